@@ -287,8 +287,8 @@ export interface Sampling {
   /** The output begins with the prompt. */
   echo?: boolean;
   /**
-   * Content of each output: what is new, everything so far, or one output at the end with
-   * everything.
+   * Content of each output: the new tokens and text, everything so far, or one output at the end
+   * with everything.
    */
   outputKind?: 'delta' | 'cumulative' | 'final';
   /** Leaves special tokens out of the text. */
@@ -390,7 +390,7 @@ export interface Logprob {
   logprob: number;
 }
 
-/** What a sequence generated: everything, or what is new. */
+/** The tokens and text of a sequence: all of them, or the new ones. */
 export interface Generated {
   request: number | bigint;
   text: string;
@@ -588,7 +588,7 @@ export interface ModelInfo {
   eosTokenIds: number[];
   vocabSize: number;
   layers: number;
-  /** Maximum length of a sequence for which the model was made. */
+  /** Maximum length of a sequence that the model supports. */
   maxPositions: number;
   /** Maximum length of a sequence in this engine. */
   maxModelLen: number;
@@ -606,8 +606,8 @@ export interface ModelInfo {
 export class Queue {
   private constructor();
   /**
-   * Takes all outputs from the queue, in the order in which they were made, without waiting. Once
-   * the engine has failed or is closed, and all outputs have been taken, it throws that error.
+   * Takes all outputs from the queue, in the order in which they were generated, without waiting.
+   * Once the engine has failed or is closed, and all outputs have been taken, it throws that error.
    */
   poll(): Output[];
   /**
@@ -723,9 +723,9 @@ export class Engine {
   rewind(sequence: number | bigint, length: number | bigint): void;
   /**
    * Continues an idle sequence. Only its last token and the tokens appended since are computed.
-   * Without continueGeneration, counts (maxTokens, minTokens) and penalties start anew. `queue` receives its
-   * outputs; by default its queue stays the same. Calls run in their order, together with those of
-   * add().
+   * Without continueGeneration, counts (maxTokens, minTokens) and penalties start anew. `queue`
+   * receives its outputs; by default its queue stays the same. Calls run in their order, together
+   * with those of add().
    */
   resume(sequence: number | bigint, how?: (Sampling | ResumeContinue) & { queue?: Queue }): Promise<void>;
   /** Runs generate() for a kept sequence. */
@@ -746,10 +746,10 @@ export class Engine {
   exportSequence(sequence: number | bigint): Promise<Uint8Array>;
   /**
    * Creates an idle sequence from the state that exportSequence() returned, in this or another
-   * process, and returns its id. Resumed with continueGeneration, it continues with the same bits unless it is
-   * `inexact`. `queue`, by default Engine.queue, receives its outputs. A state that is damaged, or
-   * made with another model, blockSize or kvDtype, is refused. Calls run in their order, together
-   * with those of add().
+   * process, and returns its id. Resumed with continueGeneration, it continues with the same bits
+   * unless it is `inexact`. `queue`, by default Engine.queue, receives its outputs. A state that is
+   * damaged, or exported with another model, blockSize or kvDtype, is refused. Calls run in their
+   * order, together with those of add().
    */
   importSequence(state: Uint8Array, options?: { queue?: Queue }): Promise<number | bigint>;
 

@@ -27,6 +27,7 @@
  */
 const fs = require('node:fs');
 const path = require('node:path');
+const util = require('node:util');
 const { isMainThread } = require('node:worker_threads');
 const koffi = require('koffi');
 
@@ -144,10 +145,12 @@ function load() {
   try {
     library = koffi.load(file);
   } catch (error) {
-    throw new Error(`${file}: ${error.message}; set PAGEDLLM_LIBRARY to the library's file`, { cause: error });
+    throw new Error(`${file}: ${error.message}; set PAGEDLLM_LIBRARY to the path of the library`, { cause: error });
   }
   const abi = library.func('pllm_abi_version', u32, [])();
-  if (abi !== ABI_VERSION) throw new Error(`${file} has ABI ${abi}, this module is for ABI ${ABI_VERSION}`);
+  if (abi !== ABI_VERSION) {
+    throw new Error(`${file} has ABI version ${abi} (this module: ${ABI_VERSION}); use the module and the library of one release`);
+  }
   return library;
 }
 
@@ -226,7 +229,7 @@ function onPool(call, ...args) {
 
 // ---- conversions between C and JavaScript -------------------------------------------------------
 
-function made(type, init) {
+function defaultsOf(type, init) {
   const value = { structSize: koffi.sizeof(type) };
   init(value, value.structSize);
   return value;
@@ -255,26 +258,27 @@ function assign(value, type, numbers) {
     if (number === undefined) continue;
     const kind = type.members[name]?.type.primitive;
     if (kind === 'Float32') {
-      if (typeof number !== 'number') throw new TypeError(`${name} must be a number`);
+      if (typeof number !== 'number') throw new TypeError(`${name} is ${util.inspect(number)}; it must be a number`);
       value[name] = number;
     } else if (/^UInt(32|64)$/.test(kind)) {
       value[name] = unsigned(name, number, Number(kind.slice(4)));
     } else if (/^Int(32|64)$/.test(kind)) {
       value[name] = signed(name, number, Number(kind.slice(3)));
     } else {
-      throw new TypeError(`there is no option '${name}'`);
+      throw new TypeError(`unknown option '${name}'`);
     }
   }
 }
 
-const unsigned = (name, number, bits) => integer(name, number, BigInt.asUintN, bits, 'without a sign');
-const signed = (name, number, bits) => integer(name, number, BigInt.asIntN, bits, 'with a sign');
+const unsigned = (name, number, bits) => integer(name, number, 0n, 1n << BigInt(bits));
+const signed = (name, number, bits) => integer(name, number, -1n << BigInt(bits - 1), 1n << BigInt(bits - 1));
 
-function integer(name, number, cut, bits, sign) {
+// Checks that a number is an integer from low up to, but not including, end.
+function integer(name, number, low, end) {
   const whole = typeof number === 'bigint' || Number.isInteger(number);
-  if (!whole && typeof number !== 'number') throw new TypeError(`${name} must be a number or a bigint`);
-  if (!whole || cut(bits, BigInt(number)) !== BigInt(number)) {
-    throw new PagedllmError(INVALID_ARGUMENT, `${name} is ${number}: it is no integer of ${bits} bits ${sign}`);
+  if (!whole && typeof number !== 'number') throw new TypeError(`${name} is ${util.inspect(number)}; it must be a number or a bigint`);
+  if (!whole || BigInt(number) < low || BigInt(number) >= end) {
+    throw new PagedllmError(INVALID_ARGUMENT, `${name} is ${number}; it must be an integer from ${low} to ${end - 1n}`);
   }
   return number;
 }
@@ -282,9 +286,9 @@ function integer(name, number, cut, bits, sign) {
 // Rounds up, because remaining times have fractions. In C, 0 means no deadline.
 function deadline(ms) {
   if (ms === undefined) return undefined;
-  if (typeof ms !== 'number') throw new TypeError('deadlineMs must be a number');
+  if (typeof ms !== 'number') throw new TypeError(`deadlineMs is ${util.inspect(ms)}; it must be a number`);
   if (!(ms > 0)) {
-    throw new PagedllmError(INVALID_ARGUMENT, `deadlineMs is ${ms}: give the milliseconds that are left, or leave it out`);
+    throw new PagedllmError(INVALID_ARGUMENT, `deadlineMs is ${ms}; pass the remaining milliseconds, or leave it out for no deadline`);
   }
   return Math.ceil(ms);
 }
@@ -293,7 +297,7 @@ const flag = (flags, bit, on) => (on === undefined ? flags : on ? flags | bit : 
 
 function named(names, name, value) {
   const number = names.indexOf(value);
-  if (number < 0) throw new TypeError(`${name} must be one of ${names.join(', ')}`);
+  if (number < 0) throw new TypeError(`${name} is ${util.inspect(value)}; it must be one of ${names.join(', ')}`);
   return number;
 }
 
@@ -302,19 +306,21 @@ function named(names, name, value) {
 function utf8(name, text) {
   if (typeof text === 'string') return Buffer.from(`${text}\0`);
   if (text instanceof Uint8Array) return copied(text);
-  throw new TypeError(`${name} must be a string, or a Uint8Array of UTF-8`);
+  throw new TypeError(`${name} is ${util.inspect(text)}; it must be a string, or a Uint8Array of UTF-8`);
 }
 
 function bytes(name, given) {
   if (given instanceof Uint8Array) return copied(given);
-  throw new TypeError(`${name} must be a Uint8Array`);
+  throw new TypeError(`${name} is ${util.inspect(given)}; it must be a Uint8Array`);
 }
 
 const copied = (given) => Buffer.concat([given, Buffer.alloc(1)]);
 
 function tokenIds(name, tokens) {
-  if (!Array.isArray(tokens) && !(tokens instanceof Uint32Array)) throw new TypeError(`${name} must be an array or a Uint32Array`);
-  return Uint32Array.from([...tokens, 0], (token) => unsigned(`a token of ${name}`, token, 32));
+  if (!Array.isArray(tokens) && !(tokens instanceof Uint32Array)) {
+    throw new TypeError(`${name} is ${util.inspect(tokens)}; it must be an array or a Uint32Array`);
+  }
+  return Uint32Array.from([...tokens, 0], (token) => unsigned(`a token id of ${name}`, token, 32));
 }
 
 const lengthOf = (copied) => copied.length - 1;
@@ -339,7 +345,7 @@ function assignPrompt(value, prompt, promptTokenIds) {
 
 function toOptions({ modelPath, device, swapPath, tracePath, journalPath, packedPath, modelName, cpus, weightFormat, kvDtype, isa,
   preemption, order, batching, allocation, skipTokenizer, prefixCache, batchInvariant, ...numbers }) {
-  const options = made(Options, lib.engine_options_init);
+  const options = defaultsOf(Options, lib.engine_options_init);
   assignCopied(options, 'modelPath', utf8('modelPath', modelPath));
   for (const [name, text] of Object.entries({ device, swapPath, tracePath, journalPath, packedPath, modelName, cpus })) {
     if (text !== undefined) assignCopied(options, name, utf8(name, text));
@@ -358,7 +364,7 @@ function toOptions({ modelPath, device, swapPath, tracePath, journalPath, packed
 
 function toRequest({ prompt, promptTokenIds, userData, n, bestOf, beam, keep, truncatePromptTokens, cacheSalt, deadlineMs, priority,
   addSpecial, skipSpecial, ...sampling }) {
-  const request = made(Request, lib.request_init);
+  const request = defaultsOf(Request, lib.request_init);
   assignPrompt(request, prompt, promptTokenIds);
   if (cacheSalt !== undefined) assignCopied(request, 'cacheSalt', utf8('cacheSalt', cacheSalt));
   if (beam !== undefined) request.beam = toBeam(beam);
@@ -370,7 +376,7 @@ function toRequest({ prompt, promptTokenIds, userData, n, bestOf, beam, keep, tr
 }
 
 function toBeam({ earlyStopping, ...numbers }) {
-  const beam = made(Beam, lib.beam_init);
+  const beam = defaultsOf(Beam, lib.beam_init);
   if (earlyStopping !== undefined) beam.earlyStopping = named(EARLY_STOPPINGS, 'earlyStopping', earlyStopping);
   assign(beam, Beam, numbers);
   return beam;
@@ -378,7 +384,7 @@ function toBeam({ earlyStopping, ...numbers }) {
 
 function toSampling({ stop, stopTokenIds, allowedTokenIds, badWords, badWordsIds, logitBias, dry, grammar, outputKind, ignoreEos,
   includeStop, echo, logprobs, promptLogprobs, ...numbers }) {
-  const sampling = made(Sampling, lib.sampling_init);
+  const sampling = defaultsOf(Sampling, lib.sampling_init);
   const given = (number) => (number === undefined ? undefined : true); // a number implies its flag
   for (const [bit, on] of [
     [SAMPLING_SEED, given(numbers.seed)],
@@ -415,7 +421,7 @@ function toSampling({ stop, stopTokenIds, allowedTokenIds, badWords, badWordsIds
 }
 
 function toDry({ sequenceBreakers, ...numbers }) {
-  const dry = made(Dry, lib.dry_init);
+  const dry = defaultsOf(Dry, lib.dry_init);
   if (sequenceBreakers !== undefined) assignTexts(dry, 'sequenceBreakers', 'sequenceBreaker', sequenceBreakers);
   assign(dry, Dry, numbers);
   return dry;
@@ -680,7 +686,7 @@ class Budget {
 
 function withBudget(budget, use) {
   if (budget === undefined) return use(null);
-  if (!(budget instanceof Budget)) throw new TypeError('budget must be a Budget');
+  if (!(budget instanceof Budget)) throw new TypeError(`budget is ${util.inspect(budget)}; it must be a Budget`);
   return budget.during(use);
 }
 
@@ -692,7 +698,7 @@ class Engine {
   #lastAdded = Promise.resolve();
 
   static async open({ hostSteps = false, progress, signal, budget, ...given }) {
-    if (!isMainThread) throw new PagedllmError(UNSUPPORTED, 'this is a worker thread: open the engine on the main thread');
+    if (!isMainThread) throw new PagedllmError(UNSUPPORTED, 'Engine.open was called in a worker thread; open the engine on the main thread');
     signal?.throwIfAborted();
     const options = toOptions(given);
     let thrown;
@@ -815,7 +821,7 @@ class Engine {
 
   fork(sequence, { n = 1, at, seed, idle, userData, queue } = {}) {
     const engine = this.#handle.pointer;
-    const how = made(Fork, lib.fork_init);
+    const how = defaultsOf(Fork, lib.fork_init);
     assign(how, Fork, { n, at, seed, userData });
     how.queue = queue ? queue.pointer : null;
     how.flags = flag(flag(how.flags, FORK_IDLE, idle), FORK_SEED, seed === undefined ? undefined : true);
@@ -837,9 +843,9 @@ class Engine {
 
   async resume(sequence, { queue, userData, keep, deadlineMs, continueGeneration, skipSpecial, ...sampling } = {}) {
     if (continueGeneration && Object.values({ skipSpecial, ...sampling }).some((given) => given !== undefined)) {
-      throw new TypeError("with continueGeneration, only queue, userData, keep and deadlineMs may be given: the rest is the sequence's own");
+      throw new TypeError('continueGeneration keeps the parameters of the sequence; pass only queue, userData, keep and deadlineMs');
     }
-    const how = made(Resume, lib.resume_init);
+    const how = defaultsOf(Resume, lib.resume_init);
     how.sampling = toSampling(sampling);
     how.flags = flag(flag(how.flags, REQUEST_KEEP, keep), RESUME_USER_DATA, userData === undefined ? undefined : true);
     how.flags = flag(how.flags, RESUME_CONTINUE, continueGeneration);
@@ -858,7 +864,8 @@ class Engine {
   }
 
   async generateResumed(sequence, how = {}, { signal } = {}) {
-    if (how.continueGeneration) throw new TypeError('continueGeneration is for streamResumed: only the sequence itself knows what kind its outputs are of');
+    // Only the sequence knows the kind of its outputs.
+    if (how.continueGeneration) throw new TypeError('continueGeneration needs streamResumed()');
     return (await completionsOf(this.streamResumed(sequence, how, { signal }), how))[0];
   }
 
@@ -896,7 +903,7 @@ class Engine {
   }
 
   async pin({ prompt, promptTokenIds, cacheSalt, addSpecial, ...numbers }) {
-    const pin = made(Pin, lib.pin_init);
+    const pin = defaultsOf(Pin, lib.pin_init);
     assignPrompt(pin, prompt, promptTokenIds);
     if (cacheSalt !== undefined) assignCopied(pin, 'cacheSalt', utf8('cacheSalt', cacheSalt));
     pin.textFlags = flag(pin.textFlags, TEXT_ADD_SPECIAL, addSpecial);

@@ -19,9 +19,9 @@ These rules apply to everything in this module; pagedllm.h has the others.
 Errors. A call that fails raises Error with a code and a message. A call on a closed object raises
 Code.CLOSED.
 
-Threads. Any thread and any number of asyncio tasks may call any method of an Engine, Queue or Budget
-at any time. Only one thread or task at a time may use an iterator of outputs. Calls release the
-GIL.
+Threads. Any thread and any number of asyncio tasks may call any method of an Engine, Queue or
+Budget at any time. Only one thread or task at a time may use an iterator of outputs. Calls release
+the GIL.
 
 Sequences. The id of a request is also the id of its first sequence; the other sequences of a
 request with n results have the ids after it. A running or kept sequence can be forked, appended to,
@@ -60,9 +60,9 @@ from dataclasses import dataclass, field
 from typing import (Any, AsyncGenerator, Callable, ContextManager, Dict, Generator, Iterable, List, Mapping, NamedTuple, Optional,
                     Sequence, Tuple, Type, TypeVar, Union)
 
-__all__ = ["Admission", "Allocation", "Budget", "BudgetInfo", "Batching", "Beam", "Code", "Completion", "DType", "Dry",
-           "EarlyStopping", "Engine", "Error", "FinishReason", "Grammar", "ModelInfo", "Isa", "LogitsHook", "Logprob", "Order",
-           "Output", "OutputKind", "Plan", "Preemption", "Queue", "Sampling", "SequenceInfo", "Stats", "Step", "Weights",
+__all__ = ["Admission", "Allocation", "Batching", "Beam", "Budget", "BudgetInfo", "Code", "Completion", "DType", "Dry",
+           "EarlyStopping", "Engine", "Error", "FinishReason", "Grammar", "Isa", "LogitsHook", "Logprob", "ModelInfo", "Order",
+           "Output", "OutputKind", "Packed", "Plan", "Preemption", "Queue", "Sampling", "SequenceInfo", "Stats", "Step", "Weights",
            "build_info", "plan", "version"]
 
 # ---- results -------------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ class ModelInfo(NamedTuple):
     eos_token_ids: List[int]
     vocab_size: int
     layers: int
-    max_positions: int  # maximum length of a sequence for which the model was made
+    max_positions: int  # maximum length of a sequence that the model supports
     max_model_len: int  # maximum length of a sequence in this engine
     threads: int
     packed: Packed
@@ -376,7 +376,7 @@ class Allocation(enum.IntEnum):
 
 class OutputKind(enum.IntEnum):
     """Content of each output."""
-    DELTA = 0  # what is new
+    DELTA = 0  # the new tokens and text
     CUMULATIVE = 1  # everything so far
     FINAL = 2  # one output at the end has everything
 
@@ -625,9 +625,10 @@ def _load() -> ctypes.CDLL:
     try:
         lib = ctypes.CDLL(path)
     except OSError as error:
-        raise ImportError(f"{error}; set PAGEDLLM_LIBRARY to the library's file") from error
+        raise ImportError(f"{error}; set PAGEDLLM_LIBRARY to the path of the library") from error
     if lib.pllm_abi_version() != _ABI_VERSION:
-        raise ImportError(f"{path} has ABI {lib.pllm_abi_version()}, this module is for ABI {_ABI_VERSION}")
+        raise ImportError(f"{path} has ABI version {lib.pllm_abi_version()} (this module: {_ABI_VERSION}); "
+                          "use the module and the library of one release")
     return _declare(lib)
 
 
@@ -701,10 +702,10 @@ def _assign(struct: ctypes.Structure, **values: Any) -> None:
         if value is None:
             continue
         if not hasattr(struct, name):
-            raise TypeError(f"there is no option {name!r}")
+            raise TypeError(f"unknown option {name!r}")
         setattr(struct, name, value)
         if isinstance(value, int) and getattr(struct, name) != value:
-            raise Error(Code.INVALID_ARGUMENT, f"{name} is {value}: it does not fit into its C type")
+            raise Error(Code.INVALID_ARGUMENT, f"{name} is {value}; {_range(struct, name)}")
 
 
 def _assign_text(struct: ctypes.Structure, name: str, utf8: bytes) -> None:
@@ -719,7 +720,7 @@ def _assign_texts(struct: ctypes.Structure, name: str, singular: str, texts: Opt
 
 
 def _assign_tokens(struct: ctypes.Structure, name: str, tokens: Sequence[int]) -> None:
-    _assign(struct, **{name: _token_ids(tokens), name + "_len": len(tokens)})
+    _assign(struct, **{name: _token_ids(name, tokens), name + "_len": len(tokens)})
 
 
 def _assign_prompt(struct: ctypes.Structure, prompt: Prompt) -> None:
@@ -729,7 +730,7 @@ def _assign_prompt(struct: ctypes.Structure, prompt: Prompt) -> None:
         _assign_tokens(struct, "prompt_token_ids", prompt)
 
 
-def _made(kind: Type[ctypes.Structure], init: Callable[..., None], **values: Any) -> Any:
+def _defaults(kind: Type[ctypes.Structure], init: Callable[..., None], **values: Any) -> Any:
     """Return a struct with the library's defaults, except the values that are not None."""
     struct = kind()
     init(byref(struct), sizeof(struct))
@@ -737,9 +738,25 @@ def _made(kind: Type[ctypes.Structure], init: Callable[..., None], **values: Any
     return struct
 
 
+def _range(struct: ctypes.Structure, name: str) -> str:
+    """Describe the values of a field."""
+    kind = dict(struct._fields_)[name]
+    if kind in (c_float, c_double):
+        return "it must be a float"
+    bits = 8 * sizeof(kind)
+    signed = kind(-1).value < 0
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+    return f"it must be from {low} to {high}"
+
+
+def _refuse_continuation(how: Mapping[str, Any]) -> None:
+    if how.get("continue_generation"):
+        raise TypeError("continue_generation needs stream_resumed() or astream_resumed()")
+
+
 def _u64(name: str, value: int) -> int:
     if c_uint64(value).value != value:
-        raise Error(Code.INVALID_ARGUMENT, f"{name} is {value}: it does not fit into 64 bits without a sign")
+        raise Error(Code.INVALID_ARGUMENT, f"{name} is {value}; it must be from 0 to {2**64 - 1}")
     return value
 
 
@@ -747,7 +764,7 @@ def _deadline_ms(seconds: Optional[float]) -> Optional[int]:
     if seconds is None:
         return None
     if not 0 < seconds < math.inf:  # in C, 0 means no deadline
-        raise Error(Code.INVALID_ARGUMENT, f"deadline is {seconds}: give the seconds that are left, or None for no deadline")
+        raise Error(Code.INVALID_ARGUMENT, f"deadline is {seconds}; pass the remaining seconds, or None for no deadline")
     return math.ceil(seconds * 1000)
 
 
@@ -761,11 +778,11 @@ def _utf8(text: Text) -> bytes:
     return text.encode("utf-8", "surrogatepass") if isinstance(text, str) else bytes(text)
 
 
-def _token_ids(tokens: Iterable[int]) -> Any:
+def _token_ids(name: str, tokens: Iterable[int]) -> Any:
     try:
         ids = array.array("I", tokens)
     except OverflowError as error:
-        raise Error(Code.INVALID_ARGUMENT, f"a token id does not fit into 32 bits without a sign: {error}") from None
+        raise Error(Code.INVALID_ARGUMENT, f"a token id of {name} does not fit into 32 bits ({error}); pass ids below {2**32}") from None
     return (c_uint32 * len(ids)).from_buffer(ids)
 
 
@@ -795,7 +812,7 @@ def _c_options(model_path: Path, *, device: Optional[str] = None, swap_path: Opt
                model_name: Optional[str] = None, cpus: Optional[str] = None,
                skip_tokenizer: Optional[bool] = None, prefix_cache: Optional[bool] = None,
                batch_invariant: Optional[bool] = None, **numbers: Optional[float]) -> Any:
-    options = _made(_Options, _lib.pllm_engine_options_init, **numbers)
+    options = _defaults(_Options, _lib.pllm_engine_options_init, **numbers)
     paths = {"model_path": model_path, "swap_path": swap_path, "trace_path": trace_path, "journal_path": journal_path,
              "packed_path": packed_path}
     for name, path in paths.items():
@@ -818,21 +835,21 @@ _SAMPLING_NUMBERS = (
 
 
 def _c_sampling(sampling: Sampling) -> Any:
-    c = _made(_Sampling, _lib.pllm_sampling_init, **{name: getattr(sampling, name) for name in _SAMPLING_NUMBERS})
-    for flag, asked, number in (
+    c = _defaults(_Sampling, _lib.pllm_sampling_init, **{name: getattr(sampling, name) for name in _SAMPLING_NUMBERS})
+    for flag, setting, number in (
             (_SAMPLING_SEED, None, sampling.seed), (_SAMPLING_LOGPROBS, sampling.logprobs, sampling.top_logprobs),
             (_SAMPLING_PROMPT_LOGPROBS, sampling.prompt_logprobs, sampling.prompt_top_logprobs),
             (_SAMPLING_IGNORE_EOS, sampling.ignore_eos, None), (_SAMPLING_ECHO, sampling.echo, None),
             (_SAMPLING_INCLUDE_STOP, sampling.include_stop, None)):
         given = None if number is None else True  # a number implies its flag
-        c.flags = _flag(c.flags, flag, given if asked is None else asked)
+        c.flags = _flag(c.flags, flag, given if setting is None else setting)
     for name in ("stop_token_ids", "allowed_token_ids"):
         if getattr(sampling, name):
             _assign_tokens(c, name, getattr(sampling, name))
     _assign_texts(c, "stop", "stop", [sampling.stop] if isinstance(sampling.stop, (str, bytes)) else sampling.stop)
     _assign_texts(c, "bad_words", "bad_word", sampling.bad_words)
     if sampling.bad_words_ids:
-        lists = [_token_ids(tokens) for tokens in sampling.bad_words_ids]
+        lists = [_token_ids("bad_words_ids", tokens) for tokens in sampling.bad_words_ids]
         c.bad_words_ids = (_TokenList * len(lists))(*(_TokenList(tokens, len(tokens)) for tokens in lists))
         c.bad_words_ids_len = len(lists)
     if sampling.logit_bias:
@@ -840,7 +857,7 @@ def _c_sampling(sampling: Sampling) -> Any:
         for i, (token, bias) in enumerate(sampling.logit_bias.items()):
             _assign(c.logit_bias[i], token=token, bias=bias)
     if sampling.dry is not None:
-        dry = _made(_Dry, _lib.pllm_dry_init, multiplier=sampling.dry.multiplier, base=sampling.dry.base,
+        dry = _defaults(_Dry, _lib.pllm_dry_init, multiplier=sampling.dry.multiplier, base=sampling.dry.base,
                     allowed_length=sampling.dry.allowed_length, penalty_last_n=sampling.dry.penalty_last_n)
         _assign_texts(dry, "sequence_breakers", "sequence_breaker", sampling.dry.sequence_breakers)
         c.dry = ctypes.pointer(dry)
@@ -855,12 +872,12 @@ def _c_sampling(sampling: Sampling) -> Any:
 def _c_request(prompt: Prompt, sampling: Optional[Sampling], *, beam: Optional[Beam] = None, cache_salt: Optional[Text] = None,
                keep: Optional[bool] = None, deadline: Optional[float] = None, add_special: Optional[bool] = None,
                skip_special: Optional[bool] = None, **numbers: Any) -> Any:
-    c = _made(_Request, _lib.pllm_request_init, deadline_ms=_deadline_ms(deadline), **numbers)
+    c = _defaults(_Request, _lib.pllm_request_init, deadline_ms=_deadline_ms(deadline), **numbers)
     _assign_prompt(c, prompt)
     if sampling is not None:
         c.sampling = ctypes.pointer(_c_sampling(sampling))
     if beam is not None:
-        c.beam = ctypes.pointer(_made(
+        c.beam = ctypes.pointer(_defaults(
             _Beam, _lib.pllm_beam_init, width=beam.width, groups=beam.groups, diversity_penalty=beam.diversity_penalty,
             length_penalty=beam.length_penalty, early_stopping=beam.early_stopping))
     if cache_salt is not None:
@@ -959,7 +976,7 @@ class _Handle:
         self._process = os.getpid()
 
     def __enter__(self) -> int:
-        self._forget_the_parents_threads()
+        self._renew_lock_after_fork()
         with self._lock:
             # First, so that a signal handler that closes the handle from here on does not free it.
             self._users += 1
@@ -974,7 +991,7 @@ class _Handle:
         self._free_when_unused()
 
     def close(self) -> None:
-        self._forget_the_parents_threads()
+        self._renew_lock_after_fork()
         self._closed = True
         self._free_when_unused()
 
@@ -988,7 +1005,7 @@ class _Handle:
         if pointer:
             self._free(pointer)
 
-    def _forget_the_parents_threads(self) -> None:
+    def _renew_lock_after_fork(self) -> None:
         """Reset the state in a forked child, which has no other threads."""
         if self._process != os.getpid():
             self._lock, self._users, self._process = threading.RLock(), 0, os.getpid()
@@ -1058,7 +1075,7 @@ class Queue:
         self._engine = engine
 
     def poll(self, timeout: Optional[float] = None) -> List[Output]:
-        """Take all outputs from the queue, in the order in which they were made.
+        """Take all outputs from the queue, in the order in which they were generated.
 
         If the queue is empty, wait up to `timeout` seconds for the first output (0: not at all;
         None: without limit). If the time runs out, the list is empty. Once the engine has failed or
@@ -1128,10 +1145,10 @@ class Budget:
     """
 
     def __init__(self, bytes: int, max_bytes: Optional[int] = None) -> None:
-        made = c_void_p()
-        most = bytes if max_bytes is None else max_bytes
-        _lib.pllm_budget_create(_u64("bytes", bytes), _u64("max_bytes", most), byref(made))
-        self._pointer = made.value or 0
+        created = c_void_p()
+        maximum = bytes if max_bytes is None else max_bytes
+        _lib.pllm_budget_create(_u64("bytes", bytes), _u64("max_bytes", maximum), byref(created))
+        self._pointer = created.value or 0
         self._handle = _Handle("budget", self._pointer, _lib.pllm_budget_free)
         self._borrowed = False
 
@@ -1365,11 +1382,11 @@ class Engine:
         that the prompt is not in the prefix cache. It raises the errors that add() would raise,
         except for grammars, which are not compiled. `request`: further keywords of add().
         """
-        told = _Admission(sizeof(_Admission))
-        self._ask(_lib.pllm_engine_predict_admission, told, prompt, sampling, **request)
-        first = told.first_token_seconds
-        return Admission(admits=bool(told.admits), fits_now=bool(told.fits_now), first_token_seconds=None if first < 0 else first,
-                         waiting_requests=told.waiting_requests, waiting_tokens=told.waiting_tokens)
+        c = _Admission(sizeof(_Admission))
+        self._ask(_lib.pllm_engine_predict_admission, c, prompt, sampling, **request)
+        first = c.first_token_seconds
+        return Admission(admits=bool(c.admits), fits_now=bool(c.fits_now), first_token_seconds=None if first < 0 else first,
+                         waiting_requests=c.waiting_requests, waiting_tokens=c.waiting_tokens)
 
     def _ask(self, call: Callable[..., None], answer: Any, prompt: Prompt, sampling: Optional[Sampling], *,
              queue: Optional[Queue] = None, logits_hook: Optional[LogitsHook] = None, **how: Any) -> None:
@@ -1434,15 +1451,15 @@ class Engine:
         queue: queue for the outputs of the children. None: that of the parent, which must be open;
             the queue of stream() is closed at its end.
         """
-        how = _made(_Fork, _lib.pllm_fork_init, n=n, at=at, seed=seed, user_data=user_data)
+        how = _defaults(_Fork, _lib.pllm_fork_init, n=n, at=at, seed=seed, user_data=user_data)
         flags = _flag(how.flags, _FORK_SEED, None if seed is None else True)
         how.flags = _flag(_flag(flags, _FORK_IDLE, idle), _FORK_USER_DATA, None if user_data is None else True)
         # The library rejects a larger n before it writes an id.
-        made = (c_uint64 * min(n, self.stats().blocks_total))()
+        created = (c_uint64 * min(n, self.stats().blocks_total))()
         with self._handle as engine, _held(queue):
             how.queue = _pointer(queue)
-            _lib.pllm_sequence_fork(engine, _u64("sequence", sequence), byref(how), made)
-        return list(made)
+            _lib.pllm_sequence_fork(engine, _u64("sequence", sequence), byref(how), created)
+        return list(created)
 
     def append(self, sequence: int, tokens: Sequence[int]) -> None:
         """Append tokens to a sequence.
@@ -1450,7 +1467,7 @@ class Engine:
         A running sequence continues after them from the next step on. An idle sequence computes
         them when it is resumed.
         """
-        ids = _token_ids(tokens)
+        ids = _token_ids("tokens", tokens)
         with self._handle as engine:
             _lib.pllm_sequence_append(engine, _u64("sequence", sequence), ids, len(ids))
 
@@ -1464,8 +1481,9 @@ class Engine:
             _lib.pllm_sequence_rewind(engine, _u64("sequence", sequence), _u64("length", length))
 
     def resume(self, sequence: int, sampling: Optional[Sampling] = None, *, queue: Optional[Queue] = None,
-               user_data: Optional[int] = None, keep: Optional[bool] = None, deadline: Optional[float] = None, continue_generation: bool = False,
-               skip_special: Optional[bool] = None, logits_hook: Optional[LogitsHook] = None) -> None:
+               user_data: Optional[int] = None, keep: Optional[bool] = None, deadline: Optional[float] = None,
+               continue_generation: bool = False, skip_special: Optional[bool] = None,
+               logits_hook: Optional[LogitsHook] = None) -> None:
         """Continue an idle sequence.
 
         Only its last token and the tokens appended since are computed. Counts (max_tokens,
@@ -1475,13 +1493,14 @@ class Engine:
         user_data: returned in the outputs. None: the sequence keeps its user_data.
         keep: False frees the sequence when it ends. By default it is kept.
         deadline: as in add(), from this call on.
-        continue_generation: continue as if the sequence had never been idle, with its own sampling, counts,
-            grammar and hook. sampling, skip_special and logits_hook must not be given. The sequence
-            need not have ended: idle forks and imported sequences continue where they are.
+        continue_generation: continue as if the sequence had never been idle, with its own sampling,
+            counts, grammar and hook. sampling, skip_special and logits_hook must not be given. The
+            sequence need not have ended: idle forks and imported sequences continue where they are.
         """
         if continue_generation and not (sampling is skip_special is logits_hook is None):
-            raise TypeError("with continue_generation, sampling, skip_special and logits_hook are the sequence's own: give none")
-        how = _made(_Resume, _lib.pllm_resume_init, user_data=user_data, deadline_ms=_deadline_ms(deadline),
+            raise TypeError("continue_generation keeps the parameters of the sequence; "
+                            "leave out sampling, skip_special and logits_hook")
+        how = _defaults(_Resume, _lib.pllm_resume_init, user_data=user_data, deadline_ms=_deadline_ms(deadline),
                     logits_hook=self._hooks.callback(logits_hook, self._handle))
         if sampling is not None:
             how.sampling = ctypes.pointer(_c_sampling(sampling))
@@ -1493,11 +1512,13 @@ class Engine:
             _lib.pllm_sequence_resume(engine, _u64("sequence", sequence), byref(how))
 
     def generate_resumed(self, sequence: int, sampling: Optional[Sampling] = None, **how: Any) -> Completion:
-        """Run generate() for a kept sequence. `how`: further keywords of resume() except continue_generation.
+        """Run generate() for a kept sequence. `how`: further keywords of resume().
 
-        continue_generation is not possible, because only the sequence knows the kind of its outputs.
+        Not continue_generation: only the sequence knows the kind of its outputs. Use
+        stream_resumed() instead.
         """
-        return _collected(self.stream_resumed(sequence, sampling, continue_generation=False, **how), sampling)[0]
+        _refuse_continuation(how)
+        return _collected(self.stream_resumed(sequence, sampling, **how), sampling)[0]
 
     def stream_resumed(self, sequence: int, sampling: Optional[Sampling] = None, *, capacity: int = _QUEUE_CAPACITY,
                        **how: Any) -> Generator[Output, None, None]:
@@ -1506,7 +1527,8 @@ class Engine:
 
     async def agenerate_resumed(self, sequence: int, sampling: Optional[Sampling] = None, **how: Any) -> Completion:
         """Run generate_resumed() in asyncio."""
-        return (await _acollected(self.astream_resumed(sequence, sampling, continue_generation=False, **how), sampling))[0]
+        _refuse_continuation(how)
+        return (await _acollected(self.astream_resumed(sequence, sampling, **how), sampling))[0]
 
     def astream_resumed(self, sequence: int, sampling: Optional[Sampling] = None, *, capacity: int = _QUEUE_CAPACITY,
                         **how: Any) -> AsyncGenerator[Output, None]:
@@ -1555,17 +1577,17 @@ class Engine:
     def import_sequence(self, state: Bytes, *, queue: Optional[Queue] = None) -> int:
         """Create an idle sequence from the state of export_sequence() and return its id.
 
-        The state can come from another process. Resumed with continue_generation, the sequence continues with the
-        same bits unless SequenceInfo.inexact is True. `queue`, by default Engine.queue, receives
-        its outputs. If the state is damaged, or made with another model, block_size or kv_dtype,
-        the call raises an Error.
+        The state can come from another process. Resumed with continue_generation, the sequence
+        continues with the same bits unless SequenceInfo.inexact is True. `queue`, by default
+        Engine.queue, receives its outputs. If the state is damaged, or was exported with another
+        model, block_size or kv_dtype, the call raises an Error.
         """
         data = state if isinstance(state, bytes) else bytes(memoryview(state))
-        made = c_uint64()
+        created = c_uint64()
         queue = self.queue if queue is None else queue
         with self._handle as engine, queue._handle:
-            _lib.pllm_sequence_import(engine, data, len(data), queue._pointer, byref(made))
-        return made.value
+            _lib.pllm_sequence_import(engine, data, len(data), queue._pointer, byref(created))
+        return created.value
 
     def _exported(self, sequence: int) -> Queue:
         """Return a queue that receives only the state."""
@@ -1590,7 +1612,7 @@ class Engine:
         cache_salt: as in add().
         add_special: as in add().
         """
-        c = _made(_Pin, _lib.pllm_pin_init, time_to_live_ms=time_to_live_ms, priority=priority)
+        c = _defaults(_Pin, _lib.pllm_pin_init, time_to_live_ms=time_to_live_ms, priority=priority)
         _assign_prompt(c, prompt)
         if cache_salt is not None:
             _assign_text(c, "cache_salt", _utf8(cache_salt))
@@ -1636,10 +1658,10 @@ class Engine:
 
     def create_queue(self, capacity: int) -> Queue:
         """Create a queue for some requests. While it holds `capacity` outputs, they pause."""
-        made = c_void_p()
+        created = c_void_p()
         with self._handle as engine:
-            _lib.pllm_queue_create(engine, _u64("capacity", capacity), byref(made))
-        pointer = made.value or 0
+            _lib.pllm_queue_create(engine, _u64("capacity", capacity), byref(created))
+        pointer = created.value or 0
         return Queue(_Handle("queue", pointer, _lib.pllm_queue_free), pointer, self)
 
     # -- memory budgets
@@ -1664,7 +1686,7 @@ class Engine:
 
     def detokenize(self, tokens: Sequence[int], *, skip_special: bool = False) -> str:
         """Decode token ids as text."""
-        ids, text = _token_ids(tokens), c_void_p()
+        ids, text = _token_ids("tokens", tokens), c_void_p()
         with self._handle as engine:
             _lib.pllm_engine_detokenize(engine, ids, len(ids), _flag(0, _TEXT_SKIP_SPECIAL, skip_special), byref(text))
         return _taken(text)
@@ -1717,7 +1739,7 @@ def _create(options: Any, budget: Optional[Budget], progress: Optional[Callable[
     cancelled = threading.Event()
     raised: List[BaseException] = []
 
-    def tell(_data: Any, done: int, total: int) -> bool:
+    def report(_data: Any, done: int, total: int) -> bool:
         try:
             if progress is not None:
                 progress(done, total)
@@ -1726,12 +1748,12 @@ def _create(options: Any, budget: Optional[Budget], progress: Optional[Callable[
         return bool(raised) or cancelled.is_set()
 
     def load() -> _Handle:
-        made = c_void_p()
-        options.progress = _Progress(tell)
+        created = c_void_p()
+        options.progress = _Progress(report)
         with _held(budget):
             options.budget = _pointer(budget)
-            _lib.pllm_engine_create(byref(options), byref(made))
-        return _Handle("engine", made.value or 0, free)
+            _lib.pllm_engine_create(byref(options), byref(created))
+        return _Handle("engine", created.value or 0, free)
 
     loader = concurrent.futures.ThreadPoolExecutor(1, "pagedllm-load")
     try:

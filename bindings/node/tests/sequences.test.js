@@ -224,9 +224,15 @@ describe('export and import', () => {
     const [, sequence] = await begin();
     const copy = await other.importSequence(await engine.exportSequence(sequence));
     for (const wrong of [{ temperature: 0 }, { grammar: { regex: 'a' } }, { skipSpecial: true }, { maxTokn: 1 }]) {
-      await assert.rejects(other.resume(copy, { continueGeneration: true, ...wrong }), TypeError);
+      await assert.rejects(
+        other.resume(copy, { continueGeneration: true, ...wrong }),
+        { name: 'TypeError', message: /pass only queue, userData, keep and deadlineMs$/ },
+      );
     }
-    await assert.rejects(other.generateResumed(copy, { continueGeneration: true }), TypeError);
+    await assert.rejects(
+      other.generateResumed(copy, { continueGeneration: true }),
+      { name: 'TypeError', message: 'continueGeneration needs streamResumed()' },
+    );
     assertIsSuffix(await collect(other.streamResumed(copy, { continueGeneration: true, temperature: undefined })));
   });
 
