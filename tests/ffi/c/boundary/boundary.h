@@ -1,4 +1,4 @@
-// What the cases share: checks, engines, and requests whose outputs gather in an answer.
+// Shared by the tests: checks, engines, requests and their outputs.
 #ifndef BOUNDARY_H
 #define BOUNDARY_H
 
@@ -18,55 +18,59 @@
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED true  // such a build's memory is its own affair
+#define SANITIZED true  // a sanitizer has its own allocator
 #else
 #define SANITIZED false
 #endif
 
-// ---- cases -------------------------------------------------------------------------------------------------------------
+// ---- tests ----
 
-// Each runs in a process of its own. A hidden one is run only by another case, which judges how it ended.
+// Each test runs in its own process. A hidden one is run only by another test, which judges its
+// exit status.
 typedef struct {
     const char *name;
     void (*run)(void);
     bool hidden;
-} test_case;
-#define CASE(function) {#function, function, false}
+} test;
+#define TEST(function) {#function, function, false}
 #define HIDDEN(function) {#function, function, true}
 
-extern const test_case lifetime_cases[], thread_cases[], queue_cases[], sequence_cases[], event_cases[], host_cases[],
-    version_cases[], load_cases[];
+extern const test engines_tests[], fork_tests[], exit_tests[], threads_tests[], queues_tests[],
+    sequence_threads_tests[], sequence_ids_tests[], sequence_queues_tests[],
+    sequence_blocks_tests[], hooks_tests[], events_tests[], signals_tests[], small_stacks_tests[],
+    process_state_tests[], versions_tests[], progress_tests[];
 extern const char *model_dir, *golden_dir;
 
-// Runs a case of this program in a process of its own.
+// Runs a test of this program in its own process.
 typedef struct {
     int status;  // as from waitpid
     char output[4096];
-} ending;
-ending run_alone(const char *name);
+} exit_result;
+exit_result run_alone(const char *name);
 
-// Leaves the case: what it needs is not on this machine.
+// Ends the test: this machine lacks something that it needs.
 _Noreturn void skip(const char *why);
 
-// ---- checks ------------------------------------------------------------------------------------------------------------
+// ---- checks ----
 
-bool check(bool ok, const char *what, const char *file, int line);
+bool check(bool ok, const char *condition, const char *file, int line);
 #define CHECK(condition) check(!!(condition), #condition, __FILE__, __LINE__)
 
-// Success; otherwise says what the error was.
+// Checks that a call succeeds, and prints its error otherwise.
 bool succeeds(pllm_error *error, const char *call, const char *file, int line);
 #define OK(call) succeeds(call, #call, __FILE__, __LINE__)
 
-// Failure with this code, and a message that holds `said`.
-bool fails(int32_t code, const char *said, pllm_error *error, const char *call, const char *file, int line);
-#define FAILS(code, said, call) fails(code, said, call, #call, __FILE__, __LINE__)
+// Checks that a call fails with this code and a message that contains `text`.
+bool fails(int32_t code, const char *text, pllm_error *error, const char *call, const char *file,
+           int line);
+#define FAILS(code, text, call) fails(code, text, call, #call, __FILE__, __LINE__)
 
 int exit_code(void);
 
-// The code alone, for calls that may go either way.
+// Frees an error and returns its code, for calls that may succeed or fail.
 int32_t code_of(pllm_error *error);
 
-// ---- engines and requests ----------------------------------------------------------------------------------------------
+// ---- engines and requests ----
 
 pllm_engine_options options_for(const char *path);
 pllm_engine *open_engine(const char *path);
@@ -74,7 +78,7 @@ pllm_stats stats_of(const pllm_engine *engine);
 pllm_queue *new_queue(const pllm_engine *engine, uint64_t capacity);
 int event_fd(const pllm_queue *queue);
 
-// Everything that came of one request, which knows it by its user_data.
+// All outputs of one request. Its user_data points here.
 typedef struct {
     uint64_t id;
     uint32_t tokens[600];
@@ -83,38 +87,42 @@ typedef struct {
     size_t text_len;
     uint32_t finish_reason;
     unsigned ends;
-} answer;
+} generation;
 
-enum { QUESTIONS = 6 };
+enum { PROMPTS = 6 };
 
-// Asks one of a few questions for so many tokens; `to` NULL: the engine's own queue.
-pllm_error *try_ask(const pllm_engine *engine, const pllm_queue *to, unsigned question, uint32_t tokens, answer *a);
-void ask(const pllm_engine *engine, const pllm_queue *to, unsigned question, uint32_t tokens, answer *a);
+// Adds a request for one of the prompts and a number of tokens. `to` NULL selects the engine's own
+// queue.
+pllm_error *try_add_prompt(const pllm_engine *engine, const pllm_queue *to, unsigned prompt_index,
+                           uint32_t tokens, generation *a);
+void add_prompt(const pllm_engine *engine, const pllm_queue *to, unsigned prompt_index,
+                uint32_t tokens, generation *a);
 
-// Takes what is there within `timeout_ms` into the answers it belongs to. Returns how many outputs; -1: the queue is closed.
-int64_t take(const pllm_queue *queue, int64_t timeout_ms);
+// Polls a queue and appends its outputs to the results of their requests. Returns the number of
+// outputs; -1: the queue is closed.
+int64_t take_outputs(const pllm_queue *queue, int64_t timeout_ms);
 
-// Steps and takes from the engine's own queue until every request has ended.
+// Steps and polls the engine's own queue until every request has ended.
 void step_to_the_end(const pllm_engine *engine);
 
 // Waits until the engine's own thread has ended every request.
 void wait_until_idle(const pllm_engine *engine);
 
-// What a question is answered with when nobody disturbs.
-const answer *undisturbed(unsigned question, uint32_t tokens);
+// The result of a prompt on an engine without other requests.
+const generation *reference(unsigned prompt_index, uint32_t tokens);
 
-// All of it came: the tokens and the text of an undisturbed run, and one end.
-bool is_whole(const answer *a, unsigned question, uint32_t tokens);
+// True if all tokens, the text and one last output of the reference arrived.
+bool is_complete(const generation *a, unsigned prompt_index, uint32_t tokens);
 
-// What came agrees with an undisturbed run as far as it goes.
-bool is_beginning(const answer *a, unsigned question, uint32_t tokens);
+// True if the outputs are a prefix of the reference.
+bool is_prefix(const generation *a, unsigned prompt_index, uint32_t tokens);
 
-// ---- the process -------------------------------------------------------------------------------------------------------
+// ---- the process ----
 
 double now(void);
 void sleep_ms(long ms);
-int threads(void);
-int descriptors(void);
+int thread_count(void);
+int descriptor_count(void);
 long resident_kib(void);
 double cpu_seconds(void);
 

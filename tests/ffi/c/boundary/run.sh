@@ -1,9 +1,9 @@
 #!/bin/sh
-# Builds and runs the boundary's three programs: all cases, a host with its own allocator, a plugin's life.
-#   CC, CFLAGS              the compiler, and what is added to its options (such as -fsanitize=address,undefined)
-#   INCLUDE_DIR, LIB_DIR    where pagedllm.h and libpagedllm.so are; default: this repository's
-#   BUILD_DIR               where the programs go; default: build/boundary in this repository
-#   BOUNDARY_PATIENCE=10    ten times as long for each case
+# Builds and runs three programs: the tests, a host with its own allocator, and a plugin.
+#   CC, CFLAGS              the compiler, and more options (for example -fsanitize=address,undefined)
+#   INCLUDE_DIR, LIB_DIR    folders of pagedllm.h and libpagedllm.so; default: this repository's
+#   BUILD_DIR               folder of the programs; default: build/boundary in this repository
+#   BOUNDARY_TIMEOUT_FACTOR=10    multiplies the timeout of each test
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../../../.." && pwd)
@@ -19,15 +19,16 @@ options="-std=c11 -O1 -g -pthread -Wall -Wextra -Wpedantic -Werror -I$include"
 link="-L$lib -lpagedllm -lm -Wl,-rpath,$lib"
 mkdir -p "$build"
 cd "$here"
+tests=$(ls ./*.c | grep -v -e allocator.c -e dlopen.c)
 # shellcheck disable=SC2086
-$cc $options $cflags main.c common.c lifetime.c threads.c queues.c sequences.c events.c host.c versions.c load.c -o "$build/boundary" $link
-# These two bring their own malloc, and their own way to load: sanitizers would be in the way.
+$cc $options $cflags $tests -o "$build/boundary" $link
+# These two are built without sanitizers: one has its own malloc, the other one loads the library.
 # shellcheck disable=SC2086
 $cc $options allocator.c -o "$build/allocator" $link
 # shellcheck disable=SC2086
 $cc $options dlopen.c -o "$build/dlopen" -ldl
 
-# A locale with decimal commas, made here so that none needs to be installed.
+# A locale with decimal commas, so that none needs to be installed.
 [ -d "$build/de_DE.UTF-8" ] || localedef -i de_DE -f UTF-8 "$build/de_DE.UTF-8" || true
 export LOCPATH="$build"
 

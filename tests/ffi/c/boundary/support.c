@@ -1,34 +1,39 @@
+// Checks, and helpers of several files.
 #include "boundary.h"
 
 #include <dirent.h>
 #include <sys/resource.h>
 #include <time.h>
 
-// ---- checks ------------------------------------------------------------------------------------------------------------
+// ---- checks ----
 
 static atomic_uint failures;
 
-// One mistake may repeat a thousand times: the first few are told.
-static bool tell(void) { return atomic_fetch_add(&failures, 1) < 10; }
+// A mistake may repeat a thousand times, so only the first ten are printed.
+static bool may_print(void) { return atomic_fetch_add(&failures, 1) < 10; }
 
-static void tell_error(const pllm_error *error) {
+static void print_error(const pllm_error *error) {
     printf("    error %d: \"%s\"\n", pllm_error_code(error), pllm_error_message(error));
 }
 
-bool check(bool ok, const char *what, const char *file, int line) {
-    if (!ok && tell()) printf("    %s:%d: failed: %s\n", file, line, what);
+bool check(bool ok, const char *condition, const char *file, int line) {
+    if (!ok && may_print()) printf("    %s:%d: failed: %s\n", file, line, condition);
     return ok;
 }
 
 bool succeeds(pllm_error *error, const char *call, const char *file, int line) {
-    if (error && tell()) printf("    %s:%d: failed: %s\n", file, line, call), tell_error(error);
+    if (error && may_print())
+        printf("    %s:%d: failed: %s\n", file, line, call), print_error(error);
     pllm_error_free(error);
     return !error;
 }
 
-bool fails(int32_t code, const char *said, pllm_error *error, const char *call, const char *file, int line) {
-    bool right = pllm_error_code(error) == code && strstr(pllm_error_message(error), said);
-    if (!right && tell()) printf("    %s:%d: should fail with %d, \"%s\": %s\n", file, line, code, said, call), tell_error(error);
+bool fails(int32_t code, const char *text, pllm_error *error, const char *call, const char *file,
+           int line) {
+    bool right = pllm_error_code(error) == code && strstr(pllm_error_message(error), text);
+    if (!right && may_print())
+        printf("    %s:%d: expected error %d, \"%s\": %s\n", file, line, code, text, call),
+            print_error(error);
     pllm_error_free(error);
     return right;
 }
@@ -42,12 +47,13 @@ int32_t code_of(pllm_error *error) {
 }
 
 #if defined(__SANITIZE_THREAD__)
-// The library's locks are futexes that the sanitizer does not see: only the host's side is looked at.
+// The library's locks are futexes that the sanitizer does not see, so it checks only the host's
+// code.
 const char *__tsan_default_options(void);
 const char *__tsan_default_options(void) { return "ignore_noninstrumented_modules=1"; }
 #endif
 
-// ---- engines and requests ----------------------------------------------------------------------------------------------
+// ---- engines and requests ----
 
 pllm_engine_options options_for(const char *path) {
     pllm_engine_options options;
@@ -84,7 +90,7 @@ int event_fd(const pllm_queue *queue) {
     return fd;
 }
 
-static const char *const questions[QUESTIONS] = {
+static const char *const prompt_texts[PROMPTS] = {
     "<s><|user|>\nWhat is the capital of France?<|end|>\n<|assistant|>\n",
     "<s><|user|>\nTell me a short story.<|end|>\n<|assistant|>\n",
     "<s><|user|>\nCount from 1 to 10.<|end|>\n<|assistant|>\n",
@@ -93,7 +99,8 @@ static const char *const questions[QUESTIONS] = {
     "<s><|user|>\nWhat does a cow say?<|end|>\n<|assistant|>\n",
 };
 
-pllm_error *try_ask(const pllm_engine *engine, const pllm_queue *to, unsigned question, uint32_t tokens, answer *a) {
+pllm_error *try_add_prompt(const pllm_engine *engine, const pllm_queue *to, unsigned prompt_index,
+                           uint32_t tokens, generation *a) {
     pllm_sampling sampling;
     pllm_sampling_init(&sampling, sizeof sampling);
     sampling.temperature = 0;
@@ -101,7 +108,7 @@ pllm_error *try_ask(const pllm_engine *engine, const pllm_queue *to, unsigned qu
     sampling.flags = PLLM_SAMPLING_IGNORE_EOS;
     pllm_request request;
     pllm_request_init(&request, sizeof request);
-    request.prompt = questions[question % QUESTIONS];
+    request.prompt = prompt_texts[prompt_index % PROMPTS];
     request.text_flags = PLLM_TEXT_SKIP_SPECIAL;
     request.sampling = &sampling;
     request.user_data = (uintptr_t)a;
@@ -109,20 +116,23 @@ pllm_error *try_ask(const pllm_engine *engine, const pllm_queue *to, unsigned qu
     return pllm_engine_add_request(engine, &request, &a->id);
 }
 
-void ask(const pllm_engine *engine, const pllm_queue *to, unsigned question, uint32_t tokens, answer *a) {
-    *a = (answer){0};
-    OK(try_ask(engine, to, question, tokens, a));
+void add_prompt(const pllm_engine *engine, const pllm_queue *to, unsigned prompt_index,
+                uint32_t tokens, generation *a) {
+    *a = (generation){0};
+    OK(try_add_prompt(engine, to, prompt_index, tokens, a));
 }
 
-// Adds an output to its answer. Requests without one must only succeed.
-static void append(const pllm_output *o) {
-    answer *a = (answer *)(uintptr_t)o->user_data;
+// Appends an output to the results of its request. Requests without results must not fail.
+static void append_output(const pllm_output *o) {
+    generation *a = (generation *)(uintptr_t)o->user_data;
     if (!a) {
         CHECK(o->finish_reason != PLLM_FINISH_ERROR);
         return;
     }
-    CHECK(a->ends == 0);  // nothing comes after the end
-    if (!CHECK(a->tokens_len + o->tokens_len <= COUNT(a->tokens) && a->text_len + o->text_len <= sizeof a->text)) return;
+    CHECK(a->ends == 0);  // no output follows the last one
+    if (!CHECK(a->tokens_len + o->tokens_len <= COUNT(a->tokens) &&
+               a->text_len + o->text_len <= sizeof a->text))
+        return;
     if (o->tokens) memcpy(a->tokens + a->tokens_len, o->tokens, o->tokens_len * sizeof *o->tokens);
     if (o->text) memcpy(a->text + a->text_len, o->text, o->text_len);
     a->tokens_len += o->tokens_len;
@@ -132,20 +142,21 @@ static void append(const pllm_output *o) {
     a->ends += o->finish_reason != PLLM_FINISH_NONE;
 }
 
-int64_t take(const pllm_queue *queue, int64_t timeout_ms) {
+int64_t take_outputs(const pllm_queue *queue, int64_t timeout_ms) {
     pllm_outputs *outputs = NULL;
     pllm_error *error = pllm_queue_poll(queue, timeout_ms, &outputs);
     if (pllm_error_code(error) == PLLM_E_CLOSED) return pllm_error_free(error), -1;
     if (!OK(error)) return 0;
     int64_t count = (int64_t)pllm_outputs_len(outputs);
-    for (int64_t i = 0; i < count; i++) append(pllm_outputs_get(outputs, (uint64_t)i));
+    for (int64_t i = 0; i < count; i++) append_output(pllm_outputs_get(outputs, (uint64_t)i));
     pllm_outputs_free(outputs);
     return count;
 }
 
 void step_to_the_end(const pllm_engine *engine) {
     pllm_step step = {.struct_size = sizeof step, .unfinished = 1};
-    while (step.unfinished && OK(pllm_engine_step(engine, &step))) take(pllm_engine_queue(engine), 0);
+    while (step.unfinished && OK(pllm_engine_step(engine, &step)))
+        take_outputs(pllm_engine_queue(engine), 0);
 }
 
 static bool is_idle(const pllm_engine *engine) {
@@ -153,43 +164,47 @@ static bool is_idle(const pllm_engine *engine) {
     return s.waiting == 0 && s.running == 0 && s.blocks_used == 0;
 }
 
-// Stats are of the last step, so the commands so far must have been in one: those of a request that comes last.
+// Statistics are those of the last step. A last request makes sure that a step has applied all
+// earlier commands.
 void wait_until_idle(const pllm_engine *engine) {
     pllm_queue *queue = new_queue(engine, 1);
-    answer last;
-    ask(engine, queue, 0, 1, &last);
-    while (!last.ends) take(queue, 1000);
+    generation last;
+    add_prompt(engine, queue, 0, 1, &last);
+    while (!last.ends) take_outputs(queue, 1000);
     pllm_queue_free(queue);
     while (!is_idle(engine)) sleep_ms(1);
 }
 
-const answer *undisturbed(unsigned question, uint32_t tokens) {
-    static answer answers[QUESTIONS];
-    static uint32_t lengths[QUESTIONS];
-    unsigned q = question % QUESTIONS;
-    if (lengths[q] == tokens) return &answers[q];
+const generation *reference(unsigned prompt_index, uint32_t tokens) {
+    static generation generations[PROMPTS];
+    static uint32_t lengths[PROMPTS];
+    unsigned q = prompt_index % PROMPTS;
+    if (lengths[q] == tokens) return &generations[q];
     pllm_engine *engine = open_engine(model_dir);
-    ask(engine, NULL, q, tokens, &answers[q]);
+    add_prompt(engine, NULL, q, tokens, &generations[q]);
     step_to_the_end(engine);
     pllm_engine_free(engine);
-    CHECK(answers[q].finish_reason == PLLM_FINISH_LENGTH && answers[q].tokens_len == tokens && answers[q].text_len > 0);
+    CHECK(generations[q].finish_reason == PLLM_FINISH_LENGTH &&
+          generations[q].tokens_len == tokens && generations[q].text_len > 0);
     lengths[q] = tokens;
-    return &answers[q];
+    return &generations[q];
 }
 
-bool is_beginning(const answer *a, unsigned question, uint32_t tokens) {
-    const answer *whole = undisturbed(question, tokens);
-    return a->tokens_len <= whole->tokens_len && a->text_len <= whole->text_len &&
-           !memcmp(a->tokens, whole->tokens, a->tokens_len * sizeof *a->tokens) && !memcmp(a->text, whole->text, a->text_len);
+bool is_prefix(const generation *a, unsigned prompt_index, uint32_t tokens) {
+    const generation *expected = reference(prompt_index, tokens);
+    return a->tokens_len <= expected->tokens_len && a->text_len <= expected->text_len &&
+           !memcmp(a->tokens, expected->tokens, a->tokens_len * sizeof *a->tokens) &&
+           !memcmp(a->text, expected->text, a->text_len);
 }
 
-bool is_whole(const answer *a, unsigned question, uint32_t tokens) {
-    const answer *whole = undisturbed(question, tokens);
-    return is_beginning(a, question, tokens) && a->tokens_len == whole->tokens_len && a->text_len == whole->text_len &&
-           a->ends == 1 && a->finish_reason == whole->finish_reason;
+bool is_complete(const generation *a, unsigned prompt_index, uint32_t tokens) {
+    const generation *expected = reference(prompt_index, tokens);
+    return is_prefix(a, prompt_index, tokens) && a->tokens_len == expected->tokens_len &&
+           a->text_len == expected->text_len && a->ends == 1 &&
+           a->finish_reason == expected->finish_reason;
 }
 
-// ---- the process -------------------------------------------------------------------------------------------------------
+// ---- the process ----
 
 double now(void) {
     struct timespec time;
@@ -202,7 +217,7 @@ void sleep_ms(long ms) {
     while (nanosleep(&time, &time)) continue;
 }
 
-static int entries(const char *directory) {
+static int directory_entries(const char *directory) {
     int count = 0;
     DIR *dir = opendir(directory);
     while (dir && readdir(dir)) count++;
@@ -210,9 +225,9 @@ static int entries(const char *directory) {
     return count;
 }
 
-int threads(void) { return entries("/proc/self/task"); }
+int thread_count(void) { return directory_entries("/proc/self/task"); }
 
-int descriptors(void) { return entries("/proc/self/fd"); }
+int descriptor_count(void) { return directory_entries("/proc/self/fd"); }
 
 long resident_kib(void) {
     long size = 0, resident = 0;
@@ -225,5 +240,6 @@ long resident_kib(void) {
 double cpu_seconds(void) {
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
-    return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) + (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1e-6;
+    return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+           (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1e-6;
 }
