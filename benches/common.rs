@@ -1,4 +1,4 @@
-//! What several benchmarks measure with.
+//! Functions that several benchmarks use.
 
 use std::fs::File;
 use std::io::Read;
@@ -15,8 +15,8 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// Seconds to read a file from its start to its end.
-#[allow(dead_code)] // not all benchmarks load files
+/// Reads a file from its start to its end. Returns the time in seconds.
+#[allow(dead_code)] // some benchmarks read no files
 pub fn read_whole(path: &Path) -> std::io::Result<f64> {
     let mut piece = vec![0u8; 4 << 20];
     let start = Instant::now();

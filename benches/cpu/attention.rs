@@ -1,5 +1,4 @@
-//! Attention alone, as a step of decoding asks for it: every sequence looks back on all its tokens, and each cached byte is
-//! read once.
+//! Attention of a decode step: all tokens of every sequence are visible, and each cached byte is read once.
 
 use std::time::Instant;
 
@@ -9,31 +8,26 @@ use pagedllm::batch::{Batch, Span};
 use pagedllm::options::{KvDtype, WeightFormat};
 
 use crate::common::median;
-use crate::noise::Watch;
+use crate::noise::NoiseMonitor;
 use crate::{Options, Result, probes};
 
 const BLOCK: usize = 16;
 const HEADS: usize = 32;
 const HEAD_DIM: usize = 64;
 const CONTEXTS: [usize; 2] = [2048, 8192];
-/// Query heads share K and V, as in model M, or have their own.
+/// KV heads: shared by query heads, as in model M, or one per query head.
 const KV_HEADS: [usize; 2] = [4, 32];
-/// Tokens of one KV head, all sequences together: 285 MB in int8, which few caches hold.
+/// Tokens per KV head of all sequences together: 285 MB in int8, more than most caches hold.
 const TOKENS: usize = 2 << 20;
-/// Rows stored at once.
+/// Tokens per call of `store_kv`.
 const PIECE: usize = 1024;
 
 pub fn bench(options: &Options) -> Result<()> {
     let memory = probes::Memory::new(options.probe_bytes(), options.threads);
-    let arithmetic = crate::undisturbed(options, WeightFormat::F32);
+    let arithmetic = crate::best_without_noise(options, WeightFormat::F32);
+    println!("{} threads, {}, f32 arithmetic {:.0} GFLOP/s; GB/s are cached bytes", options.threads, options.isa.name(), arithmetic / 1e9);
     println!(
-        "{} threads, {}, f32 arithmetic at {:.0} GFLOP/s; GB/s of cached bytes",
-        options.threads,
-        options.isa.name(),
-        arithmetic / 1e9
-    );
-    println!(
-        "| query heads of a KV head | context | KV | GB/s | memory's limit | arithmetic's limit | share of the lower | tokens looked back on, M/s |"
+        "| query heads per KV head | context | KV | GB/s | memory limit | arithmetic limit | share of the lower limit | visible tokens, M/s |"
     );
     println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
     for kv_heads in KV_HEADS {
@@ -55,7 +49,7 @@ pub fn bench(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Sequences of one length that decode together.
+/// Sequences of equal length that decode together.
 struct Case {
     backend: CpuBackend,
     attention: AttentionShape,
@@ -84,7 +78,7 @@ impl Case {
         Ok(self.backend.vector(&(0..rows * self.attention.qkv_width()).map(number).collect::<Vec<_>>())?)
     }
 
-    /// Something in every slot.
+    /// Writes K and V into every slot.
     fn fill(&mut self) -> Result<()> {
         let mut qkv = self.qkv(PIECE)?;
         for first in (0..self.shape.blocks * BLOCK).step_by(PIECE) {
@@ -95,7 +89,7 @@ impl Case {
         Ok(())
     }
 
-    /// One row of each sequence, whose blocks lie scattered over the pool.
+    /// A decode step: one token per sequence. The blocks are scattered over the pool.
     fn decode(&self) -> Batch {
         let (rows, blocks) = (self.rows, self.shape.blocks);
         let table = |row: usize| (row * self.context / BLOCK) as u32;
@@ -103,31 +97,31 @@ impl Case {
             tokens: vec![0; rows],
             positions: vec![self.context as u32 - 1; rows],
             spans: (0..rows).map(|row| Span { first_row: row as u32, rows: 1, table: table(row) }).collect(),
-            // An odd factor visits each of a power of two once.
+            // An odd factor permutes the indices of a power of two.
             tables: (0..blocks).map(|i| (i.wrapping_mul(0x2545_F491) % blocks) as u32).collect(),
             ..Default::default()
         }
     }
 
-    /// The best of `passes`, as the probes take it, and whether others took too much of the machine meanwhile.
+    /// Returns the minimum time of `passes`, and whether the measurement is noisy.
     fn measure(&self, passes: usize) -> Result<(f64, bool)> {
         let qkv = self.qkv(self.rows)?;
         let mut out = self.backend.buffer(self.rows * self.attention.q_width())?;
-        let watch = Watch::start(None);
+        let monitor = NoiseMonitor::start(None);
         let mut pass = || {
             let start = Instant::now();
             self.backend.attention(&self.inputs, 0, &self.attention, None, &qkv, &self.kv, &mut out);
             start.elapsed().as_secs_f64()
         };
-        pass(); // threads and pages awake
+        pass(); // wakes the threads and touches the pages
         let seconds = (0..passes).map(|_| pass()).fold(f64::INFINITY, f64::min);
-        Ok((seconds, watch.stop(None).too_much()))
+        Ok((seconds, monitor.stop(None).is_noisy()))
     }
 
     fn print(&self, seconds: f64, bandwidth: f64, arithmetic: f64, noisy: bool) {
         let tokens = (self.rows * self.context) as f64;
         let bytes = tokens * (2 * self.shape.kv_heads * self.shape.dtype.head_bytes(HEAD_DIM)) as f64;
-        let computed = bytes / (tokens * (4 * HEADS * HEAD_DIM) as f64 / arithmetic); // score and value, two operations each
+        let computed = bytes / (tokens * (4 * HEADS * HEAD_DIM) as f64 / arithmetic); // scores and values, two operations each
         let rate = bytes / seconds;
         println!(
             "| {} | {} | {} | {:.1} | {:.1} | {:.1} | {:.0} % | {:.1} |{}",

@@ -1,4 +1,4 @@
-//! One model in one format: a line of the table.
+//! A cell: one model in one weight format, one line of the table.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ impl Cell {
         format!("{}-{}", self.shape.name, self.weights.name())
     }
 
-    /// Weights that share a scale, in int4.
+    /// Number of int4 weights that share a scale.
     pub fn group(&self) -> Option<usize> {
         match self.weights {
             WeightFormat::Int4 { group, .. } => Some(group),
@@ -26,7 +26,7 @@ impl Cell {
         }
     }
 
-    /// As the engine is made for it. No prompt comes twice, so nothing is kept to be found again.
+    /// Options of the engine. The prefix cache is off because no prompt occurs twice.
     pub fn engine(&self, options: &Options, max_seqs: usize) -> Result<EngineOptions> {
         Ok(EngineOptions {
             model_dir: model::make(self.shape, &target()?.join("bench-models"))?,
@@ -42,7 +42,7 @@ impl Cell {
     }
 }
 
-/// Where cargo builds, and models and results are kept.
+/// Target folder of cargo, which also contains models and results.
 pub fn target() -> Result<PathBuf> {
-    Ok(Path::new(env!("CARGO_TARGET_TMPDIR")).parent().ok_or("the target directory has no place")?.to_path_buf())
+    Ok(Path::new(env!("CARGO_TARGET_TMPDIR")).parent().ok_or("the target directory has no parent")?.to_path_buf())
 }

@@ -1,4 +1,5 @@
-//! The least time that a piece of work can take: its bytes at the memory's speed, or its arithmetic at the cores'.
+//! Lower bound of the time of a step: its bytes at the memory bandwidth, or its operations at the
+//! arithmetic rate of the cores.
 
 use pagedllm::engine::MemoryPlan;
 use pagedllm::options::WeightFormat;
@@ -7,21 +8,21 @@ use serde::{Deserialize, Serialize};
 use crate::cell::Cell;
 use crate::model::VOCAB;
 
-/// What one step of the engine consisted of.
+/// Work of one step of the engine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Step {
-    /// Tokens that went through the layers.
+    /// Tokens that the layers computed.
     pub rows: u64,
-    /// Of these: those whose logits were computed, each of which gave a token.
+    /// Tokens whose logits were computed. Each produced an output token.
     pub logits: u64,
-    /// Positions whose K and V were looked back on, the rows' own included, each once for its sequence.
+    /// Visible positions whose K and V were read, each once per sequence. New positions are included.
     pub positions: u64,
-    /// Pairs of a row and a position that it looks back on.
+    /// Pairs of a token and a position that is visible to it.
     pub pairs: u64,
 }
 
 impl Step {
-    /// A sequence takes part: `rows` of it after the `before` that were computed earlier.
+    /// Adds `rows` tokens of a sequence with `before` computed tokens.
     pub fn add(&mut self, before: u64, rows: u64) {
         let until = |end: u64| end * (end + 1) / 2;
         self.rows += rows;
@@ -30,25 +31,25 @@ impl Step {
     }
 }
 
-/// Operations a second.
+/// Operations per second.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Arithmetic {
-    /// With the instruction that multiplies the weights.
+    /// Rate of the instruction that multiplies weights.
     pub weights: f64,
-    /// With that of attention.
+    /// Rate of the instruction of attention.
     pub attention: f64,
 }
 
 impl Arithmetic {
-    /// The best of each so far.
+    /// The higher of both rates, for each instruction.
     pub fn max(self, other: Arithmetic) -> Arithmetic {
         Arithmetic { weights: self.weights.max(other.weights), attention: self.attention.max(other.attention) }
     }
 }
 
-/// What one model costs.
+/// Bytes and operations of one model.
 pub struct Costs {
-    /// All weights but the embedding table, of which a token reads one row.
+    /// All weights except the embedding table, of which a token reads one row.
     weight_bytes: f64,
     body: f64,
     head: f64,
@@ -59,12 +60,12 @@ pub struct Costs {
 }
 
 impl Costs {
-    pub fn of(Cell { shape, weights }: &Cell, plan: &MemoryPlan) -> Costs {
+    pub fn new(Cell { shape, weights }: &Cell, plan: &MemoryPlan) -> Costs {
         let table_row = match weights {
             WeightFormat::F32 => 4 * shape.hidden,
-            // In fp8 as it is stored.
+            // With fp8 weights the table keeps its stored format.
             WeightFormat::F16 | WeightFormat::Bf16 | WeightFormat::Fp8 => 2 * shape.hidden,
-            // In int8, with a scale.
+            // The table is in int8, with one scale per row.
             WeightFormat::Int8 | WeightFormat::Int4 { .. } => shape.hidden + 4,
         };
         Costs {
@@ -72,11 +73,11 @@ impl Costs {
             body: shape.body() as f64,
             head: shape.head() as f64,
             position_bytes: plan.block_bytes as f64 / plan.block_size as f64,
-            pair: (4 * shape.layers * shape.hidden) as f64, // score and value, two operations each
+            pair: (4 * shape.layers * shape.hidden) as f64, // scores and values, two operations each
         }
     }
 
-    /// All that a step has to read from memory.
+    /// Bytes that a step reads from memory.
     pub fn bytes(&self, step: &Step) -> f64 {
         self.weight_bytes + self.position_bytes * step.positions as f64
     }

@@ -1,5 +1,5 @@
-//! Contexts of thousands of tokens: does decoding slow down by the bytes it reads and no more, and does one that is long keep others
-//! waiting?
+//! Contexts of thousands of tokens: whether the time of a decode step depends only on the bytes it reads,
+//! and whether one long sequence delays the others.
 
 use pagedllm::options::KvDtype;
 
@@ -8,10 +8,10 @@ use crate::model::Shape;
 use crate::probes::Memory;
 use crate::report::Sample;
 use crate::run::{Measured, Run};
-use crate::worker::Question;
+use crate::worker::Command;
 use crate::{Options, Result, arithmetic};
 
-/// Model S, as if made for longer texts.
+/// Model S with more positions.
 static SHAPE: Shape = Shape { name: "S-long", positions: 33_024, ..crate::model::SHAPES[0] };
 const SHORT: u64 = 128;
 
@@ -26,28 +26,28 @@ pub fn bench(options: &Options) -> Result<()> {
     let memory = Memory::new(options.probe_bytes(), options.threads);
     let arithmetic = arithmetic(options, weights);
     println!("model S, {} threads, {}, weights in {}", options.threads, options.isa.name(), weights.name());
-    println!("| sequences | KV | tokens/s | of the limit | GB/s read | memory's limit | of it | cores busy |");
+    println!("| sequences | KV | tokens/s | share of the limit | GB/s read | memory GB/s | share of memory | cores busy |");
     println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
     for dtype in kv_dtypes {
         let mut engine = cell.engine(options, 1 + others as usize)?;
         engine.kv_dtype = Some(dtype);
         let mut run = Run::start(&cell, &engine, &memory, arithmetic)?;
         let decodes = |run: &mut Run, what: String| -> Result<()> {
-            let measured = run.measure(&Question::Decode { steps })?;
+            let measured = run.measure(&Command::Decode { steps })?;
             print(run, &format!("{what} | {}", dtype.name()), &measured);
-            run.worker.leave()
+            run.worker.abort_all()
         };
         for &context in contexts {
-            run.worker.steps(&Question::Join { sequences: 1, tokens: context })?;
+            run.worker.steps(&Command::Add { sequences: 1, tokens: context })?;
             decodes(&mut run, format!("1 of {context}"))?;
         }
-        run.worker.steps(&Question::Join { sequences: 1, tokens: long })?;
-        run.worker.steps(&Question::Join { sequences: others, tokens: SHORT })?;
+        run.worker.steps(&Command::Add { sequences: 1, tokens: long })?;
+        run.worker.steps(&Command::Add { sequences: others, tokens: SHORT })?;
         decodes(&mut run, format!("1 of {long}, {others} of {SHORT}"))?;
-        // As many that look back on as much together, and need no dividing.
-        let even = (long + others * SHORT) / (1 + others);
-        run.worker.steps(&Question::Join { sequences: 1 + others, tokens: even })?;
-        decodes(&mut run, format!("{} of {even}", 1 + others))?;
+        // The same number of sequences with the same total of visible positions, which need no splitting.
+        let average = (long + others * SHORT) / (1 + others);
+        run.worker.steps(&Command::Add { sequences: 1 + others, tokens: average })?;
+        decodes(&mut run, format!("{} of {average}", 1 + others))?;
     }
     Ok(())
 }
@@ -63,6 +63,6 @@ fn print(run: &Run, what: &str, measured: &Measured) {
         bandwidth / 1e9,
         100.0 * read / bandwidth,
         100.0 * noise.own,
-        if noise.too_much() { " noisy" } else { "" }
+        if noise.is_noisy() { " noisy" } else { "" }
     );
 }

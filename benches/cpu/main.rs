@@ -1,4 +1,4 @@
-//! How fast the CPU backend serves, beside how fast this machine could: see benches/README.md.
+//! Speed of the CPU backend, compared with the limits of this machine. benches/README.md describes it.
 
 mod attention;
 mod cell;
@@ -22,13 +22,13 @@ mod workload;
 use std::process::ExitCode;
 
 use limits::Arithmetic;
-use noise::Watch;
+use noise::NoiseMonitor;
 use options::{Mode, Options};
 use pagedllm::options::{Isa, KvDtype, WeightFormat};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-const MOST_TRIES: usize = 20;
+const MAX_TRIES: usize = 20;
 
 fn main() -> ExitCode {
     let run = || -> Result<()> {
@@ -53,20 +53,21 @@ fn main() -> ExitCode {
     }
 }
 
-/// Of the cores, now.
+/// Operations per second of the cores, measured now.
 fn arithmetic(options: &Options, weights: WeightFormat) -> Arithmetic {
     let pairs = options.isa == Isa::Avx512Bf16 && options.kv_dtype.unwrap_or(KvDtype::Bf16) == KvDtype::Bf16;
     let attention = if pairs { WeightFormat::Bf16 } else { WeightFormat::F32 };
-    Arithmetic { weights: undisturbed(options, weights), attention: undisturbed(options, attention) }
+    Arithmetic { weights: best_without_noise(options, weights), attention: best_without_noise(options, attention) }
 }
 
-/// Steady but for what others take from it: the best of some tries, until one of them was alone.
-fn undisturbed(options: &Options, format: WeightFormat) -> f64 {
+/// Only other processes lower the rate. Therefore this is the best of several tries, up to the first
+/// one without noise.
+fn best_without_noise(options: &Options, format: WeightFormat) -> f64 {
     let mut best = 0.0f64;
-    for _ in 0..if options.quick { 1 } else { MOST_TRIES } {
-        let watch = Watch::start(None);
+    for _ in 0..if options.quick { 1 } else { MAX_TRIES } {
+        let monitor = NoiseMonitor::start(None);
         best = best.max(probes::arithmetic(options.isa, format, options.threads));
-        if !watch.stop(None).too_much() {
+        if !monitor.stop(None).is_noisy() {
             break;
         }
     }

@@ -1,4 +1,4 @@
-//! Products alone, with the matrices of some layers of a model, one after the other: from one row to a prompt's.
+//! Matrix products with the matrices of some layers of a model, for 1 to 512 rows.
 
 use std::time::Instant;
 
@@ -7,11 +7,11 @@ use pagedllm::backend::{Backend, RowSource};
 use pagedllm::options::{Dtype, WeightFormat};
 
 use crate::common::median;
-use crate::noise::Watch;
-use crate::{Options, Result, probes, undisturbed};
+use crate::noise::NoiseMonitor;
+use crate::{Options, Result, best_without_noise, probes};
 
 const ROWS: [usize; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 512];
-/// More than any cache holds, in the narrowest format.
+/// More than any cache holds, even in the smallest format.
 const LAYERS: usize = 4;
 
 type Matrix = <CpuBackend as Backend>::Matrix;
@@ -19,13 +19,13 @@ type Matrix = <CpuBackend as Backend>::Matrix;
 pub fn bench(options: &Options) -> Result<()> {
     let memory = probes::Memory::new(options.probe_bytes(), options.threads);
     println!("model {}, {} threads, {}", options.shape.name, options.threads, options.isa.name());
-    println!("| weights | rows | GFLOP/s | arithmetic's limit | GB/s | memory's limit | share of the lower |");
+    println!("| weights | rows | GFLOP/s | GFLOP/s limit | GB/s | GB/s limit | share of the lower limit |");
     println!("| --- | --- | --- | --- | --- | --- | --- |");
     for format in options.formats() {
         let products = Products::new(options, format)?;
-        let arithmetic = undisturbed(options, format);
+        let arithmetic = best_without_noise(options, format);
         for rows in ROWS {
-            let watch = Watch::start(None);
+            let monitor = NoiseMonitor::start(None);
             let before = memory.bandwidth();
             let seconds = products.seconds(rows, if options.quick { 1 } else { 3 * options.reps })?;
             let bandwidth = median(vec![before, memory.bandwidth()]);
@@ -38,7 +38,7 @@ pub fn bench(options: &Options) -> Result<()> {
                 bytes / seconds / 1e9,
                 bandwidth / 1e9,
                 100.0 * (operations / arithmetic).max(bytes / bandwidth) / seconds,
-                if watch.stop(None).too_much() { " noisy" } else { "" }
+                if monitor.stop(None).is_noisy() { " noisy" } else { "" }
             );
         }
     }
@@ -49,7 +49,7 @@ struct Products {
     backend: CpuBackend,
     matrices: Vec<(Matrix, usize, usize)>,
     bytes: f64,
-    /// Of one row.
+    /// Operations per row.
     operations: f64,
 }
 
@@ -78,7 +78,7 @@ impl Products {
         Ok(products)
     }
 
-    /// The least of some passes over all matrices.
+    /// Minimum time of several passes over all matrices.
     fn seconds(&self, rows: usize, passes: usize) -> Result<f64> {
         let widest = |of: fn(&(Matrix, usize, usize)) -> usize| self.matrices.iter().map(of).max().unwrap_or(0);
         let x: Vec<f32> = (0..rows * widest(|(_, _, cols)| *cols)).map(|i| (i % 97) as f32 / 50.0 - 1.0).collect();
@@ -88,7 +88,7 @@ impl Products {
             self.matrices.iter().for_each(|(matrix, ..)| self.backend.matmul(rows, &x, matrix, None, &mut out));
             start.elapsed().as_secs_f64()
         };
-        pass(); // threads and pages awake
+        pass(); // wakes the threads and touches the pages
         Ok((0..passes).map(|_| pass()).fold(f64::INFINITY, f64::min))
     }
 }

@@ -1,4 +1,4 @@
-//! LLaMA models with random weights, written once: the same bytes each time, as fast as the disk takes them.
+//! LLaMA models with random weights, written once. The bytes are always the same.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -11,7 +11,7 @@ use crate::Result;
 
 pub const VOCAB: usize = 32_000;
 const STD: f32 = 0.02;
-/// Numbers are drawn from a table of this many, by 12 bits each.
+/// Size of the table of random numbers. Each draw uses 12 bits.
 const TABLE: usize = 1 << 12;
 
 pub struct Shape {
@@ -21,7 +21,7 @@ pub struct Shape {
     pub layers: usize,
     pub heads: usize,
     pub kv_heads: usize,
-    /// The longest sequence.
+    /// Maximum length of a sequence.
     pub positions: usize,
 }
 
@@ -39,7 +39,7 @@ impl Shape {
         self.head_dim() * self.kv_heads
     }
 
-    /// Parameters that each token is multiplied by on its way to the head.
+    /// Parameters of the layers that each token is multiplied by.
     pub fn body(&self) -> usize {
         let attention = 2 * self.hidden * self.hidden + 2 * self.hidden * self.kv_width();
         self.layers * (attention + 3 * self.hidden * self.inner)
@@ -97,14 +97,14 @@ pub fn make(shape: &Shape, parent: &Path) -> Result<PathBuf> {
         return Ok(dir);
     }
     eprintln!("making model {} ({} MB) in {}", shape.name, file_bytes / 1_000_000, dir.display());
-    // Under its own name only when it is whole.
+    // The file gets its name only when it is complete.
     let unfinished = dir.join("model.safetensors.unfinished");
     write_weights(&unfinished, &header, &tensors)?;
     fs::rename(unfinished, weights_file(&dir))?;
     Ok(dir)
 }
 
-/// The safetensors header with its length before it, and the bytes of data that follow.
+/// Returns the safetensors header, preceded by its length, and the number of data bytes.
 fn header(tensors: &[(String, Vec<usize>)]) -> Result<(Vec<u8>, u64)> {
     let mut entries = Map::new();
     let mut end = 0;
@@ -150,7 +150,7 @@ fn write_numbers(out: &mut impl Write, count: usize, mut next4: impl FnMut() -> 
     Ok(())
 }
 
-/// Normal numbers of the wanted spread, four a draw.
+/// Normally distributed numbers with standard deviation `STD`, four per draw.
 struct Random {
     state: u64,
     table: Vec<bf16>, // [TABLE]
@@ -171,7 +171,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Twelve uniform numbers less six have mean 0 and variance 1.
+    /// The sum of twelve uniform numbers minus six has mean 0 and variance 1.
     fn normal(&mut self) -> f32 {
         (0..12).map(|_| (self.next() >> 40) as f32 / (1 << 24) as f32).sum::<f32>() - 6.0
     }

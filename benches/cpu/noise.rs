@@ -1,27 +1,27 @@
-//! Who else used the machine meanwhile: numbers taken on a busy one are not worth keeping.
+//! CPU time of other processes during a measurement. Results of a busy machine are not kept.
 
 use std::fs;
 use std::time::Instant;
 
 use serde_json::{Value, json};
 
-/// A share of the cores above this spoils a measurement.
-const TOO_MUCH: f64 = 0.1;
+/// Share of the cores above which a measurement is noisy.
+const MAX_NOISE: f64 = 0.1;
 
 /// Shares of all cores.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Noise {
     /// Used by other processes.
     pub other: f64,
-    /// Kept by the hypervisor.
+    /// Taken by the hypervisor.
     pub steal: f64,
-    /// Used by this process and by that which works for it.
+    /// Used by this process and its worker.
     pub own: f64,
 }
 
 impl Noise {
-    pub fn too_much(&self) -> bool {
-        self.other.max(self.steal) > TOO_MUCH
+    pub fn is_noisy(&self) -> bool {
+        self.other.max(self.steal) > MAX_NOISE
     }
 
     pub fn json(&self) -> Value {
@@ -30,7 +30,7 @@ impl Noise {
     }
 }
 
-/// Ticks so far.
+/// Clock ticks since the start of the machine.
 #[derive(Default)]
 struct Ticks {
     busy: f64,
@@ -39,7 +39,7 @@ struct Ticks {
 }
 
 impl Ticks {
-    /// `child` is the process that works for us, where there is one yet.
+    /// `child` is the worker process, if it has started.
     fn now(child: Option<u32>) -> Option<Ticks> {
         let stat = fs::read_to_string("/proc/stat").ok()?;
         let cpu: Vec<f64> = stat.lines().next()?.split_whitespace().skip(1).filter_map(|word| word.parse().ok()).collect();
@@ -50,28 +50,28 @@ impl Ticks {
     }
 }
 
-/// Ticks that all threads of a process used.
+/// Clock ticks of all threads of a process.
 fn process(pid: &str) -> Option<f64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect(); // the name before it may hold spaces
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect(); // the name before it may contain spaces
     Some(fields.get(11)?.parse::<f64>().ok()? + fields.get(12)?.parse::<f64>().ok()?)
 }
 
-/// Watches from `start` to `stop`. Where there is no /proc it sees nothing.
-pub struct Watch {
+/// Measures the noise between `start` and `stop`. Without /proc the result is zero.
+pub struct NoiseMonitor {
     since: Instant,
     ticks: Ticks,
 }
 
-impl Watch {
-    pub fn start(child: Option<u32>) -> Watch {
-        Watch { since: Instant::now(), ticks: Ticks::now(child).unwrap_or_default() }
+impl NoiseMonitor {
+    pub fn start(child: Option<u32>) -> NoiseMonitor {
+        NoiseMonitor { since: Instant::now(), ticks: Ticks::now(child).unwrap_or_default() }
     }
 
-    /// The child may have been born in between.
+    /// The child may have started after `start`.
     pub fn stop(self, child: Option<u32>) -> Noise {
         let Some(ticks) = Ticks::now(child) else { return Noise::default() };
-        // SAFETY: a question without pointers.
+        // SAFETY: the call takes no pointers.
         let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get()) as f64;
         let all = (self.since.elapsed().as_secs_f64() * per_second * cores).max(1.0);

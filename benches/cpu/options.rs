@@ -1,4 +1,4 @@
-//! What the command line says.
+//! Command-line options.
 
 use std::path::PathBuf;
 
@@ -12,14 +12,14 @@ const USAGE: &str = "cargo bench --bench cpu -- [--model S|M] [--weights f32|f16
     [--threads N] [--isa portable|avx2|avx_vnni|avx512|avx512_vnni|avx512_bf16] [--kv-dtype f32|bf16|int8] [--reps N] [--quick] \
     [--table|--scheduler [--cells S-bf16,M-int4,...]] [--long|--attention|--matmul] [--json PATH]";
 
-/// What is measured.
+/// Kind of measurement.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Mode {
     /// One cell, with batches of every size.
     Cell,
-    /// All cells, as they stand beside other engines.
+    /// All cells, with the rows that benches/peers compares.
     Table,
-    /// What of a step is not the model's computing.
+    /// Share of a step that is not spent in the model.
     Scheduler,
     /// Contexts of thousands of tokens.
     Long,
@@ -30,18 +30,18 @@ pub enum Mode {
 pub struct Options {
     pub mode: Mode,
     pub shape: &'static Shape,
-    /// Those of `--cells`.
+    /// Cells of `--cells`. If it is empty, the mode selects them.
     chosen: Vec<Cell>,
     pub threads: usize,
     pub isa: Isa,
     pub kv_dtype: Option<KvDtype>,
-    /// That of `--weights`.
+    /// Format of `--weights`.
     weights: Option<WeightFormat>,
     group: usize,
     pub reps: usize,
-    /// A smoke test: little of everything.
+    /// Smoke test: small sizes, one repetition.
     pub quick: bool,
-    /// Where the results go.
+    /// Output file of the results.
     pub json: Option<PathBuf>,
 }
 
@@ -71,17 +71,17 @@ impl Options {
                 _ => return Err(format!("unknown argument {arg}\n{USAGE}").into()),
             }
         }
-        // Only now are the groups known.
+        // Formats need the value of --group, which may follow them.
         options.weights = weights.map(|name| format_named(&name, options.group)).transpose()?;
         let named = |cells: String| cells.split(',').map(|name| options.cell_named(name)).collect::<Result<_>>();
         options.chosen = cells.map(named).transpose()?.unwrap_or_default();
         match options.isa.is_present() {
             true => Ok(options),
-            false => Err(format!("this machine lacks {}", options.isa.name()).into()),
+            false => Err(format!("--isa: this machine does not support {}", options.isa.name()).into()),
         }
     }
 
-    /// Those of `--cells`, or what there is to measure.
+    /// Cells of `--cells`, or all cells of the mode.
     pub fn cells(&self) -> Vec<Cell> {
         let formats = [WeightFormat::Bf16, WeightFormat::Int8, WeightFormat::Int4 { group: self.group, offsets: false }];
         let shapes = if self.quick { &SHAPES[..1] } else { &SHAPES[..] };
@@ -92,17 +92,17 @@ impl Options {
         }
     }
 
-    /// That of `--weights`, or all.
+    /// Format of `--weights`, or all formats.
     pub fn formats(&self) -> Vec<WeightFormat> {
         self.weights.map_or(WeightFormat::all(self.group).to_vec(), |format| vec![format])
     }
 
     fn cell_named(&self, name: &str) -> Result<Cell> {
-        let (shape, weights) = name.split_once('-').ok_or_else(|| format!("{name} is no cell: S-int8 is one"))?;
+        let (shape, weights) = name.split_once('-').ok_or_else(|| format!("--cells: {name} is not a cell; use a name such as S-int8"))?;
         Ok(Cell { shape: pick(&SHAPES, |shape| shape.name, shape)?, weights: format_named(weights, self.group)? })
     }
 
-    /// Larger than any cache; the smoke test only needs a number.
+    /// Size of the bandwidth probe: larger than any cache. The smoke test only needs some value.
     pub fn probe_bytes(&self) -> usize {
         if self.quick { 128 << 20 } else { 1 << 30 }
     }
@@ -132,5 +132,5 @@ fn format_named(name: &str, group: usize) -> Result<WeightFormat> {
 
 fn pick<'a, T>(all: &'a [T], name: impl Fn(&T) -> &'static str, wanted: &str) -> Result<&'a T> {
     let found = all.iter().find(|one| name(one) == wanted);
-    Ok(found.ok_or_else(|| format!("{wanted} is none of {:?}", all.iter().map(name).collect::<Vec<_>>()))?)
+    Ok(found.ok_or_else(|| format!("unknown value {wanted}; use one of {:?}", all.iter().map(name).collect::<Vec<_>>()))?)
 }

@@ -1,4 +1,4 @@
-//! What the machine can do right now: bytes read from memory and f32 operations, a second.
+//! Current speed of the machine: bytes read from memory and arithmetic operations, per second.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -10,7 +10,7 @@ use pagedllm::options::{Isa, WeightFormat};
 const CHAINS: usize = 12;
 const PASSES: usize = 3;
 
-/// A buffer too large for any cache, in huge pages where the system has them.
+/// A buffer larger than any cache, in huge pages if the system has them.
 pub struct Memory {
     words: Vec<u64>,
     threads: usize,
@@ -28,33 +28,33 @@ impl Memory {
         8 * self.words.len()
     }
 
-    /// Bytes a second: the best of some passes by all threads together.
+    /// Bytes per second: the best of several passes of all threads together.
     pub fn bandwidth(&self) -> f64 {
         let part = self.words.len() / self.threads;
         let pass = |thread: usize| read(&self.words[thread * part..][..part]);
-        let seconds = (0..PASSES).map(|_| together(self.threads, pass));
+        let seconds = (0..PASSES).map(|_| run_on_threads(self.threads, pass));
         (part * self.threads * 8) as f64 / seconds.fold(f64::INFINITY, f64::min)
     }
 }
 
-/// A hypervisor may lend memory only when it is first touched, at a twentieth of its speed, and want it back when it is free for some seconds: what that costs
-/// is not the engine's.
-pub fn have_memory_lent(bytes: usize, threads: usize) {
+/// Touches and frees memory. A hypervisor may back memory only at the first touch, at a twentieth of the
+/// normal speed, and reclaim it after some seconds. That cost must not count as the engine's.
+pub fn touch_memory(bytes: usize, threads: usize) {
     black_box(Memory::new(bytes, threads));
 }
 
 #[cfg(target_os = "linux")]
 fn advise_huge_pages(start: *mut u8, bytes: usize) {
     let first = start.align_offset(4096);
-    // SAFETY: whole pages inside a buffer of ours; the call is a hint and its failure harmless.
+    // SAFETY: the range is whole pages inside the buffer. The call is a hint, and its failure is harmless.
     unsafe { libc::madvise(start.add(first).cast(), (bytes - first) / 4096 * 4096, libc::MADV_HUGEPAGE) };
 }
 
 #[cfg(not(target_os = "linux"))]
 fn advise_huge_pages(_start: *mut u8, _bytes: usize) {}
 
-/// Seconds from a common start until the last of `threads` is done.
-fn together(threads: usize, work: impl Fn(usize) + Sync) -> f64 {
+/// Seconds from a common start until the last of `threads` has finished.
+fn run_on_threads(threads: usize, work: impl Fn(usize) + Sync) -> f64 {
     let barrier = Barrier::new(threads);
     let timed = |thread: usize| {
         barrier.wait();
@@ -64,12 +64,13 @@ fn together(threads: usize, work: impl Fn(usize) + Sync) -> f64 {
     };
     std::thread::scope(|scope| {
         let others: Vec<_> = (1..threads).map(|thread| scope.spawn(move || timed(thread))).collect();
-        let mine = timed(0);
-        others.into_iter().map(|other| other.join().expect("a probe does not panic")).fold(mine, f64::max)
+        let first = timed(0);
+        others.into_iter().map(|other| other.join().expect("a probe does not panic")).fold(first, f64::max)
     })
 }
 
-/// Touches every byte; two streams keep more of the memory's channels busy than one, and wide loads more lines on their way than narrow ones.
+/// Reads every byte. Two streams use more memory channels than one, and wide loads keep more cache lines in
+/// flight than narrow ones.
 fn read(words: &[u64]) {
     let (low, high) = words.split_at(words.len() / 2);
     #[cfg(target_arch = "x86_64")]
@@ -77,7 +78,7 @@ fn read(words: &[u64]) {
         // SAFETY: the features are present.
         return unsafe { x86::read_512(low, high) };
     } else if Isa::Avx2.is_present() {
-        // SAFETY: as above.
+        // SAFETY: the features are present.
         return unsafe { x86::read_256(low, high) };
     }
     let sum = |words: &[u64; 32], sums: &mut [u64; 32]| sums.iter_mut().zip(words).for_each(|(sum, word)| *sum ^= word);
@@ -89,8 +90,8 @@ fn read(words: &[u64]) {
     black_box(sums);
 }
 
-/// Operations a second by all threads together, a multiply-add counted as two, with the instruction by which this path multiplies weights
-/// of this format.
+/// Operations per second of all threads together, with the instruction of this path for weights of this
+/// format. A multiply-add counts as two.
 pub fn arithmetic(isa: Isa, format: WeightFormat, threads: usize) -> f64 {
     const ROUNDS: u64 = 20_000_000;
     let whole = format.is_whole();
@@ -111,13 +112,13 @@ pub fn arithmetic(isa: Isa, format: WeightFormat, threads: usize) -> f64 {
         Isa::AvxVnni | Isa::Avx2 => (8, x86::multiply_add_256),
         _ => (4, multiply_then_add),
     };
-    // SAFETY: the options were refused if this machine lacked the path.
+    // SAFETY: `Options::parse` has checked that this machine supports the path.
     let pass = |_| unsafe { run(ROUNDS) };
-    let seconds = (0..3 * PASSES).map(|_| together(threads, pass)).fold(f64::INFINITY, f64::min);
+    let seconds = (0..3 * PASSES).map(|_| run_on_threads(threads, pass)).fold(f64::INFINITY, f64::min);
     (ROUNDS as usize * CHAINS * lanes * 2 * threads) as f64 / seconds
 }
 
-/// What the portable kernels do: vectors of the target's baseline, a rounding after each operation.
+/// The operations of the portable kernels: baseline vectors, and rounding after each operation.
 fn multiply_then_add(rounds: u64) {
     let (factor, summand) = black_box((0.999f32, 0.001f32));
     let mut sums = [0.0f32; 4 * CHAINS];
@@ -136,14 +137,14 @@ mod x86 {
 
     macro_rules! read {
         ($name:ident, $features:literal, $vectors:literal, $zero:ident, $load:ident, $xor:ident) => {
-            /// 32 words are so many vectors.
+            /// Reads 32 words as the given number of vectors.
             #[target_feature(enable = $features)]
             pub unsafe fn $name(low: &[u64], high: &[u64]) {
                 let mut sums = [$zero(); $vectors];
                 for (low, high) in low.as_chunks::<32>().0.iter().zip(high.as_chunks::<32>().0) {
                     for words in [low, high] {
                         for (i, sum) in sums.iter_mut().enumerate() {
-                            // SAFETY: the last one ends where the 32 words do.
+                            // SAFETY: the last vector ends at the end of the 32 words.
                             *sum = $xor(*sum, unsafe { $load(words.as_ptr().add(32 / $vectors * i).cast()) });
                         }
                     }
@@ -172,10 +173,10 @@ mod x86 {
         };
     }
 
-    /// Two products a lane.
+    /// Two products per lane.
     #[target_feature(enable = "avx512f,avx512bf16")]
     pub unsafe fn multiply_add_pairs(rounds: u64) {
-        // SAFETY: any bits are numbers in bf16; these are small.
+        // SAFETY: every bit pattern is a bf16 number; these are small.
         let pairs = |x: f32| unsafe { std::mem::transmute::<__m512, __m512bh>(_mm512_set1_ps(x)) };
         let (a, b) = black_box((pairs(0.5), pairs(0.25)));
         let mut sums = [_mm512_set1_ps(0.0); CHAINS];
@@ -189,7 +190,7 @@ mod x86 {
 
     macro_rules! multiply_add_bytes {
         ($name:ident, $features:literal, $set1:ident, $dot:ident) => {
-            /// Four products a lane.
+            /// Four products per lane.
             #[target_feature(enable = $features)]
             pub unsafe fn $name(rounds: u64) {
                 let (a, b) = black_box(($set1(0x0201_0302), $set1(0x0102_0301)));
@@ -206,14 +207,14 @@ mod x86 {
 
     macro_rules! multiply_add_words {
         ($name:ident, $features:literal, $set1:ident, $madd:ident, $add:ident) => {
-            /// Two products a lane, of numbers of 16 bits; adding takes an instruction of its own.
+            /// Two products of 16-bit integers per lane; the addition is a separate instruction.
             #[target_feature(enable = $features)]
             pub unsafe fn $name(rounds: u64) {
                 let factor = black_box($set1(0x0001_0002));
                 let mut sums = [$set1(0x0003_0001); CHAINS];
                 for _ in 0..rounds {
                     for sum in &mut sums {
-                        // Of the sum itself: a product that never changed would be computed once.
+                        // A product of the sum itself: the compiler would compute a constant product once.
                         *sum = $add(*sum, $madd(*sum, factor));
                     }
                 }

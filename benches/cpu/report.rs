@@ -1,11 +1,11 @@
-//! The results as a table for people and as JSON for programs.
+//! The results as a table and as JSON.
 
 use serde_json::{Value, json};
 
 use crate::common::median;
 use crate::noise::Noise;
 
-/// One repetition of one measurement, beside the best it could have been just then.
+/// One repetition of one measurement, with its limit at that time.
 pub struct Sample {
     pub value: f64,
     pub limit: f64,
@@ -37,17 +37,17 @@ pub struct Row {
 }
 
 impl Row {
-    fn of(&self, number: impl Fn(&Sample) -> f64) -> f64 {
+    fn median_of(&self, number: impl Fn(&Sample) -> f64) -> f64 {
         median(self.samples.iter().map(number).collect())
     }
 
     pub fn value(&self) -> f64 {
-        self.of(|sample| sample.value)
+        self.median_of(|sample| sample.value)
     }
 
-    /// How near the limit: 1 is the best there can be.
+    /// Ratio to the limit. 1 is the best possible value.
     fn share(&self) -> f64 {
-        self.of(|sample| match self.unit {
+        self.median_of(|sample| match self.unit {
             Unit::TokensPerSecond => sample.value / sample.limit,
             Unit::Seconds | Unit::Mebibytes => sample.limit / sample.value,
         })
@@ -58,22 +58,22 @@ impl Row {
     }
 
     fn noisy(&self) -> &'static str {
-        if self.samples.iter().any(|sample| sample.noise.too_much()) { " noisy" } else { "" }
+        if self.samples.iter().any(|sample| sample.noise.is_noisy()) { " noisy" } else { "" }
     }
 
     fn line(&self) -> String {
-        let (value, limit, unit, decimals) = (self.value(), self.of(|sample| sample.limit), self.unit.name(), self.decimals());
+        let (value, limit, unit, decimals) = (self.value(), self.median_of(|sample| sample.limit), self.unit.name(), self.decimals());
         format!("{:<18} {value:>10.decimals$} {limit:>10.decimals$} {unit:<9} {:>5.1} % {}", self.name, 100.0 * self.share(), self.noisy())
     }
 
     fn cell(&self) -> String {
-        let (value, limit, decimals) = (self.value(), self.of(|sample| sample.limit), self.decimals());
+        let (value, limit, decimals) = (self.value(), self.median_of(|sample| sample.limit), self.decimals());
         format!("{value:.decimals$} / {limit:.decimals$} ({:.0} %){}", 100.0 * self.share(), self.noisy())
     }
 
     fn json(&self) -> Value {
         let samples: Vec<Value> = self.samples.iter().map(Sample::json).collect();
-        let (value, limit) = (round(self.value()), round(self.of(|sample| sample.limit)));
+        let (value, limit) = (round(self.value()), round(self.median_of(|sample| sample.limit)));
         json!({"name": self.name, "unit": self.unit.name(), "value": value, "limit": limit, "share": round(self.share()), "samples": samples})
     }
 }
@@ -89,7 +89,7 @@ fn round(x: f64) -> f64 {
     (x * 1000.0).round() / 1000.0
 }
 
-/// Rows in the order in which they were first added to.
+/// Rows in the order of their first sample.
 #[derive(Default)]
 pub struct Report {
     rows: Vec<Row>,
@@ -108,7 +108,7 @@ impl Report {
         self.rows.iter().find(|row| row.name == name).map(Row::value)
     }
 
-    /// A line for each row.
+    /// Prints one line per row.
     pub fn print(&self) {
         println!("{:<18} {:>10} {:>10} {:<9} {:>7}", "", "value", "limit", "", "share");
         self.rows.iter().for_each(|row| println!("{}", row.line()));
@@ -123,14 +123,14 @@ impl Report {
         self.rows.iter().map(Row::cell).collect()
     }
 
-    /// What the machine was like.
+    /// Prints the bandwidth during the measurements, and whether rows are noisy.
     pub fn print_conditions<'a>(reports: impl Iterator<Item = &'a Report>) {
         let samples: Vec<&Sample> = reports.flat_map(|report| &report.rows).flat_map(|row| &row.samples).collect();
         let bandwidths = || samples.iter().map(|sample| sample.bandwidth / 1e9);
-        let (least, most) = (bandwidths().fold(f64::INFINITY, f64::min), bandwidths().fold(0.0, f64::max));
-        println!("memory was read at {least:.1} to {most:.1} GB/s meanwhile");
-        if samples.iter().any(|sample| sample.noise.too_much()) {
-            println!("warning: others used more than a tenth of the cores during the rows marked noisy; measure again on a quiet machine");
+        let (min, max) = (bandwidths().fold(f64::INFINITY, f64::min), bandwidths().fold(0.0, f64::max));
+        println!("memory bandwidth: {min:.1} to {max:.1} GB/s");
+        if samples.iter().any(|sample| sample.noise.is_noisy()) {
+            println!("warning: other processes used more than 10 % of the cores in the rows marked noisy; repeat them on an idle machine");
         }
     }
 

@@ -1,4 +1,4 @@
-//! What of a step is not the model's computing, as the engine's own trace has it.
+//! Share of a step that is not spent in the model, from the trace of the engine.
 
 use std::path::Path;
 
@@ -7,20 +7,20 @@ use serde_json::Value;
 
 use crate::cell::{Cell, target};
 use crate::common::median;
-use crate::worker::{Question, Worker};
+use crate::worker::{Command, Worker};
 use crate::{Options, Result};
 
 const SEQUENCES: usize = 32;
 const CONTEXT: u64 = 128;
 const STEPS: usize = 32;
-/// Of a step, in order; the model computes in `RUN`.
+/// Phases of a step, in order. The model computes in phase `RUN`.
 const PHASES: [&str; 5] = ["commands", "schedule", "run", "decide", "commit"];
 const RUN: usize = 2;
 
 pub fn bench(options: &Options) -> Result<()> {
     let sequences = if options.quick { 4 } else { SEQUENCES };
-    println!("{sequences} sequences that decode, {} threads, {}; microseconds of a step, medians", options.threads, options.isa.name());
-    println!("| | step | {} | the rest | not the model | goal |", PHASES.join(" | "));
+    println!("{sequences} decoding sequences, {} threads, {}; microseconds per step, medians", options.threads, options.isa.name());
+    println!("| | step | {} | rest | outside the model | goal |", PHASES.join(" | "));
     println!("| --- |{}", " --- |".repeat(PHASES.len() + 4));
     for cell in options.cells() {
         let mut steps = Vec::new();
@@ -32,7 +32,7 @@ pub fn bench(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Microseconds.
+/// Times of a step, in microseconds.
 struct Step {
     whole: f64,
     phases: [f64; PHASES.len()],
@@ -56,31 +56,31 @@ fn print(cell: &Cell, steps: &[Step]) {
     println!("| {} | {whole:.0} |{phases} {rest:.0} | {share:.2} % | {goal} % |", cell.name());
 }
 
-/// The steps in which all sequences decode.
+/// Returns the steps in which all sequences decode.
 fn traced(cell: &Cell, options: &Options, sequences: usize) -> Result<Vec<Step>> {
     let path = target()?.join(format!("bench-results/trace-{}.json", cell.name()));
-    std::fs::create_dir_all(path.parent().ok_or("the trace has no directory")?)?;
+    std::fs::create_dir_all(path.parent().ok_or("the path of the trace has no parent")?)?;
     let engine = EngineOptions { trace_path: Some(path.clone()), ..cell.engine(options, sequences)? };
     let (mut worker, _) = Worker::start(&engine)?;
-    worker.steps(&Question::Join { sequences: sequences as u64, tokens: CONTEXT })?;
-    worker.steps(&Question::Decode { steps: STEPS })?;
+    worker.steps(&Command::Add { sequences: sequences as u64, tokens: CONTEXT })?;
+    worker.steps(&Command::Decode { steps: STEPS })?;
     drop(worker);
     let steps = read(&path, sequences)?;
     match steps.len() >= STEPS {
         true => Ok(steps),
-        false => Err(format!("{} tells of {} steps of decoding, not {STEPS}", path.display(), steps.len()).into()),
+        false => Err(format!("{} has {} decode steps, expected {STEPS}", path.display(), steps.len()).into()),
     }
 }
 
-/// Each step is followed by its phases.
+/// Reads a trace, in which the phases follow their step.
 fn read(trace: &Path, sequences: usize) -> Result<Vec<Step>> {
     let events: Vec<Value> = serde_json::from_reader(std::io::BufReader::new(std::fs::File::open(trace)?))?;
     let (mut steps, mut counts) = (Vec::<Step>::new(), false);
     for event in events.iter().filter(|event| event["cat"] == "step") {
-        let micros = event["dur"].as_f64().ok_or("an event without a duration")?;
+        let micros = event["dur"].as_f64().ok_or("an event of the trace has no duration")?;
         let args = &event["args"];
         match PHASES.iter().position(|phase| event["name"] == *phase) {
-            Some(phase) if counts => steps.last_mut().ok_or("a phase without a step")?.phases[phase] += micros,
+            Some(phase) if counts => steps.last_mut().ok_or("a phase of the trace has no step")?.phases[phase] += micros,
             Some(_) => {}
             None => {
                 counts = args["decode_tokens"] == sequences && args["prefill_tokens"] == 0;

@@ -1,4 +1,4 @@
-//! Cells, repetition by repetition, each beside its limits.
+//! Measures cells, repetition by repetition, and prints them with their limits.
 
 use std::fs;
 use std::path::Path;
@@ -12,10 +12,10 @@ use crate::options::Mode;
 use crate::report::Report;
 use crate::{Options, Result, arithmetic, probes, run};
 
-/// What a batch of 32 must at least give over one sequence.
+/// Minimum ratio of the tokens per second of a batch of 32 to those of one sequence.
 const GOAL: f64 = 5.0;
 
-/// A cell and what came out.
+/// A cell and its results.
 struct Line {
     cell: Cell,
     arithmetic: Arithmetic,
@@ -42,7 +42,7 @@ pub fn bench(options: &Options) -> Result<()> {
 
 fn print(options: &Options, lines: &[Line]) -> Result<()> {
     println!(
-        "{}, {} threads, {}, KV in {}, medians of {}",
+        "{}, {} threads, {}, KV in {}, medians of {} repetitions",
         cpu_name(),
         options.threads,
         options.isa.name(),
@@ -50,7 +50,7 @@ fn print(options: &Options, lines: &[Line]) -> Result<()> {
         options.reps
     );
     for Line { cell, arithmetic: Arithmetic { weights, attention }, .. } in lines {
-        println!("{}: arithmetic with weights at {:.0} GFLOP/s, of attention at {:.0}", cell.name(), weights / 1e9, attention / 1e9);
+        println!("{}: arithmetic {:.0} GFLOP/s (weights), {:.0} GFLOP/s (attention)", cell.name(), weights / 1e9, attention / 1e9);
     }
     match options.mode {
         Mode::Cell => lines.iter().for_each(|line| print_alone(&line.report)),
@@ -63,11 +63,11 @@ fn print(options: &Options, lines: &[Line]) -> Result<()> {
 fn print_alone(report: &Report) {
     report.print();
     if let (Some(alone), Some(batch)) = (report.value("decode at 128"), report.value("decode 32")) {
-        println!("a batch of 32 makes {:.1} times the tokens of one sequence alone (goal: at least {GOAL})", batch / alone);
+        println!("batch of 32 / one sequence: {:.1} (goal: at least {GOAL})", batch / alone);
     }
 }
 
-/// One line a cell, a column for each measurement.
+/// Prints one line per cell and one column per measurement.
 fn print_table(lines: &[Line]) {
     let Some(first) = lines.first() else { return };
     println!("| value / limit (share) | {} |", first.report.titles().join(" | "));
@@ -91,9 +91,9 @@ fn json(options: &Options, lines: &[Line]) -> Result<Value> {
     }))
 }
 
-/// As asked for, or as the engine chooses.
+/// KV format: the option, or the engine's default.
 fn kv(options: &Options, lines: &[Line]) -> Result<&'static str> {
-    let first = lines.first().ok_or("nothing to measure")?;
+    let first = lines.first().ok_or("no cell to measure")?;
     Ok(Engine::plan(&first.cell.engine(options, 1)?)?.kv_dtype.name())
 }
 

@@ -1,8 +1,9 @@
-//! The engine in a process of its own, so that its peak memory is its own: it is asked in lines of JSON, and answers each with one.
+//! The engine in a separate process, so that its peak memory can be measured. Commands and replies are
+//! lines of JSON.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{self, Child, ChildStdin, ChildStdout, Stdio};
 
 use pagedllm::options::EngineOptions;
 use serde::de::DeserializeOwned;
@@ -12,41 +13,41 @@ use crate::Result;
 use crate::limits::Step;
 use crate::workload::Request;
 
-/// The argument of a process that is the engine's.
+/// Argument that starts the program as a worker.
 pub const ARGUMENT: &str = "--worker";
 
-/// The first line.
+/// The first line that the worker reads.
 #[derive(Serialize, Deserialize)]
 pub struct Load {
     pub options: EngineOptions,
-    /// What the options don't write of themselves.
+    /// `options` does not serialize these two paths.
     pub model_dir: PathBuf,
     pub trace_path: Option<PathBuf>,
 }
 
-/// Its answer.
+/// Reply to `Load`.
 #[derive(Serialize, Deserialize)]
 pub struct Loaded {
-    /// Reading the weights' file from its start to its end, just before.
+    /// Time to read the file of the weights just before loading.
     pub read_seconds: f64,
     pub load_seconds: f64,
 }
 
 #[derive(Serialize, Deserialize)]
-pub enum Question {
-    /// More sequences, stepped until every one of them has its first token.
-    Join { sequences: u64, tokens: u64 },
-    /// Steps in which every sequence makes one token, and nothing else happens.
+pub enum Command {
+    /// Adds sequences, and steps until each has its first token.
+    Add { sequences: u64, tokens: u64 },
+    /// Runs steps in which every sequence decodes one token.
     Decode { steps: usize },
-    /// Requests that come together, until the last of them has ended.
+    /// Adds requests together, and steps until the last has ended.
     Batch { requests: Vec<Request> },
-    /// Nobody is left.
-    Leave,
-    /// What the process took at the most.
-    Memory,
+    /// Aborts all requests.
+    AbortAll,
+    /// Returns the peak memory of the process.
+    PeakMemory,
 }
 
-/// The answer of all that computes.
+/// Reply to every command that runs steps.
 #[derive(Serialize, Deserialize)]
 pub struct Steps {
     pub seconds: f64,
@@ -55,13 +56,13 @@ pub struct Steps {
 
 #[derive(Serialize, Deserialize)]
 pub struct Peak {
-    /// Where the system tells.
+    /// None if the system does not report it.
     pub bytes: Option<u64>,
-    /// Of K and V, in use at once.
+    /// Maximum number of used KV blocks.
     pub blocks: u64,
 }
 
-/// The benchmark's end of the line.
+/// Connection to a worker process.
 pub struct Worker {
     process: Child,
     input: ChildStdin,
@@ -69,15 +70,15 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Runs this program again, and loads the model there.
+    /// Starts this program again as a worker, which loads the model.
     pub fn start(options: &EngineOptions) -> Result<(Worker, Loaded)> {
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = process::Command::new(std::env::current_exe()?);
         let mut process = command.arg(ARGUMENT).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let (input, output) = (process.stdin.take(), process.stdout.take());
-        let (input, output) = (input.ok_or("no input")?, BufReader::new(output.ok_or("no output")?));
+        let (input, output) = (input.ok_or("the worker has no input")?, BufReader::new(output.ok_or("the worker has no output")?));
         let mut worker = Worker { process, input, output };
         let EngineOptions { model_dir, trace_path, .. } = options.clone();
-        let loaded = worker.ask(&Load { options: options.clone(), model_dir, trace_path })?;
+        let loaded = worker.send(&Load { options: options.clone(), model_dir, trace_path })?;
         Ok((worker, loaded))
     }
 
@@ -85,28 +86,28 @@ impl Worker {
         self.process.id()
     }
 
-    pub fn ask<T: DeserializeOwned>(&mut self, question: &impl Serialize) -> Result<T> {
-        writeln!(self.input, "{}", serde_json::to_string(question)?)?;
+    pub fn send<T: DeserializeOwned>(&mut self, command: &impl Serialize) -> Result<T> {
+        writeln!(self.input, "{}", serde_json::to_string(command)?)?;
         let mut line = String::new();
         self.output.read_line(&mut line)?;
-        let answer: std::result::Result<T, String> =
-            serde_json::from_str(&line).map_err(|e| format!("the engine's process ended or spoke nonsense ({e}): {line:?}"))?;
-        Ok(answer?)
+        let reply: std::result::Result<T, String> =
+            serde_json::from_str(&line).map_err(|e| format!("the worker ended or wrote an invalid reply ({e}): {line:?}"))?;
+        Ok(reply?)
     }
 
-    pub fn steps(&mut self, question: &Question) -> Result<Steps> {
-        self.ask(question)
+    pub fn steps(&mut self, command: &Command) -> Result<Steps> {
+        self.send(command)
     }
 
-    pub fn leave(&mut self) -> Result<()> {
-        self.ask(&Question::Leave)
+    pub fn abort_all(&mut self) -> Result<()> {
+        self.send(&Command::AbortAll)
     }
 }
 
-/// Then the process has ended, and what it wrote is whole.
+/// Waits for the end of the process, so that its trace is complete.
 impl Drop for Worker {
     fn drop(&mut self) {
-        let _ = writeln!(self.input); // a line that asks nothing
+        let _ = writeln!(self.input); // an empty line ends the worker
         let _ = self.process.wait();
     }
 }

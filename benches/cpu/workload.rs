@@ -1,11 +1,12 @@
-//! The requests that come all at once: as many and as long for every engine that is measured.
+//! The requests of the batch, the same for every engine.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Options, Result};
 
-/// Drawn once: log-normal lengths around those of ShareGPT, prompts with a mean of 161 tokens (sigma 1, from 4 to 1,024), answers with
-/// one of 338 for S and 128 for M (sigma 0.8). benches/peers reads it too.
+/// Lengths that were drawn once, log-normal with the means of ShareGPT: prompts with a mean of 161 tokens
+/// (sigma 1, from 4 to 1,024), outputs with a mean of 338 for S and 128 for M (sigma 0.8). benches/peers
+/// reads the file too.
 const LENGTHS: &str = include_str!("workload.json");
 
 /// Lengths in tokens.
@@ -15,7 +16,7 @@ pub struct Request {
     pub output: u64,
 }
 
-/// Of the model of this name.
+/// Requests for the model with this name.
 pub fn requests(model: &str, options: &Options) -> Result<Vec<Request>> {
     let all: serde_json::Value = serde_json::from_str(LENGTHS)?;
     let lengths: Vec<(u64, u64)> = serde_json::from_value(all[model].clone()).map_err(|e| format!("workload.json, model {model}: {e}"))?;
