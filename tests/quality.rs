@@ -6,11 +6,11 @@ mod perplexity;
 
 use common::bundled_model;
 use pagedllm::options::{Isa, KvDtype, WeightFormat};
-use perplexity::{Reading, narrow_formats};
+use perplexity::{Perplexity, narrow_formats};
 
 #[test]
 fn k_and_v_in_fewer_bits_cost_less_than_a_thousandth_of_perplexity() {
-    let [exact, bf16, int8, f16, fp8] = KvDtype::ALL.map(|dtype| Reading::of(&bundled_model(), None, dtype));
+    let [exact, bf16, int8, f16, fp8] = KvDtype::ALL.map(|dtype| Perplexity::measure(&bundled_model(), None, dtype));
     assert!(exact.logprobs.len() > 3_000 && exact.perplexity() < 2.0, "{} tokens, {}", exact.logprobs.len(), exact.perplexity());
     for (name, reading) in [("bf16", &bf16), ("int8", &int8), ("f16", &f16), ("fp8", &fp8)] {
         let change = reading.perplexity() / exact.perplexity() - 1.0;
@@ -35,8 +35,8 @@ fn products_in_bf16_cost_less_than_a_thousandth_of_perplexity() {
         return println!("skipped: this machine lacks {}", Isa::Avx512Bf16.name());
     }
     // What is stored is the same: only products differ.
-    let exact = Reading::of(&bundled_model(), None, KvDtype::Bf16);
-    let reading = Reading::on(Isa::Avx512Bf16, &bundled_model(), None, KvDtype::Bf16);
+    let exact = Perplexity::measure(&bundled_model(), None, KvDtype::Bf16);
+    let reading = Perplexity::measure_on(Isa::Avx512Bf16, &bundled_model(), None, KvDtype::Bf16);
     let (change, (mean, most)) = (reading.perplexity() / exact.perplexity() - 1.0, reading.distance(&exact));
     println!("{:+.4} %, log probabilities change by {mean}, at most {most}", 100.0 * change);
     assert!(mean > 0.0, "nothing was multiplied in bf16");
@@ -45,7 +45,7 @@ fn products_in_bf16_cost_less_than_a_thousandth_of_perplexity() {
 
 #[test]
 fn weights_in_whole_numbers_cost_little_and_fewer_bits_more() {
-    let read = |format| Reading::of(&bundled_model(), format, KvDtype::F32);
+    let read = |format| Perplexity::measure(&bundled_model(), format, KvDtype::F32);
     let exact = read(None);
     let mut int8 = f64::INFINITY;
     for format in narrow_formats() {

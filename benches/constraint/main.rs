@@ -1,8 +1,8 @@
-//! What a grammar costs: compiling it, a mask of 32,000 tokens, a fork, taking tokens back.
+//! Cost of a grammar: compilation, a mask of 32,000 tokens, a fork, and a rewind.
 //!
-//! The vocabulary is a byte-level BPE, trained here and now on this repository's own text and code; what merges are missing (it is
-//! a small text) is made up of its words in pairs. Tokens are drawn evenly from each mask, which leads to stranger
-//! texts, and thus to more different states, than a model would write.
+//! The vocabulary is a byte-level BPE that is trained on the text and code of this repository. Pairs of its words
+//! fill the rest of the vocabulary. Tokens are drawn uniformly from each mask, which visits more grammar states
+//! than the output of a model.
 
 mod tokenizer;
 
@@ -14,24 +14,24 @@ use pagedllm::text::Text;
 
 const TOKENS: usize = 32_000;
 const WALKS: u64 = 20;
-const LONGEST: usize = 200;
+const MAX_LEN: usize = 200;
 
-/// Reads the tokenizer as a model's would be.
+/// Trains a tokenizer and reads its vocabulary like that of a model.
 fn vocabulary() -> Vocabulary {
     let dir = std::env::temp_dir().join(format!("pagedllm-bench-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let bytes = tokenizer::train(&dir, TOKENS - 1);
     let text = Text::load(&dir).unwrap();
     std::fs::remove_dir_all(&dir).unwrap();
-    let begun = Instant::now();
+    let start = Instant::now();
     let trained = text.vocab_size().min(TOKENS - 1);
     let mut tokens = text.token_bytes(trained).unwrap().bytes;
-    let read = begun.elapsed();
+    let read = start.elapsed();
     let words: Vec<Vec<u8>> = tokens.iter().filter(|bytes| bytes.len() > 3).cloned().collect();
     let pair = |i: usize| [words[i * 7919 % words.len()].clone(), words[i * 104_729 % words.len()].clone()].concat();
     tokens.extend((trained..TOKENS - 1).map(pair));
     tokens.push(b"</s>".to_vec());
-    println!("{TOKENS} tokens: {trained} trained on {} KB, their bytes read in {read:.1?}", bytes / 1000);
+    println!("{TOKENS} tokens: {trained} trained on {} KB; reading their bytes took {read:.1?}", bytes / 1000);
     Vocabulary { special: (0..TOKENS).map(|token| token == TOKENS - 1).collect(), tokens, eos: vec![TOKENS as u32 - 1] }
 }
 
@@ -75,10 +75,10 @@ struct Times {
 }
 
 fn timed<T>(times: &mut Vec<Duration>, work: impl FnOnce() -> T) -> T {
-    let begun = Instant::now();
-    let done = work();
-    times.push(begun.elapsed());
-    done
+    let start = Instant::now();
+    let result = work();
+    times.push(start.elapsed());
+    result
 }
 
 fn draw(mask: &[u32], number: f64) -> u32 {
@@ -91,11 +91,11 @@ fn draw(mask: &[u32], number: f64) -> u32 {
         }
         left -= word.count_ones();
     }
-    unreachable!("nothing is allowed")
+    unreachable!("the mask is not empty")
 }
 
 fn walk(constraint: &mut Constraint, seed: u64, times: &mut Times) {
-    for i in 0..LONGEST {
+    for i in 0..MAX_LEN {
         if constraint.is_complete() {
             return;
         }
@@ -117,19 +117,19 @@ fn at(times: &mut [Duration], share: f64) -> f64 {
 
 fn main() {
     let vocabulary = vocabulary();
-    let begun = Instant::now();
-    let made = Grammars::new(vocabulary).unwrap();
-    println!("Grammars::new: {:.1?}\n", begun.elapsed());
-    println!("Times in µs. The first request with a grammar meets a lexer that has learnt nothing; the later ones share it.\n");
+    let start = Instant::now();
+    let compiler = Grammars::new(vocabulary).unwrap();
+    println!("Grammars::new: {:.1?}\n", start.elapsed());
+    println!("Times in µs. The first request with a grammar starts with an empty lexer cache, which later requests share.\n");
     println!(
-        "| grammar | compile | again | first: mask p50 | p99 | most | later: masks | p50 | p99 | most | advance p99 | fork p50 | p99 | rewind 5 |"
+        "| grammar | compile | compile again | first: mask p50 | p99 | max | later: masks | p50 | p99 | max | advance p99 | fork p50 | p99 | rewind 5 |"
     );
     println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |");
     for (name, grammar) in grammars() {
         let (mut cold, mut warm, mut first, mut later) = (Vec::new(), Vec::new(), Times::default(), Times::default());
-        walk(&mut timed(&mut cold, || made.compile(&grammar).unwrap()), WALKS, &mut first);
+        walk(&mut timed(&mut cold, || compiler.compile(&grammar).unwrap()), WALKS, &mut first);
         for seed in 0..WALKS {
-            walk(&mut timed(&mut warm, || made.compile(&grammar).unwrap()), seed, &mut later);
+            walk(&mut timed(&mut warm, || compiler.compile(&grammar).unwrap()), seed, &mut later);
         }
         let of =
             |times: &mut Vec<Duration>, shares: &[f64]| shares.iter().map(|&share| format!("{:.1}", at(times, share))).collect::<Vec<_>>();

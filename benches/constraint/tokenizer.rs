@@ -1,4 +1,4 @@
-//! A byte-level BPE trained here and now on this repository's own text and code.
+//! A byte-level BPE, trained on the text and code of this repository.
 
 use std::path::Path;
 
@@ -19,8 +19,8 @@ fn texts(dir: &Path, found: &mut Vec<String>) {
     }
 }
 
-/// Writes tokenizer.json, of at most so many tokens, and says on how many bytes of text it was trained.
-pub fn train(dir: &Path, most: usize) -> usize {
+/// Writes tokenizer.json with at most `max_tokens` tokens. Returns the number of bytes of the training text.
+pub fn train(dir: &Path, max_tokens: usize) -> usize {
     let mut corpus = Vec::new();
     texts(Path::new(env!("CARGO_MANIFEST_DIR")), &mut corpus);
     type Trained = TokenizerImpl<BPE, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
@@ -33,7 +33,7 @@ pub fn train(dir: &Path, most: usize) -> usize {
         .build()
         .unwrap();
     let alphabet = ByteLevel::alphabet().into_iter().collect();
-    let mut trainer = BpeTrainerBuilder::new().show_progress(false).vocab_size(most).initial_alphabet(alphabet).build();
+    let mut trainer = BpeTrainerBuilder::new().show_progress(false).vocab_size(max_tokens).initial_alphabet(alphabet).build();
     tokenizer.train(&mut trainer, corpus.iter()).unwrap();
     tokenizer.save(dir.join("tokenizer.json"), false).unwrap();
     corpus.iter().map(String::len).sum()

@@ -1,5 +1,5 @@
-//! Two engines in one process, each with a thread for every core, stepped at once by two threads of the host: how many tokens they make
-//! together, beside what one makes alone. Where engines fight for the cores, together is much less.
+//! Two engines in one process, stepped by two threads of the host: tokens per second of both, compared with one
+//! engine alone. If the engines compete for cores, the sum is much lower.
 
 use std::path::Path;
 use std::sync::Barrier;
@@ -19,35 +19,35 @@ const REPETITIONS: usize = 5;
 pub fn print(model: &str, dir: &Path) -> Result<()> {
     let cores = std::thread::available_parallelism()?.get();
     println!("Two engines, model {model}, {SEQUENCES} sequences each: tokens/s ({cores} cores)\n");
-    println!("| Threads of each | one alone | both at once | beside one with all cores |");
+    println!("| Threads per engine | one engine alone | both together | both together / one engine with all cores |");
     println!("| --- | --- | --- | --- |");
     let pinned = |first: usize, count: usize| Some((first..first + count).collect::<Vec<_>>());
     let half = (cores / 2).max(1);
-    let [alone, at_once] = measure(dir, cores, [None, None])?;
+    let [alone, together] = measure(dir, cores, [None, None])?;
     let print = |what: &str, [one, both]: [f64; 2]| println!("| {what} | {one:.0} | {both:.0} | {:.2} |", both / alone);
-    print("one per core", [alone, at_once]);
+    print("one per core", [alone, together]);
     print("half of the cores", measure(dir, half, [None, None])?);
     print("half of the cores, pinned apart", measure(dir, half, [pinned(0, half), pinned(cores - half, half)])?);
     Ok(())
 }
 
-/// Tokens/s of one alone, and of both at once.
+/// Returns the tokens per second of one engine alone, and of both together.
 fn measure(dir: &Path, threads: usize, cpus: [Option<Vec<usize>>; 2]) -> Result<[f64; 2]> {
     let [first, second] = cpus.map(|cpus| Bench::open(dir, threads, cpus));
     let (mut first, mut second) = (first?, second?);
-    let (mut alone, mut at_once) = (Vec::new(), Vec::new());
+    let (mut alone, mut together) = (Vec::new(), Vec::new());
     for _ in 0..REPETITIONS {
         alone.push(rate(1, first.serve()?));
-        at_once.push(rate(2, both(&mut first, &mut second)?));
+        together.push(rate(2, both(&mut first, &mut second)?));
     }
-    Ok([median(alone), median(at_once)])
+    Ok([median(alone), median(together)])
 }
 
 fn rate(engines: usize, time: Duration) -> f64 {
     (engines * SEQUENCES * STEPS) as f64 / time.as_secs_f64()
 }
 
-/// From the first's beginning to the last's end.
+/// Runs both engines. Returns the time from the common start to the end of the slower engine.
 fn both(first: &mut Bench, second: &mut Bench) -> Result<Duration> {
     let barrier = Barrier::new(2);
     let start = Instant::now();
@@ -80,7 +80,7 @@ impl Bench {
         Ok(Bench(Engine::create(&options)?))
     }
 
-    /// How long all its sequences take, prompts included.
+    /// Runs all sequences of this engine and returns the time, with prompts.
     fn serve(&mut self) -> Result<Duration> {
         let start = Instant::now();
         for seed in 0..SEQUENCES as u32 {
@@ -92,7 +92,7 @@ impl Bench {
         for _ in 0..STEPS {
             let report = self.0.step()?;
             if report.decode_tokens != SEQUENCES as u64 {
-                return Err(format!("a step of {report:?}").into());
+                return Err(format!("a step has {report:?}").into());
             }
         }
         let time = start.elapsed();

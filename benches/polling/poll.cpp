@@ -1,4 +1,4 @@
-// Events per second and the host's CPU per event, from C++: one queue for all streams, and a queue for each in one epoll loop.
+// Events per second and the host's CPU time per event, from C++: one queue for all streams, and one queue per stream in an epoll loop.
 #include <sys/epoll.h>
 #include <sys/resource.h>
 
@@ -20,7 +20,7 @@ static double host_cpu_seconds() {
     return seconds(usage.ru_utime) + seconds(usage.ru_stime) - double(bench_driver_cpu_ns()) * 1e-9;
 }
 
-static uint64_t sum;  // of what was read, so that it is
+static uint64_t sum;  // of the outputs, so that the compiler keeps the reads
 
 static uint64_t take(const pagedllm::QueueView &queue, std::chrono::milliseconds timeout) {
     const pagedllm::Outputs outputs = queue.poll(timeout).value();
@@ -28,7 +28,7 @@ static uint64_t take(const pagedllm::QueueView &queue, std::chrono::milliseconds
     return outputs.size();
 }
 
-// Calls `read`, which returns how many events it took, for a while; prints the row.
+// Calls `read`, which returns the number of events, for a second. Prints the row.
 template <class Read>
 static void measure(const char *how, size_t streams, uint64_t pace_us, Read read) {
     for (const auto end = Clock::now() + std::chrono::milliseconds(200); Clock::now() < end;) read();
@@ -54,7 +54,7 @@ static void one_queue(size_t streams, uint64_t pace_us) {
     measure("one queue, blocking poll", streams, pace_us, [&] { return take(queue, pagedllm::forever); });
 }
 
-static void queue_each(size_t streams, uint64_t pace_us) {
+static void queue_per_stream(size_t streams, uint64_t pace_us) {
     auto engine = pagedllm::Engine::adopt(bench_engine_create(pace_us));
     std::vector<pagedllm::Queue> queues;
     const int loop = epoll_create1(EPOLL_CLOEXEC);
@@ -68,7 +68,7 @@ static void queue_each(size_t streams, uint64_t pace_us) {
     }
     engine.start().value();
     std::vector<epoll_event> ready(streams);
-    measure("a queue each, epoll", streams, pace_us, [&] {
+    measure("one queue per stream, epoll", streams, pace_us, [&] {
         uint64_t events = 0;
         const int count = epoll_wait(loop, ready.data(), int(ready.size()), -1);
         for (int i = 0; i < count; i++) events += take(queues[ready[size_t(i)].data.u64], std::chrono::milliseconds(0));
@@ -79,7 +79,7 @@ static void queue_each(size_t streams, uint64_t pace_us) {
 int main() {
     for (const uint64_t pace_us : {0, 1000}) {
         for (const size_t streams : {1, 16, 256}) one_queue(streams, pace_us);
-        for (const size_t streams : {1, 16, 256}) queue_each(streams, pace_us);
+        for (const size_t streams : {1, 16, 256}) queue_per_stream(streams, pace_us);
     }
     return sum == 0;
 }

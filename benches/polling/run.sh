@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# What polling costs a host, from C++ and Go: benches/README.md. On an otherwise idle machine.
+# Cost of polling from C++ and Go; benches/README.md describes it. Run it on an idle machine.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 cargo build --release --locked --example scripted
 out=$PWD/build/polling
 mkdir -p "$out"
-# The library with one more door takes the library's place.
+# The library with the scripted engine replaces the library.
 cp target/release/examples/libscripted.so "$out/libpagedllm.so.1"
 ln -sf libpagedllm.so.1 "$out/libpagedllm.so"
 link="-L$out -lpagedllm -Wl,-rpath,$out"

@@ -1,5 +1,5 @@
-//! The library with one more door: an engine whose model is a script, so that a benchmark from C++ or Go measures what the
-//! boundary costs and nothing else. The whole C ABI is exported beside it.
+//! The library with one more function, which creates an engine whose model is a script. A benchmark in C++ or Go
+//! thus measures only the cost of the C ABI. The whole C ABI is exported too.
 #![allow(clippy::missing_safety_doc)]
 
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use pagedllm::sched::StepPlan;
 
 const VOCAB: usize = 8;
 const MAX_SEQS: usize = 256;
-/// More tokens than a stream gets while it is measured.
+/// More tokens than a sequence generates during a measurement.
 const MAX_LEN: usize = 1 << 21;
 const BLOCK_SIZE: usize = 256;
 
-/// Always the same token; a step every `pace`.
+/// A model that always returns the same token, one step per `pace`.
 struct Scripted {
     logits: Vec<f32>, // [MAX_SEQS, VOCAB]
     pace: Duration,
@@ -45,14 +45,15 @@ impl Runner for Scripted {
 
 fn thread_cpu_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a writable timespec.
+    // SAFETY: `time` is a writable timespec.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 static DRIVER_CPU: std::sync::OnceLock<Arc<AtomicU64>> = std::sync::OnceLock::new();
 
-/// An engine of up to 256 sequences that takes a step every `pace_us`; token ids only. Free it with pllm_engine_free.
+/// Creates an engine of up to 256 sequences with one step per `pace_us` microseconds. It has no tokenizer. Free it
+/// with pllm_engine_free.
 #[unsafe(no_mangle)]
 pub extern "C" fn bench_engine_create(pace_us: u64) -> *mut pllm_engine {
     let cpu_ns = DRIVER_CPU.get_or_init(Arc::default).clone();
@@ -92,7 +93,8 @@ pub extern "C" fn bench_engine_create(pace_us: u64) -> *mut pllm_engine {
     Engine::with_runner(&options, info, None, Box::new(runner)).map_or(std::ptr::null_mut(), pllm_engine::into_raw)
 }
 
-/// CPU time of the stepping thread so far, as of its last step: what is left of the process's is the host's.
+/// Returns the CPU time of the stepping thread up to its last step. The rest of the process's CPU time is the
+/// host's.
 #[unsafe(no_mangle)]
 pub extern "C" fn bench_driver_cpu_ns() -> u64 {
     DRIVER_CPU.get().map_or(0, |cpu| cpu.load(Ordering::Relaxed))

@@ -1,4 +1,4 @@
-//! How well a model foresees a text, whatever its weights, K and V are stored as.
+//! Perplexity of a model on a text, for any format of its weights, K and V.
 
 use std::path::Path;
 use std::time::Duration;
@@ -6,44 +6,45 @@ use std::time::Duration;
 use pagedllm::engine::{Engine, Prompt, Request};
 use pagedllm::options::{EngineOptions, Isa, KvDtype, SamplingParams, WeightFormat};
 
-/// What the bundled model says of its held-out text.
-pub struct Reading {
-    /// Log probabilities of what it was trained to say: an assistant's answers, and sentences that are no chat.
+/// Log probabilities of the bundled model on its held-out text.
+pub struct Perplexity {
+    /// One per token that the model was trained to produce: answers of the assistant, and sentences outside chats.
     pub logprobs: Vec<f32>,
 }
 
-impl Reading {
-    /// On the widest path that multiplies nothing in bf16.
-    pub fn of(model: &Path, weight_format: Option<WeightFormat>, kv_dtype: KvDtype) -> Reading {
+impl Perplexity {
+    /// Measures on the widest path that multiplies nothing in bf16.
+    pub fn measure(model: &Path, weight_format: Option<WeightFormat>, kv_dtype: KvDtype) -> Perplexity {
         let in_f32 = Isa::ALL.into_iter().rfind(|isa| *isa != Isa::Avx512Bf16 && isa.is_present());
-        Reading::on(in_f32.unwrap_or(Isa::Portable), model, weight_format, kv_dtype)
+        Perplexity::measure_on(in_f32.unwrap_or(Isa::Portable), model, weight_format, kv_dtype)
     }
 
-    pub fn on(isa: Isa, model: &Path, weight_format: Option<WeightFormat>, kv_dtype: KvDtype) -> Reading {
+    /// Measures on one instruction path.
+    pub fn measure_on(isa: Isa, model: &Path, weight_format: Option<WeightFormat>, kv_dtype: KvDtype) -> Perplexity {
         let (model_dir, isa, kv_dtype) = (model.into(), Some(isa), Some(kv_dtype));
         let options = EngineOptions { model_dir, weight_format, isa, kv_dtype, prefix_cache: false, ..Default::default() };
         let engine = Engine::create(&options).unwrap();
-        // They say their special tokens themselves.
+        // The texts contain their special tokens.
         let texts: Vec<_> = texts(model).iter().map(|text| engine.text().unwrap().encode(text, false).unwrap()).collect();
         for (i, tokens) in texts.iter().enumerate() {
             let sampling = SamplingParams { prompt_logprobs: Some(0), max_tokens: Some(1), ..SamplingParams::greedy() };
             engine.add_request(Request { user_data: i as u64, ..Request::new(Prompt::Tokens(tokens.clone()), sampling) }).unwrap();
         }
-        let mut read = Vec::new();
+        let mut outputs = Vec::new();
         while engine.step().unwrap().unfinished > 0 {
-            read.extend(engine.queue().poll(Some(Duration::ZERO)).unwrap());
+            outputs.extend(engine.queue().poll(Some(Duration::ZERO)).unwrap());
         }
-        read.extend(engine.queue().poll(Some(Duration::ZERO)).unwrap());
-        assert!(read.iter().all(|output| output.error.is_none()));
-        let of =
-            |i: usize| read.iter().filter(move |output| output.user_data == i as u64).flat_map(|output| &output.prompt_logprobs.tokens);
+        outputs.extend(engine.queue().poll(Some(Duration::ZERO)).unwrap());
+        assert!(outputs.iter().all(|output| output.error.is_none()));
+        let logprobs =
+            |i: usize| outputs.iter().filter(move |output| output.user_data == i as u64).flat_map(|output| &output.prompt_logprobs.tokens);
         let [assistant, end] = ["<|assistant|>", "<|end|>"].map(|name| engine.text().unwrap().encode(name, false).unwrap()[0]);
         let learned = |(i, tokens): (usize, &Vec<u32>)| {
-            let said = said(tokens, assistant, end);
-            assert_eq!(of(i).count(), tokens.len() - 1);
-            of(i).zip(&said[1..]).filter(|(_, said)| **said).map(|(logprob, _)| *logprob).collect::<Vec<_>>()
+            let answers = answer_tokens(tokens, assistant, end);
+            assert_eq!(logprobs(i).count(), tokens.len() - 1);
+            logprobs(i).zip(&answers[1..]).filter(|(_, answer)| **answer).map(|(logprob, _)| *logprob).collect::<Vec<_>>()
         };
-        Reading { logprobs: texts.iter().enumerate().flat_map(learned).collect() }
+        Perplexity { logprobs: texts.iter().enumerate().flat_map(learned).collect() }
     }
 
     pub fn perplexity(&self) -> f64 {
@@ -51,33 +52,33 @@ impl Reading {
         (-sum / self.logprobs.len() as f64).exp()
     }
 
-    /// How far its log probabilities are from another's: on average, and at most.
-    pub fn distance(&self, other: &Reading) -> (f64, f64) {
+    /// Returns the mean and the maximum distance of the log probabilities from those of `other`.
+    pub fn distance(&self, other: &Perplexity) -> (f64, f64) {
         assert_eq!(self.logprobs.len(), other.logprobs.len());
         let distances = self.logprobs.iter().zip(&other.logprobs).map(|(a, b)| (a - b).abs() as f64);
-        let (sum, most) = distances.fold((0.0, 0.0f64), |(sum, most), x| (sum + x, most.max(x)));
-        (sum / self.logprobs.len() as f64, most)
+        let (sum, max) = distances.fold((0.0, 0.0f64), |(sum, max), x| (sum + x, max.max(x)));
+        (sum / self.logprobs.len() as f64, max)
     }
 }
 
-/// Every format in whole numbers, the best first.
+/// Returns every integer format, the most precise first.
 pub fn narrow_formats() -> Vec<WeightFormat> {
     let int4 = |offsets| WeightFormat::GROUPS.map(|group| WeightFormat::Int4 { group, offsets });
     [WeightFormat::Int8].into_iter().chain(int4(true)).chain(int4(false)).collect()
 }
 
-/// Which tokens are the assistant's own words, up to their end; all, where nobody speaks.
-fn said(tokens: &[u32], assistant: u32, end: u32) -> Vec<bool> {
+/// Marks the tokens of the assistant's answers, with their ends. In a text that is not a chat, all tokens.
+fn answer_tokens(tokens: &[u32], assistant: u32, end: u32) -> Vec<bool> {
     let chat = tokens.contains(&assistant);
-    let mut speaks = !chat;
-    let mut said = vec![false; tokens.len()];
+    let mut in_answer = !chat;
+    let mut answers = vec![false; tokens.len()];
     for (i, &token) in tokens.iter().enumerate() {
-        // A new line comes first.
-        speaks |= chat && i >= 2 && tokens[i - 2] == assistant;
-        said[i] = speaks;
-        speaks &= !chat || token != end;
+        // A line break follows the marker.
+        in_answer |= chat && i >= 2 && tokens[i - 2] == assistant;
+        answers[i] = in_answer;
+        in_answer &= !chat || token != end;
     }
-    said
+    answers
 }
 
 fn texts(model: &Path) -> Vec<String> {

@@ -1,7 +1,7 @@
-//! What sharing is worth: blocks saved by samples and beams, the price of a fork, prefixes found again, masks beside the step.
+//! Blocks saved by samples and beams, cost of a fork, prefix cache, and cost of grammars in a step.
 
 #[path = "../cpu/model.rs"]
-#[allow(dead_code)] // its other half is the CPU benchmark's
+#[allow(dead_code)] // only the CPU benchmark uses the rest
 mod model;
 mod sharing;
 #[path = "../constraint/tokenizer.rs"]
@@ -48,8 +48,8 @@ fn text_schema() -> Grammar {
     )
 }
 
-/// A sequence of 1,500 prompt tokens and 500 generated ones, with all that a fork copies by value. It is forked while its
-/// reader is behind, so that the step that makes the child does nothing else.
+/// Forks a sequence of 1,500 prompt tokens and 500 generated tokens, with all state that a fork copies. Its queue
+/// is full, so that the step that creates the child does nothing else.
 fn forks(engine: &Engine) -> Result<()> {
     let queue = engine.create_queue(1)?;
     let sampling = SamplingParams {
@@ -72,27 +72,27 @@ fn forks(engine: &Engine) -> Result<()> {
         }
         generated += outputs.len();
     }
-    engine.step()?; // what it left in the queue pauses it
+    engine.step()?; // the full queue pauses the sequence
     let used = engine.stats().blocks_used;
     let (mut calls, mut steps, mut idle) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..200 {
-        let begun = Instant::now();
+        let start = Instant::now();
         engine.step()?;
-        idle.push(begun.elapsed());
-        let begun = Instant::now();
+        idle.push(start.elapsed());
+        let start = Instant::now();
         let child = engine.fork(id, 1, &Fork { idle: true, ..Default::default() })?[0];
-        calls.push(begun.elapsed());
-        let begun = Instant::now();
+        calls.push(start.elapsed());
+        let start = Instant::now();
         engine.step()?;
-        steps.push(begun.elapsed());
-        assert_eq!((engine.sequence(child)?.idle, engine.stats().blocks_used), (true, used), "it is there, and no block was copied");
+        steps.push(start.elapsed());
+        assert_eq!((engine.sequence(child)?.idle, engine.stats().blocks_used), (true, used), "the child exists, and no block was copied");
         engine.free(child)?;
         engine.step()?;
     }
     let (call, step, idle) = (median(calls), median(steps), median(idle));
-    println!("## A fork\n\nOf {} tokens, with penalties, 500 log probabilities and a JSON grammar; medians of 200.\n", 1500 + generated);
+    println!("## Fork\n\n{} tokens, with penalties, 500 log probabilities and a JSON grammar; medians of 200.\n", 1500 + generated);
     println!(
-        "call {:.1} us, a step that makes the child {:.1} us, one that does nothing {:.1} us: {:.1} us until it can be scheduled (goal 20)\n",
+        "call {:.1} us, step that creates the child {:.1} us, idle step {:.1} us: {:.1} us until the child can be scheduled (goal 20)\n",
         ms(call) * 1e3,
         ms(step) * 1e3,
         ms(idle) * 1e3,
@@ -103,37 +103,35 @@ fn forks(engine: &Engine) -> Result<()> {
 }
 
 fn first_token(engine: &Engine, prompt: Prompt) -> Result<Duration> {
-    let begun = Instant::now();
+    let start = Instant::now();
     engine.add_request(Request::new(prompt, SamplingParams { max_tokens: Some(1), ..SamplingParams::greedy() }))?;
     while engine.step()?.unfinished > 0 {}
-    let time = begun.elapsed();
+    let time = start.elapsed();
     engine.queue().poll(Some(Duration::ZERO))?;
     Ok(time)
 }
 
-/// 1,900 shared tokens and 30 of each request's own.
+/// Prompts of 1,900 shared tokens and 30 others.
 fn prefixes(options: &EngineOptions) -> Result<()> {
-    let ask = |i: u32| match (prompt(1900, 1), prompt(30, i)) {
+    let request_prompt = |i: u32| match (prompt(1900, 1), prompt(30, i)) {
         (Prompt::Tokens(shared), Prompt::Tokens(own)) => Prompt::Tokens([shared, own].concat()),
         _ => unreachable!("both are tokens"),
     };
     let cold_engine = Engine::create(&EngineOptions { prefix_cache: false, ..options.clone() })?;
     let engine = Engine::create(options)?;
-    first_token(&engine, ask(0))?;
+    first_token(&engine, request_prompt(0))?;
     let (mut cold, mut warm) = (Vec::new(), Vec::new());
     for i in 1..6 {
-        cold.push(first_token(&cold_engine, ask(i))?);
-        warm.push(first_token(&engine, ask(i))?);
+        cold.push(first_token(&cold_engine, request_prompt(i))?);
+        warm.push(first_token(&engine, request_prompt(i))?);
     }
     let (cold, warm) = (median(cold), median(warm));
-    println!(
-        "## A prefix found again\n\nModel S, 1,900 shared tokens and 30 of one's own, until the first token; medians of 5, in turns.\n"
-    );
-    println!("cold {:.1} ms, found {:.1} ms: {:.1}x (goal 15x)\n", ms(cold), ms(warm), ms(cold) / ms(warm));
+    println!("## Prefix cache\n\nModel S, 1,900 shared tokens and 30 others: time to first token; medians of 5, in turn.\n");
+    println!("miss {:.1} ms, hit {:.1} ms: {:.1}x (goal 15x)\n", ms(cold), ms(warm), ms(cold) / ms(warm));
     Ok(())
 }
 
-/// Steps of eight sequences, in turns with and without a grammar.
+/// Measures steps of eight sequences, with and without a grammar in turn.
 fn masks(engine: &Engine) -> Result<()> {
     let mut times = [Vec::new(), Vec::new()];
     for round in 0..6 {
@@ -149,10 +147,10 @@ fn masks(engine: &Engine) -> Result<()> {
                 engine.add_request(Request::new(prompt(50, seed as u32 + round), sampling))?;
             }
             loop {
-                let begun = Instant::now();
+                let start = Instant::now();
                 let report = engine.step()?;
                 if report.decode_tokens == 8 && report.prefill_tokens == 0 && report.unfinished == 8 {
-                    times[i].push(begun.elapsed());
+                    times[i].push(start.elapsed());
                 }
                 if report.unfinished == 0 {
                     break;
@@ -163,7 +161,7 @@ fn masks(engine: &Engine) -> Result<()> {
     }
     let counts = times.each_ref().map(Vec::len);
     let [without, with] = times.map(median);
-    println!("## Masks beside the step\n\nModel S, 32,000 tokens, eight sequences; medians of {counts:?} steps, in turns.\n");
+    println!("## Grammars in a step\n\nModel S, 32,000 tokens, eight sequences; medians of {counts:?} steps, in turn.\n");
     println!(
         "without a grammar {:.2} ms, with a JSON schema {:.2} ms: {:+.1} %",
         ms(without),

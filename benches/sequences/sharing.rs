@@ -1,7 +1,7 @@
-//! Blocks that samples and beams share, on the production scheduler, over a language model that is a hash of the last token.
+//! Blocks that samples and beams share, with the production scheduler and a hash as the model.
 //!
-//! Lengths are log-normal with the means of the PagedAttention paper's two data sets; which beams survive depends on the model, so
-//! the paper's own figures, on OPT-13B, are what stands beside and not a target.
+//! Lengths are log-normal with the means of the two data sets of the PagedAttention paper. Which beams survive
+//! depends on the model. The results of the paper, on OPT-13B, are printed for comparison and are not a target.
 
 use pagedllm::decode::{BeamScratch, BeamSearch, BeamStep, Lane, log_softmax, uniform};
 use pagedllm::kv::{BlockManager, Chain, Paging, blocks_for};
@@ -11,13 +11,13 @@ use pagedllm::sched::{Arrival, Branching, Choice, Scheduler, SchedulerOptions, V
 const BLOCK: usize = 16;
 const REQUESTS: u64 = 48;
 const VOCAB: usize = 64;
-const MOST: usize = 2048;
+const MAX_LEN: usize = 2048;
 
 struct Lengths {
     name: &'static str,
     prompt: f64,
     output: f64,
-    /// What Figure 15 of the paper says of samples and of beams, from 2 to 6, in percent.
+    /// Figure 15 of the paper: samples and beams, from 2 to 6, in percent.
     paper: [&'static str; 2],
 }
 
@@ -28,7 +28,7 @@ const DATA: [Lengths; 2] = [
 
 pub fn print() {
     println!(
-        "## Blocks saved by sharing\n\nShare of the blocks that unshared sequences would have, over all steps; blocks of {BLOCK} tokens.\n"
+        "## Blocks saved by sharing\n\nShare of the blocks that sequences without sharing would use, over all steps; blocks of {BLOCK} tokens.\n"
     );
     println!("| lengths | decoding | 2 | 4 | 6 | the paper, 2 to 6 |\n| --- | --- | --- | --- | --- | --- |");
     for data in &DATA {
@@ -41,14 +41,14 @@ pub fn print() {
     println!();
 }
 
-/// Log-normal, with a standard deviation of 1 in the exponent, around a mean.
+/// Returns a log-normal length with this mean and a standard deviation of 1 in the exponent.
 fn length(mean: f64, seed: u64) -> usize {
     let (a, b) = (uniform(seed, 0, Lane::Token).max(1e-12), uniform(seed, 1, Lane::Token));
     let normal = (-2.0 * a.ln()).sqrt() * (std::f64::consts::TAU * b).cos();
-    ((mean * (normal - 0.5).exp()) as usize).clamp(1, MOST / 2 - 1)
+    ((mean * (normal - 0.5).exp()) as usize).clamp(1, MAX_LEN / 2 - 1)
 }
 
-/// Every request alone after the other would share the same, so a few at a time are enough.
+/// Returns the share of saved blocks. Requests run one after the other, because they share nothing with each other.
 fn saved(data: &Lengths, branching: Branching) -> f64 {
     let options = SchedulerOptions { max_batch_tokens: 4096, max_seqs: 256, prefill_chunk: 4096, preemption: Preemption::Recompute };
     let mut scheduler = Scheduler::new(options, BlockManager::new(100_000, Paging::plain(BLOCK), false).unwrap()).unwrap();
@@ -67,7 +67,7 @@ fn saved(data: &Lengths, branching: Branching) -> f64 {
     1.0 - shared as f64 / unshared as f64
 }
 
-/// Chooses for all sequences of a request that were sampled.
+/// Chooses the next tokens of all sampled sequences of a request.
 trait Decide {
     fn decide(&mut self, scheduler: &Scheduler, id: u64, sampled: &[u64]) -> Vec<Choice>;
 }
@@ -120,7 +120,7 @@ impl Decide for Beams {
         for &seq in sampled {
             let tokens = &scheduler.get(seq).unwrap().tokens;
             let last = u64::from(tokens[tokens.len() - 1]) << 20 | u64::from(tokens[tokens.len().saturating_sub(2)]);
-            // As peaked as a trained model's: the best token has about a third of the probability.
+            // Peaked like a trained model: the best token has about a third of the probability.
             let logits: Vec<f32> =
                 (0..VOCAB as u64).map(|token| -1.6 * (uniform(last, token, Lane::Token).max(1e-9) * 8.0).ln() as f32).collect();
             log_softmax(&logits, &mut self.rows[(seq - id) as usize * VOCAB..][..VOCAB]);

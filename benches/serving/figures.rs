@@ -1,4 +1,4 @@
-//! What a run comes to.
+//! Results of a simulated run.
 
 use std::time::Duration;
 
@@ -7,34 +7,35 @@ use pagedllm::options::{EngineOptions, Policies};
 use super::Result;
 use super::simulation::{Job, Machine, Served, Simulation};
 
-/// The engine's part in all that follows. Prefixes are not kept: the paper's systems did not, and the simulated prompts are all alike.
+/// Options of the engine. The prefix cache is off, because the systems of the paper had none and all simulated
+/// prompts are equal.
 pub fn options(policies: Policies) -> EngineOptions {
     EngineOptions { max_seqs: 512, max_batch_tokens: 2048, prefix_cache: false, policies, ..Default::default() }
 }
 
 pub struct Figures {
     pub served: Vec<Served>,
-    /// Between tokens, in order of length.
+    /// Times between tokens, in ascending order.
     pub gaps: Vec<Duration>,
     /// From the first arrival to the last token.
     pub span: Duration,
     pub preemptions: u64,
-    /// Share of the slots in use or set aside that held a token, on average over the time while somebody waited for room.
+    /// Average share of used and reserved slots that held a token, over the steps in which requests waited.
     pub slots: Option<f64>,
 }
 
 impl Figures {
-    pub fn of(options: &EngineOptions, jobs: &[Job]) -> Result<Figures> {
+    pub fn measure(options: &EngineOptions, jobs: &[Job]) -> Result<Figures> {
         let simulation = Simulation::new(options, Machine::PAPER)?;
         let (mut gaps, mut slots, mut saturated) = (Vec::new(), 0.0, 0u32);
-        let watch = |engine: &pagedllm::engine::Engine, _: &_| {
+        let on_step = |engine: &pagedllm::engine::Engine, _: &_| {
             let stats = engine.stats();
             if stats.waiting > 0 {
                 slots += stats.slot_utilization;
                 saturated += 1;
             }
         };
-        let served = simulation.serve_with_gaps(jobs, watch, |gap| gaps.push(gap))?;
+        let served = simulation.serve_with_gaps(jobs, on_step, |gap| gaps.push(gap))?;
         gaps.sort_unstable();
         let last = served.iter().map(|served| served.last_token).max().unwrap_or_default();
         Ok(Figures {
@@ -46,12 +47,12 @@ impl Figures {
         })
     }
 
-    /// Output tokens a second.
+    /// Output tokens per second.
     pub fn throughput(&self) -> f64 {
         self.served.iter().map(|served| served.tokens).sum::<usize>() as f64 / self.span.as_secs_f64()
     }
 
-    pub fn first_tokens(&self) -> Vec<Duration> {
+    pub fn times_to_first_token(&self) -> Vec<Duration> {
         let mut times: Vec<Duration> = self.served.iter().map(Served::time_to_first_token).collect();
         times.sort_unstable();
         times
@@ -71,7 +72,7 @@ pub fn median(mut times: Vec<Duration>) -> Duration {
     percentile(&times, 50)
 }
 
-/// Of times in order.
+/// Returns a percentile of times in ascending order.
 pub fn percentile(times: &[Duration], percent: usize) -> Duration {
     times.get((times.len() * percent / 100).min(times.len().saturating_sub(1))).copied().unwrap_or_default()
 }

@@ -1,5 +1,5 @@
-//! How well the time to the first token is told before a request is added.
-#![allow(dead_code)] // each benchmark and test uses its part
+//! Error of the predicted time to first token.
+#![allow(dead_code)] // each benchmark and test uses a part
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -13,28 +13,28 @@ use super::workload::{ALPACA, Lengths, SHAREGPT};
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 const REQUESTS: usize = 3000;
-/// Before these the engine has not seen what it learns from.
+/// Number of first requests that are not counted: the engine learns from them.
 const WARM_UP: usize = 200;
 
-/// What is known beforehand of an answer's length.
+/// Whether hosts know the length of an output.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Hosts {
-    /// They name it, as max_tokens.
+    /// `max_tokens` is the length.
     Know,
-    /// They allow each the same, and it ends by itself.
+    /// `max_tokens` is the same for all, and outputs end earlier.
     DoNotKnow,
 }
 
-/// How far off the forecasts were.
+/// Relative errors of the predictions.
 #[derive(Debug, Clone, Copy)]
 pub struct Errors {
     pub median: f64,
     pub ninetieth: f64,
-    /// The time to the first token itself, in seconds.
+    /// Mean time to first token, in seconds.
     pub mean: f64,
 }
 
-/// One request in ten is urgent, where that matters.
+/// Measures the errors. One request in ten has priority 5.
 pub fn measure(lengths: &Lengths, rate: f64, hosts: Hosts, policies: Policies) -> Result<Errors> {
     let options = EngineOptions { max_seqs: 256, max_batch_tokens: 2048, prefix_cache: false, policies, ..Default::default() };
     let simulation = Simulation::new(&options, Machine::PAPER)?;
@@ -43,50 +43,49 @@ pub fn measure(lengths: &Lengths, rate: f64, hosts: Hosts, policies: Policies) -
     if hosts == Hosts::DoNotKnow {
         jobs.iter_mut().for_each(|job| job.max_tokens = 1024);
     }
-    let (told, came) = serve(&simulation, &jobs)?;
-    let mut errors: Vec<f64> = told.iter().zip(&came).skip(WARM_UP).map(|(told, came)| (told / came - 1.0).abs()).collect();
+    let (predicted, measured) = serve(&simulation, &jobs)?;
+    let mut errors: Vec<f64> =
+        predicted.iter().zip(&measured).skip(WARM_UP).map(|(predicted, measured)| (predicted / measured - 1.0).abs()).collect();
     errors.sort_by(f64::total_cmp);
-    let mean = came[WARM_UP..].iter().sum::<f64>() / (came.len() - WARM_UP) as f64;
+    let mean = measured[WARM_UP..].iter().sum::<f64>() / (measured.len() - WARM_UP) as f64;
     Ok(Errors { median: errors[errors.len() / 2], ninetieth: errors[errors.len() * 9 / 10], mean })
 }
 
-/// Seconds from arrival to the first token, as they were told and as they came.
+/// Returns the predicted and the measured seconds from arrival to the first token.
 fn serve(simulation: &Simulation, jobs: &[Job]) -> Result<(Vec<f64>, Vec<f64>)> {
     let (engine, clock) = (&simulation.engine, &simulation.clock);
     let now = || pagedllm::engine::Clock::now(&**clock);
-    let (mut told, mut came) = (Vec::new(), vec![0.0; jobs.len()]);
+    let (mut predicted, mut measured) = (Vec::new(), vec![0.0; jobs.len()]);
     let mut first = 0;
     loop {
-        while let Some(job) = jobs.get(told.len()).filter(|job| job.at <= now()) {
+        while let Some(job) = jobs.get(predicted.len()).filter(|job| job.at <= now()) {
             let sampling = SamplingParams { max_tokens: Some(job.max_tokens), ..SamplingParams::greedy() };
             let request = Request { priority: job.priority, ..Request::new(Prompt::Tokens(vec![0; job.prompt]), sampling) };
             let from_now = engine.predict_admission(engine.queue(), request)?.first_token.unwrap_or_default();
             let id = simulation.add(job)?;
-            first = if told.is_empty() { id } else { first };
-            told.push((now() + from_now - job.at).as_secs_f64());
+            first = if predicted.is_empty() { id } else { first };
+            predicted.push((now() + from_now - job.at).as_secs_f64());
         }
         let report = engine.step()?;
         for output in engine.queue().poll(Some(Duration::ZERO))? {
-            let place = (output.request - first) as usize;
-            if came[place] == 0.0 {
-                came[place] = (now() - jobs[place].at).as_secs_f64();
+            let index = (output.request - first) as usize;
+            if measured[index] == 0.0 {
+                measured[index] = (now() - jobs[index].at).as_secs_f64();
             }
         }
         if report.unfinished == 0 {
-            let Some(job) = jobs.get(told.len()) else { return Ok((told, came)) };
+            let Some(job) = jobs.get(predicted.len()) else { return Ok((predicted, measured)) };
             clock.advance_to(job.at);
         }
     }
 }
 
-/// Rates from an idle machine to one that falls behind.
+/// Rates from an idle machine to an overloaded one.
 pub const CASES: [(Lengths, f64); 7] =
     [(SHAREGPT, 1.0), (SHAREGPT, 3.0), (SHAREGPT, 4.0), (SHAREGPT, 6.0), (ALPACA, 25.0), (ALPACA, 60.0), (ALPACA, 100.0)];
 
 pub fn print() -> Result<()> {
-    println!(
-        "## Time to the first token, told and come\n\n| lengths | rate | hosts know the length | mean | median error | 90th percentile |"
-    );
+    println!("## Predicted time to first token\n\n| lengths | rate | hosts know the length | mean TTFT | median error | 90th percentile |");
     println!("| --- | --- | --- | --- | --- | --- |");
     for (lengths, rate) in CASES {
         for hosts in [Hosts::Know, Hosts::DoNotKnow] {
@@ -101,7 +100,7 @@ pub fn print() -> Result<()> {
 
 const AGEING: Duration = Policies::DEFAULT_AGEING;
 
-/// Each of these instead of the default one.
+/// Policies that are compared with the default.
 const OTHERS: [(&str, Policies); 6] = [
     ("priority", Policies { order: OrderPolicy::Priority { ageing: AGEING }, ..DEFAULT }),
     ("shortest predicted", Policies { order: OrderPolicy::ShortestPredicted { ageing: AGEING }, ..DEFAULT }),
@@ -112,14 +111,14 @@ const OTHERS: [(&str, Policies); 6] = [
 ];
 const DEFAULT: Policies = Policies { order: OrderPolicy::Fcfs, batching: BatchingPolicy::Mixed, allocation: AllocationPolicy::OnDemand };
 
-/// From an idle machine to one that falls behind.
+/// Requests per second, from an idle machine to an overloaded one.
 const RATES: [f64; 3] = [1.0, 3.0, 6.0];
 
 fn print_policies() -> Result<()> {
     print!("\nMedian errors by policy, {}:\n\n| policy |", SHAREGPT.name);
     let columns: Vec<(f64, Hosts)> = RATES.into_iter().flat_map(|rate| [(rate, Hosts::Know), (rate, Hosts::DoNotKnow)]).collect();
     for (rate, hosts) in &columns {
-        print!(" {rate}/s, {} |", if *hosts == Hosts::Know { "known" } else { "not known" });
+        print!(" {rate}/s, {} |", if *hosts == Hosts::Know { "known" } else { "unknown" });
     }
     println!("\n| --- | --- | --- | --- | --- | --- | --- |");
     for (name, policies) in OTHERS {
@@ -134,20 +133,20 @@ fn print_policies() -> Result<()> {
     Ok(())
 }
 
-const ASKED: usize = 50;
+const CALLS: usize = 50;
 
-/// What asking costs the host, and those whose calls need the same lock meanwhile, as the stepping thread's do.
+/// Prints the time of a prediction, and the delay of other threads that need the same lock, as every step does.
 fn print_cost() -> Result<()> {
-    println!("| requests that wait | a call of admit | another thread's call meanwhile, at most |\n| --- | --- | --- |");
+    println!("| waiting requests | time of a call | maximum delay of another thread's call |\n| --- | --- | --- |");
     for waiting in [100, 10_000, 100_000] {
-        let (call, held_up) = cost(waiting)?;
-        println!("| {waiting} | {:.0} us | {:.0} us |", call.as_secs_f64() * 1e6, held_up.as_secs_f64() * 1e6);
+        let (call, delay) = cost(waiting)?;
+        println!("| {waiting} | {:.0} us | {:.0} us |", call.as_secs_f64() * 1e6, delay.as_secs_f64() * 1e6);
     }
     println!();
     Ok(())
 }
 
-/// Medians.
+/// Returns the median time of a call and the median of the maximum delay.
 fn cost(waiting: usize) -> Result<(Duration, Duration)> {
     let options = EngineOptions { max_seqs: 256, max_batch_tokens: 2048, prefix_cache: false, ..Default::default() };
     let simulation = Simulation::new(&options, Machine::PAPER)?;
@@ -158,33 +157,33 @@ fn cost(waiting: usize) -> Result<(Duration, Duration)> {
             engine.step()?;
         }
     }
-    let (longest, over) = (AtomicU64::new(0), AtomicBool::new(false));
-    let asked = std::thread::scope(|scope| {
+    let (max_delay, done) = (AtomicU64::new(0), AtomicBool::new(false));
+    let results = std::thread::scope(|scope| {
         scope.spawn(|| {
-            while !over.load(Ordering::Relaxed) {
-                let begun = Instant::now();
-                engine.check().expect("it has not failed");
-                longest.fetch_max(begun.elapsed().as_nanos() as u64, Ordering::Relaxed);
+            while !done.load(Ordering::Relaxed) {
+                let start = Instant::now();
+                engine.check().expect("the engine has not failed");
+                max_delay.fetch_max(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
                 std::thread::sleep(Duration::from_micros(20));
             }
         });
-        let ask = |_| -> Result<(Duration, Duration)> {
+        let call = |_| -> Result<(Duration, Duration)> {
             let request = Request::new(Prompt::Tokens(vec![0; 100]), SamplingParams { max_tokens: Some(100), ..SamplingParams::greedy() });
-            longest.store(0, Ordering::Relaxed);
-            let begun = Instant::now();
+            max_delay.store(0, Ordering::Relaxed);
+            let start = Instant::now();
             engine.predict_admission(engine.queue(), request)?;
-            let call = begun.elapsed();
+            let time = start.elapsed();
             std::thread::sleep(Duration::from_millis(1));
-            Ok((call, Duration::from_nanos(longest.load(Ordering::Relaxed))))
+            Ok((time, Duration::from_nanos(max_delay.load(Ordering::Relaxed))))
         };
-        let asked: Result<Vec<_>> = (0..ASKED).map(ask).collect();
-        over.store(true, Ordering::Relaxed);
-        asked
+        let results: Result<Vec<_>> = (0..CALLS).map(call).collect();
+        done.store(true, Ordering::Relaxed);
+        results
     })?;
     let median = |mut times: Vec<Duration>| {
         times.sort_unstable();
         times[times.len() / 2]
     };
-    let (calls, held_up) = asked.into_iter().unzip();
-    Ok((median(calls), median(held_up)))
+    let (calls, delays) = results.into_iter().unzip();
+    Ok((median(calls), median(delays)))
 }

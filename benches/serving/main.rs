@@ -1,4 +1,5 @@
-//! Serving under load, on a simulated machine: what the engine itself costs, what policies are worth, how well it forecasts.
+//! Serving under load on a simulated machine: the cost of the engine, the effect of policies, and the error
+//! of predictions.
 
 mod figures;
 mod forecast;
@@ -10,10 +11,10 @@ mod speed;
 mod workload;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
-/// Prints its tables.
+/// Prints the tables of one part.
 type Part = fn() -> Result<()>;
 
-/// All parts, or those that are named.
+/// Runs the parts named in the arguments, or all.
 fn main() -> Result<()> {
     let named: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
     let parts: [(&str, Part); 6] = [

@@ -1,4 +1,4 @@
-//! Every policy on the same requests.
+//! Every policy with the same requests.
 
 use pagedllm::options::{AllocationPolicy, BatchingPolicy, OrderPolicy, Policies};
 
@@ -8,12 +8,12 @@ use super::simulation::Job;
 use super::workload::{Lengths, SHAREGPT};
 
 const REQUESTS: usize = 3000;
-/// Below what the machine can bear, where nobody waits for room; and at its limit.
+/// A rate at which no request waits for blocks, and the limit of the machine.
 const RATES: [f64; 2] = [2.0, 3.0];
 const SEED: u64 = 5;
 
 const ORDERS: [(&str, OrderPolicy); 3] = [
-    ("first come", OrderPolicy::Fcfs),
+    ("fcfs", OrderPolicy::Fcfs),
     ("priority", OrderPolicy::Priority { ageing: Policies::DEFAULT_AGEING }),
     ("shortest predicted", OrderPolicy::ShortestPredicted { ageing: Policies::DEFAULT_AGEING }),
 ];
@@ -27,7 +27,8 @@ const BATCHINGS: [(&str, BatchingPolicy); 6] = [
 ];
 const ALLOCATIONS: [(&str, AllocationPolicy); 2] = [("on demand", AllocationPolicy::OnDemand), ("max_tokens", AllocationPolicy::MaxTokens)];
 
-/// Hosts do not know how long an answer will be: they allow the next power of two. One request in ten is urgent.
+/// Hosts do not know the length of an output: `max_tokens` is the next power of two. One request in ten is
+/// urgent.
 fn jobs(lengths: &Lengths, rate: f64) -> Vec<Job> {
     let mut jobs = lengths.jobs(REQUESTS, rate, SEED);
     for (i, job) in jobs.iter_mut().enumerate() {
@@ -60,11 +61,11 @@ pub fn print() -> Result<()> {
 
 fn print_head(rate: f64) -> Vec<Job> {
     println!(
-        "\n## Policies at {rate}/s\n\n{REQUESTS} requests of {}'s lengths; times in ms, the normalized latency in ms a token.\n",
+        "\n## Policies at {rate}/s\n\n{REQUESTS} requests with the lengths of {}; times in ms, normalized latency in ms per token.\n",
         SHAREGPT.name
     );
     println!(
-        "| order | batching | allocation | tokens/s | TTFT mean | 90 % | of the urgent | TPOT mean | 90 % | 99 % | latency | preemptions | slots |"
+        "| order | batching | allocation | tokens/s | TTFT mean | TTFT p90 | TTFT mean, urgent | TPOT mean | TPOT p90 | TPOT p99 | latency | preemptions | slots |"
     );
     println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |");
     jobs(&SHAREGPT, rate)
@@ -76,9 +77,9 @@ fn print_row(
     (batching_name, batching): (&str, BatchingPolicy),
     (allocation_name, allocation): (&str, AllocationPolicy),
 ) -> Result<()> {
-    let figures = Figures::of(&options(Policies { order, batching, allocation }), jobs)?;
+    let figures = Figures::measure(&options(Policies { order, batching, allocation }), jobs)?;
     let ms = |time: std::time::Duration| format!("{:.0}", time.as_secs_f64() * 1e3);
-    let first = figures.first_tokens();
+    let first = figures.times_to_first_token();
     let urgent = figures.served.iter().zip(jobs).filter(|(_, job)| job.priority > 0).map(|(served, _)| served.time_to_first_token());
     println!(
         "| {order_name} | {batching_name} | {allocation_name} | {:.0} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",

@@ -1,4 +1,4 @@
-//! Normalized latency against the rate of requests, as in Figure 12 of the PagedAttention paper.
+//! Normalized latency by request rate, as in Figure 12 of the PagedAttention paper.
 
 use pagedllm::options::{AllocationPolicy, BatchingPolicy, Policies};
 
@@ -10,8 +10,8 @@ use super::workload::{ALPACA, Lengths, SHAREGPT};
 const REQUESTS: usize = 2000;
 const SEED: u64 = 9;
 
-/// What is set aside for an output.
-type Allowed = fn(&Job) -> usize;
+/// Returns the `max_tokens` of a request.
+type MaxTokens = fn(&Job) -> usize;
 
 fn known(job: &Job) -> usize {
     job.output
@@ -21,7 +21,7 @@ fn power_of_two(job: &Job) -> usize {
     job.output.next_power_of_two()
 }
 
-fn longest(job: &Job) -> usize {
+fn maximum(job: &Job) -> usize {
     Machine::PAPER.max_model_len - job.prompt
 }
 
@@ -34,16 +34,16 @@ const fn batched(batching: BatchingPolicy) -> Policies {
     Policies { batching, ..ON_DEMAND }
 }
 
-const SYSTEMS: [(&str, Policies, Allowed); 9] = [
-    ("on demand (vLLM)", ON_DEMAND, longest),
-    ("the same, prefill first, 2048", batched(BatchingPolicy::PrefillFirst { threshold: 2048 }), longest),
-    ("the same, prefill first, 512", batched(BatchingPolicy::PrefillFirst { threshold: 512 }), longest),
-    ("the same, decode first, 256", batched(BatchingPolicy::DecodeFirst { budget: 256 }), longest),
-    ("the same, decode first, 64", batched(BatchingPolicy::DecodeFirst { budget: 64 }), longest),
+const SYSTEMS: [(&str, Policies, MaxTokens); 9] = [
+    ("on demand (vLLM)", ON_DEMAND, maximum),
+    ("the same, prefill first, 2048", batched(BatchingPolicy::PrefillFirst { threshold: 2048 }), maximum),
+    ("the same, prefill first, 512", batched(BatchingPolicy::PrefillFirst { threshold: 512 }), maximum),
+    ("the same, decode first, 256", batched(BatchingPolicy::DecodeFirst { budget: 256 }), maximum),
+    ("the same, decode first, 64", batched(BatchingPolicy::DecodeFirst { budget: 64 }), maximum),
     ("reserved, length known (Orca, Oracle)", RESERVED, known),
     ("reserved, power of two (Orca, Pow2)", RESERVED, power_of_two),
-    ("reserved, longest (Orca, Max)", RESERVED, longest),
-    ("static batches, longest (FasterTransformer)", STATIC, longest),
+    ("reserved, maximum (Orca, Max)", RESERVED, maximum),
+    ("static batches, maximum (FasterTransformer)", STATIC, maximum),
 ];
 
 pub fn print() -> Result<()> {
@@ -52,15 +52,15 @@ pub fn print() -> Result<()> {
 }
 
 fn print_table(lengths: &Lengths, rates: &[f64]) -> Result<()> {
-    println!("## Normalized latency, {}: seconds a token against requests a second ({REQUESTS} requests)\n", lengths.name);
+    println!("## Normalized latency, {}: seconds per token by requests per second ({REQUESTS} requests)\n", lengths.name);
     let rates_text: Vec<String> = rates.iter().map(f64::to_string).collect();
     println!("| | {} |\n| --- |{}", rates_text.join(" | "), " --- |".repeat(rates.len()));
-    for (name, policies, allowed) in SYSTEMS {
+    for (name, policies, max_tokens) in SYSTEMS {
         let mut row = Vec::new();
         for &rate in rates {
             let mut jobs = lengths.jobs(REQUESTS, rate, SEED);
-            jobs.iter_mut().for_each(|job| job.max_tokens = allowed(job));
-            row.push(format!("{:.3}", Figures::of(&options(policies), &jobs)?.normalized_latency().as_secs_f64()));
+            jobs.iter_mut().for_each(|job| job.max_tokens = max_tokens(job));
+            row.push(format!("{:.3}", Figures::measure(&options(policies), &jobs)?.normalized_latency().as_secs_f64()));
         }
         println!("| {name} | {} |", row.join(" | "));
     }

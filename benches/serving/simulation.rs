@@ -1,5 +1,5 @@
-//! A machine that is only a clock, under the production engine and scheduler: what requests would meet, found out in seconds.
-#![allow(dead_code)] // each benchmark and test uses its part
+//! The production engine and scheduler on a simulated machine that only advances a clock.
+#![allow(dead_code)] // each benchmark and test uses a part
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,14 +15,14 @@ const VOCAB: usize = 2;
 const TOKEN: usize = 0;
 const EOS: usize = 1;
 
-/// What a step costs, as though nothing in it overlapped, and how many tokens the KV pool holds.
+/// Time of a step, without overlap, and size of the KV pool in tokens.
 #[derive(Debug, Clone, Copy)]
 pub struct Machine {
-    /// Of every step: reading the weights.
+    /// Time per step: reads the weights.
     pub step: Duration,
-    /// Of every row: multiplying with the weights.
+    /// Time per token: multiplies with the weights.
     pub row: Duration,
-    /// Of every position that a sequence in the step looks back on: reading its K and V.
+    /// Time per visible position of a sequence in the step: reads its K and V.
     pub position: Duration,
     pub slots: usize,
     pub max_model_len: usize,
@@ -30,8 +30,9 @@ pub struct Machine {
 
 impl Machine {
     /// OPT-13B in 16 bits on one A100 with 40 GB, the smallest machine of the PagedAttention paper, by its data sheet: 26 GB of weights
-    /// and 820 kB a position (2 x 40 layers x 5,120 x 2 bytes) at 1,555 GB/s, and 26 GFLOP a row at 312 TFLOP/s. The pool is that
-    /// of the paper's Table 1. A real machine reaches some two thirds of its data sheet: rates here are higher by that.
+    /// and 820 kB per position (2 x 40 layers x 5,120 x 2 bytes) at 1,555 GB/s, and 26 GFLOP per token at 312 TFLOP/s. The pool has
+    /// the size in the paper's Table 1. A real machine reaches about two thirds of its data sheet, so the rates here are
+    /// higher.
     pub const PAPER: Machine = Machine {
         step: Duration::from_nanos(16_720_000),
         row: Duration::from_nanos(83_300),
@@ -46,7 +47,7 @@ impl Machine {
     }
 }
 
-/// Stands still until it is turned.
+/// A clock that moves only when it is advanced.
 #[derive(Default)]
 pub struct SimulatedClock(AtomicU64);
 
@@ -66,11 +67,11 @@ impl Clock for SimulatedClock {
     }
 }
 
-/// Turns the clock by what a step costs, and ends every sequence when it has the length it is to have.
+/// Advances the clock by the time of a step, and ends every sequence at its length.
 struct SimulatedRunner {
     machine: Machine,
     clock: Arc<SimulatedClock>,
-    /// By sequence.
+    /// Output length by sequence id.
     lengths: Arc<Mutex<Vec<usize>>>,
     logits: Vec<f32>, // [rows, VOCAB]
 }
@@ -94,20 +95,20 @@ impl Runner for SimulatedRunner {
     }
 }
 
-/// A request as the outer world sends it.
+/// A request to simulate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Job {
-    /// When it comes.
+    /// Arrival time.
     pub at: Duration,
     pub prompt: usize,
-    /// Tokens after which it ends by itself.
+    /// Tokens after which it ends with EOS.
     pub output: usize,
-    /// Tokens that its host allows.
+    /// `max_tokens` of the request.
     pub max_tokens: usize,
     pub priority: i32,
 }
 
-/// What became of it.
+/// Times of a served request.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Served {
     pub arrived: Duration,
@@ -121,7 +122,7 @@ impl Served {
         self.first_token - self.arrived
     }
 
-    /// The paper's metric: from end to end, for each token of the output.
+    /// The metric of the paper: end-to-end time per output token.
     pub fn normalized_latency(&self) -> Duration {
         (self.last_token - self.arrived) / self.tokens as u32
     }
@@ -134,7 +135,8 @@ pub struct Simulation {
 }
 
 impl Simulation {
-    /// `options` say all but the model and its memory. Prompts are all alike, so prefixes are best not kept.
+    /// `options` has everything except the model and its memory. Turn the prefix cache off, because all prompts are
+    /// equal.
     pub fn new(options: &EngineOptions, machine: Machine) -> Result<Simulation> {
         let (clock, lengths) = (Arc::new(SimulatedClock::default()), Arc::<Mutex<Vec<usize>>>::default());
         let runner = SimulatedRunner { machine, clock: clock.clone(), lengths: lengths.clone(), logits: Vec::new() };
@@ -143,7 +145,7 @@ impl Simulation {
         Ok(Simulation { engine, clock, lengths })
     }
 
-    /// The request's id.
+    /// Adds a request and returns its id.
     pub fn add(&self, job: &Job) -> Result<u64> {
         let sampling = SamplingParams { max_tokens: Some(job.max_tokens), ..SamplingParams::greedy() };
         let prompt = Prompt::Tokens(vec![TOKEN as u32; job.prompt]);
@@ -154,30 +156,30 @@ impl Simulation {
         Ok(id)
     }
 
-    /// Serves jobs, which come in order of time, to their end. `watch` sees every step.
-    pub fn serve(&self, jobs: &[Job], watch: impl FnMut(&Engine, &StepReport)) -> Result<Vec<Served>> {
-        self.serve_with_gaps(jobs, watch, |_| {})
+    /// Serves jobs, which are in order of arrival, to their end. Calls `on_step` after every step.
+    pub fn serve(&self, jobs: &[Job], on_step: impl FnMut(&Engine, &StepReport)) -> Result<Vec<Served>> {
+        self.serve_with_gaps(jobs, on_step, |_| {})
     }
 
-    /// As `serve`; `gap` sees the time between every token and the one before it.
+    /// Like `serve`. Also calls `on_gap` with the time between each token and the previous one.
     pub fn serve_with_gaps(
         &self,
         jobs: &[Job],
-        mut watch: impl FnMut(&Engine, &StepReport),
-        mut gap: impl FnMut(Duration),
+        mut on_step: impl FnMut(&Engine, &StepReport),
+        mut on_gap: impl FnMut(Duration),
     ) -> Result<Vec<Served>> {
         let (mut served, mut first, mut next) = (vec![Served::default(); jobs.len()], 0, 0);
         loop {
             while let Some(job) = jobs.get(next).filter(|job| job.at <= self.clock.now()) {
                 let id = self.add(job)?;
                 first = if next == 0 { id } else { first };
-                assert_eq!(id, first + next as u64, "ids follow one another");
+                assert_eq!(id, first + next as u64, "ids are consecutive");
                 served[next].arrived = job.at;
                 next += 1;
             }
             let report = self.engine.step()?;
-            self.collect(first, &mut served, &mut gap)?;
-            watch(&self.engine, &report);
+            self.collect(first, &mut served, &mut on_gap)?;
+            on_step(&self.engine, &report);
             if report.unfinished == 0 {
                 let Some(job) = jobs.get(next) else { return Ok(served) };
                 self.clock.advance_to(job.at);
@@ -185,7 +187,7 @@ impl Simulation {
         }
     }
 
-    fn collect(&self, first: u64, served: &mut [Served], gap: &mut impl FnMut(Duration)) -> Result<()> {
+    fn collect(&self, first: u64, served: &mut [Served], on_gap: &mut impl FnMut(Duration)) -> Result<()> {
         let now = self.clock.now();
         for output in self.engine.queue().poll(Some(Duration::ZERO))? {
             if let Some(error) = output.error {
@@ -194,7 +196,7 @@ impl Simulation {
             let served = &mut served[(output.request - first) as usize];
             match served.tokens {
                 0 => served.first_token = now,
-                _ => gap(now - served.last_token),
+                _ => on_gap(now - served.last_token),
             }
             served.last_token = now;
             served.tokens += output.tokens.len();

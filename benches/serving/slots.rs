@@ -1,4 +1,4 @@
-//! KV slots that hold real tokens while more requests wait than fit.
+//! Share of KV slots that hold tokens while more requests wait than fit.
 
 use pagedllm::engine::Engine;
 use pagedllm::options::{EngineOptions, Policies};
@@ -11,9 +11,7 @@ use super::workload::{ALPACA, Lengths, SHAREGPT};
 const REQUESTS: usize = 2000;
 
 pub fn print() -> Result<()> {
-    println!(
-        "## KV slots that hold real tokens, at saturation\n\nBeside what half a block wasted for each running sequence would leave.\n"
-    );
+    println!("## KV slots that hold tokens, at saturation\n\n\"half a block\": the value if each running sequence wasted half a block.\n");
     println!(
         "| block size | {0} | half a block | of the whole pool | {1} | half a block | of the whole pool |",
         SHAREGPT.name, ALPACA.name
@@ -26,14 +24,15 @@ pub fn print() -> Result<()> {
     Ok(())
 }
 
-/// Of the slots in use; what half a block a sequence would leave of them; of all there are.
+/// Returns three shares of filled slots: of the used slots, the same if each sequence wasted half a block, and
+/// of all slots.
 fn shares(lengths: &Lengths, block_size: usize) -> Result<String> {
     let options = EngineOptions { block_size, ..options(Policies::default()) };
     let simulation = Simulation::new(&options, Machine::PAPER)?;
     let (mut steps, mut sums) = (0.0, [0.0; 3]);
-    let watch = |engine: &Engine, _: &_| {
+    let on_step = |engine: &Engine, _: &_| {
         let stats = engine.stats();
-        // Saturated: the next ones wait for blocks.
+        // Only steps in which requests wait for blocks count.
         if stats.waiting < 10 || stats.blocks_used == 0 {
             return;
         }
@@ -44,6 +43,6 @@ fn shares(lengths: &Lengths, block_size: usize) -> Result<String> {
         sums.iter_mut().zip(shares).for_each(|(sum, share)| *sum += share);
         steps += 1.0;
     };
-    simulation.serve(&lengths.jobs(REQUESTS, 1000.0, 3), watch)?;
+    simulation.serve(&lengths.jobs(REQUESTS, 1000.0, 3), on_step)?;
     Ok(sums.map(|sum| format!("{:.1} %", 100.0 * sum / steps)).join(" | "))
 }

@@ -1,4 +1,4 @@
-//! What the engine itself costs: a hundred thousand requests in wall time, and a step of the scheduler and the block manager.
+//! Cost of the engine: wall time of 100,000 requests, and of a step of the scheduler and the block manager.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ const REQUESTS: usize = 100_000;
 
 pub fn print_requests() -> Result<()> {
     println!(
-        "## {REQUESTS} requests\n\n| lengths | mean prompt, output | rate | simulated | tokens | steps | wall time | of it for each token |"
+        "## {REQUESTS} requests\n\n| lengths | mean prompt, output | rate | simulated | tokens | steps | wall time | wall time per token |"
     );
     println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
     for (lengths, rate) in [(SHAREGPT, 3.0), (ALPACA, 30.0)] {
@@ -28,10 +28,10 @@ pub fn print_requests() -> Result<()> {
 fn print_run(lengths: &Lengths, rate: f64) -> Result<()> {
     let simulation = Simulation::new(&options(Policies::default()), Machine::PAPER)?;
     let jobs = lengths.jobs(REQUESTS, rate, 1);
-    let begun = Instant::now();
+    let start = Instant::now();
     let mut steps = 0;
     let served = simulation.serve(&jobs, |_, _| steps += 1)?;
-    let wall = begun.elapsed();
+    let wall = start.elapsed();
     let outputs: usize = served.iter().map(|served| served.tokens).sum();
     let tokens: usize = served.iter().zip(&jobs).map(|(served, job)| served.tokens + job.prompt).sum();
     let end = served.iter().map(|served| served.last_token).max().unwrap_or_default();
@@ -53,11 +53,11 @@ const CONTEXT: usize = 256;
 pub fn print_steps() -> Result<()> {
     println!("## A step of the scheduler and the block manager\n");
     println!(
-        "Microseconds, medians of {STEPS} steps in which everybody decodes, with contexts of {CONTEXT} to {} tokens;",
+        "Microseconds, medians of {STEPS} steps in which every sequence decodes, with contexts of {CONTEXT} to {} tokens;",
         CONTEXT + STEPS
     );
-    println!("prefixes are kept. Goal: 20 at 256.\n");
-    println!("| running | 0 wait | 1,000 wait | 100,000 wait | 100,000 wait, by priority |\n| --- | --- | --- | --- | --- |");
+    println!("the prefix cache is on. Goal: 20 with 256 sequences.\n");
+    println!("| running | 0 waiting | 1,000 waiting | 100,000 waiting | 100,000 waiting, by priority |\n| --- | --- | --- | --- | --- |");
     let by_priority = Policies { order: OrderPolicy::Priority { ageing: Policies::DEFAULT_AGEING }, ..Policies::default() };
     for running in [64, 256, 1024] {
         let mut row = Vec::new();
@@ -72,8 +72,8 @@ pub fn print_steps() -> Result<()> {
     Ok(())
 }
 
-fn newcomer(id: u64, prompt: usize, max_len: usize, priority: i32) -> pagedllm::error::Result<Newcomer> {
-    // Each prompt is another, so that they share nothing.
+fn prepared(id: u64, prompt: usize, max_len: usize, priority: i32) -> pagedllm::error::Result<Newcomer> {
+    // All prompts differ, so that they share no blocks.
     let prompt = (0..prompt as u32).map(|i| id as u32 ^ i).collect();
     let (branching, root) = (Branching::One, Chain::default());
     Arrival { prompt, max_len, branching, priority, keep: false, prompt_logits: false, root }.prepare(&Paging::plain(16))
@@ -85,27 +85,27 @@ fn step(running: usize, waiting: usize, policies: &Policies) -> Result<Duration>
     let blocks = BlockManager::new(running * max_len.div_ceil(16) * 102 / 100 + 1, Paging::plain(16), true)?;
     let mut scheduler = Scheduler::with_policies(options, blocks, sched::Policies::new(policies))?;
     for id in 1..=running as u64 {
-        scheduler.add(id, newcomer(id, CONTEXT, max_len, 1)?)?;
+        scheduler.add(id, prepared(id, CONTEXT, max_len, 1)?)?;
     }
     let (mut choices, mut events) = (Vec::new(), Vec::new());
     while scheduler.waiting() > 0 || choices.len() < running {
         timed_step(&mut scheduler, &mut choices, &mut events);
     }
     for id in 1..=waiting as u64 {
-        scheduler.add(1_000_000 + id, newcomer(id, 16, 100, 0)?)?;
+        scheduler.add(1_000_000 + id, prepared(id, 16, 100, 0)?)?;
     }
     Ok(median((0..STEPS).map(|_| timed_step(&mut scheduler, &mut choices, &mut events)).collect()))
 }
 
-/// What the engine asks of the scheduler in a step; the choices are the model's, and not counted.
+/// Returns the time of the scheduler in one step. The choice of tokens is not counted.
 fn timed_step(scheduler: &mut Scheduler, choices: &mut Vec<Choice>, events: &mut Vec<Event>) -> Duration {
-    let begun = Instant::now();
-    let plan = scheduler.schedule(|_| true).expect("there is something to do");
-    let planned = begun.elapsed();
+    let start = Instant::now();
+    let plan = scheduler.schedule(|_| true).expect("sequences are running");
+    let planned = start.elapsed();
     choices.clear();
     choices.extend(plan.sampled().map(|part| Choice { parent: part.seq, child: part.seq, verdict: Verdict::Token(part.generated as u32) }));
-    let begun = Instant::now();
+    let start = Instant::now();
     scheduler.commit(plan, choices, events);
     std::hint::black_box((scheduler.waiting(), scheduler.running(), scheduler.reserved_blocks()));
-    planned + begun.elapsed()
+    planned + start.elapsed()
 }

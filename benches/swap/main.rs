@@ -1,8 +1,8 @@
-//! Swapping against computing again, by block size: what each takes for one sequence, as the PagedAttention paper's Figure 19, and
-//! what an engine whose requests do not fit makes of it.
+//! Swapping compared with recomputation, by block size: for one sequence, as in Figure 19 of the PagedAttention
+//! paper, and for an engine whose requests do not fit into the pool.
 
 #[path = "../cpu/model.rs"]
-#[allow(dead_code)] // its other half is the CPU benchmark's
+#[allow(dead_code)] // only the CPU benchmark uses the rest
 mod model;
 
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use pagedllm::options::{EngineOptions, KvDtype, Preemption, SamplingParams};
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 const BLOCK_SIZES: [usize; 6] = [8, 16, 32, 64, 128, 256];
-/// Of the sequence that moves or is computed again.
+/// Length of the sequence that is swapped or recomputed.
 const TOKENS: usize = 1024;
 
 fn main() -> Result<()> {
@@ -36,29 +36,29 @@ fn median(mut times: Vec<Duration>) -> Duration {
     times[times.len() / 2]
 }
 
-/// Out and back, the blocks scattered over the pool.
+/// Swaps one sequence out and in. Its blocks are scattered over the pool.
 fn one_sequence(dir: &Path) -> Result<()> {
-    println!("One sequence of {TOKENS} tokens, model S, K and V in bf16; milliseconds, medians of 9 (computing again: of 3)\n");
-    // Nothing is flushed or dropped: the file is read from the page cache.
+    println!("One sequence of {TOKENS} tokens, model S, K and V in bf16; milliseconds, medians of 9 (recompute: of 3)\n");
+    // The benchmark does not flush or drop the file: reads come from the page cache.
     println!(
-        "| Block size | out, memory | back, memory | out, file (cached) | back, file (cached) | computed again | against memory | against file |"
+        "| Block size | out, memory | in, memory | out, file (cached) | in, file (cached) | recompute | recompute / memory | recompute / file |"
     );
     println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
     let files = ModelFiles::open(dir)?;
     for block_size in BLOCK_SIZES {
         let [memory, file] = [None, Some(std::env::temp_dir())].map(|tier| moves(&files, block_size, tier));
-        let ((memory_out, memory_back), (file_out, file_back)) = (memory?, file?);
-        let again = computed_again(dir, block_size)?;
-        let against = |out: Duration, back: Duration| again.as_secs_f64() / (out + back).as_secs_f64();
+        let ((memory_out, memory_in), (file_out, file_in)) = (memory?, file?);
+        let recompute = recompute(dir, block_size)?;
+        let ratio = |swap_out: Duration, swap_in: Duration| recompute.as_secs_f64() / (swap_out + swap_in).as_secs_f64();
         println!(
             "| {block_size} | {:.2} | {:.2} | {:.2} | {:.2} | {:.0} | {:.0}x | {:.0}x |",
             ms(memory_out),
-            ms(memory_back),
+            ms(memory_in),
             ms(file_out),
-            ms(file_back),
-            ms(again),
-            against(memory_out, memory_back),
-            against(file_out, file_back)
+            ms(file_in),
+            ms(recompute),
+            ratio(memory_out, memory_in),
+            ratio(file_out, file_in)
         );
     }
     Ok(())
@@ -70,24 +70,24 @@ fn moves(files: &ModelFiles, block_size: usize, tier: Option<PathBuf>) -> Result
     let pool = KvPool { blocks: 4 * blocks, block_size, dtype: KvDtype::Bf16 };
     let mut kv = KvCache::new(&backend, &files.spec, pool)?;
     kv.add_host_tier(&backend, 2 * blocks, pool.block_bytes(&backend, &files.spec), tier.as_deref())?;
-    let scattered = |i: usize, n: usize| (i * 7919 % n) as u32; // a prime, so that no two are the same
+    let scattered = |i: usize, n: usize| (i * 7919 % n) as u32; // a prime factor makes it a permutation
     let list: Vec<BlockMove> =
         (0..blocks).map(|i| BlockMove { device: scattered(i, 4 * blocks), host: scattered(i, 2 * blocks) }).collect();
     let timed = |act: &mut dyn FnMut() -> Result<()>| -> Result<Duration> {
-        let begun = Instant::now();
+        let start = Instant::now();
         act()?;
-        Ok(begun.elapsed())
+        Ok(start.elapsed())
     };
-    let (mut out, mut back) = (Vec::new(), Vec::new());
-    // The first time pages are touched that nobody had before.
+    let (mut swapped_out, mut swapped_in) = (Vec::new(), Vec::new());
+    // The first round touches new pages and does not count.
     for round in 0..10 {
         let times = (timed(&mut || Ok(kv.swap_out(&backend, &list)?))?, timed(&mut || Ok(kv.swap_in(&backend, &list)?))?);
         if round > 0 {
-            out.push(times.0);
-            back.push(times.1);
+            swapped_out.push(times.0);
+            swapped_in.push(times.1);
         }
     }
-    Ok((median(out), median(back)))
+    Ok((median(swapped_out), median(swapped_in)))
 }
 
 fn threads() -> usize {
@@ -112,16 +112,16 @@ fn options(dir: &Path, block_size: usize) -> EngineOptions {
     }
 }
 
-/// A prefill of all its tokens at once.
-fn computed_again(dir: &Path, block_size: usize) -> Result<Duration> {
+/// Measures a prefill of all tokens in one step.
+fn recompute(dir: &Path, block_size: usize) -> Result<Duration> {
     let engine = Engine::create(&EngineOptions { kv_bytes: Some(128 << 20), ..options(dir, block_size) })?;
     let mut times = Vec::new();
     for round in 0..4 {
         engine.add_request(request(TOKENS, round, 1))?;
-        let begun = Instant::now();
+        let start = Instant::now();
         engine.step()?;
         if round > 0 {
-            times.push(begun.elapsed());
+            times.push(start.elapsed());
         }
         drain(&engine)?;
     }
@@ -136,7 +136,7 @@ fn drain(engine: &Engine) -> Result<()> {
     Ok(())
 }
 
-/// Eight requests of 64 and 96 tokens, in a pool for 640: four full ones.
+/// Eight requests of 64 prompt tokens and 96 new tokens, in a pool of 640 tokens: four of them fit.
 fn under_pressure(dir: &Path) -> Result<()> {
     println!("\nEight requests of 64 prompt and 96 new tokens each, in a pool of 640 tokens: seconds (preemptions)\n");
     println!("| Block size | all fit | recompute | swap, memory | swap, file | auto, memory | auto chose |");
@@ -145,12 +145,12 @@ fn under_pressure(dir: &Path) -> Result<()> {
         let base = EngineOptions { max_model_len: Some(512), ..options(dir, block_size) };
         let block_bytes = Engine::plan(&base)?.block_bytes;
         let pool = |tokens: usize| Some((tokens / block_size) as u64 * block_bytes);
-        let cramped = EngineOptions { kv_bytes: pool(640), ..base.clone() };
+        let small = EngineOptions { kv_bytes: pool(640), ..base.clone() };
         let swap_bytes = pool(4096).unwrap_or(0);
-        let swapping = |preemption, swap_dir| EngineOptions { preemption, swap_bytes, swap_dir, ..cramped.clone() };
+        let swapping = |preemption, swap_dir| EngineOptions { preemption, swap_bytes, swap_dir, ..small.clone() };
         let (fits, _) = run(&EngineOptions { kv_bytes: pool(4096), ..base.clone() })?;
         let cell = |(time, stats): (Duration, Stats)| format!("{:.2} ({})", time.as_secs_f64(), stats.preemptions);
-        let recompute = cell(run(&cramped)?);
+        let recompute = cell(run(&small)?);
         let memory = cell(run(&swapping(Preemption::Swap, None))?);
         let file = cell(run(&swapping(Preemption::Swap, Some(std::env::temp_dir())))?);
         let auto = run(&swapping(Preemption::Auto, None))?;
@@ -165,11 +165,11 @@ fn run(options: &EngineOptions) -> Result<(Duration, Stats)> {
     for seed in 0..8 {
         engine.add_request(request(64, seed, 96))?;
     }
-    let begun = Instant::now();
+    let start = Instant::now();
     drain(&engine)?;
     let stats = engine.stats();
     match (stats.finished_length, stats.swap_failures) {
-        (8, 0) => Ok((begun.elapsed(), stats)),
-        _ => Err(format!("not all came to their end: {stats:?}").into()),
+        (8, 0) => Ok((start.elapsed(), stats)),
+        _ => Err(format!("some requests did not finish: {stats:?}").into()),
     }
 }

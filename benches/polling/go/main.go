@@ -1,5 +1,5 @@
-// Events per second and the host's CPU per event, from Go: one queue for all streams, and a goroutine with a stream for each.
-// Then what a mapped ring of records could save.
+// Events per second and the host's CPU time per event, from Go: one queue for all requests, and one
+// goroutine with a Stream per request. Then an upper bound of what a mapped ring of records could save.
 package main
 
 import (
@@ -30,7 +30,7 @@ func hostCPU() time.Duration {
 	return time.Duration(usage.Utime.Nano()+usage.Stime.Nano()) - pagedllm.ScriptedDriverCPU()
 }
 
-// measure watches a counter of events for a while and prints the row.
+// measure counts events for a second and prints the row.
 func measure(how string, streams int, pace time.Duration, events *atomic.Int64) (cpuPerEvent time.Duration) {
 	time.Sleep(200 * time.Millisecond)
 	begin, cpu, before := time.Now(), hostCPU(), events.Load()
@@ -69,7 +69,7 @@ func oneQueue(streams int, pace time.Duration) time.Duration {
 	return cpu
 }
 
-func streamEach(streams int, pace time.Duration) time.Duration {
+func streamPerRequest(streams int, pace time.Duration) time.Duration {
 	engine := must(pagedllm.OpenScripted(pace))
 	defer engine.Close()
 	var events atomic.Int64
@@ -88,7 +88,7 @@ func streamEach(streams int, pace time.Duration) time.Duration {
 		}()
 	}
 	must(0, engine.Start())
-	cpu := measure("a Stream each", streams, pace, &events)
+	cpu := measure("one Stream per request", streams, pace, &events)
 	cancel()
 	readers.Wait()
 	return cpu
@@ -129,10 +129,10 @@ func main() {
 			rows = append(rows, row{"one queue", streams, pace, oneQueue(streams, pace)})
 		}
 		for _, streams := range []int{1, 16, 256} {
-			rows = append(rows, row{"a Stream each", streams, pace, streamEach(streams, pace)})
+			rows = append(rows, row{"one Stream per request", streams, pace, streamPerRequest(streams, pace)})
 		}
 	}
-	fmt.Println("\n| Outputs in a batch | TryPoll | of it copying into Go | a ring would save per batch |\n| --- | --- | --- | --- |")
+	fmt.Println("\n| Outputs in a batch | TryPoll | part that copies into Go | a ring would save per batch |\n| --- | --- | --- | --- |")
 	saved := map[int]time.Duration{}
 	for _, batch := range []int{1, 16, 256} {
 		poll, copied := pollAndCopy(batch)
@@ -141,8 +141,8 @@ func main() {
 	}
 	fmt.Println("\n| How | Streams | Time between steps | A ring would gain at most |\n| --- | --- | --- | --- |")
 	for _, row := range rows {
-		// With a Stream each, every batch has one output; unless the readers fall behind, and then we cannot tell how many.
-		if row.how == "a Stream each" && row.pace == 0 && row.streams > 1 {
+		// With one Stream per request, a batch has one output. If readers fall behind, its size is unknown.
+		if row.how == "one Stream per request" && row.pace == 0 && row.streams > 1 {
 			continue
 		}
 		batch := map[bool]int{true: row.streams, false: 1}[row.how == "one queue"]
