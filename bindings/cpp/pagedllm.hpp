@@ -19,15 +19,16 @@
  * they own. A moved-from object can be destroyed and assigned to. Its other calls return
  * Code::invalid_argument, and its ranges are empty.
  *
- * Views. A std::string_view or Span argument needs to be valid only during the call. A returned view
- * is valid as long as its source: an Output as long as its Outputs, a ModelInfo as long as its Engine.
+ * Views. A std::string_view or Span argument needs to be valid only during the call. A returned
+ * view is valid as long as its source: an Output as long as its Outputs, a ModelInfo as long as its
+ * Engine.
  *
  * Threads. Unless Options::host_steps is set, a thread of the engine steps it, and sleeps while
- * there is nothing to do. Any thread may call any function of an Engine, Budget, Queue or Sequence at
- * any time. Only one thread at a time may use a Stream or an Outputs. While a call on an object is
- * in progress, no thread may move, assign or destroy the object. A call on a Sequence or a Pin is
- * also a call on its engine. All of these objects can outlive their engine: requests in progress end
- * as aborted, and later calls return Code::closed.
+ * there is nothing to do. Any thread may call any function of an Engine, Budget, Queue or Sequence
+ * at any time. Only one thread at a time may use a Stream or an Outputs. While a call on an object
+ * is in progress, no thread may move, assign or destroy the object. A call on a Sequence or a Pin
+ * is also a call on its engine. All of these objects can outlive their engine: requests in progress
+ * end as aborted, and later calls return Code::closed.
  */
 
 #ifndef PAGEDLLM_HPP
@@ -241,7 +242,7 @@ Result<T> filled(Fill fill) {
 
 // Returns the object that `make` creates, as an owning handle.
 template <class T, auto free, class Make>
-Result<Handle<T, free>> made(Make make) {
+Result<Handle<T, free>> create(Make make) {
     T *raw = nullptr;
     if (Status done = status(make(&raw)); !done) return done.error();
     return Handle<T, free>(raw);
@@ -301,8 +302,9 @@ inline Result<std::string> copied(const Result<Handle<pllm_bytes, pllm_bytes_fre
 inline Status check_abi(uint32_t header = PLLM_ABI_VERSION) {
     const uint32_t library = pllm_abi_version();
     if (library == header) return {};
-    return Error{Code::unsupported, "the program was built with pagedllm.h of ABI " + std::to_string(header) + ", libpagedllm " +
-                                        pllm_version() + " has ABI " + std::to_string(library) + ": build it with its header"};
+    return Error{Code::unsupported, "libpagedllm " + std::string(pllm_version()) + " has ABI version " + std::to_string(library) +
+                                        " (pagedllm.h: " + std::to_string(header) +
+                                        "); build the program with the header of this library"};
 }
 
 // ---- memory budgets -----------------------------------------------------------------------------
@@ -327,7 +329,7 @@ public:
     // Returns the handle. A budget that has been moved from is an error, because NULL selects a
     // budget of the engine's own.
     Result<const pllm_budget *> named() const {
-        if (!budget_) return Error{Code::invalid_argument, "the budget has been moved from: name another"};
+        if (!budget_) return Error{Code::invalid_argument, "the budget has been moved from; pass another budget"};
         return budget_;
     }
 
@@ -347,7 +349,7 @@ class Budget : public BudgetView {
 public:
     // Creates a budget that resize can later raise to at most `max_bytes` (0: to `bytes`).
     static Result<Budget> create(uint64_t bytes, uint64_t max_bytes = 0) {
-        auto budget = detail::made<pllm_budget, pllm_budget_free>(
+        auto budget = detail::create<pllm_budget, pllm_budget_free>(
             [&](pllm_budget **out) { return pllm_budget_create(bytes, max_bytes, out); });
         if (!budget) return budget.error();
         return Budget(std::move(*budget));
@@ -604,7 +606,7 @@ struct Request {
     // A view. Requests share blocks of the prefix cache only if their salts are equal.
     std::string_view cache_salt = {};
     LogitsHook logits_hook = nullptr;
-    void *hook_data = nullptr;  // valid until the last output of the request has been made
+    void *hook_data = nullptr;  // valid until the last output of the request has been generated
     // Time from now after which the request ends with FinishReason::deadline and the tokens it has.
     // 0: none. A negative deadline is Code::invalid_argument.
     std::chrono::milliseconds deadline{detail::request_defaults().deadline_ms};
@@ -632,7 +634,7 @@ struct Resume {
     std::optional<uint64_t> user_data = std::nullopt;  // nullopt: the sequence keeps its user_data
     bool skip_special = (detail::resume_defaults().text_flags & PLLM_TEXT_SKIP_SPECIAL) != 0;
     LogitsHook logits_hook = nullptr;
-    void *hook_data = nullptr;  // valid until the last output has been made
+    void *hook_data = nullptr;  // valid until the last output has been generated
     // Continue as if the sequence had never been idle, with its own parameters, counts, grammar and
     // output kind. Of the other fields, only keep, user_data, logits_hook, hook_data and deadline
     // are used. For generate and collect, sampling.output_kind must be the output kind of the
@@ -668,7 +670,7 @@ inline void set_text(const char *&data, uint64_t &len, const std::string &text) 
 inline Status set_policies(pllm_engine_options &c, const Options &options) {
     const int64_t ageing = options.ageing.count();
     if (ageing < 0 || ageing > int64_t{UINT32_MAX}) {
-        return Error{Code::invalid_argument, "ageing is " + std::to_string(ageing) + " ms: it must be from 0 to 4294967295 ms"};
+        return Error{Code::invalid_argument, "ageing is " + std::to_string(ageing) + " ms; it must be from 0 to 4294967295 ms"};
     }
     c.ageing_ms = static_cast<uint32_t>(ageing);
     if (options.budget) {
@@ -1103,8 +1105,8 @@ private:
           cached_tokens(c.cached_tokens) {}
 };
 
-// A batch of outputs in the order in which they were made. It owns the memory of its Output views
-// and stays valid after the queue and the engine are freed.
+// A batch of outputs in the order in which they were generated. It owns the memory of its Output
+// views and stays valid after the queue and the engine are freed.
 class Outputs {
 public:
     class Iterator {
@@ -1162,7 +1164,7 @@ struct Completion {
     std::vector<Logprob> top_logprobs;  // the same number for each token
     std::vector<float> prompt_logprobs;
     std::vector<Logprob> prompt_top_logprobs;  // the same number for each of prompt_logprobs
-    Status status;                             // the error of the sequence, if any
+    Status status;                             // the first error of the sequence, if any
     Timing timing;
     uint64_t preemptions = 0;
     uint64_t cached_tokens = 0;
@@ -1170,7 +1172,7 @@ struct Completion {
     // Adds the next output.
     void add(const Output &output, OutputKind kind) {
         if (!output.sequence_state.empty()) return;  // an exported state is not part of the text
-        if (kind != OutputKind::delta) {   // this output has everything so far
+        if (kind != OutputKind::delta) {         // this output has everything so far
             text.clear();
             tokens.clear();
             logprobs.clear();
@@ -1192,7 +1194,7 @@ struct Completion {
         timing = output.timing;
         preemptions = output.preemptions;
         cached_tokens = output.cached_tokens;
-        if (output.error_code != Code{}) status = Error{output.error_code, std::string(output.error_message)};
+        if (output.error_code != Code{} && status) status = Error{output.error_code, std::string(output.error_message)};
     }
 
 private:
@@ -1216,7 +1218,7 @@ public:
     Result<Outputs> poll(std::chrono::milliseconds timeout = std::chrono::milliseconds(0)) const {
         // The library waits without limit for every negative timeout; here only `forever` does.
         const int64_t milliseconds = timeout == forever ? -1 : std::max<int64_t>(timeout.count(), 0);
-        auto batch = detail::made<pllm_outputs, pllm_outputs_free>(
+        auto batch = detail::create<pllm_outputs, pllm_outputs_free>(
             [&](pllm_outputs **out) { return pllm_queue_poll(queue_, milliseconds, out); });
         if (!batch) return batch.error();
         return Outputs(std::move(*batch));
@@ -1235,7 +1237,7 @@ public:
     // Returns the handle. A queue that has been moved from is an error, because NULL selects
     // another queue.
     Result<const pllm_queue *> named() const {
-        if (!queue_) return Error{Code::invalid_argument, "the queue has been moved from: name another"};
+        if (!queue_) return Error{Code::invalid_argument, "the queue has been moved from; pass another queue"};
         return queue_;
     }
 
@@ -1264,7 +1266,7 @@ private:
 
     static Result<Queue> create(const pllm_engine *engine, uint64_t capacity) {
         auto queue =
-            detail::made<pllm_queue, pllm_queue_free>([&](pllm_queue **out) { return pllm_queue_create(engine, capacity, out); });
+            detail::create<pllm_queue, pllm_queue_free>([&](pllm_queue **out) { return pllm_queue_create(engine, capacity, out); });
         if (!queue) return queue.error();
         return Queue(std::move(*queue));
     }
@@ -1327,8 +1329,8 @@ public:
     [[nodiscard]] Iterator begin() { return Iterator(this); }
     [[nodiscard]] Iterator end() const noexcept { return {}; }
 
-    // Returns the error of the request or of the queue, or success. An aborted request is not an
-    // error.
+    // Returns the first error of the request or of the queue, or success. An aborted request is not
+    // an error.
     [[nodiscard]] const Status &status() const noexcept { return status_; }
 
     // Returns the id of the request, for Engine::abort.
@@ -1361,7 +1363,7 @@ private:
     // A call for one result must not drop the others silently.
     static Status only_one(uint32_t n) {
         if (n <= 1) return {};
-        return Error{Code::invalid_argument, "n is " + std::to_string(n) + ": generate_all or collect_all gives them all"};
+        return Error{Code::invalid_argument, "n is " + std::to_string(n) + "; use generate_all or collect_all for several results"};
     }
 
     Stream(Queue queue, uint64_t request, uint32_t first, uint32_t results, OutputKind kind) noexcept
@@ -1378,7 +1380,7 @@ private:
     std::nullopt_t fail(const Error &error) {
         left_ = 0;
         failed_ = true;
-        status_ = error;
+        if (status_) status_ = error;
         return std::nullopt;
     }
 
@@ -1414,7 +1416,7 @@ public:
 
     [[nodiscard]] pllm_engine *native() const noexcept { return engine_ ? engine_->load() : nullptr; }
 
-    void forget() const noexcept { engine_->store(nullptr); }
+    void detach() const noexcept { engine_->store(nullptr); }
 
 private:
     std::shared_ptr<std::atomic<pllm_engine *>> engine_;
@@ -1422,9 +1424,9 @@ private:
 
 // Marks the engine as freed for its sequences and pins, then frees it.
 struct FreeEngine {
-    EngineRef known;
+    EngineRef engine_ref;
     void operator()(pllm_engine *engine) const noexcept {
-        known.forget();
+        engine_ref.detach();
         pllm_engine_free(engine);
     }
 };
@@ -1505,7 +1507,7 @@ public:
         // A vector would initialize all n elements. The library rejects large n before it writes an
         // id.
         const std::unique_ptr<uint64_t[]> ids(new (std::nothrow) uint64_t[n]);
-        if (!ids) return Error{Code::out_of_memory, "no memory for the ids of " + std::to_string(n) + " children: ask for fewer"};
+        if (!ids) return Error{Code::out_of_memory, "no memory for the ids of " + std::to_string(n) + " children; reduce n"};
         const Status forked =
             use([&](pllm_engine *engine) { return pllm_sequence_fork(engine, id(), &c, ids.get()); });
         if (!forked) return forked.error();
@@ -1560,15 +1562,15 @@ public:
     // is not affected. The state contains the conversation in plain text. It does not contain the
     // logits hook.
     Result<std::vector<uint8_t>> export_state() const {
-        if (Result<SequenceInfo> known = info(); !known) return known.error();
+        if (Result<SequenceInfo> now = info(); !now) return now.error();
         Result<Queue> queue = Queue::create(owned_.engine().native(), 1);
         if (!queue) return queue.error();
-        if (Status asked = export_to(*queue); !asked) return asked.error();
+        if (Status exported = export_to(*queue); !exported) return exported.error();
         return state_of(queue->poll(forever));
     }
 
-    // As export_state, without waiting. The state (Output::sequence_state) or an error arrives as an output of
-    // the sequence in `queue`, a queue of the same engine.
+    // As export_state, without waiting. The state (Output::sequence_state) or an error arrives as an
+    // output of the sequence in `queue`, a queue of the same engine.
     Status export_to(const QueueView &queue) const {
         const auto named = queue.named();
         if (!named) return named.error();
@@ -1579,8 +1581,8 @@ public:
     Result<SequenceInfo> info() const {
         SequenceInfo info{};
         info.struct_size = sizeof info;
-        const Status known = use([&](pllm_engine *engine) { return pllm_sequence_get_info(engine, id(), &info); });
-        if (!known) return known.error();
+        const Status read = use([&](pllm_engine *engine) { return pllm_sequence_get_info(engine, id(), &info); });
+        if (!read) return read.error();
         return info;
     }
 
@@ -1657,12 +1659,12 @@ public:
         if (!c) return c.error();
         detail::ProgressCall progress(options);
         progress.install(*c);
-        auto engine = detail::made<pllm_engine, pllm_engine_free>([&](pllm_engine **out) { return pllm_engine_create(&*c, out); });
+        auto engine = detail::create<pllm_engine, pllm_engine_free>([&](pllm_engine **out) { return pllm_engine_create(&*c, out); });
         progress.rethrow();
         if (!engine) return engine.error();
-        Engine made(std::move(*engine));
-        if (Status started = options.host_steps ? Status() : made.start(); !started) return started.error();
-        return made;
+        Engine created(std::move(*engine));
+        if (Status started = options.host_steps ? Status() : created.start(); !started) return started.error();
+        return created;
     }
 
     // Takes ownership of an engine that was created with the C API. The engine is not started.
@@ -1690,7 +1692,7 @@ public:
     // Returns gauges, counters and histograms in the OpenMetrics text format, as
     // pllm_engine_get_metrics does.
     Result<std::string> metrics() const {
-        return detail::copied(detail::made<pllm_bytes, pllm_bytes_free>(
+        return detail::copied(detail::create<pllm_bytes, pllm_bytes_free>(
             [&](pllm_bytes **out) { return pllm_engine_get_metrics(native(), out); }));
     }
 
@@ -1789,11 +1791,11 @@ public:
 
     // Takes ownership of a sequence: of a kept one (Output::sequence, Completion::sequence) or of a
     // released one.
-    [[nodiscard]] Sequence sequence(uint64_t id) const noexcept { return Sequence(known(), id); }
+    [[nodiscard]] Sequence sequence(uint64_t id) const noexcept { return Sequence(ref(), id); }
 
     // Creates an idle sequence from an exported state, in this or another process. Resumed with
-    // Resume::continue_generation, it continues with the same bits if SequenceInfo::inexact is 0. `queue`, a
-    // queue of this engine, receives its outputs.
+    // Resume::continue_generation, it continues with the same bits if SequenceInfo::inexact is 0.
+    // `queue`, a queue of this engine, receives its outputs.
     Result<Sequence> import_sequence(Span<const uint8_t> state, const QueueView &queue) {
         const auto named = queue.named();
         if (!named) return named.error();
@@ -1809,11 +1811,11 @@ public:
         uint64_t id = 0;
         const pllm_pin c = detail::c_pin(prefix);
         if (Status pinned = detail::status(pllm_prefix_pin(native(), &c, &id)); !pinned) return pinned.error();
-        return Pin(known(), id);
+        return Pin(ref(), id);
     }
 
     Result<std::vector<uint32_t>> tokenize(std::string_view text, bool add_special = true) const {
-        auto tokens = detail::made<pllm_tokens, pllm_tokens_free>([&](pllm_tokens **out) {
+        auto tokens = detail::create<pllm_tokens, pllm_tokens_free>([&](pllm_tokens **out) {
             return pllm_engine_tokenize(native(), text.data(), text.size(), add_special ? PLLM_TEXT_ADD_SPECIAL : 0, out);
         });
         if (!tokens) return tokens.error();
@@ -1822,7 +1824,7 @@ public:
     }
 
     Result<std::string> detokenize(Span<const uint32_t> tokens, bool skip_special = true) const {
-        return detail::copied(detail::made<pllm_bytes, pllm_bytes_free>([&](pllm_bytes **out) {
+        return detail::copied(detail::create<pllm_bytes, pllm_bytes_free>([&](pllm_bytes **out) {
             return pllm_engine_detokenize(native(), tokens.data(), tokens.size(), skip_special ? PLLM_TEXT_SKIP_SPECIAL : 0, out);
         }));
     }
@@ -1830,7 +1832,7 @@ public:
     // Renders a chat (JSON as in pllm_engine_render_chat) with the model's chat template. Add a
     // request with the result and add_special = false.
     Result<std::string> render_chat(std::string_view messages_json) const {
-        return detail::copied(detail::made<pllm_bytes, pllm_bytes_free>([&](pllm_bytes **out) {
+        return detail::copied(detail::create<pllm_bytes, pllm_bytes_free>([&](pllm_bytes **out) {
             return pllm_engine_render_chat(native(), messages_json.data(), messages_json.size(), out);
         }));
     }
@@ -1869,10 +1871,10 @@ private:
         uint64_t id = 0;
         Status imported = detail::status(pllm_sequence_import(native(), state.data(), state.size(), queue, &id));
         if (!imported) return imported.error();
-        return Sequence(known(), id);
+        return Sequence(ref(), id);
     }
 
-    [[nodiscard]] const detail::EngineRef &known() const noexcept { return engine_.get_deleter().known; }
+    [[nodiscard]] const detail::EngineRef &ref() const noexcept { return engine_.get_deleter().engine_ref; }
 
     std::unique_ptr<pllm_engine, detail::FreeEngine> engine_;
 };

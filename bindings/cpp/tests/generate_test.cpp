@@ -4,10 +4,10 @@
 
 #include "support.hpp"
 
-TEST(Generate, gives_the_whole_answer_and_its_counts) {
+TEST(Generate, returns_the_answer_and_its_counts) {
     pagedllm::Engine engine = open_engine();
     const std::string prompt = chat(france.question);
-    pagedllm::Request request = asking(prompt);
+    pagedllm::Request request = greedy(prompt);
     request.sampling.logprobs = true;
     const pagedllm::Completion answer = engine.generate(request).value();
     EXPECT_EQ(answer.text, france.answer);
@@ -18,14 +18,14 @@ TEST(Generate, gives_the_whole_answer_and_its_counts) {
     EXPECT_TRUE(is_idle(engine));
 }
 
-TEST(Generate, takes_text_and_tokens_alike) {
+TEST(Generate, accepts_text_and_tokens) {
     pagedllm::Engine engine = open_engine();
     const std::string prompt = chat(france.question);
     const std::vector<uint32_t> tokens = engine.tokenize(prompt, false).value();
     pagedllm::Sampling greedy;
     greedy.temperature = 0;
     EXPECT_EQ(engine.generate({tokens, greedy}).value().text, france.answer);
-    // The prompt has its special tokens; with add_special it gets one more.
+    // The prompt has its special tokens. add_special adds one more.
     const pagedllm::Completion twice = engine.generate({prompt, greedy}).value();
     EXPECT_EQ(twice.prompt_tokens, engine.tokenize(prompt).value().size());
     greedy.max_tokens = 4;
@@ -37,9 +37,9 @@ TEST(Generate, takes_text_and_tokens_alike) {
 TEST(Generate, ends_at_stop_strings_and_stop_tokens) {
     pagedllm::Engine engine = open_engine();
     const std::string prompt = chat(france.question);
-    pagedllm::Request request = asking(prompt);
+    pagedllm::Request request = greedy(prompt);
     const pagedllm::Completion whole = engine.generate(request).value();
-    request.sampling.stop = {"never said", "e is P"};
+    request.sampling.stop = {"never generated", "e is P"};
     const pagedllm::Completion stopped = engine.generate(request).value();
     EXPECT_EQ(stopped.text, "The capital of Franc");
     EXPECT_EQ(stopped.finish, FinishReason::stop);
@@ -48,7 +48,7 @@ TEST(Generate, ends_at_stop_strings_and_stop_tokens) {
     EXPECT_EQ(engine.generate(request).value().tokens.size(), 4u);
 }
 
-TEST(Generate, with_a_seed_says_the_same_again_and_zero_is_a_seed) {
+TEST(Generate, repeats_its_tokens_with_a_seed_and_zero_is_a_seed) {
     pagedllm::Engine engine = open_engine();
     const std::string prompt = chat("Tell me a short story.");
     pagedllm::Request request = endless(prompt, 20);
@@ -62,7 +62,7 @@ TEST(Generate, with_a_seed_says_the_same_again_and_zero_is_a_seed) {
     EXPECT_NE(tokens(std::nullopt), tokens(std::nullopt));
 }
 
-static void ask_from_sixteen_threads(pagedllm::Engine &engine) {
+static void generate_from_sixteen_threads(pagedllm::Engine &engine) {
     std::vector<std::thread> threads;
     std::atomic<int> right{0};
     for (size_t i = 0; i < 16; i++) {
@@ -70,7 +70,7 @@ static void ask_from_sixteen_threads(pagedllm::Engine &engine) {
             for (size_t j = 0; j < 3; j++) {
                 const Dialogue &dialogue = dialogues[(i + j) % std::size(dialogues)];
                 const std::string prompt = chat(dialogue.question);
-                const auto answer = engine.generate(asking(prompt));
+                const auto answer = engine.generate(greedy(prompt));
                 EXPECT_TRUE(ok(answer));
                 right += answer.ok() && answer->text == dialogue.answer;
             }
@@ -81,23 +81,23 @@ static void ask_from_sixteen_threads(pagedllm::Engine &engine) {
     EXPECT_TRUE(is_idle(engine));
 }
 
-TEST(Generate, from_sixteen_threads_at_once_where_the_engine_steps_itself) {
+TEST(Generate, works_from_sixteen_threads_if_the_engine_steps) {
     pagedllm::Engine engine = open_engine();
-    ask_from_sixteen_threads(engine);
+    generate_from_sixteen_threads(engine);
 }
 
-TEST(Generate, from_sixteen_threads_at_once_where_the_host_steps) {
+TEST(Generate, works_from_sixteen_threads_if_the_host_steps) {
     pagedllm::Engine engine = host_stepped_engine();
     std::atomic<bool> answered{false};
     std::thread stepper([&] {
         while (!answered) engine.step().value();
     });
-    ask_from_sixteen_threads(engine);
+    generate_from_sixteen_threads(engine);
     answered = true;
     stepper.join();
 }
 
-TEST(Generate, goes_on_when_the_engine_is_stopped_and_started_meanwhile) {
+TEST(Generate, continues_after_the_engine_is_stopped_and_started) {
     pagedllm::Engine engine = open_engine();
     const std::string prompt = chat(france.question);
     auto answer = engine.generate_async(endless(prompt, 300));
@@ -109,7 +109,7 @@ TEST(Generate, goes_on_when_the_engine_is_stopped_and_started_meanwhile) {
     EXPECT_EQ(answer.get().value().tokens.size(), 300u);
 }
 
-TEST(Generate, ends_where_another_thread_aborts_it) {
+TEST(Generate, ends_when_another_thread_aborts_it) {
     pagedllm::Engine engine = open_engine();
     const std::string prompt = chat(france.question);
     pagedllm::Stream stream = engine.stream(endless(prompt)).value();
@@ -120,34 +120,34 @@ TEST(Generate, ends_where_another_thread_aborts_it) {
     EXPECT_TRUE(ok(stream.status()));
 }
 
-TEST(Future, gives_the_answer_though_what_the_request_viewed_is_gone) {
+TEST(Future, returns_the_answer_after_the_prompt_is_destroyed) {
     pagedllm::Engine engine = open_engine();
     std::vector<std::future<pagedllm::Result<pagedllm::Completion>>> answers;
     for (const Dialogue &dialogue : dialogues) {
         std::string prompt = chat(dialogue.question);
-        answers.push_back(engine.generate_async(asking(prompt)));
+        answers.push_back(engine.generate_async(greedy(prompt)));
         prompt.assign(prompt.size(), '#');
     }
     for (size_t i = 0; i < answers.size(); i++) EXPECT_EQ(answers[i].get().value().text, dialogues[i].answer);
     EXPECT_TRUE(is_idle(engine));
 }
 
-TEST(Future, brings_the_error_of_a_request_that_is_refused) {
+TEST(Future, returns_the_error_of_a_refused_request) {
     pagedllm::Engine engine = open_engine();
     EXPECT_TRUE(fails(Code::invalid_argument, engine.generate_async({""}).get()));
 }
 
-TEST(Future, that_is_let_go_waits_for_the_end) {
+TEST(Future, waits_for_the_end_in_its_destructor) {
     pagedllm::Engine engine = open_engine();
     const std::string prompt = chat(france.question);
-    (void)engine.generate_async(asking(prompt));
+    (void)engine.generate_async(greedy(prompt));
     EXPECT_EQ(engine.stats().value().finished_stop, 1u);
 }
 
-TEST(Stream, gives_each_output_as_it_comes) {
+TEST(Stream, returns_each_output_when_it_is_generated) {
     pagedllm::Engine engine = open_engine();
     const std::string prompt = chat(japanese.question);
-    pagedllm::Stream stream = engine.stream(asking(prompt)).value();
+    pagedllm::Stream stream = engine.stream(greedy(prompt)).value();
     std::string text;
     uint64_t outputs = 0, tokens = 0;
     FinishReason finish = FinishReason::none;
@@ -169,7 +169,7 @@ TEST(Stream, gives_each_output_as_it_comes) {
     EXPECT_TRUE(is_idle(engine));
 }
 
-TEST(Stream, destroyed_in_the_middle_aborts_its_request_and_gives_its_blocks_back) {
+TEST(Stream, destroyed_early_aborts_its_request_and_frees_its_blocks) {
     pagedllm::Engine engine = open_engine();
     const std::string prompt = chat(france.question);
     {
@@ -181,10 +181,10 @@ TEST(Stream, destroyed_in_the_middle_aborts_its_request_and_gives_its_blocks_bac
     EXPECT_EQ(engine.stats().value().finished_abort, 1u);
 }
 
-TEST(Stream, left_by_break_goes_on_where_it_was) {
+TEST(Stream, continues_after_a_break) {
     pagedllm::Engine engine = open_engine();
     const std::string prompt = chat(france.question);
-    pagedllm::Stream stream = engine.stream(asking(prompt)).value();
+    pagedllm::Stream stream = engine.stream(greedy(prompt)).value();
     std::string text;
     for (const pagedllm::Output &output : stream) {
         text += output.text;

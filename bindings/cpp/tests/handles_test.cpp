@@ -1,4 +1,4 @@
-// Handles, results, spans and ranges: what the language has to say.
+// Handles, results, spans and ranges.
 #include <array>
 #include <cstring>
 #include <numeric>
@@ -23,14 +23,14 @@ static_assert(is_move_only<pagedllm::Sequence> && is_move_only<pagedllm::Pin> &&
 static_assert(!std::is_convertible_v<std::vector<uint64_t>, pagedllm::Span<const uint32_t>>);
 static_assert(!std::is_convertible_v<const std::vector<uint32_t> &, pagedllm::Span<uint32_t>>);
 
-TEST(Library, speaks_the_abi_of_its_header) {
+TEST(Library, has_the_abi_of_its_header) {
     EXPECT_TRUE(ok(pagedllm::check_abi()));
     EXPECT_TRUE(fails(Code::unsupported, pagedllm::check_abi(PLLM_ABI_VERSION + 1)));
     EXPECT_NE(pagedllm::version().find('.'), std::string_view::npos);
     EXPECT_NE(pagedllm::build_info().find(pagedllm::version()), std::string_view::npos);
 }
 
-TEST(Defaults, of_options_are_the_librarys) {
+TEST(Defaults, of_options_equal_the_librarys) {
     pllm_engine_options expected;
     pllm_engine_options_init(&expected, sizeof expected);
     const pagedllm::Options options;
@@ -41,7 +41,7 @@ TEST(Defaults, of_options_are_the_librarys) {
     EXPECT_EQ(std::memcmp(&c, &expected, sizeof c), 0);
 }
 
-TEST(Defaults, of_requests_are_the_librarys) {
+TEST(Defaults, of_requests_equal_the_librarys) {
     pllm_request expected;
     pllm_request_init(&expected, sizeof expected);
     pllm_sampling sampling;
@@ -57,7 +57,7 @@ TEST(Defaults, of_requests_are_the_librarys) {
     EXPECT_EQ(std::memcmp(&c, &expected, sizeof c), 0);
 }
 
-TEST(Defaults, of_what_else_goes_in_are_the_librarys) {
+TEST(Defaults, of_other_arguments_equal_the_librarys) {
     pllm_dry dry;
     pllm_dry_init(&dry, sizeof dry);
     pllm_beam beam;
@@ -85,7 +85,7 @@ TEST(Defaults, of_what_else_goes_in_are_the_librarys) {
     EXPECT_EQ(std::memcmp(&c_pin, &pin, sizeof pin), 0);
 }
 
-TEST(Result, gives_its_value_or_throws_its_error) {
+TEST(Result, returns_its_value_or_throws_its_error) {
     pagedllm::Result<std::string> good("value"s), bad(pagedllm::Error{Code::busy, "try later"});
     EXPECT_TRUE(good.ok() && good);
     EXPECT_EQ(*good, "value");
@@ -101,13 +101,13 @@ TEST(Result, gives_its_value_or_throws_its_error) {
         EXPECT_EQ(exception.code(), Code::busy);
         EXPECT_STREQ(exception.what(), "try later");
     }
-    const pagedllm::Status done, not_done(pagedllm::Error{Code::closed, "gone"});
+    const pagedllm::Status done, not_done(pagedllm::Error{Code::closed, "closed"});
     EXPECT_TRUE(done.ok());
     EXPECT_NO_THROW(done.value());
     EXPECT_THROW(not_done.value(), pagedllm::Exception);
 }
 
-TEST(Span, views_whatever_lies_in_a_row) {
+TEST(Span, views_contiguous_containers) {
     const std::vector<uint32_t> vector = {1, 2, 3};
     const std::array<uint32_t, 3> array = {1, 2, 3};
     const uint32_t plain[] = {1, 2, 3};
@@ -119,17 +119,17 @@ TEST(Span, views_whatever_lies_in_a_row) {
     EXPECT_TRUE(pagedllm::Span<const uint32_t>().empty());
 }
 
-TEST(Engine, moves_with_its_requests) {
+TEST(Engine, keeps_its_requests_when_it_is_moved) {
     pagedllm::Engine first = open_engine();
     const std::string prompt = chat(france.question);
-    first.add(asking(prompt)).value();
+    first.add(greedy(prompt)).value();
     pagedllm::Engine second = std::move(first);
     EXPECT_EQ(read_to_the_end(second.queue()).text, france.answer);
     first = std::move(second);
-    EXPECT_EQ(first.generate(asking(prompt)).value().text, france.answer);
+    EXPECT_EQ(first.generate(greedy(prompt)).value().text, france.answer);
 }
 
-TEST(Engine, that_has_been_moved_from_answers_with_an_error) {
+TEST(Engine, returns_errors_after_it_is_moved_from) {
     pagedllm::Engine engine = host_stepped_engine(), other = std::move(engine);
     const pagedllm::Queue queue = other.create_queue(4).value();
     const pagedllm::Request request{"hello"};
@@ -162,21 +162,21 @@ TEST(Engine, that_has_been_moved_from_answers_with_an_error) {
     EXPECT_TRUE(fails(Code::invalid_argument, engine.render_chat("[]")));
 }
 
-TEST(Queue, that_has_been_moved_from_answers_with_an_error_and_is_not_taken_for_the_engines_own) {
+TEST(Queue, returns_errors_after_it_is_moved_from_and_does_not_select_the_engines_queue) {
     pagedllm::Engine engine = host_stepped_engine();
     const std::string prompt = chat(cow.question);
     pagedllm::Queue first = engine.create_queue(4).value(), second = std::move(first);
     EXPECT_TRUE(fails(Code::invalid_argument, first.poll()));
     EXPECT_TRUE(fails(Code::invalid_argument, first.event_fd()));
-    EXPECT_TRUE(fails(Code::invalid_argument, engine.add(asking(prompt), first)));
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.add(greedy(prompt), first)));
     EXPECT_EQ(engine.step().value().unfinished, 0u);
     first = std::move(second);
-    engine.add(asking(prompt), first).value();
+    engine.add(greedy(prompt), first).value();
     engine.step().value();
     EXPECT_FALSE(first.poll().value().empty());
 }
 
-TEST(Queue, that_is_assigned_to_lets_go_of_its_requests) {
+TEST(Queue, aborts_its_requests_when_it_is_assigned_to) {
     pagedllm::Engine engine = host_stepped_engine();
     const std::string prompt = chat(cow.question);
     pagedllm::Queue queue = engine.create_queue(4).value();
@@ -187,10 +187,10 @@ TEST(Queue, that_is_assigned_to_lets_go_of_its_requests) {
     EXPECT_TRUE(queue.poll().value().empty());
 }
 
-TEST(Stream, moves_in_the_middle_and_one_that_has_been_moved_from_has_ended) {
+TEST(Stream, can_be_moved_early_and_ends_after_it_is_moved_from) {
     pagedllm::Engine engine = open_engine();
     const std::string prompt = chat(france.question);
-    pagedllm::Stream first = engine.stream(asking(prompt)).value();
+    pagedllm::Stream first = engine.stream(greedy(prompt)).value();
     std::string text;
     for (int i = 0; i < 3; i++) text += first.next()->text;
     pagedllm::Stream second = std::move(first);
@@ -200,7 +200,7 @@ TEST(Stream, moves_in_the_middle_and_one_that_has_been_moved_from_has_ended) {
     EXPECT_TRUE(is_idle(engine));
 }
 
-TEST(Outputs, are_a_range_that_outlives_its_engine) {
+TEST(Outputs, are_a_range_that_can_outlive_its_engine) {
     pagedllm::Outputs outputs;
     EXPECT_TRUE(outputs.empty() && outputs.begin() == outputs.end());
     std::vector<uint64_t> ids;
@@ -208,7 +208,7 @@ TEST(Outputs, are_a_range_that_outlives_its_engine) {
         pagedllm::Engine engine = host_stepped_engine();
         for (uint64_t i = 0; i < 3; i++) {
             const std::string prompt = chat(france.question);
-            pagedllm::Request request = asking(prompt);
+            pagedllm::Request request = greedy(prompt);
             request.user_data = 100 + i;
             request.sampling.logprobs = i == 1;
             ids.push_back(engine.add(request).value());

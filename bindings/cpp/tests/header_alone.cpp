@@ -1,2 +1,2 @@
-// The header needs nothing before it.
+// The header compiles without another header before it.
 #include "pagedllm.hpp"

@@ -1,9 +1,9 @@
-// How engines are made: what loading tells, how it is stopped, what is known before and after.
+// Loading: progress, cancellation, plans and options.
 #include <stdexcept>
 
 #include "support.hpp"
 
-TEST(Progress, grows_up_to_its_total_on_the_thread_that_creates) {
+TEST(Progress, increases_up_to_the_total_on_the_calling_thread) {
     pagedllm::Options options = light_options();
     std::vector<uint64_t> seen;
     uint64_t bytes = 0;
@@ -21,7 +21,7 @@ TEST(Progress, grows_up_to_its_total_on_the_thread_that_creates) {
     EXPECT_EQ(seen.back(), bytes);
 }
 
-TEST(Progress, that_answers_false_cancels_the_loading_at_once) {
+TEST(Progress, cancels_loading_if_it_returns_false) {
     pagedllm::Options options = light_options();
     for (const int last : {1, 3}) {
         int calls = 0;
@@ -31,7 +31,7 @@ TEST(Progress, that_answers_false_cancels_the_loading_at_once) {
     }
 }
 
-TEST(Progress, that_throws_cancels_the_loading_and_its_exception_comes_out) {
+TEST(Progress, cancels_loading_and_rethrows_if_it_throws) {
     struct Mine : std::runtime_error {
         using std::runtime_error::runtime_error;
     };
@@ -48,7 +48,7 @@ TEST(Progress, that_throws_cancels_the_loading_and_its_exception_comes_out) {
     EXPECT_TRUE(ok(pagedllm::Engine::create(options)));
 }
 
-TEST(Engine, is_as_it_was_planned) {
+TEST(Engine, matches_its_plan) {
     const pagedllm::Options options = light_options();
     const pagedllm::Plan plan = pagedllm::Engine::plan(options).value();
     const pagedllm::Engine engine = pagedllm::Engine::create(options).value();
@@ -67,7 +67,7 @@ TEST(Engine, is_as_it_was_planned) {
     EXPECT_GT(info.layers, 0u);
 }
 
-TEST(Engine, takes_every_option_to_the_library) {
+TEST(Engine, passes_every_option_to_the_library) {
     pagedllm::Options options = light_options();
     options.device = "cpu";
     options.kv_dtype = pagedllm::Dtype::f32;
@@ -104,7 +104,7 @@ TEST(Engine, takes_every_option_to_the_library) {
     EXPECT_NE(tokens(7), tokens(8));
 }
 
-TEST(Engine, comes_and_goes_many_times) {
+TEST(Engine, can_be_created_and_freed_many_times) {
     for (int i = 0; i < 20; i++) {
         pagedllm::Engine engine = i % 2 ? open_engine() : host_stepped_engine();
         const std::string prompt = chat(france.question);

@@ -9,7 +9,7 @@
 #error "compile this with -fno-exceptions -fno-rtti"
 #endif
 
-// value() is not offered, where it could not throw.
+// Without exceptions there is no value() of Result and Status.
 template <class T, class = void>
 constexpr bool has_value_function = false;
 template <class T>
@@ -26,23 +26,23 @@ static void check(bool good, const char *what, int line) {
 }
 #define CHECK(condition) check(condition, #condition, __LINE__)
 
-static pagedllm::Request asking(const std::string &prompt) {
+static pagedllm::Request greedy(const std::string &prompt) {
     pagedllm::Request request{prompt};
     request.sampling.temperature = 0;
     request.add_special = false;
     return request;
 }
 
-static void answers_come_every_way(pagedllm::Engine &engine) {
+static void generate_future_and_stream_give_the_answer(pagedllm::Engine &engine) {
     const std::string answer = "The capital of France is Paris.";
     const auto prompt = engine.render_chat(R"([{"role": "user", "content": "What is the capital of France?"}])");
     CHECK(prompt.ok());
     if (!prompt) return;
-    const auto whole = engine.generate(asking(*prompt));
+    const auto whole = engine.generate(greedy(*prompt));
     CHECK(whole && whole->text == answer);
-    const auto later = engine.generate_async(asking(*prompt)).get();
+    const auto later = engine.generate_async(greedy(*prompt)).get();
     CHECK(later && later->text == answer);
-    auto stream = engine.stream(asking(*prompt));
+    auto stream = engine.stream(greedy(*prompt));
     CHECK(stream.ok());
     if (!stream) return;
     std::string text;
@@ -50,17 +50,17 @@ static void answers_come_every_way(pagedllm::Engine &engine) {
     CHECK(stream->status() && text == answer);
 }
 
-static void sequences_go_on_and_several_results_come(pagedllm::Engine &engine) {
+static void sequences_and_several_results_work(pagedllm::Engine &engine) {
     const auto prompt = engine.render_chat(R"([{"role": "user", "content": "What is the capital of France?"}])");
     CHECK(prompt.ok());
     if (!prompt) return;
-    pagedllm::Request request = asking(*prompt);
+    pagedllm::Request request = greedy(*prompt);
     request.keep = true;
     request.sampling.max_tokens = 4;
-    const auto begun = engine.generate(request);
-    CHECK(begun && begun->text == "The capital of F");
-    if (!begun) return;
-    pagedllm::Sequence trunk = engine.sequence(begun->sequence);
+    const auto first = engine.generate(request);
+    CHECK(first && first->text == "The capital of F");
+    if (!first) return;
+    pagedllm::Sequence trunk = engine.sequence(first->sequence);
     const pagedllm::QueueView queue = engine.queue();
     pagedllm::Fork fork;
     fork.queue = &queue;
@@ -87,7 +87,7 @@ static void sequences_go_on_and_several_results_come(pagedllm::Engine &engine) {
     CHECK(engine.pin({*prompt}).ok());
 }
 
-static void errors_come_as_values(pagedllm::Engine &engine) {
+static void errors_are_returned(pagedllm::Engine &engine) {
     const auto refused = engine.generate({""});
     CHECK(!refused && refused.error().code == pagedllm::Code::invalid_argument && !refused.error().message.empty());
     const pagedllm::Status unknown = engine.abort(1 << 20);
@@ -107,9 +107,9 @@ int main(int argc, char **argv) {
     auto engine = pagedllm::Engine::create(options);
     CHECK(engine.ok());
     if (!engine) return 1;
-    answers_come_every_way(*engine);
-    sequences_go_on_and_several_results_come(*engine);
-    errors_come_as_values(*engine);
+    generate_future_and_stream_give_the_answer(*engine);
+    sequences_and_several_results_work(*engine);
+    errors_are_returned(*engine);
     CHECK(engine->start().error().code == pagedllm::Code::busy);
     std::printf("%s\n", failed ? "failed" : "passed");
     return failed != 0;

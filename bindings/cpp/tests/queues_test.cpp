@@ -1,4 +1,4 @@
-// Queues: who is paused by whom, what poll(2) sees, what is left when the engine has gone.
+// Queues: pausing, poll(2), and outputs after the engine is freed.
 #include <poll.h>
 
 #include <atomic>
@@ -11,13 +11,13 @@ static bool is_readable(int fd, std::chrono::milliseconds timeout = 0ms) {
     return ::poll(&entry, 1, static_cast<int>(timeout.count())) == 1 && entry.revents == POLLIN;
 }
 
-TEST(Queue, of_a_request_gets_its_outputs_and_no_others) {
+TEST(Queue, receives_only_the_outputs_of_its_requests) {
     pagedllm::Engine engine = host_stepped_engine();
     const pagedllm::Queue a = engine.create_queue(64).value(), b = engine.create_queue(64).value();
     const std::string to_a = chat(france.question), to_b = chat(cow.question), to_own = chat(japanese.question);
-    engine.add(asking(to_a), a).value();
-    engine.add(asking(to_b), b).value();
-    engine.add(asking(to_own)).value();
+    engine.add(greedy(to_a), a).value();
+    engine.add(greedy(to_b), b).value();
+    engine.add(greedy(to_own)).value();
     step_to_the_end(engine);
     EXPECT_EQ(read_to_the_end(a).text, france.answer);
     EXPECT_EQ(read_to_the_end(b).text, cow.answer);
@@ -26,27 +26,27 @@ TEST(Queue, of_a_request_gets_its_outputs_and_no_others) {
     EXPECT_TRUE(view.poll().value().empty() && b.poll().value().empty());
 }
 
-TEST(Queue, without_outputs_is_empty_when_time_runs_out) {
+TEST(Queue, returns_an_empty_batch_after_the_timeout) {
     pagedllm::Engine engine = open_engine();
     const auto start = std::chrono::steady_clock::now();
     EXPECT_TRUE(engine.queue().poll().value().empty());
     EXPECT_TRUE(engine.queue().poll(30ms).value().empty());
-    EXPECT_TRUE(engine.queue().poll(-30ms).value().empty()) << "a deadline that has passed is no endless wait";
+    EXPECT_TRUE(engine.queue().poll(-30ms).value().empty()) << "a negative timeout must not wait without limit";
     EXPECT_GE(std::chrono::steady_clock::now() - start, 29ms);
 }
 
-TEST(Queue, waits_forever_for_what_another_thread_makes) {
+TEST(Queue, waits_without_limit_for_the_outputs_of_another_thread) {
     pagedllm::Engine engine = host_stepped_engine();
     const pagedllm::Queue queue = engine.create_queue(4).value();
     auto waiting = std::async(std::launch::async, [&] { return queue.poll(pagedllm::forever).value().size(); });
     EXPECT_EQ(waiting.wait_for(20ms), std::future_status::timeout);
     const std::string prompt = chat(france.question);
-    engine.add(asking(prompt), queue).value();
+    engine.add(greedy(prompt), queue).value();
     engine.step().value();
     EXPECT_EQ(waiting.get(), 1u);
 }
 
-TEST(Queue, that_is_full_pauses_its_own_request_and_nobody_elses) {
+TEST(Queue, pauses_only_its_own_requests_if_it_is_full) {
     pagedllm::Engine engine = open_engine();
     const pagedllm::Queue slow = engine.create_queue(2).value();
     const std::string prompt = chat(france.question);
@@ -54,15 +54,15 @@ TEST(Queue, that_is_full_pauses_its_own_request_and_nobody_elses) {
     std::vector<std::future<pagedllm::Result<pagedllm::Completion>>> fast;
     for (const Dialogue &dialogue : dialogues) {
         const std::string question = chat(dialogue.question);
-        fast.push_back(engine.generate_async(asking(question)));
+        fast.push_back(engine.generate_async(greedy(question)));
     }
     for (size_t i = 0; i < fast.size(); i++) EXPECT_EQ(fast[i].get().value().text, dialogues[i].answer);
     EXPECT_TRUE(eventually([&] { return engine.stats().value().paused == 1; }));
     uint64_t tokens = 0;
     for (bool ended = false; !ended;) {
-        const pagedllm::Outputs outputs = slow.poll(patience).value();
+        const pagedllm::Outputs outputs = slow.poll(timeout_limit).value();
         ASSERT_FALSE(outputs.empty());
-        EXPECT_LE(outputs.size(), 3u);  // the capacity, and what a step under way adds
+        EXPECT_LE(outputs.size(), 3u);  // the capacity and the outputs of the current step
         for (const pagedllm::Output &output : outputs) {
             tokens += output.tokens.size();
             EXPECT_EQ(output.generated_tokens, tokens);
@@ -73,14 +73,14 @@ TEST(Queue, that_is_full_pauses_its_own_request_and_nobody_elses) {
     EXPECT_TRUE(eventually([&] { return is_idle(engine); }));
 }
 
-TEST(EventFd, is_readable_while_a_poll_would_not_wait) {
+TEST(EventFd, is_readable_while_the_queue_is_not_empty) {
     pagedllm::Engine engine = host_stepped_engine();
     const pagedllm::Queue queue = engine.create_queue(64).value();
     const std::string prompt = chat(france.question);
     const int fd = queue.event_fd().value();
     EXPECT_EQ(queue.event_fd().value(), fd);
     EXPECT_FALSE(is_readable(fd));
-    engine.add(asking(prompt), queue).value();
+    engine.add(greedy(prompt), queue).value();
     EXPECT_FALSE(is_readable(fd));
     engine.step().value();
     EXPECT_TRUE(is_readable(fd));
@@ -88,15 +88,15 @@ TEST(EventFd, is_readable_while_a_poll_would_not_wait) {
     EXPECT_FALSE(is_readable(fd));
 }
 
-TEST(EventFd, wakes_poll_2_for_every_output_of_a_started_engine) {
+TEST(EventFd, wakes_poll_2_for_every_output) {
     pagedllm::Engine engine = open_engine();
     const pagedllm::Queue queue = engine.create_queue(2).value();
     const std::string prompt = chat(france.question);
     const int fd = queue.event_fd().value();
-    engine.add(asking(prompt), queue).value();
+    engine.add(greedy(prompt), queue).value();
     std::string text;
     for (bool ended = false; !ended;) {
-        ASSERT_TRUE(is_readable(fd, patience));
+        ASSERT_TRUE(is_readable(fd, timeout_limit));
         for (const pagedllm::Output &output : queue.poll().value()) {
             text += output.text;
             ended = output.is_last();
@@ -106,13 +106,13 @@ TEST(EventFd, wakes_poll_2_for_every_output_of_a_started_engine) {
     EXPECT_FALSE(is_readable(fd));
 }
 
-TEST(Queue, whose_engine_has_gone_gives_the_last_outputs_and_is_then_closed) {
+TEST(Queue, returns_its_outputs_after_its_engine_is_freed_and_is_then_closed) {
     for (const bool started : {true, false}) {
         std::optional<pagedllm::Engine> engine = started ? open_engine() : host_stepped_engine();
         const pagedllm::Queue queue = engine->create_queue(2).value(), unused = engine->create_queue(2).value();
         const std::string prompt = chat(france.question);
         engine->add(endless(prompt), queue).value();
-        if (started) ASSERT_TRUE(is_readable(queue.event_fd().value(), patience));
+        if (started) ASSERT_TRUE(is_readable(queue.event_fd().value(), timeout_limit));
         else engine->step().value();
         engine.reset();
         EXPECT_TRUE(is_readable(queue.event_fd().value()));
@@ -127,13 +127,13 @@ TEST(Queue, whose_engine_has_gone_gives_the_last_outputs_and_is_then_closed) {
     }
 }
 
-TEST(Queue, that_is_destroyed_aborts_its_requests_and_leaves_the_others) {
+TEST(Queue, aborts_only_its_own_requests_when_it_is_destroyed) {
     pagedllm::Engine engine = host_stepped_engine();
     const std::string prompt = chat(france.question);
     {
         const pagedllm::Queue queue = engine.create_queue(4).value();
         for (int i = 0; i < 3; i++) engine.add(endless(prompt), queue).value();
-        engine.add(asking(prompt)).value();
+        engine.add(greedy(prompt)).value();
         EXPECT_EQ(engine.step().value().unfinished, 4u);
     }
     step_to_the_end(engine);
@@ -142,7 +142,7 @@ TEST(Queue, that_is_destroyed_aborts_its_requests_and_leaves_the_others) {
     EXPECT_TRUE(is_idle(engine));
 }
 
-TEST(Queue, of_many_threads_that_come_and_go_leaves_nothing_behind) {
+TEST(Queue, leaks_nothing_if_many_threads_create_and_destroy_queues) {
     pagedllm::Engine engine = open_engine();
     std::vector<std::thread> clients;
     std::atomic<int> wrong{0};

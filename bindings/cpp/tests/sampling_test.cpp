@@ -1,6 +1,7 @@
-// Several results, beams, grammars, log probabilities, kinds of output, and the host's own hand on the logits.
+// Several results, beams, grammars, log probabilities, kinds of output, and logits hooks.
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <set>
 
 #include "support.hpp"
@@ -15,7 +16,7 @@ static pagedllm::Request drawing(uint32_t tokens, uint32_t n) {
     return request;
 }
 
-TEST(Results, are_as_many_as_were_asked_for) {
+TEST(Results, have_the_requested_number) {
     pagedllm::Engine engine = open_engine();
     const auto all = engine.generate_all(drawing(20, 3)).value();
     ASSERT_EQ(all.size(), 3u);
@@ -32,7 +33,7 @@ TEST(Results, are_as_many_as_were_asked_for) {
     EXPECT_TRUE(is_idle(engine));
 }
 
-TEST(Results, come_in_one_stream_that_ends_with_the_last_of_them) {
+TEST(Results, arrive_in_one_stream_that_ends_with_the_last_result) {
     pagedllm::Engine engine = open_engine();
     pagedllm::Stream stream = engine.stream(drawing(20, 3)).value();
     size_t tokens[3] = {}, ends = 0;
@@ -46,13 +47,13 @@ TEST(Results, come_in_one_stream_that_ends_with_the_last_of_them) {
     EXPECT_TRUE(ok(stream.status()));
 }
 
-TEST(Results, are_aborted_together_when_their_stream_is_left) {
+TEST(Results, are_all_aborted_when_their_stream_is_destroyed) {
     pagedllm::Engine engine = open_engine();
     (void)engine.stream(drawing(0, 3)).value().next();
     EXPECT_TRUE(eventually([&] { return engine.stats().value().finished_abort == 3 && is_idle(engine); }));
 }
 
-TEST(Results, each_say_what_went_wrong_with_them) {
+TEST(Results, have_their_own_errors) {
     std::optional<pagedllm::Stream> stream;
     {
         pagedllm::Engine engine = open_engine();
@@ -65,7 +66,48 @@ TEST(Results, each_say_what_went_wrong_with_them) {
     EXPECT_TRUE(fails(Code::closed, stream->status()));
 }
 
-TEST(Results, of_a_kept_request_are_sequences_each_with_its_index) {
+TEST(Completion, keeps_the_first_error) {
+    pagedllm::Completion completion;
+    pllm_output record{};
+    record.struct_size = sizeof record;
+    for (const auto &[code, message] : {std::pair{PLLM_E_MODEL, "first"}, {PLLM_E_INTERNAL, "second"}}) {
+        record.error_code = code;
+        record.error = message;
+        record.error_len = std::string_view(message).size();
+        completion.add(pagedllm::Output(record), pagedllm::OutputKind::delta);
+    }
+    ASSERT_FALSE(completion.status.ok());
+    EXPECT_EQ(completion.status.error().code, Code::model);
+    EXPECT_EQ(completion.status.error().message, "first");
+}
+
+// Makes the logits of one sequence non-finite.
+static void break_logits(void *broken, uint64_t sequence, const uint32_t *, uint64_t, float *logits,
+                         uint64_t vocab_size) noexcept {
+    if (sequence == *static_cast<const uint64_t *>(broken)) {
+        std::fill(logits, logits + vocab_size, std::numeric_limits<float>::quiet_NaN());
+    }
+}
+
+TEST(Stream, keeps_the_first_error) {
+    static uint64_t first_request = 1;
+    std::optional<pagedllm::Stream> stream;
+    {
+        pagedllm::Engine engine = open_engine();
+        pagedllm::Request request = drawing(0, 2);
+        request.logits_hook = break_logits;
+        request.hook_data = &first_request;
+        stream = engine.stream(request, 1).value();
+        while (stream->status()) ASSERT_TRUE(stream->next().has_value());
+    }
+    const pagedllm::Error first = stream->status().error();
+    EXPECT_NE(first.code, Code::closed);  // the error of the second result
+    while (stream->next()) {
+    }
+    EXPECT_EQ(stream->status().error().message, first.message);
+}
+
+TEST(Results, of_a_kept_request_are_sequences_with_an_index_each) {
     pagedllm::Engine engine = open_engine();
     pagedllm::Request request = drawing(4, 3);
     request.keep = true;
@@ -82,7 +124,7 @@ TEST(Results, of_a_kept_request_are_sequences_each_with_its_index) {
     EXPECT_TRUE(eventually([&] { return is_idle(engine); }));
 }
 
-TEST(BestOf, gives_the_best_samples_first) {
+TEST(BestOf, returns_the_best_samples_first) {
     pagedllm::Engine engine = open_engine();
     pagedllm::Request request = drawing(10, 6);
     request.sampling.logprobs = true;
@@ -97,10 +139,10 @@ TEST(BestOf, gives_the_best_samples_first) {
     EXPECT_EQ(best[1].score, scores[1]);
 }
 
-TEST(Beams, come_best_first) {
+TEST(Beams, are_sorted_by_score) {
     pagedllm::Engine engine = open_engine();
     const std::string prompt = chat(france.question);
-    pagedllm::Request request = asking(prompt);
+    pagedllm::Request request = greedy(prompt);
     request.n = 3;
     request.beam = pagedllm::Beam();
     const auto beams = engine.generate_all(request).value();
@@ -114,15 +156,15 @@ TEST(Beams, come_best_first) {
     EXPECT_LT(engine.generate_all(request).value()[0].score, beams[0].score);
 }
 
-TEST(Grammar, is_what_the_output_follows) {
+TEST(Grammar, constrains_the_output) {
     pagedllm::Engine engine = open_engine();
     const std::string prompt = chat(france.question);
-    pagedllm::Request request = asking(prompt);
+    pagedllm::Request request = greedy(prompt);
     const auto text = [&](pagedllm::Grammar grammar) {
         request.sampling.grammar = std::move(grammar);
         return engine.generate(request).value().text;
     };
-    // One text only, but for white space.
+    // The grammar has one text, except for white space.
     std::string json = text(pagedllm::Grammar::json_schema(
         R"({"type": "object", "properties": {"a": {"const": true}}, "required": ["a"], "additionalProperties": false})"));
     const auto is_space = [](char c) { return " \n\t\r"sv.find(c) != std::string_view::npos; };
@@ -137,10 +179,10 @@ TEST(Grammar, is_what_the_output_follows) {
     EXPECT_EQ(text(pagedllm::Grammar::json_object()).front(), '{');
 }
 
-TEST(Logprobs, come_with_the_most_probable_tokens_beside_them) {
+TEST(Logprobs, include_the_most_probable_tokens) {
     pagedllm::Engine engine = open_engine();
     const std::string prompt = chat(france.question);
-    pagedllm::Request request = asking(prompt);
+    pagedllm::Request request = greedy(prompt);
     request.sampling.logprobs = request.sampling.prompt_logprobs = true;
     request.sampling.top_logprobs = 5;
     request.sampling.prompt_top_logprobs = 3;
@@ -162,10 +204,10 @@ TEST(Logprobs, come_with_the_most_probable_tokens_beside_them) {
     EXPECT_EQ(whole.top_logprobs.size(), 5 * tokens);
     EXPECT_EQ(whole.prompt_top_logprobs.size(), 3 * prompt_tokens);
     EXPECT_LT(whole.score, 0);
-    EXPECT_TRUE(engine.generate(asking(prompt)).value().top_logprobs.empty());
+    EXPECT_TRUE(engine.generate(greedy(prompt)).value().top_logprobs.empty());
 }
 
-TEST(OutputKind, changes_nothing_of_the_whole) {
+TEST(OutputKind, does_not_change_the_result) {
     pagedllm::Engine engine = open_engine();
     pagedllm::Request request = drawing(20, 2);
     request.sampling.logprobs = true;
@@ -184,10 +226,10 @@ TEST(OutputKind, changes_nothing_of_the_whole) {
     }
 }
 
-TEST(Text, begins_with_the_prompt_or_ends_with_the_stop_where_that_was_asked_for) {
+TEST(Text, includes_the_prompt_with_echo_and_the_stop_string_with_include_stop) {
     pagedllm::Engine engine = open_engine();
     const std::string prompt = chat(france.question);
-    pagedllm::Request request = asking(prompt);
+    pagedllm::Request request = greedy(prompt);
     request.skip_special = false;
     request.sampling.echo = true;
     EXPECT_EQ(engine.generate(request).value().text, prompt + france.answer);
@@ -198,11 +240,11 @@ TEST(Text, begins_with_the_prompt_or_ends_with_the_stop_where_that_was_asked_for
     EXPECT_EQ(engine.generate(request).value().prompt_tokens, 3u);
 }
 
-TEST(Tokens, that_may_come_are_kept_to) {
+TEST(Tokens, are_restricted_by_allowed_tokens_bad_words_and_bias) {
     pagedllm::Engine engine = open_engine();
     const std::string prompt = chat(france.question);
     const auto with = [&](auto change) {
-        pagedllm::Request request = asking(prompt);
+        pagedllm::Request request = greedy(prompt);
         request.sampling.max_tokens = 11;
         change(request.sampling);
         return engine.generate(request).value();
@@ -217,7 +259,7 @@ TEST(Tokens, that_may_come_are_kept_to) {
     for (const uint32_t token : with([](pagedllm::Sampling &s) { s.logit_bias = {{300, 100}}; }).tokens) EXPECT_EQ(token, 300u);
 }
 
-TEST(EverySamplingParameter, makes_a_difference) {
+TEST(EverySamplingParameter, changes_the_result) {
     pagedllm::Engine engine = open_engine();
     const auto plain = engine.generate(drawing(60, 1)).value().tokens;
     const auto differs = [&](const char *name, auto change) {
@@ -237,7 +279,7 @@ TEST(EverySamplingParameter, makes_a_difference) {
     differs("dry", [](S &s) { s.dry = pagedllm::Dry{50, 1.75f, 0, 0, {{"\n"}}}; });
 }
 
-TEST(Sampling, dry_without_breakers_is_not_dry_with_the_librarys) {
+TEST(Sampling, empty_dry_breakers_differ_from_the_default_breakers) {
     pagedllm::Engine engine = open_engine();
     const std::vector<uint32_t> colon = engine.tokenize(":", false).value();
     ASSERT_EQ(colon.size(), 1u);
@@ -257,35 +299,35 @@ TEST(Sampling, dry_without_breakers_is_not_dry_with_the_librarys) {
     EXPECT_LT(repeats(std::vector<std::string>{}), 12);
 }
 
-// Wants token 300, and counts how often it was asked.
-static void want_300(void *asked, uint64_t, const uint32_t *tokens, uint64_t tokens_len, float *logits,
+// Selects token 300 and counts its calls.
+static void select_300(void *calls, uint64_t, const uint32_t *tokens, uint64_t tokens_len, float *logits,
                      uint64_t vocab_size) noexcept {
-    ++*static_cast<std::atomic<int> *>(asked);
+    ++*static_cast<std::atomic<int> *>(calls);
     if (tokens_len > 0 && tokens[0] < vocab_size) logits[300] = 1000;
 }
 template <class Hook>
 constexpr bool is_hook = std::is_convertible_v<Hook, pagedllm::LogitsHook>;
-static_assert(is_hook<decltype(&want_300)>);
-static_assert(!is_hook<void (*)(void *, uint64_t, const uint32_t *, uint64_t, float *, uint64_t)>, "one that may throw");
+static_assert(is_hook<decltype(&select_300)>);
+static_assert(!is_hook<void (*)(void *, uint64_t, const uint32_t *, uint64_t, float *, uint64_t)>, "a hook must be noexcept");
 
-TEST(LogitsHook, has_the_last_word_for_as_long_as_the_request_lives) {
+TEST(LogitsHook, edits_the_logits_of_every_token_of_its_request) {
     pagedllm::Engine engine = open_engine();
-    // Static: a write that begins it would race, for ThreadSanitizer does not see the library hand it to its own thread.
-    static std::atomic<int> asked{0};
+    // Static, because ThreadSanitizer does not see that the library synchronizes its threads.
+    static std::atomic<int> calls{0};
     pagedllm::Request request = drawing(5, 1);
-    request.logits_hook = want_300;
-    request.hook_data = &asked;
+    request.logits_hook = select_300;
+    request.hook_data = &calls;
     request.keep = true;
     const auto all = engine.generate(request).value();
     EXPECT_EQ(all.tokens, std::vector<uint32_t>(5, 300));
-    EXPECT_EQ(asked, 5);
+    EXPECT_EQ(calls, 5);
     pagedllm::Sequence sequence = engine.sequence(all.sequence);
     pagedllm::Resume how;
     how.sampling = request.sampling;
     EXPECT_EQ(sequence.generate(how).value().tokens.size(), 5u);
-    EXPECT_EQ(asked, 5);  // a new turn has a hook of its own, or none
-    how.logits_hook = want_300;
-    how.hook_data = &asked;
+    EXPECT_EQ(calls, 5);  // a new turn has the hook of its Resume, here none
+    how.logits_hook = select_300;
+    how.hook_data = &calls;
     EXPECT_EQ(sequence.generate(how).value().tokens, std::vector<uint32_t>(5, 300));
-    EXPECT_EQ(asked, 10);
+    EXPECT_EQ(calls, 10);
 }

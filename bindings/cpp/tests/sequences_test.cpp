@@ -1,9 +1,9 @@
-// Sequences as values: forked, appended to, rewound, resumed, moved to other engines and freed; and prompts that are pinned.
+// Sequences: fork, append, rewind, resume, export, import and free; and pinned prompts.
 #include <thread>
 
 #include "support.hpp"
 
-// What has been generated has no queue any more: its forks are given the engine's.
+// Forks into the engine's queue, because the queue of generate() is freed.
 static pagedllm::Sequence fork_of(const pagedllm::Sequence &parent, pagedllm::Engine &engine,
                                   std::optional<uint64_t> at = std::nullopt) {
     const pagedllm::QueueView queue = engine.queue();
@@ -13,7 +13,7 @@ static pagedllm::Sequence fork_of(const pagedllm::Sequence &parent, pagedllm::En
     return parent.fork(how).value();
 }
 
-// So many more greedy tokens.
+// Generates this number of greedy tokens.
 static pagedllm::Resume more(uint32_t tokens) {
     pagedllm::Resume how;
     how.sampling.temperature = 0;
@@ -22,34 +22,34 @@ static pagedllm::Resume more(uint32_t tokens) {
     return how;
 }
 
-// Goes on until somebody stops it.
+// Generates up to max_model_len.
 static pagedllm::Resume endlessly() {
     pagedllm::Resume how = more(0);
     how.sampling.ignore_eos = true;
     return how;
 }
 
-// As if it had never been idle.
-static pagedllm::Resume going_on() {
+// Continues as if the sequence had never been idle.
+static pagedllm::Resume continued() {
     pagedllm::Resume how;
     how.continue_generation = true;
     return how;
 }
 
-// An engine, and what it says of France, whose 11 tokens follow the prompt's 16.
+// An engine, and an answer of 11 tokens to a prompt of 16 tokens.
 class Sequences : public testing::Test {
 protected:
-    pagedllm::Sequence keep(uint32_t tokens) { return engine.sequence(begin(tokens).sequence); }
+    pagedllm::Sequence keep(uint32_t tokens) { return engine.sequence(generate(tokens).sequence); }
 
-    pagedllm::Completion begin(uint32_t tokens) {
-        pagedllm::Request request = asking(prompt);
+    pagedllm::Completion generate(uint32_t tokens) {
+        pagedllm::Request request = greedy(prompt);
         request.keep = true;
         request.sampling.logprobs = true;
         request.sampling.max_tokens = tokens;
         return engine.generate(request).value();
     }
 
-    // The same bits as the end of what it said.
+    // Requires the tokens of the answer from a position on, with the same bits.
     void expect_rest(pagedllm::Sequence &sequence, uint64_t from) {
         const pagedllm::Completion rest = sequence.generate(more(static_cast<uint32_t>(27 - from))).value();
         const auto begin = static_cast<std::ptrdiff_t>(from - 16);
@@ -59,10 +59,10 @@ protected:
 
     const std::string prompt = chat(france.question);
     pagedllm::Engine engine = open_engine();
-    const pagedllm::Completion whole = begin(11);
+    const pagedllm::Completion whole = generate(11);
 };
 
-TEST_F(Sequences, fork_and_go_on_as_their_parent_would_have) {
+TEST_F(Sequences, continue_in_forks_with_the_same_tokens) {
     pagedllm::Sequence parent = keep(4), child = fork_of(parent, engine);
     EXPECT_NE(child.id(), parent.id());
     EXPECT_EQ(child.info().value().len, 20u);
@@ -83,18 +83,18 @@ TEST_F(Sequences, fork_at_an_earlier_position) {
     EXPECT_EQ(parent.info().value().len, 27u);
 }
 
-TEST_F(Sequences, compute_only_what_was_appended) {
+TEST_F(Sequences, compute_only_appended_tokens) {
     pagedllm::Sequence sequence = engine.sequence(whole.sequence);
     const auto turn = engine.tokenize("<|user|>\n"s + cow.question + "<|end|>\n<|assistant|>\n", false).value();
     const uint64_t before = engine.stats().value().prompt_tokens;
     EXPECT_TRUE(ok(sequence.append(turn)));
     EXPECT_EQ(sequence.generate(more(0)).value().text, cow.answer);
-    // The last token of a turn is chosen, but not computed before the next.
+    // The last token of a turn is sampled, but computed only in the next turn.
     const uint64_t computed = engine.stats().value().prompt_tokens - before;
     EXPECT_TRUE(computed == turn.size() || computed == turn.size() + 1) << computed << " of " << turn.size();
 }
 
-TEST_F(Sequences, that_are_rewound_say_the_same_again) {
+TEST_F(Sequences, generate_the_same_tokens_after_a_rewind) {
     pagedllm::Sequence sequence = engine.sequence(whole.sequence);
     for (const uint64_t len : {26u, 20u, 16u}) {
         EXPECT_TRUE(ok(sequence.rewind(len)));
@@ -103,7 +103,7 @@ TEST_F(Sequences, that_are_rewound_say_the_same_again) {
     }
 }
 
-TEST_F(Sequences, stream_as_they_come_and_are_idle_again_when_the_stream_is_left) {
+TEST_F(Sequences, can_be_streamed_and_are_idle_after_the_stream_is_destroyed) {
     pagedllm::Sequence sequence = keep(2);
     {
         pagedllm::Stream stream = sequence.stream(endlessly()).value();
@@ -112,7 +112,7 @@ TEST_F(Sequences, stream_as_they_come_and_are_idle_again_when_the_stream_is_left
             ASSERT_TRUE(output.has_value());
             EXPECT_EQ(output->sequence, sequence.id());
         }
-        EXPECT_TRUE(fails(Code::invalid_argument, sequence.resume(more(1), engine.queue())));  // it runs
+        EXPECT_TRUE(fails(Code::invalid_argument, sequence.resume(more(1), engine.queue())));  // the sequence is running
         EXPECT_TRUE(fails(Code::invalid_argument, sequence.generate(more(1))));
     }
     EXPECT_TRUE(eventually([&] { return sequence.info().value().idle == 1; }));
@@ -124,19 +124,19 @@ TEST_F(Sequences, stream_as_they_come_and_are_idle_again_when_the_stream_is_left
     EXPECT_TRUE(fails(Code::not_found, sequence.free()));
 }
 
-TEST_F(Sequences, write_where_they_are_told_to) {
+TEST_F(Sequences, write_to_the_given_queue) {
     pagedllm::Sequence sequence = keep(2);
     const pagedllm::Queue queue = engine.create_queue(64).value();
     pagedllm::Resume how = more(3);
     how.user_data = 11;
-    EXPECT_TRUE(fails(Code::invalid_argument, sequence.resume(how)));  // the queue of generate is gone
+    EXPECT_TRUE(fails(Code::invalid_argument, sequence.resume(how)));  // the queue of generate() is freed
     EXPECT_TRUE(ok(sequence.resume(how, queue)));
     EXPECT_EQ(read_to_the_end(queue).tokens.size(), 3u);
     EXPECT_TRUE(ok(sequence.resume(how)));
     EXPECT_EQ(read_to_the_end(queue).tokens.size(), 3u);
 }
 
-TEST_F(Sequences, belong_to_who_holds_them) {
+TEST_F(Sequences, are_freed_by_their_owner) {
     EXPECT_TRUE(ok(engine.sequence(whole.sequence).free()));
     EXPECT_TRUE(fails(Code::not_found, engine.sequence(whole.sequence).free()));
     EXPECT_TRUE(eventually([&] { return is_idle(engine); }));
@@ -158,25 +158,25 @@ TEST_F(Sequences, belong_to_who_holds_them) {
     EXPECT_EQ(engine.stats().value().idle, 1u);
     EXPECT_TRUE(fails(Code::invalid_argument, first.info()));
     first = engine.sequence(id);
-    first = fork_of(first, engine);  // frees the one before
+    first = fork_of(first, engine);  // frees the previous sequence
     EXPECT_TRUE(fails(Code::not_found, engine.sequence(id).info()));
     { const pagedllm::Sequence last = std::move(first); }
     EXPECT_TRUE(eventually([&] { return is_idle(engine); }));
 }
 
-TEST_F(Sequences, that_run_end_when_they_are_freed) {
+TEST_F(Sequences, end_when_they_are_freed_while_they_run) {
     pagedllm::Stream stream = engine.stream(endless(prompt)).value();
     pagedllm::Sequence sequence = engine.sequence(stream.next()->sequence);
     EXPECT_TRUE(ok(sequence.free()));
     EXPECT_EQ(stream.collect().value().finish, FinishReason::abort);
 }
 
-TEST_F(Sequences, outlive_their_engine) {
+TEST_F(Sequences, can_outlive_their_engine) {
     pagedllm::Sequence sequence = engine.sequence(whole.sequence), never_touched = keep(2);
     pagedllm::Pin pin = engine.pin({prompt}).value();
     const auto state = sequence.export_state().value();
     const pagedllm::Queue queue = engine.create_queue(4).value();
-    { const pagedllm::Engine gone = std::move(engine); }
+    { const pagedllm::Engine freed = std::move(engine); }
     EXPECT_TRUE(fails(Code::invalid_argument, engine.import_sequence(state)));
     EXPECT_TRUE(fails(Code::closed, sequence.export_state()));
     EXPECT_TRUE(fails(Code::closed, sequence.export_to(queue)));
@@ -188,7 +188,7 @@ TEST_F(Sequences, outlive_their_engine) {
     EXPECT_TRUE(fails(Code::closed, pin.unpin()));
 }
 
-TEST_F(Sequences, refuse_what_cannot_be) {
+TEST_F(Sequences, refuse_invalid_arguments) {
     pagedllm::Sequence sequence = keep(4), unknown = engine.sequence(uint64_t(1) << 40);
     const pagedllm::QueueView queue = engine.queue();
     const std::vector<uint32_t> beyond = {1024}, many(5000, 1);
@@ -209,7 +209,7 @@ TEST_F(Sequences, refuse_what_cannot_be) {
         how.queue = wrong;
         EXPECT_TRUE(fails(Code::invalid_argument, sequence.fork(how)));
         EXPECT_TRUE(fails(Code::invalid_argument, sequence.resume(more(1), *wrong)));
-        EXPECT_TRUE(fails(Code::invalid_argument, sequence.resume(going_on(), *wrong)));
+        EXPECT_TRUE(fails(Code::invalid_argument, sequence.resume(continued(), *wrong)));
         EXPECT_TRUE(fails(Code::invalid_argument, sequence.export_to(*wrong)));
         EXPECT_TRUE(fails(Code::invalid_argument, engine.import_sequence(state, *wrong)));
     }
@@ -227,16 +227,16 @@ TEST_F(Sequences, refuse_what_cannot_be) {
     EXPECT_TRUE(fails(Code::not_found, unknown.rewind(1)));
     EXPECT_TRUE(fails(Code::not_found, unknown.resume(more(1), queue)));
     EXPECT_TRUE(fails(Code::not_found, unknown.generate()));
-    EXPECT_TRUE(fails(Code::not_found, unknown.resume(going_on(), queue)));
+    EXPECT_TRUE(fails(Code::not_found, unknown.resume(continued(), queue)));
     EXPECT_TRUE(fails(Code::not_found, unknown.export_state()));
     EXPECT_TRUE(fails(Code::not_found, unknown.export_to(queue)));
-    EXPECT_TRUE(fails(Code::invalid_argument, sequence.resume(going_on())));  // the queue of generate is gone
+    EXPECT_TRUE(fails(Code::invalid_argument, sequence.resume(continued())));  // the queue of generate() is freed
     EXPECT_TRUE(fails(Code::not_found, unknown.free()));
     EXPECT_TRUE(fails(Code::not_found, engine.sequence(0).free()));
     expect_rest(sequence, 20);
 }
 
-TEST_F(Sequences, fork_from_sixteen_threads_at_once) {
+TEST_F(Sequences, can_be_forked_from_sixteen_threads) {
     const pagedllm::Sequence trunk = keep(4);
     std::vector<std::thread> threads;
     for (int i = 0; i < 16; i++) {
@@ -248,10 +248,10 @@ TEST_F(Sequences, fork_from_sixteen_threads_at_once) {
         });
     }
     for (std::thread &thread : threads) thread.join();
-    EXPECT_TRUE(eventually([&] { return engine.stats().value().idle == 2; }));  // the trunk, and the whole answer
+    EXPECT_TRUE(eventually([&] { return engine.stats().value().idle == 2; }));  // the trunk and the whole answer
 }
 
-// Tokens that a seed decides.
+// A request with a seed.
 static pagedllm::Request drawing(uint32_t tokens) {
     pagedllm::Request request{"Once upon"};
     request.sampling.temperature = 1.5f;
@@ -268,7 +268,7 @@ static std::vector<uint32_t> tokens_of(const pagedllm::Outputs &outputs, uint64_
     return tokens;
 }
 
-TEST(SequencesThatRun, fork_into_ones_that_run_and_differ_where_they_have_a_seed) {
+TEST(RunningSequences, have_running_forks_that_differ_only_with_a_seed) {
     pagedllm::Engine engine = host_stepped_engine();
     const pagedllm::Sequence parent = engine.sequence(engine.add(drawing(20)).value());
     for (int i = 0; i < 5; i++) engine.step().value();
@@ -287,7 +287,7 @@ TEST(SequencesThatRun, fork_into_ones_that_run_and_differ_where_they_have_a_seed
     EXPECT_TRUE(a != b && a != rest && b != rest);
 }
 
-TEST(SequencesThatRun, are_rewound_with_their_random_numbers) {
+TEST(RunningSequences, can_be_rewound_with_their_random_numbers) {
     pagedllm::Engine engine = host_stepped_engine();
     pagedllm::Sequence sequence = engine.sequence(engine.add(drawing(12)).value());
     for (int i = 0; i < 8; i++) engine.step().value();
@@ -298,7 +298,7 @@ TEST(SequencesThatRun, are_rewound_with_their_random_numbers) {
     EXPECT_TRUE(std::equal(tokens.begin() + 3, tokens.begin() + 8, tokens.begin() + 8));
 }
 
-// The handle must not free the sequence that the stream still reads.
+// Releases the parent, because its stream still reads it.
 static pagedllm::Sequence fork_of_running(pagedllm::Engine &engine, uint64_t id) {
     pagedllm::Sequence parent = engine.sequence(id);
     pagedllm::Sequence child = parent.fork().value();
@@ -306,7 +306,7 @@ static pagedllm::Sequence fork_of_running(pagedllm::Engine &engine, uint64_t id)
     return child;
 }
 
-TEST(SequencesThatRun, fork_into_the_stream_of_their_request) {
+TEST(RunningSequences, have_forks_in_the_stream_of_their_request) {
     pagedllm::Engine engine = open_engine();
     pagedllm::Stream stream = engine.stream(drawing(50), 4).value();
     std::optional<pagedllm::Sequence> child;
@@ -320,41 +320,41 @@ TEST(SequencesThatRun, fork_into_the_stream_of_their_request) {
 
 static const uint64_t drawn = 40;
 
-// So many tokens are the last ones of `whole`.
+// Requires that `tail` has this number of tokens, the last of `whole`.
 static void expect_tail(const std::vector<uint32_t> &tail, uint64_t tokens, const std::vector<uint32_t> &whole) {
     ASSERT_EQ(whole.size(), drawn);
     ASSERT_EQ(tail.size(), tokens);
     EXPECT_TRUE(std::equal(tail.begin(), tail.end(), whole.end() - static_cast<std::ptrdiff_t>(tail.size())));
 }
 
-TEST(SequencesThatMove, go_on_as_if_they_had_stayed) {
+TEST(ExportedSequences, continue_with_the_same_tokens) {
     pagedllm::Engine from = open_engine(), to = open_engine();
-    pagedllm::Stream stream = from.stream(drawing(drawn), 4).value();  // waits for its reader, not far ahead
+    pagedllm::Stream stream = from.stream(drawing(drawn), 4).value();  // pauses after 4 unread outputs
     const pagedllm::Output first = *stream.next();
     std::vector<uint32_t> whole(first.tokens.begin(), first.tokens.end());
     const uint64_t prompt = first.prompt_tokens;
     pagedllm::Sequence running = from.sequence(first.sequence);
     const auto state = running.export_state().value();
-    running.release();  // the stream reads it to its end
+    running.release();  // the stream still reads the sequence
     const pagedllm::Completion rest = stream.collect().value();
     whole.insert(whole.end(), rest.tokens.begin(), rest.tokens.end());
 
-    const pagedllm::Queue queue = to.create_queue(1).value();  // and so does this one: it runs until it is read
+    const pagedllm::Queue queue = to.create_queue(1).value();  // pauses after one unread output
     pagedllm::Sequence moved = to.import_sequence(state, queue).value();
     const pagedllm::SequenceInfo info = moved.info().value();
     EXPECT_EQ(info.idle, 1u);
     EXPECT_EQ(info.inexact, 0u);
-    const uint64_t told = info.len - prompt;
-    EXPECT_TRUE(told > 0 && told < 20) << told;
-    EXPECT_TRUE(ok(moved.resume(going_on())));
-    EXPECT_TRUE(fails(Code::invalid_argument, moved.resume(going_on())));  // it runs
-    expect_tail(read_to_the_end(queue).tokens, drawn - told, whole);
+    const uint64_t generated = info.len - prompt;
+    EXPECT_TRUE(generated > 0 && generated < 20) << generated;
+    EXPECT_TRUE(ok(moved.resume(continued())));
+    EXPECT_TRUE(fails(Code::invalid_argument, moved.resume(continued())));  // the sequence is running
+    expect_tail(read_to_the_end(queue).tokens, drawn - generated, whole);
     EXPECT_LE(to.stats().value().prompt_tokens, 1u);
     EXPECT_EQ(moved.info().value().len, prompt + drawn);
     EXPECT_EQ(moved.generate(more(2)).value().tokens.size(), 2u);
 }
 
-// What is left to be said, as a state.
+// The state of a sequence after this number of tokens.
 static std::vector<uint8_t> exported_after(uint64_t tokens, pagedllm::Engine &from, const pagedllm::Request &request) {
     pagedllm::Sequence sequence = from.sequence(from.add(request).value());
     for (uint64_t i = 0; i < tokens; i++) from.step().value();
@@ -367,14 +367,14 @@ static std::vector<uint8_t> exported_after(uint64_t tokens, pagedllm::Engine &fr
     return {outputs[0].sequence_state.begin(), outputs[0].sequence_state.end()};
 }
 
-TEST(SequencesThatMove, go_on_in_a_stream_or_a_queue_and_with_user_data_of_their_own) {
+TEST(ExportedSequences, continue_in_a_stream_or_queue_with_new_user_data) {
     pagedllm::Engine from = host_stepped_engine(), to = open_engine();
     const auto state = exported_after(8, from, drawing(drawn));
     const auto whole = read_to_the_end(from.queue()).tokens;
-    pagedllm::Resume how = going_on();
+    pagedllm::Resume how = continued();
     how.keep = false;
     how.user_data = 11;
-    how.sampling.max_tokens = 1;  // has no say
+    how.sampling.max_tokens = 1;  // has no effect with continue_generation
 
     pagedllm::Sequence streamed = to.import_sequence(state).value();
     std::vector<uint32_t> tail;
@@ -392,12 +392,12 @@ TEST(SequencesThatMove, go_on_in_a_stream_or_a_queue_and_with_user_data_of_their
     expect_tail(read_to_the_end(queue).tokens, drawn - 8, whole);
 }
 
-TEST(SequencesThatMove, are_collected_as_their_outputs_are) {
+TEST(ExportedSequences, keep_their_output_kind) {
     pagedllm::Engine from = host_stepped_engine(), to = open_engine();
     pagedllm::Request request = drawing(drawn);
     request.sampling.output_kind = pagedllm::OutputKind::cumulative;
     const auto state = exported_after(8, from, request);
-    pagedllm::Resume how = going_on();
+    pagedllm::Resume how = continued();
     how.sampling.output_kind = request.sampling.output_kind;
     const pagedllm::Completion all = to.import_sequence(state)->generate(how).value();
     const pagedllm::Outputs outputs = from.queue().poll().value();
@@ -406,7 +406,7 @@ TEST(SequencesThatMove, are_collected_as_their_outputs_are) {
     EXPECT_EQ(all.text, whole.text);
 }
 
-TEST(SequencesThatMove, may_come_as_an_output_where_their_text_does) {
+TEST(ExportedSequences, can_arrive_in_the_queue_of_their_text) {
     pagedllm::Engine from = host_stepped_engine(), to = open_engine();
     const pagedllm::Sequence running = from.sequence(from.add(drawing(drawn)).value());
     for (int i = 0; i < 8; i++) from.step().value();
@@ -423,10 +423,10 @@ TEST(SequencesThatMove, may_come_as_an_output_where_their_text_does) {
         moved = to.import_sequence(output.sequence_state).value();
     }
     ASSERT_EQ(states, 1);
-    expect_tail(moved.generate(going_on()).value().tokens, drawn - 8, tokens_of(outputs, running.id()));
+    expect_tail(moved.generate(continued()).value().tokens, drawn - 8, tokens_of(outputs, running.id()));
 }
 
-TEST(SequencesThatMove, say_why_there_is_no_state_when_they_ended_before_the_step) {
+TEST(ExportedSequences, report_an_error_if_they_ended_before_the_step) {
     pagedllm::Engine engine = host_stepped_engine();
     const uint64_t request = engine.add(drawing(drawn)).value();
     const pagedllm::Sequence sequence = engine.sequence(request);
@@ -445,11 +445,11 @@ TEST(SequencesThatMove, say_why_there_is_no_state_when_they_ended_before_the_ste
     EXPECT_TRUE(outputs[0].sequence_state.empty() && !outputs[0].is_last());
 }
 
-TEST(SequencesThatMove, leave_no_trace_in_what_is_collected) {
+TEST(ExportedSequences, do_not_change_a_completion) {
     pagedllm::Completion all;
     pllm_output record{};
     record.struct_size = sizeof record;
-    record.text = "said so far";
+    record.text = "hello world";
     record.text_len = 11;
     all.add(pagedllm::Output(record), pagedllm::OutputKind::cumulative);
     const uint8_t state[1] = {};
@@ -458,8 +458,8 @@ TEST(SequencesThatMove, leave_no_trace_in_what_is_collected) {
     record.sequence_state = state;
     record.sequence_state_len = 1;
     all.add(pagedllm::Output(record), pagedllm::OutputKind::cumulative);
-    EXPECT_EQ(all.text, "said so far");
-    record.struct_size = offsetof(pllm_output, sequence_state);  // of a library that knows of none
+    EXPECT_EQ(all.text, "hello world");
+    record.struct_size = offsetof(pllm_output, sequence_state);  // as of a library without this field
     EXPECT_TRUE(pagedllm::Output(record).sequence_state.empty());
 }
 
@@ -471,7 +471,7 @@ TEST_F(Sequences, are_inexact_on_another_instruction_path) {
     EXPECT_EQ(moved.info().value().inexact != 0, engine.model_info()->isa != "portable");
 }
 
-TEST_F(Sequences, do_not_come_out_of_a_damaged_state) {
+TEST_F(Sequences, are_not_imported_from_a_damaged_state) {
     pagedllm::Sequence sequence = keep(4);
     const std::vector<uint8_t> state = sequence.export_state().value();
     for (const size_t size : {size_t(0), size_t(1), size_t(40), state.size() / 2, state.size() - 1})
@@ -493,7 +493,7 @@ TEST_F(Sequences, do_not_come_out_of_a_damaged_state) {
     expect_rest(sequence, 20);
 }
 
-TEST(Pin, has_a_prompt_computed_before_it_is_asked_for) {
+TEST(Pin, computes_a_prompt_before_the_first_request) {
     pagedllm::Engine engine = open_engine();
     std::string prompt;
     for (int i = 0; i < 100; i++) prompt += "long ";
@@ -524,6 +524,6 @@ TEST(Pin, has_a_prompt_computed_before_it_is_asked_for) {
     brief.time_to_live = 1ms;
     engine.pin(brief).value().release();
     std::this_thread::sleep_for(2ms);
-    engine.generate(request).value();  // a step finds that its time is over
+    engine.generate(request).value();  // a step finds the pin expired
     EXPECT_TRUE(eventually([&] { return is_idle(engine); }));
 }

@@ -1,4 +1,4 @@
-// Serving within limits: budgets that change, deadlines, who comes first, admission, and what is told of all that.
+// Budgets, deadlines, order, admission and telemetry.
 #include <filesystem>
 #include <fstream>
 #include <random>
@@ -15,15 +15,15 @@ static pagedllm::Options host_stepped_options() {
     return options;
 }
 
-// Their pool is a budget's: the test names it.
-static pagedllm::Options options_of_a_budget() {
+// Options without kv_bytes. The test sets the budget.
+static pagedllm::Options options_without_kv_bytes() {
     pagedllm::Options options = host_stepped_options();
     options.kv_bytes = 0;
     return options;
 }
 
-TEST(Budget, is_shared_by_engines_and_outlived_by_them) {
-    pagedllm::Options options = options_of_a_budget();
+TEST(Budget, is_shared_by_engines_that_can_outlive_it) {
+    pagedllm::Options options = options_without_kv_bytes();
     std::optional<Budget> budget = Budget::create(16 << 20, 32 << 20).value();
     options.budget = &*budget;
     EXPECT_GT(Engine::plan(options).value().max_blocks, Engine::plan(options).value().blocks);
@@ -34,33 +34,33 @@ TEST(Budget, is_shared_by_engines_and_outlived_by_them) {
     EXPECT_EQ(info.engines, 2u);
     budget.reset();
     const std::string prompt = chat(france.question);
-    second.add(asking(prompt)).value();
+    second.add(greedy(prompt)).value();
     step_to_the_end(second);
     EXPECT_EQ(read_to_the_end(second.queue()).text, france.answer);
     EXPECT_EQ(first.budget().info().value().engines, 2u);
 }
 
-TEST(Budget, is_resized_while_its_engine_answers) {
+TEST(Budget, can_be_resized_while_its_engine_runs) {
     pagedllm::Options options = host_stepped_options();
     options.max_model_len = 256;
     Engine engine = Engine::create(options).value();
     const pagedllm::BudgetView budget = engine.budget();
     const std::string prompt = chat(france.question);
-    engine.add(asking(prompt)).value();
+    engine.add(greedy(prompt)).value();
     engine.step().value();
     const uint64_t blocks = engine.stats().value().blocks_total;
-    const uint64_t least = budget.info().value().min_bytes;
-    ASSERT_TRUE(ok(budget.resize(least)));
-    EXPECT_EQ(budget.info().value().bytes, least);
+    const uint64_t min_bytes = budget.info().value().min_bytes;
+    ASSERT_TRUE(ok(budget.resize(min_bytes)));
+    EXPECT_EQ(budget.info().value().bytes, min_bytes);
     EXPECT_LT(engine.stats().value().blocks_total, blocks);
-    EXPECT_TRUE(fails(Code::capacity, budget.resize(least - 1)));
+    EXPECT_TRUE(fails(Code::capacity, budget.resize(min_bytes - 1)));
     EXPECT_TRUE(fails(Code::capacity, budget.resize(options.kv_bytes + 1)));
     step_to_the_end(engine);
     EXPECT_EQ(read_to_the_end(engine.queue()).text, france.answer);
 }
 
-TEST(Budget, of_one_engine_serves_another) {
-    pagedllm::Options options = options_of_a_budget();
+TEST(Budget, of_one_engine_can_be_shared_with_another) {
+    pagedllm::Options options = options_without_kv_bytes();
     const Engine first = Engine::create(options).value();
     const pagedllm::BudgetView budget = first.budget();
     options.budget = &budget;
@@ -68,8 +68,8 @@ TEST(Budget, of_one_engine_serves_another) {
     EXPECT_EQ(budget.info().value().engines, 2u);
 }
 
-TEST(Budget, that_has_been_moved_from_answers_with_an_error_and_is_not_taken_for_the_engines_own) {
-    pagedllm::Options options = options_of_a_budget();
+TEST(Budget, returns_errors_after_it_is_moved_from_and_does_not_select_an_own_budget) {
+    pagedllm::Options options = options_without_kv_bytes();
     Budget first = Budget::create(16 << 20).value(), second = std::move(first);
     options.budget = &first;
     EXPECT_TRUE(fails(Code::invalid_argument, first.info()));
@@ -82,7 +82,7 @@ TEST(Budget, that_has_been_moved_from_answers_with_an_error_and_is_not_taken_for
     EXPECT_TRUE(fails(Code::invalid_argument, Budget::create(2, 1)));
 }
 
-TEST(Deadline, ends_an_answer_with_what_it_has) {
+TEST(Deadline, ends_a_request_and_keeps_its_tokens) {
     Engine engine = Engine::create(host_stepped_options()).value();
     const std::string prompt = chat(france.question);
     pagedllm::Request request = endless(prompt);
@@ -97,10 +97,10 @@ TEST(Deadline, ends_an_answer_with_what_it_has) {
     EXPECT_EQ(engine.stats().value().finished_deadline, 1u);
 }
 
-TEST(Deadline, is_each_turns_own) {
+TEST(Deadline, applies_to_one_turn) {
     Engine engine = open_engine();
     const std::string prompt = chat(france.question);
-    pagedllm::Request request = asking(prompt);
+    pagedllm::Request request = greedy(prompt);
     request.keep = true;
     request.deadline = 1h;
     const pagedllm::Completion first = engine.generate(request).value();
@@ -118,7 +118,7 @@ TEST(Deadline, is_each_turns_own) {
     EXPECT_TRUE(sequence.info().value().idle);
 }
 
-TEST(Deadline, that_has_passed_is_refused) {
+TEST(Deadline, is_refused_if_it_has_passed) {
     Engine engine = Engine::create(host_stepped_options()).value();
     pagedllm::Request request{"Once"};
     request.deadline = -1ms;
@@ -126,7 +126,7 @@ TEST(Deadline, that_has_passed_is_refused) {
     EXPECT_TRUE(fails(Code::invalid_argument, engine.predict_admission(request)));
 }
 
-// The order in which two requests, the second of them of a higher priority, end.
+// Runs two requests, the second with a higher priority. Returns the order in which they end.
 static std::vector<uint64_t> order_of_ends(pagedllm::Order order) {
     pagedllm::Options options = host_stepped_options();
     options.max_seqs = 1;
@@ -134,7 +134,7 @@ static std::vector<uint64_t> order_of_ends(pagedllm::Order order) {
     Engine engine = Engine::create(options).value();
     const std::string prompt = chat(france.question);
     for (uint64_t i = 0; i < 2; i++) {
-        pagedllm::Request request = asking(prompt);
+        pagedllm::Request request = greedy(prompt);
         request.user_data = i;
         request.priority = static_cast<int32_t>(i);
         engine.add(request).value();
@@ -147,7 +147,7 @@ static std::vector<uint64_t> order_of_ends(pagedllm::Order order) {
     return ends;
 }
 
-TEST(Priority, comes_first_where_the_engine_goes_by_it) {
+TEST(Priority, determines_the_order_only_with_order_priority) {
     EXPECT_EQ(order_of_ends(pagedllm::Order::fcfs), (std::vector<uint64_t>{0, 1}));
     EXPECT_EQ(order_of_ends(pagedllm::Order::priority), (std::vector<uint64_t>{1, 0}));
     Engine engine = Engine::create(host_stepped_options()).value();
@@ -156,34 +156,34 @@ TEST(Priority, comes_first_where_the_engine_goes_by_it) {
     EXPECT_TRUE(fails(Code::invalid_argument, engine.add(request)));
 }
 
-TEST(Admission, tells_what_would_become_of_a_request) {
+TEST(Admission, is_predicted_without_adding_a_request) {
     pagedllm::Options options = host_stepped_options();
     options.max_waiting_requests = 1;
     Engine engine = Engine::create(options).value();
     const std::string prompt = chat(france.question);
-    const pagedllm::Admission empty = engine.predict_admission(asking(prompt)).value();
+    const pagedllm::Admission empty = engine.predict_admission(greedy(prompt)).value();
     EXPECT_TRUE(empty.admits && empty.fits_now);
     EXPECT_FALSE(empty.first_token.has_value()) << "no step has run";
     EXPECT_EQ(empty.waiting_requests, 0u);
 
-    engine.add(asking(prompt)).value();
-    const pagedllm::Admission full = engine.predict_admission(asking(prompt)).value();
+    engine.add(greedy(prompt)).value();
+    const pagedllm::Admission full = engine.predict_admission(greedy(prompt)).value();
     EXPECT_FALSE(full.admits || full.fits_now);
     EXPECT_EQ(full.waiting_requests, 1u);
     EXPECT_EQ(full.waiting_tokens, engine.tokenize(prompt, false).value().size());
-    EXPECT_TRUE(fails(Code::capacity, engine.add(asking(prompt))));
+    EXPECT_TRUE(fails(Code::capacity, engine.add(greedy(prompt))));
     EXPECT_EQ(engine.stats().value().admission_rejections, 1u);
 
     step_to_the_end(engine);
     const pagedllm::Queue queue = engine.create_queue(4).value();
-    const pagedllm::Admission idle = engine.predict_admission(asking(prompt), queue).value();
+    const pagedllm::Admission idle = engine.predict_admission(greedy(prompt), queue).value();
     EXPECT_TRUE(idle.admits && idle.fits_now);
     ASSERT_TRUE(idle.first_token.has_value());
     EXPECT_GT(idle.first_token->count(), 0);
     EXPECT_EQ(engine.step().value().unfinished, 0u) << "nothing was added";
 }
 
-TEST(Options, of_policies_and_tiers_reach_the_library) {
+TEST(Options, for_scheduling_and_swap_reach_the_library) {
     pagedllm::Options options = host_stepped_options();
     const uint64_t plain = Engine::plan(options).value().block_bytes;
     options.kv_dtype = pagedllm::Dtype::int8;
@@ -204,14 +204,14 @@ TEST(Options, of_policies_and_tiers_reach_the_library) {
     EXPECT_EQ(engine.stats().value().swap_blocks_total, plan.swap_blocks);
     const std::string prompt = chat(france.question);
     engine.add(endless(prompt, 100)).value();
-    EXPECT_TRUE(fails(Code::capacity, engine.add(asking(prompt)))) << "max_waiting_tokens";
+    EXPECT_TRUE(fails(Code::capacity, engine.add(greedy(prompt)))) << "max_waiting_tokens";
     EXPECT_EQ(engine.step().value().prefill_tokens, 4u) << "prefill_budget";
     step_to_the_end(engine);
     options.swap_path = "/nonexistent";
     EXPECT_TRUE(fails(Code::io, Engine::create(options)));
 }
 
-TEST(Options, with_a_packed_path_keep_weights_and_read_them_again) {
+TEST(Options, with_a_packed_path_save_weights_and_read_them_back) {
     using pagedllm::Packed;
     pagedllm::Options options = host_stepped_options();
     EXPECT_EQ(Engine::create(options).value().model_info().value().packed, Packed::unused);
@@ -236,7 +236,7 @@ TEST(Options, with_paths_write_a_trace_and_a_journal) {
     {
         Engine engine = Engine::create(options).value();
         const std::string prompt = chat(france.question);
-        EXPECT_TRUE(ok(engine.generate(asking(prompt))));
+        EXPECT_TRUE(ok(engine.generate(greedy(prompt))));
         EXPECT_EQ(engine.stats().value().traces_stopped + engine.stats().value().journals_stopped, 0u);
     }
     std::stringstream trace;
@@ -246,14 +246,14 @@ TEST(Options, with_paths_write_a_trace_and_a_journal) {
     std::filesystem::remove_all(dir);
 }
 
-TEST(Timing, comes_with_the_end) {
+TEST(Timing, is_in_the_last_output) {
     Engine engine = open_engine();
     const std::string prompt = chat("Tell me a short story about a small ship and the sea.");
     const pagedllm::Completion first = engine.generate(endless(prompt, 30)).value();
     EXPECT_GT(first.timing.queued.count(), 0);
     EXPECT_GT(first.timing.first_token, first.timing.queued);
     EXPECT_GT(first.timing.last_token, first.timing.first_token);
-    EXPECT_LT(first.timing.last_token, patience);
+    EXPECT_LT(first.timing.last_token, timeout_limit);
     EXPECT_EQ(first.cached_tokens + first.preemptions, 0u);
     EXPECT_GT(engine.generate(endless(prompt, 30)).value().cached_tokens, 0u);
     pagedllm::Stream stream = engine.stream(endless(prompt, 30)).value();
@@ -263,7 +263,7 @@ TEST(Timing, comes_with_the_end) {
 TEST(Metrics, are_an_openmetrics_text) {
     Engine engine = open_engine();
     const std::string prompt = chat(france.question);
-    const pagedllm::Completion answer = engine.generate(asking(prompt)).value();
+    const pagedllm::Completion answer = engine.generate(greedy(prompt)).value();
     const std::string text = engine.metrics().value();
     EXPECT_NE(text.find("pagedllm_generation_tokens_total{"), std::string::npos) << text;
     EXPECT_NE(text.find("} " + std::to_string(answer.tokens.size()) + "\n"), std::string::npos) << text;

@@ -1,4 +1,4 @@
-// What the tests share: light engines over the bundled model, its questions and answers, and checks that say what went wrong.
+// What the tests share: small engines with the bundled model, its answers, and assertions.
 #ifndef PAGEDLLM_TESTS_SUPPORT_HPP
 #define PAGEDLLM_TESTS_SUPPORT_HPP
 
@@ -18,8 +18,8 @@ using namespace std::string_view_literals;
 using pagedllm::Code;
 using pagedllm::FinishReason;
 
-// Far more than anything here takes, under sanitizers, too.
-inline constexpr std::chrono::seconds patience{60};
+// Upper limit of all waits, also under sanitizers.
+inline constexpr std::chrono::seconds timeout_limit{60};
 
 struct Dialogue {
     const char *question, *answer;
@@ -37,17 +37,17 @@ inline constexpr Dialogue france = dialogues[0], cow = dialogues[2], japanese = 
 
 inline std::string chat(const std::string &question) { return "<s><|user|>\n" + question + "<|end|>\n<|assistant|>\n"; }
 
-// Asks greedily. Views the prompt.
-inline pagedllm::Request asking(const std::string &prompt) {
+// A greedy request. Views the prompt.
+inline pagedllm::Request greedy(const std::string &prompt) {
     pagedllm::Request request{prompt};
     request.sampling.temperature = 0;
     request.add_special = false;
     return request;
 }
 
-// One that goes on until it has so many tokens.
+// A greedy request for exactly max_tokens tokens; 0: up to max_model_len.
 inline pagedllm::Request endless(const std::string &prompt, uint32_t max_tokens = 0) {
-    pagedllm::Request request = asking(prompt);
+    pagedllm::Request request = greedy(prompt);
     request.sampling.ignore_eos = true;
     request.sampling.max_tokens = max_tokens;
     return request;
@@ -64,45 +64,45 @@ inline pagedllm::Options light_options() {
 
 inline pagedllm::Engine open_engine() { return pagedllm::Engine::create(light_options()).value(); }
 
-// One that computes only when the test steps it.
+// The test steps this engine.
 inline pagedllm::Engine host_stepped_engine() {
     pagedllm::Options options = light_options();
     options.host_steps = true;
     return pagedllm::Engine::create(options).value();
 }
 
-// EXPECT_TRUE(ok(result)) says the error.
+// EXPECT_TRUE(ok(result)) prints the error.
 template <class T>
 testing::AssertionResult ok(const pagedllm::Result<T> &result) {
     if (result) return testing::AssertionSuccess();
     return testing::AssertionFailure() << "error " << static_cast<int>(result.error().code) << ": " << result.error().message;
 }
 
-// EXPECT_TRUE(fails(code, result)): with this code, and a message that says something.
+// EXPECT_TRUE(fails(code, result)): the error has this code and a message.
 template <class T>
 testing::AssertionResult fails(Code code, const pagedllm::Result<T> &result) {
-    if (result) return testing::AssertionFailure() << "it went well";
+    if (result) return testing::AssertionFailure() << "the call succeeded";
     if (result.error().code == code && result.error().message.size() > 9) return testing::AssertionSuccess();
     return ok(result);
 }
 
-// Whether it becomes so in time, for what another thread does.
+// Waits until the condition holds. Returns false after the time limit.
 template <class Condition>
 bool eventually(Condition condition) {
-    for (const auto end = std::chrono::steady_clock::now() + patience; std::chrono::steady_clock::now() < end;) {
+    for (const auto end = std::chrono::steady_clock::now() + timeout_limit; std::chrono::steady_clock::now() < end;) {
         if (condition()) return true;
         std::this_thread::sleep_for(1ms);
     }
     return false;
 }
 
-// Nothing runs, and nobody uses a block.
+// No request is left and no block is in use.
 inline bool is_idle(const pagedllm::Stats &stats) {
     return stats.running == 0 && stats.waiting == 0 && stats.blocks_used == 0 &&
            stats.blocks_free + stats.blocks_cached == stats.blocks_total;
 }
 
-// An output may be read before the step that made it is counted.
+// Waits, because an output can be read before its step is counted.
 inline bool is_idle(const pagedllm::Engine &engine) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
     while (!is_idle(engine.stats().value())) {
@@ -117,12 +117,12 @@ inline void step_to_the_end(pagedllm::Engine &engine) {
     }
 }
 
-// Takes what is in the queue until a request's last output, and puts its text together.
+// Reads the outputs of a request until its last output.
 inline pagedllm::Completion read_to_the_end(const pagedllm::QueueView &queue) {
     pagedllm::Completion all;
     while (all.finish == FinishReason::none) {
-        const pagedllm::Outputs outputs = queue.poll(patience).value();
-        if (outputs.empty()) throw std::runtime_error("no output came");
+        const pagedllm::Outputs outputs = queue.poll(timeout_limit).value();
+        if (outputs.empty()) throw std::runtime_error("no output within the time limit");
         for (const pagedllm::Output &output : outputs) {
             all.text += output.text;
             all.tokens.insert(all.tokens.end(), output.tokens.begin(), output.tokens.end());

@@ -1,5 +1,5 @@
-// A race that ThreadSanitizer must report in spite of tsan.supp: two threads count their answers without a lock, and calls into
-// the library between them are none.
+// A race that ThreadSanitizer must report despite tsan.supp: two threads increment a counter
+// without a lock around calls of the library.
 // usage: unsynchronized MODEL_DIR
 #include <cstdio>
 #include <thread>
@@ -13,9 +13,9 @@ int main(int argc, char **argv) {
     options.threads = 1;
     auto engine = pagedllm::Engine::create(options).value();
     int answers = 0;
-    const auto ask = [&] { answers += engine.generate({"Hello"}).ok(); };
-    std::thread other(ask);
-    ask();
+    const auto generate = [&] { answers += engine.generate({"Hello"}).ok(); };
+    std::thread other(generate);
+    generate();
     other.join();
     std::printf("%d answers\n", answers);
 }

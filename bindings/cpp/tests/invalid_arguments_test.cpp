@@ -1,4 +1,4 @@
-// What is wrong comes back as the right code with the library's message, and the engine goes on.
+// Invalid input is refused with a code and the library's message, and the engine continues.
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -8,22 +8,22 @@
 
 #include "support.hpp"
 
-struct BadOptions {
+struct InvalidOption {
     Code code;
     std::function<void(pagedllm::Options &)> change;
 };
 
-static void expect_refused(const BadOptions &bad, int line) {
+static void expect_refused(const InvalidOption &invalid, int line) {
     SCOPED_TRACE("line " + std::to_string(line));
     pagedllm::Options options = light_options();
-    bad.change(options);
-    EXPECT_TRUE(fails(bad.code, pagedllm::Engine::plan(options)));
-    EXPECT_TRUE(fails(bad.code, pagedllm::Engine::create(options)));
+    invalid.change(options);
+    EXPECT_TRUE(fails(invalid.code, pagedllm::Engine::plan(options)));
+    EXPECT_TRUE(fails(invalid.code, pagedllm::Engine::create(options)));
 }
 #define REFUSED(code, assignment) \
     expect_refused({Code::code, [](pagedllm::Options &options) { options.assignment; }}, __LINE__)
 
-TEST(BadOptions, are_refused_with_code_and_message) {
+TEST(InvalidOptions, are_refused_with_code_and_message) {
     REFUSED(invalid_argument, model_path = "");
     REFUSED(invalid_argument, model_path = "\xff");
     REFUSED(io, model_path = "/nonexistent/model");
@@ -57,7 +57,7 @@ TEST(BadOptions, are_refused_with_code_and_message) {
     REFUSED(invalid_argument, ageing = std::chrono::milliseconds(int64_t{UINT32_MAX} + 1));
 }
 
-TEST(BadModel, is_refused_as_such) {
+TEST(InvalidModel, is_refused_with_code_and_message) {
     const std::string dir = testing::TempDir() + "pagedllm_bad_model_" + std::to_string(std::random_device()());
     pagedllm::Options options = light_options();
     std::filesystem::create_directory(dir);
@@ -74,12 +74,12 @@ TEST(BadModel, is_refused_as_such) {
     std::filesystem::remove_all(dir);
 }
 
-// An engine that still answers after all that a test did to it.
-class BadInput : public testing::Test {
+// Checks after each test that the engine still answers.
+class InvalidArguments : public testing::Test {
 protected:
     void TearDown() override {
         const std::string prompt = chat(france.question);
-        EXPECT_EQ(engine.generate(asking(prompt)).value().text, france.answer);
+        EXPECT_EQ(engine.generate(greedy(prompt)).value().text, france.answer);
         EXPECT_TRUE(is_idle(engine));
     }
 
@@ -101,7 +101,7 @@ protected:
         expect_refused(Code::code, request, __LINE__); \
     } while (0)
 
-TEST_F(BadInput, as_a_prompt_is_refused) {
+TEST_F(InvalidArguments, prompt_is_refused) {
     const std::vector<uint32_t> none, unknown = {1, 4000000000}, beyond = {1024}, many(5000, 1);
     const std::string long_text(20000, 'x');
     REQUEST_REFUSED(invalid_argument, prompt = "");
@@ -121,7 +121,7 @@ TEST_F(BadInput, as_a_prompt_is_refused) {
     EXPECT_NE(no_tokens.error().message.find("empty"), std::string::npos) << no_tokens.error().message;
 }
 
-TEST_F(BadInput, as_sampling_is_refused) {
+TEST_F(InvalidArguments, sampling_is_refused) {
     constexpr float nan = std::numeric_limits<float>::quiet_NaN(), infinity = std::numeric_limits<float>::infinity();
     for (const float wrong : {nan, -nan, infinity, -infinity, -1.0f}) {
         REQUEST_REFUSED(invalid_argument, sampling.temperature = wrong);
@@ -139,7 +139,7 @@ TEST_F(BadInput, as_sampling_is_refused) {
     expect_refused(Code::invalid_argument, request, __LINE__);
 }
 
-// In a request for several results.
+// A request for several results.
 #define RESULTS_REFUSED(code, change)                                             \
     do {                                                                          \
         pagedllm::Request request{"hello"};                                       \
@@ -150,7 +150,7 @@ TEST_F(BadInput, as_sampling_is_refused) {
         EXPECT_TRUE(fails(Code::code, engine.generate_all_async(request).get())); \
     } while (0)
 
-TEST_F(BadInput, as_a_number_of_sequences_is_refused) {
+TEST_F(InvalidArguments, number_of_sequences_is_refused) {
     REQUEST_REFUSED(invalid_argument, n = 0);
     REQUEST_REFUSED(invalid_argument, n = UINT32_MAX);
     RESULTS_REFUSED(invalid_argument, (request.n = 3, request.best_of = 2));
@@ -162,7 +162,7 @@ TEST_F(BadInput, as_a_number_of_sequences_is_refused) {
     EXPECT_TRUE(fails(Code::invalid_argument, engine.stream(two).value().collect()));
 }
 
-TEST_F(BadInput, as_a_beam_is_refused) {
+TEST_F(InvalidArguments, beam_is_refused) {
     pagedllm::Beam beam;
     beam.width = 1;
     RESULTS_REFUSED(invalid_argument, request.beam = beam);
@@ -179,8 +179,8 @@ TEST_F(BadInput, as_a_beam_is_refused) {
     RESULTS_REFUSED(invalid_argument, (request.beam = beam, request.keep = true));
 }
 
-// Each names the field that it got, so that none is mistaken for another.
-TEST_F(BadInput, as_any_field_of_sampling_is_refused_by_its_name) {
+// Each message names its field, so that no two fields are confused.
+TEST_F(InvalidArguments, every_sampling_field_is_named_in_its_error) {
     const auto refused = [&](const std::string &words, const std::function<void(pagedllm::Sampling &)> &change) {
         pagedllm::Request request{"hello"};
         change(request.sampling);
@@ -226,7 +226,7 @@ TEST_F(BadInput, as_any_field_of_sampling_is_refused_by_its_name) {
     refused("say which kind", [](S &s) { s.grammar.text = "x"; });
 }
 
-TEST_F(BadInput, as_a_pinned_prompt_is_refused) {
+TEST_F(InvalidArguments, pinned_prompt_is_refused) {
     const std::vector<uint32_t> beyond = {1024}, many(5000, 1);
     for (const pagedllm::Prompt &prompt : {pagedllm::Prompt(""), {"\xff"}, {beyond}, {many}})
         EXPECT_TRUE(fails(Code::invalid_argument, engine.pin({prompt})));
@@ -235,7 +235,7 @@ TEST_F(BadInput, as_a_pinned_prompt_is_refused) {
     EXPECT_TRUE(fails(Code::unsupported, pagedllm::Engine::create(options).value().pin({"hello"})));
 }
 
-TEST_F(BadInput, as_text_or_tokens_is_refused) {
+TEST_F(InvalidArguments, text_and_tokens_are_refused) {
     EXPECT_TRUE(fails(Code::invalid_argument, engine.tokenize("a\x80z")));
     EXPECT_TRUE(fails(Code::invalid_argument, engine.detokenize(std::vector<uint32_t>{5, 1024})));
     for (const char *chat : {"", "{", "3", "null", "{\"messages\": 3}", "[{\"role\": \"user\"}", "[] x", "\xff"})
@@ -243,11 +243,11 @@ TEST_F(BadInput, as_text_or_tokens_is_refused) {
     EXPECT_TRUE(fails(Code::invalid_argument, engine.render_chat({})));
 }
 
-TEST_F(BadInput, as_an_id_is_not_found) {
+TEST_F(InvalidArguments, unknown_id_is_not_found) {
     for (const uint64_t unknown : {uint64_t(0), uint64_t(1) << 40, UINT64_MAX})
         EXPECT_TRUE(fails(Code::not_found, engine.abort(unknown)));
     const std::string prompt = chat(cow.question);
-    const uint64_t ended = engine.add(asking(prompt)).value();
+    const uint64_t ended = engine.add(greedy(prompt)).value();
     read_to_the_end(engine.queue());
     EXPECT_TRUE(fails(Code::not_found, engine.abort(ended)));
     const uint64_t aborted = engine.add(endless(prompt)).value();
@@ -256,7 +256,7 @@ TEST_F(BadInput, as_an_id_is_not_found) {
     EXPECT_TRUE(fails(Code::not_found, engine.abort(aborted)));
 }
 
-TEST_F(BadInput, as_a_queue_is_refused) {
+TEST_F(InvalidArguments, queue_is_refused) {
     EXPECT_TRUE(fails(Code::invalid_argument, engine.create_queue(0)));
     EXPECT_TRUE(fails(Code::invalid_argument, engine.stream({"hello"}, 0)));
     pagedllm::Engine other = open_engine();
@@ -265,14 +265,14 @@ TEST_F(BadInput, as_a_queue_is_refused) {
     EXPECT_TRUE(fails(Code::invalid_argument, engine.add({"hello"}, other.queue())));
 }
 
-TEST_F(BadInput, as_a_second_stepper_is_busy) {
+TEST_F(InvalidArguments, second_stepping_thread_is_refused) {
     EXPECT_TRUE(fails(Code::busy, engine.step()));
     EXPECT_TRUE(fails(Code::busy, engine.start()));
-    for (int i = 0; i < 2; i++) EXPECT_TRUE(ok(engine.stop()));  // fine where it was not started
+    for (int i = 0; i < 2; i++) EXPECT_TRUE(ok(engine.stop()));  // no error if the engine is stopped
     EXPECT_TRUE(ok(engine.step()));
     EXPECT_TRUE(ok(engine.start()));
 }
-TEST(BadInputBeyondALimit, is_text_longer_than_max_prompt_bytes) {
+TEST(InvalidText, longer_than_max_prompt_bytes_is_refused) {
     pagedllm::Options options = light_options();
     options.max_prompt_bytes = 100;
     pagedllm::Engine engine = pagedllm::Engine::create(options).value();
@@ -283,7 +283,7 @@ TEST(BadInputBeyondALimit, is_text_longer_than_max_prompt_bytes) {
     EXPECT_TRUE(fails(Code::invalid_argument, engine.render_chat("[{\"role\": \"user\", \"content\": \"" + longest + "\"}]")));
 }
 
-TEST(BadInputWithoutTokenizer, is_text) {
+TEST(InvalidText, is_refused_without_a_tokenizer) {
     pagedllm::Options options = light_options();
     options.skip_tokenizer = true;
     pagedllm::Engine engine = pagedllm::Engine::create(options).value();
@@ -302,7 +302,7 @@ TEST(BadInputWithoutTokenizer, is_text) {
     EXPECT_EQ(answer.text, "");
 }
 
-TEST(Text, with_nuls_and_beyond_ascii_arrives_whole) {
+TEST(Text, with_nul_bytes_and_non_ascii_characters_is_complete) {
     pagedllm::Engine engine = open_engine();
     const std::string_view text = "a\0b, \0\0 日本 😀"sv;
     const std::vector<uint32_t> tokens = engine.tokenize(text, false).value();
@@ -315,15 +315,15 @@ TEST(Text, with_nuls_and_beyond_ascii_arrives_whole) {
     EXPECT_EQ(engine.generate(request).value().prompt_tokens, tokens.size());
 }
 
-TEST(Text, of_a_chat_is_rendered_by_the_models_template) {
+TEST(Text, of_a_chat_is_rendered_by_the_chat_template) {
     pagedllm::Engine engine = open_engine();
     EXPECT_EQ(engine.render_chat(R"([{"role": "user", "content": "こんにちは?"}])").value(), chat("こんにちは?"));
 }
 
-TEST(Text, comes_in_whole_characters_and_stops_beyond_ascii) {
+TEST(Text, has_whole_characters_and_stops_at_non_ascii_stop_strings) {
     pagedllm::Engine engine = open_engine();
     const std::string prompt = chat(japanese.question);
-    pagedllm::Request request = asking(prompt);
+    pagedllm::Request request = greedy(prompt);
     for (const pagedllm::Output &output : *engine.stream(request)) {
         if (output.text.empty()) continue;
         const auto is_continuation = [](char byte) { return (static_cast<unsigned char>(byte) & 0xC0) == 0x80; };
