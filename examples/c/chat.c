@@ -17,7 +17,7 @@ static void check(pllm_error *error) {
 }
 
 // Steps until no request is unfinished, and prints the answers.
-static void listen(void) {
+static void run_and_print(void) {
     pllm_stats before = {.struct_size = sizeof before}, after = before;
     pllm_step step = {.struct_size = sizeof step};
     check(pllm_engine_get_stats(engine, &before));
@@ -69,22 +69,22 @@ int main(int argc, char **argv) {
     uint64_t conversation, forks[2];
     check(pllm_engine_add_request(engine, &request, &conversation));
     printf("> My name is Clara.\n");
-    listen();
+    run_and_print();
     ask(conversation, "What is my name?", &sampling);
-    listen();
+    run_and_print();
     fork.n = 2;
     check(pllm_sequence_fork(engine, conversation, &fork, forks));
     for (uint32_t i = 0; i < fork.n; i++) {
-        pllm_sampling drawn = sampling;
-        drawn.temperature = 0.7f, drawn.max_tokens = 12;
-        drawn.flags = PLLM_SAMPLING_SEED, drawn.seed = 1 + i;
-        ask(forks[i], "Tell me a story about a dog.", &drawn);
+        pllm_sampling sampled = sampling;
+        sampled.temperature = 0.7f, sampled.max_tokens = 12;
+        sampled.flags = PLLM_SAMPLING_SEED, sampled.seed = 1 + i;
+        ask(forks[i], "Tell me a story about a dog.", &sampled);
     }
-    listen();
+    run_and_print();
     sampling.grammar_kind = PLLM_GRAMMAR_JSON_SCHEMA;
     sampling.grammar = "{\"type\": \"object\", \"required\": [\"name\", \"age\"], \"properties\": {\"name\": {\"type\": \"string\"},"
                        " \"age\": {\"type\": \"integer\"}, \"city\": {\"enum\": [\"Paris\", \"Rome\"]}}, \"additionalProperties\": false}";
     ask(conversation, "Give JSON for Anna, 31, Paris.", &sampling);
-    listen();
+    run_and_print();
     pllm_engine_free(engine);
 }

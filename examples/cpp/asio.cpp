@@ -1,4 +1,4 @@
-// Serves several requests from one Asio loop, each with a queue of its own. The engine steps in the
+// Serves several requests from one Asio loop, each with its own queue. The engine steps in the
 // background.
 //
 // usage: asio MODEL_DIR      (standalone Asio: compile with -DASIO_STANDALONE)
@@ -46,12 +46,12 @@ private:
     void wait() {
         ready_.async_wait(asio::posix::stream_descriptor::wait_read, [this](const std::error_code &error) {
             if (error) throw std::system_error(error);
-            if (!read_on()) wait();
+            if (!take_outputs()) wait();
         });
     }
 
     // Takes the available outputs without waiting. Returns true if the answer is complete.
-    bool read_on() {
+    bool take_outputs() {
         bool ended = false;
         for (const pagedllm::Output &output : queue_.poll().value()) {
             answer_ += output.text;

@@ -1,4 +1,4 @@
-// Serves several requests from one epoll loop, each with a queue of its own. The engine steps in
+// Serves several requests from one epoll loop, each with its own queue. The engine steps in
 // the background.
 //
 // usage: epoll MODEL_DIR
@@ -34,7 +34,7 @@ static Client ask(pagedllm::Engine &engine, const std::string &question) {
 }
 
 // Takes the available outputs without waiting. Returns true if the answer is complete.
-static bool read_on(Client &client) {
+static bool take_outputs(Client &client) {
     bool ended = false;
     for (const pagedllm::Output &output : client.queue.poll().value()) {
         client.answer += output.text;
@@ -68,7 +68,7 @@ static void serve(std::vector<Client> &clients) {
         checked(ready);
         for (int i = 0; i < ready; i++) {
             Client &client = clients[events[i].data.u64];
-            if (!read_on(client)) continue;
+            if (!take_outputs(client)) continue;
             checked(epoll_ctl(epoll.fd, EPOLL_CTL_DEL, client.queue.event_fd().value(), nullptr));
             open--;
         }

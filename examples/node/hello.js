@@ -1,7 +1,7 @@
 'use strict';
 // Streams the answers to three prompts at once. The second request is aborted after a few tokens.
 // usage: hello.js MODEL_DIR
-// (PAGEDLLM_LIBRARY selects another library than that of target/release)
+// PAGEDLLM_LIBRARY: path of libpagedllm.so; default: target/release of this repository.
 const { Engine } = require('../../bindings/node/pagedllm.js');
 
 async function ask(engine, question) {

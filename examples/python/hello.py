@@ -1,7 +1,7 @@
 """Stream the answers to three prompts at once. The second is aborted after a few tokens.
 
 usage: hello.py MODEL_DIR
-(PAGEDLLM_LIBRARY selects another library than that of target/release)
+PAGEDLLM_LIBRARY: path of libpagedllm.so; default: target/release of this repository.
 """
 import pathlib
 import sys

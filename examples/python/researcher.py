@@ -5,7 +5,7 @@ probable branches are freed. At the end, the best branch is rewound to the start
 greedy sampling.
 
 usage: researcher.py MODEL_DIR
-(PAGEDLLM_LIBRARY selects another library than that of target/release)
+PAGEDLLM_LIBRARY: path of libpagedllm.so; default: target/release of this repository.
 """
 import pathlib
 import sys
@@ -18,6 +18,10 @@ QUESTION = "Tell me a story about a dog."
 DEPTH, CHILDREN, KEPT, TOKENS = 4, 3, 2, 8
 
 
+def text_of(outputs: List[Output]) -> str:
+    return "".join(output.text for output in outputs)
+
+
 class Branch(NamedTuple):
     sequence: int
     score: float  # sum of the log probabilities of its tokens
@@ -26,23 +30,23 @@ class Branch(NamedTuple):
 
 def run(engine: Engine) -> Dict[int, List[Output]]:
     """Step until no request is unfinished. Return the outputs of each sequence."""
-    said: Dict[int, List[Output]] = {}
+    outputs: Dict[int, List[Output]] = {}
     unfinished = 1
     while unfinished:
         unfinished = engine.step().unfinished
         for output in engine.queue.poll(0):
-            said.setdefault(output.sequence, []).append(output)
-    return said
+            outputs.setdefault(output.sequence, []).append(output)
+    return outputs
 
 
-def grown(engine: Engine, branch: Branch, seed: int) -> List[Branch]:
-    """Fork a branch into children with seeds of their own. They share the KV blocks of the branch."""
+def expand(engine: Engine, branch: Branch, seed: int) -> List[Branch]:
+    """Fork a branch into children with different seeds. They share the KV blocks of the branch."""
     children = engine.fork(branch.sequence, CHILDREN, idle=True)
     for i, child in enumerate(children):
         engine.resume(child, Sampling(temperature=1.6, max_tokens=TOKENS, logprobs=True, ignore_eos=True, seed=seed + i))
-    said = run(engine)
+    outputs = run(engine)
     engine.free(branch.sequence)
-    return [Branch(child, branch.score + said[child][-1].score, branch.text + "".join(output.text for output in said[child]))
+    return [Branch(child, branch.score + outputs[child][-1].score, branch.text + text_of(outputs[child]))
             for child in children]
 
 
@@ -50,12 +54,12 @@ def main(model: str = "examples/model") -> None:
     with Engine(model, host_steps=True) as engine:
         prompt = engine.render_chat([{"role": "user", "content": QUESTION}])
         root = engine.add(prompt, Sampling(temperature=0, max_tokens=TOKENS), add_special=False, keep=True)
-        begun = run(engine)[root]
-        branches = [Branch(root, 0.0, "".join(output.text for output in begun))]
+        first = run(engine)[root]
+        branches = [Branch(root, 0.0, text_of(first))]
         trunk = engine.sequence_info(root).length
         print(f"{QUESTION}\n{branches[0].text}")
         for depth in range(1, DEPTH + 1):
-            tree = [child for i, branch in enumerate(branches) for child in grown(engine, branch, 100 * depth + 10 * i)]
+            tree = [child for i, branch in enumerate(branches) for child in expand(engine, branch, 100 * depth + 10 * i)]
             tree.sort(key=lambda branch: -branch.score)
             branches = tree[:KEPT]
             print(f"\nafter {depth * TOKENS} more tokens")
@@ -64,14 +68,14 @@ def main(model: str = "examples/model") -> None:
                 if branch not in branches:
                     engine.free(branch.sequence)
         best = branches[0]
-        print(f"\nthe most probable, {best.score:.2f}:\n{best.text}")
+        print(f"\nmost probable branch, log probability {best.score:.2f}:\n{best.text}")
         engine.rewind(best.sequence, trunk)
         engine.resume(best.sequence, Sampling(temperature=0, max_tokens=DEPTH * TOKENS, logprobs=True))
         greedy = run(engine)[best.sequence]
-        print(f"\nrewound, without drawing lots, {greedy[-1].score:.2f}:")
-        print("".join(output.text for output in [*begun, *greedy]))
+        print(f"\ngreedy continuation after a rewind, log probability {greedy[-1].score:.2f}:")
+        print(text_of([*first, *greedy]))
         stats = engine.stats()
-        print(f"\n{stats.generated_tokens} tokens generated, {stats.prompt_tokens} computed to go on from")
+        print(f"\ngenerated tokens: {stats.generated_tokens}, computed prompt tokens: {stats.prompt_tokens}")
 
 
 try:

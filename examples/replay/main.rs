@@ -8,9 +8,13 @@ use pagedllm::error::Result;
 
 const USAGE: &str = "usage: pagedllm-replay JOURNAL MODEL_DIRECTORY
 
-Runs every step of the journal again with the model that it was written with.
-0: everything was said again, bit for bit; 1: something was not; 2: it cannot be replayed here; 3: what can be read was said again, and
-the rest is damaged or cut off.";
+Repeats every step of a journal with the model of the journal and compares the outputs.
+
+Exit status:
+  0  all outputs are the same, bit for bit
+  1  an output differs
+  2  the journal cannot be replayed on this machine
+  3  the outputs are the same up to a damaged or missing part of the journal";
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
@@ -45,8 +49,10 @@ fn print(summary: &Summary) {
     let Summary { steps, requests, sequences, tokens, .. } = summary;
     println!("{steps} steps, {requests} requests; {sequences} sequences ended, with {tokens} tokens");
     match &summary.ending {
-        Some(Ending::Torn { bytes }) => println!("the journal is damaged or cut off after {bytes} bytes: it was replayed up to there"),
-        Some(Ending::Open) => println!("the journal was not closed: the process was killed, or its disk failed"),
+        Some(Ending::Torn { bytes }) => {
+            println!("the journal is damaged or cut off after {bytes} bytes; the steps before that were repeated")
+        }
+        Some(Ending::Open) => println!("the journal was not closed; the process was killed or the disk failed"),
         Some(Ending::Closed) | None => {}
     }
     match &summary.difference {
@@ -55,7 +61,7 @@ fn print(summary: &Summary) {
     }
     if !summary.hooked.is_empty() {
         println!(
-            "a host edited the logits of {:?}, which is not in the journal: from there on a difference proves nothing",
+            "a logits hook edited the logits of requests {:?}; the journal lacks these edits, so later outputs may differ",
             summary.hooked
         );
     }

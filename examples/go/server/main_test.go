@@ -48,7 +48,7 @@ func request(t *testing.T, ctx context.Context, server *httptest.Server, questio
 	}
 	t.Cleanup(func() { response.Body.Close() })
 	if kind := response.Header.Get("Content-Type"); kind != "text/event-stream" {
-		t.Errorf("it answers with %s", kind)
+		t.Errorf("the content type is %s", kind)
 	}
 	lines := bufio.NewScanner(response.Body)
 	return func() (e event, ok bool) {
@@ -82,7 +82,7 @@ func stepOnce(t *testing.T, engine *pagedllm.Engine) (stepped <-chan struct{}) {
 	return done
 }
 
-func TestAClientThatVanishesTakesItsRequestWithIt(t *testing.T) {
+func TestADisconnectedClientAbortsItsRequest(t *testing.T) {
 	engine := open(t, true) // the answer cannot end before the client disconnects
 	handled := make(chan struct{})
 	server := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -108,7 +108,7 @@ func TestAClientThatVanishesTakesItsRequestWithIt(t *testing.T) {
 	}
 }
 
-func TestFiftyClientsAreServedAtOnce(t *testing.T) {
+func TestFiftyClientsAreServedConcurrently(t *testing.T) {
 	engine := open(t, false)
 	server := serve(t, ask(engine))
 	var clients sync.WaitGroup
