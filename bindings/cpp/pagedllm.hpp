@@ -731,7 +731,7 @@ public:
     void install(pllm_engine_options &options) {
         if (!progress_) return;
         options.progress = [](void *self, uint64_t done, uint64_t total) noexcept -> int32_t {
-            return static_cast<ProgressCall *>(self)->goes_on(done, total) ? 0 : 1;
+            return static_cast<ProgressCall *>(self)->report(done, total) ? 0 : 1;
         };
         options.progress_data = this;
     }
@@ -743,7 +743,7 @@ public:
     }
 
 private:
-    bool goes_on(uint64_t done, uint64_t total) noexcept {
+    bool report(uint64_t done, uint64_t total) noexcept {
 #ifdef __cpp_exceptions
         try {
             return progress_(done, total);
