@@ -1,4 +1,4 @@
-//! Attention alone: how fast decode reads K and V, and how fast prefill computes.
+//! Attention: the rate at which decode reads K and V, and the rate at which prefill computes.
 
 use pagedllm::backend::cuda::CudaBackend;
 use pagedllm::backend::{AttentionShape, Backend, KvShape};
@@ -19,22 +19,22 @@ const PREFILL: &str = "prefill attention";
 const HEADS: [(usize, usize); 2] = [(32, 8), (32, 32)];
 const HEAD_DIM: usize = 128;
 const BLOCK_SIZE: usize = 16;
-/// More than any device keeps of what it has read.
+/// More bytes than the caches of any device hold.
 const BEYOND_CACHES: u64 = 512 << 20;
-const MOST_LAYERS: u64 = 256;
-/// What a device must keep free, of all.
+const MAX_LAYERS: u64 = 256;
+/// Share of the device memory that stays free.
 const SPARE: f64 = 0.1;
-/// Written at a time.
-const FILLED: usize = 2048;
+/// Tokens per call of `store_kv`.
+const CHUNK: usize = 2048;
 
 type Kv = <CudaBackend as Backend>::Kv;
 type Inputs = <CudaBackend as Backend>::Inputs;
 
-fn shape_of(heads: usize, kv_heads: usize) -> AttentionShape {
+fn attention_shape(heads: usize, kv_heads: usize) -> AttentionShape {
     AttentionShape::new(heads, kv_heads, HEAD_DIM, 1.0 / (HEAD_DIM as f32).sqrt())
 }
 
-/// Sequences of equal length. Their blocks lie scattered among each other.
+/// Sequences of equal length. Their blocks are scattered over the pool.
 #[derive(Clone, Copy)]
 struct Sequences {
     count: usize,
@@ -42,30 +42,30 @@ struct Sequences {
 }
 
 impl Sequences {
-    fn blocks_each(self) -> usize {
+    fn blocks_per_sequence(self) -> usize {
         blocks_for(self.tokens, BLOCK_SIZE)
     }
 
     fn blocks(self) -> usize {
-        self.count * self.blocks_each()
+        self.count * self.blocks_per_sequence()
     }
 
-    fn block(self, sequence: usize, place: usize) -> u32 {
-        // The step is a prime, and no count of blocks here has it as a factor: so no block comes twice.
-        ((sequence * self.blocks_each() + place) * 7919 % self.blocks()) as u32
+    fn block(self, sequence: usize, index: usize) -> u32 {
+        // 7919 is a prime that divides no number of blocks here, so no block occurs twice.
+        ((sequence * self.blocks_per_sequence() + index) * 7919 % self.blocks()) as u32
     }
 
     fn slot(self, sequence: usize, position: usize) -> u32 {
         self.block(sequence, position / BLOCK_SIZE) * BLOCK_SIZE as u32 + (position % BLOCK_SIZE) as u32
     }
 
-    /// The last so many tokens of each.
+    /// A batch of the last `rows` tokens of each sequence.
     fn last(self, rows: usize) -> Batch {
         let mut batch = Batch::default();
         for sequence in 0..self.count {
             batch.spans.push(Span { first_row: batch.tokens.len() as u32, rows: rows as u32, table: batch.tables.len() as u32 });
             self.push(&mut batch, sequence, self.tokens - rows..self.tokens);
-            batch.tables.extend((0..self.blocks_each()).map(|place| self.block(sequence, place)));
+            batch.tables.extend((0..self.blocks_per_sequence()).map(|index| self.block(sequence, index)));
         }
         batch
     }
@@ -76,41 +76,41 @@ impl Sequences {
         batch.positions.extend(positions.map(|position| position as u32));
     }
 
-    /// What attention of the last rows has to multiply, twice: queries by keys, and probabilities by values.
+    /// Operations of attention for the last `rows` tokens: queries by keys, and probabilities by values.
     fn flops(self, rows: usize, shape: &AttentionShape) -> f64 {
         let pairs: usize = (self.tokens - rows..self.tokens).map(|position| position + 1).sum();
         4.0 * (self.count * pairs * shape.q_width()) as f64
     }
 }
 
-/// K and V of the sequences, in as many layers as it takes for the device to find none in its caches.
+/// K and V of the sequences, in so many layers that the caches of the device do not hold them.
 struct Cache {
     layers: Vec<Kv>,
     inputs: Inputs,
 }
 
 impl Cache {
-    /// None: the device has no room for it.
+    /// Returns None if the device has too little memory.
     fn new(backend: &CudaBackend, shape: &AttentionShape, sequences: Sequences, small: bool) -> Result<Option<Cache>> {
         let AttentionShape { kv_heads, head_dim, values, .. } = *shape;
         let kv = KvShape { blocks: sequences.blocks(), block_size: BLOCK_SIZE, kv_heads, head_dim, values, dtype: KvDtype::Bf16 };
         let bytes = backend.kv_block_bytes(&kv) * sequences.blocks() as u64;
-        let wanted = if small { 2 } else { BEYOND_CACHES.div_ceil(bytes).min(MOST_LAYERS) };
-        if backend.free_bytes()?.is_some_and(|free| (bytes * wanted) as f64 > free as f64 * (1.0 - SPARE)) {
+        let layers = if small { 2 } else { BEYOND_CACHES.div_ceil(bytes).min(MAX_LAYERS) };
+        if backend.free_bytes()?.is_some_and(|free| (bytes * layers) as f64 > free as f64 * (1.0 - SPARE)) {
             return Ok(None);
         }
-        let layers: std::result::Result<_, _> = (0..wanted).map(|_| backend.kv(kv)).collect();
+        let layers: std::result::Result<_, _> = (0..layers).map(|_| backend.kv(kv)).collect();
         let mut cache = Cache { layers: layers?, inputs: Inputs::default() };
         cache.fill(backend, shape, sequences)?;
         Ok(Some(cache))
     }
 
     fn fill(&mut self, backend: &CudaBackend, shape: &AttentionShape, sequences: Sequences) -> Result<()> {
-        let mut rows = backend.vector(&numbers(FILLED * shape.qkv_width()))?;
+        let mut rows = backend.vector(&numbers(CHUNK * shape.qkv_width()))?;
         for sequence in 0..sequences.count {
-            for first in (0..sequences.tokens).step_by(FILLED) {
+            for first in (0..sequences.tokens).step_by(CHUNK) {
                 let mut batch = Batch::default();
-                sequences.push(&mut batch, sequence, first..(first + FILLED).min(sequences.tokens));
+                sequences.push(&mut batch, sequence, first..(first + CHUNK).min(sequences.tokens));
                 backend.upload(&batch, &mut self.inputs)?;
                 self.layers.iter_mut().for_each(|layer| backend.store_kv(&self.inputs, 0, shape, None, &mut rows, layer));
             }
@@ -118,7 +118,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Seconds of attention of each sequence's last rows, in one layer.
+    /// Seconds of attention for the last `rows` tokens of each sequence, in one layer.
     fn seconds(&mut self, backend: &CudaBackend, shape: &AttentionShape, sequences: Sequences, rows: usize) -> Result<f64> {
         backend.upload(&sequences.last(rows), &mut self.inputs)?;
         let qkv = backend.vector(&numbers(sequences.count * rows * shape.qkv_width()))?;
@@ -130,20 +130,20 @@ impl Cache {
     }
 }
 
-/// None: the device has no room for it.
+/// Returns None if the device has too little memory.
 fn time(options: &Options, backend: &CudaBackend, shape: &AttentionShape, sequences: Sequences, rows: usize) -> Result<Option<f64>> {
     backend.reserve(shape)?;
     let cache = Cache::new(backend, shape, sequences, options.small)?;
     cache.map(|mut cache| cache.seconds(backend, shape, sequences, rows)).transpose()
 }
 
-/// Bytes of K and V that are read a second.
+/// Measures bytes of K and V read per second.
 pub fn decode(options: &Options) -> Result<()> {
     let backend = CudaBackend::new(0, false)?;
     for (heads, kv_heads) in HEADS {
         for &count in options.sizes(&[1, 16, 64, 256], &[1, 3]) {
             for &tokens in options.sizes(&[512, 4096, 32_768], &[200]) {
-                let layer = shape_of(heads, kv_heads);
+                let layer = attention_shape(heads, kv_heads);
                 let case = format!("{heads}/{kv_heads} heads, batch {count}, context {tokens}");
                 let bytes = 2 * count * tokens * kv_heads * KvDtype::Bf16.head_bytes(HEAD_DIM);
                 let shape = json!({"heads": heads, "kv_heads": kv_heads, "batch": count, "context": tokens, "bytes": bytes});
@@ -152,7 +152,7 @@ pub fn decode(options: &Options) -> Result<()> {
                         let (value, limit) = (bytes as f64 / seconds, options.ceilings.bandwidth);
                         Line { part: DECODE, case, shape, value, unit: "B/s", limit }.print();
                     }
-                    None => skipped(DECODE, &case, &format!("the device has no room for {} MB of K and V", bytes / 1_000_000)),
+                    None => skipped(DECODE, &case, &format!("the device has too little memory for {} MB of K and V", bytes / 1_000_000)),
                 }
             }
         }
@@ -160,7 +160,7 @@ pub fn decode(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// How much is computed a second for one sequence: of a whole prompt, and of the last part of a long one.
+/// Measures operations per second for one sequence: a whole prompt, and the last chunk of a long prompt.
 pub fn prefill(options: &Options) -> Result<()> {
     let whole = [512, 1024, 2048, 4096, 8192, 16_384].map(|tokens| (tokens, tokens));
     let parts = [(16_384, 512), (16_384, 2048)];
@@ -168,7 +168,7 @@ pub fn prefill(options: &Options) -> Result<()> {
     let backend = CudaBackend::new(0, false)?;
     for (heads, kv_heads) in HEADS {
         for &(tokens, rows) in options.sizes(&all, &[(100, 100), (100, 30)]) {
-            let (layer, sequences) = (shape_of(heads, kv_heads), Sequences { count: 1, tokens });
+            let (layer, sequences) = (attention_shape(heads, kv_heads), Sequences { count: 1, tokens });
             let what = if rows == tokens { format!("{tokens} tokens") } else { format!("{rows} tokens after {}", tokens - rows) };
             let case = format!("{heads}/{kv_heads} heads, {what}");
             let shape = json!({"heads": heads, "kv_heads": kv_heads, "head_dim": HEAD_DIM, "tokens": tokens, "rows": rows});
@@ -177,7 +177,7 @@ pub fn prefill(options: &Options) -> Result<()> {
                     let (value, limit) = (sequences.flops(rows, &layer) / seconds, options.ceilings.flops);
                     Line { part: PREFILL, case, shape, value, unit: "FLOP/s", limit }.print();
                 }
-                None => skipped(PREFILL, &case, "the device has no room for it"),
+                None => skipped(PREFILL, &case, "the device has too little memory"),
             }
         }
     }

@@ -1,5 +1,6 @@
-//! What must hold on a device as it does on a CPU: a run repeated has the same bits; in the mode `batch_invariant` also a sequence among
-//! others, one that was swapped out and in, and one that was forked; and a device without memory ends nothing but what asked for it.
+//! Properties that hold on a device as on a CPU. A repeated run has the same bits. In the mode `batch_invariant` a
+//! sequence also has the same bits in any batch, after a swap, and after a fork. If the device memory is exhausted,
+//! only the call that needs memory fails.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -17,24 +18,24 @@ use crate::options::Options;
 
 const PART: &str = "determinism";
 const SMALL: Shape = Shape { name: "tiny", hidden: 128, inner: 64, layers: 1, heads: 2, kv_heads: 1, positions: 512 };
-/// Of the device's memory, that are taken until there is none; numbers of f32.
-const PIECES: [usize; 3] = [256 << 20, 16 << 20, 1 << 20];
+/// Sizes of the buffers that exhaust the device memory, in f32 numbers.
+const BUFFER_SIZES: [usize; 3] = [256 << 20, 16 << 20, 1 << 20];
 
-/// A sequence's tokens, with the bits of their log probabilities.
+/// Tokens of a sequence, with the bits of their log probabilities.
 type Answer = Vec<(u32, u32)>;
-/// By sequence.
+/// Tokens by sequence id.
 type Answers = BTreeMap<u64, Answer>;
 
 pub fn check(options: &Options) -> Result<()> {
     let shape = if options.small { &SMALL } else { &model::SHAPES[0] };
     let host = Host { dir: model::make(shape, &options.models)?, small: options.small };
-    verdict(PART, "a run repeated has the same bits", host.repeated(false));
-    verdict(PART, "a run repeated has the same bits, batch_invariant", host.repeated(true));
-    verdict(PART, "alone as among others, whatever the chunks", host.alone_and_among_others());
-    verdict(PART, "swapped out and in", host.swapped());
-    verdict(PART, "a storm of forks", host.forked());
-    verdict(PART, "more memory than there is", host.too_large());
-    verdict(PART, "all memory taken meanwhile", host.starved());
+    verdict(PART, "a repeated run has the same bits", host.repeated(false));
+    verdict(PART, "a repeated run has the same bits, batch_invariant", host.repeated(true));
+    verdict(PART, "same bits alone and in a batch, with any chunks", host.alone_and_in_a_batch());
+    verdict(PART, "same bits after a swap", host.swapped());
+    verdict(PART, "same bits after many forks", host.forked());
+    verdict(PART, "an engine that is too large is refused", host.too_large());
+    verdict(PART, "an engine runs while no device memory is free", host.without_free_memory());
     Ok(())
 }
 
@@ -56,7 +57,7 @@ impl Host {
         }
     }
 
-    /// As many as there are, or so many that the kernels manage on the host.
+    /// Returns the size, or a sixteenth of it with --small.
     fn size(&self, size: usize) -> usize {
         if self.small { size.div_ceil(16) } else { size }
     }
@@ -72,61 +73,61 @@ impl Host {
         same(first.values(), second.values())
     }
 
-    fn alone_and_among_others(&self) -> Result<()> {
+    fn alone_and_in_a_batch(&self) -> Result<()> {
         let together = answers(&self.options(true), self.requests())?;
         let chunked = EngineOptions { prefill_chunk: Some(self.size(100)), ..self.options(true) };
-        for (request, among) in self.requests().into_iter().zip(together.values()) {
+        for (request, expected) in self.requests().into_iter().zip(together.values()) {
             let alone = answers(&chunked, vec![request])?;
-            same(alone.values(), std::iter::once(among))?;
+            same(alone.values(), std::iter::once(expected))?;
         }
         Ok(())
     }
 
-    /// A pool that holds a third of them.
+    /// Compares with an engine whose pool holds a third of the sequences.
     fn swapped(&self) -> Result<()> {
         let requests = || (0..12).map(|seed| request(seed, self.size(200), self.size(200)));
-        let roomy = self.options(true);
-        let expected = answers(&roomy, requests().collect())?;
-        let block_bytes = Engine::plan(&roomy)?.block_bytes;
-        let all = 12 * self.size(400).div_ceil(roomy.block_size) as u64 * block_bytes;
-        let tight = EngineOptions {
+        let large = self.options(true);
+        let expected = answers(&large, requests().collect())?;
+        let block_bytes = Engine::plan(&large)?.block_bytes;
+        let all = 12 * self.size(400).div_ceil(large.block_size) as u64 * block_bytes;
+        let small = EngineOptions {
             kv_bytes: Some(all / 3),
-            max_model_len: Some(self.size(400) + roomy.block_size),
+            max_model_len: Some(self.size(400) + large.block_size),
             swap_bytes: 2 * all,
             preemption: Preemption::Swap,
-            ..roomy
+            ..large
         };
-        let engine = Engine::create(&tight)?;
+        let engine = Engine::create(&small)?;
         same(run(&engine, requests().collect())?.values(), expected.values())?;
         match engine.stats().blocks_swapped_in {
-            0 => Err("nothing was swapped".into()),
+            0 => Err("no block was swapped".into()),
             _ => Ok(()),
         }
     }
 
-    /// All that run are forked, again and again: every one goes on as the first, which says the most.
+    /// Forks all running sequences repeatedly. Each must continue like the first, which is the longest.
     fn forked(&self) -> Result<()> {
         let engine = Engine::create(&self.options(true))?;
-        let mut live = vec![engine.add_request(request(1, self.size(333), self.size(96)))?];
-        let first = live[0];
+        let mut running = vec![engine.add_request(request(1, self.size(333), self.size(96)))?];
+        let first = running[0];
         engine.step()?;
         let mut all = Answers::new();
-        while live.len() < self.size(64) {
+        while running.len() < self.size(64) {
             engine.step()?;
             collect(&engine, &mut all)?;
-            for parent in live.clone() {
-                live.extend(engine.fork(parent, 1, &Fork::default())?);
+            for parent in running.clone() {
+                running.extend(engine.fork(parent, 1, &Fork::default())?);
             }
         }
         finish(&engine, &mut all)?;
-        let said = &all[&first];
-        match all.values().find(|answer| !said.ends_with(answer)) {
+        let longest = &all[&first];
+        match all.values().find(|answer| !longest.ends_with(answer)) {
             Some(other) => {
-                let same_place = &said[said.len().saturating_sub(other.len())..];
-                Err(format!("a fork went another way than its parent: {}", difference(other, same_place)).into())
+                let tail = &longest[longest.len().saturating_sub(other.len())..];
+                Err(format!("a fork differs from its parent: {}", difference(other, tail)).into())
             }
-            None if all.len() < live.len() || engine.stats().blocks_copied == 0 => {
-                Err(format!("{} of {} answered", all.len(), live.len()).into())
+            None if all.len() < running.len() || engine.stats().blocks_copied == 0 => {
+                Err(format!("{} of {} sequences have outputs", all.len(), running.len()).into())
             }
             None => Ok(()),
         }
@@ -134,17 +135,17 @@ impl Host {
 
     fn too_large(&self) -> Result<()> {
         let expected = answers(&self.options(false), self.requests())?;
-        let free = CudaBackend::new(0, false)?.free_bytes()?.ok_or("the device does not say how much memory is free")?;
+        let free = CudaBackend::new(0, false)?.free_bytes()?.ok_or("the device does not report its free memory")?;
         refused(Engine::create(&EngineOptions { kv_bytes: Some(2 * free), ..self.options(false) }))?;
         same(answers(&self.options(false), self.requests())?.values(), expected.values())
     }
 
-    /// An engine goes on while there is nothing left, and another can be made when there is again.
-    fn starved(&self) -> Result<()> {
+    /// An engine runs while no device memory is free. Later another engine can be created.
+    fn without_free_memory(&self) -> Result<()> {
         let engine = Engine::create(&self.options(false))?;
-        let expected = run(&engine, self.requests())?; // it has all that it needs, from then on
-        let hog = CudaBackend::new(0, false)?;
-        let taken = take_all(&hog)?;
+        let expected = run(&engine, self.requests())?; // afterwards it allocates nothing
+        let other = CudaBackend::new(0, false)?;
+        let taken = take_all(&other)?;
         refused(Engine::create(&self.options(false)))?;
         same(run(&engine, self.requests())?.values(), expected.values())?;
         drop((engine, taken));
@@ -158,7 +159,7 @@ fn request(seed: usize, tokens: usize, max_tokens: usize) -> Request {
     Request::new(Prompt::Tokens(prompt), sampling)
 }
 
-/// Of requests that come at once, to an engine of their own.
+/// Runs requests that arrive together on a new engine.
 fn answers(options: &EngineOptions, requests: Vec<Request>) -> Result<Answers> {
     run(&Engine::create(options)?, requests)
 }
@@ -190,7 +191,7 @@ fn collect(engine: &Engine, all: &mut Answers) -> Result<()> {
 
 fn same<'a>(found: impl ExactSizeIterator<Item = &'a Answer>, expected: impl ExactSizeIterator<Item = &'a Answer>) -> Result<()> {
     if found.len() != expected.len() {
-        return Err(format!("{} answers, not {}", found.len(), expected.len()).into());
+        return Err(format!("{} sequences, expected {}", found.len(), expected.len()).into());
     }
     match found.zip(expected).find(|(found, expected)| found != expected) {
         Some((found, expected)) => Err(difference(found, expected).into()),
@@ -198,28 +199,28 @@ fn same<'a>(found: impl ExactSizeIterator<Item = &'a Answer>, expected: impl Exa
     }
 }
 
-/// The first token that is not as it should be.
+/// Describes the first difference.
 fn difference(found: &[(u32, u32)], expected: &[(u32, u32)]) -> String {
-    let place = expected.iter().zip(found).position(|(expected, found)| expected != found);
-    place.map_or(format!("{} tokens, not {}", found.len(), expected.len()), |i| {
+    let index = expected.iter().zip(found).position(|(expected, found)| expected != found);
+    index.map_or(format!("{} tokens, expected {}", found.len(), expected.len()), |i| {
         let show = |(token, bits): (u32, u32)| format!("{token} ({})", f32::from_bits(bits));
-        format!("token {i} is {}, not {}", show(found[i]), show(expected[i]))
+        format!("token {i} is {}, expected {}", show(found[i]), show(expected[i]))
     })
 }
 
 fn refused(engine: std::result::Result<Engine, Error>) -> Result<()> {
     match engine {
         Err(error) if error.code() == Code::OutOfMemory => Ok(()),
-        Err(error) => Err(format!("it was refused, but so: {error}").into()),
-        Ok(_) => Err("the device gave more memory than it has".into()),
+        Err(error) => Err(format!("the engine was refused with a different error: {error}").into()),
+        Ok(_) => Err("the engine got more memory than the device has".into()),
     }
 }
 
-fn take_all(hog: &CudaBackend) -> Result<Vec<<CudaBackend as Backend>::Buf>> {
+fn take_all(backend: &CudaBackend) -> Result<Vec<<CudaBackend as Backend>::Buf>> {
     let mut taken = Vec::new();
-    for piece in PIECES {
+    for piece in BUFFER_SIZES {
         loop {
-            match hog.buffer(piece) {
+            match backend.buffer(piece) {
                 Ok(buffer) => taken.push(buffer),
                 Err(error) if error.code() == Code::OutOfMemory => break,
                 Err(error) => return Err(error.into()),

@@ -1,4 +1,4 @@
-//! Tokens drawn from rows of logits as wide as LLaMA-3's vocabulary, beside reading all the rows once.
+//! Sampling on the device with the vocabulary of LLaMA-3, compared with reading all logits once.
 
 use pagedllm::backend::Backend;
 use pagedllm::backend::cuda::CudaBackend;
@@ -18,7 +18,7 @@ const ROWS: [usize; 4] = [1, 16, 64, 256];
 const VOCAB: usize = 128_256;
 const SMALL_VOCAB: usize = 500;
 
-/// What requests ask for, from the least work to the most.
+/// Sampling parameters, from the least work to the most.
 fn kinds() -> [(&'static str, SamplingParams); 5] {
     let greedy = SamplingParams { temperature: 0.0, ..Default::default() };
     let nucleus = SamplingParams { top_p: 0.9, top_k: 50, ..Default::default() };
@@ -40,7 +40,7 @@ pub fn bench(options: &Options) -> Result<()> {
         let memory = Memory::new(&rules, &tokens, 0)?;
         for &rows in options.sizes(&ROWS, &[1, 3]) {
             let limits = DrawLimits::of(rows, vocab);
-            let mut drawing = backend.drawing(limits)?.ok_or("this device draws nothing")?;
+            let mut drawing = backend.drawing(limits)?.ok_or("the backend does not sample on this device")?;
             let (mut draws, mut logits) = (Draws::new(limits)?, backend.vector(&numbers(rows * vocab))?);
             for row in 0..rows {
                 let context = Context { tokens: &tokens, prompt_len: 0, generated: 0, seed: row as u64, memory: &memory, allowed: None };
@@ -49,7 +49,7 @@ pub fn bench(options: &Options) -> Result<()> {
             let mut failed = None;
             let seconds = seconds(&backend, |_| failed = backend.draw(&mut drawing, vocab, &mut logits, &draws).err().or(failed.take()))?;
             failed.map_or(Ok(()), Err)?;
-            let limit = options.ceilings.least_seconds((size_of::<f32>() * rows * vocab) as f64, 0.0);
+            let limit = options.ceilings.min_seconds((size_of::<f32>() * rows * vocab) as f64, 0.0);
             let (case, shape) = (format!("{name}, {rows} rows"), json!({"rows": rows, "vocab": vocab}));
             Line { part: PART, case, shape, value: 1e6 * seconds, unit: "us", limit: 1e6 * limit }.print();
         }

@@ -1,4 +1,4 @@
-//! The engine with a model of random weights: prompts, and steps of ever more sequences, in both modes.
+//! The engine with a model of random weights: prompts, and steps of 1 to 256 sequences, in both modes.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -16,13 +16,13 @@ const DECODE: &str = "decode";
 const PREFILL: &str = "prefill";
 const BATCHES: [usize; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
 const PROMPTS: [usize; 3] = [512, 2048, 8192];
-/// Tokens that a sequence begins with before it decodes.
+/// Prompt length of the decoding sequences.
 const CONTEXT: usize = 512;
-/// More than any makes here.
-const MOST_TOKENS: usize = 400;
+/// More tokens than any sequence generates here.
+const MAX_TOKENS: usize = 400;
 const STEPS: usize = 16;
-/// Before steps are timed, so that nothing is made for the first time any more.
-const WARM: usize = 3;
+/// Steps before the timed ones, so that all one-time work is done.
+const WARM_UP: usize = 3;
 const REPETITIONS: usize = 3;
 
 pub fn bench(options: &Options) -> Result<()> {
@@ -35,7 +35,7 @@ pub fn bench(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// What a LLaMA's config says.
+/// Sizes from the config of a LLaMA model.
 struct Shape {
     hidden: usize,
     layers: usize,
@@ -53,7 +53,7 @@ impl Shape {
         Ok(Shape { hidden, layers: number("num_hidden_layers")?, heads, head_dim, vocab: number("vocab_size")? })
     }
 
-    /// Of the embedding, or of the head, in bf16.
+    /// Bytes of the embedding or of the head, in bf16.
     fn table_bytes(&self) -> f64 {
         2.0 * (self.vocab * self.hidden) as f64
     }
@@ -68,14 +68,14 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     fn open<'a>(options: &Options, batch_invariant: bool, shape: &'a Shape) -> Result<Bench<'a>> {
-        let most = *options.sizes(&PROMPTS, &[64]).last().unwrap_or(&CONTEXT);
+        let longest_prompt = *options.sizes(&PROMPTS, &[64]).last().unwrap_or(&CONTEXT);
         let engine = Engine::create(&EngineOptions {
             model_dir: options.model.clone(),
             device: "cuda:0".into(),
             batch_invariant,
             memory_fraction: Some(0.9),
             max_seqs: *options.sizes(&BATCHES, &[1, 3]).last().unwrap_or(&1),
-            max_batch_tokens: most,
+            max_batch_tokens: longest_prompt,
             prefix_cache: false,
             skip_tokenizer: true,
             ..Default::default()
@@ -96,17 +96,17 @@ impl Bench<'_> {
     }
 
     fn step(&self) -> Result<(f64, u64)> {
-        let begun = Instant::now();
+        let start = Instant::now();
         let report = self.engine.step()?;
-        let seconds = begun.elapsed().as_secs_f64();
-        // Nobody reads; the queue must not fill up.
+        let seconds = start.elapsed().as_secs_f64();
+        // A full queue would pause the sequences.
         if self.engine.queue().poll(Some(Duration::ZERO))?.iter().any(|output| output.error.is_some()) {
             return Err("a request ended with an error".into());
         }
         Ok((seconds, report.decode_tokens))
     }
 
-    /// Tokens a second of one prompt that is computed in one step.
+    /// Measures tokens per second of one prompt that is computed in one step.
     fn prefill(&self, options: &Options) -> Result<()> {
         for &tokens in options.sizes(&PROMPTS, &[64]) {
             let mut times = Vec::new();
@@ -115,44 +115,44 @@ impl Bench<'_> {
                 times.push(self.step()?.0);
             }
             let value = tokens as f64 / median(times.split_off(1));
-            let limit = tokens as f64 / self.ceilings.least_seconds(self.weight_bytes(), self.prefill_flops(tokens));
+            let limit = tokens as f64 / self.ceilings.min_seconds(self.weight_bytes(), self.prefill_flops(tokens));
             let (case, shape) = (self.case(format!("{tokens} tokens")), json!({"tokens": tokens}));
             Line { part: PREFILL, case, shape, value, unit: "tokens/s", limit }.print();
         }
         Ok(())
     }
 
-    /// Milliseconds of a step in which so many sequences get a token each.
+    /// Measures milliseconds of a decode step, by number of sequences.
     fn decode(&self, options: &Options) -> Result<()> {
         let context = if options.small { 20 } else { CONTEXT };
         let (mut running, mut requests) = (0, Vec::new());
         for &batch in options.sizes(&BATCHES, &[1, 3]) {
             for seed in running..batch {
-                requests.push(self.add(seed, context, MOST_TOKENS)?);
+                requests.push(self.add(seed, context, MAX_TOKENS)?);
             }
             running = batch;
             while self.step()?.1 < batch as u64 {
-                self.expect_room()?;
+                self.expect_no_preemption()?;
             }
-            let steps: Result<Vec<f64>> = (0..WARM + STEPS).map(|_| Ok(self.step()?.0)).collect();
-            let limit = self.ceilings.least_seconds(self.weight_bytes() + self.kv_bytes(), self.decode_flops(batch));
-            let value = 1e3 * median(steps?.split_off(WARM));
-            let (case, shape) = (self.case(format!("batch {batch}")), json!({"batch": batch, "context": self.tokens_held() / batch}));
+            let steps: Result<Vec<f64>> = (0..WARM_UP + STEPS).map(|_| Ok(self.step()?.0)).collect();
+            let limit = self.ceilings.min_seconds(self.weight_bytes() + self.kv_bytes(), self.decode_flops(batch));
+            let value = 1e3 * median(steps?.split_off(WARM_UP));
+            let (case, shape) = (self.case(format!("batch {batch}")), json!({"batch": batch, "context": self.cached_tokens() / batch}));
             Line { part: DECODE, case, shape, value, unit: "ms", limit: 1e3 * limit }.print();
         }
         requests.into_iter().try_for_each(|request| Ok(self.engine.abort(request)?))
     }
 
-    /// Sequences that are computed again make no steps that could be compared.
-    fn expect_room(&self) -> Result<()> {
+    /// Steps with recomputed sequences could not be compared.
+    fn expect_no_preemption(&self) -> Result<()> {
         let stats = self.engine.stats();
         match stats.preemptions {
             0 => Ok(()),
-            n => Err(format!("{n} sequences had to give way: the pool of {} blocks is too small", stats.blocks_total).into()),
+            n => Err(format!("{n} sequences were preempted; the pool of {} blocks is too small", stats.blocks_total).into()),
         }
     }
 
-    /// What every step reads of the weights: of the embedding it reads some rows.
+    /// Bytes of weights that every step reads. It reads only some rows of the embedding.
     fn weight_bytes(&self) -> f64 {
         self.engine.info().memory.weight_bytes as f64 - self.shape.table_bytes()
     }
@@ -161,12 +161,12 @@ impl Bench<'_> {
         (self.engine.stats().blocks_used * self.engine.info().memory.block_bytes) as f64
     }
 
-    /// By all sequences together, to a block.
-    fn tokens_held(&self) -> usize {
+    /// Tokens in the KV cache, rounded up to blocks.
+    fn cached_tokens(&self) -> usize {
         self.engine.stats().blocks_used as usize * self.engine.info().memory.block_size
     }
 
-    /// A weight in bf16 has two bytes, and a multiplication and an addition for each row. The head has one row.
+    /// A weight in bf16 has two bytes, and two operations per token. The head computes one token.
     fn prefill_flops(&self, tokens: usize) -> f64 {
         let Shape { layers, heads, head_dim, .. } = *self.shape;
         let body = (self.weight_bytes() - self.shape.table_bytes()) * tokens as f64;

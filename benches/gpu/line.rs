@@ -1,14 +1,14 @@
-//! What was measured, as lines of JSON: report.py makes a table of them.
+//! Results as lines of JSON, from which report.py makes a table.
 
 use serde_json::{Value, json};
 
 use crate::Result;
 
-/// A rate, or a time, beside the best that there could be.
+/// A rate or a time, with its limit.
 pub struct Line<'a> {
     pub part: &'a str,
     pub case: String,
-    /// In numbers, so that peers.py can measure the same.
+    /// The case as numbers, so that peers.py can measure the same.
     pub shape: Value,
     pub value: f64,
     pub unit: &'a str,
@@ -18,7 +18,7 @@ pub struct Line<'a> {
 impl Line<'_> {
     pub fn print(self) {
         let Line { part, case, shape, value, unit, limit } = self;
-        // Infinite where nobody said what there could be; JSON has no such number.
+        // Without a known limit it is infinite, which JSON cannot represent.
         let limit = limit.is_normal().then_some(limit);
         println!("{}", json!({"part": part, "case": case, "shape": shape, "value": value, "unit": unit, "limit": limit}));
     }
@@ -28,8 +28,8 @@ pub fn skipped(part: &str, case: &str, why: &str) {
     println!("{}", json!({"part": part, "case": case, "skipped": why}));
 }
 
-/// Whether something holds, and why not.
-pub fn verdict(part: &str, case: &str, held: Result<()>) {
-    let error = held.err().map_or(Value::Null, |error| error.to_string().into());
+/// Prints whether a property holds, and the reason if it does not.
+pub fn verdict(part: &str, case: &str, result: Result<()>) {
+    let error = result.err().map_or(Value::Null, |error| error.to_string().into());
     println!("{}", json!({"part": part, "case": case, "ok": error.is_null(), "why": error}));
 }

@@ -1,4 +1,5 @@
-//! What a CUDA device makes of the kernels and the engine, beside what it could do at most: see README.md here.
+//! Speed of the kernels and the engine on a CUDA device, compared with the limits of the device. README.md in this
+//! folder describes it.
 
 mod attention;
 #[path = "../common.rs"]
@@ -8,7 +9,7 @@ mod draws;
 mod engine;
 mod line;
 #[path = "../cpu/model.rs"]
-#[allow(dead_code)] // its other half is the CPU benchmark's
+#[allow(dead_code)] // only the CPU benchmark uses the rest
 mod model;
 mod options;
 mod products;

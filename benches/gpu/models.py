@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Random models of every family: our logits beside those of transformers in float32 and in bfloat16, on the same device.
+"""Logits of random models of every family, compared with transformers in float32 and in bfloat16 on the same device.
 
-    PYTHONPATH=DIR models.py [name ...]     DIR holds pagedllm.py and libpagedllm.so
+    PYTHONPATH=DIR models.py [name ...]     DIR contains pagedllm.py and libpagedllm.so
 
-An error is the median, over the rows, of how far a row is from that of float32: of the prompt by its tokens' log probabilities, of what is
-generated after it by the logits. (The median, since a row of a mixture of experts may choose another one of two that are nearly equal; then it is
-far off, with us as with transformers.)
+An error is the median distance of a row from its float32 value: log probabilities for the prompt, logits for
+generated tokens. It is the median because a mixture of experts can select another expert of two with nearly equal
+scores. Such a row is far from float32, also in transformers.
 """
 
 import json
@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "goldens"
 import make_goldens as goldens  # noqa: E402
 
 PART = "models"
-PROMPT, CHUNK, NEW = 300, 130, 48  # a chunk has more rows than our own products are for
-GREEDY = 3  # a token is right whose logit in float32 is nearer to the best than so many of bfloat16's errors in that row
+PROMPT, CHUNK, NEW = 300, 130, 48  # more rows per chunk than the library's own products compute
+GREEDY = 3  # maximum float32 distance of a token from the best one, in errors of bfloat16 in that row
 EAGER, SDPA = {"dtype": torch.bfloat16}, {"dtype": torch.bfloat16, "attention": "sdpa"}
 WIDE = dict(
     vocab_size=1024, hidden_size=256, intermediate_size=448, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
@@ -41,7 +41,7 @@ FALCON_RW = dict(multi_query=False, parallel_attn=False, bias=True, alibi=True, 
 
 
 def wide(model_type, **changes):
-    """Heads of 64, where nothing else is said."""
+    """Returns a config with heads of 64, unless `changes` has another size."""
     return goldens.decoder(model_type, **(WIDE | changes))
 
 
@@ -91,7 +91,7 @@ FAMILIES = {
 }  # fmt: skip
 
 
-def tell(case, **more):
+def report(case, **more):
     print(json.dumps({"part": PART, "case": case, **more}), flush=True)
 
 
@@ -99,9 +99,9 @@ def main(*names):
     for name in names or FAMILIES:
         try:
             check(name)
-        except Exception as error:  # the others go on
+        except Exception as error:  # the other families still run
             traceback.print_exc()
-            tell(name, error=f"{type(error).__name__}: {error}")
+            report(name, error=f"{type(error).__name__}: {error}")
 
 
 def check(name):
@@ -118,7 +118,7 @@ def check(name):
 
 
 def load(directory, saving, dtype):
-    """transformers' model, and what is wrong in it mended."""
+    """Loads the model in transformers, with fixes for its defects."""
     model = AutoModelForCausalLM.from_pretrained(
         directory, dtype=dtype, attn_implementation=goldens.attention_of(saving), experts_implementation="eager"
     )
@@ -131,7 +131,7 @@ def logits_of(model, tokens):
 
 
 def ours(directory, prompt, batch_invariant):
-    """Greedy tokens, the log probabilities of the prompt's but the first, and the logits of which the tokens were chosen."""
+    """Returns greedy tokens, log probabilities of the prompt except its first token, and the logits of each choice."""
     rows = []
 
     def keep(_sequence, _tokens, logits):
@@ -146,27 +146,27 @@ def ours(directory, prompt, batch_invariant):
 
 
 def compare(case, prompt, tokens, logprobs, logits, exact, rounded):
-    begin = len(prompt) - 1  # the row of which the first token was chosen
+    begin = len(prompt) - 1  # the row that selects the first token
     ends = slice(begin, begin + len(tokens))
-    told = lambda of: of[:begin].log_softmax(-1).gather(1, torch.tensor(prompt[1:]).unsqueeze(1)).squeeze(1)
-    far = lambda rows: float(((rows - exact[ends]).norm(dim=1) / exact[ends].norm(dim=1)).median())
-    off = lambda numbers: float((numbers - told(exact)).abs().median())
-    error(f"{case}, prompt", off(logprobs), off(told(rounded)))
-    error(f"{case}, generated", far(logits), far(rounded[ends]))
+    prompt_logprobs = lambda rows: rows[:begin].log_softmax(-1).gather(1, torch.tensor(prompt[1:]).unsqueeze(1)).squeeze(1)
+    logits_error = lambda rows: float(((rows - exact[ends]).norm(dim=1) / exact[ends].norm(dim=1)).median())
+    logprobs_error = lambda numbers: float((numbers - prompt_logprobs(exact)).abs().median())
+    error(f"{case}, prompt", logprobs_error(logprobs), logprobs_error(prompt_logprobs(rounded)))
+    error(f"{case}, generated", logits_error(logits), logits_error(rounded[ends]))
     greedy(f"{case}, greedy tokens", torch.tensor(tokens), exact[ends], rounded[ends])
 
 
 def error(case, ours, theirs):
     shape = {"case": case}
-    tell(case, shape=shape, value=ours, unit="error")
-    tell(case, shape=shape, value=theirs, unit="error", peer="transformers in bf16")
+    report(case, shape=shape, value=ours, unit="error")
+    report(case, shape=shape, value=theirs, unit="error", peer="transformers in bf16")
 
 
 def greedy(case, tokens, exact, rounded):
     lost = exact.amax(1) - exact.gather(1, tokens.unsqueeze(1)).squeeze(1)
     wrong = int((lost > GREEDY * (rounded - exact).abs().amax(1)).sum())
     others = int((lost > 0).sum())
-    tell(case, ok=wrong == 0, why=f"{wrong} of {len(tokens)} are wrong" if wrong else None, not_the_best_in_float32=others)
+    report(case, ok=wrong == 0, why=f"{wrong} of {len(tokens)} are wrong" if wrong else None, not_the_best_in_float32=others)
 
 
 if __name__ == "__main__":

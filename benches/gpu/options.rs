@@ -1,4 +1,4 @@
-//! What is asked for.
+//! Command-line options.
 
 use std::path::PathBuf;
 
@@ -19,26 +19,26 @@ pub enum Part {
 pub struct Options {
     pub part: Part,
     pub ceilings: Ceilings,
-    /// What the engine serves.
+    /// Folder of the model of the engine.
     pub model: PathBuf,
-    /// Where small models are made.
+    /// Folder for generated small models.
     pub models: PathBuf,
-    /// Sizes that the kernels manage on the host, too: not to be timed.
+    /// Selects sizes that are small enough for kernels on the host. Times are then meaningless.
     pub small: bool,
 }
 
-/// What the device can do at most, measured beside this.
+/// Limits of the device, measured in the same run.
 #[derive(Clone, Copy)]
 pub struct Ceilings {
-    /// Bytes that it copies a second, those read and those written.
+    /// Bytes read and written per second by a copy.
     pub bandwidth: f64,
-    /// Of a large product in bf16.
+    /// Operations per second of a large product in bf16.
     pub flops: f64,
 }
 
 impl Ceilings {
-    /// No code is faster that moves so many bytes and computes so much.
-    pub fn least_seconds(self, bytes: f64, flops: f64) -> f64 {
+    /// Lower bound of the time to move `bytes` and to compute `flops`.
+    pub fn min_seconds(self, bytes: f64, flops: f64) -> f64 {
         (bytes / self.bandwidth).max(flops / self.flops)
     }
 }
@@ -60,14 +60,14 @@ impl Options {
                 ("--model", dir) => options.model = dir.into(),
                 ("--models", dir) => options.models = dir.into(),
                 ("--small", _) => options.small = true,
-                ("--bench", _) => {} // cargo's
+                ("--bench", _) => {} // cargo adds it
                 (name, _) => part = Some(Part::named(name)?),
             }
         }
         Ok(Options { part: part.ok_or(USAGE)?, ..options })
     }
 
-    /// The sizes to measure, or one small enough to try.
+    /// Returns the sizes to measure.
     pub fn sizes<'a, T>(&self, all: &'a [T], small: &'a [T]) -> &'a [T] {
         if self.small { small } else { all }
     }

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What the device can do, and what others make of it, as lines of JSON like those of main.rs.
+"""Limits of the device and results of other engines, as lines of JSON in the format of main.rs.
 
-    peers.py ceilings ARGUMENTS     how fast it copies and multiplies; writes that down as arguments for main.rs, too
-    peers.py attention OURS         torch's scaled_dot_product_attention, for the shapes in the file of our lines
-    peers.py products OURS          torch's products, likewise
-    peers.py weights DIR [LAYERS]   writes a LLaMA-3-8B of random weights
-    peers.py generate DIR OURS      transformers' prefill and `generate`, with the shape of that model
+    peers.py ceilings ARGUMENTS     rates of a copy and a product; also writes them as arguments for main.rs
+    peers.py attention OURS         torch's scaled_dot_product_attention, for the shapes in the file OURS
+    peers.py products OURS          torch's matrix products, for the shapes in the file OURS
+    peers.py weights DIR [LAYERS]   writes a LLaMA-3-8B with random weights
+    peers.py generate DIR OURS      prefill and `generate` of transformers with the same shape
 """
 
 import json
@@ -17,13 +17,13 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-ROUNDS, ROUND_SECONDS, MOST_CALLS = 7, 0.03, 500
-BEYOND_CACHES = 256 << 20  # bytes: more than a device keeps of what it has read
+ROUNDS, ROUND_SECONDS, MAX_CALLS = 7, 0.03, 500
+BEYOND_CACHES = 256 << 20  # bytes; more than the caches of a device hold
 COPIED = 4 << 30
 SQUARE = 8192
 STD = 0.02
 NEW_TOKENS = 16
-BATCHES = [1, 8, 64]  # transformers takes its time
+BATCHES = [1, 8, 64]  # more would take too long in transformers
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16", "hidden_act": "silu", "hidden_size": 4096,
     "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
@@ -37,7 +37,7 @@ def main(what, *arguments):
     {"ceilings": ceilings, "attention": attention, "products": products, "weights": weights, "generate": generate}[what](*arguments)
 
 
-def tell(part, value, unit, **more):
+def report(part, value, unit, **more):
     print(json.dumps({"part": part, "value": value, "unit": unit, **more}), flush=True)
 
 
@@ -46,7 +46,7 @@ def random(*shape):
 
 
 def shapes(ours, part):
-    """Those of our lines, each once."""
+    """Returns the shapes of one part in the file OURS, each once."""
     lines = (json.loads(line) for line in Path(ours).read_text().splitlines() if line.startswith("{"))
     found = [line["shape"] for line in lines if line["part"] == part and "shape" in line]
     return [shape for i, shape in enumerate(found) if shape not in found[:i]]
@@ -54,20 +54,20 @@ def shapes(ours, part):
 
 def elapsed(work):
     torch.cuda.synchronize()
-    begun = time.perf_counter()
+    start = time.perf_counter()
     work()
     torch.cuda.synchronize()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 def seconds(queue):
-    """As timing.rs: `queue` is told the number of the call; the median of rounds of many calls, each waited for."""
+    """Like timing.rs: `queue` gets the index of the call. Returns the median of rounds of many calls."""
 
     def one_round(calls):
         return elapsed(lambda: [queue(call) for call in range(calls)]) / calls
 
     one_round(2)
-    calls = int(min(max(ROUND_SECONDS / one_round(2), 2), MOST_CALLS))
+    calls = int(min(max(ROUND_SECONDS / one_round(2), 2), MAX_CALLS))
     return statistics.median(one_round(calls) for _ in range(ROUNDS))
 
 
@@ -77,22 +77,22 @@ def ceilings(arguments):
     bandwidth = 2 * COPIED / seconds(lambda _: target.copy_(source))
     a, b = random(SQUARE, SQUARE), random(SQUARE, SQUARE)
     flops = 2 * SQUARE**3 / seconds(lambda _: torch.mm(a, b))
-    tell("ceilings", bandwidth, "B/s", case="a copy, bytes read and written")
-    tell("ceilings", flops, "FLOP/s", case=f"a product of {SQUARE}x{SQUARE} in bf16")
+    report("ceilings", bandwidth, "B/s", case="copy, bytes read and written")
+    report("ceilings", flops, "FLOP/s", case=f"product of {SQUARE}x{SQUARE} in bf16")
     Path(arguments).write_text(f"--bandwidth={bandwidth:.6g} --flops={flops:.6g}\n")
 
 
 def attention(ours):
-    """Only of whole prompts: torch has no mask for the rest of one that is as fast."""
+    """Measures whole prompts only: torch has no equally fast mask for the last chunk of a prompt."""
     for shape in shapes(ours, "prefill attention"):
         tokens, heads, dim = shape["tokens"], shape["heads"], shape["head_dim"]
         if shape["rows"] != tokens:
             continue
         query = random(1, heads, tokens, dim)
         key, value = (random(1, shape["kv_heads"], tokens, dim) for _ in range(2))
-        took = seconds(lambda _: F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True))
+        time_taken = seconds(lambda _: F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True))
         flops = 4 * heads * dim * tokens * (tokens + 1) / 2
-        tell("prefill attention", flops / took, "FLOP/s", shape=shape, peer="torch")
+        report("prefill attention", flops / time_taken, "FLOP/s", shape=shape, peer="torch")
 
 
 def products(ours):
@@ -100,8 +100,8 @@ def products(ours):
         rows, outs, cols = shape["rows"], shape["outs"], shape["cols"]
         matrices = [random(outs, cols) for _ in range(min(-(-BEYOND_CACHES // (2 * outs * cols)), 8))]
         x = random(rows, cols)
-        took = seconds(lambda call: F.linear(x, matrices[call % len(matrices)]))
-        tell("products", 1e6 * took, "us", shape=shape, peer="torch")
+        time_taken = seconds(lambda call: F.linear(x, matrices[call % len(matrices)]))
+        report("products", 1e6 * time_taken, "us", shape=shape, peer="torch")
 
 
 def llama_layer(layer, config):
@@ -116,7 +116,7 @@ def llama_layer(layer, config):
 
 
 def weights(directory, layers=LLAMA_8B["num_hidden_layers"]):
-    """One file for each layer. The index comes last: with it the model is whole."""
+    """Writes one file per layer. The index is last and marks the model as complete."""
     from safetensors.torch import save_file
 
     directory = Path(directory)
@@ -126,8 +126,8 @@ def weights(directory, layers=LLAMA_8B["num_hidden_layers"]):
     ends = {"model.embed_tokens.weight": table, "lm_head.weight": table, "model.norm.weight": table[1:]}
     files = {}
     for number, tensors in enumerate([ends, *(llama_layer(layer, config) for layer in range(int(layers)))]):
-        made = {name: random(*shape).cpu() if len(shape) == 2 else torch.ones(shape, dtype=torch.bfloat16) for name, shape in tensors.items()}
-        save_file(made, directory / f"model-{number}.safetensors", metadata={"format": "pt"})
+        tensors_of_file = {name: random(*shape).cpu() if len(shape) == 2 else torch.ones(shape, dtype=torch.bfloat16) for name, shape in tensors.items()}
+        save_file(tensors_of_file, directory / f"model-{number}.safetensors", metadata={"format": "pt"})
         files |= {name: f"model-{number}.safetensors" for name in tensors}
     (directory / "config.json").write_text(json.dumps(config, indent=1))
     (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
@@ -141,16 +141,16 @@ def generate(directory, ours):
         tokens = torch.randint(vocabulary, (1, shape["tokens"]), device="cuda")
         work = lambda: model(tokens, use_cache=True, logits_to_keep=1)
         work()
-        took = statistics.median(elapsed(work) for _ in range(3))
-        tell("prefill", shape["tokens"] / took, "tokens/s", shape=shape, peer="transformers")
+        time_taken = statistics.median(elapsed(work) for _ in range(3))
+        report("prefill", shape["tokens"] / time_taken, "tokens/s", shape=shape, peer="transformers")
     for shape in shapes(ours, "decode"):
         if shape["batch"] in BATCHES:
-            took = step_seconds(model, torch.randint(vocabulary, (shape["batch"], shape["context"]), device="cuda"))
-            tell("decode", 1e3 * took, "ms", shape=shape, peer="transformers")
+            time_taken = step_seconds(model, torch.randint(vocabulary, (shape["batch"], shape["context"]), device="cuda"))
+            report("decode", 1e3 * time_taken, "ms", shape=shape, peer="transformers")
 
 
 def same_shape(directory):
-    """A model like that of the directory, with other numbers at random: its own take longer to read."""
+    """Returns a model with the same shape and other random weights, because reading the weights takes longer."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with torch.device("cuda"):
@@ -159,7 +159,7 @@ def same_shape(directory):
 
 
 def step_seconds(model, tokens):
-    """What one more token takes."""
+    """Returns the time of one more token."""
 
     def timed(new):
         mask = torch.ones_like(tokens)

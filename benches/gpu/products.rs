@@ -1,5 +1,5 @@
-//! The products of LLaMA-3-8B alone, for one row and for thousands: in the default mode, where cuBLASLt computes those of many rows, and in
-//! ours alone, whose bits do not depend on how many rows there are.
+//! Matrix products of LLaMA-3-8B, for 1 to 4,096 rows. In the default mode cuBLASLt computes products of many rows.
+//! In the mode `batch_invariant` the bits do not depend on the number of rows.
 
 use pagedllm::backend::cuda::CudaBackend;
 use pagedllm::backend::{Backend, RowSource};
@@ -23,9 +23,9 @@ const MATRICES: [(&str, usize, usize); 5] = [
     ("head", 128_256, 4096),
 ];
 const SMALL: [(&str, usize, usize); 1] = [("small", 96, 200)];
-/// Those in fp8 are also seen beside torch's in bf16.
+/// Products in fp8 are compared with torch in bf16, too.
 const FORMATS: [WeightFormat; 2] = [WeightFormat::Bf16, WeightFormat::Fp8];
-/// More than any device keeps of what it has read.
+/// More bytes than the caches of any device hold.
 const BEYOND_CACHES: usize = 256 << 20;
 
 type Matrix = <CudaBackend as Backend>::Matrix;
@@ -33,9 +33,9 @@ type Matrix = <CudaBackend as Backend>::Matrix;
 pub fn bench(options: &Options) -> Result<()> {
     for invariant in [false, true] {
         let backend = CudaBackend::new(0, invariant)?;
-        // Where there is no cuBLASLt, nothing is needed for its sake.
+        // Without cuBLASLt the backend reserves no workspace for it.
         if !invariant && backend.reserved_rows_bytes(1, 1) == 0 {
-            skipped(PART, "default", "this machine has no cuBLASLt that was found: both modes are the same");
+            skipped(PART, "default", "cuBLASLt was not found, so both modes are the same");
             continue;
         }
         for (&matrix, format) in options.sizes(&MATRICES, &SMALL).iter().flat_map(|matrix| FORMATS.map(|format| (matrix, format))) {
@@ -52,16 +52,16 @@ fn matrices(
     format: WeightFormat,
     (name, outs, cols): (&str, usize, usize),
 ) -> Result<()> {
-    // Of a weight; and what is multiplied while it would be in bf16.
+    // Bytes per weight, and arithmetic rate relative to bf16.
     let (weight, speed) = if format == WeightFormat::Fp8 { (1, 2.0) } else { (2, 1.0) };
-    let most = *options.sizes(&ROWS, &[1, 70]).last().unwrap_or(&1);
-    backend.reserve_rows(most, cols)?;
-    let (matrices, x) = (copies(backend, format, outs, cols)?, backend.vector(&numbers(most * cols))?);
-    let mut out = backend.buffer(most * outs)?;
+    let max_rows = *options.sizes(&ROWS, &[1, 70]).last().unwrap_or(&1);
+    backend.reserve_rows(max_rows, cols)?;
+    let (matrices, x) = (copies(backend, format, outs, cols)?, backend.vector(&numbers(max_rows * cols))?);
+    let mut out = backend.buffer(max_rows * outs)?;
     for &rows in options.sizes(&ROWS, &[1, 70]) {
         let seconds = seconds(backend, |call| backend.matmul(rows, &x, &matrices[call % matrices.len()], None, &mut out))?;
         let bytes = weight * outs * cols + size_of::<f32>() * rows * (outs + cols);
-        let limit = options.ceilings.least_seconds(bytes as f64, 2.0 / speed * (rows * outs * cols) as f64);
+        let limit = options.ceilings.min_seconds(bytes as f64, 2.0 / speed * (rows * outs * cols) as f64);
         let (case, shape) =
             (format!("{name} in {}, {rows} rows, {mode}", format.name()), json!({"rows": rows, "outs": outs, "cols": cols}));
         Line { part: PART, case, shape, value: 1e6 * seconds, unit: "us", limit: 1e6 * limit }.print();
@@ -69,7 +69,7 @@ fn matrices(
     Ok(())
 }
 
-/// As many as the device cannot keep.
+/// Returns more copies of the matrix than the caches of the device hold.
 fn copies(backend: &CudaBackend, format: WeightFormat, outs: usize, cols: usize) -> Result<Vec<Matrix>> {
     let weights = Weights::new();
     let count = BEYOND_CACHES.div_ceil(outs * cols).min(8);

@@ -1,13 +1,13 @@
-//! Numbers at random: a device is faster with zeros.
+//! Random numbers. With zeros a device would be faster.
 
 #[path = "../../tests/common/random.rs"]
-#[allow(dead_code)] // its other half is the tests'
+#[allow(dead_code)] // only tests use the rest
 mod seeded;
 
 use half::bf16;
 pub use seeded::Random;
 
-/// So many; they come again after a while.
+/// Returns `len` random numbers with a long period.
 pub fn numbers(len: usize) -> Vec<f32> {
     const PERIOD: usize = 1_000_003;
     let mut random = Random(len as u64);
@@ -15,7 +15,7 @@ pub fn numbers(len: usize) -> Vec<f32> {
     first.iter().copied().cycle().take(len).collect()
 }
 
-/// Fills with bf16 numbers, the same each time.
+/// A repeatable source of bf16 weights.
 pub struct Weights(Vec<u8>);
 
 impl Weights {
@@ -24,7 +24,7 @@ impl Weights {
         Weights((0..1_000_003).flat_map(|_| bf16::from_f32(0.02 * random.unit()).to_le_bytes()).collect())
     }
 
-    /// The matrix's rows from this one on.
+    /// Fills `out` with the rows of the matrix from `first_row`.
     pub fn fill(&self, first_row: usize, out: &mut [u8]) {
         let start = 2 * (first_row * 7919 % (self.0.len() / 2));
         let mut rest = &self.0[start..];

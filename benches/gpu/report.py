@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""One table and one file of what the parts of run.sh said: `report.py LINES_DIR RESULTS_DIR`.
+"""Makes a table and a JSON file of the results of run.sh: `report.py LINES_DIR RESULTS_DIR`.
 
-A line of JSON is a number (part, case, unit, value; beside it the limit and the shape), a peer's number for the same part and shape, or a
-verdict (ok, skipped, error). Lines of Rust's test programs are verdicts, too.
+A line of JSON is a number (part, case, unit, value, limit, shape), a number of another engine for the same part and
+shape, or a verdict (ok, skipped, error). Lines of Rust test programs are verdicts, too.
 """
 
 import json
@@ -17,7 +17,7 @@ from pathlib import Path
 ORDER = ["ceilings", "decode attention", "prefill attention", "products", "draws", "prefill", "decode", "models"]
 LESS_IS_BETTER = {"us", "ms", "error"}
 TEST = re.compile(r"^test (\S+) \.\.\. (ok|FAILED)$")
-FILLS_THE_CHIP = 256 << 20  # bytes of K and V
+FULL_LOAD = 256 << 20  # bytes of K and V
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Row:
     share: float = None  # of the limit
     peer: str = None
     peer_value: float = None
-    ratio: float = None  # over 1: ours is better
+    ratio: float = None  # above 1: pagedllm is better
     goal: str = ""
     met: bool = None
 
@@ -39,7 +39,7 @@ def main(lines_dir, results_dir):
     lines = [line for file in sorted(Path(lines_dir).glob("*.jsonl")) for line in read(file)]
     rows, verdicts = table(lines), [line for line in lines if {"ok", "skipped", "error"} & line.keys()]
     results, facts = Path(results_dir), about(Path(lines_dir))
-    text = "\n".join([*heading(facts), *as_text(rows), *said(verdicts), *summary(rows, verdicts)])
+    text = "\n".join([*heading(facts), *as_text(rows), *verdict_lines(verdicts), *summary(rows, verdicts)])
     (results / "table.txt").write_text(text + "\n")
     (results / "results.json").write_text(json.dumps({"about": facts, "rows": [asdict(row) for row in rows], "verdicts": verdicts}, indent=1))
     print(text)
@@ -75,7 +75,7 @@ def package_version(name):
 def table(lines):
     peers = {key(line): line for line in lines if "peer" in line}
     numbers = [line for line in lines if "value" in line and "peer" not in line]
-    rows = [judged(line, peers.get(key(line))) for line in numbers]
+    rows = [row_of(line, peers.get(key(line))) for line in numbers]
     return sorted(rows, key=lambda row: ORDER.index(row.part) if row.part in ORDER else len(ORDER))
 
 
@@ -83,7 +83,7 @@ def key(line):
     return line["part"], json.dumps(line.get("shape"), sort_keys=True)
 
 
-def judged(line, peer):
+def row_of(line, peer):
     row = Row(line["part"], line["case"], line["unit"], line["value"], line.get("limit"))
     better = (lambda ours, other: other / ours) if row.unit in LESS_IS_BETTER else (lambda ours, other: ours / other)
     if row.limit:
@@ -96,8 +96,8 @@ def judged(line, peer):
 
 
 def goal(row, shape):
-    """(what it is, whether it is met)"""
-    if row.part == "decode attention" and row.share and shape["bytes"] >= FILLS_THE_CHIP:
+    """Returns the goal and whether it is met."""
+    if row.part == "decode attention" and row.share and shape["bytes"] >= FULL_LOAD:
         return "90 % of the limit", row.share >= 0.9
     if row.part == "decode" and row.share and shape["batch"] <= 64 and row.case.endswith("default"):
         return "1.15 times the limit", row.share >= 1 / 1.15
@@ -136,13 +136,13 @@ def one(row):
     return f"{row.case:<48}{numbers}  {met}".rstrip()
 
 
-def said(verdicts):
-    """Whatever holds is counted, the rest named."""
+def verdict_lines(verdicts):
+    """Counts the properties that hold and names the others."""
     text = [""]
     for part in dict.fromkeys(line["part"] for line in verdicts):
         own = [line for line in verdicts if line["part"] == part]
-        text.append(f"{part}: {sum(line.get('ok') is True for line in own)} hold, {sum(failed(line) for line in own)} do not")
-        text += [f"  {trouble(line)}" for line in own if line.get("ok") is not True]
+        text.append(f"{part}: {sum(line.get('ok') is True for line in own)} passed, {sum(failed(line) for line in own)} failed")
+        text += [f"  {problem(line)}" for line in own if line.get("ok") is not True]
     return text
 
 
@@ -150,7 +150,7 @@ def failed(line):
     return "error" in line or line.get("ok") is False
 
 
-def trouble(line):
+def problem(line):
     what = "skipped" if "skipped" in line else "FAILED"
     why = line.get("skipped") or line.get("error") or line.get("why") or ""
     return ": ".join(filter(None, [what, line.get("case"), why]))
@@ -158,9 +158,9 @@ def trouble(line):
 
 def summary(rows, verdicts):
     goals = [row for row in rows if row.met is not None]
-    broken = sum(map(failed, verdicts))
-    text = ["", "limit: what the copy or the product measured beside it would allow; ratio: over 1 where ours is better than the peer"]
-    return text + [f"goals met: {sum(row.met for row in goals)} of {len(goals)}; failures: {broken}"]
+    failures = sum(map(failed, verdicts))
+    text = ["", "limit: from the copy or the product of the same run; ratio: above 1 if pagedllm is better"]
+    return text + [f"goals met: {sum(row.met for row in goals)} of {len(goals)}; failures: {failures}"]
 
 
 if __name__ == "__main__":

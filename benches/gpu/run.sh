@@ -1,48 +1,49 @@
 #!/usr/bin/env bash
 # usage: run.sh
-# On a machine with a GPU, python3, torch and transformers: runs what build.sh built, in under eight minutes. A part that fails is reported, and the
-# others go on. The table is printed; it, results.json and log.txt go to $OUT or target/gpu/results.
+# Run it on a machine with a GPU, python3, torch and transformers. It runs the archive of build.sh in less than eight
+# minutes. If a part fails, the report names it and the other parts run. Prints a table. Writes the table, results.json
+# and log.txt to $OUT or target/gpu/results.
 set -uo pipefail
-DEADLINE=465 # seconds, of all parts
+DEADLINE=465 # seconds for all parts
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 results=${OUT:-$root/target/gpu/results}
 
 work=$(mktemp -d) || exit 1
-# A model of 16 GB is written and read twice: in memory, where there is enough.
+# The model of 16 GB is written and read twice. It is in memory if there is enough.
 model=$work/llama-8b
-room=$(df --output=avail -BG /dev/shm 2>/dev/null | tail -1 | tr -dc 0-9)
-[ "${room:-0}" -ge 40 ] && model=/dev/shm/${work##*/}
+free_gb=$(df --output=avail -BG /dev/shm 2>/dev/null | tail -1 | tr -dc 0-9)
+[ "${free_gb:-0}" -ge 40 ] && model=/dev/shm/${work##*/}
 trap 'rm -rf "$work" "$model"' EXIT
 lines=$work/lines
 built=$work/built
 mkdir -p "$results" "$lines" "$built" "$work/lib"
-tar -C "$built" -xzf "$root/target/gpu/built.tar.gz" || { echo "run build.sh first, where Rust is" >&2; exit 1; }
+tar -C "$built" -xzf "$root/target/gpu/built.tar.gz" || { echo "target/gpu/built.tar.gz is missing; run build.sh on a machine with Rust" >&2; exit 1; }
 cp "$built/commit" "$lines/"
 log=$results/log.txt
 : >"$log"
 
-# torch brings cuBLASLt under a name with a version, and not where libraries are looked for.
+# torch contains cuBLASLt with a versioned name, outside the search path of libraries.
 blas=$(python3 -c 'import glob, nvidia; print([f for p in nvidia.__path__ for f in glob.glob(p + "/*/lib/libcublasLt.so.*")][0])' 2>>"$log")
 [ -n "$blas" ] || blas=$(find /usr/local/cuda*/ -name 'libcublasLt.so.*' 2>/dev/null | head -1)
 [ -z "$blas" ] || ln -s "$blas" "$work/lib/libcublasLt.so"
 export LD_LIBRARY_PATH=$work/lib:${LD_LIBRARY_PATH:-}
 export PAGEDLLM_CUDA_DEVICE=0 PYTHONPATH=$built PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
 
-tell() { # PART error|skipped WHY
+report() { # PART error|skipped REASON
     echo "{\"part\": \"$1\", \"$2\": \"$3\"}" >>"$lines/run.jsonl"
 }
 
-part() { # NAME SECONDS COMMAND...: its lines are kept, and that it failed
-    local name=$1 most=$2 left=$((DEADLINE - SECONDS)) begun=$SECONDS code
+part() { # NAME SECONDS COMMAND...: keeps the output lines, and reports a failure
+    local name=$1 limit=$2 left=$((DEADLINE - SECONDS)) start=$SECONDS code
     shift 2
-    [ "$most" -le "$left" ] || most=$left
-    [ "$most" -ge 5 ] || { tell "$name" error "no time was left"; return; }
+    [ "$limit" -le "$left" ] || limit=$left
+    [ "$limit" -ge 5 ] || { report "$name" error "no time was left"; return; }
     echo "== $name: $*" >>"$log"
-    timeout -k 5 "$most" "$@" 2>>"$log" | tee -a "$log" >"$lines/$name.jsonl"
+    timeout -k 5 "$limit" "$@" 2>>"$log" | tee -a "$log" >"$lines/$name.jsonl"
     code=${PIPESTATUS[0]}
-    [ "$code" = 0 ] || tell "$name" error "ended with $code after $((SECONDS - begun)) of $most s: see log.txt"
-    echo "$name: $((SECONDS - begun)) s, exit status $code"
+    [ "$code" = 0 ] || report "$name" error "exit status $code after $((SECONDS - start)) of $limit s; see log.txt"
+    echo "$name: $((SECONDS - start)) s, exit status $code"
 }
 
 ours() { # PART SECONDS [ARGUMENTS]
@@ -52,11 +53,11 @@ ours() { # PART SECONDS [ARGUMENTS]
 }
 
 sanitized() { # TOOL SECONDS
-    command -v compute-sanitizer >/dev/null || { tell "$1" skipped "this machine has no compute-sanitizer"; return; }
+    command -v compute-sanitizer >/dev/null || { report "$1" skipped "this machine has no compute-sanitizer"; return; }
     part "$1" "$2" compute-sanitizer --tool "$1" --error-exitcode 9 "$built/cuda" --test-threads=1 "${SANITIZED[@]}"
 }
 
-# What asks the shim for a fault makes no sense here.
+# Tests of injected faults need tests/cuda and are left out.
 ON_DEVICE=(a_model_answers_on_a_device_as_on_the_cpu a_run_repeated_has_the_same_bits what_was_swapped_goes_on_as_if_nothing_had_been
     what_does_not_depend_on_the_batch weights_in_fp8_say whatever_k_and_v_are_stored_as tokens_drawn_on_the_device
     what_is_computed_ahead a_sequence_grows_ahead nothing_is_taken_for_what_was_foreseen)
@@ -64,7 +65,7 @@ SANITIZED=(attention_on_tensor_cores attention_over_latents embeddings strips_an
 
 : >"$work/ceilings"
 part ceilings 60 python3 "$here/peers.py" ceilings "$work/ceilings"
-# Written while what is not timed runs.
+# Writes the weights while parts run that are not timed.
 part weights 120 python3 "$here/peers.py" weights "$model" ${LAYERS:+"$LAYERS"} &
 part kernels 110 "$built/cuda" --test-threads=8
 part engine_tests 60 "$built/cuda_engine" --test-threads=2 "${ON_DEVICE[@]}"
@@ -79,7 +80,7 @@ if [ -f "$model/model.safetensors.index.json" ]; then
     ours engine 110 "--model=$model"
     part generate 60 python3 "$here/peers.py" generate "$model" "$lines/engine.jsonl"
 else
-    tell engine error "there are no weights"
+    report engine error "the model has no weights"
 fi
 rm -rf "$model"
 part models 120 python3 "$here/models.py"
