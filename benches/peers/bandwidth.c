@@ -1,5 +1,5 @@
-// Gigabytes a second that all cores together read from memory right now: the best of three passes over 1 GiB in one stream a thread and
-// three in two, for which is faster differs from machine to machine (36 against 23 GB/s on one). cc -O3 -pthread bandwidth.c -o bandwidth
+// Prints the gigabytes per second that all cores together read from memory: the best of three passes over 1 GiB with one stream per thread
+// and three with two. Machines differ in which is faster (36 and 23 GB/s on one). cc -O3 -pthread bandwidth.c -o bandwidth
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>
@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MOST_THREADS = 256, PASSES = 3 };
+enum { MAX_THREADS = 256, PASSES = 3 };
 typedef uint64_t line __attribute__((vector_size(64)));
 
 static const size_t BYTES = (size_t)1 << 30;
@@ -18,8 +18,8 @@ static char *memory;
 static long threads;
 static size_t streams;
 static pthread_barrier_t start;
-static double seconds[MOST_THREADS];
-static volatile uint64_t found[MOST_THREADS]; // so that no read is left out
+static double seconds[MAX_THREADS];
+static volatile uint64_t found[MAX_THREADS]; // prevents the compiler from removing the reads
 
 static double now(void) {
     struct timespec t;
@@ -27,7 +27,7 @@ static double now(void) {
     return t.tv_sec + 1e-9 * t.tv_nsec;
 }
 
-// Touches every byte.
+// Reads every byte.
 #ifdef __x86_64__
 __attribute__((target_clones("avx512f", "default")))
 #endif
@@ -51,31 +51,31 @@ static void *read_part(void *id) {
     return NULL;
 }
 
-static double slowest_of_all_threads(void) {
-    pthread_t handles[MOST_THREADS];
-    double most = 0;
+static double run_all_threads(void) {
+    pthread_t handles[MAX_THREADS];
+    double slowest = 0;
     for (intptr_t i = 0; i < threads; i++)
         if (pthread_create(&handles[i], NULL, read_part, (void *)i)) exit(1);
     for (long i = 0; i < threads; i++) {
         pthread_join(handles[i], NULL);
-        if (seconds[i] > most) most = seconds[i];
+        if (seconds[i] > slowest) slowest = seconds[i];
     }
-    return most;
+    return slowest;
 }
 
 int main(void) {
     threads = sysconf(_SC_NPROCESSORS_ONLN);
     if (threads < 1) threads = 1;
-    if (threads > MOST_THREADS) threads = MOST_THREADS;
+    if (threads > MAX_THREADS) threads = MAX_THREADS;
     memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED || pthread_barrier_init(&start, NULL, threads)) return perror("1 GiB to read"), 1;
     madvise(memory, BYTES, MADV_HUGEPAGE);
     memset(memory, 1, BYTES);
-    double least = 1e9;
+    double shortest = 1e9;
     for (int pass = 0; pass < 2 * PASSES; pass++) {
         streams = 1 + pass % 2;
-        const double took = slowest_of_all_threads();
-        if (took < least) least = took;
+        const double took = run_all_threads();
+        if (took < shortest) shortest = took;
     }
-    printf("%.1f\n", BYTES / least / 1e9);
+    printf("%.1f\n", BYTES / shortest / 1e9);
 }

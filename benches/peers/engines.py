@@ -1,4 +1,4 @@
-"""The engines: ours through its own benchmark, each peer through worker.py in its own Python. Each run is a fresh process."""
+"""The engines: pagedllm through its own benchmark, each other engine through worker.py in its own Python. Each run is a new process."""
 
 import json
 import os
@@ -15,8 +15,8 @@ HOME = Path(os.environ.get("PEERS_HOME", "~/.cache/pagedllm-peers")).expanduser(
 MODELS, FORMATS = ("S", "M"), ("bf16", "int8", "int4")
 CELLS = [f"{model}-{format}" for model in MODELS for format in FORMATS]
 ROWS = ["prefill 512", "prefill 2048", "decode at 128", "decode at 2048", "batch", "load", "peak memory"]
-LONGEST_RUN = 3600  # seconds
-MEMORY = 6 << 30  # more than any engine takes
+MAX_RUN_SECONDS = 3600
+MEMORY = 6 << 30  # bytes; more than any engine uses
 
 
 class RunFailed(Exception):
@@ -24,26 +24,26 @@ class RunFailed(Exception):
 
 
 def execute(command, environment, title):
-    """Runs it to its end; what it prints is shown only if it fails."""
+    """Runs a command. Its output is shown only if it fails."""
     environment = {**os.environ, **environment}
     outputs = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
     try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, timeout=LONGEST_RUN, **outputs)
+        done = subprocess.run(command, cwd=ROOT, env=environment, timeout=MAX_RUN_SECONDS, **outputs)
     except subprocess.TimeoutExpired:
-        raise RunFailed(f"{title} was not done after {LONGEST_RUN} s") from None
+        raise RunFailed(f"{title} did not finish within {MAX_RUN_SECONDS} s") from None
     if done.returncode:
-        raise RunFailed(f"{title} ended with {done.returncode}: {last_words(done.stdout)}")
+        raise RunFailed(f"{title} ended with {done.returncode}: {error_line(done.stdout)}")
 
 
-def last_words(output):
-    """The line that says most of why a program failed."""
+def error_line(output):
+    """Returns the line of the output that most likely names the error."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     named = [line for line in lines if re.search(r"\w(Error|Exception): ", line)]
-    return ((named or lines or ["it printed nothing"])[-1])[:300]
+    return ((named or lines or ["no output"])[-1])[:300]
 
 
 @dataclass(frozen=True)
-class Ours:
+class PagedLLM:
     name: str = "pagedllm"
     title: str = "pagedllm"
 
@@ -52,11 +52,11 @@ class Ours:
             answer = Path(work, "answer.json")
             bench = ["cargo", "bench", "--locked", "--bench", "cpu", "--", "--table", "--cells", cell, "--reps", "1"]
             execute(bench + ["--threads", str(threads), "--json", str(answer)], {}, f"{self.title} on {cell}")
-            return read_ours(json.loads(answer.read_text()), cell, rows)
+            return convert_own_results(json.loads(answer.read_text()), cell, rows)
 
 
-def read_ours(saved, cell, rows):
-    """One cell of one repetition of our benchmark's table, as a peer's worker would have answered."""
+def convert_own_results(saved, cell, rows):
+    """Converts one cell of one repetition of benches/cpu to the format of worker.py."""
     [found] = [entry for entry in saved["cells"] if entry["cell"] == cell]
 
     def row(entry):
@@ -78,11 +78,11 @@ def commit():
 
 
 @dataclass(frozen=True)
-class Peer:
+class OtherEngine:
     name: str
     title: str
-    suffix: str = ""  # of its form of a model, which lies in HOME/models/NAME/CELL
-    preload: str = ""  # libraries of its environment that it wants before all others
+    suffix: str = ""  # of the converted model HOME/models/NAME/CELL
+    preload: str = ""  # library of its environment for LD_PRELOAD
     environment: dict = field(default_factory=dict)
 
     def run(self, cell, rows, threads, workload, seed):
@@ -90,7 +90,7 @@ class Peer:
         python = HOME / f"venv-{self.name}" / "bin" / "python"
         for needed in (model, python):
             if not needed.exists():
-                raise RunFailed(f"{needed} is missing: run benches/peers/setup.sh")
+                raise RunFailed(f"{needed} is missing; run benches/peers/setup.sh")
         with tempfile.TemporaryDirectory() as work:
             job, answer = Path(work, "job.json"), Path(work, "answer.json")
             job.write_text(json.dumps({
@@ -109,9 +109,9 @@ class Peer:
 ENGINES = {
     engine.name: engine
     for engine in (
-        Ours(),
-        Peer("openvino", "OpenVINO"),
-        Peer("vllm", "vLLM", preload="lib/libiomp5.so", environment={"VLLM_CACHE_ROOT": str(HOME / "vllm-cache")}),
-        Peer("llama_cpp", "llama.cpp", suffix=".gguf"),
+        PagedLLM(),
+        OtherEngine("openvino", "OpenVINO"),
+        OtherEngine("vllm", "vLLM", preload="lib/libiomp5.so", environment={"VLLM_CACHE_ROOT": str(HOME / "vllm-cache")}),
+        OtherEngine("llama_cpp", "llama.cpp", suffix=".gguf"),
     )
 }

@@ -1,17 +1,17 @@
-"""llama.cpp by its C interface, batched as its server does: every running sequence's next token, then as much of the waiting prompts as fits."""
+"""llama.cpp through its C API, with the batches of its server: the next token of every running sequence, then waiting prompts."""
 
 import time
 
 import llama_cpp as api
 import numpy
 
-BATCH = 2048  # tokens of one call, as llama-server takes them
-COMMITS = {"0.3.36": "0c1e57098"}  # of llama.cpp, as that package's changelog says
+BATCH = 2048  # tokens per call, as in llama-server
+COMMITS = {"0.3.36": "0c1e57098"}  # of llama.cpp, from the changelog of the package
 
 
 class Engine:
     version = f"llama-cpp-python {api.__version__}, llama.cpp {COMMITS.get(api.__version__, 'of an unknown commit')}"
-    settings = "KV in f16, one cache for all sequences, attention in flash form as it chooses, 2,048 tokens a call"
+    settings = "KV in f16, one cache for all sequences, default use of flash attention, 2,048 tokens per call"
 
     def __init__(self, model, size):
         api.llama_backend_init()
@@ -25,7 +25,7 @@ class Engine:
         params.no_perf = True
         self.context = api.llama_init_from_model(self.model, params)
         if not self.context:
-            raise RuntimeError(f"llama.cpp makes no context of {size.positions} positions for {model}")
+            raise RuntimeError(f"llama.cpp cannot create a context of {size.positions} positions for {model}")
         self.vocabulary = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self.model))
         self.batch = api.llama_batch_init(BATCH, 0, 1)
 
@@ -39,41 +39,41 @@ class Engine:
         self.batch.n_tokens = 0
         decoding = [sequence for sequence in running if sequence.times]
         prompts = [sequence for sequence in running if not sequence.times]
-        answers = [(sequence, row) for sequence in decoding + prompts if (row := self.feed(sequence)) is not None]
+        rows = [(sequence, row) for sequence in decoding + prompts if (row := self.feed(sequence)) is not None]
         if api.llama_decode(self.context, self.batch):
-            raise RuntimeError(f"llama.cpp fails on a batch of {self.batch.n_tokens} tokens")
-        tokens = [self.likeliest(row) for _, row in answers]
+            raise RuntimeError(f"llama_decode failed on a batch of {self.batch.n_tokens} tokens")
+        tokens = [self.most_probable(row) for _, row in rows]
         now = time.perf_counter()
-        for (sequence, _), token in zip(answers, tokens):
-            sequence.take(token, now)
+        for (sequence, _), token in zip(rows, tokens):
+            sequence.append(token, now)
             if not sequence.left:
                 api.llama_memory_seq_rm(api.llama_get_memory(self.context), sequence.id, -1, -1)
 
     def feed(self, sequence):
-        """Puts as much of what the model has not seen into the batch as fits; the row of the next token's logits, if it will have one."""
-        room = BATCH - self.batch.n_tokens
-        piece, sequence.unseen = sequence.unseen[:room], sequence.unseen[room:]
-        for token in piece:
+        """Adds tokens of the sequence to the batch. Returns the row of the logits, or None if the prompt is not complete."""
+        free = BATCH - self.batch.n_tokens
+        chunk, sequence.pending = sequence.pending[:free], sequence.pending[free:]
+        for token in chunk:
             row = self.batch.n_tokens
-            self.batch.token[row], self.batch.pos[row] = token, sequence.seen
+            self.batch.token[row], self.batch.pos[row] = token, sequence.computed
             self.batch.n_seq_id[row], self.batch.seq_id[row][0] = 1, sequence.id
             self.batch.logits[row] = False
             self.batch.n_tokens += 1
-            sequence.seen += 1
-        if sequence.unseen or not piece:
+            sequence.computed += 1
+        if sequence.pending or not chunk:
             return None
         self.batch.logits[row] = True
         return row
 
-    def likeliest(self, row):
+    def most_probable(self, row):
         logits = api.llama_get_logits_ith(self.context, row)
         return int(numpy.ctypeslib.as_array(logits, (self.vocabulary,)).argmax())
 
 
 class Sequence:
     def __init__(self, id, prompt, tokens):
-        self.id, self.unseen, self.seen, self.left, self.times = id, prompt, 0, tokens, []
+        self.id, self.pending, self.computed, self.left, self.times = id, prompt, 0, tokens, []
 
-    def take(self, token, now):
-        self.unseen, self.left = [token], self.left - 1
+    def append(self, token, now):
+        self.pending, self.left = [token], self.left - 1
         self.times.append(now)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""llama.cpp's form of a model: `llama_cpp_models.py FROM TO.gguf bf16|int8|int4`. int8 is Q8_0 and int4 is Q4_0, both with a scale for each 32
-inputs; in int4 the embedding and the head are Q8_0, as OpenVINO keeps them."""
+"""Converts a model for llama.cpp: `llama_cpp_models.py FROM TO.gguf bf16|int8|int4`. int8 is Q8_0 and int4 is Q4_0, both with one scale per 32
+inputs. In int4 the embedding and the head are Q8_0, as in OpenVINO."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ FORMATS = {"bf16": gguf.GGMLQuantizationType.BF16, "int8": gguf.GGMLQuantization
 
 
 def tensors(path):
-    """(name, numbers in f32), read from bf16 one at a time."""
+    """Yields each tensor as (name, numbers in f32)."""
     with open(path, "rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         data = file.tell()
@@ -25,7 +25,7 @@ def tensors(path):
 
 
 def in_pairs(matrix, heads):
-    """llama.cpp turns neighbours, Hugging Face's form the two halves of a head: rows in the order of the former."""
+    """Reorders rows for RoPE: llama.cpp rotates neighbours, Hugging Face rotates the two halves of a head."""
     rows, inputs = matrix.shape
     return matrix.reshape(heads, 2, rows // heads // 2, inputs).swapaxes(1, 2).reshape(rows, inputs)
 
@@ -57,8 +57,8 @@ def main(source, target, format):
             kind = gguf.GGMLQuantizationType.F32
         elif format == "int4" and not name.endswith("_proj.weight"):
             kind = gguf.GGMLQuantizationType.Q8_0
-        turned = heads.get(name.split(".")[-2])
-        numbers = in_pairs(numbers, turned) if turned else numbers
+        rotated_heads = heads.get(name.split(".")[-2])
+        numbers = in_pairs(numbers, rotated_heads) if rotated_heads else numbers
         writer.add_tensor(names.get_name(name, (".weight",)), gguf.quants.quantize(numbers, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -1,4 +1,4 @@
-"""What the machine is, what it can do right now, and who else uses it: numbers taken on a busy one are not worth keeping."""
+"""Name, bandwidth and noise of the machine. Results of a busy machine are not kept."""
 
 import mmap
 import os
@@ -6,8 +6,8 @@ import subprocess
 import sys
 import time
 
-TOO_MUCH = 0.1
-"""A share of the cores above this, used by others or kept by the hypervisor, spoils a measurement."""
+MAX_NOISE = 0.1
+"""Share of the cores, used by other processes or taken by the hypervisor, above which a row is noisy."""
 
 
 def cpu_name():
@@ -17,24 +17,28 @@ def cpu_name():
 
 
 def cpu_vectors():
-    """The instructions that decide how fast a peer's kernels can be."""
+    """Returns the vector instructions that matter for the kernels of the engines."""
     with open("/proc/cpuinfo") as info:
         flags = next((line.split() for line in info if line.startswith("flags")), [])
     return [flag for flag in ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8") if flag in flags]
 
 
 def bandwidth(probe):
-    """GB a second that all cores read from memory just now; `probe` is the program made of bandwidth.c."""
+    """Returns the GB per second that all cores read from memory now. `probe` is the program built from bandwidth.c."""
     return float(subprocess.run([probe], check=True, capture_output=True, text=True).stdout)
 
 
-def have_memory_lent(size):
-    """A hypervisor may lend memory only when it is first touched, at a twentieth of its speed, and want it back when it is free for some
-    seconds: what that costs is not the engine's. Another process touches as much, half of what there is at most: so this one's peak is its own."""
+def touch_memory_in_child(size):
+    """Touches memory in another process, so that the peak memory of this process does not change.
+
+    A hypervisor may back memory only at the first touch, at a twentieth of the normal speed, and reclaim it after
+    some seconds. That cost must not count as the engine's.
+    """
     subprocess.run([sys.executable, __file__, str(size)], check=True)
 
 
 def touch_memory(size):
+    """Touches `size` bytes, at most half of the free memory."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with mmap.mmap(-1, max(1, min(size, free // 2))) as memory:
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -42,8 +46,8 @@ def touch_memory(size):
             memory[page] = 1
 
 
-def family():
-    """This process and all its descendants."""
+def process_tree():
+    """Returns the ids of this process and all its descendants."""
     found, left = [], [os.getpid()]
     while left:
         pid = left.pop()
@@ -53,40 +57,40 @@ def family():
                 with open(f"/proc/{pid}/task/{task}/children") as children:
                     left += [int(child) for child in children.read().split()]
         except OSError:
-            pass  # it ended meanwhile
+            pass  # the process has ended
     return found
 
 
 def peak_mebibytes():
-    """The most memory that this process ever had, with the most of each descendant's."""
+    """Returns the sum of the peak memory of this process and its descendants."""
     kibibytes = 0
-    for pid in family():
+    for pid in process_tree():
         with open(f"/proc/{pid}/status") as status:
             kibibytes += sum(int(line.split()[1]) for line in status if line.startswith("VmHWM:"))
     return kibibytes / 1024
 
 
 def all_ticks():
-    """(used by anybody, kept by the hypervisor) since the machine started."""
+    """Returns the ticks used by all processes and those taken by the hypervisor, since the machine started."""
     with open("/proc/stat") as stat:
         user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, stat.readline().split()[1:9])
     return user + nice + system + irq + softirq, steal
 
 
 def own_ticks():
-    """Used by this process and its descendants, those that ended included."""
+    """Returns the ticks used by this process and its descendants, with those that have ended."""
     ticks = 0
-    for pid in family():
+    for pid in process_tree():
         try:
             with open(f"/proc/{pid}/stat") as stat:
                 ticks += sum(map(int, stat.read().rsplit(")", 1)[1].split()[11:15]))
         except OSError:
-            pass  # it ended meanwhile, and is in its parent's count
+            pass  # the process has ended and is in its parent's count
     return ticks
 
 
-class Watch:
-    """`with Watch() as watch: work()`; then `watch.noise` holds the shares of the cores that others had."""
+class NoiseMonitor:
+    """`with NoiseMonitor() as monitor: work()` sets `monitor.noise`: the shares of the cores that other processes used."""
 
     def __enter__(self):
         self.since, self.own, (self.busy, self.steal) = time.perf_counter(), own_ticks(), all_ticks()
@@ -100,12 +104,12 @@ class Watch:
 
 
 def noise(row):
-    """The greater share of both; 0 where none was measured."""
+    """Returns the larger of both shares. 0 if the noise was not measured."""
     return max(row.get("noise", {}).values(), default=0)
 
 
 def noisy(row):
-    return noise(row) > TOO_MUCH
+    return noise(row) > MAX_NOISE
 
 
 if __name__ == "__main__":

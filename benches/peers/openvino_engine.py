@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's continuous batching pipeline: paged attention, prompts split among steps."""
+"""OpenVINO GenAI's continuous batching pipeline: paged attention, prompts in chunks."""
 
 import time
 
@@ -11,7 +11,7 @@ BLOCK = 32  # positions of one KV block on CPUs
 
 class Engine:
     version = f"openvino-genai {openvino_genai.__version__}"
-    settings = "KV in u8 (its default), activations quantized as it chooses, 2,048 tokens a step, no prefix cache"
+    settings = "KV in u8 (default), default quantization of activations, 2,048 tokens per step, no prefix cache"
 
     def __init__(self, model, size):
         scheduler = openvino_genai.SchedulerConfig()
@@ -30,9 +30,9 @@ class Engine:
         while self.pipeline.has_non_finished_requests():
             self.pipeline.step()
             now = time.perf_counter()
-            for handle, came in zip(handles, times):
+            for handle, token_times in zip(handles, times):
                 if handle.can_read():
-                    came += [now for output in handle.read().values() for _ in output.generated_ids]
+                    token_times += [now for output in handle.read().values() for _ in output.generated_ids]
         return times
 
     def add(self, prompt, tokens):

@@ -1,4 +1,4 @@
-"""The table as one picture: for each cell and row a bar for each engine, as long as it is fast beside the best peer. Plain SVG, in light and dark."""
+"""The table as an SVG picture, in light and dark: a bar per engine, cell and row. Lengths are relative to the best other engine."""
 
 from html import escape
 
@@ -6,7 +6,7 @@ import report
 from engines import ENGINES, FORMATS, MODELS
 
 PANEL_WIDTH, PANEL_HEIGHT, GAP, LEFT, TOP = 330, 300, 26, 8, 84
-LABEL, VALUE = 92, 46  # room for a row's name before its bars, for a number behind the longest
+LABEL, VALUE = 92, 46  # widths of the row names and of the number after the longest bar
 BAR, BETWEEN_ROWS = 11, 14
 ROWS = ["prefill 512", "prefill 2048", "decode at 128", "decode at 2048", "batch"]
 
@@ -24,8 +24,8 @@ text { font: 11px system-ui, sans-serif; fill: #1f2328; }
 
 def draw(about, runs):
     table = {(line.cell, line.row): line for line in report.lines(runs)}
-    most = max([relative(line, engine) for line in table.values() for engine in line.values if line.row in ROWS], default=1)
-    scale = (PANEL_WIDTH - LABEL - VALUE) / max(most, report.GOALS["batch"])
+    longest = max([relative(line, engine) for line in table.values() for engine in line.values if line.row in ROWS], default=1)
+    scale = (PANEL_WIDTH - LABEL - VALUE) / max(longest, report.GOALS["batch"])
     panels = [
         panel(model, format, table, scale, LEFT + column * (PANEL_WIDTH + GAP), TOP + row * (PANEL_HEIGHT + GAP))
         for row, model in enumerate(MODELS)
@@ -35,9 +35,9 @@ def draw(about, runs):
     height = TOP + len(MODELS) * (PANEL_HEIGHT + GAP)
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img">',
-        "<title>Tokens a second, ours and the peers'</title>",
+        "<title>Tokens per second of pagedllm and of other engines</title>",
         f"<style>{STYLE}</style>",
-        text(LEFT, 22, "Tokens a second; bars beside the best peer's (dashed)", "title"),
+        text(LEFT, 22, "Tokens per second; bars relative to the best other engine (dashed)", "title"),
         text(LEFT, 41, f"{about['cpu']} ({', '.join(about['vectors'])}), {about['threads']} threads, {about['date']}", "quiet"),
         *legend(),
         *panels,
@@ -47,7 +47,7 @@ def draw(about, runs):
 
 
 def relative(line, engine):
-    """1 is the best peer, or where there is none the fastest."""
+    """Returns the value relative to the best other engine, or to the fastest engine if there is no other."""
     values = line.values
     return values[engine] / (values[line.peer] if line.peer else max(values.values()))
 
@@ -77,11 +77,11 @@ def group_height():
 
 def bars(line, x, y, scale):
     parts = []
-    for place, engine in enumerate(ENGINES):
-        top = y + place * BAR
+    for index, engine in enumerate(ENGINES):
+        top = y + index * BAR
         if engine in line.values:
             length = relative(line, engine) * scale
-            style = "ours" if engine == report.OURS else "quiet"
+            style = "ours" if engine == report.PAGEDLLM else "quiet"
             parts.append(bar(x, top, length, engine) + text(x + length + 4, top + BAR - 2, report.number(line.values[engine]), style))
     return parts
 

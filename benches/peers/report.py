@@ -1,4 +1,4 @@
-"""What the runs say: medians, how many times the best peer ours is, and whether that meets the goal."""
+"""Report of all runs: medians, ratios to the best other engine, and goals."""
 
 from dataclasses import dataclass
 from statistics import median
@@ -6,35 +6,35 @@ from statistics import median
 from engines import CELLS, ENGINES, ROWS
 from machine import noisy
 
-OURS = "pagedllm"
-LESS_IS_BETTER = {"load": "s", "peak memory": "MiB"}
+PAGEDLLM = "pagedllm"
+LOWER_IS_BETTER = {"load": "s", "peak memory": "MiB"}
 BOUND_BY_MEMORY = {"decode at 128", "decode at 2048"}
-GOALS = {"batch": 1.5}  # times the best peer; elsewhere:
+GOALS = {"batch": 1.5}  # ratio to the best other engine; the other rows:
 GOAL = 1.2
-# The share of the floor that is as good as the goal, and what load and memory are judged by alone.
-FLOORS = {"load": 1 / 1.5, "peak memory": 1 / 1.1}
-FLOOR = 0.9
+# Minimum share of the limit. It is the only goal of load and memory, and the alternative goal of the other rows.
+LIMIT_SHARES = {"load": 1 / 1.5, "peak memory": 1 / 1.1}
+LIMIT_SHARE = 0.9
 
 
 @dataclass
 class Line:
-    """One row of one cell."""
+    """Result of one row of one cell."""
 
     cell: str
     row: str
     values: dict  # engine -> median
-    errors: dict  # engine -> why there is no value
-    noisy: list  # engines that others disturbed
-    peer: str = None  # the best
-    ratio: float = None  # ours over it, within each repetition; over 1 is better, also where less is
-    even: float = None  # the same, each divided by the bandwidth beside it
-    share: float = None  # of the floor
+    errors: dict  # engine -> error message
+    noisy: list  # engines with noisy samples
+    peer: str = None  # the best other engine
+    ratio: float = None  # pagedllm / peer within each repetition; above 1 pagedllm is better in every row
+    even: float = None  # the same, with values divided by their bandwidth
+    share: float = None  # of the limit
 
     @property
     def met(self):
-        """None where nothing was measured that could tell."""
-        by_floor = self.share is not None and self.share >= FLOORS.get(self.row, FLOOR)
-        if self.row in FLOORS:
+        """None if the measured values do not decide it."""
+        by_floor = self.share is not None and self.share >= LIMIT_SHARES.get(self.row, LIMIT_SHARE)
+        if self.row in LIMIT_SHARES:
             return None if self.share is None else by_floor
         by_peer = self.ratio is not None and self.ratio >= self.goal
         return None if self.share is None and self.ratio is None else by_floor or by_peer
@@ -45,34 +45,34 @@ class Line:
 
     @property
     def unit(self):
-        return LESS_IS_BETTER.get(self.row, "tokens/s")
+        return LOWER_IS_BETTER.get(self.row, "tokens/s")
 
 
 def lines(runs):
-    """One for each row of each cell that was run, in the table's order."""
+    """Returns one line per row of each measured cell, in the order of the table."""
     cells = [cell for cell in CELLS if any(run["cell"] == cell for run in runs)]
     return [line(cell, row, [run for run in runs if run["cell"] == cell]) for cell in cells for row in ROWS]
 
 
 def line(cell, row, runs):
     samples = {engine: samples_of(row, runs, engine) for engine in ENGINES}
-    values = {engine: median(sample["value"] for sample in of.values()) for engine, of in samples.items() if of}
-    errors = {run["engine"]: why for run in runs if run["engine"] not in values and (why := error_of(row, run))}
-    disturbed = [engine for engine, of in samples.items() if any(map(noisy, of.values()))]
+    values = {engine: median(sample["value"] for sample in found.values()) for engine, found in samples.items() if found}
+    errors = {run["engine"]: error for run in runs if run["engine"] not in values and (error := error_of(row, run))}
+    disturbed = [engine for engine, found in samples.items() if any(map(noisy, found.values()))]
     found = Line(cell, row, values, errors, disturbed)
-    peers = {engine: value for engine, value in values.items() if engine != OURS}
+    peers = {engine: value for engine, value in values.items() if engine != PAGEDLLM}
     if peers:
-        found.peer = (min if row in LESS_IS_BETTER else max)(peers, key=peers.get)
-        found.ratio = ratio(row, samples[OURS], samples[found.peer], lambda sample: sample["value"])
+        found.peer = (min if row in LOWER_IS_BETTER else max)(peers, key=peers.get)
+        found.ratio = ratio(row, samples[PAGEDLLM], samples[found.peer], lambda sample: sample["value"])
     if found.peer and row in BOUND_BY_MEMORY:
-        found.even = ratio(row, samples[OURS], samples[found.peer], lambda sample: sample["value"] / sample["bandwidth"])
-    shares = [share(row, sample) for sample in samples[OURS].values() if sample.get("limit")]
+        found.even = ratio(row, samples[PAGEDLLM], samples[found.peer], lambda sample: sample["value"] / sample["bandwidth"])
+    shares = [share(row, sample) for sample in samples[PAGEDLLM].values() if sample.get("limit")]
     found.share = median(shares) if shares else None
     return found
 
 
 def samples_of(row, runs, engine):
-    """repetition -> sample"""
+    """Returns repetition -> sample."""
     found = {run["repetition"]: run["rows"].get(row) for run in runs if run["engine"] == engine}
     return {repetition: sample for repetition, sample in found.items() if sample and "value" in sample}
 
@@ -81,17 +81,17 @@ def error_of(row, run):
     return run["rows"].get(row, {}).get("error") or run.get("error")
 
 
-def ratio(row, ours, theirs, number):
-    """Of what ran beside each other; the median of the repetitions."""
-    both = [number(ours[repetition]) / number(theirs[repetition]) for repetition in ours if repetition in theirs]
+def ratio(row, own, other, number):
+    """Returns the median over repetitions of the ratio within a repetition."""
+    both = [number(own[repetition]) / number(other[repetition]) for repetition in own if repetition in other]
     if not both:
         return None
-    return 1 / median(both) if row in LESS_IS_BETTER else median(both)
+    return 1 / median(both) if row in LOWER_IS_BETTER else median(both)
 
 
 def share(row, sample):
     part = sample["value"] / sample["limit"]
-    return 1 / part if row in LESS_IS_BETTER else part
+    return 1 / part if row in LOWER_IS_BETTER else part
 
 
 def number(value):
@@ -105,7 +105,7 @@ def as_text(about, runs):
     for cell in dict.fromkeys(line.cell for line in table):
         text += ["", head(cell)] + [one(line) for line in table if line.cell == cell]
     text += [""] + verdict(table)
-    text += sorted({f"{ENGINES[engine].title}, {line.cell}: {why}" for line in table for engine, why in line.errors.items()})
+    text += sorted({f"{ENGINES[engine].title}, {line.cell}: {error}" for line in table for engine, error in line.errors.items()})
     return "\n".join(text)
 
 
@@ -115,7 +115,7 @@ def described(runs):
 
 def head(cell):
     engines = "".join(f"{engine.title:>11}" for engine in ENGINES.values())
-    return f"{cell:<25}{engines}{'ours/best':>11}{'even':>7}{'of floor':>10}  goal"
+    return f"{cell:<25}{engines}{'ours/best':>11}{'even':>7}{'of limit':>10}  goal"
 
 
 def one(line):
@@ -127,12 +127,12 @@ def one(line):
 
 def verdict(table):
     judged = [line for line in table if line.met is not None]
-    said = ["medians; best: the best peer; even: the same where both are divided by the bandwidth probed beside them"]
+    text = ["medians; ours/best: ratio to the best other engine; even: the same, with values divided by the bandwidth measured next to them"]
     if judged:
-        said.append(f"goals met: {sum(line.met for line in judged)} of {len(judged)} ({GOAL} times the best peer, {GOALS['batch']} in a batch, or {FLOOR:.0%} of the floor)")
+        text.append(f"goals met: {sum(line.met for line in judged)} of {len(judged)} ({GOAL} times the best other engine, {GOALS['batch']} in a batch, or {LIMIT_SHARE:.0%} of the limit)")
     if any(line.noisy for line in table):
-        said.append("*: others used more than a tenth of the cores; measure again on a quiet machine")
-    return said
+        text.append("*: other processes used more than 10 % of the cores; repeat on an idle machine")
+    return text
 
 
 def as_json(about, runs):

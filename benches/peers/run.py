@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs our engine and its peers in turn, cell by cell, and prints how they compare: see benches/README.md."""
+"""Runs pagedllm and other engines in turn, cell by cell, and prints a comparison. benches/README.md describes it."""
 
 import argparse
 import json
@@ -22,13 +22,13 @@ def arguments(given):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cells", type=some_of(CELLS), default=CELLS, help="of " + ",".join(CELLS))
     parser.add_argument("--engines", type=some_of(ENGINES), default=list(ENGINES), help="of " + ",".join(ENGINES))
-    parser.add_argument("--rows", type=some_of(ROWS), default=ROWS, help="of " + ",".join(ROWS) + "; ours are all run")
-    parser.add_argument("--reps", type=int, default=3, help="repetitions; within each the engines take turns")
-    parser.add_argument("--tries", type=int, default=3, help="how often a row that others disturbed is run at most")
+    parser.add_argument("--rows", type=some_of(ROWS), default=ROWS, help="of " + ",".join(ROWS) + "; pagedllm runs every row")
+    parser.add_argument("--reps", type=int, default=3, help="repetitions; in each, the engines run in turn")
+    parser.add_argument("--tries", type=int, default=3, help="maximum number of runs of a noisy row")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
-    parser.add_argument("--resume", action="store_true", help="go on with that file: only what it lacks, or what failed, is run")
-    parser.add_argument("--report-only", action="store_true", help="run nothing; report on that file")
+    parser.add_argument("--json", type=Path, default=RESULTS, help="file of the results")
+    parser.add_argument("--resume", action="store_true", help="continue that file: run only what is missing or has failed")
+    parser.add_argument("--report-only", action="store_true", help="run nothing; print the report of that file")
     parser.add_argument("--picture", type=Path, help="draw the table as an SVG file")
     return parser.parse_args(given)
 
@@ -38,14 +38,14 @@ def some_of(known):
         names = text.split(",")
         unknown = [name for name in names if name not in known]
         if unknown:
-            raise argparse.ArgumentTypeError(f"{unknown[0]} is none of {', '.join(known)}")
+            raise argparse.ArgumentTypeError(f"unknown name {unknown[0]}; use {', '.join(known)}")
         return names
 
     return parse
 
 
 class Results:
-    """The file of all runs, written after each: a run that is cut off loses one at most."""
+    """The file of all runs. It is written after each run, so that an interruption loses at most one."""
 
     def __init__(self, path, about, runs):
         self.path, self.about, self.runs = path, about, runs
@@ -53,7 +53,7 @@ class Results:
     @staticmethod
     def read(path):
         if not path.exists():
-            sys.exit(f"there are no results in {path}: run without --report-only first")
+            sys.exit(f"{path} does not exist; run without --report-only first")
         saved = json.loads(path.read_text())
         return Results(path, saved["about"], saved["runs"])
 
@@ -61,7 +61,7 @@ class Results:
         return any(same(run, cell, engine, repetition) and not failed(run) for run in self.runs)
 
     def put(self, run):
-        """In place of an earlier one of the same engine, cell and repetition."""
+        """Adds a run. It replaces an earlier run of the same engine, cell and repetition."""
         key = run["cell"], run["engine"], run["repetition"]
         self.runs = [other for other in self.runs if not same(other, *key)] + [run]
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def failed(run):
 
 
 def measure(engine, cell, repetition, options, workload):
-    """A run whose disturbed rows are run again, some times; the quietest sample of each is kept."""
+    """Runs a cell and repeats its noisy rows up to `tries` times. Keeps the sample with the least noise."""
     run = {"cell": cell, "engine": engine.name, "repetition": repetition, "started": time.strftime("%F %T"), "rows": {}}
     wanted = options.rows
     for _ in range(options.tries):
@@ -113,7 +113,7 @@ def bench(options, results):
 
 
 def keep_earlier(path):
-    """What took hours is not overwritten at once."""
+    """Renames earlier results, because they took hours."""
     if path.exists():
         path.replace(path.with_suffix(".previous.json"))
 
@@ -123,7 +123,7 @@ def about(options):
 
 
 def main(given=None):
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))  # so that a running engine ends too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))  # also ends a running engine
     options = arguments(given)
     if options.report_only or (options.resume and options.json.exists()):
         results = Results.read(options.json)
@@ -135,7 +135,7 @@ def main(given=None):
     print(report.as_text(results.about, results.runs))
     if options.picture:
         options.picture.write_text(picture.draw(results.about, results.runs))
-        print(f"drawn as {options.picture}")
+        print(f"saved as {options.picture}")
     return 0 if not any(failed(run) for run in results.runs) else 1
 
 

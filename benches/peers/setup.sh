@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the peers of `make bench-peers` and makes their forms of the benchmark's models. Everything goes under $PEERS_HOME; run again, it
-# fills in what is missing. Needs python3 with venv and headers, a C++ compiler, cargo and the network.
+# Installs the other engines of `make bench-peers` and converts the models for them, under $PEERS_HOME. A second run adds what is missing.
+# Needs python3 with venv and headers, a C++ compiler, cargo and the network.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
@@ -12,16 +12,16 @@ missing() {
     exit 1
 }
 python3 -c 'import ensurepip, sysconfig, os; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null || missing "Python lacks venv or headers" "python3-venv python3-dev"
-command -v c++ >/dev/null || missing "there is no C++ compiler" build-essential
+command -v c++ >/dev/null || missing "a C++ compiler is missing" build-essential
 
 mkdir -p "$home"/models/{openvino,vllm,llama_cpp}
 export UV_CACHE_DIR=$home/uv-cache HF_HUB_OFFLINE=1
-# llama.cpp for this machine's instructions, without what reads images.
+# Builds llama.cpp for the instructions of this machine, without image input.
 export CMAKE_ARGS="-DGGML_NATIVE=ON -DMTMD_BUILD=OFF -DLLAVA_BUILD=OFF"
 
 [ -x "$home/uv/bin/uv" ] || { python3 -m venv "$home/uv" && "$home/uv/bin/pip" install -q uv==0.13.9; }
 
-# install NAME [ARGUMENTS]: its Python, with what its requirements pin; again when they change.
+# install NAME [ARGUMENTS]: installs the pinned requirements in a virtual environment. Repeats it if they change.
 install() {
     local venv=$home/venv-$1 pins=$here/requirements-$1.txt
     cmp -s "$pins" "$venv/installed.txt" && return
@@ -31,11 +31,11 @@ install() {
     cp "$pins" "$venv/installed.txt"
 }
 
-# make_form PATH COMMAND...: runs the command with an unfinished path at its end, which gets its own name once it is whole.
-make_form() {
+# convert PATH COMMAND...: runs the command with a temporary path as last argument, and renames it when it is complete.
+convert() {
     local path=$1 unfinished=${1%/*}/unfinished-${1##*/}
     [ -e "$path" ] && return
-    echo "making $path"
+    echo "converting $path"
     rm -rf "$unfinished"
     "${@:2}" "$unfinished"
     mv "$unfinished" "$path"
@@ -45,7 +45,7 @@ from_here() { "$home/venv-$1/bin/python" "$here/$1_models.py" "$2" "$4" "$3"; }
 
 to_openvino() {
     local options=(--weight-format "$2")
-    [ "$2" = bf16 ] && options=(--weight-format fp16) # the machine's instructions decide what it multiplies in
+    [ "$2" = bf16 ] && options=(--weight-format fp16) # OpenVINO selects the arithmetic by the instructions of the machine
     [ "$2" = int4 ] && options+=(--group-size 128 --ratio 1.0 --sym)
     "$home/venv-openvino/bin/optimum-cli" export openvino -m "$1" --task text-generation-with-past --disable-convert-tokenizer "${options[@]}" "$3"
 }
@@ -57,11 +57,11 @@ cc -O3 -pthread "$here/bandwidth.c" -o "$home/bandwidth"
 for model in S M; do
     (cd "$root" && [ -f "$models/$model/model.safetensors" ] || cargo bench --locked --bench cpu -- --quick --model $model)
     for format in bf16 int8 int4; do
-        make_form "$home/models/openvino/$model-$format" to_openvino "$models/$model" $format
-        make_form "$home/models/llama_cpp/$model-$format.gguf" from_here llama_cpp "$models/$model" $format
+        convert "$home/models/openvino/$model-$format" to_openvino "$models/$model" $format
+        convert "$home/models/llama_cpp/$model-$format.gguf" from_here llama_cpp "$models/$model" $format
         case $format in
         bf16) ln -sfn "$models/$model" "$home/models/vllm/$model-$format" ;;
-        *) make_form "$home/models/vllm/$model-$format" from_here vllm "$models/$model" $format ;;
+        *) convert "$home/models/vllm/$model-$format" from_here vllm "$models/$model" $format ;;
         esac
     done
 done

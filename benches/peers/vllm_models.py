@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""vLLM's forms of a model: `vllm_models.py FROM TO int8|int4`, as compressed-tensors lays them out. int8: a scale for each output, activations
-quantized as they come; int4: symmetric, a scale for each group of 128. Embedding and head stay in bf16: vLLM quantizes neither on CPUs."""
+"""Converts a model for vLLM: `vllm_models.py FROM TO int8|int4`, in the layout of compressed-tensors. int8: one scale per output, activations
+quantized at run time. int4: symmetric, one scale per group of 128. Embedding and head stay in bf16: vLLM quantizes neither on CPUs."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 GROUP = 128
-PER_WORD = 8  # numbers of four bits in an int32
+PER_WORD = 8  # 4-bit numbers per int32
 
 
 def int8(name, weight):
@@ -22,9 +22,9 @@ def int4(name, weight):
     outputs, inputs = weight.shape
     groups = weight.view(outputs, inputs // GROUP, GROUP)
     scale = groups.abs().amax(dim=2, keepdim=True) / 7
-    whole = (groups / scale).round().to(torch.int32).view(outputs, inputs) + 8
+    integers = (groups / scale).round().to(torch.int32).view(outputs, inputs) + 8
     shifts = 4 * torch.arange(PER_WORD, dtype=torch.int32)
-    packed = (whole.view(outputs, inputs // PER_WORD, PER_WORD) << shifts).sum(dim=2, dtype=torch.int32)
+    packed = (integers.view(outputs, inputs // PER_WORD, PER_WORD) << shifts).sum(dim=2, dtype=torch.int32)
     shape = torch.tensor([outputs, inputs])
     return {f"{name}.weight_packed": packed, f"{name}.weight_scale": scale.squeeze(2).bfloat16(), f"{name}.weight_shape": shape}
 
@@ -41,8 +41,8 @@ def main(source, target, format):
     for name, tensor in load_file(source / "model.safetensors").items():
         matrix = name.removesuffix(".weight")
         tensors |= quantize(matrix, tensor.float()) if matrix.endswith("_proj") else {name: tensor}
-    whole = {"type": "int", "symmetric": True, "dynamic": False}
-    group = {"targets": ["Linear"], "weights": {**whole, **weights}, "input_activations": activations and {**whole, **activations}}
+    integers = {"type": "int", "symmetric": True, "dynamic": False}
+    group = {"targets": ["Linear"], "weights": {**integers, **weights}, "input_activations": activations and {**integers, **activations}}
     config = json.loads((source / "config.json").read_text())
     config["quantization_config"] = {
         "quant_method": "compressed-tensors", "format": layout, "ignore": ["lm_head"], "config_groups": {"group_0": group},

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""One engine through the rows of one cell, in a process of its own: `worker.py JOB`, where JOB is a file of JSON; the answer goes to the file
-that it names. Runs with the engine's own Python.
+"""Measures the rows of one cell with one engine: `worker.py JOB`. JOB is a JSON file that names the file of the answer. It runs in its own
+process, with the Python of the engine.
 
 An engine is a module with a class
 
     class Engine:
-        version                 # what it is
-        settings                # what one must know to judge its numbers
-        __init__(model, size)   # loads it, ready to serve
-        run(requests)           # [(prompt, tokens)], all there at once -> for each, when each of its tokens came (time.perf_counter)
+        version                 # name and version of the engine
+        settings                # settings that matter for its results
+        __init__(model, size)   # loads the model
+        run(requests)           # [(prompt, tokens)], all together -> the times of each request's tokens (time.perf_counter)
 
-which takes greedy tokens, ignores end-of-sequence, and keeps nothing of one call for the next.
+It samples greedily, ignores end-of-sequence tokens, and keeps no state between calls.
 """
 
 import importlib
@@ -24,9 +24,9 @@ from dataclasses import dataclass
 import machine
 
 VOCABULARY = 32_000
-DECODED = 64  # tokens after the first, over which decode is timed, as in benches/cpu
+DECODED = 64  # timed tokens after the first, as in benches/cpu
 
-SINGLES = [  # prompt, tokens, how often (the middle one counts), which rows they give; as in benches/cpu
+SINGLES = [  # prompt, tokens, repetitions (the median counts), rows; as in benches/cpu
     (512, 1, 3, {"prefill 512": "prefill"}),
     (128, 1 + DECODED, 1, {"decode at 128": "decode"}),
     (2048, 1 + DECODED, 1, {"prefill 2048": "prefill", "decode at 2048": "decode"}),
@@ -35,11 +35,11 @@ SINGLES = [  # prompt, tokens, how often (the middle one counts), which rows the
 
 @dataclass
 class Size:
-    """What an engine must be able to hold."""
+    """Required capacity of an engine."""
 
     threads: int
     sequences: int
-    positions: int  # of all sequences that run together
+    positions: int  # total of all sequences that run together
 
 
 def size_of(job):
@@ -67,23 +67,23 @@ class Cell:
     def load(self):
         sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
         module = importlib.import_module(self.job["module"])
-        machine.have_memory_lent(self.job["memory"])
-        with machine.Watch() as watch:
+        machine.touch_memory_in_child(self.job["memory"])
+        with machine.NoiseMonitor() as monitor:
             start = time.perf_counter()
             engine = module.Engine(self.job["model"], size_of(self.job))
             seconds = time.perf_counter() - start
-        self.rows["load"] = {"value": seconds, "bandwidth": None, "noise": watch.noise}
+        self.rows["load"] = {"value": seconds, "bandwidth": None, "noise": monitor.noise}
         return engine
 
     def attempt(self, rows, work):
-        """A row that fails says why, and the others go on."""
+        """Measures rows. If that fails, the rows contain the error, and the other rows are still measured."""
         try:
             work()
         except Exception as error:
             self.rows.update({row: {"error": f"{type(error).__name__}: {error}"} for row in rows})
 
     def single(self, engine, prompt, tokens, times, rows):
-        engine.run(self.requests([(prompt, 2)]))  # compiles and allocates what this length needs
+        engine.run(self.requests([(prompt, 2)]))  # warm-up: compiles and allocates for this length
         runs = [self.alone(engine, prompt, tokens) for _ in range(times)]
         rates, about = sorted(runs, key=lambda run: run[0]["prefill"])[times // 2]
         self.rows.update({row: {"value": rates[rate], **about} for row, rate in rows.items()})
@@ -97,7 +97,7 @@ class Cell:
 
     def batch(self, engine):
         start, times, about = self.timed(engine, self.job["batch"])
-        end = max(came[-1] for came in times)
+        end = max(token_times[-1] for token_times in times)
         self.rows["batch"] = {"value": sum(map(len, times)) / (end - start), **about}
 
     def requests(self, lengths):
@@ -106,14 +106,14 @@ class Cell:
     def timed(self, engine, lengths):
         requests = self.requests(lengths)
         before = machine.bandwidth(self.job["probe"])
-        with machine.Watch() as watch:
+        with machine.NoiseMonitor() as monitor:
             start = time.perf_counter()
             times = engine.run(requests)
         bandwidth = (before + machine.bandwidth(self.job["probe"])) / 2
-        came, wanted = [len(of) for of in times], [tokens for _, tokens in lengths]
-        if came != wanted:
-            raise ValueError(f"tokens came {came}, not {wanted}: a short answer is fast")
-        return start, times, {"bandwidth": round(bandwidth, 1), "noise": watch.noise}
+        counts, expected = [len(token_times) for token_times in times], [tokens for _, tokens in lengths]
+        if counts != expected:
+            raise ValueError(f"wrong token counts ({counts}, expected {expected})")
+        return start, times, {"bandwidth": round(bandwidth, 1), "noise": monitor.noise}
 
 
 def main():
@@ -122,7 +122,7 @@ def main():
     answer = Cell(job).measure()
     with open(job["answer"], "w") as file:
         json.dump(answer, file)
-    # Without the engines' own endings, some of which hang or abort: everything that counts is written.
+    # Skips the shutdown of the engines, because some hang or abort. The answer is already written.
     os._exit(0)
 
 
