@@ -1,6 +1,6 @@
-// The header stands alone, may be included twice, and its structs lie where programs built with it expect them.
-// Compiled as C99, C11 and C++17 with every warning an error. A struct may grow at its end while the ABI version is
-// the same, never in the middle: then add a line here, and leave the others as they are.
+// Compiles the header alone and twice, and freezes the sizes and offsets of its structs. Compiled
+// as C99, C11 and C++17 with all warnings as errors. While the ABI version stays the same, a struct
+// may grow at its end, never in the middle: then add a line here, and change only its size.
 #include "pagedllm.h"
 #include "pagedllm.h"
 
@@ -8,12 +8,12 @@
 
 #define JOIN2(a, b) a##b
 #define JOIN(a, b) JOIN2(a, b)
-// C99 has no static_assert: an array of negative length does as well.
+// C99 has no static_assert. An array of negative length is an error as well.
 #define ALWAYS(condition) typedef char JOIN(always_, __LINE__)[(condition) ? 1 : -1]
 #define SIZE(type, bytes) ALWAYS(sizeof(type) == (bytes))
 #define AT(type, field, bytes) ALWAYS(offsetof(type, field) == (bytes))
 
-// Numbers that never change.
+// Constants that never change.
 ALWAYS(PLLM_NUL_TERMINATED == UINT64_MAX);
 ALWAYS(PLLM_E_INVALID_ARGUMENT == 1 && PLLM_E_NOT_FOUND == 2 && PLLM_E_IO == 3);
 ALWAYS(PLLM_E_MODEL == 4 && PLLM_E_UNSUPPORTED == 5 && PLLM_E_CAPACITY == 6);
@@ -23,11 +23,15 @@ ALWAYS(PLLM_FINISH_NONE == 0 && PLLM_FINISH_STOP == 1 && PLLM_FINISH_LENGTH == 2
 ALWAYS(PLLM_FINISH_ABORT == 3 && PLLM_FINISH_ERROR == 4 && PLLM_FINISH_DEADLINE == 5);
 ALWAYS(PLLM_DTYPE_AUTO == 0 && PLLM_DTYPE_F32 == 1 && PLLM_DTYPE_BF16 == 2 && PLLM_DTYPE_INT8 == 3);
 ALWAYS(PLLM_DTYPE_F16 == 4 && PLLM_DTYPE_FP8 == 5);
-ALWAYS(PLLM_ISA_AUTO == 0 && PLLM_ISA_PORTABLE == 1 && PLLM_ISA_AVX2 == 2 && PLLM_ISA_AVX512 == 3 && PLLM_ISA_AVX512_BF16 == 4);
+ALWAYS(PLLM_ISA_AUTO == 0 && PLLM_ISA_PORTABLE == 1 && PLLM_ISA_AVX2 == 2 && PLLM_ISA_AVX512 == 3 &&
+       PLLM_ISA_AVX512_BF16 == 4);
 ALWAYS(PLLM_ISA_AVX_VNNI == 5 && PLLM_ISA_AVX512_VNNI == 6);
-ALWAYS(PLLM_WEIGHTS_AS_STORED == 0 && PLLM_WEIGHTS_F32 == 1 && PLLM_WEIGHTS_F16 == 2 && PLLM_WEIGHTS_BF16 == 3);
-ALWAYS(PLLM_WEIGHTS_INT8 == 4 && PLLM_WEIGHTS_INT4 == 5 && PLLM_WEIGHTS_INT4_ASYMMETRIC == 6 && PLLM_WEIGHTS_FP8 == 7);
-ALWAYS(PLLM_PACKED_UNUSED == 0 && PLLM_PACKED_READ == 1 && PLLM_PACKED_SAVED == 2 && PLLM_PACKED_UNSAVED == 3);
+ALWAYS(PLLM_WEIGHTS_AS_STORED == 0 && PLLM_WEIGHTS_F32 == 1 && PLLM_WEIGHTS_F16 == 2 &&
+       PLLM_WEIGHTS_BF16 == 3);
+ALWAYS(PLLM_WEIGHTS_INT8 == 4 && PLLM_WEIGHTS_INT4 == 5 && PLLM_WEIGHTS_INT4_ASYMMETRIC == 6 &&
+       PLLM_WEIGHTS_FP8 == 7);
+ALWAYS(PLLM_PACKED_UNUSED == 0 && PLLM_PACKED_READ == 1 && PLLM_PACKED_SAVED == 2 &&
+       PLLM_PACKED_UNSAVED == 3);
 ALWAYS(PLLM_PREEMPTION_RECOMPUTE == 0 && PLLM_PREEMPTION_SWAP == 1 && PLLM_PREEMPTION_AUTO == 2);
 ALWAYS(PLLM_ORDER_FCFS == 0 && PLLM_ORDER_PRIORITY == 1 && PLLM_ORDER_SHORTEST_PREDICTED == 2);
 ALWAYS(PLLM_BATCHING_MIXED == 0 && PLLM_BATCHING_PREFILL_FIRST == 1);
@@ -35,25 +39,29 @@ ALWAYS(PLLM_BATCHING_DECODE_FIRST == 2 && PLLM_BATCHING_STATIC == 3);
 ALWAYS(PLLM_ALLOCATION_ON_DEMAND == 0 && PLLM_ALLOCATION_MAX_TOKENS == 1);
 ALWAYS(PLLM_ENGINE_SKIP_TOKENIZER == 1 && PLLM_ENGINE_NO_PREFIX_CACHE == 2);
 ALWAYS(PLLM_SAMPLING_SEED == 1 && PLLM_SAMPLING_IGNORE_EOS == 2 && PLLM_SAMPLING_LOGPROBS == 4);
-ALWAYS(PLLM_SAMPLING_PROMPT_LOGPROBS == 8 && PLLM_SAMPLING_ECHO == 16 && PLLM_SAMPLING_INCLUDE_STOP == 32);
+ALWAYS(PLLM_SAMPLING_PROMPT_LOGPROBS == 8 && PLLM_SAMPLING_ECHO == 16 &&
+       PLLM_SAMPLING_INCLUDE_STOP == 32);
 ALWAYS(PLLM_OUTPUT_DELTA == 0 && PLLM_OUTPUT_CUMULATIVE == 1 && PLLM_OUTPUT_FINAL == 2);
 ALWAYS(PLLM_GRAMMAR_NONE == 0 && PLLM_GRAMMAR_JSON_SCHEMA == 1 && PLLM_GRAMMAR_JSON_OBJECT == 2);
 ALWAYS(PLLM_GRAMMAR_REGEX == 3 && PLLM_GRAMMAR_CHOICE == 4 && PLLM_GRAMMAR_LARK == 5);
-ALWAYS(PLLM_EARLY_STOPPING_NO == 0 && PLLM_EARLY_STOPPING_YES == 1 && PLLM_EARLY_STOPPING_NEVER == 2);
-ALWAYS(PLLM_REQUEST_KEEP == 1 && PLLM_RESUME_USER_DATA == 2 && PLLM_RESUME_CONTINUE == 4);  // all are flags of pllm_resume
+ALWAYS(PLLM_EARLY_STOPPING_NO == 0 && PLLM_EARLY_STOPPING_YES == 1 &&
+       PLLM_EARLY_STOPPING_NEVER == 2);
+ALWAYS(PLLM_REQUEST_KEEP == 1 && PLLM_RESUME_USER_DATA == 2 &&
+       PLLM_RESUME_CONTINUE == 4);  // all are flags of pllm_resume
 ALWAYS(PLLM_FORK_SEED == 1 && PLLM_FORK_IDLE == 2 && PLLM_FORK_USER_DATA == 4);
 ALWAYS(PLLM_FORK_AT_END == UINT64_MAX && PLLM_QUEUE_CAPACITY == 64);
 ALWAYS(PLLM_TEXT_ADD_SPECIAL == 1 && PLLM_TEXT_SKIP_SPECIAL == 2);
 
-// Only names that begin with PLLM_ or pllm_ belong to the library.
-#if defined(LAYERS) || defined(WIDTH) || defined(HEADS) || defined(HEAD_DIM) || defined(VOCAB) || defined(POSITIONS)
-#error "pagedllm.h defines names of the library's inside"
+// The header defines only names that begin with PLLM_ or pllm_.
+#if defined(LAYERS) || defined(WIDTH) || defined(HEADS) || defined(HEAD_DIM) || defined(VOCAB) || \
+    defined(POSITIONS)
+#error "pagedllm.h defines internal names of the library"
 #endif
 #ifdef EngineOptions_DEFAULT_KV_BYTES
-#error "pagedllm.h defines names of the library's inside"
+#error "pagedllm.h defines internal names of the library"
 #endif
 
-// Offsets, on machines with pointers of 8 bytes.
+// Offsets on machines with 8-byte pointers.
 #if UINTPTR_MAX == UINT64_MAX
 
 SIZE(pllm_engine_options, 296);

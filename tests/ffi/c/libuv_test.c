@@ -1,4 +1,4 @@
-// libuv waits on the queues' descriptors: eight streams in one loop and one thread.
+// One libuv loop on one thread waits on the event descriptors of eight queues.
 // usage: libuv_test MODEL_DIR
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 
 #include "pagedllm.h"
 
-enum { STREAMS = 8, TOKENS = 24 };
+enum { READERS = 8, TOKENS = 24 };
 
 typedef struct {
     uv_poll_t poll;
@@ -15,7 +15,7 @@ typedef struct {
     uint32_t tokens[TOKENS];
     uint64_t generated;
     int ended;
-} stream;
+} reader;
 
 static void check(pllm_error *error) {
     if (!error) return;
@@ -23,21 +23,21 @@ static void check(pllm_error *error) {
     exit(1);
 }
 
-static void must(int holds, const char *what) {
+static void must(int holds, const char *condition) {
     if (holds) return;
-    fprintf(stderr, "failed: %s\n", what);
+    fprintf(stderr, "failed: %s\n", condition);
     exit(1);
 }
 
 static void on_readable(uv_poll_t *poll, int status, int events) {
-    stream *s = poll->data;
+    reader *s = poll->data;
     must(status == 0 && (events & UV_READABLE), "the loop reports that the queue is readable");
     pllm_outputs *outputs;
     check(pllm_queue_poll(s->queue, 0, &outputs));
     must(pllm_outputs_len(outputs) > 0, "a readable queue has outputs");
     for (uint64_t i = 0; i < pllm_outputs_len(outputs); i++) {
         const pllm_output *o = pllm_outputs_get(outputs, i);
-        must(s->generated + o->tokens_len <= TOKENS, "no more tokens than asked for");
+        must(s->generated + o->tokens_len <= TOKENS, "at most max_tokens tokens");
         memcpy(s->tokens + s->generated, o->tokens, o->tokens_len * sizeof *o->tokens);
         s->generated += o->tokens_len;
         s->ended = o->finish_reason == PLLM_FINISH_LENGTH;
@@ -56,7 +56,7 @@ int main(int argc, char **argv) {
     check(pllm_engine_create(&options, &engine));
     check(pllm_engine_start(engine));
 
-    static stream streams[STREAMS];
+    static reader readers[READERS];
     uv_loop_t *loop = uv_default_loop();
     const uint32_t prompt[] = {7, 8, 9};
     pllm_sampling sampling;
@@ -64,31 +64,35 @@ int main(int argc, char **argv) {
     sampling.temperature = 0;
     sampling.max_tokens = TOKENS;
     sampling.flags = PLLM_SAMPLING_IGNORE_EOS;
-    for (int i = 0; i < STREAMS; i++) {
+    for (int i = 0; i < READERS; i++) {
         int32_t fd;
-        check(pllm_queue_create(engine, 4, &streams[i].queue));
-        check(pllm_queue_get_event_fd(streams[i].queue, &fd));
-        must(uv_poll_init(loop, &streams[i].poll, fd) == 0, "libuv takes the descriptor");
-        streams[i].poll.data = &streams[i];
-        must(uv_poll_start(&streams[i].poll, UV_READABLE, on_readable) == 0, "libuv waits on it");
+        check(pllm_queue_create(engine, 4, &readers[i].queue));
+        check(pllm_queue_get_event_fd(readers[i].queue, &fd));
+        must(uv_poll_init(loop, &readers[i].poll, fd) == 0,
+             "uv_poll_init of the descriptor succeeds");
+        readers[i].poll.data = &readers[i];
+        must(uv_poll_start(&readers[i].poll, UV_READABLE, on_readable) == 0,
+             "uv_poll_start succeeds");
         pllm_request request;
         pllm_request_init(&request, sizeof request);
         request.prompt_token_ids = prompt;
         request.prompt_token_ids_len = 3;
         request.sampling = &sampling;
-        request.queue = streams[i].queue;
+        request.queue = readers[i].queue;
         uint64_t id;
         check(pllm_engine_add_request(engine, &request, &id));
     }
-    uv_run(loop, UV_RUN_DEFAULT);  // until no stream is waited for
-    for (int i = 0; i < STREAMS; i++) {
-        must(streams[i].ended && streams[i].generated == TOKENS, "every stream ends with all its tokens");
-        must(!memcmp(streams[i].tokens, streams[0].tokens, sizeof streams[i].tokens), "equal requests get equal tokens");
-        uv_close((uv_handle_t *)&streams[i].poll, NULL);
+    uv_run(loop, UV_RUN_DEFAULT);  // until every request has ended
+    for (int i = 0; i < READERS; i++) {
+        must(readers[i].ended && readers[i].generated == TOKENS,
+             "every request ends with all its tokens");
+        must(!memcmp(readers[i].tokens, readers[0].tokens, sizeof readers[i].tokens),
+             "equal requests get equal tokens");
+        uv_close((uv_handle_t *)&readers[i].poll, NULL);
     }
     uv_run(loop, UV_RUN_DEFAULT);
-    must(uv_loop_close(loop) == 0, "nothing is left in the loop");
-    for (int i = 0; i < STREAMS; i++) pllm_queue_free(streams[i].queue);
+    must(uv_loop_close(loop) == 0, "the loop has no handle left");
+    for (int i = 0; i < READERS; i++) pllm_queue_free(readers[i].queue);
     pllm_engine_free(engine);
-    puts("libuv: 8 streams in one loop");
+    puts("passed   one_libuv_loop_serves_eight_queues");
 }

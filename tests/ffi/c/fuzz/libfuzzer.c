@@ -1,5 +1,6 @@
-// The programs of libFuzzer. It watches for calls that hang (-timeout) and for leaks, and keeps what fails in a file.
-// PLLM_MODEL, PLLM_GOLDEN: the bundled model, and a tiny LLaMA without a tokenizer.
+// Entry points of libFuzzer. It detects calls that hang (-timeout) and leaks, and writes failing
+// inputs to files. PLLM_MODEL, PLLM_GOLDEN: the bundled model, and a tiny LLaMA without a
+// tokenizer.
 #include "fuzz.h"
 
 const char *__asan_default_options(void);
@@ -10,7 +11,8 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
     (void)argc, (void)argv;
     model_dir = getenv("PLLM_MODEL");
     golden_dir = getenv("PLLM_GOLDEN");
-    if (!model_dir || !golden_dir) fprintf(stderr, "PLLM_MODEL and PLLM_GOLDEN must name the models' directories\n"), exit(2);
+    if (!model_dir || !golden_dir)
+        fprintf(stderr, "PLLM_MODEL and PLLM_GOLDEN must name the models' directories\n"), exit(2);
     return 0;
 }
 

@@ -1,12 +1,12 @@
-// Programs from a seed, one after the other, for so many seconds.
-//     fuzz MODEL_DIR GOLDEN_DIR SECONDS [SEED]           prints the seed first, and at the end what was called
-//     fuzz MODEL_DIR GOLDEN_DIR --replay SEED ITERATION  one of these programs again
-//     fuzz MODEL_DIR GOLDEN_DIR --hash COUNT SEED        what came of the repeatable ones among the first COUNT, as a number
-//     fuzz MODEL_DIR GOLDEN_DIR --sabotage NAME          spoils what one check sees: must end in a finding
-//     fuzz --sabotages | --functions                     their names, and what the finding says | every function that is called
-// The programs run in a process that another one watches, which says how to replay what crashes or hangs. Where many threads
-// take part, a replay makes the same calls, but the threads may take other turns: try it several times.
-// FUZZ_PATIENCE=60: so many seconds for one call.
+// Runs random programs for a number of seconds.
+//     fuzz MODEL_DIR GOLDEN_DIR SECONDS [SEED]           prints the seed, and at the end the calls
+//     fuzz MODEL_DIR GOLDEN_DIR --replay SEED ITERATION  runs one of these programs again
+//     fuzz MODEL_DIR GOLDEN_DIR --hash COUNT SEED        hash of the repeatable ones of COUNT
+//     fuzz MODEL_DIR GOLDEN_DIR --mutation NAME          must end in a finding
+//     fuzz --mutations | --functions                     prints their names
+// A second process supervises the run and prints how to replay a crash or a hang. A replay with
+// several threads makes the same calls, but the threads may interleave differently: try it several
+// times. FUZZ_CALL_TIMEOUT=60: a call hangs after this number of seconds.
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -20,15 +20,20 @@
 const char *__asan_default_options(void);
 const char *__asan_default_options(void) { return "abort_on_error=1:allocator_may_return_null=1"; }
 
-enum { LONGEST = 3072, SHORTEST = 256, COVERED_AFTER = 20, REPEATED = 8 };
+enum {
+    MAX_PROGRAM_BYTES = 3072,
+    MIN_PROGRAM_BYTES = 256,
+    COVERAGE_SECONDS = 20,
+    REPEAT_INTERVAL = 8
+};
 
 typedef struct {
-    uint64_t seed, first, count;  // count 0: until the time is up
+    uint64_t seed, first, count;  // count 0: until the time is over
     uint64_t ms;
-    bool hash_only, covers;
-} task;
+    bool hash_only, check_coverage;
+} run_options;
 
-// ---- the programs ------------------------------------------------------------------------------------------------------
+// ---- the programs ----
 
 // splitmix64
 static uint64_t next(uint64_t *state) {
@@ -41,95 +46,101 @@ static uint64_t next(uint64_t *state) {
 static size_t write_program(uint64_t seed, uint64_t iteration, uint8_t *to) {
     uint64_t state = seed;
     state = next(&state) ^ iteration * 0xD6E8FEB86659FD93u;
-    size_t len = SHORTEST + next(&state) % (LONGEST - SHORTEST);
+    size_t len = MIN_PROGRAM_BYTES + next(&state) % (MAX_PROGRAM_BYTES - MIN_PROGRAM_BYTES);
     for (size_t i = 0; i < len; i++) to[i] = (uint8_t)next(&state);
     return len;
 }
 
-static verdict run_iteration(const task *t, uint64_t iteration) {
-    static uint8_t program[LONGEST];
-    run->iteration = iteration;
+static program_result run_iteration(const run_options *t, uint64_t iteration) {
+    static uint8_t program[MAX_PROGRAM_BYTES];
+    shared_status->iteration = iteration;
     size_t len = write_program(t->seed, iteration, program);
-    verdict v = run_program(program, len);
-    if (v.repeatable && iteration % REPEATED == 0) {
-        uint64_t again = run_program(program, len).hash + (sabotage == a_run_is_not_repeatable);
-        EXPECT(v.hash == again, "the same program gave other results: %llx and %llx", LLU(v.hash),
+    program_result v = run_program(program, len);
+    if (v.repeatable && iteration % REPEAT_INTERVAL == 0) {
+        uint64_t again = run_program(program, len).hash + (mutation == program_is_not_repeatable);
+        EXPECT(v.hash == again, "the same program has other results: %llx and %llx", LLU(v.hash),
                LLU(again));
     }
     return v;
 }
 
-static int run_task(const task *t) {
+static int run_iterations(const run_options *t) {
     uint64_t hash = 0, iteration = t->first, end = now_ms() + t->ms;
     for (; t->count ? iteration < t->first + t->count : now_ms() < end; iteration++) {
-        verdict v = run_iteration(t, iteration);
+        program_result v = run_iteration(t, iteration);
         if (v.repeatable) hash = mix(hash, v.hash);
     }
-    run->iteration = iteration;
+    shared_status->iteration = iteration;
     if (t->hash_only) return printf("%016llx\n", LLU(hash)), 0;
     print_counts(iteration - t->first);
-    return t->covers && !everything_was_tried();
+    return t->check_coverage && !every_function_was_covered();
 }
 
-// ---- the watching process ----------------------------------------------------------------------------------------------
+// ---- the supervising process ----
 
-static uint64_t patience_ms(void) {
-    const char *patience = getenv("FUZZ_PATIENCE");
-    return (patience ? strtoull(patience, NULL, 10) : 30) * 1000;
+static uint64_t call_timeout_ms(void) {
+    const char *timeout = getenv("FUZZ_CALL_TIMEOUT");
+    return (timeout ? strtoull(timeout, NULL, 10) : 30) * 1000;
 }
 
-static bool hangs(uint64_t patience) {
+static bool find_hanging_call(uint64_t timeout) {
     for (int i = 0; i < WORKERS; i++) {
-        int function = run->under_way[i].function;
-        uint64_t since = run->under_way[i].since_ms, now = now_ms();
-        if (function < 0 || now < since + patience || run->under_way[i].function != function) continue;
-        printf("FINDING: %s has been under way for %llu s\n", function_names[function], LLU(now - since) / 1000);
+        int function = shared_status->current_calls[i].function;
+        uint64_t since = shared_status->current_calls[i].since_ms, now = now_ms();
+        if (function < 0 || now < since + timeout ||
+            shared_status->current_calls[i].function != function)
+            continue;
+        printf("FINDING: %s has not returned for %llu s\n", function_names[function],
+               LLU(now - since) / 1000);
         return true;
     }
     return false;
 }
 
 static int wait_for(pid_t child) {
-    uint64_t patience = patience_ms();
+    uint64_t timeout = call_timeout_ms();
     int status = 0;
     while (waitpid(child, &status, WNOHANG) == 0) {
-        if (hangs(patience)) kill(child, SIGABRT), waitpid(child, &status, 0);
+        if (find_hanging_call(timeout)) kill(child, SIGABRT), waitpid(child, &status, 0);
         else usleep(20000);
     }
     return status;
 }
 
-static int watch(const task *t) {
-    run = mmap(NULL, sizeof *run, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (run == MAP_FAILED) return perror("mmap"), 2;
-    for (int i = 0; i < WORKERS; i++) run->under_way[i].function = -1;
+static int supervise(const run_options *t) {
+    shared_status = mmap(NULL, sizeof *shared_status, PROT_READ | PROT_WRITE,
+                         MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared_status == MAP_FAILED) return perror("mmap"), 2;
+    for (int i = 0; i < WORKERS; i++) shared_status->current_calls[i].function = -1;
     setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
     fflush(stdout);
     pid_t child = fork();
     if (child < 0) return perror("fork"), 2;
-    if (child == 0) prctl(PR_SET_PDEATHSIG, SIGKILL), exit(run_task(t));
+    if (child == 0) prctl(PR_SET_PDEATHSIG, SIGKILL), exit(run_iterations(t));
     int status = wait_for(child);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return 0;
-    if (WIFSIGNALED(status)) printf("the run ended by signal %d (%s)\n", WTERMSIG(status), strsignal(WTERMSIG(status)));
+    if (WIFSIGNALED(status))
+        printf("the run ended by signal %d (%s)\n", WTERMSIG(status), strsignal(WTERMSIG(status)));
     else printf("the run ended with exit status %d\n", WEXITSTATUS(status));
-    printf("FAILED; to see it again: fuzz MODEL_DIR GOLDEN_DIR --replay %llu %llu\n", LLU(t->seed),
-           LLU(run->iteration));
+    printf("FAILED; to replay it: fuzz MODEL_DIR GOLDEN_DIR --replay %llu %llu\n", LLU(t->seed),
+           LLU(shared_status->iteration));
     return 1;
 }
 
-// ---- what is asked for -------------------------------------------------------------------------------------------------
+// ---- command line ----
 
 #define AS_LINE(name, report) #name "|" report,
-static const char *const sabotages[] = {SABOTAGES(AS_LINE)};
+static const char *const mutations[] = {MUTATIONS(AS_LINE)};
 
 static void print_lines(const char *const *lines, size_t count) {
     for (size_t i = 0; i < count; i++) puts(lines[i]);
 }
 
-static int sabotage_named(const char *name) {
-    for (size_t i = 0; i < COUNT(sabotages); i++)
-        if (!strncmp(sabotages[i], name, strlen(name)) && sabotages[i][strlen(name)] == '|') return (int)i + 1;
-    fprintf(stderr, "there is no sabotage %s\n", name);
+static int mutation_named(const char *name) {
+    for (size_t i = 0; i < COUNT(mutations); i++)
+        if (!strncmp(mutations[i], name, strlen(name)) && mutations[i][strlen(name)] == '|')
+            return (int)i + 1;
+    fprintf(stderr, "no mutation is named %s\n", name);
     exit(2);
 }
 
@@ -147,33 +158,43 @@ static uint64_t random_seed(void) {
 }
 
 static int usage(void) {
-    fputs("usage: fuzz MODEL_DIR GOLDEN_DIR SECONDS [SEED] | --replay SEED ITERATION | --hash COUNT SEED | --sabotage NAME\n"
-          "       fuzz --sabotages | --functions\n", stderr);
+    fputs(
+        "usage: fuzz MODEL_DIR GOLDEN_DIR SECONDS [SEED] | --replay SEED ITERATION | --hash COUNT "
+        "SEED | --mutation NAME\n"
+        "       fuzz --mutations | --functions\n",
+        stderr);
     return 2;
 }
 
 static int run_for(uint64_t seconds, uint64_t seed) {
     printf("seed %llu\n", LLU(seed));
-    return watch(&(task){.seed = seed, .ms = seconds * 1000, .covers = seconds >= COVERED_AFTER});
+    return supervise(&(run_options){
+        .seed = seed, .ms = seconds * 1000, .check_coverage = seconds >= COVERAGE_SECONDS});
 }
 
-static int run_sabotaged(const char *name) {
-    sabotage = sabotage_named(name);
-    return watch(&(task){.seed = 1, .ms = 20000, .covers = sabotage == a_function_never_fails});
+static int run_mutation(const char *name) {
+    mutation = mutation_named(name);
+    bool is_coverage = mutation == function_never_fails;
+    return supervise(
+        &(run_options){.seed = 1, .ms = is_coverage ? 3000 : 20000, .check_coverage = is_coverage});
 }
 
 int main(int argc, char **argv) {
-    if (argc == 2 && !strcmp(argv[1], "--sabotages")) return print_lines(sabotages, COUNT(sabotages)), 0;
-    if (argc == 2 && !strcmp(argv[1], "--functions")) return print_lines(function_names, FUNCTION_COUNT), 0;
+    if (argc == 2 && !strcmp(argv[1], "--mutations"))
+        return print_lines(mutations, COUNT(mutations)), 0;
+    if (argc == 2 && !strcmp(argv[1], "--functions"))
+        return print_lines(function_names, FUNCTION_COUNT), 0;
     if (argc < 4) return usage();
     model_dir = argv[1];
     golden_dir = argv[2];
-    const char *what = argv[3];
-    if (argc == 6 && !strcmp(what, "--replay"))
-        return watch(&(task){.seed = as_number(argv[4]), .first = as_number(argv[5]), .count = 1});
-    if (argc == 6 && !strcmp(what, "--hash"))
-        return watch(&(task){.count = as_number(argv[4]), .seed = as_number(argv[5]), .hash_only = true});
-    if (argc == 5 && !strcmp(what, "--sabotage")) return run_sabotaged(argv[4]);
-    if (argc > 5 || what[0] == '-') return usage();
-    return run_for(as_number(what), argc == 5 ? as_number(argv[4]) : random_seed());
+    const char *argument = argv[3];
+    if (argc == 6 && !strcmp(argument, "--replay"))
+        return supervise(
+            &(run_options){.seed = as_number(argv[4]), .first = as_number(argv[5]), .count = 1});
+    if (argc == 6 && !strcmp(argument, "--hash"))
+        return supervise(&(run_options){
+            .count = as_number(argv[4]), .seed = as_number(argv[5]), .hash_only = true});
+    if (argc == 5 && !strcmp(argument, "--mutation")) return run_mutation(argv[4]);
+    if (argc > 5 || argument[0] == '-') return usage();
+    return run_for(as_number(argument), argc == 5 ? as_number(argv[4]) : random_seed());
 }

@@ -1,12 +1,13 @@
+// Findings, and counts of calls.
 #include <stdarg.h>
 #include <time.h>
 
 #include "fuzz.h"
 
-int sabotage = no_sabotage;
+int mutation = no_mutation;
 
-static board own_board;
-board *run = &own_board;
+static run_status own_status;
+run_status *shared_status = &own_status;
 
 #define AS_NAME(function) #function,
 #define AS_TRUE(function) true,
@@ -21,28 +22,28 @@ uint64_t now_ms(void) {
 }
 
 void finding(const char *format, ...) {
-    char what[512];
+    char text[512];
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(what, sizeof what, format, arguments);
+    vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    fprintf(stderr, "FINDING: %s\n", what);
+    fprintf(stderr, "FINDING: %s\n", text);
     abort();
 }
 
 void enter(const worker *w, int function) {
-    if (!function_fallible[function]) run->succeeded[function]++;
-    run->under_way[w->index].since_ms = now_ms();
-    run->under_way[w->index].function = function;
+    if (!function_fallible[function]) shared_status->succeeded[function]++;
+    shared_status->current_calls[w->index].since_ms = now_ms();
+    shared_status->current_calls[w->index].function = function;
 }
 
-void leave(const worker *w) { run->under_way[w->index].function = -1; }
+void leave(const worker *w) { shared_status->current_calls[w->index].function = -1; }
 
 void print_counts(uint64_t programs) {
     uint64_t calls = 0;
     printf("%-28s %12s %12s\n", "function", "succeeded", "failed");
     for (int f = 0; f < FUNCTION_COUNT; f++) {
-        uint64_t succeeded = run->succeeded[f], failed = run->failed[f];
+        uint64_t succeeded = shared_status->succeeded[f], failed = shared_status->failed[f];
         calls += succeeded + failed;
         printf("%-28s %12llu", function_names[f], LLU(succeeded));
         if (function_fallible[f]) printf(" %12llu\n", LLU(failed));
@@ -51,12 +52,14 @@ void print_counts(uint64_t programs) {
     printf("%llu programs, %llu calls\n", LLU(programs), LLU(calls));
 }
 
-bool everything_was_tried(void) {
+bool every_function_was_covered(void) {
     bool all = true;
-    if (sabotage == a_function_never_fails) run->failed[N_pllm_queue_get_event_fd] = 0;
+    if (mutation == function_never_fails) shared_status->failed[N_pllm_queue_get_event_fd] = 0;
     for (int f = 0; f < FUNCTION_COUNT; f++) {
-        if (run->succeeded[f] == 0) printf("FINDING: %s never succeeded\n", function_names[f]), all = false;
-        if (function_fallible[f] && run->failed[f] == 0) printf("FINDING: %s never failed\n", function_names[f]), all = false;
+        if (shared_status->succeeded[f] == 0)
+            printf("FINDING: %s never succeeded\n", function_names[f]), all = false;
+        if (function_fallible[f] && shared_status->failed[f] == 0)
+            printf("FINDING: %s never failed\n", function_names[f]), all = false;
     }
     return all;
 }
