@@ -21,8 +21,8 @@
 //
 // Softmax runs online over tokens, counted from the start of the sequence, independent of the tile.
 // Tokens that a query does not attend to leave its sums unchanged, bit for bit (in 16-bit formats,
-// only if their stored numbers are finite). So a query's result depends neither on the other
-// queries of its tile nor on how its sequence was divided into steps.
+// only if their stored numbers are finite). Therefore a query's result depends neither on the
+// other queries of its tile nor on how its sequence was divided into steps.
 #include "tensor.cuh"
 
 #define LOG2_E 1.44269504088896f
@@ -30,10 +30,10 @@
 #define PREFILL_WARPS 4
 #define PREFILL_STAGES 2
 #define DECODE_QUERIES 16
-#define LEAST_PART 256u // minimum number of tokens of a split, so that a thread block has enough work
+#define MIN_SPLIT 256u // minimum number of tokens of a split, so that a thread block has enough work
 #define PLAIN_QUERIES 64
 #define PLAIN_WARPS 4
-#define PLAIN_MOST_DIM 576
+#define PLAIN_MAX_DIM 576
 #define ALL_POSITIONS 0x80000000u // greater than any sequence length
 
 struct AttentionTile {
@@ -93,13 +93,13 @@ __device__ __forceinline__ Query query_of(const Attention &a, const AttentionTil
     return {row, blockIdx.y * a.group() + number % a.group(), last + 1 - min(last + 1, a.window), last};
 }
 
-// Returns the number of queries of a tile, at most `most`.
-__device__ __forceinline__ u32 queries_of(const AttentionTile &tile, u32 group, u32 most) {
-    return min(most, tile.rows * group - tile.first_query);
+// Returns the number of queries of a tile, at most `limit`.
+__device__ __forceinline__ u32 query_count(const AttentionTile &tile, u32 group, u32 limit) {
+    return min(limit, tile.rows * group - tile.first_query);
 }
 
 // Applies ALiBi and the soft cap to a score.
-__device__ __forceinline__ float bent(const Attention &a, float score, float slope, u32 query, u32 token) {
+__device__ __forceinline__ float adjusted_score(const Attention &a, float score, float slope, u32 query, u32 token) {
     score -= slope * float(int(query - token));
     return a.soft_cap > 0.0f ? a.soft_cap * tanhf(score * (1.0f / a.soft_cap)) : score;
 }
@@ -110,39 +110,39 @@ struct StoredHead {
     const u32 *tables;            // [places, table_groups]
     u32 table, table_groups;      // index of the sequence's first block, and the distance to the next
     u32 block_shift, block_bytes; // block_bytes: K and V of all heads
-    u32 keys_at, values_behind;   // byte offset of the head's K in a block, and of its V from its K
+    u32 keys_offset, values_offset;   // byte offset of the head's K in a block, and of its V from its K
 
     __device__ __forceinline__ u32 block(u32 token) const { return tables[table + (token >> block_shift) * table_groups]; }
     __device__ __forceinline__ u32 slot(u32 token) const { return token & ((1u << block_shift) - 1); }
-    __device__ __forceinline__ const u8 *keys(u32 block) const { return kv + (u64(block) * block_bytes + keys_at); }
+    __device__ __forceinline__ const u8 *keys(u32 block) const { return kv + (u64(block) * block_bytes + keys_offset); }
 };
 
 __device__ __forceinline__ StoredHead stored_head(const Attention &a, const AttentionTile &tile, u32 token_bytes) {
     u32 head_bytes = token_bytes << a.block_shift, half_bytes = a.kv_heads * head_bytes;
     StoredHead head = {a.kv, a.tables, tile.table + a.table_group, a.table_groups, a.block_shift, half_bytes, blockIdx.y * head_bytes, 0};
-    if (a.value_dim == a.head_dim) head.block_bytes = 2 * half_bytes, head.values_behind = half_bytes;
+    if (a.value_dim == a.head_dim) head.block_bytes = 2 * half_bytes, head.values_offset = half_bytes;
     return head;
 }
 
-// A partial softmax over some tokens: the values weighted by 2^(score - most) as `sum`, the weights
-// as `weight`, and the maximum score as `most`.
-struct Mean {
-    float most, weight, sum;
+// A partial softmax over some tokens: the maximum score, the sum of the weights 2^(score -
+// max_score), and the sum of the weighted values.
+struct PartialSoftmax {
+    float max_score, weight, sum;
 
-    __device__ __forceinline__ void add(Mean part) {
-        if (part.most == NO_NUMBER && part.weight == 0.0f) return; // no tokens
-        float before = most;
-        most = fmaxf(before, part.most);
-        float kept = exp2_of(before - most), share = exp2_of(part.most - most);
-        weight = fmaf(weight, kept, part.weight * share);
-        sum = fmaf(sum, kept, part.sum * share);
+    __device__ __forceinline__ void add(PartialSoftmax part) {
+        if (part.max_score == MINUS_INFINITY && part.weight == 0.0f) return; // no tokens
+        float before = max_score;
+        max_score = fmaxf(before, part.max_score);
+        float rescale = exp2_of(before - max_score), part_rescale = exp2_of(part.max_score - max_score);
+        weight = fmaf(weight, rescale, part.weight * part_rescale);
+        sum = fmaf(sum, rescale, part.sum * part_rescale);
     }
 };
 
 // Returns the initial partial softmax, before all tokens: the sink, if there is one.
-__device__ __forceinline__ Mean mean_of_none(const float *sinks, u32 head) {
+__device__ __forceinline__ PartialSoftmax initial_softmax(const float *sinks, u32 head) {
     if (sinks) return {sinks[head] * LOG2_E, 1.0f, 0.0f};
-    return {NO_NUMBER, 0.0f, 0.0f};
+    return {MINUS_INFINITY, 0.0f, 0.0f};
 }
 
 // ---- on tensor cores
@@ -206,10 +206,10 @@ template <class T, u32 DIM, u32 TOKENS, u32 THREADS, u32 STAGES> struct KvStream
 
     // Returns K of the next tokens. V follows K.
     __device__ __forceinline__ const T *next() {
-        meet(); // all threads have finished with the last stage, whose memory is reused
+        synchronize(); // all threads have finished with the last stage, whose memory is reused
         copy_next(stage == 0 ? STAGES - 1 : stage - 1);
         copy_async_wait<STAGES - 1>();
-        meet(); // all threads have copied
+        synchronize(); // all threads have copied
         const T *ready = stages + stage * STAGE;
         stage = stage + 1 == STAGES ? 0 : stage + 1;
         return ready;
@@ -222,7 +222,7 @@ template <class T, u32 DIM, u32 TOKENS, u32 THREADS, u32 STAGES> struct KvStream
         token += step;
     }
 
-    static __device__ __forceinline__ void meet() {
+    static __device__ __forceinline__ void synchronize() {
         if constexpr (THREADS == WARP) __syncwarp();
         else __syncthreads();
     }
@@ -244,7 +244,7 @@ template <class T, u32 DIM, u32 TOKENS, u32 THREADS, u32 STAGES> struct KvStream
             const u8 *keys = head.keys(blocks[i]) + (head.slot(at) * DIM + n % CHUNKS * IN_CHUNK) * sizeof(T);
             T *row = to + n / CHUNKS * PITCH + n % CHUNKS * IN_CHUNK;
             copy_async_16(row, keys, first <= at && at < end);
-            copy_async_16(row + TOKENS * PITCH, keys + head.values_behind, first <= at && at < end);
+            copy_async_16(row + TOKENS * PITCH, keys + head.values_offset, first <= at && at < end);
         }
         if constexpr (Factor<T>::SCALED) copy_scales(reinterpret_cast<float *>(to + 2 * TOKENS * PITCH));
     }
@@ -254,7 +254,7 @@ template <class T, u32 DIM, u32 TOKENS, u32 THREADS, u32 STAGES> struct KvStream
         if (n >= TOKENS) return;
         const u8 *keys = head.keys(head.block(min(max(at, first), end - 1))) + ((DIM << head.block_shift) + head.slot(at) * sizeof(float));
         copy_async_4(to + n, keys, first <= at && at < end);
-        copy_async_4(to + TOKENS + n, keys + head.values_behind, first <= at && at < end);
+        copy_async_4(to + TOKENS + n, keys + head.values_offset, first <= at && at < end);
     }
 };
 
@@ -269,7 +269,7 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
     static constexpr bool SHARES = SCALED && DIM == 256 && TOKENS == 16;
     u32 queries[SHARES ? 1 : DIM / 16][4]; // fragment a of mma
     float sums[DIM / 8][4];   // fragment d of mma
-    float most[2], weight[2]; // the maximum score times log2(e); this lane's part of the weight
+    float max_score[2], weight[2]; // the maximum score times log2(e); this lane's part of the weight
     float slope[2];
     float restore[2];         // narrow types only: the factor that restores the scale of a query's scores
     u32 last[2];             // last position that a query attends to
@@ -287,8 +287,8 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
             Query query = query_of(a, tile, min(number + lane_in_warp() / 4 + 8 * half, end));
             last[half] = query.last;
             slope[half] = a.slopes ? a.slopes[query.head] : 0.0f;
-            Mean none = mean_of_none(sinks, query.head);
-            most[half] = none.most;
+            PartialSoftmax none = initial_softmax(sinks, query.head);
+            max_score[half] = none.max_score;
             weight[half] = lane_in_warp() % 4 == 0 ? none.weight : 0.0f;
             const float *numbers = a.qkv + u64(query.row) * a.row_width + query.head * DIM;
             float factor = 1.0f;
@@ -302,12 +302,12 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
     // Computes the power of two that scales a query's largest magnitude to between 1 and 2, within
     // the range of f32, and its inverse.
     static __device__ __forceinline__ void narrow(const float *query /* [DIM] */, float &factor, float &restore) {
-        float most = 0.0f;
+        float magnitude = 0.0f;
 #pragma unroll
-        for (u32 i = lane_in_warp() % 4; i < DIM; i += 4) most = fmaxf(most, fabsf(query[i]));
-        most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 1));
-        most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 2));
-        u32 exponent = min(max(float_to_bits(most) >> 23, 1u), 253u);
+        for (u32 i = lane_in_warp() % 4; i < DIM; i += 4) magnitude = fmaxf(magnitude, fabsf(query[i]));
+        magnitude = fmaxf(magnitude, __shfl_xor_sync(ALL_LANES, magnitude, 1));
+        magnitude = fmaxf(magnitude, __shfl_xor_sync(ALL_LANES, magnitude, 2));
+        u32 exponent = min(max(float_to_bits(magnitude) >> 23, 1u), 253u);
         restore = bits_to_float(exponent << 23);
         factor = bits_to_float((254 - exponent) << 23);
     }
@@ -339,22 +339,22 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
         const float *scales = reinterpret_cast<const float *>(keys + 2 * TOKENS * PITCH); // [(K, V), TOKENS], if the type has scales
         if constexpr (SCALED) multiply_bytes_of_keys(scores, keys, scales);
         else multiply_keys(scores, keys);
-        if constexpr (Factor<T>::NARROW) restore_size(scores);
-        if (a.slopes || a.soft_cap > 0.0f) bend(scores, a, token);
-        if (token < all_first || token + TOKENS - 1 > all_last) hide(scores, a.window, token);
-        soften(scores);
+        if constexpr (Factor<T>::NARROW) restore_scale(scores);
+        if (a.slopes || a.soft_cap > 0.0f) adjust(scores, a, token);
+        if (token < all_first || token + TOKENS - 1 > all_last) mask(scores, a.window, token);
+        update_softmax(scores);
         if constexpr (SCALED) add_bytes_of_values(scores, keys + TOKENS * PITCH, scales + TOKENS);
         else add_values(scores, keys + TOKENS * PITCH);
     }
 
     __device__ __forceinline__ void multiply_keys(float (&scores)[TOKENS / 8][4], const T *keys /* [TOKENS, PITCH] */) {
-        const T *mine = keys + (lane_in_warp() % 8 + lane_in_warp() / 16 * 8) * PITCH + lane_in_warp() / 8 % 2 * 8;
+        const T *lane_row = keys + (lane_in_warp() % 8 + lane_in_warp() / 16 * 8) * PITCH + lane_in_warp() / 8 % 2 * 8;
 #pragma unroll
         for (u32 k = 0; k < DIM / 16; k++) {
 #pragma unroll
             for (u32 n = 0; n < TOKENS / 16; n++) {
                 u32 b[4];
-                ldmatrix_x4(b, mine + n * 16 * PITCH + k * 16);
+                ldmatrix_x4(b, lane_row + n * 16 * PITCH + k * 16);
                 u32 low[2] = {b[0], b[1]}, high[2] = {b[2], b[3]};
                 mma_16816<T>(scores[2 * n], queries[k], low);
                 mma_16816<T>(scores[2 * n + 1], queries[k], high);
@@ -364,13 +364,13 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
 
     __device__ __forceinline__ void multiply_bytes_of_keys(float (&scores)[TOKENS / 8][4], const T *keys /* [TOKENS, PITCH] */,
                                                            const float *scales /* [TOKENS] */) {
-        const T *mine = keys + lane_in_warp() % 16 * PITCH + lane_in_warp() / 16 * 16;
+        const T *lane_row = keys + lane_in_warp() % 16 * PITCH + lane_in_warp() / 16 * 16;
 #pragma unroll
         for (u32 k = 0; k < DIM / 16; k += 2) { // if DIM / 16 is odd, the upper half of the last load is unused
 #pragma unroll
             for (u32 n = 0; n < TOKENS / 16; n++) {
                 u32 b[4];
-                ldmatrix_x4(b, mine + n * 16 * PITCH + k * 16);
+                ldmatrix_x4(b, lane_row + n * 16 * PITCH + k * 16);
 #pragma unroll
                 for (u32 m = 0; m < min(4u, (DIM / 16 - k) * 2); m++) {
                     const u32(&query)[4] = reinterpret_cast<const u32(&)[4]>(query_register(k + m / 2, 0));
@@ -388,7 +388,7 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
         }
     }
 
-    __device__ __forceinline__ void restore_size(float (&scores)[TOKENS / 8][4]) const {
+    __device__ __forceinline__ void restore_scale(float (&scores)[TOKENS / 8][4]) const {
 #pragma unroll
         for (u32 i = 0; i < TOKENS / 2; i++) scores[i / 4][i % 4] *= restore[i % 4 / 2];
     }
@@ -396,39 +396,39 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
     // Returns the token of score i of matrix n, relative to the first token.
     static __device__ __forceinline__ u32 column(u32 n, u32 i) { return n * 8 + lane_in_warp() % 4 * 2 + i % 2; }
 
-    __device__ __forceinline__ void bend(float (&scores)[TOKENS / 8][4], const Attention &a, u32 token) {
+    __device__ __forceinline__ void adjust(float (&scores)[TOKENS / 8][4], const Attention &a, u32 token) {
 #pragma unroll
         for (u32 n = 0; n < TOKENS / 8; n++) {
 #pragma unroll
             for (u32 i = 0; i < 4; i++)
-                scores[n][i] = bent(a, scores[n][i] * a.scale, slope[i / 2], last[i / 2], token + column(n, i));
+                scores[n][i] = adjusted_score(a, scores[n][i] * a.scale, slope[i / 2], last[i / 2], token + column(n, i));
         }
     }
 
     // Masks scores outside the window. For tokens after the query, the unsigned difference wraps to
     // a value beyond every window.
-    __device__ __forceinline__ void hide(float (&scores)[TOKENS / 8][4], u32 window, u32 token) {
+    __device__ __forceinline__ void mask(float (&scores)[TOKENS / 8][4], u32 window, u32 token) {
 #pragma unroll
         for (u32 n = 0; n < TOKENS / 8; n++) {
 #pragma unroll
             for (u32 i = 0; i < 4; i++)
-                if (last[i / 2] - (token + column(n, i)) >= window) scores[n][i] = NO_NUMBER;
+                if (last[i / 2] - (token + column(n, i)) >= window) scores[n][i] = MINUS_INFINITY;
         }
     }
 
     // Replaces scores by weights relative to the maximum so far.
-    __device__ __forceinline__ void soften(float (&scores)[TOKENS / 8][4]) {
+    __device__ __forceinline__ void update_softmax(float (&scores)[TOKENS / 8][4]) {
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
-            float before = most[half], here = NO_NUMBER;
+            float before = max_score[half], chunk_max = MINUS_INFINITY;
 #pragma unroll
-            for (u32 n = 0; n < TOKENS / 8; n++) here = fmaxf(here, fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
-            here = fmaxf(here, __shfl_xor_sync(ALL_LANES, here, 1));
-            here = fmaxf(here, __shfl_xor_sync(ALL_LANES, here, 2));
-            most[half] = fmaxf(before, here * power);
-            float base = most[half] == NO_NUMBER ? 0.0f : most[half]; // if no token has been visible yet, all weights are 0
-            float kept = exp2_of(before - base);
-            weight[half] *= kept;
+            for (u32 n = 0; n < TOKENS / 8; n++) chunk_max = fmaxf(chunk_max, fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
+            chunk_max = fmaxf(chunk_max, __shfl_xor_sync(ALL_LANES, chunk_max, 1));
+            chunk_max = fmaxf(chunk_max, __shfl_xor_sync(ALL_LANES, chunk_max, 2));
+            max_score[half] = fmaxf(before, chunk_max * power);
+            float base = max_score[half] == MINUS_INFINITY ? 0.0f : max_score[half]; // if no token has been visible yet, all weights are 0
+            float rescale = exp2_of(before - base);
+            weight[half] *= rescale;
 #pragma unroll
             for (u32 i = 0; i < TOKENS / 4; i++) {
                 float &score = scores[i / 2][2 * half + i % 2];
@@ -436,12 +436,12 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
                 weight[half] += score;
             }
 #pragma unroll
-            for (u32 i = 0; i < DIM / 4; i++) sums[i / 2][2 * half + i % 2] *= kept;
+            for (u32 i = 0; i < DIM / 4; i++) sums[i / 2][2 * half + i % 2] *= rescale;
         }
     }
 
     __device__ __forceinline__ void add_values(const float (&weights)[TOKENS / 8][4], const T *values /* [TOKENS, PITCH] */) {
-        const T *mine = values + lane_in_warp() % 16 * PITCH + lane_in_warp() / 16 * 8;
+        const T *lane_row = values + lane_in_warp() % 16 * PITCH + lane_in_warp() / 16 * 8;
 #pragma unroll
         for (u32 k = 0; k < TOKENS / 16; k++) {
             const float(&low)[4] = weights[2 * k], (&high)[4] = weights[2 * k + 1];
@@ -449,7 +449,7 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
 #pragma unroll
             for (u32 n = 0; n < DIM / 16; n++) {
                 u32 b[4];
-                ldmatrix_x4_transposed(b, mine + k * 16 * PITCH + n * 16);
+                ldmatrix_x4_transposed(b, lane_row + k * 16 * PITCH + n * 16);
                 u32 left[2] = {b[0], b[1]}, right[2] = {b[2], b[3]};
                 mma_16816<T>(sums[2 * n], a, left);
                 mma_16816<T>(sums[2 * n + 1], a, right);
@@ -461,7 +461,7 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
     // sums hold the even dimensions of a register, odd matrices the odd dimensions.
     __device__ __forceinline__ void add_bytes_of_values(const float (&weights)[TOKENS / 8][4], const T *values /* [TOKENS, PITCH] */,
                                                         const float *scales /* [TOKENS] */) {
-        const T *mine = values + lane_in_warp() % 16 * PITCH + lane_in_warp() / 16 * 16;
+        const T *lane_row = values + lane_in_warp() % 16 * PITCH + lane_in_warp() / 16 * 16;
 #pragma unroll
         for (u32 k = 0; k < TOKENS / 16; k++) {
             u32 a[4];
@@ -475,7 +475,7 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
 #pragma unroll
             for (u32 n = 0; n < DIM / 16; n += 2) {
                 u32 b[4];
-                ldmatrix_x4_transposed(b, mine + k * 16 * PITCH + n * 16);
+                ldmatrix_x4_transposed(b, lane_row + k * 16 * PITCH + n * 16);
 #pragma unroll
                 for (u32 m = 0; m < min(2u, DIM / 16 - n); m++) {
                     u32 low[2], high[2];
@@ -511,7 +511,7 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
     }
 
     // Returns a query's weight, summed over its four lanes.
-    __device__ __forceinline__ float whole_weight(u32 half) const {
+    __device__ __forceinline__ float total_weight(u32 half) const {
         float sum = weight[half];
         sum += __shfl_xor_sync(ALL_LANES, sum, 1);
         return sum + __shfl_xor_sync(ALL_LANES, sum, 2);
@@ -528,8 +528,8 @@ template <u32 DIM, class Queries> __device__ __forceinline__ void write_prefill(
 #pragma unroll
     for (u32 half = 0; half < 2; half++) {
         u32 number = warp_in_block() * 16 + lane_in_warp() / 4 + 8 * half;
-        float factor = 1.0f / queries.whole_weight(half);
-        if (number >= queries_of(tile, a.group(), PREFILL_QUERIES)) continue;
+        float factor = 1.0f / queries.total_weight(half);
+        if (number >= query_count(tile, a.group(), PREFILL_QUERIES)) continue;
         Query query = query_of(a, tile, tile.first_query + number);
         queries.write_sums(a.out + (u64(query.row) * a.heads + query.head) * DIM, half, factor);
     }
@@ -539,7 +539,7 @@ template <class T, u32 DIM> __device__ __forceinline__ void attend_prefill(const
     constexpr u32 TOKENS = AttentionShared<T, DIM>::TOKENS;
     DYNAMIC_SHARED(T, stages);
     AttentionTile tile = prefill_tile(a);
-    u32 count = queries_of(tile, a.group(), PREFILL_QUERIES);
+    u32 count = query_count(tile, a.group(), PREFILL_QUERIES);
     if (count == 0) return;
     u32 first = query_of(a, tile, tile.first_query).first, end = query_of(a, tile, tile.first_query + count - 1).last + 1;
     u32 token = first / TOKENS * TOKENS;
@@ -553,24 +553,24 @@ template <class T, u32 DIM> __device__ __forceinline__ void attend_prefill(const
 }
 
 // The partial results of a block's warps, in the shared memory of K and V.
-template <class T, u32 DIM> struct SharedMeans {
+template <class T, u32 DIM> struct SharedPartials {
     static constexpr u32 WARPS = AttentionShared<T, DIM>::DECODE_WARPS, PITCH = DIM + 8;
-    float sums[WARPS][16][PITCH], most[WARPS][16], weight[WARPS][16];
+    float sums[WARPS][16][PITCH], max_score[WARPS][16], weight[WARPS][16];
 
     template <class Queries> __device__ __forceinline__ void put(const Queries &queries) {
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
             u32 warp = warp_in_block(), query = lane_in_warp() / 4 + 8 * half;
             queries.write_sums(sums[warp][query], half, 1.0f);
-            weight[warp][query] = queries.whole_weight(half); // the four lanes write the same value
-            most[warp][query] = queries.most[half];
+            weight[warp][query] = queries.total_weight(half); // the four lanes write the same value
+            max_score[warp][query] = queries.max_score[half];
         }
     }
 
-    __device__ __forceinline__ Mean merged(u32 query, u32 dim) const {
-        Mean mean = mean_of_none(nullptr, 0);
-        for (u32 warp = 0; warp < WARPS; warp++) mean.add({most[warp][query], weight[warp][query], sums[warp][query][dim]});
-        return mean;
+    __device__ __forceinline__ PartialSoftmax merged(u32 query, u32 dim) const {
+        PartialSoftmax result = initial_softmax(nullptr, 0);
+        for (u32 warp = 0; warp < WARPS; warp++) result.add({max_score[warp][query], weight[warp][query], sums[warp][query][dim]});
+        return result;
     }
 };
 
@@ -582,31 +582,31 @@ __device__ __forceinline__ u64 partial_of(u32 kv_heads, u32 group, u32 query, u3
 }
 
 // The division of the longest sequence into at most `splits` parts, for split-K decode. The length
-// of a part is a multiple of 64 and at least LEAST_PART. A sequence's result depends on `len`, but
+// of a part is a multiple of 64 and at least MIN_SPLIT. A sequence's result depends on `len`, but
 // not on the number of parts beyond its end.
-struct Cut {
+struct SplitPlan {
     u32 len, parts;
-    __device__ __forceinline__ Cut(u32 longest, u32 splits)
-        : len(max(LEAST_PART, (longest + 64 * splits - 1) / (64 * splits) * 64)), parts((longest + len - 1) / len) {}
+    __device__ __forceinline__ SplitPlan(u32 longest, u32 splits)
+        : len(max(MIN_SPLIT, (longest + 64 * splits - 1) / (64 * splits) * 64)), parts((longest + len - 1) / len) {}
 };
 
 // Writes `out` if there is one part, and otherwise this block's part of `partial` for
 // attention_merge.
 template <class T, u32 DIM>
-__device__ __forceinline__ void write_decode(const Attention &a, const AttentionTile &tile, const SharedMeans<T, DIM> &means, u32 parts,
+__device__ __forceinline__ void write_decode(const Attention &a, const AttentionTile &tile, const SharedPartials<T, DIM> &partials, u32 parts,
                                              float *partial /* [tiles, kv_heads, min(16, group), splits, DIM + 2] */) {
-    for (u32 i = threadIdx.x; i < queries_of(tile, a.group(), DECODE_QUERIES) * DIM; i += blockDim.x) {
+    for (u32 i = threadIdx.x; i < query_count(tile, a.group(), DECODE_QUERIES) * DIM; i += blockDim.x) {
         u32 number = i / DIM, dim = i % DIM;
         Query query = query_of(a, tile, tile.first_query + number);
-        Mean part = means.merged(number, dim);
+        PartialSoftmax part = partials.merged(number, dim);
         if (parts == 1) {
-            Mean mean = mean_of_none(a.sinks, query.head);
-            mean.add(part);
-            a.out[(u64(query.row) * a.heads + query.head) * DIM + dim] = mean.sum / mean.weight;
+            PartialSoftmax result = initial_softmax(a.sinks, query.head);
+            result.add(part);
+            a.out[(u64(query.row) * a.heads + query.head) * DIM + dim] = result.sum / result.weight;
         } else {
             float *to = partial + partial_of(a.kv_heads, a.group(), number, gridDim.z, DIM) + blockIdx.z * (DIM + 2);
             to[dim] = part.sum;
-            if (dim == 0) to[DIM] = part.most, to[DIM + 1] = part.weight;
+            if (dim == 0) to[DIM] = part.max_score, to[DIM + 1] = part.weight;
         }
     }
 }
@@ -617,10 +617,10 @@ template <class T, u32 DIM> __device__ __forceinline__ void attend_decode(const 
     constexpr u32 STAGES = Shared::DECODE_STAGES;
     DYNAMIC_SHARED(T, stages); // divided among the warps
     AttentionTile tile = a.tiles[blockIdx.x];
-    Cut cut(longest, gridDim.z);
-    if (tile.rows == 0 || blockIdx.z >= cut.parts) return;
-    Query seen = query_of(a, tile, tile.first_query); // the same for all queries of the row
-    u32 first = max(seen.first, blockIdx.z * cut.len), end = min(seen.last + 1, (blockIdx.z + 1) * cut.len);
+    SplitPlan plan(longest, gridDim.z);
+    if (tile.rows == 0 || blockIdx.z >= plan.parts) return;
+    Query query_range = query_of(a, tile, tile.first_query); // the same for all queries of the row
+    u32 first = max(query_range.first, blockIdx.z * plan.len), end = min(query_range.last + 1, (blockIdx.z + 1) * plan.len);
     u32 token = first / Shared::TOKENS * Shared::TOKENS + warp_in_block() * 16;
     typedef KvStream<T, DIM, 16, WARP, STAGES> Stream;
     T *own = stages + warp_in_block() * (STAGES * Stream::STAGE);
@@ -628,15 +628,15 @@ template <class T, u32 DIM> __device__ __forceinline__ void attend_decode(const 
     Stream stream = {own, head, first, end, token, Shared::TOKENS, 0};
     stream.begin();
     WarpQueries<T, DIM, 16> queries;
-    queries.begin(a, tile, nullptr, tile.first_query, queries_of(tile, a.group(), DECODE_QUERIES));
+    queries.begin(a, tile, nullptr, tile.first_query, query_count(tile, a.group(), DECODE_QUERIES));
     for (; token < end; token += Shared::TOKENS) queries.attend(a, stream.next(), token);
 
     __syncthreads(); // all warps have finished with K and V, whose memory the partial results reuse
-    static_assert(sizeof(SharedMeans<T, DIM>) <= STAGES * Shared::STAGE_BYTES, "all means have room");
-    SharedMeans<T, DIM> &means = *reinterpret_cast<SharedMeans<T, DIM> *>(stages);
-    means.put(queries);
+    static_assert(sizeof(SharedPartials<T, DIM>) <= STAGES * Shared::STAGE_BYTES, "all partial results fit");
+    SharedPartials<T, DIM> &partials = *reinterpret_cast<SharedPartials<T, DIM> *>(stages);
+    partials.put(queries);
     __syncthreads();
-    write_decode(a, tile, means, cut.parts, partial);
+    write_decode(a, tile, partials, plan.parts, partial);
 }
 
 // out = the combination of all parts and the sink. If there is one part, attention_decode has
@@ -646,18 +646,18 @@ extern "C" __global__ void attention_merge(float *out /* [rows, heads, dim] */,
                                            const AttentionTile *tiles /* [tiles] */, const float *sinks /* [heads] or null */,
                                            const u32 *longest /* [1] */, u32 heads, u32 kv_heads, u32 dim, u32 splits) {
     AttentionTile tile = tiles[blockIdx.x];
-    Cut cut(*longest, splits);
+    SplitPlan plan(*longest, splits);
     u32 group = heads / kv_heads, number = tile.first_query + blockIdx.z;
-    if (cut.parts == 1 || blockIdx.z >= queries_of(tile, group, DECODE_QUERIES)) return;
+    if (plan.parts == 1 || blockIdx.z >= query_count(tile, group, DECODE_QUERIES)) return;
     u32 row = tile.first_row + number / group, head = blockIdx.y * group + number % group;
     const float *parts = partial + partial_of(kv_heads, group, blockIdx.z, splits, dim);
     for (u32 i = threadIdx.x; i < dim; i += blockDim.x) {
-        Mean mean = mean_of_none(sinks, head);
-        for (u32 nth = 0; nth < cut.parts; nth++) {
+        PartialSoftmax result = initial_softmax(sinks, head);
+        for (u32 nth = 0; nth < plan.parts; nth++) {
             const float *part = parts + nth * (dim + 2);
-            mean.add({part[dim], part[dim + 1], part[i]});
+            result.add({part[dim], part[dim + 1], part[i]});
         }
-        out[(u64(row) * heads + head) * dim + i] = mean.sum / mean.weight;
+        out[(u64(row) * heads + head) * dim + i] = result.sum / result.weight;
     }
 }
 
@@ -675,10 +675,10 @@ template <class T> struct PlainHead {
     u32 dim;
 
     __device__ __forceinline__ StoredToken<T> keys(u32 token) const { return at(token, 0); }
-    __device__ __forceinline__ StoredToken<T> values(u32 token) const { return at(token, head.values_behind); }
+    __device__ __forceinline__ StoredToken<T> values(u32 token) const { return at(token, head.values_offset); }
 
-    __device__ __forceinline__ StoredToken<T> at(u32 token, u32 behind) const {
-        const T *numbers = reinterpret_cast<const T *>(head.keys(head.block(token)) + behind);
+    __device__ __forceinline__ StoredToken<T> at(u32 token, u32 offset) const {
+        const T *numbers = reinterpret_cast<const T *>(head.keys(head.block(token)) + offset);
         float scale = 1.0f;
         if constexpr (Factor<T>::SCALED) scale = reinterpret_cast<const float *>(numbers + (dim << head.block_shift))[head.slot(token)];
         return {numbers + head.slot(token) * dim, scale};
@@ -688,15 +688,15 @@ template <class T> struct PlainHead {
 // The state of a warp's query while it iterates over K and V. Lanes divide the dimensions, and then
 // the scores of 32 tokens.
 template <class T> struct PlainQuery {
-    static constexpr u32 COUNT = PLAIN_MOST_DIM / WARP;
-    Query seen;
+    static constexpr u32 COUNT = PLAIN_MAX_DIM / WARP;
+    Query query_range;
     float query[COUNT], sums[COUNT]; // dimensions lane, lane + 32, ...
-    float most, weight;              // the maximum score times log2(e)
+    float max_score, weight;         // the maximum score times log2(e)
 
     __device__ __forceinline__ void begin(const Attention &a, const Query &of) {
         const float *from = a.qkv + u64(of.row) * a.row_width + of.head * a.head_dim;
-        seen = of;
-        most = NO_NUMBER;
+        query_range = of;
+        max_score = MINUS_INFINITY;
         weight = 0.0f;
 #pragma unroll
         for (u32 i = 0; i < COUNT; i++) {
@@ -708,16 +708,16 @@ template <class T> struct PlainQuery {
 
     // Processes 32 tokens starting at `token`, a multiple of 32. At least one of them is visible.
     __device__ __forceinline__ void attend(const Attention &a, const PlainHead<T> &head, u32 token) {
-        u32 begin = max(seen.first, token), end = min(seen.last + 1, token + WARP);
-        float score = NO_NUMBER; // of this lane's token
+        u32 begin = max(query_range.first, token), end = min(query_range.last + 1, token + WARP);
+        float score = MINUS_INFINITY; // of this lane's token
         for (u32 i = begin; i < end; i++) {
             float product = dot(a, head.keys(i));
             if (i - token == lane_in_warp()) score = product;
         }
-        float slope = a.slopes ? a.slopes[seen.head] : 0.0f;
-        if (score != NO_NUMBER) score = bent(a, score * a.scale, slope, seen.last, token + lane_in_warp()) * LOG2_E;
-        float share = soften(score);
-        for (u32 i = begin; i < end; i++) add_value(a, __shfl_sync(ALL_LANES, share, i - token), head.values(i));
+        float slope = a.slopes ? a.slopes[query_range.head] : 0.0f;
+        if (score != MINUS_INFINITY) score = adjusted_score(a, score * a.scale, slope, query_range.last, token + lane_in_warp()) * LOG2_E;
+        float weight_of_token = update_softmax(score);
+        for (u32 i = begin; i < end; i++) add_value(a, __shfl_sync(ALL_LANES, weight_of_token, i - token), head.values(i));
     }
 
     __device__ __forceinline__ float dot(const Attention &a, StoredToken<T> key) const {
@@ -731,27 +731,27 @@ template <class T> struct PlainQuery {
     }
 
     // Replaces a score by its weight relative to the maximum so far.
-    __device__ __forceinline__ float soften(float score) {
-        float before = most;
-        most = fmaxf(before, warp_max(score));
-        float kept = exp2_of(before - most), share = exp2_of(score - most);
-        weight = weight * kept + warp_sum(share);
+    __device__ __forceinline__ float update_softmax(float score) {
+        float before = max_score;
+        max_score = fmaxf(before, warp_max(score));
+        float rescale = exp2_of(before - max_score), weight_of_token = exp2_of(score - max_score);
+        weight = weight * rescale + warp_sum(weight_of_token);
 #pragma unroll
-        for (u32 i = 0; i < COUNT; i++) sums[i] *= kept;
-        return share;
+        for (u32 i = 0; i < COUNT; i++) sums[i] *= rescale;
+        return weight_of_token;
     }
 
-    __device__ __forceinline__ void add_value(const Attention &a, float share, StoredToken<T> value) {
-        share *= value.scale;
+    __device__ __forceinline__ void add_value(const Attention &a, float weight_of_token, StoredToken<T> value) {
+        weight_of_token *= value.scale;
 #pragma unroll
         for (u32 i = 0; i < COUNT; i++) {
             u32 dim = i * WARP + lane_in_warp();
-            if (dim < a.value_dim) sums[i] += share * to_float(value.numbers[dim]);
+            if (dim < a.value_dim) sums[i] += weight_of_token * to_float(value.numbers[dim]);
         }
     }
 
-    __device__ __forceinline__ void put(const Attention &a, float *to /* [value_dim] */, float *mosts, float *weights /* [warps] */) const {
-        mosts[warp_in_block()] = most; // all lanes write the same value
+    __device__ __forceinline__ void put(const Attention &a, float *to /* [value_dim] */, float *maxima, float *weights /* [warps] */) const {
+        maxima[warp_in_block()] = max_score; // all lanes write the same value
         weights[warp_in_block()] = weight;
 #pragma unroll
         for (u32 i = 0; i < COUNT; i++) {
@@ -763,22 +763,22 @@ template <class T> struct PlainQuery {
 
 // A block processes every gridDim.z-th query of its tile. Its warps process 32 tokens each in turn.
 template <class T> __device__ __forceinline__ void attend_plain(const Attention &a) {
-    __shared__ float sums[PLAIN_WARPS][PLAIN_MOST_DIM], most[PLAIN_WARPS], weight[PLAIN_WARPS];
+    __shared__ float sums[PLAIN_WARPS][PLAIN_MAX_DIM], max_score[PLAIN_WARPS], weight[PLAIN_WARPS];
     AttentionTile tile = a.tiles[blockIdx.x];
     PlainHead<T> head = {stored_head(a, tile, token_bytes<T>(a.head_dim)), a.head_dim};
-    for (u32 i = blockIdx.z; i < queries_of(tile, a.group(), PLAIN_QUERIES); i += gridDim.z) {
-        Query seen = query_of(a, tile, tile.first_query + i);
+    for (u32 i = blockIdx.z; i < query_count(tile, a.group(), PLAIN_QUERIES); i += gridDim.z) {
+        Query query_range = query_of(a, tile, tile.first_query + i);
         PlainQuery<T> query;
-        query.begin(a, seen);
-        for (u32 token = (seen.first / WARP + warp_in_block()) * WARP; token <= seen.last; token += PLAIN_WARPS * WARP)
+        query.begin(a, query_range);
+        for (u32 token = (query_range.first / WARP + warp_in_block()) * WARP; token <= query_range.last; token += PLAIN_WARPS * WARP)
             query.attend(a, head, token);
-        query.put(a, sums[warp_in_block()], most, weight);
+        query.put(a, sums[warp_in_block()], max_score, weight);
         __syncthreads();
-        float *to = a.out + (u64(seen.row) * a.heads + seen.head) * a.value_dim;
+        float *to = a.out + (u64(query_range.row) * a.heads + query_range.head) * a.value_dim;
         for (u32 dim = threadIdx.x; dim < a.value_dim; dim += blockDim.x) {
-            Mean mean = mean_of_none(a.sinks, seen.head);
-            for (u32 warp = 0; warp < PLAIN_WARPS; warp++) mean.add({most[warp], weight[warp], sums[warp][dim]});
-            to[dim] = mean.sum / mean.weight;
+            PartialSoftmax result = initial_softmax(a.sinks, query_range.head);
+            for (u32 warp = 0; warp < PLAIN_WARPS; warp++) result.add({max_score[warp], weight[warp], sums[warp][dim]});
+            to[dim] = result.sum / result.weight;
         }
         __syncthreads(); // all partial results have been read
     }

@@ -9,7 +9,7 @@ enum Pairs { HALVES, NEIGHBOURS };
 
 // Rotates a head: pair i by the angle whose cosine is at i and whose sine is at i + rotated / 2.
 // The lanes of a warp divide the pairs.
-__device__ void turn(float *head /* [dim] */, const float *angles /* [rotated] */, u32 rotated, u32 pairs) {
+__device__ void rotate(float *head /* [dim] */, const float *angles /* [rotated] */, u32 rotated, u32 pairs) {
     u32 count = rotated / 2;
     for (u32 i = lane_in_warp(); i < count; i += WARP) {
         u32 first = pairs == HALVES ? i : 2 * i, second = pairs == HALVES ? i + count : 2 * i + 1;
@@ -33,15 +33,15 @@ extern "C" __global__ void angles(float *out /* [rows, 2 * count] */, const u32 
 // Rotates heads of `dim` numbers, starting at `first`, with one warp per head. Grid: rows, heads.
 extern "C" __global__ void rope(float *x /* [rows, stride] */, const float *angles /* [rows, rotated] */, u32 first, u32 dim, u32 stride,
                                 u32 rotated, u32 pairs) {
-    turn(x + u64(blockIdx.x) * stride + first + u64(blockIdx.y) * dim, angles + u64(blockIdx.x) * rotated, rotated, pairs);
+    rotate(x + u64(blockIdx.x) * stride + first + u64(blockIdx.y) * dim, angles + u64(blockIdx.x) * rotated, rotated, pairs);
 }
 
 // Rounds to the nearest number of the storage type. f16 saturates, because an infinity would turn
 // every result that depends on it into NaN.
-template <class T> __device__ T kept(float x) { return from_float<T>(x); }
-template <> __device__ f16 kept<f16>(float x) {
-    const float most = 65504.0f;
-    return from_float<f16>(x == x ? fminf(fmaxf(x, -most), most) : x);
+template <class T> __device__ T round_to(float x) { return from_float<T>(x); }
+template <> __device__ f16 round_to<f16>(float x) {
+    const float limit = 65504.0f;
+    return from_float<f16>(x == x ? fminf(fmaxf(x, -limit), limit) : x);
 }
 
 // Writes K or V of one token and head to its block, by one warp.
@@ -49,26 +49,26 @@ template <class T> struct Stored {
     static __host__ __device__ constexpr u32 head_bytes(u32 block_size, u32 dim) { return block_size * dim * sizeof(T); }
     static __device__ void write(u8 *head, const float *numbers /* [dim] */, u32 token, u32, u32 dim) {
         T *to = reinterpret_cast<T *>(head) + u64(token) * dim;
-        for (u32 i = lane_in_warp(); i < dim; i += WARP) to[i] = kept<T>(numbers[i]);
+        for (u32 i = lane_in_warp(); i < dim; i += WARP) to[i] = round_to<T>(numbers[i]);
     }
 };
 
-// Storage as multiples of a scale, with `most` as the largest multiple.
+// Storage as multiples of a scale, with `limit` as the largest multiple.
 template <class T> struct StoredMultiples {
     static __host__ __device__ constexpr u32 head_bytes(u32 block_size, u32 dim) { return block_size * (dim + sizeof(float)); }
-    static __device__ void write(u8 *head, const float *numbers /* [dim] */, u32 token, u32 block_size, u32 dim, float most) {
-        float scale = scale_of(numbers, dim, most), divisor = scale == 0.0f ? 1.0f : scale; // all numbers are stored as 0 * scale
+    static __device__ void write(u8 *head, const float *numbers /* [dim] */, u32 token, u32 block_size, u32 dim, float limit) {
+        float scale = scale_of(numbers, dim, limit), divisor = scale == 0.0f ? 1.0f : scale; // all numbers are stored as 0 * scale
         T *to = reinterpret_cast<T *>(head) + u64(token) * dim;
-        for (u32 i = lane_in_warp(); i < dim; i += WARP) to[i] = kept<T>(numbers[i] / divisor);
+        for (u32 i = lane_in_warp(); i < dim; i += WARP) to[i] = round_to<T>(numbers[i] / divisor);
         if (lane_in_warp() == 0) reinterpret_cast<float *>(head + u64(block_size) * dim)[token] = scale;
     }
-    // Returns the scale that maps the largest magnitude to `most`. If a number is not finite, the
+    // Returns the scale that maps the largest magnitude to `limit`. If a number is not finite, the
     // scale is NaN, and so is every result computed with it. If the scale would be subnormal, it is
     // 0.
-    static __device__ float scale_of(const float *numbers /* [dim] */, u32 dim, float most) {
-        float greatest = 0.0f;
-        for (u32 i = lane_in_warp(); i < dim; i += WARP) greatest = greater_size(greatest, numbers[i]);
-        float scale = warp_max(greatest) / most;
+    static __device__ float scale_of(const float *numbers /* [dim] */, u32 dim, float limit) {
+        float magnitude = 0.0f;
+        for (u32 i = lane_in_warp(); i < dim; i += WARP) magnitude = max_magnitude(magnitude, numbers[i]);
+        float scale = warp_max(magnitude) / limit;
         return scale > 3.4028235e38f ? NAN : scale < 1.17549435e-38f ? 0.0f : scale;
     }
 };
@@ -80,7 +80,7 @@ template <> struct Stored<signed char> : StoredMultiples<signed char> {
 };
 template <> struct Stored<e4m3> : StoredMultiples<e4m3> {
     static __device__ void write(u8 *head, const float *numbers, u32 token, u32 block_size, u32 dim) {
-        StoredMultiples::write(head, numbers, token, block_size, dim, E4M3_MOST);
+        StoredMultiples::write(head, numbers, token, block_size, dim, E4M3_MAX);
     }
 };
 
@@ -94,7 +94,7 @@ __device__ void store_kv(u8 *kv, float *qkv, const float *angles, const u32 *slo
     u8 *block = kv + u64(slot >> block_shift) * halves * kv_heads * head_bytes;
     for (u32 head = warp_in_block(); head < all; head += blockDim.x / WARP) {
         float *numbers = qkv + (u64(row) * all + head) * dim;
-        if (angles && head < heads + kv_heads) turn(numbers, angles + u64(row) * rotated, rotated, pairs);
+        if (angles && head < heads + kv_heads) rotate(numbers, angles + u64(row) * rotated, rotated, pairs);
         __syncwarp(); // other lanes read the rotated numbers
         if (head >= heads && slot != NOWHERE) Stored<T>::write(block + u64(head - heads) * head_bytes, numbers, slot & (block_size - 1), block_size, dim);
     }

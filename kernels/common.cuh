@@ -7,7 +7,7 @@
 // order: no kernel uses floating-point atomics.
 //
 // The same files compile for the host with tests/cuda/shim.h, which emulates threads with fibers.
-// So kernels use only these features of CUDA: threadIdx, blockIdx, blockDim, gridDim (x, y, z),
+// Therefore kernels use only these features of CUDA: threadIdx, blockIdx, blockDim, gridDim (x, y, z),
 // __syncthreads, __syncwarp, __shfl_sync, __shfl_xor_sync, __ballot_sync, static `__shared__`
 // arrays, DYNAMIC_SHARED, plain math functions, and the functions of tensor.cuh. All threads of a
 // block, or all lanes of a warp, execute each synchronizing call. No thread returns before all
@@ -28,7 +28,7 @@
 
 #define WARP 32
 #define ALL_LANES 0xffffffffu
-#define NO_NUMBER (-INFINITY)
+#define MINUS_INFINITY (-INFINITY)
 #define NOWHERE 0xffffffffu // the slot of a row whose K and V are not stored
 
 typedef uint8_t u8;
@@ -50,7 +50,7 @@ struct f16 {
 struct e4m3 {
     u8 bits;
 };
-#define E4M3_MOST 448.0f
+#define E4M3_MAX 448.0f
 
 __device__ __forceinline__ float bits_to_float(u32 bits) {
 #ifdef __CUDACC__
@@ -118,7 +118,7 @@ template <> __device__ __forceinline__ signed char from_float<signed char>(float
 
 template <> __device__ __forceinline__ e4m3 from_float<e4m3>(float x) {
     const u32 last_place = 0x46800000; // 16384, at which the spacing of f32 equals that of E4M3 subnormals
-    float size = fminf(fabsf(x), E4M3_MOST);
+    float size = fminf(fabsf(x), E4M3_MAX);
     u32 bits = float_to_bits(size) - (120 << 23); // difference of the exponent biases
     u32 code = size < 0.015625f ? float_to_bits(size + bits_to_float(last_place)) - last_place : (bits + 0x7ffff + (bits >> 20 & 1)) >> 20;
     return x == x ? e4m3{u8(code | (float_to_bits(x) >> 24 & 0x80))} : e4m3{0};
@@ -171,9 +171,9 @@ __device__ __forceinline__ float block_sum(float x) {
 }
 
 // Returns the larger magnitude. NaN counts as infinity, so that it is not lost.
-__device__ __forceinline__ float greater_size(float most, float x) {
+__device__ __forceinline__ float max_magnitude(float max, float x) {
     float size = fabsf(x);
-    return size <= most ? most : size == size ? size : INFINITY;
+    return size <= max ? max : size == size ? size : INFINITY;
 }
 
 // Returns the maximum over a block of at most 32 whole warps, in all its threads. All threads have
@@ -184,5 +184,5 @@ __device__ __forceinline__ float block_max(float x) {
     __syncthreads(); // all threads have read the previous maximum
     if (lane_in_warp() == 0) parts[warp_in_block()] = x;
     __syncthreads();
-    return warp_max(lane_in_warp() < blockDim.x / WARP ? parts[lane_in_warp()] : NO_NUMBER);
+    return warp_max(lane_in_warp() < blockDim.x / WARP ? parts[lane_in_warp()] : MINUS_INFINITY);
 }

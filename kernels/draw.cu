@@ -7,8 +7,8 @@
 
 #define DRAW_THREADS 512
 #define DRAW_WARPS (DRAW_THREADS / WARP)
-#define MOST_TOPS 20
-#define NOTHING 0xffffffffu  // value of `logprobs` and `mask` if there are none
+#define MAX_TOPS 20
+#define NONE 0xffffffffu  // value of `logprobs` and `mask` if there are none
 #define UNIT 1099511627776.0f // 2^40
 
 struct Draw {
@@ -30,26 +30,26 @@ struct Top {
 
 enum Outcome : u32 { TOKEN, NOT_FINITE, EXCLUDED };
 
-struct Drawn {
+struct DeviceSample {
     Outcome outcome;
     u32 token;
-    float logit, greatest;
-    u64 powers; // sum of e^(logit - greatest), in units of 2^-40
-    Top tops[MOST_TOPS];
+    float logit, max_logit;
+    u64 exp_sum; // sum of e^(logit - max_logit), in units of 2^-40
+    Top tops[MAX_TOPS];
 };
 
 // The layouts match those in src/batch/draws.rs.
-static_assert(sizeof(Draw) == 60 && sizeof(Edit) == 12 && sizeof(Drawn) == 24 + 8 * MOST_TOPS, "what the host writes and reads");
+static_assert(sizeof(Draw) == 60 && sizeof(Edit) == 12 && sizeof(DeviceSample) == 24 + 8 * MAX_TOPS, "the layouts match those of the host");
 
 // Multiplication and addition that are not fused into an FMA, because the host rounds after each.
-__device__ __forceinline__ float product_of(float a, float b) {
+__device__ __forceinline__ float rounded_product(float a, float b) {
 #ifdef __CUDACC__
     return __fmul_rn(a, b);
 #else
     return a * b;
 #endif
 }
-__device__ __forceinline__ float sum_of(float a, float b) {
+__device__ __forceinline__ float rounded_sum(float a, float b) {
 #ifdef __CUDACC__
     return __fadd_rn(a, b);
 #else
@@ -58,16 +58,16 @@ __device__ __forceinline__ float sum_of(float a, float b) {
 }
 
 // e^x for x <= 0, bit-identical to `exp` in src/decode/rows.rs.
-__device__ __forceinline__ float power_of(float x) {
-    const float LEAST = -87.0f, ROUNDER = 12582912.0f;
-    float bounded = fmaxf(x, LEAST), rounded = sum_of(product_of(bounded, 1.44269504088896f), ROUNDER), n = rounded - ROUNDER;
-    float r = sum_of(sum_of(bounded, -product_of(n, 355.0f / 512.0f)), -product_of(n, -2.1219444e-4f));
+__device__ __forceinline__ float exp_of(float x) {
+    const float MIN = -87.0f, ROUNDER = 12582912.0f;
+    float bounded = fmaxf(x, MIN), rounded = rounded_sum(rounded_product(bounded, 1.44269504088896f), ROUNDER), n = rounded - ROUNDER;
+    float r = rounded_sum(rounded_sum(bounded, -rounded_product(n, 355.0f / 512.0f)), -rounded_product(n, -2.1219444e-4f));
     const float series[] = {1.0f / 720.0f, 1.0f / 120.0f, 1.0f / 24.0f, 1.0f / 6.0f, 0.5f, 1.0f, 1.0f};
     float power = 1.0f / 5040.0f;
 #pragma unroll
-    for (int i = 0; i < 7; i++) power = sum_of(product_of(power, r), series[i]);
+    for (int i = 0; i < 7; i++) power = rounded_sum(rounded_product(power, r), series[i]);
     float scale = bits_to_float((float_to_bits(rounded) << 23) + float_to_bits(1.0f));
-    return x < LEAST ? 0.0f : product_of(power, scale);
+    return x < MIN ? 0.0f : rounded_product(power, scale);
 }
 
 // Maps a float to an integer with the same order, with -0 before 0.
@@ -106,7 +106,7 @@ template <u32 COUNT> __device__ void block_sums(u64 (&sums)[COUNT]) {
     }
 }
 
-__device__ u64 block_greatest(u64 x) {
+__device__ u64 block_max_u64(u64 x) {
     __shared__ u64 parts[DRAW_WARPS];
     for (int step = WARP / 2; step > 0; step /= 2) x = max(x, u64(__shfl_xor_sync(ALL_LANES, x, step)));
     __syncthreads();
@@ -121,8 +121,8 @@ __device__ u64 block_greatest(u64 x) {
 struct Row {
     float *logits; // [vocab]
     u32 vocab;
-    float greatest, temperature, min_p;
-    u32 least_key, equals_end; // excluded: tokens with a lower key, and tokens with this key from index equals_end on
+    float max_logit, temperature, min_p;
+    u32 min_key, equals_end; // excluded: tokens with a lower key, and tokens with this key from index equals_end on
 
     // Returns the sum of `weight(token)`, a u64, over all tokens.
     template <class Weight> __device__ u64 total(Weight weight) const {
@@ -132,7 +132,7 @@ struct Row {
         return sum[0];
     }
 
-    // Returns the best token after `last`, as rank and token: the greatest logit, and among equals
+    // Returns the best token after `last`, as rank and token: the highest logit, and among equals
     // the lowest token. Adding 0 turns -0 into 0, which is equal.
     __device__ u64 best_after(u64 last) const {
         u64 best = 0;
@@ -140,21 +140,21 @@ struct Row {
             u64 rank = u64(key_of(logits[token] + 0.0f)) << 32 | ~token;
             if (rank < last) best = max(best, rank);
         }
-        return block_greatest(best);
+        return block_max_u64(best);
     }
 
     __device__ __forceinline__ bool is_kept(u32 token) const {
         u32 key = key_of(logits[token]);
-        return key > least_key || (key == least_key && token < equals_end);
+        return key > min_key || (key == min_key && token < equals_end);
     }
 
     // Returns the unnormalized probability of a logit; that of the best token is 1.
-    __device__ __forceinline__ float share_of(float logit) const {
-        float share = power_of(sum_of(logit, -greatest) / temperature);
-        return share >= min_p ? share : 0.0f;
+    __device__ __forceinline__ float probability_of(float logit) const {
+        float probability = exp_of(rounded_sum(logit, -max_logit) / temperature);
+        return probability >= min_p ? probability : 0.0f;
     }
-    __device__ __forceinline__ u64 share(u32 token) const { return is_kept(token) ? u64(share_of(logits[token]) * UNIT) : 0; }
-    __device__ __forceinline__ u64 is_candidate(u32 token) const { return is_kept(token) && share_of(logits[token]) > 0.0f; }
+    __device__ __forceinline__ u64 probability(u32 token) const { return is_kept(token) ? u64(probability_of(logits[token]) * UNIT) : 0; }
+    __device__ __forceinline__ u64 is_candidate(u32 token) const { return is_kept(token) && probability_of(logits[token]) > 0.0f; }
 
     // Returns the greatest key for which the tokens with at least this key have a total weight of
     // at least `wanted`. The total of all tokens must reach `wanted`. Searches four bits at a time.
@@ -223,7 +223,7 @@ struct Row {
     // this key.
     __device__ void keep(u32 key, u64 count) {
         u32 last = locate(count - 1, [&](u32 token) { return u64(key_of(logits[token]) == key && is_candidate(token)); });
-        least_key = key, equals_end = last + 1;
+        min_key = key, equals_end = last + 1;
     }
 
     __device__ void keep_top_k(u32 k) {
@@ -235,37 +235,37 @@ struct Row {
 
     __device__ void keep_top_p(float p) {
         if (p >= 1.0f) return;
-        auto weighed = [&](u32 token) { return share(token); };
+        auto weighed = [&](u32 token) { return probability(token); };
         u64 all = total(weighed), wanted = min(max(u64(ceil(double(p) * double(all))), u64(1)), all);
         u32 key = threshold(wanted, weighed);
-        u64 above = total([&](u32 token) { return key_of(logits[token]) > key ? share(token) : 0; });
-        u64 each = u64(share_of(float_of_key(key)) * UNIT); // not 0, because these tokens are needed to reach `wanted`
+        u64 above = total([&](u32 token) { return key_of(logits[token]) > key ? probability(token) : 0; });
+        u64 each = u64(probability_of(float_of_key(key)) * UNIT); // not 0, because these tokens are needed to reach `wanted`
         keep(key, (wanted - above + each - 1) / each);
     }
 };
 
 // Changes a logit to a finite value, unless the token is impossible.
 __device__ __forceinline__ void set_logit(float &logit, float value) {
-    if (logit > NO_NUMBER) logit = fminf(fmaxf(value, -3.40282347e38f), 3.40282347e38f);
+    if (logit > MINUS_INFINITY) logit = fminf(fmaxf(value, -3.40282347e38f), 3.40282347e38f);
 }
 
 __device__ void edit(const Draw &draw, Edit *edits, const u32 *masks, float *logits, u32 vocab) {
     for (u32 i = threadIdx.x; i < draw.biases; i += DRAW_THREADS) {
         float &logit = logits[edits[i].token];
         edits[i].before = logit;
-        set_logit(logit, sum_of(logit, bits_to_float(edits[i].value)));
+        set_logit(logit, rounded_sum(logit, bits_to_float(edits[i].value)));
     }
     __syncthreads();
     for (u32 i = draw.biases + threadIdx.x; i < draw.biases + draw.counts; i += DRAW_THREADS) {
         float &logit = logits[edits[i].token];
         edits[i].before = logit;
-        set_logit(logit, logit > 0.0f ? logit / draw.repetition_penalty : product_of(logit, draw.repetition_penalty));
-        float penalty = sum_of(product_of(draw.frequency_penalty, float(edits[i].value)), draw.presence_penalty);
-        if (edits[i].value > 0) set_logit(logit, sum_of(logit, -penalty));
+        set_logit(logit, logit > 0.0f ? logit / draw.repetition_penalty : rounded_product(logit, draw.repetition_penalty));
+        float penalty = rounded_sum(rounded_product(draw.frequency_penalty, float(edits[i].value)), draw.presence_penalty);
+        if (edits[i].value > 0) set_logit(logit, rounded_sum(logit, -penalty));
     }
     __syncthreads();
-    for (u32 token = threadIdx.x; draw.mask != NOTHING && token < vocab; token += DRAW_THREADS) {
-        if ((masks[draw.mask + token / 32] >> token % 32 & 1) == 0) logits[token] = NO_NUMBER;
+    for (u32 token = threadIdx.x; draw.mask != NONE && token < vocab; token += DRAW_THREADS) {
+        if ((masks[draw.mask + token / 32] >> token % 32 & 1) == 0) logits[token] = MINUS_INFINITY;
     }
     __syncthreads();
 }
@@ -277,56 +277,56 @@ __device__ float logit_before(const Draw &draw, const Edit *edits, const float *
     for (u32 i = threadIdx.x; i < count; i += DRAW_THREADS) {
         if (edits[i].token == token) left = max(left, count - i);
     }
-    left = u32(block_greatest(left));
+    left = u32(block_max_u64(left));
     return left > 0 ? edits[count - left].before : logits[token];
 }
 
 __device__ __forceinline__ u32 token_of(u64 rank) { return ~u32(rank); }
 __device__ __forceinline__ float logit_of(u64 rank) { return float_of_key(u32(rank >> 32)); }
 
-// Reports the sum of e^(logit - greatest) and the most probable tokens, for log probabilities.
-__device__ void tell(const Draw &draw, const Row &row, Drawn *drawn) {
-    u64 powers = row.total([&](u32 token) { return u64(power_of(sum_of(row.logits[token], -row.greatest)) * UNIT); });
-    if (threadIdx.x == 0) drawn->powers = powers;
+// Reports the sum of e^(logit - max_logit) and the most probable tokens, for log probabilities.
+__device__ void write_logprobs(const Draw &draw, const Row &row, DeviceSample *sample) {
+    u64 exp_sum = row.total([&](u32 token) { return u64(exp_of(rounded_sum(row.logits[token], -row.max_logit)) * UNIT); });
+    if (threadIdx.x == 0) sample->exp_sum = exp_sum;
     u64 last = ~u64(0);
     for (u32 i = 0; i < draw.logprobs && i < row.vocab; i++) {
         last = row.best_after(last);
-        if (threadIdx.x == 0) drawn->tops[i] = Top{token_of(last), logit_of(last)};
+        if (threadIdx.x == 0) sample->tops[i] = Top{token_of(last), logit_of(last)};
     }
 }
 
 // Grid: draws. 512 threads. Edits the rows in place.
-extern "C" __global__ void __launch_bounds__(DRAW_THREADS) draw_rows(Drawn *all /* [draws] */, float *logits /* [rows, vocab] */,
+extern "C" __global__ void __launch_bounds__(DRAW_THREADS) draw_rows(DeviceSample *all /* [draws] */, float *logits /* [rows, vocab] */,
                                                                      const Draw *draws /* [draws] */, Edit *edits, const u32 *masks, u32 vocab) {
     const Draw draw = draws[blockIdx.x];
-    Drawn *drawn = all + blockIdx.x;
+    DeviceSample *sample = all + blockIdx.x;
     edits += draw.edits;
     Row row = {logits + u64(draw.row) * vocab, vocab, 0.0f, draw.temperature, draw.min_p, 0, 0};
-    bool strange = row.total([&](u32 token) { return u64(!(row.logits[token] < INFINITY)); }) > 0;
+    bool not_finite = row.total([&](u32 token) { return u64(!(row.logits[token] < INFINITY)); }) > 0;
     u64 best = row.best_after(~u64(0));
-    row.greatest = logit_of(best);
-    if (threadIdx.x == 0) *drawn = Drawn{strange ? NOT_FINITE : TOKEN, 0, 0.0f, row.greatest, 0, {}};
-    if (strange) return; // uniform over the block
+    row.max_logit = logit_of(best);
+    if (threadIdx.x == 0) *sample = DeviceSample{not_finite ? NOT_FINITE : TOKEN, 0, 0.0f, row.max_logit, 0, {}};
+    if (not_finite) return; // uniform over the block
     __syncthreads();
-    if (draw.logprobs != NOTHING) tell(draw, row, drawn);
-    if (draw.biases + draw.counts > 0 || draw.mask != NOTHING) {
+    if (draw.logprobs != NONE) write_logprobs(draw, row, sample);
+    if (draw.biases + draw.counts > 0 || draw.mask != NONE) {
         edit(draw, edits, masks, row.logits, vocab);
         best = row.best_after(~u64(0));
-        row.greatest = logit_of(best);
+        row.max_logit = logit_of(best);
     }
     u32 token = token_of(best);
-    if (row.greatest > NO_NUMBER && draw.temperature > 0.0f) {
+    if (row.max_logit > MINUS_INFINITY && draw.temperature > 0.0f) {
         row.keep_top_k(draw.top_k);
         row.keep_top_p(draw.top_p);
-        auto weighed = [&](u32 token) { return row.share(token); };
+        auto weighed = [&](u32 token) { return row.probability(token); };
         u64 fraction = u64(draw.fraction_high) << 32 | draw.fraction_low;
         token = row.locate(high_product(fraction, row.total(weighed)), weighed);
     }
-    float logit = draw.logprobs != NOTHING ? logit_before(draw, edits, row.logits, token) : 0.0f;
+    float logit = draw.logprobs != NONE ? logit_before(draw, edits, row.logits, token) : 0.0f;
     if (threadIdx.x == 0) {
-        drawn->outcome = row.greatest > NO_NUMBER ? TOKEN : EXCLUDED;
-        drawn->token = token;
-        drawn->logit = logit;
+        sample->outcome = row.max_logit > MINUS_INFINITY ? TOKEN : EXCLUDED;
+        sample->token = token;
+        sample->logit = logit;
     }
 }
 
@@ -334,10 +334,10 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS) draw_rows(Drawn *all 
 // tokens. If sampling failed, the token is arbitrary. A sequence whose slot is NOWHERE has ended.
 // It keeps its position, because its block table ends there. One block.
 extern "C" __global__ void go_on(u32 *tokens /* [rows] */, u32 *positions /* [rows] */, u32 *slots /* [rows, groups] */, u32 *longest /* [1] */,
-                                 const u32 *next_slots /* [rows, groups] */, const Drawn *drawn /* [rows] */, u32 rows, u32 groups,
+                                 const u32 *next_slots /* [rows, groups] */, const DeviceSample *sample /* [rows] */, u32 rows, u32 groups,
                                  u32 next_longest) {
     for (u32 row = threadIdx.x; row < rows; row += blockDim.x) {
-        tokens[row] = drawn[row].outcome == TOKEN ? drawn[row].token : 0;
+        tokens[row] = sample[row].outcome == TOKEN ? sample[row].token : 0;
         if (next_slots[u64(row) * groups] != NOWHERE) positions[row]++;
     }
     for (u32 i = threadIdx.x; i < rows * groups; i += blockDim.x) slots[i] = next_slots[i];

@@ -5,8 +5,8 @@ enum Scores { SOFTMAX, SIGMOID };
 enum GroupScore { BEST, BEST_TWO };
 
 #define ROUTE_WARPS 4
-#define MOST_EXPERTS 512
-#define MOST_GROUPS 64
+#define MAX_EXPERTS 512
+#define MAX_GROUPS 64
 
 // The scores that select experts. Softmax is monotonic, so its logits suffice.
 struct RowScores {
@@ -18,10 +18,10 @@ struct RowScores {
         if (kind == SOFTMAX) return logits[expert];
         return sigmoid(logits[expert]) + (correction ? correction[expert] : 0.0f);
     }
-    // Returns the weight of an expert before normalization. `most` is the largest logit of the
+    // Returns the weight of an expert before normalization. `max_logit` is the largest logit of the
     // chosen experts.
-    __device__ float weight(u32 expert, float most) const {
-        return kind == SOFTMAX ? expf(logits[expert] - most) : sigmoid(logits[expert]);
+    __device__ float weight(u32 expert, float max_logit) const {
+        return kind == SOFTMAX ? expf(logits[expert] - max_logit) : sigmoid(logits[expert]);
     }
 };
 
@@ -31,11 +31,11 @@ struct RowGroups {
 };
 
 // The working memory of a warp for its row.
-struct RowNotes {
-    u32 orders[MOST_EXPERTS];
-    u32 group_orders[MOST_GROUPS];
-    u32 experts[MOST_EXPERTS]; // chosen, by descending score
-    float weights[MOST_EXPERTS];
+struct RouteWorkspace {
+    u32 orders[MAX_EXPERTS];
+    u32 group_orders[MAX_GROUPS];
+    u32 experts[MAX_EXPERTS]; // chosen, by descending score
+    float weights[MAX_EXPERTS];
 };
 
 // Maps a float, including NaN, to an integer with the same order.
@@ -47,16 +47,16 @@ __device__ __forceinline__ u32 order_of(float x) {
 // An order and an index as one unique number; among equal orders, the lower index has the higher
 // rank. All ranks are below ALL_RANKS.
 #define ALL_RANKS (~u64(0))
-#define LAST_PLACE 0x7fffffffu
-__device__ __forceinline__ u64 rank_of(u32 order, u32 place) { return u64(order) << 32 | (LAST_PLACE - place); }
-__device__ __forceinline__ u32 place_of_rank(u64 rank) { return LAST_PLACE - u32(rank); }
+#define MAX_INDEX 0x7fffffffu
+__device__ __forceinline__ u64 rank_of(u32 order, u32 index) { return u64(order) << 32 | (MAX_INDEX - index); }
+__device__ __forceinline__ u32 index_of_rank(u64 rank) { return MAX_INDEX - u32(rank); }
 
 // Returns the highest rank of a warp's row below `last`, so that successive calls return descending
 // ranks.
 __device__ u64 next_best(const u32 *orders /* [count] */, u32 count, u64 last) {
     u64 best = 0;
-    for (u32 place = lane_in_warp(); place < count; place += WARP) {
-        u64 rank = rank_of(orders[place], place);
+    for (u32 index = lane_in_warp(); index < count; index += WARP) {
+        u64 rank = rank_of(orders[index], index);
         if (rank < last && rank > best) best = rank;
     }
     for (u32 step = WARP / 2; step > 0; step /= 2) {
@@ -69,7 +69,7 @@ __device__ u64 next_best(const u32 *orders /* [count] */, u32 count, u64 last) {
 // Scores a group. One lane visits its experts in order, because the two best scores depend on the
 // order if one is NaN.
 __device__ float score_of_group(const RowScores &scores, u32 group, u32 size, u32 how) {
-    float first = NO_NUMBER, second = NO_NUMBER;
+    float first = MINUS_INFINITY, second = MINUS_INFINITY;
     for (u32 expert = group * size; expert < (group + 1) * size; expert++) {
         float next = scores.of(expert);
         second = fmaxf(second, fminf(next, first));
@@ -79,47 +79,47 @@ __device__ float score_of_group(const RowScores &scores, u32 group, u32 size, u3
 }
 
 // Returns the chosen groups as a bit mask.
-__device__ u64 choose_groups(RowNotes &notes, const RowScores &scores, RowGroups groups, u32 experts) {
+__device__ u64 choose_groups(RouteWorkspace &workspace, const RowScores &scores, RowGroups groups, u32 experts) {
     for (u32 group = lane_in_warp(); group < groups.count; group += WARP)
-        notes.group_orders[group] = order_of(score_of_group(scores, group, experts / groups.count, groups.score));
+        workspace.group_orders[group] = order_of(score_of_group(scores, group, experts / groups.count, groups.score));
     __syncwarp();
     u64 bits = 0, last = ALL_RANKS;
     for (u32 i = 0; i < groups.chosen; i++) {
-        last = next_best(notes.group_orders, groups.count, last);
-        bits |= u64(1) << place_of_rank(last);
+        last = next_best(workspace.group_orders, groups.count, last);
+        bits |= u64(1) << index_of_rank(last);
     }
     return bits;
 }
 
 // Chooses the `top_k` best experts of a row.
-__device__ void choose_experts(RowNotes &notes, const RowScores &scores, RowGroups groups, u32 experts, u32 top_k) {
+__device__ void choose_experts(RouteWorkspace &workspace, const RowScores &scores, RowGroups groups, u32 experts, u32 top_k) {
     u32 size = groups.count ? experts / groups.count : experts;
-    u64 chosen = groups.count ? choose_groups(notes, scores, groups, experts) : 1;
-    float nothing = scores.kind == SOFTMAX ? NO_NUMBER : 0.0f; // score of experts in groups that were not chosen
+    u64 chosen = groups.count ? choose_groups(workspace, scores, groups, experts) : 1;
+    float excluded_score = scores.kind == SOFTMAX ? MINUS_INFINITY : 0.0f; // score of experts in groups that were not chosen
     for (u32 expert = lane_in_warp(); expert < experts; expert += WARP)
-        notes.orders[expert] = order_of(chosen >> expert / size & 1 ? scores.of(expert) : nothing);
+        workspace.orders[expert] = order_of(chosen >> expert / size & 1 ? scores.of(expert) : excluded_score);
     __syncwarp();
     u64 last = ALL_RANKS;
     for (u32 i = 0; i < top_k; i++) {
-        last = next_best(notes.orders, experts, last);
-        if (lane_in_warp() == 0) notes.experts[i] = place_of_rank(last);
+        last = next_best(workspace.orders, experts, last);
+        if (lane_in_warp() == 0) workspace.experts[i] = index_of_rank(last);
     }
     __syncwarp();
 }
 
 // Computes the weights of the chosen experts, and returns their divisor. Each lane sums the weights
 // of the chosen experts in the same order, by descending score.
-__device__ float weigh(RowNotes &notes, const RowScores &scores, u32 experts, u32 top_k, bool normalized) {
-    float most = NO_NUMBER, sum = 0.0f;
-    for (u32 i = 0; i < top_k; i++) most = fmaxf(most, scores.logits[notes.experts[i]]);
-    for (u32 i = lane_in_warp(); i < top_k; i += WARP) notes.weights[i] = scores.weight(notes.experts[i], most);
+__device__ float compute_weights(RouteWorkspace &workspace, const RowScores &scores, u32 experts, u32 top_k, bool normalized) {
+    float max_logit = MINUS_INFINITY, sum = 0.0f;
+    for (u32 i = 0; i < top_k; i++) max_logit = fmaxf(max_logit, scores.logits[workspace.experts[i]]);
+    for (u32 i = lane_in_warp(); i < top_k; i += WARP) workspace.weights[i] = scores.weight(workspace.experts[i], max_logit);
     __syncwarp();
     if (normalized) {
-        for (u32 i = 0; i < top_k; i++) sum += notes.weights[i];
+        for (u32 i = 0; i < top_k; i++) sum += workspace.weights[i];
         return scores.kind == SOFTMAX ? sum : sum + 1e-20f; // avoids a division by zero if all weights are 0
     }
     if (scores.kind == SIGMOID) return 1.0f;
-    for (u32 expert = lane_in_warp(); expert < experts; expert += WARP) sum += scores.weight(expert, most);
+    for (u32 expert = lane_in_warp(); expert < experts; expert += WARP) sum += scores.weight(expert, max_logit);
     return warp_sum(sum);
 }
 
@@ -129,16 +129,16 @@ extern "C" __global__ void route(u32 *experts_of /* [rows, top_k] */, float *wei
                                  const float *logits /* [rows, experts] */, const float *correction /* [experts] or null */, u32 rows,
                                  u32 experts, u32 top_k, u32 scores, u32 normalized, float scale, u32 groups, u32 groups_chosen,
                                  u32 group_score) {
-    __shared__ RowNotes notes_of_block[ROUTE_WARPS];
-    RowNotes &notes = notes_of_block[warp_in_block()];
+    __shared__ RouteWorkspace workspaces[ROUTE_WARPS];
+    RouteWorkspace &workspace = workspaces[warp_in_block()];
     u32 row = blockIdx.x * ROUTE_WARPS + warp_in_block();
     if (row >= rows) return; // warps do not synchronize with each other
     RowScores own = {logits + u64(row) * experts, correction, scores};
-    choose_experts(notes, own, RowGroups{groups, groups_chosen, group_score}, experts, top_k);
-    float sum = weigh(notes, own, experts, top_k, normalized);
+    choose_experts(workspace, own, RowGroups{groups, groups_chosen, group_score}, experts, top_k);
+    float sum = compute_weights(workspace, own, experts, top_k, normalized);
     for (u32 i = lane_in_warp(); i < top_k; i += WARP) {
-        experts_of[u64(row) * top_k + i] = notes.experts[i];
-        weights[u64(row) * top_k + i] = notes.weights[i] / sum * scale;
+        experts_of[u64(row) * top_k + i] = workspace.experts[i];
+        weights[u64(row) * top_k + i] = workspace.weights[i] / sum * scale;
     }
 }
 

@@ -8,7 +8,7 @@
 // followed by one f32 scale per row, which multiplies the finished sums.
 //
 // Whatever the tile, each element of out is summed over k in order, by the same instructions, and
-// no sum is split among blocks or warps. So a row has the same bits alone and among a thousand.
+// no sum is split among blocks or warps. Therefore a row has the same bits in every batch.
 // After the last k both operands are zeros, which do not change the sums.
 #include "tensor.cuh"
 
@@ -75,20 +75,20 @@ __device__ __forceinline__ Product<T> product_of_block(Product<T> all, const T *
     return own;
 }
 
-struct MatmulPlace {
+struct TilePosition {
     u32 row, out; // first row and first out
-    bool there;
+    bool valid;
 };
 
 // Returns the tile of a block. Blocks start in the order of their numbers: a band of tiles of rows
-// first, and then the next outs. So weights are read from memory once per band, while the band's x
+// first, and then the next outs. Weights are thus read from memory once per band, while the band's x
 // stays in L2.
-template <class Tile> __device__ __forceinline__ MatmulPlace place_of_block(u32 rows) {
+template <class Tile> __device__ __forceinline__ TilePosition tile_of_block(u32 rows) {
     u32 outs_tiles = gridDim.x, rows_tiles = div_ceil(rows, Tile::ROWS), block = blockIdx.y * gridDim.x + blockIdx.x;
     u32 above = block / (MATMUL_BAND * outs_tiles) * MATMUL_BAND, within = block % (MATMUL_BAND * outs_tiles);
-    if (above >= rows_tiles) return MatmulPlace{0, 0, false};
+    if (above >= rows_tiles) return TilePosition{0, 0, false};
     u32 height = rows_tiles - above < MATMUL_BAND ? rows_tiles - above : MATMUL_BAND;
-    return MatmulPlace{(above + within % height) * Tile::ROWS, within / height * Tile::OUTS, within < height * outs_tiles};
+    return TilePosition{(above + within % height) * Tile::ROWS, within / height * Tile::OUTS, within < height * outs_tiles};
 }
 
 // Starts the copy of a step of w to shared memory, padded with zeros.
@@ -101,13 +101,13 @@ __device__ __forceinline__ void copy_w(T *to /* [OUTS, W_PITCH] */, const Produc
 #pragma unroll
     for (u32 i = 0; i < Tile::OUTS / DOWN; i++) {
         u32 out = down + i * DOWN;
-        bool there = first_out + out < p.outs && first_k + across < p.pitch;
-        copy_async_16(to + out * Step::W_PITCH + across, there ? from + i * DOWN * p.pitch : p.w, there);
+        bool valid = first_out + out < p.outs && first_k + across < p.pitch;
+        copy_async_16(to + out * Step::W_PITCH + across, valid ? from + i * DOWN * p.pitch : p.w, valid);
     }
 }
 
 // A thread's part of a step of x.
-template <class Tile, class T> struct ShareOfX {
+template <class Tile, class T> struct PartOfX {
     typedef StepOf<Tile, T> Step;
     static constexpr u32 ACROSS = Step::NUMBERS / 4, DOWN = Tile::THREADS / ACROSS, COUNT = Tile::ROWS / DOWN;
     float4 numbers[COUNT];
@@ -122,8 +122,8 @@ template <class Tile, class T> struct ShareOfX {
         if (p.cols % 4 == 0) {
 #pragma unroll
             for (u32 i = 0; i < COUNT; i++) {
-                bool there = first_row + down(i) < p.rows && k < p.cols;
-                numbers[i] = there ? *reinterpret_cast<const float4 *>(from + i * DOWN * p.cols) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                bool valid = first_row + down(i) < p.rows && k < p.cols;
+                numbers[i] = valid ? *reinterpret_cast<const float4 *>(from + i * DOWN * p.cols) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             }
         } else { // rows are not aligned
 #pragma unroll
@@ -279,7 +279,7 @@ __device__ __forceinline__ void write_sums(const float (&sums)[Tile::HIGH][Tile:
     }
 }
 
-template <class Tile, class T> __device__ __forceinline__ void multiply(const Product<T> &p, MatmulPlace place) {
+template <class Tile, class T> __device__ __forceinline__ void multiply(const Product<T> &p, TilePosition tile) {
     typedef StepOf<Tile, T> Step;
     typedef typename Step::X X;
     constexpr u32 STEP = Step::NUMBERS, STAGES = Tile::STAGES;
@@ -289,18 +289,18 @@ template <class Tile, class T> __device__ __forceinline__ void multiply(const Pr
     u32 warp_row = warp_in_block() / (Tile::OUTS / Tile::WARP_OUTS) * Tile::WARP_ROWS;
     u32 warp_out = warp_in_block() % (Tile::OUTS / Tile::WARP_OUTS) * Tile::WARP_OUTS;
     float sums[Tile::HIGH][Tile::WIDE][4] = {};
-    ShareOfX<Tile, T> share;
+    PartOfX<Tile, T> x_part;
 
     auto begin_w = [&](u32 step) {
-        if (step < steps) copy_w<Tile>(w + step % STAGES * Tile::OUTS * Step::W_PITCH, p, place.out, step * STEP);
+        if (step < steps) copy_w<Tile>(w + step % STAGES * Tile::OUTS * Step::W_PITCH, p, tile.out, step * STEP);
         copy_async_commit(); // empty at the end, so that the number of groups to wait for is constant
     };
     for (u32 step = 0; step < STAGES - 1; step++) begin_w(step);
-    share.load(p, place.row, 0);
+    x_part.load(p, tile.row, 0);
     for (u32 step = 0; step < steps; step++) {
         X *x_step = x + step % 2 * Tile::ROWS * Step::X_PITCH;
-        share.store(x_step);
-        share.load(p, place.row, (step + 1) * STEP);
+        x_part.store(x_step);
+        x_part.load(p, tile.row, (step + 1) * STEP);
         copy_async_wait<STAGES - 2>();
         __syncthreads(); // the step has arrived, and all warps have finished with the last one, whose memory is reused
         begin_w(step + STAGES - 1);
@@ -310,7 +310,7 @@ template <class Tile, class T> __device__ __forceinline__ void multiply(const Pr
         else if constexpr (sizeof(T) == 1) add_step_fp8<Tile>(sums, x_warp, w_warp);
         else add_step<Tile>(sums, x_warp, w_warp);
     }
-    write_sums<Tile>(sums, p, place.row + warp_row, place.out + warp_out);
+    write_sums<Tile>(sums, p, tile.row + warp_row, tile.out + warp_out);
 }
 
 // Without `ws`: one product of all rows with `w`, and with `bias` unless it is null. With `ws`: one
@@ -330,8 +330,8 @@ template <class Tile, class T> __device__ __forceinline__ void multiply(const Pr
         const u32 *starts /* [products + 1] or null */, u32 rows, u32 outs, u32 cols) { \
         Product<T> all = {out, x, w, bias, rows, outs, cols, pitch_of<T>(cols)};        \
         Product<T> own = product_of_block(all, ws, biases, starts);                     \
-        MatmulPlace place = place_of_block<Tile>(own.rows);                             \
-        if (place.there) multiply<Tile>(own, place);                                    \
+        TilePosition tile = tile_of_block<Tile>(own.rows);                             \
+        if (tile.valid) multiply<Tile>(own, tile);                                    \
     }
 
 // Converts x to the storage type of a matrix, padded with zeros, as an operand for cuBLASLt. Grid:
@@ -353,11 +353,11 @@ template <class T> __device__ void store_rounded(T *out, const float *x, u32 col
 // their scale would overflow. Grid: rows.
 extern "C" __global__ void to_fp8(e4m3 *out /* [rows, pitch] */, float *scales /* [rows] */, const float *x /* [rows, cols] */, u32 cols) {
     const float *row = x + u64(blockIdx.x) * cols;
-    float most = 0.0f;
-    for (u32 k = threadIdx.x; k < cols; k += blockDim.x) most = greater_size(most, row[k]);
-    most = block_max(most);
-    float inverse = most < 1e-30f ? 0.0f : E4M3_MOST / most;
-    if (threadIdx.x == 0) scales[blockIdx.x] = most < 1e-30f ? 0.0f : most / E4M3_MOST;
+    float magnitude = 0.0f;
+    for (u32 k = threadIdx.x; k < cols; k += blockDim.x) magnitude = max_magnitude(magnitude, row[k]);
+    magnitude = block_max(magnitude);
+    float inverse = magnitude < 1e-30f ? 0.0f : E4M3_MAX / magnitude;
+    if (threadIdx.x == 0) scales[blockIdx.x] = magnitude < 1e-30f ? 0.0f : magnitude / E4M3_MAX;
     u32 pitch = pitch_of<e4m3>(cols);
     for (u32 k = threadIdx.x * 4; k < pitch; k += blockDim.x * 4) {
         u32 four = 0;

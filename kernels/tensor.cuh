@@ -52,17 +52,17 @@ __device__ __forceinline__ void ldmatrix_x4_transposed(u32 (&r)[4], const void *
                  : "memory");
 }
 
-// Starts a copy of 16 or 4 bytes to shared memory, or fills it with zeros if `there` is false. Both
+// Starts a copy of 16 or 4 bytes to shared memory, or fills it with zeros if `valid` is false. Both
 // addresses are aligned to the size. Copies since the last commit form a group. wait<n> waits until
 // at most n groups of this thread are pending. Other threads see the data after __syncthreads.
-__device__ __forceinline__ void copy_async_16(void *shared, const void *global, bool there) {
+__device__ __forceinline__ void copy_async_16(void *shared, const void *global, bool valid) {
     u32 address = static_cast<u32>(__cvta_generic_to_shared(shared));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(there ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(valid ? 16 : 0) : "memory");
 }
 
-__device__ __forceinline__ void copy_async_4(void *shared, const void *global, bool there) {
+__device__ __forceinline__ void copy_async_4(void *shared, const void *global, bool valid) {
     u32 address = static_cast<u32>(__cvta_generic_to_shared(shared));
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(global), "r"(there ? 4 : 0) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(global), "r"(valid ? 4 : 0) : "memory");
 }
 
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
