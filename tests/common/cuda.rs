@@ -87,7 +87,7 @@ impl Shim {
     /// How often somebody asked for memory.
     pub fn asked(&self) -> u64 {
         // SAFETY: as above.
-        self.call(c"shim_asked", |call: unsafe extern "C" fn() -> u64| unsafe { call() }).unwrap_or(0)
+        self.call(c"shim_allocation_calls", |call: unsafe extern "C" fn() -> u64| unsafe { call() }).unwrap_or(0)
     }
 
     /// From devices to the host, so far.

@@ -1,15 +1,15 @@
 #!/bin/bash
-# build.sh OUT_DIR: libcuda.so and libcublasLt.so for machines without a device, where they are not newer than all that they are made of.
-# build.sh OUT_DIR test: runs the shim's own tests instead.
+# build.sh OUT_DIR: builds libcuda.so and libcublasLt.so for machines without a device, if their sources are newer.
+# build.sh OUT_DIR test: runs the tests of the shim instead.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 kernels=$here/../../kernels
 mkdir -p "$1"
 cd "$1"
 exec 9> .lock
-flock 9 # several tests may want them at the same time
+flock 9 # several tests may build at the same time
 
-# Kernels read numbers as other types, as nvcc lets them. What a device does not forgive, an address that is not aligned, traps.
+# Kernels access numbers through other types, which nvcc allows. Misaligned accesses trap, as on a device.
 FLAGS=(-std=c++17 -O2 -g -fPIC -fvisibility=hidden -ffp-contract=off -Wall -Wextra -pthread -I"$here" -I"$kernels" -I.)
 KERNEL_FLAGS=(-fno-strict-aliasing -fsanitize=alignment,bounds -fsanitize-undefined-trap-on-error -Wno-unknown-pragmas)
 
@@ -40,7 +40,7 @@ if [ "${2:-}" = test ]; then
     g++ "${FLAGS[@]}" "${KERNEL_FLAGS[@]}" "$here"/{shim_test,shim,libcublaslt}.cpp -o shim_test
     ./shim_test
 elif ! is_new built; then
-    touch building # as old as the oldest source that it may have missed
+    touch building # older than any source that changes during the build
     build_libraries
     mv building built
 fi

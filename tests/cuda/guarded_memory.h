@@ -4,7 +4,7 @@
 
 #include <new>
 
-// Memory that ends at a page which nobody may touch. So does what lies before it: stacks grow down.
+// Memory between two inaccessible pages. The page before it catches stack overflows.
 class GuardedMemory {
     static const size_t PAGE = 4096;
     char *begin_;

@@ -1,4 +1,4 @@
-// Kernels by name, as a module has them.
+// Kernels by name, like in a module.
 #pragma once
 #include <functional>
 #include <tuple>
@@ -6,7 +6,7 @@
 
 struct Kernel {
     const char *name;
-    // The kernel with a copy of its arguments, which lie where `parameters` points to.
+    // Binds the kernel to a copy of its arguments, to which `parameters` points.
     std::function<void()> (*bind)(void **parameters);
 };
 

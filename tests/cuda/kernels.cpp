@@ -1,4 +1,4 @@
-// The library's kernels for the host, and their names: build.sh reads kernels.inc off the kernels.
+// The kernels of the library for the host, and their names. build.sh generates kernels.inc.
 #include "all.cu"
 #include "kernel_table.h"
 

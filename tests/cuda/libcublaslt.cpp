@@ -1,5 +1,5 @@
-// A libcublasLt.so for machines without a device: products as plain loops, queued on the streams of the libcuda.so beside it.
-// Matrices lie column by column, as they do there.
+// A libcublasLt.so for machines without a device: products as plain loops, queued on the streams of libcuda.so in the same folder.
+// Matrices are column-major.
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -25,15 +25,15 @@ struct Layout {
     uint64_t rows, columns;
     int64_t ld;
     int32_t batch_count = 1;
-    int64_t batch_stride = 0; // in numbers
+    int64_t batch_stride = 0; // in elements
 };
 
 struct Description {
     int32_t transposed[2] = {0, 0}; // A, B
     int32_t epilogue = EPILOGUE_DEFAULT;
     const void *bias = nullptr; // [rows of D]
-    int32_t bias_type = -1;     // -1: that of D
-    const float *scales[2] = {nullptr, nullptr}; // of A, B: one, or, outer vectors, [rows of D] and [columns of D]; null: 1
+    int32_t bias_type = -1;     // -1: the type of D
+    const float *scales[2] = {nullptr, nullptr}; // of A and B: one, or with OUTER_VECTOR [rows of D] and [columns of D]; null: 1
     int32_t scale_modes[2] = {SCALAR, SCALAR};
 };
 
@@ -81,18 +81,18 @@ static void store(void *to, int type, int64_t i, float x) {
     else static_cast<uint16_t *>(to)[i] = type == F16 ? shim::float_to_half(x) : shim::float_to_bf16(x);
 }
 
-static int64_t place(const Layout &layout, int batch, int64_t row, int64_t column) {
+static int64_t index_of(const Layout &layout, int batch, int64_t row, int64_t column) {
     return batch * layout.batch_stride + column * layout.ld + row;
 }
 
-// [columns][rows] of the matrix, or of the transposed one
+// Returns [columns][rows] of the matrix or of its transpose.
 static std::vector<float> read(const void *from, const Layout &layout, int batch, bool transposed) {
     std::vector<float> out;
     out.reserve(layout.rows * layout.columns);
     uint64_t rows = transposed ? layout.columns : layout.rows, columns = transposed ? layout.rows : layout.columns;
     for (uint64_t column = 0; column < columns; column++)
         for (uint64_t row = 0; row < rows; row++)
-            out.push_back(load(from, layout.type, transposed ? place(layout, batch, column, row) : place(layout, batch, row, column)));
+            out.push_back(load(from, layout.type, transposed ? index_of(layout, batch, column, row) : index_of(layout, batch, row, column)));
     return out;
 }
 
@@ -112,9 +112,9 @@ static void multiply_batch(const Product &p, int batch) {
             for (uint64_t row = 0; row < m; row++) sums[row] += a[i * m + row] * b[column * k + i];
         for (uint64_t row = 0; row < m; row++) {
             float x = p.alpha * sums[row] * scale_of(p.description, 0, row) * scale_of(p.description, 1, column);
-            if (p.beta != 0) x += p.beta * load(p.c, p.c_layout.type, place(p.c_layout, batch, row, column));
+            if (p.beta != 0) x += p.beta * load(p.c, p.c_layout.type, index_of(p.c_layout, batch, row, column));
             if (p.description.epilogue == EPILOGUE_BIAS) x += load(p.description.bias, bias_type, row);
-            store(p.d, p.d_layout.type, place(p.d_layout, batch, row, column), x);
+            store(p.d, p.d_layout.type, index_of(p.d_layout, batch, row, column), x);
         }
     }
 }
@@ -126,7 +126,8 @@ static void multiply(void *data) {
 
 static bool is_type(int type) { return type == F32 || type == F16 || type == BF16; }
 
-// What devices ask of products in fp8: A transposed, dimensions of whole 16 bytes, a bias in bf16, and on 9.0 alone scales by the row.
+// Checks the requirements of devices for products in fp8: A transposed, dimensions in multiples of 16, a bias in bf16. Only capability
+// 9.0 supports scales per row.
 static Status check_fp8(const Description &description, const Layout &a, const Layout &b, const Layout &d) {
     int capability = shim_device_capability();
     bool outer = description.scale_modes[0] == OUTER_VECTOR;
@@ -163,9 +164,9 @@ template <class Body> int call(const char *api, Body body) {
     return planned ? planned : body();
 }
 
-template <class T> int create(const char *api, void **out, T made) {
+template <class T> int create(const char *api, void **out, T value) {
     return call(api, [&] {
-        *out = new T(made);
+        *out = new T(value);
         return SUCCESS;
     });
 }
@@ -177,7 +178,7 @@ template <class T> int destroy(const char *api, void *handle) {
     });
 }
 
-// Sets a field whose size the caller must know.
+// Sets a field. The size must match.
 template <class T> Status set(T &field, const void *from, size_t bytes) {
     if (bytes != sizeof(T)) return INVALID_VALUE;
     memcpy(&field, from, bytes);
@@ -236,7 +237,7 @@ API int cublasLtMatmulDescSetAttribute(void *handle, int attribute, const void *
 API int cublasLtMatmulPreferenceCreate(void **out) { return create(__func__, out, Preference{}); }
 API int cublasLtMatmulPreferenceDestroy(void *preference) { return destroy<Preference>(__func__, preference); }
 
-// Of no consequence here but for its sizes.
+// Only the size of the field is checked.
 API int cublasLtMatmulPreferenceSetAttribute(void *handle, int attribute, const void *from, size_t bytes) {
     return call(__func__, [&] {
         return attribute == 1 ? set(static_cast<Preference *>(handle)->workspace_bytes, from, bytes) : NOT_SUPPORTED;
@@ -244,9 +245,9 @@ API int cublasLtMatmulPreferenceSetAttribute(void *handle, int attribute, const 
 }
 
 API int cublasLtMatmulAlgoGetHeuristic(void *, const Description *description, const Layout *a, const Layout *b, const Layout *c,
-                                       const Layout *d, void *, int wanted, HeuristicResult *results, int *count) {
+                                       const Layout *d, void *, int max_results, HeuristicResult *results, int *count) {
     return call(__func__, [&] {
-        Status status = wanted > 0 ? check(*description, *a, *b, *c, *d) : INVALID_VALUE;
+        Status status = max_results > 0 ? check(*description, *a, *b, *c, *d) : INVALID_VALUE;
         *count = status == SUCCESS;
         if (status == SUCCESS) results[0] = HeuristicResult();
         return status;

@@ -1,9 +1,9 @@
-// A libcuda.so for machines without a device: of the driver's API what libpagedllm calls, over the shim. What tests ask of it beyond that
-// begins with shim_.
+// A libcuda.so for machines without a device: the functions of the driver API that libpagedllm calls, on the shim. Functions for tests begin
+// with shim_.
 //
-// Work that is queued waits until somebody waits for it, and then runs with all that was queued in its stream before, and with what that waits
-// for in other streams: who reads results without waiting, or lets one stream read what another has not been waited for, finds poison. Or, where a
-// test wants it so, after all that other streams can do before: who is late finds what was there before.
+// Queued work runs only when a call waits for it, after the earlier work of its stream and the work of other streams for which that waits. A
+// read without a wait therefore finds poison. With shim_others_first, all other streams run first, so that a copy without a wait comes too
+// late.
 #include <stdint.h>
 #include <string.h>
 
@@ -24,7 +24,7 @@
 
 #define API extern "C" __attribute__((visibility("default")))
 
-// Name, number, and what cuGetErrorString says.
+// Name, number, and text of cuGetErrorString.
 #define RESULTS(R)                                                                             \
     R(CUDA_SUCCESS, 0, "no error")                                                             \
     R(CUDA_ERROR_INVALID_VALUE, 1, "invalid argument")                                         \
@@ -57,24 +57,24 @@ typedef uint64_t CUdeviceptr;
 const size_t DEFAULT_SHARED = 48 << 10;
 const int FUNCTION_MAX_DYNAMIC_SHARED = 8, CAPTURE_THREAD_LOCAL = 1, CAPTURE_RELAXED = 2, EVENT_DISABLE_TIMING = 2;
 
-// ---- what the driver keeps
+// ---- state of the driver
 
 struct Context;
 struct Stream;
 
-// A place in a stream, at which an event was recorded.
+// A point in a stream at which an event was recorded.
 struct Mark {
     std::shared_ptr<Stream> stream;
     bool passed = false;
 };
 
-// Work of a stream: something to run, which says what went wrong, or a place in another to wait for.
+// Work of a stream: a function that returns its error, or a mark of another stream to wait for.
 struct Work {
     std::function<std::string()> run;
     std::shared_ptr<Mark> after;
 };
 
-// What a handle stands for. It goes with its context.
+// The object of a handle. It is destroyed with its context.
 struct Object {
     Context *owner;
     virtual ~Object() = default;
@@ -89,7 +89,7 @@ struct Function : Object {
 
 struct Event : Object {
     unsigned flags;
-    std::shared_ptr<Mark> mark; // where it was recorded last
+    std::shared_ptr<Mark> mark; // of the last record
     std::chrono::steady_clock::time_point at;
 };
 
@@ -103,18 +103,18 @@ struct GraphExec : Object {
 
 struct Stream : Object {
     std::deque<Work> queue;
-    std::shared_ptr<Graph> capture; // null: what is queued will run
+    std::shared_ptr<Graph> capture; // null: the stream does not capture
     bool invalidated = false;
     int mode;
     std::thread::id capturing_thread;
 };
 
-// Never deleted, so that a thread where it was current when it was destroyed is told so.
+// Never deleted, so that a thread in which it is still current gets CUDA_ERROR_CONTEXT_IS_DESTROYED.
 struct Context {
     int device;
     bool alive = true;
-    CUresult error = CUDA_SUCCESS; // what every call says from then on
-    bool busy = false; // some thread runs what was queued
+    CUresult error = CUDA_SUCCESS; // result of every later call
+    bool busy = false; // a thread runs queued work
     std::shared_ptr<Stream> default_stream = std::make_shared<Stream>();
 };
 
@@ -131,7 +131,7 @@ struct PlannedFailure {
 };
 
 struct Driver {
-    std::mutex mutex; // of all that follows
+    std::mutex mutex; // protects the following fields
     std::condition_variable_any idle;
     bool initialized = false;
     int version = 13000, devices = 1, capability[2] = {9, 0};
@@ -141,14 +141,14 @@ struct Driver {
     std::map<std::string, PlannedFailure> planned;
     bool others_first = false;
     uint64_t launches = 0;
-    uint64_t bytes_read = 0; // from a device to the host
-    uint64_t asked = 0;      // how often for memory
+    uint64_t bytes_read = 0; // copied from devices to the host
+    uint64_t allocation_calls = 0;
     std::string last_error;
 };
 
 static Driver driver;
 
-// The contexts that are current in this thread, the last on top.
+// The stack of current contexts of this thread.
 struct ContextStack {
     Context *contexts[16];
     int depth;
@@ -157,7 +157,7 @@ static PER_OS_THREAD ContextStack stack = {};
 
 static Context *current() { return stack.depth ? stack.contexts[stack.depth - 1] : nullptr; }
 
-// ---- how calls begin
+// ---- common part of all calls
 
 static CUresult planned_failure(const char *api) {
     auto found = driver.planned.find(api);
@@ -182,7 +182,7 @@ template <class Body> CUresult context_call(const char *api, Body body) {
     });
 }
 
-template <class T> CUresult give(T *out, T value) {
+template <class T> CUresult set_output(T *out, T value) {
     if (!out) return CUDA_ERROR_INVALID_VALUE;
     *out = value;
     return CUDA_SUCCESS;
@@ -196,10 +196,10 @@ template <class T> std::shared_ptr<T> find(void *handle) {
 }
 
 template <class T> std::shared_ptr<T> make(Context &owner) {
-    auto made = std::make_shared<T>();
-    made->owner = &owner;
-    driver.objects[made.get()] = made;
-    return made;
+    auto object = std::make_shared<T>();
+    object->owner = &owner;
+    driver.objects[object.get()] = object;
+    return object;
 }
 
 template <class T> CUresult destroy(const char *api, void *handle) {
@@ -239,7 +239,7 @@ static std::vector<std::shared_ptr<Stream>> streams_of(Context &context) {
 static void run_first(Context &context, Stream &stream) {
     Work work = std::move(stream.queue.front());
     stream.queue.pop_front();
-    if (!work.run) return; // what it waits for is done
+    if (!work.run) return; // the mark has passed
     driver.mutex.unlock();
     std::string error = work.run();
     driver.mutex.lock();
@@ -249,12 +249,12 @@ static void run_first(Context &context, Stream &stream) {
     for (auto &other : streams_of(context)) other->queue.clear();
 }
 
-static bool is_held_up(const Stream &stream) { return stream.queue.front().after && !stream.queue.front().after->passed; }
+static bool is_blocked(const Stream &stream) { return stream.queue.front().after && !stream.queue.front().after->passed; }
 
-// Until the mark is passed. Null: until nothing is queued.
+// Runs work until the mark has passed, or all work if the mark is null.
 static void run_stream(Context &context, Stream &stream, const Mark *mark) {
     while (!stream.queue.empty() && !(mark && mark->passed)) {
-        if (is_held_up(stream)) {
+        if (is_blocked(stream)) {
             auto after = stream.queue.front().after;
             run_stream(context, *after->stream, after.get());
         } else {
@@ -265,11 +265,11 @@ static void run_stream(Context &context, Stream &stream, const Mark *mark) {
 
 static void run_others(Context &context, const Stream &stream) {
     for (auto &other : streams_of(context))
-        while (other.get() != &stream && !other->queue.empty() && !is_held_up(*other)) run_first(context, *other);
+        while (other.get() != &stream && !other->queue.empty() && !is_blocked(*other)) run_first(context, *other);
 }
 
-// The mutex is given up while work runs: other contexts go on.
-template <class Body> CUresult run_alone(Context &context, Body body) {
+// Work runs without the mutex, so that other contexts can run.
+template <class Body> CUresult run_exclusively(Context &context, Body body) {
     driver.idle.wait(driver.mutex, [&] { return !context.busy; });
     context.busy = true;
     body();
@@ -278,15 +278,15 @@ template <class Body> CUresult run_alone(Context &context, Body body) {
     return context.error;
 }
 
-// Runs all that was queued.
+// Runs all queued work.
 static CUresult wait_for(Context &context) {
-    return run_alone(context, [&] {
+    return run_exclusively(context, [&] {
         for (auto &stream : streams_of(context)) run_stream(context, *stream, nullptr);
     });
 }
 
 static CUresult wait_for(Context &context, const std::shared_ptr<Stream> &stream, const Mark *mark = nullptr) {
-    return run_alone(context, [&] {
+    return run_exclusively(context, [&] {
         if (driver.others_first) run_others(context, *stream);
         run_stream(context, *stream, mark);
     });
@@ -296,7 +296,7 @@ static CUresult wait_for(Context &context, const std::shared_ptr<Mark> &mark) {
     return mark ? wait_for(context, mark->stream, mark.get()) : context.error;
 }
 
-// What must not be called while a stream captures, for it would wait for work that does not run.
+// Fails while a stream captures, because the call would wait for work that does not run.
 static CUresult check_no_capture(Context &context) {
     for (auto &[handle, object] : driver.objects) {
         auto stream = dynamic_cast<Stream *>(object.get());
@@ -337,7 +337,7 @@ static size_t free_bytes(int device) {
 
 static CUresult allocate(Context &context, CUdeviceptr *out, size_t bytes, bool on_device) {
     if (!out || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-    driver.asked++;
+    driver.allocation_calls++;
     if (CUresult capturing = check_no_capture(context)) return capturing;
     if (on_device && bytes > free_bytes(context.device)) return CUDA_ERROR_OUT_OF_MEMORY;
     size_t rounded = (bytes + 15) / 16 * 16;
@@ -359,14 +359,14 @@ static CUresult release(const char *api, CUdeviceptr address, bool on_device) {
         if (found == driver.allocations.end() || found->second.on_device != on_device) return CUDA_ERROR_INVALID_VALUE;
         Context &owner = *found->second.owner;
         if (CUresult capturing = check_no_capture(owner)) return capturing;
-        wait_for(owner); // as the driver does, so that nothing runs with memory that is gone
+        wait_for(owner); // as the driver does, so that no work uses freed memory
         driver.allocations.erase(address);
         return CUDA_SUCCESS;
     });
 }
 
-// Whether the driver gave these bytes, of the device or of the host.
-static bool is_ours(CUdeviceptr address, size_t bytes) {
+// Returns whether these bytes are in an allocation of the driver, on the device or on the host.
+static bool is_allocated(CUdeviceptr address, size_t bytes) {
     auto after = driver.allocations.upper_bound(address);
     if (after == driver.allocations.begin()) return false;
     auto &[begin, allocation] = *std::prev(after);
@@ -382,12 +382,12 @@ static std::function<std::string()> copy(CUdeviceptr to, CUdeviceptr from, size_
 
 static CUdeviceptr address_of(const void *host) { return reinterpret_cast<CUdeviceptr>(host); }
 
-// Memory that is not pinned is read at once, as the driver does: the caller may change it afterwards.
+// Unpinned memory is read at once, as by the driver, because the caller may change it afterwards.
 static std::function<std::string()> copy_from_host(CUdeviceptr to, const void *host, size_t bytes, bool captured) {
-    if (captured || is_ours(address_of(host), bytes)) return copy(to, address_of(host), bytes);
-    std::string held(static_cast<const char *>(host), bytes);
+    if (captured || is_allocated(address_of(host), bytes)) return copy(to, address_of(host), bytes);
+    std::string copied(static_cast<const char *>(host), bytes);
     return [=] {
-        memcpy(reinterpret_cast<void *>(to), held.data(), bytes);
+        memcpy(reinterpret_cast<void *>(to), copied.data(), bytes);
         return std::string();
     };
 }
@@ -421,7 +421,7 @@ API CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
 
 API CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, void *stream) {
     return context_call(__func__, [&](Context &context) {
-        if (!is_ours(to, bytes)) return CUDA_ERROR_INVALID_VALUE;
+        if (!is_allocated(to, bytes)) return CUDA_ERROR_INVALID_VALUE;
         auto queued_to = find_stream(context, stream);
         return enqueue(context, stream, copy_from_host(to, from, bytes, queued_to && queued_to->capture));
     });
@@ -429,7 +429,7 @@ API CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes
 
 API CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, void *stream) {
     return context_call(__func__, [&](Context &context) {
-        if (!is_ours(from, bytes)) return CUDA_ERROR_INVALID_VALUE;
+        if (!is_allocated(from, bytes)) return CUDA_ERROR_INVALID_VALUE;
         driver.bytes_read += bytes;
         return enqueue(context, stream, copy(address_of(to), from, bytes));
     });
@@ -437,37 +437,37 @@ API CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, void
 
 API CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, void *stream) {
     return context_call(__func__, [&](Context &context) {
-        return is_ours(to, bytes) && is_ours(from, bytes) ? enqueue(context, stream, copy(to, from, bytes)) : CUDA_ERROR_INVALID_VALUE;
+        return is_allocated(to, bytes) && is_allocated(from, bytes) ? enqueue(context, stream, copy(to, from, bytes)) : CUDA_ERROR_INVALID_VALUE;
     });
 }
 
 API CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, void *stream) {
     return context_call(__func__, [&](Context &context) {
-        return is_ours(to, bytes) ? enqueue(context, stream, fill(to, value, bytes)) : CUDA_ERROR_INVALID_VALUE;
+        return is_allocated(to, bytes) ? enqueue(context, stream, fill(to, value, bytes)) : CUDA_ERROR_INVALID_VALUE;
     });
 }
 
 API CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes) {
     return context_call(__func__, [&](Context &context) {
-        return is_ours(to, bytes) ? enqueue_and_wait(context, copy(to, address_of(from), bytes)) : CUDA_ERROR_INVALID_VALUE;
+        return is_allocated(to, bytes) ? enqueue_and_wait(context, copy(to, address_of(from), bytes)) : CUDA_ERROR_INVALID_VALUE;
     });
 }
 
 API CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes) {
     return context_call(__func__, [&](Context &context) {
-        return is_ours(from, bytes) ? enqueue_and_wait(context, copy(address_of(to), from, bytes)) : CUDA_ERROR_INVALID_VALUE;
+        return is_allocated(from, bytes) ? enqueue_and_wait(context, copy(address_of(to), from, bytes)) : CUDA_ERROR_INVALID_VALUE;
     });
 }
 
 API CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
     return context_call(__func__, [&](Context &context) {
-        return is_ours(to, bytes) && is_ours(from, bytes) ? enqueue_and_wait(context, copy(to, from, bytes)) : CUDA_ERROR_INVALID_VALUE;
+        return is_allocated(to, bytes) && is_allocated(from, bytes) ? enqueue_and_wait(context, copy(to, from, bytes)) : CUDA_ERROR_INVALID_VALUE;
     });
 }
 
 API CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t bytes) {
     return context_call(__func__, [&](Context &context) {
-        return is_ours(to, bytes) ? enqueue_and_wait(context, fill(to, value, bytes)) : CUDA_ERROR_INVALID_VALUE;
+        return is_allocated(to, bytes) ? enqueue_and_wait(context, fill(to, value, bytes)) : CUDA_ERROR_INVALID_VALUE;
     });
 }
 
@@ -484,7 +484,7 @@ API CUresult cuInit(unsigned) {
 API CUresult cuDriverGetVersion(int *version) {
     std::lock_guard<std::mutex> lock(driver.mutex);
     if (CUresult planned = planned_failure(__func__)) return planned;
-    return give(version, driver.version);
+    return set_output(version, driver.version);
 }
 
 #define NAME_OF(name, number, text) {number, #name, text},
@@ -495,13 +495,13 @@ static const struct {
 
 API CUresult cuGetErrorName(int result, const char **name) {
     for (auto &known : RESULT_NAMES)
-        if (known.number == result) return give(name, known.name);
+        if (known.number == result) return set_output(name, known.name);
     return CUDA_ERROR_INVALID_VALUE;
 }
 
 API CUresult cuGetErrorString(int result, const char **text) {
     for (auto &known : RESULT_NAMES)
-        if (known.number == result) return give(text, known.text);
+        if (known.number == result) return set_output(text, known.text);
     return CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -510,11 +510,11 @@ template <class Body> CUresult device_call(const char *api, int device, Body bod
 }
 
 API CUresult cuDeviceGetCount(int *count) {
-    return driver_call(__func__, [&] { return give(count, driver.devices); });
+    return driver_call(__func__, [&] { return set_output(count, driver.devices); });
 }
 
 API CUresult cuDeviceGet(int *device, int ordinal) {
-    return device_call(__func__, ordinal, [&] { return give(device, ordinal); });
+    return device_call(__func__, ordinal, [&] { return set_output(device, ordinal); });
 }
 
 API CUresult cuDeviceGetName(char *name, int length, int device) {
@@ -527,27 +527,27 @@ API CUresult cuDeviceGetName(char *name, int length, int device) {
 }
 
 API CUresult cuDeviceTotalMem_v2(size_t *bytes, int device) {
-    return device_call(__func__, device, [&] { return give(bytes, driver.memory_total); });
+    return device_call(__func__, device, [&] { return set_output(bytes, driver.memory_total); });
 }
 
-// The attributes of an H200 that somebody asks for.
+// The attributes of an H200 that the library queries.
 API CUresult cuDeviceGetAttribute(int *value, int attribute, int device) {
     return device_call(__func__, device, [&] {
         switch (attribute) {
-        case 1: return give(value, int(shim::MAX_THREADS));        // MAX_THREADS_PER_BLOCK
-        case 8: return give(value, int(DEFAULT_SHARED));           // MAX_SHARED_MEMORY_PER_BLOCK
-        case 10: return give(value, 32);                           // WARP_SIZE
-        case 16: return give(value, 132);                          // MULTIPROCESSOR_COUNT
-        case 19: return give(value, 1);                            // CAN_MAP_HOST_MEMORY
-        case 36: return give(value, 3201000);                      // MEMORY_CLOCK_RATE, in kHz
-        case 37: return give(value, 6144);                         // GLOBAL_MEMORY_BUS_WIDTH, in bits
-        case 38: return give(value, 60 << 20);                     // L2_CACHE_SIZE
-        case 39: return give(value, 2048);                         // MAX_THREADS_PER_MULTIPROCESSOR
-        case 41: return give(value, 1);                            // UNIFIED_ADDRESSING
-        case 75: return give(value, driver.capability[0]);         // COMPUTE_CAPABILITY_MAJOR
-        case 76: return give(value, driver.capability[1]);         // COMPUTE_CAPABILITY_MINOR
-        case 81: return give(value, 228 << 10);                    // MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
-        case 97: return give(value, int(shim::MAX_DYNAMIC_SHARED)); // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+        case 1: return set_output(value, int(shim::MAX_THREADS));        // MAX_THREADS_PER_BLOCK
+        case 8: return set_output(value, int(DEFAULT_SHARED));           // MAX_SHARED_MEMORY_PER_BLOCK
+        case 10: return set_output(value, 32);                           // WARP_SIZE
+        case 16: return set_output(value, 132);                          // MULTIPROCESSOR_COUNT
+        case 19: return set_output(value, 1);                            // CAN_MAP_HOST_MEMORY
+        case 36: return set_output(value, 3201000);                      // MEMORY_CLOCK_RATE, in kHz
+        case 37: return set_output(value, 6144);                         // GLOBAL_MEMORY_BUS_WIDTH, in bits
+        case 38: return set_output(value, 60 << 20);                     // L2_CACHE_SIZE
+        case 39: return set_output(value, 2048);                         // MAX_THREADS_PER_MULTIPROCESSOR
+        case 41: return set_output(value, 1);                            // UNIFIED_ADDRESSING
+        case 75: return set_output(value, driver.capability[0]);         // COMPUTE_CAPABILITY_MAJOR
+        case 76: return set_output(value, driver.capability[1]);         // COMPUTE_CAPABILITY_MINOR
+        case 81: return set_output(value, 228 << 10);                    // MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
+        case 97: return set_output(value, int(shim::MAX_DYNAMIC_SHARED)); // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
         default: return CUDA_ERROR_INVALID_VALUE;
         }
     });
@@ -570,7 +570,7 @@ API CUresult cuCtxCreate_v4(Context **out, const void *, unsigned, int device) {
     });
 }
 
-// What it owns goes with it.
+// Destroys all objects of the context.
 API CUresult cuCtxDestroy_v2(Context *context) {
     return driver_call(__func__, [&] {
         if (!context || !context->alive) return CUDA_ERROR_INVALID_CONTEXT;
@@ -607,7 +607,7 @@ API CUresult cuCtxSetCurrent(Context *context) {
 }
 
 API CUresult cuCtxGetCurrent(Context **out) {
-    return driver_call(__func__, [&] { return give(out, current()); });
+    return driver_call(__func__, [&] { return set_output(out, current()); });
 }
 
 API CUresult cuCtxSynchronize() {
@@ -620,7 +620,7 @@ API CUresult cuCtxSynchronize() {
 // ---- streams and events
 
 API CUresult cuStreamCreate(void **out, unsigned) {
-    return context_call(__func__, [&](Context &context) { return give<void *>(out, make<Stream>(context).get()); });
+    return context_call(__func__, [&](Context &context) { return set_output<void *>(out, make<Stream>(context).get()); });
 }
 
 API CUresult cuStreamDestroy_v2(void *handle) { return destroy<Stream>(__func__, handle); }
@@ -639,7 +639,7 @@ API CUresult cuStreamWaitEvent(void *stream, void *handle, unsigned) {
     return context_call(__func__, [&](Context &context) {
         auto event = find<Event>(handle);
         if (!event) return CUDA_ERROR_INVALID_HANDLE;
-        return event->mark ? enqueue(context, stream, Work{nullptr, event->mark}) : CUDA_SUCCESS; // never recorded: there is nothing to wait for
+        return event->mark ? enqueue(context, stream, Work{nullptr, event->mark}) : CUDA_SUCCESS; // never recorded: no wait
     });
 }
 
@@ -647,7 +647,7 @@ API CUresult cuEventCreate(void **out, unsigned flags) {
     return context_call(__func__, [&](Context &context) {
         auto event = make<Event>(context);
         event->flags = flags;
-        return give<void *>(out, event.get());
+        return set_output<void *>(out, event.get());
     });
 }
 
@@ -674,7 +674,7 @@ API CUresult cuEventSynchronize(void *handle) {
     });
 }
 
-// Who asks waits, too: nothing would run otherwise.
+// A query waits too, because work runs only in calls that wait.
 API CUresult cuEventQuery(void *handle) {
     return context_call(__func__, [&](Context &context) {
         auto event = find<Event>(handle);
@@ -688,7 +688,7 @@ API CUresult cuEventElapsedTime(float *milliseconds, void *first, void *second) 
         if (!begin || !end || (begin->flags | end->flags) & EVENT_DISABLE_TIMING) return CUDA_ERROR_INVALID_HANDLE;
         auto passed = [](auto &event) { return event->mark && event->mark->passed; };
         if (!passed(begin) || !passed(end)) return CUDA_ERROR_NOT_READY;
-        return give(milliseconds, std::chrono::duration<float, std::milli>(end->at - begin->at).count());
+        return set_output(milliseconds, std::chrono::duration<float, std::milli>(end->at - begin->at).count());
     });
 }
 
@@ -696,7 +696,7 @@ API CUresult cuEventElapsedTime(float *milliseconds, void *first, void *second) 
 
 API CUresult cuModuleLoadData(void **out, const void *image) {
     return context_call(__func__, [&](Context &context) {
-        return image ? give<void *>(out, make<Module>(context).get()) : CUDA_ERROR_INVALID_VALUE;
+        return image ? set_output<void *>(out, make<Module>(context).get()) : CUDA_ERROR_INVALID_VALUE;
     });
 }
 
@@ -713,7 +713,7 @@ API CUresult cuModuleGetFunction(void **out, void *module, const char *name) {
             if (strcmp(kernel->name, name) != 0) continue;
             auto function = make<Function>(context);
             function->kernel = kernel;
-            return give<void *>(out, function.get());
+            return set_output<void *>(out, function.get());
         }
         return CUDA_ERROR_NOT_FOUND;
     });
@@ -735,8 +735,8 @@ API CUresult cuFuncGetAttribute(int *value, int attribute, void *handle) {
         auto function = find<Function>(handle);
         if (!function) return CUDA_ERROR_INVALID_HANDLE;
         switch (attribute) {
-        case 0: return give(value, int(shim::MAX_THREADS)); // MAX_THREADS_PER_BLOCK
-        case FUNCTION_MAX_DYNAMIC_SHARED: return give(value, int(function->max_shared));
+        case 0: return set_output(value, int(shim::MAX_THREADS)); // MAX_THREADS_PER_BLOCK
+        case FUNCTION_MAX_DYNAMIC_SHARED: return set_output(value, int(function->max_shared));
         default: return CUDA_ERROR_INVALID_VALUE;
         }
     });
@@ -772,7 +772,7 @@ API CUresult cuLaunchKernel(void *handle, unsigned gx, unsigned gy, unsigned gz,
 
 API CUresult cuStreamBeginCapture_v2(void *handle, int mode) {
     return context_call(__func__, [&](Context &) {
-        auto stream = find<Stream>(handle); // not the default stream, which cannot capture
+        auto stream = find<Stream>(handle); // the default stream cannot capture
         if (!stream) return handle ? CUDA_ERROR_INVALID_HANDLE : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         if (stream->capture) return CUDA_ERROR_ILLEGAL_STATE;
         stream->capture = std::make_shared<Graph>();
@@ -792,16 +792,16 @@ API CUresult cuStreamEndCapture(void *handle, void **out) {
         if (std::exchange(stream->invalidated, false)) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
         auto graph = make<Graph>(context);
         graph->works = std::move(captured->works);
-        return give<void *>(out, graph.get());
+        return set_output<void *>(out, graph.get());
     });
 }
 
-// 0: no, 1: it does, 2: what it captured is lost
+// 0: none, 1: active, 2: invalidated
 API CUresult cuStreamIsCapturing(void *handle, int *status) {
     return context_call(__func__, [&](Context &context) {
         auto stream = find_stream(context, handle);
         if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-        return give(status, !stream->capture ? 0 : stream->invalidated ? 2 : 1);
+        return set_output(status, !stream->capture ? 0 : stream->invalidated ? 2 : 1);
     });
 }
 
@@ -811,7 +811,7 @@ API CUresult cuGraphInstantiateWithFlags(void **out, void *handle, unsigned long
         if (!graph) return CUDA_ERROR_INVALID_VALUE;
         auto exec = make<GraphExec>(context);
         exec->works = graph->works;
-        return give<void *>(out, exec.get());
+        return set_output<void *>(out, exec.get());
     });
 }
 
@@ -834,39 +834,39 @@ API CUresult cuGraphLaunch(void *handle, void *stream) {
 API CUresult cuGraphExecDestroy(void *handle) { return destroy<GraphExec>(__func__, handle); }
 API CUresult cuGraphDestroy(void *handle) { return destroy<Graph>(__func__, handle); }
 
-// ---- what libcublasLt.so needs
+// ---- functions for libcublasLt.so
 
 // Queues a function with a copy of its data.
 API CUresult shim_enqueue(void *stream, void (*function)(void *data), const void *data, size_t bytes) {
     return context_call(__func__, [&](Context &context) {
-        std::vector<char> held(static_cast<const char *>(data), static_cast<const char *>(data) + bytes);
+        std::vector<char> copied(static_cast<const char *>(data), static_cast<const char *>(data) + bytes);
         return enqueue(context, stream, [=]() mutable {
-            function(held.data());
+            function(copied.data());
             return std::string();
         });
     });
 }
 
-// Counts a call of another library, and says how it is to fail.
+// Counts a call of another library. Returns its planned error, or 0.
 API int shim_planned_failure(const char *api) {
     std::lock_guard<std::mutex> lock(driver.mutex);
     return planned_failure(api);
 }
 
-// 90 is 9.0.
+// Returns the compute capability times 10.
 API int shim_device_capability() {
     std::lock_guard<std::mutex> lock(driver.mutex);
     return 10 * driver.capability[0] + driver.capability[1];
 }
 
-// ---- what tests ask
+// ---- functions for tests
 
 template <class Body> auto locked(Body body) {
     std::lock_guard<std::mutex> lock(driver.mutex);
     return body();
 }
 
-// The nth call of a function from now on fails; none if n is not positive.
+// Makes the nth call of a function from now on fail. If n <= 0, no call fails.
 API void shim_fail(const char *api, int nth, int result) {
     locked([&] {
         if (nth > 0) driver.planned[api] = {nth, CUresult(result)};
@@ -889,7 +889,7 @@ API void shim_capability(int major, int minor) {
     });
 }
 
-// Bytes of each device, and how many of them others hold.
+// Sets the memory of each device, and the part that other processes use.
 API void shim_memory(uint64_t total, uint64_t used) {
     locked([&] {
         driver.memory_total = total;
@@ -897,27 +897,27 @@ API void shim_memory(uint64_t total, uint64_t used) {
     });
 }
 
-// Of devices and pinned memory of the host.
+// Number of allocations on devices and of pinned memory.
 API uint64_t shim_live_allocations() {
     return locked([] { return uint64_t(driver.allocations.size()); });
 }
 
-// Of all devices.
+// Allocated bytes of all devices.
 API uint64_t shim_live_bytes() {
     return locked([] { return uint64_t(live_bytes(-1)); });
 }
 
-// Of the host.
+// Bytes of pinned memory.
 API uint64_t shim_pinned_bytes() {
     return locked([] { return uint64_t(pinned_bytes()); });
 }
 
-// Whether what is waited for comes after all that other streams can do.
+// Whether the work of all other streams runs before the work that is waited for.
 API void shim_others_first(int whether) {
     locked([&] { driver.others_first = whether; });
 }
 
-// Work that is queued and has not run.
+// Number of queued work items that have not run.
 API uint64_t shim_queued() {
     return locked([] {
         uint64_t works = 0;
@@ -927,22 +927,22 @@ API uint64_t shim_queued() {
     });
 }
 
-// Kernels that have run.
+// Number of kernels that have run.
 API uint64_t shim_launches() {
     return locked([] { return driver.launches; });
 }
 
-// How often somebody asked for memory, of a device or pinned.
-API uint64_t shim_asked() {
-    return locked([] { return driver.asked; });
+// Number of calls that allocate device memory or pinned memory.
+API uint64_t shim_allocation_calls() {
+    return locked([] { return driver.allocation_calls; });
 }
 
-// Copied from a device to the host, so far.
+// Total bytes copied from devices to the host.
 API uint64_t shim_bytes_read() {
     return locked([] { return driver.bytes_read; });
 }
 
-// What the last kernel that failed did wrong; valid until another fails.
+// Error of the last failed kernel. Valid until another kernel fails.
 API const char *shim_last_error() {
     return locked([] { return driver.last_error.c_str(); });
 }

@@ -1,8 +1,8 @@
-// How the threads of a block take turns as fibers of one OS thread.
+// Runs the threads of a block as fibers of one OS thread.
 //
-// All lanes of a warp run until they wait, one after another. Then they must all wait at the same place: the work of that place is done,
-// and they go on. When they wait for the block, or have ended, the next warp has its turn. So of two accesses that no barrier separates
-// each may come first, as the orders are drawn.
+// The lanes of a warp run one after another until they wait. They must all wait at the same point. The work of that point is executed,
+// and the lanes continue. When they wait for the block, or have ended, the next warp runs. So two accesses without a barrier between
+// them can happen in either order.
 #include "shim.h"
 
 #include "guarded_memory.h"
@@ -22,7 +22,7 @@
 #include <ucontext.h>
 #endif
 
-// They begin with ones, and so lie in .tdata.
+// Their initial value is not zero, so that they are in .tdata.
 __thread dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace shim {
@@ -38,7 +38,7 @@ struct Registers {
     void *stack_pointer;
 };
 
-// Saves what a called function must preserve, and goes on where `to` stopped.
+// Saves the callee-saved registers, and continues where `to` stopped.
 extern "C" __attribute__((visibility("hidden"))) void shim_switch(void **from, void *to);
 asm(R"(
 .text
@@ -69,7 +69,7 @@ static void switch_stacks(Registers &from, Registers &to) { shim_switch(&from.st
 
 static void begin_at(Registers &registers, char *stack_end, void (*entry)()) {
     void **top = reinterpret_cast<void **>(stack_end);
-    *--top = nullptr; // where entry, which never returns, would return to
+    *--top = nullptr; // return address of entry, which never returns
     *--top = reinterpret_cast<void *>(entry);
     for (int saved = 0; saved < 6; saved++) *--top = nullptr;
     registers.stack_pointer = top;
@@ -92,11 +92,11 @@ static void begin_at(Registers &registers, char *stack_end, void (*entry)()) {
 
 // ---- a block and its threads
 
-// Where a fiber waits, with what for its warp.
-struct Place {
+// The point at which a fiber waits, with its data for the work of the warp.
+struct WaitPoint {
     const char *name;
-    Work *work; // null: of the whole block
-    void *mine;
+    Work *work; // null: a barrier of the block
+    void *data;
 };
 
 struct Copy {
@@ -109,13 +109,13 @@ struct Fiber {
     GuardedMemory stack{STACK};
     Registers registers;
     dim3 index;
-    Place place;
-    std::vector<Copy> copies; // under way
+    WaitPoint waits_at;
+    std::vector<Copy> copies; // pending
     unsigned groups;          // committed
 };
 
-// What an OS thread needs to run blocks.
-struct Machine {
+// The state of an OS thread that runs blocks.
+struct Executor {
     std::vector<std::unique_ptr<Fiber>> fibers;
     GuardedMemory dynamic_shared{MAX_DYNAMIC_SHARED};
     size_t dynamic_shared_bytes;
@@ -127,9 +127,9 @@ struct Machine {
     std::string error;
 };
 
-static PER_OS_THREAD Machine *machine = nullptr;
+static PER_OS_THREAD Executor *executor = nullptr;
 
-// All of 0..n once, from a random one in random steps: of each two, either may come first.
+// A random permutation of 0..n, with a random start and step.
 class Order {
     uint64_t n_, next_, step_;
 
@@ -144,69 +144,69 @@ class Order {
     }
 };
 
-const char *const END = "its end", *const BARRIER = "__syncthreads";
+const char *const END = "the end of the kernel", *const BARRIER = "__syncthreads";
 
-static void wait_at(Place place) {
-    Fiber &fiber = *machine->running;
-    fiber.place = place;
-    switch_stacks(fiber.registers, machine->scheduler);
+static void wait_at(WaitPoint point) {
+    Fiber &fiber = *executor->running;
+    fiber.waits_at = point;
+    switch_stacks(fiber.registers, executor->scheduler);
 }
 
 static void fiber_main() {
-    (*machine->kernel)();
+    (*executor->kernel)();
     wait_at({END, nullptr, nullptr});
 }
 
-void fail(const std::string &why) {
-    machine->error = why;
+void fail(const std::string &error) {
+    executor->error = error;
     wait_at({END, nullptr, nullptr});
-    abort(); // nobody goes on with a launch that failed
+    abort(); // a failed launch never resumes
 }
 
 static unsigned threads_in_block() { return blockDim.x * blockDim.y * blockDim.z; }
 
 static void resume(Fiber &fiber) {
-    machine->running = &fiber;
+    executor->running = &fiber;
     threadIdx = fiber.index;
-    switch_stacks(machine->scheduler, fiber.registers);
+    switch_stacks(executor->scheduler, fiber.registers);
 }
 
-static bool same_place(const Place &a, const Place &b) {
+static bool is_same_point(const WaitPoint &a, const WaitPoint &b) {
     return a.work == b.work && (a.name == b.name || strcmp(a.name, b.name) == 0);
 }
 
-static std::string where(unsigned thread) { return "thread " + std::to_string(thread) + " at " + machine->fibers[thread]->place.name; }
+static std::string where(unsigned thread) { return "thread " + std::to_string(thread) + " at " + executor->fibers[thread]->waits_at.name; }
 
-// Whether threads first, first + step, ... before `end` all wait at the same place.
+// Returns whether threads first, first + step, ... before `end` all wait at the same point.
 static bool agree(unsigned first, unsigned end, unsigned step) {
     for (unsigned thread = first + step; thread < end; thread += step) {
-        if (same_place(machine->fibers[first]->place, machine->fibers[thread]->place)) continue;
-        machine->error = "threads wait at different barriers: " + where(first) + ", " + where(thread);
+        if (is_same_point(executor->fibers[first]->waits_at, executor->fibers[thread]->waits_at)) continue;
+        executor->error = "threads wait at different barriers: " + where(first) + ", " + where(thread);
         return false;
     }
     return true;
 }
 
-// Until it waits for the block. Whether all went well.
+// Runs a warp until it waits for the block or ends. Returns false after an error.
 static bool run_warp(unsigned first) {
     unsigned lanes = std::min(WARP_LANES, threads_in_block() - first);
-    Order order(lanes, machine->random);
+    Order order(lanes, executor->random);
     for (;;) {
         for (unsigned i = 0; i < lanes; i++) {
-            resume(*machine->fibers[first + order.next()]);
-            if (!machine->error.empty()) return false;
+            resume(*executor->fibers[first + order.next()]);
+            if (!executor->error.empty()) return false;
         }
         if (!agree(first, first + lanes, 1)) return false;
-        Work *work = machine->fibers[first]->place.work;
+        Work *work = executor->fibers[first]->waits_at.work;
         if (!work) return true;
-        void *brought[WARP_LANES] = {};
-        for (unsigned lane = 0; lane < lanes; lane++) brought[lane] = machine->fibers[first + lane]->place.mine;
-        work(brought);
+        void *data[WARP_LANES] = {};
+        for (unsigned lane = 0; lane < lanes; lane++) data[lane] = executor->fibers[first + lane]->waits_at.data;
+        work(data);
     }
 }
 
 static void begin_block() {
-    Machine &m = *machine;
+    Executor &m = *executor;
     memset(m.dynamic_shared.end() - m.dynamic_shared_bytes, POISON, m.dynamic_shared_bytes);
     memset(m.static_shared, POISON, m.static_shared_end - m.static_shared);
     for (unsigned thread = 0; thread < threads_in_block(); thread++) {
@@ -214,7 +214,7 @@ static void begin_block() {
         fiber.index = dim3(thread % blockDim.x, thread / blockDim.x % blockDim.y, thread / (blockDim.x * blockDim.y));
         fiber.copies.clear();
         fiber.groups = 0;
-        // Stacks lie at multiples of a page: without this they would share the same few lines of the cache.
+        // Stacks are page-aligned. Without an offset they would compete for the same cache lines.
         begin_at(fiber.registers, fiber.stack.end() - thread * 128 % STACK_SPREAD, fiber_main);
     }
 }
@@ -223,44 +223,44 @@ static bool run_block() {
     begin_block();
     unsigned threads = threads_in_block(), warps = (threads + WARP_LANES - 1) / WARP_LANES;
     do {
-        Order order(warps, machine->random);
+        Order order(warps, executor->random);
         for (unsigned i = 0; i < warps; i++)
             if (!run_warp(unsigned(order.next()) * WARP_LANES)) return false;
         if (!agree(0, threads, WARP_LANES)) return false;
-    } while (machine->fibers[0]->place.name == BARRIER);
+    } while (executor->fibers[0]->waits_at.name == BARRIER);
     return true;
 }
 
 // ---- launches
 
-// This module's .tbss of the calling OS thread: the `__shared__` arrays of all its kernels.
+// Finds the .tbss of this module in the calling OS thread, which contains the `__shared__` arrays of all kernels.
 static int find_static_shared(dl_phdr_info *module, size_t, void *) {
     const ElfW(Phdr) *tls = nullptr;
-    bool ours = false;
+    bool is_this_module = false;
     for (int i = 0; i < module->dlpi_phnum; i++) {
         const ElfW(Phdr) &segment = module->dlpi_phdr[i];
         uintptr_t offset = reinterpret_cast<uintptr_t>(&find_static_shared) - module->dlpi_addr - segment.p_vaddr;
-        if (segment.p_type == PT_LOAD && offset < segment.p_memsz) ours = true;
+        if (segment.p_type == PT_LOAD && offset < segment.p_memsz) is_this_module = true;
         if (segment.p_type == PT_TLS) tls = &segment;
     }
-    if (!ours) return 0;
-    machine->static_shared = static_cast<char *>(module->dlpi_tls_data) + tls->p_filesz;
-    machine->static_shared_end = static_cast<char *>(module->dlpi_tls_data) + tls->p_memsz;
+    if (!is_this_module) return 0;
+    executor->static_shared = static_cast<char *>(module->dlpi_tls_data) + tls->p_filesz;
+    executor->static_shared_end = static_cast<char *>(module->dlpi_tls_data) + tls->p_memsz;
     return 1;
 }
 
 static std::mutex idle_mutex;
-static std::vector<std::unique_ptr<Machine>> idle;
+static std::vector<std::unique_ptr<Executor>> idle;
 
-static std::unique_ptr<Machine> take_machine() {
+static std::unique_ptr<Executor> take_executor() {
     std::lock_guard<std::mutex> lock(idle_mutex);
-    if (idle.empty()) return std::make_unique<Machine>();
+    if (idle.empty()) return std::make_unique<Executor>();
     auto taken = std::move(idle.back());
     idle.pop_back();
     return taken;
 }
 
-static void give_back(std::unique_ptr<Machine> used) {
+static void return_executor(std::unique_ptr<Executor> used) {
     std::lock_guard<std::mutex> lock(idle_mutex);
     idle.push_back(std::move(used));
 }
@@ -276,7 +276,7 @@ void seed(uint32_t seed) { next_seed = seed; }
 
 static bool run_grid() {
     uint64_t blocks = uint64_t(gridDim.x) * gridDim.y * gridDim.z;
-    Order order(blocks, machine->random);
+    Order order(blocks, executor->random);
     for (uint64_t i = 0; i < blocks; i++) {
         uint64_t block = order.next();
         blockIdx = dim3(unsigned(block % gridDim.x), unsigned(block / gridDim.x % gridDim.y), unsigned(block / gridDim.x / gridDim.y));
@@ -287,12 +287,12 @@ static bool run_grid() {
 
 std::string run(dim3 grid, dim3 block, size_t dynamic_shared_bytes, const std::function<void()> &kernel) {
     uint64_t threads = uint64_t(block.x) * block.y * block.z;
-    if (threads == 0 || threads > MAX_THREADS) return "a block of " + std::to_string(threads) + " threads";
-    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return "a grid of no blocks";
-    if (dynamic_shared_bytes > MAX_DYNAMIC_SHARED) return std::to_string(dynamic_shared_bytes) + " bytes of dynamic shared memory";
+    if (threads == 0 || threads > MAX_THREADS) return "invalid block size: " + std::to_string(threads) + " threads";
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return "empty grid";
+    if (dynamic_shared_bytes > MAX_DYNAMIC_SHARED) return "too much dynamic shared memory: " + std::to_string(dynamic_shared_bytes) + " bytes";
 
-    auto own = take_machine();
-    machine = own.get();
+    auto own = take_executor();
+    executor = own.get();
     dl_iterate_phdr(find_static_shared, nullptr);
     while (own->fibers.size() < threads) own->fibers.push_back(std::make_unique<Fiber>());
     own->dynamic_shared_bytes = (dynamic_shared_bytes + 15) / 16 * 16;
@@ -307,48 +307,48 @@ std::string run(dim3 grid, dim3 block, size_t dynamic_shared_bytes, const std::f
         std::string x = std::to_string(blockIdx.x), y = std::to_string(blockIdx.y), z = std::to_string(blockIdx.z);
         error = own->error + " (block " + x + ", " + y + ", " + z + ")";
     }
-    machine = nullptr;
-    give_back(std::move(own));
+    executor = nullptr;
+    return_executor(std::move(own));
     return error;
 }
 
-// ---- what kernels call
+// ---- functions that kernels call
 
-void meet_block() { wait_at({BARRIER, nullptr, nullptr}); }
+void sync_block() { wait_at({BARRIER, nullptr, nullptr}); }
 
-void meet_warp(const char *what, unsigned mask, void *mine, Work *work) {
-    if (mask != 0xffffffffu) fail(std::string(what) + " of some lanes only");
-    wait_at({what, work, mine});
+void sync_warp(const char *what, unsigned mask, void *data, Work *work) {
+    if (mask != 0xffffffffu) fail(std::string(what) + " with a partial lane mask");
+    wait_at({what, work, data});
 }
 
 unsigned lane() { return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % WARP_LANES; }
 
-void *dynamic_shared() { return machine->dynamic_shared.end() - machine->dynamic_shared_bytes; }
+void *dynamic_shared() { return executor->dynamic_shared.end() - executor->dynamic_shared_bytes; }
 
 void check_shared(const char *what, const void *address, unsigned bytes) {
     auto at = static_cast<const char *>(address);
-    const char *dynamic_end = machine->dynamic_shared.end();
-    bool is_dynamic = at >= dynamic_end - machine->dynamic_shared_bytes && at + bytes <= dynamic_end;
-    bool is_static = at >= machine->static_shared && at + bytes <= machine->static_shared_end;
-    if (!is_dynamic && !is_static) fail(std::string(what) + " of an address outside of shared memory");
+    const char *dynamic_end = executor->dynamic_shared.end();
+    bool is_dynamic = at >= dynamic_end - executor->dynamic_shared_bytes && at + bytes <= dynamic_end;
+    bool is_static = at >= executor->static_shared && at + bytes <= executor->static_shared_end;
+    if (!is_dynamic && !is_static) fail(std::string(what) + " of an address outside shared memory");
     if (reinterpret_cast<uintptr_t>(address) % bytes) fail(std::string(what) + " of a shared address not aligned to " + std::to_string(bytes));
 }
 
-// What another thread reads, or this one reads too early, is poison. The source is read as late as it can be on a device.
-void copy_async(const char *what, void *shared, const void *global, bool there, unsigned bytes) {
+// The destination is poison until the wait. The source is read at the wait, the latest time on a device.
+void copy_async(const char *what, void *shared, const void *global, bool valid, unsigned bytes) {
     check_shared(what, shared, bytes);
     if (reinterpret_cast<uintptr_t>(global) % bytes) fail(std::string(what) + " of a global address not aligned to " + std::to_string(bytes));
     memset(shared, POISON, bytes);
-    Fiber &fiber = *machine->running;
-    fiber.copies.push_back({shared, there ? global : nullptr, fiber.groups, bytes});
+    Fiber &fiber = *executor->running;
+    fiber.copies.push_back({shared, valid ? global : nullptr, fiber.groups, bytes});
 }
 
-void copy_async_commit() { machine->running->groups++; }
+void copy_async_commit() { executor->running->groups++; }
 
-void copy_async_wait(unsigned under_way) {
-    Fiber &fiber = *machine->running;
+void copy_async_wait(unsigned pending) {
+    Fiber &fiber = *executor->running;
     auto copy = fiber.copies.begin();
-    for (; copy != fiber.copies.end() && copy->group + under_way < fiber.groups; ++copy) {
+    for (; copy != fiber.copies.end() && copy->group + pending < fiber.groups; ++copy) {
         if (copy->global) memcpy(copy->shared, copy->global, copy->bytes);
         else memset(copy->shared, 0, copy->bytes);
     }
@@ -362,8 +362,8 @@ void shuffle_lanes(void *const *lanes) {
         if (lanes[lane]) values[lane] = static_cast<Shuffle *>(lanes[lane])->value;
     for (unsigned lane = 0; lane < WARP_LANES; lane++) {
         if (!lanes[lane]) continue;
-        auto mine = static_cast<Shuffle *>(lanes[lane]);
-        mine->value = values[mine->source % WARP_LANES];
+        auto shuffle = static_cast<Shuffle *>(lanes[lane]);
+        shuffle->value = values[shuffle->source % WARP_LANES];
     }
 }
 

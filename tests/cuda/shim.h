@@ -1,8 +1,8 @@
-// CUDA's words for g++, so that kernels run on a machine without a GPU. kernels/common.cuh says which of them kernels may use.
+// The CUDA language for g++, so that kernels run on a machine without a GPU. kernels/common.cuh lists the features that kernels may use.
 //
-// The threads of a block are fibers of one OS thread, the blocks of a launch run one after another, and several OS threads may launch at
-// the same time. Fibers and blocks run in an order drawn from the seed, and shared memory is full of 0xFF when a block begins: a missing
-// barrier or a number that nobody wrote shows. A read or write behind the end of dynamic shared memory is a SIGSEGV.
+// The threads of a block are fibers of one OS thread. The blocks of a launch run one after another. Several OS threads can launch at the
+// same time. Fibers and blocks run in an order drawn from the seed, and shared memory contains 0xFF when a block begins. This reveals
+// missing barriers and uninitialized numbers. An access beyond dynamic shared memory is a SIGSEGV.
 #pragma once
 
 #include <math.h>
@@ -21,10 +21,10 @@
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __constant__ static const
-// Without an initial value, so that it lies in .tbss: what begins as 0xFF.
+// Without an initial value, so that it is in .tbss, which each block initializes with 0xFF.
 #define __shared__ static thread_local
 #define DYNAMIC_SHARED(type, name) type *name = reinterpret_cast<type *>(shim::dynamic_shared())
-// What an OS thread keeps to itself and must not be taken for shared memory.
+// Data of an OS thread that is not shared memory of a block.
 #define PER_OS_THREAD __attribute__((section(".tdata"))) __thread
 
 struct dim3 {
@@ -51,7 +51,7 @@ const unsigned MAX_THREADS = 1024;
 const size_t MAX_DYNAMIC_SHARED = 227 << 10;
 const int POISON = 0xff;
 
-// Runs a kernel to its end. Says what it did wrong, nothing if nothing.
+// Runs a kernel to its end. Returns its error, or an empty string.
 std::string run(dim3 grid, dim3 block, size_t dynamic_shared_bytes, const std::function<void()> &kernel);
 
 template <class... Parameters, class... Arguments>
@@ -59,44 +59,44 @@ std::string launch(dim3 grid, dim3 block, size_t dynamic_shared_bytes, void (*ke
     return run(grid, block, dynamic_shared_bytes, [&] { kernel(arguments...); });
 }
 
-// The order in which fibers and blocks of the next launches run; at first what the environment's SHIM_SEED says.
+// Sets the seed for the order of fibers and blocks in the next launches. The default is the environment variable SHIM_SEED.
 void seed(uint32_t seed);
 
 // Ends the launch with this error.
-[[noreturn]] void fail(const std::string &why);
+[[noreturn]] void fail(const std::string &error);
 
-// The threads of a block wait for each other.
-void meet_block();
+// Waits until all threads of the block have called it.
+void sync_block();
 
-// The lanes of a warp wait for each other. Each leaves the address of what it brings; when all are there, `work` is done for all of them.
-// lanes: [32], null where a warp that is not whole has no thread
+// Waits until all lanes of the warp have called it, and then runs `work` once with the `data` of each lane.
+// lanes: [32]; null for missing threads of a partial warp
 typedef void Work(void *const *lanes);
-void meet_warp(const char *what, unsigned mask, void *mine, Work *work);
+void sync_warp(const char *what, unsigned mask, void *data, Work *work);
 
 unsigned lane();
 void *dynamic_shared();
-// Whether so many bytes there are aligned to their number, and in shared memory.
+// Ends the launch if the address is not in shared memory, or not aligned to `bytes`.
 void check_shared(const char *what, const void *address, unsigned bytes);
 
-// As copy_async_* in tensor.cuh.
-void copy_async(const char *what, void *shared, const void *global, bool there, unsigned bytes);
+// See copy_async_* in tensor.cuh.
+void copy_async(const char *what, void *shared, const void *global, bool valid, unsigned bytes);
 void copy_async_commit();
-void copy_async_wait(unsigned under_way);
+void copy_async_wait(unsigned pending);
 
 struct Shuffle {
     uint64_t value;
     unsigned source;
 };
 Work shuffle_lanes;
-Work count_votes; // of unsigned: 0 or 1, then the lanes that had 1
+Work count_votes; // data: an unsigned vote (0 or 1), replaced by the mask of lanes with 1
 Work nothing;
 
 template <class T> T shuffle(const char *what, unsigned mask, T x, unsigned source) {
-    static_assert(std::is_trivially_copyable<T>::value && sizeof(T) <= 8, "what a shuffle moves");
-    Shuffle mine = {0, source};
-    memcpy(&mine.value, &x, sizeof(T));
-    meet_warp(what, mask, &mine, shuffle_lanes);
-    memcpy(&x, &mine.value, sizeof(T));
+    static_assert(std::is_trivially_copyable<T>::value && sizeof(T) <= 8, "shuffles move at most 8 bytes");
+    Shuffle shuffle = {0, source};
+    memcpy(&shuffle.value, &x, sizeof(T));
+    sync_warp(what, mask, &shuffle, shuffle_lanes);
+    memcpy(&x, &shuffle.value, sizeof(T));
     return x;
 }
 
@@ -118,7 +118,7 @@ inline float half_to_float(uint16_t half) {
     return float_of(sign | (exponent == 31 ? 255u : exponent + 112) << 23 | fraction << 13);
 }
 
-// The nearest, of two the even one. NaN becomes the one that devices make.
+// Rounds to nearest, ties to even. NaN becomes the NaN of devices.
 inline uint16_t float_to_half(float x) {
     uint32_t sign = bits_of(x) >> 16 & 0x8000u, bits = bits_of(x) & 0x7fffffffu;
     if (bits > 0x7f800000u) return 0x7fff;
@@ -135,8 +135,8 @@ inline uint16_t float_to_bf16(float x) {
 
 } // namespace shim
 
-inline void __syncthreads() { shim::meet_block(); }
-inline void __syncwarp(unsigned mask = 0xffffffffu) { shim::meet_warp("__syncwarp", mask, nullptr, shim::nothing); }
+inline void __syncthreads() { shim::sync_block(); }
+inline void __syncwarp(unsigned mask = 0xffffffffu) { shim::sync_warp("__syncwarp", mask, nullptr, shim::nothing); }
 
 template <class T> T __shfl_sync(unsigned mask, T x, int source) { return shim::shuffle("__shfl_sync", mask, x, unsigned(source) % 32); }
 template <class T> T __shfl_xor_sync(unsigned mask, T x, int bits) {
@@ -148,7 +148,7 @@ template <class T> T __shfl_down_sync(unsigned mask, T x, unsigned step) {
 }
 inline unsigned __ballot_sync(unsigned mask, bool vote) {
     unsigned votes = vote;
-    shim::meet_warp("__ballot_sync", mask, &votes, shim::count_votes);
+    shim::sync_warp("__ballot_sync", mask, &votes, shim::count_votes);
     return votes;
 }
 

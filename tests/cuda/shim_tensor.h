@@ -1,4 +1,4 @@
-// What kernels/tensor.cuh offers, in plain code: the layouts of registers stand there.
+// Host versions of the functions of kernels/tensor.cuh, which describes the layouts of registers.
 #pragma once
 #include "shim.h"
 
@@ -10,18 +10,18 @@ struct MmaLane {
     const u32 *b; // [2]
 };
 
-// Number `half` (0: low) of a register.
+// Returns the number in a half of a register; 0 is the low half.
 template <class T> double number(u32 pair, u32 half) { return double(to_float(T{u16(pair >> 16 * half)})); }
 
-// Sums in f64, rounded once: closer than a device, whose order of summation is its own.
+// Sums in f64 and rounds once. This is more precise than a device, whose order of summation is unspecified.
 template <class T> void mma_warp(void *const *lanes) {
     double a[16][16], b[16][8]; // [row][column]
     for (u32 lane = 0; lane < 32; lane++) {
-        auto mine = static_cast<const MmaLane *>(lanes[lane]);
+        auto own = static_cast<const MmaLane *>(lanes[lane]);
         u32 g = lane / 4, t = lane % 4;
         for (u32 half = 0; half < 2; half++) {
-            for (u32 r = 0; r < 4; r++) a[g + r % 2 * 8][2 * t + half + r / 2 * 8] = number<T>(mine->a[r], half);
-            for (u32 r = 0; r < 2; r++) b[2 * t + half + r * 8][g] = number<T>(mine->b[r], half);
+            for (u32 r = 0; r < 4; r++) a[g + r % 2 * 8][2 * t + half + r / 2 * 8] = number<T>(own->a[r], half);
+            for (u32 r = 0; r < 2; r++) b[2 * t + half + r * 8][g] = number<T>(own->b[r], half);
         }
     }
     for (u32 lane = 0; lane < 32; lane++) {
@@ -54,26 +54,26 @@ template <bool transposed> void ldmatrix_warp(void *const *lanes) {
 
 template <bool transposed> void ldmatrix(const char *what, u32 *r, const void *row) {
     check_shared(what, row, 16);
-    LdmatrixLane mine = {static_cast<const u16 *>(row), r};
-    meet_warp(what, ALL_LANES, &mine, ldmatrix_warp<transposed>);
+    LdmatrixLane own = {static_cast<const u16 *>(row), r};
+    sync_warp(what, ALL_LANES, &own, ldmatrix_warp<transposed>);
 }
 
 } // namespace shim
 
 template <class T> void mma_16816(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-    shim::MmaLane mine = {d, a, b};
-    shim::meet_warp("mma_16816", ALL_LANES, &mine, shim::mma_warp<T>);
+    shim::MmaLane own = {d, a, b};
+    shim::sync_warp("mma_16816", ALL_LANES, &own, shim::mma_warp<T>);
 }
 
 inline void ldmatrix_x4(u32 (&r)[4], const void *row) { shim::ldmatrix<false>("ldmatrix_x4", r, row); }
 inline void ldmatrix_x4_transposed(u32 (&r)[4], const void *row) { shim::ldmatrix<true>("ldmatrix_x4_transposed", r, row); }
 
 inline u32 fma_bf16x2(u32 a, u32 b, u32 c) {
-    auto of = [&](u32 half) { return float(shim::number<bf16>(a, half) * shim::number<bf16>(b, half) + shim::number<bf16>(c, half)); };
-    return pack2<bf16>(of(0), of(1));
+    auto result = [&](u32 half) { return float(shim::number<bf16>(a, half) * shim::number<bf16>(b, half) + shim::number<bf16>(c, half)); };
+    return pack2<bf16>(result(0), result(1));
 }
 
-inline void copy_async_16(void *shared, const void *global, bool there) { shim::copy_async("copy_async_16", shared, global, there, 16); }
-inline void copy_async_4(void *shared, const void *global, bool there) { shim::copy_async("copy_async_4", shared, global, there, 4); }
+inline void copy_async_16(void *shared, const void *global, bool valid) { shim::copy_async("copy_async_16", shared, global, valid, 16); }
+inline void copy_async_4(void *shared, const void *global, bool valid) { shim::copy_async("copy_async_4", shared, global, valid, 4); }
 inline void copy_async_commit() { shim::copy_async_commit(); }
 template <int n> void copy_async_wait() { shim::copy_async_wait(n); }

@@ -1,4 +1,4 @@
-// Checks the shim itself: tests/cuda/build.sh OUT_DIR test
+// Tests of the shim: tests/cuda/build.sh OUT_DIR test
 #include "libcuda.cpp"
 #include "tensor.cuh"
 
@@ -16,7 +16,7 @@
 
 static bool contains(const std::string &text, const char *part) { return text.find(part) != std::string::npos; }
 
-// The signal that ends a child which does this, 0 if none.
+// Runs `body` in a child process. Returns the signal that ends it, or 0.
 template <class Body> int signal_of(Body body) {
     pid_t child = fork();
     if (child == 0) {
@@ -41,7 +41,7 @@ extern "C" __global__ void shuffles(u32 *out /* [4, 64] */, double *wide /* [64]
 
 extern "C" __global__ void block_sums(float *out /* [blocks] */, const float *x /* [blocks, threads] */) {
     float sum = block_sum(x[blockIdx.x * blockDim.x + threadIdx.x]);
-    sum = block_sum(sum / float(blockDim.x)); // twice: the first's shared memory is used again
+    sum = block_sum(sum / float(blockDim.x)); // the second sum reuses the shared memory of the first
     if (threadIdx.x == 0) out[blockIdx.x] = sum;
 }
 
@@ -57,7 +57,7 @@ extern "C" __global__ void untouched(u32 *out /* [2] */) {
     __shared__ u32 own[1];
     out[0] = dynamic[0];
     out[1] = own[0];
-    dynamic[0] = own[0] = 0; // the next block finds nothing of it
+    dynamic[0] = own[0] = 0; // the next block must not see this
 }
 
 extern "C" __global__ void places(u32 *out /* [z, y, x, threads] */) {
@@ -83,7 +83,7 @@ extern "C" __global__ void past_memory(u32 *x, u32 i) { x[i] = 7; }
 
 extern "C" __global__ void misaligned(const u16 *x, u32 *out) { *out = *reinterpret_cast<const u32 *>(x + 1); }
 
-// Lane l holds its registers at l.
+// The registers of lane l are at index l.
 template <class T> __device__ void product(float (*d)[4], const u32 (*a)[4], const u32 (*b)[2]) {
     mma_16816<T>(d[threadIdx.x], a[threadIdx.x], b[threadIdx.x]);
 }
@@ -102,7 +102,7 @@ extern "C" __global__ void load_matrices(u32 (*out)[4] /* [32] */, u32 how) {
     if (how == 3) ldmatrix_x4(out[threadIdx.x], row + (threadIdx.x == 31 ? 0 : 1));
 }
 
-// What a tile of three copies, the last not there, holds after `how` groups have landed.
+// Writes the content of a tile of three copies after `how` groups have completed. The last copy is zero-filled.
 extern "C" __global__ void copies(u32 *out /* [3, 4] */, const u32 *x /* [3, 4] */, u32 how) {
     __shared__ __align__(16) u32 tile[3][4];
     for (u32 i = 0; i < 3; i++) {
@@ -138,7 +138,7 @@ const Kernel kernel_table[] = {
 
 // ---- threads
 
-static void shuffles_move_what_they_say() {
+static void shuffles_return_the_value_of_the_source_lane() {
     u32 out[4][64];
     double wide[64];
     CHECK(shim::launch(1, 64, 0, shuffles, out[0], wide) == "");
@@ -150,7 +150,7 @@ static void shuffles_move_what_they_say() {
     }
 }
 
-static void sums_over_blocks_are_right_in_every_order() {
+static void block_sums_are_correct_in_every_order() {
     for (u32 seed = 0; seed < 50; seed++) {
         shim::seed(seed);
         std::vector<float> x(3 * 96), out(3);
@@ -160,7 +160,7 @@ static void sums_over_blocks_are_right_in_every_order() {
     }
 }
 
-static void a_missing_barrier_shows() {
+static void a_missing_barrier_gives_wrong_results() {
     int wrong = 0;
     for (u32 with_barrier : {0, 1}) {
         for (u32 run = 0; run < 20; run++) {
@@ -175,7 +175,7 @@ static void a_missing_barrier_shows() {
     CHECK(wrong == 20);
 }
 
-static void shared_memory_begins_poisoned() {
+static void shared_memory_is_initialized_with_poison() {
     u32 out[2];
     CHECK(shim::launch(5, 1, 16, untouched, out) == "");
     CHECK(out[0] == ~0u && out[1] == ~0u);
@@ -187,8 +187,8 @@ static void every_thread_of_every_block_runs_once() {
     for (u32 count : out) CHECK(count == 1);
 }
 
-static void waiting_at_different_places_is_an_error() {
-    const char *const places[] = {"__syncwarp", "its end", "__ballot_sync", "of some lanes only"};
+static void threads_that_wait_at_different_points_are_an_error() {
+    const char *const places[] = {"__syncwarp", "the end of the kernel", "__ballot_sync", "with a partial lane mask"};
     for (u32 how = 0; how < 4; how++) {
         std::string error = shim::launch(1, 64, 0, diverging, how);
         CHECK(contains(error, places[how]) && (how == 3 || contains(error, "different barriers")));
@@ -197,7 +197,7 @@ static void waiting_at_different_places_is_an_error() {
     CHECK(contains(shim::launch(1, 1025, 0, diverging, 9), "1025 threads"));
 }
 
-static void what_a_device_does_not_forgive_is_a_signal() {
+static void invalid_accesses_raise_signals() {
     CHECK(signal_of([] { shim::launch(1, 32, 128, past_shared); }) == SIGSEGV);
     alignas(4) u16 x[4] = {};
     u32 out;
@@ -210,9 +210,9 @@ static void in_four_threads(void (*body)()) {
     for (auto &thread : threads) thread.join();
 }
 
-static void several_threads_may_launch() { in_four_threads(sums_over_blocks_are_right_in_every_order); }
+static void several_threads_can_launch_at_the_same_time() { in_four_threads(block_sums_are_correct_in_every_order); }
 
-// ---- what tensor cores and the copy unit do
+// ---- tensor cores and asynchronous copies
 
 template <class T, class Kernel> static void check_product(Kernel kernel) {
     std::minstd_rand random(7);
@@ -244,12 +244,12 @@ template <class T, class Kernel> static void check_product(Kernel kernel) {
     }
 }
 
-static void products_are_those_of_plain_loops() {
+static void tensor_core_products_equal_plain_loops() {
     check_product<bf16>(product_bf16);
     check_product<f16>(product_f16);
 }
 
-static void matrices_are_loaded_both_ways() {
+static void ldmatrix_loads_matrices_and_their_transposes() {
     for (u32 transposed : {0, 1}) {
         u32 out[32][4];
         CHECK(shim::launch(1, 32, 0, load_matrices, out, transposed) == "");
@@ -262,16 +262,16 @@ static void matrices_are_loaded_both_ways() {
         }
     }
     u32 out[32][4];
-    CHECK(contains(shim::launch(1, 32, 0, load_matrices, out, 2), "outside of shared memory"));
+    CHECK(contains(shim::launch(1, 32, 0, load_matrices, out, 2), "outside shared memory"));
     CHECK(contains(shim::launch(1, 32, 0, load_matrices, out, 3), "not aligned to 16"));
 }
 
-static void copies_land_when_they_are_waited_for() {
+static void asynchronous_copies_complete_at_their_wait() {
     alignas(16) u32 x[13], out[12];
     for (u32 i = 0; i < 13; i++) x[i] = i;
-    for (u32 landed : {0, 1, 3}) {
-        CHECK(shim::launch(1, 1, 0, copies, out, x, landed) == "");
-        for (u32 i = 0; i < 12; i++) CHECK(out[i] == (i / 4 >= landed ? ~0u : i / 4 == 2 ? 0 : i));
+    for (u32 completed : {0, 1, 3}) {
+        CHECK(shim::launch(1, 1, 0, copies, out, x, completed) == "");
+        for (u32 i = 0; i < 12; i++) CHECK(out[i] == (i / 4 >= completed ? ~0u : i / 4 == 2 ? 0 : i));
     }
     CHECK(shim::launch(1, 1, 0, copy_uncommitted, out, x) == "");
     CHECK(out[0] == ~0u);
@@ -282,8 +282,8 @@ static void copies_land_when_they_are_waited_for() {
 
 // ---- numbers
 
-// The compiler's own, for all numbers of 16 bits and what lies between them.
-static void halves_are_rounded_to_the_nearest() {
+// Compares with the compiler, for all 16-bit numbers and numbers between them.
+static void f16_is_rounded_to_nearest() {
     for (u32 bits = 0; bits < 0x10000; bits++) {
         _Float16 half;
         u16 short_bits = u16(bits);
@@ -306,7 +306,7 @@ static void halves_are_rounded_to_the_nearest() {
     CHECK(shim::float_to_half(INFINITY) == 0x7c00 && shim::float_to_half(-1e30f) == 0xfc00 && shim::float_to_half(-1e-30f) == 0x8000);
 }
 
-static void bf16_is_rounded_to_the_nearest() {
+static void bf16_is_rounded_to_nearest() {
     for (u32 bits = 0; bits < 0x10000; bits++) {
         float x = shim::float_of(bits << 16);
         if (x != x) {
@@ -322,8 +322,8 @@ static void bf16_is_rounded_to_the_nearest() {
     }
 }
 
-// By the definition, and what lies in the middle of two neighbours.
-static void e4m3_is_read_as_it_is_defined_and_rounded_to_the_nearest() {
+// Compares with the definition, and rounds numbers between two neighbours.
+static void e4m3_is_decoded_by_its_definition_and_rounded_to_nearest() {
     auto value = [](u32 code) {
         u32 exponent = code >> 3 & 15, fraction = code & 7;
         float size = exponent ? ldexpf(float(8 + fraction), int(exponent) - 10) : ldexpf(float(fraction), -9);
@@ -339,7 +339,7 @@ static void e4m3_is_read_as_it_is_defined_and_rounded_to_the_nearest() {
     CHECK(stored(NAN) == 0 && stored(INFINITY) == 0x7e && stored(-449) == 0xfe && stored(480) == 0x7e && stored(-0.0f) == 0x80);
 }
 
-// Every byte at every place, whatever is beside it.
+// Every byte at every position, with different neighbours.
 template <class T> static void check_widening() {
     for (u32 byte = 0; byte < 256; byte++) {
         u32 four = byte | (byte ^ 0x80) << 8 | (byte + 3) % 256 << 16 | (255 - byte) << 24, pairs[2];
@@ -353,14 +353,14 @@ template <class T> static void check_widening() {
     }
 }
 
-static void bytes_are_widened_as_they_are_read() {
+static void widened_bytes_equal_their_float_values() {
     check_widening<signed char>();
     check_widening<e4m3>();
 }
 
 // ---- the driver
 
-// A context with a stream and the test's kernels.
+// A context with a stream and the kernels of the test.
 struct Session {
     Context *context = nullptr;
     void *stream = nullptr, *module = nullptr;
@@ -383,21 +383,21 @@ struct Session {
     }
 };
 
-static void work_runs_when_it_is_waited_for() {
+static void queued_work_runs_when_a_call_waits_for_it() {
     Session session;
     CUdeviceptr x = session.allocate(8);
     u32 sent[2] = {4, 5}, read[2] = {};
     uint64_t launches = shim_launches();
     CHECK(!cuMemcpyDtoH_v2(read, x, 8) && read[1] == ~0u); // poison
     CHECK(!cuMemcpyHtoDAsync_v2(x, sent, 8, session.stream));
-    sent[0] = 9; // it is not pinned: it was read at once
+    sent[0] = 9; // unpinned memory was read at once
     CHECK(!session.launch("add_one", 1, 2, 0, x) && !cuMemcpyDtoHAsync_v2(read, x, 8, session.stream));
     CHECK(read[0] == ~0u && shim_launches() == launches);
     CHECK(!cuStreamSynchronize(session.stream) && read[0] == 5 && read[1] == 6 && shim_launches() == launches + 1);
     CHECK(!cuMemsetD8_v2(x, 1, 4) && !cuMemcpyDtoH_v2(read, x, 8) && read[0] == 0x01010101 && read[1] == 6);
 }
 
-static void calls_are_checked_as_the_driver_does() {
+static void invalid_arguments_return_the_errors_of_the_driver() {
     Session session;
     CUdeviceptr x = session.allocate(64);
     u32 host[64];
@@ -408,7 +408,7 @@ static void calls_are_checked_as_the_driver_does() {
     CHECK(session.launch("add_one", 1, 1025, 0, x) == CUDA_ERROR_INVALID_VALUE);
     CHECK(session.launch("add_one", 1, 1, 50000, x) == CUDA_ERROR_INVALID_VALUE);
     void *function;
-    CHECK(cuModuleGetFunction(&function, session.module, "nobody") == CUDA_ERROR_NOT_FOUND);
+    CHECK(cuModuleGetFunction(&function, session.module, "missing") == CUDA_ERROR_NOT_FOUND);
     CHECK(!cuModuleGetFunction(&function, session.module, "reversed"));
     CHECK(cuFuncSetAttribute(function, FUNCTION_MAX_DYNAMIC_SHARED, 300000) == CUDA_ERROR_INVALID_VALUE);
     CHECK(!cuFuncSetAttribute(function, FUNCTION_MAX_DYNAMIC_SHARED, 227 << 10));
@@ -420,7 +420,7 @@ static void calls_are_checked_as_the_driver_does() {
     CHECK(!cuCtxPopCurrent_v2(&popped) && cuCtxSynchronize() == CUDA_ERROR_INVALID_CONTEXT && !cuCtxPushCurrent_v2(popped));
 }
 
-static void memory_is_counted_and_ends_where_it_ends() {
+static void allocations_are_counted_and_bounded() {
     {
         Session session;
         shim_memory(1000, 200);
@@ -441,7 +441,7 @@ static void memory_is_counted_and_ends_where_it_ends() {
     CHECK(shim_live_allocations() == 0 && current() == nullptr);
 }
 
-static void an_error_of_a_kernel_sticks_to_its_context() {
+static void a_kernel_error_persists_in_its_context() {
     Session other;
     {
         Session session;
@@ -453,7 +453,7 @@ static void an_error_of_a_kernel_sticks_to_its_context() {
     CHECK(!cuCtxSynchronize());
 }
 
-static void captured_work_is_run_again() {
+static void captured_work_runs_with_each_launch_of_its_graph() {
     Session session;
     CUdeviceptr x = session.allocate(4);
     CHECK(!cuMemsetD8_v2(x, 0, 4) && !cuStreamBeginCapture_v2(session.stream, 0));
@@ -473,9 +473,9 @@ static void captured_work_is_run_again() {
     CHECK(cuStreamEndCapture(session.stream, &graph) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
 }
 
-static void several_threads_may_have_contexts() { in_four_threads(captured_work_is_run_again); }
+static void several_threads_can_have_contexts() { in_four_threads(captured_work_runs_with_each_launch_of_its_graph); }
 
-static void events_tell_when_work_was_done() {
+static void events_record_the_time_of_work() {
     Session session;
     void *first, *second;
     float milliseconds;
@@ -486,13 +486,13 @@ static void events_tell_when_work_was_done() {
     CHECK(cuEventQuery(first) == CUDA_ERROR_INVALID_HANDLE);
 }
 
-static void streams_wait_for_each_other_where_they_are_told_to() {
+static void a_stream_waits_for_an_event_of_another_stream() {
     Session session;
     CUdeviceptr x = session.allocate(4);
     void *other, *event;
     u32 value;
     CHECK(!cuMemsetD8_v2(x, 0, 4) && !cuStreamCreate(&other, 1) && !cuEventCreate(&event, 2));
-    CHECK(!cuStreamWaitEvent(other, event, 0)); // never recorded: nothing is waited for
+    CHECK(!cuStreamWaitEvent(other, event, 0)); // never recorded: no wait
     CHECK(!session.launch("add_one", 1, 1, 0, x) && !cuEventRecord(event, session.stream) && !session.launch("add_one", 1, 1, 0, x));
     CHECK(!cuMemcpyDtoHAsync_v2(&value, x, 4, other) && !cuStreamSynchronize(other) && value == 0);
     CHECK(!cuStreamWaitEvent(other, event, 0) && !cuMemcpyDtoHAsync_v2(&value, x, 4, other) && !cuStreamSynchronize(other) && value == 1);
@@ -503,11 +503,11 @@ static void streams_wait_for_each_other_where_they_are_told_to() {
     CHECK(!session.launch("add_one", 1, 1, 0, x) && !cuEventRecord(event, session.stream));
     CHECK(!cuMemcpyDtoHAsync_v2(&value, x, 4, other) && !cuStreamWaitEvent(session.stream, event, 0) && !cuEventRecord(event, other));
     CHECK(!cuStreamWaitEvent(session.stream, event, 0) && !session.launch("add_one", 1, 1, 0, x));
-    CHECK(!cuEventSynchronize(event) && value == 3); // not 2, and not 4, which is held up
+    CHECK(!cuEventSynchronize(event) && value == 3); // not 2, and not 4, whose work is blocked
     shim_others_first(0);
 }
 
-static void calls_fail_when_they_are_told_to() {
+static void planned_failures_make_calls_fail() {
     Session session;
     CUdeviceptr x;
     shim_fail("cuMemAlloc_v2", 2, CUDA_ERROR_OUT_OF_MEMORY);
@@ -533,8 +533,8 @@ int cublasLtMatmul(void *, void *, const void *alpha, const void *a, void *, con
                    void *d, void *, const void *, void *, size_t, void *stream);
 }
 
-// Two products of a weight [outputs, inputs] and activations [tokens, inputs], row by row as the library has them.
-static void a_product_of_rows_is_one_of_transposed_columns() {
+// Two products of a weight [outputs, inputs] and activations [tokens, inputs], row-major as in the library.
+static void a_row_major_product_is_a_transposed_column_major_product() {
     Session session;
     const u32 outputs = 3, inputs = 5, tokens = 2, batch = 2;
     CUdeviceptr memory = session.allocate(1024);
@@ -574,8 +574,7 @@ static void a_product_of_rows_is_one_of_transposed_columns() {
     }
 }
 
-// A product in fp8 is taken in the one way that devices take it.
-static void a_product_in_fp8_is_taken_as_devices_take_it() {
+static void fp8_products_are_accepted_only_in_the_form_that_devices_accept() {
     Session session;
     const u32 outputs = 16, inputs = 32, tokens = 3;
     CUdeviceptr memory = session.allocate(4096);
@@ -599,7 +598,7 @@ static void a_product_in_fp8_is_taken_as_devices_take_it() {
         return cublasLtMatmul(nullptr, description, &alpha, weight, layouts[0], x, layouts[1], &beta, y, d, y, d, nullptr, nullptr, 0, session.stream);
     };
     CHECK(!set(3, transposed) && !multiply() && !cuStreamSynchronize(session.stream) && y[1] == y[1]);
-    CHECK(!set(31, outer) && multiply() == 15); // one of them alone
+    CHECK(!set(31, outer) && multiply() == 15); // outer scales for one operand only
     CHECK(!set(32, outer) && multiply() == 7);  // without scales
     CHECK(!set(17, scales_of[0]) && !set(18, scales_of[1]) && !set(7, with_bias) && !set(8, scales_of[0]) && multiply() == 15);
     CHECK(!set(7, without) && !multiply() && !cuStreamSynchronize(session.stream));
@@ -618,30 +617,30 @@ static void a_product_in_fp8_is_taken_as_devices_take_it() {
 #define RUN(test) test(), printf("%s\n", #test)
 
 int main() {
-    RUN(shuffles_move_what_they_say);
-    RUN(sums_over_blocks_are_right_in_every_order);
-    RUN(a_missing_barrier_shows);
-    RUN(shared_memory_begins_poisoned);
+    RUN(shuffles_return_the_value_of_the_source_lane);
+    RUN(block_sums_are_correct_in_every_order);
+    RUN(a_missing_barrier_gives_wrong_results);
+    RUN(shared_memory_is_initialized_with_poison);
     RUN(every_thread_of_every_block_runs_once);
-    RUN(waiting_at_different_places_is_an_error);
-    RUN(what_a_device_does_not_forgive_is_a_signal);
-    RUN(several_threads_may_launch);
-    RUN(products_are_those_of_plain_loops);
-    RUN(matrices_are_loaded_both_ways);
-    RUN(copies_land_when_they_are_waited_for);
-    RUN(halves_are_rounded_to_the_nearest);
-    RUN(bf16_is_rounded_to_the_nearest);
-    RUN(e4m3_is_read_as_it_is_defined_and_rounded_to_the_nearest);
-    RUN(bytes_are_widened_as_they_are_read);
-    RUN(work_runs_when_it_is_waited_for);
-    RUN(calls_are_checked_as_the_driver_does);
-    RUN(memory_is_counted_and_ends_where_it_ends);
-    RUN(an_error_of_a_kernel_sticks_to_its_context);
-    RUN(captured_work_is_run_again);
-    RUN(several_threads_may_have_contexts);
-    RUN(events_tell_when_work_was_done);
-    RUN(streams_wait_for_each_other_where_they_are_told_to);
-    RUN(calls_fail_when_they_are_told_to);
-    RUN(a_product_of_rows_is_one_of_transposed_columns);
-    RUN(a_product_in_fp8_is_taken_as_devices_take_it);
+    RUN(threads_that_wait_at_different_points_are_an_error);
+    RUN(invalid_accesses_raise_signals);
+    RUN(several_threads_can_launch_at_the_same_time);
+    RUN(tensor_core_products_equal_plain_loops);
+    RUN(ldmatrix_loads_matrices_and_their_transposes);
+    RUN(asynchronous_copies_complete_at_their_wait);
+    RUN(f16_is_rounded_to_nearest);
+    RUN(bf16_is_rounded_to_nearest);
+    RUN(e4m3_is_decoded_by_its_definition_and_rounded_to_nearest);
+    RUN(widened_bytes_equal_their_float_values);
+    RUN(queued_work_runs_when_a_call_waits_for_it);
+    RUN(invalid_arguments_return_the_errors_of_the_driver);
+    RUN(allocations_are_counted_and_bounded);
+    RUN(a_kernel_error_persists_in_its_context);
+    RUN(captured_work_runs_with_each_launch_of_its_graph);
+    RUN(several_threads_can_have_contexts);
+    RUN(events_record_the_time_of_work);
+    RUN(a_stream_waits_for_an_event_of_another_stream);
+    RUN(planned_failures_make_calls_fail);
+    RUN(a_row_major_product_is_a_transposed_column_major_product);
+    RUN(fp8_products_are_accepted_only_in_the_form_that_devices_accept);
 }
