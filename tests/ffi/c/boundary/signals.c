@@ -89,7 +89,7 @@ static void *generate_under_signals(void *argument) {
     begin_host_thread();
     pllm_queue *queue = new_queue(s->engine, 4);
     struct pollfd entry = {.fd = event_fd(queue), .events = POLLIN};
-    for (unsigned i = 0; i < 3 * PROMPTS; i++) {
+    for (unsigned i = 0; i < PROMPTS; i++) {
         generation a;
         add_prompt(s->engine, queue, i, TOKENS, &a);
         while (!a.ends) {

@@ -122,7 +122,8 @@ static int directory_entries(const char *directory) {
 // A thread may be listed for a moment after it was joined.
 static int thread_count_after_join(int expected) {
     int count = directory_entries("/proc/self/task");
-    for (uint64_t end = now_ms() + 5000; count > expected && now_ms() < end;
+    uint64_t timeout_ms = mutation == thread_leaks ? 200 : 5000;
+    for (uint64_t end = now_ms() + timeout_ms; count > expected && now_ms() < end;
          count = directory_entries("/proc/self/task"))
         usleep(100);
     return count;
