@@ -56,6 +56,9 @@ const PLAIN_TEXT: &[&str] = &[
     "src/decode/constraint",
     "src/ffi",
     "src/text",
+    "tests/consumer",
+    "tests/ffi",
+    "tests/replay",
 ];
 
 fn root() -> &'static Path {

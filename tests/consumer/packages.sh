@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# usage: packages.sh DIST MODEL EXPECTED   the tarball and the Debian package hold a tree that works where it is unpacked.
+# usage: packages.sh DIST MODEL EXPECTED
+# Checks that the trees in the tarball and in the Debian package work in any folder.
 set -euo pipefail
 dist=$(cd "$1" && pwd) model=$2 expected=$3
 here=$(cd "$(dirname "$0")" && pwd)
@@ -13,4 +14,4 @@ for tree in "$work/tar" "$work/deb/usr"; do
     "$here/run.sh" "$tree" "$model" "$expected" >/dev/null
     [ -s "$tree/share/doc/pagedllm/licences-of-dependencies.txt" ] && [ -s "$tree/share/doc/pagedllm/LICENSE" ]
 done
-echo "packages: tarball and Debian package work where they are unpacked"
+echo "packages: tarball and Debian package work in any folder"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # usage: run.sh TREE MODEL EXPECTED
-# Builds programs against an installed tree as its users would, in an empty folder: C, C++ by pkg-config and by CMake, Go; shared and static;
-# Python and Node.
+# Builds and runs programs against an installed tree in an empty folder: C and C++ with pkg-config,
+# C++ with CMake, Go, each shared and static; Python and Node.
 set -euo pipefail
 tree=$(cd "$1" && pwd) model=$(cd "$2" && pwd) expected=$(realpath "$3")
 examples=$(cd "$(dirname "$0")/../../examples" && pwd)
@@ -17,18 +17,18 @@ flags=$(pkg-config --cflags pagedllm)
 shared="$(pkg-config --libs pagedllm) -Wl,-rpath,$tree/lib"
 static="$tree/lib/libpagedllm.a -lm -lgcc_s"
 
-answers() {
+check_output() {
     "$@" "$model" 2>/dev/null | diff - "$expected"
-    echo "consumer: $name answers as expected"
+    echo "consumer: $name has the expected output"
 }
-name="C, pkg-config, shared";   cc -std=c11 hello.c -o c_shared $flags $shared;          answers ./c_shared
-name="C, static";               cc -std=c11 hello.c -o c_static $flags $static;          answers ./c_static
-name="C++, pkg-config, shared"; c++ -std=c++17 hello.cpp -o cpp_shared $flags $shared -pthread; answers ./cpp_shared
+name="C, pkg-config, shared";   cc -std=c11 hello.c -o c_shared $flags $shared;          check_output ./c_shared
+name="C, static";               cc -std=c11 hello.c -o c_static $flags $static;          check_output ./c_static
+name="C++, pkg-config, shared"; c++ -std=c++17 hello.cpp -o cpp_shared $flags $shared -pthread; check_output ./cpp_shared
 
 cmake -S . -B cmake -DCMAKE_PREFIX_PATH="$tree" -DCMAKE_BUILD_TYPE=Release >/dev/null
 cmake --build cmake >/dev/null
-name="C++, CMake, shared"; answers cmake/hello
-name="C++, CMake, static"; answers cmake/hello_static
+name="C++, CMake, shared"; check_output cmake/hello
+name="C++, CMake, static"; check_output cmake/hello_static
 
 cd go
 cat > go.mod <<MOD
@@ -41,17 +41,17 @@ require github.com/libpagedllm/libpagedllm/bindings/go v0.0.0
 replace github.com/libpagedllm/libpagedllm/bindings/go => $tree/share/pagedllm/go
 MOD
 export CGO_CFLAGS=$flags GOFLAGS=-mod=mod
-CGO_LDFLAGS=$shared go build -o hello . ;                                            name="Go, shared"; answers ./hello
-CGO_LDFLAGS="-L$tree/lib" go build -tags pagedllm_static -o hello_static . ;         name="Go, static"; answers ./hello_static
+CGO_LDFLAGS=$shared go build -o hello . ;                                            name="Go, shared"; check_output ./hello
+CGO_LDFLAGS="-L$tree/lib" go build -tags pagedllm_static -o hello_static . ;         name="Go, static"; check_output ./hello_static
 
-# The examples look for the wrapper beside them: here that is the installed one, which finds the installed library.
+# The examples load the wrapper from ../../bindings: here the installed one, which finds its library.
 unset PAGEDLLM_LIBRARY
 mkdir -p "$work/bindings" "$work/examples"
 cp -r "$examples/python" "$examples/node" "$work/examples/"
 ln -s "$tree/share/pagedllm/python" "$tree/share/pagedllm/node" "$work/bindings/"
 (cd "$tree/share/pagedllm/node" && npm ci --ignore-scripts --no-audit --no-fund --silent)
-name="Python"; answers python3 "$work/examples/python/hello.py"
-name="Node";   answers node "$work/examples/node/hello.js"
+name="Python"; check_output python3 "$work/examples/python/hello.py"
+name="Node";   check_output node "$work/examples/node/hello.js"
 
 for program in "$work/c_static" "$work/cmake/hello_static" ./hello_static; do
     if ldd "$program" | grep -q libpagedllm; then echo "$program is not static" >&2; exit 1; fi

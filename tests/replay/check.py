@@ -1,6 +1,6 @@
 """usage: check.py PAGEDLLM_REPLAY MODEL_DIR
-Records a journal through the wrapper, and has pagedllm-replay run it again: it says the same, bit for bit. Of a journal that was tampered
-with, cut off, or written for something else it says so, and fails."""
+Records a journal through the Python wrapper. pagedllm-replay must reproduce it bit for bit, and must
+fail with a message for a journal that was changed, cut off, or written for another model."""
 import hashlib
 import pathlib
 import shutil
@@ -12,21 +12,21 @@ import tempfile
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bindings" / "python"))
 from pagedllm import Engine, Sampling  # noqa: E402
 
-# Before the first record: the magic number and the version.
+# Length of the magic number and the version before the first record.
 START = 12
-# Of each record: its length and its checksum.
+# Length of the length and the checksum of each record.
 FRAME = 12
-# What kinds of records begin with.
+# First byte of a record of this kind.
 ENDED = 1
 
 
 def record(journal, model):
-    """Four requests of which one is aborted, and a conversation that is forked and resumed."""
+    """Runs four requests, of which one is aborted, and forks and resumes a conversation."""
     with Engine(model, journal_path=journal, kv_bytes=1 << 20, host_steps=True) as engine:
-        asked = [engine.add(f"Once upon a time, {i}", Sampling(max_tokens=30 + i, seed=i)) for i in range(4)]
+        ids = [engine.add(f"Once upon a time, {i}", Sampling(max_tokens=30 + i, seed=i)) for i in range(4)]
         kept = engine.add("The capital of France", Sampling(max_tokens=8, seed=7), keep=True)
         engine.step()
-        engine.abort(asked[2])
+        engine.abort(ids[2])
         while engine.step().unfinished:
             engine.queue.poll(0)
         engine.fork(kept, 2, seed=11)
@@ -36,7 +36,7 @@ def record(journal, model):
 
 
 def frames(journal):
-    """Where the records are, and what is in them; the first is the header."""
+    """Yields offset and content of each record. The first one is the header."""
     at = START
     while at < len(journal):
         length, = struct.unpack_from("<I", journal, at)
@@ -50,12 +50,12 @@ def write_record(journal, at, content):
 
 
 def forged(journal):
-    """The last byte of what is known of an answer is another one, and the record's checksum is right."""
+    """Returns the journal with another last byte in a result, and a valid checksum."""
     at, content = next((at, content) for at, content in frames(journal) if at > START and content[0] == ENDED)
     return write_record(journal, at, content[:-1] + bytes([content[-1] ^ 1]))
 
 
-def of_another_model(journal):
+def for_another_model(journal):
     at, header = next(frames(journal))
     first = header.index(b'"model":[') + len(b'"model":[')
     end = header.index(b",", first)
@@ -64,9 +64,9 @@ def of_another_model(journal):
 
 
 def main(replay, model):
-    def says(what, status, message):
+    def check(content, status, message):
         path = folder / "altered"
-        path.write_bytes(what)
+        path.write_bytes(content)
         done = subprocess.run([replay, path, model], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         assert done.returncode == status and message in done.stdout, f"expected {status} and {message!r}, was {done.returncode}:\n{done.stdout}"
         return done.stdout.replace("\n", "; ")
@@ -74,18 +74,18 @@ def main(replay, model):
     folder = pathlib.Path(tempfile.mkdtemp())
     try:
         record(folder / "journal", model)
-        whole = (folder / "journal").read_bytes()
-        print(says(whole, 0, "the same, bit for bit"))
-        last = [at for at, _ in frames(whole)][-1]
-        says(whole[:last], 0, "the journal was not closed")
-        says(forged(whole), 1, "different in step ")
-        says(whole[:-100], 3, "the journal is damaged or cut off after ")
-        middle = len(whole) // 2
-        says(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1:], 3, "the journal is damaged or cut off after ")
-        says(whole[:8] + struct.pack("<I", 99) + whole[12:], 2, "journal of another release (format 99, library ")
-        says(of_another_model(whole), 2, ": name the directory of the one it was written with")
-        says(whole[:20], 2, "not a journal, or its start is damaged")
-        says(b"", 2, "not a journal, or its start is damaged")
+        journal = (folder / "journal").read_bytes()
+        print(check(journal, 0, "the same, bit for bit"))
+        last = [at for at, _ in frames(journal)][-1]
+        check(journal[:last], 0, "the journal was not closed")
+        check(forged(journal), 1, "different in step ")
+        check(journal[:-100], 3, "the journal is damaged or cut off after ")
+        middle = len(journal) // 2
+        check(journal[:middle] + bytes([journal[middle] ^ 1]) + journal[middle + 1:], 3, "the journal is damaged or cut off after ")
+        check(journal[:8] + struct.pack("<I", 99) + journal[12:], 2, "journal of another release (format 99, library ")
+        check(for_another_model(journal), 2, ": name the directory of the one it was written with")
+        check(journal[:20], 2, "not a journal, or its start is damaged")
+        check(b"", 2, "not a journal, or its start is damaged")
         missing = subprocess.run([replay, folder / "nowhere", model], stderr=subprocess.PIPE, text=True)
         assert missing.returncode == 2 and "there is no such file" in missing.stderr, missing
     finally:

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""The ABI only grows: compares include/pagedllm.h with the descriptions of earlier releases.
+"""Compares include/pagedllm.h with the descriptions of earlier releases: the ABI may only grow.
 
-check.py                 every tests/ffi/abi/*.abi against the header, then proof that breaking changes would be found
-check.py --write NAME    describes the header as tests/ffi/abi/NAME.abi, for a release
+check.py                 compares the header with every tests/ffi/abi/*.abi, and proves that it
+                         detects breaking changes
+check.py --write NAME    writes the description tests/ffi/abi/NAME.abi of a release
 
-The library is written in Rust, so its debug information speaks of Rust types. What C programs are compiled against is
-the header; so that is what is described: a stub with the header's functions is compiled, and libabigail reads it.
+The debug information of the library describes Rust types, but C programs use the header. So the
+script compiles a stub with the functions of the header, and libabigail reads the stub.
 """
 import pathlib
 import re
@@ -31,7 +32,7 @@ def constants(header):
 
 
 def stub(header, folder):
-    """A shared object with the header's functions and constants."""
+    """Compiles a shared object with the functions of the header."""
     bodies = "".join(f"{result} {name}({parameters}) {{ __builtin_trap(); }}\n" for result, name, parameters in functions(header))
     (folder / "pagedllm.h").write_text(header)
     (folder / "stub.c").write_text('#include "pagedllm.h"\n' + bodies)
@@ -55,8 +56,11 @@ def frozen(description):
 
 
 def without_growth(header, description):
-    """The header, its structs ending where they ended then: struct_size says which fields are there, so more may follow.
-    Those without it lie in arrays: they stay whole, so that growth is found."""
+    """Returns the header without fields that structs gained after the description was written.
+
+    struct_size tells which fields exist, so such a struct may grow. Structs without struct_size
+    are elements of arrays: they are not cut, so that their growth is detected.
+    """
     known = {}
     for declaration in ElementTree.parse(description).iter("class-decl"):
         known[declaration.get("name")] = [variable.get("name") for variable in declaration.iter("var-decl")]
@@ -72,9 +76,9 @@ def without_growth(header, description):
 
 
 def broken_since(description, header):
-    """What a program built then would trip over now; empty: nothing."""
+    """Returns the differences that break a program of that release, or an empty string."""
     now = constants(header)
-    found = [f"{name} was {value}, is {now.get(name, 'gone')}\n" for name, value in frozen(description).items() if now.get(name) != value]
+    found = [f"{name} was {value}, is {now.get(name, 'removed')}\n" for name, value in frozen(description).items() if now.get(name) != value]
     with tempfile.TemporaryDirectory() as folder:
         described = pathlib.Path(folder) / "now.abi"
         describe(without_growth(header, description), described)
@@ -91,26 +95,26 @@ def changed(header, old, new):
 
 
 def prove(description, header):
-    """Each of these would break a program, or is growth: the check must tell them apart."""
+    """Checks that each breaking change is detected, and that growth is allowed."""
     breaking = {
         "a field moves": ("  uint64_t kv_bytes;", "  uint64_t added_in_the_middle;\n  uint64_t kv_bytes;"),
         "a field changes its type": ("  uint32_t block_size;", "  uint64_t block_size;"),
-        "a function goes": ("void pllm_engine_free(pllm_engine *engine);", ""),
+        "a function is removed": ("void pllm_engine_free(pllm_engine *engine);", ""),
         "a parameter changes": ("int64_t timeout_ms", "int32_t timeout_ms"),
         "a constant changes": ("#define PLLM_E_BUSY 7", "#define PLLM_E_BUSY 12"),
         "a struct without a size grows": ("} pllm_logprob;", "  uint64_t added_at_the_end;\n} pllm_logprob;"),
-        "a callback's parameter changes": ("const uint32_t *tokens,\n                                 uint64_t tokens_len,\n                                 float",
+        "a parameter of a callback changes": ("const uint32_t *tokens,\n                                 uint64_t tokens_len,\n                                 float",
                                            "const uint64_t *tokens,\n                                 uint64_t tokens_len,\n                                 float"),
     }
     growing = {
         "a struct grows": ("} pllm_step;", "  uint64_t added_at_the_end;\n} pllm_step;"),
-        "a function comes": ("void pllm_engine_free(pllm_engine *engine);", "void pllm_engine_free(pllm_engine *engine);\nvoid pllm_more(void);"),
+        "a function is added": ("void pllm_engine_free(pllm_engine *engine);", "void pllm_engine_free(pllm_engine *engine);\nvoid pllm_more(void);"),
     }
     for what, (old, new) in breaking.items():
-        assert broken_since(description, changed(header, old, new)), f"not found: {what}"
+        assert broken_since(description, changed(header, old, new)), f"not detected: {what}"
     for what, (old, new) in growing.items():
         report = broken_since(description, changed(header, old, new))
-        assert not report, f"taken for a break: {what}\n{report}"
+        assert not report, f"wrongly reported: {what}\n{report}"
     return len(breaking), len(growing)
 
 
@@ -123,13 +127,14 @@ def main():
     for description in descriptions:
         report = broken_since(description, header)
         if report:
-            sys.exit(f"a program built against {description.stem} would break (docs/abi.md has the rule):\n{report}")
+            sys.exit(f"programs built against {description.stem} would break, see docs/abi.md:\n{report}")
     with tempfile.TemporaryDirectory() as folder:
         today = pathlib.Path(folder) / "today.abi"
         describe(header, today)
         breaks, growths = prove(today, header)
     names = ", ".join(description.stem for description in descriptions)
-    print(f"abi: {len(functions(header))} functions, grown from {names}; {breaks} breaking changes would be found, {growths} growths let pass")
+    print(f"abi: {len(functions(header))} functions, compatible with {names}; "
+          f"{breaks} breaking changes detected, {growths} growths allowed")
 
 
 main()

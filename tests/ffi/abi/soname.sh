@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# usage: soname.sh LIBDIR   a program that was linked with an earlier series must not start
+# usage: soname.sh LIBDIR
+# Checks that a program that was linked with an earlier series does not start.
 set -euo pipefail
 libdir=$1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# The program calls a function that both series have, so only the soname can stop it.
+# Both series have the function that the program calls, so only the soname can prevent the start.
 echo 'const char *pllm_version(void) { return "0.2.0"; }' > "$work/stub.c"
 echo 'const char *pllm_version(void); int main(void) { return !pllm_version(); }' > "$work/program.c"
 for series in 0 1; do
