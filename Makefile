@@ -90,13 +90,13 @@ test-c: $(BUILD)/abi_test $(BUILD)/libuv_test $(BUILD)/hello_c
 	$(BUILD)/libuv_test $(MODEL)
 	tests/ffi/c/boundary/run.sh
 	tests/ffi/c/fuzz/run.sh $(FUZZ)
-	@# Nothing is lost, nothing is read that was not written.
+	@# No leak, and no read of uninitialized memory.
 	valgrind -q --error-exitcode=9 --leak-check=full --show-leak-kinds=definite,indirect --errors-for-leak-kinds=definite,indirect \
 		$(BUILD)/hello_c $(MODEL) | diff - examples/hello.expected
 
 test-abi: lib
 	tests/ffi/abi/check.py
-	@# A program built against the first header of this ABI version gives the same answers.
+	@# A program built against the first header of this ABI version has the same output.
 	@mkdir -p $(BUILD)
 	$(CC) -std=c11 -O2 -Itests/ffi/abi/0.3.0 examples/c/hello.c -o $(BUILD)/hello_0.3.0 $(LINK)
 	$(BUILD)/hello_0.3.0 $(MODEL) | diff - examples/hello.expected

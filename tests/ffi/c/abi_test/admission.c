@@ -64,13 +64,13 @@ static void deadline_ends_a_request_with_its_tokens_so_far(const pllm_engine *en
 static void priorities_out_of_range_are_refused(const pllm_engine *engine) {
     const struct {
         int32_t priority;
-        int fine;
+        int is_valid;
     } cases[] = {{-100, 1}, {100, 1}, {-101, 0}, {101, 0}, {INT32_MIN, 0}, {INT32_MAX, 0}};
     pllm_request request = token_request(NULL);
     for (size_t i = 0; i < COUNT(cases); i++) {
         request.priority = cases[i].priority;
-        cases[i].fine ? OK(add_and_abort(engine, &request))
-                      : INVALID(add_and_abort(engine, &request));
+        cases[i].is_valid ? OK(add_and_abort(engine, &request))
+                          : INVALID(add_and_abort(engine, &request));
     }
     request.priority = 0;
     request.reserved2 = 1;

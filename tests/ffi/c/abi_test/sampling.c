@@ -156,15 +156,15 @@ static void invalid_penalties_grammars_and_reports_are_refused(const pllm_engine
     static const struct {
         uint32_t kind;
         const char *grammar;
-    } nonsense[] = {
+    } invalid_grammars[] = {
         {PLLM_GRAMMAR_JSON_SCHEMA, "{"}, {PLLM_GRAMMAR_JSON_SCHEMA, "{\"type\": \"nothing\"}"},
         {PLLM_GRAMMAR_REGEX, "("},       {PLLM_GRAMMAR_LARK, "start: ("},
         {PLLM_GRAMMAR_LARK, ""},         {PLLM_GRAMMAR_REGEX, "\xff"},
     };
-    for (size_t i = 0; i < COUNT(nonsense); i++) {
+    for (size_t i = 0; i < COUNT(invalid_grammars); i++) {
         sampling = greedy();
-        sampling.grammar_kind = nonsense[i].kind;
-        sampling.grammar = nonsense[i].grammar;
+        sampling.grammar_kind = invalid_grammars[i].kind;
+        sampling.grammar = invalid_grammars[i].grammar;
         INVALID(add_and_abort(engine, &request));
     }
     sampling = greedy();
