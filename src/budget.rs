@@ -30,7 +30,9 @@ pub type Call = Arc<dyn Fn(Caller) + Send + Sync>;
 /// The caller of an engine's callback.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Caller {
+    /// A thread of the host.
     Host,
+    /// An engine that needs bytes.
     Engine,
     /// An engine that has called before and starts another step with less memory than it needs.
     StillHungry,
@@ -57,6 +59,7 @@ struct Tenant {
 /// The state of a budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BudgetInfo {
+    /// Size of the budget in bytes.
     pub bytes: u64,
     /// The largest size in bytes to which the budget can be resized.
     pub max_bytes: u64,
@@ -65,6 +68,7 @@ pub struct BudgetInfo {
     pub min_bytes: u64,
     /// Bytes that the engines hold. It exceeds `bytes` while engines are still shrinking.
     pub held_bytes: u64,
+    /// Number of engines that share the budget.
     pub engines: usize,
 }
 
@@ -154,6 +158,7 @@ impl Budget {
         }
     }
 
+    /// Returns the current state of the budget.
     pub fn info(&self) -> BudgetInfo {
         let state = self.lock();
         BudgetInfo {
@@ -245,6 +250,7 @@ pub struct Need {
 }
 
 impl Lease {
+    /// Returns the budget of this lease.
     pub fn budget(&self) -> &Arc<Budget> {
         &self.budget
     }

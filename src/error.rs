@@ -46,6 +46,7 @@ impl Code {
         Code::Cancelled,
     ];
 
+    /// Returns the code with this number.
     pub fn from_number(number: i32) -> Option<Code> {
         Code::ALL.into_iter().find(|&code| code as i32 == number)
     }
@@ -62,30 +63,37 @@ pub struct Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
+    /// Creates an error. Long messages are truncated.
     pub fn new(code: Code, message: impl Into<Cow<'static, str>>) -> Error {
         Error { code, message: shortened(message.into()) }
     }
 
+    /// Creates an `InvalidArgument` error.
     pub fn invalid(message: impl Into<Cow<'static, str>>) -> Error {
         Error::new(Code::InvalidArgument, message)
     }
 
+    /// Creates a `NotFound` error.
     pub fn not_found(message: impl Into<Cow<'static, str>>) -> Error {
         Error::new(Code::NotFound, message)
     }
 
+    /// Creates an `Io` error.
     pub fn io(message: impl Into<Cow<'static, str>>) -> Error {
         Error::new(Code::Io, message)
     }
 
+    /// Creates a `Model` error.
     pub fn model(message: impl Into<Cow<'static, str>>) -> Error {
         Error::new(Code::Model, message)
     }
 
+    /// Creates an `Unsupported` error.
     pub fn unsupported(message: impl Into<Cow<'static, str>>) -> Error {
         Error::new(Code::Unsupported, message)
     }
 
+    /// Creates a `Capacity` error.
     pub fn capacity(message: impl Into<Cow<'static, str>>) -> Error {
         Error::new(Code::Capacity, message)
     }
@@ -95,14 +103,17 @@ impl Error {
         Error::new(Code::Busy, "another thread, or the engine's own, is stepping this engine: one at a time")
     }
 
+    /// Creates an `Internal` error.
     pub fn internal(message: impl Into<Cow<'static, str>>) -> Error {
         Error::new(Code::Internal, message)
     }
 
+    /// Creates a `Closed` error.
     pub fn closed(message: impl Into<Cow<'static, str>>) -> Error {
         Error::new(Code::Closed, message)
     }
 
+    /// Creates a `Cancelled` error.
     pub fn cancelled(message: impl Into<Cow<'static, str>>) -> Error {
         Error::new(Code::Cancelled, message)
     }
@@ -112,10 +123,12 @@ impl Error {
         Error::new(Code::OutOfMemory, "the machine would not give the memory: lower the budgets or free some memory")
     }
 
+    /// Returns the code.
     pub fn code(&self) -> Code {
         self.code
     }
 
+    /// Returns the message.
     pub fn message(&self) -> &str {
         &self.message
     }

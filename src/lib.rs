@@ -1,17 +1,59 @@
-//! libpagedllm: LLM serving inside the process of the host. This page lists the modules.
+//! libpagedllm: LLM serving inside the process of the host.
+//!
+//! This page is for hosts in Rust. An engine owns one model, its KV pool and its requests. A host adds
+//! requests, steps the engine, and polls a queue for outputs:
+//!
+//! ```
+//! use pagedllm::engine::{Engine, Prompt, Request};
+//! use pagedllm::options::{EngineOptions, SamplingParams};
+//! use std::time::Duration;
+//!
+//! let options = EngineOptions { model_dir: "examples/model".into(), ..Default::default() };
+//! let engine = Engine::create(&options)?;
+//! let prompt = engine.text()?.render_chat(r#"[{"role": "user", "content": "What is 7 + 5?"}]"#)?;
+//! let mut request = Request::new(Prompt::Text(prompt), SamplingParams::greedy());
+//! request.add_special = false; // the chat template has written the special tokens
+//! engine.add_request(request)?;
+//!
+//! let mut text = String::new();
+//! while engine.step()?.unfinished > 0 {
+//!     for output in engine.queue().poll(Some(Duration::ZERO))? {
+//!         text += &output.text;
+//!     }
+//! }
+//! for output in engine.queue().poll(Some(Duration::ZERO))? {
+//!     text += &output.text;
+//! }
+//! assert!(text.contains("12"), "{text}");
+//! # Ok::<(), pagedllm::error::Error>(())
+//! ```
+//!
+//! [`engine`] has requests, sequences, steps and outputs, [`options`] the options of engines and of
+//! sampling, [`text`] the tokenizer and the chat template, [`budget`] the memory that several engines
+//! share, and [`error`] the error type. The other modules are internal and not listed here. They can
+//! change in any release. The stable interface is the C ABI (`include/pagedllm.h`); `docs/` describes
+//! both.
 
 #![deny(unsafe_code)]
+#![warn(missing_docs)]
 
-pub mod backend;
+#[doc(hidden)]
+pub mod backend; // the ops of a forward pass, on the CPU and on CUDA devices
+#[doc(hidden)]
 pub mod batch; // the input of one forward pass as flat data
-pub mod budget; // a budget of KV bytes for one or several engines
+pub mod budget;
+#[doc(hidden)]
 pub mod decode; // sampling: from logits to a token
-pub mod engine; // requests, steps and outputs
-pub mod error; // the error type: a code and a message with the values and the remedy
+pub mod engine;
+pub mod error;
+#[doc(hidden)]
 pub mod ffi; // the C ABI
+#[doc(hidden)]
 pub mod kv; // the block manager: which KV block holds which tokens
+#[doc(hidden)]
 pub mod model; // the spec of an architecture, the weights, and the decoder that interprets the spec
-pub mod options; // engine options and sampling parameters
+pub mod options;
+#[doc(hidden)]
 pub mod sched; // the scheduler: selects the sequences of each step
 mod sys;
-pub mod text; // tokenizer, incremental detokenizer, chat template
+pub mod text;

@@ -48,6 +48,7 @@ impl Isa {
         }
     }
 
+    /// Returns the name of the path.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Portable => "portable",
@@ -63,12 +64,16 @@ impl Isa {
 /// The type in which a model file stores weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Dtype {
+    /// 32-bit float.
     F32,
+    /// IEEE half precision.
     F16,
+    /// bfloat16.
     Bf16,
 }
 
 impl Dtype {
+    /// Returns the bytes per number.
     pub fn bytes(self) -> usize {
         match self {
             Dtype::F32 => 4,
@@ -85,6 +90,7 @@ impl Dtype {
         }
     }
 
+    /// Returns the name of the type.
     pub fn name(self) -> &'static str {
         match self {
             Dtype::F32 => "f32",
@@ -98,8 +104,11 @@ impl Dtype {
 /// are quantized to -127..127 at run time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum WeightFormat {
+    /// 32-bit float.
     F32,
+    /// IEEE half precision.
     F16,
+    /// bfloat16.
     Bf16,
     /// OCP E4M3, an 8-bit float, with a scale per output. Only for CUDA devices.
     Fp8,
@@ -108,7 +117,9 @@ pub enum WeightFormat {
     /// 4-bit integers, with a scale per group of inputs of an output. With `offsets`, the range
     /// starts at the smallest weight of the group.
     Int4 {
+        /// Number of weights that share a scale.
         group: usize,
+        /// Whether each group has an offset.
         offsets: bool,
     },
 }
@@ -128,6 +139,7 @@ impl WeightFormat {
         matches!(self, WeightFormat::Int8 | WeightFormat::Int4 { .. })
     }
 
+    /// Returns the name of the format.
     pub fn name(self) -> &'static str {
         match self {
             WeightFormat::F32 => "f32",
@@ -154,7 +166,9 @@ impl From<Dtype> for WeightFormat {
 /// The type in which K and V are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum KvDtype {
+    /// 32-bit float.
     F32,
+    /// bfloat16.
     Bf16,
     /// -127 to 127, with one f32 scale per head and token.
     Int8,
@@ -165,6 +179,7 @@ pub enum KvDtype {
 }
 
 impl KvDtype {
+    /// All types.
     pub const ALL: [KvDtype; 5] = [KvDtype::F32, KvDtype::Bf16, KvDtype::Int8, KvDtype::F16, KvDtype::Fp8];
 
     /// Returns the bytes per number.
@@ -189,6 +204,7 @@ impl KvDtype {
         head_dim * self.bytes() + self.scale_bytes()
     }
 
+    /// Returns the name of the type.
     pub fn name(self) -> &'static str {
         match self {
             KvDtype::F32 => "f32",
@@ -215,6 +231,7 @@ pub enum Preemption {
 /// The device that runs a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Device {
+    /// The CPU.
     Cpu,
     /// The CUDA device with this ordinal.
     Cuda(usize),
@@ -286,11 +303,13 @@ pub struct EngineOptions {
     /// Limits for requests that wait for their first step, and for their tokens. Further requests
     /// are refused. `None` sets no limit.
     pub max_waiting_requests: Option<usize>,
+    /// Maximum number of tokens of waiting requests. `None`: no limit.
     pub max_waiting_tokens: Option<usize>,
     /// Maximum size in bytes of a text prompt, a chat or a text to tokenize. `None` selects the
     /// default of `max_prompt_bytes()`.
     #[serde(skip)]
     pub max_prompt_bytes: Option<usize>,
+    /// Treatment of the KV blocks of preempted requests.
     pub preemption: Preemption,
     /// Size of the host tier in bytes. 0 disables it.
     pub swap_bytes: u64,
@@ -353,7 +372,9 @@ impl Default for EngineOptions {
 }
 
 impl EngineOptions {
+    /// Default size of the KV pool in bytes.
     pub const DEFAULT_KV_BYTES: u64 = 1 << 30;
+    /// Default capacity of a queue in outputs.
     pub const DEFAULT_QUEUE_CAPACITY: usize = 1 << 16;
     const MAX_BATCH_TOKENS: usize = 1 << 20;
     const MAX_SEQS: usize = 1 << 16;
@@ -395,6 +416,7 @@ impl EngineOptions {
         self.threads.or(pinned).unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()))
     }
 
+    /// Checks the values of the options.
     pub fn validate(&self) -> Result<()> {
         match self.device()? {
             Device::Cpu => self.validate_on_cpu()?,
@@ -562,6 +584,7 @@ impl Grammar {
     /// The limit in bytes. The compilation of a grammar of this size can take seconds.
     const MOST_BYTES: usize = 256 << 10;
 
+    /// Copies the grammar. Fails if the system has no memory.
     pub fn try_clone(&self) -> Result<Grammar> {
         let copy = |text: &String| try_concat(&[text]);
         Ok(match self {
@@ -573,6 +596,7 @@ impl Grammar {
         })
     }
 
+    /// Checks the size of the grammar.
     pub fn validate(&self) -> Result<()> {
         let bytes = match self {
             Grammar::JsonSchema(text) | Grammar::Regex(text) | Grammar::Lark(text) => text.len(),
@@ -616,6 +640,7 @@ pub struct BeamParams {
     /// Exponent of the length by which the sum of log probabilities is divided. Values above 0
     /// favour long beams, values below 0 short ones.
     pub length_penalty: f32,
+    /// Condition that ends the search.
     pub early_stopping: EarlyStopping,
 }
 
@@ -626,6 +651,7 @@ impl Default for BeamParams {
 }
 
 impl BeamParams {
+    /// Maximum beam width.
     pub const MOST_BEAMS: u32 = 64;
     const MOST_DIVERSITY: f32 = 1e6;
     /// With this limit, a length to this power times a sum of log probabilities fits f32.

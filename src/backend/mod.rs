@@ -456,13 +456,13 @@ pub trait Backend: Send + Sync {
     /// layer with the same description.
     fn kv_layout(&self, layer: &Self::Kv) -> String;
 
-    /// out[r] = table[tokens[r]] * scale
+    /// `out[r] = table[tokens[r]] * scale`
     fn embed(&self, inputs: &Self::Inputs, table: &Self::Matrix, scale: f32, out: &mut Self::Buf);
-    /// x[r] += table[positions[r] + offset]
+    /// `x[r] += table[positions[r] + offset]`
     fn add_positions(&self, inputs: &Self::Inputs, table: &Self::Matrix, offset: usize, x: &mut Self::Buf);
-    /// out[r] = w * x[r] + bias
+    /// `out[r] = w * x[r] + bias`
     fn matmul(&self, rows: usize, x: &Self::Buf, w: &Self::Matrix, bias: Option<&Self::Buf>, out: &mut Self::Buf);
-    /// out[r] = down * activation(up * x[r]). `wide` and `narrow` hold intermediate results of
+    /// `out[r] = down * activation(up * x[r])`. `wide` and `narrow` hold intermediate results of
     /// `mlp_rows` rows. `narrow` is used only by gated activations.
     fn mlp(
         &self,
@@ -493,9 +493,9 @@ pub trait Backend: Send + Sync {
     }
     /// x += scale * y, over `len` numbers.
     fn add(&self, len: usize, scale: f32, x: &mut Self::Buf, y: &Self::Buf);
-    /// out[r] = norm(x[r]), rows of `width`.
+    /// `out[r] = norm(x[r])`, rows of `width`.
     fn norm(&self, rows: usize, width: usize, norm: NormOf<Self::Buf>, x: &Self::Buf, out: &mut Self::Buf);
-    /// x[r] += scale * y[r], out[r] = norm(x[r])
+    /// `x[r] += scale * y[r]`, `out[r] = norm(x[r])`
     #[allow(clippy::too_many_arguments)]
     fn add_norm(
         &self,
@@ -510,7 +510,7 @@ pub trait Backend: Send + Sync {
     /// x = norm(x) for each head. Weight and bias have the size of one head and apply to all heads,
     /// or the size of all heads together.
     fn norm_heads(&self, rows: usize, heads: Heads, norm: NormOf<Self::Buf>, x: &mut Self::Buf);
-    /// out[r] = [cos..., sin...] of position[r] * frequency, times `amplitude`, for all
+    /// `out[r] = [cos..., sin...]` of `position[r] * frequency`, times `amplitude`, for all
     /// `frequencies`.
     fn angles(&self, inputs: &Self::Inputs, frequencies: &Self::Buf, amplitude: f32, out: &mut Self::Buf);
     fn rope(&self, rows: usize, heads: Heads, turn: Turn<Self::Buf>, x: &mut Self::Buf);
@@ -526,7 +526,7 @@ pub trait Backend: Send + Sync {
         qkv: &mut Self::Buf,
         kv: &mut Self::Kv,
     );
-    /// out[r] = attention of the row's queries over the stored K and V, up to the row's own
+    /// `out[r]` = attention of the row's queries over the stored K and V, up to the row's own
     /// position. `sinks`: one additional score per head, without a value.
     #[allow(clippy::too_many_arguments)]
     fn attention(
@@ -539,30 +539,30 @@ pub trait Backend: Send + Sync {
         kv: &Self::Kv,
         out: &mut Self::Buf,
     );
-    /// out[h][r] = x[r][strip h]
+    /// `out[h][r] = x[r][strip h]`
     fn split_strips(&self, rows: usize, strips: Strips, x: &Self::Buf, out: &mut Self::Buf);
-    /// out[r][strip h] = x[h][r]
+    /// `out[r][strip h] = x[h][r]`
     fn join_strips(&self, rows: usize, strips: Strips, x: &Self::Buf, out: &mut Self::Buf);
-    /// out[h][r] = matrix(h) * x[h][r], for h in 0..count.
+    /// `out[h][r] = matrix(h) * x[h][r]`, for h in 0..count.
     fn matmul_strips(&self, rows: usize, count: usize, x: &Self::Buf, matrix: MatrixOf<Self::Matrix>, out: &mut Self::Buf);
     /// x = act(x), over `len` numbers.
     fn activate(&self, len: usize, act: Act, x: &mut Self::Buf);
-    /// out[r] = glu(x[r][..width], x[r][width..])
+    /// `out[r] = glu(x[r][..width], x[r][width..])`
     fn gate(&self, rows: usize, width: usize, glu: Glu, x: &Self::Buf, out: &mut Self::Buf);
     /// Chooses the experts with the best scores for each row, and computes their weights. `logits`
     /// is `[rows, experts]`, `correction` is `[experts]`.
     fn route(&self, rows: usize, routing: Routing, correction: Option<&Self::Buf>, logits: &Self::Buf, routes: &mut Self::Routes);
-    /// out[i] = x[row of route i], rows of `width`. Routes to the same expert are adjacent.
+    /// `out[i] = x[row of route i]`, rows of `width`. Routes to the same expert are adjacent.
     fn gather_routes(&self, routes: &Self::Routes, width: usize, x: &Self::Buf, out: &mut Self::Buf);
-    /// out[i] = w * x[i] + bias, with w and bias of route i's expert: one product per expert that
+    /// `out[i] = w * x[i] + bias`, with w and bias of route i's expert: one product per expert that
     /// has rows.
     fn matmul_routes(&self, routes: &Self::Routes, x: &Self::Buf, expert: ExpertOf<Self::Matrix, Self::Buf>, out: &mut Self::Buf);
-    /// out[r] = sum of x[i] * weight over the routes of row r, in order of descending score; rows
+    /// `out[r]` = sum of `x[i] * weight` over the routes of row r, in order of descending score; rows
     /// of `width`.
     fn combine_routes(&self, routes: &Self::Routes, width: usize, x: &Self::Buf, out: &mut Self::Buf);
-    /// x[r] += sigmoid(gates[r]) * y[r], rows of `width`.
+    /// `x[r] += sigmoid(gates[r]) * y[r]`, rows of `width`.
     fn add_gated(&self, rows: usize, width: usize, gates: &Self::Buf, x: &mut Self::Buf, y: &Self::Buf);
-    /// out[i] = x[logit_rows[i]], rows of `width`.
+    /// `out[i] = x[logit_rows[i]]`, rows of `width`.
     fn gather(&self, inputs: &Self::Inputs, width: usize, x: &Self::Buf, out: &mut Self::Buf);
     /// x *= scale, then x = cap * tanh(x / cap) if there is a cap; over `len` numbers.
     fn scale_and_cap(&self, len: usize, scale: f32, soft_cap: Option<f32>, x: &mut Self::Buf);

@@ -22,6 +22,7 @@ pub struct Admission {
     /// Number of requests before it, and the number of tokens that they must compute before they
     /// start to decode.
     pub waiting_requests: usize,
+    /// Number of tokens of the waiting requests.
     pub waiting_tokens: usize,
 }
 

@@ -9,29 +9,37 @@ use crate::options::{Dtype, EngineOptions, KvDtype};
 /// The large allocations of an engine, and the limits that follow from them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MemoryPlan {
+    /// Bytes of the weights.
     pub weight_bytes: u64,
+    /// Bytes of the KV pool.
     pub kv_bytes: u64,
     /// Activations, logits and working memory of the kernels. The small tables of sampler,
     /// scheduler and tokenizer are not included.
     pub work_bytes: u64,
+    /// Size of the KV pool in blocks.
     pub blocks: usize,
     /// Maximum number of blocks to which the pool can grow.
     pub max_blocks: usize,
+    /// Number of tokens per block.
     pub block_size: usize,
     /// Number of layer groups, which have KV blocks of their own.
     pub groups: usize,
     /// Bytes per block, for all layers of a group.
     pub block_bytes: u64,
+    /// Type in which K and V are stored.
     pub kv_dtype: KvDtype,
+    /// Maximum number of tokens of a sequence.
     pub max_model_len: usize,
     /// Number of sequences of `max_model_len` tokens that fit the pool at once.
     pub full_sequences: usize,
     /// Size of the host tier in bytes, in memory or in its file.
     pub swap_bytes: u64,
+    /// Size of the host tier in blocks.
     pub swap_blocks: usize,
 }
 
 impl MemoryPlan {
+    /// Computes the plan for a model on a backend.
     pub fn of<B: Backend>(files: &ModelFiles, backend: &B, options: &EngineOptions) -> Result<MemoryPlan> {
         let weight_bytes = files.weight_bytes(backend)?;
         let kv_dtype = options.kv_dtype.unwrap_or(if files.dtype == Dtype::F32 { KvDtype::F32 } else { KvDtype::Bf16 });

@@ -13,6 +13,7 @@ mod endings;
 mod forecast;
 mod governor;
 mod insight;
+#[doc(hidden)]
 pub mod journal;
 mod memory;
 mod metrics;
@@ -76,13 +77,21 @@ use crate::text::Text;
 /// The model and the limits of the engine.
 #[derive(Debug, Clone)]
 pub struct ModelInfo {
+    /// Name of the architecture, as in `config.json`.
     pub architecture: &'static str,
+    /// Number of tokens in the vocabulary.
     pub vocab_size: usize,
+    /// Number of decoder layers.
     pub layers: usize,
+    /// Maximum number of positions that the model supports.
     pub max_positions: usize,
+    /// End-of-sequence tokens.
     pub eos_token_ids: Vec<u32>,
+    /// Instruction path of the CPU kernels. `None` on a CUDA device.
     pub isa: Option<Isa>,
+    /// Number of threads that compute.
     pub threads: usize,
+    /// Memory plan of the engine.
     pub memory: MemoryPlan,
     /// Block size and layer groups.
     pub paging: Paging,
@@ -104,7 +113,9 @@ impl ModelInfo {
 pub struct StepReport {
     /// Number of requests that have not ended, including those that have not started.
     pub unfinished: u64,
+    /// Number of prompt tokens in the step.
     pub prefill_tokens: u64,
+    /// Number of decode tokens in the step.
     pub decode_tokens: u64,
     /// Number of sequences in the step.
     pub sequences: u64,
@@ -115,27 +126,36 @@ pub struct StepReport {
 /// Counters since the creation of the engine, and its state after the last step.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Stats {
+    /// Number of waiting sequences.
     pub waiting: u64,
+    /// Number of running sequences.
     pub running: u64,
     /// Number of waiting sequences that the last step skipped because their queue is full.
     pub paused: u64,
     /// Number of idle sequences, which wait to be resumed or freed.
     pub idle: u64,
+    /// Size of the KV pool in blocks.
     pub blocks_total: u64,
+    /// Number of blocks that sequences use.
     pub blocks_used: u64,
     /// Blocks of the prefix cache without an owner, which are evicted when needed.
     pub blocks_cached: u64,
+    /// Number of free blocks.
     pub blocks_free: u64,
     /// Fraction of slots that hold a token, in blocks that are used or reserved for running
     /// sequences. 1 if there are no such blocks.
     pub slot_utilization: f64,
+    /// Number of steps.
     pub steps: u64,
     /// Number of steps that failed and were retried, in part or as a whole.
     pub steps_failed: u64,
+    /// Number of prompt tokens of all requests.
     pub prompt_tokens: u64,
     /// Number of prompt tokens that the prefix cache had.
     pub prompt_tokens_cached: u64,
+    /// Number of generated tokens.
     pub generated_tokens: u64,
+    /// Number of preemptions.
     pub preemptions: u64,
     /// Number of preemptions that swapped to the host tier. The others are recomputed.
     pub preemptions_swapped: u64,
@@ -143,9 +163,11 @@ pub struct Stats {
     pub swapped: u64,
     /// Size of the host tier in blocks.
     pub swap_blocks_total: u64,
+    /// Number of used blocks of the host tier.
     pub swap_blocks_used: u64,
-    /// Number of blocks swapped out and in.
+    /// Number of blocks swapped out.
     pub blocks_swapped_out: u64,
+    /// Number of blocks swapped in.
     pub blocks_swapped_in: u64,
     /// Number of failed transfers, for example on a full disk. The affected sequences are
     /// recomputed.
@@ -158,20 +180,26 @@ pub struct Stats {
     pub blocks_out_of_window: u64,
     /// Number of blocks copied because a sequence wrote to a shared one.
     pub blocks_copied: u64,
-    /// Number of tokens looked up in the prefix cache, and the number found, which were not
-    /// computed.
+    /// Number of tokens looked up in the prefix cache.
     pub prefix_queries: u64,
+    /// Number of tokens found in the prefix cache.
     pub prefix_hits: u64,
+    /// Number of sequences that ended at a stop token, a stop string or the end of a grammar.
     pub finished_stop: u64,
+    /// Number of sequences that reached their maximum length.
     pub finished_length: u64,
+    /// Number of sequences that were aborted.
     pub finished_abort: u64,
+    /// Number of sequences that ended with an error.
     pub finished_error: u64,
+    /// Number of sequences that reached their deadline.
     pub finished_deadline: u64,
     /// Number of requests refused because of `max_waiting_requests`, `max_waiting_tokens` or a full
     /// queue.
     pub admission_rejections: u64,
-    /// Number of traces and journals that have stopped because of a disk error: 0 or 1 each.
+    /// Number of traces that have stopped because of a disk error: 0 or 1.
     pub traces_stopped: u64,
+    /// Number of journals that have stopped because of a disk error: 0 or 1.
     pub journals_stopped: u64,
 }
 
@@ -272,6 +300,7 @@ impl Engine {
         }
     }
 
+    /// Loads a model and creates an engine.
     pub fn create(options: &EngineOptions) -> Result<Engine> {
         Engine::load(options, &mut |_, _| true)
     }
@@ -373,6 +402,7 @@ impl Engine {
         })
     }
 
+    /// Returns the model and the limits of the engine.
     pub fn info(&self) -> &ModelInfo {
         &self.info
     }
@@ -397,6 +427,7 @@ impl Engine {
         self.lease.budget()
     }
 
+    /// Returns the tokenizer and the chat template. Fails if the engine has no tokenizer.
     pub fn text(&self) -> Result<&Text> {
         let text = self.shared.text.as_deref();
         text.ok_or_else(|| Error::unsupported("the engine was made with skip_tokenizer: it serves token ids only"))
@@ -414,6 +445,7 @@ impl Engine {
         self.token_bytes.get_or_try_init(read).cloned()
     }
 
+    /// Returns the counters and the state of the engine.
     pub fn stats(&self) -> Stats {
         self.published().stats
     }

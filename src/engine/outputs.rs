@@ -7,12 +7,15 @@ use crate::sched::FinishReason;
 /// An output: new tokens, new text, or the end of one sequence.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Output {
+    /// Id of the request.
     pub request: u64,
+    /// Id of the sequence.
     pub sequence: u64,
     /// Index of the result within the request, from 0.
     pub index: u32,
     /// Number that the host passed with the request.
     pub user_data: u64,
+    /// New tokens, or all tokens so far if the request wants them.
     pub tokens: Vec<u32>,
     /// Log probabilities of `tokens`, if the request wants them.
     pub logprobs: Logprobs,
@@ -25,7 +28,9 @@ pub struct Output {
     pub finish: Option<FinishReason>,
     /// Error message if `finish` is `Error`.
     pub error: Option<Error>,
+    /// Number of tokens of the prompt.
     pub prompt_tokens: u64,
+    /// Number of tokens generated so far.
     pub generated_tokens: u64,
     /// Sum of the log probabilities of all generated tokens under the distribution of the model.
     /// For a beam, its score.
@@ -58,6 +63,7 @@ impl Logprobs {
         self.top.extend_from_slice(top);
     }
 
+    /// Copies the values. Fails if the system has no memory.
     pub fn try_clone(&self) -> Result<Logprobs> {
         Ok(Logprobs { tokens: try_copy(&self.tokens)?, top: try_copy(&self.top)? })
     }
@@ -74,11 +80,17 @@ impl Logprobs {
 /// A view of the contents of an output.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Told<'a> {
+    /// New tokens.
     pub tokens: &'a [u32],
+    /// Log probabilities of the tokens.
     pub logprobs: &'a [f32],
+    /// The most probable alternatives of the tokens.
     pub top: &'a [(u32, f32)],
+    /// Log probabilities of prompt tokens.
     pub prompt_logprobs: &'a [f32],
+    /// The most probable alternatives of prompt tokens.
     pub prompt_top: &'a [(u32, f32)],
+    /// New text.
     pub text: &'a str,
 }
 

@@ -32,14 +32,17 @@ struct End {
 }
 
 impl Page {
+    /// Returns the number of outputs.
     pub fn len(&self) -> usize {
         self.heads.len()
     }
 
+    /// Returns whether there are no outputs.
     pub fn is_empty(&self) -> bool {
         self.heads.is_empty()
     }
 
+    /// Removes all outputs and keeps the memory.
     pub fn clear(&mut self) {
         self.heads.clear();
         self.content.clear();

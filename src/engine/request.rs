@@ -18,7 +18,9 @@ use crate::sched::{Arrival, Branching, Newcomer};
 /// The parameters of a request.
 #[derive(Clone)]
 pub struct Request {
+    /// Prompt.
     pub prompt: Prompt,
+    /// Sampling parameters.
     pub sampling: SamplingParams,
     /// Number of results: samples, or the best beams.
     pub n: u32,
@@ -50,11 +52,14 @@ pub struct Request {
 /// The prompt of a request, as text or as tokens.
 #[derive(Debug, Clone)]
 pub enum Prompt {
+    /// Text, which the tokenizer encodes.
     Text(String),
+    /// Token ids.
     Tokens(Vec<u32>),
 }
 
 impl Request {
+    /// Creates a request for one result, with defaults for all other parameters.
     pub fn new(prompt: Prompt, sampling: SamplingParams) -> Request {
         Request {
             prompt,

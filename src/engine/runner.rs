@@ -108,10 +108,12 @@ pub struct ModelRunner<B: Backend> {
 }
 
 impl<B: Backend> ModelRunner<B> {
+    /// Creates a runner from a decoder and its KV cache.
     pub fn new(decoder: Decoder<B>, kv: KvCache<B>) -> ModelRunner<B> {
         ModelRunner { decoder, kv, discard_failures: 0 }
     }
 
+    /// Returns the backend.
     pub fn backend(&self) -> &B {
         self.decoder.backend()
     }

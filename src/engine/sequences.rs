@@ -34,12 +34,17 @@ pub struct Fork<'a> {
 /// The parameters of the next turn of an idle sequence.
 #[derive(Clone)]
 pub struct Resume<'a> {
+    /// Sampling parameters of the turn.
     pub sampling: SamplingParams,
     /// Whether the sequence stays idle again when it ends.
     pub keep: bool,
+    /// Queue of the turn. `None` selects the previous one.
     pub queue: Option<&'a Queue>,
+    /// User data. `None` selects the previous ones.
     pub user_data: Option<u64>,
+    /// Whether the text of the output omits special tokens.
     pub skip_special: bool,
+    /// Logits hook of the turn.
     pub hook: Option<LogitsHook>,
     /// Time after which the turn ends with the tokens it has.
     pub deadline: Option<Duration>,
@@ -48,6 +53,7 @@ pub struct Resume<'a> {
 /// The parameters that can change when an idle sequence continues with its previous ones.
 #[derive(Clone, Default)]
 pub struct GoOn<'a> {
+    /// Whether the sequence stays idle again when it ends.
     pub keep: bool,
     /// Queue. `None` selects the previous one.
     pub queue: Option<&'a Queue>,
@@ -60,6 +66,7 @@ pub struct GoOn<'a> {
 }
 
 impl Resume<'_> {
+    /// Creates the parameters of a turn. The sequence stays idle when it ends.
     pub fn new(sampling: SamplingParams) -> Self {
         Resume { sampling, keep: true, queue: None, user_data: None, skip_special: true, hook: None, deadline: None }
     }
@@ -68,7 +75,9 @@ impl Resume<'_> {
 /// The state of a sequence after the last step and the calls since then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SequenceInfo {
+    /// Id of the request.
     pub request: u64,
+    /// Index of the result within the request, from 0.
     pub index: u32,
     /// Number of tokens.
     pub len: usize,
@@ -210,6 +219,7 @@ impl Engine {
         self.shared.registry.free(seq)
     }
 
+    /// Returns the state of a sequence.
     pub fn sequence(&self, seq: u64) -> Result<SequenceInfo> {
         let known = self.shared.registry.sequence(seq)?;
         Ok(SequenceInfo { request: known.request, index: known.index, len: known.len, idle: known.idle, inexact: known.inexact })
@@ -234,6 +244,7 @@ impl Engine {
         self.shared.registry.pin(Box::new(newcomer), priority, salt, until)
     }
 
+    /// Removes a pin.
     pub fn unpin(&self, pin: u64) -> Result<()> {
         self.shared.registry.unpin(pin)
     }

@@ -13,6 +13,7 @@ pub struct Timing {
     pub queued: Option<Duration>,
     /// Time to its first token. `None` if it has none.
     pub first_token: Option<Duration>,
+    /// Time to its last token. `None` if it has none.
     pub last_token: Option<Duration>,
     /// Number of preemptions.
     pub preemptions: u64,
@@ -30,6 +31,7 @@ pub enum Tick {
 }
 
 impl Timing {
+    /// Creates the times of a turn that starts now.
     pub fn new(asked: Duration) -> Timing {
         Timing { asked, ..Timing::default() }
     }

@@ -8,7 +8,7 @@ use super::spec::{Layer, ModelSpec};
 /// size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvLayout {
-    /// [groups] window in positions. None: full attention.
+    /// `[groups]` window in positions. None: full attention.
     pub windows: Vec<Option<usize>>,
     pub levels: usize,
     places: Vec<LayerPlace>, // [layers]

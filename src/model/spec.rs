@@ -167,7 +167,7 @@ pub struct HeadAttention<L = Linear, N = Norm, V = Vector> {
     pub qk_norm: Option<QkNorm<N>>,
     /// Index into `Model::ropes`. None: no rotary embedding.
     pub rope: Option<usize>,
-    /// [heads] Attention sinks: scores without a value, which take part in the softmax.
+    /// `[heads]` Attention sinks: scores without a value, which take part in the softmax.
     pub sinks: Option<V>,
 }
 
@@ -188,9 +188,9 @@ pub struct LatentAttention<L = Linear, N = Norm> {
     pub norm: N,
     /// Index into `Model::ropes`.
     pub rope: usize,
-    /// [heads] Matrix from the unrotated part of a query to latent space.
+    /// `[heads]` Matrix from the unrotated part of a query to latent space.
     pub keys: Vec<L>,
-    /// [heads] Matrix from the attention output in latent space to values.
+    /// `[heads]` Matrix from the attention output in latent space to values.
     pub values: Vec<L>,
     pub out: L,
 }
@@ -262,7 +262,7 @@ pub enum Mlp<L = Linear, V = Vector> {
 pub struct Experts<L = Linear, V = Vector> {
     /// Projection from the hidden size to one logit per expert.
     pub router: L,
-    /// [experts] Correction of the scores in the choice of experts.
+    /// `[experts]` Correction of the scores in the choice of experts.
     pub correction: Option<V>,
     pub routing: Routing,
     pub glu: Glu,

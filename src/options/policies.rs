@@ -10,12 +10,20 @@ use crate::error::{Error, Result};
 /// The rank of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum OrderPolicy {
+    /// First come, first served.
+    /// First come, first served.
     #[default]
     Fcfs,
     /// Higher priority first. One level outweighs `ageing` of waiting time.
-    Priority { ageing: Duration },
+    Priority {
+        /// Waiting time that equals one level of priority.
+        ageing: Duration,
+    },
     /// Shortest predicted output first. 100 tokens outweigh `ageing` of waiting time.
-    ShortestPredicted { ageing: Duration },
+    ShortestPredicted {
+        /// Waiting time that equals 100 predicted tokens.
+        ageing: Duration,
+    },
 }
 
 /// The composition of a step.
@@ -26,9 +34,15 @@ pub enum BatchingPolicy {
     Mixed,
     /// Prompts and decodes in separate steps. Decodes run if no prompt is left, or after
     /// `threshold` prompt tokens.
-    PrefillFirst { threshold: usize },
+    PrefillFirst {
+        /// Number of prompt tokens after which decodes run.
+        threshold: usize,
+    },
     /// All decodes, and at most `budget` prompt tokens.
-    DecodeFirst { budget: usize },
+    DecodeFirst {
+        /// Maximum number of prompt tokens in a step.
+        budget: usize,
+    },
     /// Static batching: as `Mixed`, but no request is admitted until the running batch has
     /// finished.
     Static,
@@ -48,18 +62,25 @@ pub enum AllocationPolicy {
 /// The order, batching and allocation policies of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Policies {
+    /// Order of requests.
     pub order: OrderPolicy,
+    /// Composition of a step.
     pub batching: BatchingPolicy,
+    /// Blocks that a request needs before it starts.
     pub allocation: AllocationPolicy,
 }
 
 impl Policies {
+    /// Default waiting time that equals one level of priority or 100 predicted tokens.
     pub const DEFAULT_AGEING: Duration = Duration::from_secs(10);
     /// Longer than any request waits.
     const MOST_AGEING: Duration = Duration::from_secs(24 * 60 * 60);
+    /// Default prompt tokens per step of `DecodeFirst`.
     pub const DEFAULT_PREFILL_BUDGET: usize = 256;
+    /// Default prompt tokens of `PrefillFirst` after which decodes run.
     pub const DEFAULT_PREFILL_THRESHOLD: usize = 2048;
 
+    /// Checks the values of the policies.
     pub fn validate(&self) -> Result<()> {
         if let OrderPolicy::Priority { ageing } | OrderPolicy::ShortestPredicted { ageing } = self.order
             && (ageing < Duration::from_millis(1) || ageing > Self::MOST_AGEING)

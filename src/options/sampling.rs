@@ -57,7 +57,9 @@ pub struct SamplingParams {
     pub min_tokens: usize,
     /// Whether to continue after end-of-sequence tokens.
     pub ignore_eos: bool,
+    /// Tokens that end the output.
     pub stop_token_ids: Vec<u32>,
+    /// Texts that end the output.
     pub stop: Vec<String>,
     /// Whether the output contains the stop string, or the text of the stop token.
     pub include_stop: bool,
@@ -68,6 +70,7 @@ pub struct SamplingParams {
     pub prompt_logprobs: Option<u32>,
     /// Whether the output begins with the prompt.
     pub echo: bool,
+    /// Contents of each output.
     pub output: OutputKind,
     /// Grammar that the output matches from its first token on.
     pub grammar: Option<Grammar>,
@@ -89,7 +92,9 @@ pub enum OutputKind {
 /// `multiplier * base ^ (length - allowed_length)` if `length >= allowed_length`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Dry {
+    /// Factor of the penalty. 0 disables DRY.
     pub multiplier: f32,
+    /// Base of the exponential growth with the length of the repetition.
     pub base: f32,
     /// Repetitions shorter than this have no penalty.
     pub allowed_length: u32,
@@ -154,6 +159,7 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
+    /// Copies the parameters. Fails if the system has no memory.
     pub fn try_clone(&self) -> Result<SamplingParams> {
         let mut bad_words_ids = Vec::new();
         bad_words_ids.try_reserve_exact(self.bad_words_ids.len())?;
@@ -185,10 +191,12 @@ impl SamplingParams {
     /// The maximum length in tokens of a bad word, or of a run that must not repeat.
     const MOST_NGRAM: usize = 256;
 
+    /// Returns the default parameters with greedy decoding.
     pub fn greedy() -> Self {
         SamplingParams { temperature: 0.0, ..Default::default() }
     }
 
+    /// Checks the values of the parameters for a vocabulary of this size.
     pub fn validate(&self, vocab_size: usize) -> Result<()> {
         self.validate_draw()?;
         self.validate_penalties()?;
@@ -314,9 +322,11 @@ impl SamplingParams {
 }
 
 impl Dry {
+    /// Default texts that end a repetition.
     pub const DEFAULT_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
     const MOST_BREAKERS: usize = 64;
 
+    /// Returns whether DRY has an effect.
     pub fn is_on(&self) -> bool {
         self.multiplier != 0.0
     }

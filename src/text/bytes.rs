@@ -12,6 +12,7 @@ use crate::error::Result;
 pub struct TokenBytes {
     /// Of a special token its name. Nothing for a row that the tokenizer does not know.
     pub bytes: Vec<Vec<u8>>,
+    /// Whether each token is special.
     pub special: Vec<bool>,
 }
 

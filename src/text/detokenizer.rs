@@ -61,6 +61,7 @@ impl Detokenizer {
         say(&other.shown, &mut self.shown)
     }
 
+    /// Returns whether the text omits special tokens.
     pub fn skips_special(&self) -> bool {
         self.skip_special
     }

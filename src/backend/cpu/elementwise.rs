@@ -288,7 +288,7 @@ impl Kernel for TurnHeads<'_> {
     }
 }
 
-/// Rotates pair i of one head by the angle with cosine angles[i] and sine angles[i + count].
+/// Rotates pair i of one head by the angle with cosine `angles[i]` and sine `angles[i + count]`.
 #[inline(always)]
 fn rotate(head: &mut [f32], pairs: Pairs, angles: &[f32]) {
     let count = angles.len() / 2;

@@ -90,7 +90,7 @@ pub struct BeamScratch {
     best: Best,
     /// Tokens that beams of the preceding groups chose in this step, with their diversity penalty.
     diversity: Vec<(u32, f32)>,
-    /// [vocab] Log probabilities of one beam after the processors.
+    /// `[vocab]` Log probabilities of one beam after the processors.
     row: Vec<f32>,
     scores: Vec<f32>,
 }

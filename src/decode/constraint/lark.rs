@@ -93,7 +93,7 @@ fn closing(bytes: &[u8], close: u8) -> Option<usize> {
     (i < bytes.len()).then_some(i)
 }
 
-/// The length of a special token, "<name>".
+/// The length of a special token, `<name>`.
 fn special_token(text: &str) -> Option<usize> {
     let end = text[1..].find(|c: char| c == '<' || c == '>' || c.is_whitespace())? + 1;
     (text[end..].starts_with('>') && end > 1).then_some(end + 1)

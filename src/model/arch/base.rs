@@ -42,7 +42,7 @@ pub struct Base {
     pub positions: usize,
     pub inner: usize,
     pub shape: AttentionShape,
-    /// [layers]
+    /// `[layers]`
     pub windows: Vec<Option<usize>>,
     pub act: Act,
     pub rope: Rope,

@@ -160,7 +160,7 @@ impl<W: Whole> Tiled for Bytes<'_, W> {
     }
 }
 
-/// dots[r][c] += the products of `words` words.
+/// `dots[r][c] +=` the products of `words` words.
 ///
 /// # Safety
 /// As for `Lanes`. `weights` and `x` are valid for `words` words.

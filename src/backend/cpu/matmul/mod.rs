@@ -88,7 +88,7 @@ pub struct Strips<'a, 'm> {
     pub out: &'a mut [f32],      // [count, rows, width]
 }
 
-/// out[s][r][n] = sum over k of x[s][r][k] * w[s][n][k], plus bias[n].
+/// `out[s][r][n] = sum over k of x[s][r][k] * w[s][n][k], plus bias[n]`.
 pub fn product(machine: Machine, packed: &mut PackedRows, strips: Strips) {
     let Strips { rows, count, x, matrix, bias, out } = strips;
     let (cols, width) = ((matrix)(0).cols, (matrix)(0).rows);
