@@ -63,7 +63,7 @@ $(BUILD)/libuv_test: tests/ffi/c/libuv_test.c include/pagedllm.h | lib
 
 # Writes include/pagedllm.h from src/ffi, and the manual from that; lint fails when one is stale.
 header:
-	PLLM_WRITE_HEADER=1 cargo test --locked --test header
+	PLLM_WRITE_HEADER=1 cargo test --locked --test ffi
 	scripts/manual.py
 
 lint:
@@ -86,7 +86,7 @@ test-c: $(BUILD)/abi_test $(BUILD)/libuv_test $(BUILD)/hello_c
 	$(CC) -std=c99 $(WARNINGS) -Iinclude -fsyntax-only tests/ffi/c/header_alone.c
 	$(CC) -std=c11 $(WARNINGS) -Iinclude -fsyntax-only tests/ffi/c/header_alone.c
 	$(CXX) -std=c++17 $(WARNINGS) -Iinclude -fsyntax-only -x c++ tests/ffi/c/header_alone.c
-	$(BUILD)/abi_test $(MODEL) tests/goldens/llama
+	$(BUILD)/abi_test $(MODEL) tests/data/llama
 	$(BUILD)/libuv_test $(MODEL)
 	tests/ffi/c/boundary/run.sh
 	tests/ffi/c/fuzz/run.sh $(FUZZ)

@@ -82,7 +82,7 @@ if [ -z "$have" ] || older "$have" "$needed"; then
     bash -o pipefail -c "$go_line" || { echo "Go $needed or newer is missing. Run: $go_line" >&2; exit 1; }
 fi
 # The references of random tests, beside the system's Python.
-requirements=tests/goldens/templates/requirements.txt
+requirements=tests/data/templates/requirements.txt
 if ! cmp -s "$requirements" build/references/requirements.txt; then
     pip_line="python3 -m pip install --quiet --upgrade --target build/references -r $requirements"
     $pip_line || { echo "Python packages for tests are missing. Run: $pip_line" >&2; exit 1; }

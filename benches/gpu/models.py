@@ -19,7 +19,7 @@ import pagedllm
 import torch
 from transformers import AutoModelForCausalLM
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "goldens"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "data"))
 import make_goldens as goldens  # noqa: E402
 
 PART = "models"

@@ -1,6 +1,6 @@
 //! Random numbers. With zeros a device would be faster.
 
-#[path = "../../tests/common/random.rs"]
+#[path = "../../tests/support/random.rs"]
 #[allow(dead_code)] // only tests use the rest
 mod seeded;
 

@@ -1,5 +1,5 @@
 //! Compares sampling with transformers and with the published definitions.
-//! tests/goldens/sampling/make_sampling.py documents the cases.
+//! tests/data/sampling/make_sampling.py documents the cases.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::truncate::{argmax, total, weigh};
 use super::{Chosen, Context, Memory, Rules, Sampler, mirostat};
 use crate::options::{Dry, Mirostat, SamplingParams};
 
-const CASES: &str = include_str!("../../tests/goldens/sampling/cases.json");
+const CASES: &str = include_str!("../../tests/data/sampling/cases.json");
 /// Absolute for numbers up to 1, relative for larger ones.
 const TOLERANCE: f32 = 1e-5;
 

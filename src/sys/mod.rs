@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 #[cfg(test)]
-#[path = "../../tests/common/counting.rs"]
+#[path = "../../tests/support/counting.rs"]
 pub mod counting;
 pub mod event;
 pub mod files;

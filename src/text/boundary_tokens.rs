@@ -3,7 +3,7 @@
 //! Some classes of transformers 4 replace the post-processor of `tokenizer.json`: a prompt begins with
 //! `bos_token` and ends with `eos_token` if `add_bos_token` and `add_eos_token` of
 //! `tokenizer_config.json` say so. Models such as DeepSeek V3 rely on it. Transformers 5 ignores both
-//! flags. `tests/goldens/special_tokens` holds the results of transformers 4.57, docs/models.md a table.
+//! flags. `tests/data/special_tokens` holds the results of transformers 4.57, docs/models.md a table.
 
 use std::path::Path;
 

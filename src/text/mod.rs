@@ -161,7 +161,7 @@ fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>> {
 /// The random numbers of the integration tests.
 #[cfg(test)]
 #[allow(dead_code)]
-#[path = "../../tests/common/random.rs"]
+#[path = "../../tests/support/random.rs"]
 mod random;
 
 #[cfg(test)]
@@ -193,7 +193,7 @@ mod tests {
     }
 
     pub(super) fn golden_dir() -> PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/tokenizers")
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tokenizers")
     }
 
     pub(super) fn golden_cases(file: &str) -> Vec<Json> {
@@ -201,9 +201,9 @@ mod tests {
         serde_json::from_slice(&bytes).unwrap()
     }
 
-    /// A file of `tests/goldens/special_tokens`.
+    /// A file of `tests/data/special_tokens`.
     pub(super) fn special_tokens_golden(file: &str) -> Json {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/special_tokens").join(file);
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/special_tokens").join(file);
         serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
     }
 

@@ -1,7 +1,7 @@
 //! The special tokens of a model by name, as a chat template sees them.
 //!
 //! The rule is that of `AutoTokenizer.from_pretrained` in transformers 5.5.4 for a directory with a
-//! `tokenizer.json`; `tests/goldens/special_tokens` holds its results. Later sources win:
+//! `tokenizer.json`; `tests/data/special_tokens` holds its results. Later sources win:
 //!
 //! 1. the padding of `tokenizer.json` names `pad_token` if no other file has a member of this name;
 //! 2. `tokenizer_config.json` names the tokens in `NAMED`;

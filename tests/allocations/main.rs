@@ -2,22 +2,22 @@
 //! fails with an error or comes about, others never notice, and nothing is lost. What other crates allocate and cannot do
 //! without is written down in docs/allocations.md.
 
-#[path = "../common/mod.rs"]
-mod common;
 mod outputs;
 mod refusing;
 mod steps;
+#[path = "../support/mod.rs"]
+mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use common::{bundled_model, on_deep_stack};
 use pagedllm::budget::{Budget, BudgetInfo};
 use pagedllm::engine::{Engine, Fork, Output, Prompt, Request, Resume};
 use pagedllm::error::{Code, Error, Result};
 use pagedllm::options::{BeamParams, EngineOptions, Grammar, OutputKind, Preemption, SamplingParams, WeightFormat};
 use pagedllm::sched::FinishReason;
 use refusing::{Refusing, Site, census, live, refusing};
+use support::{bundled_model, on_deep_stack};
 
 #[global_allocator]
 static ALLOCATOR: Refusing = Refusing;

@@ -8,8 +8,8 @@ use pagedllm::engine::{Engine, Prompt, Request};
 use pagedllm::options::{EngineOptions, Grammar, Preemption, SamplingParams};
 use pagedllm::sched::FinishReason;
 
-use super::common::{TempDir, bundled_model, configs, write_random_model};
 use super::refusing::{Site, counting};
+use crate::support::{TempDir, bundled_model, configs, write_random_model};
 
 const WARM_UP: usize = 2000;
 const STEPS: usize = 1000;

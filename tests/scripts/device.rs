@@ -12,8 +12,8 @@ use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
 use pagedllm::options::{EngineOptions, Isa, KvDtype, Preemption};
 use serde_json::{Value as Json, json};
 
-use super::common::faulty::{Faults, Faulty};
-use super::common::{Hand, model_info};
+use crate::support::faulty::{Faults, Faulty};
+use crate::support::{Hand, model_info};
 
 const MAX_MODEL_LEN: usize = 120;
 

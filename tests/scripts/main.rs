@@ -5,22 +5,22 @@
 //! recorded/, by instruction path. After a change that is meant to change results:
 //! `PLLM_RECORD_SCRIPTS=1 cargo test --test scripts`. It replaces the records of the paths that this machine has.
 
-#[path = "../common/mod.rs"]
-mod common;
 mod device;
 mod player;
 mod record;
 mod structs;
+#[path = "../support/mod.rs"]
+mod support;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use common::TempDir;
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::ffi::*;
 use pagedllm::options::Isa;
 use player::{CALLS, InstructionPath, Player};
 use serde_json::{Value as Json, json};
+use support::TempDir;
 
 const PATHS: [InstructionPath; 6] = [
     InstructionPath { name: "portable", c: PLLM_ISA_PORTABLE, isa: Isa::Portable },

@@ -11,8 +11,8 @@ use pagedllm::error::{Code, Error, Result};
 use pagedllm::options::{BeamParams, SamplingParams};
 use pagedllm::sched::FinishReason;
 
-use crate::common::Random;
-use crate::common::faulty::POISON;
+use crate::support::Random;
+use crate::support::faulty::POISON;
 
 /// How long everything may take to end, once nobody asks for more.
 const PATIENCE: Duration = Duration::from_secs(120);

@@ -2,18 +2,16 @@
 //! the engines follow policies drawn by lot, one keeps a journal, and their devices and swap files fail at random. Afterwards nothing is
 //! left: no block, no byte, no request without its end. PLLM_SOAK_SECONDS says for how long (default 5), PLLM_SOAK_SEED which lots.
 
-#[path = "../common/mod.rs"]
-mod common;
 mod counting;
 mod host;
+#[path = "../support/mod.rs"]
+mod support;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use common::faulty::{Faults, Faulty};
-use common::{Random, TempDir, configs, model_info, write_random_model};
 use counting::{live_bytes, resident_bytes, share_one_heap};
 use host::{Host, Tally};
 use pagedllm::backend::cpu::CpuBackend;
@@ -22,6 +20,8 @@ use pagedllm::engine::journal::{Ending, JournalFile, Replay};
 use pagedllm::engine::{Engine, ModelInfo, ModelRunner, Runner};
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
 use pagedllm::options::{AllocationPolicy, BatchingPolicy, EngineOptions, KvDtype, OrderPolicy, Policies, Preemption};
+use support::faulty::{Faults, Faulty};
+use support::{Random, TempDir, configs, model_info, write_random_model};
 
 const BLOCK: usize = 8;
 /// Of the budget, and so the most of each engine.

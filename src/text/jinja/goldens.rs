@@ -10,7 +10,7 @@ use super::{STACK_BYTES, parse, render, strftime};
 use crate::sys::threads;
 
 fn goldens() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/templates")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/templates")
 }
 
 fn stored() -> Json {

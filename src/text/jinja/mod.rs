@@ -3,7 +3,7 @@
 //! Chat templates are code that model publishers test with Python alone, so they depend on Python's
 //! strings, formats and scoping down to details that a translation to another value model loses. And
 //! they come with untrusted models, so a rendering has a budget of steps, bytes and depth. That is why
-//! this is an interpreter of our own. `tests/goldens/templates` compares it with Jinja2.
+//! this is an interpreter of our own. `tests/data/templates` compares it with Jinja2.
 //!
 //! `parse` makes a `Tree`; `Interpreter` renders it. Values and their operations are in `value`, `ops`,
 //! `number` and `repr`; `attributes` finds attributes, methods and items; `filters`, `tests`, `methods`

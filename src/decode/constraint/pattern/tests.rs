@@ -10,7 +10,7 @@ use crate::decode::{Lane, uniform};
 use crate::options::Grammar;
 
 fn goldens() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/patterns")
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/patterns")
 }
 
 /// Whether the grammar of the pattern has the text. For ECMA-262 the text is the value of a JSON string.

@@ -6,7 +6,7 @@ use crate::decode::{Lane, uniform};
 use crate::options::Grammar;
 
 fn goldens() -> Json {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/goldens/schemas/schemas.json");
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/schemas/schemas.json");
     serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap()
 }
 

@@ -130,7 +130,7 @@ static void engine_leaves_the_process_state_unchanged(void) {
 
 // Calls that fail in different ways. Other tests check their errors.
 static void make_failing_calls(const pllm_engine *engine) {
-    const char *paths[] = {"", "/nonexistent", "/", "/dev/null", "tests/goldens/tokenizers"};
+    const char *paths[] = {"", "/nonexistent", "/", "/dev/null", "tests/data/tokenizers"};
     for (size_t i = 0; i < COUNT(paths); i++) {
         pllm_engine_options options = options_for(paths[i]);
         pllm_engine *out = NULL;

@@ -13,7 +13,7 @@ include=${INCLUDE_DIR:-$root/include}
 lib=${LIB_DIR:-$root/target/release}
 build=${BUILD_DIR:-$root/build/boundary}
 model=$root/examples/model
-golden=$root/tests/goldens/llama
+golden=$root/tests/data/llama
 
 options="-std=c11 -O1 -g -pthread -Wall -Wextra -Wpedantic -Werror -I$include"
 link="-L$lib -lpagedllm -lm -Wl,-rpath,$lib"

@@ -14,7 +14,7 @@ clang=${CLANG:-clang}
 include=${INCLUDE_DIR:-$root/include}
 lib=${LIB_DIR:-$root/target/release}
 build=${BUILD_DIR:-$root/build/fuzz}
-export PLLM_MODEL="$root/examples/model" PLLM_GOLDEN="$root/tests/goldens/llama"
+export PLLM_MODEL="$root/examples/model" PLLM_GOLDEN="$root/tests/data/llama"
 
 options="-std=gnu11 -O1 -g -pthread -Wall -Wextra -Wpedantic -Werror -I$include"
 link="-L$lib -lpagedllm -lm -Wl,-rpath,$lib"

@@ -1,16 +1,12 @@
 //! Tokenizer files that are damaged, and texts that are long: no panic escapes, nothing aborts, and the memory is bounded.
 
-mod common;
-#[path = "common/counting.rs"]
-mod counting;
-
 use std::cell::Cell;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
-use common::{Random, on_deep_stack};
-use counting::peak_of;
+use crate::counting::peak_of;
+use crate::support::{Random, on_deep_stack};
 use pagedllm::error::Code;
 use pagedllm::text::Text;
 use serde_json::{Value, json};
@@ -45,7 +41,7 @@ impl Drop for Directory {
 /// The tokenizers of the repository.
 fn whole_files() -> Vec<(String, Value)> {
     let mut files = vec![root().join("examples/model/tokenizer.json")];
-    for entry in fs::read_dir(root().join("tests/goldens/tokenizers")).unwrap() {
+    for entry in fs::read_dir(root().join("tests/data/tokenizers")).unwrap() {
         files.push(entry.unwrap().path().join("tokenizer.json"));
     }
     files.retain(|path| path.exists());

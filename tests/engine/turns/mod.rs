@@ -6,15 +6,13 @@
 //! share these (a request asked twice, forks, imports, a sequence and itself before it was rewound) say the same.
 
 mod asks;
-#[path = "../common/mod.rs"]
-mod common;
 mod script;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{Random, bundled_model};
+use crate::support::{Random, bundled_model};
 use pagedllm::engine::{Engine, Output, Queue, Request};
 use pagedllm::error::{Code, Result};
 use pagedllm::options::{EngineOptions, SamplingParams};

@@ -1,7 +1,5 @@
 //! The packed form of weights on disk: the same bits as from the model's files, and whatever is wrong with it costs time alone.
 
-mod common;
-
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -9,7 +7,7 @@ use std::process::Command;
 use std::sync::Barrier;
 use std::time::{Duration, SystemTime};
 
-use common::{Random, TempDir, configs, goldens, write_random_model};
+use crate::support::{Random, TempDir, configs, goldens, write_random_model};
 use pagedllm::engine::{Engine, Prompt, Request};
 use pagedllm::error::{Code, Error};
 use pagedllm::model::{PackedForm, PackedReport};
@@ -383,7 +381,7 @@ fn child() {
 
 fn child_of(case: &Case, kill: bool) -> bool {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "child", "--ignored"]).env("PACKED_MODEL", &case.model.0).env("PACKED_DIR", &case.packed.0);
+    command.args(["--exact", "packed::child", "--ignored"]).env("PACKED_MODEL", &case.model.0).env("PACKED_DIR", &case.packed.0);
     if kill {
         command.env("PACKED_KILL", "1");
     }

@@ -22,7 +22,7 @@ use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
 pub fn goldens() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data")
 }
 
 /// Runs a test on a thread with so much stack that the library needs no temporary thread: memory is counted by thread.
@@ -213,7 +213,7 @@ fn values(name: &str, shape: &[usize], bf16: bool, random: &mut Random) -> Vec<u
     bytes
 }
 
-/// A beam search and what transformers found: see tests/goldens/beams/make_beams.py.
+/// A beam search and what transformers found: see tests/data/beams/make_beams.py.
 pub struct BeamCase {
     pub model: String,
     pub prompt: Vec<u32>,

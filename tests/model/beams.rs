@@ -1,10 +1,8 @@
 //! Beam search against `generate` of Hugging Face transformers, every row computed anew from all tokens before it.
 
-mod common;
-
 use std::collections::HashMap;
 
-use common::{BeamCase, beam_cases, goldens};
+use crate::support::{BeamCase, beam_cases, goldens};
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::batch::{Batch, Span};
 use pagedllm::decode::{BeamScratch, BeamSearch, BeamStep, Context, Hypothesis, Memory, Rules, Sampler, log_softmax};

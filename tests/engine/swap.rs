@@ -1,14 +1,12 @@
 //! Swapping changes no bit: whoever had to wait in the host tier, in memory or in a file, goes on as if nothing had been.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{Random, TempDir, configs, write_random_model};
+use crate::support::{self, Random, TempDir, configs, write_random_model};
 use pagedllm::batch::BlockMove;
 use pagedllm::engine::{Engine, Fork, Output, Prompt, Request, Resume, Runner, Stats, Ticket};
 use pagedllm::error::Code;
@@ -223,7 +221,7 @@ fn a_host_tier_that_cannot_be_is_refused_with_the_numbers() {
 /// A row takes a millisecond, and a block that moves as long as the test says.
 struct Moving {
     logits: Vec<f32>,
-    clock: Arc<common::Hand>,
+    clock: Arc<support::Hand>,
     block: Arc<AtomicU64>, // in microseconds
 }
 
@@ -256,8 +254,8 @@ impl Runner for Moving {
 
 #[test]
 fn a_tier_that_was_slow_once_is_tried_again_some_day() {
-    let (clock, block) = (Arc::new(common::Hand::default()), Arc::new(AtomicU64::new(1000)));
-    let mut info = common::model_info(8, 16, 96, vec![]);
+    let (clock, block) = (Arc::new(support::Hand::default()), Arc::new(AtomicU64::new(1000)));
+    let mut info = support::model_info(8, 16, 96, vec![]);
     info.memory.swap_blocks = 64;
     let options = EngineOptions {
         preemption: Preemption::Auto,

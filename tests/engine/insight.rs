@@ -1,13 +1,11 @@
 //! What an engine says of itself: timing, metrics and the trace, over a runner whose steps take as long as the test says.
 
-mod common;
-
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
-use common::TempDir;
+use crate::support::{self, TempDir};
 use openmetrics_parser::{MetricsExposition, OpenMetricsType, OpenMetricsValue, Sample, openmetrics};
 use pagedllm::engine::{Clock, Engine, Output, Prompt, Request, Runner, Ticket, Timing};
 use pagedllm::error::{Code, Result};
@@ -52,7 +50,7 @@ impl Runner for Slow {
 fn engine(options: EngineOptions, blocks: usize) -> (Engine, Arc<Turned>) {
     let clock = Arc::new(Turned::default());
     let runner = Box::new(Slow { clock: clock.clone(), logits: Vec::new() });
-    let info = common::model_info(VOCAB, blocks, 64, vec![]);
+    let info = support::model_info(VOCAB, blocks, 64, vec![]);
     (Engine::with_clock(&options, info, None, runner, clock.clone()).unwrap(), clock)
 }
 
@@ -225,7 +223,7 @@ fn metrics_tell_the_state_and_what_was_cached_and_refused() {
 
 #[test]
 fn metrics_tell_of_the_host_tier_of_the_budget_and_of_the_model_as_the_host_calls_it() {
-    let (clock, mut info) = (Arc::new(Turned::default()), common::model_info(VOCAB, 10, 64, vec![]));
+    let (clock, mut info) = (Arc::new(Turned::default()), support::model_info(VOCAB, 10, 64, vec![]));
     info.memory.swap_blocks = 20;
     let named = EngineOptions {
         model_name: Some("a \"name\"".into()),
@@ -371,7 +369,7 @@ fn a_trace_that_cannot_be_begun_is_refused_with_its_path() {
     for path in ["/nonexistent/trace.json".into(), pipe] {
         let options = EngineOptions { trace_path: Some(path.clone()), ..Default::default() };
         let runner = Box::new(Slow { clock: Arc::default(), logits: Vec::new() });
-        let error = Engine::with_runner(&options, common::model_info(VOCAB, 8, 64, vec![]), None, runner).map(drop).unwrap_err();
+        let error = Engine::with_runner(&options, support::model_info(VOCAB, 8, 64, vec![]), None, runner).map(drop).unwrap_err();
         assert!(error.code() == Code::Io && error.message().contains(path.to_str().unwrap()), "{error}");
     }
 }

@@ -1,22 +1,18 @@
 //! Memory as a budget that changes while engines run: nobody ends, the bits are the same, and the memory goes back.
 
-mod common;
-
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use common::{Random, TempDir, configs, write_random_model};
+use crate::alone;
+use crate::support::{self, Random, TempDir, configs, write_random_model};
 use pagedllm::batch::BlockCopy;
 use pagedllm::budget::Budget;
 use pagedllm::engine::{Engine, Output, Prompt, Request, Resume, Runner, Ticket};
 use pagedllm::error::Code;
 use pagedllm::options::{BeamParams, EngineOptions, KvDtype, SamplingParams};
 use pagedllm::sched::{FinishReason, StepPlan};
-
-/// The tests of this file look at the memory of the whole process.
-static ALONE: Mutex<()> = Mutex::new(());
 
 fn model(positions: usize) -> TempDir {
     let dir = TempDir::new();
@@ -90,7 +86,7 @@ fn serve(engine: &Engine, mut between: impl FnMut(&Engine)) -> Answers {
 
 #[test]
 fn a_budget_that_changes_ends_nobody_and_changes_no_bit() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     let dir = model(128);
     let block = block_bytes(&dir);
     let most = 80 * block;
@@ -134,7 +130,7 @@ fn resident() -> u64 {
 
 #[test]
 fn the_memory_beyond_the_budget_goes_back_to_the_system() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     let dir = model(2048);
     let block = block_bytes(&dir);
     let options = EngineOptions { kv_bytes: Some(2048 * block), max_model_len: Some(2048), max_batch_tokens: 512, ..options(&dir) };
@@ -167,7 +163,7 @@ fn the_memory_beyond_the_budget_goes_back_to_the_system() {
 
 #[test]
 fn engines_share_a_budget_and_what_one_does_not_use_another_has() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     let dir = model(128);
     let block = block_bytes(&dir);
     let budget = Budget::new(100 * block, 200 * block).unwrap();
@@ -258,7 +254,7 @@ fn tokens_of(answers: &Answers, i: usize) -> Vec<u32> {
 
 #[test]
 fn budgets_that_cannot_be_are_refused_with_the_one_that_could() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     let dir = model(128);
     let block = block_bytes(&dir);
     let refused = |options: EngineOptions, code: Code, why: &str| {
@@ -311,11 +307,11 @@ impl Runner for Squeezing {
 
 #[test]
 fn what_a_budget_wants_during_the_last_step_is_done_after_it() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     let budget = Arc::new(OnceLock::new());
     let runner = Squeezing { budget: budget.clone(), logits: Vec::new() };
     // Blocks of one byte.
-    let engine = Engine::with_runner(&EngineOptions::default(), common::model_info(8, 64, 64, vec![]), None, Box::new(runner)).unwrap();
+    let engine = Engine::with_runner(&EngineOptions::default(), support::model_info(8, 64, 64, vec![]), None, Box::new(runner)).unwrap();
     budget.get_or_init(|| engine.budget().clone());
     let sampling = SamplingParams { max_tokens: Some(1), ..SamplingParams::greedy() };
     engine.add_request(Request::new(Prompt::Tokens(vec![1; 40]), sampling)).unwrap();
@@ -353,7 +349,7 @@ fn tenant(budget: &Arc<Budget>, takes: Duration) -> (Engine, Arc<AtomicUsize>) {
     let options = EngineOptions { budget: Some(budget.clone()), max_batch_tokens: 16, max_seqs: 4, ..EngineOptions::default() };
     let runner = Lending { takes, ..Lending::default() };
     let shrinks = runner.shrinks.clone();
-    (Engine::with_runner(&options, common::model_info(8, 64, 64, vec![]), None, Box::new(runner)).unwrap(), shrinks)
+    (Engine::with_runner(&options, support::model_info(8, 64, 64, vec![]), None, Box::new(runner)).unwrap(), shrinks)
 }
 
 fn ask(engine: &Engine, first: u32, prompt: u32, max_tokens: usize) {
@@ -368,7 +364,7 @@ fn finish_all(engine: &Engine) {
 
 #[test]
 fn a_step_does_the_work_of_no_engine_that_is_stepped_itself() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     let budget = Budget::new(64, 64).unwrap();
     let (lender, shrinks) = tenant(&budget, Duration::ZERO);
     // What it caches fills the budget.
@@ -423,7 +419,7 @@ fn ask_many(engine: &Engine, count: u32, prompt: u32, max_tokens: usize) {
 
 #[test]
 fn an_idle_engine_gives_all_but_its_least() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     let dir = model(512);
     let (_, busy, idle) = pair(&dir, 30);
     ask_many(&idle, 1, 10, 3);
@@ -437,7 +433,7 @@ fn an_idle_engine_gives_all_but_its_least() {
 
 #[test]
 fn what_ends_in_an_engines_last_step_is_there_for_who_is_hungry() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     let dir = model(512);
     let (_, first, second) = pair(&dir, 9);
     // They end all at once.
@@ -471,11 +467,11 @@ impl Runner for Failing {
 
 #[test]
 fn an_engine_that_has_failed_leaves_its_part_to_the_others() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     let budget = Budget::new(100, 100).unwrap();
     let options = EngineOptions { budget: Some(budget.clone()), max_batch_tokens: 16, max_seqs: 4, ..EngineOptions::default() };
     for drives in [false, true] {
-        let info = common::model_info(8, 64, 30, vec![]);
+        let info = support::model_info(8, 64, 30, vec![]);
         let failing = Engine::with_runner(&options, info, None, Box::new(Failing)).unwrap();
         let (other, _) = tenant(&budget, Duration::ZERO);
         ask(&failing, 1, 20, 4);
@@ -497,7 +493,7 @@ fn an_engine_that_has_failed_leaves_its_part_to_the_others() {
 
 #[test]
 fn a_host_that_steps_is_never_told_that_its_engine_is_busy_with_its_lease() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     let budget = Budget::new(64, 64).unwrap();
     let (engine, shrinks) = tenant(&budget, Duration::from_millis(1));
     let done = AtomicBool::new(false);

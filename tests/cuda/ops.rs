@@ -1,12 +1,11 @@
 //! Every op of the CUDA backend beside its twin on the CPU, on shapes at random. The kernels run on the host (tests/cuda): buffers end at a page
 //! that may not be touched, and hold NaN until they are written.
 
-mod common;
+#[path = "../support/mod.rs"]
+mod support;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use common::fp8::in_fp8;
-use common::{Random, TempDir, cuda};
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::backend::cuda::CudaBackend;
 use pagedllm::backend::{
@@ -18,6 +17,8 @@ use pagedllm::batch::{Batch, BlockCopy, BlockMove, NOWHERE, Span, Tail};
 use pagedllm::decode::{self, Context, Memory, NoChoice, Rules, Sampler, plan_draw};
 use pagedllm::error::{Code, Error};
 use pagedllm::options::{Dry, Dtype, Isa, KvDtype, Mirostat, SamplingParams, WeightFormat};
+use support::fp8::in_fp8;
+use support::{Random, TempDir, cuda};
 
 /// What some ops give, on any backend.
 trait Case {

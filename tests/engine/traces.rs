@@ -2,13 +2,12 @@
 //! computed anew from all before it. The runner reads the past through the paged tables, in a pool that is too small and with a host
 //! tier that often fails, so that a wrong one gives wrong tokens.
 
-mod common;
-
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use crate::support;
 use pagedllm::batch::BlockMove;
 use pagedllm::decode::{
     BeamScratch, BeamSearch, BeamStep, Context, Ended, Hypothesis, Memory, Rules, Sampler, log_softmax, logprob_and_top,
@@ -266,7 +265,7 @@ impl Trace {
             preemption: [Preemption::Recompute, Preemption::Swap, Preemption::Auto][random.below(3)],
             ..EngineOptions::default()
         };
-        let mut info = common::model_info(VOCAB, blocks, max_model_len, vec![EOS]);
+        let mut info = support::model_info(VOCAB, blocks, max_model_len, vec![EOS]);
         info.memory.swap_blocks = 1 + random.below(2 * blocks);
         let failing = Arc::new(AtomicU32::new(0));
         let (slots, host) = (vec![7; blocks * BLOCK], vec![11; info.memory.swap_blocks * BLOCK]);

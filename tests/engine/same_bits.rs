@@ -1,12 +1,10 @@
 //! The same bits whatever the batch: each request alone, against all of them together under every kind of disturbance.
 
-mod common;
-
 use std::collections::HashMap;
 use std::path::Path;
 use std::time::Duration;
 
-use common::{Random, TempDir, configs, write_random_model};
+use crate::support::{Random, TempDir, configs, write_random_model};
 use pagedllm::engine::{Engine, MemoryPlan, Prompt, Queue, Request};
 use pagedllm::options::{
     AllocationPolicy, BatchingPolicy, EngineOptions, Isa, KvDtype, OrderPolicy, Policies, SamplingParams, WeightFormat,

@@ -1,10 +1,8 @@
-//! The forward pass against Hugging Face transformers: see tests/goldens/README.md.
-
-mod common;
+//! The forward pass against Hugging Face transformers: see tests/data/README.md.
 
 use std::path::{Path, PathBuf};
 
-use common::cuda;
+use crate::support::cuda;
 use pagedllm::backend::Backend;
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::batch::{Batch, Span};
@@ -29,7 +27,7 @@ struct Golden {
 }
 
 fn directory(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
 }
 
 impl Golden {

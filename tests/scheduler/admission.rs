@@ -1,18 +1,17 @@
 //! Who is let in, for how long, and what is told beforehand. The engine runs over a runner that counts, and a clock that the test turns.
 
-mod common;
-#[path = "../benches/serving/forecast.rs"]
+#[path = "../../benches/serving/forecast.rs"]
 mod forecast;
-#[path = "../benches/serving/simulation.rs"]
+#[path = "../../benches/serving/simulation.rs"]
 mod simulation;
-#[path = "../benches/serving/workload.rs"]
+#[path = "../../benches/serving/workload.rs"]
 mod workload;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use common::Hand;
+use crate::support::{self, Hand};
 use forecast::{Errors, Hosts};
 use pagedllm::engine::{Engine, Fork, GoOn, Output, Prompt, Request, Resume, Runner, Ticket};
 use pagedllm::error::{Code, Result};
@@ -61,7 +60,7 @@ const STEP: Duration = Duration::from_millis(10);
 fn house(options: EngineOptions) -> House {
     let (clock, rows, slower) = (Arc::new(Hand::default()), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(1)));
     let runner = Counting { logits: Vec::new(), rows: rows.clone(), clock: clock.clone(), step: STEP, slower: slower.clone() };
-    let info = common::model_info(VOCAB, 64, 256, vec![]);
+    let info = support::model_info(VOCAB, 64, 256, vec![]);
     let engine = Engine::with_clock(&options, info, None, Box::new(runner), clock.clone()).unwrap();
     House { engine, clock, rows, slower }
 }
@@ -234,7 +233,7 @@ fn a_deadline_that_has_passed_is_refused() {
 /// Its clock goes on by itself, so that the driver has something to sleep through.
 #[test]
 fn the_driver_wakes_for_a_deadline_while_nobody_reads() {
-    let info = common::model_info(VOCAB, 64, 256, vec![]);
+    let info = support::model_info(VOCAB, 64, 256, vec![]);
     let clock = Arc::new(Hand::default());
     let runner = Counting { logits: Vec::new(), rows: Arc::default(), clock, step: Duration::ZERO, slower: Arc::default() };
     let engine = Engine::with_runner(&EngineOptions::default(), info, None, Box::new(runner)).unwrap();

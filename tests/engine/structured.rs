@@ -192,7 +192,7 @@ fn stop_strings_and_the_other_grammars_go_together() {
 
 #[test]
 fn patterns_of_declared_names_end_no_request_with_an_error() {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/goldens/schemas/schemas.json");
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/schemas/schemas.json");
     let goldens: Json = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
     let schemas: Vec<&Json> = goldens["names"].as_array().unwrap().iter().map(|case| &case["schema"]).collect();
     assert!(schemas.len() >= 20);

@@ -1,12 +1,10 @@
 //! Sequences as values, on real models: whatever is shared, cut, kept or found again, the bits are those of a request alone.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{BeamCase, TempDir, beam_cases, bundled_model, configs, goldens, write_random_model};
+use crate::support::{self, BeamCase, TempDir, beam_cases, bundled_model, configs, goldens, write_random_model};
 use pagedllm::engine::{Engine, Fork, GoOn, LogitsHook, Output, Prompt, Request, Resume, Stats};
 use pagedllm::error::Code;
 use pagedllm::options::{BeamParams, Dry, EngineOptions, Grammar, Isa, Mirostat, OutputKind, SamplingParams};
@@ -635,7 +633,7 @@ fn beams_are_refused_with_whatever_chooses_otherwise() {
         ("echo", |r| r.sampling.echo = true),
         ("a grammar", |r| r.sampling.grammar = Some(Grammar::JsonObject)),
     ];
-    let source = include_str!("../src/engine/request.rs").split("fn no_sampling_with_beams").nth(1).unwrap().split("];").next().unwrap();
+    let source = include_str!("../../src/engine/request.rs").split("fn no_sampling_with_beams").nth(1).unwrap().split("];").next().unwrap();
     let rows: Vec<&str> = source.lines().filter_map(|line| line.trim().strip_suffix("\"),")?.rsplit('"').next()).collect();
     assert_eq!(rows, cases.map(|(what, _)| what));
     let engine = Engine::create(&EngineOptions { model_dir: bundled_model(), threads: Some(1), ..Default::default() }).unwrap();
@@ -1070,7 +1068,7 @@ fn a_forged_state_is_an_error_or_a_sequence_and_never_a_defect() {
     let idle = engine.fork(id, 1, &Fork { idle: true, ..Default::default() }).unwrap()[0];
     drain(&engine);
     let state = exported(&engine, idle);
-    let mut random = common::Random(4);
+    let mut random = support::Random(4);
     let header = u64::from_le_bytes(state[12..20].try_into().unwrap()) as usize;
     let mut taken = 0;
     for _ in 0..2000 {

@@ -1,14 +1,12 @@
 //! A journal of a lively session is replayed bit for bit; one that is torn as far as it goes; one of anything else not at all.
 
-mod common;
-
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
-use common::faulty::{Faults, Faulty};
-use common::{Random, TempDir, bundled_model, configs, model_info, write_random_model};
+use crate::support::faulty::{Faults, Faulty};
+use crate::support::{Random, TempDir, bundled_model, configs, model_info, write_random_model};
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::engine::journal::{Ending, JournalFile, Replay, Summary};
 use pagedllm::engine::{Engine, Fork, GoOn, ModelInfo, ModelRunner, Output, Prompt, Queue, Request, Resume, Runner, Stats};

@@ -1,11 +1,10 @@
 //! The engine over a runner whose logits the test dictates, and over the bundled model.
 
-mod common;
-
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::support;
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::engine::{Engine, Fork, ModelInfo, ModelRunner, Output, Prompt, Queue, Request, Runner, Stats, Ticket};
 use pagedllm::error::{Code, Error, Result};
@@ -42,7 +41,7 @@ impl Runner for Scripted {
 }
 
 fn info(vocab_size: usize, blocks: usize) -> ModelInfo {
-    common::model_info(vocab_size, blocks, 64, vec![EOS])
+    support::model_info(vocab_size, blocks, 64, vec![EOS])
 }
 
 fn scripted(vocab: usize, script: impl FnMut(u32, u32, &mut [f32]) -> Result<()> + Send + 'static) -> Engine {
@@ -460,7 +459,7 @@ fn a_defect_in_the_drivers_step_reaches_every_queue() {
 
 #[test]
 fn loading_tells_of_its_progress_and_can_be_cancelled() {
-    let options = EngineOptions { model_dir: common::bundled_model(), ..Default::default() };
+    let options = EngineOptions { model_dir: support::bundled_model(), ..Default::default() };
     let mut told = Vec::new();
     Engine::load(&options, &mut |done, total| {
         told.push((done, total));
@@ -508,7 +507,7 @@ fn ids_follow_the_order_of_requests_from_many_threads() {
 
 #[test]
 fn one_matmul_per_weight_and_step_however_many_sequences() {
-    let files = ModelFiles::open(&common::goldens().join("llama")).unwrap();
+    let files = ModelFiles::open(&support::goldens().join("llama")).unwrap();
     let backend = CpuBackend::new(2, None).unwrap();
     let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: 64, block_size: 16, dtype: KvDtype::F32 }).unwrap();
     let decoder = files.load(backend, BatchLimits { rows: 64, logits: 32 }, &mut |_, _| true).unwrap();
@@ -572,11 +571,11 @@ fn of_samples_that_end_before_they_come_into_being_the_first_is_kept() {
 // The bundled model: text in, text out.
 
 fn bundled(options: EngineOptions) -> Engine {
-    Engine::create(&EngineOptions { model_dir: common::bundled_model(), ..options }).unwrap()
+    Engine::create(&EngineOptions { model_dir: support::bundled_model(), ..options }).unwrap()
 }
 
 fn expected() -> Vec<serde_json::Value> {
-    let json = std::fs::read(common::bundled_model().join("expected.json")).unwrap();
+    let json = std::fs::read(support::bundled_model().join("expected.json")).unwrap();
     serde_json::from_slice(&json).unwrap()
 }
 
@@ -648,13 +647,13 @@ fn the_hosts_floating_point_mode_changes_nothing() {
 
 #[test]
 fn tokens_that_the_tokenizer_lacks_have_no_text_and_lose_nothing() {
-    let dir = common::TempDir::new();
-    for entry in std::fs::read_dir(common::bundled_model()).unwrap() {
+    let dir = support::TempDir::new();
+    for entry in std::fs::read_dir(support::bundled_model()).unwrap() {
         let path = entry.unwrap().path();
         std::fs::copy(&path, dir.0.join(path.file_name().unwrap())).unwrap();
     }
     // A tokenizer of 16 KB and some 300 tokens for a model of 1024.
-    std::fs::copy(common::goldens().join("tokenizers/byte_level/tokenizer.json"), dir.0.join("tokenizer.json")).unwrap();
+    std::fs::copy(support::goldens().join("tokenizers/byte_level/tokenizer.json"), dir.0.join("tokenizer.json")).unwrap();
     let engine = Engine::create(&EngineOptions { model_dir: dir.0.clone(), ..Default::default() }).unwrap();
     let known = engine.text().unwrap().vocab_size() as u32;
     let hot = SamplingParams { temperature: 5.0, max_tokens: Some(100), ignore_eos: true, ..Default::default() };
@@ -680,16 +679,16 @@ fn text_held_back_for_a_stop_string_comes_out_with_the_abort() {
 /// The text side, the tokenizer's vocabulary and the model's own agree.
 #[test]
 fn the_bundled_model_is_whole() {
-    let text = Text::load(&common::bundled_model()).unwrap();
+    let text = Text::load(&support::bundled_model()).unwrap();
     let engine = bundled(EngineOptions::default());
     assert_eq!(text.vocab_size(), engine.info().vocab_size);
-    let size = std::fs::metadata(common::bundled_model().join("model.safetensors")).unwrap().len();
+    let size = std::fs::metadata(support::bundled_model().join("model.safetensors")).unwrap().len();
     assert!(size <= 6_000_000, "{size} bytes");
 }
 
 #[test]
 fn a_plan_is_what_create_takes() {
-    let options = EngineOptions { model_dir: common::bundled_model(), kv_bytes: Some(10 << 20), ..Default::default() };
+    let options = EngineOptions { model_dir: support::bundled_model(), kv_bytes: Some(10 << 20), ..Default::default() };
     let plan = Engine::plan(&options).unwrap();
     assert_eq!(Engine::create(&options).unwrap().info().memory, plan);
     assert_eq!(plan.kv_bytes, plan.blocks as u64 * plan.block_bytes);

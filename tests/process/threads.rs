@@ -1,23 +1,15 @@
 //! The engine's own threads: where they run, what they cost while nothing is to do, and that bits do not depend on either.
 
-mod common;
-
 use std::collections::BTreeSet;
 use std::fs;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use common::bundled_model;
+use crate::alone;
+use crate::support::bundled_model;
 use pagedllm::engine::{Engine, Prompt, Request};
 use pagedllm::error::Code;
 use pagedllm::options::{EngineOptions, SamplingParams, cpu_list};
 use pagedllm::sched::FinishReason;
-
-/// Threads of the process are looked at: one test at a time.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 fn options() -> EngineOptions {
     EngineOptions { model_dir: bundled_model(), kv_bytes: Some(4 << 20), max_seqs: 4, max_batch_tokens: 64, ..Default::default() }

@@ -1,12 +1,10 @@
 //! The scheduler and the block manager allocate nothing of their own in a step, once they are warm: whatever joins, forks, is
 //! dropped, gives way to others, comes back, fails or ends meanwhile.
 
-mod common;
-
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use common::Random;
+use crate::support::Random;
 use pagedllm::kv::{BlockManager, Chain, Paging};
 use pagedllm::options::Preemption;
 use pagedllm::sched::{Arrival, Branching, Choice, Event, Scheduler, SchedulerOptions, StepPlan, Verdict};

@@ -1,16 +1,17 @@
 //! Engines on a CUDA device that is not there: its kernels run on the host (tests/cuda), and its driver fails when it is told to.
 
-mod common;
+#[path = "../support/mod.rs"]
+mod support;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use common::{Random, TempDir, configs, cuda, write_random_model};
 use pagedllm::engine::{Engine, MemoryPlan, Prompt, Request, Resume};
 use pagedllm::error::{Code, Error};
 use pagedllm::options::{EngineOptions, KvDtype, Preemption, SamplingParams, WeightFormat};
 use pagedllm::sched::FinishReason;
 use serde_json::{Value, json};
+use support::{Random, TempDir, configs, cuda, write_random_model};
 
 /// Of the driver.
 const OUT_OF_MEMORY: i32 = 2;
@@ -140,7 +141,7 @@ fn weights_in_fp8_say_what_those_say_that_fp8_made_of_them() {
         let many_rows = EngineOptions { max_batch_tokens: 128, ..few_rows.clone() };
         let [few, many] = [few_rows, many_rows].map(|options| answers(&options, some_requests()));
         let before = answers(&model.options("cpu"), some_requests());
-        common::fp8::round_model(&model.0.0);
+        support::fp8::round_model(&model.0.0);
         let rounded = answers(&model.options("cpu"), some_requests());
         let apart = [&few, &many, &before].map(|other| distance(other, &rounded));
         assert!(apart[0] < 0.02 && apart[1] < 0.1 && apart[2] > 0.04, "{name}: {apart:?}");

@@ -39,7 +39,7 @@ impl Model {
     }
 
     fn golden(name: &str) -> Model {
-        Model::of(&root().join("tests/goldens").join(name))
+        Model::of(&root().join("tests/data").join(name))
     }
 
     fn of(source: &Path) -> Model {
@@ -807,7 +807,7 @@ fn weights_that_are_not_numbers_end_requests_and_not_the_engine() {
 
 #[test]
 fn a_tokenizer_that_is_missing_or_broken_is_refused_only_where_text_is_wanted() {
-    let whole = fs::read(root().join("tests/goldens/tokenizers/byte_level/tokenizer.json")).unwrap();
+    let whole = fs::read(root().join("tests/data/tokenizers/byte_level/tokenizer.json")).unwrap();
     let cases: [(&str, Option<&[u8]>, Code); 7] = [
         ("missing", None, Code::Io),
         ("empty", Some(b""), Code::Model),
@@ -840,7 +840,7 @@ fn broken_companions_of_a_model_are_refused_by_name() {
         ("tokenizer_config.json", "[]", &["tokenizer_config.json", "not a JSON object"]),
     ] {
         let model = Model::golden("llama");
-        symlink(root().join("tests/goldens/tokenizers/byte_level/tokenizer.json"), model.path("tokenizer.json")).unwrap();
+        symlink(root().join("tests/data/tokenizers/byte_level/tokenizer.json"), model.path("tokenizer.json")).unwrap();
         model.write(file, content);
         failures.expect(&format!("{file} {content}"), quietly(|| Engine::create(&model.with_text())), Code::Model, words);
     }
@@ -963,7 +963,7 @@ fn random_damage_to_an_index_is_an_answer() {
 fn random_damage_to_a_tokenizer_is_an_answer() {
     for (seed, tokenizer) in ["byte_level", "llama2", "metaspace"].iter().enumerate() {
         let model = Model::golden("llama");
-        symlink(root().join("tests/goldens/tokenizers").join(tokenizer).join("tokenizer.json"), model.path("tokenizer.json")).unwrap();
+        symlink(root().join("tests/data/tokenizers").join(tokenizer).join("tokenizer.json"), model.path("tokenizer.json")).unwrap();
         whole_file_survives(&model, "tokenizer.json", seed, &model.with_text());
     }
 }

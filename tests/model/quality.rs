@@ -1,10 +1,9 @@
 //! What keeping weights, or K and V, in fewer bits costs, on the bundled model and text of its own kind.
 
-mod common;
-#[path = "../benches/quality/perplexity.rs"]
+#[path = "../../benches/quality/perplexity.rs"]
 mod perplexity;
 
-use common::bundled_model;
+use crate::support::bundled_model;
 use pagedllm::options::{Isa, KvDtype, WeightFormat};
 use perplexity::{Perplexity, narrow_formats};
 

@@ -1,15 +1,13 @@
 //! A step is a transaction: whatever fails in it, at whatever op, nothing is lost, only those to blame end, and the others' tokens
 //! are those of a run without the fault, bit by bit.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use common::faulty::{Faults, Faulty, POISON};
-use common::{TempDir, configs, model_info, write_random_model};
+use crate::support::faulty::{Faults, Faulty, POISON};
+use crate::support::{TempDir, configs, model_info, write_random_model};
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::engine::{Engine, ModelRunner, Output, Prompt, Request, Resume};
 use pagedllm::error::{Code, Error, Result};

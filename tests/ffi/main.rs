@@ -1,0 +1,3 @@
+//! Tests of the C header. `tests/scripts` and the programs in other languages test the calls.
+
+mod header;

@@ -1,0 +1,13 @@
+//! Tests of models, weights, tokenizer files and the forward pass.
+
+#[path = "../support/counting.rs"]
+mod counting;
+#[path = "../support/mod.rs"]
+mod support;
+
+mod bad_models;
+mod beams;
+mod goldens;
+mod packed;
+mod quality;
+mod tokenizers;
