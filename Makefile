@@ -111,11 +111,12 @@ test-kernels:
 cuda-toolkit:
 	scripts/cuda-toolkit.sh
 
-# g++ and clang++, plain and under three sanitizers.
+# g++ and clang++, each plain, with AddressSanitizer and UBSan, and with ThreadSanitizer.
 test-cpp: lib
 	bindings/cpp/tests/run.sh
 
-# Its fuzzers make so many runs, not so many seconds: at the end of their time they now and then fail with "context deadline exceeded".
+# The fuzzers have a number of runs and no time limit: with a time limit, go test sometimes fails with
+# "context deadline exceeded".
 test-go: lib
 	@test -z "$$(gofmt -l bindings/go examples/go benches/polling/go)" || { gofmt -l bindings/go examples/go benches/polling/go; exit 1; }
 	cd bindings/go && go vet ./... && go test -count=1 ./... && go test -race -count=1 ./...
@@ -131,7 +132,7 @@ test-node: lib
 	cd bindings/node && npm ci --ignore-scripts --no-audit --no-fund
 	node --test bindings/node/tests/*.test.js
 
-# The same program in five languages gives the same answers, and as it did when its output was committed. What a journal holds is run again.
+# The same program in five languages prints the committed output, and pagedllm-replay repeats a journal.
 test-examples: $(BUILD)/hello_c $(BUILD)/chat_c $(BUILD)/hello_cpp test-node
 	$(BUILD)/hello_c $(MODEL) | diff - examples/hello.expected
 	$(BUILD)/chat_c $(MODEL) | diff - examples/c/chat.expected
@@ -147,7 +148,7 @@ test-examples: $(BUILD)/hello_c $(BUILD)/chat_c $(BUILD)/hello_cpp test-node
 fuzz: lib
 	tests/ffi/c/fuzz/run.sh 3600
 
-# Everything that is installed and packed, used as its users would.
+# Builds and runs programs with the installed tree and with the packages, as users do.
 test-install: lib
 	rm -rf $(BUILD)/installed $(BUILD)/dist
 	$(MAKE) install PREFIX=$(BUILD)/installed

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The C++ wrapper, whole: the header alone, the README's program, and the tests under each compiler and sanitizer.
+# Tests the C++ wrapper: the header alone, the README's program, and all tests with each compiler
+# and sanitizer.
 # usage: run.sh [none | address,undefined | thread]...     default: all three
-# COMPILERS            default: g++ and, where it is installed, clang++
+# COMPILERS            default: g++ and, if it is installed, clang++
 # PAGEDLLM_LIB_DIR     where libpagedllm.so is; default: target/release of this repository
 # PAGEDLLM_INCLUDE_DIR where pagedllm.h is; default: include of this repository
 # BUILD                where to build; default: build/cpp of this repository
@@ -24,7 +25,7 @@ check_header() {
     for std in c++17 c++20; do
         for mode in "" "-fno-exceptions -fno-rtti"; do "${compile[@]}" -std=$std $mode "$root/bindings/cpp/tests/header_alone.cpp"; done
     done
-    # Its static assertions say more in C++20.
+    # C++20 has more static assertions.
     "${compile[@]}" -std=c++20 -DPAGEDLLM_MODEL_DIR='""' "$root/bindings/cpp/tests/handles_test.cpp"
     sed -n '/^```cpp$/,/^```$/{/^```/!p}' "$root/bindings/cpp/README.md" | "${compile[@]}" -std=c++17 -x c++ -
     echo "$1: the header stands alone"

@@ -74,10 +74,10 @@ describe('scheduling', () => {
       const plan = await Engine.plan({ ...SMALL, ...options });
       assert.deepEqual([plan.swapBytes, plan.swapBlocks], [200 * blockBytes, 200]);
       await withEngine({ hostSteps: true, ...options }, async (engine) => {
-        const asked = Promise.all(Array.from({ length: 8 }, (_, i) => engine.generate({ ...request, cacheSalt: `${i}` })));
+        const pending = Promise.all(Array.from({ length: 8 }, (_, i) => engine.generate({ ...request, cacheSalt: `${i}` })));
         while ((await engine.predictAdmission(ENDLESS)).waitingRequests < 8) await sleep(1);
         engine.start();
-        const answers = await asked;
+        const answers = await pending;
         for (const { tokens, text } of answers) assert.deepEqual([tokens, text], [alone.tokens, alone.text]);
         await eventually(() => engine.stats().finishedLength === 8, 'all requests are counted');
         const stats = engine.stats();

@@ -102,9 +102,9 @@ class Generation(Case):
 
     def test_two_engines_run_at_the_same_time(self):
         with open_engine(kv_dtype=DType.F32) as other, ThreadPoolExecutor(8) as pool:
-            asked = [pool.submit(engine.generate, case["prompt"], GREEDY, add_special=False)
+            futures = [pool.submit(engine.generate, case["prompt"], GREEDY, add_special=False)
                      for case in EXPECTED for engine in (self.engine, other)]
-            self.assertEqual([one.result().text for one in asked], [case["answer"] for case in EXPECTED for _ in range(2)])
+            self.assertEqual([one.result().text for one in futures], [case["answer"] for case in EXPECTED for _ in range(2)])
         self.assertEqual(other.close(), None)
         self.assertEqual(self.engine.generate(LONG_CASE["prompt"], GREEDY, add_special=False).text, LONG_CASE["answer"])
 

@@ -72,11 +72,11 @@ class Scheduling(Case):
                 plan = pagedllm.plan(MODEL, **options)
                 self.assertEqual((plan.swap_bytes, plan.swap_blocks), (200 * block, 200))
                 with open_engine(host_steps=True, **options) as engine, ThreadPoolExecutor(8) as pool:
-                    asked = pool.map(lambda salt: engine.generate(
+                    futures = pool.map(lambda salt: engine.generate(
                         LONG_CASE["prompt"], sampling, cache_salt=str(salt), add_special=False), range(8))
                     self.assertEventually(lambda: engine.predict_admission("Hello").waiting_requests == 8, "all requests wait")
                     engine.start()
-                    answers = list(asked)
+                    answers = list(futures)
                     self.assertEventually(lambda: engine.stats().finished_length == 8, "all requests are counted")
                     stats = engine.stats()
                 self.assertEqual({(answer.text, *answer.tokens) for answer in answers}, {(alone.text, *alone.tokens)})
@@ -199,9 +199,9 @@ class Budgets(Case):
         self.assertEqual(self.budget.info(), (200 * self.block, 0, 400 * self.block, 0, 0))
         engines = [self.open(), self.open()]
         with ThreadPoolExecutor(8) as pool:
-            asked = [pool.submit(engine.generate, case["prompt"], GREEDY, add_special=False)
+            futures = [pool.submit(engine.generate, case["prompt"], GREEDY, add_special=False)
                      for case in EXPECTED for engine in engines]
-            self.assertEqual([one.result().text for one in asked], [case["answer"] for case in EXPECTED for _ in engines])
+            self.assertEqual([one.result().text for one in futures], [case["answer"] for case in EXPECTED for _ in engines])
         state = self.budget.info()
         self.assertEqual((state.engines, state.min_bytes), (2, 128 * self.block))
         self.assertEqual(engines[0].budget.info(), state)
@@ -212,11 +212,11 @@ class Budgets(Case):
     def test_resizing_a_budget_changes_no_answer(self):
         engine = self.open()
         with ThreadPoolExecutor(8) as pool:
-            asked = [pool.submit(engine.generate, case["prompt"], GREEDY, add_special=False) for case in EXPECTED * 5]
+            futures = [pool.submit(engine.generate, case["prompt"], GREEDY, add_special=False) for case in EXPECTED * 5]
             for blocks in (64, 400, 100, 64, 300):
                 self.budget.resize(blocks * self.block)
                 time.sleep(0.02)
-            self.assertEqual([one.result().text for one in asked], [case["answer"] for case in EXPECTED * 5])
+            self.assertEqual([one.result().text for one in futures], [case["answer"] for case in EXPECTED * 5])
         self.assertEqual(self.budget.info().bytes, 300 * self.block)
         self.assertEventually(lambda: engine.stats().blocks_total == 300, "the engine uses the whole budget")
 
