@@ -55,10 +55,26 @@ func (a *arguments) inRange(name string, value, low, high int64) bool {
 	if value >= low && value <= high {
 		return true
 	}
-	if a.err == nil {
-		a.err = &Error{ErrInvalidArgument, fmt.Sprintf("%s is %d; it must be from %d to %d", name, value, low, high)}
-	}
+	a.refuse("%s is %d; it must be from %d to %d", name, value, low, high)
 	return false
+}
+
+// milliseconds returns a duration in whole milliseconds from 0 to high.
+func (a *arguments) milliseconds(name string, value time.Duration, high int64) int64 {
+	ms := wholeMilliseconds(value)
+	if ms < 0 || ms > high {
+		limit := time.Duration(min(high, math.MaxInt64/int64(time.Millisecond))) * time.Millisecond
+		a.refuse("%s is %v; it must be from 0s to %v", name, value, limit)
+		return 0
+	}
+	return ms
+}
+
+// refuse sets the error unless an earlier argument has set it.
+func (a *arguments) refuse(format string, values ...any) {
+	if a.err == nil {
+		a.err = &Error{ErrInvalidArgument, fmt.Sprintf(format, values...)}
+	}
 }
 
 // nothing is the address of an empty string. NULL would mean that no string is given.

@@ -146,10 +146,15 @@ func TestNumbersOutOfRangeAreRefused(t *testing.T) {
 		}
 	}
 	for _, options := range []pagedllm.Options{
-		{KVBytes: -1}, {QueueCapacity: -1}, {MaxWaitingRequests: -1}, {MaxWaitingTokens: -1}, {MaxPromptBytes: -1}, {SwapBytes: -1}, {Ageing: -1},
+		{KVBytes: -1}, {QueueCapacity: -1}, {MaxWaitingRequests: -1}, {MaxWaitingTokens: -1}, {MaxPromptBytes: -1}, {SwapBytes: -1},
 	} {
 		_, err := options.Plan()
 		wantMessage(t, err, pagedllm.ErrInvalidArgument, " is -1; it must be from 0 to ")
+	}
+	for _, ageing := range []time.Duration{-1, math.MinInt64, (math.MaxUint32 + 1) * time.Millisecond} {
+		options := pagedllm.Options{Ageing: ageing}
+		_, err := options.Plan()
+		wantMessage(t, err, pagedllm.ErrInvalidArgument, "Ageing is "+ageing.String()+"; it must be from 0s to 1193h2m47.295s")
 	}
 }
 

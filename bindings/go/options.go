@@ -5,6 +5,7 @@ import "C"
 
 import (
 	"fmt"
+	"math"
 	"time"
 )
 
@@ -414,7 +415,9 @@ func (o *Options) setPolicies(args *arguments, c *C.pllm_engine_options) {
 	args.setUint64(&c.max_prompt_bytes, "MaxPromptBytes", o.MaxPromptBytes)
 	args.setUint64(&c.swap_bytes, "SwapBytes", o.SwapBytes)
 	args.setText(&c.swap_path, &c.swap_path_len, o.SwapPath)
-	args.setUint32(&c.ageing_ms, "Ageing in milliseconds", int(wholeMilliseconds(o.Ageing)))
+	if ms := args.milliseconds("Ageing", o.Ageing, math.MaxUint32); ms != 0 {
+		c.ageing_ms = C.uint32_t(ms)
+	}
 	args.setUint32(&c.prefill_budget, "PrefillBudget", o.PrefillBudget)
 	c.preemption = C.uint32_t(o.Preemption)
 	c.order = C.uint32_t(o.Order)

@@ -3,7 +3,10 @@ package pagedllm
 // #include "glue.h"
 import "C"
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
 // A Prefix is a prompt that is kept in the prefix cache. Only a prompt is required: the zero value
 // of each other field selects the library's default.
@@ -34,7 +37,9 @@ func (e *Engine) Pin(prefix Prefix) (PinID, error) {
 	C.pllm_pin_init(c, C.sizeof_pllm_pin)
 	c.prompt, c.prompt_len, c.prompt_token_ids, c.prompt_token_ids_len = args.prompt(prefix.Prompt, prefix.PromptTokenIDs)
 	c.cache_salt, c.cache_salt_len = args.bytes(prefix.CacheSalt)
-	args.setUint64(&c.time_to_live_ms, "TimeToLive in milliseconds", wholeMilliseconds(prefix.TimeToLive))
+	if ms := args.milliseconds("TimeToLive", prefix.TimeToLive, math.MaxInt64); ms != 0 {
+		c.time_to_live_ms = C.uint64_t(ms)
+	}
 	args.setUint32(&c.priority, "Priority", prefix.Priority)
 	if prefix.RawPrompt {
 		c.text_flags &^= C.PLLM_TEXT_ADD_SPECIAL

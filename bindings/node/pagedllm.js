@@ -408,8 +408,8 @@ function toSampling({ stop, stopTokenIds, allowedTokenIds, badWords, badWordsIds
   }
   if (logitBias !== undefined) {
     sampling.logitBias = Object.entries(logitBias).map(([token, bias]) => {
-      const one = {};
-      assign(one, LogitBias, { token: Number(token), bias });
+      const one = { token: unsigned('a token id of logitBias', Number(token), 32) };
+      assign(one, LogitBias, { bias });
       return one;
     });
     sampling.logitBiasLen = sampling.logitBias.length;
@@ -429,7 +429,11 @@ function toDry({ sequenceBreakers, ...numbers }) {
 
 function assignGrammar(sampling, grammar) {
   const [[kind, rule] = [], ...more] = Object.entries(grammar);
-  sampling.grammarKind = named(GRAMMARS, 'the one property of grammar', more.length ? 'several' : kind);
+  const kinds = GRAMMARS.slice(1);
+  if (more.length || !kinds.includes(kind)) {
+    throw new TypeError(`grammar is ${util.inspect(grammar)}; it must have exactly one of the properties ${kinds.join(', ')}`);
+  }
+  sampling.grammarKind = GRAMMARS.indexOf(kind);
   if (kind === 'choice') assignTexts(sampling, 'choices', 'choice', rule);
   else if (kind === 'jsonSchema' && ['object', 'boolean'].includes(typeof rule) && !(rule instanceof Uint8Array)) {
     assignCopied(sampling, 'grammar', utf8('grammar', JSON.stringify(rule)));

@@ -763,7 +763,7 @@ def _u64(name: str, value: int) -> int:
 def _deadline_ms(seconds: Optional[float]) -> Optional[int]:
     if seconds is None:
         return None
-    if not 0 < seconds < math.inf:  # in C, 0 means no deadline
+    if not 0 < seconds < 2**63 / 1000:  # in C, 0 means no deadline
         raise Error(Code.INVALID_ARGUMENT, f"deadline is {seconds}; pass the remaining seconds, or None for no deadline")
     return math.ceil(seconds * 1000)
 
@@ -782,7 +782,8 @@ def _token_ids(name: str, tokens: Iterable[int]) -> Any:
     try:
         ids = array.array("I", tokens)
     except OverflowError as error:
-        raise Error(Code.INVALID_ARGUMENT, f"a token id of {name} does not fit into 32 bits ({error}); pass ids below {2**32}") from None
+        raise Error(Code.INVALID_ARGUMENT, f"a token id of {name} does not fit into 32 bits ({error}); "
+                    f"it must be from 0 to {2**32 - 1}") from None
     return (c_uint32 * len(ids)).from_buffer(ids)
 
 
@@ -855,10 +856,12 @@ def _c_sampling(sampling: Sampling) -> Any:
     if sampling.logit_bias:
         c.logit_bias, c.logit_bias_len = (_LogitBias * len(sampling.logit_bias))(), len(sampling.logit_bias)
         for i, (token, bias) in enumerate(sampling.logit_bias.items()):
+            if c_uint32(token).value != token:
+                raise Error(Code.INVALID_ARGUMENT, f"a token id of logit_bias is {token}; it must be from 0 to {2**32 - 1}")
             _assign(c.logit_bias[i], token=token, bias=bias)
     if sampling.dry is not None:
         dry = _defaults(_Dry, _lib.pllm_dry_init, multiplier=sampling.dry.multiplier, base=sampling.dry.base,
-                    allowed_length=sampling.dry.allowed_length, penalty_last_n=sampling.dry.penalty_last_n)
+                        allowed_length=sampling.dry.allowed_length, penalty_last_n=sampling.dry.penalty_last_n)
         _assign_texts(dry, "sequence_breakers", "sequence_breaker", sampling.dry.sequence_breakers)
         c.dry = ctypes.pointer(dry)
     if sampling.grammar is not None:
@@ -1501,7 +1504,7 @@ class Engine:
             raise TypeError("continue_generation keeps the parameters of the sequence; "
                             "leave out sampling, skip_special and logits_hook")
         how = _defaults(_Resume, _lib.pllm_resume_init, user_data=user_data, deadline_ms=_deadline_ms(deadline),
-                    logits_hook=self._hooks.callback(logits_hook, self._handle))
+                        logits_hook=self._hooks.callback(logits_hook, self._handle))
         if sampling is not None:
             how.sampling = ctypes.pointer(_c_sampling(sampling))
         how.flags = _flag(_flag(how.flags, _REQUEST_KEEP, keep), _RESUME_USER_DATA, None if user_data is None else True)

@@ -85,8 +85,8 @@ describe('invalid arguments', () => {
       ['INVALID_ARGUMENT', 'topLogprobs is -1', { ...hello, topLogprobs: -1 }],
       ['INVALID_ARGUMENT', 'flags lacks', { ...hello, logprobs: false, topLogprobs: 2 }],
       ['INVALID_ARGUMENT', '1024', { ...hello, logitBias: { 1024: 1 } }],
-      ['INVALID_ARGUMENT', 'token is -1', { ...hello, logitBias: { '-1': 1 } }],
-      ['INVALID_ARGUMENT', 'token is NaN', { ...hello, logitBias: { x: 1 } }],
+      ['INVALID_ARGUMENT', 'a token id of logitBias is -1;', { ...hello, logitBias: { '-1': 1 } }],
+      ['INVALID_ARGUMENT', 'a token id of logitBias is NaN;', { ...hello, logitBias: { x: 1 } }],
       ['INVALID_ARGUMENT', 'a bad word', { ...hello, badWords: ['good', Buffer.from([255])] }],
       ['INVALID_ARGUMENT', 'a bad word is empty', { ...hello, badWordsIds: [[]] }],
       ['INVALID_ARGUMENT', '1024', { ...hello, badWordsIds: [[1], [2, 1024]] }],
@@ -105,7 +105,7 @@ describe('invalid arguments', () => {
       ['INVALID_ARGUMENT', 'deadlineMs is -0.5', { ...hello, deadlineMs: -0.5 }],
       ['INVALID_ARGUMENT', 'deadlineMs is NaN', { ...hello, deadlineMs: NaN }],
       ['INVALID_ARGUMENT', 'deadlineMs is Infinity', { ...hello, deadlineMs: Infinity }],
-      ['INVALID_ARGUMENT', 'deadlineMs is 1e+300', { ...hello, deadlineMs: 1e300 }],
+      ['INVALID_ARGUMENT', 'deadlineMs is 1e+300;', { ...hello, deadlineMs: 1e300 }],
       ['INVALID_ARGUMENT', 'priority is 101', { ...hello, priority: 101 }],
       ['INVALID_ARGUMENT', 'priority is -101', { ...hello, priority: -101 }],
       ['INVALID_ARGUMENT', 'priority is 2147483648', { ...hello, priority: 2 ** 31 }],
@@ -119,6 +119,12 @@ describe('invalid arguments', () => {
       { ...hello, beam: { earlyStopping: 'maybe' } }, { ...hello, dry: { bass: 2 } }, { ...hello, badWordsIds: 'Hello' },
       { ...hello, logitBias: { 1: 'x' } }]) {
       await assert.rejects(engine.generate(wrong), TypeError);
+    }
+    for (const grammar of [{}, { regexp: 'a' }, { regex: 'a', lark: 'b' }, { none: 'a' }]) {
+      await assert.rejects(engine.generate({ ...hello, grammar }), {
+        name: 'TypeError',
+        message: /^grammar is \{.*; it must have exactly one of the properties jsonSchema, jsonObject, regex, choice, lark$/,
+      });
     }
     await withEngine({}, (other) =>
       refused('INVALID_ARGUMENT', 'queue', () => engine.add({ ...hello, queue: other.createQueue(1) })));
