@@ -63,7 +63,7 @@ $(BUILD)/libuv_test: tests/ffi/c/libuv_test.c include/pagedllm.h | lib
 
 # Writes include/pagedllm.h from src/ffi, and the manual from that; lint fails when one is stale.
 header:
-	PLLM_WRITE_HEADER=1 cargo test --locked --test ffi
+	PLLM_WRITE_HEADER=1 cargo test --locked --lib ffi::header
 	scripts/manual.py
 
 lint:
@@ -71,6 +71,10 @@ lint:
 	cargo clippy --locked --all-targets -- -D warnings
 	scripts/manual.py --check
 	scripts/licences.py --check
+
+# Before a commit: formatting, clippy, the unit tests, and the generated files: header (a unit test), manual, licences.
+check: lint
+	cargo test --locked --lib
 
 test-rust:
 	cargo test --locked

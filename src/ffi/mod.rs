@@ -9,6 +9,10 @@ mod convert;
 pub use convert::PLLM_NUL_TERMINATED;
 mod engine;
 mod error;
+// Among the unit tests, so that `make check` needs no other build of the library.
+#[cfg(test)]
+#[path = "../../tests/ffi/header.rs"]
+mod header;
 mod library;
 mod outputs;
 mod request;
