@@ -43,23 +43,27 @@ impl<E: Cached> Attend<'_, E> {
             // SAFETY: all rows of the span are stored, as `score_rows` requires.
             return unsafe { self.score_rows::<L>(span, next) };
         }
-        // A block may be half a vector on the widest path. On the other paths it is at least one
-        // vector.
-        let halves = L::N > LEAST_BLOCK && span.run == LEAST_BLOCK;
+        // A block may be half a vector on the widest paths. On the other paths it is at least one
+        // vector, and the constant condition below removes the code for halves and for two vectors.
+        let halves = span.run == LEAST_BLOCK;
         let mut token = 0;
         while token < span.len {
             // SAFETY: every vector begins inside the span, as `score_tokens` requires.
             unsafe {
-                if halves {
-                    self.score_tokens::<L, 1, true>(span, next, token);
-                    token += LEAST_BLOCK;
-                } else if L::N == 16 && token + L::N < span.len {
-                    self.score_tokens::<L, 2, false>(span, next, token);
-                    token += 2 * L::N;
-                } else {
-                    self.score_tokens::<L, 1, false>(span, next, token);
-                    token += L::N;
+                if const { L::N > LEAST_BLOCK } {
+                    if halves {
+                        self.score_tokens::<L, 1, true>(span, next, token);
+                        token += LEAST_BLOCK;
+                        continue;
+                    }
+                    if token + L::N < span.len {
+                        self.score_tokens::<L, 2, false>(span, next, token);
+                        token += 2 * L::N;
+                        continue;
+                    }
                 }
+                self.score_tokens::<L, 1, false>(span, next, token);
+                token += L::N;
             }
         }
     }

@@ -52,11 +52,11 @@ impl<E: Cached> Attend<'_, E> {
     #[inline(always)]
     fn add_own_values<L: Lanes>(&mut self, span: &Span<E>, query: usize, Range { first, end }: Range) {
         let whole = Range { first: first.next_multiple_of(E::DEPTH), end: end / E::DEPTH * E::DEPTH };
-        if E::DEPTH > 1 && first < whole.first {
+        if const { E::DEPTH > 1 } && first < whole.first {
             self.add_values::<L, 1, false>(span, query, Range { first, end: whole.first.min(end) });
         }
         self.add_values::<L, 1, true>(span, query, whole);
-        if E::DEPTH > 1 && whole.end < end {
+        if const { E::DEPTH > 1 } && whole.end < end {
             self.add_values::<L, 1, false>(span, query, Range { first: whole.end.max(first), end });
         }
     }
@@ -72,7 +72,7 @@ impl<E: Cached> Attend<'_, E> {
         let mut dim = 0;
         // SAFETY: dimensions are inside the head, tokens inside the span, and query + R <= queries.
         unsafe {
-            if L::N == 16 {
+            if const { L::N == 16 } {
                 while dim + 4 * L::N <= head_dim {
                     self.add_values_at::<L, R, 4, WHOLE>(span, query, tokens, dim, 4 * L::N);
                     dim += 4 * L::N;

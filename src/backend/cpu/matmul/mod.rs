@@ -333,9 +333,10 @@ unsafe fn each_tile<L: Lanes, T: Tiled>(kernel: &T, args: &Args, panels: &Range<
                 let stretch = Stretch { first, len, last: first + len == words };
                 for (tile, kept) in (first_tile..first_tile + tiles_at_once).zip(&mut places) {
                     let rows = tiles.rows(tile);
-                    if L::N == 16 && T::MOST_ROWS == FLOAT_ROWS {
+                    // Constants, so that rustc generates no code for the tiles of other paths.
+                    if const { L::N == 16 && T::MOST_ROWS == FLOAT_ROWS } {
                         tile_of!(rows, panel, stretch, kept, 2: 1 2 3 4 5 6 7 8 9 10 11 12)
-                    } else if L::N == 16 {
+                    } else if const { L::N == 16 } {
                         tile_of!(rows, panel, stretch, kept, 2: 1 2 3 4 5 6)
                     } else {
                         tile_of!(rows, panel, stretch, kept, 4: 1 2 3)
