@@ -3,6 +3,7 @@
 usage: hello.py MODEL_DIR
 PAGEDLLM_LIBRARY: path of libpagedllm.so; default: target/release of this repository.
 """
+
 import pathlib
 import sys
 
@@ -29,7 +30,11 @@ def main(model: str = "examples/model") -> None:
             for output in engine.queue.poll(0):
                 end = f" ({output.finish_reason.name.lower()})" if output.finish_reason else ""
                 print(f"[{output.request}] {output.text}{end}")
-                if output.request == story and output.generated_tokens == 8 and not output.finish_reason:
+                if (
+                    output.request == story
+                    and output.generated_tokens == 8
+                    and not output.finish_reason
+                ):
                     engine.abort(story)
 
 

@@ -57,6 +57,7 @@ class Case(unittest.TestCase):
         def idle():
             stats = (engine or self.engine).stats()
             return stats.waiting == stats.running == stats.blocks_used == 0
+
         self.assertEventually(idle, "no request is left and no block is in use")
 
     def assertRefused(self, code, message, call, *arguments, **keywords):

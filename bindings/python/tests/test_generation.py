@@ -9,7 +9,16 @@ import unittest
 from concurrent.futures import ThreadPoolExecutor
 
 from support import (
-    ENDLESS, EXPECTED, GREEDY, LONG_CASE, MODEL, SMALL, Case, descriptors, open_engine, threads,
+    ENDLESS,
+    EXPECTED,
+    GREEDY,
+    LONG_CASE,
+    MODEL,
+    SMALL,
+    Case,
+    descriptors,
+    open_engine,
+    threads,
 )
 
 import pagedllm
@@ -22,13 +31,17 @@ class Generation(Case):
             prompt = self.engine.render_chat(case["messages"])
             self.assertEqual(prompt, case["prompt"])
             completion = self.engine.generate(prompt, GREEDY, add_special=False)
-            self.assertEqual((completion.text, completion.tokens), (case["answer"], case["token_ids"]))
+            self.assertEqual(
+                (completion.text, completion.tokens), (case["answer"], case["token_ids"])
+            )
             self.assertEqual(completion.finish_reason, FinishReason.STOP)
 
     def test_a_stream_delivers_the_answer_in_pieces(self):
         outputs = list(self.engine.stream(LONG_CASE["prompt"], GREEDY, add_special=False))
         self.assertEqual("".join(output.text for output in outputs), LONG_CASE["answer"])
-        self.assertEqual([token for output in outputs for token in output.tokens], LONG_CASE["token_ids"])
+        self.assertEqual(
+            [token for output in outputs for token in output.tokens], LONG_CASE["token_ids"]
+        )
         self.assertGreater(len(outputs), 10)
         self.assertEqual({output.finish_reason for output in outputs[:-1]}, {FinishReason.NONE})
         self.assertEqual(outputs[-1].finish_reason, FinishReason.STOP)
@@ -44,25 +57,38 @@ class Generation(Case):
     def test_a_nul_byte_is_ordinary_text(self):
         tokens = self.engine.tokenize("a\0b")
         self.assertEqual(self.engine.detokenize(tokens), "a\0b")
-        self.assertEqual(self.engine.generate("a\0b", Sampling(max_tokens=1), add_special=False).prompt_tokens, len(tokens))
+        self.assertEqual(
+            self.engine.generate("a\0b", Sampling(max_tokens=1), add_special=False).prompt_tokens,
+            len(tokens),
+        )
 
     def test_flags_control_special_tokens_in_prompt_and_answer(self):
         def prompt_tokens(**flags):
             return self.engine.generate("Hello", Sampling(max_tokens=1), **flags).prompt_tokens
+
         self.assertEqual(prompt_tokens(), prompt_tokens(add_special=True))
         self.assertEqual(prompt_tokens(add_special=False) + 1, prompt_tokens(add_special=True))
-        shown = self.engine.generate(LONG_CASE["prompt"], GREEDY, add_special=False, skip_special=False)
+        shown = self.engine.generate(
+            LONG_CASE["prompt"], GREEDY, add_special=False, skip_special=False
+        )
         self.assertNotEqual(self.engine.detokenize(LONG_CASE["token_ids"]), LONG_CASE["answer"])
-        self.assertEqual(self.engine.detokenize(LONG_CASE["token_ids"], skip_special=True), LONG_CASE["answer"])
+        self.assertEqual(
+            self.engine.detokenize(LONG_CASE["token_ids"], skip_special=True), LONG_CASE["answer"]
+        )
         self.assertTrue(shown.text.startswith(LONG_CASE["answer"]))
 
     def test_basic_sampling_parameters_have_their_effect(self):
         def ask(**sampling):
-            return self.engine.generate(LONG_CASE["prompt"], Sampling(**{"temperature": 0, **sampling}), add_special=False)
+            return self.engine.generate(
+                LONG_CASE["prompt"], Sampling(**{"temperature": 0, **sampling}), add_special=False
+            )
+
         whole, tokens = LONG_CASE["answer"], LONG_CASE["token_ids"]
-        self.assertEqual(ask(stop="village").text, whole[:whole.index("village")])
-        self.assertEqual(ask(stop=["never", "Hugo"]).text, whole[:whole.index("Hugo")])
-        self.assertEqual(ask(stop_token_ids=[tokens[7]]).tokens, tokens[:tokens.index(tokens[7]) + 1])
+        self.assertEqual(ask(stop="village").text, whole[: whole.index("village")])
+        self.assertEqual(ask(stop=["never", "Hugo"]).text, whole[: whole.index("Hugo")])
+        self.assertEqual(
+            ask(stop_token_ids=[tokens[7]]).tokens, tokens[: tokens.index(tokens[7]) + 1]
+        )
         short = ask(max_tokens=5)
         self.assertEqual((short.tokens, short.finish_reason), (tokens[:5], FinishReason.LENGTH))
         self.assertGreater(len(ask(min_tokens=len(tokens) + 1).tokens), len(tokens))
@@ -73,7 +99,10 @@ class Generation(Case):
 
     def test_a_seed_makes_samples_repeatable_and_missing_values_have_defaults(self):
         def ask(**sampling):
-            return self.engine.generate("Once", Sampling(max_tokens=20, ignore_eos=True, **sampling)).tokens
+            return self.engine.generate(
+                "Once", Sampling(max_tokens=20, ignore_eos=True, **sampling)
+            ).tokens
+
         self.assertEqual(ask(seed=2**64 - 1), ask(seed=2**64 - 1))
         self.assertNotEqual(ask(seed=1), ask(seed=2))
         self.assertEqual(ask(seed=1), ask(seed=1, temperature=1, top_p=1, min_p=0, top_k=0))
@@ -82,15 +111,21 @@ class Generation(Case):
     def test_concurrent_threads_get_the_same_answers_as_single_requests(self):
         def ask(i):
             case = EXPECTED[i % len(EXPECTED)]
-            return self.engine.generate(case["prompt"], GREEDY, add_special=False).text == case["answer"]
+            return (
+                self.engine.generate(case["prompt"], GREEDY, add_special=False).text
+                == case["answer"]
+            )
+
         with ThreadPoolExecutor(32) as pool:
             self.assertEqual(set(pool.map(ask, range(96))), {True})
         self.assertIdle()
 
     def test_outputs_in_a_shared_queue_name_their_request(self):
         with self.engine.create_queue(1000) as queue:
-            ids = [self.engine.add(case["prompt"], GREEDY, queue=queue, user_data=i, add_special=False)
-                   for i, case in enumerate(EXPECTED)]
+            ids = [
+                self.engine.add(case["prompt"], GREEDY, queue=queue, user_data=i, add_special=False)
+                for i, case in enumerate(EXPECTED)
+            ]
             texts = dict.fromkeys(ids, "")
             ended = set()
             while len(ended) < len(ids):
@@ -102,20 +137,43 @@ class Generation(Case):
 
     def test_two_engines_run_at_the_same_time(self):
         with open_engine(kv_dtype=DType.F32) as other, ThreadPoolExecutor(8) as pool:
-            futures = [pool.submit(engine.generate, case["prompt"], GREEDY, add_special=False)
-                     for case in EXPECTED for engine in (self.engine, other)]
-            self.assertEqual([one.result().text for one in futures], [case["answer"] for case in EXPECTED for _ in range(2)])
+            futures = [
+                pool.submit(engine.generate, case["prompt"], GREEDY, add_special=False)
+                for case in EXPECTED
+                for engine in (self.engine, other)
+            ]
+            self.assertEqual(
+                [one.result().text for one in futures],
+                [case["answer"] for case in EXPECTED for _ in range(2)],
+            )
         self.assertEqual(other.close(), None)
-        self.assertEqual(self.engine.generate(LONG_CASE["prompt"], GREEDY, add_special=False).text, LONG_CASE["answer"])
+        self.assertEqual(
+            self.engine.generate(LONG_CASE["prompt"], GREEDY, add_special=False).text,
+            LONG_CASE["answer"],
+        )
 
     def test_info_plan_and_statistics_describe_the_engine(self):
-        info, plan, stats = self.engine.model_info(), pagedllm.plan(MODEL, **SMALL), self.engine.stats()
-        self.assertEqual((info.architecture, info.vocab_size, info.layers, info.threads), ("LlamaForCausalLM", 1024, 4, 1))
+        info, plan, stats = (
+            self.engine.model_info(),
+            pagedllm.plan(MODEL, **SMALL),
+            self.engine.stats(),
+        )
+        self.assertEqual(
+            (info.architecture, info.vocab_size, info.layers, info.threads),
+            ("LlamaForCausalLM", 1024, 4, 1),
+        )
         self.assertEqual(info.eos_token_ids, [5, 1])
-        self.assertEqual((plan.kv_bytes, plan.block_size, plan.max_model_len), (16 << 20, 16, info.max_model_len))
-        self.assertEqual((stats.blocks_total, stats.blocks_free, stats.slot_utilization), (plan.blocks, plan.blocks, 1.0))
+        self.assertEqual(
+            (plan.kv_bytes, plan.block_size, plan.max_model_len), (16 << 20, 16, info.max_model_len)
+        )
+        self.assertEqual(
+            (stats.blocks_total, stats.blocks_free, stats.slot_utilization),
+            (plan.blocks, plan.blocks, 1.0),
+        )
         self.engine.generate("Hello", Sampling(max_tokens=3, ignore_eos=True))
-        self.assertEventually(lambda: self.engine.stats().finished_length == 1, "the request is counted")
+        self.assertEventually(
+            lambda: self.engine.stats().finished_length == 1, "the request is counted"
+        )
         self.assertEqual(self.engine.stats().generated_tokens, 3)
         self.assertEqual(pagedllm.build_info()["version"], pagedllm.version())
 
@@ -147,12 +205,17 @@ class HostStepping(Case):
         self.engine.stop()
         self.assertEqual(self.engine.step().sequences, 0)
         self.engine.start()
-        self.assertEqual(self.engine.generate(LONG_CASE["prompt"], GREEDY, add_special=False).text, LONG_CASE["answer"])
+        self.assertEqual(
+            self.engine.generate(LONG_CASE["prompt"], GREEDY, add_special=False).text,
+            LONG_CASE["answer"],
+        )
 
 
 class Cancellation(Case):
     def assertAborted(self, count=1):
-        self.assertEventually(lambda: self.engine.stats().finished_abort == count, "the request is aborted")
+        self.assertEventually(
+            lambda: self.engine.stats().finished_abort == count, "the request is aborted"
+        )
         self.assertIdle()
 
     def test_closing_a_stream_aborts_its_request(self):
@@ -177,13 +240,17 @@ class Cancellation(Case):
         self.engine.abort(request)
         self.assertEqual(list(stream)[-1].finish_reason, FinishReason.ABORT)
         self.assertAborted()
-        self.assertRefused(Code.NOT_FOUND, f"request {request} is unknown or has ended", self.engine.abort, request)
+        self.assertRefused(
+            Code.NOT_FOUND, f"request {request} is unknown or has ended", self.engine.abort, request
+        )
 
     def test_ctrl_c_ends_a_blocking_generate(self):
         with open_engine(host_steps=True) as engine:  # without more steps, generate() waits forever
+
             def interrupt():
                 self.assertEventually(lambda: engine.step().unfinished, "a request is unfinished")
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
             with ThreadPoolExecutor(1) as pool:
                 interrupted = pool.submit(interrupt)
                 with self.assertRaises(KeyboardInterrupt):
@@ -200,6 +267,7 @@ class Cancellation(Case):
             def interrupt():
                 self.assertEventually(lambda: engine.step().unfinished, "a request is unfinished")
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
             with ThreadPoolExecutor(1) as pool:
                 interrupted = pool.submit(interrupt)
                 self.assertRefused(Code.CLOSED, "freed", lambda: engine.generate("Hello"))
@@ -210,7 +278,9 @@ class Cancellation(Case):
         slow = self.engine.stream(LONG_CASE["prompt"], GREEDY, capacity=1, add_special=False)
         first = next(slow)
         for case in EXPECTED:
-            self.assertEqual(self.engine.generate(case["prompt"], GREEDY, add_special=False).text, case["answer"])
+            self.assertEqual(
+                self.engine.generate(case["prompt"], GREEDY, add_special=False).text, case["answer"]
+            )
         stats = self.engine.stats()
         self.assertEqual((stats.paused, stats.waiting, stats.finished_stop), (1, 1, len(EXPECTED)))
         self.assertEqual(first.text + "".join(output.text for output in slow), LONG_CASE["answer"])
@@ -240,11 +310,23 @@ class Asyncio(Case):
     def test_asyncio_gives_the_same_answers(self):
         async def main():
             answers = await asyncio.gather(
-                *(self.engine.agenerate(case["prompt"], GREEDY, add_special=False) for case in EXPECTED))
-            self.assertEqual([answer.text for answer in answers], [case["answer"] for case in EXPECTED])
-            pieces = [output.text async for output in self.engine.astream(LONG_CASE["prompt"], GREEDY, add_special=False)]
+                *(
+                    self.engine.agenerate(case["prompt"], GREEDY, add_special=False)
+                    for case in EXPECTED
+                )
+            )
+            self.assertEqual(
+                [answer.text for answer in answers], [case["answer"] for case in EXPECTED]
+            )
+            pieces = [
+                output.text
+                async for output in self.engine.astream(
+                    LONG_CASE["prompt"], GREEDY, add_special=False
+                )
+            ]
             self.assertEqual("".join(pieces), LONG_CASE["answer"])
             self.assertGreater(len(pieces), 10)
+
         self.run_async(main())
 
     def test_two_hundred_streams_start_no_thread(self):
@@ -260,10 +342,16 @@ class Asyncio(Case):
             return text == case["answer"]
 
         async def main():
-            self.assertEqual(set(await asyncio.gather(*(read(EXPECTED[i % len(EXPECTED)]) for i in range(200)))), {True})
+            self.assertEqual(
+                set(await asyncio.gather(*(read(EXPECTED[i % len(EXPECTED)]) for i in range(200)))),
+                {True},
+            )
+
         self.run_async(main())
         self.assertLessEqual(max_threads, before)
-        self.assertEventually(lambda: descriptors() <= fds, "the current step has released the last queue")
+        self.assertEventually(
+            lambda: descriptors() <= fds, "the current step has released the last queue"
+        )
         self.assertIdle()
 
     def test_waiting_tasks_use_no_cpu_time(self):
@@ -275,17 +363,22 @@ class Asyncio(Case):
                 await asyncio.sleep(0.3)
                 self.assertLess(time.process_time() - before, 0.1)
             await asyncio.gather(*waiting, return_exceptions=True)
+
         self.run_async(main())
 
     def test_a_waiting_stream_does_not_block_the_event_loop(self):
         with open_engine(host_steps=True) as engine:  # only the step() task steps
+
             async def step():
                 while engine.step().unfinished:
                     await asyncio.sleep(0)
 
             async def main():
-                answer, _ = await asyncio.gather(engine.agenerate(LONG_CASE["prompt"], GREEDY, add_special=False), step())
+                answer, _ = await asyncio.gather(
+                    engine.agenerate(LONG_CASE["prompt"], GREEDY, add_special=False), step()
+                )
                 self.assertEqual(answer.text, LONG_CASE["answer"])
+
             self.run_async(main())
 
     def test_cancelling_a_task_aborts_its_request(self):
@@ -295,6 +388,7 @@ class Asyncio(Case):
             async def read():
                 async for _ in self.engine.astream("Hello", ENDLESS, capacity=1):
                     started.set()
+
             task = asyncio.create_task(read())
             await started.wait()
             task.cancel()
@@ -302,6 +396,7 @@ class Asyncio(Case):
                 await task
             with self.assertRaises(asyncio.TimeoutError):
                 await asyncio.wait_for(self.engine.agenerate("Hello", ENDLESS), 0.01)
+
         self.run_async(main())
         self.assertIdle()
         self.assertEqual(self.engine.stats().finished_abort, 2)
@@ -312,16 +407,20 @@ class Asyncio(Case):
                 break
             while self.engine.stats().finished_abort == 0:
                 await asyncio.sleep(0.001)
+
         self.run_async(main())
         self.assertIdle()
 
     def test_closing_the_engine_ends_waiting_tasks(self):
         async def main():
             with open_engine(host_steps=True) as engine:
-                waiting = [asyncio.create_task(engine.agenerate("Hello", ENDLESS)) for _ in range(20)]
+                waiting = [
+                    asyncio.create_task(engine.agenerate("Hello", ENDLESS)) for _ in range(20)
+                ]
                 await asyncio.sleep(0)  # each task runs until it waits
             ends = await asyncio.gather(*waiting, return_exceptions=True)
             self.assertEqual({end.code for end in ends}, {Code.CLOSED})
+
         self.run_async(main())
 
     def test_a_slow_task_delays_no_other_task(self):
@@ -329,10 +428,19 @@ class Asyncio(Case):
             slow = self.engine.astream(LONG_CASE["prompt"], GREEDY, capacity=1, add_special=False)
             text = (await slow.__anext__()).text
             answers = await asyncio.gather(
-                *(self.engine.agenerate(case["prompt"], GREEDY, add_special=False) for case in EXPECTED))
-            self.assertEqual([answer.text for answer in answers], [case["answer"] for case in EXPECTED])
+                *(
+                    self.engine.agenerate(case["prompt"], GREEDY, add_special=False)
+                    for case in EXPECTED
+                )
+            )
+            self.assertEqual(
+                [answer.text for answer in answers], [case["answer"] for case in EXPECTED]
+            )
             self.assertEqual(self.engine.stats().paused, 1)
-            self.assertEqual(text + "".join([output.text async for output in slow]), LONG_CASE["answer"])
+            self.assertEqual(
+                text + "".join([output.text async for output in slow]), LONG_CASE["answer"]
+            )
+
         self.run_async(main())
 
     def test_invalid_arguments_raise_before_the_first_await(self):
@@ -342,6 +450,7 @@ class Asyncio(Case):
             self.assertEqual(caught.exception.code, Code.INVALID_ARGUMENT)
             with self.assertRaises(Error):
                 self.engine.astream("Hello", capacity=0)
+
         self.run_async(main())
 
 

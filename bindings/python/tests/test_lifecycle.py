@@ -13,7 +13,15 @@ import unittest
 from concurrent.futures import ThreadPoolExecutor
 
 from support import (
-    ENDLESS, GREEDY, LONG_CASE, MODEL, MODULE, Case, descriptors, open_engine, threads,
+    ENDLESS,
+    GREEDY,
+    LONG_CASE,
+    MODEL,
+    MODULE,
+    Case,
+    descriptors,
+    open_engine,
+    threads,
 )
 
 from pagedllm import Code, Error, FinishReason, Sampling
@@ -55,8 +63,12 @@ class Loading(Case):
                 open_engine(progress=interrupt)
             finally:
                 interrupted.set()
-        self.assertEventually(lambda: not any(thread.name.startswith("pagedllm-load") for thread in threading.enumerate()),
-                        "loading has stopped")
+        self.assertEventually(
+            lambda: not any(
+                thread.name.startswith("pagedllm-load") for thread in threading.enumerate()
+            ),
+            "loading has stopped",
+        )
         self.assertEqual(len(calls), 1)
 
     def test_fifty_engines_leak_no_descriptor_and_no_thread(self):
@@ -65,6 +77,7 @@ class Loading(Case):
                 stream = engine.stream(LONG_CASE["prompt"], ENDLESS, add_special=False)
                 next(stream)
                 asyncio.run(engine.agenerate("Hello", Sampling(max_tokens=2)))
+
         use_an_engine()
         before = descriptors(), threads()
         for _ in range(50):
@@ -89,6 +102,7 @@ class Loading(Case):
             queue = engine.create_queue(1000)
             engine.add(LONG_CASE["prompt"], GREEDY, queue=queue, add_special=False)
             return queue
+
         queue, text = add_to_a_local_engine(), ""
         while not text.endswith("The end."):
             text += "".join(output.text for output in queue.poll())
@@ -97,20 +111,29 @@ class Loading(Case):
         self.assertEqual("".join(output.text for output in stream), LONG_CASE["answer"])
 
     def test_a_missing_library_raises_an_import_error(self):
-        done = subprocess.run([sys.executable, "-c", "import pagedllm"], cwd=MODULE, stderr=subprocess.PIPE, text=True,
-                              env={**os.environ, "PAGEDLLM_LIBRARY": "/nowhere/libpagedllm.so"})
+        done = subprocess.run(
+            [sys.executable, "-c", "import pagedllm"],
+            cwd=MODULE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PAGEDLLM_LIBRARY": "/nowhere/libpagedllm.so"},
+        )
         self.assertEqual(done.returncode, 1)
         self.assertIn("ImportError: /nowhere/libpagedllm.so", done.stderr)
         self.assertIn("set PAGEDLLM_LIBRARY", done.stderr)
 
     def test_a_process_can_exit_with_a_live_engine(self):
-        program = ("import pagedllm, sys, threading\n"
-                   f"engine = pagedllm.Engine({str(MODEL)!r}, threads=1, kv_bytes=16 << 20)\n"
-                   "stream = engine.stream('Hello', pagedllm.Sampling(ignore_eos=True))\n"
-                   "next(stream)\n"
-                   "threading.Thread(target=engine.queue.poll, daemon=True).start()\n"
-                   "print('alive')")
-        done = subprocess.run([sys.executable, "-c", program], cwd=MODULE, capture_output=True, text=True, timeout=30)
+        program = (
+            "import pagedllm, sys, threading\n"
+            f"engine = pagedllm.Engine({str(MODEL)!r}, threads=1, kv_bytes=16 << 20)\n"
+            "stream = engine.stream('Hello', pagedllm.Sampling(ignore_eos=True))\n"
+            "next(stream)\n"
+            "threading.Thread(target=engine.queue.poll, daemon=True).start()\n"
+            "print('alive')"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program], cwd=MODULE, capture_output=True, text=True, timeout=30
+        )
         self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "alive\n", ""))
 
 
@@ -121,15 +144,42 @@ class Closing(Case):
         self.engine.close()
         self.engine.close()
         engine = self.engine
-        for call in (engine.stats, engine.model_info, engine.step, engine.start, engine.stop, own.poll, own.fileno, lambda: engine.queue,
-                     lambda: engine.abort(1), lambda: engine.add("x"), lambda: engine.generate("x"), lambda: engine.stream("x"),
-                     lambda: engine.astream("x"), lambda: engine.create_queue(1), lambda: engine.tokenize("x"),
-                     lambda: engine.detokenize([1]), lambda: engine.render_chat([]), lambda: asyncio.run(engine.agenerate("x")),
-                     lambda: engine.fork(1), lambda: engine.append(1, [1]), lambda: engine.rewind(1, 1), lambda: engine.resume(1),
-                     lambda: engine.free(1), lambda: engine.sequence_info(1), lambda: engine.generate_resumed(1),
-                     lambda: engine.astream_resumed(1), lambda: engine.pin("x"), lambda: engine.unpin(1),
-                     lambda: engine.export_sequence(1), lambda: asyncio.run(engine.aexport_sequence(1)),
-                     lambda: engine.import_sequence(b"x"), lambda: engine.predict_admission("x"), engine.metrics, lambda: engine.budget):
+        for call in (
+            engine.stats,
+            engine.model_info,
+            engine.step,
+            engine.start,
+            engine.stop,
+            own.poll,
+            own.fileno,
+            lambda: engine.queue,
+            lambda: engine.abort(1),
+            lambda: engine.add("x"),
+            lambda: engine.generate("x"),
+            lambda: engine.stream("x"),
+            lambda: engine.astream("x"),
+            lambda: engine.create_queue(1),
+            lambda: engine.tokenize("x"),
+            lambda: engine.detokenize([1]),
+            lambda: engine.render_chat([]),
+            lambda: asyncio.run(engine.agenerate("x")),
+            lambda: engine.fork(1),
+            lambda: engine.append(1, [1]),
+            lambda: engine.rewind(1, 1),
+            lambda: engine.resume(1),
+            lambda: engine.free(1),
+            lambda: engine.sequence_info(1),
+            lambda: engine.generate_resumed(1),
+            lambda: engine.astream_resumed(1),
+            lambda: engine.pin("x"),
+            lambda: engine.unpin(1),
+            lambda: engine.export_sequence(1),
+            lambda: asyncio.run(engine.aexport_sequence(1)),
+            lambda: engine.import_sequence(b"x"),
+            lambda: engine.predict_admission("x"),
+            engine.metrics,
+            lambda: engine.budget,
+        ):
             self.assertRefused(Code.CLOSED, "the engine is closed", call)
         self.assertRefused(Code.CLOSED, "", queue.poll)
         queue.close()
@@ -168,7 +218,9 @@ class Closing(Case):
         self.assertEventually(lambda: self.engine.stats().paused == 1, "the queue is full")
         self.engine.close()
         outputs = queue.poll()
-        self.assertEqual([token for output in outputs for token in output.tokens], LONG_CASE["token_ids"][:3])
+        self.assertEqual(
+            [token for output in outputs for token in output.tokens], LONG_CASE["token_ids"][:3]
+        )
         self.assertEqual(outputs[-1].finish_reason, FinishReason.ABORT)
         self.assertRefused(Code.CLOSED, "", queue.poll)
 
@@ -185,8 +237,17 @@ def run_child(engine, queue, pipe):
             call()
         except Error as error:
             return int(error.code)
-    calls = (engine.stats, engine.step, lambda: engine.generate("x"), lambda: queue.poll(0), lambda: engine.queue.poll(0),
-             engine.metrics, lambda: engine.predict_admission("x"), lambda: engine.budget.info())
+
+    calls = (
+        engine.stats,
+        engine.step,
+        lambda: engine.generate("x"),
+        lambda: queue.poll(0),
+        lambda: engine.queue.poll(0),
+        engine.metrics,
+        lambda: engine.predict_admission("x"),
+        lambda: engine.budget.info(),
+    )
     pipe.send([code(call) for call in calls])
     queue.close()
     engine.close()
@@ -195,15 +256,21 @@ def run_child(engine, queue, pipe):
 
 class ProcessFork(Case):
     def test_a_forked_child_process_is_refused_and_the_parent_continues(self):
-        with self.engine.create_queue(8) as queue, ThreadPoolExecutor(2) as pool, contextlib.ExitStack() as end:
+        with self.engine.create_queue(8) as queue, ThreadPoolExecutor(
+            2
+        ) as pool, contextlib.ExitStack() as end:
             # Two threads do not exist in the child: one is in a call, one holds the queue's lock.
             polling = pool.submit(self.engine.queue.poll)
-            self.assertEventually(lambda: self.engine._handle._users == 1, "the other thread is polling")
+            self.assertEventually(
+                lambda: self.engine._handle._users == 1, "the other thread is polling"
+            )
             locked, forked = threading.Event(), threading.Event()
             pool.submit(hold, queue._handle._lock, locked, forked)
             self.assertTrue(locked.wait(10))
             ours, theirs = multiprocessing.Pipe()
-            child = multiprocessing.get_context("fork").Process(target=run_child, args=(self.engine, queue, theirs))
+            child = multiprocessing.get_context("fork").Process(
+                target=run_child, args=(self.engine, queue, theirs)
+            )
             child.start()
             forked.set()
             end.callback(self.engine.close)
@@ -216,7 +283,10 @@ class ProcessFork(Case):
             self.assertEqual(child.exitcode, 0)
             self.engine.add(LONG_CASE["prompt"], GREEDY, add_special=False)
             self.assertNotEqual(polling.result(10), [])
-            self.assertEqual(self.engine.generate(LONG_CASE["prompt"], GREEDY, add_special=False).text, LONG_CASE["answer"])
+            self.assertEqual(
+                self.engine.generate(LONG_CASE["prompt"], GREEDY, add_special=False).text,
+                LONG_CASE["answer"],
+            )
 
 
 if __name__ == "__main__":
