@@ -65,6 +65,7 @@ const PLAIN_TEXT: &[&str] = &[
     "src/ffi",
     "src/text",
     "tests/consumer",
+    "tests/cuda",
     "tests/ffi",
     "tests/replay",
 ];

@@ -58,10 +58,13 @@ sanitized() { # TOOL SECONDS
 }
 
 # Tests of injected faults need tests/cuda and are left out.
-ON_DEVICE=(a_model_answers_on_a_device_as_on_the_cpu a_run_repeated_has_the_same_bits what_was_swapped_goes_on_as_if_nothing_had_been
-    what_does_not_depend_on_the_batch weights_in_fp8_say whatever_k_and_v_are_stored_as tokens_drawn_on_the_device
-    what_is_computed_ahead a_sequence_grows_ahead nothing_is_taken_for_what_was_foreseen)
-SANITIZED=(attention_on_tensor_cores attention_over_latents embeddings strips_and_chosen_rows blocks_are_copied products_in_fp8 draws a_step_goes_on)
+ON_DEVICE=(models_have_the_outputs_of_the_cpu a_repeated_run_has_the_same_bits swapped_sequences_continue_with_the_same_bits
+    a_batch_invariant_sequence_has_the_same_bits_in_any_batch fp8_weights_equal_rounded_weights_on_the_cpu
+    every_kv_dtype_has_outputs_close_to_the_cpu device_and_host_sample_the_same_tokens
+    steps_in_flight_do_not_change_outputs a_step_in_flight_can_add_a_part_of_attention
+    an_imported_sequence_does_not_take_a_result_in_flight)
+SANITIZED=(attention_on_tensor_cores attention_over_latents embeddings strips_and_selected_rows copied_and_swapped_blocks products_in_fp8
+    sampling_equals_the_sampler_of_the_host a_recorded_step_continues)
 
 : >"$work/ceilings"
 part ceilings 60 python3 "$here/peers.py" ceilings "$work/ceilings"

@@ -1,4 +1,4 @@
-//! Engines on a CUDA device that is not there: its kernels run on the host (tests/cuda), and its driver fails when it is told to.
+//! Engines on a simulated CUDA device: its kernels run on the host (tests/cuda), and its driver injects failures.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -13,17 +13,17 @@ use pagedllm::sched::FinishReason;
 use serde_json::{Value, json};
 use support::{Random, TempDir, configs, cuda, write_random_model};
 
-/// Of the driver.
+/// Result codes of the driver.
 const OUT_OF_MEMORY: i32 = 2;
 const ILLEGAL_ADDRESS: i32 = 700;
 
-/// What the driver is told concerns all threads: one test at a time.
+/// Settings of the driver affect all threads, so tests run one at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Heads that tensor cores attend to.
+/// A model whose heads have a tensor core kernel.
 fn llama(positions: usize) -> Value {
     json!({"architectures": ["LlamaForCausalLM"], "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
         "num_hidden_layers": 2, "intermediate_size": 96, "vocab_size": 127, "max_position_embeddings": positions, "eos_token_id": 2})
@@ -59,20 +59,20 @@ fn request(number: usize, prompt: usize, tokens: usize) -> Request {
     Request { user_data: number as u64, ..Request::new(Prompt::Tokens(prompt), sampling) }
 }
 
-/// A hook wants to see the logits, and then no device draws.
+/// With a logits hook the host samples.
 fn chosen_by_the_host(request: Request) -> Request {
     Request { hook: Some(Arc::new(|_, _: &[u32], _: &mut [f32]| {})), ..request }
 }
 
-/// Each request's tokens, with the bits of their log probabilities.
+/// Tokens of each request, with their log probabilities.
 type Answers = BTreeMap<u64, Vec<(u32, u32)>>;
 
-/// All the requests' answers. Where one ends with an error, that.
+/// Returns the outputs of all requests, or the error of a failed one.
 fn run(engine: &Engine, requests: impl Iterator<Item = Request>) -> Result<Answers, Error> {
-    let asked: u32 = requests.map(|request| (request.n, engine.add_request(request).unwrap()).0).sum();
+    let expected: u32 = requests.map(|request| (request.n, engine.add_request(request).unwrap()).0).sum();
     let (mut answers, mut failure, mut ended) = (Answers::new(), None, 0);
-    while ended < asked {
-        // A step that fails is told of where its requests end.
+    while ended < expected {
+        // The last outputs of its requests contain the error of a failed step.
         let _ = engine.step();
         for output in engine.queue().poll(Some(Default::default())).unwrap() {
             ended += output.finish.is_some() as u32;
@@ -97,9 +97,9 @@ fn some_requests() -> impl Iterator<Item = Request> {
     [5, 1, 40, 17, 90].into_iter().enumerate().map(|(i, prompt)| request(i, prompt, 12))
 }
 
-/// Of every shape of decoder there is: prompts in chunks and decodes, many at a time.
+/// Models of every decoder shape, with chunked prompts and decodes in one batch.
 #[test]
-fn a_model_answers_on_a_device_as_on_the_cpu() {
+fn models_have_the_outputs_of_the_cpu() {
     let _one = alone();
     for (name, config) in configs(256) {
         let model = Model::new(&config, false);
@@ -110,18 +110,18 @@ fn a_model_answers_on_a_device_as_on_the_cpu() {
                 let [logprob, there] = [logprob, there].map(|bits| f32::from_bits(*bits));
                 assert!((logprob - there).abs() < 1e-3, "{name}: token {i} of request {request}: {logprob}, on the CPU {there}");
                 if token != expected {
-                    break; // as likely: from here on they say different things
+                    break; // equally probable: the outputs differ from here on
                 }
                 alike += 1;
             }
         }
-        assert!(alike > 40, "{name}: only {alike} of 60 tokens are those of the CPU");
+        assert!(alike > 40, "{name}: only {alike} of 60 tokens equal those of the CPU");
     }
 }
 
-/// How far two engines are apart, on average, in what they say of the tokens that they agree on.
+/// Mean difference of the log probabilities of two engines, over their common tokens.
 fn distance(found: &Answers, expected: &Answers) -> f32 {
-    // From where they say different things they are asked about different things.
+    // After the first different token the contexts differ.
     let alike = expected
         .iter()
         .flat_map(|(request, expected)| found[request].iter().zip(expected).take_while(|(found, expected)| found.0 == expected.0));
@@ -130,10 +130,10 @@ fn distance(found: &Answers, expected: &Answers) -> f32 {
     apart.iter().sum::<f32>() / apart.len() as f32
 }
 
-/// Weights in fp8 on a device say what the CPU says of the same weights, made so before: but for what bf16 takes of activations. What prompts lose
-/// whose activations become fp8, too, is more; and what fp8 takes of weights is not nothing.
+/// A device with fp8 weights differs from the CPU with the same rounded weights only by rounding activations to bf16. Prompts, whose
+/// activations become fp8 too, differ more. Rounding the weights has a visible effect.
 #[test]
-fn weights_in_fp8_say_what_those_say_that_fp8_made_of_them() {
+fn fp8_weights_equal_rounded_weights_on_the_cpu() {
     let _one = alone();
     for (name, config) in configs(256) {
         let model = Model::new(&config, false);
@@ -148,7 +148,7 @@ fn weights_in_fp8_say_what_those_say_that_fp8_made_of_them() {
     }
 }
 
-/// What stands in layers takes a byte a number, padded to 16, and four bytes a row; embedding and head stay as they are.
+/// Matrices of layers take one byte per number, padded to 16, and four bytes per row. The embedding and the head are as stored.
 #[test]
 fn weights_in_fp8_take_the_bytes_that_were_planned() {
     let _one = alone();
@@ -167,11 +167,11 @@ fn weights_in_fp8_take_the_bytes_that_were_planned() {
     assert_eq!(held - held_narrow, as_stored - narrow);
 }
 
-/// What tensor cores round makes little of it, and a number of K or V another of the few that there are.
+/// The tolerance covers the rounding of tensor cores, and K or V that round to a neighbouring number.
 #[test]
-fn whatever_k_and_v_are_stored_as_a_device_answers_much_as_the_cpu() {
+fn every_kv_dtype_has_outputs_close_to_the_cpu() {
     let _one = alone();
-    let model = Model::new(&llama(256), false); // products round nothing: what differs is attention
+    let model = Model::new(&llama(256), false); // products do not round, so only attention differs
     for kv_dtype in KvDtype::ALL {
         let options = |device| EngineOptions { kv_dtype: Some(kv_dtype), ..model.options(device) };
         let [on_cpu, on_device] = ["cpu", "cuda:0"].map(|device| answers(&options(device), some_requests()));
@@ -185,7 +185,7 @@ fn whatever_k_and_v_are_stored_as_a_device_answers_much_as_the_cpu() {
                 let [logprob, there] = [logprob, there].map(|bits| f32::from_bits(*bits));
                 assert!((logprob - there).abs() < tolerance, "{kv_dtype:?}: {logprob}, on the CPU {there}");
                 if token != expected {
-                    break; // as above
+                    break; // equally probable, as above
                 }
             }
         }
@@ -193,7 +193,7 @@ fn whatever_k_and_v_are_stored_as_a_device_answers_much_as_the_cpu() {
 }
 
 #[test]
-fn a_run_repeated_has_the_same_bits() {
+fn a_repeated_run_has_the_same_bits() {
     let _one = alone();
     let model = Model::new(&llama(256), true);
     let options = model.options("cuda");
@@ -201,9 +201,9 @@ fn a_run_repeated_has_the_same_bits() {
     assert_eq!(answers(&options, some_requests()), answers(&options, some_requests()));
 }
 
-/// By the same rules both say the same.
+/// With the same sampling parameters, device and host select the same tokens.
 #[test]
-fn tokens_drawn_on_the_device_are_those_that_the_host_chooses() {
+fn device_and_host_sample_the_same_tokens() {
     let _one = alone();
     let model = Model::new(&llama(256), true);
     let plain = SamplingParams { max_tokens: Some(9), ignore_eos: true, logprobs: Some(3), seed: Some(5), ..Default::default() };
@@ -213,7 +213,7 @@ fn tokens_drawn_on_the_device_are_those_that_the_host_chooses() {
         SamplingParams { top_k: 20, top_p: 0.8, min_p: 0.01, ..plain.clone() },
         SamplingParams { repetition_penalty: 1.3, presence_penalty: 0.5, logit_bias: vec![(7, 4.0), (3, -2.0)], ..plain.clone() },
         SamplingParams { min_tokens: 5, ignore_eos: false, bad_words_ids: vec![vec![4], vec![7, 9]], ..plain.clone() },
-        SamplingParams { typical_p: 0.9, ..plain.clone() }, // the host's alone
+        SamplingParams { typical_p: 0.9, ..plain.clone() }, // only the host supports it
         SamplingParams { logprobs: None, ..plain },
     ];
     let run = |hook: bool| {
@@ -230,14 +230,14 @@ fn tokens_drawn_on_the_device_are_those_that_the_host_chooses() {
     assert_eq!(tokens(&drawn), tokens(&chosen));
     for (drawn, chosen) in drawn.values().flatten().zip(chosen.values().flatten()) {
         let [drawn, chosen] = [drawn.1, chosen.1].map(f32::from_bits);
-        assert!((drawn - chosen).abs() < 1e-5, "{drawn}, on the host {chosen}");
+        assert!((drawn - chosen).abs() < 1e-5, "on the device {drawn}, on the host {chosen}");
     }
-    assert!(few <= many / 2, "{few} bytes were read where tokens were drawn, {many} where logits were wanted");
+    assert!(few <= many / 2, "{few} bytes were read with sampling on the device, {many} with logits");
 }
 
-/// Promise 2, where it is asked for: alone or among others, its prompt in one chunk or in many, computed again or not.
+/// With `batch_invariant`, a sequence has the same bits in any batch, with any chunks, and after a recomputation.
 #[test]
-fn what_does_not_depend_on_the_batch_has_the_same_bits_alone_and_among_others() {
+fn a_batch_invariant_sequence_has_the_same_bits_in_any_batch() {
     let _one = alone();
     let model = Model::new(&llama(256), true);
     for kv_dtype in [KvDtype::Bf16, KvDtype::F16, KvDtype::Int8, KvDtype::Fp8] {
@@ -252,7 +252,7 @@ fn what_does_not_depend_on_the_batch_has_the_same_bits_alone_and_among_others() 
 }
 
 #[test]
-fn the_pool_takes_the_part_of_the_device_that_is_asked_for() {
+fn memory_fraction_sizes_the_pool() {
     let _one = alone();
     let model = Model::new(&llama(128), true);
     let blocks = |fraction| {
@@ -260,7 +260,7 @@ fn the_pool_takes_the_part_of_the_device_that_is_asked_for() {
         Engine::create(&options).map(|engine| engine.info().memory.kv_bytes)
     };
     let (half, tenth) = (blocks(0.5).unwrap(), blocks(0.1).unwrap());
-    assert!(half > 300 << 20 && half.abs_diff(5 * tenth) < 1 << 20, "{half} and {tenth} bytes of 1 GiB");
+    assert!(half > 300 << 20 && half.abs_diff(5 * tenth) < 1 << 20, "pools of {half} and {tenth} bytes, of 1 GiB");
     for fraction in [0.0, 1.5, f32::NAN] {
         assert_eq!(blocks(fraction).unwrap_err().code(), Code::InvalidArgument);
     }
@@ -270,9 +270,9 @@ fn the_pool_takes_the_part_of_the_device_that_is_asked_for() {
     assert_eq!(Engine::create(&on_cpu).err().unwrap().code(), Code::Unsupported);
 }
 
-/// A pool that holds a part of them only: what is swapped out and in is as it was, where it is computed again in the same way.
+/// With a pool for a part of the sequences, swapped sequences continue with the same bits.
 #[test]
-fn what_was_swapped_goes_on_as_if_nothing_had_been() {
+fn swapped_sequences_continue_with_the_same_bits() {
     let _one = alone();
     let model = Model::new(&llama(128), false);
     let requests = || (0..6).map(|i| request(i, 20, 40));
@@ -294,12 +294,12 @@ fn what_was_swapped_goes_on_as_if_nothing_had_been() {
     }
 }
 
-/// All that a step ever takes was taken when the engine was made: for prompts and decodes, many or one, draws and logits, copies and swaps.
+/// The engine allocates all device memory at its creation: for prompts and decodes, sampling and logits, copies and swaps.
 #[test]
-fn no_step_asks_the_device_for_memory() {
+fn no_step_allocates_device_memory() {
     let _one = alone();
     for (i, (name, config)) in configs(256).into_iter().enumerate() {
-        // Every other one has a host tier; the prompts of the others fill their pool in one step.
+        // Every second engine has a host tier. The prompts of the others fill the pool in one step.
         let swaps = i % 2 == 0;
         let model = Model::new(&config, false);
         let plan = Engine::plan(&model.options("cuda:0")).unwrap();
@@ -316,9 +316,9 @@ fn no_step_asks_the_device_for_memory() {
         let engine = Engine::create(&tight).unwrap();
         let MemoryPlan { weight_bytes, kv_bytes, work_bytes, .. } = engine.info().memory;
         let (took, planned) = (cuda::shim().live_bytes() - free, weight_bytes + kv_bytes + work_bytes);
-        // Lists of matrices and of moves are not in the plan.
-        assert!((planned..planned + (128 << 10)).contains(&took), "{name}: {took} bytes were taken, {planned} planned");
-        let before = cuda::shim().asked();
+        // The plan does not include the lists of matrices and moves.
+        assert!((planned..planned + (128 << 10)).contains(&took), "{name}: {took} bytes allocated, {planned} planned");
+        let before = cuda::shim().allocation_calls();
         let several = |i| {
             let mut request = request(i, [3, 70, 20][i % 3], 20);
             request.sampling.temperature = (i % 2) as f32;
@@ -330,13 +330,13 @@ fn no_step_asks_the_device_for_memory() {
         let stats = engine.stats();
         assert!(stats.preemptions > 0 && stats.blocks_copied > 0, "{name}: {stats:?}");
         assert_eq!(stats.preemptions_swapped > 0, swaps, "{name}: {stats:?}");
-        assert_eq!(cuda::shim().asked(), before, "{name}");
+        assert_eq!(cuda::shim().allocation_calls(), before, "{name}");
     }
 }
 
-/// Logits lie in a buffer that is as large as the widest layer's rows.
+/// Logits use the widest buffer of the layers.
 #[test]
-fn of_what_the_layers_work_in_the_logits_alone_are_pinned() {
+fn only_the_logits_of_the_work_buffers_are_pinned() {
     let _one = alone();
     let (model, shim) = (Model::new(&llama(128), true), cuda::shim());
     let before = shim.pinned_bytes();
@@ -345,13 +345,13 @@ fn of_what_the_layers_work_in_the_logits_alone_are_pinned() {
         shim.pinned_bytes() - before
     };
     let (few, many) = (pinned(512), pinned(2048));
-    // Tokens, positions and slots of a row, tables and tiles are; eight heads of 64 numbers are not.
-    assert!(few > 0 && many - few < 1536 * 64, "{few} bytes for 512 rows, {many} for 2,048");
+    // Tokens, positions, slots, tables and tiles are pinned. Eight heads of 64 numbers are not.
+    assert!(few > 0 && many - few < 1536 * 64, "{few} pinned bytes for 512 rows, {many} for 2,048");
 }
 
-/// Whatever cannot be had when an engine is made, all that it took is given back.
+/// If an allocation of a new engine fails, the engine frees all its memory.
 #[test]
-fn memory_that_a_device_does_not_give_is_an_error_and_nothing_stays_behind() {
+fn a_failed_device_allocation_is_an_error_without_leaks() {
     let _one = alone();
     let (model, shim) = (Model::new(&llama(128), true), cuda::shim());
     let options = model.options("cuda:0");
@@ -367,16 +367,16 @@ fn memory_that_a_device_does_not_give_is_an_error_and_nothing_stays_behind() {
                 refused += 1;
             }
         }
-        assert_eq!(shim.live_bytes(), before, "after allocation {nth} failed");
+        assert_eq!(shim.live_bytes(), before, "device memory after allocation {nth} failed");
     }
     shim.fail("cuMemAlloc_v2", 0, 0);
-    assert!(refused > 20, "only {refused} allocations");
+    assert!(refused > 20, "only {refused} allocations failed");
     assert_eq!(shim.live_bytes(), before);
 }
 
-/// A fault after which nothing works in the context: requests end with it, the process lives, memory comes back, and another engine works.
+/// After an error that destroys the context, the requests end with the error and the memory is freed. Another engine works.
 #[test]
-fn a_device_that_is_lost_ends_its_requests_and_nothing_else() {
+fn a_lost_device_ends_only_its_requests() {
     let _one = alone();
     let (model, shim) = (Model::new(&llama(128), true), cuda::shim());
     let options = model.options("cuda:0");
@@ -395,9 +395,9 @@ fn a_device_that_is_lost_ends_its_requests_and_nothing_else() {
     assert_eq!(answers(&options, some_requests()), expected);
 }
 
-/// A fault that does not come again: the step is tried again, and nobody notices.
+/// The engine retries a step after a transient error. The outputs do not change.
 #[test]
-fn a_launch_that_fails_once_is_made_again() {
+fn a_step_is_retried_after_a_failed_launch() {
     let _one = alone();
     let (model, shim) = (Model::new(&llama(128), true), cuda::shim());
     let options = model.options("cuda:0");
@@ -411,10 +411,10 @@ fn a_launch_that_fails_once_is_made_again() {
     }
 }
 
-/// Decode steps are recorded when an engine is made: what fails then is told. Where one fails to be played, or the one that follows it, or a copy
-/// beside it, the step is made again, and nobody notices.
+/// A failure to record decode steps fails the creation of the engine. If the launch of a recorded step, of the next one, or a copy fails, the
+/// engine retries the step. The outputs do not change.
 #[test]
-fn steps_are_played_and_what_fails_on_the_way_is_made_again() {
+fn recorded_steps_are_retried_after_a_failure() {
     let _one = alone();
     let (model, shim) = (Model::new(&llama(128), true), cuda::shim());
     let options = model.options("cuda:0");
@@ -442,14 +442,14 @@ fn steps_are_played_and_what_fails_on_the_way_is_made_again() {
     shim.fail("cuGraphLaunch", 0, 0);
 }
 
-/// The device goes on with what it drew while nobody has asked for the next step, and computes nothing twice: not where one of several ends, nor
-/// where somebody joins, who waits for one step.
+/// The device computes the next step before the host calls it, and computes nothing twice. This holds when a sequence ends, and when a request
+/// arrives, which waits for one step.
 #[test]
-fn the_next_step_is_under_way_before_it_is_asked_for() {
+fn the_next_step_is_in_flight_before_it_is_called() {
     let _one = alone();
     let (model, shim) = (Model::new(&llama(128), true), cuda::shim());
     if !shim.pretends() {
-        return println!("skipped: a real device does not say what it has queued");
+        return println!("skipped: a real device does not report its queue");
     }
     let engine = Engine::create(&model.options("cuda:0")).unwrap();
     let step = || {
@@ -459,10 +459,10 @@ fn the_next_step_is_under_way_before_it_is_asked_for() {
     for (i, tokens) in [6, 12, 30].into_iter().enumerate() {
         engine.add_request(request(i, 5 + i, tokens)).unwrap();
     }
-    assert!(!step().2, "who has a prompt to compute cannot be foreseen");
+    assert!(!step().2, "a step with a prompt is not followed by a step in flight");
     let (first, _, is_ahead) = step();
     assert!(is_ahead);
-    let whole = first + 1; // with what makes its inputs
+    let whole = first + 1; // with the kernel that makes its inputs
     for row in 3..=29 {
         if row == 20 {
             engine.add_request(request(9, 5, 3)).unwrap();
@@ -473,7 +473,7 @@ fn the_next_step_is_under_way_before_it_is_asked_for() {
             20 => assert_eq!(
                 (launches, report.prefill_tokens, is_ahead),
                 (whole, 0, false),
-                "who joins waits, and the next step is not foreseen"
+                "the new request waits, and the next step is not in flight"
             ),
             21 => assert_eq!((report.prefill_tokens, report.decode_tokens, is_ahead), (5, 1, false)),
             22 => assert_eq!((launches, report.decode_tokens, is_ahead), (first, 2, true)),
@@ -486,10 +486,10 @@ fn the_next_step_is_under_way_before_it_is_asked_for() {
     assert_eq!(shim.queued(), 0);
 }
 
-/// Whoever comes and goes, and whatever was computed in vain meanwhile: each request says what it says when the host chooses all tokens, and nothing is
-/// computed ahead.
+/// While requests start and end, and steps in flight are discarded, each request has the outputs of an engine that samples on the host and does
+/// not work ahead.
 #[test]
-fn what_is_computed_ahead_is_what_would_have_been_computed() {
+fn steps_in_flight_do_not_change_outputs() {
     let _one = alone();
     let model = Model::new(&llama(256), true);
     let roomy = EngineOptions { batch_invariant: true, max_model_len: Some(110), ..model.options("cuda:0") };
@@ -526,23 +526,23 @@ fn what_is_computed_ahead_is_what_would_have_been_computed() {
             }
         }
         assert_eq!(engine.stats().preemptions > 0, seed == 2);
-        assert!(ahead > 20 || seed == 2 || !cuda::shim().pretends(), "{ahead} of 150 steps were followed by one that was foreseen");
+        assert!(ahead > 20 || seed == 2 || !cuda::shim().pretends(), "{ahead} of 150 steps were followed by a step in flight");
         let ended = told.values().filter(|(_, ended)| *ended).count();
-        assert!(told.len() > 10 && ended > 5, "{ended} of {} ended by themselves", told.len());
+        assert!(told.len() > 10 && ended > 5, "{ended} of {} requests ended by themselves", told.len());
         let expected = answers(&roomy, told.keys().map(|&number| chosen_by_the_host(some(number as usize))));
         for ((number, (told, ended)), expected) in told.iter().zip(tokens(&expected)) {
             assert!(
                 if *ended { *told == expected } else { expected.starts_with(told) },
-                "request {number}: {told:?}, by the host {expected:?}"
+                "request {number}: {told:?}, sampled by the host {expected:?}"
             );
         }
         cuda::shim().let_others_first(false);
     }
 }
 
-/// What was imported into blocks that another left is not what was foreseen of that one, though its token, its place and its blocks are the same.
+/// A sequence that was imported into the blocks of another one does not take its result in flight, even with the same token, position and blocks.
 #[test]
-fn nothing_is_taken_for_what_was_foreseen_of_another() {
+fn an_imported_sequence_does_not_take_a_result_in_flight() {
     let _one = alone();
     let model = Model::new(&llama(128), true);
     let options = EngineOptions { prefix_cache: false, ..model.options("cuda:0") };
@@ -552,7 +552,7 @@ fn nothing_is_taken_for_what_was_foreseen_of_another() {
     };
     let other = Engine::create(&options).unwrap();
     let third = tokens(&run(&other, std::iter::once(request(0, 20, 3))).unwrap())[0][2];
-    // It has as many tokens as the other has then, and the same last one.
+    // Its length and its last token equal those of the other sequence.
     let mut twin = Request { keep: true, ..request(1, 22, 1) };
     twin.sampling.logit_bias = vec![(third, 100.0)];
     let seq = other.add_request(twin).unwrap();
@@ -575,9 +575,9 @@ fn nothing_is_taken_for_what_was_foreseen_of_another() {
     assert_eq!(go_on(&engine), expected);
 }
 
-/// Attention cuts a sequence in parts from a length on that it may come to ahead: nothing of it is missed.
+/// Attention splits long sequences into parts. A step in flight can be the first one with another part.
 #[test]
-fn a_sequence_grows_ahead_beyond_a_part_of_it() {
+fn a_step_in_flight_can_add_a_part_of_attention() {
     let _one = alone();
     let model = Model::new(&llama(512), true);
     let by_host = |hook: bool| {
@@ -587,12 +587,12 @@ fn a_sequence_grows_ahead_beyond_a_part_of_it() {
     };
     for (ahead, expected) in by_host(false)[&0].iter().zip(&by_host(true)[&0]) {
         let [logprob, there] = [ahead.1, expected.1].map(f32::from_bits);
-        assert!(ahead.0 == expected.0 && (logprob - there).abs() < 1e-5, "{ahead:?}, by the host {expected:?}");
+        assert!(ahead.0 == expected.0 && (logprob - there).abs() < 1e-5, "{ahead:?}, sampled by the host {expected:?}");
     }
 }
 
 #[test]
-fn a_device_that_cannot_serve_says_why() {
+fn an_unsuitable_device_is_refused_with_the_reason() {
     let _one = alone();
     let (model, shim) = (Model::new(&llama(64), true), cuda::shim());
     let refused = |device: &str, words: &[&str]| {

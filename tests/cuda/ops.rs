@@ -1,5 +1,5 @@
-//! Every op of the CUDA backend beside its twin on the CPU, on shapes at random. The kernels run on the host (tests/cuda): buffers end at a page
-//! that may not be touched, and hold NaN until they are written.
+//! Every op of the CUDA backend, compared with the CPU backend on random shapes. The kernels run on the host (tests/cuda). Buffers end at a guard
+//! page, and contain NaN until they are written.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -20,16 +20,16 @@ use pagedllm::options::{Dry, Dtype, Isa, KvDtype, Mirostat, SamplingParams, Weig
 use support::fp8::in_fp8;
 use support::{Random, TempDir, cuda};
 
-/// What some ops give, on any backend.
+/// A sequence of ops that runs on any backend.
 trait Case {
     fn run<B: Backend>(&self, backend: &B) -> Vec<f32>;
 }
 
-fn twins_agree(what: &str, tolerance: f32, case: &impl Case) {
-    agrees_with_its_twin(what, tolerance, case, cuda::backend());
+fn assert_equal_on_both_backends(what: &str, tolerance: f32, case: &impl Case) {
+    assert_equal_on_backend(what, tolerance, case, cuda::backend());
 }
 
-fn agrees_with_its_twin(what: &str, tolerance: f32, case: &impl Case, backend: &CudaBackend) {
+fn assert_equal_on_backend(what: &str, tolerance: f32, case: &impl Case, backend: &CudaBackend) {
     let cpu = CpuBackend::new(1, Some(Isa::Portable)).unwrap();
     cpu.reserve_rows(64, 640).unwrap();
     let (expected, found) = (case.run(&cpu), case.run(backend));
@@ -40,28 +40,28 @@ fn agrees_with_its_twin(what: &str, tolerance: f32, case: &impl Case, backend: &
     }
 }
 
-/// Seeded by a test's own number, and by PAGEDLLM_SEED where other inputs than the last time's are wanted.
+/// Random numbers of a test. The environment variable PAGEDLLM_SEED selects other inputs.
 fn seeded(number: usize) -> Random {
     let fresh = std::env::var("PAGEDLLM_SEED").map_or(0, |seed| seed.parse::<u64>().expect("PAGEDLLM_SEED is a number"));
     Random((number as u64).wrapping_add(fresh.wrapping_mul(0x9E37_79B9_7F4A_7C15)))
 }
 
-/// Numbers in -1..1 that bf16 has.
+/// Numbers in -1..1 that bf16 represents.
 fn numbers(random: &mut Random, len: usize) -> Vec<f32> {
     (0..len).map(|_| random.below(129) as f32 / 64.0 - 1.0).collect()
 }
 
-/// What a buffer holds.
+/// Reads a buffer.
 fn read<B: Backend>(backend: &B, mut buf: B::Buf, len: usize) -> Vec<f32> {
     backend.read(&mut buf, len).unwrap_or_else(|e| panic!("{e}: {}", cuda::shim().last_error())).to_vec()
 }
 
-/// Written everywhere, or seen: as CPU buffers come zeroed, this makes them NaN too.
+/// A buffer of NaN, which reveals elements that an op does not write. CPU buffers would otherwise be zero.
 fn unwritten<B: Backend>(backend: &B, len: usize) -> B::Buf {
     backend.vector(&vec![f32::NAN; len]).unwrap()
 }
 
-/// The CPU has no fp8: it is given what that makes of the values.
+/// The CPU has no fp8, so it gets the rounded values.
 fn matrix<B: Backend>(backend: &B, values: &[f32], rows: usize, cols: usize, format: WeightFormat) -> B::Matrix {
     if format == WeightFormat::Fp8 && is_cpu(backend) {
         return matrix(backend, &in_fp8(values, cols), rows, cols, WeightFormat::F32);
@@ -90,7 +90,7 @@ struct Product {
     outs: usize,
     format: WeightFormat,
     bias: bool,
-    /// Rows are rounded to fp8, too.
+    /// Whether rows are rounded to fp8 too.
     rounded: bool,
 }
 
@@ -118,51 +118,55 @@ fn products() {
     for (rows, cols, outs) in shapes_of_products() {
         for format in FLOATS {
             let bias = cols % 2 == 0;
-            twins_agree(&format!("{format:?} {rows}x{cols}x{outs}"), 1e-5, &Product { rows, cols, outs, format, bias, rounded: false });
+            assert_equal_on_both_backends(
+                &format!("{format:?} {rows}x{cols}x{outs}"),
+                1e-5,
+                &Product { rows, cols, outs, format, bias, rounded: false },
+            );
         }
     }
 }
 
-/// (rows, columns, outputs): some at random, and those at which something ends.
+/// (rows, columns, outputs): random shapes, and shapes at the limits of tiles.
 fn shapes_of_products() -> impl Iterator<Item = (usize, usize, usize)> {
     let mut random = seeded(1);
     let edges = [(2, 1, 2), (2, 64, 64), (16, 128, 32), (17, 40, 65), (64, 64, 64), (65, 96, 129), (129, 33, 128)];
     edges.into_iter().chain((0..20).map(move |_| (2 + random.below(150), 1 + random.below(300), 2 + random.below(200))))
 }
 
-/// The numbers of rows are such that bf16 has them: nothing is lost but by the order of sums.
+/// bf16 represents all numbers, so results differ only by the order of sums.
 #[test]
 fn products_in_fp8() {
     for (rows, cols, outs) in shapes_of_products() {
         let case = Product { rows, cols, outs, format: WeightFormat::Fp8, bias: cols % 2 == 0, rounded: false };
-        agrees_with_its_twin(&format!("{rows}x{cols}x{outs}"), 1e-5, &case, cuda::invariant());
+        assert_equal_on_backend(&format!("{rows}x{cols}x{outs}"), 1e-5, &case, cuda::invariant());
     }
 }
 
-/// Which device cuBLASLt multiplies on in fp8 concerns all threads: one test at a time.
+/// The compute capability affects all threads, so these tests run one at a time.
 fn capability() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Rows become fp8, each with a scale; what a scale loses against its twin's is lost by the order of factors.
+/// Rows become fp8, each with a scale. Results differ by the order of factors.
 #[test]
-fn products_of_many_rows_in_fp8_are_of_rows_in_fp8() {
+fn products_of_many_rows_round_rows_to_fp8() {
     if !cuda::shim().pretends() {
-        return; // a device may have no fp8, and adds up in fewer bits
+        return; // a device may not support fp8, and sums in fewer bits
     }
     let _one = capability();
     for (rows, cols, outs) in [(65, 16, 16), (70, 1, 32), (66, 200, 48), (130, 300, 128), (200, 33, 16)] {
         for bias in [false, true] {
             let case = Product { rows, cols, outs, format: WeightFormat::Fp8, bias, rounded: true };
-            twins_agree(&format!("{rows}x{cols}x{outs}"), 1e-5, &case);
+            assert_equal_on_both_backends(&format!("{rows}x{cols}x{outs}"), 1e-5, &case);
         }
     }
 }
 
-/// Each row has a scale of its own: one of no numbers gives none, and the others are what they are without it.
+/// Each row has its own scale. A row with NaN gives NaN, and does not change other rows.
 #[test]
-fn rows_of_no_numbers_stay_so_in_fp8_and_leave_the_others_alone() {
+fn a_row_with_nan_does_not_change_other_rows_in_fp8() {
     let _one = capability();
     let (backend, rows, cols, outs) = (cuda::backend(), 70, 64, 48);
     let mut random = seeded(6);
@@ -174,9 +178,9 @@ fn rows_of_no_numbers_stay_so_in_fp8_and_leave_the_others_alone() {
         backend.matmul(rows, &backend.vector(x).unwrap(), &w, None, &mut out);
         read(backend, out, rows * outs)
     };
-    let mut strange = x.clone();
-    (strange[3 * cols + 5], strange[7 * cols], strange[69 * cols + 63]) = (f32::NAN, f32::INFINITY, f32::NEG_INFINITY);
-    let (plain, found) = (product(&x), product(&strange));
+    let mut special = x.clone();
+    (special[3 * cols + 5], special[7 * cols], special[69 * cols + 63]) = (f32::NAN, f32::INFINITY, f32::NEG_INFINITY);
+    let (plain, found) = (product(&x), product(&special));
     for (row, (found, plain)) in found.chunks(outs).zip(plain.chunks(outs)).enumerate() {
         match [3, 7, 69].contains(&row) {
             true => assert!(found.iter().all(|x| !x.is_finite()), "row {row}: {found:?}"),
@@ -185,9 +189,9 @@ fn rows_of_no_numbers_stay_so_in_fp8_and_leave_the_others_alone() {
     }
 }
 
-/// Before 8.9 there is no fp8, and only 9.0 has scales by the row; nor is any number of outputs taken.
+/// Devices before 8.9 have no fp8, and only 9.0 has scales per row. Some numbers of outputs are not supported either.
 #[test]
-fn what_cublaslt_does_not_know_in_fp8_is_computed_all_the_same() {
+fn products_that_cublaslt_does_not_support_use_the_own_kernels() {
     let _one = capability();
     for ((major, minor), outs, rounded) in
         [((8, 0), 48, false), ((8, 9), 48, true), ((12, 0), 48, true), ((9, 0), 48, true), ((9, 0), 50, false)]
@@ -199,12 +203,12 @@ fn what_cublaslt_does_not_know_in_fp8_is_computed_all_the_same() {
         let backend = cuda::open(false);
         for bias in [true, false] {
             let case = Product { rows: 100, cols: 120, outs, format: WeightFormat::Fp8, bias, rounded };
-            agrees_with_its_twin(&format!("{outs} outputs on {major}.{minor}"), 1e-5, &case, &backend);
+            assert_equal_on_backend(&format!("{outs} outputs on {major}.{minor}"), 1e-5, &case, &backend);
         }
     }
 }
 
-/// Of a matrix whose row 3 holds what is no number.
+/// Returns the error for a matrix with NaN in row 3.
 fn refusal<B: Backend>(backend: &B, format: WeightFormat) -> Error {
     let mut values = vec![0.5; 5 * 32];
     values[3 * 32 + 7] = f32::NAN;
@@ -212,7 +216,7 @@ fn refusal<B: Backend>(backend: &B, format: WeightFormat) -> Error {
 }
 
 #[test]
-fn what_is_no_number_and_what_is_not_multiplied_is_refused_by_name() {
+fn unsupported_weights_are_refused_with_their_name() {
     let refused = |error: Error, code: Code, words: &[&str]| {
         assert!(error.code() == code && words.iter().all(|word| error.message().contains(word)), "{error}");
     };
@@ -224,9 +228,9 @@ fn what_is_no_number_and_what_is_not_multiplied_is_refused_by_name() {
     refused(refusal(&cpu, WeightFormat::Fp8), Code::Unsupported, &["fp8", "CUDA devices", "int8"]);
 }
 
-/// One row among others, in tiles of any size, has the bits that it has alone.
+/// A row has the same bits alone and in tiles of any size.
 #[test]
-fn a_row_of_a_product_has_the_same_bits_whatever_the_others() {
+fn a_row_of_a_product_has_the_same_bits_in_any_batch() {
     let (cols, outs, rows) = (200, 70, 130);
     let backend = cuda::invariant();
     for format in FLOATS.into_iter().chain([WeightFormat::Fp8]) {
@@ -270,7 +274,7 @@ impl Case for Tables {
 #[test]
 fn embeddings() {
     for (cols, format) in [1, 7, 64, 300].into_iter().flat_map(|cols| FLOATS.map(|format| (cols, format))) {
-        twins_agree(&format!("{cols} {format:?}"), 1e-6, &Tables { cols, format });
+        assert_equal_on_both_backends(&format!("{cols} {format:?}"), 1e-6, &Tables { cols, format });
     }
 }
 
@@ -290,7 +294,7 @@ impl Case for Norms {
         let (mut plain, mut added) = (unwritten(backend, rows * width), unwritten(backend, rows * width));
         backend.norm(rows, width, norm, &x, &mut plain);
         backend.add_norm(rows, width, 0.5, &y, norm, &mut x, &mut added);
-        // Three heads between two other numbers, with a weight of their own each or one for all.
+        // Three heads between two other numbers, with one weight per head or one for all.
         let (dim, stride) = (width, 3 * width + 2);
         let mut heads = vector(rows * stride);
         backend.norm_heads(rows, Heads { first: 1, count: 3, dim, stride }, norm, &mut heads);
@@ -308,12 +312,12 @@ impl Case for Norms {
 fn norms() {
     for kind in [NormKind::Rms { unit_offset: false }, NormKind::Rms { unit_offset: true }, NormKind::Layer] {
         for (width, bias) in [(1, false), (5, true), (32, false), (100, true), (1030, true)] {
-            twins_agree(&format!("{kind:?} {width}"), 1e-4, &Norms { kind, width, bias });
+            assert_equal_on_both_backends(&format!("{kind:?} {width}"), 1e-4, &Norms { kind, width, bias });
         }
     }
 }
 
-/// The ops that touch each number once.
+/// The elementwise ops.
 struct Elementwise {
     rows: usize,
     width: usize,
@@ -323,7 +327,7 @@ impl Case for Elementwise {
     fn run<B: Backend>(&self, backend: &B) -> Vec<f32> {
         let Elementwise { rows, width } = *self;
         let mut random = seeded(rows * width);
-        // Some beyond every limit.
+        // Some values exceed every limit.
         let mut vector = |len| backend.vector(&numbers(&mut random, len).iter().map(|x| x * 9.0).collect::<Vec<_>>()).unwrap();
         let (len, mut all) = (rows * width, Vec::new());
         for act in [Act::Relu, Act::Silu, Act::Gelu, Act::GeluTanh] {
@@ -349,9 +353,9 @@ impl Case for Elementwise {
 }
 
 #[test]
-fn ops_on_each_number() {
+fn elementwise_ops() {
     for (rows, width) in [(1, 1), (3, 5), (7, 64), (30, 700)] {
-        twins_agree(&format!("{rows}x{width}"), 1e-5, &Elementwise { rows, width });
+        assert_equal_on_both_backends(&format!("{rows}x{width}"), 1e-5, &Elementwise { rows, width });
     }
 }
 
@@ -383,9 +387,9 @@ impl Case for Rows {
 }
 
 #[test]
-fn strips_and_chosen_rows() {
+fn strips_and_selected_rows() {
     for format in [WeightFormat::Bf16, WeightFormat::Fp8] {
-        twins_agree(&format!("strips, {format:?}"), 1e-5, &Rows(format));
+        assert_equal_on_both_backends(&format!("strips, {format:?}"), 1e-5, &Rows(format));
     }
 }
 
@@ -401,7 +405,7 @@ impl Case for Experts {
         let (width, outs, mut random) = (24, 17, seeded(rows));
         let count = rows * routing.top_k;
         let mut routes = backend.routes(rows + 2, Routing { experts: routing.experts + 1, top_k: routing.top_k + 1, ..routing }).unwrap();
-        // Some equal scores, too.
+        // Some scores are equal.
         let logits = backend.vector(&numbers(&mut random, rows * routing.experts)).unwrap();
         let correction = backend.vector(&numbers(&mut random, routing.experts)).unwrap();
         let corrects = routing.scores == Scores::Sigmoid;
@@ -441,12 +445,12 @@ fn experts() {
     ];
     for (rows, routing) in [1, 5, 40].into_iter().flat_map(|rows| routings.map(|routing| (rows, routing))) {
         for format in [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Fp8] {
-            twins_agree(&format!("{rows} rows, {format:?}, {routing:?}"), 1e-5, &Experts { rows, routing, format });
+            assert_equal_on_both_backends(&format!("{rows} rows, {format:?}, {routing:?}"), 1e-5, &Experts { rows, routing, format });
         }
     }
 }
 
-/// Attention over sequences whose tokens come in chunks: step i has each sequence's ith chunk.
+/// Attention over sequences in chunks: step i has chunk i of each sequence.
 #[derive(Clone)]
 struct Attend {
     shape: AttentionShape,
@@ -457,13 +461,13 @@ struct Attend {
     pairs: Pairs,
     sinks: bool,
     sizes: [f32; 3],         // of queries, keys and values
-    strange: Option<f32>,    // that stands in some keys and values
+    special: Option<f32>,    // value of some keys and values
     chunks: Vec<Vec<usize>>, // [sequences][steps]
     seed: usize,
 }
 
 impl Attend {
-    /// Short ones and long ones, that begin together and go on in different ways.
+    /// Short and long sequences with different chunks.
     fn new(shape: AttentionShape, dtype: KvDtype) -> Attend {
         let chunks = vec![vec![1, 1, 1], vec![70, 1, 3], vec![9, 80, 1], vec![150, 1, 1]];
         Attend {
@@ -475,13 +479,13 @@ impl Attend {
             pairs: Pairs::Halves,
             sinks: false,
             sizes: [1.0; 3],
-            strange: None,
+            special: None,
             chunks,
             seed: 1,
         }
     }
 
-    /// Rows of queries, keys and values.
+    /// Returns rows of queries, keys and values.
     fn rows(&self, random: &mut Random, rows: usize) -> Vec<f32> {
         let [queries, keys] = [self.shape.q_width(), self.shape.q_width() + self.shape.kv_width()];
         let mut all = numbers(random, rows * self.shape.qkv_width());
@@ -489,9 +493,9 @@ impl Attend {
             let at = i % self.shape.qkv_width();
             *x *= self.sizes[(at >= queries) as usize + (at >= keys) as usize];
         }
-        for (row, strange) in (20..rows).step_by(50).flat_map(|row| self.strange.map(|strange| (row, strange))) {
-            // In keys of the second head, or in values of the first.
-            all[row * self.shape.qkv_width() + if row % 100 == 20 { queries + self.shape.head_dim } else { keys }] = strange;
+        for (row, special) in (20..rows).step_by(50).flat_map(|row| self.special.map(|special| (row, special))) {
+            // The special value is in keys of the second head, or in values of the first.
+            all[row * self.shape.qkv_width() + if row % 100 == 20 { queries + self.shape.head_dim } else { keys }] = special;
         }
         all
     }
@@ -500,13 +504,13 @@ impl Attend {
         self.chunks.iter().map(|chunks| chunks.iter().sum::<usize>().div_ceil(self.block_size)).max().unwrap_or(0)
     }
 
-    /// More than are needed where 5 would divide them: then no two entries fall together.
+    /// The number of blocks is not a multiple of 5, so that no two entries are equal.
     fn blocks(&self) -> usize {
         let needed = self.chunks.len() * self.blocks_each() * self.groups;
         if needed.is_multiple_of(5) { needed + 1 } else { needed }
     }
 
-    /// The entries of a sequence's tables: blocks of all sequences lie among each other.
+    /// Entries of the block table of a sequence. The blocks of all sequences are interleaved.
     fn table(&self, sequence: usize) -> impl Iterator<Item = u32> {
         let (entries, sequences, blocks) = (self.blocks_each() * self.groups, self.chunks.len(), self.blocks());
         (0..entries).map(move |entry| ((entry * sequences + sequence) as u32 * 5 + 3) % blocks as u32)
@@ -550,7 +554,7 @@ impl Case for Attend {
             let turn = (self.rotated > 0).then_some(Turn { rotated: self.rotated, pairs: self.pairs, angles: &angles });
             let mut queries = backend.vector(&numbers(&mut random, rows * shape.row_width())).unwrap();
             let group = step % self.groups;
-            // What is looked back on is in the blocks of each group.
+            // The visible positions are in the blocks of each group.
             for group in 0..self.groups {
                 let mut random = seeded(step + 77);
                 match values {
@@ -575,30 +579,35 @@ impl Case for Attend {
     }
 }
 
-/// What K and V are stored as that tensor cores multiply.
+/// KV types with a tensor core kernel.
 const ON_TENSOR_CORES: [KvDtype; 4] = [KvDtype::Bf16, KvDtype::F16, KvDtype::Int8, KvDtype::Fp8];
 
-/// What is no number shows from its token on and not before; what is nothing, or next to it, is nothing; in f16 what is too large is the largest.
+/// NaN and infinities affect results from their token on, and not before. Zeros and subnormals count as 0. In f16, too large values become the
+/// largest number.
 #[test]
-fn attention_to_what_is_stored_of_strange_numbers() {
+fn attention_to_special_values() {
     for (head_dim, dtype) in [64, 20].into_iter().flat_map(|dim| ON_TENSOR_CORES.map(|dtype| (dim, dtype))) {
         let attend = Attend::new(AttentionShape::new(4, 2, head_dim, 0.125), dtype);
         let bytes = matches!(dtype, KvDtype::Int8 | KvDtype::Fp8);
-        for strange in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY].into_iter().filter(|_| bytes) {
-            let case = Attend { strange: Some(strange), ..attend.clone() };
-            twins_agree(&format!("{strange} in {dtype:?}, {head_dim}"), tensor(dtype), &case);
+        for special in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY].into_iter().filter(|_| bytes) {
+            let case = Attend { special: Some(special), ..attend.clone() };
+            assert_equal_on_both_backends(&format!("{special} in {dtype:?}, {head_dim}"), tensor(dtype), &case);
         }
         for sizes in [[1.0, 0.0, 1.0], [1.0, 1.0, 1e-42], [1.0, 1e-40, 1.0]] {
-            twins_agree(&format!("{sizes:?} in {dtype:?}, {head_dim}"), tensor(dtype), &Attend { sizes, ..attend.clone() });
+            assert_equal_on_both_backends(
+                &format!("{sizes:?} in {dtype:?}, {head_dim}"),
+                tensor(dtype),
+                &Attend { sizes, ..attend.clone() },
+            );
         }
         if dtype == KvDtype::F16 {
             let case = Attend { sizes: [1.0, 1.0, 1e6], ..attend.clone() };
-            twins_agree(&format!("values beyond f16, {head_dim}"), tensor(dtype), &case);
+            assert_equal_on_both_backends(&format!("values beyond f16, {head_dim}"), tensor(dtype), &case);
         }
     }
 }
 
-/// What queries and probabilities lose where tensor cores multiply them: in f16, or in bf16.
+/// Tolerance for queries and probabilities that tensor cores round to f16 or bf16.
 fn tensor(dtype: KvDtype) -> f32 {
     if dtype == KvDtype::F16 { 2.5e-3 } else { 2e-2 }
 }
@@ -609,25 +618,25 @@ fn attention_on_tensor_cores() {
     {
         let shape = AttentionShape::new(heads, kv_heads, head_dim, 1.0 / (head_dim as f32).sqrt());
         for dtype in ON_TENSOR_CORES {
-            twins_agree(&format!("{heads} heads of {head_dim}, {dtype:?}"), tensor(dtype), &Attend::new(shape, dtype));
+            assert_equal_on_both_backends(&format!("{heads} heads of {head_dim}, {dtype:?}"), tensor(dtype), &Attend::new(shape, dtype));
         }
     }
 }
 
-/// What the numbers of a query, or of weights and scales, would be in 16 bits is beyond them, or nothing.
+/// Queries, weights and scales that are outside the range of 16-bit numbers.
 #[test]
-fn attention_where_queries_keys_and_values_are_far_from_one() {
+fn attention_with_very_large_and_very_small_values() {
     let far = [(KvDtype::F16, [1e8, 1e-3, 1e3]), (KvDtype::F16, [1e-9, 1e2, 1e-2])];
     let farther = [KvDtype::Bf16, KvDtype::Int8, KvDtype::Fp8].into_iter();
     let farther = farther.flat_map(|dtype| [[1e20, 1e-15, 1e30], [1e-12, 1e20, 1e-30]].map(|sizes| (dtype, sizes)));
     for (dtype, sizes) in far.into_iter().chain(farther) {
         let shape = AttentionShape::new(4, 2, 64, 0.125 / sizes[0] / sizes[1]);
-        twins_agree(&format!("{dtype:?} {sizes:?}"), tensor(dtype), &Attend { sizes, ..Attend::new(shape, dtype) });
+        assert_equal_on_both_backends(&format!("{dtype:?} {sizes:?}"), tensor(dtype), &Attend { sizes, ..Attend::new(shape, dtype) });
     }
 }
 
 #[test]
-fn attention_with_all_that_models_add_to_it() {
+fn attention_with_windows_sinks_slopes_and_caps() {
     let on_tensor_cores = [64, 64, 80, 112].into_iter().zip(ON_TENSOR_CORES).map(|(head_dim, dtype)| (head_dim, dtype, tensor(dtype)));
     for (head_dim, dtype, tolerance) in on_tensor_cores.chain([(40, KvDtype::Bf16, 1e-4), (24, KvDtype::F32, 1e-4)]) {
         let plain = AttentionShape::new(4, 2, head_dim, 0.125);
@@ -646,7 +655,7 @@ fn attention_with_all_that_models_add_to_it() {
             ("the largest blocks", Attend { block_size: 256, ..with(plain) }),
         ];
         for (what, case) in cases {
-            twins_agree(&format!("{what}, {dtype:?}, {head_dim}"), tolerance, &case);
+            assert_equal_on_both_backends(&format!("{what}, {dtype:?}, {head_dim}"), tolerance, &case);
         }
     }
 }
@@ -657,7 +666,11 @@ fn attention_on_any_width_and_type() {
         for dtype in [KvDtype::F32, KvDtype::Int8, KvDtype::F16, KvDtype::Fp8] {
             let shape = AttentionShape::new(heads, kv_heads, head_dim, 0.2);
             let chunks = vec![vec![1, 1], vec![70, 1], vec![9, 20]];
-            twins_agree(&format!("{heads} heads of {head_dim}, {dtype:?}"), 1e-3, &Attend { chunks, ..Attend::new(shape, dtype) });
+            assert_equal_on_both_backends(
+                &format!("{heads} heads of {head_dim}, {dtype:?}"),
+                1e-3,
+                &Attend { chunks, ..Attend::new(shape, dtype) },
+            );
         }
     }
 }
@@ -666,11 +679,11 @@ fn attention_on_any_width_and_type() {
 fn attention_over_latents() {
     for dtype in KvDtype::ALL {
         let shape = AttentionShape { values: Values::OfKeys(32), ..AttentionShape::new(5, 1, 40, 0.3) };
-        twins_agree(&format!("{dtype:?}"), 1e-3, &Attend { rotated: 0, ..Attend::new(shape, dtype) });
+        assert_equal_on_both_backends(&format!("{dtype:?}"), 1e-3, &Attend { rotated: 0, ..Attend::new(shape, dtype) });
     }
 }
 
-/// Few sequences, long ones: they are cut into parts, which are merged.
+/// A few long sequences are split into parts, whose results are merged.
 #[test]
 fn attention_in_parts() {
     let cases = [(false, None), (true, None), (false, Some(500)), (false, Some(501)), (true, None), (false, None)];
@@ -679,25 +692,25 @@ fn attention_in_parts() {
         let shape = AttentionShape { window, ..AttentionShape::new(8, 2, 64, 0.125) };
         let chunks = vec![vec![2000, 1, 1], vec![3, 1, 1], vec![700, 1, 1]];
         let case = Attend { chunks, sinks, ..Attend::new(shape, dtype) };
-        twins_agree(&format!("sinks {sinks}, window {window:?}, {dtype:?}"), tensor(dtype), &case);
+        assert_equal_on_both_backends(&format!("sinks {sinks}, window {window:?}, {dtype:?}"), tensor(dtype), &case);
     }
 }
 
 #[test]
-fn prefill_has_the_same_bits_alone_and_among_others_and_whatever_the_chunks() {
+fn prefill_has_the_same_bits_in_any_batch_and_with_any_chunks() {
     let on_tensor_cores = [128, 64, 80, 112].into_iter().zip(ON_TENSOR_CORES);
     for (head_dim, dtype) in on_tensor_cores.chain([(64, KvDtype::Bf16), (256, KvDtype::Fp8), (20, KvDtype::F32)]) {
         let shape = AttentionShape { window: Some(90), ..AttentionShape::new(6, 2, head_dim, 0.2) };
         let case = |chunks| Attend { chunks, ..Attend::new(shape, dtype) };
         let backend = cuda::invariant();
         let bits = |case: &Attend| case.run(backend).iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-        // The numbers of a step's rows depend on the step alone, so one sequence has the same in both.
+        // The values of a row depend only on its step, so a sequence has the same values in both runs.
         let (alone, together) = (bits(&case(vec![vec![150]])), bits(&case(vec![vec![150], vec![40], vec![2]])));
         assert!(together.starts_with(&alone), "{head_dim} {dtype:?}");
     }
 }
 
-/// Blocks of layers of different width.
+/// KV blocks of layers with different widths.
 fn layers<B: Backend>(backend: &B, dtype: KvDtype) -> (Vec<B::Kv>, u64) {
     let shape = |kv_heads| KvShape { blocks: 6, block_size: 8, kv_heads, head_dim: 3, values: Values::Own, dtype };
     let bytes = [2, 1, 4].map(|kv_heads| backend.kv_block_bytes(&shape(kv_heads))).iter().sum();
@@ -717,7 +730,7 @@ fn fill<B: Backend>(backend: &B, layers: &mut [B::Kv], block: u32, seed: u8, byt
 }
 
 #[test]
-fn more_moves_than_are_sent_at_a_time_are_made_and_many_small_ones() {
+fn many_moves_are_sent_in_several_parts() {
     let backend = cuda::backend();
     let shape = KvShape { blocks: 5000, block_size: 8, kv_heads: 1, head_dim: 2, values: Values::Own, dtype: KvDtype::Bf16 };
     let (mut layers, bytes) = (vec![backend.kv(shape).unwrap()], backend.kv_block_bytes(&shape));
@@ -735,7 +748,7 @@ fn more_moves_than_are_sent_at_a_time_are_made_and_many_small_ones() {
 }
 
 #[test]
-fn blocks_are_copied_and_come_back_from_the_host_as_they_went() {
+fn copied_and_swapped_blocks_keep_their_bytes() {
     let (backend, dir) = (cuda::backend(), TempDir::new());
     for (dtype, tier) in KvDtype::ALL.into_iter().flat_map(|dtype| [(dtype, None), (dtype, Some(dir.0.as_path()))]) {
         let (mut layers, bytes) = layers(backend, dtype);
@@ -754,7 +767,7 @@ fn blocks_are_copied_and_come_back_from_the_host_as_they_went() {
 }
 
 #[test]
-fn slots_that_hold_nothing_are_read_as_zeros() {
+fn unwritten_slots_are_read_as_zeros() {
     let backend = cuda::backend();
     for dtype in KvDtype::ALL {
         let shape = KvShape { blocks: 2, block_size: 8, kv_heads: 2, head_dim: 5, values: Values::Own, dtype };
@@ -771,7 +784,7 @@ fn slots_that_hold_nothing_are_read_as_zeros() {
     }
 }
 
-/// Rules at random: each of those that a device knows, in any company.
+/// Random sampling parameters, with every one that a device supports.
 fn some_rules(random: &mut Random, vocab: usize) -> Rules {
     let mut params = SamplingParams { temperature: [0.0, 0.3, 1.0, 4.0][random.below(4)], ..Default::default() };
     let one_in = |random: &mut Random, n: usize| random.below(n) == 0;
@@ -803,7 +816,7 @@ fn some_rules(random: &mut Random, vocab: usize) -> Rules {
     Rules { params, ..Rules::default() }
 }
 
-/// Logits as models make them, with equals, and with those that nothing chooses.
+/// Random logits, with equal values and with tokens that cannot be selected.
 fn some_logits(random: &mut Random, vocab: usize) -> Vec<f32> {
     let (spread, grain) = ([0.0, 1.0, 12.0, 60.0][random.below(4)], [4.0, 4096.0][random.below(2)]);
     let logit = |random: &mut Random| match random.below(50) {
@@ -814,9 +827,9 @@ fn some_logits(random: &mut Random, vocab: usize) -> Vec<f32> {
     (0..vocab).map(|_| logit(random)).collect()
 }
 
-/// Tokens drawn from rows of logits, as a device draws them and as the sampler on the host chooses them.
+/// Compares sampling on a device with the sampler of the host.
 #[test]
-fn draws() {
+fn sampling_equals_the_sampler_of_the_host() {
     let (backend, mut random, mut several) = (cuda::backend(), seeded(77), 0);
     for round in 0..40 {
         let vocab = [1, 31, 64, 700, 5000][round % 5];
@@ -832,7 +845,7 @@ fn draws() {
             let seed = random.next();
             let context = Context { tokens: &tokens, prompt_len, generated: 0, seed, memory: &memory, allowed: None };
             if row == 3 || !plan_draw(&mut draws, row as u32, vocab, rules.params.logprobs, &rules, &context) {
-                continue; // its logits are read
+                continue; // the host reads its logits
             }
             let token = Sampler::new(vocab).unwrap().choose(logits, &rules, &context).map(|chosen| chosen.token);
             expected.push((row, rules.params, token));
@@ -856,13 +869,13 @@ fn draws() {
         }
         let runs = draws.other_rows(rows.len());
         let left = backend.read_rows(&mut logits, vocab, rows.len(), runs).unwrap();
-        assert_eq!(left[3 * vocab..][..vocab], rows[3], "rows that nothing is drawn from are as they were");
+        assert_eq!(left[3 * vocab..][..vocab], rows[3], "rows without a sample do not change");
     }
     assert!(several > 40, "only {several} log probabilities were compared");
 }
 
 #[test]
-fn logits_that_are_no_numbers_and_tokens_that_are_all_excluded_are_told_of() {
+fn nan_logits_and_excluded_vocabularies_are_reported() {
     let (backend, vocab) = (cuda::backend(), 300);
     let limits = DrawLimits::of(3, vocab);
     let (mut drawing, mut draws) = (backend.drawing(limits).unwrap().unwrap(), Draws::new(limits).unwrap());
@@ -879,7 +892,7 @@ fn logits_that_are_no_numbers_and_tokens_that_are_all_excluded_are_told_of() {
     assert_eq!(outcomes, [NoChoice::NotFinite, NoChoice::NotFinite, NoChoice::Excluded]);
 }
 
-/// A decode step of these rows (token, position, slot, next slot); each sequence has a block table of two places.
+/// A decode step with these rows (token, position, slot, next slot). Each sequence has a block table of two blocks.
 fn decodes(rows: &[[u32; 4]]) -> Batch {
     let mut batch = Batch::default();
     for (row, &[token, position, slot, next]) in (0..).zip(rows) {
@@ -894,7 +907,7 @@ fn decodes(rows: &[[u32; 4]]) -> Batch {
     batch
 }
 
-/// What a decode step that is kept computes: which tokens it embeds, in this many rows, and the cosine and sine of their positions.
+/// A recorded decode step that outputs the embedded tokens and the cosine and sine of their positions.
 struct Kept {
     backend: CudaBackend,
     inputs: <CudaBackend as Backend>::Inputs,
@@ -938,7 +951,7 @@ impl Kept {
         self.backend.begin();
     }
 
-    /// The tokens of a step, and where they stand, as far as a cosine tells.
+    /// Returns the tokens of a step, and their positions as a cosine.
     fn step(&mut self, batch: &Batch) -> Vec<(u32, i32)> {
         let Extent { rows, .. } = self.backend.upload(batch, &mut self.inputs).unwrap();
         self.ops();
@@ -947,7 +960,7 @@ impl Kept {
         tokens.iter().map(|&token| token as u32).zip(angles.iter().step_by(2).map(|cosine| (cosine * 1000.0).round() as i32)).collect()
     }
 
-    /// Draws these tokens, of one row each. Of what is no token the logits are NaN.
+    /// Samples these tokens, one row each. The logits of an invalid token are NaN.
     fn draw(&mut self, tokens: &[u32]) {
         let logit = |token: u32, other: u32| if (token as usize) < Kept::VOCAB { (other == token) as u32 as f32 } else { f32::NAN };
         let likely = |&token: &u32| (0..Kept::VOCAB as u32).map(move |other| logit(token, other));
@@ -965,14 +978,15 @@ impl Kept {
     }
 }
 
-/// As `Kept::step` tells it.
+/// The form in which `Kept::step` returns a position.
 fn at(position: u32) -> i32 {
     ((position as f32).cos() * 1000.0).round() as i32
 }
 
-/// What was drawn comes next, a place further on, unless it was the last; a step has the rows that are kept, and those of the batch are found in it.
+/// The next step has the sampled tokens at the next positions. Ended sequences keep their position. A step has the recorded number of rows, and
+/// the rows of the batch are found in it.
 #[test]
-fn a_step_goes_on_by_itself_with_what_was_drawn() {
+fn a_recorded_step_continues_with_the_sampled_tokens() {
     let mut kept = Kept::new();
     let first = decodes(&[[3, 0, 0, 1], [5, 15, 63, NOWHERE], [7, 8, 88, 89]]);
     assert_eq!(kept.step(&first), [(3, at(0)), (5, at(15)), (7, at(8))]);
@@ -980,16 +994,16 @@ fn a_step_goes_on_by_itself_with_what_was_drawn() {
     kept.draw(&[4, 9, 2]);
     assert!(kept.backend.is_ahead());
     let next = decodes(&[[4, 1, 1, 2], [2, 9, 89, 90]]);
-    assert_eq!(kept.step(&next), [(4, at(1)), (9, at(15))], "one that has ended stays where it is, for its table ends there");
+    assert_eq!(kept.step(&next), [(4, at(1)), (9, at(15))], "an ended sequence keeps its position, because its table ends there");
     let rows: Vec<f32> = (0..3).map(|row| row as f32).collect();
     let mut logits = kept.backend.vector(&rows).unwrap();
     assert_eq!(kept.backend.read_rows(&mut logits, 1, 2, std::iter::once(0..2)).unwrap(), [0.0, 2.0], "the batch's rows of three");
     kept.draw(&[1, 1, 1]);
-    assert!(!kept.backend.is_ahead(), "not every row was drawn from, or some were drawn from twice");
+    assert!(!kept.backend.is_ahead(), "a row was not sampled, or was sampled twice");
 }
 
 #[test]
-fn whatever_else_comes_is_computed_and_made_as_many_rows_as_are_kept() {
+fn other_batches_are_padded_to_the_recorded_rows() {
     let mut kept = Kept::new();
     let rows: Vec<[u32; 4]> = (0..10).map(|row| [row, row, 32 * row + row, 32 * row + row + 1]).collect();
     let step = kept.step(&decodes(&rows));
@@ -1019,9 +1033,9 @@ fn whatever_else_comes_is_computed_and_made_as_many_rows_as_are_kept() {
     assert_eq!(kept.step(&prompt), [(1, at(0)), (2, at(1))]);
 }
 
-/// What a device does not know how to draw, or has no room for, is left to the host.
+/// The host samples with parameters that a device does not support, or that exceed its limits.
 #[test]
-fn rules_that_a_device_does_not_know_are_not_planned() {
+fn unsupported_sampling_parameters_are_left_to_the_host() {
     let limits = DrawLimits::of(2, 100);
     let memory = Memory::default();
     let context = Context { tokens: &[1, 2], prompt_len: 1, generated: 0, seed: 1, memory: &memory, allowed: None };
@@ -1031,7 +1045,7 @@ fn rules_that_a_device_does_not_know_are_not_planned() {
         plan_draw(&mut Draws::new(limits).unwrap(), 0, 100, rules.params.logprobs, &rules, &context)
     };
     assert!(planned(&|_| {}));
-    assert!(planned(&|p| (p.temperature, p.typical_p) = (0.0, 0.5)), "nothing narrows where the largest logit wins");
+    assert!(planned(&|p| (p.temperature, p.typical_p) = (0.0, 0.5)), "filters do not matter for greedy decoding");
     assert!(planned(&|p| p.logprobs = Some(20)));
     assert!(!planned(&|p| p.logprobs = Some(21)));
     assert!(!planned(&|p| p.typical_p = 0.5));
@@ -1040,7 +1054,7 @@ fn rules_that_a_device_does_not_know_are_not_planned() {
     assert!(!planned(&|p| p.mirostat = Some(Mirostat { tau: 3.0, eta: 0.1 })));
     assert!(
         !planned(&|p| (p.temperature, p.mirostat) = (0.0, Some(Mirostat { tau: 3.0, eta: 0.1 }))),
-        "it wants to know how surprising a token is"
+        "mirostat needs the probability of the token"
     );
     assert!(!planned(&|p| p.dry = Some(Dry { multiplier: 1.0, ..Dry::default() })));
     assert!(!planned(&|p| p.logit_bias = vec![(3, 1.0), (1, 1.0), (3, 1.0)]), "a token named twice");

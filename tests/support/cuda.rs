@@ -1,5 +1,5 @@
-//! The CUDA backend without a GPU: a driver that runs the kernels on the host (tests/cuda). See tests/cuda/README.md. Where
-//! PAGEDLLM_CUDA_DEVICE has the number of a device, that one and its own driver are used instead.
+//! The CUDA backend without a GPU: a driver that runs the kernels on the host (tests/cuda/README.md). If PAGEDLLM_CUDA_DEVICE is the number of a
+//! device, tests use that device and its own driver.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io::Write;
@@ -9,24 +9,24 @@ use std::sync::OnceLock;
 
 use pagedllm::backend::cuda::CudaBackend;
 
-/// The driver that stands in, and does what it is told to. A device's own does what it likes, and tells nobody.
+/// The replacement driver. With a real device it is None, and all its functions do nothing.
 pub struct Shim(Option<Library>);
 
-/// The device of this machine that tests are to run on. None: the driver that stands in.
+/// The device of this machine for the tests. None selects the replacement driver.
 fn device() -> Option<usize> {
     let number = std::env::var("PAGEDLLM_CUDA_DEVICE").ok()?;
-    Some(number.parse().unwrap_or_else(|_| panic!("PAGEDLLM_CUDA_DEVICE is {number:?}: give the number of a device, such as 0")))
+    Some(number.parse().unwrap_or_else(|_| panic!("PAGEDLLM_CUDA_DEVICE is {number:?}; set it to the number of a device, such as 0")))
 }
 
-/// Built once, and loaded into this process before anybody looks for a driver: whoever asks for one by name gets this.
+/// Builds the driver once, and loads it into this process before the backend looks for a driver by its name.
 pub fn shim() -> &'static Shim {
     static SHIM: OnceLock<Shim> = OnceLock::new();
     SHIM.get_or_init(|| {
         if let Some(number) = device() {
-            say(&format!("the kernels run on CUDA device {number}, by its own driver"));
+            print_line(&format!("the kernels run on CUDA device {number}"));
             return Shim(None);
         }
-        say("the kernels run on the host, by the driver that stands in");
+        print_line("the kernels run on the host, with the replacement driver");
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let out = root.join("target/cuda-shim");
         let status = Command::new(root.join("tests/cuda/build.sh")).arg(&out).status().expect("tests/cuda/build.sh runs");
@@ -37,17 +37,17 @@ pub fn shim() -> &'static Shim {
     })
 }
 
-/// Also where tests keep their output to themselves.
-fn say(what: &str) {
+/// Prints a line, also if the test harness captures output.
+fn print_line(what: &str) {
     let _ = writeln!(std::io::stderr(), "{what}");
 }
 
-// The signatures of what is called are those in tests/cuda/libcuda.cpp.
+// The signatures are those of tests/cuda/libcuda.cpp.
 impl Shim {
-    /// The nth call of a function of the driver, from now on, fails so.
+    /// Makes the nth call of a driver function from now on fail with this result.
     pub fn fail(&self, function: &str, nth: i32, result: i32) {
         let name = CString::new(function).unwrap();
-        // SAFETY: as above; a name that ends in zero.
+        // SAFETY: as above; the name ends with zero.
         self.call(c"shim_fail", |call: unsafe extern "C" fn(*const c_char, c_int, c_int)| unsafe { call(name.as_ptr(), nth, result) });
     }
 
@@ -56,19 +56,19 @@ impl Shim {
         self.call(c"shim_devices", |call: unsafe extern "C" fn(c_int)| unsafe { call(count) });
     }
 
-    /// 13.0 is 13000.
+    /// Sets the version of the driver. 13.0 is 13000.
     pub fn pretend_driver(&self, version: i32) {
         // SAFETY: as above.
         self.call(c"shim_driver_version", |call: unsafe extern "C" fn(c_int)| unsafe { call(version) });
     }
 
-    /// Compute capability.
+    /// Sets the compute capability.
     pub fn pretend_capability(&self, major: i32, minor: i32) {
         // SAFETY: as above.
         self.call(c"shim_capability", |call: unsafe extern "C" fn(c_int, c_int)| unsafe { call(major, minor) });
     }
 
-    /// Whether it does what it is told to.
+    /// Returns whether this is the replacement driver.
     pub fn pretends(&self) -> bool {
         self.0.is_some()
     }
@@ -78,45 +78,45 @@ impl Shim {
         self.call(c"shim_live_bytes", |call: unsafe extern "C" fn() -> u64| unsafe { call() }).unwrap_or(0)
     }
 
-    /// Memory of the host that devices reach.
+    /// Returns the bytes of pinned host memory.
     pub fn pinned_bytes(&self) -> u64 {
         // SAFETY: as above.
         self.call(c"shim_pinned_bytes", |call: unsafe extern "C" fn() -> u64| unsafe { call() }).unwrap_or(0)
     }
 
-    /// How often somebody asked for memory.
-    pub fn asked(&self) -> u64 {
+    /// Returns the number of allocation calls.
+    pub fn allocation_calls(&self) -> u64 {
         // SAFETY: as above.
         self.call(c"shim_allocation_calls", |call: unsafe extern "C" fn() -> u64| unsafe { call() }).unwrap_or(0)
     }
 
-    /// From devices to the host, so far.
+    /// Returns the bytes copied from devices to the host.
     pub fn bytes_read(&self) -> u64 {
         // SAFETY: as above.
         self.call(c"shim_bytes_read", |call: unsafe extern "C" fn() -> u64| unsafe { call() }).unwrap_or(0)
     }
 
-    /// Kernels that have run.
+    /// Returns the number of kernels that have run.
     pub fn launches(&self) -> u64 {
         // SAFETY: as above.
         self.call(c"shim_launches", |call: unsafe extern "C" fn() -> u64| unsafe { call() }).unwrap_or(0)
     }
 
-    /// Work that waits for somebody to wait for it.
+    /// Returns the number of queued work items that have not run.
     pub fn queued(&self) -> u64 {
         // SAFETY: as above.
         self.call(c"shim_queued", |call: unsafe extern "C" fn() -> u64| unsafe { call() }).unwrap_or(0)
     }
 
-    /// Whether what is waited for comes after all that other streams can do, and not before.
+    /// Sets whether the work of all other streams runs before the work that is waited for.
     pub fn let_others_first(&self, whether: bool) {
         // SAFETY: as above.
         self.call(c"shim_others_first", |call: unsafe extern "C" fn(c_int)| unsafe { call(whether.into()) });
     }
 
-    /// What was wrong with a kernel.
+    /// Returns the error of the last failed kernel.
     pub fn last_error(&self) -> String {
-        // SAFETY: as above; a text that ends in zero.
+        // SAFETY: as above; the text ends with zero.
         let text = |call: unsafe extern "C" fn() -> *const c_char| unsafe { CStr::from_ptr(call()) }.to_string_lossy().into_owned();
         self.call(c"shim_last_error", text).unwrap_or_default()
     }
@@ -125,7 +125,7 @@ impl Shim {
         self.0.as_ref().map(|driver| {
             let symbol = driver.symbol(name);
             assert_eq!(size_of::<F>(), size_of_val(&symbol));
-            // SAFETY: F is the function's signature, and a pointer as the symbol is one.
+            // SAFETY: F is the function's signature, and has the size of the symbol's pointer.
             with(unsafe { std::mem::transmute_copy::<*mut c_void, F>(&symbol) })
         })
     }
