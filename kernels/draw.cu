@@ -38,7 +38,7 @@ struct DeviceSample {
     Top tops[MAX_TOPS];
 };
 
-// The layouts match those in src/batch/draws.rs.
+// The layouts match those in src/batch/device_sampling.rs.
 static_assert(sizeof(Draw) == 60 && sizeof(Edit) == 12 && sizeof(DeviceSample) == 24 + 8 * MAX_TOPS, "the layouts match those of the host");
 
 // Multiplication and addition that are not fused into an FMA, because the host rounds after each.

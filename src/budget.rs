@@ -9,17 +9,17 @@ use crate::error::{Error, Result};
 ///
 /// Each engine holds a lease. It takes bytes as it needs them and returns bytes that it does not
 /// need. An engine always keeps its minimum, with which its longest sequence can run.
-pub struct Budget {
-    state: Mutex<State>,
+pub struct MemoryBudget {
+    state: Mutex<BudgetState>,
 }
 
 /// The state of a budget, under its lock.
-struct State {
+struct BudgetState {
     bytes: u64,
-    most: u64,
+    max_bytes: u64,
     last_id: u64,
     /// The engines that share the budget, sorted by id.
-    tenants: Vec<Tenant>,
+    users: Vec<BudgetUser>,
 }
 
 /// A callback that makes an engine check its lease soon.
@@ -35,24 +35,24 @@ pub enum Caller {
     /// An engine that needs bytes.
     Engine,
     /// An engine that has called before and starts another step with less memory than it needs.
-    StillHungry,
+    StillWaiting,
 }
 
 /// An engine that shares the budget.
-struct Tenant {
+struct BudgetUser {
     id: u64,
     /// Bytes that the longest sequence of the engine needs.
-    least: u64,
+    min: u64,
     /// Bytes per block. The engine holds whole blocks.
     block: u64,
     /// Reservations of pending requests, in bytes. The largest one raises the minimum of the
     /// engine.
-    promises: Vec<u64>,
+    reservations: Vec<u64>,
     held: u64,
     /// Target of a shrink in progress, in bytes. `u64::MAX` if the engine need not shrink.
-    ceiling: u64,
+    target_bytes: u64,
     /// Whether the engine needs more bytes than it could get.
-    hungry: bool,
+    wants_more: bool,
     call: Option<Call>,
 }
 
@@ -72,84 +72,84 @@ pub struct BudgetInfo {
     pub engines: usize,
 }
 
-impl Tenant {
-    fn floor(&self) -> u64 {
-        self.promises.iter().copied().fold(self.least, u64::max)
+impl BudgetUser {
+    fn min_bytes(&self) -> u64 {
+        self.reservations.iter().copied().fold(self.min, u64::max)
     }
 
     /// Returns the bytes that the engine holds when its shrink is complete.
-    fn in_the_end(&self) -> u64 {
-        self.held.min(self.ceiling.max(self.floor()))
+    fn final_bytes(&self) -> u64 {
+        self.held.min(self.target_bytes.max(self.min_bytes()))
     }
 }
 
-impl State {
-    fn tenant(&mut self, id: u64) -> &mut Tenant {
-        self.tenants.iter_mut().find(|tenant| tenant.id == id).expect("a lease has its tenant")
+impl BudgetState {
+    fn tenant(&mut self, id: u64) -> &mut BudgetUser {
+        self.users.iter_mut().find(|tenant| tenant.id == id).expect("a lease has its tenant")
     }
 
-    fn others(&self, id: u64) -> impl Iterator<Item = &Tenant> {
-        self.tenants.iter().filter(move |tenant| tenant.id != id)
+    fn others(&self, id: u64) -> impl Iterator<Item = &BudgetUser> {
+        self.users.iter().filter(move |tenant| tenant.id != id)
     }
 
     /// Returns the bytes of `blocks` blocks if they exceed the minimum of the engine, so that they
     /// need a reservation. Fails if the other engines hold too much.
-    fn promisable(&mut self, id: u64, blocks: usize) -> Result<Option<u64>> {
+    fn reservable(&mut self, id: u64, blocks: usize) -> Result<Option<u64>> {
         let theirs: u64 = self.others(id).map(|tenant| tenant.held).sum();
-        let (all, engines) = (self.bytes, self.tenants.len());
+        let (all, engines) = (self.bytes, self.users.len());
         let tenant = self.tenant(id);
         let bytes = blocks as u64 * tenant.block;
-        if bytes > tenant.least && bytes > tenant.in_the_end() && bytes > all.saturating_sub(theirs) {
+        if bytes > tenant.min && bytes > tenant.final_bytes() && bytes > all.saturating_sub(theirs) {
             return Err(Error::capacity(format!(
                 "the request's sequences may need {bytes} bytes of K and V at once, and of the budget's {all} the other {} engines hold {theirs}: ask again when they hold less, lower max_tokens or n, or make the budget larger",
                 engines - 1
             )));
         }
-        Ok((bytes > tenant.least).then_some(bytes))
+        Ok((bytes > tenant.min).then_some(bytes))
     }
 
-    fn floors(&self) -> u64 {
-        self.tenants.iter().map(Tenant::floor).sum()
+    fn total_min_bytes(&self) -> u64 {
+        self.users.iter().map(BudgetUser::min_bytes).sum()
     }
 
     /// Sets the shrink targets. If the engines hold more than the budget, each loses the same share
     /// of what it holds above its minimum.
-    fn share_the_loss(&mut self) {
-        self.tenants.iter_mut().for_each(|tenant| tenant.ceiling = u64::MAX);
-        let (held, floors) = (self.tenants.iter().map(|tenant| tenant.held).sum::<u64>(), self.floors());
+    fn set_shrink_targets(&mut self) {
+        self.users.iter_mut().for_each(|tenant| tenant.target_bytes = u64::MAX);
+        let (held, floors) = (self.users.iter().map(|tenant| tenant.held).sum::<u64>(), self.total_min_bytes());
         if held <= self.bytes {
             return;
         }
         let (left, above) = (u128::from(self.bytes.saturating_sub(floors)), u128::from(held.saturating_sub(floors).max(1)));
-        for tenant in &mut self.tenants {
-            let floor = tenant.floor();
+        for tenant in &mut self.users {
+            let floor = tenant.min_bytes();
             let ceiling = floor + (u128::from(tenant.held.saturating_sub(floor)) * left / above) as u64;
-            tenant.ceiling = if ceiling < tenant.held { ceiling } else { u64::MAX };
+            tenant.target_bytes = if ceiling < tenant.held { ceiling } else { u64::MAX };
         }
     }
 }
 
-impl Budget {
+impl MemoryBudget {
     /// Creates a budget of `bytes` that can later grow to `most`.
-    pub fn new(bytes: u64, most: u64) -> Result<Arc<Budget>> {
+    pub fn new(bytes: u64, most: u64) -> Result<Arc<MemoryBudget>> {
         if bytes == 0 || bytes > most {
             return Err(Error::invalid(format!("a budget of {bytes} bytes that may have up to {most}: give it from 1 to {most}")));
         }
-        Ok(Arc::new(Budget { state: Mutex::new(State { bytes, most, last_id: 0, tenants: Vec::new() }) }))
+        Ok(Arc::new(MemoryBudget { state: Mutex::new(BudgetState { bytes, max_bytes: most, last_id: 0, users: Vec::new() }) }))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, BudgetState> {
         // Each critical section leaves the state consistent, so a poisoned lock is safe to use.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Calls the engines that `which` selects, without holding the lock, since a callback may call
     /// this budget again. The function does not allocate.
-    fn call(&self, caller: Caller, which: impl Fn(&Tenant) -> bool) {
+    fn call(&self, caller: Caller, which: impl Fn(&BudgetUser) -> bool) {
         let mut last = 0;
         let next = |last: u64| {
             let state = self.lock();
-            let tenant = state.tenants.iter().find(|tenant| tenant.id > last && which(tenant))?;
+            let tenant = state.users.iter().find(|tenant| tenant.id > last && which(tenant))?;
             Some((tenant.id, tenant.call.clone()))
         };
         while let Some((id, call)) = next(last) {
@@ -163,17 +163,17 @@ impl Budget {
         let state = self.lock();
         BudgetInfo {
             bytes: state.bytes,
-            max_bytes: state.most,
-            min_bytes: state.floors(),
-            held_bytes: state.tenants.iter().map(|tenant| tenant.held).sum(),
-            engines: state.tenants.len(),
+            max_bytes: state.max_bytes,
+            min_bytes: state.total_min_bytes(),
+            held_bytes: state.users.iter().map(|tenant| tenant.held).sum(),
+            engines: state.users.len(),
         }
     }
 
     /// Returns the bytes that a new engine could get now, and the largest size of the budget.
-    pub fn room(&self) -> (u64, u64) {
+    pub fn available(&self) -> (u64, u64) {
         let state = self.lock();
-        (state.bytes.saturating_sub(state.floors()), state.most)
+        (state.bytes.saturating_sub(state.total_min_bytes()), state.max_bytes)
     }
 
     /// Sets the size of the budget.
@@ -183,46 +183,55 @@ impl Budget {
     /// preempt running ones. No request ends.
     pub fn resize(&self, bytes: u64) -> Result<()> {
         let mut state = self.lock();
-        if bytes > state.most {
-            return Err(Error::capacity(format!("the budget was made for up to {} bytes: it cannot have {bytes}", state.most)));
+        if bytes > state.max_bytes {
+            return Err(Error::capacity(format!("the budget was made for up to {} bytes: it cannot have {bytes}", state.max_bytes)));
         }
-        let least = state.floors();
+        let least = state.total_min_bytes();
         if bytes < least.max(1) {
             return Err(Error::capacity(format!(
                 "{} engines with the requests they have need {least} bytes to go on, for their longest sequences: the budget cannot shrink to {bytes}",
-                state.tenants.len()
+                state.users.len()
             )));
         }
         state.bytes = bytes;
-        state.share_the_loss();
+        state.set_shrink_targets();
         drop(state);
         self.call(Caller::Host, |_| true);
         Ok(())
     }
 
     /// Adds an engine with blocks of `block` bytes that needs at least `least` blocks.
-    pub fn join(self: &Arc<Budget>, block: u64, least: u64) -> Result<Lease> {
+    pub fn join(self: &Arc<MemoryBudget>, block: u64, least: u64) -> Result<Lease> {
         let (block, least) = (block.max(1), least * block.max(1));
         let mut state = self.lock();
-        let floors = state.floors();
+        let floors = state.total_min_bytes();
         if least > state.bytes.saturating_sub(floors) {
             return Err(Error::capacity(format!(
                 "the engine needs {least} bytes for its longest sequence, and of the budget's {} others need {floors}: make it larger, or max_model_len smaller",
                 state.bytes
             )));
         }
-        state.tenants.try_reserve(1)?;
+        state.users.try_reserve(1)?;
         state.last_id += 1;
         let id = state.last_id;
-        state.tenants.push(Tenant { id, block, least, promises: Vec::new(), held: least, ceiling: u64::MAX, hungry: false, call: None });
-        state.share_the_loss();
+        state.users.push(BudgetUser {
+            id,
+            block,
+            min: least,
+            reservations: Vec::new(),
+            held: least,
+            target_bytes: u64::MAX,
+            wants_more: false,
+            call: None,
+        });
+        state.set_shrink_targets();
         drop(state);
         self.call(Caller::Host, |_| true);
         Ok(Lease { budget: self.clone(), id })
     }
 }
 
-impl fmt::Debug for Budget {
+impl fmt::Debug for MemoryBudget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.info().fmt(f)
     }
@@ -230,7 +239,7 @@ impl fmt::Debug for Budget {
 
 /// The part of a budget that one engine holds.
 pub struct Lease {
-    budget: Arc<Budget>,
+    budget: Arc<MemoryBudget>,
     id: u64,
 }
 
@@ -251,7 +260,7 @@ pub struct Need {
 
 impl Lease {
     /// Returns the budget of this lease.
-    pub fn budget(&self) -> &Arc<Budget> {
+    pub fn budget(&self) -> &Arc<MemoryBudget> {
         &self.budget
     }
 
@@ -264,14 +273,14 @@ impl Lease {
     ///
     /// A larger pool is granted at once. For a smaller pool, the engine calls `give_back` after it
     /// has freed the blocks.
-    pub fn settle(&self, need: Need) -> usize {
+    pub fn request(&self, need: Need) -> usize {
         let mut state = self.budget.lock();
-        let (bytes, alone) = (state.bytes, state.tenants.len() == 1);
-        let they_are_hungry = state.others(self.id).any(|tenant| tenant.hungry);
-        let theirs: u64 = state.others(self.id).map(Tenant::in_the_end).sum();
+        let (bytes, alone) = (state.bytes, state.users.len() == 1);
+        let they_are_hungry = state.others(self.id).any(|tenant| tenant.wants_more);
+        let theirs: u64 = state.others(self.id).map(BudgetUser::final_bytes).sum();
         let theirs_still: u64 = state.others(self.id).map(|tenant| tenant.held).sum();
         let tenant = state.tenant(self.id);
-        let (held, floor, block) = (tenant.held, tenant.floor(), tenant.block);
+        let (held, floor, block) = (tenant.held, tenant.min_bytes(), tenant.block);
         let in_bytes = |blocks: usize| blocks as u64 * block;
         let (urgent, kept) = (in_bytes(need.used + need.next), in_bytes(need.cached));
         let wanted = match (alone, they_are_hungry) {
@@ -279,17 +288,17 @@ impl Lease {
             (false, true) => urgent,
             (false, false) => held.max(urgent + kept),
         };
-        let lasting = wanted.min(bytes.saturating_sub(theirs)).min(tenant.ceiling).max(floor);
+        let lasting = wanted.min(bytes.saturating_sub(theirs)).min(tenant.target_bytes).max(floor);
         // Blocks that other engines have not returned yet are not available.
         let target = lasting.min(held.max(bytes.saturating_sub(theirs_still)));
         let target = target - target % block;
         // This also returns bytes of reservations that have been released.
         tenant.held = in_bytes(need.pool).max(target);
         if target < in_bytes(need.pool) {
-            tenant.ceiling = target;
+            tenant.target_bytes = target;
         }
-        let was_hungry = std::mem::replace(&mut tenant.hungry, !alone && urgent > target);
-        let (hungry, gave) = (tenant.hungry, tenant.held < held);
+        let was_hungry = std::mem::replace(&mut tenant.wants_more, !alone && urgent > target);
+        let (hungry, gave) = (tenant.wants_more, tenant.held < held);
         drop(state);
         self.call_others(hungry && !was_hungry, hungry && need.steps, gave);
         (target / block) as usize
@@ -299,39 +308,39 @@ impl Lease {
     /// lack memory would call each other forever.
     fn call_others(&self, is_now_hungry: bool, is_still_hungry: bool, gave: bool) {
         if is_now_hungry || gave {
-            self.budget.call(Caller::Engine, |other| other.id != self.id && (is_now_hungry || other.hungry));
+            self.budget.call(Caller::Engine, |other| other.id != self.id && (is_now_hungry || other.wants_more));
         }
         if is_still_hungry && !is_now_hungry {
-            self.budget.call(Caller::StillHungry, |other| other.id != self.id);
+            self.budget.call(Caller::StillWaiting, |other| other.id != self.id);
         }
     }
 
     /// Records that the engine holds at most `blocks` blocks.
-    pub fn give_back(&self, blocks: usize) {
+    pub fn release(&self, blocks: usize) {
         let mut state = self.budget.lock();
         let tenant = state.tenant(self.id);
         // A reservation may have raised the minimum in the meantime.
-        tenant.held = tenant.held.min(blocks as u64 * tenant.block).max(tenant.floor());
-        if tenant.held == tenant.in_the_end() {
-            tenant.ceiling = u64::MAX;
+        tenant.held = tenant.held.min(blocks as u64 * tenant.block).max(tenant.min_bytes());
+        if tenant.held == tenant.final_bytes() {
+            tenant.target_bytes = u64::MAX;
         }
         drop(state);
-        self.budget.call(Caller::Engine, |other| other.hungry && other.id != self.id);
+        self.budget.call(Caller::Engine, |other| other.wants_more && other.id != self.id);
     }
 
     /// Returns all bytes of an engine that has failed.
-    pub fn give_up(&self) {
+    pub fn release_all(&self) {
         let mut state = self.budget.lock();
         let tenant = state.tenant(self.id);
-        tenant.promises.clear();
-        (tenant.least, tenant.held, tenant.ceiling, tenant.hungry) = (0, 0, u64::MAX, false);
+        tenant.reservations.clear();
+        (tenant.min, tenant.held, tenant.target_bytes, tenant.wants_more) = (0, 0, u64::MAX, false);
         drop(state);
-        self.budget.call(Caller::Engine, |other| other.hungry && other.id != self.id);
+        self.budget.call(Caller::Engine, |other| other.wants_more && other.id != self.id);
     }
 
     /// Returns whether `blocks` blocks could be reserved now, without eviction in other engines.
-    pub fn could_promise(&self, blocks: usize) -> bool {
-        self.budget.lock().promisable(self.id, blocks).is_ok()
+    pub fn could_reserve(&self, blocks: usize) -> bool {
+        self.budget.lock().reservable(self.id, blocks).is_ok()
     }
 
     /// Reserves `blocks` blocks for the lifetime of the result. Returns `None` if the minimum of
@@ -339,45 +348,45 @@ impl Lease {
     ///
     /// If other engines hold too much, they are called: an engine without work evicts its cached
     /// blocks at once, the others before their next step.
-    pub fn promise(self: &Arc<Lease>, blocks: usize) -> Result<Option<Promise>> {
-        self.promise_now(blocks).or_else(|_| {
+    pub fn reserve(self: &Arc<Lease>, blocks: usize) -> Result<Option<Reservation>> {
+        self.try_reserve(blocks).or_else(|_| {
             // The flag stays set until the next `settle`.
-            self.budget.lock().tenant(self.id).hungry = true;
+            self.budget.lock().tenant(self.id).wants_more = true;
             self.budget.call(Caller::Engine, |other| other.id != self.id);
-            self.promise_now(blocks)
+            self.try_reserve(blocks)
         })
     }
 
-    fn promise_now(self: &Arc<Lease>, blocks: usize) -> Result<Option<Promise>> {
+    fn try_reserve(self: &Arc<Lease>, blocks: usize) -> Result<Option<Reservation>> {
         let mut state = self.budget.lock();
-        let Some(bytes) = state.promisable(self.id, blocks)? else { return Ok(None) };
+        let Some(bytes) = state.reservable(self.id, blocks)? else { return Ok(None) };
         let tenant = state.tenant(self.id);
-        tenant.promises.try_reserve(1)?;
-        tenant.promises.push(bytes);
+        tenant.reservations.try_reserve(1)?;
+        tenant.reservations.push(bytes);
         tenant.held = tenant.held.max(bytes);
-        Ok(Some(Promise { lease: self.clone(), bytes }))
+        Ok(Some(Reservation { lease: self.clone(), bytes }))
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
         let mut state = self.budget.lock();
-        state.tenants.retain(|tenant| tenant.id != self.id);
+        state.users.retain(|tenant| tenant.id != self.id);
         drop(state);
-        self.budget.call(Caller::Host, |other| other.hungry);
+        self.budget.call(Caller::Host, |other| other.wants_more);
     }
 }
 
 /// A reservation for a request that needs more than the minimum of its engine.
-pub struct Promise {
+pub struct Reservation {
     lease: Arc<Lease>,
     bytes: u64,
 }
 
-impl Drop for Promise {
+impl Drop for Reservation {
     fn drop(&mut self) {
         let mut state = self.lease.budget.lock();
-        let promises = &mut state.tenant(self.lease.id).promises;
+        let promises = &mut state.tenant(self.lease.id).reservations;
         if let Some(place) = promises.iter().position(|&other| other == self.bytes) {
             promises.swap_remove(place);
         }
@@ -397,13 +406,13 @@ mod tests {
     }
 
     impl Engine {
-        fn join(budget: &Arc<Budget>, block: u64, least: u64) -> Engine {
+        fn join(budget: &Arc<MemoryBudget>, block: u64, least: u64) -> Engine {
             Engine { lease: Arc::new(budget.join(block, least).unwrap()), pool: Cell::new(least as usize) }
         }
 
         /// Returns the target size of the pool. A larger pool is granted at once.
         fn settle(&self, used: usize, cached: usize, next: usize) -> usize {
-            let target = self.lease.settle(Need { pool: self.pool.get(), used, cached, next, steps: true });
+            let target = self.lease.request(Need { pool: self.pool.get(), used, cached, next, steps: true });
             self.pool.set(self.pool.get().max(target));
             target
         }
@@ -411,13 +420,13 @@ mod tests {
         /// Shrinks the pool to `blocks` and returns the rest.
         fn give_back(&self, blocks: usize) {
             self.pool.set(blocks);
-            self.lease.give_back(blocks);
+            self.lease.release(blocks);
         }
     }
 
     #[test]
     fn who_is_alone_has_everything() {
-        let budget = Budget::new(1000, 2000).unwrap();
+        let budget = MemoryBudget::new(1000, 2000).unwrap();
         let lease = Engine::join(&budget, 1, 100);
         assert_eq!(lease.settle(0, 0, 10), 1000);
         budget.resize(1500).unwrap();
@@ -431,9 +440,9 @@ mod tests {
     #[test]
     fn a_budget_that_cannot_be_is_refused_with_the_one_that_could() {
         for (bytes, most) in [(0, 0), (0, 9), (10, 9)] {
-            assert!(Budget::new(bytes, most).unwrap_err().message().contains("give it from 1"));
+            assert!(MemoryBudget::new(bytes, most).unwrap_err().message().contains("give it from 1"));
         }
-        let budget = Budget::new(1000, 2000).unwrap();
+        let budget = MemoryBudget::new(1000, 2000).unwrap();
         let (_first, _second) = (Engine::join(&budget, 1, 300), Engine::join(&budget, 1, 400));
         assert!(budget.resize(699).unwrap_err().message().contains("need 700 bytes to go on"));
         assert!(budget.resize(2001).unwrap_err().message().contains("up to 2000"));
@@ -443,7 +452,7 @@ mod tests {
 
     #[test]
     fn what_one_does_not_use_another_can_have() {
-        let budget = Budget::new(1000, 1000).unwrap();
+        let budget = MemoryBudget::new(1000, 1000).unwrap();
         let first = Engine::join(&budget, 1, 100);
         assert_eq!(first.settle(0, 0, 10), 1000);
         first.give_back(1000);
@@ -464,9 +473,9 @@ mod tests {
 
     #[test]
     fn all_share_a_loss_and_keep_their_floors() {
-        let budget = Budget::new(1000, 1000).unwrap();
+        let budget = MemoryBudget::new(1000, 1000).unwrap();
         let (first, second) = (Engine::join(&budget, 1, 100), Engine::join(&budget, 1, 100));
-        let promise = second.lease.promise(200).unwrap();
+        let promise = second.lease.reserve(200).unwrap();
         assert_eq!((first.settle(500, 0, 0), second.settle(500, 0, 0)), (500, 500));
         budget.resize(600).unwrap();
         assert_eq!((first.settle(500, 0, 0), second.settle(500, 0, 0)), (271, 328));
@@ -482,42 +491,42 @@ mod tests {
 
     #[test]
     fn blocks_are_held_whole() {
-        let budget = Budget::new(1000, 1000).unwrap();
+        let budget = MemoryBudget::new(1000, 1000).unwrap();
         let lease = Engine::join(&budget, 300, 1);
         assert_eq!((lease.settle(0, 0, 1), budget.info().held_bytes), (3, 900));
     }
 
     #[test]
     fn a_promise_is_given_only_where_it_can_be_kept() {
-        let budget = Budget::new(1000, 1000).unwrap();
+        let budget = MemoryBudget::new(1000, 1000).unwrap();
         let (first, second) = (Engine::join(&budget, 1, 100), Engine::join(&budget, 1, 100));
-        assert!(first.lease.promise(100).unwrap().is_none());
+        assert!(first.lease.reserve(100).unwrap().is_none());
         second.settle(500, 0, 0);
-        assert!(first.lease.promise(501).err().unwrap().message().contains("hold 500"));
-        let promise = first.lease.promise(500).unwrap().unwrap();
+        assert!(first.lease.reserve(501).err().unwrap().message().contains("hold 500"));
+        let promise = first.lease.reserve(500).unwrap().unwrap();
         assert_eq!(second.settle(900, 0, 0), 500, "it is held for the one that it was promised to");
         drop(promise);
     }
 
     #[test]
     fn a_promise_that_comes_to_nothing_is_given_back() {
-        let budget = Budget::new(1000, 1000).unwrap();
+        let budget = MemoryBudget::new(1000, 1000).unwrap();
         let (first, second) = (Engine::join(&budget, 1, 100), Engine::join(&budget, 1, 100));
-        drop(first.lease.promise(500).unwrap());
+        drop(first.lease.reserve(500).unwrap());
         assert_eq!((second.settle(900, 0, 0), first.settle(0, 0, 0)), (500, 100));
         assert_eq!(second.settle(900, 0, 0), 900);
     }
 
     #[test]
     fn what_is_promised_on_the_way_down_is_there() {
-        let budget = Budget::new(1000, 1000).unwrap();
+        let budget = MemoryBudget::new(1000, 1000).unwrap();
         let (first, second) = (Engine::join(&budget, 1, 100), Engine::join(&budget, 1, 100));
         assert_eq!(first.settle(0, 800, 100), 900);
         assert_eq!(second.settle(900, 0, 0), 100);
         assert_eq!(first.settle(0, 800, 100), 100);
-        let promise = first.lease.promise(400).unwrap();
+        let promise = first.lease.reserve(400).unwrap();
         first.give_back(100);
-        assert!(second.lease.promise(850).err().unwrap().message().contains("hold 400"));
+        assert!(second.lease.reserve(850).err().unwrap().message().contains("hold 400"));
         assert_eq!((second.settle(900, 0, 0), first.settle(0, 0, 0)), (600, 400));
         drop(promise);
         assert_eq!(budget.info().min_bytes, 200);
@@ -525,24 +534,24 @@ mod tests {
 
     #[test]
     fn who_stays_hungry_calls_again_before_each_step() {
-        let budget = Budget::new(1000, 1000).unwrap();
+        let budget = MemoryBudget::new(1000, 1000).unwrap();
         let (first, second) = (Engine::join(&budget, 1, 100), Engine::join(&budget, 1, 100));
         let calls = Arc::new(Mutex::new(Vec::new()));
         let heard = calls.clone();
         first.lease.on_call(Arc::new(move |caller| heard.lock().unwrap().push(caller)));
         assert_eq!(first.settle(900, 0, 0), 900);
         assert_eq!((second.settle(200, 0, 0), second.settle(200, 0, 0)), (100, 100));
-        second.lease.settle(Need { pool: 100, used: 200, cached: 0, next: 0, steps: false });
-        assert_eq!(*calls.lock().unwrap(), [Caller::Engine, Caller::StillHungry]);
+        second.lease.request(Need { pool: 100, used: 200, cached: 0, next: 0, steps: false });
+        assert_eq!(*calls.lock().unwrap(), [Caller::Engine, Caller::StillWaiting]);
     }
 
     #[test]
     fn who_gives_up_leaves_all_to_the_others() {
-        let budget = Budget::new(1000, 1000).unwrap();
+        let budget = MemoryBudget::new(1000, 1000).unwrap();
         let (first, second) = (Engine::join(&budget, 1, 100), Engine::join(&budget, 1, 100));
-        let promise = first.lease.promise(800).unwrap();
+        let promise = first.lease.reserve(800).unwrap();
         assert_eq!(first.settle(900, 0, 0), 900);
-        first.lease.give_up();
+        first.lease.release_all();
         drop(promise);
         assert_eq!(budget.info(), BudgetInfo { bytes: 1000, max_bytes: 1000, min_bytes: 100, held_bytes: 100, engines: 2 });
         assert_eq!(second.settle(1000, 0, 0), 1000);
@@ -550,7 +559,7 @@ mod tests {
 
     #[test]
     fn who_was_to_go_down_and_need_not_any_more_stays() {
-        let budget = Budget::new(1000, 1000).unwrap();
+        let budget = MemoryBudget::new(1000, 1000).unwrap();
         let engine = Engine::join(&budget, 1, 100);
         assert_eq!(engine.settle(0, 0, 0), 1000);
         budget.resize(300).unwrap();

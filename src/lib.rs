@@ -54,6 +54,6 @@ pub mod kv; // the block manager: which KV block holds which tokens
 pub mod model; // the spec of an architecture, the weights, and the decoder that interprets the spec
 pub mod options;
 #[doc(hidden)]
-pub mod sched; // the scheduler: selects the sequences of each step
+pub mod scheduler; // the scheduler: selects the sequences of each step
 mod sys;
 pub mod text;

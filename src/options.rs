@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub use policies::{AllocationPolicy, BatchingPolicy, OrderPolicy, Policies};
 pub use sampling::{Dry, Mirostat, OutputKind, SamplingParams};
 
-use crate::budget::Budget;
+use crate::budget::MemoryBudget;
 use crate::error::{Error, Result, try_concat, try_texts};
 use crate::sys::threads::{AllowedCpus, MOST_CPUS};
 
@@ -250,7 +250,7 @@ pub struct EngineOptions {
     pub kv_bytes: Option<u64>,
     /// Budget for the KV pool, instead of `kv_bytes`. Other engines may share it.
     #[serde(skip)]
-    pub budget: Option<Arc<Budget>>,
+    pub budget: Option<Arc<MemoryBudget>>,
     /// Tokens per KV block: 8, 16, 32, 64, 128 or 256.
     pub block_size: usize,
     /// Weight format. `None` keeps the format of the model files.

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 /// Each module, and the modules that it may use.
 const ARROWS: &[(&str, &[&str])] = &[
-    ("ffi", &["engine", "sched", "model"]),
-    ("engine", &["sched", "decode", "text", "model", "backend", "kv"]),
-    ("sched", &["kv"]),
+    ("ffi", &["engine", "scheduler", "model"]),
+    ("engine", &["scheduler", "decode", "text", "model", "backend", "kv"]),
+    ("scheduler", &["kv"]),
     ("model", &["backend"]),
     ("kv", &[]),
     ("decode", &[]),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use pagedllm::engine::{Engine, Output, Prompt, Request, StepReport};
 use pagedllm::options::{EngineOptions, SamplingParams};
-use pagedllm::sched::FinishReason;
+use pagedllm::scheduler::FinishReason;
 use serde::Serialize;
 
 use crate::Result;

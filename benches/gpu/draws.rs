@@ -2,8 +2,8 @@
 
 use pagedllm::backend::Backend;
 use pagedllm::backend::cuda::CudaBackend;
-use pagedllm::batch::draws::{DrawLimits, Draws};
-use pagedllm::decode::{Context, Memory, Rules, plan_draw};
+use pagedllm::batch::device_sampling::{DeviceSampling, DeviceSamplingLimits};
+use pagedllm::decode::{Context, ResolvedSampling, SamplingHistory, plan_draw};
 use pagedllm::options::SamplingParams;
 use serde_json::json;
 
@@ -36,12 +36,12 @@ pub fn bench(options: &Options) -> Result<()> {
     let vocab = if options.small { SMALL_VOCAB } else { VOCAB };
     let tokens: Vec<u32> = (0..2000).map(|i| (i * 61 % vocab) as u32).collect();
     for (name, params) in kinds() {
-        let rules = Rules { params, ..Rules::default() };
-        let memory = Memory::new(&rules, &tokens, 0)?;
+        let rules = ResolvedSampling { params, ..ResolvedSampling::default() };
+        let memory = SamplingHistory::new(&rules, &tokens, 0)?;
         for &rows in options.sizes(&ROWS, &[1, 3]) {
-            let limits = DrawLimits::of(rows, vocab);
+            let limits = DeviceSamplingLimits::for_rows(rows, vocab);
             let mut drawing = backend.drawing(limits)?.ok_or("the backend does not sample on this device")?;
-            let (mut draws, mut logits) = (Draws::new(limits)?, backend.vector(&numbers(rows * vocab))?);
+            let (mut draws, mut logits) = (DeviceSampling::new(limits)?, backend.vector(&numbers(rows * vocab))?);
             for row in 0..rows {
                 let context = Context { tokens: &tokens, prompt_len: 0, generated: 0, seed: row as u64, memory: &memory, allowed: None };
                 plan_draw(&mut draws, row as u32, vocab, rules.params.logprobs, &rules, &context);

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use pagedllm::engine::{Engine, MemoryPlan, ModelInfo, Runner, Ticket};
+use pagedllm::engine::{Engine, InFlightStep, MemoryPlan, ModelInfo, Runner};
 use pagedllm::error::Result;
 use pagedllm::ffi::pllm_engine;
 use pagedllm::kv::Paging;
 use pagedllm::options::{EngineOptions, KvDtype};
-use pagedllm::sched::StepPlan;
+use pagedllm::scheduler::StepPlan;
 
 const VOCAB: usize = 8;
 const MAX_SEQS: usize = 256;
@@ -28,17 +28,17 @@ struct Scripted {
 }
 
 impl Runner for Scripted {
-    fn submit(&mut self, plan: &StepPlan) -> Result<Ticket> {
+    fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep> {
         self.cpu_ns.store(thread_cpu_ns(), Ordering::Relaxed);
         let now = Instant::now();
         if self.next > now {
             std::thread::sleep(self.next - now);
         }
         self.next = self.next.max(now) + self.pace;
-        Ok(Ticket { logits: plan.batch.logit_rows.len() })
+        Ok(InFlightStep { logits: plan.batch.logit_rows.len() })
     }
 
-    fn wait(&mut self, ticket: Ticket) -> Result<&[f32]> {
+    fn wait(&mut self, ticket: InFlightStep) -> Result<&[f32]> {
         Ok(&self.logits[..ticket.logits * VOCAB])
     }
 }
@@ -85,7 +85,7 @@ pub extern "C" fn bench_engine_create(pace_us: u64) -> *mut pllm_engine {
         isa: None,
         threads: 1,
         memory,
-        paging: Paging::plain(BLOCK_SIZE),
+        paging: Paging::without_windows(BLOCK_SIZE),
         fingerprint: [0; 32],
         packed: Default::default(),
     };

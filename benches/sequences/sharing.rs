@@ -4,9 +4,9 @@
 //! depends on the model. The results of the paper, on OPT-13B, are printed for comparison and are not a target.
 
 use pagedllm::decode::{BeamScratch, BeamSearch, BeamStep, Lane, log_softmax, uniform};
-use pagedllm::kv::{BlockManager, Chain, Paging, blocks_for};
+use pagedllm::kv::{BlockHash, BlockManager, Paging, blocks_for};
 use pagedllm::options::{BeamParams, Preemption};
-use pagedllm::sched::{Arrival, Branching, Choice, Scheduler, SchedulerOptions, Verdict};
+use pagedllm::scheduler::{Branching, NewGroup, SampledToken, Scheduler, SchedulerOptions, TokenOutcome};
 
 const BLOCK: usize = 16;
 const REQUESTS: u64 = 48;
@@ -51,17 +51,17 @@ fn length(mean: f64, seed: u64) -> usize {
 /// Returns the share of saved blocks. Requests run one after the other, because they share nothing with each other.
 fn saved(data: &Lengths, branching: Branching) -> f64 {
     let options = SchedulerOptions { max_batch_tokens: 4096, max_seqs: 256, prefill_chunk: 4096, preemption: Preemption::Recompute };
-    let mut scheduler = Scheduler::new(options, BlockManager::new(100_000, Paging::plain(BLOCK), false).unwrap()).unwrap();
+    let mut scheduler = Scheduler::new(options, BlockManager::new(100_000, Paging::without_windows(BLOCK), false).unwrap()).unwrap();
     let (mut shared, mut unshared) = (0, 0);
     for request in 1..=REQUESTS {
         let (prompt, output) = (length(data.prompt, 2 * request), length(data.output, 2 * request + 1));
         let prompt: Vec<u32> = (0..prompt).map(|i| (uniform(request, 10 + i as u64, Lane::Token) * VOCAB as f64) as u32).collect();
         let (id, max_len) = (request * 1000, prompt.len() + output);
-        let arrival = Arrival { prompt, max_len, branching, priority: 0, keep: false, prompt_logits: false, root: Chain::default() };
-        scheduler.add(id, arrival.prepare(&Paging::plain(BLOCK)).unwrap()).unwrap();
+        let arrival = NewGroup { prompt, max_len, branching, priority: 0, keep: false, prompt_logits: false, root: BlockHash::default() };
+        scheduler.add(id, arrival.prepare(&Paging::without_windows(BLOCK)).unwrap()).unwrap();
         match branching {
             Branching::Beams(width) => run(&mut scheduler, id, &mut Beams::new(width, output), &mut shared, &mut unshared),
-            _ => run(&mut scheduler, id, &mut Samples(branching.width() as u64), &mut shared, &mut unshared),
+            _ => run(&mut scheduler, id, &mut Samples(branching.max_members() as u64), &mut shared, &mut unshared),
         }
     }
     1.0 - shared as f64 / unshared as f64
@@ -69,7 +69,7 @@ fn saved(data: &Lengths, branching: Branching) -> f64 {
 
 /// Chooses the next tokens of all sampled sequences of a request.
 trait Decide {
-    fn decide(&mut self, scheduler: &Scheduler, id: u64, sampled: &[u64]) -> Vec<Choice>;
+    fn decide(&mut self, scheduler: &Scheduler, id: u64, sampled: &[u64]) -> Vec<SampledToken>;
 }
 
 fn run(scheduler: &mut Scheduler, id: u64, decide: &mut dyn Decide, shared: &mut usize, unshared: &mut usize) {
@@ -87,11 +87,11 @@ fn run(scheduler: &mut Scheduler, id: u64, decide: &mut dyn Decide, shared: &mut
 struct Samples(u64);
 
 impl Decide for Samples {
-    fn decide(&mut self, scheduler: &Scheduler, id: u64, sampled: &[u64]) -> Vec<Choice> {
+    fn decide(&mut self, scheduler: &Scheduler, id: u64, sampled: &[u64]) -> Vec<SampledToken> {
         let first = sampled == [id] && scheduler.get(id).unwrap().generated == 0;
         let choose = |seq: u64, parent: u64| {
             let len = scheduler.get(parent).unwrap().tokens.len() as u64;
-            Choice { parent, child: seq, verdict: Verdict::Token((uniform(seq, len, Lane::Token) * VOCAB as f64) as u32) }
+            SampledToken { parent, child: seq, verdict: TokenOutcome::Token((uniform(seq, len, Lane::Token) * VOCAB as f64) as u32) }
         };
         match first {
             true => (id..id + self.0).map(|seq| choose(seq, id)).collect(),
@@ -116,7 +116,7 @@ impl Beams {
 }
 
 impl Decide for Beams {
-    fn decide(&mut self, scheduler: &Scheduler, id: u64, sampled: &[u64]) -> Vec<Choice> {
+    fn decide(&mut self, scheduler: &Scheduler, id: u64, sampled: &[u64]) -> Vec<SampledToken> {
         for &seq in sampled {
             let tokens = &scheduler.get(seq).unwrap().tokens;
             let last = u64::from(tokens[tokens.len() - 1]) << 20 | u64::from(tokens[tokens.len().saturating_sub(2)]);
@@ -127,10 +127,10 @@ impl Decide for Beams {
         }
         self.search.decide(&self.rows, &mut |_, _| Ok(()), &mut self.scratch, &mut self.step).unwrap();
         self.search.commit(&self.step).unwrap();
-        let choice = |next: &pagedllm::decode::Next| Choice {
+        let choice = |next: &pagedllm::decode::Next| SampledToken {
             parent: id + next.parent as u64,
             child: id + next.slot as u64,
-            verdict: Verdict::Token(next.token),
+            verdict: TokenOutcome::Token(next.token),
         };
         self.step.next.iter().map(choice).collect()
     }

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pagedllm::engine::{Clock, Engine, MemoryPlan, ModelInfo, Prompt, Request, Runner, StepReport, Ticket};
+use pagedllm::engine::{Clock, Engine, InFlightStep, MemoryPlan, ModelInfo, Prompt, Request, Runner, StepReport};
 use pagedllm::error::Result;
 use pagedllm::kv::Paging;
 use pagedllm::options::{EngineOptions, KvDtype, SamplingParams};
-use pagedllm::sched::StepPlan;
+use pagedllm::scheduler::StepPlan;
 
 const VOCAB: usize = 2;
 const TOKEN: usize = 0;
@@ -77,7 +77,7 @@ struct SimulatedRunner {
 }
 
 impl Runner for SimulatedRunner {
-    fn submit(&mut self, plan: &StepPlan) -> Result<Ticket> {
+    fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep> {
         self.clock.advance(self.machine.cost(plan));
         let lengths = self.lengths.lock().unwrap();
         self.logits.clear();
@@ -87,10 +87,10 @@ impl Runner for SimulatedRunner {
             row[if ends { EOS } else { TOKEN }] = 1.0;
             (0..part.logits).for_each(|_| self.logits.extend(row));
         }
-        Ok(Ticket { logits: plan.batch.logit_rows.len() })
+        Ok(InFlightStep { logits: plan.batch.logit_rows.len() })
     }
 
-    fn wait(&mut self, ticket: Ticket) -> Result<&[f32]> {
+    fn wait(&mut self, ticket: InFlightStep) -> Result<&[f32]> {
         Ok(&self.logits[..ticket.logits * VOCAB])
     }
 }
@@ -232,7 +232,7 @@ fn model_info(options: &EngineOptions, machine: Machine) -> ModelInfo {
         isa: None,
         threads: 1,
         memory,
-        paging: Paging::plain(block_size),
+        paging: Paging::without_windows(block_size),
         fingerprint: [0; 32],
         packed: Default::default(),
     }

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use pagedllm::kv::{BlockManager, Chain, Paging};
+use pagedllm::kv::{BlockHash, BlockManager, Paging};
 use pagedllm::options::{OrderPolicy, Policies, Preemption};
-use pagedllm::sched::{self, Arrival, Branching, Choice, Event, Newcomer, Scheduler, SchedulerOptions, Verdict};
+use pagedllm::scheduler::{self, Branching, Event, NewGroup, PreparedGroup, SampledToken, Scheduler, SchedulerOptions, TokenOutcome};
 
 use super::Result;
 use super::figures::{median, options};
@@ -72,18 +72,18 @@ pub fn print_steps() -> Result<()> {
     Ok(())
 }
 
-fn prepared(id: u64, prompt: usize, max_len: usize, priority: i32) -> pagedllm::error::Result<Newcomer> {
+fn prepared(id: u64, prompt: usize, max_len: usize, priority: i32) -> pagedllm::error::Result<PreparedGroup> {
     // All prompts differ, so that they share no blocks.
     let prompt = (0..prompt as u32).map(|i| id as u32 ^ i).collect();
-    let (branching, root) = (Branching::One, Chain::default());
-    Arrival { prompt, max_len, branching, priority, keep: false, prompt_logits: false, root }.prepare(&Paging::plain(16))
+    let (branching, root) = (Branching::One, BlockHash::default());
+    NewGroup { prompt, max_len, branching, priority, keep: false, prompt_logits: false, root }.prepare(&Paging::without_windows(16))
 }
 
 fn step(running: usize, waiting: usize, policies: &Policies) -> Result<Duration> {
     let max_len = CONTEXT + STEPS + 1000;
     let options = SchedulerOptions { max_batch_tokens: 8192, max_seqs: running, prefill_chunk: 8192, preemption: Preemption::Recompute };
-    let blocks = BlockManager::new(running * max_len.div_ceil(16) * 102 / 100 + 1, Paging::plain(16), true)?;
-    let mut scheduler = Scheduler::with_policies(options, blocks, sched::Policies::new(policies))?;
+    let blocks = BlockManager::new(running * max_len.div_ceil(16) * 102 / 100 + 1, Paging::without_windows(16), true)?;
+    let mut scheduler = Scheduler::with_policies(options, blocks, scheduler::Policies::new(policies))?;
     for id in 1..=running as u64 {
         scheduler.add(id, prepared(id, CONTEXT, max_len, 1)?)?;
     }
@@ -98,12 +98,12 @@ fn step(running: usize, waiting: usize, policies: &Policies) -> Result<Duration>
 }
 
 /// Returns the time of the scheduler in one step. The choice of tokens is not counted.
-fn timed_step(scheduler: &mut Scheduler, choices: &mut Vec<Choice>, events: &mut Vec<Event>) -> Duration {
+fn timed_step(scheduler: &mut Scheduler, choices: &mut Vec<SampledToken>, events: &mut Vec<Event>) -> Duration {
     let start = Instant::now();
     let plan = scheduler.schedule(|_| true).expect("sequences are running");
     let planned = start.elapsed();
     choices.clear();
-    choices.extend(plan.sampled().map(|part| Choice { parent: part.seq, child: part.seq, verdict: Verdict::Token(part.generated as u32) }));
+    choices.extend(plan.sampled().map(|part| SampledToken { parent: part.seq, child: part.seq, verdict: TokenOutcome::Token(part.generated as u32) }));
     let start = Instant::now();
     scheduler.commit(plan, choices, events);
     std::hint::black_box((scheduler.waiting(), scheduler.running(), scheduler.reserved_blocks()));

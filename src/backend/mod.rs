@@ -9,7 +9,7 @@ mod e4m3;
 use std::ops::Range;
 use std::path::Path;
 
-use crate::batch::draws::{DrawLimits, Drawn, Draws};
+use crate::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits};
 use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
 use crate::options::{Dtype, KvDtype, WeightFormat};
@@ -94,7 +94,7 @@ pub struct NormOf<'a, Buf> {
 
 /// Rotary position embedding: rotates the first `rotated` dimensions of each head, in pairs, by the
 /// angles of the row.
-pub struct Turn<'a, Buf> {
+pub struct RotaryEmbedding<'a, Buf> {
     pub rotated: usize,
     pub pairs: Pairs,
     pub angles: &'a Buf, // [rows, rotated]
@@ -107,12 +107,12 @@ impl<Buf> Clone for NormOf<'_, Buf> {
     }
 }
 impl<Buf> Copy for NormOf<'_, Buf> {}
-impl<Buf> Clone for Turn<'_, Buf> {
+impl<Buf> Clone for RotaryEmbedding<'_, Buf> {
     fn clone(&self) -> Self {
         *self
     }
 }
-impl<Buf> Copy for Turn<'_, Buf> {}
+impl<Buf> Copy for RotaryEmbedding<'_, Buf> {}
 
 /// Pairing of the dimensions that a rotary embedding rotates together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -306,7 +306,7 @@ pub struct Extent {
 }
 
 impl Extent {
-    pub fn of(batch: &Batch) -> Extent {
+    pub fn for_batch(batch: &Batch) -> Extent {
         Extent { rows: batch.rows(), logits: batch.logit_rows.len() }
     }
 }
@@ -386,10 +386,10 @@ pub trait Backend: Send + Sync {
 
     /// Allocates the state of on-device sampling; no step allocates more. None: the backend does
     /// not sample, and the caller samples from the logits.
-    fn drawing(&self, _limits: DrawLimits) -> Result<Option<Self::Drawing>> {
+    fn drawing(&self, _limits: DeviceSamplingLimits) -> Result<Option<Self::Drawing>> {
         Ok(None)
     }
-    fn drawing_bytes(&self, _limits: DrawLimits) -> u64 {
+    fn drawing_bytes(&self, _limits: DeviceSamplingLimits) -> u64 {
         0
     }
 
@@ -428,7 +428,13 @@ pub trait Backend: Send + Sync {
         self.read(buf, rows * width)
     }
     /// Samples a token from each row of `vocab` logits that `draws` names. Modifies these rows.
-    fn draw<'a>(&'a self, _drawing: &'a mut Self::Drawing, _vocab: usize, _logits: &mut Self::Buf, _draws: &Draws) -> Result<&'a [Drawn]> {
+    fn draw<'a>(
+        &'a self,
+        _drawing: &'a mut Self::Drawing,
+        _vocab: usize,
+        _logits: &mut Self::Buf,
+        _draws: &DeviceSampling,
+    ) -> Result<&'a [DeviceSample]> {
         Err(Error::internal("tokens were to be drawn by a backend that draws none"))
     }
 
@@ -513,7 +519,7 @@ pub trait Backend: Send + Sync {
     /// `out[r] = [cos..., sin...]` of `position[r] * frequency`, times `amplitude`, for all
     /// `frequencies`.
     fn angles(&self, inputs: &Self::Inputs, frequencies: &Self::Buf, amplitude: f32, out: &mut Self::Buf);
-    fn rope(&self, rows: usize, heads: Heads, turn: Turn<Self::Buf>, x: &mut Self::Buf);
+    fn rope(&self, rows: usize, heads: Heads, turn: RotaryEmbedding<Self::Buf>, x: &mut Self::Buf);
     /// Rotates the queries and keys of each row of `qkv`, and writes its K and V to the row's slot
     /// in the tables of `group`. With `Values::OfKeys`, `qkv` holds the keys only, and the caller
     /// rotates them.
@@ -522,7 +528,7 @@ pub trait Backend: Send + Sync {
         inputs: &Self::Inputs,
         group: usize,
         shape: &AttentionShape,
-        turn: Option<Turn<Self::Buf>>,
+        turn: Option<RotaryEmbedding<Self::Buf>>,
         qkv: &mut Self::Buf,
         kv: &mut Self::Kv,
     );

@@ -1,7 +1,7 @@
 //! The input of one forward pass as flat data. The scheduler writes it and the backend reads it.
 //! Neither module depends on the other.
 
-pub mod draws;
+pub mod device_sampling;
 
 use crate::error::Result;
 

@@ -2,13 +2,22 @@
 
 use super::exclude;
 use super::random::{Lane, fraction};
-use super::sampler::{Chosen, Context, NoChoice, Rules};
-use crate::batch::draws::{Draw, Drawn, Draws, Edit, MOST_EDITS, MOST_TOPS, NO_LOGPROBS, NO_MASK, Outcome};
+use super::sampler::{Context, NoChoice, ResolvedSampling, Sample};
+use crate::batch::device_sampling::{
+    DeviceSample, DeviceSampling, LogitEdit, MOST_EDITS, MOST_TOPS, NO_LOGPROBS, NO_MASK, SampleStatus, SamplingRow,
+};
 use crate::options::{Dry, SamplingParams};
 
 /// Plans the sampling of a sequence's next token from a row of `vocab` logits, with `logprobs` top
 /// log probabilities. Returns false if the device does not support the parameters.
-pub fn plan_draw(draws: &mut Draws, row: u32, vocab: usize, logprobs: Option<u32>, rules: &Rules, context: &Context) -> bool {
+pub fn plan_draw(
+    draws: &mut DeviceSampling,
+    row: u32,
+    vocab: usize,
+    logprobs: Option<u32>,
+    rules: &ResolvedSampling,
+    context: &Context,
+) -> bool {
     let params = &rules.params;
     let (biases, counts) = (&params.logit_bias, if params.counts_tokens() { context.memory.counts() } else { &[] });
     let mask = if exclude::applies(rules, context) { vocab.div_ceil(32) } else { 0 };
@@ -17,7 +26,7 @@ pub fn plan_draw(draws: &mut Draws, row: u32, vocab: usize, logprobs: Option<u32
         return false;
     }
     let (first_edit, first_word) = (draws.edits.len(), draws.masks.len());
-    draws.edits.extend(biases.iter().map(|&(token, bias)| Edit { token, value: bias.to_bits(), before: 0.0 }));
+    draws.edits.extend(biases.iter().map(|&(token, bias)| LogitEdit { token, value: bias.to_bits(), before: 0.0 }));
     let biased = &mut draws.edits[first_edit..];
     biased.sort_unstable_by_key(|edit| edit.token);
     if biased.windows(2).any(|two| two[0].token == two[1].token) {
@@ -25,13 +34,13 @@ pub fn plan_draw(draws: &mut Draws, row: u32, vocab: usize, logprobs: Option<u32
         return false;
     }
     let known = counts.iter().filter(|count| (count.token as usize) < vocab);
-    draws.edits.extend(known.map(|count| Edit { token: count.token, value: count.generated, before: 0.0 }));
+    draws.edits.extend(known.map(|count| LogitEdit { token: count.token, value: count.generated, before: 0.0 }));
     draws.masks.resize(first_word + mask, 0);
     if mask > 0 {
         exclude::mask(&mut draws.masks[first_word..], vocab, rules, context);
     }
     let fraction = fraction(context.seed, context.tokens.len() as u64, Lane::Token) << 11;
-    draws.draws.push(Draw {
+    draws.draws.push(SamplingRow {
         row,
         logprobs: logprobs.unwrap_or(NO_LOGPROBS),
         top_k: params.top_k,
@@ -59,15 +68,15 @@ fn is_simple(params: &SamplingParams) -> bool {
 }
 
 /// Returns the sampled token.
-pub fn chosen(drawn: &Drawn) -> Result<Chosen, NoChoice> {
+pub fn chosen(drawn: &DeviceSample) -> Result<Sample, NoChoice> {
     match drawn.outcome {
-        Outcome::TOKEN => Ok(Chosen { token: drawn.token, surprise: None }),
-        Outcome::EXCLUDED => Err(NoChoice::Excluded),
+        SampleStatus::TOKEN => Ok(Sample { token: drawn.token, surprise: None }),
+        SampleStatus::EXCLUDED => Err(NoChoice::Excluded),
         _ => Err(NoChoice::NotFinite),
     }
 }
 
 /// Returns the log probability of a token with this logit.
-pub fn logprob_of(drawn: &Drawn, logit: f32) -> f32 {
+pub fn logprob_of(drawn: &DeviceSample, logit: f32) -> f32 {
     (f64::from(logit) - drawn.normalizer()) as f32
 }

@@ -12,7 +12,7 @@ const MOST: f64 = 1e30;
 
 /// Working memory, as long as the longest sequence so far.
 #[derive(Default)]
-pub struct Scratch {
+pub struct DryScratch {
     /// Result of `find_matches`.
     matches: Vec<u32>,
     /// Tokens, each with the length of the repetition that it would extend.
@@ -20,7 +20,7 @@ pub struct Scratch {
 }
 
 #[cfg(test)]
-impl Scratch {
+impl DryScratch {
     pub fn capacities(&self) -> (usize, usize) {
         (self.matches.capacity(), self.repeats.capacity())
     }
@@ -28,7 +28,13 @@ impl Scratch {
 
 /// Applies the penalty. `token_bytes` are the texts of tokens, which are searched for breakers. A
 /// repetition ends at a breaker, and tokens that contain one have no penalty.
-pub fn apply(logits: &mut [f32], scratch: &mut Scratch, dry: &Dry, token_bytes: &[Vec<u8>], tokens: &[u32]) -> Result<(), TryReserveError> {
+pub fn apply(
+    logits: &mut [f32],
+    scratch: &mut DryScratch,
+    dry: &Dry,
+    token_bytes: &[Vec<u8>],
+    tokens: &[u32],
+) -> Result<(), TryReserveError> {
     let breakers = Breakers { texts: dry.sequence_breakers.as_deref().unwrap_or_default(), token_bytes };
     let window = &tokens[tokens.len().saturating_sub(dry.penalty_last_n.unwrap_or(usize::MAX))..];
     find_matches(window, &mut scratch.matches)?;
@@ -46,8 +52,8 @@ pub fn apply(logits: &mut [f32], scratch: &mut Scratch, dry: &Dry, token_bytes: 
 
 /// Collects the tokens that followed an earlier occurrence of the window's end, each once, with the
 /// longest occurrence.
-fn collect(window: &[u32], scratch: &mut Scratch, shortest: u32, limit: u32) -> Result<(), TryReserveError> {
-    let Scratch { matches, repeats } = scratch;
+fn collect(window: &[u32], scratch: &mut DryScratch, shortest: u32, limit: u32) -> Result<(), TryReserveError> {
+    let DryScratch { matches, repeats } = scratch;
     repeats.clear();
     repeats.try_reserve(window.len())?;
     for (back, &length) in matches.iter().enumerate().skip(1) {
@@ -135,7 +141,7 @@ mod tests {
         let dry = Dry { sequence_breakers: Some(breakers.iter().map(|text| text.to_string()).collect()), ..dry.clone() };
         let token_bytes: Vec<Vec<u8>> = vocabulary.iter().map(|text| text.as_bytes().to_vec()).collect();
         let mut logits = [0.0; 10];
-        apply(&mut logits, &mut Scratch::default(), &dry, &token_bytes, tokens).unwrap();
+        apply(&mut logits, &mut DryScratch::default(), &dry, &token_bytes, tokens).unwrap();
         (0..10).map(|token| (token, -logits[token as usize])).filter(|(_, penalty)| *penalty != 0.0).collect()
     }
 

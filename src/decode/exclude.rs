@@ -1,9 +1,9 @@
 //! Exclusion of tokens.
 
-use super::sampler::{Context, Rules};
+use super::sampler::{Context, ResolvedSampling};
 use super::truncate::Candidate;
 
-pub fn applies(rules: &Rules, context: &Context) -> bool {
+pub fn applies(rules: &ResolvedSampling, context: &Context) -> bool {
     let params = &rules.params;
     context.allowed.is_some()
         || rules.must_go_on(context.generated)
@@ -15,13 +15,13 @@ pub fn applies(rules: &Rules, context: &Context) -> bool {
 
 /// Excludes tokens by setting their logits to minus infinity. `scratch` has capacity for as many
 /// candidates as there are logits.
-pub fn apply(logits: &mut [f32], scratch: &mut Vec<Candidate>, rules: &Rules, context: &Context) {
+pub fn apply(logits: &mut [f32], scratch: &mut Vec<Candidate>, rules: &ResolvedSampling, context: &Context) {
     exclude(&mut Logits { logits, scratch }, rules, context);
 }
 
 /// Computes the exclusions as a mask of `vocab` tokens: one bit per token, 32 per word, lowest bit
 /// first.
-pub fn mask(mask: &mut [u32], vocab: usize, rules: &Rules, context: &Context) {
+pub fn mask(mask: &mut [u32], vocab: usize, rules: &ResolvedSampling, context: &Context) {
     mask.fill(u32::MAX);
     exclude(&mut Mask { mask, vocab }, rules, context);
 }
@@ -36,7 +36,7 @@ trait Choices {
     fn keep_masked(&mut self, allowed: &[u32]);
 }
 
-fn exclude(choices: &mut impl Choices, rules: &Rules, context: &Context) {
+fn exclude(choices: &mut impl Choices, rules: &ResolvedSampling, context: &Context) {
     let params = &rules.params;
     if !params.allowed_token_ids.is_empty() {
         choices.keep(&params.allowed_token_ids);
@@ -136,13 +136,13 @@ fn forbid_repeats(choices: &mut impl Choices, tokens: &[u32], n: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decode::memory::Memory;
+    use crate::decode::history::SamplingHistory;
     use crate::options::SamplingParams;
 
     const VOCAB: u32 = 70;
 
-    fn kept(rules: &Rules, tokens: &[u32], generated: usize, allowed: Option<&[u32]>) -> Vec<u32> {
-        let memory = Memory::default();
+    fn kept(rules: &ResolvedSampling, tokens: &[u32], generated: usize, allowed: Option<&[u32]>) -> Vec<u32> {
+        let memory = SamplingHistory::default();
         let context = Context { tokens, prompt_len: 0, generated, memory: &memory, allowed, seed: 0 };
         let mut logits = [1.0; VOCAB as usize];
         let mut scratch = Vec::with_capacity(VOCAB as usize);
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn a_bad_word_is_cut_off_at_its_last_token_and_only_there() {
-        let mut rules = Rules { bad_words: vec![vec![1, 2, 3], vec![4]], ..Rules::default() };
+        let mut rules = ResolvedSampling { bad_words: vec![vec![1, 2, 3], vec![4]], ..ResolvedSampling::default() };
         rules.params.bad_words_ids = vec![vec![2, 5], vec![2, 200]];
         assert_eq!(kept(&rules, &[], 0, None), all_but(&[4]));
         assert_eq!(kept(&rules, &[1], 1, None), all_but(&[4]));
@@ -174,7 +174,7 @@ mod tests {
     fn no_run_of_n_tokens_comes_twice() {
         let run = |n: u32, tokens: &[u32]| {
             let params = SamplingParams { no_repeat_ngram_size: n, ..Default::default() };
-            kept(&Rules { params, ..Rules::default() }, tokens, 0, None)
+            kept(&ResolvedSampling { params, ..ResolvedSampling::default() }, tokens, 0, None)
         };
         assert_eq!(run(1, &[3, 4, 3]), all_but(&[3, 4]));
         assert_eq!(run(2, &[3, 4, 3, 5, 3]), all_but(&[4, 5]));
@@ -186,7 +186,7 @@ mod tests {
     #[test]
     fn before_min_tokens_nothing_ends_the_sequence() {
         let params = SamplingParams { min_tokens: 2, stop_token_ids: vec![7], ..Default::default() };
-        let rules = Rules { params, eos: [69, 70].into(), ..Rules::default() };
+        let rules = ResolvedSampling { params, eos: [69, 70].into(), ..ResolvedSampling::default() };
         assert_eq!(kept(&rules, &[1], 1, None), all_but(&[7, 69]));
         assert_eq!(kept(&rules, &[1, 1], 2, None), all_but(&[]));
     }
@@ -194,14 +194,14 @@ mod tests {
     #[test]
     fn only_allowed_tokens_stay_and_every_exclusion_counts() {
         let params = SamplingParams { allowed_token_ids: vec![9, 3, 9, 33, 69], bad_words_ids: vec![vec![3]], ..Default::default() };
-        let rules = Rules { params, ..Rules::default() };
+        let rules = ResolvedSampling { params, ..ResolvedSampling::default() };
         assert_eq!(kept(&rules, &[1], 1, None), [9, 33, 69]);
         assert_eq!(kept(&rules, &[1], 1, Some(&[1 << 9, u32::MAX])), [9, 33]);
     }
 
     #[test]
     fn a_mask_has_a_bit_for_each_token_and_what_lies_beyond_it_is_out() {
-        let rules = Rules::default();
+        let rules = ResolvedSampling::default();
         assert_eq!(kept(&rules, &[1], 1, Some(&[0b101, u32::MAX, 1 << 5])), [vec![0, 2], (32..64).collect(), vec![69]].concat());
         assert_eq!(kept(&rules, &[1], 1, Some(&[1])), [0]);
         assert!(kept(&rules, &[1], 1, Some(&[])).is_empty());

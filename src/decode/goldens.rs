@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::sampler::narrow;
 use super::truncate::{argmax, total, weigh};
-use super::{Chosen, Context, Memory, Rules, Sampler, mirostat};
+use super::{Context, ResolvedSampling, Sample, Sampler, SamplingHistory, mirostat};
 use crate::options::{Dry, Mirostat, SamplingParams};
 
 const CASES: &str = include_str!("../../tests/data/sampling/cases.json");
@@ -39,7 +39,7 @@ fn text(tokens: &[u32]) -> String {
     tokens.iter().filter_map(|&token| char::from_u32(token)).collect()
 }
 
-fn rules(case: &Value) -> Rules {
+fn rules(case: &Value) -> ResolvedSampling {
     let (given, off) = (&case["params"], SamplingParams::default());
     let float = |name: &str, off: f32| if given[name].is_null() { off } else { number(&given[name]) };
     let count = |name: &str| given[name].as_u64().unwrap_or(0);
@@ -74,7 +74,7 @@ fn rules(case: &Value) -> Rules {
         ..off
     };
     let token_bytes = Arc::new((0..32).map(|token| text(&[token]).into()).collect());
-    Rules { params, eos: tokens(&case["eos"]).into(), bad_words: vec![], token_bytes }
+    ResolvedSampling { params, eos: tokens(&case["eos"]).into(), bad_words: vec![], token_bytes }
 }
 
 fn assert_near(found: &[f32], expected: &[f32], what: &str) {
@@ -89,19 +89,19 @@ fn assert_near(found: &[f32], expected: &[f32], what: &str) {
 }
 
 /// Calls `check` for every case with its name, its rules and its sequence.
-fn check_all(mut check: impl FnMut(&Value, &str, &Rules, &Context)) {
+fn check_all(mut check: impl FnMut(&Value, &str, &ResolvedSampling, &Context)) {
     let cases: Value = serde_json::from_str(CASES).unwrap();
     let cases = cases.as_array().unwrap();
     assert!(cases.len() > 100);
     for case in cases {
         let (rules, tokens, prompt_len) = (rules(case), tokens(&case["tokens"]), case["prompt_len"].as_u64().unwrap() as usize);
         rules.params.validate(32).unwrap();
-        let mut memory = Memory::new(&rules, &tokens, prompt_len).unwrap();
+        let mut memory = SamplingHistory::new(&rules, &tokens, prompt_len).unwrap();
         if let (Some(mirostat), Some(mu)) = (rules.params.mirostat, case["mu"].as_f64()) {
             // A token with a suitable surprise sets the state of mirostat to that of the case.
             let surprise = mirostat.tau - (mu as f32 - mirostat::first_mu(mirostat)) / mirostat.eta;
-            memory = Memory::new(&rules, &tokens[..tokens.len() - 1], prompt_len.min(tokens.len() - 1)).unwrap();
-            memory.advance(&rules, &Chosen { token: tokens[tokens.len() - 1], surprise: Some(surprise) }).unwrap();
+            memory = SamplingHistory::new(&rules, &tokens[..tokens.len() - 1], prompt_len.min(tokens.len() - 1)).unwrap();
+            memory.advance(&rules, &Sample { token: tokens[tokens.len() - 1], surprise: Some(surprise) }).unwrap();
         }
         let context =
             Context { tokens: &tokens, prompt_len, generated: tokens.len() - prompt_len, memory: &memory, allowed: None, seed: 0 };
@@ -147,7 +147,7 @@ fn what_is_chosen_can_be_drawn_and_mirostat_goes_on_from_it() {
         assert!(tokens(&case["kept"]).contains(&chosen.token), "{what}");
         if rules.params.mirostat.is_some() {
             let mut memory = context.memory.clone();
-            let oracles = Chosen { token: token(&case["chosen"]), surprise: Some(number(&case["surprise"])) };
+            let oracles = Sample { token: token(&case["chosen"]), surprise: Some(number(&case["surprise"])) };
             memory.advance(rules, &oracles).unwrap();
             assert_near(&[memory.mu().unwrap()], &[number(&case["next_mu"])], what);
         }

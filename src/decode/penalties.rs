@@ -1,6 +1,6 @@
 //! Biases and penalties of single tokens.
 
-use super::memory::Memory;
+use super::history::SamplingHistory;
 use crate::options::SamplingParams;
 
 /// Adds `change` to a logit. The result stays finite if the logit is; an excluded token stays
@@ -27,7 +27,7 @@ pub fn apply_bias(logits: &mut [f32], bias: &[(u32, f32)]) {
 
 /// Applies the repetition penalty over prompt and output (CTRL, Keskar et al. 2019), then frequency
 /// and presence penalty over the output only (OpenAI's API; vLLM).
-pub fn apply(logits: &mut [f32], params: &SamplingParams, memory: &Memory) {
+pub fn apply(logits: &mut [f32], params: &SamplingParams, memory: &SamplingHistory) {
     for count in memory.counts() {
         let Some(logit) = logits.get_mut(count.token as usize) else { continue };
         let penalized = if *logit > 0.0 { *logit / params.repetition_penalty } else { *logit * params.repetition_penalty };
@@ -41,13 +41,13 @@ pub fn apply(logits: &mut [f32], params: &SamplingParams, memory: &Memory) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decode::sampler::Rules;
+    use crate::decode::sampler::ResolvedSampling;
 
     #[test]
     fn penalties_count_what_they_are_defined_to_count() {
         let params = SamplingParams { repetition_penalty: 2.0, presence_penalty: 0.5, frequency_penalty: 0.25, ..Default::default() };
-        let rules = Rules { params, ..Rules::default() };
-        let memory = Memory::new(&rules, &[0, 1, 2, 2, 2, 1], 2).unwrap(); // 0: prompt; 1: both; 2: output; 3: neither
+        let rules = ResolvedSampling { params, ..ResolvedSampling::default() };
+        let memory = SamplingHistory::new(&rules, &[0, 1, 2, 2, 2, 1], 2).unwrap(); // 0: prompt; 1: both; 2: output; 3: neither
         let mut logits = [4.0, -4.0, 4.0, 4.0];
         apply(&mut logits, &rules.params, &memory);
         assert_eq!(logits, [2.0, -8.75, 0.75, 4.0]);
@@ -56,8 +56,8 @@ mod tests {
     #[test]
     fn a_penalty_makes_no_token_impossible_and_no_impossible_one_possible() {
         let params = SamplingParams { repetition_penalty: 100.0, ..Default::default() };
-        let rules = Rules { params, ..Rules::default() };
-        let memory = Memory::new(&rules, &[0, 1, 9], 0).unwrap();
+        let rules = ResolvedSampling { params, ..ResolvedSampling::default() };
+        let memory = SamplingHistory::new(&rules, &[0, 1, 9], 0).unwrap();
         let mut logits = [f32::MIN, f32::NEG_INFINITY];
         apply(&mut logits, &rules.params, &memory);
         apply_bias(&mut logits, &[(0, -100.0), (1, 100.0), (8, 1.0)]);

@@ -22,7 +22,7 @@
 use std::collections::TryReserveError;
 use std::sync::Arc;
 
-use super::memory::Memory;
+use super::history::SamplingHistory;
 use super::random::{Lane, uniform};
 use super::truncate::{self, Candidate, argmax, draw};
 use super::{dry, exclude, mirostat, penalties, rows};
@@ -31,7 +31,7 @@ use crate::options::{Dry, SamplingParams};
 
 /// The sampling parameters and end conditions of a sequence.
 #[derive(Debug, Clone, Default)]
-pub struct Rules {
+pub struct ResolvedSampling {
     pub params: SamplingParams,
     /// End-of-sequence tokens of the model. Empty with `ignore_eos`.
     pub eos: Arc<[u32]>,
@@ -41,7 +41,7 @@ pub struct Rules {
     pub token_bytes: Arc<Vec<Vec<u8>>>,
 }
 
-impl Rules {
+impl ResolvedSampling {
     pub fn stops_at(&self, token: u32) -> bool {
         self.eos.contains(&token) || self.params.stop_token_ids.contains(&token)
     }
@@ -62,14 +62,14 @@ pub struct Context<'a> {
     pub generated: usize,
     /// Seed. The n-th random number of the seed samples the n-th token.
     pub seed: u64,
-    pub memory: &'a Memory,
+    pub memory: &'a SamplingHistory,
     /// The grammar's mask: one bit per token, lowest bit first. Tokens beyond the mask are
     /// excluded.
     pub allowed: Option<&'a [u32]>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Chosen {
+pub struct Sample {
     pub token: u32,
     /// Surprise in bits, with mirostat only.
     pub surprise: Option<f32>,
@@ -110,7 +110,7 @@ impl From<NoChoice> for Error {
 pub struct Sampler {
     processed: Vec<f32>,
     candidates: Vec<Candidate>,
-    dry: dry::Scratch,
+    dry: dry::DryScratch,
 }
 
 impl Sampler {
@@ -118,12 +118,12 @@ impl Sampler {
         Ok(Sampler {
             processed: try_vec(vocab_size, 0.0)?,
             candidates: try_vec(vocab_size, Candidate::default())?,
-            dry: dry::Scratch::default(),
+            dry: dry::DryScratch::default(),
         })
     }
 
     /// Applies bias, penalties and exclusions (steps 1 to 4) in place.
-    pub fn process(&mut self, logits: &mut [f32], rules: &Rules, context: &Context) -> Result<(), NoChoice> {
+    pub fn process(&mut self, logits: &mut [f32], rules: &ResolvedSampling, context: &Context) -> Result<(), NoChoice> {
         let params = &rules.params;
         penalties::apply_bias(logits, &params.logit_bias);
         penalties::apply(logits, params, context.memory);
@@ -136,25 +136,25 @@ impl Sampler {
         Ok(())
     }
 
-    /// Samples the next token. Changes no state of the sequence: `Memory::advance` records the
+    /// Samples the next token. Changes no state of the sequence: `SamplingHistory::advance` records the
     /// token when it is appended.
-    pub fn choose(&mut self, logits: &[f32], rules: &Rules, context: &Context) -> Result<Chosen, NoChoice> {
+    pub fn choose(&mut self, logits: &[f32], rules: &ResolvedSampling, context: &Context) -> Result<Sample, NoChoice> {
         let changed = self.rewrite(logits, rules, context)?;
         let logits = if changed { &self.processed } else { logits };
         let (best, max) = argmax(logits).ok_or(NoChoice::Excluded)?;
         if rules.params.temperature == 0.0 {
-            return Ok(Chosen { token: best, surprise: None });
+            return Ok(Sample { token: best, surprise: None });
         }
         truncate::weigh(&mut self.candidates, logits, max, &rules.params);
         narrow(&mut self.candidates, logits, rules, context);
         let chosen = draw(&self.candidates, uniform(context.seed, context.tokens.len() as u64, Lane::Token));
         let surprise = rules.params.mirostat.map(|_| mirostat::surprise(&chosen, &self.candidates));
-        Ok(Chosen { token: chosen.token, surprise })
+        Ok(Sample { token: chosen.token, surprise })
     }
 
     /// Like `process`, into `processed`. Returns false if no step applies; `processed` is then not
     /// written.
-    fn rewrite(&mut self, logits: &[f32], rules: &Rules, context: &Context) -> Result<bool, NoChoice> {
+    fn rewrite(&mut self, logits: &[f32], rules: &ResolvedSampling, context: &Context) -> Result<bool, NoChoice> {
         if !rows::are_logits(logits) {
             return Err(NoChoice::NotFinite);
         }
@@ -172,7 +172,7 @@ impl Sampler {
 }
 
 /// Applies step 6, except for the parts that `weigh` has applied.
-pub(super) fn narrow(candidates: &mut Vec<Candidate>, logits: &[f32], rules: &Rules, context: &Context) {
+pub(super) fn narrow(candidates: &mut Vec<Candidate>, logits: &[f32], rules: &ResolvedSampling, context: &Context) {
     let params = &rules.params;
     if let Some(mirostat) = params.mirostat {
         return mirostat::keep_expected(candidates, context.memory.mu().unwrap_or(mirostat::first_mu(mirostat)));
@@ -193,17 +193,23 @@ mod tests {
 
     const DRAWS: usize = 20_000;
 
-    fn rules(params: SamplingParams) -> Rules {
-        Rules { params, ..Rules::default() }
+    fn rules(params: SamplingParams) -> ResolvedSampling {
+        ResolvedSampling { params, ..ResolvedSampling::default() }
     }
 
-    fn choose(sampler: &mut Sampler, logits: &[f32], rules: &Rules, tokens: &[u32], generated: usize) -> Result<Chosen, NoChoice> {
-        let memory = Memory::new(rules, tokens, tokens.len() - generated).unwrap();
+    fn choose(
+        sampler: &mut Sampler,
+        logits: &[f32],
+        rules: &ResolvedSampling,
+        tokens: &[u32],
+        generated: usize,
+    ) -> Result<Sample, NoChoice> {
+        let memory = SamplingHistory::new(rules, tokens, tokens.len() - generated).unwrap();
         let context = Context { tokens, prompt_len: tokens.len() - generated, generated, memory: &memory, allowed: None, seed: 1 };
         sampler.choose(logits, rules, &context)
     }
 
-    fn token(logits: &[f32], rules: &Rules, tokens: &[u32], generated: usize) -> Result<u32, NoChoice> {
+    fn token(logits: &[f32], rules: &ResolvedSampling, tokens: &[u32], generated: usize) -> Result<u32, NoChoice> {
         choose(&mut Sampler::new(logits.len()).unwrap(), logits, rules, tokens, generated).map(|chosen| chosen.token)
     }
 
@@ -213,7 +219,7 @@ mod tests {
         let tokens = vec![0; DRAWS];
         let mut counts = vec![0.0; logits.len()];
         for len in 0..DRAWS {
-            let memory = Memory::default();
+            let memory = SamplingHistory::default();
             let context = Context { tokens: &tokens[..len], prompt_len: 0, generated: len, memory: &memory, allowed: None, seed: 1 };
             counts[sampler.choose(logits, &rules, &context).unwrap().token as usize] += 1.0 / DRAWS as f64;
         }
@@ -269,7 +275,7 @@ mod tests {
         let logits: Vec<f32> = (0..1000).map(|i| -(i as f32).sqrt() / 2.0).collect();
         for tau in [2.0, 3.0, 4.5] {
             let rules = rules(SamplingParams { mirostat: Some(Mirostat { tau, eta: 0.1 }), ..Default::default() });
-            let (mut sampler, mut memory) = (Sampler::new(logits.len()).unwrap(), Memory::new(&rules, &[], 0).unwrap());
+            let (mut sampler, mut memory) = (Sampler::new(logits.len()).unwrap(), SamplingHistory::new(&rules, &[], 0).unwrap());
             let tokens = vec![0; 2000];
             let mut sum = 0.0;
             for len in 0..2000 {
@@ -285,7 +291,7 @@ mod tests {
     #[test]
     fn greedy_takes_the_first_of_equals_and_min_tokens_forbids_the_end() {
         let logits = [0.0, 2.0, 2.0, 1.0];
-        let mut rules = Rules { eos: [1].into(), ..rules(SamplingParams { min_tokens: 3, ..SamplingParams::greedy() }) };
+        let mut rules = ResolvedSampling { eos: [1].into(), ..rules(SamplingParams { min_tokens: 3, ..SamplingParams::greedy() }) };
         assert_eq!(token(&logits, &rules, &[0; 9], 2), Ok(2));
         assert_eq!(token(&logits, &rules, &[0; 9], 3), Ok(1));
         rules.params.stop_token_ids = vec![0, 2, 3];
@@ -320,7 +326,7 @@ mod tests {
     #[test]
     fn the_number_drawn_depends_on_the_seed_and_the_position_alone() {
         let logits = vec![0.0; 1000];
-        let (rules, memory) = (rules(SamplingParams::default()), Memory::default());
+        let (rules, memory) = (rules(SamplingParams::default()), SamplingHistory::default());
         let drawn = |seed, tokens: &[u32], generated: usize| {
             let context = Context { tokens, prompt_len: tokens.len() - generated, generated, memory: &memory, allowed: None, seed };
             Sampler::new(1000).unwrap().choose(&logits, &rules, &context).unwrap().token
@@ -334,7 +340,7 @@ mod tests {
 
     #[test]
     fn logits_that_nothing_applies_to_stay_as_they_are() {
-        let (mut sampler, memory) = (Sampler::new(4).unwrap(), Memory::default());
+        let (mut sampler, memory) = (Sampler::new(4).unwrap(), SamplingHistory::default());
         let context = Context { tokens: &[1], prompt_len: 1, generated: 0, memory: &memory, allowed: None, seed: 1 };
         let mut logits = known();
         let narrowed = rules(SamplingParams { top_k: 1, top_p: 0.5, ..Default::default() });
@@ -379,13 +385,13 @@ mod tests {
         for case in 0..3000u64 {
             let number = |i: u64| uniform(case, i, Lane::Token);
             let some = |i: u64| number(i) < 0.3;
-            let rules = Rules { params: random_params(&number, &some), eos: [3].into(), ..Rules::default() };
+            let rules = ResolvedSampling { params: random_params(&number, &some), eos: [3].into(), ..ResolvedSampling::default() };
             rules.params.validate(VOCAB).unwrap();
             let tokens: Vec<u32> = (0..30).map(|i| (number(500 + i) * 12.0) as u32).collect();
             let logits: Vec<f32> = (0..VOCAB as u64)
                 .map(|i| if number(100 + i) < 0.1 { f32::NEG_INFINITY } else { (number(200 + i) * 40.0 - 20.0) as f32 })
                 .collect();
-            let memory = Memory::new(&rules, &tokens, 10).unwrap();
+            let memory = SamplingHistory::new(&rules, &tokens, 10).unwrap();
             let context = Context { tokens: &tokens, prompt_len: 10, generated: 20, memory: &memory, allowed: None, seed: 1 };
             let first = sampler.choose(&logits, &rules, &context);
             assert_eq!(sampler.choose(&logits, &rules, &context), first);

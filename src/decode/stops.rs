@@ -3,21 +3,21 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::sampler::Rules;
+use super::sampler::ResolvedSampling;
 use crate::error::Result;
 
 /// A matcher that withholds text that may be the beginning of a stop string. It is plain data,
 /// which a fork copies.
 #[derive(Debug, Clone, Default)]
 pub struct StopMatcher {
-    rules: Arc<Rules>,
+    rules: Arc<ResolvedSampling>,
     held: String,
     /// Number of bytes of `held` that have been emitted anyway.
     told: usize,
 }
 
 impl StopMatcher {
-    pub fn new(rules: Arc<Rules>) -> StopMatcher {
+    pub fn new(rules: Arc<ResolvedSampling>) -> StopMatcher {
         StopMatcher { rules, held: String::new(), told: 0 }
     }
 
@@ -119,7 +119,7 @@ mod tests {
     fn matcher(stops: &[&str], include: bool) -> StopMatcher {
         let stop = stops.iter().map(|s| s.to_string()).collect();
         let params = SamplingParams { stop, include_stop: include, ..SamplingParams::default() };
-        StopMatcher::new(Arc::new(Rules { params, ..Rules::default() }))
+        StopMatcher::new(Arc::new(ResolvedSampling { params, ..ResolvedSampling::default() }))
     }
 
     fn read(mut matcher: StopMatcher, pieces: &[&str]) -> (String, bool) {

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::Engine;
-use super::forecast::Newcomer;
 use super::queue::Queue;
 use super::request::Request;
-use super::waiting::Waits;
+use super::simulation::CandidateRequest;
+use super::wait_queue::WaitingEntry;
 use crate::error::Result;
 
 /// The predicted admission of a request that would be added now.
@@ -36,12 +36,12 @@ impl Engine {
     /// milliseconds and blocks no other thread.
     pub fn predict_admission(&self, queue: &Queue, mut request: Request) -> Result<Admission> {
         let (prompt, max_len, branching) = self.checked(queue, &mut request)?;
-        let (prompt, width) = (prompt.len(), branching.width());
-        let admits = self.shared.registry.would_admit(queue.outbox(), prompt)
-            && self.lease.could_promise(self.max_blocks(prompt, max_len, branching));
+        let (prompt, width) = (prompt.len(), branching.max_members());
+        let admits = self.shared.registry.would_admit(queue.sender(), prompt)
+            && self.lease.could_reserve(self.max_blocks(prompt, max_len, branching));
         let waiting = self.shared.registry.waiting()?;
-        let (now, outlook) = (self.shared.clock.now(), self.shared.outlook().try_clone()?);
-        let newcomer = Newcomer { waits: Waits::new(prompt, max_len - prompt, request.priority, now), width };
+        let (now, outlook) = (self.shared.clock.now(), self.shared.snapshot().try_clone()?);
+        let newcomer = CandidateRequest { waits: WaitingEntry::new(prompt, max_len - prompt, request.priority, now), width };
         let forecast = outlook.forecast(&self.capacity, &waiting, newcomer, now)?;
         Ok(Admission {
             admits,

@@ -2,18 +2,20 @@
 
 use std::collections::BTreeMap;
 
-use super::core::Core;
-use crate::decode::{BeamScratch, BeamSearch, BeamStep, Chosen, Context, Hypothesis, Memory, Rules, Sampler, log_softmax};
+use super::core::EngineCore;
+use crate::decode::{
+    BeamScratch, BeamSearch, BeamStep, Context, Hypothesis, ResolvedSampling, Sample, Sampler, SamplingHistory, log_softmax,
+};
 use crate::error::{Error, Result, try_vec};
 use crate::options::BeamParams;
-use crate::sched::{Choice, FinishReason, Past, StepPlan};
+use crate::scheduler::{FinishReason, SampledToken, SequenceStats, StepPlan};
 
 /// The beam search of one request.
 pub struct Beams {
     search: BeamSearch,
     width: usize,
-    memories: Vec<Memory>, // [width]
-    rows: Vec<f32>,        // [width, vocab] log probabilities, empty before the first step
+    memories: Vec<SamplingHistory>, // [width]
+    rows: Vec<f32>,                 // [width, vocab] log probabilities, empty before the first step
     scratch: BeamScratch,
     step: BeamStep,
 }
@@ -24,7 +26,7 @@ impl Beams {
         Ok(Beams {
             search: BeamSearch::new(params, n, ends, max_new_tokens)?,
             width,
-            memories: try_vec(width, Memory::default())?,
+            memories: try_vec(width, SamplingHistory::default())?,
             rows: Vec::new(),
             scratch: BeamScratch::default(),
             step: BeamStep::default(),
@@ -36,8 +38,8 @@ impl Beams {
     }
 
     /// Initializes the sampling history of the first beam with the prompt.
-    pub fn begin(&mut self, rules: &Rules, prompt: &[u32]) -> Result<()> {
-        self.memories[0] = Memory::new(rules, prompt, prompt.len())?;
+    pub fn begin(&mut self, rules: &ResolvedSampling, prompt: &[u32]) -> Result<()> {
+        self.memories[0] = SamplingHistory::new(rules, prompt, prompt.len())?;
         Ok(())
     }
 
@@ -54,7 +56,7 @@ impl Beams {
     pub fn decide<'a>(
         &mut self,
         sampler: &mut Sampler,
-        rules: &Rules,
+        rules: &ResolvedSampling,
         prompt_len: usize,
         tokens_in: impl Fn(usize) -> Result<&'a [u32]>,
     ) -> Result<&BeamStep> {
@@ -69,14 +71,14 @@ impl Beams {
         Ok(&self.step)
     }
 
-    pub fn commit(&mut self, rules: &Rules) -> Result<()> {
+    pub fn commit(&mut self, rules: &ResolvedSampling) -> Result<()> {
         // The first child of a beam keeps the slot and the history of its parent. The slots of
         // other children belong to no parent of this step.
         for next in self.step.next.iter().filter(|next| next.slot != next.parent) {
             self.memories[next.slot] = self.memories[next.parent].try_clone()?;
         }
         for next in &self.step.next {
-            self.memories[next.slot].advance(rules, &Chosen { token: next.token, ..Chosen::default() })?;
+            self.memories[next.slot].advance(rules, &Sample { token: next.token, ..Sample::default() })?;
         }
         self.search.commit(&self.step)
     }
@@ -90,8 +92,8 @@ impl Beams {
     }
 }
 
-impl Core {
-    pub(super) fn is_beam(&self, choice: &Choice) -> bool {
+impl EngineCore {
+    pub(super) fn is_beam(&self, choice: &SampledToken) -> bool {
         request_of_beam(&self.beams, choice.parent).is_some()
     }
 
@@ -102,7 +104,7 @@ impl Core {
             if self.scheduler.members(part.seq).next() != Some(part.seq) || self.stuck.iter().any(|(stuck, _)| *stuck == request) {
                 continue;
             }
-            let past = self.scheduler.find(part.seq).map_or(Past::default(), |sequence| sequence.past);
+            let past = self.scheduler.find(part.seq).map_or(SequenceStats::default(), |sequence| sequence.past);
             let stream = self.streams.get_mut(&request).expect("a search has a stream");
             self.insight.token(stream, past);
             let rules = stream.rules.clone();
@@ -120,13 +122,13 @@ impl Core {
             self.end_request(request, FinishReason::Error, |output| output.failed(error.clone()));
         }
         while let Some((&request, _)) = self.beams.iter().find(|(_, beams)| beams.is_done()) {
-            if let Err(error) = self.tell_beams(request) {
+            if let Err(error) = self.emit_beams(request) {
                 self.end_request(request, FinishReason::Error, |output| output.failed(error.clone()));
             }
         }
     }
 
-    fn tell_beams(&mut self, request: u64) -> Result<()> {
+    fn emit_beams(&mut self, request: u64) -> Result<()> {
         let best = self.beams[&request].best()?;
         let stream = &self.streams[&request];
         let mut outputs = Vec::new();
@@ -139,7 +141,7 @@ impl Core {
         self.beams.remove(&request);
         self.streams.remove(&request);
         while let Some(index) = self.shared.registry.open(request, None) {
-            let output = outputs.get_mut(index as usize).map_or_else(|| missing.of(index), std::mem::take);
+            let output = outputs.get_mut(index as usize).map_or_else(|| missing.for_sample(index), std::mem::take);
             self.counts.generated_tokens += output.tokens.len() as u64;
             self.end(&outbox, output);
         }

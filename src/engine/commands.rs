@@ -3,19 +3,19 @@
 use std::time::Duration;
 
 use super::LogitsHook;
-use super::core::Core;
-use super::endings::Contest;
+use super::active_sequence::{ActiveSequence, Generation};
+use super::core::EngineCore;
+use super::finish::BestOfGroup;
 use super::journal::Journal;
 use super::outputs::Output;
-use super::registry::{Child, Command, Open};
-use super::request::Work;
+use super::request::PreparedRequest;
 use super::sequence_state::{Header, SequenceState};
-use super::stream::{Stream, Turn};
+use super::sequence_table::{Command, ForkedSequence, PendingOutput};
 use super::timing::Timing;
 use crate::batch::Tail;
 use crate::error::{Error, Result};
-use crate::kv::Chain;
-use crate::sched::FinishReason;
+use crate::kv::BlockHash;
+use crate::scheduler::FinishReason;
 
 /// The instruction path of a sequence whose K and V were computed on several paths.
 const MIXED: &str = "mixed";
@@ -26,21 +26,21 @@ pub struct Pin {
     pub(super) until: Option<Duration>,
 }
 
-impl Core {
+impl EngineCore {
     pub(super) fn take_commands(&mut self) {
         self.scheduler.set_time(self.now.as_micros() as u64);
         let mut commands = std::mem::take(&mut self.commands);
         self.shared.registry.take_commands(&mut commands);
         for command in commands.drain(..) {
-            self.obey(command);
+            self.apply(command);
         }
         self.commands = commands;
-        self.let_pins_expire();
+        self.expire_pins();
     }
 
-    fn obey(&mut self, command: Command) {
+    fn apply(&mut self, command: Command) {
         if let Some(journal) = &mut self.journal {
-            journal.takes(&command);
+            journal.record_command(&command);
         }
         match command {
             Command::Add { id, work } => self.add(id, *work),
@@ -49,15 +49,15 @@ impl Core {
             Command::Fork { parent, len, children, idle } => children.into_iter().for_each(|child| self.fork(parent, len, child, idle)),
             Command::Append { seq, tokens } => {
                 let result = self.append(seq, &tokens);
-                self.changed(seq, result);
+                self.record_outcome(seq, result);
             }
             Command::Rewind { seq, len } => {
                 let result = self.rewind(seq, len);
-                self.changed(seq, result);
+                self.record_outcome(seq, result);
             }
             Command::GoOn { seq, keep, hook, deadline, open, asked } => {
-                if let Err(error) = self.go_on(seq, keep, hook, Timing::new(asked), deadline, &open) {
-                    let last = self.streams.get(&seq).map_or(open.last, Stream::output);
+                if let Err(error) = self.continue_sequence(seq, keep, hook, Timing::new(asked), deadline, &open) {
+                    let last = self.streams.get(&seq).map_or(open.last, ActiveSequence::output);
                     self.end(&open.outbox, last.failed(error));
                 }
             }
@@ -68,11 +68,11 @@ impl Core {
             }
             Command::Free { seq } => {
                 self.end_sequence(seq, FinishReason::Abort, |output| output);
-                self.forget(seq);
+                self.remove_sequence(seq);
             }
             Command::Export { seq, open } => {
                 // The sequence continues, whether the export succeeds or not.
-                let Open { outbox, last, .. } = *open;
+                let PendingOutput { outbox, last, .. } = *open;
                 let output = self.export(seq).unwrap_or_else(|error| Output { error: Some(error), ..last });
                 self.push(&outbox, output);
                 if let (Some(journal), None) = (&mut self.journal, self.scheduler.find(seq)) {
@@ -82,13 +82,13 @@ impl Core {
             Command::Import { id, turn, sequence_state } => {
                 let outbox = turn.outbox.clone();
                 if let Err(error) = self.import(id, *turn, *sequence_state) {
-                    self.never_made(&outbox, Output { request: id, sequence: id, ..Output::default() }.failed(error));
+                    self.fail_import(&outbox, Output { request: id, sequence: id, ..Output::default() }.failed(error));
                 }
             }
             Command::Pin { id, newcomer, priority, until, .. } => {
                 match self.pins.try_reserve(1).map_err(Error::from).and_then(|()| self.scheduler.pin(id, *newcomer, priority)) {
                     Ok(()) => self.pins.push(Pin { id, until }),
-                    Err(_) => self.shared.registry.pin_ended(id),
+                    Err(_) => self.shared.registry.remove_pin(id),
                 }
             }
             Command::Unpin { id } => self.unpin(id),
@@ -98,19 +98,19 @@ impl Core {
     /// Removes a pin, if `id` is one.
     pub(super) fn unpin(&mut self, id: u64) {
         if let Some(place) = self.pins.iter().position(|pin| pin.id == id) {
-            self.let_pin_go(place);
+            self.release_pin(place);
         }
     }
 
-    fn let_pin_go(&mut self, place: usize) {
+    fn release_pin(&mut self, place: usize) {
         let Pin { id, .. } = self.pins.swap_remove(place);
-        self.journal.iter_mut().for_each(Journal::touched);
+        self.journal.iter_mut().for_each(Journal::record_expiry);
         self.scheduler.remove(id);
-        self.shared.registry.pin_ended(id);
+        self.shared.registry.remove_pin(id);
     }
 
-    fn add(&mut self, id: u64, work: Work) {
-        let Work { newcomer, mut stream, beams, wanted, .. } = work;
+    fn add(&mut self, id: u64, work: PreparedRequest) {
+        let PreparedRequest { newcomer, mut stream, beams, wanted, .. } = work;
         let echoed = stream.rules.params.echo.then(|| stream.echo(newcomer.prompt(), self.shared.text.as_deref())).transpose();
         let mut ends = Vec::new();
         let begun = echoed.and_then(|echoed| {
@@ -130,7 +130,7 @@ impl Core {
         match begun {
             Ok(echoed) => {
                 if stream.ranked {
-                    self.contests.insert(id, Contest { wanted, open: stream.branches, ends });
+                    self.contests.insert(id, BestOfGroup { wanted, open: stream.branches, ends });
                 }
                 let outbox = stream.outbox.clone();
                 self.streams.insert(id, stream);
@@ -145,12 +145,12 @@ impl Core {
         }
     }
 
-    fn fork(&mut self, parent: u64, len: Option<usize>, child: Child, idle: bool) {
-        let Child { id, seed, user_data, outbox, asked } = child;
+    fn fork(&mut self, parent: u64, len: Option<usize>, child: ForkedSequence, idle: bool) {
+        let ForkedSequence { id, seed, user_data, outbox, asked } = child;
         let last = Output { request: id, sequence: id, user_data, ..Output::default() };
         let mut stream = match self.try_fork(parent, len, id, idle) {
             Ok(stream) => stream,
-            Err(error) if idle => return self.never_made(&outbox, last.failed(error)),
+            Err(error) if idle => return self.fail_import(&outbox, last.failed(error)),
             Err(error) => {
                 self.scheduler.remove(id);
                 return self.end(&outbox, last.failed(error));
@@ -165,11 +165,11 @@ impl Core {
         let has_ended = !idle && self.scheduler.find(id).is_some_and(|sequence| sequence.group.is_none());
         let output = has_ended.then(|| stream.close(FinishReason::Abort, true, self.shared.text.as_deref(), Output::default()));
         self.streams.insert(id, stream);
-        self.grown(id);
+        self.update_length(id);
         output.into_iter().for_each(|output| self.end(&outbox, output));
     }
 
-    fn try_fork(&mut self, parent: u64, len: Option<usize>, child: u64, idle: bool) -> Result<Stream> {
+    fn try_fork(&mut self, parent: u64, len: Option<usize>, child: u64, idle: bool) -> Result<ActiveSequence> {
         let gone = || Error::not_found(format!("sequence {parent} has ended before it could fork, and was not kept"));
         self.streams.try_reserve(1)?;
         let mut stream = self.streams.get(&parent).ok_or_else(gone)?.fork()?;
@@ -200,8 +200,8 @@ impl Core {
         stream.rewind(&self.scheduler.get(seq)?.tokens, self.shared.text.as_deref())
     }
 
-    fn resume(&mut self, seq: u64, turn: Turn) -> Result<()> {
-        let stream = self.streams.get_mut(&seq).ok_or_else(|| gone(seq))?;
+    fn resume(&mut self, seq: u64, turn: Generation) -> Result<()> {
+        let stream = self.streams.get_mut(&seq).ok_or_else(|| ended_error(seq))?;
         let tokens = &self.scheduler.get(seq)?.tokens;
         let most = turn.rules.params.max_tokens.unwrap_or(self.longest);
         let (max_len, keep) = (tokens.len().saturating_add(most).min(self.longest), turn.keep);
@@ -212,16 +212,16 @@ impl Core {
     }
 
     /// Continues an idle sequence with its previous parameters and sampling state.
-    fn go_on(
+    fn continue_sequence(
         &mut self,
         seq: u64,
         keep: bool,
         hook: Option<LogitsHook>,
         timing: Timing,
         deadline: Option<Duration>,
-        open: &Open,
+        open: &PendingOutput,
     ) -> Result<()> {
-        let stream = self.streams.get_mut(&seq).ok_or_else(|| gone(seq))?;
+        let stream = self.streams.get_mut(&seq).ok_or_else(|| ended_error(seq))?;
         (stream.timing, stream.deadline) = (timing, deadline);
         stream.hook = hook.or(stream.hook.take());
         (stream.outbox, stream.user_data) = (open.outbox.clone(), open.last.user_data);
@@ -236,11 +236,11 @@ impl Core {
 
     fn export(&mut self, seq: u64) -> Result<Output> {
         let gone = || Error::not_found(format!("sequence {seq} has ended before it could be exported, and was not kept"));
-        self.bring_back(seq);
+        self.swap_in(seq);
         let stream = self.streams.get(&seq).ok_or_else(gone)?;
         let sequence = self.scheduler.get(seq)?;
         // If visible blocks are missing, all tokens are recomputed after the import.
-        let there = self.scheduler.blocks().looked_back_on(&sequence.table, sequence.computed)?;
+        let there = self.scheduler.blocks().visible_blocks(&sequence.table, sequence.computed)?;
         let (computed, blocks) = there.map_or((0, Vec::new()), |blocks| (sequence.computed, blocks));
         let header = stream.export(Header {
             model: self.model,
@@ -257,24 +257,24 @@ impl Core {
         let slots = computed - computed.saturating_sub(1) / header.block_size * header.block_size;
         let tail = Tail { blocks: self.scheduler.blocks().paging().groups(), slots };
         let read = self.runner.read_blocks(&blocks, tail, &mut kv);
-        exchanged(&mut self.journal, read)?;
+        recorded_result(&mut self.journal, read)?;
         Ok(Output { sequence_state: SequenceState { header, kv }.encode()?, ..stream.output() })
     }
 
-    fn import(&mut self, id: u64, turn: Turn, sequence_state: SequenceState<'static>) -> Result<()> {
+    fn import(&mut self, id: u64, turn: Generation, sequence_state: SequenceState<'static>) -> Result<()> {
         self.streams.try_reserve(1)?;
         let SequenceState { header, kv } = sequence_state;
-        let mut stream = Stream::restore(id, turn, &header, self.shared.text.as_deref())?;
+        let mut stream = ActiveSequence::restore(id, turn, &header, self.shared.text.as_deref())?;
         stream.inexact = header.isa != self.isa;
-        let root = Chain::private(&self.model, id);
+        let root = BlockHash::for_sequence(&self.model, id);
         self.scheduler.import(id, header.tokens.into_owned(), header.computed, header.max_len, header.logits_from, root)?;
         // Other sequences may have been swapped out to free the blocks.
         self.move_blocks();
         let sequence = self.scheduler.get(id)?;
-        let blocks = self.scheduler.blocks().looked_back_on(&sequence.table, sequence.computed)?.unwrap_or_default();
+        let blocks = self.scheduler.blocks().visible_blocks(&sequence.table, sequence.computed)?.unwrap_or_default();
         if !blocks.is_empty() {
             let written = self.runner.write_blocks(&blocks, &kv);
-            exchanged(&mut self.journal, written)?;
+            recorded_result(&mut self.journal, written)?;
         }
         self.streams.insert(id, stream);
         Ok(())
@@ -282,7 +282,7 @@ impl Core {
 
     /// Updates the known length after a command. If the command failed, reports the error: a
     /// running sequence ends, an idle one stays idle.
-    fn changed(&mut self, seq: u64, result: Result<()>) {
+    fn record_outcome(&mut self, seq: u64, result: Result<()>) {
         if let Err(error) = result {
             let idle = self.scheduler.find(seq).is_some_and(|sequence| sequence.group.is_none());
             match self.streams.get(&seq).filter(|_| idle) {
@@ -294,20 +294,20 @@ impl Core {
                 None => self.end_sequence(seq, FinishReason::Error, |output| output.failed(error)),
             }
         }
-        self.grown(seq);
+        self.update_length(seq);
     }
 
-    fn grown(&self, seq: u64) {
+    fn update_length(&self, seq: u64) {
         let len = self.scheduler.find(seq).map(|sequence| (seq, sequence.tokens.len()));
-        self.shared.registry.grown(len.into_iter());
+        self.shared.registry.update_lengths(len.into_iter());
     }
 
     /// Removes pins that have expired, and those that the scheduler has removed.
-    fn let_pins_expire(&mut self) {
+    fn expire_pins(&mut self) {
         let mut next = 0;
         while let Some(pin) = self.pins.get(next) {
             match pin.until.is_some_and(|until| until <= self.now) || self.scheduler.find(pin.id).is_none() {
-                true => self.let_pin_go(next),
+                true => self.release_pin(next),
                 false => next += 1,
             }
         }
@@ -316,13 +316,13 @@ impl Core {
 
 /// Returns the result of a transfer of K and V out of or into the engine. In a replay, the journal
 /// overrides it.
-fn exchanged(journal: &mut Option<Journal>, result: Result<()>) -> Result<()> {
+fn recorded_result(journal: &mut Option<Journal>, result: Result<()>) -> Result<()> {
     match journal {
-        Some(journal) => journal.exchanged(result),
+        Some(journal) => journal.record_exchange(result),
         None => result,
     }
 }
 
-fn gone(seq: u64) -> Error {
+fn ended_error(seq: u64) -> Error {
     Error::not_found(format!("sequence {seq} could not be made, so it cannot be resumed"))
 }

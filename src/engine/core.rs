@@ -6,39 +6,39 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::active_sequence::ActiveSequence;
 use super::beams::{Beams, request_of_beam};
+use super::budget_client::BudgetChecks;
 use super::clock::Clock;
 use super::commands::Pin;
 use super::deadlines::Deadlines;
-use super::deciding::{Deciding, Decision, Prompts, Tops, collect_masks, plan_draws};
-use super::endings::Contest;
-use super::forecast::{Outlook, Pending};
-use super::governor::Governors;
-use super::insight::Insight;
+use super::finish::BestOfGroup;
 use super::journal::Journal;
 use super::metrics::Histograms;
 use super::outputs::Output;
-use super::pace::{Load, Meter};
-use super::queue::Outbox;
-use super::registry::{Command, Registry};
+use super::queue::OutputSender;
 use super::request::branch_seed;
-use super::retry::Trouble;
-use super::runner::{Computed, Runner};
-use super::stream::Stream;
+use super::retry::FailureStreak;
+use super::runner::{Runner, StepResult};
+use super::sampling::{PromptLogprobs, SampleResult, SamplingPass, TopLogprobs, collect_masks, plan_device_sampling};
+use super::sequence_table::{Command, SequenceTable};
+use super::simulation::{PendingSequence, SchedulerSnapshot};
+use super::step_time::{StepLoad, StepTimer};
+use super::telemetry::Telemetry;
 use super::trace::{Phase, Trace};
 use super::{ModelInfo, Stats, StepReport};
 use crate::batch::BlockCopy;
-use crate::batch::draws::Draws;
+use crate::batch::device_sampling::DeviceSampling;
 use crate::budget::Lease;
 use crate::decode::{Masker, Sampler};
 use crate::error::{Error, Result};
 use crate::options::EngineOptions;
-use crate::sched::{Choice, Event, FinishReason, GroupId, IdMap, Past, Scheduler, Sequence, StepPlan};
+use crate::scheduler::{Event, FinishReason, GroupId, IdMap, SampledToken, Scheduler, Sequence, SequenceStats, StepPlan};
 use crate::sys::float::StandardMode;
 use crate::text::Text;
 
 /// The state of the stepping thread, and the state that it shares with other threads.
-pub struct Core {
+pub struct EngineCore {
     pub(super) scheduler: Scheduler,
     /// Value of `Wakeup::rooms` when the paused groups were last checked.
     pub(super) rooms: u64,
@@ -53,12 +53,12 @@ pub struct Core {
     pub(super) isa: &'static str,
     /// Maximum length of a sequence in tokens.
     pub(super) longest: usize,
-    pub(super) streams: IdMap<u64, Stream>,
+    pub(super) streams: IdMap<u64, ActiveSequence>,
     /// Beam searches by request. The id of the first beam is that of the request. The other beams
     /// have the following ids.
     pub(super) beams: BTreeMap<u64, Box<Beams>>,
     /// Best-of groups, by request.
-    pub(super) contests: IdMap<u64, Contest>,
+    pub(super) contests: IdMap<u64, BestOfGroup>,
     pub(super) pins: Vec<Pin>,
     pub(super) deadlines: Deadlines,
     sampler: Sampler,
@@ -69,30 +69,30 @@ pub struct Core {
     /// Logits that a logits hook edits.
     edited: Vec<f32>,
     /// Samples to draw on the device. `None` if the runner cannot sample.
-    draws: Option<Draws>,
+    draws: Option<DeviceSampling>,
     pub(super) commands: VecDeque<Command>,
-    choices: Vec<Choice>,
+    choices: Vec<SampledToken>,
     /// One decision per choice.
-    decisions: Vec<Decision>,
-    tops: Tops,
-    prompts: Prompts,
+    decisions: Vec<SampleResult>,
+    tops: TopLogprobs,
+    prompts: PromptLogprobs,
     /// Requests whose beam search has failed.
     pub(super) stuck: Vec<(u64, Error)>,
     events: Vec<Event>,
     /// Groups of the last failed step, identified by their first sequence.
     pub(super) suspects: Vec<u64>,
-    pub(super) trouble: Option<Trouble>,
+    pub(super) trouble: Option<FailureStreak>,
     /// Requests with outputs that could not be queued for lack of memory.
     unheard: Vec<(u64, Error)>,
     /// Answers that could not be queued for lack of memory and end no request. They are retried.
-    later: Vec<(Arc<Outbox>, Output)>,
+    later: Vec<(Arc<OutputSender>, Output)>,
     /// An output whose buffers the next output reuses.
     pub(super) blank: Output,
     /// Queues whose readers must be notified at the end of the step.
-    unannounced: Vec<Arc<Outbox>>,
+    unannounced: Vec<Arc<OutputSender>>,
     pub(super) counts: Stats,
-    pub(super) meter: Meter,
-    pub(super) insight: Insight,
+    pub(super) meter: StepTimer,
+    pub(super) insight: Telemetry,
     /// Journal that records or replays the inputs of steps.
     pub(super) journal: Option<Journal>,
     /// Start time of the current step. It is read once per step, so that a replay can repeat all
@@ -105,18 +105,18 @@ pub struct Core {
 #[derive(Clone)]
 pub struct Shared {
     pub text: Option<Arc<Text>>,
-    pub registry: Arc<Registry>,
+    pub registry: Arc<SequenceTable>,
     /// Statistics after the last step.
     pub published: Arc<Mutex<Published>>,
-    pub outlook: Arc<Mutex<Outlook>>,
+    pub outlook: Arc<Mutex<SchedulerSnapshot>>,
     pub clock: Arc<dyn Clock>,
     /// Whether the budget has asked the engine to check its lease.
     pub called: Arc<AtomicBool>,
-    pub governors: Arc<Governors>,
+    pub governors: Arc<BudgetChecks>,
 }
 
 impl Shared {
-    pub fn outlook(&self) -> MutexGuard<'_, Outlook> {
+    pub fn snapshot(&self) -> MutexGuard<'_, SchedulerSnapshot> {
         self.outlook.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -128,7 +128,7 @@ pub struct Published {
     pub histograms: Histograms,
 }
 
-impl Core {
+impl EngineCore {
     pub fn new(
         scheduler: Scheduler,
         runner: Box<dyn Runner>,
@@ -137,13 +137,13 @@ impl Core {
         options: &EngineOptions,
         shared: Shared,
         journal: Option<Journal>,
-    ) -> Result<Core> {
+    ) -> Result<EngineCore> {
         let max_seqs = options.max_seqs;
         let trace = options.trace_path.as_deref().map(Trace::create).transpose()?;
-        let mut core = Core {
+        let mut core = EngineCore {
             scheduler,
             rooms: 0,
-            draws: runner.draw_limits().map(Draws::new).transpose()?,
+            draws: runner.sampling_limits().map(DeviceSampling::new).transpose()?,
             runner,
             lease,
             moves: Vec::new(),
@@ -163,8 +163,8 @@ impl Core {
             commands: VecDeque::new(),
             choices: Vec::new(),
             decisions: Vec::new(),
-            tops: Tops::default(),
-            prompts: Prompts::default(),
+            tops: TopLogprobs::default(),
+            prompts: PromptLogprobs::default(),
             stuck: Vec::new(),
             events: Vec::new(),
             suspects: Vec::new(),
@@ -174,8 +174,8 @@ impl Core {
             blank: Output::default(),
             unannounced: Vec::new(),
             counts: Stats::default(),
-            meter: Meter::default(),
-            insight: Insight::new(shared.clock.clone(), trace),
+            meter: StepTimer::default(),
+            insight: Telemetry::new(shared.clock.clone(), trace),
             journal,
             now: Duration::ZERO,
             shared,
@@ -186,7 +186,7 @@ impl Core {
         core.suspects.try_reserve(max_seqs)?;
         core.unheard.try_reserve(max_seqs)?;
         core.unannounced.try_reserve(max_seqs)?;
-        core.shared.outlook().reserve(max_seqs)?;
+        core.shared.snapshot().reserve(max_seqs)?;
         Ok(core)
     }
 
@@ -211,15 +211,15 @@ impl Core {
     /// groups. If it fails, `suspects` are its groups, and nothing else has changed.
     pub(super) fn attempt(&mut self, groups: Option<&[u64]>) -> Result<StepReport> {
         let plan = self.plan(groups);
-        self.insight.lap(Phase::Schedule);
+        self.insight.end_phase(Phase::Schedule);
         let Some(plan) = plan else {
             return Ok(StepReport { paused: self.scheduler.paused() as u64, ..StepReport::default() });
         };
-        let (load, began) = (Load::of(&plan), self.shared.clock.now());
-        self.shared.outlook().step = Some((load, began));
+        let (load, began) = (StepLoad::for_plan(&plan), self.shared.clock.now());
+        self.shared.snapshot().step = Some((load, began));
         let fault = self.journal.as_mut().and_then(Journal::fault);
         if fault.is_some() {
-            self.runner.forget_foreseen(); // as after a real failure
+            self.runner.cancel_in_flight(); // as after a real failure
         }
         if let Err(error) = fault.map_or_else(|| self.run(&plan), Err) {
             self.journal.iter_mut().for_each(|journal| journal.failed(&error));
@@ -228,23 +228,23 @@ impl Core {
             self.suspects.dedup();
             self.counts.steps_failed += 1;
             self.scheduler.rollback(plan);
-            self.insight.lap(Phase::Commit);
+            self.insight.end_phase(Phase::Commit);
             return Err(error);
         }
         let report = self.report(&plan);
-        self.begin(&plan);
+        self.mark_started(&plan);
         self.commit(plan);
-        self.meter.stepped(load, self.shared.clock.now().saturating_sub(began));
-        self.insight.lap(Phase::Commit);
+        self.meter.record_step(load, self.shared.clock.now().saturating_sub(began));
+        self.insight.end_phase(Phase::Commit);
         Ok(report)
     }
 
     /// Removes the turns that this step started from the waiting queue.
-    fn begin(&mut self, plan: &StepPlan) {
+    fn mark_started(&mut self, plan: &StepPlan) {
         for part in plan.parts.iter().filter(|part| part.begins) {
-            if let Some(stream) = stream_of_mut(&mut self.streams, &self.beams, part.seq) {
-                self.insight.begins(stream, self.now);
-                self.shared.registry.begun(stream.request, stream.sequence);
+            if let Some(stream) = sequence_of_mut(&mut self.streams, &self.beams, part.seq) {
+                self.insight.started(stream, self.now);
+                self.shared.registry.mark_started(stream.request, stream.sequence);
             }
         }
     }
@@ -257,15 +257,15 @@ impl Core {
         collect_masks(&mut self.masker, &mut self.streams, &mut self.lost);
         let ticket = ticket?;
         let computed = match &mut self.draws {
-            None => self.runner.wait_and_draw(ticket, &Draws::default()),
+            None => self.runner.wait_and_sample(ticket, &DeviceSampling::default()),
             Some(draws) => {
                 draws.clear();
-                plan_draws(draws, plan, self.vocab_size, &self.scheduler, &mut self.streams, &self.beams, &self.lost)?;
-                self.runner.wait_and_draw(ticket, draws)
+                plan_device_sampling(draws, plan, self.vocab_size, &self.scheduler, &mut self.streams, &self.beams, &self.lost)?;
+                self.runner.wait_and_sample(ticket, draws)
             }
         };
-        self.insight.lap(Phase::Run);
-        let Computed { logits, drawn } = computed?;
+        self.insight.end_phase(Phase::Run);
+        let StepResult { logits, drawn } = computed?;
         self.choices.clear();
         self.decisions.clear();
         self.tops.all.clear();
@@ -274,7 +274,7 @@ impl Core {
         let (mut rest, mut drawn) = (logits, drawn.iter());
         let mut drawn_rows = self.draws.iter().flat_map(|draws| &draws.draws).map(|draw| draw.row as usize).peekable();
         let mut row = 0;
-        let mut deciding = Deciding {
+        let mut deciding = SamplingPass {
             scheduler: &self.scheduler,
             streams: &mut self.streams,
             lost: &self.lost,
@@ -291,10 +291,10 @@ impl Core {
             let (rows, others) = rest.split_at(part.logits * self.vocab_size);
             row += part.logits;
             let drawn = drawn_rows.next_if_eq(&(row - 1)).and_then(|_| drawn.next());
-            deciding.part(part, rows, self.vocab_size, drawn)?;
+            deciding.sample(part, rows, self.vocab_size, drawn)?;
             rest = others;
         }
-        self.insight.lap(Phase::Decide);
+        self.insight.end_phase(Phase::Decide);
         Ok(())
     }
 
@@ -314,30 +314,30 @@ impl Core {
         self.insight.computed(&plan);
         self.commit_beams(&plan);
         self.scheduler.commit(plan, &choices, &mut events);
-        self.tell_prompts();
+        self.emit_prompt_logprobs();
         for event in &events {
             match *event {
                 // Tokens of beams are delivered when the search has finished.
                 Event::Forked { choice } | Event::Advanced { choice, .. } if self.is_beam(&choices[choice]) => {}
-                Event::Forked { choice } => self.branch(&choices[choice]),
-                Event::Advanced { choice, finish, past } => self.deliver(&choices[choice], &decisions[choice], finish, past),
-                Event::Failed { choice } => self.never_born(&choices[choice], Error::out_of_memory()),
+                Event::Forked { choice } => self.start_sample(&choices[choice]),
+                Event::Advanced { choice, finish, past } => self.emit_token(&choices[choice], &decisions[choice], finish, past),
+                Event::Failed { choice } => self.fail_sample(&choices[choice], Error::out_of_memory()),
                 Event::Dropped { .. } => {}
             }
         }
         self.end_beams();
-        let len = |choice: &Choice| Some((choice.child, self.scheduler.find(choice.child)?.tokens.len()));
-        self.shared.registry.grown(choices.iter().filter_map(len));
+        let len = |choice: &SampledToken| Some((choice.child, self.scheduler.find(choice.child)?.tokens.len()));
+        self.shared.registry.update_lengths(choices.iter().filter_map(len));
         (self.events, self.choices, self.decisions) = (events, choices, decisions);
     }
 
-    fn tell_prompts(&mut self) {
+    fn emit_prompt_logprobs(&mut self) {
         let prompts = std::mem::take(&mut self.prompts);
         for (seq, logprobs, top) in prompts.iter() {
             let Some(stream) = self.streams.get_mut(&seq) else { continue };
             let outbox = stream.outbox.clone();
             let request = stream.request;
-            match stream.tell_prompt(logprobs, top, std::mem::take(&mut self.blank)) {
+            match stream.emit_prompt(logprobs, top, std::mem::take(&mut self.blank)) {
                 Ok(output) => output.into_iter().for_each(|output| self.push(&outbox, output)),
                 Err(error) => self.stuck.push((request, error)),
             }
@@ -346,48 +346,48 @@ impl Core {
     }
 
     /// Creates the stream of a sample when the first token of its parent is sampled several times.
-    fn branch(&mut self, choice: &Choice) {
+    fn start_sample(&mut self, choice: &SampledToken) {
         let room = self.streams.try_reserve(1).map_err(Error::from);
         let Some(unborn) = self.streams.get_mut(&choice.parent).map(|parent| parent.unborn.pop()) else { return };
-        match room.and_then(|()| self.branch_of(&self.streams[&choice.parent], unborn, choice.child)) {
+        match room.and_then(|()| self.sample_of(&self.streams[&choice.parent], unborn, choice.child)) {
             Ok(mut stream) => {
-                let (outbox, echo) = (stream.outbox.clone(), stream.echo_again());
+                let (outbox, echo) = (stream.outbox.clone(), stream.repeat_echo());
                 self.streams.insert(choice.child, stream);
                 echo.into_iter().for_each(|output| self.push(&outbox, output));
             }
             Err(error) => {
                 self.scheduler.remove(choice.child);
-                self.never_born(choice, error);
+                self.fail_sample(choice, error);
             }
         }
     }
 
-    fn branch_of(&self, parent: &Stream, unborn: Option<Stream>, child: u64) -> Result<Stream> {
+    fn sample_of(&self, parent: &ActiveSequence, unborn: Option<ActiveSequence>, child: u64) -> Result<ActiveSequence> {
         let index = (child - parent.request) as u32;
         let mut stream = match unborn {
             Some(mut stream) => stream.copy(parent).map(|()| stream),
             None => parent.fork(),
         }?;
         (stream.sequence, stream.index, stream.seed) = (child, index, branch_seed(parent.seed, index as usize));
-        self.shared.registry.born(child, stream.known(parent.prompt_len))?;
+        self.shared.registry.insert_fork(child, stream.view(parent.prompt_len))?;
         Ok(stream)
     }
 
-    fn never_born(&mut self, choice: &Choice, error: Error) {
+    fn fail_sample(&mut self, choice: &SampledToken, error: Error) {
         if let Some(request) = request_of_beam(&self.beams, choice.parent) {
             return self.stuck.push((request, error));
         }
         let Some(parent) = self.streams.get(&choice.parent) else { return };
-        let output = parent.output().of((choice.child - parent.request) as u32).failed(error);
+        let output = parent.output().for_sample((choice.child - parent.request) as u32).failed(error);
         let outbox = parent.outbox.clone();
         self.finish(&outbox, output);
     }
 
     /// Turns a committed choice into an output. A stop string in its text ends the sequence.
-    fn deliver(&mut self, choice: &Choice, decision: &Decision, finish: Option<FinishReason>, past: Past) {
+    fn emit_token(&mut self, choice: &SampledToken, decision: &SampleResult, finish: Option<FinishReason>, past: SequenceStats) {
         let Some(stream) = self.streams.get_mut(&choice.child) else { return };
         stream.branches = 1;
-        stream.timing.set_past(past);
+        stream.timing.set_stats(past);
         let (text, blank) = (self.shared.text.as_deref(), std::mem::take(&mut self.blank));
         let output = match decision {
             Ok(advance) => {
@@ -397,8 +397,8 @@ impl Core {
             }
             Err(why) => stream.close(FinishReason::Error, self.scheduler.find(choice.child).is_some(), text, blank).failed(why.clone()),
         };
-        if !stream.is_heard(&output) {
-            self.blank = output.emptied();
+        if !stream.is_delivered(&output) {
+            self.blank = output.cleared();
             return;
         }
         let outbox = stream.outbox.clone();
@@ -407,18 +407,18 @@ impl Core {
             Some(finish) => {
                 if finish == FinishReason::Stop {
                     // The scheduler knows about other ends and has removed the sequence already.
-                    self.scheduler.learn(choice.child);
+                    self.scheduler.record_length(choice.child);
                 }
-                self.let_go(choice.child);
+                self.release(choice.child);
                 self.finish(&outbox, output);
             }
         }
     }
 
-    pub(super) fn push(&mut self, outbox: &Arc<Outbox>, mut output: Output) {
-        self.journal.iter_mut().for_each(|journal| journal.says(&output));
+    pub(super) fn push(&mut self, outbox: &Arc<OutputSender>, mut output: Output) {
+        self.journal.iter_mut().for_each(|journal| journal.record_output(&output));
         match outbox.push(&mut output) {
-            Ok(first) => self.told(outbox, first, output),
+            Ok(first) => self.emit(outbox, first, output),
             // The output answers a completed command and can be delivered later.
             Err(_) if output.error.is_some() || !output.sequence_state.is_empty() => self.later.push((outbox.clone(), output)),
             Err(error) => self.unheard.push((output.request, error)),
@@ -426,20 +426,20 @@ impl Core {
     }
 
     /// Queues the last output of a sequence.
-    pub(super) fn push_last(&mut self, outbox: &Arc<Outbox>, mut output: Output) {
-        self.journal.iter_mut().for_each(|journal| journal.says(&output));
+    pub(super) fn emit_last(&mut self, outbox: &Arc<OutputSender>, mut output: Output) {
+        self.journal.iter_mut().for_each(|journal| journal.record_output(&output));
         let first = outbox.push_last(&mut output);
-        self.told(outbox, first, output);
+        self.emit(outbox, first, output);
     }
 
-    fn told(&mut self, outbox: &Arc<Outbox>, first: bool, output: Output) {
+    fn emit(&mut self, outbox: &Arc<OutputSender>, first: bool, output: Output) {
         self.unannounced.extend(first.then(|| outbox.clone()));
-        self.blank = output.emptied();
+        self.blank = output.cleared();
     }
 
     /// Retries outputs that could not be queued for lack of memory.
-    fn tell_later(&mut self) {
-        let Core { later, unannounced, .. } = self;
+    fn emit_deferred(&mut self) {
+        let EngineCore { later, unannounced, .. } = self;
         later.retain_mut(|(outbox, output)| {
             let pushed = outbox.push(output);
             unannounced.extend(pushed.as_ref().is_ok_and(|&first| first).then(|| outbox.clone()));
@@ -448,13 +448,13 @@ impl Core {
     }
 
     /// Ends the requests whose outputs could not be queued.
-    pub(super) fn end_unheard(&mut self) {
+    pub(super) fn end_undeliverable(&mut self) {
         while let Some((request, error)) = self.unheard.pop() {
             self.end_request(request, FinishReason::Error, |output| output.failed(error.clone()));
         }
     }
 
-    pub(super) fn forget(&mut self, id: u64) -> Option<Stream> {
+    pub(super) fn remove_sequence(&mut self, id: u64) -> Option<ActiveSequence> {
         self.scheduler.remove(id);
         self.journal.iter_mut().for_each(|journal| journal.forget(id));
         self.streams.remove(&id)
@@ -469,21 +469,21 @@ impl Core {
         let stats = self.stats();
         let published = Published { stats, histograms: self.insight.histograms };
         *self.shared.published.lock().unwrap_or_else(PoisonError::into_inner) = published;
-        self.look_ahead(&mut self.shared.outlook());
-        self.tell_later();
-        self.unannounced.drain(..).for_each(|outbox| outbox.announce());
+        self.update_lengths(&mut self.shared.snapshot());
+        self.emit_deferred();
+        self.unannounced.drain(..).for_each(|outbox| outbox.notify());
         if let Err(error) = self.shared.registry.check() {
             self.shared.registry.close_queues(&error);
         }
         stats
     }
 
-    fn look_ahead(&self, outlook: &mut Outlook) {
-        let pending = |sequence: &Sequence| Pending {
+    fn update_lengths(&self, outlook: &mut SchedulerSnapshot) {
+        let pending = |sequence: &Sequence| PendingSequence {
             prefill: if sequence.pending() > 1 { sequence.pending() } else { 0 },
             computed: sequence.computed,
             chosen: sequence.generated,
-            most: sequence.most(),
+            most: sequence.max_new_tokens(),
             rank: sequence.group.map_or(0, GroupId::rank),
         };
         outlook.running.clear();
@@ -524,7 +524,7 @@ impl Core {
             swapped: blocks.swapped() as u64,
             swap_blocks_total: blocks.host_total() as u64,
             swap_blocks_used: blocks.host_used() as u64,
-            blocks_out_of_window: blocks.gone_blocks() as u64,
+            blocks_out_of_window: blocks.dropped_blocks() as u64,
             discard_failures: self.runner.discard_failures(),
             prefix_queries: prefix.queries,
             prefix_hits: prefix.hits,
@@ -537,11 +537,19 @@ impl Core {
 }
 
 /// Returns the stream that delivers the outputs of `seq`. `None` for a pin, which has no outputs.
-pub(super) fn stream_of<'a>(streams: &'a IdMap<u64, Stream>, beams: &BTreeMap<u64, Box<Beams>>, seq: u64) -> Option<&'a Stream> {
+pub(super) fn sequence_of<'a>(
+    streams: &'a IdMap<u64, ActiveSequence>,
+    beams: &BTreeMap<u64, Box<Beams>>,
+    seq: u64,
+) -> Option<&'a ActiveSequence> {
     streams.get(&seq).or_else(|| streams.get(&request_of_beam(beams, seq)?))
 }
 
-fn stream_of_mut<'a>(streams: &'a mut IdMap<u64, Stream>, beams: &BTreeMap<u64, Box<Beams>>, seq: u64) -> Option<&'a mut Stream> {
+fn sequence_of_mut<'a>(
+    streams: &'a mut IdMap<u64, ActiveSequence>,
+    beams: &BTreeMap<u64, Box<Beams>>,
+    seq: u64,
+) -> Option<&'a mut ActiveSequence> {
     let speaker = if streams.contains_key(&seq) { seq } else { request_of_beam(beams, seq)? };
     streams.get_mut(&speaker)
 }

@@ -4,9 +4,9 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
-use super::core::Core;
+use super::core::EngineCore;
 use crate::error::Result;
-use crate::sched::FinishReason;
+use crate::scheduler::FinishReason;
 
 /// A heap of deadlines, the earliest first. Entries of turns that ended earlier stay until their
 /// time and have no effect.
@@ -36,7 +36,7 @@ impl Deadlines {
 /// Number of entries, beyond two per stream, from which stale entries are removed.
 const UNCHECKED: usize = 64;
 
-impl Core {
+impl EngineCore {
     /// Adds the deadline of a turn of the request.
     pub(super) fn watch(&mut self, request: u64, deadline: Option<Duration>) -> Result<()> {
         let Some(deadline) = deadline else { return Ok(()) };
@@ -53,12 +53,12 @@ impl Core {
         let now = self.now;
         while let Some(request) = self.deadlines.take_due(now) {
             let is_due = |deadline: Option<Duration>| deadline.is_some_and(|deadline| deadline <= now);
-            self.end_those(request, |stream| is_due(stream.deadline), FinishReason::Deadline, |output| output);
+            self.end_where(request, |stream| is_due(stream.deadline), FinishReason::Deadline, |output| output);
         }
     }
 
     /// Returns how long the engine may sleep: until the first deadline or the end of a pin.
-    pub fn rest_at_most(&self) -> Option<Duration> {
+    pub fn max_sleep(&self) -> Option<Duration> {
         let pins = self.pins.iter().filter_map(|pin| pin.until);
         let first = pins.chain(self.deadlines.first()).min()?;
         Some(first.saturating_sub(self.shared.clock.now()))

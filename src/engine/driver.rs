@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::core::Core;
+use super::core::EngineCore;
 use crate::error::{Error, Result};
 use crate::sys::threads;
 
@@ -24,12 +24,12 @@ pub struct Wakeup {
 
 impl Wakeup {
     /// Records that a queue is no longer full, and wakes the stepping thread.
-    pub fn made_room(&self) {
+    pub fn notify_space(&self) {
         self.rooms.fetch_add(1, Ordering::Release);
         self.wake();
     }
 
-    pub fn rooms(&self) -> u64 {
+    pub fn space_count(&self) -> u64 {
         self.rooms.load(Ordering::Acquire)
     }
 
@@ -58,7 +58,7 @@ pub struct Driver {
 
 impl Driver {
     /// Starts the thread, pinned to `cpu` if one is given.
-    pub fn start(core: Arc<Mutex<Core>>, wakeup: Arc<Wakeup>, cpu: Option<usize>) -> Result<Driver> {
+    pub fn start(core: Arc<Mutex<EngineCore>>, wakeup: Arc<Wakeup>, cpu: Option<usize>) -> Result<Driver> {
         let stop = Arc::new(AtomicBool::new(false));
         let (stopped, calls) = (stop.clone(), wakeup.clone());
         let thread = threads::spawn("pagedllm-driver".into(), move || {
@@ -66,11 +66,11 @@ impl Driver {
             // `Busy`.
             let mut core = core.lock().unwrap_or_else(PoisonError::into_inner);
             // A step catches its own panics. This catches panics between steps.
-            if catch_unwind(AssertUnwindSafe(|| drive(&mut core, &calls, &stopped))).is_err() {
-                core.fail_hard();
+            if catch_unwind(AssertUnwindSafe(|| step_loop(&mut core, &calls, &stopped))).is_err() {
+                core.fail_without_core();
             }
             if core.has_failed() {
-                core.answer_call();
+                core.answer_caller();
             }
         });
         let thread = thread.map_err(|e| Error::capacity(format!("could not start the engine's thread: {e}")))?;
@@ -91,10 +91,10 @@ impl Drop for Driver {
     }
 }
 
-fn drive(core: &mut Core, wakeup: &Wakeup, stop: &AtomicBool) {
+fn step_loop(core: &mut EngineCore, wakeup: &Wakeup, stop: &AtomicBool) {
     while !stop.load(Ordering::Acquire) {
         match core.step() {
-            Ok(report) if report.sequences == 0 => wakeup.wait(core.rest_at_most()),
+            Ok(report) if report.sequences == 0 => wakeup.wait(core.max_sleep()),
             Ok(_) => {}
             // all requests have ended and all queues report the error
             Err(_) if core.has_failed() => return,

@@ -40,19 +40,19 @@ pub struct MemoryPlan {
 
 impl MemoryPlan {
     /// Computes the plan for a model on a backend.
-    pub fn of<B: Backend>(files: &ModelFiles, backend: &B, options: &EngineOptions) -> Result<MemoryPlan> {
+    pub fn for_model<B: Backend>(files: &ModelFiles, backend: &B, options: &EngineOptions) -> Result<MemoryPlan> {
         let weight_bytes = files.weight_bytes(backend)?;
         let kv_dtype = options.kv_dtype.unwrap_or(if files.dtype == Dtype::F32 { KvDtype::F32 } else { KvDtype::Bf16 });
         let block_size = options.block_size;
         let block_bytes = KvPool { blocks: 1, block_size, dtype: kv_dtype }.block_bytes(backend, &files.spec);
-        let longest = longest(options, files.spec.max_positions)?;
+        let max_len = model_max_len(options, files.spec.max_positions)?;
         let paging = paging(files, block_size);
-        let inputs = backend.reserved_inputs_bytes(&inputs(files, options, &paging, longest));
+        let inputs = backend.reserved_inputs_bytes(&inputs(files, options, &paging, max_len));
         let work_bytes = work_bytes(backend, &files.spec, limits(options), options.thread_count()) + inputs;
-        let share = share_of_the_device(options, backend, weight_bytes + work_bytes)?;
-        let (blocks, max_blocks) = blocks(options, share, &paging, longest, block_bytes);
+        let share = device_share(options, backend, weight_bytes + work_bytes)?;
+        let (blocks, max_blocks) = blocks(options, share, &paging, max_len, block_bytes);
         let swap_blocks = swap_blocks(options, block_bytes)?;
-        let max_model_len = fit(options, &paging, longest, blocks, block_bytes)?;
+        let max_model_len = max_len_in_pool(options, &paging, max_len, blocks, block_bytes)?;
         Ok(MemoryPlan {
             weight_bytes,
             kv_bytes: blocks as u64 * block_bytes,
@@ -64,7 +64,7 @@ impl MemoryPlan {
             block_bytes,
             kv_dtype,
             max_model_len,
-            full_sequences: blocks / paging.most(max_model_len, options.rows_at_once()),
+            full_sequences: blocks / paging.max_blocks(max_model_len, options.rows_at_once()),
             swap_bytes: swap_blocks as u64 * block_bytes,
             swap_blocks,
         })
@@ -72,20 +72,20 @@ impl MemoryPlan {
 }
 
 pub fn paging(files: &ModelFiles, block_size: usize) -> Paging {
-    Paging::new(block_size, &KvLayout::of(&files.spec).windows)
+    Paging::new(block_size, &KvLayout::for_spec(&files.spec).windows)
 }
 
 pub fn limits(options: &EngineOptions) -> BatchLimits {
     BatchLimits { rows: options.max_batch_tokens, logits: options.max_seqs }
 }
 
-/// Returns the size of the largest batch with sequences of up to `longest` tokens.
-pub fn inputs(files: &ModelFiles, options: &EngineOptions, paging: &Paging, longest: usize) -> InputLimits {
-    input_limits(&files.spec, limits(options), paging.entries(longest), paging.groups())
+/// Returns the size of the largest batch with sequences of up to `max_len` tokens.
+pub fn inputs(files: &ModelFiles, options: &EngineOptions, paging: &Paging, max_len: usize) -> InputLimits {
+    input_limits(&files.spec, limits(options), paging.entries(max_len), paging.groups())
 }
 
 /// Returns the maximum length that the options and the model allow, without regard to the pool.
-pub fn longest(options: &EngineOptions, max_positions: usize) -> Result<usize> {
+pub fn model_max_len(options: &EngineOptions, max_positions: usize) -> Result<usize> {
     match options.max_model_len {
         None => Ok(max_positions),
         Some(len) if (2..=max_positions).contains(&len) => Ok(len),
@@ -101,7 +101,7 @@ const DRIVER_BYTES: u64 = 256 << 20;
 
 /// Returns the part of the device memory for the pool, if `memory_fraction` is set: a fraction of
 /// what other allocations leave.
-fn share_of_the_device<B: Backend>(options: &EngineOptions, backend: &B, others: u64) -> Result<Option<u64>> {
+fn device_share<B: Backend>(options: &EngineOptions, backend: &B, others: u64) -> Result<Option<u64>> {
     let (Some(fraction), Some(free)) = (options.memory_fraction, backend.free_bytes()?) else { return Ok(None) };
     let others = others.saturating_add(DRIVER_BYTES);
     let left = free.checked_sub(others).ok_or_else(|| {
@@ -111,10 +111,10 @@ fn share_of_the_device<B: Backend>(options: &EngineOptions, backend: &B, others:
 }
 
 /// Returns the number of blocks of the pool, and its maximum.
-fn blocks(options: &EngineOptions, share: Option<u64>, paging: &Paging, longest: usize, block_bytes: u64) -> (usize, usize) {
-    let all = (paging.most(longest, options.rows_at_once()) * options.max_seqs) as u64;
+fn blocks(options: &EngineOptions, share: Option<u64>, paging: &Paging, max_len: usize, block_bytes: u64) -> (usize, usize) {
+    let all = (paging.max_blocks(max_len, options.rows_at_once()) * options.max_seqs) as u64;
     let own = options.kv_bytes.or(share).unwrap_or(EngineOptions::DEFAULT_KV_BYTES.min(all.saturating_mul(block_bytes)));
-    let (now, most) = options.budget.as_ref().map_or((own, own), |budget| budget.room());
+    let (now, most) = options.budget.as_ref().map_or((own, own), |budget| budget.available());
     // Slot numbers must fit 32 bits.
     let blocks = |bytes: u64| (bytes / block_bytes).min(u32::MAX as u64 / options.block_size as u64) as usize;
     (blocks(now), blocks(most))
@@ -139,10 +139,10 @@ fn swap_blocks(options: &EngineOptions, block_bytes: u64) -> Result<usize> {
 
 /// Returns the maximum length that the pool can hold. A sequence of this length must fit the pool
 /// alone, so that no request starves.
-fn fit(options: &EngineOptions, paging: &Paging, longest: usize, blocks: usize, block_bytes: u64) -> Result<usize> {
-    let holds = paging.fitting(blocks, longest, options.rows_at_once());
+fn max_len_in_pool(options: &EngineOptions, paging: &Paging, max_len: usize, blocks: usize, block_bytes: u64) -> Result<usize> {
+    let holds = paging.max_len_in(blocks, max_len, options.rows_at_once());
     let too_small = |len: usize| {
-        let needed = paging.most(len, options.rows_at_once()) as u64 * block_bytes;
+        let needed = paging.max_blocks(len, options.rows_at_once()) as u64 * block_bytes;
         Error::capacity(format!(
             "the KV pool holds {holds} tokens and one sequence may have {len}: kv_bytes must be at least {needed}, or max_model_len smaller"
         ))

@@ -11,11 +11,11 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-use super::timing::{Tick, Timing};
+use super::timing::{Timing, TokenLatency};
 use super::{ModelInfo, Output, Stats};
 use crate::budget::BudgetInfo;
 use crate::error::{Error, Result, Text};
-use crate::sched::FinishReason;
+use crate::scheduler::FinishReason;
 
 const BOUNDS: usize = 21;
 
@@ -89,10 +89,10 @@ impl Histograms {
         self.iteration_tokens.observe(rows as f64);
     }
 
-    pub fn token(&mut self, tick: Tick) {
+    pub fn token(&mut self, tick: TokenLatency) {
         match tick {
-            Tick::First(time) => self.time_to_first_token.observe_time(Some(time)),
-            Tick::Next(time) => self.inter_token_latency.observe_time(Some(time)),
+            TokenLatency::First(time) => self.time_to_first_token.observe_time(Some(time)),
+            TokenLatency::Next(time) => self.inter_token_latency.observe_time(Some(time)),
         }
     }
 

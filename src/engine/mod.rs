@@ -1,61 +1,61 @@
 //! The engine: requests in, steps, outputs out. Any thread may add, abort and poll. One thread at a
 //! time may step.
 
+mod active_sequence;
 mod admission;
 mod beams;
+mod budget_client;
 mod clock;
 mod commands;
 mod core;
 mod deadlines;
-mod deciding;
 mod driver;
-mod endings;
-mod forecast;
-mod governor;
-mod insight;
+mod finish;
 #[doc(hidden)]
 pub mod journal;
+mod log_file;
 mod memory;
 mod metrics;
+mod output_batch;
 mod outputs;
-mod pace;
-mod page;
 mod queue;
-mod registry;
-mod rehearsal;
 mod request;
 mod retry;
 mod runner;
+mod sampling;
+mod sequence_calls;
 mod sequence_state;
-mod sequences;
-mod sink;
-mod stream;
+mod sequence_table;
+mod simulation;
+mod step_time;
 mod swapping;
+mod telemetry;
 mod timing;
 mod trace;
-mod waiting;
+mod wait_queue;
+mod warmup;
 
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-use self::core::{Core, Published, Shared};
+use self::core::{EngineCore, Published, Shared};
 pub use admission::Admission;
 pub use clock::{Clock, SystemClock};
 use driver::Driver;
-use forecast::Capacity;
 use journal::{Header, Journal, Recorder};
 pub use memory::MemoryPlan;
 use metrics::Snapshot;
-pub use outputs::{Logprobs, Output, Told};
-pub use page::Page;
+pub use output_batch::OutputBatch;
+pub use outputs::{Logprobs, Output, OutputView};
 pub use queue::{Outputs, Queue};
-use registry::Registry;
-use rehearsal::Stage;
 pub use request::{Prompt, Request};
-pub use runner::{ModelRunner, Runner, Ticket};
-pub use sequences::{Fork, GoOn, Hook as LogitsHook, Resume, SequenceInfo};
-use waiting::QueueLimits;
+pub use runner::{InFlightStep, ModelRunner, Runner};
+pub use sequence_calls::{Continue, Fork, Hook as LogitsHook, Resume, SequenceInfo};
+use sequence_table::SequenceTable;
+use simulation::Capacity;
+use wait_queue::QueueLimits;
+use warmup::WarmupLimits;
 
 pub use timing::Timing;
 
@@ -64,13 +64,13 @@ use once_cell::sync::OnceCell;
 use crate::backend::Backend;
 use crate::backend::cpu::CpuBackend;
 use crate::backend::cuda::CudaBackend;
-use crate::budget::{Budget, Lease};
+use crate::budget::{Lease, MemoryBudget};
 use crate::decode::{Grammars, Vocabulary};
 use crate::error::{Error, Result};
 use crate::kv::{BlockManager, Paging};
 use crate::model::{KvCache, KvPool, LoadProgress, ModelFiles, PackedReport};
 use crate::options::{Device, EngineOptions, Isa};
-use crate::sched::{Policies, Scheduler, SchedulerOptions};
+use crate::scheduler::{Policies, Scheduler, SchedulerOptions};
 use crate::sys::float::StandardMode;
 use crate::text::Text;
 
@@ -204,25 +204,25 @@ pub struct Stats {
 }
 
 /// The parts of a new engine.
-struct Parts {
+struct EngineParts {
     info: ModelInfo,
     text: Option<Text>,
     runner: Box<dyn Runner>,
 }
 
-impl Parts {
-    fn on_cpu(backend: CpuBackend, options: &EngineOptions, progress: LoadProgress) -> Result<Parts> {
+impl EngineParts {
+    fn on_cpu(backend: CpuBackend, options: &EngineOptions, progress: LoadProgress) -> Result<EngineParts> {
         let (isa, threads) = (backend.isa(), backend.threads());
-        let mut parts = Parts::load(backend, options, progress)?;
+        let mut parts = EngineParts::load(backend, options, progress)?;
         (parts.info.isa, parts.info.threads) = (Some(isa), threads);
         Ok(parts)
     }
 
     /// Loads the model for a backend.
-    fn load<B: Backend + 'static>(backend: B, options: &EngineOptions, progress: LoadProgress) -> Result<Parts> {
+    fn load<B: Backend + 'static>(backend: B, options: &EngineOptions, progress: LoadProgress) -> Result<EngineParts> {
         let mut files = model_files(options)?;
         let mut text = if options.skip_tokenizer { None } else { Some(Text::load(&options.model_dir)?) };
-        let memory = MemoryPlan::of(&files, &backend, options)?;
+        let memory = MemoryPlan::for_model(&files, &backend, options)?;
         if let Some(text) = &mut text {
             text.limit_prompts(options.max_prompt_bytes(memory.max_model_len));
         }
@@ -256,9 +256,9 @@ impl Parts {
         };
         let mut runner = ModelRunner::new(decoder, kv);
         if runner.backend().free_bytes()?.is_some() {
-            rehearse(&mut runner, &files, options, &info)?;
+            warm_up(&mut runner, &files, options, &info)?;
         }
-        Ok(Parts { info, text, runner: Box::new(runner) })
+        Ok(EngineParts { info, text, runner: Box::new(runner) })
     }
 }
 
@@ -276,7 +276,7 @@ pub struct Engine {
     /// Storage layout of K and V.
     layout: String,
     shared: Shared,
-    core: Arc<Mutex<Core>>,
+    core: Arc<Mutex<EngineCore>>,
     lease: Arc<Lease>,
     driver: Mutex<Option<Driver>>,
     /// CPU to which the stepping thread of the engine is pinned.
@@ -295,8 +295,8 @@ impl Engine {
         let files = model_files(options)?;
         match options.device()? {
             // One thread is enough to compute sizes.
-            Device::Cpu => MemoryPlan::of(&files, &CpuBackend::new(1, options.isa)?, options),
-            Device::Cuda(ordinal) => MemoryPlan::of(&files, &CudaBackend::new(ordinal, options.batch_invariant)?, options),
+            Device::Cpu => MemoryPlan::for_model(&files, &CpuBackend::new(1, options.isa)?, options),
+            Device::Cuda(ordinal) => MemoryPlan::for_model(&files, &CudaBackend::new(ordinal, options.batch_invariant)?, options),
         }
     }
 
@@ -308,17 +308,17 @@ impl Engine {
     /// Creates an engine. `progress` is called with (bytes read, total bytes) while the weights
     /// load, and cancels the loading if it returns false.
     pub fn load(options: &EngineOptions, progress: LoadProgress) -> Result<Engine> {
-        let Parts { info, text, runner } = Engine::parts(options, progress)?;
+        let EngineParts { info, text, runner } = Engine::parts(options, progress)?;
         Engine::with_runner(options, info, text, runner)
     }
 
-    fn parts(options: &EngineOptions, progress: LoadProgress) -> Result<Parts> {
+    fn parts(options: &EngineOptions, progress: LoadProgress) -> Result<EngineParts> {
         let _mode = StandardMode::enter();
         options.validate()?;
         match (options.device()?, &options.cpus) {
-            (Device::Cpu, None) => Parts::on_cpu(CpuBackend::new(options.thread_count(), options.isa)?, options, progress),
-            (Device::Cpu, Some(cpus)) => Parts::on_cpu(CpuBackend::pinned(cpus, options.isa)?, options, progress),
-            (Device::Cuda(ordinal), _) => Parts::load(CudaBackend::new(ordinal, options.batch_invariant)?, options, progress),
+            (Device::Cpu, None) => EngineParts::on_cpu(CpuBackend::new(options.thread_count(), options.isa)?, options, progress),
+            (Device::Cpu, Some(cpus)) => EngineParts::on_cpu(CpuBackend::pinned(cpus, options.isa)?, options, progress),
+            (Device::Cuda(ordinal), _) => EngineParts::load(CudaBackend::new(ordinal, options.batch_invariant)?, options, progress),
         }
     }
 
@@ -357,15 +357,15 @@ impl Engine {
             preemption: options.preemption,
         };
         let MemoryPlan { blocks, max_blocks, block_bytes, max_model_len, swap_blocks, .. } = info.memory;
-        let (block_bytes, rows_at_once) = (block_bytes.max(1), scheduler_options.rows_at_once());
-        let own = || Budget::new(blocks as u64 * block_bytes, max_blocks as u64 * block_bytes);
-        let lease =
-            Arc::new(options.budget.clone().map_or_else(own, Ok)?.join(block_bytes, info.paging.most(max_model_len, rows_at_once) as u64)?);
+        let (block_bytes, rows_at_once) = (block_bytes.max(1), scheduler_options.max_tokens_per_step());
+        let own = || MemoryBudget::new(blocks as u64 * block_bytes, max_blocks as u64 * block_bytes);
+        let min_blocks = info.paging.max_blocks(max_model_len, rows_at_once) as u64;
+        let lease = Arc::new(options.budget.clone().map_or_else(own, Ok)?.join(block_bytes, min_blocks)?);
         let blocks = BlockManager::new(max_blocks, info.paging.clone(), options.prefix_cache)?.with_host(swap_blocks)?;
         let scheduler = Scheduler::with_policies(scheduler_options, blocks, Policies::new(&options.policies))?;
         let shared = Shared {
             text: text.map(Arc::new),
-            registry: Arc::new(Registry::new(QueueLimits::of(options), max_model_len)),
+            registry: Arc::new(SequenceTable::new(QueueLimits::from_options(options), max_model_len)),
             published: Arc::default(),
             outlook: Arc::default(),
             called: Arc::default(),
@@ -375,13 +375,13 @@ impl Engine {
         let layout = runner.layout();
         let SchedulerOptions { max_seqs: seqs, max_batch_tokens: rows, .. } = scheduler_options;
         let capacity = Capacity { seqs, rows, chunk: rows_at_once, paging: info.paging.clone(), policies: options.policies };
-        let core = Core::new(scheduler, runner, lease.clone(), &info, options, shared.clone(), journal)?;
+        let core = EngineCore::new(scheduler, runner, lease.clone(), &info, options, shared.clone(), journal)?;
         let core = Arc::new(Mutex::new(core));
-        lease.on_call(governor::on_call(&core, &shared));
+        lease.on_call(budget_client::callback(&core, &shared));
         // The callback is set now, so calls of the budget are not lost. Earlier changes are handled
         // here.
-        core.lock().unwrap_or_else(PoisonError::into_inner).answer_call();
-        let queue = Arc::new(Queue::new(shared.registry.new_outbox(options.queue_capacity, options.max_seqs)?, &shared.registry));
+        core.lock().unwrap_or_else(PoisonError::into_inner).answer_caller();
+        let queue = Arc::new(Queue::new(shared.registry.new_sender(options.queue_capacity, options.max_seqs)?, &shared.registry));
         Ok(Engine {
             eos: info.eos_token_ids.as_slice().into(),
             name: options.model_name.clone().unwrap_or_else(|| name_of(&options.model_dir, &info)),
@@ -418,12 +418,12 @@ impl Engine {
         if capacity == 0 {
             return Err(Error::invalid("the queue's capacity is 0: nothing could ever be written to it"));
         }
-        Ok(Queue::new(self.shared.registry.new_outbox(capacity, self.capacity.seqs)?, &self.shared.registry))
+        Ok(Queue::new(self.shared.registry.new_sender(capacity, self.capacity.seqs)?, &self.shared.registry))
     }
 
     /// Returns the budget of the KV pool: the shared one of the options, or one of this engine
     /// alone.
-    pub fn budget(&self) -> &Arc<Budget> {
+    pub fn budget(&self) -> &Arc<MemoryBudget> {
         self.lease.budget()
     }
 
@@ -489,19 +489,21 @@ impl Engine {
             return Err(Error::busy());
         }
         let result = self.core_to_step()?.step();
-        governor::answer_calls(&self.core, &self.shared);
+        budget_client::answer_calls(&self.core, &self.shared);
         result
     }
 
     /// Locks the core for a step. Returns `Busy` while another thread steps. Waits for threads that
     /// only check the lease, since the host does not know about them.
-    fn core_to_step(&self) -> Result<MutexGuard<'_, Core>> {
+    fn core_to_step(&self) -> Result<MutexGuard<'_, EngineCore>> {
         loop {
-            let before = self.shared.governors.gone();
+            let before = self.shared.governors.completed();
             match self.core.try_lock() {
                 Ok(core) => return Ok(core),
                 Err(TryLockError::Poisoned(core)) => return Ok(core.into_inner()),
-                Err(TryLockError::WouldBlock) if before.is_some() && self.shared.governors.gone() == before => return Err(Error::busy()),
+                Err(TryLockError::WouldBlock) if before.is_some() && self.shared.governors.completed() == before => {
+                    return Err(Error::busy());
+                }
                 Err(TryLockError::WouldBlock) => self.shared.governors.wait(),
             }
         }
@@ -522,7 +524,7 @@ impl Engine {
     pub fn stop(&self) {
         let mut driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner);
         *driver = None;
-        governor::answer_calls(&self.core, &self.shared);
+        budget_client::answer_calls(&self.core, &self.shared);
     }
 }
 
@@ -534,18 +536,18 @@ impl Drop for Engine {
 }
 
 /// Makes a device allocate all the memory that it will ever need.
-fn rehearse<B: Backend>(runner: &mut ModelRunner<B>, files: &ModelFiles, options: &EngineOptions, info: &ModelInfo) -> Result<()> {
+fn warm_up<B: Backend>(runner: &mut ModelRunner<B>, files: &ModelFiles, options: &EngineOptions, info: &ModelInfo) -> Result<()> {
     let MemoryPlan { max_blocks: blocks, block_size, max_model_len, swap_blocks, .. } = info.memory;
     let (rows, sequences) = (options.max_batch_tokens, options.max_seqs);
-    let stage = Stage { rows, sequences, blocks, block_size, groups: info.paging.groups(), longest: max_model_len };
-    let limits = memory::inputs(files, options, &info.paging, memory::longest(options, files.spec.max_positions)?);
-    let rehearsed = runner.rehearse(&limits, &rehearsal::largest_batches(stage)?);
+    let stage = WarmupLimits { rows, sequences, blocks, block_size, groups: info.paging.groups(), longest: max_model_len };
+    let limits = memory::inputs(files, options, &info.paging, memory::model_max_len(options, files.spec.max_positions)?);
+    let rehearsed = runner.warm_up(&limits, &warmup::largest_batches(stage)?);
     rehearsed.map_err(|e| Error::new(e.code(), format!("the largest step, of {rows} rows, was tried and failed: {}", e.message())))?;
-    if let Some(batch) = rehearsal::one_decode(stage)? {
-        let kept = runner.keep_steps(&limits.most, &batch);
+    if let Some(batch) = warmup::single_decode(stage)? {
+        let kept = runner.record_steps(&limits.most, &batch);
         kept.map_err(|e| Error::new(e.code(), format!("the device could not keep its decode steps: {}", e.message())))?;
     }
-    if swap_blocks > 0 { runner.rehearse_swap() } else { Ok(()) }
+    if swap_blocks > 0 { runner.warm_up_swap() } else { Ok(()) }
 }
 
 fn model_files(options: &EngineOptions) -> Result<ModelFiles> {

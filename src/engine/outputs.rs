@@ -2,7 +2,7 @@ use std::mem::take;
 
 use super::timing::Timing;
 use crate::error::{Error, Result, try_concat, try_copy, try_grow};
-use crate::sched::FinishReason;
+use crate::scheduler::FinishReason;
 
 /// An output: new tokens, new text, or the end of one sequence.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -79,7 +79,7 @@ impl Logprobs {
 
 /// A view of the contents of an output.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Told<'a> {
+pub struct OutputView<'a> {
     /// New tokens.
     pub tokens: &'a [u32],
     /// Log probabilities of the tokens.
@@ -94,25 +94,25 @@ pub struct Told<'a> {
     pub text: &'a str,
 }
 
-impl<'a> Told<'a> {
-    fn of(tokens: &'a [u32], logprobs: &'a Logprobs, prompt: &'a Logprobs, text: &'a str) -> Told<'a> {
+impl<'a> OutputView<'a> {
+    fn from_lists(tokens: &'a [u32], logprobs: &'a Logprobs, prompt: &'a Logprobs, text: &'a str) -> OutputView<'a> {
         let (logprobs, top) = (&logprobs.tokens, &logprobs.top);
-        Told { tokens, logprobs, top, prompt_logprobs: &prompt.tokens, prompt_top: &prompt.top, text }
+        OutputView { tokens, logprobs, top, prompt_logprobs: &prompt.tokens, prompt_top: &prompt.top, text }
     }
 }
 
 /// The concatenated contents of one or several outputs.
 #[derive(Debug, Default)]
-pub struct Content {
+pub struct OutputContent {
     pub tokens: Vec<u32>,
     pub logprobs: Logprobs,
     pub prompt_logprobs: Logprobs,
     pub text: String,
 }
 
-impl Content {
+impl OutputContent {
     /// Appends contents, all or nothing.
-    pub fn add(&mut self, told: Told) -> Result<()> {
+    pub fn add(&mut self, told: OutputView) -> Result<()> {
         try_grow(&mut self.tokens, told.tokens.len())?;
         self.logprobs.reserve(told.logprobs.len(), told.top.len())?;
         self.prompt_logprobs.reserve(told.prompt_logprobs.len(), told.prompt_top.len())?;
@@ -133,56 +133,56 @@ impl Content {
         self.text.clear();
     }
 
-    pub fn all(&self) -> Told<'_> {
-        Told::of(&self.tokens, &self.logprobs, &self.prompt_logprobs, &self.text)
+    pub fn all(&self) -> OutputView<'_> {
+        OutputView::from_lists(&self.tokens, &self.logprobs, &self.prompt_logprobs, &self.text)
     }
 }
 
 impl Output {
     /// Returns a view of the contents.
-    pub fn told(&self) -> Told<'_> {
-        Told::of(&self.tokens, &self.logprobs, &self.prompt_logprobs, &self.text)
+    pub fn view(&self) -> OutputView<'_> {
+        OutputView::from_lists(&self.tokens, &self.logprobs, &self.prompt_logprobs, &self.text)
     }
 
     /// Replaces the contents. If there is no memory for them, the output is left without contents.
-    pub fn tell(&mut self, told: Told) -> Result<()> {
+    pub fn set_view(&mut self, told: OutputView) -> Result<()> {
         let mut content = self.take_content();
         content.clear();
         let result = content.add(told);
-        self.put(content);
+        self.set_content(content);
         result
     }
 
     /// Returns an empty output that reuses the lists of this one.
-    pub fn emptied(mut self) -> Output {
+    pub fn cleared(mut self) -> Output {
         let mut content = self.take_content();
         content.clear();
         self = Output::default();
-        self.put(content);
+        self.set_content(content);
         self
     }
 
     /// Returns everything except the contents, which stay in place.
-    pub fn take_head(&mut self) -> Output {
+    pub fn take_header(&mut self) -> Output {
         let content = self.take_content();
         let head = take(self);
-        self.put(content);
+        self.set_content(content);
         head
     }
 
     /// Moves the contents of `other` into this output.
-    pub fn with_content_of(mut self, other: &mut Output) -> Output {
-        self.put(other.take_content());
+    pub fn with_content_from(mut self, other: &mut Output) -> Output {
+        self.set_content(other.take_content());
         self
     }
 
-    fn take_content(&mut self) -> Content {
+    fn take_content(&mut self) -> OutputContent {
         let Output { tokens, logprobs, prompt_logprobs, text, .. } = self;
-        Content { tokens: take(tokens), logprobs: take(logprobs), prompt_logprobs: take(prompt_logprobs), text: take(text) }
+        OutputContent { tokens: take(tokens), logprobs: take(logprobs), prompt_logprobs: take(prompt_logprobs), text: take(text) }
     }
 
-    fn put(&mut self, content: Content) {
-        Content { tokens: self.tokens, logprobs: self.logprobs, prompt_logprobs: self.prompt_logprobs, text: self.text } = content;
+    fn set_content(&mut self, content: OutputContent) {
+        OutputContent { tokens: self.tokens, logprobs: self.logprobs, prompt_logprobs: self.prompt_logprobs, text: self.text } = content;
     }
 
     /// Turns this output into the last one of a failed sequence. Its contents are kept.
@@ -191,7 +191,7 @@ impl Output {
     }
 
     /// Returns the same output without contents, for another sequence of the request.
-    pub fn of(&self, index: u32) -> Output {
+    pub fn for_sample(&self, index: u32) -> Output {
         let Output { request, user_data, finish, prompt_tokens, generated_tokens, score, .. } = *self;
         let (sequence, error) = (request + index as u64, self.error.clone());
         Output { request, sequence, index, user_data, finish, error, prompt_tokens, generated_tokens, score, ..Output::default() }
@@ -200,6 +200,6 @@ impl Output {
     /// Returns a copy of an echoed prompt for another sequence of the request.
     pub fn try_echo(&self) -> Result<Output> {
         let (tokens, logprobs, text) = (try_copy(&self.tokens)?, self.logprobs.try_clone()?, try_concat(&[&self.text])?);
-        Ok(Output { tokens, logprobs, text, ..self.of(self.index) })
+        Ok(Output { tokens, logprobs, text, ..self.for_sample(self.index) })
     }
 }

@@ -1,4 +1,4 @@
-//! Output queues. The engine writes to an `Outbox`, and the reader holds the `Queue`.
+//! Output queues. The engine writes to an `OutputSender`, and the reader holds the `Queue`.
 
 use std::collections::VecDeque;
 use std::ops::Deref;
@@ -7,30 +7,30 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use super::driver::Wakeup;
+use super::output_batch::OutputBatch;
 use super::outputs::Output;
-use super::page::Page;
-use super::registry::Registry;
+use super::sequence_table::SequenceTable;
 use crate::error::{Error, Result};
-use crate::sched::FinishReason;
+use crate::scheduler::FinishReason;
 use crate::sys::event::EventFd;
 
 /// A queue of outputs in the order of their creation. Any thread may poll it. Requests pause while
 /// their queue is full. Dropping the queue aborts the requests that write to it.
 pub struct Queue {
-    outbox: Arc<Outbox>,
-    registry: Weak<Registry>,
+    outbox: Arc<OutputSender>,
+    registry: Weak<SequenceTable>,
 }
 
 impl Queue {
-    pub(super) fn new(outbox: Arc<Outbox>, registry: &Arc<Registry>) -> Queue {
+    pub(super) fn new(outbox: Arc<OutputSender>, registry: &Arc<SequenceTable>) -> Queue {
         Queue { outbox, registry: Arc::downgrade(registry) }
     }
 
-    pub(super) fn outbox(&self) -> &Arc<Outbox> {
+    pub(super) fn sender(&self) -> &Arc<OutputSender> {
         &self.outbox
     }
 
-    pub(super) fn belongs_to(&self, registry: &Arc<Registry>) -> bool {
+    pub(super) fn belongs_to(&self, registry: &Arc<SequenceTable>) -> bool {
         std::ptr::eq(self.registry.as_ptr(), Arc::as_ptr(registry))
     }
 
@@ -40,11 +40,11 @@ impl Queue {
         self.outbox.take(timeout, |state| state.outputs.take_outputs())
     }
 
-    /// Returns all outputs as a page. If `make_room` fails, the outputs stay in the queue.
-    pub fn poll_page(&self, timeout: Option<Duration>, make_room: impl FnOnce(&Page) -> Result<()>) -> Result<Outputs> {
+    /// Returns all outputs as a page. If `allocate_or_preempt` fails, the outputs stay in the queue.
+    pub fn poll_batch(&self, timeout: Option<Duration>, make_room: impl FnOnce(&OutputBatch) -> Result<()>) -> Result<Outputs> {
         let (page, owed) = self.outbox.take(timeout, |state| {
             make_room(&state.outputs)?;
-            let mut spare = self.outbox.spare_page();
+            let mut spare = self.outbox.take_spare();
             spare.reserve_heads(state.owed)?;
             Ok((std::mem::replace(&mut state.outputs, spare), state.owed))
         })?;
@@ -59,44 +59,44 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        self.outbox.abandon();
+        self.outbox.close_readers();
         if let Some(registry) = self.registry.upgrade() {
-            registry.forget_queue(&self.outbox);
+            registry.remove_queue(&self.outbox);
         }
     }
 }
 
 /// Outputs taken from a queue. Dropping them returns the page to the queue for reuse.
 pub struct Outputs {
-    page: Page,
+    page: OutputBatch,
     /// Number of pending last outputs when the page was taken.
     owed: usize,
-    home: Arc<Outbox>,
+    home: Arc<OutputSender>,
 }
 
 impl Deref for Outputs {
-    type Target = Page;
+    type Target = OutputBatch;
 
-    fn deref(&self) -> &Page {
+    fn deref(&self) -> &OutputBatch {
         &self.page
     }
 }
 
 impl Drop for Outputs {
     fn drop(&mut self) {
-        self.home.give_back(std::mem::take(&mut self.page), self.owed);
+        self.home.return_batch(std::mem::take(&mut self.page), self.owed);
     }
 }
 
 /// The sending half of a queue.
-pub struct Outbox {
+pub struct OutputSender {
     capacity: usize,
     /// Number of outputs beyond the capacity, for the current step and for requests that end early,
     /// before new requests are refused.
     slack: usize,
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
     /// An empty page for reuse.
-    spare: Mutex<Option<Page>>,
+    spare: Mutex<Option<OutputBatch>>,
     changed: Condvar,
     /// Whether the queue contains at least `capacity` outputs. Written under the lock, read without
     /// it.
@@ -107,8 +107,8 @@ pub struct Outbox {
 
 /// The contents of a queue, under its lock.
 #[derive(Default)]
-struct State {
-    outputs: Page,
+struct QueueState {
+    outputs: OutputBatch,
     /// Number of sequences whose last output is pending. Space for one output each, without
     /// contents, is reserved.
     owed: usize,
@@ -121,18 +121,18 @@ struct State {
     event: Option<EventFd>,
 }
 
-impl Outbox {
+impl OutputSender {
     /// Creates a queue with space for some outputs, so that the first steps do not allocate.
-    pub fn new(capacity: usize, slack: usize, writer: Arc<Wakeup>) -> Result<Outbox> {
+    pub fn new(capacity: usize, slack: usize, writer: Arc<Wakeup>) -> Result<OutputSender> {
         const USUAL: usize = 64;
-        let (mut state, mut spare) = (State::default(), Page::default());
+        let (mut state, mut spare) = (QueueState::default(), OutputBatch::default());
         state.outputs.reserve(capacity.min(USUAL))?;
         spare.reserve(capacity.min(USUAL))?;
         let (state, spare) = (Mutex::new(state), Mutex::new(Some(spare)));
-        Ok(Outbox { capacity, slack, state, spare, changed: Condvar::new(), full: AtomicBool::new(false), writer })
+        Ok(OutputSender { capacity, slack, state, spare, changed: Condvar::new(), full: AtomicBool::new(false), writer })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -142,7 +142,7 @@ impl Outbox {
     }
 
     /// Fails if the queue has so many unread outputs that no request may be added.
-    pub fn check_room(&self) -> Result<()> {
+    pub fn check_space(&self) -> Result<()> {
         let unread = self.lock().outputs.len();
         if unread < self.capacity.saturating_add(self.slack) {
             return Ok(());
@@ -154,7 +154,7 @@ impl Outbox {
     }
 
     /// Reserves space for the last outputs of `sequences` sequences.
-    pub fn owe(&self, sequences: usize) -> Result<()> {
+    pub fn reserve_final(&self, sequences: usize) -> Result<()> {
         let mut state = self.lock();
         let owed = state.owed + sequences;
         state.outputs.reserve_heads(owed)?;
@@ -163,7 +163,7 @@ impl Outbox {
     }
 
     /// Releases the reservation for `sequences` last outputs that will not come.
-    pub fn forgive(&self, sequences: usize) {
+    pub fn release_final(&self, sequences: usize) {
         self.lock().owed -= sequences;
     }
 
@@ -176,7 +176,7 @@ impl Outbox {
     }
 
     /// Appends an output, which keeps the capacity of its lists. Returns true if the caller must
-    /// call `announce`. If there is no memory, nothing changes.
+    /// call `notify`. If there is no memory, nothing changes.
     pub fn push(&self, output: &mut Output) -> Result<bool> {
         self.write(|state| state.outputs.add(output, state.owed))
     }
@@ -189,14 +189,14 @@ impl Outbox {
             state.owed = state.owed.saturating_sub(1);
             if let Err(error) = state.outputs.add(output, state.owed) {
                 (output.finish, output.error) = (Some(FinishReason::Error), Some(error));
-                state.outputs.add_mute(output);
+                state.outputs.add_header(output);
             }
             Ok(())
         });
         written.unwrap_or_default()
     }
 
-    fn write(&self, write: impl FnOnce(&mut State) -> Result<()>) -> Result<bool> {
+    fn write(&self, write: impl FnOnce(&mut QueueState) -> Result<()>) -> Result<bool> {
         let mut state = self.lock();
         if state.abandoned {
             return Ok(false);
@@ -208,11 +208,11 @@ impl Outbox {
 
     /// Takes the spare page. The function never blocks, since in a forked child the owner of the
     /// lock may not exist.
-    fn spare_page(&self) -> Page {
+    fn take_spare(&self) -> OutputBatch {
         self.spare.try_lock().ok().and_then(|mut spare| spare.take()).unwrap_or_default()
     }
 
-    fn give_back(&self, mut page: Page, owed: usize) {
+    fn return_batch(&self, mut page: OutputBatch, owed: usize) {
         if page.is_oversized(owed) {
             return;
         }
@@ -222,7 +222,7 @@ impl Outbox {
         }
     }
 
-    pub fn announce(&self) {
+    pub fn notify(&self) {
         let mut state = self.lock();
         state.unannounced = false;
         // A fast reader may have taken the outputs already.
@@ -238,32 +238,32 @@ impl Outbox {
         self.wake_readers(&state);
     }
 
-    fn wake_readers(&self, state: &State) {
+    fn wake_readers(&self, state: &QueueState) {
         self.changed.notify_all();
         if let Some(event) = &state.event {
             event.signal();
         }
     }
 
-    fn abandon(&self) {
+    fn close_readers(&self) {
         let mut state = self.lock();
         state.abandoned = true;
-        state.outputs = Page::default();
+        state.outputs = OutputBatch::default();
         state.event = None; // closed now, since requests may hold the outbox longer
-        self.free_up();
+        self.clear_full();
     }
 
     /// Clears the full flag. Paused requests are notified afterwards.
-    fn free_up(&self) {
+    fn clear_full(&self) {
         if self.full.swap(false, Ordering::AcqRel) {
-            self.writer.made_room();
+            self.writer.notify_space();
         }
     }
 
     /// Passes the outputs to `take`, which removes them from the queue unless it fails.
-    fn take<T>(&self, timeout: Option<Duration>, take: impl FnOnce(&mut State) -> Result<T>) -> Result<T> {
+    fn take<T>(&self, timeout: Option<Duration>, take: impl FnOnce(&mut QueueState) -> Result<T>) -> Result<T> {
         let state = self.lock();
-        let none = |state: &mut State| state.outputs.is_empty() && state.closed.is_none();
+        let none = |state: &mut QueueState| state.outputs.is_empty() && state.closed.is_none();
         let mut state = match timeout {
             Some(Duration::ZERO) => state,
             Some(timeout) => self.changed.wait_timeout_while(state, timeout, none).unwrap_or_else(PoisonError::into_inner).0,
@@ -279,7 +279,7 @@ impl Outbox {
             // The host may have read the eventfd. If the queue is closed, it must stay readable.
             if state.closed.is_some() { event.signal() } else { event.clear() }
         }
-        self.free_up();
+        self.clear_full();
         Ok(outputs)
     }
 
@@ -301,15 +301,15 @@ impl Outbox {
 mod tests {
     use super::*;
 
-    fn outbox(capacity: usize) -> Outbox {
-        Outbox::new(capacity, 2, Arc::default()).unwrap()
+    fn outbox(capacity: usize) -> OutputSender {
+        OutputSender::new(capacity, 2, Arc::default()).unwrap()
     }
 
-    fn push(outbox: &Outbox) -> bool {
+    fn push(outbox: &OutputSender) -> bool {
         outbox.push(&mut Output::default()).unwrap()
     }
 
-    fn read(outbox: &Outbox) -> usize {
+    fn read(outbox: &OutputSender) -> usize {
         outbox.take(None, |state| state.outputs.take_outputs()).unwrap().len()
     }
 
@@ -319,25 +319,25 @@ mod tests {
         assert!(push(&outbox), "readers must be told of the first");
         assert!(!push(&outbox), "and once is enough");
         assert!(outbox.is_full());
-        outbox.announce();
+        outbox.notify();
         assert!(push(&outbox), "a step under way is not refused");
-        assert_eq!((read(&outbox), outbox.writer.rooms()), (3, 1));
+        assert_eq!((read(&outbox), outbox.writer.space_count()), (3, 1));
         assert!(!outbox.is_full());
         push(&outbox);
-        assert_eq!((read(&outbox), outbox.writer.rooms()), (1, 1), "it was not full: nobody has paused for it");
+        assert_eq!((read(&outbox), outbox.writer.space_count()), (1, 1), "it was not full: nobody has paused for it");
     }
 
     #[test]
     fn where_too_much_is_unread_no_request_may_be_added() {
         let outbox = outbox(2);
         for _ in 0..4 {
-            outbox.check_room().unwrap();
+            outbox.check_space().unwrap();
             push(&outbox);
         }
-        let error = outbox.check_room().unwrap_err();
+        let error = outbox.check_space().unwrap_err();
         assert!(error.message().contains("4 outputs") && error.message().contains("capacity is 2"), "{error}");
         read(&outbox);
-        outbox.check_room().unwrap();
+        outbox.check_space().unwrap();
     }
 
     #[test]
@@ -357,7 +357,7 @@ mod tests {
         for _ in 0..4 {
             let mut output = Output { text: "some text".into(), ..Output::default() };
             outbox.push(&mut output).unwrap();
-            let outputs = queue.poll_page(None, |_| Ok(())).unwrap();
+            let outputs = queue.poll_batch(None, |_| Ok(())).unwrap();
             places.push(outputs.iter().next().unwrap().1.text.as_ptr());
         }
         assert_eq!((places[0], places[1]), (places[2], places[3]), "two pages take turns");
@@ -371,7 +371,7 @@ mod tests {
             for _ in 0..outputs {
                 push(&queue.outbox);
             }
-            drop(queue.poll_page(None, |_| Ok(())).unwrap());
+            drop(queue.poll_batch(None, |_| Ok(())).unwrap());
         }
         // Two pages alternate. The third poll used the large page of the first one, which was then
         // freed.
@@ -381,10 +381,10 @@ mod tests {
     #[test]
     fn a_page_with_room_for_all_that_are_owed_is_kept() {
         let queue = Queue { outbox: Arc::new(outbox(9)), registry: Weak::new() };
-        queue.outbox.owe(5000).unwrap();
+        queue.outbox.reserve_final(5000).unwrap();
         for _ in 0..3 {
             push(&queue.outbox);
-            drop(queue.poll_page(None, |_| Ok(())).unwrap());
+            drop(queue.poll_batch(None, |_| Ok(())).unwrap());
             assert!(queue.outbox.spare.lock().unwrap().is_some());
         }
     }
@@ -403,8 +403,8 @@ mod tests {
     fn nothing_gathers_where_the_reader_is_gone() {
         let outbox = outbox(1);
         push(&outbox);
-        outbox.abandon();
+        outbox.close_readers();
         assert!(!push(&outbox) && !outbox.is_full());
-        assert_eq!(outbox.writer.rooms(), 1, "who has paused for it is looked at again");
+        assert_eq!(outbox.writer.space_count(), 1, "who has paused for it is looked at again");
     }
 }

@@ -3,17 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::active_sequence::{ActiveSequence, Generation};
 use super::beams::Beams;
-use super::journal::Wanted;
-use super::queue::{Outbox, Queue};
-use super::stream::{Stream, Turn};
+use super::journal::RecordedRequest;
+use super::queue::{OutputSender, Queue};
 use super::{Engine, LogitsHook};
-use crate::budget::Promise;
-use crate::decode::Rules;
+use crate::budget::Reservation;
+use crate::decode::ResolvedSampling;
 use crate::error::{Error, Result, try_copy};
-use crate::kv::Chain;
+use crate::kv::BlockHash;
 use crate::options::{BeamParams, Dry, MOST_PRIORITY, OutputKind, SamplingParams};
-use crate::sched::{Arrival, Branching, Newcomer};
+use crate::scheduler::{Branching, NewGroup, PreparedGroup};
 
 /// The parameters of a request.
 #[derive(Clone)]
@@ -86,21 +86,21 @@ impl Request {
 }
 
 /// A checked request.
-pub struct Work {
+pub struct PreparedRequest {
     /// The sequences with all memory that they need.
-    pub newcomer: Newcomer,
+    pub newcomer: PreparedGroup,
     /// Number of results that the host expects.
     pub wanted: usize,
-    pub stream: Stream,
+    pub stream: ActiveSequence,
     pub beams: Option<Box<Beams>>,
     /// Reservation of KV blocks, if the sequences can need more than one sequence of maximum
     /// length.
-    pub promise: Option<Promise>,
+    pub promise: Option<Reservation>,
     /// The request in the form that a journal records.
-    pub again: Option<Box<Wanted>>,
+    pub again: Option<Box<RecordedRequest>>,
 }
 
-impl Work {
+impl PreparedRequest {
     /// Assigns the id. `seed` applies if the request has no seed of its own.
     pub fn name(&mut self, id: u64, seed: u64) {
         let stream = &mut self.stream;
@@ -118,31 +118,31 @@ impl Engine {
     /// Adds a request whose outputs go to `queue`.
     pub fn add_request_to(&self, queue: &Queue, mut request: Request) -> Result<u64> {
         let (prompt, max_len, branching) = self.checked(queue, &mut request)?;
-        let mut again = if self.journals { Some(Box::new(Wanted::of(&request)?)) } else { None };
-        let promise = self.lease.promise(self.max_blocks(prompt.len(), max_len, branching))?;
+        let mut again = if self.journals { Some(Box::new(RecordedRequest::from_command(&request)?)) } else { None };
+        let promise = self.lease.reserve(self.max_blocks(prompt.len(), max_len, branching))?;
         let beams = request.beam.as_ref().map(|params| self.beams(params, request.n, &request.sampling, max_len - prompt.len()));
         let beams = beams.transpose()?.map(Box::new);
-        let root = Chain::root(&self.info.fingerprint, &request.salt);
+        let root = BlockHash::root(&self.info.fingerprint, &request.salt);
         let (keep, priority, wanted) = (request.keep, request.priority, request.n as usize);
         let mut sampling = request.sampling;
         let prompt_logits = sampling.prompt_logprobs.is_some();
-        let arrival = Arrival { prompt, max_len, branching, priority, keep, prompt_logits, root };
+        let arrival = NewGroup { prompt, max_len, branching, priority, keep, prompt_logits, root };
         let newcomer = arrival.prepare(&self.info.paging)?;
         let ranked = request.best_of.is_some_and(|samples| samples > request.n);
         if ranked {
             // the results and their order are known only at the end
             sampling.output = OutputKind::Final;
         }
-        let turn = self.turn(sampling, queue.outbox().clone(), request.hook, request.user_data, request.skip_special, keep)?;
+        let turn = self.generation(sampling, queue.sender().clone(), request.hook, request.user_data, request.skip_special, keep)?;
         let deadline = self.deadline(turn.asked, request.deadline)?;
         let most = max_len - newcomer.prompt().len();
-        let mut stream = Stream::new(Turn { deadline, ..turn }, newcomer.prompt(), most)?;
-        stream.will_branch(if beams.is_some() { 1 } else { branching.width() }, most)?;
+        let mut stream = ActiveSequence::new(Generation { deadline, ..turn }, newcomer.prompt(), most)?;
+        stream.reserve_samples(if beams.is_some() { 1 } else { branching.max_members() }, most)?;
         stream.ranked = ranked;
         if let Some(again) = &mut again {
             again.prompt = try_copy(newcomer.prompt())?;
         }
-        let work = Box::new(Work { newcomer, wanted, stream, beams, promise, again });
+        let work = Box::new(PreparedRequest { newcomer, wanted, stream, beams, promise, again });
         self.shared.registry.add(work, |id| self.seed_of(id))
     }
 
@@ -157,7 +157,7 @@ impl Engine {
         let prompt = std::mem::replace(&mut request.prompt, Prompt::Tokens(Vec::new()));
         let prompt = self.prompt_tokens(prompt, request.add_special, request.truncate_prompt_tokens)?;
         let max_len = self.max_len(prompt.len(), &request.sampling)?;
-        self.check_room(prompt.len(), max_len, branching)?;
+        self.check_space(prompt.len(), max_len, branching)?;
         Ok((prompt, max_len, branching))
     }
 
@@ -213,10 +213,10 @@ impl Engine {
             None if samples == 1 => Branching::One,
             None => Branching::Samples(samples as usize),
         };
-        if branching.width() > self.capacity.seqs {
+        if branching.max_members() > self.capacity.seqs {
             return Err(Error::invalid(format!(
                 "the request needs {} sequences at once and max_seqs is {}: raise it, or ask for fewer",
-                branching.width(),
+                branching.max_members(),
                 self.capacity.seqs
             )));
         }
@@ -224,7 +224,7 @@ impl Engine {
     }
 
     /// Checks whether the sequences of the request fit the empty pool at full length.
-    fn check_room(&self, prompt: usize, max_len: usize, branching: Branching) -> Result<()> {
+    fn check_space(&self, prompt: usize, max_len: usize, branching: Branching) -> Result<()> {
         let memory = &self.info.memory;
         let most = self.max_blocks(prompt, max_len, branching);
         if most <= memory.max_blocks {
@@ -232,14 +232,14 @@ impl Engine {
         }
         Err(Error::capacity(format!(
             "{} sequences of {max_len} tokens that share a prompt of {prompt} need {most} KV blocks and the pool has {}: lower max_tokens or n, or raise kv_bytes",
-            branching.width(),
+            branching.max_members(),
             memory.max_blocks
         )))
     }
 
     /// Returns the number of blocks of the sequences of a request at full length.
     pub(super) fn max_blocks(&self, prompt: usize, max_len: usize, branching: Branching) -> usize {
-        self.info.paging.most_of(branching.width(), prompt, max_len, self.capacity.chunk)
+        self.info.paging.max_blocks_of(branching.max_members(), prompt, max_len, self.capacity.chunk)
     }
 
     /// Returns the prompt as tokens, truncated to the last `most`.
@@ -277,7 +277,7 @@ impl Engine {
                 true => format!(
                     " (the model's own limit is {}, the KV pool holds {})",
                     self.info.max_positions,
-                    self.info.paging.fitting(self.info.memory.blocks, self.info.max_positions, self.capacity.chunk)
+                    self.info.paging.max_len_in(self.info.memory.blocks, self.info.max_positions, self.capacity.chunk)
                 ),
                 false => String::new(),
             };
@@ -291,20 +291,20 @@ impl Engine {
 
     /// Builds the parameters of a turn. Its seed is that of the sampling parameters, or 0.
     #[allow(clippy::too_many_arguments)]
-    pub(super) fn turn(
+    pub(super) fn generation(
         &self,
         params: SamplingParams,
-        outbox: Arc<Outbox>,
+        outbox: Arc<OutputSender>,
         hook: Option<LogitsHook>,
         user_data: u64,
         skip_special: bool,
         keep: bool,
-    ) -> Result<Turn> {
+    ) -> Result<Generation> {
         let asked = self.shared.clock.now();
         let constraint = params.grammar.as_ref().map(|grammar| self.grammars()?.compile(grammar)).transpose()?;
         let seed = params.seed.unwrap_or_default();
         let rules = Arc::new(self.rules(params)?);
-        Ok(Turn { user_data, outbox, rules, seed, constraint, hook, skip_special, keep, deadline: None, asked })
+        Ok(Generation { user_data, outbox, rules, seed, constraint, hook, skip_special, keep, deadline: None, asked })
     }
 
     /// Returns the deadline after `time`. `None` if the time cannot be represented.
@@ -319,20 +319,20 @@ impl Engine {
         if params.ignore_eos { Arc::new([]) } else { self.eos.clone() }
     }
 
-    fn rules(&self, mut params: SamplingParams) -> Result<Rules> {
+    fn rules(&self, mut params: SamplingParams) -> Result<ResolvedSampling> {
         let mut bad_words = Vec::new();
         for word in &params.bad_words {
             let spellings = self.text()?.spellings(word)?;
             bad_words.try_reserve(spellings.len())?;
             bad_words.extend(spellings);
         }
-        let token_bytes = params.dry.as_mut().map_or(Ok(Arc::default()), |dry| self.settle_breakers(dry))?;
-        Ok(Rules { eos: self.eos_of(&params), bad_words, token_bytes, params })
+        let token_bytes = params.dry.as_mut().map_or(Ok(Arc::default()), |dry| self.resolve_breakers(dry))?;
+        Ok(ResolvedSampling { eos: self.eos_of(&params), bad_words, token_bytes, params })
     }
 
     /// Sets the default sequence breakers if none are given and there is a tokenizer. Returns the
     /// bytes of all tokens if breakers are used.
-    fn settle_breakers(&self, dry: &mut Dry) -> Result<Arc<Vec<Vec<u8>>>> {
+    fn resolve_breakers(&self, dry: &mut Dry) -> Result<Arc<Vec<Vec<u8>>>> {
         let defaults: &[&str] = if self.shared.text.is_some() { &Dry::DEFAULT_BREAKERS } else { &[] };
         let breakers = dry.sequence_breakers.get_or_insert_with(|| defaults.iter().map(|&text| text.into()).collect());
         if breakers.is_empty() || !dry.is_on() { Ok(Arc::default()) } else { self.token_bytes() }

@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use super::StepReport;
 use super::beams::request_of_beam;
-use super::core::Core;
+use super::core::EngineCore;
 use super::trace::Phase;
 use crate::error::{Error, Result};
-use crate::sched::FinishReason;
+use crate::scheduler::FinishReason;
 
 /// Retry timeout: the time and the number of failed steps after which the requests end.
 const PATIENCE: Duration = Duration::from_secs(1);
 const TRIES: u32 = 3;
 
 /// A series of steps in which no group could be computed.
-pub struct Trouble {
+pub struct FailureStreak {
     since: Duration,
     steps: u32,
     /// Largest group id in the first step of the series. Later groups have a timeout of their own.
@@ -22,7 +22,7 @@ pub struct Trouble {
 }
 
 /// The result of retrying the groups of a failed step separately.
-struct Trial {
+struct RetryResult {
     /// Result of the groups that succeeded.
     done: StepReport,
     culprits: Vec<(u64, Error)>,
@@ -35,43 +35,43 @@ struct Trial {
 /// Number of failures without a success after which the retry stops: the cause is not a request.
 const MOST_FRUITLESS: u32 = 100;
 
-impl Core {
+impl EngineCore {
     /// Runs a step of all ready groups. Commits what can be computed. The rest stays unchanged.
     pub(super) fn advance(&mut self) -> Result<StepReport> {
-        self.tell_costs();
+        self.pass_costs();
         self.take_commands();
         self.end_overdue();
-        self.govern(true);
-        self.look_for_room();
-        self.insight.lap(Phase::Commands);
+        self.check_budget(true);
+        self.swap_or_preempt_for_retry();
+        self.insight.end_phase(Phase::Commands);
         let result = self.attempt(None).or_else(|error| match self.runner.is_lost() {
             true => Err(error),
-            false => self.go_on_without_culprits(error),
+            false => self.continue_without_failing_groups(error),
         });
-        self.end_unheard();
+        self.end_undeliverable();
         match &result {
             Ok(_) => self.trouble = None,
-            Err(error) if self.runner.is_lost() => self.stop(error),
-            Err(error) => self.bear(error),
+            Err(error) if self.runner.is_lost() => self.lose_device(error),
+            Err(error) => self.record_failure(error),
         }
         result
     }
 
     /// Checks the paused groups only if a reader has emptied a full queue, since there may be many.
-    fn look_for_room(&mut self) {
-        let rooms = self.shared.registry.wakeup.rooms();
+    fn swap_or_preempt_for_retry(&mut self) {
+        let rooms = self.shared.registry.wakeup.space_count();
         let changed = std::mem::replace(&mut self.rooms, rooms) != rooms;
         if self.scheduler.paused() > 0 && self.journal.as_ref().map_or(changed, |journal| journal.ready(changed)) {
-            self.scheduler.look_again();
+            self.scheduler.recheck_paused();
         }
     }
 
     /// Retries the groups of a failed step separately. If some succeed, those that failed alone end
     /// with their error.
-    fn go_on_without_culprits(&mut self, error: Error) -> Result<StepReport> {
+    fn continue_without_failing_groups(&mut self, error: Error) -> Result<StepReport> {
         let groups = std::mem::take(&mut self.suspects);
-        let mut trial = Trial { done: StepReport::default(), culprits: Vec::new(), error, fruitless: 0 };
-        self.try_apart(&groups, &mut trial);
+        let mut trial = RetryResult { done: StepReport::default(), culprits: Vec::new(), error, fruitless: 0 };
+        self.bisect(&groups, &mut trial);
         self.suspects = groups;
         if trial.done.sequences == 0 {
             return Err(trial.error);
@@ -82,7 +82,7 @@ impl Core {
 
     /// Tries both halves of groups that failed together. A group that fails alone gets one more
     /// attempt, since a transient failure has no cause in the request.
-    fn try_apart(&mut self, groups: &[u64], trial: &mut Trial) {
+    fn bisect(&mut self, groups: &[u64], trial: &mut RetryResult) {
         if let &[alone] = groups {
             if !self.try_some(groups, trial) {
                 trial.culprits.push((alone, trial.error.clone()));
@@ -92,13 +92,13 @@ impl Core {
         let (left, right) = groups.split_at(groups.len() / 2);
         for half in [left, right] {
             if trial.fruitless < MOST_FRUITLESS && !self.try_some(half, trial) {
-                self.try_apart(half, trial);
+                self.bisect(half, trial);
             }
         }
     }
 
     /// Runs a step of these groups. Returns false if it failed.
-    fn try_some(&mut self, groups: &[u64], trial: &mut Trial) -> bool {
+    fn try_some(&mut self, groups: &[u64], trial: &mut RetryResult) -> bool {
         match self.attempt(Some(groups)) {
             Ok(report) => {
                 trial.done.prefill_tokens += report.prefill_tokens;
@@ -118,9 +118,9 @@ impl Core {
     /// Records a step in which no group succeeded. The next step tries again. After the timeout,
     /// the groups of the step end, since the failure may be caused by them or by the device. Later
     /// groups are tried without them.
-    fn bear(&mut self, error: &Error) {
+    fn record_failure(&mut self, error: &Error) {
         let latest = self.suspects.iter().copied().max().unwrap_or(0);
-        let trouble = self.trouble.get_or_insert(Trouble { since: self.now, steps: 0, latest });
+        let trouble = self.trouble.get_or_insert(FailureStreak { since: self.now, steps: 0, latest });
         trouble.steps += 1;
         if trouble.steps < TRIES || self.now.saturating_sub(trouble.since) < PATIENCE {
             return;

@@ -1,43 +1,43 @@
 //! The interface between scheduling and computation.
 
 use crate::backend::{Backend, BatchSize, InputLimits};
-use crate::batch::draws::{DrawLimits, Drawn, Draws};
+use crate::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits};
 use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::Result;
 use crate::kv::BlockId;
 use crate::model::{Decoder, KvCache};
-use crate::sched::StepPlan;
+use crate::scheduler::StepPlan;
 
 /// Computes plans. The runner of an engine has a model. A test can replace it by one with given
 /// logits.
 pub trait Runner: Send {
     /// Starts a step.
-    fn submit(&mut self, plan: &StepPlan) -> Result<Ticket>;
+    fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep>;
     /// Waits for the step. Returns its logits: `[logit rows, vocab]`.
-    fn wait(&mut self, ticket: Ticket) -> Result<&[f32]>;
+    fn wait(&mut self, ticket: InFlightStep) -> Result<&[f32]>;
 
     /// Returns the limits of sampling on the device. `None` if only the host samples.
-    fn draw_limits(&self) -> Option<DrawLimits> {
+    fn sampling_limits(&self) -> Option<DeviceSamplingLimits> {
         None
     }
 
     /// Returns whether the device may start the predicted step after a plan of `_rows` tokens.
-    fn works_ahead(&self, _rows: usize) -> bool {
+    fn can_run_ahead(&self, _rows: usize) -> bool {
         false
     }
 
     /// Returns whether the device has started the step that the last plan predicted.
-    fn is_ahead(&self) -> bool {
+    fn step_in_flight(&self) -> bool {
         false
     }
 
     /// Cancels the predicted step.
-    fn forget_foreseen(&mut self) {}
+    fn cancel_in_flight(&mut self) {}
 
     /// Waits for the step as `wait` does, and samples a token for each row in `draws`. The logits
     /// of these rows are undefined afterwards.
-    fn wait_and_draw(&mut self, ticket: Ticket, _draws: &Draws) -> Result<Computed<'_>> {
-        Ok(Computed { logits: self.wait(ticket)?, drawn: &[] })
+    fn wait_and_sample(&mut self, ticket: InFlightStep, _draws: &DeviceSampling) -> Result<StepResult<'_>> {
+        Ok(StepResult { logits: self.wait(ticket)?, drawn: &[] })
     }
 
     /// Returns whether the device is lost, so that no step can be computed any more.
@@ -86,16 +86,16 @@ pub trait Runner: Send {
 }
 
 /// The result of a step.
-pub struct Computed<'a> {
+pub struct StepResult<'a> {
     /// [logit rows, vocab] The logits. The rows of sampled tokens are undefined.
     pub logits: &'a [f32],
-    pub drawn: &'a [Drawn],
+    pub drawn: &'a [DeviceSample],
 }
 
 /// A step that was started and has not finished.
 #[must_use]
 #[derive(Debug)]
-pub struct Ticket {
+pub struct InFlightStep {
     /// Number of logit rows of the step.
     pub logits: usize,
 }
@@ -120,7 +120,7 @@ impl<B: Backend> ModelRunner<B> {
 
     /// Runs the largest batches, so that later steps allocate no device memory. K and V are
     /// undefined afterwards.
-    pub fn rehearse(&mut self, limits: &InputLimits, batches: &[Batch]) -> Result<()> {
+    pub fn warm_up(&mut self, limits: &InputLimits, batches: &[Batch]) -> Result<()> {
         self.decoder.reserve_inputs(limits)?;
         for batch in batches.iter().filter(|batch| batch.rows() > 0) {
             self.decoder.forward(batch, &mut self.kv)?;
@@ -131,12 +131,12 @@ impl<B: Backend> ModelRunner<B> {
     }
 
     /// Makes the device record its decode steps. `batch` is a decode step with one token.
-    pub fn keep_steps(&mut self, most: &BatchSize, batch: &Batch) -> Result<()> {
+    pub fn record_steps(&mut self, most: &BatchSize, batch: &Batch) -> Result<()> {
         self.decoder.keep_steps(most, batch, &mut self.kv)
     }
 
     /// Swaps a block out and in, for the same purpose.
-    pub fn rehearse_swap(&mut self) -> Result<()> {
+    pub fn warm_up_swap(&mut self) -> Result<()> {
         let there_and_back = [BlockMove { device: 0, host: 0 }];
         self.swap_out(&there_and_back)?;
         self.swap_in(&there_and_back)
@@ -144,33 +144,33 @@ impl<B: Backend> ModelRunner<B> {
 }
 
 impl<B: Backend> Runner for ModelRunner<B> {
-    fn submit(&mut self, plan: &StepPlan) -> Result<Ticket> {
+    fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep> {
         self.decoder.forward(&plan.batch, &mut self.kv)?;
-        Ok(Ticket { logits: plan.batch.logit_rows.len() })
+        Ok(InFlightStep { logits: plan.batch.logit_rows.len() })
     }
 
-    fn wait(&mut self, ticket: Ticket) -> Result<&[f32]> {
+    fn wait(&mut self, ticket: InFlightStep) -> Result<&[f32]> {
         self.decoder.logits(ticket.logits)
     }
 
-    fn draw_limits(&self) -> Option<DrawLimits> {
+    fn sampling_limits(&self) -> Option<DeviceSamplingLimits> {
         self.decoder.draw_limits()
     }
 
-    fn wait_and_draw(&mut self, ticket: Ticket, draws: &Draws) -> Result<Computed<'_>> {
+    fn wait_and_sample(&mut self, ticket: InFlightStep, draws: &DeviceSampling) -> Result<StepResult<'_>> {
         let (logits, drawn) = self.decoder.logits_and_draws(ticket.logits, draws)?;
-        Ok(Computed { logits, drawn })
+        Ok(StepResult { logits, drawn })
     }
 
-    fn works_ahead(&self, rows: usize) -> bool {
+    fn can_run_ahead(&self, rows: usize) -> bool {
         self.decoder.backend().works_ahead(rows)
     }
 
-    fn is_ahead(&self) -> bool {
+    fn step_in_flight(&self) -> bool {
         self.decoder.backend().is_ahead()
     }
 
-    fn forget_foreseen(&mut self) {
+    fn cancel_in_flight(&mut self) {
         self.decoder.backend().forget_foreseen();
     }
 
@@ -191,12 +191,12 @@ impl<B: Backend> Runner for ModelRunner<B> {
     }
 
     fn write_blocks(&mut self, blocks: &[BlockId], bytes: &[u8]) -> Result<()> {
-        self.forget_foreseen();
+        self.cancel_in_flight();
         self.kv.write(self.decoder.backend(), blocks, bytes)
     }
 
     fn shrink(&mut self, moves: &[BlockCopy], blocks: usize) -> Result<()> {
-        self.forget_foreseen();
+        self.cancel_in_flight();
         self.kv.copy(self.decoder.backend(), moves);
         // Waits for the copies and reports their errors. No logits are read.
         self.decoder.logits(0)?;

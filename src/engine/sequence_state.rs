@@ -6,8 +6,8 @@ use std::io;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::active_sequence::InsertedRange;
 use super::outputs::Logprobs;
-use super::stream::Aside;
 use crate::error::{Error, Result, try_copy};
 use crate::options::SamplingParams;
 
@@ -44,10 +44,10 @@ pub struct Header<'a> {
     pub skip_special: bool,
     /// Log probability of each generated token.
     pub history: Vec<Bits>,
-    pub asides: Cow<'a, [Aside]>,
+    pub asides: Cow<'a, [InsertedRange]>,
     /// Log probabilities that cumulative outputs repeat.
-    pub logprobs: Listed,
-    pub prompt_logprobs: Listed,
+    pub logprobs: SerializedLogprobs,
+    pub prompt_logprobs: SerializedLogprobs,
     /// First row of the prompt whose logits are still wanted.
     pub logits_from: Option<usize>,
 }
@@ -57,7 +57,7 @@ pub type Bits = u32;
 
 /// Log probabilities in serialized form.
 #[derive(Default, Serialize, Deserialize)]
-pub struct Listed {
+pub struct SerializedLogprobs {
     tokens: Vec<Bits>,
     top: Vec<(u32, Bits)>,
 }
@@ -142,10 +142,10 @@ impl Header<'_> {
     }
 }
 
-impl Listed {
-    pub fn new(logprobs: &Logprobs) -> Result<Listed> {
+impl SerializedLogprobs {
+    pub fn new(logprobs: &Logprobs) -> Result<SerializedLogprobs> {
         let top = try_map(&logprobs.top, |(token, logprob)| (token, logprob.to_bits()))?;
-        Ok(Listed { tokens: bits(&logprobs.tokens)?, top })
+        Ok(SerializedLogprobs { tokens: bits(&logprobs.tokens)?, top })
     }
 
     pub fn logprobs(&self) -> Result<Logprobs> {

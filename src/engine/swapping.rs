@@ -1,33 +1,33 @@
 //! Transfers of blocks between the tiers, and their costs.
 
-use super::core::{Core, stream_of};
+use super::core::{EngineCore, sequence_of};
 use crate::options::Preemption;
-use crate::sched::StepPlan;
+use crate::scheduler::StepPlan;
 
-impl Core {
+impl EngineCore {
     /// Plans the next step, of these groups or of all ready ones, and makes the transfers that it
     /// needs. If a transfer back to the device fails, the affected sequences are recomputed, and
     /// the step is planned again.
     pub(super) fn plan(&mut self, groups: Option<&[u64]>) -> Option<StepPlan> {
         loop {
             let (streams, beams, journal) = (&self.streams, &self.beams, &self.journal);
-            let has_room = |seq| stream_of(streams, beams, seq).is_none_or(|stream| !stream.outbox.is_full());
+            let has_room = |seq| sequence_of(streams, beams, seq).is_none_or(|stream| !stream.outbox.is_full());
             let ready = |seq| journal.as_ref().map_or_else(|| has_room(seq), |journal| journal.ready(has_room(seq)));
             let mut plan = match groups {
                 Some(groups) => self.scheduler.schedule_among(groups, ready),
                 // New requests join the step after the predicted one.
-                None if self.runner.is_ahead() => self.scheduler.schedule_foreseen(ready),
+                None if self.runner.step_in_flight() => self.scheduler.schedule_lookahead(ready),
                 None => self.scheduler.schedule(ready),
             };
             let (out, back) = self.try_moves();
             if !back {
                 plan.into_iter().for_each(|plan| self.scheduler.rollback(plan));
-                self.scheduler.moved(out, back);
+                self.scheduler.record_moves(out, back);
                 continue;
             }
-            self.scheduler.moved(out, back);
-            let foreseen = |plan: &&mut StepPlan| groups.is_none() && self.runner.works_ahead(plan.batch.rows());
-            plan.iter_mut().filter(foreseen).for_each(|plan| self.scheduler.foresee(plan));
+            self.scheduler.record_moves(out, back);
+            let foreseen = |plan: &&mut StepPlan| groups.is_none() && self.runner.can_run_ahead(plan.batch.rows());
+            plan.iter_mut().filter(foreseen).for_each(|plan| self.scheduler.reserve_lookahead(plan));
             return plan;
         }
     }
@@ -35,13 +35,13 @@ impl Core {
     /// Makes the transfers that were planned between steps.
     pub(super) fn move_blocks(&mut self) {
         let (out, back) = self.try_moves();
-        self.scheduler.moved(out, back);
+        self.scheduler.record_moves(out, back);
     }
 
     /// Swaps a sequence in if enough blocks are available.
-    pub(super) fn bring_back(&mut self, seq: u64) {
+    pub(super) fn swap_in(&mut self, seq: u64) {
         if self.scheduler.find(seq).is_some_and(|sequence| sequence.table.swapped()) {
-            self.scheduler.fetch(seq);
+            self.scheduler.swap_in_sequence(seq);
             self.move_blocks();
         }
     }
@@ -54,14 +54,14 @@ impl Core {
             return (true, true);
         }
         // The predicted step would read blocks that change, and would distort the measurement.
-        self.runner.forget_foreseen();
+        self.runner.cancel_in_flight();
         let began = self.shared.clock.now();
         let out = moves.out.is_empty() || self.runner.swap_out(&moves.out).is_ok();
         let back = moves.back.is_empty() || self.runner.swap_in(&moves.back).is_ok();
-        let (out, back) = self.journal.as_mut().map_or((out, back), |journal| journal.moved(out, back));
+        let (out, back) = self.journal.as_mut().map_or((out, back), |journal| journal.record_moves(out, back));
         // A failed transfer has no meaningful duration.
         if out && back {
-            self.meter.moved(moves.out.len() + moves.back.len(), self.shared.clock.now().saturating_sub(began));
+            self.meter.record_move(moves.out.len() + moves.back.len(), self.shared.clock.now().saturating_sub(began));
         }
         self.counts.blocks_swapped_out += if out { moves.out.len() as u64 } else { 0 };
         self.counts.blocks_swapped_in += if back { moves.back.len() as u64 } else { 0 };
@@ -70,7 +70,7 @@ impl Core {
     }
 
     /// Passes the measured costs to the scheduler, which has no other knowledge of time.
-    pub(super) fn tell_costs(&mut self) {
+    pub(super) fn pass_costs(&mut self) {
         let measured = (self.scheduler.preemption() == Preemption::Auto).then(|| self.meter.costs());
         let costs = self.journal.as_mut().map_or(measured, |journal| journal.costs(measured));
         costs.into_iter().for_each(|costs| self.scheduler.set_costs(costs));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::sched::Past;
+use crate::scheduler::SequenceStats;
 
 /// The times and statistics of a turn.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub struct Timing {
 
 /// The latency of a new token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tick {
+pub enum TokenLatency {
     /// Time from the call to the first token.
     First(Duration),
     /// Time from the previous token.
@@ -36,14 +36,14 @@ impl Timing {
         Timing { asked, ..Timing::default() }
     }
 
-    pub(super) fn tick(&mut self, now: Duration) -> Tick {
+    pub(super) fn record_token(&mut self, now: Duration) -> TokenLatency {
         let since = now.saturating_sub(self.asked);
         let before = self.last_token.replace(since);
         self.first_token.get_or_insert(since);
-        before.map_or(Tick::First(since), |before| Tick::Next(since.saturating_sub(before)))
+        before.map_or(TokenLatency::First(since), |before| TokenLatency::Next(since.saturating_sub(before)))
     }
 
-    pub(super) fn set_past(&mut self, past: Past) {
+    pub(super) fn set_stats(&mut self, past: SequenceStats) {
         (self.preemptions, self.cached_tokens) = (past.preemptions, past.cached);
     }
 }

@@ -4,11 +4,11 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::sink::Sink;
+use super::log_file::LogFile;
 use super::timing::Timing;
 use super::{Output, Stats, StepReport};
 use crate::error::Result;
-use crate::sched::{FinishReason, StepPlan};
+use crate::scheduler::{FinishReason, StepPlan};
 
 /// The phases of a step in order. If a step is retried, some occur several times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +40,7 @@ const MOST_LAPS: usize = 1024;
 
 /// A trace file.
 pub struct Trace {
-    sink: Sink,
+    sink: LogFile,
     /// Start of the current step, and end of its last phase.
     began: Duration,
     mark: Duration,
@@ -57,7 +57,7 @@ impl Trace {
         let mut laps = Vec::new();
         laps.try_reserve_exact(MOST_LAPS)?;
         let zero = Duration::ZERO;
-        let mut trace = Trace { sink: Sink::create(path)?, began: zero, mark: zero, laps, copies: 0, preemptions: 0, begun: false };
+        let mut trace = Trace { sink: LogFile::create(path)?, began: zero, mark: zero, laps, copies: 0, preemptions: 0, begun: false };
         // The format allows an array without its end, so the file is readable even if the process
         // is killed.
         trace.sink.push(b"[\n");
@@ -83,7 +83,7 @@ impl Trace {
     }
 
     /// Ends a phase of the step. `phase` covers the time since the last call.
-    pub fn lap(&mut self, phase: Phase, now: Duration) {
+    pub fn end_phase(&mut self, phase: Phase, now: Duration) {
         let since = std::mem::replace(&mut self.mark, now);
         if self.laps.len() < MOST_LAPS {
             self.laps.push((phase, since, now));

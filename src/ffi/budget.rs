@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use super::convert::{self, Versioned, borrow, not_null};
 use super::{guard, guard_or, pllm_engine, pllm_error};
-use crate::budget::{Budget, BudgetInfo};
+use crate::budget::{BudgetInfo, MemoryBudget};
 use crate::error::Result;
 use crate::sys::process::Owner;
 
@@ -13,18 +13,18 @@ use crate::sys::process::Owner;
 /// engine with requests gives its cached blocks back before its next step, so step every engine
 /// that has requests. An engine without requests gives them back at once.
 pub struct pllm_budget {
-    budget: Arc<Budget>,
+    budget: Arc<MemoryBudget>,
     owner: Owner,
 }
 
 impl pllm_budget {
-    pub(super) fn new(budget: Arc<Budget>) -> pllm_budget {
+    pub(super) fn new(budget: Arc<MemoryBudget>) -> pllm_budget {
         pllm_budget { budget, owner: Owner::this_process() }
     }
 
     /// # Safety
     /// As `borrow`.
-    pub(super) unsafe fn get<'a>(budget: *const pllm_budget) -> Result<&'a Arc<Budget>> {
+    pub(super) unsafe fn get<'a>(budget: *const pllm_budget) -> Result<&'a Arc<MemoryBudget>> {
         // SAFETY: the caller's contract.
         let handle = unsafe { borrow("budget", budget) }?;
         handle.owner.check()?;
@@ -79,7 +79,7 @@ pub unsafe extern "C" fn pllm_budget_create(bytes: u64, max_bytes: u64, out_budg
     guard(|| unsafe {
         not_null("out_budget", out_budget)?;
         let most = if max_bytes == 0 { bytes } else { max_bytes };
-        out_budget.write(Box::into_raw(Box::new(pllm_budget::new(Budget::new(bytes, most)?))));
+        out_budget.write(Box::into_raw(Box::new(pllm_budget::new(MemoryBudget::new(bytes, most)?))));
         Ok(())
     })
 }

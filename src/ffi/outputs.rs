@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::convert::{borrow, not_null, start};
 use super::{guard, guard_or, pllm_engine, pllm_error};
-use crate::engine::{Output, Outputs, Page, Queue, Told};
+use crate::engine::{Output, OutputBatch, OutputView, Outputs, Queue};
 use crate::error::Result;
-use crate::sched::FinishReason;
+use crate::scheduler::FinishReason;
 use crate::sys::process::Owner;
 
 /// The sequence has not ended.
@@ -147,13 +147,13 @@ pub struct pllm_outputs {
 
 /// What `poll` needs for a batch, reserved before anything is taken from the queue.
 #[derive(Default)]
-pub struct Room {
+pub struct OutputArrays {
     records: Vec<pllm_output>,
     top: Vec<pllm_logprob>,
 }
 
-impl Room {
-    fn make(&mut self, outputs: &Page) -> Result<()> {
+impl OutputArrays {
+    fn make(&mut self, outputs: &OutputBatch) -> Result<()> {
         self.records.try_reserve_exact(outputs.len())?;
         let top = outputs.iter().map(|(_, told)| told.top.len() + told.prompt_top.len()).sum();
         Ok(self.top.try_reserve_exact(top)?)
@@ -162,8 +162,8 @@ impl Room {
 
 impl pllm_outputs {
     /// `room` was made for these outputs, so that nothing moves any more.
-    fn new(outputs: Outputs, room: Room) -> pllm_outputs {
-        let Room { mut records, mut top } = room;
+    fn new(outputs: Outputs, room: OutputArrays) -> pllm_outputs {
+        let OutputArrays { mut records, mut top } = room;
         records.extend(outputs.iter().map(|(output, told)| record(output, told, &mut top)));
         pllm_outputs { records, _outputs: outputs, _top: top }
     }
@@ -176,7 +176,7 @@ fn pairs(told: &[(u32, f32)], top: &mut Vec<pllm_logprob>) -> (*const pllm_logpr
     (start(&top[first..]), (top.len() - first) as u64)
 }
 
-fn record(output: &Output, told: Told, top: &mut Vec<pllm_logprob>) -> pllm_output {
+fn record(output: &Output, told: OutputView, top: &mut Vec<pllm_logprob>) -> pllm_output {
     let (top_logprobs, top_logprobs_len) = pairs(told.top, top);
     let (prompt_top_logprobs, prompt_top_logprobs_len) = pairs(told.prompt_top, top);
     let timing = &output.timing;
@@ -298,8 +298,8 @@ pub unsafe extern "C" fn pllm_queue_poll(
         let queue = pllm_queue::get(queue)?;
         not_null("out_outputs", out_outputs)?;
         let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
-        let mut room = Room::default();
-        let outputs = queue.poll_page(timeout, |outputs| room.make(outputs))?;
+        let mut room = OutputArrays::default();
+        let outputs = queue.poll_batch(timeout, |outputs| room.make(outputs))?;
         out_outputs.write(Box::into_raw(Box::new(pllm_outputs::new(outputs, room))));
         Ok(())
     })

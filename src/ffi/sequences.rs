@@ -8,7 +8,7 @@ use super::request::{PLLM_REQUEST_KEEP, PLLM_TEXT_ADD_SPECIAL, PLLM_TEXT_SKIP_SP
 use super::sampling::pllm_sampling;
 use super::structs::known_flags;
 use super::{guard, guard_or, pllm_engine, pllm_error};
-use crate::engine::{Fork, GoOn, Resume, SequenceInfo};
+use crate::engine::{Continue, Fork, Resume, SequenceInfo};
 use crate::error::try_copy;
 
 /// The fork has all tokens of its parent.
@@ -295,7 +295,8 @@ pub unsafe extern "C" fn pllm_sequence_resume(engine: *const pllm_engine, sequen
         let deadline = deadline(c.deadline_ms)?;
         let user_data = (c.flags & PLLM_RESUME_USER_DATA != 0).then_some(c.user_data);
         if c.flags & PLLM_RESUME_CONTINUE != 0 {
-            return engine.go_on(sequence, GoOn { keep, queue, user_data, hook: hook(c.logits_hook, c.hook_data), deadline });
+            return engine
+                .continue_sequence(sequence, Continue { keep, queue, user_data, hook: hook(c.logits_hook, c.hook_data), deadline });
         }
         known_flags("text flags", c.text_flags, PLLM_TEXT_SKIP_SPECIAL)?;
         let how = Resume {

@@ -70,7 +70,7 @@ impl BlockAllocator {
         self.free.pop().ok_or(NoSpace)
     }
 
-    pub fn give_back(&mut self, block: BlockId) {
+    pub fn put(&mut self, block: BlockId) {
         assert_eq!(self.refs(block), 0, "block {block} is still in use");
         if (block as usize) < self.total {
             self.free.push(block);
@@ -78,12 +78,12 @@ impl BlockAllocator {
     }
 
     /// Returns the number of blocks that only reclaimable tables refer to.
-    pub fn idle(&self) -> usize {
+    pub fn reclaimable(&self) -> usize {
         self.idle
     }
 
     pub fn acquire(&mut self, block: BlockId) {
-        self.idle -= self.is_idle(block) as usize;
+        self.idle -= self.is_reclaimable(block) as usize;
         self.refs[block as usize] += 1;
     }
 
@@ -92,18 +92,18 @@ impl BlockAllocator {
     pub fn release(&mut self, block: BlockId) -> bool {
         assert!(self.refs(block) > self.resting[block as usize], "block {block} is released twice");
         self.refs[block as usize] -= 1;
-        self.idle += self.is_idle(block) as usize;
+        self.idle += self.is_reclaimable(block) as usize;
         self.refs(block) == 0
     }
 
     /// Records that the table of one reference is reclaimable from now on.
-    pub fn rest(&mut self, block: BlockId) {
+    pub fn mark_reclaimable(&mut self, block: BlockId) {
         self.resting[block as usize] += 1;
-        self.idle += self.is_idle(block) as usize;
+        self.idle += self.is_reclaimable(block) as usize;
     }
 
-    pub fn wake(&mut self, block: BlockId) {
-        self.idle -= self.is_idle(block) as usize;
+    pub fn unmark_reclaimable(&mut self, block: BlockId) {
+        self.idle -= self.is_reclaimable(block) as usize;
         self.resting[block as usize] -= 1;
     }
 
@@ -125,7 +125,7 @@ impl BlockAllocator {
         self.marks[block as usize].get() == self.count.get()
     }
 
-    fn is_idle(&self, block: BlockId) -> bool {
+    fn is_reclaimable(&self, block: BlockId) -> bool {
         self.refs(block) > 0 && self.refs(block) == self.resting[block as usize]
     }
 

@@ -12,10 +12,10 @@ use std::ops::Range;
 
 pub use allocator::BlockAllocator;
 pub use paging::Paging;
-pub use prefix::{Chain, PrefixIndex};
+pub use prefix::{BlockHash, PrefixIndex};
 use size::BlockSize;
 use swap::HostTier;
-pub use swap::Load;
+pub use swap::SwapLoad;
 
 use crate::batch::BlockCopy;
 use crate::error::{Result, try_vec};
@@ -44,7 +44,7 @@ fn first(range: Range<usize>, is: impl Fn(usize) -> bool) -> usize {
 pub struct NoSpace;
 
 /// The null block: an entry whose block is out of the window, so that no token attends to it.
-pub const GONE: BlockId = BlockId::MAX;
+pub const NULL_BLOCK: BlockId = BlockId::MAX;
 
 /// The blocks of one sequence in the order of its tokens. A place is a run of `block_size` tokens
 /// with one entry per layer group. The first entries of a group can be null.
@@ -75,22 +75,22 @@ impl BlockTable {
 
     /// Returns the block of an entry. `None` means that the entry is null.
     fn at(&self, entry: usize) -> Option<BlockId> {
-        Some(self.blocks[entry]).filter(|&block| block != GONE)
+        Some(self.blocks[entry]).filter(|&block| block != NULL_BLOCK)
     }
 
     fn held(&self) -> impl DoubleEndedIterator<Item = BlockId> {
-        self.blocks.iter().copied().filter(|&block| block != GONE)
+        self.blocks.iter().copied().filter(|&block| block != NULL_BLOCK)
     }
 
     /// Returns whether K and V of some tokens have been dropped.
-    pub fn has_gone(&self) -> bool {
-        self.blocks.contains(&GONE)
+    pub fn has_dropped(&self) -> bool {
+        self.blocks.contains(&NULL_BLOCK)
     }
 
     /// Returns whether the table is reclaimable: its sequence does not run, so its blocks may be
     /// taken.
     #[inline]
-    pub fn rests(&self) -> bool {
+    pub fn is_reclaimable(&self) -> bool {
         self.rests
     }
 
@@ -165,7 +165,7 @@ impl BlockManager {
     /// Returns the number of blocks that would become available if all reclaimable tables were
     /// freed.
     pub fn idle_blocks(&self) -> usize {
-        self.allocator.idle()
+        self.allocator.reclaimable()
     }
 
     pub fn used_blocks(&self) -> usize {
@@ -180,11 +180,11 @@ impl BlockManager {
 
     /// Returns the number of blocks that tables would additionally hold without windows. Blocks of
     /// forks count once per fork.
-    pub fn gone_blocks(&self) -> usize {
+    pub fn dropped_blocks(&self) -> usize {
         self.gone
     }
 
-    pub fn keeps_prefixes(&self) -> bool {
+    pub fn caches_prefixes(&self) -> bool {
         self.prefix.is_some()
     }
 
@@ -215,8 +215,8 @@ impl BlockManager {
                 table.blocks[entry] = to;
                 copies.push(BlockCopy { from, to });
             } else {
-                self.host.part(from);
-                self.forget(from);
+                self.host.end_mirroring(from);
+                self.uncache(from);
             }
         }
         for _ in 0..missing {
@@ -251,11 +251,11 @@ impl BlockManager {
     }
 
     /// Removes a full block from the prefix cache before it is overwritten.
-    fn forget(&mut self, block: BlockId) {
+    fn uncache(&mut self, block: BlockId) {
         if let Some(prefix) = &mut self.prefix
             && self.filled[block as usize] as usize == self.size.tokens()
         {
-            prefix.forget(block);
+            prefix.remove(block);
         }
     }
 
@@ -269,12 +269,12 @@ impl BlockManager {
     /// Evicts the least recently used cached block.
     fn evict(&mut self) -> std::result::Result<BlockId, NoSpace> {
         let block = self.prefix.as_mut().and_then(PrefixIndex::evict).ok_or(NoSpace)?;
-        self.host.vacate(block);
+        self.host.release_device_block(block);
         Ok(block)
     }
 
     /// Releases the sources of completed copies.
-    pub fn settle(&mut self, copies: &[BlockCopy]) {
+    pub fn release_copied(&mut self, copies: &[BlockCopy]) {
         copies.iter().for_each(|copy| self.release(copy.from));
     }
 
@@ -320,7 +320,7 @@ impl BlockManager {
         let entries = self.paging.entries(tokens);
         while table.blocks.len() > entries {
             match table.blocks.pop() {
-                Some(block) if block != GONE => self.let_go(block, table),
+                Some(block) if block != NULL_BLOCK => self.release_block(block, table),
                 _ => self.gone -= 1,
             }
         }
@@ -330,28 +330,28 @@ impl BlockManager {
 
     /// Releases the blocks that are out of the window after `computed` tokens.
     #[inline]
-    pub fn slide(&mut self, table: &mut BlockTable, computed: usize) {
-        if !self.paging.slides() {
+    pub fn drop_out_of_window(&mut self, table: &mut BlockTable, computed: usize) {
+        if !self.paging.has_windows() {
             return;
         }
         for group in 0..self.paging.groups() {
-            let out = self.paging.out_of(self.paging.windows()[group], computed).min(table.places);
+            let out = self.paging.blocks_out_of(self.paging.windows()[group], computed).min(table.places);
             for place in (0..out).rev() {
                 let entry = place * self.paging.groups() + group;
-                let block = std::mem::replace(&mut table.blocks[entry], GONE);
-                if block == GONE {
+                let block = std::mem::replace(&mut table.blocks[entry], NULL_BLOCK);
+                if block == NULL_BLOCK {
                     break; // all entries before it are null too
                 }
-                self.let_go(block, table);
+                self.release_block(block, table);
                 self.gone += 1;
             }
         }
     }
 
     /// Returns whether a sequence truncated to `len` tokens would attend to null entries.
-    pub fn looks_back_on_gone(&self, table: &BlockTable, len: usize) -> bool {
+    pub fn sees_null_block(&self, table: &BlockTable, len: usize) -> bool {
         self.paging.windows().iter().enumerate().any(|(group, &window)| {
-            let first = self.paging.out_of(window, len);
+            let first = self.paging.blocks_out_of(window, len);
             first < table.places && table.at(first * self.paging.groups() + group).is_none()
         })
     }
@@ -361,23 +361,23 @@ impl BlockManager {
     }
 
     /// Marks the table reclaimable. A reclaimable table must not get further blocks.
-    pub fn rest(&mut self, table: &mut BlockTable) {
+    pub fn mark_reclaimable(&mut self, table: &mut BlockTable) {
         assert!(!std::mem::replace(&mut table.rests, true), "a table rests once");
-        table.held().for_each(|block| self.allocator.rest(block));
+        table.held().for_each(|block| self.allocator.mark_reclaimable(block));
     }
 
-    pub fn wake(&mut self, table: &mut BlockTable) {
+    pub fn unmark_reclaimable(&mut self, table: &mut BlockTable) {
         assert!(std::mem::take(&mut table.rests), "a table is woken once");
-        table.held().for_each(|block| self.allocator.wake(block));
+        table.held().for_each(|block| self.allocator.unmark_reclaimable(block));
     }
 
     /// Releases a reference of the table to a block.
-    fn let_go(&mut self, block: BlockId, table: &BlockTable) {
+    fn release_block(&mut self, block: BlockId, table: &BlockTable) {
         if table.swapped {
             return self.host.release(block);
         }
         if table.rests {
-            self.allocator.wake(block);
+            self.allocator.unmark_reclaimable(block);
         }
         self.release(block);
     }
@@ -388,44 +388,44 @@ impl BlockManager {
         }
         self.filled_slots -= self.filled[block as usize] as usize;
         match &mut self.prefix {
-            Some(prefix) if prefix.holds(block) => prefix.retire(block),
+            Some(prefix) if prefix.holds(block) => prefix.mark_unused(block),
             _ => {
-                self.host.vacate(block);
-                self.allocator.give_back(block);
+                self.host.release_device_block(block);
+                self.allocator.put(block);
             }
         }
     }
 
     /// Returns the blocks that are visible to a sequence of `computed` tokens, in table order.
     /// `None` means that some are not on the device.
-    pub fn looked_back_on(&self, table: &BlockTable, computed: usize) -> Result<Option<Vec<BlockId>>> {
-        if table.swapped || self.looks_back_on_gone(table, computed) {
+    pub fn visible_blocks(&self, table: &BlockTable, computed: usize) -> Result<Option<Vec<BlockId>>> {
+        if table.swapped || self.sees_null_block(table, computed) {
             return Ok(None);
         }
         let mut blocks = Vec::new();
-        blocks.try_reserve_exact(self.paging.looked_back_on(computed))?;
-        let kept = (0..self.paging.entries(computed)).filter(|&entry| !self.is_out(entry, computed));
+        blocks.try_reserve_exact(self.paging.visible_blocks(computed))?;
+        let kept = (0..self.paging.entries(computed)).filter(|&entry| !self.is_out_of_window(entry, computed));
         blocks.extend(kept.map(|entry| table.blocks[entry]));
         Ok(Some(blocks))
     }
 
     /// Returns whether an entry is out of the window after `computed` tokens.
-    fn is_out(&self, entry: usize, computed: usize) -> bool {
+    fn is_out_of_window(&self, entry: usize, computed: usize) -> bool {
         let groups = self.paging.groups();
-        entry / groups < self.paging.out_of(self.paging.windows()[entry % groups], computed)
+        entry / groups < self.paging.blocks_out_of(self.paging.windows()[entry % groups], computed)
     }
 
     /// Allocates the blocks that are visible to a sequence of `computed` tokens, for an empty
     /// table. All or nothing.
     pub fn adopt(&mut self, table: &mut BlockTable, computed: usize) -> std::result::Result<(), NoSpace> {
         assert!(table.blocks.is_empty(), "what it has is another's");
-        if self.paging.looked_back_on(computed) > self.available() {
+        if self.paging.visible_blocks(computed) > self.available() {
             return Err(NoSpace);
         }
         for entry in 0..self.paging.entries(computed) {
-            let gone = self.is_out(entry, computed);
+            let gone = self.is_out_of_window(entry, computed);
             self.gone += gone as usize;
-            let block = if gone { GONE } else { self.take()? };
+            let block = if gone { NULL_BLOCK } else { self.take()? };
             table.blocks.push(block);
         }
         table.places = self.size.blocks_for(computed);
@@ -434,22 +434,22 @@ impl BlockManager {
 
     /// Replaces the table from `place` on with cached blocks of `chains`, as far as a sequence can
     /// continue after them. Returns the number of places that were found.
-    pub fn reuse(&mut self, table: &mut BlockTable, place: usize, chains: &[Chain]) -> usize {
-        let end = self.known(place, chains);
+    pub fn reuse(&mut self, table: &mut BlockTable, place: usize, chains: &[BlockHash]) -> usize {
+        let end = self.cached_prefix(place, chains);
         if end == place {
             return 0;
         }
         let (groups, tokens) = (self.paging.groups(), self.size.tokens());
         self.truncate(table, place * tokens);
-        self.slide(table, end * tokens);
+        self.drop_out_of_window(table, end * tokens);
         for entry in self.entries(place..end) {
-            let block = match self.is_out(entry, end * tokens) {
+            let block = match self.is_out_of_window(entry, end * tokens) {
                 true => None,
                 false => self.find(entry % groups, &chains[entry / groups]),
             };
             block.into_iter().for_each(|block| self.acquire(block));
             self.gone += block.is_none() as usize;
-            table.blocks.push(block.unwrap_or(GONE));
+            table.blocks.push(block.unwrap_or(NULL_BLOCK));
         }
         table.places = end;
         end - place
@@ -458,7 +458,7 @@ impl BlockManager {
     /// Returns the end of the longest prefix of `chains` after which a sequence can continue. The
     /// table already has the places before `from`. All groups must have the other blocks that are
     /// visible at this end.
-    fn known(&self, from: usize, chains: &[Chain]) -> usize {
+    fn cached_prefix(&self, from: usize, chains: &[BlockHash]) -> usize {
         let mut end = chains.len();
         for group in (0..self.paging.groups()).filter(|&group| self.paging.windows()[group].is_none()) {
             end = (from..end).find(|&place| self.find(group, &chains[place]).is_none()).unwrap_or(end);
@@ -477,17 +477,17 @@ impl BlockManager {
 
     /// Returns the first place that is visible to the group after `places` computed places.
     fn first_kept(&self, group: usize, places: usize) -> usize {
-        self.paging.out_of(self.paging.windows()[group], places * self.size.tokens())
+        self.paging.blocks_out_of(self.paging.windows()[group], places * self.size.tokens())
     }
 
-    fn find(&self, group: usize, chain: &Chain) -> Option<BlockId> {
-        self.prefix.as_ref()?.find(&chain.of_group(group))
+    fn find(&self, group: usize, chain: &BlockHash) -> Option<BlockId> {
+        self.prefix.as_ref()?.find(&chain.for_group(group))
     }
 
     /// Adds a reference of a table to a full block.
     fn acquire(&mut self, block: BlockId) {
         if let Some(prefix) = self.prefix.as_mut().filter(|prefix| prefix.is_unused(block)) {
-            prefix.revive(block);
+            prefix.mark_used(block);
             self.filled_slots += self.size.tokens();
         }
         self.allocator.acquire(block);
@@ -495,13 +495,13 @@ impl BlockManager {
 
     /// Inserts the full blocks at `place` into the prefix cache. If the cache already has a block
     /// with the same tokens, the table uses that block and releases its own.
-    pub fn index(&mut self, table: &mut BlockTable, place: usize, chains: &[Chain]) {
+    pub fn index(&mut self, table: &mut BlockTable, place: usize, chains: &[BlockHash]) {
         for group in 0..self.paging.groups() {
             let entry = place * self.paging.groups() + group;
             let (Some(own), Some(prefix)) = (table.at(entry), &mut self.prefix) else { continue };
             // With a window, a block is useful without its predecessors.
             let before = place.checked_sub(1).filter(|_| self.paging.windows()[group].is_none());
-            let found = prefix.find_or_insert(chains[place].of_group(group), before.map(|before| chains[before].of_group(group)), own);
+            let found = prefix.find_or_insert(chains[place].for_group(group), before.map(|before| chains[before].for_group(group)), own);
             if found != own {
                 self.acquire(found);
                 table.blocks[entry] = found;
@@ -526,7 +526,7 @@ impl BlockManager {
         // first in the table.
         let missing = |(group, &window): (usize, &Option<usize>)| {
             let own = |place: usize| table.at(place * self.paging.groups() + group).is_some_and(|block| refs(block) == 1);
-            let kept = if window.is_some() { held - first(self.paging.out_of(window, write.start).min(held)..held, own) } else { 0 };
+            let kept = if window.is_some() { held - first(self.paging.blocks_out_of(window, write.start).min(held)..held, own) } else { 0 };
             end.saturating_sub(held).min(self.paging.span(window, rows).saturating_sub(kept))
         };
         let written = self.size.full(write.start).min(held)..held.min(end);
@@ -574,12 +574,12 @@ impl BlockManager {
 
     /// Panics if one of the first blocks of the table is found by another hash than its own. For
     /// tests.
-    pub fn check_found(&self, table: &BlockTable, chains: &[Chain]) {
+    pub fn check_found(&self, table: &BlockTable, chains: &[BlockHash]) {
         let Some(prefix) = self.prefix.as_ref().filter(|_| !table.swapped) else { return };
         let groups = self.paging.groups();
         for entry in self.entries(0..chains.len().min(table.places)) {
-            let (Some(block), chain) = (table.at(entry), chains[entry / groups].of_group(entry % groups)) else { continue };
-            assert!(prefix.chain(block).is_none_or(|found| found == chain), "block {block} is found by the tokens of others");
+            let (Some(block), chain) = (table.at(entry), chains[entry / groups].for_group(entry % groups)) else { continue };
+            assert!(prefix.hash(block).is_none_or(|found| found == chain), "block {block} is found by the tokens of others");
         }
     }
 
@@ -595,7 +595,7 @@ impl BlockManager {
 
     /// Panics if a cached block would be evicted before a block that depends on it. For tests.
     #[cfg(test)]
-    pub fn check_order(&self, before: impl Fn(&Chain) -> Option<Chain>) {
+    pub fn check_order(&self, before: impl Fn(&BlockHash) -> Option<BlockHash>) {
         self.prefix.iter().for_each(|prefix| prefix.check_order(&before));
     }
 }

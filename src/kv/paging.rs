@@ -26,7 +26,7 @@ impl Paging {
     }
 
     /// Creates a paging in which all layers attend to all positions.
-    pub fn plain(block_size: usize) -> Paging {
+    pub fn without_windows(block_size: usize) -> Paging {
         Paging::new(block_size, &[None])
     }
 
@@ -45,7 +45,7 @@ impl Paging {
 
     /// Returns whether a group has a window.
     #[inline]
-    pub fn slides(&self) -> bool {
+    pub fn has_windows(&self) -> bool {
         self.slides
     }
 
@@ -61,12 +61,12 @@ impl Paging {
 
     /// Returns the maximum number of blocks that a sequence holds at once until it has `tokens`
     /// tokens, if a step computes at most `rows` of them.
-    pub fn most(&self, tokens: usize, rows: usize) -> usize {
-        self.most_of(1, 0, tokens, rows)
+    pub fn max_blocks(&self, tokens: usize, rows: usize) -> usize {
+        self.max_blocks_of(1, 0, tokens, rows)
     }
 
     /// Returns the same maximum for `branches` sequences that share their first `shared` tokens.
-    pub fn most_of(&self, branches: usize, shared: usize, tokens: usize, rows: usize) -> usize {
+    pub fn max_blocks_of(&self, branches: usize, shared: usize, tokens: usize, rows: usize) -> usize {
         let (shared, all) = (self.size.full(shared), self.size.blocks_for(tokens));
         let together = shared + branches * all.saturating_sub(shared);
         self.windows.iter().map(|window| together.min(branches.saturating_mul(self.span(*window, rows)))).sum()
@@ -74,21 +74,21 @@ impl Paging {
 
     /// Returns the blocks beyond the shared full ones that a fork of `shared` tokens needs until it
     /// has `tokens` tokens.
-    pub fn more(&self, shared: usize, tokens: usize) -> usize {
+    pub fn blocks_beyond_shared(&self, shared: usize, tokens: usize) -> usize {
         let more = self.size.blocks_for(tokens).saturating_sub(self.size.full(shared));
         self.windows.iter().map(|window| more.min(self.span(*window, 1))).sum()
     }
 
     /// Returns the number of blocks that are visible to a sequence with `computed` tokens.
-    pub fn looked_back_on(&self, computed: usize) -> usize {
+    pub fn visible_blocks(&self, computed: usize) -> usize {
         let all = self.size.blocks_for(computed);
-        self.windows.iter().map(|window| all - self.out_of(*window, computed)).sum()
+        self.windows.iter().map(|window| all - self.blocks_out_of(*window, computed)).sum()
     }
 
     /// Returns the length of the longest sequence, at most `longest`, that never holds more than
     /// `blocks` blocks.
-    pub fn fitting(&self, blocks: usize, longest: usize, rows: usize) -> usize {
-        first(1..longest + 1, |tokens| self.most(tokens, rows) > blocks) - 1
+    pub fn max_len_in(&self, blocks: usize, longest: usize, rows: usize) -> usize {
+        first(1..longest + 1, |tokens| self.max_blocks(tokens, rows) > blocks) - 1
     }
 
     /// Returns the maximum number of blocks of a group that a step of `rows` tokens reads or
@@ -101,7 +101,7 @@ impl Paging {
     /// Returns the number of leading blocks that are out of the window after `computed` tokens. The
     /// last of these tokens may be recomputed, so its window is kept.
     #[inline]
-    pub(super) fn out_of(&self, window: Option<usize>, computed: usize) -> usize {
+    pub(super) fn blocks_out_of(&self, window: Option<usize>, computed: usize) -> usize {
         window.map_or(0, |window| self.size.full(computed.saturating_sub(window)))
     }
 }
@@ -113,19 +113,19 @@ mod tests {
     #[test]
     fn a_window_bounds_what_a_sequence_has_and_all_else_grows_with_it() {
         let all = Paging::new(16, &[None]);
-        assert_eq!((all.most(100, 64), all.entries(100)), (7, 7));
+        assert_eq!((all.max_blocks(100, 64), all.entries(100)), (7, 7));
         let mixed = Paging::new(16, &[None, Some(32), Some(32)]);
         // The window of the first of 16 rows covers 32 positions. With 15 more rows it can touch
         // four blocks.
-        assert_eq!((mixed.most(1600, 16), mixed.entries(1600)), (100 + 4 + 4, 300));
-        assert_eq!(mixed.most(20, 16), 6, "no more than there are tokens");
+        assert_eq!((mixed.max_blocks(1600, 16), mixed.entries(1600)), (100 + 4 + 4, 300));
+        assert_eq!(mixed.max_blocks(20, 16), 6, "no more than there are tokens");
     }
 
     #[test]
     fn branches_share_what_they_begin_with_unless_it_has_left_the_window() {
         let mixed = Paging::new(16, &[None, Some(16)]);
-        assert_eq!(mixed.most_of(3, 40, 80, 1), (2 + 3 * 3) + 3 * 2);
-        assert_eq!(mixed.most_of(1, 40, 80, 1), mixed.most(80, 1));
+        assert_eq!(mixed.max_blocks_of(3, 40, 80, 1), (2 + 3 * 3) + 3 * 2);
+        assert_eq!(mixed.max_blocks_of(1, 40, 80, 1), mixed.max_blocks(80, 1));
     }
 
     #[test]
@@ -133,18 +133,18 @@ mod tests {
         for windows in [&[None][..], &[None, Some(20)], &[None, None, Some(7), Some(40)]] {
             let paging = Paging::new(8, windows);
             for blocks in 0..60 {
-                let fits = paging.fitting(blocks, 300, 5);
-                assert!(fits == 0 || paging.most(fits, 5) <= blocks);
-                assert!(fits == 300 || paging.most(fits + 1, 5) > blocks, "{windows:?} {blocks}: {fits}");
+                let fits = paging.max_len_in(blocks, 300, 5);
+                assert!(fits == 0 || paging.max_blocks(fits, 5) <= blocks);
+                assert!(fits == 300 || paging.max_blocks(fits + 1, 5) > blocks, "{windows:?} {blocks}: {fits}");
             }
         }
-        assert_eq!(Paging::new(8, &[Some(20)]).fitting(5, 10_000, 5), 10_000, "nothing grows beyond the window");
+        assert_eq!(Paging::new(8, &[Some(20)]).max_len_in(5, 10_000, 5), 10_000, "nothing grows beyond the window");
     }
 
     #[test]
     fn what_leaves_the_window_of_the_last_token_is_not_needed() {
         let paging = Paging::new(8, &[Some(10)]);
-        assert_eq!([0, 10, 17, 18, 26].map(|computed| paging.out_of(Some(10), computed)), [0, 0, 0, 1, 2]);
-        assert_eq!(paging.out_of(None, 1000), 0);
+        assert_eq!([0, 10, 17, 18, 26].map(|computed| paging.blocks_out_of(Some(10), computed)), [0, 0, 0, 1, 2]);
+        assert_eq!(paging.blocks_out_of(None, 1000), 0);
     }
 }

@@ -15,34 +15,34 @@ const AT_ONCE: usize = 16;
 /// The hash of a full block: of its tokens and of all tokens before them. SHA-256 excludes
 /// collisions that an attacker could construct.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub struct Chain([u8; 32]);
+pub struct BlockHash([u8; 32]);
 
-impl Chain {
+impl BlockHash {
     /// Returns the initial hash for a model and a salt. Sequences with different models or salts
     /// share no blocks.
-    pub fn root(model: &[u8; 32], salt: &[u8]) -> Chain {
-        Chain(Sha256::new().chain_update(model).chain_update(b"salt").chain_update(salt).finalize().into())
+    pub fn root(model: &[u8; 32], salt: &[u8]) -> BlockHash {
+        BlockHash(Sha256::new().chain_update(model).chain_update(b"salt").chain_update(salt).finalize().into())
     }
 
     /// Returns the initial hash for one sequence. No salt can produce it, so that the sequence
     /// shares blocks only with its forks.
-    pub fn private(model: &[u8; 32], sequence: u64) -> Chain {
-        Chain(Sha256::new().chain_update(model).chain_update(b"sequence").chain_update(sequence.to_le_bytes()).finalize().into())
+    pub fn for_sequence(model: &[u8; 32], sequence: u64) -> BlockHash {
+        BlockHash(Sha256::new().chain_update(model).chain_update(b"sequence").chain_update(sequence.to_le_bytes()).finalize().into())
     }
 
     /// Returns the hash of the next block, which holds `tokens`.
-    pub fn next(&self, tokens: &[u32]) -> Chain {
+    pub fn next(&self, tokens: &[u32]) -> BlockHash {
         let mut hash = Sha256::new().chain_update(self.0);
         for tokens in tokens.chunks(AT_ONCE) {
             let mut bytes = [0; 4 * AT_ONCE];
             bytes.chunks_exact_mut(4).zip(tokens).for_each(|(bytes, token)| bytes.copy_from_slice(&token.to_le_bytes()));
             hash.update(&bytes[..4 * tokens.len()]);
         }
-        Chain(hash.finalize().into())
+        BlockHash(hash.finalize().into())
     }
 
     /// Returns the hash of the block of a layer group for the same tokens.
-    pub fn of_group(mut self, group: usize) -> Chain {
+    pub fn for_group(mut self, group: usize) -> BlockHash {
         self.0.iter_mut().zip((group as u32).to_le_bytes()).for_each(|(byte, number)| *byte ^= number);
         self
     }
@@ -57,10 +57,10 @@ impl Chain {
 /// predecessors and keeps its own place in the list.
 #[derive(Debug)]
 pub struct PrefixIndex {
-    blocks: HashMap<Chain, BlockId>,
-    chains: Vec<Option<Chain>>, // [blocks] hash of each block
+    blocks: HashMap<BlockHash, BlockId>,
+    chains: Vec<Option<BlockHash>>, // [blocks] hash of each block
     // [blocks] hash of the predecessor without which the block is useless
-    before: Vec<Option<Chain>>,
+    before: Vec<Option<BlockHash>>,
     unused: Lru,
 }
 
@@ -72,22 +72,22 @@ impl PrefixIndex {
         Ok(PrefixIndex { blocks: map, chains: try_vec(blocks, None)?, before: try_vec(blocks, None)?, unused: Lru::new(blocks)? })
     }
 
-    pub fn find(&self, chain: &Chain) -> Option<BlockId> {
+    pub fn find(&self, chain: &BlockHash) -> Option<BlockId> {
         self.blocks.get(chain).copied()
     }
 
     pub fn holds(&self, block: BlockId) -> bool {
-        self.chain(block).is_some()
+        self.hash(block).is_some()
     }
 
     /// Returns the hash of the block.
-    pub fn chain(&self, block: BlockId) -> Option<Chain> {
+    pub fn hash(&self, block: BlockId) -> Option<BlockHash> {
         self.chains[block as usize]
     }
 
     /// Returns the block with this hash. If there is none, inserts `block` with the predecessor
     /// `before`.
-    pub fn find_or_insert(&mut self, chain: Chain, before: Option<Chain>, block: BlockId) -> BlockId {
+    pub fn find_or_insert(&mut self, chain: BlockHash, before: Option<BlockHash>, block: BlockId) -> BlockId {
         match self.blocks.entry(chain) {
             Entry::Occupied(found) => *found.get(),
             Entry::Vacant(place) => {
@@ -99,7 +99,7 @@ impl PrefixIndex {
     }
 
     /// Removes the block from the index, since its content changes.
-    pub fn forget(&mut self, block: BlockId) {
+    pub fn remove(&mut self, block: BlockId) {
         if let Some(chain) = self.chains[block as usize].take() {
             self.blocks.remove(&chain);
         }
@@ -107,7 +107,7 @@ impl PrefixIndex {
 
     /// Records that the block is unreferenced. Moves the block, and then its unreferenced
     /// predecessors, to the most recently used end of the list.
-    pub fn retire(&mut self, block: BlockId) {
+    pub fn mark_unused(&mut self, block: BlockId) {
         let mut next = Some(block);
         while let Some(block) = next {
             self.unused.push(block);
@@ -118,7 +118,7 @@ impl PrefixIndex {
     }
 
     /// Records that the block is referenced again.
-    pub fn revive(&mut self, block: BlockId) {
+    pub fn mark_used(&mut self, block: BlockId) {
         self.unused.remove(block);
     }
 
@@ -147,7 +147,7 @@ impl PrefixIndex {
     pub fn evict(&mut self) -> Option<BlockId> {
         let block = self.unused.oldest()?;
         self.unused.remove(block);
-        self.forget(block);
+        self.remove(block);
         Some(block)
     }
 
@@ -161,11 +161,11 @@ impl PrefixIndex {
     /// Panics if a block would be evicted before a block that depends on it. `before` returns the
     /// predecessor of a hash.
     #[cfg(test)]
-    pub fn check_order(&self, before: impl Fn(&Chain) -> Option<Chain>) {
+    pub fn check_order(&self, before: impl Fn(&BlockHash) -> Option<BlockHash>) {
         let unused: Vec<BlockId> = std::iter::successors(self.unused.oldest(), |&block| self.unused.next(block)).collect();
         assert_eq!(unused.len(), self.unused());
         for (age, &block) in unused.iter().enumerate() {
-            let chain = self.chain(block).expect("only what can be found is kept unused");
+            let chain = self.hash(block).expect("only what can be found is kept unused");
             let Some(parent) = before(&chain).and_then(|chain| self.find(&chain)) else { continue };
             assert!(!unused[..age].contains(&parent), "block {parent} would go before {block}, which is found through it");
         }
@@ -265,18 +265,18 @@ mod tests {
 
     #[test]
     fn chains_differ_by_model_salt_tokens_and_place() {
-        let root = Chain::root(&[0; 32], b"");
+        let root = BlockHash::root(&[0; 32], b"");
         let one = root.next(&[1, 2]);
         let others = [
             root,
             root.next(&[2, 1]),
             one.next(&[1, 2]),
-            Chain::root(&[1; 32], b"").next(&[1, 2]),
-            Chain::root(&[0; 32], b"tenant").next(&[1, 2]),
-            Chain::private(&[0; 32], 0).next(&[1, 2]),
-            Chain::private(&[0; 32], 1).next(&[1, 2]),
+            BlockHash::root(&[1; 32], b"").next(&[1, 2]),
+            BlockHash::root(&[0; 32], b"tenant").next(&[1, 2]),
+            BlockHash::for_sequence(&[0; 32], 0).next(&[1, 2]),
+            BlockHash::for_sequence(&[0; 32], 1).next(&[1, 2]),
             // A salt that imitates the hash of a sequence.
-            Chain::root(&[0; 32], &[&b"sequence"[..], &[0; 8]].concat()).next(&[1, 2]),
+            BlockHash::root(&[0; 32], &[&b"sequence"[..], &[0; 8]].concat()).next(&[1, 2]),
         ];
         assert!(others.iter().all(|other| *other != one));
         assert_eq!(root.next(&[1, 2]), one);

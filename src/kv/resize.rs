@@ -17,7 +17,7 @@ impl BlockManager {
         while self.used_blocks() + self.cached_blocks() > total {
             let Ok(block) = self.evict() else { break };
             self.filled[block as usize] = 0;
-            self.allocator.give_back(block);
+            self.allocator.put(block);
         }
         let holds =
             |block: &BlockId| self.allocator.refs(*block) > 0 || self.prefix.as_ref().is_some_and(|prefix| prefix.is_unused(*block));

@@ -27,7 +27,7 @@ pub(super) struct HostTier {
 
 /// The contents of a set of tables. Each block counts once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Load {
+pub struct SwapLoad {
     /// Number of blocks that a swap would copy to the other tier.
     pub blocks: usize,
     /// Number of tokens that would be recomputed instead.
@@ -49,7 +49,7 @@ impl HostTier {
         })
     }
 
-    fn join(&mut self, device: BlockId, host: BlockId) {
+    fn mirror(&mut self, device: BlockId, host: BlockId) {
         (self.twin_of_device[device as usize], self.twin_of_host[host as usize]) = (Some(host), Some(device));
     }
 
@@ -61,7 +61,7 @@ impl HostTier {
     }
 
     /// Ends the mirroring of a device block before its contents change.
-    pub fn part(&mut self, device: BlockId) {
+    pub fn end_mirroring(&mut self, device: BlockId) {
         if self.used() == 0 {
             return; // no block is mirrored
         }
@@ -70,21 +70,21 @@ impl HostTier {
         }
     }
 
-    fn part_host(&mut self, host: BlockId) {
-        self.twin_of_host[host as usize].into_iter().for_each(|device| self.part(device));
+    fn end_host_mirroring(&mut self, host: BlockId) {
+        self.twin_of_host[host as usize].into_iter().for_each(|device| self.end_mirroring(device));
     }
 
     /// Transfers the mirroring of device block `from` to `to`.
     pub fn relocate(&mut self, from: BlockId, to: BlockId) {
         assert!(self.moves.is_empty(), "blocks get other numbers when all moves are made");
         if let Some(host) = self.twin_of_device[from as usize].take() {
-            self.join(to, host);
+            self.mirror(to, host);
         }
     }
 
     /// Records that the device block is unreferenced. A pending transfer to it is cancelled.
-    pub fn vacate(&mut self, device: BlockId) {
-        self.part(device);
+    pub fn release_device_block(&mut self, device: BlockId) {
+        self.end_mirroring(device);
         if let Some(place) = self.moves.back.iter().position(|back| back.device == device) {
             let back = self.moves.back.swap_remove(place);
             self.release(back.host);
@@ -95,9 +95,9 @@ impl HostTier {
         if !self.allocator.release(host) {
             return;
         }
-        self.part_host(host);
+        self.end_host_mirroring(host);
         self.moves.out.retain(|out| out.host != host);
-        self.allocator.give_back(host);
+        self.allocator.put(host);
     }
 
     /// Adds a table that shares the blocks of a table in this tier.
@@ -156,8 +156,8 @@ impl BlockManager {
     }
 
     /// Returns what a swap of these tables to the host tier would copy.
-    pub fn load_out<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>) -> Load {
-        let mut load = Load { blocks: 0, tokens: 0 };
+    pub fn swap_out_load<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>) -> SwapLoad {
+        let mut load = SwapLoad { blocks: 0, tokens: 0 };
         self.allocator.unmark();
         for table in tables.filter(|table| !table.swapped) {
             for entry in 0..table.blocks.len() {
@@ -177,7 +177,7 @@ impl BlockManager {
     }
 
     /// Returns the number of blocks that the return of these tables takes from the pool.
-    pub fn needed_back<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>) -> usize {
+    pub fn blocks_to_swap_in<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>) -> usize {
         if self.host.tables == 0 {
             return 0;
         }
@@ -205,7 +205,7 @@ impl BlockManager {
                     let host = self.host.allocator.take()?;
                     self.host.filled[host as usize] = self.filled[device as usize];
                     self.host.moves.out.push(BlockMove { device, host });
-                    self.host.join(device, host);
+                    self.host.mirror(device, host);
                     host
                 }
             };
@@ -235,7 +235,7 @@ impl BlockManager {
                     self.filled_slots += self.filled[device as usize] as usize;
                     // The reference of the table becomes the reference of the transfer.
                     self.host.moves.back.push(BlockMove { device, host });
-                    self.host.join(device, host);
+                    self.host.mirror(device, host);
                     device
                 }
             };
@@ -246,36 +246,36 @@ impl BlockManager {
     }
 
     /// Returns the planned transfers. The caller makes them before the device writes or computes,
-    /// and then calls `settle_moves`.
+    /// and then calls `clear_moves`.
     pub fn moves(&self) -> &Moves {
         &self.host.moves
     }
 
     /// Marks the blocks whose transfer failed as lost and removes them from the prefix cache.
-    pub fn spoil(&mut self, out_failed: bool, back_failed: bool) {
+    pub fn mark_lost(&mut self, out_failed: bool, back_failed: bool) {
         self.allocator.unmark();
         self.host.allocator.unmark();
         let moves = std::mem::take(&mut self.host.moves);
         for out in moves.out.iter().filter(|_| out_failed) {
             self.host.allocator.mark(out.host);
-            self.host.part_host(out.host);
+            self.host.end_host_mirroring(out.host);
         }
         for back in moves.back.iter().filter(|_| back_failed) {
             self.allocator.mark(back.device);
-            self.host.part(back.device);
-            self.unfind(back.device);
+            self.host.end_mirroring(back.device);
+            self.remove_cached(back.device);
         }
         self.host.moves = moves;
     }
 
-    /// Returns whether the table has blocks that `spoil` has marked.
-    pub fn is_spoilt(&self, table: &BlockTable) -> bool {
+    /// Returns whether the table has blocks that `mark_lost` has marked.
+    pub fn is_lost(&self, table: &BlockTable) -> bool {
         let tier = if table.swapped { &self.host.allocator } else { &self.allocator };
         table.held().any(|block| tier.is_marked(block))
     }
 
     /// Clears the planned transfers after they have been tried and lost tables have been freed.
-    pub fn settle_moves(&mut self) {
+    pub fn clear_moves(&mut self) {
         self.host.moves.out.clear();
         while let Some(back) = self.host.moves.back.pop() {
             self.host.release(back.host);
@@ -283,12 +283,12 @@ impl BlockManager {
     }
 
     /// Removes a block with wrong contents from the prefix cache.
-    pub(super) fn unfind(&mut self, block: BlockId) {
+    pub(super) fn remove_cached(&mut self, block: BlockId) {
         let Some(prefix) = &mut self.prefix else { return };
-        prefix.forget(block);
+        prefix.remove(block);
         if prefix.is_unused(block) {
-            prefix.revive(block);
-            self.allocator.give_back(block);
+            prefix.mark_used(block);
+            self.allocator.put(block);
         }
     }
 }

@@ -33,7 +33,7 @@ impl Pool {
     fn write(&mut self, owner: &mut Owner, n: usize) -> std::result::Result<Vec<BlockCopy>, NoSpace> {
         self.manager.prepare(&mut owner.table, owner.len..owner.len + n, &mut self.copies)?;
         let copies = std::mem::take(&mut self.copies);
-        self.manager.settle(&copies);
+        self.manager.release_copied(&copies);
         self.manager.fill(&owner.table, owner.len..owner.len + n);
         owner.len += n;
         Ok(copies)
@@ -49,14 +49,14 @@ impl Pool {
     fn swap_out(&mut self, owner: &mut Owner) -> usize {
         self.manager.swap_out(&mut owner.table).unwrap();
         let moves = self.manager.moves().out.len();
-        self.manager.settle_moves();
+        self.manager.clear_moves();
         moves
     }
 
     fn swap_in(&mut self, owner: &mut Owner) -> usize {
         self.manager.swap_in(&mut owner.table).unwrap();
         let moves = self.manager.moves().back.len();
-        self.manager.settle_moves();
+        self.manager.clear_moves();
         moves
     }
 
@@ -71,7 +71,7 @@ impl Pool {
 
 #[test]
 fn a_table_grows_by_whole_blocks_only_when_tokens_need_them() {
-    let mut manager = BlockManager::new(4, Paging::plain(16), false).unwrap();
+    let mut manager = BlockManager::new(4, Paging::without_windows(16), false).unwrap();
     let mut table = BlockTable::default();
     for (tokens, blocks) in [(1, 1), (16, 1), (17, 2), (33, 3), (20, 3)] {
         manager.prepare(&mut table, 0..tokens, &mut Vec::new()).unwrap();
@@ -181,7 +181,7 @@ fn figure_9_beams_that_are_dropped_return_the_blocks_that_only_they_had() {
 #[test]
 fn a_prefix_is_found_again_after_its_owner_has_gone() {
     let mut pool = Pool::new(8, true);
-    let root = Chain::root(&[0; 32], b"");
+    let root = BlockHash::root(&[0; 32], b"");
     let chains = [root.next(&[1]), root.next(&[1]).next(&[2])];
     let mut owner = pool.owner(2 * SIZE + 1);
     (0..chains.len()).for_each(|place| pool.manager.index(&mut owner.table, place, &chains));
@@ -211,9 +211,9 @@ fn cached_blocks_give_way_leaf_first_when_others_need_their_place() {
     pool.manager.check([&again, &other.table].into_iter());
 }
 
-fn three_chains() -> Vec<Chain> {
-    let next = |chain: &Chain| Some(chain.next(&[1]));
-    std::iter::successors(next(&Chain::root(&[0; 32], b"")), next).take(3).collect()
+fn three_chains() -> Vec<BlockHash> {
+    let next = |chain: &BlockHash| Some(chain.next(&[1]));
+    std::iter::successors(next(&BlockHash::root(&[0; 32], b"")), next).take(3).collect()
 }
 
 #[test]
@@ -222,14 +222,14 @@ fn what_left_a_window_goes_first_and_what_it_still_holds_is_enough_to_go_on() {
     let chains = three_chains();
     let mut owner = pool.owner(3 * SIZE);
     (0..chains.len()).for_each(|place| pool.manager.index(&mut owner.table, place, &chains));
-    pool.manager.slide(&mut owner.table, 3 * SIZE);
-    assert_eq!((pool.manager.cached_blocks(), pool.manager.gone_blocks()), (2, 2));
+    pool.manager.drop_out_of_window(&mut owner.table, 3 * SIZE);
+    assert_eq!((pool.manager.cached_blocks(), pool.manager.dropped_blocks()), (2, 2));
     pool.manager.free(&mut owner.table);
-    assert_eq!((pool.manager.cached_blocks(), pool.manager.gone_blocks()), (3, 0));
+    assert_eq!((pool.manager.cached_blocks(), pool.manager.dropped_blocks()), (3, 0));
     let other = pool.owner(2 * SIZE);
     let mut again = BlockTable::default();
     assert_eq!(pool.manager.reuse(&mut again, 0, &chains), 3, "the last block sees to all");
-    assert_eq!(again.blocks(), [GONE, GONE, 2], "the first blocks went, the last one is there");
+    assert_eq!(again.blocks(), [NULL_BLOCK, NULL_BLOCK, 2], "the first blocks went, the last one is there");
     pool.manager.check([&again, &other.table].into_iter());
 }
 
@@ -238,15 +238,15 @@ fn groups_of_layers_have_blocks_of_their_own_from_one_pool() {
     let mut pool = Pool::windowed(12, false, &[None, Some(SIZE)]);
     let mut owner = pool.owner(3 * SIZE);
     assert_eq!((owner.table.places(), owner.table.blocks().len(), pool.manager.used_blocks()), (3, 6, 6));
-    pool.manager.slide(&mut owner.table, 3 * SIZE);
-    assert_eq!((pool.manager.used_blocks(), pool.manager.gone_blocks(), owner.table.has_gone()), (4, 2, true));
+    pool.manager.drop_out_of_window(&mut owner.table, 3 * SIZE);
+    assert_eq!((pool.manager.used_blocks(), pool.manager.dropped_blocks(), owner.table.has_dropped()), (4, 2, true));
     let slots: Vec<u32> = pool.manager.slots(&owner.table, 2 * SIZE + 1).collect();
     assert_eq!(slots, [4 * SIZE as u32 + 1, 5 * SIZE as u32 + 1]);
     // The window of a shorter sequence would need null entries.
-    let looks_back = |len| pool.manager.looks_back_on_gone(&owner.table, len);
+    let looks_back = |len| pool.manager.sees_null_block(&owner.table, len);
     assert_eq!([3 * SIZE, 3 * SIZE - 1].map(looks_back), [false, true]);
     let mut fork = pool.fork(&owner, 3 * SIZE);
-    assert_eq!(pool.manager.gone_blocks(), 4);
+    assert_eq!(pool.manager.dropped_blocks(), 4);
     pool.write(&mut fork, 1).unwrap();
     assert_eq!(pool.manager.used_blocks(), 6, "a new block for each group");
     assert_eq!(
@@ -257,7 +257,7 @@ fn groups_of_layers_have_blocks_of_their_own_from_one_pool() {
     pool.check(&[&owner, &fork]);
     pool.manager.free(&mut owner.table);
     pool.manager.free(&mut fork.table);
-    assert_eq!((pool.manager.used_blocks(), pool.manager.gone_blocks()), (0, 0));
+    assert_eq!((pool.manager.used_blocks(), pool.manager.dropped_blocks()), (0, 0));
 }
 
 /// A sequence can continue after a prefix only if every group has the visible blocks.
@@ -267,9 +267,9 @@ fn a_prefix_ends_where_all_groups_have_what_their_windows_need() {
     let chains = three_chains();
     let mut owner = pool.owner(3 * SIZE);
     (0..3).for_each(|place| pool.manager.index(&mut owner.table, place, &chains));
-    pool.manager.slide(&mut owner.table, 3 * SIZE);
+    pool.manager.drop_out_of_window(&mut owner.table, 3 * SIZE);
     pool.manager.free(&mut owner.table);
-    let found = |pool: &mut Pool, chains: &[Chain]| {
+    let found = |pool: &mut Pool, chains: &[BlockHash]| {
         let mut table = BlockTable::default();
         let places = pool.manager.reuse(&mut table, 0, chains);
         pool.check(&[&Owner { table: BlockTable { blocks: table.blocks.clone(), places, ..BlockTable::default() }, len: 0 }]);
@@ -280,18 +280,18 @@ fn a_prefix_ends_where_all_groups_have_what_their_windows_need() {
     // Without the windowed block of the second place, no prefix can end there. Longer prefixes do
     // not need the block.
     let second = pool.manager.find(1, &chains[1]).unwrap();
-    pool.manager.unfind(second);
+    pool.manager.remove_cached(second);
     assert_eq!([3, 2, 1].map(|end| found(&mut pool, &chains[..end])), [3, 1, 1]);
     // Without a block of the group that attends to all positions, no longer prefix is found.
     let second = pool.manager.find(0, &chains[1]).unwrap();
-    pool.manager.unfind(second);
+    pool.manager.remove_cached(second);
     assert_eq!([3, 2, 1].map(|end| found(&mut pool, &chains[..end])), [1, 1, 1]);
 }
 
 #[test]
 fn equal_blocks_that_were_computed_twice_become_one() {
     let mut pool = Pool::new(8, true);
-    let chain = Chain::root(&[0; 32], b"").next(&[1]);
+    let chain = BlockHash::root(&[0; 32], b"").next(&[1]);
     let (mut a, mut b) = (pool.owner(SIZE), pool.owner(SIZE));
     pool.manager.index(&mut a.table, 0, &[chain]);
     pool.manager.index(&mut b.table, 0, &[chain]);
@@ -303,7 +303,7 @@ fn equal_blocks_that_were_computed_twice_become_one() {
 #[test]
 fn a_block_that_the_index_can_find_is_forgotten_before_it_is_written() {
     let mut pool = Pool::new(8, true);
-    let chain = Chain::root(&[0; 32], b"").next(&[1]);
+    let chain = BlockHash::root(&[0; 32], b"").next(&[1]);
     let mut owner = pool.owner(SIZE);
     pool.manager.index(&mut owner.table, 0, &[chain]);
     owner.len = 2;
@@ -352,13 +352,13 @@ fn blocks_that_several_share_move_once_and_are_shared_again_when_they_come_back(
     let mut pool = Pool::new(8, false);
     let mut owners = vec![pool.owner(7)];
     (0..3).for_each(|_| owners.push(pool.fork(&owners[0], 7)));
-    assert_eq!(pool.manager.load_out(owners.iter().map(|owner| &owner.table)), Load { blocks: 2, tokens: 7 });
+    assert_eq!(pool.manager.swap_out_load(owners.iter().map(|owner| &owner.table)), SwapLoad { blocks: 2, tokens: 7 });
     let moved: Vec<usize> = owners.iter_mut().map(|owner| pool.swap_out(owner)).collect();
     assert_eq!(moved, [2, 0, 0, 0]);
     assert_eq!((pool.manager.used_blocks(), pool.manager.host_used(), pool.manager.swapped()), (0, 2, 4));
     pool.check(&owners.iter().collect::<Vec<_>>());
 
-    assert_eq!(pool.manager.needed_back(owners.iter().map(|owner| &owner.table)), 2);
+    assert_eq!(pool.manager.blocks_to_swap_in(owners.iter().map(|owner| &owner.table)), 2);
     let moved: Vec<usize> = owners.iter_mut().map(|owner| pool.swap_in(owner)).collect();
     assert_eq!(moved, [2, 0, 0, 0]);
     assert_eq!((pool.refs(&owners[0]), pool.manager.used_blocks(), pool.manager.filled_slots()), (vec![4, 4], 2, 7));
@@ -372,7 +372,7 @@ fn what_others_kept_on_the_device_does_not_move_back() {
     let stays = pool.owner(7);
     let mut goes = pool.fork(&stays, 7);
     assert_eq!(pool.swap_out(&mut goes), 2);
-    assert_eq!(pool.manager.needed_back(std::iter::once(&goes.table)), 0);
+    assert_eq!(pool.manager.blocks_to_swap_in(std::iter::once(&goes.table)), 0);
     assert_eq!((pool.swap_in(&mut goes), pool.refs(&stays)), (0, vec![2, 2]));
     pool.check(&[&stays, &goes]);
 }
@@ -418,7 +418,7 @@ fn what_was_to_come_back_and_goes_again_at_once_stays_what_it_was() {
     pool.manager.swap_in(&mut owner.table).unwrap();
     // The sequence had a planned write when it was swapped out.
     pool.manager.prepare(&mut owner.table, 7..8, &mut pool.copies).unwrap();
-    assert_eq!(pool.manager.load_out(std::iter::once(&owner.table)).blocks, 0);
+    assert_eq!(pool.manager.swap_out_load(std::iter::once(&owner.table)).blocks, 0);
     pool.manager.swap_out(&mut owner.table).unwrap();
     assert!(pool.manager.moves().is_empty(), "{:?}", pool.manager.moves());
     assert_eq!((pool.manager.host_used(), pool.manager.used_blocks()), (2, 0));

@@ -168,7 +168,7 @@ fn is_positive(number: &f64) -> bool {
 
 #[cfg(test)]
 impl Config {
-    pub fn of(json: Value) -> Config {
+    pub fn from_json(json: Value) -> Config {
         let Value::Object(fields) = json else { panic!("not an object") };
         Config { file: "config.json".into(), fields }
     }
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn a_number_out_of_range_is_named_with_its_value_and_its_range() {
-        let config = Config::of(json!({"layers": 1u64 << 40, "heads": 0, "eps": "x", "width": -3}));
+        let config = Config::from_json(json!({"layers": 1u64 << 40, "heads": 0, "eps": "x", "width": -3}));
         let message = |result: Result<usize>| result.unwrap_err().message().to_string();
         assert_eq!(message(config.count("layers", 1024)), "config.json: layers is 1099511627776: it must be a whole number from 1 to 1024");
         assert!(message(config.count("heads", 8)).contains("heads is 0"));
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn token_ids_are_one_or_many() {
-        let config = Config::of(json!({"one": 2, "many": [2, 3], "none": null, "bad": -1}));
+        let config = Config::from_json(json!({"one": 2, "many": [2, 3], "none": null, "bad": -1}));
         assert_eq!(config.token_ids("one").unwrap(), [2]);
         assert_eq!(config.token_ids("many").unwrap(), [2, 3]);
         assert!(config.token_ids("none").unwrap().is_empty());

@@ -8,8 +8,8 @@ use super::spec::{
     QkNormOver, Residual, Rope, Routing, SharedExpert,
 };
 use super::weights::{LoadedLinear, LoadedModel, LoadedNorm};
-use crate::backend::{Activation, Backend, BatchSize, Extent, Heads, InputLimits, KvShape, MlpOf, Turn};
-use crate::batch::draws::{DrawLimits, Drawn, Draws};
+use crate::backend::{Activation, Backend, BatchSize, Extent, Heads, InputLimits, KvShape, MlpOf, RotaryEmbedding};
+use crate::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits};
 use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
 use crate::options::KvDtype;
@@ -24,7 +24,7 @@ pub struct KvCache<B: Backend> {
 
 impl<B: Backend> KvCache<B> {
     pub fn new(backend: &B, spec: &ModelSpec, pool: KvPool) -> Result<KvCache<B>> {
-        let layout = KvLayout::of(spec);
+        let layout = KvLayout::for_spec(spec);
         let levels = layout.of_levels(&spec.layers).map(|layer| backend.kv(pool.shape(layer))).collect::<Result<_>>()?;
         Ok(KvCache { levels, groups: layout.windows.len(), places: layout.places().to_vec(), host: None })
     }
@@ -90,7 +90,7 @@ impl KvPool {
 
     /// Returns the bytes of one block: one layer of each level.
     pub fn block_bytes<B: Backend>(&self, backend: &B, spec: &ModelSpec) -> u64 {
-        KvLayout::of(spec).of_levels(&spec.layers).map(|layer| backend.kv_block_bytes(&self.shape(layer))).sum()
+        KvLayout::for_spec(spec).of_levels(&spec.layers).map(|layer| backend.kv_block_bytes(&self.shape(layer))).sum()
     }
 }
 
@@ -102,8 +102,8 @@ pub struct BatchLimits {
 }
 
 impl BatchLimits {
-    fn draws(&self, spec: &ModelSpec) -> DrawLimits {
-        DrawLimits::of(self.logits, spec.vocab_size)
+    fn draws(&self, spec: &ModelSpec) -> DeviceSamplingLimits {
+        DeviceSamplingLimits::for_rows(self.logits, spec.vocab_size)
     }
 }
 
@@ -113,7 +113,7 @@ pub struct Decoder<B: Backend> {
     work: Work<B>,
     inputs: B::Inputs,
     drawing: Option<B::Drawing>,
-    draw_limits: DrawLimits,
+    draw_limits: DeviceSamplingLimits,
 }
 
 /// The activations. Each buffer has the width of the widest layer.
@@ -155,8 +155,8 @@ impl<B: Backend> Angles<B> {
         })
     }
 
-    pub fn turn(&self) -> Turn<'_, B::Buf> {
-        Turn { rotated: self.rotated, pairs: self.pairs, angles: &self.buf }
+    pub fn turn(&self) -> RotaryEmbedding<'_, B::Buf> {
+        RotaryEmbedding { rotated: self.rotated, pairs: self.pairs, angles: &self.buf }
     }
 }
 
@@ -178,7 +178,7 @@ pub(super) struct Widths {
 }
 
 impl Widths {
-    fn of(spec: &ModelSpec) -> Widths {
+    fn for_spec(spec: &ModelSpec) -> Widths {
         let mut widths = Widths {
             hidden: spec.hidden_size,
             normed: spec.hidden_size.max(spec.embedding.tokens.cols),
@@ -249,7 +249,7 @@ pub fn input_limits(spec: &ModelSpec, limits: BatchLimits, places: usize, groups
 /// Returns the bytes of all activations, and of the working memory of `threads` threads, for
 /// batches within `limits`.
 pub fn work_bytes<B: Backend>(backend: &B, spec: &ModelSpec, limits: BatchLimits, threads: usize) -> u64 {
-    let widths = Widths::of(spec);
+    let widths = Widths::for_spec(spec);
     let [wide, narrow] = shared_lens(backend, limits, &widths);
     let Widths { hidden, normed, routed, queries, routing, .. } = widths;
     let angles: usize = spec.ropes.iter().map(Rope::rotated).sum();
@@ -263,7 +263,7 @@ pub fn work_bytes<B: Backend>(backend: &B, spec: &ModelSpec, limits: BatchLimits
 
 impl<B: Backend> Decoder<B> {
     pub fn new(backend: B, spec: &ModelSpec, model: LoadedModel<B>, limits: BatchLimits) -> Result<Decoder<B>> {
-        let widths = Widths::of(spec);
+        let widths = Widths::for_spec(spec);
         let [wide, narrow] = shared_lens(&backend, limits, &widths);
         let Widths { hidden, normed, routed, queries, routing, .. } = widths;
         let rows = |width: usize| backend.buffer(limits.rows * width);
@@ -338,13 +338,13 @@ impl<B: Backend> Decoder<B> {
 
     /// Returns the limits of on-device sampling. None: the device does not sample, and only logits
     /// are available.
-    pub fn draw_limits(&self) -> Option<DrawLimits> {
+    pub fn draw_limits(&self) -> Option<DeviceSamplingLimits> {
         self.drawing.is_some().then_some(self.draw_limits)
     }
 
     /// Returns the logits, and a sampled token for each row that `draws` names. The logits of these
     /// rows are unspecified.
-    pub fn logits_and_draws(&mut self, rows: usize, draws: &Draws) -> Result<(&[f32], &[Drawn])> {
+    pub fn logits_and_draws(&mut self, rows: usize, draws: &DeviceSampling) -> Result<(&[f32], &[DeviceSample])> {
         if draws.is_empty() {
             return Ok((self.logits(rows)?, &[]));
         }

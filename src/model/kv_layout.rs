@@ -28,7 +28,7 @@ const LITTLE: usize = 16;
 const TOO_MUCH: usize = 4;
 
 impl KvLayout {
-    pub fn of(spec: &ModelSpec) -> KvLayout {
+    pub fn for_spec(spec: &ModelSpec) -> KvLayout {
         let windows: Vec<Option<usize>> = spec.layers.iter().map(|layer| layer.attention.shape().window).collect();
         let kv = |layer: &Layer| {
             let shape = layer.attention.shape();

@@ -17,7 +17,7 @@ struct Dims {
 }
 
 impl Dims {
-    fn of<L, N>(LatentAttention { shape, unrotated, .. }: &LatentAttention<L, N>) -> Dims {
+    fn from_attention<L, N>(LatentAttention { shape, unrotated, .. }: &LatentAttention<L, N>) -> Dims {
         let rank = shape.value_dim();
         Dims { heads: shape.heads, unrotated: *unrotated, rotated: shape.head_dim - rank, rank }
     }
@@ -31,7 +31,7 @@ impl Dims {
 
 impl Widths {
     pub fn hold_latent(&mut self, latent: &LatentAttention) {
-        let Dims { heads, unrotated, rotated, rank } = Dims::of(latent);
+        let Dims { heads, unrotated, rotated, rank } = Dims::from_attention(latent);
         let values = latent.values[0].rows();
         let down = match &latent.queries {
             LatentQueries::Direct(_) => 0,
@@ -74,7 +74,7 @@ impl<B: Backend> Pass<'_, B> {
         angles: &Angles<B>,
         Scratch { wide, narrow, routed, .. }: &mut Scratch<B>,
     ) {
-        let Dims { heads, unrotated, rotated, .. } = Dims::of(attention);
+        let Dims { heads, unrotated, rotated, .. } = Dims::from_attention(attention);
         match &attention.queries {
             LatentQueries::Direct(queries) => self.linear(queries, x, wide),
             LatentQueries::LowRank { down, norm, up } => {
@@ -95,7 +95,7 @@ impl<B: Backend> Pass<'_, B> {
         angles: &Angles<B>,
         Scratch { narrow, .. }: &mut Scratch<B>,
     ) {
-        let Dims { rotated, rank, .. } = Dims::of(attention);
+        let Dims { rotated, rank, .. } = Dims::from_attention(attention);
         self.linear(&attention.latent, x, narrow);
         self.norm_heads(&attention.norm, Heads { first: 0, count: 1, dim: rank, stride: rank + rotated }, narrow);
         self.backend.rope(self.rows, Heads { first: rank, count: 1, dim: rotated, stride: rank + rotated }, angles.turn(), narrow);
@@ -108,7 +108,7 @@ impl<B: Backend> Pass<'_, B> {
         attention: &LatentAttention<LoadedLinear<B>, LoadedNorm<B>>,
         Scratch { wide, narrow, routed, queries, .. }: &mut Scratch<B>,
     ) {
-        let dims = Dims::of(attention);
+        let dims = Dims::from_attention(attention);
         let Dims { heads, unrotated, rotated, rank } = dims;
         let (query, latent) = (heads * (unrotated + rotated), rank + rotated);
         self.backend.split_strips(self.rows, dims.strips(0, unrotated, unrotated, query), wide, routed);
@@ -120,7 +120,7 @@ impl<B: Backend> Pass<'_, B> {
 
     /// wide = each head's values, expanded from the attention output in latent space.
     fn values(&self, attention: &LatentAttention<LoadedLinear<B>, LoadedNorm<B>>, Scratch { wide, narrow, routed, .. }: &mut Scratch<B>) {
-        let dims = Dims::of(attention);
+        let dims = Dims::from_attention(attention);
         let (Dims { heads, rank, .. }, values) = (&dims, attention.values[0].rows);
         self.backend.split_strips(self.rows, dims.strips(0, *rank, *rank, heads * rank), wide, narrow);
         self.backend.matmul_strips(self.rows, *heads, narrow, &|head| &attention.values[head].weight, routed);

@@ -19,7 +19,7 @@ pub use config::Config;
 pub use decoder::{BatchLimits, Decoder, KvCache, KvPool, input_limits, work_bytes};
 pub use kv_layout::KvLayout;
 pub use packed::{PackedForm, PackedReport};
-use packed::{Place, Writer};
+use packed::{TensorLocation, Writer};
 use spec::ModelSpec;
 pub use weights::LoadProgress;
 use weights::{LoadedModel, Origin};
@@ -89,7 +89,7 @@ impl ModelFiles {
         if !dir.is_dir() {
             return Err(Error::io(format!("packed_path {} does not exist or is not a directory", dir.display())));
         }
-        let place = Place::of(dir, &backend, &self.spec, &self.checkpoint, self.weight_format)?;
+        let place = TensorLocation::for_model(dir, &backend, &self.spec, &self.checkpoint, self.weight_format)?;
         let read = place.open().and_then(|reader| self.load_from(&backend, Origin::Packed(reader), &mut *progress));
         let (model, report) = match read {
             Ok(model) => (model, PackedReport { form: PackedForm::Read, reason: String::new() }),
@@ -104,7 +104,7 @@ impl ModelFiles {
     /// the form could not be read.
     fn load_and_save<B: Backend>(
         &self,
-        place: &Place,
+        place: &TensorLocation,
         backend: &B,
         why: Error,
         progress: LoadProgress,

@@ -30,7 +30,7 @@ const MOST: u8 = 252;
 
 /// Rows of a matrix in its file. The first begins at element `start`, and consecutive rows are
 /// `step` rows apart.
-pub struct Rows<'a> {
+pub struct StridedRows<'a> {
     pub blocks: &'a Tensor,
     pub scales: &'a Tensor,
     pub start: usize,
@@ -38,7 +38,7 @@ pub struct Rows<'a> {
     pub step: usize,
 }
 
-impl Rows<'_> {
+impl StridedRows<'_> {
     /// Fills `out` with whole rows in bf16, which represents each number exactly. Reads the rows in
     /// between too, in one call.
     pub fn read(&self, checkpoint: &Checkpoint, out: &mut [u8]) -> Result<()> {

@@ -53,21 +53,21 @@ pub struct PackedReport {
 }
 
 /// The path of a model's packed form, and its expected header and sizes.
-pub struct Place {
+pub struct TensorLocation {
     path: PathBuf,
     header: Vec<u8>, // [HEADER_BYTES]
     matrix_bytes: u64,
     pieces: usize,
 }
 
-impl Place {
-    pub fn of<B: Backend>(
+impl TensorLocation {
+    pub fn for_model<B: Backend>(
         dir: &Path,
         backend: &B,
         spec: &ModelSpec,
         checkpoint: &Checkpoint,
         asked: Option<WeightFormat>,
-    ) -> Result<Place> {
+    ) -> Result<TensorLocation> {
         let (mut made, mut matrix_bytes, mut pieces) = (Sha256::new(), 0, 0);
         weights::for_matrices(spec, checkpoint, asked, |linear: &Linear, format| {
             made.update(try_format(format_args!("{linear:?} {format:?}\n"))?);
@@ -85,7 +85,7 @@ impl Place {
         let mut header = text.0.into_bytes();
         header.try_reserve_exact(HEADER_BYTES)?;
         header.resize(HEADER_BYTES, 0);
-        Ok(Place { path: dir.join(format!("{}.packed", &model[..32])), header, matrix_bytes, pieces })
+        Ok(TensorLocation { path: dir.join(format!("{}.packed", &model[..32])), header, matrix_bytes, pieces })
     }
 
     fn bytes(&self) -> u64 {
@@ -186,7 +186,7 @@ impl Reader {
 /// An unfinished form, under a temporary name. Dropping it deletes the file. If the process is
 /// killed, the next writer overwrites the file.
 pub struct Writer<'a> {
-    place: &'a Place,
+    place: &'a TensorLocation,
     unfinished: PathBuf,
     file: File,
     len: u64,

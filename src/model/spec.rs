@@ -311,7 +311,7 @@ pub enum Role {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Linear {
     /// Stacked along the rows.
-    pub parts: Vec<Part>,
+    pub parts: Vec<TensorPart>,
     pub cols: usize,
     pub bias: bool,
     pub layout: Layout,
@@ -319,7 +319,7 @@ pub struct Linear {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub struct Part {
+pub struct TensorPart {
     pub name: String,
     pub rows: usize,
     pub source: Source,
@@ -398,9 +398,9 @@ impl RowOrder {
     }
 }
 
-impl Part {
-    pub fn own(name: impl Into<String>, rows: usize) -> Part {
-        Part { name: name.into(), rows, source: Source::Own }
+impl TensorPart {
+    pub fn own(name: impl Into<String>, rows: usize) -> TensorPart {
+        TensorPart { name: name.into(), rows, source: Source::Own }
     }
 
     pub fn weight(&self) -> String {
@@ -438,10 +438,10 @@ impl Part {
 
 impl Linear {
     pub fn new(name: impl Into<String>, rows: usize, cols: usize) -> Linear {
-        Linear::stack(vec![Part::own(name, rows)], cols)
+        Linear::stack(vec![TensorPart::own(name, rows)], cols)
     }
 
-    pub fn stack(parts: Vec<Part>, cols: usize) -> Linear {
+    pub fn stack(parts: Vec<TensorPart>, cols: usize) -> Linear {
         Linear { parts, cols, bias: false, layout: Layout::OutIn, order: RowOrder::Same }
     }
 
@@ -462,7 +462,7 @@ impl Linear {
     }
 
     /// Returns the shape of a part in its file.
-    pub fn stored_shape(&self, part: &Part) -> [usize; 2] {
+    pub fn stored_shape(&self, part: &TensorPart) -> [usize; 2] {
         if self.layout == Layout::InOut { [self.cols, part.rows] } else { [part.rows, self.cols] }
     }
 }
@@ -505,7 +505,7 @@ impl HeadAttention {
     /// `{layer}.{q,k,v}_proj`.
     pub fn stacked_qkv(layer: &str, names: [&str; 3], shape: &AttentionShape, hidden: usize) -> Linear {
         let widths = [shape.q_width(), shape.kv_width(), shape.kv_width()];
-        Linear::stack(names.iter().zip(widths).map(|(name, width)| Part::own(format!("{layer}.{name}"), width)).collect(), hidden)
+        Linear::stack(names.iter().zip(widths).map(|(name, width)| TensorPart::own(format!("{layer}.{name}"), width)).collect(), hidden)
     }
 }
 

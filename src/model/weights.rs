@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::checkpoint::{Checkpoint, Tensor};
 use super::mxfp4;
 use super::packed::Reader;
-use super::spec::{Layout, Linear, Model, ModelSpec, Norm, Part, Role, RowOrder, Source, Vector};
+use super::spec::{Layout, Linear, Model, ModelSpec, Norm, Role, RowOrder, Source, TensorPart, Vector};
 use crate::backend::{Backend, NormOf, RowSource};
 use crate::error::{Code, Error, Result, try_vec};
 use crate::options::{Dtype, WeightFormat};
@@ -263,7 +263,7 @@ fn pack<B: Backend>(backend: &B, linear: &Linear, parts: &Parts, format: WeightF
     let weight = backend.matrix(linear.rows(), linear.cols, parts.dtype, format, source);
     weight.map_err(|error| match error.code() {
         Code::Model => {
-            let names: Vec<_> = linear.parts.iter().map(Part::weight).collect();
+            let names: Vec<_> = linear.parts.iter().map(TensorPart::weight).collect();
             Error::model(format!("tensor {}: {}", names.join(" with, below it, "), error.message()))
         }
         _ => error,
@@ -282,7 +282,7 @@ fn load_bias<B: Backend>(backend: &B, linear: &Linear, checkpoint: &Checkpoint) 
 }
 
 /// Visits the biases of the parts, if there are any.
-fn bias_of(linear: &Linear, checkpoint: &Checkpoint, mut visit: impl FnMut(&Part, &Tensor, Dtype) -> Result<()>) -> Result<()> {
+fn bias_of(linear: &Linear, checkpoint: &Checkpoint, mut visit: impl FnMut(&TensorPart, &Tensor, Dtype) -> Result<()>) -> Result<()> {
     for part in linear.parts.iter().filter(|_| linear.bias) {
         let (tensor, dtype) = checkpoint.tensor(&part.bias(), &part.tensor_shape(&[part.rows]))?;
         visit(part, tensor, dtype)?;
@@ -316,7 +316,7 @@ struct Stored<'a> {
 }
 
 impl<'a> Stored<'a> {
-    fn find(linear: &Linear, part: &Part, checkpoint: &'a Checkpoint) -> Result<Stored<'a>> {
+    fn find(linear: &Linear, part: &TensorPart, checkpoint: &'a Checkpoint) -> Result<Stored<'a>> {
         let rows = part.rows;
         if let Source::Expert { index, count } = part.source
             && let Some((tensor, scales)) = mxfp4::find(checkpoint, &part.name, [count, rows, linear.cols])?
@@ -386,7 +386,7 @@ impl<'a> Parts<'a> {
             let (now, rest) = out.split_at_mut(out.len().min(at_once * row_bytes));
             let start = offset + run.first * cols;
             match scales {
-                Some(scales) => mxfp4::Rows { blocks: tensor, scales, start, cols, step: run.step }.read(self.checkpoint, now)?,
+                Some(scales) => mxfp4::StridedRows { blocks: tensor, scales, start, cols, step: run.step }.read(self.checkpoint, now)?,
                 None => self.checkpoint.read(tensor, (start * bytes) as u64, now)?,
             }
             row += now.len() / row_bytes;

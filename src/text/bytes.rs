@@ -20,8 +20,8 @@ pub struct TokenBytes {
 const NEIGHBOUR: &str = "a";
 
 impl TokenBytes {
-    pub(super) fn of(tokenizer: &Tokenizer, rows: usize) -> Result<TokenBytes> {
-        let spelling = Spelling::of(tokenizer);
+    pub(super) fn from_tokenizer(tokenizer: &Tokenizer, rows: usize) -> Result<TokenBytes> {
+        let spelling = Spelling::from_tokenizer(tokenizer);
         let mut all = TokenBytes { bytes: Vec::new(), special: Vec::new() };
         all.bytes.try_reserve_exact(rows)?;
         all.special.try_reserve_exact(rows)?;
@@ -49,7 +49,7 @@ enum Spelling {
 }
 
 impl Spelling {
-    fn of(tokenizer: &Tokenizer) -> Spelling {
+    fn from_tokenizer(tokenizer: &Tokenizer) -> Spelling {
         if tokenizer.decodes_with(&|decoder| matches!(decoder, DecoderWrapper::ByteLevel(_))) {
             return Spelling::ByteLevel(byte_level_alphabet());
         }

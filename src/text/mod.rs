@@ -122,7 +122,7 @@ impl Text {
 
     /// The bytes that each token stands for within a text, for a model whose logits have so many `rows`.
     pub fn token_bytes(&self, rows: usize) -> Result<TokenBytes> {
-        on_stack(STACK_BYTES, || TokenBytes::of(&self.tokenizer, rows))
+        on_stack(STACK_BYTES, || TokenBytes::from_tokenizer(&self.tokenizer, rows))
     }
 
     /// The token that ends a sequence, where the tokenizer's files name one.

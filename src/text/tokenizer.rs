@@ -47,7 +47,8 @@ impl Tokenizer {
         let padding_token = file["padding"]["pad_token"].as_str().map(str::to_string);
         let built = no_panic(|| build(file)).map_err(|panic| refused(format!("not a valid tokenizer: {panic}")))?;
         let inner = built.map_err(refused)?;
-        let special = no_panic(|| Special::of(&inner)).unwrap_or_else(Err).map_err(|e| refused(invalid("post_processor", e)))?;
+        let special =
+            no_panic(|| Special::from_tokenizer(&inner)).unwrap_or_else(Err).map_err(|e| refused(invalid("post_processor", e)))?;
         let mut tokenizer = Tokenizer { inner, padding_token, cuts, special };
         tokenizer.take_added_tokens().map_err(refused)?;
         Ok(tokenizer)
@@ -172,7 +173,7 @@ struct Special {
 }
 
 impl Special {
-    fn of(tokenizer: &Inner) -> std::result::Result<Special, String> {
+    fn from_tokenizer(tokenizer: &Inner) -> std::result::Result<Special, String> {
         const TEXT: u32 = u32::MAX;
         let text = Encoding::from_tokens(vec![Token::new(TEXT, String::new(), (0, 0))], 0);
         let processed = tokenizer.post_process(text, None, true).map_err(|e| e.to_string())?;

@@ -11,11 +11,11 @@ mod support;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use pagedllm::budget::{Budget, BudgetInfo};
+use pagedllm::budget::{BudgetInfo, MemoryBudget};
 use pagedllm::engine::{Engine, Fork, Output, Prompt, Request, Resume};
 use pagedllm::error::{Code, Error, Result};
 use pagedllm::options::{BeamParams, EngineOptions, Grammar, OutputKind, Preemption, SamplingParams, WeightFormat};
-use pagedllm::sched::FinishReason;
+use pagedllm::scheduler::FinishReason;
 use refusing::{Refusing, Site, census, live, refusing};
 use support::{bundled_model, on_deep_stack};
 
@@ -405,7 +405,7 @@ const WEIGHTS: [Option<WeightFormat>; 2] = [None, Some(WeightFormat::Int4 { grou
 
 /// An engine of a new budget, which keeps a journal and a trace.
 fn make_one(weight_format: Option<WeightFormat>) -> Result<()> {
-    let (budget, nowhere) = (Budget::new(3 << 20, 4 << 20)?, || Some("/dev/null".into()));
+    let (budget, nowhere) = (MemoryBudget::new(3 << 20, 4 << 20)?, || Some("/dev/null".into()));
     let options =
         EngineOptions { budget: Some(budget), kv_bytes: None, weight_format, journal_path: nowhere(), trace_path: nowhere(), ..options() };
     Engine::plan(&options).and_then(|_| Engine::create(&options)).map(drop)

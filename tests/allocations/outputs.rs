@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pagedllm::engine::{Engine, GoOn, Output, Prompt, Request};
+use pagedllm::engine::{Continue, Engine, Output, Prompt, Request};
 use pagedllm::error::Code;
 
 use super::refusing::{refusing, refusing_all};
@@ -76,7 +76,7 @@ fn a_turn_that_was_refused_is_nobodys_request() {
         for _ in 0..64 {
             world.engine.add_request(Request::new(Prompt::Tokens(vec![5; 4]), lasting(1, 3))).unwrap();
         }
-        let (result, refused) = refusing(passed, || world.engine.go_on(id, GoOn { keep: true, ..GoOn::default() }));
+        let (result, refused) = refusing(passed, || world.engine.continue_sequence(id, Continue { keep: true, ..Continue::default() }));
         assert!(result.is_ok() || result.is_err_and(|error| error.code() == Code::OutOfMemory));
         world.drain();
         if !refused {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pagedllm::engine::{Engine, Prompt, Request};
 use pagedllm::options::{EngineOptions, Grammar, Preemption, SamplingParams};
-use pagedllm::sched::FinishReason;
+use pagedllm::scheduler::FinishReason;
 
 use super::refusing::{Site, counting};
 use crate::support::{TempDir, bundled_model, configs, write_random_model};
@@ -73,7 +73,7 @@ impl Host {
         if step % 50 == 49 {
             let _ = self.engine.abort(self.last);
         }
-        let outputs = self.engine.queue().poll_page(Some(Duration::ZERO), |_| Ok(())).unwrap();
+        let outputs = self.engine.queue().poll_batch(Some(Duration::ZERO), |_| Ok(())).unwrap();
         for (output, told) in outputs.iter() {
             self.text += told.text.len();
             output.finish.into_iter().for_each(|finish| *self.ends.entry(finish).or_default() += 1);
@@ -125,7 +125,7 @@ fn a_step_allocates_nothing_for_queues_that_come_and_go() {
             true => engine.step().unwrap(),
             false => counting(&mut found, || engine.step()).unwrap(),
         };
-        queues.iter().for_each(|queue| drop(queue.poll_page(Some(Duration::ZERO), |_| Ok(())).unwrap()));
+        queues.iter().for_each(|queue| drop(queue.poll_batch(Some(Duration::ZERO), |_| Ok(())).unwrap()));
         if queues.len() > 8 {
             queues.remove(0);
         }
@@ -156,7 +156,7 @@ fn a_step_allocates_nothing_of_its_own_whatever_the_shape_of_the_decoder() {
                 true => engine.step().unwrap(),
                 false => counting(&mut found, || engine.step()).unwrap(),
             };
-            drop(engine.queue().poll_page(Some(Duration::ZERO), |_| Ok(())).unwrap());
+            drop(engine.queue().poll_batch(Some(Duration::ZERO), |_| Ok(())).unwrap());
         }
         found.retain(|site, _| site.name().starts_with("src/"));
         assert!(found.is_empty(), "{family}: {found:#?}");

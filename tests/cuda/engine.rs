@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pagedllm::engine::{Engine, MemoryPlan, Prompt, Request, Resume};
 use pagedllm::error::{Code, Error};
 use pagedllm::options::{EngineOptions, KvDtype, Preemption, SamplingParams, WeightFormat};
-use pagedllm::sched::FinishReason;
+use pagedllm::scheduler::FinishReason;
 use serde_json::{Value, json};
 use support::{Random, TempDir, configs, cuda, write_random_model};
 

@@ -10,11 +10,11 @@ use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::backend::cuda::CudaBackend;
 use pagedllm::backend::{
     Act, AttentionShape, Backend, BatchSize, ExpertGroups, Extent, Glu, GroupScore, Heads, InputLimits, KvShape, NormKind, NormOf, Pairs,
-    Routing, RowSource, Scores, Strips, Turn, Values,
+    RotaryEmbedding, Routing, RowSource, Scores, Strips, Values,
 };
-use pagedllm::batch::draws::{DrawLimits, Draws};
+use pagedllm::batch::device_sampling::{DeviceSampling, DeviceSamplingLimits};
 use pagedllm::batch::{Batch, BlockCopy, BlockMove, NOWHERE, Span, Tail};
-use pagedllm::decode::{self, Context, Memory, NoChoice, Rules, Sampler, plan_draw};
+use pagedllm::decode::{self, Context, NoChoice, ResolvedSampling, Sampler, SamplingHistory, plan_draw};
 use pagedllm::error::{Code, Error};
 use pagedllm::options::{Dry, Dtype, Isa, KvDtype, Mirostat, SamplingParams, WeightFormat};
 use support::fp8::in_fp8;
@@ -551,7 +551,7 @@ impl Case for Attend {
             backend.upload(&batch, &mut inputs).unwrap();
             let mut angles = unwritten(backend, rows * self.rotated);
             backend.angles(&inputs, &frequencies, 1.25, &mut angles);
-            let turn = (self.rotated > 0).then_some(Turn { rotated: self.rotated, pairs: self.pairs, angles: &angles });
+            let turn = (self.rotated > 0).then_some(RotaryEmbedding { rotated: self.rotated, pairs: self.pairs, angles: &angles });
             let mut queries = backend.vector(&numbers(&mut random, rows * shape.row_width())).unwrap();
             let group = step % self.groups;
             // The visible positions are in the blocks of each group.
@@ -785,7 +785,7 @@ fn unwritten_slots_are_read_as_zeros() {
 }
 
 /// Random sampling parameters, with every one that a device supports.
-fn some_rules(random: &mut Random, vocab: usize) -> Rules {
+fn some_rules(random: &mut Random, vocab: usize) -> ResolvedSampling {
     let mut params = SamplingParams { temperature: [0.0, 0.3, 1.0, 4.0][random.below(4)], ..Default::default() };
     let one_in = |random: &mut Random, n: usize| random.below(n) == 0;
     let token = |random: &mut Random| random.below(vocab) as u32;
@@ -813,7 +813,7 @@ fn some_rules(random: &mut Random, vocab: usize) -> Rules {
         params.bad_words_ids = (0..3).map(|_| vec![token(random)]).collect();
     }
     params.logprobs = one_in(random, 2).then(|| random.below(vocab.min(21)) as u32);
-    Rules { params, ..Rules::default() }
+    ResolvedSampling { params, ..ResolvedSampling::default() }
 }
 
 /// Random logits, with equal values and with tokens that cannot be selected.
@@ -834,14 +834,14 @@ fn sampling_equals_the_sampler_of_the_host() {
     for round in 0..40 {
         let vocab = [1, 31, 64, 700, 5000][round % 5];
         let rows: Vec<Vec<f32>> = (0..6).map(|_| some_logits(&mut random, vocab)).collect();
-        let limits = DrawLimits::of(rows.len(), vocab);
-        let (mut drawing, mut draws) = (backend.drawing(limits).unwrap().unwrap(), Draws::new(limits).unwrap());
+        let limits = DeviceSamplingLimits::for_rows(rows.len(), vocab);
+        let (mut drawing, mut draws) = (backend.drawing(limits).unwrap().unwrap(), DeviceSampling::new(limits).unwrap());
         let mut expected = vec![];
         for (row, logits) in rows.iter().enumerate() {
             let rules = some_rules(&mut random, vocab);
             let tokens: Vec<u32> = (0..random.below(40)).map(|_| random.below(vocab) as u32).collect();
             let prompt_len = tokens.len() / 2;
-            let memory = Memory::new(&rules, &tokens, prompt_len).unwrap();
+            let memory = SamplingHistory::new(&rules, &tokens, prompt_len).unwrap();
             let seed = random.next();
             let context = Context { tokens: &tokens, prompt_len, generated: 0, seed, memory: &memory, allowed: None };
             if row == 3 || !plan_draw(&mut draws, row as u32, vocab, rules.params.logprobs, &rules, &context) {
@@ -877,14 +877,14 @@ fn sampling_equals_the_sampler_of_the_host() {
 #[test]
 fn nan_logits_and_excluded_vocabularies_are_reported() {
     let (backend, vocab) = (cuda::backend(), 300);
-    let limits = DrawLimits::of(3, vocab);
-    let (mut drawing, mut draws) = (backend.drawing(limits).unwrap().unwrap(), Draws::new(limits).unwrap());
+    let limits = DeviceSamplingLimits::for_rows(3, vocab);
+    let (mut drawing, mut draws) = (backend.drawing(limits).unwrap().unwrap(), DeviceSampling::new(limits).unwrap());
     let mut rows = vec![0.5; 3 * vocab];
     (rows[299], rows[301]) = (f32::NAN, f32::INFINITY);
-    let memory = Memory::default();
+    let memory = SamplingHistory::default();
     let context = Context { tokens: &[1], prompt_len: 1, generated: 0, seed: 1, memory: &memory, allowed: Some(&[]) };
     for row in 0..3 {
-        assert!(plan_draw(&mut draws, row, vocab, None, &Rules::default(), &context));
+        assert!(plan_draw(&mut draws, row, vocab, None, &ResolvedSampling::default(), &context));
     }
     let mut logits = backend.vector(&rows).unwrap();
     let drawn = backend.draw(&mut drawing, vocab, &mut logits, &draws).unwrap();
@@ -929,7 +929,7 @@ impl Kept {
         let mut inputs = Default::default();
         backend.reserve_inputs(&InputLimits { most, heads_per_kv: vec![] }, &mut inputs).unwrap();
         let mut kept = Kept {
-            drawing: backend.drawing(DrawLimits::of(Kept::ROWS, Kept::VOCAB)).unwrap().unwrap(),
+            drawing: backend.drawing(DeviceSamplingLimits::for_rows(Kept::ROWS, Kept::VOCAB)).unwrap().unwrap(),
             table: matrix(&backend, &names, Kept::VOCAB, 1, WeightFormat::F32),
             frequencies: backend.vector(&[1.0]).unwrap(),
             tokens: unwritten(&backend, Kept::ROWS),
@@ -965,9 +965,9 @@ impl Kept {
         let logit = |token: u32, other: u32| if (token as usize) < Kept::VOCAB { (other == token) as u32 as f32 } else { f32::NAN };
         let likely = |&token: &u32| (0..Kept::VOCAB as u32).map(move |other| logit(token, other));
         let mut logits = self.backend.vector(&tokens.iter().flat_map(likely).collect::<Vec<_>>()).unwrap();
-        let (memory, mut rules) = (Memory::default(), Rules::default());
+        let (memory, mut rules) = (SamplingHistory::default(), ResolvedSampling::default());
         rules.params.temperature = 0.0;
-        let mut draws = Draws::new(DrawLimits::of(tokens.len(), Kept::VOCAB)).unwrap();
+        let mut draws = DeviceSampling::new(DeviceSamplingLimits::for_rows(tokens.len(), Kept::VOCAB)).unwrap();
         for row in 0..tokens.len() as u32 {
             let context = Context { tokens: &[1], prompt_len: 1, generated: 0, seed: 1, memory: &memory, allowed: None };
             assert!(plan_draw(&mut draws, row, Kept::VOCAB, None, &rules, &context));
@@ -1036,13 +1036,13 @@ fn other_batches_are_padded_to_the_recorded_rows() {
 /// The host samples with parameters that a device does not support, or that exceed its limits.
 #[test]
 fn unsupported_sampling_parameters_are_left_to_the_host() {
-    let limits = DrawLimits::of(2, 100);
-    let memory = Memory::default();
+    let limits = DeviceSamplingLimits::for_rows(2, 100);
+    let memory = SamplingHistory::default();
     let context = Context { tokens: &[1, 2], prompt_len: 1, generated: 0, seed: 1, memory: &memory, allowed: None };
     let planned = |change: &dyn Fn(&mut SamplingParams)| {
-        let mut rules = Rules::default();
+        let mut rules = ResolvedSampling::default();
         change(&mut rules.params);
-        plan_draw(&mut Draws::new(limits).unwrap(), 0, 100, rules.params.logprobs, &rules, &context)
+        plan_draw(&mut DeviceSampling::new(limits).unwrap(), 0, 100, rules.params.logprobs, &rules, &context)
     };
     assert!(planned(&|_| {}));
     assert!(planned(&|p| (p.temperature, p.typical_p) = (0.0, 0.5)), "filters do not matter for greedy decoding");

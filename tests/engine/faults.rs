@@ -14,7 +14,7 @@ use pagedllm::error::{Code, Error, Result};
 use pagedllm::kv::Paging;
 use pagedllm::model::{BatchLimits, KvCache, KvLayout, KvPool, ModelFiles, PackedForm};
 use pagedllm::options::{BeamParams, EngineOptions, KvDtype, Preemption, SamplingParams};
-use pagedllm::sched::FinishReason;
+use pagedllm::scheduler::FinishReason;
 use serde_json::Value;
 
 const BLOCK: usize = 8;
@@ -36,7 +36,7 @@ fn engine_with(dir: &TempDir, blocks: usize, preemption: Preemption) -> (Engine,
 fn engine_on(faults: &Arc<Faults>, dir: &TempDir, blocks: usize, preemption: Preemption) -> Result<Engine> {
     let options = EngineOptions { max_batch_tokens: 32, max_seqs: 16, preemption, ..Default::default() };
     let files = ModelFiles::open(&dir.0)?;
-    let paging = Paging::new(BLOCK, &KvLayout::of(&files.spec).windows);
+    let paging = Paging::new(BLOCK, &KvLayout::for_spec(&files.spec).windows);
     let (blocks, host_blocks) = (blocks * paging.groups(), BLOCKS * paging.groups());
     let backend = Faulty { cpu: CpuBackend::new(1, None)?, faults: faults.clone() };
     let pool = KvPool { blocks, block_size: BLOCK, dtype: KvDtype::F32 };

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use crate::support::{self, TempDir};
 use openmetrics_parser::{MetricsExposition, OpenMetricsType, OpenMetricsValue, Sample, openmetrics};
-use pagedllm::engine::{Clock, Engine, Output, Prompt, Request, Runner, Ticket, Timing};
+use pagedllm::engine::{Clock, Engine, InFlightStep, Output, Prompt, Request, Runner, Timing};
 use pagedllm::error::{Code, Result};
 use pagedllm::options::{BeamParams, EngineOptions, Preemption, SamplingParams};
-use pagedllm::sched::{FinishReason, StepPlan};
+use pagedllm::scheduler::{FinishReason, StepPlan};
 use serde_json::Value;
 
 const VOCAB: usize = 50;
@@ -32,17 +32,17 @@ struct Slow {
 }
 
 impl Runner for Slow {
-    fn submit(&mut self, plan: &StepPlan) -> Result<Ticket> {
+    fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep> {
         let batch = &plan.batch;
         self.clock.0.fetch_add(batch.rows() as u64, SeqCst);
         self.logits = vec![0.0; batch.logit_rows.len() * VOCAB];
         for (&row, logits) in batch.logit_rows.iter().zip(self.logits.chunks_mut(VOCAB)) {
             logits[(batch.tokens[row as usize] as usize + 1) % VOCAB] = 9.0;
         }
-        Ok(Ticket { logits: batch.logit_rows.len() })
+        Ok(InFlightStep { logits: batch.logit_rows.len() })
     }
 
-    fn wait(&mut self, _: Ticket) -> Result<&[f32]> {
+    fn wait(&mut self, _: InFlightStep) -> Result<&[f32]> {
         Ok(&self.logits)
     }
 }

@@ -9,7 +9,7 @@ use crate::support::faulty::{Faults, Faulty};
 use crate::support::{Random, TempDir, bundled_model, configs, model_info, write_random_model};
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::engine::journal::{Ending, JournalFile, Replay, Summary};
-use pagedllm::engine::{Engine, Fork, GoOn, ModelInfo, ModelRunner, Output, Prompt, Queue, Request, Resume, Runner, Stats};
+use pagedllm::engine::{Continue, Engine, Fork, ModelInfo, ModelRunner, Output, Prompt, Queue, Request, Resume, Runner, Stats};
 use pagedllm::error::Code;
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
 use pagedllm::options::{BeamParams, EngineOptions, Grammar, Isa, KvDtype, Preemption, SamplingParams};
@@ -78,7 +78,7 @@ fn act(engine: &Engine, queue: &Queue, random: &mut Random, ids: &mut Vec<u64>, 
         8 => engine.append(id, tokens),
         9 => engine.rewind(id, 1 + random.below(30)),
         10 => engine.resume(id, Resume { queue: Some(queue), ..Resume::new(sampling) }),
-        11 => engine.go_on(id, GoOn { queue: Some(queue), keep: true, ..Default::default() }),
+        11 => engine.continue_sequence(id, Continue { queue: Some(queue), keep: true, ..Default::default() }),
         12 => engine.free(id),
         13 => engine.export(id, Some(queue)),
         14 => states.pop().map_or(Ok(()), |state| engine.import(queue, &state).map(|id| ids.push(id))),
@@ -134,7 +134,7 @@ fn session(model: &Path, journal: PathBuf, seed: u64) -> Stats {
 
 fn replay(model: &Path, journal: &Path) -> Summary {
     let (info, runner, _) = device(model);
-    Replay::over(JournalFile::open(journal).unwrap(), info, None, runner).unwrap().run().unwrap()
+    Replay::with_runner(JournalFile::open(journal).unwrap(), info, None, runner).unwrap().run().unwrap()
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn a_journal_of_anything_else_is_refused_with_the_numbers() {
     let refused = |change: fn(&mut ModelInfo), why: &str| {
         let (mut info, runner, _) = device(&model.0);
         change(&mut info);
-        let error = Replay::over(JournalFile::open(&journal).unwrap(), info, None, runner).map(drop).unwrap_err();
+        let error = Replay::with_runner(JournalFile::open(&journal).unwrap(), info, None, runner).map(drop).unwrap_err();
         assert!(error.message().contains(why), "{error}, expected {why}");
     };
     refused(|info| info.fingerprint = [1; 32], "of model 00000000..., this is 01010101...");

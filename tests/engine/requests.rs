@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use crate::support;
 use pagedllm::backend::cpu::CpuBackend;
-use pagedllm::engine::{Engine, Fork, ModelInfo, ModelRunner, Output, Prompt, Queue, Request, Runner, Stats, Ticket};
+use pagedllm::engine::{Engine, Fork, InFlightStep, ModelInfo, ModelRunner, Output, Prompt, Queue, Request, Runner, Stats};
 use pagedllm::error::{Code, Error, Result};
-use pagedllm::kv::{BlockManager, Chain, Paging};
+use pagedllm::kv::{BlockHash, BlockManager, Paging};
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
 use pagedllm::options::{BeamParams, EngineOptions, KvDtype, Preemption, SamplingParams};
-use pagedllm::sched::{Arrival, Branching, FinishReason, Scheduler, SchedulerOptions, StepPlan};
+use pagedllm::scheduler::{Branching, FinishReason, NewGroup, Scheduler, SchedulerOptions, StepPlan};
 use pagedllm::text::Text;
 
 const EOS: u32 = 5;
@@ -26,16 +26,16 @@ struct Scripted {
 }
 
 impl Runner for Scripted {
-    fn submit(&mut self, plan: &StepPlan) -> Result<Ticket> {
+    fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep> {
         let rows = &plan.batch.logit_rows;
         self.logits = vec![0.0; rows.len() * self.vocab];
         for (&row, logits) in rows.iter().zip(self.logits.chunks_mut(self.vocab)) {
             (self.script)(plan.batch.tokens[row as usize], plan.batch.positions[row as usize], logits)?;
         }
-        Ok(Ticket { logits: rows.len() })
+        Ok(InFlightStep { logits: rows.len() })
     }
 
-    fn wait(&mut self, _: Ticket) -> Result<&[f32]> {
+    fn wait(&mut self, _: InFlightStep) -> Result<&[f32]> {
         Ok(&self.logits)
     }
 }
@@ -513,11 +513,11 @@ fn one_matmul_per_weight_and_step_however_many_sequences() {
     let decoder = files.load(backend, BatchLimits { rows: 64, logits: 32 }, &mut |_, _| true).unwrap();
     let mut runner = ModelRunner::new(decoder, kv);
     let options = SchedulerOptions { max_batch_tokens: 64, max_seqs: 32, prefill_chunk: 64, preemption: Preemption::Recompute };
-    let mut scheduler = Scheduler::new(options, BlockManager::new(64, Paging::plain(16), false).unwrap()).unwrap();
+    let mut scheduler = Scheduler::new(options, BlockManager::new(64, Paging::without_windows(16), false).unwrap()).unwrap();
     for id in 1..=24 {
-        let (prompt, root) = (vec![id as u32; 2], Chain::default());
-        let arrival = Arrival { prompt, max_len: 20, branching: Branching::One, priority: 0, keep: false, prompt_logits: false, root };
-        scheduler.add(id, arrival.prepare(&Paging::plain(16)).unwrap()).unwrap();
+        let (prompt, root) = (vec![id as u32; 2], BlockHash::default());
+        let arrival = NewGroup { prompt, max_len: 20, branching: Branching::One, priority: 0, keep: false, prompt_logits: false, root };
+        scheduler.add(id, arrival.prepare(&Paging::without_windows(16)).unwrap()).unwrap();
     }
     let before = runner.backend().matmuls();
     let plan = scheduler.schedule(|_| true).unwrap();

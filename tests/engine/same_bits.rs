@@ -9,7 +9,7 @@ use pagedllm::engine::{Engine, MemoryPlan, Prompt, Queue, Request};
 use pagedllm::options::{
     AllocationPolicy, BatchingPolicy, EngineOptions, Isa, KvDtype, OrderPolicy, Policies, SamplingParams, WeightFormat,
 };
-use pagedllm::sched::FinishReason;
+use pagedllm::scheduler::FinishReason;
 use serde_json::{Value, json};
 
 const MAX_LEN: usize = 768;

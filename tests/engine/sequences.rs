@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::{self, BeamCase, TempDir, beam_cases, bundled_model, configs, goldens, write_random_model};
-use pagedllm::engine::{Engine, Fork, GoOn, LogitsHook, Output, Prompt, Request, Resume, Stats};
+use pagedllm::engine::{Continue, Engine, Fork, LogitsHook, Output, Prompt, Request, Resume, Stats};
 use pagedllm::error::Code;
 use pagedllm::options::{BeamParams, Dry, EngineOptions, Grammar, Isa, Mirostat, OutputKind, SamplingParams};
-use pagedllm::sched::FinishReason;
+use pagedllm::scheduler::FinishReason;
 
 const BLOCK: usize = 8;
 
@@ -673,7 +673,7 @@ fn a_conversation_goes_on_after_an_answer_with_a_grammar_forks_moves_and_can_be_
     assert!(said.len() == 4 && said.values().all(|one| *one == said[&moved] && one.len() == 6), "{said:?}");
 
     // With the grammar there is nothing to say, until what broke it is taken back: all of it.
-    let go_on = || engine.go_on(id, GoOn { keep: true, ..GoOn::default() }).unwrap();
+    let go_on = || engine.continue_sequence(id, Continue { keep: true, ..Continue::default() }).unwrap();
     go_on();
     let refused = drain(&engine).pop().unwrap();
     assert!(refused.error.unwrap().message().contains("the host added it") && engine.sequence(id).unwrap().idle);
@@ -703,12 +703,12 @@ fn mirostat_and_the_hosts_hook_move_too() {
         let other = model.engine();
         let seq = other.import(other.queue(), &state).unwrap();
         other.rewind(seq, 60 - back).unwrap();
-        other.go_on(seq, GoOn::default()).unwrap();
+        other.continue_sequence(seq, Continue::default()).unwrap();
         assert_eq!(answers(&drain(&other)).remove(&seq).unwrap(), said[40 - back..], "rewound by {back}");
         let seq = other.import(other.queue(), &state).unwrap();
         other.rewind(seq, 60 - back).unwrap();
         let hook: LogitsHook = Arc::new(|_, _, logits| logits[7] = 1e4);
-        other.go_on(seq, GoOn { hook: Some(hook), ..GoOn::default() }).unwrap();
+        other.continue_sequence(seq, Continue { hook: Some(hook), ..Continue::default() }).unwrap();
         assert_eq!(tokens(&answers(&drain(&other)).remove(&seq).unwrap()), vec![7; back]);
     }
 }
@@ -782,7 +782,7 @@ fn every_turn_of_a_child_that_could_not_be_made_ends_where_it_was_to_be_told() {
         let idle = Fork { idle: true, user_data: Some(1), ..Fork::default() };
         let child = engine.fork(parent, 1, &idle).unwrap()[0];
         match go_on {
-            true => engine.go_on(child, GoOn::default()).unwrap(),
+            true => engine.continue_sequence(child, Continue::default()).unwrap(),
             false => {
                 let resume = Resume { queue: Some(&elsewhere), user_data: Some(2), ..Resume::new(sampled(3, 5)) };
                 engine.resume(child, resume).unwrap();
@@ -809,7 +809,7 @@ fn samples_that_ended_before_they_were_born_go_on_as_one() {
         let id = engine.add_request(Request { n: 4, best_of, keep: true, ..request(prompt(20), sampled(3, 30)) }).unwrap();
         engine.abort(id).unwrap();
         assert_eq!(drain(&engine).iter().map(|output| output.finish).collect::<Vec<_>>(), [Some(FinishReason::Abort); 4]);
-        engine.go_on(id, GoOn::default()).unwrap();
+        engine.continue_sequence(id, Continue::default()).unwrap();
         let outputs = drain(&engine);
         assert!(outputs.iter().all(|output| (output.sequence, output.index) == (id, 0)));
         assert_eq!(outputs.iter().filter(|output| output.finish.is_some()).count(), 1);
@@ -854,7 +854,7 @@ fn wherever_a_turn_is_cut_its_text_and_its_stop_are_those_of_one_that_was_not() 
                     if tokens == cut {
                         engine.abort(id).unwrap();
                         engine.step().unwrap();
-                        engine.go_on(id, GoOn { keep: true, ..GoOn::default() }).unwrap();
+                        engine.continue_sequence(id, Continue { keep: true, ..Continue::default() }).unwrap();
                     }
                 });
                 // What could begin the stop string was told when the turn was cut.
@@ -898,7 +898,7 @@ fn a_sequence_that_moves_to_another_engine_goes_on_with_the_same_bits() {
         let state = exported(&from, idle);
         drop(from);
         let seq = to.import(to.queue(), &state).unwrap();
-        to.go_on(seq, GoOn::default()).unwrap();
+        to.continue_sequence(seq, Continue::default()).unwrap();
         let after = answers(&drain(&to)).remove(&seq).unwrap();
         assert_eq!(after, whole[told..]);
         assert!(to.stats().prompt_tokens <= 1, "nothing was computed again: {:?}", to.stats());
@@ -939,7 +939,7 @@ fn a_state_comes_where_it_is_wanted_and_so_does_what_is_said_from_then_on() {
     let states = shelf.poll(Some(Duration::ZERO)).unwrap();
     let state = &states[0];
     assert_eq!((states.len(), state.sequence, state.user_data, state.finish, state.sequence_state.is_empty()), (1, id, 1, None, false));
-    engine.go_on(id, GoOn { queue: Some(&elsewhere), user_data: Some(2), ..GoOn::default() }).unwrap();
+    engine.continue_sequence(id, Continue { queue: Some(&elsewhere), user_data: Some(2), ..Continue::default() }).unwrap();
     assert!(drain(&engine).is_empty(), "the engine's own queue hears no more of it");
     let outputs: Vec<Output> = elsewhere.poll(Some(Duration::ZERO)).unwrap().into();
     assert!(outputs.iter().all(|output| output.user_data == 2));
@@ -978,7 +978,7 @@ fn what_was_said_of_the_prompt_moves_too_and_what_was_still_to_be_said() {
         engine.free(id).unwrap();
         let other = model.engine();
         let seq = other.import(other.queue(), &state).unwrap();
-        other.go_on(seq, GoOn::default()).unwrap();
+        other.continue_sequence(seq, Continue::default()).unwrap();
         let there = drain(&other).pop().unwrap();
         assert_eq!(there.prompt_logprobs.tokens.len(), 59);
         let said = |output: &Output| (output.tokens.clone(), output.logprobs.clone(), output.prompt_logprobs.clone(), output.finish);
@@ -1083,7 +1083,7 @@ fn a_forged_state_is_an_error_or_a_sequence_and_never_a_defect() {
         forged.extend_from_slice(&Sha256::digest(&forged));
         if let Ok(seq) = engine.import(engine.queue(), &forged) {
             taken += 1;
-            engine.go_on(seq, GoOn::default()).unwrap();
+            engine.continue_sequence(seq, Continue::default()).unwrap();
             drain(&engine);
             engine.check().unwrap();
             let _ = engine.free(seq); // who could not go on is still there
@@ -1099,17 +1099,17 @@ fn a_forged_state_is_an_error_or_a_sequence_and_never_a_defect() {
 fn windowed(alternate: bool, keeps_all: bool, forks: bool) -> (Vec<Vec<u32>>, usize) {
     use pagedllm::backend::cpu::CpuBackend;
     use pagedllm::engine::{ModelRunner, Runner};
-    use pagedllm::kv::{BlockManager, Chain, Paging};
+    use pagedllm::kv::{BlockHash, BlockManager, Paging};
     use pagedllm::model::{BatchLimits, KvCache, KvLayout, KvPool, ModelFiles};
     use pagedllm::options::{KvDtype, Preemption};
-    use pagedllm::sched::{Arrival, Branching, Choice, Scheduler, SchedulerOptions, Verdict};
+    use pagedllm::scheduler::{Branching, NewGroup, SampledToken, Scheduler, SchedulerOptions, TokenOutcome};
 
     const WINDOW: usize = 21;
     let model = Model::llama();
     let mut files = ModelFiles::open(&model.options.model_dir).unwrap();
     let windowed = files.spec.layers.iter_mut().skip(alternate as usize).step_by(1 + alternate as usize);
     windowed.for_each(|layer| layer.attention.shape_mut().window = Some(WINDOW));
-    let mut windows = KvLayout::of(&files.spec).windows;
+    let mut windows = KvLayout::for_spec(&files.spec).windows;
     assert_eq!(windows, if alternate { vec![None, Some(WINDOW)] } else { vec![Some(WINDOW)] });
     windows.iter_mut().filter(|_| keeps_all).for_each(|window| *window = None);
     let paging = Paging::new(BLOCK, &windows);
@@ -1119,8 +1119,8 @@ fn windowed(alternate: bool, keeps_all: bool, forks: bool) -> (Vec<Vec<u32>>, us
     let options = SchedulerOptions { max_batch_tokens: 16, max_seqs: 8, prefill_chunk: 16, preemption: Preemption::Recompute };
     let mut scheduler = Scheduler::new(options, BlockManager::new(120, paging.clone(), true).unwrap()).unwrap();
     for (id, len) in [(1, 100), (2, 9)] {
-        let (prompt, root) = (prompt(len), Chain::default());
-        let arrival = Arrival { prompt, max_len: 160, branching: Branching::One, priority: 0, keep: false, prompt_logits: false, root };
+        let (prompt, root) = (prompt(len), BlockHash::default());
+        let arrival = NewGroup { prompt, max_len: 160, branching: Branching::One, priority: 0, keep: false, prompt_logits: false, root };
         scheduler.add(id, arrival.prepare(&paging).unwrap()).unwrap();
     }
     let (mut told, mut most, mut events) = (Vec::new(), 0, Vec::new());
@@ -1130,9 +1130,9 @@ fn windowed(alternate: bool, keeps_all: bool, forks: bool) -> (Vec<Vec<u32>>, us
         let logits = runner.wait(ticket).unwrap();
         told.push(logits.iter().map(|x| x.to_bits()).collect());
         let argmax = |row: &[f32]| (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap() as u32;
-        let verdicts = logits.chunks_exact(127).map(|row| Verdict::Token(argmax(row)));
-        let choices: Vec<Choice> =
-            plan.sampled().zip(verdicts).map(|(part, verdict)| Choice { parent: part.seq, child: part.seq, verdict }).collect();
+        let verdicts = logits.chunks_exact(127).map(|row| TokenOutcome::Token(argmax(row)));
+        let choices: Vec<SampledToken> =
+            plan.sampled().zip(verdicts).map(|(part, verdict)| SampledToken { parent: part.seq, child: part.seq, verdict }).collect();
         scheduler.commit(plan, &choices, &mut events);
         scheduler.check();
         most = most.max(scheduler.blocks().used_blocks());

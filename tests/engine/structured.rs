@@ -7,7 +7,7 @@ use pagedllm::decode::{Lane, uniform};
 use pagedllm::engine::{Engine, Output, Prompt, Request};
 use pagedllm::error::Code;
 use pagedllm::options::{EngineOptions, Grammar, SamplingParams};
-use pagedllm::sched::FinishReason;
+use pagedllm::scheduler::FinishReason;
 use serde_json::{Map, Value as Json, json};
 
 const SCHEMAS: u64 = 200;

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use crate::support::{self, Random, TempDir, configs, write_random_model};
 use pagedllm::batch::BlockMove;
-use pagedllm::engine::{Engine, Fork, Output, Prompt, Request, Resume, Runner, Stats, Ticket};
+use pagedllm::engine::{Engine, Fork, InFlightStep, Output, Prompt, Request, Resume, Runner, Stats};
 use pagedllm::error::Code;
 use pagedllm::options::{BeamParams, EngineOptions, KvDtype, Preemption, SamplingParams};
-use pagedllm::sched::StepPlan;
+use pagedllm::scheduler::StepPlan;
 
 const BLOCK: usize = 8;
 const ROOMY: u64 = 1000;
@@ -233,13 +233,13 @@ impl Moving {
 }
 
 impl Runner for Moving {
-    fn submit(&mut self, plan: &StepPlan) -> pagedllm::error::Result<Ticket> {
+    fn submit(&mut self, plan: &StepPlan) -> pagedllm::error::Result<InFlightStep> {
         self.clock.turn(Duration::from_millis(plan.batch.rows() as u64));
         self.logits.resize(plan.batch.logit_rows.len() * 8, 0.0);
-        Ok(Ticket { logits: plan.batch.logit_rows.len() })
+        Ok(InFlightStep { logits: plan.batch.logit_rows.len() })
     }
 
-    fn wait(&mut self, _: Ticket) -> pagedllm::error::Result<&[f32]> {
+    fn wait(&mut self, _: InFlightStep) -> pagedllm::error::Result<&[f32]> {
         Ok(&self.logits)
     }
 

@@ -10,12 +10,12 @@ use std::time::Duration;
 use crate::support;
 use pagedllm::batch::BlockMove;
 use pagedllm::decode::{
-    BeamScratch, BeamSearch, BeamStep, Context, Ended, Hypothesis, Memory, Rules, Sampler, log_softmax, logprob_and_top,
+    BeamScratch, BeamSearch, BeamStep, Context, Ended, Hypothesis, ResolvedSampling, Sampler, SamplingHistory, log_softmax, logprob_and_top,
 };
-use pagedllm::engine::{Engine, Fork, Output, Prompt, Request, Resume, Runner, Ticket};
+use pagedllm::engine::{Engine, Fork, InFlightStep, Output, Prompt, Request, Resume, Runner};
 use pagedllm::error::{Error, Result};
 use pagedllm::options::{BeamParams, EngineOptions, OutputKind, Preemption, SamplingParams};
-use pagedllm::sched::{FinishReason, StepPlan};
+use pagedllm::scheduler::{FinishReason, StepPlan};
 
 const VOCAB: usize = 24;
 const EOS: u32 = 5;
@@ -85,7 +85,7 @@ impl Runner for Paged {
         Paged::swap(&self.host, &mut self.slots, moves.iter().map(|back| (back.host, back.device)), fails)
     }
 
-    fn submit(&mut self, plan: &StepPlan) -> Result<Ticket> {
+    fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep> {
         let (batch, failing) = (&plan.batch, self.failing.load(Ordering::Relaxed) & STEP);
         if failing == AT_ONCE {
             return Err(Error::out_of_memory());
@@ -108,10 +108,10 @@ impl Runner for Paged {
                 }
             }
         }
-        if failing == WRITTEN { Err(Error::out_of_memory()) } else { Ok(Ticket { logits: batch.logit_rows.len() }) }
+        if failing == WRITTEN { Err(Error::out_of_memory()) } else { Ok(InFlightStep { logits: batch.logit_rows.len() }) }
     }
 
-    fn wait(&mut self, _: Ticket) -> Result<&[f32]> {
+    fn wait(&mut self, _: InFlightStep) -> Result<&[f32]> {
         Ok(&self.logits)
     }
 }
@@ -173,9 +173,9 @@ struct Dense {
 }
 
 impl Dense {
-    fn rules(&self) -> Rules {
+    fn rules(&self) -> ResolvedSampling {
         let eos: &[u32] = if self.params.ignore_eos { &[] } else { &[EOS] };
-        Rules { eos: eos.into(), params: self.params.clone(), ..Rules::default() }
+        ResolvedSampling { eos: eos.into(), params: self.params.clone(), ..ResolvedSampling::default() }
     }
 
     fn generated(&self) -> usize {
@@ -184,7 +184,7 @@ impl Dense {
 
     fn advance(&mut self) -> Option<FinishReason> {
         let (rules, logits) = (self.rules(), dense_logits(&self.tokens));
-        let memory = Memory::new(&rules, &self.tokens, self.prompt_len).unwrap();
+        let memory = SamplingHistory::new(&rules, &self.tokens, self.prompt_len).unwrap();
         let (prompt_len, generated) = (self.prompt_len, self.generated());
         let context = Context { tokens: &self.tokens, prompt_len, generated, seed: self.seed, memory: &memory, allowed: None };
         let token = Sampler::new(VOCAB).unwrap().choose(&logits, &rules, &context).unwrap().token;
@@ -396,7 +396,7 @@ impl Trace {
         let request = Request { n, beam: Some(beam.clone()), ..Request::new(Prompt::Tokens(tokens.clone()), params.clone()) };
         let Ok(id) = self.engine.add_request(request) else { return };
         self.open.extend((0..n).map(|index| (id, index)));
-        let rules = Rules { eos: [EOS].into(), params, ..Rules::default() };
+        let rules = ResolvedSampling { eos: [EOS].into(), params, ..ResolvedSampling::default() };
         self.beams.insert(id, Beams { n, hypotheses: search(&beam, n as usize, &rules, &tokens, most), aborted: false });
     }
 
@@ -799,7 +799,7 @@ impl Trace {
 }
 
 /// Beam search with every row computed from all tokens.
-fn search(beam: &BeamParams, n: usize, rules: &Rules, prompt: &[u32], most: usize) -> Vec<Hypothesis> {
+fn search(beam: &BeamParams, n: usize, rules: &ResolvedSampling, prompt: &[u32], most: usize) -> Vec<Hypothesis> {
     let mut search = BeamSearch::new(beam, n, &rules.eos, most).unwrap();
     let width = beam.width as usize;
     let (mut scratch, mut step, mut sampler) = (BeamScratch::default(), BeamStep::default(), Sampler::new(VOCAB).unwrap());
@@ -813,7 +813,7 @@ fn search(beam: &BeamParams, n: usize, rules: &Rules, prompt: &[u32], most: usiz
         }
         let mut process = |slot: usize, row: &mut [f32]| {
             let (tokens, prompt_len) = (&slots[slot], prompt.len());
-            let memory = Memory::new(rules, tokens, prompt_len)?;
+            let memory = SamplingHistory::new(rules, tokens, prompt_len)?;
             let context = Context { tokens, prompt_len, generated: tokens.len() - prompt_len, seed: 0, memory: &memory, allowed: None };
             Ok(sampler.process(row, rules, &context)?)
         };

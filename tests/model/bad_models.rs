@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use pagedllm::engine::{Engine, Output, Prompt, Request};
 use pagedllm::error::{Code, Error};
 use pagedllm::options::{EngineOptions, Isa, SamplingParams, WeightFormat};
-use pagedllm::sched::FinishReason;
+use pagedllm::scheduler::FinishReason;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use crate::support::{BeamCase, beam_cases, goldens};
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::batch::{Batch, Span};
-use pagedllm::decode::{BeamScratch, BeamSearch, BeamStep, Context, Hypothesis, Memory, Rules, Sampler, log_softmax};
+use pagedllm::decode::{BeamScratch, BeamSearch, BeamStep, Context, Hypothesis, ResolvedSampling, Sampler, SamplingHistory, log_softmax};
 use pagedllm::error::Result;
 use pagedllm::model::{BatchLimits, Decoder, KvCache, KvPool, ModelFiles};
 use pagedllm::options::KvDtype;
@@ -77,15 +77,15 @@ fn advance(slots: &mut Slots, step: &BeamStep) {
     }
 }
 
-fn process(sampler: &mut Sampler, rules: &Rules, tokens: &[u32], prompt_len: usize, row: &mut [f32]) -> Result<()> {
-    let memory = Memory::new(rules, tokens, prompt_len)?;
+fn process(sampler: &mut Sampler, rules: &ResolvedSampling, tokens: &[u32], prompt_len: usize, row: &mut [f32]) -> Result<()> {
+    let memory = SamplingHistory::new(rules, tokens, prompt_len)?;
     let context = Context { tokens, prompt_len, generated: tokens.len() - prompt_len, seed: 0, memory: &memory, allowed: None };
     Ok(sampler.process(row, rules, &context)?)
 }
 
 fn search(model: &mut Model, case: &BeamCase, n: usize) -> Vec<Hypothesis> {
     let mut search = BeamSearch::new(&case.params, n, &case.eos, case.max_tokens).unwrap();
-    let rules = Rules { params: case.sampling.clone(), eos: case.eos.as_slice().into(), ..Rules::default() };
+    let rules = ResolvedSampling { params: case.sampling.clone(), eos: case.eos.as_slice().into(), ..ResolvedSampling::default() };
     let (mut scratch, mut step) = (BeamScratch::default(), BeamStep::default());
     let mut slots: Slots = vec![None; case.params.width as usize];
     slots[0] = Some(case.prompt.clone());

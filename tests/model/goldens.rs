@@ -100,7 +100,7 @@ impl<B: Backend> Run<B> {
         let mut files = ModelFiles::open(directory).unwrap();
         files.weight_format = format;
         files.spec.fit(LONGEST);
-        let groups = KvLayout::of(&files.spec).windows.len();
+        let groups = KvLayout::for_spec(&files.spec).windows.len();
         let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: 11 * groups, block_size: BLOCK_SIZE, dtype: kv_dtype }).unwrap();
         let decoder = files.load(backend, BatchLimits { rows: 80, logits: 80 }, &mut |_, _| true).unwrap();
         let experts = files.spec.layers.iter().any(|layer| matches!(layer.mlp, Mlp::Experts(_)));

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use crate::alone;
 use crate::support::{self, Random, TempDir, configs, write_random_model};
 use pagedllm::batch::BlockCopy;
-use pagedllm::budget::Budget;
-use pagedllm::engine::{Engine, Output, Prompt, Request, Resume, Runner, Ticket};
+use pagedllm::budget::MemoryBudget;
+use pagedllm::engine::{Engine, InFlightStep, Output, Prompt, Request, Resume, Runner};
 use pagedllm::error::Code;
 use pagedllm::options::{BeamParams, EngineOptions, KvDtype, SamplingParams};
-use pagedllm::sched::{FinishReason, StepPlan};
+use pagedllm::scheduler::{FinishReason, StepPlan};
 
 fn model(positions: usize) -> TempDir {
     let dir = TempDir::new();
@@ -166,7 +166,7 @@ fn engines_share_a_budget_and_what_one_does_not_use_another_has() {
     let _alone = alone();
     let dir = model(128);
     let block = block_bytes(&dir);
-    let budget = Budget::new(100 * block, 200 * block).unwrap();
+    let budget = MemoryBudget::new(100 * block, 200 * block).unwrap();
     let options = EngineOptions { budget: Some(budget.clone()), ..options(&dir) };
     let plan = Engine::plan(&options).unwrap();
     assert_eq!((plan.blocks, plan.max_blocks, plan.kv_bytes), (100, 200, 100 * block));
@@ -261,11 +261,11 @@ fn budgets_that_cannot_be_are_refused_with_the_one_that_could() {
         let error = Engine::create(&options).err().unwrap();
         assert!(error.code() == code && error.message().contains(why), "{error}, expected {why}");
     };
-    let budget = Budget::new(40 * block, 40 * block).unwrap();
+    let budget = MemoryBudget::new(40 * block, 40 * block).unwrap();
     let shared = || EngineOptions { budget: Some(budget.clone()), ..options(&dir) };
     refused(EngineOptions { kv_bytes: Some(1), ..shared() }, Code::InvalidArgument, "kv_bytes and a budget are both given");
     refused(EngineOptions { max_model_len: Some(129), ..shared() }, Code::InvalidArgument, "max_model_len is 129");
-    let tiny = Budget::new(block, block).unwrap();
+    let tiny = MemoryBudget::new(block, block).unwrap();
     refused(EngineOptions { budget: Some(tiny), ..options(&dir) }, Code::Capacity, "one sequence may have 128");
     let (first, _second) = (Engine::create(&shared()).unwrap(), Engine::create(&shared()).unwrap());
     // 16 blocks each: a third would not have them.
@@ -289,18 +289,18 @@ fn budgets_that_cannot_be_are_refused_with_the_one_that_could() {
 
 /// Shrinks its engine's budget while it computes.
 struct Squeezing {
-    budget: Arc<OnceLock<Arc<Budget>>>,
+    budget: Arc<OnceLock<Arc<MemoryBudget>>>,
     logits: Vec<f32>,
 }
 
 impl Runner for Squeezing {
-    fn submit(&mut self, plan: &StepPlan) -> pagedllm::error::Result<Ticket> {
+    fn submit(&mut self, plan: &StepPlan) -> pagedllm::error::Result<InFlightStep> {
         self.budget.get().unwrap().resize(10).unwrap();
         self.logits.resize(plan.batch.logit_rows.len() * 8, 0.0);
-        Ok(Ticket { logits: plan.batch.logit_rows.len() })
+        Ok(InFlightStep { logits: plan.batch.logit_rows.len() })
     }
 
-    fn wait(&mut self, _: Ticket) -> pagedllm::error::Result<&[f32]> {
+    fn wait(&mut self, _: InFlightStep) -> pagedllm::error::Result<&[f32]> {
         Ok(&self.logits)
     }
 }
@@ -328,12 +328,12 @@ struct Lending {
 }
 
 impl Runner for Lending {
-    fn submit(&mut self, plan: &StepPlan) -> pagedllm::error::Result<Ticket> {
+    fn submit(&mut self, plan: &StepPlan) -> pagedllm::error::Result<InFlightStep> {
         self.logits.resize(plan.batch.logit_rows.len() * 8, 0.0);
-        Ok(Ticket { logits: plan.batch.logit_rows.len() })
+        Ok(InFlightStep { logits: plan.batch.logit_rows.len() })
     }
 
-    fn wait(&mut self, _: Ticket) -> pagedllm::error::Result<&[f32]> {
+    fn wait(&mut self, _: InFlightStep) -> pagedllm::error::Result<&[f32]> {
         Ok(&self.logits)
     }
 
@@ -345,7 +345,7 @@ impl Runner for Lending {
 }
 
 /// One engine on a budget of 64 blocks of one byte, and how often its pool became smaller.
-fn tenant(budget: &Arc<Budget>, takes: Duration) -> (Engine, Arc<AtomicUsize>) {
+fn tenant(budget: &Arc<MemoryBudget>, takes: Duration) -> (Engine, Arc<AtomicUsize>) {
     let options = EngineOptions { budget: Some(budget.clone()), max_batch_tokens: 16, max_seqs: 4, ..EngineOptions::default() };
     let runner = Lending { takes, ..Lending::default() };
     let shrinks = runner.shrinks.clone();
@@ -365,7 +365,7 @@ fn finish_all(engine: &Engine) {
 #[test]
 fn a_step_does_the_work_of_no_engine_that_is_stepped_itself() {
     let _alone = alone();
-    let budget = Budget::new(64, 64).unwrap();
+    let budget = MemoryBudget::new(64, 64).unwrap();
     let (lender, shrinks) = tenant(&budget, Duration::ZERO);
     // What it caches fills the budget.
     let fill = || {
@@ -395,9 +395,9 @@ fn a_step_does_the_work_of_no_engine_that_is_stepped_itself() {
 }
 
 /// Two engines of the model in `dir` on a budget of 80 blocks, whose longest sequences need 8.
-fn pair(dir: &TempDir, max_seqs: usize) -> (Arc<Budget>, Engine, Engine) {
+fn pair(dir: &TempDir, max_seqs: usize) -> (Arc<MemoryBudget>, Engine, Engine) {
     let bytes = 80 * block_bytes(dir);
-    let budget = Budget::new(bytes, bytes).unwrap();
+    let budget = MemoryBudget::new(bytes, bytes).unwrap();
     let options = EngineOptions {
         budget: Some(budget.clone()),
         max_model_len: Some(64),
@@ -456,11 +456,11 @@ fn what_ends_in_an_engines_last_step_is_there_for_who_is_hungry() {
 struct Failing;
 
 impl Runner for Failing {
-    fn submit(&mut self, _: &StepPlan) -> pagedllm::error::Result<Ticket> {
+    fn submit(&mut self, _: &StepPlan) -> pagedllm::error::Result<InFlightStep> {
         panic!("a defect");
     }
 
-    fn wait(&mut self, _: Ticket) -> pagedllm::error::Result<&[f32]> {
+    fn wait(&mut self, _: InFlightStep) -> pagedllm::error::Result<&[f32]> {
         Ok(&[])
     }
 }
@@ -468,7 +468,7 @@ impl Runner for Failing {
 #[test]
 fn an_engine_that_has_failed_leaves_its_part_to_the_others() {
     let _alone = alone();
-    let budget = Budget::new(100, 100).unwrap();
+    let budget = MemoryBudget::new(100, 100).unwrap();
     let options = EngineOptions { budget: Some(budget.clone()), max_batch_tokens: 16, max_seqs: 4, ..EngineOptions::default() };
     for drives in [false, true] {
         let info = support::model_info(8, 64, 30, vec![]);
@@ -494,7 +494,7 @@ fn an_engine_that_has_failed_leaves_its_part_to_the_others() {
 #[test]
 fn a_host_that_steps_is_never_told_that_its_engine_is_busy_with_its_lease() {
     let _alone = alone();
-    let budget = Budget::new(64, 64).unwrap();
+    let budget = MemoryBudget::new(64, 64).unwrap();
     let (engine, shrinks) = tenant(&budget, Duration::from_millis(1));
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {

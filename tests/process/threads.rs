@@ -9,7 +9,7 @@ use crate::support::bundled_model;
 use pagedllm::engine::{Engine, Prompt, Request};
 use pagedllm::error::Code;
 use pagedllm::options::{EngineOptions, SamplingParams, cpu_list};
-use pagedllm::sched::FinishReason;
+use pagedllm::scheduler::FinishReason;
 
 fn options() -> EngineOptions {
     EngineOptions { model_dir: bundled_model(), kv_bytes: Some(4 << 20), max_seqs: 4, max_batch_tokens: 64, ..Default::default() }

@@ -13,10 +13,10 @@ use std::time::Duration;
 
 use crate::support::{self, Hand};
 use forecast::{Errors, Hosts};
-use pagedllm::engine::{Engine, Fork, GoOn, Output, Prompt, Request, Resume, Runner, Ticket};
+use pagedllm::engine::{Continue, Engine, Fork, InFlightStep, Output, Prompt, Request, Resume, Runner};
 use pagedllm::error::{Code, Result};
 use pagedllm::options::{AllocationPolicy, BatchingPolicy, BeamParams, EngineOptions, OrderPolicy, Policies, SamplingParams};
-use pagedllm::sched::{FinishReason, StepPlan};
+use pagedllm::scheduler::{FinishReason, StepPlan};
 use workload::SHAREGPT;
 
 const VOCAB: usize = 1000;
@@ -32,7 +32,7 @@ struct Counting {
 }
 
 impl Runner for Counting {
-    fn submit(&mut self, plan: &StepPlan) -> Result<Ticket> {
+    fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep> {
         let rows = &plan.batch.logit_rows;
         self.logits = vec![0.0; rows.len() * VOCAB];
         for (&row, logits) in rows.iter().zip(self.logits.chunks_mut(VOCAB)) {
@@ -40,10 +40,10 @@ impl Runner for Counting {
         }
         self.rows.fetch_add(plan.batch.rows(), Ordering::Relaxed);
         self.clock.turn(self.step * self.slower.load(Ordering::Relaxed) as u32);
-        Ok(Ticket { logits: rows.len() })
+        Ok(InFlightStep { logits: rows.len() })
     }
 
-    fn wait(&mut self, _: Ticket) -> Result<&[f32]> {
+    fn wait(&mut self, _: InFlightStep) -> Result<&[f32]> {
         Ok(&self.logits)
     }
 }
@@ -404,7 +404,7 @@ fn a_turn_that_waits_is_expected_to_end_at_the_longest() {
     assert!(first() < most, "resumed without an end: {:?}", first());
     house.run();
     house.engine.rewind(kept, 12).unwrap();
-    house.engine.go_on(kept, GoOn { keep: true, ..GoOn::default() }).unwrap();
+    house.engine.continue_sequence(kept, Continue { keep: true, ..Continue::default() }).unwrap();
     assert!(first() < most, "gone on: {:?}", first());
     house.engine.fork(kept, 1, &Fork { at: Some(11), ..Fork::default() }).unwrap();
     assert!(first() < 2 * most, "and forked: {:?}", first());

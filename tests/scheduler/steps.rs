@@ -5,9 +5,9 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use crate::support::Random;
-use pagedllm::kv::{BlockManager, Chain, Paging};
+use pagedllm::kv::{BlockHash, BlockManager, Paging};
 use pagedllm::options::Preemption;
-use pagedllm::sched::{Arrival, Branching, Choice, Event, Scheduler, SchedulerOptions, StepPlan, Verdict};
+use pagedllm::scheduler::{Branching, Event, NewGroup, SampledToken, Scheduler, SchedulerOptions, StepPlan, TokenOutcome};
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
@@ -67,7 +67,7 @@ struct Request {
 
 impl Request {
     fn sequences(&self) -> std::ops::Range<u64> {
-        self.first..self.first + self.branching.width() as u64
+        self.first..self.first + self.branching.max_members() as u64
     }
 }
 
@@ -76,7 +76,7 @@ struct World {
     random: Random,
     requests: Vec<Request>,
     next: u64,
-    choices: Vec<Choice>,
+    choices: Vec<SampledToken>,
     events: Vec<Event>,
     /// Made by the scheduler, so far.
     allocations: usize,
@@ -85,7 +85,7 @@ struct World {
 impl World {
     fn new(preemption: Preemption) -> World {
         let options = SchedulerOptions { max_batch_tokens: 256, max_seqs: 32, prefill_chunk: 64, preemption };
-        let blocks = BlockManager::new(64, Paging::plain(BLOCK), true).unwrap().with_host(48).unwrap();
+        let blocks = BlockManager::new(64, Paging::without_windows(BLOCK), true).unwrap().with_host(48).unwrap();
         World {
             scheduler: Scheduler::new(options, blocks).unwrap(),
             random: Random(88_172_645_463_325_252),
@@ -111,12 +111,12 @@ impl World {
         let prompt: Vec<u32> = (0..1 + self.random.below(100)).map(|i| if i < 20 { 0 } else { self.random.below(3) as u32 }).collect();
         let (max_len, keep) = (prompt.len() + 1 + self.random.below(60), self.random.below(4) == 0);
         let keep = keep && !matches!(branching, Branching::Beams(_));
-        let arrival = Arrival { prompt, max_len, branching, priority: 0, keep, prompt_logits: false, root: Chain::default() };
-        let newcomer = arrival.prepare(&Paging::plain(BLOCK)).unwrap();
+        let arrival = NewGroup { prompt, max_len, branching, priority: 0, keep, prompt_logits: false, root: BlockHash::default() };
+        let newcomer = arrival.prepare(&Paging::without_windows(BLOCK)).unwrap();
         let first = self.next;
         // Lists of all that there are grow with their number. Nothing else does.
         self.scheduler.add(first, newcomer).unwrap();
-        self.next += branching.width() as u64;
+        self.next += branching.max_members() as u64;
         self.requests.push(Request { first, branching });
     }
 
@@ -136,19 +136,19 @@ impl World {
         let plan = match self.random.below(10) {
             0 => self.ask(|s| s.schedule_among(&some, ready)),
             _ => self.ask(|s| {
-                s.look_again();
+                s.recheck_paused();
                 s.schedule(ready)
             }),
         };
         let (out, back) = (self.random.below(50) > 0, self.random.below(50) > 0);
         match plan {
             Some(plan) if back => {
-                self.ask(|s| s.moved(out, back));
+                self.ask(|s| s.record_moves(out, back));
                 self.run(plan);
             }
             plan => self.ask(|s| {
                 plan.into_iter().for_each(|plan| s.rollback(plan));
-                s.moved(out, back);
+                s.record_moves(out, back);
             }),
         }
         self.scheduler.check();
@@ -189,8 +189,8 @@ impl World {
     fn choose(&mut self, parent: u64, children: std::ops::Range<u64>) {
         for child in children {
             let token = self.random.below(2) as u32;
-            let verdict = if self.random.below(40) == 0 { Verdict::Stop(token) } else { Verdict::Token(token) };
-            self.choices.push(Choice { parent, child, verdict });
+            let verdict = if self.random.below(40) == 0 { TokenOutcome::Stop(token) } else { TokenOutcome::Token(token) };
+            self.choices.push(SampledToken { parent, child, verdict });
         }
     }
 
@@ -201,7 +201,7 @@ impl World {
         let mut free = request.sequences().filter(|seq| !parents.contains(seq));
         for (i, &parent) in parents.iter().enumerate() {
             let child = if parents[..i].contains(&parent) { free.next().unwrap() } else { parent };
-            self.choices.push(Choice { parent, child, verdict: Verdict::Token(self.random.below(3) as u32) });
+            self.choices.push(SampledToken { parent, child, verdict: TokenOutcome::Token(self.random.below(3) as u32) });
         }
     }
 }

@@ -6,10 +6,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use pagedllm::engine::{Engine, Fork, GoOn, Output, Prompt, Queue, Request, Resume};
+use pagedllm::engine::{Continue, Engine, Fork, Output, Prompt, Queue, Request, Resume};
 use pagedllm::error::{Code, Error, Result};
 use pagedllm::options::{BeamParams, SamplingParams};
-use pagedllm::sched::FinishReason;
+use pagedllm::scheduler::FinishReason;
 
 use crate::support::Random;
 use crate::support::faulty::POISON;
@@ -212,7 +212,7 @@ impl<'a> Host<'a> {
         let Ok(info) = self.engine.sequence(seq) else { return };
         let keep = self.random.below(4) > 0;
         let result = match self.random.below(4) {
-            0 => self.engine.go_on(seq, GoOn { keep, queue: Some(&self.queue), ..GoOn::default() }),
+            0 => self.engine.continue_sequence(seq, Continue { keep, queue: Some(&self.queue), ..Continue::default() }),
             _ => {
                 let (sampling, deadline) = (self.sampling(), self.deadline());
                 self.engine.resume(seq, Resume { keep, deadline, queue: Some(&self.queue), ..Resume::new(sampling) })

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use counting::{live_bytes, resident_bytes, share_one_heap};
 use host::{Host, Tally};
 use pagedllm::backend::cpu::CpuBackend;
-use pagedllm::budget::{Budget, BudgetInfo};
+use pagedllm::budget::{BudgetInfo, MemoryBudget};
 use pagedllm::engine::journal::{Ending, JournalFile, Replay};
 use pagedllm::engine::{Engine, ModelInfo, ModelRunner, Runner};
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
@@ -88,7 +88,7 @@ fn device(model: &Path, blocks: usize) -> (ModelInfo, Box<dyn Runner>, Arc<Fault
 }
 
 /// Changes the budget until it is told to stop, and then gives all of it back.
-fn squeeze(budget: &Budget, stop: &AtomicBool) {
+fn squeeze(budget: &MemoryBudget, stop: &AtomicBool) {
     let mut random = Random(99);
     let most = budget.info().max_bytes;
     while !stop.load(SeqCst) {
@@ -124,7 +124,7 @@ fn slope(samples: &[(f64, f64)]) -> f64 {
 fn live(model: &Path, journal: &Path, time: Duration, seed: u64) -> (Tally, Vec<(f64, f64)>) {
     let mut random = Random(seed);
     let block_bytes = device(model, 1).0.memory.block_bytes;
-    let budget = Budget::new(BLOCKS as u64 * block_bytes, BLOCKS as u64 * block_bytes).unwrap();
+    let budget = MemoryBudget::new(BLOCKS as u64 * block_bytes, BLOCKS as u64 * block_bytes).unwrap();
     let engine = |place| {
         let (budget, journal_path) = (Some(budget.clone()), (place == 0).then(|| journal.into()));
         let options = EngineOptions { budget, journal_path, ..lots(place, &mut random) };
@@ -187,7 +187,7 @@ fn end(engine: &Engine) -> Tally {
 /// What the first engine wrote down is the same when it is run again.
 fn replay(model: &Path, journal: &Path) {
     let (info, runner, _) = device(model, BLOCKS);
-    let summary = Replay::over(JournalFile::open(journal).unwrap(), info, None, runner).unwrap().run().unwrap();
+    let summary = Replay::with_runner(JournalFile::open(journal).unwrap(), info, None, runner).unwrap().run().unwrap();
     assert_eq!((&summary.difference, &summary.ending), (&None, &Some(Ending::Closed)), "{summary:?}");
     assert!(summary.steps > 5 && summary.requests > 5, "{summary:?}");
 }

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::backend::{
-    Act, AttentionShape, Backend, ExpertOf, Extent, Glu, Heads, KvShape, MatrixOf, MlpOf, NormOf, PackedSource, Routing, RowSource, Strips,
-    Turn,
+    Act, AttentionShape, Backend, ExpertOf, Extent, Glu, Heads, KvShape, MatrixOf, MlpOf, NormOf, PackedSource, RotaryEmbedding, Routing,
+    RowSource, Strips,
 };
 use pagedllm::batch::{Batch, BlockCopy, BlockMove, Tail};
 use pagedllm::error::{Error, Result};
@@ -270,8 +270,8 @@ impl Backend for Faulty {
         fn add_norm(rows: usize, width: usize, scale: f32, y: &Buf, norm: NormOf<Buf>, x: &mut Buf, out: &mut Buf);
         fn norm_heads(rows: usize, heads: Heads, norm: NormOf<Buf>, x: &mut Buf);
         fn angles(inputs: &Inputs, frequencies: &Buf, amplitude: f32, out: &mut Buf);
-        fn rope(rows: usize, heads: Heads, turn: Turn<Buf>, x: &mut Buf);
-        fn store_kv(inputs: &Inputs, group: usize, shape: &AttentionShape, turn: Option<Turn<Buf>>, qkv: &mut Buf, kv: &mut Kv);
+        fn rope(rows: usize, heads: Heads, turn: RotaryEmbedding<Buf>, x: &mut Buf);
+        fn store_kv(inputs: &Inputs, group: usize, shape: &AttentionShape, turn: Option<RotaryEmbedding<Buf>>, qkv: &mut Buf, kv: &mut Kv);
         fn attention(inputs: &Inputs, group: usize, shape: &AttentionShape, sinks: Option<&Buf>, qkv: &Buf, kv: &Kv, out: &mut Buf);
         fn split_strips(rows: usize, strips: Strips, x: &Buf, out: &mut Buf);
         fn join_strips(rows: usize, strips: Strips, x: &Buf, out: &mut Buf);

@@ -61,7 +61,7 @@ pub fn model_info(vocab_size: usize, blocks: usize, max_model_len: usize, eos_to
         isa: None,
         threads: 1,
         memory,
-        paging: Paging::plain(8),
+        paging: Paging::without_windows(8),
         fingerprint: [0; 32],
         packed: Default::default(),
     }

@@ -2,7 +2,7 @@
 
 use super::Buf;
 use super::lanes::{self, Kernel, Lanes, load_some, store_some};
-use crate::backend::{Act, Glu, NormKind, NormOf, Pairs, Turn};
+use crate::backend::{Act, Glu, NormKind, NormOf, Pairs, RotaryEmbedding};
 
 // These are macros instead of functions with closures: a closure that is not inlined is compiled
 // without the CPU features of the path.
@@ -47,7 +47,7 @@ struct Scaling {
 
 impl Scaling {
     #[inline(always)]
-    unsafe fn of<L: Lanes>(kind: NormKind, eps: f32, x: &[f32]) -> Scaling {
+    unsafe fn for_row<L: Lanes>(kind: NormKind, eps: f32, x: &[f32]) -> Scaling {
         let width = x.len() as f32;
         // SAFETY: the caller guarantees the CPU features of `L`.
         unsafe {
@@ -74,7 +74,7 @@ pub struct Norm<'a> {
 }
 
 impl<'a> Norm<'a> {
-    pub fn of(NormOf { kind, eps, weight, bias }: NormOf<'a, Buf>, width: usize) -> Norm<'a> {
+    pub fn new(NormOf { kind, eps, weight, bias }: NormOf<'a, Buf>, width: usize) -> Norm<'a> {
         Norm { kind, eps, weight: &weight[..width], bias: bias.map(|bias| &bias[..width]) }
     }
 }
@@ -92,7 +92,7 @@ impl Kernel for NormRow<'_> {
         let (width, norm) = (self.x.len(), self.norm);
         // SAFETY: the caller guarantees the CPU features of `L`. Every slice has `width` elements.
         unsafe {
-            let Scaling { mean, factor, offset } = Scaling::of::<L>(norm.kind, norm.eps, self.x);
+            let Scaling { mean, factor, offset } = Scaling::for_row::<L>(norm.kind, norm.eps, self.x);
             for start in (0..width).step_by(L::N) {
                 let count = width - start;
                 let at = |slice: &[f32]| load_some::<L, f32>(slice.as_ptr().add(start), count);
@@ -119,7 +119,7 @@ impl Kernel for NormHead<'_> {
     unsafe fn run<L: Lanes>(self) {
         // SAFETY: the caller guarantees the CPU features of `L`.
         unsafe {
-            let Scaling { mean, factor, offset } = Scaling::of::<L>(self.norm.kind, self.norm.eps, self.x);
+            let Scaling { mean, factor, offset } = Scaling::for_row::<L>(self.norm.kind, self.norm.eps, self.x);
             for (x, weight) in self.x.iter_mut().zip(self.norm.weight) {
                 *x = (*x - mean) * factor * (weight + offset);
             }
@@ -273,14 +273,14 @@ impl Kernel for ScaleAndCap<'_> {
 pub struct TurnHeads<'a> {
     pub heads: &'a mut [f32], // [heads, dim]
     pub dim: usize,
-    pub turn: Turn<'a, Buf>,
+    pub turn: RotaryEmbedding<'a, Buf>,
     pub row: usize,
 }
 
 impl Kernel for TurnHeads<'_> {
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
-        let Turn { rotated, pairs, angles } = self.turn;
+        let RotaryEmbedding { rotated, pairs, angles } = self.turn;
         let angles = &angles[self.row * rotated..][..rotated];
         for head in self.heads.chunks_exact_mut(self.dim) {
             rotate(head, pairs, angles);

@@ -16,7 +16,7 @@ use super::matmul::Machine;
 use super::pool::Pool;
 use super::{Buf, Inputs, SendPtr};
 use crate::backend::e4m3::E4m3;
-use crate::backend::{AttentionShape, KvShape, Turn, Values};
+use crate::backend::{AttentionShape, KvShape, RotaryEmbedding, Values};
 use crate::batch::{BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
 use crate::options::KvDtype;
@@ -106,7 +106,7 @@ impl Kv {
 
     /// Returns the addresses of K and V of one head of a block.
     pub fn head<E: Cached>(&self, block: usize, head: usize) -> [Head<E>; 2] {
-        [&self.k, &self.v].map(|pages| Head::of(&self.shape, pages.bytes().as_ptr().cast_mut(), block, head))
+        [&self.k, &self.v].map(|pages| Head::at(&self.shape, pages.bytes().as_ptr().cast_mut(), block, head))
     }
 }
 
@@ -165,7 +165,7 @@ pub struct Head<E> {
 
 impl<E: Cached> Head<E> {
     #[inline(always)]
-    fn of(shape: &KvShape, pages: *mut u8, block: usize, head: usize) -> Head<E> {
+    fn at(shape: &KvShape, pages: *mut u8, block: usize, head: usize) -> Head<E> {
         let KvShape { block_size, kv_heads, head_dim, dtype, .. } = *shape;
         let numbers = pages.wrapping_add((block * kv_heads + head) * block_size * dtype.head_bytes(head_dim)).cast::<E>();
         // Aligned for f32, because a block has a multiple of 8 tokens.
@@ -317,7 +317,7 @@ pub struct StoreArgs<'a> {
     pub inputs: &'a Inputs,
     pub group: usize,
     pub shape: &'a AttentionShape,
-    pub turn: Option<Turn<'a, Buf>>,
+    pub turn: Option<RotaryEmbedding<'a, Buf>>,
 }
 
 /// Rotates the queries and keys of each row of `qkv`, and writes its K and V to the row's slot in
@@ -387,10 +387,10 @@ impl<E: Cached> Kernel for StoreRow<'_, E> {
         // slot.
         unsafe {
             for (head, numbers) in keys.chunks_exact(head_dim).enumerate() {
-                Head::<E>::of(kv, k.get(), block, head).write(numbers, token, |dim| E::key(token, dim, block_size));
+                Head::<E>::at(kv, k.get(), block, head).write(numbers, token, |dim| E::key(token, dim, block_size));
             }
             for (head, numbers) in values.chunks_exact(head_dim).enumerate() {
-                Head::<E>::of(kv, v.get(), block, head).write(numbers, token, |dim| E::value(token, dim, head_dim));
+                Head::<E>::at(kv, v.get(), block, head).write(numbers, token, |dim| E::value(token, dim, head_dim));
             }
         }
     }

@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use attention::{Scratch, Tile};
+use attention::{AttentionScratch, Tile};
 use elementwise::{Activate, Add, Gate, Norm, NormHead, NormRow, ScaleAndCap, TurnHeads};
 use host::Host;
 use kv::Kv;
@@ -27,8 +27,8 @@ use pool::Pool;
 use routes::Routes;
 
 use super::{
-    Act, Activation, AttentionShape, Backend, ExpertOf, Extent, Glu, Heads, KvShape, MatrixOf, MlpOf, NormOf, PackedSource, Routing,
-    RowSource, Strips, Turn, WithBias,
+    Act, Activation, AttentionShape, Backend, ExpertOf, Extent, Glu, Heads, KvShape, MatrixOf, MlpOf, NormOf, PackedSource,
+    RotaryEmbedding, Routing, RowSource, Strips, WithBias,
 };
 use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
@@ -45,7 +45,7 @@ const FLAT: usize = 4096;
 pub struct CpuBackend {
     isa: Isa,
     pool: Pool,
-    scratch: Vec<Mutex<Scratch>>, // [threads]
+    scratch: Vec<Mutex<AttentionScratch>>, // [threads]
     packed: Mutex<PackedRows>,
     matmuls: AtomicU64,
 }
@@ -101,7 +101,7 @@ impl CpuBackend {
             )));
         }
         let pool = pool()?;
-        let scratch = (0..pool.threads()).map(|_| Mutex::new(Scratch::empty())).collect();
+        let scratch = (0..pool.threads()).map(|_| Mutex::new(AttentionScratch::empty())).collect();
         Ok(CpuBackend { isa, pool, scratch, packed: Mutex::default(), matmuls: AtomicU64::new(0) })
     }
 
@@ -238,7 +238,7 @@ impl Backend for CpuBackend {
     }
 
     fn reserved_bytes(&self, shape: &AttentionShape) -> u64 {
-        Scratch::bytes(shape)
+        AttentionScratch::bytes(shape)
     }
 
     fn reserve_rows(&self, rows: usize, cols: usize) -> Result<()> {
@@ -260,7 +260,7 @@ impl Backend for CpuBackend {
     fn upload(&self, batch: &Batch, inputs: &mut Inputs) -> Result<Extent> {
         inputs.batch.copy_from(batch)?;
         attention::cut_tiles(batch, &mut inputs.tiles)?;
-        Ok(Extent::of(batch))
+        Ok(Extent::for_batch(batch))
     }
 
     fn read<'a>(&'a self, buf: &'a mut Buf, len: usize) -> Result<&'a [f32]> {
@@ -344,12 +344,12 @@ impl Backend for CpuBackend {
     }
 
     fn norm(&self, rows: usize, width: usize, norm: NormOf<Buf>, x: &Buf, out: &mut Buf) {
-        let norm = Norm::of(norm, width);
+        let norm = Norm::new(norm, width);
         self.rows(rows, width, out, |row, out| self.kernel(NormRow { norm, x: &x[row * width..][..width], out }));
     }
 
     fn add_norm(&self, rows: usize, width: usize, scale: f32, y: &Buf, norm: NormOf<Buf>, x: &mut Buf, out: &mut Buf) {
-        let norm = Norm::of(norm, width);
+        let norm = Norm::new(norm, width);
         let x = SendPtr(x[..rows * width].as_mut_ptr());
         self.rows(rows, width, out, |row, out| {
             // SAFETY: rows are disjoint and inside `x`, and each belongs to one task.
@@ -380,13 +380,21 @@ impl Backend for CpuBackend {
         });
     }
 
-    fn rope(&self, rows: usize, heads: Heads, turn: Turn<Buf>, x: &mut Buf) {
+    fn rope(&self, rows: usize, heads: Heads, turn: RotaryEmbedding<Buf>, x: &mut Buf) {
         self.rows(rows, heads.stride, x, |row, x| {
             self.kernel(TurnHeads { heads: &mut x[heads.first..][..heads.count * heads.dim], dim: heads.dim, turn, row });
         });
     }
 
-    fn store_kv(&self, inputs: &Inputs, group: usize, shape: &AttentionShape, turn: Option<Turn<Buf>>, qkv: &mut Buf, kv: &mut Kv) {
+    fn store_kv(
+        &self,
+        inputs: &Inputs,
+        group: usize,
+        shape: &AttentionShape,
+        turn: Option<RotaryEmbedding<Buf>>,
+        qkv: &mut Buf,
+        kv: &mut Kv,
+    ) {
         kv::store(self.machine(), kv::StoreArgs { inputs, group, shape, turn }, qkv, kv);
     }
 
@@ -445,7 +453,7 @@ impl Backend for CpuBackend {
     fn combine_routes(&self, routes: &Routes, width: usize, x: &Buf, out: &mut Buf) {
         self.rows(routes.rows(), width, out, |row, out| {
             out.fill(0.0);
-            for (route, scale) in routes.of(row) {
+            for (route, scale) in routes.for_row(row) {
                 self.kernel(Add { scale, x: &mut *out, y: &x[route * width..][..width] });
             }
         });

@@ -29,11 +29,11 @@ struct Shared {
     next_task: CachePadded<AtomicUsize>,
     /// Workers that have not finished the current kernel.
     busy: CachePadded<AtomicUsize>,
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
     wake: Condvar,
 }
 
-struct State {
+struct PoolState {
     job: Option<Job>,
     sleeping: usize,
     stop: bool,
@@ -72,7 +72,7 @@ impl Pool {
             epoch: CachePadded::new(AtomicU64::new(0)),
             next_task: CachePadded::new(AtomicUsize::new(0)),
             busy: CachePadded::new(AtomicUsize::new(0)),
-            state: Mutex::new(State { job: None, sleeping: 0, stop: false, panic: None }),
+            state: Mutex::new(PoolState { job: None, sleeping: 0, stop: false, panic: None }),
             wake: Condvar::new(),
         });
         let mut pool = Pool { shared, workers: Vec::new(), running: Mutex::new(()) };

@@ -94,7 +94,7 @@ impl Routes {
     }
 
     /// Returns the routes of a row with their weights, by descending score.
-    pub fn of(&self, row: usize) -> impl Iterator<Item = (usize, f32)> {
+    pub fn for_row(&self, row: usize) -> impl Iterator<Item = (usize, f32)> {
         self.choices[row * self.top_k..][..self.top_k].iter().map(|choice| (choice.route as usize, choice.weight))
     }
 
@@ -213,7 +213,9 @@ mod tests {
         // Row 1 has two equal logits: the lower index comes first.
         assert_eq!(to, [vec![1], vec![0, 1, 2], vec![0, 2]]);
         let experts: Vec<Vec<usize>> = (0..3)
-            .map(|row| routes.of(row).map(|(route, _)| (0..3).position(|expert| routes.to(expert).contains(&route)).unwrap()).collect())
+            .map(|row| {
+                routes.for_row(row).map(|(route, _)| (0..3).position(|expert| routes.to(expert).contains(&route)).unwrap()).collect()
+            })
             .collect();
         assert_eq!(experts, [vec![1, 2], vec![0, 1], vec![1, 2]]);
     }
@@ -224,7 +226,7 @@ mod tests {
         let sum = |experts: &[usize]| experts.iter().map(|&e| (logits[e] as f64).exp()).sum::<f64>();
         for (normalized, over) in [(false, &[0, 1, 2, 3][..]), (true, &[2, 3])] {
             let routes = routes(1, Routing::softmax(4, 2, normalized), &logits);
-            let weights: Vec<f64> = routes.of(0).map(|(_, weight)| weight as f64).collect();
+            let weights: Vec<f64> = routes.for_row(0).map(|(_, weight)| weight as f64).collect();
             for (weight, expert) in weights.iter().zip([2, 3]) {
                 assert!((weight - (logits[expert] as f64).exp() / sum(over)).abs() < 1e-6, "{weights:?}");
             }
@@ -243,7 +245,7 @@ mod tests {
         let mut routes = Routes::new(1, routing).unwrap();
         let mut chosen = |correction: &[f32]| -> Vec<(usize, f32)> {
             routes.choose(&pool, 1, routing, Some(correction), &logits);
-            routes.of(0).map(|(route, weight)| ((0..6).find(|&expert| routes.to(expert).contains(&route)).unwrap(), weight)).collect()
+            routes.for_row(0).map(|(route, weight)| ((0..6).find(|&expert| routes.to(expert).contains(&route)).unwrap(), weight)).collect()
         };
         let weights =
             |experts: [usize; 2]| experts.map(|e| 2.5 * sigmoid(logits[e]) / (sigmoid(logits[experts[0]]) + sigmoid(logits[experts[1]])));
@@ -259,6 +261,6 @@ mod tests {
     #[test]
     fn logits_that_are_no_numbers_still_name_experts() {
         let routes = routes(1, Routing::softmax(3, 2, true), &[f32::NAN; 3]);
-        assert!(routes.of(0).all(|(route, weight)| route < 2 && weight.is_nan()));
+        assert!(routes.for_row(0).all(|(route, weight)| route < 2 && weight.is_nan()));
     }
 }

@@ -877,7 +877,12 @@ fn rope_turns_the_rotated_dimensions_of_each_head_by_position() {
         for (pairs, first, second) in [(Pairs::Halves, [0, 1], [2, 3]), (Pairs::Neighbours, [0, 2], [1, 3])] {
             let mut out = buf(&backend, &x);
             // Two heads of 6 dimensions, of which 4 are rotated, and 6 other columns.
-            backend.rope(2, Heads { first: 0, count: 2, dim: 6, stride: 18 }, Turn { rotated: 4, pairs, angles: &angles }, &mut out);
+            backend.rope(
+                2,
+                Heads { first: 0, count: 2, dim: 6, stride: 18 },
+                RotaryEmbedding { rotated: 4, pairs, angles: &angles },
+                &mut out,
+            );
             assert_eq!(out[..18], x[..18], "position 0 does not turn");
             for head in [18, 24] {
                 for (i, frequency) in frequencies.iter().enumerate() {
@@ -946,7 +951,7 @@ fn queries_and_keys_turn_on_their_way_to_the_cache() {
         let (shape, rows) = (Cached::SHAPE, 5);
         let qkv = numbers(rows * shape.qkv_width(), 8);
         let angles = buf(&backend, &numbers(rows * 6, 9));
-        let turn = Turn { rotated: 6, pairs: Pairs::Halves, angles: &angles };
+        let turn = RotaryEmbedding { rotated: 6, pairs: Pairs::Halves, angles: &angles };
         let mut turned = buf(&backend, &qkv);
         let heads = Heads { first: 0, count: shape.heads + shape.kv_heads, dim: shape.head_dim, stride: shape.qkv_width() };
         backend.rope(rows, heads, turn, &mut turned);

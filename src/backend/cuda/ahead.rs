@@ -11,7 +11,7 @@ use super::device::{Address, Device, Shape, launch};
 use super::graphs::decodes;
 use super::inputs::{Inputs, rounded_up};
 use crate::backend::BatchSize;
-use crate::batch::draws::{Drawn, Outcome};
+use crate::batch::device_sampling::{DeviceSample, SampleStatus};
 use crate::batch::{Batch, NOWHERE};
 use crate::error::Result;
 
@@ -19,7 +19,7 @@ use crate::error::Result;
 const THREADS: u32 = 256;
 
 #[derive(Default)]
-pub struct Ahead {
+pub struct NextStep {
     /// The last batch, if it predicts its successor. Once the successor is in flight: the
     /// successor.
     batch: Batch,
@@ -48,7 +48,7 @@ pub struct Places {
     longest: Address,
 }
 
-impl Ahead {
+impl NextStep {
     /// Reserves memory for the largest batch with a prediction.
     pub fn reserve(&mut self, most: &BatchSize) -> Result<()> {
         self.batch.reserve(most.logits, most.sequences, most.places, most.groups)?;
@@ -115,10 +115,10 @@ impl Ahead {
     }
 
     /// Records that the next step is in flight with these tokens.
-    pub fn went_on(&mut self, drawn: &[Drawn]) {
+    pub fn went_on(&mut self, drawn: &[DeviceSample]) {
         let Batch { tokens, positions, slots, next_slots, .. } = &mut self.batch;
         for ((token, position), drawn) in tokens.iter_mut().zip(positions).zip(drawn) {
-            *token = if drawn.outcome == Outcome::TOKEN { drawn.token } else { 0 };
+            *token = if drawn.outcome == SampleStatus::TOKEN { drawn.token } else { 0 };
             *position += 1;
         }
         std::mem::swap(slots, next_slots);
@@ -131,7 +131,7 @@ impl Ahead {
 
     /// Looks up each row of the batch in the step in flight, in order.
     fn find_rows(&mut self, batch: &Batch) -> bool {
-        let Ahead { batch: ours, rows, .. } = self;
+        let NextStep { batch: ours, rows, .. } = self;
         if !decodes(batch) || batch.groups() != ours.groups() || rows.try_reserve(batch.rows()).is_err() {
             return false;
         }
@@ -172,7 +172,7 @@ fn continues(before: &[u32], now: &[u32], groups: usize) -> bool {
 mod tests {
     use super::*;
     use crate::batch::Span;
-    use crate::batch::draws::MOST_TOPS;
+    use crate::batch::device_sampling::MOST_TOPS;
 
     /// Creates rows of sequences with blocks of 4 tokens at these positions. The blocks of sequence
     /// 1 are 10, 11, ..., those of sequence 2 are 20, 21, ...
@@ -191,14 +191,14 @@ mod tests {
         batch
     }
 
-    fn drawn(token: u32) -> Drawn {
-        Drawn { outcome: Outcome::TOKEN, token, logit: 0.0, greatest: 0.0, powers: 0, tops: [Default::default(); MOST_TOPS] }
+    fn drawn(token: u32) -> DeviceSample {
+        DeviceSample { outcome: SampleStatus::TOKEN, token, logit: 0.0, greatest: 0.0, powers: 0, tops: [Default::default(); MOST_TOPS] }
     }
 
     /// Returns the state after sequences 1, 2 and 3 at positions 3, 7 and 5 have sampled the tokens
     /// that `batch` has next.
-    fn ahead() -> Ahead {
-        let mut ahead = Ahead { batch: batch(&[(1, 3), (2, 7), (3, 5)]), ..Ahead::default() };
+    fn ahead() -> NextStep {
+        let mut ahead = NextStep { batch: batch(&[(1, 3), (2, 7), (3, 5)]), ..NextStep::default() };
         ahead.went_on(&[drawn(104), drawn(208), drawn(306)]);
         ahead
     }

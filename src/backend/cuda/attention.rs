@@ -1,7 +1,7 @@
 //! Selection of attention kernels, and the number of splits.
 
 use super::device::{Address, Device, Memory, Shape, launch};
-use super::inputs::{DECODE_TILE, Inputs, PREFILL_TILE, Part};
+use super::inputs::{DECODE_TILE, InputRange, Inputs, PREFILL_TILE};
 use super::kernels::TensorAttention;
 use super::kv::Kv;
 use super::{Buf, address_of};
@@ -89,7 +89,7 @@ impl Args<'_> {
     }
 
     /// Sequences with more than one row, or all sequences.
-    fn prefill(&self, device: &Device, TensorAttention { prefill, .. }: TensorAttention, tiles: Part) {
+    fn prefill(&self, device: &Device, TensorAttention { prefill, .. }: TensorAttention, tiles: InputRange) {
         let shared = prefill_shared(self.kv.shape.dtype, self.shape.head_dim);
         let shape = Shape { shared, ..self.shape_of(tiles, 1, THREADS) };
         attend!(self, device, prefill, shape, tiles, [], []);
@@ -97,7 +97,7 @@ impl Args<'_> {
 
     /// Sequences with one row. If they are too few to occupy the device, each is split, and the
     /// parts are merged.
-    fn decode(&self, device: &Device, TensorAttention { decode, .. }: TensorAttention, tiles: Part, partial: &Memory) {
+    fn decode(&self, device: &Device, TensorAttention { decode, .. }: TensorAttention, tiles: InputRange, partial: &Memory) {
         let splits = self.splits(device, tiles);
         let (head_dim, longest) = (self.shape.head_dim, self.inputs.address(self.inputs.longest));
         let shape =
@@ -108,7 +108,7 @@ impl Args<'_> {
         }
     }
 
-    fn merge(&self, device: &Device, tiles: Part, splits: u32, partial: &Memory) {
+    fn merge(&self, device: &Device, tiles: InputRange, splits: u32, partial: &Memory) {
         let shape = self.shape_of(tiles, heads_per_kv(self.shape).min(DECODE_TILE), THREADS);
         let (heads, kv_heads, dim) = (self.shape.heads as u32, self.shape.kv_heads as u32, self.shape.head_dim as u32);
         let (tiles, longest) = (self.inputs.address(tiles), self.inputs.address(self.inputs.longest));
@@ -117,7 +117,7 @@ impl Args<'_> {
     }
 
     /// Heads of any width, and K and V of any type.
-    fn plain(&self, device: &Device, tiles: Part) {
+    fn plain(&self, device: &Device, tiles: InputRange) {
         let (head_dim, value_dim) = (self.shape.head_dim as u32, self.shape.value_dim() as u32);
         let sharing = (wave(device) / (tiles.count * self.shape.kv_heads as u32).max(1)).clamp(1, PREFILL_TILE);
         let shape = self.shape_of(tiles, sharing, THREADS);
@@ -125,13 +125,13 @@ impl Args<'_> {
     }
 
     /// Returns a grid of tiles, KV heads and `more`.
-    fn shape_of(&self, tiles: Part, more: u32, threads: u32) -> Shape {
+    fn shape_of(&self, tiles: InputRange, more: u32, threads: u32) -> Shape {
         Shape::new((tiles.count, self.shape.kv_heads as u32, more), threads)
     }
 
     /// Returns the number of splits per sequence that occupies the device. Kernels use fewer for
     /// short sequences.
-    fn splits(&self, device: &Device, tiles: Part) -> u32 {
+    fn splits(&self, device: &Device, tiles: InputRange) -> u32 {
         let blocks = (tiles.count * self.shape.kv_heads as u32).max(1);
         (wave(device) / blocks).max(1)
     }

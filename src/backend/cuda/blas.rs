@@ -35,17 +35,17 @@ type Called<T> = std::result::Result<T, CublasError>;
 pub struct Blas {
     context: Arc<Context>,
     handle: sys::cublasLtHandle_t,
-    room: Mutex<Room>,
+    room: Mutex<Workspace>,
 }
 
 #[derive(Default)]
-struct Room {
+struct Workspace {
     workspace: Option<Memory>,
     /// Rows in the storage type of the matrix, as input of a product. In fp8, they are followed by
     /// their scales.
     rounded: Option<Memory>,
     /// Algorithms by kind of product. None: cuBLASLt does not support it.
-    ways: HashMap<Kind, Option<Way>>,
+    ways: HashMap<Kind, Option<Algorithm>>,
 }
 
 // SAFETY: the cuBLASLt documentation permits concurrent use of a handle. Descriptors are used only
@@ -64,7 +64,7 @@ struct Kind {
     bias: bool,
 }
 
-struct Way {
+struct Algorithm {
     operation: Operation,
     layouts: Layouts,
     algorithm: sys::cublasLtMatmulAlgo_t,
@@ -108,7 +108,7 @@ impl Blas {
     pub fn multiply(&self, device: &Device, product: Product) -> bool {
         let Product { rows, x, w, .. } = product;
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
-        let Room { workspace: Some(workspace), rounded: Some(rounded), ways } = &mut *room else { return false };
+        let Workspace { workspace: Some(workspace), rounded: Some(rounded), ways } = &mut *room else { return false };
         if !device.takes_ops() {
             return true;
         }
@@ -130,12 +130,12 @@ impl Blas {
 
     /// Selects an algorithm for this kind of product: with scales in the epilogue if supported, for
     /// fp8.
-    fn find(&self, product: &Product) -> Called<Way> {
+    fn find(&self, product: &Product) -> Called<Algorithm> {
         let find = |scales| {
             let (operation, layouts) = (Operation::new(product.epilogue_bias() != Address::NULL, scales)?, Layouts::new(product)?);
             operation.point(product)?;
             let algorithm = self.algorithm(&operation, &layouts)?;
-            Ok(Way { operation, layouts, algorithm })
+            Ok(Algorithm { operation, layouts, algorithm })
         };
         match product.w.stored {
             Stored::As(_) => find(false),
@@ -146,9 +146,9 @@ impl Blas {
     /// Queues the product. cuBLASLt stores matrices by column, so our row-major matrices are its
     /// transposed ones: it computes transposed(out) = transposed(w) * x, with w transposed once
     /// more.
-    fn queue(&self, device: &Device, product: &Product, workspace: &Memory, way: &Way) -> Called<()> {
+    fn queue(&self, device: &Device, product: &Product, workspace: &Memory, way: &Algorithm) -> Called<()> {
         let &Product { rows, x, w, out, .. } = product;
-        let Way { operation, layouts, algorithm } = way;
+        let Algorithm { operation, layouts, algorithm } = way;
         operation.point(product)?;
         layouts.set_rows(rows)?;
         let (one, zero) = (1.0f32, 0.0f32);

@@ -159,7 +159,7 @@ impl Drop for Graph {
 
 /// The first error that has not been reported.
 #[derive(Default)]
-struct Trouble {
+struct DeviceError {
     first: Option<Error>,
     /// True if the context is unusable.
     lost: bool,
@@ -169,7 +169,7 @@ pub struct Device {
     context: Arc<Context>,
     pub kernels: Kernels,
     pub multiprocessors: u32,
-    trouble: Mutex<Trouble>,
+    trouble: Mutex<DeviceError>,
     /// True if ops are skipped instead of queued.
     skips: AtomicBool,
 }
@@ -430,7 +430,7 @@ impl Device {
         )
     }
 
-    fn trouble(&self) -> MutexGuard<'_, Trouble> {
+    fn trouble(&self) -> MutexGuard<'_, DeviceError> {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -448,7 +448,7 @@ impl Device {
         let Err(e) = result else { return };
         let mut trouble = self.trouble();
         match (trouble.lost, is_sticky(e.0)) {
-            (false, true) => *trouble = Trouble { first: Some(lost(what, e)), lost: true },
+            (false, true) => *trouble = DeviceError { first: Some(lost(what, e)), lost: true },
             _ => drop(trouble.first.get_or_insert_with(|| failed(what, e))),
         }
     }

@@ -5,7 +5,7 @@
 use super::Buf;
 use super::context::{Event, Stream};
 use super::device::{Address, Device, Memory, Pinned, Shape, launch};
-use crate::batch::draws::{Draw, DrawLimits, Drawn, Draws, Edit};
+use crate::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits, LogitEdit, SamplingRow};
 use crate::error::{Error, Result};
 
 /// Block size of the kernel in `kernels/draw.cu`.
@@ -28,9 +28,9 @@ pub struct Drawing {
 /// pattern.
 unsafe trait Numbers: Copy {}
 // SAFETY: 32-bit numbers without padding.
-unsafe impl Numbers for Draw {}
+unsafe impl Numbers for SamplingRow {}
 // SAFETY: 32-bit numbers without padding.
-unsafe impl Numbers for Edit {}
+unsafe impl Numbers for LogitEdit {}
 // SAFETY: a 32-bit number.
 unsafe impl Numbers for u32 {}
 
@@ -39,13 +39,13 @@ fn bytes_of<T: Numbers>(numbers: &[T]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
 }
 
-fn asked_bytes(DrawLimits { draws, edits, mask }: DrawLimits) -> usize {
-    draws * size_of::<Draw>() + edits * size_of::<Edit>() + mask * size_of::<u32>()
+fn asked_bytes(DeviceSamplingLimits { draws, edits, mask }: DeviceSamplingLimits) -> usize {
+    draws * size_of::<SamplingRow>() + edits * size_of::<LogitEdit>() + mask * size_of::<u32>()
 }
 
 impl Drawing {
-    pub fn new(device: &Device, limits: DrawLimits) -> Result<Drawing> {
-        let (asked, drawn) = (asked_bytes(limits), limits.draws * size_of::<Drawn>());
+    pub fn new(device: &Device, limits: DeviceSamplingLimits) -> Result<Drawing> {
+        let (asked, drawn) = (asked_bytes(limits), limits.draws * size_of::<DeviceSample>());
         Ok(Drawing {
             asked: device.memory(asked as u64)?,
             staging: device.pinned(asked, REMEDY)?,
@@ -56,8 +56,8 @@ impl Drawing {
     }
 
     /// Returns the bytes on the device.
-    pub fn bytes(limits: DrawLimits) -> u64 {
-        (asked_bytes(limits) + limits.draws * size_of::<Drawn>()) as u64
+    pub fn bytes(limits: DeviceSamplingLimits) -> u64 {
+        (asked_bytes(limits) + limits.draws * size_of::<DeviceSample>()) as u64
     }
 
     /// Samples from rows of `logits`; `row` maps a row of the batch to its row on the device.
@@ -68,11 +68,11 @@ impl Drawing {
         device: &Device,
         vocab: usize,
         logits: &Buf,
-        asked: &Draws,
+        asked: &DeviceSampling,
         row: impl Fn(usize) -> usize,
         go_on: impl FnOnce(Address),
-    ) -> Result<&[Drawn]> {
-        let bytes = asked.draws.len() * size_of::<Drawn>();
+    ) -> Result<&[DeviceSample]> {
+        let bytes = asked.draws.len() * size_of::<DeviceSample>();
         if bytes > self.read.bytes().len() {
             return Err(no_room(bytes));
         }
@@ -97,7 +97,12 @@ impl Drawing {
 
     /// Queues the copy of draws, edits and masks, one after the other. Returns their addresses on
     /// the device.
-    fn stage(&mut self, device: &Device, Draws { draws, edits, masks }: &Draws, row: impl Fn(usize) -> usize) -> Result<[Address; 3]> {
+    fn stage(
+        &mut self,
+        device: &Device,
+        DeviceSampling { draws, edits, masks }: &DeviceSampling,
+        row: impl Fn(usize) -> usize,
+    ) -> Result<[Address; 3]> {
         let mut end = 0;
         let mut push = |bytes: &[u8]| {
             let room = self.staging.bytes_mut().get_mut(end..end + bytes.len()).ok_or_else(|| no_room(bytes.len()))?;
@@ -106,7 +111,7 @@ impl Drawing {
             Ok::<(), Error>(())
         };
         for draw in draws {
-            push(bytes_of(&[Draw { row: row(draw.row as usize) as u32, ..*draw }]))?;
+            push(bytes_of(&[SamplingRow { row: row(draw.row as usize) as u32, ..*draw }]))?;
         }
         push(bytes_of(edits))?;
         push(bytes_of(masks))?;

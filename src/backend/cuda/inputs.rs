@@ -14,7 +14,7 @@ const TILE_NUMBERS: usize = 4;
 
 /// A part of the batch: its offset in numbers and its count of elements.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Part {
+pub struct InputRange {
     first: usize,
     pub count: u32,
 }
@@ -24,11 +24,11 @@ pub struct Part {
 pub struct Tiles {
     heads_per_kv: u32,
     /// Sequences with more than one row in the batch.
-    pub prefill: Part,
+    pub prefill: InputRange,
     /// Sequences with one row.
-    pub decode: Part,
+    pub decode: InputRange,
     /// All sequences, in prefill tiles.
-    pub all: Part,
+    pub all: InputRange,
 }
 
 #[derive(Default)]
@@ -41,16 +41,16 @@ pub struct Inputs {
     len: usize,
     pub rows: u32,
     pub groups: u32,
-    pub tokens: Part,
-    pub positions: Part,
-    pub slots: Part,
+    pub tokens: InputRange,
+    pub positions: InputRange,
+    pub slots: InputRange,
     /// Filled only in steps with a captured graph.
-    pub next_slots: Part,
-    pub tables: Part,
-    pub logit_rows: Part,
+    pub next_slots: InputRange,
+    pub tables: InputRange,
+    pub logit_rows: InputRange,
     pub tiles: Vec<Tiles>,
     /// One number: the context length of the longest sequence with one row, rounded up.
-    pub longest: Part,
+    pub longest: InputRange,
 }
 
 impl Inputs {
@@ -61,7 +61,7 @@ impl Inputs {
         if let Some(sent) = &self.sent {
             device.wait_for(sent)?; // the previous contents have been copied
         }
-        let (of, extent) = (Extent::of(batch), made(batch, kept));
+        let (of, extent) = (Extent::for_batch(batch), made(batch, kept));
         let (missing, groups) = (extent.rows - of.rows, batch.groups());
         self.len = 0;
         (self.rows, self.groups) = (extent.rows as u32, groups as u32);
@@ -97,7 +97,7 @@ impl Inputs {
     }
 
     /// Returns the address of a part on the device.
-    pub fn address(&self, part: Part) -> Address {
+    pub fn address(&self, part: InputRange) -> Address {
         self.memory.as_ref().map_or(Address::NULL, |memory| memory.address().at((part.first * size_of::<u32>()) as u64))
     }
 
@@ -131,8 +131,8 @@ impl Inputs {
     }
 
     /// Appends numbers, and then `more` times the number `each`.
-    fn push(&mut self, numbers: &[u32], more: usize, each: u32) -> Part {
-        let part = Part { first: self.len, count: (numbers.len() + more) as u32 };
+    fn push(&mut self, numbers: &[u32], more: usize, each: u32) -> InputRange {
+        let part = InputRange { first: self.len, count: (numbers.len() + more) as u32 };
         numbers.iter().for_each(|&number| self.push_number(number));
         (0..more).for_each(|_| self.push_number(each));
         part
@@ -140,9 +140,9 @@ impl Inputs {
 
     /// Appends tiles: (first row, rows, block table, first query) of a sequence's part of the
     /// batch. Tiles of padding rows have no rows.
-    fn push_tiles<'a>(&mut self, spans: impl Iterator<Item = &'a Span>, heads_per_kv: u32, queries: u32, missing: usize) -> Part {
+    fn push_tiles<'a>(&mut self, spans: impl Iterator<Item = &'a Span>, heads_per_kv: u32, queries: u32, missing: usize) -> InputRange {
         self.len = self.len.next_multiple_of(TILE_NUMBERS);
-        let mut part = Part { first: self.len, count: 0 };
+        let mut part = InputRange { first: self.len, count: 0 };
         for span in spans {
             for first_query in (0..span.rows * heads_per_kv).step_by(queries as usize) {
                 [span.first_row, span.rows, span.table, first_query].into_iter().for_each(|number| self.push_number(number));
@@ -165,7 +165,7 @@ impl Inputs {
 
 /// Returns the extent of a batch, padded to `kept` rows.
 fn made(batch: &Batch, kept: Option<usize>) -> Extent {
-    kept.map_or(Extent::of(batch), |rows| Extent { rows, logits: rows })
+    kept.map_or(Extent::for_batch(batch), |rows| Extent { rows, logits: rows })
 }
 
 /// Returns the longest context of decode, rounded up so that it rarely changes: the division of

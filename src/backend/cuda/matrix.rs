@@ -21,7 +21,7 @@ pub enum Stored {
 }
 
 impl Stored {
-    fn of(format: WeightFormat) -> Result<Stored> {
+    fn for_format(format: WeightFormat) -> Result<Stored> {
         match format {
             WeightFormat::F32 => Ok(Stored::As(Dtype::F32)),
             WeightFormat::F16 => Ok(Stored::As(Dtype::F16)),
@@ -58,12 +58,12 @@ pub struct Matrix {
 impl Matrix {
     pub fn bytes(rows: usize, cols: usize, format: WeightFormat) -> u64 {
         // Loading reports formats that cannot be stored.
-        Stored::of(format).map_or(0, |stored| rows as u64 * (stored.row_bytes(cols) + stored.scale_bytes()) as u64)
+        Stored::for_format(format).map_or(0, |stored| rows as u64 * (stored.row_bytes(cols) + stored.scale_bytes()) as u64)
     }
 
     /// Reads rows of `dtype` and stores them in `format`.
     pub fn load(device: &Device, rows: usize, cols: usize, dtype: Dtype, format: WeightFormat, source: RowSource) -> Result<Matrix> {
-        let stored = Stored::of(format)?;
+        let stored = Stored::for_format(format)?;
         let matrix = Matrix { rows, cols, stored, memory: device.memory(Self::bytes(rows, cols, format))? };
         let (row, padded) = (cols * dtype.bytes(), stored.row_bytes(cols));
         let piece = (LOAD_BYTES / row.max(1)).clamp(1, rows.max(1));

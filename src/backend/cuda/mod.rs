@@ -23,21 +23,21 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use ahead::Ahead;
+use ahead::NextStep;
 use blas::Blas;
 use device::{Address, Device, Function, Memory, Pinned, Shape, launch};
 use drawing::Drawing;
 use graphs::Graphs;
-use inputs::{Inputs, Part};
+use inputs::{InputRange, Inputs};
 use kv::{Host, Kv, MoveList};
 use matrix::{Matrix, Stored};
 use routes::Routes;
 
 use super::{
     Act, AttentionShape, Backend, BatchSize, ExpertOf, Extent, Glu, Heads, InputLimits, KvShape, MatrixOf, NormKind, NormOf, PackedSource,
-    Pairs, Routing, RowSource, Strips, Turn, Values,
+    Pairs, RotaryEmbedding, Routing, RowSource, Strips, Values,
 };
-use crate::batch::draws::{DrawLimits, Drawn, Draws};
+use crate::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits};
 use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
 use crate::options::{Dtype, WeightFormat};
@@ -71,7 +71,7 @@ pub struct CudaBackend {
 #[derive(Default)]
 struct Steps {
     graphs: Graphs,
-    ahead: Ahead,
+    ahead: NextStep,
 }
 
 /// f32 numbers on the device.
@@ -216,7 +216,15 @@ impl CudaBackend {
 
     /// Launches products of rows in parts, each with its own matrix: `each` rows per part or, with
     /// `starts`, about `each`.
-    fn product(&self, Rows { each, most, parts }: Rows, x: &Buf, first: &Matrix, lists: Lists, bias: Option<&Buf>, out: &mut Buf) {
+    fn product(
+        &self,
+        RowCounts { each, most, parts }: RowCounts,
+        x: &Buf,
+        first: &Matrix,
+        lists: Lists,
+        bias: Option<&Buf>,
+        out: &mut Buf,
+    ) {
         let (function, shape) = first.product(&self.device.kernels, each, most, parts);
         let Lists { matrices, biases, starts } = lists;
         let (rows, outs, cols) = (most as u32, first.rows as u32, first.cols as u32);
@@ -283,15 +291,15 @@ fn grow<'a>(device: &Device, memory: &'a mut Option<Memory>, bytes: u64) -> Resu
 }
 
 /// The rows of products in parts: the expected and the maximum number per part.
-struct Rows {
+struct RowCounts {
     each: usize,
     most: usize,
     parts: usize,
 }
 
-impl Rows {
-    fn alike(rows: usize, parts: usize) -> Rows {
-        Rows { each: rows, most: rows, parts }
+impl RowCounts {
+    fn alike(rows: usize, parts: usize) -> RowCounts {
+        RowCounts { each: rows, most: rows, parts }
     }
 }
 
@@ -444,11 +452,11 @@ impl Backend for CudaBackend {
         Inputs::bytes(limits.most, &limits.heads_per_kv) as u64
     }
 
-    fn drawing(&self, limits: DrawLimits) -> Result<Option<Drawing>> {
+    fn drawing(&self, limits: DeviceSamplingLimits) -> Result<Option<Drawing>> {
         Drawing::new(&self.device, limits).map(Some)
     }
 
-    fn drawing_bytes(&self, limits: DrawLimits) -> u64 {
+    fn drawing_bytes(&self, limits: DeviceSamplingLimits) -> u64 {
         Drawing::bytes(limits)
     }
 
@@ -519,7 +527,7 @@ impl Backend for CudaBackend {
         self.read_runs(buf, rows * width, runs.flat_map(|run| steps.ahead.runs(run)).map(numbers))
     }
 
-    fn draw<'a>(&'a self, drawing: &'a mut Drawing, vocab: usize, logits: &mut Buf, draws: &Draws) -> Result<&'a [Drawn]> {
+    fn draw<'a>(&'a self, drawing: &'a mut Drawing, vocab: usize, logits: &mut Buf, draws: &DeviceSampling) -> Result<&'a [DeviceSample]> {
         self.begin();
         let mut steps = self.steps();
         let Steps { graphs, ahead } = &mut *steps;
@@ -603,7 +611,7 @@ impl Backend for CudaBackend {
         let product = blas::Product { rows, x: x.address(), w, bias: address_of(bias), out: out.address() };
         let many = rows > MANY_ROWS && w.stored != Stored::As(Dtype::F32);
         if !many || !self.blas.as_ref().is_some_and(|blas| blas.multiply(&self.device, product)) {
-            self.product(Rows::alike(rows, 1), x, w, Lists::NONE, bias, out);
+            self.product(RowCounts::alike(rows, 1), x, w, Lists::NONE, bias, out);
         }
     }
 
@@ -639,14 +647,22 @@ impl Backend for CudaBackend {
         launch!(self.device, self.device.kernels.angles, shape, out.address(), positions, frequencies.address(), count, amplitude);
     }
 
-    fn rope(&self, rows: usize, heads: Heads, turn: Turn<Buf>, x: &mut Buf) {
+    fn rope(&self, rows: usize, heads: Heads, turn: RotaryEmbedding<Buf>, x: &mut Buf) {
         let shape = Shape::new((rows as u32, heads.count as u32, 1), WARP as u32);
         let (first, dim, stride) = (heads.first as u32, heads.dim as u32, heads.stride as u32);
         let (angles, rotated, pairs) = (turn.angles.address(), turn.rotated as u32, pairs_number(turn.pairs));
         launch!(self.device, self.device.kernels.rope, shape, x.address(), angles, first, dim, stride, rotated, pairs);
     }
 
-    fn store_kv(&self, inputs: &Inputs, group: usize, shape: &AttentionShape, turn: Option<Turn<Buf>>, qkv: &mut Buf, kv: &mut Kv) {
+    fn store_kv(
+        &self,
+        inputs: &Inputs,
+        group: usize,
+        shape: &AttentionShape,
+        turn: Option<RotaryEmbedding<Buf>>,
+        qkv: &mut Buf,
+        kv: &mut Kv,
+    ) {
         let KvShape { block_size, dtype, .. } = kv.shape;
         let own = shape.values == Values::Own;
         let (heads, halves) = (if own { shape.heads } else { 0 }, kv::halves(&kv.shape));
@@ -700,7 +716,7 @@ impl Backend for CudaBackend {
     fn matmul_strips(&self, rows: usize, count: usize, x: &Buf, matrix: MatrixOf<Matrix>, out: &mut Buf) {
         let first = matrix(0);
         let matrices = self.list(Key::Matrices(first.address()), (0..count).map(|strip| matrix(strip).address().0));
-        self.product(Rows::alike(rows, count), x, first, Lists { matrices, ..Lists::NONE }, None, out);
+        self.product(RowCounts::alike(rows, count), x, first, Lists { matrices, ..Lists::NONE }, None, out);
     }
 
     fn activate(&self, len: usize, act: Act, x: &mut Buf) {
@@ -732,7 +748,7 @@ impl Backend for CudaBackend {
             .map_or(Address::NULL, |bias| self.list(Key::Biases(bias.address()), (0..routes.experts).map(|e| address_of(expert(e).1).0)));
         let lists = Lists { matrices, biases, starts: routes.starts.address() };
         // Each row chooses an expert at most once, so an expert has at most `routes.rows` rows.
-        let rows = Rows { each: routes.len().div_ceil(routes.experts), most: routes.rows, parts: routes.experts };
+        let rows = RowCounts { each: routes.len().div_ceil(routes.experts), most: routes.rows, parts: routes.experts };
         self.product(rows, x, first, lists, None, out);
     }
 
@@ -749,7 +765,7 @@ impl Backend for CudaBackend {
     }
 
     fn gather(&self, inputs: &Inputs, width: usize, x: &Buf, out: &mut Buf) {
-        let Part { count, .. } = inputs.logit_rows;
+        let InputRange { count, .. } = inputs.logit_rows;
         let (shape, wanted) = (grid_shape(count as usize, width), inputs.address(inputs.logit_rows));
         launch!(self.device, self.device.kernels.gather, shape, out.address(), x.address(), wanted, width as u32);
     }

@@ -107,19 +107,19 @@ pub struct Hypothesis {
 }
 
 /// The model's log probabilities.
-struct Rows<'a> {
+struct LogitRows<'a> {
     all: &'a [f32], // [width, vocab]
     vocab: usize,
 }
 
-impl Rows<'_> {
+impl LogitRows<'_> {
     fn after(&self, beam: &Beam) -> &[f32] {
         &self.all[beam.slot * self.vocab..][..self.vocab]
     }
 }
 
 #[derive(Debug, Default)]
-struct Group {
+struct BeamGroup {
     /// Running beams, best first. Empty if the group is done.
     running: Vec<Beam>,
     /// Finished beams, best first, at most as many as the group has beams.
@@ -138,7 +138,7 @@ pub struct BeamSearch {
     eos: Vec<u32>,
     max_new_tokens: usize,
     generated: usize,
-    groups: Vec<Group>,
+    groups: Vec<BeamGroup>,
     nodes: Vec<Node>,
 }
 
@@ -163,7 +163,7 @@ impl BeamSearch {
         search.eos.extend_from_slice(eos);
         search.groups.try_reserve_exact(params.groups as usize)?;
         for _ in 0..params.groups {
-            search.groups.push(Group::new(search.group_size())?);
+            search.groups.push(BeamGroup::new(search.group_size())?);
         }
         Ok(search)
     }
@@ -250,7 +250,7 @@ impl BeamSearch {
         (self.params.width / self.params.groups) as usize
     }
 
-    fn check<'a>(&self, rows: &'a [f32]) -> Result<Rows<'a>> {
+    fn check<'a>(&self, rows: &'a [f32]) -> Result<LogitRows<'a>> {
         if self.is_done() {
             return Err(Error::internal("a beam search that is done was asked for another step"));
         }
@@ -258,7 +258,7 @@ impl BeamSearch {
         if rows.is_empty() || !rows.len().is_multiple_of(width) {
             return Err(Error::internal(format!("{} log probabilities are not a row for each of {width} beams", rows.len())));
         }
-        let rows = Rows { all: rows, vocab: rows.len() / width };
+        let rows = LogitRows { all: rows, vocab: rows.len() / width };
         if !self.running().all(|beam| rows::are_logits(rows.after(beam))) {
             return Err(Error::model(
                 "no beam can go on: the logits are not finite numbers; the model's weights hold NaN or infinity, or overflow",
@@ -273,7 +273,14 @@ impl BeamSearch {
         self.group_size() * (1 + self.eos.len().max(1))
     }
 
-    fn decide_group(&self, group: usize, rows: &Rows, process: &mut Process, scratch: &mut BeamScratch, step: &mut BeamStep) -> Result<()> {
+    fn decide_group(
+        &self,
+        group: usize,
+        rows: &LogitRows,
+        process: &mut Process,
+        scratch: &mut BeamScratch,
+        step: &mut BeamStep,
+    ) -> Result<()> {
         let running = &self.groups[group].running;
         let taken_off = |token| (token, -self.params.diversity_penalty);
         if running.is_empty() {
@@ -314,7 +321,7 @@ impl BeamSearch {
 
     /// Candidates with an end token finish if they rank among the best. The best other candidates
     /// continue.
-    fn divide(&self, group: usize, candidates: &[Candidate], rows: &Rows, step: &mut BeamStep) {
+    fn divide(&self, group: usize, candidates: &[Candidate], rows: &LogitRows, step: &mut BeamStep) {
         let (size, first_next) = (self.group_size(), step.next.len());
         for (rank, candidate) in candidates.iter().enumerate() {
             let parent = &self.groups[group].running[candidate.beam];
@@ -392,13 +399,13 @@ impl BeamSearch {
     }
 }
 
-impl Group {
-    fn new(size: usize) -> Result<Group> {
+impl BeamGroup {
+    fn new(size: usize) -> Result<BeamGroup> {
         let (mut running, mut finished) = (Vec::new(), Vec::new());
         running.try_reserve_exact(size)?;
         finished.try_reserve_exact(size + 1)?;
         running.push(Beam { slot: 0, score: 0.0, node: None });
-        Ok(Group { running, finished })
+        Ok(BeamGroup { running, finished })
     }
 }
 

@@ -9,7 +9,7 @@ use llguidance::api::{GrammarInit, ParserLimits, StopReason, TopLevelGrammar};
 use serde_json::Value as Json;
 
 use super::pattern::{self, Flags};
-use super::schema::{self, Budget, Patterns, Prepared};
+use super::schema::{self, Patterns, Prepared, WorkLimit};
 use super::{Compiled, Shared};
 use super::{failure, lark};
 use crate::error::{Error, Result};
@@ -125,7 +125,7 @@ fn lark(text: &str) -> Result<(GrammarInit, Patterns)> {
 fn json_schema(text: &str) -> Result<(GrammarInit, Patterns)> {
     let schema: Json = serde_json::from_str(text).map_err(|e| cannot(&format!("the schema is not valid JSON: {e}")))?;
     check_divisors(&schema).map_err(|why| cannot(&why))?;
-    let Prepared { schema, patterns } = schema::prepare(schema, &mut Budget::new()).map_err(|why| cannot(&why))?;
+    let Prepared { schema, patterns } = schema::prepare(schema, &mut WorkLimit::new()).map_err(|why| cannot(&why))?;
     Ok((GrammarInit::Serialized(TopLevelGrammar::from_json_schema(schema)), patterns))
 }
 

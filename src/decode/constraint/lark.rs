@@ -4,10 +4,10 @@
 use serde_json::{Deserializer, Value as Json};
 
 use super::pattern::{self, Flags};
-use super::schema::{self, Budget, Patterns, Prepared};
+use super::schema::{self, Patterns, Prepared, WorkLimit};
 
 /// A part of a grammar.
-enum Part<'a> {
+enum GrammarPart<'a> {
     /// A regular expression: the pattern and its flags.
     Regex(&'a str, &'a str),
     /// "%json" and the schema after it.
@@ -19,33 +19,33 @@ enum Part<'a> {
 pub fn prepare(text: &str, check: impl Fn(&Json) -> Result<(), String>) -> Result<(String, Patterns), String> {
     let mut out = String::with_capacity(text.len());
     let mut patterns = Patterns::default();
-    let mut budget = Budget::new();
+    let mut budget = WorkLimit::new();
     let mut at = 0;
     while at < text.len() {
         let (part, length) = part(&text[at..]);
         let source = &text[at..at + length];
         let line = || text[..at].matches('\n').count() + 1;
         match part {
-            Part::Regex(regex, flags) => {
+            GrammarPart::Regex(regex, flags) => {
                 let translation = translate(regex, flags, &mut budget).map_err(|why| format!("line {}: {why}", line()))?;
                 // Two slashes would be a comment.
                 out.push_str(&format!("/{}/", if translation.is_empty() { "(?:)" } else { &translation }));
             }
-            Part::Schema(schema) => {
+            GrammarPart::Schema(schema) => {
                 check(&schema)?;
                 let prepared: Prepared = schema::prepare(schema, &mut budget).map_err(|why| format!("line {}: {why}", line()))?;
                 let (json, breaks) = (prepared.schema.to_string(), "\n".repeat(source.matches('\n').count()));
                 out.push_str(&format!("%json {breaks}{json}"));
                 patterns.extend(prepared.patterns);
             }
-            Part::Other => out.push_str(source),
+            GrammarPart::Other => out.push_str(source),
         }
         at += length;
     }
     Ok((out, patterns))
 }
 
-fn translate(regex: &str, flags: &str, budget: &mut Budget) -> Result<String, String> {
+fn translate(regex: &str, flags: &str, budget: &mut WorkLimit) -> Result<String, String> {
     if flags.contains('l') {
         return Err("the flag l of a regular expression is not supported; leave it out".into());
     }
@@ -64,23 +64,23 @@ fn translate(regex: &str, flags: &str, budget: &mut Budget) -> Result<String, St
 
 /// The first part of the text and its length in bytes, by the rules of llguidance's lexer for grammars. A part that this lexer refuses
 /// is returned as it is.
-fn part(text: &str) -> (Part<'_>, usize) {
+fn part(text: &str) -> (GrammarPart<'_>, usize) {
     let bytes = text.as_bytes();
     let first = text.chars().next().map_or(1, char::len_utf8);
     match bytes[0] {
-        b'#' => (Part::Other, text.find('\n').unwrap_or(text.len())),
-        b'/' if bytes.get(1) == Some(&b'/') => (Part::Other, text.find('\n').unwrap_or(text.len())),
+        b'#' => (GrammarPart::Other, text.find('\n').unwrap_or(text.len())),
+        b'/' if bytes.get(1) == Some(&b'/') => (GrammarPart::Other, text.find('\n').unwrap_or(text.len())),
         b'/' => match closing(bytes, b'/') {
             Some(end) => {
                 let flags = text[end + 1..].bytes().take_while(|byte| b"imslux".contains(byte)).count();
-                (Part::Regex(&text[1..end], &text[end + 1..end + 1 + flags]), end + 1 + flags)
+                (GrammarPart::Regex(&text[1..end], &text[end + 1..end + 1 + flags]), end + 1 + flags)
             }
-            None => (Part::Other, first),
+            None => (GrammarPart::Other, first),
         },
-        b'"' => (Part::Other, closing(bytes, b'"').map_or(first, |end| end + 1)),
-        b'<' => (Part::Other, special_token(text).unwrap_or(first)),
-        b'%' => keyword(text).unwrap_or((Part::Other, first)),
-        _ => (Part::Other, first),
+        b'"' => (GrammarPart::Other, closing(bytes, b'"').map_or(first, |end| end + 1)),
+        b'<' => (GrammarPart::Other, special_token(text).unwrap_or(first)),
+        b'%' => keyword(text).unwrap_or((GrammarPart::Other, first)),
+        _ => (GrammarPart::Other, first),
     }
 }
 
@@ -100,10 +100,10 @@ fn special_token(text: &str) -> Option<usize> {
 }
 
 /// A keyword and the JSON after it.
-fn keyword(text: &str) -> Option<(Part<'_>, usize)> {
+fn keyword(text: &str) -> Option<(GrammarPart<'_>, usize)> {
     let name = ["%json", "%llguidance", "%regex"].into_iter().find(|name| text.starts_with(name))?;
     let mut values = Deserializer::from_str(&text[name.len()..]).into_iter::<Json>();
     let value = values.next()?.ok()?;
     let length = name.len() + values.byte_offset();
-    Some((if name == "%json" { Part::Schema(value) } else { Part::Other }, length))
+    Some((if name == "%json" { GrammarPart::Schema(value) } else { GrammarPart::Other }, length))
 }

@@ -110,7 +110,7 @@ pub struct Constraint {
     /// The last token was an end-of-sequence token, which the parser has not seen.
     ended: bool,
     /// Tokens after these that the grammar does not allow.
-    strayed: Option<Box<Strayed>>,
+    strayed: Option<Box<Violation>>,
     mask: Vec<u32>,
     /// The mask belongs to the current state.
     fresh: bool,
@@ -119,7 +119,7 @@ pub struct Constraint {
 
 /// Tokens that the grammar does not allow, or that follow its end. The parser has not seen them, so that `rewind` can remove them.
 #[derive(Clone)]
-struct Strayed {
+struct Violation {
     tokens: usize,
     why: Error,
 }
@@ -242,7 +242,7 @@ impl Constraint {
     }
 
     fn stray(&mut self, tokens: usize, why: Error) {
-        self.strayed.get_or_insert_with(|| Box::new(Strayed { tokens: 0, why })).tokens += tokens;
+        self.strayed.get_or_insert_with(|| Box::new(Violation { tokens: 0, why })).tokens += tokens;
     }
 
     /// Whether the grammar allows the token next. Does not change the state.

@@ -9,26 +9,26 @@ mod reader;
 mod recorder;
 mod records;
 mod replay;
-mod witness;
+mod step_recorder;
 
 use std::cell::Cell;
 
 pub use reader::{Ending, JournalFile};
 pub use recorder::Recorder;
-pub use records::{Forked, Header, Wanted};
+pub use records::{Header, RecordedFork, RecordedRequest};
 pub use replay::{Difference, Replay, Summary};
-use witness::Witness;
+use step_recorder::StepRecorder;
 
-use self::records::{Asked, Ended, Fault, Resized, Step, Stuck};
+use self::records::{FailedAttempt, FailedMove, RecordedCommand, RecordedEnd, Resized, Step};
 use super::StepReport;
 use super::outputs::Output;
-use super::registry::Command;
+use super::sequence_table::Command;
 use crate::error::{Error, Result};
-use crate::sched::Costs;
+use crate::scheduler::Costs;
 
 /// The journal of an engine, between a step and its inputs.
 pub struct Journal {
-    witness: Witness,
+    witness: StepRecorder,
     role: Role,
 }
 
@@ -46,11 +46,11 @@ enum Role {
 impl Journal {
     /// Creates the journal of an engine that runs up to `seqs` sequences at once.
     pub fn recorded(recorder: Recorder, seqs: usize) -> Result<Journal> {
-        Ok(Journal { witness: Witness::new(seqs)?, role: Role::Records(recorder) })
+        Ok(Journal { witness: StepRecorder::new(seqs)?, role: Role::Records(recorder) })
     }
 
     fn replayed() -> Journal {
-        Journal { witness: Witness::default(), role: Role::Replays { told: Step::default(), next_refusal: Cell::new(0) } }
+        Journal { witness: StepRecorder::default(), role: Role::Replays { told: Step::default(), next_refusal: Cell::new(0) } }
     }
 
     /// Returns whether the recording has stopped because of a disk error.
@@ -63,20 +63,20 @@ impl Journal {
     }
 
     /// Records a command of the step.
-    pub fn takes(&mut self, command: &Command) {
+    pub fn record_command(&mut self, command: &Command) {
         self.witness.touched = true;
         if let Command::Free { seq } = command {
             self.witness.forget(*seq);
         }
         if let Role::Records(recorder) = &mut self.role {
-            recorder.asked(&Asked::of(command));
+            recorder.asked(&RecordedCommand::from_command(command));
         }
     }
 
     /// Records whether a group may be scheduled, or whether the paused groups must be checked. A
     /// replay returns the recorded answer.
     pub fn ready(&self, is_ready: bool) -> bool {
-        let ask = self.witness.ask();
+        let ask = self.witness.next_command();
         let ready = match &self.role {
             Role::Records(_) => is_ready,
             Role::Replays { told, next_refusal } => {
@@ -86,7 +86,7 @@ impl Journal {
             }
         };
         if !ready {
-            self.witness.refused(ask);
+            self.witness.mark_refused(ask);
         }
         ready
     }
@@ -95,7 +95,7 @@ impl Journal {
     pub fn fault(&mut self) -> Option<Error> {
         let attempt = self.witness.attempt();
         let Role::Replays { told, .. } = &self.role else { return None };
-        told.faults.iter().find(|fault| fault.attempt == attempt).map(Fault::error)
+        told.faults.iter().find(|fault| fault.attempt == attempt).map(FailedAttempt::error)
     }
 
     /// Records that the plan could not be computed.
@@ -104,12 +104,12 @@ impl Journal {
     }
 
     /// Records that a pin has expired, since only the clock determines the time.
-    pub fn touched(&mut self) {
+    pub fn record_expiry(&mut self) {
         self.witness.touched = true;
     }
 
     /// Returns the recorded resize of the step in a replay, otherwise `None`.
-    pub fn pool(&mut self) -> Option<Option<Resized>> {
+    pub fn recorded_resize(&mut self) -> Option<Option<Resized>> {
         let Role::Replays { told, .. } = &mut self.role else { return None };
         let place = told.resized.iter().position(|resized| !resized.between);
         Some(place.map(|place| told.resized.remove(place)))
@@ -120,7 +120,7 @@ impl Journal {
     }
 
     /// Records the result of transfers between the tiers. A replay adds the recorded failures.
-    pub fn moved(&mut self, out: bool, back: bool) -> (bool, bool) {
+    pub fn record_moves(&mut self, out: bool, back: bool) -> (bool, bool) {
         let number = self.witness.moves();
         let (out, back) = match &self.role {
             Role::Records(_) => (out, back),
@@ -130,13 +130,13 @@ impl Journal {
             },
         };
         if !(out && back) {
-            self.witness.stuck(Stuck { number, out: !out, back: !back });
+            self.witness.record_failed_move(FailedMove { number, out: !out, back: !back });
         }
         (out, back)
     }
 
     /// Records the result of an export or import of K and V. A replay returns the recorded failure.
-    pub fn exchanged(&mut self, result: Result<()>) -> Result<()> {
+    pub fn record_exchange(&mut self, result: Result<()>) -> Result<()> {
         let number = self.witness.exchange();
         let result = match &self.role {
             Role::Records(_) => result,
@@ -144,7 +144,7 @@ impl Journal {
                 told.unmoved.iter().find(|fault| fault.attempt == number).map_or(result, |fault| Err(fault.error()))
             }
         };
-        self.witness.step.unmoved.extend(result.as_ref().err().map(|error| Fault::new(number, error)));
+        self.witness.step.unmoved.extend(result.as_ref().err().map(|error| FailedAttempt::new(number, error)));
         result
     }
 
@@ -160,8 +160,8 @@ impl Journal {
         costs
     }
 
-    pub fn says(&mut self, output: &Output) {
-        self.witness.says(output);
+    pub fn record_output(&mut self, output: &Output) {
+        self.witness.record_output(output);
     }
 
     /// Removes the digest of a sequence, after its last output.
@@ -171,7 +171,7 @@ impl Journal {
 
     /// Panics if the journal keeps the digest of an unknown sequence. For tests.
     pub fn check(&self, is_known: impl Fn(u64) -> bool) {
-        self.witness.remembered().for_each(|sequence| assert!(is_known(sequence), "sequence {sequence} is gone and the journal keeps it"));
+        self.witness.digested().for_each(|sequence| assert!(is_known(sequence), "sequence {sequence} is gone and the journal keeps it"));
     }
 
     /// Ends the record of a step. A step that did nothing and had the same inputs as the previous
@@ -195,12 +195,12 @@ impl Journal {
     }
 
     /// Sets the recorded inputs of the next step.
-    fn tell(&mut self, step: Step) {
+    fn set_replayed(&mut self, step: Step) {
         self.role = Role::Replays { told: step, next_refusal: Cell::new(0) };
     }
 
     /// Returns the record of the last step, and the sequences that ended in it.
-    fn seen(&self) -> (&Step, &[Ended]) {
+    fn last_step(&self) -> (&Step, &[RecordedEnd]) {
         (&self.witness.step, &self.witness.ended)
     }
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::recorder::{CHECKSUM, checksum};
-use super::records::{Asked, Ended, Header, MAGIC, Record, Step, VERSION};
+use super::records::{Header, MAGIC, Record, RecordedCommand, RecordedEnd, Step, VERSION};
 use crate::error::{Error, Result};
 use crate::sys::files;
 
@@ -35,8 +35,8 @@ pub enum Ending {
 /// A step, with the commands before it and the sequences that ended in it.
 #[derive(Default)]
 pub struct Recorded {
-    pub asked: Vec<Asked<'static>>,
-    pub ended: Vec<Ended>,
+    pub asked: Vec<RecordedCommand<'static>>,
+    pub ended: Vec<RecordedEnd>,
     pub step: Step,
 }
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use super::records::{Asked, Ended, Header, MAGIC, Step, VERSION};
-use crate::engine::sink::Sink;
+use super::records::{Header, MAGIC, RecordedCommand, RecordedEnd, Step, VERSION};
+use crate::engine::log_file::LogFile;
 use crate::error::{Error, Result};
 
 /// Size of a checksum in bytes.
@@ -15,22 +15,22 @@ pub const CHECKSUM: usize = 8;
 
 /// The writer of a journal.
 pub struct Recorder {
-    sink: Sink,
+    sink: LogFile,
     scratch: Vec<u8>,
 }
 
 /// `Record` with borrowed contents. Both have the same serialized form.
 #[derive(Serialize)]
 enum Borrowed<'a> {
-    Asked(&'a Asked<'a>),
-    Ended(&'a Ended),
+    Asked(&'a RecordedCommand<'a>),
+    Ended(&'a RecordedEnd),
     Step(&'a Step),
     Closed,
 }
 
 impl Recorder {
     pub fn create(path: &Path, header: &Header) -> Result<Recorder> {
-        let mut recorder = Recorder { sink: Sink::create(path)?, scratch: Vec::new() };
+        let mut recorder = Recorder { sink: LogFile::create(path)?, scratch: Vec::new() };
         recorder.sink.push(MAGIC);
         recorder.sink.push(&VERSION.to_le_bytes());
         recorder.scratch = serde_json::to_vec(header).map_err(|e| Error::internal(format!("the journal's header: {e}")))?;
@@ -48,11 +48,11 @@ impl Recorder {
         self.sink.has_stopped()
     }
 
-    pub fn asked(&mut self, asked: &Asked) {
+    pub fn asked(&mut self, asked: &RecordedCommand) {
         self.record(&Borrowed::Asked(asked));
     }
 
-    pub fn ended(&mut self, ended: &Ended) {
+    pub fn ended(&mut self, ended: &RecordedEnd) {
         self.record(&Borrowed::Ended(ended));
     }
 

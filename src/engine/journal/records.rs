@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::ModelInfo;
-use crate::engine::registry::Command;
 use crate::engine::request::Request;
+use crate::engine::sequence_table::Command;
 use crate::error::{Code, Error, Result, try_copy};
 use crate::options::{BeamParams, EngineOptions, SamplingParams};
 
@@ -84,8 +84,8 @@ impl Header {
 /// A record of a journal.
 #[derive(Serialize, Deserialize)]
 pub enum Record {
-    Asked(Asked<'static>),
-    Ended(Ended),
+    Asked(RecordedCommand<'static>),
+    Ended(RecordedEnd),
     /// A step. The commands and ended sequences since the previous step belong to it.
     Step(Step),
     /// The engine was freed.
@@ -100,12 +100,12 @@ pub struct Step {
     pub now: Duration,
     /// Indices of the readiness checks of the step that failed because a queue was full.
     pub refused: Vec<u32>,
-    pub faults: Vec<Fault>,
+    pub faults: Vec<FailedAttempt>,
     pub resized: Vec<Resized>,
     /// Failed transfers between the tiers.
-    pub stuck: Vec<Stuck>,
+    pub stuck: Vec<FailedMove>,
     /// Failed transfers of K and V for exports and imports.
-    pub unmoved: Vec<Fault>,
+    pub unmoved: Vec<FailedAttempt>,
     /// Costs of swapping and recomputation as the bits of seconds, if they were set.
     pub costs: Option<(u64, u64)>,
     /// Digest of all outputs of the step, independent of their order.
@@ -123,7 +123,7 @@ pub struct Resized {
 
 /// A failed transfer between the tiers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Stuck {
+pub struct FailedMove {
     /// Number of the transfer since the last step, from 1.
     pub number: u32,
     pub out: bool,
@@ -132,16 +132,16 @@ pub struct Stuck {
 
 /// A failed attempt to compute a plan, to export or to import.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Fault {
+pub struct FailedAttempt {
     /// Number of the attempt in the step, from 1.
     pub attempt: u32,
     pub code: i32,
     pub message: String,
 }
 
-impl Fault {
-    pub fn new(attempt: u32, error: &Error) -> Fault {
-        Fault { attempt, code: error.code() as i32, message: error.message().into() }
+impl FailedAttempt {
+    pub fn new(attempt: u32, error: &Error) -> FailedAttempt {
+        FailedAttempt { attempt, code: error.code() as i32, message: error.message().into() }
     }
 
     pub fn error(&self) -> Error {
@@ -151,7 +151,7 @@ impl Fault {
 
 /// The end of a turn.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Ended {
+pub struct RecordedEnd {
     pub request: u64,
     pub sequence: u64,
     pub finish: Cow<'static, str>,
@@ -164,11 +164,11 @@ pub struct Ended {
 /// A command of the host, in the form in which it is repeated. Large contents are borrowed when a
 /// command is recorded.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub enum Asked<'a> {
+pub enum RecordedCommand<'a> {
     Add {
         id: u64,
         at: Duration,
-        request: Cow<'a, Box<Wanted>>,
+        request: Cow<'a, Box<RecordedRequest>>,
     },
     Abort {
         request: u64,
@@ -179,7 +179,7 @@ pub enum Asked<'a> {
     Fork {
         parent: u64,
         len: Option<usize>,
-        children: Vec<Forked>,
+        children: Vec<RecordedFork>,
         idle: bool,
     },
     Append {
@@ -193,7 +193,7 @@ pub enum Asked<'a> {
     Resume {
         seq: u64,
         at: Duration,
-        turn: Box<WantedTurn<'a>>,
+        turn: Box<RecordedResume<'a>>,
     },
     GoOn {
         seq: u64,
@@ -232,7 +232,7 @@ pub enum Asked<'a> {
 
 /// A request with its prompt as tokens.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Wanted {
+pub struct RecordedRequest {
     pub prompt: Vec<u32>,
     pub sampling: SamplingParams,
     pub n: u32,
@@ -250,7 +250,7 @@ pub struct Wanted {
 
 /// The parameters of the next turn of an idle sequence.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct WantedTurn<'a> {
+pub struct RecordedResume<'a> {
     pub sampling: Cow<'a, SamplingParams>,
     pub keep: bool,
     pub hooked: bool,
@@ -261,17 +261,17 @@ pub struct WantedTurn<'a> {
 
 /// A child of a fork.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Forked {
+pub struct RecordedFork {
     pub id: u64,
     pub seed: Option<u64>,
     pub user_data: u64,
     pub at: Duration,
 }
 
-impl Wanted {
+impl RecordedRequest {
     /// Copies the request without its prompt, whose tokens are set later. The omitted parameters
     /// only affect the prompt.
-    pub fn of(request: &Request) -> Result<Wanted> {
+    pub fn from_command(request: &Request) -> Result<RecordedRequest> {
         let Request {
             sampling,
             n,
@@ -288,7 +288,7 @@ impl Wanted {
             truncate_prompt_tokens: _,
             add_special: _,
         } = request;
-        Ok(Wanted {
+        Ok(RecordedRequest {
             prompt: Vec::new(),
             sampling: sampling.try_clone()?,
             n: *n,
@@ -305,53 +305,62 @@ impl Wanted {
     }
 }
 
-impl Asked<'_> {
-    pub fn of(command: &Command) -> Asked<'_> {
+impl RecordedCommand<'_> {
+    pub fn from_command(command: &Command) -> RecordedCommand<'_> {
         match command {
             Command::Add { id, work } => match &work.again {
-                Some(wanted) => Asked::Add { id: *id, at: work.stream.timing.asked, request: Cow::Borrowed(wanted) },
-                None => Asked::Lost { why: format!("request {id} was added before there was a journal") },
+                Some(wanted) => RecordedCommand::Add { id: *id, at: work.stream.timing.asked, request: Cow::Borrowed(wanted) },
+                None => RecordedCommand::Lost { why: format!("request {id} was added before there was a journal") },
             },
-            Command::Abort { request } => Asked::Abort { request: *request },
-            Command::End { seq } => Asked::End { seq: *seq },
+            Command::Abort { request } => RecordedCommand::Abort { request: *request },
+            Command::End { seq } => RecordedCommand::End { seq: *seq },
             Command::Fork { parent, len, children, idle } => {
                 let mut forked = Vec::new();
                 if forked.try_reserve_exact(children.len()).is_err() {
-                    return Asked::Lost { why: format!("sequence {parent} was forked, and there was no memory to write it down") };
+                    return RecordedCommand::Lost {
+                        why: format!("sequence {parent} was forked, and there was no memory to write it down"),
+                    };
                 }
-                forked.extend(children.iter().map(|child| Forked {
+                forked.extend(children.iter().map(|child| RecordedFork {
                     id: child.id,
                     seed: child.seed,
                     user_data: child.user_data,
                     at: child.asked,
                 }));
-                Asked::Fork { parent: *parent, len: *len, children: forked, idle: *idle }
+                RecordedCommand::Fork { parent: *parent, len: *len, children: forked, idle: *idle }
             }
-            Command::Append { seq, tokens } => Asked::Append { seq: *seq, tokens: tokens.into() },
-            Command::Rewind { seq, len } => Asked::Rewind { seq: *seq, len: *len },
+            Command::Append { seq, tokens } => RecordedCommand::Append { seq: *seq, tokens: tokens.into() },
+            Command::Rewind { seq, len } => RecordedCommand::Rewind { seq: *seq, len: *len },
             Command::Resume { seq, turn, .. } => {
                 let (sampling, deadline) = (Cow::Borrowed(&turn.rules.params), turn.deadline.map(|at| at.saturating_sub(turn.asked)));
                 let (keep, hooked, user_data, skip_special) = (turn.keep, turn.hook.is_some(), turn.user_data, turn.skip_special);
-                Asked::Resume {
+                RecordedCommand::Resume {
                     seq: *seq,
                     at: turn.asked,
-                    turn: Box::new(WantedTurn { sampling, keep, hooked, user_data, deadline, skip_special }),
+                    turn: Box::new(RecordedResume { sampling, keep, hooked, user_data, deadline, skip_special }),
                 }
             }
             Command::GoOn { seq, keep, hook, deadline, open, asked } => {
                 let deadline = deadline.map(|at| at.saturating_sub(*asked));
-                Asked::GoOn { seq: *seq, at: *asked, deadline, keep: *keep, user_data: open.last.user_data, hooked: hook.is_some() }
+                RecordedCommand::GoOn {
+                    seq: *seq,
+                    at: *asked,
+                    deadline,
+                    keep: *keep,
+                    user_data: open.last.user_data,
+                    hooked: hook.is_some(),
+                }
             }
-            Command::Free { seq } => Asked::Free { seq: *seq },
-            Command::Export { seq, .. } => Asked::Export { seq: *seq },
+            Command::Free { seq } => RecordedCommand::Free { seq: *seq },
+            Command::Export { seq, .. } => RecordedCommand::Export { seq: *seq },
             Command::Import { id, turn, sequence_state } => match sequence_state.encode() {
-                Ok(sequence_state) => Asked::Import { id: *id, at: turn.asked, sequence_state },
-                Err(error) => Asked::Lost { why: format!("sequence {id} was imported: {error}") },
+                Ok(sequence_state) => RecordedCommand::Import { id: *id, at: turn.asked, sequence_state },
+                Err(error) => RecordedCommand::Lost { why: format!("sequence {id} was imported: {error}") },
             },
             Command::Pin { id, newcomer, priority, salt, until } => {
-                Asked::Pin { id: *id, tokens: newcomer.prompt().into(), priority: *priority, salt: salt.into(), until: *until }
+                RecordedCommand::Pin { id: *id, tokens: newcomer.prompt().into(), priority: *priority, salt: salt.into(), until: *until }
             }
-            Command::Unpin { id } => Asked::Unpin { id: *id },
+            Command::Unpin { id } => RecordedCommand::Unpin { id: *id },
         }
     }
 }

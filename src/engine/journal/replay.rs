@@ -6,14 +6,14 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::reader::{Ending, JournalFile, Recorded};
-use super::records::{Asked, Ended, Header, Step};
-use super::{Journal, Wanted};
+use super::records::{Header, RecordedCommand, RecordedEnd, Step};
+use super::{Journal, RecordedRequest};
 use crate::engine::clock::Clock;
-use crate::engine::core::Core;
-use crate::engine::registry::Command;
+use crate::engine::core::EngineCore;
 use crate::engine::request::{Prompt, Request};
-use crate::engine::sequences::{GoOn, Resume};
-use crate::engine::{Engine, ModelInfo, Parts, Runner};
+use crate::engine::sequence_calls::{Continue, Resume};
+use crate::engine::sequence_table::Command;
+use crate::engine::{Engine, EngineParts, ModelInfo, Runner};
 use crate::error::{Error, Result};
 use crate::options::{EngineOptions, Isa};
 use crate::text::Text;
@@ -70,12 +70,12 @@ impl Replay {
     /// Loads the model with which the journal was written.
     pub fn load(file: JournalFile, model_dir: &Path) -> Result<Replay> {
         let options = EngineOptions { model_dir: model_dir.into(), ..file.options()? };
-        let Parts { info, text, runner } = Engine::parts(&options, &mut |_, _| true)?;
-        Replay::over(file, info, text, runner)
+        let EngineParts { info, text, runner } = Engine::parts(&options, &mut |_, _| true)?;
+        Replay::with_runner(file, info, text, runner)
     }
 
     /// Creates a replay with any runner.
-    pub fn over(file: JournalFile, info: ModelInfo, text: Option<Text>, runner: Box<dyn Runner>) -> Result<Replay> {
+    pub fn with_runner(file: JournalFile, info: ModelInfo, text: Option<Text>, runner: Box<dyn Runner>) -> Result<Replay> {
         file.header.check(&info, &runner.layout())?;
         let clock = Arc::new(Written::default());
         let engine = Engine::build(&file.options()?, info, text, runner, clock.clone(), Some(Journal::replayed()))?;
@@ -97,12 +97,12 @@ impl Replay {
     fn step(&mut self, recorded: Recorded) -> std::result::Result<(), String> {
         let Recorded { asked, ended, step } = recorded;
         self.summary.steps = step.number;
-        self.with_journal(|journal| journal.tell(step.clone()));
+        self.with_journal(|journal| journal.set_replayed(step.clone()));
         for resized in step.resized.iter().filter(|resized| resized.between) {
             self.core().resize(resized.blocks, resized.worked);
         }
         for asked in asked {
-            self.ask(asked).map_err(|error| format!("what was asked for cannot be asked again: {error}"))?;
+            self.repeat(asked).map_err(|error| format!("what was asked for cannot be asked again: {error}"))?;
         }
         self.clock.turn(step.now);
         let result = self.engine.step();
@@ -118,19 +118,19 @@ impl Replay {
         act(self.core().journal.as_mut().expect("an engine that replays has a journal"))
     }
 
-    fn core(&self) -> MutexGuard<'_, Core> {
+    fn core(&self) -> MutexGuard<'_, EngineCore> {
         self.engine.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn compare(&mut self, step: &Step, ended: &[Ended]) -> std::result::Result<(), String> {
+    fn compare(&mut self, step: &Step, ended: &[RecordedEnd]) -> std::result::Result<(), String> {
         let (here, ends) = self.with_journal(|journal| {
-            let (step, ended) = journal.seen();
+            let (step, ended) = journal.last_step();
             (step.clone(), ended.to_vec())
         });
         self.summary.sequences += ended.len() as u64;
         self.summary.tokens += ended.iter().map(|ended| ended.generated).sum::<u64>();
-        let name = |ended: Option<&Ended>| match ended {
-            Some(Ended { request, sequence, finish, generated, digest, .. }) => {
+        let name = |ended: Option<&RecordedEnd>| match ended {
+            Some(RecordedEnd { request, sequence, finish, generated, digest, .. }) => {
                 format!("sequence {sequence} of request {request} ends here by {finish} after {generated} tokens, digest {}", hex(digest))
             }
             None => "no further sequence ends here".into(),
@@ -150,47 +150,49 @@ impl Replay {
         Ok(())
     }
 
-    fn ask(&mut self, asked: Asked) -> Result<()> {
+    fn repeat(&mut self, asked: RecordedCommand) -> Result<()> {
         let registry = &self.engine.shared.registry;
         match asked {
-            Asked::Add { id, at, request } => {
+            RecordedCommand::Add { id, at, request } => {
                 self.summary.requests += 1;
                 self.clock.turn(at);
-                self.hooked(id, request.hooked);
-                same(id, self.engine.add_request(request_of(*request.into_owned()))?)
+                self.restore_hook(id, request.hooked);
+                check_id(id, self.engine.add_request(request_of(*request.into_owned()))?)
             }
-            Asked::Resume { seq, at, turn } => {
+            RecordedCommand::Resume { seq, at, turn } => {
                 self.clock.turn(at);
-                self.hooked(seq, turn.hooked);
+                self.restore_hook(seq, turn.hooked);
                 let (keep, user_data, skip_special) = (turn.keep, Some(turn.user_data), turn.skip_special);
                 let deadline = turn.deadline;
                 self.engine.resume(seq, Resume { keep, user_data, skip_special, deadline, ..Resume::new(turn.sampling.into_owned()) })
             }
-            Asked::GoOn { seq, at, deadline, keep, user_data, hooked } => {
+            RecordedCommand::GoOn { seq, at, deadline, keep, user_data, hooked } => {
                 self.clock.turn(at);
-                self.hooked(seq, hooked);
-                self.engine.go_on(seq, GoOn { keep, user_data: Some(user_data), deadline, ..GoOn::default() })
+                self.restore_hook(seq, hooked);
+                self.engine.continue_sequence(seq, Continue { keep, user_data: Some(user_data), deadline, ..Continue::default() })
             }
-            Asked::Import { id, at, sequence_state } => {
+            RecordedCommand::Import { id, at, sequence_state } => {
                 self.clock.turn(at);
-                same(id, self.engine.import(self.engine.queue(), &sequence_state)?)
+                check_id(id, self.engine.import(self.engine.queue(), &sequence_state)?)
             }
-            Asked::Pin { id, tokens, priority, salt, until } => {
-                same(id, self.engine.pin_tokens(tokens.into_owned(), priority, salt.into_owned(), until)?)
+            RecordedCommand::Pin { id, tokens, priority, salt, until } => {
+                check_id(id, self.engine.pin_tokens(tokens.into_owned(), priority, salt.into_owned(), until)?)
             }
-            Asked::Fork { parent, len, children, idle } => registry.replay_fork(parent, len, &children, idle, self.engine.queue().outbox()),
-            Asked::Export { seq } => registry.replay_export(seq, self.engine.queue().outbox()),
-            Asked::Abort { request } => registry.replay(Command::Abort { request }),
-            Asked::End { seq } => registry.replay(Command::End { seq }),
-            Asked::Append { seq, tokens } => registry.replay(Command::Append { seq, tokens: tokens.into_owned() }),
-            Asked::Rewind { seq, len } => registry.replay(Command::Rewind { seq, len }),
-            Asked::Free { seq } => registry.replay(Command::Free { seq }),
-            Asked::Unpin { id } => registry.replay(Command::Unpin { id }),
-            Asked::Lost { why } => Err(Error::unsupported(format!("it is not in the journal: {why}"))),
+            RecordedCommand::Fork { parent, len, children, idle } => {
+                registry.replay_fork(parent, len, &children, idle, self.engine.queue().sender())
+            }
+            RecordedCommand::Export { seq } => registry.replay_export(seq, self.engine.queue().sender()),
+            RecordedCommand::Abort { request } => registry.replay(Command::Abort { request }),
+            RecordedCommand::End { seq } => registry.replay(Command::End { seq }),
+            RecordedCommand::Append { seq, tokens } => registry.replay(Command::Append { seq, tokens: tokens.into_owned() }),
+            RecordedCommand::Rewind { seq, len } => registry.replay(Command::Rewind { seq, len }),
+            RecordedCommand::Free { seq } => registry.replay(Command::Free { seq }),
+            RecordedCommand::Unpin { id } => registry.replay(Command::Unpin { id }),
+            RecordedCommand::Lost { why } => Err(Error::unsupported(format!("it is not in the journal: {why}"))),
         }
     }
 
-    fn hooked(&mut self, id: u64, hooked: bool) {
+    fn restore_hook(&mut self, id: u64, hooked: bool) {
         self.summary.hooked.extend(hooked.then_some(id));
     }
 }
@@ -223,12 +225,12 @@ impl JournalFile {
 }
 
 /// Builds the request from its record.
-fn request_of(wanted: Wanted) -> Request {
-    let Wanted { prompt, sampling, n, best_of, beam, keep, salt, hooked: _, user_data, priority, deadline, skip_special } = wanted;
+fn request_of(wanted: RecordedRequest) -> Request {
+    let RecordedRequest { prompt, sampling, n, best_of, beam, keep, salt, hooked: _, user_data, priority, deadline, skip_special } = wanted;
     Request { n, best_of, beam, keep, salt, user_data, priority, deadline, skip_special, ..Request::new(Prompt::Tokens(prompt), sampling) }
 }
 
-fn same(recorded: u64, replayed: u64) -> Result<()> {
+fn check_id(recorded: u64, replayed: u64) -> Result<()> {
     match recorded == replayed {
         true => Ok(()),
         false => Err(Error::internal(format!("its id was {recorded} and is {replayed}"))),

@@ -199,7 +199,10 @@ impl Base {
 
     pub fn gated_mlp(&self, layer: usize) -> Mlp {
         let named = |name| format!("layers.{layer}.mlp.{name}");
-        let gate_up = Linear::stack(vec![Part::own(named("gate_proj"), self.inner), Part::own(named("up_proj"), self.inner)], self.hidden);
+        let gate_up = Linear::stack(
+            vec![TensorPart::own(named("gate_proj"), self.inner), TensorPart::own(named("up_proj"), self.inner)],
+            self.hidden,
+        );
         let down = Linear::new(named("down_proj"), self.hidden, self.inner);
         Mlp::Gated { gate_up: gate_up.bias(self.biases.mlp), act: self.act, down: down.bias(self.biases.mlp) }
     }

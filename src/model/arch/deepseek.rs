@@ -98,7 +98,7 @@ impl Latent {
         // kv_b_proj has for each head the rows that expand a latent to its key, and then those that
         // expand it to its value.
         let of_head =
-            |first, rows| Part { name: named("kv_b_proj"), rows, source: Source::Rows { first, of: heads * (unrotated + values) } };
+            |first, rows| TensorPart { name: named("kv_b_proj"), rows, source: Source::Rows { first, of: heads * (unrotated + values) } };
         let first = |head| head * (unrotated + values);
         LatentAttention {
             shape: AttentionShape { values: Values::OfKeys(rank), ..AttentionShape::new(heads, 1, rank + rotated, self.scale) },

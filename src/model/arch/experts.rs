@@ -1,7 +1,7 @@
 //! The parts that families with experts share.
 
 use super::super::config::Config;
-use super::super::spec::{Expert, Linear, Part, Routing};
+use super::super::spec::{Expert, Linear, Routing, TensorPart};
 use super::most;
 use crate::error::{Error, Result};
 
@@ -16,7 +16,7 @@ pub struct Names {
 pub const NAMES: Names = Names { gate: "gate_proj", up: "up_proj", down: "down_proj" };
 
 pub fn expert(name: &str, names: Names, hidden: usize, inner: usize) -> Expert {
-    let stacked = [names.gate, names.up].map(|part| Part::own(format!("{name}.{part}"), inner)).to_vec();
+    let stacked = [names.gate, names.up].map(|part| TensorPart::own(format!("{name}.{part}"), inner)).to_vec();
     Expert { gate_up: Linear::stack(stacked, hidden), down: Linear::new(format!("{name}.{}", names.down), hidden, inner) }
 }
 

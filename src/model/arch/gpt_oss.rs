@@ -32,7 +32,7 @@ fn attention(base: &Base, layer: usize) -> HeadAttention {
 fn experts(base: &Base, layer: usize, routing: Routing, glu: Glu) -> Experts {
     let matrix = |name: &str, index, rows, cols| {
         let source = Source::Expert { index, count: routing.experts };
-        let part = Part { name: format!("layers.{layer}.mlp.experts.{name}"), rows, source };
+        let part = TensorPart { name: format!("layers.{layer}.mlp.experts.{name}"), rows, source };
         Linear::stack(vec![part], cols).bias(true).layout(Layout::InOut)
     };
     let expert = |index| Expert {

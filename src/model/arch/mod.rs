@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn an_unsupported_architecture_is_named_with_those_that_are() {
-        let message = family(&Config::of(json!({"architectures": ["MambaForCausalLM"]}))).err().unwrap();
+        let message = family(&Config::from_json(json!({"architectures": ["MambaForCausalLM"]}))).err().unwrap();
         assert!(message.message().contains("MambaForCausalLM") && message.message().contains("LlamaForCausalLM"), "{message}");
     }
 
@@ -164,7 +164,7 @@ mod tests {
                 "intermediate_size": 8, "num_hidden_layers": 2, "vocab_size": 8, "use_sliding_window": true, "max_window_layers": 1,
                 "num_experts": 2, "num_experts_per_tok": 1});
             window.into_iter().for_each(|window| config["sliding_window"] = window);
-            let config = Config::of(config);
+            let config = Config::from_json(config);
             let spec = (family(&config).unwrap().spec)(&config);
             spec.map(|spec| spec.layers.iter().map(|layer| layer.attention.shape().window).collect::<Vec<_>>())
         };
@@ -182,7 +182,8 @@ mod tests {
     #[test]
     fn a_rope_that_stretches_does_so_once() {
         for (kind, factor) in [("deepseek_v2", 1), ("deepseek_v2", 4), ("deepseek_v3", 4), ("llama", 4)] {
-            let config = Config::of(json!({"model_type": kind, "hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 4,
+            let config =
+                Config::from_json(json!({"model_type": kind, "hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 4,
                 "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 8, "kv_lora_rank": 4, "qk_nope_head_dim": 4,
                 "qk_rope_head_dim": 6, "v_head_dim": 4, "n_routed_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 4,
                 "max_position_embeddings": 100, "rope_parameters": {"rope_type": "linear", "factor": factor}}));
@@ -198,7 +199,7 @@ mod tests {
             let mut config = json!({"model_type": "gemma", "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8,
                 "num_hidden_layers": 1, "vocab_size": 8});
             config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-            let config = Config::of(config);
+            let config = Config::from_json(config);
             match &(family(&config).unwrap().spec)(&config).unwrap().layers[0].mlp {
                 crate::model::spec::Mlp::Gated { act, .. } => *act,
                 other => panic!("{other:?}"),

@@ -220,29 +220,29 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn of(config: Value, head_dim: usize) -> Result<Rope> {
+    fn from_config(config: Value, head_dim: usize) -> Result<Rope> {
         let defaults = RopeDefaults { theta: ("rope_theta", 10_000.0), part: Some(("partial_rotary_factor", 1.0)) };
-        rope(&Config::of(config), head_dim, &defaults)
+        rope(&Config::from_json(config), head_dim, &defaults)
     }
 
     #[test]
     fn both_spellings_give_the_same_frequencies() {
         let v4 = json!({"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0}});
         let v5 = json!({"rope_parameters": {"rope_theta": 500.0, "rope_type": "linear", "factor": 2.0}});
-        assert_eq!(of(v4, 8).unwrap(), of(v5, 8).unwrap());
+        assert_eq!(from_config(v4, 8).unwrap(), from_config(v5, 8).unwrap());
     }
 
     #[test]
     fn an_unknown_type_is_named() {
-        let error = of(json!({"rope_scaling": {"rope_type": "spiral"}}), 8).unwrap_err();
+        let error = from_config(json!({"rope_scaling": {"rope_type": "spiral"}}), 8).unwrap_err();
         assert!(error.message().contains("spiral"), "{error}");
     }
 
     #[test]
     fn a_part_of_a_head_turns() {
-        assert_eq!(of(json!({"partial_rotary_factor": 0.4}), 20).unwrap().rotated(), 8);
+        assert_eq!(from_config(json!({"partial_rotary_factor": 0.4}), 20).unwrap().rotated(), 8);
         for (part, head_dim) in [(0.5, 14), (1.5, 8), (0.1, 8)] {
-            let error = of(json!({"partial_rotary_factor": part}), head_dim).unwrap_err();
+            let error = from_config(json!({"partial_rotary_factor": part}), head_dim).unwrap_err();
             assert!(error.message().contains("must be even, from 2"), "{error}");
         }
     }
@@ -250,10 +250,10 @@ mod tests {
     #[test]
     fn dynamic_frequencies_are_the_default_ones_up_to_the_models_length() {
         let dynamic = json!({"max_position_embeddings": 64, "rope_scaling": {"type": "dynamic", "factor": 2.0}});
-        let mut short = of(dynamic, 8).unwrap();
+        let mut short = from_config(dynamic, 8).unwrap();
         let mut long = short.clone();
         short.fit(64);
-        assert_eq!(short.frequencies, of(json!({}), 8).unwrap().frequencies);
+        assert_eq!(short.frequencies, from_config(json!({}), 8).unwrap().frequencies);
         long.fit(128);
         // theta * (2 * 128 / 64 - 1)^(8 / 6)
         assert_eq!(long.frequencies, Rope::frequencies(10_000.0 * 3f64.powf(8.0 / 6.0), 8));
@@ -263,8 +263,8 @@ mod tests {
     fn lists_of_factors_have_one_for_each_pair() {
         let config = |long: Value| json!({"original_max_position_embeddings": 64, "max_position_embeddings": 64, "rope_scaling": {"type": "longrope", "short_factor": [1.0, 2.0], "long_factor": long}});
         for wrong in [json!([1.0]), json!([1.0, 0.0]), json!([1.0, "2"]), json!(3), json!(null)] {
-            assert!(of(config(wrong), 4).unwrap_err().message().contains("long_factor"));
+            assert!(from_config(config(wrong), 4).unwrap_err().message().contains("long_factor"));
         }
-        assert!(of(config(json!([4.0, 8.0])), 4).is_ok());
+        assert!(from_config(config(json!([4.0, 8.0])), 4).is_ok());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::budget::{Budget, Buffer, Builder};
+use super::budget::{Buffer, Builder, RenderBudget};
 use super::failure::{Kind, Result, fail};
 use super::interpreter::Interpreter;
 use super::methods;
@@ -120,7 +120,7 @@ fn own_item(interpreter: &mut Interpreter, value: &Value, index: &Value) -> Resu
     })
 }
 
-fn sliced(budget: &Rc<Budget>, items: &[Value], indices: Range) -> Result<Buffer<Value>> {
+fn sliced(budget: &Rc<RenderBudget>, items: &[Value], indices: Range) -> Result<Buffer<Value>> {
     let mut sliced = Buffer::with_capacity(budget, indices.len())?;
     for i in 0..indices.len() {
         sliced.push(items[indices.at(i) as usize].clone())?;
@@ -128,7 +128,7 @@ fn sliced(budget: &Rc<Budget>, items: &[Value], indices: Range) -> Result<Buffer
     Ok(sliced)
 }
 
-fn sliced_text(budget: &Rc<Budget>, text: &Text, indices: Range, len: usize) -> Result<Value> {
+fn sliced_text(budget: &Rc<RenderBudget>, text: &Text, indices: Range, len: usize) -> Result<Value> {
     let mut sliced = Builder::new(budget);
     let step = usize::try_from(indices.step.unsigned_abs()).unwrap_or(usize::MAX);
     let first = indices.start as usize;

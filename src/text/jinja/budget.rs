@@ -15,7 +15,7 @@ const BYTES_PER_STEP: usize = 256;
 pub const SCANNED_BYTES_PER_STEP: usize = 32;
 
 #[derive(Debug, Default)]
-pub struct Budget {
+pub struct RenderBudget {
     steps: Cell<u64>,
     live_bytes: Cell<usize>,
     depth: Cell<usize>,
@@ -24,7 +24,7 @@ pub struct Budget {
     peak: Cell<usize>,
 }
 
-impl Budget {
+impl RenderBudget {
     pub fn step(&self) -> Result<()> {
         self.steps(1)
     }
@@ -61,7 +61,7 @@ impl Budget {
     }
 
     /// Takes `bytes` until the lease is dropped.
-    pub fn lease(self: &Rc<Budget>, bytes: usize) -> Result<Lease> {
+    pub fn lease(self: &Rc<RenderBudget>, bytes: usize) -> Result<Lease> {
         self.work(bytes)?;
         let mut lease = Lease { budget: self.clone(), bytes: 0 };
         lease.resize(bytes)?;
@@ -85,7 +85,7 @@ impl Budget {
 /// Bytes taken from a budget.
 #[derive(Debug)]
 pub struct Lease {
-    budget: Rc<Budget>,
+    budget: Rc<RenderBudget>,
     bytes: usize,
 }
 
@@ -125,7 +125,7 @@ pub struct Builder {
 }
 
 impl Builder {
-    pub fn new(budget: &Rc<Budget>) -> Builder {
+    pub fn new(budget: &Rc<RenderBudget>) -> Builder {
         Builder { text: String::new(), lease: Lease { budget: budget.clone(), bytes: 0 } }
     }
 
@@ -197,11 +197,11 @@ pub struct Buffer<T> {
 }
 
 impl<T> Buffer<T> {
-    pub fn new(budget: &Rc<Budget>) -> Buffer<T> {
+    pub fn new(budget: &Rc<RenderBudget>) -> Buffer<T> {
         Buffer { items: Vec::new(), lease: Lease { budget: budget.clone(), bytes: 0 } }
     }
 
-    pub fn with_capacity(budget: &Rc<Budget>, capacity: usize) -> Result<Buffer<T>> {
+    pub fn with_capacity(budget: &Rc<RenderBudget>, capacity: usize) -> Result<Buffer<T>> {
         let mut buffer = Buffer::new(budget);
         buffer.reserve(capacity)?;
         Ok(buffer)
@@ -226,7 +226,7 @@ impl<T> Buffer<T> {
         Ok(())
     }
 
-    pub fn budget(&self) -> &Rc<Budget> {
+    pub fn budget(&self) -> &Rc<RenderBudget> {
         &self.lease.budget
     }
 

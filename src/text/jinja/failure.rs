@@ -28,11 +28,11 @@ pub type Result<T> = std::result::Result<T, Failure>;
 
 impl Failure {
     pub fn new(message: impl Display) -> Failure {
-        Failure { kind: Kind::Template, message: Message::of(message), line: None }
+        Failure { kind: Kind::Template, message: Message::bounded(message), line: None }
     }
 
     pub fn limit(message: impl Display) -> Failure {
-        Failure { kind: Kind::Limit, message: Message::of(message), line: None }
+        Failure { kind: Kind::Limit, message: Message::bounded(message), line: None }
     }
 
     pub fn out_of_memory() -> Failure {
@@ -59,7 +59,7 @@ impl std::fmt::Display for Failure {
 struct Message(String);
 
 impl Message {
-    fn of(message: impl Display) -> String {
+    fn bounded(message: impl Display) -> String {
         let mut kept = Message(String::new());
         if write!(kept, "{message}").is_err() {
             kept.0.push_str("...");

@@ -6,7 +6,7 @@ use serde_json::Value as Json;
 
 use super::arguments::{Args, string};
 use super::ast::{ExprId, For, MacroDef, Modifier, Name, Statement, StatementKind, Target, Tree};
-use super::budget::{Budget, Buffer, Builder, Drain};
+use super::budget::{Buffer, Builder, Drain, RenderBudget};
 use super::failure::{Result, fail};
 use super::globals::Global;
 use super::iteration::{Iteration, iterate};
@@ -55,7 +55,7 @@ impl SpecialNames {
 }
 
 impl Scope {
-    fn new(budget: &Rc<Budget>, parent: Option<usize>) -> Result<Scope> {
+    fn new(budget: &Rc<RenderBudget>, parent: Option<usize>) -> Result<Scope> {
         // The vector of scopes doubles.
         let variables = Buffer::new(budget).with_overhead(3 * size_of::<Scope>())?;
         Ok(Scope { parent, variables, captured: false })
@@ -97,7 +97,7 @@ impl<'a> Interpreter<'a> {
         self.outputs.pop().map_or(Ok(String::new()), |output| output.finish().map(|(text, _)| text.into()))
     }
 
-    pub(super) fn budget(&self) -> Rc<Budget> {
+    pub(super) fn budget(&self) -> Rc<RenderBudget> {
         self.objects.budget.clone()
     }
 

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::budget::{Budget, Buffer, Drain};
+use super::budget::{Buffer, Drain, RenderBudget};
 use super::failure::{Result, fail};
 use super::objects::Objects;
 use super::ops;
@@ -11,7 +11,7 @@ use super::value::{Dict, Items, Object, Range, Text, Value, View};
 /// Yields items from both ends. Each costs a step.
 #[derive(Debug)]
 pub struct Iteration {
-    budget: Rc<Budget>,
+    budget: Rc<RenderBudget>,
     source: Source,
     /// The items that are left, by number.
     left: std::ops::Range<usize>,

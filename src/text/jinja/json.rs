@@ -5,7 +5,7 @@ use std::rc::Rc;
 use serde_json::Value as Json;
 
 use super::arguments::{self, Args, given, integer, string};
-use super::budget::{Budget, Buffer, Builder};
+use super::budget::{Buffer, Builder, RenderBudget};
 use super::failure::{Result, fail};
 use super::interpreter::Interpreter;
 use super::iteration::iterate;
@@ -15,7 +15,7 @@ use super::sorting::sorted;
 use super::value::{Dict, Entries, Key, Value};
 
 /// The value of a host's JSON.
-pub fn from_json(budget: &Rc<Budget>, json: &Json) -> Result<Value> {
+pub fn from_json(budget: &Rc<RenderBudget>, json: &Json) -> Result<Value> {
     Ok(match json {
         Json::Null => Value::None,
         Json::Bool(flag) => Value::Bool(*flag),

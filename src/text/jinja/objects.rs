@@ -3,13 +3,13 @@
 use std::rc::Rc;
 
 use super::ast::ExprId;
-use super::budget::{Budget, Buffer, Lease};
+use super::budget::{Buffer, Lease, RenderBudget};
 use super::failure::{Failure, Result};
 use super::iteration::Iteration;
 use super::value::{Entries, Object, Text, Value};
 
 pub struct Objects {
-    pub budget: Rc<Budget>,
+    pub budget: Rc<RenderBudget>,
     pub namespaces: Buffer<Entries>,
     pub iterators: Buffer<Iterator>,
     pub macros: Buffer<Macro>,
@@ -72,7 +72,7 @@ pub struct Joiner {
 
 impl Objects {
     pub fn new() -> Objects {
-        let budget = Rc::<Budget>::default();
+        let budget = Rc::<RenderBudget>::default();
         Objects {
             namespaces: Buffer::new(&budget),
             iterators: Buffer::new(&budget),

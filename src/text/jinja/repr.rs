@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::budget::{Budget, Builder};
+use super::budget::{Builder, RenderBudget};
 use super::failure::{Failure, Result};
 use super::number::float_repr;
 use super::unicode::is_printable;
@@ -10,7 +10,7 @@ use super::value::{Object, Value, View};
 use super::{MAX_VALUE_DEPTH, Objects};
 
 /// `str(value)`
-pub fn to_str(budget: &Rc<Budget>, objects: &Objects, value: &Value) -> Result<Builder> {
+pub fn to_str(budget: &Rc<RenderBudget>, objects: &Objects, value: &Value) -> Result<Builder> {
     let mut builder = Builder::new(budget);
     push_str(&mut builder, objects, value)?;
     Ok(builder)
@@ -26,7 +26,7 @@ pub fn push_str(out: &mut Builder, objects: &Objects, value: &Value) -> Result<(
 }
 
 /// `repr(value)`
-pub fn to_repr(budget: &Rc<Budget>, objects: &Objects, value: &Value) -> Result<Builder> {
+pub fn to_repr(budget: &Rc<RenderBudget>, objects: &Objects, value: &Value) -> Result<Builder> {
     let mut builder = Builder::new(budget);
     push_repr(&mut builder, objects, value, 0)?;
     Ok(builder)
@@ -135,7 +135,7 @@ fn push_quoted(out: &mut Builder, text: &str) -> Result<()> {
 }
 
 /// `ascii(value)`
-pub fn to_ascii(budget: &Rc<Budget>, objects: &Objects, value: &Value) -> Result<Builder> {
+pub fn to_ascii(budget: &Rc<RenderBudget>, objects: &Objects, value: &Value) -> Result<Builder> {
     let repr = to_repr(budget, objects, value)?;
     let mut out = Builder::new(budget);
     for c in repr.chars() {

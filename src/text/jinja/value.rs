@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use indexmap::IndexMap;
 
 use super::MAX_VALUE_DEPTH;
-use super::budget::{Budget, Buffer, Builder, Lease, SCANNED_BYTES_PER_STEP};
+use super::budget::{Buffer, Builder, Lease, RenderBudget, SCANNED_BYTES_PER_STEP};
 use super::failure::{Failure, Result, fail};
 use super::globals::Global;
 
@@ -161,7 +161,7 @@ impl Entries {
     /// Bytes of an entry: key, value, hash, and its place in a table that is at least 7/16 full.
     const BYTES: usize = size_of::<(Key, Value)>() + 40;
 
-    pub fn new(budget: &Rc<Budget>) -> Result<Entries> {
+    pub fn new(budget: &Rc<RenderBudget>) -> Result<Entries> {
         Ok(Entries { map: IndexMap::new(), lease: budget.lease(192)? })
     }
 
@@ -437,49 +437,49 @@ fn equal_dicts(a: &Dict, b: &Dict) -> bool {
 }
 
 /// The constructors of values that take memory.
-impl Budget {
+impl RenderBudget {
     /// A copy of the text.
-    pub fn text(self: &Rc<Budget>, text: &str) -> Result<Value> {
+    pub fn text(self: &Rc<RenderBudget>, text: &str) -> Result<Value> {
         self.new_text(text).map(Value::Str)
     }
 
-    pub fn new_text(self: &Rc<Budget>, text: &str) -> Result<Text> {
+    pub fn new_text(self: &Rc<RenderBudget>, text: &str) -> Result<Text> {
         let lease = self.lease(text.len())?;
         with_lease(text.into(), lease, false)
     }
 
     /// The text in another case. It is up to three times as long, and copied from a string of up to four times.
-    pub fn recased(self: &Rc<Budget>, text: &str, recase: impl FnOnce(&str) -> String) -> Result<Value> {
+    pub fn recased(self: &Rc<RenderBudget>, text: &str, recase: impl FnOnce(&str) -> String) -> Result<Value> {
         let lease = self.lease(text.len().saturating_mul(7))?;
         with_lease(recase(text).into(), lease, false).map(Value::Str)
     }
 
-    pub fn undefined(self: &Rc<Budget>, reason: &str) -> Result<Value> {
+    pub fn undefined(self: &Rc<RenderBudget>, reason: &str) -> Result<Value> {
         self.new_text(reason).map(Value::Undefined)
     }
 
     /// `text` as an HTML-safe text.
-    pub fn safe_text(self: &Rc<Budget>, text: &Text) -> Result<Value> {
+    pub fn safe_text(self: &Rc<RenderBudget>, text: &Text) -> Result<Value> {
         let mut copy = Builder::new(self);
         copy.push(text.as_str())?;
         copy.into_text(true)
     }
 
-    pub fn pair(self: &Rc<Budget>, first: Value, second: Value) -> Result<Value> {
+    pub fn pair(self: &Rc<RenderBudget>, first: Value, second: Value) -> Result<Value> {
         let mut pair = Buffer::with_capacity(self, 2)?;
         pair.push(first)?;
         pair.push(second)?;
         pair.into_tuple()
     }
 
-    pub fn dict(self: &Rc<Budget>, entries: Entries) -> Result<Value> {
+    pub fn dict(self: &Rc<RenderBudget>, entries: Entries) -> Result<Value> {
         self.steps(entries.len())?;
         let depth = nested(entries.iter().flat_map(|(key, value)| [key.value(), value]))?;
         let weight = total_weight(entries.iter().flat_map(|(key, value)| [key.value(), value]));
         Ok(Value::Dict(Dict(Rc::new(DictParts { entries, depth, weight }))))
     }
 
-    pub fn method(self: &Rc<Budget>, value: Value, name: &'static str) -> Result<Value> {
+    pub fn method(self: &Rc<RenderBudget>, value: Value, name: &'static str) -> Result<Value> {
         let lease = self.lease(size_of::<Method>() + 32)?;
         Ok(Value::Method(Rc::new(Method { value, name, _lease: lease })))
     }
@@ -542,7 +542,7 @@ mod tests {
 
     #[test]
     fn keys_that_differ_have_hashes_that_differ() {
-        let budget = Rc::new(Budget::default());
+        let budget = Rc::new(RenderBudget::default());
         let tuple = |a: Value, b: Value| budget.pair(a, b).unwrap();
         let one = || Value::Int(1);
         let dict = budget.dict(Entries::new(&budget).unwrap()).unwrap();
@@ -558,7 +558,7 @@ mod tests {
 
     #[test]
     fn equal_keys_have_the_same_hash() {
-        let budget = Rc::new(Budget::default());
+        let budget = Rc::new(RenderBudget::default());
         let range = |stop, step| Value::Range(Range { start: 0, stop, step });
         let equal = [
             [Value::Int(1), Value::Float(1.0)],

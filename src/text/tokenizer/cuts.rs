@@ -16,7 +16,7 @@ use std::collections::HashSet;
 use serde_json::Value as Json;
 use tokenizers::AddedToken;
 
-use super::check::{self, Part};
+use super::check::{self, PipelinePart};
 
 /// Bytes of a piece once the normalizer and the pre-tokenizer have made it as long as they can.
 const PIECE_BYTES: u64 = 64 << 10;
@@ -224,7 +224,7 @@ fn is_letter(c: char) -> bool {
     matches!(c, 'a'..='z' | 'A'..='Z' | 'А'..='я' | 'ぁ'..='ゖ' | 'ァ'..='ヺ' | '一'..='龥' | '가'..='힣')
 }
 
-fn normalized(parts: &[Part]) -> Option<Normalized> {
+fn normalized(parts: &[PipelinePart]) -> Option<Normalized> {
     let mut found = Normalized { space: ' ', prefix: false, nfc: false };
     for (_, kind, part) in parts {
         match *kind {
@@ -240,7 +240,7 @@ fn normalized(parts: &[Part]) -> Option<Normalized> {
 
 /// The rule if the pre-tokenizer ends words at spaces: some splits by runs, then a split into words, then anything that works on
 /// each word alone.
-fn words(parts: &[Part], normalized: &Normalized) -> Option<Rule> {
+fn words(parts: &[PipelinePart], normalized: &Normalized) -> Option<Rule> {
     if normalized.prefix {
         return None;
     }
@@ -269,7 +269,7 @@ fn words(parts: &[Part], normalized: &Normalized) -> Option<Rule> {
 }
 
 /// Metaspace can depend on where a word stands in the text. All others do not.
-fn works_on_words(parts: &[Part]) -> bool {
+fn works_on_words(parts: &[PipelinePart]) -> bool {
     parts.iter().all(|(_, kind, _)| *kind != "Metaspace")
 }
 
@@ -285,7 +285,7 @@ fn is_split(part: &Json, expressions: &[&str]) -> bool {
 }
 
 /// The rule if a BPE model gets the whole text as one word.
-fn symbols(model: &Json, parts: &[Part], normalized: &Normalized) -> Option<Symbols> {
+fn symbols(model: &Json, parts: &[PipelinePart], normalized: &Normalized) -> Option<Symbols> {
     let (space, newline) = match parts {
         [] => (normalized.space, !normalized.prefix),
         // No space is left for it.

@@ -8,7 +8,7 @@ use tokenizers::{
     NormalizedString, Normalizer, NormalizerWrapper, PreTokenizedString, PreTokenizer, PreTokenizerWrapper, SplitDelimiterBehavior,
 };
 
-use super::check::{self, Part};
+use super::check::{self, PipelinePart};
 use super::cuts::is_known_split;
 use super::regex::{BoundedRegex, Steps};
 
@@ -28,7 +28,7 @@ impl Normalizers {
     }
 }
 
-fn normalizer((field, kind, part): Part) -> Result<NormalizerPart, String> {
+fn normalizer((field, kind, part): PipelinePart) -> Result<NormalizerPart, String> {
     match part["pattern"]["Regex"].as_str() {
         Some(regex) if kind == "Replace" => {
             let content = part["content"].as_str().unwrap_or_default().to_string();
@@ -64,7 +64,7 @@ impl PreTokenizers {
     }
 }
 
-fn pre_tokenizer((field, kind, part): Part) -> Result<PreTokenizerPart, String> {
+fn pre_tokenizer((field, kind, part): PipelinePart) -> Result<PreTokenizerPart, String> {
     match part["pattern"]["Regex"].as_str() {
         Some(regex) if kind == "Split" && !is_known_split(part) => Ok(PreTokenizerPart::Split {
             regex: BoundedRegex::new(regex)?,
@@ -89,7 +89,7 @@ impl PreTokenizer for PreTokenizers {
 }
 
 /// Builds each part of a section. Nothing if the file does not have the section.
-fn each<T>(section: &Json, name: &str, list: &str, build: impl Fn(Part) -> Result<T, String>) -> Result<Option<Vec<T>>, String> {
+fn each<T>(section: &Json, name: &str, list: &str, build: impl Fn(PipelinePart) -> Result<T, String>) -> Result<Option<Vec<T>>, String> {
     if section.is_null() {
         return Ok(None);
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pagedllm::engine::{Fork, GoOn, LogitsHook, Prompt, Request, Resume, SequenceInfo};
+use pagedllm::engine::{Continue, Fork, LogitsHook, Prompt, Request, Resume, SequenceInfo};
 use pagedllm::options::{Grammar, Mirostat, OutputKind, SamplingParams};
 
 use super::script::Script;
@@ -158,8 +158,11 @@ impl Trace {
         let queue = if moves { queues[sequence.queue].as_ref() } else { None };
         // One that was imported has none of its own.
         let hook = sequence.hooked.then(hook);
-        if refused(engine.go_on(name.1, GoOn { keep, queue, user_data: moves.then_some(sequence.user_data), hook, deadline: None }))
-            .is_some()
+        if refused(
+            engine
+                .continue_sequence(name.1, Continue { keep, queue, user_data: moves.then_some(sequence.user_data), hook, deadline: None }),
+        )
+        .is_some()
         {
             self.log(format!("{name:?}: go on, keep {keep}, moves {moves}"));
             self.hosts[name.0].restless = true;

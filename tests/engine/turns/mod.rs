@@ -16,7 +16,7 @@ use crate::support::{Random, bundled_model};
 use pagedllm::engine::{Engine, Output, Queue, Request};
 use pagedllm::error::{Code, Result};
 use pagedllm::options::{EngineOptions, SamplingParams};
-use pagedllm::sched::FinishReason;
+use pagedllm::scheduler::FinishReason;
 use script::{Script, length};
 
 const TRACES: u64 = 200;

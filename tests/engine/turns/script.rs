@@ -5,7 +5,7 @@ use std::fmt::Debug;
 
 use pagedllm::engine::Output;
 use pagedllm::options::{OutputKind, SamplingParams};
-use pagedllm::sched::FinishReason;
+use pagedllm::scheduler::FinishReason;
 
 /// What was said, by the length that the sequence had then.
 #[derive(Debug, Clone, Default)]

@@ -68,7 +68,7 @@ pub fn cut_tiles(batch: &Batch, tiles: &mut Vec<Tile>) -> Result<()> {
 }
 
 /// The working memory of one thread. A query is one head of one row of the tile.
-pub struct Scratch {
+pub struct AttentionScratch {
     queries: Vec<f32>, // [queries, head_dim], scaled; if rounded to bf16, the first half of each row
     scores: Vec<f32>,  // [queries, SPAN], then probabilities, rounded in the same way
     sums: Vec<f32>,    // [queries, value_dim]
@@ -107,7 +107,7 @@ impl Range {
     }
 }
 
-impl Scratch {
+impl AttentionScratch {
     pub fn bytes(shape: &AttentionShape) -> u64 {
         let per_query = (2 * shape.head_dim + SPAN + 4) * size_of::<f32>() + size_of::<Range>();
         (Self::queries(shape) * per_query) as u64
@@ -117,8 +117,8 @@ impl Scratch {
         TILE_ROWS * heads_at_once(shape, usize::MAX)
     }
 
-    pub fn empty() -> Scratch {
-        Scratch {
+    pub fn empty() -> AttentionScratch {
+        AttentionScratch {
             queries: Vec::new(),
             scores: Vec::new(),
             sums: Vec::new(),
@@ -134,7 +134,7 @@ impl Scratch {
     pub fn fit(&mut self, shape: &AttentionShape) -> Result<()> {
         let queries = Self::queries(shape).max(self.max.len());
         let wide = (Self::queries(shape) * shape.head_dim).max(self.sums.len());
-        *self = Scratch {
+        *self = AttentionScratch {
             queries: try_vec(wide, 0.0)?,
             scores: try_vec(queries * SPAN, 0.0)?,
             sums: try_vec(wide, 0.0)?,
@@ -148,19 +148,19 @@ impl Scratch {
     }
 }
 
-pub fn attention(machine: Machine, scratch: &[Mutex<Scratch>], args: Args, out: &mut Buf) {
+pub fn attention(machine: Machine, scratch: &[Mutex<AttentionScratch>], args: Args, out: &mut Buf) {
     let out = SendPtr(out[..args.inputs.batch.rows() * args.shape.out_width()].as_mut_ptr());
     with_cached!(&args.kv.shape, run(machine, scratch, args, out));
 }
 
-fn run<E: Cached>(Machine { isa, pool }: Machine, scratch: &[Mutex<Scratch>], args: Args, out: SendPtr<f32>) {
+fn run<E: Cached>(Machine { isa, pool }: Machine, scratch: &[Mutex<AttentionScratch>], args: Args, out: SendPtr<f32>) {
     // SAFETY: the CPU supports `isa`, which `Isa::run` requires.
     each_task::<E>(pool, scratch, args, out, &|attend| unsafe { isa.run(attend) });
 }
 
 /// Runs the attention in bf16 pairs on the portable path, on any CPU.
 #[cfg(test)]
-pub fn attention_in_plain_pairs(pool: &Pool, scratch: &[Mutex<Scratch>], args: Args, out: &mut Buf) {
+pub fn attention_in_plain_pairs(pool: &Pool, scratch: &[Mutex<AttentionScratch>], args: Args, out: &mut Buf) {
     let out = SendPtr(out.as_mut_ptr());
     // SAFETY: the portable path requires no CPU features.
     each_task::<Paired>(pool, scratch, args, out, &|attend| unsafe { attend.run::<lanes::Portable<true>>() });
@@ -179,7 +179,7 @@ pub struct Args<'a> {
     pub kv: &'a Kv,
 }
 
-fn each_task<E: Cached>(pool: &Pool, scratch: &[Mutex<Scratch>], args: Args, out: SendPtr<f32>, run: &(dyn Fn(Attend<E>) + Sync)) {
+fn each_task<E: Cached>(pool: &Pool, scratch: &[Mutex<AttentionScratch>], args: Args, out: SendPtr<f32>, run: &(dyn Fn(Attend<E>) + Sync)) {
     let heads = args.shape.heads;
     let most = heads_at_once(args.shape, args.inputs.tiles.len() * heads / (2 * pool.threads()));
     let groups = heads.div_ceil(most);
@@ -210,7 +210,7 @@ struct Attend<'a, E> {
     tile: Tile,
     group: usize,
     first_head: usize,
-    scratch: &'a mut Scratch,
+    scratch: &'a mut AttentionScratch,
     element: PhantomData<E>,
 }
 

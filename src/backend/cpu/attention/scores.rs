@@ -13,14 +13,14 @@ const ASKED_AT_ONCE: usize = 4;
 /// Addresses to prefetch while scores are computed, a few lines at a time. Blocks are scattered, so
 /// the hardware prefetcher cannot predict them, and prefetching all lines at once would stall.
 #[derive(Clone, Copy)]
-struct Ahead<E> {
+struct Prefetcher<E> {
     /// V of the same tokens in this span.
     values: *const E,
     /// K of the tokens at the same offset in the next span.
     keys: *const E,
 }
 
-impl<E: Cached> Ahead<E> {
+impl<E: Cached> Prefetcher<E> {
     /// Prefetches for the steps from `first` on. Keys have `row` elements per step. The values of
     /// the vector of tokens are distributed evenly over all steps, `values` elements each.
     #[inline(always)]
@@ -143,7 +143,7 @@ impl<E: Cached> Attend<'_, E> {
     #[inline(always)]
     unsafe fn score_tokens<L: Lanes, const C: usize, const HALF: bool>(&mut self, span: &Span<E>, next: &Span<E>, token: usize) {
         let queries = self.queries();
-        let mut ahead = [Ahead { values: null(), keys: null() }; C];
+        let mut ahead = [Prefetcher { values: null(), keys: null() }; C];
         for (c, ahead) in ahead.iter_mut().enumerate() {
             *ahead = self.ahead(span, next, token + c * L::N);
         }
@@ -170,7 +170,7 @@ impl<E: Cached> Attend<'_, E> {
     }
 
     #[inline(always)]
-    fn ahead(&self, span: &Span<E>, next: &Span<E>, token: usize) -> Ahead<E> {
+    fn ahead(&self, span: &Span<E>, next: &Span<E>, token: usize) -> Prefetcher<E> {
         let values = span.values[token / span.run].wrapping_add(token % span.run * self.args.shape.head_dim);
         // If the next span is shorter, prefetch this span's keys again: they are cached, so it
         // costs nothing.
@@ -179,7 +179,7 @@ impl<E: Cached> Attend<'_, E> {
             lanes::prefetch(span.value_scales[token / span.run]);
             lanes::prefetch(of_keys.key_scales[token / span.run]);
         }
-        Ahead { values, keys: of_keys.keys[token / span.run].wrapping_add(token % span.run * E::DEPTH) }
+        Prefetcher { values, keys: of_keys.keys[token / span.run].wrapping_add(token % span.run * E::DEPTH) }
     }
 
     #[inline(always)]
@@ -188,7 +188,7 @@ impl<E: Cached> Attend<'_, E> {
         span: &Span<E>,
         token: usize,
         query: usize,
-        ahead: [Ahead<E>; C],
+        ahead: [Prefetcher<E>; C],
     ) {
         let KvShape { block_size, head_dim, .. } = self.args.kv.shape;
         // A compile-time constant: with a variable width, the compiler does not keep the sums in

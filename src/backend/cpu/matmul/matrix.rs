@@ -73,7 +73,7 @@ impl Matrix {
 
     pub fn bytes(rows: usize, cols: usize, format: WeightFormat) -> u64 {
         // Loading reports formats that cannot be packed.
-        Format::of(format).map_or(0, |format| rows.div_ceil(PANEL) as u64 * panel_bytes(format, cols) as u64)
+        Format::for_weights(format).map_or(0, |format| rows.div_ceil(PANEL) as u64 * panel_bytes(format, cols) as u64)
     }
 
     fn zeroed(rows: usize, cols: usize, format: WeightFormat) -> Result<Matrix> {
@@ -83,7 +83,7 @@ impl Matrix {
             return Err(Error::unsupported(format!("int4 in groups of {group} of {cols} columns: the group does not divide them")));
         }
         let pages = Pages::zeroed(Self::bytes(rows, cols, format) as usize)?;
-        Ok(Matrix { rows, cols, format: Format::of(format)?, pages })
+        Ok(Matrix { rows, cols, format: Format::for_weights(format)?, pages })
     }
 
     /// Reads rows of `dtype` and packs them in `format`. Each thread packs the rows that it reads,
@@ -210,7 +210,7 @@ impl Packing {
                 (Format::F16, Dtype::F16) => copy::<2>(bytes, row_bytes, panel),
                 (Format::F32, Dtype::F32) | (Format::Bf16, Dtype::Bf16) => copy::<4>(bytes, row_bytes, panel),
                 (format, dtype) => {
-                    let rows = Rows { dtype, cols, bytes };
+                    let rows = StoredRows { dtype, cols, bytes };
                     // SAFETY: the CPU supports the path.
                     unsafe { self.isa.run(Convert { format, first: index * PANEL, rows, panel, refused: &mut refused }) }
                 }
@@ -240,13 +240,13 @@ fn copy<const N: usize>(rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
 }
 
 /// Rows as they are stored in their file.
-struct Rows<'a> {
+struct StoredRows<'a> {
     dtype: Dtype,
     cols: usize,
     bytes: &'a [u8], // [rows, cols]
 }
 
-impl Rows<'_> {
+impl StoredRows<'_> {
     fn each(&self) -> impl Iterator<Item = (usize, &[u8])> {
         self.bytes.chunks_exact(self.cols * self.dtype.bytes()).enumerate()
     }
@@ -306,7 +306,7 @@ unsafe fn read_as<L: Lanes, E: Element>(mut from: *const E, out: &mut [f32]) {
 struct Convert<'a> {
     format: Format,
     first: usize,
-    rows: Rows<'a>,
+    rows: StoredRows<'a>,
     panel: &'a mut [u8],
     /// Minimum index of a row that the format cannot represent.
     refused: &'a mut usize,

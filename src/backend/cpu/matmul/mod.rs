@@ -56,7 +56,7 @@ pub enum Format {
 }
 
 impl Format {
-    fn of(format: WeightFormat) -> Result<Format> {
+    fn for_weights(format: WeightFormat) -> Result<Format> {
         match format {
             WeightFormat::F32 => Ok(Format::F32),
             WeightFormat::F16 => Ok(Format::F16),
@@ -135,12 +135,12 @@ impl Piece {
     ) {
         let w = matrix(self.first_strip);
         let (cols, width, format) = (w.cols, w.rows, w.format);
-        let row_format = RowFormat::of(isa, format);
-        let tiles = Tiles::of(isa, row_format, self.rows);
+        let row_format = RowFormat::for_weights(isa, format);
+        let tiles = Tiles::for_rows(isa, row_format, self.rows);
         let first_row = |strip: usize| (self.first_strip + strip) * self.of_rows + self.first_row;
         let packed = packed
             .pack(Machine { isa, pool }, row_format, tiles, self.strips, cols, &|strip| &x[first_row(strip) * cols..][..self.rows * cols]);
-        let panels = Panels::of(w, (pool.threads() * 4).div_ceil(self.strips));
+        let panels = Panels::split(w, (pool.threads() * 4).div_ceil(self.strips));
         pool.run(self.strips * panels.tasks(), &|task, _| {
             let strip = task / panels.tasks();
             let w = matrix(self.first_strip + strip);
@@ -172,7 +172,7 @@ struct Panels {
 
 impl Panels {
     /// Divides the panels into tasks. `tasks` is the number of tasks that suffices for all threads.
-    fn of(w: &Matrix, tasks: usize) -> Panels {
+    fn split(w: &Matrix, tasks: usize) -> Panels {
         let count = w.rows.div_ceil(PANEL);
         Panels { count, each: (TASK_BYTES / w.panel_bytes().max(1)).clamp(1, count.div_ceil(tasks).max(1)) }
     }

@@ -53,7 +53,7 @@ pub unsafe fn int4<L: Lanes>(x: &[f32], out: &mut [u8]) -> f16 {
         let furthest = if most > -least { most } else { least };
         let (even, further) = (f16::from_f32(furthest.abs() / 7.0), f16::from_f32(furthest / -8.0));
         let scale = if is_nearer::<L>(x, further.to_f32(), even.to_f32()) { further } else { even };
-        to_int4::<L>(x, Steps::of(scale.to_f32(), INT4_ZERO as f32), out);
+        to_int4::<L>(x, Steps::new(scale.to_f32(), INT4_ZERO as f32), out);
         scale
     }
 }
@@ -66,7 +66,7 @@ pub unsafe fn int4_with_offset<L: Lanes>(x: &[f32], out: &mut [u8]) -> (f16, f16
         let (least, most) = ends::<L>(x);
         let (scale, offset) = (f16::from_f32((most - least) / 15.0), f16::from_f32(least));
         let step = scale.to_f32();
-        to_int4::<L>(x, Steps::of(step, if step == 0.0 { 0.0 } else { -offset.to_f32() / step }), out);
+        to_int4::<L>(x, Steps::new(step, if step == 0.0 { 0.0 } else { -offset.to_f32() / step }), out);
         (scale, offset)
     }
 }
@@ -121,7 +121,7 @@ struct Steps {
 
 impl Steps {
     #[inline(always)]
-    fn of(scale: f32, zero: f32) -> Steps {
+    fn new(scale: f32, zero: f32) -> Steps {
         Steps { scale, inverse: inverse_of(scale), zero }
     }
 
@@ -158,7 +158,7 @@ unsafe fn to_int4<L: Lanes>(x: &[f32], steps: Steps, out: &mut [u8]) {
 /// Returns true if `scale` has a smaller sum of squared errors than `other`.
 #[inline(always)]
 unsafe fn is_nearer<L: Lanes>(x: &[f32], scale: f32, other: f32) -> bool {
-    let (one, other) = (Steps::of(scale, INT4_ZERO as f32), Steps::of(other, INT4_ZERO as f32));
+    let (one, other) = (Steps::new(scale, INT4_ZERO as f32), Steps::new(other, INT4_ZERO as f32));
     // SAFETY: the caller upholds this function's contract; chunks hold whole vectors.
     unsafe {
         let mut more: Wide<L> = [L::splat(0.0); 2];

@@ -36,7 +36,7 @@ pub struct Tiles {
 }
 
 impl Tiles {
-    pub fn of(isa: Isa, format: RowFormat, rows: usize) -> Tiles {
+    pub fn for_rows(isa: Isa, format: RowFormat, rows: usize) -> Tiles {
         let most = match format {
             _ if !isa.is_512() => NARROW_ROWS,
             RowFormat::Bytes { .. } => BYTE_ROWS,
@@ -69,7 +69,7 @@ pub enum RowFormat {
 }
 
 impl RowFormat {
-    pub fn of(isa: Isa, weights: Format) -> RowFormat {
+    pub fn for_weights(isa: Isa, weights: Format) -> RowFormat {
         match weights {
             Format::F32 | Format::F16 => RowFormat::Floats { step: 1 },
             Format::Bf16 if isa == Isa::Avx512Bf16 => RowFormat::Pairs,
@@ -167,7 +167,7 @@ impl Lens {
         Lens { words: cols.next_multiple_of(2), groups: cols.div_ceil(WeightFormat::GROUPS[0]) }
     }
 
-    fn of(format: RowFormat, cols: usize) -> Lens {
+    fn for_row(format: RowFormat, cols: usize) -> Lens {
         let groups = if let RowFormat::Bytes { group, .. } = format { cols.div_ceil(group) } else { 0 };
         Lens { words: format.depth(cols), groups }
     }
@@ -211,7 +211,7 @@ impl PackedRows {
         cols: usize,
         x: &(dyn Fn(usize) -> &'a [f32] + Sync),
     ) -> PackedStrips<'a> {
-        let lens = Lens::of(format, cols);
+        let lens = Lens::for_row(format, cols);
         let rows = strips * tiles.rows;
         let words = &mut self.words[..rows * lens.words];
         let (scales, corrections) = (&mut self.scales[..rows * lens.groups], &mut self.corrections[..rows * lens.groups]);

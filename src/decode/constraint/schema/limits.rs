@@ -28,7 +28,7 @@ const MAX_SCHEMAS: u64 = 50_000;
 const MAX_LEVELS: u64 = 128;
 
 /// What is left of the bounds. A grammar of several schemas has one budget.
-pub struct Budget {
+pub struct WorkLimit {
     pattern_bytes: usize,
     members: usize,
     matched: usize,
@@ -41,9 +41,9 @@ pub struct Budget {
     largest: u64,
 }
 
-impl Budget {
-    pub fn new() -> Budget {
-        Budget {
+impl WorkLimit {
+    pub fn new() -> WorkLimit {
+        WorkLimit {
             pattern_bytes: 0,
             members: 0,
             matched: 0,

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Map, Value as Json};
 
 use super::pattern;
-pub use limits::Budget;
+pub use limits::WorkLimit;
 use names::Translated;
 use options::Options;
 
@@ -40,7 +40,7 @@ impl Patterns {
 }
 
 /// Rewrites the schema without a change of what it describes. `Err` says what is wrong with it.
-pub fn prepare(mut schema: Json, budget: &mut Budget) -> Result<Prepared, String> {
+pub fn prepare(mut schema: Json, budget: &mut WorkLimit) -> Result<Prepared, String> {
     let mut options = Options::take(&mut schema)?;
     references::keep_targets(&mut schema)?;
     property_names::rewrite(&mut schema, budget)?;
@@ -75,7 +75,7 @@ struct Translator<'a> {
     needs_code_points: bool,
     /// Members of "patternProperties".
     name_patterns: usize,
-    budget: &'a mut Budget,
+    budget: &'a mut WorkLimit,
     translated: Translated,
 }
 

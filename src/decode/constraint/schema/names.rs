@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use llguidance::derivre::{ExprRef, JsonQuoteOptions, Regex, RegexAst, RegexBuilder};
 use serde_json::{Map, Value as Json};
 
-use super::limits::{self, Budget};
+use super::limits::{self, WorkLimit};
 use super::{both, walk};
 use crate::decode::constraint::pattern::Language;
 
@@ -32,7 +32,7 @@ pub fn rewrite(
     declared: &mut BTreeSet<String>,
     translated: &Translated,
     escapes: &str,
-    budget: &mut Budget,
+    budget: &mut WorkLimit,
 ) -> Result<(), String> {
     let mut objects = Objects { declared, translated, escapes, budget, patterns: BTreeSet::new(), is_merged: false };
     walk::every_schema(root, &mut |members| objects.declare_overlapping(members))?;
@@ -50,7 +50,7 @@ struct Objects<'a> {
     declared: &'a mut BTreeSet<String>,
     translated: &'a Translated,
     escapes: &'a str,
-    budget: &'a mut Budget,
+    budget: &'a mut WorkLimit,
     /// Every pattern that has other names than declared ones.
     patterns: BTreeSet<String>,
     /// Some objects are described by several schemas.
@@ -187,7 +187,7 @@ struct Matcher {
 }
 
 impl Matcher {
-    fn matches(&mut self, name: &str, budget: &mut Budget) -> Result<bool, String> {
+    fn matches(&mut self, name: &str, budget: &mut WorkLimit) -> Result<bool, String> {
         let Some(regex) = &mut self.regex else { return Ok(false) };
         let mut state = regex.initial_state();
         for byte in name.bytes() {
@@ -224,7 +224,7 @@ impl Object {
         Object { builder, quote, valid, own, patterns: Vec::new() }
     }
 
-    fn compile(&mut self, translation: &str, budget: &mut Budget) -> Result<Matcher, String> {
+    fn compile(&mut self, translation: &str, budget: &mut WorkLimit) -> Result<Matcher, String> {
         let search = RegexAst::SearchRegex(translation.into());
         let found = self.builder.mk(&search).unwrap_or(ExprRef::NO_MATCH);
         budget.question(self.builder.exprset().num_bytes())?;
@@ -235,7 +235,7 @@ impl Object {
     }
 
     /// Whether another pattern than the given one matches one of the texts.
-    fn has_another(&mut self, except: usize, texts: &BTreeSet<String>, budget: &mut Budget) -> Result<bool, String> {
+    fn has_another(&mut self, except: usize, texts: &BTreeSet<String>, budget: &mut WorkLimit) -> Result<bool, String> {
         for (_, pattern) in self.patterns.iter_mut().enumerate().filter(|(i, _)| *i != except) {
             for text in texts {
                 if pattern.matcher.matches(text, budget)? {
@@ -246,7 +246,7 @@ impl Object {
         Ok(false)
     }
 
-    fn matches(&mut self, name: &str, budget: &mut Budget) -> Result<bool, String> {
+    fn matches(&mut self, name: &str, budget: &mut WorkLimit) -> Result<bool, String> {
         for pattern in &mut self.patterns {
             if pattern.matcher.matches(name, budget)? {
                 return Ok(true);
@@ -256,7 +256,7 @@ impl Object {
     }
 
     /// Whether one of a few names is not taken.
-    fn has_free_probe(&mut self, taken: &BTreeSet<String>, budget: &mut Budget) -> Result<bool, String> {
+    fn has_free_probe(&mut self, taken: &BTreeSet<String>, budget: &mut WorkLimit) -> Result<bool, String> {
         for probe in PROBES.into_iter().filter(|probe| !taken.contains(*probe)) {
             if !self.matches(probe, budget)? {
                 return Ok(true);
@@ -266,7 +266,7 @@ impl Object {
     }
 
     /// Removes the patterns after the first `own` that overlap one before them: llguidance cannot merge these.
-    fn keep_disjoint(&mut self, own: usize, budget: &mut Budget) -> Result<(), String> {
+    fn keep_disjoint(&mut self, own: usize, budget: &mut WorkLimit) -> Result<(), String> {
         let mut i = own;
         while i < self.patterns.len() {
             let mut overlaps = false;
@@ -285,14 +285,14 @@ impl Object {
     }
 
     /// Whether all of these names are among the texts or the others.
-    fn is_covered(&self, names: ExprRef, texts: &[String], others: &[ExprRef], budget: &mut Budget) -> Result<bool, String> {
+    fn is_covered(&self, names: ExprRef, texts: &[String], others: &[ExprRef], budget: &mut WorkLimit) -> Result<bool, String> {
         let texts = texts.iter().map(|text| RegexAst::Literal(Json::from(&text[..]).to_string()));
         let taken = texts.chain(others.iter().map(|other| RegexAst::ExprRef(*other))).collect();
         self.is_empty(&RegexAst::And(vec![RegexAst::ExprRef(names), RegexAst::Not(Box::new(RegexAst::Or(taken)))]), budget)
     }
 
     /// Whether there is no such text. False if that takes too much work.
-    fn is_empty(&self, texts: &RegexAst, budget: &mut Budget) -> Result<bool, String> {
+    fn is_empty(&self, texts: &RegexAst, budget: &mut WorkLimit) -> Result<bool, String> {
         budget.question(self.builder.exprset().num_bytes())?;
         // A copy, so that the next question does not pay for the texts of this one.
         let mut builder = self.builder.clone();
@@ -301,7 +301,13 @@ impl Object {
     }
 
     /// Adds properties, or adds the schema to what these have to match.
-    fn declare(&mut self, members: &mut Map<String, Json>, names: Vec<String>, schema: &Json, budget: &mut Budget) -> Result<(), String> {
+    fn declare(
+        &mut self,
+        members: &mut Map<String, Json>,
+        names: Vec<String>,
+        schema: &Json,
+        budget: &mut WorkLimit,
+    ) -> Result<(), String> {
         budget.copy(schema, names.len())?;
         if names.is_empty() {
             return Ok(());

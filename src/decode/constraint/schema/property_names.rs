@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value as Json, json};
 
-use super::limits::Budget;
+use super::limits::WorkLimit;
 use super::{may_be, walk};
 
 /// The names that a schema describes.
@@ -18,7 +18,7 @@ enum Names {
 
 /// Rewrites "propertyNames" as "properties" or "patternProperties" with the schema of "additionalProperties", and allows no others. Other
 /// uses of "propertyNames" stay, and llguidance refuses them.
-pub fn rewrite(root: &mut Json, budget: &mut Budget) -> Result<(), String> {
+pub fn rewrite(root: &mut Json, budget: &mut WorkLimit) -> Result<(), String> {
     let mut targets = BTreeMap::new();
     walk::every_schema(root, &mut |members| {
         let reference = members.get("propertyNames").and_then(|names| names.get("$ref")?.as_str());
@@ -31,7 +31,11 @@ pub fn rewrite(root: &mut Json, budget: &mut Budget) -> Result<(), String> {
     walk::every_schema(root, &mut |members| rewrite_members(members, &targets, budget))
 }
 
-fn rewrite_members(members: &mut Map<String, Json>, targets: &BTreeMap<String, Option<Names>>, budget: &mut Budget) -> Result<(), String> {
+fn rewrite_members(
+    members: &mut Map<String, Json>,
+    targets: &BTreeMap<String, Option<Names>>,
+    budget: &mut WorkLimit,
+) -> Result<(), String> {
     let Some(schema) = members.get("propertyNames") else { return Ok(()) };
     let reference = schema.get("$ref").and_then(Json::as_str);
     let names = match reference {

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use super::super::arguments::{Args, string};
-use super::super::budget::{Budget, Builder};
+use super::super::budget::{Builder, RenderBudget};
 use super::super::failure::{Result, fail};
 use super::super::interpreter::Interpreter;
 use super::super::iteration::iterate;
@@ -30,7 +30,7 @@ pub fn apply(interpreter: &mut Interpreter, name: &str, value: &Value, args: &Ar
     }
 }
 
-fn striptags(budget: &Rc<Budget>, text: &str) -> Result<Value> {
+fn striptags(budget: &Rc<RenderBudget>, text: &str) -> Result<Value> {
     let plain = without(budget, text, "<!--", "-->")?;
     let plain = without(budget, &plain, "<", ">")?;
     let mut out = Builder::new(budget);
@@ -44,7 +44,7 @@ fn striptags(budget: &Rc<Budget>, text: &str) -> Result<Value> {
 }
 
 /// The text without what stands between `open` and `close`.
-fn without(budget: &Rc<Budget>, text: &str, open: &str, close: &str) -> Result<Builder> {
+fn without(budget: &Rc<RenderBudget>, text: &str, open: &str, close: &str) -> Result<Builder> {
     budget.scan(text.len())?;
     let mut out = Builder::new(budget);
     let mut rest = text;

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use super::super::arguments::{Args, given, integer, size, string};
-use super::super::budget::{Budget, Buffer, Builder};
+use super::super::budget::{Buffer, Builder, RenderBudget};
 use super::super::failure::{Result, fail};
 use super::super::interpreter::Interpreter;
 use super::super::methods;
@@ -37,7 +37,7 @@ fn separates(c: char) -> bool {
 }
 
 /// White space and words in turn, the last first; words end behind a hyphen within them.
-fn chunks<'a>(budget: &Rc<Budget>, line: &'a str, on_hyphens: bool) -> Result<Buffer<&'a str>> {
+fn chunks<'a>(budget: &Rc<RenderBudget>, line: &'a str, on_hyphens: bool) -> Result<Buffer<&'a str>> {
     let mut chars = Buffer::with_capacity(budget, line.chars().count())?;
     for (at, c) in line.char_indices() {
         chars.push((at, c))?;

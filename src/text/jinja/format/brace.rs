@@ -239,7 +239,7 @@ fn format_value(interpreter: &Interpreter, value: &Value, spec: &str) -> Result<
     }
 }
 
-type Shared = std::rc::Rc<super::super::budget::Budget>;
+type Shared = std::rc::Rc<super::super::budget::RenderBudget>;
 
 fn format_text(text: &str, spec: &str, budget: &Shared) -> Result<Builder> {
     budget.scan(text.len())?;

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::rc::Rc;
 
 use super::super::arguments::{self, Args, given, integer, size, string};
-use super::super::budget::{Budget, Buffer, Builder};
+use super::super::budget::{Buffer, Builder, RenderBudget};
 use super::super::failure::{Result, fail};
 use super::super::format::brace;
 use super::super::globals::optional_text;
@@ -46,7 +46,7 @@ fn escaped(interpreter: &mut Interpreter, method: &str, mut args: Args) -> Resul
 }
 
 /// The strings of a result as HTML-safe strings.
-fn mark_safe(budget: &Rc<Budget>, value: Value) -> Result<Value> {
+fn mark_safe(budget: &Rc<RenderBudget>, value: Value) -> Result<Value> {
     let all = |items: &[Value]| {
         let mut all = Buffer::with_capacity(budget, items.len())?;
         items.iter().try_for_each(|item| all.push(mark_safe(budget, item.clone())?))?;
@@ -151,7 +151,7 @@ fn join(interpreter: &mut Interpreter, separator: &str, args: &Args) -> Result<V
     out.into_text(false)
 }
 
-fn translate(budget: &Rc<Budget>, text: &str, args: &Args) -> Result<Value> {
+fn translate(budget: &Rc<RenderBudget>, text: &str, args: &Args) -> Result<Value> {
     let [table] = args.bind("translate", [""], 1)?;
     let Some(Value::Dict(table)) = table else { return fail("translate() takes a dictionary") };
     // Each character is hashed.
@@ -172,7 +172,7 @@ fn translate(budget: &Rc<Budget>, text: &str, args: &Args) -> Result<Value> {
 }
 
 /// `text.replace(old, new, count)`, of all occurrences where the count is negative.
-pub fn replace(budget: &Rc<Budget>, text: &str, old: &str, new: &str, count: i128) -> Result<Value> {
+pub fn replace(budget: &Rc<RenderBudget>, text: &str, old: &str, new: &str, count: i128) -> Result<Value> {
     let most = if count < 0 { usize::MAX } else { size(count) };
     let mut out = Builder::new(budget);
     let mut end = 0;
@@ -187,7 +187,7 @@ pub fn replace(budget: &Rc<Budget>, text: &str, old: &str, new: &str, count: i12
 }
 
 /// `text.split(sep, maxsplit)`
-fn split(budget: &Rc<Budget>, text: &str, from_right: bool, args: &Args) -> Result<Buffer<Value>> {
+fn split(budget: &Rc<RenderBudget>, text: &str, from_right: bool, args: &Args) -> Result<Buffer<Value>> {
     let [separator, most] = args.bind("split", ["sep", "maxsplit"], 0)?;
     let most = most.map_or(Ok(-1), |most| integer(&most))?;
     let most = if most < 0 { usize::MAX - 1 } else { size(most).min(usize::MAX - 1) };
@@ -255,7 +255,7 @@ pub fn lines(text: &str) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
-fn splitlines(budget: &Rc<Budget>, text: &str, args: &Args) -> Result<Value> {
+fn splitlines(budget: &Rc<RenderBudget>, text: &str, args: &Args) -> Result<Value> {
     let [keep] = args.bind("splitlines", ["keepends"], 0)?;
     let keep = keep.is_some_and(|keep| keep.is_true());
     let lines = lines(text).map(|(line, end)| if keep { &text[offset(text, line)..][..line.len() + end.len()] } else { line });
@@ -270,7 +270,7 @@ fn offset(text: &str, part: &str) -> usize {
     part.as_ptr() as usize - text.as_ptr() as usize
 }
 
-fn partition(budget: &Rc<Budget>, text: &str, from_right: bool, args: &Args) -> Result<Value> {
+fn partition(budget: &Rc<RenderBudget>, text: &str, from_right: bool, args: &Args) -> Result<Value> {
     let [separator] = args.bind("partition", [""], 1)?;
     let separator = separator.unwrap_or(Value::None);
     let separator = string(&separator)?;
@@ -323,7 +323,7 @@ fn find(text: &str, method: &str, args: &Args) -> Result<Value> {
     }
 }
 
-fn affix(budget: &Budget, text: &str, method: &str, args: &Args) -> Result<Value> {
+fn affix(budget: &RenderBudget, text: &str, method: &str, args: &Args) -> Result<Value> {
     let [affixes, start, stop] = args.bind(method, ["", "", ""], 1)?;
     let affixes = affixes.unwrap_or(Value::None);
     let affixes = match &affixes {
@@ -342,7 +342,7 @@ fn affix(budget: &Budget, text: &str, method: &str, args: &Args) -> Result<Value
 }
 
 /// `strip`, `lstrip` or `rstrip`, of white space where no characters are given.
-pub fn strip<'a>(budget: &Budget, text: &'a str, method: &str, chars: Option<&str>) -> Result<&'a str> {
+pub fn strip<'a>(budget: &RenderBudget, text: &'a str, method: &str, chars: Option<&str>) -> Result<&'a str> {
     // Hashing a character takes longer than looking at it.
     budget.scan(4 * (text.len() + chars.map_or(0, str::len)))?;
     let set = chars.map(|chars| {
@@ -358,7 +358,7 @@ pub fn strip<'a>(budget: &Budget, text: &'a str, method: &str, chars: Option<&st
     Ok(if method == "lstrip" { text } else { text.trim_end_matches(stripped) })
 }
 
-fn padded(budget: &Rc<Budget>, text: &str, method: &str, args: &Args) -> Result<Value> {
+fn padded(budget: &Rc<RenderBudget>, text: &str, method: &str, args: &Args) -> Result<Value> {
     if method == "expandtabs" {
         return expandtabs(budget, text, args);
     }
@@ -389,7 +389,7 @@ fn padded(budget: &Rc<Budget>, text: &str, method: &str, args: &Args) -> Result<
 }
 
 /// `text.center(width, fill)`: the odd space is on the left where the width is odd.
-pub fn center(budget: &Rc<Budget>, text: &str, width: usize, fill: &str) -> Result<Value> {
+pub fn center(budget: &Rc<RenderBudget>, text: &str, width: usize, fill: &str) -> Result<Value> {
     let padding = width.saturating_sub(text.chars().count());
     let left = padding / 2 + (padding & width & 1);
     let mut out = Builder::new(budget);
@@ -399,7 +399,7 @@ pub fn center(budget: &Rc<Budget>, text: &str, width: usize, fill: &str) -> Resu
     out.into_text(false)
 }
 
-fn expandtabs(budget: &Rc<Budget>, text: &str, args: &Args) -> Result<Value> {
+fn expandtabs(budget: &Rc<RenderBudget>, text: &str, args: &Args) -> Result<Value> {
     let [tab] = args.bind("expandtabs", ["tabsize"], 0)?;
     let tab = arguments::width(tab.map_or(Ok(8), |tab| integer(&tab))?)?;
     let mut out = Builder::new(budget);

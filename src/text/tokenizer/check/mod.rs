@@ -9,7 +9,7 @@ mod parts;
 mod pattern;
 
 pub(super) use model::{bpe_merges, check_model};
-pub(super) use parts::{Part, parts};
+pub(super) use parts::{PipelinePart, parts};
 
 use serde_json::Value as Json;
 

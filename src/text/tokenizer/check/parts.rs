@@ -14,10 +14,10 @@ const MAX_TEMPLATE: usize = 64;
 const MAX_NAME_BYTES: usize = 1024;
 
 /// The field, the type and the JSON of a part.
-pub type Part<'a> = (String, &'a str, &'a Json);
+pub type PipelinePart<'a> = (String, &'a str, &'a Json);
 
 /// The parts of a section. Those of a sequence, which its field `list` holds, stand in its place.
-pub fn parts<'a>(section: &'a Json, name: &str, list: &str) -> Result<Vec<Part<'a>>, String> {
+pub fn parts<'a>(section: &'a Json, name: &str, list: &str) -> Result<Vec<PipelinePart<'a>>, String> {
     let mut found = Vec::new();
     if !section.is_null() {
         add(section, name.to_string(), list, 0, &mut found)?;
@@ -25,7 +25,7 @@ pub fn parts<'a>(section: &'a Json, name: &str, list: &str) -> Result<Vec<Part<'
     Ok(found)
 }
 
-fn add<'a>(part: &'a Json, field: String, list: &str, nesting: usize, found: &mut Vec<Part<'a>>) -> Result<(), String> {
+fn add<'a>(part: &'a Json, field: String, list: &str, nesting: usize, found: &mut Vec<PipelinePart<'a>>) -> Result<(), String> {
     let kind = string(&part["type"], &format!("{field}.type"), MAX_NAME_BYTES)?;
     if kind != "Sequence" {
         found.push((field, kind, part));

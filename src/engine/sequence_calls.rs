@@ -1,0 +1,255 @@
+//! Operations of the host on sequences.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::active_sequence::Generation;
+use super::queue::Queue;
+use super::request::{Prompt, branch_seed};
+use super::sequence_state::{Header, SequenceState};
+use super::sequence_table::{ForkedSequence, SequenceView};
+use super::{Engine, LogitsHook};
+use crate::error::{Error, Result, try_copy};
+use crate::kv::BlockHash;
+use crate::options::SamplingParams;
+use crate::scheduler::NewGroup;
+
+/// The parameters of a fork.
+#[derive(Clone, Default)]
+pub struct Fork<'a> {
+    /// Number of tokens that the children share with the parent. `None` selects all tokens at the
+    /// time of the step.
+    pub at: Option<usize>,
+    /// Whether the children stay idle until they are resumed, even if the parent runs.
+    pub idle: bool,
+    /// Seed from which each child gets random numbers of its own. `None` selects those of the
+    /// parent.
+    pub seed: Option<u64>,
+    /// Queue of the children. `None` selects the queue of the parent.
+    pub queue: Option<&'a Queue>,
+    /// User data of the children. `None` selects those of the parent.
+    pub user_data: Option<u64>,
+}
+
+/// The parameters of the next turn of an idle sequence.
+#[derive(Clone)]
+pub struct Resume<'a> {
+    /// Sampling parameters of the turn.
+    pub sampling: SamplingParams,
+    /// Whether the sequence stays idle again when it ends.
+    pub keep: bool,
+    /// Queue of the turn. `None` selects the previous one.
+    pub queue: Option<&'a Queue>,
+    /// User data. `None` selects the previous ones.
+    pub user_data: Option<u64>,
+    /// Whether the text of the output omits special tokens.
+    pub skip_special: bool,
+    /// Logits hook of the turn.
+    pub hook: Option<LogitsHook>,
+    /// Time after which the turn ends with the tokens it has.
+    pub deadline: Option<Duration>,
+}
+
+/// The parameters that can change when an idle sequence continues with its previous ones.
+#[derive(Clone, Default)]
+pub struct Continue<'a> {
+    /// Whether the sequence stays idle again when it ends.
+    pub keep: bool,
+    /// Queue. `None` selects the previous one.
+    pub queue: Option<&'a Queue>,
+    /// User data. `None` selects the previous ones.
+    pub user_data: Option<u64>,
+    /// Logits hook. `None` selects the previous one.
+    pub hook: Option<LogitsHook>,
+    /// Time after which the turn ends with the tokens it has.
+    pub deadline: Option<Duration>,
+}
+
+impl Resume<'_> {
+    /// Creates the parameters of a turn. The sequence stays idle when it ends.
+    pub fn new(sampling: SamplingParams) -> Self {
+        Resume { sampling, keep: true, queue: None, user_data: None, skip_special: true, hook: None, deadline: None }
+    }
+}
+
+/// The state of a sequence after the last step and the calls since then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SequenceInfo {
+    /// Id of the request.
+    pub request: u64,
+    /// Index of the result within the request, from 0.
+    pub index: u32,
+    /// Number of tokens.
+    pub len: usize,
+    /// Whether it waits to be resumed or freed.
+    pub idle: bool,
+    /// Whether K and V come from another instruction path. The sequence works, but its results are
+    /// not bit-identical.
+    pub inexact: bool,
+}
+
+impl Engine {
+    /// Creates `n` sequences that share the blocks of the parent. Each is a request whose id is
+    /// that of the sequence.
+    pub fn fork(&self, seq: u64, n: usize, how: &Fork) -> Result<Vec<u64>> {
+        if n == 0 {
+            return Err(Error::invalid("n is 0: ask for at least one child"));
+        }
+        let most = self.info.memory.blocks;
+        if n > most {
+            return Err(Error::capacity(format!("{n} children need a KV block each and the pool has {most}: ask for fewer")));
+        }
+        if let Some(queue) = how.queue {
+            self.check_queue(queue)?;
+        }
+        let child = |i, id, known: &SequenceView| {
+            let outbox = how.queue.map_or(&known.outbox, |queue| queue.sender()).clone();
+            outbox.check_open()?;
+            let asked = self.shared.clock.now();
+            Ok(ForkedSequence {
+                id,
+                seed: how.seed.map(|seed| branch_seed(seed, i)),
+                user_data: how.user_data.unwrap_or(known.user_data),
+                outbox,
+                asked,
+            })
+        };
+        self.shared.registry.fork(seq, how.at, how.idle, n, child)
+    }
+
+    /// Appends tokens. A running sequence continues after them.
+    pub fn append(&self, seq: u64, tokens: Vec<u32>) -> Result<()> {
+        self.check_tokens("appended", &tokens)?;
+        self.shared.registry.append(seq, tokens)
+    }
+
+    /// Truncates the sequence to its first `len` tokens. A running sequence continues from there.
+    pub fn rewind(&self, seq: u64, len: usize) -> Result<()> {
+        self.shared.registry.rewind(seq, len)
+    }
+
+    /// Resumes an idle sequence with new parameters.
+    pub fn resume(&self, seq: u64, how: Resume) -> Result<()> {
+        self.check()?;
+        self.check_sampling(&how.sampling)?;
+        if how.sampling.prompt_logprobs.is_some() || how.sampling.echo {
+            return Err(Error::invalid("a sequence that is resumed has no prompt to report: leave out prompt_logprobs and echo"));
+        }
+        if let Some(queue) = how.queue {
+            self.check_queue(queue)?;
+        }
+        let known = self.shared.registry.sequence(seq)?;
+        let outbox = how.queue.map_or(&known.outbox, |queue| queue.sender()).clone();
+        let user_data = how.user_data.unwrap_or(known.user_data);
+        let mut turn = self.generation(how.sampling, outbox, how.hook, user_data, how.skip_special, how.keep)?;
+        turn.deadline = self.deadline(turn.asked, how.deadline)?;
+        let seed = self.seed_of(seq);
+        self.shared.registry.resume(seq, |known| {
+            self.max_len(known.len, &turn.rules.params)?;
+            turn.seed = turn.rules.params.seed.unwrap_or(seed);
+            Ok(turn)
+        })
+    }
+
+    /// Continues an idle sequence with its previous parameters, counts and grammar.
+    pub fn continue_sequence(&self, seq: u64, how: Continue) -> Result<()> {
+        how.queue.map_or(Ok(()), |queue| self.check_queue(queue))?;
+        let asked = self.shared.clock.now();
+        let deadline = self.deadline(asked, how.deadline)?;
+        self.shared.registry.continue_sequence(seq, how, asked, deadline)
+    }
+
+    /// Exports a sequence. Its state, or an error, follows as an output in `queue` (`None`: the
+    /// queue of the sequence).
+    pub fn export(&self, seq: u64, queue: Option<&Queue>) -> Result<()> {
+        queue.map_or(Ok(()), |queue| self.check_queue(queue))?;
+        self.shared.registry.export(seq, queue.map(Queue::sender))
+    }
+
+    /// Imports a sequence that this or another process has exported. It is idle, and its outputs go
+    /// to `queue`.
+    pub fn import(&self, queue: &Queue, bytes: &[u8]) -> Result<u64> {
+        self.check()?;
+        self.check_queue(queue)?;
+        let sequence_state = SequenceState::decode(bytes)?;
+        self.check_state(&sequence_state.header, sequence_state.kv.len())?;
+        // The sequence_state stays complete, since a journal records it.
+        let params = sequence_state.header.params.try_clone()?;
+        let header = &sequence_state.header;
+        let turn = self.generation(params, queue.sender().clone(), None, 0, header.skip_special, false)?;
+        let turn = Generation { seed: header.seed, ..turn };
+        let inexact = header.isa != self.info.isa_name();
+        self.shared.registry.import(turn, sequence_state, inexact)
+    }
+
+    fn check_state(&self, header: &Header, kv: usize) -> Result<()> {
+        let memory = &self.info.memory;
+        if header.model != self.info.fingerprint {
+            let hex = |hash: &[u8; 32]| hash[..4].iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+            let (theirs, ours) = (hex(&header.model), hex(&self.info.fingerprint));
+            return Err(Error::invalid(format!(
+                "the exported sequence is of model {theirs}..., this engine serves {ours}...: import it where that one is served"
+            )));
+        }
+        if (&header.layout, header.block_size) != (&self.layout, memory.block_size) {
+            return Err(Error::invalid(format!(
+                "the exported sequence has blocks of {} as {:?}, this engine has blocks of {} as {:?}: use the same block_size and kv_dtype",
+                header.block_size, header.layout, memory.block_size, self.layout
+            )));
+        }
+        self.check_tokens("imported", &header.tokens)?;
+        let len = header.tokens.len();
+        if len.max(header.max_len) > memory.max_model_len {
+            return Err(Error::invalid(format!(
+                "the exported sequence has {len} tokens of up to {}, max_model_len is {}: raise it",
+                header.max_len, memory.max_model_len
+            )));
+        }
+        let expected = self.info.paging.visible_blocks(header.computed) as u64 * memory.block_bytes;
+        if kv as u64 != expected {
+            return Err(Error::invalid(format!(
+                "the exported sequence has {kv} bytes of K and V where {expected} are needed: it is damaged"
+            )));
+        }
+        self.check_sampling(&header.params)
+    }
+
+    /// Frees a sequence in any state. A running sequence ends with `Abort`.
+    pub fn free(&self, seq: u64) -> Result<()> {
+        self.shared.registry.free(seq)
+    }
+
+    /// Returns the state of a sequence.
+    pub fn sequence(&self, seq: u64) -> Result<SequenceInfo> {
+        let known = self.shared.registry.sequence(seq)?;
+        Ok(SequenceInfo { request: known.request, index: known.index, len: known.len, idle: known.idle, inexact: known.inexact })
+    }
+
+    /// Computes a prompt and keeps its blocks until it is unpinned or `time` has passed. If a
+    /// sequence cannot continue otherwise, the pin with the lowest priority is removed.
+    pub fn pin(&self, prompt: Prompt, add_special: bool, salt: &[u8], priority: u32, time: Option<Duration>) -> Result<u64> {
+        self.check()?;
+        if !self.keeps_prefixes {
+            return Err(Error::unsupported("the engine was made without a prefix cache: nothing can be pinned"));
+        }
+        let tokens = self.prompt_tokens(prompt, add_special, None)?;
+        self.max_len(tokens.len(), &SamplingParams::default())?;
+        let until = time.and_then(|time| self.shared.clock.now().checked_add(time));
+        self.pin_tokens(tokens, priority, try_copy(salt)?, until)
+    }
+
+    pub(super) fn pin_tokens(&self, tokens: Vec<u32>, priority: u32, salt: Vec<u8>, until: Option<Duration>) -> Result<u64> {
+        let root = BlockHash::root(&self.info.fingerprint, &salt);
+        let newcomer = NewGroup::pin(tokens, root).prepare(&self.info.paging)?;
+        self.shared.registry.pin(Box::new(newcomer), priority, salt, until)
+    }
+
+    /// Removes a pin.
+    pub fn unpin(&self, pin: u64) -> Result<()> {
+        self.shared.registry.unpin(pin)
+    }
+}
+
+/// A logits hook: gets the id and the tokens of a sequence and edits the logits of its next token.
+/// It runs on the stepping thread.
+pub type Hook = Arc<dyn Fn(u64, &[u32], &mut [f32]) + Send + Sync>;

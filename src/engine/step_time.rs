@@ -1,0 +1,256 @@
+//! Measured durations of steps, prompt tokens and block transfers. Older measurements have less
+//! weight, so that the estimates follow changes of the speed.
+
+use std::time::Duration;
+
+use crate::scheduler::{Costs, StepPlan};
+
+/// A weighted least-squares fit: seconds = the sum of feature * cost.
+#[derive(Debug, Clone, Copy)]
+struct LeastSquares<const N: usize> {
+    moments: [[f64; N]; N],
+    seconds: [f64; N],
+}
+
+/// Weight of a measurement relative to the next newer one. It halves after 700 steps.
+const FADING: f64 = 0.999;
+
+impl<const N: usize> Default for LeastSquares<N> {
+    fn default() -> LeastSquares<N> {
+        LeastSquares { moments: [[0.0; N]; N], seconds: [0.0; N] }
+    }
+}
+
+impl<const N: usize> LeastSquares<N> {
+    fn decay(&mut self, by: f64) {
+        self.moments.as_flattened_mut().iter_mut().chain(&mut self.seconds).for_each(|sum| *sum *= by);
+    }
+
+    fn observe(&mut self, features: [f64; N], took: Duration) {
+        for (i, row) in self.moments.iter_mut().enumerate() {
+            row.iter_mut().zip(features).for_each(|(moment, feature)| *moment += features[i] * feature);
+            self.seconds[i] += features[i] * took.as_secs_f64();
+        }
+    }
+
+    /// Solves the fit. `doubt` is the weight of a prior of 0 for each cost, which keeps the system
+    /// regular.
+    fn solve(&self, doubt: impl Fn(f64) -> f64) -> [f64; N] {
+        let (mut a, mut b) = (self.moments, self.seconds);
+        (0..N).for_each(|i| a[i][i] += doubt(a[i][i]));
+        for i in 0..N {
+            for below in i + 1..N {
+                let factor = a[below][i] / a[i][i];
+                (i..N).for_each(|column| a[below][column] -= factor * a[i][column]);
+                b[below] -= factor * b[i];
+            }
+        }
+        let mut costs = [0.0; N];
+        for i in (0..N).rev() {
+            let known: f64 = (i + 1..N).map(|column| a[i][column] * costs[column]).sum();
+            costs[i] = (b[i] - known) / a[i][i];
+        }
+        costs
+    }
+}
+
+/// A model of the step time: seconds = fixed + rows * per_row + positions * per_position + products
+/// * per_product.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct StepTimeModel(LeastSquares<UNKNOWNS>);
+
+const UNKNOWNS: usize = 4;
+/// Scales of the features, which make them similar in size.
+const SCALES: [f64; UNKNOWNS] = [1.0, 1e-2, 1e-4, 1e-5];
+/// The prior makes the system regular even if all steps had the same load.
+const DAMPING: f64 = 1e-6;
+
+/// The load of one or several steps.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct StepLoad {
+    pub steps: usize,
+    pub rows: usize,
+    /// Number of tokens of sequences with several tokens in the step. Counted only for plans.
+    pub prompt_rows: usize,
+    /// Number of positions whose K and V are read, once per sequence and step.
+    pub positions: usize,
+    /// Number of positions that are read, once per row.
+    pub products: usize,
+}
+
+impl StepLoad {
+    pub fn for_plan(plan: &StepPlan) -> StepLoad {
+        let mut load = StepLoad { steps: 1, ..StepLoad::default() };
+        for part in &plan.parts {
+            load.add(1, part.rows, part.first);
+            load.prompt_rows += if part.rows > 1 { part.rows } else { 0 };
+        }
+        load
+    }
+
+    /// Adds a sequence that computes `rows` tokens in each of `steps` steps, after `first`
+    /// positions.
+    pub fn add(&mut self, steps: usize, rows: usize, first: usize) {
+        let looked_back_on = steps * first + rows * steps * (steps + 1) / 2;
+        self.rows += rows * steps;
+        self.positions += looked_back_on;
+        self.products += rows * looked_back_on;
+    }
+
+    fn features(self) -> [f64; UNKNOWNS] {
+        let [steps, rows, positions, products] = SCALES;
+        [self.steps as f64 * steps, self.rows as f64 * rows, self.positions as f64 * positions, self.products as f64 * products]
+    }
+}
+
+impl StepTimeModel {
+    pub fn observe(&mut self, load: StepLoad, took: Duration) {
+        self.0.decay(FADING);
+        self.0.observe(load.features(), took);
+    }
+
+    /// Solves the model. Returns `None` before the first measurement.
+    pub fn solve(&self) -> Option<StepCosts> {
+        let weight = self.0.moments[0][0];
+        (weight > 0.0).then(|| StepCosts(self.0.solve(|moment| DAMPING * (weight + moment))))
+    }
+}
+
+/// Seconds per unit of each feature.
+pub struct StepCosts([f64; UNKNOWNS]);
+
+impl StepCosts {
+    pub fn seconds(&self, load: StepLoad) -> f64 {
+        self.0.iter().zip(load.features()).map(|(cost, feature)| cost * feature).sum::<f64>().max(0.0)
+    }
+}
+
+/// All measurements.
+#[derive(Debug, Default)]
+pub struct StepTimer {
+    pub pace: StepTimeModel,
+    prompts: LeastSquares<1>,
+    moves: LeastSquares<1>,
+}
+
+/// The prior of a rate, in squared units. If the weight of the measurements fades below it, the
+/// cost is estimated as almost zero. An operation that once seemed expensive is therefore tried
+/// again.
+const FORGOTTEN: f64 = 1e-2;
+
+impl StepTimer {
+    /// Records a step. If it also contains decodes, its duration is divided in proportion to the
+    /// rows.
+    pub fn record_step(&mut self, load: StepLoad, took: Duration) {
+        self.pace.observe(load, took);
+        // Transfers fade with every step: if they seem expensive, none are made, and no measurement
+        // would correct the estimate.
+        self.moves.decay(FADING);
+        if load.prompt_rows > 0 {
+            let prompts = load.prompt_rows as f64;
+            self.prompts.decay(FADING);
+            self.prompts.observe([prompts], took.mul_f64(prompts / load.rows as f64));
+        }
+    }
+
+    pub fn record_move(&mut self, blocks: usize, took: Duration) {
+        self.moves.observe([blocks as f64], took);
+    }
+
+    pub fn costs(&self) -> Costs {
+        let each = |fit: &LeastSquares<1>| fit.solve(|_| FORGOTTEN)[0];
+        Costs { block: each(&self.moves), token: each(&self.prompts) }
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// The true cost of a step in these tests.
+    pub fn seconds(load: StepLoad) -> f64 {
+        0.01 + 1e-4 * load.rows as f64 + 1e-5 * load.positions as f64 + 1e-6 * load.products as f64
+    }
+
+    pub fn load(parts: &[(usize, usize)]) -> StepLoad {
+        let mut load = StepLoad { steps: 1, ..StepLoad::default() };
+        parts.iter().for_each(|&(rows, first)| load.add(1, rows, first));
+        load
+    }
+
+    pub fn learned() -> StepTimeModel {
+        let mut pace = StepTimeModel::default();
+        learn(&mut pace, 200, 1.0);
+        pace
+    }
+
+    fn learn(pace: &mut StepTimeModel, steps: usize, slower: f64) {
+        for i in 1..=steps {
+            let load = load(&[(i % 60 + 1, (i * 37) % 500), (1, i * 91 % 700)]);
+            pace.observe(load, Duration::from_secs_f64(slower * seconds(load)));
+        }
+    }
+
+    #[test]
+    fn the_pace_of_steps_is_learned_from_those_that_ran() {
+        assert!(StepTimeModel::default().solve().is_none());
+        let costs = learned().solve().unwrap();
+        for load in [load(&[(1, 100)]), load(&[(60, 4), (1, 80)])] {
+            let (told, right) = (costs.seconds(load), seconds(load));
+            assert!((told / right - 1.0).abs() < 0.01, "{told} for {right}");
+        }
+    }
+
+    #[test]
+    fn steps_that_are_all_alike_are_told_as_they_were() {
+        let mut pace = StepTimeModel::default();
+        let load = load(&[(1, 112); 8]);
+        (0..50).for_each(|_| pace.observe(load, Duration::from_millis(25)));
+        assert!((pace.solve().unwrap().seconds(load) - 0.025).abs() < 1e-4);
+    }
+
+    #[test]
+    fn a_machine_that_has_become_slower_is_believed() {
+        let mut pace = StepTimeModel::default();
+        learn(&mut pace, 20_000, 1.0);
+        learn(&mut pace, 7000, 3.0);
+        let (told, right) = (pace.solve().unwrap().seconds(load(&[(30, 200)])), 3.0 * seconds(load(&[(30, 200)])));
+        assert!((told / right - 1.0).abs() < 0.02, "{told} for {right}");
+    }
+
+    fn prompt(rows: usize) -> StepLoad {
+        StepLoad { prompt_rows: rows, ..load(&[(rows, 0)]) }
+    }
+
+    #[test]
+    fn prompts_and_moves_of_long_ago_count_less() {
+        let mut meter = StepTimer::default();
+        assert_eq!(meter.costs(), Costs::default(), "nothing was ever measured");
+        let milliseconds = Duration::from_millis;
+        let near = |told: f64, right: f64| assert!((told / right - 1.0).abs() < 0.02, "{told} for {right}");
+        for _ in 0..10_000 {
+            meter.record_step(prompt(100), milliseconds(100));
+            meter.record_move(10, milliseconds(500));
+        }
+        near(meter.costs().token, 1e-3);
+        near(meter.costs().block, 50e-3);
+        for _ in 0..10_000 {
+            meter.record_step(prompt(100), milliseconds(400));
+            meter.record_move(10, milliseconds(5));
+        }
+        near(meter.costs().token, 4e-3);
+        near(meter.costs().block, 0.5e-3);
+    }
+
+    #[test]
+    fn what_has_long_not_been_tried_is_as_good_as_free() {
+        let mut meter = StepTimer::default();
+        meter.record_move(100, Duration::from_secs(10));
+        assert!(meter.costs().block > 0.099);
+        (0..5000).for_each(|_| meter.record_step(prompt(50), Duration::from_millis(50)));
+        assert!(meter.costs().block > 0.099, "a while ago is not long ago");
+        (0..30_000).for_each(|_| meter.record_step(prompt(50), Duration::from_millis(50)));
+        assert!(meter.costs().block < 1e-6, "{}", meter.costs().block);
+        assert!((meter.costs().token - 1e-3).abs() < 1e-5);
+    }
+}

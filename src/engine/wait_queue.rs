@@ -1,0 +1,203 @@
+//! The waiting queue and its limits.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::options::EngineOptions;
+
+/// The limits of the waiting queue. The maximum value means no limit.
+#[derive(Debug, Clone, Copy)]
+pub struct QueueLimits {
+    pub requests: usize,
+    pub tokens: usize,
+}
+
+impl QueueLimits {
+    pub fn from_options(options: &EngineOptions) -> QueueLimits {
+        QueueLimits {
+            requests: options.max_waiting_requests.unwrap_or(usize::MAX),
+            tokens: options.max_waiting_tokens.unwrap_or(usize::MAX),
+        }
+    }
+}
+
+/// The number of turns that have not had a step, and of the tokens that they must compute.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WaitingTotals {
+    pub requests: usize,
+    pub tokens: usize,
+}
+
+impl WaitingTotals {
+    /// Checks whether `requests` more requests with `tokens` tokens in total may wait. An empty
+    /// queue accepts any single request.
+    pub fn check(&self, limits: QueueLimits, requests: usize, tokens: usize) -> Result<()> {
+        if self.requests == 0 && requests == 1 {
+            return Ok(());
+        }
+        if requests > limits.requests.saturating_sub(self.requests) {
+            return Err(Error::capacity(format!(
+                "{} requests wait and max_waiting_requests is {}: no room for {requests} more, try again later",
+                self.requests, limits.requests
+            )));
+        }
+        if tokens > limits.tokens.saturating_sub(self.tokens) {
+            return Err(Error::capacity(format!(
+                "requests with {} tokens wait and max_waiting_tokens is {}: no room for {tokens} more, try again later",
+                self.tokens, limits.tokens
+            )));
+        }
+        Ok(())
+    }
+
+    pub fn enter(&mut self, tokens: usize) {
+        self.requests += 1;
+        self.tokens += tokens;
+    }
+
+    fn leave(&mut self, tokens: usize) {
+        self.requests -= 1;
+        self.tokens -= tokens;
+    }
+}
+
+/// A waiting turn. The type is small, since there may be many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WaitingEntry {
+    /// Number of tokens to compute, at least 1.
+    pub tokens: u32,
+    /// Maximum number of tokens to generate.
+    pub most: u32,
+    pub priority: i32,
+    /// Arrival time in microseconds.
+    pub at: u64,
+}
+
+impl WaitingEntry {
+    pub fn new(tokens: usize, most: usize, priority: i32, at: Duration) -> WaitingEntry {
+        let short = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        WaitingEntry { tokens: short(tokens).max(1), most: short(most), priority, at: at.as_micros() as u64 }
+    }
+}
+
+/// A ticket of the waiting queue. Tickets ascend and are not reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(u64);
+
+/// The waiting queue in order of arrival. A removed entry leaves a gap. There are at most twice as
+/// many places as entries, plus `GAPS`.
+#[derive(Debug, Default)]
+pub struct WaitQueue {
+    places: VecDeque<(Ticket, Option<WaitingEntry>)>,
+    given: u64,
+    total: WaitingTotals,
+}
+
+const GAPS: usize = 64;
+
+impl WaitQueue {
+    pub fn total(&self) -> WaitingTotals {
+        self.total
+    }
+
+    /// Reserves space for one more entry.
+    pub fn reserve(&mut self) -> Result<()> {
+        Ok(self.places.try_reserve(1)?)
+    }
+
+    /// Appends an entry, for which space has been reserved.
+    pub fn enter(&mut self, waits: WaitingEntry) -> Ticket {
+        self.given += 1;
+        let place = Ticket(self.given);
+        self.places.push_back((place, Some(waits)));
+        self.total.enter(waits.tokens as usize);
+        place
+    }
+
+    /// Removes an entry without allocating, since it is called in a step.
+    pub fn leave(&mut self, place: Option<Ticket>) {
+        let Some(Ok(at)) = place.map(|place| self.places.binary_search_by_key(&place, |&(place, _)| place)) else { return };
+        let Some(waits) = self.places[at].1.take() else { return };
+        self.total.leave(waits.tokens as usize);
+        while let Some((_, None)) = self.places.front() {
+            self.places.pop_front();
+        }
+        if self.places.len() > GAPS + 2 * self.total.requests {
+            self.places.retain(|(_, waits)| waits.is_some());
+        }
+    }
+
+    /// Appends the entries among the `most` places after `last`. Returns the last of these places.
+    /// `None` if there are no more.
+    pub fn copy(&self, last: Option<Ticket>, most: usize, to: &mut Vec<WaitingEntry>) -> Option<Ticket> {
+        let from = last.map_or(0, |last| self.places.partition_point(|&(place, _)| place <= last));
+        let piece = self.places.range(from..self.places.len().min(from + most));
+        to.extend(piece.clone().filter_map(|&(_, waits)| waits));
+        piece.last().map(|&(place, _)| place)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_queue_is_full_at_its_limits_and_says_the_numbers() {
+        let limits = QueueLimits { requests: 2, tokens: 100 };
+        let mut waiting = WaitingTotals::default();
+        waiting.check(limits, 1, 1000).unwrap();
+        waiting.enter(60);
+        waiting.check(limits, 1, 40).unwrap();
+        let error = waiting.check(limits, 1, 41).unwrap_err();
+        assert!(error.message().contains("60 tokens wait and max_waiting_tokens is 100"), "{error}");
+        waiting.enter(40);
+        let error = waiting.check(limits, 1, 1).unwrap_err();
+        assert!(error.message().contains("2 requests wait and max_waiting_requests is 2"), "{error}");
+        waiting.leave(60);
+        assert_eq!(waiting, WaitingTotals { requests: 1, tokens: 40 });
+    }
+
+    fn waits(tokens: usize) -> WaitingEntry {
+        WaitingEntry::new(tokens, 9, 0, Duration::ZERO)
+    }
+
+    fn all(line: &WaitQueue, at_once: usize) -> Vec<u32> {
+        let (mut all, mut last) = (Vec::new(), None);
+        loop {
+            last = line.copy(last, at_once, &mut all);
+            if last.is_none() {
+                return all.iter().map(|waits| waits.tokens).collect();
+            }
+        }
+    }
+
+    #[test]
+    fn whoever_leaves_leaves_the_others_in_order() {
+        let mut line = WaitQueue::default();
+        let places: Vec<Ticket> = (1..=1000).map(|tokens| line.enter(waits(tokens))).collect();
+        let mut left: Vec<u32> = (1..=1000).collect();
+        // From the middle, from the front, and from the end.
+        for i in (0..1000).step_by(3).chain(0..100).chain(700..1000) {
+            line.leave(Some(places[i]));
+            line.leave(Some(places[i]));
+            left.retain(|&tokens| tokens != i as u32 + 1);
+            assert!(line.places.len() <= GAPS + 2 * left.len() + 1, "gaps are closed");
+        }
+        line.leave(None);
+        let total = WaitingTotals { requests: left.len(), tokens: left.iter().sum::<u32>() as usize };
+        assert_eq!((line.total(), all(&line, 1), all(&line, 7), all(&line, 5000)), (total, left.clone(), left.clone(), left));
+    }
+
+    #[test]
+    fn the_order_lasts_while_pieces_are_copied() {
+        let mut line = WaitQueue::default();
+        let places: Vec<Ticket> = (1..=100).map(|tokens| line.enter(waits(tokens))).collect();
+        let mut some = Vec::new();
+        let last = line.copy(None, 50, &mut some);
+        places[..80].iter().for_each(|&place| line.leave(Some(place)));
+        line.enter(waits(101));
+        assert_eq!(line.copy(last, 1000, &mut some), Some(Ticket(101)));
+        assert_eq!(some.iter().map(|waits| waits.tokens).collect::<Vec<_>>(), (1..=50).chain(81..=101).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,93 @@
+//! The invariants between two steps. For tests.
+
+use super::group::Queue;
+use super::slab::Slot;
+use super::{GroupId, Scheduler};
+
+impl Scheduler {
+    /// Panics unless every invariant between two steps holds. For tests.
+    pub fn check(&self) {
+        self.blocks.check(self.sequences.values().map(|sequence| &sequence.table));
+        self.check_queues();
+        self.check_places();
+        self.check_resting();
+        for sequence in self.sequences.values() {
+            sequence.check(self.blocks.block_size());
+            let full = sequence.computed / self.blocks.block_size();
+            self.blocks.check_found(&sequence.table, &sequence.known_block_hashes()[..full.min(sequence.known_block_hashes().len())]);
+        }
+    }
+
+    fn check_queues(&self) {
+        let queues: [(Queue, Vec<GroupId>); 3] = [
+            (Queue::Waiting, self.waiting.iter().collect()),
+            (Queue::Running, self.running.clone()),
+            (Queue::Paused, self.paused.iter().collect()),
+        ];
+        for (queue, groups) in &queues {
+            assert!(groups.is_sorted(), "queues are ordered by age");
+            assert!(groups.iter().all(|&id| self.groups[id].queue == *queue), "a group knows its queue");
+        }
+        assert_eq!(self.aside.len(), 0, "nobody is aside between steps");
+        let queued: usize = queues.iter().map(|(_, groups)| groups.len()).sum();
+        assert_eq!(queued, self.groups.len(), "every group is in exactly one queue");
+        self.groups.check();
+        assert!(self.running_sequences_limit() <= self.options.max_seqs, "every running sequence has its row");
+        for group in self.groups.values() {
+            assert!(group.width() <= group.members.len() + group.shells.len(), "who is to be born has what it is made of");
+        }
+    }
+
+    /// Panics unless exactly the sequences that hold device blocks and do not run are reclaimable.
+    fn check_resting(&self) {
+        let (mut resting, mut hosted) = (0, 0);
+        for slot in self.known_slots() {
+            let sequence = &self.sequences[slot];
+            let runs = match sequence.group {
+                Some(group) => self.groups[group].queue == Queue::Running,
+                None => !sequence.idle,
+            };
+            let on_device = !sequence.table.swapped() && !sequence.table.blocks().is_empty();
+            assert_eq!(sequence.table.is_reclaimable(), !runs && on_device, "sequence {} rests unless it runs", sequence.id);
+            if sequence.table.is_reclaimable() {
+                let places = if sequence.group.is_some() { &self.resting } else { &self.resting_idle };
+                assert!(places.contains(sequence.order_key(slot)), "sequence {} has its place", sequence.id);
+                resting += 1;
+            }
+            if sequence.table.swapped() && sequence.idle {
+                assert!(self.hosted.contains(sequence.order_key(slot)), "whoever is idle in the host tier has its place");
+                hosted += 1;
+            }
+        }
+        assert_eq!(self.resting.len() + self.resting_idle.len(), resting, "whoever has a place rests");
+        assert_eq!(self.hosted.len(), hosted, "whoever has a place in the host tier is idle there");
+    }
+
+    /// Panics unless every sequence is found by its id and is a member of a group, idle, or pinned.
+    fn check_places(&self) {
+        let mut members: Vec<Slot> = Vec::new();
+        for group in self.groups.values() {
+            assert!(!group.members.is_empty(), "a group has members");
+            members.extend(&group.members);
+        }
+        members.sort_unstable();
+        assert!(members.windows(2).all(|pair| pair[0] != pair[1]), "a member has one group");
+        let mut idle = 0;
+        for slot in self.known_slots() {
+            let sequence = &self.sequences[slot];
+            assert_eq!(self.sequences.find(sequence.id), Some(slot), "a sequence is found by its id");
+            assert_eq!(members.binary_search(&slot).is_ok(), sequence.group.is_some(), "a member knows that it has a group");
+            let knows = |group: GroupId| self.groups[group].members.contains(&slot);
+            assert!(sequence.group.is_none_or(knows), "a group knows its members");
+            assert!(sequence.group.is_some() || sequence.idle || sequence.pinned, "who is in no group is idle or a pin");
+            assert!(sequence.group.is_none() || !sequence.idle, "who is in a group is not idle");
+            assert_eq!(self.pins.iter().any(|(_, pin)| *pin == slot), sequence.pinned, "a pin is known as such");
+            idle += sequence.idle as usize;
+        }
+        assert_eq!(self.idle(), idle, "who is idle is counted");
+    }
+
+    fn known_slots(&self) -> impl Iterator<Item = Slot> {
+        self.sequences.slots().filter(|slot| self.sequences.in_slot(*slot).is_some())
+    }
+}

@@ -1,0 +1,158 @@
+//! Prediction of output lengths from the sequences that have ended by themselves.
+
+/// The output length predictor.
+///
+/// Turns with a similar limit (the same power of two) form a kind. The prediction for a turn is
+/// based on recent turns of its kind. If most turns of a kind reach their limit, the limit itself
+/// is the prediction.
+#[derive(Debug, Clone, Copy)]
+pub struct OutputLengthPredictor {
+    /// Output lengths of the last turns of any kind: a ring buffer.
+    last: [u32; LISTED],
+    kinds: [u8; LISTED],
+    ended: usize,
+    known: [Option<LimitClass>; KINDS],
+}
+
+/// The averages of the turns with similar limits.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct LimitClass {
+    /// Moving averages: `chosen` of the output length, `reached` of the fraction that reached its
+    /// limit.
+    chosen: f64,
+    reached: f64,
+}
+
+const LISTED: usize = 256;
+const KINDS: usize = 33;
+/// Weight of the newest turn. About sixteen turns are remembered.
+const NEWEST: f64 = 1.0 / 16.0;
+
+fn class_of(most: usize) -> usize {
+    (usize::BITS - most.leading_zeros()).min(KINDS as u32 - 1) as usize
+}
+
+impl Default for OutputLengthPredictor {
+    fn default() -> OutputLengthPredictor {
+        OutputLengthPredictor { last: [0; LISTED], kinds: [0; LISTED], ended: 0, known: [None; KINDS] }
+    }
+}
+
+impl OutputLengthPredictor {
+    /// Records that a turn with the limit `most` ended by itself after `chosen` tokens.
+    pub fn observe(&mut self, most: usize, chosen: usize) {
+        let kind = class_of(most);
+        let (chosen, reached) = (chosen.min(u32::MAX as usize), f64::from(chosen >= most));
+        (self.last[self.ended % LISTED], self.kinds[self.ended % LISTED]) = (chosen as u32, kind as u8);
+        self.ended += 1;
+        let known = self.known[kind].get_or_insert(LimitClass { chosen: chosen as f64, reached });
+        known.chosen += (chosen as f64 - known.chosen) * NEWEST;
+        known.reached += (reached - known.reached) * NEWEST;
+    }
+
+    /// Returns the recorded lengths of a kind.
+    fn lengths_of(&self, kind: usize) -> impl Iterator<Item = usize> {
+        let listed = self.ended.min(LISTED);
+        self.last[..listed].iter().zip(&self.kinds).filter(move |&(_, &other)| other as usize == kind).map(|(&chosen, _)| chosen as usize)
+    }
+
+    /// Returns the averages of the kind, unless its limits predict the length.
+    fn class_averages(&self, most: usize) -> Option<LimitClass> {
+        self.known[class_of(most)].filter(|known| known.reached <= 0.5)
+    }
+
+    /// Returns the expected number of remaining tokens, at least 1, of a turn that has generated
+    /// `chosen` of at most `most` tokens.
+    ///
+    /// The expectation is the average of the recorded turns that were longer than `chosen`. Without
+    /// a record, it is the limit.
+    pub fn expect(&self, most: usize, chosen: usize) -> usize {
+        let expected = self.class_averages(most).map_or(most, |known| {
+            let longer = self.lengths_of(class_of(most)).filter(|&length| length > chosen);
+            match longer.fold((0, 0), |(count, sum), length| (count + 1, sum + length)) {
+                (0, _) if known.chosen > chosen as f64 => known.chosen as usize,
+                // The turn is longer than all records: its length is expected to double.
+                (0, _) => 2 * chosen,
+                (count, sum) => sum / count,
+            }
+        });
+        expected.min(most).saturating_sub(chosen).max(1)
+    }
+
+    /// Returns a generator of lengths for many turns that have not started.
+    pub fn generator(&self) -> LengthGenerator {
+        let mut drawn = LengthGenerator { lengths: *self, by_kind: [0; LISTED], starts: [0; KINDS + 1], next: [0; KINDS] };
+        let mut at = 0;
+        for kind in 0..KINDS {
+            for chosen in self.lengths_of(kind) {
+                drawn.by_kind[at] = chosen as u32;
+                at += 1;
+            }
+            drawn.starts[kind + 1] = at;
+        }
+        drawn
+    }
+}
+
+/// A generator that assigns to each new turn the length of another recorded turn of its kind, so
+/// that the lengths have the recorded distribution.
+pub struct LengthGenerator {
+    lengths: OutputLengthPredictor,
+    by_kind: [u32; LISTED],
+    /// Start of each kind in `by_kind`, and number of lengths generated per kind.
+    starts: [usize; KINDS + 1],
+    next: [usize; KINDS],
+}
+
+impl LengthGenerator {
+    pub fn draw(&mut self, most: usize) -> usize {
+        let kind = class_of(most);
+        let listed = &self.by_kind[self.starts[kind]..self.starts[kind + 1]];
+        if listed.is_empty() || self.lengths.class_averages(most).is_none() {
+            return self.lengths.expect(most, 0);
+        }
+        self.next[kind] += 1;
+        (listed[self.next[kind] % listed.len()] as usize).clamp(1, most.max(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_turns_alike_have_chosen_is_expected_of_the_next() {
+        let mut lengths = OutputLengthPredictor::default();
+        assert_eq!(lengths.expect(1000, 0), 1000, "nothing is known: it may choose all that it is allowed");
+        lengths.observe(900, 40);
+        assert_eq!(lengths.expect(1000, 0), 40);
+        (0..200).for_each(|_| lengths.observe(600, 80));
+        assert_eq!(lengths.expect(1000, 0), 79);
+        assert_eq!(lengths.expect(30, 0), 30, "it is allowed less, and is of another kind");
+        // Turns of other kinds have replaced all records of this kind.
+        (0..LISTED).for_each(|_| lengths.observe(60, 20));
+        assert_eq!(lengths.expect(1000, 0), 79);
+        assert_eq!((lengths.expect(1000, 100), lengths.expect(150, 100)), (100, 50), "it is longer than any before it");
+    }
+
+    #[test]
+    fn the_longer_a_turn_is_the_longer_it_becomes() {
+        let mut lengths = OutputLengthPredictor::default();
+        (0..100).for_each(|i| lengths.observe(100, 20 + i % 2 * 20));
+        assert_eq!((lengths.expect(100, 0), lengths.expect(100, 25), lengths.expect(100, 45)), (30, 15, 45));
+        assert_eq!(lengths.expect(70, 60), 10, "and no longer than it may");
+        let mut drawn = lengths.generator();
+        let mut both = [drawn.draw(100), drawn.draw(100)];
+        both.sort_unstable();
+        assert_eq!((both, drawn.draw(1000)), ([20, 40], 1000));
+    }
+
+    #[test]
+    fn hosts_that_know_the_length_are_believed_and_those_that_no_longer_do_are_not() {
+        let mut lengths = OutputLengthPredictor::default();
+        (0..50).for_each(|i| lengths.observe(64 + i, 64 + i));
+        assert_eq!((lengths.expect(100, 10), lengths.generator().draw(65)), (90, 65));
+        (0..50).for_each(|_| lengths.observe(100, 10));
+        assert!(lengths.expect(100, 0) < 60, "{}", lengths.expect(100, 0));
+    }
+}

@@ -1,0 +1,158 @@
+use std::ops::Range;
+
+use super::sequence::{SeqId, Sequence, SequenceStats};
+use super::slab::Slot;
+use crate::batch::{Batch, Span};
+use crate::kv::{BlockId, BlockManager, NULL_BLOCK, Paging};
+
+/// The reason why a sequence ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FinishReason {
+    /// An end-of-sequence token, a stop token or a stop string.
+    Stop,
+    /// `max_tokens`, or the maximum length of a sequence.
+    Length,
+    /// The host aborted it.
+    Abort,
+    /// Its computation failed. The output has the message.
+    Error,
+    /// Its deadline has passed.
+    Deadline,
+}
+
+impl FinishReason {
+    pub fn name(self) -> &'static str {
+        match self {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+            FinishReason::Abort => "abort",
+            FinishReason::Error => "error",
+            FinishReason::Deadline => "deadline",
+        }
+    }
+}
+
+/// The plan of one step as data. `commit` or `rollback` consumes it.
+#[must_use]
+#[derive(Debug, Default)]
+pub struct StepPlan {
+    pub batch: Batch,
+    pub parts: Vec<ScheduledSequence>,
+    /// Whether some parts are beams. Beams that no choice continues are dropped.
+    pub has_beams: bool,
+    /// Whether the plan contains only running groups: no waiting group was considered.
+    pub(super) is_closed: bool,
+}
+
+/// One scheduled sequence of a plan.
+#[derive(Debug, Clone, Copy)]
+pub struct ScheduledSequence {
+    pub seq: SeqId,
+    pub(super) slot: Slot,
+    /// Position of its first token in the step.
+    pub first: usize,
+    pub rows: usize,
+    /// Number of rows whose logits are computed, counted from the end.
+    pub logits: usize,
+    /// Whether the last row is the newest token, so that its logits select the next one.
+    pub samples: bool,
+    /// Number of tokens generated so far.
+    pub generated: usize,
+    /// Whether this is its first step since it was added, forked or resumed.
+    pub begins: bool,
+}
+
+impl ScheduledSequence {
+    /// Returns whether the part is a decode: one row of a sequence that has generated tokens.
+    pub fn decodes(&self) -> bool {
+        self.rows == 1 && self.generated > 0
+    }
+}
+
+impl StepPlan {
+    pub fn clear(&mut self) {
+        self.batch.clear();
+        self.parts.clear();
+        (self.has_beams, self.is_closed) = (false, false);
+    }
+
+    /// Appends the tokens of `sequence`, which is in `slot`, at `positions`. If `samples` is set,
+    /// the logits of the last one select the next token.
+    pub(super) fn push(&mut self, slot: Slot, sequence: &Sequence, positions: Range<usize>, samples: bool, blocks: &BlockManager) {
+        let batch = &mut self.batch;
+        let (first_row, rows) = (batch.rows() as u32, positions.len());
+        batch.spans.push(Span { first_row, rows: rows as u32, table: batch.tables.len() as u32 });
+        push_table(&mut batch.tables, sequence.table.blocks(), blocks.paging());
+        for (position, &token) in positions.clone().zip(&sequence.tokens[positions.clone()]) {
+            batch.tokens.push(token);
+            batch.positions.push(position as u32);
+            batch.slots.extend(blocks.slots(&sequence.table, position));
+        }
+        let logits = match sequence.logits_from {
+            Some(from) => positions.end.saturating_sub(from.max(positions.start)).max(samples as usize),
+            None => samples as usize,
+        };
+        let end = batch.tokens.len();
+        (end - logits..end).for_each(|row| batch.logit_rows.push(row as u32));
+        self.parts.push(ScheduledSequence {
+            seq: sequence.id,
+            slot,
+            first: positions.start,
+            rows,
+            logits,
+            samples,
+            generated: sequence.generated,
+            begins: !sequence.begun,
+        });
+    }
+
+    /// Returns the parts that sample a token.
+    pub fn sampled(&self) -> impl Iterator<Item = &ScheduledSequence> {
+        self.parts.iter().filter(|part| part.samples)
+    }
+}
+
+/// Appends a block table. Null entries are replaced with the newest block of their group, which
+/// occurs only once otherwise.
+pub(super) fn push_table(tables: &mut Vec<u32>, table: &[BlockId], paging: &Paging) {
+    if !paging.has_windows() {
+        return tables.extend_from_slice(table);
+    }
+    let newest = table[table.len() - paging.groups()..].iter().cycle();
+    tables.extend(table.iter().zip(newest).map(|(&block, &newest)| if block == NULL_BLOCK { newest } else { block }));
+}
+
+/// The decision for one row of logits. Two choices with the same parent fork it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SampledToken {
+    /// The sequence whose logits were sampled.
+    pub parent: SeqId,
+    /// The sequence that gets the token: the parent itself, or a new fork of it.
+    pub child: SeqId,
+    pub verdict: TokenOutcome,
+}
+
+/// The outcome of sampling for one row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenOutcome {
+    Token(u32),
+    /// This token ends the sequence.
+    Stop(u32),
+    /// No token could be sampled.
+    Fail,
+}
+
+/// A change that a commit has made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// The child of choice `choice` shares the blocks of its parent.
+    Forked { choice: usize },
+    /// A beam that was not continued in place is removed. A fork with the same id is a new
+    /// sequence.
+    Dropped { seq: SeqId },
+    /// Choice `choice` was applied. `finish` is set if it ended the sequence. `past` are the
+    /// statistics of the sequence.
+    Advanced { choice: usize, finish: Option<FinishReason>, past: SequenceStats },
+    /// Choice `choice` needed a fork for which there was no memory.
+    Failed { choice: usize },
+}

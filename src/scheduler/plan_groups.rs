@@ -1,0 +1,178 @@
+//! The tokens that the members of a group compute in a step.
+
+use super::slab::Slot;
+use super::{Branching, GroupId, Scheduler, Sequence, StepPlan};
+
+/// The tokens of one member in the step that is being planned.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ScheduledTokens {
+    pub slot: Slot,
+    pub rows: usize,
+    pub samples: bool,
+}
+
+/// A member that waits until another one has computed their `common` first tokens.
+struct PrefixWait {
+    on: Slot,
+    common: usize,
+}
+
+impl Scheduler {
+    /// Plans the tokens of `running[place]` within the limits of the step. The group may be
+    /// preempted instead.
+    pub(super) fn plan_group(&mut self, place: usize, plan: &mut StepPlan) {
+        let id = self.running[place];
+        // After the group has lost a member, the others may fit.
+        while self.running.get(place) == Some(&id) && !self.try_plan(id, plan) {}
+    }
+
+    /// Returns false if the group was preempted or lost a member.
+    fn try_plan(&mut self, id: GroupId, plan: &mut StepPlan) -> bool {
+        // In most steps, no table is in the host tier.
+        if self.blocks.swapped() > 0 && !self.allocate_or_preempt(id, |s| s.swap_in_group(id)) {
+            return false;
+        }
+        match self.groups[id].members[..] {
+            [slot] => self.plan_single(id, slot, plan),
+            _ => self.plan_members(id, plan),
+        }
+    }
+
+    /// Plans the only member of a group, with as many tokens as the step allows.
+    fn plan_single(&mut self, id: GroupId, slot: Slot, plan: &mut StepPlan) -> bool {
+        plan.has_beams |= matches!(self.groups[id].branching, Branching::Beams(_));
+        let Some(turn) = self.schedule_single(slot, plan) else { return true };
+        let prepared = self.allocate_or_preempt(id, |s| s.prepare(&[turn], plan));
+        if prepared {
+            self.write(turn, plan);
+        }
+        prepared
+    }
+
+    /// Plans several members. They sample in the same step, one row each, when each has computed
+    /// all other tokens. After a preemption, the members share their common prefix again.
+    fn plan_members(&mut self, id: GroupId, plan: &mut StepPlan) -> bool {
+        plan.has_beams |= matches!(self.groups[id].branching, Branching::Beams(_));
+        let (members, mut turns) = (self.groups.take_members(id), std::mem::take(&mut self.turns));
+        turns.clear();
+        self.schedule_together(&members, plan, &mut turns);
+        self.groups.return_members(id, members);
+        let prepared = turns.is_empty() || self.allocate_or_preempt(id, |s| s.prepare(&turns, plan));
+        if prepared {
+            turns.iter().for_each(|turn| self.write(*turn, plan));
+        }
+        self.turns = turns;
+        prepared
+    }
+
+    fn schedule_single(&self, slot: Slot, plan: &StepPlan) -> Option<ScheduledTokens> {
+        let sequence = &self.sequences[slot];
+        let pending = sequence.pending();
+        let rows = match pending {
+            1 => (self.portion.decodes && plan.batch.rows() < self.options.max_batch_tokens) as usize,
+            _ => self.tokens_for(sequence, self.prompt_budget(plan), plan),
+        };
+        let samples = rows == pending && !sequence.pinned;
+        (rows > 0 && (!samples || plan.batch.logit_rows.len() < self.options.max_seqs)).then_some(ScheduledTokens { slot, rows, samples })
+    }
+
+    fn schedule_together(&mut self, members: &[Slot], plan: &StepPlan, turns: &mut Vec<ScheduledTokens>) {
+        let may_choose = |s: &Scheduler| members.iter().all(|&slot| s.sequences[slot].pending() == 1);
+        if !may_choose(self) {
+            self.schedule_members(members, self.prompt_budget(plan), plan, turns);
+        }
+        let room = self.options.max_batch_tokens - plan.batch.rows();
+        let logits = self.options.max_seqs - plan.batch.logit_rows.len();
+        // Members may have caught up by sharing alone, without computing a token.
+        if turns.is_empty() && self.portion.decodes && members.len() <= room.min(logits) && may_choose(self) {
+            turns.extend(members.iter().map(|&slot| ScheduledTokens { slot, rows: 1, samples: true }));
+        }
+    }
+
+    /// Returns how many tokens the step can still hold for sequences that lack more than one token.
+    pub(super) fn prompt_budget(&self, plan: &StepPlan) -> usize {
+        self.portion.prompt_rows.min(self.options.max_batch_tokens - plan.batch.rows())
+    }
+
+    /// Plans the missing tokens of the members, except their last ones.
+    ///
+    /// If a member has a common prefix with an earlier one, it waits until that one has computed
+    /// the prefix, and then shares its blocks.
+    fn schedule_members(&mut self, members: &[Slot], mut room: usize, plan: &StepPlan, turns: &mut Vec<ScheduledTokens>) {
+        for (place, &slot) in members.iter().enumerate() {
+            if let Err(PrefixWait { on, common }) = self.share_prefix(slot, &members[..place]) {
+                self.limit_to(common, on, turns, &mut room);
+                continue;
+            }
+            let sequence = &self.sequences[slot];
+            let rows = self.tokens_for(sequence, room, plan).min(sequence.pending() - 1);
+            if rows > 0 {
+                turns.push(ScheduledTokens { slot, rows, samples: false });
+                room -= rows;
+            }
+        }
+    }
+
+    /// Limits the turn of `slot` to the first `common` tokens. Beyond them, its windows could
+    /// release blocks that the waiting member needs.
+    fn limit_to(&self, common: usize, slot: Slot, turns: &mut [ScheduledTokens], room: &mut usize) {
+        if !self.blocks.paging().has_windows() {
+            return;
+        }
+        for turn in turns.iter_mut().filter(|turn| turn.slot == slot) {
+            let rows = turn.rows.min(common - self.sequences[slot].computed);
+            *room += turn.rows - rows;
+            turn.rows = rows;
+        }
+    }
+
+    /// Shares the blocks of the longest common prefix with one of the `older` members. Returns
+    /// `Waits` if that prefix is not computed yet.
+    fn share_prefix(&mut self, slot: Slot, older: &[Slot]) -> Result<(), PrefixWait> {
+        let sequence = &self.sequences[slot];
+        if sequence.pending() == 1 {
+            return Ok(());
+        }
+        let (mut common, mut best) = (sequence.computed, None);
+        for &other in older {
+            // Most members do not have the next token in common, so they cannot improve the result.
+            if let Some(more) = sequence.common(&self.sequences[other], common) {
+                (common, best) = (more, Some(other));
+            }
+        }
+        let Some(best) = best else { return Ok(()) };
+        if self.sequences[best].computed < common {
+            return Err(PrefixWait { on: best, common });
+        }
+        if self.blocks.sees_null_block(&self.sequences[best].table, common) {
+            return Ok(());
+        }
+        let (best, sequence) = self.sequences.two(best, slot);
+        self.blocks.free(&mut sequence.table);
+        self.blocks.fork(&best.table, common, &mut sequence.table);
+        sequence.computed = common;
+        Ok(())
+    }
+
+    /// Returns the number of tokens of the sequence in a step that can hold `room` tokens.
+    fn tokens_for(&self, sequence: &Sequence, room: usize, plan: &StepPlan) -> usize {
+        let rows = sequence.pending().min(self.options.prefill_chunk).min(room);
+        let Some(from) = sequence.logits_from else { return rows };
+        // Each running sequence has one row of logits. Additional rows go to sequences that want
+        // the logits of their prompt.
+        let taken: usize = plan.parts.iter().map(|part| part.logits.saturating_sub(1)).sum();
+        let logits = (self.options.max_seqs - self.running_sequences_limit() + 1)
+            .saturating_sub(taken)
+            .min(self.options.max_seqs - plan.batch.logit_rows.len());
+        rows.min(from.saturating_sub(sequence.computed) + logits)
+    }
+
+    fn write(&mut self, turn: ScheduledTokens, plan: &mut StepPlan) {
+        let sequence = &self.sequences[turn.slot];
+        if sequence.pending() > 1 {
+            self.portion.prompt_rows -= turn.rows;
+        }
+        let positions = sequence.computed..sequence.computed + turn.rows;
+        plan.push(turn.slot, sequence, positions, turn.samples, &self.blocks);
+    }
+}

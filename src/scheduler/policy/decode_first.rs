@@ -1,0 +1,14 @@
+use super::{Batching, Running, StepBudget};
+
+/// Decodes first: each step contains all decodes and at most `budget` prompt tokens. This bounds
+/// the duration of a step and thus the time between two tokens.
+pub struct DecodeFirst {
+    pub budget: usize,
+}
+
+impl Batching for DecodeFirst {
+    fn step_budget(&self, running: Running) -> StepBudget {
+        let prompt_rows = self.budget.min(running.max_tokens() - running.decodes());
+        StepBudget { prompt_rows, ..StepBudget::WHATEVER }
+    }
+}

@@ -1,0 +1,26 @@
+use super::{Batching, Running, StepBudget};
+
+/// Prompts first: steps contain only prompts while there are any, then only decodes. After
+/// `threshold` prompt tokens, the decodes get a step in between.
+pub struct PrefillFirst {
+    threshold: usize,
+    /// Prompt tokens since the last step with decodes.
+    since: usize,
+}
+
+impl PrefillFirst {
+    pub fn new(threshold: usize) -> PrefillFirst {
+        PrefillFirst { threshold, since: 0 }
+    }
+}
+
+impl Batching for PrefillFirst {
+    fn step_budget(&self, _: Running) -> StepBudget {
+        let prompt_rows = self.threshold.saturating_sub(self.since);
+        StepBudget { decodes: prompt_rows == 0, prompt_rows, newcomers: true }
+    }
+
+    fn record_step(&mut self, prompt_rows: usize, decode_rows: usize) {
+        self.since = if decode_rows > 0 { 0 } else { self.since.saturating_add(prompt_rows) };
+    }
+}

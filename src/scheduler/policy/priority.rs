@@ -1,0 +1,17 @@
+use std::time::Duration;
+
+use super::{Order, RankInputs};
+use crate::options::MOST_PRIORITY;
+
+/// Higher priority first. A request that has waited for `ageing` ranks like a new one that is one
+/// level higher.
+pub struct Priority {
+    pub ageing: Duration,
+}
+
+impl Order for Priority {
+    fn rank(&self, claim: &RankInputs) -> u64 {
+        let levels_below = MOST_PRIORITY.saturating_sub(claim.priority).max(0) as u64;
+        claim.at.saturating_add(levels_below.saturating_mul(self.ageing.as_micros() as u64))
+    }
+}

@@ -1,0 +1,31 @@
+use std::time::Duration;
+
+use super::{Order, RankInputs};
+
+/// Shortest predicted output first, as `OutputLengthPredictor` predicts. A request that has waited for `ageing`
+/// ranks like a new one that is 100 tokens shorter.
+pub struct ShortestPredicted {
+    pub ageing: Duration,
+}
+
+const TOKENS: f64 = 100.0;
+
+impl Order for ShortestPredicted {
+    fn rank(&self, claim: &RankInputs) -> u64 {
+        let later = claim.expected as f64 / TOKENS * self.ageing.as_micros() as f64;
+        claim.at.saturating_add(later as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hundred_tokens_more_are_as_much_as_the_ageing_time_later() {
+        let order = ShortestPredicted { ageing: Duration::from_secs(10) };
+        let rank = |at: u64, expected| order.rank(&RankInputs { at, priority: 0, expected });
+        assert_eq!(rank(0, 300), rank(20_000_000, 100));
+        assert!(rank(19_999_999, 100) < rank(0, 300));
+    }
+}

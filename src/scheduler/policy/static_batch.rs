@@ -1,0 +1,11 @@
+use super::{Batching, Running, StepBudget};
+
+/// Static batching: no group is admitted until the running batch has finished. Systems before Orca
+/// worked this way, and the PagedAttention paper compares with it.
+pub struct Static;
+
+impl Batching for Static {
+    fn step_budget(&self, running: Running) -> StepBudget {
+        StepBudget { newcomers: running.is_empty(), ..StepBudget::WHATEVER }
+    }
+}

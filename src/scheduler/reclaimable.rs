@@ -1,0 +1,145 @@
+//! Reclaimable sequences: they do not run and hold device blocks, which can be taken from them.
+
+use super::ordered::OrderedSet;
+use super::sequence::Sequence;
+use super::slab::Slot;
+use super::{GroupId, Scheduler, SeqId};
+use crate::error::Result;
+
+/// Reclaimable sequences in the order of reclamation.
+#[derive(Debug, Default)]
+pub(super) struct ReclaimableSet {
+    /// Sequences that have not been checked for blocks of their own.
+    fresh: OrderedSet<Place>,
+    /// Sequences that shared all blocks when they were checked, so that taking their blocks would
+    /// have freed none.
+    sharing: OrderedSet<Place>,
+}
+
+/// The order key, the id and the slot of a sequence.
+pub(super) type Place = ((u64, u64), SeqId, Slot);
+
+impl ReclaimableSet {
+    /// Reserves space for `most` sequences.
+    pub fn try_reserve(&mut self, most: usize) -> Result<()> {
+        self.fresh.try_reserve(most)?;
+        self.sharing.try_reserve(most)
+    }
+
+    fn insert(&mut self, place: Place) {
+        self.fresh.insert(place);
+    }
+
+    fn remove(&mut self, place: Place) {
+        if !self.fresh.remove(place) {
+            self.sharing.remove(place);
+        }
+    }
+
+    /// Returns the first sequence with a block of its own, or the first one if none has. Each
+    /// sequence is checked once.
+    fn next(&mut self, has_own: impl Fn(Slot) -> bool) -> Option<Slot> {
+        while let Some(place) = self.fresh.first() {
+            if has_own(place.2) {
+                return Some(place.2);
+            }
+            self.fresh.remove(place);
+            self.sharing.insert(place);
+        }
+        self.sharing.first().map(|(.., slot)| slot)
+    }
+
+    /// Returns whether exactly one list contains the sequence. For tests.
+    pub fn contains(&self, place: Place) -> bool {
+        self.fresh.contains(place) != self.sharing.contains(place)
+    }
+
+    /// Returns the number of sequences. For tests.
+    pub fn len(&self) -> usize {
+        self.fresh.len() + self.sharing.len()
+    }
+}
+
+impl Sequence {
+    /// Returns the order key: the longest idle sequence first, or the youngest group first.
+    pub(super) fn order_key(&self, slot: Slot) -> Place {
+        (self.group.map_or((self.idle_since, 0), GroupId::reverse_key), self.id, slot)
+    }
+}
+
+impl Scheduler {
+    /// Marks the sequence reclaimable if it holds blocks. In the host tier, only idle sequences are
+    /// reclaimable.
+    pub(super) fn mark_reclaimable(&mut self, slot: Slot) {
+        let sequence = &mut self.sequences[slot];
+        if sequence.table.swapped() {
+            if sequence.group.is_none() {
+                self.hosted.insert(sequence.order_key(slot));
+            }
+            return;
+        }
+        if sequence.table.is_reclaimable() || sequence.table.blocks().is_empty() {
+            return;
+        }
+        self.blocks.mark_reclaimable(&mut sequence.table);
+        let resting = if sequence.group.is_some() { &mut self.resting } else { &mut self.resting_idle };
+        resting.insert(sequence.order_key(slot));
+    }
+
+    /// Removes the sequence from the reclaimable sets, before it runs, loses its blocks, or changes
+    /// its order key.
+    pub(super) fn unmark_reclaimable(&mut self, slot: Slot) {
+        let sequence = &mut self.sequences[slot];
+        if sequence.table.swapped() {
+            self.hosted.remove(sequence.order_key(slot));
+        }
+        if !sequence.table.is_reclaimable() {
+            return;
+        }
+        self.blocks.unmark_reclaimable(&mut sequence.table);
+        let resting = if sequence.group.is_some() { &mut self.resting } else { &mut self.resting_idle };
+        resting.remove(sequence.order_key(slot));
+    }
+
+    /// Makes the sequence idle and reclaimable.
+    pub(super) fn make_idle(&mut self, slot: Slot) {
+        self.last_idle += 1;
+        self.sequences[slot].idle_since = self.last_idle;
+        self.set_idle(slot, true);
+        self.mark_reclaimable(slot);
+    }
+
+    /// Sets the idle flag and updates the count.
+    pub(super) fn set_idle(&mut self, slot: Slot, idle: bool) {
+        let before = std::mem::replace(&mut self.sequences[slot].idle, idle);
+        self.idle = self.idle + idle as usize - before as usize;
+    }
+
+    pub(super) fn mark_group_reclaimable(&mut self, group: GroupId) {
+        (0..self.groups[group].members.len()).for_each(|place| self.mark_reclaimable(self.groups[group].members[place]));
+    }
+
+    pub(super) fn unmark_group_reclaimable(&mut self, group: GroupId) {
+        (0..self.groups[group].members.len()).for_each(|place| self.unmark_reclaimable(self.groups[group].members[place]));
+    }
+
+    /// Makes a block available by taking blocks of reclaimable sequences.
+    pub(super) fn reclaim(&mut self) -> bool {
+        let before = self.blocks.available();
+        while self.blocks.idle_blocks() > 0 && self.blocks.available() == before && self.reclaim_one() {}
+        self.blocks.available() > before
+    }
+
+    /// Takes the blocks of one reclaimable sequence, or of one group if no idle sequence has
+    /// blocks.
+    pub(super) fn reclaim_one(&mut self) -> bool {
+        let has_own = |slot| self.blocks.has_own(&self.sequences[slot].table);
+        if let Some(slot) = self.resting_idle.next(has_own) {
+            self.preempt(&[slot]);
+            self.mark_reclaimable(slot);
+            return true;
+        }
+        let group = self.resting.next(has_own).and_then(|slot| self.sequences[slot].group);
+        group.map(|group| self.take_all_blocks(group)).is_some()
+    }
+}

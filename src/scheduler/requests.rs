@@ -1,0 +1,342 @@
+//! Commands of the host, applied between steps.
+
+use super::group::{Queue, SequenceGroup};
+use super::slab::Slot;
+use super::{Branching, GroupId, RankInputs, Scheduler, SeqId, Sequence, SequenceStats};
+use crate::error::{Error, Result};
+use crate::kv::{BlockHash, Paging};
+
+/// The part of a request that the scheduler needs.
+#[derive(Debug)]
+pub struct NewGroup {
+    pub prompt: Vec<u32>,
+    /// Length in tokens at which the sequence ends, prompt included.
+    pub max_len: usize,
+    pub branching: Branching,
+    /// Priority for the order policies that use it. Higher values rank first.
+    pub priority: i32,
+    /// Whether its sequences stay idle when they end.
+    pub keep: bool,
+    /// Whether the logits of all rows of the prompt are computed.
+    pub prompt_logits: bool,
+    /// Initial block hash. Sequences with the same value share prefixes.
+    pub root: BlockHash,
+}
+
+/// A request with the preallocated memory of its sequences.
+#[derive(Debug)]
+pub struct PreparedGroup {
+    sequence: Sequence,
+    branching: Branching,
+    members: Vec<Slot>,
+    shells: Vec<Sequence>,
+}
+
+impl NewGroup {
+    /// Creates the request for a pin: its prompt is computed and stays in the prefix cache.
+    pub fn pin(prompt: Vec<u32>, root: BlockHash) -> NewGroup {
+        let max_len = prompt.len();
+        NewGroup { prompt, max_len, branching: Branching::Pin, priority: 0, keep: false, prompt_logits: false, root }
+    }
+
+    /// Allocates all memory that the sequences need. Runs on the thread of the caller.
+    pub fn prepare(self, paging: &Paging) -> Result<PreparedGroup> {
+        let NewGroup { prompt, max_len, branching, priority, keep, prompt_logits, root } = self;
+        let mut sequence = Sequence::new(0, prompt, max_len, root, paging)?;
+        (sequence.keep, sequence.priority, sequence.pinned) = (keep, priority, branching == Branching::Pin);
+        sequence.logits_from = prompt_logits.then_some(0);
+        let (mut members, mut shells) = (Vec::new(), Vec::new());
+        members.try_reserve_exact(branching.max_members())?;
+        shells.try_reserve_exact(branching.max_members() - 1)?;
+        for _ in 1..branching.max_members() {
+            shells.push(Sequence::preallocated(max_len, paging)?);
+        }
+        Ok(PreparedGroup { sequence, branching, members, shells })
+    }
+}
+
+impl PreparedGroup {
+    pub fn prompt(&self) -> &[u32] {
+        &self.sequence.tokens
+    }
+
+    pub fn branching(&self) -> Branching {
+        self.branching
+    }
+
+    pub fn priority(&self) -> i32 {
+        self.sequence.priority
+    }
+
+    /// Returns the maximum number of tokens that each sequence may generate.
+    pub fn max_new_tokens(&self) -> usize {
+        self.sequence.max_new_tokens()
+    }
+}
+
+impl Scheduler {
+    /// Adds a request to the waiting queue. Its first sequence gets `id`. Its forks get the
+    /// following ids.
+    pub fn add(&mut self, id: SeqId, newcomer: PreparedGroup) -> Result<()> {
+        let PreparedGroup { mut sequence, branching, members, shells } = newcomer;
+        let most = self.blocks.paging().max_blocks(sequence.max_len, self.options.max_tokens_per_step());
+        assert!(most <= self.blocks.total(), "the engine refuses what can never fit");
+        self.reserve(1 + shells.len(), sequence.max_len)?;
+        sequence.id = id;
+        let slot = self.sequences.insert(sequence);
+        self.enqueue(slot, SequenceGroup { branching, members, shells, queue: Queue::Waiting, begun: false });
+        Ok(())
+    }
+
+    /// Adds a pin: computes a prompt and keeps its blocks. If a sequence cannot continue otherwise,
+    /// the pin with the lowest priority is removed.
+    pub fn pin(&mut self, id: SeqId, newcomer: PreparedGroup, priority: u32) -> Result<()> {
+        self.add(id, newcomer)?;
+        let (slot, place) = (self.slot(id)?, self.pins.partition_point(|&(other, _)| other <= priority));
+        self.pins.insert(place, (priority, slot));
+        Ok(())
+    }
+
+    /// Reserves space for `more` sequences in all lists, and for the block tables of the largest
+    /// step, with `max_len` tokens per sequence.
+    fn reserve(&mut self, more: usize, max_len: usize) -> Result<()> {
+        let tables = self.options.max_seqs.min(self.options.max_batch_tokens).saturating_mul(self.blocks.paging().entries(max_len));
+        self.spare.clear();
+        self.spare.batch.tables.try_reserve_exact(tables)?;
+        let queues = [Queue::Waiting, Queue::Running, Queue::Paused];
+        let more = more + queues.map(|queue| self.groups.tally(queue).shells).iter().sum::<usize>();
+        let most = self.sequences.len() + more;
+        self.sequences.try_reserve(more)?;
+        // Forks of one group may be split into groups of their own.
+        self.groups.try_reserve(most.saturating_sub(self.groups.len()))?;
+        self.waiting.try_reserve(most)?;
+        self.aside.try_reserve(most)?;
+        self.paused.try_reserve(most)?;
+        self.resting.try_reserve(most)?;
+        self.resting_idle.try_reserve(most)?;
+        self.hosted.try_reserve(most)?;
+        Ok(self.pins.try_reserve(most.saturating_sub(self.pins.len()))?)
+    }
+
+    /// Adds the sequence as the first member of a new group that arrives now.
+    fn enqueue(&mut self, slot: Slot, mut group: SequenceGroup) {
+        self.unmark_reclaimable(slot);
+        group.members.push(slot);
+        let sequence = &self.sequences[slot];
+        let expected = self.lengths.expect(sequence.max_len.saturating_sub(sequence.tokens.len()), 0);
+        let rank = self.policies.order.rank(&RankInputs { at: self.now, priority: sequence.priority, expected });
+        let id = self.groups.insert(rank, group);
+        self.sequences[slot].group = Some(id);
+        self.waiting.insert(id);
+        self.mark_reclaimable(slot);
+    }
+
+    /// Adds the sequence in a new group that never forks.
+    pub(super) fn enqueue_alone(&mut self, slot: Slot) -> Result<()> {
+        let mut members = Vec::new();
+        members.try_reserve_exact(1)?;
+        self.enqueue(slot, SequenceGroup { branching: Branching::One, members, shells: Vec::new(), queue: Queue::Waiting, begun: false });
+        Ok(())
+    }
+
+    /// Forks `parent` to `child`, which shares the first `len` tokens (`None`: all) and their
+    /// blocks. The child runs if the parent does, unless `idle` is set.
+    pub fn fork(&mut self, parent: SeqId, len: Option<usize>, child: SeqId, idle: bool) -> Result<()> {
+        // The table of the child is not longer than that of the parent.
+        self.reserve(1, 0)?;
+        let slot = self.slot(parent)?;
+        let of = &self.sequences[slot];
+        let len = len.unwrap_or(of.tokens.len());
+        if len == 0 || len > of.tokens.len() {
+            return Err(Error::invalid(format!("sequence {parent} has {} tokens: it cannot fork at {len}", of.tokens.len())));
+        }
+        let runs = of.group.is_some() && !idle;
+        let shell = Sequence::preallocated(of.max_len.max(len), self.blocks.paging())?;
+        let mut forked = self.branch(slot, len, child, shell)?;
+        forked.past = SequenceStats::default();
+        let slot = self.sequences.insert(forked);
+        match runs {
+            true => self.begin(slot),
+            false => {
+                self.make_idle(slot);
+                Ok(())
+            }
+        }
+    }
+
+    /// Builds a sequence from `shell` that shares the first `len` tokens of `parent`, and the
+    /// blocks of the computed ones.
+    pub(super) fn branch(&mut self, parent: Slot, len: usize, child: SeqId, shell: Sequence) -> Result<Sequence> {
+        let of = &self.sequences[parent];
+        let mut forked = of.branch(shell, child, len, self.blocks.paging())?;
+        forked.computed = if self.blocks.sees_null_block(&of.table, len) { 0 } else { of.computed.min(len) };
+        self.blocks.fork(&of.table, forked.computed, &mut forked.table);
+        Ok(forked)
+    }
+
+    /// Adds a sequence to the waiting queue. Its last token is recomputed for the logits of the
+    /// next one.
+    fn begin(&mut self, slot: Slot) -> Result<()> {
+        let sequence = &mut self.sequences[slot];
+        sequence.computed = sequence.computed.min(sequence.tokens.len() - 1);
+        self.enqueue_alone(slot)
+    }
+
+    /// Appends tokens. A running sequence continues after them, and its maximum length grows by
+    /// their number.
+    pub fn append(&mut self, id: SeqId, tokens: &[u32], longest: usize) -> Result<()> {
+        let slot = self.slot(id)?;
+        let paging = self.blocks.paging();
+        let sequence = &mut self.sequences[slot];
+        let len = sequence.tokens.len() + tokens.len();
+        if len > longest || (sequence.group.is_some() && len >= longest) {
+            return Err(Error::invalid(format!(
+                "sequence {id} has {} tokens and max_model_len is {longest}: {} more do not fit",
+                sequence.tokens.len(),
+                tokens.len()
+            )));
+        }
+        sequence.append(tokens, longest, paging)?;
+        let sequence = &self.sequences[slot];
+        if let Some(group) = sequence.group {
+            self.groups.change(group, |group| group.shells.iter_mut().try_for_each(|shell| shell.reserve_for_fork(sequence, paging)))?;
+        }
+        self.reserve(0, sequence.max_len)
+    }
+
+    /// Truncates the sequence to its first `len` tokens.
+    pub fn rewind(&mut self, id: SeqId, len: usize) -> Result<()> {
+        let block_size = self.blocks.block_size();
+        let slot = self.slot(id)?;
+        let gone = self.blocks.sees_null_block(&self.sequences[slot].table, len);
+        let sequence = &mut self.sequences[slot];
+        if len == 0 || len > sequence.tokens.len() {
+            return Err(Error::invalid(format!("sequence {id} has {} tokens: it cannot be rewound to {len}", sequence.tokens.len())));
+        }
+        sequence.truncate(len, block_size);
+        if gone {
+            sequence.computed = 0;
+        }
+        if sequence.group.is_some() {
+            sequence.computed = sequence.computed.min(len - 1);
+        }
+        let computed = sequence.computed;
+        self.truncate(slot, computed);
+        Ok(())
+    }
+
+    /// Releases the blocks beyond the first `computed` tokens, and updates the reclaimable sets.
+    fn truncate(&mut self, slot: Slot, computed: usize) {
+        let rests = self.sequences[slot].table.is_reclaimable() || self.sequences[slot].idle;
+        self.unmark_reclaimable(slot);
+        self.blocks.truncate(&mut self.sequences[slot].table, computed);
+        if rests {
+            self.mark_reclaimable(slot);
+        }
+    }
+
+    /// Continues an idle sequence until it has `max_len` tokens.
+    pub fn resume(&mut self, id: SeqId, max_len: usize, keep: bool) -> Result<()> {
+        self.reserve(1, max_len)?;
+        let slot = self.slot(id)?;
+        let sequence = &mut self.sequences[slot];
+        if sequence.group.is_some() {
+            return Err(Error::invalid(format!("sequence {id} runs already: it can be resumed when it has ended")));
+        }
+        let len = sequence.tokens.len();
+        if len >= max_len {
+            return Err(Error::invalid(format!("sequence {id} has {len} tokens and may have {max_len}: rewind it before it is resumed")));
+        }
+        sequence.raise_max_len(max_len, self.blocks.paging())?;
+        sequence.keep = keep;
+        sequence.generated = 0;
+        sequence.begun = false;
+        sequence.past = SequenceStats::default();
+        self.begin(slot)?;
+        self.set_idle(slot, false);
+        Ok(())
+    }
+
+    /// Ends a sequence between steps. It becomes idle if it is kept, otherwise it is removed.
+    pub fn end(&mut self, id: SeqId) {
+        if let Some(slot) = self.sequences.find(id) {
+            self.end_slot(slot);
+        }
+    }
+
+    pub(super) fn end_slot(&mut self, slot: Slot) {
+        self.unmark_reclaimable(slot);
+        let sequence = &mut self.sequences[slot];
+        let (group, keep) = (sequence.group.take(), sequence.keep);
+        // Releases blocks that were reserved for a step that was not run.
+        self.blocks.truncate(&mut sequence.table, sequence.computed);
+        self.leave_group(slot, group);
+        match keep {
+            true if group.is_some() => self.make_idle(slot),
+            true => self.mark_reclaimable(slot),
+            false => drop(self.take_out(slot)),
+        }
+    }
+
+    /// Removes a sequence in any state and releases its blocks.
+    pub fn remove(&mut self, id: SeqId) -> Option<Sequence> {
+        self.sequences.find(id).map(|slot| self.take_out(slot))
+    }
+
+    pub(super) fn take_out(&mut self, slot: Slot) -> Sequence {
+        self.unmark_reclaimable(slot);
+        self.set_idle(slot, false);
+        let mut sequence = self.sequences.remove(slot);
+        self.blocks.free(&mut sequence.table);
+        self.leave_group(slot, sequence.group);
+        if sequence.pinned {
+            self.pins.retain(|&(_, other)| other != slot);
+        }
+        sequence
+    }
+
+    /// Removes a member from its group. An empty group is removed.
+    pub(super) fn leave_group(&mut self, slot: Slot, group: Option<GroupId>) {
+        let Some(id) = group else { return };
+        self.groups.change(id, |group| group.members.retain(|&other| other != slot));
+        if !self.groups[id].members.is_empty() {
+            return;
+        }
+        match self.groups.remove(id).queue {
+            Queue::Waiting => drop(self.waiting.remove(id) || self.aside.remove(id)),
+            Queue::Paused => drop(self.paused.remove(id)),
+            Queue::Running => drop(self.running.binary_search(&id).map(|place| self.running.remove(place))),
+        }
+    }
+
+    /// Adds an idle sequence with `computed` tokens whose KV was computed elsewhere.
+    ///
+    /// Allocates the blocks that are visible at this length. If the pool has too few, all tokens
+    /// are recomputed.
+    pub fn import(
+        &mut self,
+        id: SeqId,
+        tokens: Vec<u32>,
+        computed: usize,
+        max_len: usize,
+        logits_from: Option<usize>,
+        root: BlockHash,
+    ) -> Result<()> {
+        self.reserve(1, max_len.max(tokens.len()))?;
+        let mut sequence = Sequence::new(id, tokens, max_len, root, self.blocks.paging())?;
+        sequence.logits_from = logits_from;
+        let needed = self.blocks.paging().visible_blocks(computed);
+        while needed <= self.blocks.total() && self.blocks.adopt(&mut sequence.table, computed).is_err() {
+            if !self.reclaim() {
+                break;
+            }
+        }
+        if !sequence.table.blocks().is_empty() {
+            self.blocks.fill(&sequence.table, 0..computed);
+            sequence.computed = computed;
+        }
+        let slot = self.sequences.insert(sequence);
+        self.make_idle(slot);
+        Ok(())
+    }
+}

@@ -1,0 +1,242 @@
+use super::group::GroupId;
+use super::plan::{FinishReason, TokenOutcome};
+use crate::error::Result;
+use crate::kv::{BlockHash, BlockTable, Paging, blocks_for};
+
+/// The id of a sequence. Ids are never reused.
+pub type SeqId = u64;
+
+/// The tokens of one sequence and the blocks that hold their K and V.
+#[derive(Debug, Default)]
+pub struct Sequence {
+    pub id: SeqId,
+    /// Group of the sequence. `None` if it is idle or a computed pin.
+    pub group: Option<GroupId>,
+    /// Priority of the request, or of the parent.
+    pub priority: i32,
+    /// Whether it belongs to no group and waits for the host to resume or free it.
+    pub idle: bool,
+    /// Value of a counter when it became idle. Larger values are more recent.
+    pub idle_since: u64,
+    /// Whether it is a pin: it samples nothing, and its blocks stay until it is removed.
+    pub pinned: bool,
+    pub tokens: Vec<u32>,
+    /// Number of tokens generated since it started or was resumed.
+    pub generated: usize,
+    /// Number of tokens whose K and V are stored.
+    pub computed: usize,
+    pub max_len: usize,
+    /// Extensions of `max_len` by appended tokens, in order.
+    appended: Vec<Appended>,
+    /// Whether a step has computed a part of it since it was added, forked or resumed.
+    pub begun: bool,
+    /// Whether a choice of the current commit continues it in place.
+    pub chosen: bool,
+    /// Whether it stays idle when it ends.
+    pub keep: bool,
+    /// First position whose logits are wanted. `None` selects the last row only.
+    pub logits_from: Option<usize>,
+    pub past: SequenceStats,
+    pub table: BlockTable,
+    /// Initial block hash, and the hashes of full blocks as far as they are computed.
+    root: BlockHash,
+    chains: Vec<BlockHash>,
+}
+
+/// Statistics of a sequence since it started or was resumed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SequenceStats {
+    /// Number of preemptions.
+    pub preemptions: u64,
+    /// Number of prompt tokens that the prefix cache had.
+    pub cached: u64,
+}
+
+/// A record that tokens appended at `at` raised `max_len` by `more`.
+#[derive(Debug, Clone, Copy)]
+struct Appended {
+    at: usize,
+    more: usize,
+}
+
+impl Sequence {
+    /// Creates a sequence and reserves all memory that a step would otherwise allocate.
+    pub fn new(id: SeqId, prompt: Vec<u32>, max_len: usize, root: BlockHash, paging: &Paging) -> Result<Sequence> {
+        let mut sequence = Sequence { id, tokens: prompt, root, ..Sequence::default() };
+        sequence.raise_max_len(max_len, paging)?;
+        Ok(sequence)
+    }
+
+    /// Raises the maximum length to `max_len` tokens.
+    pub fn raise_max_len(&mut self, max_len: usize, paging: &Paging) -> Result<()> {
+        let blocks = blocks_for(max_len, paging.block_size());
+        self.tokens.try_reserve_exact(max_len.saturating_sub(self.tokens.len()))?;
+        self.chains.try_reserve_exact(blocks.saturating_sub(self.chains.len()))?;
+        self.table.reserve(paging.entries(max_len))?;
+        self.max_len = max_len;
+        Ok(())
+    }
+
+    /// Creates an unused sequence with the memory that a fork of `max_len` tokens needs.
+    pub fn preallocated(max_len: usize, paging: &Paging) -> Result<Sequence> {
+        Sequence::new(0, Vec::new(), max_len, BlockHash::default(), paging)
+    }
+
+    /// Extends an unused sequence so that it can hold a fork of `parent`, which has become longer.
+    pub fn reserve_for_fork(&mut self, parent: &Sequence, paging: &Paging) -> Result<()> {
+        self.appended.clear();
+        self.appended.try_reserve(parent.appended.len())?;
+        self.tokens.clear();
+        self.chains.clear();
+        self.raise_max_len(parent.max_len, paging)
+    }
+
+    /// Returns a fork with the first `len` tokens and without blocks. It reuses the memory of
+    /// `shell`, an unused or dropped sequence.
+    pub fn branch(&self, shell: Sequence, id: SeqId, len: usize, paging: &Paging) -> Result<Sequence> {
+        let Sequence { tokens, chains, appended, table, .. } = shell;
+        let mut child = Sequence {
+            id,
+            tokens,
+            chains,
+            appended,
+            table,
+            priority: self.priority,
+            generated: self.generated.saturating_sub(self.tokens.len() - len),
+            keep: self.keep,
+            logits_from: self.logits_from.map(|from| from.min(len)),
+            past: self.past,
+            root: self.root,
+            ..Sequence::default()
+        };
+        child.tokens.clear();
+        child.chains.clear();
+        child.appended.clear();
+        child.appended.try_reserve_exact(self.appended.len())?;
+        child.raise_max_len(self.max_len.max(len), paging)?;
+        child.max_len = self.max_len;
+        child.tokens.extend_from_slice(&self.tokens[..len]);
+        child.chains.extend_from_slice(&self.chains[..self.chains.len().min(len / paging.block_size())]);
+        child.appended.extend_from_slice(&self.appended);
+        child.revert_extensions(len);
+        Ok(child)
+    }
+
+    /// Returns the number of tokens to compute. It is 1 during decoding.
+    #[inline]
+    pub fn pending(&self) -> usize {
+        self.tokens.len() - self.computed
+    }
+
+    /// Returns the maximum number of tokens that the sequence can generate in this turn.
+    pub fn max_new_tokens(&self) -> usize {
+        self.max_len.saturating_sub(self.tokens.len()) + self.generated
+    }
+
+    /// Appends the sampled token. Returns the finish reason if the sequence ends.
+    #[inline]
+    pub fn apply(&mut self, verdict: TokenOutcome) -> Option<FinishReason> {
+        let (token, stops) = match verdict {
+            TokenOutcome::Token(token) => (token, false),
+            TokenOutcome::Stop(token) => (token, true),
+            TokenOutcome::Fail => return Some(FinishReason::Error),
+        };
+        self.tokens.push(token);
+        self.generated += 1;
+        match stops {
+            true => Some(FinishReason::Stop),
+            false if self.tokens.len() >= self.max_len => Some(FinishReason::Length),
+            false => None,
+        }
+    }
+
+    /// Truncates the sequence to `len` tokens. Computed tokens before `len` stay computed.
+    pub fn truncate(&mut self, len: usize, block_size: usize) {
+        self.generated = self.generated.saturating_sub(self.tokens.len() - len);
+        self.tokens.truncate(len);
+        self.chains.truncate(len / block_size);
+        self.computed = self.computed.min(len);
+        self.logits_from = self.logits_from.map(|from| from.min(len));
+        self.revert_extensions(len);
+    }
+
+    /// Reverts the extensions of `max_len` by tokens that were appended from `len` on.
+    fn revert_extensions(&mut self, len: usize) {
+        while let Some(Appended { at, more }) = self.appended.last_mut() {
+            let kept = (*more).min(len.saturating_sub(*at));
+            self.max_len -= *more - kept;
+            *more = kept;
+            if kept > 0 {
+                return;
+            }
+            self.appended.pop();
+        }
+    }
+
+    /// Appends tokens that do not count as generated. The maximum length grows by their number, up
+    /// to `max_len`.
+    pub fn append(&mut self, tokens: &[u32], longest: usize, paging: &Paging) -> Result<()> {
+        let (at, len) = (self.tokens.len(), self.tokens.len() + tokens.len());
+        let max_len = self.max_len.saturating_add(tokens.len()).clamp(len, longest);
+        self.appended.try_reserve(1)?;
+        let more = max_len.saturating_sub(self.max_len).min(tokens.len());
+        self.raise_max_len(max_len, paging)?;
+        self.appended.extend((more > 0).then_some(Appended { at, more }));
+        self.tokens.extend_from_slice(tokens);
+        Ok(())
+    }
+
+    /// Returns the hashes of the first `blocks` blocks, which must be full.
+    pub fn block_hashes(&mut self, blocks: usize, block_size: usize) -> &[BlockHash] {
+        for place in self.chains.len()..blocks {
+            let before = self.chains.last().unwrap_or(&self.root);
+            let chain = before.next(&self.tokens[place * block_size..][..block_size]);
+            self.chains.push(chain);
+        }
+        &self.chains[..blocks]
+    }
+
+    pub fn table_and_hashes(&mut self) -> (&mut BlockTable, &[BlockHash]) {
+        (&mut self.table, &self.chains)
+    }
+
+    /// Returns the length of the common prefix if it exceeds `least`. The last token of each
+    /// sequence is excluded, since it must be computed.
+    pub fn common(&self, other: &Sequence, least: usize) -> Option<usize> {
+        let most = self.tokens.len().min(other.tokens.len()) - 1;
+        if least >= most || self.tokens[least] != other.tokens[least] {
+            return None;
+        }
+        let common = self.tokens[..most].iter().zip(&other.tokens[..most]).take_while(|(a, b)| a == b).count();
+        (common > least).then_some(common)
+    }
+
+    /// Returns the hashes that have been computed so far.
+    pub fn known_block_hashes(&self) -> &[BlockHash] {
+        &self.chains
+    }
+
+    /// Panics unless the invariants between two steps hold. For tests.
+    pub fn check(&self, block_size: usize) {
+        if self.group.is_some() {
+            assert!(self.computed < self.tokens.len(), "the last token of a queued sequence is still to be computed");
+            assert!(self.pinned || self.tokens.len() < self.max_len, "an unfinished sequence has room for a token");
+        }
+        assert!(self.logits_from.is_none_or(|from| from <= self.tokens.len()), "logits are wanted of what there is or comes next");
+        assert!(self.computed <= self.tokens.len(), "no more is computed than there is");
+        let blocks = self.table.places();
+        assert!(blocks >= blocks_for(self.computed, block_size), "every computed token has a slot");
+        assert!(blocks <= blocks_for(self.tokens.len(), block_size), "no block is reserved for tokens that do not exist");
+        assert!(self.chains.len() <= self.tokens.len() / block_size, "only full blocks have a chain");
+    }
+
+    /// Panics unless the hashes match the tokens. For tests.
+    #[cfg(test)]
+    pub fn check_chains(&self, block_size: usize) {
+        let mut chain = self.root;
+        for (tokens, known) in self.tokens.chunks_exact(block_size).zip(&self.chains) {
+            chain = chain.next(tokens);
+            assert_eq!(chain, *known, "a chain is that of the tokens");
+        }
+    }
+}

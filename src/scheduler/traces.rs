@@ -1,0 +1,634 @@
+//! Long random traces of all operations on sequences. A dense model predicts the contents of each
+//! slot of both tiers and the tokens of each sequence. A wrong table, a missing copy or a wrong
+//! prefix shows as wrong contents.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use super::tests::{Random, going_on, take};
+use super::*;
+use crate::batch::NOWHERE;
+use crate::kv::{BlockHash, NULL_BLOCK, Paging};
+use crate::options::{self, AllocationPolicy, BatchingPolicy, OrderPolicy};
+
+/// The contents of a slot: the hash of all tokens up to its own.
+type Content = u64;
+const SEEDS: u64 = 60;
+const GARBAGE: Content = 0;
+
+struct Trace {
+    s: Scheduler,
+    random: Random,
+    policies: options::Policies,
+    /// Time in microseconds.
+    now: u64,
+    longest: usize,
+    /// [groups]
+    windows: Vec<Option<usize>>,
+    /// [blocks * block_size]
+    slots: Vec<Content>,
+    /// [host blocks * block_size]
+    host: Vec<Content>,
+    /// Expected tokens of each sequence.
+    tokens: HashMap<SeqId, Vec<u32>>,
+    last_id: SeqId,
+    /// Request of each beam.
+    beams: HashMap<SeqId, SeqId>,
+    /// Maximum number of blocks of each request with beams.
+    needs: HashMap<SeqId, usize>,
+    /// Predecessor of each known block hash.
+    before: HashMap<BlockHash, BlockHash>,
+    events: Vec<Event>,
+    /// Whether the device has started the predicted step.
+    is_ahead: bool,
+}
+
+impl Trace {
+    fn new(seed: u64) -> Trace {
+        let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) + 1);
+        let block_size = 8 << random.below(3);
+        let windows = some_windows(&mut random, block_size);
+        let blocks = (4 + random.below(20)) * windows.len();
+        let max_seqs = 1 + random.below(12);
+        let max_batch_tokens = max_seqs + random.below(64);
+        let prefill_chunk = 1 + random.below(64);
+        let preemption = [Preemption::Recompute, Preemption::Swap, Preemption::Auto][random.below(3)];
+        let host_blocks = if preemption == Preemption::Recompute { 0 } else { 1 + random.below(2 * blocks) };
+        let options = SchedulerOptions { max_batch_tokens, max_seqs, prefill_chunk, preemption };
+        let paging = Paging::new(block_size, &windows);
+        let longest = paging.max_len_in(blocks, 6 * block_size, options.max_tokens_per_step());
+        let manager = BlockManager::new(blocks, paging, random.below(3) > 0).unwrap().with_host(host_blocks).unwrap();
+        let policies = if seed.is_multiple_of(3) { options::Policies::default() } else { some_policies(&mut random) };
+        Trace {
+            s: Scheduler::with_policies(options, manager, Policies::new(&policies)).unwrap(),
+            policies,
+            now: 0,
+            longest,
+            windows,
+            slots: vec![GARBAGE; blocks * block_size],
+            host: vec![GARBAGE; host_blocks * block_size],
+            tokens: HashMap::new(),
+            last_id: 0,
+            beams: HashMap::new(),
+            needs: HashMap::new(),
+            before: HashMap::new(),
+            events: Vec::new(),
+            is_ahead: false,
+            random,
+        }
+    }
+
+    fn sequence(&self, id: &SeqId) -> &Sequence {
+        self.s.get(*id).unwrap()
+    }
+
+    fn block_size(&self) -> usize {
+        self.s.blocks.block_size()
+    }
+
+    /// Returns tokens with few distinct values, so that many sequences have common prefixes.
+    fn some_tokens(&mut self, n: usize) -> Vec<u32> {
+        let odd = self.random.below(3) == 0;
+        (0..n).map(|i| if odd && self.random.below(16) == 0 { 1 + i as u32 % 2 } else { 0 }).collect()
+    }
+
+    fn some_root(&mut self) -> BlockHash {
+        BlockHash::root(&[0; 32], &[self.random.below(4) as u8 / 3])
+    }
+
+    /// Returns a random sequence that the host may use in a call.
+    fn any(&mut self, idle: bool) -> Option<SeqId> {
+        let free = |seq: &&SeqId| match self.sequence(seq).group {
+            Some(group) => !idle && matches!(self.s.groups[group].branching, Branching::One | Branching::Samples(_)),
+            None => !self.sequence(seq).pinned,
+        };
+        let mut known: Vec<SeqId> = self.tokens.keys().filter(free).copied().collect();
+        known.sort_unstable();
+        if known.is_empty() { None } else { Some(known[self.random.below(known.len())]) }
+    }
+
+    fn act(&mut self) {
+        let few = self.tokens.len() < 30;
+        self.now += self.random.below(20_000) as u64;
+        self.s.set_time(self.now);
+        match self.random.below(40) {
+            0..4 if few => self.add(),
+            4..7 if few => self.fork(),
+            7..9 => self.append(),
+            9..12 => self.rewind(),
+            12..15 => self.resume(),
+            15 => self.end(),
+            16..18 => self.remove(),
+            18 if few => self.pin(),
+            19 => self.resize(),
+            20 => self.fetch(),
+            _ => self.step(),
+        }
+        self.check();
+    }
+
+    fn add(&mut self) {
+        let n = 2 + self.random.below(4);
+        let branching = [Branching::One, Branching::One, Branching::Samples(n), Branching::Beams(n)][self.random.below(4)];
+        let mut prompt_len = 1 + self.random.below(self.longest - 1);
+        if self.random.below(3) == 0 {
+            prompt_len = (prompt_len / self.block_size()).max(1) * self.block_size();
+        }
+        let prompt_len = prompt_len.min(self.longest - 1);
+        let max_len = (prompt_len + 1 + self.random.below(3 * self.block_size())).min(self.longest);
+        let most = self.s.blocks.paging().max_blocks_of(branching.max_members(), prompt_len, max_len, self.s.options.max_tokens_per_step());
+        if most > self.s.blocks.total() || branching.max_members() > self.s.options.max_seqs {
+            return;
+        }
+        let (id, prompt, root) = (self.last_id + 1, self.some_tokens(prompt_len), self.some_root());
+        self.last_id += branching.max_members() as u64;
+        if let Branching::Beams(_) = branching {
+            self.beams.extend((id..=self.last_id).map(|beam| (beam, id)));
+            self.needs.insert(id, most);
+        }
+        let keep = !matches!(branching, Branching::Beams(_)) && self.random.below(2) == 0;
+        let prompt_logits = self.random.below(5) == 0;
+        let priority = self.random.below(5) as i32 - 2;
+        self.tokens.insert(id, prompt.clone());
+        take(&mut self.s, id, NewGroup { prompt, max_len, branching, priority, keep, prompt_logits, root });
+    }
+
+    fn fork(&mut self) {
+        let Some(parent) = self.any(false) else { return };
+        let tokens = &self.tokens[&parent];
+        let len = 1 + self.random.below(tokens.len());
+        let all = self.random.below(2) == 0;
+        self.last_id += 1;
+        self.s.fork(parent, if all { None } else { Some(len) }, self.last_id, self.random.below(2) == 0).unwrap();
+        let shared = if all { tokens.clone() } else { tokens[..len].to_vec() };
+        self.tokens.insert(self.last_id, shared);
+    }
+
+    fn append(&mut self) {
+        let Some(id) = self.any(false) else { return };
+        let more = 1 + self.random.below(2 * self.block_size());
+        let more = self.some_tokens(more);
+        let runs = self.sequence(&id).group.is_some();
+        let len = self.tokens[&id].len() + more.len();
+        let fits = len < self.longest || (len == self.longest && !runs);
+        assert_eq!(self.s.append(id, &more, self.longest).is_ok(), fits);
+        if fits {
+            self.tokens.get_mut(&id).unwrap().extend(more);
+        }
+    }
+
+    fn rewind(&mut self) {
+        let Some(id) = self.any(false) else { return };
+        let tokens = self.tokens.get_mut(&id).unwrap();
+        let len = 1 + self.random.below(tokens.len());
+        self.s.rewind(id, len).unwrap();
+        tokens.truncate(len);
+    }
+
+    fn resume(&mut self) {
+        let Some(id) = self.any(true) else { return };
+        let len = self.tokens[&id].len();
+        let max_len = (len + self.random.below(3 * self.block_size())).min(self.longest);
+        let keep = self.random.below(2) == 0;
+        assert_eq!(self.s.resume(id, max_len, keep).is_ok(), len < max_len, "it needs room for a token");
+    }
+
+    fn end(&mut self) {
+        let Some(id) = self.any(false) else { return };
+        self.s.end(id);
+        self.forget_the_gone();
+    }
+
+    fn remove(&mut self) {
+        let mut known: Vec<SeqId> = self.tokens.keys().copied().collect();
+        if known.is_empty() {
+            return;
+        }
+        known.sort_unstable();
+        let id = known[self.random.below(known.len())];
+        // Beams are removed together.
+        let gone = if self.beams.contains_key(&id) { self.s.members(id).collect() } else { vec![id] };
+        for id in gone {
+            self.s.remove(id);
+            self.tokens.remove(&id);
+        }
+    }
+
+    fn pin(&mut self) {
+        if !self.s.blocks.caches_prefixes() {
+            return;
+        }
+        let len = 1 + self.random.below(self.longest - 1);
+        let (prompt, root) = (self.some_tokens(len), self.some_root());
+        self.last_id += 1;
+        self.tokens.insert(self.last_id, prompt.clone());
+        let newcomer = NewGroup::pin(prompt, root).prepare(self.s.blocks.paging()).unwrap();
+        self.s.pin(self.last_id, newcomer, self.random.below(3) as u32).unwrap();
+    }
+
+    /// Resizes the pool, with enough blocks for the pending requests.
+    fn resize(&mut self) {
+        let least = self.beams.iter().filter(|(beam, _)| self.tokens.contains_key(beam)).map(|(_, request)| self.needs[request]);
+        let alone = self.s.blocks.paging().max_blocks(self.longest, self.s.options.max_tokens_per_step());
+        let least = least.fold(alone, usize::max);
+        let total = least + self.random.below(self.s.blocks.capacity() - least + 1);
+        if total >= self.s.blocks.total() {
+            return self.s.grow(total);
+        }
+        let mut moves = Vec::new();
+        self.s.shrink_pool(total, &mut moves).unwrap();
+        let (out, back) = self.make_moves(true);
+        self.s.record_moves(out, back);
+        // Removed pins are deleted from the model.
+        self.forget_the_gone();
+        self.check();
+        if self.random.below(4) == 0 {
+            return; // the transfers failed
+        }
+        moves.iter().for_each(|copy| self.copy(copy.from, copy.to));
+        let end = total * self.block_size();
+        self.slots[end..].fill(GARBAGE);
+        self.s.shrink(total, &moves);
+        assert_eq!(self.s.blocks.total(), total);
+    }
+
+    /// Swaps a sequence in, as an export does.
+    fn fetch(&mut self) {
+        let Some(id) = self.any(false) else { return };
+        if self.sequence(&id).table.swapped() {
+            self.s.swap_in_sequence(id);
+            let (out, back) = self.make_moves(true);
+            self.s.record_moves(out, back);
+        }
+    }
+
+    /// Makes the transfers like a runner: first those out, then those back. If a transfer fails,
+    /// the contents of its target are undefined.
+    fn make_moves(&mut self, chance: bool) -> (bool, bool) {
+        let (size, moves) = (self.block_size(), self.s.moves());
+        let hosts: HashSet<u32> = moves.out.iter().map(|out| out.host).collect();
+        let devices: HashSet<u32> = moves.back.iter().map(|back| back.device).collect();
+        assert_eq!((hosts.len(), devices.len()), (moves.out.len(), moves.back.len()), "no block is written twice");
+        assert!(moves.back.iter().all(|back| !hosts.contains(&back.host)), "what comes back is there");
+        let works = [0, 0].map(|_| !chance || self.random.below(8) > 0);
+        let moves = self.s.moves();
+        let place = |block: u32| block as usize * size..(block as usize + 1) * size;
+        for out in &moves.out {
+            match works[0] {
+                true => self.host[place(out.host)].copy_from_slice(&self.slots[place(out.device)]),
+                false => self.host[place(out.host)].fill(GARBAGE),
+            }
+        }
+        for back in &moves.back {
+            match works[1] {
+                true => self.slots[place(back.device)].copy_from_slice(&self.host[place(back.host)]),
+                false => self.slots[place(back.device)].fill(GARBAGE),
+            }
+        }
+        (moves.out.is_empty() || works[0], moves.back.is_empty() || works[1])
+    }
+
+    /// Plans a step like the engine.
+    fn plan(&mut self, ready: impl Fn(SeqId) -> bool, chance: bool) -> Option<StepPlan> {
+        self.s.recheck_paused();
+        let is_ahead = std::mem::take(&mut self.is_ahead);
+        loop {
+            let mut plan = if is_ahead { self.s.schedule_lookahead(&ready) } else { self.s.schedule(&ready) };
+            let (out, back) = self.make_moves(chance);
+            if back {
+                self.s.record_moves(out, back);
+                plan.iter_mut().filter(|_| self.random.below(4) > 0).for_each(|plan| self.s.reserve_lookahead(plan));
+                return plan;
+            }
+            plan.into_iter().for_each(|plan| self.s.rollback(plan));
+            self.s.record_moves(out, back);
+        }
+    }
+
+    fn forget_the_gone(&mut self) {
+        self.tokens.retain(|id, _| self.s.sequences.find(*id).is_some());
+    }
+
+    fn step(&mut self) {
+        let unready = self.random.below(8) as u64;
+        let ready = |seq: SeqId| unready == 0 || unready > 4 || seq % 5 != unready;
+        let everybody = unready == 0 || unready > 4;
+        let oldest = self.s.sequences.values().filter_map(|sequence| sequence.group).min();
+        let before = self.s.preemptions();
+        let (block, token) = (self.random.below(4) as f64, self.random.below(3) as f64);
+        self.s.set_costs(Costs { block, token });
+        let plan = self.plan(ready, true);
+        // Removed pins are deleted from the model.
+        self.forget_the_gone();
+        let Some(plan) = plan else {
+            assert!(!everybody || self.s.groups.len() == 0, "somebody could go on: {}", self.state());
+            return;
+        };
+        let group_of = |part: &ScheduledSequence| self.sequence(&part.seq).group.unwrap();
+        assert!(plan.parts.iter().all(|part| self.s.is_ready(group_of(part), &ready)), "only the ready run");
+        let in_every_step = matches!(self.policies.batching, BatchingPolicy::Mixed | BatchingPolicy::DecodeFirst { .. });
+        let goes_on = plan.parts.iter().any(|part| Some(group_of(part)) == oldest);
+        assert!(!everybody || !in_every_step || goes_on || plan.is_closed, "the oldest always goes on");
+        if self.s.preemptions() == before && !plan.is_closed {
+            self.check_order();
+        }
+        self.check_portions(&plan);
+        self.check_plan(&plan);
+        if self.random.below(8) == 0 {
+            // The failed step has computed an unknown part.
+            let done = self.random.below(plan.parts.len() + 1);
+            plan.batch.copies.iter().for_each(|copy| self.copy(copy.from, copy.to));
+            plan.batch.slots[..plan.batch.slots.len() * done / plan.parts.len()]
+                .iter()
+                .for_each(|&slot| self.slots[slot as usize] = GARBAGE);
+            self.work_ahead(&plan);
+            self.s.rollback(plan);
+            return;
+        }
+        self.run(&plan);
+        self.work_ahead(&plan);
+        self.commit(plan, true);
+    }
+
+    /// Overwrites the predicted slots, since tokens that are not sampled have undefined contents
+    /// there.
+    fn work_ahead(&mut self, plan: &StepPlan) {
+        self.is_ahead = !plan.batch.next_slots.is_empty();
+        assert!(!plan.is_closed || !self.is_ahead, "those that have paused may be ready: the next step is open");
+        plan.batch.next_slots.iter().filter(|slot| **slot != NOWHERE).for_each(|&slot| self.slots[slot as usize] = GARBAGE);
+    }
+
+    /// Checks that a waiting group is not older than all running groups, except with static
+    /// batching.
+    fn check_order(&self) {
+        let (Some(oldest), Some(&youngest)) = (self.s.waiting.first(), self.s.running.last()) else { return };
+        if oldest < youngest && self.s.portion.newcomers {
+            assert!(self.s.running[0] < oldest, "the oldest of all runs, if it can");
+        }
+    }
+
+    fn check_portions(&self, plan: &StepPlan) {
+        let prompts = |part: &&ScheduledSequence| self.sequence(&part.seq).pending() > 1;
+        let prompt_rows: usize = plan.parts.iter().filter(prompts).map(|part| part.rows).sum();
+        if let BatchingPolicy::DecodeFirst { budget } = self.policies.batching {
+            assert!(prompt_rows <= budget, "{prompt_rows} rows of prompts");
+        }
+    }
+
+    fn copy(&mut self, from: u32, to: u32) {
+        let size = self.block_size();
+        self.slots.copy_within(from as usize * size..(from as usize + 1) * size, to as usize * size);
+    }
+
+    fn check_plan(&self, plan: &StepPlan) {
+        let batch = &plan.batch;
+        assert!(batch.rows() > 0 && batch.rows() <= self.s.options.max_batch_tokens);
+        assert!(batch.logit_rows.len() <= self.s.options.max_seqs, "{} rows of logits", batch.logit_rows.len());
+        assert!(plan.parts.len() <= self.s.options.max_seqs);
+        // The buffers were reserved for these maxima.
+        let most = plan.parts.len() * self.windows.len();
+        assert!(batch.copies.len() <= most, "only a part's first row can lie in blocks that others read");
+        assert!(batch.tables.len() <= plan.parts.len() * self.s.blocks.paging().entries(self.longest));
+        let targets: HashSet<u32> = batch.copies.iter().map(|copy| copy.to).collect();
+        assert_eq!(targets.len(), batch.copies.len(), "a block is copied to once");
+        assert!(batch.copies.iter().all(|copy| !targets.contains(&copy.from)), "copies can be made in any order");
+        let slots: HashSet<u32> = batch.slots.iter().copied().collect();
+        assert_eq!(slots.len(), batch.rows() * self.windows.len(), "every row has a slot of its own in each group");
+        let mut seen = HashSet::new();
+        for part in &plan.parts {
+            assert!(seen.insert(part.seq), "a sequence has one part");
+            let sequence = self.sequence(&part.seq);
+            assert_eq!(part.first, sequence.computed);
+            self.s.blocks.check_writable(&sequence.table, part.first..part.first + part.rows, &batch.copies);
+            let pin = self.s.groups[sequence.group.unwrap()].branching == Branching::Pin;
+            assert_eq!(part.samples, !pin && part.first + part.rows == sequence.tokens.len());
+            assert!(part.logits <= part.rows && part.logits >= part.samples as usize);
+        }
+        assert_eq!(plan.parts.iter().map(|part| part.logits).sum::<usize>(), batch.logit_rows.len());
+        self.check_foreseen(plan);
+    }
+
+    /// Checks that each predicted token has the slot that it will get, unless it is the last one.
+    fn check_foreseen(&self, plan: &StepPlan) {
+        for (part, slots) in plan.parts.iter().zip(plan.batch.next_slots.chunks_exact(self.windows.len())) {
+            let (sequence, next) = (self.sequence(&part.seq), part.first + 1);
+            assert_eq!((part.rows, next), (1, sequence.tokens.len()));
+            if next + 1 == sequence.max_len {
+                assert!(slots.iter().all(|&slot| slot == NOWHERE));
+                continue;
+            }
+            self.s.blocks.check_writable(&sequence.table, next..next + 1, &[]);
+            assert!(self.s.blocks.slots(&sequence.table, next).eq(slots.iter().copied()));
+        }
+    }
+
+    /// Executes the plan like a device: copies, then writes, then all reads of attention.
+    fn run(&mut self, plan: &StepPlan) {
+        plan.batch.copies.iter().for_each(|copy| self.copy(copy.from, copy.to));
+        for (span, part) in plan.batch.spans.iter().zip(&plan.parts) {
+            let contents = contents(&self.tokens[&part.seq]);
+            for row in span.first_row as usize..(span.first_row + span.rows) as usize {
+                let position = plan.batch.positions[row] as usize;
+                assert_eq!(plan.batch.tokens[row], self.tokens[&part.seq][position]);
+                let slots = plan.batch.slots.chunks_exact(self.windows.len()).nth(row).unwrap();
+                (0..).zip(slots).for_each(|(group, &slot)| self.slots[slot as usize] = contents[position] + group);
+            }
+        }
+        for (span, part) in plan.batch.spans.iter().zip(&plan.parts) {
+            let contents = &contents(&self.tokens[&part.seq])[..part.first + part.rows];
+            for (group, window) in self.windows.iter().enumerate() {
+                let seen = window.map_or(0, |window| (part.first + 1).saturating_sub(window));
+                for (position, content) in contents.iter().enumerate().skip(seen) {
+                    let entry = position / self.block_size() * self.windows.len() + group;
+                    let block = plan.batch.tables[span.table as usize + entry] as usize;
+                    let slot = block * self.block_size() + position % self.block_size();
+                    assert_eq!(self.slots[slot], content + group as u64, "sequence {} at {position}: not what it computed", part.seq);
+                }
+            }
+        }
+    }
+
+    fn commit(&mut self, plan: StepPlan, chance: bool) {
+        let mut choices = Vec::new();
+        let mut groups: Vec<GroupId> = plan.sampled().map(|part| self.sequence(&part.seq).group.unwrap()).collect();
+        groups.dedup();
+        for group in groups {
+            let branching = self.s.groups[group].branching;
+            let members: Vec<SeqId> = self.s.groups[group].members.iter().map(|&slot| self.s.sequences[slot].id).collect();
+            assert!(members.iter().all(|seq| plan.sampled().any(|part| part.seq == *seq)), "a group chooses together");
+            match branching {
+                Branching::Pin => panic!("a pin chose"),
+                Branching::One => choices.extend(members.iter().map(|&seq| going_on(seq, self.verdict(chance)))),
+                Branching::Samples(n) => {
+                    let parent = members[0];
+                    choices.extend((0..n as u64).map(|i| SampledToken { parent, child: parent + i, verdict: self.verdict(chance) }));
+                }
+                Branching::Beams(n) => self.choose_beams(&members, n, &mut choices),
+            }
+        }
+        let old = self.tokens.clone();
+        let dropped = |id: &SeqId| !choices.iter().any(|choice| choice.child == *id);
+        self.tokens.retain(|id, _| !dropped(id) || !plan.sampled().any(|part| part.seq == *id));
+        for SampledToken { parent, child, verdict } in &choices {
+            let mut tokens = old[parent].clone();
+            if let TokenOutcome::Token(token) | TokenOutcome::Stop(token) = verdict {
+                tokens.push(*token);
+            }
+            self.tokens.insert(*child, tokens);
+        }
+        let seqs: Vec<SeqId> = plan.parts.iter().map(|part| part.seq).collect();
+        let mut events = std::mem::take(&mut self.events);
+        self.s.commit(plan, &choices, &mut events);
+        assert_eq!(events.iter().filter(|event| matches!(event, Event::Advanced { .. })).count(), choices.len());
+        for event in &events {
+            if let Event::Advanced { choice, finish: Some(_), .. } = event {
+                let child = choices[*choice].child;
+                assert!(self.s.sequences.get(child).is_none_or(|sequence| sequence.keep && sequence.group.is_none()));
+            }
+        }
+        self.events = events;
+        self.forget_the_gone();
+        self.learn_chains(&seqs);
+    }
+
+    fn verdict(&mut self, chance: bool) -> TokenOutcome {
+        let token = (self.random.below(12) == 0) as u32;
+        match self.random.below(30) {
+            0 if chance => TokenOutcome::Stop(token),
+            1 if chance => TokenOutcome::Fail,
+            _ => TokenOutcome::Token(token),
+        }
+    }
+
+    /// Chooses beams: the first child stays in place, the others replace beams without children.
+    fn choose_beams(&mut self, members: &[SeqId], n: usize, choices: &mut Vec<SampledToken>) {
+        let request = self.beams[&members[0]];
+        let wanted = if self.random.below(12) == 0 { 0 } else { 1 + self.random.below(n) };
+        let mut parents: Vec<SeqId> = (0..wanted).map(|_| members[self.random.below(members.len())]).collect();
+        parents.sort_by_key(|_| self.random.below(100));
+        let mut free: Vec<SeqId> = (request..request + n as u64).filter(|slot| !parents.contains(slot)).collect();
+        let mut stayed = HashSet::new();
+        for parent in parents {
+            let child = if stayed.insert(parent) { parent } else { free.remove(self.random.below(free.len())) };
+            choices.push(SampledToken { parent, child, verdict: TokenOutcome::Token(self.random.below(3) as u32) });
+        }
+    }
+
+    /// Records the predecessor of each block hash.
+    fn learn_chains(&mut self, seqs: &[SeqId]) {
+        for sequence in seqs.iter().filter_map(|&seq| self.s.sequences.get(seq)) {
+            sequence.check_chains(self.s.blocks.block_size());
+            for group in (0..self.windows.len()).filter(|&group| self.windows[group].is_none()) {
+                let of_group = |pair: &[BlockHash]| (pair[1].for_group(group), pair[0].for_group(group));
+                self.before.extend(sequence.known_block_hashes().windows(2).map(of_group));
+            }
+        }
+    }
+
+    fn check(&self) {
+        self.s.check();
+        let known: HashSet<SeqId> = self.s.sequences.values().map(|sequence| sequence.id).collect();
+        assert_eq!(known, self.tokens.keys().copied().collect(), "the model has the same sequences");
+        for (id, tokens) in &self.tokens {
+            assert_eq!(*tokens, self.sequence(id).tokens, "sequence {id}");
+        }
+        self.s.blocks.check_order(|chain| self.before.get(chain).copied());
+        self.check_contents();
+    }
+
+    /// Checks the contents of all computed tokens in both tiers.
+    fn check_contents(&self) {
+        for sequence in self.s.sequences.values() {
+            let (contents, table, size) = (contents(&sequence.tokens), &sequence.table, self.block_size());
+            let tier = if table.swapped() { &self.host } else { &self.slots };
+            for (position, content) in contents[..sequence.computed].iter().enumerate() {
+                let blocks = table.blocks().chunks_exact(self.windows.len()).nth(position / size).unwrap();
+                for (group, &block) in blocks.iter().enumerate() {
+                    if block != NULL_BLOCK {
+                        let slot = block as usize * size + position % size;
+                        assert_eq!(tier[slot], content + group as u64, "sequence {} at {position}: not what it computed", sequence.id);
+                    }
+                    let seen = self.windows[group].is_none_or(|window| position + window > sequence.computed);
+                    assert!(block != NULL_BLOCK || !seen, "sequence {} at {position}: gone, and will be looked back on", sequence.id);
+                }
+            }
+        }
+    }
+
+    fn state(&self) -> String {
+        let Scheduler { options, groups, waiting, running, paused, idle, pins, blocks, .. } = &self.s;
+        let policies = &self.policies;
+        let sequences: Vec<_> =
+            self.s.sequences.values().map(|s| (s.id, s.tokens.len(), s.computed, s.max_len, s.logits_from, s.table.blocks())).collect();
+        format!(
+            "{options:?} {policies:?}\n{groups:?}\nwaiting {waiting:?} running {running:?} paused {paused:?} idle {idle:?} pins {pins:?}\n{sequences:?}\n{} of {} blocks of {}",
+            blocks.available(),
+            blocks.total(),
+            blocks.block_size()
+        )
+    }
+
+    /// Runs until all sequences have ended, and checks that nothing is left.
+    fn drain(&mut self) {
+        let mut steps = 0;
+        while let Some(plan) = self.plan(|_| true, false) {
+            self.forget_the_gone();
+            self.check_plan(&plan);
+            self.run(&plan);
+            self.commit(plan, false);
+            self.check();
+            steps += 1;
+            assert!(steps < 20_000, "starvation");
+        }
+        assert!(self.s.groups.len() == 0, "nobody is left waiting");
+        let rest: Vec<SeqId> = self.tokens.keys().copied().collect();
+        rest.into_iter().for_each(|id| drop(self.s.remove(id)));
+        self.s.check();
+        assert_eq!((self.s.blocks.used_blocks(), self.s.blocks.filled_slots(), self.s.idle()), (0, 0, 0));
+        assert_eq!((self.s.blocks.host_used(), self.s.blocks.swapped()), (0, 0));
+    }
+}
+
+/// Returns random windows for one to three layer groups.
+fn some_windows(random: &mut Random, block_size: usize) -> Vec<Option<usize>> {
+    let mut windows = vec![(random.below(3) == 0).then(|| 1 + random.below(3 * block_size))];
+    for _ in 1..random.below(4) {
+        windows.push((random.below(4) > 0).then(|| 1 + random.below(3 * block_size)));
+    }
+    windows
+}
+
+fn some_policies(random: &mut Random) -> options::Policies {
+    let ageing = Duration::from_millis(1 + random.below(100) as u64);
+    let rows = 1 + random.below(40);
+    let orders = [OrderPolicy::Fcfs, OrderPolicy::Priority { ageing }, OrderPolicy::ShortestPredicted { ageing }];
+    let batchings = [
+        BatchingPolicy::Mixed,
+        BatchingPolicy::PrefillFirst { threshold: rows },
+        BatchingPolicy::DecodeFirst { budget: rows },
+        BatchingPolicy::Static,
+    ];
+    options::Policies {
+        order: orders[random.below(3)],
+        batching: batchings[random.below(4)],
+        allocation: [AllocationPolicy::OnDemand, AllocationPolicy::MaxTokens][random.below(2)],
+    }
+}
+
+/// Returns the expected contents of the slots of these tokens.
+fn contents(tokens: &[u32]) -> Vec<Content> {
+    let next = |hash: &mut Content, token: &u32| {
+        *hash = (*hash ^ *token as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29) | 1;
+        Some(*hash)
+    };
+    tokens.iter().scan(7, next).collect()
+}
+
+#[test]
+fn whatever_happens_every_row_reads_its_own_past_and_everything_ends() {
+    for seed in 0..SEEDS {
+        let mut trace = Trace::new(seed);
+        (0..2000).for_each(|_| trace.act());
+        trace.drain();
+    }
+}
