@@ -103,7 +103,11 @@ fn timed_step(scheduler: &mut Scheduler, choices: &mut Vec<SampledToken>, events
     let plan = scheduler.schedule(|_| true).expect("sequences are running");
     let planned = start.elapsed();
     choices.clear();
-    choices.extend(plan.sampled().map(|part| SampledToken { parent: part.seq, child: part.seq, verdict: TokenOutcome::Token(part.generated as u32) }));
+    choices.extend(plan.sampled().map(|part| SampledToken {
+        parent: part.seq,
+        child: part.seq,
+        verdict: TokenOutcome::Token(part.generated as u32),
+    }));
     let start = Instant::now();
     scheduler.commit(plan, choices, events);
     std::hint::black_box((scheduler.waiting(), scheduler.running(), scheduler.reserved_blocks()));
