@@ -1016,7 +1016,7 @@ fn other_batches_are_padded_to_the_recorded_rows() {
     let other = decodes(&[[6, 2, 2, 3]]);
     assert_eq!(kept.step(&other), [(6, at(2))]);
     kept.draw(&[u32::MAX]);
-    assert!(kept.backend.is_ahead(), "again, whatever with");
+    assert!(kept.backend.is_ahead(), "a step with other rows is in flight too");
     assert_eq!(kept.step(&decodes(&[[0, 3, 3, 4]])), [(0, at(3))]);
     kept.draw(&[1]);
     kept.backend.forget_foreseen();
