@@ -43,7 +43,7 @@ pub fn bench(options: &Options) -> Result<()> {
             let mut drawing = backend.drawing(limits)?.ok_or("the backend does not sample on this device")?;
             let (mut draws, mut logits) = (DeviceSampling::new(limits)?, backend.vector(&numbers(rows * vocab))?);
             for row in 0..rows {
-                let context = Context { tokens: &tokens, prompt_len: 0, generated: 0, seed: row as u64, memory: &memory, allowed: None };
+                let context = Context { tokens: &tokens, prompt_len: 0, generated: 0, seed: row as u64, history: &memory, allowed: None };
                 plan_draw(&mut draws, row as u32, vocab, rules.params.logprobs, &rules, &context);
             }
             let mut failed = None;

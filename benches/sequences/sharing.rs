@@ -91,7 +91,7 @@ impl Decide for Samples {
         let first = sampled == [id] && scheduler.get(id).unwrap().generated == 0;
         let choose = |seq: u64, parent: u64| {
             let len = scheduler.get(parent).unwrap().tokens.len() as u64;
-            SampledToken { parent, child: seq, verdict: TokenOutcome::Token((uniform(seq, len, Lane::Token) * VOCAB as f64) as u32) }
+            SampledToken { parent, child: seq, outcome: TokenOutcome::Token((uniform(seq, len, Lane::Token) * VOCAB as f64) as u32) }
         };
         match first {
             true => (id..id + self.0).map(|seq| choose(seq, id)).collect(),
@@ -130,7 +130,7 @@ impl Decide for Beams {
         let choice = |next: &pagedllm::decode::Next| SampledToken {
             parent: id + next.parent as u64,
             child: id + next.slot as u64,
-            verdict: TokenOutcome::Token(next.token),
+            outcome: TokenOutcome::Token(next.token),
         };
         self.step.next.iter().map(choice).collect()
     }

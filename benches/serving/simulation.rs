@@ -42,7 +42,7 @@ impl Machine {
     };
 
     pub fn cost(&self, plan: &StepPlan) -> Duration {
-        let positions: usize = plan.parts.iter().map(|part| part.first + part.rows).sum();
+        let positions: usize = plan.sequences.iter().map(|part| part.first + part.rows).sum();
         self.step + self.row * plan.batch.rows() as u32 + self.position * positions as u32
     }
 }
@@ -81,7 +81,7 @@ impl Runner for SimulatedRunner {
         self.clock.advance(self.machine.cost(plan));
         let lengths = self.lengths.lock().unwrap();
         self.logits.clear();
-        for part in plan.parts.iter().filter(|part| part.logits > 0) {
+        for part in plan.sequences.iter().filter(|part| part.logits > 0) {
             let ends = lengths.get(part.seq as usize).is_some_and(|&length| part.generated + 1 >= length);
             let mut row = [0.0; VOCAB];
             row[if ends { EOS } else { TOKEN }] = 1.0;

@@ -106,7 +106,7 @@ fn timed_step(scheduler: &mut Scheduler, choices: &mut Vec<SampledToken>, events
     choices.extend(plan.sampled().map(|part| SampledToken {
         parent: part.seq,
         child: part.seq,
-        verdict: TokenOutcome::Token(part.generated as u32),
+        outcome: TokenOutcome::Token(part.generated as u32),
     }));
     let start = Instant::now();
     scheduler.commit(plan, choices, events);

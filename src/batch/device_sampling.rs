@@ -54,7 +54,7 @@ pub struct LogitEdit {
 /// The capacities of `DeviceSampling`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceSamplingLimits {
-    pub draws: usize,
+    pub max_rows: usize,
     pub edits: usize,
     /// Size of all masks in words of 32 bits.
     pub mask: usize,
@@ -68,14 +68,14 @@ pub const MOST_EDITS: usize = 4096;
 impl DeviceSamplingLimits {
     /// Returns the limits for one sample per row, each with a mask.
     pub fn for_rows(rows: usize, vocab: usize) -> DeviceSamplingLimits {
-        DeviceSamplingLimits { draws: rows, edits: rows * MOST_EDITS, mask: rows * vocab.div_ceil(32) }
+        DeviceSamplingLimits { max_rows: rows, edits: rows * MOST_EDITS, mask: rows * vocab.div_ceil(32) }
     }
 }
 
 /// The samples of a step in ascending order of rows, with their edits and masks.
 #[derive(Debug, Default)]
 pub struct DeviceSampling {
-    pub draws: Vec<SamplingRow>,
+    pub rows: Vec<SamplingRow>,
     pub edits: Vec<LogitEdit>,
     pub masks: Vec<u32>,
 }
@@ -83,26 +83,26 @@ pub struct DeviceSampling {
 impl DeviceSampling {
     pub fn new(limits: DeviceSamplingLimits) -> Result<DeviceSampling> {
         let mut draws = DeviceSampling::default();
-        draws.draws.try_reserve_exact(limits.draws)?;
+        draws.rows.try_reserve_exact(limits.max_rows)?;
         draws.edits.try_reserve_exact(limits.edits)?;
         draws.masks.try_reserve_exact(limits.mask)?;
         Ok(draws)
     }
 
     pub fn clear(&mut self) {
-        self.draws.clear();
+        self.rows.clear();
         self.edits.clear();
         self.masks.clear();
     }
 
     pub fn is_empty(&self) -> bool {
-        self.draws.is_empty()
+        self.rows.is_empty()
     }
 
     /// Returns the ranges of the first `rows` rows that are not sampled.
     pub fn other_rows(&self, rows: usize) -> impl Iterator<Item = Range<usize>> {
-        let ends = self.draws.iter().map(|draw| draw.row as usize).chain(std::iter::once(rows));
-        let starts = std::iter::once(0).chain(self.draws.iter().map(|draw| draw.row as usize + 1));
+        let ends = self.rows.iter().map(|draw| draw.row as usize).chain(std::iter::once(rows));
+        let starts = std::iter::once(0).chain(self.rows.iter().map(|draw| draw.row as usize + 1));
         starts.zip(ends).map(|(start, end)| start..end).filter(|run| !run.is_empty())
     }
 }
@@ -186,7 +186,7 @@ mod tests {
         let others = |draws: &DeviceSampling, rows| draws.other_rows(rows).map(|run| (run.start, run.end)).collect::<Vec<_>>();
         assert_eq!(others(&draws, 3), [(0, 3)]);
         assert!(others(&draws, 0).is_empty());
-        draws.draws.extend([0, 1, 4].map(draw));
+        draws.rows.extend([0, 1, 4].map(draw));
         assert_eq!(others(&draws, 5), [(2, 4)]);
         assert_eq!(others(&draws, 7), [(2, 4), (5, 7)]);
     }

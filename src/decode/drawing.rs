@@ -19,7 +19,7 @@ pub fn plan_draw(
     context: &Context,
 ) -> bool {
     let params = &rules.params;
-    let (biases, counts) = (&params.logit_bias, if params.counts_tokens() { context.memory.counts() } else { &[] });
+    let (biases, counts) = (&params.logit_bias, if params.counts_tokens() { context.history.counts() } else { &[] });
     let mask = if exclude::applies(rules, context) { vocab.div_ceil(32) } else { 0 };
     let too_many = logprobs.unwrap_or(0) as usize > MOST_TOPS.min(vocab) || biases.len() + counts.len() > MOST_EDITS;
     if !is_simple(params) || too_many {
@@ -40,7 +40,7 @@ pub fn plan_draw(
         exclude::mask(&mut draws.masks[first_word..], vocab, rules, context);
     }
     let fraction = fraction(context.seed, context.tokens.len() as u64, Lane::Token) << 11;
-    draws.draws.push(SamplingRow {
+    draws.rows.push(SamplingRow {
         row,
         logprobs: logprobs.unwrap_or(NO_LOGPROBS),
         top_k: params.top_k,

@@ -143,7 +143,7 @@ mod tests {
 
     fn kept(rules: &ResolvedSampling, tokens: &[u32], generated: usize, allowed: Option<&[u32]>) -> Vec<u32> {
         let memory = SamplingHistory::default();
-        let context = Context { tokens, prompt_len: 0, generated, memory: &memory, allowed, seed: 0 };
+        let context = Context { tokens, prompt_len: 0, generated, history: &memory, allowed, seed: 0 };
         let mut logits = [1.0; VOCAB as usize];
         let mut scratch = Vec::with_capacity(VOCAB as usize);
         let mut bits = [0; VOCAB.div_ceil(32) as usize];

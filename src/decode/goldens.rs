@@ -104,7 +104,7 @@ fn check_all(mut check: impl FnMut(&Value, &str, &ResolvedSampling, &Context)) {
             memory.advance(&rules, &Sample { token: tokens[tokens.len() - 1], surprise: Some(surprise) }).unwrap();
         }
         let context =
-            Context { tokens: &tokens, prompt_len, generated: tokens.len() - prompt_len, memory: &memory, allowed: None, seed: 0 };
+            Context { tokens: &tokens, prompt_len, generated: tokens.len() - prompt_len, history: &memory, allowed: None, seed: 0 };
         check(case, &format!("{} {}", case["name"], case["params"]), &rules, &context);
     }
 }
@@ -146,7 +146,7 @@ fn what_is_chosen_can_be_drawn_and_mirostat_goes_on_from_it() {
         let chosen = sampler.choose(&numbers(&case["logits"]), rules, context).unwrap();
         assert!(tokens(&case["kept"]).contains(&chosen.token), "{what}");
         if rules.params.mirostat.is_some() {
-            let mut memory = context.memory.clone();
+            let mut memory = context.history.clone();
             let oracles = Sample { token: token(&case["chosen"]), surprise: Some(number(&case["surprise"])) };
             memory.advance(rules, &oracles).unwrap();
             assert_near(&[memory.mu().unwrap()], &[number(&case["next_mu"])], what);

@@ -62,7 +62,7 @@ pub struct Context<'a> {
     pub generated: usize,
     /// Seed. The n-th random number of the seed samples the n-th token.
     pub seed: u64,
-    pub memory: &'a SamplingHistory,
+    pub history: &'a SamplingHistory,
     /// The grammar's mask: one bit per token, lowest bit first. Tokens beyond the mask are
     /// excluded.
     pub allowed: Option<&'a [u32]>,
@@ -126,7 +126,7 @@ impl Sampler {
     pub fn process(&mut self, logits: &mut [f32], rules: &ResolvedSampling, context: &Context) -> Result<(), NoChoice> {
         let params = &rules.params;
         penalties::apply_bias(logits, &params.logit_bias);
-        penalties::apply(logits, params, context.memory);
+        penalties::apply(logits, params, context.history);
         if let Some(dry) = params.dry.as_ref().filter(|dry| dry.is_on()) {
             dry::apply(logits, &mut self.dry, dry, &rules.token_bytes, context.tokens)?;
         }
@@ -175,7 +175,7 @@ impl Sampler {
 pub(super) fn narrow(candidates: &mut Vec<Candidate>, logits: &[f32], rules: &ResolvedSampling, context: &Context) {
     let params = &rules.params;
     if let Some(mirostat) = params.mirostat {
-        return mirostat::keep_expected(candidates, context.memory.mu().unwrap_or(mirostat::first_mu(mirostat)));
+        return mirostat::keep_expected(candidates, context.history.mu().unwrap_or(mirostat::first_mu(mirostat)));
     }
     truncate::keep_top_k(candidates, params.top_k as usize);
     truncate::keep_typical(candidates, logits, params);
@@ -205,7 +205,7 @@ mod tests {
         generated: usize,
     ) -> Result<Sample, NoChoice> {
         let memory = SamplingHistory::new(rules, tokens, tokens.len() - generated).unwrap();
-        let context = Context { tokens, prompt_len: tokens.len() - generated, generated, memory: &memory, allowed: None, seed: 1 };
+        let context = Context { tokens, prompt_len: tokens.len() - generated, generated, history: &memory, allowed: None, seed: 1 };
         sampler.choose(logits, rules, &context)
     }
 
@@ -220,7 +220,7 @@ mod tests {
         let mut counts = vec![0.0; logits.len()];
         for len in 0..DRAWS {
             let memory = SamplingHistory::default();
-            let context = Context { tokens: &tokens[..len], prompt_len: 0, generated: len, memory: &memory, allowed: None, seed: 1 };
+            let context = Context { tokens: &tokens[..len], prompt_len: 0, generated: len, history: &memory, allowed: None, seed: 1 };
             counts[sampler.choose(logits, &rules, &context).unwrap().token as usize] += 1.0 / DRAWS as f64;
         }
         counts
@@ -279,7 +279,7 @@ mod tests {
             let tokens = vec![0; 2000];
             let mut sum = 0.0;
             for len in 0..2000 {
-                let context = Context { tokens: &tokens[..len], prompt_len: 0, generated: len, memory: &memory, allowed: None, seed: 1 };
+                let context = Context { tokens: &tokens[..len], prompt_len: 0, generated: len, history: &memory, allowed: None, seed: 1 };
                 let chosen = sampler.choose(&logits, &rules, &context).unwrap();
                 sum += chosen.surprise.unwrap() / 2000.0;
                 memory.advance(&rules, &chosen).unwrap();
@@ -328,7 +328,7 @@ mod tests {
         let logits = vec![0.0; 1000];
         let (rules, memory) = (rules(SamplingParams::default()), SamplingHistory::default());
         let drawn = |seed, tokens: &[u32], generated: usize| {
-            let context = Context { tokens, prompt_len: tokens.len() - generated, generated, memory: &memory, allowed: None, seed };
+            let context = Context { tokens, prompt_len: tokens.len() - generated, generated, history: &memory, allowed: None, seed };
             Sampler::new(1000).unwrap().choose(&logits, &rules, &context).unwrap().token
         };
         let at = |seed, tokens: &[u32]| drawn(seed, tokens, 0);
@@ -341,7 +341,7 @@ mod tests {
     #[test]
     fn logits_that_nothing_applies_to_stay_as_they_are() {
         let (mut sampler, memory) = (Sampler::new(4).unwrap(), SamplingHistory::default());
-        let context = Context { tokens: &[1], prompt_len: 1, generated: 0, memory: &memory, allowed: None, seed: 1 };
+        let context = Context { tokens: &[1], prompt_len: 1, generated: 0, history: &memory, allowed: None, seed: 1 };
         let mut logits = known();
         let narrowed = rules(SamplingParams { top_k: 1, top_p: 0.5, ..Default::default() });
         assert_eq!(sampler.rewrite(&logits, &narrowed, &context), Ok(false));
@@ -392,7 +392,7 @@ mod tests {
                 .map(|i| if number(100 + i) < 0.1 { f32::NEG_INFINITY } else { (number(200 + i) * 40.0 - 20.0) as f32 })
                 .collect();
             let memory = SamplingHistory::new(&rules, &tokens, 10).unwrap();
-            let context = Context { tokens: &tokens, prompt_len: 10, generated: 20, memory: &memory, allowed: None, seed: 1 };
+            let context = Context { tokens: &tokens, prompt_len: 10, generated: 20, history: &memory, allowed: None, seed: 1 };
             let first = sampler.choose(&logits, &rules, &context);
             assert_eq!(sampler.choose(&logits, &rules, &context), first);
             let mut processed = logits;

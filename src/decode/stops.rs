@@ -10,15 +10,15 @@ use crate::error::Result;
 /// which a fork copies.
 #[derive(Debug, Clone, Default)]
 pub struct StopMatcher {
-    rules: Arc<ResolvedSampling>,
+    sampling: Arc<ResolvedSampling>,
     held: String,
     /// Number of bytes of `held` that have been emitted anyway.
-    told: usize,
+    emitted: usize,
 }
 
 impl StopMatcher {
     pub fn new(rules: Arc<ResolvedSampling>) -> StopMatcher {
-        StopMatcher { rules, held: String::new(), told: 0 }
+        StopMatcher { sampling: rules, held: String::new(), emitted: 0 }
     }
 
     /// Reserves memory for `text`, of which a part may be held, and a part appended to `out` with
@@ -37,16 +37,16 @@ impl StopMatcher {
 
     /// Makes this a copy of `other`, in the existing memory if it suffices.
     pub fn copy(&mut self, other: &StopMatcher) -> Result<()> {
-        self.rules.clone_from(&other.rules);
+        self.sampling.clone_from(&other.sampling);
         self.held.clear();
         self.held.try_reserve(other.held.len())?;
         self.held.push_str(&other.held);
-        self.told = other.told;
+        self.emitted = other.emitted;
         Ok(())
     }
 
     fn stops(&self) -> &[String] {
-        &self.rules.params.stop
+        &self.sampling.params.stop
     }
 
     /// Adds text, and appends to `out` what certainly precedes every stop string. Returns true if a
@@ -62,23 +62,23 @@ impl StopMatcher {
             self.let_go(self.held.len() - self.longest_beginning(), out);
             return false;
         };
-        self.let_go(if self.rules.params.include_stop { stop.end } else { stop.start }, out);
-        self.told = 0;
+        self.let_go(if self.sampling.params.include_stop { stop.end } else { stop.start }, out);
+        self.emitted = 0;
         self.held.clear();
         true
     }
 
     /// Releases the first `len` bytes, and emits those that were not emitted before.
     fn let_go(&mut self, len: usize, out: &mut String) {
-        out.push_str(&self.held[self.told.min(len)..len]);
+        out.push_str(&self.held[self.emitted.min(len)..len]);
         self.held.drain(..len);
-        self.told = self.told.saturating_sub(len);
+        self.emitted = self.emitted.saturating_sub(len);
     }
 
     /// Emits the held text, but keeps holding it, because the stream may continue.
     pub fn tell_held(&mut self, out: &mut String) {
-        out.push_str(&self.held[self.told..]);
-        self.told = self.held.len();
+        out.push_str(&self.held[self.emitted..]);
+        self.emitted = self.held.len();
     }
 
     /// Like `push`, while stop strings are not yet active.

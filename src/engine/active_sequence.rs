@@ -20,12 +20,12 @@ use crate::options::OutputKind;
 use crate::scheduler::FinishReason;
 use crate::text::{Detokenizer, Text};
 
-/// A turn: the parameters of a sequence from its start or resume to its next end.
+/// A generation: the parameters of a sequence from its start or resume to its next end.
 pub struct Generation {
     pub user_data: u64,
     /// Receiver of the outputs.
-    pub outbox: Arc<OutputSender>,
-    pub rules: Arc<ResolvedSampling>,
+    pub sender: Arc<OutputSender>,
+    pub sampling: Arc<ResolvedSampling>,
     pub seed: u64,
     /// Grammar that the text must match.
     pub constraint: Option<Constraint>,
@@ -33,10 +33,10 @@ pub struct Generation {
     pub hook: Option<LogitsHook>,
     pub skip_special: bool,
     pub keep: bool,
-    /// Time at which the turn ends, on the clock of the engine.
+    /// Time at which the generation ends, on the clock of the engine.
     pub deadline: Option<Duration>,
     /// Time of the call.
-    pub asked: Duration,
+    pub requested_at: Duration,
 }
 
 /// The state of one sequence in the engine.
@@ -45,22 +45,22 @@ pub struct ActiveSequence {
     pub sequence: u64,
     pub index: u32,
     pub user_data: u64,
-    pub outbox: Arc<OutputSender>,
-    pub rules: Arc<ResolvedSampling>,
+    pub sender: Arc<OutputSender>,
+    pub sampling: Arc<ResolvedSampling>,
     /// Seed. The n-th random number of the seed selects the n-th token.
     pub seed: u64,
-    pub memory: SamplingHistory,
+    pub sampling_history: SamplingHistory,
     /// Grammar state. `None` while the worker computes its mask.
     pub constraint: Option<Constraint>,
     pub hook: Option<LogitsHook>,
     pub deadline: Option<Duration>,
-    /// Number of samples that the first token forks, including this stream.
+    /// Number of samples that the first token forks, including this sequence.
     pub branches: usize,
-    /// Preallocated streams for the other samples.
-    pub unborn: Vec<ActiveSequence>,
+    /// Preallocated sequences for the other samples.
+    pub unstarted_samples: Vec<ActiveSequence>,
     /// Whether it is part of a best-of group.
     pub ranked: bool,
-    /// Number of tokens at the start of this turn.
+    /// Number of tokens at the start of this generation.
     pub prompt_len: usize,
     pub generated: usize,
     detokenizer: Detokenizer,
@@ -69,11 +69,11 @@ pub struct ActiveSequence {
     history: Vec<f32>,
     score: f64,
     /// Ranges of generated tokens whose text is treated specially, in order.
-    asides: Vec<InsertedRange>,
+    inserted: Vec<InsertedRange>,
     /// Whether a part of its K and V comes from another instruction path.
     pub inexact: bool,
     /// Contents so far, if outputs are not deltas.
-    said: OutputContent,
+    accumulated: OutputContent,
     /// The echoed prompt, for samples that are not forked yet.
     echoed: Option<Box<Output>>,
     /// New text before the search for stop strings.
@@ -101,28 +101,28 @@ pub struct NewToken {
 }
 
 impl ActiveSequence {
-    /// Creates a stream without an id that generates at most `most` tokens after the prompt.
-    pub fn new(turn: Generation, prompt: &[u32], most: usize) -> Result<ActiveSequence> {
-        let mut stream = ActiveSequence::empty(turn.outbox.clone(), turn.rules.clone());
-        stream.resume(turn, prompt, most)?;
-        Ok(stream)
+    /// Creates a sequence without an id that generates at most `most` tokens after the prompt.
+    pub fn new(generation: Generation, prompt: &[u32], most: usize) -> Result<ActiveSequence> {
+        let mut sequence = ActiveSequence::empty(generation.sender.clone(), generation.sampling.clone());
+        sequence.resume(generation, prompt, most)?;
+        Ok(sequence)
     }
 
-    fn empty(outbox: Arc<OutputSender>, rules: Arc<ResolvedSampling>) -> ActiveSequence {
+    fn empty(sender: Arc<OutputSender>, sampling: Arc<ResolvedSampling>) -> ActiveSequence {
         ActiveSequence {
             request: 0,
             sequence: 0,
             index: 0,
             user_data: 0,
-            outbox,
-            rules,
+            sender,
+            sampling,
             seed: 0,
-            memory: SamplingHistory::default(),
+            sampling_history: SamplingHistory::default(),
             constraint: None,
             hook: None,
             deadline: None,
             branches: 1,
-            unborn: Vec::new(),
+            unstarted_samples: Vec::new(),
             ranked: false,
             prompt_len: 0,
             generated: 0,
@@ -130,24 +130,24 @@ impl ActiveSequence {
             stops: StopMatcher::default(),
             history: Vec::new(),
             score: 0.0,
-            asides: Vec::new(),
+            inserted: Vec::new(),
             inexact: false,
-            said: OutputContent::default(),
+            accumulated: OutputContent::default(),
             echoed: None,
             fresh: String::new(),
             timing: Timing::default(),
         }
     }
 
-    /// Preallocates the streams of `branches` samples, so that no step allocates them.
+    /// Preallocates the sequences of `branches` samples, so that no step allocates them.
     pub fn reserve_samples(&mut self, branches: usize, most: usize) -> Result<()> {
         self.branches = branches;
-        self.unborn.try_reserve_exact(branches - 1)?;
+        self.unstarted_samples.try_reserve_exact(branches - 1)?;
         for _ in 1..branches {
-            let mut child = ActiveSequence::empty(self.outbox.clone(), self.rules.clone());
-            child.memory.copy(&self.memory)?;
+            let mut child = ActiveSequence::empty(self.sender.clone(), self.sampling.clone());
+            child.sampling_history.copy(&self.sampling_history)?;
             child.reserve(most)?;
-            self.unborn.push(child);
+            self.unstarted_samples.push(child);
         }
         Ok(())
     }
@@ -155,42 +155,42 @@ impl ActiveSequence {
     /// Reserves memory for `most` more tokens, so that no step allocates it.
     fn reserve(&mut self, most: usize) -> Result<()> {
         const TEXT: usize = 64; // longer than the text of most tokens
-        self.memory.reserve(&self.rules, most)?;
+        self.sampling_history.reserve(&self.sampling, most)?;
         self.history.try_reserve_exact(most)?;
         self.constraint.as_mut().map_or(Ok(()), |constraint| constraint.reserve(most))?;
-        self.asides.try_reserve(1)?;
+        self.inserted.try_reserve(1)?;
         self.fresh.try_reserve(TEXT)?;
         self.stops.reserve_held(TEXT)?;
         self.detokenizer.reserve()?;
         if self.is_cumulative() {
-            self.said.tokens.try_reserve_exact(most)?;
+            self.accumulated.tokens.try_reserve_exact(most)?;
         }
         Ok(())
     }
 
-    /// Starts a turn of at most `most` tokens after `tokens`.
-    pub fn resume(&mut self, turn: Generation, tokens: &[u32], most: usize) -> Result<()> {
-        let Generation { user_data, outbox, rules, seed, constraint, hook, skip_special, deadline, asked, keep: _ } = turn;
-        // If there is no memory, the stream is unchanged and can be exported.
-        let memory = SamplingHistory::new(&rules, tokens, tokens.len())?;
-        self.timing = Timing::new(asked);
-        (self.user_data, self.outbox, self.seed, self.constraint, self.hook) = (user_data, outbox, seed, constraint, hook);
+    /// Starts a generation of at most `most` tokens after `tokens`.
+    pub fn resume(&mut self, generation: Generation, tokens: &[u32], most: usize) -> Result<()> {
+        let Generation { user_data, sender, sampling, seed, constraint, hook, skip_special, deadline, requested_at, keep: _ } = generation;
+        // If there is no memory, the sequence is unchanged and can be exported.
+        let memory = SamplingHistory::new(&sampling, tokens, tokens.len())?;
+        self.timing = Timing::new(requested_at);
+        (self.user_data, self.sender, self.seed, self.constraint, self.hook) = (user_data, sender, seed, constraint, hook);
         self.deadline = deadline;
-        (self.rules, self.memory) = (rules, memory);
+        (self.sampling, self.sampling_history) = (sampling, memory);
         (self.prompt_len, self.generated, self.score) = (tokens.len(), 0, 0.0);
         self.exclude_samples();
         self.detokenizer = Detokenizer::new(skip_special);
         self.detokenizer.prime(tokens);
-        self.stops = StopMatcher::new(self.rules.clone());
+        self.stops = StopMatcher::new(self.sampling.clone());
         self.history.clear();
-        self.asides.clear();
-        self.said.clear();
+        self.inserted.clear();
+        self.accumulated.clear();
         self.reserve(most)
     }
 
     /// Returns a copy for a fork.
     pub fn fork(&self) -> Result<ActiveSequence> {
-        let mut child = ActiveSequence::empty(self.outbox.clone(), self.rules.clone());
+        let mut child = ActiveSequence::empty(self.sender.clone(), self.sampling.clone());
         child.copy(self)?;
         Ok(child)
     }
@@ -198,8 +198,8 @@ impl ActiveSequence {
     /// Copies everything from `other`, except its future samples.
     pub fn copy(&mut self, other: &ActiveSequence) -> Result<()> {
         (self.request, self.sequence, self.index, self.user_data) = (other.request, other.sequence, other.index, other.user_data);
-        (self.outbox, self.rules, self.seed) = (other.outbox.clone(), other.rules.clone(), other.seed);
-        self.memory.copy(&other.memory)?;
+        (self.sender, self.sampling, self.seed) = (other.sender.clone(), other.sampling.clone(), other.seed);
+        self.sampling_history.copy(&other.sampling_history)?;
         self.constraint = other.constraint.as_ref().map(Constraint::fork).transpose()?;
         (self.hook, self.deadline, self.timing) = (other.hook.clone(), other.deadline, other.timing);
         (self.branches, self.ranked) = (1, other.ranked);
@@ -207,29 +207,29 @@ impl ActiveSequence {
         self.detokenizer.copy(&other.detokenizer)?;
         self.stops.copy(&other.stops)?;
         try_refill(&mut self.history, &other.history)?;
-        try_refill(&mut self.asides, &other.asides)?;
-        self.said.clear();
-        self.said.add(other.said.all())?;
+        try_refill(&mut self.inserted, &other.inserted)?;
+        self.accumulated.clear();
+        self.accumulated.add(other.accumulated.all())?;
         self.echoed = other.echoed.as_ref().map(|echoed| echoed.try_echo().map(Box::new)).transpose()?;
         Ok(())
     }
 
-    /// Restores the state that the stream had after `tokens`, to which the sequence was truncated.
+    /// Restores the state that the sequence had after `tokens`, to which the sequence was truncated.
     pub fn rewind(&mut self, tokens: &[u32], text: Option<&Text>) -> Result<()> {
         self.prompt_len = self.prompt_len.min(tokens.len());
         let generated = tokens.len() - self.prompt_len;
         if let Some(constraint) = &mut self.constraint {
             constraint.rewind(self.generated.saturating_sub(generated))?;
         }
-        self.memory.rewind(&self.rules, tokens, self.prompt_len)?;
+        self.sampling_history.rewind(&self.sampling, tokens, self.prompt_len)?;
         self.generated = generated;
         self.history.truncate(generated);
-        self.asides.iter_mut().for_each(|aside| aside.to = aside.to.min(generated));
-        self.asides.retain(|aside| aside.from < aside.to);
+        self.inserted.iter_mut().for_each(|inserted| inserted.to = inserted.to.min(generated));
+        self.inserted.retain(|inserted| inserted.from < inserted.to);
         self.score = sum(&self.history);
-        self.said.prompt_logprobs.truncate(self.prompt_len - 1);
+        self.accumulated.prompt_logprobs.truncate(self.prompt_len - 1);
         self.accumulate_again(tokens)?;
-        self.said.logprobs.truncate(self.said.tokens.len());
+        self.accumulated.logprobs.truncate(self.accumulated.tokens.len());
         if self.echoed.is_some() {
             self.echoed = Some(Box::new(self.echo_output(&tokens[..self.prompt_len], text)?));
         }
@@ -238,45 +238,45 @@ impl ActiveSequence {
 
     /// Restores the text and the stop-string state after `tokens`.
     fn restore_text(&mut self, tokens: &[u32], text: Option<&Text>) -> Result<()> {
-        self.stops = StopMatcher::new(self.rules.clone());
+        self.stops = StopMatcher::new(self.sampling.clone());
         self.detokenizer.prime(&tokens[..self.prompt_len]);
         let Some(text) = text else { return Ok(()) };
-        let mut again = match self.rules.params.echo {
+        let mut again = match self.sampling.params.echo {
             true => text.decode(&tokens[..self.prompt_len], self.detokenizer.skips_special())?,
             false => String::new(),
         };
-        let mut asides = self.asides.iter().peekable();
+        let mut inserted_ranges = self.inserted.iter().peekable();
         for (place, &token) in tokens[self.prompt_len..].iter().enumerate() {
-            while asides.next_if(|aside| aside.to <= place).is_some() {}
-            let aside = asides.peek().filter(|aside| aside.from <= place);
-            if aside.is_some_and(|aside| aside.hidden) {
+            while inserted_ranges.next_if(|inserted| inserted.to <= place).is_some() {}
+            let inserted = inserted_ranges.peek().filter(|inserted| inserted.from <= place);
+            if inserted.is_some_and(|inserted| inserted.hidden) {
                 continue;
             }
             self.fresh.clear();
             self.detokenizer.push(text, token, &mut self.fresh)?;
             self.stops.reserve(&self.fresh, &mut again)?;
-            match aside.is_some() || place + 1 < self.rules.params.min_tokens {
+            match inserted.is_some() || place + 1 < self.sampling.params.min_tokens {
                 true => self.stops.pass(&self.fresh, &mut again),
                 false => drop(self.stops.push(&self.fresh, &mut again)),
             }
         }
         if self.is_cumulative() {
-            self.said.text = again;
+            self.accumulated.text = again;
         }
         Ok(())
     }
 
     /// Appends tokens of the host. They count as generated tokens.
     pub fn append(&mut self, tokens: &[u32], text: Option<&Text>) -> Result<()> {
-        self.memory.reserve(&self.rules, tokens.len())?;
-        self.asides.try_reserve(1)?;
+        self.sampling_history.reserve(&self.sampling, tokens.len())?;
+        self.inserted.try_reserve(1)?;
         self.history.try_reserve(tokens.len())?;
         if let Some(constraint) = &mut self.constraint {
             // An error of the grammar is reported when a mask is needed.
             let _ = constraint.append(tokens);
         }
-        self.memory.extend(&self.rules, tokens)?;
-        self.asides.push(InsertedRange { from: self.generated, to: self.generated + tokens.len(), hidden: false });
+        self.sampling_history.extend(&self.sampling, tokens)?;
+        self.inserted.push(InsertedRange { from: self.generated, to: self.generated + tokens.len(), hidden: false });
         self.generated += tokens.len();
         self.history.resize(self.history.len() + tokens.len(), 0.0);
         let mut told = Output::default();
@@ -290,14 +290,14 @@ impl ActiveSequence {
         }
         if self.is_cumulative() {
             (told.tokens, told.logprobs) = (try_copy(tokens)?, self.unscored(tokens)?);
-            self.said.add(told.view())?;
+            self.accumulated.add(told.view())?;
         }
         Ok(())
     }
 
     /// Returns log probabilities of 0 for appended tokens, so that each token has one.
     fn unscored(&self, tokens: &[u32]) -> Result<Logprobs> {
-        let Some(k) = self.rules.params.logprobs else { return Ok(Logprobs::default()) };
+        let Some(k) = self.sampling.params.logprobs else { return Ok(Logprobs::default()) };
         let mut unknown = Logprobs { tokens: try_vec(tokens.len(), 0.0)?, top: Vec::new() };
         unknown.top.try_reserve_exact(tokens.len() * k as usize)?;
         unknown.top.extend(tokens.iter().flat_map(|&token| std::iter::repeat_n((token, 0.0), k as usize)));
@@ -305,71 +305,72 @@ impl ActiveSequence {
     }
 
     fn is_cumulative(&self) -> bool {
-        self.rules.params.output != OutputKind::Delta
+        self.sampling.params.output != OutputKind::Delta
     }
 
-    /// Excludes the stream from forks and from its best-of group.
+    /// Excludes the sequence from forks and from its best-of group.
     pub fn exclude_samples(&mut self) {
         (self.branches, self.ranked, self.echoed) = (1, false, None);
-        self.unborn.clear();
+        self.unstarted_samples.clear();
     }
 
-    /// Adds the state of the stream to the header of an export.
+    /// Adds the state of the sequence to the header of an export.
     pub fn export<'a>(&'a self, header: Header<'a>) -> Result<Header<'a>> {
         Ok(Header {
             prompt_len: self.prompt_len,
             seed: self.seed,
-            mirostat: self.memory.mirostat().map(|(first, mus)| Ok::<_, Error>((first, bits(mus)?))).transpose()?,
-            params: Cow::Borrowed(&self.rules.params),
+            mirostat: self.sampling_history.mirostat().map(|(first, mus)| Ok::<_, Error>((first, bits(mus)?))).transpose()?,
+            params: Cow::Borrowed(&self.sampling.params),
             skip_special: self.detokenizer.skips_special(),
             history: bits(&self.history)?,
-            asides: Cow::Borrowed(&self.asides),
-            logprobs: SerializedLogprobs::new(&self.said.logprobs)?,
-            prompt_logprobs: SerializedLogprobs::new(&self.said.prompt_logprobs)?,
+            inserted: Cow::Borrowed(&self.inserted),
+            logprobs: SerializedLogprobs::new(&self.accumulated.logprobs)?,
+            prompt_logprobs: SerializedLogprobs::new(&self.accumulated.prompt_logprobs)?,
             ..header
         })
     }
 
-    /// Creates a stream with the state of an exported one.
-    pub fn restore(id: u64, turn: Generation, header: &Header, text: Option<&Text>) -> Result<ActiveSequence> {
+    /// Creates a sequence with the state of an exported one.
+    pub fn restore(id: u64, generation: Generation, header: &Header, text: Option<&Text>) -> Result<ActiveSequence> {
         let (prompt, generated) = header.tokens.split_at(header.prompt_len);
-        let mut stream = ActiveSequence::new(turn, prompt, generated.len())?;
-        (stream.request, stream.sequence) = (id, id);
-        if let Some(constraint) = &mut stream.constraint {
+        let mut sequence = ActiveSequence::new(generation, prompt, generated.len())?;
+        (sequence.request, sequence.sequence) = (id, id);
+        if let Some(constraint) = &mut sequence.constraint {
             constraint.append(generated)?;
         }
         let mirostat = header.mirostat.as_ref().map(|(first, mus)| Ok::<_, Error>((*first, numbers(mus)?))).transpose()?;
-        stream.memory = SamplingHistory::restore(&stream.rules, &header.tokens, header.prompt_len, mirostat)?;
-        stream.generated = generated.len();
-        stream.history = numbers(&header.history)?;
-        stream.asides = try_copy(&header.asides)?;
-        stream.score = sum(&stream.history);
-        (stream.said.logprobs, stream.said.prompt_logprobs) = (header.logprobs.logprobs()?, header.prompt_logprobs.logprobs()?);
-        stream.accumulate_again(&header.tokens)?;
+        sequence.sampling_history = SamplingHistory::restore(&sequence.sampling, &header.tokens, header.prompt_len, mirostat)?;
+        sequence.generated = generated.len();
+        sequence.history = numbers(&header.history)?;
+        sequence.inserted = try_copy(&header.inserted)?;
+        sequence.score = sum(&sequence.history);
+        (sequence.accumulated.logprobs, sequence.accumulated.prompt_logprobs) =
+            (header.logprobs.logprobs()?, header.prompt_logprobs.logprobs()?);
+        sequence.accumulate_again(&header.tokens)?;
         // Hosts read one log probability per token.
-        let wanted = stream.rules.params.logprobs.map_or(0, |_| stream.said.tokens.len());
-        if stream.said.logprobs.tokens.len() != wanted {
+        let wanted = sequence.sampling.params.logprobs.map_or(0, |_| sequence.accumulated.tokens.len());
+        if sequence.accumulated.logprobs.tokens.len() != wanted {
             return Err(Error::invalid("the exported sequence has other log probabilities than its tokens: it is damaged"));
         }
-        stream.restore_text(&header.tokens, text)?;
-        Ok(stream)
+        sequence.restore_text(&header.tokens, text)?;
+        Ok(sequence)
     }
 
     fn accumulate_again(&mut self, tokens: &[u32]) -> Result<()> {
         if self.is_cumulative() {
-            self.said.tokens = try_copy(&tokens[if self.rules.params.echo { 0 } else { self.prompt_len }..])?;
+            self.accumulated.tokens = try_copy(&tokens[if self.sampling.params.echo { 0 } else { self.prompt_len }..])?;
         }
         Ok(())
     }
 
-    /// Returns the entry of the sequence for the registry.
+    /// Returns the entry of the sequence for the table.
     pub fn view(&self, len: usize) -> SequenceView {
-        SequenceView::new(self.request, self.index, len, self.outbox.clone(), self.user_data)
+        SequenceView::new(self.request, self.index, len, self.sender.clone(), self.user_data)
     }
 
     /// Returns whether the log probabilities of its tokens are needed.
     pub fn needs_logprobs(&self) -> bool {
-        self.rules.params.logprobs.is_some() || self.ranked
+        self.sampling.params.logprobs.is_some() || self.ranked
     }
 
     /// Returns whether the device may sample the next token: no hook reads the logits, and there is
@@ -383,8 +384,8 @@ impl ActiveSequence {
         self.output_reusing(Output::default())
     }
 
-    /// Returns an output without contents that reuses the lists of `blank`.
-    fn output_reusing(&self, blank: Output) -> Output {
+    /// Returns an output without contents that reuses the lists of `reusable`.
+    fn output_reusing(&self, reusable: Output) -> Output {
         Output {
             request: self.request,
             sequence: self.sequence,
@@ -393,15 +394,15 @@ impl ActiveSequence {
             prompt_tokens: self.prompt_len as u64,
             generated_tokens: self.generated as u64,
             score: self.score,
-            ..blank
+            ..reusable
         }
     }
 
-    /// Returns the last output of a turn that ends without a new token, with the text that was held
+    /// Returns the last output of a generation that ends without a new token, with the text that was held
     /// back. If the sequence stays, its detokenizer and stop-string state do not change, so that it
     /// can continue.
-    pub fn close(&mut self, finish: FinishReason, stays: bool, text: Option<&Text>, blank: Output) -> Output {
-        let mut output = Output { finish: Some(finish), ..self.output_reusing(blank) };
+    pub fn close(&mut self, finish: FinishReason, stays: bool, text: Option<&Text>, reusable: Output) -> Output {
+        let mut output = Output { finish: Some(finish), ..self.output_reusing(reusable) };
         self.fresh.clear();
         if let Some(text) = text.filter(|_| !stays) {
             // Errors are ignored, since an end is never refused.
@@ -439,8 +440,8 @@ impl ActiveSequence {
     }
 
     /// Returns an output with log probabilities of prompt tokens.
-    pub fn emit_prompt(&mut self, logprobs: &[f32], top: &[(u32, f32)], blank: Output) -> Result<Option<Output>> {
-        let mut output = self.output_reusing(blank);
+    pub fn emit_prompt(&mut self, logprobs: &[f32], top: &[(u32, f32)], reusable: Output) -> Result<Option<Output>> {
+        let mut output = self.output_reusing(reusable);
         output.set_view(OutputView { prompt_logprobs: logprobs, prompt_top: top, ..OutputView::default() })?;
         self.try_emit(output)
     }
@@ -453,7 +454,7 @@ impl ActiveSequence {
         };
         let mut output = Output { finish: Some(finish), timing: self.timing, ..self.output().for_sample(index) };
         let shown = match hypothesis.ended {
-            Ended::AtEos if !self.rules.params.include_stop => &hypothesis.tokens[..hypothesis.tokens.len() - 1],
+            Ended::AtEos if !self.sampling.params.include_stop => &hypothesis.tokens[..hypothesis.tokens.len() - 1],
             _ => &hypothesis.tokens[..],
         };
         if let Some(text) = text {
@@ -463,14 +464,14 @@ impl ActiveSequence {
         }
         output.generated_tokens = hypothesis.tokens.len() as u64;
         output.tokens = try_copy(&hypothesis.tokens)?;
-        if self.rules.params.logprobs.is_some() {
+        if self.sampling.params.logprobs.is_some() {
             output.logprobs.tokens = try_copy(&hypothesis.logprobs)?;
         }
         output.score = hypothesis.score as f64;
         Ok(output)
     }
 
-    /// Returns the output for a committed token, in the lists of `blank`. `top` are its most
+    /// Returns the output for a committed token, in the lists of `reusable`. `top` are its most
     /// probable alternatives. A stop string can end the sequence here.
     pub fn advance(
         &mut self,
@@ -478,14 +479,14 @@ impl ActiveSequence {
         top: &[(u32, f32)],
         finish: Option<FinishReason>,
         text: Option<&Text>,
-        blank: Output,
+        reusable: Output,
     ) -> Output {
         let token = advance.chosen.token;
         self.echoed = None;
         self.generated += 1;
         self.score += advance.logprob as f64;
-        let mut output = Output { finish, ..self.output_reusing(blank) };
-        let logprobs = if self.rules.params.logprobs.is_some() { &[advance.logprob][..] } else { &[] };
+        let mut output = Output { finish, ..self.output_reusing(reusable) };
+        let logprobs = if self.sampling.params.logprobs.is_some() { &[advance.logprob][..] } else { &[] };
         let told = output.set_view(OutputView { tokens: &[token], logprobs, top, ..OutputView::default() });
         let result = told.and_then(|()| self.update_sampling(advance));
         let result = result.and_then(|complete| text.map_or(Ok(()), |text| self.write(token, complete, text, &mut output)));
@@ -499,7 +500,7 @@ impl ActiveSequence {
     fn update_sampling(&mut self, advance: &NewToken) -> Result<bool> {
         self.history.try_reserve(1)?;
         self.history.push(advance.logprob);
-        self.memory.advance(&self.rules, &advance.chosen)?;
+        self.sampling_history.advance(&self.sampling, &advance.chosen)?;
         match &mut self.constraint {
             Some(constraint) => {
                 constraint.advance(advance.chosen.token)?;
@@ -514,8 +515,8 @@ impl ActiveSequence {
         let stopped = output.finish == Some(FinishReason::Stop);
         // The token that ends a sequence is reported. Its text is reported only with
         // `include_stop`.
-        match stopped && !self.rules.params.include_stop {
-            true => self.asides.push(InsertedRange { from: self.generated - 1, to: self.generated, hidden: true }),
+        match stopped && !self.sampling.params.include_stop {
+            true => self.inserted.push(InsertedRange { from: self.generated - 1, to: self.generated, hidden: true }),
             false => self.detokenizer.push(text, token, &mut self.fresh)?,
         }
         if complete {
@@ -525,7 +526,7 @@ impl ActiveSequence {
             self.detokenizer.finish(text, &mut self.fresh)?;
         }
         self.stops.reserve(&self.fresh, &mut output.text)?;
-        if self.generated < self.rules.params.min_tokens {
+        if self.generated < self.sampling.params.min_tokens {
             self.stops.pass(&self.fresh, &mut output.text);
         } else if self.stops.push(&self.fresh, &mut output.text) {
             output.finish = Some(FinishReason::Stop);
@@ -554,8 +555,8 @@ impl ActiveSequence {
         if !self.is_cumulative() {
             return output;
         }
-        let added = self.said.add(output.view());
-        match added.and_then(|()| if self.is_delivered(&output) { output.set_view(self.said.all()) } else { Ok(()) }) {
+        let added = self.accumulated.add(output.view());
+        match added.and_then(|()| if self.is_delivered(&output) { output.set_view(self.accumulated.all()) } else { Ok(()) }) {
             Ok(()) => output,
             Err(error) => output.failed(error),
         }
@@ -564,7 +565,7 @@ impl ActiveSequence {
     /// Returns whether the host gets this output. With `OutputKind::Final` it gets only the last
     /// one.
     pub fn is_delivered(&self, output: &Output) -> bool {
-        self.rules.params.output != OutputKind::Final || output.finish.is_some()
+        self.sampling.params.output != OutputKind::Final || output.finish.is_some()
     }
 }
 

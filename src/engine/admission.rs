@@ -37,12 +37,12 @@ impl Engine {
     pub fn predict_admission(&self, queue: &Queue, mut request: Request) -> Result<Admission> {
         let (prompt, max_len, branching) = self.checked(queue, &mut request)?;
         let (prompt, width) = (prompt.len(), branching.max_members());
-        let admits = self.shared.registry.would_admit(queue.sender(), prompt)
-            && self.lease.could_reserve(self.max_blocks(prompt, max_len, branching));
-        let waiting = self.shared.registry.waiting()?;
-        let (now, outlook) = (self.shared.clock.now(), self.shared.snapshot().try_clone()?);
-        let newcomer = CandidateRequest { waits: WaitingEntry::new(prompt, max_len - prompt, request.priority, now), width };
-        let forecast = outlook.forecast(&self.capacity, &waiting, newcomer, now)?;
+        let admits =
+            self.shared.table.would_admit(queue.sender(), prompt) && self.lease.could_reserve(self.max_blocks(prompt, max_len, branching));
+        let waiting = self.shared.table.waiting()?;
+        let (now, snapshot) = (self.shared.clock.now(), self.shared.snapshot().try_clone()?);
+        let candidate = CandidateRequest { waiting: WaitingEntry::new(prompt, max_len - prompt, request.priority, now), width };
+        let forecast = snapshot.forecast(&self.capacity, &waiting, candidate, now)?;
         Ok(Admission {
             admits,
             fits_now: admits && forecast.fits_now,

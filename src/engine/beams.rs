@@ -38,8 +38,8 @@ impl Beams {
     }
 
     /// Initializes the sampling history of the first beam with the prompt.
-    pub fn begin(&mut self, rules: &ResolvedSampling, prompt: &[u32]) -> Result<()> {
-        self.memories[0] = SamplingHistory::new(rules, prompt, prompt.len())?;
+    pub fn begin(&mut self, sampling: &ResolvedSampling, prompt: &[u32]) -> Result<()> {
+        self.memories[0] = SamplingHistory::new(sampling, prompt, prompt.len())?;
         Ok(())
     }
 
@@ -56,7 +56,7 @@ impl Beams {
     pub fn decide<'a>(
         &mut self,
         sampler: &mut Sampler,
-        rules: &ResolvedSampling,
+        sampling: &ResolvedSampling,
         prompt_len: usize,
         tokens_in: impl Fn(usize) -> Result<&'a [u32]>,
     ) -> Result<&BeamStep> {
@@ -64,21 +64,21 @@ impl Beams {
         let mut process = |slot: usize, row: &mut [f32]| {
             let tokens = tokens_in(slot)?;
             let generated = tokens.len() - prompt_len;
-            let context = Context { tokens, prompt_len, generated, seed: 0, memory: &memories[slot], allowed: None };
-            Ok(sampler.process(row, rules, &context)?)
+            let context = Context { tokens, prompt_len, generated, seed: 0, history: &memories[slot], allowed: None };
+            Ok(sampler.process(row, sampling, &context)?)
         };
         self.search.decide(&self.rows, &mut process, &mut self.scratch, &mut self.step)?;
         Ok(&self.step)
     }
 
-    pub fn commit(&mut self, rules: &ResolvedSampling) -> Result<()> {
+    pub fn commit(&mut self, sampling: &ResolvedSampling) -> Result<()> {
         // The first child of a beam keeps the slot and the history of its parent. The slots of
         // other children belong to no parent of this step.
         for next in self.step.next.iter().filter(|next| next.slot != next.parent) {
             self.memories[next.slot] = self.memories[next.parent].try_clone()?;
         }
         for next in &self.step.next {
-            self.memories[next.slot].advance(rules, &Sample { token: next.token, ..Sample::default() })?;
+            self.memories[next.slot].advance(sampling, &Sample { token: next.token, ..Sample::default() })?;
         }
         self.search.commit(&self.step)
     }
@@ -93,8 +93,8 @@ impl Beams {
 }
 
 impl EngineCore {
-    pub(super) fn is_beam(&self, choice: &SampledToken) -> bool {
-        request_of_beam(&self.beams, choice.parent).is_some()
+    pub(super) fn is_beam(&self, sampled_token: &SampledToken) -> bool {
+        request_of_beam(&self.beams, sampled_token.parent).is_some()
     }
 
     pub(super) fn commit_beams(&mut self, plan: &StepPlan) {
@@ -104,12 +104,12 @@ impl EngineCore {
             if self.scheduler.members(part.seq).next() != Some(part.seq) || self.stuck.iter().any(|(stuck, _)| *stuck == request) {
                 continue;
             }
-            let past = self.scheduler.find(part.seq).map_or(SequenceStats::default(), |sequence| sequence.past);
-            let stream = self.streams.get_mut(&request).expect("a search has a stream");
-            self.insight.token(stream, past);
-            let rules = stream.rules.clone();
+            let stats = self.scheduler.find(part.seq).map_or(SequenceStats::default(), |sequence| sequence.stats);
+            let stream = self.sequences.get_mut(&request).expect("a search has a stream");
+            self.telemetry.token(stream, stats);
+            let sampling = stream.sampling.clone();
             let beams = self.beams.get_mut(&request).expect("it was just found");
-            match beams.commit(&rules) {
+            match beams.commit(&sampling) {
                 Ok(()) => {}
                 Err(error) => self.stuck.push((request, error)),
             }
@@ -130,20 +130,20 @@ impl EngineCore {
 
     fn emit_beams(&mut self, request: u64) -> Result<()> {
         let best = self.beams[&request].best()?;
-        let stream = &self.streams[&request];
+        let sequence = &self.sequences[&request];
         let mut outputs = Vec::new();
         for (index, hypothesis) in best.iter().enumerate() {
-            outputs.push(stream.hypothesis(index as u32, hypothesis, self.shared.text.as_deref())?);
+            outputs.push(sequence.hypothesis(index as u32, hypothesis, self.shared.text.as_deref())?);
         }
-        let outbox = stream.outbox.clone();
+        let sender = sequence.sender.clone();
         let missing =
-            stream.output().failed(Error::invalid("fewer beams than n were found: so many tokens are excluded that no more could end"));
+            sequence.output().failed(Error::invalid("fewer beams than n were found: so many tokens are excluded that no more could end"));
         self.beams.remove(&request);
-        self.streams.remove(&request);
-        while let Some(index) = self.shared.registry.open(request, None) {
+        self.sequences.remove(&request);
+        while let Some(index) = self.shared.table.open(request, None) {
             let output = outputs.get_mut(index as usize).map_or_else(|| missing.for_sample(index), std::mem::take);
             self.counts.generated_tokens += output.tokens.len() as u64;
-            self.end(&outbox, output);
+            self.end(&sender, output);
         }
         Ok(())
     }

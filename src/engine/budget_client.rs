@@ -16,9 +16,9 @@ use crate::error::Error;
 impl EngineCore {
     /// Resizes the pool as the lease allows. `steps` is set if a step starts now.
     pub(super) fn check_budget(&mut self, steps: bool) {
-        self.shared.called.store(false, SeqCst);
+        self.shared.wants_check.store(false, SeqCst);
         if let Some(told) = self.journal.as_mut().and_then(Journal::recorded_resize) {
-            told.into_iter().for_each(|told| self.resize(told.blocks, told.worked));
+            told.into_iter().for_each(|told| self.resize(told.blocks, told.succeeded));
             return;
         }
         let blocks = self.scheduler.blocks();
@@ -72,7 +72,7 @@ impl EngineCore {
 
     /// Returns all memory of a failed engine.
     fn release_all(&mut self) {
-        self.shared.called.store(false, SeqCst);
+        self.shared.wants_check.store(false, SeqCst);
         // After a defect the runner may be inconsistent. If its memory cannot be freed, the lease
         // stays.
         if let Ok(Ok(())) = catch_unwind(AssertUnwindSafe(|| self.runner.shrink(&[], 0))) {
@@ -81,13 +81,13 @@ impl EngineCore {
     }
 }
 
-/// Interval at which a stepping thread checks for active governors.
+/// Interval at which a stepping thread checks for active checks.
 const A_LITTLE: Duration = Duration::from_micros(50);
 
 /// Counts the threads that check the lease of an engine between its steps.
 #[derive(Default)]
 pub struct BudgetChecks {
-    begun: AtomicU64,
+    started: AtomicU64,
     over: AtomicU64,
     /// Number of threads that wait to step. They check the lease themselves.
     steppers: AtomicU64,
@@ -98,7 +98,7 @@ impl BudgetChecks {
     pub fn completed(&self) -> Option<u64> {
         // `over` must be read first, so that a check that starts later is not counted as completed.
         let over = self.over.load(SeqCst);
-        (self.begun.load(SeqCst) == over).then_some(over)
+        (self.started.load(SeqCst) == over).then_some(over)
     }
 
     /// Sleeps briefly. Meanwhile no further check starts.
@@ -109,7 +109,7 @@ impl BudgetChecks {
     }
 
     fn with(&self, act: impl FnOnce()) {
-        self.begun.fetch_add(1, SeqCst);
+        self.started.fetch_add(1, SeqCst);
         let _over = CheckGuard(&self.over);
         act();
     }
@@ -132,27 +132,27 @@ impl Drop for CheckGuard<'_> {
 /// it waits for the memory. A host that resizes the budget also does this for every engine that is
 /// not stepping.
 pub fn callback(core: &Arc<Mutex<EngineCore>>, shared: &Shared) -> Call {
-    let (core, called, governors) = (Arc::downgrade(core), shared.called.clone(), shared.governors.clone());
-    let registry = Arc::downgrade(&shared.registry);
+    let (core, called, checks) = (Arc::downgrade(core), shared.wants_check.clone(), shared.budget_checks.clone());
+    let table = Arc::downgrade(&shared.table);
     Arc::new(move |caller| {
-        let (Some(core), Some(registry)) = (core.upgrade(), registry.upgrade()) else { return };
+        let (Some(core), Some(table)) = (core.upgrade(), table.upgrade()) else { return };
         let again = caller == Caller::StillWaiting;
-        if again && registry.unfinished() > 0 {
+        if again && table.unfinished() > 0 {
             return;
         }
         // This must come first: a thread that steps, or ends the last request, reads it afterwards.
         called.store(true, SeqCst);
-        let will_step = governors.steppers.load(SeqCst) > 0 || (caller != Caller::Host && registry.unfinished() > 0);
+        let will_step = checks.steppers.load(SeqCst) > 0 || (caller != Caller::Host && table.unfinished() > 0);
         // The stepping thread checks its lease once more before it sleeps.
         let tell = || {
             if !again {
-                registry.wakeup.wake()
+                table.wakeup.wake()
             }
         };
         if will_step {
             return tell();
         }
-        governors.with(|| match core.try_lock() {
+        checks.with(|| match core.try_lock() {
             Ok(mut core) => core.answer_caller(),
             Err(TryLockError::Poisoned(core)) => core.into_inner().answer_caller(),
             Err(TryLockError::WouldBlock) => tell(),
@@ -165,10 +165,10 @@ pub fn callback(core: &Arc<Mutex<EngineCore>>, shared: &Shared) -> Call {
 /// After the last request, the lease is checked even without a call, since no further step would
 /// return the freed blocks.
 pub fn answer_calls(core: &Mutex<EngineCore>, shared: &Shared) {
-    if shared.registry.unfinished() == 0 {
-        shared.called.store(true, SeqCst);
+    if shared.table.unfinished() == 0 {
+        shared.wants_check.store(true, SeqCst);
     }
-    while shared.called.load(SeqCst) {
+    while shared.wants_check.load(SeqCst) {
         match core.try_lock() {
             Ok(mut core) => core.answer_caller(),
             Err(_) => return,
@@ -182,9 +182,9 @@ mod tests {
 
     #[test]
     fn a_governor_that_panics_is_gone() {
-        let governors = BudgetChecks::default();
-        let panic = catch_unwind(AssertUnwindSafe(|| governors.with(|| std::panic::resume_unwind(Box::new("a defect")))));
+        let checks = BudgetChecks::default();
+        let panic = catch_unwind(AssertUnwindSafe(|| checks.with(|| std::panic::resume_unwind(Box::new("a defect")))));
         assert!(panic.is_err());
-        assert_eq!(governors.completed(), Some(1));
+        assert_eq!(checks.completed(), Some(1));
     }
 }

@@ -30,7 +30,7 @@ impl EngineCore {
     pub(super) fn take_commands(&mut self) {
         self.scheduler.set_time(self.now.as_micros() as u64);
         let mut commands = std::mem::take(&mut self.commands);
-        self.shared.registry.take_commands(&mut commands);
+        self.shared.table.take_commands(&mut commands);
         for command in commands.drain(..) {
             self.apply(command);
         }
@@ -55,15 +55,15 @@ impl EngineCore {
                 let result = self.rewind(seq, len);
                 self.record_outcome(seq, result);
             }
-            Command::GoOn { seq, keep, hook, deadline, open, asked } => {
-                if let Err(error) = self.continue_sequence(seq, keep, hook, Timing::new(asked), deadline, &open) {
-                    let last = self.streams.get(&seq).map_or(open.last, ActiveSequence::output);
-                    self.end(&open.outbox, last.failed(error));
+            Command::GoOn { seq, keep, hook, deadline, open, requested_at } => {
+                if let Err(error) = self.continue_sequence(seq, keep, hook, Timing::new(requested_at), deadline, &open) {
+                    let last = self.sequences.get(&seq).map_or(open.last, ActiveSequence::output);
+                    self.end(&open.sender, last.failed(error));
                 }
             }
-            Command::Resume { seq, turn, open } => {
-                if let Err(error) = self.resume(seq, *turn) {
-                    self.end(&open.outbox, open.last.failed(error));
+            Command::Resume { seq, generation, open } => {
+                if let Err(error) = self.resume(seq, *generation) {
+                    self.end(&open.sender, open.last.failed(error));
                 }
             }
             Command::Free { seq } => {
@@ -72,23 +72,23 @@ impl EngineCore {
             }
             Command::Export { seq, open } => {
                 // The sequence continues, whether the export succeeds or not.
-                let PendingOutput { outbox, last, .. } = *open;
+                let PendingOutput { sender, last, .. } = *open;
                 let output = self.export(seq).unwrap_or_else(|error| Output { error: Some(error), ..last });
-                self.push(&outbox, output);
+                self.push(&sender, output);
                 if let (Some(journal), None) = (&mut self.journal, self.scheduler.find(seq)) {
                     journal.forget(seq);
                 }
             }
-            Command::Import { id, turn, sequence_state } => {
-                let outbox = turn.outbox.clone();
-                if let Err(error) = self.import(id, *turn, *sequence_state) {
-                    self.fail_import(&outbox, Output { request: id, sequence: id, ..Output::default() }.failed(error));
+            Command::Import { id, generation, sequence_state } => {
+                let sender = generation.sender.clone();
+                if let Err(error) = self.import(id, *generation, *sequence_state) {
+                    self.fail_import(&sender, Output { request: id, sequence: id, ..Output::default() }.failed(error));
                 }
             }
-            Command::Pin { id, newcomer, priority, until, .. } => {
-                match self.pins.try_reserve(1).map_err(Error::from).and_then(|()| self.scheduler.pin(id, *newcomer, priority)) {
+            Command::Pin { id, candidate, priority, until, .. } => {
+                match self.pins.try_reserve(1).map_err(Error::from).and_then(|()| self.scheduler.pin(id, *candidate, priority)) {
                     Ok(()) => self.pins.push(Pin { id, until }),
-                    Err(_) => self.shared.registry.remove_pin(id),
+                    Err(_) => self.shared.table.remove_pin(id),
                 }
             }
             Command::Unpin { id } => self.unpin(id),
@@ -106,107 +106,107 @@ impl EngineCore {
         let Pin { id, .. } = self.pins.swap_remove(place);
         self.journal.iter_mut().for_each(Journal::record_expiry);
         self.scheduler.remove(id);
-        self.shared.registry.remove_pin(id);
+        self.shared.table.remove_pin(id);
     }
 
     fn add(&mut self, id: u64, work: PreparedRequest) {
-        let PreparedRequest { newcomer, mut stream, beams, wanted, .. } = work;
-        let echoed = stream.rules.params.echo.then(|| stream.echo(newcomer.prompt(), self.shared.text.as_deref())).transpose();
+        let PreparedRequest { group: candidate, mut sequence, beams, returned: wanted, .. } = work;
+        let echoed = sequence.sampling.params.echo.then(|| sequence.echo(candidate.prompt(), self.shared.text.as_deref())).transpose();
         let mut ends = Vec::new();
         let begun = echoed.and_then(|echoed| {
-            self.streams.try_reserve(1)?;
+            self.sequences.try_reserve(1)?;
             self.contests.try_reserve(1)?;
-            if stream.ranked {
-                ends.try_reserve_exact(stream.branches)?;
+            if sequence.ranked {
+                ends.try_reserve_exact(sequence.branches)?;
             }
             if let Some(mut beams) = beams {
-                beams.begin(&stream.rules, newcomer.prompt())?;
+                beams.begin(&sequence.sampling, candidate.prompt())?;
                 self.beams.insert(id, beams);
             }
-            self.watch(id, stream.deadline)?;
-            self.scheduler.add(id, newcomer)?;
+            self.watch(id, sequence.deadline)?;
+            self.scheduler.add(id, candidate)?;
             Ok(echoed.flatten())
         });
         match begun {
             Ok(echoed) => {
-                if stream.ranked {
-                    self.contests.insert(id, BestOfGroup { wanted, open: stream.branches, ends });
+                if sequence.ranked {
+                    self.contests.insert(id, BestOfGroup { returned: wanted, running: sequence.branches, outputs: ends });
                 }
-                let outbox = stream.outbox.clone();
-                self.streams.insert(id, stream);
-                echoed.into_iter().for_each(|output| self.push(&outbox, output));
+                let sender = sequence.sender.clone();
+                self.sequences.insert(id, sequence);
+                echoed.into_iter().for_each(|output| self.push(&sender, output));
             }
             Err(error) => {
-                let output = stream.close(FinishReason::Error, false, None, Output::default()).failed(error);
+                let output = sequence.close(FinishReason::Error, false, None, Output::default()).failed(error);
                 self.scheduler.remove(id);
                 self.beams.remove(&id);
-                self.end_with_siblings(&stream.outbox, output);
+                self.end_with_siblings(&sequence.sender, output);
             }
         }
     }
 
     fn fork(&mut self, parent: u64, len: Option<usize>, child: ForkedSequence, idle: bool) {
-        let ForkedSequence { id, seed, user_data, outbox, asked } = child;
+        let ForkedSequence { id, seed, user_data, sender, requested_at } = child;
         let last = Output { request: id, sequence: id, user_data, ..Output::default() };
         let mut stream = match self.try_fork(parent, len, id, idle) {
             Ok(stream) => stream,
-            Err(error) if idle => return self.fail_import(&outbox, last.failed(error)),
+            Err(error) if idle => return self.fail_import(&sender, last.failed(error)),
             Err(error) => {
                 self.scheduler.remove(id);
-                return self.end(&outbox, last.failed(error));
+                return self.end(&sender, last.failed(error));
             }
         };
         stream.seed = seed.unwrap_or(stream.seed);
         (stream.request, stream.sequence, stream.index, stream.user_data) = (id, id, 0, user_data);
-        stream.outbox = outbox.clone();
-        stream.timing = Timing::new(asked);
+        stream.sender = sender.clone();
+        stream.timing = Timing::new(requested_at);
         // The parent may have ended after the host asked for the fork. Its children have then ended
         // too.
         let has_ended = !idle && self.scheduler.find(id).is_some_and(|sequence| sequence.group.is_none());
         let output = has_ended.then(|| stream.close(FinishReason::Abort, true, self.shared.text.as_deref(), Output::default()));
-        self.streams.insert(id, stream);
+        self.sequences.insert(id, stream);
         self.update_length(id);
-        output.into_iter().for_each(|output| self.end(&outbox, output));
+        output.into_iter().for_each(|output| self.end(&sender, output));
     }
 
     fn try_fork(&mut self, parent: u64, len: Option<usize>, child: u64, idle: bool) -> Result<ActiveSequence> {
         let gone = || Error::not_found(format!("sequence {parent} has ended before it could fork, and was not kept"));
-        self.streams.try_reserve(1)?;
-        let mut stream = self.streams.get(&parent).ok_or_else(gone)?.fork()?;
-        self.watch(child, stream.deadline)?;
+        self.sequences.try_reserve(1)?;
+        let mut sequence = self.sequences.get(&parent).ok_or_else(gone)?.fork()?;
+        self.watch(child, sequence.deadline)?;
         self.scheduler.fork(parent, len, child, idle)?;
         let tokens = &self.scheduler.get(child)?.tokens;
         if tokens.len() < self.scheduler.get(parent)?.tokens.len() {
-            stream.rewind(tokens, self.shared.text.as_deref())?;
+            sequence.rewind(tokens, self.shared.text.as_deref())?;
         }
-        Ok(stream)
+        Ok(sequence)
     }
 
     /// Appends tokens. Does nothing if the sequence has ended and was not kept.
     fn append(&mut self, seq: u64, tokens: &[u32]) -> Result<()> {
-        let Some(stream) = self.streams.get_mut(&seq) else { return Ok(()) };
+        let Some(sequence) = self.sequences.get_mut(&seq) else { return Ok(()) };
         let before = self.scheduler.get(seq)?.tokens.len();
-        if let Err(error) = self.scheduler.append(seq, tokens, self.longest) {
+        if let Err(error) = self.scheduler.append(seq, tokens, self.max_len) {
             self.scheduler.rewind(seq, before)?;
             return Err(error);
         }
         // All or nothing.
-        stream.append(tokens, self.shared.text.as_deref()).or_else(|error| self.rewind(seq, before).and(Err(error)))
+        sequence.append(tokens, self.shared.text.as_deref()).or_else(|error| self.rewind(seq, before).and(Err(error)))
     }
 
     fn rewind(&mut self, seq: u64, len: usize) -> Result<()> {
-        let Some(stream) = self.streams.get_mut(&seq) else { return Ok(()) };
+        let Some(sequence) = self.sequences.get_mut(&seq) else { return Ok(()) };
         self.scheduler.rewind(seq, len)?;
-        stream.rewind(&self.scheduler.get(seq)?.tokens, self.shared.text.as_deref())
+        sequence.rewind(&self.scheduler.get(seq)?.tokens, self.shared.text.as_deref())
     }
 
-    fn resume(&mut self, seq: u64, turn: Generation) -> Result<()> {
-        let stream = self.streams.get_mut(&seq).ok_or_else(|| ended_error(seq))?;
+    fn resume(&mut self, seq: u64, generation: Generation) -> Result<()> {
+        let sequence = self.sequences.get_mut(&seq).ok_or_else(|| ended_error(seq))?;
         let tokens = &self.scheduler.get(seq)?.tokens;
-        let most = turn.rules.params.max_tokens.unwrap_or(self.longest);
-        let (max_len, keep) = (tokens.len().saturating_add(most).min(self.longest), turn.keep);
-        let (request, deadline) = (stream.request, turn.deadline);
-        stream.resume(turn, tokens, max_len - tokens.len())?;
+        let most = generation.sampling.params.max_tokens.unwrap_or(self.max_len);
+        let (max_len, keep) = (tokens.len().saturating_add(most).min(self.max_len), generation.keep);
+        let (request, deadline) = (sequence.request, generation.deadline);
+        sequence.resume(generation, tokens, max_len - tokens.len())?;
         self.watch(request, deadline)?;
         self.scheduler.resume(seq, max_len, keep)
     }
@@ -221,14 +221,14 @@ impl EngineCore {
         deadline: Option<Duration>,
         open: &PendingOutput,
     ) -> Result<()> {
-        let stream = self.streams.get_mut(&seq).ok_or_else(|| ended_error(seq))?;
-        (stream.timing, stream.deadline) = (timing, deadline);
-        stream.hook = hook.or(stream.hook.take());
-        (stream.outbox, stream.user_data) = (open.outbox.clone(), open.last.user_data);
-        if stream.rules.params.grammar.is_some() && stream.constraint.is_none() {
+        let sequence = self.sequences.get_mut(&seq).ok_or_else(|| ended_error(seq))?;
+        (sequence.timing, sequence.deadline) = (timing, deadline);
+        sequence.hook = hook.or(sequence.hook.take());
+        (sequence.sender, sequence.user_data) = (open.sender.clone(), open.last.user_data);
+        if sequence.sampling.params.grammar.is_some() && sequence.constraint.is_none() {
             return Err(Error::invalid("a defect has lost the sequence's grammar: resume it with parameters"));
         }
-        let request = stream.request;
+        let request = sequence.request;
         self.watch(request, deadline)?;
         let max_len = self.scheduler.get(seq)?.max_len;
         self.scheduler.resume(seq, max_len, keep)
@@ -237,7 +237,7 @@ impl EngineCore {
     fn export(&mut self, seq: u64) -> Result<Output> {
         let gone = || Error::not_found(format!("sequence {seq} has ended before it could be exported, and was not kept"));
         self.swap_in(seq);
-        let stream = self.streams.get(&seq).ok_or_else(gone)?;
+        let stream = self.sequences.get(&seq).ok_or_else(gone)?;
         let sequence = self.scheduler.get(seq)?;
         // If visible blocks are missing, all tokens are recomputed after the import.
         let there = self.scheduler.blocks().visible_blocks(&sequence.table, sequence.computed)?;
@@ -261,10 +261,10 @@ impl EngineCore {
         Ok(Output { sequence_state: SequenceState { header, kv }.encode()?, ..stream.output() })
     }
 
-    fn import(&mut self, id: u64, turn: Generation, sequence_state: SequenceState<'static>) -> Result<()> {
-        self.streams.try_reserve(1)?;
+    fn import(&mut self, id: u64, generation: Generation, sequence_state: SequenceState<'static>) -> Result<()> {
+        self.sequences.try_reserve(1)?;
         let SequenceState { header, kv } = sequence_state;
-        let mut stream = ActiveSequence::restore(id, turn, &header, self.shared.text.as_deref())?;
+        let mut stream = ActiveSequence::restore(id, generation, &header, self.shared.text.as_deref())?;
         stream.inexact = header.isa != self.isa;
         let root = BlockHash::for_sequence(&self.model, id);
         self.scheduler.import(id, header.tokens.into_owned(), header.computed, header.max_len, header.logits_from, root)?;
@@ -276,7 +276,7 @@ impl EngineCore {
             let written = self.runner.write_blocks(&blocks, &kv);
             recorded_result(&mut self.journal, written)?;
         }
-        self.streams.insert(id, stream);
+        self.sequences.insert(id, stream);
         Ok(())
     }
 
@@ -285,11 +285,11 @@ impl EngineCore {
     fn record_outcome(&mut self, seq: u64, result: Result<()>) {
         if let Err(error) = result {
             let idle = self.scheduler.find(seq).is_some_and(|sequence| sequence.group.is_none());
-            match self.streams.get(&seq).filter(|_| idle) {
+            match self.sequences.get(&seq).filter(|_| idle) {
                 // The sequence stays idle. The output has only the error.
                 Some(stream) => {
-                    let (outbox, output) = (stream.outbox.clone(), Output { error: Some(error), ..stream.output() });
-                    self.push(&outbox, output);
+                    let (sender, output) = (stream.sender.clone(), Output { error: Some(error), ..stream.output() });
+                    self.push(&sender, output);
                 }
                 None => self.end_sequence(seq, FinishReason::Error, |output| output.failed(error)),
             }
@@ -299,7 +299,7 @@ impl EngineCore {
 
     fn update_length(&self, seq: u64) {
         let len = self.scheduler.find(seq).map(|sequence| (seq, sequence.tokens.len()));
-        self.shared.registry.update_lengths(len.into_iter());
+        self.shared.table.update_lengths(len.into_iter());
     }
 
     /// Removes pins that have expired, and those that the scheduler has removed.

@@ -1,4 +1,4 @@
-//! Deadlines: a turn that has not ended by its deadline ends with the tokens it has.
+//! Deadlines: a generation that has not ended by its deadline ends with the tokens it has.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -8,7 +8,7 @@ use super::core::EngineCore;
 use crate::error::Result;
 use crate::scheduler::FinishReason;
 
-/// A heap of deadlines, the earliest first. Entries of turns that ended earlier stay until their
+/// A heap of deadlines, the earliest first. Entries of generations that ended earlier stay until their
 /// time and have no effect.
 #[derive(Default)]
 pub struct Deadlines {
@@ -33,27 +33,27 @@ impl Deadlines {
     }
 }
 
-/// Number of entries, beyond two per stream, from which stale entries are removed.
+/// Number of entries, beyond two per sequence, from which stale entries are removed.
 const UNCHECKED: usize = 64;
 
 impl EngineCore {
-    /// Adds the deadline of a turn of the request.
+    /// Adds the deadline of a generation of the request.
     pub(super) fn watch(&mut self, request: u64, deadline: Option<Duration>) -> Result<()> {
         let Some(deadline) = deadline else { return Ok(()) };
-        if self.deadlines.heap.len() >= UNCHECKED + 2 * self.streams.len() {
-            let live = self.streams.values().filter_map(|stream| Some(Reverse((stream.deadline?, stream.request))));
+        if self.deadlines.heap.len() >= UNCHECKED + 2 * self.sequences.len() {
+            let live = self.sequences.values().filter_map(|sequence| Some(Reverse((sequence.deadline?, sequence.request))));
             self.deadlines.heap.clear();
             self.deadlines.heap.extend(live);
         }
         self.deadlines.add(deadline, request)
     }
 
-    /// Ends the turns whose deadline has passed.
+    /// Ends the generations whose deadline has passed.
     pub(super) fn end_overdue(&mut self) {
         let now = self.now;
         while let Some(request) = self.deadlines.take_due(now) {
             let is_due = |deadline: Option<Duration>| deadline.is_some_and(|deadline| deadline <= now);
-            self.end_where(request, |stream| is_due(stream.deadline), FinishReason::Deadline, |output| output);
+            self.end_where(request, |sequence| is_due(sequence.deadline), FinishReason::Deadline, |output| output);
         }
     }
 

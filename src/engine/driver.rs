@@ -16,30 +16,30 @@ const RETRY_AFTER: Duration = Duration::from_millis(20);
 /// Wakes the sleeping stepping thread. A wake-up before the sleep is not lost.
 #[derive(Default)]
 pub struct Wakeup {
-    called: Mutex<bool>,
+    is_woken: Mutex<bool>,
     changed: Condvar,
     /// Number of times that a reader has emptied a full queue.
-    rooms: AtomicU64,
+    space_count: AtomicU64,
 }
 
 impl Wakeup {
     /// Records that a queue is no longer full, and wakes the stepping thread.
     pub fn notify_space(&self) {
-        self.rooms.fetch_add(1, Ordering::Release);
+        self.space_count.fetch_add(1, Ordering::Release);
         self.wake();
     }
 
     pub fn space_count(&self) -> u64 {
-        self.rooms.load(Ordering::Acquire)
+        self.space_count.load(Ordering::Acquire)
     }
 
     pub fn wake(&self) {
-        *self.called.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *self.is_woken.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.changed.notify_one();
     }
 
     fn wait(&self, timeout: Option<Duration>) {
-        let called = self.called.lock().unwrap_or_else(PoisonError::into_inner);
+        let called = self.is_woken.lock().unwrap_or_else(PoisonError::into_inner);
         let not_yet = |called: &mut bool| !*called;
         let mut called = match timeout {
             Some(timeout) => self.changed.wait_timeout_while(called, timeout, not_yet).unwrap_or_else(PoisonError::into_inner).0,

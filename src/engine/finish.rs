@@ -1,4 +1,4 @@
-//! The end of sequences, requests and the engine. Each turn has exactly one last output.
+//! The end of sequences, requests and the engine. Each generation has exactly one last output.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::sys::quiet;
 
 /// A best-of group: samples of which the best are returned when all have ended.
 pub struct BestOfGroup {
-    pub wanted: usize,
+    pub returned: usize,
     /// Number of samples that have not ended.
-    pub open: usize,
-    pub ends: Vec<Output>,
+    pub running: usize,
+    pub outputs: Vec<Output>,
 }
 
 impl EngineCore {
@@ -26,84 +26,84 @@ impl EngineCore {
     pub(super) fn release(&mut self, seq: u64) {
         self.scheduler.end(seq);
         if self.scheduler.find(seq).is_none() {
-            self.streams.remove(&seq);
+            self.sequences.remove(&seq);
         }
     }
 
     /// Delivers the last output of a sequence: at once, or for a best-of group when all samples
     /// have ended.
-    pub(super) fn finish(&mut self, outbox: &Arc<OutputSender>, output: Output) {
+    pub(super) fn finish(&mut self, sender: &Arc<OutputSender>, output: Output) {
         let request = output.request;
-        let Some(contest) = self.contests.get_mut(&request) else { return self.end(outbox, output) };
-        contest.open -= 1;
+        let Some(contest) = self.contests.get_mut(&request) else { return self.end(sender, output) };
+        contest.running -= 1;
         if self.scheduler.find(output.sequence).is_none() {
-            self.shared.registry.remove(output.sequence);
+            self.shared.table.remove(output.sequence);
         }
-        contest.ends.push(output);
-        if contest.open > 0 {
+        contest.outputs.push(output);
+        if contest.running > 0 {
             return;
         }
-        let BestOfGroup { wanted, mut ends, .. } = self.contests.remove(&request).expect("it was just there");
+        let BestOfGroup { returned: wanted, outputs: mut ends, .. } = self.contests.remove(&request).expect("it was just there");
         let rank = |output: &Output| (output.finish != Some(FinishReason::Error), output.score);
         ends.sort_by(|a, b| rank(b).partial_cmp(&rank(a)).unwrap_or(std::cmp::Ordering::Equal));
         for (index, output) in ends.into_iter().enumerate() {
             match index < wanted {
-                true => self.end(outbox, Output { index: index as u32, ..output }),
+                true => self.end(sender, Output { index: index as u32, ..output }),
                 false => {
                     self.remove_sequence(output.sequence);
-                    self.shared.registry.remove(output.sequence);
+                    self.shared.table.remove(output.sequence);
                 }
             }
         }
     }
 
-    /// Delivers the last output of a turn. All turns end here. A sequence that the scheduler still
+    /// Delivers the last output of a generation. All generations end here. A sequence that the scheduler still
     /// has stays idle.
-    pub(super) fn end(&mut self, outbox: &Arc<OutputSender>, output: Output) {
+    pub(super) fn end(&mut self, sender: &Arc<OutputSender>, output: Output) {
         self.counts.count(output.finish);
-        self.insight.ended(&output);
+        self.telemetry.ended(&output);
         let kept = self.scheduler.find(output.sequence).map(|sequence| sequence.tokens.len());
-        self.shared.registry.mark_ended(&output, kept);
-        self.emit_last(outbox, output);
+        self.shared.table.mark_ended(&output, kept);
+        self.emit_last(sender, output);
     }
 
     /// Ends a sequence as `end` does, together with the sequences of its request that have not been
     /// forked yet.
-    pub(super) fn end_with_siblings(&mut self, outbox: &Arc<OutputSender>, output: Output) {
-        while let Some(index) = self.shared.registry.open(output.request, Some(output.index)) {
-            self.end(outbox, output.for_sample(index));
+    pub(super) fn end_with_siblings(&mut self, sender: &Arc<OutputSender>, output: Output) {
+        while let Some(index) = self.shared.table.open(output.request, Some(output.index)) {
+            self.end(sender, output.for_sample(index));
         }
-        self.end(outbox, output);
+        self.end(sender, output);
     }
 
     /// Reports that an idle sequence could not be created. If the host has already resumed it, that
-    /// turn has a last output of its own.
-    pub(super) fn fail_import(&mut self, outbox: &Arc<OutputSender>, output: Output) {
+    /// generation has a last output of its own.
+    pub(super) fn fail_import(&mut self, sender: &Arc<OutputSender>, output: Output) {
         self.remove_sequence(output.sequence);
-        self.shared.registry.remove(output.sequence);
+        self.shared.table.remove(output.sequence);
         self.counts.count(output.finish);
-        self.push(outbox, output);
+        self.push(sender, output);
     }
 
     /// Ends one running sequence between steps.
     pub(super) fn end_sequence(&mut self, seq: u64, finish: FinishReason, complete: impl FnOnce(Output) -> Output) {
         let runs = self.scheduler.find(seq).filter(|sequence| sequence.group.is_some());
-        let Some((stays, past)) = runs.map(|sequence| (sequence.keep, sequence.past)) else { return };
-        let Some(stream) = self.streams.get_mut(&seq) else { return };
-        stream.timing.set_stats(past);
-        let outbox = stream.outbox.clone();
+        let Some((stays, stats)) = runs.map(|sequence| (sequence.keep, sequence.stats)) else { return };
+        let Some(stream) = self.sequences.get_mut(&seq) else { return };
+        stream.timing.set_stats(stats);
+        let sender = stream.sender.clone();
         let branched = stream.branches == 1;
-        let output = complete(stream.close(finish, stays, self.shared.text.as_deref(), std::mem::take(&mut self.blank)));
+        let output = complete(stream.close(finish, stays, self.shared.text.as_deref(), std::mem::take(&mut self.reusable_output)));
         if !branched {
             // The sequence has not forked yet, so this ends all samples. At most one of them is
             // kept.
             stream.exclude_samples();
             self.contests.remove(&output.request);
             self.release(seq);
-            return self.end_with_siblings(&outbox, output);
+            return self.end_with_siblings(&sender, output);
         }
         self.release(seq);
-        self.finish(&outbox, output);
+        self.finish(&sender, output);
     }
 
     /// Ends all running sequences of a request.
@@ -119,19 +119,19 @@ impl EngineCore {
         finish: FinishReason,
         complete: impl Fn(Output) -> Output,
     ) {
-        if self.beams.contains_key(&request) && self.streams.get(&request).is_none_or(|stream| !which(stream)) {
+        if self.beams.contains_key(&request) && self.sequences.get(&request).is_none_or(|sequence| !which(sequence)) {
             return;
         }
         if let Some(beams) = self.beams.remove(&request) {
             (request..request + beams.width() as u64).for_each(|seq| drop(self.scheduler.remove(seq)));
-            if let Some(mut stream) = self.streams.remove(&request) {
-                let output = complete(stream.close(finish, false, None, Output::default()));
-                self.end_with_siblings(&stream.outbox, output);
+            if let Some(mut sequence) = self.sequences.remove(&request) {
+                let output = complete(sequence.close(finish, false, None, Output::default()));
+                self.end_with_siblings(&sequence.sender, output);
             }
             return;
         }
-        for seq in self.shared.registry.ids(request) {
-            if self.streams.get(&seq).is_some_and(&which) {
+        for seq in self.shared.table.ids(request) {
+            if self.sequences.get(&seq).is_some_and(&which) {
                 self.end_sequence(seq, finish, &complete);
             }
         }
@@ -159,27 +159,27 @@ impl EngineCore {
         self.publish();
     }
 
-    /// Handles a defect outside of a step, using only the registry.
+    /// Handles a defect outside of a step, using only the table.
     pub fn fail_without_core(&self) {
-        let registry = &self.shared.registry;
+        let table = &self.shared.table;
         let error = Error::internal("a defect of libpagedllm stopped this engine's thread; free it and create another");
-        registry.fail(&error, |outbox, last| {
-            outbox.push_last(&mut last.failed(error.clone()));
-            outbox.notify();
+        table.fail(&error, |sender, last| {
+            sender.push_last(&mut last.failed(error.clone()));
+            sender.notify();
         });
-        registry.close_queues(&error);
+        table.close_queues(&error);
     }
 
     fn end_all(&mut self, error: &Error, complete: impl Fn(Output) -> Output) {
-        let registry = self.shared.registry.clone();
-        registry.fail(error, |outbox, last| {
-            // A turn that no step has processed is not part of the stream yet.
+        let table = self.shared.table.clone();
+        table.fail(error, |sender, last| {
+            // A generation that no step has processed is not part of the stream yet.
             let runs = self.scheduler.find(last.sequence).is_some_and(|sequence| sequence.group.is_some());
-            let output = match self.streams.remove(&last.sequence).filter(|_| runs) {
+            let output = match self.sequences.remove(&last.sequence).filter(|_| runs) {
                 Some(mut stream) => stream.close(FinishReason::Error, false, None, Output::default()),
                 None => last,
             };
-            self.end(&outbox, complete(output));
+            self.end(&sender, complete(output));
         });
     }
 }

@@ -365,11 +365,11 @@ impl Engine {
         let scheduler = Scheduler::with_policies(scheduler_options, blocks, Policies::new(&options.policies))?;
         let shared = Shared {
             text: text.map(Arc::new),
-            registry: Arc::new(SequenceTable::new(QueueLimits::from_options(options), max_model_len)),
+            table: Arc::new(SequenceTable::new(QueueLimits::from_options(options), max_model_len)),
             published: Arc::default(),
-            outlook: Arc::default(),
-            called: Arc::default(),
-            governors: Arc::default(),
+            snapshot: Arc::default(),
+            wants_check: Arc::default(),
+            budget_checks: Arc::default(),
             clock,
         };
         let layout = runner.layout();
@@ -381,7 +381,7 @@ impl Engine {
         // The callback is set now, so calls of the budget are not lost. Earlier changes are handled
         // here.
         core.lock().unwrap_or_else(PoisonError::into_inner).answer_caller();
-        let queue = Arc::new(Queue::new(shared.registry.new_sender(options.queue_capacity, options.max_seqs)?, &shared.registry));
+        let queue = Arc::new(Queue::new(shared.table.new_sender(options.queue_capacity, options.max_seqs)?, &shared.table));
         Ok(Engine {
             eos: info.eos_token_ids.as_slice().into(),
             name: options.model_name.clone().unwrap_or_else(|| name_of(&options.model_dir, &info)),
@@ -418,7 +418,7 @@ impl Engine {
         if capacity == 0 {
             return Err(Error::invalid("the queue's capacity is 0: nothing could ever be written to it"));
         }
-        Ok(Queue::new(self.shared.registry.new_sender(capacity, self.capacity.seqs)?, &self.shared.registry))
+        Ok(Queue::new(self.shared.table.new_sender(capacity, self.capacity.seqs)?, &self.shared.table))
     }
 
     /// Returns the budget of the KV pool: the shared one of the options, or one of this engine
@@ -460,7 +460,7 @@ impl Engine {
 
     fn published(&self) -> Published {
         let mut published = *self.shared.published.lock().unwrap_or_else(PoisonError::into_inner);
-        published.stats.admission_rejections = self.shared.registry.rejections();
+        published.stats.admission_rejections = self.shared.table.rejections();
         published
     }
 
@@ -473,12 +473,12 @@ impl Engine {
 
     /// Fails if an earlier call has detected a defect.
     pub fn check(&self) -> Result<()> {
-        self.shared.registry.check()
+        self.shared.table.check()
     }
 
     /// Ends a request at the next step. Its last output has the finish reason `Abort`.
     pub fn abort(&self, request: u64) -> Result<()> {
-        self.shared.registry.abort(request)
+        self.shared.table.abort(request)
     }
 
     /// Runs one step. Returns `Busy` if another thread is stepping, or if the engine has a stepping
@@ -497,14 +497,14 @@ impl Engine {
     /// only check the lease, since the host does not know about them.
     fn core_to_step(&self) -> Result<MutexGuard<'_, EngineCore>> {
         loop {
-            let before = self.shared.governors.completed();
+            let before = self.shared.budget_checks.completed();
             match self.core.try_lock() {
                 Ok(core) => return Ok(core),
                 Err(TryLockError::Poisoned(core)) => return Ok(core.into_inner()),
-                Err(TryLockError::WouldBlock) if before.is_some() && self.shared.governors.completed() == before => {
+                Err(TryLockError::WouldBlock) if before.is_some() && self.shared.budget_checks.completed() == before => {
                     return Err(Error::busy());
                 }
-                Err(TryLockError::WouldBlock) => self.shared.governors.wait(),
+                Err(TryLockError::WouldBlock) => self.shared.budget_checks.wait(),
             }
         }
     }
@@ -516,7 +516,7 @@ impl Engine {
         if driver.is_some() {
             return Err(Error::busy());
         }
-        *driver = Some(Driver::start(self.core.clone(), self.shared.registry.wakeup.clone(), self.driver_cpu)?);
+        *driver = Some(Driver::start(self.core.clone(), self.shared.table.wakeup.clone(), self.driver_cpu)?);
         Ok(())
     }
 
@@ -539,7 +539,7 @@ impl Drop for Engine {
 fn warm_up<B: Backend>(runner: &mut ModelRunner<B>, files: &ModelFiles, options: &EngineOptions, info: &ModelInfo) -> Result<()> {
     let MemoryPlan { max_blocks: blocks, block_size, max_model_len, swap_blocks, .. } = info.memory;
     let (rows, sequences) = (options.max_batch_tokens, options.max_seqs);
-    let stage = WarmupLimits { rows, sequences, blocks, block_size, groups: info.paging.groups(), longest: max_model_len };
+    let stage = WarmupLimits { rows, sequences, blocks, block_size, groups: info.paging.groups(), max_len: max_model_len };
     let limits = memory::inputs(files, options, &info.paging, memory::model_max_len(options, files.spec.max_positions)?);
     let rehearsed = runner.warm_up(&limits, &warmup::largest_batches(stage)?);
     rehearsed.map_err(|e| Error::new(e.code(), format!("the largest step, of {rows} rows, was tried and failed: {}", e.message())))?;

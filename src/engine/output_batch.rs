@@ -8,11 +8,11 @@ use crate::error::{Result, try_grow};
 /// Outputs in the order of their creation.
 #[derive(Debug, Default)]
 pub struct OutputBatch {
-    heads: Vec<OutputHeader>,
+    headers: Vec<OutputHeader>,
     content: OutputContent,
 }
 
-/// An output without its contents. The contents are in the lists of the page, between the end of
+/// An output without its contents. The contents are in the lists of the batch, between the end of
 /// the previous output and `end`.
 #[derive(Debug)]
 struct OutputHeader {
@@ -34,24 +34,24 @@ struct ListEnds {
 impl OutputBatch {
     /// Returns the number of outputs.
     pub fn len(&self) -> usize {
-        self.heads.len()
+        self.headers.len()
     }
 
     /// Returns whether there are no outputs.
     pub fn is_empty(&self) -> bool {
-        self.heads.is_empty()
+        self.headers.is_empty()
     }
 
     /// Removes all outputs and keeps the memory.
     pub fn clear(&mut self) {
-        self.heads.clear();
+        self.headers.clear();
         self.content.clear();
     }
 
     /// Reserves space for `outputs` outputs with one token and its text.
     pub fn reserve(&mut self, outputs: usize) -> Result<()> {
         const TEXT: usize = 16;
-        self.heads.try_reserve(outputs)?;
+        self.headers.try_reserve(outputs)?;
         self.content.tokens.try_reserve(outputs)?;
         self.content.logprobs.tokens.try_reserve(outputs)?;
         Ok(self.content.text.try_reserve(outputs * TEXT)?)
@@ -59,14 +59,14 @@ impl OutputBatch {
 
     /// Reserves space for `outputs` outputs without contents.
     pub fn reserve_heads(&mut self, outputs: usize) -> Result<()> {
-        try_grow(&mut self.heads, outputs)
+        try_grow(&mut self.headers, outputs)
     }
 
     /// Returns whether the capacity is many times larger than the current and the pending outputs
     /// require.
     pub fn is_oversized(&self, owed: usize) -> bool {
         const USUAL: usize = 64;
-        self.heads.capacity() > 16 * self.len().max(owed).max(USUAL)
+        self.headers.capacity() > 16 * self.len().max(owed).max(USUAL)
     }
 
     /// Appends the output, which keeps the capacity of its lists, and reserves space for `owed`
@@ -74,22 +74,22 @@ impl OutputBatch {
     pub fn add(&mut self, output: &mut Output, owed: usize) -> Result<()> {
         self.reserve_heads(1 + owed)?;
         self.content.add(output.view())?;
-        self.heads.push(OutputHeader { output: output.take_header(), end: self.end() });
+        self.headers.push(OutputHeader { output: output.take_header(), end: self.end() });
         Ok(())
     }
 
     /// Appends the output without its contents, in reserved space.
     pub fn add_header(&mut self, output: &mut Output) {
-        self.heads.push(OutputHeader { output: output.take_header(), end: self.end() });
+        self.headers.push(OutputHeader { output: output.take_header(), end: self.end() });
     }
 
     /// Returns each output without its contents, and a view of its contents.
     pub fn iter(&self) -> impl Iterator<Item = (&Output, OutputView<'_>)> {
-        let starts = std::iter::once(ListEnds::default()).chain(self.heads.iter().map(|head| head.end));
-        self.heads.iter().zip(starts).map(|(head, start)| (&head.output, self.between(start, head.end)))
+        let starts = std::iter::once(ListEnds::default()).chain(self.headers.iter().map(|head| head.end));
+        self.headers.iter().zip(starts).map(|(head, start)| (&head.output, self.between(start, head.end)))
     }
 
-    /// Moves all outputs out of the page. If there is no memory, nothing changes.
+    /// Moves all outputs out of the batch. If there is no memory, nothing changes.
     pub fn take_outputs(&mut self) -> Result<VecDeque<Output>> {
         let mut outputs = VecDeque::new();
         outputs.try_reserve_exact(self.len())?;
@@ -98,7 +98,7 @@ impl OutputBatch {
             output.set_view(told)?;
             outputs.push_back(output);
         }
-        for (output, head) in outputs.iter_mut().zip(&mut self.heads) {
+        for (output, head) in outputs.iter_mut().zip(&mut self.headers) {
             *output = std::mem::take(&mut head.output).with_content_from(output);
         }
         self.clear();
@@ -152,25 +152,25 @@ mod tests {
 
     #[test]
     fn what_comes_out_is_what_went_in() {
-        let mut page = OutputBatch::default();
+        let mut batch = OutputBatch::default();
         for _ in 0..2 {
-            (0..6).for_each(|i| page.add(&mut output(i), 0).unwrap());
-            assert!(page.iter().zip(0..6).all(|((head, told), i)| head.request == i && told.text == output(i as u32).text));
-            assert_eq!(page.take_outputs().unwrap(), (0..6).map(output).collect::<Vec<_>>());
-            assert!(page.is_empty());
+            (0..6).for_each(|i| batch.add(&mut output(i), 0).unwrap());
+            assert!(batch.iter().zip(0..6).all(|((head, told), i)| head.request == i && told.text == output(i as u32).text));
+            assert_eq!(batch.take_outputs().unwrap(), (0..6).map(output).collect::<Vec<_>>());
+            assert!(batch.is_empty());
         }
     }
 
     #[test]
     fn once_it_has_grown_nothing_is_allocated() {
-        let mut page = OutputBatch::default();
-        (0..6).for_each(|i| page.add(&mut output(i), 0).unwrap());
-        let places = |page: &OutputBatch| (page.heads.as_ptr(), page.content.tokens.as_ptr(), page.content.text.as_ptr());
-        let before = places(&page);
-        page.clear();
+        let mut batch = OutputBatch::default();
+        (0..6).for_each(|i| batch.add(&mut output(i), 0).unwrap());
+        let places = |batch: &OutputBatch| (batch.headers.as_ptr(), batch.content.tokens.as_ptr(), batch.content.text.as_ptr());
+        let before = places(&batch);
+        batch.clear();
         let mut reused = output(5);
-        page.add(&mut reused, 0).unwrap();
-        assert_eq!(places(&page), before);
+        batch.add(&mut reused, 0).unwrap();
+        assert_eq!(places(&batch), before);
         assert!(reused.tokens.capacity() >= 5 && reused.sequence_state.is_empty());
     }
 }

@@ -37,7 +37,7 @@ pub struct Output {
     pub score: f64,
     /// State of an exported sequence.
     pub sequence_state: Vec<u8>,
-    /// Times of the turn, in its last output only.
+    /// Times of the generation, in its last output only.
     pub timing: Timing,
 }
 

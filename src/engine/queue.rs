@@ -17,60 +17,60 @@ use crate::sys::event::EventFd;
 /// A queue of outputs in the order of their creation. Any thread may poll it. Requests pause while
 /// their queue is full. Dropping the queue aborts the requests that write to it.
 pub struct Queue {
-    outbox: Arc<OutputSender>,
-    registry: Weak<SequenceTable>,
+    sender: Arc<OutputSender>,
+    table: Weak<SequenceTable>,
 }
 
 impl Queue {
-    pub(super) fn new(outbox: Arc<OutputSender>, registry: &Arc<SequenceTable>) -> Queue {
-        Queue { outbox, registry: Arc::downgrade(registry) }
+    pub(super) fn new(sender: Arc<OutputSender>, table: &Arc<SequenceTable>) -> Queue {
+        Queue { sender, table: Arc::downgrade(table) }
     }
 
     pub(super) fn sender(&self) -> &Arc<OutputSender> {
-        &self.outbox
+        &self.sender
     }
 
-    pub(super) fn belongs_to(&self, registry: &Arc<SequenceTable>) -> bool {
-        std::ptr::eq(self.registry.as_ptr(), Arc::as_ptr(registry))
+    pub(super) fn belongs_to(&self, table: &Arc<SequenceTable>) -> bool {
+        std::ptr::eq(self.table.as_ptr(), Arc::as_ptr(table))
     }
 
     /// Returns all outputs. If there are none, waits up to `timeout` (`None`: without limit).
     /// Returns an empty list if the time has expired.
     pub fn poll(&self, timeout: Option<Duration>) -> Result<VecDeque<Output>> {
-        self.outbox.take(timeout, |state| state.outputs.take_outputs())
+        self.sender.take(timeout, |state| state.outputs.take_outputs())
     }
 
-    /// Returns all outputs as a page. If `allocate_or_preempt` fails, the outputs stay in the queue.
+    /// Returns all outputs as a batch. If `allocate_or_preempt` fails, the outputs stay in the queue.
     pub fn poll_batch(&self, timeout: Option<Duration>, make_room: impl FnOnce(&OutputBatch) -> Result<()>) -> Result<Outputs> {
-        let (page, owed) = self.outbox.take(timeout, |state| {
+        let (batch, owed) = self.sender.take(timeout, |state| {
             make_room(&state.outputs)?;
-            let mut spare = self.outbox.take_spare();
+            let mut spare = self.sender.take_spare();
             spare.reserve_heads(state.owed)?;
             Ok((std::mem::replace(&mut state.outputs, spare), state.owed))
         })?;
-        Ok(Outputs { page, owed, home: self.outbox.clone() })
+        Ok(Outputs { batch, reserved: owed, home: self.sender.clone() })
     }
 
     /// Returns an eventfd that is readable while the queue is not empty or is closed.
     pub fn event_fd(&self) -> Result<i32> {
-        self.outbox.event_fd()
+        self.sender.event_fd()
     }
 }
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        self.outbox.close_readers();
-        if let Some(registry) = self.registry.upgrade() {
-            registry.remove_queue(&self.outbox);
+        self.sender.close_readers();
+        if let Some(table) = self.table.upgrade() {
+            table.remove_queue(&self.sender);
         }
     }
 }
 
-/// Outputs taken from a queue. Dropping them returns the page to the queue for reuse.
+/// Outputs taken from a queue. Dropping them returns the batch to the queue for reuse.
 pub struct Outputs {
-    page: OutputBatch,
-    /// Number of pending last outputs when the page was taken.
-    owed: usize,
+    batch: OutputBatch,
+    /// Number of pending last outputs when the batch was taken.
+    reserved: usize,
     home: Arc<OutputSender>,
 }
 
@@ -78,13 +78,13 @@ impl Deref for Outputs {
     type Target = OutputBatch;
 
     fn deref(&self) -> &OutputBatch {
-        &self.page
+        &self.batch
     }
 }
 
 impl Drop for Outputs {
     fn drop(&mut self) {
-        self.home.return_batch(std::mem::take(&mut self.page), self.owed);
+        self.home.return_batch(std::mem::take(&mut self.batch), self.reserved);
     }
 }
 
@@ -95,8 +95,8 @@ pub struct OutputSender {
     /// before new requests are refused.
     slack: usize,
     state: Mutex<QueueState>,
-    /// An empty page for reuse.
-    spare: Mutex<Option<OutputBatch>>,
+    /// An empty batch for reuse.
+    spare_batch: Mutex<Option<OutputBatch>>,
     changed: Condvar,
     /// Whether the queue contains at least `capacity` outputs. Written under the lock, read without
     /// it.
@@ -129,7 +129,7 @@ impl OutputSender {
         state.outputs.reserve(capacity.min(USUAL))?;
         spare.reserve(capacity.min(USUAL))?;
         let (state, spare) = (Mutex::new(state), Mutex::new(Some(spare)));
-        Ok(OutputSender { capacity, slack, state, spare, changed: Condvar::new(), full: AtomicBool::new(false), writer })
+        Ok(OutputSender { capacity, slack, state, spare_batch: spare, changed: Condvar::new(), full: AtomicBool::new(false), writer })
     }
 
     fn lock(&self) -> MutexGuard<'_, QueueState> {
@@ -206,19 +206,19 @@ impl OutputSender {
         Ok(!std::mem::replace(&mut state.unannounced, true))
     }
 
-    /// Takes the spare page. The function never blocks, since in a forked child the owner of the
+    /// Takes the spare batch. The function never blocks, since in a forked child the owner of the
     /// lock may not exist.
     fn take_spare(&self) -> OutputBatch {
-        self.spare.try_lock().ok().and_then(|mut spare| spare.take()).unwrap_or_default()
+        self.spare_batch.try_lock().ok().and_then(|mut spare| spare.take()).unwrap_or_default()
     }
 
-    fn return_batch(&self, mut page: OutputBatch, owed: usize) {
-        if page.is_oversized(owed) {
+    fn return_batch(&self, mut batch: OutputBatch, owed: usize) {
+        if batch.is_oversized(owed) {
             return;
         }
-        page.clear();
-        if let Ok(mut spare) = self.spare.try_lock() {
-            *spare = Some(page);
+        batch.clear();
+        if let Ok(mut spare) = self.spare_batch.try_lock() {
+            *spare = Some(batch);
         }
     }
 
@@ -249,7 +249,7 @@ impl OutputSender {
         let mut state = self.lock();
         state.abandoned = true;
         state.outputs = OutputBatch::default();
-        state.event = None; // closed now, since requests may hold the outbox longer
+        state.event = None; // closed now, since requests may hold the sender longer
         self.clear_full();
     }
 
@@ -305,106 +305,106 @@ mod tests {
         OutputSender::new(capacity, 2, Arc::default()).unwrap()
     }
 
-    fn push(outbox: &OutputSender) -> bool {
-        outbox.push(&mut Output::default()).unwrap()
+    fn push(sender: &OutputSender) -> bool {
+        sender.push(&mut Output::default()).unwrap()
     }
 
-    fn read(outbox: &OutputSender) -> usize {
-        outbox.take(None, |state| state.outputs.take_outputs()).unwrap().len()
+    fn read(sender: &OutputSender) -> usize {
+        sender.take(None, |state| state.outputs.take_outputs()).unwrap().len()
     }
 
     #[test]
     fn it_is_full_from_its_capacity_until_its_reader_takes_what_there_is() {
-        let outbox = outbox(2);
-        assert!(push(&outbox), "readers must be told of the first");
-        assert!(!push(&outbox), "and once is enough");
-        assert!(outbox.is_full());
-        outbox.notify();
-        assert!(push(&outbox), "a step under way is not refused");
-        assert_eq!((read(&outbox), outbox.writer.space_count()), (3, 1));
-        assert!(!outbox.is_full());
-        push(&outbox);
-        assert_eq!((read(&outbox), outbox.writer.space_count()), (1, 1), "it was not full: nobody has paused for it");
+        let sender = outbox(2);
+        assert!(push(&sender), "readers must be told of the first");
+        assert!(!push(&sender), "and once is enough");
+        assert!(sender.is_full());
+        sender.notify();
+        assert!(push(&sender), "a step under way is not refused");
+        assert_eq!((read(&sender), sender.writer.space_count()), (3, 1));
+        assert!(!sender.is_full());
+        push(&sender);
+        assert_eq!((read(&sender), sender.writer.space_count()), (1, 1), "it was not full: nobody has paused for it");
     }
 
     #[test]
     fn where_too_much_is_unread_no_request_may_be_added() {
-        let outbox = outbox(2);
+        let sender = outbox(2);
         for _ in 0..4 {
-            outbox.check_space().unwrap();
-            push(&outbox);
+            sender.check_space().unwrap();
+            push(&sender);
         }
-        let error = outbox.check_space().unwrap_err();
+        let error = sender.check_space().unwrap_err();
         assert!(error.message().contains("4 outputs") && error.message().contains("capacity is 2"), "{error}");
-        read(&outbox);
-        outbox.check_space().unwrap();
+        read(&sender);
+        sender.check_space().unwrap();
     }
 
     #[test]
     fn what_there_is_no_room_for_stays() {
-        let outbox = outbox(9);
-        push(&outbox);
-        assert_eq!(outbox.take(None, |_| Err::<(), _>(Error::out_of_memory())).unwrap_err(), Error::out_of_memory());
-        assert_eq!(read(&outbox), 1);
+        let sender = outbox(9);
+        push(&sender);
+        assert_eq!(sender.take(None, |_| Err::<(), _>(Error::out_of_memory())).unwrap_err(), Error::out_of_memory());
+        assert_eq!(read(&sender), 1);
     }
 
     #[test]
     fn what_was_read_leaves_its_room() {
-        let outbox = Arc::new(outbox(9));
-        let registry = Weak::new();
-        let queue = Queue { outbox: outbox.clone(), registry };
+        let sender = Arc::new(outbox(9));
+        let table = Weak::new();
+        let queue = Queue { sender: sender.clone(), table };
         let mut places = Vec::new();
         for _ in 0..4 {
             let mut output = Output { text: "some text".into(), ..Output::default() };
-            outbox.push(&mut output).unwrap();
+            sender.push(&mut output).unwrap();
             let outputs = queue.poll_batch(None, |_| Ok(())).unwrap();
             places.push(outputs.iter().next().unwrap().1.text.as_ptr());
         }
-        assert_eq!((places[0], places[1]), (places[2], places[3]), "two pages take turns");
+        assert_eq!((places[0], places[1]), (places[2], places[3]), "two batches take turns");
     }
 
     #[test]
     fn a_page_that_was_large_once_is_not_kept() {
-        let queue = Queue { outbox: Arc::new(outbox(9)), registry: Weak::new() };
+        let queue = Queue { sender: Arc::new(outbox(9)), table: Weak::new() };
         for outputs in [5000, 1, 1] {
-            assert!(queue.outbox.spare.lock().unwrap().is_some());
+            assert!(queue.sender.spare_batch.lock().unwrap().is_some());
             for _ in 0..outputs {
-                push(&queue.outbox);
+                push(&queue.sender);
             }
             drop(queue.poll_batch(None, |_| Ok(())).unwrap());
         }
-        // Two pages alternate. The third poll used the large page of the first one, which was then
+        // Two batches alternate. The third poll used the large batch of the first one, which was then
         // freed.
-        assert!(queue.outbox.spare.lock().unwrap().is_none());
+        assert!(queue.sender.spare_batch.lock().unwrap().is_none());
     }
 
     #[test]
     fn a_page_with_room_for_all_that_are_owed_is_kept() {
-        let queue = Queue { outbox: Arc::new(outbox(9)), registry: Weak::new() };
-        queue.outbox.reserve_final(5000).unwrap();
+        let queue = Queue { sender: Arc::new(outbox(9)), table: Weak::new() };
+        queue.sender.reserve_final(5000).unwrap();
         for _ in 0..3 {
-            push(&queue.outbox);
+            push(&queue.sender);
             drop(queue.poll_batch(None, |_| Ok(())).unwrap());
-            assert!(queue.outbox.spare.lock().unwrap().is_some());
+            assert!(queue.sender.spare_batch.lock().unwrap().is_some());
         }
     }
 
     #[test]
     fn a_closed_one_gives_what_it_has_and_then_says_why() {
-        let outbox = outbox(9);
-        push(&outbox);
-        outbox.close(&Error::closed("first"));
-        outbox.close(&Error::closed("second"));
-        assert_eq!(read(&outbox), 1);
-        assert_eq!(outbox.take(None, |_| Ok(())).unwrap_err(), Error::closed("first"));
+        let sender = outbox(9);
+        push(&sender);
+        sender.close(&Error::closed("first"));
+        sender.close(&Error::closed("second"));
+        assert_eq!(read(&sender), 1);
+        assert_eq!(sender.take(None, |_| Ok(())).unwrap_err(), Error::closed("first"));
     }
 
     #[test]
     fn nothing_gathers_where_the_reader_is_gone() {
-        let outbox = outbox(1);
-        push(&outbox);
-        outbox.close_readers();
-        assert!(!push(&outbox) && !outbox.is_full());
-        assert_eq!(outbox.writer.space_count(), 1, "who has paused for it is looked at again");
+        let sender = outbox(1);
+        push(&sender);
+        sender.close_readers();
+        assert!(!push(&sender) && !sender.is_full());
+        assert_eq!(sender.writer.space_count(), 1, "who has paused for it is looked at again");
     }
 }

@@ -88,14 +88,14 @@ impl Request {
 /// A checked request.
 pub struct PreparedRequest {
     /// The sequences with all memory that they need.
-    pub newcomer: PreparedGroup,
+    pub group: PreparedGroup,
     /// Number of results that the host expects.
-    pub wanted: usize,
-    pub stream: ActiveSequence,
+    pub returned: usize,
+    pub sequence: ActiveSequence,
     pub beams: Option<Box<Beams>>,
     /// Reservation of KV blocks, if the sequences can need more than one sequence of maximum
     /// length.
-    pub promise: Option<Reservation>,
+    pub reservation: Option<Reservation>,
     /// The request in the form that a journal records.
     pub again: Option<Box<RecordedRequest>>,
 }
@@ -103,9 +103,9 @@ pub struct PreparedRequest {
 impl PreparedRequest {
     /// Assigns the id. `seed` applies if the request has no seed of its own.
     pub fn name(&mut self, id: u64, seed: u64) {
-        let stream = &mut self.stream;
-        (stream.request, stream.sequence) = (id, id);
-        stream.seed = stream.rules.params.seed.unwrap_or(seed);
+        let sequence = &mut self.sequence;
+        (sequence.request, sequence.sequence) = (id, id);
+        sequence.seed = sequence.sampling.params.seed.unwrap_or(seed);
     }
 }
 
@@ -119,7 +119,7 @@ impl Engine {
     pub fn add_request_to(&self, queue: &Queue, mut request: Request) -> Result<u64> {
         let (prompt, max_len, branching) = self.checked(queue, &mut request)?;
         let mut again = if self.journals { Some(Box::new(RecordedRequest::from_command(&request)?)) } else { None };
-        let promise = self.lease.reserve(self.max_blocks(prompt.len(), max_len, branching))?;
+        let reservation = self.lease.reserve(self.max_blocks(prompt.len(), max_len, branching))?;
         let beams = request.beam.as_ref().map(|params| self.beams(params, request.n, &request.sampling, max_len - prompt.len()));
         let beams = beams.transpose()?.map(Box::new);
         let root = BlockHash::root(&self.info.fingerprint, &request.salt);
@@ -127,23 +127,23 @@ impl Engine {
         let mut sampling = request.sampling;
         let prompt_logits = sampling.prompt_logprobs.is_some();
         let arrival = NewGroup { prompt, max_len, branching, priority, keep, prompt_logits, root };
-        let newcomer = arrival.prepare(&self.info.paging)?;
+        let candidate = arrival.prepare(&self.info.paging)?;
         let ranked = request.best_of.is_some_and(|samples| samples > request.n);
         if ranked {
             // the results and their order are known only at the end
             sampling.output = OutputKind::Final;
         }
-        let turn = self.generation(sampling, queue.sender().clone(), request.hook, request.user_data, request.skip_special, keep)?;
-        let deadline = self.deadline(turn.asked, request.deadline)?;
-        let most = max_len - newcomer.prompt().len();
-        let mut stream = ActiveSequence::new(Generation { deadline, ..turn }, newcomer.prompt(), most)?;
-        stream.reserve_samples(if beams.is_some() { 1 } else { branching.max_members() }, most)?;
-        stream.ranked = ranked;
+        let generation = self.generation(sampling, queue.sender().clone(), request.hook, request.user_data, request.skip_special, keep)?;
+        let deadline = self.deadline(generation.requested_at, request.deadline)?;
+        let most = max_len - candidate.prompt().len();
+        let mut sequence = ActiveSequence::new(Generation { deadline, ..generation }, candidate.prompt(), most)?;
+        sequence.reserve_samples(if beams.is_some() { 1 } else { branching.max_members() }, most)?;
+        sequence.ranked = ranked;
         if let Some(again) = &mut again {
-            again.prompt = try_copy(newcomer.prompt())?;
+            again.prompt = try_copy(candidate.prompt())?;
         }
-        let work = Box::new(PreparedRequest { newcomer, wanted, stream, beams, promise, again });
-        self.shared.registry.add(work, |id| self.seed_of(id))
+        let work = Box::new(PreparedRequest { group: candidate, returned: wanted, sequence, beams, reservation, again });
+        self.shared.table.add(work, |id| self.seed_of(id))
     }
 
     /// Checks a request. Returns the prompt tokens, the maximum length and the branching. A request
@@ -170,7 +170,7 @@ impl Engine {
     }
 
     pub(super) fn check_queue(&self, queue: &Queue) -> Result<()> {
-        match queue.belongs_to(&self.shared.registry) {
+        match queue.belongs_to(&self.shared.table) {
             true => Ok(()),
             false => Err(Error::invalid("the queue belongs to another engine: create one on this engine")),
         }
@@ -289,29 +289,29 @@ impl Engine {
         Ok(sampling.max_tokens.map_or(most, |tokens| len.saturating_add(tokens).min(most)))
     }
 
-    /// Builds the parameters of a turn. Its seed is that of the sampling parameters, or 0.
+    /// Builds the parameters of a generation. Its seed is that of the sampling parameters, or 0.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn generation(
         &self,
         params: SamplingParams,
-        outbox: Arc<OutputSender>,
+        sender: Arc<OutputSender>,
         hook: Option<LogitsHook>,
         user_data: u64,
         skip_special: bool,
         keep: bool,
     ) -> Result<Generation> {
-        let asked = self.shared.clock.now();
+        let requested_at = self.shared.clock.now();
         let constraint = params.grammar.as_ref().map(|grammar| self.grammars()?.compile(grammar)).transpose()?;
         let seed = params.seed.unwrap_or_default();
-        let rules = Arc::new(self.rules(params)?);
-        Ok(Generation { user_data, outbox, rules, seed, constraint, hook, skip_special, keep, deadline: None, asked })
+        let sampling = Arc::new(self.rules(params)?);
+        Ok(Generation { user_data, sender, sampling, seed, constraint, hook, skip_special, keep, deadline: None, requested_at })
     }
 
     /// Returns the deadline after `time`. `None` if the time cannot be represented.
-    pub(super) fn deadline(&self, asked: Duration, time: Option<Duration>) -> Result<Option<Duration>> {
+    pub(super) fn deadline(&self, requested_at: Duration, time: Option<Duration>) -> Result<Option<Duration>> {
         match time {
             Some(Duration::ZERO) => Err(Error::invalid("the deadline has passed already: give the request some time, or do not add it")),
-            time => Ok(time.and_then(|time| asked.checked_add(time))),
+            time => Ok(time.and_then(|time| requested_at.checked_add(time))),
         }
     }
 

@@ -25,7 +25,7 @@ pub struct FailureStreak {
 struct RetryResult {
     /// Result of the groups that succeeded.
     done: StepReport,
-    culprits: Vec<(u64, Error)>,
+    failing_groups: Vec<(u64, Error)>,
     /// The last error.
     error: Error,
     /// Number of failures before the first success.
@@ -43,14 +43,14 @@ impl EngineCore {
         self.end_overdue();
         self.check_budget(true);
         self.swap_or_preempt_for_retry();
-        self.insight.end_phase(Phase::Commands);
+        self.telemetry.end_phase(Phase::Commands);
         let result = self.attempt(None).or_else(|error| match self.runner.is_lost() {
             true => Err(error),
             false => self.continue_without_failing_groups(error),
         });
         self.end_undeliverable();
         match &result {
-            Ok(_) => self.trouble = None,
+            Ok(_) => self.failure_streak = None,
             Err(error) if self.runner.is_lost() => self.lose_device(error),
             Err(error) => self.record_failure(error),
         }
@@ -59,8 +59,8 @@ impl EngineCore {
 
     /// Checks the paused groups only if a reader has emptied a full queue, since there may be many.
     fn swap_or_preempt_for_retry(&mut self) {
-        let rooms = self.shared.registry.wakeup.space_count();
-        let changed = std::mem::replace(&mut self.rooms, rooms) != rooms;
+        let rooms = self.shared.table.wakeup.space_count();
+        let changed = std::mem::replace(&mut self.space_count, rooms) != rooms;
         if self.scheduler.paused() > 0 && self.journal.as_ref().map_or(changed, |journal| journal.ready(changed)) {
             self.scheduler.recheck_paused();
         }
@@ -69,14 +69,14 @@ impl EngineCore {
     /// Retries the groups of a failed step separately. If some succeed, those that failed alone end
     /// with their error.
     fn continue_without_failing_groups(&mut self, error: Error) -> Result<StepReport> {
-        let groups = std::mem::take(&mut self.suspects);
-        let mut trial = RetryResult { done: StepReport::default(), culprits: Vec::new(), error, fruitless: 0 };
+        let groups = std::mem::take(&mut self.batch_groups);
+        let mut trial = RetryResult { done: StepReport::default(), failing_groups: Vec::new(), error, fruitless: 0 };
         self.bisect(&groups, &mut trial);
-        self.suspects = groups;
+        self.batch_groups = groups;
         if trial.done.sequences == 0 {
             return Err(trial.error);
         }
-        trial.culprits.into_iter().for_each(|(group, error)| self.end_group(group, &error));
+        trial.failing_groups.into_iter().for_each(|(group, error)| self.end_group(group, &error));
         Ok(trial.done)
     }
 
@@ -85,7 +85,7 @@ impl EngineCore {
     fn bisect(&mut self, groups: &[u64], trial: &mut RetryResult) {
         if let &[alone] = groups {
             if !self.try_some(groups, trial) {
-                trial.culprits.push((alone, trial.error.clone()));
+                trial.failing_groups.push((alone, trial.error.clone()));
             }
             return;
         }
@@ -119,19 +119,19 @@ impl EngineCore {
     /// the groups of the step end, since the failure may be caused by them or by the device. Later
     /// groups are tried without them.
     fn record_failure(&mut self, error: &Error) {
-        let latest = self.suspects.iter().copied().max().unwrap_or(0);
-        let trouble = self.trouble.get_or_insert(FailureStreak { since: self.now, steps: 0, latest });
-        trouble.steps += 1;
-        if trouble.steps < TRIES || self.now.saturating_sub(trouble.since) < PATIENCE {
+        let latest = self.batch_groups.iter().copied().max().unwrap_or(0);
+        let streak = self.failure_streak.get_or_insert(FailureStreak { since: self.now, steps: 0, latest });
+        streak.steps += 1;
+        if streak.steps < TRIES || self.now.saturating_sub(streak.since) < PATIENCE {
             return;
         }
-        let latest = trouble.latest;
-        self.trouble = None;
+        let latest = streak.latest;
+        self.failure_streak = None;
         let error = Error::new(error.code(), format!("no step could be computed with it for {PATIENCE:?}: {}", error.message()));
-        let groups = std::mem::take(&mut self.suspects);
+        let groups = std::mem::take(&mut self.batch_groups);
         // Groups that arrived after the first failure have a timeout of their own.
         groups.iter().filter(|group| **group <= latest).for_each(|&group| self.end_group(group, &error));
-        self.suspects = groups;
+        self.batch_groups = groups;
     }
 
     /// Ends the sequences of a group. `group` is its first sequence.

@@ -34,10 +34,10 @@ pub trait Runner: Send {
     /// Cancels the predicted step.
     fn cancel_in_flight(&mut self) {}
 
-    /// Waits for the step as `wait` does, and samples a token for each row in `draws`. The logits
+    /// Waits for the step as `wait` does, and samples a token for each row in `device_sampling`. The logits
     /// of these rows are undefined afterwards.
     fn wait_and_sample(&mut self, ticket: InFlightStep, _draws: &DeviceSampling) -> Result<StepResult<'_>> {
-        Ok(StepResult { logits: self.wait(ticket)?, drawn: &[] })
+        Ok(StepResult { logits: self.wait(ticket)?, device_samples: &[] })
     }
 
     /// Returns whether the device is lost, so that no step can be computed any more.
@@ -89,7 +89,7 @@ pub trait Runner: Send {
 pub struct StepResult<'a> {
     /// [logit rows, vocab] The logits. The rows of sampled tokens are undefined.
     pub logits: &'a [f32],
-    pub drawn: &'a [DeviceSample],
+    pub device_samples: &'a [DeviceSample],
 }
 
 /// A step that was started and has not finished.
@@ -157,9 +157,9 @@ impl<B: Backend> Runner for ModelRunner<B> {
         self.decoder.draw_limits()
     }
 
-    fn wait_and_sample(&mut self, ticket: InFlightStep, draws: &DeviceSampling) -> Result<StepResult<'_>> {
-        let (logits, drawn) = self.decoder.logits_and_draws(ticket.logits, draws)?;
-        Ok(StepResult { logits, drawn })
+    fn wait_and_sample(&mut self, ticket: InFlightStep, device_sampling: &DeviceSampling) -> Result<StepResult<'_>> {
+        let (logits, device_sample) = self.decoder.logits_and_draws(ticket.logits, device_sampling)?;
+        Ok(StepResult { logits, device_samples: device_sample })
     }
 
     fn can_run_ahead(&self, rows: usize) -> bool {

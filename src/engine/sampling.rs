@@ -1,4 +1,4 @@
-//! Sampling: from the logits of a step to its choices. Changes no lengths.
+//! Sampling: from the logits of a step to its sampled. Changes no lengths.
 
 use std::collections::BTreeMap;
 
@@ -31,11 +31,11 @@ impl TopLogprobs {
     }
 
     /// Does the same for a token that the device has sampled.
-    fn add_device_sample(&mut self, drawn: &DeviceSample, k: usize) -> Result<f32> {
-        let tops = drawn.tops.get(..k).ok_or_else(|| Error::internal(format!("{k} tokens were to be told of a draw")))?;
+    fn add_device_sample(&mut self, device_sample: &DeviceSample, k: usize) -> Result<f32> {
+        let tops = device_sample.tops.get(..k).ok_or_else(|| Error::internal(format!("{k} tokens were to be told of a draw")))?;
         self.all.try_reserve(k)?;
-        self.all.extend(tops.iter().map(|top| (top.token, logprob_of(drawn, top.logit))));
-        Ok(logprob_of(drawn, drawn.logit))
+        self.all.extend(tops.iter().map(|top| (top.token, logprob_of(device_sample, top.logit))));
+        Ok(logprob_of(device_sample, device_sample.logit))
     }
 }
 
@@ -65,12 +65,12 @@ impl PromptLogprobs {
 /// The state of one sampling pass, while the logits of the runner are borrowed.
 pub struct SamplingPass<'a> {
     pub scheduler: &'a Scheduler,
-    pub streams: &'a mut IdMap<u64, ActiveSequence>,
+    pub sequences: &'a mut IdMap<u64, ActiveSequence>,
     pub lost: &'a [(u64, Error)],
     pub beams: &'a mut BTreeMap<u64, Box<Beams>>,
     pub sampler: &'a mut Sampler,
     pub edited: &'a mut Vec<f32>,
-    pub choices: &'a mut Vec<SampledToken>,
+    pub sampled: &'a mut Vec<SampledToken>,
     pub decisions: &'a mut Vec<SampleResult>,
     pub tops: &'a mut TopLogprobs,
     pub prompts: &'a mut PromptLogprobs,
@@ -80,9 +80,9 @@ pub struct SamplingPass<'a> {
 impl SamplingPass<'_> {
     /// Samples one part. `rows` are the logits of its last rows. They are undefined if the device
     /// has sampled the token.
-    pub fn sample(&mut self, part: &ScheduledSequence, rows: &[f32], vocab: usize, drawn: Option<&DeviceSample>) -> Result<()> {
-        if let Some(drawn) = drawn {
-            return self.take_device_sample(part, drawn);
+    pub fn sample(&mut self, part: &ScheduledSequence, rows: &[f32], vocab: usize, device_sample: Option<&DeviceSample>) -> Result<()> {
+        if let Some(device_sample) = device_sample {
+            return self.take_device_sample(part, device_sample);
         }
         self.prompt(part, rows, vocab)?;
         if !part.samples {
@@ -100,9 +100,9 @@ impl SamplingPass<'_> {
 
     /// Computes the log probabilities of prompt tokens, each from the logits of the previous row.
     fn prompt(&mut self, part: &ScheduledSequence, rows: &[f32], vocab: usize) -> Result<()> {
-        let Some(stream) = self.streams.get(&part.seq) else { return Ok(()) };
-        let Some(k) = stream.rules.params.prompt_logprobs else { return Ok(()) };
-        let tokens = &self.scheduler.get(part.seq)?.tokens[..stream.prompt_len];
+        let Some(sequence) = self.sequences.get(&part.seq) else { return Ok(()) };
+        let Some(k) = sequence.sampling.params.prompt_logprobs else { return Ok(()) };
+        let tokens = &self.scheduler.get(part.seq)?.tokens[..sequence.prompt_len];
         let first = part.first + part.rows - part.logits + 1;
         let told = tokens.get(first..).unwrap_or_default();
         let count = told.len().min(rows.len() / vocab);
@@ -121,40 +121,40 @@ impl SamplingPass<'_> {
     /// Samples one token, or one per sample at the end of a prompt.
     fn samples(&mut self, part: &ScheduledSequence, logits: &[f32]) -> Result<()> {
         let tokens = &self.scheduler.get(part.seq)?.tokens;
-        let stream = self.streams.get_mut(&part.seq).ok_or_else(|| Error::internal("a sequence without a stream was sampled"))?;
-        let edited = edit(stream, tokens, logits, self.edited)?;
+        let sequence = self.sequences.get_mut(&part.seq).ok_or_else(|| Error::internal("a sequence without a sequence was sampled"))?;
+        let edited = edit(sequence, tokens, logits, self.edited)?;
         let lost = self.lost.iter().find(|(seq, _)| *seq == part.seq).map(|(_, error)| error.clone());
         // The mask has been computed before the logits.
-        let mut constraint = stream.constraint.take();
+        let mut constraint = sequence.constraint.take();
         let allowed = lost.map_or(Ok(()), Err).and_then(|()| constraint.as_mut().map(Constraint::mask).transpose());
-        for i in 0..stream.branches {
-            let ActiveSequence { rules, memory, prompt_len, generated, .. } = &*stream;
-            let seed = branch_seed(stream.seed, i);
+        for i in 0..sequence.branches {
+            let ActiveSequence { sampling, sampling_history: memory, prompt_len, generated, .. } = &*sequence;
+            let seed = branch_seed(sequence.seed, i);
             let decision = allowed.clone().and_then(|allowed| {
-                let context = Context { tokens, prompt_len: *prompt_len, generated: *generated, seed, memory, allowed };
-                let chosen = self.sampler.choose(edited, rules, &context);
-                advance(stream, logits, chosen.map_err(|why| attribute(why, stream))?, self.tops)
+                let context = Context { tokens, prompt_len: *prompt_len, generated: *generated, seed, history: memory, allowed };
+                let chosen = self.sampler.choose(edited, sampling, &context);
+                advance(sequence, logits, chosen.map_err(|why| attribute(why, sequence))?, self.tops)
             });
-            self.choices.push(SampledToken { parent: part.seq, child: part.seq + i as u64, verdict: outcome(stream, &decision) });
+            self.sampled.push(SampledToken { parent: part.seq, child: part.seq + i as u64, outcome: outcome(sequence, &decision) });
             self.decisions.push(decision);
         }
-        stream.constraint = constraint;
+        sequence.constraint = constraint;
         Ok(())
     }
 
     /// Takes the token that the device has sampled.
-    fn take_device_sample(&mut self, part: &ScheduledSequence, drawn: &DeviceSample) -> Result<()> {
-        let stream = self.streams.get(&part.seq).ok_or_else(|| Error::internal("a sequence without a stream was sampled"))?;
-        let decision = match decode::chosen(drawn) {
-            Err(why) => Err(attribute(why, stream)),
+    fn take_device_sample(&mut self, part: &ScheduledSequence, device_sample: &DeviceSample) -> Result<()> {
+        let sequence = self.sequences.get(&part.seq).ok_or_else(|| Error::internal("a sequence without a sequence was sampled"))?;
+        let decision = match decode::chosen(device_sample) {
+            Err(why) => Err(attribute(why, sequence)),
             Ok(chosen) => {
                 let first = self.tops.all.len();
-                let k = stream.rules.params.logprobs.unwrap_or(0) as usize;
-                let logprob = if stream.needs_logprobs() { self.tops.add_device_sample(drawn, k)? } else { 0.0 };
+                let k = sequence.sampling.params.logprobs.unwrap_or(0) as usize;
+                let logprob = if sequence.needs_logprobs() { self.tops.add_device_sample(device_sample, k)? } else { 0.0 };
                 Ok(NewToken { chosen, logprob, top: first..self.tops.all.len() })
             }
         };
-        self.choices.push(SampledToken { parent: part.seq, child: part.seq, verdict: outcome(stream, &decision) });
+        self.sampled.push(SampledToken { parent: part.seq, child: part.seq, outcome: outcome(sequence, &decision) });
         self.decisions.push(decision);
         Ok(())
     }
@@ -171,16 +171,16 @@ impl SamplingPass<'_> {
     }
 
     fn try_beam(&mut self, request: u64, seq: u64, logits: &[f32]) -> Result<()> {
-        let stream = &self.streams[&request];
+        let sequence = &self.sequences[&request];
         let beams = self.beams.get_mut(&request).expect("it was just found");
         beams.read((seq - request) as usize, logits)?;
         if self.scheduler.members(seq).next_back() != Some(seq) {
             return Ok(());
         }
         let tokens_in = |slot: usize| Ok(self.scheduler.get(request + slot as u64)?.tokens.as_slice());
-        for next in &beams.decide(self.sampler, &stream.rules, stream.prompt_len, tokens_in)?.next {
+        for next in &beams.decide(self.sampler, &sequence.sampling, sequence.prompt_len, tokens_in)?.next {
             let (parent, child) = (request + next.parent as u64, request + next.slot as u64);
-            self.choices.push(SampledToken { parent, child, verdict: TokenOutcome::Token(next.token) });
+            self.sampled.push(SampledToken { parent, child, outcome: TokenOutcome::Token(next.token) });
             self.decisions.push(Ok(NewToken::default()));
         }
         Ok(())
@@ -190,50 +190,50 @@ impl SamplingPass<'_> {
 /// Plans sampling on the device for sequences that need one token and whose logits are not used
 /// otherwise.
 pub fn plan_device_sampling(
-    draws: &mut DeviceSampling,
+    device_sampling: &mut DeviceSampling,
     plan: &StepPlan,
     vocab: usize,
     scheduler: &Scheduler,
-    streams: &mut IdMap<u64, ActiveSequence>,
+    sequences: &mut IdMap<u64, ActiveSequence>,
     beams: &BTreeMap<u64, Box<Beams>>,
     lost: &[(u64, Error)],
 ) -> Result<()> {
     let mut row = 0;
-    for part in plan.parts.iter().filter(|part| part.logits > 0) {
+    for part in plan.sequences.iter().filter(|part| part.logits > 0) {
         row += part.logits;
         let is_lost = lost.iter().any(|(seq, _)| *seq == part.seq);
         let is_one = part.samples && part.logits == 1 && !is_lost && request_of_beam(beams, part.seq).is_none();
-        let Some(stream) = streams.get_mut(&part.seq).filter(|stream| is_one && stream.allows_device_sampling()) else { continue };
+        let Some(sequence) = sequences.get_mut(&part.seq).filter(|sequence| is_one && sequence.allows_device_sampling()) else { continue };
         let tokens = &scheduler.get(part.seq)?.tokens;
-        let mut constraint = stream.constraint.take();
+        let mut constraint = sequence.constraint.take();
         // If the mask fails here, it fails again in `samples`, which reports the error.
         if let Ok(allowed) = constraint.as_mut().map(Constraint::mask).transpose() {
-            let ActiveSequence { rules, memory, prompt_len, generated, seed, .. } = &*stream;
+            let ActiveSequence { sampling, sampling_history: memory, prompt_len, generated, seed, .. } = &*sequence;
             let seed = branch_seed(*seed, 0);
-            let context = Context { tokens, prompt_len: *prompt_len, generated: *generated, seed, memory, allowed };
-            let logprobs = stream.needs_logprobs().then(|| rules.params.logprobs.unwrap_or(0));
-            decode::plan_draw(draws, row as u32 - 1, vocab, logprobs, rules, &context);
+            let context = Context { tokens, prompt_len: *prompt_len, generated: *generated, seed, history: memory, allowed };
+            let logprobs = sequence.needs_logprobs().then(|| sampling.params.logprobs.unwrap_or(0));
+            decode::plan_draw(device_sampling, row as u32 - 1, vocab, logprobs, sampling, &context);
         }
-        stream.constraint = constraint;
+        sequence.constraint = constraint;
     }
     Ok(())
 }
 
-pub fn collect_masks(masker: &mut Option<Masker>, streams: &mut IdMap<u64, ActiveSequence>, lost: &mut Vec<(u64, Error)>) {
+pub fn collect_masks(masker: &mut Option<Masker>, sequences: &mut IdMap<u64, ActiveSequence>, lost: &mut Vec<(u64, Error)>) {
     // A sequence whose step is retried still has no grammar, so its error stays.
-    lost.retain(|(seq, _)| streams.contains_key(seq));
+    lost.retain(|(seq, _)| sequences.contains_key(seq));
     while let Some(masked) = masker.as_mut().and_then(Masker::collect) {
         match masked.constraint {
-            Ok(constraint) => streams.get_mut(&masked.seq).expect("its mask was asked for").constraint = Some(constraint),
+            Ok(constraint) => sequences.get_mut(&masked.seq).expect("its mask was asked for").constraint = Some(constraint),
             Err(error) => lost.push((masked.seq, error)),
         }
     }
 }
 
-fn outcome(stream: &ActiveSequence, decision: &SampleResult) -> TokenOutcome {
+fn outcome(sequence: &ActiveSequence, decision: &SampleResult) -> TokenOutcome {
     match decision {
         Err(_) => TokenOutcome::Fail,
-        Ok(NewToken { chosen, .. }) if stream.rules.stops_at(chosen.token) && !stream.rules.must_go_on(stream.generated) => {
+        Ok(NewToken { chosen, .. }) if sequence.sampling.stops_at(chosen.token) && !sequence.sampling.must_go_on(sequence.generated) => {
             TokenOutcome::Stop(chosen.token)
         }
         Ok(NewToken { chosen, .. }) => TokenOutcome::Token(chosen.token),
@@ -241,9 +241,9 @@ fn outcome(stream: &ActiveSequence, decision: &SampleResult) -> TokenOutcome {
 }
 
 /// Attributes non-finite logits to the logits hook if there is one.
-fn attribute(why: NoChoice, stream: &ActiveSequence) -> Error {
+fn attribute(why: NoChoice, sequence: &ActiveSequence) -> Error {
     match why {
-        NoChoice::NotFinite if stream.hook.is_some() => {
+        NoChoice::NotFinite if sequence.hook.is_some() => {
             Error::invalid("no token can be chosen: after the logits hook some logits are NaN or infinite")
         }
         _ => why.into(),
@@ -251,18 +251,18 @@ fn attribute(why: NoChoice, stream: &ActiveSequence) -> Error {
 }
 
 /// Returns the logits after the logits hook.
-fn edit<'a>(stream: &ActiveSequence, tokens: &[u32], logits: &'a [f32], edited: &'a mut Vec<f32>) -> Result<&'a [f32]> {
-    let Some(hook) = &stream.hook else { return Ok(logits) };
+fn edit<'a>(sequence: &ActiveSequence, tokens: &[u32], logits: &'a [f32], edited: &'a mut Vec<f32>) -> Result<&'a [f32]> {
+    let Some(hook) = &sequence.hook else { return Ok(logits) };
     edited.clear();
     edited.try_reserve(logits.len())?;
     edited.extend_from_slice(logits);
-    hook(stream.sequence, tokens, edited);
+    hook(sequence.sequence, tokens, edited);
     Ok(edited)
 }
 
-fn advance(stream: &ActiveSequence, logits: &[f32], chosen: Sample, tops: &mut TopLogprobs) -> Result<NewToken> {
+fn advance(sequence: &ActiveSequence, logits: &[f32], chosen: Sample, tops: &mut TopLogprobs) -> Result<NewToken> {
     let first = tops.all.len();
-    let k = stream.rules.params.logprobs.unwrap_or(0) as usize;
-    let logprob = if stream.needs_logprobs() { tops.add(logits, chosen.token, k)? } else { 0.0 };
+    let k = sequence.sampling.params.logprobs.unwrap_or(0) as usize;
+    let logprob = if sequence.needs_logprobs() { tops.add(logits, chosen.token, k)? } else { 0.0 };
     Ok(NewToken { chosen, logprob, top: first..tops.all.len() })
 }

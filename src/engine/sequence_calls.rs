@@ -31,22 +31,22 @@ pub struct Fork<'a> {
     pub user_data: Option<u64>,
 }
 
-/// The parameters of the next turn of an idle sequence.
+/// The parameters of the next generation of an idle sequence.
 #[derive(Clone)]
 pub struct Resume<'a> {
-    /// Sampling parameters of the turn.
+    /// Sampling parameters of the generation.
     pub sampling: SamplingParams,
     /// Whether the sequence stays idle again when it ends.
     pub keep: bool,
-    /// Queue of the turn. `None` selects the previous one.
+    /// Queue of the generation. `None` selects the previous one.
     pub queue: Option<&'a Queue>,
     /// User data. `None` selects the previous ones.
     pub user_data: Option<u64>,
     /// Whether the text of the output omits special tokens.
     pub skip_special: bool,
-    /// Logits hook of the turn.
+    /// Logits hook of the generation.
     pub hook: Option<LogitsHook>,
-    /// Time after which the turn ends with the tokens it has.
+    /// Time after which the generation ends with the tokens it has.
     pub deadline: Option<Duration>,
 }
 
@@ -61,12 +61,12 @@ pub struct Continue<'a> {
     pub user_data: Option<u64>,
     /// Logits hook. `None` selects the previous one.
     pub hook: Option<LogitsHook>,
-    /// Time after which the turn ends with the tokens it has.
+    /// Time after which the generation ends with the tokens it has.
     pub deadline: Option<Duration>,
 }
 
 impl Resume<'_> {
-    /// Creates the parameters of a turn. The sequence stays idle when it ends.
+    /// Creates the parameters of a generation. The sequence stays idle when it ends.
     pub fn new(sampling: SamplingParams) -> Self {
         Resume { sampling, keep: true, queue: None, user_data: None, skip_special: true, hook: None, deadline: None }
     }
@@ -103,29 +103,29 @@ impl Engine {
             self.check_queue(queue)?;
         }
         let child = |i, id, known: &SequenceView| {
-            let outbox = how.queue.map_or(&known.outbox, |queue| queue.sender()).clone();
-            outbox.check_open()?;
-            let asked = self.shared.clock.now();
+            let sender = how.queue.map_or(&known.sender, |queue| queue.sender()).clone();
+            sender.check_open()?;
+            let requested_at = self.shared.clock.now();
             Ok(ForkedSequence {
                 id,
                 seed: how.seed.map(|seed| branch_seed(seed, i)),
                 user_data: how.user_data.unwrap_or(known.user_data),
-                outbox,
-                asked,
+                sender,
+                requested_at,
             })
         };
-        self.shared.registry.fork(seq, how.at, how.idle, n, child)
+        self.shared.table.fork(seq, how.at, how.idle, n, child)
     }
 
     /// Appends tokens. A running sequence continues after them.
     pub fn append(&self, seq: u64, tokens: Vec<u32>) -> Result<()> {
         self.check_tokens("appended", &tokens)?;
-        self.shared.registry.append(seq, tokens)
+        self.shared.table.append(seq, tokens)
     }
 
     /// Truncates the sequence to its first `len` tokens. A running sequence continues from there.
     pub fn rewind(&self, seq: u64, len: usize) -> Result<()> {
-        self.shared.registry.rewind(seq, len)
+        self.shared.table.rewind(seq, len)
     }
 
     /// Resumes an idle sequence with new parameters.
@@ -138,32 +138,32 @@ impl Engine {
         if let Some(queue) = how.queue {
             self.check_queue(queue)?;
         }
-        let known = self.shared.registry.sequence(seq)?;
-        let outbox = how.queue.map_or(&known.outbox, |queue| queue.sender()).clone();
+        let known = self.shared.table.sequence(seq)?;
+        let sender = how.queue.map_or(&known.sender, |queue| queue.sender()).clone();
         let user_data = how.user_data.unwrap_or(known.user_data);
-        let mut turn = self.generation(how.sampling, outbox, how.hook, user_data, how.skip_special, how.keep)?;
-        turn.deadline = self.deadline(turn.asked, how.deadline)?;
+        let mut generation = self.generation(how.sampling, sender, how.hook, user_data, how.skip_special, how.keep)?;
+        generation.deadline = self.deadline(generation.requested_at, how.deadline)?;
         let seed = self.seed_of(seq);
-        self.shared.registry.resume(seq, |known| {
-            self.max_len(known.len, &turn.rules.params)?;
-            turn.seed = turn.rules.params.seed.unwrap_or(seed);
-            Ok(turn)
+        self.shared.table.resume(seq, |known| {
+            self.max_len(known.len, &generation.sampling.params)?;
+            generation.seed = generation.sampling.params.seed.unwrap_or(seed);
+            Ok(generation)
         })
     }
 
     /// Continues an idle sequence with its previous parameters, counts and grammar.
     pub fn continue_sequence(&self, seq: u64, how: Continue) -> Result<()> {
         how.queue.map_or(Ok(()), |queue| self.check_queue(queue))?;
-        let asked = self.shared.clock.now();
-        let deadline = self.deadline(asked, how.deadline)?;
-        self.shared.registry.continue_sequence(seq, how, asked, deadline)
+        let requested_at = self.shared.clock.now();
+        let deadline = self.deadline(requested_at, how.deadline)?;
+        self.shared.table.continue_sequence(seq, how, requested_at, deadline)
     }
 
     /// Exports a sequence. Its state, or an error, follows as an output in `queue` (`None`: the
     /// queue of the sequence).
     pub fn export(&self, seq: u64, queue: Option<&Queue>) -> Result<()> {
         queue.map_or(Ok(()), |queue| self.check_queue(queue))?;
-        self.shared.registry.export(seq, queue.map(Queue::sender))
+        self.shared.table.export(seq, queue.map(Queue::sender))
     }
 
     /// Imports a sequence that this or another process has exported. It is idle, and its outputs go
@@ -176,10 +176,10 @@ impl Engine {
         // The sequence_state stays complete, since a journal records it.
         let params = sequence_state.header.params.try_clone()?;
         let header = &sequence_state.header;
-        let turn = self.generation(params, queue.sender().clone(), None, 0, header.skip_special, false)?;
-        let turn = Generation { seed: header.seed, ..turn };
+        let generation = self.generation(params, queue.sender().clone(), None, 0, header.skip_special, false)?;
+        let generation = Generation { seed: header.seed, ..generation };
         let inexact = header.isa != self.info.isa_name();
-        self.shared.registry.import(turn, sequence_state, inexact)
+        self.shared.table.import(generation, sequence_state, inexact)
     }
 
     fn check_state(&self, header: &Header, kv: usize) -> Result<()> {
@@ -216,12 +216,12 @@ impl Engine {
 
     /// Frees a sequence in any state. A running sequence ends with `Abort`.
     pub fn free(&self, seq: u64) -> Result<()> {
-        self.shared.registry.free(seq)
+        self.shared.table.free(seq)
     }
 
     /// Returns the state of a sequence.
     pub fn sequence(&self, seq: u64) -> Result<SequenceInfo> {
-        let known = self.shared.registry.sequence(seq)?;
+        let known = self.shared.table.sequence(seq)?;
         Ok(SequenceInfo { request: known.request, index: known.index, len: known.len, idle: known.idle, inexact: known.inexact })
     }
 
@@ -240,13 +240,13 @@ impl Engine {
 
     pub(super) fn pin_tokens(&self, tokens: Vec<u32>, priority: u32, salt: Vec<u8>, until: Option<Duration>) -> Result<u64> {
         let root = BlockHash::root(&self.info.fingerprint, &salt);
-        let newcomer = NewGroup::pin(tokens, root).prepare(&self.info.paging)?;
-        self.shared.registry.pin(Box::new(newcomer), priority, salt, until)
+        let candidate = NewGroup::pin(tokens, root).prepare(&self.info.paging)?;
+        self.shared.table.pin(Box::new(candidate), priority, salt, until)
     }
 
     /// Removes a pin.
     pub fn unpin(&self, pin: u64) -> Result<()> {
-        self.shared.registry.unpin(pin)
+        self.shared.table.unpin(pin)
     }
 }
 

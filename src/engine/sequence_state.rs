@@ -44,7 +44,7 @@ pub struct Header<'a> {
     pub skip_special: bool,
     /// Log probability of each generated token.
     pub history: Vec<Bits>,
-    pub asides: Cow<'a, [InsertedRange]>,
+    pub inserted: Cow<'a, [InsertedRange]>,
     /// Log probabilities that cumulative outputs repeat.
     pub logprobs: SerializedLogprobs,
     pub prompt_logprobs: SerializedLogprobs,
@@ -155,8 +155,8 @@ impl SerializedLogprobs {
 
     /// Returns whether the list has the same number of alternatives for each token, at most as many
     /// as requested, and is empty if nothing was requested.
-    fn is_of(&self, asked: Option<u32>) -> bool {
-        match (asked, self.tokens.len()) {
+    fn is_of(&self, requested_at: Option<u32>) -> bool {
+        match (requested_at, self.tokens.len()) {
             (Some(k), len @ 1..) => self.top.len().is_multiple_of(len) && self.top.len() / len <= k as usize,
             _ => self.tokens.is_empty() && self.top.is_empty(),
         }

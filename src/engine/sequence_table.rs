@@ -28,12 +28,12 @@ pub enum Command {
     Fork { parent: u64, len: Option<usize>, children: Vec<ForkedSequence>, idle: bool },
     Append { seq: u64, tokens: Vec<u32> },
     Rewind { seq: u64, len: usize },
-    Resume { seq: u64, turn: Box<Generation>, open: Box<PendingOutput> },
+    Resume { seq: u64, generation: Box<Generation>, open: Box<PendingOutput> },
     Free { seq: u64 },
-    GoOn { seq: u64, keep: bool, hook: Option<LogitsHook>, deadline: Option<Duration>, open: Box<PendingOutput>, asked: Duration },
+    GoOn { seq: u64, keep: bool, hook: Option<LogitsHook>, deadline: Option<Duration>, open: Box<PendingOutput>, requested_at: Duration },
     Export { seq: u64, open: Box<PendingOutput> },
-    Import { id: u64, turn: Box<Generation>, sequence_state: Box<SequenceState<'static>> },
-    Pin { id: u64, newcomer: Box<PreparedGroup>, priority: u32, salt: Vec<u8>, until: Option<Duration> },
+    Import { id: u64, generation: Box<Generation>, sequence_state: Box<SequenceState<'static>> },
+    Pin { id: u64, candidate: Box<PreparedGroup>, priority: u32, salt: Vec<u8>, until: Option<Duration> },
     Unpin { id: u64 },
 }
 
@@ -43,26 +43,26 @@ pub struct ForkedSequence {
     /// Seed of the child. `None` selects the random numbers of the parent.
     pub seed: Option<u64>,
     pub user_data: u64,
-    pub outbox: Arc<OutputSender>,
+    pub sender: Arc<OutputSender>,
     /// Time of the call.
-    pub asked: Duration,
+    pub requested_at: Duration,
 }
 
 /// The live requests, the known sequences and the pending commands.
 pub struct SequenceTable {
     limits: QueueLimits,
     /// Maximum length of a sequence in tokens.
-    longest: usize,
+    max_len: usize,
     state: Mutex<TableState>,
     /// Wakes the stepping thread when there are commands.
     pub wakeup: Arc<Wakeup>,
 }
 
-/// The contents of the registry, under its lock.
+/// The contents of the table, under its lock.
 #[derive(Default)]
 struct TableState {
     last_id: u64,
-    live: IdMap<u64, RequestEntry>,
+    requests: IdMap<u64, RequestEntry>,
     sequences: IdMap<u64, SequenceView>,
     /// Ids of the pins.
     pins: Vec<u64>,
@@ -80,7 +80,7 @@ struct TableState {
 /// A request that has not ended.
 #[derive(Default)]
 struct RequestEntry {
-    open: Vec<PendingOutput>,
+    pending: Vec<PendingOutput>,
     /// Its running sequences have ids from that of the request to `width` - 1 above it.
     width: u64,
     aborting: bool,
@@ -88,16 +88,16 @@ struct RequestEntry {
     _promise: Option<Reservation>,
 }
 
-/// A turn whose last output is pending.
+/// A generation whose last output is pending.
 #[derive(Clone)]
 pub struct PendingOutput {
     /// Receiver of the last output.
-    pub outbox: Arc<OutputSender>,
-    /// The last output if the turn ends before it starts.
+    pub sender: Arc<OutputSender>,
+    /// The last output if the generation ends before it starts.
     pub last: Output,
     /// Ticket in the waiting queue. `None` after its first step, and for samples that start with
     /// another one.
-    place: Option<Ticket>,
+    ticket: Option<Ticket>,
 }
 
 /// A sequence after the last step and the commands since then.
@@ -119,29 +119,29 @@ pub struct SequenceView {
     pub priority: i32,
     /// Value of `round` when a command last changed its length.
     changed: u64,
-    pub outbox: Arc<OutputSender>,
+    pub sender: Arc<OutputSender>,
     pub user_data: u64,
 }
 
 impl SequenceView {
     /// Creates an entry for a sequence that has not run.
-    pub fn new(request: u64, index: u32, len: usize, outbox: Arc<OutputSender>, user_data: u64) -> SequenceView {
+    pub fn new(request: u64, index: u32, len: usize, sender: Arc<OutputSender>, user_data: u64) -> SequenceView {
         let (idle, beam, inexact) = (false, false, false);
-        SequenceView { request, index, len, idle, beam, inexact, fresh: 0, priority: 0, changed: 0, outbox, user_data }
+        SequenceView { request, index, len, idle, beam, inexact, fresh: 0, priority: 0, changed: 0, sender, user_data }
     }
 
     fn open(&self) -> PendingOutput {
         let (request, index, user_data) = (self.request, self.index, self.user_data);
         let last = Output { request, sequence: request, user_data, prompt_tokens: self.len as u64, ..Output::default() };
-        PendingOutput { outbox: self.outbox.clone(), last: last.for_sample(index), place: None }
+        PendingOutput { sender: self.sender.clone(), last: last.for_sample(index), ticket: None }
     }
 
     /// Creates an entry for a fork.
-    fn fork_entry(&self, id: u64, len: usize, outbox: Arc<OutputSender>, user_data: u64) -> SequenceView {
-        SequenceView { inexact: self.inexact, priority: self.priority, ..SequenceView::new(id, 0, len, outbox, user_data) }
+    fn fork_entry(&self, id: u64, len: usize, sender: Arc<OutputSender>, user_data: u64) -> SequenceView {
+        SequenceView { inexact: self.inexact, priority: self.priority, ..SequenceView::new(id, 0, len, sender, user_data) }
     }
 
-    /// Returns the waiting entry for a turn that starts at `at` and generates up to `most` tokens.
+    /// Returns the waiting entry for a generation that starts at `at` and generates up to `most` tokens.
     fn waiting_entry(&self, most: usize, at: Duration) -> WaitingEntry {
         WaitingEntry::new(self.fresh.max(1), most, self.priority, at)
     }
@@ -152,16 +152,16 @@ impl TableState {
         self.failure.clone().map_or(Ok(()), Err)
     }
 
-    /// Checks whether more requests may wait and whether `outbox` has space. Counts a refusal.
-    fn check_space(&mut self, limits: QueueLimits, outbox: &OutputSender, requests: usize, tokens: usize) -> Result<()> {
-        let result = outbox.check_space().and_then(|()| self.waiting.total().check(limits, requests, tokens));
+    /// Checks whether more requests may wait and whether `sender` has space. Counts a refusal.
+    fn check_space(&mut self, limits: QueueLimits, sender: &OutputSender, requests: usize, tokens: usize) -> Result<()> {
+        let result = sender.check_space().and_then(|()| self.waiting.total().check(limits, requests, tokens));
         self.rejections += result.is_err() as u64;
         result
     }
 
     fn abort(&mut self, request: u64) -> Result<()> {
         self.inbox.try_reserve(1)?;
-        let live = self.live.get_mut(&request).ok_or_else(|| Error::not_found(format!("request {request} is unknown or has ended")))?;
+        let live = self.requests.get_mut(&request).ok_or_else(|| Error::not_found(format!("request {request} is unknown or has ended")))?;
         if !std::mem::replace(&mut live.aborting, true) {
             self.inbox.push_back(Command::Abort { request });
         }
@@ -194,36 +194,36 @@ impl TableState {
     }
 
     fn activate(&mut self, limits: QueueLimits, seq: u64, known: SequenceView, most: usize, at: Duration) -> Result<Box<PendingOutput>> {
-        known.outbox.check_open()?;
-        self.check_space(limits, &known.outbox, 1, known.fresh.max(1))?;
+        known.sender.check_open()?;
+        self.check_space(limits, &known.sender, 1, known.fresh.max(1))?;
         let open = self.open(&known, most, at)?;
         let known = SequenceView { idle: false, fresh: 0, ..known };
         self.sequences.insert(seq, known);
         Ok(Box::new(open))
     }
 
-    /// Starts a turn of the sequence: reserves its last output and adds it to the waiting queue.
+    /// Starts a generation of the sequence: reserves its last output and adds it to the waiting queue.
     fn open(&mut self, known: &SequenceView, most: usize, at: Duration) -> Result<PendingOutput> {
         // Everything that can fail comes first.
-        self.live.try_reserve(1)?;
+        self.requests.try_reserve(1)?;
         self.waiting.reserve()?;
         let mut made = RequestEntry::default();
-        self.live.get_mut(&known.request).unwrap_or(&mut made).open.try_reserve(1)?;
-        known.outbox.reserve_final(1)?;
-        let live = self.live.entry(known.request).or_insert(made);
+        self.requests.get_mut(&known.request).unwrap_or(&mut made).pending.try_reserve(1)?;
+        known.sender.reserve_final(1)?;
+        let live = self.requests.entry(known.request).or_insert(made);
         live.width = live.width.max(known.index as u64 + 1);
-        let open = PendingOutput { place: Some(self.waiting.enter(known.waiting_entry(most, at))), ..known.open() };
-        live.open.push(open.clone());
-        // An earlier abort does not apply to this turn.
+        let open = PendingOutput { ticket: Some(self.waiting.enter(known.waiting_entry(most, at))), ..known.open() };
+        live.pending.push(open.clone());
+        // An earlier abort does not apply to this generation.
         live.aborting = false;
         Ok(open)
     }
 
     /// Reverts `open` for a request.
     fn revert_open(&mut self, id: u64) {
-        for open in self.live.remove(&id).into_iter().flat_map(|live| live.open) {
-            self.waiting.leave(open.place);
-            open.outbox.release_final(1);
+        for open in self.requests.remove(&id).into_iter().flat_map(|live| live.pending) {
+            self.waiting.leave(open.ticket);
+            open.sender.release_final(1);
         }
         self.sequences.remove(&id);
     }
@@ -231,7 +231,7 @@ impl TableState {
 
 impl SequenceTable {
     pub fn new(limits: QueueLimits, longest: usize) -> SequenceTable {
-        SequenceTable { limits, longest, state: Mutex::default(), wakeup: Arc::default() }
+        SequenceTable { limits, max_len: longest, state: Mutex::default(), wakeup: Arc::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, TableState> {
@@ -248,9 +248,9 @@ impl SequenceTable {
         let mut state = self.lock();
         state.check()?;
         state.outboxes.try_reserve(1)?;
-        let outbox = Arc::new(OutputSender::new(capacity, slack, self.wakeup.clone())?);
-        state.outboxes.push(Arc::downgrade(&outbox));
-        Ok(outbox)
+        let sender = Arc::new(OutputSender::new(capacity, slack, self.wakeup.clone())?);
+        state.outboxes.push(Arc::downgrade(&sender));
+        Ok(sender)
     }
 
     /// Runs `act` on the state if the engine has not failed, then wakes the stepping thread.
@@ -268,29 +268,29 @@ impl SequenceTable {
     /// Ids have the order of commands.
     pub fn add(&self, mut work: Box<PreparedRequest>, seed_of: impl Fn(u64) -> u64) -> Result<u64> {
         self.command(|state| {
-            state.live.try_reserve(1)?;
+            state.requests.try_reserve(1)?;
             state.sequences.try_reserve(1)?;
             let id = state.last_id + 1;
             work.name(id, seed_of(id));
-            let promise = work.promise.take();
-            let stream = &work.stream;
-            let tokens = work.newcomer.prompt().len();
-            state.check_space(self.limits, &stream.outbox, 1, tokens)?;
-            let (mut open, priority, width) = (Vec::new(), work.newcomer.priority(), work.newcomer.branching().max_members() as u64);
-            open.try_reserve_exact(work.wanted)?;
-            let waits = WaitingEntry::new(tokens, work.newcomer.max_new_tokens(), priority, stream.timing.asked);
+            let reservation = work.reservation.take();
+            let sequence = &work.sequence;
+            let tokens = work.group.prompt().len();
+            state.check_space(self.limits, &sequence.sender, 1, tokens)?;
+            let (mut open, priority, width) = (Vec::new(), work.group.priority(), work.group.branching().max_members() as u64);
+            open.try_reserve_exact(work.returned)?;
+            let waits = WaitingEntry::new(tokens, work.group.max_new_tokens(), priority, sequence.timing.requested_at);
             state.waiting.reserve()?;
-            stream.outbox.reserve_final(work.wanted)?;
+            sequence.sender.reserve_final(work.returned)?;
             let place = state.waiting.enter(waits);
             let last = |index| PendingOutput {
-                outbox: stream.outbox.clone(),
-                last: stream.output().for_sample(index),
-                place: (index == 0).then_some(place),
+                sender: sequence.sender.clone(),
+                last: sequence.output().for_sample(index),
+                ticket: (index == 0).then_some(place),
             };
-            open.extend((0..work.wanted as u32).map(last));
+            open.extend((0..work.returned as u32).map(last));
             state.last_id += width;
-            state.live.insert(id, RequestEntry { open, width, aborting: false, _promise: promise });
-            state.sequences.insert(id, SequenceView { beam: work.beams.is_some(), priority, ..stream.view(tokens) });
+            state.requests.insert(id, RequestEntry { pending: open, width, aborting: false, _promise: reservation });
+            state.sequences.insert(id, SequenceView { beam: work.beams.is_some(), priority, ..sequence.view(tokens) });
             state.inbox.push_back(Command::Add { id, work });
             Ok(id)
         })
@@ -321,22 +321,22 @@ impl SequenceTable {
             ids.try_reserve_exact(n)?;
             children.try_reserve_exact(n)?;
             state.sequences.try_reserve(n)?;
-            state.live.try_reserve(n)?;
+            state.requests.try_reserve(n)?;
             for i in 0..n {
                 let id = state.last_id + 1 + i as u64;
                 let child = child(i, id, &known)?;
                 match idle {
-                    true => child.outbox.check_space()?,
-                    false => state.check_space(self.limits, &child.outbox, n - i, n - i)?,
+                    true => child.sender.check_space()?,
+                    false => state.check_space(self.limits, &child.sender, n - i, n - i)?,
                 }
                 ids.push(id);
                 children.push(child);
             }
             state.last_id += n as u64;
             for child in &children {
-                let (outbox, user_data) = (child.outbox.clone(), child.user_data);
-                let made = SequenceView { idle, ..known.fork_entry(child.id, at, outbox, user_data) };
-                if !idle && let Err(error) = state.open(&made, self.longest - at, child.asked) {
+                let (sender, user_data) = (child.sender.clone(), child.user_data);
+                let made = SequenceView { idle, ..known.fork_entry(child.id, at, sender, user_data) };
+                if !idle && let Err(error) = state.open(&made, self.max_len - at, child.requested_at) {
                     // All or nothing.
                     ids.iter().for_each(|&id| state.revert_open(id));
                     return Err(error);
@@ -353,12 +353,12 @@ impl SequenceTable {
             let round = state.round;
             let known = state.sequence(seq)?;
             // A running sequence needs space for the token that it samples next.
-            let most = if known.idle { self.longest } else { self.longest - 1 };
+            let most = if known.idle { self.max_len } else { self.max_len - 1 };
             if tokens.len() > most.saturating_sub(known.len) {
                 return Err(Error::invalid(format!(
                     "sequence {seq} has {} tokens and max_model_len is {}: {} more do not fit",
                     known.len,
-                    self.longest,
+                    self.max_len,
                     tokens.len()
                 )));
             }
@@ -387,26 +387,26 @@ impl SequenceTable {
         })
     }
 
-    pub fn resume(&self, seq: u64, turn: impl FnOnce(&SequenceView) -> Result<Generation>) -> Result<()> {
+    pub fn resume(&self, seq: u64, generation: impl FnOnce(&SequenceView) -> Result<Generation>) -> Result<()> {
         self.command(|state| {
             let known = state.idle(seq)?;
-            let turn = Box::new(turn(&known)?);
-            let most = turn.rules.params.max_tokens.unwrap_or(self.longest).min(self.longest.saturating_sub(known.len));
-            let known = SequenceView { outbox: turn.outbox.clone(), user_data: turn.user_data, ..known };
-            let open = state.activate(self.limits, seq, known, most, turn.asked)?;
-            state.inbox.push_back(Command::Resume { seq, turn, open });
+            let generation = Box::new(generation(&known)?);
+            let most = generation.sampling.params.max_tokens.unwrap_or(self.max_len).min(self.max_len.saturating_sub(known.len));
+            let known = SequenceView { sender: generation.sender.clone(), user_data: generation.user_data, ..known };
+            let open = state.activate(self.limits, seq, known, most, generation.requested_at)?;
+            state.inbox.push_back(Command::Resume { seq, generation, open });
             Ok(())
         })
     }
 
-    pub fn continue_sequence(&self, seq: u64, how: Continue, asked: Duration, deadline: Option<Duration>) -> Result<()> {
+    pub fn continue_sequence(&self, seq: u64, how: Continue, requested_at: Duration, deadline: Option<Duration>) -> Result<()> {
         let Continue { keep, queue, user_data, hook, .. } = how;
         self.command(|state| {
             let known = state.idle(seq)?;
-            let (outbox, user_data) = (queue.map_or(&known.outbox, Queue::sender).clone(), user_data.unwrap_or(known.user_data));
-            let most = self.longest.saturating_sub(known.len);
-            let open = state.activate(self.limits, seq, SequenceView { outbox, user_data, ..known }, most, asked)?;
-            state.inbox.push_back(Command::GoOn { seq, keep, hook, deadline, open, asked });
+            let (sender, user_data) = (queue.map_or(&known.sender, Queue::sender).clone(), user_data.unwrap_or(known.user_data));
+            let most = self.max_len.saturating_sub(known.len);
+            let open = state.activate(self.limits, seq, SequenceView { sender, user_data, ..known }, most, requested_at)?;
+            state.inbox.push_back(Command::GoOn { seq, keep, hook, deadline, open, requested_at });
             Ok(())
         })
     }
@@ -426,21 +426,21 @@ impl SequenceTable {
         len: Option<usize>,
         forked: &[RecordedFork],
         idle: bool,
-        outbox: &Arc<OutputSender>,
+        sender: &Arc<OutputSender>,
     ) -> Result<()> {
         self.command(|state| {
-            let known = state.sequences.get(&parent).cloned().unwrap_or_else(|| SequenceView::new(parent, 0, 0, outbox.clone(), 0));
+            let known = state.sequences.get(&parent).cloned().unwrap_or_else(|| SequenceView::new(parent, 0, 0, sender.clone(), 0));
             let at = len.unwrap_or(known.len);
             let mut children = Vec::new();
-            for &RecordedFork { id, seed, user_data, at: asked } in forked {
-                let outbox = outbox.clone();
+            for &RecordedFork { id, seed, user_data, at: requested_at } in forked {
+                let sender = sender.clone();
                 state.last_id = id;
-                let made = SequenceView { idle, ..known.fork_entry(id, at, outbox.clone(), user_data) };
+                let made = SequenceView { idle, ..known.fork_entry(id, at, sender.clone(), user_data) };
                 if !idle {
-                    state.open(&made, self.longest.saturating_sub(at), asked)?;
+                    state.open(&made, self.max_len.saturating_sub(at), requested_at)?;
                 }
                 state.sequences.insert(id, made);
-                children.push(ForkedSequence { id, seed, user_data, outbox, asked });
+                children.push(ForkedSequence { id, seed, user_data, sender, requested_at });
             }
             state.inbox.push_back(Command::Fork { parent, len, children, idle });
             Ok(())
@@ -448,11 +448,11 @@ impl SequenceTable {
     }
 
     /// Appends an export of a journal. The sequence may have ended after the original call.
-    pub fn replay_export(&self, seq: u64, outbox: &Arc<OutputSender>) -> Result<()> {
+    pub fn replay_export(&self, seq: u64, sender: &Arc<OutputSender>) -> Result<()> {
         self.command(|state| {
             let known = state.sequences.get(&seq).map(SequenceView::open);
             let last = known.map_or_else(|| Output { request: seq, sequence: seq, ..Output::default() }, |open| open.last);
-            state.inbox.push_back(Command::Export { seq, open: Box::new(PendingOutput { outbox: outbox.clone(), last, place: None }) });
+            state.inbox.push_back(Command::Export { seq, open: Box::new(PendingOutput { sender: sender.clone(), last, ticket: None }) });
             Ok(())
         })
     }
@@ -474,36 +474,36 @@ impl SequenceTable {
     }
 
     /// Exports a sequence. Its state follows as an output.
-    pub fn export(&self, seq: u64, outbox: Option<&Arc<OutputSender>>) -> Result<()> {
+    pub fn export(&self, seq: u64, sender: Option<&Arc<OutputSender>>) -> Result<()> {
         self.command(|state| {
             let known = state.sequence(seq)?;
-            let open = PendingOutput { outbox: outbox.unwrap_or(&known.outbox).clone(), ..known.open() };
-            open.outbox.check_open()?;
-            open.outbox.check_space()?;
+            let open = PendingOutput { sender: sender.unwrap_or(&known.sender).clone(), ..known.open() };
+            open.sender.check_open()?;
+            open.sender.check_space()?;
             state.inbox.push_back(Command::Export { seq, open: Box::new(open) });
             Ok(())
         })
     }
 
-    pub fn import(&self, turn: Generation, sequence_state: SequenceState<'static>, inexact: bool) -> Result<u64> {
+    pub fn import(&self, generation: Generation, sequence_state: SequenceState<'static>, inexact: bool) -> Result<u64> {
         self.command(|state| {
             state.sequences.try_reserve(1)?;
             state.last_id += 1;
             let id = state.last_id;
-            let (outbox, user_data, len) = (turn.outbox.clone(), turn.user_data, sequence_state.header.tokens.len());
-            state.sequences.insert(id, SequenceView { idle: true, inexact, ..SequenceView::new(id, 0, len, outbox, user_data) });
-            state.inbox.push_back(Command::Import { id, turn: Box::new(turn), sequence_state: Box::new(sequence_state) });
+            let (sender, user_data, len) = (generation.sender.clone(), generation.user_data, sequence_state.header.tokens.len());
+            state.sequences.insert(id, SequenceView { idle: true, inexact, ..SequenceView::new(id, 0, len, sender, user_data) });
+            state.inbox.push_back(Command::Import { id, generation: Box::new(generation), sequence_state: Box::new(sequence_state) });
             Ok(id)
         })
     }
 
-    pub fn pin(&self, newcomer: Box<PreparedGroup>, priority: u32, salt: Vec<u8>, until: Option<Duration>) -> Result<u64> {
+    pub fn pin(&self, candidate: Box<PreparedGroup>, priority: u32, salt: Vec<u8>, until: Option<Duration>) -> Result<u64> {
         self.command(|state| {
             state.pins.try_reserve(1)?;
             state.last_id += 1;
             let id = state.last_id;
             state.pins.push(id);
-            state.inbox.push_back(Command::Pin { id, newcomer, priority, salt, until });
+            state.inbox.push_back(Command::Pin { id, candidate, priority, salt, until });
             Ok(id)
         })
     }
@@ -518,26 +518,26 @@ impl SequenceTable {
         })
     }
 
-    /// Removes a queue whose reader is gone, and ends the turns that write to it.
-    pub fn remove_queue(&self, outbox: &Arc<OutputSender>) {
+    /// Removes a queue whose reader is gone, and ends the generations that write to it.
+    pub fn remove_queue(&self, sender: &Arc<OutputSender>) {
         let mut state = self.lock();
-        state.outboxes.retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(outbox)));
+        state.outboxes.retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(sender)));
         // Writers hold a reference too.
-        if Arc::strong_count(outbox) == 1 {
+        if Arc::strong_count(sender) == 1 {
             return;
         }
         let mut orphans = Vec::new();
-        for (&request, live) in &state.live {
-            let writes = |open: &&PendingOutput| Arc::ptr_eq(&open.outbox, outbox);
+        for (&request, live) in &state.requests {
+            let writes = |open: &&PendingOutput| Arc::ptr_eq(&open.sender, sender);
             // Without memory for the command, the sequence runs to its end, and its outputs are
             // discarded.
-            if orphans.try_reserve(live.open.len()).is_err() {
+            if orphans.try_reserve(live.pending.len()).is_err() {
                 continue;
             }
-            match live.open.iter().all(|open| writes(&open)) {
+            match live.pending.iter().all(|open| writes(&open)) {
                 true => orphans.push(Command::Abort { request }),
                 // Other sequences of the request were resumed with another queue.
-                false => orphans.extend(live.open.iter().filter(writes).map(|open| Command::End { seq: open.last.sequence })),
+                false => orphans.extend(live.pending.iter().filter(writes).map(|open| Command::End { seq: open.last.sequence })),
             }
         }
         for orphan in &orphans {
@@ -582,7 +582,7 @@ impl SequenceTable {
         }
     }
 
-    /// Records the end of a turn. If the sequence is kept, `kept` is its length.
+    /// Records the end of a generation. If the sequence is kept, `kept` is its length.
     pub fn mark_ended(&self, output: &Output, kept: Option<usize>) {
         let mut state = self.lock();
         match kept {
@@ -593,11 +593,11 @@ impl SequenceTable {
             }
             None => drop(state.sequences.remove(&output.sequence)),
         }
-        let TableState { live, waiting, .. } = &mut *state;
+        let TableState { requests: live, waiting, .. } = &mut *state;
         if let Some(ending) = live.get_mut(&output.request) {
             let is_over = |open: &mut PendingOutput| open.last.index == output.index;
-            ending.open.extract_if(.., is_over).for_each(|open| waiting.leave(open.place));
-            if ending.open.is_empty() {
+            ending.pending.extract_if(.., is_over).for_each(|open| waiting.leave(open.ticket));
+            if ending.pending.is_empty() {
                 live.remove(&output.request);
             }
         }
@@ -607,12 +607,12 @@ impl SequenceTable {
     /// `beside`.
     pub fn open(&self, request: u64, beside: Option<u32>) -> Option<u32> {
         let state = self.lock();
-        state.live.get(&request)?.open.iter().map(|open| open.last.index).find(|&index| Some(index) != beside)
+        state.requests.get(&request)?.pending.iter().map(|open| open.last.index).find(|&index| Some(index) != beside)
     }
 
     /// Returns a range that contains the ids of all running sequences of the request.
     pub fn ids(&self, request: u64) -> Range<u64> {
-        request..request + self.lock().live.get(&request).map_or(0, |live| live.width)
+        request..request + self.lock().requests.get(&request).map_or(0, |live| live.width)
     }
 
     /// Removes a sequence that was never created or is not returned.
@@ -624,18 +624,18 @@ impl SequenceTable {
         self.lock().pins.retain(|&other| other != id);
     }
 
-    /// Removes a turn from the waiting queue after its first step.
+    /// Removes a generation from the waiting queue after its first step.
     pub fn mark_started(&self, request: u64, seq: u64) {
         let mut state = self.lock();
-        let TableState { live, waiting, .. } = &mut *state;
-        if let Some(open) = live.get_mut(&request).and_then(|live| live.open.iter_mut().find(|open| open.last.sequence == seq)) {
-            waiting.leave(open.place.take());
+        let TableState { requests: live, waiting, .. } = &mut *state;
+        if let Some(open) = live.get_mut(&request).and_then(|live| live.pending.iter_mut().find(|open| open.last.sequence == seq)) {
+            waiting.leave(open.ticket.take());
         }
     }
 
     /// Returns whether a request with `tokens` tokens would be admitted to the waiting queue.
-    pub fn would_admit(&self, outbox: &OutputSender, tokens: usize) -> bool {
-        outbox.check_space().and_then(|()| self.lock().waiting.total().check(self.limits, 1, tokens)).is_ok()
+    pub fn would_admit(&self, sender: &OutputSender, tokens: usize) -> bool {
+        sender.check_space().and_then(|()| self.lock().waiting.total().check(self.limits, 1, tokens)).is_ok()
     }
 
     /// Returns all waiting entries in order of arrival.
@@ -661,10 +661,10 @@ impl SequenceTable {
     }
 
     pub fn unfinished(&self) -> u64 {
-        self.lock().live.len() as u64
+        self.lock().requests.len() as u64
     }
 
-    /// Makes all later commands fail with `error`. Calls `last` for each pending turn, with its
+    /// Makes all later commands fail with `error`. Calls `last` for each pending generation, with its
     /// queue and its last output if it has not started.
     pub fn fail(&self, error: &Error, mut last: impl FnMut(Arc<OutputSender>, Output)) {
         let mut state = self.lock();
@@ -672,7 +672,7 @@ impl SequenceTable {
         state.inbox.clear();
         state.sequences.clear();
         state.waiting = WaitQueue::default();
-        let mut live = std::mem::take(&mut state.live);
+        let mut live = std::mem::take(&mut state.requests);
         drop(state);
         // Sorted by id, so that a replay has the same order. Without memory for the ids, the order
         // is undefined.
@@ -681,7 +681,7 @@ impl SequenceTable {
             ids.extend(live.keys().copied());
             ids.sort_unstable();
         }
-        let mut end = |live: RequestEntry| live.open.into_iter().for_each(|open| last(open.outbox, open.last));
+        let mut end = |live: RequestEntry| live.pending.into_iter().for_each(|open| last(open.sender, open.last));
         ids.into_iter().filter_map(|id| live.remove(&id)).for_each(&mut end);
         live.into_values().for_each(end);
     }
@@ -689,7 +689,7 @@ impl SequenceTable {
     /// Closes all queues, after `fail` and the last outputs.
     pub fn close_queues(&self, error: &Error) {
         let outboxes = self.lock().outboxes.clone();
-        outboxes.iter().filter_map(Weak::upgrade).for_each(|outbox| outbox.close(error));
+        outboxes.iter().filter_map(Weak::upgrade).for_each(|sender| sender.close(error));
     }
 }
 

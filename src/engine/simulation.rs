@@ -20,7 +20,7 @@ pub struct PendingSequence {
     pub computed: usize,
     /// Number of generated tokens, and their maximum.
     pub chosen: usize,
-    pub most: usize,
+    pub max_new_tokens: usize,
     /// Rank in the order of the scheduler. Smaller values come first.
     pub rank: u64,
 }
@@ -28,14 +28,14 @@ pub struct PendingSequence {
 /// A snapshot of the scheduler after the last step.
 #[derive(Debug, Default)]
 pub struct SchedulerSnapshot {
-    pub pace: StepTimeModel,
-    pub lengths: OutputLengthPredictor,
+    pub step_time: StepTimeModel,
+    pub length_predictor: OutputLengthPredictor,
     /// Running sequences, the oldest first.
     pub running: Vec<PendingSequence>,
     /// Preempted sequences.
     pub preempted: Vec<PendingSequence>,
     /// Sequences and KV blocks that are available after the needs of the running sequences.
-    pub places: usize,
+    pub entries: usize,
     pub spare_blocks: usize,
     /// The current step: its load and its start time.
     pub step: Option<(StepLoad, Duration)>,
@@ -54,7 +54,7 @@ pub struct Capacity {
 /// A request that could be added.
 #[derive(Debug, Clone, Copy)]
 pub struct CandidateRequest {
-    pub waits: WaitingEntry,
+    pub waiting: WaitingEntry,
     /// Number of sequences that it needs places for.
     pub width: usize,
 }
@@ -70,18 +70,18 @@ pub struct Forecast {
     pub first_token: Option<f64>,
 }
 
-/// Granularity: after every `FINENESS` simulated steps, the number of steps per turn grows by one.
+/// Granularity: after every `FINENESS` simulated steps, the number of steps per generation grows by one.
 const FINENESS: usize = 32;
-/// Maximum number of turns. They simulate about 3e9 steps, which no product of counts overflows.
+/// Maximum number of generations. They simulate about 3e9 steps, which no product of counts overflows.
 const MOST_TURNS: usize = 600;
 /// Assumed maximum length of a sequence without a known one.
 const LONGEST: usize = 1 << 20;
 
 impl SchedulerSnapshot {
-    /// Reserves space for `streams` running and `streams` preempted sequences.
-    pub fn reserve(&mut self, streams: usize) -> Result<()> {
-        self.running.try_reserve(streams)?;
-        Ok(self.preempted.try_reserve(streams)?)
+    /// Reserves space for `sequences` running and `sequences` preempted sequences.
+    pub fn reserve(&mut self, sequences: usize) -> Result<()> {
+        self.running.try_reserve(sequences)?;
+        Ok(self.preempted.try_reserve(sequences)?)
     }
 
     pub fn try_clone(&self) -> Result<SchedulerSnapshot> {
@@ -89,39 +89,39 @@ impl SchedulerSnapshot {
     }
 
     /// Forecasts a request that arrives now. `waiting` is in order of arrival.
-    pub fn forecast(&self, capacity: &Capacity, waiting: &[WaitingEntry], newcomer: CandidateRequest, now: Duration) -> Result<Forecast> {
+    pub fn forecast(&self, capacity: &Capacity, waiting: &[WaitingEntry], candidate: CandidateRequest, now: Duration) -> Result<Forecast> {
         let Policies { order: policy, allocation, .. } = capacity.policies;
-        let rules = order(policy);
+        let sampling = order(policy);
         let claim = |waits: &WaitingEntry| {
-            let expected = self.lengths.expect(waits.most as usize, 0);
-            rules.rank(&RankInputs { at: waits.at, priority: waits.priority, expected })
+            let expected = self.length_predictor.expect(waits.max_new_tokens as usize, 0);
+            sampling.rank(&RankInputs { at: waits.at, priority: waits.priority, expected })
         };
         let ranked = policy != OrderPolicy::Fcfs;
-        let rank = if ranked { claim(&newcomer.waits) } else { 0 };
-        let begun = |stream: &PendingSequence| SimulatedSequence::from_pending(stream, &self.lengths, allocation);
-        let (mut before, mut drawn, mut line) = (WaitingTotals::default(), self.lengths.generator(), Vec::new());
+        let rank = if ranked { claim(&candidate.waiting) } else { 0 };
+        let begun = |sequence: &PendingSequence| SimulatedSequence::from_pending(sequence, &self.length_predictor, allocation);
+        let (mut before, mut device_sample, mut line) = (WaitingTotals::default(), self.length_predictor.generator(), Vec::new());
         // Preempted running sequences can enter the queue too.
         line.try_reserve(self.preempted.len() + waiting.len() + self.running.len() + 1)?;
-        line.extend(self.preempted.iter().filter(|stream| stream.rank <= rank).map(begun));
+        line.extend(self.preempted.iter().filter(|sequence| sequence.rank <= rank).map(begun));
         let fits = line.is_empty();
         for waits in waiting {
             let its = if ranked { claim(waits) } else { 0 };
             if its <= rank {
                 before.enter(waits.tokens as usize);
-                line.push(SimulatedSequence::new(waits, drawn.draw(waits.most as usize).min(LONGEST), its, allocation));
+                line.push(SimulatedSequence::new(waits, device_sample.draw(waits.max_new_tokens as usize).min(LONGEST), its, allocation));
             }
         }
         if ranked {
             // Equal ranks keep the order of arrival.
-            line.iter_mut().enumerate().for_each(|(place, stream)| stream.place = place);
-            line.sort_unstable_by_key(|stream| (stream.rank, stream.place));
+            line.iter_mut().enumerate().for_each(|(place, sequence)| sequence.order = place);
+            line.sort_unstable_by_key(|sequence| (sequence.rank, sequence.order));
         }
-        line.push(SimulatedSequence::new(&newcomer.waits, 1, rank, allocation));
-        let fits_now = fits && before.requests == 0 && self.fits_now(capacity, newcomer, rank);
+        line.push(SimulatedSequence::new(&candidate.waiting, 1, rank, allocation));
+        let fits_now = fits && before.requests == 0 && self.fits_now(capacity, candidate, rank);
         let mut running = Vec::new();
         running.try_reserve(self.running.len().max(capacity.seqs))?;
         running.extend(self.running.iter().map(begun));
-        let first_token = self.pace.solve().map(|costs| {
+        let first_token = self.step_time.solve().map(|costs| {
             let rest_of_step = self.step.map_or(0.0, |(load, began)| costs.seconds(load) - now.saturating_sub(began).as_secs_f64());
             let queue = line.into();
             let (spare_blocks, seconds) = (self.spare_blocks as i64, rest_of_step.max(0.0));
@@ -133,15 +133,16 @@ impl SchedulerSnapshot {
 
     /// Returns whether a request fits if no other request is before it. Younger running sequences
     /// would be preempted for it.
-    fn fits_now(&self, capacity: &Capacity, newcomer: CandidateRequest, rank: u64) -> bool {
+    fn fits_now(&self, capacity: &Capacity, candidate: CandidateRequest, rank: u64) -> bool {
         let Policies { allocation, batching, .. } = capacity.policies;
-        let blocks = |stream: SimulatedSequence| capacity.paging.max_blocks(stream.held_tokens(), stream.prefill.clamp(1, capacity.chunk));
-        let younger = self.running.iter().filter(|stream| stream.rank > rank);
-        let (places, room) = younger.fold((self.places, self.spare_blocks), |(places, room), stream| {
-            (places + 1, room + blocks(SimulatedSequence::from_pending(stream, &self.lengths, allocation)))
+        let blocks =
+            |sequence: SimulatedSequence| capacity.paging.max_blocks(sequence.held_tokens(), sequence.prefill.clamp(1, capacity.chunk));
+        let younger = self.running.iter().filter(|sequence| sequence.rank > rank);
+        let (places, room) = younger.fold((self.entries, self.spare_blocks), |(places, room), sequence| {
+            (places + 1, room + blocks(SimulatedSequence::from_pending(sequence, &self.length_predictor, allocation)))
         });
         let may_join = batching != BatchingPolicy::Static || self.running.is_empty();
-        may_join && newcomer.width <= places && blocks(SimulatedSequence::new(&newcomer.waits, 1, rank, allocation)) <= room
+        may_join && candidate.width <= places && blocks(SimulatedSequence::new(&candidate.waiting, 1, rank, allocation)) <= room
     }
 }
 
@@ -156,26 +157,26 @@ struct SimulatedSequence {
     reserved: usize,
     rank: u64,
     /// Position in the waiting queue, to order equal ranks.
-    place: usize,
-    newcomer: bool,
+    order: usize,
+    is_candidate: bool,
 }
 
 impl SimulatedSequence {
-    fn from_pending(stream: &PendingSequence, lengths: &OutputLengthPredictor, allocation: AllocationPolicy) -> SimulatedSequence {
-        let &PendingSequence { prefill, computed, chosen, most, rank } = stream;
+    fn from_pending(sequence: &PendingSequence, lengths: &OutputLengthPredictor, allocation: AllocationPolicy) -> SimulatedSequence {
+        let &PendingSequence { prefill, computed, chosen, max_new_tokens: most, rank } = sequence;
         let reserved = match allocation {
             AllocationPolicy::OnDemand => 0,
             AllocationPolicy::MaxTokens => computed + prefill.max(1) + most.saturating_sub(chosen),
         };
-        SimulatedSequence { prefill, computed, output: lengths.expect(most, chosen), reserved, rank, place: 0, newcomer: false }
+        SimulatedSequence { prefill, computed, output: lengths.expect(most, chosen), reserved, rank, order: 0, is_candidate: false }
     }
 
     fn new(waits: &WaitingEntry, output: usize, rank: u64, allocation: AllocationPolicy) -> SimulatedSequence {
         let reserved = match allocation {
             AllocationPolicy::OnDemand => 0,
-            AllocationPolicy::MaxTokens => waits.tokens as usize + (waits.most as usize).min(LONGEST),
+            AllocationPolicy::MaxTokens => waits.tokens as usize + (waits.max_new_tokens as usize).min(LONGEST),
         };
-        SimulatedSequence { prefill: waits.tokens as usize, computed: 0, output, reserved, rank, place: 0, newcomer: true }
+        SimulatedSequence { prefill: waits.tokens as usize, computed: 0, output, reserved, rank, order: 0, is_candidate: true }
     }
 
     fn has_ended(&self) -> bool {
@@ -188,7 +189,7 @@ impl SimulatedSequence {
     }
 }
 
-/// The remaining capacity of a turn, which simulates one or several steps.
+/// The remaining capacity of a generation, which simulates one or several steps.
 struct SimulatedBudget {
     rows: usize,
     prompt_rows: usize,
@@ -224,7 +225,7 @@ impl AdmissionSimulation<'_> {
         for _ in 0..MOST_TURNS {
             self.admit();
             self.simulate(self.uniform_steps());
-            if self.queue.is_empty() && self.running.iter().all(|stream| stream.prefill == 0 || stream.rank > self.rank) {
+            if self.queue.is_empty() && self.running.iter().all(|sequence| sequence.prefill == 0 || sequence.rank > self.rank) {
                 break;
             }
             self.preempt();
@@ -237,8 +238,8 @@ impl AdmissionSimulation<'_> {
         if self.capacity.policies.batching != BatchingPolicy::Static {
             return steps;
         }
-        // A turn ends at the latest with the running batch.
-        let left = |stream: &SimulatedSequence| stream.output + stream.prefill.div_ceil(self.capacity.chunk);
+        // A generation ends at the latest with the running batch.
+        let left = |sequence: &SimulatedSequence| sequence.output + sequence.prefill.div_ceil(self.capacity.chunk);
         steps.min(self.running.iter().map(left).max().unwrap_or(1)).max(1)
     }
 
@@ -249,11 +250,11 @@ impl AdmissionSimulation<'_> {
     fn admit(&mut self) {
         let is_static = self.capacity.policies.batching == BatchingPolicy::Static;
         self.newcomers = !is_static || self.running.is_empty();
-        let mut rows: usize = self.running.iter().map(|stream| stream.prefill.clamp(1, self.capacity.chunk)).sum();
+        let mut rows: usize = self.running.iter().map(|sequence| sequence.prefill.clamp(1, self.capacity.chunk)).sum();
         while let Some(&first) = self.queue.front() {
             if self.running.len() < self.capacity.seqs && rows < self.capacity.rows && self.next().is_some() {
                 rows += first.prefill.min(self.capacity.chunk);
-                let place = self.running.partition_point(|stream| stream.rank <= first.rank);
+                let place = self.running.partition_point(|sequence| sequence.rank <= first.rank);
                 self.running.insert(place, first);
             } else if self.running.last().is_some_and(|last| last.rank > first.rank) && self.may_admit(&first) {
                 self.preempt_last();
@@ -264,8 +265,8 @@ impl AdmissionSimulation<'_> {
         self.newcomers = !is_static;
     }
 
-    fn may_admit(&self, stream: &SimulatedSequence) -> bool {
-        self.newcomers || !stream.newcomer
+    fn may_admit(&self, sequence: &SimulatedSequence) -> bool {
+        self.newcomers || !sequence.is_candidate
     }
 
     /// Removes and returns the first waiting sequence, if there are blocks for it.
@@ -297,9 +298,9 @@ impl AdmissionSimulation<'_> {
             }
             place += 1;
         }
-        self.running.retain(|stream| !stream.has_ended());
+        self.running.retain(|sequence| !sequence.has_ended());
         if self.capacity.policies.order != OrderPolicy::Fcfs {
-            self.running.sort_by_key(|stream| stream.rank);
+            self.running.sort_by_key(|sequence| sequence.rank);
         }
         let prompt_rows = prompt_rows - room.prompt_rows;
         self.held_up = if room.decodes { 0 } else { self.held_up + prompt_rows };
@@ -317,13 +318,13 @@ impl AdmissionSimulation<'_> {
         match self.capacity.policies.batching {
             BatchingPolicy::Mixed | BatchingPolicy::Static => whatever,
             BatchingPolicy::DecodeFirst { budget } => {
-                let decodes = self.running.iter().filter(|stream| stream.prefill == 0).count();
+                let decodes = self.running.iter().filter(|sequence| sequence.prefill == 0).count();
                 SimulatedBudget { prompt_rows: budget.min(rows.saturating_sub(decodes).max(1)) * steps, ..whatever }
             }
-            // A turn of several steps contains steps of both kinds.
+            // A generation of several steps contains steps of both kinds.
             BatchingPolicy::PrefillFirst { .. } if steps > 1 => whatever,
             BatchingPolicy::PrefillFirst { threshold } => {
-                let prompts = self.held_up < threshold && self.running.iter().any(|stream| stream.prefill > 0);
+                let prompts = self.held_up < threshold && self.running.iter().any(|sequence| sequence.prefill > 0);
                 SimulatedBudget { prompt_rows: rows.min(threshold.saturating_sub(self.held_up)), prompts, decodes: !prompts, ..whatever }
             }
         }
@@ -333,28 +334,28 @@ impl AdmissionSimulation<'_> {
     fn advance(&mut self, place: usize, most: usize, room: &mut SimulatedBudget, load: &mut StepLoad) -> usize {
         let chunk = self.capacity.chunk;
         let before = self.blocks(self.running[place].held_tokens());
-        let stream = &mut self.running[place];
-        if stream.prefill > 0 {
+        let sequence = &mut self.running[place];
+        if sequence.prefill > 0 {
             if !room.prompts {
                 return most;
             }
-            let rows = stream.prefill.min(chunk * most).min(room.rows).min(room.prompt_rows);
-            load.add(1, rows, stream.computed);
+            let rows = sequence.prefill.min(chunk * most).min(room.rows).min(room.prompt_rows);
+            load.add(1, rows, sequence.computed);
             (room.rows, room.prompt_rows) = (room.rows - rows, room.prompt_rows - rows);
-            (stream.computed, stream.prefill) = (stream.computed + rows, stream.prefill - rows);
-            stream.newcomer = false;
+            (sequence.computed, sequence.prefill) = (sequence.computed + rows, sequence.prefill - rows);
+            sequence.is_candidate = false;
             // The last row of a prompt samples a token.
-            stream.output -= (stream.prefill == 0) as usize;
-            return if stream.prefill > 0 { most } else { rows.div_ceil(chunk).max(1) };
+            sequence.output -= (sequence.prefill == 0) as usize;
+            return if sequence.prefill > 0 { most } else { rows.div_ceil(chunk).max(1) };
         }
         if !room.decodes {
             return most;
         }
-        let chosen = most.min(stream.output);
-        load.add(chosen, 1, stream.computed);
+        let chosen = most.min(sequence.output);
+        load.add(chosen, 1, sequence.computed);
         room.rows = room.rows.saturating_sub(chosen);
-        (stream.computed, stream.output) = (stream.computed + chosen, stream.output - chosen);
-        let after = stream.held_tokens();
+        (sequence.computed, sequence.output) = (sequence.computed + chosen, sequence.output - chosen);
+        let after = sequence.held_tokens();
         self.spare_blocks -= self.blocks(after) - before;
         chosen
     }
@@ -370,8 +371,8 @@ impl AdmissionSimulation<'_> {
         let Some(last) = self.running.pop() else { return };
         self.spare_blocks += self.blocks(last.held_tokens());
         if last.rank <= self.rank {
-            let again = SimulatedSequence { prefill: last.computed + last.prefill.max(1), computed: 0, newcomer: false, ..last };
-            let place = self.queue.partition_point(|stream| stream.rank < last.rank);
+            let again = SimulatedSequence { prefill: last.computed + last.prefill.max(1), computed: 0, is_candidate: false, ..last };
+            let place = self.queue.partition_point(|sequence| sequence.rank < last.rank);
             self.queue.insert(place, again);
         }
     }
@@ -391,34 +392,34 @@ mod tests {
 
     fn outlook(running: Vec<PendingSequence>, spare_blocks: usize) -> SchedulerSnapshot {
         let places = SEQS - running.len();
-        SchedulerSnapshot { pace: learned(), running, places, spare_blocks, ..SchedulerSnapshot::default() }
+        SchedulerSnapshot { step_time: learned(), running, entries: places, spare_blocks, ..SchedulerSnapshot::default() }
     }
 
     /// A decoding sequence with `computed` tokens that generates up to `most` more.
     fn decodes(computed: usize, most: usize) -> PendingSequence {
-        PendingSequence { computed, most, ..PendingSequence::default() }
+        PendingSequence { computed, max_new_tokens: most, ..PendingSequence::default() }
     }
 
     fn waits(tokens: usize, most: usize) -> WaitingEntry {
         WaitingEntry::new(tokens, most, 0, Duration::ZERO)
     }
 
-    fn forecast(outlook: &SchedulerSnapshot, capacity: &Capacity, waiting: &[WaitingEntry], waits: WaitingEntry) -> Forecast {
-        outlook.forecast(capacity, waiting, CandidateRequest { waits, width: 1 }, Duration::ZERO).unwrap()
+    fn forecast(snapshot: &SchedulerSnapshot, capacity: &Capacity, waiting: &[WaitingEntry], waits: WaitingEntry) -> Forecast {
+        snapshot.forecast(capacity, waiting, CandidateRequest { waiting: waits, width: 1 }, Duration::ZERO).unwrap()
     }
 
-    fn first_token(outlook: &SchedulerSnapshot, waiting: &[WaitingEntry], prompt: usize) -> f64 {
-        forecast(outlook, &capacity(), waiting, waits(prompt, 9)).first_token.unwrap()
+    fn first_token(snapshot: &SchedulerSnapshot, waiting: &[WaitingEntry], prompt: usize) -> f64 {
+        forecast(snapshot, &capacity(), waiting, waits(prompt, 9)).first_token.unwrap()
     }
 
     #[test]
     fn a_prompt_alone_waits_for_its_own_steps() {
-        let outlook = outlook(vec![], 100);
+        let snapshot = outlook(vec![], 100);
         let expected = seconds(load(&[(64, 0)])) + seconds(load(&[(36, 64)]));
-        let told = first_token(&outlook, &[], 100);
+        let told = first_token(&snapshot, &[], 100);
         assert!((told / expected - 1.0).abs() < 0.02, "{told} for {expected}");
         let fits = |width, tokens, waiting: &[WaitingEntry]| {
-            outlook.forecast(&capacity(), waiting, CandidateRequest { waits: waits(tokens, 9), width }, Duration::ZERO).unwrap().fits_now
+            snapshot.forecast(&capacity(), waiting, CandidateRequest { waiting: waits(tokens, 9), width }, Duration::ZERO).unwrap().fits_now
         };
         assert!(fits(1, 100, &[]) && fits(4, 1600, &[]));
         assert!(!fits(5, 100, &[]) && !fits(1, 100, &[waits(1, 1)]) && !fits(1, 16 * 100 + 1, &[]));
@@ -426,22 +427,22 @@ mod tests {
 
     #[test]
     fn where_all_places_are_taken_it_waits_for_an_end() {
-        let outlook = outlook([50, 20, 90, 70].map(|most| decodes(10, most)).into(), 100);
-        let told = first_token(&outlook, &[], 10);
+        let snapshot = outlook([50, 20, 90, 70].map(|most| decodes(10, most)).into(), 100);
+        let told = first_token(&snapshot, &[], 10);
         let decode = seconds(load(&[(1, 10); 4]));
         assert!((20.0 * decode..24.0 * decode).contains(&told), "{told}, a step takes {decode}");
         // One more request before it: it waits for the second end.
-        let told = first_token(&outlook, &[waits(10, 500)], 10);
+        let told = first_token(&snapshot, &[waits(10, 500)], 10);
         assert!((50.0 * decode..70.0 * decode).contains(&told), "{told}, a step takes {decode}");
     }
 
     #[test]
     fn a_crowd_before_it_is_played_in_ever_larger_steps() {
-        let outlook = outlook(vec![decodes(10, 10); 4], 100);
+        let snapshot = outlook(vec![decodes(10, 10); 4], 100);
         // Four at a time, each with a prefill and 100 steps beside three decodes.
         let each = 100.0 * seconds(load(&[(1, 60); 4])) / 4.0;
         for crowd in [100, 1000, 100_000] {
-            let (told, right) = (first_token(&outlook, &vec![waits(10, 100); crowd], 10), crowd as f64 * each);
+            let (told, right) = (first_token(&snapshot, &vec![waits(10, 100); crowd], 10), crowd as f64 * each);
             assert!((told / right - 1.0).abs() < 0.15, "{told} for {right}");
         }
     }
@@ -450,7 +451,7 @@ mod tests {
     fn where_the_pool_is_full_the_youngest_compute_again() {
         let running = vec![decodes(160, 100); 2];
         let (full, roomy) = (outlook(running.clone(), 4), outlook(running, 400));
-        let told = |outlook: &SchedulerSnapshot| first_token(outlook, &[], 70);
+        let told = |snapshot: &SchedulerSnapshot| first_token(snapshot, &[], 70);
         assert!(told(&full) > 100.0 * seconds(load(&[(1, 200)])) && told(&roomy) < 0.1, "{} and {}", told(&full), told(&roomy));
     }
 
@@ -464,19 +465,19 @@ mod tests {
         let by_priority = with(Policies { order: OrderPolicy::Priority { ageing }, ..Policies::default() });
         // The ranks that the scheduler would compute.
         let running: Vec<PendingSequence> = vec![PendingSequence { rank: 1_000_000_000, ..decodes(10, 100) }; 4];
-        let outlook = outlook(running, 100);
+        let snapshot = outlook(running, 100);
         let at = |priority| WaitingEntry::new(10, 100, priority, Duration::ZERO);
         let crowd = [at(0); 20];
-        let urgent = forecast(&outlook, &by_priority, &crowd, at(5));
+        let urgent = forecast(&snapshot, &by_priority, &crowd, at(5));
         let step = seconds(load(&[(10, 0), (1, 10), (1, 10), (1, 10)]));
         assert!(urgent.fits_now && urgent.before.requests == 0, "{urgent:?}");
         assert!((urgent.first_token.unwrap() / step - 1.0).abs() < 0.05, "it takes the place of one that runs: {urgent:?}");
-        let calm = forecast(&outlook, &by_priority, &crowd, at(0));
+        let calm = forecast(&snapshot, &by_priority, &crowd, at(0));
         assert!(!calm.fits_now && calm.before == WaitingTotals { requests: 20, tokens: 200 }, "{calm:?}");
         assert!(calm.first_token.unwrap() > 100.0 * step, "{calm:?}");
         // The shortest first: all others may generate more tokens.
         let shortest = with(Policies { order: OrderPolicy::ShortestPredicted { ageing }, ..Policies::default() });
-        let told = |most| forecast(&outlook, &shortest, &[waits(10, 100); 20], waits(10, most)).before.requests;
+        let told = |most| forecast(&snapshot, &shortest, &[waits(10, 100); 20], waits(10, most)).before.requests;
         assert_eq!((told(50), told(200)), (0, 20));
     }
 
@@ -484,18 +485,18 @@ mod tests {
     fn who_needs_room_for_all_it_may_choose_waits_for_it() {
         let reserves = with(Policies { allocation: AllocationPolicy::MaxTokens, ..Policies::default() });
         // Blocks for 320 more tokens.
-        let outlook = outlook(vec![decodes(160, 100)], 20);
-        let told = |most| forecast(&outlook, &reserves, &[], waits(20, most));
+        let snapshot = outlook(vec![decodes(160, 100)], 20);
+        let told = |most| forecast(&snapshot, &reserves, &[], waits(20, most));
         assert!(told(300).fits_now && told(300).first_token.unwrap() < 0.1);
         assert!(!told(301).fits_now && told(301).first_token.unwrap() > 100.0 * seconds(load(&[(1, 160)])));
     }
 
     #[test]
     fn steps_are_made_of_what_the_batching_says() {
-        let outlook = outlook(vec![decodes(10, 1000)], 100);
+        let snapshot = outlook(vec![decodes(10, 1000)], 100);
         let told = |batching, prompt| {
             let capacity = with(Policies { batching, ..Policies::default() });
-            forecast(&outlook, &capacity, &[], waits(prompt, 9)).first_token.unwrap()
+            forecast(&snapshot, &capacity, &[], waits(prompt, 9)).first_token.unwrap()
         };
         let near = |told: f64, right: f64| assert!((told / right - 1.0).abs() < 0.05, "{told} for {right}");
         // In chunks of 10 tokens, each beside a decode.

@@ -81,7 +81,7 @@ pub struct StepLoad {
 impl StepLoad {
     pub fn for_plan(plan: &StepPlan) -> StepLoad {
         let mut load = StepLoad { steps: 1, ..StepLoad::default() };
-        for part in &plan.parts {
+        for part in &plan.sequences {
             load.add(1, part.rows, part.first);
             load.prompt_rows += if part.rows > 1 { part.rows } else { 0 };
         }
@@ -128,7 +128,7 @@ impl StepCosts {
 /// All measurements.
 #[derive(Debug, Default)]
 pub struct StepTimer {
-    pub pace: StepTimeModel,
+    pub model: StepTimeModel,
     prompts: LeastSquares<1>,
     moves: LeastSquares<1>,
 }
@@ -142,7 +142,7 @@ impl StepTimer {
     /// Records a step. If it also contains decodes, its duration is divided in proportion to the
     /// rows.
     pub fn record_step(&mut self, load: StepLoad, took: Duration) {
-        self.pace.observe(load, took);
+        self.model.observe(load, took);
         // Transfers fade with every step: if they seem expensive, none are made, and no measurement
         // would correct the estimate.
         self.moves.decay(FADING);
@@ -224,33 +224,33 @@ pub mod tests {
 
     #[test]
     fn prompts_and_moves_of_long_ago_count_less() {
-        let mut meter = StepTimer::default();
-        assert_eq!(meter.costs(), Costs::default(), "nothing was ever measured");
+        let mut timer = StepTimer::default();
+        assert_eq!(timer.costs(), Costs::default(), "nothing was ever measured");
         let milliseconds = Duration::from_millis;
         let near = |told: f64, right: f64| assert!((told / right - 1.0).abs() < 0.02, "{told} for {right}");
         for _ in 0..10_000 {
-            meter.record_step(prompt(100), milliseconds(100));
-            meter.record_move(10, milliseconds(500));
+            timer.record_step(prompt(100), milliseconds(100));
+            timer.record_move(10, milliseconds(500));
         }
-        near(meter.costs().token, 1e-3);
-        near(meter.costs().block, 50e-3);
+        near(timer.costs().token, 1e-3);
+        near(timer.costs().block, 50e-3);
         for _ in 0..10_000 {
-            meter.record_step(prompt(100), milliseconds(400));
-            meter.record_move(10, milliseconds(5));
+            timer.record_step(prompt(100), milliseconds(400));
+            timer.record_move(10, milliseconds(5));
         }
-        near(meter.costs().token, 4e-3);
-        near(meter.costs().block, 0.5e-3);
+        near(timer.costs().token, 4e-3);
+        near(timer.costs().block, 0.5e-3);
     }
 
     #[test]
     fn what_has_long_not_been_tried_is_as_good_as_free() {
-        let mut meter = StepTimer::default();
-        meter.record_move(100, Duration::from_secs(10));
-        assert!(meter.costs().block > 0.099);
-        (0..5000).for_each(|_| meter.record_step(prompt(50), Duration::from_millis(50)));
-        assert!(meter.costs().block > 0.099, "a while ago is not long ago");
-        (0..30_000).for_each(|_| meter.record_step(prompt(50), Duration::from_millis(50)));
-        assert!(meter.costs().block < 1e-6, "{}", meter.costs().block);
-        assert!((meter.costs().token - 1e-3).abs() < 1e-5);
+        let mut timer = StepTimer::default();
+        timer.record_move(100, Duration::from_secs(10));
+        assert!(timer.costs().block > 0.099);
+        (0..5000).for_each(|_| timer.record_step(prompt(50), Duration::from_millis(50)));
+        assert!(timer.costs().block > 0.099, "a while ago is not long ago");
+        (0..30_000).for_each(|_| timer.record_step(prompt(50), Duration::from_millis(50)));
+        assert!(timer.costs().block < 1e-6, "{}", timer.costs().block);
+        assert!((timer.costs().token - 1e-3).abs() < 1e-5);
     }
 }

@@ -10,8 +10,8 @@ impl EngineCore {
     /// the step is planned again.
     pub(super) fn plan(&mut self, groups: Option<&[u64]>) -> Option<StepPlan> {
         loop {
-            let (streams, beams, journal) = (&self.streams, &self.beams, &self.journal);
-            let has_room = |seq| sequence_of(streams, beams, seq).is_none_or(|stream| !stream.outbox.is_full());
+            let (sequences, beams, journal) = (&self.sequences, &self.beams, &self.journal);
+            let has_room = |seq| sequence_of(sequences, beams, seq).is_none_or(|sequence| !sequence.sender.is_full());
             let ready = |seq| journal.as_ref().map_or_else(|| has_room(seq), |journal| journal.ready(has_room(seq)));
             let mut plan = match groups {
                 Some(groups) => self.scheduler.schedule_among(groups, ready),
@@ -61,7 +61,7 @@ impl EngineCore {
         let (out, back) = self.journal.as_mut().map_or((out, back), |journal| journal.record_moves(out, back));
         // A failed transfer has no meaningful duration.
         if out && back {
-            self.meter.record_move(moves.out.len() + moves.back.len(), self.shared.clock.now().saturating_sub(began));
+            self.step_timer.record_move(moves.out.len() + moves.back.len(), self.shared.clock.now().saturating_sub(began));
         }
         self.counts.blocks_swapped_out += if out { moves.out.len() as u64 } else { 0 };
         self.counts.blocks_swapped_in += if back { moves.back.len() as u64 } else { 0 };
@@ -71,7 +71,7 @@ impl EngineCore {
 
     /// Passes the measured costs to the scheduler, which has no other knowledge of time.
     pub(super) fn pass_costs(&mut self) {
-        let measured = (self.scheduler.preemption() == Preemption::Auto).then(|| self.meter.costs());
+        let measured = (self.scheduler.preemption() == Preemption::Auto).then(|| self.step_timer.costs());
         let costs = self.journal.as_mut().map_or(measured, |journal| journal.costs(measured));
         costs.into_iter().for_each(|costs| self.scheduler.set_costs(costs));
     }

@@ -21,12 +21,12 @@ pub struct Telemetry {
     trace: Option<Trace>,
     clock: Arc<dyn Clock>,
     /// Time at which the tokens of the step were sampled.
-    told: Duration,
+    published_at: Duration,
 }
 
 impl Telemetry {
     pub fn new(clock: Arc<dyn Clock>, trace: Option<Trace>) -> Telemetry {
-        Telemetry { histograms: Histograms::default(), cached_tokens: 0, trace, clock, told: Duration::ZERO }
+        Telemetry { histograms: Histograms::default(), cached_tokens: 0, trace, clock, published_at: Duration::ZERO }
     }
 
     /// Returns 1 if the trace has stopped because of a disk error.
@@ -53,40 +53,40 @@ impl Telemetry {
         }
     }
 
-    /// Records the first step of a turn.
-    pub fn started(&mut self, stream: &mut ActiveSequence, now: Duration) {
-        let timing = &mut stream.timing;
+    /// Records the first step of a generation.
+    pub fn started(&mut self, sequence: &mut ActiveSequence, now: Duration) {
+        let timing = &mut sequence.timing;
         if timing.queued.is_some() {
             return;
         }
-        timing.queued = Some(now.saturating_sub(timing.asked));
+        timing.queued = Some(now.saturating_sub(timing.requested_at));
         if let Some(trace) = &mut self.trace {
-            trace.span("queued", stream.sequence, timing.asked, now);
+            trace.span("queued", sequence.sequence, timing.requested_at, now);
         }
     }
 
     /// Records a computed plan. Its tokens have been sampled.
     pub fn computed(&mut self, plan: &StepPlan) {
-        self.told = self.clock.now();
+        self.published_at = self.clock.now();
         self.histograms.step(plan.batch.rows());
         if let Some(trace) = &mut self.trace {
             trace.computed(plan);
         }
     }
 
-    /// Records one token of the stream.
-    pub fn token(&mut self, stream: &mut ActiveSequence, past: SequenceStats) {
-        let timing = &mut stream.timing;
-        timing.set_stats(past);
-        let tick = timing.record_token(self.told);
+    /// Records one token of the sequence.
+    pub fn token(&mut self, sequence: &mut ActiveSequence, stats: SequenceStats) {
+        let timing = &mut sequence.timing;
+        timing.set_stats(stats);
+        let tick = timing.record_token(self.published_at);
         self.histograms.token(tick);
         let TokenLatency::First(_) = tick else { return };
-        if stream.index == 0 {
+        if sequence.index == 0 {
             // Samples share the cached blocks of their request, which counts once.
             self.cached_tokens += timing.cached_tokens;
         }
         if let Some(trace) = &mut self.trace {
-            trace.span("prefill", stream.sequence, timing.asked + timing.queued.unwrap_or_default(), self.told);
+            trace.span("prefill", sequence.sequence, timing.requested_at + timing.queued.unwrap_or_default(), self.published_at);
         }
     }
 

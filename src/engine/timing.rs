@@ -1,14 +1,14 @@
-//! The times of a turn, relative to the call that started it.
+//! The times of a generation, relative to the call that started it.
 
 use std::time::Duration;
 
 use crate::scheduler::SequenceStats;
 
-/// The times and statistics of a turn.
+/// The times and statistics of a generation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Timing {
     /// Time of the call, on the clock of the engine. The other times are relative to it.
-    pub asked: Duration,
+    pub requested_at: Duration,
     /// Time to the start of its first step. `None` if it never started.
     pub queued: Option<Duration>,
     /// Time to its first token. `None` if it has none.
@@ -31,19 +31,19 @@ pub enum TokenLatency {
 }
 
 impl Timing {
-    /// Creates the times of a turn that starts now.
-    pub fn new(asked: Duration) -> Timing {
-        Timing { asked, ..Timing::default() }
+    /// Creates the times of a generation that starts now.
+    pub fn new(requested_at: Duration) -> Timing {
+        Timing { requested_at, ..Timing::default() }
     }
 
     pub(super) fn record_token(&mut self, now: Duration) -> TokenLatency {
-        let since = now.saturating_sub(self.asked);
+        let since = now.saturating_sub(self.requested_at);
         let before = self.last_token.replace(since);
         self.first_token.get_or_insert(since);
         before.map_or(TokenLatency::First(since), |before| TokenLatency::Next(since.saturating_sub(before)))
     }
 
-    pub(super) fn set_stats(&mut self, past: SequenceStats) {
-        (self.preemptions, self.cached_tokens) = (past.preemptions, past.cached);
+    pub(super) fn set_stats(&mut self, stats: SequenceStats) {
+        (self.preemptions, self.cached_tokens) = (stats.preemptions, stats.cached);
     }
 }

@@ -49,7 +49,7 @@ pub struct Trace {
     /// Number of preemptions so far.
     preemptions: u64,
     /// Whether the file contains an event, so that the next one needs a comma.
-    begun: bool,
+    has_records: bool,
 }
 
 impl Trace {
@@ -57,7 +57,8 @@ impl Trace {
         let mut laps = Vec::new();
         laps.try_reserve_exact(MOST_LAPS)?;
         let zero = Duration::ZERO;
-        let mut trace = Trace { sink: LogFile::create(path)?, began: zero, mark: zero, laps, copies: 0, preemptions: 0, begun: false };
+        let mut trace =
+            Trace { sink: LogFile::create(path)?, began: zero, mark: zero, laps, copies: 0, preemptions: 0, has_records: false };
         // The format allows an array without its end, so the file is readable even if the process
         // is killed.
         trace.sink.push(b"[\n");
@@ -71,7 +72,7 @@ impl Trace {
     }
 
     fn event(&mut self, event: std::fmt::Arguments) {
-        if std::mem::replace(&mut self.begun, true) {
+        if std::mem::replace(&mut self.has_records, true) {
             self.sink.push(b",\n");
         }
         self.sink.print(event);
@@ -128,13 +129,13 @@ impl Trace {
 
     /// Records the last output of a sequence, and its last phase.
     pub fn ended(&mut self, last: &Output, now: Duration) {
-        let Timing { asked, queued, first_token, preemptions, cached_tokens, .. } = last.timing;
+        let Timing { requested_at, queued, first_token, preemptions, cached_tokens, .. } = last.timing;
         let (name, since) = match (queued, first_token) {
             (_, Some(first)) => ("decode", first),
             (Some(queued), None) => ("prefill", queued),
             (None, None) => ("queued", Duration::ZERO),
         };
-        self.span(name, last.sequence, asked + since, now);
+        self.span(name, last.sequence, requested_at + since, now);
         let Output { sequence, request, index, prompt_tokens, generated_tokens, .. } = *last;
         let (finish, ts) = (last.finish.map_or("", FinishReason::name), micros(now));
         self.event(format_args!(

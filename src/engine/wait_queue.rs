@@ -22,7 +22,7 @@ impl QueueLimits {
     }
 }
 
-/// The number of turns that have not had a step, and of the tokens that they must compute.
+/// The number of generations that have not had a step, and of the tokens that they must compute.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WaitingTotals {
     pub requests: usize,
@@ -62,13 +62,13 @@ impl WaitingTotals {
     }
 }
 
-/// A waiting turn. The type is small, since there may be many.
+/// A waiting generation. The type is small, since there may be many.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WaitingEntry {
     /// Number of tokens to compute, at least 1.
     pub tokens: u32,
     /// Maximum number of tokens to generate.
-    pub most: u32,
+    pub max_new_tokens: u32,
     pub priority: i32,
     /// Arrival time in microseconds.
     pub at: u64,
@@ -77,7 +77,7 @@ pub struct WaitingEntry {
 impl WaitingEntry {
     pub fn new(tokens: usize, most: usize, priority: i32, at: Duration) -> WaitingEntry {
         let short = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-        WaitingEntry { tokens: short(tokens).max(1), most: short(most), priority, at: at.as_micros() as u64 }
+        WaitingEntry { tokens: short(tokens).max(1), max_new_tokens: short(most), priority, at: at.as_micros() as u64 }
     }
 }
 
@@ -89,7 +89,7 @@ pub struct Ticket(u64);
 /// many places as entries, plus `GAPS`.
 #[derive(Debug, Default)]
 pub struct WaitQueue {
-    places: VecDeque<(Ticket, Option<WaitingEntry>)>,
+    entries: VecDeque<(Ticket, Option<WaitingEntry>)>,
     given: u64,
     total: WaitingTotals,
 }
@@ -103,36 +103,36 @@ impl WaitQueue {
 
     /// Reserves space for one more entry.
     pub fn reserve(&mut self) -> Result<()> {
-        Ok(self.places.try_reserve(1)?)
+        Ok(self.entries.try_reserve(1)?)
     }
 
     /// Appends an entry, for which space has been reserved.
     pub fn enter(&mut self, waits: WaitingEntry) -> Ticket {
         self.given += 1;
         let place = Ticket(self.given);
-        self.places.push_back((place, Some(waits)));
+        self.entries.push_back((place, Some(waits)));
         self.total.enter(waits.tokens as usize);
         place
     }
 
     /// Removes an entry without allocating, since it is called in a step.
     pub fn leave(&mut self, place: Option<Ticket>) {
-        let Some(Ok(at)) = place.map(|place| self.places.binary_search_by_key(&place, |&(place, _)| place)) else { return };
-        let Some(waits) = self.places[at].1.take() else { return };
+        let Some(Ok(at)) = place.map(|place| self.entries.binary_search_by_key(&place, |&(place, _)| place)) else { return };
+        let Some(waits) = self.entries[at].1.take() else { return };
         self.total.leave(waits.tokens as usize);
-        while let Some((_, None)) = self.places.front() {
-            self.places.pop_front();
+        while let Some((_, None)) = self.entries.front() {
+            self.entries.pop_front();
         }
-        if self.places.len() > GAPS + 2 * self.total.requests {
-            self.places.retain(|(_, waits)| waits.is_some());
+        if self.entries.len() > GAPS + 2 * self.total.requests {
+            self.entries.retain(|(_, waits)| waits.is_some());
         }
     }
 
     /// Appends the entries among the `most` places after `last`. Returns the last of these places.
     /// `None` if there are no more.
     pub fn copy(&self, last: Option<Ticket>, most: usize, to: &mut Vec<WaitingEntry>) -> Option<Ticket> {
-        let from = last.map_or(0, |last| self.places.partition_point(|&(place, _)| place <= last));
-        let piece = self.places.range(from..self.places.len().min(from + most));
+        let from = last.map_or(0, |last| self.entries.partition_point(|&(place, _)| place <= last));
+        let piece = self.entries.range(from..self.entries.len().min(from + most));
         to.extend(piece.clone().filter_map(|&(_, waits)| waits));
         piece.last().map(|&(place, _)| place)
     }
@@ -182,7 +182,7 @@ mod tests {
             line.leave(Some(places[i]));
             line.leave(Some(places[i]));
             left.retain(|&tokens| tokens != i as u32 + 1);
-            assert!(line.places.len() <= GAPS + 2 * left.len() + 1, "gaps are closed");
+            assert!(line.entries.len() <= GAPS + 2 * left.len() + 1, "gaps are closed");
         }
         line.leave(None);
         let total = WaitingTotals { requests: left.len(), tokens: left.iter().sum::<u32>() as usize };

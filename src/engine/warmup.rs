@@ -13,18 +13,18 @@ pub struct WarmupLimits {
     pub block_size: usize,
     pub groups: usize,
     /// Maximum length of a sequence in tokens.
-    pub longest: usize,
+    pub max_len: usize,
 }
 
 /// Returns the largest prefill step, with a block copy, and the largest decode step.
 pub fn largest_batches(stage: WarmupLimits) -> Result<[Batch; 2]> {
     let mut prompts = Warmup::new(stage)?;
-    while prompts.add(stage.longest) {}
+    while prompts.add(stage.max_len) {}
     // The copies precede the computation, and these blocks are empty.
     prompts.batch.copies.extend((stage.blocks > 0).then(|| BlockCopy { from: 0, to: stage.blocks as u32 - 1 }));
     let mut decodes = Warmup::new(stage)?;
     while decodes.add(1) {}
-    Ok([prompts, decodes].map(|rehearsal| rehearsal.batch))
+    Ok([prompts, decodes].map(|warmup| warmup.batch))
 }
 
 /// Returns a step with one decode. `None` if no sequence fits.
@@ -77,7 +77,7 @@ impl Warmup {
 mod tests {
     use super::*;
 
-    const STAGE: WarmupLimits = WarmupLimits { rows: 20, sequences: 5, blocks: 12, block_size: 8, groups: 2, longest: 12 };
+    const STAGE: WarmupLimits = WarmupLimits { rows: 20, sequences: 5, blocks: 12, block_size: 8, groups: 2, max_len: 12 };
 
     #[test]
     fn the_largest_batches_fill_what_there_is_and_nothing_twice() {

@@ -7,9 +7,9 @@ use crate::error::{Result, try_vec};
 /// The free list and the reference counts of one tier.
 #[derive(Debug)]
 pub struct BlockAllocator {
-    free: Vec<BlockId>, // the last element is allocated next
-    refs: Vec<u32>,     // [capacity] 0 while the block is free or cached
-    resting: Vec<u32>,  // [capacity] number of `refs` from reclaimable tables
+    free: Vec<BlockId>,         // the last element is allocated next
+    refs: Vec<u32>,             // [capacity] 0 while the block is free or cached
+    reclaimable_refs: Vec<u32>, // [capacity] number of `refs` from reclaimable tables
     /// Number of blocks that only reclaimable tables refer to.
     idle: usize,
     /// Current number of blocks. Blocks with higher numbers do not exist.
@@ -23,8 +23,8 @@ impl BlockAllocator {
         let mut free = try_vec(blocks, 0)?;
         // Low numbers are allocated first, so that the pages of unused blocks stay untouched.
         free.iter_mut().enumerate().for_each(|(i, block)| *block = (blocks - 1 - i) as BlockId);
-        let (refs, resting, marks) = (try_vec(blocks, 0)?, try_vec(blocks, 0)?, try_vec(blocks, Cell::new(0))?);
-        Ok(BlockAllocator { free, refs, resting, idle: 0, total: blocks, marks, count: Cell::new(0) })
+        let (refs, reclaimable, marks) = (try_vec(blocks, 0)?, try_vec(blocks, 0)?, try_vec(blocks, Cell::new(0))?);
+        Ok(BlockAllocator { free, refs, reclaimable_refs: reclaimable, idle: 0, total: blocks, marks, count: Cell::new(0) })
     }
 
     pub fn total(&self) -> usize {
@@ -54,7 +54,7 @@ impl BlockAllocator {
     pub fn relocate(&mut self, from: BlockId, to: BlockId) {
         let (from, to) = (from as usize, to as usize);
         self.refs[to] = std::mem::take(&mut self.refs[from]);
-        self.resting[to] = std::mem::take(&mut self.resting[from]);
+        self.reclaimable_refs[to] = std::mem::take(&mut self.reclaimable_refs[from]);
     }
 
     pub fn free(&self) -> usize {
@@ -90,7 +90,7 @@ impl BlockAllocator {
     /// Releases a reference of a table that is not reclaimable. Returns true if it was the last
     /// one.
     pub fn release(&mut self, block: BlockId) -> bool {
-        assert!(self.refs(block) > self.resting[block as usize], "block {block} is released twice");
+        assert!(self.refs(block) > self.reclaimable_refs[block as usize], "block {block} is released twice");
         self.refs[block as usize] -= 1;
         self.idle += self.is_reclaimable(block) as usize;
         self.refs(block) == 0
@@ -98,13 +98,13 @@ impl BlockAllocator {
 
     /// Records that the table of one reference is reclaimable from now on.
     pub fn mark_reclaimable(&mut self, block: BlockId) {
-        self.resting[block as usize] += 1;
+        self.reclaimable_refs[block as usize] += 1;
         self.idle += self.is_reclaimable(block) as usize;
     }
 
     pub fn unmark_reclaimable(&mut self, block: BlockId) {
         self.idle -= self.is_reclaimable(block) as usize;
-        self.resting[block as usize] -= 1;
+        self.reclaimable_refs[block as usize] -= 1;
     }
 
     /// Clears the marks of all blocks.
@@ -126,16 +126,16 @@ impl BlockAllocator {
     }
 
     fn is_reclaimable(&self, block: BlockId) -> bool {
-        self.refs(block) > 0 && self.refs(block) == self.resting[block as usize]
+        self.refs(block) > 0 && self.refs(block) == self.reclaimable_refs[block as usize]
     }
 
-    /// Panics unless the counts match `owners` and `resting`, and every block is referenced, cached
+    /// Panics unless the counts match `owners` and `reclaimable`, and every block is referenced, cached
     /// or free. For tests.
-    pub fn check(&self, owners: &[u32], resting: &[u32], cached: impl Fn(BlockId) -> bool) {
+    pub fn check(&self, owners: &[u32], reclaimable: &[u32], cached: impl Fn(BlockId) -> bool) {
         assert_eq!(owners, self.refs, "owners and reference counts differ");
-        assert_eq!(resting, self.resting, "owners that rest and their counts differ");
-        let idle = owners.iter().zip(resting).filter(|(owners, resting)| **owners > 0 && owners == resting);
-        assert_eq!(idle.count(), self.idle, "every block that only resting tables have is counted once");
+        assert_eq!(reclaimable, self.reclaimable_refs, "owners that rest and their counts differ");
+        let idle = owners.iter().zip(reclaimable).filter(|(owners, reclaimable)| **owners > 0 && owners == reclaimable);
+        assert_eq!(idle.count(), self.idle, "every block that only reclaimable tables have is counted once");
         let mut free = vec![false; self.capacity()];
         for &block in &self.free {
             assert!(!std::mem::replace(&mut free[block as usize], true), "block {block} is twice in the free list");

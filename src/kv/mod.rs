@@ -52,7 +52,7 @@ pub const NULL_BLOCK: BlockId = BlockId::MAX;
 pub struct BlockTable {
     blocks: Vec<BlockId>, // [places, groups]
     places: usize,
-    rests: bool,
+    reclaimable: bool,
     /// Whether the blocks are in the host tier.
     swapped: bool,
 }
@@ -91,7 +91,7 @@ impl BlockTable {
     /// taken.
     #[inline]
     pub fn is_reclaimable(&self) -> bool {
-        self.rests
+        self.reclaimable
     }
 
     /// Returns whether the table is in the host tier. It must return to the device before the
@@ -119,14 +119,14 @@ pub struct BlockManager {
     /// Sum of `filled` over the used blocks.
     filled_slots: usize,
     /// Number of null entries in all tables.
-    gone: usize,
+    dropped: usize,
 }
 
 impl BlockManager {
     pub fn new(blocks: usize, paging: Paging, keep_prefixes: bool) -> Result<BlockManager> {
         let prefix = if keep_prefixes { Some(PrefixIndex::new(blocks)?) } else { None };
         let (allocator, host) = (BlockAllocator::new(blocks)?, HostTier::new(blocks, 0)?);
-        Ok(BlockManager { allocator, prefix, host, size: paging.size(), paging, filled: try_vec(blocks, 0)?, filled_slots: 0, gone: 0 })
+        Ok(BlockManager { allocator, prefix, host, size: paging.size(), paging, filled: try_vec(blocks, 0)?, filled_slots: 0, dropped: 0 })
     }
 
     pub fn paging(&self) -> &Paging {
@@ -181,7 +181,7 @@ impl BlockManager {
     /// Returns the number of blocks that tables would additionally hold without windows. Blocks of
     /// forks count once per fork.
     pub fn dropped_blocks(&self) -> usize {
-        self.gone
+        self.dropped
     }
 
     pub fn caches_prefixes(&self) -> bool {
@@ -304,11 +304,11 @@ impl BlockManager {
 
     /// Makes the empty table `child` share the blocks of the first `tokens` tokens.
     pub fn fork(&mut self, table: &BlockTable, tokens: usize, child: &mut BlockTable) {
-        assert!(child.blocks.is_empty() && !child.rests, "a child begins with what its parent has");
+        assert!(child.blocks.is_empty() && !child.reclaimable, "a child begins with what its parent has");
         child.places = self.size.blocks_for(tokens);
         child.blocks.extend_from_slice(&table.blocks[..self.paging.entries(tokens)]);
         child.swapped = table.swapped && child.places > 0;
-        self.gone += child.blocks.len() - child.held().count();
+        self.dropped += child.blocks.len() - child.held().count();
         match child.swapped {
             true => self.host.share(child),
             false => child.held().for_each(|block| self.allocator.acquire(block)),
@@ -321,7 +321,7 @@ impl BlockManager {
         while table.blocks.len() > entries {
             match table.blocks.pop() {
                 Some(block) if block != NULL_BLOCK => self.release_block(block, table),
-                _ => self.gone -= 1,
+                _ => self.dropped -= 1,
             }
         }
         table.places = table.places.min(self.size.blocks_for(tokens));
@@ -343,7 +343,7 @@ impl BlockManager {
                     break; // all entries before it are null too
                 }
                 self.release_block(block, table);
-                self.gone += 1;
+                self.dropped += 1;
             }
         }
     }
@@ -362,12 +362,12 @@ impl BlockManager {
 
     /// Marks the table reclaimable. A reclaimable table must not get further blocks.
     pub fn mark_reclaimable(&mut self, table: &mut BlockTable) {
-        assert!(!std::mem::replace(&mut table.rests, true), "a table rests once");
+        assert!(!std::mem::replace(&mut table.reclaimable, true), "a table rests once");
         table.held().for_each(|block| self.allocator.mark_reclaimable(block));
     }
 
     pub fn unmark_reclaimable(&mut self, table: &mut BlockTable) {
-        assert!(std::mem::take(&mut table.rests), "a table is woken once");
+        assert!(std::mem::take(&mut table.reclaimable), "a table is woken once");
         table.held().for_each(|block| self.allocator.unmark_reclaimable(block));
     }
 
@@ -376,7 +376,7 @@ impl BlockManager {
         if table.swapped {
             return self.host.release(block);
         }
-        if table.rests {
+        if table.reclaimable {
             self.allocator.unmark_reclaimable(block);
         }
         self.release(block);
@@ -424,7 +424,7 @@ impl BlockManager {
         }
         for entry in 0..self.paging.entries(computed) {
             let gone = self.is_out_of_window(entry, computed);
-            self.gone += gone as usize;
+            self.dropped += gone as usize;
             let block = if gone { NULL_BLOCK } else { self.take()? };
             table.blocks.push(block);
         }
@@ -432,10 +432,10 @@ impl BlockManager {
         Ok(())
     }
 
-    /// Replaces the table from `place` on with cached blocks of `chains`, as far as a sequence can
+    /// Replaces the table from `place` on with cached blocks of `hashes`, as far as a sequence can
     /// continue after them. Returns the number of places that were found.
-    pub fn reuse(&mut self, table: &mut BlockTable, place: usize, chains: &[BlockHash]) -> usize {
-        let end = self.cached_prefix(place, chains);
+    pub fn reuse(&mut self, table: &mut BlockTable, place: usize, hashes: &[BlockHash]) -> usize {
+        let end = self.cached_prefix(place, hashes);
         if end == place {
             return 0;
         }
@@ -445,28 +445,28 @@ impl BlockManager {
         for entry in self.entries(place..end) {
             let block = match self.is_out_of_window(entry, end * tokens) {
                 true => None,
-                false => self.find(entry % groups, &chains[entry / groups]),
+                false => self.find(entry % groups, &hashes[entry / groups]),
             };
             block.into_iter().for_each(|block| self.acquire(block));
-            self.gone += block.is_none() as usize;
+            self.dropped += block.is_none() as usize;
             table.blocks.push(block.unwrap_or(NULL_BLOCK));
         }
         table.places = end;
         end - place
     }
 
-    /// Returns the end of the longest prefix of `chains` after which a sequence can continue. The
+    /// Returns the end of the longest prefix of `hashes` after which a sequence can continue. The
     /// table already has the places before `from`. All groups must have the other blocks that are
     /// visible at this end.
-    fn cached_prefix(&self, from: usize, chains: &[BlockHash]) -> usize {
-        let mut end = chains.len();
+    fn cached_prefix(&self, from: usize, hashes: &[BlockHash]) -> usize {
+        let mut end = hashes.len();
         for group in (0..self.paging.groups()).filter(|&group| self.paging.windows()[group].is_none()) {
-            end = (from..end).find(|&place| self.find(group, &chains[place]).is_none()).unwrap_or(end);
+            end = (from..end).find(|&place| self.find(group, &hashes[place]).is_none()).unwrap_or(end);
         }
         // A block that is missing in a window is missing for every end at which it is visible.
         let lacking = |end: usize| {
             let lacks =
-                |group| (self.first_kept(group, end).max(from)..end).rev().find(|&place| self.find(group, &chains[place]).is_none());
+                |group| (self.first_kept(group, end).max(from)..end).rev().find(|&place| self.find(group, &hashes[place]).is_none());
             (0..self.paging.groups()).filter(|&group| self.paging.windows()[group].is_some()).find_map(lacks)
         };
         while let Some(place) = lacking(end) {
@@ -480,8 +480,8 @@ impl BlockManager {
         self.paging.blocks_out_of(self.paging.windows()[group], places * self.size.tokens())
     }
 
-    fn find(&self, group: usize, chain: &BlockHash) -> Option<BlockId> {
-        self.prefix.as_ref()?.find(&chain.for_group(group))
+    fn find(&self, group: usize, hash: &BlockHash) -> Option<BlockId> {
+        self.prefix.as_ref()?.find(&hash.for_group(group))
     }
 
     /// Adds a reference of a table to a full block.
@@ -495,13 +495,13 @@ impl BlockManager {
 
     /// Inserts the full blocks at `place` into the prefix cache. If the cache already has a block
     /// with the same tokens, the table uses that block and releases its own.
-    pub fn index(&mut self, table: &mut BlockTable, place: usize, chains: &[BlockHash]) {
+    pub fn index(&mut self, table: &mut BlockTable, place: usize, hashes: &[BlockHash]) {
         for group in 0..self.paging.groups() {
             let entry = place * self.paging.groups() + group;
             let (Some(own), Some(prefix)) = (table.at(entry), &mut self.prefix) else { continue };
             // With a window, a block is useful without its predecessors.
             let before = place.checked_sub(1).filter(|_| self.paging.windows()[group].is_none());
-            let found = prefix.find_or_insert(chains[place].for_group(group), before.map(|before| chains[before].for_group(group)), own);
+            let found = prefix.find_or_insert(hashes[place].for_group(group), before.map(|before| hashes[before].for_group(group)), own);
             if found != own {
                 self.acquire(found);
                 table.blocks[entry] = found;
@@ -546,25 +546,25 @@ impl BlockManager {
     /// Panics unless the reference counts match the tables. For tests.
     pub fn check<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>) {
         let capacity = self.allocator.capacity();
-        let (mut owners, mut resting) = (vec![0; capacity], vec![0; capacity]);
+        let (mut owners, mut reclaimable) = (vec![0; capacity], vec![0; capacity]);
         let (mut host_owners, mut swapped, mut gone) = (vec![0; self.host_total()], 0, 0);
         for table in tables {
             assert_eq!(table.places * self.paging.groups(), table.blocks.len(), "at each place there is a block for each group");
             swapped += table.swapped as usize;
             gone += table.blocks.len() - table.held().count();
             if table.swapped {
-                assert!(!table.rests, "only on the device somebody may need its blocks");
+                assert!(!table.reclaimable, "only on the device somebody may need its blocks");
                 table.held().for_each(|block| host_owners[block as usize] += 1);
                 continue;
             }
             for block in table.held() {
                 owners[block as usize] += 1;
-                resting[block as usize] += table.rests as u32;
+                reclaimable[block as usize] += table.reclaimable as u32;
             }
         }
-        self.allocator.check(&owners, &resting, |block| self.prefix.as_ref().is_some_and(|prefix| prefix.is_unused(block)));
+        self.allocator.check(&owners, &reclaimable, |block| self.prefix.as_ref().is_some_and(|prefix| prefix.is_unused(block)));
         self.host.check(&mut host_owners, swapped);
-        assert_eq!(gone, self.gone, "what is gone of each table is counted");
+        assert_eq!(gone, self.dropped, "what is gone of each table is counted");
         let used = (0..capacity).filter(|&block| owners[block] > 0);
         assert_eq!(used.map(|block| self.filled[block] as usize).sum::<usize>(), self.filled_slots, "every filled slot is counted once");
         if let Some(prefix) = &self.prefix {
@@ -574,12 +574,12 @@ impl BlockManager {
 
     /// Panics if one of the first blocks of the table is found by another hash than its own. For
     /// tests.
-    pub fn check_found(&self, table: &BlockTable, chains: &[BlockHash]) {
+    pub fn check_found(&self, table: &BlockTable, hashes: &[BlockHash]) {
         let Some(prefix) = self.prefix.as_ref().filter(|_| !table.swapped) else { return };
         let groups = self.paging.groups();
-        for entry in self.entries(0..chains.len().min(table.places)) {
-            let (Some(block), chain) = (table.at(entry), chains[entry / groups].for_group(entry % groups)) else { continue };
-            assert!(prefix.hash(block).is_none_or(|found| found == chain), "block {block} is found by the tokens of others");
+        for entry in self.entries(0..hashes.len().min(table.places)) {
+            let (Some(block), hash) = (table.at(entry), hashes[entry / groups].for_group(entry % groups)) else { continue };
+            assert!(prefix.hash(block).is_none_or(|found| found == hash), "block {block} is found by the tokens of others");
         }
     }
 

@@ -58,7 +58,7 @@ impl BlockHash {
 #[derive(Debug)]
 pub struct PrefixIndex {
     blocks: HashMap<BlockHash, BlockId>,
-    chains: Vec<Option<BlockHash>>, // [blocks] hash of each block
+    hashes: Vec<Option<BlockHash>>, // [blocks] hash of each block
     // [blocks] hash of the predecessor without which the block is useless
     before: Vec<Option<BlockHash>>,
     unused: Lru,
@@ -69,11 +69,11 @@ impl PrefixIndex {
         let mut map = HashMap::new();
         // A map that is at most half full is rehashed in place and does not allocate.
         map.try_reserve(2 * blocks)?;
-        Ok(PrefixIndex { blocks: map, chains: try_vec(blocks, None)?, before: try_vec(blocks, None)?, unused: Lru::new(blocks)? })
+        Ok(PrefixIndex { blocks: map, hashes: try_vec(blocks, None)?, before: try_vec(blocks, None)?, unused: Lru::new(blocks)? })
     }
 
-    pub fn find(&self, chain: &BlockHash) -> Option<BlockId> {
-        self.blocks.get(chain).copied()
+    pub fn find(&self, hash: &BlockHash) -> Option<BlockId> {
+        self.blocks.get(hash).copied()
     }
 
     pub fn holds(&self, block: BlockId) -> bool {
@@ -82,16 +82,16 @@ impl PrefixIndex {
 
     /// Returns the hash of the block.
     pub fn hash(&self, block: BlockId) -> Option<BlockHash> {
-        self.chains[block as usize]
+        self.hashes[block as usize]
     }
 
     /// Returns the block with this hash. If there is none, inserts `block` with the predecessor
     /// `before`.
-    pub fn find_or_insert(&mut self, chain: BlockHash, before: Option<BlockHash>, block: BlockId) -> BlockId {
-        match self.blocks.entry(chain) {
+    pub fn find_or_insert(&mut self, hash: BlockHash, before: Option<BlockHash>, block: BlockId) -> BlockId {
+        match self.blocks.entry(hash) {
             Entry::Occupied(found) => *found.get(),
             Entry::Vacant(place) => {
-                (self.chains[block as usize], self.before[block as usize]) = (Some(chain), before);
+                (self.hashes[block as usize], self.before[block as usize]) = (Some(hash), before);
                 place.insert(block);
                 block
             }
@@ -100,8 +100,8 @@ impl PrefixIndex {
 
     /// Removes the block from the index, since its content changes.
     pub fn remove(&mut self, block: BlockId) {
-        if let Some(chain) = self.chains[block as usize].take() {
-            self.blocks.remove(&chain);
+        if let Some(hash) = self.hashes[block as usize].take() {
+            self.blocks.remove(&hash);
         }
     }
 
@@ -133,11 +133,11 @@ impl PrefixIndex {
 
     /// Transfers the entry of block `from` to block `to`, which is not in the index.
     pub fn relocate(&mut self, from: BlockId, to: BlockId) {
-        let chain = self.chains[from as usize].take();
-        if let Some(chain) = chain {
-            self.blocks.insert(chain, to);
+        let hash = self.hashes[from as usize].take();
+        if let Some(hash) = hash {
+            self.blocks.insert(hash, to);
         }
-        (self.chains[to as usize], self.before[to as usize]) = (chain, self.before[from as usize].take());
+        (self.hashes[to as usize], self.before[to as usize]) = (hash, self.before[from as usize].take());
         if self.is_unused(from) {
             self.unused.relocate(from, to);
         }
@@ -153,9 +153,9 @@ impl PrefixIndex {
 
     /// Panics unless both directions of the index agree. For tests.
     pub fn check(&self) {
-        let held = self.chains.iter().flatten().count();
-        assert_eq!(held, self.blocks.len(), "every chain has its block");
-        self.blocks.iter().for_each(|(chain, &block)| assert_eq!(self.chains[block as usize], Some(*chain)));
+        let held = self.hashes.iter().flatten().count();
+        assert_eq!(held, self.blocks.len(), "every hash has its block");
+        self.blocks.iter().for_each(|(hash, &block)| assert_eq!(self.hashes[block as usize], Some(*hash)));
     }
 
     /// Panics if a block would be evicted before a block that depends on it. `before` returns the
@@ -165,8 +165,8 @@ impl PrefixIndex {
         let unused: Vec<BlockId> = std::iter::successors(self.unused.oldest(), |&block| self.unused.next(block)).collect();
         assert_eq!(unused.len(), self.unused());
         for (age, &block) in unused.iter().enumerate() {
-            let chain = self.hash(block).expect("only what can be found is kept unused");
-            let Some(parent) = before(&chain).and_then(|chain| self.find(&chain)) else { continue };
+            let hash = self.hash(block).expect("only what can be found is kept unused");
+            let Some(parent) = before(&hash).and_then(|hash| self.find(&hash)) else { continue };
             assert!(!unused[..age].contains(&parent), "block {parent} would go before {block}, which is found through it");
         }
     }

@@ -196,7 +196,7 @@ impl BlockManager {
 
     /// Moves the table to the host tier, which must have space for its load.
     pub fn swap_out(&mut self, table: &mut BlockTable) -> std::result::Result<(), NoSpace> {
-        assert!(!table.swapped && !table.rests, "a table is swapped out once, and awake");
+        assert!(!table.swapped && !table.reclaimable, "a table is swapped out once, and awake");
         for entry in 0..table.blocks.len() {
             let Some(device) = table.at(entry) else { continue };
             let host = match self.host.copy_of(device) {

@@ -182,15 +182,15 @@ fn figure_9_beams_that_are_dropped_return_the_blocks_that_only_they_had() {
 fn a_prefix_is_found_again_after_its_owner_has_gone() {
     let mut pool = Pool::new(8, true);
     let root = BlockHash::root(&[0; 32], b"");
-    let chains = [root.next(&[1]), root.next(&[1]).next(&[2])];
+    let hashes = [root.next(&[1]), root.next(&[1]).next(&[2])];
     let mut owner = pool.owner(2 * SIZE + 1);
-    (0..chains.len()).for_each(|place| pool.manager.index(&mut owner.table, place, &chains));
+    (0..hashes.len()).for_each(|place| pool.manager.index(&mut owner.table, place, &hashes));
     let blocks = owner.table.blocks().to_vec();
     pool.manager.free(&mut owner.table);
     assert_eq!((pool.manager.cached_blocks(), pool.manager.free_blocks(), pool.manager.used_blocks()), (2, 6, 0));
 
     let mut again = BlockTable::default();
-    assert_eq!(pool.manager.reuse(&mut again, 0, &chains), 2);
+    assert_eq!(pool.manager.reuse(&mut again, 0, &hashes), 2);
     assert_eq!(again.blocks(), &blocks[..2]);
     assert_eq!((pool.manager.cached_blocks(), pool.manager.filled_slots()), (0, 2 * SIZE));
     assert_eq!(pool.manager.reuse(&mut BlockTable::default(), 0, &[root.next(&[7])]), 0);
@@ -200,35 +200,35 @@ fn a_prefix_is_found_again_after_its_owner_has_gone() {
 #[test]
 fn cached_blocks_give_way_leaf_first_when_others_need_their_place() {
     let mut pool = Pool::new(4, true);
-    let chains = three_chains();
+    let hashes = three_chains();
     let mut owner = pool.owner(3 * SIZE);
-    (0..chains.len()).for_each(|place| pool.manager.index(&mut owner.table, place, &chains));
+    (0..hashes.len()).for_each(|place| pool.manager.index(&mut owner.table, place, &hashes));
     pool.manager.free(&mut owner.table);
     let other = pool.owner(2 * SIZE);
     assert_eq!((pool.manager.cached_blocks(), pool.manager.free_blocks()), (2, 0));
     let mut again = BlockTable::default();
-    assert_eq!(pool.manager.reuse(&mut again, 0, &chains), 2, "the last block of the chain went first");
+    assert_eq!(pool.manager.reuse(&mut again, 0, &hashes), 2, "the last block of the hash went first");
     pool.manager.check([&again, &other.table].into_iter());
 }
 
 fn three_chains() -> Vec<BlockHash> {
-    let next = |chain: &BlockHash| Some(chain.next(&[1]));
+    let next = |hash: &BlockHash| Some(hash.next(&[1]));
     std::iter::successors(next(&BlockHash::root(&[0; 32], b"")), next).take(3).collect()
 }
 
 #[test]
 fn what_left_a_window_goes_first_and_what_it_still_holds_is_enough_to_go_on() {
     let mut pool = Pool::windowed(3, true, &[Some(SIZE)]);
-    let chains = three_chains();
+    let hashes = three_chains();
     let mut owner = pool.owner(3 * SIZE);
-    (0..chains.len()).for_each(|place| pool.manager.index(&mut owner.table, place, &chains));
+    (0..hashes.len()).for_each(|place| pool.manager.index(&mut owner.table, place, &hashes));
     pool.manager.drop_out_of_window(&mut owner.table, 3 * SIZE);
     assert_eq!((pool.manager.cached_blocks(), pool.manager.dropped_blocks()), (2, 2));
     pool.manager.free(&mut owner.table);
     assert_eq!((pool.manager.cached_blocks(), pool.manager.dropped_blocks()), (3, 0));
     let other = pool.owner(2 * SIZE);
     let mut again = BlockTable::default();
-    assert_eq!(pool.manager.reuse(&mut again, 0, &chains), 3, "the last block sees to all");
+    assert_eq!(pool.manager.reuse(&mut again, 0, &hashes), 3, "the last block sees to all");
     assert_eq!(again.blocks(), [NULL_BLOCK, NULL_BLOCK, 2], "the first blocks went, the last one is there");
     pool.manager.check([&again, &other.table].into_iter());
 }
@@ -264,37 +264,37 @@ fn groups_of_layers_have_blocks_of_their_own_from_one_pool() {
 #[test]
 fn a_prefix_ends_where_all_groups_have_what_their_windows_need() {
     let mut pool = Pool::windowed(16, true, &[None, Some(SIZE)]);
-    let chains = three_chains();
+    let hashes = three_chains();
     let mut owner = pool.owner(3 * SIZE);
-    (0..3).for_each(|place| pool.manager.index(&mut owner.table, place, &chains));
+    (0..3).for_each(|place| pool.manager.index(&mut owner.table, place, &hashes));
     pool.manager.drop_out_of_window(&mut owner.table, 3 * SIZE);
     pool.manager.free(&mut owner.table);
-    let found = |pool: &mut Pool, chains: &[BlockHash]| {
+    let found = |pool: &mut Pool, hashes: &[BlockHash]| {
         let mut table = BlockTable::default();
-        let places = pool.manager.reuse(&mut table, 0, chains);
+        let places = pool.manager.reuse(&mut table, 0, hashes);
         pool.check(&[&Owner { table: BlockTable { blocks: table.blocks.clone(), places, ..BlockTable::default() }, len: 0 }]);
         pool.manager.free(&mut table);
         places
     };
-    assert_eq!([3, 2, 1].map(|end| found(&mut pool, &chains[..end])), [3, 2, 1]);
+    assert_eq!([3, 2, 1].map(|end| found(&mut pool, &hashes[..end])), [3, 2, 1]);
     // Without the windowed block of the second place, no prefix can end there. Longer prefixes do
     // not need the block.
-    let second = pool.manager.find(1, &chains[1]).unwrap();
+    let second = pool.manager.find(1, &hashes[1]).unwrap();
     pool.manager.remove_cached(second);
-    assert_eq!([3, 2, 1].map(|end| found(&mut pool, &chains[..end])), [3, 1, 1]);
+    assert_eq!([3, 2, 1].map(|end| found(&mut pool, &hashes[..end])), [3, 1, 1]);
     // Without a block of the group that attends to all positions, no longer prefix is found.
-    let second = pool.manager.find(0, &chains[1]).unwrap();
+    let second = pool.manager.find(0, &hashes[1]).unwrap();
     pool.manager.remove_cached(second);
-    assert_eq!([3, 2, 1].map(|end| found(&mut pool, &chains[..end])), [1, 1, 1]);
+    assert_eq!([3, 2, 1].map(|end| found(&mut pool, &hashes[..end])), [1, 1, 1]);
 }
 
 #[test]
 fn equal_blocks_that_were_computed_twice_become_one() {
     let mut pool = Pool::new(8, true);
-    let chain = BlockHash::root(&[0; 32], b"").next(&[1]);
+    let hash = BlockHash::root(&[0; 32], b"").next(&[1]);
     let (mut a, mut b) = (pool.owner(SIZE), pool.owner(SIZE));
-    pool.manager.index(&mut a.table, 0, &[chain]);
-    pool.manager.index(&mut b.table, 0, &[chain]);
+    pool.manager.index(&mut a.table, 0, &[hash]);
+    pool.manager.index(&mut b.table, 0, &[hash]);
     assert_eq!(a.table.blocks(), b.table.blocks());
     assert_eq!((pool.manager.used_blocks(), pool.manager.filled_slots()), (1, SIZE));
     pool.check(&[&a, &b]);
@@ -303,13 +303,13 @@ fn equal_blocks_that_were_computed_twice_become_one() {
 #[test]
 fn a_block_that_the_index_can_find_is_forgotten_before_it_is_written() {
     let mut pool = Pool::new(8, true);
-    let chain = BlockHash::root(&[0; 32], b"").next(&[1]);
+    let hash = BlockHash::root(&[0; 32], b"").next(&[1]);
     let mut owner = pool.owner(SIZE);
-    pool.manager.index(&mut owner.table, 0, &[chain]);
+    pool.manager.index(&mut owner.table, 0, &[hash]);
     owner.len = 2;
     pool.manager.truncate(&mut owner.table, 2);
     assert_eq!(pool.write(&mut owner, 1).unwrap(), []);
-    assert_eq!(pool.manager.reuse(&mut BlockTable::default(), 0, &[chain]), 0);
+    assert_eq!(pool.manager.reuse(&mut BlockTable::default(), 0, &[hash]), 0);
     pool.check(&[&owner]);
 }
 
@@ -333,17 +333,17 @@ fn nobody_writes_over_what_others_get_back_should_the_step_fail() {
 #[test]
 fn a_table_that_ends_within_a_block_goes_on_with_what_is_found_there() {
     let mut pool = Pool::new(8, true);
-    let chains = three_chains();
+    let hashes = three_chains();
     let mut owner = pool.owner(3 * SIZE);
-    (0..chains.len()).for_each(|place| pool.manager.index(&mut owner.table, place, &chains));
+    (0..hashes.len()).for_each(|place| pool.manager.index(&mut owner.table, place, &hashes));
     let mut other = pool.owner(SIZE + 2);
-    assert_eq!(pool.manager.reuse(&mut other.table, 2, &chains[..2]), 0, "it has no more than these");
-    assert_eq!(pool.manager.reuse(&mut other.table, 1, &chains), 2);
+    assert_eq!(pool.manager.reuse(&mut other.table, 2, &hashes[..2]), 0, "it has no more than these");
+    assert_eq!(pool.manager.reuse(&mut other.table, 1, &hashes), 2);
     assert_eq!(other.table.blocks()[1..], owner.table.blocks()[1..]);
     assert_eq!((pool.manager.used_blocks(), pool.manager.filled_slots()), (4, 4 * SIZE));
     // A block is also found after its own table has released it.
     pool.manager.free(&mut owner.table);
-    assert_eq!(pool.manager.reuse(&mut other.table, 1, &chains), 2);
+    assert_eq!(pool.manager.reuse(&mut other.table, 1, &hashes), 2);
     pool.check(&[&other]);
 }
 

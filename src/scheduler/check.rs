@@ -28,7 +28,7 @@ impl Scheduler {
             assert!(groups.is_sorted(), "queues are ordered by age");
             assert!(groups.iter().all(|&id| self.groups[id].queue == *queue), "a group knows its queue");
         }
-        assert_eq!(self.aside.len(), 0, "nobody is aside between steps");
+        assert_eq!(self.set_aside.len(), 0, "nobody is aside between steps");
         let queued: usize = queues.iter().map(|(_, groups)| groups.len()).sum();
         assert_eq!(queued, self.groups.len(), "every group is in exactly one queue");
         self.groups.check();
@@ -40,7 +40,7 @@ impl Scheduler {
 
     /// Panics unless exactly the sequences that hold device blocks and do not run are reclaimable.
     fn check_resting(&self) {
-        let (mut resting, mut hosted) = (0, 0);
+        let (mut reclaimable, mut hosted) = (0, 0);
         for slot in self.known_slots() {
             let sequence = &self.sequences[slot];
             let runs = match sequence.group {
@@ -50,16 +50,16 @@ impl Scheduler {
             let on_device = !sequence.table.swapped() && !sequence.table.blocks().is_empty();
             assert_eq!(sequence.table.is_reclaimable(), !runs && on_device, "sequence {} rests unless it runs", sequence.id);
             if sequence.table.is_reclaimable() {
-                let places = if sequence.group.is_some() { &self.resting } else { &self.resting_idle };
+                let places = if sequence.group.is_some() { &self.reclaimable } else { &self.resting_idle };
                 assert!(places.contains(sequence.order_key(slot)), "sequence {} has its place", sequence.id);
-                resting += 1;
+                reclaimable += 1;
             }
             if sequence.table.swapped() && sequence.idle {
                 assert!(self.hosted.contains(sequence.order_key(slot)), "whoever is idle in the host tier has its place");
                 hosted += 1;
             }
         }
-        assert_eq!(self.resting.len() + self.resting_idle.len(), resting, "whoever has a place rests");
+        assert_eq!(self.reclaimable.len() + self.resting_idle.len(), reclaimable, "whoever has a place rests");
         assert_eq!(self.hosted.len(), hosted, "whoever has a place in the host tier is idle there");
     }
 

@@ -70,7 +70,7 @@ pub struct SequenceGroup {
     pub shells: Vec<Sequence>,
     pub queue: Queue,
     /// Whether the group has run before.
-    pub begun: bool,
+    pub started: bool,
 }
 
 impl SequenceGroup {
@@ -173,9 +173,9 @@ impl SequenceGroups {
     /// Panics unless the totals match the groups. For tests.
     pub fn check(&self) {
         for queue in [Queue::Waiting, Queue::Running, Queue::Paused] {
-            let mut tally = QueueTotals::default();
-            self.values().filter(|group| group.queue == queue).for_each(|group| tally.add(group.totals()));
-            assert_eq!(self.tally(queue), tally, "what is {queue:?} is counted");
+            let mut totals = QueueTotals::default();
+            self.values().filter(|group| group.queue == queue).for_each(|group| totals.add(group.totals()));
+            assert_eq!(self.tally(queue), totals, "what is {queue:?} is counted");
         }
     }
 }

@@ -2,19 +2,19 @@
 
 /// The output length predictor.
 ///
-/// Turns with a similar limit (the same power of two) form a kind. The prediction for a turn is
-/// based on recent turns of its kind. If most turns of a kind reach their limit, the limit itself
+/// Turns with a similar limit (the same power of two) form a kind. The prediction for a generation is
+/// based on recent generations of its kind. If most generations of a kind reach their limit, the limit itself
 /// is the prediction.
 #[derive(Debug, Clone, Copy)]
 pub struct OutputLengthPredictor {
-    /// Output lengths of the last turns of any kind: a ring buffer.
+    /// Output lengths of the last generations of any kind: a ring buffer.
     last: [u32; LISTED],
     kinds: [u8; LISTED],
     ended: usize,
-    known: [Option<LimitClass>; KINDS],
+    classes: [Option<LimitClass>; KINDS],
 }
 
-/// The averages of the turns with similar limits.
+/// The averages of the generations with similar limits.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct LimitClass {
     /// Moving averages: `chosen` of the output length, `reached` of the fraction that reached its
@@ -25,7 +25,7 @@ struct LimitClass {
 
 const LISTED: usize = 256;
 const KINDS: usize = 33;
-/// Weight of the newest turn. About sixteen turns are remembered.
+/// Weight of the newest generation. About sixteen generations are remembered.
 const NEWEST: f64 = 1.0 / 16.0;
 
 fn class_of(most: usize) -> usize {
@@ -34,18 +34,18 @@ fn class_of(most: usize) -> usize {
 
 impl Default for OutputLengthPredictor {
     fn default() -> OutputLengthPredictor {
-        OutputLengthPredictor { last: [0; LISTED], kinds: [0; LISTED], ended: 0, known: [None; KINDS] }
+        OutputLengthPredictor { last: [0; LISTED], kinds: [0; LISTED], ended: 0, classes: [None; KINDS] }
     }
 }
 
 impl OutputLengthPredictor {
-    /// Records that a turn with the limit `most` ended by itself after `chosen` tokens.
+    /// Records that a generation with the limit `most` ended by itself after `chosen` tokens.
     pub fn observe(&mut self, most: usize, chosen: usize) {
         let kind = class_of(most);
         let (chosen, reached) = (chosen.min(u32::MAX as usize), f64::from(chosen >= most));
         (self.last[self.ended % LISTED], self.kinds[self.ended % LISTED]) = (chosen as u32, kind as u8);
         self.ended += 1;
-        let known = self.known[kind].get_or_insert(LimitClass { chosen: chosen as f64, reached });
+        let known = self.classes[kind].get_or_insert(LimitClass { chosen: chosen as f64, reached });
         known.chosen += (chosen as f64 - known.chosen) * NEWEST;
         known.reached += (reached - known.reached) * NEWEST;
     }
@@ -58,20 +58,20 @@ impl OutputLengthPredictor {
 
     /// Returns the averages of the kind, unless its limits predict the length.
     fn class_averages(&self, most: usize) -> Option<LimitClass> {
-        self.known[class_of(most)].filter(|known| known.reached <= 0.5)
+        self.classes[class_of(most)].filter(|known| known.reached <= 0.5)
     }
 
-    /// Returns the expected number of remaining tokens, at least 1, of a turn that has generated
+    /// Returns the expected number of remaining tokens, at least 1, of a generation that has generated
     /// `chosen` of at most `most` tokens.
     ///
-    /// The expectation is the average of the recorded turns that were longer than `chosen`. Without
+    /// The expectation is the average of the recorded generations that were longer than `chosen`. Without
     /// a record, it is the limit.
     pub fn expect(&self, most: usize, chosen: usize) -> usize {
         let expected = self.class_averages(most).map_or(most, |known| {
             let longer = self.lengths_of(class_of(most)).filter(|&length| length > chosen);
             match longer.fold((0, 0), |(count, sum), length| (count + 1, sum + length)) {
                 (0, _) if known.chosen > chosen as f64 => known.chosen as usize,
-                // The turn is longer than all records: its length is expected to double.
+                // The generation is longer than all records: its length is expected to double.
                 (0, _) => 2 * chosen,
                 (count, sum) => sum / count,
             }
@@ -79,9 +79,9 @@ impl OutputLengthPredictor {
         expected.min(most).saturating_sub(chosen).max(1)
     }
 
-    /// Returns a generator of lengths for many turns that have not started.
+    /// Returns a generator of lengths for many generations that have not started.
     pub fn generator(&self) -> LengthGenerator {
-        let mut drawn = LengthGenerator { lengths: *self, by_kind: [0; LISTED], starts: [0; KINDS + 1], next: [0; KINDS] };
+        let mut drawn = LengthGenerator { predictor: *self, by_kind: [0; LISTED], starts: [0; KINDS + 1], next: [0; KINDS] };
         let mut at = 0;
         for kind in 0..KINDS {
             for chosen in self.lengths_of(kind) {
@@ -94,10 +94,10 @@ impl OutputLengthPredictor {
     }
 }
 
-/// A generator that assigns to each new turn the length of another recorded turn of its kind, so
+/// A generator that assigns to each new generation the length of another recorded generation of its kind, so
 /// that the lengths have the recorded distribution.
 pub struct LengthGenerator {
-    lengths: OutputLengthPredictor,
+    predictor: OutputLengthPredictor,
     by_kind: [u32; LISTED],
     /// Start of each kind in `by_kind`, and number of lengths generated per kind.
     starts: [usize; KINDS + 1],
@@ -108,8 +108,8 @@ impl LengthGenerator {
     pub fn draw(&mut self, most: usize) -> usize {
         let kind = class_of(most);
         let listed = &self.by_kind[self.starts[kind]..self.starts[kind + 1]];
-        if listed.is_empty() || self.lengths.class_averages(most).is_none() {
-            return self.lengths.expect(most, 0);
+        if listed.is_empty() || self.predictor.class_averages(most).is_none() {
+            return self.predictor.expect(most, 0);
         }
         self.next[kind] += 1;
         (listed[self.next[kind] % listed.len()] as usize).clamp(1, most.max(1))

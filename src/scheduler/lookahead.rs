@@ -18,8 +18,8 @@ impl Scheduler {
             return;
         }
         let mut grown = false;
-        for part in &plan.parts {
-            let sequence = &mut self.sequences[part.slot];
+        for scheduled in &plan.sequences {
+            let sequence = &mut self.sequences[scheduled.slot];
             let next = sequence.tokens.len();
             if next + 1 >= sequence.max_len {
                 plan.batch.next_slots.extend(std::iter::repeat_n(NOWHERE, self.blocks.paging().groups()));
@@ -42,9 +42,9 @@ impl Scheduler {
 
     /// Returns whether the next step has the same unfinished sequences, with one token each.
     fn continues_unchanged(&mut self, plan: &StepPlan) -> bool {
-        let StepPlan { batch, parts, has_beams, is_closed } = plan;
-        let one_row_each = parts.iter().all(|part| part.rows == 1 && part.samples && part.logits == 1);
-        let all = one_row_each && !has_beams && batch.copies.is_empty() && parts.len() == self.running();
+        let StepPlan { batch, sequences: all_scheduled, has_beams, is_closed } = plan;
+        let one_row_each = all_scheduled.iter().all(|scheduled| scheduled.rows == 1 && scheduled.samples && scheduled.logits == 1);
+        let all = one_row_each && !has_beams && batch.copies.is_empty() && all_scheduled.len() == self.running();
         // An open step has already admitted the sequences that could join.
         all && (!is_closed || !self.may_admit_another())
     }
@@ -61,11 +61,11 @@ impl Scheduler {
 
     /// Writes the block tables again, since they have grown.
     fn write_tables(&self, plan: &mut StepPlan) {
-        let StepPlan { batch, parts, .. } = plan;
+        let StepPlan { batch, sequences: all_scheduled, .. } = plan;
         batch.tables.clear();
-        for (span, part) in batch.spans.iter_mut().zip(parts) {
+        for (span, scheduled) in batch.spans.iter_mut().zip(all_scheduled) {
             span.table = batch.tables.len() as u32;
-            push_table(&mut batch.tables, self.sequences[part.slot].table.blocks(), self.blocks.paging());
+            push_table(&mut batch.tables, self.sequences[scheduled.slot].table.blocks(), self.blocks.paging());
         }
     }
 

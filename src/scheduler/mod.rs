@@ -87,10 +87,10 @@ pub struct Scheduler {
     looks_again: bool, // some paused groups may be ready
     /// Waiting groups that are excluded while a step of selected groups is planned. Empty between
     /// steps.
-    aside: OrderedSet<GroupId>,
+    set_aside: OrderedSet<GroupId>,
     idle: usize,
     last_idle: u64,               // number of sequences that have become idle so far
-    resting: ReclaimableSet,      // reclaimable sequences of groups that do not run
+    reclaimable: ReclaimableSet,  // reclaimable sequences of groups that do not run
     resting_idle: ReclaimableSet, // reclaimable idle sequences
     hosted: OrderedSet<Place>,    // idle sequences in the host tier
     pins: Vec<(u32, Slot)>,       // in ascending order of priority
@@ -98,12 +98,12 @@ pub struct Scheduler {
     preemptions_swapped: u64,
     swapping: u64, // preemptions whose transfers are pending
     costs: Costs,
-    lengths: OutputLengthPredictor,
+    length_predictor: OutputLengthPredictor,
     prefix: PrefixCounts,
-    spare: StepPlan, // the buffers of the last plan
-    turns: Vec<ScheduledTokens>,
+    spare_plan: StepPlan, // the buffers of the last plan
+    scheduled: Vec<ScheduledTokens>,
     /// What the step that is being planned may still contain.
-    portion: StepBudget,
+    step_budget: StepBudget,
 }
 
 /// The number of tokens that were looked up in the prefix cache, and the number found.
@@ -129,10 +129,10 @@ impl Scheduler {
     pub fn with_policies(options: SchedulerOptions, blocks: BlockManager, policies: Policies) -> Result<Scheduler> {
         let mut spare = StepPlan::default();
         spare.batch.reserve(options.max_batch_tokens, options.max_seqs, blocks.total(), blocks.paging().groups())?;
-        spare.parts.try_reserve(options.max_seqs)?;
-        let (mut running, mut turns) = (Vec::new(), Vec::new());
+        spare.sequences.try_reserve(options.max_seqs)?;
+        let (mut running, mut chunks) = (Vec::new(), Vec::new());
         running.try_reserve(options.max_seqs)?;
-        turns.try_reserve(options.max_seqs)?;
+        chunks.try_reserve(options.max_seqs)?;
         Ok(Scheduler {
             options,
             blocks,
@@ -144,10 +144,10 @@ impl Scheduler {
             running,
             paused: OrderedSet::default(),
             looks_again: false,
-            aside: OrderedSet::default(),
+            set_aside: OrderedSet::default(),
             idle: 0,
             last_idle: 0,
-            resting: ReclaimableSet::default(),
+            reclaimable: ReclaimableSet::default(),
             resting_idle: ReclaimableSet::default(),
             hosted: OrderedSet::default(),
             pins: Vec::new(),
@@ -155,11 +155,11 @@ impl Scheduler {
             preemptions_swapped: 0,
             swapping: 0,
             costs: Costs::default(),
-            lengths: OutputLengthPredictor::default(),
+            length_predictor: OutputLengthPredictor::default(),
             prefix: PrefixCounts::default(),
-            spare,
-            turns,
-            portion: StepBudget::WHATEVER,
+            spare_plan: spare,
+            scheduled: chunks,
+            step_budget: StepBudget::WHATEVER,
         })
     }
 
@@ -210,8 +210,8 @@ impl Scheduler {
         let by_age = self.waiting.first().is_none_or(|id| id.rank() == 0);
         let most = self.options.max_seqs;
         self.members_of(self.waiting.iter().take(most))
-            .take_while(move |sequence| sequence.begun || !by_age)
-            .filter(|sequence| sequence.begun)
+            .take_while(move |sequence| sequence.started || !by_age)
+            .filter(|sequence| sequence.started)
             .take(most)
     }
 
@@ -259,13 +259,13 @@ impl Scheduler {
 
     /// Returns the output length predictor.
     pub fn lengths(&self) -> &OutputLengthPredictor {
-        &self.lengths
+        &self.length_predictor
     }
 
     /// Records the output length of a sequence that ends by itself.
     pub fn record_length(&mut self, id: SeqId) {
         if let Some(sequence) = self.sequences.get(id) {
-            self.lengths.observe(sequence.max_new_tokens(), sequence.generated);
+            self.length_predictor.observe(sequence.max_new_tokens(), sequence.generated);
         }
     }
 

@@ -37,8 +37,8 @@ impl FinishReason {
 #[derive(Debug, Default)]
 pub struct StepPlan {
     pub batch: Batch,
-    pub parts: Vec<ScheduledSequence>,
-    /// Whether some parts are beams. Beams that no choice continues are dropped.
+    pub sequences: Vec<ScheduledSequence>,
+    /// Whether some scheduled sequences are beams. Beams that no sampled token continues are dropped.
     pub has_beams: bool,
     /// Whether the plan contains only running groups: no waiting group was considered.
     pub(super) is_closed: bool,
@@ -63,7 +63,7 @@ pub struct ScheduledSequence {
 }
 
 impl ScheduledSequence {
-    /// Returns whether the part is a decode: one row of a sequence that has generated tokens.
+    /// Returns whether the scheduled sequence is a decode: one row of a sequence that has generated tokens.
     pub fn decodes(&self) -> bool {
         self.rows == 1 && self.generated > 0
     }
@@ -72,7 +72,7 @@ impl ScheduledSequence {
 impl StepPlan {
     pub fn clear(&mut self) {
         self.batch.clear();
-        self.parts.clear();
+        self.sequences.clear();
         (self.has_beams, self.is_closed) = (false, false);
     }
 
@@ -94,7 +94,7 @@ impl StepPlan {
         };
         let end = batch.tokens.len();
         (end - logits..end).for_each(|row| batch.logit_rows.push(row as u32));
-        self.parts.push(ScheduledSequence {
+        self.sequences.push(ScheduledSequence {
             seq: sequence.id,
             slot,
             first: positions.start,
@@ -102,13 +102,13 @@ impl StepPlan {
             logits,
             samples,
             generated: sequence.generated,
-            begins: !sequence.begun,
+            begins: !sequence.started,
         });
     }
 
-    /// Returns the parts that sample a token.
+    /// Returns the scheduled sequences that sample a token.
     pub fn sampled(&self) -> impl Iterator<Item = &ScheduledSequence> {
-        self.parts.iter().filter(|part| part.samples)
+        self.sequences.iter().filter(|scheduled| scheduled.samples)
     }
 }
 
@@ -122,14 +122,14 @@ pub(super) fn push_table(tables: &mut Vec<u32>, table: &[BlockId], paging: &Pagi
     tables.extend(table.iter().zip(newest).map(|(&block, &newest)| if block == NULL_BLOCK { newest } else { block }));
 }
 
-/// The decision for one row of logits. Two choices with the same parent fork it.
+/// The decision for one row of logits. Two sampled with the same parent fork it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SampledToken {
     /// The sequence whose logits were sampled.
     pub parent: SeqId,
     /// The sequence that gets the token: the parent itself, or a new fork of it.
     pub child: SeqId,
-    pub verdict: TokenOutcome,
+    pub outcome: TokenOutcome,
 }
 
 /// The outcome of sampling for one row.
@@ -145,14 +145,14 @@ pub enum TokenOutcome {
 /// A change that a commit has made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// The child of choice `choice` shares the blocks of its parent.
-    Forked { choice: usize },
+    /// The child of the sampled token shares the blocks of its parent.
+    Forked { sampled_token: usize },
     /// A beam that was not continued in place is removed. A fork with the same id is a new
     /// sequence.
     Dropped { seq: SeqId },
-    /// Choice `choice` was applied. `finish` is set if it ended the sequence. `past` are the
+    /// The sampled token was applied. `finish` is set if it ended the sequence. `stats` are the
     /// statistics of the sequence.
-    Advanced { choice: usize, finish: Option<FinishReason>, past: SequenceStats },
-    /// Choice `choice` needed a fork for which there was no memory.
-    Failed { choice: usize },
+    Advanced { sampled_token: usize, finish: Option<FinishReason>, stats: SequenceStats },
+    /// The sampled token needed a fork for which there was no memory.
+    Failed { sampled_token: usize },
 }

@@ -41,10 +41,10 @@ impl Scheduler {
     /// Plans the only member of a group, with as many tokens as the step allows.
     fn plan_single(&mut self, id: GroupId, slot: Slot, plan: &mut StepPlan) -> bool {
         plan.has_beams |= matches!(self.groups[id].branching, Branching::Beams(_));
-        let Some(turn) = self.schedule_single(slot, plan) else { return true };
-        let prepared = self.allocate_or_preempt(id, |s| s.prepare(&[turn], plan));
+        let Some(chunk) = self.schedule_single(slot, plan) else { return true };
+        let prepared = self.allocate_or_preempt(id, |s| s.prepare(&[chunk], plan));
         if prepared {
-            self.write(turn, plan);
+            self.write(chunk, plan);
         }
         prepared
     }
@@ -53,15 +53,15 @@ impl Scheduler {
     /// all other tokens. After a preemption, the members share their common prefix again.
     fn plan_members(&mut self, id: GroupId, plan: &mut StepPlan) -> bool {
         plan.has_beams |= matches!(self.groups[id].branching, Branching::Beams(_));
-        let (members, mut turns) = (self.groups.take_members(id), std::mem::take(&mut self.turns));
-        turns.clear();
-        self.schedule_together(&members, plan, &mut turns);
+        let (members, mut chunks) = (self.groups.take_members(id), std::mem::take(&mut self.scheduled));
+        chunks.clear();
+        self.schedule_together(&members, plan, &mut chunks);
         self.groups.return_members(id, members);
-        let prepared = turns.is_empty() || self.allocate_or_preempt(id, |s| s.prepare(&turns, plan));
+        let prepared = chunks.is_empty() || self.allocate_or_preempt(id, |s| s.prepare(&chunks, plan));
         if prepared {
-            turns.iter().for_each(|turn| self.write(*turn, plan));
+            chunks.iter().for_each(|chunk| self.write(*chunk, plan));
         }
-        self.turns = turns;
+        self.scheduled = chunks;
         prepared
     }
 
@@ -69,60 +69,60 @@ impl Scheduler {
         let sequence = &self.sequences[slot];
         let pending = sequence.pending();
         let rows = match pending {
-            1 => (self.portion.decodes && plan.batch.rows() < self.options.max_batch_tokens) as usize,
+            1 => (self.step_budget.decodes && plan.batch.rows() < self.options.max_batch_tokens) as usize,
             _ => self.tokens_for(sequence, self.prompt_budget(plan), plan),
         };
         let samples = rows == pending && !sequence.pinned;
         (rows > 0 && (!samples || plan.batch.logit_rows.len() < self.options.max_seqs)).then_some(ScheduledTokens { slot, rows, samples })
     }
 
-    fn schedule_together(&mut self, members: &[Slot], plan: &StepPlan, turns: &mut Vec<ScheduledTokens>) {
+    fn schedule_together(&mut self, members: &[Slot], plan: &StepPlan, chunks: &mut Vec<ScheduledTokens>) {
         let may_choose = |s: &Scheduler| members.iter().all(|&slot| s.sequences[slot].pending() == 1);
         if !may_choose(self) {
-            self.schedule_members(members, self.prompt_budget(plan), plan, turns);
+            self.schedule_members(members, self.prompt_budget(plan), plan, chunks);
         }
         let room = self.options.max_batch_tokens - plan.batch.rows();
         let logits = self.options.max_seqs - plan.batch.logit_rows.len();
         // Members may have caught up by sharing alone, without computing a token.
-        if turns.is_empty() && self.portion.decodes && members.len() <= room.min(logits) && may_choose(self) {
-            turns.extend(members.iter().map(|&slot| ScheduledTokens { slot, rows: 1, samples: true }));
+        if chunks.is_empty() && self.step_budget.decodes && members.len() <= room.min(logits) && may_choose(self) {
+            chunks.extend(members.iter().map(|&slot| ScheduledTokens { slot, rows: 1, samples: true }));
         }
     }
 
     /// Returns how many tokens the step can still hold for sequences that lack more than one token.
     pub(super) fn prompt_budget(&self, plan: &StepPlan) -> usize {
-        self.portion.prompt_rows.min(self.options.max_batch_tokens - plan.batch.rows())
+        self.step_budget.prompt_rows.min(self.options.max_batch_tokens - plan.batch.rows())
     }
 
     /// Plans the missing tokens of the members, except their last ones.
     ///
     /// If a member has a common prefix with an earlier one, it waits until that one has computed
     /// the prefix, and then shares its blocks.
-    fn schedule_members(&mut self, members: &[Slot], mut room: usize, plan: &StepPlan, turns: &mut Vec<ScheduledTokens>) {
+    fn schedule_members(&mut self, members: &[Slot], mut room: usize, plan: &StepPlan, chunks: &mut Vec<ScheduledTokens>) {
         for (place, &slot) in members.iter().enumerate() {
             if let Err(PrefixWait { on, common }) = self.share_prefix(slot, &members[..place]) {
-                self.limit_to(common, on, turns, &mut room);
+                self.limit_to(common, on, chunks, &mut room);
                 continue;
             }
             let sequence = &self.sequences[slot];
             let rows = self.tokens_for(sequence, room, plan).min(sequence.pending() - 1);
             if rows > 0 {
-                turns.push(ScheduledTokens { slot, rows, samples: false });
+                chunks.push(ScheduledTokens { slot, rows, samples: false });
                 room -= rows;
             }
         }
     }
 
-    /// Limits the turn of `slot` to the first `common` tokens. Beyond them, its windows could
+    /// Limits the chunk of `slot` to the first `common` tokens. Beyond them, its windows could
     /// release blocks that the waiting member needs.
-    fn limit_to(&self, common: usize, slot: Slot, turns: &mut [ScheduledTokens], room: &mut usize) {
+    fn limit_to(&self, common: usize, slot: Slot, chunks: &mut [ScheduledTokens], room: &mut usize) {
         if !self.blocks.paging().has_windows() {
             return;
         }
-        for turn in turns.iter_mut().filter(|turn| turn.slot == slot) {
-            let rows = turn.rows.min(common - self.sequences[slot].computed);
-            *room += turn.rows - rows;
-            turn.rows = rows;
+        for chunk in chunks.iter_mut().filter(|chunk| chunk.slot == slot) {
+            let rows = chunk.rows.min(common - self.sequences[slot].computed);
+            *room += chunk.rows - rows;
+            chunk.rows = rows;
         }
     }
 
@@ -160,19 +160,19 @@ impl Scheduler {
         let Some(from) = sequence.logits_from else { return rows };
         // Each running sequence has one row of logits. Additional rows go to sequences that want
         // the logits of their prompt.
-        let taken: usize = plan.parts.iter().map(|part| part.logits.saturating_sub(1)).sum();
+        let taken: usize = plan.sequences.iter().map(|scheduled| scheduled.logits.saturating_sub(1)).sum();
         let logits = (self.options.max_seqs - self.running_sequences_limit() + 1)
             .saturating_sub(taken)
             .min(self.options.max_seqs - plan.batch.logit_rows.len());
         rows.min(from.saturating_sub(sequence.computed) + logits)
     }
 
-    fn write(&mut self, turn: ScheduledTokens, plan: &mut StepPlan) {
-        let sequence = &self.sequences[turn.slot];
+    fn write(&mut self, chunk: ScheduledTokens, plan: &mut StepPlan) {
+        let sequence = &self.sequences[chunk.slot];
         if sequence.pending() > 1 {
-            self.portion.prompt_rows -= turn.rows;
+            self.step_budget.prompt_rows -= chunk.rows;
         }
-        let positions = sequence.computed..sequence.computed + turn.rows;
-        plan.push(turn.slot, sequence, positions, turn.samples, &self.blocks);
+        let positions = sequence.computed..sequence.computed + chunk.rows;
+        plan.push(chunk.slot, sequence, positions, chunk.samples, &self.blocks);
     }
 }

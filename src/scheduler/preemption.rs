@@ -40,15 +40,15 @@ impl Scheduler {
         true
     }
 
-    /// Allocates blocks for the turns, all or nothing.
-    pub(super) fn prepare(&mut self, turns: &[ScheduledTokens], plan: &mut StepPlan) -> bool {
+    /// Allocates blocks for the chunks, all or nothing.
+    pub(super) fn prepare(&mut self, chunks: &[ScheduledTokens], plan: &mut StepPlan) -> bool {
         let copies = &mut plan.batch.copies;
         let before = copies.len();
-        for turn in turns {
-            let sequence = &mut self.sequences[turn.slot];
-            let write = sequence.computed..sequence.computed + turn.rows;
+        for chunk in chunks {
+            let sequence = &mut self.sequences[chunk.slot];
+            let write = sequence.computed..sequence.computed + chunk.rows;
             if self.blocks.prepare(&mut sequence.table, write, copies).is_err() {
-                self.undo_copies(before, turns.iter().map(|turn| turn.slot), copies);
+                self.undo_copies(before, chunks.iter().map(|chunk| chunk.slot), copies);
                 return false;
             }
         }

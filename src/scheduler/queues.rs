@@ -19,16 +19,16 @@ impl Scheduler {
     /// Plans a step of the running groups only, since the device has already started the predicted
     /// step. If they have nothing to do, plans an ordinary step.
     pub fn schedule_lookahead(&mut self, ready: impl Fn(SeqId) -> bool) -> Option<StepPlan> {
-        let mut plan = std::mem::take(&mut self.spare);
+        let mut plan = std::mem::take(&mut self.spare_plan);
         plan.clear();
         plan.is_closed = true;
         self.pause_running(&ready);
-        self.portion = StepBudget { decodes: true, ..self.policies.batching.step_budget(Running(self)) };
+        self.step_budget = StepBudget { decodes: true, ..self.policies.batching.step_budget(Running(self)) };
         self.plan_running(&mut plan);
-        if !plan.parts.is_empty() {
+        if !plan.sequences.is_empty() {
             return Some(plan);
         }
-        self.spare = plan;
+        self.spare_plan = plan;
         self.schedule(ready)
     }
 
@@ -42,15 +42,15 @@ impl Scheduler {
     pub fn schedule_among(&mut self, seqs: &[SeqId], ready: impl Fn(SeqId) -> bool) -> Option<StepPlan> {
         self.set_aside_others(seqs);
         let plan = self.write_step(&ready);
-        std::mem::swap(&mut self.waiting, &mut self.aside);
-        while let Some(id) = self.aside.pop_first() {
+        std::mem::swap(&mut self.waiting, &mut self.set_aside);
+        while let Some(id) = self.set_aside.pop_first() {
             self.waiting.insert(id);
         }
         plan
     }
 
     fn set_aside_others(&mut self, seqs: &[SeqId]) {
-        let mut some = std::mem::take(&mut self.aside);
+        let mut some = std::mem::take(&mut self.set_aside);
         for group in seqs.iter().filter_map(|&seq| self.sequences.get(seq)?.group) {
             some.insert(group);
         }
@@ -64,26 +64,26 @@ impl Scheduler {
         });
         self.running = running;
         some.retain(|id| self.waiting.remove(id));
-        self.aside = std::mem::replace(&mut self.waiting, some);
+        self.set_aside = std::mem::replace(&mut self.waiting, some);
     }
 
     fn write_step(&mut self, ready: &impl Fn(SeqId) -> bool) -> Option<StepPlan> {
-        let mut plan = std::mem::take(&mut self.spare);
+        let mut plan = std::mem::take(&mut self.spare_plan);
         plan.clear();
         let before = self.preemptions;
         self.pause_running(ready);
-        for portion in [self.policies.batching.step_budget(Running(self)), StepBudget::WHATEVER] {
-            self.portion = portion;
+        for step_budget in [self.policies.batching.step_budget(Running(self)), StepBudget::WHATEVER] {
+            self.step_budget = step_budget;
             self.preempt_for_higher_rank(ready);
             self.plan_running(&mut plan);
             if self.preemptions == before {
                 self.admit(&mut plan, ready);
             }
-            if !plan.parts.is_empty() {
+            if !plan.sequences.is_empty() {
                 return Some(plan);
             }
         }
-        self.spare = plan;
+        self.spare_plan = plan;
         None
     }
 
@@ -131,7 +131,7 @@ impl Scheduler {
     fn start_group(&mut self, id: GroupId) -> usize {
         let place = self.running.partition_point(|&other| other < id);
         self.running.insert(place, id);
-        self.groups.change(id, |group| (group.queue, group.begun) = (Queue::Running, true));
+        self.groups.change(id, |group| (group.queue, group.started) = (Queue::Running, true));
         self.unmark_group_reclaimable(id);
         self.find_prefixes(id);
         place
@@ -151,7 +151,7 @@ impl Scheduler {
 
     /// Returns whether the step may start or continue the group.
     pub(super) fn may_run(&self, id: GroupId) -> bool {
-        self.portion.newcomers || self.groups[id].begun
+        self.step_budget.newcomers || self.groups[id].started
     }
 
     /// Attaches cached blocks to the members, for tokens that are not computed.
@@ -167,13 +167,13 @@ impl Scheduler {
             let useful = sequence.logits_from.unwrap_or(usize::MAX).min(sequence.tokens.len() - 1);
             let (before, place) = (sequence.computed, sequence.computed / block_size);
             sequence.block_hashes(useful / block_size, block_size);
-            let (table, chains) = sequence.table_and_hashes();
-            let found = self.blocks.reuse(table, place, &chains[..useful / block_size]);
+            let (table, hashes) = sequence.table_and_hashes();
+            let found = self.blocks.reuse(table, place, &hashes[..useful / block_size]);
             sequence.computed = before.max((place + found) * block_size);
             let found = sequence.computed - before;
             self.prefix.count(useful.saturating_sub(before), found);
-            if sequence.past.preemptions == 0 {
-                sequence.past.cached += found as u64;
+            if sequence.stats.preemptions == 0 {
+                sequence.stats.cached += found as u64;
             }
         }
     }
@@ -296,8 +296,8 @@ impl Scheduler {
             let rows = sequence.pending().clamp(1, self.options.max_tokens_per_step());
             self.blocks.needed(&sequence.table, sequence.computed..length, rows)
         };
-        let unborn = branching.max_members().saturating_sub(members.len());
-        back + sequences().map(needed).sum::<usize>() + self.blocks_for_forks(unborn, members[0])
+        let future_forks = branching.max_members().saturating_sub(members.len());
+        back + sequences().map(needed).sum::<usize>() + self.blocks_for_forks(future_forks, members[0])
     }
 
     /// Returns the number of blocks that `branches` future forks of `parent` need beyond the shared

@@ -82,8 +82,8 @@ impl Scheduler {
             return;
         }
         self.blocks.mark_reclaimable(&mut sequence.table);
-        let resting = if sequence.group.is_some() { &mut self.resting } else { &mut self.resting_idle };
-        resting.insert(sequence.order_key(slot));
+        let reclaimable = if sequence.group.is_some() { &mut self.reclaimable } else { &mut self.resting_idle };
+        reclaimable.insert(sequence.order_key(slot));
     }
 
     /// Removes the sequence from the reclaimable sets, before it runs, loses its blocks, or changes
@@ -97,8 +97,8 @@ impl Scheduler {
             return;
         }
         self.blocks.unmark_reclaimable(&mut sequence.table);
-        let resting = if sequence.group.is_some() { &mut self.resting } else { &mut self.resting_idle };
-        resting.remove(sequence.order_key(slot));
+        let reclaimable = if sequence.group.is_some() { &mut self.reclaimable } else { &mut self.resting_idle };
+        reclaimable.remove(sequence.order_key(slot));
     }
 
     /// Makes the sequence idle and reclaimable.
@@ -139,7 +139,7 @@ impl Scheduler {
             self.mark_reclaimable(slot);
             return true;
         }
-        let group = self.resting.next(has_own).and_then(|slot| self.sequences[slot].group);
+        let group = self.reclaimable.next(has_own).and_then(|slot| self.sequences[slot].group);
         group.map(|group| self.take_all_blocks(group)).is_some()
     }
 }

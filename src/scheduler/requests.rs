@@ -77,21 +77,21 @@ impl PreparedGroup {
 impl Scheduler {
     /// Adds a request to the waiting queue. Its first sequence gets `id`. Its forks get the
     /// following ids.
-    pub fn add(&mut self, id: SeqId, newcomer: PreparedGroup) -> Result<()> {
-        let PreparedGroup { mut sequence, branching, members, shells } = newcomer;
+    pub fn add(&mut self, id: SeqId, prepared: PreparedGroup) -> Result<()> {
+        let PreparedGroup { mut sequence, branching, members, shells } = prepared;
         let most = self.blocks.paging().max_blocks(sequence.max_len, self.options.max_tokens_per_step());
         assert!(most <= self.blocks.total(), "the engine refuses what can never fit");
         self.reserve(1 + shells.len(), sequence.max_len)?;
         sequence.id = id;
         let slot = self.sequences.insert(sequence);
-        self.enqueue(slot, SequenceGroup { branching, members, shells, queue: Queue::Waiting, begun: false });
+        self.enqueue(slot, SequenceGroup { branching, members, shells, queue: Queue::Waiting, started: false });
         Ok(())
     }
 
     /// Adds a pin: computes a prompt and keeps its blocks. If a sequence cannot continue otherwise,
     /// the pin with the lowest priority is removed.
-    pub fn pin(&mut self, id: SeqId, newcomer: PreparedGroup, priority: u32) -> Result<()> {
-        self.add(id, newcomer)?;
+    pub fn pin(&mut self, id: SeqId, prepared: PreparedGroup, priority: u32) -> Result<()> {
+        self.add(id, prepared)?;
         let (slot, place) = (self.slot(id)?, self.pins.partition_point(|&(other, _)| other <= priority));
         self.pins.insert(place, (priority, slot));
         Ok(())
@@ -101,8 +101,8 @@ impl Scheduler {
     /// step, with `max_len` tokens per sequence.
     fn reserve(&mut self, more: usize, max_len: usize) -> Result<()> {
         let tables = self.options.max_seqs.min(self.options.max_batch_tokens).saturating_mul(self.blocks.paging().entries(max_len));
-        self.spare.clear();
-        self.spare.batch.tables.try_reserve_exact(tables)?;
+        self.spare_plan.clear();
+        self.spare_plan.batch.tables.try_reserve_exact(tables)?;
         let queues = [Queue::Waiting, Queue::Running, Queue::Paused];
         let more = more + queues.map(|queue| self.groups.tally(queue).shells).iter().sum::<usize>();
         let most = self.sequences.len() + more;
@@ -110,9 +110,9 @@ impl Scheduler {
         // Forks of one group may be split into groups of their own.
         self.groups.try_reserve(most.saturating_sub(self.groups.len()))?;
         self.waiting.try_reserve(most)?;
-        self.aside.try_reserve(most)?;
+        self.set_aside.try_reserve(most)?;
         self.paused.try_reserve(most)?;
-        self.resting.try_reserve(most)?;
+        self.reclaimable.try_reserve(most)?;
         self.resting_idle.try_reserve(most)?;
         self.hosted.try_reserve(most)?;
         Ok(self.pins.try_reserve(most.saturating_sub(self.pins.len()))?)
@@ -123,7 +123,7 @@ impl Scheduler {
         self.unmark_reclaimable(slot);
         group.members.push(slot);
         let sequence = &self.sequences[slot];
-        let expected = self.lengths.expect(sequence.max_len.saturating_sub(sequence.tokens.len()), 0);
+        let expected = self.length_predictor.expect(sequence.max_len.saturating_sub(sequence.tokens.len()), 0);
         let rank = self.policies.order.rank(&RankInputs { at: self.now, priority: sequence.priority, expected });
         let id = self.groups.insert(rank, group);
         self.sequences[slot].group = Some(id);
@@ -135,7 +135,7 @@ impl Scheduler {
     pub(super) fn enqueue_alone(&mut self, slot: Slot) -> Result<()> {
         let mut members = Vec::new();
         members.try_reserve_exact(1)?;
-        self.enqueue(slot, SequenceGroup { branching: Branching::One, members, shells: Vec::new(), queue: Queue::Waiting, begun: false });
+        self.enqueue(slot, SequenceGroup { branching: Branching::One, members, shells: Vec::new(), queue: Queue::Waiting, started: false });
         Ok(())
     }
 
@@ -153,7 +153,7 @@ impl Scheduler {
         let runs = of.group.is_some() && !idle;
         let shell = Sequence::preallocated(of.max_len.max(len), self.blocks.paging())?;
         let mut forked = self.branch(slot, len, child, shell)?;
-        forked.past = SequenceStats::default();
+        forked.stats = SequenceStats::default();
         let slot = self.sequences.insert(forked);
         match runs {
             true => self.begin(slot),
@@ -250,8 +250,8 @@ impl Scheduler {
         sequence.raise_max_len(max_len, self.blocks.paging())?;
         sequence.keep = keep;
         sequence.generated = 0;
-        sequence.begun = false;
-        sequence.past = SequenceStats::default();
+        sequence.started = false;
+        sequence.stats = SequenceStats::default();
         self.begin(slot)?;
         self.set_idle(slot, false);
         Ok(())
@@ -303,7 +303,7 @@ impl Scheduler {
             return;
         }
         match self.groups.remove(id).queue {
-            Queue::Waiting => drop(self.waiting.remove(id) || self.aside.remove(id)),
+            Queue::Waiting => drop(self.waiting.remove(id) || self.set_aside.remove(id)),
             Queue::Paused => drop(self.paused.remove(id)),
             Queue::Running => drop(self.running.binary_search(&id).map(|place| self.running.remove(place))),
         }

@@ -29,18 +29,18 @@ pub struct Sequence {
     /// Extensions of `max_len` by appended tokens, in order.
     appended: Vec<Appended>,
     /// Whether a step has computed a part of it since it was added, forked or resumed.
-    pub begun: bool,
-    /// Whether a choice of the current commit continues it in place.
+    pub started: bool,
+    /// Whether a sampled token of the current commit continues it in place.
     pub chosen: bool,
     /// Whether it stays idle when it ends.
     pub keep: bool,
     /// First position whose logits are wanted. `None` selects the last row only.
     pub logits_from: Option<usize>,
-    pub past: SequenceStats,
+    pub stats: SequenceStats,
     pub table: BlockTable,
     /// Initial block hash, and the hashes of full blocks as far as they are computed.
     root: BlockHash,
-    chains: Vec<BlockHash>,
+    hashes: Vec<BlockHash>,
 }
 
 /// Statistics of a sequence since it started or was resumed.
@@ -71,7 +71,7 @@ impl Sequence {
     pub fn raise_max_len(&mut self, max_len: usize, paging: &Paging) -> Result<()> {
         let blocks = blocks_for(max_len, paging.block_size());
         self.tokens.try_reserve_exact(max_len.saturating_sub(self.tokens.len()))?;
-        self.chains.try_reserve_exact(blocks.saturating_sub(self.chains.len()))?;
+        self.hashes.try_reserve_exact(blocks.saturating_sub(self.hashes.len()))?;
         self.table.reserve(paging.entries(max_len))?;
         self.max_len = max_len;
         Ok(())
@@ -87,36 +87,36 @@ impl Sequence {
         self.appended.clear();
         self.appended.try_reserve(parent.appended.len())?;
         self.tokens.clear();
-        self.chains.clear();
+        self.hashes.clear();
         self.raise_max_len(parent.max_len, paging)
     }
 
     /// Returns a fork with the first `len` tokens and without blocks. It reuses the memory of
     /// `shell`, an unused or dropped sequence.
     pub fn branch(&self, shell: Sequence, id: SeqId, len: usize, paging: &Paging) -> Result<Sequence> {
-        let Sequence { tokens, chains, appended, table, .. } = shell;
+        let Sequence { tokens, hashes, appended, table, .. } = shell;
         let mut child = Sequence {
             id,
             tokens,
-            chains,
+            hashes,
             appended,
             table,
             priority: self.priority,
             generated: self.generated.saturating_sub(self.tokens.len() - len),
             keep: self.keep,
             logits_from: self.logits_from.map(|from| from.min(len)),
-            past: self.past,
+            stats: self.stats,
             root: self.root,
             ..Sequence::default()
         };
         child.tokens.clear();
-        child.chains.clear();
+        child.hashes.clear();
         child.appended.clear();
         child.appended.try_reserve_exact(self.appended.len())?;
         child.raise_max_len(self.max_len.max(len), paging)?;
         child.max_len = self.max_len;
         child.tokens.extend_from_slice(&self.tokens[..len]);
-        child.chains.extend_from_slice(&self.chains[..self.chains.len().min(len / paging.block_size())]);
+        child.hashes.extend_from_slice(&self.hashes[..self.hashes.len().min(len / paging.block_size())]);
         child.appended.extend_from_slice(&self.appended);
         child.revert_extensions(len);
         Ok(child)
@@ -128,15 +128,15 @@ impl Sequence {
         self.tokens.len() - self.computed
     }
 
-    /// Returns the maximum number of tokens that the sequence can generate in this turn.
+    /// Returns the maximum number of tokens that the sequence can generate in this generation.
     pub fn max_new_tokens(&self) -> usize {
         self.max_len.saturating_sub(self.tokens.len()) + self.generated
     }
 
     /// Appends the sampled token. Returns the finish reason if the sequence ends.
     #[inline]
-    pub fn apply(&mut self, verdict: TokenOutcome) -> Option<FinishReason> {
-        let (token, stops) = match verdict {
+    pub fn apply(&mut self, outcome: TokenOutcome) -> Option<FinishReason> {
+        let (token, stops) = match outcome {
             TokenOutcome::Token(token) => (token, false),
             TokenOutcome::Stop(token) => (token, true),
             TokenOutcome::Fail => return Some(FinishReason::Error),
@@ -154,7 +154,7 @@ impl Sequence {
     pub fn truncate(&mut self, len: usize, block_size: usize) {
         self.generated = self.generated.saturating_sub(self.tokens.len() - len);
         self.tokens.truncate(len);
-        self.chains.truncate(len / block_size);
+        self.hashes.truncate(len / block_size);
         self.computed = self.computed.min(len);
         self.logits_from = self.logits_from.map(|from| from.min(len));
         self.revert_extensions(len);
@@ -188,16 +188,16 @@ impl Sequence {
 
     /// Returns the hashes of the first `blocks` blocks, which must be full.
     pub fn block_hashes(&mut self, blocks: usize, block_size: usize) -> &[BlockHash] {
-        for place in self.chains.len()..blocks {
-            let before = self.chains.last().unwrap_or(&self.root);
-            let chain = before.next(&self.tokens[place * block_size..][..block_size]);
-            self.chains.push(chain);
+        for place in self.hashes.len()..blocks {
+            let before = self.hashes.last().unwrap_or(&self.root);
+            let hash = before.next(&self.tokens[place * block_size..][..block_size]);
+            self.hashes.push(hash);
         }
-        &self.chains[..blocks]
+        &self.hashes[..blocks]
     }
 
     pub fn table_and_hashes(&mut self) -> (&mut BlockTable, &[BlockHash]) {
-        (&mut self.table, &self.chains)
+        (&mut self.table, &self.hashes)
     }
 
     /// Returns the length of the common prefix if it exceeds `least`. The last token of each
@@ -213,7 +213,7 @@ impl Sequence {
 
     /// Returns the hashes that have been computed so far.
     pub fn known_block_hashes(&self) -> &[BlockHash] {
-        &self.chains
+        &self.hashes
     }
 
     /// Panics unless the invariants between two steps hold. For tests.
@@ -227,16 +227,16 @@ impl Sequence {
         let blocks = self.table.places();
         assert!(blocks >= blocks_for(self.computed, block_size), "every computed token has a slot");
         assert!(blocks <= blocks_for(self.tokens.len(), block_size), "no block is reserved for tokens that do not exist");
-        assert!(self.chains.len() <= self.tokens.len() / block_size, "only full blocks have a chain");
+        assert!(self.hashes.len() <= self.tokens.len() / block_size, "only full blocks have a chain");
     }
 
     /// Panics unless the hashes match the tokens. For tests.
     #[cfg(test)]
     pub fn check_chains(&self, block_size: usize) {
-        let mut chain = self.root;
-        for (tokens, known) in self.tokens.chunks_exact(block_size).zip(&self.chains) {
-            chain = chain.next(tokens);
-            assert_eq!(chain, *known, "a chain is that of the tokens");
+        let mut hash = self.root;
+        for (tokens, known) in self.tokens.chunks_exact(block_size).zip(&self.hashes) {
+            hash = hash.next(tokens);
+            assert_eq!(hash, *known, "a hash is that of the tokens");
         }
     }
 }

@@ -52,7 +52,7 @@ impl Scheduler {
     /// Counts a preemption, except for an idle sequence.
     pub(super) fn count_preemption(&mut self, slot: Slot) {
         let sequence = &mut self.sequences[slot];
-        sequence.past.preemptions += sequence.group.is_some() as u64;
+        sequence.stats.preemptions += sequence.group.is_some() as u64;
     }
 
     fn swap_out(&mut self, slots: &[Slot]) -> bool {
@@ -155,8 +155,8 @@ impl Scheduler {
         if self.blocks.caches_prefixes() {
             let full = sequence.computed / block_size;
             sequence.block_hashes(full, block_size);
-            let (table, chains) = sequence.table_and_hashes();
-            (0..full).for_each(|place| self.blocks.index(table, place, chains));
+            let (table, hashes) = sequence.table_and_hashes();
+            (0..full).for_each(|place| self.blocks.index(table, place, hashes));
         }
     }
 

@@ -17,27 +17,27 @@ fn add_branching(scheduler: &mut Scheduler, id: SeqId, prompt: Vec<u32>, max_len
 }
 
 pub fn take(scheduler: &mut Scheduler, id: SeqId, arrival: NewGroup) {
-    let newcomer = arrival.prepare(scheduler.blocks.paging()).unwrap();
-    scheduler.add(id, newcomer).unwrap();
+    let prepared = arrival.prepare(scheduler.blocks.paging()).unwrap();
+    scheduler.add(id, prepared).unwrap();
 }
 
-pub fn going_on(seq: SeqId, verdict: TokenOutcome) -> SampledToken {
-    SampledToken { parent: seq, child: seq, verdict }
+pub fn going_on(seq: SeqId, outcome: TokenOutcome) -> SampledToken {
+    SampledToken { parent: seq, child: seq, outcome }
 }
 
-/// Runs a step with `verdict` for every choice. Returns the tokens per sequence.
-fn step(scheduler: &mut Scheduler, verdict: TokenOutcome) -> Vec<(SeqId, usize)> {
-    step_with(scheduler, verdict, |_| true)
+/// Runs a step with `outcome` for every sampled token. Returns the tokens per sequence.
+fn step(scheduler: &mut Scheduler, outcome: TokenOutcome) -> Vec<(SeqId, usize)> {
+    step_with(scheduler, outcome, |_| true)
 }
 
-fn step_with(scheduler: &mut Scheduler, verdict: TokenOutcome, ready: impl Fn(SeqId) -> bool) -> Vec<(SeqId, usize)> {
+fn step_with(scheduler: &mut Scheduler, outcome: TokenOutcome, ready: impl Fn(SeqId) -> bool) -> Vec<(SeqId, usize)> {
     scheduler.recheck_paused();
     let plan = scheduler.schedule(ready);
     scheduler.record_moves(true, true);
     let Some(plan) = plan else { return Vec::new() };
-    let rows = plan.parts.iter().map(|part| (part.seq, part.rows)).collect();
-    let choices: Vec<SampledToken> = plan.sampled().map(|part| going_on(part.seq, verdict)).collect();
-    scheduler.commit(plan, &choices, &mut Vec::new());
+    let rows = plan.sequences.iter().map(|scheduled| (scheduled.seq, scheduled.rows)).collect();
+    let sampled: Vec<SampledToken> = plan.sampled().map(|scheduled| going_on(scheduled.seq, outcome)).collect();
+    scheduler.commit(plan, &sampled, &mut Vec::new());
     scheduler.check();
     rows
 }
@@ -59,13 +59,13 @@ fn prefill_chunks_and_decode_tokens_share_a_step() {
 fn foreseen_step(s: &mut Scheduler, is_ahead: bool) -> (StepPlan, Vec<(SeqId, u32)>) {
     let mut plan = if is_ahead { s.schedule_lookahead(|_| true) } else { s.schedule(|_| true) }.unwrap();
     s.reserve_lookahead(&mut plan);
-    let foreseen = plan.parts.iter().map(|part| part.seq).zip(plan.batch.next_slots.iter().copied()).collect();
+    let foreseen = plan.sequences.iter().map(|scheduled| scheduled.seq).zip(plan.batch.next_slots.iter().copied()).collect();
     (plan, foreseen)
 }
 
-fn commit_all(s: &mut Scheduler, plan: StepPlan, verdict: impl Fn(SeqId) -> TokenOutcome) {
-    let choices: Vec<SampledToken> = plan.sampled().map(|part| going_on(part.seq, verdict(part.seq))).collect();
-    s.commit(plan, &choices, &mut Vec::new());
+fn commit_all(s: &mut Scheduler, plan: StepPlan, outcome: impl Fn(SeqId) -> TokenOutcome) {
+    let sampled: Vec<SampledToken> = plan.sampled().map(|scheduled| going_on(scheduled.seq, outcome(scheduled.seq))).collect();
+    s.commit(plan, &sampled, &mut Vec::new());
     s.check();
 }
 
@@ -85,7 +85,7 @@ fn what_is_foreseen_of_a_step_is_the_next_one() {
         commit_all(&mut s, plan, |_| TokenOutcome::Token(9));
         let before = std::mem::take(&mut foreseen);
         (plan, foreseen) = foreseen_step(&mut s, true);
-        let now = plan.parts.iter().map(|part| part.seq).zip(plan.batch.slots.iter().copied());
+        let now = plan.sequences.iter().map(|scheduled| scheduled.seq).zip(plan.batch.slots.iter().copied());
         assert!(now.eq(before.into_iter().filter(|(_, slot)| *slot != NOWHERE)));
     }
     assert_eq!((ended, foreseen.len()), (vec![2, 3], 0), "whose last token is chosen has no next one");
@@ -104,20 +104,20 @@ fn nothing_is_foreseen_where_others_may_join_and_whoever_comes_waits_for_one_ste
     commit_all(&mut s, plan, |_| TokenOutcome::Token(9));
     add(&mut s, 2, vec![0; 3], 30);
     let (plan, foreseen) = foreseen_step(&mut s, true);
-    assert_eq!((plan.parts.len(), foreseen.len()), (1, 0), "it waits, and the next step is open");
+    assert_eq!((plan.sequences.len(), foreseen.len()), (1, 0), "it waits, and the next step is open");
     commit_all(&mut s, plan, |_| TokenOutcome::Token(9));
     let (plan, foreseen) = foreseen_step(&mut s, false);
-    assert_eq!((plan.parts.len(), foreseen.len()), (2, 0), "it computes its prompt");
+    assert_eq!((plan.sequences.len(), foreseen.len()), (2, 0), "it computes its prompt");
     commit_all(&mut s, plan, |_| TokenOutcome::Token(9));
     add(&mut s, 3, vec![0; 3], 30);
     let (plan, foreseen) = foreseen_step(&mut s, false);
-    assert_eq!((plan.parts.len(), foreseen.len()), (2, 2), "nobody else fits");
+    assert_eq!((plan.sequences.len(), foreseen.len()), (2, 2), "nobody else fits");
     commit_all(&mut s, plan, |_| TokenOutcome::Token(9));
     let (plan, foreseen) = foreseen_step(&mut s, true);
-    assert_eq!((plan.parts.len(), foreseen.len()), (2, 2), "still nobody");
+    assert_eq!((plan.sequences.len(), foreseen.len()), (2, 2), "still nobody");
     commit_all(&mut s, plan, |seq| if seq == 1 { TokenOutcome::Stop(2) } else { TokenOutcome::Token(9) });
     let (plan, foreseen) = foreseen_step(&mut s, true);
-    assert_eq!((plan.parts.len(), foreseen.len()), (1, 0), "one has ended, and another waits for its place");
+    assert_eq!((plan.sequences.len(), foreseen.len()), (1, 0), "one has ended, and another waits for its place");
     s.rollback(plan);
 }
 
@@ -128,7 +128,7 @@ fn whoever_paused_goes_on_though_the_device_is_ahead() {
     add(&mut s, 2, vec![0; 3], 30);
     let (plan, _) = foreseen_step(&mut s, false);
     commit_all(&mut s, plan, |_| TokenOutcome::Token(9));
-    for (ready, is_ahead, looks, parts, foreseen) in
+    for (ready, is_ahead, looks, all_scheduled, foreseen) in
         [(2, false, false, 2, 2), (1, true, false, 1, 1), (1, true, false, 1, 1), (2, true, true, 1, 0), (2, false, false, 2, 2)]
     {
         if looks {
@@ -136,14 +136,14 @@ fn whoever_paused_goes_on_though_the_device_is_ahead() {
         }
         let mut plan = if is_ahead { s.schedule_lookahead(|seq| seq <= ready) } else { s.schedule(|seq| seq <= ready) }.unwrap();
         s.reserve_lookahead(&mut plan);
-        assert_eq!((plan.parts.len(), plan.batch.next_slots.len()), (parts, foreseen));
+        assert_eq!((plan.sequences.len(), plan.batch.next_slots.len()), (all_scheduled, foreseen));
         commit_all(&mut s, plan, |_| TokenOutcome::Token(9));
     }
 }
 
 #[test]
 fn a_block_that_was_taken_for_a_token_that_did_not_come_is_given_back() {
-    for verdict in [TokenOutcome::Fail, TokenOutcome::Stop(2)] {
+    for outcome in [TokenOutcome::Fail, TokenOutcome::Stop(2)] {
         let mut s = scheduler(8, 4, 32, 2, 10);
         let arrival = NewGroup {
             prompt: vec![0; 3],
@@ -162,7 +162,7 @@ fn a_block_that_was_taken_for_a_token_that_did_not_come_is_given_back() {
         s.rollback(plan);
         assert_eq!(s.blocks.used_blocks(), 1);
         let (plan, _) = foreseen_step(&mut s, false);
-        commit_all(&mut s, plan, |_| verdict);
+        commit_all(&mut s, plan, |_| outcome);
         assert_eq!(s.blocks.used_blocks(), 1, "only what is computed stays");
     }
 }
@@ -176,7 +176,7 @@ fn where_no_block_is_left_for_the_next_token_nothing_is_foreseen() {
     let (plan, _) = foreseen_step(&mut s, false);
     commit_all(&mut s, plan, |_| TokenOutcome::Token(9));
     let (plan, foreseen) = foreseen_step(&mut s, false);
-    assert_eq!((plan.parts.len(), foreseen.len(), s.blocks.used_blocks()), (2, 0, 3));
+    assert_eq!((plan.sequences.len(), foreseen.len(), s.blocks.used_blocks()), (2, 0, 3));
     s.rollback(plan);
     s.check();
     assert_eq!(s.blocks.used_blocks(), 2, "what one of them got is given back");
@@ -233,7 +233,7 @@ fn a_rolled_back_step_leaves_no_trace_in_lengths_and_is_planned_again() {
 
 #[test]
 fn ends_by_length_stop_and_failure_return_every_block() {
-    for (verdict, steps, reason) in [
+    for (outcome, steps, reason) in [
         (TokenOutcome::Token(1), 3, FinishReason::Length),
         (TokenOutcome::Stop(2), 1, FinishReason::Stop),
         (TokenOutcome::Fail, 1, FinishReason::Error),
@@ -243,9 +243,9 @@ fn ends_by_length_stop_and_failure_return_every_block() {
         let mut events = Vec::new();
         for _ in 0..steps {
             let plan = s.schedule(|_| true).unwrap();
-            s.commit(plan, &[going_on(1, verdict)], &mut events);
+            s.commit(plan, &[going_on(1, outcome)], &mut events);
         }
-        assert_eq!(events, [Event::Advanced { choice: 0, finish: Some(reason), past: SequenceStats::default() }]);
+        assert_eq!(events, [Event::Advanced { sampled_token: 0, finish: Some(reason), stats: SequenceStats::default() }]);
         assert_eq!(s.blocks().free_blocks(), 16);
         s.check();
     }
@@ -353,7 +353,7 @@ fn a_step_of_some_leaves_the_others_where_they_wait_and_asks_nobody_else() {
         assert_eq!((s.paused(), s.waiting()), (0, 1000 - some.len()));
     }
     let plan = s.schedule(|_| true).unwrap();
-    assert!(plan.parts.iter().map(|part| part.seq).eq(1..=4), "as if nothing had been tried");
+    assert!(plan.sequences.iter().map(|scheduled| scheduled.seq).eq(1..=4), "as if nothing had been tried");
     s.rollback(plan);
 }
 
@@ -364,10 +364,10 @@ fn there_is_room_for_a_group_of_every_branch() {
         add_branching(&mut s, first, vec![0; 9], 60, Branching::Samples(4));
         let plan = s.schedule(|_| true).unwrap();
         let born = |seq: SeqId| (seq..seq + if seq == first { 4 } else { 1 }).map(move |child| (seq, child));
-        let choices = plan.sampled().flat_map(|part| born(part.seq));
-        let choices: Vec<SampledToken> =
-            choices.map(|(parent, child)| SampledToken { parent, child, verdict: TokenOutcome::Token(9) }).collect();
-        s.commit(plan, &choices, &mut Vec::new());
+        let sampled = plan.sampled().flat_map(|scheduled| born(scheduled.seq));
+        let sampled: Vec<SampledToken> =
+            sampled.map(|(parent, child)| SampledToken { parent, child, outcome: TokenOutcome::Token(9) }).collect();
+        s.commit(plan, &sampled, &mut Vec::new());
         s.check();
         assert!(s.groups.room() >= s.running(), "{} groups for {} sequences", s.groups.room(), s.running());
     }
@@ -377,12 +377,12 @@ fn there_is_room_for_a_group_of_every_branch() {
 fn of_several_searches_each_keeps_the_beams_that_go_on_in_whichever_order() {
     let mut s = scheduler(64, 8, 64, 16, 64);
     [1, 11].into_iter().for_each(|first| add_branching(&mut s, first, vec![0; 9], 60, Branching::Beams(3)));
-    let mut choose = |choices: &[(SeqId, SeqId)]| {
+    let mut choose = |sampled: &[(SeqId, SeqId)]| {
         let plan = s.schedule(|_| true).unwrap();
-        let choices: Vec<SampledToken> =
-            choices.iter().map(|&(parent, child)| SampledToken { parent, child, verdict: TokenOutcome::Token(9) }).collect();
+        let sampled: Vec<SampledToken> =
+            sampled.iter().map(|&(parent, child)| SampledToken { parent, child, outcome: TokenOutcome::Token(9) }).collect();
         let mut events = Vec::new();
-        s.commit(plan, &choices, &mut events);
+        s.commit(plan, &sampled, &mut events);
         s.check();
         let dropped = |event: &Event| if let Event::Dropped { seq } = event { Some(*seq) } else { None };
         events.iter().filter_map(dropped).collect::<Vec<_>>()
@@ -418,14 +418,14 @@ fn invariants_hold_over_long_random_traces() {
                     s.recheck_paused();
                     if let Some(plan) = s.schedule(|id| unready == 0 || id % 5 != unready) {
                         s.check();
-                        assert!(plan.parts.iter().all(|part| unready == 0 || part.seq % 5 != unready), "only the ready run");
+                        assert!(plan.sequences.iter().all(|scheduled| unready == 0 || scheduled.seq % 5 != unready), "only the ready run");
                         match random.below(8) {
                             0 => s.rollback(plan),
                             _ => {
-                                let verdict = if random.below(20) == 0 { TokenOutcome::Stop(1) } else { TokenOutcome::Token(1) };
-                                let choices: Vec<_> = plan.sampled().map(|p| going_on(p.seq, verdict)).collect();
+                                let outcome = if random.below(20) == 0 { TokenOutcome::Stop(1) } else { TokenOutcome::Token(1) };
+                                let sampled: Vec<_> = plan.sampled().map(|p| going_on(p.seq, outcome)).collect();
                                 let mut events = Vec::new();
-                                s.commit(plan, &choices, &mut events);
+                                s.commit(plan, &sampled, &mut events);
                                 live.retain(|id| s.get(*id).is_ok());
                             }
                         }
@@ -513,8 +513,8 @@ fn two_samples(s: &mut Scheduler, max_len: usize, prompt_logits: bool) {
     };
     take(s, 1, arrival);
     let plan = s.schedule(|_| true).unwrap();
-    let choices = [1, 2].map(|child| SampledToken { parent: 1, child, verdict: TokenOutcome::Token(child as u32) });
-    s.commit(plan, &choices, &mut Vec::new());
+    let sampled = [1, 2].map(|child| SampledToken { parent: 1, child, outcome: TokenOutcome::Token(child as u32) });
+    s.commit(plan, &sampled, &mut Vec::new());
     s.check();
 }
 
@@ -603,8 +603,8 @@ fn ten_thousands_of_idle_sequences_cost_each_its_own() {
     (2..50_002).filter(|child| child % 4 < 2).for_each(|child| drop(s.remove(child)));
     for _ in 0..50 {
         let Some(plan) = s.schedule(|seq| seq == 100_000) else { break };
-        let choices: Vec<SampledToken> = plan.sampled().map(|part| going_on(part.seq, TokenOutcome::Token(9))).collect();
-        s.commit(plan, &choices, &mut Vec::new());
+        let sampled: Vec<SampledToken> = plan.sampled().map(|scheduled| going_on(scheduled.seq, TokenOutcome::Token(9))).collect();
+        s.commit(plan, &sampled, &mut Vec::new());
     }
     assert!(s.get(100_000).is_err(), "it had room to come to its end");
     s.check();
@@ -639,12 +639,12 @@ fn what_is_appended_and_rewound_again_makes_nothing_longer() {
 /// Runs a step and records the rows whose logits are wanted, except the last, which is sampled.
 fn told(s: &mut Scheduler, rows: &mut Vec<(SeqId, usize)>) {
     let Some(plan) = s.schedule(|_| true) else { return };
-    for part in &plan.parts {
-        let end = part.first + part.rows;
-        rows.extend((end - part.logits..end - part.samples as usize).map(|row| (part.seq, row)));
+    for scheduled in &plan.sequences {
+        let end = scheduled.first + scheduled.rows;
+        rows.extend((end - scheduled.logits..end - scheduled.samples as usize).map(|row| (scheduled.seq, row)));
     }
-    let choices: Vec<SampledToken> = plan.sampled().map(|part| going_on(part.seq, TokenOutcome::Token(9))).collect();
-    s.commit(plan, &choices, &mut Vec::new());
+    let sampled: Vec<SampledToken> = plan.sampled().map(|scheduled| going_on(scheduled.seq, TokenOutcome::Token(9))).collect();
+    s.commit(plan, &sampled, &mut Vec::new());
     s.check();
 }
 
@@ -789,7 +789,7 @@ fn who_could_not_be_moved_out_or_back_is_computed_again() {
         s.check();
         assert_eq!((s.preemptions(), s.preemptions_swapped()), (1, out as u64));
         let plan = s.schedule(|_| true).unwrap();
-        assert_eq!(plan.parts[0].rows, if out { 1 } else { 17 });
+        assert_eq!(plan.sequences[0].rows, if out { 1 } else { 17 });
         s.rollback(plan);
         s.record_moves(true, back);
         s.check();
@@ -897,12 +897,12 @@ fn samples_and_beams_that_come_back_compute_their_beginning_once_whatever_the_wi
         let mut last = None;
         while last.is_none() {
             let plan = s.schedule(|_| true).unwrap();
-            let choices: Vec<SampledToken> = plan
+            let sampled: Vec<SampledToken> = plan
                 .sampled()
-                .flat_map(|_| (1..=3).map(|child| SampledToken { parent: 1, child, verdict: TokenOutcome::Token(child as u32) }))
+                .flat_map(|_| (1..=3).map(|child| SampledToken { parent: 1, child, outcome: TokenOutcome::Token(child as u32) }))
                 .collect();
-            last = (!choices.is_empty()).then_some(());
-            s.commit(plan, &choices, &mut Vec::new());
+            last = (!sampled.is_empty()).then_some(());
+            s.commit(plan, &sampled, &mut Vec::new());
             s.check();
         }
         (0..12).for_each(|_| assert_eq!(step(&mut s, TokenOutcome::Token(7)).len(), 3));

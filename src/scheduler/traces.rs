@@ -222,8 +222,8 @@ impl Trace {
         let (prompt, root) = (self.some_tokens(len), self.some_root());
         self.last_id += 1;
         self.tokens.insert(self.last_id, prompt.clone());
-        let newcomer = NewGroup::pin(prompt, root).prepare(self.s.blocks.paging()).unwrap();
-        self.s.pin(self.last_id, newcomer, self.random.below(3) as u32).unwrap();
+        let prepared = NewGroup::pin(prompt, root).prepare(self.s.blocks.paging()).unwrap();
+        self.s.pin(self.last_id, prepared, self.random.below(3) as u32).unwrap();
     }
 
     /// Resizes the pool, with enough blocks for the pending requests.
@@ -324,10 +324,10 @@ impl Trace {
             assert!(!everybody || self.s.groups.len() == 0, "somebody could go on: {}", self.state());
             return;
         };
-        let group_of = |part: &ScheduledSequence| self.sequence(&part.seq).group.unwrap();
-        assert!(plan.parts.iter().all(|part| self.s.is_ready(group_of(part), &ready)), "only the ready run");
+        let group_of = |scheduled: &ScheduledSequence| self.sequence(&scheduled.seq).group.unwrap();
+        assert!(plan.sequences.iter().all(|scheduled| self.s.is_ready(group_of(scheduled), &ready)), "only the ready run");
         let in_every_step = matches!(self.policies.batching, BatchingPolicy::Mixed | BatchingPolicy::DecodeFirst { .. });
-        let goes_on = plan.parts.iter().any(|part| Some(group_of(part)) == oldest);
+        let goes_on = plan.sequences.iter().any(|scheduled| Some(group_of(scheduled)) == oldest);
         assert!(!everybody || !in_every_step || goes_on || plan.is_closed, "the oldest always goes on");
         if self.s.preemptions() == before && !plan.is_closed {
             self.check_order();
@@ -336,9 +336,9 @@ impl Trace {
         self.check_plan(&plan);
         if self.random.below(8) == 0 {
             // The failed step has computed an unknown part.
-            let done = self.random.below(plan.parts.len() + 1);
+            let done = self.random.below(plan.sequences.len() + 1);
             plan.batch.copies.iter().for_each(|copy| self.copy(copy.from, copy.to));
-            plan.batch.slots[..plan.batch.slots.len() * done / plan.parts.len()]
+            plan.batch.slots[..plan.batch.slots.len() * done / plan.sequences.len()]
                 .iter()
                 .for_each(|&slot| self.slots[slot as usize] = GARBAGE);
             self.work_ahead(&plan);
@@ -362,14 +362,14 @@ impl Trace {
     /// batching.
     fn check_order(&self) {
         let (Some(oldest), Some(&youngest)) = (self.s.waiting.first(), self.s.running.last()) else { return };
-        if oldest < youngest && self.s.portion.newcomers {
+        if oldest < youngest && self.s.step_budget.newcomers {
             assert!(self.s.running[0] < oldest, "the oldest of all runs, if it can");
         }
     }
 
     fn check_portions(&self, plan: &StepPlan) {
-        let prompts = |part: &&ScheduledSequence| self.sequence(&part.seq).pending() > 1;
-        let prompt_rows: usize = plan.parts.iter().filter(prompts).map(|part| part.rows).sum();
+        let prompts = |scheduled: &&ScheduledSequence| self.sequence(&scheduled.seq).pending() > 1;
+        let prompt_rows: usize = plan.sequences.iter().filter(prompts).map(|scheduled| scheduled.rows).sum();
         if let BatchingPolicy::DecodeFirst { budget } = self.policies.batching {
             assert!(prompt_rows <= budget, "{prompt_rows} rows of prompts");
         }
@@ -384,35 +384,35 @@ impl Trace {
         let batch = &plan.batch;
         assert!(batch.rows() > 0 && batch.rows() <= self.s.options.max_batch_tokens);
         assert!(batch.logit_rows.len() <= self.s.options.max_seqs, "{} rows of logits", batch.logit_rows.len());
-        assert!(plan.parts.len() <= self.s.options.max_seqs);
+        assert!(plan.sequences.len() <= self.s.options.max_seqs);
         // The buffers were reserved for these maxima.
-        let most = plan.parts.len() * self.windows.len();
+        let most = plan.sequences.len() * self.windows.len();
         assert!(batch.copies.len() <= most, "only a part's first row can lie in blocks that others read");
-        assert!(batch.tables.len() <= plan.parts.len() * self.s.blocks.paging().entries(self.longest));
+        assert!(batch.tables.len() <= plan.sequences.len() * self.s.blocks.paging().entries(self.longest));
         let targets: HashSet<u32> = batch.copies.iter().map(|copy| copy.to).collect();
         assert_eq!(targets.len(), batch.copies.len(), "a block is copied to once");
         assert!(batch.copies.iter().all(|copy| !targets.contains(&copy.from)), "copies can be made in any order");
         let slots: HashSet<u32> = batch.slots.iter().copied().collect();
         assert_eq!(slots.len(), batch.rows() * self.windows.len(), "every row has a slot of its own in each group");
         let mut seen = HashSet::new();
-        for part in &plan.parts {
-            assert!(seen.insert(part.seq), "a sequence has one part");
-            let sequence = self.sequence(&part.seq);
-            assert_eq!(part.first, sequence.computed);
-            self.s.blocks.check_writable(&sequence.table, part.first..part.first + part.rows, &batch.copies);
+        for scheduled in &plan.sequences {
+            assert!(seen.insert(scheduled.seq), "a sequence has one part");
+            let sequence = self.sequence(&scheduled.seq);
+            assert_eq!(scheduled.first, sequence.computed);
+            self.s.blocks.check_writable(&sequence.table, scheduled.first..scheduled.first + scheduled.rows, &batch.copies);
             let pin = self.s.groups[sequence.group.unwrap()].branching == Branching::Pin;
-            assert_eq!(part.samples, !pin && part.first + part.rows == sequence.tokens.len());
-            assert!(part.logits <= part.rows && part.logits >= part.samples as usize);
+            assert_eq!(scheduled.samples, !pin && scheduled.first + scheduled.rows == sequence.tokens.len());
+            assert!(scheduled.logits <= scheduled.rows && scheduled.logits >= scheduled.samples as usize);
         }
-        assert_eq!(plan.parts.iter().map(|part| part.logits).sum::<usize>(), batch.logit_rows.len());
+        assert_eq!(plan.sequences.iter().map(|scheduled| scheduled.logits).sum::<usize>(), batch.logit_rows.len());
         self.check_foreseen(plan);
     }
 
     /// Checks that each predicted token has the slot that it will get, unless it is the last one.
     fn check_foreseen(&self, plan: &StepPlan) {
-        for (part, slots) in plan.parts.iter().zip(plan.batch.next_slots.chunks_exact(self.windows.len())) {
-            let (sequence, next) = (self.sequence(&part.seq), part.first + 1);
-            assert_eq!((part.rows, next), (1, sequence.tokens.len()));
+        for (scheduled, slots) in plan.sequences.iter().zip(plan.batch.next_slots.chunks_exact(self.windows.len())) {
+            let (sequence, next) = (self.sequence(&scheduled.seq), scheduled.first + 1);
+            assert_eq!((scheduled.rows, next), (1, sequence.tokens.len()));
             if next + 1 == sequence.max_len {
                 assert!(slots.iter().all(|&slot| slot == NOWHERE));
                 continue;
@@ -425,64 +425,64 @@ impl Trace {
     /// Executes the plan like a device: copies, then writes, then all reads of attention.
     fn run(&mut self, plan: &StepPlan) {
         plan.batch.copies.iter().for_each(|copy| self.copy(copy.from, copy.to));
-        for (span, part) in plan.batch.spans.iter().zip(&plan.parts) {
-            let contents = contents(&self.tokens[&part.seq]);
+        for (span, scheduled) in plan.batch.spans.iter().zip(&plan.sequences) {
+            let contents = contents(&self.tokens[&scheduled.seq]);
             for row in span.first_row as usize..(span.first_row + span.rows) as usize {
                 let position = plan.batch.positions[row] as usize;
-                assert_eq!(plan.batch.tokens[row], self.tokens[&part.seq][position]);
+                assert_eq!(plan.batch.tokens[row], self.tokens[&scheduled.seq][position]);
                 let slots = plan.batch.slots.chunks_exact(self.windows.len()).nth(row).unwrap();
                 (0..).zip(slots).for_each(|(group, &slot)| self.slots[slot as usize] = contents[position] + group);
             }
         }
-        for (span, part) in plan.batch.spans.iter().zip(&plan.parts) {
-            let contents = &contents(&self.tokens[&part.seq])[..part.first + part.rows];
+        for (span, scheduled) in plan.batch.spans.iter().zip(&plan.sequences) {
+            let contents = &contents(&self.tokens[&scheduled.seq])[..scheduled.first + scheduled.rows];
             for (group, window) in self.windows.iter().enumerate() {
-                let seen = window.map_or(0, |window| (part.first + 1).saturating_sub(window));
+                let seen = window.map_or(0, |window| (scheduled.first + 1).saturating_sub(window));
                 for (position, content) in contents.iter().enumerate().skip(seen) {
                     let entry = position / self.block_size() * self.windows.len() + group;
                     let block = plan.batch.tables[span.table as usize + entry] as usize;
                     let slot = block * self.block_size() + position % self.block_size();
-                    assert_eq!(self.slots[slot], content + group as u64, "sequence {} at {position}: not what it computed", part.seq);
+                    assert_eq!(self.slots[slot], content + group as u64, "sequence {} at {position}: not what it computed", scheduled.seq);
                 }
             }
         }
     }
 
     fn commit(&mut self, plan: StepPlan, chance: bool) {
-        let mut choices = Vec::new();
-        let mut groups: Vec<GroupId> = plan.sampled().map(|part| self.sequence(&part.seq).group.unwrap()).collect();
+        let mut sampled = Vec::new();
+        let mut groups: Vec<GroupId> = plan.sampled().map(|scheduled| self.sequence(&scheduled.seq).group.unwrap()).collect();
         groups.dedup();
         for group in groups {
             let branching = self.s.groups[group].branching;
             let members: Vec<SeqId> = self.s.groups[group].members.iter().map(|&slot| self.s.sequences[slot].id).collect();
-            assert!(members.iter().all(|seq| plan.sampled().any(|part| part.seq == *seq)), "a group chooses together");
+            assert!(members.iter().all(|seq| plan.sampled().any(|scheduled| scheduled.seq == *seq)), "a group chooses together");
             match branching {
                 Branching::Pin => panic!("a pin chose"),
-                Branching::One => choices.extend(members.iter().map(|&seq| going_on(seq, self.verdict(chance)))),
+                Branching::One => sampled.extend(members.iter().map(|&seq| going_on(seq, self.verdict(chance)))),
                 Branching::Samples(n) => {
                     let parent = members[0];
-                    choices.extend((0..n as u64).map(|i| SampledToken { parent, child: parent + i, verdict: self.verdict(chance) }));
+                    sampled.extend((0..n as u64).map(|i| SampledToken { parent, child: parent + i, outcome: self.verdict(chance) }));
                 }
-                Branching::Beams(n) => self.choose_beams(&members, n, &mut choices),
+                Branching::Beams(n) => self.choose_beams(&members, n, &mut sampled),
             }
         }
         let old = self.tokens.clone();
-        let dropped = |id: &SeqId| !choices.iter().any(|choice| choice.child == *id);
-        self.tokens.retain(|id, _| !dropped(id) || !plan.sampled().any(|part| part.seq == *id));
-        for SampledToken { parent, child, verdict } in &choices {
+        let dropped = |id: &SeqId| !sampled.iter().any(|sampled_token| sampled_token.child == *id);
+        self.tokens.retain(|id, _| !dropped(id) || !plan.sampled().any(|scheduled| scheduled.seq == *id));
+        for SampledToken { parent, child, outcome } in &sampled {
             let mut tokens = old[parent].clone();
-            if let TokenOutcome::Token(token) | TokenOutcome::Stop(token) = verdict {
+            if let TokenOutcome::Token(token) | TokenOutcome::Stop(token) = outcome {
                 tokens.push(*token);
             }
             self.tokens.insert(*child, tokens);
         }
-        let seqs: Vec<SeqId> = plan.parts.iter().map(|part| part.seq).collect();
+        let seqs: Vec<SeqId> = plan.sequences.iter().map(|scheduled| scheduled.seq).collect();
         let mut events = std::mem::take(&mut self.events);
-        self.s.commit(plan, &choices, &mut events);
-        assert_eq!(events.iter().filter(|event| matches!(event, Event::Advanced { .. })).count(), choices.len());
+        self.s.commit(plan, &sampled, &mut events);
+        assert_eq!(events.iter().filter(|event| matches!(event, Event::Advanced { .. })).count(), sampled.len());
         for event in &events {
-            if let Event::Advanced { choice, finish: Some(_), .. } = event {
-                let child = choices[*choice].child;
+            if let Event::Advanced { sampled_token, finish: Some(_), .. } = event {
+                let child = sampled[*sampled_token].child;
                 assert!(self.s.sequences.get(child).is_none_or(|sequence| sequence.keep && sequence.group.is_none()));
             }
         }
@@ -501,7 +501,7 @@ impl Trace {
     }
 
     /// Chooses beams: the first child stays in place, the others replace beams without children.
-    fn choose_beams(&mut self, members: &[SeqId], n: usize, choices: &mut Vec<SampledToken>) {
+    fn choose_beams(&mut self, members: &[SeqId], n: usize, sampled: &mut Vec<SampledToken>) {
         let request = self.beams[&members[0]];
         let wanted = if self.random.below(12) == 0 { 0 } else { 1 + self.random.below(n) };
         let mut parents: Vec<SeqId> = (0..wanted).map(|_| members[self.random.below(members.len())]).collect();
@@ -510,7 +510,7 @@ impl Trace {
         let mut stayed = HashSet::new();
         for parent in parents {
             let child = if stayed.insert(parent) { parent } else { free.remove(self.random.below(free.len())) };
-            choices.push(SampledToken { parent, child, verdict: TokenOutcome::Token(self.random.below(3) as u32) });
+            sampled.push(SampledToken { parent, child, outcome: TokenOutcome::Token(self.random.below(3) as u32) });
         }
     }
 
@@ -532,7 +532,7 @@ impl Trace {
         for (id, tokens) in &self.tokens {
             assert_eq!(*tokens, self.sequence(id).tokens, "sequence {id}");
         }
-        self.s.blocks.check_order(|chain| self.before.get(chain).copied());
+        self.s.blocks.check_order(|hash| self.before.get(hash).copied());
         self.check_contents();
     }
 

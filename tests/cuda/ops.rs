@@ -843,7 +843,7 @@ fn sampling_equals_the_sampler_of_the_host() {
             let prompt_len = tokens.len() / 2;
             let memory = SamplingHistory::new(&rules, &tokens, prompt_len).unwrap();
             let seed = random.next();
-            let context = Context { tokens: &tokens, prompt_len, generated: 0, seed, memory: &memory, allowed: None };
+            let context = Context { tokens: &tokens, prompt_len, generated: 0, seed, history: &memory, allowed: None };
             if row == 3 || !plan_draw(&mut draws, row as u32, vocab, rules.params.logprobs, &rules, &context) {
                 continue; // the host reads its logits
             }
@@ -882,7 +882,7 @@ fn nan_logits_and_excluded_vocabularies_are_reported() {
     let mut rows = vec![0.5; 3 * vocab];
     (rows[299], rows[301]) = (f32::NAN, f32::INFINITY);
     let memory = SamplingHistory::default();
-    let context = Context { tokens: &[1], prompt_len: 1, generated: 0, seed: 1, memory: &memory, allowed: Some(&[]) };
+    let context = Context { tokens: &[1], prompt_len: 1, generated: 0, seed: 1, history: &memory, allowed: Some(&[]) };
     for row in 0..3 {
         assert!(plan_draw(&mut draws, row, vocab, None, &ResolvedSampling::default(), &context));
     }
@@ -969,7 +969,7 @@ impl Kept {
         rules.params.temperature = 0.0;
         let mut draws = DeviceSampling::new(DeviceSamplingLimits::for_rows(tokens.len(), Kept::VOCAB)).unwrap();
         for row in 0..tokens.len() as u32 {
-            let context = Context { tokens: &[1], prompt_len: 1, generated: 0, seed: 1, memory: &memory, allowed: None };
+            let context = Context { tokens: &[1], prompt_len: 1, generated: 0, seed: 1, history: &memory, allowed: None };
             assert!(plan_draw(&mut draws, row, Kept::VOCAB, None, &rules, &context));
         }
         let drawn = self.backend.draw(&mut self.drawing, Kept::VOCAB, &mut logits, &draws).unwrap();
@@ -1038,7 +1038,7 @@ fn other_batches_are_padded_to_the_recorded_rows() {
 fn unsupported_sampling_parameters_are_left_to_the_host() {
     let limits = DeviceSamplingLimits::for_rows(2, 100);
     let memory = SamplingHistory::default();
-    let context = Context { tokens: &[1, 2], prompt_len: 1, generated: 0, seed: 1, memory: &memory, allowed: None };
+    let context = Context { tokens: &[1, 2], prompt_len: 1, generated: 0, seed: 1, history: &memory, allowed: None };
     let planned = |change: &dyn Fn(&mut SamplingParams)| {
         let mut rules = ResolvedSampling::default();
         change(&mut rules.params);

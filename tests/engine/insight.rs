@@ -79,12 +79,18 @@ fn the_last_output_says_how_long_what_took() {
     clock.0.fetch_add(7, SeqCst);
     let outputs = run(&engine);
     // Chunks of 16 and 4 rows, then two tokens of a row each.
-    let expected =
-        Timing { asked: ms(1000).unwrap(), queued: ms(7), first_token: ms(27), last_token: ms(29), preemptions: 0, cached_tokens: 0 };
+    let expected = Timing {
+        requested_at: ms(1000).unwrap(),
+        queued: ms(7),
+        first_token: ms(27),
+        last_token: ms(29),
+        preemptions: 0,
+        cached_tokens: 0,
+    };
     assert_eq!(outputs[0].timing, expected);
     engine.add_request(request(0..20, 1)).unwrap();
     let expected =
-        Timing { asked: ms(1029).unwrap(), queued: ms(0), first_token: ms(4), last_token: ms(4), preemptions: 0, cached_tokens: 16 };
+        Timing { requested_at: ms(1029).unwrap(), queued: ms(0), first_token: ms(4), last_token: ms(4), preemptions: 0, cached_tokens: 16 };
     assert_eq!(run(&engine)[0].timing, expected);
 }
 
@@ -113,7 +119,7 @@ fn a_turn_has_times_of_its_own_and_so_has_a_fork() {
     let outputs = run(&engine);
     // Both in each of two steps.
     let expected =
-        Timing { asked: ms(500).unwrap(), queued: ms(3), first_token: ms(5), last_token: ms(7), preemptions: 0, cached_tokens: 0 };
+        Timing { requested_at: ms(500).unwrap(), queued: ms(3), first_token: ms(5), last_token: ms(7), preemptions: 0, cached_tokens: 0 };
     assert_eq!((outputs.len(), outputs[1].sequence), (2, child));
     assert!(outputs.iter().all(|output| output.timing == expected), "{outputs:?}");
 }
@@ -298,7 +304,8 @@ fn beams_are_timed_as_one() {
         .unwrap();
     let outputs = run(&engine);
     // 4 rows, then 2 in each step.
-    let expected = Timing { asked: Duration::ZERO, queued: ms(0), first_token: ms(4), last_token: ms(8), preemptions: 0, cached_tokens: 0 };
+    let expected =
+        Timing { requested_at: Duration::ZERO, queued: ms(0), first_token: ms(4), last_token: ms(8), preemptions: 0, cached_tokens: 0 };
     assert!(outputs.len() == 2 && outputs.iter().all(|output| output.timing == expected), "{outputs:?}");
 }
 

@@ -521,7 +521,7 @@ fn one_matmul_per_weight_and_step_however_many_sequences() {
     }
     let before = runner.backend().matmuls();
     let plan = scheduler.schedule(|_| true).unwrap();
-    assert_eq!(plan.parts.len(), 24);
+    assert_eq!(plan.sequences.len(), 24);
     let ticket = runner.submit(&plan).unwrap();
     runner.wait(ticket).unwrap();
     let per_layer = 4; // qkv, attention output, gate and up, down

@@ -1131,8 +1131,11 @@ fn windowed(alternate: bool, keeps_all: bool, forks: bool) -> (Vec<Vec<u32>>, us
         told.push(logits.iter().map(|x| x.to_bits()).collect());
         let argmax = |row: &[f32]| (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap() as u32;
         let verdicts = logits.chunks_exact(127).map(|row| TokenOutcome::Token(argmax(row)));
-        let choices: Vec<SampledToken> =
-            plan.sampled().zip(verdicts).map(|(part, verdict)| SampledToken { parent: part.seq, child: part.seq, verdict }).collect();
+        let choices: Vec<SampledToken> = plan
+            .sampled()
+            .zip(verdicts)
+            .map(|(part, verdict)| SampledToken { parent: part.seq, child: part.seq, outcome: verdict })
+            .collect();
         scheduler.commit(plan, &choices, &mut events);
         scheduler.check();
         most = most.max(scheduler.blocks().used_blocks());

@@ -186,7 +186,7 @@ impl Dense {
         let (rules, logits) = (self.rules(), dense_logits(&self.tokens));
         let memory = SamplingHistory::new(&rules, &self.tokens, self.prompt_len).unwrap();
         let (prompt_len, generated) = (self.prompt_len, self.generated());
-        let context = Context { tokens: &self.tokens, prompt_len, generated, seed: self.seed, memory: &memory, allowed: None };
+        let context = Context { tokens: &self.tokens, prompt_len, generated, seed: self.seed, history: &memory, allowed: None };
         let token = Sampler::new(VOCAB).unwrap().choose(&logits, &rules, &context).unwrap().token;
         let stops = rules.stops_at(token) && !rules.must_go_on(generated);
         self.history.push(logprob_and_top(&logits, token, 0, &mut Vec::new()).unwrap());
@@ -814,7 +814,7 @@ fn search(beam: &BeamParams, n: usize, rules: &ResolvedSampling, prompt: &[u32],
         let mut process = |slot: usize, row: &mut [f32]| {
             let (tokens, prompt_len) = (&slots[slot], prompt.len());
             let memory = SamplingHistory::new(rules, tokens, prompt_len)?;
-            let context = Context { tokens, prompt_len, generated: tokens.len() - prompt_len, seed: 0, memory: &memory, allowed: None };
+            let context = Context { tokens, prompt_len, generated: tokens.len() - prompt_len, seed: 0, history: &memory, allowed: None };
             Ok(sampler.process(row, rules, &context)?)
         };
         search.decide(&rows, &mut process, &mut scratch, &mut step).unwrap();

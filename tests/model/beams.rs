@@ -79,7 +79,7 @@ fn advance(slots: &mut Slots, step: &BeamStep) {
 
 fn process(sampler: &mut Sampler, rules: &ResolvedSampling, tokens: &[u32], prompt_len: usize, row: &mut [f32]) -> Result<()> {
     let memory = SamplingHistory::new(rules, tokens, prompt_len)?;
-    let context = Context { tokens, prompt_len, generated: tokens.len() - prompt_len, seed: 0, memory: &memory, allowed: None };
+    let context = Context { tokens, prompt_len, generated: tokens.len() - prompt_len, seed: 0, history: &memory, allowed: None };
     Ok(sampler.process(row, rules, &context)?)
 }
 

@@ -190,7 +190,7 @@ impl World {
         for child in children {
             let token = self.random.below(2) as u32;
             let verdict = if self.random.below(40) == 0 { TokenOutcome::Stop(token) } else { TokenOutcome::Token(token) };
-            self.choices.push(SampledToken { parent, child, verdict });
+            self.choices.push(SampledToken { parent, child, outcome: verdict });
         }
     }
 
@@ -201,7 +201,7 @@ impl World {
         let mut free = request.sequences().filter(|seq| !parents.contains(seq));
         for (i, &parent) in parents.iter().enumerate() {
             let child = if parents[..i].contains(&parent) { free.next().unwrap() } else { parent };
-            self.choices.push(SampledToken { parent, child, verdict: TokenOutcome::Token(self.random.below(3) as u32) });
+            self.choices.push(SampledToken { parent, child, outcome: TokenOutcome::Token(self.random.below(3) as u32) });
         }
     }
 }

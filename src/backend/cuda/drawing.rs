@@ -39,13 +39,13 @@ fn bytes_of<T: Numbers>(numbers: &[T]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
 }
 
-fn asked_bytes(DeviceSamplingLimits { draws, edits, mask }: DeviceSamplingLimits) -> usize {
+fn asked_bytes(DeviceSamplingLimits { max_rows: draws, edits, mask }: DeviceSamplingLimits) -> usize {
     draws * size_of::<SamplingRow>() + edits * size_of::<LogitEdit>() + mask * size_of::<u32>()
 }
 
 impl Drawing {
     pub fn new(device: &Device, limits: DeviceSamplingLimits) -> Result<Drawing> {
-        let (asked, drawn) = (asked_bytes(limits), limits.draws * size_of::<DeviceSample>());
+        let (asked, drawn) = (asked_bytes(limits), limits.max_rows * size_of::<DeviceSample>());
         Ok(Drawing {
             asked: device.memory(asked as u64)?,
             staging: device.pinned(asked, REMEDY)?,
@@ -57,7 +57,7 @@ impl Drawing {
 
     /// Returns the bytes on the device.
     pub fn bytes(limits: DeviceSamplingLimits) -> u64 {
-        (asked_bytes(limits) + limits.draws * size_of::<DeviceSample>()) as u64
+        (asked_bytes(limits) + limits.max_rows * size_of::<DeviceSample>()) as u64
     }
 
     /// Samples from rows of `logits`; `row` maps a row of the batch to its row on the device.
@@ -72,7 +72,7 @@ impl Drawing {
         row: impl Fn(usize) -> usize,
         go_on: impl FnOnce(Address),
     ) -> Result<&[DeviceSample]> {
-        let bytes = asked.draws.len() * size_of::<DeviceSample>();
+        let bytes = asked.rows.len() * size_of::<DeviceSample>();
         if bytes > self.read.bytes().len() {
             return Err(no_room(bytes));
         }
@@ -80,7 +80,7 @@ impl Drawing {
         let [sent, drew, fetched] = &self.events;
         device.record(sent, Stream::Copies);
         device.hold_up(Stream::Compute, sent);
-        let shape = Shape::new((asked.draws.len() as u32, 1, 1), THREADS);
+        let shape = Shape::new((asked.rows.len() as u32, 1, 1), THREADS);
         let (drawn, logits) = (self.drawn.address(), logits.address());
         launch!(device, device.kernels.draw_rows, shape, drawn, logits, draws_at, edits_at, masks_at, vocab as u32);
         device.record(drew, Stream::Compute);
@@ -92,7 +92,7 @@ impl Drawing {
         device.wait_for(fetched).or_else(|error| device.wait().and(Err(error)))?;
         // SAFETY: this many results were just copied to page-aligned memory. All fields are
         // numbers, valid for every bit pattern.
-        Ok(unsafe { std::slice::from_raw_parts(self.read.bytes().as_ptr().cast(), asked.draws.len()) })
+        Ok(unsafe { std::slice::from_raw_parts(self.read.bytes().as_ptr().cast(), asked.rows.len()) })
     }
 
     /// Queues the copy of draws, edits and masks, one after the other. Returns their addresses on
@@ -100,7 +100,7 @@ impl Drawing {
     fn stage(
         &mut self,
         device: &Device,
-        DeviceSampling { draws, edits, masks }: &DeviceSampling,
+        DeviceSampling { rows: draws, edits, masks }: &DeviceSampling,
         row: impl Fn(usize) -> usize,
     ) -> Result<[Address; 3]> {
         let mut end = 0;

@@ -533,7 +533,7 @@ impl Backend for CudaBackend {
         let Steps { graphs, ahead } = &mut *steps;
         let mut goes_on = false;
         let go_on = |drawn| {
-            if let Some(rows) = ahead.go_on(&self.device, draws.draws.len(), drawn) {
+            if let Some(rows) = ahead.go_on(&self.device, draws.rows.len(), drawn) {
                 graphs.play(&self.device, rows);
                 goes_on = true;
             }

@@ -28,7 +28,7 @@ use crate::scheduler::Costs;
 
 /// The journal of an engine, between a step and its inputs.
 pub struct Journal {
-    witness: StepRecorder,
+    recorder: StepRecorder,
     role: Role,
 }
 
@@ -38,7 +38,7 @@ enum Role {
     /// A replay. `told` are the recorded inputs of the current step. `next_refusal` is the index of
     /// the next recorded refusal.
     Replays {
-        told: Step,
+        replayed: Step,
         next_refusal: Cell<usize>,
     },
 }
@@ -46,11 +46,11 @@ enum Role {
 impl Journal {
     /// Creates the journal of an engine that runs up to `seqs` sequences at once.
     pub fn recorded(recorder: Recorder, seqs: usize) -> Result<Journal> {
-        Ok(Journal { witness: StepRecorder::new(seqs)?, role: Role::Records(recorder) })
+        Ok(Journal { recorder: StepRecorder::new(seqs)?, role: Role::Records(recorder) })
     }
 
     fn replayed() -> Journal {
-        Journal { witness: StepRecorder::default(), role: Role::Replays { told: Step::default(), next_refusal: Cell::new(0) } }
+        Journal { recorder: StepRecorder::default(), role: Role::Replays { replayed: Step::default(), next_refusal: Cell::new(0) } }
     }
 
     /// Returns whether the recording has stopped because of a disk error.
@@ -59,14 +59,14 @@ impl Journal {
     }
 
     pub fn begin(&mut self, now: std::time::Duration) {
-        self.witness.begin(now);
+        self.recorder.begin(now);
     }
 
     /// Records a command of the step.
     pub fn record_command(&mut self, command: &Command) {
-        self.witness.touched = true;
+        self.recorder.must_record = true;
         if let Command::Free { seq } = command {
-            self.witness.forget(*seq);
+            self.recorder.forget(*seq);
         }
         if let Role::Records(recorder) = &mut self.role {
             recorder.asked(&RecordedCommand::from_command(command));
@@ -76,75 +76,75 @@ impl Journal {
     /// Records whether a group may be scheduled, or whether the paused groups must be checked. A
     /// replay returns the recorded answer.
     pub fn ready(&self, is_ready: bool) -> bool {
-        let ask = self.witness.next_command();
+        let ask = self.recorder.next_command();
         let ready = match &self.role {
             Role::Records(_) => is_ready,
-            Role::Replays { told, next_refusal } => {
+            Role::Replays { replayed: told, next_refusal } => {
                 let refused = told.refused.get(next_refusal.get()) == Some(&ask);
                 next_refusal.set(next_refusal.get() + refused as usize);
                 !refused
             }
         };
         if !ready {
-            self.witness.mark_refused(ask);
+            self.recorder.mark_refused(ask);
         }
         ready
     }
 
     /// Counts an attempt to compute a plan. A replay returns the recorded failure of this attempt.
     pub fn fault(&mut self) -> Option<Error> {
-        let attempt = self.witness.attempt();
-        let Role::Replays { told, .. } = &self.role else { return None };
+        let attempt = self.recorder.attempt();
+        let Role::Replays { replayed: told, .. } = &self.role else { return None };
         told.faults.iter().find(|fault| fault.attempt == attempt).map(FailedAttempt::error)
     }
 
     /// Records that the plan could not be computed.
     pub fn failed(&mut self, error: &Error) {
-        self.witness.failed(error);
+        self.recorder.failed(error);
     }
 
     /// Records that a pin has expired, since only the clock determines the time.
     pub fn record_expiry(&mut self) {
-        self.witness.touched = true;
+        self.recorder.must_record = true;
     }
 
     /// Returns the recorded resize of the step in a replay, otherwise `None`.
     pub fn recorded_resize(&mut self) -> Option<Option<Resized>> {
-        let Role::Replays { told, .. } = &mut self.role else { return None };
+        let Role::Replays { replayed: told, .. } = &mut self.role else { return None };
         let place = told.resized.iter().position(|resized| !resized.between);
         Some(place.map(|place| told.resized.remove(place)))
     }
 
     pub fn resized(&mut self, blocks: usize, worked: bool) {
-        self.witness.resized(blocks, worked);
+        self.recorder.resized(blocks, worked);
     }
 
     /// Records the result of transfers between the tiers. A replay adds the recorded failures.
     pub fn record_moves(&mut self, out: bool, back: bool) -> (bool, bool) {
-        let number = self.witness.moves();
+        let number = self.recorder.moves();
         let (out, back) = match &self.role {
             Role::Records(_) => (out, back),
-            Role::Replays { told, .. } => match told.stuck.iter().find(|stuck| stuck.number == number) {
-                Some(stuck) => (out && !stuck.out, back && !stuck.back),
+            Role::Replays { replayed: told, .. } => match told.stuck.iter().find(|stuck| stuck.number == number) {
+                Some(stuck) => (out && !stuck.out_failed, back && !stuck.back_failed),
                 None => (out, back),
             },
         };
         if !(out && back) {
-            self.witness.record_failed_move(FailedMove { number, out: !out, back: !back });
+            self.recorder.record_failed_move(FailedMove { number, out_failed: !out, back_failed: !back });
         }
         (out, back)
     }
 
     /// Records the result of an export or import of K and V. A replay returns the recorded failure.
     pub fn record_exchange(&mut self, result: Result<()>) -> Result<()> {
-        let number = self.witness.exchange();
+        let number = self.recorder.exchange();
         let result = match &self.role {
             Role::Records(_) => result,
-            Role::Replays { told, .. } => {
-                told.unmoved.iter().find(|fault| fault.attempt == number).map_or(result, |fault| Err(fault.error()))
+            Role::Replays { replayed: told, .. } => {
+                told.failed_exchanges.iter().find(|fault| fault.attempt == number).map_or(result, |fault| Err(fault.error()))
             }
         };
-        self.witness.step.unmoved.extend(result.as_ref().err().map(|error| FailedAttempt::new(number, error)));
+        self.recorder.step.failed_exchanges.extend(result.as_ref().err().map(|error| FailedAttempt::new(number, error)));
         result
     }
 
@@ -152,39 +152,39 @@ impl Journal {
     pub fn costs(&mut self, measured: Option<Costs>) -> Option<Costs> {
         let costs = match &self.role {
             Role::Records(_) => measured,
-            Role::Replays { told, .. } => {
+            Role::Replays { replayed: told, .. } => {
                 told.costs.map(|(block, token)| Costs { block: f64::from_bits(block), token: f64::from_bits(token) })
             }
         };
-        self.witness.step.costs = costs.map(|costs| (costs.block.to_bits(), costs.token.to_bits()));
+        self.recorder.step.costs = costs.map(|costs| (costs.block.to_bits(), costs.token.to_bits()));
         costs
     }
 
     pub fn record_output(&mut self, output: &Output) {
-        self.witness.record_output(output);
+        self.recorder.record_output(output);
     }
 
     /// Removes the digest of a sequence, after its last output.
     pub fn forget(&mut self, sequence: u64) {
-        self.witness.forget(sequence);
+        self.recorder.forget(sequence);
     }
 
     /// Panics if the journal keeps the digest of an unknown sequence. For tests.
     pub fn check(&self, is_known: impl Fn(u64) -> bool) {
-        self.witness.digested().for_each(|sequence| assert!(is_known(sequence), "sequence {sequence} is gone and the journal keeps it"));
+        self.recorder.digested().for_each(|sequence| assert!(is_known(sequence), "sequence {sequence} is gone and the journal keeps it"));
     }
 
     /// Ends the record of a step. A step that did nothing and had the same inputs as the previous
     /// one is not written.
     pub fn end(&mut self, result: &Result<StepReport>) {
         let idle = result.as_ref().is_ok_and(|report| report.sequences == 0);
-        let worth = self.witness.end(idle);
+        let worth = self.recorder.end(idle);
         let Role::Records(recorder) = &mut self.role else { return };
         if worth {
-            self.witness.ended.iter().for_each(|ended| recorder.ended(ended));
-            recorder.step(&self.witness.step);
+            self.recorder.ended.iter().for_each(|ended| recorder.ended(ended));
+            recorder.step(&self.recorder.step);
         }
-        recorder.settle(self.witness.step.now, idle);
+        recorder.settle(self.recorder.step.now, idle);
     }
 
     /// Writes the final record when the engine is freed.
@@ -196,11 +196,11 @@ impl Journal {
 
     /// Sets the recorded inputs of the next step.
     fn set_replayed(&mut self, step: Step) {
-        self.role = Role::Replays { told: step, next_refusal: Cell::new(0) };
+        self.role = Role::Replays { replayed: step, next_refusal: Cell::new(0) };
     }
 
     /// Returns the record of the last step, and the sequences that ended in it.
     fn last_step(&self) -> (&Step, &[RecordedEnd]) {
-        (&self.witness.step, &self.witness.ended)
+        (&self.recorder.step, &self.recorder.ended)
     }
 }

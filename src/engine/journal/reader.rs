@@ -35,7 +35,7 @@ pub enum Ending {
 /// A step, with the commands before it and the sequences that ended in it.
 #[derive(Default)]
 pub struct Recorded {
-    pub asked: Vec<RecordedCommand<'static>>,
+    pub commands: Vec<RecordedCommand<'static>>,
     pub ended: Vec<RecordedEnd>,
     pub step: Step,
 }
@@ -71,7 +71,7 @@ impl JournalFile {
         let mut recorded = Recorded::default();
         while self.ending.is_none() {
             match self.record() {
-                Ok(Record::Asked(asked)) => recorded.asked.push(asked),
+                Ok(Record::Asked(requested_at)) => recorded.commands.push(requested_at),
                 Ok(Record::Ended(ended)) => recorded.ended.push(ended),
                 Ok(Record::Step(step)) => return Some(Recorded { step, ..recorded }),
                 Ok(Record::Closed) => self.ending = Some(Ending::Closed),

@@ -105,11 +105,11 @@ pub struct Step {
     /// Failed transfers between the tiers.
     pub stuck: Vec<FailedMove>,
     /// Failed transfers of K and V for exports and imports.
-    pub unmoved: Vec<FailedAttempt>,
+    pub failed_exchanges: Vec<FailedAttempt>,
     /// Costs of swapping and recomputation as the bits of seconds, if they were set.
     pub costs: Option<(u64, u64)>,
     /// Digest of all outputs of the step, independent of their order.
-    pub said: u64,
+    pub digest: u64,
 }
 
 /// A resize of the pool, or a failed attempt.
@@ -118,7 +118,7 @@ pub struct Resized {
     pub blocks: usize,
     /// Whether it happened before the step began.
     pub between: bool,
-    pub worked: bool,
+    pub succeeded: bool,
 }
 
 /// A failed transfer between the tiers.
@@ -126,8 +126,8 @@ pub struct Resized {
 pub struct FailedMove {
     /// Number of the transfer since the last step, from 1.
     pub number: u32,
-    pub out: bool,
-    pub back: bool,
+    pub out_failed: bool,
+    pub back_failed: bool,
 }
 
 /// A failed attempt to compute a plan, to export or to import.
@@ -149,7 +149,7 @@ impl FailedAttempt {
     }
 }
 
-/// The end of a turn.
+/// The end of a generation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RecordedEnd {
     pub request: u64,
@@ -157,7 +157,7 @@ pub struct RecordedEnd {
     pub finish: Cow<'static, str>,
     pub generated: u64,
     pub score: u64,
-    /// Digest of all outputs of the turn.
+    /// Digest of all outputs of the generation.
     pub digest: [u8; 32],
 }
 
@@ -193,7 +193,7 @@ pub enum RecordedCommand<'a> {
     Resume {
         seq: u64,
         at: Duration,
-        turn: Box<RecordedResume<'a>>,
+        resume: Box<RecordedResume<'a>>,
     },
     GoOn {
         seq: u64,
@@ -248,7 +248,7 @@ pub struct RecordedRequest {
     pub skip_special: bool,
 }
 
-/// The parameters of the next turn of an idle sequence.
+/// The parameters of the next generation of an idle sequence.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RecordedResume<'a> {
     pub sampling: Cow<'a, SamplingParams>,
@@ -309,7 +309,7 @@ impl RecordedCommand<'_> {
     pub fn from_command(command: &Command) -> RecordedCommand<'_> {
         match command {
             Command::Add { id, work } => match &work.again {
-                Some(wanted) => RecordedCommand::Add { id: *id, at: work.stream.timing.asked, request: Cow::Borrowed(wanted) },
+                Some(wanted) => RecordedCommand::Add { id: *id, at: work.sequence.timing.requested_at, request: Cow::Borrowed(wanted) },
                 None => RecordedCommand::Lost { why: format!("request {id} was added before there was a journal") },
             },
             Command::Abort { request } => RecordedCommand::Abort { request: *request },
@@ -325,26 +325,28 @@ impl RecordedCommand<'_> {
                     id: child.id,
                     seed: child.seed,
                     user_data: child.user_data,
-                    at: child.asked,
+                    at: child.requested_at,
                 }));
                 RecordedCommand::Fork { parent: *parent, len: *len, children: forked, idle: *idle }
             }
             Command::Append { seq, tokens } => RecordedCommand::Append { seq: *seq, tokens: tokens.into() },
             Command::Rewind { seq, len } => RecordedCommand::Rewind { seq: *seq, len: *len },
-            Command::Resume { seq, turn, .. } => {
-                let (sampling, deadline) = (Cow::Borrowed(&turn.rules.params), turn.deadline.map(|at| at.saturating_sub(turn.asked)));
-                let (keep, hooked, user_data, skip_special) = (turn.keep, turn.hook.is_some(), turn.user_data, turn.skip_special);
+            Command::Resume { seq, generation, .. } => {
+                let (sampling, deadline) =
+                    (Cow::Borrowed(&generation.sampling.params), generation.deadline.map(|at| at.saturating_sub(generation.requested_at)));
+                let (keep, hooked, user_data, skip_special) =
+                    (generation.keep, generation.hook.is_some(), generation.user_data, generation.skip_special);
                 RecordedCommand::Resume {
                     seq: *seq,
-                    at: turn.asked,
-                    turn: Box::new(RecordedResume { sampling, keep, hooked, user_data, deadline, skip_special }),
+                    at: generation.requested_at,
+                    resume: Box::new(RecordedResume { sampling, keep, hooked, user_data, deadline, skip_special }),
                 }
             }
-            Command::GoOn { seq, keep, hook, deadline, open, asked } => {
-                let deadline = deadline.map(|at| at.saturating_sub(*asked));
+            Command::GoOn { seq, keep, hook, deadline, open, requested_at } => {
+                let deadline = deadline.map(|at| at.saturating_sub(*requested_at));
                 RecordedCommand::GoOn {
                     seq: *seq,
-                    at: *asked,
+                    at: *requested_at,
                     deadline,
                     keep: *keep,
                     user_data: open.last.user_data,
@@ -353,12 +355,12 @@ impl RecordedCommand<'_> {
             }
             Command::Free { seq } => RecordedCommand::Free { seq: *seq },
             Command::Export { seq, .. } => RecordedCommand::Export { seq: *seq },
-            Command::Import { id, turn, sequence_state } => match sequence_state.encode() {
-                Ok(sequence_state) => RecordedCommand::Import { id: *id, at: turn.asked, sequence_state },
+            Command::Import { id, generation, sequence_state } => match sequence_state.encode() {
+                Ok(sequence_state) => RecordedCommand::Import { id: *id, at: generation.requested_at, sequence_state },
                 Err(error) => RecordedCommand::Lost { why: format!("sequence {id} was imported: {error}") },
             },
-            Command::Pin { id, newcomer, priority, salt, until } => {
-                RecordedCommand::Pin { id: *id, tokens: newcomer.prompt().into(), priority: *priority, salt: salt.into(), until: *until }
+            Command::Pin { id, candidate, priority, salt, until } => {
+                RecordedCommand::Pin { id: *id, tokens: candidate.prompt().into(), priority: *priority, salt: salt.into(), until: *until }
             }
             Command::Unpin { id } => RecordedCommand::Unpin { id: *id },
         }

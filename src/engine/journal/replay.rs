@@ -95,14 +95,14 @@ impl Replay {
     }
 
     fn step(&mut self, recorded: Recorded) -> std::result::Result<(), String> {
-        let Recorded { asked, ended, step } = recorded;
+        let Recorded { commands: requested_at, ended, step } = recorded;
         self.summary.steps = step.number;
         self.with_journal(|journal| journal.set_replayed(step.clone()));
         for resized in step.resized.iter().filter(|resized| resized.between) {
-            self.core().resize(resized.blocks, resized.worked);
+            self.core().resize(resized.blocks, resized.succeeded);
         }
-        for asked in asked {
-            self.repeat(asked).map_err(|error| format!("what was asked for cannot be asked again: {error}"))?;
+        for requested_at in requested_at {
+            self.repeat(requested_at).map_err(|error| format!("what was asked for cannot be asked again: {error}"))?;
         }
         self.clock.turn(step.now);
         let result = self.engine.step();
@@ -140,31 +140,31 @@ impl Replay {
                 return Err(format!("recorded: {}; replayed: {}", name(ended.get(place)), name(ends.get(place))));
             }
         }
-        let outside = |step: &Step| Step { number: 0, said: 0, ..step.clone() };
+        let outside = |step: &Step| Step { number: 0, digest: 0, ..step.clone() };
         if outside(&here) != outside(step) {
             return Err(format!("recorded: {:?}; replayed: {:?}", outside(step), outside(&here)));
         }
-        if here.said != step.said {
+        if here.digest != step.digest {
             return Err("what was said of sequences that go on is not the same".into());
         }
         Ok(())
     }
 
-    fn repeat(&mut self, asked: RecordedCommand) -> Result<()> {
-        let registry = &self.engine.shared.registry;
-        match asked {
+    fn repeat(&mut self, requested_at: RecordedCommand) -> Result<()> {
+        let table = &self.engine.shared.table;
+        match requested_at {
             RecordedCommand::Add { id, at, request } => {
                 self.summary.requests += 1;
                 self.clock.turn(at);
                 self.restore_hook(id, request.hooked);
                 check_id(id, self.engine.add_request(request_of(*request.into_owned()))?)
             }
-            RecordedCommand::Resume { seq, at, turn } => {
+            RecordedCommand::Resume { seq, at, resume: generation } => {
                 self.clock.turn(at);
-                self.restore_hook(seq, turn.hooked);
-                let (keep, user_data, skip_special) = (turn.keep, Some(turn.user_data), turn.skip_special);
-                let deadline = turn.deadline;
-                self.engine.resume(seq, Resume { keep, user_data, skip_special, deadline, ..Resume::new(turn.sampling.into_owned()) })
+                self.restore_hook(seq, generation.hooked);
+                let (keep, user_data, skip_special) = (generation.keep, Some(generation.user_data), generation.skip_special);
+                let deadline = generation.deadline;
+                self.engine.resume(seq, Resume { keep, user_data, skip_special, deadline, ..Resume::new(generation.sampling.into_owned()) })
             }
             RecordedCommand::GoOn { seq, at, deadline, keep, user_data, hooked } => {
                 self.clock.turn(at);
@@ -179,15 +179,15 @@ impl Replay {
                 check_id(id, self.engine.pin_tokens(tokens.into_owned(), priority, salt.into_owned(), until)?)
             }
             RecordedCommand::Fork { parent, len, children, idle } => {
-                registry.replay_fork(parent, len, &children, idle, self.engine.queue().sender())
+                table.replay_fork(parent, len, &children, idle, self.engine.queue().sender())
             }
-            RecordedCommand::Export { seq } => registry.replay_export(seq, self.engine.queue().sender()),
-            RecordedCommand::Abort { request } => registry.replay(Command::Abort { request }),
-            RecordedCommand::End { seq } => registry.replay(Command::End { seq }),
-            RecordedCommand::Append { seq, tokens } => registry.replay(Command::Append { seq, tokens: tokens.into_owned() }),
-            RecordedCommand::Rewind { seq, len } => registry.replay(Command::Rewind { seq, len }),
-            RecordedCommand::Free { seq } => registry.replay(Command::Free { seq }),
-            RecordedCommand::Unpin { id } => registry.replay(Command::Unpin { id }),
+            RecordedCommand::Export { seq } => table.replay_export(seq, self.engine.queue().sender()),
+            RecordedCommand::Abort { request } => table.replay(Command::Abort { request }),
+            RecordedCommand::End { seq } => table.replay(Command::End { seq }),
+            RecordedCommand::Append { seq, tokens } => table.replay(Command::Append { seq, tokens: tokens.into_owned() }),
+            RecordedCommand::Rewind { seq, len } => table.replay(Command::Rewind { seq, len }),
+            RecordedCommand::Free { seq } => table.replay(Command::Free { seq }),
+            RecordedCommand::Unpin { id } => table.replay(Command::Unpin { id }),
             RecordedCommand::Lost { why } => Err(Error::unsupported(format!("it is not in the journal: {why}"))),
         }
     }

@@ -17,7 +17,7 @@ pub struct StepRecorder {
     pub step: Step,
     pub ended: Vec<RecordedEnd>,
     /// Whether a command, a resize, a failed transfer or an output makes the step worth recording.
-    pub touched: bool,
+    pub must_record: bool,
     /// Number of readiness checks in the step, and the indices of those that failed.
     asks: Cell<u32>,
     refused: RefCell<Vec<u32>>,
@@ -31,7 +31,7 @@ pub struct StepRecorder {
     /// Number of exports and imports in this step.
     exchanges: u32,
     /// Digest of all outputs of each sequence since its last end, for existing sequences only.
-    said: HashMap<u64, [u8; 32]>,
+    digests: HashMap<u64, [u8; 32]>,
     /// Number of written steps.
     steps: u64,
     /// Failed readiness checks of the last step, and whether that step did nothing else.
@@ -42,18 +42,18 @@ pub struct StepRecorder {
 impl StepRecorder {
     /// Reserves space for the outputs of `seqs` concurrent sequences, so that no step allocates.
     pub fn new(seqs: usize) -> Result<StepRecorder> {
-        let mut witness = StepRecorder::default();
+        let mut recorder = StepRecorder::default();
         // A map that is at most half full is rehashed in place and does not allocate.
-        witness.said.try_reserve(2 * seqs)?;
-        witness.ended.try_reserve(seqs)?;
-        Ok(witness)
+        recorder.digests.try_reserve(2 * seqs)?;
+        recorder.ended.try_reserve(seqs)?;
+        Ok(recorder)
     }
 
     pub fn begin(&mut self, now: Duration) {
-        (self.step.now, self.step.said, self.attempts, self.exchanges) = (now, 0, 0, 0);
+        (self.step.now, self.step.digest, self.attempts, self.exchanges) = (now, 0, 0, 0);
         self.step.faults.clear();
-        self.step.unmoved.clear();
-        (self.in_step, self.touched) = (true, !self.between.is_empty() || !self.stuck.is_empty());
+        self.step.failed_exchanges.clear();
+        (self.in_step, self.must_record) = (true, !self.between.is_empty() || !self.stuck.is_empty());
         self.step.resized.clear();
         self.step.resized.append(&mut self.between);
         self.step.refused.clear();
@@ -87,9 +87,9 @@ impl StepRecorder {
     }
 
     pub fn resized(&mut self, blocks: usize, worked: bool) {
-        let resized = Resized { blocks, between: !self.in_step, worked };
+        let resized = Resized { blocks, between: !self.in_step, succeeded: worked };
         if self.in_step { &mut self.step.resized } else { &mut self.between }.push(resized);
-        self.touched = true;
+        self.must_record = true;
     }
 
     /// Returns the number of the transfer.
@@ -100,16 +100,16 @@ impl StepRecorder {
 
     pub fn record_failed_move(&mut self, stuck: FailedMove) {
         self.stuck.push(stuck);
-        self.touched = true;
+        self.must_record = true;
     }
 
     pub fn record_output(&mut self, output: &Output) {
-        let before = self.said.remove(&output.sequence).unwrap_or_default();
+        let before = self.digests.remove(&output.sequence).unwrap_or_default();
         let digest = digest(&before, output);
         let (first, _) = digest.split_first_chunk::<8>().expect("a digest is longer");
-        self.step.said = self.step.said.wrapping_add(u64::from_le_bytes(*first));
+        self.step.digest = self.step.digest.wrapping_add(u64::from_le_bytes(*first));
         match output.finish {
-            None => drop(self.said.insert(output.sequence, digest)),
+            None => drop(self.digests.insert(output.sequence, digest)),
             Some(finish) => self.ended.push(RecordedEnd {
                 request: output.request,
                 sequence: output.sequence,
@@ -119,17 +119,17 @@ impl StepRecorder {
                 digest,
             }),
         }
-        self.touched = true;
+        self.must_record = true;
     }
 
     /// Removes the digest of a sequence that has no further outputs.
     pub fn forget(&mut self, sequence: u64) {
-        self.said.remove(&sequence);
+        self.digests.remove(&sequence);
     }
 
     /// Returns the sequences with a digest.
     pub fn digested(&self) -> impl Iterator<Item = u64> {
-        self.said.keys().copied()
+        self.digests.keys().copied()
     }
 
     /// Ends the step. Returns whether it must be written.
@@ -138,7 +138,7 @@ impl StepRecorder {
         self.step.stuck.clear();
         self.step.stuck.append(&mut self.stuck);
         self.step.refused.clone_from(&self.refused.borrow());
-        let quiet = idle && !self.touched && self.step.faults.is_empty();
+        let quiet = idle && !self.must_record && self.step.faults.is_empty();
         if quiet && self.quiet_before && self.refused_before == self.step.refused {
             return false;
         }

@@ -18,7 +18,7 @@ pub trait Order: Send + Sync {
     /// Returns the rank of a group, fixed from its arrival to its end. Smaller values are scheduled
     /// first, and equal values in order of arrival. To exclude starvation, the rank must grow with
     /// time.
-    fn rank(&self, claim: &RankInputs) -> u64;
+    fn rank(&self, inputs: &RankInputs) -> u64;
 }
 
 /// The inputs of an order policy.

@@ -10,8 +10,8 @@ pub struct Priority {
 }
 
 impl Order for Priority {
-    fn rank(&self, claim: &RankInputs) -> u64 {
-        let levels_below = MOST_PRIORITY.saturating_sub(claim.priority).max(0) as u64;
-        claim.at.saturating_add(levels_below.saturating_mul(self.ageing.as_micros() as u64))
+    fn rank(&self, inputs: &RankInputs) -> u64 {
+        let levels_below = MOST_PRIORITY.saturating_sub(inputs.priority).max(0) as u64;
+        inputs.at.saturating_add(levels_below.saturating_mul(self.ageing.as_micros() as u64))
     }
 }

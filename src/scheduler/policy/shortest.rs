@@ -11,9 +11,9 @@ pub struct ShortestPredicted {
 const TOKENS: f64 = 100.0;
 
 impl Order for ShortestPredicted {
-    fn rank(&self, claim: &RankInputs) -> u64 {
-        let later = claim.expected as f64 / TOKENS * self.ageing.as_micros() as f64;
-        claim.at.saturating_add(later as u64)
+    fn rank(&self, inputs: &RankInputs) -> u64 {
+        let later = inputs.expected as f64 / TOKENS * self.ageing.as_micros() as f64;
+        inputs.at.saturating_add(later as u64)
     }
 }
 

@@ -29,9 +29,9 @@ fn add(s: &mut Scheduler, id: SeqId, prompt: usize, max_len: usize, priority: i3
 /// Runs a step and returns its tokens per sequence.
 fn step(s: &mut Scheduler) -> Vec<(SeqId, usize)> {
     let Some(plan) = s.schedule(|_| true) else { return Vec::new() };
-    let mut rows: Vec<_> = plan.parts.iter().map(|part| (part.seq, part.rows)).collect();
-    let choices: Vec<SampledToken> = plan.sampled().map(|part| going_on(part.seq, TokenOutcome::Token(9))).collect();
-    s.commit(plan, &choices, &mut Vec::new());
+    let mut rows: Vec<_> = plan.sequences.iter().map(|scheduled| (scheduled.seq, scheduled.rows)).collect();
+    let sampled: Vec<SampledToken> = plan.sampled().map(|scheduled| going_on(scheduled.seq, TokenOutcome::Token(9))).collect();
+    s.commit(plan, &sampled, &mut Vec::new());
     s.check();
     rows.sort_unstable();
     rows
@@ -240,8 +240,8 @@ fn cost_beside(waiting: u64) -> (Duration, Duration) {
     let steps = quickest(|| {
         for _ in 0..500 {
             let plan = s.schedule(|_| true).unwrap();
-            let choices: Vec<SampledToken> = plan.sampled().map(|part| going_on(part.seq, TokenOutcome::Token(9))).collect();
-            s.commit(plan, &choices, &mut Vec::new());
+            let sampled: Vec<SampledToken> = plan.sampled().map(|scheduled| going_on(scheduled.seq, TokenOutcome::Token(9))).collect();
+            s.commit(plan, &sampled, &mut Vec::new());
         }
     });
     let mut id = 2 * waiting;
