@@ -161,7 +161,7 @@ const _: () = assert!(size_of::<SamplingRow>() == 60 && size_of::<LogitEdit>() =
 mod tests {
     use super::*;
 
-    fn draw(row: u32) -> SamplingRow {
+    fn row(row: u32) -> SamplingRow {
         SamplingRow {
             row,
             logprobs: NO_LOGPROBS,
@@ -181,13 +181,13 @@ mod tests {
     }
 
     #[test]
-    fn other_rows_are_those_that_nothing_is_drawn_from() {
-        let mut draws = DeviceSampling::new(DeviceSamplingLimits::for_rows(4, 10)).unwrap();
-        let others = |draws: &DeviceSampling, rows| draws.other_rows(rows).map(|run| (run.start, run.end)).collect::<Vec<_>>();
-        assert_eq!(others(&draws, 3), [(0, 3)]);
-        assert!(others(&draws, 0).is_empty());
-        draws.rows.extend([0, 1, 4].map(draw));
-        assert_eq!(others(&draws, 5), [(2, 4)]);
-        assert_eq!(others(&draws, 7), [(2, 4), (5, 7)]);
+    fn other_rows_are_those_that_are_not_sampled() {
+        let mut sampling = DeviceSampling::new(DeviceSamplingLimits::for_rows(4, 10)).unwrap();
+        let others = |sampling: &DeviceSampling, rows| sampling.other_rows(rows).map(|run| (run.start, run.end)).collect::<Vec<_>>();
+        assert_eq!(others(&sampling, 3), [(0, 3)]);
+        assert!(others(&sampling, 0).is_empty());
+        sampling.rows.extend([0, 1, 4].map(row));
+        assert_eq!(others(&sampling, 5), [(2, 4)]);
+        assert_eq!(others(&sampling, 7), [(2, 4), (5, 7)]);
     }
 }

@@ -111,25 +111,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_window_bounds_what_a_sequence_has_and_all_else_grows_with_it() {
+    fn only_windowed_groups_have_a_bounded_number_of_blocks() {
         let all = Paging::new(16, &[None]);
         assert_eq!((all.max_blocks(100, 64), all.entries(100)), (7, 7));
         let mixed = Paging::new(16, &[None, Some(32), Some(32)]);
         // The window of the first of 16 rows covers 32 positions. With 15 more rows it can touch
         // four blocks.
         assert_eq!((mixed.max_blocks(1600, 16), mixed.entries(1600)), (100 + 4 + 4, 300));
-        assert_eq!(mixed.max_blocks(20, 16), 6, "no more than there are tokens");
+        assert_eq!(mixed.max_blocks(20, 16), 6, "at most the blocks of the tokens");
     }
 
     #[test]
-    fn branches_share_what_they_begin_with_unless_it_has_left_the_window() {
+    fn branches_share_prompt_blocks_except_in_windowed_groups() {
         let mixed = Paging::new(16, &[None, Some(16)]);
         assert_eq!(mixed.max_blocks_of(3, 40, 80, 1), (2 + 3 * 3) + 3 * 2);
         assert_eq!(mixed.max_blocks_of(1, 40, 80, 1), mixed.max_blocks(80, 1));
     }
 
     #[test]
-    fn the_longest_that_fits_is_one_whose_next_token_does_not() {
+    fn one_more_token_than_max_len_in_does_not_fit() {
         for windows in [&[None][..], &[None, Some(20)], &[None, None, Some(7), Some(40)]] {
             let paging = Paging::new(8, windows);
             for blocks in 0..60 {
@@ -138,11 +138,11 @@ mod tests {
                 assert!(fits == 300 || paging.max_blocks(fits + 1, 5) > blocks, "{windows:?} {blocks}: {fits}");
             }
         }
-        assert_eq!(Paging::new(8, &[Some(20)]).max_len_in(5, 10_000, 5), 10_000, "nothing grows beyond the window");
+        assert_eq!(Paging::new(8, &[Some(20)]).max_len_in(5, 10_000, 5), 10_000, "the number of blocks is bounded by the window");
     }
 
     #[test]
-    fn what_leaves_the_window_of_the_last_token_is_not_needed() {
+    fn blocks_out_of_the_window_of_the_last_token_are_not_needed() {
         let paging = Paging::new(8, &[Some(10)]);
         assert_eq!([0, 10, 17, 18, 26].map(|computed| paging.blocks_out_of(Some(10), computed)), [0, 0, 0, 1, 2]);
         assert_eq!(paging.blocks_out_of(None, 1000), 0);

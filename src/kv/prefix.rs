@@ -165,9 +165,9 @@ impl PrefixIndex {
         let unused: Vec<BlockId> = std::iter::successors(self.unused.oldest(), |&block| self.unused.next(block)).collect();
         assert_eq!(unused.len(), self.unused());
         for (age, &block) in unused.iter().enumerate() {
-            let hash = self.hash(block).expect("only what can be found is kept unused");
+            let hash = self.hash(block).expect("every unused block is in the index");
             let Some(parent) = before(&hash).and_then(|hash| self.find(&hash)) else { continue };
-            assert!(!unused[..age].contains(&parent), "block {parent} would go before {block}, which is found through it");
+            assert!(!unused[..age].contains(&parent), "block {parent} would be evicted before {block}, which is found through it");
         }
     }
 }
@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_least_recently_used_goes_first() {
+    fn the_least_recently_used_block_is_evicted_first() {
         let mut lru = Lru::new(5).unwrap();
         [3, 1, 4].into_iter().for_each(|block| lru.push(block));
         lru.remove(1);
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_takes_anothers_place_has_its_age() {
+    fn a_relocated_block_keeps_its_age() {
         let mut lru = Lru::new(5).unwrap();
         [3, 1, 4].into_iter().for_each(|block| lru.push(block));
         lru.relocate(4, 0);
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn chains_differ_by_model_salt_tokens_and_place() {
+    fn hashes_depend_on_model_salt_tokens_and_position() {
         let root = BlockHash::root(&[0; 32], b"");
         let one = root.next(&[1, 2]);
         let others = [

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_divides_as_division_does() {
+    fn shifts_give_the_results_of_division() {
         for tokens in [1, 4, 8, 16, 256] {
             let size = BlockSize::new(tokens);
             assert_eq!(size.tokens(), tokens);

@@ -70,7 +70,7 @@ impl Pool {
 }
 
 #[test]
-fn a_table_grows_by_whole_blocks_only_when_tokens_need_them() {
+fn a_table_grows_by_whole_blocks_when_tokens_need_them() {
     let mut manager = BlockManager::new(4, Paging::without_windows(16), false).unwrap();
     let mut table = BlockTable::default();
     for (tokens, blocks) in [(1, 1), (16, 1), (17, 2), (33, 3), (20, 3)] {
@@ -81,7 +81,7 @@ fn a_table_grows_by_whole_blocks_only_when_tokens_need_them() {
 }
 
 #[test]
-fn growing_beyond_the_pool_changes_nothing() {
+fn a_failed_allocation_changes_nothing() {
     let mut pool = Pool::new(3, false);
     let mut owner = pool.owner(SIZE);
     assert_eq!(pool.write(&mut owner, 3 * SIZE), Err(NoSpace));
@@ -102,7 +102,7 @@ fn slots_follow_the_table() {
 
 /// Figure 8 of the PagedAttention paper: two samples of a prompt of seven tokens, blocks of four.
 #[test]
-fn figure_8_two_samples_share_their_prompt_and_the_first_to_write_copies_the_last_block() {
+fn figure_8_samples_share_a_prompt_and_the_first_write_copies_the_last_block() {
     let mut pool = Pool::new(8, false);
     let mut a1 = pool.owner(7);
     let mut a2 = pool.fork(&a1, 7);
@@ -123,7 +123,7 @@ fn figure_8_two_samples_share_their_prompt_and_the_first_to_write_copies_the_las
 
 /// Within one step, the reference of a planned copy does not make the second writer copy too.
 #[test]
-fn of_two_writers_in_one_step_only_the_first_copies() {
+fn only_the_first_of_two_writes_in_a_step_copies_the_block() {
     let mut pool = Pool::new(8, false);
     let mut a1 = pool.owner(7);
     let mut a2 = pool.fork(&a1, 7);
@@ -141,9 +141,9 @@ fn of_two_writers_in_one_step_only_the_first_copies() {
 /// Figure 9: beam search with k = 4. Beams share blocks. Candidates 0 and 3 are dropped, and the
 /// next ones come from 1 and 2.
 #[test]
-fn figure_9_beams_that_are_dropped_return_the_blocks_that_only_they_had() {
+fn figure_9_dropped_beams_free_the_blocks_that_only_they_used() {
     let mut pool = Pool::new(32, false);
-    // As drawn: block 0 belongs to all four, block 1 to 0, 1 and 2, block 2 to 3, and so on.
+    // As in the figure: block 0 belongs to all four, block 1 to 0, 1 and 2, block 2 to 3, and so on.
     let mut root = pool.owner(SIZE);
     let mut left = pool.fork(&root, SIZE);
     pool.write(&mut left, SIZE).unwrap();
@@ -179,7 +179,7 @@ fn figure_9_beams_that_are_dropped_return_the_blocks_that_only_they_had() {
 }
 
 #[test]
-fn a_prefix_is_found_again_after_its_owner_has_gone() {
+fn a_prefix_is_found_after_its_sequence_has_been_freed() {
     let mut pool = Pool::new(8, true);
     let root = BlockHash::root(&[0; 32], b"");
     let hashes = [root.next(&[1]), root.next(&[1]).next(&[2])];
@@ -198,28 +198,28 @@ fn a_prefix_is_found_again_after_its_owner_has_gone() {
 }
 
 #[test]
-fn cached_blocks_give_way_leaf_first_when_others_need_their_place() {
+fn cached_blocks_are_evicted_from_the_end_of_the_prefix() {
     let mut pool = Pool::new(4, true);
-    let hashes = three_chains();
+    let hashes = three_hashes();
     let mut owner = pool.owner(3 * SIZE);
     (0..hashes.len()).for_each(|place| pool.manager.index(&mut owner.table, place, &hashes));
     pool.manager.free(&mut owner.table);
     let other = pool.owner(2 * SIZE);
     assert_eq!((pool.manager.cached_blocks(), pool.manager.free_blocks()), (2, 0));
     let mut again = BlockTable::default();
-    assert_eq!(pool.manager.reuse(&mut again, 0, &hashes), 2, "the last block of the hash went first");
+    assert_eq!(pool.manager.reuse(&mut again, 0, &hashes), 2, "the last block of the prefix was evicted first");
     pool.manager.check([&again, &other.table].into_iter());
 }
 
-fn three_chains() -> Vec<BlockHash> {
+fn three_hashes() -> Vec<BlockHash> {
     let next = |hash: &BlockHash| Some(hash.next(&[1]));
     std::iter::successors(next(&BlockHash::root(&[0; 32], b"")), next).take(3).collect()
 }
 
 #[test]
-fn what_left_a_window_goes_first_and_what_it_still_holds_is_enough_to_go_on() {
+fn blocks_out_of_the_window_are_evicted_first_and_the_others_suffice() {
     let mut pool = Pool::windowed(3, true, &[Some(SIZE)]);
-    let hashes = three_chains();
+    let hashes = three_hashes();
     let mut owner = pool.owner(3 * SIZE);
     (0..hashes.len()).for_each(|place| pool.manager.index(&mut owner.table, place, &hashes));
     pool.manager.drop_out_of_window(&mut owner.table, 3 * SIZE);
@@ -228,13 +228,13 @@ fn what_left_a_window_goes_first_and_what_it_still_holds_is_enough_to_go_on() {
     assert_eq!((pool.manager.cached_blocks(), pool.manager.dropped_blocks()), (3, 0));
     let other = pool.owner(2 * SIZE);
     let mut again = BlockTable::default();
-    assert_eq!(pool.manager.reuse(&mut again, 0, &hashes), 3, "the last block sees to all");
-    assert_eq!(again.blocks(), [NULL_BLOCK, NULL_BLOCK, 2], "the first blocks went, the last one is there");
+    assert_eq!(pool.manager.reuse(&mut again, 0, &hashes), 3, "the last block gives the whole prefix");
+    assert_eq!(again.blocks(), [NULL_BLOCK, NULL_BLOCK, 2], "the first two blocks were evicted, the last one was not");
     pool.manager.check([&again, &other.table].into_iter());
 }
 
 #[test]
-fn groups_of_layers_have_blocks_of_their_own_from_one_pool() {
+fn layer_groups_have_separate_blocks_of_one_pool() {
     let mut pool = Pool::windowed(12, false, &[None, Some(SIZE)]);
     let mut owner = pool.owner(3 * SIZE);
     assert_eq!((owner.table.places(), owner.table.blocks().len(), pool.manager.used_blocks()), (3, 6, 6));
@@ -252,7 +252,7 @@ fn groups_of_layers_have_blocks_of_their_own_from_one_pool() {
     assert_eq!(
         pool.manager.needed(&owner.table, 3 * SIZE..20 * SIZE, 1),
         17 + 2,
-        "no more than the window takes, of which the fork has what there is"
+        "at most the blocks of the window, of which the fork has those that exist"
     );
     pool.check(&[&owner, &fork]);
     pool.manager.free(&mut owner.table);
@@ -262,9 +262,9 @@ fn groups_of_layers_have_blocks_of_their_own_from_one_pool() {
 
 /// A sequence can continue after a prefix only if every group has the visible blocks.
 #[test]
-fn a_prefix_ends_where_all_groups_have_what_their_windows_need() {
+fn a_prefix_match_needs_the_visible_blocks_of_all_layer_groups() {
     let mut pool = Pool::windowed(16, true, &[None, Some(SIZE)]);
-    let hashes = three_chains();
+    let hashes = three_hashes();
     let mut owner = pool.owner(3 * SIZE);
     (0..3).for_each(|place| pool.manager.index(&mut owner.table, place, &hashes));
     pool.manager.drop_out_of_window(&mut owner.table, 3 * SIZE);
@@ -289,7 +289,7 @@ fn a_prefix_ends_where_all_groups_have_what_their_windows_need() {
 }
 
 #[test]
-fn equal_blocks_that_were_computed_twice_become_one() {
+fn equal_computed_blocks_are_deduplicated() {
     let mut pool = Pool::new(8, true);
     let hash = BlockHash::root(&[0; 32], b"").next(&[1]);
     let (mut a, mut b) = (pool.owner(SIZE), pool.owner(SIZE));
@@ -301,7 +301,7 @@ fn equal_blocks_that_were_computed_twice_become_one() {
 }
 
 #[test]
-fn a_block_that_the_index_can_find_is_forgotten_before_it_is_written() {
+fn a_cached_block_leaves_the_prefix_cache_before_it_is_written() {
     let mut pool = Pool::new(8, true);
     let hash = BlockHash::root(&[0; 32], b"").next(&[1]);
     let mut owner = pool.owner(SIZE);
@@ -315,14 +315,14 @@ fn a_block_that_the_index_can_find_is_forgotten_before_it_is_written() {
 
 /// A failed step may have written to blocks. Blocks that return to their tables must be intact.
 #[test]
-fn nobody_writes_over_what_others_get_back_should_the_step_fail() {
+fn blocks_that_a_rollback_restores_are_not_overwritten() {
     let mut pool = Pool::new(8, false);
     let mut a = pool.owner(7);
     let mut b = pool.fork(&a, 5);
     let Pool { manager, copies } = &mut pool;
     manager.prepare(&mut a.table, 7..8, copies).unwrap();
     manager.prepare(&mut b.table, 5..6, copies).unwrap();
-    assert_eq!(copies.len(), 2, "the second owner would write where the first one's sixth token is");
+    assert_eq!(copies.len(), 2, "the second owner would overwrite the sixth token of the first one");
     while let Some(copy) = copies.pop() {
         [&mut a, &mut b].into_iter().for_each(|owner| manager.undo(copy, &mut owner.table));
     }
@@ -331,13 +331,13 @@ fn nobody_writes_over_what_others_get_back_should_the_step_fail() {
 }
 
 #[test]
-fn a_table_that_ends_within_a_block_goes_on_with_what_is_found_there() {
+fn a_table_that_ends_within_a_block_continues_with_a_cached_block() {
     let mut pool = Pool::new(8, true);
-    let hashes = three_chains();
+    let hashes = three_hashes();
     let mut owner = pool.owner(3 * SIZE);
     (0..hashes.len()).for_each(|place| pool.manager.index(&mut owner.table, place, &hashes));
     let mut other = pool.owner(SIZE + 2);
-    assert_eq!(pool.manager.reuse(&mut other.table, 2, &hashes[..2]), 0, "it has no more than these");
+    assert_eq!(pool.manager.reuse(&mut other.table, 2, &hashes[..2]), 0, "the table has only these blocks");
     assert_eq!(pool.manager.reuse(&mut other.table, 1, &hashes), 2);
     assert_eq!(other.table.blocks()[1..], owner.table.blocks()[1..]);
     assert_eq!((pool.manager.used_blocks(), pool.manager.filled_slots()), (4, 4 * SIZE));
@@ -348,7 +348,7 @@ fn a_table_that_ends_within_a_block_goes_on_with_what_is_found_there() {
 }
 
 #[test]
-fn blocks_that_several_share_move_once_and_are_shared_again_when_they_come_back() {
+fn shared_blocks_are_swapped_once_and_shared_again_after_swap_in() {
     let mut pool = Pool::new(8, false);
     let mut owners = vec![pool.owner(7)];
     (0..3).for_each(|_| owners.push(pool.fork(&owners[0], 7)));
@@ -367,35 +367,35 @@ fn blocks_that_several_share_move_once_and_are_shared_again_when_they_come_back(
 }
 
 #[test]
-fn what_others_kept_on_the_device_does_not_move_back() {
+fn blocks_still_on_the_device_are_not_swapped_in() {
     let mut pool = Pool::new(8, false);
-    let stays = pool.owner(7);
-    let mut goes = pool.fork(&stays, 7);
-    assert_eq!(pool.swap_out(&mut goes), 2);
-    assert_eq!(pool.manager.blocks_to_swap_in(std::iter::once(&goes.table)), 0);
-    assert_eq!((pool.swap_in(&mut goes), pool.refs(&stays)), (0, vec![2, 2]));
-    pool.check(&[&stays, &goes]);
+    let on_device = pool.owner(7);
+    let mut swapped = pool.fork(&on_device, 7);
+    assert_eq!(pool.swap_out(&mut swapped), 2);
+    assert_eq!(pool.manager.blocks_to_swap_in(std::iter::once(&swapped.table)), 0);
+    assert_eq!((pool.swap_in(&mut swapped), pool.refs(&on_device)), (0, vec![2, 2]));
+    pool.check(&[&on_device, &swapped]);
 }
 
 #[test]
-fn who_writes_meanwhile_does_not_write_for_those_in_the_other_tier() {
+fn a_write_on_the_device_does_not_change_the_mirrored_host_block() {
     let mut pool = Pool::new(8, false);
-    let mut stays = pool.owner(7);
-    let (mut goes, mut child) = (pool.fork(&stays, 7), pool.fork(&stays, 6));
-    assert_eq!([&mut goes, &mut child].map(|owner| pool.swap_out(owner)), [2, 0]);
+    let mut on_device = pool.owner(7);
+    let (mut swapped, mut child) = (pool.fork(&on_device, 7), pool.fork(&on_device, 6));
+    assert_eq!([&mut swapped, &mut child].map(|owner| pool.swap_out(owner)), [2, 0]);
     // The only table on the device writes in place.
-    assert_eq!(pool.write(&mut stays, 1).unwrap(), []);
-    pool.check(&[&stays, &goes, &child]);
-    assert_eq!(pool.swap_in(&mut goes), 1, "the first block is as it was");
-    assert_eq!(pool.refs(&stays), [2, 1]);
+    assert_eq!(pool.write(&mut on_device, 1).unwrap(), []);
+    pool.check(&[&on_device, &swapped, &child]);
+    assert_eq!(pool.swap_in(&mut swapped), 1, "the first block is unchanged on the device");
+    assert_eq!(pool.refs(&on_device), [2, 1]);
     // The second table to return shares with the first until one of them writes.
-    assert_eq!((pool.swap_in(&mut child), pool.refs(&goes)), (0, vec![3, 2]));
+    assert_eq!((pool.swap_in(&mut child), pool.refs(&swapped)), (0, vec![3, 2]));
     assert_eq!(pool.write(&mut child, 1).unwrap().len(), 1);
-    pool.check(&[&stays, &goes, &child]);
+    pool.check(&[&on_device, &swapped, &child]);
 }
 
 #[test]
-fn a_table_forks_and_is_cut_where_it_lies() {
+fn a_swapped_table_is_forked_and_truncated_in_the_host_tier() {
     let mut pool = Pool::new(8, false);
     let mut owner = pool.owner(3 * SIZE);
     pool.swap_out(&mut owner);
@@ -411,7 +411,7 @@ fn a_table_forks_and_is_cut_where_it_lies() {
 }
 
 #[test]
-fn what_was_to_come_back_and_goes_again_at_once_stays_what_it_was() {
+fn a_swap_in_that_is_swapped_out_at_once_keeps_its_contents() {
     let mut pool = Pool::new(8, false);
     let mut owner = pool.owner(7);
     pool.swap_out(&mut owner);

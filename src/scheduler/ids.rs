@@ -42,10 +42,10 @@ mod tests {
     }
 
     #[test]
-    fn ids_in_a_row_are_neighbours_and_ids_far_apart_are_spread() {
+    fn adjacent_ids_have_adjacent_hashes_and_distant_ids_are_spread() {
         assert!((32..47).all(|id| hash(id + 1) & 0xFFFF == (hash(id) & 0xFFFF) + 1));
         let tags: HashSet<u64> = (32..48).map(|id| hash(id) >> 57).collect();
-        assert_eq!(tags.len(), 16, "and the map can tell them apart");
+        assert_eq!(tags.len(), 16, "the tags of the hash map differ");
         for stride in [16, 64, 1024, 1 << 20] {
             let groups: HashSet<u64> = (0..4096).map(|i| hash(i * stride) >> 4 & 0xFFFF).collect();
             assert!(groups.len() > 3600, "{stride}: {} of 4096", groups.len());

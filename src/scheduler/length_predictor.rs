@@ -121,26 +121,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_turns_alike_have_chosen_is_expected_of_the_next() {
+    fn the_prediction_is_the_mean_of_recent_turns_with_a_similar_limit() {
         let mut lengths = OutputLengthPredictor::default();
-        assert_eq!(lengths.expect(1000, 0), 1000, "nothing is known: it may choose all that it is allowed");
+        assert_eq!(lengths.expect(1000, 0), 1000, "without records the prediction is the limit");
         lengths.observe(900, 40);
         assert_eq!(lengths.expect(1000, 0), 40);
         (0..200).for_each(|_| lengths.observe(600, 80));
         assert_eq!(lengths.expect(1000, 0), 79);
-        assert_eq!(lengths.expect(30, 0), 30, "it is allowed less, and is of another kind");
+        assert_eq!(lengths.expect(30, 0), 30, "a turn of another kind, limited to 30 tokens");
         // Turns of other kinds have replaced all records of this kind.
         (0..LISTED).for_each(|_| lengths.observe(60, 20));
         assert_eq!(lengths.expect(1000, 0), 79);
-        assert_eq!((lengths.expect(1000, 100), lengths.expect(150, 100)), (100, 50), "it is longer than any before it");
+        assert_eq!((lengths.expect(1000, 100), lengths.expect(150, 100)), (100, 50), "the turn is longer than all recorded ones");
     }
 
     #[test]
-    fn the_longer_a_turn_is_the_longer_it_becomes() {
+    fn the_prediction_grows_with_the_tokens_already_generated() {
         let mut lengths = OutputLengthPredictor::default();
         (0..100).for_each(|i| lengths.observe(100, 20 + i % 2 * 20));
         assert_eq!((lengths.expect(100, 0), lengths.expect(100, 25), lengths.expect(100, 45)), (30, 15, 45));
-        assert_eq!(lengths.expect(70, 60), 10, "and no longer than it may");
+        assert_eq!(lengths.expect(70, 60), 10, "the prediction stays within the limit");
         let mut drawn = lengths.generator();
         let mut both = [drawn.draw(100), drawn.draw(100)];
         both.sort_unstable();
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_that_know_the_length_are_believed_and_those_that_no_longer_do_are_not() {
+    fn exact_limits_are_predicted_until_turns_end_earlier() {
         let mut lengths = OutputLengthPredictor::default();
         (0..50).for_each(|i| lengths.observe(64 + i, 64 + i));
         assert_eq!((lengths.expect(100, 10), lengths.generator().draw(65)), (90, 65));

@@ -205,21 +205,21 @@ mod tests {
 
     impl<K: Copy + Ord + std::fmt::Debug> OrderedSet<K> {
         /// Panics unless the tree is ordered and balanced by weight. Returns its depth.
-        fn check(&self, tree: u32, least: Option<K>, most: Option<K>) -> usize {
+        fn check(&self, tree: u32, min: Option<K>, max: Option<K>) -> usize {
             if tree == NONE {
                 return 0;
             }
             let node = &self.nodes[tree as usize];
-            assert!(least.is_none_or(|least| least < node.key) && most.is_none_or(|most| node.key < most), "a tree is in order");
+            assert!(min.is_none_or(|min| min < node.key) && max.is_none_or(|max| node.key < max), "the keys of the tree are in order");
             for child in [node.left, node.right].into_iter().filter(|&child| child != NONE) {
-                assert!(self.nodes[child as usize].weight <= node.weight, "the heavier is above");
+                assert!(self.nodes[child as usize].weight <= node.weight, "a parent has at least the weight of its children");
             }
-            1 + self.check(node.left, least, Some(node.key)).max(self.check(node.right, Some(node.key), most))
+            1 + self.check(node.left, min, Some(node.key)).max(self.check(node.right, Some(node.key), max))
         }
     }
 
     #[test]
-    fn it_is_what_a_set_is_whatever_is_done_to_it() {
+    fn random_operations_give_the_results_of_a_btree_set() {
         for seed in 1..40u64 {
             let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
             let (mut set, mut oracle) = (OrderedSet::default(), BTreeSet::new());
@@ -231,12 +231,12 @@ mod tests {
                     8..14 => assert_eq!(set.remove(key), oracle.remove(&key)),
                     14 => assert_eq!(set.pop_first(), oracle.pop_first()),
                     _ if random.below(20) == 0 => {
-                        let mut asked = Vec::new();
+                        let mut visited = Vec::new();
                         set.retain(|key| {
-                            asked.push(key);
+                            visited.push(key);
                             !key.is_multiple_of(3)
                         });
-                        assert!(asked.iter().eq(&oracle), "all are asked, in order");
+                        assert!(visited.iter().eq(&oracle), "retain visits all keys in order");
                         oracle.retain(|key| !key.is_multiple_of(3));
                     }
                     _ => assert_eq!(set.contains(key), oracle.contains(&key)),
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn it_stays_flat_though_all_come_in_order_and_takes_nothing_once_it_has_room() {
+    fn ordered_keys_keep_the_tree_flat_and_reserved_memory_suffices() {
         let mut set = OrderedSet::default();
         set.try_reserve(100_000).unwrap();
         let room = set.nodes.capacity();

@@ -236,7 +236,7 @@ impl Sequence {
         let mut hash = self.root;
         for (tokens, known) in self.tokens.chunks_exact(block_size).zip(&self.hashes) {
             hash = hash.next(tokens);
-            assert_eq!(hash, *known, "a hash is that of the tokens");
+            assert_eq!(hash, *known, "each block hash equals the hash of its tokens");
         }
     }
 }

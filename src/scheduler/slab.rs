@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_put_in_stays_where_it_is_and_slots_are_used_again() {
+    fn values_keep_their_slots_and_free_slots_are_reused() {
         let mut slab = Slab::default();
         slab.try_reserve(3).unwrap();
         let [a, b, c] = ["a", "b", "c"].map(|value| slab.insert(value));

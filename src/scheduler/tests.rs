@@ -13,15 +13,15 @@ fn add(scheduler: &mut Scheduler, id: SeqId, prompt: Vec<u32>, max_len: usize) {
 
 fn add_branching(scheduler: &mut Scheduler, id: SeqId, prompt: Vec<u32>, max_len: usize, branching: Branching) {
     let root = BlockHash::default();
-    take(scheduler, id, NewGroup { prompt, max_len, branching, priority: 0, keep: false, prompt_logits: false, root });
+    add_group(scheduler, id, NewGroup { prompt, max_len, branching, priority: 0, keep: false, prompt_logits: false, root });
 }
 
-pub fn take(scheduler: &mut Scheduler, id: SeqId, arrival: NewGroup) {
-    let prepared = arrival.prepare(scheduler.blocks.paging()).unwrap();
+pub fn add_group(scheduler: &mut Scheduler, id: SeqId, group: NewGroup) {
+    let prepared = group.prepare(scheduler.blocks.paging()).unwrap();
     scheduler.add(id, prepared).unwrap();
 }
 
-pub fn going_on(seq: SeqId, outcome: TokenOutcome) -> SampledToken {
+pub fn sampled_token(seq: SeqId, outcome: TokenOutcome) -> SampledToken {
     SampledToken { parent: seq, child: seq, outcome }
 }
 
@@ -36,7 +36,7 @@ fn step_with(scheduler: &mut Scheduler, outcome: TokenOutcome, ready: impl Fn(Se
     scheduler.record_moves(true, true);
     let Some(plan) = plan else { return Vec::new() };
     let rows = plan.sequences.iter().map(|scheduled| (scheduled.seq, scheduled.rows)).collect();
-    let sampled: Vec<SampledToken> = plan.sampled().map(|scheduled| going_on(scheduled.seq, outcome)).collect();
+    let sampled: Vec<SampledToken> = plan.sampled().map(|scheduled| sampled_token(scheduled.seq, outcome)).collect();
     scheduler.commit(plan, &sampled, &mut Vec::new());
     scheduler.check();
     rows
@@ -55,80 +55,80 @@ fn prefill_chunks_and_decode_tokens_share_a_step() {
 }
 
 /// Plans a step like an engine whose device works ahead, and returns the predicted slots. If
-/// `step_in_flight` is set, the device has started this step.
-fn foreseen_step(s: &mut Scheduler, is_ahead: bool) -> (StepPlan, Vec<(SeqId, u32)>) {
+/// `is_ahead` is set, the device has started this step.
+fn predicted_step(s: &mut Scheduler, is_ahead: bool) -> (StepPlan, Vec<(SeqId, u32)>) {
     let mut plan = if is_ahead { s.schedule_lookahead(|_| true) } else { s.schedule(|_| true) }.unwrap();
     s.reserve_lookahead(&mut plan);
-    let foreseen = plan.sequences.iter().map(|scheduled| scheduled.seq).zip(plan.batch.next_slots.iter().copied()).collect();
-    (plan, foreseen)
+    let predicted = plan.sequences.iter().map(|scheduled| scheduled.seq).zip(plan.batch.next_slots.iter().copied()).collect();
+    (plan, predicted)
 }
 
 fn commit_all(s: &mut Scheduler, plan: StepPlan, outcome: impl Fn(SeqId) -> TokenOutcome) {
-    let sampled: Vec<SampledToken> = plan.sampled().map(|scheduled| going_on(scheduled.seq, outcome(scheduled.seq))).collect();
+    let sampled: Vec<SampledToken> = plan.sampled().map(|scheduled| sampled_token(scheduled.seq, outcome(scheduled.seq))).collect();
     s.commit(plan, &sampled, &mut Vec::new());
     s.check();
 }
 
 #[test]
-fn what_is_foreseen_of_a_step_is_the_next_one() {
+fn the_predicted_step_is_the_next_step() {
     let mut s = scheduler(64, 4, 32, 8, 10);
     for (id, len, max_len) in [(1, 3, 20), (2, 6, 11), (3, 4, 9)] {
         add(&mut s, id, vec![0; len], max_len);
     }
-    let (prompts, foreseen) = foreseen_step(&mut s, false);
-    assert!(foreseen.is_empty(), "nobody decodes yet");
+    let (prompts, predicted) = predicted_step(&mut s, false);
+    assert!(predicted.is_empty(), "no sequence decodes yet");
     commit_all(&mut s, prompts, |_| TokenOutcome::Token(9));
-    let (mut plan, mut foreseen) = foreseen_step(&mut s, false);
+    let (mut plan, mut predicted) = predicted_step(&mut s, false);
     let mut ended = Vec::new();
-    while foreseen.iter().any(|&(_, slot)| slot != NOWHERE) {
-        ended.extend(foreseen.iter().filter(|(_, slot)| *slot == NOWHERE).map(|(seq, _)| *seq));
+    while predicted.iter().any(|&(_, slot)| slot != NOWHERE) {
+        ended.extend(predicted.iter().filter(|(_, slot)| *slot == NOWHERE).map(|(seq, _)| *seq));
         commit_all(&mut s, plan, |_| TokenOutcome::Token(9));
-        let before = std::mem::take(&mut foreseen);
-        (plan, foreseen) = foreseen_step(&mut s, true);
+        let before = std::mem::take(&mut predicted);
+        (plan, predicted) = predicted_step(&mut s, true);
         let now = plan.sequences.iter().map(|scheduled| scheduled.seq).zip(plan.batch.slots.iter().copied());
         assert!(now.eq(before.into_iter().filter(|(_, slot)| *slot != NOWHERE)));
     }
-    assert_eq!((ended, foreseen.len()), (vec![2, 3], 0), "whose last token is chosen has no next one");
+    assert_eq!((ended, predicted.len()), (vec![2, 3], 0), "a sequence has no slot after its last token");
     s.rollback(plan);
     s.check();
 }
 
 #[test]
-fn nothing_is_foreseen_where_others_may_join_and_whoever_comes_waits_for_one_step() {
+fn no_step_is_predicted_while_a_request_can_be_admitted() {
     let mut s = scheduler(8, 4, 32, 2, 10);
     add(&mut s, 1, vec![0; 3], 30);
-    let (plan, _) = foreseen_step(&mut s, false);
+    let (plan, _) = predicted_step(&mut s, false);
     commit_all(&mut s, plan, |_| TokenOutcome::Token(9));
-    let (plan, foreseen) = foreseen_step(&mut s, false);
-    assert_eq!(foreseen.len(), 1);
+    let (plan, predicted) = predicted_step(&mut s, false);
+    assert_eq!(predicted.len(), 1);
     commit_all(&mut s, plan, |_| TokenOutcome::Token(9));
     add(&mut s, 2, vec![0; 3], 30);
-    let (plan, foreseen) = foreseen_step(&mut s, true);
-    assert_eq!((plan.sequences.len(), foreseen.len()), (1, 0), "it waits, and the next step is open");
+    let (plan, predicted) = predicted_step(&mut s, true);
+    assert_eq!((plan.sequences.len(), predicted.len()), (1, 0), "the request waits, and the next step is not predicted");
     commit_all(&mut s, plan, |_| TokenOutcome::Token(9));
-    let (plan, foreseen) = foreseen_step(&mut s, false);
-    assert_eq!((plan.sequences.len(), foreseen.len()), (2, 0), "it computes its prompt");
+    let (plan, predicted) = predicted_step(&mut s, false);
+    assert_eq!((plan.sequences.len(), predicted.len()), (2, 0), "the request computes its prompt");
     commit_all(&mut s, plan, |_| TokenOutcome::Token(9));
     add(&mut s, 3, vec![0; 3], 30);
-    let (plan, foreseen) = foreseen_step(&mut s, false);
-    assert_eq!((plan.sequences.len(), foreseen.len()), (2, 2), "nobody else fits");
+    let (plan, predicted) = predicted_step(&mut s, false);
+    assert_eq!((plan.sequences.len(), predicted.len()), (2, 2), "the batch is full");
     commit_all(&mut s, plan, |_| TokenOutcome::Token(9));
-    let (plan, foreseen) = foreseen_step(&mut s, true);
-    assert_eq!((plan.sequences.len(), foreseen.len()), (2, 2), "still nobody");
+    let (plan, predicted) = predicted_step(&mut s, true);
+    assert_eq!((plan.sequences.len(), predicted.len()), (2, 2), "the batch is still full");
     commit_all(&mut s, plan, |seq| if seq == 1 { TokenOutcome::Stop(2) } else { TokenOutcome::Token(9) });
-    let (plan, foreseen) = foreseen_step(&mut s, true);
-    assert_eq!((plan.sequences.len(), foreseen.len()), (1, 0), "one has ended, and another waits for its place");
+    let (plan, predicted) = predicted_step(&mut s, true);
+    assert_eq!((plan.sequences.len(), predicted.len()), (1, 0), "one sequence has ended, and another waits to replace it");
     s.rollback(plan);
 }
 
 #[test]
-fn whoever_paused_goes_on_though_the_device_is_ahead() {
+fn a_paused_sequence_continues_while_the_device_works_ahead() {
     let mut s = scheduler(16, 4, 32, 4, 10);
     add(&mut s, 1, vec![0; 3], 30);
     add(&mut s, 2, vec![0; 3], 30);
-    let (plan, _) = foreseen_step(&mut s, false);
+    let (plan, _) = predicted_step(&mut s, false);
     commit_all(&mut s, plan, |_| TokenOutcome::Token(9));
-    for (ready, is_ahead, looks, all_scheduled, foreseen) in
+    for (ready, is_ahead, looks, all_scheduled, predicted) in
         [(2, false, false, 2, 2), (1, true, false, 1, 1), (1, true, false, 1, 1), (2, true, true, 1, 0), (2, false, false, 2, 2)]
     {
         if looks {
@@ -136,16 +136,16 @@ fn whoever_paused_goes_on_though_the_device_is_ahead() {
         }
         let mut plan = if is_ahead { s.schedule_lookahead(|seq| seq <= ready) } else { s.schedule(|seq| seq <= ready) }.unwrap();
         s.reserve_lookahead(&mut plan);
-        assert_eq!((plan.sequences.len(), plan.batch.next_slots.len()), (all_scheduled, foreseen));
+        assert_eq!((plan.sequences.len(), plan.batch.next_slots.len()), (all_scheduled, predicted));
         commit_all(&mut s, plan, |_| TokenOutcome::Token(9));
     }
 }
 
 #[test]
-fn a_block_that_was_taken_for_a_token_that_did_not_come_is_given_back() {
+fn a_block_reserved_for_a_token_that_is_not_sampled_is_freed() {
     for outcome in [TokenOutcome::Fail, TokenOutcome::Stop(2)] {
         let mut s = scheduler(8, 4, 32, 2, 10);
-        let arrival = NewGroup {
+        let group = NewGroup {
             prompt: vec![0; 3],
             max_len: 30,
             branching: Branching::One,
@@ -154,32 +154,32 @@ fn a_block_that_was_taken_for_a_token_that_did_not_come_is_given_back() {
             prompt_logits: false,
             root: BlockHash::default(),
         };
-        take(&mut s, 1, arrival);
-        let (plan, _) = foreseen_step(&mut s, false);
+        add_group(&mut s, 1, group);
+        let (plan, _) = predicted_step(&mut s, false);
         commit_all(&mut s, plan, |_| TokenOutcome::Token(9));
-        let (plan, foreseen) = foreseen_step(&mut s, false);
-        assert_eq!((foreseen.len(), s.blocks.used_blocks()), (1, 2), "the fifth token has a block before it is chosen");
+        let (plan, predicted) = predicted_step(&mut s, false);
+        assert_eq!((predicted.len(), s.blocks.used_blocks()), (1, 2), "the fifth token has a block before it is sampled");
         s.rollback(plan);
         assert_eq!(s.blocks.used_blocks(), 1);
-        let (plan, _) = foreseen_step(&mut s, false);
+        let (plan, _) = predicted_step(&mut s, false);
         commit_all(&mut s, plan, |_| outcome);
-        assert_eq!(s.blocks.used_blocks(), 1, "only what is computed stays");
+        assert_eq!(s.blocks.used_blocks(), 1, "only the blocks of computed tokens are kept");
     }
 }
 
 #[test]
-fn where_no_block_is_left_for_the_next_token_nothing_is_foreseen() {
+fn no_step_is_predicted_without_a_free_block_for_each_next_token() {
     let mut s = scheduler(3, 4, 32, 2, 10);
     for id in [1, 2] {
         add(&mut s, id, vec![0; 3], 8);
     }
-    let (plan, _) = foreseen_step(&mut s, false);
+    let (plan, _) = predicted_step(&mut s, false);
     commit_all(&mut s, plan, |_| TokenOutcome::Token(9));
-    let (plan, foreseen) = foreseen_step(&mut s, false);
-    assert_eq!((plan.sequences.len(), foreseen.len(), s.blocks.used_blocks()), (2, 0, 3));
+    let (plan, predicted) = predicted_step(&mut s, false);
+    assert_eq!((plan.sequences.len(), predicted.len(), s.blocks.used_blocks()), (2, 0, 3));
     s.rollback(plan);
     s.check();
-    assert_eq!(s.blocks.used_blocks(), 2, "what one of them got is given back");
+    assert_eq!(s.blocks.used_blocks(), 2, "the block reserved for one of them is freed");
 }
 
 #[test]
@@ -206,12 +206,12 @@ fn a_batch_never_exceeds_its_tokens_or_sequences() {
 }
 
 #[test]
-fn the_youngest_is_preempted_and_comes_back_before_the_waiting() {
+fn the_youngest_is_preempted_and_rescheduled_before_waiting_requests() {
     let mut s = scheduler(5, 8, 64, 8, 64);
     (1..=3).for_each(|id| add(&mut s, id, vec![0; 15], 32));
     assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(1, 15), (2, 15)]);
     assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(1, 1), (2, 1)]);
-    // Both need a third block and one is free: the younger is preempted and keeps its tokens.
+    // Both need a third block and one is free: the younger one is preempted and keeps its tokens.
     assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(1, 1)]);
     assert_eq!((s.preemptions(), s.waiting(), s.get(2).unwrap().tokens.len()), (1, 2, 17));
     s.remove(1);
@@ -219,7 +219,7 @@ fn the_youngest_is_preempted_and_comes_back_before_the_waiting() {
 }
 
 #[test]
-fn a_rolled_back_step_leaves_no_trace_in_lengths_and_is_planned_again() {
+fn rollback_restores_all_lengths_and_the_same_step_is_planned() {
     let mut s = scheduler(16, 8, 64, 8, 64);
     add(&mut s, 1, vec![5; 11], 32);
     let first = s.schedule(|_| true).unwrap();
@@ -232,7 +232,7 @@ fn a_rolled_back_step_leaves_no_trace_in_lengths_and_is_planned_again() {
 }
 
 #[test]
-fn ends_by_length_stop_and_failure_return_every_block() {
+fn all_blocks_are_freed_after_length_stop_and_failure() {
     for (outcome, steps, reason) in [
         (TokenOutcome::Token(1), 3, FinishReason::Length),
         (TokenOutcome::Stop(2), 1, FinishReason::Stop),
@@ -243,7 +243,7 @@ fn ends_by_length_stop_and_failure_return_every_block() {
         let mut events = Vec::new();
         for _ in 0..steps {
             let plan = s.schedule(|_| true).unwrap();
-            s.commit(plan, &[going_on(1, outcome)], &mut events);
+            s.commit(plan, &[sampled_token(1, outcome)], &mut events);
         }
         assert_eq!(events, [Event::Advanced { sampled_token: 0, finish: Some(reason), stats: SequenceStats::default() }]);
         assert_eq!(s.blocks().free_blocks(), 16);
@@ -252,7 +252,7 @@ fn ends_by_length_stop_and_failure_return_every_block() {
 }
 
 #[test]
-fn a_sequence_that_is_not_ready_keeps_its_blocks_and_goes_on_where_it_was() {
+fn a_paused_sequence_keeps_its_blocks_and_continues_without_recompute() {
     let mut s = scheduler(64, 8, 64, 8, 64);
     (1..=2).for_each(|id| add(&mut s, id, vec![0; 20], 60));
     step(&mut s, TokenOutcome::Token(9));
@@ -263,20 +263,20 @@ fn a_sequence_that_is_not_ready_keeps_its_blocks_and_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_sequence_that_is_not_ready_holds_up_nobody() {
-    // One place in the batch and a pool for one sequence. The older one is not ready.
+fn a_paused_sequence_does_not_block_other_sequences() {
+    // The batch and the pool have room for one sequence. The older one is not ready.
     let mut s = scheduler(4, 8, 64, 1, 64);
     add(&mut s, 1, vec![0; 20], 32);
     step(&mut s, TokenOutcome::Token(9));
     add(&mut s, 2, vec![0; 20], 32);
     assert_eq!(step_with(&mut s, TokenOutcome::Token(9), |id| id != 1), [(2, 20)]);
-    // The other sequence took its blocks. Its tokens stay.
+    // The other sequence uses its blocks now. Its tokens are kept.
     assert_eq!((s.preemptions(), s.get(1).unwrap().tokens.len(), s.get(1).unwrap().computed), (1, 21, 0));
 }
 
 #[test]
-fn a_sequence_that_is_ready_again_goes_before_the_younger() {
-    // Places for one sequence at a time, and blocks for both.
+fn a_sequence_that_is_ready_again_runs_before_younger_ones() {
+    // The batch has room for one sequence, the pool for both.
     let mut s = scheduler(64, 8, 64, 1, 64);
     (1..=2).for_each(|id| add(&mut s, id, vec![0; 20], 60));
     step(&mut s, TokenOutcome::Token(9));
@@ -286,12 +286,12 @@ fn a_sequence_that_is_ready_again_goes_before_the_younger() {
         assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(1, 1)]);
         assert_eq!(s.get(1).unwrap().tokens.len(), tokens + 1);
     }
-    // The younger kept its blocks each time.
+    // The younger one kept its blocks each time.
     assert_eq!((s.preemptions(), s.get(2).unwrap().tokens.len()), (0, 29));
 }
 
 #[test]
-fn every_sequence_that_is_not_ready_counts_as_paused_though_nobody_is_admitted() {
+fn sequences_that_are_not_ready_count_as_paused_even_if_none_is_admitted() {
     let mut s = scheduler(64, 8, 64, 2, 64);
     (1..=5).for_each(|id| add(&mut s, id, vec![0; 4], 60));
     step(&mut s, TokenOutcome::Token(9));
@@ -302,7 +302,7 @@ fn every_sequence_that_is_not_ready_counts_as_paused_though_nobody_is_admitted()
 }
 
 #[test]
-fn nothing_runs_while_nobody_is_ready() {
+fn no_step_is_planned_while_no_sequence_is_ready() {
     let mut s = scheduler(64, 8, 64, 8, 64);
     (1..=3).for_each(|id| add(&mut s, id, vec![0; 20], 60));
     assert!(step_with(&mut s, TokenOutcome::Token(9), |_| false).is_empty());
@@ -310,11 +310,11 @@ fn nothing_runs_while_nobody_is_ready() {
     assert_eq!(step(&mut s, TokenOutcome::Token(9)).len(), 3);
 }
 
-/// Returns how often a failing step calls `ready`.
-fn asks(s: &mut Scheduler, among: Option<&[SeqId]>, ready: impl Fn(SeqId) -> bool) -> usize {
-    let asked = std::cell::Cell::new(0);
+/// Plans a step, rolls it back, and returns how often it called `ready`.
+fn ready_calls(s: &mut Scheduler, among: Option<&[SeqId]>, ready: impl Fn(SeqId) -> bool) -> usize {
+    let calls = std::cell::Cell::new(0);
     let ready = |seq| {
-        asked.set(asked.get() + 1);
+        calls.set(calls.get() + 1);
         ready(seq)
     };
     let plan = match among {
@@ -323,48 +323,48 @@ fn asks(s: &mut Scheduler, among: Option<&[SeqId]>, ready: impl Fn(SeqId) -> boo
     };
     plan.into_iter().for_each(|plan| s.rollback(plan));
     s.check();
-    asked.get()
+    calls.get()
 }
 
 #[test]
-fn a_step_costs_nothing_of_those_that_have_paused() {
+fn paused_sequences_add_no_cost_to_a_step() {
     let mut s = scheduler(64, 8, 64, 8, 64);
     (1..=1000).for_each(|id| add(&mut s, id, vec![0; 20], 60));
-    assert!(asks(&mut s, None, |seq| seq == 1) >= 1000);
+    assert!(ready_calls(&mut s, None, |seq| seq == 1) >= 1000);
     assert_eq!(s.paused(), 999);
     for _ in 0..3 {
-        assert!(asks(&mut s, None, |seq| seq == 1) <= 2);
+        assert!(ready_calls(&mut s, None, |seq| seq == 1) <= 2);
     }
     s.recheck_paused();
-    assert!(asks(&mut s, None, |seq| seq <= 2) >= 999);
-    assert_eq!((s.paused(), s.running()), (998, 2), "who is ready goes on");
-    assert!(asks(&mut s, None, |seq| seq <= 2) <= 4);
+    assert!(ready_calls(&mut s, None, |seq| seq <= 2) >= 999);
+    assert_eq!((s.paused(), s.running()), (998, 2), "sequences that are ready run");
+    assert!(ready_calls(&mut s, None, |seq| seq <= 2) <= 4);
 }
 
 #[test]
-fn a_step_of_some_leaves_the_others_where_they_wait_and_asks_nobody_else() {
+fn a_step_of_chosen_sequences_keeps_the_queue_and_checks_no_other_sequence() {
     let mut s = scheduler(256, 8, 256, 4, 16);
     (1..=1000).for_each(|id| add(&mut s, id, vec![0; 20], 60));
     step(&mut s, TokenOutcome::Token(9));
     assert_eq!(s.running(), 4);
-    for some in [&[1, 2][..], &[3, 4], &[3], &[2, 4]] {
-        assert!(asks(&mut s, Some(some), |_| true) <= 2 * some.len());
-        assert!(s.running_sequences().map(|sequence| sequence.id).eq(some.iter().copied()));
-        assert_eq!((s.paused(), s.waiting()), (0, 1000 - some.len()));
+    for chosen in [&[1, 2][..], &[3, 4], &[3], &[2, 4]] {
+        assert!(ready_calls(&mut s, Some(chosen), |_| true) <= 2 * chosen.len());
+        assert!(s.running_sequences().map(|sequence| sequence.id).eq(chosen.iter().copied()));
+        assert_eq!((s.paused(), s.waiting()), (0, 1000 - chosen.len()));
     }
     let plan = s.schedule(|_| true).unwrap();
-    assert!(plan.sequences.iter().map(|scheduled| scheduled.seq).eq(1..=4), "as if nothing had been tried");
+    assert!(plan.sequences.iter().map(|scheduled| scheduled.seq).eq(1..=4), "the smaller steps changed nothing");
     s.rollback(plan);
 }
 
 #[test]
-fn there_is_room_for_a_group_of_every_branch() {
+fn the_group_table_has_room_for_a_group_of_each_branch() {
     let mut s = scheduler(640, 8, 640, 64, 64);
     for first in (0..12).map(|i| 1 + i * 4) {
         add_branching(&mut s, first, vec![0; 9], 60, Branching::Samples(4));
         let plan = s.schedule(|_| true).unwrap();
-        let born = |seq: SeqId| (seq..seq + if seq == first { 4 } else { 1 }).map(move |child| (seq, child));
-        let sampled = plan.sampled().flat_map(|scheduled| born(scheduled.seq));
+        let children = |seq: SeqId| (seq..seq + if seq == first { 4 } else { 1 }).map(move |child| (seq, child));
+        let sampled = plan.sampled().flat_map(|scheduled| children(scheduled.seq));
         let sampled: Vec<SampledToken> =
             sampled.map(|(parent, child)| SampledToken { parent, child, outcome: TokenOutcome::Token(9) }).collect();
         s.commit(plan, &sampled, &mut Vec::new());
@@ -374,7 +374,7 @@ fn there_is_room_for_a_group_of_every_branch() {
 }
 
 #[test]
-fn of_several_searches_each_keeps_the_beams_that_go_on_in_whichever_order() {
+fn each_beam_search_drops_only_its_own_beams_in_any_order() {
     let mut s = scheduler(64, 8, 64, 16, 64);
     [1, 11].into_iter().for_each(|first| add_branching(&mut s, first, vec![0; 9], 60, Branching::Beams(3)));
     let mut choose = |sampled: &[(SeqId, SeqId)]| {
@@ -389,7 +389,7 @@ fn of_several_searches_each_keeps_the_beams_that_go_on_in_whichever_order() {
     };
     assert_eq!(choose(&[(1, 1), (1, 2), (1, 3), (11, 11), (11, 12), (11, 13)]), [0; 0]);
     assert_eq!(choose(&[(3, 3), (3, 1), (2, 2), (13, 13), (12, 12), (11, 11)]), [1]);
-    assert_eq!(choose(&[(2, 2), (12, 12)]), [3, 1, 11, 13], "nobody goes on by what was chosen a step ago");
+    assert_eq!(choose(&[(2, 2), (12, 12)]), [3, 1, 11, 13], "beams sampled one step earlier do not continue");
 }
 
 /// Long random traces: all invariants hold after every operation, and every sequence ends.
@@ -418,12 +418,15 @@ fn invariants_hold_over_long_random_traces() {
                     s.recheck_paused();
                     if let Some(plan) = s.schedule(|id| unready == 0 || id % 5 != unready) {
                         s.check();
-                        assert!(plan.sequences.iter().all(|scheduled| unready == 0 || scheduled.seq % 5 != unready), "only the ready run");
+                        assert!(
+                            plan.sequences.iter().all(|scheduled| unready == 0 || scheduled.seq % 5 != unready),
+                            "only ready sequences run"
+                        );
                         match random.below(8) {
                             0 => s.rollback(plan),
                             _ => {
                                 let outcome = if random.below(20) == 0 { TokenOutcome::Stop(1) } else { TokenOutcome::Token(1) };
-                                let sampled: Vec<_> = plan.sampled().map(|p| going_on(p.seq, outcome)).collect();
+                                let sampled: Vec<_> = plan.sampled().map(|p| sampled_token(p.seq, outcome)).collect();
                                 let mut events = Vec::new();
                                 s.commit(plan, &sampled, &mut events);
                                 live.retain(|id| s.get(*id).is_ok());
@@ -455,8 +458,8 @@ impl Random {
 }
 
 #[test]
-fn admission_leaves_room_for_prompts_half_computed_and_for_the_watermark() {
-    // 100 blocks of 16. Each prompt needs 60, so two would take blocks from each other.
+fn admission_reserves_blocks_for_unfinished_prompts_and_the_watermark() {
+    // 100 blocks of 16 tokens. Each prompt needs 60 blocks, so two of them do not fit.
     let mut s = scheduler(100, 16, 64, 8, 32);
     (1..=4).for_each(|id| add(&mut s, id, vec![0; 960], 961));
     while !step(&mut s, TokenOutcome::Token(1)).is_empty() {
@@ -471,11 +474,11 @@ fn admission_leaves_room_for_prompts_half_computed_and_for_the_watermark() {
     assert_eq!((s.running(), s.waiting()), (1, 1));
     add(&mut s, 3, vec![0; 10], 20);
     step(&mut s, TokenOutcome::Token(1));
-    assert_eq!(s.running(), 1, "first come, first served: nobody overtakes");
+    assert_eq!(s.running(), 1, "first come, first served: no request overtakes");
 }
 
 #[test]
-fn a_pin_is_computed_and_chooses_nothing() {
+fn a_pin_is_computed_and_samples_no_token() {
     for len in [1, 8, 9] {
         let options = SchedulerOptions { max_batch_tokens: 64, max_seqs: 4, prefill_chunk: 8, preemption: Preemption::Recompute };
         let mut s = Scheduler::new(options, BlockManager::new(16, Paging::without_windows(8), true).unwrap()).unwrap();
@@ -490,7 +493,7 @@ fn a_pin_is_computed_and_chooses_nothing() {
 }
 
 #[test]
-fn a_sequence_is_resumed_only_where_it_has_room_for_a_token() {
+fn a_sequence_without_room_for_a_token_cannot_be_resumed() {
     let mut s = scheduler(16, 8, 64, 8, 64);
     add(&mut s, 1, vec![0; 9], 12);
     s.fork(1, None, 2, true).unwrap();
@@ -502,7 +505,7 @@ fn a_sequence_is_resumed_only_where_it_has_room_for_a_token() {
 
 /// Adds two samples of a prompt of 16 tokens. The first step forks them.
 fn two_samples(s: &mut Scheduler, max_len: usize, prompt_logits: bool) {
-    let arrival = NewGroup {
+    let group = NewGroup {
         prompt: vec![0; 16],
         max_len,
         branching: Branching::Samples(2),
@@ -511,7 +514,7 @@ fn two_samples(s: &mut Scheduler, max_len: usize, prompt_logits: bool) {
         prompt_logits,
         root: BlockHash::default(),
     };
-    take(s, 1, arrival);
+    add_group(s, 1, group);
     let plan = s.schedule(|_| true).unwrap();
     let sampled = [1, 2].map(|child| SampledToken { parent: 1, child, outcome: TokenOutcome::Token(child as u32) });
     s.commit(plan, &sampled, &mut Vec::new());
@@ -519,17 +522,17 @@ fn two_samples(s: &mut Scheduler, max_len: usize, prompt_logits: bool) {
 }
 
 #[test]
-fn samples_that_caught_up_by_sharing_choose_in_the_same_step() {
+fn samples_that_share_a_recomputed_prompt_continue_in_the_same_step() {
     let mut s = scheduler(16, 8, 64, 8, 64);
     two_samples(&mut s, 30, false);
     s.preempt_youngest();
     assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(1, 16)]);
-    assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(1, 1), (2, 1)], "the other needs nothing but the blocks of the first");
+    assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(1, 1), (2, 1)], "the second sample uses the blocks of the first");
 }
 
 #[test]
-fn samples_that_no_longer_fit_together_go_on_one_after_the_other() {
-    // Two blocks of prompt and one for each sample. Later, three for each.
+fn samples_that_do_not_fit_together_run_one_after_the_other() {
+    // At first two blocks for the prompt and one for each sample, later three for each sample.
     let mut s = scheduler(4, 8, 64, 8, 64);
     two_samples(&mut s, 24, false);
     for id in [1, 2] {
@@ -539,19 +542,19 @@ fn samples_that_no_longer_fit_together_go_on_one_after_the_other() {
     let mut steps = 0;
     while !step(&mut s, TokenOutcome::Token(9)).is_empty() {
         steps += 1;
-        assert!(steps < 100, "they take each other's blocks for ever");
+        assert!(steps < 100, "the samples preempt each other without end");
     }
     assert_eq!((s.running(), s.waiting(), s.blocks().used_blocks()), (0, 0, 0));
 }
 
 #[test]
-fn who_wanted_the_prompts_logits_shares_prefixes_again_once_it_has_them() {
+fn a_request_uses_the_prefix_cache_after_its_prompt_logits_are_delivered() {
     let options = SchedulerOptions { max_batch_tokens: 64, max_seqs: 32, prefill_chunk: 64, preemption: Preemption::Recompute };
     let mut s = Scheduler::new(options, BlockManager::new(16, Paging::without_windows(8), true).unwrap()).unwrap();
     two_samples(&mut s, 30, true);
     s.preempt_youngest();
     assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(1, 1), (2, 1)]);
-    assert_eq!(s.blocks().used_blocks(), 4, "two of the prompt, and one for each");
+    assert_eq!(s.blocks().used_blocks(), 4, "two blocks of the prompt, and one for each sample");
 }
 
 /// Creates idle forks of sequence 1, which has 16 tokens.
@@ -561,7 +564,7 @@ fn idle_forks(s: &mut Scheduler, children: std::ops::Range<SeqId>) {
 }
 
 #[test]
-fn idle_sequences_give_way_one_by_one_and_those_that_share_with_the_running_keep_what_they_have() {
+fn idle_sequences_lose_blocks_one_by_one_except_blocks_of_running_sequences() {
     // Sequence 1 shares two blocks with its forks. Another idle sequence has two.
     let mut s = scheduler(9, 8, 64, 8, 64);
     add(&mut s, 1, vec![0; 16], 40);
@@ -571,17 +574,17 @@ fn idle_sequences_give_way_one_by_one_and_those_that_share_with_the_running_keep
     assert_eq!((s.idle(), s.blocks().idle_blocks(), s.blocks().free_blocks()), (5, 2, 5));
     add(&mut s, 2, vec![1; 33], 40);
     step(&mut s, TokenOutcome::Token(9));
-    // They are younger than the forks, but only they have blocks of their own.
+    // This sequence is younger than the forks, but only it has blocks of its own.
     assert_eq!((s.get(20).unwrap().computed, s.running()), (0, 2));
-    assert!((10..14).all(|child| s.get(child).unwrap().computed == 16), "what the running have costs nothing");
+    assert!((10..14).all(|child| s.get(child).unwrap().computed == 16), "forks keep the blocks of running sequences");
     assert_eq!((s.blocks().idle_blocks(), s.preemptions()), (0, 0));
 }
 
 #[test]
-fn blocks_that_only_idle_sequences_share_count_as_free_and_are_given_back_at_once() {
+fn blocks_shared_only_by_idle_sequences_count_as_free_and_are_freed_together() {
     let mut s = scheduler(3, 8, 64, 8, 64);
     let (prompt, branching, root) = (vec![0; 16], Branching::One, BlockHash::default());
-    take(&mut s, 1, NewGroup { prompt, max_len: 17, branching, priority: 0, keep: true, prompt_logits: false, root });
+    add_group(&mut s, 1, NewGroup { prompt, max_len: 17, branching, priority: 0, keep: true, prompt_logits: false, root });
     step(&mut s, TokenOutcome::Token(9));
     idle_forks(&mut s, 2..102);
     assert_eq!((s.idle(), s.blocks().idle_blocks(), s.blocks().available()), (101, 2, 1));
@@ -592,8 +595,8 @@ fn blocks_that_only_idle_sequences_share_count_as_free_and_are_given_back_at_onc
 
 /// A linear search among the idle sequences would take much longer than a second.
 #[test]
-fn ten_thousands_of_idle_sequences_cost_each_its_own() {
-    let begun = std::time::Instant::now();
+fn fifty_thousand_idle_sequences_take_linear_time() {
+    let started = std::time::Instant::now();
     let mut s = scheduler(64, 8, 64, 8, 64);
     add(&mut s, 1, vec![0; 16], 40);
     step(&mut s, TokenOutcome::Token(9));
@@ -603,108 +606,108 @@ fn ten_thousands_of_idle_sequences_cost_each_its_own() {
     (2..50_002).filter(|child| child % 4 < 2).for_each(|child| drop(s.remove(child)));
     for _ in 0..50 {
         let Some(plan) = s.schedule(|seq| seq == 100_000) else { break };
-        let sampled: Vec<SampledToken> = plan.sampled().map(|scheduled| going_on(scheduled.seq, TokenOutcome::Token(9))).collect();
+        let sampled: Vec<SampledToken> = plan.sampled().map(|scheduled| sampled_token(scheduled.seq, TokenOutcome::Token(9))).collect();
         s.commit(plan, &sampled, &mut Vec::new());
     }
-    assert!(s.get(100_000).is_err(), "it had room to come to its end");
+    assert!(s.get(100_000).is_err(), "the request had enough blocks to finish");
     s.check();
-    assert!(begun.elapsed().as_secs() < 20, "{:?}", begun.elapsed());
+    assert!(started.elapsed().as_secs() < 20, "{:?}", started.elapsed());
 }
 
 #[test]
-fn what_is_appended_and_rewound_again_makes_nothing_longer() {
+fn rewinding_appended_tokens_restores_the_length_limit() {
     let mut s = scheduler(16, 8, 64, 8, 64);
     add(&mut s, 1, vec![0; 10], 20);
     s.append(1, &[1; 50], 100).unwrap();
     s.append(1, &[2; 50], 115).unwrap();
-    assert_eq!(s.get(1).unwrap().max_len, 115, "as long as any may be");
+    assert_eq!(s.get(1).unwrap().max_len, 115, "the maximum of any sequence");
     s.fork(1, Some(30), 2, true).unwrap();
     s.rewind(1, 61).unwrap();
-    assert_eq!(s.get(1).unwrap().max_len, 71, "one of the second fifty is left");
+    assert_eq!(s.get(1).unwrap().max_len, 71, "one of the second 50 tokens is left");
     s.rewind(1, 60).unwrap();
     assert_eq!(s.get(1).unwrap().max_len, 70);
     step(&mut s, TokenOutcome::Token(9));
     s.rewind(1, 30).unwrap();
-    assert_eq!([1, 2].map(|id| s.get(id).unwrap().max_len), [40, 40], "a fork is like a rewind");
+    assert_eq!([1, 2].map(|id| s.get(id).unwrap().max_len), [40, 40], "a fork has the limit of a rewound sequence");
     s.rewind(1, 10).unwrap();
     assert_eq!(s.get(1).unwrap().max_len, 20);
     s.rewind(1, 5).unwrap();
-    assert_eq!(s.get(1).unwrap().max_len, 20, "the prompt gives nothing");
+    assert_eq!(s.get(1).unwrap().max_len, 20, "rewinding within the prompt does not change the limit");
     s.resume(2, 32, false).unwrap();
     s.rewind(2, 10).unwrap();
-    assert_eq!(s.get(2).unwrap().max_len, 12, "two tokens more, as it was resumed for");
+    assert_eq!(s.get(2).unwrap().max_len, 12, "two more tokens, the number that it was resumed for");
     s.check();
 }
 
-/// Runs a step and records the rows whose logits are wanted, except the last, which is sampled.
-fn told(s: &mut Scheduler, rows: &mut Vec<(SeqId, usize)>) {
+/// Runs a step and records the rows whose logits are requested, except the sampled one.
+fn record_prompt_rows(s: &mut Scheduler, rows: &mut Vec<(SeqId, usize)>) {
     let Some(plan) = s.schedule(|_| true) else { return };
     for scheduled in &plan.sequences {
         let end = scheduled.first + scheduled.rows;
         rows.extend((end - scheduled.logits..end - scheduled.samples as usize).map(|row| (scheduled.seq, row)));
     }
-    let sampled: Vec<SampledToken> = plan.sampled().map(|scheduled| going_on(scheduled.seq, TokenOutcome::Token(9))).collect();
+    let sampled: Vec<SampledToken> = plan.sampled().map(|scheduled| sampled_token(scheduled.seq, TokenOutcome::Token(9))).collect();
     s.commit(plan, &sampled, &mut Vec::new());
     s.check();
 }
 
-fn wants_prompt(s: &mut Scheduler, prompt: Vec<u32>) {
+fn add_with_prompt_logits(s: &mut Scheduler, prompt: Vec<u32>) {
     let (branching, root) = (Branching::One, BlockHash::default());
-    take(s, 1, NewGroup { prompt, max_len: 60, branching, priority: 0, keep: false, prompt_logits: true, root });
+    add_group(s, 1, NewGroup { prompt, max_len: 60, branching, priority: 0, keep: false, prompt_logits: true, root });
 }
 
 #[test]
-fn forks_of_a_prompt_half_told_are_told_the_rest() {
+fn forks_of_an_unfinished_prompt_report_the_remaining_prompt_logits() {
     let mut s = scheduler(32, 8, 64, 32, 8);
-    wants_prompt(&mut s, vec![0; 20]);
+    add_with_prompt_logits(&mut s, vec![0; 20]);
     let mut rows = Vec::new();
-    told(&mut s, &mut rows);
+    record_prompt_rows(&mut s, &mut rows);
     s.fork(1, None, 2, false).unwrap();
     s.fork(1, Some(12), 3, false).unwrap();
     s.fork(1, Some(5), 4, false).unwrap();
-    (0..4).for_each(|_| told(&mut s, &mut rows));
-    let of = |seq| rows.iter().filter(|row| row.0 == seq).map(|row| row.1).collect::<Vec<_>>();
-    assert_eq!(of(1), (0..19).collect::<Vec<_>>());
-    assert_eq!([of(2), of(3), of(4)], [(8..19).collect(), (8..11).collect::<Vec<_>>(), vec![]]);
+    (0..4).for_each(|_| record_prompt_rows(&mut s, &mut rows));
+    let rows_of = |seq| rows.iter().filter(|row| row.0 == seq).map(|row| row.1).collect::<Vec<_>>();
+    assert_eq!(rows_of(1), (0..19).collect::<Vec<_>>());
+    assert_eq!([rows_of(2), rows_of(3), rows_of(4)], [(8..19).collect(), (8..11).collect::<Vec<_>>(), vec![]]);
 }
 
 #[test]
-fn no_row_of_a_prompt_is_told_twice_whatever_is_rewound() {
+fn each_prompt_row_is_reported_once_after_any_rewind() {
     let mut s = scheduler(32, 8, 64, 32, 8);
-    wants_prompt(&mut s, vec![0; 20]);
+    add_with_prompt_logits(&mut s, vec![0; 20]);
     let mut rows = Vec::new();
-    told(&mut s, &mut rows);
+    record_prompt_rows(&mut s, &mut rows);
     s.rewind(1, 6).unwrap();
-    assert_eq!(s.get(1).unwrap().logits_from, Some(6), "within what an import takes");
+    assert_eq!(s.get(1).unwrap().logits_from, Some(6), "a position that an import accepts");
     s.append(1, &[1; 20], 60).unwrap();
     s.preempt_youngest();
-    (0..6).for_each(|_| told(&mut s, &mut rows));
+    (0..6).for_each(|_| record_prompt_rows(&mut s, &mut rows));
     assert!(s.get(1).unwrap().generated > 0);
     s.rewind(1, 12).unwrap();
     s.append(1, &[2; 10], 60).unwrap();
-    (0..6).for_each(|_| told(&mut s, &mut rows));
+    (0..6).for_each(|_| record_prompt_rows(&mut s, &mut rows));
     // Tokens appended within the prompt are reported with it. Tokens after the first sampled one
     // are not.
     assert_eq!(rows, (0..8).chain(6..25).map(|row| (1, row)).collect::<Vec<_>>());
 }
 
 #[test]
-fn what_is_appended_to_a_sequence_is_looked_for_among_the_prefixes_when_it_begins_to_run() {
+fn appended_tokens_are_looked_up_in_the_prefix_cache_when_the_sequence_resumes() {
     let options = SchedulerOptions { max_batch_tokens: 64, max_seqs: 32, prefill_chunk: 64, preemption: Preemption::Recompute };
     let mut s = Scheduler::new(options, BlockManager::new(32, Paging::without_windows(8), true).unwrap()).unwrap();
     let prompt: Vec<u32> = (0..50).collect();
     add(&mut s, 1, prompt.clone(), 51);
     step(&mut s, TokenOutcome::Token(9));
-    // One full block, and a part of the next one.
+    // The kept tokens are one full block, or one full block and a part of the next one.
     for (id, len) in [(2, 8), (3, 13)] {
         let (prompt, branching, root) = (prompt[..len].to_vec(), Branching::One, BlockHash::default());
-        take(&mut s, id, NewGroup { prompt, max_len: len + 1, branching, priority: 0, keep: true, prompt_logits: false, root });
+        add_group(&mut s, id, NewGroup { prompt, max_len: len + 1, branching, priority: 0, keep: true, prompt_logits: false, root });
         step(&mut s, TokenOutcome::Token(99));
         s.rewind(id, len).unwrap();
         s.append(id, &prompt_from(len), 100).unwrap();
         let before = s.prefix();
         s.resume(id, 51, false).unwrap();
-        assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(id, 2)], "six blocks of eight are there");
+        assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(id, 2)], "six blocks of eight tokens are cached");
         let after = s.prefix();
         assert_eq!((after.queries - before.queries, after.hits - before.hits), (49 - len as u64, 48 - len as u64));
     }
@@ -722,49 +725,49 @@ fn swapping(preemption: Preemption, blocks: usize, host_blocks: usize) -> Schedu
 }
 
 #[test]
-fn a_group_that_was_swapped_out_goes_on_where_it_was_and_nobody_newer_comes_first() {
+fn a_swapped_group_continues_without_recompute_before_newer_requests() {
     let mut s = swapping(Preemption::Swap, 5, 5);
     (1..=2).for_each(|id| add(&mut s, id, vec![0; 15], 32));
     step(&mut s, TokenOutcome::Token(9));
     step(&mut s, TokenOutcome::Token(9));
     add(&mut s, 3, vec![0; 2], 32);
-    // Both need a third block and one is free: the younger is preempted.
+    // Both need a third block and one is free: the younger one is preempted.
     assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(1, 1)]);
     assert_eq!((s.preemptions(), s.preemptions_swapped(), s.blocks().swapped(), s.blocks().host_used()), (1, 1, 1, 2));
     for _ in 0..5 {
-        assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(1, 1)], "the newest would fit, and waits");
+        assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(1, 1)], "the newest request would fit, but waits");
     }
     s.remove(1);
-    assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(2, 1), (3, 2)], "nothing is computed again");
+    assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(2, 1), (3, 2)], "no token is recomputed");
     assert_eq!((s.blocks().swapped(), s.blocks().host_used()), (0, 0));
 }
 
 #[test]
-fn samples_that_had_to_go_come_back_sharing_what_they_shared() {
+fn preempted_samples_share_the_same_blocks_after_rescheduling() {
     for (preemption, computed) in [(Preemption::Swap, 0), (Preemption::Recompute, 16 + 4)] {
         let mut s = swapping(preemption, 16, 16);
         two_samples(&mut s, 30, false);
         step(&mut s, TokenOutcome::Token(9));
         step(&mut s, TokenOutcome::Token(9));
         let before = s.blocks().used_blocks();
-        assert_eq!(before, 4, "two of the prompt, and one for each");
+        assert_eq!(before, 4, "two blocks of the prompt, and one for each sample");
         s.preempt_youngest();
         s.record_moves(true, true);
         s.check();
         assert_eq!(s.blocks().used_blocks(), 0);
-        assert_eq!(s.blocks().host_used(), if computed == 0 { before } else { 0 }, "what is shared moves once");
+        assert_eq!(s.blocks().host_used(), if computed == 0 { before } else { 0 }, "shared blocks are copied once");
         let mut rows = Vec::new();
         while s.get(1).unwrap().generated < 4 {
             rows.extend(step(&mut s, TokenOutcome::Token(9)));
         }
         assert_eq!((s.blocks().used_blocks(), s.blocks().host_used()), (before, 0));
-        // The prompt once, and the sampled token of each.
+        // The prompt once, and the sampled token of each sequence.
         assert_eq!(rows.iter().map(|(_, rows)| rows).sum::<usize>(), computed + 2, "{rows:?}");
     }
 }
 
 #[test]
-fn a_group_that_does_not_fit_the_host_tier_as_a_whole_is_computed_again() {
+fn a_group_that_does_not_fit_the_host_tier_is_recomputed() {
     for host_blocks in [3, 4] {
         let mut s = swapping(Preemption::Swap, 16, host_blocks);
         two_samples(&mut s, 30, false);
@@ -779,7 +782,7 @@ fn a_group_that_does_not_fit_the_host_tier_as_a_whole_is_computed_again() {
 }
 
 #[test]
-fn who_could_not_be_moved_out_or_back_is_computed_again() {
+fn a_group_whose_swap_fails_is_recomputed() {
     for (out, back) in [(false, true), (true, false)] {
         let mut s = swapping(Preemption::Swap, 16, 16);
         two_samples(&mut s, 30, false);
@@ -801,8 +804,8 @@ fn who_could_not_be_moved_out_or_back_is_computed_again() {
 }
 
 #[test]
-fn auto_takes_what_has_cost_less_so_far() {
-    // 17 tokens each, in 4 blocks that are copied out and back. The 16 prompt tokens are shared.
+fn automatic_preemption_selects_the_cheaper_method() {
+    // 17 tokens each, in four blocks that are copied out and in. The 16 prompt tokens are shared.
     let cases = [((0.0, 0.0), true), ((1.0, 0.0), true), ((1.0, 1.0), true), ((2.25, 1.0), true), ((2.3, 1.0), false), ((1.0, 0.1), false)];
     for ((block, token), swaps) in cases {
         let mut s = swapping(Preemption::Auto, 16, 16);
@@ -816,7 +819,7 @@ fn auto_takes_what_has_cost_less_so_far() {
 }
 
 #[test]
-fn an_idle_sequence_gives_way_to_the_host_tier_and_goes_on_without_computing_again() {
+fn an_idle_sequence_is_swapped_to_the_host_tier_and_resumes_without_recompute() {
     let mut s = swapping(Preemption::Swap, 6, 6);
     s.import(1, vec![7; 16], 16, 40, None, BlockHash::default()).unwrap();
     add(&mut s, 2, vec![1; 36], 48);
@@ -831,7 +834,7 @@ fn an_idle_sequence_gives_way_to_the_host_tier_and_goes_on_without_computing_aga
 }
 
 #[test]
-fn where_the_host_tier_is_full_the_longest_idle_leave_it() {
+fn the_longest_idle_sequences_leave_a_full_host_tier() {
     let mut s = swapping(Preemption::Swap, 6, 5);
     for id in 1..=3 {
         s.import(id, vec![id as u32; 16], 16, 40, None, BlockHash::default()).unwrap();
@@ -849,28 +852,28 @@ fn where_the_host_tier_is_full_the_longest_idle_leave_it() {
 }
 
 #[test]
-fn what_came_back_can_be_found_again() {
+fn swapped_in_blocks_return_to_the_prefix_cache() {
     let options = SchedulerOptions { max_batch_tokens: 128, max_seqs: 8, prefill_chunk: 128, preemption: Preemption::Swap };
     let mut s = Scheduler::new(options, BlockManager::new(4, Paging::without_windows(8), true).unwrap().with_host(4).unwrap()).unwrap();
-    let arrival = |token, len: usize, max_len| {
+    let group = |token, len: usize, max_len| {
         let (prompt, branching, root) = (vec![token; len], Branching::One, BlockHash::default());
         NewGroup { prompt, max_len, branching, priority: 0, keep: max_len == 17, prompt_logits: false, root }
     };
-    take(&mut s, 1, arrival(7, 16, 17));
+    add_group(&mut s, 1, group(7, 16, 17));
     step(&mut s, TokenOutcome::Token(9));
     // This request replaces all cached blocks.
-    take(&mut s, 2, arrival(8, 31, 32));
+    add_group(&mut s, 2, group(8, 31, 32));
     step(&mut s, TokenOutcome::Token(9));
     s.resume(1, 18, false).unwrap();
-    assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(1, 1)], "it ends with that");
+    assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(1, 1)], "the resumed sequence ends with this token");
     let before = s.prefix().hits;
-    take(&mut s, 3, arrival(7, 17, 18));
+    add_group(&mut s, 3, group(7, 17, 18));
     assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(3, 1)]);
     assert_eq!(s.prefix().hits - before, 16);
 }
 
 #[test]
-fn blocks_that_were_reserved_for_a_step_that_failed_do_not_move() {
+fn blocks_reserved_by_a_failed_step_are_not_swapped() {
     let mut s = swapping(Preemption::Swap, 16, 16);
     add(&mut s, 1, vec![0; 20], 60);
     let plan = s.schedule(|_| true).unwrap();
@@ -889,9 +892,9 @@ fn mixed(blocks: usize, prefixes: bool) -> Scheduler {
 }
 
 #[test]
-fn samples_and_beams_that_come_back_compute_their_beginning_once_whatever_the_windows() {
+fn preempted_samples_and_beams_recompute_their_prompt_once_with_windows() {
     for branching in [Branching::Samples(3), Branching::Beams(3)] {
-        // The pool has exactly the blocks that the paging promises.
+        // The pool has exactly the maximum number of blocks that `max_blocks_of` states.
         let mut s = mixed(Paging::new(8, &[None, Some(8)]).max_blocks_of(3, 90, 120, 16), false);
         add_branching(&mut s, 1, (0..90).collect(), 120, branching);
         let mut last = None;
@@ -909,9 +912,9 @@ fn samples_and_beams_that_come_back_compute_their_beginning_once_whatever_the_wi
         s.preempt_youngest();
         let (mut rows, mut steps) = (0, 0);
         while s.get(1).is_ok() {
-            let told = step(&mut s, TokenOutcome::Token(7));
-            assert!(!told.is_empty(), "{branching:?}: nobody goes on");
-            rows += told.iter().map(|(_, rows)| if *rows > 1 { *rows } else { 0 }).sum::<usize>();
+            let scheduled = step(&mut s, TokenOutcome::Token(7));
+            assert!(!scheduled.is_empty(), "{branching:?}: no sequence is scheduled");
+            rows += scheduled.iter().map(|(_, rows)| if *rows > 1 { *rows } else { 0 }).sum::<usize>();
             steps += 1;
             assert!(steps < 200);
         }
@@ -922,20 +925,20 @@ fn samples_and_beams_that_come_back_compute_their_beginning_once_whatever_the_wi
 }
 
 #[test]
-fn what_others_have_too_is_not_counted_as_given_back() {
+fn blocks_shared_with_other_sequences_do_not_count_as_freed() {
     let mut s = mixed(64, false);
     add(&mut s, 1, vec![0; 24], 200);
     step(&mut s, TokenOutcome::Token(9));
     step(&mut s, TokenOutcome::Token(9));
     let needed = |s: &Scheduler| s.blocks.needed(&s.get(1).unwrap().table, 24..200, 1);
-    // 22 more blocks for the group without a window. The window takes two, and one is allocated.
+    // 22 more blocks for the group without a window. The window needs two blocks and has one.
     assert_eq!(needed(&s), 22 + 1);
     s.fork(1, None, 2, true).unwrap();
-    assert_eq!(needed(&s), 22 + 2, "and now another's, too");
+    assert_eq!(needed(&s), 22 + 2, "the block is now shared with the fork");
 }
 
 #[test]
-fn a_pin_serves_its_own_prompt_whatever_the_windows() {
+fn a_pinned_prompt_is_found_in_the_prefix_cache_with_windows() {
     for len in [24, 25, 31] {
         let mut s = mixed(15, true);
         let pin = NewGroup::pin(vec![3; len], BlockHash::default()).prepare(s.blocks.paging()).unwrap();
@@ -943,7 +946,11 @@ fn a_pin_serves_its_own_prompt_whatever_the_windows() {
         while !step(&mut s, TokenOutcome::Token(9)).is_empty() {}
         // Another request needs the blocks that the pin does not hold.
         let (branching, root) = (Branching::One, BlockHash::root(&[1; 32], b""));
-        take(&mut s, 3, NewGroup { prompt: vec![5; 48], max_len: 49, branching, priority: 0, keep: false, prompt_logits: false, root });
+        add_group(
+            &mut s,
+            3,
+            NewGroup { prompt: vec![5; 48], max_len: 49, branching, priority: 0, keep: false, prompt_logits: false, root },
+        );
         while s.get(3).is_ok() {
             step(&mut s, TokenOutcome::Token(9));
         }
@@ -955,7 +962,7 @@ fn a_pin_serves_its_own_prompt_whatever_the_windows() {
 }
 
 #[test]
-fn a_token_counts_once_however_many_groups_have_blocks_of_it() {
+fn a_token_counts_once_in_the_swap_load_of_several_layer_groups() {
     let mut s = mixed(64, false);
     add(&mut s, 1, vec![0; 40], 200);
     for _ in 0..4 {

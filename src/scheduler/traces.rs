@@ -5,7 +5,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use super::tests::{Random, going_on, take};
+use super::tests::{Random, add_group, sampled_token};
 use super::*;
 use crate::batch::NOWHERE;
 use crate::kv::{BlockHash, NULL_BLOCK, Paging};
@@ -22,7 +22,7 @@ struct Trace {
     policies: options::Policies,
     /// Time in microseconds.
     now: u64,
-    longest: usize,
+    max_len_in_pool: usize,
     /// [groups]
     windows: Vec<Option<usize>>,
     /// [blocks * block_size]
@@ -47,7 +47,7 @@ impl Trace {
     fn new(seed: u64) -> Trace {
         let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) + 1);
         let block_size = 8 << random.below(3);
-        let windows = some_windows(&mut random, block_size);
+        let windows = random_windows(&mut random, block_size);
         let blocks = (4 + random.below(20)) * windows.len();
         let max_seqs = 1 + random.below(12);
         let max_batch_tokens = max_seqs + random.below(64);
@@ -56,14 +56,14 @@ impl Trace {
         let host_blocks = if preemption == Preemption::Recompute { 0 } else { 1 + random.below(2 * blocks) };
         let options = SchedulerOptions { max_batch_tokens, max_seqs, prefill_chunk, preemption };
         let paging = Paging::new(block_size, &windows);
-        let longest = paging.max_len_in(blocks, 6 * block_size, options.max_tokens_per_step());
+        let max_len_in_pool = paging.max_len_in(blocks, 6 * block_size, options.max_tokens_per_step());
         let manager = BlockManager::new(blocks, paging, random.below(3) > 0).unwrap().with_host(host_blocks).unwrap();
-        let policies = if seed.is_multiple_of(3) { options::Policies::default() } else { some_policies(&mut random) };
+        let policies = if seed.is_multiple_of(3) { options::Policies::default() } else { random_policies(&mut random) };
         Trace {
             s: Scheduler::with_policies(options, manager, Policies::new(&policies)).unwrap(),
             policies,
             now: 0,
-            longest,
+            max_len_in_pool,
             windows,
             slots: vec![GARBAGE; blocks * block_size],
             host: vec![GARBAGE; host_blocks * block_size],
@@ -87,17 +87,17 @@ impl Trace {
     }
 
     /// Returns tokens with few distinct values, so that many sequences have common prefixes.
-    fn some_tokens(&mut self, n: usize) -> Vec<u32> {
+    fn random_tokens(&mut self, n: usize) -> Vec<u32> {
         let odd = self.random.below(3) == 0;
         (0..n).map(|i| if odd && self.random.below(16) == 0 { 1 + i as u32 % 2 } else { 0 }).collect()
     }
 
-    fn some_root(&mut self) -> BlockHash {
+    fn random_root(&mut self) -> BlockHash {
         BlockHash::root(&[0; 32], &[self.random.below(4) as u8 / 3])
     }
 
     /// Returns a random sequence that the host may use in a call.
-    fn any(&mut self, idle: bool) -> Option<SeqId> {
+    fn random_sequence(&mut self, idle: bool) -> Option<SeqId> {
         let free = |seq: &&SeqId| match self.sequence(seq).group {
             Some(group) => !idle && matches!(self.s.groups[group].branching, Branching::One | Branching::Samples(_)),
             None => !self.sequence(seq).pinned,
@@ -130,31 +130,32 @@ impl Trace {
     fn add(&mut self) {
         let n = 2 + self.random.below(4);
         let branching = [Branching::One, Branching::One, Branching::Samples(n), Branching::Beams(n)][self.random.below(4)];
-        let mut prompt_len = 1 + self.random.below(self.longest - 1);
+        let mut prompt_len = 1 + self.random.below(self.max_len_in_pool - 1);
         if self.random.below(3) == 0 {
             prompt_len = (prompt_len / self.block_size()).max(1) * self.block_size();
         }
-        let prompt_len = prompt_len.min(self.longest - 1);
-        let max_len = (prompt_len + 1 + self.random.below(3 * self.block_size())).min(self.longest);
-        let most = self.s.blocks.paging().max_blocks_of(branching.max_members(), prompt_len, max_len, self.s.options.max_tokens_per_step());
-        if most > self.s.blocks.total() || branching.max_members() > self.s.options.max_seqs {
+        let prompt_len = prompt_len.min(self.max_len_in_pool - 1);
+        let max_len = (prompt_len + 1 + self.random.below(3 * self.block_size())).min(self.max_len_in_pool);
+        let max_blocks =
+            self.s.blocks.paging().max_blocks_of(branching.max_members(), prompt_len, max_len, self.s.options.max_tokens_per_step());
+        if max_blocks > self.s.blocks.total() || branching.max_members() > self.s.options.max_seqs {
             return;
         }
-        let (id, prompt, root) = (self.last_id + 1, self.some_tokens(prompt_len), self.some_root());
+        let (id, prompt, root) = (self.last_id + 1, self.random_tokens(prompt_len), self.random_root());
         self.last_id += branching.max_members() as u64;
         if let Branching::Beams(_) = branching {
             self.beams.extend((id..=self.last_id).map(|beam| (beam, id)));
-            self.needs.insert(id, most);
+            self.needs.insert(id, max_blocks);
         }
         let keep = !matches!(branching, Branching::Beams(_)) && self.random.below(2) == 0;
         let prompt_logits = self.random.below(5) == 0;
         let priority = self.random.below(5) as i32 - 2;
         self.tokens.insert(id, prompt.clone());
-        take(&mut self.s, id, NewGroup { prompt, max_len, branching, priority, keep, prompt_logits, root });
+        add_group(&mut self.s, id, NewGroup { prompt, max_len, branching, priority, keep, prompt_logits, root });
     }
 
     fn fork(&mut self) {
-        let Some(parent) = self.any(false) else { return };
+        let Some(parent) = self.random_sequence(false) else { return };
         let tokens = &self.tokens[&parent];
         let len = 1 + self.random.below(tokens.len());
         let all = self.random.below(2) == 0;
@@ -165,20 +166,20 @@ impl Trace {
     }
 
     fn append(&mut self) {
-        let Some(id) = self.any(false) else { return };
+        let Some(id) = self.random_sequence(false) else { return };
         let more = 1 + self.random.below(2 * self.block_size());
-        let more = self.some_tokens(more);
+        let more = self.random_tokens(more);
         let runs = self.sequence(&id).group.is_some();
         let len = self.tokens[&id].len() + more.len();
-        let fits = len < self.longest || (len == self.longest && !runs);
-        assert_eq!(self.s.append(id, &more, self.longest).is_ok(), fits);
+        let fits = len < self.max_len_in_pool || (len == self.max_len_in_pool && !runs);
+        assert_eq!(self.s.append(id, &more, self.max_len_in_pool).is_ok(), fits);
         if fits {
             self.tokens.get_mut(&id).unwrap().extend(more);
         }
     }
 
     fn rewind(&mut self) {
-        let Some(id) = self.any(false) else { return };
+        let Some(id) = self.random_sequence(false) else { return };
         let tokens = self.tokens.get_mut(&id).unwrap();
         let len = 1 + self.random.below(tokens.len());
         self.s.rewind(id, len).unwrap();
@@ -186,17 +187,17 @@ impl Trace {
     }
 
     fn resume(&mut self) {
-        let Some(id) = self.any(true) else { return };
+        let Some(id) = self.random_sequence(true) else { return };
         let len = self.tokens[&id].len();
-        let max_len = (len + self.random.below(3 * self.block_size())).min(self.longest);
+        let max_len = (len + self.random.below(3 * self.block_size())).min(self.max_len_in_pool);
         let keep = self.random.below(2) == 0;
-        assert_eq!(self.s.resume(id, max_len, keep).is_ok(), len < max_len, "it needs room for a token");
+        assert_eq!(self.s.resume(id, max_len, keep).is_ok(), len < max_len, "a resumed sequence has room for a token");
     }
 
     fn end(&mut self) {
-        let Some(id) = self.any(false) else { return };
+        let Some(id) = self.random_sequence(false) else { return };
         self.s.end(id);
-        self.forget_the_gone();
+        self.delete_ended();
     }
 
     fn remove(&mut self) {
@@ -207,8 +208,8 @@ impl Trace {
         known.sort_unstable();
         let id = known[self.random.below(known.len())];
         // Beams are removed together.
-        let gone = if self.beams.contains_key(&id) { self.s.members(id).collect() } else { vec![id] };
-        for id in gone {
+        let removed = if self.beams.contains_key(&id) { self.s.members(id).collect() } else { vec![id] };
+        for id in removed {
             self.s.remove(id);
             self.tokens.remove(&id);
         }
@@ -218,8 +219,8 @@ impl Trace {
         if !self.s.blocks.caches_prefixes() {
             return;
         }
-        let len = 1 + self.random.below(self.longest - 1);
-        let (prompt, root) = (self.some_tokens(len), self.some_root());
+        let len = 1 + self.random.below(self.max_len_in_pool - 1);
+        let (prompt, root) = (self.random_tokens(len), self.random_root());
         self.last_id += 1;
         self.tokens.insert(self.last_id, prompt.clone());
         let prepared = NewGroup::pin(prompt, root).prepare(self.s.blocks.paging()).unwrap();
@@ -228,10 +229,10 @@ impl Trace {
 
     /// Resizes the pool, with enough blocks for the pending requests.
     fn resize(&mut self) {
-        let least = self.beams.iter().filter(|(beam, _)| self.tokens.contains_key(beam)).map(|(_, request)| self.needs[request]);
-        let alone = self.s.blocks.paging().max_blocks(self.longest, self.s.options.max_tokens_per_step());
-        let least = least.fold(alone, usize::max);
-        let total = least + self.random.below(self.s.blocks.capacity() - least + 1);
+        let needs = self.beams.iter().filter(|(beam, _)| self.tokens.contains_key(beam)).map(|(_, request)| self.needs[request]);
+        let alone = self.s.blocks.paging().max_blocks(self.max_len_in_pool, self.s.options.max_tokens_per_step());
+        let min_blocks = needs.fold(alone, usize::max);
+        let total = min_blocks + self.random.below(self.s.blocks.capacity() - min_blocks + 1);
         if total >= self.s.blocks.total() {
             return self.s.grow(total);
         }
@@ -239,8 +240,8 @@ impl Trace {
         self.s.shrink_pool(total, &mut moves).unwrap();
         let (out, back) = self.make_moves(true);
         self.s.record_moves(out, back);
-        // Removed pins are deleted from the model.
-        self.forget_the_gone();
+        // Pins that the scheduler has removed are deleted from the model.
+        self.delete_ended();
         self.check();
         if self.random.below(4) == 0 {
             return; // the transfers failed
@@ -254,7 +255,7 @@ impl Trace {
 
     /// Swaps a sequence in, as an export does.
     fn fetch(&mut self) {
-        let Some(id) = self.any(false) else { return };
+        let Some(id) = self.random_sequence(false) else { return };
         if self.sequence(&id).table.swapped() {
             self.s.swap_in_sequence(id);
             let (out, back) = self.make_moves(true);
@@ -269,7 +270,7 @@ impl Trace {
         let hosts: HashSet<u32> = moves.out.iter().map(|out| out.host).collect();
         let devices: HashSet<u32> = moves.back.iter().map(|back| back.device).collect();
         assert_eq!((hosts.len(), devices.len()), (moves.out.len(), moves.back.len()), "no block is written twice");
-        assert!(moves.back.iter().all(|back| !hosts.contains(&back.host)), "what comes back is there");
+        assert!(moves.back.iter().all(|back| !hosts.contains(&back.host)), "no block is read from the host tier while it is written");
         let works = [0, 0].map(|_| !chance || self.random.below(8) > 0);
         let moves = self.s.moves();
         let place = |block: u32| block as usize * size..(block as usize + 1) * size;
@@ -305,34 +306,34 @@ impl Trace {
         }
     }
 
-    fn forget_the_gone(&mut self) {
+    fn delete_ended(&mut self) {
         self.tokens.retain(|id, _| self.s.sequences.find(*id).is_some());
     }
 
     fn step(&mut self) {
         let unready = self.random.below(8) as u64;
         let ready = |seq: SeqId| unready == 0 || unready > 4 || seq % 5 != unready;
-        let everybody = unready == 0 || unready > 4;
+        let all_ready = unready == 0 || unready > 4;
         let oldest = self.s.sequences.values().filter_map(|sequence| sequence.group).min();
         let before = self.s.preemptions();
         let (block, token) = (self.random.below(4) as f64, self.random.below(3) as f64);
         self.s.set_costs(Costs { block, token });
         let plan = self.plan(ready, true);
-        // Removed pins are deleted from the model.
-        self.forget_the_gone();
+        // Pins that the scheduler has removed are deleted from the model.
+        self.delete_ended();
         let Some(plan) = plan else {
-            assert!(!everybody || self.s.groups.len() == 0, "somebody could go on: {}", self.state());
+            assert!(!all_ready || self.s.groups.len() == 0, "a sequence could run: {}", self.state());
             return;
         };
         let group_of = |scheduled: &ScheduledSequence| self.sequence(&scheduled.seq).group.unwrap();
-        assert!(plan.sequences.iter().all(|scheduled| self.s.is_ready(group_of(scheduled), &ready)), "only the ready run");
+        assert!(plan.sequences.iter().all(|scheduled| self.s.is_ready(group_of(scheduled), &ready)), "only ready sequences run");
         let in_every_step = matches!(self.policies.batching, BatchingPolicy::Mixed | BatchingPolicy::DecodeFirst { .. });
-        let goes_on = plan.sequences.iter().any(|scheduled| Some(group_of(scheduled)) == oldest);
-        assert!(!everybody || !in_every_step || goes_on || plan.is_closed, "the oldest always goes on");
+        let runs_oldest = plan.sequences.iter().any(|scheduled| Some(group_of(scheduled)) == oldest);
+        assert!(!all_ready || !in_every_step || runs_oldest || plan.is_closed, "the oldest group always runs");
         if self.s.preemptions() == before && !plan.is_closed {
             self.check_order();
         }
-        self.check_portions(&plan);
+        self.check_budgets(&plan);
         self.check_plan(&plan);
         if self.random.below(8) == 0 {
             // The failed step has computed an unknown part.
@@ -354,7 +355,7 @@ impl Trace {
     /// there.
     fn work_ahead(&mut self, plan: &StepPlan) {
         self.is_ahead = !plan.batch.next_slots.is_empty();
-        assert!(!plan.is_closed || !self.is_ahead, "those that have paused may be ready: the next step is open");
+        assert!(!plan.is_closed || !self.is_ahead, "paused sequences may be ready, so the next step is not predicted");
         plan.batch.next_slots.iter().filter(|slot| **slot != NOWHERE).for_each(|&slot| self.slots[slot as usize] = GARBAGE);
     }
 
@@ -363,15 +364,15 @@ impl Trace {
     fn check_order(&self) {
         let (Some(oldest), Some(&youngest)) = (self.s.waiting.first(), self.s.running.last()) else { return };
         if oldest < youngest && self.s.step_budget.newcomers {
-            assert!(self.s.running[0] < oldest, "the oldest of all runs, if it can");
+            assert!(self.s.running[0] < oldest, "the oldest group runs if it can");
         }
     }
 
-    fn check_portions(&self, plan: &StepPlan) {
+    fn check_budgets(&self, plan: &StepPlan) {
         let prompts = |scheduled: &&ScheduledSequence| self.sequence(&scheduled.seq).pending() > 1;
         let prompt_rows: usize = plan.sequences.iter().filter(prompts).map(|scheduled| scheduled.rows).sum();
         if let BatchingPolicy::DecodeFirst { budget } = self.policies.batching {
-            assert!(prompt_rows <= budget, "{prompt_rows} rows of prompts");
+            assert!(prompt_rows <= budget, "{prompt_rows} prompt tokens");
         }
     }
 
@@ -386,17 +387,17 @@ impl Trace {
         assert!(batch.logit_rows.len() <= self.s.options.max_seqs, "{} rows of logits", batch.logit_rows.len());
         assert!(plan.sequences.len() <= self.s.options.max_seqs);
         // The buffers were reserved for these maxima.
-        let most = plan.sequences.len() * self.windows.len();
-        assert!(batch.copies.len() <= most, "only a part's first row can lie in blocks that others read");
-        assert!(batch.tables.len() <= plan.sequences.len() * self.s.blocks.paging().entries(self.longest));
+        let max_copies = plan.sequences.len() * self.windows.len();
+        assert!(batch.copies.len() <= max_copies, "only the first token of a sequence can lie in a shared block");
+        assert!(batch.tables.len() <= plan.sequences.len() * self.s.blocks.paging().entries(self.max_len_in_pool));
         let targets: HashSet<u32> = batch.copies.iter().map(|copy| copy.to).collect();
-        assert_eq!(targets.len(), batch.copies.len(), "a block is copied to once");
-        assert!(batch.copies.iter().all(|copy| !targets.contains(&copy.from)), "copies can be made in any order");
+        assert_eq!(targets.len(), batch.copies.len(), "each block is the target of at most one copy");
+        assert!(batch.copies.iter().all(|copy| !targets.contains(&copy.from)), "copies do not depend on their order");
         let slots: HashSet<u32> = batch.slots.iter().copied().collect();
-        assert_eq!(slots.len(), batch.rows() * self.windows.len(), "every row has a slot of its own in each group");
+        assert_eq!(slots.len(), batch.rows() * self.windows.len(), "every token has its own slot in each layer group");
         let mut seen = HashSet::new();
         for scheduled in &plan.sequences {
-            assert!(seen.insert(scheduled.seq), "a sequence has one part");
+            assert!(seen.insert(scheduled.seq), "each sequence is scheduled once");
             let sequence = self.sequence(&scheduled.seq);
             assert_eq!(scheduled.first, sequence.computed);
             self.s.blocks.check_writable(&sequence.table, scheduled.first..scheduled.first + scheduled.rows, &batch.copies);
@@ -405,11 +406,11 @@ impl Trace {
             assert!(scheduled.logits <= scheduled.rows && scheduled.logits >= scheduled.samples as usize);
         }
         assert_eq!(plan.sequences.iter().map(|scheduled| scheduled.logits).sum::<usize>(), batch.logit_rows.len());
-        self.check_foreseen(plan);
+        self.check_predicted(plan);
     }
 
     /// Checks that each predicted token has the slot that it will get, unless it is the last one.
-    fn check_foreseen(&self, plan: &StepPlan) {
+    fn check_predicted(&self, plan: &StepPlan) {
         for (scheduled, slots) in plan.sequences.iter().zip(plan.batch.next_slots.chunks_exact(self.windows.len())) {
             let (sequence, next) = (self.sequence(&scheduled.seq), scheduled.first + 1);
             assert_eq!((scheduled.rows, next), (1, sequence.tokens.len()));
@@ -442,7 +443,7 @@ impl Trace {
                     let entry = position / self.block_size() * self.windows.len() + group;
                     let block = plan.batch.tables[span.table as usize + entry] as usize;
                     let slot = block * self.block_size() + position % self.block_size();
-                    assert_eq!(self.slots[slot], content + group as u64, "sequence {} at {position}: not what it computed", scheduled.seq);
+                    assert_eq!(self.slots[slot], content + group as u64, "sequence {} at {position}: wrong contents", scheduled.seq);
                 }
             }
         }
@@ -455,13 +456,16 @@ impl Trace {
         for group in groups {
             let branching = self.s.groups[group].branching;
             let members: Vec<SeqId> = self.s.groups[group].members.iter().map(|&slot| self.s.sequences[slot].id).collect();
-            assert!(members.iter().all(|seq| plan.sampled().any(|scheduled| scheduled.seq == *seq)), "a group chooses together");
+            assert!(
+                members.iter().all(|seq| plan.sampled().any(|scheduled| scheduled.seq == *seq)),
+                "all sequences of a group are sampled in the same step"
+            );
             match branching {
-                Branching::Pin => panic!("a pin chose"),
-                Branching::One => sampled.extend(members.iter().map(|&seq| going_on(seq, self.verdict(chance)))),
+                Branching::Pin => panic!("a pin was sampled"),
+                Branching::One => sampled.extend(members.iter().map(|&seq| sampled_token(seq, self.random_outcome(chance)))),
                 Branching::Samples(n) => {
                     let parent = members[0];
-                    sampled.extend((0..n as u64).map(|i| SampledToken { parent, child: parent + i, outcome: self.verdict(chance) }));
+                    sampled.extend((0..n as u64).map(|i| SampledToken { parent, child: parent + i, outcome: self.random_outcome(chance) }));
                 }
                 Branching::Beams(n) => self.choose_beams(&members, n, &mut sampled),
             }
@@ -487,11 +491,11 @@ impl Trace {
             }
         }
         self.events = events;
-        self.forget_the_gone();
-        self.learn_chains(&seqs);
+        self.delete_ended();
+        self.record_predecessors(&seqs);
     }
 
-    fn verdict(&mut self, chance: bool) -> TokenOutcome {
+    fn random_outcome(&mut self, chance: bool) -> TokenOutcome {
         let token = (self.random.below(12) == 0) as u32;
         match self.random.below(30) {
             0 if chance => TokenOutcome::Stop(token),
@@ -500,7 +504,7 @@ impl Trace {
         }
     }
 
-    /// Chooses beams: the first child stays in place, the others replace beams without children.
+    /// Selects beams: the first child keeps its id, the others replace beams without children.
     fn choose_beams(&mut self, members: &[SeqId], n: usize, sampled: &mut Vec<SampledToken>) {
         let request = self.beams[&members[0]];
         let wanted = if self.random.below(12) == 0 { 0 } else { 1 + self.random.below(n) };
@@ -515,7 +519,7 @@ impl Trace {
     }
 
     /// Records the predecessor of each block hash.
-    fn learn_chains(&mut self, seqs: &[SeqId]) {
+    fn record_predecessors(&mut self, seqs: &[SeqId]) {
         for sequence in seqs.iter().filter_map(|&seq| self.s.sequences.get(seq)) {
             sequence.check_chains(self.s.blocks.block_size());
             for group in (0..self.windows.len()).filter(|&group| self.windows[group].is_none()) {
@@ -546,10 +550,10 @@ impl Trace {
                 for (group, &block) in blocks.iter().enumerate() {
                     if block != NULL_BLOCK {
                         let slot = block as usize * size + position % size;
-                        assert_eq!(tier[slot], content + group as u64, "sequence {} at {position}: not what it computed", sequence.id);
+                        assert_eq!(tier[slot], content + group as u64, "sequence {} at {position}: wrong contents", sequence.id);
                     }
                     let seen = self.windows[group].is_none_or(|window| position + window > sequence.computed);
-                    assert!(block != NULL_BLOCK || !seen, "sequence {} at {position}: gone, and will be looked back on", sequence.id);
+                    assert!(block != NULL_BLOCK || !seen, "sequence {} at {position}: a visible block is missing", sequence.id);
                 }
             }
         }
@@ -572,7 +576,7 @@ impl Trace {
     fn drain(&mut self) {
         let mut steps = 0;
         while let Some(plan) = self.plan(|_| true, false) {
-            self.forget_the_gone();
+            self.delete_ended();
             self.check_plan(&plan);
             self.run(&plan);
             self.commit(plan, false);
@@ -580,7 +584,7 @@ impl Trace {
             steps += 1;
             assert!(steps < 20_000, "starvation");
         }
-        assert!(self.s.groups.len() == 0, "nobody is left waiting");
+        assert!(self.s.groups.len() == 0, "no group is left");
         let rest: Vec<SeqId> = self.tokens.keys().copied().collect();
         rest.into_iter().for_each(|id| drop(self.s.remove(id)));
         self.s.check();
@@ -590,7 +594,7 @@ impl Trace {
 }
 
 /// Returns random windows for one to three layer groups.
-fn some_windows(random: &mut Random, block_size: usize) -> Vec<Option<usize>> {
+fn random_windows(random: &mut Random, block_size: usize) -> Vec<Option<usize>> {
     let mut windows = vec![(random.below(3) == 0).then(|| 1 + random.below(3 * block_size))];
     for _ in 1..random.below(4) {
         windows.push((random.below(4) > 0).then(|| 1 + random.below(3 * block_size)));
@@ -598,7 +602,7 @@ fn some_windows(random: &mut Random, block_size: usize) -> Vec<Option<usize>> {
     windows
 }
 
-fn some_policies(random: &mut Random) -> options::Policies {
+fn random_policies(random: &mut Random) -> options::Policies {
     let ageing = Duration::from_millis(1 + random.below(100) as u64);
     let rows = 1 + random.below(40);
     let orders = [OrderPolicy::Fcfs, OrderPolicy::Priority { ageing }, OrderPolicy::ShortestPredicted { ageing }];
@@ -625,7 +629,7 @@ fn contents(tokens: &[u32]) -> Vec<Content> {
 }
 
 #[test]
-fn whatever_happens_every_row_reads_its_own_past_and_everything_ends() {
+fn every_token_attends_to_its_own_sequence_and_all_sequences_end() {
     for seed in 0..SEEDS {
         let mut trace = Trace::new(seed);
         (0..2000).for_each(|_| trace.act());

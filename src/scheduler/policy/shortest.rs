@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hundred_tokens_more_are_as_much_as_the_ageing_time_later() {
+    fn a_hundred_predicted_tokens_equal_one_ageing_time() {
         let order = ShortestPredicted { ageing: Duration::from_secs(10) };
         let rank = |at: u64, expected| order.rank(&RankInputs { at, priority: 0, expected });
         assert_eq!(rank(0, 300), rank(20_000_000, 100));

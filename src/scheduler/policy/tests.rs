@@ -1,6 +1,6 @@
 use std::time::{Duration, Instant};
 
-use super::super::tests::{Random, going_on, take};
+use super::super::tests::{Random, add_group, sampled_token};
 use super::super::*;
 use crate::kv::{BlockHash, Paging};
 use crate::options::{AllocationPolicy, BatchingPolicy, OrderPolicy, Policies as Options, Preemption};
@@ -23,14 +23,14 @@ fn batching(batching: BatchingPolicy) -> Options {
 
 fn add(s: &mut Scheduler, id: SeqId, prompt: usize, max_len: usize, priority: i32) {
     let (prompt, branching, root) = (vec![0; prompt], Branching::One, BlockHash::default());
-    take(s, id, NewGroup { prompt, max_len, branching, priority, keep: false, prompt_logits: false, root });
+    add_group(s, id, NewGroup { prompt, max_len, branching, priority, keep: false, prompt_logits: false, root });
 }
 
 /// Runs a step and returns its tokens per sequence.
 fn step(s: &mut Scheduler) -> Vec<(SeqId, usize)> {
     let Some(plan) = s.schedule(|_| true) else { return Vec::new() };
     let mut rows: Vec<_> = plan.sequences.iter().map(|scheduled| (scheduled.seq, scheduled.rows)).collect();
-    let sampled: Vec<SampledToken> = plan.sampled().map(|scheduled| going_on(scheduled.seq, TokenOutcome::Token(9))).collect();
+    let sampled: Vec<SampledToken> = plan.sampled().map(|scheduled| sampled_token(scheduled.seq, TokenOutcome::Token(9))).collect();
     s.commit(plan, &sampled, &mut Vec::new());
     s.check();
     rows.sort_unstable();
@@ -38,19 +38,19 @@ fn step(s: &mut Scheduler) -> Vec<(SeqId, usize)> {
 }
 
 #[test]
-fn a_higher_priority_takes_the_place_of_a_lower_which_keeps_its_blocks_while_nobody_needs_them() {
+fn a_request_of_lower_priority_pauses_and_keeps_blocks_that_are_not_needed() {
     let mut s = scheduler(64, 64, 1, by_priority(1000));
     add(&mut s, 1, 20, 60, 0);
     step(&mut s);
     add(&mut s, 2, 20, 22, 1);
     assert_eq!(step(&mut s), [(2, 20)]);
-    assert_eq!(step(&mut s), [(2, 1)], "it ends here");
-    assert_eq!(step(&mut s), [(1, 1)], "nothing is computed again");
+    assert_eq!(step(&mut s), [(2, 1)], "the request of higher priority ends");
+    assert_eq!(step(&mut s), [(1, 1)], "no token is recomputed");
     assert_eq!(s.preemptions(), 0);
 }
 
 #[test]
-fn a_higher_priority_takes_the_blocks_of_a_lower_where_it_needs_them() {
+fn a_request_of_higher_priority_preempts_a_lower_one_if_it_needs_blocks() {
     let mut s = scheduler(6, 64, 8, by_priority(1000));
     add(&mut s, 1, 32, 40, 0);
     step(&mut s);
@@ -62,38 +62,38 @@ fn a_higher_priority_takes_the_blocks_of_a_lower_where_it_needs_them() {
 }
 
 #[test]
-fn who_would_not_fit_beside_those_before_it_disturbs_none_of_those_behind() {
+fn a_request_that_does_not_fit_beside_higher_ranks_preempts_no_lower_rank() {
     let mut s = scheduler(8, 64, 8, by_priority(1000));
     add(&mut s, 1, 32, 40, 2);
     add(&mut s, 2, 8, 16, 0);
     step(&mut s);
     add(&mut s, 3, 40, 42, 1);
-    assert_eq!(step(&mut s), [(1, 1), (2, 1)], "five blocks of the third and five of the first are more than eight");
+    assert_eq!(step(&mut s), [(1, 1), (2, 1)], "five blocks of request 3 and five of request 1 exceed the pool of eight");
     assert_eq!((s.preemptions(), s.waiting()), (0, 1));
 }
 
 #[test]
-fn a_low_priority_under_a_constant_stream_of_high_ones_runs_when_it_has_waited_long_enough() {
+fn ageing_prevents_starvation_of_a_low_priority() {
     let mut s = scheduler(16, 64, 1, by_priority(10));
     add(&mut s, 1, 8, 12, -3);
-    let (mut began, mut next) = (None, 2);
+    let (mut started_at, mut next) = (None, 2);
     for ms in 0..200 {
         s.set_time(ms * MS);
-        add(&mut s, next, 8, 9, 2); // one request per step, each needs one step
+        add(&mut s, next, 8, 9, 2); // one request arrives before each step and needs one step
         next += 1;
-        if step(&mut s).iter().any(|(seq, _)| *seq == 1) && began.is_none() {
-            began = Some(ms);
+        if step(&mut s).iter().any(|(seq, _)| *seq == 1) && started_at.is_none() {
+            started_at = Some(ms);
         }
     }
-    assert!(s.get(1).is_err(), "it came to its end");
-    assert_eq!(began, Some(50), "five levels of 10 ms each");
+    assert!(s.get(1).is_err(), "the request has finished");
+    assert_eq!(started_at, Some(50), "five levels of 10 ms each");
 }
 
 #[test]
-fn forks_and_what_is_resumed_have_the_priority_that_the_first_one_brought() {
+fn forks_and_resumed_sequences_inherit_the_priority_of_the_request() {
     let mut s = scheduler(64, 64, 1, by_priority(1000));
     let (prompt, branching, root) = (vec![0; 8], Branching::One, BlockHash::default());
-    take(&mut s, 1, NewGroup { prompt, max_len: 9, branching, priority: 5, keep: true, prompt_logits: false, root });
+    add_group(&mut s, 1, NewGroup { prompt, max_len: 9, branching, priority: 5, keep: true, prompt_logits: false, root });
     step(&mut s);
     s.fork(1, None, 2, true).unwrap();
     add(&mut s, 3, 8, 20, 4);
@@ -102,29 +102,29 @@ fn forks_and_what_is_resumed_have_the_priority_that_the_first_one_brought() {
 }
 
 #[test]
-fn the_shorter_goes_first_by_what_its_like_have_generated() {
+fn the_shortest_predicted_output_runs_first_by_recent_requests_with_its_limit() {
     let order = OrderPolicy::ShortestPredicted { ageing: Duration::from_secs(10) };
     let mut s = scheduler(256, 64, 1, Options { order, ..Options::default() });
     add(&mut s, 1, 8, 508, 0); // limited to 500 tokens and the last in order
     add(&mut s, 2, 8, 108, 0);
     assert_eq!(step(&mut s), [(2, 8)]);
     (0..99).for_each(|_| drop(step(&mut s)));
-    assert_eq!(step(&mut s), [(1, 8)], "the other has come to its end");
+    assert_eq!(step(&mut s), [(1, 8)], "the other request has finished");
     // It stops after five tokens, so requests with the same limit are no longer predicted to be
     // long.
     for _ in 0..4 {
         let plan = s.schedule(|_| true).unwrap();
-        s.commit(plan, &[going_on(1, TokenOutcome::Token(9))], &mut Vec::new());
+        s.commit(plan, &[sampled_token(1, TokenOutcome::Token(9))], &mut Vec::new());
     }
     let plan = s.schedule(|_| true).unwrap();
-    s.commit(plan, &[going_on(1, TokenOutcome::Stop(9))], &mut Vec::new());
+    s.commit(plan, &[sampled_token(1, TokenOutcome::Stop(9))], &mut Vec::new());
     add(&mut s, 3, 8, 108, 0);
     add(&mut s, 4, 8, 408, 0);
     assert_eq!(step(&mut s), [(4, 8)]);
 }
 
 #[test]
-fn decodes_come_first_and_prompts_stay_within_their_budget() {
+fn decodes_run_first_and_prompts_use_at_most_their_budget() {
     let mut s = scheduler(256, 64, 8, batching(BatchingPolicy::DecodeFirst { budget: 10 }));
     add(&mut s, 1, 4, 100, 0);
     step(&mut s);
@@ -137,7 +137,7 @@ fn decodes_come_first_and_prompts_stay_within_their_budget() {
 }
 
 #[test]
-fn decodes_have_their_row_though_an_older_prompt_could_fill_the_step() {
+fn decode_first_schedules_decodes_before_a_prompt_of_higher_rank() {
     let ordered = Options { batching: BatchingPolicy::DecodeFirst { budget: 64 }, ..by_priority(1000) };
     for (policies, expected) in [(ordered, vec![(1, 1), (2, 15)]), (by_priority(1000), vec![(2, 16)])] {
         let mut s = scheduler(256, 16, 8, policies);
@@ -149,7 +149,7 @@ fn decodes_have_their_row_though_an_older_prompt_could_fill_the_step() {
 }
 
 #[test]
-fn prompts_come_alone_until_they_have_held_up_decodes_for_the_threshold() {
+fn prefill_first_runs_prompts_alone_up_to_the_threshold() {
     let mut s = scheduler(256, 16, 8, batching(BatchingPolicy::PrefillFirst { threshold: 40 }));
     add(&mut s, 1, 4, 100, 0);
     assert_eq!(step(&mut s), [(1, 4)]);
@@ -157,7 +157,7 @@ fn prompts_come_alone_until_they_have_held_up_decodes_for_the_threshold() {
     add(&mut s, 2, 60, 100, 0);
     assert_eq!(step(&mut s), [(2, 16)]);
     assert_eq!(step(&mut s), [(2, 16)]);
-    assert_eq!(step(&mut s), [(2, 8)], "40 rows");
+    assert_eq!(step(&mut s), [(2, 8)], "the threshold of 40 tokens is reached");
     assert_eq!(step(&mut s), [(1, 1)]);
     assert_eq!(step(&mut s), [(2, 16)]);
     assert_eq!(step(&mut s), [(2, 4)]);
@@ -165,13 +165,13 @@ fn prompts_come_alone_until_they_have_held_up_decodes_for_the_threshold() {
 }
 
 #[test]
-fn nobody_joins_a_static_batch_until_all_of_it_have_ended() {
+fn a_static_batch_admits_no_request_until_it_has_finished() {
     let mut s = scheduler(256, 64, 2, batching(BatchingPolicy::Static));
     add(&mut s, 1, 4, 6, 0);
     add(&mut s, 2, 4, 9, 0);
     add(&mut s, 3, 4, 9, 0);
     assert_eq!(step(&mut s), [(1, 4), (2, 4)]);
-    assert_eq!(step(&mut s), [(1, 1), (2, 1)], "the first ends");
+    assert_eq!(step(&mut s), [(1, 1), (2, 1)], "request 1 ends");
     (0..3).for_each(|_| assert_eq!(step(&mut s), [(2, 1)]));
     assert_eq!(step(&mut s), [(3, 4)]);
 }
@@ -181,35 +181,38 @@ fn nobody_joins_a_static_batch_until_all_of_it_have_ended() {
 fn preemptions(allocation: AllocationPolicy, batching: BatchingPolicy) -> (u64, usize) {
     let mut random = Random(7);
     let mut s = scheduler(32, 64, 16, Options { allocation, batching, ..Options::default() });
-    let mut most = 0;
+    let mut max_running = 0;
     for id in 1..300 {
         let prompt = 1 + random.below(60);
         add(&mut s, id, prompt, prompt + 1 + random.below(80), 0);
         (0..4).for_each(|_| drop(step(&mut s)));
-        most = most.max(s.running());
+        max_running = max_running.max(s.running());
         let blocks = s.blocks();
-        assert!(s.reserved_blocks() == 0 || s.blocks().used_blocks() + s.reserved_blocks() <= blocks.total(), "what is promised is there");
+        assert!(
+            s.reserved_blocks() == 0 || s.blocks().used_blocks() + s.reserved_blocks() <= blocks.total(),
+            "the pool covers the reserved blocks"
+        );
     }
     while !step(&mut s).is_empty() {}
     assert_eq!((s.waiting(), s.running()), (0, 0));
-    (s.preemptions(), most)
+    (s.preemptions(), max_running)
 }
 
 #[test]
-fn who_has_room_for_all_its_tokens_is_never_preempted() {
+fn a_request_with_blocks_for_max_tokens_is_never_preempted() {
     for batching in [BatchingPolicy::Mixed, BatchingPolicy::PrefillFirst { threshold: 50 }, BatchingPolicy::DecodeFirst { budget: 9 }] {
         let (on_demand, reserved) = (preemptions(AllocationPolicy::OnDemand, batching), preemptions(AllocationPolicy::MaxTokens, batching));
         assert!(on_demand.0 > 20, "only {} preemptions", on_demand.0);
         assert_eq!(reserved.0, 0);
-        assert!(reserved.1 < on_demand.1, "the price: {} ran at once, not {}", reserved.1, on_demand.1);
+        assert!(reserved.1 < on_demand.1, "fewer sequences run at once: {}, not {}", reserved.1, on_demand.1);
     }
 }
 
 #[test]
-fn samples_to_come_have_their_room_reserved() {
+fn blocks_are_reserved_for_samples_that_are_not_forked_yet() {
     let mut s = scheduler(16, 64, 8, Options { allocation: AllocationPolicy::MaxTokens, ..Options::default() });
     let (prompt, branching, root) = (vec![0; 12], Branching::Samples(3), BlockHash::default());
-    take(&mut s, 1, NewGroup { prompt, max_len: 40, branching, priority: 0, keep: false, prompt_logits: false, root });
+    add_group(&mut s, 1, NewGroup { prompt, max_len: 40, branching, priority: 0, keep: false, prompt_logits: false, root });
     add(&mut s, 10, 8, 32, 0);
     // One block of the shared prompt, and four more for each of three samples. No block is left for
     // the fourth block of the other request.
@@ -217,19 +220,19 @@ fn samples_to_come_have_their_room_reserved() {
     assert_eq!(s.blocks().used_blocks() + s.reserved_blocks(), 13);
 }
 
-/// Returns the shortest of twenty durations, which other processes disturb least.
-fn quickest(mut act: impl FnMut()) -> Duration {
+/// Returns the shortest of 20 durations, which depends least on other processes.
+fn shortest_duration(mut act: impl FnMut()) -> Duration {
     let time = || {
-        let begun = Instant::now();
+        let started = Instant::now();
         act();
-        begun.elapsed()
+        started.elapsed()
     };
-    std::iter::repeat_with(time).take(20).min().expect("it was done")
+    std::iter::repeat_with(time).take(20).min().expect("20 durations were measured")
 }
 
-/// Measures 500 steps of four running requests, and 100 arrivals and removals, while `waiting`
+/// Measures 500 steps of four running requests, and 100 additions and removals, while `waiting`
 /// requests wait.
-fn cost_beside(waiting: u64) -> (Duration, Duration) {
+fn cost_with_waiting(waiting: u64) -> (Duration, Duration) {
     let mut random = Random(3);
     let mut s = scheduler(64, 64, 4, by_priority(1));
     for id in 1..=2 * waiting {
@@ -237,15 +240,15 @@ fn cost_beside(waiting: u64) -> (Duration, Duration) {
         add(&mut s, id, 8, 400, random.below(100) as i32);
     }
     (1..=waiting).for_each(|id| drop(s.remove(2 * id)));
-    let steps = quickest(|| {
+    let steps = shortest_duration(|| {
         for _ in 0..500 {
             let plan = s.schedule(|_| true).unwrap();
-            let sampled: Vec<SampledToken> = plan.sampled().map(|scheduled| going_on(scheduled.seq, TokenOutcome::Token(9))).collect();
+            let sampled: Vec<SampledToken> = plan.sampled().map(|scheduled| sampled_token(scheduled.seq, TokenOutcome::Token(9))).collect();
             s.commit(plan, &sampled, &mut Vec::new());
         }
     });
     let mut id = 2 * waiting;
-    let changes = quickest(|| {
+    let changes = shortest_duration(|| {
         for _ in 0..100 {
             id += 1;
             add(&mut s, id, 8, 400, random.below(100) as i32);
@@ -258,9 +261,9 @@ fn cost_beside(waiting: u64) -> (Duration, Duration) {
 }
 
 #[test]
-fn fifty_thousand_that_wait_cost_those_that_run_and_come_what_five_hundred_do() {
-    let (few, many) = (cost_beside(500), cost_beside(50_000));
+fn the_cost_of_steps_and_additions_does_not_grow_with_the_waiting_requests() {
+    let (few, many) = (cost_with_waiting(500), cost_with_waiting(50_000));
     // A linear search among the waiting requests would take a hundred times as long.
     assert!(many.0 < 10 * few.0, "500 steps: {:?}, not {:?}", many.0, few.0);
-    assert!(many.1 < 10 * few.1, "100 that come and go: {:?}, not {:?}", many.1, few.1);
+    assert!(many.1 < 10 * few.1, "100 additions and removals: {:?}, not {:?}", many.1, few.1);
 }
