@@ -1,5 +1,5 @@
-//! A step is a transaction: whatever fails in it, at whatever op, nothing is lost, only those to blame end, and the others' tokens
-//! are those of a run without the fault, bit by bit.
+//! A step is a transaction. If any op in it fails, no state is lost and only the failing requests end. The tokens of all other
+//! requests equal those of a run without the fault, bit for bit.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,14 +20,14 @@ use serde_json::Value;
 const BLOCK: usize = 8;
 const BLOCKS: usize = 48;
 
-/// Few enough that some have to give way.
+/// A pool so small that some requests are preempted.
 const FEW_BLOCKS: usize = 18;
 
 fn engine(dir: &TempDir) -> (Engine, Arc<Faults>) {
     engine_with(dir, BLOCKS, Preemption::Recompute)
 }
 
-/// A small LLaMA on a device that fails as it is told to.
+/// Creates an engine with a small LLaMA on a device whose faults the test controls.
 fn engine_with(dir: &TempDir, blocks: usize, preemption: Preemption) -> (Engine, Arc<Faults>) {
     let faults = Arc::new(Faults::default());
     (engine_on(&faults, dir, blocks, preemption).unwrap(), faults)
@@ -61,7 +61,7 @@ fn model_of(config: &Value) -> TempDir {
     dir
 }
 
-/// Prompts of many lengths, samples and beams among them: more than the pool holds at once.
+/// Requests with prompts of many lengths, samples and beams. Together they exceed the KV pool.
 fn requests() -> Vec<Request> {
     let request = |i: usize| {
         let prompt = (0..[3, 40, 9, 17, 64, 1, 25, 33][i]).map(|k| ((k * 37 + i * 11) % 120) as u32).collect();
@@ -72,7 +72,7 @@ fn requests() -> Vec<Request> {
             max_tokens: Some(12 + i),
             ignore_eos: beam.is_none(),
             logprobs: beam.is_none().then_some(0),
-            // Who says it would be a culprit, too.
+            // A request that generated this token would fail, too.
             bad_words_ids: vec![vec![POISON]],
             ..Default::default()
         };
@@ -81,13 +81,13 @@ fn requests() -> Vec<Request> {
     (0..8).map(request).collect()
 }
 
-/// One that every step fails with.
-fn culprit() -> Request {
+/// A request that makes every step fail.
+fn failing_request() -> Request {
     let sampling = SamplingParams { max_tokens: Some(30), ..Default::default() };
     Request { user_data: 100, ..Request::new(Prompt::Tokens(vec![1, 2, POISON, 3]), sampling) }
 }
 
-/// By request and index: tokens, the bits of what was said of them, and the end.
+/// By user data and index: the tokens, the bits of their log probabilities and of the score, and the finish reason.
 type Answers = BTreeMap<(u64, u32), (Vec<u32>, Vec<u32>, Option<FinishReason>)>;
 
 fn answers(outputs: &[Output]) -> Answers {
@@ -130,11 +130,11 @@ fn without_faults(dir: &TempDir) -> (Answers, u64) {
 }
 
 #[test]
-fn a_fault_at_any_op_that_does_not_come_again_changes_nothing() {
+fn a_transient_fault_at_any_op_changes_no_output() {
     for (family, config) in configs(512) {
         let dir = model_of(&config);
         let (expected, ops) = without_faults(&dir);
-        // Every op of the first steps, where all kinds of work meet, and some of all the others.
+        // Every op of the first steps, which contain all kinds of work, and a sample of the later ones.
         let places = (1..120).chain((120..ops).step_by(61));
         for place in places {
             let (engine, faults) = engine(&dir);
@@ -147,7 +147,7 @@ fn a_fault_at_any_op_that_does_not_come_again_changes_nothing() {
 }
 
 #[test]
-fn no_step_asks_the_device_for_memory() {
+fn steps_allocate_no_device_memory() {
     for (family, config) in configs(512) {
         let (engine, faults) = engine_with(&model_of(&config), FEW_BLOCKS, Preemption::Swap);
         let made = faults.makes.seen.load(SeqCst);
@@ -159,7 +159,7 @@ fn no_step_asks_the_device_for_memory() {
 }
 
 #[test]
-fn all_that_is_swapped_in_a_step_moves_in_one_operation_out_and_one_in() {
+fn a_step_swaps_with_at_most_one_operation_in_each_direction() {
     let (engine, faults) = engine_with(&model(), FEW_BLOCKS, Preemption::Swap);
     add_all(&engine, requests());
     let operations = || faults.swaps.seen.load(SeqCst);
@@ -176,7 +176,7 @@ fn all_that_is_swapped_in_a_step_moves_in_one_operation_out_and_one_in() {
 }
 
 #[test]
-fn a_block_that_cannot_be_moved_is_computed_again_and_nothing_else_changes() {
+fn a_failed_swap_falls_back_to_recomputation_without_other_effects() {
     let dir = model();
     let (expected, _) = without_faults(&dir);
     let mut failures = 0;
@@ -190,15 +190,15 @@ fn a_block_that_cannot_be_moved_is_computed_again_and_nothing_else_changes() {
         if faults.swaps.seen.load(SeqCst) < place {
             break;
         }
-        assert_eq!(stats.swap_failures, 1, "it is said once");
+        assert_eq!(stats.swap_failures, 1, "a failed swap is counted once");
         failures += 1;
     }
-    assert!(failures >= 2, "one out and one back");
+    assert!(failures >= 2, "one swap-out and one swap-in");
 }
 
-/// Of a conversation that was kept, written down while others run, and taken in again: what was said after that, here and there,
-/// and how often moving it failed.
-fn move_one(engine: &Engine) -> (Answers, u64) {
+/// Exports a kept sequence while other requests run and imports it again. Returns the outputs of all sequences, among them those of
+/// the original and of the copy, and the number of failed transfers.
+fn export_and_import(engine: &Engine) -> (Answers, u64) {
     let sampling = SamplingParams { max_tokens: Some(9), seed: Some(3), ignore_eos: true, logprobs: Some(0), ..Default::default() };
     let prompt = Prompt::Tokens((0..21).map(|k| k * 5 % 120).collect());
     let kept = engine.add_request(Request { keep: true, user_data: 50, ..Request::new(prompt, sampling.clone()) }).unwrap();
@@ -212,27 +212,27 @@ fn move_one(engine: &Engine) -> (Answers, u64) {
     while !engine.sequence(kept).unwrap().idle {
         outputs.extend(step());
     }
-    let mut told = |outputs: &mut Vec<Output>| {
-        let (of_moves, others) = step().into_iter().partition(|output| !output.sequence_state.is_empty() || output.error.is_some());
+    let mut transfer_output = |outputs: &mut Vec<Output>| {
+        let (transfers, others) = step().into_iter().partition(|output| !output.sequence_state.is_empty() || output.error.is_some());
         outputs.extend::<Vec<Output>>(others);
-        let told: Vec<Output> = of_moves;
-        told.iter().filter_map(|output| output.error.as_ref()).for_each(|error| {
+        let transfers: Vec<Output> = transfers;
+        transfers.iter().filter_map(|output| output.error.as_ref()).for_each(|error| {
             assert_eq!(error.message(), "the device is gone");
             failures += 1;
         });
-        told.into_iter().next()
+        transfers.into_iter().next()
     };
     let state = loop {
         engine.export(kept, None).unwrap();
-        let output = told(&mut outputs).unwrap();
-        assert_eq!((output.sequence, output.finish), (kept, None), "it stays, whatever came of it");
+        let output = transfer_output(&mut outputs).unwrap();
+        assert_eq!((output.sequence, output.finish), (kept, None), "an export does not end the sequence");
         if output.error.is_none() {
             break output.sequence_state;
         }
     };
     let copy = loop {
         let id = engine.import(engine.queue(), &state).unwrap();
-        match told(&mut outputs) {
+        match transfer_output(&mut outputs) {
             None => break id,
             Some(output) => assert_eq!((output.sequence, engine.sequence(id).unwrap_err().code()), (id, Code::NotFound)),
         }
@@ -241,8 +241,8 @@ fn move_one(engine: &Engine) -> (Answers, u64) {
         engine.resume(seq, Resume { keep: false, user_data: Some(user_data), ..Resume::new(sampling.clone()) }).unwrap();
     }
     let mut all = answers(&outputs);
-    for (who, (tokens, bits, finish)) in drain(engine) {
-        let answer = all.entry(who).or_default();
+    for (key, (tokens, bits, finish)) in drain(engine) {
+        let answer = all.entry(key).or_default();
         answer.0.extend(tokens);
         answer.1.extend(bits);
         assert_eq!(answer.2, None);
@@ -252,29 +252,29 @@ fn move_one(engine: &Engine) -> (Answers, u64) {
 }
 
 #[test]
-fn a_sequence_that_cannot_be_moved_stays_and_can_be_moved_again() {
+fn a_failed_export_or_import_leaves_the_sequence_intact_and_can_be_retried() {
     let dir = model();
     let (alone, _) = without_faults(&dir);
-    let (expected, none) = move_one(&engine(&dir).0);
-    assert_eq!((expected[&(51, 0)].clone(), none), (expected[&(52, 0)].clone(), 0));
-    assert!(alone.iter().all(|(who, answer)| expected[who] == *answer));
+    let (expected, failures) = export_and_import(&engine(&dir).0);
+    assert_eq!((expected[&(51, 0)].clone(), failures), (expected[&(52, 0)].clone(), 0));
+    assert!(alone.iter().all(|(key, answer)| expected[key] == *answer));
     let mut failures = 0;
     for place in 1.. {
         let (engine, faults) = engine(&dir);
         faults.exports.fails_at.store(place, SeqCst);
-        let (answers, failed) = move_one(&engine);
-        assert_eq!(answers, expected, "move {place} failed");
+        let (answers, failed) = export_and_import(&engine);
+        assert_eq!(answers, expected, "transfer {place} failed");
         assert_eq!(engine.stats().steps_failed, 0);
         if faults.exports.seen.load(SeqCst) < place {
             break;
         }
-        assert_eq!(failed, 1, "it is said once");
+        assert_eq!(failed, 1, "a failed transfer is reported once");
         failures += 1;
     }
-    assert!(failures >= 4, "each of two layers, out and in");
+    assert!(failures >= 4, "an export and an import of each of two layers");
 }
 
-/// A pool that shrinks among requests on their way, while something goes wrong. The ops and the moves to the host tier that this took.
+/// Shrinks the pool while requests run and `fail` injects faults. Returns the number of ops and of swaps that this took.
 fn shrink(dir: &TempDir, preemption: Preemption, expected: &Answers, fail: impl Fn(&Faults)) -> (u64, u64) {
     let (engine, faults) = engine_with(dir, BLOCKS, preemption);
     let block_bytes = engine.info().memory.block_bytes;
@@ -296,12 +296,12 @@ fn shrink(dir: &TempDir, preemption: Preemption, expected: &Answers, fail: impl 
 }
 
 #[test]
-fn a_pool_that_cannot_shrink_shrinks_later_and_nothing_else_changes() {
+fn a_failed_shrink_of_the_pool_is_retried_without_other_effects() {
     let dir = model();
     let (expected, _) = without_faults(&dir);
     for preemption in [Preemption::Recompute, Preemption::Swap] {
         let (ops, swaps) = shrink(&dir, preemption, &expected, |_| {});
-        assert!(ops >= 4 && (swaps > 0) == (preemption == Preemption::Swap), "{ops} ops, {swaps} moves");
+        assert!(ops >= 4 && (swaps > 0) == (preemption == Preemption::Swap), "{ops} ops, {swaps} swaps");
         for place in 1..=ops + 5 {
             shrink(&dir, preemption, &expected, |faults| faults.ops.fails_at.store(faults.ops.seen.load(SeqCst) + place, SeqCst));
         }
@@ -312,7 +312,7 @@ fn a_pool_that_cannot_shrink_shrinks_later_and_nothing_else_changes() {
 }
 
 #[test]
-fn an_engine_that_the_device_has_no_room_for_is_not_made() {
+fn a_failed_device_allocation_fails_engine_creation() {
     let dir = model();
     for place in 1.. {
         let faults = Arc::new(Faults::default());
@@ -323,13 +323,13 @@ fn an_engine_that_the_device_has_no_room_for_is_not_made() {
                 assert!(place > 20);
                 break;
             }
-            Ok(_) => panic!("nobody was told that {place} could not be made"),
+            Ok(_) => panic!("the failure of allocation {place} was not reported"),
         }
     }
 }
 
 #[test]
-fn a_packed_form_that_the_device_does_not_give_or_take_is_an_error_or_not_kept() {
+fn a_failed_transfer_of_a_packed_form_is_an_error_or_leaves_it_unsaved() {
     let (dir, packed) = (model(), TempDir::new());
     let load = |fails_at: u64| {
         let faults = Arc::new(Faults::default());
@@ -339,13 +339,13 @@ fn a_packed_form_that_the_device_does_not_give_or_take_is_an_error_or_not_kept()
         let (_, report) = ModelFiles::open(&dir.0)?.load_packed(&packed.0, backend, limits, &mut |_, _| true)?;
         Ok::<_, Error>((report.form, faults.makes.seen.load(SeqCst) < fails_at))
     };
-    let forget = || std::fs::read_dir(&packed.0).unwrap().for_each(|form| std::fs::remove_file(form.unwrap().path()).unwrap());
-    // The last that is saved is there to be read.
+    let remove_forms = || std::fs::read_dir(&packed.0).unwrap().for_each(|form| std::fs::remove_file(form.unwrap().path()).unwrap());
+    // The last saved form is read in the second iteration.
     for form in [PackedForm::Saved, PackedForm::Read] {
         let (mut refused, mut unsaved) = (0, 0);
         for place in 1.. {
             if form == PackedForm::Saved {
-                forget();
+                remove_forms();
             }
             match load(place) {
                 Err(error) if error.code() == Code::OutOfMemory => refused += 1,
@@ -357,49 +357,49 @@ fn a_packed_form_that_the_device_does_not_give_or_take_is_an_error_or_not_kept()
                 other => panic!("{other:?} after a fault at {place}"),
             }
         }
-        println!("{form:?}: {refused} loadings were refused, {unsaved} forms not kept");
+        println!("{form:?}: {refused} loads failed, {unsaved} forms were not saved");
         assert!(refused > 20 && (unsaved > 5) == (form == PackedForm::Saved));
     }
 }
 
 #[test]
-fn only_the_culprit_ends_and_nobody_else_notices() {
+fn only_the_failing_request_ends_and_other_outputs_are_unchanged() {
     let dir = model();
     let (expected, _) = without_faults(&dir);
     for place in 0..=requests().len() {
         let (engine, faults) = engine(&dir);
         faults.poisoned.store(true, SeqCst);
         let mut requests = requests();
-        requests.insert(place, culprit());
+        requests.insert(place, failing_request());
         add_all(&engine, requests);
         let mut answers = drain(&engine);
         let (tokens, _, finish) = answers.remove(&(100, 0)).unwrap();
         assert_eq!((tokens, finish), (vec![], Some(FinishReason::Error)));
-        assert_eq!(answers, expected, "the culprit came as number {place}");
+        assert_eq!(answers, expected, "the failing request is number {place}");
     }
 }
 
 #[test]
-fn several_culprits_end_and_nobody_else_notices() {
+fn all_failing_requests_end_and_other_outputs_are_unchanged() {
     let dir = model();
     let (expected, _) = without_faults(&dir);
     let (engine, faults) = engine(&dir);
     faults.poisoned.store(true, SeqCst);
-    // Culprits in front, and among the others.
-    let culprit = |i: u64| engine.add_request(Request { user_data: 100 + i, n: 1 + i as u32 % 2, ..culprit() }).unwrap();
-    assert!((0..6).map(culprit).all(|id| id > 0));
+    // Failing requests come first, and between the others.
+    let add_failing = |i: u64| engine.add_request(Request { user_data: 100 + i, n: 1 + i as u32 % 2, ..failing_request() }).unwrap();
+    assert!((0..6).map(add_failing).all(|id| id > 0));
     for (request, i) in requests().into_iter().zip(6..) {
         engine.add_request(request).unwrap();
-        culprit(i);
+        add_failing(i);
     }
     let mut answers = drain(&engine);
-    let culprits = answers.split_off(&(100, 0));
-    assert!(culprits.len() == 14 + 7 && culprits.values().all(|(.., finish)| *finish == Some(FinishReason::Error)), "{culprits:?}");
+    let failed = answers.split_off(&(100, 0));
+    assert!(failed.len() == 14 + 7 && failed.values().all(|(.., finish)| *finish == Some(FinishReason::Error)), "{failed:?}");
     assert_eq!(answers, expected);
 }
 
 #[test]
-fn a_pinned_prompt_that_no_step_can_compute_goes() {
+fn a_pinned_prompt_that_fails_every_step_is_unpinned() {
     let dir = model();
     let (engine, faults) = engine(&dir);
     faults.poisoned.store(true, SeqCst);
@@ -410,9 +410,9 @@ fn a_pinned_prompt_that_no_step_can_compute_goes() {
     assert_eq!(engine.unpin(pin).unwrap_err().code(), Code::NotFound);
 }
 
-/// Steps that fail until nobody is left, and what they said.
-fn until_given_up(engine: &Engine) -> Answers {
-    let begun = std::time::Instant::now();
+/// Steps a failing engine until all requests have ended, and returns their outputs.
+fn step_until_all_fail(engine: &Engine) -> Answers {
+    let start = std::time::Instant::now();
     let mut outputs = Vec::new();
     loop {
         assert_eq!(engine.step().unwrap_err(), Error::out_of_memory());
@@ -423,14 +423,14 @@ fn until_given_up(engine: &Engine) -> Answers {
         }
         std::thread::sleep(Duration::from_millis(50));
     }
-    assert!(begun.elapsed() > Duration::from_millis(800), "it was patient");
+    assert!(start.elapsed() > Duration::from_millis(800), "the engine retries before it ends requests");
     let reasons = outputs.iter().filter_map(|output| output.error.as_ref());
     reasons.for_each(|error| assert!(error.message().contains("with it for 1s: the machine"), "{error}"));
     answers(&outputs)
 }
 
 #[test]
-fn what_nobodys_absence_cures_ends_the_requests_in_it_and_the_engine_goes_on() {
+fn a_persistent_device_fault_ends_the_requests_and_the_engine_recovers() {
     let dir = model();
     let (expected, _) = without_faults(&dir);
     let (engine, faults) = engine(&dir);
@@ -440,29 +440,29 @@ fn what_nobodys_absence_cures_ends_the_requests_in_it_and_the_engine_goes_on() {
     }
     engine.queue().poll(Some(Duration::ZERO)).unwrap();
     faults.dead.store(true, SeqCst);
-    let given_up = until_given_up(&engine);
-    assert!(given_up.values().all(|(.., finish)| *finish == Some(FinishReason::Error)), "{given_up:?}");
-    assert_eq!(given_up.len(), requests().len() + 2, "of three samples there are three");
+    let failed = step_until_all_fail(&engine);
+    assert!(failed.values().all(|(.., finish)| *finish == Some(FinishReason::Error)), "{failed:?}");
+    assert_eq!(failed.len(), requests().len() + 2, "each of three samples ends");
     faults.dead.store(false, SeqCst);
     add_all(&engine, requests());
-    assert_eq!(drain(&engine), expected, "as if nothing had been");
+    assert_eq!(drain(&engine), expected, "outputs after the fault equal those of a run without it");
 }
 
 #[test]
-fn culprits_that_are_alone_with_each_other_end_and_whoever_comes_is_answered() {
+fn a_batch_of_failing_requests_ends_and_later_requests_succeed() {
     let dir = model();
     let (expected, _) = without_faults(&dir);
     let (engine, faults) = engine(&dir);
     faults.poisoned.store(true, SeqCst);
-    add_all(&engine, vec![culprit(), Request { user_data: 101, ..culprit() }]);
-    let ends: Vec<_> = until_given_up(&engine).into_values().map(|(.., finish)| finish).collect();
+    add_all(&engine, vec![failing_request(), Request { user_data: 101, ..failing_request() }]);
+    let ends: Vec<_> = step_until_all_fail(&engine).into_values().map(|(.., finish)| finish).collect();
     assert_eq!(ends, [Some(FinishReason::Error); 2]);
     add_all(&engine, requests());
     assert_eq!(drain(&engine), expected);
 }
 
 #[test]
-fn who_comes_late_into_trouble_has_a_second_of_its_own() {
+fn a_request_added_during_a_fault_has_its_own_retry_timeout() {
     let dir = model();
     let (engine, faults) = engine(&dir);
     let mut pair = requests().into_iter().take(2);
@@ -470,8 +470,8 @@ fn who_comes_late_into_trouble_has_a_second_of_its_own() {
     let (early_id, late_id) = (early.user_data, late.user_data);
     faults.dead.store(true, SeqCst);
     engine.add_request(early).unwrap();
-    let begun = std::time::Instant::now();
-    while begun.elapsed() < Duration::from_millis(800) {
+    let start = std::time::Instant::now();
+    while start.elapsed() < Duration::from_millis(800) {
         engine.step().unwrap_err();
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -488,7 +488,7 @@ fn who_comes_late_into_trouble_has_a_second_of_its_own() {
 }
 
 #[test]
-fn a_fault_that_passes_within_a_moment_costs_nothing() {
+fn a_short_device_fault_changes_no_output() {
     let dir = model();
     let (expected, _) = without_faults(&dir);
     let (engine, faults) = engine(&dir);

@@ -1,4 +1,4 @@
-//! What an engine says of itself: timing, metrics and the trace, over a runner whose steps take as long as the test says.
+//! Telemetry of an engine: timing, metrics and the trace. The runner advances a manual clock by a fixed time per step.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,23 +15,23 @@ use serde_json::Value;
 
 const VOCAB: usize = 50;
 
-/// In milliseconds.
+/// A clock that only the test and the runner advance, in milliseconds.
 #[derive(Default)]
-struct Turned(AtomicU64);
+struct ManualClock(AtomicU64);
 
-impl Clock for Turned {
+impl Clock for ManualClock {
     fn now(&self) -> Duration {
         Duration::from_millis(self.0.load(SeqCst))
     }
 }
 
-/// A step takes a millisecond for each of its rows. The next token is the last one plus one.
-struct Slow {
-    clock: Arc<Turned>,
+/// A runner whose steps take one millisecond per token. The next token is the last one plus one.
+struct TimedRunner {
+    clock: Arc<ManualClock>,
     logits: Vec<f32>,
 }
 
-impl Runner for Slow {
+impl Runner for TimedRunner {
     fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep> {
         let batch = &plan.batch;
         self.clock.0.fetch_add(batch.rows() as u64, SeqCst);
@@ -47,9 +47,9 @@ impl Runner for Slow {
     }
 }
 
-fn engine(options: EngineOptions, blocks: usize) -> (Engine, Arc<Turned>) {
-    let clock = Arc::new(Turned::default());
-    let runner = Box::new(Slow { clock: clock.clone(), logits: Vec::new() });
+fn engine(options: EngineOptions, blocks: usize) -> (Engine, Arc<ManualClock>) {
+    let clock = Arc::new(ManualClock::default());
+    let runner = Box::new(TimedRunner { clock: clock.clone(), logits: Vec::new() });
     let info = support::model_info(VOCAB, blocks, 64, vec![]);
     (Engine::with_clock(&options, info, None, runner, clock.clone()).unwrap(), clock)
 }
@@ -58,7 +58,7 @@ fn request(prompt: std::ops::Range<u32>, max_tokens: usize) -> Request {
     Request::new(Prompt::Tokens(prompt.collect()), SamplingParams { max_tokens: Some(max_tokens), ..SamplingParams::greedy() })
 }
 
-/// Steps until nothing is unfinished; the last outputs, by request.
+/// Steps until all requests have ended, and returns their last outputs, sorted by request.
 fn run(engine: &Engine) -> Vec<Output> {
     while engine.step().unwrap().unfinished > 0 {}
     let mut last: Vec<Output> =
@@ -72,13 +72,13 @@ fn ms(ms: u64) -> Option<Duration> {
 }
 
 #[test]
-fn the_last_output_says_how_long_what_took() {
+fn the_last_output_reports_the_timing_of_the_request() {
     let (engine, clock) = engine(EngineOptions { prefill_chunk: Some(16), ..Default::default() }, 64);
     clock.0.store(1000, SeqCst);
     engine.add_request(request(0..20, 3)).unwrap();
     clock.0.fetch_add(7, SeqCst);
     let outputs = run(&engine);
-    // Chunks of 16 and 4 rows, then two tokens of a row each.
+    // Prefill chunks of 16 and 4 tokens, then two decode steps of one token each.
     let expected = Timing {
         requested_at: ms(1000).unwrap(),
         queued: ms(7),
@@ -95,19 +95,19 @@ fn the_last_output_says_how_long_what_took() {
 }
 
 #[test]
-fn a_sequence_says_how_often_its_blocks_were_taken() {
-    // Two of up to 40 tokens do not fit 8 blocks of 8 slots at once.
+fn timing_counts_the_preemptions_of_a_sequence() {
+    // Two sequences of 40 tokens do not fit into 8 blocks of 8 slots.
     let (engine, _) = engine(EngineOptions { prefix_cache: false, ..Default::default() }, 8);
     for _ in 0..2 {
         engine.add_request(request(0..8, 32)).unwrap();
     }
     let preemptions: Vec<u64> = run(&engine).iter().map(|output| output.timing.preemptions).collect();
-    assert_eq!(preemptions[0], 0, "the older one keeps its blocks");
+    assert_eq!(preemptions[0], 0, "the older request keeps its blocks");
     assert_eq!((preemptions[1], engine.stats().preemptions), (1, 1));
 }
 
 #[test]
-fn a_turn_has_times_of_its_own_and_so_has_a_fork() {
+fn resumed_sequences_and_forks_have_their_own_timing() {
     let (engine, clock) = engine(EngineOptions::default(), 64);
     let first = engine.add_request(Request { keep: true, ..request(0..4, 2) }).unwrap();
     run(&engine);
@@ -117,7 +117,7 @@ fn a_turn_has_times_of_its_own_and_so_has_a_fork() {
     let child = engine.fork(first, 1, &Default::default()).unwrap()[0];
     clock.0.store(503, SeqCst);
     let outputs = run(&engine);
-    // Both in each of two steps.
+    // Each of the two steps runs both sequences.
     let expected =
         Timing { requested_at: ms(500).unwrap(), queued: ms(3), first_token: ms(5), last_token: ms(7), preemptions: 0, cached_tokens: 0 };
     assert_eq!((outputs.len(), outputs[1].sequence), (2, child));
@@ -125,7 +125,7 @@ fn a_turn_has_times_of_its_own_and_so_has_a_fork() {
 }
 
 #[test]
-fn who_never_began_has_no_times() {
+fn a_request_aborted_while_waiting_has_no_timing() {
     let (engine, _) = engine(EngineOptions::default(), 64);
     let id = engine.add_request(request(0..4, 2)).unwrap();
     engine.abort(id).unwrap();
@@ -136,11 +136,11 @@ fn who_never_began_has_no_times() {
 struct Metrics(MetricsExposition<OpenMetricsType, OpenMetricsValue>);
 
 impl Metrics {
-    fn of(engine: &Engine) -> Metrics {
+    fn from_engine(engine: &Engine) -> Metrics {
         Metrics(openmetrics::parse_openmetrics(&engine.metrics().unwrap()).unwrap())
     }
 
-    /// The value of the one sample, or of the one with this reason.
+    /// Returns the value of the sample with this finish reason, or of the only sample.
     fn value(&self, name: &str, reason: Option<&str>) -> &OpenMetricsValue {
         let family = &self.0.families[&format!("pagedllm_{name}")];
         let model = "of the test".to_string();
@@ -160,9 +160,9 @@ impl Metrics {
         }
     }
 
-    /// Sum, count, and the buckets that are not empty.
+    /// Returns the sum, the count and the buckets that are not empty.
     fn histogram(&self, name: &str) -> (f64, u64, Vec<(f64, f64)>) {
-        let OpenMetricsValue::Histogram(histogram) = self.value(name, None) else { panic!("{name} is no histogram") };
+        let OpenMetricsValue::Histogram(histogram) = self.value(name, None) else { panic!("{name} is not a histogram") };
         let (mut buckets, mut before) = (Vec::new(), 0.0);
         for bucket in &histogram.buckets {
             let count = bucket.count.as_f64();
@@ -174,18 +174,19 @@ impl Metrics {
 }
 
 #[test]
-fn metrics_are_what_happened() {
+fn metrics_match_the_executed_steps() {
     let (engine, clock) = engine(EngineOptions { max_seqs: 2, max_batch_tokens: 32, ..Default::default() }, 64);
     let ids: Vec<u64> =
-        [(0..20, 3), (20..30, 2), (30..31, 9)].map(|(prompt, most)| engine.add_request(request(prompt, most)).unwrap()).into();
+        [(0..20, 3), (20..30, 2), (30..31, 9)].map(|(prompt, max_tokens)| engine.add_request(request(prompt, max_tokens)).unwrap()).into();
     clock.0.store(10, SeqCst);
-    // 30 rows; 2 rows, after which the second has its tokens; the third begins beside the last token of the first.
+    // Step 1 has 30 tokens. Step 2 has 2 tokens and finishes the second request. In step 3 the third request starts while the first
+    // one generates its last token.
     for _ in 0..3 {
         engine.step().unwrap();
     }
     engine.abort(ids[2]).unwrap();
     engine.step().unwrap();
-    let metrics = Metrics::of(&engine);
+    let metrics = Metrics::from_engine(&engine);
     let histogram = |name: &str| metrics.histogram(name);
     assert_eq!(histogram("iteration_tokens_total"), (34.0, 3, vec![(2.0, 2.0), (32.0, 1.0)]));
     assert_eq!(histogram("time_to_first_token_seconds"), (0.04 + 0.04 + 0.044, 3, vec![(0.05, 3.0)]));
@@ -206,30 +207,30 @@ fn metrics_are_what_happened() {
 }
 
 #[test]
-fn metrics_tell_the_state_and_what_was_cached_and_refused() {
+fn metrics_report_queue_state_and_prefix_cache_hits() {
     let (engine, _) = engine(EngineOptions { max_seqs: 1, ..Default::default() }, 8);
     for _ in 0..2 {
         engine.add_request(request(0..20, 3)).unwrap();
     }
     engine.step().unwrap();
     let refused = engine.add_request(Request { n: 1, ..request(0..20, 40) }).map(drop);
-    assert!(refused.is_ok(), "what fits alone is not refused");
-    let metrics = Metrics::of(&engine);
+    assert!(refused.is_ok(), "a request that fits into the empty pool is not refused");
+    let metrics = Metrics::from_engine(&engine);
     assert_eq!((metrics.number("num_requests_running"), metrics.number("num_requests_waiting")), (1.0, 1.0));
     assert_eq!(metrics.number("kv_cache_usage_perc"), 3.0 / 8.0);
     run(&engine);
-    let metrics = Metrics::of(&engine);
+    let metrics = Metrics::from_engine(&engine);
     let expected =
         [("prompt_tokens_cached", 32.0), ("prefix_cache_hits", 32.0), ("prefix_cache_queries", 57.0), ("kv_cache_usage_perc", 0.0)];
     expected.into_iter().for_each(|(name, value)| assert_eq!(metrics.number(name), value, "{name}"));
-    let OpenMetricsValue::Info = metrics.value("cache_config", None) else { panic!("it is no info") };
+    let OpenMetricsValue::Info = metrics.value("cache_config", None) else { panic!("cache_config is not an info metric") };
     let labels = metrics.0.families["pagedllm_cache_config"].iter_samples().next().unwrap().get_labelset().unwrap();
     assert_eq!(["block_size", "num_blocks"].map(|name| labels.get_label_value(name).unwrap()), ["8", "8"]);
 }
 
 #[test]
-fn metrics_tell_of_the_host_tier_of_the_budget_and_of_the_model_as_the_host_calls_it() {
-    let (clock, mut info) = (Arc::new(Turned::default()), support::model_info(VOCAB, 10, 64, vec![]));
+fn metrics_report_the_host_tier_the_budget_and_the_model_name() {
+    let (clock, mut info) = (Arc::new(ManualClock::default()), support::model_info(VOCAB, 10, 64, vec![]));
     info.memory.swap_blocks = 20;
     let named = EngineOptions {
         model_name: Some("a \"name\"".into()),
@@ -238,7 +239,7 @@ fn metrics_tell_of_the_host_tier_of_the_budget_and_of_the_model_as_the_host_call
         prefix_cache: false,
         ..EngineOptions::default()
     };
-    let runner = || Box::new(Slow { clock: clock.clone(), logits: Vec::new() });
+    let runner = || Box::new(TimedRunner { clock: clock.clone(), logits: Vec::new() });
     let engine = Engine::with_clock(&named, info.clone(), None, runner(), clock.clone()).unwrap();
     assert!(engine.metrics().unwrap().contains(r#"pagedllm_num_requests_running{model_name="a \"name\""} 0"#));
     let unnamed = EngineOptions { model_name: None, ..named };
@@ -249,7 +250,7 @@ fn metrics_tell_of_the_host_tier_of_the_budget_and_of_the_model_as_the_host_call
     while engine.stats().swap_blocks_used == 0 {
         engine.step().unwrap();
     }
-    let metrics = Metrics::of(&engine);
+    let metrics = Metrics::from_engine(&engine);
     let used = engine.stats().swap_blocks_used as f64;
     let expected = [
         ("num_requests_swapped", 1.0),
@@ -269,21 +270,24 @@ fn metrics_tell_of_the_host_tier_of_the_budget_and_of_the_model_as_the_host_call
     ];
     expected.into_iter().for_each(|(name, value)| assert_eq!(metrics.number(name), value, "{name}"));
     run(&engine);
-    assert_eq!((Metrics::of(&engine).number("kv_blocks_swapped_in"), Metrics::of(&engine).number("cpu_cache_usage_perc")), (used, 0.0));
+    assert_eq!(
+        (Metrics::from_engine(&engine).number("kv_blocks_swapped_in"), Metrics::from_engine(&engine).number("cpu_cache_usage_perc")),
+        (used, 0.0)
+    );
 }
 
 #[test]
-fn a_request_that_is_one_too_many_is_counted() {
+fn a_request_over_the_waiting_limit_is_counted_as_rejected() {
     let (engine, _) = engine(EngineOptions { max_waiting_requests: Some(1), ..Default::default() }, 8);
     engine.add_request(request(0..2, 6)).unwrap();
     let refused = engine.add_request(request(0..2, 6)).unwrap_err();
     assert_eq!((refused.code(), engine.stats().admission_rejections), (Code::Capacity, 1));
     engine.add_request(request(0..0, 60)).unwrap_err();
-    assert_eq!(Metrics::of(&engine).number("admission_rejections"), 1.0, "a wrong request is not one too many");
+    assert_eq!(Metrics::from_engine(&engine).number("admission_rejections"), 1.0, "an invalid request is not counted as rejected");
 }
 
 #[test]
-fn each_sample_is_timed_and_what_they_share_counts_once() {
+fn each_sample_has_timing_and_shared_prompt_tokens_count_once() {
     let (engine, _) = engine(EngineOptions::default(), 64);
     engine.add_request(request(0..20, 1)).unwrap();
     engine.add_request(Request { n: 3, ..request(0..20, 2) }).unwrap();
@@ -292,24 +296,24 @@ fn each_sample_is_timed_and_what_they_share_counts_once() {
     engine.add_request(Request { n: 3, ..request(0..20, 2) }).unwrap();
     let outputs = run(&engine);
     assert!(outputs.iter().all(|output| output.timing.cached_tokens == 16), "{outputs:?}");
-    assert_eq!((engine.stats().prompt_tokens_cached, Metrics::of(&engine).histogram("time_to_first_token_seconds").1), (16, 7));
+    assert_eq!((engine.stats().prompt_tokens_cached, Metrics::from_engine(&engine).histogram("time_to_first_token_seconds").1), (16, 7));
 }
 
 #[test]
-fn beams_are_timed_as_one() {
+fn all_beams_of_a_request_have_the_same_timing() {
     let (engine, _) = engine(EngineOptions::default(), 64);
     let beam = Some(BeamParams { width: 2, ..Default::default() });
     engine
         .add_request(Request { n: 2, beam, sampling: SamplingParams { max_tokens: Some(3), ..Default::default() }, ..request(0..4, 3) })
         .unwrap();
     let outputs = run(&engine);
-    // 4 rows, then 2 in each step.
+    // The prompt has 4 tokens, and each later step has 2.
     let expected =
         Timing { requested_at: Duration::ZERO, queued: ms(0), first_token: ms(4), last_token: ms(8), preemptions: 0, cached_tokens: 0 };
     assert!(outputs.len() == 2 && outputs.iter().all(|output| output.timing == expected), "{outputs:?}");
 }
 
-/// The events of a trace, whether or not its array is closed.
+/// Parses the events of a trace, whether or not its array is closed.
 fn events(path: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(path).unwrap();
     let closed = if text.trim_end().ends_with(']') { text } else { format!("{text}]") };
@@ -321,7 +325,7 @@ fn named<'a>(events: &'a [Value], name: &str) -> Vec<&'a Value> {
 }
 
 #[test]
-fn a_trace_draws_every_step_and_what_each_sequence_was_doing() {
+fn a_trace_contains_every_step_and_the_phases_of_each_sequence() {
     let dir = TempDir::new();
     let path = dir.0.join("trace.json");
     let (engine, clock) = engine(EngineOptions { trace_path: Some(path.clone()), ..Default::default() }, 64);
@@ -331,7 +335,7 @@ fn a_trace_draws_every_step_and_what_each_sequence_was_doing() {
     clock.0.store(10, SeqCst);
     run(&engine);
     engine.step().unwrap();
-    // Nothing is to be done, so all is written; the array is still open.
+    // The last step has no work, so it flushes the trace. The array is still open.
     let open = events(&path);
     let steps = named(&open, "step");
     let args = |key: &str| steps.iter().map(|step| step["args"][key].as_u64().unwrap()).collect::<Vec<_>>();
@@ -351,11 +355,11 @@ fn a_trace_draws_every_step_and_what_each_sequence_was_doing() {
     assert_eq!(span("decode"), [(1, 40_000.0), (1, 44_000.0), (2, 40_000.0), (2, 44_000.0)]);
     assert!(named(&open, "end").iter().all(|event| event["args"]["finish"] == "length" && event["args"]["generated_tokens"] == 3));
     drop(engine);
-    assert!(std::fs::read_to_string(&path).unwrap().ends_with("]\n") && events(&path) == open, "in the end the array is closed");
+    assert!(std::fs::read_to_string(&path).unwrap().ends_with("]\n") && events(&path) == open, "dropping the engine closes the array");
 }
 
 #[test]
-fn a_full_disk_ends_the_trace_and_no_step() {
+fn a_full_disk_stops_the_trace_and_steps_continue() {
     let (engine, _) = engine(EngineOptions { trace_path: Some("/dev/full".into()), ..Default::default() }, 64);
     for _ in 0..3 {
         engine.add_request(request(0..20, 3)).unwrap();
@@ -363,19 +367,19 @@ fn a_full_disk_ends_the_trace_and_no_step() {
     }
     engine.step().unwrap();
     engine.step().unwrap();
-    assert_eq!((engine.stats().traces_stopped, Metrics::of(&engine).number("traces_stopped")), (1, 1.0));
+    assert_eq!((engine.stats().traces_stopped, Metrics::from_engine(&engine).number("traces_stopped")), (1, 1.0));
 }
 
 #[test]
-fn a_trace_that_cannot_be_begun_is_refused_with_its_path() {
+fn a_trace_file_that_cannot_be_opened_is_an_error_with_its_path() {
     let dir = TempDir::new();
     let pipe = dir.0.join("pipe");
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-    // Somebody reads it, or else it could not be opened.
+    // A pipe without a reader cannot be opened for writing.
     let _reader = std::fs::File::options().read(true).write(true).open(&pipe).unwrap();
     for path in ["/nonexistent/trace.json".into(), pipe] {
         let options = EngineOptions { trace_path: Some(path.clone()), ..Default::default() };
-        let runner = Box::new(Slow { clock: Arc::default(), logits: Vec::new() });
+        let runner = Box::new(TimedRunner { clock: Arc::default(), logits: Vec::new() });
         let error = Engine::with_runner(&options, support::model_info(VOCAB, 8, 64, vec![]), None, runner).map(drop).unwrap_err();
         assert!(error.code() == Code::Io && error.message().contains(path.to_str().unwrap()), "{error}");
     }

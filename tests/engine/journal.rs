@@ -1,4 +1,4 @@
-//! A journal of a lively session is replayed bit for bit; one that is torn as far as it goes; one of anything else not at all.
+//! Journals: a session is replayed bit for bit, a torn journal up to its last whole record, and a foreign file is refused.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ fn model(seed: u64) -> TempDir {
     dir
 }
 
-/// A small LLaMA on a device that fails as it is told to.
+/// Creates a small LLaMA on a device whose faults the test controls.
 fn device(model: &Path) -> (ModelInfo, Box<dyn Runner>, Arc<Faults>) {
     let faults = Arc::new(Faults::default());
     let files = ModelFiles::open(model).unwrap();
@@ -61,7 +61,7 @@ fn request(random: &mut Random) -> Request {
     Request { n, best_of, beam, keep, salt, priority, deadline, ..Request::new(Prompt::Tokens(prompt), sampling) }
 }
 
-/// Anything a host may do, on ids that may have ended.
+/// Makes one random call of the API, on an id whose sequence may have ended.
 fn act(engine: &Engine, queue: &Queue, random: &mut Random, ids: &mut Vec<u64>, states: &mut Vec<Vec<u8>>) {
     let id = if ids.is_empty() { 1 } else { ids[random.below(ids.len())] };
     let tokens = vec![random.below(120) as u32; 1 + random.below(12)];
@@ -90,7 +90,7 @@ fn act(engine: &Engine, queue: &Queue, random: &mut Random, ids: &mut Vec<u64>, 
     };
 }
 
-/// A host's thread: it reads slowly, and its queue is small.
+/// Runs one thread of a host, which polls a small queue slowly.
 fn host(engine: &Engine, seed: u64) {
     let mut random = Random(seed);
     let queue = engine.create_queue(3).unwrap();
@@ -105,7 +105,7 @@ fn host(engine: &Engine, seed: u64) {
     }
 }
 
-/// Three hosts, an engine that steps by itself, a pool that changes its size, and a device that fails now and then.
+/// Runs three host threads on a started engine while the pool size changes and the device fails at times.
 fn session(model: &Path, journal: PathBuf, seed: u64) -> Stats {
     let preemption = [Preemption::Recompute, Preemption::Swap, Preemption::Auto][seed as usize % 3];
     let (engine, faults) = engine(model, journal, preemption);
@@ -138,7 +138,7 @@ fn replay(model: &Path, journal: &Path) -> Summary {
 }
 
 #[test]
-fn a_lively_session_is_replayed_bit_for_bit() {
+fn a_concurrent_session_is_replayed_bit_for_bit() {
     let (model, dir) = (model(5), TempDir::new());
     let journal = dir.0.join("journal");
     let (mut preemptions, mut faults, mut hits, mut late, mut swaps) = (0, 0, 0, 0, (0, 0));
@@ -156,7 +156,7 @@ fn a_lively_session_is_replayed_bit_for_bit() {
 }
 
 #[test]
-fn a_replay_that_computes_otherwise_says_where() {
+fn a_replay_reports_the_first_difference() {
     let (model, other, dir) = (model(5), model(6), TempDir::new());
     let journal = dir.0.join("journal");
     session(&model.0, journal.clone(), 0);
@@ -164,7 +164,7 @@ fn a_replay_that_computes_otherwise_says_where() {
     assert!(difference.step > 0 && !difference.what.is_empty(), "{difference:?}");
 }
 
-/// One request after the other.
+/// Runs ten requests one after the other.
 fn short_session(model: &Path, journal: PathBuf) {
     let (engine, _) = engine(model, journal, Preemption::Recompute);
     for seed in 0..10 {
@@ -174,21 +174,21 @@ fn short_session(model: &Path, journal: PathBuf) {
 }
 
 #[test]
-fn a_journal_keeps_nothing_of_sequences_that_are_gone() {
+fn a_journal_replays_exports_of_ended_and_freed_sequences() {
     let (model, dir) = (model(5), TempDir::new());
     let journal = dir.0.join("journal");
     let (engine, _) = engine(&model.0, journal.clone(), Preemption::Recompute);
     let greedy = || SamplingParams { max_tokens: Some(3), ignore_eos: true, ..SamplingParams::greedy() };
-    let ask = |keep| engine.add_request(Request { keep, ..Request::new(Prompt::Tokens(vec![3; 9]), greedy()) }).unwrap();
+    let add = |keep| engine.add_request(Request { keep, ..Request::new(Prompt::Tokens(vec![3; 9]), greedy()) }).unwrap();
     let run = || while engine.step().unwrap().unfinished > 0 {};
-    let (kept, gone) = (ask(true), ask(false));
+    let (kept, ended) = (add(true), add(false));
     engine.step().unwrap();
-    // By the time that it is written down it has ended.
-    while engine.sequence(gone).unwrap().len < 11 {
+    // The second sequence has ended when the step exports it.
+    while engine.sequence(ended).unwrap().len < 11 {
         engine.step().unwrap();
     }
-    engine.abort(gone).unwrap();
-    [kept, gone].into_iter().for_each(|seq| engine.export(seq, None).unwrap());
+    engine.abort(ended).unwrap();
+    [kept, ended].into_iter().for_each(|seq| engine.export(seq, None).unwrap());
     run();
     engine.check_invariants();
     engine.export(kept, None).unwrap();
@@ -200,7 +200,7 @@ fn a_journal_keeps_nothing_of_sequences_that_are_gone() {
 }
 
 #[test]
-fn a_torn_journal_is_replayed_as_far_as_it_goes() {
+fn a_torn_journal_is_replayed_up_to_its_last_whole_record() {
     let (model, dir) = (model(5), TempDir::new());
     let journal = dir.0.join("journal");
     short_session(&model.0, journal.clone());
@@ -213,11 +213,11 @@ fn a_torn_journal_is_replayed_as_far_as_it_goes() {
         let summary = replay(&model.0, &journal);
         let bytes = match summary.ending {
             Some(Ending::Torn { bytes }) => bytes,
-            // By chance the cut lies between two records.
+            // The cut can lie exactly between two records.
             ref ending => (*ending == Some(Ending::Open)).then_some(cut as u64).unwrap(),
         };
         assert!(summary.difference.is_none() && summary.steps < all.steps && summary.steps > all.steps / 10 && bytes <= cut as u64);
-        // Cut where its last whole record ends, it is only open.
+        // A journal cut at the end of a whole record is open, not torn.
         std::fs::write(&journal, &whole[..bytes as usize]).unwrap();
         let open = replay(&model.0, &journal);
         assert_eq!((open.steps, open.ending), (summary.steps, Some(Ending::Open)));
@@ -230,37 +230,37 @@ fn a_torn_journal_is_replayed_as_far_as_it_goes() {
 }
 
 #[test]
-fn a_journal_of_anything_else_is_refused_with_the_numbers() {
+fn a_journal_of_another_engine_or_format_is_refused_with_the_mismatch() {
     let (model, dir) = (model(5), TempDir::new());
     let journal = dir.0.join("journal");
     short_session(&model.0, journal.clone());
-    let refused = |change: fn(&mut ModelInfo), why: &str| {
+    let assert_refused = |change: fn(&mut ModelInfo), message: &str| {
         let (mut info, runner, _) = device(&model.0);
         change(&mut info);
         let error = Replay::with_runner(JournalFile::open(&journal).unwrap(), info, None, runner).map(drop).unwrap_err();
-        assert!(error.message().contains(why), "{error}, expected {why}");
+        assert!(error.message().contains(message), "{error}, expected {message}");
     };
-    refused(|info| info.fingerprint = [1; 32], "of model 00000000..., this is 01010101...");
-    refused(|info| info.isa = Some(Isa::Portable), "instruction path \"\", this engine computes on \"portable\"");
-    refused(|info| info.memory.max_blocks = 41, "41");
+    assert_refused(|info| info.fingerprint = [1; 32], "of model 00000000..., this is 01010101...");
+    assert_refused(|info| info.isa = Some(Isa::Portable), "instruction path \"\", this engine computes on \"portable\"");
+    assert_refused(|info| info.memory.max_blocks = 41, "41");
     let whole = std::fs::read(&journal).unwrap();
-    let opened = |bytes: &[u8]| {
+    let open_error = |bytes: &[u8]| {
         std::fs::write(&journal, bytes).unwrap();
         JournalFile::open(&journal).map(drop).unwrap_err()
     };
     let mut newer = whole.clone();
     newer[8] = 9;
-    let error = opened(&newer);
+    let error = open_error(&newer);
     assert_eq!(error.code(), Code::Unsupported);
     assert!(error.message().contains("format 9") && error.message().contains(concat!("release ", env!("CARGO_PKG_VERSION"))), "{error}");
     for bytes in [&b""[..], b"PLLMJRNL", b"something else that is long enough to be one", &whole[..40]] {
-        assert!(opened(bytes).message().contains("no journal"));
+        assert!(open_error(bytes).message().contains("no journal"));
     }
     assert_eq!(JournalFile::open(Path::new("/nonexistent")).map(drop).unwrap_err().code(), Code::Io);
 }
 
 #[test]
-fn requests_whose_logits_the_host_edited_are_named() {
+fn a_replay_lists_the_requests_with_logits_hooks() {
     let (model, dir) = (model(5), TempDir::new());
     let journal = dir.0.join("journal");
     let (engine, _) = engine(&model.0, journal.clone(), Preemption::Recompute);
@@ -272,11 +272,11 @@ fn requests_whose_logits_the_host_edited_are_named() {
     drop(engine);
     let summary = replay(&model.0, &journal);
     assert_eq!(summary.hooked, [hooked]);
-    assert!(summary.difference.is_some(), "what the hook did is not in the journal");
+    assert!(summary.difference.is_some(), "the journal does not contain the edits of a logits hook");
 }
 
 #[test]
-fn an_hour_with_text_and_grammars_is_replayed_from_the_model_directory() {
+fn a_journal_with_text_and_grammars_is_replayed_from_the_model_directory() {
     let dir = TempDir::new();
     let journal = dir.0.join("journal");
     let options =
@@ -298,7 +298,7 @@ fn an_hour_with_text_and_grammars_is_replayed_from_the_model_directory() {
 }
 
 #[test]
-fn a_journal_that_cannot_be_begun_is_refused() {
+fn a_journal_file_that_cannot_be_created_is_an_error() {
     for path in ["/nonexistent/journal", "/dev/full"] {
         let (info, runner, _) = device(&model(5).0);
         let options = EngineOptions { journal_path: Some(path.into()), ..Default::default() };

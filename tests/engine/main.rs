@@ -1,4 +1,4 @@
-//! Tests of engines as a host uses them. One binary for the folder: each more costs a link.
+//! Tests of engines through the Rust API. The folder is one binary, because each further binary costs a link.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,4 +1,4 @@
-//! The engine over a runner whose logits the test dictates, and over the bundled model.
+//! The engine over a runner with scripted logits, and over the bundled model.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ use pagedllm::text::Text;
 
 const EOS: u32 = 5;
 
-/// Writes the logits of a sampled row, given the row's token and position; or fails the step.
+/// Writes the logits of a sampled token from its id and position, or fails the step.
 type Script = Box<dyn FnMut(u32, u32, &mut [f32]) -> Result<()> + Send>;
 
 struct Scripted {
@@ -49,7 +49,7 @@ fn scripted(vocab: usize, script: impl FnMut(u32, u32, &mut [f32]) -> Result<()>
     Engine::with_runner(&EngineOptions::default(), info(vocab, 64), None, runner).unwrap()
 }
 
-/// The next token is the last one plus one.
+/// Creates an engine whose next token is the last one plus one.
 fn counting() -> Engine {
     scripted(100, |token, _, logits| {
         logits[token as usize + 1] = 9.0;
@@ -65,7 +65,7 @@ fn greedy(max_tokens: usize) -> SamplingParams {
     SamplingParams { max_tokens: Some(max_tokens), ..SamplingParams::greedy() }
 }
 
-/// Steps until nothing is unfinished; all outputs.
+/// Steps until all requests have ended, and returns all outputs.
 fn run(engine: &Engine) -> Vec<Output> {
     let mut outputs = Vec::new();
     for _ in 0..10_000 {
@@ -86,7 +86,7 @@ fn text(outputs: &[Output], request: u64) -> String {
     outputs.iter().filter(|output| output.request == request).map(|output| output.text.as_str()).collect()
 }
 
-/// Every request ends exactly once, with its last output.
+/// Returns the finish reason of a request, which must end exactly once, with its last output.
 fn finish(outputs: &[Output], request: u64) -> FinishReason {
     let mine: Vec<_> = outputs.iter().filter(|output| output.request == request).collect();
     assert_eq!(mine.iter().filter(|output| output.finish.is_some()).count(), 1);
@@ -108,7 +108,7 @@ fn a_sequence_ends_at_max_tokens_at_eos_and_at_a_stop_token() {
 }
 
 #[test]
-fn a_sequence_ends_where_max_model_len_does() {
+fn a_sequence_ends_at_max_model_len() {
     let engine = counting();
     let id = engine.add_request(request(&[0; 60], SamplingParams { ignore_eos: true, ..SamplingParams::greedy() })).unwrap();
     let outputs = run(&engine);
@@ -116,8 +116,8 @@ fn a_sequence_ends_where_max_model_len_does() {
 }
 
 #[test]
-fn min_tokens_puts_the_end_off() {
-    // Only the end-of-sequence token is likely; token 7 is the next best.
+fn min_tokens_delays_the_end_of_sequence_token() {
+    // The end-of-sequence token is the most likely token, and token 7 is the second.
     let engine = scripted(10, |_, _, logits| {
         (logits[EOS as usize], logits[7]) = (9.0, 8.0);
         Ok(())
@@ -133,7 +133,7 @@ fn an_abort_takes_effect_at_the_next_step_and_stale_ids_are_errors() {
     let second = engine.add_request(request(&[20], greedy(2))).unwrap();
     engine.step().unwrap();
     engine.abort(first).unwrap();
-    engine.abort(first).unwrap(); // not yet ended: no error
+    engine.abort(first).unwrap(); // the request has not ended yet, so this is no error
     let outputs = run(&engine);
     assert_eq!((finish(&outputs, first), finish(&outputs, second)), (FinishReason::Abort, FinishReason::Length));
     for id in [first, second, 999] {
@@ -153,22 +153,22 @@ fn a_request_aborted_before_its_first_step_never_runs() {
 }
 
 #[test]
-fn logits_that_are_not_numbers_end_their_own_request_only() {
+fn nan_logits_end_only_their_own_request() {
     let engine = scripted(100, |token, position, logits| {
         logits[token as usize + 1] = if token < 20 && position == 2 { f32::NAN } else { 9.0 };
         Ok(())
     });
-    let sick = engine.add_request(request(&[10], greedy(6))).unwrap();
-    let well = engine.add_request(request(&[30], greedy(6))).unwrap();
+    let failing = engine.add_request(request(&[10], greedy(6))).unwrap();
+    let healthy = engine.add_request(request(&[30], greedy(6))).unwrap();
     let outputs = run(&engine);
-    assert_eq!((finish(&outputs, sick), tokens(&outputs, sick)), (FinishReason::Error, vec![11, 12]));
-    assert_eq!((finish(&outputs, well), tokens(&outputs, well).len()), (FinishReason::Length, 6));
+    assert_eq!((finish(&outputs, failing), tokens(&outputs, failing)), (FinishReason::Error, vec![11, 12]));
+    assert_eq!((finish(&outputs, healthy), tokens(&outputs, healthy).len()), (FinishReason::Length, 6));
     assert!(outputs.iter().any(|output| output.error.as_ref().is_some_and(|error| error.message().contains("NaN"))));
     assert_eq!(engine.stats().blocks_used, 0);
 }
 
 #[test]
-fn a_step_that_cannot_be_computed_loses_nothing() {
+fn a_failed_step_loses_no_tokens() {
     let broken = Arc::new(AtomicBool::new(false));
     let switch = broken.clone();
     let engine = scripted(100, move |token, _, logits| {
@@ -187,7 +187,7 @@ fn a_step_that_cannot_be_computed_loses_nothing() {
 }
 
 #[test]
-fn a_defect_ends_every_request_once_and_every_later_call_says_so() {
+fn a_defect_ends_every_request_once_and_fails_every_later_call() {
     let engine = scripted(100, |_, _, _| panic!("on purpose"));
     let ids = [engine.add_request(request(&[10], greedy(3))).unwrap(), engine.add_request(request(&[20], greedy(3))).unwrap()];
     let error = engine.step().unwrap_err();
@@ -197,16 +197,16 @@ fn a_defect_ends_every_request_once_and_every_later_call_says_so() {
     assert_eq!(engine.step().unwrap_err(), error);
     assert_eq!(engine.add_request(request(&[10], greedy(3))).unwrap_err(), error);
     assert_eq!(engine.abort(ids[0]).unwrap_err(), error);
-    assert_eq!(engine.queue().poll(None).unwrap_err(), error, "nobody waits for what cannot come");
+    assert_eq!(engine.queue().poll(None).unwrap_err(), error, "a poll without a timeout returns the error instead of blocking");
 }
 
 #[test]
-fn a_second_thread_that_steps_is_told_that_the_engine_is_busy() {
-    let (inside, go_on) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-    let (entered, released) = (inside.clone(), go_on.clone());
+fn a_concurrent_step_returns_busy() {
+    let (entered, released) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let (has_entered, is_released) = (entered.clone(), released.clone());
     let engine = scripted(100, move |token, _, logits| {
-        entered.store(true, Ordering::SeqCst);
-        while !released.load(Ordering::SeqCst) {
+        has_entered.store(true, Ordering::SeqCst);
+        while !is_released.load(Ordering::SeqCst) {
             std::thread::yield_now();
         }
         logits[token as usize + 1] = 9.0;
@@ -215,22 +215,22 @@ fn a_second_thread_that_steps_is_told_that_the_engine_is_busy() {
     let id = engine.add_request(request(&[10], greedy(1))).unwrap();
     std::thread::scope(|scope| {
         let stepping = scope.spawn(|| engine.step());
-        while !inside.load(Ordering::SeqCst) {
+        while !entered.load(Ordering::SeqCst) {
             std::thread::yield_now();
         }
         assert_eq!(engine.step().unwrap_err().code(), Code::Busy);
-        // Everything else is answered while the step runs.
+        // All other calls work while the step runs.
         let other = engine.add_request(request(&[20], greedy(1))).unwrap();
         engine.abort(other).unwrap();
         engine.stats();
-        go_on.store(true, Ordering::SeqCst);
+        released.store(true, Ordering::SeqCst);
         stepping.join().unwrap().unwrap();
     });
     assert_eq!(finish(&run(&engine), id), FinishReason::Length);
 }
 
 #[test]
-fn a_poll_waits_for_an_output_and_gives_up_in_time() {
+fn a_poll_waits_for_an_output_and_times_out() {
     let engine = counting();
     assert!(engine.queue().poll(Some(Duration::from_millis(5))).unwrap().is_empty());
     engine.add_request(request(&[10], greedy(1))).unwrap();
@@ -243,19 +243,19 @@ fn a_poll_waits_for_an_output_and_gives_up_in_time() {
     assert_eq!(*polled.lock().unwrap(), 1);
 }
 
-/// Polls until `requests` have ended; all outputs.
+/// Polls until the given number of requests have ended, and returns all outputs.
 fn read(queue: &Queue, requests: usize) -> Vec<Output> {
     let mut outputs = Vec::new();
     while outputs.iter().filter(|output: &&Output| output.finish.is_some()).count() < requests {
         let batch = queue.poll(Some(Duration::from_secs(20))).unwrap();
-        assert!(!batch.is_empty(), "nothing came for a long time");
+        assert!(!batch.is_empty(), "no output arrived for 20 s");
         outputs.extend(batch);
     }
     outputs
 }
 
 #[test]
-fn an_engine_that_steps_itself_serves_many_threads_with_a_queue_each() {
+fn a_started_engine_serves_many_threads_with_one_queue_each() {
     let engine = counting();
     engine.start().unwrap();
     std::thread::scope(|scope| {
@@ -274,11 +274,11 @@ fn an_engine_that_steps_itself_serves_many_threads_with_a_queue_each() {
 }
 
 #[test]
-fn an_engine_that_steps_itself_is_busy_for_others_until_it_is_stopped() {
+fn a_started_engine_refuses_steps_until_it_is_stopped() {
     let engine = counting();
     engine.stop();
     engine.start().unwrap();
-    assert_eq!(engine.step().unwrap_err().code(), Code::Busy, "from the first moment");
+    assert_eq!(engine.step().unwrap_err().code(), Code::Busy, "the engine is busy immediately after start");
     assert_eq!(engine.start().unwrap_err().code(), Code::Busy);
     let first = engine.add_request(request(&[10], greedy(3))).unwrap();
     assert_eq!(finish(&read(engine.queue(), 1), first), FinishReason::Length);
@@ -293,7 +293,7 @@ fn an_engine_that_steps_itself_is_busy_for_others_until_it_is_stopped() {
 }
 
 #[test]
-fn a_full_queue_pauses_its_own_requests_and_loses_nothing() {
+fn a_full_queue_pauses_only_its_own_requests_and_loses_no_output() {
     let engine = counting();
     let (slow, quick) = (engine.create_queue(3).unwrap(), engine.create_queue(1000).unwrap());
     let held = [30, 31].map(|token| engine.add_request_to(&slow, request(&[token], greedy(20))).unwrap());
@@ -321,7 +321,7 @@ fn read_now(queue: &Queue) -> Vec<Output> {
 }
 
 #[test]
-fn reading_a_full_queue_wakes_the_driver() {
+fn polling_a_full_queue_wakes_the_driver() {
     let steps = Arc::new(AtomicU64::new(0));
     let counted = steps.clone();
     let engine = scripted(100, move |token, _, logits| {
@@ -337,7 +337,7 @@ fn reading_a_full_queue_wakes_the_driver() {
 }
 
 #[test]
-fn dropping_a_queue_aborts_what_writes_to_it_and_nothing_else() {
+fn dropping_a_queue_aborts_only_the_requests_that_write_to_it() {
     let engine = counting();
     let queue = engine.create_queue(100).unwrap();
     engine.add_request_to(&queue, request(&[10], greedy(40))).unwrap();
@@ -350,19 +350,18 @@ fn dropping_a_queue_aborts_what_writes_to_it_and_nothing_else() {
 }
 
 #[test]
-fn a_queue_outlives_its_engine_and_says_so() {
+fn a_queue_outlives_its_engine_and_reports_closed() {
     let engine = counting();
     let queue = engine.create_queue(100).unwrap();
-    let (begun, fresh) = (10, 20);
-    let begun = engine.add_request_to(&queue, request(&[begun], greedy(40))).unwrap();
+    let running = engine.add_request_to(&queue, request(&[10], greedy(40))).unwrap();
     engine.step().unwrap();
-    let fresh = engine.add_request_to(&queue, request(&[fresh], greedy(40))).unwrap();
+    let waiting = engine.add_request_to(&queue, request(&[20], greedy(40))).unwrap();
     drop(engine);
     let outputs = read_now(&queue);
-    assert_eq!((finish(&outputs, begun), finish(&outputs, fresh)), (FinishReason::Abort, FinishReason::Abort));
-    assert_eq!(tokens(&outputs, begun), [11]);
+    assert_eq!((finish(&outputs, running), finish(&outputs, waiting)), (FinishReason::Abort, FinishReason::Abort));
+    assert_eq!(tokens(&outputs, running), [11]);
     let last = |id| outputs.iter().rfind(|output| output.request == id).unwrap();
-    for id in [begun, fresh] {
+    for id in [running, waiting] {
         assert_eq!(last(id).error.as_ref().unwrap().code(), Code::Closed);
         assert_eq!(last(id).prompt_tokens, 1);
     }
@@ -370,7 +369,7 @@ fn a_queue_outlives_its_engine_and_says_so() {
 }
 
 #[test]
-fn a_queue_that_nobody_reads_takes_no_more_requests_in_the_end() {
+fn an_unread_queue_eventually_refuses_requests() {
     let engine = counting();
     let queue = engine.create_queue(1).unwrap();
     let mut added = 0;
@@ -388,9 +387,9 @@ fn a_queue_that_nobody_reads_takes_no_more_requests_in_the_end() {
     engine.add_request_to(&queue, request(&[10], greedy(40))).unwrap();
 }
 
-/// One reader that lags now and then, among younger requests for the same few places: it is never held up for long.
+/// A reader that lags at times competes with younger requests for a single sequence slot. Its request is never delayed for long.
 #[test]
-fn a_reader_that_lags_for_a_moment_keeps_its_turn() {
+fn a_request_with_a_slow_reader_keeps_its_scheduling_rank() {
     let runner = Box::new(Scripted {
         vocab: 100,
         logits: Vec::new(),
@@ -418,7 +417,7 @@ fn a_reader_that_lags_for_a_moment_keeps_its_turn() {
 }
 
 #[test]
-fn a_queue_of_another_engine_and_one_without_room_are_refused() {
+fn a_queue_of_another_engine_and_a_zero_capacity_are_refused() {
     let (engine, other) = (counting(), counting());
     let queue = other.create_queue(1).unwrap();
     let error = engine.add_request_to(&queue, request(&[10], greedy(1))).unwrap_err();
@@ -427,24 +426,24 @@ fn a_queue_of_another_engine_and_one_without_room_are_refused() {
 }
 
 #[test]
-fn where_steps_keep_failing_the_driver_ends_their_requests_and_serves_the_next() {
+fn the_driver_ends_failing_requests_and_serves_later_requests() {
     let engine = scripted(100, |token, _, logits| {
         logits[token as usize + 1] = 9.0;
         if token == 13 { Err(Error::out_of_memory()) } else { Ok(()) }
     });
     engine.start().unwrap();
-    let sick = engine.add_request(request(&[10], greedy(30))).unwrap();
+    let failing = engine.add_request(request(&[10], greedy(30))).unwrap();
     let outputs = read(engine.queue(), 1);
-    assert_eq!((tokens(&outputs, sick), finish(&outputs, sick)), (vec![11, 12, 13], FinishReason::Error));
+    assert_eq!((tokens(&outputs, failing), finish(&outputs, failing)), (vec![11, 12, 13], FinishReason::Error));
     let error = outputs.last().unwrap().error.as_ref().unwrap();
     assert_eq!(error.code(), Code::OutOfMemory);
     assert!(error.message().contains("no step could be computed with it") && error.message().contains("lower the budgets"), "{error}");
-    let well = engine.add_request(request(&[50], greedy(3))).unwrap();
-    assert_eq!(finish(&read(engine.queue(), 1), well), FinishReason::Length);
+    let healthy = engine.add_request(request(&[50], greedy(3))).unwrap();
+    assert_eq!(finish(&read(engine.queue(), 1), healthy), FinishReason::Length);
 }
 
 #[test]
-fn a_defect_in_the_drivers_step_reaches_every_queue() {
+fn a_defect_in_the_driver_is_reported_by_every_queue() {
     let engine = scripted(100, |_, _, _| panic!("on purpose"));
     let (queue, idle) = (engine.create_queue(10).unwrap(), engine.create_queue(10).unwrap());
     engine.start().unwrap();
@@ -458,18 +457,18 @@ fn a_defect_in_the_drivers_step_reaches_every_queue() {
 }
 
 #[test]
-fn loading_tells_of_its_progress_and_can_be_cancelled() {
+fn loading_reports_progress_and_can_be_cancelled() {
     let options = EngineOptions { model_dir: support::bundled_model(), ..Default::default() };
-    let mut told = Vec::new();
+    let mut progress = Vec::new();
     Engine::load(&options, &mut |done, total| {
-        told.push((done, total));
+        progress.push((done, total));
         true
     })
     .unwrap();
-    let total = told[0].1;
-    assert!(told.is_sorted() && told.len() > 10 && told.iter().all(|(_, all)| *all == total), "{told:?}");
-    assert_eq!((told[0].0, told.last().unwrap().0), (0, total));
-    for stop_at in [0, told.len() / 2, told.len() - 1] {
+    let total = progress[0].1;
+    assert!(progress.is_sorted() && progress.len() > 10 && progress.iter().all(|(_, all)| *all == total), "{progress:?}");
+    assert_eq!((progress[0].0, progress.last().unwrap().0), (0, total));
+    for stop_at in [0, progress.len() / 2, progress.len() - 1] {
         let mut calls = 0;
         let error = Engine::load(&options, &mut |_, _| {
             calls += 1;
@@ -482,7 +481,7 @@ fn loading_tells_of_its_progress_and_can_be_cancelled() {
 }
 
 #[test]
-fn the_share_of_slots_that_hold_tokens_is_counted() {
+fn slot_utilization_is_the_share_of_used_slots_that_hold_tokens() {
     let engine = counting();
     assert_eq!(engine.stats().slot_utilization, 1.0);
     engine.add_request(request(&[10; 11], greedy(30))).unwrap();
@@ -493,20 +492,20 @@ fn the_share_of_slots_that_hold_tokens_is_counted() {
 }
 
 #[test]
-fn ids_follow_the_order_of_requests_from_many_threads() {
+fn request_ids_are_ordered_across_threads() {
     let engine = counting();
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| (0..50).for_each(|_| drop(engine.add_request(request(&[10], greedy(2))))));
         }
     });
-    // The scheduler's queues are by age; it would panic, and the engine fail, if ids came out of order.
+    // The scheduler's queues are sorted by age. If ids were out of order, the scheduler would panic and the engine fail.
     let outputs = run(&engine);
     assert!((1..=200).all(|id| finish(&outputs, id) == FinishReason::Length));
 }
 
 #[test]
-fn one_matmul_per_weight_and_step_however_many_sequences() {
+fn a_step_runs_one_matmul_per_weight_for_any_number_of_sequences() {
     let files = ModelFiles::open(&support::goldens().join("llama")).unwrap();
     let backend = CpuBackend::new(2, None).unwrap();
     let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: 64, block_size: 16, dtype: KvDtype::F32 }).unwrap();
@@ -530,7 +529,7 @@ fn one_matmul_per_weight_and_step_however_many_sequences() {
 }
 
 #[test]
-fn nothing_is_told_of_beams_before_the_search_is_done() {
+fn beams_are_output_only_when_the_search_is_done() {
     let engine = counting();
     let beam = Some(BeamParams { width: 3, ..BeamParams::default() });
     let id = engine.add_request(Request { n: 2, beam, ..request(&[10], greedy(4)) }).unwrap();
@@ -542,7 +541,7 @@ fn nothing_is_told_of_beams_before_the_search_is_done() {
 }
 
 #[test]
-fn a_child_of_a_parent_that_ended_before_its_fork_has_ended_too() {
+fn a_fork_of_a_parent_that_ended_in_the_same_step_ends_too() {
     let engine = counting();
     let parent = engine.add_request(Request { keep: true, ..request(&[10], greedy(9)) }).unwrap();
     engine.step().unwrap();
@@ -551,12 +550,12 @@ fn a_child_of_a_parent_that_ended_before_its_fork_has_ended_too() {
     engine.append(parent, vec![20, 21]).unwrap();
     let outputs = run(&engine);
     assert_eq!((finish(&outputs, parent), finish(&outputs, child)), (FinishReason::Abort, FinishReason::Abort));
-    let known = [parent, child].map(|id| engine.sequence(id).unwrap()).map(|info| (info.idle, info.len));
-    assert_eq!(known, [(true, 4), (true, 2)]);
+    let infos = [parent, child].map(|id| engine.sequence(id).unwrap()).map(|info| (info.idle, info.len));
+    assert_eq!(infos, [(true, 4), (true, 2)]);
 }
 
 #[test]
-fn of_samples_that_end_before_they_come_into_being_the_first_is_kept() {
+fn a_request_aborted_before_its_samples_exist_keeps_the_first_sequence() {
     let engine = counting();
     let id = engine.add_request(Request { n: 3, keep: true, ..request(&[10], greedy(9)) }).unwrap();
     engine.abort(id).unwrap();
@@ -585,14 +584,14 @@ fn chat(engine: &Engine, messages: &serde_json::Value, sampling: SamplingParams)
 }
 
 #[test]
-fn the_bundled_model_answers_as_transformers_does_all_at_once() {
+fn a_batch_on_the_bundled_model_matches_the_answers_of_transformers() {
     let engine = bundled(EngineOptions { kv_dtype: Some(KvDtype::F32), ..Default::default() });
     let cases = expected();
     let ids: Vec<u64> = cases.iter().map(|case| chat(&engine, &case["messages"], SamplingParams::greedy())).collect();
     let outputs = run(&engine);
     for (case, id) in cases.iter().zip(ids) {
-        let wanted: Vec<u32> = case["token_ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
-        assert_eq!(tokens(&outputs, id), wanted, "{}", case["prompt"]);
+        let expected: Vec<u32> = case["token_ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+        assert_eq!(tokens(&outputs, id), expected, "{}", case["prompt"]);
         assert_eq!(text(&outputs, id), case["answer"].as_str().unwrap());
         assert_eq!(finish(&outputs, id), FinishReason::Stop);
         assert_eq!(engine.text().unwrap().render_chat(&case["messages"].to_string()).unwrap(), case["prompt"].as_str().unwrap());
@@ -600,7 +599,7 @@ fn the_bundled_model_answers_as_transformers_does_all_at_once() {
 }
 
 #[test]
-fn a_stop_string_that_spans_tokens_ends_the_text_before_it() {
+fn text_ends_before_a_stop_string_that_spans_tokens() {
     let engine = bundled(EngineOptions::default());
     let messages = serde_json::json!([{"role": "user", "content": "What are the days of the week?"}]);
     let stop = |stop: &str| SamplingParams { stop: vec![stop.into()], ..SamplingParams::greedy() };
@@ -613,7 +612,7 @@ fn a_stop_string_that_spans_tokens_ends_the_text_before_it() {
 }
 
 #[test]
-fn streamed_text_is_whole_characters_and_adds_up_to_the_whole() {
+fn streamed_text_has_whole_characters_and_concatenates_to_the_full_text() {
     let engine = bundled(EngineOptions { seed: 3, ..Default::default() });
     let hot = SamplingParams { temperature: 3.0, max_tokens: Some(200), ignore_eos: true, ..Default::default() };
     let ids: Vec<u64> = (0..8).map(|_| chat(&engine, &serde_json::json!([{"role": "user", "content": "Hi"}]), hot.clone())).collect();
@@ -624,10 +623,10 @@ fn streamed_text_is_whole_characters_and_adds_up_to_the_whole() {
     }
 }
 
-/// The host may round as it likes and flush subnormals: the answers are the same, and its mode is left alone.
+/// The host may set any rounding mode and flush subnormals. The answers stay the same.
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn the_hosts_floating_point_mode_changes_nothing() {
+fn the_floating_point_mode_of_the_host_changes_no_output() {
     let mode = |mode: u32| {
         // SAFETY: loads the SSE control register with a valid value.
         unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const mode, options(nostack, preserves_flags)) };
@@ -646,7 +645,7 @@ fn the_hosts_floating_point_mode_changes_nothing() {
 }
 
 #[test]
-fn tokens_that_the_tokenizer_lacks_have_no_text_and_lose_nothing() {
+fn tokens_missing_from_the_tokenizer_have_no_text_and_stay_in_the_output() {
     let dir = support::TempDir::new();
     for entry in std::fs::read_dir(support::bundled_model()).unwrap() {
         let path = entry.unwrap().path();
@@ -665,7 +664,7 @@ fn tokens_that_the_tokenizer_lacks_have_no_text_and_lose_nothing() {
 }
 
 #[test]
-fn text_held_back_for_a_stop_string_comes_out_with_the_abort() {
+fn an_abort_emits_the_text_held_back_for_a_stop_string() {
     let engine = bundled(EngineOptions::default());
     let messages = serde_json::json!([{"role": "user", "content": "What are the days of the week?"}]);
     let id = chat(&engine, &messages, SamplingParams { stop: vec!["Monday, Tuesday, never".into()], ..SamplingParams::greedy() });
@@ -676,9 +675,9 @@ fn text_held_back_for_a_stop_string_comes_out_with_the_abort() {
     assert_eq!((text(&outputs, id).as_str(), finish(&outputs, id)), ("Monday,", FinishReason::Abort));
 }
 
-/// The text side, the tokenizer's vocabulary and the model's own agree.
+/// The vocabularies of the tokenizer and of the model have the same size.
 #[test]
-fn the_bundled_model_is_whole() {
+fn the_bundled_model_is_consistent_and_small() {
     let text = Text::load(&support::bundled_model()).unwrap();
     let engine = bundled(EngineOptions::default());
     assert_eq!(text.vocab_size(), engine.info().vocab_size);
@@ -687,7 +686,7 @@ fn the_bundled_model_is_whole() {
 }
 
 #[test]
-fn a_plan_is_what_create_takes() {
+fn an_engine_uses_exactly_its_planned_memory() {
     let options = EngineOptions { model_dir: support::bundled_model(), kv_bytes: Some(10 << 20), ..Default::default() };
     let plan = Engine::plan(&options).unwrap();
     assert_eq!(Engine::create(&options).unwrap().info().memory, plan);

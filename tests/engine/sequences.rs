@@ -121,7 +121,7 @@ fn code<T: std::fmt::Debug>(result: pagedllm::error::Result<T>, says: &str) -> C
 }
 
 #[test]
-fn a_fork_goes_on_as_its_parent_and_shares_its_blocks() {
+fn a_fork_continues_like_its_parent_and_shares_its_blocks() {
     let model = Model::llama();
     let engine = model.engine();
     let id = engine.add_request(request(prompt(29), sampled(3, 40))).unwrap();
@@ -143,7 +143,7 @@ fn a_fork_goes_on_as_its_parent_and_shares_its_blocks() {
 }
 
 #[test]
-fn children_with_seeds_of_their_own_go_different_ways() {
+fn forks_with_their_own_seeds_diverge() {
     let engine = Model::llama().engine();
     let id = engine.add_request(request(prompt(20), sampled(3, 60))).unwrap();
     steps(&engine, 5);
@@ -157,7 +157,7 @@ fn children_with_seeds_of_their_own_go_different_ways() {
 }
 
 #[test]
-fn a_fork_at_an_earlier_position_is_a_request_with_that_prompt() {
+fn a_fork_at_an_earlier_position_equals_a_request_with_that_prompt() {
     let model = Model::llama();
     let engine = model.engine();
     let id = engine.add_request(Request { keep: true, ..request(prompt(29), sampled(3, 30)) }).unwrap();
@@ -174,7 +174,7 @@ fn a_fork_at_an_earlier_position_is_a_request_with_that_prompt() {
 }
 
 #[test]
-fn what_is_rewound_comes_again_and_bit_by_bit_the_same() {
+fn a_rewound_sequence_regenerates_the_same_bits() {
     let model = Model::llama();
     let whole = alone(&model, &prompt(29), sampled(3, 40));
     for len in [1, 15, 29, 30, 32, 33, 40] {
@@ -193,7 +193,7 @@ fn what_is_rewound_comes_again_and_bit_by_bit_the_same() {
 }
 
 #[test]
-fn a_conversation_goes_on_and_computes_only_what_is_new() {
+fn a_resumed_conversation_computes_only_new_tokens() {
     let model = Model::llama();
     let engine = Engine::create(&EngineOptions { prefix_cache: false, ..model.options.clone() }).unwrap();
     let id = engine.add_request(Request { keep: true, ..request(prompt(100), sampled(1, 20)) }).unwrap();
@@ -216,7 +216,7 @@ fn a_conversation_goes_on_and_computes_only_what_is_new() {
 }
 
 #[test]
-fn tokens_appended_to_a_running_sequence_are_what_it_goes_on_from() {
+fn a_running_sequence_continues_from_appended_tokens() {
     let model = Model::llama();
     let engine = model.engine();
     let id = engine.add_request(request(prompt(20), sampled(3, 30))).unwrap();
@@ -229,7 +229,7 @@ fn tokens_appended_to_a_running_sequence_are_what_it_goes_on_from() {
 }
 
 #[test]
-fn samples_share_their_prompt_and_the_first_is_the_request_alone() {
+fn samples_share_their_prompt_and_the_first_equals_a_single_request() {
     let model = Model::llama();
     let engine = model.engine();
     let id = engine.add_request(Request { n: 4, ..request(prompt(80), sampled(3, 40)) }).unwrap();
@@ -250,7 +250,7 @@ fn samples_share_their_prompt_and_the_first_is_the_request_alone() {
 }
 
 #[test]
-fn best_of_returns_the_most_probable_samples_in_order() {
+fn best_of_returns_the_most_probable_samples_in_order_of_score() {
     let engine = Model::llama().engine();
     let all = engine.add_request(Request { n: 6, ..request(prompt(20), sampled(3, 15)) }).unwrap();
     let mut scores: Vec<(f64, Vec<u32>)> = Vec::new();
@@ -273,7 +273,7 @@ fn best_of_returns_the_most_probable_samples_in_order() {
 }
 
 #[test]
-fn a_prefix_that_was_computed_before_is_found_and_changes_no_bit() {
+fn a_prefix_cache_hit_changes_no_bit() {
     let model = Model::llama();
     let engine = model.engine();
     let ask = |len, salt: &[u8]| {
@@ -298,7 +298,7 @@ fn a_prefix_that_was_computed_before_is_found_and_changes_no_bit() {
 
 /// Everything at once, in a pool in which it does not fit: requests are preempted, prefixes are found and evicted.
 #[test]
-fn samples_forks_and_conversations_keep_their_bits_under_pressure() {
+fn samples_and_forks_keep_their_bits_under_preemption() {
     let model = Model::llama();
     for (blocks, prefix_cache) in [(400, true), (40, true), (40, false)] {
         let bytes = Engine::plan(&model.options).unwrap().block_bytes * blocks;
@@ -384,17 +384,17 @@ fn beams_through_the_engine(file: &str) {
 }
 
 #[test]
-fn beams_through_the_engine_are_those_of_transformers_5() {
+fn engine_beams_match_transformers_5() {
     beams_through_the_engine("beams.json");
 }
 
 #[test]
-fn groups_of_beams_through_the_engine_are_those_of_transformers_4() {
+fn engine_beam_groups_match_transformers_4() {
     beams_through_the_engine("groups.json");
 }
 
 #[test]
-fn beams_are_the_same_in_a_pool_that_preempts_them() {
+fn preempted_beams_give_the_same_results() {
     let model = Model::llama();
     let ask = |engine: &Engine| {
         let beam = Some(BeamParams { width: 4, ..Default::default() });
@@ -418,7 +418,7 @@ fn beams_are_the_same_in_a_pool_that_preempts_them() {
 }
 
 #[test]
-fn a_pinned_prompt_stays_where_others_are_evicted() {
+fn a_pinned_prompt_is_not_evicted() {
     let model = Model::llama();
     let engine = model.engine_of(40, 160);
     let hits = |engine: &Engine| {
@@ -452,7 +452,7 @@ fn a_pinned_prompt_stays_where_others_are_evicted() {
 }
 
 #[test]
-fn pins_give_way_by_priority_where_a_sequence_could_not_go_on() {
+fn pins_are_evicted_by_priority_to_continue_a_sequence() {
     let model = Model::llama();
     let engine = model.engine_of(24, 180);
     let low = engine.pin(Prompt::Tokens(vec![5; 48]), true, b"", 1, None).unwrap();
@@ -469,7 +469,7 @@ fn pins_give_way_by_priority_where_a_sequence_could_not_go_on() {
 }
 
 #[test]
-fn prompt_log_probabilities_are_those_the_tokens_had_when_they_were_chosen() {
+fn prompt_logprobs_equal_the_logprobs_of_the_same_tokens_when_sampled() {
     let model = Model::llama();
     let answer = alone(&model, &prompt(30), SamplingParams { logprobs: Some(3), ..sampled(3, 50) });
     let all = [prompt(30), tokens(&answer)].concat();
@@ -490,7 +490,7 @@ fn prompt_log_probabilities_are_those_the_tokens_had_when_they_were_chosen() {
 }
 
 #[test]
-fn top_log_probabilities_contain_what_a_greedy_request_chose() {
+fn the_top_logprob_of_a_greedy_request_is_the_sampled_token() {
     let engine = Model::llama().engine();
     engine.add_request(request(prompt(9), SamplingParams { logprobs: Some(5), max_tokens: Some(6), ..SamplingParams::greedy() })).unwrap();
     for output in drain(&engine) {
@@ -501,7 +501,7 @@ fn top_log_probabilities_contain_what_a_greedy_request_chose() {
 }
 
 #[test]
-fn cumulative_and_final_outputs_say_all_that_deltas_say() {
+fn cumulative_and_final_outputs_equal_the_concatenated_deltas() {
     let engine = Engine::create(&EngineOptions { model_dir: bundled_model(), threads: Some(1), ..Default::default() }).unwrap();
     let ask = |output, echo| {
         let sampling = SamplingParams { output, echo, logprobs: Some(2), max_tokens: Some(12), seed: Some(2), ..Default::default() };
@@ -523,7 +523,7 @@ fn cumulative_and_final_outputs_say_all_that_deltas_say() {
 }
 
 #[test]
-fn a_prompt_is_cut_to_its_last_tokens_where_that_is_asked_for() {
+fn truncate_prompt_tokens_keeps_the_last_tokens_of_the_prompt() {
     let model = Model::llama();
     let engine = model.engine();
     let id = engine.add_request(Request { truncate_prompt_tokens: Some(12), ..request(prompt(40), sampled(1, 8)) }).unwrap();
@@ -534,7 +534,7 @@ fn a_prompt_is_cut_to_its_last_tokens_where_that_is_asked_for() {
 }
 
 #[test]
-fn the_hosts_hook_sees_the_tokens_and_has_the_first_word() {
+fn the_logits_hook_receives_the_tokens_and_edits_the_logits_first() {
     let engine = Model::llama().engine();
     let hook: pagedllm::engine::LogitsHook = Arc::new(|_, tokens, logits| {
         logits.fill(f32::NEG_INFINITY);
@@ -547,7 +547,7 @@ fn the_hosts_hook_sees_the_tokens_and_has_the_first_word() {
 }
 
 #[test]
-fn a_grammar_forks_and_rewinds_with_its_sequence() {
+fn a_grammar_state_forks_and_rewinds_with_its_sequence() {
     let engine = Engine::create(&EngineOptions { model_dir: bundled_model(), threads: Some(1), ..Default::default() }).unwrap();
     let add = |grammar| {
         let (grammar, output) = (Some(grammar), OutputKind::Cumulative);
@@ -574,7 +574,7 @@ fn a_grammar_forks_and_rewinds_with_its_sequence() {
 }
 
 #[test]
-fn dry_punishes_no_token_that_has_a_breaker_in_it() {
+fn dry_penalizes_no_token_that_contains_a_sequence_breaker() {
     let engine = Engine::create(&EngineOptions { model_dir: bundled_model(), threads: Some(1), ..Default::default() }).unwrap();
     let text = engine.text().unwrap();
     let bytes = text.token_bytes(engine.info().vocab_size).unwrap().bytes;
@@ -595,7 +595,7 @@ fn dry_punishes_no_token_that_has_a_breaker_in_it() {
 }
 
 #[test]
-fn without_a_tokenizer_dry_has_no_breakers_unless_they_are_asked_for() {
+fn without_a_tokenizer_dry_has_no_default_breakers_and_refuses_explicit_breakers() {
     let engine = Model::llama().engine();
     let repeats = |dry| {
         let sampling =
@@ -612,7 +612,7 @@ fn without_a_tokenizer_dry_has_no_breakers_unless_they_are_asked_for() {
 
 /// Every row of the source's table has a case here.
 #[test]
-fn beams_are_refused_with_whatever_chooses_otherwise() {
+fn beam_search_is_refused_with_sampling_options() {
     type Change = fn(&mut Request);
     let cases: [(&str, Change); 17] = [
         ("best_of", |r| r.best_of = Some(2)),
@@ -651,7 +651,7 @@ fn beams_are_refused_with_whatever_chooses_otherwise() {
 }
 
 #[test]
-fn a_conversation_goes_on_after_an_answer_with_a_grammar_forks_moves_and_can_be_taken_back() {
+fn a_conversation_after_a_grammar_answer_continues_forks_moves_and_rewinds() {
     let engine = Engine::create(&EngineOptions { model_dir: bundled_model(), threads: Some(1), ..Default::default() }).unwrap();
     let sampling = SamplingParams { grammar: Some(Grammar::Regex("[ab]{20}".into())), seed: Some(1), ..Default::default() };
     let asked = Request { keep: true, ..Request::new(Prompt::Text("Say".into()), sampling) };
@@ -692,7 +692,7 @@ fn a_conversation_goes_on_after_an_answer_with_a_grammar_forks_moves_and_can_be_
 }
 
 #[test]
-fn mirostat_and_the_hosts_hook_move_too() {
+fn mirostat_state_is_exported_and_an_import_accepts_a_logits_hook() {
     let model = Model::llama();
     let sampling = SamplingParams { mirostat: Some(Mirostat { tau: 3.0, eta: 0.3 }), temperature: 2.0, ..sampled(3, 40) };
     let engine = model.engine();
@@ -714,7 +714,7 @@ fn mirostat_and_the_hosts_hook_move_too() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_the_numbers_and_disturbs_nobody() {
+fn invalid_calls_are_refused_with_the_limits_and_change_no_other_sequence() {
     let model = Model::llama();
     let engine = model.engine_of(40, 160);
     let id = engine.add_request(Request { keep: true, ..request(prompt(20), sampled(3, 30)) }).unwrap();
@@ -755,7 +755,7 @@ fn what_cannot_be_is_refused_with_the_numbers_and_disturbs_nobody() {
 }
 
 #[test]
-fn an_abort_keeps_what_was_to_be_kept() {
+fn an_abort_keeps_a_sequence_with_keep_set() {
     let model = Model::llama();
     let engine = model.engine();
     let id = engine.add_request(Request { keep: true, ..request(prompt(20), sampled(3, 30)) }).unwrap();
@@ -770,7 +770,7 @@ fn an_abort_keeps_what_was_to_be_kept() {
 }
 
 #[test]
-fn every_turn_of_a_child_that_could_not_be_made_ends_where_it_was_to_be_told() {
+fn every_run_of_a_failed_fork_ends_in_its_own_queue() {
     let model = Model::llama();
     let engine = model.engine();
     let elsewhere = engine.create_queue(8).unwrap();
@@ -802,7 +802,7 @@ fn every_turn_of_a_child_that_could_not_be_made_ends_where_it_was_to_be_told() {
 }
 
 #[test]
-fn samples_that_ended_before_they_were_born_go_on_as_one() {
+fn samples_aborted_before_they_exist_continue_as_one_sequence() {
     let model = Model::llama();
     for best_of in [None, Some(6)] {
         let engine = model.engine();
@@ -839,7 +839,7 @@ fn told(sampling: &SamplingParams, mut disturb: impl FnMut(&Engine, u64, usize))
 }
 
 #[test]
-fn wherever_a_turn_is_cut_its_text_and_its_stop_are_those_of_one_that_was_not() {
+fn an_aborted_and_continued_run_keeps_its_text_and_stop() {
     let plain = SamplingParams { temperature: 0.0, max_tokens: Some(24), ignore_eos: true, ..Default::default() };
     let (text, _) = told(&plain, |_, _, _| {});
     let chars: Vec<char> = text.chars().collect();
@@ -880,7 +880,7 @@ fn exported(engine: &Engine, seq: u64) -> Vec<u8> {
 }
 
 #[test]
-fn a_sequence_that_moves_to_another_engine_goes_on_with_the_same_bits() {
+fn an_imported_sequence_continues_with_the_same_bits() {
     let hard = SamplingParams { repetition_penalty: 1.3, presence_penalty: 0.4, top_p: 0.9, ..sampled(3, 40) };
     let mirostat = SamplingParams { mirostat: Some(pagedllm::options::Mirostat { tau: 3.0, eta: 0.2 }), ..sampled(3, 40) };
     // The second and the third have a window of 37, out of which the longer prompts' blocks have gone; the last one keeps latents.
@@ -908,7 +908,7 @@ fn a_sequence_that_moves_to_another_engine_goes_on_with_the_same_bits() {
 
 /// The slots beyond its last token lie in a block that others had before.
 #[test]
-fn an_exported_sequence_says_nothing_of_those_who_had_its_blocks_before() {
+fn an_export_contains_no_data_of_earlier_owners_of_its_blocks() {
     for (family, len) in [("llama", 29), ("gemma 2", 29), ("gemma 2", 61), ("deepseek", 29)] {
         let model = Model::of(family);
         let export = |engine: &Engine| {
@@ -927,7 +927,7 @@ fn an_exported_sequence_says_nothing_of_those_who_had_its_blocks_before() {
 }
 
 #[test]
-fn a_state_comes_where_it_is_wanted_and_so_does_what_is_said_from_then_on() {
+fn exported_state_and_later_outputs_go_to_the_requested_queues() {
     let model = Model::llama();
     let engine = model.engine();
     let (shelf, elsewhere) = (engine.create_queue(8).unwrap(), engine.create_queue(64).unwrap());
@@ -963,7 +963,7 @@ fn a_state_comes_where_it_is_wanted_and_so_does_what_is_said_from_then_on() {
 }
 
 #[test]
-fn what_was_said_of_the_prompt_moves_too_and_what_was_still_to_be_said() {
+fn an_export_includes_prompt_logprobs_and_pending_outputs() {
     let model = Model::llama();
     let sampling = SamplingParams { prompt_logprobs: Some(2), output: OutputKind::Final, ..sampled(3, 12) };
     let engine = Engine::create(&EngineOptions { prefill_chunk: Some(16), ..model.options.clone() }).unwrap();
@@ -987,7 +987,7 @@ fn what_was_said_of_the_prompt_moves_too_and_what_was_still_to_be_said() {
 }
 
 #[test]
-fn an_import_that_finds_no_room_is_computed_again_and_one_from_another_path_says_so() {
+fn an_import_into_a_full_pool_is_recomputed_and_one_from_another_path_is_inexact() {
     let model = Model::llama();
     let engine = model.engine();
     let id = engine.add_request(Request { keep: true, ..request(prompt(60), sampled(3, 20)) }).unwrap();
@@ -1022,7 +1022,7 @@ fn an_import_that_finds_no_room_is_computed_again_and_one_from_another_path_says
 }
 
 #[test]
-fn a_state_that_is_damaged_foreign_or_newer_is_an_error_and_nothing_else() {
+fn a_damaged_foreign_or_newer_state_is_refused_without_side_effects() {
     let model = Model::llama();
     let engine = model.engine();
     let id = engine.add_request(Request { keep: true, ..request(prompt(20), sampled(3, 10)) }).unwrap();
@@ -1058,7 +1058,7 @@ fn a_state_that_is_damaged_foreign_or_newer_is_an_error_and_nothing_else() {
 
 /// Whoever can write a checksum can write anything before it.
 #[test]
-fn a_forged_state_is_an_error_or_a_sequence_and_never_a_defect() {
+fn a_forged_state_never_causes_a_defect() {
     use sha2::{Digest, Sha256};
     let model = Model::llama();
     let engine = model.engine();
@@ -1153,7 +1153,7 @@ fn windowed(alternate: bool, keeps_all: bool, forks: bool) -> (Vec<Vec<u32>>, us
 
 /// Every other layer looks back on 37 tokens.
 #[test]
-fn layers_with_a_window_have_the_blocks_of_their_window_and_statistics_say_what_that_saves() {
+fn windowed_layers_hold_only_their_window_and_statistics_report_the_saved_blocks() {
     let model = Model::of("gemma 2");
     let plan = Engine::plan(&model.options).unwrap();
     assert_eq!((plan.groups, plan.max_model_len), (2, 512));
@@ -1187,7 +1187,7 @@ fn layers_with_a_window_have_the_blocks_of_their_window_and_statistics_say_what_
 }
 
 #[test]
-fn a_block_that_left_the_window_is_given_back_also_where_forks_had_it_too() {
+fn a_block_out_of_the_window_is_released_even_if_forks_shared_it() {
     for (alternate, forks) in [(false, false), (false, true), (true, false), (true, true)] {
         let (all, kept) = windowed(alternate, true, forks);
         let (some, few) = windowed(alternate, false, forks);

@@ -1,4 +1,4 @@
-//! Structured output from end to end: the bundled model, which knows little of JSON, under many schemas.
+//! Structured output from end to end: the bundled model, which rarely writes valid JSON on its own, under many schemas.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use serde_json::{Map, Value as Json, json};
 const SCHEMAS: u64 = 200;
 const SEEDS: u64 = 5;
 
-/// Draws schemas; the same seed draws the same one.
+/// Generates random schemas. The same seed gives the same schema.
 struct Schemas {
     seed: u64,
     drawn: u64,
@@ -25,11 +25,11 @@ impl Schemas {
         (uniform(self.seed, self.drawn, Lane::Token) * n as f64) as usize
     }
 
-    fn one_of<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.below(of.len())]
+    fn one_of<T: Copy>(&mut self, values: &[T]) -> T {
+        values[self.below(values.len())]
     }
 
-    /// An object, with definitions that its parts refer to.
+    /// Generates an object with the definitions that its members refer to.
     fn root(&mut self) -> Json {
         let mut root = self.object(2);
         let next = json!({"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]});
@@ -67,8 +67,8 @@ impl Schemas {
     }
 
     fn array(&mut self, depth: usize) -> Json {
-        let least = self.below(3);
-        let mut array = json!({"type": "array", "items": self.any(depth), "minItems": least, "maxItems": least + self.below(3)});
+        let min_items = self.below(3);
+        let mut array = json!({"type": "array", "items": self.any(depth), "minItems": min_items, "maxItems": min_items + self.below(3)});
         if self.below(4) == 0 {
             array = json!({"type": "array", "prefixItems": [self.scalar(), self.scalar()], "items": false, "minItems": 2});
         }
@@ -109,16 +109,16 @@ fn request(grammar: Option<Grammar>, seed: u64) -> Request {
     Request { add_special: false, ..Request::new(Prompt::Text(prompt.into()), sampling) }
 }
 
-/// Text and end of each request, in the order they were added.
+/// Runs the requests and returns text, finish reason and error of each, in the order of the requests.
 fn run(engine: &Engine, requests: impl IntoIterator<Item = Request>) -> Vec<(String, FinishReason, Option<String>)> {
     let ids: Vec<u64> = requests.into_iter().map(|request| engine.add_request(request).unwrap()).collect();
     let mut ends: Vec<(String, Option<Output>)> = vec![(String::new(), None); ids.len()];
     while engine.step().unwrap().unfinished > 0 {
         for output in engine.queue().poll(Some(Duration::ZERO)).unwrap() {
-            put(&mut ends, &ids, output);
+            append(&mut ends, &ids, output);
         }
     }
-    engine.queue().poll(Some(Duration::ZERO)).unwrap().into_iter().for_each(|output| put(&mut ends, &ids, output));
+    engine.queue().poll(Some(Duration::ZERO)).unwrap().into_iter().for_each(|output| append(&mut ends, &ids, output));
     let end = |(text, last): (String, Option<Output>)| {
         let last = last.unwrap();
         (text, last.finish.unwrap(), last.error.map(|error| error.to_string()))
@@ -126,7 +126,7 @@ fn run(engine: &Engine, requests: impl IntoIterator<Item = Request>) -> Vec<(Str
     ends.into_iter().map(end).collect()
 }
 
-fn put(ends: &mut [(String, Option<Output>)], ids: &[u64], output: Output) {
+fn append(ends: &mut [(String, Option<Output>)], ids: &[u64], output: Output) {
     let end = &mut ends[ids.iter().position(|&id| id == output.request).unwrap()];
     end.0.push_str(&output.text);
     end.1 = output.finish.is_some().then_some(output);
@@ -138,7 +138,7 @@ fn is_valid(schema: &Json, text: &str) -> bool {
 }
 
 #[test]
-fn what_ends_by_itself_is_an_object_that_its_schema_describes() {
+fn finished_structured_output_matches_its_schema() {
     let engine = engine();
     let cases: Vec<(Json, u64)> = (0..SCHEMAS).flat_map(|i| (0..SEEDS).map(move |seed| (schema(i), seed))).collect();
     let grammar = |schema: &Json| Some(Grammar::JsonSchema(schema.to_string()));
@@ -152,30 +152,30 @@ fn what_ends_by_itself_is_an_object_that_its_schema_describes() {
         }
         counts[usize::from(*finish == FinishReason::Length)] += 1;
     }
-    println!("{} ended by themselves, {} at max_tokens", counts[0], counts[1]);
-    assert!(counts[0] >= cases.len() / 2, "only {} of {} ended by themselves", counts[0], cases.len());
+    println!("{} finished with Stop, {} with Length", counts[0], counts[1]);
+    assert!(counts[0] >= cases.len() / 2, "only {} of {} finished with Stop", counts[0], cases.len());
 }
 
-/// The model alone does not do it: what the test above sees is the grammar's doing.
+/// Shows that the valid objects of the previous test come from the grammar, not from the model.
 #[test]
-fn without_a_grammar_hardly_anything_is_valid() {
+fn output_without_a_grammar_rarely_matches_a_schema() {
     let ends = run(&engine(), (0..20).map(|seed| request(None, seed)));
     let valid = ends.iter().enumerate().filter(|(i, (text, ..))| is_valid(&schema(*i as u64), text)).count();
     assert!(valid <= 2, "{valid} of 20 are valid");
 }
 
 #[test]
-fn a_grammar_gives_the_same_text_alone_and_among_others() {
+fn a_grammar_produces_the_same_text_alone_and_in_a_batch() {
     let engine = engine();
-    let of = |i| request(Some(Grammar::JsonSchema(schema(i).to_string())), i);
-    let among: Vec<String> = run(&engine, (0..12).map(of)).into_iter().map(|end| end.0).collect();
+    let make_request = |i| request(Some(Grammar::JsonSchema(schema(i).to_string())), i);
+    let batched: Vec<String> = run(&engine, (0..12).map(make_request)).into_iter().map(|end| end.0).collect();
     for i in 0..12 {
-        assert_eq!(run(&engine, [of(i)])[0].0, among[i as usize]);
+        assert_eq!(run(&engine, [make_request(i)])[0].0, batched[i as usize]);
     }
 }
 
 #[test]
-fn stop_strings_and_the_other_grammars_go_together() {
+fn stop_strings_and_all_grammar_kinds_work_in_one_batch() {
     let engine = engine();
     let mut stopped = request(Some(Grammar::Choice(vec!["one two three".into()])), 1);
     stopped.sampling.stop = vec![" two".into()];
@@ -191,7 +191,7 @@ fn stop_strings_and_the_other_grammars_go_together() {
 }
 
 #[test]
-fn patterns_of_declared_names_end_no_request_with_an_error() {
+fn property_name_patterns_cause_no_request_errors() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/schemas/schemas.json");
     let goldens: Json = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
     let schemas: Vec<&Json> = goldens["names"].as_array().unwrap().iter().map(|case| &case["schema"]).collect();
@@ -216,7 +216,7 @@ fn patterns_of_declared_names_end_no_request_with_an_error() {
 }
 
 #[test]
-fn a_bad_grammar_is_refused_when_the_request_is_added() {
+fn an_invalid_grammar_is_refused_when_the_request_is_added() {
     let engine = engine();
     let error = engine.add_request(request(Some(Grammar::Regex("(".into())), 1)).unwrap_err();
     assert_eq!(error.code(), Code::InvalidArgument);

@@ -1,4 +1,4 @@
-//! Swapping changes no bit: whoever had to wait in the host tier, in memory or in a file, goes on as if nothing had been.
+//! Swapping changes no bit: a sequence that was swapped to host memory or to a file continues with the same outputs.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,8 +14,8 @@ use pagedllm::options::{BeamParams, EngineOptions, KvDtype, Preemption, Sampling
 use pagedllm::scheduler::StepPlan;
 
 const BLOCK: usize = 8;
-const ROOMY: u64 = 1000;
-const CRAMPED: u64 = 24;
+const LARGE_POOL: u64 = 1000;
+const SMALL_POOL: u64 = 24;
 
 /// Engines over one random LLaMA.
 struct Model {
@@ -51,7 +51,7 @@ impl Model {
     }
 
     fn swapping(&self, preemption: Preemption, host_blocks: u64, swap_dir: Option<PathBuf>) -> EngineOptions {
-        EngineOptions { preemption, swap_bytes: host_blocks * self.block_bytes, swap_dir, ..self.options(CRAMPED) }
+        EngineOptions { preemption, swap_bytes: host_blocks * self.block_bytes, swap_dir, ..self.options(SMALL_POOL) }
     }
 }
 
@@ -71,10 +71,10 @@ fn prompt(len: usize, seed: u64) -> Vec<u32> {
     (0..len).map(|_| random.below(120) as u32).collect()
 }
 
-/// By user data and index: tokens, and the bits of what was said of them.
+/// By user data and index: the tokens, and the bits of their log probabilities or of the score.
 type Answers = BTreeMap<(u64, u32), Vec<(u32, u32)>>;
 
-fn note(answers: &mut Answers, outputs: impl IntoIterator<Item = Output>) {
+fn collect(answers: &mut Answers, outputs: impl IntoIterator<Item = Output>) {
     for output in outputs {
         assert!(output.error.is_none(), "{:?}", output.error);
         let bits = output.logprobs.tokens.iter().map(|p| p.to_bits()).chain(std::iter::repeat(output.score.to_bits() as u32));
@@ -85,14 +85,14 @@ fn note(answers: &mut Answers, outputs: impl IntoIterator<Item = Output>) {
 fn drain(engine: &Engine, answers: &mut Answers) {
     loop {
         let report = engine.step().unwrap();
-        note(answers, engine.queue().poll(Some(Duration::ZERO)).unwrap());
+        collect(answers, engine.queue().poll(Some(Duration::ZERO)).unwrap());
         if report.unfinished == 0 {
             return;
         }
     }
 }
 
-/// Plain requests, samples, beams, forks of what runs, and conversations that rest while others need their blocks.
+/// Runs plain requests, samples, beams, forks of running sequences, and idle conversations whose blocks other requests need.
 fn everything(options: &EngineOptions) -> (Answers, Stats) {
     let engine = Engine::create(options).unwrap();
     let mut answers = Answers::new();
@@ -105,7 +105,7 @@ fn everything(options: &EngineOptions) -> (Answers, Stats) {
         let request = Request { n, beam, keep, user_data, ..Request::new(Prompt::Tokens(prompt(len, user_data)), sampling) };
         engine.add_request(request).unwrap()
     };
-    // Two that stay, of which one is forked while it is idle.
+    // Two sequences are kept, and one of them is forked while it is idle.
     let kept = [add(1, 30, 1, false, true), add(2, 41, 1, false, true)];
     drain(&engine, &mut answers);
     let children = engine.fork(kept[0], 1, &Fork { at: Some(37), user_data: Some(50), ..Fork::default() }).unwrap();
@@ -117,7 +117,7 @@ fn everything(options: &EngineOptions) -> (Answers, Stats) {
     let parent = add(10, 12, 1, false, false);
     for step in 0..4 {
         engine.step().unwrap();
-        note(&mut answers, engine.queue().poll(Some(Duration::ZERO)).unwrap());
+        collect(&mut answers, engine.queue().poll(Some(Duration::ZERO)).unwrap());
         if step == 1 {
             engine.fork(parent, 1, &Fork { user_data: Some(60), ..Fork::default() }).unwrap();
         }
@@ -137,7 +137,7 @@ fn everything(options: &EngineOptions) -> (Answers, Stats) {
 
 fn swapping_changes_nothing(kv_dtype: KvDtype) {
     let model = Model::new(kv_dtype);
-    let (expected, stats) = everything(&model.options(ROOMY));
+    let (expected, stats) = everything(&model.options(LARGE_POOL));
     assert_eq!(stats.preemptions, 0);
     let file = TempDir::new();
     for (what, host_blocks, dir) in [("memory", 200, None), ("a file", 200, Some(file.0.clone())), ("little memory", 12, None)] {
@@ -147,32 +147,32 @@ fn swapping_changes_nothing(kv_dtype: KvDtype) {
         let all = stats.preemptions_swapped == stats.preemptions;
         assert_eq!((all, stats.swap_blocks_total, stats.swap_failures), (host_blocks == 200, host_blocks, 0), "{what}: {stats:?}");
     }
-    assert_eq!(std::fs::read_dir(&file.0).unwrap().count(), 0, "nothing is left behind");
+    assert_eq!(std::fs::read_dir(&file.0).unwrap().count(), 0, "no swap file remains");
     let (answers, stats) = everything(&model.swapping(Preemption::Auto, 200, None));
     assert_eq!(answers, expected);
-    assert!(stats.blocks_swapped_out > 0, "the first time it tries: {stats:?}");
+    assert!(stats.blocks_swapped_out > 0, "Auto swaps at the first preemption: {stats:?}");
     let (answers, stats) = everything(&EngineOptions { prefix_cache: true, ..model.swapping(Preemption::Swap, 200, None) });
-    assert_eq!(answers, expected, "with prefixes");
+    assert_eq!(answers, expected, "with the prefix cache");
     assert!(stats.blocks_swapped_out > 0);
 }
 
 #[test]
-fn swapping_changes_no_bit_of_f32() {
+fn swapping_preserves_f32_outputs_bit_for_bit() {
     swapping_changes_nothing(KvDtype::F32);
 }
 
 #[test]
-fn swapping_changes_no_bit_of_bf16() {
+fn swapping_preserves_bf16_outputs_bit_for_bit() {
     swapping_changes_nothing(KvDtype::Bf16);
 }
 
 #[test]
-fn swapping_changes_no_bit_of_int8() {
+fn swapping_preserves_int8_outputs_bit_for_bit() {
     swapping_changes_nothing(KvDtype::Int8);
 }
 
 #[test]
-fn what_lies_in_the_host_tier_can_be_exported() {
+fn a_swapped_sequence_can_be_exported() {
     let model = Model::new(KvDtype::F32);
     let engine = Engine::create(&model.swapping(Preemption::Swap, 200, None)).unwrap();
     let state = |seq: u64| {
@@ -193,46 +193,51 @@ fn what_lies_in_the_host_tier_can_be_exported() {
     engine.add_request(Request::new(Prompt::Tokens(prompt(140, 2)), sampled(2, 20))).unwrap();
     drain(&engine, &mut Answers::new());
     assert_eq!(engine.stats().swapped, 1);
-    assert!(state(seq) == expected, "the same bytes");
-    assert_eq!(engine.stats().swapped, 0, "it came back for that");
+    assert!(state(seq) == expected, "the exported bytes are the same");
+    assert_eq!(engine.stats().swapped, 0, "the export swaps the sequence in");
 }
 
 #[test]
-fn a_host_tier_that_cannot_be_is_refused_with_the_numbers() {
+fn an_invalid_host_tier_is_refused_with_the_limits() {
     let model = Model::new(KvDtype::F32);
-    let refused = |options: EngineOptions, code: Code, says: &str| {
+    let assert_refused = |options: EngineOptions, code: Code, message: &str| {
         let error = Engine::create(&options).map(|_| ()).unwrap_err();
-        assert!(error.code() == code && error.message().contains(says), "{error}, not {says}");
+        assert!(error.code() == code && error.message().contains(message), "{error}, expected {message}");
     };
     let swap =
         |swap_bytes: u64, dir: Option<&str>| EngineOptions { swap_bytes, ..model.swapping(Preemption::Swap, 1, dir.map(Into::into)) };
-    refused(swap(0, None), Code::InvalidArgument, "swap_bytes is 0");
-    refused(EngineOptions { preemption: Preemption::Auto, ..swap(0, None) }, Code::InvalidArgument, "swap_bytes is 0");
-    refused(EngineOptions { preemption: Preemption::Recompute, ..swap(1 << 20, None) }, Code::InvalidArgument, "nothing would be swapped");
-    refused(swap(model.block_bytes - 1, None), Code::Capacity, &format!("a block has {}", model.block_bytes));
-    refused(swap(u64::MAX, None), Code::Capacity, "it must be at most");
+    assert_refused(swap(0, None), Code::InvalidArgument, "swap_bytes is 0");
+    assert_refused(EngineOptions { preemption: Preemption::Auto, ..swap(0, None) }, Code::InvalidArgument, "swap_bytes is 0");
+    assert_refused(
+        EngineOptions { preemption: Preemption::Recompute, ..swap(1 << 20, None) },
+        Code::InvalidArgument,
+        "nothing would be swapped",
+    );
+    assert_refused(swap(model.block_bytes - 1, None), Code::Capacity, &format!("a block has {}", model.block_bytes));
+    assert_refused(swap(u64::MAX, None), Code::Capacity, "it must be at most");
     for dir in ["/dev/null", "/nonexistent", "/proc"] {
-        refused(swap(1 << 20, Some(dir)), Code::Io, "can be made there");
+        assert_refused(swap(1 << 20, Some(dir)), Code::Io, "can be made there");
     }
     let plan = Engine::plan(&swap(10 * model.block_bytes + 1, None)).unwrap();
     assert_eq!((plan.swap_blocks, plan.swap_bytes), (10, 10 * model.block_bytes));
 }
 
-/// A row takes a millisecond, and a block that moves as long as the test says.
-struct Moving {
+/// A runner whose steps take one millisecond per token. The test sets the time to swap one block.
+struct TimedRunner {
     logits: Vec<f32>,
     clock: Arc<support::Hand>,
-    block: Arc<AtomicU64>, // in microseconds
+    /// Time to swap one block in microseconds.
+    block_time: Arc<AtomicU64>,
 }
 
-impl Moving {
-    fn turn(&self, moves: usize) -> pagedllm::error::Result<()> {
-        self.clock.turn(Duration::from_micros(self.block.load(Ordering::Relaxed) * moves as u64));
+impl TimedRunner {
+    fn advance(&self, moves: usize) -> pagedllm::error::Result<()> {
+        self.clock.turn(Duration::from_micros(self.block_time.load(Ordering::Relaxed) * moves as u64));
         Ok(())
     }
 }
 
-impl Runner for Moving {
+impl Runner for TimedRunner {
     fn submit(&mut self, plan: &StepPlan) -> pagedllm::error::Result<InFlightStep> {
         self.clock.turn(Duration::from_millis(plan.batch.rows() as u64));
         self.logits.resize(plan.batch.logit_rows.len() * 8, 0.0);
@@ -244,17 +249,17 @@ impl Runner for Moving {
     }
 
     fn swap_out(&mut self, moves: &[BlockMove]) -> pagedllm::error::Result<()> {
-        self.turn(moves.len())
+        self.advance(moves.len())
     }
 
     fn swap_in(&mut self, moves: &[BlockMove]) -> pagedllm::error::Result<()> {
-        self.turn(moves.len())
+        self.advance(moves.len())
     }
 }
 
 #[test]
-fn a_tier_that_was_slow_once_is_tried_again_some_day() {
-    let (clock, block) = (Arc::new(support::Hand::default()), Arc::new(AtomicU64::new(1000)));
+fn auto_preemption_eventually_retries_a_slow_host_tier() {
+    let (clock, block_time) = (Arc::new(support::Hand::default()), Arc::new(AtomicU64::new(1000)));
     let mut info = support::model_info(8, 16, 96, vec![]);
     info.memory.swap_blocks = 64;
     let options = EngineOptions {
@@ -264,9 +269,9 @@ fn a_tier_that_was_slow_once_is_tried_again_some_day() {
         max_batch_tokens: 512,
         ..EngineOptions::default()
     };
-    let runner = Moving { logits: Vec::new(), clock: clock.clone(), block: block.clone() };
+    let runner = TimedRunner { logits: Vec::new(), clock: clock.clone(), block_time: block_time.clone() };
     let engine = Engine::with_clock(&options, info, None, Box::new(runner), clock).unwrap();
-    // Two that outgrow the pool: how often one gave way, and how often by moving.
+    // Runs two requests that together exceed the pool. Returns the number of preemptions and of those that swapped.
     let serve = || {
         let before = engine.stats();
         for _ in 0..2 {
@@ -281,12 +286,12 @@ fn a_tier_that_was_slow_once_is_tried_again_some_day() {
         (after.preemptions - before.preemptions, after.preemptions_swapped - before.preemptions_swapped)
     };
     let (preempted, swapped) = serve();
-    assert!(preempted > 0 && swapped == preempted, "what was never tried is, and it is cheap: {swapped} of {preempted}");
-    block.store(100_000, Ordering::Relaxed);
+    assert!(preempted > 0 && swapped == preempted, "an untried host tier is tried, and it is fast: {swapped} of {preempted} swapped");
+    block_time.store(100_000, Ordering::Relaxed);
     serve();
-    assert!((0..20).all(|_| serve().1 == 0), "a block costs a hundred times as much as a row");
-    block.store(1000, Ordering::Relaxed);
-    let again = (0..1000).position(|_| serve().1 > 0).expect("it is tried again");
-    assert!(again > 20, "not at once: {again}");
-    assert!((0..20).all(|_| serve().1 > 0), "and is cheap again");
+    assert!((0..20).all(|_| serve().1 == 0), "swapping a block takes a hundred times as long as computing a token");
+    block_time.store(1000, Ordering::Relaxed);
+    let again = (0..1000).position(|_| serve().1 > 0).expect("the host tier is tried again");
+    assert!(again > 20, "the retry is not immediate: {again}");
+    assert!((0..20).all(|_| serve().1 > 0), "the host tier is fast again");
 }

@@ -824,7 +824,7 @@ fn search(beam: &BeamParams, n: usize, rules: &ResolvedSampling, prompt: &[u32],
 }
 
 #[test]
-fn whatever_a_host_does_every_sequence_has_the_tokens_of_the_dense_model() {
+fn every_sequence_has_the_tokens_of_the_dense_model() {
     for seed in 0..60 {
         let mut trace = Trace::new(seed);
         (0..1000).for_each(|_| trace.act());

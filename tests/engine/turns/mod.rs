@@ -317,7 +317,7 @@ fn trace(seed: u64) -> usize {
 }
 
 #[test]
-fn whatever_a_host_does_every_turn_ends_once_and_says_what_it_would_have_said_anyway() {
+fn every_run_ends_once_and_equal_requests_give_equal_outputs() {
     let next = AtomicU64::new(0);
     let some = || std::iter::from_fn(|| Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&seed| seed < TRACES)).map(trace).sum::<usize>();
     let compared: usize = std::thread::scope(|scope| {
