@@ -146,51 +146,55 @@ mod tests {
     }
 
     #[test]
-    fn the_longer_the_repetition_the_stronger_the_punishment() {
+    fn the_penalty_grows_with_the_length_of_the_repetition() {
         assert_eq!(penalties(&plain(2), &[], &[1, 2, 3, 4, 1]), []);
         assert_eq!(penalties(&plain(2), &[], &[1, 2, 3, 4, 1, 2]), [(3, 1.0)]);
         assert_eq!(penalties(&plain(2), &[], &[1, 2, 3, 4, 1, 2, 3]), [(4, 2.0)]);
         assert_eq!(penalties(&plain(1), &[], &[1, 2, 3, 4, 1, 2, 3]), [(4, 4.0)]);
-        assert_eq!(penalties(&plain(0), &[], &[5, 6, 5]), [(6, 2.0)], "where nothing repeats, nothing is punished");
+        assert_eq!(penalties(&plain(0), &[], &[5, 6, 5]), [(6, 2.0)], "only continuations of a repetition are penalized");
     }
 
     #[test]
-    fn every_continuation_is_punished_once_for_its_longest_repetition() {
+    fn each_continuation_is_penalized_once_for_its_longest_repetition() {
         assert_eq!(penalties(&plain(1), &[], &[1, 2, 3, 2, 4, 2, 3, 1, 2]), [(3, 2.0), (4, 1.0)]);
     }
 
     #[test]
-    fn a_breaker_ends_the_repetition_and_is_not_punished() {
+    fn a_breaker_ends_the_repetition_and_is_not_penalized() {
         let tokens = [1, 2, 9, 3, 4, 1, 2, 9, 3];
         assert_eq!(penalties(&plain(1), &[], &tokens), [(4, 8.0)]);
         assert_eq!(penalties(&plain(1), &["9"], &tokens), [(4, 1.0)]);
         assert_eq!(penalties(&plain(1), &["29"], &tokens), [(4, 1.0)]);
         assert_eq!(penalties(&plain(1), &["12"], &tokens), [(4, 2.0)]);
         assert_eq!(penalties(&plain(1), &["92", "8"], &tokens), [(4, 8.0)]);
-        assert_eq!(penalties(&plain(1), &["3"], &tokens), [], "it has just been broken");
+        assert_eq!(penalties(&plain(1), &["3"], &tokens), [], "the breaker is the last token");
         assert_eq!(penalties(&plain(1), &["4"], &tokens), []);
     }
 
     #[test]
-    fn a_breaker_is_found_within_a_token_and_across_several() {
+    fn a_breaker_is_found_inside_a_token_and_across_tokens() {
         let vocabulary = ["a", "b", " \"", "c", "\":", "x<", "br", "> ", ">"];
         let found = |breaker: &str, tokens: &[u32]| penalties_of(&vocabulary, &plain(1), &[breaker], tokens);
         let quoted = [0, 1, 2, 3, 0, 1, 2, 3];
         assert_eq!(found("?", &quoted), [(0, 8.0)]);
-        assert_eq!(found("\"", &quoted), [(0, 1.0)], "it is only the end of its token");
-        assert_eq!(found("\"", &[0, 1, 2, 0, 1]), [], "the token that has it in it is not punished");
+        assert_eq!(found("\"", &quoted), [(0, 1.0)], "the breaker is the end of a token");
+        assert_eq!(found("\"", &[0, 1, 2, 0, 1]), [], "the token that contains the breaker is not penalized");
         assert_eq!(found(":", &[4, 0, 1, 4, 0]), [(1, 1.0)]);
         let tagged = [0, 5, 6, 7, 1, 3, 0, 5, 6, 7, 1];
         assert_eq!(found("?", &tagged), [(3, 16.0)]);
         assert_eq!(found("<br>", &tagged), [(3, 1.0)]);
-        assert_eq!(found("<br>", &tagged[..10]), [], "it has just been broken");
-        assert_eq!(found("<br>", &tagged[..9]), [(7, 4.0)], "one that has only begun breaks nothing, and its end can be punished");
-        assert_eq!(found("x<br> b", &tagged), [], "it has just been broken");
-        assert_eq!(found("ax<br> bc", &tagged), [(3, 16.0)], "the beginning of the window is not there");
+        assert_eq!(found("<br>", &tagged[..10]), [], "the breaker is the last token");
+        assert_eq!(
+            found("<br>", &tagged[..9]),
+            [(7, 4.0)],
+            "an incomplete breaker does not end the repetition, and its next token is penalized"
+        );
+        assert_eq!(found("x<br> b", &tagged), [], "the breaker is the last token");
+        assert_eq!(found("ax<br> bc", &tagged), [(3, 16.0)], "the first match lacks the token before the breaker");
     }
 
     #[test]
-    fn only_the_last_n_tokens_are_looked_at() {
+    fn only_the_last_n_tokens_are_compared() {
         let tokens = [1, 2, 3, 4, 1, 2];
         assert_eq!(penalties(&Dry { penalty_last_n: Some(6), ..plain(2) }, &[], &tokens), [(3, 1.0)]);
         assert_eq!(penalties(&Dry { penalty_last_n: Some(5), ..plain(1) }, &[], &tokens), [(3, 1.0)]);
@@ -199,18 +203,18 @@ mod tests {
     }
 
     #[test]
-    fn a_punishment_beyond_all_numbers_is_still_a_number() {
+    fn a_penalty_that_overflows_is_finite() {
         assert_eq!(penalties(&Dry { base: 100.0, ..plain(1) }, &[], &[1; 500]), [(1, 1e30)]);
     }
 
     #[test]
-    fn nothing_is_punished_where_nothing_has_come() {
+    fn an_empty_sequence_has_no_penalties() {
         assert_eq!(penalties(&plain(1), &["1"], &[]), []);
         assert_eq!(penalties(&plain(1), &["1"], &[3]), []);
     }
 
     #[test]
-    fn matches_are_those_of_comparing_every_pair() {
+    fn matches_equal_those_of_a_comparison_of_all_pairs() {
         for seed in 0..200 {
             let window: Vec<u32> = (0..40).map(|i| (uniform(seed, i, Lane::Token) * 2.5) as u32).collect();
             let mut found = vec![];

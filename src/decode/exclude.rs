@@ -152,7 +152,10 @@ mod tests {
             apply(&mut logits, &mut scratch, rules, &context);
         }
         let is_kept = |token: u32| logits[token as usize] == 1.0;
-        assert!((0..VOCAB).all(|token| is_kept(token) == (bits[token as usize / 32] >> (token % 32) & 1 == 1)), "the mask says otherwise");
+        assert!(
+            (0..VOCAB).all(|token| is_kept(token) == (bits[token as usize / 32] >> (token % 32) & 1 == 1)),
+            "the mask differs from the logits"
+        );
         (0..VOCAB).filter(|&token| logits[token as usize] == 1.0).collect()
     }
 
@@ -161,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_word_is_cut_off_at_its_last_token_and_only_there() {
+    fn only_the_last_token_of_a_bad_word_is_excluded() {
         let mut rules = ResolvedSampling { bad_words: vec![vec![1, 2, 3], vec![4]], ..ResolvedSampling::default() };
         rules.params.bad_words_ids = vec![vec![2, 5], vec![2, 200]];
         assert_eq!(kept(&rules, &[], 0, None), all_but(&[4]));
@@ -171,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn no_run_of_n_tokens_comes_twice() {
+    fn no_ngram_of_n_tokens_is_repeated() {
         let run = |n: u32, tokens: &[u32]| {
             let params = SamplingParams { no_repeat_ngram_size: n, ..Default::default() };
             kept(&ResolvedSampling { params, ..ResolvedSampling::default() }, tokens, 0, None)
@@ -184,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn before_min_tokens_nothing_ends_the_sequence() {
+    fn end_tokens_are_excluded_before_min_tokens() {
         let params = SamplingParams { min_tokens: 2, stop_token_ids: vec![7], ..Default::default() };
         let rules = ResolvedSampling { params, eos: [69, 70].into(), ..ResolvedSampling::default() };
         assert_eq!(kept(&rules, &[1], 1, None), all_but(&[7, 69]));
@@ -192,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn only_allowed_tokens_stay_and_every_exclusion_counts() {
+    fn only_allowed_tokens_that_no_rule_excludes_are_kept() {
         let params = SamplingParams { allowed_token_ids: vec![9, 3, 9, 33, 69], bad_words_ids: vec![vec![3]], ..Default::default() };
         let rules = ResolvedSampling { params, ..ResolvedSampling::default() };
         assert_eq!(kept(&rules, &[1], 1, None), [9, 33, 69]);
@@ -200,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mask_has_a_bit_for_each_token_and_what_lies_beyond_it_is_out() {
+    fn a_mask_has_one_bit_per_token_and_excludes_tokens_beyond_it() {
         let rules = ResolvedSampling::default();
         assert_eq!(kept(&rules, &[1], 1, Some(&[0b101, u32::MAX, 1 << 5])), [vec![0, 2], (32..64).collect(), vec![69]].concat());
         assert_eq!(kept(&rules, &[1], 1, Some(&[1])), [0]);

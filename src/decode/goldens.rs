@@ -77,14 +77,14 @@ fn rules(case: &Value) -> ResolvedSampling {
     ResolvedSampling { params, eos: tokens(&case["eos"]).into(), bad_words: vec![], token_bytes }
 }
 
-fn assert_near(found: &[f32], expected: &[f32], what: &str) {
-    assert_eq!(found.len(), expected.len(), "{what}");
+fn assert_near(found: &[f32], expected: &[f32], name: &str) {
+    assert_eq!(found.len(), expected.len(), "{name}");
     for (found, expected) in found.iter().zip(expected) {
         let near = match expected.is_finite() {
             true => (found - expected).abs() <= TOLERANCE * expected.abs().max(1.0),
             false => found == expected,
         };
-        assert!(near, "{found} is not {expected}: {what}");
+        assert!(near, "{found} is not {expected}: {name}");
     }
 }
 
@@ -110,7 +110,7 @@ fn check_all(mut check: impl FnMut(&Value, &str, &ResolvedSampling, &Context)) {
 }
 
 #[test]
-fn bias_penalties_and_exclusions_are_those_of_the_oracle() {
+fn bias_penalties_and_exclusions_equal_the_reference() {
     let mut sampler = Sampler::new(32).unwrap();
     check_all(|case, what, rules, context| {
         let mut logits = numbers(&case["logits"]);
@@ -120,7 +120,7 @@ fn bias_penalties_and_exclusions_are_those_of_the_oracle() {
 }
 
 #[test]
-fn what_can_be_drawn_and_how_probably_is_as_the_oracle_says() {
+fn candidates_and_their_probabilities_equal_the_reference() {
     let mut sampler = Sampler::new(32).unwrap();
     check_all(|case, what, rules, context| {
         let mut logits = numbers(&case["logits"]);
@@ -140,7 +140,7 @@ fn what_can_be_drawn_and_how_probably_is_as_the_oracle_says() {
 }
 
 #[test]
-fn what_is_chosen_can_be_drawn_and_mirostat_goes_on_from_it() {
+fn sampled_tokens_are_candidates_and_update_mirostat() {
     let mut sampler = Sampler::new(32).unwrap();
     check_all(|case, what, rules, context| {
         let chosen = sampler.choose(&numbers(&case["logits"]), rules, context).unwrap();

@@ -192,30 +192,30 @@ mod tests {
         ]
     }
 
-    fn some_tokens(seed: u64, len: u64) -> Vec<u32> {
+    fn random_tokens(seed: u64, len: u64) -> Vec<u32> {
         (0..len).map(|i| (uniform(seed, i, Lane::Token) * 30.0) as u32).collect()
     }
 
     #[test]
-    fn however_the_tokens_came_the_memory_of_them_is_the_same() {
+    fn the_history_does_not_depend_on_how_tokens_were_added() {
         for (seed, rules) in all_rules().iter().enumerate() {
-            let tokens = some_tokens(seed as u64, 200);
+            let tokens = random_tokens(seed as u64, 200);
             let whole = SamplingHistory::new(rules, &tokens, 40).unwrap();
-            let mut grown = SamplingHistory::new(rules, &tokens[..40], 40).unwrap();
+            let mut stepwise = SamplingHistory::new(rules, &tokens[..40], 40).unwrap();
             for &token in &tokens[40..120] {
-                grown.advance(rules, &Sample { token, surprise: None }).unwrap();
+                stepwise.advance(rules, &Sample { token, surprise: None }).unwrap();
             }
-            let middle = grown.clone();
-            grown.extend(rules, &tokens[120..]).unwrap();
-            assert_eq!(grown, whole);
-            grown.rewind(rules, &tokens[..120], 40).unwrap();
-            assert_eq!(grown, middle);
-            assert_eq!(grown.try_clone().unwrap(), middle);
+            let middle = stepwise.clone();
+            stepwise.extend(rules, &tokens[120..]).unwrap();
+            assert_eq!(stepwise, whole);
+            stepwise.rewind(rules, &tokens[..120], 40).unwrap();
+            assert_eq!(stepwise, middle);
+            assert_eq!(stepwise.try_clone().unwrap(), middle);
         }
     }
 
     #[test]
-    fn only_what_a_penalty_needs_is_counted() {
+    fn only_tokens_that_a_penalty_needs_are_counted() {
         let [repetition, presence, _, none] = all_rules();
         let counts = |rules: &ResolvedSampling| SamplingHistory::new(rules, &[7, 7, 3, 7, 3, 3], 2).unwrap().counts;
         assert_eq!(counts(&repetition), [Count { token: 3, generated: 3 }, Count { token: 7, generated: 1 }]);
@@ -226,45 +226,45 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_cut_back_finds_the_mu_it_had_there() {
+    fn rewinding_restores_the_mu_of_that_position() {
         let rules = rules(SamplingParams { mirostat: Some(Mirostat { tau: 3.0, eta: 0.5 }), ..Default::default() });
-        let tokens = some_tokens(1, 30);
-        let mut memory = SamplingHistory::new(&rules, &tokens[..10], 10).unwrap();
-        assert_eq!(memory.mu(), Some(6.0));
+        let tokens = random_tokens(1, 30);
+        let mut history = SamplingHistory::new(&rules, &tokens[..10], 10).unwrap();
+        assert_eq!(history.mu(), Some(6.0));
         let mut before = vec![];
         for (i, &token) in tokens[10..].iter().enumerate() {
-            before.push(memory.mu());
-            memory.advance(&rules, &Sample { token, surprise: Some(i as f32) }).unwrap();
+            before.push(history.mu());
+            history.advance(&rules, &Sample { token, surprise: Some(i as f32) }).unwrap();
         }
         for len in (10..30).rev() {
-            memory.rewind(&rules, &tokens[..len], 10).unwrap();
-            assert_eq!(memory.mu(), before[len - 10], "{len}");
+            history.rewind(&rules, &tokens[..len], 10).unwrap();
+            assert_eq!(history.mu(), before[len - 10], "{len}");
         }
-        memory.advance(&rules, &Sample { token: 1, surprise: Some(0.0) }).unwrap();
-        assert_eq!(memory.mu(), Some(7.5));
-        memory.extend(&rules, &[1, 2, 3]).unwrap();
-        assert_eq!(memory.mu(), Some(7.5), "tokens that nobody chose surprise nobody");
-        memory.rewind(&rules, &tokens[..12], 10).unwrap();
-        assert_eq!(memory.mu(), Some(7.5));
-        memory.rewind(&rules, &tokens[..14], 14).unwrap();
-        assert_eq!(memory.mu(), Some(7.5), "a longer prompt does not forget it");
-        memory.rewind(&rules, &tokens[..5], 5).unwrap();
-        assert_eq!(memory.mu(), Some(6.0), "cut into the prompt it begins anew");
-        memory.advance(&rules, &Sample { token: 1, surprise: Some(0.0) }).unwrap();
-        memory.rewind(&rules, &tokens[..6], 5).unwrap();
-        assert_eq!(memory.mu(), Some(7.5));
+        history.advance(&rules, &Sample { token: 1, surprise: Some(0.0) }).unwrap();
+        assert_eq!(history.mu(), Some(7.5));
+        history.extend(&rules, &[1, 2, 3]).unwrap();
+        assert_eq!(history.mu(), Some(7.5), "tokens that were not sampled do not change mu");
+        history.rewind(&rules, &tokens[..12], 10).unwrap();
+        assert_eq!(history.mu(), Some(7.5));
+        history.rewind(&rules, &tokens[..14], 14).unwrap();
+        assert_eq!(history.mu(), Some(7.5), "a longer prompt keeps mu");
+        history.rewind(&rules, &tokens[..5], 5).unwrap();
+        assert_eq!(history.mu(), Some(6.0), "rewinding into the prompt resets mu");
+        history.advance(&rules, &Sample { token: 1, surprise: Some(0.0) }).unwrap();
+        history.rewind(&rules, &tokens[..6], 5).unwrap();
+        assert_eq!(history.mu(), Some(7.5));
     }
 
     #[test]
-    fn with_room_reserved_advancing_allocates_nothing() {
+    fn advancing_allocates_nothing_after_reserve() {
         let mirostat = Some(Mirostat { tau: 3.0, eta: 0.5 });
         let rules = rules(SamplingParams { mirostat, repetition_penalty: 1.1, ..Default::default() });
-        let mut memory = SamplingHistory::new(&rules, &[1, 2, 3], 3).unwrap();
-        memory.reserve(&rules, 100).unwrap();
-        let before = (memory.counts.as_ptr(), memory.mus.as_ptr());
+        let mut history = SamplingHistory::new(&rules, &[1, 2, 3], 3).unwrap();
+        history.reserve(&rules, 100).unwrap();
+        let before = (history.counts.as_ptr(), history.mus.as_ptr());
         for token in 0..100 {
-            memory.advance(&rules, &Sample { token, surprise: Some(1.0) }).unwrap();
+            history.advance(&rules, &Sample { token, surprise: Some(1.0) }).unwrap();
         }
-        assert_eq!((memory.counts.as_ptr(), memory.mus.as_ptr()), before);
+        assert_eq!((history.counts.as_ptr(), history.mus.as_ptr()), before);
     }
 }

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn log_softmax_is_the_logarithm_of_the_softmax() {
+    fn log_softmax_equals_the_logarithm_of_the_softmax() {
         let p = [0.15f32, 0.5, 0.1, 0.25];
         let shifted = p.map(|p| p.ln() + 40.0);
         let mut out = [0.0; 4];
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_vocabulary_costs_no_precision() {
+    fn a_large_vocabulary_keeps_the_precision() {
         for count in [1, 15, 16, 17, 513, 50_257] {
             let logits: Vec<f32> =
                 (0..count).map(|i| 30.0 * crate::decode::uniform(1, i, crate::decode::Lane::Token) as f32 - 60.0).collect();
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn the_exponential_is_right_to_the_last_steps_and_never_negative() {
+    fn the_exponential_is_accurate_to_a_few_ulps_and_never_negative() {
         for i in 0..200_000 {
             let x = -(i as f32) * 90.0 / 200_000.0;
             let (found, expected) = (exp_of_negative(x) as f64, (x.max(-87.0) as f64).exp());
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn log_softmax_keeps_exclusions_and_passes_on_what_is_not_a_number() {
+    fn log_softmax_keeps_exclusions_and_propagates_nan() {
         let mut out = [0.0; 3];
         log_softmax(&[f32::NEG_INFINITY, 1.0, f32::NEG_INFINITY], &mut out);
         assert_eq!(out, [f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY]);

@@ -72,7 +72,7 @@ mod tests {
     use crate::decode::random::{Lane, uniform};
 
     #[test]
-    fn logprobs_are_those_of_the_softmax() {
+    fn logprobs_equal_those_of_the_softmax() {
         let probabilities = [0.15f32, 0.5, 0.1, 0.25];
         let logits = probabilities.map(|p| p.ln() + 3.0);
         for (token, p) in probabilities.iter().enumerate() {
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn the_top_ones_are_those_of_a_full_sort() {
+    fn top_logprobs_equal_those_of_a_full_sort() {
         for seed in 0..50 {
             // Few distinct values, so that many are equal.
             let logits: Vec<f32> = (0..300).map(|i| (uniform(seed, i, Lane::Token) * 40.0).floor() as f32 / 8.0).collect();
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_tokens_come_last_and_nothing_panics_on_what_is_no_number() {
+    fn excluded_tokens_rank_last_and_nan_does_not_panic() {
         let mut top = vec![];
         top_logprobs(&[f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY], 3, &mut top).unwrap();
         assert_eq!(top, [(1, 0.0), (0, f32::NEG_INFINITY), (2, f32::NEG_INFINITY)]);

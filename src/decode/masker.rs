@@ -124,7 +124,7 @@ mod tests {
         let mut seqs = Vec::new();
         while let Some(masked) = masker.collect() {
             let mut constraint = masked.constraint.unwrap();
-            assert_eq!(constraint.mask().unwrap().iter().map(|word| word.count_ones()).sum::<u32>(), 4, "y, n, yes, no");
+            assert_eq!(constraint.mask().unwrap().iter().map(|word| word.count_ones()).sum::<u32>(), 4, "the tokens y, n, yes and no");
             seqs.push(masked.seq);
         }
         seqs.sort_unstable();
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_submitted_comes_back_once_with_its_mask() {
+    fn each_submitted_constraint_is_collected_once_with_its_mask() {
         let mut masker = Masker::default();
         let first = constraint();
         for round in 0..3 {
@@ -143,22 +143,22 @@ mod tests {
     }
 
     /// Returns a masker whose thread could not be started.
-    fn alone() -> Masker {
+    fn masker_without_thread() -> Masker {
         let mut masker = Masker::default();
         masker.answers = None;
         masker
     }
 
     #[test]
-    fn without_a_thread_masks_are_computed_by_who_collects() {
-        let mut masker = alone();
+    fn collect_computes_masks_if_there_is_no_thread() {
+        let mut masker = masker_without_thread();
         (0..5).for_each(|seq| masker.submit(seq, constraint()));
         assert_eq!(collected(&mut masker), [0, 1, 2, 3, 4]);
     }
 
     #[test]
-    fn a_job_that_died_with_the_thread_is_an_error_of_its_request_alone() {
-        let mut masker = alone();
+    fn a_job_lost_with_its_thread_fails_only_its_request() {
+        let mut masker = masker_without_thread();
         masker.submit(1, constraint());
         masker.submit(2, constraint());
         drop(masker.waiting.recv().unwrap());
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_constraint_that_fails_is_an_error_of_its_request_alone() {
+    fn a_failed_constraint_fails_only_its_request() {
         let mut masker = Masker::default();
         let mut broken = constraint();
         broken.advance(b'?' as u32).unwrap_err();
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn dropping_it_ends_its_thread_with_jobs_left() {
+    fn dropping_the_masker_ends_its_thread_with_pending_jobs() {
         let mut masker = Masker::default();
         let first = constraint();
         (0..100).for_each(|seq| masker.submit(seq, first.fork().unwrap()));

@@ -38,7 +38,7 @@ mod tests {
     }
 
     #[test]
-    fn what_surprises_more_than_mu_is_left_out() {
+    fn candidates_with_a_surprise_above_mu_are_removed() {
         let kept = |mu: f32| {
             let mut candidates = candidates(&[0.125, 1.0, 0.25, 0.5, 0.125]); // 1/16, 1/2, 1/8, 1/4, 1/16: 4, 1, 3, 2, 4 bits
             keep_expected(&mut candidates, mu);
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn surprise_is_counted_among_what_is_left() {
+    fn surprise_is_relative_to_the_remaining_candidates() {
         let left = candidates(&[1.0, 0.5, 0.5]);
         assert_eq!(surprise(&left[0], &left), 1.0);
         assert_eq!(surprise(&left[1], &left), 2.0);

@@ -44,22 +44,22 @@ mod tests {
     use crate::decode::sampler::ResolvedSampling;
 
     #[test]
-    fn penalties_count_what_they_are_defined_to_count() {
+    fn penalties_count_prompt_and_output_as_defined() {
         let params = SamplingParams { repetition_penalty: 2.0, presence_penalty: 0.5, frequency_penalty: 0.25, ..Default::default() };
         let rules = ResolvedSampling { params, ..ResolvedSampling::default() };
-        let memory = SamplingHistory::new(&rules, &[0, 1, 2, 2, 2, 1], 2).unwrap(); // 0: prompt; 1: both; 2: output; 3: neither
+        let history = SamplingHistory::new(&rules, &[0, 1, 2, 2, 2, 1], 2).unwrap(); // 0: prompt; 1: both; 2: output; 3: neither
         let mut logits = [4.0, -4.0, 4.0, 4.0];
-        apply(&mut logits, &rules.params, &memory);
+        apply(&mut logits, &rules.params, &history);
         assert_eq!(logits, [2.0, -8.75, 0.75, 4.0]);
     }
 
     #[test]
-    fn a_penalty_makes_no_token_impossible_and_no_impossible_one_possible() {
+    fn penalties_neither_exclude_a_token_nor_include_an_excluded_one() {
         let params = SamplingParams { repetition_penalty: 100.0, ..Default::default() };
         let rules = ResolvedSampling { params, ..ResolvedSampling::default() };
-        let memory = SamplingHistory::new(&rules, &[0, 1, 9], 0).unwrap();
+        let history = SamplingHistory::new(&rules, &[0, 1, 9], 0).unwrap();
         let mut logits = [f32::MIN, f32::NEG_INFINITY];
-        apply(&mut logits, &rules.params, &memory);
+        apply(&mut logits, &rules.params, &history);
         apply_bias(&mut logits, &[(0, -100.0), (1, 100.0), (8, 1.0)]);
         assert_eq!(logits, [f32::MIN, f32::NEG_INFINITY]);
     }

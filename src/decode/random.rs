@@ -45,7 +45,7 @@ mod tests {
 
     /// The known answers of Random123 for philox4x32-10.
     #[test]
-    fn the_generator_gives_the_published_answers() {
+    fn the_generator_gives_the_published_known_answers() {
         assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
         assert_eq!(philox([u32::MAX; 4], [u32::MAX; 2]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
         let pi = [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344];
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_spread_evenly() {
+    fn numbers_are_uniformly_distributed() {
         for lane in [Lane::Token, Lane::Xtc] {
             let mut counts = [0; 10];
             (0..10_000).for_each(|i| counts[(uniform(7, i, lane) * 10.0) as usize] += 1);
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn lanes_positions_and_seeds_do_not_share_numbers() {
+    fn lanes_positions_and_seeds_have_different_numbers() {
         let number = uniform(7, 3, Lane::Token);
         assert_eq!(number, uniform(7, 3, Lane::Token));
         for other in [uniform(7, 3, Lane::Xtc), uniform(7, 4, Lane::Token), uniform(8, 3, Lane::Token)] {

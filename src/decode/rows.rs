@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn powers_are_exact_to_the_last_two_bits() {
+    fn powers_are_accurate_to_the_last_two_bits() {
         assert_eq!(exp(0.0), 1.0);
         for i in 0..=870_000 {
             let x = -(i as f32) / 10_000.0;
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_any_length_are_read_to_their_end() {
+    fn rows_of_any_length_are_read_completely() {
         for len in 0..80 {
             let row: Vec<f32> = (0..len).map(|i| i as f32 / 8.0).collect();
             assert_eq!(largest(&row), row.last().copied().unwrap_or(f32::NEG_INFINITY));

@@ -204,8 +204,8 @@ mod tests {
         tokens: &[u32],
         generated: usize,
     ) -> Result<Sample, NoChoice> {
-        let memory = SamplingHistory::new(rules, tokens, tokens.len() - generated).unwrap();
-        let context = Context { tokens, prompt_len: tokens.len() - generated, generated, history: &memory, allowed: None, seed: 1 };
+        let history = SamplingHistory::new(rules, tokens, tokens.len() - generated).unwrap();
+        let context = Context { tokens, prompt_len: tokens.len() - generated, generated, history: &history, allowed: None, seed: 1 };
         sampler.choose(logits, rules, &context)
     }
 
@@ -219,8 +219,8 @@ mod tests {
         let tokens = vec![0; DRAWS];
         let mut counts = vec![0.0; logits.len()];
         for len in 0..DRAWS {
-            let memory = SamplingHistory::default();
-            let context = Context { tokens: &tokens[..len], prompt_len: 0, generated: len, history: &memory, allowed: None, seed: 1 };
+            let history = SamplingHistory::default();
+            let context = Context { tokens: &tokens[..len], prompt_len: 0, generated: len, history: &history, allowed: None, seed: 1 };
             counts[sampler.choose(logits, &rules, &context).unwrap().token as usize] += 1.0 / DRAWS as f64;
         }
         counts
@@ -244,14 +244,14 @@ mod tests {
     }
 
     #[test]
-    fn temperature_sharpens() {
+    fn a_low_temperature_sharpens_the_distribution() {
         let squares = [0.15f64, 0.5, 0.1, 0.25].map(|p| p * p);
         let sum: f64 = squares.iter().sum();
         assert_near(&frequencies(&known(), SamplingParams { temperature: 0.5, ..Default::default() }), &squares.map(|p| p / sum));
     }
 
     #[test]
-    fn top_k_top_p_and_min_p_keep_what_their_definitions_say() {
+    fn top_k_top_p_and_min_p_keep_the_candidates_of_their_definitions() {
         let two = [0.0, 2.0 / 3.0, 0.0, 1.0 / 3.0];
         assert_near(&frequencies(&known(), SamplingParams { top_k: 2, ..Default::default() }), &two);
         assert_near(&frequencies(&known(), SamplingParams { top_p: 0.7, ..Default::default() }), &two);
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn xtc_applies_as_often_as_it_is_asked_to() {
+    fn xtc_applies_with_its_probability() {
         // When XTC applies, 0.25 is the least probable of the top choices: 0.15, 0.1 and 0.25 of a
         // total of 0.5 remain.
         let mixed = [0.15, 0.5, 0.1, 0.25].map(|p| 0.6 * p);
@@ -275,31 +275,31 @@ mod tests {
         let logits: Vec<f32> = (0..1000).map(|i| -(i as f32).sqrt() / 2.0).collect();
         for tau in [2.0, 3.0, 4.5] {
             let rules = rules(SamplingParams { mirostat: Some(Mirostat { tau, eta: 0.1 }), ..Default::default() });
-            let (mut sampler, mut memory) = (Sampler::new(logits.len()).unwrap(), SamplingHistory::new(&rules, &[], 0).unwrap());
+            let (mut sampler, mut history) = (Sampler::new(logits.len()).unwrap(), SamplingHistory::new(&rules, &[], 0).unwrap());
             let tokens = vec![0; 2000];
             let mut sum = 0.0;
             for len in 0..2000 {
-                let context = Context { tokens: &tokens[..len], prompt_len: 0, generated: len, history: &memory, allowed: None, seed: 1 };
+                let context = Context { tokens: &tokens[..len], prompt_len: 0, generated: len, history: &history, allowed: None, seed: 1 };
                 let chosen = sampler.choose(&logits, &rules, &context).unwrap();
                 sum += chosen.surprise.unwrap() / 2000.0;
-                memory.advance(&rules, &chosen).unwrap();
+                history.advance(&rules, &chosen).unwrap();
             }
-            assert!((sum - tau).abs() < 0.1, "{sum} bits, {tau} wanted");
+            assert!((sum - tau).abs() < 0.1, "{sum} bits, expected {tau}");
         }
     }
 
     #[test]
-    fn greedy_takes_the_first_of_equals_and_min_tokens_forbids_the_end() {
+    fn greedy_selects_the_first_of_equal_tokens_and_min_tokens_excludes_the_end() {
         let logits = [0.0, 2.0, 2.0, 1.0];
         let mut rules = ResolvedSampling { eos: [1].into(), ..rules(SamplingParams { min_tokens: 3, ..SamplingParams::greedy() }) };
         assert_eq!(token(&logits, &rules, &[0; 9], 2), Ok(2));
         assert_eq!(token(&logits, &rules, &[0; 9], 3), Ok(1));
         rules.params.stop_token_ids = vec![0, 2, 3];
-        assert_eq!(token(&logits, &rules, &[0; 9], 0), Err(NoChoice::Excluded), "nothing is left to choose");
+        assert_eq!(token(&logits, &rules, &[0; 9], 0), Err(NoChoice::Excluded), "all tokens are excluded");
     }
 
     #[test]
-    fn greedy_heeds_bias_penalties_and_exclusions() {
+    fn greedy_applies_bias_penalties_and_exclusions() {
         let logits = [0.0, 3.0, 2.9, 1.0];
         let chosen = |params: SamplingParams| token(&logits, &rules(params), &[2, 0, 1, 3, 1], 4);
         let greedy = SamplingParams::greedy;
@@ -311,11 +311,15 @@ mod tests {
         assert_eq!(chosen(SamplingParams { allowed_token_ids: vec![0, 3], ..greedy() }), Ok(3));
         assert_eq!(chosen(SamplingParams { no_repeat_ngram_size: 1, ..greedy() }), Err(NoChoice::Excluded));
         let dry = Some(Dry { multiplier: 5.0, allowed_length: 1, ..Dry::default() });
-        assert_eq!(chosen(SamplingParams { dry, logit_bias: vec![(3, 2.5)], ..greedy() }), Ok(1), "3 came after 1 before");
+        assert_eq!(
+            chosen(SamplingParams { dry, logit_bias: vec![(3, 2.5)], ..greedy() }),
+            Ok(1),
+            "DRY penalizes token 3 because it followed token 1 before"
+        );
     }
 
     #[test]
-    fn dry_with_a_multiplier_of_0_is_off_however_long_the_repetition() {
+    fn dry_with_a_multiplier_of_0_is_off_for_any_repetition() {
         let logits = [0.0, 3.0];
         for (multiplier, chosen) in [(0.0, 1), (0.01, 0)] {
             let params = SamplingParams { dry: Some(Dry { multiplier, base: 2.5, ..Dry::default() }), ..SamplingParams::greedy() };
@@ -324,24 +328,24 @@ mod tests {
     }
 
     #[test]
-    fn the_number_drawn_depends_on_the_seed_and_the_position_alone() {
+    fn the_random_number_depends_only_on_seed_and_position() {
         let logits = vec![0.0; 1000];
-        let (rules, memory) = (rules(SamplingParams::default()), SamplingHistory::default());
+        let (rules, history) = (rules(SamplingParams::default()), SamplingHistory::default());
         let drawn = |seed, tokens: &[u32], generated: usize| {
-            let context = Context { tokens, prompt_len: tokens.len() - generated, generated, history: &memory, allowed: None, seed };
+            let context = Context { tokens, prompt_len: tokens.len() - generated, generated, history: &history, allowed: None, seed };
             Sampler::new(1000).unwrap().choose(&logits, &rules, &context).unwrap().token
         };
         let at = |seed, tokens: &[u32]| drawn(seed, tokens, 0);
         assert_eq!(at(5, &[1, 2, 3]), at(5, &[7, 8, 9]));
         assert_ne!(at(5, &[1, 2, 3]), at(5, &[1, 2, 3, 4]));
         assert_ne!(at(5, &[1, 2, 3]), at(6, &[1, 2, 3]));
-        assert_eq!(drawn(5, &[1, 2, 3], 2), at(5, &[1, 2, 3]), "however many of them are the prompt's");
+        assert_eq!(drawn(5, &[1, 2, 3], 2), at(5, &[1, 2, 3]), "the length of the prompt does not matter");
     }
 
     #[test]
-    fn logits_that_nothing_applies_to_stay_as_they_are() {
-        let (mut sampler, memory) = (Sampler::new(4).unwrap(), SamplingHistory::default());
-        let context = Context { tokens: &[1], prompt_len: 1, generated: 0, history: &memory, allowed: None, seed: 1 };
+    fn logits_without_applicable_parameters_are_unchanged() {
+        let (mut sampler, history) = (Sampler::new(4).unwrap(), SamplingHistory::default());
+        let context = Context { tokens: &[1], prompt_len: 1, generated: 0, history: &history, allowed: None, seed: 1 };
         let mut logits = known();
         let narrowed = rules(SamplingParams { top_k: 1, top_p: 0.5, ..Default::default() });
         assert_eq!(sampler.rewrite(&logits, &narrowed, &context), Ok(false));
@@ -354,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn logits_that_are_not_numbers_choose_nothing() {
+    fn logits_that_are_not_finite_or_all_excluded_are_errors() {
         for params in [SamplingParams::greedy(), SamplingParams::default()] {
             let rules = rules(params);
             assert_eq!(token(&[f32::NAN, 1.0], &rules, &[1], 0), Err(NoChoice::NotFinite));
@@ -364,22 +368,22 @@ mod tests {
     }
 
     #[test]
-    fn choosing_again_allocates_nothing() {
+    fn sampling_again_allocates_nothing() {
         let params = SamplingParams { dry: Some(Dry::default()), top_p: 0.9, allowed_token_ids: (0..40).collect(), ..Default::default() };
         let (mut sampler, rules) = (Sampler::new(50).unwrap(), rules(params));
-        let rooms = |sampler: &Sampler| (sampler.processed.capacity(), sampler.candidates.capacity(), sampler.dry.capacities());
+        let capacities = |sampler: &Sampler| (sampler.processed.capacity(), sampler.candidates.capacity(), sampler.dry.capacities());
         let logits: Vec<f32> = (0..50).map(|i| i as f32 / 10.0).collect();
         choose(&mut sampler, &logits, &rules, &[1; 100], 50).unwrap();
-        let before = rooms(&sampler);
+        let before = capacities(&sampler);
         for tokens in [&[1; 100], &[1, 2].repeat(50)[..], &[]] {
             choose(&mut sampler, &logits, &rules, tokens, 0).unwrap();
         }
-        assert_eq!(rooms(&sampler), before);
+        assert_eq!(capacities(&sampler), before);
     }
 
-    /// Random parameters: no panics, no excluded tokens, and reproducible choices.
+    /// Random parameters: no panics, no excluded tokens, and reproducible results.
     #[test]
-    fn any_combination_chooses_a_possible_token() {
+    fn any_combination_of_parameters_samples_an_allowed_token() {
         const VOCAB: usize = 50;
         let mut sampler = Sampler::new(VOCAB).unwrap();
         for case in 0..3000u64 {
@@ -391,8 +395,8 @@ mod tests {
             let logits: Vec<f32> = (0..VOCAB as u64)
                 .map(|i| if number(100 + i) < 0.1 { f32::NEG_INFINITY } else { (number(200 + i) * 40.0 - 20.0) as f32 })
                 .collect();
-            let memory = SamplingHistory::new(&rules, &tokens, 10).unwrap();
-            let context = Context { tokens: &tokens, prompt_len: 10, generated: 20, history: &memory, allowed: None, seed: 1 };
+            let history = SamplingHistory::new(&rules, &tokens, 10).unwrap();
+            let context = Context { tokens: &tokens, prompt_len: 10, generated: 20, history: &history, allowed: None, seed: 1 };
             let first = sampler.choose(&logits, &rules, &context);
             assert_eq!(sampler.choose(&logits, &rules, &context), first);
             let mut processed = logits;

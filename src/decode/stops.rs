@@ -142,25 +142,25 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_string_that_spans_pieces_is_found_and_never_shown() {
+    fn a_stop_string_across_pieces_is_found_and_not_emitted() {
         assert_eq!(run(&["END"], &["one E", "N", "D two"]), ("one ".into(), true));
         assert_eq!(run(&["END"], &["one E", "N", "d two"]), ("one ENd two".into(), false));
     }
 
     #[test]
-    fn an_included_stop_string_is_shown_once_complete_and_nothing_after_it() {
+    fn an_included_stop_string_is_emitted_when_complete_and_ends_the_text() {
         assert_eq!(run_including(&["END"], &["one E", "N", "D two"]), ("one END".into(), true));
         assert_eq!(run_including(&["END"], &["one E", "N", "d two"]), ("one ENd two".into(), false));
         let (mut matcher, mut out) = (matcher(&["END"], true), String::new());
         assert!(!matcher.push("one EN", &mut out));
-        assert_eq!(out, "one ", "until then it is held back");
+        assert_eq!(out, "one ", "an incomplete stop string is held back");
         assert!(matcher.push("D two", &mut out));
         matcher.finish(&mut out);
-        assert_eq!(out, "one END", "and what follows never comes");
+        assert_eq!(out, "one END", "text after the stop string is dropped");
     }
 
     #[test]
-    fn what_was_told_while_it_was_held_is_not_told_again() {
+    fn held_text_that_was_emitted_is_not_emitted_twice() {
         let pieces = |last: &str| {
             let (mut matcher, mut out) = (matcher(&["END"], false), String::new());
             matcher.push("one E", &mut out);
@@ -177,23 +177,23 @@ mod tests {
     }
 
     #[test]
-    fn the_earliest_of_several_wins() {
+    fn the_earliest_stop_string_matches() {
         assert_eq!(run(&["yy", "x"], &["a", "x", "yy"]), ("a".into(), true));
         assert_eq!(run_including(&["yy", "x"], &["a", "xyy"]), ("ax".into(), true));
     }
 
     #[test]
-    fn of_overlapping_stop_strings_the_first_complete_one_wins() {
+    fn the_first_complete_one_of_overlapping_stop_strings_matches() {
         for stops in [["abc", "b"], ["b", "abc"]] {
             assert_eq!(run(&stops, &["xabc"]), ("xa".into(), true));
             assert_eq!(run(&stops, &["xa", "b", "c"]), ("xa".into(), true));
             assert_eq!(run_including(&stops, &["xabc"]), ("xab".into(), true));
         }
-        assert_eq!(run(&["bc", "abc", "c"], &["xabc"]), ("x".into(), true), "and the longest of those");
+        assert_eq!(run(&["bc", "abc", "c"], &["xabc"]), ("x".into(), true), "of those complete at once, the longest one matches");
     }
 
     #[test]
-    fn a_beginning_that_repeats_is_held_back_only_as_long_as_it_may_match() {
+    fn a_repeated_beginning_is_held_back_only_while_it_can_match() {
         assert_eq!(run(&["aab"], &["a", "a", "a", "b!"]), ("a".into(), true));
         let mut out = String::new();
         let mut matcher = matcher(&["aab"], false);
@@ -201,9 +201,9 @@ mod tests {
         assert_eq!(out, "xa");
     }
 
-    /// The result does not depend on how the text is divided into pieces.
+    /// Compares pieces of one to five characters with the whole text.
     #[test]
-    fn the_cut_into_pieces_does_not_matter() {
+    fn the_result_does_not_depend_on_the_pieces() {
         let text = "naïve 日本 «stop» and more 日本語 stop here";
         let all = [vec!["日本語"], vec!["p h", "»"], vec!["nope"], vec!["e", "ï"], vec!["«stop»", "top"], vec!["本 «s", "本 "]];
         for (stops, include) in all.iter().flat_map(|stops| [(stops, false), (stops, true)]) {

@@ -226,9 +226,9 @@ mod tests {
     }
 
     #[test]
-    fn the_shortcuts_for_top_k_and_min_p_leave_nothing_out_that_counts() {
+    fn the_shortcuts_for_top_k_and_min_p_keep_all_candidates() {
         for (seed, spread) in [(5, 6.0), (6, 60.0), (7, 0.01)] {
-            // Rounded, so that many are equal.
+            // Rounded, so that many logits are equal.
             let logits: Vec<f32> = (0..5000).map(|i| (uniform(seed, i, Lane::Token) * spread * 8.0).round() as f32 / 8.0).collect();
             let all = weighed(&logits, &SamplingParams::default());
             for k in [1, 2, 40, 79, 80, 1000, 9999] {
@@ -249,17 +249,17 @@ mod tests {
     }
 
     #[test]
-    fn typical_leaves_what_is_too_probable_out_as_well() {
+    fn typical_p_also_removes_tokens_that_are_too_probable() {
         // The expected surprise is 1.1. The surprise of 0.28 is 1.3, that of 0.5 is 0.7.
         let mut candidates = with_probabilities(&[0.02, 0.5, 0.28, 0.2]);
         let params = SamplingParams { typical_p: 0.25, ..Default::default() };
         keep_typical(&mut candidates, &[0.02f32, 0.5, 0.28, 0.2].map(f32::ln), &params);
         assert_eq!(tokens(&candidates), [2]);
-        assert_eq!(candidates[0].rank, 0.28f32.ln(), "ranked by its logit again");
+        assert_eq!(candidates[0].rank, 0.28f32.ln(), "the rank is the logit again");
     }
 
     #[test]
-    fn xtc_leaves_the_least_of_the_top_choices_and_all_others() {
+    fn xtc_keeps_the_least_probable_top_choice_and_all_other_tokens() {
         let kept = |threshold: f32| {
             let mut candidates = with_probabilities(&[0.05, 0.3, 0.4, 0.15, 0.1]);
             drop_top_choices(&mut candidates, threshold);
@@ -267,25 +267,25 @@ mod tests {
         };
         assert_eq!(kept(0.12), [0, 3, 4]);
         assert_eq!(kept(0.2), [0, 1, 3, 4]);
-        assert_eq!(kept(0.35), [0, 1, 2, 3, 4], "a single top choice stays");
+        assert_eq!(kept(0.35), [0, 1, 2, 3, 4], "a single top choice is kept");
         assert_eq!(kept(0.45), [0, 1, 2, 3, 4]);
         assert_eq!(kept(0.0), [0]);
     }
 
     #[test]
-    fn top_n_sigma_does_not_depend_on_temperature_and_ignores_what_is_excluded() {
+    fn top_n_sigma_does_not_depend_on_temperature_or_excluded_tokens() {
         let mut logits = many_logits();
         let kept =
             |logits: &[f32], temperature| tokens(&weighed(logits, &SamplingParams { temperature, top_n_sigma: 0.5, ..Default::default() }));
-        let some = kept(&logits, 1.0);
-        assert!((100..1500).contains(&some.len()), "{} of 5000", some.len());
-        assert_eq!(kept(&logits, 7.0), some);
+        let expected = kept(&logits, 1.0);
+        assert!((100..1500).contains(&expected.len()), "{} of 5000", expected.len());
+        assert_eq!(kept(&logits, 7.0), expected);
         logits.extend([f32::NEG_INFINITY; 5000]);
-        assert_eq!(kept(&logits, 1.0), some);
+        assert_eq!(kept(&logits, 1.0), expected);
     }
 
     #[test]
-    fn whatever_narrows_leaves_one_candidate_at_least() {
+    fn any_truncation_keeps_at_least_one_candidate() {
         for logits in [vec![0.0; 7], vec![f32::MAX, f32::MIN, 0.0], vec![3.0], vec![f32::NEG_INFINITY, -5.0]] {
             for temperature in [1e-40, 1e4] {
                 let params = SamplingParams { temperature, min_p: 1.0, top_n_sigma: 1e-9, typical_p: 1e-9, ..Default::default() };

@@ -180,7 +180,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_number_out_of_range_is_named_with_its_value_and_its_range() {
+    fn an_error_names_a_number_out_of_range_with_its_value_and_range() {
         let config = Config::from_json(json!({"layers": 1u64 << 40, "heads": 0, "eps": "x", "width": -3}));
         let message = |result: Result<usize>| result.unwrap_err().message().to_string();
         assert_eq!(message(config.count("layers", 1024)), "config.json: layers is 1099511627776: it must be a whole number from 1 to 1024");
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn token_ids_are_one_or_many() {
+    fn token_ids_are_a_number_or_a_list() {
         let config = Config::from_json(json!({"one": 2, "many": [2, 3], "none": null, "bad": -1}));
         assert_eq!(config.token_ids("one").unwrap(), [2]);
         assert_eq!(config.token_ids("many").unwrap(), [2, 3]);

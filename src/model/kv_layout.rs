@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_of_one_kind_form_groups_of_equally_many() {
+    fn layers_of_one_kind_form_groups_of_equal_size() {
         assert_eq!(alternating(24, 2), (2, 12), "gpt-oss");
         assert_eq!(alternating(42, 2), (2, 21), "Gemma 2, 9B");
         assert_eq!(alternating(48, 6), (6, 8), "Gemma 3, 12B");
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_that_would_make_too_many_groups_make_fewer_or_one() {
+    fn layers_that_exceed_the_maximum_of_groups_form_fewer_or_one() {
         let one_of = |layers: usize, window: Option<usize>, others: Option<usize>| {
             let mut windows = vec![others; layers];
             windows[layers - 1] = window;
@@ -132,19 +132,19 @@ mod tests {
         };
         // Qwen2, if its last layer has a window.
         assert_eq!(one_of(28, Some(4096), None), (10, 3));
-        assert_eq!(one_of(61, None, Some(4096)), (1, 61), "60 tables for one layer that looks back on all");
+        assert_eq!(one_of(61, None, Some(4096)), (1, 61), "one layer without a window would need 60 more tables");
         assert_eq!(one_of(12, None, Some(4096)), (12, 1));
     }
 
     #[test]
-    fn layers_that_are_all_alike_are_one_group() {
+    fn equal_layers_form_one_group() {
         let one = |window, layers| KvLayout::group(&vec![window; layers], true);
         assert_eq!((one(None, 5).windows, one(None, 5).levels), (vec![None], 5));
         assert_eq!((one(Some(7), 5).windows, one(Some(7), 5).levels), (vec![Some(7)], 5));
     }
 
     #[test]
-    fn layers_whose_k_and_v_differ_in_shape_stay_together_and_keep_what_any_looks_back_on() {
+    fn layers_with_different_kv_shapes_form_one_group_with_the_largest_window() {
         assert_eq!(KvLayout::group(&[Some(4), None, Some(9)], false).windows, [None]);
         assert_eq!(KvLayout::group(&[Some(4), Some(9)], false).windows, [Some(9)]);
     }

@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn four_bits_and_a_power_of_two_are_a_number() {
+    fn four_bits_and_an_exponent_give_the_number() {
         let unpacked = |pair: u8, power: u8| {
             let mut out = [0; 2 * BLOCK];
             unpack_row(&[pair; BLOCK / 2], &[power], &mut out)?;

@@ -681,7 +681,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_found_where_they_lie() {
+    fn row_orders_give_the_file_position_of_each_row() {
         assert_eq!(places(RowOrder::Same, 3), [0, 1, 2]);
         assert_eq!(places(RowOrder::Alternating, 6), [0, 2, 4, 1, 3, 5]);
         // Two heads of 3 dimensions, the last of which is rotated.

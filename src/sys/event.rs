@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_readable_from_the_signal_until_it_is_cleared() {
+    fn the_event_is_readable_from_the_signal_until_it_is_cleared() {
         let event = EventFd::new().unwrap();
         let readable = || {
             let mut poll = libc::pollfd { fd: event.fd(), events: libc::POLLIN, revents: 0 };

@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_nameless_file_can_be_written_and_leaves_nothing_behind() {
+    fn a_nameless_file_is_writable_and_leaves_no_file() {
         use std::os::unix::fs::FileExt;
         let dir = std::env::temp_dir().join(format!("pagedllm-nameless-{}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nameless_file_is_refused_where_none_can_be() {
+    fn a_nameless_file_in_an_unsuitable_directory_is_refused() {
         for dir in ["/nonexistent", "/dev/null", "/proc"] {
             assert!(nameless(Path::new(dir), 100).unwrap_err().message().contains("no file of 100 bytes can be made there"), "{dir}");
         }
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_regular_file_is_an_error_at_once() {
+    fn a_path_that_is_not_a_regular_file_is_an_immediate_error() {
         assert_eq!(open(Path::new("/nonexistent")).unwrap().map(|_| ()), None);
         for path in ["/dev/null", "/"] {
             assert!(open(Path::new(path)).unwrap_err().message().contains("not a regular file"));

@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hosts_mode_is_set_aside_and_comes_back() {
+    fn the_float_mode_of_the_host_is_replaced_and_restored() {
         const FLUSH_AND_ROUND_UP: u64 = 0x1F80 | 0x8040 | 0x4000;
         let before = read();
         write(FLUSH_AND_ROUND_UP);

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_the_system_does_not_take_back_is_told() {
+    fn an_error_reports_memory_that_the_system_does_not_take_back() {
         let mut pages = Pages::zeroed(2 * PAGE).unwrap();
         pages.bytes_mut().fill(7);
         // SAFETY: the second page of the mapping.
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn what_may_not_be_used_to_its_end_is_in_huge_pages_only_where_it_is_large() {
+    fn sparsely_used_memory_has_huge_pages_only_if_it_is_large() {
         if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
             return eprintln!("skipped: this system has no huge pages");
         }
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_beyond_the_machine_is_an_error() {
+    fn a_size_that_exceeds_the_machine_is_an_error() {
         assert_eq!(Pages::zeroed(usize::MAX / 2).err(), Some(Error::out_of_memory()));
     }
 }

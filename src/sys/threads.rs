@@ -151,14 +151,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn with_stack_stays_on_a_thread_that_has_the_stack() {
+    fn with_stack_stays_on_a_thread_with_enough_stack() {
         let here = std::thread::current().id();
         assert_eq!(with_stack(16 << 10, || std::thread::current().id()).unwrap(), Ok(here));
         assert_ne!(with_stack(64 << 20, || std::thread::current().id()).unwrap(), Ok(here));
     }
 
     #[test]
-    fn with_stack_gives_the_stack_it_promises() {
+    fn with_stack_gives_the_requested_stack() {
         fn depth(n: usize) -> usize {
             let frame = std::hint::black_box([n as u8; 1024]);
             if n == 0 { frame[0] as usize } else { 1 + depth(n - 1) }
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn with_stack_reports_panics_and_stacks_that_the_system_refuses() {
+    fn with_stack_reports_panics_and_refused_stacks() {
         let panic = with_stack(64 << 20, || panic!("as planned")).unwrap();
         assert_eq!(panic.map(|()| 0), Err("as planned".into()));
         let error = with_stack(usize::MAX / 4, || ()).unwrap_err();

@@ -88,7 +88,7 @@ fn every_sequence(table: &Table, eos: &[u32], max: usize) -> Vec<(Vec<u32>, f32)
 }
 
 #[test]
-fn a_width_that_holds_every_sequence_finds_the_best_of_all() {
+fn a_width_that_holds_all_sequences_finds_the_best_one() {
     for seed in 0..20 {
         let table = Table::random(seed, 4);
         for length_penalty in [-1.0, 0.0, 1.0, 2.0] {
@@ -111,7 +111,7 @@ fn a_width_that_holds_every_sequence_finds_the_best_of_all() {
 }
 
 #[test]
-fn the_best_candidates_without_a_full_sort_are_those_with_one() {
+fn the_best_candidates_equal_those_of_a_full_sort() {
     for seed in 0..40 {
         // Few distinct values, so that many are equal.
         let row = |beam: u64| -> Vec<f32> {
@@ -130,7 +130,7 @@ fn the_best_candidates_without_a_full_sort_are_those_with_one() {
             best.start(wanted).unwrap();
             (0..3).for_each(|beam| best.offer(beam, scores[beam], &rows[beam]));
             let found: Vec<_> = best.ranked().iter().map(|c| (c.score, c.beam, c.token)).collect();
-            assert_eq!(found, all[..wanted.min(all.len())], "seed {seed}, {wanted} wanted");
+            assert_eq!(found, all[..wanted.min(all.len())], "seed {seed}, {wanted} requested");
         }
     }
 }
@@ -138,7 +138,7 @@ fn the_best_candidates_without_a_full_sort_are_those_with_one() {
 /// Runs searches with many parameters on random tables.
 fn random_searches(look: impl Fn(&BeamSearch, &BeamStep)) {
     for seed in 0..200 {
-        let pick = |what: u64, most: usize| (uniform(seed, what, Lane::Token) * most as f64) as usize;
+        let pick = |index: u64, end: usize| (uniform(seed, index, Lane::Token) * end as f64) as usize;
         let groups = [1, 1, 2, 4][pick(0, 4)];
         let params = BeamParams {
             width: groups * [1, 2, 3, 8][pick(1, 4)].max(if groups == 1 { 2 } else { 1 }),
@@ -168,7 +168,7 @@ fn random_searches(look: impl Fn(&BeamSearch, &BeamStep)) {
 }
 
 #[test]
-fn every_beam_of_a_step_has_a_slot_of_its_own_and_first_children_stay() {
+fn each_beam_has_its_own_slot_and_first_children_keep_theirs() {
     random_searches(|search, step| {
         let mut slots: Vec<usize> = step.next.iter().map(|next| next.slot).collect();
         slots.sort_unstable();
@@ -200,7 +200,7 @@ fn scores_never_increase_along_a_beam_and_are_ranked_in_each_group() {
 }
 
 #[test]
-fn deciding_changes_nothing_and_used_buffers_do_not_matter() {
+fn selection_changes_no_state_and_does_not_depend_on_used_buffers() {
     let table = Table::random(5, 20);
     let mut search = BeamSearch::new(&params(4), 4, &[3], 8).unwrap();
     let before = format!("{search:?}");
@@ -217,7 +217,7 @@ fn deciding_changes_nothing_and_used_buffers_do_not_matter() {
 
 /// Token 1 ends the sequence; it ranks best in the first step and after 2. The continuation of 0
 /// costs little at first, and much later.
-fn goes_on() -> Table {
+fn late_cost() -> Table {
     Table(vec![
         vec![-1.0, -0.9, -1.1, -9.0],
         vec![-9.0, -9.0, -9.0, -0.5],
@@ -229,21 +229,21 @@ fn goes_on() -> Table {
 
 fn steps_until_done(early_stopping: EarlyStopping, length_penalty: f32) -> usize {
     let mut search = BeamSearch::new(&BeamParams { early_stopping, length_penalty, ..params(2) }, 2, &[1], 30).unwrap();
-    run(&mut search, &goes_on(), usize::MAX, |_, _| ());
+    run(&mut search, &late_cost(), usize::MAX, |_, _| ());
     search.generated()
 }
 
 #[test]
-fn early_stopping_yes_stops_first_and_never_stops_last() {
+fn early_stopping_yes_ends_first_and_never_ends_last() {
     let steps =
         |length_penalty| [EarlyStopping::Yes, EarlyStopping::No, EarlyStopping::Never].map(|form| steps_until_done(form, length_penalty));
     let [yes, no, never] = steps(1.0);
     assert!((yes, no) == (2, 3) && (10..30).contains(&never), "{yes} {no} {never}");
-    assert_eq!(steps(0.0), [2, 2, 2], "sums only fall: there is nothing to hope for");
+    assert_eq!(steps(0.0), [2, 2, 2], "sums only decrease, so no open beam can become better");
 }
 
 #[test]
-fn an_end_token_that_is_not_among_the_best_is_passed_over() {
+fn an_end_token_outside_the_best_candidates_ends_no_beam() {
     let table = Table(vec![vec![-0.5, -3.0, -1.0, -2.0]; 5]);
     let mut search = BeamSearch::new(&params(2), 2, &[1], 9).unwrap();
     run(&mut search, &table, 1, |_, step| {
@@ -258,10 +258,10 @@ fn an_end_token_that_is_not_among_the_best_is_passed_over() {
 }
 
 #[test]
-fn where_tokens_are_few_there_are_fewer_beams() {
+fn a_small_vocabulary_gives_fewer_beams() {
     let two = Table::random(1, 2);
     let best = found(&params(8), 8, &[], 2, &two);
-    assert_eq!(best.len(), 4, "two tokens twice are four sequences");
+    assert_eq!(best.len(), 4, "two steps of two tokens give four sequences");
     let one = Table(vec![vec![NONE, NONE, -0.25]; 4]);
     let best = found(&params(8), 8, &[], 5, &one);
     assert_eq!(best.len(), 1);
@@ -269,7 +269,7 @@ fn where_tokens_are_few_there_are_fewer_beams() {
 }
 
 #[test]
-fn a_search_in_which_every_token_is_excluded_is_done_and_keeps_what_had_finished() {
+fn a_search_without_allowed_tokens_ends_with_its_finished_beams() {
     let nothing = Table(vec![vec![NONE; 3]; 4]);
     assert_eq!(found(&params(2), 2, &[1], 5, &nothing), []);
     let only_the_end = Table(vec![vec![-0.5, -1.0, NONE], vec![NONE; 3], vec![NONE; 3], vec![NONE; 3]]);
@@ -278,7 +278,7 @@ fn a_search_in_which_every_token_is_excluded_is_done_and_keeps_what_had_finished
 }
 
 #[test]
-fn a_later_group_pays_for_what_earlier_ones_chose() {
+fn diversity_penalizes_the_tokens_of_earlier_groups() {
     let table = Table(vec![vec![-1.0, -1.5, -1.8, -2.5]; 5]);
     let params = BeamParams { groups: 3, diversity_penalty: 1.0, ..params(3) };
     let mut search = BeamSearch::new(&params, 3, &[], 4).unwrap();
@@ -290,12 +290,16 @@ fn a_later_group_pays_for_what_earlier_ones_chose() {
     let mut search = BeamSearch::new(&params, 3, &[], 4).unwrap();
     run(&mut search, &table, 1, |_, step| {
         let chosen: Vec<_> = step.next.iter().map(|next| (next.token, next.score, next.logprob)).collect();
-        assert_eq!(chosen, [(0, -1.0, -1.0), (0, -1.375, -1.0), (1, -1.5, -1.5)], "0 costs the third group 0.75 more, 1 nothing");
+        assert_eq!(
+            chosen,
+            [(0, -1.0, -1.0), (0, -1.375, -1.0), (1, -1.5, -1.5)],
+            "the third group has a penalty of 0.75 for token 0 and none for token 1"
+        );
     });
 }
 
 #[test]
-fn a_group_that_is_done_counts_as_choosing_the_first_end_token() {
+fn a_finished_group_counts_as_selecting_the_first_end_token() {
     // Token 1 ends the sequence, best after 0. The first group finishes in the second step, the
     // second group in the third.
     let table = Table(vec![vec![-0.2, -9.0, -1.0], vec![-1.5, -0.1, -3.0], vec![NONE; 3], vec![-0.1, -9.0, -6.0]]);
@@ -309,12 +313,12 @@ fn a_group_that_is_done_counts_as_choosing_the_first_end_token() {
         });
         tokens
     };
-    assert_eq!(third_step_of_the_second(1.0), [0u32; 0], "it ends with token 1");
-    assert_eq!(third_step_of_the_second(2.0), [0], "token 1 is too dear");
+    assert_eq!(third_step_of_the_second(1.0), [0u32; 0], "the group ends with token 1");
+    assert_eq!(third_step_of_the_second(2.0), [0], "the penalty of token 1 is too high");
 }
 
 #[test]
-fn logits_that_are_not_numbers_end_the_search_with_an_error() {
+fn logits_that_are_not_finite_end_the_search_with_an_error() {
     let search = BeamSearch::new(&params(2), 1, &[], 4).unwrap();
     let (mut scratch, mut step) = (BeamScratch::default(), BeamStep::default());
     for bad in [f32::NAN, f32::INFINITY] {
@@ -324,7 +328,7 @@ fn logits_that_are_not_numbers_end_the_search_with_an_error() {
 }
 
 #[test]
-fn rows_that_do_not_fit_the_beams_are_an_error() {
+fn a_wrong_number_of_logit_rows_is_an_error() {
     let mut search = BeamSearch::new(&params(2), 1, &[], 2).unwrap();
     let (mut scratch, mut step) = (BeamScratch::default(), BeamStep::default());
     let rows = [-1.0, -2.0, -3.0].repeat(2);
@@ -344,7 +348,7 @@ fn rows_that_do_not_fit_the_beams_are_an_error() {
 
 /// As in transformers 4, in which HammingDiversity precedes the other processors.
 #[test]
-fn processors_are_given_what_diversity_has_left_and_logprobs_are_still_the_models() {
+fn processors_run_after_the_diversity_penalty_and_logprobs_exclude_it() {
     let table = Table(vec![vec![-1.0, -1.5, -1.75, -9.0]; 5]);
     let params = BeamParams { groups: 2, diversity_penalty: 0.25, ..params(2) };
     let search = BeamSearch::new(&params, 2, &[], 4).unwrap();
@@ -355,11 +359,11 @@ fn processors_are_given_what_diversity_has_left_and_logprobs_are_still_the_model
     };
     search.decide(&table.after(&[]).repeat(2), &mut dearer_first, &mut scratch, &mut step).unwrap();
     let chosen: Vec<_> = step.next.iter().map(|next| (next.token, next.score, next.logprob)).collect();
-    assert_eq!(chosen, [(0, -1.25, -1.0), (1, -1.5, -1.5)], "0 would be -1.5 too, and first, were diversity taken off at the end");
+    assert_eq!(chosen, [(0, -1.25, -1.0), (1, -1.5, -1.5)], "with a penalty after the processors, token 0 would rank first with -1.5");
 }
 
 #[test]
-fn a_search_takes_memory_for_tokens_as_they_come() {
+fn a_search_allocates_memory_as_tokens_are_added() {
     let mut search = BeamSearch::new(&params(64), 1, &[], 1_000_000).unwrap();
     assert_eq!(search.nodes.capacity(), 0);
     run(&mut search, &Table::random(3, 40), 9, |_, _| ());
@@ -367,20 +371,20 @@ fn a_search_takes_memory_for_tokens_as_they_come() {
 }
 
 #[test]
-fn searches_too_large_to_keep_and_those_for_nothing_are_refused() {
+fn searches_that_are_too_large_or_have_no_tokens_are_refused() {
     assert!(BeamSearch::new(&params(4), 1, &[], 0).unwrap_err().message().contains("max_tokens is 0"));
     assert!(BeamSearch::new(&params(4), 5, &[], 9).unwrap_err().message().contains("n is 5"));
     assert!(BeamSearch::new(&params(64), 1, &[], usize::MAX).unwrap_err().message().contains("64 beams"));
 }
 
 #[test]
-fn at_the_last_step_open_beams_are_results_unless_groups_have_enough() {
+fn open_beams_at_the_last_step_are_results_unless_the_group_is_complete() {
     // Token 1 ends the sequence and ranks second. In the step in which it completes the results, a
     // better beam could continue.
     let table = Table(vec![vec![-0.5, -0.75, -3.0]; 4]);
     let yes = BeamParams { early_stopping: EarlyStopping::Yes, ..params(2) };
     let tokens = |params: &BeamParams| found(params, 2, &[1], 2, &table).into_iter().map(|best| best.tokens).collect::<Vec<_>>();
-    assert_eq!(tokens(&yes), [vec![0, 0], vec![0, 1]], "better than token 1 alone, which comes to -0.75");
+    assert_eq!(tokens(&yes), [vec![0, 0], vec![0, 1]], "better than token 1 alone, which has the score -0.75");
     let groups = BeamParams { width: 4, groups: 2, diversity_penalty: 0.125, ..yes };
-    assert_eq!(tokens(&groups), [vec![0, 1], vec![0, 1]], "each group is filled by token 1, and what is still open is left out");
+    assert_eq!(tokens(&groups), [vec![0, 1], vec![0, 1]], "token 1 completes each group, and open beams are dropped");
 }

@@ -38,10 +38,10 @@ pub(crate) fn text_of(tokens: &[u32]) -> String {
     String::from_utf8(bytes).unwrap()
 }
 
-/// Writes at random for at most `most` tokens, or to the end.
-fn walk(constraint: &mut Constraint, seed: u64, most: usize) -> Vec<u32> {
+/// Writes at most `limit` random allowed tokens, or to the end.
+fn walk(constraint: &mut Constraint, seed: u64, limit: usize) -> Vec<u32> {
     let mut tokens = Vec::new();
-    for i in 0..most {
+    for i in 0..limit {
         let choices = allowed(constraint);
         let token = choices[(uniform(seed, i as u64, Lane::Token) * choices.len() as f64) as usize];
         constraint.advance(token).unwrap();
@@ -59,8 +59,8 @@ fn person() -> Json {
         "tags": {"type": "array", "items": {"enum": ["a", "b", 3]}, "maxItems": 3}}})
 }
 
-/// One of each kind, and one that llguidance cannot take back.
-fn some_of_all() -> Vec<Grammar> {
+/// One grammar of each kind, and one that llguidance cannot rewind.
+fn all_kinds() -> Vec<Grammar> {
     let stopped = lark("start: word \"!\" word\nword[stop=\".\"]: /[a-z]{0,9}/");
     assert!(byte_grammars().compile(&stopped).is_ok_and(|mut c| c.advance(b'a' as u32).is_ok() && c.parser.rollback(1).is_err()));
     vec![
@@ -73,7 +73,7 @@ fn some_of_all() -> Vec<Grammar> {
     ]
 }
 
-/// The mask where a new constraint stands after these tokens.
+/// The mask of a new constraint after these tokens.
 fn replayed(grammars: &Grammars, grammar: &Grammar, tokens: &[u32]) -> Vec<u32> {
     let mut constraint = grammars.compile(grammar).unwrap();
     tokens.iter().for_each(|&token| constraint.advance(token).unwrap());
@@ -83,7 +83,7 @@ fn replayed(grammars: &Grammars, grammar: &Grammar, tokens: &[u32]) -> Vec<u32> 
 #[test]
 fn masks_of_forks_equal_those_of_a_replay() {
     let grammars = byte_grammars();
-    for grammar in some_of_all() {
+    for grammar in all_kinds() {
         for seed in 0..10 {
             let mut first = grammars.compile(&grammar).unwrap();
             let common = walk(&mut first, seed, 1 + seed as usize);
@@ -102,7 +102,7 @@ fn masks_of_forks_equal_those_of_a_replay() {
 #[test]
 fn masks_after_a_rewind_equal_those_of_a_replay() {
     let grammars = byte_grammars();
-    for grammar in some_of_all() {
+    for grammar in all_kinds() {
         for seed in 0..20 {
             let mut constraint = grammars.compile(&grammar).unwrap();
             let mut tokens = walk(&mut constraint, seed, 12);
@@ -129,7 +129,7 @@ fn removing_more_tokens_than_there_are_is_an_error() {
     assert_eq!(allowed(&mut constraint), [b'{' as u32, 259]);
 }
 
-/// Every text that can be written.
+/// All texts that the constraint allows.
 fn all_texts(constraint: &Constraint, tokens: Vec<u32>, found: &mut Vec<String>) {
     let mut here = constraint.fork().unwrap();
     for token in allowed(&mut here) {
@@ -145,7 +145,7 @@ fn all_texts(constraint: &Constraint, tokens: Vec<u32>, found: &mut Vec<String>)
 }
 
 #[test]
-fn a_choice_is_one_of_its_texts_and_nothing_else() {
+fn a_choice_allows_exactly_its_texts() {
     let texts = ["yes", "yes, no", "12", "", "a/b\\c", "\"é\n.*"].map(String::from);
     let constraint = byte_grammars().compile(&Grammar::Choice(texts.to_vec())).unwrap();
     let mut found = Vec::new();
@@ -204,7 +204,7 @@ fn whitespace_in_json_is_limited() {
 }
 
 #[test]
-fn a_lark_grammar_may_nest() {
+fn a_lark_grammar_can_be_recursive() {
     let grammars = byte_grammars();
     for seed in 0..100 {
         let mut constraint = grammars.compile(&lark("start: \"(\" start \")\" | \"x\"")).unwrap();
@@ -215,7 +215,7 @@ fn a_lark_grammar_may_nest() {
 }
 
 #[test]
-fn an_end_is_allowed_where_the_grammar_may_end_and_nothing_else_after_it() {
+fn an_end_token_is_allowed_only_where_the_grammar_can_end() {
     let mut constraint = byte_grammars().compile(&Grammar::Choice(vec!["a".into(), "ab".into()])).unwrap();
     assert!(!allowed(&mut constraint).contains(&END));
     constraint.advance(b'a' as u32).unwrap();
@@ -242,7 +242,7 @@ fn special_tokens_and_padded_rows_are_never_allowed_unless_a_grammar_names_them(
 }
 
 #[test]
-fn a_token_that_the_grammar_forbids_is_an_error_that_stays() {
+fn a_forbidden_token_is_a_permanent_error() {
     let mut constraint = byte_grammars().compile(&Grammar::Choice(vec!["yes".into()])).unwrap();
     constraint.advance(b'y' as u32).unwrap();
     let error = constraint.advance(b'n' as u32).unwrap_err();
@@ -267,7 +267,7 @@ fn a_cached_grammar_starts_at_its_beginning() {
     first.advance(b'a' as u32).unwrap();
     assert_eq!(allowed(&mut grammars.compile(&grammar).unwrap()), [b'a' as u32, 265]);
     assert_eq!(allowed(&mut first), [b'b' as u32]);
-    // Many others push it out of the cache.
+    // Many other grammars evict it from the cache.
     (0..40).for_each(|i| drop(grammars.compile(&Grammar::Choice(vec![i.to_string()])).unwrap()));
     assert_eq!(allowed(&mut grammars.compile(&grammar).unwrap()), [b'a' as u32, 265]);
 }
@@ -321,7 +321,7 @@ fn a_grammar_that_cannot_be_compiled_is_an_error_with_the_reason() {
 #[test]
 fn exponential_regexes_end_at_a_limit_or_cost_little() {
     let grammars = byte_grammars();
-    // Writes 300 tokens, or until a limit is reached. Returns the work of the lexer.
+    // Writes up to 300 tokens, less if a limit is reached. Returns the work of the lexer.
     let outcome = |grammar: Grammar| -> Result<_> {
         let mut constraint = grammars.compile(&grammar)?;
         for i in 0..300 {
@@ -463,7 +463,7 @@ fn an_exhausted_lexer_of_one_request_does_not_end_others() {
         assert!(allowed(&mut other).contains(&(b'z' as u32)));
         other.advance(b'z' as u32).unwrap();
     }
-    assert!(other.owns_lexer, "the shared lexer is of no use any more");
+    assert!(other.owns_lexer, "the shared lexer is unusable");
     assert!(allowed(&mut other).contains(&(b'z' as u32)));
     assert!(allowed(&mut grammars.compile(&grammar).unwrap()).contains(&(b'z' as u32)));
 }
@@ -476,7 +476,7 @@ fn unusual_vocabularies_work_or_are_errors() {
     assert!(empty.is_err() || empty.is_ok_and(|grammars| grammars.compile(&Grammar::JsonObject).is_err()));
     let long = Vocabulary { tokens: [bytes(256), vec![vec![b'a'; 5000]]].concat(), special: Vec::new(), eos: Vec::new() };
     let mut constraint = Grammars::new(long).unwrap().compile(&Grammar::Regex("a*".into())).unwrap();
-    assert_eq!(allowed(&mut constraint), [b'a' as u32], "no end: there is none");
+    assert_eq!(allowed(&mut constraint), [b'a' as u32], "the vocabulary has no end token");
 }
 
 #[test]
@@ -495,7 +495,7 @@ pub(crate) fn writes(constraint: &Constraint, text: &str) -> bool {
 }
 
 #[test]
-fn regular_expressions_in_lark_are_those_of_python() {
+fn regular_expressions_in_lark_have_the_syntax_of_python() {
     let grammars = byte_grammars();
     let cases = [
         ("start: /[^&&<>]*/", "a", "&"),
@@ -521,7 +521,7 @@ fn regular_expressions_in_lark_are_those_of_python() {
 }
 
 #[test]
-fn a_schema_within_lark_is_prepared_like_any_other() {
+fn a_schema_inside_lark_is_prepared_like_other_schemas() {
     let grammars = byte_grammars();
     let grammar = "start: \"<\" j \">\" j?\nj: %json {\n \"type\": \"object\", \"properties\": {\"a\": {\"type\": \"string\",\n \"format\": \"uuid4\", \
          \"pattern\": \"^[^&&]*$\"}}, \"patternProperties\": {\"^a$\": {}}, \"additionalProperties\": false}";
@@ -547,7 +547,7 @@ fn a_schema_within_lark_is_prepared_like_any_other() {
 }
 
 #[test]
-fn a_refused_token_is_named_with_its_byte_and_what_is_allowed() {
+fn the_error_of_a_refused_token_names_its_byte_and_the_allowed_ones() {
     let grammars = byte_grammars();
     let cases: [(Grammar, &str, u32, &str); 8] = [
         (
@@ -585,7 +585,7 @@ fn a_refused_token_is_named_with_its_byte_and_what_is_allowed() {
 }
 
 #[test]
-fn text_that_no_token_of_the_model_has_is_named() {
+fn an_error_names_text_that_no_token_can_write() {
     let tokens = (b'a'..=b'z').map(|byte| vec![byte]).collect();
     let grammars = Grammars::new(Vocabulary { tokens, special: Vec::new(), eos: Vec::new() }).unwrap();
     let error = grammars.compile(&Grammar::Regex("[0-9]x".into())).err().unwrap();

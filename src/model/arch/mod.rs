@@ -146,7 +146,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn an_unsupported_architecture_is_named_with_those_that_are() {
+    fn an_error_names_the_unsupported_architecture_and_the_supported_ones() {
         let message = family(&Config::from_json(json!({"architectures": ["MambaForCausalLM"]}))).err().unwrap();
         assert!(message.message().contains("MambaForCausalLM") && message.message().contains("LlamaForCausalLM"), "{message}");
     }
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_that_is_null_is_none_and_an_absent_one_is_the_familys() {
+    fn a_null_window_is_none_and_an_absent_one_is_the_default_of_the_family() {
         let windows = |kind: &str, window: Option<serde_json::Value>| {
             let mut config = json!({"model_type": kind, "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 2,
                 "intermediate_size": 8, "num_hidden_layers": 2, "vocab_size": 8, "use_sliding_window": true, "max_window_layers": 1,
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rope_that_stretches_does_so_once() {
+    fn rope_scaling_applies_once() {
         for (kind, factor) in [("deepseek_v2", 1), ("deepseek_v2", 4), ("deepseek_v3", 4), ("llama", 4)] {
             let config =
                 Config::from_json(json!({"model_type": kind, "hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 4,
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_gemmas_mean_the_approximation() {
+    fn the_first_gemma_models_use_the_approximated_gelu() {
         let act = |more: serde_json::Value| {
             let mut config = json!({"model_type": "gemma", "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8,
                 "num_hidden_layers": 1, "vocab_size": 8});

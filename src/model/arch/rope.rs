@@ -233,13 +233,13 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_type_is_named() {
+    fn an_error_names_the_unknown_type() {
         let error = from_config(json!({"rope_scaling": {"rope_type": "spiral"}}), 8).unwrap_err();
         assert!(error.message().contains("spiral"), "{error}");
     }
 
     #[test]
-    fn a_part_of_a_head_turns() {
+    fn only_the_rotated_part_of_a_head_has_frequencies() {
         assert_eq!(from_config(json!({"partial_rotary_factor": 0.4}), 20).unwrap().rotated(), 8);
         for (part, head_dim) in [(0.5, 14), (1.5, 8), (0.1, 8)] {
             let error = from_config(json!({"partial_rotary_factor": part}), head_dim).unwrap_err();
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn dynamic_frequencies_are_the_default_ones_up_to_the_models_length() {
+    fn dynamic_frequencies_equal_the_default_ones_up_to_the_length_of_the_model() {
         let dynamic = json!({"max_position_embeddings": 64, "rope_scaling": {"type": "dynamic", "factor": 2.0}});
         let mut short = from_config(dynamic, 8).unwrap();
         let mut long = short.clone();
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_factors_have_one_for_each_pair() {
+    fn a_list_of_factors_needs_one_per_pair() {
         let config = |long: Value| json!({"original_max_position_embeddings": 64, "max_position_embeddings": 64, "rope_scaling": {"type": "longrope", "short_factor": [1.0, 2.0], "long_factor": long}});
         for wrong in [json!([1.0]), json!([1.0, 0.0]), json!([1.0, "2"]), json!(3), json!(null)] {
             assert!(from_config(config(wrong), 4).unwrap_err().message().contains("long_factor"));

@@ -55,13 +55,13 @@ fn difference(grammars: &Grammars, language: &str, case: &Json) -> Option<String
             return (!is_expected).then(|| format!("{language} /{pattern}/: {error}"));
         }
     };
-    // Modifiers are of ECMA-262 since 2025, which node 20 does not have.
+    // ECMA-262 has modifiers since 2025, but node 20 does not support them.
     let is_newer = language == "ecma" && (pattern.contains("(?i:") || pattern.contains("(?s:"));
     if !case["valid"].as_bool().unwrap() && !is_newer {
         return Some(format!("{language} /{pattern}/ is invalid and compiles"));
     }
-    let texts = |of: &str| case[of].as_array().unwrap().iter().map(|text| text.as_str().unwrap().to_string()).collect::<Vec<_>>();
-    // Beside the workaround in `to_json_regex`.
+    let texts = |key: &str| case[key].as_array().unwrap().iter().map(|text| text.as_str().unwrap().to_string()).collect::<Vec<_>>();
+    // Texts that the workaround in `to_json_regex` does not affect.
     let is_nul_in_json = |text: &str| language == "ecma" && text.contains('\0');
     let missing = texts("yes").into_iter().find(|text| !is_nul_in_json(text) && !accepts(&constraint, language, text));
     if let Some(text) = missing {
@@ -77,7 +77,7 @@ fn differences(language: &str, cases: &Json) -> Vec<String> {
 }
 
 #[test]
-fn a_pattern_matches_what_its_language_says() {
+fn patterns_match_the_texts_of_their_language() {
     for (language, at_least) in [("python", 300), ("ecma", 300)] {
         let cases: Json = serde_json::from_slice(&std::fs::read(goldens().join(format!("{language}.json"))).unwrap()).unwrap();
         assert!(cases.as_array().unwrap().len() > at_least);
@@ -87,7 +87,7 @@ fn a_pattern_matches_what_its_language_says() {
 }
 
 #[test]
-fn random_patterns_match_what_python_and_node_say() {
+fn random_patterns_match_as_in_python_and_node() {
     let script = goldens().join("patterns.py");
     let count = std::env::var("PLLM_RANDOM_PATTERNS").unwrap_or_else(|_| "100".into());
     let answer = match Command::new("python3").arg(script).args(["random", &count]).output() {
@@ -101,7 +101,7 @@ fn random_patterns_match_what_python_and_node_say() {
 }
 
 #[test]
-fn random_characters_are_a_pattern_or_an_error_in_bounded_time() {
+fn random_characters_compile_or_are_refused_in_bounded_time() {
     let grammars = byte_grammars();
     let parts = [
         "(", ")", "[", "]", "{", "}", "^", "$", "*", "+", "?", "|", "\\", "-", ".", "a", "b", "z", "0", "1", ",", ":", "<", ">", "=", "!",
@@ -126,7 +126,7 @@ fn random_characters_are_a_pattern_or_an_error_in_bounded_time() {
 }
 
 #[test]
-fn patterns_made_to_be_large_are_translated_or_refused_at_once() {
+fn patterns_with_large_expansions_are_translated_or_refused_quickly() {
     let grammars = byte_grammars();
     let nested = |depth: usize, inner: &str, repeat: &str| format!("{}{inner}{}", "(".repeat(depth), format!("){repeat}").repeat(depth));
     let patterns = [

@@ -14,14 +14,15 @@ fn compile(grammars: &Grammars, schema: &Json) -> Constraint {
     grammars.compile(&Grammar::JsonSchema(schema.to_string())).unwrap_or_else(|error| panic!("{schema}: {error}"))
 }
 
-/// Whether the value can be written with its members in some order.
-fn can_be_written(constraint: &Constraint, value: &Json) -> bool {
+/// Whether the constraint allows the value with its members in some order.
+fn is_allowed(constraint: &Constraint, value: &Json) -> bool {
     let Json::Object(members) = value else { return writes(constraint, &value.to_string()) };
     let reversed: Map<String, Json> = members.iter().rev().map(|(name, value)| (name.clone(), value.clone())).collect();
     writes(constraint, &value.to_string()) || writes(constraint, &Json::Object(reversed).to_string())
 }
 
-/// Writes at random, with a preference for tokens that end strings and objects. Nothing if the text has not ended after `limit` tokens.
+/// Writes random allowed tokens, preferably tokens that end strings and objects. Returns `None` if
+/// the text has not ended after `limit` tokens.
 fn random_text(constraint: &mut Constraint, seed: u64, limit: u64) -> Result<Option<String>, String> {
     let mut tokens = Vec::new();
     for i in 0..limit {
@@ -41,7 +42,7 @@ fn random_text(constraint: &mut Constraint, seed: u64, limit: u64) -> Result<Opt
 }
 
 #[test]
-fn a_schema_describes_what_jsonschema_says() {
+fn schemas_allow_the_values_that_jsonschema_accepts() {
     let grammars = byte_grammars();
     let goldens = goldens();
     let mut wrong = Vec::new();
@@ -49,7 +50,7 @@ fn a_schema_describes_what_jsonschema_says() {
         let constraint = compile(&grammars, &case["schema"]);
         for (kind, expected) in [("valid", true), ("invalid", false)] {
             let values = case[kind].as_array().unwrap();
-            let differing = values.iter().filter(|value| can_be_written(&constraint, value) != expected);
+            let differing = values.iter().filter(|value| is_allowed(&constraint, value) != expected);
             wrong.extend(differing.map(|value| format!("{} with {value}, which is {kind}", case["schema"])));
         }
     }
@@ -76,7 +77,8 @@ fn patterns_of_declared_names_never_run_out_of_tokens() {
     assert!(ended > 400, "only {ended} ended");
 }
 
-/// Compares the grammar of each schema with what jsonschema says of the values, and of texts that are generated at random.
+/// Compares the grammar of each schema with the results of jsonschema for the values, and for random
+/// generated texts.
 fn assert_same_as_jsonschema(schemas: &[Json], values: &[Json]) {
     let grammars = byte_grammars();
     let mut ended = 0;
@@ -84,7 +86,7 @@ fn assert_same_as_jsonschema(schemas: &[Json], values: &[Json]) {
         let validator = jsonschema::options().build(schema).unwrap();
         let constraint = compile(&grammars, schema);
         for value in values {
-            assert_eq!(can_be_written(&constraint, value), validator.is_valid(value), "{schema} with {value}");
+            assert_eq!(is_allowed(&constraint, value), validator.is_valid(value), "{schema} with {value}");
         }
         for seed in 0..40 {
             let text = random_text(&mut compile(&grammars, schema), seed, 80).unwrap_or_else(|error| panic!("{schema}: {error}"));
@@ -104,7 +106,7 @@ fn a_reference_to_the_schema_of_a_property_keeps_its_meaning() {
         Json::Object(members)
     };
     let schemas = [
-        // A pattern that stays, with a reference from outside and one from within.
+        // A pattern that stays a pattern, with a reference from outside and one from within.
         object(json!({"patternProperties": {"^a": {"type": "integer"}}, "additionalProperties": {"$ref": "#/patternProperties/%5Ea"}})),
         object(json!({"patternProperties": {"^a/~b?": {"type": "integer"}}, "additionalProperties": false, "required": ["b"],
             "properties": {"b": {"$ref": "#/patternProperties/%5Ea~1~0b%3F"}}})),
@@ -227,44 +229,44 @@ fn patterns_of_merged_objects_never_run_out_of_tokens() {
     assert_same_as_jsonschema(&schemas, &values);
 }
 
-/// So many members of "patternProperties" that match none of the others' names.
-fn some_patterns(prefix: &str, count: usize) -> Json {
+/// `count` members of "patternProperties" with disjoint names.
+fn disjoint_patterns(prefix: &str, count: usize) -> Json {
     Json::Object((0..count).map(|i| (format!("^{prefix}{i}_"), json!({"type": "integer"}))).collect())
 }
 
-fn some_names(count: usize, length: usize) -> Json {
+fn distinct_names(count: usize, length: usize) -> Json {
     Json::Object((0..count).map(|i| (format!("{i:0length$}"), json!({"type": "integer"}))).collect())
 }
 
 #[test]
 fn the_work_for_pattern_properties_is_bounded() {
     let several = |count: usize| -> Vec<Json> {
-        (0..count).map(|i| json!({"type": "object", "patternProperties": some_patterns(&format!("x{i}"), 10)})).collect()
+        (0..count).map(|i| json!({"type": "object", "patternProperties": disjoint_patterns(&format!("x{i}"), 10)})).collect()
     };
     let objects = |count: usize| vec![json!({"type": "object"}); count];
-    let recursive = json!({"type": "object", "patternProperties": some_patterns("x", 8), "properties": {"a": {"$ref": "#/$defs/t"}}});
+    let recursive = json!({"type": "object", "patternProperties": disjoint_patterns("x", 8), "properties": {"a": {"$ref": "#/$defs/t"}}});
     let hard: Map<String, Json> = (0..30).map(|i| (format!("^([ab]*a[ab]{{{}}}|{i})$", 100 + i), json!({}))).collect();
     let texts: Map<String, Json> =
         (0..90u64).map(|i| ((0..60).map(|j| if uniform(i, j, Lane::Token) < 0.5 { 'a' } else { 'b' }).collect(), json!({}))).collect();
     let copied = json!({"enum": vec![1; 1000]});
     let cases = [
-        (json!({"patternProperties": some_patterns("x", 65)}), "(65, limit 64)"),
-        (json!({"patternProperties": some_patterns("x", 3000), "properties": some_names(3000, 4)}), "(3000, limit 64)"),
+        (json!({"patternProperties": disjoint_patterns("x", 65)}), "(65, limit 64)"),
+        (json!({"patternProperties": disjoint_patterns("x", 3000), "properties": distinct_names(3000, 4)}), "(3000, limit 64)"),
         (json!({"anyOf": several(7)}), "(70, limit 64)"),
         (
-            json!({"patternProperties": some_patterns("x", 50), "properties": some_names(4001, 9)}),
+            json!({"patternProperties": disjoint_patterns("x", 50), "properties": distinct_names(4001, 9)}),
             "(50 members, 40010 bytes of names, product 2000500, limit 1000000)",
         ),
-        (json!({"anyOf": several(6), "$defs": {"a": {"properties": some_names(5000, 6)}}}), "(60 members, 35000 bytes of names"),
+        (json!({"anyOf": several(6), "$defs": {"a": {"properties": distinct_names(5000, 6)}}}), "(60 members, 35000 bytes of names"),
         (json!({"allOf": ([several(3), objects(100)].concat())}), "(30 patterns, 137 merged schemas, 59730 pairs, limit 20000)"),
         (json!({"allOf": [{"$ref": "#/$defs/t"}, {"required": ["a"]}], "$defs": {"t": recursive}}), "limit 20000"),
         (json!({"patternProperties": hard, "properties": texts}), "(limit 5000000 steps)"),
         (
-            json!({"properties": some_names(10, 1), "patternProperties": {"^[0-9]$": {"enum": vec![1; 11_000]}}}),
+            json!({"properties": distinct_names(10, 1), "patternProperties": {"^[0-9]$": {"enum": vec![1; 11_000]}}}),
             "(110020 values, 100000 left of 100000)",
         ),
         (
-            json!({"properties": some_names(100, 2), "patternProperties": {"^[0-9]{2}$": {"title": "t".repeat(100_000)}}}),
+            json!({"properties": distinct_names(100, 2), "patternProperties": {"^[0-9]{2}$": {"title": "t".repeat(100_000)}}}),
             "(156400 values, 100000 left of 100000)",
         ),
         (
@@ -272,7 +274,7 @@ fn the_work_for_pattern_properties_is_bounded() {
             "(101202 values, 100000 left of 100000)",
         ),
     ];
-    let many = json!({"type": "object", "properties": some_names(3100, 4)});
+    let many = json!({"type": "object", "properties": distinct_names(3100, 4)});
     let cases = cases.into_iter().chain([(many, "(3100 in one, 4803450 pairs in all, limit 4500000)")]);
     let grammars = byte_grammars();
     for (schema, expected) in cases {
@@ -288,8 +290,8 @@ fn the_work_for_pattern_properties_is_bounded() {
     assert!(error.message().contains("line 33: too many members of \"patternProperties\" (66, limit 64)"), "{error}");
     let error = grammars.compile(&Grammar::Lark(format!("start: {}", format!("/{}/ ", ".".repeat(8000)).repeat(25)))).err().unwrap();
     assert!(error.message().contains("too large together"), "{error}");
-    // What is just within the bounds.
-    compile(&grammars, &json!({"type": "object", "patternProperties": some_patterns("x", 64), "properties": some_names(1000, 9)}));
+    // The largest schemas within the bounds.
+    compile(&grammars, &json!({"type": "object", "patternProperties": disjoint_patterns("x", 64), "properties": distinct_names(1000, 9)}));
     compile(&grammars, &json!({"allOf": ([several(1), objects(100)].concat())}));
 }
 
@@ -321,7 +323,7 @@ fn strict_formats_refuse_only_formats_of_json_schema_that_are_not_generated() {
 }
 
 #[test]
-fn a_declared_name_cannot_be_written_in_another_way() {
+fn a_declared_name_has_only_one_spelling() {
     let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "patternProperties": {"^b": {"type": "null"}}});
     let constraint = compile(&byte_grammars(), &schema);
     assert!(writes(&constraint, r#"{"a":1}"#) && writes(&constraint, r#"{"c":1}"#) && writes(&constraint, r#"{"\\u0061":1}"#));
@@ -341,7 +343,7 @@ fn control_characters_of_a_schema_can_be_written() {
 }
 
 #[test]
-fn schemas_under_no_keyword_are_prepared_if_a_reference_names_them() {
+fn schemas_under_unknown_keywords_are_prepared_if_referenced() {
     let schema = json!({"$ref": "#/components/schemas/a~1b%20c",
         "components": {"schemas": {"a/b c": {"type": "string", "format": "frob", "pattern": "^[&&]$"}}}});
     let constraint = compile(&byte_grammars(), &schema);
@@ -363,7 +365,7 @@ fn an_error_shows_the_patterns_of_the_schema() {
 #[test]
 fn a_text_matches_if_its_decoded_value_does() {
     let grammars = byte_grammars();
-    // Each with texts of JSON that match and that do not.
+    // Each pattern with JSON texts that match and JSON texts that do not.
     let cases: [(&str, &[&str], &[&str]); 7] = [
         ("^[^\"]+$", &[r#""a""#, r#""\\""#, r#""\n""#], &[r#""\"""#, r#""a\"""#]),
         ("^[^\\\\]+$", &[r#""\"""#, r#""\t""#], &[r#""\\""#, r#""a\\n""#]),
