@@ -3,6 +3,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod dense_model;
 mod faults;
 mod insight;
 mod journal;
@@ -11,5 +12,5 @@ mod same_bits;
 mod sequences;
 mod structured;
 mod swap;
-mod traces;
-mod turns;
+
+mod ledger;

@@ -1,4 +1,4 @@
-//! Sequences as values, on real models: whatever is shared, cut, kept or found again, the bits are those of a request alone.
+//! Sequences that are forked, rewound, kept, moved or found in the prefix cache. Their bits equal those of a request alone.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ struct Model {
 
 impl Model {
     fn llama() -> Model {
-        Model::of("llama")
+        Model::from_family("llama")
     }
 
-    fn of(name: &str) -> Model {
+    fn from_family(name: &str) -> Model {
         let dir = TempDir::new();
         let (_, config) = configs(512).into_iter().find(|(family, _)| family.starts_with(name)).unwrap();
         write_random_model(&dir.0, &config, false, 5);
@@ -41,8 +41,8 @@ impl Model {
         Engine::create(&self.options).unwrap()
     }
 
-    /// An engine whose pool has so many blocks.
-    fn engine_of(&self, blocks: u64, max_model_len: usize) -> Engine {
+    /// Creates an engine whose pool has the given number of blocks.
+    fn engine_with(&self, blocks: u64, max_model_len: usize) -> Engine {
         let bytes = Engine::plan(&self.options).unwrap().block_bytes * blocks;
         Engine::create(&EngineOptions { kv_bytes: Some(bytes), max_model_len: Some(max_model_len), ..self.options.clone() }).unwrap()
     }
@@ -67,7 +67,7 @@ fn request(prompt: Vec<u32>, sampling: SamplingParams) -> Request {
     Request::new(Prompt::Tokens(prompt), sampling)
 }
 
-/// Steps until all have ended.
+/// Steps until all requests have ended, and returns all outputs.
 fn drain(engine: &Engine) -> Vec<Output> {
     let mut outputs = Vec::new();
     for _ in 0..20_000 {
@@ -87,7 +87,7 @@ fn steps(engine: &Engine, n: usize) -> Vec<Output> {
     engine.queue().poll(Some(Duration::ZERO)).unwrap().into()
 }
 
-/// Tokens and the bits of their log probabilities, by sequence.
+/// Returns the tokens and the bits of their log probabilities, by sequence.
 fn answers(outputs: &[Output]) -> BTreeMap<u64, Vec<(u32, u32)>> {
     let mut answers: BTreeMap<u64, Vec<(u32, u32)>> = BTreeMap::new();
     for output in outputs {
@@ -114,9 +114,10 @@ fn assert_empty(engine: &Engine) -> Stats {
     stats
 }
 
-fn code<T: std::fmt::Debug>(result: pagedllm::error::Result<T>, says: &str) -> Code {
+/// Returns the code of an error whose message must contain `message`.
+fn code<T: std::fmt::Debug>(result: pagedllm::error::Result<T>, message: &str) -> Code {
     let error = result.unwrap_err();
-    assert!(error.message().contains(says), "{error}, expected {says}");
+    assert!(error.message().contains(message), "{error}, expected {message}");
     error.code()
 }
 
@@ -129,14 +130,14 @@ fn a_fork_continues_like_its_parent_and_shares_its_blocks() {
     let used = engine.stats().blocks_used;
     let children = engine.fork(id, 3, &Fork::default()).unwrap();
     engine.step().unwrap();
-    // Only the block that is being written is copied.
+    // Each fork copies only the partially filled block.
     assert!(engine.stats().blocks_used <= used + 4, "{} from {used}", engine.stats().blocks_used);
     let outputs = drain(&engine);
     let whole = alone(&model, &prompt(29), sampled(3, 40));
     let after = answers(&outputs);
     assert_eq!([answers(&before)[&id].clone(), after[&id].clone()].concat(), whole);
     for child in children {
-        assert_eq!(after[&child], whole[13..], "the child draws its parent's numbers");
+        assert_eq!(after[&child], whole[13..], "the fork uses the random numbers of its parent");
     }
     assert!(engine.stats().blocks_copied >= 3);
     assert_empty(&engine);
@@ -149,11 +150,11 @@ fn forks_with_their_own_seeds_diverge() {
     steps(&engine, 5);
     let children = engine.fork(id, 4, &Fork { seed: Some(77), user_data: Some(9), ..Default::default() }).unwrap();
     let outputs = drain(&engine);
-    let told = answers(&outputs);
-    let different: std::collections::BTreeSet<_> = children.iter().map(|child| told[child].clone()).collect();
+    let by_sequence = answers(&outputs);
+    let different: std::collections::BTreeSet<_> = children.iter().map(|child| by_sequence[child].clone()).collect();
     assert_eq!(different.len(), 4);
     assert!(outputs.iter().all(|output| children.contains(&output.sequence) == (output.user_data == 9)));
-    assert!(outputs.iter().all(|output| output.request == output.sequence), "a fork is a request of its own");
+    assert!(outputs.iter().all(|output| output.request == output.sequence), "a fork is a new request");
 }
 
 #[test]
@@ -186,7 +187,7 @@ fn a_rewound_sequence_regenerates_the_same_bits() {
         let again = answers(&drain(&engine)).remove(&id).unwrap();
         match len {
             29.. => assert_eq!(again, whole[len - 29..], "{len}"),
-            _ => assert_eq!(again[..10], alone(&model, &prompt(29)[..len], sampled(3, 10))[..], "{len}: into the prompt"),
+            _ => assert_eq!(again[..10], alone(&model, &prompt(29)[..len], sampled(3, 10))[..], "{len}: rewound into the prompt"),
         }
         assert_empty(&engine);
     }
@@ -207,7 +208,11 @@ fn a_resumed_conversation_computes_only_new_tokens() {
         engine.resume(id, Resume::new(sampled(turn as u64, 20))).unwrap();
         let answer = answers(&drain(&engine)).remove(&id).unwrap();
         assert_eq!(answer, alone(&model, &all, sampled(turn as u64, 20)), "turn {turn}");
-        assert_eq!(engine.stats().prompt_tokens - before, 10 * turn as u64 + 1, "what was appended, and the last token of the turn before");
+        assert_eq!(
+            engine.stats().prompt_tokens - before,
+            10 * turn as u64 + 1,
+            "the appended tokens and the last token of the previous turn are computed"
+        );
         all.extend(tokens(&answer));
     }
     engine.free(id).unwrap();
@@ -236,12 +241,12 @@ fn samples_share_their_prompt_and_the_first_equals_a_single_request() {
     let mut outputs = steps(&engine, 3);
     let stats = engine.stats();
     assert_eq!((stats.running, stats.prompt_tokens), (4, 80), "the prompt is computed once");
-    assert_eq!(stats.blocks_used, 10 + 4, "ten blocks of prompt for all, one of its own for each");
+    assert_eq!(stats.blocks_used, 10 + 4, "the samples share ten prompt blocks, and each has one block of its own");
     outputs.extend(drain(&engine));
-    let told = answers(&outputs);
-    assert_eq!(told[&id], alone(&model, &prompt(80), sampled(3, 40)));
-    assert_eq!(told.keys().copied().collect::<Vec<_>>(), [id, id + 1, id + 2, id + 3]);
-    assert_eq!(told.values().collect::<std::collections::BTreeSet<_>>().len(), 4);
+    let by_sequence = answers(&outputs);
+    assert_eq!(by_sequence[&id], alone(&model, &prompt(80), sampled(3, 40)));
+    assert_eq!(by_sequence.keys().copied().collect::<Vec<_>>(), [id, id + 1, id + 2, id + 3]);
+    assert_eq!(by_sequence.values().collect::<std::collections::BTreeSet<_>>().len(), 4);
     for output in &outputs {
         assert_eq!((output.request, output.sequence), (id, id + output.index as u64));
     }
@@ -265,7 +270,7 @@ fn best_of_returns_the_most_probable_samples_in_order_of_score() {
     scores.sort_by(|a, b| b.0.total_cmp(&a.0));
     engine.add_request(Request { n: 2, best_of: Some(6), ..request(prompt(20), sampled(3, 15)) }).unwrap();
     let best = drain(&engine);
-    assert_eq!(best.len(), 2, "nothing is told before the end");
+    assert_eq!(best.len(), 2, "each result is one output");
     for (rank, output) in best.iter().enumerate() {
         assert_eq!((output.index as usize, &output.tokens, output.score), (rank, &scores[rank].1, scores[rank].0));
     }
@@ -276,7 +281,7 @@ fn best_of_returns_the_most_probable_samples_in_order_of_score() {
 fn a_prefix_cache_hit_changes_no_bit() {
     let model = Model::llama();
     let engine = model.engine();
-    let ask = |len, salt: &[u8]| {
+    let computed_and_cached = |len, salt: &[u8]| {
         let before = engine.stats();
         let id = engine.add_request(Request { salt: salt.to_vec(), ..request(prompt(len), sampled(4, 20)) }).unwrap();
         let answer = answers(&drain(&engine)).remove(&id).unwrap();
@@ -284,19 +289,19 @@ fn a_prefix_cache_hit_changes_no_bit() {
         let stats = engine.stats();
         (stats.prompt_tokens - before.prompt_tokens, stats.prefix_hits - before.prefix_hits)
     };
-    assert_eq!(ask(100, b""), (100, 0));
-    assert_eq!(ask(100, b""), (4, 96), "twelve whole blocks");
-    assert_eq!(ask(97, b""), (1, 96));
-    assert_eq!(ask(96, b""), (8, 88), "the last token is always computed");
-    assert_eq!(ask(50, b""), (2, 48));
-    assert_eq!(ask(100, b"tenant"), (100, 0), "another salt finds nothing");
-    assert_eq!(ask(100, b"tenant"), (4, 96));
+    assert_eq!(computed_and_cached(100, b""), (100, 0));
+    assert_eq!(computed_and_cached(100, b""), (4, 96), "the first twelve blocks are cached");
+    assert_eq!(computed_and_cached(97, b""), (1, 96));
+    assert_eq!(computed_and_cached(96, b""), (8, 88), "the last token is always computed");
+    assert_eq!(computed_and_cached(50, b""), (2, 48));
+    assert_eq!(computed_and_cached(100, b"tenant"), (100, 0), "another salt has no cache hits");
+    assert_eq!(computed_and_cached(100, b"tenant"), (4, 96));
     assert_eq!(engine.stats().prefix_queries, 99 + 99 + 96 + 95 + 49 + 99 + 99);
     let stats = assert_empty(&engine);
     assert!(stats.blocks_cached > 0);
 }
 
-/// Everything at once, in a pool in which it does not fit: requests are preempted, prefixes are found and evicted.
+/// Runs samples and forks in a pool that is too small: requests are preempted, and cached prefixes are reused and evicted.
 #[test]
 fn samples_and_forks_keep_their_bits_under_preemption() {
     let model = Model::llama();
@@ -318,27 +323,27 @@ fn samples_and_forks_keep_their_bits_under_preemption() {
         }
         let mut outputs = steps(&engine, 20);
         for id in expected.keys().copied().collect::<Vec<_>>() {
-            // Those that have ended meanwhile cannot fork any more.
+            // A request that has already ended cannot be forked.
             let Ok(children) = engine.fork(id, 2, &Fork::default()) else { continue };
             let so_far = |outputs: &[Output]| answers(outputs).get(&id).map_or(0, Vec::len);
-            let told = so_far(&outputs);
-            children.iter().for_each(|&child| drop(expected.insert(child, expected[&id][told..].to_vec())));
+            let generated = so_far(&outputs);
+            children.iter().for_each(|&child| drop(expected.insert(child, expected[&id][generated..].to_vec())));
         }
         outputs.extend(drain(&engine));
-        let told = answers(&outputs);
+        let found = answers(&outputs);
         for (id, answer) in &expected {
-            assert_eq!(told.get(id).unwrap_or(&Vec::new()), answer, "sequence {id} with {blocks} blocks");
+            assert_eq!(found.get(id).unwrap_or(&Vec::new()), answer, "sequence {id} with {blocks} blocks");
         }
         assert_eq!(engine.stats().preemptions > 0, blocks == 40, "{:?}", engine.stats());
         assert_empty(&engine);
     }
 }
 
-fn beams_through_the_engine(file: &str) {
+fn assert_engine_beams_match(file: &str) {
     let mut engines: BTreeMap<String, Engine> = BTreeMap::new();
     let cases = beam_cases(file);
     for group in cases.chunks(6) {
-        let mut asked: Vec<(u64, &BeamCase)> = Vec::new();
+        let mut added: Vec<(u64, &BeamCase)> = Vec::new();
         for case in group {
             let options = EngineOptions {
                 model_dir: goldens().join(&case.model),
@@ -355,21 +360,21 @@ fn beams_through_the_engine(file: &str) {
                 ..case.sampling.clone()
             };
             let beam = Some(case.params.clone());
-            asked.push((
+            added.push((
                 engine.add_request(Request { n: case.params.width, beam, ..request(case.prompt.clone(), sampling) }).unwrap(),
                 case,
             ));
-            // Another way of decoding in the same batch.
+            // A greedy request decodes in the same batch.
             engine.add_request(request(case.prompt.clone(), SamplingParams { max_tokens: Some(9), ..SamplingParams::greedy() })).unwrap();
         }
         for (model, engine) in &engines {
             let outputs = drain(engine);
-            for (id, case) in asked.iter().filter(|(_, case)| case.model == *model) {
+            for (id, case) in added.iter().filter(|(_, case)| case.model == *model) {
                 let mine: Vec<&Output> = outputs.iter().filter(|output| output.request == *id).collect();
                 assert_eq!(mine.len(), case.expected.len(), "{}", case.name());
                 for (rank, (output, (tokens, score))) in mine.iter().zip(&case.expected).enumerate() {
                     assert_eq!((output.index as usize, &output.tokens), (rank, tokens), "{}", case.name());
-                    assert!(output.logprobs.tokens.is_empty(), "not asked for");
+                    assert!(output.logprobs.tokens.is_empty(), "logprobs were not requested");
                     assert!(
                         (output.score - *score as f64).abs() < 1e-4 + 1e-6 * score.abs() as f64,
                         "{}: {} {score}",
@@ -385,18 +390,18 @@ fn beams_through_the_engine(file: &str) {
 
 #[test]
 fn engine_beams_match_transformers_5() {
-    beams_through_the_engine("beams.json");
+    assert_engine_beams_match("beams.json");
 }
 
 #[test]
 fn engine_beam_groups_match_transformers_4() {
-    beams_through_the_engine("groups.json");
+    assert_engine_beams_match("groups.json");
 }
 
 #[test]
 fn preempted_beams_give_the_same_results() {
     let model = Model::llama();
-    let ask = |engine: &Engine| {
+    let search = |engine: &Engine| {
         let beam = Some(BeamParams { width: 4, ..Default::default() });
         let sampling = || SamplingParams { max_tokens: Some(40), ignore_eos: true, ..Default::default() };
         for len in [30, 41, 52] {
@@ -409,18 +414,18 @@ fn preempted_beams_give_the_same_results() {
             .map(|output| ((output.request, output.index), (output.tokens, output.score.to_bits())))
             .collect::<BTreeMap<_, _>>()
     };
-    let calm = model.engine();
-    let expected = ask(&calm);
-    assert_eq!((calm.stats().preemptions, expected.len()), (0, 12));
-    let tight = model.engine_of(30, 100);
-    assert_eq!(ask(&tight), expected);
-    assert!(tight.stats().preemptions > 0);
+    let large_pool = model.engine();
+    let expected = search(&large_pool);
+    assert_eq!((large_pool.stats().preemptions, expected.len()), (0, 12));
+    let small_pool = model.engine_with(30, 100);
+    assert_eq!(search(&small_pool), expected);
+    assert!(small_pool.stats().preemptions > 0);
 }
 
 #[test]
 fn a_pinned_prompt_is_not_evicted() {
     let model = Model::llama();
-    let engine = model.engine_of(40, 160);
+    let engine = model.engine_with(40, 160);
     let hits = |engine: &Engine| {
         let before = engine.stats().prefix_hits;
         engine.add_request(request(prompt(80), sampled(1, 2))).unwrap();
@@ -435,14 +440,14 @@ fn a_pinned_prompt_is_not_evicted() {
     };
     let pin = engine.pin(Prompt::Tokens(prompt(80)), true, b"", 1, None).unwrap();
     engine.step().unwrap();
-    assert_eq!(engine.stats().blocks_used, 10, "computed at once, for nobody");
+    assert_eq!(engine.stats().blocks_used, 10, "the next step computes a pinned prompt without a request");
     flood(&engine);
     assert_eq!(hits(&engine), 72);
     engine.unpin(pin).unwrap();
     flood(&engine);
     assert_eq!(hits(&engine), 0);
     assert_eq!(code(engine.unpin(pin), "unknown"), Code::NotFound);
-    // Time.
+    // Expiry.
     let pin = engine.pin(Prompt::Tokens(prompt(80)), true, b"", 1, Some(Duration::from_millis(1))).unwrap();
     engine.step().unwrap();
     std::thread::sleep(Duration::from_millis(5));
@@ -454,7 +459,7 @@ fn a_pinned_prompt_is_not_evicted() {
 #[test]
 fn pins_are_evicted_by_priority_to_continue_a_sequence() {
     let model = Model::llama();
-    let engine = model.engine_of(24, 180);
+    let engine = model.engine_with(24, 180);
     let low = engine.pin(Prompt::Tokens(vec![5; 48]), true, b"", 1, None).unwrap();
     let high = engine.pin(Prompt::Tokens(vec![6; 48]), true, b"", 7, None).unwrap();
     steps(&engine, 2);
@@ -478,11 +483,11 @@ fn prompt_logprobs_equal_the_logprobs_of_the_same_tokens_when_sampled() {
         for _ in 0..2 {
             let id = engine.add_request(request(all.clone(), SamplingParams { prompt_logprobs: Some(3), ..sampled(1, 2) })).unwrap();
             let outputs = drain(&engine);
-            let told: Vec<f32> =
+            let logprobs: Vec<f32> =
                 outputs.iter().filter(|output| output.request == id).flat_map(|output| output.prompt_logprobs.tokens.clone()).collect();
             let tops: usize = outputs.iter().map(|output| output.prompt_logprobs.top.len()).sum();
-            assert_eq!((told.len(), tops), (all.len() - 1, 3 * (all.len() - 1)));
-            let bits: Vec<u32> = told[29..].iter().map(|p| p.to_bits()).collect();
+            assert_eq!((logprobs.len(), tops), (all.len() - 1, 3 * (all.len() - 1)));
+            let bits: Vec<u32> = logprobs[29..].iter().map(|p| p.to_bits()).collect();
             assert_eq!(bits, answer.iter().map(|(_, bits)| *bits).collect::<Vec<_>>());
         }
         assert_empty(&engine);
@@ -503,19 +508,19 @@ fn the_top_logprob_of_a_greedy_request_is_the_sampled_token() {
 #[test]
 fn cumulative_and_final_outputs_equal_the_concatenated_deltas() {
     let engine = Engine::create(&EngineOptions { model_dir: bundled_model(), threads: Some(1), ..Default::default() }).unwrap();
-    let ask = |output, echo| {
+    let run = |output, echo| {
         let sampling = SamplingParams { output, echo, logprobs: Some(2), max_tokens: Some(12), seed: Some(2), ..Default::default() };
         engine.add_request(Request::new(Prompt::Text("Who are you?".into()), sampling)).unwrap();
         drain(&engine)
     };
     for echo in [false, true] {
-        let deltas = ask(OutputKind::Delta, echo);
+        let deltas = run(OutputKind::Delta, echo);
         let text: String = deltas.iter().map(|output| output.text.as_str()).collect();
         let all: Vec<u32> = deltas.iter().flat_map(|output| output.tokens.clone()).collect();
         assert_eq!(text.starts_with("Who are you?"), echo, "{text}");
-        let whole = ask(OutputKind::Final, echo);
+        let whole = run(OutputKind::Final, echo);
         assert_eq!((whole.len(), &whole[0].text, &whole[0].tokens), (1, &text, &all));
-        let growing = ask(OutputKind::Cumulative, echo);
+        let growing = run(OutputKind::Cumulative, echo);
         assert!(growing.is_sorted_by_key(|output| output.tokens.len()));
         assert_eq!((&growing.last().unwrap().text, &growing.last().unwrap().tokens), (&text, &all));
         assert_eq!(growing.last().unwrap().logprobs, whole[0].logprobs);
@@ -528,7 +533,7 @@ fn truncate_prompt_tokens_keeps_the_last_tokens_of_the_prompt() {
     let engine = model.engine();
     let id = engine.add_request(Request { truncate_prompt_tokens: Some(12), ..request(prompt(40), sampled(1, 8)) }).unwrap();
     assert_eq!(answers(&drain(&engine))[&id], alone(&model, &prompt(40)[28..], sampled(1, 8)));
-    // One that would be too long otherwise.
+    // A prompt beyond max_model_len is accepted if it is truncated.
     engine.add_request(Request { truncate_prompt_tokens: Some(12), ..request(prompt(4000), sampled(1, 8)) }).unwrap();
     assert_eq!(drain(&engine).last().unwrap().prompt_tokens, 12);
 }
@@ -542,8 +547,9 @@ fn the_logits_hook_receives_the_tokens_and_edits_the_logits_first() {
     });
     let sampling = SamplingParams { max_tokens: Some(5), ignore_eos: true, ..Default::default() };
     let id = engine.add_request(Request { hook: Some(hook), ..request(prompt(10), sampling) }).unwrap();
-    let told: Vec<u32> = drain(&engine).iter().filter(|output| output.request == id).flat_map(|output| output.tokens.clone()).collect();
-    assert_eq!(told, [10, 11, 12, 13, 14]);
+    let generated: Vec<u32> =
+        drain(&engine).iter().filter(|output| output.request == id).flat_map(|output| output.tokens.clone()).collect();
+    assert_eq!(generated, [10, 11, 12, 13, 14]);
 }
 
 #[test]
@@ -551,7 +557,7 @@ fn a_grammar_state_forks_and_rewinds_with_its_sequence() {
     let engine = Engine::create(&EngineOptions { model_dir: bundled_model(), threads: Some(1), ..Default::default() }).unwrap();
     let add = |grammar| {
         let (grammar, output) = (Some(grammar), OutputKind::Cumulative);
-        // So warm that both letters come.
+        // At this temperature both letters occur.
         let sampling = SamplingParams { temperature: 50.0, grammar, seed: Some(1), output, ..Default::default() };
         engine.add_request(Request::new(Prompt::Text("Say".into()), sampling))
     };
@@ -568,7 +574,7 @@ fn a_grammar_state_forks_and_rewinds_with_its_sequence() {
         assert_eq!((output.finish, &output.error), (Some(FinishReason::Stop), &None));
         assert!(output.text.len() == 20 && output.text.chars().all(|c| "ab".contains(c)), "{}", output.text);
     }
-    assert_ne!(end(id).text, end(child).text, "the child draws numbers of its own");
+    assert_ne!(end(id).text, end(child).text, "the fork has its own random numbers");
     assert_eq!(code(add(Grammar::JsonSchema("{\"type\": 7}".into())), "the grammar cannot be compiled"), Code::InvalidArgument);
     assert_eq!(code(add(Grammar::Regex("a\\".into())), "ends in a backslash"), Code::InvalidArgument);
 }
@@ -579,14 +585,14 @@ fn dry_penalizes_no_token_that_contains_a_sequence_breaker() {
     let text = engine.text().unwrap();
     let bytes = text.token_bytes(engine.info().vocab_size).unwrap().bytes;
     let token = bytes.iter().position(|bytes| bytes == b" \"").unwrap() as u32;
-    assert_ne!(text.encode("\"", false).unwrap(), [token], "another token than the breaker alone");
+    assert_ne!(text.encode("\"", false).unwrap(), [token], "the token differs from the token of the breaker alone");
     let repeats = |breakers: Option<&[&str]>| {
         let sequence_breakers = breakers.map(|all| all.iter().map(|text| text.to_string()).collect());
         let dry = Some(Dry { multiplier: 100.0, base: 4.0, allowed_length: 1, sequence_breakers, ..Dry::default() });
         let sampling =
             SamplingParams { dry, logit_bias: vec![(token, 90.0)], max_tokens: Some(12), ignore_eos: true, ..SamplingParams::greedy() };
         engine.add_request(request(vec![10, 11], sampling)).unwrap();
-        drain(&engine).iter().flat_map(|output| output.tokens.clone()).filter(|&said| said == token).count()
+        drain(&engine).iter().flat_map(|output| output.tokens.clone()).filter(|&generated| generated == token).count()
     };
     assert_eq!(repeats(None), 12);
     assert_eq!(repeats(Some(&["?", "\""])), 12);
@@ -601,7 +607,7 @@ fn without_a_tokenizer_dry_has_no_default_breakers_and_refuses_explicit_breakers
         let sampling =
             SamplingParams { dry, logit_bias: vec![(7, 90.0)], max_tokens: Some(12), ignore_eos: true, ..SamplingParams::greedy() };
         engine.add_request(request(prompt(4), sampling))?;
-        Ok(drain(&engine).iter().flat_map(|output| output.tokens.clone()).filter(|&said| said == 7).count())
+        Ok(drain(&engine).iter().flat_map(|output| output.tokens.clone()).filter(|&generated| generated == 7).count())
     };
     let dry = |breakers| Some(Dry { multiplier: 100.0, base: 4.0, allowed_length: 1, sequence_breakers: breakers, ..Dry::default() });
     assert_eq!(repeats(None).unwrap(), 12);
@@ -610,7 +616,7 @@ fn without_a_tokenizer_dry_has_no_default_breakers_and_refuses_explicit_breakers
     assert_eq!(code(repeats(dry(Some(vec![":".into()]))), "skip_tokenizer: leave them out"), Code::Unsupported);
 }
 
-/// Every row of the source's table has a case here.
+/// Every row of the table in the source has a case here.
 #[test]
 fn beam_search_is_refused_with_sampling_options() {
     type Change = fn(&mut Request);
@@ -654,12 +660,12 @@ fn beam_search_is_refused_with_sampling_options() {
 fn a_conversation_after_a_grammar_answer_continues_forks_moves_and_rewinds() {
     let engine = Engine::create(&EngineOptions { model_dir: bundled_model(), threads: Some(1), ..Default::default() }).unwrap();
     let sampling = SamplingParams { grammar: Some(Grammar::Regex("[ab]{20}".into())), seed: Some(1), ..Default::default() };
-    let asked = Request { keep: true, ..Request::new(Prompt::Text("Say".into()), sampling) };
-    let id = engine.add_request(asked).unwrap();
+    let request = Request { keep: true, ..Request::new(Prompt::Text("Say".into()), sampling) };
+    let id = engine.add_request(request).unwrap();
     let answer = drain(&engine);
     assert_eq!(answer.last().unwrap().finish, Some(FinishReason::Stop));
     let len = engine.sequence(id).unwrap().len;
-    // What the grammar does not allow, and what it would have allowed at its beginning.
+    // The text has characters that the grammar refuses, and characters that it accepts at its start.
     let question = engine.text().unwrap().encode(" why? ab", false).unwrap();
     engine.append(id, question.clone()).unwrap();
     let children = engine.fork(id, 3, &Fork::default()).unwrap();
@@ -669,19 +675,19 @@ fn a_conversation_after_a_grammar_answer_continues_forks_moves_and_rewinds() {
         assert_eq!(engine.sequence(seq).unwrap().len, len + question.len());
         engine.resume(seq, Resume { keep: false, ..Resume::new(plain.clone()) }).unwrap();
     }
-    let said = answers(&drain(&engine));
-    assert!(said.len() == 4 && said.values().all(|one| *one == said[&moved] && one.len() == 6), "{said:?}");
+    let found = answers(&drain(&engine));
+    assert!(found.len() == 4 && found.values().all(|one| *one == found[&moved] && one.len() == 6), "{found:?}");
 
-    // With the grammar there is nothing to say, until what broke it is taken back: all of it.
-    let go_on = || engine.continue_sequence(id, Continue { keep: true, ..Continue::default() }).unwrap();
-    go_on();
+    // The grammar refuses to continue until all of the appended text is rewound.
+    let continue_with_grammar = || engine.continue_sequence(id, Continue { keep: true, ..Continue::default() }).unwrap();
+    continue_with_grammar();
     let refused = drain(&engine).pop().unwrap();
     assert!(refused.error.unwrap().message().contains("the host added it") && engine.sequence(id).unwrap().idle);
     engine.rewind(id, len + 1).unwrap();
-    go_on();
+    continue_with_grammar();
     assert_eq!(drain(&engine).pop().unwrap().finish, Some(FinishReason::Error));
     engine.rewind(id, len - 8).unwrap();
-    go_on();
+    continue_with_grammar();
     let again = drain(&engine);
     assert_eq!(again.last().unwrap().finish, Some(FinishReason::Stop));
     let tokens = |outputs: &[Output]| outputs.iter().flat_map(|output| output.tokens.clone()).collect::<Vec<u32>>();
@@ -697,14 +703,14 @@ fn mirostat_state_is_exported_and_an_import_accepts_a_logits_hook() {
     let sampling = SamplingParams { mirostat: Some(Mirostat { tau: 3.0, eta: 0.3 }), temperature: 2.0, ..sampled(3, 40) };
     let engine = model.engine();
     let id = engine.add_request(Request { keep: true, ..request(prompt(20), sampling) }).unwrap();
-    let said = answers(&drain(&engine)).remove(&id).unwrap();
+    let whole = answers(&drain(&engine)).remove(&id).unwrap();
     let state = exported(&engine, id);
     for back in [1, 10, 30] {
         let other = model.engine();
         let seq = other.import(other.queue(), &state).unwrap();
         other.rewind(seq, 60 - back).unwrap();
         other.continue_sequence(seq, Continue::default()).unwrap();
-        assert_eq!(answers(&drain(&other)).remove(&seq).unwrap(), said[40 - back..], "rewound by {back}");
+        assert_eq!(answers(&drain(&other)).remove(&seq).unwrap(), whole[40 - back..], "rewound by {back}");
         let seq = other.import(other.queue(), &state).unwrap();
         other.rewind(seq, 60 - back).unwrap();
         let hook: LogitsHook = Arc::new(|_, _, logits| logits[7] = 1e4);
@@ -716,7 +722,7 @@ fn mirostat_state_is_exported_and_an_import_accepts_a_logits_hook() {
 #[test]
 fn invalid_calls_are_refused_with_the_limits_and_change_no_other_sequence() {
     let model = Model::llama();
-    let engine = model.engine_of(40, 160);
+    let engine = model.engine_with(40, 160);
     let id = engine.add_request(Request { keep: true, ..request(prompt(20), sampled(3, 30)) }).unwrap();
     steps(&engine, 4);
     let invalid = Code::InvalidArgument;
@@ -746,7 +752,7 @@ fn invalid_calls_are_refused_with_the_limits_and_change_no_other_sequence() {
     assert_eq!(code(add(&|r| r.sampling.logit_bias = vec![(127, 1.0)]), "127"), invalid);
     assert_eq!(code(add(&|r| r.sampling.bad_words_ids = vec![vec![]]), "empty"), invalid);
     let rest = answers(&drain(&engine)).remove(&id).unwrap();
-    assert_eq!(rest, alone(&model, &prompt(20), sampled(3, 30))[4..], "nobody was disturbed");
+    assert_eq!(rest, alone(&model, &prompt(20), sampled(3, 30))[4..], "the refused calls change no output");
     engine.free(id).unwrap();
     assert_eq!(code(engine.free(id), "unknown"), Code::NotFound);
     assert_eq!(code(engine.rewind(id, 1), "unknown"), Code::NotFound);
@@ -774,14 +780,14 @@ fn every_run_of_a_failed_fork_ends_in_its_own_queue() {
     let model = Model::llama();
     let engine = model.engine();
     let elsewhere = engine.create_queue(8).unwrap();
-    for go_on in [false, true] {
+    for continues in [false, true] {
         let parent = engine.add_request(request(prompt(20), sampled(3, 30))).unwrap();
         steps(&engine, 3);
-        // All before the next step: when the child is to be made, the parent has ended.
+        // All calls come before the next step, so the parent has ended when the engine applies the fork.
         engine.abort(parent).unwrap();
         let idle = Fork { idle: true, user_data: Some(1), ..Fork::default() };
         let child = engine.fork(parent, 1, &idle).unwrap()[0];
-        match go_on {
+        match continues {
             true => engine.continue_sequence(child, Continue::default()).unwrap(),
             false => {
                 let resume = Resume { queue: Some(&elsewhere), user_data: Some(2), ..Resume::new(sampled(3, 5)) };
@@ -790,12 +796,12 @@ fn every_run_of_a_failed_fork_ends_in_its_own_queue() {
         }
         let mut outputs = drain(&engine);
         outputs.extend(elsewhere.poll(Some(Duration::ZERO)).unwrap());
-        let told: Vec<_> = outputs.iter().filter(|output| output.sequence == child).collect();
-        assert_eq!(told.iter().map(|output| output.user_data).collect::<Vec<_>>(), [1, if go_on { 1 } else { 2 }]);
-        for output in told {
+        let of_child: Vec<_> = outputs.iter().filter(|output| output.sequence == child).collect();
+        assert_eq!(of_child.iter().map(|output| output.user_data).collect::<Vec<_>>(), [1, if continues { 1 } else { 2 }]);
+        for output in of_child {
             assert_eq!((output.finish, output.error.as_ref().unwrap().code()), (Some(FinishReason::Error), Code::NotFound));
         }
-        assert_eq!(engine.stats().finished_error, if go_on { 4 } else { 2 });
+        assert_eq!(engine.stats().finished_error, if continues { 4 } else { 2 });
         assert_eq!(code(engine.sequence(child), "unknown"), Code::NotFound);
         assert_empty(&engine);
     }
@@ -817,11 +823,11 @@ fn samples_aborted_before_they_exist_continue_as_one_sequence() {
     }
 }
 
-/// What a request with stop strings says, token by token; `disturb` has the engine after each token and may stop and go on.
-fn told(sampling: &SamplingParams, mut disturb: impl FnMut(&Engine, u64, usize)) -> (String, Option<FinishReason>) {
+/// Runs a request and returns its text and finish reason. After each token, `disturb` may abort and continue the sequence.
+fn run_with(sampling: &SamplingParams, mut disturb: impl FnMut(&Engine, u64, usize)) -> (String, Option<FinishReason>) {
     let engine = Engine::create(&EngineOptions { model_dir: bundled_model(), threads: Some(1), ..Default::default() }).unwrap();
-    let asked = Request { keep: true, ..Request::new(Prompt::Text("Once upon a time".into()), sampling.clone()) };
-    let id = engine.add_request(asked).unwrap();
+    let request = Request { keep: true, ..Request::new(Prompt::Text("Once upon a time".into()), sampling.clone()) };
+    let id = engine.add_request(request).unwrap();
     let (mut text, mut finish) = (String::new(), None);
     for tokens in 1.. {
         engine.step().unwrap();
@@ -841,23 +847,23 @@ fn told(sampling: &SamplingParams, mut disturb: impl FnMut(&Engine, u64, usize))
 #[test]
 fn an_aborted_and_continued_run_keeps_its_text_and_stop() {
     let plain = SamplingParams { temperature: 0.0, max_tokens: Some(24), ignore_eos: true, ..Default::default() };
-    let (text, _) = told(&plain, |_, _, _| {});
+    let (text, _) = run_with(&plain, |_, _, _| {});
     let chars: Vec<char> = text.chars().collect();
-    // Stop strings of three characters lie across tokens somewhere.
+    // Some of these stop strings of three characters span two tokens.
     for at in (6..chars.len() - 3).step_by(5) {
         let stop: String = chars[at..at + 3].iter().collect();
         for min_tokens in [0, 4, 9] {
             let sampling = SamplingParams { stop: vec![stop.clone()], min_tokens, ..plain.clone() };
-            let whole = told(&sampling, |_, _, _| {});
+            let whole = run_with(&sampling, |_, _, _| {});
             for cut in [1, 3, 6, 8, 9] {
-                let again = told(&sampling, |engine, id, tokens| {
+                let again = run_with(&sampling, |engine, id, tokens| {
                     if tokens == cut {
                         engine.abort(id).unwrap();
                         engine.step().unwrap();
                         engine.continue_sequence(id, Continue { keep: true, ..Continue::default() }).unwrap();
                     }
                 });
-                // What could begin the stop string was told when the turn was cut.
+                // The abort emits held-back text that could start the stop string.
                 let more = again.0.strip_prefix(&whole.0);
                 assert!(
                     again.1 == whole.1 && more.is_some_and(|more| stop.starts_with(more) && more != stop),
@@ -875,7 +881,7 @@ fn exported(engine: &Engine, seq: u64) -> Vec<u8> {
     outputs
         .into_iter()
         .find(|output| output.sequence == seq && !output.sequence_state.is_empty())
-        .expect("the state is an output")
+        .expect("the export emits an output with the state")
         .sequence_state
 }
 
@@ -883,34 +889,34 @@ fn exported(engine: &Engine, seq: u64) -> Vec<u8> {
 fn an_imported_sequence_continues_with_the_same_bits() {
     let hard = SamplingParams { repetition_penalty: 1.3, presence_penalty: 0.4, top_p: 0.9, ..sampled(3, 40) };
     let mirostat = SamplingParams { mirostat: Some(pagedllm::options::Mirostat { tau: 3.0, eta: 0.2 }), ..sampled(3, 40) };
-    // The second and the third have a window of 37, out of which the longer prompts' blocks have gone; the last one keeps latents.
+    // Gemma 2 and gpt-oss have a window of 37, so blocks of the longer prompts are out of the window. DeepSeek caches latents.
     let llama = [(29, sampled(3, 40)), (29, hard), (29, mirostat)].map(|(len, sampling)| ("llama", len, sampling));
     let others = ["gemma 2", "gpt-oss", "deepseek"].map(|family| [12, 29, 77].map(|len| (family, len, sampled(3, 40))));
     for (family, len, sampling) in llama.into_iter().chain(others.into_iter().flatten()) {
-        let model = Model::of(family);
+        let model = Model::from_family(family);
         let whole = alone(&model, &prompt(len), sampling.clone());
         let (from, to) = (model.engine(), model.engine());
         let id = from.add_request(request(prompt(len), sampling)).unwrap();
         steps(&from, 14);
         let idle = from.fork(id, 1, &Fork { idle: true, ..Default::default() }).unwrap()[0];
         from.step().unwrap();
-        let told = from.sequence(idle).unwrap().len - len;
+        let generated = from.sequence(idle).unwrap().len - len;
         let state = exported(&from, idle);
         drop(from);
         let seq = to.import(to.queue(), &state).unwrap();
         to.continue_sequence(seq, Continue::default()).unwrap();
         let after = answers(&drain(&to)).remove(&seq).unwrap();
-        assert_eq!(after, whole[told..]);
-        assert!(to.stats().prompt_tokens <= 1, "nothing was computed again: {:?}", to.stats());
+        assert_eq!(after, whole[generated..]);
+        assert!(to.stats().prompt_tokens <= 1, "no prompt token was recomputed: {:?}", to.stats());
         assert_empty(&to);
     }
 }
 
-/// The slots beyond its last token lie in a block that others had before.
+/// The slots after the last token are in a block that another sequence used before.
 #[test]
 fn an_export_contains_no_data_of_earlier_owners_of_its_blocks() {
     for (family, len) in [("llama", 29), ("gemma 2", 29), ("gemma 2", 61), ("deepseek", 29)] {
-        let model = Model::of(family);
+        let model = Model::from_family(family);
         let export = |engine: &Engine| {
             let id = engine.add_request(Request { keep: true, ..request(prompt(len), sampled(3, 5)) }).unwrap();
             drain(engine);
@@ -930,35 +936,35 @@ fn an_export_contains_no_data_of_earlier_owners_of_its_blocks() {
 fn exported_state_and_later_outputs_go_to_the_requested_queues() {
     let model = Model::llama();
     let engine = model.engine();
-    let (shelf, elsewhere) = (engine.create_queue(8).unwrap(), engine.create_queue(64).unwrap());
+    let (states_queue, elsewhere) = (engine.create_queue(8).unwrap(), engine.create_queue(64).unwrap());
     let id = engine.add_request(Request { keep: true, user_data: 1, ..request(prompt(20), sampled(3, 30)) }).unwrap();
-    let mut said = answers(&steps(&engine, 5)).remove(&id).unwrap();
-    engine.export(id, Some(&shelf)).unwrap();
+    let mut found = answers(&steps(&engine, 5)).remove(&id).unwrap();
+    engine.export(id, Some(&states_queue)).unwrap();
     engine.abort(id).unwrap();
-    said.extend(answers(&drain(&engine)).remove(&id).unwrap_or_default());
-    let states = shelf.poll(Some(Duration::ZERO)).unwrap();
+    found.extend(answers(&drain(&engine)).remove(&id).unwrap_or_default());
+    let states = states_queue.poll(Some(Duration::ZERO)).unwrap();
     let state = &states[0];
     assert_eq!((states.len(), state.sequence, state.user_data, state.finish, state.sequence_state.is_empty()), (1, id, 1, None, false));
     engine.continue_sequence(id, Continue { queue: Some(&elsewhere), user_data: Some(2), ..Continue::default() }).unwrap();
-    assert!(drain(&engine).is_empty(), "the engine's own queue hears no more of it");
+    assert!(drain(&engine).is_empty(), "the default queue receives no more outputs of the sequence");
     let outputs: Vec<Output> = elsewhere.poll(Some(Duration::ZERO)).unwrap().into();
     assert!(outputs.iter().all(|output| output.user_data == 2));
-    said.extend(answers(&outputs).remove(&id).unwrap());
-    assert_eq!(said, alone(&model, &prompt(20), sampled(3, 30)));
+    found.extend(answers(&outputs).remove(&id).unwrap());
+    assert_eq!(found, alone(&model, &prompt(20), sampled(3, 30)));
     assert_empty(&engine);
 
-    // One that ends before it can be written down.
+    // A sequence that ends before the engine applies its export.
     let id = engine.add_request(request(prompt(20), sampled(3, 30))).unwrap();
     steps(&engine, 2);
     engine.abort(id).unwrap();
-    engine.export(id, Some(&shelf)).unwrap();
+    engine.export(id, Some(&states_queue)).unwrap();
     drain(&engine);
-    let outputs = shelf.poll(Some(Duration::ZERO)).unwrap();
+    let outputs = states_queue.poll(Some(Duration::ZERO)).unwrap();
     assert_eq!((outputs[0].sequence, outputs[0].error.as_ref().unwrap().code(), outputs[0].finish), (id, Code::NotFound, None));
-    // Of another engine, and of one that is gone.
+    // A queue of another engine, and an unknown sequence.
     let other = model.engine();
     let id = other.add_request(request(prompt(20), sampled(3, 30))).unwrap();
-    assert_eq!(code(other.export(id, Some(&shelf)), "another engine"), Code::InvalidArgument);
+    assert_eq!(code(other.export(id, Some(&states_queue)), "another engine"), Code::InvalidArgument);
     assert_eq!(code(engine.export(77, None), "unknown"), Code::NotFound);
 }
 
@@ -969,7 +975,7 @@ fn an_export_includes_prompt_logprobs_and_pending_outputs() {
     let engine = Engine::create(&EngineOptions { prefill_chunk: Some(16), ..model.options.clone() }).unwrap();
     engine.add_request(request(prompt(60), sampling.clone())).unwrap();
     let here = drain(&engine).pop().unwrap();
-    // After so many steps: before the prompt, within it, and behind it.
+    // The export happens before, within and after the prefill.
     for n in [0, 2, 12] {
         let id = engine.add_request(Request { keep: true, ..request(prompt(60), sampling.clone()) }).unwrap();
         steps(&engine, n);
@@ -981,8 +987,8 @@ fn an_export_includes_prompt_logprobs_and_pending_outputs() {
         other.continue_sequence(seq, Continue::default()).unwrap();
         let there = drain(&other).pop().unwrap();
         assert_eq!(there.prompt_logprobs.tokens.len(), 59);
-        let said = |output: &Output| (output.tokens.clone(), output.logprobs.clone(), output.prompt_logprobs.clone(), output.finish);
-        assert_eq!(said(&there), said(&here), "moved after {n} steps");
+        let contents = |output: &Output| (output.tokens.clone(), output.logprobs.clone(), output.prompt_logprobs.clone(), output.finish);
+        assert_eq!(contents(&there), contents(&here), "moved after {n} steps");
     }
 }
 
@@ -995,14 +1001,14 @@ fn an_import_into_a_full_pool_is_recomputed_and_one_from_another_path_is_inexact
     let state = exported(&engine, id);
     let all = [prompt(60), tokens(&alone(&model, &prompt(60), sampled(3, 20)))].concat();
 
-    let tight = model.engine_of(24, 150);
-    let busy = tight.add_request(request(prompt(110), sampled(1, 30))).unwrap();
-    steps(&tight, 1);
-    let seq = tight.import(tight.queue(), &state).unwrap();
-    tight.resume(seq, Resume { keep: false, ..Resume::new(sampled(9, 10)) }).unwrap();
-    let told = answers(&drain(&tight));
-    assert_eq!(told[&seq], alone(&model, &all, sampled(9, 10)));
-    assert_eq!(told[&busy].len() + 1, 30);
+    let small_pool = model.engine_with(24, 150);
+    let running = small_pool.add_request(request(prompt(110), sampled(1, 30))).unwrap();
+    steps(&small_pool, 1);
+    let seq = small_pool.import(small_pool.queue(), &state).unwrap();
+    small_pool.resume(seq, Resume { keep: false, ..Resume::new(sampled(9, 10)) }).unwrap();
+    let found = answers(&drain(&small_pool));
+    assert_eq!(found[&seq], alone(&model, &all, sampled(9, 10)));
+    assert_eq!(found[&running].len() + 1, 30);
 
     let other = Engine::create(&EngineOptions { isa: Some(Isa::Portable), ..model.options.clone() }).unwrap();
     let seq = other.import(other.queue(), &state).unwrap();
@@ -1010,7 +1016,7 @@ fn an_import_into_a_full_pool_is_recomputed_and_one_from_another_path_is_inexact
     assert_eq!((other.sequence(seq).unwrap().inexact, engine.sequence(id).unwrap().inexact), (!same, false));
     other.resume(seq, Resume::new(sampled(9, 10))).unwrap();
     assert_eq!(answers(&drain(&other))[&seq].len(), 10);
-    // A path that only multiplies whole numbers faster has the bits of the one without.
+    // A path that only speeds up integer products gives the same bits as its base path.
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_present() && isa.bits() != *isa) {
         let [faster, plain] =
             [isa, isa.bits()].map(|isa| Engine::create(&EngineOptions { isa: Some(isa), ..model.options.clone() }).unwrap());
@@ -1033,9 +1039,9 @@ fn a_damaged_foreign_or_newer_state_is_refused_without_side_effects() {
         assert_eq!(code(import(&state[..len]), "not an exported sequence"), Code::InvalidArgument, "{len}");
     }
     for i in (0..state.len()).step_by(97) {
-        let mut bent = state.clone();
-        bent[i] ^= 1 << (i % 8);
-        assert!(import(&bent).is_err(), "byte {i}");
+        let mut damaged = state.clone();
+        damaged[i] ^= 1 << (i % 8);
+        assert!(import(&damaged).is_err(), "byte {i}");
     }
     for (version, age) in [(1, "an earlier release (format 1, this library reads 2)"), (3, "a newer release (format 3")] {
         let mut other = state.clone();
@@ -1051,12 +1057,12 @@ fn a_damaged_foreign_or_newer_state_is_refused_without_side_effects() {
     assert_eq!(code(foreign.import(foreign.queue(), &state), "is of model"), Code::InvalidArgument);
     let wider = Engine::create(&EngineOptions { block_size: 16, ..model.options.clone() }).unwrap();
     assert_eq!(code(wider.import(wider.queue(), &state), "this engine has blocks of 16"), Code::InvalidArgument);
-    let shorter = model.engine_of(24, 28);
+    let shorter = model.engine_with(24, 28);
     assert_eq!(code(shorter.import(shorter.queue(), &state), "max_model_len is 28"), Code::InvalidArgument);
     engine.check().unwrap();
 }
 
-/// Whoever can write a checksum can write anything before it.
+/// A forged state has a valid checksum over arbitrary content.
 #[test]
 fn a_forged_state_never_causes_a_defect() {
     use sha2::{Digest, Sha256};
@@ -1070,11 +1076,11 @@ fn a_forged_state_never_causes_a_defect() {
     let state = exported(&engine, idle);
     let mut random = support::Random(4);
     let header = u64::from_le_bytes(state[12..20].try_into().unwrap()) as usize;
-    let mut taken = 0;
+    let mut accepted = 0;
     for _ in 0..2000 {
         let mut forged = state[..state.len() - 32].to_vec();
         for _ in 0..=random.below(3) {
-            // Mostly digits, so that what parses is wrong in its numbers.
+            // Mostly digits change, so that the header often parses but contains wrong numbers.
             let place = 20 + random.below(header);
             if forged[place].is_ascii_digit() || random.below(20) == 0 {
                 forged[place] = b'0' + random.below(10) as u8;
@@ -1082,20 +1088,21 @@ fn a_forged_state_never_causes_a_defect() {
         }
         forged.extend_from_slice(&Sha256::digest(&forged));
         if let Ok(seq) = engine.import(engine.queue(), &forged) {
-            taken += 1;
+            accepted += 1;
             engine.continue_sequence(seq, Continue::default()).unwrap();
             drain(&engine);
             engine.check().unwrap();
-            let _ = engine.free(seq); // who could not go on is still there
+            let _ = engine.free(seq); // a sequence that could not continue still exists
         }
     }
-    assert!(taken > 20, "{taken}");
+    assert!(accepted > 20, "{accepted}");
     engine.free(idle).unwrap();
     engine.step().unwrap();
     assert_empty(&engine);
 }
 
-/// The logits of every step of a scheduler over a model whose layers have a window, all or every other one; and the most blocks in use.
+/// Runs a scheduler over a model with a window in all layers or in every second layer. Returns the bits of the logits of every step
+/// and the maximum number of used blocks.
 fn windowed(alternate: bool, keeps_all: bool, forks: bool) -> (Vec<Vec<u32>>, usize) {
     use pagedllm::backend::cpu::CpuBackend;
     use pagedllm::engine::{ModelRunner, Runner};
@@ -1120,41 +1127,41 @@ fn windowed(alternate: bool, keeps_all: bool, forks: bool) -> (Vec<Vec<u32>>, us
     let mut scheduler = Scheduler::new(options, BlockManager::new(120, paging.clone(), true).unwrap()).unwrap();
     for (id, len) in [(1, 100), (2, 9)] {
         let (prompt, root) = (prompt(len), BlockHash::default());
-        let arrival = NewGroup { prompt, max_len: 160, branching: Branching::One, priority: 0, keep: false, prompt_logits: false, root };
-        scheduler.add(id, arrival.prepare(&paging).unwrap()).unwrap();
+        let group = NewGroup { prompt, max_len: 160, branching: Branching::One, priority: 0, keep: false, prompt_logits: false, root };
+        scheduler.add(id, group.prepare(&paging).unwrap()).unwrap();
     }
-    let (mut told, mut most, mut events) = (Vec::new(), 0, Vec::new());
+    let (mut logit_bits, mut max_used, mut events) = (Vec::new(), 0, Vec::new());
     for step in 0..160 {
         let Some(plan) = scheduler.schedule(|_| true) else { break };
         let ticket = runner.submit(&plan).unwrap();
         let logits = runner.wait(ticket).unwrap();
-        told.push(logits.iter().map(|x| x.to_bits()).collect());
+        logit_bits.push(logits.iter().map(|x| x.to_bits()).collect());
         let argmax = |row: &[f32]| (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap() as u32;
-        let verdicts = logits.chunks_exact(127).map(|row| TokenOutcome::Token(argmax(row)));
-        let choices: Vec<SampledToken> = plan
+        let outcomes = logits.chunks_exact(127).map(|row| TokenOutcome::Token(argmax(row)));
+        let sampled_tokens: Vec<SampledToken> = plan
             .sampled()
-            .zip(verdicts)
-            .map(|(part, verdict)| SampledToken { parent: part.seq, child: part.seq, outcome: verdict })
+            .zip(outcomes)
+            .map(|(sequence, outcome)| SampledToken { parent: sequence.seq, child: sequence.seq, outcome })
             .collect();
-        scheduler.commit(plan, &choices, &mut events);
+        scheduler.commit(plan, &sampled_tokens, &mut events);
         scheduler.check();
-        most = most.max(scheduler.blocks().used_blocks());
+        max_used = max_used.max(scheduler.blocks().used_blocks());
         if forks && step == 30 {
             (3..5).for_each(|child| scheduler.fork(1, None, child, false).unwrap());
         }
         if forks && step == 40 {
-            // To where what is looked back on has long been given back.
+            // Both positions need blocks that the window has already released.
             scheduler.rewind(2, 12).unwrap();
             scheduler.fork(1, Some(30), 6, false).unwrap();
         }
     }
-    (told, most)
+    (logit_bits, max_used)
 }
 
-/// Every other layer looks back on 37 tokens.
+/// Every second layer has a window of 37 tokens.
 #[test]
 fn windowed_layers_hold_only_their_window_and_statistics_report_the_saved_blocks() {
-    let model = Model::of("gemma 2");
+    let model = Model::from_family("gemma 2");
     let plan = Engine::plan(&model.options).unwrap();
     assert_eq!((plan.groups, plan.max_model_len), (2, 512));
     let engine = Engine::create(&EngineOptions { max_batch_tokens: 32, ..model.options.clone() }).unwrap();
@@ -1169,7 +1176,7 @@ fn windowed_layers_hold_only_their_window_and_statistics_report_the_saved_blocks
     let alone = drain(&engine);
     let Stats { blocks_used, blocks_out_of_window, .. } = engine.stats();
     assert_eq!((blocks_used, blocks_out_of_window), (0, 0));
-    // Who begins as it did, and goes on elsewhere, has the blocks that its windows look back on.
+    // A request with the same first 296 tokens reuses the cached blocks that its windows need.
     let mut other = prompt(300);
     other[297] += 1;
     let hits = engine.stats().prefix_hits;
@@ -1178,25 +1185,29 @@ fn windowed_layers_hold_only_their_window_and_statistics_report_the_saved_blocks
     assert_eq!(engine.stats().prefix_hits - hits, 296);
     engine.add_request(request(prompt(300), sampled(3, 100))).unwrap();
     let tokens = |outputs: &[Output]| outputs.iter().flat_map(|output| output.tokens.clone()).collect::<Vec<_>>();
-    assert_eq!(tokens(&drain(&engine)), tokens(&alone), "the same tokens after a hit");
-    // The bytes in which one sequence of 512 tokens fits where both layers keep all have room for more.
+    assert_eq!(tokens(&drain(&engine)), tokens(&alone), "a cache hit changes no token");
+    // 100 blocks hold a sequence of 512 tokens, although two layers without windows would need 128.
     let few = EngineOptions { max_batch_tokens: 32, kv_bytes: Some(100 * plan.block_bytes), ..model.options.clone() };
     assert_eq!(Engine::plan(&few).unwrap().max_model_len, 512);
     let fewer = EngineOptions { kv_bytes: Some(50 * plan.block_bytes), ..few };
-    assert_eq!(Engine::plan(&fewer).unwrap().max_model_len, (50 - 10) * BLOCK, "ten for 68 tokens and the edges of their window");
+    assert_eq!(
+        Engine::plan(&fewer).unwrap().max_model_len,
+        (50 - 10) * BLOCK,
+        "ten blocks hold 68 tokens of the windowed layers and their partial blocks"
+    );
 }
 
 #[test]
 fn a_block_out_of_the_window_is_released_even_if_forks_shared_it() {
     for (alternate, forks) in [(false, false), (false, true), (true, false), (true, true)] {
-        let (all, kept) = windowed(alternate, true, forks);
-        let (some, few) = windowed(alternate, false, forks);
-        assert_eq!(all.len(), some.len());
-        let whole = if alternate { kept / 2 } else { 0 };
-        let most = whole + if forks { 5 * 5 + 4 } else { 2 * 5 };
-        assert!(few <= most && kept >= 20, "{few} of {kept}");
+        let (expected, without_windows) = windowed(alternate, true, forks);
+        let (found, with_windows) = windowed(alternate, false, forks);
+        assert_eq!(expected.len(), found.len());
+        let full_layers = if alternate { without_windows / 2 } else { 0 };
+        let max_blocks = full_layers + if forks { 5 * 5 + 4 } else { 2 * 5 };
+        assert!(with_windows <= max_blocks && without_windows >= 20, "{with_windows} of {without_windows}");
         if !forks {
-            assert_eq!(all, some, "not a bit changes");
+            assert_eq!(expected, found, "the release of blocks changes no bit");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a sequence says.
+//! The outputs of a sequence by its length.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -7,32 +7,32 @@ use pagedllm::engine::Output;
 use pagedllm::options::{OutputKind, SamplingParams};
 use pagedllm::scheduler::FinishReason;
 
-/// What was said, by the length that the sequence had then.
+/// Recorded outputs, by the length of the sequence at the time.
 #[derive(Debug, Clone, Default)]
 pub struct Script {
     pub prompt_len: usize,
     pub echo: bool,
     pub tokens: BTreeMap<usize, (u32, Option<u32>)>,
     pub ends: BTreeMap<usize, (Option<FinishReason>, Option<u64>)>,
-    /// The text of deltas.
+    /// The text of delta outputs.
     pub pieces: BTreeMap<usize, String>,
-    /// The text of outputs that say everything so far.
+    /// The text of cumulative and final outputs.
     pub totals: BTreeMap<usize, String>,
-    /// The same of a sequence that was aborted at this length.
+    /// The whole text of a sequence that was aborted at this length.
     pub aborted: BTreeMap<usize, String>,
-    /// What comes up to this length would not come again: the host appended it, or it was drawn with another seed.
+    /// Tokens up to this length cannot be regenerated: the host appended them, or they were sampled with another seed.
     pub foreign: usize,
-    /// Up to a length it is this other script.
+    /// Another script that this one equals up to the given length.
     pub origin: Option<(usize, usize)>,
 }
 
-/// Whoever says it first is believed; the others must say the same.
-fn same<T: PartialEq + Debug>(said: &mut BTreeMap<usize, T>, len: usize, now: T, what: &str) -> usize {
-    if let Some(before) = said.get(&len) {
-        assert_eq!(now, *before, "{what} at {len} tokens differs from what was said before");
+/// Records the first value at a length. All later values must equal it. Returns the number of comparisons.
+fn same<T: PartialEq + Debug>(recorded: &mut BTreeMap<usize, T>, len: usize, now: T, what: &str) -> usize {
+    if let Some(before) = recorded.get(&len) {
+        assert_eq!(now, *before, "{what} at {len} tokens differs from an earlier output");
         return 1;
     }
-    said.insert(len, now);
+    recorded.insert(len, now);
     0
 }
 
@@ -47,7 +47,7 @@ impl Script {
         (first..=len).map(|len| self.pieces.get(&len).map(String::as_str)).collect()
     }
 
-    /// The same up to `len`, and another one from there on.
+    /// Returns a copy that keeps the outputs up to `len` tokens.
     #[must_use]
     pub fn diverges(&self, len: usize) -> Script {
         let mut script = self.clone();
@@ -59,12 +59,12 @@ impl Script {
         script
     }
 
-    /// Returns how much of it was known before; `ahead`: some of the text was told early.
-    pub fn hear(&mut self, output: &Output, params: &SamplingParams, ahead: bool) -> usize {
+    /// Records an output and returns the number of comparisons. `text_flushed`: an abort has emitted held-back text.
+    pub fn record(&mut self, output: &Output, params: &SamplingParams, text_flushed: bool) -> usize {
         let len = length(output);
         let scored = params.logprobs.is_some();
         let mut known = 0;
-        assert!(output.tokens.len() <= len, "more tokens than it has: {output:?}");
+        assert!(output.tokens.len() <= len, "more tokens than the sequence has: {output:?}");
         for (i, &token) in output.tokens.iter().enumerate() {
             let bits = scored.then(|| output.logprobs.tokens[i].to_bits());
             known += same(&mut self.tokens, len - output.tokens.len() + i + 1, (token, bits), "the token");
@@ -74,10 +74,10 @@ impl Script {
             let end = (output.finish, scored.then_some(output.score.to_bits()));
             known += same(&mut self.ends, len, end, "the end");
         }
-        known + if ahead { self.hear_late(output, params) } else { self.hear_text(output, params) }
+        known + if text_flushed { self.record_flushed_text(output, params) } else { self.record_text(output, params) }
     }
 
-    fn hear_text(&mut self, output: &Output, params: &SamplingParams) -> usize {
+    fn record_text(&mut self, output: &Output, params: &SamplingParams) -> usize {
         let (len, text) = (length(output), output.text.clone());
         match (params.output, output.finish) {
             (_, Some(FinishReason::Error)) => 0,
@@ -92,37 +92,37 @@ impl Script {
         }
     }
 
-    /// Some of the text has been told already.
-    fn hear_late(&mut self, output: &Output, params: &SamplingParams) -> usize {
+    /// Compares the text of a sequence whose held-back text was emitted early.
+    fn record_flushed_text(&mut self, output: &Output, params: &SamplingParams) -> usize {
         if matches!(output.finish, Some(FinishReason::Abort | FinishReason::Error)) || output.tokens.is_empty() {
             return 0;
         }
         let (len, text) = (length(output), output.text.as_str());
-        let told = match params.output {
+        let known = match params.output {
             OutputKind::Delta => self.pieces.get(&len).map(|piece| (piece, piece.ends_with(text))),
             _ => self.totals.get(&len).map(|total| (total, text.starts_with(total.as_str()))),
         };
-        told.map_or(0, |(before, same)| {
+        known.map_or(0, |(before, same)| {
             assert!(same, "the text at {len} tokens is {text:?} and was {before:?} before");
             1
         })
     }
 
-    /// Deltas and the other outputs have said the same.
+    /// Asserts that the concatenated deltas equal the cumulative texts. Returns the number of comparisons.
     pub fn check(&self) -> usize {
         let compare = |(&len, total): (&usize, &String)| {
-            self.whole(len).map(|whole| assert_eq!(whole, *total, "the deltas up to {len} tokens, and the whole text"))
+            self.whole(len).map(|whole| assert_eq!(whole, *total, "the deltas up to {len} tokens differ from the whole text"))
         };
         self.totals.iter().filter_map(compare).count()
     }
 }
 
-/// Tokens of a sequence as of an output of it.
+/// Returns the number of tokens that a sequence has according to an output.
 pub fn length(output: &Output) -> usize {
     (output.prompt_tokens + output.generated_tokens) as usize
 }
 
-/// One that may go on keeps the half of a character to itself.
+/// Removes an incomplete last character, because a sequence that continues holds it back.
 fn whole_characters(text: String) -> String {
     text.trim_end_matches('\u{FFFD}').into()
 }

@@ -1,6 +1,6 @@
-//! Long random traces of what a host may do with an engine, beside a naive model of it: dense lists of tokens, every next token
-//! computed anew from all before it. The runner reads the past through the paged tables, in a pool that is too small and with a host
-//! tier that often fails, so that a wrong one gives wrong tokens.
+//! Long random traces of API calls, compared with a naive model: dense token lists, where every next token is computed from all
+//! earlier ones. The runner reads KV slots through the block tables, so a wrong table gives wrong tokens. The pool is too small and
+//! the host tier often fails.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -21,12 +21,12 @@ const VOCAB: usize = 24;
 const EOS: u32 = 5;
 const BLOCK: usize = 8;
 
-/// What a slot holds: a hash of the tokens up to it.
+/// Returns the content of a slot: a hash of all tokens up to the slot.
 fn content(before: u64, token: u32) -> u64 {
     (before ^ (token as u64 + 1)).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29)
 }
 
-/// Of the next token, from everything that attention reads.
+/// Computes the logits of the next token from all contents that attention reads.
 fn logits_after(contents: impl Iterator<Item = u64>, logits: &mut [f32]) {
     let all = contents.fold(1, |all: u64, content| (all ^ content).wrapping_mul(0xD6E8_FEB8_6659_FD93).rotate_left(31));
     for (token, logit) in logits.iter_mut().enumerate() {
@@ -45,23 +45,23 @@ fn dense_logits(tokens: &[u32]) -> Vec<f32> {
     logits
 }
 
-/// Paged storage of contents.
+/// A runner with paged storage of slot contents.
 struct Paged {
     slots: Vec<u64>,
     host: Vec<u64>,
     logits: Vec<f32>,
-    /// AT_ONCE, or WRITTEN, when it has copied and written; and OUT or BACK: nothing moves to the host tier, or from it.
+    /// Bits for the operations that fail: a step before or after its writes, and swaps in each direction.
     failing: Arc<AtomicU32>,
 }
 
-const AT_ONCE: u32 = 1;
-const WRITTEN: u32 = 2;
-const STEP: u32 = AT_ONCE | WRITTEN;
-const OUT: u32 = 4;
-const BACK: u32 = 8;
+const BEFORE_WRITE: u32 = 1;
+const AFTER_WRITE: u32 = 2;
+const STEP: u32 = BEFORE_WRITE | AFTER_WRITE;
+const SWAP_OUT: u32 = 4;
+const SWAP_IN: u32 = 8;
 
 impl Paged {
-    /// Moves from one tier to the other. Where that fails, nobody knows what is there.
+    /// Copies blocks from one tier to the other. A failed copy leaves invalid contents.
     fn swap(from: &[u64], to: &mut [u64], moves: impl Iterator<Item = (u32, u32)>, fails: bool) -> Result<()> {
         let place = |block: u32| block as usize * BLOCK..(block as usize + 1) * BLOCK;
         for (from_block, to_block) in moves {
@@ -76,18 +76,18 @@ impl Paged {
 
 impl Runner for Paged {
     fn swap_out(&mut self, moves: &[BlockMove]) -> Result<()> {
-        let fails = self.failing.load(Ordering::Relaxed) & OUT > 0;
+        let fails = self.failing.load(Ordering::Relaxed) & SWAP_OUT > 0;
         Paged::swap(&self.slots, &mut self.host, moves.iter().map(|out| (out.device, out.host)), fails)
     }
 
     fn swap_in(&mut self, moves: &[BlockMove]) -> Result<()> {
-        let fails = self.failing.load(Ordering::Relaxed) & BACK > 0;
+        let fails = self.failing.load(Ordering::Relaxed) & SWAP_IN > 0;
         Paged::swap(&self.host, &mut self.slots, moves.iter().map(|back| (back.host, back.device)), fails)
     }
 
     fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep> {
         let (batch, failing) = (&plan.batch, self.failing.load(Ordering::Relaxed) & STEP);
-        if failing == AT_ONCE {
+        if failing == BEFORE_WRITE {
             return Err(Error::out_of_memory());
         }
         for copy in &batch.copies {
@@ -100,7 +100,7 @@ impl Runner for Paged {
                 let position = batch.positions[row] as usize;
                 let before = if position == 0 { 0 } else { self.slots[slot(position - 1)] };
                 assert_eq!(slot(position), batch.slots[row] as usize);
-                self.slots[slot(position)] = if failing == WRITTEN { 13 } else { content(before, batch.tokens[row]) };
+                self.slots[slot(position)] = if failing == AFTER_WRITE { 13 } else { content(before, batch.tokens[row]) };
                 if batch.logit_rows.contains(&(row as u32)) {
                     let end = self.logits.len();
                     self.logits.resize(end + VOCAB, 0.0);
@@ -108,7 +108,7 @@ impl Runner for Paged {
                 }
             }
         }
-        if failing == WRITTEN { Err(Error::out_of_memory()) } else { Ok(InFlightStep { logits: batch.logit_rows.len() }) }
+        if failing == AFTER_WRITE { Err(Error::out_of_memory()) } else { Ok(InFlightStep { logits: batch.logit_rows.len() }) }
     }
 
     fn wait(&mut self, _: InFlightStep) -> Result<&[f32]> {
@@ -131,7 +131,7 @@ impl Random {
     }
 }
 
-/// As the engine gives them to samples and children.
+/// Returns the seed that the engine gives to sample or fork `i`.
 fn branch_seed(seed: u64, i: usize) -> u64 {
     seed.wrapping_add((i as u64).wrapping_mul(0xA076_1D64_78BD_642F))
 }
@@ -139,15 +139,15 @@ fn branch_seed(seed: u64, i: usize) -> u64 {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum State {
     Running,
-    /// Told to end before the next step.
-    Doomed,
-    /// Ended, and waits for the rest of its contest.
+    /// Aborted, and ends in the next step.
+    Aborting,
+    /// Ended, and waits for the other samples of its best-of group.
     Waiting,
     Idle,
-    Gone,
+    Freed,
 }
 
-/// A sequence as the naive model sees it.
+/// A sequence of the naive model.
 #[derive(Debug, Clone)]
 struct Dense {
     request: u64,
@@ -156,24 +156,24 @@ struct Dense {
     tokens: Vec<u32>,
     prompt_len: usize,
     max_len: usize,
-    /// The places of appended tokens that allow it one more each.
+    /// Positions of appended tokens, each of which raised `max_len` by one.
     raised: Vec<usize>,
     seed: u64,
     keep: bool,
     freed: bool,
     state: State,
-    /// Samples that its first token makes.
+    /// Number of samples that the sequence branches into at its first token.
     branches: usize,
-    /// Log probabilities of what it generated.
+    /// Log probabilities of the generated tokens.
     history: Vec<f32>,
-    /// Tokens that a reader of news has still to hear of.
-    news: Vec<u32>,
-    /// Prompt log probabilities that it has still to hear of; None: not to be compared.
+    /// Tokens that no delta output has contained yet.
+    unreported: Vec<u32>,
+    /// Number of prompt log probabilities that outputs have contained so far. None: they are not compared.
     prompt_logprobs: Option<usize>,
 }
 
 impl Dense {
-    fn rules(&self) -> ResolvedSampling {
+    fn sampling(&self) -> ResolvedSampling {
         let eos: &[u32] = if self.params.ignore_eos { &[] } else { &[EOS] };
         ResolvedSampling { eos: eos.into(), params: self.params.clone(), ..ResolvedSampling::default() }
     }
@@ -183,15 +183,15 @@ impl Dense {
     }
 
     fn advance(&mut self) -> Option<FinishReason> {
-        let (rules, logits) = (self.rules(), dense_logits(&self.tokens));
-        let memory = SamplingHistory::new(&rules, &self.tokens, self.prompt_len).unwrap();
+        let (sampling, logits) = (self.sampling(), dense_logits(&self.tokens));
+        let history = SamplingHistory::new(&sampling, &self.tokens, self.prompt_len).unwrap();
         let (prompt_len, generated) = (self.prompt_len, self.generated());
-        let context = Context { tokens: &self.tokens, prompt_len, generated, seed: self.seed, history: &memory, allowed: None };
-        let token = Sampler::new(VOCAB).unwrap().choose(&logits, &rules, &context).unwrap().token;
-        let stops = rules.stops_at(token) && !rules.must_go_on(generated);
+        let context = Context { tokens: &self.tokens, prompt_len, generated, seed: self.seed, history: &history, allowed: None };
+        let token = Sampler::new(VOCAB).unwrap().choose(&logits, &sampling, &context).unwrap().token;
+        let stops = sampling.stops_at(token) && !sampling.must_go_on(generated);
         self.history.push(logprob_and_top(&logits, token, 0, &mut Vec::new()).unwrap());
         self.tokens.push(token);
-        self.news.push(token);
+        self.unreported.push(token);
         match stops {
             true => Some(FinishReason::Stop),
             false => (self.tokens.len() >= self.max_len).then_some(FinishReason::Length),
@@ -211,15 +211,15 @@ impl Dense {
         self.history.iter().map(|&logprob| logprob as f64).sum()
     }
 
-    /// What an output that is not only news holds.
+    /// Returns the tokens of a cumulative or final output.
     fn all(&self) -> &[u32] {
         &self.tokens[if self.params.echo { 0 } else { self.prompt_len }..]
     }
 }
 
-struct Contest {
-    wanted: usize,
-    open: usize,
+struct BestOfGroup {
+    result_count: usize,
+    unfinished: usize,
     /// Sequence, reason, score, tokens.
     ends: Vec<(u64, FinishReason, f64, Vec<u32>)>,
 }
@@ -234,19 +234,19 @@ struct Trace {
     engine: Engine,
     failing: Arc<AtomicU32>,
     random: Random,
-    longest: usize,
+    max_model_len: usize,
     max_seqs: usize,
     sequences: BTreeMap<u64, Dense>,
-    contests: BTreeMap<u64, Contest>,
+    groups: BTreeMap<u64, BestOfGroup>,
     beams: BTreeMap<u64, Beams>,
     pins: Vec<u64>,
-    /// Results that are still owed, by request and index.
-    open: HashSet<(u64, u32)>,
-    /// Last outputs that the next step must bring: sequence, request, index, reason.
-    due: Vec<(u64, u64, u32, FinishReason)>,
-    /// Forks of what is gone by then.
-    stillborn: HashSet<u64>,
-    /// Last outputs so far.
+    /// Results that have no last output yet, by request and index.
+    unfinished_results: HashSet<(u64, u32)>,
+    /// Last outputs that the next step must emit: sequence, request, index, finish reason.
+    expected_ends: Vec<(u64, u64, u32, FinishReason)>,
+    /// Forks whose parent is freed before the engine applies them.
+    failed_forks: HashSet<u64>,
+    /// Number of last outputs so far.
     ends: u64,
 }
 
@@ -273,15 +273,15 @@ impl Trace {
         Trace {
             engine: Engine::with_runner(&options, info, None, runner).unwrap(),
             failing,
-            longest: max_model_len,
+            max_model_len,
             max_seqs,
             sequences: BTreeMap::new(),
-            contests: BTreeMap::new(),
+            groups: BTreeMap::new(),
             beams: BTreeMap::new(),
             pins: Vec::new(),
-            open: HashSet::new(),
-            due: Vec::new(),
-            stillborn: HashSet::new(),
+            unfinished_results: HashSet::new(),
+            expected_ends: Vec::new(),
+            failed_forks: HashSet::new(),
             ends: 0,
             random,
         }
@@ -304,12 +304,12 @@ impl Trace {
         }
     }
 
-    // --- what a host asks for ---
+    // --- API calls ---
 
-    /// Few different beginnings, so that prefixes are shared.
+    /// Returns tokens with few different prefixes, so that prefixes are shared.
     fn some_tokens(&mut self, n: usize) -> Vec<u32> {
-        let odd = self.random.one_in(3);
-        (0..n).map(|i| if odd && self.random.one_in(12) { 9 } else { (i % 7) as u32 }).collect()
+        let varied = self.random.one_in(3);
+        (0..n).map(|i| if varied && self.random.one_in(12) { 9 } else { (i % 7) as u32 }).collect()
     }
 
     fn some_params(&mut self) -> SamplingParams {
@@ -334,11 +334,11 @@ impl Trace {
     }
 
     fn max_len(&self, len: usize, params: &SamplingParams) -> usize {
-        params.max_tokens.map_or(self.longest, |tokens| (len + tokens).min(self.longest))
+        params.max_tokens.map_or(self.max_model_len, |tokens| (len + tokens).min(self.max_model_len))
     }
 
     fn add(&mut self) {
-        let len = 1 + self.random.below(self.longest - 1);
+        let len = 1 + self.random.below(self.max_model_len - 1);
         let (tokens, mut params) = (self.some_tokens(len), self.some_params());
         let mut request = Request::new(Prompt::Tokens(tokens.clone()), params.clone());
         request.keep = self.random.one_in(2);
@@ -354,8 +354,8 @@ impl Trace {
             _ => {}
         }
         let samples = request.best_of.unwrap_or(request.n) as usize;
-        let wanted = request.n as usize;
-        let ranked = samples > wanted;
+        let result_count = request.n as usize;
+        let ranked = samples > result_count;
         if ranked {
             request.sampling.output = OutputKind::Final;
         }
@@ -363,9 +363,9 @@ impl Trace {
         let keep = request.keep;
         let Ok(id) = self.engine.add_request(request) else { return };
         if ranked {
-            self.contests.insert(id, Contest { wanted, open: samples, ends: Vec::new() });
+            self.groups.insert(id, BestOfGroup { result_count, unfinished: samples, ends: Vec::new() });
         }
-        self.open.extend((0..wanted as u32).map(|index| (id, index)));
+        self.unfinished_results.extend((0..result_count as u32).map(|index| (id, index)));
         let dense = Dense {
             request: id,
             index: 0,
@@ -378,7 +378,7 @@ impl Trace {
             state: State::Running,
             branches: samples,
             history: Vec::new(),
-            news: if params.echo { tokens.clone() } else { Vec::new() },
+            unreported: if params.echo { tokens.clone() } else { Vec::new() },
             prompt_logprobs: params.prompt_logprobs.map(|_| 0),
             params,
             tokens,
@@ -392,26 +392,26 @@ impl Trace {
         let max_tokens = Some(1 + self.random.below(12));
         let presence_penalty = [0.0, 0.5][self.random.below(2)];
         let params = SamplingParams { max_tokens, presence_penalty, logprobs: Some(0), ..SamplingParams::greedy() };
-        let most = self.max_len(tokens.len(), &params) - tokens.len();
+        let max_tokens = self.max_len(tokens.len(), &params) - tokens.len();
         let request = Request { n, beam: Some(beam.clone()), ..Request::new(Prompt::Tokens(tokens.clone()), params.clone()) };
         let Ok(id) = self.engine.add_request(request) else { return };
-        self.open.extend((0..n).map(|index| (id, index)));
-        let rules = ResolvedSampling { eos: [EOS].into(), params, ..ResolvedSampling::default() };
-        self.beams.insert(id, Beams { n, hypotheses: search(&beam, n as usize, &rules, &tokens, most), aborted: false });
+        self.unfinished_results.extend((0..n).map(|index| (id, index)));
+        let sampling = ResolvedSampling { eos: [EOS].into(), params, ..ResolvedSampling::default() };
+        self.beams.insert(id, Beams { n, hypotheses: search(&beam, n as usize, &sampling, &tokens, max_tokens), aborted: false });
     }
 
-    fn pick(&mut self, states: &[State]) -> Option<u64> {
-        let due = |id: &u64| self.due.iter().any(|&(sequence, ..)| sequence == *id);
-        let fits = |id: &u64, dense: &Dense| states.contains(&dense.state) && !dense.freed && !due(id);
+    fn some_sequence(&mut self, states: &[State]) -> Option<u64> {
+        let expected_ends = |id: &u64| self.expected_ends.iter().any(|&(sequence, ..)| sequence == *id);
+        let fits = |id: &u64, dense: &Dense| states.contains(&dense.state) && !dense.freed && !expected_ends(id);
         let fit: Vec<u64> = self.sequences.iter().filter(|(id, dense)| fits(id, dense)).map(|(&id, _)| id).collect();
         if fit.is_empty() { None } else { Some(fit[self.random.below(fit.len())]) }
     }
 
     fn fork(&mut self) {
-        let Some(parent) = self.pick(&[State::Running, State::Idle, State::Doomed]) else { return };
+        let Some(parent) = self.some_sequence(&[State::Running, State::Idle, State::Aborting]) else { return };
         let dense = self.sequences[&parent].clone();
-        if dense.state == State::Doomed && self.contests.contains_key(&dense.request) {
-            return; // whether it stays is known when all have ended
+        if dense.state == State::Aborting && self.groups.contains_key(&dense.request) {
+            return; // the best samples are known only when all have ended
         }
         let (len, n) = (dense.tokens.len(), 1 + self.random.below(2));
         let at = if self.random.one_in(2) { None } else { Some(1 + self.random.below(len)) };
@@ -420,42 +420,42 @@ impl Trace {
         assert!(self.engine.fork(parent, 1, &Fork { at: Some(len + 1), ..Fork::default() }).is_err());
         let ids = self.engine.fork(parent, n, &Fork { at, idle, seed, ..Fork::default() }).unwrap();
         for (i, id) in ids.into_iter().enumerate() {
-            let mut child = Dense { request: id, index: 0, branches: 1, news: Vec::new(), prompt_logprobs: None, ..dense.clone() };
+            let mut child = Dense { request: id, index: 0, branches: 1, unreported: Vec::new(), prompt_logprobs: None, ..dense.clone() };
             child.rewind(at.unwrap_or(len));
             child.seed = seed.map_or(dense.seed, |seed| branch_seed(seed, i));
             let runs = dense.state != State::Idle && !idle;
             if runs {
-                self.open.insert((id, 0));
+                self.unfinished_results.insert((id, 0));
             }
-            // What is doomed has ended by then: its children have too, or were never born.
-            let parent_stays = dense.state != State::Doomed || dense.keep;
+            // An aborted parent ends before the engine applies the fork. The fork ends, too, or fails.
+            let parent_stays = dense.state != State::Aborting || dense.keep;
             if !parent_stays {
-                self.stillborn.insert(id);
+                self.failed_forks.insert(id);
                 continue;
             }
             child.state = match dense.state {
                 State::Running if runs => State::Running,
                 _ => State::Idle,
             };
-            if runs && dense.state == State::Doomed {
-                self.due.push((id, id, 0, FinishReason::Abort));
+            if runs && dense.state == State::Aborting {
+                self.expected_ends.push((id, id, 0, FinishReason::Abort));
             }
             self.sequences.insert(id, child);
         }
     }
 
     fn append(&mut self) {
-        let Some(id) = self.pick(&[State::Running, State::Idle]) else { return };
+        let Some(id) = self.some_sequence(&[State::Running, State::Idle]) else { return };
         let more = 1 + self.random.below(12);
         let more = self.some_tokens(more);
-        let longest = self.longest;
+        let max_model_len = self.max_model_len;
         let dense = self.sequences.get_mut(&id).unwrap();
         let len = dense.tokens.len() + more.len();
-        let fits = len < longest || (len == longest && dense.state == State::Idle);
+        let fits = len < max_model_len || (len == max_model_len && dense.state == State::Idle);
         assert_eq!(self.engine.append(id, more.clone()).is_ok(), fits);
         if fits {
             dense.history.resize(dense.history.len() + more.len(), 0.0);
-            let raised = (dense.max_len + more.len()).clamp(len, longest) - dense.max_len;
+            let raised = (dense.max_len + more.len()).clamp(len, max_model_len) - dense.max_len;
             dense.raised.extend(dense.tokens.len()..dense.tokens.len() + raised);
             dense.max_len += raised;
             dense.tokens.extend(more.iter());
@@ -463,7 +463,7 @@ impl Trace {
     }
 
     fn rewind(&mut self) {
-        let Some(id) = self.pick(&[State::Running, State::Idle]) else { return };
+        let Some(id) = self.some_sequence(&[State::Running, State::Idle]) else { return };
         let dense = self.sequences.get_mut(&id).unwrap();
         let len = 1 + self.random.below(dense.tokens.len());
         assert!(self.engine.rewind(id, dense.tokens.len() + 1).is_err());
@@ -472,27 +472,27 @@ impl Trace {
     }
 
     fn resume(&mut self) {
-        let Some(id) = self.pick(&[State::Idle]) else { return };
+        let Some(id) = self.some_sequence(&[State::Idle]) else { return };
         let (params, keep) = (self.some_params(), self.random.one_in(2));
         let len = self.sequences[&id].tokens.len();
         let max_len = self.max_len(len, &params);
         let resumed = self.engine.resume(id, Resume { keep, ..Resume::new(params.clone()) });
-        assert_eq!(resumed.is_ok(), len < self.longest);
+        assert_eq!(resumed.is_ok(), len < self.max_model_len);
         if resumed.is_err() {
             return;
         }
         let dense = self.sequences.get_mut(&id).unwrap();
         (dense.keep, dense.max_len, dense.prompt_len, dense.state) = (keep, max_len, len, State::Running);
         (dense.seed, dense.params) = (params.seed.unwrap(), params);
-        (dense.history, dense.news, dense.prompt_logprobs) = (Vec::new(), Vec::new(), None);
-        assert!(self.open.insert((dense.request, dense.index)));
+        (dense.history, dense.unreported, dense.prompt_logprobs) = (Vec::new(), Vec::new(), None);
+        assert!(self.unfinished_results.insert((dense.request, dense.index)));
     }
 
     fn free(&mut self) {
-        let Some(id) = self.pick(&[State::Running, State::Idle, State::Waiting, State::Doomed]) else { return };
+        let Some(id) = self.some_sequence(&[State::Running, State::Idle, State::Waiting, State::Aborting]) else { return };
         let dense = &self.sequences[&id];
         if dense.state == State::Waiting && !dense.keep {
-            assert!(self.engine.free(id).is_err(), "it is gone already");
+            assert!(self.engine.free(id).is_err(), "the sequence is freed already");
             return;
         }
         self.engine.free(id).unwrap();
@@ -500,20 +500,20 @@ impl Trace {
         let dense = self.sequences.get_mut(&id).unwrap();
         dense.freed = true;
         match dense.state {
-            State::Running => dense.state = State::Doomed,
-            State::Idle => dense.state = State::Gone,
+            State::Running => dense.state = State::Aborting,
+            State::Idle => dense.state = State::Freed,
             _ => {}
         }
     }
 
     fn abort(&mut self) {
         let requests: Vec<u64> =
-            self.open.iter().map(|&(request, _)| request).collect::<std::collections::BTreeSet<_>>().into_iter().collect();
+            self.unfinished_results.iter().map(|&(request, _)| request).collect::<std::collections::BTreeSet<_>>().into_iter().collect();
         if requests.is_empty() {
             return;
         }
         let request = requests[self.random.below(requests.len())];
-        if self.stillborn.contains(&request) || self.due.iter().any(|due| due.1 == request) {
+        if self.failed_forks.contains(&request) || self.expected_ends.iter().any(|expected_ends| expected_ends.1 == request) {
             return;
         }
         self.engine.abort(request).unwrap();
@@ -521,11 +521,11 @@ impl Trace {
             beams.aborted = true;
         }
         let mine = self.sequences.values_mut().filter(|dense| dense.request == request && dense.state == State::Running);
-        mine.for_each(|dense| dense.state = State::Doomed);
+        mine.for_each(|dense| dense.state = State::Aborting);
     }
 
     fn pin(&mut self) {
-        let len = 1 + self.random.below(self.longest - 1);
+        let len = 1 + self.random.below(self.max_model_len - 1);
         let tokens = self.some_tokens(len);
         let priority = self.random.below(3) as u32;
         self.pins.extend(self.engine.pin(Prompt::Tokens(tokens), true, b"", priority, None));
@@ -533,46 +533,46 @@ impl Trace {
 
     fn unpin(&mut self) {
         if !self.pins.is_empty() {
-            // It may have had to give way.
+            // The pin may have been evicted.
             let _ = self.engine.unpin(self.pins.swap_remove(self.random.below(self.pins.len())));
         }
     }
 
-    /// Beams are chosen together, and what runs cannot be resumed.
+    /// Makes calls that beams and running sequences refuse.
     fn refused(&mut self) {
         if let Some(&id) = self.beams.keys().next() {
             assert!(self.engine.fork(id, 1, &Fork::default()).is_err() && self.engine.rewind(id, 1).is_err());
             assert!(self.engine.append(id, vec![1]).is_err() && self.engine.free(id).is_err());
         }
-        if let Some(id) = self.pick(&[State::Running]) {
+        if let Some(id) = self.some_sequence(&[State::Running]) {
             assert!(self.engine.resume(id, Resume::new(SamplingParams::greedy())).is_err());
         }
     }
 
-    // --- one step, and what must follow from it ---
+    // --- one step and its checks ---
 
     fn step(&mut self) {
-        let step = if self.random.one_in(8) { [AT_ONCE, WRITTEN][self.random.below(2)] } else { 0 };
-        let swap = if self.random.one_in(8) { [OUT, BACK, OUT | BACK][self.random.below(3)] } else { 0 };
+        let step = if self.random.one_in(8) { [BEFORE_WRITE, AFTER_WRITE][self.random.below(2)] } else { 0 };
+        let swap = if self.random.one_in(8) { [SWAP_OUT, SWAP_IN, SWAP_OUT | SWAP_IN][self.random.below(3)] } else { 0 };
         self.failing.store(step | swap, Ordering::Relaxed);
         let result = self.engine.step();
         let outputs: Vec<Output> = self.engine.queue().poll(Some(Duration::ZERO)).unwrap().into();
-        self.end_the_doomed(&outputs);
+        self.end_aborted(&outputs);
         self.expect_beams(&outputs);
         let ids: Vec<u64> = self.sequences.keys().copied().collect();
         ids.into_iter().for_each(|id| self.branch(id));
         let ids: Vec<u64> = self.sequences.keys().copied().collect();
-        ids.into_iter().for_each(|id| self.catch_up(id, &outputs));
-        self.settle_contests(&outputs);
+        ids.into_iter().for_each(|id| self.advance_to_engine(id, &outputs));
+        self.finish_groups(&outputs);
         for output in &outputs {
             if output.finish.is_some() {
                 self.ends += 1;
-                let owed = self.open.remove(&(output.request, output.index));
-                assert!(owed || self.stillborn.contains(&output.sequence), "ends twice: {output:?}");
+                let was_expected = self.unfinished_results.remove(&(output.request, output.index));
+                assert!(was_expected || self.failed_forks.contains(&output.sequence), "ends twice: {output:?}");
             }
         }
-        self.stillborn.clear();
-        self.sequences.retain(|_, dense| dense.state != State::Gone);
+        self.failed_forks.clear();
+        self.sequences.retain(|_, dense| dense.state != State::Freed);
         self.check();
         match result {
             Ok(report) => assert_eq!(report.unfinished as usize, self.unfinished()),
@@ -581,111 +581,112 @@ impl Trace {
     }
 
     fn unfinished(&self) -> usize {
-        self.open.iter().map(|(request, _)| request).collect::<HashSet<_>>().len()
+        self.unfinished_results.iter().map(|(request, _)| request).collect::<HashSet<_>>().len()
     }
 
-    fn end_the_doomed(&mut self, outputs: &[Output]) {
-        for (sequence, request, index, reason) in std::mem::take(&mut self.due) {
+    fn end_aborted(&mut self, outputs: &[Output]) {
+        for (sequence, request, index, reason) in std::mem::take(&mut self.expected_ends) {
             let found: Vec<&Output> = outputs.iter().filter(|output| output.sequence == sequence).collect();
             assert!(
                 found.len() == 1 && found[0].finish == Some(reason) && (found[0].request, found[0].index) == (request, index),
                 "{found:?}"
             );
         }
-        for &id in &self.stillborn {
+        for &id in &self.failed_forks {
             assert!(outputs.iter().any(|output| output.sequence == id && output.finish == Some(FinishReason::Error)), "{id}");
         }
-        let doomed: Vec<u64> = self.sequences.iter().filter(|(_, dense)| dense.state == State::Doomed).map(|(&id, _)| id).collect();
-        for id in doomed {
+        let aborted: Vec<u64> = self.sequences.iter().filter(|(_, dense)| dense.state == State::Aborting).map(|(&id, _)| id).collect();
+        for id in aborted {
             let dense = self.sequences.get_mut(&id).unwrap();
             if dense.branches > 1 {
                 let branches = std::mem::replace(&mut dense.branches, 1);
-                dense.state = if dense.keep && !dense.freed { State::Idle } else { State::Gone };
-                let wanted = self.contests.remove(&id).map_or(branches, |contest| contest.wanted) as u32;
+                dense.state = if dense.keep && !dense.freed { State::Idle } else { State::Freed };
+                let result_count = self.groups.remove(&id).map_or(branches, |group| group.result_count) as u32;
                 let ends = |index| outputs.iter().any(|o| o.request == id && o.index == index && o.finish == Some(FinishReason::Abort));
-                assert!((0..wanted).all(ends), "every sample of {id} is told");
+                assert!((0..result_count).all(ends), "every sample of {id} has a last output");
             } else {
                 self.end(id, FinishReason::Abort, outputs);
             }
         }
     }
 
-    /// The model's sequence has ended.
+    /// Ends a sequence of the model.
     fn end(&mut self, id: u64, reason: FinishReason, outputs: &[Output]) {
         let dense = self.sequences.get_mut(&id).unwrap();
         let stays = dense.keep && !dense.freed;
-        if let Some(contest) = self.contests.get_mut(&dense.request) {
-            contest.ends.push((id, reason, dense.score(), dense.all().to_vec()));
-            contest.open -= 1;
+        if let Some(group) = self.groups.get_mut(&dense.request) {
+            group.ends.push((id, reason, dense.score(), dense.all().to_vec()));
+            group.unfinished -= 1;
             dense.state = State::Waiting;
             return;
         }
         let dense = dense.clone();
         self.compare(id, &dense, Some(reason), outputs);
-        let state = if stays { State::Idle } else { State::Gone };
+        let state = if stays { State::Idle } else { State::Freed };
         let dense = self.sequences.get_mut(&id).unwrap();
-        (dense.state, dense.news) = (state, Vec::new());
+        (dense.state, dense.unreported) = (state, Vec::new());
     }
 
-    /// The first token has made samples of the sequence, if its length says so.
+    /// Branches the sequence into its samples if the engine has generated the first token.
     fn branch(&mut self, id: u64) {
         let dense = &self.sequences[&id];
-        let grown = self.engine.sequence(id).is_ok_and(|info| info.len > dense.tokens.len());
-        let gone = self.engine.sequence(id).is_err();
-        if dense.state != State::Running || dense.branches == 1 || !(grown || gone) {
+        let has_first_token = self.engine.sequence(id).is_ok_and(|info| info.len > dense.tokens.len());
+        let is_unknown = self.engine.sequence(id).is_err();
+        if dense.state != State::Running || dense.branches == 1 || !(has_first_token || is_unknown) {
             return;
         }
         let parent = Dense { branches: 1, ..dense.clone() };
         for i in 0..dense.branches {
             let seed = branch_seed(parent.seed, i);
-            // Each sample begins with the prompt, if any does.
-            let news = if i > 0 && parent.params.echo { parent.tokens[..parent.prompt_len].to_vec() } else { parent.news.clone() };
-            self.sequences.insert(id + i as u64, Dense { index: i as u32, seed, news, ..parent.clone() });
+            // If echo is set, each sample starts with the prompt.
+            let unreported =
+                if i > 0 && parent.params.echo { parent.tokens[..parent.prompt_len].to_vec() } else { parent.unreported.clone() };
+            self.sequences.insert(id + i as u64, Dense { index: i as u32, seed, unreported, ..parent.clone() });
         }
     }
 
-    /// The model goes as far as the engine has gone.
-    fn catch_up(&mut self, id: u64, outputs: &[Output]) {
+    /// Advances the model to the length that the sequence has in the engine.
+    fn advance_to_engine(&mut self, id: u64, outputs: &[Output]) {
         if self.sequences[&id].state != State::Running {
             return;
         }
-        let contest = self.contests.contains_key(&self.sequences[&id].request);
+        let group = self.groups.contains_key(&self.sequences[&id].request);
         loop {
             let dense = self.sequences.get_mut(&id).unwrap();
-            let goes_on = match self.engine.sequence(id) {
+            let has_more = match self.engine.sequence(id) {
                 Ok(info) => info.len > dense.tokens.len(),
                 Err(_) => true,
             };
-            if !goes_on {
+            if !has_more {
                 break;
             }
             if let Some(reason) = dense.advance() {
                 return self.end(id, reason, outputs);
             }
         }
-        if !contest {
+        if !group {
             let dense = self.sequences[&id].clone();
             self.compare(id, &dense, None, outputs);
         }
-        self.sequences.get_mut(&id).unwrap().news.clear();
+        self.sequences.get_mut(&id).unwrap().unreported.clear();
     }
 
-    /// What was told of a sequence is what the model says.
+    /// Compares the outputs of a sequence with the model.
     fn compare(&mut self, id: u64, dense: &Dense, finish: Option<FinishReason>, outputs: &[Output]) {
         let mine: Vec<&Output> = outputs.iter().filter(|output| output.sequence == id).collect();
         let (last, before) = mine.split_last().map_or((None, &[][..]), |(last, before)| (Some(*last), before));
-        assert!(before.iter().all(|output| output.finish.is_none()), "the last output is the last: {mine:?}");
+        assert!(before.iter().all(|output| output.finish.is_none()), "no output follows the last one: {mine:?}");
         assert_eq!(last.and_then(|last| last.finish), finish, "sequence {id}: {mine:?} {dense:?}");
-        // The prompt comes back as it was when the request began.
+        // An echo contains the prompt as it was when the request started.
         let echo = |last: &Output| dense.params.echo && last.generated_tokens == 0 && last.finish.is_none();
         match dense.params.output {
             OutputKind::Delta => {
-                let told: Vec<u32> = mine.iter().flat_map(|output| output.tokens.clone()).collect();
-                assert_eq!(told, dense.news, "sequence {id}");
+                let found: Vec<u32> = mine.iter().flat_map(|output| output.tokens.clone()).collect();
+                assert_eq!(found, dense.unreported, "sequence {id}");
                 let logprobs: Vec<f32> = mine.iter().flat_map(|output| output.logprobs.tokens.clone()).collect();
                 let echoed: usize = mine.iter().filter(|output| echo(output)).map(|output| output.tokens.len()).sum();
-                // Nobody chose the prompt's tokens.
-                let chosen = || &dense.history[dense.history.len() - (told.len() - echoed)..];
+                // Prompt tokens were not sampled and have a log probability of 0.
+                let chosen = || &dense.history[dense.history.len() - (found.len() - echoed)..];
                 let expected = dense.params.logprobs.map_or(Vec::new(), |_| [&vec![0.0; echoed], chosen()].concat());
                 assert_eq!(logprobs, expected, "sequence {id}");
             }
@@ -706,37 +707,37 @@ impl Trace {
 
     fn compare_prompt(&mut self, id: u64, dense: &Dense, mine: &[&Output]) {
         let Some(known) = dense.prompt_logprobs.filter(|_| dense.params.output == OutputKind::Delta) else { return };
-        let told: Vec<f32> = mine.iter().flat_map(|output| output.prompt_logprobs.tokens.clone()).collect();
-        for (i, logprob) in told.iter().enumerate() {
+        let found: Vec<f32> = mine.iter().flat_map(|output| output.prompt_logprobs.tokens.clone()).collect();
+        for (i, logprob) in found.iter().enumerate() {
             let at = known + i + 1;
             let expected = logprob_and_top(&dense_logits(&dense.tokens[..at]), dense.tokens[at], 0, &mut Vec::new()).unwrap();
             assert_eq!(*logprob, expected, "the prompt of {id} at {at}");
         }
-        let known = known + told.len();
+        let known = known + found.len();
         assert!(
-            dense.news.is_empty() || dense.generated() == 0 || known + 1 == dense.prompt_len,
-            "all of the prompt is told: {known} {dense:?} {mine:?}"
+            dense.unreported.is_empty() || dense.generated() == 0 || known + 1 == dense.prompt_len,
+            "outputs contain all prompt logprobs: {known} {dense:?} {mine:?}"
         );
         self.sequences.get_mut(&id).unwrap().prompt_logprobs = Some(known);
     }
 
-    fn settle_contests(&mut self, outputs: &[Output]) {
-        let settled: Vec<u64> = self.contests.iter().filter(|(_, contest)| contest.open == 0).map(|(&id, _)| id).collect();
-        for request in settled {
-            let Contest { wanted, mut ends, .. } = self.contests.remove(&request).unwrap();
+    fn finish_groups(&mut self, outputs: &[Output]) {
+        let finished: Vec<u64> = self.groups.iter().filter(|(_, group)| group.unfinished == 0).map(|(&id, _)| id).collect();
+        for request in finished {
+            let BestOfGroup { result_count, mut ends, .. } = self.groups.remove(&request).unwrap();
             ends.sort_by(|a, b| b.2.total_cmp(&a.2));
-            let told: Vec<&Output> = outputs.iter().filter(|output| output.request == request && output.finish.is_some()).collect();
-            assert_eq!(told.len(), wanted, "{told:?}");
-            for (rank, (output, end)) in told.iter().zip(&ends).enumerate() {
+            let found: Vec<&Output> = outputs.iter().filter(|output| output.request == request && output.finish.is_some()).collect();
+            assert_eq!(found.len(), result_count, "{found:?}");
+            for (rank, (output, end)) in found.iter().zip(&ends).enumerate() {
                 assert_eq!((output.index as usize, output.finish, &output.tokens), (rank, Some(end.1), &end.3), "{output:?}");
                 assert_eq!(output.score, end.2);
             }
             for (rank, (id, ..)) in ends.iter().enumerate() {
                 let dense = self.sequences.get_mut(id).unwrap();
-                dense.news.clear();
-                dense.state = if dense.keep && !dense.freed && self.engine.sequence(*id).is_ok() { State::Idle } else { State::Gone };
-                assert!(rank < wanted || dense.state == State::Gone, "the others are forgotten");
-                assert!(rank >= wanted || !dense.keep || dense.freed || dense.state == State::Idle, "the best stay");
+                dense.unreported.clear();
+                dense.state = if dense.keep && !dense.freed && self.engine.sequence(*id).is_ok() { State::Idle } else { State::Freed };
+                assert!(rank < result_count || dense.state == State::Freed, "samples that are not among the best are freed");
+                assert!(rank >= result_count || !dense.keep || dense.freed || dense.state == State::Idle, "the best samples are kept");
             }
         }
     }
@@ -745,13 +746,13 @@ impl Trace {
         let ended: Vec<u64> = self.beams.keys().copied().filter(|id| outputs.iter().any(|output| output.request == *id)).collect();
         for id in ended {
             let Beams { n, hypotheses, aborted } = self.beams.remove(&id).unwrap();
-            let told: Vec<&Output> = outputs.iter().filter(|output| output.request == id).collect();
-            assert_eq!(told.len(), n as usize);
+            let found: Vec<&Output> = outputs.iter().filter(|output| output.request == id).collect();
+            assert_eq!(found.len(), n as usize);
             if aborted {
-                assert!(told.iter().all(|output| output.finish == Some(FinishReason::Abort)));
+                assert!(found.iter().all(|output| output.finish == Some(FinishReason::Abort)));
                 continue;
             }
-            for (output, hypothesis) in told.iter().zip(&hypotheses) {
+            for (output, hypothesis) in found.iter().zip(&hypotheses) {
                 let reason = if hypothesis.ended == Ended::AtEos { FinishReason::Stop } else { FinishReason::Length };
                 assert_eq!((&output.tokens, output.finish, output.score), (&hypothesis.tokens, Some(reason), hypothesis.score as f64));
                 assert_eq!(output.logprobs.tokens, hypothesis.logprobs);
@@ -773,13 +774,13 @@ impl Trace {
         let waiting = self.sequences.values().filter(|dense| dense.state == State::Waiting && dense.keep).count();
         assert!((idle..=idle + waiting).contains(&(stats.idle as usize)), "{} idle, not {idle}", stats.idle);
         let finished = stats.finished_abort + stats.finished_error + stats.finished_length + stats.finished_stop;
-        assert_eq!(finished, self.ends, "every last output is counted, once");
+        assert_eq!(finished, self.ends, "every last output is counted once");
     }
 
-    /// Everything ends, everything is freed, and nothing is left.
+    /// Runs all requests to their end, frees all sequences, and checks that no block is in use.
     fn drain(&mut self) {
         let mut steps = 0;
-        while !self.open.is_empty() {
+        while !self.unfinished_results.is_empty() {
             self.step();
             steps += 1;
             assert!(steps < 20_000, "{} requests do not end", self.unfinished());
@@ -798,9 +799,9 @@ impl Trace {
     }
 }
 
-/// Beam search with every row computed from all tokens.
-fn search(beam: &BeamParams, n: usize, rules: &ResolvedSampling, prompt: &[u32], most: usize) -> Vec<Hypothesis> {
-    let mut search = BeamSearch::new(beam, n, &rules.eos, most).unwrap();
+/// Runs a beam search whose logits are computed from all tokens.
+fn search(beam: &BeamParams, n: usize, sampling: &ResolvedSampling, prompt: &[u32], max_tokens: usize) -> Vec<Hypothesis> {
+    let mut search = BeamSearch::new(beam, n, &sampling.eos, max_tokens).unwrap();
     let width = beam.width as usize;
     let (mut scratch, mut step, mut sampler) = (BeamScratch::default(), BeamStep::default(), Sampler::new(VOCAB).unwrap());
     while !search.is_done() {
@@ -813,9 +814,9 @@ fn search(beam: &BeamParams, n: usize, rules: &ResolvedSampling, prompt: &[u32],
         }
         let mut process = |slot: usize, row: &mut [f32]| {
             let (tokens, prompt_len) = (&slots[slot], prompt.len());
-            let memory = SamplingHistory::new(rules, tokens, prompt_len)?;
-            let context = Context { tokens, prompt_len, generated: tokens.len() - prompt_len, seed: 0, history: &memory, allowed: None };
-            Ok(sampler.process(row, rules, &context)?)
+            let history = SamplingHistory::new(sampling, tokens, prompt_len)?;
+            let context = Context { tokens, prompt_len, generated: tokens.len() - prompt_len, seed: 0, history: &history, allowed: None };
+            Ok(sampler.process(row, sampling, &context)?)
         };
         search.decide(&rows, &mut process, &mut scratch, &mut step).unwrap();
         search.commit(&step).unwrap();

@@ -1,4 +1,4 @@
-//! What a host asks for, and what the ledger makes of it.
+//! Random API calls of a host, and the outputs that the ledger expects from them.
 
 use std::sync::Arc;
 
@@ -6,16 +6,16 @@ use pagedllm::engine::{Continue, Fork, LogitsHook, Prompt, Request, Resume, Sequ
 use pagedllm::options::{Grammar, Mirostat, OutputKind, SamplingParams};
 
 use super::script::Script;
-use super::{Asked, Export, Host, LAGGING, Name, STATES, Sequence, Trace, Turn, refused};
+use super::{AddedRequest, ExpectedEnd, Export, Host, LAGGING, Name, STATES, Sequence, Trace, refused};
 
-/// Follows from the tokens alone.
+/// Returns a hook whose edits depend on the tokens alone.
 fn hook() -> LogitsHook {
     Arc::new(|_, tokens, logits| logits[(tokens.iter().sum::<u32>() % 256) as usize] += 9.0)
 }
 
 impl Trace {
-    /// A sequence that there is.
-    pub fn someone(&mut self) -> Option<(Name, SequenceInfo)> {
+    /// Returns a random sequence that exists.
+    pub fn some_sequence(&mut self) -> Option<(Name, SequenceInfo)> {
         let known = |&name: &Name| Some((name, self.hosts[name.0].engine.sequence(name.1).ok()?));
         let all: Vec<_> = self.sequences.keys().filter_map(known).collect();
         (!all.is_empty()).then(|| all[self.random.below(all.len())])
@@ -39,10 +39,10 @@ impl Trace {
     pub fn some_params(&mut self) -> SamplingParams {
         let random = &mut self.random;
         let grammars = [Grammar::Regex("[a-zA-Z ,.]{2,40}".into()), Grammar::JsonObject];
-        let steers = random.below(8) == 0;
+        let uses_mirostat = random.below(8) == 0;
         SamplingParams {
-            temperature: [0.0, 0.7, 1.0, 1.3][if steers { 2 } else { random.below(4) }],
-            mirostat: steers.then_some(Mirostat { tau: 3.0, eta: 0.2 }),
+            temperature: [0.0, 0.7, 1.0, 1.3][if uses_mirostat { 2 } else { random.below(4) }],
+            mirostat: uses_mirostat.then_some(Mirostat { tau: 3.0, eta: 0.2 }),
             repetition_penalty: [1.0, 1.2][random.below(2)],
             presence_penalty: [0.0, 0.5][random.below(2)],
             seed: Some(random.next()),
@@ -66,9 +66,9 @@ impl Trace {
         self.scripts.len() - 1
     }
 
-    pub fn owe(&mut self, (host, sequence): Name, info: SequenceInfo, of: &Sequence) {
-        let Sequence { queue, user_data, .. } = *of;
-        self.turns.push(Turn { host, request: info.request, sequence: Some(sequence), index: info.index, queue, user_data });
+    pub fn expect_end(&mut self, (host, sequence): Name, info: SequenceInfo, expected: &Sequence) {
+        let Sequence { queue, user_data, .. } = *expected;
+        self.expected_ends.push(ExpectedEnd { host, request: info.request, sequence: Some(sequence), index: info.index, queue, user_data });
     }
 
     pub fn add(&mut self, host: usize) {
@@ -77,19 +77,19 @@ impl Trace {
         let mut request = Request::new(Prompt::Tokens(prompt.clone()), self.some_params());
         request.hook = self.one_in(6).then(hook);
         let script = self.script(Script::new(prompt.len(), request.sampling.echo));
-        self.ask(host, request, script);
+        self.add_request_to_some_queue(host, request, script);
     }
 
-    /// What was asked before, told otherwise.
-    pub fn ask_again(&mut self, host: usize) {
-        let Some(last) = self.asked.len().checked_sub(1) else { return };
-        let asked = &self.asked[self.random.below(last + 1)];
-        let (mut request, script) = (asked.request.clone(), asked.sequence.script);
+    /// Adds an earlier request again, with another output kind.
+    pub fn repeat_request(&mut self, host: usize) {
+        let Some(last) = self.added.len().checked_sub(1) else { return };
+        let added = &self.added[self.random.below(last + 1)];
+        let (mut request, script) = (added.request.clone(), added.sequence.script);
         request.sampling.output = self.some_params().output;
-        self.ask(host, request, script);
+        self.add_request_to_some_queue(host, request, script);
     }
 
-    pub fn ask(&mut self, host: usize, mut request: Request, script: usize) {
+    pub fn add_request_to_some_queue(&mut self, host: usize, mut request: Request, script: usize) {
         let (queue, user_data) = (self.some_queue(host), self.random.next());
         (request.n, request.best_of, request.keep) = (1, None, !self.one_in(3));
         match self.random.below(6) {
@@ -105,19 +105,26 @@ impl Trace {
             params.output = OutputKind::Final;
         }
         self.log(format!("{host}: add {id} x {} of {:?}, keep {}, {params:?}", request.n, request.best_of, request.keep));
-        self.hosts[host].restless = true;
-        let turn = |index| Turn { host, request: id, sequence: None, index, queue, user_data };
-        self.turns.extend((0..request.n).map(turn));
-        let sequence =
-            Sequence { script, params, hooked: request.hook.is_some(), queue, user_data, ranked: request.best_of.is_some(), ahead: false };
+        self.hosts[host].has_pending_calls = true;
+        let expected = |index| ExpectedEnd { host, request: id, sequence: None, index, queue, user_data };
+        self.expected_ends.extend((0..request.n).map(expected));
+        let sequence = Sequence {
+            script,
+            params,
+            hooked: request.hook.is_some(),
+            queue,
+            user_data,
+            ranked: request.best_of.is_some(),
+            text_flushed: false,
+        };
         self.sequences.insert((host, id), sequence.clone());
         let samples = request.best_of.unwrap_or(request.n);
-        self.asked.push(Asked { name: (host, id), request, samples, sequence });
+        self.added.push(AddedRequest { name: (host, id), request, samples, sequence });
     }
 
-    /// What was said before a sequence is led elsewhere is heard before, too.
-    pub fn settle(&mut self, (host, id): Name) -> Option<SequenceInfo> {
-        if self.hosts[host].restless {
+    /// Applies pending calls and reads all outputs of a sequence before a call changes its script.
+    pub fn step_and_read(&mut self, (host, id): Name) -> Option<SequenceInfo> {
+        if self.hosts[host].has_pending_calls {
             self.step(host);
         }
         self.read(host, LAGGING);
@@ -140,15 +147,15 @@ impl Trace {
         };
         if refused(engine.resume(name.1, how)).is_some() {
             self.log(format!("{name:?}: resume, {params:?}"));
-            self.hosts[name.0].restless = true;
+            self.hosts[name.0].has_pending_calls = true;
             let script = self.script(Script::new(info.len, false));
-            let sequence = Sequence { script, params, hooked, queue, user_data, ranked: false, ahead: false };
-            self.owe(name, info, &sequence);
+            let sequence = Sequence { script, params, hooked, queue, user_data, ranked: false, text_flushed: false };
+            self.expect_end(name, info, &sequence);
             self.sequences.insert(name, sequence);
         }
     }
 
-    pub fn go_on(&mut self, name: Name, info: SequenceInfo) {
+    pub fn continue_sequence(&mut self, name: Name, info: SequenceInfo) {
         let mut sequence = self.sequences[&name].clone();
         let (moves, keep) = (self.one_in(2), !self.one_in(4));
         if moves {
@@ -156,7 +163,7 @@ impl Trace {
         }
         let Host { engine, queues, .. } = &self.hosts[name.0];
         let queue = if moves { queues[sequence.queue].as_ref() } else { None };
-        // One that was imported has none of its own.
+        // An imported sequence has no hook.
         let hook = sequence.hooked.then(hook);
         if refused(
             engine
@@ -164,9 +171,9 @@ impl Trace {
         )
         .is_some()
         {
-            self.log(format!("{name:?}: go on, keep {keep}, moves {moves}"));
-            self.hosts[name.0].restless = true;
-            self.owe(name, info, &sequence);
+            self.log(format!("{name:?}: continue, keep {keep}, moves {moves}"));
+            self.hosts[name.0].has_pending_calls = true;
+            self.expect_end(name, info, &sequence);
             self.sequences.insert(name, sequence);
         }
     }
@@ -194,16 +201,16 @@ impl Trace {
                 sequence.script = self.script(Script { foreign: at, origin: None, ..reseeded });
             }
             match idle || info.idle {
-                true => assert!(self.unborn.insert(child, sequence.queue).is_none() && self.unseen.insert(child)),
-                false => self.owe(child, SequenceInfo { request: id, index: 0, ..info }, &sequence),
+                true => assert!(self.pending_forks.insert(child, sequence.queue).is_none() && self.unseen.insert(child)),
+                false => self.expect_end(child, SequenceInfo { request: id, index: 0, ..info }, &sequence),
             }
             self.sequences.insert(child, sequence);
         }
     }
 
-    /// A sequence of `len` tokens is on the script that it was on when it first had them.
+    /// Restores the script that the sequence had when it first had `len` tokens.
     pub fn cut(&mut self, sequence: &mut Sequence, len: usize) {
-        sequence.ahead = false;
+        sequence.text_flushed = false;
         while let Some((script, _)) = self.scripts[sequence.script].origin.filter(|&(_, at)| len <= at) {
             sequence.script = script;
         }
@@ -216,7 +223,7 @@ impl Trace {
     }
 
     pub fn append(&mut self, name: Name) {
-        let Some(info) = self.settle(name) else { return };
+        let Some(info) = self.step_and_read(name) else { return };
         let text = self.some_text();
         let Host { engine, changed, .. } = &mut self.hosts[name.0];
         let mut tokens = engine.text().unwrap().encode(text, false).unwrap();
@@ -233,13 +240,13 @@ impl Trace {
     }
 
     pub fn rewind(&mut self, name: Name, info: SequenceInfo) {
-        // To where its script is another one, only now and then, and when all of it has been heard.
+        // A rewind to a position where the sequence has another script is rare, and needs all earlier outputs.
         let script = &self.scripts[self.sequences[&name].script];
-        let near = script.prompt_len.max(script.foreign);
-        let far = self.one_in(4) || info.len < near;
-        let Some(info) = (if far { self.settle(name) } else { Some(info) }) else { return };
-        let least = if far { 1 } else { near };
-        let len = least + self.random.below(info.len + 1 - least);
+        let same_script = script.prompt_len.max(script.foreign);
+        let leaves_script = self.one_in(4) || info.len < same_script;
+        let Some(info) = (if leaves_script { self.step_and_read(name) } else { Some(info) }) else { return };
+        let min_len = if leaves_script { 1 } else { same_script };
+        let len = min_len + self.random.below(info.len + 1 - min_len);
         let Host { engine, changed, .. } = &mut self.hosts[name.0];
         engine.rewind(name.1, len).unwrap();
         changed.insert(name.1);
@@ -262,7 +269,7 @@ impl Trace {
         let Host { engine, queues, .. } = &self.hosts[host];
         let id = engine.import(queues[queue].as_ref().unwrap(), state).unwrap_or_else(|error| panic!("{:?}: {error}", export.name));
         assert_eq!(engine.sequence(id).unwrap().len, export.len, "an imported sequence is as long as the exported one");
-        let sequence = Sequence { queue, user_data: 0, ranked: false, ahead: false, ..export.sequence };
+        let sequence = Sequence { queue, user_data: 0, ranked: false, text_flushed: false, ..export.sequence };
         self.log(format!("{host}: import {id} of {:?}", export.name));
         self.sequences.insert((host, id), sequence);
     }
@@ -270,7 +277,7 @@ impl Trace {
     pub fn abort(&mut self, name: Name, info: SequenceInfo) {
         if refused(self.hosts[name.0].engine.abort(info.request)).is_some() {
             self.log(format!("{}: abort {}", name.0, info.request));
-            self.hosts[name.0].restless = true;
+            self.hosts[name.0].has_pending_calls = true;
         }
     }
 
@@ -280,19 +287,19 @@ impl Trace {
         self.sequences.remove(&name);
     }
 
-    /// What still writes to it ends unheard.
+    /// Frees a queue. The requests that write to it end without an output.
     pub fn free_queue(&mut self, host: usize) {
         let queue = self.some_queue(host);
         if queue == LAGGING {
             return;
         }
         self.log(format!("{host}: free queue {queue}"));
-        let Host { engine, queues, restless, .. } = &mut self.hosts[host];
-        *restless = true;
+        let Host { engine, queues, has_pending_calls, .. } = &mut self.hosts[host];
+        *has_pending_calls = true;
         queues[queue] = None;
         queues.push(Some(engine.create_queue(64).unwrap()));
-        self.turns.retain(|turn| (turn.host, turn.queue) != (host, queue));
-        self.unborn.retain(|name, said| (name.0, *said) != (host, queue));
-        self.missing.retain(|name| self.unborn.contains_key(name));
+        self.expected_ends.retain(|expected| (expected.host, expected.queue) != (host, queue));
+        self.pending_forks.retain(|name, pending_queue| (name.0, *pending_queue) != (host, queue));
+        self.missing.retain(|name| self.pending_forks.contains_key(name));
     }
 }

@@ -1,11 +1,11 @@
-//! Long random traces of what a host may do with sequences, over the bundled model, beside a ledger of what is owed to it and of
-//! what it was told. Two engines of the same options exchange sequences.
+//! Long random traces of API calls on sequences of the bundled model. A ledger records the expected and the received outputs. Two
+//! engines with the same options exchange sequences.
 //!
-//! The ledger has two halves. `Turn`: a sequence that was asked to run owes one last output, in its queue, with its user data.
-//! `Script`: what a sequence says at each length follows from its prompt, parameters and seed alone, so that all sequences that
-//! share these (a request asked twice, forks, imports, a sequence and itself before it was rewound) say the same.
+//! The ledger has two parts. `ExpectedEnd`: each run of a sequence has one last output, in its queue, with its user data. `Script`:
+//! the outputs at each length depend only on prompt, parameters and seed. All sequences that share these have the same outputs:
+//! repeated requests, forks, imports, and rewound sequences.
 
-mod asks;
+mod calls;
 mod script;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -21,20 +21,20 @@ use script::{Script, length};
 
 const TRACES: u64 = 200;
 const ACTS: usize = 100;
-const LONGEST: usize = 96;
-/// The queue that states come to, and one that is seldom read; the others are read after every step.
+const MAX_LEN: usize = 96;
+/// The queue for exported states, and a queue that is rarely read. All other queues are read after every step.
 const STATES: usize = 0;
 const LAGGING: usize = 1;
 
-/// A sequence: which engine, and its id there.
+/// The host and the id of a sequence.
 type Name = (usize, u64);
 
-/// A last output that is owed.
+/// The last output of a run that has not ended yet.
 #[derive(Debug, Clone)]
-struct Turn {
+struct ExpectedEnd {
     host: usize,
     request: u64,
-    /// None: whichever of the request's samples.
+    /// None: any sample of the request.
     sequence: Option<u64>,
     index: u32,
     queue: usize,
@@ -48,14 +48,14 @@ struct Sequence {
     hooked: bool,
     queue: usize,
     user_data: u64,
-    /// Its result waits for the other samples' to be compared with.
+    /// The sample belongs to a best-of group, whose results are ranked when all samples have ended.
     ranked: bool,
-    /// It was told to end, which brought out text that was held back.
-    ahead: bool,
+    /// An abort or error has emitted text that was held back.
+    text_flushed: bool,
 }
 
-/// A request, to be asked again and for the samples that it will branch into.
-struct Asked {
+/// A request that was added: it can be repeated, and it determines the expected samples.
+struct AddedRequest {
     name: Name,
     request: Request,
     samples: u32,
@@ -70,11 +70,11 @@ struct Export {
 
 struct Host {
     engine: Engine,
-    /// None: the host has freed it.
+    /// None: the queue is freed.
     queues: Vec<Option<Queue>>,
     exports: VecDeque<Export>,
-    /// Since its last step: something may end of itself; these sequences have another length.
-    restless: bool,
+    /// Calls since the last step: whether a sequence may end by itself, and the sequences whose length changed.
+    has_pending_calls: bool,
     changed: BTreeSet<u64>,
 }
 
@@ -84,15 +84,15 @@ struct Trace {
     hosts: Vec<Host>,
     scripts: Vec<Script>,
     sequences: BTreeMap<Name, Sequence>,
-    asked: Vec<Asked>,
-    turns: Vec<Turn>,
-    /// Idle sequences that may turn out not to be made, with the queue that says so; those that no step has seen.
-    unborn: BTreeMap<Name, usize>,
+    added: Vec<AddedRequest>,
+    expected_ends: Vec<ExpectedEnd>,
+    /// Idle forks that may fail, with the queue for the error, and the forks that no step has applied.
+    pending_forks: BTreeMap<Name, usize>,
     unseen: BTreeSet<Name>,
-    /// Those that were not made and have not said so yet.
+    /// Failed forks whose error output is still expected.
     missing: BTreeSet<Name>,
     acts: Vec<String>,
-    /// Texts and tokens that were compared with something.
+    /// Number of tokens, finish reasons and texts that were compared.
     compared: usize,
 }
 
@@ -100,7 +100,7 @@ fn poll(queue: &Queue) -> VecDeque<Output> {
     queue.poll(Some(Duration::ZERO)).unwrap()
 }
 
-/// What a host may be refused, but never with a defect.
+/// Returns the value of a call that may be refused, but never with an internal error.
 fn refused<T>(result: Result<T>) -> Option<T> {
     result.inspect_err(|error| assert_ne!(error.code(), Code::Internal, "{error}")).ok()
 }
@@ -113,14 +113,14 @@ impl Host {
             threads: Some(1),
             max_seqs: 6,
             max_batch_tokens: 6 + random.below(40),
-            max_model_len: Some(LONGEST),
+            max_model_len: Some(MAX_LEN),
             prefix_cache: random.below(4) > 0,
             ..EngineOptions::default()
         };
         let bytes = Engine::plan(&options).unwrap().block_bytes * (14 + random.below(40)) as u64;
         let engine = Engine::create(&EngineOptions { kv_bytes: Some(bytes), ..options }).unwrap();
         let queues = [64, 2, 64, 64].map(|capacity| Some(engine.create_queue(capacity).unwrap())).into();
-        Host { engine, queues, exports: VecDeque::new(), restless: false, changed: BTreeSet::new() }
+        Host { engine, queues, exports: VecDeque::new(), has_pending_calls: false, changed: BTreeSet::new() }
     }
 }
 
@@ -135,9 +135,9 @@ impl Trace {
             hosts,
             scripts: Vec::new(),
             sequences: BTreeMap::new(),
-            asked: Vec::new(),
-            turns: Vec::new(),
-            unborn: BTreeMap::new(),
+            added: Vec::new(),
+            expected_ends: Vec::new(),
+            pending_forks: BTreeMap::new(),
             unseen: BTreeSet::new(),
             missing: BTreeSet::new(),
             acts: Vec::new(),
@@ -147,14 +147,14 @@ impl Trace {
 
     fn act(&mut self) {
         let host = self.random.below(2);
-        let Some((name, info)) = self.someone() else { return self.add(host) };
+        let Some((name, info)) = self.some_sequence() else { return self.add(host) };
         let few = self.sequences.len() < 60;
         let ranked = self.is_ranked(name);
         match self.random.below(40) {
             0..3 if few => self.add(host),
-            3 if few => self.ask_again(host),
+            3 if few => self.repeat_request(host),
             4..6 => self.resume(name, info),
-            6..9 => self.go_on(name, info),
+            6..9 => self.continue_sequence(name, info),
             9..11 if few => self.fork(name, info),
             11 if !ranked => self.append(name),
             12..15 if !ranked => self.rewind(name, info),
@@ -174,21 +174,21 @@ impl Trace {
     fn step(&mut self, host: usize) -> u64 {
         self.log(format!("{host}: step"));
         let report = self.hosts[host].engine.step().unwrap();
-        self.meet(host);
+        self.update_sequences(host);
         let mut lens = BTreeMap::new();
         for queue in 0..self.hosts[host].queues.len() {
             if queue != LAGGING || self.one_in(4) {
                 lens.extend(self.read(host, queue));
             }
         }
-        let Host { engine, changed, restless, .. } = &mut self.hosts[host];
+        let Host { engine, changed, has_pending_calls, .. } = &mut self.hosts[host];
         for (id, len) in lens.into_iter().filter(|(id, _)| !changed.contains(id)) {
             if let Ok(info) = engine.sequence(id) {
                 assert_eq!(info.len, len, "sequence {:?} has the length of its last output", (host, id));
             }
         }
         changed.clear();
-        *restless = false;
+        *has_pending_calls = false;
         report.unfinished
     }
 
@@ -196,7 +196,7 @@ impl Trace {
         self.sequences.get(&name).is_some_and(|sequence| sequence.ranked)
     }
 
-    /// Returns the lengths that the newest outputs tell of.
+    /// Reads a queue and returns the sequence lengths according to the newest outputs.
     fn read(&mut self, host: usize, queue: usize) -> BTreeMap<u64, usize> {
         let outputs = self.hosts[host].queues[queue].as_ref().map(poll).unwrap_or_default();
         let lens = outputs
@@ -204,69 +204,69 @@ impl Trace {
             .filter(|output| queue > LAGGING && !self.is_ranked((host, output.sequence)))
             .map(|output| (output.sequence, length(output)))
             .collect();
-        outputs.into_iter().for_each(|output| self.hear(host, queue, output));
+        outputs.into_iter().for_each(|output| self.check_output(host, queue, output));
         lens
     }
 
-    /// Samples that have come into being, and children that have not.
-    fn meet(&mut self, host: usize) {
-        for asked in self.asked.iter().filter(|asked| asked.name.0 == host) {
-            for id in asked.name.1 + 1..asked.name.1 + asked.samples as u64 {
+    /// Adds new samples to the ledger, and finds the forks that failed.
+    fn update_sequences(&mut self, host: usize) {
+        for added in self.added.iter().filter(|added| added.name.0 == host) {
+            for id in added.name.1 + 1..added.name.1 + added.samples as u64 {
                 let Ok(info) = self.hosts[host].engine.sequence(id) else { continue };
-                let script = Script::new(info.len - 1, asked.request.sampling.echo);
+                let script = Script::new(info.len - 1, added.request.sampling.echo);
                 if !self.sequences.contains_key(&(host, id)) {
                     self.scripts.push(script);
-                    self.sequences.insert((host, id), Sequence { script: self.scripts.len() - 1, ..asked.sequence.clone() });
+                    self.sequences.insert((host, id), Sequence { script: self.scripts.len() - 1, ..added.sequence.clone() });
                 }
             }
         }
         for name in std::mem::take(&mut self.unseen) {
-            let resumed = self.turns.iter().any(|turn| (turn.host, turn.sequence) == (name.0, Some(name.1)));
+            let resumed = self.expected_ends.iter().any(|expected| (expected.host, expected.sequence) == (name.0, Some(name.1)));
             let there = self.hosts[name.0].engine.sequence(name.1).is_ok();
             match name.0 == host {
                 false => drop(self.unseen.insert(name)),
-                true if there || resumed || !self.sequences.contains_key(&name) || !self.unborn.contains_key(&name) => {}
+                true if there || resumed || !self.sequences.contains_key(&name) || !self.pending_forks.contains_key(&name) => {}
                 true => drop(self.missing.insert(name)),
             }
         }
     }
 
-    fn hear(&mut self, host: usize, queue: usize, output: Output) {
+    fn check_output(&mut self, host: usize, queue: usize, output: Output) {
         let name = (host, output.sequence);
         if let Some(error) = &output.error {
             assert_ne!(error.code(), Code::Internal, "{output:?}");
             self.log(format!("{name:?}: {error}"));
         }
         if queue == STATES {
-            return self.hear_state(host, output);
+            return self.check_state(host, output);
         }
-        let unmade = output.error.as_ref().is_some_and(|error| error.code() == Code::NotFound);
-        if unmade && self.unborn.get(&name) == Some(&queue) {
-            self.unborn.remove(&name);
+        let failed = output.error.as_ref().is_some_and(|error| error.code() == Code::NotFound);
+        if failed && self.pending_forks.get(&name) == Some(&queue) {
+            self.pending_forks.remove(&name);
             self.missing.remove(&name);
             return;
         }
-        let here = |turn: &Turn| (turn.host, turn.queue) == (host, queue);
-        let told = |turn: &Turn| match turn.sequence {
+        let in_queue = |expected: &ExpectedEnd| (expected.host, expected.queue) == (host, queue);
+        let matches_output = |expected: &ExpectedEnd| match expected.sequence {
             Some(sequence) => sequence == output.sequence,
-            None => (turn.request, turn.index) == (output.request, output.index),
+            None => (expected.request, expected.index) == (output.request, output.index),
         };
-        let turn = self.turns.iter().position(|turn| here(turn) && told(turn));
-        let turn = turn.unwrap_or_else(|| panic!("nothing is owed in queue {queue} of {host}: {output:?}"));
-        let Turn { request, index, user_data, .. } = self.turns[turn];
+        let expected = self.expected_ends.iter().position(|expected| in_queue(expected) && matches_output(expected));
+        let expected = expected.unwrap_or_else(|| panic!("unexpected output in queue {queue} of {host}: {output:?}"));
+        let ExpectedEnd { request, index, user_data, .. } = self.expected_ends[expected];
         assert_eq!((output.request, output.index, output.user_data), (request, index, user_data), "{output:?}");
         if output.finish.is_some() {
-            self.turns.remove(turn);
+            self.expected_ends.remove(expected);
             self.log(format!("{name:?}: {:?} at {}", output.finish, length(&output)));
         }
-        if let Some(Sequence { script, params, ahead, .. }) = self.sequences.get_mut(&name) {
-            self.compared += self.scripts[*script].hear(&output, params, *ahead);
-            *ahead |= matches!(output.finish, Some(FinishReason::Abort | FinishReason::Error));
+        if let Some(Sequence { script, params, text_flushed, .. }) = self.sequences.get_mut(&name) {
+            self.compared += self.scripts[*script].record(&output, params, *text_flushed);
+            *text_flushed |= matches!(output.finish, Some(FinishReason::Abort | FinishReason::Error));
         }
     }
 
-    fn hear_state(&mut self, host: usize, output: Output) {
-        let export = self.hosts[host].exports.pop_front().expect("a state that nobody asked for");
+    fn check_state(&mut self, host: usize, output: Output) {
+        let export = self.hosts[host].exports.pop_front().expect("a state without an export");
         assert_eq!((host, output.sequence, output.finish), (export.name.0, export.name.1, None));
         match output.error {
             Some(error) => assert_eq!(error.code(), Code::NotFound, "{error}"),
@@ -274,20 +274,20 @@ impl Trace {
         }
     }
 
-    /// Everything ends, everything is freed, and nothing is left.
+    /// Runs all requests to their end, frees all sequences, and checks that no block is in use.
     fn drain(&mut self) {
         let mut steps = 0;
         while (0..2).map(|host| self.step(host)).sum::<u64>() > 0 {
             steps += 1;
-            assert!(steps < 2000, "these do not end: {:?}", self.turns);
+            assert!(steps < 2000, "these runs do not end: {:?}", self.expected_ends);
         }
         (0..50).for_each(|_| {
             (0..2).for_each(|host| {
                 self.step(host);
             })
         });
-        assert!(self.turns.is_empty(), "these have ended without a last output: {:?}", self.turns);
-        assert!(self.missing.is_empty(), "these were not made and have not said so: {:?}", self.missing);
+        assert!(self.expected_ends.is_empty(), "these runs have ended without a last output: {:?}", self.expected_ends);
+        assert!(self.missing.is_empty(), "these forks failed without an error output: {:?}", self.missing);
         for &(host, id) in self.sequences.keys() {
             refused(self.hosts[host].engine.free(id));
         }
