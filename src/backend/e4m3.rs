@@ -51,12 +51,12 @@ mod tests {
     }
 
     #[test]
-    fn every_code_is_read_as_what_it_says() {
+    fn each_code_decodes_to_its_value() {
         (0..=255).for_each(|code| assert_eq!(E4m3(code).to_f32().to_bits(), value(code).to_bits(), "{code}"));
     }
 
     #[test]
-    fn what_is_between_two_codes_becomes_the_nearer_and_in_the_middle_the_even_one() {
+    fn a_number_rounds_to_the_nearest_code_and_a_tie_to_the_even_one() {
         for code in 0..0x7e {
             let (low, high) = (value(code), value(code + 1));
             let middle = (low + high) / 2.0; // exact
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_beyond_the_greatest_becomes_it_and_nan_nothing() {
+    fn large_numbers_saturate_and_nan_becomes_zero() {
         for x in [448.0, 449.0, 464.0, 480.0, 1e30, f32::INFINITY] {
             assert_eq!((E4m3::nearest(x), E4m3::nearest(-x)), (E4m3(0x7e), E4m3(0xfe)), "{x}");
         }

@@ -584,7 +584,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slopes_are_those_of_the_powers_of_two_around_the_heads() {
+    fn slopes_are_interpolated_for_head_counts_between_powers_of_two() {
         let slopes = |heads| -> Vec<f32> {
             let shape = AttentionShape::new(heads, heads, 8, 1.0);
             (0..heads).map(|head| shape.slope(head)).collect()

@@ -161,7 +161,7 @@ mod tests {
     ];
 
     #[test]
-    fn golden_prompts_have_the_tokens_of_transformers_4() {
+    fn golden_prompts_equal_the_tokens_of_transformers_4() {
         let golden = special_tokens_golden("prompt_ids.json");
         let text = golden["text"].as_str().unwrap();
         let load = |case: &Json| load("boundary", case["post_processor"].as_str().unwrap(), &case["files"]);
@@ -172,13 +172,13 @@ mod tests {
     }
 
     #[test]
-    fn absent_flag_without_a_token_leaves_the_tokens_of_the_tokenizer() {
+    fn absent_flag_without_a_token_keeps_the_tokens_of_the_tokenizer() {
         let config = json!({"tokenizer_class": "LlamaTokenizer", "bos_token": null});
         assert_eq!(encoded("absent-flag", "both", config), [4, 2, 5]);
     }
 
     #[test]
-    fn absent_flag_in_files_of_transformers_5_leaves_the_tokens_of_the_tokenizer() {
+    fn absent_flag_in_files_of_transformers_5_keeps_the_tokens_of_the_tokenizer() {
         let config = json!({"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "backend": "tokenizers"});
         assert_eq!(encoded("backend", "none", config.clone()), [2]);
         let mut flagged = config;
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn token_that_the_vocabulary_lacks_is_an_error_where_a_flag_asks_for_it() {
+    fn flag_for_a_token_that_the_vocabulary_lacks_is_an_error() {
         let config = json!({"tokenizer_class": "LlamaTokenizer", "add_bos_token": true, "bos_token": "<nowhere>"});
         let error = load("lacking", "none", &json!({"tokenizer_config.json": config})).unwrap_err();
         assert!(error.message().contains("add_bos_token is set, but bos_token is not in the vocabulary"), "{error}");

@@ -108,25 +108,25 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_of_a_texts_tokens_are_the_bytes_of_the_text() {
+    fn the_bytes_of_tokens_equal_the_bytes_of_their_text() {
         let mut seen = 0;
         for case in golden_cases("cases.json") {
             let Some(given) = case["text"].as_str() else { continue };
             let text = load(case["tokenizer"].as_str().unwrap());
             let all = text.token_bytes(text.vocab_size()).unwrap();
             let tokens = text.encode(given, false).unwrap();
-            // Not the given one: some tokenizers read U+2581 as a space.
+            // Not the given text: some tokenizers read U+2581 as a space.
             let wanted = text.decode(&tokens, false).unwrap();
             let bytes = joined(&all, &tokens);
-            // A sentencepiece tokenizer puts a space before the first word, which its decoder takes away.
+            // A sentencepiece tokenizer adds a space before the first word, and its decoder removes it.
             assert!(bytes == wanted.as_bytes() || bytes.strip_prefix(b" ") == Some(wanted.as_bytes()), "{case}: {bytes:?}");
             seen += 1;
         }
-        assert!(seen > 50, "only {seen}");
+        assert!(seen > 50, "only {seen} cases");
     }
 
     #[test]
-    fn every_token_has_the_bytes_that_the_decoder_shows() {
+    fn every_token_has_the_bytes_of_its_decoded_text() {
         for name in ["byte_level", "llama2", "metaspace"] {
             let text = load(name);
             let all = text.token_bytes(text.vocab_size()).unwrap();
@@ -134,7 +134,7 @@ mod tests {
             let before = text.decode(&anchor, false).unwrap();
             for token in (0..text.vocab_size() as u32).filter(|&token| !all.special[token as usize]) {
                 let shown = text.decode(&[anchor.clone(), vec![token]].concat(), false).unwrap();
-                // Half a character is shown as what it is not.
+                // An incomplete character is decoded to a replacement character.
                 if let Ok(own) = std::str::from_utf8(&all.bytes[token as usize]) {
                     assert_eq!(shown, before.clone() + own, "{name}: {token}");
                 }
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_vocabulary_has_its_words_with_the_space_that_separates_them() {
+    fn a_plain_vocabulary_has_words_with_a_leading_space() {
         let dir = fresh_dir("plain");
         let decoder = json!({"type": "WordPiece", "prefix": "##", "cleanup": false});
         let file = json!({"version": "1.0", "decoder": decoder,

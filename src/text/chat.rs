@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn template_file_wins_over_the_config() {
+    fn template_file_overrides_the_config() {
         let files = [("chat_template.jinja", "file"), ("tokenizer_config.json", r#"{"chat_template": "config"}"#)];
         assert_eq!(Text::load(&model_dir("jinja", &files)).unwrap().render_chat("{\"messages\": []}").unwrap(), "file");
         assert_eq!(Text::load(&model_dir("config", &files[1..])).unwrap().render_chat(USER).unwrap(), "config");
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn model_without_a_template_says_where_it_would_be() {
+    fn error_of_a_model_without_a_template_names_the_file() {
         for config in [json!(null), json!({}), json!({"chat_template": 3}), json!({"chat_template": [{"name": "rag"}]})] {
             let chat = load(&config);
             let error = chat.render(USER).unwrap_err();
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn template_that_does_not_compile_fails_only_where_it_is_used() {
+    fn template_that_does_not_compile_fails_only_when_it_is_used() {
         let text = Text::load(&model_dir("broken-template", &[("chat_template.jinja", "a\n{% if %}")])).unwrap();
         assert!(text.encode("a", false).is_ok());
         let error = text.render_chat(USER).unwrap_err();
@@ -363,24 +363,24 @@ mod tests {
     }
 
     #[test]
-    fn undefined_prints_nothing_and_is_false_but_has_no_attributes() {
+    fn undefined_renders_as_nothing_and_is_false_but_has_no_attributes() {
         assert_eq!(rendered("[{{ nothing }}{{ messages[0].nothing }}{{ 'yes' if nothing else 'no' }}]"), "[no]");
         refused("a\n{{ nothing.more }}", Code::InvalidArgument, "line 2");
     }
 
     #[test]
-    fn exception_of_the_template_is_an_error_with_its_words() {
+    fn exception_of_the_template_is_an_error_with_its_message() {
         refused("{{ raise_exception('roles must alternate: ' ~ 7) }}", Code::InvalidArgument, "roles must alternate: 7");
     }
 
     #[test]
-    fn methods_win_over_members_of_the_same_name() {
+    fn methods_override_members_of_the_same_name() {
         let chat = chat("{% for k, v in messages[0].items() %}{{ k }}={{ v }};{% endfor %}");
         assert_eq!(chat.render(r#"[{"items": 1, "b": 2}]"#).unwrap(), "items=1;b=2;");
     }
 
     #[test]
-    fn generation_tags_render_what_is_in_them() {
+    fn generation_tags_render_their_body() {
         let template = "a\n  {%- generation -%}\n b {% endgeneration %}\n{% set generation = 1 %}{{ generation }}";
         assert_eq!(rendered(template), "ab 1");
     }
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn line_ends_of_the_template_are_those_of_jinja() {
+    fn line_ends_of_the_template_are_handled_as_in_jinja() {
         assert_eq!(rendered("a\r\nb\rc\n"), "a\nb\nc");
     }
 
@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn template_files_win_over_the_config_and_have_names() {
+    fn named_template_files_override_the_config() {
         let dir = model_dir("additional", &[("tokenizer_config.json", r#"{"chat_template": "config"}"#)]);
         std::fs::create_dir(dir.join("additional_chat_templates")).unwrap();
         std::fs::write(dir.join("additional_chat_templates/tool_use.jinja"), "tools").unwrap();

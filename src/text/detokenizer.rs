@@ -249,7 +249,7 @@ mod tests {
         Text::load(&golden_dir().join(name)).unwrap()
     }
 
-    /// What a sequence emits, with the emptiness of `finish`'s part checked by the caller.
+    /// The text that a sequence emits. The caller checks the part of `finish`.
     fn stream(text: &Text, skip_special: bool, prompt: &[u32], tokens: &[u32]) -> String {
         let mut detokenizer = Detokenizer::new(skip_special);
         detokenizer.prime(prompt);
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn byte_fallback_stream_loses_nothing_of_what_decode_shows_for_any_tokens() {
+    fn byte_fallback_stream_contains_all_text_of_decode_for_any_tokens() {
         for name in ["llama2", "metaspace"] {
             let text = text(name);
             let mut random = Random(3);
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn endless_run_of_errors_keeps_the_window_small_and_comes_out_as_it_goes() {
+    fn endless_run_of_errors_keeps_the_window_small_and_is_emitted_continuously() {
         for name in ["byte_level", "llama2"] {
             let text = text(name);
             let token = text.tokenizer.token_id("<0xFF>").or_else(|| text.tokenizer.token_id("ÿ")).unwrap();
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn skipped_special_tokens_leave_no_trace() {
+    fn skipped_special_tokens_do_not_change_the_text() {
         let text = text("llama2");
         let word = text.encode("a", false).unwrap();
         let tokens = [&word[..], &[1; 100], &word[..], &[2]].concat();
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn clone_goes_its_own_way() {
+    fn clone_is_independent() {
         let text = text("llama2");
         let smile = bytes(&text, "😀".as_bytes());
         let (mut one, mut out) = (Detokenizer::new(true), String::new());
@@ -461,14 +461,14 @@ mod tests {
     }
 
     #[test]
-    fn prompt_of_unknown_tokens_is_as_good_as_none() {
+    fn prompt_of_unknown_tokens_equals_no_prompt() {
         let text = text("llama2");
         let word = text.encode("a", false).unwrap();
         assert_eq!(stream(&text, true, &[u32::MAX; 20], &word), "a");
     }
 
     #[test]
-    fn ended_sequence_can_go_on() {
+    fn ended_sequence_can_continue() {
         let text = text("llama2");
         let word = text.encode("a", false).unwrap();
         let mut detokenizer = Detokenizer::new(true);

@@ -171,7 +171,7 @@ mod tests {
     use std::fs::{self, File};
     use std::path::PathBuf;
 
-    /// A directory of its own for one test, empty at first.
+    /// A separate directory for one test, initially empty.
     pub(super) fn fresh_dir(name: &str) -> PathBuf {
         let dir = std::env::temp_dir().join(format!("pagedllm-text-{}-{name}", std::process::id()));
         let _ = fs::remove_dir_all(&dir);
@@ -179,7 +179,7 @@ mod tests {
         dir
     }
 
-    /// The smallest tokenizer that works, and what else the test wants in its directory.
+    /// The smallest valid tokenizer, and the other files of the test.
     pub(super) fn model_dir(name: &str, files: &[(&str, &str)]) -> PathBuf {
         let dir = fresh_dir(name);
         let tokenizer = r#"{"version": "1.0", "added_tokens": [{"id": 2, "content": "<s>", "single_word": false,
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_is_written_in_one_of_its_spellings_wherever_it_comes() {
+    fn a_word_has_one_of_its_spellings_in_any_context() {
         let mut seen = 0;
         for name in ["byte_level", "llama2", "metaspace"] {
             let text = Text::load(&golden_dir().join(name)).unwrap();
@@ -247,23 +247,23 @@ mod tests {
                 let spellings = text.spellings(word).unwrap();
                 for before in ["", "see ", "one\n", "(", "\"", "a", "under", "9"] {
                     let tokens = text.encode(&format!("{before}{word}"), false).unwrap();
-                    // Where the word begins with a token of its own, with or without the space before it.
+                    // The index at which the word starts with its own token, with or without the space before it.
                     let of_word = |at: &usize| {
                         let spelled = tokens[*at..].iter().flat_map(|&token| bytes[token as usize].clone()).collect::<Vec<u8>>();
                         spelled.strip_prefix(b" ").unwrap_or(&spelled) == word.as_bytes()
                     };
                     if let Some(at) = (0..tokens.len()).rev().find(of_word) {
                         let whole = spellings.iter().any(|spelling| tokens.ends_with(spelling));
-                        assert!(whole, "{name}: {before:?} {word:?}: {:?} is none of {spellings:?}", &tokens[at..]);
+                        assert!(whole, "{name}: {before:?} {word:?}: {:?} is not among {spellings:?}", &tokens[at..]);
                         seen += 1;
                     }
                 }
             }
         }
-        assert!(seen > 60, "only {seen}");
+        assert!(seen > 60, "only {seen} cases");
     }
 
-    /// The text of one token after another, as a sequence's outputs show it.
+    /// The text of the tokens one by one, as the outputs of a sequence contain it.
     fn streamed(text: &Text, tokens: &[u32]) -> String {
         let (mut stream, mut out) = (Detokenizer::new(false), String::new());
         tokens.iter().for_each(|&token| stream.push(text, token, &mut out).unwrap());
@@ -304,7 +304,7 @@ mod tests {
 
     #[test]
     #[cfg(target_arch = "x86_64")]
-    fn hosts_rounding_mode_does_not_change_tokens() {
+    fn rounding_mode_of_the_host_does_not_change_tokens() {
         // -0.1 + -0.2 is the score of "ab" in the standard mode, and more than that if sums are rounded up.
         let tokenizer = r#"{"version": "1.0", "added_tokens": [], "model": {"type": "Unigram", "unk_id": 0,
             "vocab": [["?", -9.0], ["a", -0.1], ["b", -0.2], ["ab", -0.30000000000000004]]}}"#;
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn eos_token_is_found_whether_it_is_written_as_a_string_or_as_an_object() {
+    fn eos_token_is_a_string_or_an_object() {
         let cases = [
             (r#"{"eos_token": "<s>"}"#, Some(2)),
             (r#"{"eos_token": {"content": "<s>", "lstrip": false}}"#, Some(2)),
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn special_tokens_map_wins_over_the_config_for_chats_and_for_the_end_of_sequence() {
+    fn special_tokens_map_overrides_the_config_for_chats_and_eos() {
         let config = r#"{"bos_token": "<c>", "eos_token": "</c>", "chat_template": "{{ bos_token }}{{ eos_token }}{{ image }}"}"#;
         let map = r#"{"eos_token": {"content": "<s>"}, "extra_special_tokens": {"image": "<i>"}}"#;
         let dir = model_dir("map", &[("tokenizer_config.json", config), ("special_tokens_map.json", map)]);
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn end_token_that_is_no_token_is_an_error() {
+    fn end_token_that_is_not_a_token_is_an_error() {
         let error = Text::load(&model_dir("eos", &[("tokenizer_config.json", r#"{"eos_token": 7}"#)])).unwrap_err();
         assert_eq!(error.code(), Code::Model);
         assert!(error.message().contains("eos_token is 7"), "{error}");

@@ -233,7 +233,7 @@ mod tests {
     ];
 
     #[test]
-    fn golden_special_tokens_are_those_of_transformers() {
+    fn golden_special_tokens_equal_those_of_transformers() {
         let golden = special_tokens_golden("special_tokens.json");
         let load = |case: &Json| {
             let dir = fresh_dir("special-tokens");

@@ -362,7 +362,7 @@ mod tests {
 
     #[test]
     fn decoder_that_panics_is_an_error() {
-        // Strip takes a character away from the end of an empty string.
+        // Strip removes a character from the end of an empty string.
         let json = r#"{"model": {"type": "BPE", "vocab": {"": 0, "a": 1}, "merges": []},
             "decoder": {"type": "Strip", "content": "a", "start": 0, "stop": 1}}"#;
         let tokenizer = load_json("panics", json).unwrap();

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_come_back_as_they_went_whatever_the_tier() {
+    fn swapped_blocks_keep_their_bytes_in_memory_and_on_disk() {
         let dir = std::env::temp_dir();
         for (tier, dtype) in KvDtype::ALL.into_iter().flat_map(|dtype| [(None, dtype), (Some(dir.as_path()), dtype)]) {
             let (mut layers, bytes) = layers(dtype);
@@ -133,7 +133,7 @@ mod tests {
             host.swap_in(&pool, &moves([(1, 3), (4, 0), (0, 1)]), &mut layers).unwrap();
             let after = |block| content(&layers, block, bytes);
             assert_eq!([after(1), after(4), after(0)], [&before[0], &before[5], &before[2]].map(Clone::clone));
-            assert_eq!([2, 3, 5].map(after), [102, 103, 105].map(|seed| bytes_of(seed, bytes)), "nothing else is touched");
+            assert_eq!([2, 3, 5].map(after), [102, 103, 105].map(|seed| bytes_of(seed, bytes)), "other blocks are unchanged");
         }
     }
 

@@ -883,7 +883,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_of_some_rows_lie_side_by_side_and_nothing_is_written_beyond_them() {
+    fn pairs_are_adjacent_and_nothing_is_written_beyond_them() {
         if !Isa::Avx512Bf16.is_present() {
             return eprintln!("skipped: this machine has no AVX-512 BF16");
         }
@@ -914,7 +914,7 @@ mod tests {
     }
 
     #[test]
-    fn exp_is_right_to_a_few_units_in_the_last_place_on_every_path() {
+    fn exp_is_accurate_to_a_few_ulps_on_every_path() {
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_present()) {
             let xs: Vec<f32> = (-8700..8800).map(|i| i as f32 * 0.01).collect();
             let mut ys = xs.clone();
@@ -928,14 +928,18 @@ mod tests {
     }
 
     #[test]
-    fn exp_for_bf16_is_right_to_a_small_part_of_its_rounding_on_every_path() {
+    fn exp_for_bf16_is_accurate_beyond_its_rounding_on_every_path() {
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_present()) {
             let xs: Vec<f32> = (0..87_000).map(|i| i as f32 * -0.001).chain([f32::NEG_INFINITY, f32::NAN]).collect();
             let mut ys = xs.clone();
             // SAFETY: the CPU supports the path.
             unsafe { isa.run(Exp { for_bf16: true, x: &mut ys }) };
             assert_eq!(ys[0], 1.0, "{}", isa.name());
-            assert!(ys.pop().is_some_and(f32::is_nan) && ys.pop().is_some_and(|least| (0.0..1.3e-38).contains(&least)), "{}", isa.name());
+            assert!(
+                ys.pop().is_some_and(f32::is_nan) && ys.pop().is_some_and(|smallest| (0.0..1.3e-38).contains(&smallest)),
+                "{}",
+                isa.name()
+            );
             for (x, y) in xs.iter().zip(&ys) {
                 let exact = (*x as f64).exp();
                 assert!(((*y as f64) / exact - 1.0).abs() < 1.1e-4, "{} exp({x}) = {y}, not {exact}", isa.name());
@@ -955,7 +959,7 @@ mod tests {
     }
 
     #[test]
-    fn every_number_of_8_bits_is_read_alike_on_every_path() {
+    fn every_8_bit_number_decodes_to_the_same_value_on_every_path() {
         let codes: Vec<E4m3> = (0..=255).map(E4m3).collect();
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_present()) {
             // The second iteration has vectors that are not full.

@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_task_runs_once_whatever_the_number_of_threads() {
+    fn every_task_runs_once_for_any_number_of_threads() {
         for threads in [1, 2, 5] {
             let pool = Pool::new(threads).unwrap();
             for tasks in [0, 1, 2, 7, 1000] {
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_on_any_thread_reaches_the_caller_and_the_pool_lives() {
+    fn a_panic_reaches_the_caller_and_the_pool_remains_usable() {
         let pool = Pool::new(3).unwrap();
         for bad in [0, 50, 99] {
             let caught = catch_unwind(AssertUnwindSafe(|| pool.run(100, &|task, _| assert_ne!(task, bad))));
@@ -245,24 +245,24 @@ mod tests {
     }
 
     #[test]
-    fn of_tasks_that_fail_the_first_is_told_and_what_comes_after_it_is_left() {
+    fn try_run_returns_the_first_error_and_starts_no_later_tasks() {
         let pools = [1, 3].map(|threads| Pool::new(threads).unwrap());
         for pool in pools.iter().cycle().take(600) {
-            let begun: Vec<AtomicUsize> = (0..1000).map(|_| AtomicUsize::new(0)).collect();
-            let error = pool.try_run(begun.len(), &|task, _| {
-                begun[task].fetch_add(1, Ordering::Relaxed);
+            let started: Vec<AtomicUsize> = (0..1000).map(|_| AtomicUsize::new(0)).collect();
+            let error = pool.try_run(started.len(), &|task, _| {
+                started[task].fetch_add(1, Ordering::Relaxed);
                 if task < 7 { Ok(()) } else { Err(Error::internal(format!("task {task}"))) }
             });
             assert_eq!(error.unwrap_err().message(), "task 7");
-            let begun: Vec<usize> = begun.into_iter().map(AtomicUsize::into_inner).collect();
-            assert_eq!(begun[..8], [1; 8]);
-            assert!(begun[8..].iter().sum::<usize>() < pool.threads(), "each thread may have begun one before it knew");
+            let started: Vec<usize> = started.into_iter().map(AtomicUsize::into_inner).collect();
+            assert_eq!(started[..8], [1; 8]);
+            assert!(started[8..].iter().sum::<usize>() < pool.threads(), "each thread can have started one task before the error");
             pool.try_run(10, &|_, _| Ok(())).unwrap();
         }
     }
 
     #[test]
-    fn a_pool_that_slept_wakes_again() {
+    fn a_sleeping_pool_wakes_up() {
         let pool = Pool::new(2).unwrap();
         pool.run(4, &|_, _| ());
         let asleep = || lock(&pool.shared.state).sleeping == 1;
@@ -271,7 +271,7 @@ mod tests {
                 std::thread::sleep(std::time::Duration::from_millis(1));
                 false
             }),
-            "it never slept"
+            "the thread never slept"
         );
         pool.run(4, &|_, _| ());
     }

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn each_row_goes_to_its_best_experts_and_those_to_the_same_go_together() {
+    fn rows_are_routed_to_their_best_experts_and_grouped_by_expert() {
         let logits = [0.0, 3.0, 1.0, 5.0, 2.0, 2.0, 0.0, 9.0, 1.0];
         let routes = routes(3, Routing::softmax(3, 2, false), &logits);
         let to: Vec<Vec<u32>> = (0..3).map(|expert| routes.to(expert).map(|route| routes.sources()[route]).collect()).collect();
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_the_softmax_over_all_experts_or_over_the_chosen() {
+    fn weights_are_the_softmax_over_all_experts_or_the_selected_ones() {
         let logits = [0.5f32, -1.0, 2.0, 1.0];
         let sum = |experts: &[usize]| experts.iter().map(|&e| (logits[e] as f64).exp()).sum::<f64>();
         for (normalized, over) in [(false, &[0, 1, 2, 3][..]), (true, &[2, 3])] {
@@ -233,13 +233,13 @@ mod tests {
         }
     }
 
-    /// The routing of DeepSeek V3 in small: groups are scored by their best two, corrected scores
-    /// choose experts, uncorrected scores weigh them.
+    /// The routing of DeepSeek V3 at small scale: the best two scores rank a group, corrected scores
+    /// select experts, uncorrected scores are their weights.
     #[test]
-    fn groups_are_chosen_first_and_a_correction_chooses_but_does_not_weigh() {
+    fn groups_are_selected_first_and_corrections_do_not_change_weights() {
         let groups = Some(ExpertGroups { count: 3, chosen: 2, score: GroupScore::BestTwo });
         let routing = Routing { scores: Scores::Sigmoid, scale: 2.5, groups, ..Routing::softmax(6, 2, true) };
-        // The best expert has a very poor neighbour, which makes their group the worst.
+        // The best expert has a neighbour with a very low score, so their group ranks last.
         let logits = [3.0, -9.0, 1.0, 0.5, 0.0, 0.2];
         let pool = Pool::new(1).unwrap();
         let mut routes = Routes::new(1, routing).unwrap();
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn logits_that_are_no_numbers_still_name_experts() {
+    fn logits_with_nan_still_select_valid_experts() {
         let routes = routes(1, Routing::softmax(3, 2, true), &[f32::NAN; 3]);
         assert!(routes.for_row(0).all(|(route, weight)| route < 2 && weight.is_nan()));
     }

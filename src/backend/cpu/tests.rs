@@ -66,15 +66,15 @@ fn matrix_in(backend: &CpuBackend, bytes: &[u8], rows: usize, cols: usize, dtype
     backend.matrix(rows, cols, dtype, format, RowSource { read: &read, advance: &mut |_| Ok(()) })
 }
 
-fn assert_near(what: &str, found: &[f32], expected: &[f64], tolerance: f64) {
+fn assert_near(name: &str, found: &[f32], expected: &[f64], tolerance: f64) {
     for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
         let error = (*found as f64 - expected).abs();
-        assert!(error <= tolerance * expected.abs().max(1.0), "{what}: element {i} is {found}, not {expected}");
+        assert!(error <= tolerance * expected.abs().max(1.0), "{name}: element {i} is {found}, not {expected}");
     }
 }
 
 #[test]
-fn matmul_is_right_on_every_shape_storage_and_path() {
+fn matmul_is_correct_for_all_shapes_types_and_paths() {
     for backend in backends() {
         for (rows, cols, outs) in
             [(1, 1, 1), (1, 37, 33), (2, 64, 31), (3, 5, 100), (12, 129, 64), (13, 48, 65), (29, 96, 7), (65, 33, 161), (30, 301, 40)]
@@ -105,7 +105,7 @@ fn formats_for(cols: usize, group: usize) -> impl Iterator<Item = WeightFormat> 
 /// Packed weights are cached on disk. If this test fails, cached bytes would be misread, so
 /// increase the version in `Matrix::LAYOUT`.
 #[test]
-fn the_layout_of_packed_weights_is_that_of_its_name() {
+fn the_layout_of_packed_weights_is_unchanged_for_its_version() {
     assert_eq!(Matrix::LAYOUT, "cpu panels of 32, 2");
     let (outs, cols) = (70, 128);
     let (bytes, _) = stored(&numbers(outs * cols, 2), Dtype::F32);
@@ -125,7 +125,7 @@ fn the_layout_of_packed_weights_is_that_of_its_name() {
 }
 
 #[test]
-fn a_matrix_comes_back_from_its_packed_bytes_and_pieces_that_cannot_be_had_are_an_error() {
+fn a_matrix_is_restored_from_packed_bytes_and_a_missing_piece_is_an_error() {
     let backend = CpuBackend::new(3, None).unwrap();
     // Several pieces, the last one short.
     let (outs, cols) = (1100, 300);
@@ -148,11 +148,11 @@ fn a_matrix_comes_back_from_its_packed_bytes_and_pieces_that_cannot_be_had_are_a
 }
 
 /// Quantizes rows as integer products do: groups of columns to -127..=127, to the nearest.
-fn in_whole_numbers(x: &[f32], cols: usize, group: usize) -> Vec<f64> {
+fn quantized(x: &[f32], cols: usize, group: usize) -> Vec<f64> {
     let of_group = |x: &[f32]| {
-        let most = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-        let inverse = if most == 0.0 { 0.0 } else { 127.0 / most };
-        x.iter().map(|x| ((x * inverse).round_ties_even() * (most / 127.0)) as f64).collect::<Vec<_>>()
+        let max = x.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+        let inverse = if max == 0.0 { 0.0 } else { 127.0 / max };
+        x.iter().map(|x| ((x * inverse).round_ties_even() * (max / 127.0)) as f64).collect::<Vec<_>>()
     };
     x.chunks_exact(cols).flat_map(|row| row.chunks(group).flat_map(of_group)).collect()
 }
@@ -168,7 +168,7 @@ fn as_stored(w: &Matrix) -> Vec<f64> {
 }
 
 #[test]
-fn a_product_is_right_in_every_format_on_every_path() {
+fn products_are_correct_in_all_formats_on_all_paths() {
     for backend in backends() {
         for (rows, cols, outs, group) in [
             (1, 32, 1, 32),
@@ -194,8 +194,8 @@ fn a_product_is_right_in_every_format_on_every_path() {
                 let exact = |x: &[f32]| x.iter().map(|&x| x as f64).collect::<Vec<_>>();
                 let x = match format {
                     WeightFormat::Bf16 if backend.isa() == Isa::Avx512Bf16 => exact(&stored(&x, Dtype::Bf16).1),
-                    WeightFormat::Int8 => in_whole_numbers(&x, cols, 128),
-                    WeightFormat::Int4 { group, .. } => in_whole_numbers(&x, cols, group),
+                    WeightFormat::Int8 => quantized(&x, cols, 128),
+                    WeightFormat::Int4 { group, .. } => quantized(&x, cols, group),
                     _ => exact(&x),
                 };
                 let w = as_stored(&w);
@@ -208,11 +208,11 @@ fn a_product_is_right_in_every_format_on_every_path() {
 }
 
 #[test]
-fn a_row_alone_has_the_bits_of_the_row_among_others() {
+fn a_row_has_the_same_bits_alone_and_in_a_batch() {
     // The number of tiles decides whether they are multiplied with a panel together or alone. The
     // threshold depends on the rows per tile, which are 12, 6 or 3. The last group of a row may be
     // short.
-    let edges = [12, 6, 3].map(|most| [8 * most, 8 * most + 1].map(|rows| (rows, 96, 70)));
+    let edges = [12, 6, 3].map(|tile| [8 * tile, 8 * tile + 1].map(|rows| (rows, 96, 70)));
     let cases = [(41, 640, 300), (100, 96, 70), (41, 574, 70)].into_iter().chain(edges.into_iter().flatten());
     let all = WeightFormat::GROUPS.into_iter().flat_map(|group| cases.clone().map(move |case| (group, case)));
     let all: Vec<_> =
@@ -232,7 +232,7 @@ fn a_row_alone_has_the_bits_of_the_row_among_others() {
 }
 
 #[test]
-fn whole_numbers_give_the_same_on_every_path_with_fused_sums() {
+fn integer_products_have_the_same_bits_on_all_paths_with_fused_sums() {
     let (rows, cols, outs) = (5, 256, 40);
     for format in WeightFormat::all(32).into_iter().filter(|format| format.is_whole()) {
         let product = |backend: CpuBackend| {
@@ -250,14 +250,14 @@ fn whole_numbers_give_the_same_on_every_path_with_fused_sums() {
 }
 
 #[test]
-fn the_widest_path_that_is_there_is_taken_unasked() {
+fn the_widest_available_path_is_the_default() {
     assert_eq!(Isa::ALL, [Isa::Portable, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Avx512Vnni, Isa::Avx512Bf16]);
     let widest = Isa::ALL.into_iter().rfind(|isa| isa.is_present());
     assert_eq!(Some(CpuBackend::new(1, None).unwrap().isa()), widest);
 }
 
 #[test]
-fn gates_of_what_is_no_number_are_none() {
+fn gates_propagate_nan() {
     const WIDTH: usize = 37; // includes an end that is not a whole vector
     let clamped = Glu::Clamped { alpha: 1.702, limit: 7.0 };
     let all = [Act::Relu, Act::Silu, Act::Gelu, Act::GeluTanh].map(Glu::Of).into_iter().chain([clamped]);
@@ -284,7 +284,7 @@ fn gates_of_what_is_no_number_are_none() {
 }
 
 #[test]
-fn what_is_not_finite_stays_so_whatever_the_weights() {
+fn inputs_that_are_not_finite_give_results_that_are_not_finite() {
     for (isa, format) in backends().flat_map(|backend| WeightFormat::all(32).map(|format| (backend.isa(), format))) {
         let backend = backends().find(|backend| backend.isa() == isa).unwrap();
         let w = matrix_in(&backend, &stored(&numbers(40 * 64, 2), Dtype::F32).0, 40, 64, Dtype::F32, format).unwrap();
@@ -300,7 +300,7 @@ fn what_is_not_finite_stays_so_whatever_the_weights() {
 }
 
 #[test]
-fn weights_are_the_same_whatever_type_they_come_in() {
+fn weights_do_not_depend_on_the_type_of_the_source() {
     let outs = 40;
     for (isa, cols) in backends().flat_map(|backend| [24, 37, 128, 300].map(|cols| (backend.isa(), cols))) {
         let backend = backends().find(|other| other.isa() == isa).unwrap();
@@ -326,38 +326,38 @@ fn groups_that_do_not_divide_the_columns_are_refused() {
 /// Bounds the quantization error of each format, relative to the greatest magnitude of the group or
 /// row.
 #[test]
-fn weights_are_as_near_as_their_format_allows() {
+fn weights_have_the_accuracy_of_their_format() {
     let backend = backends().next().unwrap();
     let (rows, cols) = (40, 256);
     let weights = numbers(rows * cols, 9);
     let bytes = stored(&weights, Dtype::F32).0;
     // Half a step, plus the rounding of the scale.
-    for (format, most) in WeightFormat::all(32).into_iter().zip([0.0, 1.0 / 2048.0, 1.0 / 256.0, 0.5 / 127.0, 1.0 / 8.0, 1.0 / 15.0]) {
+    for (format, bound) in WeightFormat::all(32).into_iter().zip([0.0, 1.0 / 2048.0, 1.0 / 256.0, 0.5 / 127.0, 1.0 / 8.0, 1.0 / 15.0]) {
         let w = as_stored(&matrix_in(&backend, &bytes, rows, cols, Dtype::F32, format).unwrap());
         for (found, x) in w.iter().zip(&weights) {
             let error = (found - *x as f64).abs();
-            assert!(error <= most * 1.02, "{format:?}: {x} became {found}");
+            assert!(error <= bound * 1.02, "{format:?}: {x} became {found}");
         }
     }
 }
 
 /// Compares with round-to-nearest to -7..=7, the usual quantization of 4-bit groups.
 #[test]
-fn four_bits_miss_no_more_than_round_to_nearest() {
+fn int4_errors_do_not_exceed_round_to_nearest() {
     let backend = backends().next().unwrap();
     let (rows, cols) = (64, 512);
     let weights = numbers(rows * cols, 9);
     let bytes = stored(&weights, Dtype::F32).0;
     for group in WeightFormat::GROUPS {
         let usual = |x: &[f32]| {
-            let scale = half::f16::from_f32(x.iter().fold(0.0f32, |most, x| most.max(x.abs())) / 7.0).to_f32();
+            let scale = half::f16::from_f32(x.iter().fold(0.0f32, |max, x| max.max(x.abs())) / 7.0).to_f32();
             x.iter().map(|x| ((x / scale).round().clamp(-8.0, 7.0) * scale - x).powi(2) as f64).sum::<f64>()
         };
         let usual: f64 = weights.chunks_exact(group).map(usual).sum();
         for offsets in [false, true] {
             let w = as_stored(&matrix_in(&backend, &bytes, rows, cols, Dtype::F32, WeightFormat::Int4 { group, offsets }).unwrap());
-            let missed: f64 = w.iter().zip(&weights).map(|(found, x)| (found - *x as f64).powi(2)).sum();
-            assert!(missed <= usual, "groups of {group}, offsets: {offsets}: {missed}, and the usual way {usual}");
+            let error: f64 = w.iter().zip(&weights).map(|(found, x)| (found - *x as f64).powi(2)).sum();
+            assert!(error <= usual, "groups of {group}, offsets: {offsets}: error {error}, round to nearest {usual}");
         }
     }
 }
@@ -376,21 +376,21 @@ fn read_wide(bad: &[usize], first: usize, out: &mut [u8]) {
 }
 
 #[test]
-fn a_matrix_is_loaded_alike_by_any_number_of_threads() {
+fn a_loaded_matrix_does_not_depend_on_the_number_of_threads() {
     let (rows, cols) = WIDE;
     for format in [WeightFormat::Bf16, WeightFormat::Int8, WeightFormat::Int4 { group: 128, offsets: true }] {
         let loaded = [1, 2, 5].map(|threads| {
-            let (backend, mut told) = (CpuBackend::new(threads, None).unwrap(), Vec::new());
+            let (backend, mut progress) = (CpuBackend::new(threads, None).unwrap(), Vec::new());
             let read = |first: usize, out: &mut [u8]| {
                 read_wide(&[], first, out);
                 Ok(())
             };
             let mut advance = |bytes| {
-                told.push(bytes);
+                progress.push(bytes);
                 Ok(())
             };
             let matrix = backend.matrix(rows, cols, Dtype::F32, format, RowSource { read: &read, advance: &mut advance }).unwrap();
-            assert!(told.len() > 1 && told.iter().sum::<usize>() == 4 * rows * cols, "{threads} threads: {told:?}");
+            assert!(progress.len() > 1 && progress.iter().sum::<usize>() == 4 * rows * cols, "{threads} threads: {progress:?}");
             crc32fast::hash(backend.packed_bytes(&matrix).unwrap())
         });
         assert_eq!(loaded, [loaded[0]; 3], "{format:?}");
@@ -398,19 +398,19 @@ fn a_matrix_is_loaded_alike_by_any_number_of_threads() {
 }
 
 #[test]
-fn of_what_is_wrong_with_a_matrix_the_first_is_told_and_whoever_is_told_may_end_it() {
+fn loading_reports_the_first_error_and_progress_can_cancel_it() {
     let (rows, cols) = WIDE;
     let backend = CpuBackend::new(3, None).unwrap();
-    let fault = |bad: &[usize], unread: usize, most_told: usize| {
-        let mut told = 0;
+    let fault = |bad: &[usize], unread: usize, max_calls: usize| {
+        let mut calls = 0;
         let read = |first: usize, out: &mut [u8]| {
             read_wide(bad, first, out);
             let here = first..first + out.len() / (4 * cols);
             if here.contains(&unread) { Err(Error::io(format!("row {unread} cannot be read"))) } else { Ok(()) }
         };
         let mut advance = |_| {
-            told += 1;
-            if told > most_told { Err(Error::cancelled("enough")) } else { Ok(()) }
+            calls += 1;
+            if calls > max_calls { Err(Error::cancelled("enough")) } else { Ok(()) }
         };
         let loaded = backend.matrix(rows, cols, Dtype::F32, WeightFormat::Int8, RowSource { read: &read, advance: &mut advance });
         loaded.err().unwrap().message().to_string()
@@ -424,7 +424,7 @@ fn of_what_is_wrong_with_a_matrix_the_first_is_told_and_whoever_is_told_may_end_
 }
 
 #[test]
-fn a_weight_that_the_format_lacks_is_refused_with_its_row() {
+fn an_error_names_the_row_of_a_weight_that_the_format_lacks() {
     let backend = backends().next().unwrap();
     let refusal = |bad: f32, format| {
         let mut weights = numbers(70 * 32, 5);
@@ -444,7 +444,7 @@ fn a_weight_that_the_format_lacks_is_refused_with_its_row() {
 }
 
 #[test]
-fn an_embedding_row_is_the_row_of_the_table() {
+fn an_embedding_equals_the_row_of_the_table() {
     for backend in backends() {
         let (table, rounded) = matrix(&backend, &numbers(50 * 11, 4), 50, 11, Dtype::F16);
         let mut inputs = Inputs::default();
@@ -461,18 +461,18 @@ fn an_embedding_row_is_the_row_of_the_table() {
 }
 
 /// Returns K or V of one head and token, as the cache stores it.
-fn kept(numbers: &[f32], dtype: KvDtype) -> Vec<f32> {
-    let most = numbers.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+fn as_cached(numbers: &[f32], dtype: KvDtype) -> Vec<f32> {
+    let max = numbers.iter().fold(0.0f32, |max, x| max.max(x.abs()));
     match dtype {
         KvDtype::F32 => numbers.to_vec(),
         KvDtype::Bf16 => stored(numbers, Dtype::Bf16).1,
         KvDtype::Int8 => {
-            let scale = most / 127.0;
+            let scale = max / 127.0;
             numbers.iter().map(|x| (x / scale).round_ties_even() * scale).collect()
         }
         KvDtype::F16 => stored(numbers, Dtype::F16).1,
         KvDtype::Fp8 => {
-            let scale = most / E4m3::MOST;
+            let scale = max / E4m3::MOST;
             numbers.iter().map(|x| E4m3::nearest(x / scale).to_f32() * scale).collect()
         }
     }
@@ -487,7 +487,7 @@ struct Case {
     dtype: KvDtype,
     /// Emulates the path with pairs.
     plain_pairs: bool,
-    /// Computes each row in a batch of its own.
+    /// Computes each row in a separate batch.
     alone: bool,
 }
 
@@ -570,7 +570,7 @@ impl Case {
         for head in 0..heads {
             let kv_head = head / (heads / kv_heads);
             let part = |p: usize, start: usize| &at(p)[start * head_dim..][..head_dim];
-            let kept = |p: usize, start: usize| kept(part(p, start), self.dtype);
+            let kept = |p: usize, start: usize| as_cached(part(p, start), self.dtype);
             let score = |p: usize| {
                 let dot: f64 = part(position, head).iter().zip(kept(p, heads + kv_head)).map(|(q, k)| *q as f64 * k as f64).sum();
                 let far = alibi.map_or(0.0, |alibi| alibi as f64 * self.shape.slope(head) as f64 * (position - p) as f64);
@@ -590,7 +590,7 @@ impl Case {
 }
 
 #[test]
-fn attention_is_right_and_the_same_row_by_row_over_any_blocks_heads_windows_caps_sinks_and_latents() {
+fn attention_is_correct_and_batch_invariant_for_all_features() {
     let shape = |heads, kv_heads, head_dim| AttentionShape::new(heads, kv_heads, head_dim, 1.7);
     let latent =
         |heads, head_dim, values| AttentionShape { values: Values::OfKeys(values), ..AttentionShape::new(heads, 1, head_dim, 0.4) };
@@ -623,10 +623,10 @@ fn attention_is_right_and_the_same_row_by_row_over_any_blocks_heads_windows_caps
                     let tolerance = if case.in_pairs(&backend) { 8e-3 } else { 2e-5 };
                     let (found, expected) = case.run(&backend);
                     let pairs = if plain_pairs { ", in plain pairs" } else { "" };
-                    let what = format!("{} shape {i}, blocks of {block_size}, {dtype:?}{pairs}", backend.isa().name());
-                    assert_near(&what, &found, &expected, tolerance);
+                    let name = format!("{} shape {i}, blocks of {block_size}, {dtype:?}{pairs}", backend.isa().name());
+                    assert_near(&name, &found, &expected, tolerance);
                     if block_size == 16 {
-                        assert!(found == Case { alone: true, ..case }.run(&backend).0, "{what}: a row alone has other bits");
+                        assert!(found == Case { alone: true, ..case }.run(&backend).0, "{name}: a single row has other bits");
                     }
                 }
             }
@@ -635,7 +635,7 @@ fn attention_is_right_and_the_same_row_by_row_over_any_blocks_heads_windows_caps
 }
 
 #[test]
-fn strips_are_split_multiplied_and_joined() {
+fn strips_are_split_multiplied_and_concatenated() {
     let strips = Strips { first: 3, count: 5, dim: 7, pitch: 9, stride: 51 };
     let (rows, wide) = (6, 4);
     let (x, w) = (numbers(rows * strips.stride, 1), numbers(strips.count * wide * strips.dim, 2));
@@ -730,7 +730,7 @@ fn with_scales() -> impl Iterator<Item = (CpuBackend, KvDtype)> {
 /// The bound is half a step of rounding to the nearest. In int8, a step is 1/127 of the greatest
 /// magnitude. In fp8, it is the last of four significant bits, or the smallest subnormal.
 #[test]
-fn bytes_keep_each_number_to_within_half_a_last_place() {
+fn one_byte_kv_is_accurate_to_half_a_unit_in_the_last_place() {
     for (backend, dtype) in with_scales() {
         let (shape, rows) = (Cached::SHAPE, 9);
         // Heads with very different magnitudes: each has its own scale.
@@ -741,15 +741,15 @@ fn bytes_keep_each_number_to_within_half_a_last_place() {
             for head in 0..2 {
                 for (part, found) in [2 + head, 4 + head].into_iter().zip(cached.stored(token, head)) {
                     let given = &row[part * shape.head_dim..][..shape.head_dim];
-                    let most = given.iter().fold(0.0f32, |most, x| most.max(x.abs())) as f64;
-                    assert!(found.iter().any(|x| (x.abs() as f64 - most).abs() < 1e-6 * most), "the greatest is kept as it is");
+                    let max = given.iter().fold(0.0f32, |max, x| max.max(x.abs())) as f64;
+                    assert!(found.iter().any(|x| (x.abs() as f64 - max).abs() < 1e-6 * max), "the greatest number is exact");
                     for (given, found) in given.iter().zip(found) {
                         let error = (*given as f64 - found as f64).abs();
                         let bound = match dtype {
-                            KvDtype::Fp8 => given.abs() as f64 / 16.0 + most / 448.0 / 1024.0,
-                            _ => most / 254.0,
+                            KvDtype::Fp8 => given.abs() as f64 / 16.0 + max / 448.0 / 1024.0,
+                            _ => max / 254.0,
                         };
-                        assert!(error <= bound * 1.0001, "{given} is kept as {found}, with numbers up to {most}");
+                        assert!(error <= bound * 1.0001, "{given} is stored as {found}, with numbers up to {max}");
                     }
                 }
             }
@@ -758,7 +758,7 @@ fn bytes_keep_each_number_to_within_half_a_last_place() {
 }
 
 #[test]
-fn bytes_keep_zeros_and_show_what_is_no_number() {
+fn one_byte_kv_keeps_zeros_and_nan() {
     let shape = Cached::SHAPE;
     let (width, dims) = (shape.qkv_width(), shape.head_dim);
     // Index of the row whose second head gets a number that is not finite.
@@ -777,8 +777,11 @@ fn bytes_keep_zeros_and_show_what_is_no_number() {
                 let mut cached = Cached::new(&backend, dtype, &qkv);
                 for rows in 1..=9 {
                     let out = cached.attend(&backend, &qkv[..rows * width], &[0]);
-                    assert!(out[..dims].iter().all(|x| x.is_finite()), "the other head knows nothing of {bad}");
-                    assert!(out[dims..].iter().all(|x| x.is_nan() == (rows > BAD)), "{bad} in part {part}, seen from row {rows}: {out:?}");
+                    assert!(out[..dims].iter().all(|x| x.is_finite()), "{bad} does not affect the other head");
+                    assert!(
+                        out[dims..].iter().all(|x| x.is_nan() == (rows > BAD)),
+                        "{bad} in part {part}, visible from row {rows}: {out:?}"
+                    );
                 }
             }
         }
@@ -786,7 +789,7 @@ fn bytes_keep_zeros_and_show_what_is_no_number() {
 }
 
 #[test]
-fn blocks_take_their_scales_along() {
+fn copied_and_exported_blocks_keep_their_scales() {
     for (backend, dtype) in with_scales() {
         let qkv = numbers(27 * Cached::SHAPE.qkv_width(), 8);
         let mut cached = Cached::new(&backend, dtype, &qkv);
@@ -798,19 +801,19 @@ fn blocks_take_their_scales_along() {
         assert_eq!(bytes.len() as u64, 2 * backend.kv_block_bytes(&cached.kv.shape));
         let mut other = Cached::new(&backend, dtype, &[]);
         assert!(backend.write_blocks(&[1, 3], &mut other.kv, &bytes).unwrap().is_empty());
-        assert_eq!(other.attend(&backend, &qkv, &[1, 3]), expected, "read and written");
+        assert_eq!(other.attend(&backend, &qkv, &[1, 3]), expected, "after an export and an import");
     }
 }
 
 #[test]
-fn f16_keeps_what_is_beyond_its_greatest_as_that() {
+fn f16_saturates_numbers_beyond_its_greatest() {
     let kept = |x| <half::f16 as kv::Cached>::nearest(x).to_f32();
     assert_eq!([65504.0, 65519.0, 65520.0, 1e30, f32::INFINITY, -1e30].map(kept), [65504.0, 65504.0, 65504.0, 65504.0, 65504.0, -65504.0]);
     assert!(kept(f32::NAN).is_nan());
 }
 
 #[test]
-fn norms_are_right() {
+fn norms_are_correct() {
     for backend in backends() {
         for width in [1, 5, 16, 33, 160] {
             let (x, weight, bias) = (numbers(3 * width, 1), numbers(width, 2), numbers(width, 3));
@@ -839,7 +842,7 @@ fn norms_are_right() {
 }
 
 #[test]
-fn heads_are_normed_in_place_and_their_neighbours_left_alone() {
+fn head_norms_change_only_their_heads() {
     for backend in backends() {
         let x = numbers(2 * 50, 1);
         let heads = Heads { first: 20, count: 2, dim: 10, stride: 50 };
@@ -867,7 +870,7 @@ fn heads_are_normed_in_place_and_their_neighbours_left_alone() {
 }
 
 #[test]
-fn rope_turns_the_rotated_dimensions_of_each_head_by_position() {
+fn rope_rotates_the_rotated_dimensions_by_position() {
     for backend in backends() {
         let (frequencies, x) = ([1.0f32, 0.1], numbers(2 * 18, 1));
         let mut inputs = Inputs::default();
@@ -883,7 +886,7 @@ fn rope_turns_the_rotated_dimensions_of_each_head_by_position() {
                 RotaryEmbedding { rotated: 4, pairs, angles: &angles },
                 &mut out,
             );
-            assert_eq!(out[..18], x[..18], "position 0 does not turn");
+            assert_eq!(out[..18], x[..18], "position 0 is not rotated");
             for head in [18, 24] {
                 for (i, frequency) in frequencies.iter().enumerate() {
                     let (sin, cos) = (9.0 * *frequency as f64).sin_cos();
@@ -899,7 +902,7 @@ fn rope_turns_the_rotated_dimensions_of_each_head_by_position() {
 }
 
 #[test]
-fn what_is_done_in_one_go_has_the_bits_of_its_parts() {
+fn fused_operations_have_the_bits_of_their_parts() {
     for backend in backends() {
         // More rows than an MLP processes at once, and widths that fill their panels or not.
         for (rows, [cols, width, outputs]) in [(3, [20, 64, 9]), (2 * MLP_ROWS + 1, [64, 96, 40]), (5, [40, 37, 33])] {
@@ -941,12 +944,12 @@ fn what_is_done_in_one_go_has_the_bits_of_its_parts() {
         backend.add(7 * 50, 0.3, &mut sum, &y);
         backend.norm(7, 50, norm, &sum, &mut expected);
         backend.add_norm(7, 50, 0.3, &y, norm, &mut of_sum, &mut out);
-        assert!(out[..] == expected[..] && of_sum[..] == sum[..], "a sum and its norm");
+        assert!(out[..] == expected[..] && of_sum[..] == sum[..], "a fused sum and norm");
     }
 }
 
 #[test]
-fn queries_and_keys_turn_on_their_way_to_the_cache() {
+fn queries_and_keys_are_rotated_when_they_are_stored() {
     for backend in backends() {
         let (shape, rows) = (Cached::SHAPE, 5);
         let qkv = numbers(rows * shape.qkv_width(), 8);
@@ -966,7 +969,7 @@ fn queries_and_keys_turn_on_their_way_to_the_cache() {
 }
 
 #[test]
-fn what_a_branch_adds_is_scaled() {
+fn a_residual_sum_is_scaled() {
     for backend in backends() {
         let (x, y) = (numbers(5000, 1), numbers(5000, 2));
         let mut out = buf(&backend, &x);
@@ -977,7 +980,7 @@ fn what_a_branch_adds_is_scaled() {
 }
 
 #[test]
-fn activations_gates_and_caps_are_right() {
+fn activations_gates_and_caps_are_correct() {
     let gelu = |x: f64| 0.5 * x * (1.0 + libm::erf(x / 2f64.sqrt()));
     let gelu_tanh = |x: f64| 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh());
     let acts: [(Act, &dyn Fn(f64) -> f64); 4] =

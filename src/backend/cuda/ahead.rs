@@ -191,7 +191,7 @@ mod tests {
         batch
     }
 
-    fn drawn(token: u32) -> DeviceSample {
+    fn sample(token: u32) -> DeviceSample {
         DeviceSample { outcome: SampleStatus::TOKEN, token, logit: 0.0, greatest: 0.0, powers: 0, tops: [Default::default(); MOST_TOPS] }
     }
 
@@ -199,23 +199,23 @@ mod tests {
     /// that `batch` has next.
     fn ahead() -> NextStep {
         let mut ahead = NextStep { batch: batch(&[(1, 3), (2, 7), (3, 5)]), ..NextStep::default() };
-        ahead.went_on(&[drawn(104), drawn(208), drawn(306)]);
+        ahead.went_on(&[sample(104), sample(208), sample(306)]);
         ahead
     }
 
     #[test]
-    fn what_was_foreseen_is_there_also_without_some_of_its_rows() {
+    fn a_precomputed_step_also_serves_a_subset_of_its_rows() {
         for (rows, found) in [(&[(1, 4), (2, 8), (3, 6)][..], &[0, 1, 2][..]), (&[(1, 4), (3, 6)], &[0, 2]), (&[(3, 6)], &[2])] {
             let mut ahead = ahead();
             assert!(ahead.is_under_way() && ahead.has(&batch(rows)), "{rows:?}");
             assert_eq!((0..rows.len()).map(|row| ahead.row(row)).collect::<Vec<_>>(), found);
-            assert!(!ahead.is_under_way() && !ahead.has(&batch(rows)), "it is there once");
-            assert_eq!(ahead.row(0), 0, "what is computed now is in the rows it says");
+            assert!(!ahead.is_under_way() && !ahead.has(&batch(rows)), "the result is used once");
+            assert_eq!(ahead.row(0), 0, "a newly computed step keeps its row order");
         }
     }
 
     #[test]
-    fn whatever_differs_is_computed() {
+    fn a_batch_that_differs_is_computed_again_on_the_device() {
         let differs = |change: fn(&mut Batch)| {
             let mut batch = batch(&[(1, 4), (2, 8), (3, 6)]);
             change(&mut batch);
@@ -225,23 +225,23 @@ mod tests {
         assert!(differs(|batch| batch.tokens[1] += 1));
         assert!(differs(|batch| batch.positions[2] += 1));
         assert!(differs(|batch| batch.slots[0] += 1));
-        assert!(differs(|batch| batch.tables[0] += 70), "a block was copied, or moved");
+        assert!(differs(|batch| batch.tables[0] += 70), "a block was copied or moved");
         assert!(differs(|batch| batch.tables.truncate(batch.tables.len() - 1)), "a table became shorter");
         assert!(differs(|batch| batch.copies.push(crate::batch::BlockCopy { from: 0, to: 1 })));
         assert!(differs(|batch| batch.logit_rows.truncate(2)));
         assert!(differs(|batch| batch.spans[2].rows = 2));
-        assert!(!ahead().has(&batch(&[(2, 8), (1, 4)])), "in another order");
-        assert!(!ahead().has(&batch(&[(1, 4), (2, 8), (3, 6), (4, 0)])), "one has joined");
+        assert!(!ahead().has(&batch(&[(2, 8), (1, 4)])), "the rows have another order");
+        assert!(!ahead().has(&batch(&[(1, 4), (2, 8), (3, 6), (4, 0)])), "a sequence was added");
     }
 
     #[test]
-    fn blocks_that_are_gone_are_not_missed_and_new_ones_are_behind() {
+    fn a_table_continues_with_null_blocks_in_front_and_new_blocks_at_the_end() {
         assert!(continues(&[10, 11, 12], &[10, 11, 12, 13], 1));
-        assert!(continues(&[10, 11, 12], &[13, 13, 12, 13], 1), "the first two are gone");
-        assert!(!continues(&[10, 11, 12], &[12, 11, 12, 13], 1), "only the newest stands for what is gone");
+        assert!(continues(&[10, 11, 12], &[13, 13, 12, 13], 1), "the first two blocks left the window");
+        assert!(!continues(&[10, 11, 12], &[12, 11, 12, 13], 1), "only the newest block stands for released ones");
         assert!(
             continues(&[1, 2, 3, 4], &[1, 6, 3, 4, 5, 6], 2) && !continues(&[1, 2, 3, 4], &[1, 5, 3, 4, 5, 6], 2),
-            "each group has its own"
+            "each layer group has its own newest block"
         );
         assert!(!continues(&[10, 11], &[10], 1));
     }

@@ -24,19 +24,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_is_as_near_as_three_bits_of_fraction_are() {
+    fn a_row_is_accurate_to_three_bits_of_fraction() {
         let row: Vec<f32> = (0..200).map(|i| (i as f32 - 90.5) * 3e-4).collect();
         let mut bytes = [0; 200];
         let scale = store_row(&row, &mut bytes).unwrap();
         assert_eq!(scale, 108.5 * 3e-4 / 448.0);
         for (x, byte) in row.iter().zip(bytes) {
-            let missed = (f64::from(*x) - f64::from(E4m3(byte).to_f32()) * f64::from(scale)).abs();
-            assert!(missed <= f64::from(x.abs() / 16.0).max(f64::from(scale) / 1024.0) * 1.000001, "{x} by {missed}");
+            let error = (f64::from(*x) - f64::from(E4m3(byte).to_f32()) * f64::from(scale)).abs();
+            assert!(error <= f64::from(x.abs() / 16.0).max(f64::from(scale) / 1024.0) * 1.000001, "{x}: error {error}");
         }
     }
 
     #[test]
-    fn rows_of_nothing_have_no_scale_and_rows_of_no_numbers_are_refused() {
+    fn rows_of_zeros_have_no_scale_and_rows_with_nan_are_refused() {
         let mut bytes = [9; 3];
         assert_eq!((store_row(&[0.0, -0.0, 1e-31], &mut bytes), bytes), (Some(0.0), [0, 0x80, 0]));
         assert_eq!(store_row(&[f32::MAX, 0.0, f32::MIN], &mut bytes), Some(f32::MAX / 448.0));

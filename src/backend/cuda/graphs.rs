@@ -130,13 +130,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_number_of_rows_has_a_step_that_is_not_much_larger() {
+    fn every_number_of_rows_has_a_recorded_step_of_similar_size() {
         let kept = |rows, logits| kept_rows(&BatchSize { rows, sequences: logits, logits, places: 0, groups: 1 });
         assert_eq!(kept(4096, 5), [1, 2, 3, 4, 5]);
         assert_eq!(kept(20, 100), [1, 2, 3, 4, 5, 6, 7, 8, 16, 20]);
         assert!(kept(8, 0).is_empty());
-        for (rows, most) in (1..=500).map(|most| (kept(4096, most), most)) {
-            assert!(rows.is_sorted() && rows.last() == Some(&most.min(MOST_ROWS)), "{rows:?}");
+        for (rows, logits) in (1..=500).map(|logits| (kept(4096, logits), logits)) {
+            assert!(rows.is_sorted() && rows.last() == Some(&logits.min(MOST_ROWS)), "{rows:?}");
             assert!(rows.windows(2).all(|two| two[1] - two[0] <= (two[0] / 4).max(8)), "{rows:?}");
         }
     }

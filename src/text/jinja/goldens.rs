@@ -1,4 +1,4 @@
-//! Compares renderings with Jinja2's: stored ones, and new random ones where Python has Jinja2.
+//! Compares renderings with those of Jinja2: stored ones, and new random ones if Python has Jinja2.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn order_that_contradicts_itself_keeps_all_items() {
+    fn inconsistent_order_keeps_all_items() {
         let numbers = (0..1000).map(|i| if i % 3 == 0 { f64::NAN } else { f64::from(i * 7919 % 1000) });
         let bits = |numbers: &mut dyn Iterator<Item = f64>| {
             let mut bits: Vec<u64> = numbers.map(f64::to_bits).collect();

@@ -106,9 +106,9 @@ fn comparison(name: &str) -> Option<Comparison> {
     })
 }
 
-fn remainder_is(interpreter: &mut Interpreter, value: &Value, divisor: &Value, wanted: i128) -> Result<bool> {
+fn remainder_is(interpreter: &mut Interpreter, value: &Value, divisor: &Value, expected: i128) -> Result<bool> {
     let remainder = ops::binary(&mut interpreter.objects, Operator::Modulo, value, divisor)?;
-    Ok(remainder.equals(&Value::Int(wanted)))
+    Ok(remainder.equals(&Value::Int(expected)))
 }
 
 fn has_type(name: &str, value: &Value) -> bool {

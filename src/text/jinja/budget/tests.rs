@@ -1,4 +1,4 @@
-//! What renderings may take, measured: memory with an allocator that counts, work with the budget's steps.
+//! Measures the costs of renderings: memory with a counting allocator, work with the budget's steps.
 
 use super::super::failure::{Failure, Kind};
 use super::super::goldens::on_deep_stack;
@@ -9,7 +9,7 @@ use crate::sys::counting::peak_of;
 struct Cost {
     result: Result<String, Failure>,
     steps: u64,
-    /// The most bytes that were allocated at a time, and that the budget counted.
+    /// The maximum of the allocated bytes, and of the bytes that the budget counted.
     peak: usize,
     counted: usize,
 }

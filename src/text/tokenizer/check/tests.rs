@@ -12,7 +12,7 @@ fn refused(file: &Json) -> String {
 
 /// Each field of a part is refused by its name, with the value and the limit.
 #[test]
-fn a_refused_part_is_named_with_its_value_and_limit() {
+fn an_error_names_the_refused_part_with_its_value_and_limit() {
     let long = "x".repeat(65);
     let nested = |inner: Json| json!({"type": "Sequence", "normalizers": [inner]});
     let deep = (0..5).fold(json!({"type": "NFC"}), |inner, _| nested(inner));
@@ -58,7 +58,7 @@ fn a_chain_that_makes_a_text_too_long_is_refused() {
 }
 
 #[test]
-fn a_template_may_use_only_what_it_has() {
+fn a_template_uses_only_its_own_tokens_and_sequences() {
     let template = |single: Json| {
         json!({"post_processor": {"type": "TemplateProcessing", "single": single, "pair": [],
             "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}}}, "model": bpe()})
@@ -79,7 +79,7 @@ fn a_template_may_use_only_what_it_has() {
 }
 
 #[test]
-fn a_refused_model_is_named_with_its_value_and_limit() {
+fn an_error_names_the_refused_model_with_its_value_and_limit() {
     let word_piece = |chars: u64| json!({"type": "WordPiece", "vocab": {}, "unk_token": "", "continuing_subword_prefix": "", "max_input_chars_per_word": chars});
     let cases = [
         (json!({"type": "BPE", "vocab": {"a": 4_000_000_000_u64}, "merges": []}), "id too large (4000000000, limit 4194303)"),
@@ -124,7 +124,7 @@ fn added_tokens_are_bounded() {
 }
 
 #[test]
-fn a_pattern_is_a_text_or_an_expression_that_can_be_bounded() {
+fn a_pattern_is_a_text_or_a_bounded_expression() {
     let checked = |pattern: Json| pattern::check(&pattern, "f");
     assert!(checked(json!({"String": "("})).is_ok());
     assert!(checked(json!({"Regex": "a+"})).is_ok());
@@ -177,7 +177,7 @@ fn encoded(units: &[u32], texts: &[u8]) -> String {
 }
 
 #[test]
-fn a_charsmap_whose_trie_leads_outside_is_refused() {
+fn a_charsmap_with_indices_outside_its_trie_is_refused() {
     let (units, texts) = charsmap_of_one_key();
     assert_eq!(charsmap::check(&encoded(&units, texts), "f"), Ok(2));
     let damaged = |change: &dyn Fn(&mut Vec<u32>)| {

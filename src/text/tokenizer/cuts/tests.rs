@@ -8,7 +8,8 @@ use super::super::super::tests::{fresh_dir, golden_dir};
 use super::super::Tokenizer;
 use super::*;
 
-/// What texts are made of: scripts, white space, digits, marks, and what contractions, prefixes and numbers begin with.
+/// The parts of random texts: scripts, white space, digits, marks, and the beginnings of contractions,
+/// prefixes and numbers.
 const PARTS: &[&str] = &[
     "a",
     "b",
@@ -161,7 +162,7 @@ fn golden_files() -> Vec<PathBuf> {
 }
 
 #[test]
-fn pieces_of_a_text_have_the_tokens_of_the_whole() {
+fn pieces_of_a_text_have_the_tokens_of_the_whole_text() {
     let files = golden_files();
     assert!(files.len() > 3);
     for file in files {

@@ -1,7 +1,7 @@
 use super::super::super::random::Random;
 use super::*;
 
-/// What random expressions are made of.
+/// The parts of random expressions.
 const ELEMENTS: [&str; 37] = [
     "a",
     "b",
@@ -67,9 +67,9 @@ fn random_expression(random: &mut Random, depth: usize) -> String {
     expression
 }
 
-/// The reference is Oniguruma with the expression as it is.
+/// The reference is Oniguruma with the unchanged expression.
 #[test]
-fn bounded_searches_find_what_oniguruma_finds() {
+fn bounded_searches_find_the_matches_of_oniguruma() {
     let mut random = Random(7);
     let (mut compared, mut too_long) = (0, 0);
     for _ in 0..20_000 {
@@ -90,7 +90,7 @@ fn bounded_searches_find_what_oniguruma_finds() {
     assert!(compared > 20_000 && too_long < 40, "{compared} compared, {too_long} took too long");
 }
 
-/// Each takes time at least in proportion to the square of the text, and Oniguruma counts it for the last two only.
+/// Each search takes at least quadratic time. Oniguruma limits only the last two.
 #[test]
 fn a_search_that_takes_too_long_is_an_error() {
     let patterns = ["a+b|a", "a++b|a", "(?=a*b)a|a", ".*b|.", "(?:aa)+b|a", "a(?!a*b)b|.", "[^b]{2,}b|a", "a*a*a*b", "(?:a|a)*b"];
