@@ -103,9 +103,9 @@ impl Error {
         Error::new(Code::Busy, "another thread, or the engine's own, is stepping this engine: one at a time")
     }
 
-    /// Creates an `Internal` error.
-    pub fn internal(message: impl Into<Cow<'static, str>>) -> Error {
-        Error::new(Code::Internal, message)
+    /// Creates an `Internal` error. Prefixes the message with `internal error: `.
+    pub fn internal(message: impl fmt::Display) -> Error {
+        Error::new(Code::Internal, format!("internal error: {message}"))
     }
 
     /// Creates a `Closed` error.

@@ -253,7 +253,7 @@ mod tests {
                 started[task].fetch_add(1, Ordering::Relaxed);
                 if task < 7 { Ok(()) } else { Err(Error::internal(format!("task {task}"))) }
             });
-            assert_eq!(error.unwrap_err().message(), "task 7");
+            assert_eq!(error.unwrap_err().message(), "internal error: task 7");
             let started: Vec<usize> = started.into_iter().map(AtomicUsize::into_inner).collect();
             assert_eq!(started[..8], [1; 8]);
             assert!(started[8..].iter().sum::<usize>() < pool.threads(), "each thread can have started one task before the error");
