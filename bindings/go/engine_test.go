@@ -182,7 +182,7 @@ func TestPackedWeightsAreSavedAndReadBack(t *testing.T) {
 	for _, want := range []struct {
 		form   pagedllm.PackedForm
 		reason string
-	}{{pagedllm.PackedSaved, "there was none yet"}, {pagedllm.PackedRead, ""}} {
+	}{{pagedllm.PackedSaved, "no packed weights yet"}, {pagedllm.PackedRead, ""}} {
 		engine, err := pagedllm.Open(context.Background(), options)
 		if err != nil {
 			t.Fatal(err)

@@ -215,5 +215,5 @@ func ExampleError() {
 	fmt.Println(err)
 	// Output:
 	// true
-	// pagedllm: i/o: model directory "no/such/model" does not exist or is not a directory
+	// pagedllm: i/o: model_path "no/such/model" does not exist or is not a directory
 }

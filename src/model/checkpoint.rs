@@ -59,7 +59,7 @@ impl Checkpoint {
         for (tensor, shard) in map {
             let shard = shard.as_str().filter(|name| !name.contains('/') && !name.is_empty());
             let shard =
-                shard.ok_or_else(|| Error::model(format!("model.safetensors.index.json: the file of {tensor} is not a file name")))?;
+                shard.ok_or_else(|| Error::model(format!("model.safetensors.index.json: weight_map has no file name for {tensor}")))?;
             shards.insert(shard, tensor);
         }
         if shards.is_empty() {
@@ -67,15 +67,16 @@ impl Checkpoint {
         }
         shards.keys().try_for_each(|shard| self.open_file(dir.join(shard)))?;
         match map.keys().find(|tensor| !self.tensors.contains_key(*tensor)) {
-            Some(tensor) => Err(Error::model(format!("model.safetensors.index.json lists {tensor}, which no shard holds"))),
+            Some(tensor) => {
+                Err(Error::model(format!("model.safetensors.index.json: {tensor} is in none of the files; download the model again")))
+            }
             None => Ok(()),
         }
     }
 
     fn open_file(&mut self, path: PathBuf) -> Result<()> {
         let place = path.display().to_string();
-        let file =
-            files::open(&path)?.ok_or_else(|| Error::io(format!("{place}: not found; a model directory holds its weights there")))?;
+        let file = files::open(&path)?.ok_or_else(|| Error::io(format!("{place}: not found; model_path must contain the weights")))?;
         let (metadata, data_start) = read_header(&file).map_err(|e| e.within(&place))?;
         for (name, info) in metadata.tensors() {
             let tensor = Tensor {
@@ -86,7 +87,7 @@ impl Checkpoint {
             };
             self.tensors.try_reserve(1)?;
             if self.tensors.insert(name.clone(), tensor).is_some() {
-                return Err(Error::model(format!("{place}: {name} is in another shard too")));
+                return Err(Error::model(format!("{place}: {name} is also in another file")));
             }
         }
         self.files.push(Shard { path, file });
@@ -128,7 +129,7 @@ impl Checkpoint {
             .ok_or_else(|| Error::model(format!("tensor {}{name} is missing from {}", self.prefix, self.files[0].path.display())))?;
         let path = self.files[tensor.file].path.display();
         if tensor.shape != shape {
-            return Err(Error::model(format!("{path}: {name} has shape {:?}, config.json says {shape:?}", tensor.shape)));
+            return Err(Error::model(format!("{path}: {name} has shape {:?}; config.json requires {shape:?}", tensor.shape)));
         }
         Ok(tensor)
     }
@@ -137,7 +138,7 @@ impl Checkpoint {
     pub fn read(&self, tensor: &Tensor, start: u64, out: &mut [u8]) -> Result<()> {
         let shard = &self.files[tensor.file];
         let read = shard.file.read_exact_at(out, tensor.offset + start);
-        read.map_err(|e| Error::io(format!("{}: {} bytes at {}: {e}", shard.path.display(), out.len(), tensor.offset + start)))
+        read.map_err(|e| Error::io(format!("{}: cannot read {} bytes at {}: {e}", shard.path.display(), out.len(), tensor.offset + start)))
     }
 
     /// Returns a hash of `what`, of every tensor's name, dtype and shape, and of samples of its
@@ -161,7 +162,7 @@ impl Checkpoint {
     pub fn times(&self) -> Result<[u8; 32]> {
         let mut hash = Sha256::new();
         for Shard { path, file } in &self.files {
-            let metadata = file.metadata().map_err(|e| Error::io(format!("{}: {e}", path.display())))?;
+            let metadata = file.metadata().map_err(|e| Error::io(format!("{}: cannot be read: {e}", path.display())))?;
             let name = path.file_name().unwrap_or_default().as_bytes();
             hash.update((name.len() as u64).to_le_bytes());
             hash.update(name);
@@ -235,21 +236,21 @@ fn layer_of(name: &str) -> Option<usize> {
 /// Returns the header and the offset of the data. The safetensors crate checks offsets, overlaps
 /// and sizes.
 fn read_header(file: &File) -> Result<(Metadata, u64)> {
-    let io = |e: std::io::Error| Error::io(e.to_string());
+    let io = |e: std::io::Error| Error::io(format!("cannot be read: {e}"));
     let file_len = file.metadata().map_err(io)?.len();
-    let damaged = |what: String| Error::model(format!("not a whole safetensors file: {what}"));
+    let damaged = |what: String| Error::model(format!("not a complete safetensors file ({what}); download it again"));
     let mut len = [0u8; 8];
-    file.read_exact_at(&mut len, 0).map_err(|_| damaged(format!("it has {file_len} bytes")))?;
+    file.read_exact_at(&mut len, 0).map_err(|_| damaged(format!("{file_len} bytes")))?;
     let header_len = u64::from_le_bytes(len);
     if header_len > MOST_HEADER_BYTES || header_len + 8 > file_len {
-        return Err(damaged(format!("its header claims {header_len} bytes, the file has {file_len}")));
+        return Err(damaged(format!("header of {header_len} bytes, file of {file_len}")));
     }
     let mut header = try_vec(header_len as usize, 0u8)?;
     file.read_exact_at(&mut header, 8).map_err(io)?;
-    let metadata: Metadata = serde_json::from_slice(&header).map_err(|e| damaged(format!("its header: {e}")))?;
+    let metadata: Metadata = serde_json::from_slice(&header).map_err(|e| damaged(format!("invalid header: {e}")))?;
     let (described, there) = (metadata.data_len() as u64, file_len - 8 - header_len);
     if described != there {
-        return Err(damaged(format!("its header describes {described} bytes of tensors, the file of {file_len} bytes has {there}")));
+        return Err(damaged(format!("header describes {described} bytes of tensors, file of {file_len} bytes has {there}")));
     }
     Ok((metadata, 8 + header_len))
 }

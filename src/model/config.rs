@@ -21,7 +21,7 @@ impl Config {
     pub fn load(dir: &Path, file: &str) -> Result<Config> {
         Config::load_optional(dir, file)?.ok_or_else(|| {
             Error::io(format!(
-                "{}: not found; a model directory holds config.json, model.safetensors and tokenizer.json",
+                "{}: not found; model_path must contain config.json, model.safetensors and tokenizer.json",
                 dir.join(file).display()
             ))
         })
@@ -33,7 +33,7 @@ impl Config {
         match serde_json::from_slice(&bytes) {
             Ok(Value::Object(fields)) => Ok(Some(Config { file: file.into(), fields })),
             Ok(_) => Err(Error::model(format!("{}: not a JSON object", path.display()))),
-            Err(e) => Err(Error::model(format!("{}: {e}", path.display()))),
+            Err(e) => Err(Error::model(format!("{}: not valid JSON: {e}", path.display()))),
         }
     }
 
@@ -55,13 +55,13 @@ impl Config {
     fn wrong(&self, name: &str, what: &str) -> Error {
         let value = self.get(name).map_or("absent".into(), |value| value.to_string());
         let value: String = value.chars().take(80).collect();
-        Error::model(format!("{}: {name} is {value}: {what}", self.file))
+        Error::model(format!("{}: {name} is {value}; {what}", self.file))
     }
 
     /// Returns a required integer from 1 to `most`.
     pub fn count(&self, name: &str, most: usize) -> Result<usize> {
         let value = self.get(name).and_then(Value::as_u64).filter(|&n| (1..=most as u64).contains(&n));
-        value.map(|n| n as usize).ok_or_else(|| self.wrong(name, &format!("it must be a whole number from 1 to {most}")))
+        value.map(|n| n as usize).ok_or_else(|| self.wrong(name, &format!("it must be an integer from 1 to {most}")))
     }
 
     pub fn count_or(&self, name: &str, most: usize, default: usize) -> Result<usize> {
@@ -183,7 +183,7 @@ mod tests {
     fn an_error_names_a_number_out_of_range_with_its_value_and_range() {
         let config = Config::from_json(json!({"layers": 1u64 << 40, "heads": 0, "eps": "x", "width": -3}));
         let message = |result: Result<usize>| result.unwrap_err().message().to_string();
-        assert_eq!(message(config.count("layers", 1024)), "config.json: layers is 1099511627776: it must be a whole number from 1 to 1024");
+        assert_eq!(message(config.count("layers", 1024)), "config.json: layers is 1099511627776; it must be an integer from 1 to 1024");
         assert!(message(config.count("heads", 8)).contains("heads is 0"));
         assert!(message(config.count("width", 8)).contains("width is -3"));
         assert!(message(config.count("missing", 8)).contains("missing is absent"));

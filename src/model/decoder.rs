@@ -71,7 +71,7 @@ impl<B: Backend> KvCache<B> {
 }
 
 fn no_host() -> Error {
-    Error::internal("blocks were to be swapped and there is no host tier")
+    Error::internal("swap without a host tier")
 }
 
 /// The size of a KV cache.
@@ -300,7 +300,7 @@ impl<B: Backend> Decoder<B> {
     pub fn forward(&mut self, batch: &Batch, kv: &mut KvCache<B>) -> Result<()> {
         if batch.groups() != kv.groups {
             return Err(Error::internal(format!(
-                "a step with block tables for {} groups of layers, of which there are {}",
+                "the batch has block tables for {} groups of layers, the model has {}",
                 batch.groups(),
                 kv.groups
             )));
@@ -349,7 +349,7 @@ impl<B: Backend> Decoder<B> {
             return Ok((self.logits(rows)?, &[]));
         }
         let Decoder { backend, model, work: Work { scratch: Scratch { wide: logits, .. }, .. }, drawing, .. } = self;
-        let drawing = drawing.as_mut().ok_or_else(|| Error::internal("tokens were to be drawn where there is no room for draws"))?;
+        let drawing = drawing.as_mut().ok_or_else(|| Error::internal("device sampling without its buffers"))?;
         let vocab = model.vocab_size;
         let drawn = backend.draw(drawing, vocab, logits, draws)?;
         Ok((backend.read_rows(logits, vocab, rows, draws.other_rows(rows))?, drawn))

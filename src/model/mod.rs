@@ -44,7 +44,7 @@ pub struct ModelFiles {
 impl ModelFiles {
     pub fn open(dir: &Path) -> Result<ModelFiles> {
         if !dir.is_dir() {
-            return Err(Error::io(format!("model directory {:?} does not exist or is not a directory", dir.display().to_string())));
+            return Err(Error::io(format!("model_path {:?} does not exist or is not a directory", dir.display().to_string())));
         }
         let config = Config::load(dir, "config.json")?;
         let family = family(&config)?;
@@ -138,7 +138,7 @@ fn refuse_quantized(config: &Config, spec: &ModelSpec) -> Result<()> {
         return Ok(());
     }
     Err(Error::unsupported(format!(
-        "config.json: the weights are quantized, method {method}; supported are weights in f32, f16 and bf16, and experts in mxfp4: use a checkpoint in one of these"
+        "config.json: unsupported quantization (method {method}); use a checkpoint with weights in f32, f16 or bf16, or with experts in mxfp4"
     )))
 }
 

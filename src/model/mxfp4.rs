@@ -19,7 +19,7 @@ pub fn find<'a>(checkpoint: &'a Checkpoint, name: &str, [count, rows, cols]: [us
         return Ok(None);
     }
     if !cols.is_multiple_of(BLOCK) {
-        return Err(Error::model(format!("{blocks} has rows of {cols} numbers: in MXFP4 they are a multiple of {BLOCK}")));
+        return Err(Error::model(format!("{blocks} has rows of {cols} numbers, which is not a multiple of {BLOCK}")));
     }
     let blocks = checkpoint.bytes(&blocks, &[count, rows, cols / BLOCK, BLOCK / 2])?;
     Ok(Some((blocks, checkpoint.bytes(&scales, &[count, rows, cols / BLOCK])?)))
@@ -60,9 +60,7 @@ fn unpack_row(packed: &[u8], powers: &[u8], out: &mut [u8]) -> Result<()> {
     let blocks = out.chunks_exact_mut(BLOCK * size_of::<bf16>()).zip(packed.chunks_exact(BLOCK / 2));
     for ((out, pairs), &power) in blocks.zip(powers) {
         if power > MOST {
-            return Err(Error::model(format!(
-                "a scale in MXFP4 is the byte {power}: numbers with it are beyond bf16, which ends at {MOST}"
-            )));
+            return Err(Error::model(format!("an MXFP4 scale is too large for bf16 (byte {power}, limit {MOST})")));
         }
         let scale = (power as f32 - 127.0).exp2();
         let numbers = NUMBERS.map(|number| bf16::from_f32(number * scale).to_le_bytes());

@@ -94,7 +94,7 @@ impl TensorLocation {
 
     /// Opens the form if it matches this model. Its contents are checked as they are read.
     pub fn open(&self) -> Result<Reader> {
-        let file = files::open(&self.path)?.ok_or_else(|| Error::not_found("there was none yet"))?;
+        let file = files::open(&self.path)?.ok_or_else(|| Error::not_found("no packed weights yet"))?;
         let io = |e: std::io::Error| self.error(&format!("cannot be read: {e}"));
         let bytes = file.metadata().map_err(io)?.len();
         let mut header = [0; HEADER_BYTES];
@@ -104,7 +104,7 @@ impl TensorLocation {
             return Err(self.error(self.otherwise(&header)));
         }
         if bytes != self.bytes() {
-            return Err(self.error(&format!("has {bytes} bytes, and {} are expected", self.bytes())));
+            return Err(self.error(&format!("wrong size ({bytes} bytes, expected {})", self.bytes())));
         }
         let mut sums = try_vec(self.pieces * SUM_BYTES, 0)?;
         file.read_exact_at(&mut sums, HEADER_BYTES as u64 + self.matrix_bytes).map_err(io)?;
@@ -114,19 +114,19 @@ impl TensorLocation {
     /// Describes how a header differs from the expected one.
     fn otherwise(&self, header: &[u8; HEADER_BYTES]) -> &'static str {
         const LINES: [&str; 5] = [
-            "is no packed form",
-            "is of another version of the library",
-            "is packed for other kernels",
-            "is of another model",
-            "is of other model files: they have changed since",
+            "not packed weights",
+            "packed by another version of the library",
+            "packed for other kernels",
+            "packed from another model",
+            "packed before the model files changed",
         ];
         let lines = header.split(|&byte| byte == b'\n').zip(self.header.split(|&byte| byte == b'\n'));
         let same = lines.take_while(|(found, wanted)| found == wanted).count();
-        LINES.get(same).copied().unwrap_or("has a damaged header")
+        LINES.get(same).copied().unwrap_or("damaged header")
     }
 
     fn error(&self, what: &str) -> Error {
-        Error::io(format!("{} {what}", self.path.display()))
+        Error::io(format!("{}: {what}", self.path.display()))
     }
 
     /// Starts a new form. An existing one is kept until the new one is finished.
@@ -168,12 +168,10 @@ impl Reader {
         let matrix = backend.matrix_of_packed(rows, cols, format, &|piece, out| {
             let (number, offset) = (self.piece + piece, self.offset + (piece * PACKED_PIECE) as u64);
             let read = self.file.read_exact_at(out, offset);
-            read.map_err(|e| Error::io(format!("{}: {} bytes at {offset}: {e}", self.path.display(), out.len())))?;
+            read.map_err(|e| Error::io(format!("{}: cannot read {} bytes at {offset}: {e}", self.path.display(), out.len())))?;
             match crc32fast::hash(out).to_le_bytes() == sums[number] {
                 true => Ok(()),
-                false => {
-                    Err(Error::io(format!("{} is damaged: {} bytes at {offset} are not what they were", self.path.display(), out.len())))
-                }
+                false => Err(Error::io(format!("{}: wrong checksum ({} bytes at {offset})", self.path.display(), out.len()))),
             }
         })?;
         let bytes = backend.matrix_bytes(rows, cols, format);

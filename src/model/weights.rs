@@ -137,8 +137,9 @@ fn format_of(linear: &Linear, stored: Dtype, wanted: Option<WeightFormat>) -> Re
     match wanted {
         Some(WeightFormat::Int4 { group, .. }) if !linear.cols.is_multiple_of(group) => {
             let fits: Vec<_> = WeightFormat::GROUPS.into_iter().filter(|group| linear.cols.is_multiple_of(*group)).collect();
+            let remedy = if fits.is_empty() { String::new() } else { format!("weight_group to one of {fits:?}, or ") };
             Err(Error::unsupported(format!(
-                "weight_format int4 in groups of {group}: {} has {} columns, which groups of {group} do not divide: take int8, or a group of {fits:?}",
+                "weight_format is int4 in groups of {group}, but {} has {} columns; set {remedy}weight_format to int8",
                 linear.parts[0].weight(),
                 linear.cols
             )))
@@ -186,9 +187,9 @@ pub fn refuse_unused(spec: &ModelSpec, checkpoint: &Checkpoint) -> Result<()> {
     let layers = spec.layers.len();
     let spare = layers..layers + spec.spare_layers;
     match checkpoint.of_layers()?.into_iter().find(|(name, layer)| !spare.contains(layer) && !used.contains(*name)) {
-        Some((name, _)) => Err(Error::model(format!(
-            "tensor {name} is there, and the model that config.json describes has none of that name: it would be computed without it"
-        ))),
+        Some((name, _)) => {
+            Err(Error::model(format!("tensor {name} is not part of the model that config.json describes; correct config.json")))
+        }
         None => Ok(()),
     }
 }
@@ -264,7 +265,7 @@ fn pack<B: Backend>(backend: &B, linear: &Linear, parts: &Parts, format: WeightF
     weight.map_err(|error| match error.code() {
         Code::Model => {
             let names: Vec<_> = linear.parts.iter().map(TensorPart::weight).collect();
-            Error::model(format!("tensor {}: {}", names.join(" with, below it, "), error.message()))
+            Error::model(format!("tensor {}: {}", names.join(" + "), error.message()))
         }
         _ => error,
     })

@@ -148,16 +148,16 @@ fn a_directory_without_a_model_is_an_io_error_that_names_it() {
     let mut failures = Failures::default();
     let gone = Model::empty();
     fs::remove_dir(&gone.0).unwrap();
-    failures.refused("missing directory", &gone, Code::Io, &["model directory", gone.0.to_str().unwrap()]);
+    failures.refused("missing directory", &gone, Code::Io, &["model_path", gone.0.to_str().unwrap()]);
     failures.refused("empty directory", &Model::empty(), Code::Io, &["config.json", "not found"]);
     let inside = Model::empty();
     inside.write("file", "x");
     let options = EngineOptions { model_dir: inside.path("file"), ..inside.options() };
     failures.expect("file", quietly(|| Engine::create(&options)), Code::Io, &["file", "not a directory"]);
     let options = EngineOptions { model_dir: "a\0b".into(), ..inside.options() };
-    failures.expect("NUL in the path", quietly(|| Engine::create(&options)), Code::Io, &["model directory"]);
+    failures.expect("NUL in the path", quietly(|| Engine::create(&options)), Code::Io, &["model_path"]);
     let options = EngineOptions { model_dir: PathBuf::new(), ..inside.options() };
-    failures.expect("empty path", quietly(|| Engine::create(&options)), Code::Io, &["model directory"]);
+    failures.expect("empty path", quietly(|| Engine::create(&options)), Code::Io, &["model_path"]);
     failures.none();
 }
 
@@ -283,7 +283,7 @@ fn a_count_that_is_no_positive_whole_number_within_reason_is_named_with_its_valu
                 &format!("{golden} {field} {value}"),
                 &model,
                 Code::Model,
-                &["config.json", &format!("{field} is {value}"), "whole number from 1 to"],
+                &["config.json", &format!("{field} is {value}"), "integer from 1 to"],
             );
         }
     }
@@ -330,7 +330,7 @@ fn fields_that_contradict_each_other_or_are_unknown_are_refused() {
             Code::Model,
             &["short_factor is [1]", "array of 4"],
         ),
-        ("phi", json!({"rope_parameters": {"partial_rotary_factor": 0.9}}), Code::Model, &["7 of a head's dimensions", "even"]),
+        ("phi", json!({"rope_parameters": {"partial_rotary_factor": 0.9}}), Code::Model, &["rotary dimensions (7, head_dim is 8)", "even"]),
         ("qwen2", json!({"layer_types": ["full_attention"]}), Code::Model, &["lists 1 layers", "num_hidden_layers is 2"]),
         ("qwen2", json!({"layer_types": ["full_attention", "full_attention", "full_attention"]}), Code::Model, &["lists 3 layers"]),
         (
@@ -343,14 +343,14 @@ fn fields_that_contradict_each_other_or_are_unknown_are_refused() {
             "qwen2",
             json!({"layer_types": ["full_attention", "sliding_attention"], "use_sliding_window": false}),
             Code::Model,
-            &["layer 1 slides", "no sliding_window"],
+            &["sliding_attention for layer 1", "sliding_window is absent"],
         ),
         ("llama", json!({"partial_rotary_factor": 0.5}), Code::Unsupported, &["partial_rotary_factor is 0.5"]),
         ("llama", json!({"rope_scaling": {"type": "linear", "factor": 2}}), Code::Model, &["rope_parameters and rope_scaling"]),
         ("llama", json!({"rope_interleaved": true}), Code::Unsupported, &["rope_interleaved is true"]),
         ("gemma3", json!({"attn_logit_softcapping": 30.0}), Code::Unsupported, &["attn_logit_softcapping"]),
         ("granite", json!({"logits_scaling": 1e-300}), Code::Model, &["logits_scaling is 1e-300", "above 0"]),
-        ("llama", json!({"num_hidden_layers": 2}), Code::Model, &["tensor layers.2.", "computed without it"]),
+        ("llama", json!({"num_hidden_layers": 2}), Code::Model, &["tensor layers.2.", "not part of the model"]),
         ("llama_odd", json!({"attention_bias": false}), Code::Model, &["tensor layers.0.self_attn.k_proj.bias"]),
         ("opt", json!({"num_hidden_layers": 2}), Code::Model, &["tensor decoder.layers.2."]),
         ("mixtral", json!({"num_hidden_layers": 1024, "num_local_experts": 4096}), Code::Model, &["1024 layers with 4096", "131072"]),
@@ -363,7 +363,7 @@ fn fields_that_contradict_each_other_or_are_unknown_are_refused() {
         ("gemma2", json!({"use_bidirectional_attention": true}), Code::Unsupported, &["use_bidirectional_attention"]),
         ("gemma2", json!({"attn_logit_softcapping": 0}), Code::Model, &["attn_logit_softcapping is 0"]),
         ("smollm3_odd", json!({"no_rope_layers": [1, 0]}), Code::Model, &["no_rope_layers lists 2 layers"]),
-        ("smollm3_odd", json!({"no_rope_layers": [1, 0, 2]}), Code::Model, &["1 (a rope) and 0 (none)"]),
+        ("smollm3_odd", json!({"no_rope_layers": [1, 0, 2]}), Code::Model, &["list 1 (RoPE) or 0 (no RoPE)"]),
         ("falcon_odd", json!({"parallel_attn": false}), Code::Unsupported, &["new_decoder_architecture is true"]),
         ("mixtral", json!({"num_experts_per_tok": 5}), Code::Model, &["num_experts_per_tok is 5", "num_local_experts is 4"]),
         ("mixtral", json!({"num_local_experts": 5}), Code::Model, &["experts.4.w1.weight is missing"]),
@@ -372,15 +372,15 @@ fn fields_that_contradict_each_other_or_are_unknown_are_refused() {
         ("gpt_oss", json!({"quantization_config": {"quant_method": "fp8"}}), Code::Unsupported, &["method fp8", "experts in mxfp4"]),
         ("gpt_oss", json!({"rope_parameters": null}), Code::Model, &["rope_scaling is missing"]),
         ("gpt_oss", json!({"num_local_experts": 5}), Code::Model, &["experts.gate_up_proj has shape [4, ", "[5, "]),
-        ("gpt_oss", json!({"intermediate_size": 25}), Code::Model, &["config.json says [4, 32, 50]"]),
+        ("gpt_oss", json!({"intermediate_size": 25}), Code::Model, &["config.json requires [4, 32, 50]"]),
         ("gpt_oss", json!({"swiglu_limit": 0}), Code::Model, &["swiglu_limit is 0"]),
-        ("gpt_oss_mxfp4_bf16", json!({"intermediate_size": 48}), Code::Model, &["config.json says [3, 96, 2, 16]"]),
+        ("gpt_oss_mxfp4_bf16", json!({"intermediate_size": 48}), Code::Model, &["config.json requires [3, 96, 2, 16]"]),
         ("gpt_oss_mxfp4_bf16", json!({"num_local_experts": 4}), Code::Model, &["gate_up_proj_blocks has shape [3, "]),
         ("deepseek_v2", json!({"topk_method": "noaux_tc"}), Code::Unsupported, &["topk_method is noaux_tc", "group_limited_greedy"]),
         ("deepseek_v2", json!({"norm_topk_prob": true}), Code::Unsupported, &["norm_topk_prob is true"]),
-        ("deepseek_v2", json!({"n_group": 4}), Code::Model, &["6 experts do not form 4 groups"]),
-        ("deepseek_v2", json!({"topk_group": 4}), Code::Model, &["3 groups", "4 hold the 2"]),
-        ("deepseek_v2", json!({"topk_group": 1, "num_experts_per_tok": 3}), Code::Model, &["1 hold the 3 that a token has"]),
+        ("deepseek_v2", json!({"n_group": 4}), Code::Model, &["n_group 4", "6 experts"]),
+        ("deepseek_v2", json!({"topk_group": 4}), Code::Model, &["n_group 3, topk_group 4", "num_experts_per_tok 2"]),
+        ("deepseek_v2", json!({"topk_group": 1, "num_experts_per_tok": 3}), Code::Model, &["topk_group 1", "num_experts_per_tok 3"]),
         ("deepseek_v3", json!({"topk_method": "greedy"}), Code::Unsupported, &["topk_method is greedy", "noaux_tc"]),
         (
             "deepseek_v3",
@@ -388,14 +388,14 @@ fn fields_that_contradict_each_other_or_are_unknown_are_refused() {
             Code::Model,
             &["mscale_all_dim", "not a finite number"],
         ),
-        ("deepseek_v3", json!({"n_group": 6}), Code::Model, &["6 groups of at least 2"]),
+        ("deepseek_v3", json!({"n_group": 6}), Code::Model, &["n_group 6", "groups of at least 2"]),
         ("deepseek_v3", json!({"n_group": 65}), Code::Model, &["n_group is 65", "64"]),
         ("deepseek_v3", json!({"scoring_func": "softmax"}), Code::Unsupported, &["scoring_func is softmax", "sigmoid"]),
         ("deepseek_v3", json!({"num_experts_per_tok": 7}), Code::Model, &["num_experts_per_tok is 7", "n_routed_experts is 6"]),
         ("deepseek_v3", json!({"n_routed_experts": 8, "n_group": 4}), Code::Model, &["experts.6.gate_proj.weight is missing"]),
         ("deepseek_v3", json!({"n_shared_experts": 1}), Code::Model, &["shared_experts.gate_proj.weight has shape [24, 32]"]),
         ("deepseek_v3", json!({"first_k_dense_replace": 2}), Code::Model, &["layers.1.mlp.experts.0.down_proj"]),
-        ("deepseek_v3", json!({"kv_lora_rank": 25}), Code::Model, &["config.json says"]),
+        ("deepseek_v3", json!({"kv_lora_rank": 25}), Code::Model, &["config.json requires"]),
         ("deepseek_v3", json!({"qk_rope_head_dim": 7}), Code::Model, &["even"]),
         ("deepseek_v3", json!({"moe_layer_freq": 2}), Code::Unsupported, &["moe_layer_freq"]),
         ("llama", json!({"eos_token_id": -2}), Code::Model, &["eos_token_id is -2"]),
@@ -432,8 +432,8 @@ fn a_rope_that_cannot_be_is_refused() {
         (json!({"rope_theta": "big"}), Code::Model, vec!["rope_theta"]),
         (json!({"rope_type": "linear"}), Code::Model, vec!["factor is absent"]),
         (json!({"rope_type": "linear", "factor": 0}), Code::Model, vec!["factor is 0"]),
-        (with("low_freq_factor", json!(4.0)), Code::Model, vec!["high_freq_factor is 4", "low_freq_factor 4"]),
-        (with("low_freq_factor", json!(5.0)), Code::Model, vec!["high_freq_factor is 4", "low_freq_factor 5"]),
+        (with("low_freq_factor", json!(4.0)), Code::Model, vec!["high_freq_factor is 4", "low_freq_factor is 4"]),
+        (with("low_freq_factor", json!(5.0)), Code::Model, vec!["high_freq_factor is 4", "low_freq_factor is 5"]),
     ];
     for field in ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"] {
         cases.push((with(field, Value::Null), Code::Model, vec![field, "absent"]));
@@ -500,7 +500,7 @@ fn a_weight_file_that_is_cut_or_too_long_is_refused_with_the_numbers() {
             &format!("{len} of {} bytes", whole.len()),
             &model,
             Code::Model,
-            &["model.safetensors", "not a whole safetensors file", &len.to_string()],
+            &["model.safetensors", "not a complete safetensors file", &len.to_string()],
         );
     }
     failures.none();
@@ -572,7 +572,7 @@ fn tensors_whose_places_or_shapes_are_impossible_are_refused() {
         let mut header = header.clone();
         set(&mut header[tensor.as_str()], field, value);
         model.write("model.safetensors", joined(header.to_string().as_bytes(), &data));
-        failures.refused(case, &model, Code::Model, &["model.safetensors", "not a whole safetensors file"]);
+        failures.refused(case, &model, Code::Model, &["model.safetensors", "not a complete safetensors file"]);
     }
     failures.none();
 }
@@ -586,7 +586,7 @@ fn tensors_that_add_up_to_the_whole_address_space_are_refused() {
     let model = Model::golden("llama");
     model.write("model.safetensors", joined(Value::Object(tensors).to_string().as_bytes(), &[0; 64]));
     let mut failures = Failures::default();
-    failures.refused("8 tensors of 2^61 - 1 bytes", &model, Code::Model, &["not a whole safetensors file"]);
+    failures.refused("8 tensors of 2^61 - 1 bytes", &model, Code::Model, &["not a complete safetensors file"]);
     failures.none();
 }
 
@@ -628,7 +628,7 @@ fn a_layer_behind_the_last_is_passed_over_where_the_config_says_what_it_is() {
     tensors.insert("model.layers.2.input_layernorm.weight".into(), norm.clone());
     model.write("model.safetensors", serialized(&tensors));
     let mut failures = Failures::default();
-    failures.refused("said of none", &model, Code::Model, &["tensor layers.2.input_layernorm.weight", "computed without it"]);
+    failures.refused("said of none", &model, Code::Model, &["tensor layers.2.input_layernorm.weight", "not part of the model"]);
     model.config("num_nextn_predict_layers", json!(1));
     Engine::create(&model.options()).unwrap();
     tensors.insert("model.layers.3.input_layernorm.weight".into(), norm);

@@ -96,7 +96,7 @@ impl Case {
     /// Saves the form, and says where it is.
     fn save(&self) -> PathBuf {
         let report = self.load("saved");
-        assert_eq!((report.form, report.reason.as_str()), (PackedForm::Saved, "there was none yet"));
+        assert_eq!((report.form, report.reason.as_str()), (PackedForm::Saved, "no packed weights yet"));
         self.form()
     }
 
@@ -178,7 +178,7 @@ fn models_and_formats_share_a_directory() {
     let other = llama.files().into_iter().find(|file| *file != llama_form).unwrap();
     fs::copy(other, &llama_form).unwrap();
     let report = llama.load("another one's");
-    assert!(report.form == PackedForm::Saved && report.reason.contains("is of another model"), "{report:?}");
+    assert!(report.form == PackedForm::Saved && report.reason.contains("packed from another model"), "{report:?}");
     std::mem::forget(experts.packed); // it is the other's
 }
 
@@ -191,22 +191,22 @@ fn a_form_that_was_cut_or_grew_is_packed_again() {
     for cut in [0, 1, 100, HEADER - 1, HEADER, HEADER + 1, len / 3, len / 2, len - 5, len - 4, len - 1] {
         fs::write(&form, &whole[..cut]).unwrap();
         let why = match cut {
-            ..100 => "is no packed form",
-            100 => "is of another model",
-            _ => "are expected", // zeros end the header
+            ..100 => "not packed weights",
+            100 => "packed from another model",
+            _ => "wrong size", // zeros end the header
         };
         case.expect_saved(&format!("cut at {cut}"), why, &whole);
     }
     let mut longer = whole.clone();
     longer.push(0);
     fs::write(&form, longer).unwrap();
-    case.expect_saved("longer", "are expected", &whole);
+    case.expect_saved("longer", "wrong size", &whole);
     // Holes of the right length, and one that claims a length that nobody has room for.
     fs::write(&form, vec![0; len]).unwrap();
-    case.expect_saved("zeros", "is no packed form", &whole);
+    case.expect_saved("zeros", "not packed weights", &whole);
     fs::write(&form, &whole).unwrap();
     File::options().write(true).open(&form).unwrap().set_len(1 << 40).unwrap();
-    case.expect_saved("a terabyte", "are expected", &whole);
+    case.expect_saved("a terabyte", "wrong size", &whole);
     case.expect_read("after all");
 }
 
@@ -223,7 +223,7 @@ fn a_byte_that_changed_anywhere_is_found() {
         let mut damaged = whole.clone();
         damaged[place] ^= 1 << (place % 8);
         fs::write(&form, damaged).unwrap();
-        let why = if place < HEADER { "" } else { "are not what they were" };
+        let why = if place < HEADER { "" } else { "wrong checksum" };
         case.expect_saved(&format!("byte {place}"), why, &whole);
     }
     case.expect_read("after all");
@@ -235,10 +235,10 @@ fn a_form_of_another_library_or_state_of_the_model_is_replaced() {
     let form = case.save();
     let whole = fs::read(&form).unwrap();
     for (from, to, why) in [
-        ("pagedllm packed weights", "pagedllm packed weighty", "is no packed form"),
-        ("version 1", "version 0", "is of another version of the library"),
-        ("version 1", "version 2", "is of another version of the library"),
-        ("layout cpu panels of 32", "layout cpu panels of 16", "is packed for other kernels"),
+        ("pagedllm packed weights", "pagedllm packed weighty", "not packed weights"),
+        ("version 1", "version 0", "packed by another version of the library"),
+        ("version 1", "version 2", "packed by another version of the library"),
+        ("layout cpu panels of 32", "layout cpu panels of 16", ": packed for other kernels"),
     ] {
         let text = String::from_utf8(whole[..HEADER].to_vec()).unwrap();
         assert!(text.contains(from), "{text}");
@@ -248,7 +248,7 @@ fn a_form_of_another_library_or_state_of_the_model_is_replaced() {
     let weights = File::options().write(true).open(case.model.0.join("model.safetensors")).unwrap();
     weights.set_modified(SystemTime::now() - Duration::from_secs(1000)).unwrap();
     let report = case.load("touched");
-    assert!(report.form == PackedForm::Saved && report.reason.contains("they have changed since"), "{report:?}");
+    assert!(report.form == PackedForm::Saved && report.reason.contains("packed before the model files changed"), "{report:?}");
     case.expect_read("touched");
 }
 
@@ -286,7 +286,7 @@ fn a_directory_that_takes_nothing_is_told_and_the_engine_starts() {
     // Nobody may write there, not even root.
     let nowhere = EngineOptions { packed_dir: Some("/proc".into()), ..case.options() };
     let (report, answer) = load(&nowhere);
-    assert!(report.form == PackedForm::Unsaved && report.reason.contains("there was none yet; /proc/"), "{report:?}");
+    assert!(report.form == PackedForm::Unsaved && report.reason.contains("no packed weights yet; /proc/"), "{report:?}");
     assert!(answer == case.answer);
 }
 

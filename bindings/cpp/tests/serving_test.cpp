@@ -222,7 +222,7 @@ TEST(Options, with_a_packed_path_save_weights_and_read_them_back) {
         const Engine engine = Engine::create(options).value();
         const pagedllm::ModelInfo info = engine.model_info().value();
         EXPECT_EQ(info.packed, packed);
-        EXPECT_EQ(info.packed_reason, packed == Packed::saved ? "there was none yet" : "");
+        EXPECT_EQ(info.packed_reason, packed == Packed::saved ? "no packed weights yet" : "");
     }
     std::filesystem::remove_all(options.packed_path);
 }

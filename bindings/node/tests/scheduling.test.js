@@ -111,7 +111,7 @@ describe('scheduling', () => {
 
   it('saves packed weights and reads them back', async () => {
     const packedPath = fs.mkdtempSync(path.join(os.tmpdir(), 'pagedllm-packed-'));
-    for (const [packed, packedReason] of [['saved', 'there was none yet'], ['read', '']]) {
+    for (const [packed, packedReason] of [['saved', 'no packed weights yet'], ['read', '']]) {
       await withEngine({ packedPath }, async (engine) => {
         const info = engine.modelInfo();
         assert.deepEqual([info.packed, info.packedReason], [packed, packedReason]);

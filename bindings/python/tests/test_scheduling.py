@@ -179,7 +179,7 @@ class Scheduling(Case):
     def test_packed_weights_are_saved_and_read_back(self):
         Packed = pagedllm.Packed
         with tempfile.TemporaryDirectory() as path:
-            for packed, reason in ((Packed.SAVED, "there was none yet"), (Packed.READ, "")):
+            for packed, reason in ((Packed.SAVED, "no packed weights yet"), (Packed.READ, "")):
                 with open_engine(packed_path=path) as engine:
                     self.assertEqual(
                         (engine.model_info().packed, engine.model_info().packed_reason),

@@ -91,7 +91,9 @@ impl Base {
         let heads = config.count("num_attention_heads", most::HEADS)?;
         let kv_heads = defaults.kv_heads.map_or_else(|| config.count_or("num_key_value_heads", most::HEADS, heads), Ok)?;
         if !heads.is_multiple_of(kv_heads) {
-            return Err(Error::model(format!("config.json: {heads} attention heads do not share {kv_heads} KV heads evenly")));
+            return Err(Error::model(format!(
+                "config.json: {heads} attention heads are not a multiple of {kv_heads} KV heads; correct num_key_value_heads"
+            )));
         }
         let head_dim = match (config.get("head_dim"), defaults.head_dim) {
             (Some(_), _) => config.count("head_dim", most::HEAD_DIM)?,
@@ -266,14 +268,14 @@ fn windows(config: &Config, layers: usize, window: Option<usize>, slides: impl F
     };
     let of = |(layer, kind): (usize, &Value)| match kind.as_str() {
         Some("full_attention") => Ok(None),
-        Some("sliding_attention") if window.is_none() => {
-            Err(Error::model(format!("config.json: layer_types says that layer {layer} slides, and there is no sliding_window")))
-        }
+        Some("sliding_attention") if window.is_none() => Err(Error::model(format!(
+            "config.json: layer_types has sliding_attention for layer {layer}, but sliding_window is absent or disabled"
+        ))),
         Some("sliding_attention") => Ok(window),
         _ => {
             let kind: String = kind.to_string().chars().take(80).collect();
             Err(Error::unsupported(format!(
-                "config.json: layer_types says {kind} of layer {layer}; supported are full_attention, sliding_attention"
+                "config.json: layer_types has {kind} for layer {layer}; supported are full_attention, sliding_attention"
             )))
         }
     };
@@ -284,7 +286,7 @@ fn windows(config: &Config, layers: usize, window: Option<usize>, slides: impl F
 pub fn list_of_layers<'a>(config: &'a Config, name: &str, layers: usize) -> Result<Option<&'a Vec<Value>>> {
     let list = config.list(name)?;
     match list.filter(|list| list.len() != layers) {
-        Some(list) => Err(Error::model(format!("config.json: {name} lists {} layers, num_hidden_layers is {layers}", list.len()))),
+        Some(list) => Err(Error::model(format!("config.json: {name} lists {} layers, but num_hidden_layers is {layers}", list.len()))),
         None => Ok(list),
     }
 }
@@ -305,14 +307,16 @@ pub fn optional_window(config: &Config, default: Option<usize>) -> Result<Option
 /// Like `sliding_window`, for families in which some layers always have a window.
 pub fn required_window(config: &Config, default: usize) -> Result<Option<usize>> {
     let window = sliding_window(config, Some(default))?;
-    window.map(Some).ok_or_else(|| Error::model("config.json: sliding_window is null: in this family some layers slide"))
+    window
+        .map(Some)
+        .ok_or_else(|| Error::model("config.json: sliding_window is null; this family has layers with sliding attention, so give its size"))
 }
 
 /// Rejects configs with unsupported flags instead of ignoring them.
 pub fn refuse_true(config: &Config, flags: &[&str]) -> Result<()> {
     for &flag in flags {
         if config.flag_or(flag, false)? {
-            return Err(Error::unsupported(format!("config.json: {flag} is true: that is not supported")));
+            return Err(Error::unsupported(format!("config.json: {flag} is true; only false is supported")));
         }
     }
     Ok(())

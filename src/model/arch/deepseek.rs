@@ -47,8 +47,9 @@ fn spec(config: &Config, defaults: &Defaults, router: Router, pairs: Pairs) -> R
     let rotated = config.count("qk_rope_head_dim", most::HEAD_DIM)?;
     let base = Base::read(&config.clone().with("head_dim", rotated), defaults)?;
     let base = Base { rope: Rope { pairs, ..base.rope }, ..base };
-    if config.whole_or("moe_layer_freq", most::LAYERS, 1)? != 1 {
-        return Err(Error::unsupported("config.json: moe_layer_freq is not 1: that is not supported"));
+    let moe_layer_freq = config.whole_or("moe_layer_freq", most::LAYERS, 1)?;
+    if moe_layer_freq != 1 {
+        return Err(Error::unsupported(format!("config.json: moe_layer_freq is {moe_layer_freq}; only 1 is supported")));
     }
     most::parts(base.layers, 2 * base.shape.heads, "matrices of heads")?;
     let latent = Latent::read(config, base.shape.heads, rotated)?;
@@ -185,7 +186,8 @@ fn expert_groups(config: &Config, Routing { experts, top_k, .. }: Routing, score
     let least = if score == GroupScore::BestTwo { 2 } else { 1 };
     if !experts.is_multiple_of(count) || experts / count < least || chosen > count || chosen * (experts / count) < top_k {
         return Err(Error::model(format!(
-            "config.json: {experts} experts do not form {count} groups of at least {least} of which {chosen} hold the {top_k} that a token has"
+            "config.json: inconsistent expert groups (n_group {count}, topk_group {chosen}, {experts} experts, num_experts_per_tok {top_k}); \
+             n_group must divide the experts into groups of at least {least}, of which topk_group must have num_experts_per_tok experts"
         )));
     }
     Ok(ExpertGroups { count, chosen, score })

@@ -33,9 +33,7 @@ pub fn routing_among(config: &Config, experts: &str, layers: usize, normalized: 
     most::parts(layers, count, experts)?;
     let top_k = config.count("num_experts_per_tok", most::EXPERTS)?;
     if top_k > count {
-        return Err(Error::model(format!(
-            "config.json: num_experts_per_tok is {top_k}, {experts} is {count}: a token cannot have more than all"
-        )));
+        return Err(Error::model(format!("config.json: num_experts_per_tok is {top_k}, but {experts} is {count}; give at most {count}")));
     }
     Ok(Routing::softmax(count, top_k, normalized))
 }

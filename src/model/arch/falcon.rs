@@ -57,7 +57,9 @@ impl Form {
             (_, true, _) => Norms::One,
             (false, false, _) => Norms::InTurn,
             (true, false, _) => {
-                return Err(Error::unsupported("config.json: new_decoder_architecture is true and parallel_attn false: no Falcon is so"));
+                return Err(Error::unsupported(
+                    "config.json: new_decoder_architecture is true, but parallel_attn is false; this combination is not supported",
+                ));
             }
         };
         let alibi = config.flag_or("alibi", false)?;

@@ -14,7 +14,7 @@ const LOCAL: RopeDefaults = RopeDefaults { theta: ("rope_local_base_freq", 10_00
 
 pub fn spec(config: &Config) -> Result<ModelSpec> {
     if config.has("attn_logit_softcapping") {
-        return Err(Error::unsupported("config.json: attn_logit_softcapping is given: Gemma 3 has no soft cap of scores"));
+        return Err(Error::unsupported("config.json: attn_logit_softcapping is set; this family does not support it"));
     }
     let base = gemma2::base(config, Defaults { positions: 131_072, rope: GLOBAL, ..DEFAULTS })?;
     let pattern = config.count_or("sliding_window_pattern", most::LAYERS, 6)?;
@@ -28,7 +28,7 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
 /// Reads the text model of a multimodal checkpoint. Its config is nested, and omits fields that
 /// have the values of the first model.
 pub fn spec_of_text(config: &Config) -> Result<ModelSpec> {
-    let text = config.object("text_config")?.ok_or_else(|| Error::model("config.json: text_config is absent"))?;
+    let text = config.object("text_config")?.ok_or_else(|| Error::model("config.json: text_config is missing"))?;
     spec(&text.or(&[
         ("vocab_size", 262_208),
         ("hidden_size", 2304),

@@ -12,7 +12,7 @@ const ALPHA: f32 = 1.702;
 
 pub fn spec(config: &Config) -> Result<ModelSpec> {
     if !config.has("rope_scaling") && !config.has("rope_parameters") {
-        return Err(Error::model("config.json: rope_scaling is missing: it says how far the model was stretched"));
+        return Err(Error::model("config.json: rope_scaling is missing; this family requires it"));
     }
     let rope = RopeDefaults { theta: ("rope_theta", 150_000.0), ..DEFAULTS.rope };
     let defaults = Defaults { head_dim: Some(64), positions: 131_072, eps: ("rms_norm_eps", 1e-5), rope, ..DEFAULTS };

@@ -94,9 +94,9 @@ mod most {
     pub fn parts(layers: usize, each: usize, what: &str) -> crate::error::Result<()> {
         match layers * each <= PARTS {
             true => Ok(()),
-            false => Err(crate::error::Error::model(format!(
-                "config.json: {layers} layers with {each} each ({what}) are more than the {PARTS} that a model may have"
-            ))),
+            false => {
+                Err(crate::error::Error::model(format!("config.json: too many {what} ({layers} layers with {each} each, limit {PARTS})")))
+            }
         }
     }
 }
@@ -130,7 +130,7 @@ fn act(config: &Config, field: &str, default: &str) -> Result<Act> {
 /// Returns the width of a head if the config has only the number of heads.
 fn head_dim(width: usize, heads: usize) -> Result<usize> {
     if !width.is_multiple_of(heads) {
-        return Err(Error::model(format!("config.json: a hidden size of {width} does not divide among {heads} attention heads")));
+        return Err(Error::model(format!("config.json: a hidden size of {width} is not a multiple of {heads} attention heads")));
     }
     Ok(width / heads)
 }

@@ -42,7 +42,7 @@ impl Sparse {
             routing: routing(config, layers, config.flag_or("norm_topk_prob", false)?)?,
             inner: config.count("moe_intermediate_size", most::WIDTH)?,
             step: config.count_or("decoder_sparse_step", most::LAYERS, 1)?,
-            dense: dense.ok_or_else(|| Error::model("config.json: mlp_only_layers must list numbers of layers"))?,
+            dense: dense.ok_or_else(|| Error::model("config.json: mlp_only_layers has an invalid entry; list indices of layers"))?,
         })
     }
 

@@ -19,7 +19,9 @@ pub struct RopeDefaults {
 /// Reads the rotary embedding of all layers, or of those with full attention.
 pub fn rope(config: &Config, head_dim: usize, defaults: &RopeDefaults) -> Result<Rope> {
     if config.has("rope_parameters") && config.has("rope_scaling") {
-        return Err(Error::model("config.json: rope_parameters and rope_scaling are both given: put what the second says into the first"));
+        return Err(Error::model(
+            "config.json: rope_parameters and rope_scaling are both set; move the fields of rope_scaling into rope_parameters",
+        ));
     }
     let parameters = match config.object("rope_parameters")? {
         Some(parameters) => Some(parameters.object("full_attention")?.unwrap_or(parameters)),
@@ -44,7 +46,7 @@ pub fn score_scale(config: &Config) -> Result<f32> {
     }
     let scale = yarn_scale(parameters.positive("factor")?, parameters.positive("mscale_all_dim")?).powi(2) as f32;
     if !scale.is_finite() {
-        return Err(Error::model("config.json: mscale_all_dim gives scores a scale that is not a finite number"));
+        return Err(Error::model("config.json: mscale_all_dim gives an attention scale that is not a finite number"));
     }
     Ok(scale)
 }
@@ -112,13 +114,13 @@ impl Source<'_> {
         const NAME: &str = "partial_rotary_factor";
         let part = self.positive(NAME, self.defaults.part.unwrap_or((NAME, 1.0)))?;
         if self.defaults.part.is_none() && part != 1.0 {
-            return Err(Error::unsupported(format!("config.json: {NAME} is {part}: in this family all of a head turns")));
+            return Err(Error::unsupported(format!("config.json: {NAME} is {part}; this family supports only 1")));
         }
         let dims = (self.head_dim as f64 * part) as usize;
         if dims > self.head_dim || dims < 2 || !dims.is_multiple_of(2) {
             let head_dim = self.head_dim;
             return Err(Error::model(format!(
-                "config.json: {dims} of a head's dimensions turn, head_dim is {head_dim}: rotary positions turn pairs, so it must be even, from 2 to {head_dim}"
+                "config.json: wrong number of rotary dimensions ({dims}, head_dim is {head_dim}); it must be even, from 2 to {head_dim}"
             )));
         }
         Ok(dims)
@@ -150,7 +152,7 @@ impl Source<'_> {
         let (factor, original) = (self.factor()?, self.original()?);
         if high <= low {
             return Err(Error::model(format!(
-                "config.json: high_freq_factor is {high}, low_freq_factor {low}: the first must be the larger"
+                "config.json: high_freq_factor is {high}, but low_freq_factor is {low}; high_freq_factor must be larger"
             )));
         }
         for frequency in frequencies {

@@ -23,5 +23,5 @@ fn layers_that_turn(config: &Config, layers: usize) -> Result<Vec<bool>> {
         return Ok((0..layers).map(|layer| (layer + 1) % interval != 0).collect());
     };
     let turns: Option<Vec<bool>> = list.iter().map(|flag| flag.as_u64().filter(|&flag| flag <= 1).map(|flag| flag == 1)).collect();
-    turns.ok_or_else(|| Error::model("config.json: no_rope_layers must list 1 (a rope) and 0 (none)"))
+    turns.ok_or_else(|| Error::model("config.json: no_rope_layers has an invalid entry; list 1 (RoPE) or 0 (no RoPE) for each layer"))
 }
