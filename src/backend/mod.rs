@@ -435,7 +435,7 @@ pub trait Backend: Send + Sync {
         _logits: &mut Self::Buf,
         _draws: &DeviceSampling,
     ) -> Result<&'a [DeviceSample]> {
-        Err(Error::internal("tokens were to be drawn by a backend that draws none"))
+        Err(Error::internal("this backend does not support device sampling"))
     }
 
     /// Allocates a host tier of `blocks` blocks with `block_bytes` each, all layers included. The
@@ -576,7 +576,7 @@ pub trait Backend: Send + Sync {
 
 /// Returns the error for a row with a number that the format cannot represent.
 fn no_such_number(row: usize, format: WeightFormat) -> Error {
-    Error::model(format!("row {row} holds a number that is infinite, not a number or too large for weight_format {}", format.name()))
+    Error::model(format!("row {row} has a number that is NaN, infinite or too large for weight_format {}", format.name()))
 }
 
 #[cfg(test)]

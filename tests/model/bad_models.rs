@@ -676,7 +676,7 @@ fn weights_that_a_format_cannot_have_are_refused_and_named() {
         let mut tensors = tensors(&model.read("model.safetensors"));
         tensors.get_mut("model.layers.1.mlp.up_proj.weight").unwrap().2[4 * 32..][..4].copy_from_slice(&bad.to_le_bytes());
         model.write("model.safetensors", serialized(&tensors));
-        let words = ["layers.1.mlp.up_proj.weight", "row 73 holds a number that is infinite, not a number"];
+        let words = ["layers.1.mlp.up_proj.weight", "row 73 has a number that is NaN, infinite"];
         failures.expect(name, create(&model, Some(WeightFormat::Int8)), Code::Model, &words);
         // What is in floating point is kept, and shows in the logits.
         for format in [None, Some(WeightFormat::Bf16)] {

@@ -41,7 +41,7 @@ impl Host {
                 let (end, start) = (pages.bytes().len(), SendPtr(pages.bytes_mut().as_mut_ptr()));
                 pool.run(moves.len(), &|task, _| {
                     let place = moves[task].host as usize * bytes;
-                    assert!(place + bytes <= end, "host block {} is outside the tier", moves[task].host);
+                    assert!(place + bytes <= end, "host block {} is outside the host tier", moves[task].host);
                     // SAFETY: the range is inside the pages, and each host block occurs at most
                     // once.
                     gather(layers, moves[task].device, unsafe { std::slice::from_raw_parts_mut(start.get().add(place), bytes) });
@@ -86,7 +86,7 @@ fn scatter(from: &[u8], block: u32, layers: &mut [Kv]) {
 }
 
 fn failed(what: &str, e: std::io::Error) -> Error {
-    Error::io(format!("the swap file could not be {what}: {e}"))
+    Error::io(format!("the swap file cannot be {what}: {e}"))
 }
 
 #[cfg(test)]
@@ -144,9 +144,9 @@ mod tests {
         let mut host = Host { block_bytes: bytes as usize, store: Store::File(full, vec![0; bytes as usize]) };
         let (pool, moves) = (Pool::new(1).unwrap(), [BlockMove { device: 1, host: 0 }]);
         let error = host.swap_out(&pool, &moves, &layers).unwrap_err();
-        assert!(error.message().contains("the swap file could not be written"), "{error}");
+        assert!(error.message().contains("the swap file cannot be written"), "{error}");
         host.store = Store::File(File::open("/dev/null").unwrap(), vec![0; bytes as usize]);
         let error = host.swap_in(&pool, &moves, &mut layers).unwrap_err();
-        assert!(error.message().contains("the swap file could not be read"), "{error}");
+        assert!(error.message().contains("the swap file cannot be read"), "{error}");
     }
 }

@@ -54,7 +54,8 @@ impl Kv {
     pub fn write<'a>(&mut self, blocks: &[u32], mut from: &'a [u8]) -> Result<&'a [u8]> {
         for (pages, bytes) in [&mut self.k, &mut self.v].into_iter().zip(halves(&self.shape)) {
             for &block in blocks {
-                let (part, rest) = from.split_at_checked(bytes).ok_or_else(|| Error::invalid("the K and V of a sequence are cut short"))?;
+                let (part, rest) =
+                    from.split_at_checked(bytes).ok_or_else(|| Error::invalid("the exported sequence is truncated in its K and V"))?;
                 pages.bytes_mut()[block as usize * bytes..][..bytes].copy_from_slice(part);
                 from = rest;
             }
@@ -367,7 +368,7 @@ impl<E: Cached> Kernel for StoreRow<'_, E> {
         assert!(block < blocks, "slot {slot} is outside the pool of {blocks} blocks");
         assert!(
             shape.kv_width() == kv_heads * head_dim && shape.values == kv.values,
-            "a layer's keys are {} numbers, its values {:?}; the cache holds {kv_heads} x {head_dim}, {:?}",
+            "the keys have {} numbers and the values {:?}; the cache has {kv_heads} x {head_dim}, {:?}",
             shape.kv_width(),
             shape.values,
             kv.values

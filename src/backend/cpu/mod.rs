@@ -95,7 +95,7 @@ impl CpuBackend {
         let isa = isa.unwrap_or_else(Isa::detect);
         if !isa.is_present() {
             return Err(Error::unsupported(format!(
-                "isa is {}: this machine lacks it; its widest is {}",
+                "isa is {}, which this machine does not support; give at most {}",
                 isa.name(),
                 Isa::detect().name()
             )));

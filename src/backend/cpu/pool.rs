@@ -80,8 +80,7 @@ impl Pool {
             let shared = pool.shared.clone();
             let thread = sys::threads::spawn(format!("pagedllm-{worker}"), move || shared.work(worker));
             // On failure, dropping the pool joins the threads that were started.
-            let thread =
-                thread.map_err(|e| Error::capacity(format!("could not start thread {worker} of {threads}: {e}; lower `threads`")))?;
+            let thread = thread.map_err(|e| Error::capacity(format!("cannot start thread {worker} of {threads}: {e}; lower threads")))?;
             let pinned = cpu(worker).map_or(Ok(()), |cpu| sys::threads::pin(&thread, cpu));
             pool.workers.push(thread);
             pinned?;

@@ -435,7 +435,7 @@ fn an_error_names_the_row_of_a_weight_that_the_format_lacks() {
         let whole = format.is_whole();
         for bad in [f32::NAN, f32::INFINITY] {
             // Floating-point formats store non-finite numbers unchanged.
-            assert_eq!(refusal(bad, format).map(|error| error.contains("row 41 holds a number")), whole.then_some(true), "{format:?}");
+            assert_eq!(refusal(bad, format).map(|error| error.contains("row 41 has a number")), whole.then_some(true), "{format:?}");
         }
         let large = matches!(format, WeightFormat::F16 | WeightFormat::Int4 { .. });
         assert_eq!(refusal(1e6, format).is_some(), large, "{format:?}");

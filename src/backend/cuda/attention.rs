@@ -73,7 +73,7 @@ macro_rules! attend {
 impl Args<'_> {
     pub fn run(&self, device: &Device, partial: Option<&Memory>) {
         let Some(tiles) = self.inputs.tiles(heads_per_kv(self.shape)) else {
-            return device.refuse(Error::internal("attention was asked for of a shape that nobody announced"));
+            return device.refuse(Error::internal("no tiles for this shape of attention"));
         };
         let tensor = device.kernels.tensor_attention(self.kv.shape.dtype, self.shape.head_dim);
         match (tensor.filter(|_| self.shape.values == Values::Own), partial) {

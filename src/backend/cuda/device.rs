@@ -178,11 +178,11 @@ impl Device {
     /// Opens a device. `image` is the fatbin of the kernels.
     pub fn open(ordinal: usize, image: &[u8]) -> Result<Device> {
         check_driver(ordinal)?;
-        let count = result::device::get_count().map_err(|e| failed("it was asked for devices", e))?;
+        let count = result::device::get_count().map_err(|e| failed("count the devices", e))?;
         if ordinal >= count.max(0) as usize {
             return Err(no_device(ordinal, count));
         }
-        let opening = |e| failed("a device was opened", e);
+        let opening = |e| failed("open the device", e);
         let device = result::device::get(ordinal as c_int).map_err(opening)?;
         check_capability(ordinal, device)?;
         let multiprocessors = attribute(device, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
@@ -190,7 +190,7 @@ impl Device {
         let load = || {
             // SAFETY: the image is a fatbin that outlives the call, and the driver copies what it
             // needs.
-            let module = unsafe { result::module::load_data(image.as_ptr().cast()) }.map_err(|e| failed("the kernels were loaded", e))?;
+            let module = unsafe { result::module::load_data(image.as_ptr().cast()) }.map_err(|e| failed("load the kernels", e))?;
             Kernels::load(|name| function(module, name))
         };
         let kernels = context.within(load).map_err(opening)??;
@@ -238,7 +238,7 @@ impl Device {
         // SAFETY: the stream lives as long as the context.
         let begin = || unsafe { result::stream::begin_capture(self.stream(), mode) };
         if self.is_sound() {
-            self.remember("a step was to be recorded", self.context.calling(begin));
+            self.remember("start the capture of a graph", self.context.calling(begin));
         }
         self.is_sound()
     }
@@ -261,7 +261,7 @@ impl Device {
         };
         let made = self.context.calling(|| end().inspect_err(|_| again()).and_then(make));
         let graph = made.as_ref().ok().map(|&handle| Graph { context: self.context.clone(), handle });
-        self.remember("a step was recorded", made.map(|_| ()));
+        self.remember("capture a graph", made.map(|_| ()));
         graph.iter().for_each(|graph| self.upload(graph));
         graph.filter(|_| self.is_sound())
     }
@@ -270,7 +270,7 @@ impl Device {
     fn upload(&self, graph: &Graph) {
         // SAFETY: graph and stream belong to this context.
         let uploaded = self.context.calling(|| unsafe { result::graph::upload(graph.handle, self.stream()) });
-        self.remember("a recorded step was sent", uploaded);
+        self.remember("upload a graph", uploaded);
     }
 
     /// Launches a captured graph.
@@ -279,7 +279,7 @@ impl Device {
             // SAFETY: the graph belongs to this context, and the buffers of its kernels have not
             // moved.
             let queued = self.context.calling(|| unsafe { result::graph::launch(graph.handle, self.stream()) });
-            self.remember("a recorded step was launched", queued);
+            self.remember("launch a graph", queued);
         }
     }
 
@@ -292,7 +292,7 @@ impl Device {
         // arguments of its signature, and buffers of the sizes that it states.
         let launch = || unsafe { result::launch_kernel(function, grid, (threads, 1, 1), shared, self.stream(), arguments) };
         let queued = self.context.calling(launch);
-        self.remember("a kernel was launched", queued);
+        self.remember("launch a kernel", queued);
     }
 
     /// Queues a copy of these bytes to the same offset on the device. The bytes must not change
@@ -302,13 +302,13 @@ impl Device {
             return;
         }
         if bytes.end as u64 > to.bytes || bytes.end > from.bytes {
-            return self.refuse(Error::internal(format!("bytes {bytes:?} were to be sent, from {} to {}", from.bytes, to.bytes)));
+            return self.refuse(Error::internal(format!("copy of bytes {bytes:?} from {} bytes to {}", from.bytes, to.bytes)));
         }
         let place = to.address.at(bytes.start as u64);
         // SAFETY: the check above bounds both ranges.
         let send = || unsafe { result::memcpy_htod_async(place.0, &from.bytes()[bytes], self.context.stream(stream)) };
         let queued = self.context.calling(send);
-        self.remember("a batch was sent", queued);
+        self.remember("copy a batch to the device", queued);
     }
 
     /// Queues a copy of the first bytes of device memory. They must not be read before the copy has
@@ -318,37 +318,37 @@ impl Device {
             return;
         }
         if bytes as u64 > from.bytes || bytes > to.bytes {
-            return self.refuse(Error::internal(format!("{bytes} bytes were to be fetched, from {} to {}", from.bytes, to.bytes)));
+            return self.refuse(Error::internal(format!("copy of {bytes} bytes from {} bytes to {}", from.bytes, to.bytes)));
         }
         // SAFETY: the check above bounds both ranges.
         let fetch = || unsafe { result::memcpy_dtoh_async(&mut to.bytes_mut()[..bytes], from.address.0, self.context.stream(stream)) };
         let queued = self.context.calling(fetch);
-        self.remember("results were fetched", queued);
+        self.remember("copy results from the device", queued);
     }
 
     pub fn event(&self) -> Result<Event> {
-        Event::new(&self.context).map_err(|e| failed("an event was made", e))
+        Event::new(&self.context).map_err(|e| failed("create an event", e))
     }
 
     /// Records the event after all work queued so far in this stream.
     pub fn record(&self, event: &Event, stream: Stream) {
-        self.remember("an event was recorded", event.record(stream));
+        self.remember("record an event", event.record(stream));
     }
 
     /// Makes later work of this stream wait for the event.
     pub fn hold_up(&self, stream: Stream, event: &Event) {
-        self.remember("a stream was held up", event.hold_up(stream));
+        self.remember("make a stream wait for an event", event.hold_up(stream));
     }
 
     /// Waits for an event, and reports pending errors.
     pub fn wait_for(&self, event: &Event) -> Result<()> {
-        self.told("an event was waited for", event.wait())
+        self.told("wait for an event", event.wait())
     }
 
     /// Copies bytes to an offset, and waits for the copy.
     pub fn write(&self, to: &Memory, offset: u64, from: &[u8]) -> Result<()> {
         if offset + from.len() as u64 > to.bytes {
-            return Err(Error::internal(format!("{} bytes were to be written at {offset} of {}", from.len(), to.bytes)));
+            return Err(Error::internal(format!("copy of {} bytes to offset {offset} of {}", from.len(), to.bytes)));
         }
         if from.is_empty() {
             return self.check();
@@ -358,7 +358,7 @@ impl Device {
         let write =
             || unsafe { result::memcpy_htod_async(to.address.0 + offset, from, self.stream()) }.and_then(|()| self.context.synchronize());
         let written = self.context.calling(write);
-        self.told("the device was written to", written)
+        self.told("copy to the device", written)
     }
 
     /// Copies ranges of bytes, each from an offset behind an address, and waits for all work queued
@@ -382,13 +382,13 @@ impl Device {
             copied.and(waited)
         };
         let copied = self.context.calling(read);
-        self.told("results were read", copied)
+        self.told("read results", copied)
     }
 
     /// Waits for all queued work, and reports pending errors.
     pub fn wait(&self) -> Result<()> {
         let waited = self.context.calling(|| self.context.synchronize());
-        self.remember("the device was waited for", waited);
+        self.remember("wait for the device", waited);
         self.check()
     }
 
@@ -409,7 +409,7 @@ impl Device {
     }
 
     pub fn free_bytes(&self) -> Result<u64> {
-        let (free, _) = self.context.calling(result::mem_get_info).map_err(|e| failed("it was asked for free memory", e))?;
+        let (free, _) = self.context.calling(result::mem_get_info).map_err(|e| failed("report its free memory", e))?;
         Ok(free as u64)
     }
 
@@ -420,13 +420,13 @@ impl Device {
 
     fn no_memory(&self, bytes: u64, e: DriverError) -> Error {
         if e.0 != CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-            return failed("memory was asked for", e);
+            return failed("allocate device memory", e);
         }
         let room = self.context.calling(result::mem_get_info);
-        let free = room.map_or(String::new(), |(free, total)| format!(", of which {free} of {total} are free"));
+        let free = room.map_or(String::new(), |(free, total)| format!(", {free} of {total} are free"));
         Error::new(
             Code::OutOfMemory,
-            format!("the device would not give {bytes} bytes{free}: lower kv_bytes or max_batch_tokens, or choose another device"),
+            format!("not enough device memory ({bytes} bytes{free}); lower kv_bytes or max_batch_tokens, or set device to another one"),
         )
     }
 
@@ -461,7 +461,7 @@ impl Device {
 
 fn no_device(ordinal: usize, count: c_int) -> Error {
     Error::unsupported(format!(
-        "device is cuda:{ordinal} and this machine has {count} CUDA devices, counted from 0: choose one of them, or \"cpu\""
+        "device is cuda:{ordinal}, but this machine has {count} CUDA devices, numbered from 0; give one of them, or \"cpu\""
     ))
 }
 
@@ -471,20 +471,20 @@ fn check_driver(ordinal: usize) -> Result<()> {
     // SAFETY: loading the library runs only its initializers, for which it is designed.
     if !unsafe { sys::is_culib_present() } {
         return Err(Error::unsupported(format!(
-            "device is cuda:{ordinal} and this machine has no CUDA driver (libcuda.so): install NVIDIA's, or choose \"cpu\""
+            "device is cuda:{ordinal}, but this machine has no CUDA driver (libcuda.so); install the NVIDIA driver, or set device to \"cpu\""
         )));
     }
     result::init().map_err(|e| match e.0 {
         CUresult::CUDA_ERROR_NO_DEVICE => no_device(ordinal, 0),
-        _ => failed("the driver was started", e),
+        _ => failed("start", e),
     })?;
     let mut version = 0;
     // SAFETY: the driver writes to the pointer and does not read it.
-    unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(|e| failed("the driver was asked for its version", e))?;
+    unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(|e| failed("report its version", e))?;
     let name = |version: c_int| format!("{}.{}", version / 1000, version % 1000 / 10);
     if version < LEAST_DRIVER {
         let (has, needs) = (name(version), name(LEAST_DRIVER));
-        return Err(Error::unsupported(format!("the CUDA driver knows CUDA {has}, and {needs} is needed: update NVIDIA's driver")));
+        return Err(Error::unsupported(format!("the CUDA driver is too old (CUDA {has}, at least {needs}); update the NVIDIA driver")));
     }
     Ok(())
 }
@@ -497,7 +497,7 @@ fn check_capability(ordinal: usize, device: sys::CUdevice) -> Result<()> {
     if major < 8 {
         let name = result::device::get_name(device).unwrap_or_default();
         return Err(Error::unsupported(format!(
-            "device cuda:{ordinal} ({name}) has compute capability {major}.{minor}: 8.0 or newer is needed"
+            "device cuda:{ordinal} ({name}) has compute capability {major}.{minor}, at least 8.0 is required; set device to \"cpu\""
         )));
     }
     Ok(())
@@ -506,18 +506,18 @@ fn check_capability(ordinal: usize, device: sys::CUdevice) -> Result<()> {
 fn attribute(device: sys::CUdevice, which: sys::CUdevice_attribute) -> Result<u32> {
     // SAFETY: the driver returned the device.
     let value = unsafe { result::device::get_attribute(device, which) };
-    value.map(|value| value.max(0) as u32).map_err(|e| failed("the device was asked for its size", e))
+    value.map(|value| value.max(0) as u32).map_err(|e| failed("report an attribute of the device", e))
 }
 
 fn function(module: sys::CUmodule, name: &str) -> Result<Function> {
-    let symbol = CString::new(name).map_err(|_| Error::internal("a kernel's name has a zero in it"))?;
+    let symbol = CString::new(name).map_err(|_| Error::internal("the name of a kernel has a NUL byte"))?;
     // SAFETY: the module was loaded in the current context, and is not unloaded before the context
     // is destroyed.
     let function = unsafe { result::module::get_function(module, symbol) };
     let function = function.map_err(|e| Error::internal(format!("the kernel {name} is missing: {}", describe(e))))?;
     // Loaded now and not at its first launch, because its code takes memory. SAFETY: the function
     // was just obtained from the module.
-    unsafe { sys::cuFuncLoad(function) }.result().map_err(|e| failed("a kernel was loaded", e))?;
+    unsafe { sys::cuFuncLoad(function) }.result().map_err(|e| failed("load a kernel", e))?;
     Ok(Function(function))
 }
 
@@ -527,7 +527,7 @@ impl Function {
         let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the function belongs to a module in the current context.
         let allowed = unsafe { result::function::set_function_attribute(self.0, which, bytes as c_int) };
-        allowed.map_err(|e| failed("shared memory was asked for", e))
+        allowed.map_err(|e| failed("raise the limit of shared memory", e))
     }
 }
 
@@ -565,32 +565,30 @@ fn failed(what: &str, e: DriverError) -> Error {
     use CUresult::*;
     match e.0 {
         CUDA_ERROR_OUT_OF_MEMORY => {
-            Error::new(Code::OutOfMemory, format!("the device ran out of memory when {what}: lower kv_bytes or max_batch_tokens"))
+            Error::new(Code::OutOfMemory, format!("not enough device memory to {what}; lower kv_bytes or max_batch_tokens"))
         }
         CUDA_ERROR_STUB_LIBRARY
         | CUDA_ERROR_SYSTEM_NOT_READY
         | CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
         | CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE => Error::unsupported(format!(
-            "the CUDA driver does not work here: {}: install the one that fits this machine, or choose \"cpu\"",
+            "the CUDA driver does not fit this machine ({}); install the matching driver, or set device to \"cpu\"",
             describe(e)
         )),
-        _ => Error::internal(format!("the CUDA driver failed when {what}: {}", describe(e))),
+        _ => Error::internal(format!("the CUDA driver failed to {what}: {}", describe(e))),
     }
 }
 
 /// Returns the error for an unusable context.
 fn lost(what: &str, e: DriverError) -> Error {
     Error::internal(format!(
-        "the CUDA driver failed when {what}: {}; this engine computes nothing any more: free it, and create another",
+        "the CUDA driver failed to {what}: {}; the device is lost, so free this engine and create another",
         describe(e)
     ))
 }
 
 fn no_pinned_memory(bytes: usize, remedy: &str, e: DriverError) -> Error {
     match e.0 {
-        CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-            Error::new(Code::OutOfMemory, format!("the machine would not give {bytes} bytes that the device can reach: {remedy}"))
-        }
-        _ => failed("memory of the host was asked for", e),
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::new(Code::OutOfMemory, format!("not enough pinned memory ({bytes} bytes); {remedy}")),
+        _ => failed("allocate pinned memory", e),
     }
 }

@@ -122,5 +122,5 @@ impl Drawing {
 }
 
 fn no_room(bytes: usize) -> Error {
-    Error::internal(format!("there is no room for {bytes} bytes of draws"))
+    Error::internal(format!("no buffer for {bytes} bytes of device sampling"))
 }

@@ -37,7 +37,7 @@ impl Kv {
     pub fn new(device: &Device, shape: KvShape) -> Result<Kv> {
         if shape.head_dim > MOST_HEAD_DIM {
             return Err(Error::unsupported(format!(
-                "heads are {} wide: a CUDA device attends to at most {MOST_HEAD_DIM}, so take device \"cpu\"",
+                "head_dim is too large for CUDA devices ({}, limit {MOST_HEAD_DIM}); set device to \"cpu\"",
                 shape.head_dim
             )));
         }
@@ -73,7 +73,7 @@ impl Kv {
         let bytes = self.block_bytes();
         for &block in blocks {
             let (part, rest) =
-                from.split_at_checked(bytes as usize).ok_or_else(|| Error::invalid("the K and V of a sequence are cut short"))?;
+                from.split_at_checked(bytes as usize).ok_or_else(|| Error::invalid("the exported sequence is truncated in its K and V"))?;
             self.block(block)?;
             device.write(&self.memory, u64::from(block) * bytes, part)?;
             from = rest;
@@ -124,7 +124,7 @@ const MOVE_BYTES: usize = size_of::<[u32; 2]>();
 impl MoveList {
     pub fn new(device: &Device) -> Result<MoveList> {
         let bytes = MOVES * MOVE_BYTES;
-        Ok(MoveList { memory: device.memory(bytes as u64)?, staging: device.pinned(bytes, "choose device \"cpu\"")?, sent: 0 })
+        Ok(MoveList { memory: device.memory(bytes as u64)?, staging: device.pinned(bytes, "set device to \"cpu\"")?, sent: 0 })
     }
 
     /// Queues the copy of the next moves, as (from, to), after the previous ones. Returns their
@@ -199,7 +199,7 @@ impl Host {
     fn check(&self, moves: &[BlockMove]) -> Result<()> {
         match moves.iter().find(|BlockMove { host, .. }| *host as usize >= self.blocks) {
             Some(BlockMove { host, .. }) => {
-                Err(Error::internal(format!("host block {host} is outside the tier of {} blocks", self.blocks)))
+                Err(Error::internal(format!("host block {host} is outside the host tier of {} blocks", self.blocks)))
             }
             None => Ok(()),
         }
@@ -207,5 +207,5 @@ impl Host {
 }
 
 fn failed(what: &str, e: std::io::Error) -> Error {
-    Error::io(format!("the swap file could not be {what}: {e}"))
+    Error::io(format!("the swap file cannot be {what}: {e}"))
 }

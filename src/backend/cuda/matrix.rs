@@ -27,9 +27,10 @@ impl Stored {
             WeightFormat::F16 => Ok(Stored::As(Dtype::F16)),
             WeightFormat::Bf16 => Ok(Stored::As(Dtype::Bf16)),
             WeightFormat::Fp8 => Ok(Stored::Fp8),
-            WeightFormat::Int8 | WeightFormat::Int4 { .. } => {
-                Err(Error::unsupported(format!("weight_format is {}: a CUDA device takes f32, f16, bf16 and fp8", format.name())))
-            }
+            WeightFormat::Int8 | WeightFormat::Int4 { .. } => Err(Error::unsupported(format!(
+                "weight_format is {}, which CUDA devices do not support; give f32, f16, bf16 or fp8",
+                format.name()
+            ))),
         }
     }
 
@@ -112,7 +113,7 @@ impl Matrix {
             Stored::As(Dtype::F32) => Ok(f32),
             Stored::As(Dtype::F16) => Ok(f16),
             Stored::As(Dtype::Bf16) => Ok(bf16),
-            Stored::Fp8 => Err(Error::internal("a table was kept in fp8, and is not to be")),
+            Stored::Fp8 => Err(Error::internal("table in fp8")),
         }
     }
 

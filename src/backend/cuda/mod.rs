@@ -155,7 +155,7 @@ impl CudaBackend {
     pub fn new(ordinal: usize, invariant: bool) -> Result<CudaBackend> {
         if IMAGE.is_empty() {
             return Err(Error::unsupported(
-                "device is a CUDA device and this library was built without one's kernels: build it where nvcc is (make cuda-toolkit brings one)",
+                "device is a CUDA device, but this library was built without CUDA kernels; build it with nvcc (make cuda-toolkit installs one)",
             ));
         }
         let device = Device::open(ordinal, IMAGE)?;
@@ -193,7 +193,7 @@ impl CudaBackend {
     fn read_runs<'a>(&self, buf: &'a mut Buf, len: usize, runs: impl Iterator<Item = (Range<usize>, usize)>) -> Result<&'a [f32]> {
         const BYTES: usize = size_of::<f32>();
         if len > buf.len {
-            return Err(Error::internal(format!("{len} numbers were to be read of {}", buf.len)));
+            return Err(Error::internal(format!("read of {len} numbers from a buffer of {}", buf.len)));
         }
         let pinned = match &mut buf.read {
             Some(pinned) if pinned.bytes().len() >= len * BYTES => pinned,
@@ -575,7 +575,7 @@ impl Backend for CudaBackend {
     }
 
     fn discard_blocks(&self, _from: usize, _layer: &mut Kv) -> Result<()> {
-        Err(Error::unsupported("a CUDA device does not take a part of the KV pool back"))
+        Err(Error::unsupported("a CUDA device cannot release part of the KV pool"))
     }
 
     fn read_blocks(&self, blocks: &[u32], tail: Tail, layer: &Kv, out: &mut Vec<u8>) -> Result<()> {
@@ -777,5 +777,5 @@ impl Backend for CudaBackend {
 }
 
 fn no_packing() -> Error {
-    Error::unsupported("packed weights are kept for the CPU alone: leave packed_path out on a CUDA device")
+    Error::unsupported("packed_path is not supported on CUDA devices; leave it out")
 }

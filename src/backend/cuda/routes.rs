@@ -27,7 +27,7 @@ impl Routes {
     pub fn new(device: &Device, rows: usize, most: Routing) -> Result<Routes> {
         if most.experts > MOST_EXPERTS {
             return Err(Error::unsupported(format!(
-                "a layer has {} experts: a CUDA device chooses among at most {MOST_EXPERTS}, so take device \"cpu\"",
+                "too many experts for CUDA devices ({}, limit {MOST_EXPERTS}); set device to \"cpu\"",
                 most.experts
             )));
         }

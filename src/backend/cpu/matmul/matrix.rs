@@ -80,7 +80,9 @@ impl Matrix {
         if let WeightFormat::Int4 { group, .. } = format
             && !cols.is_multiple_of(group)
         {
-            return Err(Error::unsupported(format!("int4 in groups of {group} of {cols} columns: the group does not divide them")));
+            return Err(Error::unsupported(format!(
+                "weight_group is {group}, which does not divide {cols} columns; set weight_format to int8"
+            )));
         }
         let pages = Pages::zeroed(Self::bytes(rows, cols, format) as usize)?;
         Ok(Matrix { rows, cols, format: Format::for_weights(format)?, pages })

@@ -64,9 +64,9 @@ impl Format {
             WeightFormat::Int8 => Ok(Format::Int8),
             WeightFormat::Int4 { group, offsets } if WeightFormat::GROUPS.contains(&group) => Ok(Format::Int4 { group, offsets }),
             WeightFormat::Int4 { group, .. } => {
-                Err(Error::unsupported(format!("int4 in groups of {group}: choose one of {:?}", WeightFormat::GROUPS)))
+                Err(Error::unsupported(format!("weight_group is {group}; give one of {:?}", WeightFormat::GROUPS)))
             }
-            WeightFormat::Fp8 => Err(Error::unsupported("weight_format fp8 is for CUDA devices: take int8, which a CPU multiplies faster")),
+            WeightFormat::Fp8 => Err(Error::unsupported("weight_format is fp8, which only CUDA devices support; set it to int8")),
         }
     }
 }
@@ -144,7 +144,10 @@ impl Piece {
         pool.run(self.strips * panels.tasks(), &|task, _| {
             let strip = task / panels.tasks();
             let w = matrix(self.first_strip + strip);
-            assert!((w.cols, w.rows) == (cols, width) && w.format == format, "strips are multiplied by matrices of one shape");
+            assert!(
+                (w.cols, w.rows) == (cols, width) && w.format == format,
+                "the matrices of a product of strips differ in shape or format"
+            );
             let out = SendPtr(out.get().wrapping_add(first_row(strip) * width));
             let args = Args { w, bias, out, rows: packed.of_strip(strip), row_format, tiles };
             some_panels(isa, args, panels.of_task(task % panels.tasks()));
@@ -219,7 +222,7 @@ trait Tiled {
 /// loop over the sums into a memcpy, which forces them into memory.
 macro_rules! for_sums {
     ($rows:ident, $columns:ident, |$r:ident, $c:ident| $each:expr) => {{
-        const { assert!($rows <= 12 && $columns <= 4, "some sums would be left out") };
+        const { assert!($rows <= 12 && $columns <= 4, "the tile has more sums than accumulators") };
         for_sums!($rows, $columns, $r, $c, $each, 0 1 2 3 4 5 6 7 8 9 10 11)
     }};
     ($rows:ident, $columns:ident, $r:ident, $c:ident, $each:expr, $($row:literal)*) => {

@@ -79,7 +79,7 @@ type Wide<L> = [<L as Lanes>::V; 2];
 /// Stores the lanes of a wide vector to an array.
 #[inline(always)]
 unsafe fn lanes_of<L: Lanes>(wide: Wide<L>) -> [f32; AT_ONCE] {
-    const { assert!(L::N == AT_ONCE || 2 * L::N == AT_ONCE, "two vectors hold them") };
+    const { assert!(L::N == AT_ONCE || 2 * L::N == AT_ONCE, "a group must fill one or two vectors") };
     let mut lanes = [0.0; AT_ONCE];
     for (lanes, vector) in lanes.chunks_exact_mut(L::N).zip(wide) {
         // SAFETY: the caller upholds this function's contract; a chunk has space for N lanes.

@@ -196,7 +196,7 @@ impl PackedRows {
     pub fn max_rows(&self, cols: usize) -> usize {
         let Lens { words, groups } = Lens::most(cols.max(1));
         let most = (self.words.len() / words).min(self.scales.len() / groups);
-        assert!(most > 0, "no room was made for rows of {cols} columns");
+        assert!(most > 0, "no buffer for rows of {cols} columns");
         most
     }
 
@@ -286,7 +286,7 @@ impl PackTile<'_> {
     #[inline(always)]
     fn round<L: Lanes>(&mut self) {
         let (rows, cols) = (self.rows, self.cols);
-        const { assert!(FLOAT_ROWS <= 16, "what turns rows takes no more") };
+        const { assert!(FLOAT_ROWS <= 16, "the transposition takes at most 16 rows") };
         let whole = cols / (2 * L::N) * (2 * L::N);
         for k in (0..whole).step_by(2 * L::N) {
             let (x, words) = (&self.x[k..(rows - 1) * cols + k + 2 * L::N], &mut self.words[k / 2 * rows..][..L::N * rows]);
