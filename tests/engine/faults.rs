@@ -141,7 +141,7 @@ fn a_transient_fault_at_any_op_changes_no_output() {
             faults.ops.fails_at.store(place, SeqCst);
             add_all(&engine, requests());
             assert_eq!(drain(&engine), expected, "{family}: op {place} of {ops} failed");
-            assert!(faults.told.load(SeqCst) > 0 && engine.stats().steps_failed > 0, "{family}: op {place} did not fail");
+            assert!(faults.reported.load(SeqCst) > 0 && engine.stats().steps_failed > 0, "{family}: op {place} did not fail");
         }
     }
 }

@@ -225,21 +225,21 @@ fn an_invalid_host_tier_is_refused_with_the_limits() {
 /// A runner whose steps take one millisecond per token. The test sets the time to swap one block.
 struct TimedRunner {
     logits: Vec<f32>,
-    clock: Arc<support::Hand>,
+    clock: Arc<support::ManualClock>,
     /// Time to swap one block in microseconds.
     block_time: Arc<AtomicU64>,
 }
 
 impl TimedRunner {
     fn advance(&self, moves: usize) -> pagedllm::error::Result<()> {
-        self.clock.turn(Duration::from_micros(self.block_time.load(Ordering::Relaxed) * moves as u64));
+        self.clock.advance(Duration::from_micros(self.block_time.load(Ordering::Relaxed) * moves as u64));
         Ok(())
     }
 }
 
 impl Runner for TimedRunner {
     fn submit(&mut self, plan: &StepPlan) -> pagedllm::error::Result<InFlightStep> {
-        self.clock.turn(Duration::from_millis(plan.batch.rows() as u64));
+        self.clock.advance(Duration::from_millis(plan.batch.rows() as u64));
         self.logits.resize(plan.batch.logit_rows.len() * 8, 0.0);
         Ok(InFlightStep { logits: plan.batch.logit_rows.len() })
     }
@@ -259,7 +259,7 @@ impl Runner for TimedRunner {
 
 #[test]
 fn auto_preemption_eventually_retries_a_slow_host_tier() {
-    let (clock, block_time) = (Arc::new(support::Hand::default()), Arc::new(AtomicU64::new(1000)));
+    let (clock, block_time) = (Arc::new(support::ManualClock::default()), Arc::new(AtomicU64::new(1000)));
     let mut info = support::model_info(8, 16, 96, vec![]);
     info.memory.swap_blocks = 64;
     let options = EngineOptions {

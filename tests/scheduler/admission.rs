@@ -1,4 +1,5 @@
-//! Who is let in, for how long, and what is told beforehand. The engine runs over a runner that counts, and a clock that the test turns.
+//! Tests of admission, deadlines and forecasts, with a runner that counts tokens and a clock that the
+//! test advances.
 
 #[path = "../../benches/serving/forecast.rs"]
 mod forecast;
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::support::{self, Hand};
+use crate::support::{self, ManualClock};
 use forecast::{Errors, Hosts};
 use pagedllm::engine::{Continue, Engine, Fork, InFlightStep, Output, Prompt, Request, Resume, Runner};
 use pagedllm::error::{Code, Result};
@@ -21,13 +22,14 @@ use workload::SHAREGPT;
 
 const VOCAB: usize = 1000;
 
-/// The next token is the last one plus one; each step takes so long, and its rows are counted.
+/// A runner whose next token is the last one plus one. It counts tokens, and each step advances the
+/// clock.
 struct Counting {
     logits: Vec<f32>,
     rows: Arc<AtomicUsize>,
-    clock: Arc<Hand>,
+    clock: Arc<ManualClock>,
     step: Duration,
-    /// Everything takes so many times as long.
+    /// The duration of each step is multiplied by this factor.
     slower: Arc<AtomicUsize>,
 }
 
@@ -39,7 +41,7 @@ impl Runner for Counting {
             logits[plan.batch.tokens[row as usize] as usize + 1] = 9.0;
         }
         self.rows.fetch_add(plan.batch.rows(), Ordering::Relaxed);
-        self.clock.turn(self.step * self.slower.load(Ordering::Relaxed) as u32);
+        self.clock.advance(self.step * self.slower.load(Ordering::Relaxed) as u32);
         Ok(InFlightStep { logits: rows.len() })
     }
 
@@ -48,25 +50,25 @@ impl Runner for Counting {
     }
 }
 
-struct House {
+struct Bench {
     engine: Engine,
-    clock: Arc<Hand>,
+    clock: Arc<ManualClock>,
     rows: Arc<AtomicUsize>,
     slower: Arc<AtomicUsize>,
 }
 
 const STEP: Duration = Duration::from_millis(10);
 
-fn house(options: EngineOptions) -> House {
-    let (clock, rows, slower) = (Arc::new(Hand::default()), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(1)));
+fn bench(options: EngineOptions) -> Bench {
+    let (clock, rows, slower) = (Arc::new(ManualClock::default()), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(1)));
     let runner = Counting { logits: Vec::new(), rows: rows.clone(), clock: clock.clone(), step: STEP, slower: slower.clone() };
     let info = support::model_info(VOCAB, 64, 256, vec![]);
     let engine = Engine::with_clock(&options, info, None, Box::new(runner), clock.clone()).unwrap();
-    House { engine, clock, rows, slower }
+    Bench { engine, clock, rows, slower }
 }
 
-impl House {
-    /// Steps until nothing is unfinished; all outputs.
+impl Bench {
+    /// Steps until all requests have ended, and returns all outputs.
     fn run(&self) -> Vec<Output> {
         let mut outputs = Vec::new();
         for _ in 0..1000 {
@@ -92,7 +94,7 @@ fn greedy(max_tokens: usize) -> SamplingParams {
     SamplingParams { max_tokens: Some(max_tokens), ..SamplingParams::greedy() }
 }
 
-fn within(deadline_ms: u64, request: Request) -> Request {
+fn with_deadline(deadline_ms: u64, request: Request) -> Request {
     Request { deadline: Some(Duration::from_millis(deadline_ms)), ..request }
 }
 
@@ -100,7 +102,7 @@ fn tokens(outputs: &[Output], sequence: u64) -> usize {
     outputs.iter().filter(|output| output.sequence == sequence).map(|output| output.tokens.len()).sum()
 }
 
-/// It has exactly one last output.
+/// Returns the finish reason of a sequence, which has exactly one last output.
 fn finish(outputs: &[Output], sequence: u64) -> FinishReason {
     let ends: Vec<_> = outputs.iter().filter(|output| output.sequence == sequence).filter_map(|output| output.finish).collect();
     assert_eq!(ends.len(), 1);
@@ -108,112 +110,112 @@ fn finish(outputs: &[Output], sequence: u64) -> FinishReason {
 }
 
 #[test]
-fn a_request_ends_at_its_deadline_with_what_it_has_and_nobody_else_does() {
-    let house = house(EngineOptions::default());
-    let (hurried, calm) = (house.add(within(45, request(4, 50))), house.add(request(4, 50)));
-    let outputs = house.run();
-    // Steps begin at 0, 10, 20, 30 and 40 ms; at 50 it is over.
-    assert_eq!((finish(&outputs, hurried), tokens(&outputs, hurried)), (FinishReason::Deadline, 5));
-    assert_eq!((finish(&outputs, calm), tokens(&outputs, calm)), (FinishReason::Length, 50));
-    let stats = house.engine.stats();
+fn only_the_request_at_its_deadline_ends_with_the_tokens_it_has() {
+    let bench = bench(EngineOptions::default());
+    let (limited, unlimited) = (bench.add(with_deadline(45, request(4, 50))), bench.add(request(4, 50)));
+    let outputs = bench.run();
+    // Steps begin at 0, 10, 20, 30 and 40 ms. At 50 ms the deadline has passed.
+    assert_eq!((finish(&outputs, limited), tokens(&outputs, limited)), (FinishReason::Deadline, 5));
+    assert_eq!((finish(&outputs, unlimited), tokens(&outputs, unlimited)), (FinishReason::Length, 50));
+    let stats = bench.engine.stats();
     assert_eq!((stats.finished_deadline, stats.finished_length, stats.blocks_used), (1, 1, 0));
 }
 
 #[test]
-fn a_deadline_passes_in_the_queue_too() {
-    let house = house(EngineOptions { max_seqs: 1, ..EngineOptions::default() });
-    let (first, second) = (house.add(request(4, 20)), house.add(within(50, request(4, 20))));
-    let outputs = house.run();
+fn a_waiting_request_ends_at_its_deadline() {
+    let bench = bench(EngineOptions { max_seqs: 1, ..EngineOptions::default() });
+    let (first, second) = (bench.add(request(4, 20)), bench.add(with_deadline(50, request(4, 20))));
+    let outputs = bench.run();
     assert_eq!((finish(&outputs, second), tokens(&outputs, second)), (FinishReason::Deadline, 0));
     assert_eq!(tokens(&outputs, first), 20);
 }
 
 #[test]
-fn what_ends_during_its_prefill_ends_within_a_chunk() {
+fn a_request_that_ends_during_prefill_ends_within_one_chunk() {
     let options = EngineOptions { prefill_chunk: Some(16), ..EngineOptions::default() };
-    let house = house(options);
-    let late = house.add(within(25, request(200, 5)));
-    let outputs = house.run();
+    let bench = bench(options);
+    let late = bench.add(with_deadline(25, request(200, 5)));
+    let outputs = bench.run();
     assert_eq!((finish(&outputs, late), tokens(&outputs, late)), (FinishReason::Deadline, 0));
-    assert_eq!(house.rows.load(Ordering::Relaxed), 3 * 16, "chunks that began in time, and no row more");
-    let aborted = house.add(request(201, 5));
-    house.engine.step().unwrap();
-    house.engine.abort(aborted).unwrap();
-    let outputs = house.run();
+    assert_eq!(bench.rows.load(Ordering::Relaxed), 3 * 16, "only chunks that began before the deadline are computed");
+    let aborted = bench.add(request(201, 5));
+    bench.engine.step().unwrap();
+    bench.engine.abort(aborted).unwrap();
+    let outputs = bench.run();
     assert_eq!(finish(&outputs, aborted), FinishReason::Abort);
-    assert_eq!(house.rows.load(Ordering::Relaxed), 4 * 16, "not a row was computed after the abort");
-    assert_eq!(house.engine.stats().blocks_used, 0);
+    assert_eq!(bench.rows.load(Ordering::Relaxed), 4 * 16, "no token is computed after the abort");
+    assert_eq!(bench.engine.stats().blocks_used, 0);
 }
 
 #[test]
 fn all_samples_and_all_beams_of_a_request_have_its_deadline() {
-    let house = house(EngineOptions::default());
-    let samples = house.add(Request { n: 3, ..within(45, request(4, 50)) });
-    let beams = house.add(Request { beam: Some(BeamParams { width: 2, ..BeamParams::default() }), ..within(45, request(4, 50)) });
-    let best = house.add(Request { n: 2, best_of: Some(4), ..within(45, request(4, 50)) });
-    let outputs = house.run();
+    let bench = bench(EngineOptions::default());
+    let samples = bench.add(Request { n: 3, ..with_deadline(45, request(4, 50)) });
+    let beams = bench.add(Request { beam: Some(BeamParams { width: 2, ..BeamParams::default() }), ..with_deadline(45, request(4, 50)) });
+    let best = bench.add(Request { n: 2, best_of: Some(4), ..with_deadline(45, request(4, 50)) });
+    let outputs = bench.run();
     for index in 0..3 {
         assert_eq!((finish(&outputs, samples + index), tokens(&outputs, samples + index)), (FinishReason::Deadline, 5));
     }
     assert_eq!(finish(&outputs, beams), FinishReason::Deadline);
     let ends: Vec<_> = outputs.iter().filter(|output| output.request == best).map(|output| (output.index, output.finish)).collect();
     assert_eq!(ends, [(0, Some(FinishReason::Deadline)), (1, Some(FinishReason::Deadline))]);
-    assert_eq!(house.engine.stats().blocks_used, 0);
+    assert_eq!(bench.engine.stats().blocks_used, 0);
 }
 
 #[test]
-fn each_turn_of_a_kept_sequence_has_a_deadline_of_its_own() {
-    let house = house(EngineOptions::default());
-    let seq = house.add(Request { keep: true, ..within(25, request(4, 50)) });
-    assert_eq!(finish(&house.run(), seq), FinishReason::Deadline);
-    house.clock.turn(Duration::from_secs(1));
+fn each_turn_of_a_kept_sequence_has_its_own_deadline() {
+    let bench = bench(EngineOptions::default());
+    let seq = bench.add(Request { keep: true, ..with_deadline(25, request(4, 50)) });
+    assert_eq!(finish(&bench.run(), seq), FinishReason::Deadline);
+    bench.clock.advance(Duration::from_secs(1));
     let again = |deadline| Resume { deadline, ..Resume::new(greedy(9)) };
-    house.engine.resume(seq, again(None)).unwrap();
-    let outputs = house.run();
+    bench.engine.resume(seq, again(None)).unwrap();
+    let outputs = bench.run();
     assert_eq!((finish(&outputs, seq), tokens(&outputs, seq)), (FinishReason::Length, 9));
-    house.engine.resume(seq, again(Some(Duration::from_millis(25)))).unwrap();
-    let child = house.engine.fork(seq, 1, &Fork { idle: false, ..Fork::default() }).unwrap()[0];
-    let outputs = house.run();
+    bench.engine.resume(seq, again(Some(Duration::from_millis(25)))).unwrap();
+    let child = bench.engine.fork(seq, 1, &Fork { idle: false, ..Fork::default() }).unwrap()[0];
+    let outputs = bench.run();
     assert_eq!((finish(&outputs, seq), tokens(&outputs, seq)), (FinishReason::Deadline, 3));
-    assert_eq!(finish(&outputs, child), FinishReason::Deadline, "a child has its parent's time");
-    assert!(house.engine.sequence(seq).unwrap().idle);
+    assert_eq!(finish(&outputs, child), FinishReason::Deadline, "a fork has the deadline of its parent");
+    assert!(bench.engine.sequence(seq).unwrap().idle);
 }
 
 #[test]
-fn an_abort_ends_all_of_a_request_that_runs_and_nobody_else() {
-    let house = house(EngineOptions::default());
-    let first = house.add(Request { n: 4, keep: true, ..request(4, 3) });
-    let others = house.add(Request { n: 2, ..request(4, 60) });
-    while (0..4).any(|i| !house.engine.sequence(first + i).is_ok_and(|sequence| sequence.idle)) {
-        house.engine.step().unwrap();
+fn an_abort_ends_exactly_the_running_sequences_of_the_request() {
+    let bench = bench(EngineOptions::default());
+    let first = bench.add(Request { n: 4, keep: true, ..request(4, 3) });
+    let others = bench.add(Request { n: 2, ..request(4, 60) });
+    while (0..4).any(|i| !bench.engine.sequence(first + i).is_ok_and(|sequence| sequence.idle)) {
+        bench.engine.step().unwrap();
     }
-    house.engine.queue().poll(Some(Duration::ZERO)).unwrap();
-    // Of four that were kept two run again, and one is gone.
-    [1, 3].into_iter().for_each(|i| house.engine.resume(first + i, Resume::new(greedy(50))).unwrap());
-    house.engine.free(first).unwrap();
-    house.engine.step().unwrap();
-    house.engine.abort(first).unwrap();
-    let outputs = house.run();
+    bench.engine.queue().poll(Some(Duration::ZERO)).unwrap();
+    // Of four kept sequences, two run again and one is freed.
+    [1, 3].into_iter().for_each(|i| bench.engine.resume(first + i, Resume::new(greedy(50))).unwrap());
+    bench.engine.free(first).unwrap();
+    bench.engine.step().unwrap();
+    bench.engine.abort(first).unwrap();
+    let outputs = bench.run();
     let ends: Vec<(u64, FinishReason)> = outputs.iter().filter_map(|output| Some((output.sequence, output.finish?))).collect();
     let (abort, length) = (FinishReason::Abort, FinishReason::Length);
     assert_eq!(ends, [(first + 1, abort), (first + 3, abort), (others, length), (others + 1, length)]);
-    assert!(house.engine.sequence(first + 2).unwrap().idle);
+    assert!(bench.engine.sequence(first + 2).unwrap().idle);
 }
 
-/// It takes as long for each, however many they are.
+/// The time per request does not grow with their number.
 #[test]
-fn many_that_are_due_at_once_end_in_one_step() {
+fn requests_with_the_same_deadline_end_in_one_step() {
     let time = |count: usize| {
-        let house = house(EngineOptions { max_seqs: 2, queue_capacity: usize::MAX / 2, ..EngineOptions::default() });
+        let bench = bench(EngineOptions { max_seqs: 2, queue_capacity: usize::MAX / 2, ..EngineOptions::default() });
         for _ in 0..count {
-            house.add(Request { n: 2, ..within(45, request(2, 9)) });
+            bench.add(Request { n: 2, ..with_deadline(45, request(2, 9)) });
         }
-        house.engine.step().unwrap();
-        house.clock.turn(Duration::from_secs(1));
-        let begun = std::time::Instant::now();
-        house.engine.step().unwrap();
-        let time = begun.elapsed();
-        assert_eq!(house.engine.stats().finished_deadline, 2 * count as u64);
+        bench.engine.step().unwrap();
+        bench.clock.advance(Duration::from_secs(1));
+        let started = std::time::Instant::now();
+        bench.engine.step().unwrap();
+        let time = started.elapsed();
+        assert_eq!(bench.engine.stats().finished_deadline, 2 * count as u64);
         time
     };
     let fastest = |count| (0..3).map(|_| time(count)).min().unwrap();
@@ -223,27 +225,27 @@ fn many_that_are_due_at_once_end_in_one_step() {
 
 #[test]
 fn a_deadline_that_has_passed_is_refused() {
-    let house = house(EngineOptions::default());
-    let error = house.engine.add_request(within(0, request(4, 5))).unwrap_err();
+    let bench = bench(EngineOptions::default());
+    let error = bench.engine.add_request(with_deadline(0, request(4, 5))).unwrap_err();
     assert!(error.code() == Code::InvalidArgument && error.message().contains("has passed"), "{error}");
-    house.add(Request { deadline: Some(Duration::MAX), ..request(4, 5) });
-    assert_eq!(house.run().last().unwrap().finish, Some(FinishReason::Length));
+    bench.add(Request { deadline: Some(Duration::MAX), ..request(4, 5) });
+    assert_eq!(bench.run().last().unwrap().finish, Some(FinishReason::Length));
 }
 
-/// Its clock goes on by itself, so that the driver has something to sleep through.
+/// The engine has a real clock, so that the stepping thread sleeps until the deadline.
 #[test]
-fn the_driver_wakes_for_a_deadline_while_nobody_reads() {
+fn the_stepping_thread_wakes_at_a_deadline_while_the_queue_is_full() {
     let info = support::model_info(VOCAB, 64, 256, vec![]);
-    let clock = Arc::new(Hand::default());
+    let clock = Arc::new(ManualClock::default());
     let runner = Counting { logits: Vec::new(), rows: Arc::default(), clock, step: Duration::ZERO, slower: Arc::default() };
     let engine = Engine::with_runner(&EngineOptions::default(), info, None, Box::new(runner)).unwrap();
     let queue = engine.create_queue(1).unwrap();
     engine.start().unwrap();
-    let id = engine.add_request_to(&queue, within(50, request(4, 200))).unwrap();
-    // The first token fills the queue, and the request pauses until its time has come.
-    let begun = std::time::Instant::now();
+    let id = engine.add_request_to(&queue, with_deadline(50, request(4, 200))).unwrap();
+    // The first token fills the queue, and the request pauses until its deadline.
+    let started = std::time::Instant::now();
     while engine.stats().finished_deadline == 0 {
-        assert!(begun.elapsed() < Duration::from_secs(20), "nobody woke the engine");
+        assert!(started.elapsed() < Duration::from_secs(20), "the stepping thread did not wake");
         std::thread::sleep(Duration::from_millis(1));
     }
     let outputs: Vec<Output> = queue.poll(None).unwrap().into();
@@ -251,120 +253,123 @@ fn the_driver_wakes_for_a_deadline_while_nobody_reads() {
 }
 
 #[test]
-fn a_full_queue_refuses_with_its_numbers_and_has_room_again_after_a_step() {
+fn a_full_wait_queue_refuses_with_its_numbers_until_a_step_frees_room() {
     let options = EngineOptions { max_waiting_requests: Some(2), max_waiting_tokens: Some(100), ..EngineOptions::default() };
-    let house = house(options);
-    house.add(request(60, 3));
-    let error = house.engine.add_request(request(41, 3)).unwrap_err();
+    let bench = bench(options);
+    bench.add(request(60, 3));
+    let error = bench.engine.add_request(request(41, 3)).unwrap_err();
     assert!(error.code() == Code::Capacity && error.message().contains("60 tokens wait and max_waiting_tokens is 100"), "{error}");
-    house.add(request(40, 3));
-    let error = house.engine.add_request(request(1, 3)).unwrap_err();
+    bench.add(request(40, 3));
+    let error = bench.engine.add_request(request(1, 3)).unwrap_err();
     assert!(error.code() == Code::Capacity && error.message().contains("2 requests wait and max_waiting_requests is 2"), "{error}");
-    house.engine.step().unwrap();
-    let third = house.add(request(100, 3));
-    house.engine.abort(third).unwrap();
-    let outputs = house.run();
+    bench.engine.step().unwrap();
+    let third = bench.add(request(100, 3));
+    bench.engine.abort(third).unwrap();
+    let outputs = bench.run();
     assert_eq!(outputs.iter().filter(|output| output.finish.is_some()).count(), 3);
-    // What ended while it waited left the queue too.
-    house.add(Request { n: 4, ..request(100, 3) });
-    house.run();
-    assert_eq!(house.engine.stats().admission_rejections, 2);
-    // One may wait in any case.
-    house.add(request(150, 3));
-    house.run();
+    // A request that ends while it waits leaves the queue, too.
+    bench.add(Request { n: 4, ..request(100, 3) });
+    bench.run();
+    assert_eq!(bench.engine.stats().admission_rejections, 2);
+    // One request can always wait.
+    bench.add(request(150, 3));
+    bench.run();
 }
 
 #[test]
-fn turns_and_forks_that_wait_count_as_requests_do() {
+fn waiting_turns_and_forks_count_as_waiting_requests() {
     let options = EngineOptions { max_waiting_requests: Some(2), max_waiting_tokens: Some(50), ..EngineOptions::default() };
-    let house = house(options);
-    let seq = house.add(Request { keep: true, ..request(4, 3) });
-    house.run();
-    house.engine.append(seq, vec![7; 30]).unwrap();
-    house.add(request(21, 3));
-    let error = house.engine.resume(seq, Resume::new(greedy(3))).unwrap_err();
+    let bench = bench(options);
+    let seq = bench.add(Request { keep: true, ..request(4, 3) });
+    bench.run();
+    bench.engine.append(seq, vec![7; 30]).unwrap();
+    bench.add(request(21, 3));
+    let error = bench.engine.resume(seq, Resume::new(greedy(3))).unwrap_err();
     assert!(error.message().contains("21 tokens wait and max_waiting_tokens is 50: no room for 30 more"), "{error}");
-    assert!(house.engine.sequence(seq).unwrap().idle);
-    house.run();
-    house.engine.resume(seq, Resume::new(greedy(3))).unwrap();
-    let fork = |n| house.engine.fork(seq, n, &Fork::default());
+    assert!(bench.engine.sequence(seq).unwrap().idle);
+    bench.run();
+    bench.engine.resume(seq, Resume::new(greedy(3))).unwrap();
+    let fork = |n| bench.engine.fork(seq, n, &Fork::default());
     let error = fork(2).unwrap_err();
     assert!(error.message().contains("no room for 2 more"), "{error}");
     fork(1).unwrap();
     let idle = Fork { idle: true, ..Fork::default() };
-    house.engine.fork(seq, 10, &idle).unwrap();
-    house.run();
+    bench.engine.fork(seq, 10, &idle).unwrap();
+    bench.run();
 }
 
 #[test]
-fn what_would_become_of_a_request_is_told_without_adding_it() {
-    let house = house(EngineOptions { max_seqs: 2, max_waiting_requests: Some(1), ..EngineOptions::default() });
-    let admit = |prompt| house.engine.predict_admission(house.engine.queue(), request(prompt, 5)).unwrap();
-    let told = admit(8);
-    assert!((told.admits, told.fits_now, told.first_token) == (true, true, None), "no step has run: {told:?}");
-    house.add(request(8, 100));
-    let told = admit(8);
-    assert!((told.admits, told.fits_now, told.waiting_requests, told.waiting_tokens) == (false, false, 1, 8), "{told:?}");
-    house.engine.step().unwrap();
-    let told = admit(8);
-    assert!(told.admits && told.fits_now && told.first_token.is_some(), "{told:?}");
-    house.add(request(8, 100));
-    house.engine.step().unwrap();
-    let told = admit(8);
-    assert!(told.admits && !told.fits_now, "both places are taken: {told:?}");
-    assert_eq!(house.engine.step().unwrap().unfinished, 2, "nothing was added");
-    let error = house.engine.predict_admission(house.engine.queue(), request(300, 5)).unwrap_err();
+fn predict_admission_does_not_add_the_request() {
+    let bench = bench(EngineOptions { max_seqs: 2, max_waiting_requests: Some(1), ..EngineOptions::default() });
+    let admit = |prompt| bench.engine.predict_admission(bench.engine.queue(), request(prompt, 5)).unwrap();
+    let forecast = admit(8);
+    assert!((forecast.admits, forecast.fits_now, forecast.first_token) == (true, true, None), "no step has run: {forecast:?}");
+    bench.add(request(8, 100));
+    let forecast = admit(8);
+    assert!(
+        (forecast.admits, forecast.fits_now, forecast.waiting_requests, forecast.waiting_tokens) == (false, false, 1, 8),
+        "{forecast:?}"
+    );
+    bench.engine.step().unwrap();
+    let forecast = admit(8);
+    assert!(forecast.admits && forecast.fits_now && forecast.first_token.is_some(), "{forecast:?}");
+    bench.add(request(8, 100));
+    bench.engine.step().unwrap();
+    let forecast = admit(8);
+    assert!(forecast.admits && !forecast.fits_now, "two sequences are running: {forecast:?}");
+    assert_eq!(bench.engine.step().unwrap().unfinished, 2, "predict_admission added nothing");
+    let error = bench.engine.predict_admission(bench.engine.queue(), request(300, 5)).unwrap_err();
     assert!(error.message().contains("max_model_len is 256"), "{error}");
 }
 
-/// Alone on the engine, where every step takes as long, the forecast is exact.
+/// With steps of equal duration and no other requests, the forecast is exact.
 #[test]
-fn the_first_token_comes_when_it_was_told() {
-    let house = house(EngineOptions { max_seqs: 4, prefill_chunk: Some(32), ..EngineOptions::default() });
-    house.add(request(8, 50));
+fn the_first_token_arrives_at_its_predicted_time() {
+    let bench = bench(EngineOptions { max_seqs: 4, prefill_chunk: Some(32), ..EngineOptions::default() });
+    bench.add(request(8, 50));
     for _ in 0..5 {
-        house.engine.step().unwrap();
+        bench.engine.step().unwrap();
     }
-    // Nothing of it is in the prefix cache.
+    // The prefix cache has no block of this prompt.
     let long = || Request::new(Prompt::Tokens(vec![2; 200]), greedy(5));
-    let told = house.engine.predict_admission(house.engine.queue(), long()).unwrap().first_token.unwrap();
-    let id = house.add(long());
+    let predicted = bench.engine.predict_admission(bench.engine.queue(), long()).unwrap().first_token.unwrap();
+    let id = bench.add(long());
     let mut steps = 0;
     let mut outputs = Vec::new();
     while tokens(&outputs, id) == 0 {
-        house.engine.step().unwrap();
-        outputs.extend(house.engine.queue().poll(Some(Duration::ZERO)).unwrap());
+        bench.engine.step().unwrap();
+        outputs.extend(bench.engine.queue().poll(Some(Duration::ZERO)).unwrap());
         steps += 1;
     }
-    let came = STEP * steps;
-    assert!(told.abs_diff(came) < STEP / 2, "told {told:?}, came after {came:?}");
+    let actual = STEP * steps;
+    assert!(predicted.abs_diff(actual) < STEP / 2, "predicted {predicted:?}, actual {actual:?}");
 }
 
 #[test]
-fn a_machine_that_has_become_slower_is_believed() {
-    let house = house(EngineOptions { prefill_chunk: Some(32), ..EngineOptions::default() });
-    let told =
-        || house.engine.predict_admission(house.engine.queue(), Request::new(Prompt::Tokens(vec![2; 200]), greedy(5))).unwrap().first_token;
+fn forecasts_follow_the_speed_of_the_machine() {
+    let bench = bench(EngineOptions { prefill_chunk: Some(32), ..EngineOptions::default() });
+    let predicted =
+        || bench.engine.predict_admission(bench.engine.queue(), Request::new(Prompt::Tokens(vec![2; 200]), greedy(5))).unwrap().first_token;
     let work = |turns| {
         for _ in 0..turns {
-            house.add(request(8, 200));
-            house.run();
+            bench.add(request(8, 200));
+            bench.run();
         }
     };
     work(10);
-    // Seven chunks.
-    assert!(told().unwrap().abs_diff(STEP * 7) < STEP / 2, "{:?}", told());
-    house.slower.store(5, Ordering::Relaxed);
+    // The prompt has seven chunks.
+    assert!(predicted().unwrap().abs_diff(STEP * 7) < STEP / 2, "{:?}", predicted());
+    bench.slower.store(5, Ordering::Relaxed);
     work(25);
-    assert!(told().unwrap().abs_diff(STEP * 35) < STEP, "{:?}", told());
-    house.slower.store(1, Ordering::Relaxed);
+    assert!(predicted().unwrap().abs_diff(STEP * 35) < STEP, "{:?}", predicted());
+    bench.slower.store(1, Ordering::Relaxed);
     work(40);
-    assert!(told().unwrap().abs_diff(STEP * 7) < STEP, "{:?}", told());
+    assert!(predicted().unwrap().abs_diff(STEP * 7) < STEP, "{:?}", predicted());
 }
 
-/// The other policies are told as well as the default ones.
+/// Forecasts of other policies are as accurate as those of the default ones.
 #[test]
-fn forecasts_go_by_the_policies_of_the_engine() {
+fn forecasts_follow_the_policies_of_the_engine() {
     let ageing = Policies::DEFAULT_AGEING;
     for policies in [
         Policies { order: OrderPolicy::Priority { ageing }, ..Policies::default() },
@@ -379,33 +384,33 @@ fn forecasts_go_by_the_policies_of_the_engine() {
     }
 }
 
-/// Under a load that the machine cannot bear: what waits, what runs and who has to go decide.
+/// Under overload, forecasts depend on waiting and running requests, and on preemptions.
 #[test]
-fn the_first_token_is_told_within_a_quarter_half_of_the_time() {
+fn half_of_the_first_tokens_are_predicted_within_a_quarter() {
     for hosts in [Hosts::Know, Hosts::DoNotKnow] {
         let Errors { median, mean, .. } = forecast::measure(&SHAREGPT, 6.0, hosts, Policies::default()).unwrap();
-        assert!(mean > 10.0, "nobody waited: {mean}");
+        assert!(mean > 10.0, "requests waited only {mean} s");
         assert!(median < 0.25, "{hosts:?}: half of the forecasts were off by {median} or more");
     }
 }
 
 #[test]
-fn a_turn_that_waits_is_expected_to_end_at_the_longest() {
-    let house = house(EngineOptions { max_seqs: 1, ..EngineOptions::default() });
+fn a_waiting_turn_without_a_limit_is_predicted_to_end_before_max_model_len() {
+    let bench = bench(EngineOptions { max_seqs: 1, ..EngineOptions::default() });
     for _ in 0..20 {
-        house.add(request(10, 20));
+        bench.add(request(10, 20));
     }
-    house.run();
-    let kept = house.add(Request { keep: true, ..request(10, 5) });
-    house.run();
-    let first = || house.engine.predict_admission(house.engine.queue(), request(10, 5)).unwrap().first_token.unwrap();
-    let most = STEP * 256;
-    house.engine.resume(kept, Resume::new(SamplingParams::default())).unwrap();
-    assert!(first() < most, "resumed without an end: {:?}", first());
-    house.run();
-    house.engine.rewind(kept, 12).unwrap();
-    house.engine.continue_sequence(kept, Continue { keep: true, ..Continue::default() }).unwrap();
-    assert!(first() < most, "gone on: {:?}", first());
-    house.engine.fork(kept, 1, &Fork { at: Some(11), ..Fork::default() }).unwrap();
-    assert!(first() < 2 * most, "and forked: {:?}", first());
+    bench.run();
+    let kept = bench.add(Request { keep: true, ..request(10, 5) });
+    bench.run();
+    let first = || bench.engine.predict_admission(bench.engine.queue(), request(10, 5)).unwrap().first_token.unwrap();
+    let max = STEP * 256;
+    bench.engine.resume(kept, Resume::new(SamplingParams::default())).unwrap();
+    assert!(first() < max, "resumed without a limit: {:?}", first());
+    bench.run();
+    bench.engine.rewind(kept, 12).unwrap();
+    bench.engine.continue_sequence(kept, Continue { keep: true, ..Continue::default() }).unwrap();
+    assert!(first() < max, "continued: {:?}", first());
+    bench.engine.fork(kept, 1, &Fork { at: Some(11), ..Fork::default() }).unwrap();
+    assert!(first() < 2 * max, "forked: {:?}", first());
 }

@@ -13,13 +13,13 @@ use pagedllm::options::{EngineOptions, Isa, KvDtype, Preemption};
 use serde_json::{Value as Json, json};
 
 use crate::support::faulty::{Faults, Faulty};
-use crate::support::{Hand, model_info};
+use crate::support::{ManualClock, model_info};
 
 const MAX_MODEL_LEN: usize = 120;
 
 pub struct Device {
     faults: Arc<Faults>,
-    clock: Arc<Hand>,
+    clock: Arc<ManualClock>,
 }
 
 /// `settings` has "blocks" and "host_blocks", of 8 tokens each.
@@ -39,7 +39,7 @@ pub fn engine(model: &Path, isa: Isa, settings: &Json) -> (*mut pllm_engine, Dev
     (info.memory.block_bytes, info.memory.swap_blocks) = (block_bytes, number("host_blocks"));
     let preemption = if number("host_blocks") > 0 { Preemption::Swap } else { Preemption::Recompute };
     let options = EngineOptions { max_batch_tokens: 32, max_seqs: 16, seed: 7, preemption, ..Default::default() };
-    let clock = Arc::new(Hand::default());
+    let clock = Arc::new(ManualClock::default());
     let runner = Box::new(ModelRunner::new(decoder, kv));
     let engine = Engine::with_clock(&options, info, None, runner, clock.clone()).unwrap();
     (pllm_engine::into_raw(engine), Device { faults, clock })
@@ -62,7 +62,7 @@ impl Device {
     }
 
     pub fn advance(&self, milliseconds: u64) -> Json {
-        self.clock.turn(Duration::from_millis(milliseconds));
+        self.clock.advance(Duration::from_millis(milliseconds));
         json!({})
     }
 }

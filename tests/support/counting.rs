@@ -1,10 +1,10 @@
-//! An allocator for tests that measure memory: it counts the bytes that each thread holds.
+//! An allocator for tests that measure memory. It counts the allocated bytes of each thread.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// Counts the bytes that this thread holds, and their maximum.
+/// Counts the allocated bytes of this thread, and their maximum.
 struct Counting;
 
 thread_local! {
@@ -23,7 +23,7 @@ fn count(bytes: isize) {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
-        // SAFETY: the caller's promises are those of the system's allocator.
+        // SAFETY: the caller's contract is that of the system's allocator.
         unsafe { System.alloc(layout) }
     }
 
@@ -45,7 +45,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The most bytes that this thread held during `run`, above what it held before.
+/// Returns the maximum of the bytes that this thread allocated during `run`, in addition to those
+/// allocated before.
 pub fn peak_of<T>(run: impl FnOnce() -> T) -> (T, usize) {
     let before = LIVE.get();
     PEAK.set(before);

@@ -38,8 +38,8 @@ pub fn shim() -> &'static Shim {
 }
 
 /// Prints a line, also if the test harness captures output.
-fn print_line(what: &str) {
-    let _ = writeln!(std::io::stderr(), "{what}");
+fn print_line(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 // The signatures are those of tests/cuda/libcuda.cpp.
@@ -141,7 +141,7 @@ unsafe impl Sync for Library {}
 impl Library {
     fn load(path: PathBuf) -> Library {
         let name = CString::new(path.to_str().unwrap()).unwrap();
-        // SAFETY: a library of our own, which runs nothing when it is loaded.
+        // SAFETY: the library is part of the tests and runs no code when it is loaded.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
         assert!(!handle.is_null(), "{} could not be loaded", path.display());
         Library(handle)
@@ -155,19 +155,19 @@ impl Library {
     }
 }
 
-/// One for each thread, as an engine has one. They stay: a device takes its time to make them.
+/// Returns the backend of this thread. It is kept, since its creation takes long on a device.
 pub fn backend() -> &'static CudaBackend {
     thread_local!(static BACKEND: &'static CudaBackend = Box::leak(Box::new(open(false))));
     BACKEND.with(|backend| *backend)
 }
 
-/// One whose bits do not depend on the batch.
+/// Returns the batch-invariant backend of this thread.
 pub fn invariant() -> &'static CudaBackend {
     thread_local!(static BACKEND: &'static CudaBackend = Box::leak(Box::new(open(true))));
     BACKEND.with(|backend| *backend)
 }
 
-/// One of its own.
+/// Opens a separate backend.
 pub fn open(invariant: bool) -> CudaBackend {
     shim();
     CudaBackend::new(device().unwrap_or(0), invariant).unwrap()

@@ -1,4 +1,4 @@
-//! A device that fails as it is told to: the CPU backend behind a switch.
+//! A CPU backend that fails at points which the test selects.
 
 use std::convert::Infallible;
 use std::path::Path;
@@ -16,50 +16,50 @@ use pagedllm::options::{Dtype, WeightFormat};
 
 use super::Random;
 
-/// A token with which every step fails, where that is wanted.
+/// A token with which every step fails if `poisoned` is set.
 pub const POISON: u32 = 126;
 
-/// Things of one kind that the device is asked for, one of which may fail.
+/// A kind of operation of the device, some of which fail.
 #[derive(Default)]
 pub struct Point {
-    /// So far.
+    /// Number of calls so far.
     pub seen: AtomicU64,
-    /// The one that fails, counted from 1.
+    /// The call that fails, counted from 1. 0: none.
     pub fails_at: AtomicU64,
-    /// If not 0: one in so many fails.
+    /// If not 0: one in `one_in` calls fails.
     pub one_in: AtomicU64,
 }
 
 impl Point {
     fn fails(&self) -> bool {
-        let place = self.seen.fetch_add(1, SeqCst) + 1;
-        place == self.fails_at.load(SeqCst) || Random(place).next().checked_rem(self.one_in.load(SeqCst)) == Some(0)
+        let call = self.seen.fetch_add(1, SeqCst) + 1;
+        call == self.fails_at.load(SeqCst) || Random(call).next().checked_rem(self.one_in.load(SeqCst)) == Some(0)
     }
 }
 
-/// What goes wrong in the device, and when. As on a real one, nothing is computed from then on until it was told: where a batch
-/// comes, where results are read, and where blocks go elsewhere.
+/// The faults of the device. As on a real device, nothing is computed after a fault until an upload,
+/// a read of results or a transfer of blocks has reported it.
 #[derive(Default)]
 pub struct Faults {
-    /// What is made before the first step.
+    /// Allocations before the first step.
     pub makes: Point,
-    /// Of steps, and of a pool that shrinks.
+    /// Operations of steps, and of a pool that shrinks.
     pub ops: Point,
-    /// Of blocks to the host tier and back.
+    /// Transfers of blocks to the host tier and back.
     pub swaps: Point,
-    /// Of blocks to an exported sequence, and from there.
+    /// Transfers of blocks to an exported sequence, and from one.
     pub exports: Point,
-    /// Every step fails with this token in it.
+    /// Every step with the token `POISON` fails.
     pub poisoned: AtomicBool,
     /// Every step fails.
     pub dead: AtomicBool,
-    /// Something failed of which nobody was told yet.
+    /// A fault that has not been reported.
     broken: AtomicBool,
-    pub told: AtomicU64,
+    pub reported: AtomicU64,
 }
 
 impl Faults {
-    /// Whether it may be done.
+    /// Returns whether an operation is computed.
     fn op(&self) -> bool {
         if self.ops.fails() || self.dead.load(SeqCst) {
             self.broken.store(true, SeqCst);
@@ -67,10 +67,10 @@ impl Faults {
         !self.broken.load(SeqCst)
     }
 
-    fn tell(&self) -> Result<()> {
+    fn report(&self) -> Result<()> {
         match self.broken.swap(false, SeqCst) {
             true => {
-                self.told.fetch_add(1, SeqCst);
+                self.reported.fetch_add(1, SeqCst);
                 Err(Error::out_of_memory())
             }
             false => Ok(()),
@@ -82,13 +82,13 @@ impl Faults {
     }
 
     fn swap(&self) -> Result<()> {
-        self.tell()?;
+        self.report()?;
         if self.swaps.fails() { Err(Error::io("the disk is full")) } else { Ok(()) }
     }
 
     fn export(&self) -> Result<()> {
-        self.tell()?;
-        if self.exports.fails() { Err(Error::io("the device is gone")) } else { Ok(()) }
+        self.report()?;
+        if self.exports.fails() { Err(Error::io("the device is lost")) } else { Ok(()) }
     }
 }
 
@@ -97,7 +97,7 @@ pub struct Faulty {
     pub faults: Arc<Faults>,
 }
 
-/// Ops that are passed on unless the device is broken.
+/// Operations that the CPU backend computes unless the device is broken.
 macro_rules! ops {
     ($(fn $name:ident($($arg:ident: $type:ty),*);)*) => {
         $(fn $name(&self, $($arg: $type),*) {
@@ -196,30 +196,30 @@ impl Backend for Faulty {
         self.cpu.reserved_rows_bytes(rows, cols)
     }
 
-    fn routes(&self, rows: usize, most: Routing) -> Result<Routes> {
+    fn routes(&self, rows: usize, routing: Routing) -> Result<Routes> {
         self.faults.make()?;
-        self.cpu.routes(rows, most)
+        self.cpu.routes(rows, routing)
     }
 
-    fn routes_bytes(&self, rows: usize, most: Routing) -> u64 {
-        self.cpu.routes_bytes(rows, most)
+    fn routes_bytes(&self, rows: usize, routing: Routing) -> u64 {
+        self.cpu.routes_bytes(rows, routing)
     }
 
     fn upload(&self, batch: &Batch, inputs: &mut Inputs) -> Result<Extent> {
         self.faults.op();
-        self.faults.tell()?;
+        self.faults.report()?;
         self.faults.broken.store(self.faults.poisoned.load(SeqCst) && batch.tokens.contains(&POISON), SeqCst);
         self.cpu.upload(batch, inputs)
     }
 
     fn read<'a>(&'a self, buf: &'a mut Buf, len: usize) -> Result<&'a [f32]> {
         self.faults.op();
-        self.faults.tell()?;
+        self.faults.report()?;
         self.cpu.read(buf, len)
     }
 
     fn discard_blocks(&self, from: usize, layer: &mut Kv) -> Result<()> {
-        if self.faults.op() { self.cpu.discard_blocks(from, layer) } else { self.faults.tell() }
+        if self.faults.op() { self.cpu.discard_blocks(from, layer) } else { self.faults.report() }
     }
 
     fn read_blocks(&self, blocks: &[u32], tail: Tail, layer: &Kv, out: &mut Vec<u8>) -> Result<()> {
@@ -229,7 +229,7 @@ impl Backend for Faulty {
 
     fn write_blocks<'a>(&self, blocks: &[u32], layer: &mut Kv, bytes: &'a [u8]) -> Result<&'a [u8]> {
         let result = self.faults.export();
-        // Half of it was done when it failed.
+        // A transfer that fails has copied half of the blocks.
         let done = if result.is_ok() { blocks.len() } else { blocks.len() / 2 };
         let rest = self.cpu.write_blocks(&blocks[..done], layer, bytes)?;
         result.map(|()| rest)
@@ -246,7 +246,7 @@ impl Backend for Faulty {
 
     fn swap_out(&self, moves: &[BlockMove], layers: &[Kv], host: &mut Host) -> Result<()> {
         let result = self.faults.swap();
-        // Half of it was done when it failed.
+        // A transfer that fails has copied half of the blocks.
         let done = if result.is_ok() { moves.len() } else { moves.len() / 2 };
         self.cpu.swap_out(&moves[..done], layers, host)?;
         result

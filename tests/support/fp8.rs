@@ -1,4 +1,4 @@
-//! What weights in fp8 are, found by looking at all the numbers that there are.
+//! Rounds weights to fp8 by a search among all its numbers.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,7 +8,8 @@ use pagedllm::model::{Config, family};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 
-/// What is nearest to each number of a row, of two the one with an even byte, where the row's greatest becomes 448.
+/// Rounds each row to the nearest fp8 numbers, with a scale that maps its greatest magnitude to 448.
+/// Ties round to the number with an even byte.
 pub fn in_fp8(values: &[f32], cols: usize) -> Vec<f32> {
     let size = |byte: i32| if byte < 8 { byte as f32 } else { (8 + byte % 8) as f32 * 2f32.powi(byte / 8 - 1) } / 512.0;
     let sizes: Vec<f32> = (0..127).map(size).collect();
@@ -20,14 +21,14 @@ pub fn in_fp8(values: &[f32], cols: usize) -> Vec<f32> {
         size.copysign(x)
     };
     let row = |row: &[f32]| -> Vec<f32> {
-        let most = row.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-        let (scale, inverse) = if most == 0.0 { (0.0, 0.0) } else { (most / 448.0, 448.0 / most) };
+        let max = row.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+        let (scale, inverse) = if max == 0.0 { (0.0, 0.0) } else { (max / 448.0, 448.0 / max) };
         row.iter().map(|x| nearest(x * inverse) * scale).collect()
     };
     values.chunks(cols).flat_map(row).collect()
 }
 
-/// Makes of a model in f32 what fp8 keeps of it: of what stands in layers.
+/// Rounds the matrices in the layers of an f32 model to fp8.
 pub fn round_model(dir: &Path) {
     let mut inner = BTreeMap::new();
     let note = |linear: &Linear, role| {
@@ -53,18 +54,16 @@ pub fn round_model(dir: &Path) {
     safetensors::serialize_to_file(rounded.iter().map(|(name, shape, bytes)| (name, view(shape, bytes))), None, &path).unwrap();
 }
 
-/// Matrices, one after the other, whose rows are outputs or, the other way round, inputs.
+/// Rounds consecutive matrices. Their rows are outputs or inputs, depending on `layout`.
 fn round_tensor(values: &[f32], shape: &[usize], layout: Layout) -> Vec<f32> {
-    let [.., down, across] = *shape else { panic!("a matrix of shape {shape:?}") };
+    let [.., rows, cols] = *shape else { panic!("a matrix of shape {shape:?}") };
     match layout {
-        Layout::InOut => {
-            values.chunks(down * across).flat_map(|matrix| transposed(&in_fp8(&transposed(matrix, across), down), down)).collect()
-        }
-        Layout::OutIn => in_fp8(values, across),
+        Layout::InOut => values.chunks(rows * cols).flat_map(|matrix| transposed(&in_fp8(&transposed(matrix, cols), rows), rows)).collect(),
+        Layout::OutIn => in_fp8(values, cols),
     }
 }
 
-/// Of rows of `cols`.
+/// Transposes a matrix with rows of `cols` elements.
 fn transposed(matrix: &[f32], cols: usize) -> Vec<f32> {
     (0..cols).flat_map(|col| matrix.chunks(cols).map(move |row| row[col])).collect()
 }

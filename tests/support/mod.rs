@@ -1,5 +1,5 @@
-//! Random models of any family, made from its own spec; stored beam searches.
-#![allow(dead_code)] // each test file uses its part
+//! Random models of any family, generated from its spec, and stored beam searches.
+#![allow(dead_code)] // each test file uses a part of this module
 
 pub mod cuda;
 pub mod faulty;
@@ -25,7 +25,8 @@ pub fn goldens() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data")
 }
 
-/// Runs a test on a thread with so much stack that the library needs no temporary thread: memory is counted by thread.
+/// Runs a test on a thread with enough stack that the library starts no temporary thread, because
+/// memory is counted per thread.
 pub fn on_deep_stack(test: fn()) {
     let thread = std::thread::Builder::new().stack_size(256 << 20).spawn(test).unwrap();
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -35,7 +36,7 @@ pub fn bundled_model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/model")
 }
 
-/// What an engine over a runner of the test's own is told of its model. Blocks have 8 slots.
+/// Returns the model description for an engine with a runner of the test. Blocks have 8 slots.
 pub fn model_info(vocab_size: usize, blocks: usize, max_model_len: usize, eos_token_ids: Vec<u32>) -> ModelInfo {
     let memory = MemoryPlan {
         weight_bytes: 0,
@@ -67,23 +68,23 @@ pub fn model_info(vocab_size: usize, blocks: usize, max_model_len: usize, eos_to
     }
 }
 
-/// A clock that only the test turns.
+/// A clock that only the test advances.
 #[derive(Default)]
-pub struct Hand(Mutex<Duration>);
+pub struct ManualClock(Mutex<Duration>);
 
-impl Hand {
-    pub fn turn(&self, time: Duration) {
+impl ManualClock {
+    pub fn advance(&self, time: Duration) {
         *self.0.lock().unwrap() += time;
     }
 }
 
-impl Clock for Hand {
+impl Clock for ManualClock {
     fn now(&self) -> Duration {
         *self.0.lock().unwrap()
     }
 }
 
-/// A directory of its own, removed when the test is done.
+/// A temporary directory, removed on drop.
 pub struct TempDir(pub PathBuf);
 
 impl TempDir {
@@ -102,7 +103,7 @@ impl Drop for TempDir {
     }
 }
 
-/// One config per shape of decoder, with room for `positions`.
+/// One config per shape of decoder, with `positions` positions.
 pub fn configs(positions: usize) -> Vec<(&'static str, Value)> {
     let opt = |more: Value| {
         let mut config = json!({"architectures": ["OPTForCausalLM"], "hidden_size": 40, "num_attention_heads": 2, "num_hidden_layers": 2,
@@ -194,13 +195,13 @@ pub fn write_random_model(dir: &Path, config: &Value, bf16: bool, seed: u64) {
     safetensors::serialize_to_file(views, None, &dir.join("model.safetensors")).unwrap();
 }
 
-/// Weights large enough that attention and logits are far from uniform.
+/// Returns weights that are large enough for attention and logits to be far from uniform.
 fn values(name: &str, shape: &[usize], bf16: bool, random: &mut Random) -> Vec<u8> {
     let (base, scale) = match shape {
         [_] if name.ends_with("weight") => (1.0, 0.3),
         [_] => (0.0, 0.3),
         [.., cols] => (0.0, 3.0 / (*cols as f32).sqrt()),
-        [] => unreachable!("tensors have dimensions"),
+        [] => unreachable!("a tensor has dimensions"),
     };
     let mut bytes = Vec::new();
     for _ in 0..shape.iter().product() {
@@ -213,20 +214,20 @@ fn values(name: &str, shape: &[usize], bf16: bool, random: &mut Random) -> Vec<u
     bytes
 }
 
-/// A beam search and what transformers found: see tests/data/beams/make_beams.py.
+/// A beam search with the results of transformers. See tests/data/beams/make_beams.py.
 pub struct BeamCase {
     pub model: String,
     pub prompt: Vec<u32>,
     pub params: BeamParams,
     pub eos: Vec<u32>,
     pub max_tokens: usize,
-    /// Penalties, exclusions, and how soon beams may end.
+    /// Penalties, exclusions, and the conditions for the end of beams.
     pub sampling: SamplingParams,
-    /// As many as the width, best first: the generated tokens and their score.
+    /// [width], best first: the generated tokens and their score.
     pub expected: Vec<(Vec<u32>, f32)>,
 }
 
-/// What a case asks of the logits processors.
+/// Returns the parameters of the logits processors of a case.
 fn sampling(case: &Value) -> SamplingParams {
     let list = |key: &str| case[key].as_array().cloned().unwrap_or_default();
     let token = |value: &Value| value.as_u64().unwrap() as u32;
@@ -269,7 +270,7 @@ impl BeamCase {
         }
     }
 
-    /// What to call it when it fails.
+    /// Returns a name for messages.
     pub fn name(&self) -> String {
         let BeamCase { model, prompt, params, eos, max_tokens, sampling, .. } = self;
         format!("{model} after {prompt:?}, {params:?}, end tokens {eos:?}, {max_tokens} tokens, {sampling:?}")

@@ -1,4 +1,4 @@
-//! Numbers that look random, the same each time.
+//! Reproducible pseudo-random numbers.
 
 pub struct Random(pub u64);
 
@@ -11,7 +11,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// From 0 to n - 1. 0 if n is 0.
+    /// Returns a number from 0 to n - 1, or 0 if n is 0.
     pub fn below(&mut self, n: usize) -> usize {
         (self.next() % n.max(1) as u64) as usize
     }
@@ -20,7 +20,7 @@ impl Random {
         &list[self.below(list.len())]
     }
 
-    /// Uniform in -1..1.
+    /// Returns a uniform number in -1..1.
     pub fn unit(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
