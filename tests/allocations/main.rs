@@ -1,9 +1,9 @@
-//! Memory that is not given: every large allocation of the library's own is refused once, in every operation. The operation
-//! fails with an error or comes about, others never notice, and nothing is lost. What other crates allocate and cannot do
-//! without is written down in docs/allocations.md.
+//! Allocation failures: in every operation, each large allocation of the library's own code fails once. The operation then succeeds
+//! or fails with an error, other requests are not affected, and no memory leaks. docs/allocations.md lists the allocations of other
+//! crates that cannot fail.
 
+mod failing_allocator;
 mod outputs;
-mod refusing;
 mod steps;
 #[path = "../support/mod.rs"]
 mod support;
@@ -11,18 +11,18 @@ mod support;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use failing_allocator::{FailingAllocator, Site, fail_allocation, live_bytes, record_infallible};
 use pagedllm::budget::{BudgetInfo, MemoryBudget};
 use pagedllm::engine::{Engine, Fork, Output, Prompt, Request, Resume};
 use pagedllm::error::{Code, Error, Result};
 use pagedllm::options::{BeamParams, EngineOptions, Grammar, OutputKind, Preemption, SamplingParams, WeightFormat};
 use pagedllm::scheduler::FinishReason;
-use refusing::{Refusing, Site, census, live, refusing};
 use support::{bundled_model, on_deep_stack};
 
 #[global_allocator]
-static ALLOCATOR: Refusing = Refusing;
+static ALLOCATOR: FailingAllocator = FailingAllocator;
 
-/// Tokens of a long prompt: more bytes than a small allocation has.
+/// Tokens of a long prompt. Its token list is a large allocation.
 const LONG: u32 = 520;
 
 fn options() -> EngineOptions {
@@ -41,9 +41,9 @@ fn chat() -> String {
     format!(r#"[{{"role": "user", "content": "{}"}}]"#, long_text())
 }
 
-/// What was told of one sequence.
+/// The accumulated outputs of one sequence.
 #[derive(Debug, Default, Clone, PartialEq)]
-struct Told {
+struct SequenceOutput {
     tokens: Vec<u32>,
     logprobs: Vec<u32>,
     text: String,
@@ -52,29 +52,29 @@ struct Told {
     ends: usize,
 }
 
-/// An engine, two requests that have nothing to do with what is tried, and what was told so far.
-struct World {
+/// An engine, two requests that an operation must not affect, and the outputs so far.
+struct Fixture {
     engine: Engine,
-    told: BTreeMap<u64, Told>,
+    outputs: BTreeMap<u64, SequenceOutput>,
     state: Vec<u8>,
 }
 
-const BYSTANDERS: [u64; 2] = [1, 2];
+const OTHERS: [u64; 2] = [1, 2];
 
-impl World {
-    fn new() -> World {
-        World::of(&options())
+impl Fixture {
+    fn new() -> Fixture {
+        Fixture::with_options(&options())
     }
 
-    fn of(options: &EngineOptions) -> World {
-        let mut world = World { engine: Engine::create(options).unwrap(), told: BTreeMap::new(), state: Vec::new() };
-        for seed in BYSTANDERS {
-            let sampling = SamplingParams { temperature: 0.8, logprobs: Some(2), ..lasting(60, seed) };
-            // Short: what they hold is too small to be refused, and computing it takes its time.
-            world.engine.add_request(Request::new(Prompt::Tokens((10..50).collect()), sampling)).unwrap();
+    fn with_options(options: &EngineOptions) -> Fixture {
+        let mut fixture = Fixture { engine: Engine::create(options).unwrap(), outputs: BTreeMap::new(), state: Vec::new() };
+        for seed in OTHERS {
+            let sampling = SamplingParams { temperature: 0.8, logprobs: Some(2), ..sampling_for(60, seed) };
+            // The prompts are short, so the allocations of these requests are too small to fail.
+            fixture.engine.add_request(Request::new(Prompt::Tokens((10..50).collect()), sampling)).unwrap();
         }
-        world.steps(3).unwrap();
-        world
+        fixture.steps(3).unwrap();
+        fixture
     }
 
     fn steps(&mut self, count: usize) -> Result<()> {
@@ -87,42 +87,42 @@ impl World {
 
     fn poll(&mut self) -> Result<()> {
         for output in self.engine.queue().poll(Some(Duration::ZERO))? {
-            self.hear(output);
+            self.collect(output);
         }
         Ok(())
     }
 
-    fn hear(&mut self, output: Output) {
+    fn collect(&mut self, output: Output) {
         if !output.sequence_state.is_empty() {
             self.state = output.sequence_state;
             return;
         }
-        let told = self.told.entry(output.sequence).or_default();
-        told.tokens.extend(output.tokens);
-        told.logprobs.extend(output.logprobs.tokens.iter().map(|logprob| logprob.to_bits()));
-        told.text.push_str(&output.text);
-        told.finish = output.finish.or(told.finish);
-        told.error = output.error.as_ref().map(Error::code).or(told.error);
-        told.ends += output.finish.is_some() as usize;
+        let all = self.outputs.entry(output.sequence).or_default();
+        all.tokens.extend(output.tokens);
+        all.logprobs.extend(output.logprobs.tokens.iter().map(|logprob| logprob.to_bits()));
+        all.text.push_str(&output.text);
+        all.finish = output.finish.or(all.finish);
+        all.error = output.error.as_ref().map(Error::code).or(all.error);
+        all.ends += output.finish.is_some() as usize;
     }
 
-    /// Until all have ended. A step that was refused memory is tried again by the next one.
+    /// Steps until all requests have ended. The engine retries a step that failed for lack of memory.
     fn drain(&mut self) {
         for _ in 0..2000 {
             let report = match self.engine.step() {
                 Ok(report) => report,
-                Err(error) => panic!("with all the memory there is: {error}"),
+                Err(error) => panic!("a step failed without an injected failure: {error}"),
             };
             self.poll().unwrap();
             if report.unfinished == 0 {
                 return;
             }
         }
-        panic!("requests never end");
+        panic!("the requests do not end");
     }
 
-    /// Without sequences and pins no block is used.
-    fn empty(&mut self) {
+    /// Frees all sequences and pins, and checks that no block is in use.
+    fn free_all(&mut self) {
         for id in 0..100 {
             let _ = self.engine.free(id);
             let _ = self.engine.unpin(id);
@@ -133,9 +133,9 @@ impl World {
         assert_eq!((stats.blocks_used, stats.idle, stats.running, stats.waiting), (0, 0, 0, 0));
     }
 
-    /// A sequence that was kept: the subject of what follows.
-    fn kept(&mut self) -> u64 {
-        let sampling = SamplingParams { repetition_penalty: 1.1, ..lasting(20, 3) };
+    /// Returns an idle sequence that the operation uses.
+    fn kept_sequence(&mut self) -> u64 {
+        let sampling = SamplingParams { repetition_penalty: 1.1, ..sampling_for(20, 3) };
         let id = self.engine.add_request(Request { keep: true, ..Request::new(long_prompt(3), sampling) }).unwrap();
         while !self.engine.sequence(id).is_ok_and(|sequence| sequence.idle) {
             self.steps(1).unwrap();
@@ -144,13 +144,13 @@ impl World {
     }
 }
 
-/// So many tokens, whatever they are.
-fn lasting(tokens: usize, seed: u64) -> SamplingParams {
+/// Returns parameters that generate exactly the given number of tokens.
+fn sampling_for(tokens: usize, seed: u64) -> SamplingParams {
     SamplingParams { max_tokens: Some(tokens), ignore_eos: true, seed: Some(seed), ..Default::default() }
 }
 
-/// Everything a request can ask for that makes the engine remember something of its size.
-fn demanding() -> SamplingParams {
+/// Returns parameters whose options all make the engine allocate memory.
+fn memory_intensive() -> SamplingParams {
     SamplingParams {
         temperature: 0.9,
         top_p: 0.9,
@@ -158,253 +158,256 @@ fn demanding() -> SamplingParams {
         prompt_logprobs: Some(5),
         repetition_penalty: 1.1,
         presence_penalty: 0.1,
-        stop: (0..40).map(|i| format!("a text that never comes, number {i}, and is somewhat long")).collect(),
-        bad_words: (0..10).map(|i| format!("never said {i}")).collect(),
+        stop: (0..40).map(|i| format!("a long stop string that the model never generates, number {i}")).collect(),
+        bad_words: (0..10).map(|i| format!("never generated {i}")).collect(),
         logit_bias: (0..300).map(|i| (20 + i, 0.1)).collect(),
         echo: true,
         output: OutputKind::Cumulative,
-        ..lasting(12, 4)
+        ..sampling_for(12, 4)
     }
 }
 
-/// What is tried: with all that comes before, and then what is watched.
+/// An operation: its preparation, and the part in which allocations fail.
 struct Operation {
     name: &'static str,
-    before: fn(&mut World) -> u64,
-    watched: fn(&mut World, u64) -> Result<()>,
+    prepare: fn(&mut Fixture) -> u64,
+    run: fn(&mut Fixture, u64) -> Result<()>,
 }
 
-const fn nothing(_: &mut World) -> u64 {
+const fn nothing(_: &mut Fixture) -> u64 {
     0
 }
 
-fn add(world: &mut World, request: Request) -> Result<()> {
-    world.engine.add_request(request)?;
-    world.steps(20)
+fn add(fixture: &mut Fixture, request: Request) -> Result<()> {
+    fixture.engine.add_request(request)?;
+    fixture.steps(20)
 }
 
 const OPERATIONS: &[Operation] = &[
-    Operation { name: "tokenize", before: nothing, watched: |world, _| world.engine.text()?.encode(&long_text(), true).map(drop) },
-    Operation { name: "render a chat", before: nothing, watched: |world, _| world.engine.text()?.render_chat(&chat()).map(drop) },
+    Operation { name: "tokenize", prepare: nothing, run: |fixture, _| fixture.engine.text()?.encode(&long_text(), true).map(drop) },
+    Operation { name: "render a chat", prepare: nothing, run: |fixture, _| fixture.engine.text()?.render_chat(&chat()).map(drop) },
     Operation {
         name: "a text prompt",
-        before: nothing,
-        watched: |world, _| add(world, Request::new(Prompt::Text(long_text()), lasting(5, 3))),
+        prepare: nothing,
+        run: |fixture, _| add(fixture, Request::new(Prompt::Text(long_text()), sampling_for(5, 3))),
     },
     Operation {
         name: "four samples of a demanding request",
-        before: nothing,
-        watched: |world, _| add(world, Request { n: 4, ..Request::new(long_prompt(3), demanding()) }),
+        prepare: nothing,
+        run: |fixture, _| add(fixture, Request { n: 4, ..Request::new(long_prompt(3), memory_intensive()) }),
     },
     Operation {
         name: "beams",
-        before: nothing,
-        watched: |world, _| {
+        prepare: nothing,
+        run: |fixture, _| {
             let sampling = SamplingParams { repetition_penalty: 1.1, max_tokens: Some(12), ..SamplingParams::default() };
-            add(world, Request { n: 2, beam: Some(BeamParams::default()), ..Request::new(long_prompt(3), sampling) })
+            add(fixture, Request { n: 2, beam: Some(BeamParams::default()), ..Request::new(long_prompt(3), sampling) })
         },
     },
-    Operation { name: "steps and polls", before: nothing, watched: |world, _| world.steps(10) },
+    Operation { name: "steps and polls", prepare: nothing, run: |fixture, _| fixture.steps(10) },
     Operation {
         name: "fork",
-        before: World::kept,
-        watched: |world, seq| {
-            world.engine.fork(seq, 3, &Fork { at: Some(LONG as usize), ..Fork::default() })?;
-            world.steps(3)
+        prepare: Fixture::kept_sequence,
+        run: |fixture, seq| {
+            fixture.engine.fork(seq, 3, &Fork { at: Some(LONG as usize), ..Fork::default() })?;
+            fixture.steps(3)
         },
     },
     Operation {
         name: "append",
-        before: World::kept,
-        watched: |world, seq| {
-            world.engine.append(seq, vec![50; 200])?;
-            world.steps(3)
+        prepare: Fixture::kept_sequence,
+        run: |fixture, seq| {
+            fixture.engine.append(seq, vec![50; 200])?;
+            fixture.steps(3)
         },
     },
     Operation {
         name: "rewind",
-        before: World::kept,
-        watched: |world, seq| {
-            world.engine.rewind(seq, LONG as usize - 50)?;
-            world.steps(3)
+        prepare: Fixture::kept_sequence,
+        run: |fixture, seq| {
+            fixture.engine.rewind(seq, LONG as usize - 50)?;
+            fixture.steps(3)
         },
     },
     Operation {
         name: "resume",
-        before: World::kept,
-        watched: |world, seq| {
-            let sampling = SamplingParams { prompt_logprobs: None, echo: false, ..demanding() };
-            world.engine.resume(seq, Resume::new(sampling))?;
-            world.steps(20)
+        prepare: Fixture::kept_sequence,
+        run: |fixture, seq| {
+            let sampling = SamplingParams { prompt_logprobs: None, echo: false, ..memory_intensive() };
+            fixture.engine.resume(seq, Resume::new(sampling))?;
+            fixture.steps(20)
         },
     },
     Operation {
         name: "export",
-        before: World::kept,
-        watched: |world, seq| {
-            world.engine.export(seq, None)?;
-            world.steps(2)
+        prepare: Fixture::kept_sequence,
+        run: |fixture, seq| {
+            fixture.engine.export(seq, None)?;
+            fixture.steps(2)
         },
     },
     Operation {
         name: "import",
-        before: |world| {
-            let seq = world.kept();
-            world.engine.export(seq, None).unwrap();
-            world.steps(2).unwrap();
-            assert!(world.state.len() > 100_000);
+        prepare: |fixture| {
+            let seq = fixture.kept_sequence();
+            fixture.engine.export(seq, None).unwrap();
+            fixture.steps(2).unwrap();
+            assert!(fixture.state.len() > 100_000);
             seq
         },
-        watched: |world, _| {
-            let state = std::mem::take(&mut world.state);
-            let id = world.engine.import(world.engine.queue(), &state)?;
-            world.steps(2)?;
-            if let Some(told) = world.told.get(&id) {
-                // It was refused, and says so.
-                assert_eq!(told.error, Some(Code::OutOfMemory));
+        run: |fixture, _| {
+            let state = std::mem::take(&mut fixture.state);
+            let id = fixture.engine.import(fixture.engine.queue(), &state)?;
+            fixture.steps(2)?;
+            if let Some(output) = fixture.outputs.get(&id) {
+                // The import failed.
+                assert_eq!(output.error, Some(Code::OutOfMemory));
                 return Ok(());
             }
-            world.engine.resume(id, Resume::new(lasting(5, 3)))?;
-            world.steps(6)
+            fixture.engine.resume(id, Resume::new(sampling_for(5, 3)))?;
+            fixture.steps(6)
         },
     },
     Operation {
         name: "admit",
-        before: |world| {
-            // Enough that listing them is large.
+        prepare: |fixture| {
+            // A list of so many requests is a large allocation.
             for seed in 0..120 {
-                world.engine.add_request(Request::new(Prompt::Tokens(vec![5; 3]), lasting(2, seed))).unwrap();
+                fixture.engine.add_request(Request::new(Prompt::Tokens(vec![5; 3]), sampling_for(2, seed))).unwrap();
             }
             0
         },
-        watched: |world, _| {
-            world.engine.predict_admission(world.engine.queue(), Request { n: 4, ..Request::new(long_prompt(3), demanding()) })?;
-            world.engine.predict_admission(world.engine.queue(), Request::new(Prompt::Text(long_text()), lasting(5, 3))).map(drop)
+        run: |fixture, _| {
+            fixture
+                .engine
+                .predict_admission(fixture.engine.queue(), Request { n: 4, ..Request::new(long_prompt(3), memory_intensive()) })?;
+            fixture.engine.predict_admission(fixture.engine.queue(), Request::new(Prompt::Text(long_text()), sampling_for(5, 3))).map(drop)
         },
     },
-    Operation { name: "metrics", before: nothing, watched: |world, _| world.engine.metrics().map(drop) },
+    Operation { name: "metrics", prepare: nothing, run: |fixture, _| fixture.engine.metrics().map(drop) },
     Operation {
         name: "resize the budget",
-        before: World::kept,
-        watched: |world, _| {
-            let budget = world.engine.budget().clone();
+        prepare: Fixture::kept_sequence,
+        run: |fixture, _| {
+            let budget = fixture.engine.budget().clone();
             let BudgetInfo { bytes, min_bytes, .. } = budget.info();
             budget.resize(min_bytes)?;
-            world.steps(2)?;
+            fixture.steps(2)?;
             budget.resize(bytes)?;
-            world.steps(2)
+            fixture.steps(2)
         },
     },
     Operation {
         name: "swap",
-        before: |world| {
+        prepare: |fixture| {
             let swapping = EngineOptions { preemption: Preemption::Swap, swap_bytes: 4 << 20, ..options() };
-            *world = World::of(&swapping);
-            let kept = world.kept();
-            add(world, Request::new(long_prompt(4), lasting(60, 4))).unwrap();
+            *fixture = Fixture::with_options(&swapping);
+            let kept = fixture.kept_sequence();
+            add(fixture, Request::new(long_prompt(4), sampling_for(60, 4))).unwrap();
             kept
         },
-        watched: |world, kept| {
-            let budget = world.engine.budget().clone();
+        run: |fixture, kept| {
+            let budget = fixture.engine.budget().clone();
             let BudgetInfo { bytes, min_bytes, .. } = budget.info();
             budget.resize(min_bytes)?;
-            world.steps(2)?;
+            fixture.steps(2)?;
             budget.resize(bytes)?;
-            world.engine.resume(kept, Resume::new(lasting(5, 3)))?;
-            world.steps(10)?;
-            let stats = world.engine.stats();
-            // Who was refused memory on the way back has nothing to bring.
+            fixture.engine.resume(kept, Resume::new(sampling_for(5, 3)))?;
+            fixture.steps(10)?;
+            let stats = fixture.engine.stats();
+            // If an allocation fails at the swap-in, the request ends with an error.
             assert!(stats.blocks_swapped_out > 0 && (stats.blocks_swapped_in > 0 || stats.finished_error > 0), "{stats:?}");
             Ok(())
         },
     },
     Operation {
         name: "journal and trace",
-        before: |world| {
+        prepare: |fixture| {
             let nowhere = || Some("/dev/null".into());
-            *world = World::of(&EngineOptions { journal_path: nowhere(), trace_path: nowhere(), ..options() });
-            let seq = world.kept();
-            // A small one, whose children are many.
-            world.engine.add_request(Request { keep: true, ..Request::new(Prompt::Tokens(vec![5; 3]), lasting(2, 5)) }).unwrap();
-            world.steps(5).unwrap();
+            *fixture = Fixture::with_options(&EngineOptions { journal_path: nowhere(), trace_path: nowhere(), ..options() });
+            let seq = fixture.kept_sequence();
+            // The operation forks this short sequence many times.
+            fixture.engine.add_request(Request { keep: true, ..Request::new(Prompt::Tokens(vec![5; 3]), sampling_for(2, 5)) }).unwrap();
+            fixture.steps(5).unwrap();
             seq
         },
-        watched: |world, seq| {
-            world.engine.fork(seq + 1, 80, &Fork { idle: true, ..Fork::default() })?;
-            world.engine.append(seq, vec![50; 200])?;
-            let sampling = SamplingParams { prompt_logprobs: None, echo: false, ..demanding() };
-            world.engine.resume(seq, Resume::new(sampling))?;
-            world.engine.pin(long_prompt(9), false, &[7; 3000], 1, None)?;
-            world.engine.export(seq, None)?;
-            add(world, Request { n: 4, salt: vec![7; 3000], ..Request::new(long_prompt(3), demanding()) })?;
-            let state = std::mem::take(&mut world.state);
+        run: |fixture, seq| {
+            fixture.engine.fork(seq + 1, 80, &Fork { idle: true, ..Fork::default() })?;
+            fixture.engine.append(seq, vec![50; 200])?;
+            let sampling = SamplingParams { prompt_logprobs: None, echo: false, ..memory_intensive() };
+            fixture.engine.resume(seq, Resume::new(sampling))?;
+            fixture.engine.pin(long_prompt(9), false, &[7; 3000], 1, None)?;
+            fixture.engine.export(seq, None)?;
+            add(fixture, Request { n: 4, salt: vec![7; 3000], ..Request::new(long_prompt(3), memory_intensive()) })?;
+            let state = std::mem::take(&mut fixture.state);
             if !state.is_empty() {
-                world.engine.import(world.engine.queue(), &state)?;
+                fixture.engine.import(fixture.engine.queue(), &state)?;
             }
-            world.steps(2)
+            fixture.steps(2)
         },
     },
     Operation {
         name: "pin",
-        before: nothing,
-        watched: |world, _| {
-            world.engine.pin(long_prompt(9), false, &[7; 3000], 1, None)?;
-            world.steps(4)
+        prepare: nothing,
+        run: |fixture, _| {
+            fixture.engine.pin(long_prompt(9), false, &[7; 3000], 1, None)?;
+            fixture.steps(4)
         },
     },
 ];
 
-/// The operation with one allocation refused: what the others were told, what came of it, and whether there was one to refuse.
-fn attempt(operation: &Operation, passed: usize) -> (Vec<Told>, Result<()>, bool) {
-    let mut world = World::new();
-    let subject = (operation.before)(&mut world);
-    let (result, refused) = refusing(passed, || (operation.watched)(&mut world, subject));
-    world.engine.check_invariants();
-    world.drain();
-    world.empty();
-    let others = BYSTANDERS.iter().map(|id| world.told.remove(id).unwrap_or_default()).collect();
-    for (id, told) in &world.told {
-        let ends_well = matches!(told.error, None | Some(Code::OutOfMemory)) && (told.finish.is_some() || told.error.is_some());
-        assert!(ends_well, "{}, after {passed}: sequence {id} is told {told:?}", operation.name);
+/// Runs an operation in which one allocation fails. Returns the outputs of the other requests, the result of the operation, and
+/// whether an allocation has failed.
+fn run_operation(operation: &Operation, passed: usize) -> (Vec<SequenceOutput>, Result<()>, bool) {
+    let mut fixture = Fixture::new();
+    let subject = (operation.prepare)(&mut fixture);
+    let (result, injected) = fail_allocation(passed, || (operation.run)(&mut fixture, subject));
+    fixture.engine.check_invariants();
+    fixture.drain();
+    fixture.free_all();
+    let others = OTHERS.iter().map(|id| fixture.outputs.remove(id).unwrap_or_default()).collect();
+    for (id, output) in &fixture.outputs {
+        let is_valid = matches!(output.error, None | Some(Code::OutOfMemory)) && (output.finish.is_some() || output.error.is_some());
+        assert!(is_valid, "{}, after {passed}: sequence {id} has the output {output:?}", operation.name);
     }
-    (others, result, refused)
+    (others, result, injected)
 }
 
-fn refuse_each(operation: &Operation) -> usize {
-    let expected = attempt(operation, usize::MAX);
+fn fail_each_allocation(operation: &Operation) -> usize {
+    let expected = run_operation(operation, usize::MAX);
     expected.1.as_ref().unwrap_or_else(|error| panic!("{}: {error}", operation.name));
-    assert!(expected.0.iter().all(|told| told.ends == 1 && told.tokens.len() == 60), "{:?}", expected.0);
+    assert!(expected.0.iter().all(|output| output.ends == 1 && output.tokens.len() == 60), "{:?}", expected.0);
     for passed in 0.. {
-        let before = live();
-        let (others, result, refused) = attempt(operation, passed);
-        if !refused {
+        let before = live_bytes();
+        let (others, result, injected) = run_operation(operation, passed);
+        if !injected {
             return passed;
         }
         if let Err(error) = result {
             assert_eq!(error.code(), Code::OutOfMemory, "{}, after {passed}: {error}", operation.name);
         }
-        assert_eq!(others, expected.0, "{}, after {passed}: others noticed", operation.name);
+        assert_eq!(others, expected.0, "{}, after {passed}: other requests are affected", operation.name);
         drop((others, expected.1.clone()));
-        assert_eq!(live(), before, "{}, after {passed}: bytes are lost", operation.name);
+        assert_eq!(live_bytes(), before, "{}, after {passed}: memory leaks", operation.name);
     }
     unreachable!()
 }
 
 #[test]
-fn whatever_allocation_is_refused_only_its_own_request_can_fail() {
+fn a_failed_allocation_affects_only_its_own_request() {
     on_deep_stack(|| {
         for operation in OPERATIONS {
-            let refused = refuse_each(operation);
-            println!("{}: {refused} allocations were refused, one by one", operation.name);
+            let failures = fail_each_allocation(operation);
+            println!("{}: {failures} allocations failed, one per run", operation.name);
         }
     });
 }
 
-/// As the model's files have them, and in whole numbers: the embedding and the head in 8 bits, the rest in 4.
+/// The weight format of the model files, and integer weights: 8 bits for the embedding and the head, 4 bits for all others.
 const WEIGHTS: [Option<WeightFormat>; 2] = [None, Some(WeightFormat::Int4 { group: 32, offsets: true })];
 
-/// An engine of a new budget, which keeps a journal and a trace.
-fn make_one(weight_format: Option<WeightFormat>) -> Result<()> {
+/// Creates an engine with a new budget, a journal and a trace.
+fn create_engine(weight_format: Option<WeightFormat>) -> Result<()> {
     let (budget, nowhere) = (MemoryBudget::new(3 << 20, 4 << 20)?, || Some("/dev/null".into()));
     let options =
         EngineOptions { budget: Some(budget), kv_bytes: None, weight_format, journal_path: nowhere(), trace_path: nowhere(), ..options() };
@@ -412,57 +415,57 @@ fn make_one(weight_format: Option<WeightFormat>) -> Result<()> {
 }
 
 #[test]
-fn an_engine_that_cannot_be_made_leaves_nothing_behind() {
+fn a_failed_engine_creation_leaks_no_memory() {
     on_deep_stack(|| {
         for weights in WEIGHTS {
-            make_one(weights).unwrap();
-            let mut refusals = 0;
+            create_engine(weights).unwrap();
+            let mut failures = 0;
             for passed in 0.. {
-                let before = live();
-                let (result, refused) = refusing(passed, || make_one(weights));
-                if !refused {
+                let before = live_bytes();
+                let (result, injected) = fail_allocation(passed, || create_engine(weights));
+                if !injected {
                     break;
                 }
-                refusals += 1;
+                failures += 1;
                 assert!(matches!(&result, Err(error) if error.code() == Code::OutOfMemory), "{weights:?}, after {passed}: {result:?}");
                 drop(result);
-                assert_eq!(live(), before, "{weights:?}, after {passed}: bytes are lost");
+                assert_eq!(live_bytes(), before, "{weights:?}, after {passed}: memory leaks");
             }
-            println!("{weights:?}: {refusals} allocations were refused, one by one");
-            assert!(refusals > 5);
+            println!("{weights:?}: {failures} allocations failed, one per run");
+            assert!(failures > 5);
         }
     });
 }
 
-/// The first column of the tables in docs/allocations.md.
-fn listed() -> BTreeSet<String> {
+/// Returns the first column of the tables in docs/allocations.md.
+fn documented() -> BTreeSet<String> {
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/allocations.md")).unwrap();
     text.lines().filter_map(|line| Some(line.strip_prefix("| `")?.split_once('`')?.0.to_string())).collect()
 }
 
 #[test]
-fn large_allocations_that_cannot_fail_are_listed() {
+fn large_infallible_allocations_are_documented() {
     on_deep_stack(|| {
-        let mut found: BTreeSet<Site> = census(|| {
-            WEIGHTS.into_iter().for_each(|weights| make_one(weights).unwrap());
+        let mut found: BTreeSet<Site> = record_infallible(|| {
+            WEIGHTS.into_iter().for_each(|weights| create_engine(weights).unwrap());
         });
         for operation in OPERATIONS {
-            let mut world = World::new();
-            let subject = (operation.before)(&mut world);
-            found.append(&mut census(|| (operation.watched)(&mut world, subject).unwrap()));
-            found.append(&mut census(|| world.drain()));
+            let mut fixture = Fixture::new();
+            let subject = (operation.prepare)(&mut fixture);
+            found.append(&mut record_infallible(|| (operation.run)(&mut fixture, subject).unwrap()));
+            found.append(&mut record_infallible(|| fixture.drain()));
         }
-        let mut world = World::new();
-        found.append(&mut census(|| {
+        let mut fixture = Fixture::new();
+        found.append(&mut record_infallible(|| {
             let grammar = Some(Grammar::JsonSchema(r#"{"type": "object", "properties": {"name": {"type": "string"}}}"#.into()));
             let sampling = SamplingParams { grammar, ..SamplingParams::default() };
-            add(&mut world, Request::new(long_prompt(3), sampling)).unwrap();
-            world.drain();
+            add(&mut fixture, Request::new(long_prompt(3), sampling)).unwrap();
+            fixture.drain();
         }));
-        let listed = listed();
-        let unlisted: Vec<&Site> = found.iter().filter(|site| !listed.contains(&site.name())).collect();
-        assert!(unlisted.is_empty(), "make them fallible, or list them in docs/allocations.md: {unlisted:#?}");
+        let documented = documented();
+        let undocumented: Vec<&Site> = found.iter().filter(|site| !documented.contains(&site.name())).collect();
+        assert!(undocumented.is_empty(), "make them fallible, or list them in docs/allocations.md: {undocumented:#?}");
         let found: BTreeSet<String> = found.iter().map(Site::name).collect();
-        assert_eq!(found, listed, "docs/allocations.md lists what is there no more");
+        assert_eq!(found, documented, "docs/allocations.md lists allocations that no longer exist");
     });
 }

@@ -1,4 +1,4 @@
-//! After warm-up a step allocates nothing of its own.
+//! After warm-up, the library's own code allocates nothing in a step.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -8,17 +8,17 @@ use pagedllm::engine::{Engine, Prompt, Request};
 use pagedllm::options::{EngineOptions, Grammar, Preemption, SamplingParams};
 use pagedllm::scheduler::FinishReason;
 
-use super::refusing::{Site, counting};
+use super::failing_allocator::{Site, count_allocations};
 use crate::support::{TempDir, bundled_model, configs, write_random_model};
 
 const WARM_UP: usize = 2000;
 const STEPS: usize = 1000;
-/// Lists that other crates take as their arguments.
-const FOR_OTHERS: &[&str] = &["src/text/tokenizer.rs"];
-/// More than run at once, so that some always wait.
+/// Files that allocate lists as arguments of other crates.
+const FOR_OTHER_CRATES: &[&str] = &["src/text/tokenizer.rs"];
+/// Number of unfinished requests. Not all of them can run at once, so some always wait.
 const UNFINISHED: u64 = 14;
 
-/// So small a pool that some of the running have to give way.
+/// Creates an engine whose pool is so small that requests are preempted.
 fn engine(preemption: Preemption, trace: Option<PathBuf>) -> Engine {
     Engine::create(&EngineOptions {
         model_dir: bundled_model(),
@@ -34,13 +34,13 @@ fn engine(preemption: Preemption, trace: Option<PathBuf>) -> Engine {
     .unwrap()
 }
 
-/// Requests of every kind that comes often, one after the other.
+/// Returns request `i`. The requests cycle through all common kinds.
 fn request(i: u32) -> Request {
     let sampling =
         SamplingParams { seed: Some(i as u64), ignore_eos: true, max_tokens: Some(20 + (i as usize * 7) % 60), ..Default::default() };
     let sampling = match i % 6 {
         0 => SamplingParams { temperature: 0.8, top_p: 0.9, logprobs: Some(5), ..sampling },
-        1 => SamplingParams { temperature: 1.0, stop: vec!["the".into(), "never to be seen".into()], ignore_eos: false, ..sampling },
+        1 => SamplingParams { temperature: 1.0, stop: vec!["the".into(), "never generated".into()], ignore_eos: false, ..sampling },
         2 => SamplingParams { temperature: 0.9, repetition_penalty: 1.1, presence_penalty: 0.2, top_k: 40, logprobs: Some(0), ..sampling },
         3 => SamplingParams { prompt_logprobs: Some(2), ..sampling },
         4 => SamplingParams { grammar: Some(Grammar::Regex("[a-z ]{10,30}\\.".into())), ignore_eos: false, ..sampling },
@@ -61,8 +61,8 @@ struct Host {
 }
 
 impl Host {
-    /// Adds what is missing, aborts one now and then, and reads what was told.
-    fn turn(&mut self, step: usize) {
+    /// Adds missing requests, aborts a request at times, and reads the outputs.
+    fn act(&mut self, step: usize) {
         while self.engine.stats().waiting + self.engine.stats().running < UNFINISHED {
             self.last = self.engine.add_request(request(self.added)).unwrap();
             self.added += 1;
@@ -74,25 +74,25 @@ impl Host {
             let _ = self.engine.abort(self.last);
         }
         let outputs = self.engine.queue().poll_batch(Some(Duration::ZERO), |_| Ok(())).unwrap();
-        for (output, told) in outputs.iter() {
-            self.text += told.text.len();
+        for (output, view) in outputs.iter() {
+            self.text += view.text.len();
             output.finish.into_iter().for_each(|finish| *self.ends.entry(finish).or_default() += 1);
         }
     }
 }
 
-fn in_steps(preemption: Preemption, trace: Option<PathBuf>) -> BTreeMap<Site, usize> {
+fn allocations_in_steps(preemption: Preemption, trace: Option<PathBuf>) -> BTreeMap<Site, usize> {
     let mut host = Host { engine: engine(preemption, trace), added: 0, last: 0, ends: HashMap::new(), text: 0 };
     let mut found = BTreeMap::new();
     for step in 0..WARM_UP {
-        host.turn(step);
+        host.act(step);
         host.engine.step().unwrap();
     }
     let before = host.engine.stats();
     host.ends.clear();
     for step in 0..STEPS {
-        host.turn(step);
-        counting(&mut found, || host.engine.step()).unwrap();
+        host.act(step);
+        count_allocations(&mut found, || host.engine.step()).unwrap();
     }
     let after = host.engine.stats();
     println!(
@@ -110,9 +110,9 @@ fn in_steps(preemption: Preemption, trace: Option<PathBuf>) -> BTreeMap<Site, us
     found
 }
 
-/// As hosts do that give each request a queue.
+/// Tests a host that creates one queue per request.
 #[test]
-fn a_step_allocates_nothing_for_queues_that_come_and_go() {
+fn a_warm_step_allocates_nothing_for_created_and_freed_queues() {
     let (engine, mut queues, mut found) = (engine(Preemption::Recompute, None), Vec::new(), BTreeMap::new());
     for step in 0..1500 {
         if step % 6 == 0 {
@@ -123,20 +123,20 @@ fn a_step_allocates_nothing_for_queues_that_come_and_go() {
         }
         match step < 500 {
             true => engine.step().unwrap(),
-            false => counting(&mut found, || engine.step()).unwrap(),
+            false => count_allocations(&mut found, || engine.step()).unwrap(),
         };
         queues.iter().for_each(|queue| drop(queue.poll_batch(Some(Duration::ZERO), |_| Ok(())).unwrap()));
         if queues.len() > 8 {
             queues.remove(0);
         }
     }
-    found.retain(|site, _| site.name().starts_with("src/") && !FOR_OTHERS.contains(&site.name().as_str()));
+    found.retain(|site, _| site.name().starts_with("src/") && !FOR_OTHER_CRATES.contains(&site.name().as_str()));
     assert!(found.is_empty(), "{found:#?}");
 }
 
-/// Windows, experts, sinks and latents: the blocks are so few that some of those that run have to give way.
+/// Tests windows, experts, sinks and latents in a pool that is so small that requests are preempted.
 #[test]
-fn a_step_allocates_nothing_of_its_own_whatever_the_shape_of_the_decoder() {
+fn a_warm_step_allocates_nothing_for_any_model_family() {
     for (family, config) in configs(192) {
         let dir = TempDir::new();
         write_random_model(&dir.0, &config, true, 5);
@@ -154,7 +154,7 @@ fn a_step_allocates_nothing_of_its_own_whatever_the_shape_of_the_decoder() {
             }
             match step < 300 {
                 true => engine.step().unwrap(),
-                false => counting(&mut found, || engine.step()).unwrap(),
+                false => count_allocations(&mut found, || engine.step()).unwrap(),
             };
             drop(engine.queue().poll_batch(Some(Duration::ZERO), |_| Ok(())).unwrap());
         }
@@ -165,11 +165,11 @@ fn a_step_allocates_nothing_of_its_own_whatever_the_shape_of_the_decoder() {
 }
 
 #[test]
-fn a_step_allocates_nothing_of_its_own() {
+fn a_warm_step_allocates_nothing() {
     let trace = std::env::temp_dir().join(format!("pagedllm-steps-{}.json", std::process::id()));
     for (preemption, trace) in [(Preemption::Recompute, None), (Preemption::Swap, Some(trace.clone()))] {
-        let is_own = |(site, _): &(Site, usize)| site.name().starts_with("src/") && !FOR_OTHERS.contains(&site.name().as_str());
-        let (own, others): (Vec<_>, Vec<_>) = in_steps(preemption, trace).into_iter().partition(is_own);
+        let is_own = |(site, _): &(Site, usize)| site.name().starts_with("src/") && !FOR_OTHER_CRATES.contains(&site.name().as_str());
+        let (own, others): (Vec<_>, Vec<_>) = allocations_in_steps(preemption, trace).into_iter().partition(is_own);
         for (site, count) in others {
             println!("{count:8} by {} {}", site.package, site.place);
         }

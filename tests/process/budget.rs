@@ -1,4 +1,4 @@
-//! Memory as a budget that changes while engines run: nobody ends, the bits are the same, and the memory goes back.
+//! Memory budgets that change while engines run: no request ends, the tokens stay the same, and the system gets the memory back.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -55,7 +55,7 @@ fn request(i: usize) -> Request {
 
 type Answers = HashMap<(u64, u32), (Vec<u32>, FinishReason)>;
 
-/// Runs 24 requests and two turns of those that stay; between steps the test does what it likes.
+/// Runs 24 requests, and a second turn of those that are kept. Calls `between` after each step.
 fn serve(engine: &Engine, mut between: impl FnMut(&Engine)) -> Answers {
     let mut answers: HashMap<(u64, u32), (Vec<u32>, Option<FinishReason>)> = HashMap::new();
     let mut drain = |engine: &Engine| {
@@ -85,12 +85,12 @@ fn serve(engine: &Engine, mut between: impl FnMut(&Engine)) -> Answers {
 }
 
 #[test]
-fn a_budget_that_changes_ends_nobody_and_changes_no_bit() {
+fn a_changing_budget_ends_no_request_and_changes_no_token() {
     let _alone = alone();
     let dir = model(128);
     let block = block_bytes(&dir);
-    let most = 80 * block;
-    let engine = || Engine::create(&EngineOptions { kv_bytes: Some(most), ..options(&dir) }).unwrap();
+    let max_bytes = 80 * block;
+    let engine = || Engine::create(&EngineOptions { kv_bytes: Some(max_bytes), ..options(&dir) }).unwrap();
     let expected = serve(&engine(), |_| {});
     assert!(expected.values().all(|(_, finish)| *finish == FinishReason::Length));
     let mut preemptions = 0;
@@ -102,34 +102,38 @@ fn a_budget_that_changes_ends_nobody_and_changes_no_bit() {
                 return;
             }
             let bytes = random.below(81) as u64 * block;
-            let least = engine.budget().info().min_bytes;
+            let min_bytes = engine.budget().info().min_bytes;
             match engine.budget().resize(bytes) {
                 Ok(()) => {
-                    assert!(bytes >= least);
+                    assert!(bytes >= min_bytes);
                     let (stats, info) = (engine.stats(), engine.budget().info());
-                    assert_eq!((stats.blocks_total * block, info.held_bytes), (bytes, bytes), "nobody steps: it is done");
+                    assert_eq!(
+                        (stats.blocks_total * block, info.held_bytes),
+                        (bytes, bytes),
+                        "no step runs, so the resize is applied immediately"
+                    );
                     assert!(stats.blocks_used + stats.blocks_cached + stats.blocks_free == stats.blocks_total);
                 }
                 Err(error) => {
-                    assert!(error.code() == Code::Capacity && error.message().contains(&format!("need {least} bytes")), "{error}");
-                    engine.budget().resize(least).unwrap();
+                    assert!(error.code() == Code::Capacity && error.message().contains(&format!("need {min_bytes} bytes")), "{error}");
+                    engine.budget().resize(min_bytes).unwrap();
                 }
             }
         });
         assert_eq!(answers, expected, "seed {seed}");
         preemptions += engine.stats().preemptions;
     }
-    assert!(preemptions > 0, "the budgets were large enough for all");
+    assert!(preemptions > 0, "no budget caused a preemption");
 }
 
-/// Bytes of this process that are in memory.
+/// Returns the resident bytes of this process.
 fn resident() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
     statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
 }
 
 #[test]
-fn the_memory_beyond_the_budget_goes_back_to_the_system() {
+fn memory_above_the_budget_is_returned_to_the_system() {
     let _alone = alone();
     let dir = model(2048);
     let block = block_bytes(&dir);
@@ -150,9 +154,9 @@ fn the_memory_beyond_the_budget_goes_back_to_the_system() {
     engine.budget().resize(300 * block).unwrap();
     let freed = full.saturating_sub(resident());
     let expected = held - 300 * block;
-    // Pages at the edges of two arrays in each of two layers stay, and the process has other things to do.
-    assert!(freed > expected - (1 << 20), "{freed} of {expected} bytes went back");
-    // More is there at once.
+    // Partial pages at the ends of two arrays in each of two layers stay resident, and other allocations change, too.
+    assert!(freed > expected - (1 << 20), "{freed} of {expected} bytes were returned");
+    // A larger budget is available immediately.
     engine.budget().resize(2048 * block).unwrap();
     assert_eq!(engine.stats().blocks_total, 2048);
     fill(9);
@@ -162,7 +166,7 @@ fn the_memory_beyond_the_budget_goes_back_to_the_system() {
 }
 
 #[test]
-fn engines_share_a_budget_and_what_one_does_not_use_another_has() {
+fn engines_share_a_budget_and_use_the_memory_that_others_leave() {
     let _alone = alone();
     let dir = model(128);
     let block = block_bytes(&dir);
@@ -174,9 +178,9 @@ fn engines_share_a_budget_and_what_one_does_not_use_another_has() {
     let first = Engine::create(&options).unwrap();
     assert_eq!(serve(&first, |_| {}), alone);
     let cached = first.stats().blocks_cached + first.stats().blocks_used;
-    assert!(cached > 50, "the first keeps what it computed: {cached}");
+    assert!(cached > 50, "the first engine keeps its cached blocks: {cached}");
     let second = Engine::create(&options).unwrap();
-    // The first is idle, and still makes room.
+    // The first engine is idle, and still releases blocks.
     assert_eq!(serve(&second, |_| assert!(budget.info().held_bytes <= 100 * block)), alone);
     assert!(
         first.stats().blocks_total < 60 && second.stats().blocks_total > 40,
@@ -184,15 +188,15 @@ fn engines_share_a_budget_and_what_one_does_not_use_another_has() {
         first.stats().blocks_total,
         second.stats().blocks_total
     );
-    // Both at once, each with a thread of its own, while the budget changes.
+    // Both engines run on their own threads while the budget changes.
     first.start().unwrap();
     second.start().unwrap();
     let answers = |engine: &Engine| -> Vec<Vec<u32>> {
-        let ids: Vec<u64> = (0..24).map(|i| add_when_there_is_room(engine, i)).collect();
+        let ids: Vec<u64> = (0..24).map(|i| add_when_capacity_allows(engine, i)).collect();
         let (mut tokens, mut open) = (vec![Vec::new(); 24], (0..24).map(|i| request(i).n as usize).sum::<usize>());
-        let begun = Instant::now();
+        let start = Instant::now();
         while open > 0 {
-            assert!(begun.elapsed() < Duration::from_secs(120), "{open} are still open");
+            assert!(start.elapsed() < Duration::from_secs(120), "{open} are still open");
             for output in engine.queue().poll(Some(Duration::from_millis(100))).unwrap() {
                 open -= output.finish.is_some() as usize;
                 let place = ids.iter().position(|&id| id == output.request).unwrap();
@@ -207,7 +211,7 @@ fn engines_share_a_budget_and_what_one_does_not_use_another_has() {
     std::thread::scope(|scope| {
         let both = [&first, &second].map(|engine| scope.spawn(|| answers(engine)));
         for bytes in [60, 100, 40, 200, 50, 100].map(|blocks| blocks * block) {
-            // Beams on their way may need more.
+            // A resize below the reservations of running beams is refused.
             let _ = budget.resize(bytes);
             std::thread::sleep(Duration::from_millis(30));
         }
@@ -215,9 +219,9 @@ fn engines_share_a_budget_and_what_one_does_not_use_another_has() {
             assert_eq!(answers.join().unwrap(), expected);
         }
     });
-    let begun = Instant::now();
+    let start = Instant::now();
     while budget.info().held_bytes > budget.info().bytes {
-        assert!(begun.elapsed() < Duration::from_secs(20), "somebody keeps what is not there: {budget:?}");
+        assert!(start.elapsed() < Duration::from_secs(20), "an engine holds more than the budget: {budget:?}");
         std::thread::sleep(Duration::from_millis(1));
     }
     drop(first);
@@ -228,12 +232,12 @@ fn engines_share_a_budget_and_what_one_does_not_use_another_has() {
     }
 }
 
-/// Beams that need more than one sequence does are refused as long as the other engine holds it.
-fn add_when_there_is_room(engine: &Engine, i: usize) -> u64 {
-    let begun = Instant::now();
+/// Adds request `i`. Beams need more blocks than one sequence, and are refused while the other engine holds these blocks.
+fn add_when_capacity_allows(engine: &Engine, i: usize) -> u64 {
+    let start = Instant::now();
     loop {
         match engine.add_request(request(i)) {
-            Err(error) if error.code() == Code::Capacity && begun.elapsed() < Duration::from_secs(60) => {
+            Err(error) if error.code() == Code::Capacity && start.elapsed() < Duration::from_secs(60) => {
                 assert!(error.message().contains("ask again when they hold less"), "{error}");
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -242,7 +246,7 @@ fn add_when_there_is_room(engine: &Engine, i: usize) -> u64 {
     }
 }
 
-/// Of the i-th request in `serve`, before its second turn.
+/// Returns the tokens of request `i` in `serve` without its second turn.
 fn tokens_of(answers: &Answers, i: usize) -> Vec<u32> {
     let mut ids: Vec<u64> = answers.keys().map(|(request, _)| *request).collect();
     ids.sort_unstable();
@@ -253,47 +257,47 @@ fn tokens_of(answers: &Answers, i: usize) -> Vec<u32> {
 }
 
 #[test]
-fn budgets_that_cannot_be_are_refused_with_the_one_that_could() {
+fn invalid_budgets_are_refused_with_the_required_bytes() {
     let _alone = alone();
     let dir = model(128);
     let block = block_bytes(&dir);
-    let refused = |options: EngineOptions, code: Code, why: &str| {
+    let assert_refused = |options: EngineOptions, code: Code, message: &str| {
         let error = Engine::create(&options).err().unwrap();
-        assert!(error.code() == code && error.message().contains(why), "{error}, expected {why}");
+        assert!(error.code() == code && error.message().contains(message), "{error}, expected {message}");
     };
     let budget = MemoryBudget::new(40 * block, 40 * block).unwrap();
     let shared = || EngineOptions { budget: Some(budget.clone()), ..options(&dir) };
-    refused(EngineOptions { kv_bytes: Some(1), ..shared() }, Code::InvalidArgument, "kv_bytes and a budget are both given");
-    refused(EngineOptions { max_model_len: Some(129), ..shared() }, Code::InvalidArgument, "max_model_len is 129");
-    let tiny = MemoryBudget::new(block, block).unwrap();
-    refused(EngineOptions { budget: Some(tiny), ..options(&dir) }, Code::Capacity, "one sequence may have 128");
+    assert_refused(EngineOptions { kv_bytes: Some(1), ..shared() }, Code::InvalidArgument, "kv_bytes and a budget are both given");
+    assert_refused(EngineOptions { max_model_len: Some(129), ..shared() }, Code::InvalidArgument, "max_model_len is 129");
+    let one_block = MemoryBudget::new(block, block).unwrap();
+    assert_refused(EngineOptions { budget: Some(one_block), ..options(&dir) }, Code::Capacity, "one sequence may have 128");
     let (first, _second) = (Engine::create(&shared()).unwrap(), Engine::create(&shared()).unwrap());
-    // 16 blocks each: a third would not have them.
-    refused(shared(), Code::Capacity, "one sequence may have 128");
+    // Each engine needs 16 blocks, so the budget of 40 blocks has too few for a third engine.
+    assert_refused(shared(), Code::Capacity, "one sequence may have 128");
     let error = budget.resize(31 * block).unwrap_err();
     assert!(error.message().contains(&format!("need {} bytes to go on", 32 * block)), "{error}");
-    // Four samples that may need 64 blocks, of which the budget never had so many; and two that need 30, which are the other's.
-    let wide = |n, max_tokens| {
+    // Four samples need 64 blocks, more than the budget. Two samples need 30 blocks, some of which the other engine holds.
+    let samples = |n, max_tokens| {
         let sampling = SamplingParams { max_tokens: Some(max_tokens), ..SamplingParams::greedy() };
         Request { n, ..Request::new(Prompt::Tokens(vec![1; 8]), sampling) }
     };
-    let error = first.add_request(wide(4, 120)).unwrap_err();
+    let error = first.add_request(samples(4, 120)).unwrap_err();
     assert!(error.code() == Code::Capacity && error.message().contains("the pool has 40"), "{error}");
-    let error = first.add_request(wide(2, 112)).unwrap_err();
+    let error = first.add_request(samples(2, 112)).unwrap_err();
     assert!(error.code() == Code::Capacity && error.message().contains("hold"), "{error}");
-    first.add_request(wide(2, 88)).unwrap();
-    assert_eq!(budget.info().min_bytes, 39 * block, "it is promised as long as the request lives");
+    first.add_request(samples(2, 88)).unwrap();
+    assert_eq!(budget.info().min_bytes, 39 * block, "the blocks are reserved until the request ends");
     while first.step().unwrap().unfinished > 0 {}
     assert_eq!(budget.info().min_bytes, 32 * block);
 }
 
-/// Shrinks its engine's budget while it computes.
-struct Squeezing {
+/// A runner that shrinks the budget of its engine during each step.
+struct ShrinkingRunner {
     budget: Arc<OnceLock<Arc<MemoryBudget>>>,
     logits: Vec<f32>,
 }
 
-impl Runner for Squeezing {
+impl Runner for ShrinkingRunner {
     fn submit(&mut self, plan: &StepPlan) -> pagedllm::error::Result<InFlightStep> {
         self.budget.get().unwrap().resize(10).unwrap();
         self.logits.resize(plan.batch.logit_rows.len() * 8, 0.0);
@@ -306,11 +310,11 @@ impl Runner for Squeezing {
 }
 
 #[test]
-fn what_a_budget_wants_during_the_last_step_is_done_after_it() {
+fn a_resize_during_the_last_step_is_applied_after_it() {
     let _alone = alone();
     let budget = Arc::new(OnceLock::new());
-    let runner = Squeezing { budget: budget.clone(), logits: Vec::new() };
-    // Blocks of one byte.
+    let runner = ShrinkingRunner { budget: budget.clone(), logits: Vec::new() };
+    // Each block has one byte.
     let engine = Engine::with_runner(&EngineOptions::default(), support::model_info(8, 64, 64, vec![]), None, Box::new(runner)).unwrap();
     budget.get_or_init(|| engine.budget().clone());
     let sampling = SamplingParams { max_tokens: Some(1), ..SamplingParams::greedy() };
@@ -319,15 +323,15 @@ fn what_a_budget_wants_during_the_last_step_is_done_after_it() {
     assert_eq!((engine.budget().info().held_bytes, engine.stats().blocks_total), (10, 10));
 }
 
-/// A pool that takes its time to become smaller.
+/// A runner that counts how often its pool shrinks. Each shrink takes `shrink_time`.
 #[derive(Default)]
-struct Lending {
+struct CountingRunner {
     logits: Vec<f32>,
     shrinks: Arc<AtomicUsize>,
-    takes: Duration,
+    shrink_time: Duration,
 }
 
-impl Runner for Lending {
+impl Runner for CountingRunner {
     fn submit(&mut self, plan: &StepPlan) -> pagedllm::error::Result<InFlightStep> {
         self.logits.resize(plan.batch.logit_rows.len() * 8, 0.0);
         Ok(InFlightStep { logits: plan.batch.logit_rows.len() })
@@ -338,21 +342,21 @@ impl Runner for Lending {
     }
 
     fn shrink(&mut self, _: &[BlockCopy], _: usize) -> pagedllm::error::Result<()> {
-        std::thread::sleep(self.takes);
+        std::thread::sleep(self.shrink_time);
         self.shrinks.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
 }
 
-/// One engine on a budget of 64 blocks of one byte, and how often its pool became smaller.
-fn tenant(budget: &Arc<MemoryBudget>, takes: Duration) -> (Engine, Arc<AtomicUsize>) {
+/// Creates an engine on a budget of 64 blocks of one byte. Returns the number of its shrinks, too.
+fn engine_on(budget: &Arc<MemoryBudget>, shrink_time: Duration) -> (Engine, Arc<AtomicUsize>) {
     let options = EngineOptions { budget: Some(budget.clone()), max_batch_tokens: 16, max_seqs: 4, ..EngineOptions::default() };
-    let runner = Lending { takes, ..Lending::default() };
+    let runner = CountingRunner { shrink_time, ..CountingRunner::default() };
     let shrinks = runner.shrinks.clone();
     (Engine::with_runner(&options, support::model_info(8, 64, 64, vec![]), None, Box::new(runner)).unwrap(), shrinks)
 }
 
-fn ask(engine: &Engine, first: u32, prompt: u32, max_tokens: usize) {
+fn add(engine: &Engine, first: u32, prompt: u32, max_tokens: usize) {
     let prompt = (0..prompt).map(|i| (first + i * i) % 8).collect();
     let sampling = SamplingParams { max_tokens: Some(max_tokens), ..SamplingParams::greedy() };
     engine.add_request(Request::new(Prompt::Tokens(prompt), sampling)).unwrap();
@@ -363,38 +367,42 @@ fn finish_all(engine: &Engine) {
 }
 
 #[test]
-fn a_step_does_the_work_of_no_engine_that_is_stepped_itself() {
+fn a_step_shrinks_only_engines_that_are_not_being_stepped() {
     let _alone = alone();
     let budget = MemoryBudget::new(64, 64).unwrap();
-    let (lender, shrinks) = tenant(&budget, Duration::ZERO);
-    // What it caches fills the budget.
+    let (lender, shrinks) = engine_on(&budget, Duration::ZERO);
+    // The cached blocks fill the budget.
     let fill = || {
-        (0..8).for_each(|first| ask(&lender, first, 60, 1));
+        (0..8).for_each(|first| add(&lender, first, 60, 1));
         finish_all(&lender);
     };
     fill();
-    let (borrower, _) = tenant(&budget, Duration::ZERO);
-    ask(&lender, 3, 9, 50);
+    let (borrower, _) = engine_on(&budget, Duration::ZERO);
+    add(&lender, 3, 9, 50);
     lender.step().unwrap();
-    (0..2).for_each(|first| ask(&borrower, first, 50, 10));
+    (0..2).for_each(|first| add(&borrower, first, 50, 10));
     let (before, blocks) = (shrinks.load(Ordering::SeqCst), lender.stats().blocks_total);
     for _ in 0..5 {
         borrower.step().unwrap();
     }
-    assert_eq!((shrinks.load(Ordering::SeqCst), lender.stats().blocks_total), (before, blocks), "it is told, and no more");
+    assert_eq!(
+        (shrinks.load(Ordering::SeqCst), lender.stats().blocks_total),
+        (before, blocks),
+        "the step of the borrower does not shrink the lender, which is being stepped"
+    );
     lender.step().unwrap();
-    assert!(shrinks.load(Ordering::SeqCst) > before && lender.stats().blocks_total < blocks, "before its own step");
+    assert!(shrinks.load(Ordering::SeqCst) > before && lender.stats().blocks_total < blocks, "the lender shrinks at its own next step");
     [&borrower, &lender].into_iter().for_each(finish_all);
-    // Now nobody steps it.
+    // The lender is not stepped any more.
     fill();
     let (before, blocks) = (shrinks.load(Ordering::SeqCst), lender.stats().blocks_total);
-    (0..4).for_each(|first| ask(&borrower, first, 50, 10));
+    (0..4).for_each(|first| add(&borrower, first, 50, 10));
     finish_all(&borrower);
-    assert!(shrinks.load(Ordering::SeqCst) > before && lender.stats().blocks_total < blocks, "who needs it takes it");
+    assert!(shrinks.load(Ordering::SeqCst) > before && lender.stats().blocks_total < blocks, "the borrower shrinks the lender");
     assert_eq!(borrower.stats().preemptions, 0);
 }
 
-/// Two engines of the model in `dir` on a budget of 80 blocks, whose longest sequences need 8.
+/// Creates two engines of the model in `dir` on a budget of 80 blocks. Each needs at least 8 blocks for its longest sequence.
 fn pair(dir: &TempDir, max_seqs: usize) -> (Arc<MemoryBudget>, Engine, Engine) {
     let bytes = 80 * block_bytes(dir);
     let budget = MemoryBudget::new(bytes, bytes).unwrap();
@@ -409,7 +417,7 @@ fn pair(dir: &TempDir, max_seqs: usize) -> (Arc<MemoryBudget>, Engine, Engine) {
     (budget, Engine::create(&options).unwrap(), Engine::create(&options).unwrap())
 }
 
-fn ask_many(engine: &Engine, count: u32, prompt: u32, max_tokens: usize) {
+fn add_many(engine: &Engine, count: u32, prompt: u32, max_tokens: usize) {
     for i in 0..count {
         let prompt = (0..prompt).map(|k| (k * 37 + i * 11) % 120).collect();
         let sampling = SamplingParams { max_tokens: Some(max_tokens), ignore_eos: true, ..SamplingParams::greedy() };
@@ -418,13 +426,13 @@ fn ask_many(engine: &Engine, count: u32, prompt: u32, max_tokens: usize) {
 }
 
 #[test]
-fn an_idle_engine_gives_all_but_its_least() {
+fn an_idle_engine_yields_all_blocks_above_its_minimum() {
     let _alone = alone();
     let dir = model(512);
     let (_, busy, idle) = pair(&dir, 30);
-    ask_many(&idle, 1, 10, 3);
+    add_many(&idle, 1, 10, 3);
     finish_all(&idle);
-    ask_many(&busy, 30, 30, 30);
+    add_many(&busy, 30, 30, 30);
     for _ in 0..10 {
         busy.step().unwrap();
     }
@@ -432,19 +440,19 @@ fn an_idle_engine_gives_all_but_its_least() {
 }
 
 #[test]
-fn what_ends_in_an_engines_last_step_is_there_for_who_is_hungry() {
+fn blocks_freed_in_the_last_step_are_available_to_other_engines() {
     let _alone = alone();
     let dir = model(512);
     let (_, first, second) = pair(&dir, 9);
-    // They end all at once.
-    ask_many(&first, 9, 40, 24);
+    // All these requests end in the same step.
+    add_many(&first, 9, 40, 24);
     (0..3).for_each(|_| assert!(first.step().unwrap().unfinished > 0));
-    ask_many(&second, 9, 30, 34);
+    add_many(&second, 9, 30, 34);
     for _ in 0..3 {
         second.step().unwrap();
         first.step().unwrap();
     }
-    assert!(second.stats().blocks_total < 20, "the first has the rest: {:?}", second.stats());
+    assert!(second.stats().blocks_total < 20, "the first engine holds the rest: {:?}", second.stats());
     finish_all(&first);
     assert_eq!(first.stats().blocks_total, 8);
     second.step().unwrap();
@@ -452,10 +460,10 @@ fn what_ends_in_an_engines_last_step_is_there_for_who_is_hungry() {
     finish_all(&second);
 }
 
-/// Has a defect.
-struct Failing;
+/// A runner with a defect.
+struct PanickingRunner;
 
-impl Runner for Failing {
+impl Runner for PanickingRunner {
     fn submit(&mut self, _: &StepPlan) -> pagedllm::error::Result<InFlightStep> {
         panic!("a defect");
     }
@@ -466,25 +474,25 @@ impl Runner for Failing {
 }
 
 #[test]
-fn an_engine_that_has_failed_leaves_its_part_to_the_others() {
+fn a_failed_engine_releases_its_share_of_the_budget() {
     let _alone = alone();
     let budget = MemoryBudget::new(100, 100).unwrap();
     let options = EngineOptions { budget: Some(budget.clone()), max_batch_tokens: 16, max_seqs: 4, ..EngineOptions::default() };
-    for drives in [false, true] {
+    for starts in [false, true] {
         let info = support::model_info(8, 64, 30, vec![]);
-        let failing = Engine::with_runner(&options, info, None, Box::new(Failing)).unwrap();
-        let (other, _) = tenant(&budget, Duration::ZERO);
-        ask(&failing, 1, 20, 4);
-        match drives {
+        let failing = Engine::with_runner(&options, info, None, Box::new(PanickingRunner)).unwrap();
+        let (other, _) = engine_on(&budget, Duration::ZERO);
+        add(&failing, 1, 20, 4);
+        match starts {
             true => failing.start().unwrap(),
             false => assert_eq!(failing.step().unwrap_err().code(), Code::Internal),
         }
-        let begun = Instant::now();
+        let start = Instant::now();
         while budget.info().min_bytes > 8 {
-            assert!(begun.elapsed() < Duration::from_secs(20), "it keeps its part: {budget:?}");
+            assert!(start.elapsed() < Duration::from_secs(20), "the failed engine keeps its share: {budget:?}");
             std::thread::sleep(Duration::from_millis(1));
         }
-        (0..4).for_each(|first| ask(&other, first, 50, 10));
+        (0..4).for_each(|first| add(&other, first, 50, 10));
         other.step().unwrap();
         assert_eq!(other.stats().blocks_total, budget.info().held_bytes);
         finish_all(&other);
@@ -492,10 +500,10 @@ fn an_engine_that_has_failed_leaves_its_part_to_the_others() {
 }
 
 #[test]
-fn a_host_that_steps_is_never_told_that_its_engine_is_busy_with_its_lease() {
+fn budget_resizes_never_make_a_step_return_busy() {
     let _alone = alone();
     let budget = MemoryBudget::new(64, 64).unwrap();
-    let (engine, shrinks) = tenant(&budget, Duration::from_millis(1));
+    let (engine, shrinks) = engine_on(&budget, Duration::from_millis(1));
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -504,8 +512,8 @@ fn a_host_that_steps_is_never_told_that_its_engine_is_busy_with_its_lease() {
             }
         });
         for first in 0..60 {
-            ask(&engine, first, 9, 20);
-            while engine.step().expect("nobody else steps").unfinished > 0 {
+            add(&engine, first, 9, 20);
+            while engine.step().expect("no other thread steps the engine").unfinished > 0 {
                 std::thread::sleep(Duration::from_micros(200));
             }
         }

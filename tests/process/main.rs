@@ -1,4 +1,4 @@
-//! Tests that measure the whole process, and therefore have a process of their own: its memory, its threads and their time.
+//! Tests that measure the memory, the threads and the CPU time of the whole process. They need a process of their own.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,4 +1,4 @@
-//! The engine's own threads: where they run, what they cost while nothing is to do, and that bits do not depend on either.
+//! The engine's own threads: their CPUs, their CPU time while the engine is idle, and the independence of outputs from both.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,27 +15,27 @@ fn options() -> EngineOptions {
     EngineOptions { model_dir: bundled_model(), kv_bytes: Some(4 << 20), max_seqs: 4, max_batch_tokens: 64, ..Default::default() }
 }
 
-/// What a thread's status says.
+/// Returns a field of the status of a thread.
 fn status(thread: &str, field: &str) -> String {
     let status = fs::read_to_string(format!("/proc/self/task/{thread}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
     line.unwrap_or_else(|| panic!("{field} in {status}")).trim().into()
 }
 
-/// The CPUs of this test.
+/// Returns the CPUs on which this thread may run.
 fn allowed() -> Vec<usize> {
     let own = fs::read_link("/proc/thread-self").unwrap();
     cpu_list(&status(own.file_name().unwrap().to_str().unwrap(), "Cpus_allowed_list")).unwrap()
 }
 
-/// (name, id) of the engines' threads.
+/// Returns the names and ids of the threads of all engines.
 fn threads() -> BTreeSet<(String, String)> {
     let ids = fs::read_dir("/proc/self/task").unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let named = ids.map(|id| (fs::read_to_string(format!("/proc/self/task/{id}/comm")).unwrap().trim().to_string(), id));
     named.filter(|(name, _)| name.starts_with("pagedllm-")).collect()
 }
 
-/// Time on a core so far.
+/// Returns the CPU time of the threads so far.
 fn cpu_time(threads: &BTreeSet<(String, String)>) -> Duration {
     let nanoseconds = |id: &str| -> u64 {
         let stat = fs::read_to_string(format!("/proc/self/task/{id}/schedstat")).unwrap();
@@ -44,13 +44,13 @@ fn cpu_time(threads: &BTreeSet<(String, String)>) -> Duration {
     Duration::from_nanos(threads.iter().map(|(_, id)| nanoseconds(id)).sum())
 }
 
-/// Tokens and the bits of their probabilities.
+/// Runs one request and returns the tokens and the bits of their log probabilities.
 fn answer(engine: &Engine, steps: bool) -> Vec<(u32, u32)> {
     let sampling = SamplingParams { max_tokens: Some(20), ignore_eos: true, logprobs: Some(0), ..SamplingParams::greedy() };
     engine.add_request(Request::new(Prompt::Tokens((10..60).collect()), sampling)).unwrap();
     let (mut bits, begin) = (Vec::new(), Instant::now());
     loop {
-        assert!(begin.elapsed() < Duration::from_secs(60), "no end");
+        assert!(begin.elapsed() < Duration::from_secs(60), "the request does not end");
         if steps {
             engine.step().unwrap();
         }
@@ -66,7 +66,7 @@ fn answer(engine: &Engine, steps: bool) -> Vec<(u32, u32)> {
 }
 
 #[test]
-fn an_engine_without_requests_uses_no_core() {
+fn an_idle_engine_uses_no_cpu_time() {
     let _alone = alone();
     for start in [false, true] {
         let engine = Engine::create(&EngineOptions { threads: Some(3), ..options() }).unwrap();
@@ -74,7 +74,7 @@ fn an_engine_without_requests_uses_no_core() {
             engine.start().unwrap();
         }
         answer(&engine, !start);
-        // What spins goes to sleep.
+        // After this time, spinning threads sleep.
         std::thread::sleep(Duration::from_millis(50));
         let threads = threads();
         assert!(threads.len() >= 2 + start as usize, "{threads:?}");
@@ -86,7 +86,7 @@ fn an_engine_without_requests_uses_no_core() {
 }
 
 #[test]
-fn pinned_threads_run_where_they_were_asked_to_and_the_hosts_own_is_left_alone() {
+fn engine_threads_run_on_the_given_cpus_and_the_host_thread_keeps_its_affinity() {
     let _alone = alone();
     let allowed = allowed();
     let mut cpus = allowed.clone();
@@ -107,15 +107,15 @@ fn pinned_threads_run_where_they_were_asked_to_and_the_hosts_own_is_left_alone()
         }
     }
     assert_eq!(threads().iter().filter(|(name, _)| name == "pagedllm-driver").count(), 1);
-    assert_eq!(self::allowed(), allowed, "of the thread that made the engine and stepped it");
+    assert_eq!(self::allowed(), allowed, "the affinity of the thread that created and stepped the engine is unchanged");
 }
 
 #[test]
-fn threads_and_cpus_that_cannot_be_are_refused_with_the_numbers() {
+fn invalid_threads_and_cpus_are_refused_with_the_limits() {
     let _alone = alone();
     let allowed = allowed();
     let elsewhere = (0..1024).find(|cpu| !allowed.contains(cpu)).unwrap();
-    for (threads, cpus, code, why) in [
+    for (threads, cpus, code, message) in [
         (Some(0), None, Code::InvalidArgument, "threads is 0: it must be from 1 to 1024".into()),
         (Some(10_000), None, Code::InvalidArgument, "threads is 10000: it must be from 1 to 1024".into()),
         (Some(3), Some(vec![allowed[0]]), Code::InvalidArgument, "cpus names 1 CPUs and threads is 3".into()),
@@ -129,14 +129,14 @@ fn threads_and_cpus_that_cannot_be_are_refused_with_the_numbers() {
     ] {
         let options = EngineOptions { threads, cpus, ..options() };
         for error in [Engine::plan(&options).err().unwrap(), Engine::create(&options).err().unwrap()] {
-            assert!(error.code() == code && error.message().contains(&why), "{error}");
+            assert!(error.code() == code && error.message().contains(&message), "{error}");
         }
     }
 }
 
-/// Who waits for the others' threads leaves them the cores: so all end.
+/// A waiting thread yields its core to the threads of other engines, so all engines finish.
 #[test]
-fn engines_with_more_threads_than_cores_give_the_same_bits_at_once() {
+fn concurrent_engines_with_more_threads_than_cores_give_the_same_bits() {
     let _alone = alone();
     let plain = answer(&Engine::create(&EngineOptions { threads: Some(1), ..options() }).unwrap(), true);
     let threads = 2 * std::thread::available_parallelism().unwrap().get();

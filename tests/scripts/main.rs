@@ -123,7 +123,7 @@ fn difference(place: &str, expected: &Json, found: &Json) -> Option<String> {
 }
 
 #[test]
-fn scripts_give_what_was_recorded() {
+fn scripts_give_the_recorded_results() {
     let record = std::env::var_os("PLLM_RECORD_SCRIPTS").is_some();
     let paths = paths_of_this_machine();
     let mut failures = Vec::new();
@@ -147,7 +147,7 @@ fn scripts_give_what_was_recorded() {
 
 /// Each call is in some script, and each script says what it is about.
 #[test]
-fn scripts_cover_every_call() {
+fn scripts_use_every_call_and_state_their_purpose() {
     let scripts = scripts();
     assert!(scripts.len() >= 30, "only {} scripts", scripts.len());
     let mut used = BTreeSet::new();

@@ -1,14 +1,14 @@
-//! What the process has allocated, and what of it is in memory.
+//! Counts the allocated and the resident bytes of the process.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
-struct Counting;
+struct CountingAllocator;
 
 static LIVE: AtomicI64 = AtomicI64::new(0);
 
-// SAFETY: everything is passed on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
+// SAFETY: all calls go to the system's allocator.
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LIVE.fetch_add(layout.size() as i64, Relaxed);
         // SAFETY: the caller's contract.
@@ -23,11 +23,11 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Every thread would fill gaps of its own, and how many of them there are is no concern of this test.
+/// Makes all threads share one heap. Otherwise the fragmentation would depend on the number of threads.
 pub fn share_one_heap() {
-    // SAFETY: it may be called at any time.
+    // SAFETY: mallopt may be called at any time.
     unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
 }
 

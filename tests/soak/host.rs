@@ -1,4 +1,4 @@
-//! One of the hosts: it asks for whatever comes to its mind, reads what comes, and keeps account of what it is owed.
+//! A host thread: it makes random API calls, reads the outputs, and tracks the last outputs that it expects.
 
 use std::collections::HashMap;
 use std::ops::AddAssign;
@@ -14,13 +14,12 @@ use pagedllm::scheduler::FinishReason;
 use crate::support::Random;
 use crate::support::faulty::POISON;
 
-/// How long everything may take to end, once nobody asks for more.
-const PATIENCE: Duration = Duration::from_secs(120);
+const END_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What a host, or all of them, did.
+/// Counts of one host or of all hosts.
 #[derive(Debug, Default)]
 pub struct Tally {
-    pub asked: u64,
+    pub calls: u64,
     pub refused: u64,
     pub ended: u64,
     pub failed: u64,
@@ -36,7 +35,7 @@ pub struct Tally {
 
 impl AddAssign for Tally {
     fn add_assign(&mut self, other: Tally) {
-        self.asked += other.asked;
+        self.calls += other.calls;
         self.refused += other.refused;
         self.ended += other.ended;
         self.failed += other.failed;
@@ -56,33 +55,33 @@ pub struct Host<'a> {
     queue: Queue,
     random: Random,
     /// Last outputs that are still to come, by request.
-    owed: HashMap<u64, u32>,
-    /// And those that may come: of children and imported sequences, which run, or could not be made.
+    expected: HashMap<u64, u32>,
+    /// Last outputs that may come: forks and imported sequences run, are idle, or fail.
     possible: HashMap<u64, u32>,
-    /// Sequences that may be named; some have ended and are gone.
+    /// Sequences that calls may use. Some of them may have ended.
     sequences: Vec<u64>,
     pins: Vec<u64>,
-    /// Exported sequences, for whichever host comes first.
-    on_the_way: &'a Mutex<Vec<Vec<u8>>>,
+    /// Exported sequences that any host may import.
+    exported_states: &'a Mutex<Vec<Vec<u8>>>,
     tally: Tally,
 }
 
 impl<'a> Host<'a> {
-    pub fn new(engine: &'a Engine, on_the_way: &'a Mutex<Vec<Vec<u8>>>, seed: u64) -> Host<'a> {
+    pub fn new(engine: &'a Engine, exported_states: &'a Mutex<Vec<Vec<u8>>>, seed: u64) -> Host<'a> {
         Host {
             engine,
             queue: engine.create_queue(50).unwrap(),
             random: Random(seed.wrapping_mul(7919).wrapping_add(3)),
-            owed: HashMap::new(),
+            expected: HashMap::new(),
             possible: HashMap::new(),
             sequences: Vec::new(),
             pins: Vec::new(),
-            on_the_way,
+            exported_states,
             tally: Tally::default(),
         }
     }
 
-    pub fn live(mut self, stop: &AtomicBool) -> Tally {
+    pub fn run(mut self, stop: &AtomicBool) -> Tally {
         while !stop.load(SeqCst) {
             self.act();
             if self.sequences.len() > 40 {
@@ -90,7 +89,7 @@ impl<'a> Host<'a> {
                 self.free(oldest);
             }
         }
-        self.leave();
+        self.finish();
         self.tally
     }
 
@@ -111,22 +110,23 @@ impl<'a> Host<'a> {
         }
     }
 
-    /// What is refused is refused for a reason that a busy host knows.
-    fn asked<T>(&mut self, result: Result<T>) -> Option<T> {
-        self.tally.asked += 1;
-        let known = |error: &Error| matches!(error.code(), Code::Capacity | Code::NotFound | Code::InvalidArgument | Code::Unsupported);
+    /// Counts a call and returns its value. A refused call must have one of the expected codes.
+    fn check<T>(&mut self, result: Result<T>) -> Option<T> {
+        self.tally.calls += 1;
+        let is_expected =
+            |error: &Error| matches!(error.code(), Code::Capacity | Code::NotFound | Code::InvalidArgument | Code::Unsupported);
         match result {
             Ok(value) => Some(value),
             Err(error) => {
-                assert!(known(&error), "{error}");
+                assert!(is_expected(&error), "{error}");
                 self.tally.refused += 1;
                 None
             }
         }
     }
 
-    fn some_tokens(&mut self, most: usize) -> Vec<u32> {
-        let (len, first) = (1 + self.random.below(most), self.random.below(3) as u32);
+    fn some_tokens(&mut self, max_len: usize) -> Vec<u32> {
+        let (len, first) = (1 + self.random.below(max_len), self.random.below(3) as u32);
         let mut tokens: Vec<u32> = (0..len as u32).map(|i| (first + i * 7) % 120).collect();
         if self.random.below(150) == 0 {
             tokens[len / 2] = POISON;
@@ -159,8 +159,8 @@ impl<'a> Host<'a> {
             _ => {}
         }
         let (n, keep) = (request.n, request.keep);
-        if let Some(id) = self.asked(self.engine.add_request_to(&self.queue, request)) {
-            self.owed.insert(id, n);
+        if let Some(id) = self.check(self.engine.add_request_to(&self.queue, request)) {
+            self.expected.insert(id, n);
             if keep {
                 self.sequences.push(id);
             }
@@ -173,11 +173,11 @@ impl<'a> Host<'a> {
     }
 
     fn abort(&mut self) {
-        let mut open: Vec<u64> = self.owed.iter().filter(|(_, owed)| **owed > 0).map(|(id, _)| *id).collect();
-        open.sort_unstable();
-        if !open.is_empty() {
-            let id = open[self.random.below(open.len())];
-            self.asked(self.engine.abort(id));
+        let mut running: Vec<u64> = self.expected.iter().filter(|(_, count)| **count > 0).map(|(id, _)| *id).collect();
+        running.sort_unstable();
+        if !running.is_empty() {
+            let id = running[self.random.below(running.len())];
+            self.check(self.engine.abort(id));
         }
     }
 
@@ -187,9 +187,9 @@ impl<'a> Host<'a> {
         let at = (self.random.below(3) == 0).then(|| 1 + self.random.below(20));
         let n = 1 + self.random.below(3);
         let how = Fork { at, idle, seed: Some(5), queue: Some(&self.queue), user_data: None };
-        // The children of a parent that ends meanwhile may be idle or not.
+        // If the parent ends before the fork is applied, the forks may be idle or fail.
         let children = self.engine.fork(parent, n, &how);
-        for child in self.asked(children).unwrap_or_default() {
+        for child in self.check(children).unwrap_or_default() {
             self.possible.insert(child, 1);
             self.sequences.push(child);
         }
@@ -198,13 +198,13 @@ impl<'a> Host<'a> {
     fn append(&mut self) {
         let Some(seq) = self.any() else { return };
         let tokens = self.some_tokens(20);
-        self.asked(self.engine.append(seq, tokens));
+        self.check(self.engine.append(seq, tokens));
     }
 
     fn rewind(&mut self) {
         let Some(seq) = self.any() else { return };
         let len = 1 + self.random.below(60);
-        self.asked(self.engine.rewind(seq, len));
+        self.check(self.engine.rewind(seq, len));
     }
 
     fn resume(&mut self) {
@@ -218,19 +218,19 @@ impl<'a> Host<'a> {
                 self.engine.resume(seq, Resume { keep, deadline, queue: Some(&self.queue), ..Resume::new(sampling) })
             }
         };
-        if self.asked(result).is_some() {
-            *self.owed.entry(info.request).or_default() += 1;
+        if self.check(result).is_some() {
+            *self.expected.entry(info.request).or_default() += 1;
         }
     }
 
     fn export(&mut self) {
         let Some(seq) = self.any() else { return };
-        self.asked(self.engine.export(seq, Some(&self.queue)));
+        self.check(self.engine.export(seq, Some(&self.queue)));
     }
 
     fn import(&mut self) {
-        let Some(state) = self.on_the_way.lock().unwrap().pop() else { return };
-        if let Some(id) = self.asked(self.engine.import(&self.queue, &state)) {
+        let Some(state) = self.exported_states.lock().unwrap().pop() else { return };
+        if let Some(id) = self.check(self.engine.import(&self.queue, &state)) {
             self.tally.moved += 1;
             self.possible.insert(id, 1);
             self.sequences.push(id);
@@ -239,22 +239,22 @@ impl<'a> Host<'a> {
 
     fn pin(&mut self) {
         if let Some(pin) = self.pins.pop() {
-            self.asked(self.engine.unpin(pin));
+            self.check(self.engine.unpin(pin));
             return;
         }
         let (tokens, time) = (self.some_tokens(40), Duration::from_millis(50));
         let pin = self.engine.pin(Prompt::Tokens(tokens), false, b"", 1, Some(time));
-        let pin = self.asked(pin);
+        let pin = self.check(pin);
         self.pins.extend(pin);
     }
 
-    /// A client that vanishes: what it was owed goes nowhere, and ends all the same.
+    /// Replaces the queue as if a client disconnected. The requests of the old queue end without an output.
     fn drop_queue(&mut self) {
         if self.random.below(20) > 0 {
             return;
         }
         self.queue = self.engine.create_queue(50).unwrap();
-        self.owed.clear();
+        self.expected.clear();
         self.possible.clear();
         std::mem::take(&mut self.sequences).into_iter().for_each(|seq| self.free(seq));
     }
@@ -268,18 +268,18 @@ impl<'a> Host<'a> {
     }
 
     fn free(&mut self, seq: u64) {
-        self.asked(self.engine.free(seq));
+        self.check(self.engine.free(seq));
     }
 
     fn read(&mut self, timeout: Duration) {
         for output in self.queue.poll(Some(timeout)).unwrap() {
-            self.hear(output);
+            self.handle(output);
         }
     }
 
-    fn hear(&mut self, output: Output) {
+    fn handle(&mut self, output: Output) {
         if !output.sequence_state.is_empty() {
-            let mut states = self.on_the_way.lock().unwrap();
+            let mut states = self.exported_states.lock().unwrap();
             states.truncate(3);
             return states.push(output.sequence_state);
         }
@@ -292,21 +292,21 @@ impl<'a> Host<'a> {
             panic!("an error without a reason: {output:?}");
         }
         let count = |ends: &mut HashMap<u64, u32>| ends.get_mut(&output.request).filter(|left| **left > 0).map(|left| *left -= 1).is_some();
-        assert!(count(&mut self.owed) || count(&mut self.possible), "an end that nobody is owed: {output:?}");
+        assert!(count(&mut self.expected) || count(&mut self.possible), "an unexpected last output: {output:?}");
     }
 
-    /// Everything ends, once, and nothing is kept.
-    fn leave(&mut self) {
+    /// Waits until all requests have ended once, and frees all sequences.
+    fn finish(&mut self) {
         std::mem::take(&mut self.pins).into_iter().for_each(|pin| {
-            self.asked(self.engine.unpin(pin));
+            self.check(self.engine.unpin(pin));
         });
-        let begun = Instant::now();
-        while self.owed.values().any(|&owed| owed > 0) {
-            assert!(begun.elapsed() < PATIENCE, "still owed: {:?}", self.owed);
+        let start = Instant::now();
+        while self.expected.values().any(|&count| count > 0) {
+            assert!(start.elapsed() < END_TIMEOUT, "these requests do not end: {:?}", self.expected);
             self.read(Duration::from_millis(50));
         }
         std::mem::take(&mut self.sequences).into_iter().for_each(|seq| self.free(seq));
-        // A last look: nothing may come that nobody is owed.
+        // Checks that no unexpected output follows.
         self.read(Duration::from_millis(50));
     }
 }

@@ -1,6 +1,6 @@
-//! Life under pressure: hosts add, abort, fork, append, resume, move and free, on several engines that share a budget; its budget changes;
-//! the engines follow policies drawn by lot, one keeps a journal, and their devices and swap files fail at random. Afterwards nothing is
-//! left: no block, no byte, no request without its end. PLLM_SOAK_SECONDS says for how long (default 5), PLLM_SOAK_SEED which lots.
+//! Stress test: hosts make random API calls on several engines that share a changing budget. The engines have random policies, one
+//! of them writes a journal, and devices and host tiers fail at random. Afterwards no block is in use, no memory leaks, and every
+//! request has ended. PLLM_SOAK_SECONDS sets the duration (default 5), PLLM_SOAK_SEED the seed.
 
 mod counting;
 mod host;
@@ -24,26 +24,26 @@ use support::faulty::{Faults, Faulty};
 use support::{Random, TempDir, configs, model_info, write_random_model};
 
 const BLOCK: usize = 8;
-/// Of the budget, and so the most of each engine.
+/// Number of blocks of the budget, and the maximum of each engine.
 const BLOCKS: usize = 96;
 const SWAP_BLOCKS: usize = 24;
 const ENGINES: usize = 3;
-/// Of each engine.
+/// Number of hosts per engine.
 const HOSTS: usize = 2;
 const MAX_MODEL_LEN: usize = 128;
-/// A shorter run says nothing of pressure and of a slope.
-const LONG_ENOUGH: Duration = Duration::from_secs(50);
-const MOST_GROWTH_PER_MINUTE: f64 = (1 << 20) as f64;
-/// By then the heap has seen moments as bad as any. In a shorter run, and all the more on a busy machine, it may still meet a worse one:
-/// there growth may be four times as fast, and that no byte is left tells of leaks.
-const SETTLED: Duration = Duration::from_secs(300);
+/// Shorter runs do not check the rare events and the memory growth.
+const MIN_DURATION_FOR_GROWTH: Duration = Duration::from_secs(50);
+const MAX_GROWTH_PER_MINUTE: f64 = (1 << 20) as f64;
+/// After this time the heap has reached its peak. In shorter runs, and on a busy machine, the peak may still rise. There the growth may
+/// be four times as fast, and only the comparison of allocated bytes detects leaks.
+const HEAP_PEAK_TIME: Duration = Duration::from_secs(300);
 
 fn one_of<T: Copy>(random: &mut Random, all: &[T]) -> T {
     all[random.below(all.len())]
 }
 
-/// What is drawn by lot for an engine. One swaps whatever the lot.
-fn lots(place: usize, random: &mut Random) -> EngineOptions {
+/// Draws the options of an engine at random. The first engine always swaps.
+fn random_options(place: usize, random: &mut Random) -> EngineOptions {
     let ageing = Duration::from_millis(20);
     let orders = [OrderPolicy::Fcfs, OrderPolicy::Priority { ageing }, OrderPolicy::ShortestPredicted { ageing }];
     let batchings = [
@@ -71,12 +71,12 @@ fn lots(place: usize, random: &mut Random) -> EngineOptions {
     }
 }
 
-/// A small LLaMA on a device that fails as it is told to, with a host tier.
+/// Creates a small LLaMA with a host tier on a device whose faults the test controls.
 fn device(model: &Path, blocks: usize) -> (ModelInfo, Box<dyn Runner>, Arc<Faults>) {
     let faults = Arc::new(Faults::default());
     let files = ModelFiles::open(model).unwrap();
     let backend = Faulty { cpu: CpuBackend::new(1, None).unwrap(), faults: faults.clone() };
-    // What pools touch as they come and go is little beside what a leak would be.
+    // Int8 keeps the pools small, so that their changing size does not hide a leak.
     let pool = KvPool { blocks, block_size: BLOCK, dtype: KvDtype::Int8 };
     let block_bytes = pool.block_bytes(&backend, &files.spec);
     let mut kv = KvCache::new(&backend, &files.spec, pool).unwrap();
@@ -87,32 +87,32 @@ fn device(model: &Path, blocks: usize) -> (ModelInfo, Box<dyn Runner>, Arc<Fault
     (info, Box::new(ModelRunner::new(decoder, kv)), faults)
 }
 
-/// Changes the budget until it is told to stop, and then gives all of it back.
-fn squeeze(budget: &MemoryBudget, stop: &AtomicBool) {
+/// Changes the budget until `stop` is set, and then restores its maximum.
+fn vary_budget(budget: &MemoryBudget, stop: &AtomicBool) {
     let mut random = Random(99);
-    let most = budget.info().max_bytes;
+    let max_bytes = budget.info().max_bytes;
     while !stop.load(SeqCst) {
-        // Less than what the requests on their way need is refused.
-        let _ = budget.resize(1 + random.below(most as usize) as u64);
+        // A resize below the reservations of running requests is refused.
+        let _ = budget.resize(1 + random.below(max_bytes as usize) as u64);
         std::thread::sleep(Duration::from_millis(20));
     }
-    budget.resize(most).unwrap();
+    budget.resize(max_bytes).unwrap();
 }
 
-/// (seconds, bytes) while the hosts are at it, the first half aside: until then the heap becomes as large as they need it.
-fn watch(time: Duration) -> Vec<(f64, f64)> {
-    let begun = Instant::now();
+/// Samples (seconds, resident bytes) while the hosts run. Skips the first half, in which the heap grows to its working size.
+fn sample_memory(time: Duration) -> Vec<(f64, f64)> {
+    let start = Instant::now();
     let mut samples = Vec::with_capacity(10_000);
-    while begun.elapsed() < time {
+    while start.elapsed() < time {
         std::thread::sleep(Duration::from_millis(100));
-        if begun.elapsed() > time / 2 {
-            samples.push((begun.elapsed().as_secs_f64(), resident_bytes() as f64));
+        if start.elapsed() > time / 2 {
+            samples.push((start.elapsed().as_secs_f64(), resident_bytes() as f64));
         }
     }
     samples
 }
 
-/// Of the line of least squares, in bytes per minute.
+/// Returns the slope of the least-squares line in bytes per minute.
 fn slope(samples: &[(f64, f64)]) -> f64 {
     let n = samples.len() as f64;
     let (mean_x, mean_y) = (samples.iter().map(|s| s.0).sum::<f64>() / n, samples.iter().map(|s| s.1).sum::<f64>() / n);
@@ -120,14 +120,14 @@ fn slope(samples: &[(f64, f64)]) -> f64 {
     over / samples.iter().map(|(x, _)| (x - mean_x).powi(2)).sum::<f64>() * 60.0
 }
 
-/// Everything for so long, and the end of it. What the hosts did, and how the process grew.
-fn live(model: &Path, journal: &Path, time: Duration, seed: u64) -> (Tally, Vec<(f64, f64)>) {
+/// Runs all hosts and engines for the given time and shuts them down. Returns the counts of the hosts and the memory samples.
+fn stress(model: &Path, journal: &Path, time: Duration, seed: u64) -> (Tally, Vec<(f64, f64)>) {
     let mut random = Random(seed);
     let block_bytes = device(model, 1).0.memory.block_bytes;
     let budget = MemoryBudget::new(BLOCKS as u64 * block_bytes, BLOCKS as u64 * block_bytes).unwrap();
     let engine = |place| {
         let (budget, journal_path) = (Some(budget.clone()), (place == 0).then(|| journal.into()));
-        let options = EngineOptions { budget, journal_path, ..lots(place, &mut random) };
+        let options = EngineOptions { budget, journal_path, ..random_options(place, &mut random) };
         let (info, runner, faults) = device(model, BLOCKS);
         for (point, one_in) in [(&faults.ops, 20_000), (&faults.swaps, 50), (&faults.exports, 50)] {
             point.one_in.store(one_in, SeqCst);
@@ -138,42 +138,46 @@ fn live(model: &Path, journal: &Path, time: Duration, seed: u64) -> (Tally, Vec<
         engine
     };
     let engines: Vec<Engine> = (0..ENGINES).map(engine).collect();
-    let (stop, squeezed) = (AtomicBool::new(false), AtomicBool::new(false));
+    let (stop, stop_varying) = (AtomicBool::new(false), AtomicBool::new(false));
     let mut tally = Tally::default();
-    let on_the_way = Mutex::new(Vec::new());
+    let exported_states = Mutex::new(Vec::new());
     let samples = std::thread::scope(|scope| {
         let hosts: Vec<_> = (0..ENGINES * HOSTS)
             .map(|i| {
-                let (engine, on_the_way, stop) = (&engines[i % ENGINES], &on_the_way, &stop);
+                let (engine, exported_states, stop) = (&engines[i % ENGINES], &exported_states, &stop);
                 let seed = seed.wrapping_mul(1009).wrapping_add(i as u64);
-                scope.spawn(move || Host::new(engine, on_the_way, seed).live(stop))
+                scope.spawn(move || Host::new(engine, exported_states, seed).run(stop))
             })
             .collect();
-        let squeezer = scope.spawn(|| squeeze(&budget, &squeezed));
-        let samples = watch(time);
-        squeezed.store(true, SeqCst);
-        squeezer.join().unwrap();
+        let varying = scope.spawn(|| vary_budget(&budget, &stop_varying));
+        let samples = sample_memory(time);
+        stop_varying.store(true, SeqCst);
+        varying.join().unwrap();
         stop.store(true, SeqCst);
         hosts.into_iter().for_each(|host| tally += host.join().unwrap());
         samples
     });
     engines.iter().for_each(Engine::stop);
-    engines.iter().for_each(|engine| tally += end(engine));
-    assert_eq!(budget.info().min_bytes, (ENGINES * MAX_MODEL_LEN / BLOCK) as u64 * block_bytes, "nobody is promised anything any more");
+    engines.iter().for_each(|engine| tally += finish(engine));
+    assert_eq!(budget.info().min_bytes, (ENGINES * MAX_MODEL_LEN / BLOCK) as u64 * block_bytes, "no request has a reservation");
     drop(engines);
     let BudgetInfo { held_bytes, engines, .. } = budget.info();
-    assert_eq!((held_bytes, engines), (0, 0), "all was given back");
+    assert_eq!((held_bytes, engines), (0, 0), "the engines have returned all memory to the budget");
     (tally, samples)
 }
 
-/// Nothing is left in it; and what its steps met.
-fn end(engine: &Engine) -> Tally {
+/// Checks that no sequence and no block is in use. Returns the counts of the engine.
+fn finish(engine: &Engine) -> Tally {
     while engine.step().unwrap_or_default().sequences > 0 {}
     engine.check_invariants();
     let stats = engine.stats();
-    assert_eq!((stats.waiting, stats.running, stats.idle, stats.blocks_used), (0, 0, 0, 0), "nothing is left: {stats:?}");
+    assert_eq!(
+        (stats.waiting, stats.running, stats.idle, stats.blocks_used),
+        (0, 0, 0, 0),
+        "no sequence and no block is in use: {stats:?}"
+    );
     assert_eq!((stats.swapped, stats.swap_blocks_used, stats.journals_stopped), (0, 0, 0), "{stats:?}");
-    assert_eq!(stats.blocks_free + stats.blocks_cached, stats.blocks_total, "not a block is lost");
+    assert_eq!(stats.blocks_free + stats.blocks_cached, stats.blocks_total, "no block is lost");
     Tally {
         failed_steps: stats.steps_failed,
         preemptions: stats.preemptions,
@@ -184,7 +188,7 @@ fn end(engine: &Engine) -> Tally {
     }
 }
 
-/// What the first engine wrote down is the same when it is run again.
+/// Replays the journal of the first engine, which must give the same results.
 fn replay(model: &Path, journal: &Path) {
     let (info, runner, _) = device(model, BLOCKS);
     let summary = Replay::with_runner(JournalFile::open(journal).unwrap(), info, None, runner).unwrap().run().unwrap();
@@ -192,36 +196,36 @@ fn replay(model: &Path, journal: &Path) {
     assert!(summary.steps > 5 && summary.requests > 5, "{summary:?}");
 }
 
-fn number_of(variable: &str) -> Option<u64> {
+fn number_from_env(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().map(|number| number.parse().unwrap())
 }
 
 #[test]
-fn nothing_is_left_of_a_life_under_pressure() {
-    let time = Duration::from_secs(number_of("PLLM_SOAK_SECONDS").unwrap_or(5));
+fn a_stress_run_leaks_no_memory_and_loses_no_request() {
+    let time = Duration::from_secs(number_from_env("PLLM_SOAK_SECONDS").unwrap_or(5));
     let by_clock = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
-    let seed = number_of("PLLM_SOAK_SEED").unwrap_or_else(by_clock);
+    let seed = number_from_env("PLLM_SOAK_SEED").unwrap_or_else(by_clock);
     println!("PLLM_SOAK_SEED={seed}");
     let mut random = Random(seed);
-    for EngineOptions { policies, preemption, prefix_cache, .. } in (0..ENGINES).map(|place| lots(place, &mut random)) {
+    for EngineOptions { policies, preemption, prefix_cache, .. } in (0..ENGINES).map(|place| random_options(place, &mut random)) {
         println!("{policies:?}, {preemption:?}, prefix cache: {prefix_cache}");
     }
     let (dir, journals) = (TempDir::new(), TempDir::new());
     let (model, journal) = (&dir.0, &journals.0.join("journal"));
     let (_, config) = configs(512).pop().unwrap();
     write_random_model(model, &config, false, 5);
-    // What is made once in a process is made.
+    // A short first run makes the allocations that happen once per process.
     share_one_heap();
-    live(model, journal, time / 10, seed);
+    stress(model, journal, time / 10, seed);
     replay(model, journal);
     let before = live_bytes();
-    let (tally, samples) = live(model, journal, time, seed);
-    assert_eq!(live_bytes() - before, samples.capacity() as i64 * size_of::<(f64, f64)>() as i64, "bytes are left");
+    let (tally, samples) = stress(model, journal, time, seed);
+    assert_eq!(live_bytes() - before, samples.capacity() as i64 * size_of::<(f64, f64)>() as i64, "memory leaks");
     let slope = slope(&samples);
     println!("{time:?}: {tally:?}\nresident memory grew by {:.0} KiB a minute", slope / 1024.0);
-    assert!(tally.ended > 0 && tally.failed_steps > 0 && tally.preemptions > 0, "there was no pressure: {tally:?}");
-    assert!(tally.swapped_in > 0 && tally.moved > 0, "nobody was moved: {tally:?}");
-    assert!(time < LONG_ENOUGH || tally.failed_moves > 0 && tally.rejections > 0, "there was little pressure: {tally:?}");
-    let most = if time < SETTLED { 4.0 * MOST_GROWTH_PER_MINUTE } else { MOST_GROWTH_PER_MINUTE };
-    assert!(time < LONG_ENOUGH || slope < most, "{slope} bytes a minute, and at most {most} are no leak");
+    assert!(tally.ended > 0 && tally.failed_steps > 0 && tally.preemptions > 0, "no failed step or no preemption: {tally:?}");
+    assert!(tally.swapped_in > 0 && tally.moved > 0, "no sequence was swapped in or imported: {tally:?}");
+    assert!(time < MIN_DURATION_FOR_GROWTH || tally.failed_moves > 0 && tally.rejections > 0, "no failed swap or no rejection: {tally:?}");
+    let max_growth = if time < HEAP_PEAK_TIME { 4.0 * MAX_GROWTH_PER_MINUTE } else { MAX_GROWTH_PER_MINUTE };
+    assert!(time < MIN_DURATION_FOR_GROWTH || slope < max_growth, "resident memory grew by {slope} bytes a minute (limit {max_growth})");
 }
