@@ -46,7 +46,7 @@ impl Job {
 }
 
 fn lost(why: &str) -> Error {
-    Error::internal(format!("a defect lost this request's grammar: {why}"))
+    Error::internal(format!("the grammar of this request was lost: {why}"))
 }
 
 impl Default for Masker {

@@ -94,9 +94,9 @@ impl From<TryReserveError> for NoChoice {
 impl From<NoChoice> for Error {
     fn from(why: NoChoice) -> Error {
         match why {
-            NoChoice::NotFinite => Error::model(
-                "no token can be chosen: the logits are not finite numbers; the model's weights hold NaN or infinity, or overflow",
-            ),
+            NoChoice::NotFinite => {
+                Error::model("no token can be chosen: the logits are not finite; check the model's weights for NaN, infinity and overflow")
+            }
             NoChoice::Excluded => Error::invalid(
                 "no token can be chosen: all are excluded, by min_tokens together with stop_token_ids and the end-of-sequence tokens, \
                  allowed_token_ids, bad_words, no_repeat_ngram_size or the grammar; loosen one of them",

@@ -132,10 +132,10 @@ impl BlockAllocator {
     /// Panics unless the counts match `owners` and `reclaimable`, and every block is referenced, cached
     /// or free. For tests.
     pub fn check(&self, owners: &[u32], reclaimable: &[u32], cached: impl Fn(BlockId) -> bool) {
-        assert_eq!(owners, self.refs, "owners and reference counts differ");
-        assert_eq!(reclaimable, self.reclaimable_refs, "owners that rest and their counts differ");
+        assert_eq!(owners, self.refs, "the reference counts differ from the owners");
+        assert_eq!(reclaimable, self.reclaimable_refs, "the counts of reclaimable owners differ from the owners");
         let idle = owners.iter().zip(reclaimable).filter(|(owners, reclaimable)| **owners > 0 && owners == reclaimable);
-        assert_eq!(idle.count(), self.idle, "every block that only reclaimable tables have is counted once");
+        assert_eq!(idle.count(), self.idle, "the number of idle blocks is wrong");
         let mut free = vec![false; self.capacity()];
         for &block in &self.free {
             assert!(!std::mem::replace(&mut free[block as usize], true), "block {block} is twice in the free list");

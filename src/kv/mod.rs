@@ -200,7 +200,7 @@ impl BlockManager {
         write: Range<usize>,
         copies: &mut Vec<BlockCopy>,
     ) -> std::result::Result<(), NoSpace> {
-        assert!(!table.swapped, "who writes is on the device");
+        assert!(!table.swapped, "a swapped table is written");
         let (held, end) = (table.places, self.size.blocks_for(write.end));
         let missing = end.saturating_sub(held) * self.paging.groups();
         let written = self.entries(self.size.full(write.start)..held.min(end));
@@ -304,7 +304,7 @@ impl BlockManager {
 
     /// Makes the empty table `child` share the blocks of the first `tokens` tokens.
     pub fn fork(&mut self, table: &BlockTable, tokens: usize, child: &mut BlockTable) {
-        assert!(child.blocks.is_empty() && !child.reclaimable, "a child begins with what its parent has");
+        assert!(child.blocks.is_empty() && !child.reclaimable, "the child of a fork has blocks");
         child.places = self.size.blocks_for(tokens);
         child.blocks.extend_from_slice(&table.blocks[..self.paging.entries(tokens)]);
         child.swapped = table.swapped && child.places > 0;
@@ -362,12 +362,12 @@ impl BlockManager {
 
     /// Marks the table reclaimable. A reclaimable table must not get further blocks.
     pub fn mark_reclaimable(&mut self, table: &mut BlockTable) {
-        assert!(!std::mem::replace(&mut table.reclaimable, true), "a table rests once");
+        assert!(!std::mem::replace(&mut table.reclaimable, true), "the table is already reclaimable");
         table.held().for_each(|block| self.allocator.mark_reclaimable(block));
     }
 
     pub fn unmark_reclaimable(&mut self, table: &mut BlockTable) {
-        assert!(std::mem::take(&mut table.reclaimable), "a table is woken once");
+        assert!(std::mem::take(&mut table.reclaimable), "the table is not reclaimable");
         table.held().for_each(|block| self.allocator.unmark_reclaimable(block));
     }
 
@@ -418,7 +418,7 @@ impl BlockManager {
     /// Allocates the blocks that are visible to a sequence of `computed` tokens, for an empty
     /// table. All or nothing.
     pub fn adopt(&mut self, table: &mut BlockTable, computed: usize) -> std::result::Result<(), NoSpace> {
-        assert!(table.blocks.is_empty(), "what it has is another's");
+        assert!(table.blocks.is_empty(), "the table has blocks");
         if self.paging.visible_blocks(computed) > self.available() {
             return Err(NoSpace);
         }
@@ -549,11 +549,11 @@ impl BlockManager {
         let (mut owners, mut reclaimable) = (vec![0; capacity], vec![0; capacity]);
         let (mut host_owners, mut swapped, mut gone) = (vec![0; self.host_total()], 0, 0);
         for table in tables {
-            assert_eq!(table.places * self.paging.groups(), table.blocks.len(), "at each place there is a block for each group");
+            assert_eq!(table.places * self.paging.groups(), table.blocks.len(), "the table lacks blocks of a group");
             swapped += table.swapped as usize;
             gone += table.blocks.len() - table.held().count();
             if table.swapped {
-                assert!(!table.reclaimable, "only on the device somebody may need its blocks");
+                assert!(!table.reclaimable, "a swapped table is reclaimable");
                 table.held().for_each(|block| host_owners[block as usize] += 1);
                 continue;
             }
@@ -564,9 +564,9 @@ impl BlockManager {
         }
         self.allocator.check(&owners, &reclaimable, |block| self.prefix.as_ref().is_some_and(|prefix| prefix.is_unused(block)));
         self.host.check(&mut host_owners, swapped);
-        assert_eq!(gone, self.dropped, "what is gone of each table is counted");
+        assert_eq!(gone, self.dropped, "the number of dropped blocks is wrong");
         let used = (0..capacity).filter(|&block| owners[block] > 0);
-        assert_eq!(used.map(|block| self.filled[block] as usize).sum::<usize>(), self.filled_slots, "every filled slot is counted once");
+        assert_eq!(used.map(|block| self.filled[block] as usize).sum::<usize>(), self.filled_slots, "the number of filled slots is wrong");
         if let Some(prefix) = &self.prefix {
             prefix.check();
         }
@@ -579,7 +579,7 @@ impl BlockManager {
         let groups = self.paging.groups();
         for entry in self.entries(0..hashes.len().min(table.places)) {
             let (Some(block), hash) = (table.at(entry), hashes[entry / groups].for_group(entry % groups)) else { continue };
-            assert!(prefix.hash(block).is_none_or(|found| found == hash), "block {block} is found by the tokens of others");
+            assert!(prefix.hash(block).is_none_or(|found| found == hash), "block {block} has the hash of other tokens");
         }
     }
 

@@ -12,7 +12,7 @@ impl BlockManager {
     /// made.
     pub fn plan_moves(&mut self, total: usize, moves: &mut Vec<BlockCopy>) -> Result<()> {
         moves.clear();
-        assert!(self.used_blocks() <= total, "what is in use stays");
+        assert!(self.used_blocks() <= total, "the new size is below the blocks in use");
         moves.try_reserve(self.total().saturating_sub(total))?;
         while self.used_blocks() + self.cached_blocks() > total {
             let Ok(block) = self.evict() else { break };
@@ -23,7 +23,7 @@ impl BlockManager {
             |block: &BlockId| self.allocator.refs(*block) > 0 || self.prefix.as_ref().is_some_and(|prefix| prefix.is_unused(*block));
         let mut free = (0..total as BlockId).filter(|block| !holds(block));
         for from in (total as BlockId..self.total() as BlockId).filter(holds) {
-            let to = free.next().expect("as many blocks are free below as hold something above");
+            let to = free.next().expect("no free block below the new size");
             moves.push(BlockCopy { from, to });
         }
         Ok(())

@@ -9,7 +9,7 @@ pub struct BlockSize {
 
 impl BlockSize {
     pub fn new(tokens: usize) -> BlockSize {
-        assert!(tokens.is_power_of_two(), "a block of {tokens} tokens: the options allow powers of two alone");
+        assert!(tokens.is_power_of_two(), "block_size is not a power of two ({tokens})");
         BlockSize { shift: tokens.trailing_zeros() }
     }
 

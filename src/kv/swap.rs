@@ -76,7 +76,7 @@ impl HostTier {
 
     /// Transfers the mirroring of device block `from` to `to`.
     pub fn relocate(&mut self, from: BlockId, to: BlockId) {
-        assert!(self.moves.is_empty(), "blocks get other numbers when all moves are made");
+        assert!(self.moves.is_empty(), "moves are pending during a resize");
         if let Some(host) = self.twin_of_device[from as usize].take() {
             self.mirror(to, host);
         }
@@ -126,12 +126,12 @@ impl HostTier {
     pub fn check(&self, owners: &mut [u32], tables: usize) {
         self.moves.back.iter().for_each(|back| owners[back.host as usize] += 1);
         self.allocator.check(owners, &vec![0; owners.len()], |_| false);
-        assert_eq!(tables, self.tables, "every table that lies in the host tier is counted once");
+        assert_eq!(tables, self.tables, "the number of swapped tables is wrong");
         let twins = self.twin_of_host.iter().flatten().count();
-        assert_eq!(twins, self.twin_of_device.iter().flatten().count(), "twins come in pairs");
+        assert_eq!(twins, self.twin_of_device.iter().flatten().count(), "the numbers of mirrored blocks differ");
         for (host, device) in self.twin_of_host.iter().enumerate().filter_map(|(host, device)| Some((host as BlockId, (*device)?))) {
-            assert_eq!(self.twin_of_device[device as usize], Some(host), "a twin's twin is itself");
-            assert!(self.refs(host) > 0, "host block {host} is free and has a twin");
+            assert_eq!(self.twin_of_device[device as usize], Some(host), "mirrored blocks do not refer to each other");
+            assert!(self.refs(host) > 0, "host block {host} is free and mirrored");
         }
     }
 }
@@ -196,7 +196,7 @@ impl BlockManager {
 
     /// Moves the table to the host tier, which must have space for its load.
     pub fn swap_out(&mut self, table: &mut BlockTable) -> std::result::Result<(), NoSpace> {
-        assert!(!table.swapped && !table.reclaimable, "a table is swapped out once, and awake");
+        assert!(!table.swapped && !table.reclaimable, "the table is swapped or reclaimable");
         for entry in 0..table.blocks.len() {
             let Some(device) = table.at(entry) else { continue };
             let host = match self.host.copy_of(device) {
@@ -220,7 +220,7 @@ impl BlockManager {
 
     /// Moves the table to the device, which must have enough available blocks.
     pub fn swap_in(&mut self, table: &mut BlockTable) -> std::result::Result<(), NoSpace> {
-        assert!(table.swapped, "only what was swapped out comes back");
+        assert!(table.swapped, "the table is not swapped");
         for entry in 0..table.blocks.len() {
             let Some(host) = table.at(entry) else { continue };
             table.blocks[entry] = match self.host.twin_of_host[host as usize] {

@@ -56,7 +56,7 @@ pub fn with_extension(dir: &Path, extension: &str) -> Result<Vec<PathBuf>> {
 /// when it is closed. Disk space is allocated when the file is written.
 pub fn nameless(dir: &Path, bytes: u64) -> Result<File> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
-    let io = |e: std::io::Error| Error::io(format!("{}: no file of {bytes} bytes can be made there: {e}", dir.display()));
+    let io = |e: std::io::Error| Error::io(format!("{}: cannot create a file of {bytes} bytes: {e}", dir.display()));
     within_limit(bytes)?;
     let name = format!(".pagedllm-swap-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
     let path = dir.join(name);
@@ -73,7 +73,7 @@ pub fn create(path: &Path) -> std::io::Result<File> {
     let file = options.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NONBLOCK).open(path)?;
     match file.metadata()?.file_type().is_fifo() {
         false => Ok(file),
-        true => Err(std::io::Error::other("it is a pipe")),
+        true => Err(std::io::Error::other("is a pipe")),
     }
 }
 
@@ -85,7 +85,7 @@ pub fn create_locked(path: &Path) -> Result<File> {
     options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW);
     let file = options.open(path).map_err(|e| io(&e.to_string()))?;
     if !file.metadata().map_err(|e| io(&e.to_string()))?.is_file() {
-        return Err(io("it is not a regular file"));
+        return Err(io("not a regular file"));
     }
     match file.try_lock() {
         Ok(()) => {}
@@ -95,7 +95,7 @@ pub fn create_locked(path: &Path) -> Result<File> {
     // The previous owner of the lock may have renamed the file. Readers may then use it under the
     // new name.
     if !is_at(&file, path) {
-        return Err(io("another engine has just written it"));
+        return Err(io("another engine has replaced it"));
     }
     file.set_len(0).map_err(|e| io(&e.to_string()))?;
     Ok(file)
@@ -111,7 +111,7 @@ pub fn is_at(file: &File, path: &Path) -> bool {
 /// Appends all bytes to a file of length `len`.
 pub fn append(file: &mut File, len: u64, bytes: &[u8]) -> Result<()> {
     within_limit(len + bytes.len() as u64)?;
-    file.write_all(bytes).map_err(|e| Error::io(format!("the file cannot be written: {e}")))
+    file.write_all(bytes).map_err(|e| Error::io(format!("cannot be written: {e}")))
 }
 
 /// Checks the file size limit of the process. A write beyond it raises SIGXFSZ, which kills the
@@ -123,7 +123,7 @@ fn within_limit(bytes: u64) -> Result<()> {
     if known && limit.rlim_cur != libc::RLIM_INFINITY && bytes > limit.rlim_cur {
         let most = limit.rlim_cur;
         return Err(Error::capacity(format!(
-            "a file of {bytes} bytes is wanted and this process may write {most}: ask for less, or raise the limit"
+            "file too large for this process ({bytes} bytes, RLIMIT_FSIZE {most}); raise the limit or use a smaller file"
         )));
     }
     Ok(())
@@ -142,7 +142,7 @@ pub fn read(path: &Path, most: u64) -> Result<Option<Vec<u8>>> {
     }
     let len = len.max(bytes.len() as u64);
     if len > most {
-        return Err(Error::model(format!("{}: {len} bytes, and at most {most} are read: is it the right file?", path.display())));
+        return Err(Error::model(format!("{}: file too large ({len} bytes, limit {most})", path.display())));
     }
     Ok(Some(bytes))
 }
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn a_nameless_file_in_an_unsuitable_directory_is_refused() {
         for dir in ["/nonexistent", "/dev/null", "/proc"] {
-            assert!(nameless(Path::new(dir), 100).unwrap_err().message().contains("no file of 100 bytes can be made there"), "{dir}");
+            assert!(nameless(Path::new(dir), 100).unwrap_err().message().contains(": cannot create a file of 100 bytes: "), "{dir}");
         }
         assert!(nameless(&std::env::temp_dir(), 1 << 63).is_err());
     }

@@ -84,7 +84,7 @@ impl Pages {
         // pages come back zeroed.
         match unsafe { libc::madvise(self.start.as_ptr().add(from).cast(), self.len - from, libc::MADV_DONTNEED) } {
             0 => Ok(()),
-            _ => Err(Error::io(format!("the system did not take {} bytes back: {}", self.len - from, std::io::Error::last_os_error()))),
+            _ => Err(Error::io(format!("cannot release {} bytes of memory: {}", self.len - from, std::io::Error::last_os_error()))),
         }
     }
 
@@ -185,7 +185,7 @@ mod tests {
         let locked = unsafe { libc::mlock(pages.start.as_ptr().add(PAGE).cast(), PAGE) };
         assert_eq!(locked, 0, "this test locks {PAGE} bytes");
         let error = pages.discard(PAGE).unwrap_err();
-        assert!(error.message().contains("did not take 65536 bytes back"), "{error}");
+        assert!(error.message().contains("cannot release 65536 bytes of memory"), "{error}");
         assert_eq!(pages.bytes()[PAGE], 7);
         // SAFETY: as above.
         unsafe { libc::munlock(pages.start.as_ptr().add(PAGE).cast(), PAGE) };

@@ -19,7 +19,7 @@ impl Owner {
             return Ok(());
         }
         Err(Error::unsupported(format!(
-            "the engine belongs to process {} and this is process {this}, forked from it: create an engine after the fork",
+            "the engine belongs to process {}, of which this process ({this}) is a fork; create an engine after the fork",
             self.0
         )))
     }

@@ -25,9 +25,7 @@ impl AllowedCpus {
         };
         match code {
             0 => Ok(AllowedCpus(set)),
-            _ => {
-                Err(Error::unsupported(format!("the system does not tell on which CPUs a thread may run: {}", io::Error::last_os_error())))
-            }
+            _ => Err(Error::unsupported(format!("cannot read the allowed CPUs: {}", io::Error::last_os_error()))),
         }
     }
 
@@ -43,7 +41,7 @@ impl AllowedCpus {
 
 /// Pins the thread to one CPU.
 pub fn pin(thread: &JoinHandle<()>, cpu: usize) -> Result<()> {
-    assert!(cpu < MOST_CPUS, "CPU {cpu} has no place in a set");
+    assert!(cpu < MOST_CPUS, "CPU {cpu} is outside of a cpu_set_t");
     // SAFETY: the set is plain data of the given size. The handle keeps the id of the thread valid.
     let code = unsafe {
         let mut set = std::mem::zeroed::<libc::cpu_set_t>();
@@ -52,7 +50,7 @@ pub fn pin(thread: &JoinHandle<()>, cpu: usize) -> Result<()> {
     };
     match code {
         0 => Ok(()),
-        code => Err(Error::unsupported(format!("a thread cannot be pinned to CPU {cpu}: {}", io::Error::from_raw_os_error(code)))),
+        code => Err(Error::unsupported(format!("cannot pin a thread to CPU {cpu}: {}", io::Error::from_raw_os_error(code)))),
     }
 }
 
@@ -85,7 +83,7 @@ pub fn with_stack<T: Send>(bytes: usize, body: impl FnOnce() -> T + Send) -> Res
         })?;
         // `no_panic` has caught the panic of `body`. The join fails only if the drop of that
         // panic's payload panics.
-        Ok(thread.join().unwrap_or_else(|_| Err("a panic while a panic was handled".into())))
+        Ok(thread.join().unwrap_or_else(|_| Err("a panic during the handling of a panic".into())))
     })
 }
 

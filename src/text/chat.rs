@@ -109,7 +109,7 @@ impl Request {
         let mut given = match chat {
             Json::Array(_) => [("messages".to_string(), chat)].into_iter().collect(),
             Json::Object(object) => object,
-            _ => return Err(Error::invalid("the chat is neither an array of messages nor an object that has one")),
+            _ => return Err(Error::invalid("the chat is neither an array nor an object; give [{\"role\": ..., \"content\": ...}]")),
         };
         if !given.get("messages").is_some_and(Json::is_array) {
             return Err(Error::invalid("the chat has no array \"messages\"; give [{\"role\": ..., \"content\": ...}]"));
@@ -162,7 +162,7 @@ fn flatten_content(messages: &mut Json) -> Result<()> {
             Json::String(text) => Ok(text.as_str()),
             part => part["text"].as_str().ok_or_else(|| {
                 Error::invalid(format!(
-                    "a content part has no text (type {}); chat_template_content_format \"string\" takes text parts",
+                    "a content part has no text (type {}); chat_template_content_format \"string\" requires text parts",
                     part["type"]
                 ))
             }),
@@ -244,8 +244,8 @@ fn read_template(name: String, file: PathBuf) -> Result<Option<Source>> {
 
 fn absent() -> Error {
     Error::unsupported(
-        "this model has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json): \
-         put one there, or write the prompt as text",
+        "this model has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json); \
+         add one, or give the prompt as text",
     )
 }
 

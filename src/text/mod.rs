@@ -33,7 +33,7 @@ const STACK_BYTES: usize = 1 << 20;
 
 /// Runs `body` with so many bytes of stack, whatever the host's thread has.
 fn on_stack<T: Send>(bytes: usize, body: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    threads::with_stack(bytes, body)?.unwrap_or_else(|panic| Err(Error::internal(format!("a panic in the text module: {panic}"))))
+    threads::with_stack(bytes, body)?.unwrap_or_else(|panic| Err(Error::internal(format!("panic in the text module: {panic}"))))
 }
 
 /// The model's text side: tokenizer, special tokens and chat template. Immutable and Sync.

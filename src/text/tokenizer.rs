@@ -90,7 +90,7 @@ impl Tokenizer {
 
     fn uncut(&self, length: usize) -> Error {
         Error::invalid(format!(
-            "the text has no place where it can be divided for this tokenizer ({length} bytes, limit {}); \
+            "a part of the text is too long for this tokenizer ({length} bytes, limit {}); \
              send token ids, or a text with white space",
             self.cuts.max_stretch
         ))
@@ -260,8 +260,7 @@ fn bpe(mut json: Json) -> std::result::Result<BPE, String> {
 
 fn missing(path: &Path) -> Error {
     Error::io(format!(
-        "{}: no such file: the text side needs it. Where a model has only vocab.json or tokenizer.model, \
-         write it with transformers: AutoTokenizer.from_pretrained(model).save_pretrained(directory)",
+        "{}: not found; write it with transformers: AutoTokenizer.from_pretrained(model).save_pretrained(directory)",
         path.display()
     ))
 }

@@ -376,7 +376,7 @@ fn child() {
     // SAFETY: the limit is whole, and of this process alone.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &limit) }, 0);
     let (report, _) = load(&options);
-    assert!(report.form == PackedForm::Unsaved && report.reason.contains("this process may write 2000"), "{report:?}");
+    assert!(report.form == PackedForm::Unsaved && report.reason.contains("RLIMIT_FSIZE 2000"), "{report:?}");
 }
 
 fn child_of(case: &Case, kill: bool) -> bool {

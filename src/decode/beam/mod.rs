@@ -148,13 +148,14 @@ impl BeamSearch {
     pub fn new(params: &BeamParams, n: usize, eos: &[u32], max_new_tokens: usize) -> Result<BeamSearch> {
         params.validate(n)?;
         if max_new_tokens == 0 {
-            return Err(Error::invalid("max_tokens is 0: ask for at least one token"));
+            return Err(Error::invalid("max_tokens is 0; give at least 1"));
         }
         let width = params.width as usize;
         let max_nodes = width.saturating_mul(max_new_tokens);
         if max_nodes > u32::MAX as usize {
             return Err(Error::invalid(format!(
-                "{width} beams of up to {max_new_tokens} tokens are too many to keep: lower max_tokens or the width"
+                "too many tokens in the beams ({width} beams of {max_new_tokens}, limit {} in all); lower max_tokens or width",
+                u32::MAX
             )));
         }
         let mut search =
@@ -252,16 +253,16 @@ impl BeamSearch {
 
     fn check<'a>(&self, rows: &'a [f32]) -> Result<LogitRows<'a>> {
         if self.is_done() {
-            return Err(Error::internal("a beam search that is done was asked for another step"));
+            return Err(Error::internal("step of a finished beam search"));
         }
         let width = self.params.width as usize;
         if rows.is_empty() || !rows.len().is_multiple_of(width) {
-            return Err(Error::internal(format!("{} log probabilities are not a row for each of {width} beams", rows.len())));
+            return Err(Error::internal(format!("{} log probabilities do not form a row for each of {width} beams", rows.len())));
         }
         let rows = LogitRows { all: rows, vocab: rows.len() / width };
         if !self.running().all(|beam| rows::are_logits(rows.after(beam))) {
             return Err(Error::model(
-                "no beam can go on: the logits are not finite numbers; the model's weights hold NaN or infinity, or overflow",
+                "no beam can continue: the logits are not finite; check the model's weights for NaN, infinity and overflow",
             ));
         }
         Ok(rows)

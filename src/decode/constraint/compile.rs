@@ -43,15 +43,16 @@ pub(super) fn on_deep_stack(shared: Arc<Shared>, grammar: &Grammar) -> Result<Co
         // The send fails only if the thread that waits has ended.
         let _ = answer.send(no_panic(|| parser(&shared, grammar)));
     };
-    let thread = threads::spawn_deep("pagedllm-grammar".into(), STACK_BYTES, work)
-        .map_err(|e| Error::capacity(format!("could not start the thread that compiles grammars: {e}")))?;
+    let thread = threads::spawn_deep("pagedllm-grammar".into(), STACK_BYTES, work).map_err(|e| {
+        Error::capacity(format!("cannot start the thread that compiles grammars: {e}; free memory or raise the limit of threads"))
+    })?;
     let answer = question.recv();
     // The answer has arrived, or the thread has ended without one.
     let _ = thread.join();
     match answer {
         Ok(Ok(parser)) => Ok(Compiled::new(parser?)),
         Ok(Err(panic)) => Err(cannot(&panic)),
-        Err(_) => Err(cannot(&"the compiler ended without an answer")),
+        Err(_) => Err(cannot(&"the compiler ended without a result")),
     }
 }
 

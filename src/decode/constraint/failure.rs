@@ -77,7 +77,7 @@ pub(super) fn refused(shared: &Shared, parser: &mut TokenParser, before: &[u32],
         let _ = write!(message, ": {cause}");
     }
     if !has(&shared.known, token) {
-        return Error::invalid(message + ": the vocabulary has no such token");
+        return Error::invalid(message + ": it is outside of the vocabulary");
     }
     let next = probe(shared, parser, if is_special { &[] } else { &bytes });
     let wrong = if has(&shared.ends, token) {
@@ -113,12 +113,12 @@ pub(super) fn no_token(shared: &Shared, parser: &mut TokenParser) -> String {
     if next.bytes.is_empty() {
         return "the grammar allows no text at all".into();
     }
-    format!("no token of the model writes what the grammar demands ({})", listed(&next.bytes))
+    format!("no token of the model matches the text that the grammar requires ({})", listed(&next.bytes))
 }
 
 /// The error if one step exceeds a limit.
 pub(super) fn too_much(shared: &Shared, before: &[u32], why: &str) -> Error {
-    Error::capacity(format!("the grammar takes more than one step may {} ({why}); simplify it", place(shared, before)))
+    Error::capacity(format!("the grammar exceeds the limits of a step {} ({why}); simplify it", place(shared, before)))
 }
 
 /// The number of tokens, and the end of their text.
@@ -145,7 +145,7 @@ fn shown(bytes: &[u8]) -> String {
 /// Bytes and ranges of bytes.
 fn listed(bytes: &[u8]) -> String {
     if bytes.is_empty() {
-        return "nothing but an end".into();
+        return "only the end of the text".into();
     }
     let one = |byte: u8| if byte.is_ascii() { format!("{:?}", byte as char) } else { format!("0x{byte:02X}") };
     let mut ranges: Vec<(u8, u8)> = Vec::new();

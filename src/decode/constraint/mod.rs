@@ -75,7 +75,7 @@ impl Grammars {
     pub fn new(vocabulary: Vocabulary) -> Result<Grammars> {
         let (known, ends) = (vocabulary.known()?, vocabulary.ends()?);
         let factory = no_panic(|| vocabulary::factory(vocabulary)).flatten();
-        let factory = factory.map_err(|why| Error::model(format!("grammars cannot use this model's vocabulary: {why}")))?;
+        let factory = factory.map_err(|why| Error::model(format!("the model's vocabulary does not support grammars: {why}")))?;
         Ok(Grammars { shared: Arc::new(Shared { factory, known, ends }), cache: Mutex::default() })
     }
 
@@ -283,7 +283,7 @@ impl Constraint {
         let Err(why) = no_panic(step).map_err(broken)? else { return Ok(()) };
         match no_panic(|| self.parser.parser.get_error()).map_err(broken)? {
             Some(limit) => Err(failure::too_much(&self.shared, &self.tokens, &limit.message())),
-            None => Err(Error::invalid(compile::reason(&why))),
+            None => Err(Error::invalid(format!("the grammar does not allow token {token}: {}", compile::reason(&why)))),
         }
     }
 
@@ -363,7 +363,7 @@ fn has(set: &[u32], token: u32) -> bool {
 
 /// The error for a panic of the crate, which ends only this constraint.
 fn broken(panic: String) -> Error {
-    Error::internal(format!("a defect in the grammar of this request ended it: {}", compile::reason(&panic)))
+    Error::internal(format!("panic in the grammar of this request: {}", compile::reason(&panic)))
 }
 
 #[cfg(test)]

@@ -566,7 +566,7 @@ fn the_error_of_a_refused_token_names_its_byte_and_the_allowed_ones() {
         ),
         (Grammar::Regex("abc".into()), "a", TOOL, "token 257 (\"<tool>\")"),
         (Grammar::Regex("abc".into()), "a", TOOL, "it is a special token, and the grammar does not name it here"),
-        (Grammar::Regex("abc".into()), "", 4_000_000_000, "the vocabulary has no such token"),
+        (Grammar::Regex("abc".into()), "", 4_000_000_000, ": it is outside of the vocabulary"),
         (schema(json!({"type": "boolean"})), "t", b'x' as u32, "its byte 1 is \"x\", and the grammar allows 'r'"),
     ];
     for (grammar, before, token, expected) in cases {
@@ -589,9 +589,10 @@ fn an_error_names_text_that_no_token_can_write() {
     let tokens = (b'a'..=b'z').map(|byte| vec![byte]).collect();
     let grammars = Grammars::new(Vocabulary { tokens, special: Vec::new(), eos: Vec::new() }).unwrap();
     let error = grammars.compile(&Grammar::Regex("[0-9]x".into())).err().unwrap();
-    assert!(error.message().contains("no token of the model writes what the grammar demands ('0' to '9')"), "{error}");
+    assert!(error.message().contains("no token of the model matches the text that the grammar requires ('0' to '9')"), "{error}");
     let mut constraint = grammars.compile(&Grammar::Regex("ab[0-9]".into())).unwrap();
     let error = "ab".bytes().find_map(|byte| constraint.advance(u32::from(byte - b'a')).and_then(|()| constraint.mask().map(drop)).err());
-    let expected = "no token of the model writes what the grammar demands ('0' to '9') after 2 tokens (\"ab\"); allow other texts there";
+    let expected =
+        "no token of the model matches the text that the grammar requires ('0' to '9') after 2 tokens (\"ab\"); allow other texts there";
     assert!(error.clone().is_some_and(|error| error.message() == expected), "{error:?}");
 }

@@ -104,7 +104,7 @@ fn range(args: &Args) -> Result<Value> {
     }
     let range = Range { start, stop, step };
     if range.len() > MAX_RANGE {
-        return fail(format_args!("range() is too long ({} elements, at most {MAX_RANGE})", range.len()));
+        return fail(format_args!("range() is too long ({} elements, at most {MAX_RANGE}); shorten it", range.len()));
     }
     Ok(Value::Range(range))
 }

@@ -219,7 +219,9 @@ impl<'a> Interpreter<'a> {
             }
             StatementKind::Break => return Ok(Flow::Break),
             StatementKind::Continue => return Ok(Flow::Continue),
-            StatementKind::NeedsLoader(name) => return fail(format_args!("'{name}' is not available: there is no other template to load")),
+            StatementKind::NeedsLoader(name) => {
+                return fail(format_args!("'{name}' is not supported: a chat template cannot load other templates"));
+            }
         }
         Ok(Flow::Normal)
     }

@@ -17,7 +17,7 @@ pub fn now(format: &str) -> Result<String> {
 
 pub fn strftime(format: &str, time: Duration) -> Result<String> {
     if format.len() > 1 << 16 {
-        return fail(format_args!("the date format is too long ({} bytes, at most 65536)", format.len()));
+        return fail(format_args!("the date format is too long ({} bytes, at most 65536); shorten it", format.len()));
     }
     let moment = Moment::new(time);
     let mut out = String::new();
@@ -85,7 +85,7 @@ impl Directive {
     fn apply(&self, field: Field) -> Result<String> {
         let width = self.width.unwrap_or(0);
         if width > MAX_WIDTH {
-            return fail(format_args!("a width in a date format is too large ({width}, at most {MAX_WIDTH})"));
+            return fail(format_args!("a width in a date format is too large ({width}, at most {MAX_WIDTH}); lower it"));
         }
         Ok(match field {
             Field::Number(number, digits, fill) => {

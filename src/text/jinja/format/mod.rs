@@ -23,7 +23,7 @@ const MAX_PRECISION: usize = 1_100;
 pub fn limited(precision: usize) -> Result<usize> {
     match precision <= MAX_PRECISION {
         true => Ok(precision),
-        false => fail(format_args!("a precision is too large ({precision}, at most {MAX_PRECISION}); ask for fewer digits")),
+        false => fail(format_args!("a precision is too large ({precision}, at most {MAX_PRECISION}); lower it")),
     }
 }
 

@@ -206,7 +206,7 @@ fn check_pieces(pieces: &[Json], sequences: &[&str], tokens: &serde_json::Map<St
         } else {
             let name = string(&piece["Sequence"]["id"], &format!("{field}.Sequence.id"), MAX_NAME_BYTES)?;
             if !sequences.contains(&name) || used.contains(&name) {
-                let problem = format!("a sequence that the template does not have, or has had ({})", shown(&piece["Sequence"]["id"]));
+                let problem = format!("unknown or repeated sequence ({})", shown(&piece["Sequence"]["id"]));
                 return Err(refusal(&format!("{field}.Sequence.id"), &problem, SAVE_AGAIN));
             }
             used.push(name);

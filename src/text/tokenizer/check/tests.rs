@@ -68,7 +68,7 @@ fn a_template_uses_only_its_own_tokens_and_sequences() {
     assert!(check(&template(json!([token("<s>"), sequence("A")]))).is_ok());
     let cases = [
         (json!([token("</s>")]), "single[0].SpecialToken.id: not among special_tokens (\"</s>\")"),
-        (json!([sequence("B")]), "single[0].Sequence.id: a sequence that the template does not have"),
+        (json!([sequence("B")]), "single[0].Sequence.id: unknown or repeated sequence"),
         (json!([sequence("A"), sequence("A")]), "single[1].Sequence.id"),
         (Json::from(vec![token("<s>"); 65]), "single: too many pieces (65, limit 64)"),
     ];
