@@ -11,6 +11,10 @@ use crate::options::Isa;
 #[allow(clippy::missing_safety_doc)] // one contract for all: the CPU has the features, and pointers are valid for N elements
 pub trait Lanes: Copy + 'static {
     const N: usize;
+    /// True if attention has code for tiles of several queries. On x86-64 the portable path has
+    /// none: its multiplications are calls, which tiles do not speed up, and such tiles were a
+    /// quarter of all machine code of kernels.
+    const ATTENTION_TILES: bool = true;
     type V: Copy;
     unsafe fn splat(x: f32) -> Self::V;
     unsafe fn load(p: *const f32) -> Self::V;
@@ -258,6 +262,7 @@ fn each(f: impl Fn(usize) -> f32) -> [f32; 8] {
 
 impl<const PAIRS: bool> Lanes for Portable<PAIRS> {
     const N: usize = 8;
+    const ATTENTION_TILES: bool = !cfg!(target_arch = "x86_64");
     type V = [f32; 8];
     #[inline(always)]
     unsafe fn splat(x: f32) -> [f32; 8] {

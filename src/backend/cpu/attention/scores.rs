@@ -85,9 +85,11 @@ impl<E: Cached> Attend<'_, E> {
             let mut query = 0;
             // SAFETY: query + R <= queries, and the tokens are in the span.
             unsafe {
-                while query + R <= queries && tokens == R {
-                    self.score_tile_of_rows::<L, R, R>(span, token, query);
-                    query += R;
+                if const { L::ATTENTION_TILES } {
+                    while query + R <= queries && tokens == R {
+                        self.score_tile_of_rows::<L, R, R>(span, token, query);
+                        query += R;
+                    }
                 }
                 while query < queries {
                     for token in token..token + tokens {
@@ -162,10 +164,12 @@ impl<E: Cached> Attend<'_, E> {
                 }
             };
         }
-        tiles_of!(8);
-        tiles_of!(4);
-        tiles_of!(3);
-        tiles_of!(2);
+        if const { L::ATTENTION_TILES } {
+            tiles_of!(8);
+            tiles_of!(4);
+            tiles_of!(3);
+            tiles_of!(2);
+        }
         tiles_of!(1);
     }
 

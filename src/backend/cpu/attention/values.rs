@@ -18,11 +18,14 @@ impl<E: Cached> Attend<'_, E> {
                 }
             };
         }
-        tiles_of!(4);
-        tiles_of!(3);
-        tiles_of!(2);
-        if query < queries {
+        if const { L::ATTENTION_TILES } {
+            tiles_of!(4);
+            tiles_of!(3);
+            tiles_of!(2);
+        }
+        while query < queries {
             self.add_own_values::<L>(span, query, self.scratch.range[query].within(span.start, span.len));
+            query += 1;
         }
     }
 
