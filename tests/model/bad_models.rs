@@ -1,5 +1,5 @@
-//! Damaged models, wrong options and wrong requests: each is an error with the right code and the words that
-//! help, never a panic, and what is served beside it does not notice.
+//! Damaged models, invalid options and invalid requests. Each gives an error with the expected code
+//! and a helpful message, never a panic, and does not affect other requests.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,7 @@ use pagedllm::scheduler::FinishReason;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
 
-/// A model directory of its own for one case, gone with it.
+/// A separate model directory for one case, removed on drop.
 struct Model(PathBuf);
 
 impl Drop for Model {
@@ -39,14 +39,14 @@ impl Model {
     }
 
     fn golden(name: &str) -> Model {
-        Model::of(&root().join("tests/data").join(name))
+        Model::linked_to(&root().join("tests/data").join(name))
     }
 
-    fn of(source: &Path) -> Model {
+    fn linked_to(source: &Path) -> Model {
         let model = Model::empty();
         for entry in fs::read_dir(source).unwrap() {
             let path = entry.unwrap().path();
-            // Links: `write` removes a file before it makes another, so the source is safe.
+            // Links: `write` removes a file before it creates another one, so the source is not changed.
             symlink(&path, model.path(path.file_name().unwrap().to_str().unwrap())).unwrap();
         }
         model
@@ -75,12 +75,12 @@ impl Model {
         self.write(file, json.to_string());
     }
 
-    /// Sets a field of config.json, or takes it away where `value` is null.
+    /// Sets a field of config.json, or removes it if `value` is null.
     fn config(&self, field: &str, value: Value) {
         self.edit("config.json", |config| set(config, field, value));
     }
 
-    /// Small enough that a few hundred engines are a matter of seconds.
+    /// Small options, so that a few hundred engines take a few seconds.
     fn options(&self) -> EngineOptions {
         EngineOptions {
             model_dir: self.0.clone(),
@@ -112,7 +112,7 @@ fn quietly<T>(run: impl FnOnce() -> Result<T, Error>) -> Result<Result<T, Error>
     })
 }
 
-/// What went wrong in a table of cases, told at the end: one bad case does not hide the others.
+/// The failures of a table of cases. They are reported together at the end.
 #[derive(Default)]
 struct Failures(Vec<String>);
 
@@ -123,32 +123,32 @@ impl Failures {
             Ok(Ok(_)) => "succeeded".into(),
             Ok(Err(e)) if e.code() != code => format!("is {:?}, not {code:?}: {e}", e.code()),
             Ok(Err(e)) => match words.iter().find(|word| !e.message().contains(**word)) {
-                Some(word) => format!("does not say {word:?}: {e}"),
+                Some(word) => format!("does not contain {word:?}: {e}"),
                 None => return,
             },
         };
         self.0.push(format!("{case}: {wrong}"));
     }
 
-    /// Neither a dry run nor a real one accepts it.
+    /// Checks that neither `plan` nor `create` accepts the model.
     fn refused(&mut self, case: &str, model: &Model, code: Code, words: &[&str]) {
         self.expect(&format!("{case} (plan)"), quietly(|| Engine::plan(&model.options())), code, words);
         self.expect(&format!("{case} (create)"), quietly(|| Engine::create(&model.options())), code, words);
     }
 
     fn none(self) {
-        assert!(self.0.is_empty(), "{} wrong:\n{}", self.0.len(), self.0.join("\n"));
+        assert!(self.0.is_empty(), "{} failures:\n{}", self.0.len(), self.0.join("\n"));
     }
 }
 
-// Directories and files that are not there, or are something else.
+// Missing directories and files, and those of another kind.
 
 #[test]
-fn a_directory_without_a_model_is_an_io_error_that_names_it() {
+fn a_directory_without_a_model_is_an_io_error_with_its_name() {
     let mut failures = Failures::default();
-    let gone = Model::empty();
-    fs::remove_dir(&gone.0).unwrap();
-    failures.refused("missing directory", &gone, Code::Io, &["model_path", gone.0.to_str().unwrap()]);
+    let missing = Model::empty();
+    fs::remove_dir(&missing.0).unwrap();
+    failures.refused("missing directory", &missing, Code::Io, &["model_path", missing.0.to_str().unwrap()]);
     failures.refused("empty directory", &Model::empty(), Code::Io, &["config.json", "not found"]);
     let inside = Model::empty();
     inside.write("file", "x");
@@ -162,7 +162,7 @@ fn a_directory_without_a_model_is_an_io_error_that_names_it() {
 }
 
 #[test]
-fn a_file_that_is_missing_or_a_directory_is_an_io_error_that_names_it() {
+fn a_missing_file_or_a_directory_in_its_place_is_an_io_error_with_its_name() {
     let mut failures = Failures::default();
     for file in ["config.json", "model.safetensors"] {
         let model = Model::golden("llama");
@@ -174,15 +174,15 @@ fn a_file_that_is_missing_or_a_directory_is_an_io_error_that_names_it() {
     failures.none();
 }
 
-/// Opening a pipe waits for its other end, which never comes.
+/// Opening a pipe would wait for its other end, which no process opens.
 #[test]
-fn a_pipe_in_the_place_of_a_file_is_an_error_and_not_a_hang() {
+fn a_pipe_in_the_place_of_a_file_is_an_error_without_a_wait() {
     let mut hung = Vec::new();
     for file in ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"] {
         let model = Model::golden("llama");
         model.remove(file);
-        let made = std::process::Command::new("mkfifo").arg(model.path(file)).status().unwrap();
-        assert!(made.success());
+        let status = std::process::Command::new("mkfifo").arg(model.path(file)).status().unwrap();
+        assert!(status.success());
         let options = model.with_text();
         let (done, answer) = std::sync::mpsc::channel();
         std::thread::spawn(move || done.send(Engine::create(&options).is_err()));
@@ -191,13 +191,13 @@ fn a_pipe_in_the_place_of_a_file_is_an_error_and_not_a_hang() {
             Err(_) => hung.push(file),
         }
     }
-    assert!(hung.is_empty(), "create waits forever where these are pipes: {hung:?}");
+    assert!(hung.is_empty(), "create waits forever if these files are pipes: {hung:?}");
 }
 
 // Architectures.
 
 #[test]
-fn a_config_that_is_no_json_object_is_a_model_error() {
+fn a_config_that_is_not_a_json_object_is_a_model_error() {
     let cases: [(&str, &[u8], &str); 7] = [
         ("empty", b"", "EOF"),
         ("not JSON", b"hidden_size: 3", "line 1"),
@@ -223,7 +223,7 @@ fn a_config_that_is_no_json_object_is_a_model_error() {
 }
 
 #[test]
-fn an_architecture_that_is_not_supported_is_named_with_those_that_are() {
+fn an_error_names_the_unsupported_architecture_and_the_supported_ones() {
     let supported = ["GPT2LMHeadModel", "OPTForCausalLM", "LlamaForCausalLM"];
     let cases = [
         (json!(["MambaForCausalLM"]), json!("llama"), "MambaForCausalLM"),
@@ -248,9 +248,9 @@ fn an_architecture_that_is_not_supported_is_named_with_those_that_are() {
     failures.none();
 }
 
-/// Without `architectures`, `model_type` says it, as in transformers.
+/// Without `architectures`, `model_type` selects the family, as in transformers.
 #[test]
-fn a_config_without_architectures_is_known_by_its_model_type() {
+fn model_type_selects_the_family_of_a_config_without_architectures() {
     let model = Model::golden("llama");
     model.config("architectures", Value::Null);
     assert_eq!(Engine::create(&model.options()).unwrap().info().architecture, "LlamaForCausalLM");
@@ -263,7 +263,7 @@ const COUNTS: &[(&str, &[&str])] = &[
     ("gpt2", &["n_embd", "n_head", "n_positions", "vocab_size", "n_layer"]),
     ("opt", &["hidden_size", "num_attention_heads", "max_position_embeddings", "vocab_size", "ffn_dim", "num_hidden_layers"]),
 ];
-/// These have a default, so they may be absent, but not wrong.
+/// Fields with a default. They can be absent, but not invalid.
 const OPTIONAL: &[(&str, &[&str])] = &[
     ("llama", &["num_key_value_heads", "head_dim", "max_position_embeddings"]),
     ("gpt2", &["n_inner"]),
@@ -271,7 +271,7 @@ const OPTIONAL: &[(&str, &[&str])] = &[
 ];
 
 #[test]
-fn a_count_that_is_no_positive_whole_number_within_reason_is_named_with_its_value() {
+fn an_error_names_a_count_out_of_range_with_its_value() {
     let wrong =
         [json!(0), json!(-3), json!(3.5), json!("32"), json!(true), json!([]), json!({}), json!(1u64 << 40), json!(u64::MAX), json!(1e300)];
     let mut failures = Failures::default();
@@ -291,7 +291,7 @@ fn a_count_that_is_no_positive_whole_number_within_reason_is_named_with_its_valu
 }
 
 #[test]
-fn a_required_count_that_is_absent_is_named() {
+fn an_error_names_a_missing_required_count() {
     let mut failures = Failures::default();
     for (golden, field) in COUNTS.iter().flat_map(|(golden, fields)| fields.iter().map(move |field| (golden, field))) {
         let model = Model::golden(golden);
@@ -302,7 +302,7 @@ fn a_required_count_that_is_absent_is_named() {
 }
 
 #[test]
-fn fields_that_contradict_each_other_or_are_unknown_are_refused() {
+fn contradictory_and_unknown_fields_are_refused() {
     type Case = (&'static str, Value, Code, &'static [&'static str]);
     let cases: &[Case] = &[
         ("llama", json!({"num_key_value_heads": 3}), Code::Model, &["4 attention heads", "3 KV heads"]),
@@ -405,7 +405,7 @@ fn fields_that_contradict_each_other_or_are_unknown_are_refused() {
     let mut failures = Failures::default();
     for (golden, fields, code, words) in cases {
         let model = Model::golden(golden);
-        // What speaks first for the end of a sequence.
+        // The first source of the end tokens.
         model.remove("generation_config.json");
         fields.as_object().unwrap().iter().for_each(|(field, value)| model.config(field, value.clone()));
         failures.refused(&format!("{golden} {fields}"), &model, *code, words);
@@ -414,7 +414,7 @@ fn fields_that_contradict_each_other_or_are_unknown_are_refused() {
 }
 
 #[test]
-fn a_rope_that_cannot_be_is_refused() {
+fn an_invalid_rope_is_refused() {
     let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32});
     let with = |field: &str, value: Value| {
         let mut rope = llama3.clone();
@@ -448,7 +448,8 @@ fn a_rope_that_cannot_be_is_refused() {
     failures.none();
 }
 
-/// Numbers so small that a frequency is infinite: every logit would be NaN, and every request would fail.
+/// Numbers so small that a frequency is infinite. Every logit would be NaN, and every request would
+/// fail.
 #[test]
 fn a_rope_whose_frequencies_are_not_finite_is_refused() {
     let cases = [
@@ -467,7 +468,7 @@ fn a_rope_whose_frequencies_are_not_finite_is_refused() {
 
 // Weights.
 
-/// A safetensors file taken apart: the header as JSON, and the data.
+/// Splits a safetensors file into the header as JSON, and the data.
 fn parts(bytes: &[u8]) -> (Value, Vec<u8>) {
     let header_len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     (serde_json::from_slice(&bytes[8..8 + header_len]).unwrap(), bytes[8 + header_len..].to_vec())
@@ -477,7 +478,7 @@ fn joined(header: &[u8], data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes(), header, data].concat()
 }
 
-/// The names in the order of their data.
+/// Returns the names in the order of their data.
 fn names(header: &Value) -> Vec<String> {
     let mut names: Vec<_> = header.as_object().unwrap().keys().filter(|name| *name != "__metadata__").cloned().collect();
     names.sort_by_key(|name| header[name]["data_offsets"][0].as_u64());
@@ -485,7 +486,7 @@ fn names(header: &Value) -> Vec<String> {
 }
 
 #[test]
-fn a_weight_file_that_is_cut_or_too_long_is_refused_with_the_numbers() {
+fn a_truncated_or_too_long_weight_file_is_refused_with_its_lengths() {
     let whole = Model::golden("llama").read("model.safetensors");
     let header = whole.len() - parts(&whole).1.len();
     let mut failures = Failures::default();
@@ -507,7 +508,7 @@ fn a_weight_file_that_is_cut_or_too_long_is_refused_with_the_numbers() {
 }
 
 #[test]
-fn a_header_length_beyond_the_file_or_reason_is_refused_before_anything_is_allocated() {
+fn a_header_length_out_of_range_is_refused_before_an_allocation() {
     let whole = Model::golden("llama").read("model.safetensors");
     let mut failures = Failures::default();
     for len in [0, 1, 200 << 20, 1 << 40, 1 << 63, u64::MAX - 7, u64::MAX] {
@@ -515,16 +516,16 @@ fn a_header_length_beyond_the_file_or_reason_is_refused_before_anything_is_alloc
         model.write("model.safetensors", [&len.to_le_bytes(), &whole[8..]].concat());
         failures.refused(&format!("header of {len}"), &model, Code::Model, &["model.safetensors", "header"]);
     }
-    // Here the file really is that long, with a hole.
+    // This file has the stated length, with a hole.
     let model = Model::golden("llama");
     model.write("model.safetensors", (200u64 << 20).to_le_bytes());
     fs::File::options().write(true).open(model.path("model.safetensors")).unwrap().set_len(1 << 30).unwrap();
-    failures.refused("200 MB that are there", &model, Code::Model, &["209715200"]);
+    failures.refused("a header of 200 MB inside the file", &model, Code::Model, &["209715200"]);
     failures.none();
 }
 
 #[test]
-fn a_header_that_is_no_table_of_tensors_is_refused() {
+fn a_header_that_is_not_a_table_of_tensors_is_refused() {
     let (_, data) = parts(&Model::golden("llama").read("model.safetensors"));
     let mut failures = Failures::default();
     let junk: [&[u8]; 7] = [b"{", b"[]", b"null", b"3", b"{\"a\": 3}", b"\xff\xfe\xfd", b"{\"a\": {\"dtype\": \"F32\"}}"];
@@ -542,7 +543,7 @@ fn a_header_that_is_no_table_of_tensors_is_refused() {
 }
 
 #[test]
-fn tensors_whose_places_or_shapes_are_impossible_are_refused() {
+fn tensors_with_impossible_offsets_or_shapes_are_refused() {
     let (header, data) = parts(&Model::golden("llama").read("model.safetensors"));
     let names = names(&header);
     let (first, second, last) = (&names[0], &names[1], names.last().unwrap());
@@ -577,7 +578,7 @@ fn tensors_whose_places_or_shapes_are_impossible_are_refused() {
     failures.none();
 }
 
-/// Each tensor is possible, and together they are 2^64 - 8 bytes.
+/// Each tensor is valid, and all tensors together have 2^64 - 8 bytes.
 #[test]
 fn tensors_that_add_up_to_the_whole_address_space_are_refused() {
     let size = (1u64 << 61) - 1;
@@ -604,7 +605,7 @@ fn serialized(tensors: &Tensors) -> Vec<u8> {
 }
 
 #[test]
-fn every_tensor_that_is_missing_is_named() {
+fn an_error_names_every_missing_tensor() {
     let mut failures = Failures::default();
     for golden in ["llama", "gpt2", "opt", "opt_350m", "gpt_oss", "gpt_oss_mxfp4_bf16", "deepseek_v2_odd", "deepseek_v3"] {
         let model = Model::golden(golden);
@@ -619,16 +620,16 @@ fn every_tensor_that_is_missing_is_named() {
     failures.none();
 }
 
-/// DeepSeek V3 has a layer behind its last one, that guesses further tokens.
+/// DeepSeek V3 has a layer after its last one, which predicts further tokens.
 #[test]
-fn a_layer_behind_the_last_is_passed_over_where_the_config_says_what_it_is() {
+fn an_extra_layer_is_ignored_only_if_the_config_declares_it() {
     let model = Model::golden("deepseek_v3");
     let mut tensors = tensors(&model.read("model.safetensors"));
     let norm = tensors["model.layers.1.input_layernorm.weight"].clone();
     tensors.insert("model.layers.2.input_layernorm.weight".into(), norm.clone());
     model.write("model.safetensors", serialized(&tensors));
     let mut failures = Failures::default();
-    failures.refused("said of none", &model, Code::Model, &["tensor layers.2.input_layernorm.weight", "not part of the model"]);
+    failures.refused("not declared", &model, Code::Model, &["tensor layers.2.input_layernorm.weight", "not part of the model"]);
     model.config("num_nextn_predict_layers", json!(1));
     Engine::create(&model.options()).unwrap();
     tensors.insert("model.layers.3.input_layernorm.weight".into(), norm);
@@ -638,7 +639,7 @@ fn a_layer_behind_the_last_is_passed_over_where_the_config_says_what_it_is() {
 }
 
 #[test]
-fn four_bits_that_are_not_bytes_or_beyond_what_bf16_holds_are_refused() {
+fn mxfp4_of_a_wrong_type_or_beyond_the_range_of_bf16_is_refused() {
     let mut failures = Failures::default();
     let scales = "model.layers.1.mlp.experts.down_proj_scales";
     let changed = |change: &dyn Fn(&mut Stored)| {
@@ -655,7 +656,7 @@ fn four_bits_that_are_not_bytes_or_beyond_what_bf16_holds_are_refused() {
 }
 
 #[test]
-fn weights_that_a_format_cannot_have_are_refused_and_named() {
+fn an_error_names_weights_that_a_format_cannot_represent() {
     let mut failures = Failures::default();
     let plan = |model: &Model, format| quietly(|| Engine::plan(&EngineOptions { weight_format: Some(format), ..model.options() }));
     let create = |model: &Model, weight_format| quietly(|| Engine::create(&EngineOptions { weight_format, ..model.options() }));
@@ -665,12 +666,7 @@ fn weights_that_a_format_cannot_have_are_refused_and_named() {
     failures.expect("72 columns in groups of 32", plan(&model, int4(32)), Code::Unsupported, &words);
     failures.expect("the same, loaded", create(&model, Some(int4(32))), Code::Unsupported, &words);
     for group in [0, 1, 33, 256] {
-        failures.expect(
-            "groups that there are not",
-            plan(&model, int4(group)),
-            Code::InvalidArgument,
-            &["weight_group is", "[32, 64, 128]"],
-        );
+        failures.expect("unsupported groups", plan(&model, int4(group)), Code::InvalidArgument, &["weight_group is", "[32, 64, 128]"]);
     }
     for (bad, name) in [(f32::NAN, "NaN"), (f32::NEG_INFINITY, "-inf")] {
         let mut tensors = tensors(&model.read("model.safetensors"));
@@ -678,7 +674,7 @@ fn weights_that_a_format_cannot_have_are_refused_and_named() {
         model.write("model.safetensors", serialized(&tensors));
         let words = ["layers.1.mlp.up_proj.weight", "row 73 has a number that is NaN, infinite"];
         failures.expect(name, create(&model, Some(WeightFormat::Int8)), Code::Model, &words);
-        // What is in floating point is kept, and shows in the logits.
+        // Floating-point formats keep the number, which then affects the logits.
         for format in [None, Some(WeightFormat::Bf16)] {
             let engine = create(&model, format).unwrap().unwrap();
             engine.add_request(Request::new(Prompt::Tokens(vec![5, 6]), SamplingParams::greedy())).unwrap();
@@ -691,7 +687,7 @@ fn weights_that_a_format_cannot_have_are_refused_and_named() {
 }
 
 #[test]
-fn a_tensor_of_the_wrong_shape_is_named_with_both_shapes() {
+fn an_error_names_a_tensor_of_the_wrong_shape_with_both_shapes() {
     let cases: &[(&str, &[usize], &str, &[&str])] = &[
         ("llama", &[32, 72], "model.layers.1.mlp.up_proj.weight", &["layers.1.mlp.up_proj.weight", "[32, 72]", "[72, 32]"]),
         ("llama", &[72 * 32], "model.layers.1.mlp.up_proj.weight", &["layers.1.mlp.up_proj.weight", "[2304]", "[72, 32]"]),
@@ -713,7 +709,7 @@ fn a_tensor_of_the_wrong_shape_is_named_with_both_shapes() {
 }
 
 #[test]
-fn a_tensor_of_a_type_that_is_not_served_is_named_with_those_that_are() {
+fn an_error_names_a_tensor_of_an_unsupported_type_and_the_supported_types() {
     let mut failures = Failures::default();
     for (dtype, bytes) in [(Dtype::I64, 8), (Dtype::F64, 8), (Dtype::I32, 4), (Dtype::U8, 1), (Dtype::BOOL, 1), (Dtype::F8_E4M3, 1)] {
         for name in ["model.embed_tokens.weight", "model.norm.weight", "model.layers.0.self_attn.k_proj.weight"] {
@@ -740,7 +736,7 @@ fn map(model: &Model, change: impl FnOnce(&mut Value)) {
 }
 
 #[test]
-fn an_index_that_does_not_fit_its_shards_is_refused() {
+fn an_index_that_does_not_match_its_shards_is_refused() {
     type Case = (&'static str, fn(&Model), Code, &'static [&'static str]);
     let cases: &[Case] = &[
         ("a missing shard", |model| model.remove(SECOND), Code::Io, &[SECOND]),
@@ -774,22 +770,23 @@ fn an_index_that_does_not_fit_its_shards_is_refused() {
 }
 
 #[test]
-fn a_tensor_in_two_shards_is_refused_by_name() {
+fn an_error_names_a_tensor_in_two_shards() {
     let model = Model::golden("llama_sharded");
     let shard = model.read(SECOND);
     let name = names(&parts(&shard).0).remove(0);
     model.write("again.safetensors", shard);
     map(&model, |map| map[&name] = json!("again.safetensors"));
-    // The name keeps the other shard in use, whichever tensors it has.
+    // This name keeps the other shard in use, regardless of its tensors.
     map(&model, |map| map["other"] = json!(SECOND));
     let mut failures = Failures::default();
     failures.refused("twice", &model, Code::Model, &["another shard"]);
     failures.none();
 }
 
-/// Weights are not read for NaN at load; a request that meets one ends with the reason, the engine goes on.
+/// Weights are not checked for NaN when they are loaded. A request with a NaN ends with the reason,
+/// and the engine continues.
 #[test]
-fn weights_that_are_not_numbers_end_requests_and_not_the_engine() {
+fn weights_with_nan_end_requests_and_not_the_engine() {
     let model = Model::golden("llama");
     let mut tensors = tensors(&model.read("model.safetensors"));
     tensors.get_mut("model.norm.weight").unwrap().2[..4].copy_from_slice(&f32::NAN.to_le_bytes());
@@ -806,7 +803,7 @@ fn weights_that_are_not_numbers_end_requests_and_not_the_engine() {
 // The text side and the generation config.
 
 #[test]
-fn a_tokenizer_that_is_missing_or_broken_is_refused_only_where_text_is_wanted() {
+fn a_missing_or_broken_tokenizer_is_refused_only_if_it_is_loaded() {
     let whole = fs::read(root().join("tests/data/tokenizers/byte_level/tokenizer.json")).unwrap();
     let cases: [(&str, Option<&[u8]>, Code); 7] = [
         ("missing", None, Code::Io),
@@ -828,7 +825,7 @@ fn a_tokenizer_that_is_missing_or_broken_is_refused_only_where_text_is_wanted() 
 }
 
 #[test]
-fn broken_companions_of_a_model_are_refused_by_name() {
+fn an_error_names_a_broken_companion_file_of_a_model() {
     let mut failures = Failures::default();
     for (file, content, words) in [
         ("generation_config.json", "{", &["generation_config.json"][..]),
@@ -864,7 +861,7 @@ impl Random {
         (self.next() % n as u64) as usize
     }
 
-    /// One to three bytes flipped, replaced by what JSON is made of, taken away, or doubled.
+    /// Flips, replaces by JSON characters, removes or duplicates up to three bytes.
     fn damage(&mut self, bytes: &mut Vec<u8>) {
         for _ in 0..=self.below(3) {
             let at = self.below(bytes.len());
@@ -878,7 +875,7 @@ impl Random {
     }
 }
 
-/// Opens the damaged model; one that is accepted must also serve without meeting a defect.
+/// Opens the damaged model. An accepted model must also generate without an internal error.
 fn open_and_serve(options: &EngineOptions) -> Result<(), Error> {
     Engine::plan(options)?;
     let engine = Engine::create(options)?;
@@ -892,7 +889,7 @@ fn open_and_serve(options: &EngineOptions) -> Result<(), Error> {
     engine.check()
 }
 
-/// A file of a model, of which `part` is damaged and `whole` makes the file again.
+/// A file of a model. `part` is damaged, and `whole` returns the file with a damaged part.
 struct Target<'a> {
     model: &'a Model,
     file: &'a str,
@@ -901,8 +898,8 @@ struct Target<'a> {
 }
 
 impl Target<'_> {
-    /// Damages it again and again. An answer is fine, whichever it is; a panic or a wait is not.
-    fn survives(&self, seed: u64, rounds: usize, options: &EngineOptions) {
+    /// Damages the file in each round. A result or an error is accepted, a panic or a long wait is not.
+    fn check_damage(&self, seed: u64, rounds: usize, options: &EngineOptions) {
         let mut random = Random(seed);
         let (mut accepted, mut failures) = (0, Vec::new());
         for round in 0..rounds {
@@ -922,56 +919,60 @@ impl Target<'_> {
             }
         }
         assert!(failures.is_empty(), "{}, seed {seed}:\n{}", self.file, failures.join("\n"));
-        assert!((1..rounds).contains(&accepted), "{}: {accepted} of {rounds} accepted: that damage proves nothing", self.file);
+        assert!((1..rounds).contains(&accepted), "{}: {accepted} of {rounds} accepted: the damage is too weak or too strong", self.file);
     }
 }
 
-fn whole_file_survives(model: &Model, file: &str, seed: usize, options: &EngineOptions) {
+fn check_damage_to_file(model: &Model, file: &str, seed: usize, options: &EngineOptions) {
     let part = &model.read(file);
-    Target { model, file, part, whole: &|bytes| bytes.to_vec() }.survives(seed as u64, 500, options);
+    Target { model, file, part, whole: &|bytes| bytes.to_vec() }.check_damage(seed as u64, 500, options);
 }
 
 #[test]
-fn random_damage_to_a_config_is_an_answer() {
+fn random_damage_to_a_config_gives_a_result_or_an_error() {
     for (seed, golden) in ["llama", "gpt2", "opt_350m", "llama3_rope"].iter().enumerate() {
         let model = Model::golden(golden);
-        whole_file_survives(&model, "config.json", seed, &model.options());
+        check_damage_to_file(&model, "config.json", seed, &model.options());
     }
 }
 
-/// With the length of the header as it was, and with one that fits what the damage left of it.
+/// Once with the original length of the header, and once with the length of the damaged header.
 #[test]
-fn random_damage_to_a_weight_file_header_is_an_answer() {
+fn random_damage_to_a_weight_file_header_gives_a_result_or_an_error() {
     for (seed, golden) in ["llama", "gpt2"].iter().enumerate() {
         let model = &Model::golden(golden);
         let bytes = model.read("model.safetensors");
         let data = parts(&bytes).1;
         let header = &bytes[..bytes.len() - data.len()];
         let file = "model.safetensors";
-        Target { model, file, part: header, whole: &|header| [header, &data].concat() }.survives(seed as u64, 500, &model.options());
-        Target { model, file, part: &header[8..], whole: &|header| joined(header, &data) }.survives(seed as u64, 1000, &model.options());
+        Target { model, file, part: header, whole: &|header| [header, &data].concat() }.check_damage(seed as u64, 500, &model.options());
+        Target { model, file, part: &header[8..], whole: &|header| joined(header, &data) }.check_damage(
+            seed as u64,
+            1000,
+            &model.options(),
+        );
     }
 }
 
 #[test]
-fn random_damage_to_an_index_is_an_answer() {
+fn random_damage_to_an_index_gives_a_result_or_an_error() {
     let model = Model::golden("llama_sharded");
-    whole_file_survives(&model, INDEX, 7, &model.options());
+    check_damage_to_file(&model, INDEX, 7, &model.options());
 }
 
 #[test]
-fn random_damage_to_a_tokenizer_is_an_answer() {
+fn random_damage_to_a_tokenizer_gives_a_result_or_an_error() {
     for (seed, tokenizer) in ["byte_level", "llama2", "metaspace"].iter().enumerate() {
         let model = Model::golden("llama");
         symlink(root().join("tests/data/tokenizers").join(tokenizer).join("tokenizer.json"), model.path("tokenizer.json")).unwrap();
-        whole_file_survives(&model, "tokenizer.json", seed, &model.with_text());
+        check_damage_to_file(&model, "tokenizer.json", seed, &model.with_text());
     }
 }
 
 // Engine options.
 
 #[test]
-fn wrong_engine_options_are_refused_with_the_number_and_the_range() {
+fn invalid_engine_options_are_refused_with_the_value_and_the_range() {
     type Case = (fn(&mut EngineOptions), Code, &'static [&'static str]);
     let cases: &[Case] = &[
         (|o| o.max_model_len = Some(1), Code::InvalidArgument, &["max_model_len is 1", "128"]),
@@ -1019,7 +1020,7 @@ fn wrong_engine_options_are_refused_with_the_number_and_the_range() {
 }
 
 #[test]
-fn an_instruction_path_that_the_machine_lacks_is_refused_by_name() {
+fn an_error_names_an_unavailable_instruction_path() {
     let model = Model::golden("llama");
     for isa in Isa::ALL.into_iter().filter(|isa| !isa.is_present()) {
         let error = Engine::create(&EngineOptions { isa: Some(isa), ..model.options() }).err().unwrap();
@@ -1028,14 +1029,14 @@ fn an_instruction_path_that_the_machine_lacks_is_refused_by_name() {
     }
 }
 
-/// The number after `before` in a message.
+/// Returns the number after `before` in a message.
 fn number(message: &str, before: &str) -> u64 {
     let rest = message.split_once(before).unwrap_or_else(|| panic!("no {before:?} in {message:?}")).1;
     rest.chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap()
 }
 
 #[test]
-fn a_kv_pool_too_small_for_one_sequence_is_refused_with_the_bytes_that_would_do_and_they_do() {
+fn the_error_of_a_too_small_kv_pool_names_the_bytes_that_suffice() {
     let model = Model::golden("llama");
     for (max_model_len, block_size) in [(Some(64), 16), (Some(128), 8), (Some(2), 256), (Some(100), 32), (None, 16)] {
         let with = |kv_bytes| EngineOptions { kv_bytes: Some(kv_bytes), max_model_len, block_size, ..model.options() };
@@ -1045,22 +1046,22 @@ fn a_kv_pool_too_small_for_one_sequence_is_refused_with_the_bytes_that_would_do_
             let enough = number(error.message(), "kv_bytes must be at least ");
             assert_eq!(Engine::create(&with(enough - 1)).err().unwrap().code(), Code::Capacity);
             let engine = Engine::create(&with(enough)).unwrap();
-            let most = engine.info().memory.max_model_len;
-            assert_eq!(most, max_model_len.unwrap_or(16));
-            let out = run(&engine, tokens(&vec![3; most - 1], SamplingParams::greedy())).unwrap();
+            let max_len = engine.info().memory.max_model_len;
+            assert_eq!(max_len, max_model_len.unwrap_or(16));
+            let out = run(&engine, tokens(&vec![3; max_len - 1], SamplingParams::greedy())).unwrap();
             assert_eq!((out.tokens.len(), out.finish), (1, FinishReason::Length));
         }
     }
 }
 
-/// What no machine has is an error of memory, and a plan is made without it.
+/// More memory than any machine has is an out-of-memory error. A plan does not allocate it.
 #[test]
-fn a_kv_pool_beyond_the_machine_is_an_error() {
+fn a_kv_pool_that_exceeds_the_machine_is_an_error() {
     let model = Model::golden("llama");
     for kv_bytes in [1 << 50, u64::MAX] {
         let options = EngineOptions { kv_bytes: Some(kv_bytes), ..model.options() };
         assert!(Engine::plan(&options).unwrap().kv_bytes <= kv_bytes);
-        // Where the system promises what it does not have, nothing can be said.
+        // With overcommit, the system accepts the allocation.
         if fs::read_to_string("/proc/sys/vm/overcommit_memory").is_ok_and(|mode| mode.trim() == "1") {
             continue;
         }
@@ -1111,7 +1112,7 @@ fn seeded() -> SamplingParams {
     SamplingParams { seed: Some(11), max_tokens: Some(12), ignore_eos: true, logprobs: Some(0), ..Default::default() }
 }
 
-/// Everything that came of one request but its id.
+/// Returns the results of a request, except its id.
 fn signature(run: &Run) -> (Vec<u32>, Vec<u32>, String, FinishReason) {
     let logprobs = run.outputs.iter().flat_map(|output| output.logprobs.tokens.iter().map(|x| x.to_bits())).collect();
     (run.tokens.clone(), logprobs, run.text.clone(), run.finish)
@@ -1154,14 +1155,14 @@ fn bad_requests() -> Vec<BadRequest> {
     ]
 }
 
-/// 64 tokens of KV: less than the model's 128.
+/// An engine with KV for 64 tokens, fewer than the 128 positions of the model.
 fn small_engine(model: &Model) -> Engine {
     let block_bytes = Engine::plan(&model.options()).unwrap().block_bytes;
     Engine::create(&EngineOptions { kv_bytes: Some(4 * block_bytes), ..model.options() }).unwrap()
 }
 
 #[test]
-fn after_every_wrong_request_a_right_one_still_gives_exactly_what_it_gave_before() {
+fn an_invalid_request_does_not_change_the_results_of_later_ones() {
     let engine = small_engine(&Model::golden("llama"));
     assert_eq!(engine.info().memory.max_model_len, 64);
     let before = signature(&run(&engine, tokens(&[5, 6, 7, 8], seeded())).unwrap());
@@ -1176,7 +1177,7 @@ fn after_every_wrong_request_a_right_one_still_gives_exactly_what_it_gave_before
 }
 
 #[test]
-fn wrong_requests_beside_a_running_one_do_not_change_it() {
+fn an_invalid_request_does_not_change_a_running_one() {
     let engine = small_engine(&Model::golden("llama"));
     let before = signature(&run(&engine, tokens(&[5, 6, 7, 8], seeded())).unwrap());
     let id = engine.add_request(tokens(&[5, 6, 7, 8], seeded())).unwrap();
@@ -1219,7 +1220,7 @@ fn only_a_live_request_can_be_aborted() {
     assert_idle(&engine);
 }
 
-/// Neither computed at all nor left behind.
+/// The request is neither computed nor kept.
 #[test]
 fn a_request_that_is_aborted_twice_before_its_first_step_ends_once() {
     let engine = small_engine(&Model::golden("llama"));
@@ -1233,9 +1234,9 @@ fn a_request_that_is_aborted_twice_before_its_first_step_ends_once() {
     assert_idle(&engine);
 }
 
-/// Every token that may be chosen is a stop, and none may stop yet.
+/// Every token is a stop token, and min_tokens excludes stop tokens.
 #[test]
-fn a_request_that_forbids_every_token_ends_alone() {
+fn a_request_that_excludes_every_token_ends_without_affecting_others() {
     let engine = small_engine(&Model::golden("llama"));
     let before = signature(&run(&engine, tokens(&[5, 6], seeded())).unwrap());
     let nothing = SamplingParams { stop_token_ids: (0..128).collect(), min_tokens: 2, ..SamplingParams::greedy() };
@@ -1244,32 +1245,45 @@ fn a_request_that_forbids_every_token_ends_alone() {
     let error = out.outputs[0].error.as_ref().unwrap();
     assert_eq!(error.code(), Code::InvalidArgument);
     let message = error.message();
-    assert!(message.contains("all are excluded, by min_tokens") && !message.contains("weights"), "it is the request's doing: {message}");
+    assert!(
+        message.contains("all are excluded, by min_tokens") && !message.contains("weights"),
+        "the message names the parameter of the request: {message}"
+    );
     assert_eq!(signature(&run(&engine, tokens(&[5, 6], seeded())).unwrap()), before);
     assert_idle(&engine);
 }
 
 #[test]
-fn wrong_text_requests_leave_the_bundled_model_as_it_was() {
-    let model = Model::of(&root().join("examples/model"));
+fn invalid_text_requests_do_not_change_later_results() {
+    let model = Model::linked_to(&root().join("examples/model"));
     let engine = Engine::create(&EngineOptions { kv_bytes: Some(8 << 20), max_batch_tokens: 64, ..model.with_text() }).unwrap();
-    let ask = |change: fn(&mut Request)| {
+    let question = |change: fn(&mut Request)| {
         let prompt = engine.text().unwrap().render_chat(r#"[{"role": "user", "content": "What is 7 + 5?"}]"#).unwrap();
         let mut request = Request { add_special: false, ..Request::new(Prompt::Text(prompt), SamplingParams::greedy()) };
         change(&mut request);
         request
     };
-    let before = signature(&run(&engine, ask(|_| ())).unwrap());
+    let before = signature(&run(&engine, question(|_| ())).unwrap());
     assert_eq!(before.2, "12");
     let mut failures = Failures::default();
     let cases: [BadRequest; 7] = [
-        ("empty text", ask(|r| r.prompt = Prompt::Text(String::new())), Code::InvalidArgument, &["empty"]),
-        ("long text", ask(|r| r.prompt = Prompt::Text("one two three ".repeat(2000))), Code::InvalidArgument, &["max_model_len is 1024"]),
-        ("empty stop string", ask(|r| r.sampling.stop = vec!["a".into(), String::new()]), Code::InvalidArgument, &["stop string is empty"]),
-        ("stop token", ask(|r| r.sampling.stop_token_ids = vec![1024]), Code::InvalidArgument, &["stop token id 1024"]),
-        ("temperature", ask(|r| r.sampling.temperature = f32::NAN), Code::InvalidArgument, &["temperature"]),
-        ("n", ask(|r| r.n = u32::MAX), Code::InvalidArgument, &["needs 4294967295 sequences at once", "max_seqs is"]),
-        ("token", ask(|r| r.prompt = Prompt::Tokens(vec![1024])), Code::InvalidArgument, &["prompt token 0 is 1024"]),
+        ("empty text", question(|r| r.prompt = Prompt::Text(String::new())), Code::InvalidArgument, &["empty"]),
+        (
+            "long text",
+            question(|r| r.prompt = Prompt::Text("one two three ".repeat(2000))),
+            Code::InvalidArgument,
+            &["max_model_len is 1024"],
+        ),
+        (
+            "empty stop string",
+            question(|r| r.sampling.stop = vec!["a".into(), String::new()]),
+            Code::InvalidArgument,
+            &["stop string is empty"],
+        ),
+        ("stop token", question(|r| r.sampling.stop_token_ids = vec![1024]), Code::InvalidArgument, &["stop token id 1024"]),
+        ("temperature", question(|r| r.sampling.temperature = f32::NAN), Code::InvalidArgument, &["temperature"]),
+        ("n", question(|r| r.n = u32::MAX), Code::InvalidArgument, &["needs 4294967295 sequences at once", "max_seqs is"]),
+        ("token", question(|r| r.prompt = Prompt::Tokens(vec![1024])), Code::InvalidArgument, &["prompt token 0 is 1024"]),
     ];
     for (case, request, code, words) in cases {
         failures.expect(case, quietly(|| engine.add_request(request)), code, words);
@@ -1279,6 +1293,6 @@ fn wrong_text_requests_leave_the_bundled_model_as_it_was() {
     }
     failures.expect("detokenize", quietly(|| engine.text()?.decode(&[5, u32::MAX], true)), Code::InvalidArgument, &["4294967295"]);
     failures.none();
-    assert_eq!(signature(&run(&engine, ask(|_| ())).unwrap()), before);
+    assert_eq!(signature(&run(&engine, question(|_| ())).unwrap()), before);
     assert_idle(&engine);
 }

@@ -1,4 +1,5 @@
-//! Beam search against `generate` of Hugging Face transformers, every row computed anew from all tokens before it.
+//! Compares beam search with `generate` of Hugging Face transformers. Each row is computed from all
+//! tokens before it.
 
 use std::collections::HashMap;
 
@@ -15,7 +16,7 @@ const POSITIONS: usize = 64;
 struct Model {
     decoder: Decoder<CpuBackend>,
     kv: KvCache<CpuBackend>,
-    /// Log probabilities after tokens that were asked for before: cases share prompts.
+    /// Cache of log probabilities by their tokens, since cases share prompts.
     known: HashMap<Vec<u32>, Vec<f32>>,
     vocab: usize,
     sampler: Sampler,
@@ -59,7 +60,7 @@ impl Model {
     }
 }
 
-/// What a slot holds: the tokens its sequence has been given by forks and appends alone.
+/// [slots] The tokens of each sequence, built only by forks and appends.
 type Slots = Vec<Option<Vec<u32>>>;
 
 fn advance(slots: &mut Slots, step: &BeamStep) {
@@ -68,8 +69,8 @@ fn advance(slots: &mut Slots, step: &BeamStep) {
     }
     let before = slots.clone();
     for next in step.next.iter().filter(|next| next.slot != next.parent) {
-        assert!(slots[next.slot].is_none(), "slot {} is taken", next.slot);
-        let parent = before[next.parent].clone().or_else(|| panic!("slot {} holds nothing to fork", next.parent));
+        assert!(slots[next.slot].is_none(), "slot {} is in use", next.slot);
+        let parent = before[next.parent].clone().or_else(|| panic!("slot {} is empty and cannot be forked", next.parent));
         slots[next.slot] = parent;
     }
     for next in &step.next {
@@ -103,11 +104,11 @@ fn search(model: &mut Model, case: &BeamCase, n: usize) -> Vec<Hypothesis> {
         search.commit(&step).unwrap();
         advance(&mut slots, &step);
     }
-    assert!(slots.iter().all(Option::is_none), "a search that is done has dropped its slots");
+    assert!(slots.iter().all(Option::is_none), "a finished search has dropped its slots");
     search.best().unwrap()
 }
 
-/// A length penalty of -1 makes scores of hundreds, where f32 itself has steps of 3e-5.
+/// A length penalty of -1 gives scores of hundreds, where f32 has steps of 3e-5.
 fn tolerance(score: f32) -> f32 {
     1e-4 + 1e-6 * score.abs()
 }
@@ -131,11 +132,11 @@ fn agrees_with_transformers(file: &str) {
 }
 
 #[test]
-fn beams_are_those_of_transformers_5() {
+fn beams_equal_those_of_transformers_5() {
     agrees_with_transformers("beams.json");
 }
 
 #[test]
-fn diverse_groups_of_beams_are_those_of_transformers_4() {
+fn diverse_groups_of_beams_equal_those_of_transformers_4() {
     agrees_with_transformers("groups.json");
 }

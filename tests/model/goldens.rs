@@ -1,4 +1,4 @@
-//! The forward pass against Hugging Face transformers: see tests/data/README.md.
+//! Compares the forward pass with Hugging Face transformers. See tests/data/README.md.
 
 use std::path::{Path, PathBuf};
 
@@ -12,14 +12,15 @@ use pagedllm::options::{Isa, KvDtype, WeightFormat};
 
 const TOLERANCE: f32 = 2e-4;
 const TOLERANCE_BF16: f32 = 0.04;
-/// Where K, V, queries and shares are rounded as well. Of a position alone: one of the golden's misses by 3 % for K and V in bf16 alone.
+/// Bound for one position if K, V, queries and attention probabilities are rounded as well. With K and
+/// V in bf16 alone, one position of the golden is off by 3 %.
 const TOLERANCE_ALL_BF16: f32 = 0.12;
 const TOLERANCE_F16: f32 = 0.02;
 const BLOCK_SIZE: usize = 16;
 /// Tokens of each golden.
 const LONGEST: usize = 69;
 
-/// What transformers computed.
+/// The results of transformers.
 struct Golden {
     tokens: Vec<u32>,
     prompt_len: usize,
@@ -42,11 +43,11 @@ impl Golden {
     }
 }
 
-/// What a model runs on.
+/// The backend of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum On {
     Cpu(Isa),
-    /// Its kernels, on the host: weights as they are stored, to which activations are rounded, or in f32.
+    /// The CUDA kernels on the host, with weights as stored, to which activations are rounded, or in f32.
     Cuda {
         exact: bool,
     },
@@ -65,7 +66,7 @@ impl On {
         }
     }
 
-    /// Exact; where weights are multiplied in bf16, also such that K and V are.
+    /// Returns exact types, and bf16 if weights are multiplied in bf16.
     fn kv_dtypes(self, golden: &str) -> &'static [KvDtype] {
         match self == On::Cpu(Isa::Avx512Bf16) && golden.ends_with("_bf16") {
             true => &[KvDtype::F32, KvDtype::Bf16],
@@ -73,8 +74,8 @@ impl On {
         }
     }
 
-    /// How far the logits may be off where activations are rounded to what weights are stored as: all together, as a share of their size. What chooses
-    /// among experts stays as it is stored, whatever is asked for.
+    /// Returns the bound of the relative error of all logits if activations are rounded to the type of the
+    /// weights. Expert routers always keep their stored type.
     fn rounding(self, golden: &str, experts: bool) -> Option<f32> {
         let bf16 = golden.ends_with("_bf16");
         match self {
@@ -85,7 +86,7 @@ impl On {
     }
 }
 
-/// One sequence on its own decoder, its blocks in a scattered order.
+/// A sequence with its own decoder. Its blocks have a scattered order.
 struct Run<B: Backend> {
     decoder: Decoder<B>,
     kv: KvCache<B>,
@@ -107,7 +108,7 @@ impl<B: Backend> Run<B> {
         Run { decoder, kv, groups, experts, vocab: files.spec.vocab_size, kv_dtype }
     }
 
-    /// Logits of every one of `tokens`, which follow the first `start` ones.
+    /// Returns the logits of all `tokens`, which follow the first `start` ones.
     fn logits(&mut self, tokens: &[u32], start: usize) -> Vec<f32> {
         let table: Vec<u32> = (0..5 * self.groups as u32).map(|block| block * 7 % (11 * self.groups as u32)).collect();
         let positions: Vec<u32> = (start..start + tokens.len()).map(|p| p as u32).collect();
@@ -136,7 +137,7 @@ fn assert_close(name: &str, on: On, rounding: Option<f32>, first: usize, ours: &
     if let Some(tolerance) = rounding {
         let squares = |numbers: &mut dyn Iterator<Item = f32>| numbers.map(|x| x * x).sum::<f32>().sqrt();
         let error = squares(&mut ours.iter().zip(theirs).map(|(a, b)| a - b)) / squares(&mut theirs[..ours.len()].iter().copied());
-        return assert!(error <= tolerance, "{name} on {path}: from position {first} on the logits are off by {error}");
+        return assert!(error <= tolerance, "{name} on {path}: the logits from position {first} on have an error of {error}");
     }
     for (i, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
         let (position, token) = (first + i / vocab, i % vocab);
@@ -162,7 +163,7 @@ fn agrees_with_transformers(name: &str) {
 }
 
 impl Golden {
-    /// Prefill in one pass, then 32 decode steps fed by our own greedy choices.
+    /// Prefill in one pass, then 32 decode steps with the own greedy tokens.
     fn agrees<B: Backend>(&self, name: &str, on: On, mut run: Run<B>) {
         let vocab = run.vocab;
         let rounding = if run.kv_dtype == KvDtype::Bf16 { Some(TOLERANCE_ALL_BF16) } else { on.rounding(name, run.experts) };
@@ -180,9 +181,9 @@ impl Golden {
     }
 }
 
-/// Beside a vision tower the same weights have other names, and the same config is one of two.
+/// In a model with a vision tower, the same weights have other names, and the config is nested.
 #[test]
-fn the_text_model_of_a_gemma_that_sees_pictures() {
+fn a_gemma_with_a_vision_tower_loads_its_text_model() {
     let dir = std::env::temp_dir().join(format!("pagedllm-gemma3-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let text: serde_json::Value = serde_json::from_slice(&std::fs::read(directory("gemma3").join("config.json")).unwrap()).unwrap();
@@ -208,7 +209,7 @@ macro_rules! goldens {
             agrees_with_transformers(stringify!($name));
         })*
 
-        /// A golden that no test reads would prove nothing.
+        /// A golden without a test would verify nothing.
         #[test]
         fn every_golden_is_tested() {
             let tested = [$(stringify!($name)),*];

@@ -1,4 +1,5 @@
-//! The packed form of weights on disk: the same bits as from the model's files, and whatever is wrong with it costs time alone.
+//! Tests of packed weights on disk. They give the same bits as the files of the model, and a damaged
+//! file only costs time.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -14,7 +15,7 @@ use pagedllm::model::{PackedForm, PackedReport};
 use pagedllm::options::{EngineOptions, SamplingParams, WeightFormat};
 use serde_json::{Value, json};
 
-/// Of the lines in the form's header.
+/// Bytes of the lines in the header of a packed file.
 const HEADER: usize = 512;
 
 fn llama() -> Value {
@@ -41,7 +42,8 @@ fn options(model: &Path, packed: Option<&Path>) -> EngineOptions {
     }
 }
 
-/// The tokens that follow a prompt, and the bits of log probabilities of many beside them.
+/// Returns the tokens that follow a prompt, and the bits of the log probabilities of these and other
+/// tokens.
 fn answer(engine: &Engine) -> Vec<(u32, u32)> {
     let vocab = engine.info().vocab_size as u32;
     let prompt = (0..9).map(|i| (i * 37 + 3) % vocab).collect();
@@ -63,7 +65,7 @@ fn load(options: &EngineOptions) -> (PackedReport, Vec<(u32, u32)>) {
     (engine.info().packed.clone(), answer(&engine))
 }
 
-/// A model, the directory of its packed form, and what it answers.
+/// A model, the directory of its packed weights, and its answer.
 struct Case {
     model: TempDir,
     packed: TempDir,
@@ -85,15 +87,15 @@ impl Case {
         EngineOptions { weight_format: self.format, ..options(&self.model.0, Some(&self.packed.0)) }
     }
 
-    /// Loads it, and checks what it answers.
+    /// Loads the model and checks its answer.
     #[track_caller]
-    fn load(&self, what: &str) -> PackedReport {
+    fn load(&self, case: &str) -> PackedReport {
         let (report, answer) = load(&self.options());
-        assert!(answer == self.answer, "{what}: other bits after {report:?}");
+        assert!(answer == self.answer, "{case}: other bits after {report:?}");
         report
     }
 
-    /// Saves the form, and says where it is.
+    /// Saves the packed weights and returns their path.
     fn save(&self) -> PathBuf {
         let report = self.load("saved");
         assert_eq!((report.form, report.reason.as_str()), (PackedForm::Saved, "no packed weights yet"));
@@ -104,7 +106,7 @@ impl Case {
         fs::read_dir(&self.packed.0).unwrap().map(|entry| entry.unwrap().path()).collect()
     }
 
-    /// The one file that is there.
+    /// Returns the only file in the directory.
     fn form(&self) -> PathBuf {
         let files = self.files();
         assert!(files.len() == 1 && files[0].extension().unwrap() == "packed", "{files:?}");
@@ -112,27 +114,27 @@ impl Case {
     }
 
     #[track_caller]
-    fn expect_read(&self, what: &str) {
-        assert_eq!(self.load(what), PackedReport { form: PackedForm::Read, reason: String::new() }, "{what}");
+    fn expect_read(&self, case: &str) {
+        assert_eq!(self.load(case), PackedReport { form: PackedForm::Read, reason: String::new() }, "{case}");
     }
 
-    /// The weights were packed because of this, and the form is whole again.
+    /// Checks that the weights were packed for the reason `why`, and that the file is complete again.
     #[track_caller]
-    fn expect_saved(&self, what: &str, why: &str, whole: &[u8]) {
-        let report = self.load(what);
-        assert!(report.form == PackedForm::Saved && report.reason.contains(why), "{what}: {report:?}");
-        assert!(fs::read(self.form()).unwrap() == whole, "{what}: the form was not replaced");
+    fn expect_saved(&self, case: &str, why: &str, whole: &[u8]) {
+        let report = self.load(case);
+        assert!(report.form == PackedForm::Saved && report.reason.contains(why), "{case}: {report:?}");
+        assert!(fs::read(self.form()).unwrap() == whole, "{case}: the file was not replaced");
     }
 
     #[track_caller]
-    fn expect_unsaved(&self, what: &str, why: &str) {
-        let report = self.load(what);
-        assert!(report.form == PackedForm::Unsaved && report.reason.contains(why), "{what}: {report:?}");
+    fn expect_unsaved(&self, case: &str, why: &str) {
+        let report = self.load(case);
+        assert!(report.form == PackedForm::Unsaved && report.reason.contains(why), "{case}: {report:?}");
     }
 }
 
 #[test]
-fn what_is_read_has_the_bits_of_what_was_packed_in_every_format() {
+fn packed_weights_give_the_same_bits_in_every_format() {
     let formats = [None].into_iter().chain(WeightFormat::all(32).map(Some));
     for (format, config) in formats.flat_map(|format| [(format, llama()), (format, experts())]) {
         let case = Case::new(&config, format);
@@ -142,7 +144,7 @@ fn what_is_read_has_the_bits_of_what_was_packed_in_every_format() {
 }
 
 #[test]
-fn every_shape_of_decoder_is_read_as_it_was_packed() {
+fn packed_weights_give_the_same_bits_for_every_shape_of_decoder() {
     let mut shapes = 0;
     for (name, config) in configs(64) {
         let case = Case::new(&config, Some(WeightFormat::Int8));
@@ -167,23 +169,23 @@ fn models_and_formats_share_a_directory() {
     let (llama, mut experts) = (Case::new(&llama(), None), Case::new(&experts(), None));
     let (llama_form, dir) = (llama.save(), &llama.packed.0);
     experts.packed = TempDir(dir.clone());
-    assert_eq!(experts.load("beside").form, PackedForm::Saved);
+    assert_eq!(experts.load("a second model in the directory").form, PackedForm::Saved);
     let int8 = EngineOptions { weight_format: Some(WeightFormat::Int8), ..llama.options() };
     assert_eq!(load(&int8).0.form, PackedForm::Saved);
     assert_eq!(fs::read_dir(dir).unwrap().count(), 3);
-    llama.expect_read("beside others");
-    experts.expect_read("beside others");
+    llama.expect_read("several models in the directory");
+    experts.expect_read("several models in the directory");
     assert_eq!(load(&int8).0.form, PackedForm::Read);
-    // Another one's, under the name of this.
+    // The file of another model under the name of this one.
     let other = llama.files().into_iter().find(|file| *file != llama_form).unwrap();
     fs::copy(other, &llama_form).unwrap();
-    let report = llama.load("another one's");
+    let report = llama.load("the file of another model");
     assert!(report.form == PackedForm::Saved && report.reason.contains("packed from another model"), "{report:?}");
-    std::mem::forget(experts.packed); // it is the other's
+    std::mem::forget(experts.packed); // the directory belongs to the other case
 }
 
 #[test]
-fn a_form_that_was_cut_or_grew_is_packed_again() {
+fn a_truncated_or_extended_packed_file_is_packed_again() {
     let case = Case::new(&llama(), Some(WeightFormat::Int8));
     let form = case.save();
     let whole = fs::read(&form).unwrap();
@@ -201,22 +203,23 @@ fn a_form_that_was_cut_or_grew_is_packed_again() {
     longer.push(0);
     fs::write(&form, longer).unwrap();
     case.expect_saved("longer", "wrong size", &whole);
-    // Holes of the right length, and one that claims a length that nobody has room for.
+    // Holes of the right length, and a file with a length that exceeds any memory.
     fs::write(&form, vec![0; len]).unwrap();
     case.expect_saved("zeros", "not packed weights", &whole);
     fs::write(&form, &whole).unwrap();
     File::options().write(true).open(&form).unwrap().set_len(1 << 40).unwrap();
     case.expect_saved("a terabyte", "wrong size", &whole);
-    case.expect_read("after all");
+    case.expect_read("the restored file");
 }
 
 #[test]
-fn a_byte_that_changed_anywhere_is_found() {
+fn a_change_of_any_byte_is_detected() {
     let case = Case::new(&llama(), Some(WeightFormat::Int4 { group: 32, offsets: false }));
     let form = case.save();
     let whole = fs::read(&form).unwrap();
     let mut random = Random(3);
-    // The last of the header, the first and last of the matrices and of their sums, and some everywhere.
+    // The last byte of the header, the first and last bytes of the matrices and of their checksums, and
+    // some other bytes.
     let sums = whole.len() - 4 * 10;
     let ends = [0, HEADER - 1, HEADER, sums - 1, sums, whole.len() - 1];
     for place in ends.into_iter().chain((0..40).map(|_| random.below(whole.len()))) {
@@ -226,11 +229,11 @@ fn a_byte_that_changed_anywhere_is_found() {
         let why = if place < HEADER { "" } else { "wrong checksum" };
         case.expect_saved(&format!("byte {place}"), why, &whole);
     }
-    case.expect_read("after all");
+    case.expect_read("the restored file");
 }
 
 #[test]
-fn a_form_of_another_library_or_state_of_the_model_is_replaced() {
+fn a_packed_file_of_another_library_version_or_model_state_is_replaced() {
     let case = Case::new(&llama(), None);
     let form = case.save();
     let whole = fs::read(&form).unwrap();
@@ -253,7 +256,7 @@ fn a_form_of_another_library_or_state_of_the_model_is_replaced() {
 }
 
 #[test]
-fn weights_that_changed_are_not_those_of_before() {
+fn changed_weights_are_packed_again() {
     let case = Case::new(&llama(), None);
     case.save();
     write_random_model(&case.model.0, &llama(), true, 8);
@@ -264,34 +267,34 @@ fn weights_that_changed_are_not_those_of_before() {
 }
 
 #[test]
-fn a_directory_that_takes_nothing_is_told_and_the_engine_starts() {
+fn an_unusable_packed_path_is_reported_and_the_engine_starts() {
     let case = Case::new(&llama(), None);
     let form = case.save();
     let unfinished = form.with_extension("unfinished");
     fs::remove_file(&form).unwrap();
     fs::create_dir(&form).unwrap();
-    case.expect_unsaved("a directory in its place", "not a regular file");
-    assert_eq!(case.form(), form, "what could not be renamed is gone");
+    case.expect_unsaved("a directory in the place of the file", "not a regular file");
+    assert_eq!(case.form(), form, "the file that could not be renamed is removed");
     fs::remove_dir(&form).unwrap();
     fs::create_dir(&unfinished).unwrap();
-    case.expect_unsaved("a directory beside it", "cannot be written");
+    case.expect_unsaved("a directory in the place of the unfinished file", "cannot be written");
     fs::remove_dir(&unfinished).unwrap();
-    // A link is not followed: what it names is somebody else's.
+    // A link is not followed, since its target belongs to another program.
     let victim = case.model.0.join("config.json");
     std::os::unix::fs::symlink(&victim, &unfinished).unwrap();
     let before = fs::read(&victim).unwrap();
     case.expect_unsaved("a link", "cannot be written");
     assert_eq!(fs::read(&victim).unwrap(), before);
     fs::remove_file(&unfinished).unwrap();
-    // Nobody may write there, not even root.
-    let nowhere = EngineOptions { packed_dir: Some("/proc".into()), ..case.options() };
-    let (report, answer) = load(&nowhere);
+    // No user can write there, not even root.
+    let unwritable = EngineOptions { packed_dir: Some("/proc".into()), ..case.options() };
+    let (report, answer) = load(&unwritable);
     assert!(report.form == PackedForm::Unsaved && report.reason.contains("no packed weights yet; /proc/"), "{report:?}");
     assert!(answer == case.answer);
 }
 
 #[test]
-fn a_directory_that_is_none_is_refused() {
+fn a_packed_path_that_is_not_a_directory_is_refused() {
     let case = Case::new(&llama(), None);
     for dir in [PathBuf::from("/nonexistent"), case.model.0.join("config.json")] {
         let error = Engine::create(&EngineOptions { packed_dir: Some(dir), ..case.options() }).err().unwrap();
@@ -300,35 +303,35 @@ fn a_directory_that_is_none_is_refused() {
 }
 
 #[test]
-fn loading_that_is_cancelled_leaves_nothing_and_ends_at_once() {
+fn a_cancelled_load_leaves_no_file() {
     let cancelled = |case: &Case| -> Error { Engine::load(&case.options(), &mut |done, all| done < all / 2).err().unwrap() };
     let case = Case::new(&llama(), None);
     assert_eq!(cancelled(&case).code(), Code::Cancelled);
     assert!(case.files().is_empty(), "{:?}", case.files());
     case.save();
     assert_eq!(cancelled(&case).code(), Code::Cancelled);
-    case.expect_read("after it");
+    case.expect_read("the next load");
 }
 
 #[test]
-fn progress_counts_the_same_bytes_however_weights_come() {
+fn progress_counts_the_same_bytes_with_and_without_packed_weights() {
     let case = Case::new(&llama(), None);
-    let told = || {
-        let mut told = Vec::new();
+    let progress = || {
+        let mut calls = Vec::new();
         Engine::load(&case.options(), &mut |done, all| {
-            told.push((done, all));
+            calls.push((done, all));
             true
         })
         .unwrap();
-        (told[0], *told.last().unwrap())
+        (calls[0], *calls.last().unwrap())
     };
-    let (first, last) = told();
+    let (first, last) = progress();
     assert!(first.0 == 0 && last.0 == last.1 && last.1 > 0);
-    assert_eq!(told(), (first, last));
+    assert_eq!(progress(), (first, last));
 }
 
 #[test]
-fn engines_that_save_at_once_leave_one_whole_form() {
+fn engines_that_save_concurrently_leave_one_complete_file() {
     let case = Case::new(&llama(), None);
     for _ in 0..5 {
         let (engines, barrier) = (4, Barrier::new(4));
@@ -336,34 +339,34 @@ fn engines_that_save_at_once_leave_one_whole_form() {
             for _ in 0..engines {
                 scope.spawn(|| {
                     barrier.wait();
-                    let report = case.load("at once");
+                    let report = case.load("concurrent saves");
                     let late = report.reason.contains("another engine");
                     assert!(report.form != PackedForm::Unsaved || late, "{report:?}");
                 });
             }
         });
-        case.expect_read("after them");
+        case.expect_read("after concurrent saves");
         fs::remove_file(case.form()).unwrap();
     }
 }
 
 #[test]
-fn who_comes_while_another_process_saves_does_not_wait() {
+fn an_engine_does_not_wait_for_another_process_that_saves() {
     let case = Case::new(&llama(), None);
     let form = case.save();
     fs::remove_file(&form).unwrap();
     let other = File::create(form.with_extension("unfinished")).unwrap();
     other.lock().unwrap();
     other.write_all_at(b"half", 0).unwrap();
-    case.expect_unsaved("another saves", "another engine is writing it");
+    case.expect_unsaved("while another process saves", "another engine is writing it");
     drop(other); // killed
-    assert_eq!(case.load("it was killed").form, PackedForm::Saved);
+    assert_eq!(case.load("after the other process was killed").form, PackedForm::Saved);
     case.form();
 }
 
-/// What children of the tests below do: these end their process, or change it.
+/// The child process of the tests below, which end their process or change its limits.
 #[test]
-#[ignore = "run by other tests, in a process of its own"]
+#[ignore = "run by other tests, in a separate process"]
 fn child() {
     let dir = |name| PathBuf::from(std::env::var_os(name).unwrap());
     let options = options(&dir("PACKED_MODEL"), Some(&dir("PACKED_DIR")));
@@ -371,9 +374,9 @@ fn child() {
         let _ = Engine::load(&options, &mut |done, all| if done < all / 2 { true } else { std::process::abort() });
         unreachable!("the model was loaded");
     }
-    // Writing beyond this would kill the process.
+    // A write beyond the limit would kill the process.
     let limit = libc::rlimit { rlim_cur: 2000, rlim_max: libc::RLIM_INFINITY };
-    // SAFETY: the limit is whole, and of this process alone.
+    // SAFETY: the limit is initialized and applies to this process only.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &limit) }, 0);
     let (report, _) = load(&options);
     assert!(report.form == PackedForm::Unsaved && report.reason.contains("RLIMIT_FSIZE 2000"), "{report:?}");
@@ -392,20 +395,20 @@ fn child_of(case: &Case, kill: bool) -> bool {
 }
 
 #[test]
-fn what_a_process_leaves_that_is_killed_while_it_saves_is_not_taken_for_whole() {
+fn an_unfinished_file_of_a_killed_process_is_not_loaded() {
     let case = Case::new(&llama(), None);
-    assert!(!child_of(&case, true), "it was not killed");
+    assert!(!child_of(&case, true), "the child process was not killed");
     let left = case.files();
     assert!(
         left.len() == 1 && left[0].extension().unwrap() == "unfinished" && fs::metadata(&left[0]).unwrap().len() > HEADER as u64,
         "{left:?}"
     );
     case.save();
-    case.expect_read("after it");
+    case.expect_read("the next load");
 }
 
 #[test]
-fn a_form_larger_than_files_may_be_is_not_saved() {
+fn a_packed_file_larger_than_the_file_size_limit_is_not_saved() {
     let case = Case::new(&llama(), None);
     assert!(child_of(&case, false));
     assert!(case.files().is_empty(), "{:?}", case.files());

@@ -1,4 +1,5 @@
-//! What keeping weights, or K and V, in fewer bits costs, on the bundled model and text of its own kind.
+//! Measures the perplexity of low-precision weights, products, K and V, with the bundled model and
+//! text of its training distribution.
 
 #[path = "../../benches/quality/perplexity.rs"]
 mod perplexity;
@@ -8,14 +9,14 @@ use pagedllm::options::{Isa, KvDtype, WeightFormat};
 use perplexity::{Perplexity, narrow_formats};
 
 #[test]
-fn k_and_v_in_fewer_bits_cost_less_than_a_thousandth_of_perplexity() {
+fn low_precision_kv_changes_perplexity_by_less_than_a_thousandth() {
     let [exact, bf16, int8, f16, fp8] = KvDtype::ALL.map(|dtype| Perplexity::measure(&bundled_model(), None, dtype));
     assert!(exact.logprobs.len() > 3_000 && exact.perplexity() < 2.0, "{} tokens, {}", exact.logprobs.len(), exact.perplexity());
     for (name, reading) in [("bf16", &bf16), ("int8", &int8), ("f16", &f16), ("fp8", &fp8)] {
         let change = reading.perplexity() / exact.perplexity() - 1.0;
-        let (mean, most) = reading.distance(&exact);
+        let (mean, max) = reading.distance(&exact);
         println!(
-            "{name}: perplexity {} against {}: {:+.4} %, {mean:.5}, {most:.3}",
+            "{name}: perplexity {} against {}: {:+.4} %, {mean:.5}, {max:.3}",
             reading.perplexity(),
             exact.perplexity(),
             100.0 * change
@@ -23,27 +24,27 @@ fn k_and_v_in_fewer_bits_cost_less_than_a_thousandth_of_perplexity() {
         assert!(change.abs() < 1e-3, "{name} changes perplexity by {change}");
         assert!(mean > 0.0, "{name} is stored as f32");
     }
-    // The more bits of a fraction there are, the nearer.
+    // More bits of fraction are more accurate.
     let distances = [&f16, &bf16, &int8, &fp8].map(|reading| reading.distance(&exact).0);
     assert!(distances.is_sorted_by(|a, b| a < b), "{distances:?}");
 }
 
 #[test]
-fn products_in_bf16_cost_less_than_a_thousandth_of_perplexity() {
+fn products_in_bf16_change_perplexity_by_less_than_a_thousandth() {
     if !Isa::Avx512Bf16.is_present() {
         return println!("skipped: this machine lacks {}", Isa::Avx512Bf16.name());
     }
-    // What is stored is the same: only products differ.
+    // The stored weights are the same. Only products differ.
     let exact = Perplexity::measure(&bundled_model(), None, KvDtype::Bf16);
     let reading = Perplexity::measure_on(Isa::Avx512Bf16, &bundled_model(), None, KvDtype::Bf16);
-    let (change, (mean, most)) = (reading.perplexity() / exact.perplexity() - 1.0, reading.distance(&exact));
-    println!("{:+.4} %, log probabilities change by {mean}, at most {most}", 100.0 * change);
-    assert!(mean > 0.0, "nothing was multiplied in bf16");
+    let (change, (mean, max)) = (reading.perplexity() / exact.perplexity() - 1.0, reading.distance(&exact));
+    println!("{:+.4} %, log probabilities change by {mean}, at most {max}", 100.0 * change);
+    assert!(mean > 0.0, "no product was computed in bf16");
     assert!(change.abs() < 1e-3, "products in bf16 change perplexity by {change}");
 }
 
 #[test]
-fn weights_in_whole_numbers_cost_little_and_fewer_bits_more() {
+fn integer_weights_change_perplexity_little_and_fewer_bits_more() {
     let read = |format| Perplexity::measure(&bundled_model(), format, KvDtype::F32);
     let exact = read(None);
     let mut int8 = f64::INFINITY;
@@ -58,7 +59,7 @@ fn weights_in_whole_numbers_cost_little_and_fewer_bits_more() {
             }
             _ => {
                 assert!(change < 5e-2, "{format:?} changes perplexity by {change}");
-                assert!(distance > int8, "{format:?} is nearer to what is stored than int8");
+                assert!(distance > int8, "{format:?} is more accurate than int8");
             }
         }
     }

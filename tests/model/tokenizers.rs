@@ -1,4 +1,5 @@
-//! Tokenizer files that are damaged, and texts that are long: no panic escapes, nothing aborts, and the memory is bounded.
+//! Tests of damaged tokenizer files and long texts. No panic escapes, no process aborts, and the memory
+//! is bounded.
 
 use std::cell::Cell;
 use std::fs;
@@ -15,7 +16,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// A directory for one test, removed at its end.
+/// A directory for one test, removed on drop.
 struct Directory(PathBuf);
 
 impl Directory {
@@ -138,7 +139,7 @@ fn post_processors() -> Vec<Value> {
     ]
 }
 
-/// Small tokenizers: each kind of part is in one of them.
+/// Small tokenizers that together have all kinds of parts.
 fn small_files() -> Vec<(String, Value)> {
     let (normalizers, pre_tokenizers, decoders) = (normalizers(), pre_tokenizers(), decoders());
     let (models, post_processors) = (models(), post_processors());
@@ -160,21 +161,22 @@ fn small_files() -> Vec<(String, Value)> {
     (0..count).map(file).collect()
 }
 
-/// A value of the file, chosen level by level: the vocabulary is as likely as any other field.
-fn some_value<'a>(random: &mut Random, value: &'a mut Value) -> &'a mut Value {
+/// Returns a random value of the file, selected level by level, so that the vocabulary is as likely as
+/// any other field.
+fn random_value<'a>(random: &mut Random, value: &'a mut Value) -> &'a mut Value {
     let children = value.as_array().map(Vec::len).or(value.as_object().map(serde_json::Map::len)).unwrap_or_default();
     if children == 0 || random.below(6) == 0 {
         return value;
     }
     let child = random.below(children);
     match value {
-        Value::Array(list) => some_value(random, &mut list[child]),
-        Value::Object(fields) => some_value(random, fields.values_mut().nth(child).unwrap()),
-        _ => unreachable!("it has no children"),
+        Value::Array(list) => random_value(random, &mut list[child]),
+        Value::Object(fields) => random_value(random, fields.values_mut().nth(child).unwrap()),
+        _ => unreachable!("the value has no children"),
     }
 }
 
-fn any_value(random: &mut Random, others: &[(String, Value)]) -> Value {
+fn new_value(random: &mut Random, others: &[(String, Value)]) -> Value {
     let numbers = [0_i64, 1, -1, 2, 255, 1 << 16, (1 << 22) - 1, 1 << 31, (1 << 32) - 1, i64::MAX];
     match random.below(8) {
         0 => Value::Null,
@@ -188,14 +190,14 @@ fn any_value(random: &mut Random, others: &[(String, Value)]) -> Value {
         6 => json!([random.below(9), "a"]),
         _ => {
             let mut other = random.pick(others).1.clone();
-            some_value(random, &mut other).take()
+            random_value(random, &mut other).take()
         }
     }
 }
 
 fn damage(random: &mut Random, file: &mut Value, others: &[(String, Value)]) {
-    let value = any_value(random, others);
-    let target = some_value(random, file);
+    let value = new_value(random, others);
+    let target = random_value(random, file);
     let choice = random.below(4);
     match target {
         Value::Array(list) if choice == 1 && !list.is_empty() => drop(list.remove(random.below(list.len()))),
@@ -228,7 +230,7 @@ thread_local! {
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The library catches panics of other crates. Here their messages would fill pages.
+/// Runs without messages of panics, which the library catches and which would fill pages.
 fn quietly<T>(run: impl FnOnce() -> T) -> std::thread::Result<T> {
     static HOOK: std::sync::Once = std::sync::Once::new();
     HOOK.call_once(|| {
@@ -281,8 +283,8 @@ fn damaged_tokenizer_files_never_panic_and_their_memory_is_bounded() {
                 damage(&mut random, &mut file, &small);
             }
             let (result, peak) = peak_of(|| quietly(|| exercise(&directory, &file)));
-            let what = || format!("{name}, round {round}: {}", file.to_string().chars().take(4000).collect::<String>());
-            match result.unwrap_or_else(|_| panic!("a panic escaped: {}", what())) {
+            let description = || format!("{name}, round {round}: {}", file.to_string().chars().take(4000).collect::<String>());
+            match result.unwrap_or_else(|_| panic!("a panic escaped: {}", description())) {
                 Ok(()) => loaded += 1,
                 Err(e) => {
                     assert_eq!(e.code(), Code::Model, "{e}");
@@ -290,7 +292,7 @@ fn damaged_tokenizer_files_never_panic_and_their_memory_is_bounded() {
                     refused += 1;
                 }
             }
-            assert!(peak < (16 << 20) + 100 * file.to_string().len(), "{peak} bytes: {}", what());
+            assert!(peak < (16 << 20) + 100 * file.to_string().len(), "{peak} bytes: {}", description());
         }
         assert!(loaded > 300 && refused > 300, "{loaded} loaded, {refused} refused");
         let (_, peak) = peak_of(|| exercise(&directory, &whole[0].1).unwrap());
@@ -304,40 +306,40 @@ fn long_text() -> String {
     part.repeat((4 << 20) / part.len())
 }
 
-/// What docs/allocations.md states. Measured: 6.6 and 456.
+/// The limits of docs/allocations.md. Measured: 6.6 and 456.
 const MAX_BYTES_PER_BYTE: usize = 16;
 const MAX_BYTES_PER_UNCUT_BYTE: usize = 512;
 
 #[test]
-fn a_long_text_needs_at_most_the_stated_bytes_for_each_byte() {
+fn a_long_text_needs_at_most_the_stated_memory_per_byte() {
     let directory = Directory::new("long");
     let long = long_text();
     for (name, file) in whole_files() {
         let text = directory.load(&file).unwrap();
         let (tokens, peak) = peak_of(|| text.encode(&long, true).unwrap());
-        let most = long.len() * MAX_BYTES_PER_BYTE;
-        assert!(peak < most, "{name}: {peak} bytes for {} tokens of {} bytes, limit {most}", tokens.len(), long.len());
+        let max = long.len() * MAX_BYTES_PER_BYTE;
+        assert!(peak < max, "{name}: {peak} bytes for {} tokens of {} bytes, limit {max}", tokens.len(), long.len());
     }
 }
 
-/// The memory for a stretch without a place to cut grows in proportion to it.
+/// The memory for a part without a place to cut is proportional to its length.
 #[test]
-fn a_long_word_needs_at_most_the_stated_bytes_for_each_byte() {
+fn a_long_word_needs_at_most_the_stated_memory_per_byte() {
     let directory = Directory::new("word");
     for (name, file) in whole_files().into_iter().chain(small_files()) {
         let text = directory.load(&file).unwrap();
         for part in ["a", "ab", " ", "\n", "1", "\u{4e2d}", "\u{1f600}"] {
             let word = part.repeat((150 << 10) / part.len());
             let (result, peak) = peak_of(|| text.encode(&word, true).map(|tokens| tokens.len()));
-            let most = word.len() * MAX_BYTES_PER_UNCUT_BYTE;
-            assert!(peak < most, "{name}: {peak} bytes for {result:?} tokens of {part:?}, limit {most}");
+            let max = word.len() * MAX_BYTES_PER_UNCUT_BYTE;
+            assert!(peak < max, "{name}: {peak} bytes for {result:?} tokens of {part:?}, limit {max}");
         }
     }
 }
 
 /// A tokenizer of an unknown shape gets the whole text as one piece.
 #[test]
-fn the_longest_piece_needs_at_most_the_stated_bytes() {
+fn the_longest_piece_needs_at_most_the_stated_memory() {
     let directory = Directory::new("piece");
     let mut file = whole_files().into_iter().find(|(name, _)| name.contains("byte_level")).unwrap().1;
     file["pre_tokenizer"] = sequence(
@@ -356,7 +358,7 @@ fn the_longest_piece_needs_at_most_the_stated_bytes() {
     assert!(error.message().contains("(1048577 bytes, limit 1048576)"), "{error}");
 }
 
-/// The crate drops a Unigram model by a recursion as deep as its longest token.
+/// The crate drops a Unigram model by a recursion whose depth is the length of the longest token.
 #[test]
 fn the_longest_unigram_token_fits_on_a_small_stack() {
     let directory = Directory::new("deep");
@@ -369,7 +371,8 @@ fn the_longest_unigram_token_fits_on_a_small_stack() {
     std::thread::scope(|scope| std::thread::Builder::new().stack_size(512 << 10).spawn_scoped(scope, load).unwrap().join().unwrap());
 }
 
-/// The longest chain of replacements that the check accepts, on the longest text that its factor allows.
+/// Applies the longest chain of replacements that the check accepts to the longest text that its factor
+/// allows.
 #[test]
 fn the_greatest_expansion_is_bounded() {
     let directory = Directory::new("expansion");
