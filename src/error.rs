@@ -100,7 +100,7 @@ impl Error {
 
     /// Creates a `Busy` error. The static message needs no allocation.
     pub fn busy() -> Error {
-        Error::new(Code::Busy, "another thread, or the engine's own, is stepping this engine: one at a time")
+        Error::new(Code::Busy, "another thread, or the engine's own, is stepping this engine; step it from one thread at a time")
     }
 
     /// Creates an `Internal` error. Prefixes the message with `internal error: `.
@@ -120,7 +120,7 @@ impl Error {
 
     /// Creates an `OutOfMemory` error. The static message needs no allocation.
     pub fn out_of_memory() -> Error {
-        Error::new(Code::OutOfMemory, "the machine would not give the memory: lower the budgets or free some memory")
+        Error::new(Code::OutOfMemory, "the system refused an allocation; lower the budgets or free memory")
     }
 
     /// Returns the code.

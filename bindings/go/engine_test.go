@@ -108,7 +108,7 @@ func TestInvalidOptionsReturnTheLibrarysMessage(t *testing.T) {
 	options := small()
 	options.KVBytes = math.MaxInt64
 	_, err := pagedllm.Open(background, options)
-	wantMessage(t, err, pagedllm.ErrOutOfMemory, "would not give the memory")
+	wantMessage(t, err, pagedllm.ErrOutOfMemory, "the system refused an allocation")
 }
 
 func TestTextsLongerThanMaxPromptBytesAreRefused(t *testing.T) {

@@ -47,11 +47,11 @@ const _: () = {
 // These two are always there: reporting them allocates nothing.
 static OUT_OF_MEMORY: pllm_error = pllm_error {
     code: PLLM_E_OUT_OF_MEMORY,
-    message: Cow::Borrowed(c"the machine would not give the memory: lower the budgets or free some memory"),
+    message: Cow::Borrowed(c"the system refused an allocation; lower the budgets or free memory"),
 };
 static BUSY: pllm_error = pllm_error {
     code: PLLM_E_BUSY,
-    message: Cow::Borrowed(c"another thread, or the engine's own, is stepping this engine: one at a time"),
+    message: Cow::Borrowed(c"another thread, or the engine's own, is stepping this engine; step it from one thread at a time"),
 };
 
 fn is_static(error: *const pllm_error) -> bool {

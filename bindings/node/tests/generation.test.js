@@ -120,8 +120,8 @@ describe('generation', () => {
     assert.ok(outputs.every((output) => output.request === request));
     const both = await Promise.allSettled([engine.generate(LONG_CASE.request), engine.start()]);
     assert.equal(both[0].value.text, LONG_CASE.answer);
-    await refused('BUSY', 'one at a time', () => engine.step());
-    await refused('BUSY', 'one at a time', () => engine.start());
+    await refused('BUSY', 'one thread at a time', () => engine.step());
+    await refused('BUSY', 'one thread at a time', () => engine.start());
     await engine.stop();
     await engine.stop();
     assert.equal((await engine.step()).sequences, 0);

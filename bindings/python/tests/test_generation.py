@@ -199,8 +199,8 @@ class HostStepping(Case):
 
     def test_a_second_stepping_thread_is_refused(self):
         self.engine.generate("Hello", Sampling(max_tokens=1))  # now the library's thread steps
-        self.assertRefused(Code.BUSY, "one at a time", self.engine.step)
-        self.assertRefused(Code.BUSY, "one at a time", self.engine.start)
+        self.assertRefused(Code.BUSY, "one thread at a time", self.engine.step)
+        self.assertRefused(Code.BUSY, "one thread at a time", self.engine.start)
         self.engine.stop()
         self.engine.stop()
         self.assertEqual(self.engine.step().sequences, 0)

@@ -88,7 +88,7 @@ static void started_engine_refuses_step_and_start_with_busy(void) {
     OK(pllm_engine_stop(engine));  // allowed if the engine was not started
     for (int i = 0; i < 200; i++) {
         OK(pllm_engine_start(engine));
-        FAILS(PLLM_E_BUSY, "one at a time", pllm_engine_step(engine, &step));
+        FAILS(PLLM_E_BUSY, "one thread at a time", pllm_engine_step(engine, &step));
         FAILS(PLLM_E_BUSY, "", pllm_engine_start(engine));
         OK(pllm_engine_stop(engine));
         OK(pllm_engine_stop(engine));
