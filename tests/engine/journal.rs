@@ -254,7 +254,7 @@ fn a_journal_of_another_engine_or_format_is_refused_with_the_mismatch() {
     assert_eq!(error.code(), Code::Unsupported);
     assert!(error.message().contains("format 9") && error.message().contains(concat!("release ", env!("CARGO_PKG_VERSION"))), "{error}");
     for bytes in [&b""[..], b"PLLMJRNL", b"something else that is long enough to be one", &whole[..40]] {
-        assert!(open_error(bytes).message().contains("no journal"));
+        assert!(open_error(bytes).message().contains("not a journal"));
     }
     assert_eq!(JournalFile::open(Path::new("/nonexistent")).map(drop).unwrap_err().code(), Code::Io);
 }
