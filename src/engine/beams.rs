@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_search_holds_no_rows_before_it_runs() {
+    fn a_beam_search_allocates_no_logits_before_it_runs() {
         let mut beams = Beams::new(&BeamParams::default(), 1, &[], 1_000_000).unwrap();
         assert_eq!(beams.rows.capacity(), 0);
         beams.read(0, &[0.0; 50]).unwrap();

@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_governor_that_panics_is_gone() {
+    fn a_panicking_budget_check_is_counted_as_completed() {
         let checks = BudgetChecks::default();
         let panic = catch_unwind(AssertUnwindSafe(|| checks.with(|| std::panic::resume_unwind(Box::new("a defect")))));
         assert!(panic.is_err());

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_earliest_is_due_first_and_nobody_before_its_time() {
+    fn deadlines_expire_in_order_and_not_early() {
         let mut deadlines = Deadlines::default();
         let at = Duration::from_millis;
         for (time, request) in [(30, 1), (10, 2), (20, 3)] {

@@ -246,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_on_a_bound_counts_below_it() {
+    fn a_value_on_a_bucket_bound_counts_in_the_lower_bucket() {
         let mut histogram = Histogram::new(&TOKENS);
         [0.0, 1.0, 1.5, 2.0, 3.0, 1048576.0, 1048577.0].iter().for_each(|&value| histogram.observe(value));
         assert_eq!((&histogram.counts[..3], &histogram.counts[BOUNDS - 1..]), (&[2, 2, 1][..], &[1, 1][..]));
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_rise() {
+    fn bucket_bounds_increase() {
         assert!(SECONDS.is_sorted_by(|a, b| a < b) && TOKENS.is_sorted_by(|a, b| a < b));
     }
 }

@@ -151,26 +151,26 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_out_is_what_went_in() {
+    fn an_output_batch_returns_the_added_outputs() {
         let mut batch = OutputBatch::default();
         for _ in 0..2 {
             (0..6).for_each(|i| batch.add(&mut output(i), 0).unwrap());
-            assert!(batch.iter().zip(0..6).all(|((head, told), i)| head.request == i && told.text == output(i as u32).text));
+            assert!(batch.iter().zip(0..6).all(|((header, view), i)| header.request == i && view.text == output(i as u32).text));
             assert_eq!(batch.take_outputs().unwrap(), (0..6).map(output).collect::<Vec<_>>());
             assert!(batch.is_empty());
         }
     }
 
     #[test]
-    fn once_it_has_grown_nothing_is_allocated() {
+    fn a_cleared_output_batch_reuses_its_memory() {
         let mut batch = OutputBatch::default();
         (0..6).for_each(|i| batch.add(&mut output(i), 0).unwrap());
-        let places = |batch: &OutputBatch| (batch.headers.as_ptr(), batch.content.tokens.as_ptr(), batch.content.text.as_ptr());
-        let before = places(&batch);
+        let addresses = |batch: &OutputBatch| (batch.headers.as_ptr(), batch.content.tokens.as_ptr(), batch.content.text.as_ptr());
+        let before = addresses(&batch);
         batch.clear();
         let mut reused = output(5);
         batch.add(&mut reused, 0).unwrap();
-        assert_eq!(places(&batch), before);
+        assert_eq!(addresses(&batch), before);
         assert!(reused.tokens.capacity() >= 5 && reused.sequence_state.is_empty());
     }
 }

@@ -301,7 +301,7 @@ impl OutputSender {
 mod tests {
     use super::*;
 
-    fn outbox(capacity: usize) -> OutputSender {
+    fn new_sender(capacity: usize) -> OutputSender {
         OutputSender::new(capacity, 2, Arc::default()).unwrap()
     }
 
@@ -309,63 +309,63 @@ mod tests {
         sender.push(&mut Output::default()).unwrap()
     }
 
-    fn read(sender: &OutputSender) -> usize {
+    fn take_all(sender: &OutputSender) -> usize {
         sender.take(None, |state| state.outputs.take_outputs()).unwrap().len()
     }
 
     #[test]
-    fn it_is_full_from_its_capacity_until_its_reader_takes_what_there_is() {
-        let sender = outbox(2);
-        assert!(push(&sender), "readers must be told of the first");
-        assert!(!push(&sender), "and once is enough");
+    fn a_queue_is_full_from_its_capacity_until_it_is_polled() {
+        let sender = new_sender(2);
+        assert!(push(&sender), "the first output must notify the readers");
+        assert!(!push(&sender), "a second output needs no further notification");
         assert!(sender.is_full());
         sender.notify();
-        assert!(push(&sender), "a step under way is not refused");
-        assert_eq!((read(&sender), sender.writer.space_count()), (3, 1));
+        assert!(push(&sender), "a running step may exceed the capacity");
+        assert_eq!((take_all(&sender), sender.writer.space_count()), (3, 1));
         assert!(!sender.is_full());
         push(&sender);
-        assert_eq!((read(&sender), sender.writer.space_count()), (1, 1), "it was not full: nobody has paused for it");
+        assert_eq!((take_all(&sender), sender.writer.space_count()), (1, 1), "the queue was not full, so no request has paused");
     }
 
     #[test]
-    fn where_too_much_is_unread_no_request_may_be_added() {
-        let sender = outbox(2);
+    fn a_queue_with_too_many_unread_outputs_refuses_requests() {
+        let sender = new_sender(2);
         for _ in 0..4 {
             sender.check_space().unwrap();
             push(&sender);
         }
         let error = sender.check_space().unwrap_err();
         assert!(error.message().contains("4 outputs") && error.message().contains("capacity is 2"), "{error}");
-        read(&sender);
+        take_all(&sender);
         sender.check_space().unwrap();
     }
 
     #[test]
-    fn what_there_is_no_room_for_stays() {
-        let sender = outbox(9);
+    fn outputs_stay_in_the_queue_if_taking_them_fails() {
+        let sender = new_sender(9);
         push(&sender);
         assert_eq!(sender.take(None, |_| Err::<(), _>(Error::out_of_memory())).unwrap_err(), Error::out_of_memory());
-        assert_eq!(read(&sender), 1);
+        assert_eq!(take_all(&sender), 1);
     }
 
     #[test]
-    fn what_was_read_leaves_its_room() {
-        let sender = Arc::new(outbox(9));
+    fn polled_batches_are_reused() {
+        let sender = Arc::new(new_sender(9));
         let table = Weak::new();
         let queue = Queue { sender: sender.clone(), table };
-        let mut places = Vec::new();
+        let mut addresses = Vec::new();
         for _ in 0..4 {
             let mut output = Output { text: "some text".into(), ..Output::default() };
             sender.push(&mut output).unwrap();
             let outputs = queue.poll_batch(None, |_| Ok(())).unwrap();
-            places.push(outputs.iter().next().unwrap().1.text.as_ptr());
+            addresses.push(outputs.iter().next().unwrap().1.text.as_ptr());
         }
-        assert_eq!((places[0], places[1]), (places[2], places[3]), "two batches take turns");
+        assert_eq!((addresses[0], addresses[1]), (addresses[2], addresses[3]), "two batches alternate");
     }
 
     #[test]
-    fn a_page_that_was_large_once_is_not_kept() {
-        let queue = Queue { sender: Arc::new(outbox(9)), table: Weak::new() };
+    fn an_oversized_batch_is_not_kept() {
+        let queue = Queue { sender: Arc::new(new_sender(9)), table: Weak::new() };
         for outputs in [5000, 1, 1] {
             assert!(queue.sender.spare_batch.lock().unwrap().is_some());
             for _ in 0..outputs {
@@ -379,8 +379,8 @@ mod tests {
     }
 
     #[test]
-    fn a_page_with_room_for_all_that_are_owed_is_kept() {
-        let queue = Queue { sender: Arc::new(outbox(9)), table: Weak::new() };
+    fn a_batch_with_space_for_all_reserved_outputs_is_kept() {
+        let queue = Queue { sender: Arc::new(new_sender(9)), table: Weak::new() };
         queue.sender.reserve_final(5000).unwrap();
         for _ in 0..3 {
             push(&queue.sender);
@@ -390,21 +390,21 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_one_gives_what_it_has_and_then_says_why() {
-        let sender = outbox(9);
+    fn a_closed_queue_returns_its_outputs_and_then_the_first_error() {
+        let sender = new_sender(9);
         push(&sender);
         sender.close(&Error::closed("first"));
         sender.close(&Error::closed("second"));
-        assert_eq!(read(&sender), 1);
+        assert_eq!(take_all(&sender), 1);
         assert_eq!(sender.take(None, |_| Ok(())).unwrap_err(), Error::closed("first"));
     }
 
     #[test]
-    fn nothing_gathers_where_the_reader_is_gone() {
-        let sender = outbox(1);
+    fn a_queue_without_readers_drops_outputs() {
+        let sender = new_sender(1);
         push(&sender);
         sender.close_readers();
         assert!(!push(&sender) && !sender.is_full());
-        assert_eq!(sender.writer.space_count(), 1, "who has paused for it is looked at again");
+        assert_eq!(sender.writer.space_count(), 1, "paused requests are checked again");
     }
 }

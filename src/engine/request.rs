@@ -393,7 +393,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_priority_out_of_range_is_refused_with_the_numbers() {
+    fn a_priority_out_of_range_is_refused_with_the_limits() {
         [-MOST_PRIORITY, 0, MOST_PRIORITY].into_iter().for_each(|priority| check_priority(priority).unwrap());
         for priority in [-101, 101, i32::MIN, i32::MAX] {
             let error = check_priority(priority).unwrap_err();

@@ -390,69 +390,70 @@ mod tests {
         Capacity { seqs: SEQS, rows: 64, chunk: 64, paging: Paging::without_windows(16), policies }
     }
 
-    fn outlook(running: Vec<PendingSequence>, spare_blocks: usize) -> SchedulerSnapshot {
-        let places = SEQS - running.len();
-        SchedulerSnapshot { step_time: learned(), running, entries: places, spare_blocks, ..SchedulerSnapshot::default() }
+    fn snapshot_with(running: Vec<PendingSequence>, spare_blocks: usize) -> SchedulerSnapshot {
+        let entries = SEQS - running.len();
+        SchedulerSnapshot { step_time: learned(), running, entries, spare_blocks, ..SchedulerSnapshot::default() }
     }
 
-    /// A decoding sequence with `computed` tokens that generates up to `most` more.
-    fn decodes(computed: usize, most: usize) -> PendingSequence {
-        PendingSequence { computed, max_new_tokens: most, ..PendingSequence::default() }
+    /// Returns a decoding sequence with `computed` tokens that generates up to `max_new_tokens` more.
+    fn decoding(computed: usize, max_new_tokens: usize) -> PendingSequence {
+        PendingSequence { computed, max_new_tokens, ..PendingSequence::default() }
     }
 
-    fn waits(tokens: usize, most: usize) -> WaitingEntry {
-        WaitingEntry::new(tokens, most, 0, Duration::ZERO)
+    fn entry(tokens: usize, max_new_tokens: usize) -> WaitingEntry {
+        WaitingEntry::new(tokens, max_new_tokens, 0, Duration::ZERO)
     }
 
-    fn forecast(snapshot: &SchedulerSnapshot, capacity: &Capacity, waiting: &[WaitingEntry], waits: WaitingEntry) -> Forecast {
-        snapshot.forecast(capacity, waiting, CandidateRequest { waiting: waits, width: 1 }, Duration::ZERO).unwrap()
+    fn forecast(snapshot: &SchedulerSnapshot, capacity: &Capacity, waiting: &[WaitingEntry], candidate: WaitingEntry) -> Forecast {
+        snapshot.forecast(capacity, waiting, CandidateRequest { waiting: candidate, width: 1 }, Duration::ZERO).unwrap()
     }
 
     fn first_token(snapshot: &SchedulerSnapshot, waiting: &[WaitingEntry], prompt: usize) -> f64 {
-        forecast(snapshot, &capacity(), waiting, waits(prompt, 9)).first_token.unwrap()
+        forecast(snapshot, &capacity(), waiting, entry(prompt, 9)).first_token.unwrap()
     }
 
     #[test]
-    fn a_prompt_alone_waits_for_its_own_steps() {
-        let snapshot = outlook(vec![], 100);
+    fn a_prompt_in_an_idle_engine_takes_only_its_own_steps() {
+        let snapshot = snapshot_with(vec![], 100);
         let expected = seconds(load(&[(64, 0)])) + seconds(load(&[(36, 64)]));
-        let told = first_token(&snapshot, &[], 100);
-        assert!((told / expected - 1.0).abs() < 0.02, "{told} for {expected}");
+        let found = first_token(&snapshot, &[], 100);
+        assert!((found / expected - 1.0).abs() < 0.02, "{found}, expected {expected}");
         let fits = |width, tokens, waiting: &[WaitingEntry]| {
-            snapshot.forecast(&capacity(), waiting, CandidateRequest { waiting: waits(tokens, 9), width }, Duration::ZERO).unwrap().fits_now
+            snapshot.forecast(&capacity(), waiting, CandidateRequest { waiting: entry(tokens, 9), width }, Duration::ZERO).unwrap().fits_now
         };
         assert!(fits(1, 100, &[]) && fits(4, 1600, &[]));
-        assert!(!fits(5, 100, &[]) && !fits(1, 100, &[waits(1, 1)]) && !fits(1, 16 * 100 + 1, &[]));
+        assert!(!fits(5, 100, &[]) && !fits(1, 100, &[entry(1, 1)]) && !fits(1, 16 * 100 + 1, &[]));
     }
 
     #[test]
-    fn where_all_places_are_taken_it_waits_for_an_end() {
-        let snapshot = outlook([50, 20, 90, 70].map(|most| decodes(10, most)).into(), 100);
-        let told = first_token(&snapshot, &[], 10);
+    fn a_request_waits_until_a_running_sequence_ends() {
+        let snapshot = snapshot_with([50, 20, 90, 70].map(|max_new_tokens| decoding(10, max_new_tokens)).into(), 100);
+        let found = first_token(&snapshot, &[], 10);
         let decode = seconds(load(&[(1, 10); 4]));
-        assert!((20.0 * decode..24.0 * decode).contains(&told), "{told}, a step takes {decode}");
-        // One more request before it: it waits for the second end.
-        let told = first_token(&snapshot, &[waits(10, 500)], 10);
-        assert!((50.0 * decode..70.0 * decode).contains(&told), "{told}, a step takes {decode}");
+        assert!((20.0 * decode..24.0 * decode).contains(&found), "{found}, a step takes {decode}");
+        // With one more request in the queue, the candidate waits for the second sequence to end.
+        let found = first_token(&snapshot, &[entry(10, 500)], 10);
+        assert!((50.0 * decode..70.0 * decode).contains(&found), "{found}, a step takes {decode}");
     }
 
     #[test]
-    fn a_crowd_before_it_is_played_in_ever_larger_steps() {
-        let snapshot = outlook(vec![decodes(10, 10); 4], 100);
-        // Four at a time, each with a prefill and 100 steps beside three decodes.
-        let each = 100.0 * seconds(load(&[(1, 60); 4])) / 4.0;
-        for crowd in [100, 1000, 100_000] {
-            let (told, right) = (first_token(&snapshot, &vec![waits(10, 100); crowd], 10), crowd as f64 * each);
-            assert!((told / right - 1.0).abs() < 0.15, "{told} for {right}");
+    fn a_long_queue_is_simulated_in_growing_steps() {
+        let snapshot = snapshot_with(vec![decoding(10, 10); 4], 100);
+        // Four requests run at a time. Each has one prefill and 100 decode steps beside three others.
+        let time_per_request = 100.0 * seconds(load(&[(1, 60); 4])) / 4.0;
+        for queue_len in [100, 1000, 100_000] {
+            let found = first_token(&snapshot, &vec![entry(10, 100); queue_len], 10);
+            let expected = queue_len as f64 * time_per_request;
+            assert!((found / expected - 1.0).abs() < 0.15, "{found}, expected {expected}");
         }
     }
 
     #[test]
-    fn where_the_pool_is_full_the_youngest_compute_again() {
-        let running = vec![decodes(160, 100); 2];
-        let (full, roomy) = (outlook(running.clone(), 4), outlook(running, 400));
-        let told = |snapshot: &SchedulerSnapshot| first_token(snapshot, &[], 70);
-        assert!(told(&full) > 100.0 * seconds(load(&[(1, 200)])) && told(&roomy) < 0.1, "{} and {}", told(&full), told(&roomy));
+    fn preemptions_in_a_full_pool_delay_the_first_token() {
+        let running = vec![decoding(160, 100); 2];
+        let full = first_token(&snapshot_with(running.clone(), 4), &[], 70);
+        let large = first_token(&snapshot_with(running, 400), &[], 70);
+        assert!(full > 100.0 * seconds(load(&[(1, 200)])) && large < 0.1, "{full} and {large}");
     }
 
     fn with(policies: Policies) -> Capacity {
@@ -460,52 +461,54 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_first_is_what_the_order_says() {
+    fn order_policy_determines_rank() {
         let ageing = Duration::from_secs(10);
         let by_priority = with(Policies { order: OrderPolicy::Priority { ageing }, ..Policies::default() });
-        // The ranks that the scheduler would compute.
-        let running: Vec<PendingSequence> = vec![PendingSequence { rank: 1_000_000_000, ..decodes(10, 100) }; 4];
-        let snapshot = outlook(running, 100);
+        // These are the ranks that the scheduler would compute.
+        let running: Vec<PendingSequence> = vec![PendingSequence { rank: 1_000_000_000, ..decoding(10, 100) }; 4];
+        let snapshot = snapshot_with(running, 100);
         let at = |priority| WaitingEntry::new(10, 100, priority, Duration::ZERO);
-        let crowd = [at(0); 20];
-        let urgent = forecast(&snapshot, &by_priority, &crowd, at(5));
+        let waiting = [at(0); 20];
+        let urgent = forecast(&snapshot, &by_priority, &waiting, at(5));
         let step = seconds(load(&[(10, 0), (1, 10), (1, 10), (1, 10)]));
         assert!(urgent.fits_now && urgent.before.requests == 0, "{urgent:?}");
-        assert!((urgent.first_token.unwrap() / step - 1.0).abs() < 0.05, "it takes the place of one that runs: {urgent:?}");
-        let calm = forecast(&snapshot, &by_priority, &crowd, at(0));
-        assert!(!calm.fits_now && calm.before == WaitingTotals { requests: 20, tokens: 200 }, "{calm:?}");
-        assert!(calm.first_token.unwrap() > 100.0 * step, "{calm:?}");
-        // The shortest first: all others may generate more tokens.
+        assert!((urgent.first_token.unwrap() / step - 1.0).abs() < 0.05, "the request preempts a running one: {urgent:?}");
+        let normal = forecast(&snapshot, &by_priority, &waiting, at(0));
+        assert!(!normal.fits_now && normal.before == WaitingTotals { requests: 20, tokens: 200 }, "{normal:?}");
+        assert!(normal.first_token.unwrap() > 100.0 * step, "{normal:?}");
+        // Shortest predicted first: the request with fewer tokens than all others comes first.
         let shortest = with(Policies { order: OrderPolicy::ShortestPredicted { ageing }, ..Policies::default() });
-        let told = |most| forecast(&snapshot, &shortest, &[waits(10, 100); 20], waits(10, most)).before.requests;
-        assert_eq!((told(50), told(200)), (0, 20));
+        let requests_before =
+            |max_new_tokens| forecast(&snapshot, &shortest, &[entry(10, 100); 20], entry(10, max_new_tokens)).before.requests;
+        assert_eq!((requests_before(50), requests_before(200)), (0, 20));
     }
 
     #[test]
-    fn who_needs_room_for_all_it_may_choose_waits_for_it() {
+    fn max_tokens_allocation_waits_for_blocks_of_all_tokens() {
         let reserves = with(Policies { allocation: AllocationPolicy::MaxTokens, ..Policies::default() });
-        // Blocks for 320 more tokens.
-        let snapshot = outlook(vec![decodes(160, 100)], 20);
-        let told = |most| forecast(&snapshot, &reserves, &[], waits(20, most));
-        assert!(told(300).fits_now && told(300).first_token.unwrap() < 0.1);
-        assert!(!told(301).fits_now && told(301).first_token.unwrap() > 100.0 * seconds(load(&[(1, 160)])));
+        // The spare blocks have space for 320 more tokens.
+        let snapshot = snapshot_with(vec![decoding(160, 100)], 20);
+        let result = |max_new_tokens| forecast(&snapshot, &reserves, &[], entry(20, max_new_tokens));
+        assert!(result(300).fits_now && result(300).first_token.unwrap() < 0.1);
+        assert!(!result(301).fits_now && result(301).first_token.unwrap() > 100.0 * seconds(load(&[(1, 160)])));
     }
 
     #[test]
-    fn steps_are_made_of_what_the_batching_says() {
-        let snapshot = outlook(vec![decodes(10, 1000)], 100);
-        let told = |batching, prompt| {
+    fn batching_policy_determines_the_steps() {
+        let snapshot = snapshot_with(vec![decoding(10, 1000)], 100);
+        let time_to_first_token = |batching, prompt| {
             let capacity = with(Policies { batching, ..Policies::default() });
-            forecast(&snapshot, &capacity, &[], waits(prompt, 9)).first_token.unwrap()
+            forecast(&snapshot, &capacity, &[], entry(prompt, 9)).first_token.unwrap()
         };
-        let near = |told: f64, right: f64| assert!((told / right - 1.0).abs() < 0.05, "{told} for {right}");
-        // In chunks of 10 tokens, each beside a decode.
-        near(told(BatchingPolicy::DecodeFirst { budget: 10 }, 40), (0..4).map(|i| seconds(load(&[(10, 10 * i), (1, 10 + i)]))).sum());
-        // Alone, with a decode step after 30 tokens.
+        let assert_near = |found: f64, expected: f64| assert!((found / expected - 1.0).abs() < 0.05, "{found}, expected {expected}");
+        // The prompt runs in chunks of 10 tokens, each beside one decode.
+        let chunks = (0..4).map(|i| seconds(load(&[(10, 10 * i), (1, 10 + i)]))).sum();
+        assert_near(time_to_first_token(BatchingPolicy::DecodeFirst { budget: 10 }, 40), chunks);
+        // The prefill runs alone, with one decode step after 30 tokens.
         let alone = seconds(load(&[(30, 0)])) + seconds(load(&[(1, 10)])) + seconds(load(&[(20, 30)]));
-        near(told(BatchingPolicy::PrefillFirst { threshold: 30 }, 50), alone);
+        assert_near(time_to_first_token(BatchingPolicy::PrefillFirst { threshold: 30 }, 50), alone);
         // No sequence joins a running batch.
-        assert!(told(BatchingPolicy::Static, 40) > 990.0 * seconds(load(&[(1, 20)])));
-        assert!(told(BatchingPolicy::Mixed, 40) < 0.1);
+        assert!(time_to_first_token(BatchingPolicy::Static, 40) > 990.0 * seconds(load(&[(1, 20)])));
+        assert!(time_to_first_token(BatchingPolicy::Mixed, 40) < 0.1);
     }
 }

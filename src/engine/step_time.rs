@@ -167,7 +167,7 @@ impl StepTimer {
 pub mod tests {
     use super::*;
 
-    /// The true cost of a step in these tests.
+    /// Returns the true time of a step in these tests.
     pub fn seconds(load: StepLoad) -> f64 {
         0.01 + 1e-4 * load.rows as f64 + 1e-5 * load.positions as f64 + 1e-6 * load.products as f64
     }
@@ -179,43 +179,43 @@ pub mod tests {
     }
 
     pub fn learned() -> StepTimeModel {
-        let mut pace = StepTimeModel::default();
-        learn(&mut pace, 200, 1.0);
-        pace
+        let mut model = StepTimeModel::default();
+        learn(&mut model, 200, 1.0);
+        model
     }
 
-    fn learn(pace: &mut StepTimeModel, steps: usize, slower: f64) {
+    fn learn(model: &mut StepTimeModel, steps: usize, slowdown: f64) {
         for i in 1..=steps {
             let load = load(&[(i % 60 + 1, (i * 37) % 500), (1, i * 91 % 700)]);
-            pace.observe(load, Duration::from_secs_f64(slower * seconds(load)));
+            model.observe(load, Duration::from_secs_f64(slowdown * seconds(load)));
         }
     }
 
     #[test]
-    fn the_pace_of_steps_is_learned_from_those_that_ran() {
+    fn step_times_are_estimated_from_past_steps() {
         assert!(StepTimeModel::default().solve().is_none());
         let costs = learned().solve().unwrap();
         for load in [load(&[(1, 100)]), load(&[(60, 4), (1, 80)])] {
-            let (told, right) = (costs.seconds(load), seconds(load));
-            assert!((told / right - 1.0).abs() < 0.01, "{told} for {right}");
+            let (found, expected) = (costs.seconds(load), seconds(load));
+            assert!((found / expected - 1.0).abs() < 0.01, "{found}, expected {expected}");
         }
     }
 
     #[test]
-    fn steps_that_are_all_alike_are_told_as_they_were() {
-        let mut pace = StepTimeModel::default();
+    fn identical_steps_are_predicted_with_their_measured_time() {
+        let mut model = StepTimeModel::default();
         let load = load(&[(1, 112); 8]);
-        (0..50).for_each(|_| pace.observe(load, Duration::from_millis(25)));
-        assert!((pace.solve().unwrap().seconds(load) - 0.025).abs() < 1e-4);
+        (0..50).for_each(|_| model.observe(load, Duration::from_millis(25)));
+        assert!((model.solve().unwrap().seconds(load) - 0.025).abs() < 1e-4);
     }
 
     #[test]
-    fn a_machine_that_has_become_slower_is_believed() {
-        let mut pace = StepTimeModel::default();
-        learn(&mut pace, 20_000, 1.0);
-        learn(&mut pace, 7000, 3.0);
-        let (told, right) = (pace.solve().unwrap().seconds(load(&[(30, 200)])), 3.0 * seconds(load(&[(30, 200)])));
-        assert!((told / right - 1.0).abs() < 0.02, "{told} for {right}");
+    fn the_step_time_model_adapts_to_a_slower_machine() {
+        let mut model = StepTimeModel::default();
+        learn(&mut model, 20_000, 1.0);
+        learn(&mut model, 7000, 3.0);
+        let (found, expected) = (model.solve().unwrap().seconds(load(&[(30, 200)])), 3.0 * seconds(load(&[(30, 200)])));
+        assert!((found / expected - 1.0).abs() < 0.02, "{found}, expected {expected}");
     }
 
     fn prompt(rows: usize) -> StepLoad {
@@ -223,32 +223,32 @@ pub mod tests {
     }
 
     #[test]
-    fn prompts_and_moves_of_long_ago_count_less() {
+    fn old_measurements_count_less() {
         let mut timer = StepTimer::default();
-        assert_eq!(timer.costs(), Costs::default(), "nothing was ever measured");
+        assert_eq!(timer.costs(), Costs::default(), "the initial costs are the defaults");
         let milliseconds = Duration::from_millis;
-        let near = |told: f64, right: f64| assert!((told / right - 1.0).abs() < 0.02, "{told} for {right}");
+        let assert_near = |found: f64, expected: f64| assert!((found / expected - 1.0).abs() < 0.02, "{found}, expected {expected}");
         for _ in 0..10_000 {
             timer.record_step(prompt(100), milliseconds(100));
             timer.record_move(10, milliseconds(500));
         }
-        near(timer.costs().token, 1e-3);
-        near(timer.costs().block, 50e-3);
+        assert_near(timer.costs().token, 1e-3);
+        assert_near(timer.costs().block, 50e-3);
         for _ in 0..10_000 {
             timer.record_step(prompt(100), milliseconds(400));
             timer.record_move(10, milliseconds(5));
         }
-        near(timer.costs().token, 4e-3);
-        near(timer.costs().block, 0.5e-3);
+        assert_near(timer.costs().token, 4e-3);
+        assert_near(timer.costs().block, 0.5e-3);
     }
 
     #[test]
-    fn what_has_long_not_been_tried_is_as_good_as_free() {
+    fn the_cost_of_a_long_unused_swap_decays_to_zero() {
         let mut timer = StepTimer::default();
         timer.record_move(100, Duration::from_secs(10));
         assert!(timer.costs().block > 0.099);
         (0..5000).for_each(|_| timer.record_step(prompt(50), Duration::from_millis(50)));
-        assert!(timer.costs().block > 0.099, "a while ago is not long ago");
+        assert!(timer.costs().block > 0.099, "after 250 s the cost has not decayed");
         (0..30_000).for_each(|_| timer.record_step(prompt(50), Duration::from_millis(50)));
         assert!(timer.costs().block < 1e-6, "{}", timer.costs().block);
         assert!((timer.costs().token - 1e-3).abs() < 1e-5);

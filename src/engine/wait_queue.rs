@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_queue_is_full_at_its_limits_and_says_the_numbers() {
+    fn a_full_waiting_queue_is_an_error_with_the_limits() {
         let limits = QueueLimits { requests: 2, tokens: 100 };
         let mut waiting = WaitingTotals::default();
         waiting.check(limits, 1, 1000).unwrap();
@@ -158,46 +158,48 @@ mod tests {
         assert_eq!(waiting, WaitingTotals { requests: 1, tokens: 40 });
     }
 
-    fn waits(tokens: usize) -> WaitingEntry {
+    fn entry(tokens: usize) -> WaitingEntry {
         WaitingEntry::new(tokens, 9, 0, Duration::ZERO)
     }
 
-    fn all(line: &WaitQueue, at_once: usize) -> Vec<u32> {
+    /// Copies the queue in chunks of `chunk` entries and returns the prompt tokens of all entries.
+    fn all(queue: &WaitQueue, chunk: usize) -> Vec<u32> {
         let (mut all, mut last) = (Vec::new(), None);
         loop {
-            last = line.copy(last, at_once, &mut all);
+            last = queue.copy(last, chunk, &mut all);
             if last.is_none() {
-                return all.iter().map(|waits| waits.tokens).collect();
+                return all.iter().map(|entry| entry.tokens).collect();
             }
         }
     }
 
     #[test]
-    fn whoever_leaves_leaves_the_others_in_order() {
-        let mut line = WaitQueue::default();
-        let places: Vec<Ticket> = (1..=1000).map(|tokens| line.enter(waits(tokens))).collect();
-        let mut left: Vec<u32> = (1..=1000).collect();
-        // From the middle, from the front, and from the end.
+    fn removed_entries_leave_the_others_in_order() {
+        let mut queue = WaitQueue::default();
+        let tickets: Vec<Ticket> = (1..=1000).map(|tokens| queue.enter(entry(tokens))).collect();
+        let mut expected: Vec<u32> = (1..=1000).collect();
+        // Entries leave from the middle, from the front, and from the end.
         for i in (0..1000).step_by(3).chain(0..100).chain(700..1000) {
-            line.leave(Some(places[i]));
-            line.leave(Some(places[i]));
-            left.retain(|&tokens| tokens != i as u32 + 1);
-            assert!(line.entries.len() <= GAPS + 2 * left.len() + 1, "gaps are closed");
+            queue.leave(Some(tickets[i]));
+            queue.leave(Some(tickets[i]));
+            expected.retain(|&tokens| tokens != i as u32 + 1);
+            assert!(queue.entries.len() <= GAPS + 2 * expected.len() + 1, "gaps are removed");
         }
-        line.leave(None);
-        let total = WaitingTotals { requests: left.len(), tokens: left.iter().sum::<u32>() as usize };
-        assert_eq!((line.total(), all(&line, 1), all(&line, 7), all(&line, 5000)), (total, left.clone(), left.clone(), left));
+        queue.leave(None);
+        let total = WaitingTotals { requests: expected.len(), tokens: expected.iter().sum::<u32>() as usize };
+        assert_eq!(queue.total(), total);
+        [1, 7, 5000].into_iter().for_each(|chunk| assert_eq!(all(&queue, chunk), expected));
     }
 
     #[test]
-    fn the_order_lasts_while_pieces_are_copied() {
-        let mut line = WaitQueue::default();
-        let places: Vec<Ticket> = (1..=100).map(|tokens| line.enter(waits(tokens))).collect();
-        let mut some = Vec::new();
-        let last = line.copy(None, 50, &mut some);
-        places[..80].iter().for_each(|&place| line.leave(Some(place)));
-        line.enter(waits(101));
-        assert_eq!(line.copy(last, 1000, &mut some), Some(Ticket(101)));
-        assert_eq!(some.iter().map(|waits| waits.tokens).collect::<Vec<_>>(), (1..=50).chain(81..=101).collect::<Vec<_>>());
+    fn chunked_copies_keep_the_order_while_entries_change() {
+        let mut queue = WaitQueue::default();
+        let tickets: Vec<Ticket> = (1..=100).map(|tokens| queue.enter(entry(tokens))).collect();
+        let mut copied = Vec::new();
+        let last = queue.copy(None, 50, &mut copied);
+        tickets[..80].iter().for_each(|&ticket| queue.leave(Some(ticket)));
+        queue.enter(entry(101));
+        assert_eq!(queue.copy(last, 1000, &mut copied), Some(Ticket(101)));
+        assert_eq!(copied.iter().map(|entry| entry.tokens).collect::<Vec<_>>(), (1..=50).chain(81..=101).collect::<Vec<_>>());
     }
 }

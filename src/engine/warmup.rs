@@ -77,26 +77,26 @@ impl Warmup {
 mod tests {
     use super::*;
 
-    const STAGE: WarmupLimits = WarmupLimits { rows: 20, sequences: 5, blocks: 12, block_size: 8, groups: 2, max_len: 12 };
+    const LIMITS: WarmupLimits = WarmupLimits { rows: 20, sequences: 5, blocks: 12, block_size: 8, groups: 2, max_len: 12 };
 
     #[test]
-    fn the_largest_batches_fill_what_there_is_and_nothing_twice() {
-        for (stage, rows, decodes) in [
-            (STAGE, 20, 5),
-            (WarmupLimits { blocks: 4, ..STAGE }, 12, 2),
-            (WarmupLimits { sequences: 1, ..STAGE }, 12, 1),
-            (WarmupLimits { blocks: 1, ..STAGE }, 0, 0),
-            (WarmupLimits { blocks: 1, groups: 1, ..STAGE }, 8, 1),
+    fn warmup_batches_fill_their_limits_and_write_each_slot_once() {
+        for (limits, prompt_tokens, decode_tokens) in [
+            (LIMITS, 20, 5),
+            (WarmupLimits { blocks: 4, ..LIMITS }, 12, 2),
+            (WarmupLimits { sequences: 1, ..LIMITS }, 12, 1),
+            (WarmupLimits { blocks: 1, ..LIMITS }, 0, 0),
+            (WarmupLimits { blocks: 1, groups: 1, ..LIMITS }, 8, 1),
         ] {
-            let [prompts, decoding] = largest_batches(stage).unwrap();
-            assert_eq!((prompts.rows(), decoding.rows()), (rows, decodes), "{stage:?}");
+            let [prompts, decoding] = largest_batches(limits).unwrap();
+            assert_eq!((prompts.rows(), decoding.rows()), (prompt_tokens, decode_tokens), "{limits:?}");
             for batch in [prompts, decoding] {
                 let mut slots = batch.slots.clone();
                 slots.sort_unstable();
                 slots.dedup();
-                assert_eq!(slots.len(), batch.rows() * stage.groups);
-                assert!(slots.iter().all(|&slot| (slot as usize) < stage.blocks * stage.block_size));
-                assert!(batch.copies.iter().all(|copy| (copy.to as usize) < stage.blocks));
+                assert_eq!(slots.len(), batch.rows() * limits.groups);
+                assert!(slots.iter().all(|&slot| (slot as usize) < limits.blocks * limits.block_size));
+                assert!(batch.copies.iter().all(|copy| (copy.to as usize) < limits.blocks));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! An engine on a device whose faults and whose clock the script decides.
+//! An engine on a device whose faults and clock the script controls.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub struct Device {
     clock: Arc<ManualClock>,
 }
 
-/// `settings` has "blocks" and "host_blocks", of 8 tokens each.
+/// Creates an engine. `settings` has the numbers of "blocks" and "host_blocks" of 8 tokens each.
 pub fn engine(model: &Path, isa: Isa, settings: &Json) -> (*mut pllm_engine, Device) {
     let number = |name: &str| settings[name].as_u64().unwrap_or(0) as usize;
     let faults = Arc::new(Faults::default());
@@ -46,8 +46,8 @@ pub fn engine(model: &Path, isa: Isa, settings: &Json) -> (*mut pllm_engine, Dev
 }
 
 impl Device {
-    /// `{"operation": n}`: the n-th operation from now on fails; likewise "swap" and "export". `{"all": true}`: every step fails.
-    /// `{"poison": true}`: every step with token 126 fails.
+    /// Injects faults. `{"operation": n}`: the n-th operation from now on fails. "swap" and "export" work in the same way.
+    /// `{"all": true}`: every step fails. `{"poison": true}`: every step with token 126 fails.
     pub fn fail(&self, settings: &Json) {
         for (name, point) in [("operation", &self.faults.ops), ("swap", &self.faults.swaps), ("export", &self.faults.exports)] {
             if let Some(n) = settings[name].as_u64() {

@@ -1,9 +1,9 @@
 //! Scripts of C API calls, played on each instruction path of this machine. Tokens, texts, the bits of log probabilities and the
-//! results of calls are those that were recorded.
+//! results of calls equal the recorded ones.
 //!
-//! A script is a JSON file of this directory: "about" says what it covers, "calls" are the calls of player.rs in order. Its record lies in
-//! recorded/, by instruction path. After a change that is meant to change results:
-//! `PLLM_RECORD_SCRIPTS=1 cargo test --test scripts`. It replaces the records of the paths that this machine has.
+//! A script is a JSON file in this directory: "about" states its purpose, and "calls" lists the calls of player.rs in order. Its
+//! records are in recorded/, by instruction path. After an intended change of results, run
+//! `PLLM_RECORD_SCRIPTS=1 cargo test --test scripts`. It replaces the records of the paths that this machine supports.
 
 mod device;
 mod player;
@@ -35,7 +35,7 @@ fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts")
 }
 
-/// Name and content of each script.
+/// Returns the name and the content of each script.
 fn scripts() -> Vec<(String, Json)> {
     let mut files: Vec<PathBuf> = std::fs::read_dir(directory()).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|file| file.extension().is_some_and(|extension| extension == "json"));
@@ -48,18 +48,18 @@ fn scripts() -> Vec<(String, Json)> {
 }
 
 fn paths_of_this_machine() -> Vec<InstructionPath> {
-    let (there, lacking): (Vec<_>, Vec<_>) = PATHS.into_iter().partition(|path| CpuBackend::new(1, Some(path.isa)).is_ok());
-    for path in lacking {
-        println!("skipped: {}: this machine does not have it", path.name);
+    let (supported, unsupported): (Vec<_>, Vec<_>) = PATHS.into_iter().partition(|path| CpuBackend::new(1, Some(path.isa)).is_ok());
+    for path in unsupported {
+        println!("skipped: {}: this machine does not support it", path.name);
     }
-    there
+    supported
 }
 
 fn record_file(script: &str) -> PathBuf {
     directory().join(format!("recorded/{script}.json"))
 }
 
-/// The records of a script: a list of {"paths": names, "record": record}, as many paths have the same.
+/// Returns the records of a script: a list of {"paths": names, "record": record}, because many paths have the same record.
 fn recorded(script: &str) -> Vec<Json> {
     let bytes = std::fs::read(record_file(script)).unwrap_or_else(|_| b"[]".to_vec());
     serde_json::from_slice(&bytes).unwrap()
@@ -111,7 +111,7 @@ fn compact_lists(text: &str) -> String {
     out
 }
 
-/// The first place where two records differ.
+/// Returns the first difference of two records.
 fn difference(place: &str, expected: &Json, found: &Json) -> Option<String> {
     match (expected, found) {
         (Json::Object(a), Json::Object(b)) => {
@@ -145,17 +145,17 @@ fn scripts_give_the_recorded_results() {
     assert!(failures.is_empty(), "{} differ:\n{}", failures.len(), failures.join("\n"));
 }
 
-/// Each call is in some script, and each script says what it is about.
+/// Each call is used by a script, and each script states its purpose.
 #[test]
 fn scripts_use_every_call_and_state_their_purpose() {
     let scripts = scripts();
     assert!(scripts.len() >= 30, "only {} scripts", scripts.len());
     let mut used = BTreeSet::new();
     for (name, script) in &scripts {
-        assert!(script["about"].is_string(), "{name} does not say what it is about");
+        assert!(script["about"].is_string(), "{name} does not state its purpose");
         let calls = script["calls"].as_array().unwrap();
         used.extend(CALLS.iter().map(|(call, _)| *call).filter(|call| calls.iter().any(|members| members.get(*call).is_some())));
     }
     let unused: Vec<&str> = CALLS.iter().map(|(call, _)| *call).filter(|call| !used.contains(call)).collect();
-    assert!(unused.is_empty(), "no script has the calls {unused:?}");
+    assert!(unused.is_empty(), "no script uses the calls {unused:?}");
 }

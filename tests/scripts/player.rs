@@ -1,4 +1,4 @@
-//! Plays a script: each of its calls is one call of the C API, or a few.
+//! Plays a script: each of its calls makes one or a few calls of the C API.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use super::device::{self, Device};
 use super::record::Record;
 use super::structs::{self, Keep, known, tokens};
 
-/// An instruction path: its name in the records, and in C and in Rust.
+/// An instruction path: its name in the records, its C constant and its Rust value.
 #[derive(Clone, Copy)]
 pub struct InstructionPath {
     pub name: &'static str,
@@ -20,29 +20,29 @@ pub struct InstructionPath {
     pub isa: Isa,
 }
 
-struct OneEngine {
+struct NamedEngine {
     raw: *mut pllm_engine,
-    /// By id.
+    /// Names of sequences by id.
     names: BTreeMap<u64, String>,
     device: Option<Device>,
 }
 
-/// The state of a script: each thing by the name that the script gives it.
+/// The state of a script: its objects by the names in the script.
 pub struct Player {
     path: InstructionPath,
     dir: PathBuf,
-    engines: BTreeMap<String, OneEngine>,
+    engines: BTreeMap<String, NamedEngine>,
     budgets: BTreeMap<String, *mut pllm_budget>,
     queues: BTreeMap<String, (*mut pllm_queue, bool)>,
     sequences: BTreeMap<String, u64>,
     pins: BTreeMap<String, u64>,
-    /// Names of the exports that have not come yet, by sequence, and the states that have.
+    /// Names of pending exports by sequence, and the exported states by name.
     exports: BTreeMap<u64, VecDeque<String>>,
     states: BTreeMap<String, Vec<u8>>,
     record: Record,
 }
 
-/// The code of an error, which is freed. 0 is success.
+/// Returns the code of an error and frees the error. 0 is success.
 fn code(error: *mut pllm_error) -> i32 {
     // SAFETY: null or an error that belongs to this function.
     unsafe {
@@ -52,7 +52,7 @@ fn code(error: *mut pllm_error) -> i32 {
     }
 }
 
-/// What to record of a call that returns nothing else.
+/// Returns the record of a call that returns only an error.
 fn result(error: *mut pllm_error) -> Json {
     match code(error) {
         0 => json!({}),
@@ -64,9 +64,9 @@ fn text(json: &Json) -> &str {
     json.as_str().unwrap_or_else(|| panic!("not a text: {json}"))
 }
 
-/// A struct that a function fills.
+/// Returns a struct that a function of the C API fills.
 fn sized<T>() -> T {
-    // SAFETY: structs of the C API hold integers, floats and pointers, and begin with their size.
+    // SAFETY: structs of the C API contain integers, floats and pointers, and start with their size.
     unsafe {
         let mut value = std::mem::zeroed::<T>();
         (&raw mut value).cast::<u64>().write(size_of::<T>() as u64);
@@ -76,7 +76,7 @@ fn sized<T>() -> T {
 
 type Call = fn(&mut Player, &Json) -> Json;
 
-/// All calls, by the member of a call's object that names it.
+/// All calls, by the member of the JSON object that selects the call.
 pub const CALLS: [(&str, Call); 27] = [
     ("create", Player::create),
     ("free_engine", Player::free_engine),
@@ -147,7 +147,7 @@ impl Player {
         self.record.to_json()
     }
 
-    /// The engine that the call names, or the one that is called "engine".
+    /// Returns the engine that the call names. The default name is "engine".
     fn engine(&self, call: &Json) -> *mut pllm_engine {
         let name = self.engine_name(call);
         self.engines.get(name).unwrap_or_else(|| panic!("there is no engine {name:?} for {call}")).raw
@@ -192,7 +192,7 @@ impl Player {
             outcome = result(unsafe { pllm_engine_create(&options, &mut raw) });
         }
         if !raw.is_null() {
-            self.engines.insert(text(&call["create"]).into(), OneEngine { raw, names: BTreeMap::new(), device });
+            self.engines.insert(text(&call["create"]).into(), NamedEngine { raw, names: BTreeMap::new(), device });
         }
         outcome
     }
@@ -220,7 +220,7 @@ impl Player {
         outcome
     }
 
-    /// Times are not recorded.
+    /// Predicts admission. The record has no times.
     fn admit(&mut self, call: &Json) -> Json {
         let mut keep = Keep::default();
         let request = structs::request(call, "admit engine queue", self.queue_of(call), &mut keep);
@@ -238,7 +238,7 @@ impl Player {
         result(unsafe { pllm_engine_abort(self.engine(call), self.id(&call["abort"])) })
     }
 
-    /// Steps once, and takes all outputs of queues that are read. Returns the requests that have not ended.
+    /// Steps once and records all outputs of queues that are read. Returns the number of unfinished requests.
     fn one_step(&mut self, engine: &str) -> Result<u64, i32> {
         let raw = self.engines[engine].raw;
         let mut step: pllm_step = sized();
@@ -257,7 +257,7 @@ impl Player {
         unsafe {
             assert_eq!(code(pllm_queue_poll(queue, 0, &mut batch)), 0);
             for i in 0..pllm_outputs_len(batch) {
-                self.take(engine, &*pllm_outputs_get(batch, i));
+                self.collect(engine, &*pllm_outputs_get(batch, i));
             }
             pllm_outputs_free(batch);
         }
@@ -265,11 +265,11 @@ impl Player {
 
     /// # Safety
     /// The output's pointers are valid.
-    unsafe fn take(&mut self, engine: &str, output: &pllm_output) {
+    unsafe fn collect(&mut self, engine: &str, output: &pllm_output) {
         let name = self.engines[engine].names.get(&output.sequence);
         let name = name.cloned().unwrap_or_else(|| panic!("an output of the unknown sequence {}", output.sequence));
         // SAFETY: the caller's contract.
-        unsafe { self.record.sequences.entry(name).or_default().take(output) };
+        unsafe { self.record.sequences.entry(name).or_default().collect(output) };
         let expected = self.exports.get_mut(&output.sequence).filter(|_| !output.sequence_state.is_null() || output.error_code != 0);
         if let Some(state) = expected.and_then(VecDeque::pop_front).filter(|_| !output.sequence_state.is_null()) {
             // SAFETY: the caller's contract.
@@ -337,14 +337,14 @@ impl Player {
     }
 
     fn resume(&mut self, call: &Json) -> Json {
-        known(call, "resume continue sampling deadline_ms forget engine queue");
+        known(call, "resume continue sampling deadline_ms free_at_end engine queue");
         let mut keep = Keep::default();
         let mut how = structs::with_defaults(pllm_resume_init);
         how.sampling = structs::sampling(&call["sampling"], &mut keep);
         how.queue = self.queue_of(call);
         how.deadline_ms = call["deadline_ms"].as_i64().unwrap_or(0);
         how.flags |= if call["continue"] == true { PLLM_RESUME_CONTINUE } else { 0 };
-        how.flags &= if call["forget"] == true { !PLLM_REQUEST_KEEP } else { u32::MAX };
+        how.flags &= if call["free_at_end"] == true { !PLLM_REQUEST_KEEP } else { u32::MAX };
         // SAFETY: what the struct points to lives in `keep`.
         result(unsafe { pllm_sequence_resume(self.engine(call), self.id(&call["resume"]), &how) })
     }
@@ -375,7 +375,7 @@ impl Player {
 
     fn import(&mut self, call: &Json) -> Json {
         known(call, "import as engine queue");
-        let state = self.states.get(text(&call["import"])).unwrap_or_else(|| panic!("no state has arrived for {call}"));
+        let state = self.states.get(text(&call["import"])).unwrap_or_else(|| panic!("no state was exported for {call}"));
         let mut id = 0;
         let (data, len, queue) = (state.as_ptr(), state.len() as u64, self.queue_of(call));
         // SAFETY: the state lives during the call.
@@ -420,18 +420,18 @@ impl Player {
         outcome
     }
 
-    /// Resizes a budget, or that of an engine.
+    /// Resizes a budget, or the budget of an engine.
     fn resize(&mut self, call: &Json) -> Json {
         known(call, "resize bytes");
         let name = text(&call["resize"]);
         // SAFETY: the engine lives.
-        let of_engine = || unsafe { pllm_engine_budget(self.engines[name].raw) };
-        let budget = self.budgets.get(name).map_or_else(of_engine, |budget| budget.cast_const());
+        let engine_budget = || unsafe { pllm_engine_budget(self.engines[name].raw) };
+        let budget = self.budgets.get(name).map_or_else(engine_budget, |budget| budget.cast_const());
         // SAFETY: the budget lives.
         result(unsafe { pllm_budget_resize(budget, call["bytes"].as_u64().unwrap()) })
     }
 
-    /// Outputs of the queue are taken from the call "read" on.
+    /// Creates a queue. Its outputs are recorded only after the call "read".
     fn queue(&mut self, call: &Json) -> Json {
         known(call, "queue capacity engine");
         let mut queue = null_mut();
@@ -447,7 +447,7 @@ impl Player {
         json!({})
     }
 
-    /// Text to tokens and back.
+    /// Tokenizes a text and converts the tokens back to text.
     fn tokenize(&mut self, call: &Json) -> Json {
         known(call, "tokenize special engine");
         let mut keep = Keep::default();
@@ -480,7 +480,7 @@ impl Player {
         if outcome == 0 { json!({"prompt": unsafe { read_bytes(bytes) }}) } else { json!({ "code": outcome }) }
     }
 
-    /// The counts that the call names.
+    /// Records the statistics that the call names.
     fn stats(&mut self, call: &Json) -> Json {
         known(call, "stats engine");
         let mut stats: pllm_stats = sized();
@@ -511,15 +511,15 @@ impl Player {
             ("steps_failed", stats.steps_failed),
             ("blocks_out_of_window", stats.blocks_out_of_window),
         ];
-        let wanted = call["stats"].as_array().unwrap().iter().map(|name| {
+        let named = call["stats"].as_array().unwrap().iter().map(|name| {
             let (_, count) = counts.iter().find(|(known, _)| known == name).unwrap_or_else(|| panic!("unknown count {name}"));
             (text(name).to_string(), json!(count))
         });
-        Json::Object(wanted.collect())
+        Json::Object(named.collect())
     }
 
     fn device(&self, call: &Json) -> &Device {
-        self.engines[self.engine_name(call)].device.as_ref().expect("an engine on a device")
+        self.engines[self.engine_name(call)].device.as_ref().expect("the call needs an engine with \"device\"")
     }
 
     fn fail(&mut self, call: &Json) -> Json {
@@ -535,7 +535,7 @@ impl Player {
 }
 
 /// # Safety
-/// `bytes` belongs to this function, and holds text.
+/// `bytes` belongs to this function and contains text.
 unsafe fn read_bytes(bytes: *mut pllm_bytes) -> String {
     // SAFETY: the caller's contract.
     unsafe {

@@ -1,4 +1,4 @@
-//! What a script's calls returned, and what its sequences generated.
+//! The record of a script: the results of its calls and the outputs of its sequences.
 
 use std::collections::BTreeMap;
 use std::ffi::c_char;
@@ -7,20 +7,20 @@ use std::fmt::Write;
 use pagedllm::ffi::*;
 use serde_json::{Value as Json, json};
 
-/// Everything that the outputs of one sequence said, in order.
+/// The concatenated outputs of one sequence.
 #[derive(Default)]
 pub struct Generated {
     tokens: Vec<u32>,
     text: String,
-    /// Bits of log probabilities, 8 hexadecimal digits each. With `token:` before those of alternatives.
+    /// Bits of log probabilities, 8 hexadecimal digits each. Alternatives have the prefix `token:`.
     logprobs: String,
     top_logprobs: String,
     prompt_logprobs: String,
     prompt_top_logprobs: String,
-    /// Finish reasons: a sequence that is resumed ends again.
+    /// Finish reasons. A resumed sequence has one per run.
     ends: Vec<u32>,
     error_codes: Vec<i32>,
-    /// Bits of the score in the last output that ended the sequence.
+    /// Bits of the score in the last output of the latest run.
     score: u64,
 }
 
@@ -45,7 +45,7 @@ fn alternatives(values: &[pllm_logprob], out: &mut String) {
 impl Generated {
     /// # Safety
     /// The output's pointers are valid.
-    pub unsafe fn take(&mut self, output: &pllm_output) {
+    pub unsafe fn collect(&mut self, output: &pllm_output) {
         // SAFETY: the caller's contract.
         unsafe {
             self.tokens.extend(slice(output.tokens, output.tokens_len));
@@ -89,13 +89,13 @@ impl Generated {
 /// The recorded result of a script.
 #[derive(Default)]
 pub struct Record {
-    /// What each call returned, if it is more than success.
+    /// Results of calls that return more than success.
     calls: Vec<Json>,
     pub sequences: BTreeMap<String, Generated>,
 }
 
 impl Record {
-    /// `index` is the call's place in the script.
+    /// Records a call. `index` is its position in the script.
     pub fn call(&mut self, index: usize, name: &str, result: Json) {
         if result.as_object().is_none_or(|members| !members.is_empty()) {
             self.calls.push(json!({"index": index, "call": name, "result": result}));
@@ -103,7 +103,8 @@ impl Record {
     }
 
     pub fn to_json(&self) -> Json {
-        let sequences: serde_json::Map<String, Json> = self.sequences.iter().map(|(name, of)| (name.clone(), of.to_json())).collect();
+        let sequences: serde_json::Map<String, Json> =
+            self.sequences.iter().map(|(name, generated)| (name.clone(), generated.to_json())).collect();
         json!({"calls": self.calls, "sequences": sequences})
     }
 }

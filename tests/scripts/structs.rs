@@ -6,7 +6,7 @@ use std::ffi::{CString, c_char, c_void};
 use pagedllm::ffi::*;
 use serde_json::Value as Json;
 
-/// What the pointers of C structs point to.
+/// Owns the values that the pointers of C structs refer to.
 #[derive(Default)]
 pub struct Keep(Vec<Box<dyn Any>>);
 
@@ -34,7 +34,7 @@ impl Keep {
     }
 }
 
-/// A list of token ids, `{"repeat": token, "times": n}`, or `{"from": token, "times": n}` for ascending ids.
+/// Parses a list of token ids, `{"repeat": token, "times": n}`, or `{"from": token, "times": n}` for ascending ids.
 pub fn tokens(list: &Json) -> Vec<u32> {
     let number = |value: &Json| value.as_u64().unwrap() as u32;
     if let Some(list) = list.as_array() {
@@ -51,9 +51,9 @@ fn number(value: &Json) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("not a number: {value}"))
 }
 
-/// A struct of the C API with its defaults, which its function `init` writes.
+/// Returns a struct of the C API with its defaults, which the function `init` writes.
 pub fn with_defaults<T>(init: unsafe extern "C" fn(*mut T, u64)) -> T {
-    // SAFETY: these structs hold integers, floats and pointers, and have the size that is given.
+    // SAFETY: these structs contain integers, floats and pointers, and have the given size.
     unsafe {
         let mut value = std::mem::zeroed::<T>();
         init(&mut value, size_of::<T>() as u64);
@@ -61,7 +61,7 @@ pub fn with_defaults<T>(init: unsafe extern "C" fn(*mut T, u64)) -> T {
     }
 }
 
-/// Sets the fields that the JSON names. All others keep their defaults.
+/// Sets the fields that the JSON object contains. All other fields keep their defaults.
 macro_rules! set {
     ($to:ident, $from:expr, $($field:ident: $type:ty),* $(,)?) => {
         $(if let Some(value) = $from.get(stringify!($field)) {
@@ -70,7 +70,7 @@ macro_rules! set {
     };
 }
 
-/// Fails if the JSON has a member that is neither a field nor one of the others.
+/// Panics if the JSON object has a member that is not in `names`.
 pub fn known(members: &Json, names: &str) {
     for name in members.as_object().unwrap().keys() {
         assert!(names.split_whitespace().any(|known| known == name), "unknown member {name:?} of {members}");
@@ -172,16 +172,16 @@ fn beam(json: &Json, keep: &mut Keep) -> *const pllm_beam {
     keep.one(c)
 }
 
-/// Only tokens whose id can be divided by three may come.
-unsafe extern "C" fn thirds(_: *mut c_void, _: u64, _: *const u32, _: u64, logits: *mut f32, vocab_size: u64) {
-    // SAFETY: the library gives so many logits.
+/// A logits hook that allows only tokens whose id is divisible by three.
+unsafe extern "C" fn allow_multiples_of_three(_: *mut c_void, _: u64, _: *const u32, _: u64, logits: *mut f32, vocab_size: u64) {
+    // SAFETY: the library passes `vocab_size` logits.
     let logits = unsafe { std::slice::from_raw_parts_mut(logits, vocab_size as usize) };
     logits.iter_mut().enumerate().filter(|(token, _)| token % 3 != 0).for_each(|(_, logit)| *logit = f32::NEG_INFINITY);
 }
 
 const REQUEST: &str = "prompt tokens n best_of truncate_prompt_tokens priority deadline_ms keep plain_text hook salt sampling beam";
 
-/// `queue` is where the outputs go.
+/// Returns a request whose outputs go to `queue`.
 pub fn request(json: &Json, others: &str, queue: *const pllm_queue, keep: &mut Keep) -> pllm_request {
     known(json, &format!("{REQUEST} {others}"));
     let mut c = with_defaults(pllm_request_init);
@@ -199,7 +199,7 @@ pub fn request(json: &Json, others: &str, queue: *const pllm_queue, keep: &mut K
         (c.cache_salt, c.cache_salt_len) = keep.list(salt.as_bytes().to_vec());
     }
     c.flags |= if json["keep"] == true { PLLM_REQUEST_KEEP } else { 0 };
-    c.logits_hook = (json["hook"] == true).then_some(thirds);
+    c.logits_hook = (json["hook"] == true).then_some(allow_multiples_of_three);
     c.sampling = sampling(&json["sampling"], keep);
     c.beam = json.get("beam").map_or(std::ptr::null(), |json| beam(json, keep));
     c.queue = queue;
@@ -226,7 +226,7 @@ const OPTIONS: &str = "kv_bytes seed block_size kv_dtype max_model_len max_batch
     max_waiting_requests max_waiting_tokens swap_bytes preemption order ageing_ms batching prefill_budget allocation weight_format \
     weight_group no_prefix_cache budget swap_directory";
 
-/// Options of an engine. Enumerations are given by their lower-case names.
+/// Returns the options of an engine. The JSON names enumerators in lower case.
 pub fn options(model: &str, isa: u32, json: &Json, keep: &mut Keep) -> pllm_engine_options {
     if !json.is_null() {
         known(json, OPTIONS);
@@ -234,7 +234,7 @@ pub fn options(model: &str, isa: u32, json: &Json, keep: &mut Keep) -> pllm_engi
     let mut c = with_defaults(pllm_engine_options_init);
     c.model_path = keep.text(model);
     (c.isa, c.threads) = (isa, 2);
-    let json = &by_number(json);
+    let json = &replace_enumerators(json);
     set!(c, json, kv_bytes: u64, seed: u64, block_size: u32, kv_dtype: u32, max_model_len: u32, max_batch_tokens: u32, max_seqs: u32,
         prefill_chunk: u32, threads: u32, queue_capacity: u64, max_waiting_requests: u64, max_waiting_tokens: u64, swap_bytes: u64,
         preemption: u32, order: u32, ageing_ms: u32, batching: u32, prefill_budget: u32, allocation: u32, weight_format: u32,
@@ -246,8 +246,8 @@ pub fn options(model: &str, isa: u32, json: &Json, keep: &mut Keep) -> pllm_engi
     c
 }
 
-/// Replaces the names of enumerations.
-fn by_number(json: &Json) -> Json {
+/// Replaces the names of enumerators by their numbers.
+fn replace_enumerators(json: &Json) -> Json {
     let names = [
         ("f32", PLLM_DTYPE_F32),
         ("bf16", PLLM_DTYPE_BF16),
