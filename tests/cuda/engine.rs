@@ -60,7 +60,7 @@ fn request(number: usize, prompt: usize, tokens: usize) -> Request {
 }
 
 /// With a logits hook the host samples.
-fn chosen_by_the_host(request: Request) -> Request {
+fn sampled_by_the_host(request: Request) -> Request {
     Request { hook: Some(Arc::new(|_, _: &[u32], _: &mut [f32]| {})), ..request }
 }
 
@@ -93,7 +93,7 @@ fn tokens(answers: &Answers) -> Vec<Vec<u32>> {
     answers.values().map(|pairs| pairs.iter().map(|pair| pair.0).collect()).collect()
 }
 
-fn some_requests() -> impl Iterator<Item = Request> {
+fn requests() -> impl Iterator<Item = Request> {
     [5, 1, 40, 17, 90].into_iter().enumerate().map(|(i, prompt)| request(i, prompt, 12))
 }
 
@@ -103,31 +103,34 @@ fn models_have_the_outputs_of_the_cpu() {
     let _one = alone();
     for (name, config) in configs(256) {
         let model = Model::new(&config, false);
-        let [on_cpu, on_device] = ["cpu", "cuda:0"].map(|device| answers(&model.options(device), some_requests()));
-        let mut alike = 0;
+        let [on_cpu, on_device] = ["cpu", "cuda:0"].map(|device| answers(&model.options(device), requests()));
+        let mut equal = 0;
         for (request, expected) in &on_cpu {
-            for (i, ((token, logprob), (expected, there))) in on_device[request].iter().zip(expected).enumerate() {
-                let [logprob, there] = [logprob, there].map(|bits| f32::from_bits(*bits));
-                assert!((logprob - there).abs() < 1e-3, "{name}: token {i} of request {request}: {logprob}, on the CPU {there}");
+            for (i, ((token, logprob), (expected, cpu_logprob))) in on_device[request].iter().zip(expected).enumerate() {
+                let [logprob, cpu_logprob] = [logprob, cpu_logprob].map(|bits| f32::from_bits(*bits));
+                assert!(
+                    (logprob - cpu_logprob).abs() < 1e-3,
+                    "{name}: token {i} of request {request}: {logprob}, on the CPU {cpu_logprob}"
+                );
                 if token != expected {
                     break; // equally probable: the outputs differ from here on
                 }
-                alike += 1;
+                equal += 1;
             }
         }
-        assert!(alike > 40, "{name}: only {alike} of 60 tokens equal those of the CPU");
+        assert!(equal > 40, "{name}: only {equal} of 60 tokens equal those of the CPU");
     }
 }
 
 /// Mean difference of the log probabilities of two engines, over their common tokens.
 fn distance(found: &Answers, expected: &Answers) -> f32 {
     // After the first different token the contexts differ.
-    let alike = expected
+    let common = expected
         .iter()
         .flat_map(|(request, expected)| found[request].iter().zip(expected).take_while(|(found, expected)| found.0 == expected.0));
-    let apart: Vec<f32> = alike.map(|(found, expected)| (f32::from_bits(found.1) - f32::from_bits(expected.1)).abs()).collect();
-    assert!(apart.len() > 4, "only {} tokens are alike", apart.len());
-    apart.iter().sum::<f32>() / apart.len() as f32
+    let errors: Vec<f32> = common.map(|(found, expected)| (f32::from_bits(found.1) - f32::from_bits(expected.1)).abs()).collect();
+    assert!(errors.len() > 4, "only {} tokens are equal", errors.len());
+    errors.iter().sum::<f32>() / errors.len() as f32
 }
 
 /// A device with fp8 weights differs from the CPU with the same rounded weights only by rounding activations to bf16. Prompts, whose
@@ -139,12 +142,12 @@ fn fp8_weights_equal_rounded_weights_on_the_cpu() {
         let model = Model::new(&config, false);
         let few_rows = EngineOptions { weight_format: Some(WeightFormat::Fp8), ..model.options("cuda:0") };
         let many_rows = EngineOptions { max_batch_tokens: 128, ..few_rows.clone() };
-        let [few, many] = [few_rows, many_rows].map(|options| answers(&options, some_requests()));
-        let before = answers(&model.options("cpu"), some_requests());
+        let [few, many] = [few_rows, many_rows].map(|options| answers(&options, requests()));
+        let before = answers(&model.options("cpu"), requests());
         support::fp8::round_model(&model.0.0);
-        let rounded = answers(&model.options("cpu"), some_requests());
-        let apart = [&few, &many, &before].map(|other| distance(other, &rounded));
-        assert!(apart[0] < 0.02 && apart[1] < 0.1 && apart[2] > 0.04, "{name}: {apart:?}");
+        let rounded = answers(&model.options("cpu"), requests());
+        let errors = [&few, &many, &before].map(|other| distance(other, &rounded));
+        assert!(errors[0] < 0.02 && errors[1] < 0.1 && errors[2] > 0.04, "{name}: {errors:?}");
     }
 }
 
@@ -174,16 +177,16 @@ fn every_kv_dtype_has_outputs_close_to_the_cpu() {
     let model = Model::new(&llama(256), false); // products do not round, so only attention differs
     for kv_dtype in KvDtype::ALL {
         let options = |device| EngineOptions { kv_dtype: Some(kv_dtype), ..model.options(device) };
-        let [on_cpu, on_device] = ["cpu", "cuda:0"].map(|device| answers(&options(device), some_requests()));
+        let [on_cpu, on_device] = ["cpu", "cuda:0"].map(|device| answers(&options(device), requests()));
         let tolerance = match kv_dtype {
             KvDtype::F32 => 1e-3,
             KvDtype::F16 => 1e-2,
             KvDtype::Bf16 | KvDtype::Int8 | KvDtype::Fp8 => 1e-1,
         };
         for (request, expected) in &on_cpu {
-            for ((token, logprob), (expected, there)) in on_device[request].iter().zip(expected) {
-                let [logprob, there] = [logprob, there].map(|bits| f32::from_bits(*bits));
-                assert!((logprob - there).abs() < tolerance, "{kv_dtype:?}: {logprob}, on the CPU {there}");
+            for ((token, logprob), (expected, cpu_logprob)) in on_device[request].iter().zip(expected) {
+                let [logprob, cpu_logprob] = [logprob, cpu_logprob].map(|bits| f32::from_bits(*bits));
+                assert!((logprob - cpu_logprob).abs() < tolerance, "{kv_dtype:?}: {logprob}, on the CPU {cpu_logprob}");
                 if token != expected {
                     break; // equally probable, as above
                 }
@@ -198,7 +201,7 @@ fn a_repeated_run_has_the_same_bits() {
     let model = Model::new(&llama(256), true);
     let options = model.options("cuda");
     assert_eq!(Engine::create(&options).unwrap().info().memory.kv_dtype, KvDtype::Bf16);
-    assert_eq!(answers(&options, some_requests()), answers(&options, some_requests()));
+    assert_eq!(answers(&options, requests()), answers(&options, requests()));
 }
 
 /// With the same sampling parameters, device and host select the same tokens.
@@ -220,17 +223,17 @@ fn device_and_host_sample_the_same_tokens() {
         let engine = Engine::create(&model.options("cuda:0")).unwrap();
         let requests = rules.iter().enumerate().map(|(i, sampling)| {
             let request = Request { sampling: sampling.clone(), ..request(i, 5 + i, 9) };
-            if hook { chosen_by_the_host(request) } else { request }
+            if hook { sampled_by_the_host(request) } else { request }
         });
         let before = cuda::shim().bytes_read();
         let answers = run(&engine, requests).unwrap_or_else(|e| panic!("{e}: {}", cuda::shim().last_error()));
         (answers, cuda::shim().bytes_read() - before)
     };
-    let ((chosen, many), (drawn, few)) = (run(true), run(false));
-    assert_eq!(tokens(&drawn), tokens(&chosen));
-    for (drawn, chosen) in drawn.values().flatten().zip(chosen.values().flatten()) {
-        let [drawn, chosen] = [drawn.1, chosen.1].map(f32::from_bits);
-        assert!((drawn - chosen).abs() < 1e-5, "on the device {drawn}, on the host {chosen}");
+    let ((host, many), (device, few)) = (run(true), run(false));
+    assert_eq!(tokens(&device), tokens(&host));
+    for (device, host) in device.values().flatten().zip(host.values().flatten()) {
+        let [device, host] = [device.1, host.1].map(f32::from_bits);
+        assert!((device - host).abs() < 1e-5, "on the device {device}, on the host {host}");
     }
     assert!(few <= many / 2, "{few} bytes were read with sampling on the device, {many} with logits");
 }
@@ -243,11 +246,11 @@ fn a_batch_invariant_sequence_has_the_same_bits_in_any_batch() {
     for kv_dtype in [KvDtype::Bf16, KvDtype::F16, KvDtype::Int8, KvDtype::Fp8] {
         let options = EngineOptions { batch_invariant: true, max_batch_tokens: 256, kv_dtype: Some(kv_dtype), ..model.options("cuda:0") };
         let mut by_itself = Answers::new();
-        some_requests().for_each(|request| by_itself.extend(answers(&options, std::iter::once(request))));
+        requests().for_each(|request| by_itself.extend(answers(&options, std::iter::once(request))));
         let block = 2 * 2 * 16 * 2 * kv_dtype.head_bytes(64) as u64;
         let crowded = EngineOptions { max_batch_tokens: 24, kv_bytes: Some(14 * block), max_model_len: Some(110), ..options.clone() };
-        assert_eq!(answers(&options, some_requests()), by_itself, "{kv_dtype:?}");
-        assert_eq!(answers(&crowded, some_requests()), by_itself, "{kv_dtype:?}");
+        assert_eq!(answers(&options, requests()), by_itself, "{kv_dtype:?}");
+        assert_eq!(answers(&crowded, requests()), by_itself, "{kv_dtype:?}");
     }
 }
 
@@ -315,9 +318,9 @@ fn no_step_allocates_device_memory() {
         let free = cuda::shim().live_bytes();
         let engine = Engine::create(&tight).unwrap();
         let MemoryPlan { weight_bytes, kv_bytes, work_bytes, .. } = engine.info().memory;
-        let (took, planned) = (cuda::shim().live_bytes() - free, weight_bytes + kv_bytes + work_bytes);
+        let (allocated, planned) = (cuda::shim().live_bytes() - free, weight_bytes + kv_bytes + work_bytes);
         // The plan does not include the lists of matrices and moves.
-        assert!((planned..planned + (128 << 10)).contains(&took), "{name}: {took} bytes allocated, {planned} planned");
+        assert!((planned..planned + (128 << 10)).contains(&allocated), "{name}: {allocated} bytes allocated, {planned} planned");
         let before = cuda::shim().allocation_calls();
         let several = |i| {
             let mut request = request(i, [3, 70, 20][i % 3], 20);
@@ -381,18 +384,18 @@ fn a_lost_device_ends_only_its_requests() {
     let (model, shim) = (Model::new(&llama(128), true), cuda::shim());
     let options = model.options("cuda:0");
     let before = shim.live_bytes();
-    let expected = answers(&options, some_requests());
+    let expected = answers(&options, requests());
     for nth in [1, 9, 60] {
         let engine = Engine::create(&options).unwrap();
         shim.fail("cuLaunchKernel", nth, ILLEGAL_ADDRESS);
-        let error = run(&engine, some_requests()).unwrap_err();
+        let error = run(&engine, requests()).unwrap_err();
         shim.fail("cuLaunchKernel", 0, 0);
         assert!(error.message().contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
         assert_eq!(engine.add_request(request(9, 3, 3)).unwrap_err(), error, "later requests are refused");
         drop(engine);
         assert_eq!(shim.live_bytes(), before);
     }
-    assert_eq!(answers(&options, some_requests()), expected);
+    assert_eq!(answers(&options, requests()), expected);
 }
 
 /// The engine retries a step after a transient error. The outputs do not change.
@@ -401,11 +404,11 @@ fn a_step_is_retried_after_a_failed_launch() {
     let _one = alone();
     let (model, shim) = (Model::new(&llama(128), true), cuda::shim());
     let options = model.options("cuda:0");
-    let expected = answers(&options, some_requests());
+    let expected = answers(&options, requests());
     for nth in [1, 20, 75] {
         let engine = Engine::create(&options).unwrap();
         shim.fail("cuLaunchKernel", nth, OUT_OF_MEMORY);
-        let found = run(&engine, some_requests()).unwrap();
+        let found = run(&engine, requests()).unwrap();
         shim.fail("cuLaunchKernel", 0, 0);
         assert_eq!(tokens(&found), tokens(&expected));
     }
@@ -418,7 +421,7 @@ fn recorded_steps_are_retried_after_a_failure() {
     let _one = alone();
     let (model, shim) = (Model::new(&llama(128), true), cuda::shim());
     let options = model.options("cuda:0");
-    let expected = answers(&options, some_requests());
+    let expected = answers(&options, requests());
     for function in ["cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags", "cuGraphUpload"] {
         for nth in [1, 5] {
             shim.fail(function, nth, OUT_OF_MEMORY);
@@ -432,12 +435,12 @@ fn recorded_steps_are_retried_after_a_failure() {
     for (function, nth) in steps.into_iter().flat_map(|function| [1, 2, 8].map(|nth| (function, nth))) {
         let engine = Engine::create(&options).unwrap();
         shim.fail(function, nth, OUT_OF_MEMORY);
-        assert_eq!(tokens(&run(&engine, some_requests()).unwrap()), tokens(&expected), "{function}, call {nth}");
+        assert_eq!(tokens(&run(&engine, requests()).unwrap()), tokens(&expected), "{function}, call {nth}");
         assert!(!shim.pretends() || engine.stats().steps_failed == 1, "{function}, call {nth}");
     }
     shim.fail("cuGraphLaunch", 3, ILLEGAL_ADDRESS);
     let engine = Engine::create(&options).unwrap();
-    let error = run(&engine, some_requests()).unwrap_err();
+    let error = run(&engine, requests()).unwrap_err();
     assert!(error.message().contains("failed to launch a graph"), "{error}");
     shim.fail("cuGraphLaunch", 0, 0);
 }
@@ -507,7 +510,7 @@ fn steps_in_flight_do_not_change_outputs() {
     for (seed, options) in [(1, &roomy), (2, &tight)] {
         cuda::shim().let_others_first(seed == 2);
         let engine = Engine::create(options).unwrap();
-        let (mut random, mut ids, mut told) = (Random(seed), BTreeMap::new(), BTreeMap::<u64, (Vec<u32>, bool)>::new());
+        let (mut random, mut ids, mut found) = (Random(seed), BTreeMap::new(), BTreeMap::<u64, (Vec<u32>, bool)>::new());
         let mut ahead = 0;
         for step in 0..150 {
             if step < 120 && random.below(4) == 0 {
@@ -520,20 +523,20 @@ fn steps_in_flight_do_not_change_outputs() {
             engine.step().unwrap_or_else(|e| panic!("{e}: {}", cuda::shim().last_error()));
             ahead += (cuda::shim().queued() > 0) as usize;
             for output in engine.queue().poll(Some(Default::default())).unwrap() {
-                let (tokens, ended) = told.entry(output.user_data).or_default();
+                let (tokens, ended) = found.entry(output.user_data).or_default();
                 tokens.extend(&output.tokens);
                 *ended |= matches!(output.finish, Some(FinishReason::Stop | FinishReason::Length));
             }
         }
         assert_eq!(engine.stats().preemptions > 0, seed == 2);
         assert!(ahead > 20 || seed == 2 || !cuda::shim().pretends(), "{ahead} of 150 steps were followed by a step in flight");
-        let ended = told.values().filter(|(_, ended)| *ended).count();
-        assert!(told.len() > 10 && ended > 5, "{ended} of {} requests ended by themselves", told.len());
-        let expected = answers(&roomy, told.keys().map(|&number| chosen_by_the_host(some(number as usize))));
-        for ((number, (told, ended)), expected) in told.iter().zip(tokens(&expected)) {
+        let ended = found.values().filter(|(_, ended)| *ended).count();
+        assert!(found.len() > 10 && ended > 5, "{ended} of {} requests ended by themselves", found.len());
+        let expected = answers(&roomy, found.keys().map(|&number| sampled_by_the_host(some(number as usize))));
+        for ((number, (found, ended)), expected) in found.iter().zip(tokens(&expected)) {
             assert!(
-                if *ended { *told == expected } else { expected.starts_with(told) },
-                "request {number}: {told:?}, sampled by the host {expected:?}"
+                if *ended { *found == expected } else { expected.starts_with(found) },
+                "request {number}: {found:?}, sampled by the host {expected:?}"
             );
         }
         cuda::shim().let_others_first(false);
@@ -582,12 +585,12 @@ fn a_step_in_flight_can_add_a_part_of_attention() {
     let model = Model::new(&llama(512), true);
     let by_host = |hook: bool| {
         let request = request(0, 250, 14);
-        let request = if hook { chosen_by_the_host(request) } else { request };
+        let request = if hook { sampled_by_the_host(request) } else { request };
         answers(&model.options("cuda:0"), std::iter::once(request))
     };
     for (ahead, expected) in by_host(false)[&0].iter().zip(&by_host(true)[&0]) {
-        let [logprob, there] = [ahead.1, expected.1].map(f32::from_bits);
-        assert!(ahead.0 == expected.0 && (logprob - there).abs() < 1e-5, "{ahead:?}, sampled by the host {expected:?}");
+        let [logprob, cpu_logprob] = [ahead.1, expected.1].map(f32::from_bits);
+        assert!(ahead.0 == expected.0 && (logprob - cpu_logprob).abs() < 1e-5, "{ahead:?}, sampled by the host {expected:?}");
     }
 }
 

@@ -25,18 +25,18 @@ trait Case {
     fn run<B: Backend>(&self, backend: &B) -> Vec<f32>;
 }
 
-fn assert_equal_on_both_backends(what: &str, tolerance: f32, case: &impl Case) {
-    assert_equal_on_backend(what, tolerance, case, cuda::backend());
+fn assert_equal_on_both_backends(name: &str, tolerance: f32, case: &impl Case) {
+    assert_equal_on_backend(name, tolerance, case, cuda::backend());
 }
 
-fn assert_equal_on_backend(what: &str, tolerance: f32, case: &impl Case, backend: &CudaBackend) {
+fn assert_equal_on_backend(name: &str, tolerance: f32, case: &impl Case, backend: &CudaBackend) {
     let cpu = CpuBackend::new(1, Some(Isa::Portable)).unwrap();
     cpu.reserve_rows(64, 640).unwrap();
     let (expected, found) = (case.run(&cpu), case.run(backend));
-    assert_eq!(found.len(), expected.len(), "{what}");
+    assert_eq!(found.len(), expected.len(), "{name}");
     for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
         let near = (found - expected).abs() <= tolerance * expected.abs().max(1.0) || found.is_nan() && expected.is_nan();
-        assert!(near, "{what}: element {i} is {found}, on the CPU {expected}");
+        assert!(near, "{name}: element {i} is {found}, on the CPU {expected}");
     }
 }
 
@@ -114,7 +114,7 @@ impl Case for Product {
 }
 
 #[test]
-fn products() {
+fn products_equal_those_of_the_cpu() {
     for (rows, cols, outs) in shapes_of_products() {
         for format in FLOATS {
             let bias = cols % 2 == 0;
@@ -136,7 +136,7 @@ fn shapes_of_products() -> impl Iterator<Item = (usize, usize, usize)> {
 
 /// bf16 represents all numbers, so results differ only by the order of sums.
 #[test]
-fn products_in_fp8() {
+fn products_in_fp8_equal_those_of_the_cpu() {
     for (rows, cols, outs) in shapes_of_products() {
         let case = Product { rows, cols, outs, format: WeightFormat::Fp8, bias: cols % 2 == 0, rounded: false };
         assert_equal_on_backend(&format!("{rows}x{cols}x{outs}"), 1e-5, &case, cuda::invariant());
@@ -272,7 +272,7 @@ impl Case for Tables {
 }
 
 #[test]
-fn embeddings() {
+fn embeddings_equal_those_of_the_cpu() {
     for (cols, format) in [1, 7, 64, 300].into_iter().flat_map(|cols| FLOATS.map(|format| (cols, format))) {
         assert_equal_on_both_backends(&format!("{cols} {format:?}"), 1e-6, &Tables { cols, format });
     }
@@ -309,7 +309,7 @@ impl Case for Norms {
 }
 
 #[test]
-fn norms() {
+fn norms_equal_those_of_the_cpu() {
     for kind in [NormKind::Rms { unit_offset: false }, NormKind::Rms { unit_offset: true }, NormKind::Layer] {
         for (width, bias) in [(1, false), (5, true), (32, false), (100, true), (1030, true)] {
             assert_equal_on_both_backends(&format!("{kind:?} {width}"), 1e-4, &Norms { kind, width, bias });
@@ -353,7 +353,7 @@ impl Case for Elementwise {
 }
 
 #[test]
-fn elementwise_ops() {
+fn elementwise_ops_equal_those_of_the_cpu() {
     for (rows, width) in [(1, 1), (3, 5), (7, 64), (30, 700)] {
         assert_equal_on_both_backends(&format!("{rows}x{width}"), 1e-5, &Elementwise { rows, width });
     }
@@ -387,7 +387,7 @@ impl Case for Rows {
 }
 
 #[test]
-fn strips_and_selected_rows() {
+fn strips_and_selected_rows_equal_those_of_the_cpu() {
     for format in [WeightFormat::Bf16, WeightFormat::Fp8] {
         assert_equal_on_both_backends(&format!("strips, {format:?}"), 1e-5, &Rows(format));
     }
@@ -433,7 +433,7 @@ impl Case for Experts {
 }
 
 #[test]
-fn experts() {
+fn experts_equal_those_of_the_cpu() {
     let groups = |count, chosen, score| Some(ExpertGroups { count, chosen, score });
     let routings = [
         Routing::softmax(1, 1, true),
@@ -585,7 +585,7 @@ const ON_TENSOR_CORES: [KvDtype; 4] = [KvDtype::Bf16, KvDtype::F16, KvDtype::Int
 /// NaN and infinities affect results from their token on, and not before. Zeros and subnormals count as 0. In f16, too large values become the
 /// largest number.
 #[test]
-fn attention_to_special_values() {
+fn attention_to_special_values_equals_the_cpu() {
     for (head_dim, dtype) in [64, 20].into_iter().flat_map(|dim| ON_TENSOR_CORES.map(|dtype| (dim, dtype))) {
         let attend = Attend::new(AttentionShape::new(4, 2, head_dim, 0.125), dtype);
         let bytes = matches!(dtype, KvDtype::Int8 | KvDtype::Fp8);
@@ -613,7 +613,7 @@ fn tensor(dtype: KvDtype) -> f32 {
 }
 
 #[test]
-fn attention_on_tensor_cores() {
+fn attention_on_tensor_cores_equals_the_cpu() {
     for (heads, kv_heads, head_dim) in [(4, 4, 64), (8, 2, 64), (3, 1, 80), (4, 2, 96), (2, 1, 112), (7, 1, 128), (20, 1, 64), (2, 1, 256)]
     {
         let shape = AttentionShape::new(heads, kv_heads, head_dim, 1.0 / (head_dim as f32).sqrt());
@@ -625,7 +625,7 @@ fn attention_on_tensor_cores() {
 
 /// Queries, weights and scales that are outside the range of 16-bit numbers.
 #[test]
-fn attention_with_very_large_and_very_small_values() {
+fn attention_with_very_large_and_very_small_values_equals_the_cpu() {
     let far = [(KvDtype::F16, [1e8, 1e-3, 1e3]), (KvDtype::F16, [1e-9, 1e2, 1e-2])];
     let farther = [KvDtype::Bf16, KvDtype::Int8, KvDtype::Fp8].into_iter();
     let farther = farther.flat_map(|dtype| [[1e20, 1e-15, 1e30], [1e-12, 1e20, 1e-30]].map(|sizes| (dtype, sizes)));
@@ -636,7 +636,7 @@ fn attention_with_very_large_and_very_small_values() {
 }
 
 #[test]
-fn attention_with_windows_sinks_slopes_and_caps() {
+fn attention_with_windows_sinks_slopes_and_caps_equals_the_cpu() {
     let on_tensor_cores = [64, 64, 80, 112].into_iter().zip(ON_TENSOR_CORES).map(|(head_dim, dtype)| (head_dim, dtype, tensor(dtype)));
     for (head_dim, dtype, tolerance) in on_tensor_cores.chain([(40, KvDtype::Bf16, 1e-4), (24, KvDtype::F32, 1e-4)]) {
         let plain = AttentionShape::new(4, 2, head_dim, 0.125);
@@ -654,14 +654,14 @@ fn attention_with_windows_sinks_slopes_and_caps() {
             ("the smallest blocks", Attend { block_size: 8, ..with(plain) }),
             ("the largest blocks", Attend { block_size: 256, ..with(plain) }),
         ];
-        for (what, case) in cases {
-            assert_equal_on_both_backends(&format!("{what}, {dtype:?}, {head_dim}"), tolerance, &case);
+        for (name, case) in cases {
+            assert_equal_on_both_backends(&format!("{name}, {dtype:?}, {head_dim}"), tolerance, &case);
         }
     }
 }
 
 #[test]
-fn attention_on_any_width_and_type() {
+fn attention_of_any_width_and_type_equals_the_cpu() {
     for (heads, kv_heads, head_dim) in [(1, 1, 1), (3, 3, 5), (71, 1, 8), (6, 2, 33), (2, 2, 160), (2, 1, 576)] {
         for dtype in [KvDtype::F32, KvDtype::Int8, KvDtype::F16, KvDtype::Fp8] {
             let shape = AttentionShape::new(heads, kv_heads, head_dim, 0.2);
@@ -676,7 +676,7 @@ fn attention_on_any_width_and_type() {
 }
 
 #[test]
-fn attention_over_latents() {
+fn attention_over_latents_equals_the_cpu() {
     for dtype in KvDtype::ALL {
         let shape = AttentionShape { values: Values::OfKeys(32), ..AttentionShape::new(5, 1, 40, 0.3) };
         assert_equal_on_both_backends(&format!("{dtype:?}"), 1e-3, &Attend { rotated: 0, ..Attend::new(shape, dtype) });
@@ -685,7 +685,7 @@ fn attention_over_latents() {
 
 /// A few long sequences are split into parts, whose results are merged.
 #[test]
-fn attention_in_parts() {
+fn attention_in_parts_equals_the_cpu() {
     let cases = [(false, None), (true, None), (false, Some(500)), (false, Some(501)), (true, None), (false, None)];
     let dtypes = [KvDtype::Bf16, KvDtype::Bf16, KvDtype::Bf16, KvDtype::Int8, KvDtype::Fp8, KvDtype::F16];
     for ((sinks, window), dtype) in cases.into_iter().zip(dtypes) {

@@ -130,7 +130,7 @@ CHATML = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
-# The line breaks between the tags are in the template: trim_blocks must take them away.
+# The template has line breaks between the tags, which trim_blocks must remove.
 ZEPHYR = """{% for message in messages %}
 {% if message['role'] == 'user' %}
 {{ '<|user|>
@@ -289,7 +289,7 @@ MISTRAL = """{%- if messages[0]["role"] == "system" %}
 {%- endfor %}
 """
 
-# break and continue come from an extension; the macro, the map and the joins from no one.
+# Uses break and continue, which need an extension, a macro, a map and joins.
 CONTROLS = """{%- macro turn(role, text, mark='#') -%}
 {{ mark }}{{ role.title() }}: {{ text }}
 {% endmacro -%}
@@ -313,7 +313,7 @@ METHODS = """{% set first = messages[0] -%}
 {{ first.content.upper().startswith('HE') }} {{ ' a b '.lstrip() }}|{{ ' a b '.rstrip() }}|
 {{ 'a,b,c'.split(',', 1) | join(';') }} {{ 'ab' in 'cabd' }} {{ 'x'.join(['1', '2']) }}"""
 
-# Python writes True and None where others write true and none.
+# Python renders True and None, not true and none.
 VALUES = """{{ 7 // 2 }} {{ 2 ** 3 }} {{ -7 % 3 }} {{ 1.0 }} {{ 3 / 2 }} {{ 'a' ~ 1 }}
 {{ true }} {{ none }} {{ [1, 'a', none] }} {{ {'k': false} }} {{ '%s-%d' | format('a', 7) }}"""
 

@@ -1,16 +1,16 @@
-"""Makes tiny random models and what transformers computes for them.
+"""Creates tiny random models and their outputs in transformers.
 
     python make_goldens.py [name ...]
 
-Every directory beside this file that is listed in GOLDENS is a model as it
-lies on a Hugging Face hub (config.json, model.safetensors, ...) plus
+Each directory of GOLDENS beside this file is a model with the files of a
+Hugging Face hub (config.json, model.safetensors, ...) and the file
 expected.safetensors:
 
     tokens      int64 [prompt + 32]         a random prompt, then 32 greedily generated tokens
     prompt_len  int64 [1]
     logits      f32   [prompt + 32, vocab]  row i: the logits after reading tokens[0..=i]
 
-The logits are float32 math on the weights as stored, whatever type they are stored in.
+The logits are computed in float32 from the weights as stored, for any stored type.
 """
 
 import json
@@ -37,11 +37,11 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import disable_progress_bar
 
 HERE = Path(__file__).resolve().parent
-PROMPT = 37  # two blocks of 16 and a bit
+PROMPT = 37  # two blocks of 16 and a part of a third
 NEW = 32
 SAFE_GAP = 5e-3  # between the best and the second logit, so rounding cannot flip a greedy token
 MIN_DISTINCT = 8
-MIN_EFFECT = 0.1  # of the logits' spread: what changing the first tokens does to the last row
+MIN_EFFECT = 0.1  # change of the last row if the first tokens change, in spreads of the logits
 MAX_BYTES = 300_000
 
 
@@ -74,7 +74,7 @@ def llama(**changes):
 
 
 def decoder(model_type, **changes):
-    """Any other family, under the field names that most configs share."""
+    """A config of any other family, with the common field names."""
     base = dict(
         vocab_size=128, hidden_size=32, intermediate_size=56, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
@@ -83,7 +83,7 @@ def decoder(model_type, **changes):
     return None, CONFIG_MAPPING[model_type](**(base | changes))
 
 
-# Heads that are not hidden / heads wide, or do not number a power of two; one KV head.
+# The head width is not hidden / heads, the number of heads is not a power of two, one KV head.
 ODD = dict(vocab_size=113, hidden_size=36, num_attention_heads=3, num_key_value_heads=1)
 
 LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
@@ -114,7 +114,7 @@ GEMMA3_ROPES = {
 
 
 def regimes(rope, head_dim):
-    """Which of the llama3 rules (keep, blend, divide) the frequencies of a head fall under."""
+    """Returns the llama3 rules (keep, blend, divide) that apply to the frequencies of a head."""
     found = set()
     for i in range(0, head_dim, 2):
         turns = rope["original_max_position_embeddings"] / (
@@ -128,7 +128,7 @@ def regimes(rope, head_dim):
 assert regimes(LLAMA3, LLAMA3_HEAD_DIM) == {"keep", "blend", "divide"}
 
 
-# --- what a directory looked like when other versions wrote it ------------------
+# --- directories as other versions wrote them -----------------------------------
 
 
 def edit_config(directory, edit):
@@ -139,7 +139,7 @@ def edit_config(directory, edit):
 
 
 def as_version_4(scaling, drop=()):
-    """transformers 4 kept theta at the top level, and called the dtype torch_dtype."""
+    """Writes the fields of transformers 4: theta at the top level, and torch_dtype for dtype."""
 
     def edit(config):
         config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
@@ -154,7 +154,7 @@ def as_version_4(scaling, drop=()):
 
 
 def as_gpt2_on_the_hub(directory):
-    """The first GPT-2 files: no prefix, and each layer's causal mask among the weights."""
+    """Writes a file like the first GPT-2 files: no prefix, and the causal masks of the layers."""
     path = directory / "model.safetensors"
     config = json.loads((directory / "config.json").read_text())
     n = config["n_positions"]
@@ -165,7 +165,7 @@ def as_gpt2_on_the_hub(directory):
 
 
 def as_gemma3_on_the_hub(directory):
-    """Before transformers 5, two bases and a pattern said what ropes and layer types say now."""
+    """Before transformers 5, two bases and a pattern stood for the ropes and layer types."""
 
     def edit(config):
         ropes = config.pop("rope_parameters")
@@ -179,7 +179,7 @@ def as_gemma3_on_the_hub(directory):
 
 
 def as_on_the_hub(theta="rope_theta", part="partial_rotary_factor", scaling=(), drop=()):
-    """transformers 4 said under these names, at the top level, what `rope_parameters` says now."""
+    """Writes the top-level fields of transformers 4 that `rope_parameters` has replaced."""
 
     def edit(config):
         rope = config.pop("rope_parameters")
@@ -195,13 +195,13 @@ def as_on_the_hub(theta="rope_theta", part="partial_rotary_factor", scaling=(), 
     return lambda directory: edit_config(directory, edit)
 
 
-def said_to_be_tied(directory):
-    """A model that was trained on with a head of its own; its config still says otherwise."""
+def declared_as_tied(directory):
+    """A model with a separate head, whose config declares a tied one."""
     edit_config(directory, lambda config: config.update(tie_word_embeddings=True))
 
 
 def without(*keys):
-    """Files on the hub leave out what is the family's default."""
+    """Files on the hub omit the defaults of the family."""
 
     def edit(config):
         for key in keys:
@@ -214,7 +214,8 @@ FOUR_BITS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
 
 def to_four_bits(weight, rng):
-    """The nearest [experts, in, out] that MXFP4 can say, and how it says it: along `in`, 32 numbers with one scale."""
+    """Returns the nearest MXFP4 blocks and scales of weights [experts, in, out]. Along `in`, 32
+    numbers share one scale."""
     rows = weight.transpose(1, 2).unflatten(-1, (-1, 32))
     scales = torch.randint(123, 126, rows.shape[:-1], generator=rng, dtype=torch.uint8)
     steps = torch.exp2(scales.float() - 127).unsqueeze(-1)
@@ -229,7 +230,7 @@ def experts_of(model):
 
 
 def quantize(model, rng):
-    """Experts of numbers that MXFP4 can say; kept for whoever saves the model."""
+    """Rounds the experts to MXFP4 and keeps the blocks and scales for `write_four_bits`."""
     model.four_bits = {}
     for name, weight in experts_of(model):
         blocks, scales = to_four_bits(weight.data, rng)
@@ -238,7 +239,7 @@ def quantize(model, rng):
 
 
 def write_four_bits(directory, model):
-    """As gpt-oss is released."""
+    """Writes the experts like the released gpt-oss models."""
     path = directory / "model.safetensors"
     experts = {name for name, _ in experts_of(model)}
     tensors = {name: tensor for name, tensor in load_file(path).items() if name not in experts}
@@ -252,11 +253,11 @@ def nothing(directory):
 
 F16 = {"dtype": torch.float16}
 MXFP4 = {"dtype": torch.bfloat16, "four_bits": True}
-# transformers' eager attention adds ALiBi twice in Falcon; its default one adds it once.
+# The eager attention of transformers adds ALiBi twice in Falcon. The default one adds it once.
 F16_SDPA = F16 | {"attention": "sdpa"}
 
 
-# name: (model class, config), how it is saved, what is done to the saved directory
+# name: (model class, config), options of saving, edit of the saved directory
 GOLDENS = {
     "gpt2": (gpt2(), {}, nothing),
     "gpt2_odd": (
@@ -308,7 +309,7 @@ GOLDENS = {
         F16, without("layer_types"),
     ),
     "qwen2_odd": (decoder("qwen2", **ODD, head_dim=20, tie_word_embeddings=True), F16, nothing),
-    "qwen2_own_head": (decoder("qwen2"), F16, said_to_be_tied),
+    "qwen2_own_head": (decoder("qwen2"), F16, declared_as_tied),
     "qwen3": (
         decoder("qwen3", head_dim=16, max_position_embeddings=32768), F16,
         without("rope_parameters", "rms_norm_eps", "hidden_act", "max_position_embeddings"),
@@ -472,7 +473,8 @@ GOLDENS = {
                 rope_parameters=YARN | {"truncate": False}),
         F16, as_version_4(YARN_V4, drop=["layer_types"]),
     ),
-    # All experts for each row: where activations are rounded, a row may choose another one of two that are nearly equal.
+    # All experts for each row. With rounded activations, a row could select another one of two
+    # nearly equal experts.
     "gpt_oss_mxfp4_bf16": (
         decoder("gpt_oss", hidden_size=64, head_dim=16, num_local_experts=3, num_experts_per_tok=3, intermediate_size=96,
                 sliding_window=20, rope_parameters=YARN | {"truncate": False}),
@@ -503,11 +505,11 @@ GOLDENS = {
 }  # fmt: skip
 
 
-# --- weights that do not hide mistakes ------------------------------------------
+# --- weights that reveal errors -------------------------------------------------
 
 
 def fill(model, rng, dtype):
-    """Default weights hide bugs: biases are 0, norms are 1, and attention is nearly uniform."""
+    """Default weights hide errors: biases are 0, norms are 1, and attention is nearly uniform."""
     transposed = {
         f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)
     }
@@ -522,7 +524,7 @@ def fill(model, rng, dtype):
         else:
             fan_in = weight.shape[0 if name in transposed else -1]
             value = 1.5 * noise / fan_in**0.5
-        weight.data.copy_(value.to(dtype))  # rounded as storing it will round it
+        weight.data.copy_(value.to(dtype))  # rounded to the stored type
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             buffer.copy_((0.3 * torch.randn(buffer.shape, generator=rng)).to(dtype))
@@ -536,13 +538,13 @@ def logits_of(model, tokens):
 def generate(model, prompt):
     tokens = list(prompt)
     for left in range(NEW, 0, -1):
-        # Always as long, for frequencies may depend on that. What follows a row does not change it.
+        # The length is constant, since frequencies can depend on it.
         tokens.append(int(logits_of(model, tokens + [0] * left)[len(tokens) - 1].argmax()))
     return tokens
 
 
 def start(config):
-    """The first position that the last row is sure to see."""
+    """Returns the first position that the last row attends to in every layer."""
     window = getattr(config, "sliding_window", None)
     slides = getattr(config, "layer_types", None) or (["sliding_attention"] if window else [])
     all_slide = bool(slides) and set(slides) == {"sliding_attention"}
@@ -550,7 +552,7 @@ def start(config):
 
 
 def effect_of_start(model, tokens, logits):
-    """How much the last row moves, in spreads of the logits, when the first tokens change."""
+    """Returns the change of the last row if the first tokens change, relative to the spread."""
     vocab, first = model.config.vocab_size, start(model.config)
     other = [(t + vocab // 2) % vocab for t in tokens[first : first + 3]]
     changed = tokens[:first] + other + tokens[first + 3 :]
@@ -558,7 +560,7 @@ def effect_of_start(model, tokens, logits):
 
 
 def weakness(model, tokens, logits):
-    """Why this golden would be a poor test, or None."""
+    """Returns the reason why this golden would be a weak test, or None."""
     generated = tokens[PROMPT:]
     rows = logits[PROMPT - 1 : -1]
     assert rows.argmax(-1).tolist() == generated
@@ -582,8 +584,8 @@ def attention_of(saving):
 
 
 def mend(model):
-    """What transformers 5.5.4 has wrong in DeepSeek V2: its experts ask for a number that they do not have, and scores lack the scale
-    with which the model was made (`softmax_scale` in its own code; V3 has it)."""
+    """Corrects two defects of DeepSeek V2 in transformers 5.5.4. Its experts use a field that
+    they do not have. The scores lack the scale of the model (`softmax_scale` in its own code)."""
     for module in model.modules():
         if type(module).__name__ == "DeepseekV2Moe":
             module.num_experts = model.config.n_routed_experts
@@ -623,7 +625,7 @@ def write(directory, model, saving):
 
 
 def check_reload(directory, saving, tokens, logits):
-    """What we wrote, by hand in places, is what transformers reads."""
+    """Checks that transformers reads the written directory, parts of which are edited."""
     again = logits_of(load(directory, attention_of(saving)), tokens)
     assert torch.allclose(again, logits, rtol=0, atol=1e-5), (again - logits).abs().max()
 
@@ -652,7 +654,7 @@ def make(name):
     }
     save_file(expected, directory / "expected.safetensors")
     for file in directory.iterdir():
-        file.chmod(0o644)  # safetensors writes them for the owner alone
+        file.chmod(0o644)  # safetensors gives only the owner access
     size = sum(f.stat().st_size for f in directory.iterdir())
     assert size < MAX_BYTES, (name, size)
     distinct = len(set(tokens[PROMPT:]))

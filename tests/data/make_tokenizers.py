@@ -1,14 +1,14 @@
-"""Makes tiny tokenizers, and what the Python packages do with them.
+"""Creates tiny tokenizers and their outputs in the Python packages.
 
     python make_tokenizers.py
 
-tokenizers/NAME/tokenizer.json   three ways in which hub models spell text
+tokenizers/NAME/tokenizer.json   three kinds of tokenizers of hub models
 tokenizers/cases.json            [{tokenizer, text, ids, ids_plain, decoded}]: encoded with and
-                                 without special tokens, decoded without them; where text is
-                                 null, ids are to be decoded only
+                                 without special tokens, decoded without them; if text is
+                                 null, ids are only decoded
 tokenizers/chat_cases.json       [{name, template, bos_token, eos_token, messages, tools,
-                                 add_generation_prompt, rendered, error}]: error is the text
-                                 of what the template raised (rendered is then null)
+                                 add_generation_prompt, rendered, error}]: error is the message
+                                 of the exception of the template (rendered is then null)
 """
 
 import json
@@ -75,7 +75,7 @@ def begin_with(token, token_id):
 
 
 def byte_level():
-    """As in GPT-2 and Llama 3: every byte is a letter, words are split by an expression."""
+    """As in GPT-2 and Llama 3: each byte is a letter, and an expression splits words."""
     words = (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
         r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -98,9 +98,9 @@ def byte_level():
 
 
 def common_letters(text):
-    """The text without its rarer letters, which will need the bytes.
+    """Returns the text without its rarer letters, which then need byte tokens.
 
-    The trainer's own limit_alphabet picks among equally rare ones by chance.
+    The limit_alphabet of the trainer selects randomly among equally rare letters.
     """
     counts = Counter(text)
     common = set(sorted(counts, key=lambda letter: (-counts[letter], letter))[:ALPHABET])
@@ -108,7 +108,7 @@ def common_letters(text):
 
 
 def sentencepiece_model():
-    """A BPE that falls back to bytes, with the first ids where Llama 2 has them."""
+    """A BPE with byte fallback and the first ids of Llama 2."""
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.Metaspace()
     trainer = BpeTrainer(vocab_size=200, show_progress=False)
@@ -129,7 +129,7 @@ def sentencepiece():
 
 
 def llama2():
-    """As in Llama 2: the normalizer writes the spaces, the decoder takes the first one away."""
+    """As in Llama 2: the normalizer writes the spaces, and the decoder removes the first one."""
     tokenizer = sentencepiece()
     tokenizer.normalizer = normalizers.Sequence([
         normalizers.Prepend("▁"), normalizers.Replace(" ", "▁"),
@@ -142,7 +142,7 @@ def llama2():
 
 
 def metaspace():
-    """The same pieces, with Metaspace on both sides."""
+    """The same pieces, with Metaspace as pre-tokenizer and decoder."""
     tokenizer = sentencepiece()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=True)
     tokenizer.decoder = decoders.Sequence([
@@ -160,7 +160,7 @@ def random_texts(rng):
 
 
 def byte_ids(tokenizer):
-    """The tokens that stand for one byte."""
+    """Returns the tokens of one byte."""
     vocab = tokenizer.get_vocab()
     fallback = sorted(i for piece, i in vocab.items() if piece.startswith("<0x"))
     alphabet = set(pre_tokenizers.ByteLevel.alphabet())
