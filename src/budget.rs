@@ -406,41 +406,41 @@ mod tests {
     }
 
     impl Engine {
-        fn join(budget: &Arc<MemoryBudget>, block: u64, least: u64) -> Engine {
-            Engine { lease: Arc::new(budget.join(block, least).unwrap()), pool: Cell::new(least as usize) }
+        fn join(budget: &Arc<MemoryBudget>, block: u64, min_bytes: u64) -> Engine {
+            Engine { lease: Arc::new(budget.join(block, min_bytes).unwrap()), pool: Cell::new(min_bytes as usize) }
         }
 
-        /// Returns the target size of the pool. A larger pool is granted at once.
-        fn settle(&self, used: usize, cached: usize, next: usize) -> usize {
+        /// Returns the target size of the pool. A larger pool is granted immediately.
+        fn request(&self, used: usize, cached: usize, next: usize) -> usize {
             let target = self.lease.request(Need { pool: self.pool.get(), used, cached, next, steps: true });
             self.pool.set(self.pool.get().max(target));
             target
         }
 
         /// Shrinks the pool to `blocks` and returns the rest.
-        fn give_back(&self, blocks: usize) {
+        fn shrink(&self, blocks: usize) {
             self.pool.set(blocks);
             self.lease.release(blocks);
         }
     }
 
     #[test]
-    fn who_is_alone_has_everything() {
+    fn a_single_engine_gets_the_whole_budget() {
         let budget = MemoryBudget::new(1000, 2000).unwrap();
-        let lease = Engine::join(&budget, 1, 100);
-        assert_eq!(lease.settle(0, 0, 10), 1000);
+        let engine = Engine::join(&budget, 1, 100);
+        assert_eq!(engine.request(0, 0, 10), 1000);
         budget.resize(1500).unwrap();
-        assert_eq!(lease.settle(0, 0, 10), 1500);
+        assert_eq!(engine.request(0, 0, 10), 1500);
         budget.resize(300).unwrap();
-        assert_eq!((lease.settle(900, 0, 10), budget.info().held_bytes), (300, 1500));
-        lease.give_back(300);
+        assert_eq!((engine.request(900, 0, 10), budget.info().held_bytes), (300, 1500));
+        engine.shrink(300);
         assert_eq!(budget.info(), BudgetInfo { bytes: 300, max_bytes: 2000, min_bytes: 100, held_bytes: 300, engines: 1 });
     }
 
     #[test]
-    fn a_budget_that_cannot_be_is_refused_with_the_one_that_could() {
-        for (bytes, most) in [(0, 0), (0, 9), (10, 9)] {
-            assert!(MemoryBudget::new(bytes, most).unwrap_err().message().contains("give it from 1"));
+    fn an_invalid_budget_is_refused_with_the_valid_range() {
+        for (bytes, max_bytes) in [(0, 0), (0, 9), (10, 9)] {
+            assert!(MemoryBudget::new(bytes, max_bytes).unwrap_err().message().contains("give it from 1"));
         }
         let budget = MemoryBudget::new(1000, 2000).unwrap();
         let (_first, _second) = (Engine::join(&budget, 1, 300), Engine::join(&budget, 1, 400));
@@ -451,119 +451,119 @@ mod tests {
     }
 
     #[test]
-    fn what_one_does_not_use_another_can_have() {
+    fn unused_memory_of_one_engine_goes_to_another() {
         let budget = MemoryBudget::new(1000, 1000).unwrap();
         let first = Engine::join(&budget, 1, 100);
-        assert_eq!(first.settle(0, 0, 10), 1000);
-        first.give_back(1000);
+        assert_eq!(first.request(0, 0, 10), 1000);
+        first.shrink(1000);
         let second = Engine::join(&budget, 1, 100);
         // The first engine has filled its part with cached blocks and has not evicted them yet.
-        assert_eq!(second.settle(90, 0, 50), 100);
-        assert_eq!(first.settle(200, 600, 50), 250);
-        first.give_back(250);
-        assert_eq!(second.settle(90, 0, 50), 140);
-        assert_eq!(second.settle(600, 0, 50), 650);
+        assert_eq!(second.request(90, 0, 50), 100);
+        assert_eq!(first.request(200, 600, 50), 250);
+        first.shrink(250);
+        assert_eq!(second.request(90, 0, 50), 140);
+        assert_eq!(second.request(600, 0, 50), 650);
         // If no engine lacks memory, an engine may keep its cached blocks.
-        assert_eq!(first.settle(200, 100, 50), 350);
-        assert_eq!(first.settle(200, 300, 50), 350);
+        assert_eq!(first.request(200, 100, 50), 350);
+        assert_eq!(first.request(200, 300, 50), 350);
         assert_eq!(budget.info().held_bytes, 1000);
         drop(second);
-        assert_eq!(first.settle(200, 300, 50), 1000);
+        assert_eq!(first.request(200, 300, 50), 1000);
     }
 
     #[test]
-    fn all_share_a_loss_and_keep_their_floors() {
+    fn all_engines_share_a_reduction_and_keep_their_minimum() {
         let budget = MemoryBudget::new(1000, 1000).unwrap();
         let (first, second) = (Engine::join(&budget, 1, 100), Engine::join(&budget, 1, 100));
-        let promise = second.lease.reserve(200).unwrap();
-        assert_eq!((first.settle(500, 0, 0), second.settle(500, 0, 0)), (500, 500));
+        let reservation = second.lease.reserve(200).unwrap();
+        assert_eq!((first.request(500, 0, 0), second.request(500, 0, 0)), (500, 500));
         budget.resize(600).unwrap();
-        assert_eq!((first.settle(500, 0, 0), second.settle(500, 0, 0)), (271, 328));
-        first.give_back(271);
+        assert_eq!((first.request(500, 0, 0), second.request(500, 0, 0)), (271, 328));
+        first.shrink(271);
         // The second engine has not shrunk yet.
-        assert_eq!((first.settle(271, 0, 99), budget.info().held_bytes), (271, 771));
-        second.give_back(328);
+        assert_eq!((first.request(271, 0, 99), budget.info().held_bytes), (271, 771));
+        second.shrink(328);
         assert!(budget.resize(299).is_err());
-        drop(promise);
+        drop(reservation);
         budget.resize(200).unwrap();
-        assert_eq!((first.settle(271, 0, 0), second.settle(328, 0, 0)), (100, 100));
+        assert_eq!((first.request(271, 0, 0), second.request(328, 0, 0)), (100, 100));
     }
 
     #[test]
     fn blocks_are_held_whole() {
         let budget = MemoryBudget::new(1000, 1000).unwrap();
-        let lease = Engine::join(&budget, 300, 1);
-        assert_eq!((lease.settle(0, 0, 1), budget.info().held_bytes), (3, 900));
+        let engine = Engine::join(&budget, 300, 1);
+        assert_eq!((engine.request(0, 0, 1), budget.info().held_bytes), (3, 900));
     }
 
     #[test]
-    fn a_promise_is_given_only_where_it_can_be_kept() {
+    fn a_reservation_is_granted_only_if_the_bytes_are_available() {
         let budget = MemoryBudget::new(1000, 1000).unwrap();
         let (first, second) = (Engine::join(&budget, 1, 100), Engine::join(&budget, 1, 100));
         assert!(first.lease.reserve(100).unwrap().is_none());
-        second.settle(500, 0, 0);
+        second.request(500, 0, 0);
         assert!(first.lease.reserve(501).err().unwrap().message().contains("hold 500"));
-        let promise = first.lease.reserve(500).unwrap().unwrap();
-        assert_eq!(second.settle(900, 0, 0), 500, "it is held for the one that it was promised to");
-        drop(promise);
+        let reservation = first.lease.reserve(500).unwrap().unwrap();
+        assert_eq!(second.request(900, 0, 0), 500, "the reserved bytes are held for the first engine");
+        drop(reservation);
     }
 
     #[test]
-    fn a_promise_that_comes_to_nothing_is_given_back() {
+    fn a_dropped_reservation_returns_its_bytes() {
         let budget = MemoryBudget::new(1000, 1000).unwrap();
         let (first, second) = (Engine::join(&budget, 1, 100), Engine::join(&budget, 1, 100));
         drop(first.lease.reserve(500).unwrap());
-        assert_eq!((second.settle(900, 0, 0), first.settle(0, 0, 0)), (500, 100));
-        assert_eq!(second.settle(900, 0, 0), 900);
+        assert_eq!((second.request(900, 0, 0), first.request(0, 0, 0)), (500, 100));
+        assert_eq!(second.request(900, 0, 0), 900);
     }
 
     #[test]
-    fn what_is_promised_on_the_way_down_is_there() {
+    fn bytes_reserved_during_a_shrink_stay_available() {
         let budget = MemoryBudget::new(1000, 1000).unwrap();
         let (first, second) = (Engine::join(&budget, 1, 100), Engine::join(&budget, 1, 100));
-        assert_eq!(first.settle(0, 800, 100), 900);
-        assert_eq!(second.settle(900, 0, 0), 100);
-        assert_eq!(first.settle(0, 800, 100), 100);
-        let promise = first.lease.reserve(400).unwrap();
-        first.give_back(100);
+        assert_eq!(first.request(0, 800, 100), 900);
+        assert_eq!(second.request(900, 0, 0), 100);
+        assert_eq!(first.request(0, 800, 100), 100);
+        let reservation = first.lease.reserve(400).unwrap();
+        first.shrink(100);
         assert!(second.lease.reserve(850).err().unwrap().message().contains("hold 400"));
-        assert_eq!((second.settle(900, 0, 0), first.settle(0, 0, 0)), (600, 400));
-        drop(promise);
+        assert_eq!((second.request(900, 0, 0), first.request(0, 0, 0)), (600, 400));
+        drop(reservation);
         assert_eq!(budget.info().min_bytes, 200);
     }
 
     #[test]
-    fn who_stays_hungry_calls_again_before_each_step() {
+    fn an_engine_that_lacks_memory_calls_again_before_each_step() {
         let budget = MemoryBudget::new(1000, 1000).unwrap();
         let (first, second) = (Engine::join(&budget, 1, 100), Engine::join(&budget, 1, 100));
         let calls = Arc::new(Mutex::new(Vec::new()));
-        let heard = calls.clone();
-        first.lease.on_call(Arc::new(move |caller| heard.lock().unwrap().push(caller)));
-        assert_eq!(first.settle(900, 0, 0), 900);
-        assert_eq!((second.settle(200, 0, 0), second.settle(200, 0, 0)), (100, 100));
+        let recorded = calls.clone();
+        first.lease.on_call(Arc::new(move |caller| recorded.lock().unwrap().push(caller)));
+        assert_eq!(first.request(900, 0, 0), 900);
+        assert_eq!((second.request(200, 0, 0), second.request(200, 0, 0)), (100, 100));
         second.lease.request(Need { pool: 100, used: 200, cached: 0, next: 0, steps: false });
         assert_eq!(*calls.lock().unwrap(), [Caller::Engine, Caller::StillWaiting]);
     }
 
     #[test]
-    fn who_gives_up_leaves_all_to_the_others() {
+    fn an_engine_that_releases_all_leaves_the_budget_to_the_others() {
         let budget = MemoryBudget::new(1000, 1000).unwrap();
         let (first, second) = (Engine::join(&budget, 1, 100), Engine::join(&budget, 1, 100));
-        let promise = first.lease.reserve(800).unwrap();
-        assert_eq!(first.settle(900, 0, 0), 900);
+        let reservation = first.lease.reserve(800).unwrap();
+        assert_eq!(first.request(900, 0, 0), 900);
         first.lease.release_all();
-        drop(promise);
+        drop(reservation);
         assert_eq!(budget.info(), BudgetInfo { bytes: 1000, max_bytes: 1000, min_bytes: 100, held_bytes: 100, engines: 2 });
-        assert_eq!(second.settle(1000, 0, 0), 1000);
+        assert_eq!(second.request(1000, 0, 0), 1000);
     }
 
     #[test]
-    fn who_was_to_go_down_and_need_not_any_more_stays() {
+    fn a_revoked_reduction_needs_no_shrink() {
         let budget = MemoryBudget::new(1000, 1000).unwrap();
         let engine = Engine::join(&budget, 1, 100);
-        assert_eq!(engine.settle(0, 0, 0), 1000);
+        assert_eq!(engine.request(0, 0, 0), 1000);
         budget.resize(300).unwrap();
         budget.resize(1000).unwrap();
-        assert_eq!(engine.settle(0, 0, 0), 1000);
+        assert_eq!(engine.request(0, 0, 0), 1000);
     }
 }

@@ -697,24 +697,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn beams_that_contradict_themselves_are_refused_with_their_numbers() {
-        let refused = |params: BeamParams, n: usize, why: &str| {
+    fn inconsistent_beam_parameters_are_refused_with_their_values() {
+        let assert_refused = |params: BeamParams, n: usize, message: &str| {
             let error = params.validate(n).unwrap_err();
-            assert!(error.message().contains(why), "{error}, expected {why}");
+            assert!(error.message().contains(message), "{error}, expected {message}");
         };
         let params = BeamParams::default;
         params().validate(4).unwrap();
-        refused(params(), 5, "n is 5 and the beam width 4");
-        refused(params(), 0, "n is 0");
-        refused(BeamParams { width: 1, ..params() }, 1, "width is 1");
-        refused(BeamParams { width: 65, ..params() }, 1, "from 2 to 64");
-        refused(BeamParams { groups: 3, diversity_penalty: 1.0, ..params() }, 1, "4 beams cannot be divided into 3");
-        refused(BeamParams { groups: 0, ..params() }, 1, "0 groups");
-        refused(BeamParams { groups: 2, ..params() }, 1, "diversity_penalty is 0");
-        refused(BeamParams { diversity_penalty: 0.5, ..params() }, 1, "one group");
+        assert_refused(params(), 5, "n is 5 and the beam width 4");
+        assert_refused(params(), 0, "n is 0");
+        assert_refused(BeamParams { width: 1, ..params() }, 1, "width is 1");
+        assert_refused(BeamParams { width: 65, ..params() }, 1, "from 2 to 64");
+        assert_refused(BeamParams { groups: 3, diversity_penalty: 1.0, ..params() }, 1, "4 beams cannot be divided into 3");
+        assert_refused(BeamParams { groups: 0, ..params() }, 1, "0 groups");
+        assert_refused(BeamParams { groups: 2, ..params() }, 1, "diversity_penalty is 0");
+        assert_refused(BeamParams { diversity_penalty: 0.5, ..params() }, 1, "one group");
         for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -5.5] {
-            refused(BeamParams { length_penalty: value, ..params() }, 1, "length_penalty is");
-            refused(BeamParams { groups: 2, diversity_penalty: value, ..params() }, 1, "diversity_penalty is");
+            assert_refused(BeamParams { length_penalty: value, ..params() }, 1, "length_penalty is");
+            assert_refused(BeamParams { groups: 2, diversity_penalty: value, ..params() }, 1, "diversity_penalty is");
         }
     }
 
@@ -726,11 +726,11 @@ mod tests {
     }
 
     #[test]
-    fn cpus_are_read_as_other_programs_write_them() {
+    fn cpu_lists_have_the_format_of_linux() {
         assert_eq!(cpu_list("0-3,8").unwrap(), [0, 1, 2, 3, 8]);
         assert_eq!(cpu_list("5").unwrap(), [5]);
         assert_eq!(cpu_list("1023,7-7").unwrap(), [1023, 7]);
-        for (text, why) in [
+        for (text, message) in [
             ("", "no list"),
             ("a", "no list"),
             ("-1", "no list"),
@@ -746,7 +746,7 @@ mod tests {
             ("0-1023,0", "more than 1024"),
         ] {
             let error = cpu_list(text).unwrap_err();
-            assert!(error.message().contains(why), "{text}: {error}");
+            assert!(error.message().contains(message), "{text}: {error}");
         }
     }
 }

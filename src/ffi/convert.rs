@@ -178,57 +178,57 @@ mod tests {
     use super::*;
     use crate::error::Code;
 
-    /// A struct that grew: its last field came later.
+    /// A struct whose last field was added in a later version.
     #[repr(C)]
     #[derive(Clone, Copy, Debug, PartialEq)]
-    struct Grown {
+    struct TestStruct {
         struct_size: u64,
         old: u64,
         new: u64,
     }
 
     // SAFETY: repr(C), u64 only.
-    unsafe impl Versioned for Grown {
-        const NAME: &'static str = "grown";
+    unsafe impl Versioned for TestStruct {
+        const NAME: &'static str = "test_struct";
         const FIRST_SIZE: usize = 16;
         fn defaults() -> Self {
-            Grown { struct_size: 24, old: 1, new: 2 }
+            TestStruct { struct_size: 24, old: 1, new: 2 }
         }
     }
 
-    fn read_of(words: &[u64]) -> Result<Grown> {
-        // SAFETY: the first word says how many bytes there are, or a size that is refused.
-        unsafe { read(words.as_ptr().cast::<Grown>()) }
+    fn read_words(words: &[u64]) -> Result<TestStruct> {
+        // SAFETY: the first word is the number of bytes, or a size that is refused.
+        unsafe { read(words.as_ptr().cast::<TestStruct>()) }
     }
 
     #[test]
-    fn an_older_struct_gets_the_defaults_of_what_it_lacks() {
-        assert_eq!(read_of(&[16, 7]).unwrap(), Grown { struct_size: 16, old: 7, new: 2 });
-        assert_eq!(read_of(&[24, 7, 8]).unwrap().new, 8);
+    fn an_older_struct_gets_defaults_for_missing_fields() {
+        assert_eq!(read_words(&[16, 7]).unwrap(), TestStruct { struct_size: 16, old: 7, new: 2 });
+        assert_eq!(read_words(&[24, 7, 8]).unwrap().new, 8);
     }
 
     #[test]
-    fn a_newer_struct_is_read_unless_it_uses_what_is_new() {
-        assert_eq!(read_of(&[40, 7, 8, 0, 0]).unwrap().new, 8);
-        assert_eq!(read_of(&[40, 7, 8, 0, 1]).unwrap_err().code(), Code::Unsupported);
+    fn a_newer_struct_is_read_if_its_unknown_fields_are_zero() {
+        assert_eq!(read_words(&[40, 7, 8, 0, 0]).unwrap().new, 8);
+        assert_eq!(read_words(&[40, 7, 8, 0, 1]).unwrap_err().code(), Code::Unsupported);
     }
 
     #[test]
-    fn a_size_that_no_version_has_is_refused() {
+    fn a_struct_size_of_no_version_is_refused() {
         for size in [0, 7, 8, 12, 17, 20, 1 << 20, u64::MAX] {
-            assert_eq!(read_of(&[size, 0, 0, 0]).unwrap_err().code(), Code::InvalidArgument, "{size}");
+            assert_eq!(read_words(&[size, 0, 0, 0]).unwrap_err().code(), Code::InvalidArgument, "{size}");
         }
     }
 
     #[test]
-    fn out_structs_are_written_within_the_callers_size_and_zeroed_beyond_ours() {
+    fn out_structs_are_written_within_the_given_size_and_unknown_fields_are_zeroed() {
         for words in [2, 3, 5] {
-            let mut place = [99u64; 6];
-            place[0] = 8 * words as u64;
-            // SAFETY: the place is longer than the size says.
-            unsafe { write(place.as_mut_ptr().cast(), &Grown { struct_size: 24, old: 3, new: 4 }) }.unwrap();
+            let mut out = [99u64; 6];
+            out[0] = 8 * words as u64;
+            // SAFETY: the array is larger than the given size.
+            unsafe { write(out.as_mut_ptr().cast(), &TestStruct { struct_size: 24, old: 3, new: 4 }) }.unwrap();
             let expected = [8 * words as u64, 3, 4, 0, 0];
-            assert_eq!((&place[..words], place[words]), (&expected[..words], 99));
+            assert_eq!((&out[..words], out[words]), (&expected[..words], 99));
         }
     }
 }

@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_keep_code_and_message_and_the_static_ones_survive_being_freed() {
+    fn errors_keep_code_and_message_and_static_errors_can_be_freed() {
         for error in [Error::capacity("full: 3 of 3"), Error::out_of_memory(), Error::busy(), Error::io("a\0b")] {
             let code = error.code() as i32;
             let raw = into_raw(error);

@@ -457,7 +457,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_breakers_and_breakers_that_are_not_given_are_told_apart() {
+    fn null_breakers_select_the_defaults_and_an_empty_list_selects_none() {
         let read = |sequence_breakers: *const *const c_char, sequence_breaker_count: u64| {
             let dry = pllm_dry { sequence_breakers, sequence_breaker_count, ..pllm_dry::defaults() };
             // SAFETY: the struct and its array of one string outlive the call.

@@ -891,11 +891,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_queue_of_a_program_of_the_first_release_is_not_bounded() {
+    fn programs_of_the_first_release_have_an_unbounded_queue() {
         let capacity = |struct_size: usize| {
             let options =
                 pllm_engine_options { struct_size: struct_size as u64, model_path: c"model".as_ptr(), ..pllm_engine_options::defaults() };
-            // SAFETY: a whole struct, whose strings live.
+            // SAFETY: the struct is complete, and its strings are alive.
             unsafe { pllm_engine_options::to_options(&options) }.unwrap().queue_capacity
         };
         assert_eq!(capacity(pllm_engine_options::FIRST_SIZE), usize::MAX);

@@ -102,17 +102,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn policies_that_could_not_work_are_refused_with_their_numbers() {
-        let refused = |policies: Policies, why: &str| {
+    fn invalid_policies_are_refused_with_their_values() {
+        let assert_refused = |policies: Policies, message: &str| {
             let error = policies.validate().unwrap_err();
-            assert!(error.message().contains(why), "{error}, expected {why}");
+            assert!(error.message().contains(message), "{error}, expected {message}");
         };
         let order = |order| Policies { order, ..Policies::default() };
         let batching = |batching| Policies { batching, ..Policies::default() };
         order(OrderPolicy::Priority { ageing: Policies::DEFAULT_AGEING }).validate().unwrap();
-        refused(order(OrderPolicy::Priority { ageing: Duration::ZERO }), "ageing is 0ns");
-        refused(order(OrderPolicy::ShortestPredicted { ageing: Duration::from_secs(100_000) }), "ageing is 100000s");
-        refused(batching(BatchingPolicy::DecodeFirst { budget: 0 }), "prefill budget is 0");
-        refused(batching(BatchingPolicy::PrefillFirst { threshold: usize::MAX }), "prefill threshold is");
+        assert_refused(order(OrderPolicy::Priority { ageing: Duration::ZERO }), "ageing is 0ns");
+        assert_refused(order(OrderPolicy::ShortestPredicted { ageing: Duration::from_secs(100_000) }), "ageing is 100000s");
+        assert_refused(batching(BatchingPolicy::DecodeFirst { budget: 0 }), "prefill budget is 0");
+        assert_refused(batching(BatchingPolicy::PrefillFirst { threshold: usize::MAX }), "prefill threshold is");
     }
 }

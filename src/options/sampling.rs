@@ -386,13 +386,13 @@ mod tests {
 
     const VOCAB: usize = 10;
 
-    fn refusal(change: impl FnOnce(&mut SamplingParams)) -> String {
+    fn refusal_message(change: impl FnOnce(&mut SamplingParams)) -> String {
         let mut params = SamplingParams::default();
         change(&mut params);
-        params.validate(VOCAB).expect_err("this must be refused").message().to_string()
+        params.validate(VOCAB).expect_err("the parameters must be refused").message().to_string()
     }
 
-    fn accepts(change: impl FnOnce(&mut SamplingParams)) {
+    fn assert_accepted(change: impl FnOnce(&mut SamplingParams)) {
         let mut params = SamplingParams::default();
         change(&mut params);
         params.validate(VOCAB).unwrap();
@@ -421,39 +421,39 @@ mod tests {
         ];
         for (name, set) in numbers {
             for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -1.0] {
-                let message = refusal(|params| set(params, value));
+                let message = refusal_message(|params| set(params, value));
                 assert!(message.starts_with(&format!("{name} is ")), "{value}: {message}");
             }
         }
-        refusal(|params| params.top_p = 0.0);
-        refusal(|params| params.xtc_threshold = 0.51);
-        refusal(|params| params.repetition_penalty = 0.0);
+        refusal_message(|params| params.top_p = 0.0);
+        refusal_message(|params| params.xtc_threshold = 0.51);
+        refusal_message(|params| params.repetition_penalty = 0.0);
         SamplingParams::default().validate(VOCAB).unwrap();
         SamplingParams::greedy().validate(VOCAB).unwrap();
     }
 
     #[test]
-    fn the_ends_of_every_range_are_accepted() {
-        accepts(|p| (p.min_p, p.xtc_probability, p.xtc_threshold, p.top_n_sigma) = (1.0, 1.0, 0.5, 100.0));
-        accepts(|p| (p.presence_penalty, p.frequency_penalty, p.repetition_penalty) = (-2.0, 2.0, 0.01));
-        accepts(|p| (p.logprobs, p.prompt_logprobs) = (Some(0), Some(SamplingParams::MOST_LOGPROBS)));
-        accepts(|p| {
+    fn the_limits_of_every_range_are_accepted() {
+        assert_accepted(|p| (p.min_p, p.xtc_probability, p.xtc_threshold, p.top_n_sigma) = (1.0, 1.0, 0.5, 100.0));
+        assert_accepted(|p| (p.presence_penalty, p.frequency_penalty, p.repetition_penalty) = (-2.0, 2.0, 0.01));
+        assert_accepted(|p| (p.logprobs, p.prompt_logprobs) = (Some(0), Some(SamplingParams::MOST_LOGPROBS)));
+        assert_accepted(|p| {
             p.dry = Some(Dry { multiplier: 0.0, base: 1.0, allowed_length: 0, penalty_last_n: Some(1), sequence_breakers: Some(vec![]) })
         });
-        accepts(|p| p.mirostat = Some(Mirostat { tau: 100.0, eta: 1.0 }));
-        accepts(|p| p.logit_bias = vec![(9, -100.0), (9, 100.0)]);
+        assert_accepted(|p| p.mirostat = Some(Mirostat { tau: 100.0, eta: 1.0 }));
+        assert_accepted(|p| p.logit_bias = vec![(9, -100.0), (9, 100.0)]);
     }
 
     #[test]
-    fn a_token_beyond_the_vocabulary_is_named() {
-        assert!(refusal(|p| p.stop_token_ids = vec![3, 10]).contains("stop token id 10"));
-        assert!(refusal(|p| p.allowed_token_ids = vec![3, 11]).contains("allowed token id 11"));
-        assert!(refusal(|p| p.logit_bias = vec![(12, 1.0)]).contains("token id 12"));
-        assert!(refusal(|p| p.bad_words_ids = vec![vec![1], vec![2, 13]]).contains("token id 13"));
+    fn a_token_beyond_the_vocabulary_is_refused_with_its_id() {
+        assert!(refusal_message(|p| p.stop_token_ids = vec![3, 10]).contains("stop token id 10"));
+        assert!(refusal_message(|p| p.allowed_token_ids = vec![3, 11]).contains("allowed token id 11"));
+        assert!(refusal_message(|p| p.logit_bias = vec![(12, 1.0)]).contains("token id 12"));
+        assert!(refusal_message(|p| p.bad_words_ids = vec![vec![1], vec![2, 13]]).contains("token id 13"));
     }
 
     #[test]
-    fn mirostat_is_refused_together_with_what_it_replaces() {
+    fn mirostat_is_refused_with_the_filters_that_it_replaces() {
         type Set = fn(&mut SamplingParams);
         let replaced: [(&str, Set); 7] = [
             ("temperature is 0", |p| p.temperature = 0.0),
@@ -465,28 +465,28 @@ mod tests {
             ("xtc_probability is 0.5", |p| p.xtc_probability = 0.5),
         ];
         for (name, set) in replaced {
-            let message = refusal(|params| {
+            let message = refusal_message(|params| {
                 params.mirostat = Some(Mirostat { tau: 5.0, eta: 0.1 });
                 set(params);
             });
             assert!(message.starts_with(name), "{message}");
-            accepts(set);
+            assert_accepted(set);
         }
     }
 
     #[test]
-    fn what_is_empty_or_too_much_is_refused() {
-        assert!(refusal(|p| p.logprobs = Some(129)).contains("at most 128"));
-        assert!(refusal(|p| p.prompt_logprobs = Some(u32::MAX)).contains("prompt_logprobs"));
-        assert!(refusal(|p| p.no_repeat_ngram_size = 257).contains("257"));
-        assert!(refusal(|p| p.bad_words = vec![String::new()]).contains("empty"));
-        assert!(refusal(|p| p.bad_words_ids = vec![vec![]]).contains("empty"));
-        assert!(refusal(|p| p.bad_words_ids = vec![vec![1]; 1025]).contains("1025"));
-        assert!(refusal(|p| p.bad_words_ids = vec![vec![1; 257]]).contains("257"));
-        assert!(refusal(|p| p.allowed_token_ids = vec![1; 11]).contains("11"));
-        assert!(refusal(|p| p.logit_bias = vec![(1, 0.0); 11]).contains("11"));
-        assert!(refusal(|p| p.dry = Some(Dry { penalty_last_n: Some(0), ..Dry::default() })).contains("penalty_last_n"));
-        assert!(refusal(|p| p.dry = Some(Dry { sequence_breakers: Some(vec!["".into()]), ..Dry::default() })).contains("empty"));
-        assert!(refusal(|p| p.dry = Some(Dry { sequence_breakers: Some(vec!["x".into(); 65]), ..Dry::default() })).contains("65"));
+    fn empty_and_oversized_parameters_are_refused() {
+        assert!(refusal_message(|p| p.logprobs = Some(129)).contains("at most 128"));
+        assert!(refusal_message(|p| p.prompt_logprobs = Some(u32::MAX)).contains("prompt_logprobs"));
+        assert!(refusal_message(|p| p.no_repeat_ngram_size = 257).contains("257"));
+        assert!(refusal_message(|p| p.bad_words = vec![String::new()]).contains("empty"));
+        assert!(refusal_message(|p| p.bad_words_ids = vec![vec![]]).contains("empty"));
+        assert!(refusal_message(|p| p.bad_words_ids = vec![vec![1]; 1025]).contains("1025"));
+        assert!(refusal_message(|p| p.bad_words_ids = vec![vec![1; 257]]).contains("257"));
+        assert!(refusal_message(|p| p.allowed_token_ids = vec![1; 11]).contains("11"));
+        assert!(refusal_message(|p| p.logit_bias = vec![(1, 0.0); 11]).contains("11"));
+        assert!(refusal_message(|p| p.dry = Some(Dry { penalty_last_n: Some(0), ..Dry::default() })).contains("penalty_last_n"));
+        assert!(refusal_message(|p| p.dry = Some(Dry { sequence_breakers: Some(vec!["".into()]), ..Dry::default() })).contains("empty"));
+        assert!(refusal_message(|p| p.dry = Some(Dry { sequence_breakers: Some(vec!["x".into(); 65]), ..Dry::default() })).contains("65"));
     }
 }
