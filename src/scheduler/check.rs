@@ -10,7 +10,7 @@ impl Scheduler {
         self.blocks.check(self.sequences.values().map(|sequence| &sequence.table));
         self.check_queues();
         self.check_places();
-        self.check_resting();
+        self.check_reclaimable();
         for sequence in self.sequences.values() {
             sequence.check(self.blocks.block_size());
             let full = sequence.computed / self.blocks.block_size();
@@ -25,21 +25,21 @@ impl Scheduler {
             (Queue::Paused, self.paused.iter().collect()),
         ];
         for (queue, groups) in &queues {
-            assert!(groups.is_sorted(), "queues are ordered by age");
-            assert!(groups.iter().all(|&id| self.groups[id].queue == *queue), "a group knows its queue");
+            assert!(groups.is_sorted(), "a queue is not ordered by age");
+            assert!(groups.iter().all(|&id| self.groups[id].queue == *queue), "a group of the queue {queue:?} has another queue");
         }
-        assert_eq!(self.set_aside.len(), 0, "nobody is aside between steps");
+        assert_eq!(self.set_aside.len(), 0, "groups are set aside between steps");
         let queued: usize = queues.iter().map(|(_, groups)| groups.len()).sum();
-        assert_eq!(queued, self.groups.len(), "every group is in exactly one queue");
+        assert_eq!(queued, self.groups.len(), "a group is not in exactly one queue");
         self.groups.check();
-        assert!(self.running_sequences_limit() <= self.options.max_seqs, "every running sequence has its row");
+        assert!(self.running_sequences_limit() <= self.options.max_seqs, "more sequences run than max_seqs");
         for group in self.groups.values() {
-            assert!(group.width() <= group.members.len() + group.shells.len(), "who is to be born has what it is made of");
+            assert!(group.width() <= group.members.len() + group.shells.len(), "a group lacks the sequences of its future samples");
         }
     }
 
     /// Panics unless exactly the sequences that hold device blocks and do not run are reclaimable.
-    fn check_resting(&self) {
+    fn check_reclaimable(&self) {
         let (mut reclaimable, mut hosted) = (0, 0);
         for slot in self.known_slots() {
             let sequence = &self.sequences[slot];
@@ -48,43 +48,56 @@ impl Scheduler {
                 None => !sequence.idle,
             };
             let on_device = !sequence.table.swapped() && !sequence.table.blocks().is_empty();
-            assert_eq!(sequence.table.is_reclaimable(), !runs && on_device, "sequence {} rests unless it runs", sequence.id);
+            assert_eq!(sequence.table.is_reclaimable(), !runs && on_device, "sequence {} is reclaimable and runs, or neither", sequence.id);
             if sequence.table.is_reclaimable() {
                 let places = if sequence.group.is_some() { &self.reclaimable } else { &self.resting_idle };
-                assert!(places.contains(sequence.order_key(slot)), "sequence {} has its place", sequence.id);
+                assert!(places.contains(sequence.order_key(slot)), "sequence {} is missing among the reclaimable ones", sequence.id);
                 reclaimable += 1;
             }
             if sequence.table.swapped() && sequence.idle {
-                assert!(self.hosted.contains(sequence.order_key(slot)), "whoever is idle in the host tier has its place");
+                assert!(
+                    self.hosted.contains(sequence.order_key(slot)),
+                    "sequence {} is missing among the idle ones of the host tier",
+                    sequence.id
+                );
                 hosted += 1;
             }
         }
-        assert_eq!(self.reclaimable.len() + self.resting_idle.len(), reclaimable, "whoever has a place rests");
-        assert_eq!(self.hosted.len(), hosted, "whoever has a place in the host tier is idle there");
+        assert_eq!(self.reclaimable.len() + self.resting_idle.len(), reclaimable, "the number of reclaimable sequences is wrong");
+        assert_eq!(self.hosted.len(), hosted, "the number of idle sequences in the host tier is wrong");
     }
 
     /// Panics unless every sequence is found by its id and is a member of a group, idle, or pinned.
     fn check_places(&self) {
         let mut members: Vec<Slot> = Vec::new();
         for group in self.groups.values() {
-            assert!(!group.members.is_empty(), "a group has members");
+            assert!(!group.members.is_empty(), "a group has no members");
             members.extend(&group.members);
         }
         members.sort_unstable();
-        assert!(members.windows(2).all(|pair| pair[0] != pair[1]), "a member has one group");
+        assert!(members.windows(2).all(|pair| pair[0] != pair[1]), "a sequence is a member of two groups");
         let mut idle = 0;
         for slot in self.known_slots() {
             let sequence = &self.sequences[slot];
-            assert_eq!(self.sequences.find(sequence.id), Some(slot), "a sequence is found by its id");
-            assert_eq!(members.binary_search(&slot).is_ok(), sequence.group.is_some(), "a member knows that it has a group");
-            let knows = |group: GroupId| self.groups[group].members.contains(&slot);
-            assert!(sequence.group.is_none_or(knows), "a group knows its members");
-            assert!(sequence.group.is_some() || sequence.idle || sequence.pinned, "who is in no group is idle or a pin");
-            assert!(sequence.group.is_none() || !sequence.idle, "who is in a group is not idle");
-            assert_eq!(self.pins.iter().any(|(_, pin)| *pin == slot), sequence.pinned, "a pin is known as such");
+            assert_eq!(self.sequences.find(sequence.id), Some(slot), "sequence {} is not found by its id", sequence.id);
+            assert_eq!(members.binary_search(&slot).is_ok(), sequence.group.is_some(), "sequence {} and its group disagree", sequence.id);
+            let contains = |group: GroupId| self.groups[group].members.contains(&slot);
+            assert!(sequence.group.is_none_or(contains), "sequence {} is no member of its group", sequence.id);
+            assert!(
+                sequence.group.is_some() || sequence.idle || sequence.pinned,
+                "sequence {} has no group and is neither idle nor pinned",
+                sequence.id
+            );
+            assert!(sequence.group.is_none() || !sequence.idle, "sequence {} is idle in a group", sequence.id);
+            assert_eq!(
+                self.pins.iter().any(|(_, pin)| *pin == slot),
+                sequence.pinned,
+                "sequence {} is pinned and not in the list of pins, or the reverse",
+                sequence.id
+            );
             idle += sequence.idle as usize;
         }
-        assert_eq!(self.idle(), idle, "who is idle is counted");
+        assert_eq!(self.idle(), idle, "the number of idle sequences is wrong");
     }
 
     fn known_slots(&self) -> impl Iterator<Item = Slot> {

@@ -84,9 +84,9 @@ impl Scheduler {
             }
         }
         for ScheduledSequence { seq, slot, .. } in plan.sampled() {
-            let goes_on = std::mem::take(&mut self.sequences[*slot].chosen);
+            let continues = std::mem::take(&mut self.sequences[*slot].chosen);
             let Some(group) = self.sequences[*slot].group else { continue };
-            if !matches!(self.groups[group].branching, Branching::Beams(_)) || goes_on {
+            if !matches!(self.groups[group].branching, Branching::Beams(_)) || continues {
                 continue;
             }
             let last = self.groups[group].members.len() == 1;

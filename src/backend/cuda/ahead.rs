@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_that_differs_is_computed_again_on_the_device() {
+    fn a_batch_that_differs_does_not_use_the_precomputed_step() {
         let differs = |change: fn(&mut Batch)| {
             let mut batch = batch(&[(1, 4), (2, 8), (3, 6)]);
             change(&mut batch);

@@ -531,15 +531,15 @@ impl Backend for CudaBackend {
         self.begin();
         let mut steps = self.steps();
         let Steps { graphs, ahead } = &mut *steps;
-        let mut goes_on = false;
+        let mut step_started = false;
         let go_on = |drawn| {
             if let Some(rows) = ahead.go_on(&self.device, draws.rows.len(), drawn) {
                 graphs.play(&self.device, rows);
-                goes_on = true;
+                step_started = true;
             }
         };
         let drawn = drawing.draw(&self.device, vocab, logits, draws, |row| ahead.row(row), go_on)?;
-        if goes_on {
+        if step_started {
             ahead.went_on(drawn);
         }
         Ok(drawn)
