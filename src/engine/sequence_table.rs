@@ -511,7 +511,7 @@ impl SequenceTable {
     pub fn unpin(&self, id: u64) -> Result<()> {
         self.command(|state| {
             let place = state.pins.iter().position(|&other| other == id);
-            let place = place.ok_or_else(|| Error::not_found(format!("pin {id} is unknown, has expired or had to give way")))?;
+            let place = place.ok_or_else(|| Error::not_found(format!("pin {id} is unknown, expired or evicted")))?;
             state.pins.swap_remove(place);
             state.inbox.push_back(Command::Unpin { id });
             Ok(())

@@ -467,7 +467,7 @@ fn pins_are_evicted_by_priority_to_continue_a_sequence() {
     engine.add_request(request(prompt(120), sampled(1, 20))).unwrap();
     assert_eq!(drain(&engine).last().unwrap().finish, Some(FinishReason::Length));
     engine.step().unwrap();
-    assert_eq!(code(engine.unpin(low), "give way"), Code::NotFound);
+    assert_eq!(code(engine.unpin(low), "evicted"), Code::NotFound);
     engine.unpin(high).unwrap();
     engine.step().unwrap();
     assert_empty(&engine);
