@@ -143,7 +143,8 @@ fn only_the_first_of_two_writes_in_a_step_copies_the_block() {
 #[test]
 fn figure_9_dropped_beams_free_the_blocks_that_only_they_used() {
     let mut pool = Pool::new(32, false);
-    // As in the figure: block 0 belongs to all four, block 1 to 0, 1 and 2, block 2 to 3, and so on.
+    // As in the figure: block 0 belongs to all four, block 1 to 0, 1 and 2, block 2 to 3, and so
+    // on.
     let mut root = pool.owner(SIZE);
     let mut left = pool.fork(&root, SIZE);
     pool.write(&mut left, SIZE).unwrap();

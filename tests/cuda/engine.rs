@@ -1,4 +1,5 @@
-//! Engines on a simulated CUDA device: its kernels run on the host (tests/cuda), and its driver injects failures.
+//! Engines on a simulated CUDA device: its kernels run on the host (tests/cuda), and its driver
+//! injects failures.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -133,8 +134,9 @@ fn distance(found: &Answers, expected: &Answers) -> f32 {
     errors.iter().sum::<f32>() / errors.len() as f32
 }
 
-/// A device with fp8 weights differs from the CPU with the same rounded weights only by rounding activations to bf16. Prompts, whose
-/// activations become fp8 too, differ more. Rounding the weights has a visible effect.
+/// A device with fp8 weights differs from the CPU with the same rounded weights only by rounding
+/// activations to bf16. Prompts, whose activations become fp8 too, differ more. Rounding the
+/// weights has a visible effect.
 #[test]
 fn fp8_weights_equal_rounded_weights_on_the_cpu() {
     let _one = alone();
@@ -151,7 +153,8 @@ fn fp8_weights_equal_rounded_weights_on_the_cpu() {
     }
 }
 
-/// Matrices of layers take one byte per number, padded to 16, and four bytes per row. The embedding and the head are as stored.
+/// Matrices of layers take one byte per number, padded to 16, and four bytes per row. The embedding
+/// and the head are as stored.
 #[test]
 fn weights_in_fp8_take_the_bytes_that_were_planned() {
     let _one = alone();
@@ -170,7 +173,8 @@ fn weights_in_fp8_take_the_bytes_that_were_planned() {
     assert_eq!(held - held_narrow, as_stored - narrow);
 }
 
-/// The tolerance covers the rounding of tensor cores, and K or V that round to a neighbouring number.
+/// The tolerance covers the rounding of tensor cores, and K or V that round to a neighbouring
+/// number.
 #[test]
 fn every_kv_dtype_has_outputs_close_to_the_cpu() {
     let _one = alone();
@@ -238,7 +242,8 @@ fn device_and_host_sample_the_same_tokens() {
     assert!(few <= many / 2, "{few} bytes were read with sampling on the device, {many} with logits");
 }
 
-/// With `batch_invariant`, a sequence has the same bits in any batch, with any chunks, and after a recomputation.
+/// With `batch_invariant`, a sequence has the same bits in any batch, with any chunks, and after a
+/// recomputation.
 #[test]
 fn a_batch_invariant_sequence_has_the_same_bits_in_any_batch() {
     let _one = alone();
@@ -297,7 +302,8 @@ fn swapped_sequences_continue_with_the_same_bits() {
     }
 }
 
-/// The engine allocates all device memory at its creation: for prompts and decodes, sampling and logits, copies and swaps.
+/// The engine allocates all device memory at its creation: for prompts and decodes, sampling and
+/// logits, copies and swaps.
 #[test]
 fn no_step_allocates_device_memory() {
     let _one = alone();
@@ -377,7 +383,8 @@ fn a_failed_device_allocation_is_an_error_without_leaks() {
     assert_eq!(shim.live_bytes(), before);
 }
 
-/// After an error that destroys the context, the requests end with the error and the memory is freed. Another engine works.
+/// After an error that destroys the context, the requests end with the error and the memory is
+/// freed. Another engine works.
 #[test]
 fn a_lost_device_ends_only_its_requests() {
     let _one = alone();
@@ -414,8 +421,8 @@ fn a_step_is_retried_after_a_failed_launch() {
     }
 }
 
-/// A failure to record decode steps fails the creation of the engine. If the launch of a recorded step, of the next one, or a copy fails, the
-/// engine retries the step. The outputs do not change.
+/// A failure to record decode steps fails the creation of the engine. If the launch of a recorded
+/// step, of the next one, or a copy fails, the engine retries the step. The outputs do not change.
 #[test]
 fn recorded_steps_are_retried_after_a_failure() {
     let _one = alone();
@@ -445,8 +452,8 @@ fn recorded_steps_are_retried_after_a_failure() {
     shim.fail("cuGraphLaunch", 0, 0);
 }
 
-/// The device computes the next step before the host calls it, and computes nothing twice. This holds when a sequence ends, and when a request
-/// arrives, which waits for one step.
+/// The device computes the next step before the host calls it, and computes nothing twice. This
+/// holds when a sequence ends, and when a request arrives, which waits for one step.
 #[test]
 fn the_next_step_is_in_flight_before_it_is_called() {
     let _one = alone();
@@ -489,8 +496,8 @@ fn the_next_step_is_in_flight_before_it_is_called() {
     assert_eq!(shim.queued(), 0);
 }
 
-/// While requests start and end, and steps in flight are discarded, each request has the outputs of an engine that samples on the host and does
-/// not work ahead.
+/// While requests start and end, and steps in flight are discarded, each request has the outputs of
+/// an engine that samples on the host and does not work ahead.
 #[test]
 fn steps_in_flight_do_not_change_outputs() {
     let _one = alone();
@@ -543,7 +550,8 @@ fn steps_in_flight_do_not_change_outputs() {
     }
 }
 
-/// A sequence that was imported into the blocks of another one does not take its result in flight, even with the same token, position and blocks.
+/// A sequence that was imported into the blocks of another one does not take its result in flight,
+/// even with the same token, position and blocks.
 #[test]
 fn an_imported_sequence_does_not_take_a_result_in_flight() {
     let _one = alone();
@@ -578,7 +586,8 @@ fn an_imported_sequence_does_not_take_a_result_in_flight() {
     assert_eq!(go_on(&engine), expected);
 }
 
-/// Attention splits long sequences into parts. A step in flight can be the first one with another part.
+/// Attention splits long sequences into parts. A step in flight can be the first one with another
+/// part.
 #[test]
 fn a_step_in_flight_can_add_a_part_of_attention() {
     let _one = alone();

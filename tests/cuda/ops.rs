@@ -1,5 +1,5 @@
-//! Every op of the CUDA backend, compared with the CPU backend on random shapes. The kernels run on the host (tests/cuda). Buffers end at a guard
-//! page, and contain NaN until they are written.
+//! Every op of the CUDA backend, compared with the CPU backend on random shapes. The kernels run on
+//! the host (tests/cuda). Buffers end at a guard page, and contain NaN until they are written.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -56,7 +56,8 @@ fn read<B: Backend>(backend: &B, mut buf: B::Buf, len: usize) -> Vec<f32> {
     backend.read(&mut buf, len).unwrap_or_else(|e| panic!("{e}: {}", cuda::shim().last_error())).to_vec()
 }
 
-/// A buffer of NaN, which reveals elements that an op does not write. CPU buffers would otherwise be zero.
+/// A buffer of NaN, which reveals elements that an op does not write. CPU buffers would otherwise
+/// be zero.
 fn unwritten<B: Backend>(backend: &B, len: usize) -> B::Buf {
     backend.vector(&vec![f32::NAN; len]).unwrap()
 }
@@ -189,7 +190,8 @@ fn a_row_with_nan_does_not_change_other_rows_in_fp8() {
     }
 }
 
-/// Devices before 8.9 have no fp8, and only 9.0 has scales per row. Some numbers of outputs are not supported either.
+/// Devices before 8.9 have no fp8, and only 9.0 has scales per row. Some numbers of outputs are not
+/// supported either.
 #[test]
 fn products_that_cublaslt_does_not_support_use_the_own_kernels() {
     let _one = capability();
@@ -582,8 +584,8 @@ impl Case for Attend {
 /// KV types with a tensor core kernel.
 const ON_TENSOR_CORES: [KvDtype; 4] = [KvDtype::Bf16, KvDtype::F16, KvDtype::Int8, KvDtype::Fp8];
 
-/// NaN and infinities affect results from their token on, and not before. Zeros and subnormals count as 0. In f16, too large values become the
-/// largest number.
+/// NaN and infinities affect results from their token on, and not before. Zeros and subnormals
+/// count as 0. In f16, too large values become the largest number.
 #[test]
 fn attention_to_special_values_equals_the_cpu() {
     for (head_dim, dtype) in [64, 20].into_iter().flat_map(|dim| ON_TENSOR_CORES.map(|dtype| (dim, dtype))) {
@@ -704,7 +706,8 @@ fn prefill_has_the_same_bits_in_any_batch_and_with_any_chunks() {
         let case = |chunks| Attend { chunks, ..Attend::new(shape, dtype) };
         let backend = cuda::invariant();
         let bits = |case: &Attend| case.run(backend).iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-        // The values of a row depend only on its step, so a sequence has the same values in both runs.
+        // The values of a row depend only on its step, so a sequence has the same values in both
+        // runs.
         let (alone, together) = (bits(&case(vec![vec![150]])), bits(&case(vec![vec![150], vec![40], vec![2]])));
         assert!(together.starts_with(&alone), "{head_dim} {dtype:?}");
     }
@@ -892,7 +895,8 @@ fn nan_logits_and_excluded_vocabularies_are_reported() {
     assert_eq!(outcomes, [NoChoice::NotFinite, NoChoice::NotFinite, NoChoice::Excluded]);
 }
 
-/// A decode step with these rows (token, position, slot, next slot). Each sequence has a block table of two blocks.
+/// A decode step with these rows (token, position, slot, next slot). Each sequence has a block
+/// table of two blocks.
 fn decodes(rows: &[[u32; 4]]) -> Batch {
     let mut batch = Batch::default();
     for (row, &[token, position, slot, next]) in (0..).zip(rows) {
@@ -907,7 +911,8 @@ fn decodes(rows: &[[u32; 4]]) -> Batch {
     batch
 }
 
-/// A recorded decode step that outputs the embedded tokens and the cosine and sine of their positions.
+/// A recorded decode step that outputs the embedded tokens and the cosine and sine of their
+/// positions.
 struct Kept {
     backend: CudaBackend,
     inputs: <CudaBackend as Backend>::Inputs,
@@ -983,8 +988,8 @@ fn at(position: u32) -> i32 {
     ((position as f32).cos() * 1000.0).round() as i32
 }
 
-/// The next step has the sampled tokens at the next positions. Ended sequences keep their position. A step has the recorded number of rows, and
-/// the rows of the batch are found in it.
+/// The next step has the sampled tokens at the next positions. Ended sequences keep their position.
+/// A step has the recorded number of rows, and the rows of the batch are found in it.
 #[test]
 fn a_recorded_step_continues_with_the_sampled_tokens() {
     let mut kept = Kept::new();

@@ -46,7 +46,8 @@ impl Model {
         let model = Model::empty();
         for entry in fs::read_dir(source).unwrap() {
             let path = entry.unwrap().path();
-            // Links: `write` removes a file before it creates another one, so the source is not changed.
+            // Links: `write` removes a file before it creates another one, so the source is not
+            // changed.
             symlink(&path, model.path(path.file_name().unwrap().to_str().unwrap())).unwrap();
         }
         model
@@ -898,7 +899,8 @@ struct Target<'a> {
 }
 
 impl Target<'_> {
-    /// Damages the file in each round. A result or an error is accepted, a panic or a long wait is not.
+    /// Damages the file in each round. A result or an error is accepted, a panic or a long wait is
+    /// not.
     fn check_damage(&self, seed: u64, rounds: usize, options: &EngineOptions) {
         let mut random = Random(seed);
         let (mut accepted, mut failures) = (0, Vec::new());

@@ -12,8 +12,8 @@ use pagedllm::options::{Isa, KvDtype, WeightFormat};
 
 const TOLERANCE: f32 = 2e-4;
 const TOLERANCE_BF16: f32 = 0.04;
-/// Bound for one position if K, V, queries and attention probabilities are rounded as well. With K and
-/// V in bf16 alone, one position of the golden is off by 3 %.
+/// Bound for one position if K, V, queries and attention probabilities are rounded as well. With K
+/// and V in bf16 alone, one position of the golden is off by 3 %.
 const TOLERANCE_ALL_BF16: f32 = 0.12;
 const TOLERANCE_F16: f32 = 0.02;
 const BLOCK_SIZE: usize = 16;
@@ -47,7 +47,8 @@ impl Golden {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum On {
     Cpu(Isa),
-    /// The CUDA kernels on the host, with weights as stored, to which activations are rounded, or in f32.
+    /// The CUDA kernels on the host, with weights as stored, to which activations are rounded, or
+    /// in f32.
     Cuda {
         exact: bool,
     },
@@ -74,8 +75,8 @@ impl On {
         }
     }
 
-    /// Returns the bound of the relative error of all logits if activations are rounded to the type of the
-    /// weights. Expert routers always keep their stored type.
+    /// Returns the bound of the relative error of all logits if activations are rounded to the type
+    /// of the weights. Expert routers always keep their stored type.
     fn rounding(self, golden: &str, experts: bool) -> Option<f32> {
         let bf16 = golden.ends_with("_bf16");
         match self {

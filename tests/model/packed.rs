@@ -1,5 +1,5 @@
-//! Tests of packed weights on disk. They give the same bits as the files of the model, and a damaged
-//! file only costs time.
+//! Tests of packed weights on disk. They give the same bits as the files of the model, and a
+//! damaged file only costs time.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -42,8 +42,8 @@ fn options(model: &Path, packed: Option<&Path>) -> EngineOptions {
     }
 }
 
-/// Returns the tokens that follow a prompt, and the bits of the log probabilities of these and other
-/// tokens.
+/// Returns the tokens that follow a prompt, and the bits of the log probabilities of these and
+/// other tokens.
 fn answer(engine: &Engine) -> Vec<(u32, u32)> {
     let vocab = engine.info().vocab_size as u32;
     let prompt = (0..9).map(|i| (i * 37 + 3) % vocab).collect();
@@ -118,7 +118,8 @@ impl Case {
         assert_eq!(self.load(case), PackedReport { form: PackedForm::Read, reason: String::new() }, "{case}");
     }
 
-    /// Checks that the weights were packed for the reason `why`, and that the file is complete again.
+    /// Checks that the weights were packed for the reason `why`, and that the file is complete
+    /// again.
     #[track_caller]
     fn expect_saved(&self, case: &str, why: &str, whole: &[u8]) {
         let report = self.load(case);
@@ -218,8 +219,8 @@ fn a_change_of_any_byte_is_detected() {
     let form = case.save();
     let whole = fs::read(&form).unwrap();
     let mut random = Random(3);
-    // The last byte of the header, the first and last bytes of the matrices and of their checksums, and
-    // some other bytes.
+    // The last byte of the header, the first and last bytes of the matrices and of their checksums,
+    // and some other bytes.
     let sums = whole.len() - 4 * 10;
     let ends = [0, HEADER - 1, HEADER, sums - 1, sums, whole.len() - 1];
     for place in ends.into_iter().chain((0..40).map(|_| random.below(whole.len()))) {

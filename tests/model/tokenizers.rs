@@ -1,5 +1,5 @@
-//! Tests of damaged tokenizer files and long texts. No panic escapes, no process aborts, and the memory
-//! is bounded.
+//! Tests of damaged tokenizer files and long texts. No panic escapes, no process aborts, and the
+//! memory is bounded.
 
 use std::cell::Cell;
 use std::fs;
@@ -161,8 +161,8 @@ fn small_files() -> Vec<(String, Value)> {
     (0..count).map(file).collect()
 }
 
-/// Returns a random value of the file, selected level by level, so that the vocabulary is as likely as
-/// any other field.
+/// Returns a random value of the file, selected level by level, so that the vocabulary is as likely
+/// as any other field.
 fn random_value<'a>(random: &mut Random, value: &'a mut Value) -> &'a mut Value {
     let children = value.as_array().map(Vec::len).or(value.as_object().map(serde_json::Map::len)).unwrap_or_default();
     if children == 0 || random.below(6) == 0 {
@@ -371,8 +371,8 @@ fn the_longest_unigram_token_fits_on_a_small_stack() {
     std::thread::scope(|scope| std::thread::Builder::new().stack_size(512 << 10).spawn_scoped(scope, load).unwrap().join().unwrap());
 }
 
-/// Applies the longest chain of replacements that the check accepts to the longest text that its factor
-/// allows.
+/// Applies the longest chain of replacements that the check accepts to the longest text that its
+/// factor allows.
 #[test]
 fn the_greatest_expansion_is_bounded() {
     let directory = Directory::new("expansion");

@@ -1,5 +1,5 @@
-//! Tests of admission, deadlines and forecasts, with a runner that counts tokens and a clock that the
-//! test advances.
+//! Tests of admission, deadlines and forecasts, with a runner that counts tokens and a clock that
+//! the test advances.
 
 #[path = "../../benches/serving/forecast.rs"]
 mod forecast;

@@ -159,7 +159,8 @@ impl World {
         old.for_each(|seq| drop(self.call(|s| s.remove(seq))));
     }
 
-    /// Appends tokens. The scheduler reserves memory for the longer sequence and its future samples.
+    /// Appends tokens. The scheduler reserves memory for the longer sequence and its future
+    /// samples.
     fn append(&mut self) {
         let request = self.requests.get(self.random.below(200)).copied();
         let Some(request) = request.filter(|request| !matches!(request.branching, Branching::Beams(_))) else { return };

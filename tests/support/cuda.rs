@@ -1,5 +1,6 @@
-//! The CUDA backend without a GPU: a driver that runs the kernels on the host (tests/cuda/README.md). If PAGEDLLM_CUDA_DEVICE is the number of a
-//! device, tests use that device and its own driver.
+//! The CUDA backend without a GPU: a driver that runs the kernels on the host
+//! (tests/cuda/README.md). If PAGEDLLM_CUDA_DEVICE is the number of a device, tests use that device
+//! and its own driver.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io::Write;
@@ -18,7 +19,8 @@ fn device() -> Option<usize> {
     Some(number.parse().unwrap_or_else(|_| panic!("PAGEDLLM_CUDA_DEVICE is {number:?}; set it to the number of a device, such as 0")))
 }
 
-/// Builds the driver once, and loads it into this process before the backend looks for a driver by its name.
+/// Builds the driver once, and loads it into this process before the backend looks for a driver by
+/// its name.
 pub fn shim() -> &'static Shim {
     static SHIM: OnceLock<Shim> = OnceLock::new();
     SHIM.get_or_init(|| {

@@ -37,8 +37,8 @@ impl Point {
     }
 }
 
-/// The faults of the device. As on a real device, nothing is computed after a fault until an upload,
-/// a read of results or a transfer of blocks has reported it.
+/// The faults of the device. As on a real device, nothing is computed after a fault until an
+/// upload, a read of results or a transfer of blocks has reported it.
 #[derive(Default)]
 pub struct Faults {
     /// Allocations before the first step.

@@ -8,8 +8,8 @@ use pagedllm::model::{Config, family};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 
-/// Rounds each row to the nearest fp8 numbers, with a scale that maps its greatest magnitude to 448.
-/// Ties round to the number with an even byte.
+/// Rounds each row to the nearest fp8 numbers, with a scale that maps its greatest magnitude to
+/// 448. Ties round to the number with an even byte.
 pub fn in_fp8(values: &[f32], cols: usize) -> Vec<f32> {
     let size = |byte: i32| if byte < 8 { byte as f32 } else { (8 + byte % 8) as f32 * 2f32.powi(byte / 8 - 1) } / 512.0;
     let sizes: Vec<f32> = (0..127).map(size).collect();

@@ -13,7 +13,8 @@ fn goldens() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/patterns")
 }
 
-/// Whether the grammar of the pattern has the text. For ECMA-262 the text is the value of a JSON string.
+/// Whether the grammar of the pattern has the text. For ECMA-262 the text is the value of a JSON
+/// string.
 fn accepts(constraint: &Constraint, language: &str, text: &str) -> bool {
     let written = if language == "ecma" { json!(text).to_string() } else { text.to_string() };
     // llguidance writes this one as an escape.

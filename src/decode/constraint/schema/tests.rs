@@ -77,8 +77,8 @@ fn patterns_of_declared_names_never_run_out_of_tokens() {
     assert!(ended > 400, "only {ended} ended");
 }
 
-/// Compares the grammar of each schema with the results of jsonschema for the values, and for random
-/// generated texts.
+/// Compares the grammar of each schema with the results of jsonschema for the values, and for
+/// random generated texts.
 fn assert_same_as_jsonschema(schemas: &[Json], values: &[Json]) {
     let grammars = byte_grammars();
     let mut ended = 0;

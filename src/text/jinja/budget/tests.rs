@@ -1,4 +1,5 @@
-//! Measures the costs of renderings: memory with a counting allocator, work with the budget's steps.
+//! Measures the costs of renderings: memory with a counting allocator, work with the budget's
+//! steps.
 
 use super::super::failure::{Failure, Kind};
 use super::super::goldens::on_deep_stack;
@@ -27,7 +28,8 @@ fn cost(template: &str) -> Cost {
     Cost { result, steps, peak, counted }
 }
 
-/// Fails unless the template ends in an error of this kind that contains `reason`, with at most `bytes` at a time.
+/// Fails unless the template ends in an error of this kind that contains `reason`, with at most
+/// `bytes` at a time.
 #[track_caller]
 fn refused(template: &str, kind: Kind, reason: &str, bytes: usize) {
     let cost = cost(template);
@@ -97,8 +99,8 @@ fn searching_many_variables_is_charged() {
     });
 }
 
-/// Expressions on the strings a and b, the lists p and q and the dictionaries m and n, with those whose size each must
-/// charge on its own. Behind `&`, they are compared: the smaller one counts.
+/// Expressions on the strings a and b, the lists p and q and the dictionaries m and n, with those
+/// whose size each must charge on its own. Behind `&`, they are compared: the smaller one counts.
 const EXPRESSIONS: &[(&str, &str)] = &[
     ("a + b", "ab"),
     ("a ~ b", "ab"),

@@ -8,8 +8,8 @@ use super::super::super::tests::{fresh_dir, golden_dir};
 use super::super::Tokenizer;
 use super::*;
 
-/// The parts of random texts: scripts, white space, digits, marks, and the beginnings of contractions,
-/// prefixes and numbers.
+/// The parts of random texts: scripts, white space, digits, marks, and the beginnings of
+/// contractions, prefixes and numbers.
 const PARTS: &[&str] = &[
     "a",
     "b",
@@ -183,8 +183,8 @@ fn symbols_model() -> Json {
     golden["model"].clone()
 }
 
-/// Tokens that strip, that must be words, that are normalized, and that hold spaces and line breaks.
-/// Those that begin with a space can forbid all cuts before spaces.
+/// Tokens that strip, that must be words, that are normalized, and that hold spaces and line
+/// breaks. Those that begin with a space can forbid all cuts before spaces.
 fn difficult_tokens(with_spaces_first: bool) -> Json {
     let token = |i: usize, content: &str, flags: &str| {
         json!({"id": 2000 + i, "content": content, "lstrip": flags.contains('l'), "rstrip": flags.contains('r'),

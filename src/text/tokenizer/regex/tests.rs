@@ -78,7 +78,8 @@ fn bounded_searches_find_the_matches_of_oniguruma() {
         let bounded = BoundedRegex::new(&expression).unwrap_or_else(|e| panic!("{expression:?}: {e}"));
         for _ in 0..4 {
             let text: String = (0..random.below(9)).map(|_| TEXTS[random.below(TEXTS.len())]).collect();
-            // Without case, a class can have a hundred alternatives, and a class after a class ten thousand.
+            // Without case, a class can have a hundred alternatives, and a class after a class ten
+            // thousand.
             let Ok(found) = bounded.bounded(&Steps::new()).find_matches(&text) else {
                 too_long += 1;
                 continue;
