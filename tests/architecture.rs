@@ -65,7 +65,6 @@ const PLAIN_TEXT: &[&str] = &[
     "src/batch",
     "src/budget.rs",
     "src/decode",
-    "src/decode/constraint",
     "src/ffi",
     "src/kv",
     "src/model",

@@ -94,7 +94,7 @@ fn answers(outputs: &[Output]) -> Answers {
     let mut answers = Answers::new();
     for output in outputs {
         let (tokens, bits, finish) = answers.entry((output.user_data, output.index)).or_default();
-        assert_eq!(*finish, None, "an output came after the last one of {}", output.user_data);
+        assert_eq!(*finish, None, "an output follows the last one of {}", output.user_data);
         tokens.extend(&output.tokens);
         bits.extend(
             output.logprobs.tokens.iter().map(|p| p.to_bits()).chain((output.finish.is_some()).then_some(output.score.to_bits() as u32)),

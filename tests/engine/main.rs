@@ -3,14 +3,13 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod batch_invariance;
 mod dense_model;
 mod faults;
-mod insight;
 mod journal;
+mod ledger;
 mod requests;
-mod same_bits;
 mod sequences;
 mod structured;
 mod swap;
-
-mod ledger;
+mod telemetry;

@@ -188,7 +188,7 @@ impl Player {
             if call["options"]["swap_directory"] == true {
                 options.swap_path = keep.text(self.dir.to_str().unwrap());
             }
-            // SAFETY: what the options point to lives in `keep`.
+            // SAFETY: `keep` owns everything that the options refer to.
             outcome = result(unsafe { pllm_engine_create(&options, &mut raw) });
         }
         if !raw.is_null() {
@@ -208,7 +208,7 @@ impl Player {
         let mut keep = Keep::default();
         let request = structs::request(call, "add engine queue", self.queue_of(call), &mut keep);
         let mut id = 0;
-        // SAFETY: what the request points to lives in `keep`.
+        // SAFETY: `keep` owns everything that the request refers to.
         let outcome = result(unsafe { pllm_engine_add_request(self.engine(call), &request, &mut id) });
         if outcome == json!({}) {
             let name = text(&call["add"]);
@@ -225,7 +225,7 @@ impl Player {
         let mut keep = Keep::default();
         let request = structs::request(call, "admit engine queue", self.queue_of(call), &mut keep);
         let mut admission: pllm_admission = sized();
-        // SAFETY: what the request points to lives in `keep`.
+        // SAFETY: `keep` owns everything that the request refers to.
         match code(unsafe { pllm_engine_predict_admission(self.engine(call), &request, &mut admission) }) {
             0 => json!({"admits": admission.admits, "fits_now": admission.fits_now, "waiting_requests": admission.waiting_requests,
                 "waiting_tokens": admission.waiting_tokens}),
@@ -234,7 +234,7 @@ impl Player {
     }
 
     fn abort(&mut self, call: &Json) -> Json {
-        // SAFETY: the engine lives.
+        // SAFETY: the engine is alive.
         result(unsafe { pllm_engine_abort(self.engine(call), self.id(&call["abort"])) })
     }
 
@@ -242,7 +242,7 @@ impl Player {
     fn one_step(&mut self, engine: &str) -> Result<u64, i32> {
         let raw = self.engines[engine].raw;
         let mut step: pllm_step = sized();
-        // SAFETY: the engine lives.
+        // SAFETY: the engine is alive.
         let code = code(unsafe { pllm_engine_step(raw, &mut step) });
         // SAFETY: as above.
         self.poll(engine, unsafe { pllm_engine_queue(raw) });
@@ -253,7 +253,7 @@ impl Player {
 
     fn poll(&mut self, engine: &str, queue: *const pllm_queue) {
         let mut batch = null_mut();
-        // SAFETY: the queue lives, and so does the batch until it is freed.
+        // SAFETY: the queue is alive, and the batch is alive until it is freed.
         unsafe {
             assert_eq!(code(pllm_queue_poll(queue, 0, &mut batch)), 0);
             for i in 0..pllm_outputs_len(batch) {
@@ -315,7 +315,7 @@ impl Player {
         }
         how.flags |= if call["idle"] == true { PLLM_FORK_IDLE } else { 0 };
         let mut ids = vec![0; names.len()];
-        // SAFETY: there is room for as many ids as children.
+        // SAFETY: the array has one element per fork.
         let outcome = result(unsafe { pllm_sequence_fork(self.engine(call), self.id(&call["fork"]), &how, ids.as_mut_ptr()) });
         if outcome == json!({}) {
             names.iter().zip(ids).for_each(|(name, id)| self.name_sequence(self.engine_name(call), name, id));
@@ -326,13 +326,13 @@ impl Player {
     fn append(&mut self, call: &Json) -> Json {
         known(call, "append tokens engine");
         let list = tokens(&call["tokens"]);
-        // SAFETY: the list lives during the call.
+        // SAFETY: the list is alive during the call.
         result(unsafe { pllm_sequence_append(self.engine(call), self.id(&call["append"]), list.as_ptr(), list.len() as u64) })
     }
 
     fn rewind(&mut self, call: &Json) -> Json {
         known(call, "rewind len engine");
-        // SAFETY: the engine lives.
+        // SAFETY: the engine is alive.
         result(unsafe { pllm_sequence_rewind(self.engine(call), self.id(&call["rewind"]), call["len"].as_u64().unwrap()) })
     }
 
@@ -345,20 +345,20 @@ impl Player {
         how.deadline_ms = call["deadline_ms"].as_i64().unwrap_or(0);
         how.flags |= if call["continue"] == true { PLLM_RESUME_CONTINUE } else { 0 };
         how.flags &= if call["free_at_end"] == true { !PLLM_REQUEST_KEEP } else { u32::MAX };
-        // SAFETY: what the struct points to lives in `keep`.
+        // SAFETY: `keep` owns everything that the struct refers to.
         result(unsafe { pllm_sequence_resume(self.engine(call), self.id(&call["resume"]), &how) })
     }
 
     fn release(&mut self, call: &Json) -> Json {
         known(call, "release engine");
-        // SAFETY: the engine lives.
+        // SAFETY: the engine is alive.
         result(unsafe { pllm_sequence_free(self.engine(call), self.id(&call["release"])) })
     }
 
     fn info(&mut self, call: &Json) -> Json {
         known(call, "info engine");
         let mut info: pllm_sequence_info = sized();
-        // SAFETY: the engine lives.
+        // SAFETY: the engine is alive.
         match code(unsafe { pllm_sequence_get_info(self.engine(call), self.id(&call["info"]), &mut info) }) {
             0 => json!({"len": info.len, "index": info.index, "idle": info.idle, "inexact": info.inexact}),
             code => json!({ "code": code }),
@@ -369,7 +369,7 @@ impl Player {
         known(call, "export as engine");
         let id = self.id(&call["export"]);
         self.exports.entry(id).or_default().push_back(text(&call["as"]).into());
-        // SAFETY: the engine lives.
+        // SAFETY: the engine is alive.
         result(unsafe { pllm_sequence_export(self.engine(call), id, null()) })
     }
 
@@ -378,7 +378,7 @@ impl Player {
         let state = self.states.get(text(&call["import"])).unwrap_or_else(|| panic!("no state was exported for {call}"));
         let mut id = 0;
         let (data, len, queue) = (state.as_ptr(), state.len() as u64, self.queue_of(call));
-        // SAFETY: the state lives during the call.
+        // SAFETY: the state is alive during the call.
         let outcome = result(unsafe { pllm_sequence_import(self.engine(call), data, len, queue, &mut id) });
         if outcome == json!({}) {
             self.name_sequence(self.engine_name(call), text(&call["as"]), id);
@@ -398,7 +398,7 @@ impl Player {
         let mut keep = Keep::default();
         let pin = structs::pin(call, &mut keep);
         let mut id = 0;
-        // SAFETY: what the struct points to lives in `keep`.
+        // SAFETY: `keep` owns everything that the struct refers to.
         let outcome = result(unsafe { pllm_prefix_pin(self.engine(call), &pin, &mut id) });
         self.pins.insert(text(&call["pin"]).into(), id);
         outcome
@@ -406,7 +406,7 @@ impl Player {
 
     fn unpin(&mut self, call: &Json) -> Json {
         known(call, "unpin engine");
-        // SAFETY: the engine lives.
+        // SAFETY: the engine is alive.
         result(unsafe { pllm_prefix_unpin(self.engine(call), self.pins[text(&call["unpin"])]) })
     }
 
@@ -414,7 +414,7 @@ impl Player {
         known(call, "budget bytes max_bytes");
         let mut budget = null_mut();
         let number = |name: &str| call[name].as_u64().unwrap_or(0);
-        // SAFETY: there is room for the result.
+        // SAFETY: `budget` is valid for writes.
         let outcome = result(unsafe { pllm_budget_create(number("bytes"), number("max_bytes"), &mut budget) });
         self.budgets.insert(text(&call["budget"]).into(), budget);
         outcome
@@ -424,10 +424,10 @@ impl Player {
     fn resize(&mut self, call: &Json) -> Json {
         known(call, "resize bytes");
         let name = text(&call["resize"]);
-        // SAFETY: the engine lives.
+        // SAFETY: the engine is alive.
         let engine_budget = || unsafe { pllm_engine_budget(self.engines[name].raw) };
         let budget = self.budgets.get(name).map_or_else(engine_budget, |budget| budget.cast_const());
-        // SAFETY: the budget lives.
+        // SAFETY: the budget is alive.
         result(unsafe { pllm_budget_resize(budget, call["bytes"].as_u64().unwrap()) })
     }
 
@@ -435,7 +435,7 @@ impl Player {
     fn queue(&mut self, call: &Json) -> Json {
         known(call, "queue capacity engine");
         let mut queue = null_mut();
-        // SAFETY: the engine lives.
+        // SAFETY: the engine is alive.
         let outcome = result(unsafe { pllm_queue_create(self.engine(call), call["capacity"].as_u64().unwrap(), &mut queue) });
         self.queues.insert(text(&call["queue"]).into(), (queue, false));
         outcome
@@ -453,7 +453,7 @@ impl Player {
         let mut keep = Keep::default();
         let (engine, flags) = (self.engine(call), if call["special"] == true { PLLM_TEXT_ADD_SPECIAL } else { 0 });
         let (mut list, mut bytes) = (null_mut(), null_mut());
-        // SAFETY: the text lives in `keep`, and both results until they are freed.
+        // SAFETY: the text is owned by `keep`, and both results are alive until they are freed.
         unsafe {
             let outcome = code(pllm_engine_tokenize(engine, keep.text(text(&call["tokenize"])), PLLM_NUL_TERMINATED, flags, &mut list));
             if outcome != 0 {
@@ -472,7 +472,7 @@ impl Player {
         known(call, "render engine");
         let mut keep = Keep::default();
         let mut bytes = null_mut();
-        // SAFETY: the chat lives in `keep`.
+        // SAFETY: the chat is owned by `keep`.
         let outcome = code(unsafe {
             pllm_engine_render_chat(self.engine(call), keep.text(&call["render"].to_string()), PLLM_NUL_TERMINATED, &mut bytes)
         });
@@ -484,7 +484,7 @@ impl Player {
     fn stats(&mut self, call: &Json) -> Json {
         known(call, "stats engine");
         let mut stats: pllm_stats = sized();
-        // SAFETY: the engine lives.
+        // SAFETY: the engine is alive.
         assert_eq!(code(unsafe { pllm_engine_get_stats(self.engine(call), &mut stats) }), 0);
         let counts = [
             ("waiting", stats.waiting),
