@@ -96,15 +96,15 @@ fn check_all(mut check: impl FnMut(&Value, &str, &ResolvedSampling, &Context)) {
     for case in cases {
         let (rules, tokens, prompt_len) = (rules(case), tokens(&case["tokens"]), case["prompt_len"].as_u64().unwrap() as usize);
         rules.params.validate(32).unwrap();
-        let mut memory = SamplingHistory::new(&rules, &tokens, prompt_len).unwrap();
+        let mut history = SamplingHistory::new(&rules, &tokens, prompt_len).unwrap();
         if let (Some(mirostat), Some(mu)) = (rules.params.mirostat, case["mu"].as_f64()) {
             // A token with a suitable surprise sets the state of mirostat to that of the case.
             let surprise = mirostat.tau - (mu as f32 - mirostat::first_mu(mirostat)) / mirostat.eta;
-            memory = SamplingHistory::new(&rules, &tokens[..tokens.len() - 1], prompt_len.min(tokens.len() - 1)).unwrap();
-            memory.advance(&rules, &Sample { token: tokens[tokens.len() - 1], surprise: Some(surprise) }).unwrap();
+            history = SamplingHistory::new(&rules, &tokens[..tokens.len() - 1], prompt_len.min(tokens.len() - 1)).unwrap();
+            history.advance(&rules, &Sample { token: tokens[tokens.len() - 1], surprise: Some(surprise) }).unwrap();
         }
         let context =
-            Context { tokens: &tokens, prompt_len, generated: tokens.len() - prompt_len, history: &memory, allowed: None, seed: 0 };
+            Context { tokens: &tokens, prompt_len, generated: tokens.len() - prompt_len, history: &history, allowed: None, seed: 0 };
         check(case, &format!("{} {}", case["name"], case["params"]), &rules, &context);
     }
 }
@@ -112,29 +112,29 @@ fn check_all(mut check: impl FnMut(&Value, &str, &ResolvedSampling, &Context)) {
 #[test]
 fn bias_penalties_and_exclusions_equal_the_reference() {
     let mut sampler = Sampler::new(32).unwrap();
-    check_all(|case, what, rules, context| {
+    check_all(|case, name, rules, context| {
         let mut logits = numbers(&case["logits"]);
         sampler.process(&mut logits, rules, context).unwrap();
-        assert_near(&logits, &numbers(&case["processed"]), what);
+        assert_near(&logits, &numbers(&case["processed"]), name);
     });
 }
 
 #[test]
 fn candidates_and_their_probabilities_equal_the_reference() {
     let mut sampler = Sampler::new(32).unwrap();
-    check_all(|case, what, rules, context| {
+    check_all(|case, name, rules, context| {
         let mut logits = numbers(&case["logits"]);
         sampler.process(&mut logits, rules, context).unwrap();
         let mut candidates = vec![];
         weigh(&mut candidates, &logits, argmax(&logits).unwrap().1, &rules.params);
         narrow(&mut candidates, &logits, rules, context);
-        assert_eq!(candidates.iter().map(|candidate| candidate.token).collect::<Vec<_>>(), tokens(&case["kept"]), "{what}");
+        assert_eq!(candidates.iter().map(|candidate| candidate.token).collect::<Vec<_>>(), tokens(&case["kept"]), "{name}");
         let total = total(&candidates) as f32;
         let probabilities: Vec<f32> = candidates.iter().map(|candidate| candidate.share / total).collect();
-        assert_near(&probabilities, &numbers(&case["probs"]), what);
+        assert_near(&probabilities, &numbers(&case["probs"]), name);
         if rules.params.mirostat.is_some() {
             let chosen = candidates.iter().find(|candidate| candidate.token == token(&case["chosen"])).unwrap();
-            assert_near(&[mirostat::surprise(chosen, &candidates)], &[number(&case["surprise"])], what);
+            assert_near(&[mirostat::surprise(chosen, &candidates)], &[number(&case["surprise"])], name);
         }
     });
 }
@@ -142,14 +142,14 @@ fn candidates_and_their_probabilities_equal_the_reference() {
 #[test]
 fn sampled_tokens_are_candidates_and_update_mirostat() {
     let mut sampler = Sampler::new(32).unwrap();
-    check_all(|case, what, rules, context| {
+    check_all(|case, name, rules, context| {
         let chosen = sampler.choose(&numbers(&case["logits"]), rules, context).unwrap();
-        assert!(tokens(&case["kept"]).contains(&chosen.token), "{what}");
+        assert!(tokens(&case["kept"]).contains(&chosen.token), "{name}");
         if rules.params.mirostat.is_some() {
-            let mut memory = context.history.clone();
+            let mut history = context.history.clone();
             let oracles = Sample { token: token(&case["chosen"]), surprise: Some(number(&case["surprise"])) };
-            memory.advance(rules, &oracles).unwrap();
-            assert_near(&[memory.mu().unwrap()], &[number(&case["next_mu"])], what);
+            history.advance(rules, &oracles).unwrap();
+            assert_near(&[history.mu().unwrap()], &[number(&case["next_mu"])], name);
         }
     });
 }

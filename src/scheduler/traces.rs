@@ -507,8 +507,8 @@ impl Trace {
     /// Selects beams: the first child keeps its id, the others replace beams without children.
     fn choose_beams(&mut self, members: &[SeqId], n: usize, sampled: &mut Vec<SampledToken>) {
         let request = self.beams[&members[0]];
-        let wanted = if self.random.below(12) == 0 { 0 } else { 1 + self.random.below(n) };
-        let mut parents: Vec<SeqId> = (0..wanted).map(|_| members[self.random.below(members.len())]).collect();
+        let count = if self.random.below(12) == 0 { 0 } else { 1 + self.random.below(n) };
+        let mut parents: Vec<SeqId> = (0..count).map(|_| members[self.random.below(members.len())]).collect();
         parents.sort_by_key(|_| self.random.below(100));
         let mut free: Vec<SeqId> = (request..request + n as u64).filter(|slot| !parents.contains(slot)).collect();
         let mut stayed = HashSet::new();

@@ -788,7 +788,7 @@ fn unwritten_slots_are_read_as_zeros() {
 }
 
 /// Random sampling parameters, with every one that a device supports.
-fn some_rules(random: &mut Random, vocab: usize) -> ResolvedSampling {
+fn random_rules(random: &mut Random, vocab: usize) -> ResolvedSampling {
     let mut params = SamplingParams { temperature: [0.0, 0.3, 1.0, 4.0][random.below(4)], ..Default::default() };
     let one_in = |random: &mut Random, n: usize| random.below(n) == 0;
     let token = |random: &mut Random| random.below(vocab) as u32;
@@ -820,7 +820,7 @@ fn some_rules(random: &mut Random, vocab: usize) -> ResolvedSampling {
 }
 
 /// Random logits, with equal values and with tokens that cannot be selected.
-fn some_logits(random: &mut Random, vocab: usize) -> Vec<f32> {
+fn random_logits(random: &mut Random, vocab: usize) -> Vec<f32> {
     let (spread, grain) = ([0.0, 1.0, 12.0, 60.0][random.below(4)], [4.0, 4096.0][random.below(2)]);
     let logit = |random: &mut Random| match random.below(50) {
         0 => f32::NEG_INFINITY,
@@ -836,17 +836,17 @@ fn sampling_equals_the_sampler_of_the_host() {
     let (backend, mut random, mut several) = (cuda::backend(), seeded(77), 0);
     for round in 0..40 {
         let vocab = [1, 31, 64, 700, 5000][round % 5];
-        let rows: Vec<Vec<f32>> = (0..6).map(|_| some_logits(&mut random, vocab)).collect();
+        let rows: Vec<Vec<f32>> = (0..6).map(|_| random_logits(&mut random, vocab)).collect();
         let limits = DeviceSamplingLimits::for_rows(rows.len(), vocab);
         let (mut drawing, mut draws) = (backend.drawing(limits).unwrap().unwrap(), DeviceSampling::new(limits).unwrap());
         let mut expected = vec![];
         for (row, logits) in rows.iter().enumerate() {
-            let rules = some_rules(&mut random, vocab);
+            let rules = random_rules(&mut random, vocab);
             let tokens: Vec<u32> = (0..random.below(40)).map(|_| random.below(vocab) as u32).collect();
             let prompt_len = tokens.len() / 2;
-            let memory = SamplingHistory::new(&rules, &tokens, prompt_len).unwrap();
+            let history = SamplingHistory::new(&rules, &tokens, prompt_len).unwrap();
             let seed = random.next();
-            let context = Context { tokens: &tokens, prompt_len, generated: 0, seed, history: &memory, allowed: None };
+            let context = Context { tokens: &tokens, prompt_len, generated: 0, seed, history: &history, allowed: None };
             if row == 3 || !plan_draw(&mut draws, row as u32, vocab, rules.params.logprobs, &rules, &context) {
                 continue; // the host reads its logits
             }
@@ -863,9 +863,10 @@ fn sampling_equals_the_sampler_of_the_host() {
             let logprob = decode::logprob_and_top(&rows[*row], *token, k as usize, &mut top).unwrap();
             let near = |found: f32, expected: f32| found == expected || (found - expected).abs() <= 2e-6 * expected.abs().max(1.0);
             assert!(near(decode::logprob_of(drawn, drawn.logit), logprob), "row {row} of {vocab}: {params:?}");
-            let told = drawn.tops[..k as usize].iter();
+            let sampled = drawn.tops[..k as usize].iter();
             assert!(
-                told.zip(&top)
+                sampled
+                    .zip(&top)
                     .all(|(found, expected)| found.token == expected.0 && near(decode::logprob_of(drawn, found.logit), expected.1))
             );
             several += 1;
@@ -884,8 +885,8 @@ fn nan_logits_and_excluded_vocabularies_are_reported() {
     let (mut drawing, mut draws) = (backend.drawing(limits).unwrap().unwrap(), DeviceSampling::new(limits).unwrap());
     let mut rows = vec![0.5; 3 * vocab];
     (rows[299], rows[301]) = (f32::NAN, f32::INFINITY);
-    let memory = SamplingHistory::default();
-    let context = Context { tokens: &[1], prompt_len: 1, generated: 0, seed: 1, history: &memory, allowed: Some(&[]) };
+    let history = SamplingHistory::default();
+    let context = Context { tokens: &[1], prompt_len: 1, generated: 0, seed: 1, history: &history, allowed: Some(&[]) };
     for row in 0..3 {
         assert!(plan_draw(&mut draws, row, vocab, None, &ResolvedSampling::default(), &context));
     }
@@ -929,10 +930,10 @@ impl Kept {
 
     fn new() -> Kept {
         let backend = cuda::open(false);
-        let most = BatchSize { rows: Kept::ROWS, sequences: Kept::ROWS, logits: Kept::ROWS, places: 2 * Kept::ROWS, groups: 1 };
+        let max = BatchSize { rows: Kept::ROWS, sequences: Kept::ROWS, logits: Kept::ROWS, places: 2 * Kept::ROWS, groups: 1 };
         let names: Vec<f32> = (0..Kept::VOCAB).map(|token| token as f32).collect();
         let mut inputs = Default::default();
-        backend.reserve_inputs(&InputLimits { most, heads_per_kv: vec![] }, &mut inputs).unwrap();
+        backend.reserve_inputs(&InputLimits { most: max, heads_per_kv: vec![] }, &mut inputs).unwrap();
         let mut kept = Kept {
             drawing: backend.drawing(DeviceSamplingLimits::for_rows(Kept::ROWS, Kept::VOCAB)).unwrap().unwrap(),
             table: matrix(&backend, &names, Kept::VOCAB, 1, WeightFormat::F32),
@@ -942,7 +943,7 @@ impl Kept {
             backend,
             inputs,
         };
-        while let Some(Extent { rows, logits }) = kept.backend.keep(&most, &decodes(&[[0, 0, 0, NOWHERE]]), &mut kept.inputs).unwrap() {
+        while let Some(Extent { rows, logits }) = kept.backend.keep(&max, &decodes(&[[0, 0, 0, NOWHERE]]), &mut kept.inputs).unwrap() {
             assert_eq!(rows, logits);
             kept.ops();
         }
@@ -970,16 +971,16 @@ impl Kept {
         let logit = |token: u32, other: u32| if (token as usize) < Kept::VOCAB { (other == token) as u32 as f32 } else { f32::NAN };
         let likely = |&token: &u32| (0..Kept::VOCAB as u32).map(move |other| logit(token, other));
         let mut logits = self.backend.vector(&tokens.iter().flat_map(likely).collect::<Vec<_>>()).unwrap();
-        let (memory, mut rules) = (SamplingHistory::default(), ResolvedSampling::default());
+        let (history, mut rules) = (SamplingHistory::default(), ResolvedSampling::default());
         rules.params.temperature = 0.0;
         let mut draws = DeviceSampling::new(DeviceSamplingLimits::for_rows(tokens.len(), Kept::VOCAB)).unwrap();
         for row in 0..tokens.len() as u32 {
-            let context = Context { tokens: &[1], prompt_len: 1, generated: 0, seed: 1, history: &memory, allowed: None };
+            let context = Context { tokens: &[1], prompt_len: 1, generated: 0, seed: 1, history: &history, allowed: None };
             assert!(plan_draw(&mut draws, row, Kept::VOCAB, None, &rules, &context));
         }
         let drawn = self.backend.draw(&mut self.drawing, Kept::VOCAB, &mut logits, &draws).unwrap();
-        let told = drawn.iter().map(|drawn| decode::chosen(drawn).map_or(u32::MAX, |chosen| chosen.token));
-        assert!(told.eq(tokens.iter().copied()));
+        let sampled = drawn.iter().map(|drawn| decode::chosen(drawn).map_or(u32::MAX, |chosen| chosen.token));
+        assert!(sampled.eq(tokens.iter().copied()));
     }
 }
 
@@ -1042,8 +1043,8 @@ fn other_batches_are_padded_to_the_recorded_rows() {
 #[test]
 fn unsupported_sampling_parameters_are_left_to_the_host() {
     let limits = DeviceSamplingLimits::for_rows(2, 100);
-    let memory = SamplingHistory::default();
-    let context = Context { tokens: &[1, 2], prompt_len: 1, generated: 0, seed: 1, history: &memory, allowed: None };
+    let history = SamplingHistory::default();
+    let context = Context { tokens: &[1, 2], prompt_len: 1, generated: 0, seed: 1, history: &history, allowed: None };
     let planned = |change: &dyn Fn(&mut SamplingParams)| {
         let mut rules = ResolvedSampling::default();
         change(&mut rules.params);

@@ -197,8 +197,8 @@ impl World {
 
     /// The first child of a beam keeps its id. The others use free ids.
     fn choose_beams(&mut self, request: Request, members: &[u64], width: usize) {
-        let chosen = if self.random.below(30) == 0 { 0 } else { 1 + self.random.below(width) };
-        let parents: Vec<u64> = (0..chosen).map(|_| members[self.random.below(members.len())]).collect();
+        let count = if self.random.below(30) == 0 { 0 } else { 1 + self.random.below(width) };
+        let parents: Vec<u64> = (0..count).map(|_| members[self.random.below(members.len())]).collect();
         let mut free = request.sequences().filter(|seq| !parents.contains(seq));
         for (i, &parent) in parents.iter().enumerate() {
             let child = if parents[..i].contains(&parent) { free.next().unwrap() } else { parent };

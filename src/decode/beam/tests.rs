@@ -125,12 +125,12 @@ fn the_best_candidates_equal_those_of_a_full_sort() {
             }
         }
         all.sort_by(|a, b| b.0.total_cmp(&a.0)); // stable sort: equals keep the order of beams and tokens
-        for wanted in [1, 2, 9, 64, 1000] {
+        for count in [1, 2, 9, 64, 1000] {
             let mut best = Best::default();
-            best.start(wanted).unwrap();
+            best.start(count).unwrap();
             (0..3).for_each(|beam| best.offer(beam, scores[beam], &rows[beam]));
             let found: Vec<_> = best.ranked().iter().map(|c| (c.score, c.beam, c.token)).collect();
-            assert_eq!(found, all[..wanted.min(all.len())], "seed {seed}, {wanted} requested");
+            assert_eq!(found, all[..count.min(all.len())], "seed {seed}, {count} requested");
         }
     }
 }
@@ -283,15 +283,15 @@ fn diversity_penalizes_the_tokens_of_earlier_groups() {
     let params = BeamParams { groups: 3, diversity_penalty: 1.0, ..params(3) };
     let mut search = BeamSearch::new(&params, 3, &[], 4).unwrap();
     run(&mut search, &table, 1, |_, step| {
-        let chosen: Vec<_> = step.next.iter().map(|next| (next.token, next.score, next.logprob)).collect();
-        assert_eq!(chosen, [(0, -1.0, -1.0), (1, -1.5, -1.5), (2, -1.8, -1.8)]);
+        let selected: Vec<_> = step.next.iter().map(|next| (next.token, next.score, next.logprob)).collect();
+        assert_eq!(selected, [(0, -1.0, -1.0), (1, -1.5, -1.5), (2, -1.8, -1.8)]);
     });
     let params = BeamParams { diversity_penalty: 0.375, ..params };
     let mut search = BeamSearch::new(&params, 3, &[], 4).unwrap();
     run(&mut search, &table, 1, |_, step| {
-        let chosen: Vec<_> = step.next.iter().map(|next| (next.token, next.score, next.logprob)).collect();
+        let selected: Vec<_> = step.next.iter().map(|next| (next.token, next.score, next.logprob)).collect();
         assert_eq!(
-            chosen,
+            selected,
             [(0, -1.0, -1.0), (0, -1.375, -1.0), (1, -1.5, -1.5)],
             "the third group has a penalty of 0.75 for token 0 and none for token 1"
         );
@@ -358,8 +358,8 @@ fn processors_run_after_the_diversity_penalty_and_logprobs_exclude_it() {
         Ok(())
     };
     search.decide(&table.after(&[]).repeat(2), &mut dearer_first, &mut scratch, &mut step).unwrap();
-    let chosen: Vec<_> = step.next.iter().map(|next| (next.token, next.score, next.logprob)).collect();
-    assert_eq!(chosen, [(0, -1.25, -1.0), (1, -1.5, -1.5)], "with a penalty after the processors, token 0 would rank first with -1.5");
+    let selected: Vec<_> = step.next.iter().map(|next| (next.token, next.score, next.logprob)).collect();
+    assert_eq!(selected, [(0, -1.25, -1.0), (1, -1.5, -1.5)], "with a penalty after the processors, token 0 would rank first with -1.5");
 }
 
 #[test]

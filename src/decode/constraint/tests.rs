@@ -152,9 +152,9 @@ fn a_choice_allows_exactly_its_texts() {
     all_texts(&constraint, Vec::new(), &mut found);
     found.sort();
     found.dedup();
-    let mut wanted = texts;
-    wanted.sort();
-    assert_eq!(found, wanted);
+    let mut expected = texts;
+    expected.sort();
+    assert_eq!(found, expected);
 }
 
 #[test]
@@ -165,9 +165,9 @@ fn a_regex_is_matched_by_the_whole_output() {
     found.sort();
     found.dedup();
     let digits = (0..10).map(|digit| format!("a/{digit}b"));
-    let mut wanted: Vec<String> = ["ab", "abab", "a/b"].map(String::from).into_iter().chain(digits).collect();
-    wanted.sort();
-    assert_eq!(found, wanted);
+    let mut expected: Vec<String> = ["ab", "abab", "a/b"].map(String::from).into_iter().chain(digits).collect();
+    expected.sort();
+    assert_eq!(found, expected);
 }
 
 #[test]

@@ -365,9 +365,9 @@ fn work_on_large_operands_is_charged() {
             let cases = together.map_or_else(|| sizes.chars().map(String::from).collect(), |all| vec![all.to_string()]);
             for large in cases {
                 let steps = steps_of(expression, &large) - small;
-                let least = if large.contains(['a', 'b']) { LARGE / 256 } else { LARGE / 10 / 8 } as i64;
-                if steps < least {
-                    wrong.push(format!("{expression} with large {large}: {steps} steps, less than {least}"));
+                let min_steps = if large.contains(['a', 'b']) { LARGE / 256 } else { LARGE / 10 / 8 } as i64;
+                if steps < min_steps {
+                    wrong.push(format!("{expression} with large {large}: {steps} steps, less than {min_steps}"));
                 }
             }
         }
@@ -470,7 +470,7 @@ fn rendering_takes_hardly_more_than_its_budget_of_bytes() {
 #[test]
 fn each_method_filter_and_test_has_an_expression() {
     let all: String = EXPRESSIONS.iter().map(|(expression, _)| format!("{expression} ")).collect();
-    let find = |wanted: String| assert!(all.contains(&wanted), "{wanted}");
+    let find = |expected: String| assert!(all.contains(&expected), "{expected}");
     let methods = [methods::TEXT, methods::LIST, methods::DICT, methods::KEYS, methods::INT, methods::FLOAT, methods::CYCLER].concat();
     methods.iter().for_each(|name| find(format!(".{name}(")));
     filters::NAMES.iter().for_each(|name| find(format!("|{name}")));
