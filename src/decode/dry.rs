@@ -190,7 +190,7 @@ mod tests {
             "an incomplete breaker does not end the repetition, and its next token is penalized"
         );
         assert_eq!(found("x<br> b", &tagged), [], "the breaker is the last token");
-        assert_eq!(found("ax<br> bc", &tagged), [(3, 16.0)], "the first match lacks the token before the breaker");
+        assert_eq!(found("ax<br> bc", &tagged), [(3, 16.0)], "the repetition contains only the beginning of the breaker");
     }
 
     #[test]

@@ -36,7 +36,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_zeros_have_no_scale_and_rows_with_nan_are_refused() {
+    fn rows_of_zeros_have_a_zero_scale_and_rows_that_are_not_finite_are_refused() {
         let mut bytes = [9; 3];
         assert_eq!((store_row(&[0.0, -0.0, 1e-31], &mut bytes), bytes), (Some(0.0), [0, 0x80, 0]));
         assert_eq!(store_row(&[f32::MAX, 0.0, f32::MIN], &mut bytes), Some(f32::MAX / 448.0));
