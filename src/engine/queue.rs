@@ -373,8 +373,8 @@ mod tests {
             }
             drop(queue.poll_batch(None, |_| Ok(())).unwrap());
         }
-        // Two batches alternate. The third poll used the large batch of the first one, which was then
-        // freed.
+        // Two batches alternate. The third poll used the large batch of the first one, which was
+        // then freed.
         assert!(queue.sender.spare_batch.lock().unwrap().is_none());
     }
 

@@ -395,7 +395,8 @@ mod tests {
         SchedulerSnapshot { step_time: learned(), running, entries, spare_blocks, ..SchedulerSnapshot::default() }
     }
 
-    /// Returns a decoding sequence with `computed` tokens that generates up to `max_new_tokens` more.
+    /// Returns a decoding sequence with `computed` tokens that generates up to `max_new_tokens`
+    /// more.
     fn decoding(computed: usize, max_new_tokens: usize) -> PendingSequence {
         PendingSequence { computed, max_new_tokens, ..PendingSequence::default() }
     }
@@ -439,7 +440,8 @@ mod tests {
     #[test]
     fn a_long_queue_is_simulated_in_growing_steps() {
         let snapshot = snapshot_with(vec![decoding(10, 10); 4], 100);
-        // Four requests run at a time. Each has one prefill and 100 decode steps beside three others.
+        // Four requests run at a time. Each has one prefill and 100 decode steps beside three
+        // others.
         let time_per_request = 100.0 * seconds(load(&[(1, 60); 4])) / 4.0;
         for queue_len in [100, 1000, 100_000] {
             let found = first_token(&snapshot, &vec![entry(10, 100); queue_len], 10);

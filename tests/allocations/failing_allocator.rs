@@ -1,12 +1,14 @@
-//! An allocator that identifies its callers. It counts the allocated bytes of each thread. On request it fails fallible allocations,
-//! records the callers of infallible ones, or counts all allocations.
+//! An allocator that identifies its callers. It counts the allocated bytes of each thread. On
+//! request it fails fallible allocations, records the callers of infallible ones, or counts all
+//! allocations.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Minimum bytes of a large allocation. The size of each large allocation depends on options, models or requests.
+/// Minimum bytes of a large allocation. The size of each large allocation depends on options,
+/// models or requests.
 pub const LARGE: usize = 2048;
 
 thread_local! {
@@ -140,7 +142,8 @@ fn caller() -> Caller {
     })
 }
 
-/// Does not use std::backtrace, because the allocation may come from std::backtrace and hold its lock.
+/// Does not use std::backtrace, because the allocation may come from std::backtrace and hold its
+/// lock.
 fn read_stack() -> Caller {
     let mut caller = (None, false);
     let mut below = false;
@@ -154,8 +157,8 @@ fn read_stack() -> Caller {
     caller
 }
 
-/// Returns whether the frame is the caller. The innermost frames are those of this file, and `below` them are those of the standard
-/// library.
+/// Returns whether the frame is the caller. The innermost frames are those of this file, and
+/// `below` them are those of the standard library.
 fn is_caller(symbol: &backtrace::Symbol, below: &mut bool, caller: &mut Caller) -> bool {
     let Some(place) = symbol.filename().and_then(Path::to_str) else { return false };
     let is_std = place.contains("/library/") || place.contains("/hashbrown-");
@@ -188,14 +191,16 @@ pub fn live_bytes() -> isize {
     LIVE.get()
 }
 
-/// Runs `act` and fails its large fallible allocation after `passed` others. Returns the result and whether an allocation failed.
+/// Runs `act` and fails its large fallible allocation after `passed` others. Returns the result and
+/// whether an allocation failed.
 pub fn fail_allocation<T>(passed: usize, act: impl FnOnce() -> T) -> (T, bool) {
     WATCH.set(Watch::FailAfter(passed));
     let result = act();
     (result, WATCH.replace(Watch::Off) == Watch::Failed)
 }
 
-/// Runs `act` and fails all its large fallible allocations. Returns the result and the sites of large infallible allocations.
+/// Runs `act` and fails all its large fallible allocations. Returns the result and the sites of
+/// large infallible allocations.
 pub fn fail_all_allocations<T>(act: impl FnOnce() -> T) -> (T, BTreeSet<Site>) {
     WATCH.set(Watch::FailAll);
     let result = act();

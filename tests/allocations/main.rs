@@ -1,6 +1,6 @@
-//! Allocation failures: in every operation, each large allocation of the library's own code fails once. The operation then succeeds
-//! or fails with an error, other requests are not affected, and no memory leaks. docs/allocations.md lists the allocations of other
-//! crates that cannot fail.
+//! Allocation failures: in every operation, each large allocation of the library's own code fails
+//! once. The operation then succeeds or fails with an error, other requests are not affected, and
+//! no memory leaks. docs/allocations.md lists the allocations of other crates that cannot fail.
 
 mod failing_allocator;
 mod outputs;
@@ -106,7 +106,8 @@ impl Fixture {
         all.ends += output.finish.is_some() as usize;
     }
 
-    /// Steps until all requests have ended. The engine retries a step that failed for lack of memory.
+    /// Steps until all requests have ended. The engine retries a step that failed for lack of
+    /// memory.
     fn drain(&mut self) {
         for _ in 0..2000 {
             let report = match self.engine.step() {
@@ -356,8 +357,8 @@ const OPERATIONS: &[Operation] = &[
     },
 ];
 
-/// Runs an operation in which one allocation fails. Returns the outputs of the other requests, the result of the operation, and
-/// whether an allocation has failed.
+/// Runs an operation in which one allocation fails. Returns the outputs of the other requests, the
+/// result of the operation, and whether an allocation has failed.
 fn run_operation(operation: &Operation, passed: usize) -> (Vec<SequenceOutput>, Result<()>, bool) {
     let mut fixture = Fixture::new();
     let subject = (operation.prepare)(&mut fixture);
@@ -403,7 +404,8 @@ fn a_failed_allocation_affects_only_its_own_request() {
     });
 }
 
-/// The weight format of the model files, and integer weights: 8 bits for the embedding and the head, 4 bits for all others.
+/// The weight format of the model files, and integer weights: 8 bits for the embedding and the
+/// head, 4 bits for all others.
 const WEIGHTS: [Option<WeightFormat>; 2] = [None, Some(WeightFormat::Int4 { group: 32, offsets: true })];
 
 /// Creates an engine with a new budget, a journal and a trace.

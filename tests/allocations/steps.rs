@@ -134,7 +134,8 @@ fn a_warm_step_allocates_nothing_for_created_and_freed_queues() {
     assert!(found.is_empty(), "{found:#?}");
 }
 
-/// Tests windows, experts, sinks and latents in a pool that is so small that requests are preempted.
+/// Tests windows, experts, sinks and latents in a pool that is so small that requests are
+/// preempted.
 #[test]
 fn a_warm_step_allocates_nothing_for_any_model_family() {
     for (family, config) in configs(192) {

@@ -1,4 +1,5 @@
-//! Batch invariance: each request gives the same bits alone and with all others in one batch, under every kind of disturbance.
+//! Batch invariance: each request gives the same bits alone and with all others in one batch, under
+//! every kind of disturbance.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -40,7 +41,8 @@ fn requests(vocab: usize) -> Vec<Request> {
     LENGTHS.iter().enumerate().map(one).collect()
 }
 
-/// Steps until all requests have ended. Queue k is polled every (k + 1)th step. Returns how often a full queue paused a sequence.
+/// Steps until all requests have ended. Queue k is polled every (k + 1)th step. Returns how often a
+/// full queue paused a sequence.
 fn drain(engine: &Engine, queues: &[&Queue], answers: &mut Answers) -> u64 {
     let mut paused = 0;
     let mut read = |queue: &Queue| {
@@ -74,7 +76,8 @@ fn alone(options: &EngineOptions) -> Answers {
     answers
 }
 
-/// Runs all requests together. Readers have different speeds, so some requests pause. Returns the number of preemptions, too.
+/// Runs all requests together. Readers have different speeds, so some requests pause. Returns the
+/// number of preemptions, too.
 fn together(options: &EngineOptions) -> (Answers, u64) {
     let engine = Engine::create(options).unwrap();
     let queues = [30, 6, 3, 2].map(|capacity| engine.create_queue(capacity).unwrap());
@@ -165,7 +168,8 @@ fn family_config(name: &str) -> (&'static str, Value) {
     configs(MAX_LEN).into_iter().find(|(family, _)| *family == name).unwrap()
 }
 
-/// Asserts that requests in an engine with these options give the same bits alone and under every disturbance.
+/// Asserts that requests in an engine with these options give the same bits alone and under every
+/// disturbance.
 fn assert_batch_invariant(name: &str, base: &EngineOptions) {
     let expected = alone(base);
     for (threads, chunk) in [(1, 7), (2, 64)] {
@@ -186,7 +190,8 @@ fn assert_batch_invariant(name: &str, base: &EngineOptions) {
     }
 }
 
-/// Tests every integer weight format on the widest instruction path, and on the next one, whose attention is in f32.
+/// Tests every integer weight format on the widest instruction path, and on the next one, whose
+/// attention is in f32.
 #[test]
 fn integer_weights_give_the_same_bits_in_every_batch() {
     let int4 = |group, offsets| WeightFormat::Int4 { group, offsets };
@@ -205,7 +210,8 @@ fn integer_weights_give_the_same_bits_in_every_batch() {
     }
 }
 
-/// An MLP computes a limited number of tokens at once. The workspace holds its intermediate values only for these tokens.
+/// An MLP computes a limited number of tokens at once. The workspace holds its intermediate values
+/// only for these tokens.
 #[test]
 fn wide_mlps_give_the_same_bits_in_every_batch() {
     let wide = json!({"n_inner": 600, "intermediate_size": 600, "shared_expert_intermediate_size": 600});

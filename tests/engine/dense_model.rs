@@ -1,6 +1,7 @@
-//! Long random traces of API calls, compared with a naive model: dense token lists, where every next token is computed from all
-//! earlier ones. The runner reads KV slots through the block tables, so a wrong table gives wrong tokens. The pool is too small and
-//! the host tier often fails.
+//! Long random traces of API calls, compared with a naive model: dense token lists, where every
+//! next token is computed from all earlier ones. The runner reads KV slots through the block
+//! tables, so a wrong table gives wrong tokens. The pool is too small and the host tier often
+//! fails.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -50,7 +51,8 @@ struct Paged {
     slots: Vec<u64>,
     host: Vec<u64>,
     logits: Vec<f32>,
-    /// Bits for the operations that fail: a step before or after its writes, and swaps in each direction.
+    /// Bits for the operations that fail: a step before or after its writes, and swaps in each
+    /// direction.
     failing: Arc<AtomicU32>,
 }
 
@@ -168,7 +170,8 @@ struct Dense {
     history: Vec<f32>,
     /// Tokens that no delta output has contained yet.
     unreported: Vec<u32>,
-    /// Number of prompt log probabilities that outputs have contained so far. None: they are not compared.
+    /// Number of prompt log probabilities that outputs have contained so far. None: they are not
+    /// compared.
     prompt_logprobs: Option<usize>,
 }
 
@@ -427,7 +430,8 @@ impl Trace {
             if runs {
                 self.unfinished_results.insert((id, 0));
             }
-            // An aborted parent ends before the engine applies the fork. The fork ends, too, or fails.
+            // An aborted parent ends before the engine applies the fork. The fork ends, too, or
+            // fails.
             let parent_stays = dense.state != State::Aborting || dense.keep;
             if !parent_stays {
                 self.failed_forks.insert(id);

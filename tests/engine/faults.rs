@@ -1,5 +1,5 @@
-//! A step is a transaction. If any op in it fails, no state is lost and only the failing requests end. The tokens of all other
-//! requests equal those of a run without the fault, bit for bit.
+//! A step is a transaction. If any op in it fails, no state is lost and only the failing requests
+//! end. The tokens of all other requests equal those of a run without the fault, bit for bit.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -87,7 +87,8 @@ fn failing_request() -> Request {
     Request { user_data: 100, ..Request::new(Prompt::Tokens(vec![1, 2, POISON, 3]), sampling) }
 }
 
-/// By user data and index: the tokens, the bits of their log probabilities and of the score, and the finish reason.
+/// By user data and index: the tokens, the bits of their log probabilities and of the score, and
+/// the finish reason.
 type Answers = BTreeMap<(u64, u32), (Vec<u32>, Vec<u32>, Option<FinishReason>)>;
 
 fn answers(outputs: &[Output]) -> Answers {
@@ -134,7 +135,8 @@ fn a_transient_fault_at_any_op_changes_no_output() {
     for (family, config) in configs(512) {
         let dir = model_of(&config);
         let (expected, ops) = without_faults(&dir);
-        // Every op of the first steps, which contain all kinds of work, and a sample of the later ones.
+        // Every op of the first steps, which contain all kinds of work, and a sample of the later
+        // ones.
         let places = (1..120).chain((120..ops).step_by(61));
         for place in places {
             let (engine, faults) = engine(&dir);
@@ -196,8 +198,9 @@ fn a_failed_swap_falls_back_to_recomputation_without_other_effects() {
     assert!(failures >= 2, "one swap-out and one swap-in");
 }
 
-/// Exports a kept sequence while other requests run and imports it again. Returns the outputs of all sequences, among them those of
-/// the original and of the copy, and the number of failed transfers.
+/// Exports a kept sequence while other requests run and imports it again. Returns the outputs of
+/// all sequences, among them those of the original and of the copy, and the number of failed
+/// transfers.
 fn export_and_import(engine: &Engine) -> (Answers, u64) {
     let sampling = SamplingParams { max_tokens: Some(9), seed: Some(3), ignore_eos: true, logprobs: Some(0), ..Default::default() };
     let prompt = Prompt::Tokens((0..21).map(|k| k * 5 % 120).collect());
@@ -274,7 +277,8 @@ fn a_failed_export_or_import_leaves_the_sequence_intact_and_can_be_retried() {
     assert!(failures >= 4, "an export and an import of each of two layers");
 }
 
-/// Shrinks the pool while requests run and `fail` injects faults. Returns the number of ops and of swaps that this took.
+/// Shrinks the pool while requests run and `fail` injects faults. Returns the number of ops and of
+/// swaps that this took.
 fn shrink(dir: &TempDir, preemption: Preemption, expected: &Answers, fail: impl Fn(&Faults)) -> (u64, u64) {
     let (engine, faults) = engine_with(dir, BLOCKS, preemption);
     let block_bytes = engine.info().memory.block_bytes;

@@ -1,4 +1,5 @@
-//! Journals: a session is replayed bit for bit, a torn journal up to its last whole record, and a foreign file is refused.
+//! Journals: a session is replayed bit for bit, a torn journal up to its last whole record, and a
+//! foreign file is refused.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -105,7 +106,8 @@ fn host(engine: &Engine, seed: u64) {
     }
 }
 
-/// Runs three host threads on a started engine while the pool size changes and the device fails at times.
+/// Runs three host threads on a started engine while the pool size changes and the device fails at
+/// times.
 fn session(model: &Path, journal: PathBuf, seed: u64) -> Stats {
     let preemption = [Preemption::Recompute, Preemption::Swap, Preemption::Auto][seed as usize % 3];
     let (engine, faults) = engine(model, journal, preemption);

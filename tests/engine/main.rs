@@ -1,4 +1,5 @@
-//! Tests of engines through the Rust API. The folder is one binary, because each further binary costs a link.
+//! Tests of engines through the Rust API. The folder is one binary, because each further binary
+//! costs a link.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -387,7 +387,8 @@ fn an_unread_queue_eventually_refuses_requests() {
     engine.add_request_to(&queue, request(&[10], greedy(40))).unwrap();
 }
 
-/// A reader that lags at times competes with younger requests for a single sequence slot. Its request is never delayed for long.
+/// A reader that lags at times competes with younger requests for a single sequence slot. Its
+/// request is never delayed for long.
 #[test]
 fn a_request_with_a_slow_reader_keeps_its_scheduling_rank() {
     let runner = Box::new(Scripted {
@@ -499,7 +500,8 @@ fn request_ids_are_ordered_across_threads() {
             scope.spawn(|| (0..50).for_each(|_| drop(engine.add_request(request(&[10], greedy(2))))));
         }
     });
-    // The scheduler's queues are sorted by age. If ids were out of order, the scheduler would panic and the engine fail.
+    // The scheduler's queues are sorted by age. If ids were out of order, the scheduler would panic
+    // and the engine fail.
     let outputs = run(&engine);
     assert!((1..=200).all(|id| finish(&outputs, id) == FinishReason::Length));
 }

@@ -1,4 +1,5 @@
-//! Sequences that are forked, rewound, kept, moved or found in the prefix cache. Their bits equal those of a request alone.
+//! Sequences that are forked, rewound, kept, moved or found in the prefix cache. Their bits equal
+//! those of a request alone.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -301,7 +302,8 @@ fn a_prefix_cache_hit_changes_no_bit() {
     assert!(stats.blocks_cached > 0);
 }
 
-/// Runs samples and forks in a pool that is too small: requests are preempted, and cached prefixes are reused and evicted.
+/// Runs samples and forks in a pool that is too small: requests are preempted, and cached prefixes
+/// are reused and evicted.
 #[test]
 fn samples_and_forks_keep_their_bits_under_preemption() {
     let model = Model::llama();
@@ -665,7 +667,8 @@ fn a_conversation_after_a_grammar_answer_continues_forks_moves_and_rewinds() {
     let answer = drain(&engine);
     assert_eq!(answer.last().unwrap().finish, Some(FinishReason::Stop));
     let len = engine.sequence(id).unwrap().len;
-    // The text has characters that the grammar refuses, and characters that it accepts at its start.
+    // The text has characters that the grammar refuses, and characters that it accepts at its
+    // start.
     let question = engine.text().unwrap().encode(" why? ab", false).unwrap();
     engine.append(id, question.clone()).unwrap();
     let children = engine.fork(id, 3, &Fork::default()).unwrap();
@@ -783,7 +786,8 @@ fn every_run_of_a_failed_fork_ends_in_its_own_queue() {
     for continues in [false, true] {
         let parent = engine.add_request(request(prompt(20), sampled(3, 30))).unwrap();
         steps(&engine, 3);
-        // All calls come before the next step, so the parent has ended when the engine applies the fork.
+        // All calls come before the next step, so the parent has ended when the engine applies the
+        // fork.
         engine.abort(parent).unwrap();
         let idle = Fork { idle: true, user_data: Some(1), ..Fork::default() };
         let child = engine.fork(parent, 1, &idle).unwrap()[0];
@@ -823,7 +827,8 @@ fn samples_aborted_before_they_exist_continue_as_one_sequence() {
     }
 }
 
-/// Runs a request and returns its text and finish reason. After each token, `disturb` may abort and continue the sequence.
+/// Runs a request and returns its text and finish reason. After each token, `disturb` may abort and
+/// continue the sequence.
 fn run_with(sampling: &SamplingParams, mut disturb: impl FnMut(&Engine, u64, usize)) -> (String, Option<FinishReason>) {
     let engine = Engine::create(&EngineOptions { model_dir: bundled_model(), threads: Some(1), ..Default::default() }).unwrap();
     let request = Request { keep: true, ..Request::new(Prompt::Text("Once upon a time".into()), sampling.clone()) };
@@ -889,7 +894,8 @@ fn exported(engine: &Engine, seq: u64) -> Vec<u8> {
 fn an_imported_sequence_continues_with_the_same_bits() {
     let hard = SamplingParams { repetition_penalty: 1.3, presence_penalty: 0.4, top_p: 0.9, ..sampled(3, 40) };
     let mirostat = SamplingParams { mirostat: Some(pagedllm::options::Mirostat { tau: 3.0, eta: 0.2 }), ..sampled(3, 40) };
-    // Gemma 2 and gpt-oss have a window of 37, so blocks of the longer prompts are out of the window. DeepSeek caches latents.
+    // Gemma 2 and gpt-oss have a window of 37, so blocks of the longer prompts are out of the
+    // window. DeepSeek caches latents.
     let llama = [(29, sampled(3, 40)), (29, hard), (29, mirostat)].map(|(len, sampling)| ("llama", len, sampling));
     let others = ["gemma 2", "gpt-oss", "deepseek"].map(|family| [12, 29, 77].map(|len| (family, len, sampled(3, 40))));
     for (family, len, sampling) in llama.into_iter().chain(others.into_iter().flatten()) {
@@ -1101,8 +1107,8 @@ fn a_forged_state_never_causes_a_defect() {
     assert_empty(&engine);
 }
 
-/// Runs a scheduler over a model with a window in all layers or in every second layer. Returns the bits of the logits of every step
-/// and the maximum number of used blocks.
+/// Runs a scheduler over a model with a window in all layers or in every second layer. Returns the
+/// bits of the logits of every step and the maximum number of used blocks.
 fn windowed(alternate: bool, keeps_all: bool, forks: bool) -> (Vec<Vec<u32>>, usize) {
     use pagedllm::backend::cpu::CpuBackend;
     use pagedllm::engine::{ModelRunner, Runner};

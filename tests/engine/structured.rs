@@ -1,4 +1,5 @@
-//! Structured output from end to end: the bundled model, which rarely writes valid JSON on its own, under many schemas.
+//! Structured output from end to end: the bundled model, which rarely writes valid JSON on its own,
+//! under many schemas.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -109,7 +110,8 @@ fn request(grammar: Option<Grammar>, seed: u64) -> Request {
     Request { add_special: false, ..Request::new(Prompt::Text(prompt.into()), sampling) }
 }
 
-/// Runs the requests and returns text, finish reason and error of each, in the order of the requests.
+/// Runs the requests and returns text, finish reason and error of each, in the order of the
+/// requests.
 fn run(engine: &Engine, requests: impl IntoIterator<Item = Request>) -> Vec<(String, FinishReason, Option<String>)> {
     let ids: Vec<u64> = requests.into_iter().map(|request| engine.add_request(request).unwrap()).collect();
     let mut ends: Vec<(String, Option<Output>)> = vec![(String::new(), None); ids.len()];

@@ -1,4 +1,5 @@
-//! Swapping changes no bit: a sequence that was swapped to host memory or to a file continues with the same outputs.
+//! Swapping changes no bit: a sequence that was swapped to host memory or to a file continues with
+//! the same outputs.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -92,7 +93,8 @@ fn drain(engine: &Engine, answers: &mut Answers) {
     }
 }
 
-/// Runs plain requests, samples, beams, forks of running sequences, and idle conversations whose blocks other requests need.
+/// Runs plain requests, samples, beams, forks of running sequences, and idle conversations whose
+/// blocks other requests need.
 fn everything(options: &EngineOptions) -> (Answers, Stats) {
     let engine = Engine::create(options).unwrap();
     let mut answers = Answers::new();
@@ -271,7 +273,8 @@ fn auto_preemption_eventually_retries_a_slow_host_tier() {
     };
     let runner = TimedRunner { logits: Vec::new(), clock: clock.clone(), block_time: block_time.clone() };
     let engine = Engine::with_clock(&options, info, None, Box::new(runner), clock).unwrap();
-    // Runs two requests that together exceed the pool. Returns the number of preemptions and of those that swapped.
+    // Runs two requests that together exceed the pool. Returns the number of preemptions and of
+    // those that swapped.
     let serve = || {
         let before = engine.stats();
         for _ in 0..2 {

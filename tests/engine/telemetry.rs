@@ -1,4 +1,5 @@
-//! Telemetry of an engine: timing, metrics and the trace. The runner advances a manual clock by a fixed time per step.
+//! Telemetry of an engine: timing, metrics and the trace. The runner advances a manual clock by a
+//! fixed time per step.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -179,8 +180,8 @@ fn metrics_match_the_executed_steps() {
     let ids: Vec<u64> =
         [(0..20, 3), (20..30, 2), (30..31, 9)].map(|(prompt, max_tokens)| engine.add_request(request(prompt, max_tokens)).unwrap()).into();
     clock.0.store(10, SeqCst);
-    // Step 1 has 30 tokens. Step 2 has 2 tokens and finishes the second request. In step 3 the third request starts while the first
-    // one generates its last token.
+    // Step 1 has 30 tokens. Step 2 has 2 tokens and finishes the second request. In step 3 the
+    // third request starts while the first one generates its last token.
     for _ in 0..3 {
         engine.step().unwrap();
     }

@@ -6,11 +6,13 @@ use std::path::Path;
 fn the_committed_header_matches_the_source() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let config = cbindgen::Config::from_file(root.join("cbindgen.toml")).unwrap();
-    // Only src/ffi is read, because constants of other modules are not part of the C API. The order suits a first reading.
+    // Only src/ffi is read, because constants of other modules are not part of the C API. The order
+    // suits a first reading.
     let order = ["library", "convert", "error", "budget", "structs", "sampling", "request", "engine", "outputs", "sequences", "text"]
         .map(|name| root.join("src/ffi").join(format!("{name}.rs")));
     let mut sources = std::fs::read_dir(root.join("src/ffi")).unwrap().map(|entry| entry.unwrap().path());
-    // mod.rs only includes the other files. If cbindgen read it, too, every item would appear twice.
+    // mod.rs only includes the other files. If cbindgen read it, too, every item would appear
+    // twice.
     assert!(sources.all(|file| order.contains(&file) || file.ends_with("mod.rs")), "a file of src/ffi has no place in the header");
     let builder = order.into_iter().fold(cbindgen::Builder::new().with_config(config), |builder, source| builder.with_src(source));
     let mut generated = Vec::new();

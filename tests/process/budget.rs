@@ -1,4 +1,5 @@
-//! Memory budgets that change while engines run: no request ends, the tokens stay the same, and the system gets the memory back.
+//! Memory budgets that change while engines run: no request ends, the tokens stay the same, and the
+//! system gets the memory back.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -154,7 +155,8 @@ fn memory_above_the_budget_is_returned_to_the_system() {
     engine.budget().resize(300 * block).unwrap();
     let freed = full.saturating_sub(resident());
     let expected = held - 300 * block;
-    // Partial pages at the ends of two arrays in each of two layers stay resident, and other allocations change, too.
+    // Partial pages at the ends of two arrays in each of two layers stay resident, and other
+    // allocations change, too.
     assert!(freed > expected - (1 << 20), "{freed} of {expected} bytes were returned");
     // A larger budget is available immediately.
     engine.budget().resize(2048 * block).unwrap();
@@ -232,7 +234,8 @@ fn engines_share_a_budget_and_use_the_memory_that_others_leave() {
     }
 }
 
-/// Adds request `i`. Beams need more blocks than one sequence, and are refused while the other engine holds these blocks.
+/// Adds request `i`. Beams need more blocks than one sequence, and are refused while the other
+/// engine holds these blocks.
 fn add_when_capacity_allows(engine: &Engine, i: usize) -> u64 {
     let start = Instant::now();
     loop {
@@ -276,7 +279,8 @@ fn invalid_budgets_are_refused_with_the_required_bytes() {
     assert_refused(shared(), Code::Capacity, "one sequence may have 128");
     let error = budget.resize(31 * block).unwrap_err();
     assert!(error.message().contains(&format!("need {} bytes to go on", 32 * block)), "{error}");
-    // Four samples need 64 blocks, more than the budget. Two samples need 30 blocks, some of which the other engine holds.
+    // Four samples need 64 blocks, more than the budget. Two samples need 30 blocks, some of which
+    // the other engine holds.
     let samples = |n, max_tokens| {
         let sampling = SamplingParams { max_tokens: Some(max_tokens), ..SamplingParams::greedy() };
         Request { n, ..Request::new(Prompt::Tokens(vec![1; 8]), sampling) }
@@ -402,7 +406,8 @@ fn a_step_shrinks_only_engines_that_are_not_being_stepped() {
     assert_eq!(borrower.stats().preemptions, 0);
 }
 
-/// Creates two engines of the model in `dir` on a budget of 80 blocks. Each needs at least 8 blocks for its longest sequence.
+/// Creates two engines of the model in `dir` on a budget of 80 blocks. Each needs at least 8 blocks
+/// for its longest sequence.
 fn pair(dir: &TempDir, max_seqs: usize) -> (Arc<MemoryBudget>, Engine, Engine) {
     let bytes = 80 * block_bytes(dir);
     let budget = MemoryBudget::new(bytes, bytes).unwrap();

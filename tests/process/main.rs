@@ -1,4 +1,5 @@
-//! Tests that measure the memory, the threads and the CPU time of the whole process. They need a process of their own.
+//! Tests that measure the memory, the threads and the CPU time of the whole process. They need a
+//! process of their own.
 
 #[path = "../support/mod.rs"]
 mod support;

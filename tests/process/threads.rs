@@ -1,4 +1,5 @@
-//! The engine's own threads: their CPUs, their CPU time while the engine is idle, and the independence of outputs from both.
+//! The engine's own threads: their CPUs, their CPU time while the engine is idle, and the
+//! independence of outputs from both.
 
 use std::collections::BTreeSet;
 use std::fs;

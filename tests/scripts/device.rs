@@ -46,8 +46,9 @@ pub fn engine(model: &Path, isa: Isa, settings: &Json) -> (*mut pllm_engine, Dev
 }
 
 impl Device {
-    /// Injects faults. `{"operation": n}`: the n-th operation from now on fails. "swap" and "export" work in the same way.
-    /// `{"all": true}`: every step fails. `{"poison": true}`: every step with token 126 fails.
+    /// Injects faults. `{"operation": n}`: the n-th operation from now on fails. "swap" and
+    /// "export" work in the same way. `{"all": true}`: every step fails. `{"poison": true}`: every
+    /// step with token 126 fails.
     pub fn fail(&self, settings: &Json) {
         for (name, point) in [("operation", &self.faults.ops), ("swap", &self.faults.swaps), ("export", &self.faults.exports)] {
             if let Some(n) = settings[name].as_u64() {

@@ -1,9 +1,10 @@
-//! Scripts of C API calls, played on each instruction path of this machine. Tokens, texts, the bits of log probabilities and the
-//! results of calls equal the recorded ones.
+//! Scripts of C API calls, played on each instruction path of this machine. Tokens, texts, the bits
+//! of log probabilities and the results of calls equal the recorded ones.
 //!
-//! A script is a JSON file in this directory: "about" states its purpose, and "calls" lists the calls of player.rs in order. Its
-//! records are in recorded/, by instruction path. After an intended change of results, run
-//! `PLLM_RECORD_SCRIPTS=1 cargo test --test scripts`. It replaces the records of the paths that this machine supports.
+//! A script is a JSON file in this directory: "about" states its purpose, and "calls" lists the
+//! calls of player.rs in order. Its records are in recorded/, by instruction path. After an
+//! intended change of results, run `PLLM_RECORD_SCRIPTS=1 cargo test --test scripts`. It replaces
+//! the records of the paths that this machine supports.
 
 mod device;
 mod player;
@@ -59,7 +60,8 @@ fn record_file(script: &str) -> PathBuf {
     directory().join(format!("recorded/{script}.json"))
 }
 
-/// Returns the records of a script: a list of {"paths": names, "record": record}, because many paths have the same record.
+/// Returns the records of a script: a list of {"paths": names, "record": record}, because many
+/// paths have the same record.
 fn recorded(script: &str) -> Vec<Json> {
     let bytes = std::fs::read(record_file(script)).unwrap_or_else(|_| b"[]".to_vec());
     serde_json::from_slice(&bytes).unwrap()

@@ -66,7 +66,8 @@ fn text(json: &Json) -> &str {
 
 /// Returns a struct that a function of the C API fills.
 fn sized<T>() -> T {
-    // SAFETY: structs of the C API contain integers, floats and pointers, and start with their size.
+    // SAFETY: structs of the C API contain integers, floats and pointers, and start with their
+    // size.
     unsafe {
         let mut value = std::mem::zeroed::<T>();
         (&raw mut value).cast::<u64>().write(size_of::<T>() as u64);
@@ -238,7 +239,8 @@ impl Player {
         result(unsafe { pllm_engine_abort(self.engine(call), self.id(&call["abort"])) })
     }
 
-    /// Steps once and records all outputs of queues that are read. Returns the number of unfinished requests.
+    /// Steps once and records all outputs of queues that are read. Returns the number of unfinished
+    /// requests.
     fn one_step(&mut self, engine: &str) -> Result<u64, i32> {
         let raw = self.engines[engine].raw;
         let mut step: pllm_step = sized();

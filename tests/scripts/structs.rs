@@ -34,7 +34,8 @@ impl Keep {
     }
 }
 
-/// Parses a list of token ids, `{"repeat": token, "times": n}`, or `{"from": token, "times": n}` for ascending ids.
+/// Parses a list of token ids, `{"repeat": token, "times": n}`, or `{"from": token, "times": n}`
+/// for ascending ids.
 pub fn tokens(list: &Json) -> Vec<u32> {
     let number = |value: &Json| value.as_u64().unwrap() as u32;
     if let Some(list) = list.as_array() {

@@ -25,7 +25,8 @@ unsafe impl GlobalAlloc for CountingAllocator {
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Makes all threads share one heap. Otherwise the fragmentation would depend on the number of threads.
+/// Makes all threads share one heap. Otherwise the fragmentation would depend on the number of
+/// threads.
 pub fn share_one_heap() {
     // SAFETY: mallopt may be called at any time.
     unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };

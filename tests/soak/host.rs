@@ -1,4 +1,5 @@
-//! A host thread: it makes random API calls, reads the outputs, and tracks the last outputs that it expects.
+//! A host thread: it makes random API calls, reads the outputs, and tracks the last outputs that it
+//! expects.
 
 use std::collections::HashMap;
 use std::ops::AddAssign;
@@ -248,7 +249,8 @@ impl<'a> Host<'a> {
         self.pins.extend(pin);
     }
 
-    /// Replaces the queue as if a client disconnected. The requests of the old queue end without an output.
+    /// Replaces the queue as if a client disconnected. The requests of the old queue end without an
+    /// output.
     fn drop_queue(&mut self) {
         if self.random.below(20) > 0 {
             return;

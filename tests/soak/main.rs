@@ -1,6 +1,7 @@
-//! Stress test: hosts make random API calls on several engines that share a changing budget. The engines have random policies, one
-//! of them writes a journal, and devices and host tiers fail at random. Afterwards no block is in use, no memory leaks, and every
-//! request has ended. PLLM_SOAK_SECONDS sets the duration (default 5), PLLM_SOAK_SEED the seed.
+//! Stress test: hosts make random API calls on several engines that share a changing budget. The
+//! engines have random policies, one of them writes a journal, and devices and host tiers fail at
+//! random. Afterwards no block is in use, no memory leaks, and every request has ended.
+//! PLLM_SOAK_SECONDS sets the duration (default 5), PLLM_SOAK_SEED the seed.
 
 mod counting;
 mod host;
@@ -34,8 +35,9 @@ const MAX_MODEL_LEN: usize = 128;
 /// Shorter runs do not check the rare events and the memory growth.
 const MIN_DURATION_FOR_GROWTH: Duration = Duration::from_secs(50);
 const MAX_GROWTH_PER_MINUTE: f64 = (1 << 20) as f64;
-/// After this time the heap has reached its peak. In shorter runs, and on a busy machine, the peak may still rise. There the growth may
-/// be four times as fast, and only the comparison of allocated bytes detects leaks.
+/// After this time the heap has reached its peak. In shorter runs, and on a busy machine, the peak
+/// may still rise. There the growth may be four times as fast, and only the comparison of allocated
+/// bytes detects leaks.
 const HEAP_PEAK_TIME: Duration = Duration::from_secs(300);
 
 fn one_of<T: Copy>(random: &mut Random, all: &[T]) -> T {
@@ -99,7 +101,8 @@ fn vary_budget(budget: &MemoryBudget, stop: &AtomicBool) {
     budget.resize(max_bytes).unwrap();
 }
 
-/// Samples (seconds, resident bytes) while the hosts run. Skips the first half, in which the heap grows to its working size.
+/// Samples (seconds, resident bytes) while the hosts run. Skips the first half, in which the heap
+/// grows to its working size.
 fn sample_memory(time: Duration) -> Vec<(f64, f64)> {
     let start = Instant::now();
     let mut samples = Vec::with_capacity(10_000);
@@ -120,7 +123,8 @@ fn slope(samples: &[(f64, f64)]) -> f64 {
     over / samples.iter().map(|(x, _)| (x - mean_x).powi(2)).sum::<f64>() * 60.0
 }
 
-/// Runs all hosts and engines for the given time and shuts them down. Returns the counts of the hosts and the memory samples.
+/// Runs all hosts and engines for the given time and shuts them down. Returns the counts of the
+/// hosts and the memory samples.
 fn stress(model: &Path, journal: &Path, time: Duration, seed: u64) -> (Tally, Vec<(f64, f64)>) {
     let mut random = Random(seed);
     let block_bytes = device(model, 1).0.memory.block_bytes;

@@ -240,7 +240,8 @@ impl Trace {
     }
 
     pub fn rewind(&mut self, name: Name, info: SequenceInfo) {
-        // A rewind to a position where the sequence has another script is rare, and needs all earlier outputs.
+        // A rewind to a position where the sequence has another script is rare, and needs all
+        // earlier outputs.
         let script = &self.scripts[self.sequences[&name].script];
         let same_script = script.prompt_len.max(script.foreign);
         let leaves_script = self.one_in(4) || info.len < same_script;

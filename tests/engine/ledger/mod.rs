@@ -1,9 +1,10 @@
-//! Long random traces of API calls on sequences of the bundled model. A ledger records the expected and the received outputs. Two
-//! engines with the same options exchange sequences.
+//! Long random traces of API calls on sequences of the bundled model. A ledger records the expected
+//! and the received outputs. Two engines with the same options exchange sequences.
 //!
-//! The ledger has two parts. `ExpectedEnd`: each run of a sequence has one last output, in its queue, with its user data. `Script`:
-//! the outputs at each length depend only on prompt, parameters and seed. All sequences that share these have the same outputs:
-//! repeated requests, forks, imports, and rewound sequences.
+//! The ledger has two parts. `ExpectedEnd`: each run of a sequence has one last output, in its
+//! queue, with its user data. `Script`: the outputs at each length depend only on prompt,
+//! parameters and seed. All sequences that share these have the same outputs: repeated requests,
+//! forks, imports, and rewound sequences.
 
 mod calls;
 mod script;
@@ -22,7 +23,8 @@ use script::{Script, length};
 const TRACES: u64 = 200;
 const ACTS: usize = 100;
 const MAX_LEN: usize = 96;
-/// The queue for exported states, and a queue that is rarely read. All other queues are read after every step.
+/// The queue for exported states, and a queue that is rarely read. All other queues are read after
+/// every step.
 const STATES: usize = 0;
 const LAGGING: usize = 1;
 
@@ -73,7 +75,8 @@ struct Host {
     /// None: the queue is freed.
     queues: Vec<Option<Queue>>,
     exports: VecDeque<Export>,
-    /// Calls since the last step: whether a sequence may end by itself, and the sequences whose length changed.
+    /// Calls since the last step: whether a sequence may end by itself, and the sequences whose
+    /// length changed.
     has_pending_calls: bool,
     changed: BTreeSet<u64>,
 }
@@ -86,7 +89,8 @@ struct Trace {
     sequences: BTreeMap<Name, Sequence>,
     added: Vec<AddedRequest>,
     expected_ends: Vec<ExpectedEnd>,
-    /// Idle forks that may fail, with the queue for the error, and the forks that no step has applied.
+    /// Idle forks that may fail, with the queue for the error, and the forks that no step has
+    /// applied.
     pending_forks: BTreeMap<Name, usize>,
     unseen: BTreeSet<Name>,
     /// Failed forks whose error output is still expected.

@@ -20,13 +20,15 @@ pub struct Script {
     pub totals: BTreeMap<usize, String>,
     /// The whole text of a sequence that was aborted at this length.
     pub aborted: BTreeMap<usize, String>,
-    /// Tokens up to this length cannot be regenerated: the host appended them, or they were sampled with another seed.
+    /// Tokens up to this length cannot be regenerated: the host appended them, or they were sampled
+    /// with another seed.
     pub foreign: usize,
     /// Another script that this one equals up to the given length.
     pub origin: Option<(usize, usize)>,
 }
 
-/// Records the first value at a length. All later values must equal it. Returns the number of comparisons.
+/// Records the first value at a length. All later values must equal it. Returns the number of
+/// comparisons.
 fn same<T: PartialEq + Debug>(recorded: &mut BTreeMap<usize, T>, len: usize, now: T, what: &str) -> usize {
     if let Some(before) = recorded.get(&len) {
         assert_eq!(now, *before, "{what} at {len} tokens differs from an earlier output");
@@ -59,7 +61,8 @@ impl Script {
         script
     }
 
-    /// Records an output and returns the number of comparisons. `text_flushed`: an abort has emitted held-back text.
+    /// Records an output and returns the number of comparisons. `text_flushed`: an abort has
+    /// emitted held-back text.
     pub fn record(&mut self, output: &Output, params: &SamplingParams, text_flushed: bool) -> usize {
         let len = length(output);
         let scored = params.logprobs.is_some();
@@ -108,7 +111,8 @@ impl Script {
         })
     }
 
-    /// Asserts that the concatenated deltas equal the cumulative texts. Returns the number of comparisons.
+    /// Asserts that the concatenated deltas equal the cumulative texts. Returns the number of
+    /// comparisons.
     pub fn check(&self) -> usize {
         let compare = |(&len, total): (&usize, &String)| {
             self.whole(len).map(|whole| assert_eq!(whole, *total, "the deltas up to {len} tokens differ from the whole text"))
