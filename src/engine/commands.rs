@@ -55,7 +55,7 @@ impl EngineCore {
                 let result = self.rewind(seq, len);
                 self.record_outcome(seq, result);
             }
-            Command::GoOn { seq, keep, hook, deadline, open, requested_at } => {
+            Command::Continue { seq, keep, hook, deadline, open, requested_at } => {
                 if let Err(error) = self.continue_sequence(seq, keep, hook, Timing::new(requested_at), deadline, &open) {
                     let last = self.sequences.get(&seq).map_or(open.last, ActiveSequence::output);
                     self.end(&open.sender, last.failed(error));

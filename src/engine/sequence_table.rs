@@ -22,19 +22,65 @@ use crate::scheduler::{IdMap, PreparedGroup};
 
 /// A command that the next step applies.
 pub enum Command {
-    Add { id: u64, work: Box<PreparedRequest> },
-    Abort { request: u64 },
-    End { seq: u64 },
-    Fork { parent: u64, len: Option<usize>, children: Vec<ForkedSequence>, idle: bool },
-    Append { seq: u64, tokens: Vec<u32> },
-    Rewind { seq: u64, len: usize },
-    Resume { seq: u64, generation: Box<Generation>, open: Box<PendingOutput> },
-    Free { seq: u64 },
-    GoOn { seq: u64, keep: bool, hook: Option<LogitsHook>, deadline: Option<Duration>, open: Box<PendingOutput>, requested_at: Duration },
-    Export { seq: u64, open: Box<PendingOutput> },
-    Import { id: u64, generation: Box<Generation>, sequence_state: Box<SequenceState<'static>> },
-    Pin { id: u64, candidate: Box<PreparedGroup>, priority: u32, salt: Vec<u8>, until: Option<Duration> },
-    Unpin { id: u64 },
+    Add {
+        id: u64,
+        work: Box<PreparedRequest>,
+    },
+    Abort {
+        request: u64,
+    },
+    End {
+        seq: u64,
+    },
+    Fork {
+        parent: u64,
+        len: Option<usize>,
+        children: Vec<ForkedSequence>,
+        idle: bool,
+    },
+    Append {
+        seq: u64,
+        tokens: Vec<u32>,
+    },
+    Rewind {
+        seq: u64,
+        len: usize,
+    },
+    Resume {
+        seq: u64,
+        generation: Box<Generation>,
+        open: Box<PendingOutput>,
+    },
+    Free {
+        seq: u64,
+    },
+    Continue {
+        seq: u64,
+        keep: bool,
+        hook: Option<LogitsHook>,
+        deadline: Option<Duration>,
+        open: Box<PendingOutput>,
+        requested_at: Duration,
+    },
+    Export {
+        seq: u64,
+        open: Box<PendingOutput>,
+    },
+    Import {
+        id: u64,
+        generation: Box<Generation>,
+        sequence_state: Box<SequenceState<'static>>,
+    },
+    Pin {
+        id: u64,
+        candidate: Box<PreparedGroup>,
+        priority: u32,
+        salt: Vec<u8>,
+        until: Option<Duration>,
+    },
+    Unpin {
+        id: u64,
+    },
 }
 
 /// A sequence that a fork creates.
@@ -406,7 +452,7 @@ impl SequenceTable {
             let (sender, user_data) = (queue.map_or(&known.sender, Queue::sender).clone(), user_data.unwrap_or(known.user_data));
             let most = self.max_len.saturating_sub(known.len);
             let open = state.activate(self.limits, seq, SequenceView { sender, user_data, ..known }, most, requested_at)?;
-            state.inbox.push_back(Command::GoOn { seq, keep, hook, deadline, open, requested_at });
+            state.inbox.push_back(Command::Continue { seq, keep, hook, deadline, open, requested_at });
             Ok(())
         })
     }

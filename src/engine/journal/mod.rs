@@ -95,7 +95,7 @@ impl Journal {
     pub fn fault(&mut self) -> Option<Error> {
         let attempt = self.recorder.attempt();
         let Role::Replays { replayed: told, .. } = &self.role else { return None };
-        told.faults.iter().find(|fault| fault.attempt == attempt).map(FailedAttempt::error)
+        told.failed_attempts.iter().find(|fault| fault.attempt == attempt).map(FailedAttempt::error)
     }
 
     /// Records that the plan could not be computed.
@@ -124,7 +124,7 @@ impl Journal {
         let number = self.recorder.moves();
         let (out, back) = match &self.role {
             Role::Records(_) => (out, back),
-            Role::Replays { replayed: told, .. } => match told.stuck.iter().find(|stuck| stuck.number == number) {
+            Role::Replays { replayed: told, .. } => match told.failed_moves.iter().find(|stuck| stuck.number == number) {
                 Some(stuck) => (out && !stuck.out_failed, back && !stuck.back_failed),
                 None => (out, back),
             },

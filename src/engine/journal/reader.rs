@@ -71,8 +71,8 @@ impl JournalFile {
         let mut recorded = Recorded::default();
         while self.ending.is_none() {
             match self.record() {
-                Ok(Record::Asked(requested_at)) => recorded.commands.push(requested_at),
-                Ok(Record::Ended(ended)) => recorded.ended.push(ended),
+                Ok(Record::Command(requested_at)) => recorded.commands.push(requested_at),
+                Ok(Record::End(ended)) => recorded.ended.push(ended),
                 Ok(Record::Step(step)) => return Some(Recorded { step, ..recorded }),
                 Ok(Record::Closed) => self.ending = Some(Ending::Closed),
                 Err(ending) => self.ending = Some(ending),

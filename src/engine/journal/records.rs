@@ -84,8 +84,8 @@ impl Header {
 /// A record of a journal.
 #[derive(Serialize, Deserialize)]
 pub enum Record {
-    Asked(RecordedCommand<'static>),
-    Ended(RecordedEnd),
+    Command(RecordedCommand<'static>),
+    End(RecordedEnd),
     /// A step. The commands and ended sequences since the previous step belong to it.
     Step(Step),
     /// The engine was freed.
@@ -100,10 +100,10 @@ pub struct Step {
     pub now: Duration,
     /// Indices of the readiness checks of the step that failed because a queue was full.
     pub refused: Vec<u32>,
-    pub faults: Vec<FailedAttempt>,
+    pub failed_attempts: Vec<FailedAttempt>,
     pub resized: Vec<Resized>,
     /// Failed transfers between the tiers.
-    pub stuck: Vec<FailedMove>,
+    pub failed_moves: Vec<FailedMove>,
     /// Failed transfers of K and V for exports and imports.
     pub failed_exchanges: Vec<FailedAttempt>,
     /// Costs of swapping and recomputation as the bits of seconds, if they were set.
@@ -195,7 +195,7 @@ pub enum RecordedCommand<'a> {
         at: Duration,
         resume: Box<RecordedResume<'a>>,
     },
-    GoOn {
+    Continue {
         seq: u64,
         at: Duration,
         deadline: Option<Duration>,
@@ -342,9 +342,9 @@ impl RecordedCommand<'_> {
                     resume: Box::new(RecordedResume { sampling, keep, hooked, user_data, deadline, skip_special }),
                 }
             }
-            Command::GoOn { seq, keep, hook, deadline, open, requested_at } => {
+            Command::Continue { seq, keep, hook, deadline, open, requested_at } => {
                 let deadline = deadline.map(|at| at.saturating_sub(*requested_at));
-                RecordedCommand::GoOn {
+                RecordedCommand::Continue {
                     seq: *seq,
                     at: *requested_at,
                     deadline,

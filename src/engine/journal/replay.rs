@@ -109,7 +109,7 @@ impl Replay {
         // The outputs are compared when they are created, so the queue is only emptied.
         let _ = self.engine.queue().poll(Some(Duration::ZERO));
         self.compare(&step, &ended).map_err(|what| match result {
-            Err(error) if step.faults.is_empty() => format!("{what}; the step failed: {error}"),
+            Err(error) if step.failed_attempts.is_empty() => format!("{what}; the step failed: {error}"),
             _ => what,
         })
     }
@@ -166,7 +166,7 @@ impl Replay {
                 let deadline = generation.deadline;
                 self.engine.resume(seq, Resume { keep, user_data, skip_special, deadline, ..Resume::new(generation.sampling.into_owned()) })
             }
-            RecordedCommand::GoOn { seq, at, deadline, keep, user_data, hooked } => {
+            RecordedCommand::Continue { seq, at, deadline, keep, user_data, hooked } => {
                 self.clock.turn(at);
                 self.restore_hook(seq, hooked);
                 self.engine.continue_sequence(seq, Continue { keep, user_data: Some(user_data), deadline, ..Continue::default() })

@@ -51,7 +51,7 @@ impl StepRecorder {
 
     pub fn begin(&mut self, now: Duration) {
         (self.step.now, self.step.digest, self.attempts, self.exchanges) = (now, 0, 0, 0);
-        self.step.faults.clear();
+        self.step.failed_attempts.clear();
         self.step.failed_exchanges.clear();
         (self.in_step, self.must_record) = (true, !self.between.is_empty() || !self.stuck.is_empty());
         self.step.resized.clear();
@@ -77,7 +77,7 @@ impl StepRecorder {
     }
 
     pub fn failed(&mut self, error: &Error) {
-        self.step.faults.push(FailedAttempt::new(self.attempts, error));
+        self.step.failed_attempts.push(FailedAttempt::new(self.attempts, error));
     }
 
     /// Returns the number of the export or import.
@@ -135,10 +135,10 @@ impl StepRecorder {
     /// Ends the step. Returns whether it must be written.
     pub fn end(&mut self, idle: bool) -> bool {
         (self.in_step, self.moves) = (false, 0);
-        self.step.stuck.clear();
-        self.step.stuck.append(&mut self.stuck);
+        self.step.failed_moves.clear();
+        self.step.failed_moves.append(&mut self.stuck);
         self.step.refused.clone_from(&self.refused.borrow());
-        let quiet = idle && !self.must_record && self.step.faults.is_empty();
+        let quiet = idle && !self.must_record && self.step.failed_attempts.is_empty();
         if quiet && self.quiet_before && self.refused_before == self.step.refused {
             return false;
         }
