@@ -101,7 +101,7 @@ impl BudgetState {
         let bytes = blocks as u64 * tenant.block;
         if bytes > tenant.min && bytes > tenant.final_bytes() && bytes > all.saturating_sub(theirs) {
             return Err(Error::capacity(format!(
-                "the request's sequences may need {bytes} bytes of K and V at once, and of the budget's {all} the other {} engines hold {theirs}: ask again when they hold less, lower max_tokens or n, or make the budget larger",
+                "budget too small: the request may need {bytes} bytes of K and V at once (budget {all}, the other {} engines hold {theirs}); retry later, lower max_tokens or n, or raise the budget",
                 engines - 1
             )));
         }
@@ -133,7 +133,7 @@ impl MemoryBudget {
     /// Creates a budget of `bytes` that can later grow to `most`.
     pub fn new(bytes: u64, most: u64) -> Result<Arc<MemoryBudget>> {
         if bytes == 0 || bytes > most {
-            return Err(Error::invalid(format!("a budget of {bytes} bytes that may have up to {most}: give it from 1 to {most}")));
+            return Err(Error::invalid(format!("bytes is {bytes}; must be 1 to {most}")));
         }
         Ok(Arc::new(MemoryBudget { state: Mutex::new(BudgetState { bytes, max_bytes: most, last_id: 0, users: Vec::new() }) }))
     }
@@ -184,12 +184,12 @@ impl MemoryBudget {
     pub fn resize(&self, bytes: u64) -> Result<()> {
         let mut state = self.lock();
         if bytes > state.max_bytes {
-            return Err(Error::capacity(format!("the budget was made for up to {} bytes: it cannot have {bytes}", state.max_bytes)));
+            return Err(Error::capacity(format!("bytes is {bytes}; the budget was created with max_bytes {}", state.max_bytes)));
         }
         let least = state.total_min_bytes();
         if bytes < least.max(1) {
             return Err(Error::capacity(format!(
-                "{} engines with the requests they have need {least} bytes to go on, for their longest sequences: the budget cannot shrink to {bytes}",
+                "budget too small ({bytes} bytes): {} engines need {least} bytes for their longest sequences; resize it to at least {least}",
                 state.users.len()
             )));
         }
@@ -207,7 +207,7 @@ impl MemoryBudget {
         let floors = state.total_min_bytes();
         if least > state.bytes.saturating_sub(floors) {
             return Err(Error::capacity(format!(
-                "the engine needs {least} bytes for its longest sequence, and of the budget's {} others need {floors}: make it larger, or max_model_len smaller",
+                "budget too small: one sequence of max_model_len needs {least} bytes, other engines hold {floors} of {}; raise the budget or lower max_model_len",
                 state.bytes
             )));
         }
@@ -440,13 +440,13 @@ mod tests {
     #[test]
     fn an_invalid_budget_is_refused_with_the_valid_range() {
         for (bytes, max_bytes) in [(0, 0), (0, 9), (10, 9)] {
-            assert!(MemoryBudget::new(bytes, max_bytes).unwrap_err().message().contains("give it from 1"));
+            assert!(MemoryBudget::new(bytes, max_bytes).unwrap_err().message().contains("must be 1 to"));
         }
         let budget = MemoryBudget::new(1000, 2000).unwrap();
         let (_first, _second) = (Engine::join(&budget, 1, 300), Engine::join(&budget, 1, 400));
-        assert!(budget.resize(699).unwrap_err().message().contains("need 700 bytes to go on"));
-        assert!(budget.resize(2001).unwrap_err().message().contains("up to 2000"));
-        assert!(budget.join(1, 301).err().unwrap().message().contains("others need 700"));
+        assert!(budget.resize(699).unwrap_err().message().contains("need 700 bytes for their longest sequences"));
+        assert!(budget.resize(2001).unwrap_err().message().contains("max_bytes 2000"));
+        assert!(budget.join(1, 301).err().unwrap().message().contains("other engines hold 700"));
         budget.resize(700).unwrap();
     }
 

@@ -141,11 +141,11 @@ impl Error {
 
 /// Truncates a message, since it may quote a file or a request of any size.
 fn shortened(message: Cow<'static, str>) -> Cow<'static, str> {
-    const MOST_BYTES: usize = 1000;
-    if message.len() <= MOST_BYTES {
+    const MAX_BYTES: usize = 1000;
+    if message.len() <= MAX_BYTES {
         return message;
     }
-    let end = (0..=MOST_BYTES).rev().find(|&i| message.is_char_boundary(i)).unwrap_or(0);
+    let end = (0..=MAX_BYTES).rev().find(|&i| message.is_char_boundary(i)).unwrap_or(0);
     format!("{}...", &message[..end]).into()
 }
 

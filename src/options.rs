@@ -13,7 +13,7 @@ pub use sampling::{Dry, Mirostat, OutputKind, SamplingParams};
 
 use crate::budget::MemoryBudget;
 use crate::error::{Error, Result, try_concat, try_texts};
-use crate::sys::threads::{AllowedCpus, MOST_CPUS};
+use crate::sys::threads::{AllowedCpus, MAX_CPUS};
 
 /// The instruction path of the CPU kernels. Results are bit-identical within one path, not across
 /// paths.
@@ -330,8 +330,8 @@ pub struct EngineOptions {
     pub model_name: Option<String>,
 }
 
-/// The limit of the priority of a request, which ranges from `-MOST_PRIORITY` to `MOST_PRIORITY`.
-pub const MOST_PRIORITY: i32 = 100;
+/// The limit of the priority of a request, which ranges from `-MAX_PRIORITY` to `MAX_PRIORITY`.
+pub const MAX_PRIORITY: i32 = 100;
 
 impl Default for EngineOptions {
     fn default() -> Self {
@@ -400,9 +400,9 @@ impl EngineOptions {
         match self.device.as_str() {
             "cpu" => Ok(Device::Cpu),
             "cuda" => Ok(Device::Cuda(0)),
-            name => ordinal(name)
-                .map(Device::Cuda)
-                .ok_or_else(|| Error::unsupported(format!("device is {name:?}: choose \"cpu\", or \"cuda:0\" for the first CUDA device"))),
+            name => ordinal(name).map(Device::Cuda).ok_or_else(|| {
+                Error::unsupported(format!("device is {name:?}; must be \"cpu\" or \"cuda:N\", where N is the number of a CUDA device"))
+            }),
         }
     }
 
@@ -423,16 +423,16 @@ impl EngineOptions {
             Device::Cuda(_) => self.validate_on_cuda()?,
         }
         if !(8..=256).contains(&self.block_size) || !self.block_size.is_power_of_two() {
-            return Err(Error::invalid(format!("block_size is {}: choose 8, 16, 32, 64, 128 or 256", self.block_size)));
+            return Err(Error::invalid(format!("block_size is {}; must be 8, 16, 32, 64, 128 or 256", self.block_size)));
         }
         if self.budget.is_some() && self.kv_bytes.is_some() {
-            return Err(Error::invalid("kv_bytes and a budget are both given: the budget's bytes are the pool's, so leave kv_bytes out"));
+            return Err(Error::invalid("kv_bytes and budget are both set; the pool has the bytes of the budget, so unset kv_bytes"));
         }
         within("max_batch_tokens", self.max_batch_tokens, Self::MAX_BATCH_TOKENS)?;
         within("max_seqs", self.max_seqs, Self::MAX_SEQS)?;
         if self.max_batch_tokens < self.max_seqs {
             return Err(Error::invalid(format!(
-                "max_batch_tokens is {} and max_seqs {}: every running sequence needs a row, so raise the first or lower the second",
+                "max_batch_tokens is {} and max_seqs is {}; each running sequence needs one token per step, so raise max_batch_tokens or lower max_seqs",
                 self.max_batch_tokens, self.max_seqs
             )));
         }
@@ -448,7 +448,7 @@ impl EngineOptions {
         if let Some(WeightFormat::Int4 { group, .. }) = self.weight_format
             && !WeightFormat::GROUPS.contains(&group)
         {
-            return Err(Error::invalid(format!("weight_group is {group}: choose one of {:?}", WeightFormat::GROUPS)));
+            return Err(Error::invalid(format!("weight_group is {group}; must be one of {:?}", WeightFormat::GROUPS)));
         }
         self.policies.validate()?;
         self.validate_swapping()
@@ -459,13 +459,13 @@ impl EngineOptions {
     fn validate_on_cpu(&self) -> Result<()> {
         if let Some(fraction) = self.memory_fraction {
             return Err(Error::unsupported(format!(
-                "memory_fraction is {fraction} and device \"cpu\": it divides a CUDA device's memory, so give kv_bytes, or leave both out"
+                "memory_fraction is {fraction} and device is \"cpu\"; memory_fraction is for CUDA devices, so set kv_bytes or neither"
             )));
         }
         match self.weight_format {
-            Some(WeightFormat::Fp8) => Err(Error::unsupported(
-                "weight_format is fp8 and device \"cpu\": fp8 is for CUDA devices, so take int8, which a CPU multiplies faster",
-            )),
+            Some(WeightFormat::Fp8) => {
+                Err(Error::unsupported("weight_format is fp8 and device is \"cpu\"; fp8 is for CUDA devices, use int8"))
+            }
             _ => Ok(()),
         }
     }
@@ -476,10 +476,10 @@ impl EngineOptions {
         if let Some(fraction) = self.memory_fraction {
             // NaN fails this comparison.
             if !(0.01..=1.0).contains(&fraction) {
-                return Err(Error::invalid(format!("memory_fraction is {fraction}: it must be from 0.01 to 1")));
+                return Err(Error::invalid(format!("memory_fraction is {fraction}; must be 0.01 to 1")));
             }
             if self.kv_bytes.is_some() || self.budget.is_some() {
-                return Err(Error::invalid("memory_fraction is given, and kv_bytes or a budget: say one of them"));
+                return Err(Error::invalid("memory_fraction excludes kv_bytes and budget; set one of the three"));
             }
         }
         match self.weight_format {
@@ -497,18 +497,18 @@ impl EngineOptions {
         if self.thread_count() != cpus.len() {
             let threads = self.thread_count();
             return Err(Error::invalid(format!(
-                "cpus names {} CPUs and threads is {threads}: name one for each, or leave threads out",
+                "cpus has {} CPUs and threads is {threads}; list one CPU for each thread or unset threads",
                 cpus.len()
             )));
         }
         let allowed = AllowedCpus::read()?;
         for (i, cpu) in cpus.iter().enumerate() {
             if cpus[..i].contains(cpu) {
-                return Err(Error::invalid(format!("cpus names CPU {cpu} twice: each thread needs one of its own")));
+                return Err(Error::invalid(format!("cpus has CPU {cpu} twice; list each CPU once")));
             }
             if !allowed.has(*cpu) {
                 return Err(Error::unsupported(format!(
-                    "cpus names CPU {cpu}, on which this thread may not run: it may on {}, from {} to {}",
+                    "cpus has CPU {cpu}, which this process may not use; it may use {} CPUs from {} to {}",
                     allowed.iter().count(),
                     allowed.iter().next().unwrap_or_default(),
                     allowed.iter().last().unwrap_or_default()
@@ -522,12 +522,12 @@ impl EngineOptions {
     fn validate_swapping(&self) -> Result<()> {
         match (self.preemption, self.swap_bytes, &self.swap_dir) {
             (Preemption::Recompute, bytes @ 1.., _) => Err(Error::invalid(format!(
-                "swap_bytes is {bytes} and preemption is to recompute: nothing would be swapped, so choose to swap or auto, or leave it at 0"
+                "swap_bytes is {bytes} and preemption is PLLM_PREEMPTION_RECOMPUTE, so nothing would be swapped; set swap_bytes to 0 or choose another preemption"
             ))),
-            (Preemption::Swap | Preemption::Auto, 0, _) => Err(Error::invalid(
-                "preemption may swap and swap_bytes is 0: there is no room to swap to, so raise it, or choose to recompute",
-            )),
-            (_, 0, Some(dir)) => Err(Error::invalid(format!("swap_path is {} and swap_bytes 0: say how large it may be", dir.display()))),
+            (Preemption::Swap | Preemption::Auto, 0, _) => {
+                Err(Error::invalid("preemption can swap and swap_bytes is 0; raise swap_bytes or choose PLLM_PREEMPTION_RECOMPUTE"))
+            }
+            (_, 0, Some(dir)) => Err(Error::invalid(format!("swap_path is {} and swap_bytes is 0; set swap_bytes", dir.display()))),
             _ => Ok(()),
         }
     }
@@ -538,8 +538,8 @@ pub fn cpu_list(text: &str) -> Result<Vec<usize>> {
     let wrong = |what: &str| Error::invalid(format!("cpus is {text:?}: {what}; write numbers and ranges, such as 0-3,8"));
     let number = |text: &str| {
         let number = text.parse::<usize>().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()));
-        let number = number.ok_or_else(|| wrong("that is no list of CPUs"))?;
-        if number < MOST_CPUS { Ok(number) } else { Err(wrong(&format!("CPUs have numbers below {MOST_CPUS}"))) }
+        let number = number.ok_or_else(|| wrong("not a list of CPUs"))?;
+        if number < MAX_CPUS { Ok(number) } else { Err(wrong(&format!("CPUs have numbers below {MAX_CPUS}"))) }
     };
     let mut cpus = Vec::new();
     for part in text.split(',') {
@@ -548,8 +548,8 @@ pub fn cpu_list(text: &str) -> Result<Vec<usize>> {
         if first > last {
             return Err(wrong(&format!("the range {part} is empty")));
         }
-        if cpus.len() + (last - first) >= MOST_CPUS {
-            return Err(wrong(&format!("those are more than {MOST_CPUS}")));
+        if cpus.len() + (last - first) >= MAX_CPUS {
+            return Err(wrong(&format!("those are more than {MAX_CPUS}")));
         }
         cpus.try_reserve(last - first + 1)?;
         cpus.extend(first..=last);
@@ -561,7 +561,7 @@ fn within(name: &str, value: usize, most: usize) -> Result<()> {
     if (1..=most).contains(&value) {
         return Ok(());
     }
-    Err(Error::invalid(format!("{name} is {value}: it must be from 1 to {most}")))
+    Err(Error::invalid(format!("{name} is {value}; must be 1 to {most}")))
 }
 
 /// A description of the allowed outputs of a request.
@@ -582,7 +582,7 @@ pub enum Grammar {
 
 impl Grammar {
     /// The limit in bytes. The compilation of a grammar of this size can take seconds.
-    const MOST_BYTES: usize = 256 << 10;
+    const MAX_BYTES: usize = 256 << 10;
 
     /// Copies the grammar. Fails if the system has no memory.
     pub fn try_clone(&self) -> Result<Grammar> {
@@ -601,13 +601,13 @@ impl Grammar {
         let bytes = match self {
             Grammar::JsonSchema(text) | Grammar::Regex(text) | Grammar::Lark(text) => text.len(),
             Grammar::Choice(texts) if texts.is_empty() => {
-                return Err(Error::invalid("the grammar is a choice of 0 texts: give at least one"));
+                return Err(Error::invalid("choices is empty; pass at least one text"));
             }
             Grammar::Choice(texts) => texts.iter().map(String::len).sum(),
             Grammar::JsonObject => 0,
         };
-        if bytes > Self::MOST_BYTES {
-            return Err(Error::invalid(format!("the grammar has {bytes} bytes: the limit is {}, so make it smaller", Self::MOST_BYTES)));
+        if bytes > Self::MAX_BYTES {
+            return Err(Error::invalid(format!("the grammar is too large ({bytes} bytes, at most {})", Self::MAX_BYTES)));
         }
         Ok(())
     }
@@ -652,41 +652,41 @@ impl Default for BeamParams {
 
 impl BeamParams {
     /// Maximum beam width.
-    pub const MOST_BEAMS: u32 = 64;
-    const MOST_DIVERSITY: f32 = 1e6;
+    pub const MAX_BEAMS: u32 = 64;
+    const MAX_DIVERSITY: f32 = 1e6;
     /// With this limit, a length to this power times a sum of log probabilities fits f32.
-    const MOST_LENGTH_PENALTY: f32 = 5.0;
+    const MAX_LENGTH_PENALTY: f32 = 5.0;
 
     /// Checks whether the search can return the `n` best beams.
     pub fn validate(&self, n: usize) -> Result<()> {
         let BeamParams { width, groups, diversity_penalty, length_penalty, .. } = *self;
-        if !(2..=Self::MOST_BEAMS).contains(&width) {
-            return Err(Error::invalid(format!("the beam width is {width}: it must be from 2 to {}", Self::MOST_BEAMS)));
+        if !(2..=Self::MAX_BEAMS).contains(&width) {
+            return Err(Error::invalid(format!("width of pllm_beam is {width}; must be 2 to {}", Self::MAX_BEAMS)));
         }
         if n == 0 || n > width as usize {
-            return Err(Error::invalid(format!("n is {n} and the beam width {width}: ask for 1 to {width} results, or raise the width")));
+            return Err(Error::invalid(format!("n is {n} and width of pllm_beam is {width}; n must be 1 to {width}")));
         }
         if groups == 0 || width % groups != 0 {
-            return Err(Error::invalid(format!("{width} beams cannot be divided into {groups} groups of equal size")));
+            return Err(Error::invalid(format!("groups of pllm_beam is {groups}; must divide width ({width})")));
         }
         // NaN fails these comparisons.
-        if !(0.0..=Self::MOST_DIVERSITY).contains(&diversity_penalty) {
-            let most = Self::MOST_DIVERSITY;
-            return Err(Error::invalid(format!("diversity_penalty is {diversity_penalty}: it must be from 0 to {most}")));
+        if !(0.0..=Self::MAX_DIVERSITY).contains(&diversity_penalty) {
+            let most = Self::MAX_DIVERSITY;
+            return Err(Error::invalid(format!("diversity_penalty is {diversity_penalty}; must be 0 to {most}")));
         }
         if groups == 1 && diversity_penalty != 0.0 {
             return Err(Error::invalid(format!(
-                "diversity_penalty is {diversity_penalty} and there is one group of beams: ask for 2 groups or more, or leave it at 0"
+                "diversity_penalty is {diversity_penalty} and groups is 1; raise groups or set diversity_penalty to 0"
             )));
         }
         if groups > 1 && diversity_penalty == 0.0 {
             return Err(Error::invalid(format!(
-                "diversity_penalty is 0 and there are {groups} groups of beams, which would all find the same: raise it or ask for 1 group"
+                "diversity_penalty is 0 and groups is {groups}, so all groups would find the same; raise diversity_penalty or set groups to 1"
             )));
         }
-        if !(-Self::MOST_LENGTH_PENALTY..=Self::MOST_LENGTH_PENALTY).contains(&length_penalty) {
-            let most = Self::MOST_LENGTH_PENALTY;
-            return Err(Error::invalid(format!("length_penalty is {length_penalty}: it must be from -{most} to {most}")));
+        if !(-Self::MAX_LENGTH_PENALTY..=Self::MAX_LENGTH_PENALTY).contains(&length_penalty) {
+            let most = Self::MAX_LENGTH_PENALTY;
+            return Err(Error::invalid(format!("length_penalty is {length_penalty}; must be -{most} to {most}")));
         }
         Ok(())
     }
@@ -704,14 +704,14 @@ mod tests {
         };
         let params = BeamParams::default;
         params().validate(4).unwrap();
-        assert_refused(params(), 5, "n is 5 and the beam width 4");
+        assert_refused(params(), 5, "n is 5 and width of pllm_beam is 4");
         assert_refused(params(), 0, "n is 0");
-        assert_refused(BeamParams { width: 1, ..params() }, 1, "width is 1");
-        assert_refused(BeamParams { width: 65, ..params() }, 1, "from 2 to 64");
-        assert_refused(BeamParams { groups: 3, diversity_penalty: 1.0, ..params() }, 1, "4 beams cannot be divided into 3");
+        assert_refused(BeamParams { width: 1, ..params() }, 1, "width of pllm_beam is 1");
+        assert_refused(BeamParams { width: 65, ..params() }, 1, "must be 2 to 64");
+        assert_refused(BeamParams { groups: 3, diversity_penalty: 1.0, ..params() }, 1, "groups of pllm_beam is 3; must divide width (4)");
         assert_refused(BeamParams { groups: 0, ..params() }, 1, "0 groups");
         assert_refused(BeamParams { groups: 2, ..params() }, 1, "diversity_penalty is 0");
-        assert_refused(BeamParams { diversity_penalty: 0.5, ..params() }, 1, "one group");
+        assert_refused(BeamParams { diversity_penalty: 0.5, ..params() }, 1, "groups is 1");
         for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -5.5] {
             assert_refused(BeamParams { length_penalty: value, ..params() }, 1, "length_penalty is");
             assert_refused(BeamParams { groups: 2, diversity_penalty: value, ..params() }, 1, "diversity_penalty is");
@@ -731,18 +731,18 @@ mod tests {
         assert_eq!(cpu_list("5").unwrap(), [5]);
         assert_eq!(cpu_list("1023,7-7").unwrap(), [1023, 7]);
         for (text, message) in [
-            ("", "no list"),
-            ("a", "no list"),
-            ("-1", "no list"),
-            ("+1", "no list"),
-            ("1-", "no list"),
-            ("1--2", "no list"),
-            ("1,,2", "no list"),
-            (" 1", "no list"),
+            ("", "not a list"),
+            ("a", "not a list"),
+            ("-1", "not a list"),
+            ("+1", "not a list"),
+            ("1-", "not a list"),
+            ("1--2", "not a list"),
+            ("1,,2", "not a list"),
+            (" 1", "not a list"),
             ("3-1", "the range 3-1 is empty"),
             ("1024", "below 1024"),
             ("0-4294967295", "below 1024"),
-            ("99999999999999999999", "no list"),
+            ("99999999999999999999", "not a list"),
             ("0-1023,0", "more than 1024"),
         ] {
             let error = cpu_list(text).unwrap_err();

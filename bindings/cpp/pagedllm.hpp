@@ -670,7 +670,7 @@ inline void set_text(const char *&data, uint64_t &len, const std::string &text) 
 inline Status set_policies(pllm_engine_options &c, const Options &options) {
     const int64_t ageing = options.ageing.count();
     if (ageing < 0 || ageing > int64_t{UINT32_MAX}) {
-        return Error{Code::invalid_argument, "ageing is " + std::to_string(ageing) + " ms; it must be from 0 to 4294967295 ms"};
+        return Error{Code::invalid_argument, "ageing is " + std::to_string(ageing) + " ms; must be 0 to 4294967295 ms"};
     }
     c.ageing_ms = static_cast<uint32_t>(ageing);
     if (options.budget) {

@@ -55,7 +55,7 @@ func (a *arguments) inRange(name string, value, low, high int64) bool {
 	if value >= low && value <= high {
 		return true
 	}
-	a.refuse("%s is %d; it must be from %d to %d", name, value, low, high)
+	a.refuse("%s is %d; must be %d to %d", name, value, low, high)
 	return false
 }
 
@@ -64,7 +64,7 @@ func (a *arguments) milliseconds(name string, value time.Duration, high int64) i
 	ms := wholeMilliseconds(value)
 	if ms < 0 || ms > high {
 		limit := time.Duration(min(high, math.MaxInt64/int64(time.Millisecond))) * time.Millisecond
-		a.refuse("%s is %v; it must be from 0s to %v", name, value, limit)
+		a.refuse("%s is %v; must be 0s to %v", name, value, limit)
 		return 0
 	}
 	return ms

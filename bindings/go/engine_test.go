@@ -81,7 +81,7 @@ func TestInvalidOptionsReturnTheLibrarysMessage(t *testing.T) {
 		{func(o *pagedllm.Options) { o.Device = "abacus" }, pagedllm.ErrUnsupported, "abacus"},
 		{func(o *pagedllm.Options) { o.Device = "cuda:99" }, pagedllm.ErrUnsupported, "cuda:99"},
 		{func(o *pagedllm.Options) { o.MemoryFraction = 0.5 }, pagedllm.ErrUnsupported, "memory_fraction is 0.5"},
-		{func(o *pagedllm.Options) { o.KVBytes = 1 }, pagedllm.ErrCapacity, "kv_bytes must be at least"},
+		{func(o *pagedllm.Options) { o.KVBytes = 1 }, pagedllm.ErrCapacity, "raise kv_bytes to"},
 		{func(o *pagedllm.Options) { o.BlockSize = 12 }, pagedllm.ErrInvalidArgument, "block_size is 12"},
 		{func(o *pagedllm.Options) { o.MaxBatchTokens = 3 }, pagedllm.ErrInvalidArgument, "max_batch_tokens is 3"},
 		{func(o *pagedllm.Options) { o.MaxSeqs = math.MaxUint32 }, pagedllm.ErrInvalidArgument, "max_seqs is 4294967295"},
@@ -149,12 +149,12 @@ func TestNumbersOutOfRangeAreRefused(t *testing.T) {
 		{KVBytes: -1}, {QueueCapacity: -1}, {MaxWaitingRequests: -1}, {MaxWaitingTokens: -1}, {MaxPromptBytes: -1}, {SwapBytes: -1},
 	} {
 		_, err := options.Plan()
-		wantMessage(t, err, pagedllm.ErrInvalidArgument, " is -1; it must be from 0 to ")
+		wantMessage(t, err, pagedllm.ErrInvalidArgument, " is -1; must be 0 to ")
 	}
 	for _, ageing := range []time.Duration{-1, math.MinInt64, (math.MaxUint32 + 1) * time.Millisecond} {
 		options := pagedllm.Options{Ageing: ageing}
 		_, err := options.Plan()
-		wantMessage(t, err, pagedllm.ErrInvalidArgument, "Ageing is "+ageing.String()+"; it must be from 0s to 1193h2m47.295s")
+		wantMessage(t, err, pagedllm.ErrInvalidArgument, "Ageing is "+ageing.String()+"; must be 0s to 1193h2m47.295s")
 	}
 }
 

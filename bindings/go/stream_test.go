@@ -207,7 +207,7 @@ func TestInvalidRequestsReturnTheLibrarysMessage(t *testing.T) {
 	}{
 		{pagedllm.Request{}, "prompt is empty"},
 		{pagedllm.Request{PromptTokenIDs: []uint32{}}, "prompt is empty"},
-		{pagedllm.Request{Prompt: "x", PromptTokenIDs: []uint32{1}}, "both given"},
+		{pagedllm.Request{Prompt: "x", PromptTokenIDs: []uint32{1}}, "both set"},
 		{pagedllm.Request{Prompt: "caf\xe9"}, "not UTF-8"},
 		{pagedllm.Request{PromptTokenIDs: []uint32{1 << 31}}, "beyond the vocabulary"},
 		{pagedllm.Request{PromptTokenIDs: make([]uint32, 5000)}, "prompt is 5000 tokens"},

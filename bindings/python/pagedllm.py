@@ -746,7 +746,7 @@ def _range(struct: ctypes.Structure, name: str) -> str:
     bits = 8 * sizeof(kind)
     signed = kind(-1).value < 0
     low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
-    return f"it must be from {low} to {high}"
+    return f"must be {low} to {high}"
 
 
 def _refuse_continuation(how: Mapping[str, Any]) -> None:
@@ -756,7 +756,7 @@ def _refuse_continuation(how: Mapping[str, Any]) -> None:
 
 def _u64(name: str, value: int) -> int:
     if c_uint64(value).value != value:
-        raise Error(Code.INVALID_ARGUMENT, f"{name} is {value}; it must be from 0 to {2**64 - 1}")
+        raise Error(Code.INVALID_ARGUMENT, f"{name} is {value}; must be 0 to {2**64 - 1}")
     return value
 
 
@@ -783,7 +783,7 @@ def _token_ids(name: str, tokens: Iterable[int]) -> Any:
         ids = array.array("I", tokens)
     except OverflowError as error:
         raise Error(Code.INVALID_ARGUMENT, f"a token id of {name} does not fit into 32 bits ({error}); "
-                    f"it must be from 0 to {2**32 - 1}") from None
+                    f"must be 0 to {2**32 - 1}") from None
     return (c_uint32 * len(ids)).from_buffer(ids)
 
 
@@ -857,7 +857,7 @@ def _c_sampling(sampling: Sampling) -> Any:
         c.logit_bias, c.logit_bias_len = (_LogitBias * len(sampling.logit_bias))(), len(sampling.logit_bias)
         for i, (token, bias) in enumerate(sampling.logit_bias.items()):
             if c_uint32(token).value != token:
-                raise Error(Code.INVALID_ARGUMENT, f"a token id of logit_bias is {token}; it must be from 0 to {2**32 - 1}")
+                raise Error(Code.INVALID_ARGUMENT, f"a token id of logit_bias is {token}; must be 0 to {2**32 - 1}")
             _assign(c.logit_bias[i], token=token, bias=bias)
     if sampling.dry is not None:
         dry = _defaults(_Dry, _lib.pllm_dry_init, multiplier=sampling.dry.multiplier, base=sampling.dry.base,

@@ -14,14 +14,14 @@ impl E4m3 {
     /// Rounds to the nearest code, ties to even. Saturates at the largest magnitude. NaN becomes 0.
     #[inline(always)]
     pub fn nearest(x: f32) -> E4m3 {
-        const LEAST_NORMAL: f32 = 0.015625;
+        const MIN_NORMAL: f32 = 0.015625;
         // The spacing of f32 at this number equals the spacing of E4M3 subnormals.
         const LAST_PLACE: f32 = 16384.0;
         if x.is_nan() {
             return E4m3(0);
         }
         let size = x.abs().min(Self::MOST);
-        let code = match size < LEAST_NORMAL {
+        let code = match size < MIN_NORMAL {
             true => (size + LAST_PLACE).to_bits() - LAST_PLACE.to_bits(),
             false => {
                 let bits = size.to_bits() - (120 << 23); // difference of the exponent biases

@@ -6,7 +6,7 @@ use std::ops::Range;
 use crate::error::Result;
 
 /// The largest number of top tokens that one sample can report.
-pub const MOST_TOPS: usize = 20;
+pub const MAX_TOPS: usize = 20;
 /// The value of `SamplingRow::logprobs` if no log probability is wanted.
 pub const NO_LOGPROBS: u32 = u32::MAX;
 /// The value of `SamplingRow::mask` if all tokens are allowed.
@@ -63,12 +63,12 @@ pub struct DeviceSamplingLimits {
 /// The largest number of edits of one sample: a few hundred biases, or the penalties of some pages
 /// of text. The limit is per sample. With a shared limit, the other sequences of the step would
 /// decide whether a token is sampled on the device.
-pub const MOST_EDITS: usize = 4096;
+pub const MAX_EDITS: usize = 4096;
 
 impl DeviceSamplingLimits {
     /// Returns the limits for one sample per row, each with a mask.
     pub fn for_rows(rows: usize, vocab: usize) -> DeviceSamplingLimits {
-        DeviceSamplingLimits { max_rows: rows, edits: rows * MOST_EDITS, mask: rows * vocab.div_ceil(32) }
+        DeviceSamplingLimits { max_rows: rows, edits: rows * MAX_EDITS, mask: rows * vocab.div_ceil(32) }
     }
 }
 
@@ -121,7 +121,7 @@ pub struct DeviceSample {
     /// was requested.
     pub powers: u64,
     /// The most probable tokens with their logits, the most probable first.
-    pub tops: [TopToken; MOST_TOPS],
+    pub tops: [TopToken; MAX_TOPS],
 }
 
 /// A token with its logit.
@@ -155,7 +155,7 @@ impl DeviceSample {
 }
 
 /// The sizes in `kernels/draw.cu`.
-const _: () = assert!(size_of::<SamplingRow>() == 60 && size_of::<LogitEdit>() == 12 && size_of::<DeviceSample>() == 24 + 8 * MOST_TOPS);
+const _: () = assert!(size_of::<SamplingRow>() == 60 && size_of::<LogitEdit>() == 12 && size_of::<DeviceSample>() == 24 + 8 * MAX_TOPS);
 
 #[cfg(test)]
 mod tests {

@@ -4,7 +4,7 @@ use super::exclude;
 use super::random::{Lane, fraction};
 use super::sampler::{Context, NoChoice, ResolvedSampling, Sample};
 use crate::batch::device_sampling::{
-    DeviceSample, DeviceSampling, LogitEdit, MOST_EDITS, MOST_TOPS, NO_LOGPROBS, NO_MASK, SampleStatus, SamplingRow,
+    DeviceSample, DeviceSampling, LogitEdit, MAX_EDITS, MAX_TOPS, NO_LOGPROBS, NO_MASK, SampleStatus, SamplingRow,
 };
 use crate::options::{Dry, SamplingParams};
 
@@ -21,7 +21,7 @@ pub fn plan_draw(
     let params = &rules.params;
     let (biases, counts) = (&params.logit_bias, if params.counts_tokens() { context.history.counts() } else { &[] });
     let mask = if exclude::applies(rules, context) { vocab.div_ceil(32) } else { 0 };
-    let too_many = logprobs.unwrap_or(0) as usize > MOST_TOPS.min(vocab) || biases.len() + counts.len() > MOST_EDITS;
+    let too_many = logprobs.unwrap_or(0) as usize > MAX_TOPS.min(vocab) || biases.len() + counts.len() > MAX_EDITS;
     if !is_simple(params) || too_many {
         return false;
     }

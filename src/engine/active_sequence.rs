@@ -350,7 +350,7 @@ impl ActiveSequence {
         // Hosts read one log probability per token.
         let wanted = sequence.sampling.params.logprobs.map_or(0, |_| sequence.accumulated.tokens.len());
         if sequence.accumulated.logprobs.tokens.len() != wanted {
-            return Err(Error::invalid("the exported sequence has other log probabilities than its tokens: it is damaged"));
+            return Err(Error::invalid("the sequence state is damaged: its log probabilities do not match its tokens"));
         }
         sequence.restore_text(&header.tokens, text)?;
         Ok(sequence)

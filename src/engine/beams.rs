@@ -136,8 +136,9 @@ impl EngineCore {
             outputs.push(sequence.hypothesis(index as u32, hypothesis, self.shared.text.as_deref())?);
         }
         let sender = sequence.sender.clone();
-        let missing =
-            sequence.output().failed(Error::invalid("fewer beams than n were found: so many tokens are excluded that no more could end"));
+        let missing = sequence.output().failed(Error::invalid(
+            "the search found fewer than n beams, because too many tokens are excluded; allow more tokens or lower n",
+        ));
         self.beams.remove(&request);
         self.sequences.remove(&request);
         while let Some(index) = self.shared.table.open(request, None) {

@@ -170,7 +170,11 @@ impl EngineCore {
     }
 
     fn try_fork(&mut self, parent: u64, len: Option<usize>, child: u64, idle: bool) -> Result<ActiveSequence> {
-        let gone = || Error::not_found(format!("sequence {parent} has ended before it could fork, and was not kept"));
+        let gone = || {
+            Error::not_found(format!(
+                "sequence {parent} ended before the fork and was not kept; set PLLM_REQUEST_KEEP to fork sequences that have ended"
+            ))
+        };
         self.sequences.try_reserve(1)?;
         let mut sequence = self.sequences.get(&parent).ok_or_else(gone)?.fork()?;
         self.watch(child, sequence.deadline)?;
@@ -226,7 +230,7 @@ impl EngineCore {
         sequence.hook = hook.or(sequence.hook.take());
         (sequence.sender, sequence.user_data) = (open.sender.clone(), open.last.user_data);
         if sequence.sampling.params.grammar.is_some() && sequence.constraint.is_none() {
-            return Err(Error::invalid("a defect has lost the sequence's grammar: resume it with parameters"));
+            return Err(Error::invalid("internal error: the sequence has lost its grammar; resume it with parameters"));
         }
         let request = sequence.request;
         self.watch(request, deadline)?;
@@ -235,7 +239,11 @@ impl EngineCore {
     }
 
     fn export(&mut self, seq: u64) -> Result<Output> {
-        let gone = || Error::not_found(format!("sequence {seq} has ended before it could be exported, and was not kept"));
+        let gone = || {
+            Error::not_found(format!(
+                "sequence {seq} ended before the export and was not kept; set PLLM_REQUEST_KEEP to export sequences that have ended"
+            ))
+        };
         self.swap_in(seq);
         let stream = self.sequences.get(&seq).ok_or_else(gone)?;
         let sequence = self.scheduler.get(seq)?;
@@ -324,5 +332,5 @@ fn recorded_result(journal: &mut Option<Journal>, result: Result<()>) -> Result<
 }
 
 fn ended_error(seq: u64) -> Error {
-    Error::not_found(format!("sequence {seq} could not be made, so it cannot be resumed"))
+    Error::not_found(format!("sequence {seq} could not be created and cannot be resumed"))
 }

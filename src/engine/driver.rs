@@ -73,7 +73,7 @@ impl Driver {
                 core.answer_caller();
             }
         });
-        let thread = thread.map_err(|e| Error::capacity(format!("could not start the engine's thread: {e}")))?;
+        let thread = thread.map_err(|e| Error::capacity(format!("the system starts no thread for the engine: {e}")))?;
         let driver = Driver { stop, wakeup, thread: Some(thread) };
         // If the pinning fails, the drop of `driver` ends the thread.
         driver.thread.iter().zip(cpu).try_for_each(|(thread, cpu)| threads::pin(thread, cpu))?;

@@ -141,7 +141,7 @@ impl EngineCore {
     /// calls return the error.
     pub(super) fn fail(&mut self, panic: Box<dyn Any + Send>) -> Error {
         let what = quiet::said(&*panic);
-        let error = Error::internal(format!("a defect of libpagedllm stopped this engine: {what}; free it and create another"));
+        let error = Error::internal(format!("the engine has failed ({what}); free it and create another"));
         self.end_all(&error, |output| output.failed(error.clone()));
         error
     }
@@ -162,7 +162,7 @@ impl EngineCore {
     /// Handles a defect outside of a step, using only the table.
     pub fn fail_without_core(&self) {
         let table = &self.shared.table;
-        let error = Error::internal("a defect of libpagedllm stopped this engine's thread; free it and create another");
+        let error = Error::internal("the engine's thread has failed; free the engine and create another");
         table.fail(&error, |sender, last| {
             sender.push_last(&mut last.failed(error.clone()));
             sender.notify();

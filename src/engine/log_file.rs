@@ -9,8 +9,8 @@ use crate::error::{Error, Result};
 use crate::sys::files;
 
 /// Size and age at which the buffer is written.
-const MOST_BYTES: usize = 64 << 10;
-const MOST_AGE: Duration = Duration::from_secs(1);
+const MAX_BYTES: usize = 64 << 10;
+const MAX_AGE: Duration = Duration::from_secs(1);
 
 /// A buffered file for a trace or a journal.
 pub struct LogFile {
@@ -28,7 +28,7 @@ impl LogFile {
         let file = files::create(path)
             .map_err(|e| Error::io(format!("{}: cannot be written: {e}; name another file, or none", path.display())))?;
         let mut buffer = Vec::new();
-        buffer.try_reserve_exact(2 * MOST_BYTES)?;
+        buffer.try_reserve_exact(2 * MAX_BYTES)?;
         Ok(LogFile { file: Some(file), len: 0, buffer, written: Duration::ZERO })
     }
 
@@ -55,7 +55,7 @@ impl LogFile {
 
     /// Writes the buffer if it is large or old enough.
     pub fn settle(&mut self, now: Duration) {
-        if self.buffer.len() >= MOST_BYTES || now.saturating_sub(self.written) >= MOST_AGE {
+        if self.buffer.len() >= MAX_BYTES || now.saturating_sub(self.written) >= MAX_AGE {
             self.written = now;
             self.flush_now();
         }

@@ -91,7 +91,7 @@ pub fn model_max_len(options: &EngineOptions, max_positions: usize) -> Result<us
         Some(len) if (2..=max_positions).contains(&len) => Ok(len),
         Some(len) => {
             let range = format!("from 2 (a prompt token and an answer) to {max_positions}, for which the model was made");
-            Err(Error::invalid(format!("max_model_len is {len}: it must be {range}")))
+            Err(Error::invalid(format!("max_model_len is {len}; must be {range}")))
         }
     }
 }
@@ -105,7 +105,9 @@ fn device_share<B: Backend>(options: &EngineOptions, backend: &B, others: u64) -
     let (Some(fraction), Some(free)) = (options.memory_fraction, backend.free_bytes()?) else { return Ok(None) };
     let others = others.saturating_add(DRIVER_BYTES);
     let left = free.checked_sub(others).ok_or_else(|| {
-        Error::capacity(format!("all but the KV pool takes {others} bytes and the device has {free} free: lower max_batch_tokens"))
+        Error::capacity(format!(
+            "no device memory is left for the KV pool ({others} bytes for the rest, {free} free); lower max_batch_tokens"
+        ))
     })?;
     Ok(Some((left as f64 * f64::from(fraction)) as u64))
 }
@@ -121,18 +123,16 @@ fn blocks(options: &EngineOptions, share: Option<u64>, paging: &Paging, max_len:
 }
 
 /// More than any machine has memory for, and few enough for the tables of the host tier.
-const MOST_SWAP_BLOCKS: u64 = 1 << 24;
+const MAX_SWAP_BLOCKS: u64 = 1 << 24;
 
 fn swap_blocks(options: &EngineOptions, block_bytes: u64) -> Result<usize> {
     let (bytes, blocks) = (options.swap_bytes, options.swap_bytes / block_bytes);
     if bytes > 0 && blocks == 0 {
-        return Err(Error::capacity(format!("swap_bytes is {bytes} and a block has {block_bytes}: it must be at least that, or 0")));
+        return Err(Error::capacity(format!("swap_bytes is {bytes}; must be 0 or at least one block ({block_bytes} bytes)")));
     }
-    if blocks > MOST_SWAP_BLOCKS {
-        let most = MOST_SWAP_BLOCKS.saturating_mul(block_bytes);
-        return Err(Error::capacity(format!(
-            "swap_bytes is {bytes}, which is {blocks} blocks of {block_bytes}: it must be at most {most}"
-        )));
+    if blocks > MAX_SWAP_BLOCKS {
+        let most = MAX_SWAP_BLOCKS.saturating_mul(block_bytes);
+        return Err(Error::capacity(format!("swap_bytes is {bytes} ({blocks} blocks of {block_bytes}); must be at most {most}")));
     }
     Ok(blocks as usize)
 }
@@ -144,7 +144,7 @@ fn max_len_in_pool(options: &EngineOptions, paging: &Paging, max_len: usize, blo
     let too_small = |len: usize| {
         let needed = paging.max_blocks(len, options.rows_at_once()) as u64 * block_bytes;
         Error::capacity(format!(
-            "the KV pool holds {holds} tokens and one sequence may have {len}: kv_bytes must be at least {needed}, or max_model_len smaller"
+            "the KV pool is too small for one sequence of max_model_len (the pool holds {holds} tokens of {len}); raise kv_bytes to {needed} or lower max_model_len"
         ))
     };
     match options.max_model_len {

@@ -416,7 +416,7 @@ impl Engine {
     /// more.
     pub fn create_queue(&self, capacity: usize) -> Result<Queue> {
         if capacity == 0 {
-            return Err(Error::invalid("the queue's capacity is 0: nothing could ever be written to it"));
+            return Err(Error::invalid("capacity is 0; must be at least 1"));
         }
         Ok(Queue::new(self.shared.table.new_sender(capacity, self.capacity.seqs)?, &self.shared.table))
     }
@@ -430,7 +430,7 @@ impl Engine {
     /// Returns the tokenizer and the chat template. Fails if the engine has no tokenizer.
     pub fn text(&self) -> Result<&Text> {
         let text = self.shared.text.as_deref();
-        text.ok_or_else(|| Error::unsupported("the engine was made with skip_tokenizer: it serves token ids only"))
+        text.ok_or_else(|| Error::unsupported("the engine has no tokenizer (skip_tokenizer); use token ids"))
     }
 
     fn grammars(&self) -> Result<&Grammars> {
@@ -542,10 +542,10 @@ fn warm_up<B: Backend>(runner: &mut ModelRunner<B>, files: &ModelFiles, options:
     let stage = WarmupLimits { rows, sequences, blocks, block_size, groups: info.paging.groups(), max_len: max_model_len };
     let limits = memory::inputs(files, options, &info.paging, memory::model_max_len(options, files.spec.max_positions)?);
     let rehearsed = runner.warm_up(&limits, &warmup::largest_batches(stage)?);
-    rehearsed.map_err(|e| Error::new(e.code(), format!("the largest step, of {rows} rows, was tried and failed: {}", e.message())))?;
+    rehearsed.map_err(|e| Error::new(e.code(), format!("the warm-up with the largest step ({rows} rows) has failed: {}", e.message())))?;
     if let Some(batch) = warmup::single_decode(stage)? {
         let kept = runner.record_steps(&limits.most, &batch);
-        kept.map_err(|e| Error::new(e.code(), format!("the device could not keep its decode steps: {}", e.message())))?;
+        kept.map_err(|e| Error::new(e.code(), format!("the device cannot record its decode steps: {}", e.message())))?;
     }
     if swap_blocks > 0 { runner.warm_up_swap() } else { Ok(()) }
 }

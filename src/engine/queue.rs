@@ -148,7 +148,7 @@ impl OutputSender {
             return Ok(());
         }
         Err(Error::capacity(format!(
-            "{unread} outputs wait in the queue, its capacity is {}: read it before adding requests",
+            "the output queue is full ({unread} outputs, its capacity is {}); poll it before adding requests",
             self.capacity
         )))
     }
@@ -170,7 +170,7 @@ impl OutputSender {
     /// Fails if the reader is gone.
     pub fn check_open(&self) -> Result<()> {
         match self.lock().abandoned {
-            true => Err(Error::invalid("the sequence's queue has been freed: name another one")),
+            true => Err(Error::invalid("the sequence's queue has been freed; pass another queue")),
             false => Ok(()),
         }
     }
@@ -289,7 +289,7 @@ impl OutputSender {
             return Ok(event.fd());
         }
         let event =
-            EventFd::new().map_err(|e| Error::capacity(format!("no descriptor for the queue: {e}; raise the limit (ulimit -n)")))?;
+            EventFd::new().map_err(|e| Error::capacity(format!("no descriptor for the queue ({e}); raise the limit (ulimit -n)")))?;
         if !state.outputs.is_empty() || state.closed.is_some() {
             event.signal();
         }

@@ -12,7 +12,7 @@ use crate::budget::Reservation;
 use crate::decode::ResolvedSampling;
 use crate::error::{Error, Result, try_copy};
 use crate::kv::BlockHash;
-use crate::options::{BeamParams, Dry, MOST_PRIORITY, OutputKind, SamplingParams};
+use crate::options::{BeamParams, Dry, MAX_PRIORITY, OutputKind, SamplingParams};
 use crate::scheduler::{Branching, NewGroup, PreparedGroup};
 
 /// The parameters of a request.
@@ -172,7 +172,7 @@ impl Engine {
     pub(super) fn check_queue(&self, queue: &Queue) -> Result<()> {
         match queue.belongs_to(&self.shared.table) {
             true => Ok(()),
-            false => Err(Error::invalid("the queue belongs to another engine: create one on this engine")),
+            false => Err(Error::invalid("the queue belongs to another engine; create one on this engine")),
         }
     }
 
@@ -186,13 +186,15 @@ impl Engine {
             (!sampling.bad_words.is_empty(), "bad words need a tokenizer", "use bad_words_ids"),
             (
                 sampling.dry.iter().flat_map(|dry| &dry.sequence_breakers).any(|breakers| !breakers.is_empty()),
-                "DRY's sequence breakers need a tokenizer",
-                "leave them out",
+                "sequence_breakers need a tokenizer",
+                "unset sequence_breakers",
             ),
-            (sampling.grammar.is_some(), "structured output needs a tokenizer", "leave the grammar out"),
+            (sampling.grammar.is_some(), "structured output needs a tokenizer", "unset grammar"),
         ];
         match needs_text.into_iter().find(|(needed, ..)| *needed) {
-            Some((_, what, remedy)) => Err(Error::unsupported(format!("{what}, and the engine was made with skip_tokenizer: {remedy}"))),
+            Some((_, what, remedy)) => {
+                Err(Error::unsupported(format!("{what}, and the engine has no tokenizer (skip_tokenizer); {remedy}")))
+            }
             None => Ok(()),
         }
     }
@@ -201,7 +203,7 @@ impl Engine {
     fn branching(&self, request: &Request) -> Result<Branching> {
         let (n, samples) = (request.n, request.samples());
         if n == 0 {
-            return Err(Error::invalid("n is 0: ask for at least one sequence"));
+            return Err(Error::invalid("n is 0; must be at least 1"));
         }
         let branching = match &request.beam {
             Some(beam) => {
@@ -209,13 +211,13 @@ impl Engine {
                 no_sampling_with_beams(request)?;
                 Branching::Beams(beam.width as usize)
             }
-            None if samples < n => return Err(Error::invalid(format!("best_of is {samples} and n is {n}: it must be at least n"))),
+            None if samples < n => return Err(Error::invalid(format!("best_of is {samples} and n is {n}; best_of must be at least n"))),
             None if samples == 1 => Branching::One,
             None => Branching::Samples(samples as usize),
         };
         if branching.max_members() > self.capacity.seqs {
             return Err(Error::invalid(format!(
-                "the request needs {} sequences at once and max_seqs is {}: raise it, or ask for fewer",
+                "the request needs {} sequences at once and max_seqs is {}; raise max_seqs or lower n",
                 branching.max_members(),
                 self.capacity.seqs
             )));
@@ -231,7 +233,7 @@ impl Engine {
             return Ok(());
         }
         Err(Error::capacity(format!(
-            "{} sequences of {max_len} tokens that share a prompt of {prompt} need {most} KV blocks and the pool has {}: lower max_tokens or n, or raise kv_bytes",
+            "{} sequences of {max_len} tokens with a shared prompt of {prompt} need {most} KV blocks and the pool has {}; lower max_tokens or n, or raise kv_bytes",
             branching.max_members(),
             memory.max_blocks
         )))
@@ -251,7 +253,7 @@ impl Engine {
         };
         self.check_tokens("prompt", &tokens)?;
         match most {
-            Some(0) => return Err(Error::invalid("truncate_prompt_tokens is 0: keep at least one token")),
+            Some(0) => return Err(Error::invalid("truncate_prompt_tokens is 0; must be at least 1")),
             Some(most) => drop(tokens.drain(..tokens.len().saturating_sub(most))),
             None => {}
         }
@@ -270,7 +272,7 @@ impl Engine {
     pub(super) fn max_len(&self, len: usize, sampling: &SamplingParams) -> Result<usize> {
         let most = self.info.memory.max_model_len;
         if len == 0 {
-            return Err(Error::invalid("the prompt is empty: give at least one token"));
+            return Err(Error::invalid("the prompt is empty; pass at least one token"));
         }
         if len >= most {
             let pool = match most < self.info.max_positions {
@@ -282,7 +284,7 @@ impl Engine {
                 false => String::new(),
             };
             return Err(Error::invalid(format!(
-                "prompt is {len} tokens, max_model_len is {most}{pool}: raise it or shorten the prompt to at most {}",
+                "prompt is {len} tokens, max_model_len is {most}{pool}; raise it or shorten the prompt to {}",
                 most - 1
             )));
         }
@@ -310,7 +312,7 @@ impl Engine {
     /// Returns the deadline after `time`. `None` if the time cannot be represented.
     pub(super) fn deadline(&self, requested_at: Duration, time: Option<Duration>) -> Result<Option<Duration>> {
         match time {
-            Some(Duration::ZERO) => Err(Error::invalid("the deadline has passed already: give the request some time, or do not add it")),
+            Some(Duration::ZERO) => Err(Error::invalid("the deadline has passed; pass the time that is left, or 0 for no deadline")),
             time => Ok(time.and_then(|time| requested_at.checked_add(time))),
         }
     }
@@ -350,11 +352,9 @@ pub fn branch_seed(seed: u64, i: usize) -> u64 {
 }
 
 fn check_priority(priority: i32) -> Result<()> {
-    match (-MOST_PRIORITY..=MOST_PRIORITY).contains(&priority) {
+    match (-MAX_PRIORITY..=MAX_PRIORITY).contains(&priority) {
         true => Ok(()),
-        false => {
-            Err(Error::invalid(format!("priority is {priority}: it must be from -{MOST_PRIORITY} to {MOST_PRIORITY}, the higher first")))
-        }
+        false => Err(Error::invalid(format!("priority is {priority}; must be -{MAX_PRIORITY} to {MAX_PRIORITY}"))),
     }
 }
 
@@ -381,9 +381,7 @@ fn no_sampling_with_beams(request: &Request) -> Result<()> {
         (sampling.grammar.is_some(), "a grammar"),
     ];
     match contradictions.into_iter().find(|(given, _)| *given) {
-        Some((_, what)) => Err(Error::invalid(format!(
-            "beam search and {what} are both asked for: beams are chosen together, by their scores; leave one out"
-        ))),
+        Some((_, what)) => Err(Error::invalid(format!("beam search excludes {what}; unset one of them"))),
         None => Ok(()),
     }
 }
@@ -394,7 +392,7 @@ mod tests {
 
     #[test]
     fn a_priority_out_of_range_is_refused_with_the_limits() {
-        [-MOST_PRIORITY, 0, MOST_PRIORITY].into_iter().for_each(|priority| check_priority(priority).unwrap());
+        [-MAX_PRIORITY, 0, MAX_PRIORITY].into_iter().for_each(|priority| check_priority(priority).unwrap());
         for priority in [-101, 101, i32::MIN, i32::MAX] {
             let error = check_priority(priority).unwrap_err();
             assert!(error.message().contains(&format!("priority is {priority}")) && error.message().contains("-100 to 100"), "{error}");

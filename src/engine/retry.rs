@@ -33,7 +33,7 @@ struct RetryResult {
 }
 
 /// Number of failures without a success after which the retry stops: the cause is not a request.
-const MOST_FRUITLESS: u32 = 100;
+const MAX_FRUITLESS: u32 = 100;
 
 impl EngineCore {
     /// Runs a step of all ready groups. Commits what can be computed. The rest stays unchanged.
@@ -91,7 +91,7 @@ impl EngineCore {
         }
         let (left, right) = groups.split_at(groups.len() / 2);
         for half in [left, right] {
-            if trial.fruitless < MOST_FRUITLESS && !self.try_some(half, trial) {
+            if trial.fruitless < MAX_FRUITLESS && !self.try_some(half, trial) {
                 self.bisect(half, trial);
             }
         }
@@ -127,7 +127,7 @@ impl EngineCore {
         }
         let latest = streak.latest;
         self.failure_streak = None;
-        let error = Error::new(error.code(), format!("no step could be computed with it for {PATIENCE:?}: {}", error.message()));
+        let error = Error::new(error.code(), format!("no step with this request could be computed for {PATIENCE:?}: {}", error.message()));
         let groups = std::mem::take(&mut self.batch_groups);
         // Groups that arrived after the first failure have a timeout of their own.
         groups.iter().filter(|group| **group <= latest).for_each(|&group| self.end_group(group, &error));

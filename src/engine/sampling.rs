@@ -32,7 +32,8 @@ impl TopLogprobs {
 
     /// Does the same for a token that the device has sampled.
     fn add_device_sample(&mut self, device_sample: &DeviceSample, k: usize) -> Result<f32> {
-        let tops = device_sample.tops.get(..k).ok_or_else(|| Error::internal(format!("{k} tokens were to be told of a draw")))?;
+        let tops =
+            device_sample.tops.get(..k).ok_or_else(|| Error::internal(format!("the device reported fewer than {k} tokens of a sample")))?;
         self.all.try_reserve(k)?;
         self.all.extend(tops.iter().map(|top| (top.token, logprob_of(device_sample, top.logit))));
         Ok(logprob_of(device_sample, device_sample.logit))
@@ -121,7 +122,8 @@ impl SamplingPass<'_> {
     /// Samples one token, or one per sample at the end of a prompt.
     fn samples(&mut self, part: &ScheduledSequence, logits: &[f32]) -> Result<()> {
         let tokens = &self.scheduler.get(part.seq)?.tokens;
-        let sequence = self.sequences.get_mut(&part.seq).ok_or_else(|| Error::internal("a sequence without a sequence was sampled"))?;
+        let sequence =
+            self.sequences.get_mut(&part.seq).ok_or_else(|| Error::internal("a sequence that the engine does not know was sampled"))?;
         let edited = edit(sequence, tokens, logits, self.edited)?;
         let lost = self.lost.iter().find(|(seq, _)| *seq == part.seq).map(|(_, error)| error.clone());
         // The mask has been computed before the logits.
@@ -144,7 +146,8 @@ impl SamplingPass<'_> {
 
     /// Takes the token that the device has sampled.
     fn take_device_sample(&mut self, part: &ScheduledSequence, device_sample: &DeviceSample) -> Result<()> {
-        let sequence = self.sequences.get(&part.seq).ok_or_else(|| Error::internal("a sequence without a sequence was sampled"))?;
+        let sequence =
+            self.sequences.get(&part.seq).ok_or_else(|| Error::internal("a sequence that the engine does not know was sampled"))?;
         let decision = match decode::chosen(device_sample) {
             Err(why) => Err(attribute(why, sequence)),
             Ok(chosen) => {
@@ -244,7 +247,7 @@ fn outcome(sequence: &ActiveSequence, decision: &SampleResult) -> TokenOutcome {
 fn attribute(why: NoChoice, sequence: &ActiveSequence) -> Error {
     match why {
         NoChoice::NotFinite if sequence.hook.is_some() => {
-            Error::invalid("no token can be chosen: after the logits hook some logits are NaN or infinite")
+            Error::invalid("no token can be sampled: after the logits hook some logits are NaN or infinite")
         }
         _ => why.into(),
     }

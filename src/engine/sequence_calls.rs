@@ -93,11 +93,11 @@ impl Engine {
     /// that of the sequence.
     pub fn fork(&self, seq: u64, n: usize, how: &Fork) -> Result<Vec<u64>> {
         if n == 0 {
-            return Err(Error::invalid("n is 0: ask for at least one child"));
+            return Err(Error::invalid("n is 0; must be at least 1"));
         }
         let most = self.info.memory.blocks;
         if n > most {
-            return Err(Error::capacity(format!("{n} children need a KV block each and the pool has {most}: ask for fewer")));
+            return Err(Error::capacity(format!("too many children ({n}, the pool has {most} blocks); lower n")));
         }
         if let Some(queue) = how.queue {
             self.check_queue(queue)?;
@@ -133,7 +133,7 @@ impl Engine {
         self.check()?;
         self.check_sampling(&how.sampling)?;
         if how.sampling.prompt_logprobs.is_some() || how.sampling.echo {
-            return Err(Error::invalid("a sequence that is resumed has no prompt to report: leave out prompt_logprobs and echo"));
+            return Err(Error::invalid("prompt_logprobs and echo are not possible for a resumed sequence; clear both flags"));
         }
         if let Some(queue) = how.queue {
             self.check_queue(queue)?;
@@ -188,12 +188,12 @@ impl Engine {
             let hex = |hash: &[u8; 32]| hash[..4].iter().map(|byte| format!("{byte:02x}")).collect::<String>();
             let (theirs, ours) = (hex(&header.model), hex(&self.info.fingerprint));
             return Err(Error::invalid(format!(
-                "the exported sequence is of model {theirs}..., this engine serves {ours}...: import it where that one is served"
+                "the sequence state has another model ({theirs}..., this engine serves {ours}...); import it into an engine of that model"
             )));
         }
         if (&header.layout, header.block_size) != (&self.layout, memory.block_size) {
             return Err(Error::invalid(format!(
-                "the exported sequence has blocks of {} as {:?}, this engine has blocks of {} as {:?}: use the same block_size and kv_dtype",
+                "the sequence state has other blocks ({} tokens as {:?}, this engine has blocks of {} as {:?}); use the same block_size and kv_dtype",
                 header.block_size, header.layout, memory.block_size, self.layout
             )));
         }
@@ -201,15 +201,13 @@ impl Engine {
         let len = header.tokens.len();
         if len.max(header.max_len) > memory.max_model_len {
             return Err(Error::invalid(format!(
-                "the exported sequence has {len} tokens of up to {}, max_model_len is {}: raise it",
+                "the sequence state is too long ({len} tokens of up to {}, max_model_len is {}); raise max_model_len",
                 header.max_len, memory.max_model_len
             )));
         }
         let expected = self.info.paging.visible_blocks(header.computed) as u64 * memory.block_bytes;
         if kv as u64 != expected {
-            return Err(Error::invalid(format!(
-                "the exported sequence has {kv} bytes of K and V where {expected} are needed: it is damaged"
-            )));
+            return Err(Error::invalid(format!("the sequence state is damaged: it has {kv} bytes of K and V instead of {expected}")));
         }
         self.check_sampling(&header.params)
     }
@@ -230,7 +228,9 @@ impl Engine {
     pub fn pin(&self, prompt: Prompt, add_special: bool, salt: &[u8], priority: u32, time: Option<Duration>) -> Result<u64> {
         self.check()?;
         if !self.keeps_prefixes {
-            return Err(Error::unsupported("the engine was made without a prefix cache: nothing can be pinned"));
+            return Err(Error::unsupported(
+                "the engine has no prefix cache, so prompts cannot be pinned; create it without PLLM_ENGINE_NO_PREFIX_CACHE",
+            ));
         }
         let tokens = self.prompt_tokens(prompt, add_special, None)?;
         self.max_len(tokens.len(), &SamplingParams::default())?;

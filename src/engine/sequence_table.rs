@@ -224,7 +224,7 @@ impl TableState {
         let known = self.sequences.get_mut(&seq).ok_or_else(|| unknown(seq))?;
         if known.beam {
             return Err(Error::invalid(format!(
-                "sequence {seq} is one of the beams of request {}: they are chosen together",
+                "sequence {seq} is a beam of request {}; beams cannot be changed individually",
                 known.request
             )));
         }
@@ -235,7 +235,7 @@ impl TableState {
         let known = self.sequence(seq)?.clone();
         match known.idle {
             true => Ok(known),
-            false => Err(Error::invalid(format!("sequence {seq} runs already: it can be resumed when it has ended"))),
+            false => Err(Error::invalid(format!("sequence {seq} runs already; resume it after its end"))),
         }
     }
 
@@ -361,7 +361,7 @@ impl SequenceTable {
             let idle = idle || known.idle;
             let at = len.unwrap_or(known.len);
             if at == 0 || at > known.len {
-                return Err(Error::invalid(format!("sequence {parent} has {} tokens: it cannot fork at {at}", known.len)));
+                return Err(Error::invalid(format!("sequence {parent} has {} tokens and cannot be forked at {at}", known.len)));
             }
             let (mut ids, mut children) = (Vec::new(), Vec::new());
             ids.try_reserve_exact(n)?;
@@ -402,7 +402,7 @@ impl SequenceTable {
             let most = if known.idle { self.max_len } else { self.max_len - 1 };
             if tokens.len() > most.saturating_sub(known.len) {
                 return Err(Error::invalid(format!(
-                    "sequence {seq} has {} tokens and max_model_len is {}: {} more do not fit",
+                    "sequence {seq} has {} tokens and max_model_len is {}; {} more do not fit",
                     known.len,
                     self.max_len,
                     tokens.len()
@@ -422,7 +422,7 @@ impl SequenceTable {
             let known = state.sequence(seq)?;
             if len == 0 || len > known.len {
                 return Err(Error::invalid(format!(
-                    "sequence {seq} has {} tokens: it can be rewound to 1 to {}, not to {len}",
+                    "sequence {seq} cannot be rewound to {len} tokens (it has {}); must be 1 to {}",
                     known.len, known.len
                 )));
             }
@@ -740,5 +740,5 @@ impl SequenceTable {
 }
 
 fn unknown(seq: u64) -> Error {
-    Error::not_found(format!("sequence {seq} is unknown, has not begun, or has ended and was not kept"))
+    Error::not_found(format!("sequence {seq} is unknown, has not started, or has ended and was not kept"))
 }

@@ -73,9 +73,9 @@ pub struct Forecast {
 /// Granularity: after every `FINENESS` simulated steps, the number of steps per generation grows by one.
 const FINENESS: usize = 32;
 /// Maximum number of generations. They simulate about 3e9 steps, which no product of counts overflows.
-const MOST_TURNS: usize = 600;
+const MAX_TURNS: usize = 600;
 /// Assumed maximum length of a sequence without a known one.
-const LONGEST: usize = 1 << 20;
+const MAX_SIMULATED_STEPS: usize = 1 << 20;
 
 impl SchedulerSnapshot {
     /// Reserves space for `sequences` running and `sequences` preempted sequences.
@@ -108,7 +108,12 @@ impl SchedulerSnapshot {
             let its = if ranked { claim(waits) } else { 0 };
             if its <= rank {
                 before.enter(waits.tokens as usize);
-                line.push(SimulatedSequence::new(waits, device_sample.draw(waits.max_new_tokens as usize).min(LONGEST), its, allocation));
+                line.push(SimulatedSequence::new(
+                    waits,
+                    device_sample.draw(waits.max_new_tokens as usize).min(MAX_SIMULATED_STEPS),
+                    its,
+                    allocation,
+                ));
             }
         }
         if ranked {
@@ -174,7 +179,7 @@ impl SimulatedSequence {
     fn new(waits: &WaitingEntry, output: usize, rank: u64, allocation: AllocationPolicy) -> SimulatedSequence {
         let reserved = match allocation {
             AllocationPolicy::OnDemand => 0,
-            AllocationPolicy::MaxTokens => waits.tokens as usize + (waits.max_new_tokens as usize).min(LONGEST),
+            AllocationPolicy::MaxTokens => waits.tokens as usize + (waits.max_new_tokens as usize).min(MAX_SIMULATED_STEPS),
         };
         SimulatedSequence { prefill: waits.tokens as usize, computed: 0, output, reserved, rank, order: 0, is_candidate: true }
     }
@@ -222,7 +227,7 @@ impl AdmissionSimulation<'_> {
     /// Simulates until the first token of the forecast request. It is admitted last and prefills
     /// last, so this is the step after which no sequence before it has tokens to prefill.
     fn until_first_token(&mut self) -> f64 {
-        for _ in 0..MOST_TURNS {
+        for _ in 0..MAX_TURNS {
             self.admit();
             self.simulate(self.uniform_steps());
             if self.queue.is_empty() && self.running.iter().all(|sequence| sequence.prefill == 0 || sequence.rank > self.rank) {

@@ -36,7 +36,7 @@ impl Phase {
 }
 
 /// Maximum number of recorded phases per step.
-const MOST_LAPS: usize = 1024;
+const MAX_LAPS: usize = 1024;
 
 /// A trace file.
 pub struct Trace {
@@ -55,7 +55,7 @@ pub struct Trace {
 impl Trace {
     pub fn create(path: &Path) -> Result<Trace> {
         let mut laps = Vec::new();
-        laps.try_reserve_exact(MOST_LAPS)?;
+        laps.try_reserve_exact(MAX_LAPS)?;
         let zero = Duration::ZERO;
         let mut trace =
             Trace { sink: LogFile::create(path)?, began: zero, mark: zero, laps, copies: 0, preemptions: 0, has_records: false };
@@ -86,7 +86,7 @@ impl Trace {
     /// Ends a phase of the step. `phase` covers the time since the last call.
     pub fn end_phase(&mut self, phase: Phase, now: Duration) {
         let since = std::mem::replace(&mut self.mark, now);
-        if self.laps.len() < MOST_LAPS {
+        if self.laps.len() < MAX_LAPS {
             self.laps.push((phase, since, now));
         }
     }

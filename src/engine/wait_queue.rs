@@ -38,13 +38,13 @@ impl WaitingTotals {
         }
         if requests > limits.requests.saturating_sub(self.requests) {
             return Err(Error::capacity(format!(
-                "{} requests wait and max_waiting_requests is {}: no room for {requests} more, try again later",
+                "the waiting queue is full ({} requests, {requests} more, max_waiting_requests is {}); add the request later",
                 self.requests, limits.requests
             )));
         }
         if tokens > limits.tokens.saturating_sub(self.tokens) {
             return Err(Error::capacity(format!(
-                "requests with {} tokens wait and max_waiting_tokens is {}: no room for {tokens} more, try again later",
+                "the waiting queue is full ({} tokens, {tokens} more, max_waiting_tokens is {}); add the request later",
                 self.tokens, limits.tokens
             )));
         }
@@ -150,10 +150,10 @@ mod tests {
         waiting.enter(60);
         waiting.check(limits, 1, 40).unwrap();
         let error = waiting.check(limits, 1, 41).unwrap_err();
-        assert!(error.message().contains("60 tokens wait and max_waiting_tokens is 100"), "{error}");
+        assert!(error.message().contains("(60 tokens, 41 more, max_waiting_tokens is 100)"), "{error}");
         waiting.enter(40);
         let error = waiting.check(limits, 1, 1).unwrap_err();
-        assert!(error.message().contains("2 requests wait and max_waiting_requests is 2"), "{error}");
+        assert!(error.message().contains("(2 requests, 1 more, max_waiting_requests is 2)"), "{error}");
         waiting.leave(60);
         assert_eq!(waiting, WaitingTotals { requests: 1, tokens: 40 });
     }

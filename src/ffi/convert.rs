@@ -20,16 +20,16 @@ pub unsafe trait Versioned: Copy {
 }
 
 /// A longer array is a length gone wrong (a difference below zero, an error code): following it would crash.
-const MOST_ARRAY_BYTES: u64 = 1 << 40;
+const MAX_ARRAY_BYTES: u64 = 1 << 40;
 
 /// More than any struct of any version will have.
-const MOST_BYTES: u64 = 1 << 16;
+const MAX_BYTES: u64 = 1 << 16;
 
 fn check_size<T: Versioned>(size: u64) -> Result<usize> {
     // Fields are added in whole words, so a size within one is no version's.
-    if !(T::FIRST_SIZE as u64..=MOST_BYTES).contains(&size) || !size.is_multiple_of(8) {
+    if !(T::FIRST_SIZE as u64..=MAX_BYTES).contains(&size) || !size.is_multiple_of(8) {
         return Err(Error::invalid(format!(
-            "{}.struct_size is {size}: set it to sizeof({}), which is {} here",
+            "{}.struct_size is {size}; set it to sizeof({}), which is {} in this library",
             T::NAME,
             T::NAME,
             size_of::<T>()
@@ -44,7 +44,7 @@ fn check_size<T: Versioned>(size: u64) -> Result<usize> {
 /// `from` is NULL or points to `struct_size` readable bytes.
 pub unsafe fn read<T: Versioned>(from: *const T) -> Result<T> {
     if from.is_null() {
-        return Err(Error::invalid(format!("the {} is NULL", T::NAME)));
+        return Err(Error::invalid(format!("{} is NULL", T::NAME)));
     }
     let from = from.cast::<u8>();
     // SAFETY: the caller's contract; at least the size itself is readable.
@@ -54,7 +54,7 @@ pub unsafe fn read<T: Versioned>(from: *const T) -> Result<T> {
     let (known, unknown) = bytes.split_at(size.min(size_of::<T>()));
     if unknown.iter().any(|&byte| byte != 0) {
         return Err(Error::unsupported(format!(
-            "{} has {size} bytes, this library knows {} of them and the others are not zero: they ask for what a newer library offers",
+            "{} has {size} bytes, this library knows {} of them and the others are not zero; use a newer library or clear them",
             T::NAME,
             size_of::<T>()
         )));
@@ -88,7 +88,7 @@ pub unsafe fn write<T: Versioned>(to: *mut T, value: &T) -> Result<()> {
 /// `to` is NULL or points to `struct_size` readable bytes.
 pub unsafe fn out_size<T: Versioned>(to: *const T) -> Result<usize> {
     if to.is_null() {
-        return Err(Error::invalid(format!("the {} to be written is NULL", T::NAME)));
+        return Err(Error::invalid(format!("{} to be written is NULL", T::NAME)));
     }
     // SAFETY: the caller's contract.
     check_size::<T>(unsafe { to.cast::<u64>().read_unaligned() })
@@ -123,9 +123,9 @@ pub unsafe fn slice<'a, T>(name: &str, data: *const T, len: u64) -> Result<&'a [
     if data.is_null() {
         return Err(Error::invalid(format!("{name} is NULL and its length is {len}")));
     }
-    let most = MOST_ARRAY_BYTES / size_of::<T>() as u64;
+    let most = MAX_ARRAY_BYTES / size_of::<T>() as u64;
     if len > most || !data.is_aligned() {
-        return Err(Error::invalid(format!("{name} has length {len} at {data:?}: no array can be that long or lie there")));
+        return Err(Error::invalid(format!("{name} is not a valid array (length {len}, address {data:?})")));
     }
     // SAFETY: the caller's contract; length and alignment are possible.
     Ok(unsafe { std::slice::from_raw_parts(data, len as usize) })
@@ -165,7 +165,7 @@ pub unsafe fn strings(name: &str, data: *const *const c_char, lens: *const u64, 
 /// `pointer` is NULL or points to a live T that outlives `'a`.
 pub unsafe fn borrow<'a, T>(name: &str, pointer: *const T) -> Result<&'a T> {
     // SAFETY: the caller's contract.
-    unsafe { pointer.as_ref() }.ok_or_else(|| Error::invalid(format!("the {name} is NULL")))
+    unsafe { pointer.as_ref() }.ok_or_else(|| Error::invalid(format!("{name} is NULL")))
 }
 
 /// Checks the place for an output before the work is done.

@@ -41,7 +41,7 @@ use crate::sys::quiet;
 fn guard(body: impl FnOnce() -> Result<()>) -> *mut pllm_error {
     quiet::install();
     let result = quiet::during(|| catch_unwind(AssertUnwindSafe(body)));
-    let result = result.unwrap_or_else(|_| Err(Error::internal("a defect of libpagedllm stopped this call")));
+    let result = result.unwrap_or_else(|_| Err(Error::internal("the call has failed")));
     result.map_or_else(error::into_raw, |()| std::ptr::null_mut())
 }
 

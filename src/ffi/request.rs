@@ -100,7 +100,7 @@ impl pllm_beam {
             PLLM_EARLY_STOPPING_NO => EarlyStopping::No,
             PLLM_EARLY_STOPPING_YES => EarlyStopping::Yes,
             PLLM_EARLY_STOPPING_NEVER => EarlyStopping::Never,
-            other => return Err(Error::invalid(format!("early_stopping is {other}: it must be one of PLLM_EARLY_STOPPING_*"))),
+            other => return Err(Error::invalid(format!("early_stopping is {other}; must be one of PLLM_EARLY_STOPPING_*"))),
         };
         let pllm_beam { width, groups, diversity_penalty, length_penalty, .. } = c;
         Ok(Some(BeamParams { width, groups, diversity_penalty, length_penalty, early_stopping }))
@@ -246,7 +246,7 @@ impl pllm_request {
 pub(super) fn deadline(ms: i64) -> Result<Option<Duration>> {
     match u64::try_from(ms) {
         Ok(ms) => Ok((ms > 0).then_some(Duration::from_millis(ms))),
-        Err(_) => Err(Error::invalid(format!("deadline_ms is {ms}: it has passed; give the time that is left, or 0 for no deadline"))),
+        Err(_) => Err(Error::invalid(format!("deadline_ms is {ms} and has passed; pass the time that is left, or 0 for no deadline"))),
     }
 }
 
@@ -258,8 +258,8 @@ pub(super) unsafe fn prompt(text: *const c_char, len: u64, tokens: *const u32, t
         (false, true) => Ok(Prompt::Text(try_concat(&[unsafe { string("prompt", text, len) }?])?)),
         // SAFETY: the caller's contract.
         (true, false) => Ok(Prompt::Tokens(try_copy(unsafe { slice("prompt_token_ids", tokens, tokens_len) }?)?)),
-        (true, true) => Err(Error::invalid("prompt and prompt_token_ids are both NULL: give one of them")),
-        (false, false) => Err(Error::invalid("prompt and prompt_token_ids are both given: give one of them")),
+        (true, true) => Err(Error::invalid("prompt and prompt_token_ids are both NULL; set one of them")),
+        (false, false) => Err(Error::invalid("prompt and prompt_token_ids are both set; set one of them")),
     }
 }
 

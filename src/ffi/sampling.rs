@@ -390,7 +390,7 @@ impl pllm_sampling {
         ];
         match numbers.into_iter().find(|&(_, value, _, flag)| value != 0 && self.flags & flag == 0) {
             Some((name, value, flag, _)) => {
-                Err(Error::invalid(format!("{name} is {value} and flags lacks {flag}: set the flag, or leave {name} 0")))
+                Err(Error::invalid(format!("{name} is {value} and flags has no {flag}; set the flag or set {name} to 0")))
             }
             None => Ok(()),
         }
@@ -428,7 +428,7 @@ impl pllm_sampling {
         let text = || try_concat(&[unsafe { string("grammar", self.grammar, self.grammar_len) }?]);
         let grammar = match self.grammar_kind {
             PLLM_GRAMMAR_NONE if !self.grammar.is_null() || self.choice_count > 0 => {
-                return Err(Error::invalid("a grammar or choices are given and grammar_kind is PLLM_GRAMMAR_NONE: say which kind it is"));
+                return Err(Error::invalid("grammar or choices is set and grammar_kind is PLLM_GRAMMAR_NONE; set grammar_kind"));
             }
             PLLM_GRAMMAR_NONE => return Ok(None),
             PLLM_GRAMMAR_JSON_SCHEMA => Grammar::JsonSchema(text()?),
@@ -437,7 +437,7 @@ impl pllm_sampling {
             // SAFETY: the caller's contract.
             PLLM_GRAMMAR_CHOICE => Grammar::Choice(unsafe { strings("a choice", self.choices, self.choice_lens, self.choice_count) }?),
             PLLM_GRAMMAR_LARK => Grammar::Lark(text()?),
-            other => return Err(Error::invalid(format!("grammar_kind is {other}: it must be one of PLLM_GRAMMAR_*"))),
+            other => return Err(Error::invalid(format!("grammar_kind is {other}; must be one of PLLM_GRAMMAR_*"))),
         };
         Ok(Some(grammar))
     }
@@ -448,7 +448,7 @@ fn output_kind(value: u32) -> Result<OutputKind> {
         PLLM_OUTPUT_DELTA => Ok(OutputKind::Delta),
         PLLM_OUTPUT_CUMULATIVE => Ok(OutputKind::Cumulative),
         PLLM_OUTPUT_FINAL => Ok(OutputKind::Final),
-        other => Err(Error::invalid(format!("output_kind is {other}: it must be one of PLLM_OUTPUT_*"))),
+        other => Err(Error::invalid(format!("output_kind is {other}; must be one of PLLM_OUTPUT_*"))),
     }
 }
 

@@ -338,7 +338,7 @@ impl pllm_engine_options {
         // SAFETY: the caller's contract.
         let model_path = unsafe { string("model_path", c.model_path, c.model_path_len) }?;
         if model_path.is_empty() {
-            return Err(Error::invalid("model_path is empty: name a model directory"));
+            return Err(Error::invalid("model_path is empty; set a model directory"));
         }
         // SAFETY: the caller's contract.
         let device = if c.device.is_null() { "cpu" } else { unsafe { string("device", c.device, c.device_len) }? };
@@ -413,7 +413,7 @@ unsafe fn path(name: &str, data: *const c_char, len: u64) -> Result<Option<PathB
     }
     // SAFETY: the caller's contract.
     match unsafe { string(name, data, len) }? {
-        "" => Err(Error::invalid(format!("{name} is empty: name one, or give NULL"))),
+        "" => Err(Error::invalid(format!("{name} is empty; set a path or NULL"))),
         path => Ok(Some(path.into())),
     }
 }
@@ -442,7 +442,7 @@ fn kv_dtype(value: u32) -> Result<Option<KvDtype>> {
         PLLM_DTYPE_INT8 => Ok(Some(KvDtype::Int8)),
         PLLM_DTYPE_F16 => Ok(Some(KvDtype::F16)),
         PLLM_DTYPE_FP8 => Ok(Some(KvDtype::Fp8)),
-        other => Err(Error::invalid(format!("kv_dtype is {other}: it must be one of PLLM_DTYPE_*"))),
+        other => Err(Error::invalid(format!("kv_dtype is {other}; must be one of PLLM_DTYPE_*"))),
     }
 }
 
@@ -450,7 +450,7 @@ fn weight_format(format: u32, group: u32) -> Result<Option<WeightFormat>> {
     let int4 = |offsets| Some(WeightFormat::Int4 { group: some(group).unwrap_or(WeightFormat::GROUPS[0]), offsets });
     let ungrouped = |format| match group {
         0 => Ok(format),
-        _ => Err(Error::invalid(format!("weight_group is {group}: only formats of 4 bits have groups, so leave it at 0"))),
+        _ => Err(Error::invalid(format!("weight_group is {group}; only 4-bit formats have groups, so set it to 0"))),
     };
     match format {
         PLLM_WEIGHTS_AS_STORED => ungrouped(None),
@@ -461,7 +461,7 @@ fn weight_format(format: u32, group: u32) -> Result<Option<WeightFormat>> {
         PLLM_WEIGHTS_INT4 => Ok(int4(false)),
         PLLM_WEIGHTS_INT4_ASYMMETRIC => Ok(int4(true)),
         PLLM_WEIGHTS_FP8 => ungrouped(Some(WeightFormat::Fp8)),
-        other => Err(Error::invalid(format!("weight_format is {other}: it must be one of PLLM_WEIGHTS_*"))),
+        other => Err(Error::invalid(format!("weight_format is {other}; must be one of PLLM_WEIGHTS_*"))),
     }
 }
 
@@ -470,7 +470,7 @@ fn preemption(value: u32) -> Result<Preemption> {
         PLLM_PREEMPTION_RECOMPUTE => Ok(Preemption::Recompute),
         PLLM_PREEMPTION_SWAP => Ok(Preemption::Swap),
         PLLM_PREEMPTION_AUTO => Ok(Preemption::Auto),
-        other => Err(Error::invalid(format!("preemption is {other}: it must be one of PLLM_PREEMPTION_*"))),
+        other => Err(Error::invalid(format!("preemption is {other}; must be one of PLLM_PREEMPTION_*"))),
     }
 }
 
@@ -483,7 +483,7 @@ fn isa(value: u32) -> Result<Option<Isa>> {
         PLLM_ISA_AVX512_BF16 => Ok(Some(Isa::Avx512Bf16)),
         PLLM_ISA_AVX_VNNI => Ok(Some(Isa::AvxVnni)),
         PLLM_ISA_AVX512_VNNI => Ok(Some(Isa::Avx512Vnni)),
-        other => Err(Error::invalid(format!("isa is {other}: it must be one of PLLM_ISA_*"))),
+        other => Err(Error::invalid(format!("isa is {other}; must be one of PLLM_ISA_*"))),
     }
 }
 
@@ -495,19 +495,19 @@ fn policies(c: &pllm_engine_options) -> Result<Policies> {
             PLLM_ORDER_FCFS => OrderPolicy::Fcfs,
             PLLM_ORDER_PRIORITY => OrderPolicy::Priority { ageing },
             PLLM_ORDER_SHORTEST_PREDICTED => OrderPolicy::ShortestPredicted { ageing },
-            other => return Err(Error::invalid(format!("order is {other}: it must be one of PLLM_ORDER_*"))),
+            other => return Err(Error::invalid(format!("order is {other}; must be one of PLLM_ORDER_*"))),
         },
         batching: match c.batching {
             PLLM_BATCHING_MIXED => BatchingPolicy::Mixed,
             PLLM_BATCHING_PREFILL_FIRST => BatchingPolicy::PrefillFirst { threshold: rows.unwrap_or(Policies::DEFAULT_PREFILL_THRESHOLD) },
             PLLM_BATCHING_DECODE_FIRST => BatchingPolicy::DecodeFirst { budget: rows.unwrap_or(Policies::DEFAULT_PREFILL_BUDGET) },
             PLLM_BATCHING_STATIC => BatchingPolicy::Static,
-            other => return Err(Error::invalid(format!("batching is {other}: it must be one of PLLM_BATCHING_*"))),
+            other => return Err(Error::invalid(format!("batching is {other}; must be one of PLLM_BATCHING_*"))),
         },
         allocation: match c.allocation {
             PLLM_ALLOCATION_ON_DEMAND => AllocationPolicy::OnDemand,
             PLLM_ALLOCATION_MAX_TOKENS => AllocationPolicy::MaxTokens,
-            other => return Err(Error::invalid(format!("allocation is {other}: it must be one of PLLM_ALLOCATION_*"))),
+            other => return Err(Error::invalid(format!("allocation is {other}; must be one of PLLM_ALLOCATION_*"))),
         },
     })
 }

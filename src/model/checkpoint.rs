@@ -17,7 +17,7 @@ use crate::options::Dtype;
 use crate::sys::files;
 
 /// The maximum header size of the safetensors format.
-const MOST_HEADER_BYTES: u64 = 100 << 20;
+const MAX_HEADER_BYTES: u64 = 100 << 20;
 
 pub struct Checkpoint {
     files: Vec<Shard>,
@@ -242,7 +242,7 @@ fn read_header(file: &File) -> Result<(Metadata, u64)> {
     let mut len = [0u8; 8];
     file.read_exact_at(&mut len, 0).map_err(|_| damaged(format!("{file_len} bytes")))?;
     let header_len = u64::from_le_bytes(len);
-    if header_len > MOST_HEADER_BYTES || header_len + 8 > file_len {
+    if header_len > MAX_HEADER_BYTES || header_len + 8 > file_len {
         return Err(damaged(format!("header of {header_len} bytes, file of {file_len}")));
     }
     let mut header = try_vec(header_len as usize, 0u8)?;

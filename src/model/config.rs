@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::sys::files;
 
 /// Maximum file size. JSON files of models are much smaller.
-const MOST_BYTES: u64 = 16 << 20;
+const MAX_BYTES: u64 = 16 << 20;
 
 /// A JSON object. Its errors name the file and the field.
 #[derive(Debug, Clone, Default)]
@@ -29,7 +29,7 @@ impl Config {
 
     pub fn load_optional(dir: &Path, file: &str) -> Result<Option<Config>> {
         let path = dir.join(file);
-        let Some(bytes) = files::read(&path, MOST_BYTES)? else { return Ok(None) };
+        let Some(bytes) = files::read(&path, MAX_BYTES)? else { return Ok(None) };
         match serde_json::from_slice(&bytes) {
             Ok(Value::Object(fields)) => Ok(Some(Config { file: file.into(), fields })),
             Ok(_) => Err(Error::model(format!("{}: not a JSON object", path.display()))),

@@ -21,7 +21,7 @@ pub struct LayerPlace {
 }
 
 /// Maximum number of groups; each has an entry in every block table per block of tokens.
-const MOST_GROUPS: usize = 16;
+const MAX_GROUPS: usize = 16;
 /// If layers do not form equal groups, a part of each block is unused. 1/LITTLE of the layers is an
 /// acceptable part, 1/TOO_MUCH the maximum.
 const LITTLE: usize = 16;
@@ -54,7 +54,7 @@ impl KvLayout {
         }
         let counts: Vec<usize> = kinds.iter().map(|kind| layers.iter().filter(|window| *window == kind).count()).collect();
         let groups_of = |levels: usize| counts.iter().map(|count| count.div_ceil(levels)).sum::<usize>();
-        let divides = |levels: &usize| counts[0].is_multiple_of(*levels) && groups_of(*levels) <= MOST_GROUPS;
+        let divides = |levels: &usize| counts[0].is_multiple_of(*levels) && groups_of(*levels) <= MAX_GROUPS;
         let padding = |levels: usize| groups_of(levels) * levels - layers.len();
         let candidates = || (1..=counts[0]).rev().filter(divides);
         // The fewest groups with little padding, or else the groups with the least padding.
@@ -104,7 +104,7 @@ mod tests {
         places.sort_by_key(|place| (place.group, place.level));
         places.dedup();
         assert_eq!(places.len(), layers, "each layer has its own place");
-        assert!(layout.windows.len() <= MOST_GROUPS && layout.windows.len() * layout.levels <= layers + layers / LITTLE);
+        assert!(layout.windows.len() <= MAX_GROUPS && layout.windows.len() * layout.levels <= layers + layers / LITTLE);
         for (window, place) in windows.iter().zip(&layout.places) {
             assert_eq!(*window, layout.windows[place.group], "a group has one window");
         }

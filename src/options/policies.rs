@@ -74,7 +74,7 @@ impl Policies {
     /// Default waiting time that equals one level of priority or 100 predicted tokens.
     pub const DEFAULT_AGEING: Duration = Duration::from_secs(10);
     /// Longer than any request waits.
-    const MOST_AGEING: Duration = Duration::from_secs(24 * 60 * 60);
+    const MAX_AGEING: Duration = Duration::from_secs(24 * 60 * 60);
     /// Default prompt tokens per step of `DecodeFirst`.
     pub const DEFAULT_PREFILL_BUDGET: usize = 256;
     /// Default prompt tokens of `PrefillFirst` after which decodes run.
@@ -83,9 +83,9 @@ impl Policies {
     /// Checks the values of the policies.
     pub fn validate(&self) -> Result<()> {
         if let OrderPolicy::Priority { ageing } | OrderPolicy::ShortestPredicted { ageing } = self.order
-            && (ageing < Duration::from_millis(1) || ageing > Self::MOST_AGEING)
+            && (ageing < Duration::from_millis(1) || ageing > Self::MAX_AGEING)
         {
-            return Err(Error::invalid(format!("ageing is {ageing:?}: it must be from 1ms to {:?}", Self::MOST_AGEING)));
+            return Err(Error::invalid(format!("ageing is {ageing:?}; must be 1ms to {:?}", Self::MAX_AGEING)));
         }
         match self.batching {
             BatchingPolicy::Mixed | BatchingPolicy::Static => Ok(()),

@@ -184,12 +184,12 @@ impl SamplingParams {
     }
 
     /// The maximum number of reported alternatives per token.
-    pub const MOST_LOGPROBS: u32 = 128;
-    const MOST_TEMPERATURE: f32 = 1e4;
+    pub const MAX_LOGPROBS: u32 = 128;
+    const MAX_TEMPERATURE: f32 = 1e4;
     /// The maximum number of stop strings, stop tokens or bad words.
-    const MOST_STOPS: usize = 1024;
+    const MAX_STOPS: usize = 1024;
     /// The maximum length in tokens of a bad word, or of a run that must not repeat.
-    const MOST_NGRAM: usize = 256;
+    const MAX_NGRAM: usize = 256;
 
     /// Returns the default parameters with greedy decoding.
     pub fn greedy() -> Self {
@@ -202,8 +202,8 @@ impl SamplingParams {
         self.validate_penalties()?;
         self.validate_tokens(vocab_size)?;
         self.validate_end(vocab_size)?;
-        at_most("logprobs", self.logprobs, Self::MOST_LOGPROBS)?;
-        at_most("prompt_logprobs", self.prompt_logprobs, Self::MOST_LOGPROBS)
+        at_most("logprobs", self.logprobs, Self::MAX_LOGPROBS)?;
+        at_most("prompt_logprobs", self.prompt_logprobs, Self::MAX_LOGPROBS)
     }
 
     /// Returns whether a parameter depends on how often a token has occurred.
@@ -213,12 +213,12 @@ impl SamplingParams {
 
     fn validate_draw(&self) -> Result<()> {
         // NaN fails these comparisons.
-        if !(self.temperature >= 0.0 && self.temperature <= Self::MOST_TEMPERATURE) {
-            return Err(Error::invalid(format!("temperature is {}: it must be from 0 (greedy) to 10000", self.temperature)));
+        if !(self.temperature >= 0.0 && self.temperature <= Self::MAX_TEMPERATURE) {
+            return Err(Error::invalid(format!("temperature is {}; must be 0 (greedy) to 10000", self.temperature)));
         }
         for (name, p) in [("top_p", self.top_p), ("typical_p", self.typical_p)] {
             if !(p > 0.0 && p <= 1.0) {
-                return Err(Error::invalid(format!("{name} is {p}: it must be above 0 and at most 1 (all tokens)")));
+                return Err(Error::invalid(format!("{name} is {p}; must be above 0 and at most 1 (all tokens)")));
             }
         }
         between("min_p", self.min_p, 0.0, 1.0)?;
@@ -226,7 +226,7 @@ impl SamplingParams {
         between("xtc_probability", self.xtc_probability, 0.0, 1.0)?;
         if !(self.xtc_threshold >= 0.0 && self.xtc_threshold <= 0.5) {
             return Err(Error::invalid(format!(
-                "xtc_threshold is {}: it must be from 0 to 0.5, since no two tokens can both be more probable than that",
+                "xtc_threshold is {}; must be 0 to 0.5, since only one token can be more probable than 0.5",
                 self.xtc_threshold
             )));
         }
@@ -234,21 +234,21 @@ impl SamplingParams {
     }
 
     fn validate_mirostat(&self, mirostat: Mirostat) -> Result<()> {
-        above_zero("mirostat tau", mirostat.tau, 100.0)?;
-        above_zero("mirostat eta", mirostat.eta, 1.0)?;
+        above_zero("mirostat_tau", mirostat.tau, 100.0)?;
+        above_zero("mirostat_eta", mirostat.eta, 1.0)?;
         let replaced = [
-            ("temperature", self.temperature, self.temperature == 0.0, "choose one above 0"),
-            ("top_k", self.top_k as f32, self.top_k != 0, "leave it 0"),
-            ("top_p", self.top_p, self.top_p != 1.0, "leave it 1"),
-            ("min_p", self.min_p, self.min_p != 0.0, "leave it 0"),
-            ("typical_p", self.typical_p, self.typical_p != 1.0, "leave it 1"),
-            ("top_n_sigma", self.top_n_sigma, self.top_n_sigma != 0.0, "leave it 0"),
-            ("xtc_probability", self.xtc_probability, self.xtc_probability != 0.0, "leave it 0"),
+            ("temperature", self.temperature, self.temperature == 0.0, "raise it"),
+            ("top_k", self.top_k as f32, self.top_k != 0, "set it to 0"),
+            ("top_p", self.top_p, self.top_p != 1.0, "set it to 1"),
+            ("min_p", self.min_p, self.min_p != 0.0, "set it to 0"),
+            ("typical_p", self.typical_p, self.typical_p != 1.0, "set it to 1"),
+            ("top_n_sigma", self.top_n_sigma, self.top_n_sigma != 0.0, "set it to 0"),
+            ("xtc_probability", self.xtc_probability, self.xtc_probability != 0.0, "set it to 0"),
         ];
         match replaced.iter().find(|(_, _, contradicts, _)| *contradicts) {
             None => Ok(()),
             Some((name, value, _, remedy)) => {
-                Err(Error::invalid(format!("{name} is {value}, and mirostat steers the draw alone: {remedy}, or leave mirostat out")))
+                Err(Error::invalid(format!("mirostat excludes {name} ({value}); {remedy} or unset mirostat_tau")))
             }
         }
     }
@@ -257,11 +257,11 @@ impl SamplingParams {
         between("presence_penalty", self.presence_penalty, -2.0, 2.0)?;
         between("frequency_penalty", self.frequency_penalty, -2.0, 2.0)?;
         between("repetition_penalty", self.repetition_penalty, 0.01, 100.0)?;
-        if self.no_repeat_ngram_size as usize > Self::MOST_NGRAM {
+        if self.no_repeat_ngram_size as usize > Self::MAX_NGRAM {
             return Err(Error::invalid(format!(
-                "no_repeat_ngram_size is {}: it must be from 0 (off) to {}",
+                "no_repeat_ngram_size is {}; must be 0 (off) to {}",
                 self.no_repeat_ngram_size,
-                Self::MOST_NGRAM
+                Self::MAX_NGRAM
             )));
         }
         self.dry.as_ref().map_or(Ok(()), Dry::validate)
@@ -270,7 +270,9 @@ impl SamplingParams {
     fn validate_tokens(&self, vocab_size: usize) -> Result<()> {
         for (name, count) in [("logit_bias", self.logit_bias.len()), ("allowed_token_ids", self.allowed_token_ids.len())] {
             if count > vocab_size {
-                return Err(Error::invalid(format!("{name} names {count} tokens, the vocabulary has {vocab_size}: name each once")));
+                return Err(Error::invalid(format!(
+                    "{name} has more tokens than the vocabulary ({count}, {vocab_size}); list each token once"
+                )));
             }
         }
         for &(token, bias) in &self.logit_bias {
@@ -280,15 +282,15 @@ impl SamplingParams {
         in_vocabulary("allowed token id", &self.allowed_token_ids, vocab_size)?;
         in_vocabulary("bad_words_ids token id", self.bad_words_ids.iter().flatten(), vocab_size)?;
         let words = self.bad_words.len().max(self.bad_words_ids.len());
-        if words > Self::MOST_STOPS {
-            return Err(Error::invalid(format!("{words} bad words are given, at most {} are looked for", Self::MOST_STOPS)));
+        if words > Self::MAX_STOPS {
+            return Err(Error::invalid(format!("bad_words has too many entries ({words}, at most {})", Self::MAX_STOPS)));
         }
         if self.bad_words.iter().any(|word| word.is_empty()) || self.bad_words_ids.iter().any(|word| word.is_empty()) {
-            return Err(Error::invalid("a bad word is empty: leave it out"));
+            return Err(Error::invalid("a text of bad_words is empty; remove it"));
         }
         match self.bad_words_ids.iter().map(Vec::len).max() {
-            Some(longest) if longest > Self::MOST_NGRAM => {
-                Err(Error::invalid(format!("a bad word is {longest} tokens long, at most {} are looked for", Self::MOST_NGRAM)))
+            Some(longest) if longest > Self::MAX_NGRAM => {
+                Err(Error::invalid(format!("a text of bad_words is too long ({longest} tokens, at most {})", Self::MAX_NGRAM)))
             }
             _ => Ok(()),
         }
@@ -296,26 +298,23 @@ impl SamplingParams {
 
     fn validate_end(&self, vocab_size: usize) -> Result<()> {
         if self.max_tokens == Some(0) {
-            return Err(Error::invalid("max_tokens is 0: ask for at least one token"));
+            return Err(Error::invalid("max_tokens is 0; must be at least 1"));
         }
         if let Some(max) = self.max_tokens
             && self.min_tokens > max
         {
             return Err(Error::invalid(format!(
-                "min_tokens is {} and max_tokens is {max}: lower the first or raise the second",
+                "min_tokens is {} and max_tokens is {max}; lower min_tokens or raise max_tokens",
                 self.min_tokens
             )));
         }
         let stops = self.stop.len().max(self.stop_token_ids.len());
-        if stops > Self::MOST_STOPS {
-            return Err(Error::invalid(format!(
-                "{stops} stop strings or stop tokens are given, at most {} of each are looked for",
-                Self::MOST_STOPS
-            )));
+        if stops > Self::MAX_STOPS {
+            return Err(Error::invalid(format!("too many stop strings or stop tokens ({stops}, at most {} of each)", Self::MAX_STOPS)));
         }
         in_vocabulary("stop token id", &self.stop_token_ids, vocab_size)?;
         if self.stop.iter().any(|s| s.is_empty()) {
-            return Err(Error::invalid("a stop string is empty: it would match everywhere; leave it out"));
+            return Err(Error::invalid("a stop string is empty and would match everywhere; remove it"));
         }
         self.grammar.as_ref().map_or(Ok(()), Grammar::validate)
     }
@@ -324,7 +323,7 @@ impl SamplingParams {
 impl Dry {
     /// Default texts that end a repetition.
     pub const DEFAULT_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
-    const MOST_BREAKERS: usize = 64;
+    const MAX_BREAKERS: usize = 64;
 
     /// Returns whether DRY has an effect.
     pub fn is_on(&self) -> bool {
@@ -332,21 +331,21 @@ impl Dry {
     }
 
     fn validate(&self) -> Result<()> {
-        between("dry multiplier", self.multiplier, 0.0, 100.0)?;
-        between("dry base", self.base, 1.0, 100.0)?;
+        between("multiplier of pllm_dry", self.multiplier, 0.0, 100.0)?;
+        between("base of pllm_dry", self.base, 1.0, 100.0)?;
         if self.penalty_last_n == Some(0) {
-            return Err(Error::invalid("dry penalty_last_n is 0: name a number of tokens, or leave dry out"));
+            return Err(Error::invalid("penalty_last_n of pllm_dry is 0; must be at least 1"));
         }
         let breakers = self.sequence_breakers.as_deref().unwrap_or_default();
-        if breakers.len() > Self::MOST_BREAKERS {
+        if breakers.len() > Self::MAX_BREAKERS {
             return Err(Error::invalid(format!(
-                "{} dry sequence breakers are given, at most {} are looked for",
+                "too many sequence_breakers of pllm_dry ({}, at most {})",
                 breakers.len(),
-                Self::MOST_BREAKERS
+                Self::MAX_BREAKERS
             )));
         }
         if breakers.iter().any(|breaker| breaker.is_empty()) {
-            return Err(Error::invalid("a dry sequence breaker is empty: leave it out"));
+            return Err(Error::invalid("a sequence breaker of pllm_dry is empty; remove it"));
         }
         Ok(())
     }
@@ -356,19 +355,19 @@ fn between(name: &str, value: f32, low: f32, high: f32) -> Result<()> {
     if value >= low && value <= high {
         return Ok(());
     }
-    Err(Error::invalid(format!("{name} is {value}: it must be from {low} to {high}")))
+    Err(Error::invalid(format!("{name} is {value}; must be {low} to {high}")))
 }
 
 fn above_zero(name: &str, value: f32, high: f32) -> Result<()> {
     if value > 0.0 && value <= high {
         return Ok(());
     }
-    Err(Error::invalid(format!("{name} is {value}: it must be above 0 and at most {high}")))
+    Err(Error::invalid(format!("{name} is {value}; must be above 0 and at most {high}")))
 }
 
 fn at_most(name: &str, value: Option<u32>, most: u32) -> Result<()> {
     match value {
-        Some(value) if value > most => Err(Error::invalid(format!("{name} is {value}: at most {most} alternatives are reported"))),
+        Some(value) if value > most => Err(Error::invalid(format!("{name} is {value}; must be at most {most}"))),
         _ => Ok(()),
     }
 }
@@ -413,10 +412,10 @@ mod tests {
             ("presence_penalty", |p, x| p.presence_penalty = x * 3.0),
             ("frequency_penalty", |p, x| p.frequency_penalty = x * 3.0),
             ("logit_bias of token 3", |p, x| p.logit_bias = vec![(3, x * 101.0)]),
-            ("dry multiplier", |p, x| p.dry = Some(Dry { multiplier: x, ..Dry::default() })),
-            ("dry base", |p, x| p.dry = Some(Dry { base: x, ..Dry::default() })),
-            ("mirostat tau", |p, x| p.mirostat = Some(Mirostat { tau: x, eta: 0.1 })),
-            ("mirostat eta", |p, x| p.mirostat = Some(Mirostat { tau: 5.0, eta: x })),
+            ("multiplier of pllm_dry", |p, x| p.dry = Some(Dry { multiplier: x, ..Dry::default() })),
+            ("base of pllm_dry", |p, x| p.dry = Some(Dry { base: x, ..Dry::default() })),
+            ("mirostat_tau", |p, x| p.mirostat = Some(Mirostat { tau: x, eta: 0.1 })),
+            ("mirostat_eta", |p, x| p.mirostat = Some(Mirostat { tau: 5.0, eta: x })),
             ("temperature", |p, x| p.temperature = x.abs() * 1e5),
         ];
         for (name, set) in numbers {
@@ -436,7 +435,7 @@ mod tests {
     fn the_limits_of_every_range_are_accepted() {
         assert_accepted(|p| (p.min_p, p.xtc_probability, p.xtc_threshold, p.top_n_sigma) = (1.0, 1.0, 0.5, 100.0));
         assert_accepted(|p| (p.presence_penalty, p.frequency_penalty, p.repetition_penalty) = (-2.0, 2.0, 0.01));
-        assert_accepted(|p| (p.logprobs, p.prompt_logprobs) = (Some(0), Some(SamplingParams::MOST_LOGPROBS)));
+        assert_accepted(|p| (p.logprobs, p.prompt_logprobs) = (Some(0), Some(SamplingParams::MAX_LOGPROBS)));
         assert_accepted(|p| {
             p.dry = Some(Dry { multiplier: 0.0, base: 1.0, allowed_length: 0, penalty_last_n: Some(1), sequence_breakers: Some(vec![]) })
         });
@@ -476,7 +475,7 @@ mod tests {
 
     #[test]
     fn empty_and_oversized_parameters_are_refused() {
-        assert!(refusal_message(|p| p.logprobs = Some(129)).contains("at most 128"));
+        assert!(refusal_message(|p| p.logprobs = Some(129)).contains("must be at most 128"));
         assert!(refusal_message(|p| p.prompt_logprobs = Some(u32::MAX)).contains("prompt_logprobs"));
         assert!(refusal_message(|p| p.no_repeat_ngram_size = 257).contains("257"));
         assert!(refusal_message(|p| p.bad_words = vec![String::new()]).contains("empty"));

@@ -148,7 +148,7 @@ impl Scheduler {
         let of = &self.sequences[slot];
         let len = len.unwrap_or(of.tokens.len());
         if len == 0 || len > of.tokens.len() {
-            return Err(Error::invalid(format!("sequence {parent} has {} tokens: it cannot fork at {len}", of.tokens.len())));
+            return Err(Error::invalid(format!("sequence {parent} has {} tokens and cannot be forked at {len}", of.tokens.len())));
         }
         let runs = of.group.is_some() && !idle;
         let shell = Sequence::preallocated(of.max_len.max(len), self.blocks.paging())?;
@@ -191,7 +191,7 @@ impl Scheduler {
         let len = sequence.tokens.len() + tokens.len();
         if len > longest || (sequence.group.is_some() && len >= longest) {
             return Err(Error::invalid(format!(
-                "sequence {id} has {} tokens and max_model_len is {longest}: {} more do not fit",
+                "sequence {id} has {} tokens and max_model_len is {longest}; {} more do not fit",
                 sequence.tokens.len(),
                 tokens.len()
             )));
@@ -211,7 +211,7 @@ impl Scheduler {
         let gone = self.blocks.sees_null_block(&self.sequences[slot].table, len);
         let sequence = &mut self.sequences[slot];
         if len == 0 || len > sequence.tokens.len() {
-            return Err(Error::invalid(format!("sequence {id} has {} tokens: it cannot be rewound to {len}", sequence.tokens.len())));
+            return Err(Error::invalid(format!("sequence {id} has {} tokens and cannot be rewound to {len}", sequence.tokens.len())));
         }
         sequence.truncate(len, block_size);
         if gone {
@@ -241,11 +241,11 @@ impl Scheduler {
         let slot = self.slot(id)?;
         let sequence = &mut self.sequences[slot];
         if sequence.group.is_some() {
-            return Err(Error::invalid(format!("sequence {id} runs already: it can be resumed when it has ended")));
+            return Err(Error::invalid(format!("sequence {id} runs already; resume it after its end")));
         }
         let len = sequence.tokens.len();
         if len >= max_len {
-            return Err(Error::invalid(format!("sequence {id} has {len} tokens and may have {max_len}: rewind it before it is resumed")));
+            return Err(Error::invalid(format!("sequence {id} has {len} tokens of at most {max_len}; rewind it before resuming it")));
         }
         sequence.raise_max_len(max_len, self.blocks.paging())?;
         sequence.keep = keep;

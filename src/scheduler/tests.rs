@@ -497,7 +497,7 @@ fn a_sequence_without_room_for_a_token_cannot_be_resumed() {
     let mut s = scheduler(16, 8, 64, 8, 64);
     add(&mut s, 1, vec![0; 9], 12);
     s.fork(1, None, 2, true).unwrap();
-    assert!(s.resume(2, 9, false).unwrap_err().message().contains("has 9 tokens and may have 9"));
+    assert!(s.resume(2, 9, false).unwrap_err().message().contains("has 9 tokens of at most 9"));
     s.check();
     s.resume(2, 10, false).unwrap();
     s.check();

@@ -10,7 +10,7 @@ use super::quiet;
 use crate::error::{Error, Result};
 
 /// The number of CPUs that a `cpu_set_t` can represent.
-pub const MOST_CPUS: usize = libc::CPU_SETSIZE as usize;
+pub const MAX_CPUS: usize = libc::CPU_SETSIZE as usize;
 
 /// The CPUs on which this thread may run, as limited by a container or by the host.
 pub struct AllowedCpus(libc::cpu_set_t);
@@ -31,17 +31,17 @@ impl AllowedCpus {
 
     pub fn has(&self, cpu: usize) -> bool {
         // SAFETY: `cpu` is within the set.
-        cpu < MOST_CPUS && unsafe { libc::CPU_ISSET(cpu, &self.0) }
+        cpu < MAX_CPUS && unsafe { libc::CPU_ISSET(cpu, &self.0) }
     }
 
     pub fn iter(&self) -> impl Iterator<Item = usize> {
-        (0..MOST_CPUS).filter(|&cpu| self.has(cpu))
+        (0..MAX_CPUS).filter(|&cpu| self.has(cpu))
     }
 }
 
 /// Pins the thread to one CPU.
 pub fn pin(thread: &JoinHandle<()>, cpu: usize) -> Result<()> {
-    assert!(cpu < MOST_CPUS, "CPU {cpu} is outside of a cpu_set_t");
+    assert!(cpu < MAX_CPUS, "CPU {cpu} is outside of a cpu_set_t");
     // SAFETY: the set is plain data of the given size. The handle keeps the id of the thread valid.
     let code = unsafe {
         let mut set = std::mem::zeroed::<libc::cpu_set_t>();

@@ -434,7 +434,7 @@ fn recorded_steps_are_retried_after_a_failure() {
             shim.fail(function, nth, OUT_OF_MEMORY);
             let error = Engine::create(&options).err().unwrap();
             assert_eq!(error.code(), Code::OutOfMemory, "{function}: {error}");
-            assert!(error.message().contains("keep its decode steps"), "{function}: {error}");
+            assert!(error.message().contains("record its decode steps"), "{function}: {error}");
         }
     }
     let steps =

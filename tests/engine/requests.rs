@@ -438,7 +438,10 @@ fn the_driver_ends_failing_requests_and_serves_later_requests() {
     assert_eq!((tokens(&outputs, failing), finish(&outputs, failing)), (vec![11, 12, 13], FinishReason::Error));
     let error = outputs.last().unwrap().error.as_ref().unwrap();
     assert_eq!(error.code(), Code::OutOfMemory);
-    assert!(error.message().contains("no step could be computed with it") && error.message().contains("lower the budgets"), "{error}");
+    assert!(
+        error.message().contains("no step with this request could be computed") && error.message().contains("lower the memory budgets"),
+        "{error}"
+    );
     let healthy = engine.add_request(request(&[50], greedy(3))).unwrap();
     assert_eq!(finish(&read(engine.queue(), 1), healthy), FinishReason::Length);
 }

@@ -615,7 +615,7 @@ fn without_a_tokenizer_dry_has_no_default_breakers_and_refuses_explicit_breakers
     assert_eq!(repeats(None).unwrap(), 12);
     assert!(repeats(dry(None)).unwrap() < 12);
     assert!(repeats(dry(Some(vec![]))).unwrap() < 12);
-    assert_eq!(code(repeats(dry(Some(vec![":".into()]))), "skip_tokenizer: leave them out"), Code::Unsupported);
+    assert_eq!(code(repeats(dry(Some(vec![":".into()]))), "unset sequence_breakers"), Code::Unsupported);
 }
 
 /// Every row of the table in the source has a case here.
@@ -652,7 +652,7 @@ fn beam_search_is_refused_with_sampling_options() {
         engine.add_request(request)
     };
     for (what, change) in cases {
-        assert_eq!(code(add(change), &format!("beam search and {what} are both asked for")), Code::InvalidArgument);
+        assert_eq!(code(add(change), &format!("beam search excludes {what}")), Code::InvalidArgument);
     }
     add(|_| ()).unwrap();
     drain(&engine);
@@ -730,15 +730,15 @@ fn invalid_calls_are_refused_with_the_limits_and_change_no_other_sequence() {
     steps(&engine, 4);
     let invalid = Code::InvalidArgument;
     let fork = |at, n| engine.fork(id, n, &Fork { at, ..Default::default() });
-    assert_eq!(code(fork(Some(0), 1), "has 24 tokens: it cannot fork at 0"), invalid);
-    assert_eq!(code(fork(Some(25), 1), "has 24 tokens: it cannot fork at 25"), invalid);
+    assert_eq!(code(fork(Some(0), 1), "has 24 tokens: it cannot be forked at 0"), invalid);
+    assert_eq!(code(fork(Some(25), 1), "has 24 tokens: it cannot be forked at 25"), invalid);
     assert_eq!(code(fork(None, 0), "n is 0"), invalid);
     assert_eq!(code(fork(None, 41), "the pool has 40"), Code::Capacity);
     assert_eq!(code(engine.fork(99, 1, &Fork::default()), "99 is unknown"), Code::NotFound);
     assert_eq!(code(engine.append(id, prompt(136)), "max_model_len is 160"), invalid);
     assert_eq!(code(engine.append(id, vec![500]), "beyond the vocabulary"), invalid);
-    assert_eq!(code(engine.rewind(id, 0), "can be rewound to 1 to 24"), invalid);
-    assert_eq!(code(engine.rewind(id, 25), "can be rewound to 1 to 24"), invalid);
+    assert_eq!(code(engine.rewind(id, 0), "must be 1 to 24"), invalid);
+    assert_eq!(code(engine.rewind(id, 25), "must be 1 to 24"), invalid);
     assert_eq!(code(engine.resume(id, Resume::new(sampled(1, 2))), "runs already"), invalid);
     let add = |change: &dyn Fn(&mut Request)| {
         let mut request = request(prompt(20), sampled(3, 10));
@@ -1060,7 +1060,7 @@ fn a_damaged_foreign_or_newer_state_is_refused_without_side_effects() {
         write_random_model(&dir.0, &configs(512).pop().unwrap().1, false, 6);
         Engine::create(&EngineOptions { model_dir: dir.0.clone(), ..model.options.clone() }).unwrap()
     };
-    assert_eq!(code(foreign.import(foreign.queue(), &state), "is of model"), Code::InvalidArgument);
+    assert_eq!(code(foreign.import(foreign.queue(), &state), "has another model"), Code::InvalidArgument);
     let wider = Engine::create(&EngineOptions { block_size: 16, ..model.options.clone() }).unwrap();
     assert_eq!(code(wider.import(wider.queue(), &state), "this engine has blocks of 16"), Code::InvalidArgument);
     let shorter = model.engine_with(24, 28);

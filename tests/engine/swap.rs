@@ -215,8 +215,8 @@ fn an_invalid_host_tier_is_refused_with_the_limits() {
         Code::InvalidArgument,
         "nothing would be swapped",
     );
-    assert_refused(swap(model.block_bytes - 1, None), Code::Capacity, &format!("a block has {}", model.block_bytes));
-    assert_refused(swap(u64::MAX, None), Code::Capacity, "it must be at most");
+    assert_refused(swap(model.block_bytes - 1, None), Code::Capacity, &format!("at least one block ({} bytes)", model.block_bytes));
+    assert_refused(swap(u64::MAX, None), Code::Capacity, "must be at most");
     for dir in ["/dev/null", "/nonexistent", "/proc"] {
         assert_refused(swap(1 << 20, Some(dir)), Code::Io, ": cannot create a file of ");
     }

@@ -1045,7 +1045,7 @@ fn the_error_of_a_too_small_kv_pool_names_the_bytes_that_suffice() {
         for too_small in [1, 1000] {
             let error = Engine::create(&with(too_small)).err().unwrap();
             assert_eq!(error.code(), Code::Capacity, "{error}");
-            let enough = number(error.message(), "kv_bytes must be at least ");
+            let enough = number(error.message(), "raise kv_bytes to ");
             assert_eq!(Engine::create(&with(enough - 1)).err().unwrap().code(), Code::Capacity);
             let engine = Engine::create(&with(enough)).unwrap();
             let max_len = engine.info().memory.max_model_len;
@@ -1134,7 +1134,12 @@ fn bad_requests() -> Vec<BadRequest> {
         ("token beyond the vocabulary", tokens(&[1, 128], sampling()), invalid, &["prompt token 1 is 128", "128 tokens"]),
         ("largest token", tokens(&[u32::MAX], sampling()), invalid, &["prompt token 0 is 4294967295"]),
         ("empty prompt", tokens(&[], sampling()), invalid, &["empty"]),
-        ("as long as max_model_len", tokens(&[1; 64], sampling()), invalid, &["prompt is 64 tokens", "max_model_len is 64", "at most 63"]),
+        (
+            "as long as max_model_len",
+            tokens(&[1; 64], sampling()),
+            invalid,
+            &["prompt is 64 tokens", "max_model_len is 64", "shorten the prompt to 63"],
+        ),
         ("longer", tokens(&[1; 65], sampling()), invalid, &["prompt is 65 tokens", "the KV pool holds 64"]),
         ("longer than the model", tokens(&[1; 1000], sampling()), invalid, &["prompt is 1000 tokens"]),
         ("temperature NaN", with(|p| p.temperature = f32::NAN), invalid, &["temperature is NaN"]),

@@ -241,7 +241,7 @@ fn add_when_capacity_allows(engine: &Engine, i: usize) -> u64 {
     loop {
         match engine.add_request(request(i)) {
             Err(error) if error.code() == Code::Capacity && start.elapsed() < Duration::from_secs(60) => {
-                assert!(error.message().contains("ask again when they hold less"), "{error}");
+                assert!(error.message().contains("retry later"), "{error}");
                 std::thread::sleep(Duration::from_millis(1));
             }
             added => return added.unwrap(),
@@ -270,15 +270,15 @@ fn invalid_budgets_are_refused_with_the_required_bytes() {
     };
     let budget = MemoryBudget::new(40 * block, 40 * block).unwrap();
     let shared = || EngineOptions { budget: Some(budget.clone()), ..options(&dir) };
-    assert_refused(EngineOptions { kv_bytes: Some(1), ..shared() }, Code::InvalidArgument, "kv_bytes and a budget are both given");
+    assert_refused(EngineOptions { kv_bytes: Some(1), ..shared() }, Code::InvalidArgument, "kv_bytes and budget are both set");
     assert_refused(EngineOptions { max_model_len: Some(129), ..shared() }, Code::InvalidArgument, "max_model_len is 129");
     let one_block = MemoryBudget::new(block, block).unwrap();
-    assert_refused(EngineOptions { budget: Some(one_block), ..options(&dir) }, Code::Capacity, "one sequence may have 128");
+    assert_refused(EngineOptions { budget: Some(one_block), ..options(&dir) }, Code::Capacity, "tokens of 128");
     let (first, _second) = (Engine::create(&shared()).unwrap(), Engine::create(&shared()).unwrap());
     // Each engine needs 16 blocks, so the budget of 40 blocks has too few for a third engine.
-    assert_refused(shared(), Code::Capacity, "one sequence may have 128");
+    assert_refused(shared(), Code::Capacity, "tokens of 128");
     let error = budget.resize(31 * block).unwrap_err();
-    assert!(error.message().contains(&format!("need {} bytes to go on", 32 * block)), "{error}");
+    assert!(error.message().contains(&format!("need {} bytes for their longest sequences", 32 * block)), "{error}");
     // Four samples need 64 blocks, more than the budget. Two samples need 30 blocks, some of which
     // the other engine holds.
     let samples = |n, max_tokens| {

@@ -83,11 +83,11 @@ def main(replay, model):
         middle = len(journal) // 2
         check(journal[:middle] + bytes([journal[middle] ^ 1]) + journal[middle + 1:], 3, "the journal is damaged or cut off after ")
         check(journal[:8] + struct.pack("<I", 99) + journal[12:], 2, "journal of another release (format 99, library ")
-        check(for_another_model(journal), 2, ": name the directory of the one it was written with")
+        check(for_another_model(journal), 2, "; pass the directory of the model that it was written with")
         check(journal[:20], 2, "not a journal, or its start is damaged")
         check(b"", 2, "not a journal, or its start is damaged")
         missing = subprocess.run([replay, folder / "nowhere", model], stderr=subprocess.PIPE, text=True)
-        assert missing.returncode == 2 and "there is no such file" in missing.stderr, missing
+        assert missing.returncode == 2 and "no such file" in missing.stderr, missing
     finally:
         shutil.rmtree(folder)
 

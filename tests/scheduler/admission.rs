@@ -258,10 +258,10 @@ fn a_full_wait_queue_refuses_with_its_numbers_until_a_step_frees_room() {
     let bench = bench(options);
     bench.add(request(60, 3));
     let error = bench.engine.add_request(request(41, 3)).unwrap_err();
-    assert!(error.code() == Code::Capacity && error.message().contains("60 tokens wait and max_waiting_tokens is 100"), "{error}");
+    assert!(error.code() == Code::Capacity && error.message().contains("(60 tokens, 41 more, max_waiting_tokens is 100)"), "{error}");
     bench.add(request(40, 3));
     let error = bench.engine.add_request(request(1, 3)).unwrap_err();
-    assert!(error.code() == Code::Capacity && error.message().contains("2 requests wait and max_waiting_requests is 2"), "{error}");
+    assert!(error.code() == Code::Capacity && error.message().contains("(2 requests, 1 more, max_waiting_requests is 2)"), "{error}");
     bench.engine.step().unwrap();
     let third = bench.add(request(100, 3));
     bench.engine.abort(third).unwrap();
@@ -285,13 +285,13 @@ fn waiting_turns_and_forks_count_as_waiting_requests() {
     bench.engine.append(seq, vec![7; 30]).unwrap();
     bench.add(request(21, 3));
     let error = bench.engine.resume(seq, Resume::new(greedy(3))).unwrap_err();
-    assert!(error.message().contains("21 tokens wait and max_waiting_tokens is 50: no room for 30 more"), "{error}");
+    assert!(error.message().contains("(21 tokens, 30 more, max_waiting_tokens is 50)"), "{error}");
     assert!(bench.engine.sequence(seq).unwrap().idle);
     bench.run();
     bench.engine.resume(seq, Resume::new(greedy(3))).unwrap();
     let fork = |n| bench.engine.fork(seq, n, &Fork::default());
     let error = fork(2).unwrap_err();
-    assert!(error.message().contains("no room for 2 more"), "{error}");
+    assert!(error.message().contains("2 more, max_waiting_requests is 2"), "{error}");
     fork(1).unwrap();
     let idle = Fork { idle: true, ..Fork::default() };
     bench.engine.fork(seq, 10, &idle).unwrap();

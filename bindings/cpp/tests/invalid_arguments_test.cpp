@@ -198,20 +198,20 @@ TEST_F(InvalidArguments, every_sampling_field_is_named_in_its_error) {
     refused("top_n_sigma is -1", [](S &s) { s.top_n_sigma = -1; });
     refused("xtc_probability is 2", [](S &s) { s.xtc_probability = 2; });
     refused("xtc_threshold is 0.75", [](S &s) { s.xtc_threshold = 0.75f; });
-    refused("mirostat tau is -1", [](S &s) { s.mirostat_tau = -1; });
-    refused("mirostat eta is 2", [](S &s) { s.mirostat_tau = 5, s.mirostat_eta = 2; });
+    refused("mirostat_tau is -1", [](S &s) { s.mirostat_tau = -1; });
+    refused("mirostat_eta is 2", [](S &s) { s.mirostat_tau = 5, s.mirostat_eta = 2; });
     refused("presence_penalty is 3", [](S &s) { s.presence_penalty = 3; });
     refused("frequency_penalty is -3", [](S &s) { s.frequency_penalty = -3; });
     refused("repetition_penalty is 0", [](S &s) { s.repetition_penalty = 0; });
     refused("no_repeat_ngram_size is 300", [](S &s) { s.no_repeat_ngram_size = 300; });
-    refused("dry multiplier is 101", dry([](D &d) { d.multiplier = 101; }));
-    refused("dry base is 0.5", dry([](D &d) { d.base = 0.5f; }));
-    refused("sequence breaker is empty", dry([](D &d) { d.sequence_breakers = {"x", ""}; }));
+    refused("multiplier of pllm_dry is 101", dry([](D &d) { d.multiplier = 101; }));
+    refused("base of pllm_dry is 0.5", dry([](D &d) { d.base = 0.5f; }));
+    refused("sequence breaker of pllm_dry is empty", dry([](D &d) { d.sequence_breakers = {"x", ""}; }));
     refused("logit_bias of token 7", [](S &s) { s.logit_bias = {{7, 101}}; });
     refused("logit_bias token id", [](S &s) { s.logit_bias = {{1024, 1}}; });
-    refused("a bad word is empty", [](S &s) { s.bad_words = {"x", ""}; });
+    refused("a text of bad_words is empty", [](S &s) { s.bad_words = {"x", ""}; });
     refused("bad_words_ids token id", [](S &s) { s.bad_words_ids = {{1}, {2, 1024}}; });
-    refused("a bad word is empty", [](S &s) { s.bad_words_ids = {{}}; });
+    refused("a text of bad_words is empty", [](S &s) { s.bad_words_ids = {{}}; });
     refused("allowed token id", [](S &s) { s.allowed_token_ids = {1024}; });
     refused("logprobs is 129", [](S &s) { s.logprobs = true, s.top_logprobs = 129; });
     refused("top_logprobs is 2 and flags", [](S &s) { s.top_logprobs = 2; });
@@ -220,10 +220,10 @@ TEST_F(InvalidArguments, every_sampling_field_is_named_in_its_error) {
     refused("output_kind is 9", [](S &s) { s.output_kind = pagedllm::OutputKind(9); });
     refused("not valid JSON", [](S &s) { s.grammar = G::json_schema("{"); });
     refused("cannot be compiled", [](S &s) { s.grammar = G::regex("("); });
-    refused("choice of 0", [](S &s) { s.grammar = G::choice({}); });
+    refused("choices is empty", [](S &s) { s.grammar = G::choice({}); });
     refused("Expected token", [](S &s) { s.grammar = G::lark("nonsense"); });
     refused("grammar_kind is 9", [](S &s) { s.grammar.kind = pagedllm::GrammarKind(9); });
-    refused("say which kind", [](S &s) { s.grammar.text = "x"; });
+    refused("set grammar_kind", [](S &s) { s.grammar.text = "x"; });
 }
 
 TEST_F(InvalidArguments, pinned_prompt_is_refused) {

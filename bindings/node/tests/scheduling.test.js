@@ -151,7 +151,7 @@ describe('admission', () => {
   }));
 
   it('refuses requests above the waiting limits', async () => {
-    for (const [limit, waits] of [[{ maxWaitingRequests: 1 }, '1 requests wait'], [{ maxWaitingTokens: 5 }, '2 tokens wait']]) {
+    for (const [limit, waits] of [[{ maxWaitingRequests: 1 }, 'full (1 requests, 1 more'], [{ maxWaitingTokens: 5 }, 'full (2 tokens, ']]) {
       await withEngine({ hostSteps: true, ...limit }, async (engine) => {
         const other = { promptTokenIds: [70, 70, 70, 70] };
         await engine.add(ENDLESS);
@@ -240,13 +240,13 @@ describe('budgets', () => {
   it('are refused if they are invalid', () => withBudget(budget, async () => {
     for (const [code, message, call] of [
       ['INVALID_ARGUMENT', '0 bytes', () => Budget.create(0)],
-      ['INVALID_ARGUMENT', 'may have up to 4', () => Budget.create(5, 4)],
+      ['INVALID_ARGUMENT', 'bytes is 5; must be 1 to 4', () => Budget.create(5, 4)],
       ['INVALID_ARGUMENT', 'bytes is -1', () => Budget.create(-1)],
       ['INVALID_ARGUMENT', 'maxBytes is', () => Budget.create(1, 2n ** 64n)],
-      ['CAPACITY', 'made for up to', () => budget.resize(401 * block)],
-      ['CAPACITY', `need ${64 * block} bytes to go on`, () => budget.resize(63 * block)],
+      ['CAPACITY', 'created with max_bytes', () => budget.resize(401 * block)],
+      ['CAPACITY', `need ${64 * block} bytes for their longest sequences`, () => budget.resize(63 * block)],
       ['INVALID_ARGUMENT', 'bytes is -1', () => budget.resize(-1)],
-      ['INVALID_ARGUMENT', 'both given', () => Engine.open({ ...SMALL, budget })],
+      ['INVALID_ARGUMENT', 'both set', () => Engine.open({ ...SMALL, budget })],
     ]) {
       await refused(code, message, call);
     }

@@ -254,7 +254,7 @@ describe('export and import', () => {
       assertIsSuffix(await collect(moved(await exported)));
     }
     engine.abort(sequence);
-    const message = `sequence ${sequence} has ended before it could be exported`;
+    const message = `sequence ${sequence} ended before the export`;
     const lost = refused('NOT_FOUND', message, () => engine.exportSequence(sequence));
     await engine.step();
     await lost;

@@ -244,8 +244,8 @@ class Admission(Case):
 
     def test_requests_above_the_waiting_limits_are_refused(self):
         for limit, waits in (
-            ({"max_waiting_requests": 1}, "1 requests wait"),
-            ({"max_waiting_tokens": 5}, "2 tokens wait"),
+            ({"max_waiting_requests": 1}, "full (1 requests, 1 more"),
+            ({"max_waiting_tokens": 5}, "full (2 tokens, "),
         ):
             with self.subTest(limit), open_engine(host_steps=True, **limit) as engine:
                 engine.add("Hello", ENDLESS)
@@ -374,17 +374,17 @@ class Budgets(Case):
         self.open()
         for code, message, call in [
             (Code.INVALID_ARGUMENT, "0 bytes", lambda: Budget(0)),
-            (Code.INVALID_ARGUMENT, "may have up to 4", lambda: Budget(5, 4)),
+            (Code.INVALID_ARGUMENT, "bytes is 5; must be 1 to 4", lambda: Budget(5, 4)),
             (Code.INVALID_ARGUMENT, "bytes is -1", lambda: Budget(-1)),
             (Code.INVALID_ARGUMENT, "max_bytes is", lambda: Budget(1, 2**64)),
-            (Code.CAPACITY, "made for up to", lambda: self.budget.resize(401 * self.block)),
+            (Code.CAPACITY, "created with max_bytes", lambda: self.budget.resize(401 * self.block)),
             (
                 Code.CAPACITY,
-                f"need {64 * self.block} bytes to go on",
+                f"need {64 * self.block} bytes for their longest sequences",
                 lambda: self.budget.resize(63 * self.block),
             ),
             (Code.INVALID_ARGUMENT, "bytes is -1", lambda: self.budget.resize(-1)),
-            (Code.INVALID_ARGUMENT, "both given", lambda: open_engine(budget=self.budget)),
+            (Code.INVALID_ARGUMENT, "both set", lambda: open_engine(budget=self.budget)),
         ]:
             with self.subTest(message):
                 self.assertRefused(code, message, call)

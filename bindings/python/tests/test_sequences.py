@@ -465,7 +465,7 @@ class ExportAndImport(Case):
                     engine.step()
                 self.assertIsSuffix(self.moved(exported.result()))
             for end, message in (
-                (engine.abort, "has ended before it could be exported"),
+                (engine.abort, "ended before the export"),
                 (engine.free, "is unknown"),
             ):
                 sequence = engine.add(LONG_CASE["prompt"], self.DRAWN, add_special=False)

@@ -310,7 +310,7 @@ pub fn copy_blocks(pool: &Pool, copies: &[BlockCopy], layers: &mut [Kv]) {
 }
 
 /// Maximum number of rows per task of `store`.
-const MOST_STORED: usize = 16;
+const MAX_STORED: usize = 16;
 
 /// The arguments of `store`, except the buffers that it modifies.
 #[derive(Clone, Copy)]
@@ -335,7 +335,7 @@ fn store_as<E: Cached>(Machine { isa, pool }: Machine, args: StoreArgs, qkv: &mu
     let width = if args.shape.values == Values::Own { args.shape.qkv_width() } else { args.shape.kv_width() };
     let qkv = SendPtr(qkv[..rows * width].as_mut_ptr());
     // The keys of consecutive tokens share cache lines, so each task takes consecutive rows.
-    let at_once = rows.div_ceil(4 * pool.threads()).clamp(1, MOST_STORED);
+    let at_once = rows.div_ceil(4 * pool.threads()).clamp(1, MAX_STORED);
     pool.run(rows.div_ceil(at_once), &|task, _| {
         for row in task * at_once..rows.min((task + 1) * at_once) {
             // SAFETY: rows are disjoint and inside `qkv`. Their slots are distinct, and the kernel

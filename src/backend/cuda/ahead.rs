@@ -172,7 +172,7 @@ fn continues(before: &[u32], now: &[u32], groups: usize) -> bool {
 mod tests {
     use super::*;
     use crate::batch::Span;
-    use crate::batch::device_sampling::MOST_TOPS;
+    use crate::batch::device_sampling::MAX_TOPS;
 
     /// Creates rows of sequences with blocks of 4 tokens at these positions. The blocks of sequence
     /// 1 are 10, 11, ..., those of sequence 2 are 20, 21, ...
@@ -192,7 +192,7 @@ mod tests {
     }
 
     fn sample(token: u32) -> DeviceSample {
-        DeviceSample { outcome: SampleStatus::TOKEN, token, logit: 0.0, greatest: 0.0, powers: 0, tops: [Default::default(); MOST_TOPS] }
+        DeviceSample { outcome: SampleStatus::TOKEN, token, logit: 0.0, greatest: 0.0, powers: 0, tops: [Default::default(); MAX_TOPS] }
     }
 
     /// Returns the state after sequences 1, 2 and 3 at positions 3, 7 and 5 have sampled the tokens

@@ -17,7 +17,7 @@ use super::kernels::Kernels;
 use crate::error::{Code, Error, Result};
 
 /// The minimum driver version for the kernels' machine code.
-const LEAST_DRIVER: c_int = 13_000;
+const MIN_DRIVER: c_int = 13_000;
 
 /// A kernel of the device's module.
 #[derive(Debug, Clone, Copy)]
@@ -482,8 +482,8 @@ fn check_driver(ordinal: usize) -> Result<()> {
     // SAFETY: the driver writes to the pointer and does not read it.
     unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(|e| failed("report its version", e))?;
     let name = |version: c_int| format!("{}.{}", version / 1000, version % 1000 / 10);
-    if version < LEAST_DRIVER {
-        let (has, needs) = (name(version), name(LEAST_DRIVER));
+    if version < MIN_DRIVER {
+        let (has, needs) = (name(version), name(MIN_DRIVER));
         return Err(Error::unsupported(format!("the CUDA driver is too old (CUDA {has}, at least {needs}); update the NVIDIA driver")));
     }
     Ok(())

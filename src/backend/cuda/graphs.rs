@@ -12,13 +12,13 @@ use crate::backend::BatchSize;
 use crate::batch::Batch;
 
 /// Steps with more rows are long enough to hide their launches.
-const MOST_ROWS: usize = 256;
+const MAX_ROWS: usize = 256;
 
 /// Returns the numbers of rows to capture, within `most`. More sizes mean less padding, but each
 /// takes device memory and time to capture.
 fn kept_rows(most: &BatchSize) -> Vec<usize> {
-    let most = most.rows.min(most.logits).min(MOST_ROWS);
-    let few = (1..8).chain((8..64).step_by(8)).chain((64..128).step_by(16)).chain((128..MOST_ROWS).step_by(32));
+    let most = most.rows.min(most.logits).min(MAX_ROWS);
+    let few = (1..8).chain((8..64).step_by(8)).chain((64..128).step_by(16)).chain((128..MAX_ROWS).step_by(32));
     few.take_while(|&rows| rows < most).chain((most > 0).then_some(most)).collect()
 }
 
@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(kept(20, 100), [1, 2, 3, 4, 5, 6, 7, 8, 16, 20]);
         assert!(kept(8, 0).is_empty());
         for (rows, logits) in (1..=500).map(|logits| (kept(4096, logits), logits)) {
-            assert!(rows.is_sorted() && rows.last() == Some(&logits.min(MOST_ROWS)), "{rows:?}");
+            assert!(rows.is_sorted() && rows.last() == Some(&logits.min(MAX_ROWS)), "{rows:?}");
             assert!(rows.windows(2).all(|two| two[1] - two[0] <= (two[0] / 4).max(8)), "{rows:?}");
         }
     }

@@ -22,7 +22,7 @@ pub struct Kv {
 }
 
 /// The limit of `kernels/attention.cu`.
-const MOST_HEAD_DIM: usize = 576;
+const MAX_HEAD_DIM: usize = 576;
 
 /// Returns the halves of a block: keys and values, or keys only.
 pub fn halves(shape: &KvShape) -> usize {
@@ -35,9 +35,9 @@ pub fn block_bytes(shape: &KvShape) -> u64 {
 
 impl Kv {
     pub fn new(device: &Device, shape: KvShape) -> Result<Kv> {
-        if shape.head_dim > MOST_HEAD_DIM {
+        if shape.head_dim > MAX_HEAD_DIM {
             return Err(Error::unsupported(format!(
-                "head_dim is too large for CUDA devices ({}, limit {MOST_HEAD_DIM}); set device to \"cpu\"",
+                "head_dim is too large for CUDA devices ({}, limit {MAX_HEAD_DIM}); set device to \"cpu\"",
                 shape.head_dim
             )));
         }

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 /// `sort_routes`; and the maximum number of experts.
 const ROUTE_WARPS: usize = 4;
 const SORT_WARPS: usize = 8;
-const MOST_EXPERTS: usize = 512;
+const MAX_EXPERTS: usize = 512;
 
 pub struct Routes {
     /// Rows of the current step.
@@ -25,9 +25,9 @@ pub struct Routes {
 
 impl Routes {
     pub fn new(device: &Device, rows: usize, most: Routing) -> Result<Routes> {
-        if most.experts > MOST_EXPERTS {
+        if most.experts > MAX_EXPERTS {
             return Err(Error::unsupported(format!(
-                "too many experts for CUDA devices ({}, limit {MOST_EXPERTS}); set device to \"cpu\"",
+                "too many experts for CUDA devices ({}, limit {MAX_EXPERTS}); set device to \"cpu\"",
                 most.experts
             )));
         }

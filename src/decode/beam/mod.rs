@@ -437,7 +437,7 @@ fn assign_slots(next: &mut [Next]) {
     }
 }
 
-const _: () = assert!(BeamParams::MOST_BEAMS <= u64::BITS);
+const _: () = assert!(BeamParams::MAX_BEAMS <= u64::BITS);
 
 impl BeamStep {
     fn reserve(&mut self, width: usize) -> Result<()> {

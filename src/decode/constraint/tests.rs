@@ -299,7 +299,7 @@ fn a_grammar_that_cannot_be_compiled_is_an_error_with_the_reason() {
         (lark("%llguidance {\"allow_invalid_utf8\": true}\nstart: /.*/"), "the output is text"),
         (Grammar::Regex(r"(a)\1".into()), "a backreference (character 4 of the Python regular expression /(a)\\1/)"),
         (Grammar::Regex(r"[^\s\S]".into()), "allows no text at all"),
-        (Grammar::Choice(Vec::new()), "0 texts"),
+        (Grammar::Choice(Vec::new()), "choices is empty"),
         (lark("start: a b"), "unknown name"),
         (lark("start: ("), "Expected token"),
         (lark(""), "no start rule"),

@@ -43,7 +43,7 @@ pub struct Recorded {
 impl JournalFile {
     pub fn open(path: &Path) -> Result<JournalFile> {
         let there = files::open(path)?;
-        let file = there.ok_or_else(|| Error::io(format!("{}: there is no such file", path.display())))?;
+        let file = there.ok_or_else(|| Error::io(format!("{}: no such file", path.display())))?;
         JournalFile::begin(BufReader::new(file)).map_err(|error| error.within(path.display()))
     }
 

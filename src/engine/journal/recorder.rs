@@ -38,7 +38,7 @@ impl Recorder {
         recorder.sink.flush_now();
         match recorder.has_stopped() {
             true => {
-                Err(Error::io(format!("{}: cannot be written: the disk is full or has failed; name another file, or none", path.display())))
+                Err(Error::io(format!("{}: cannot be written, the disk is full or has failed; set another path or none", path.display())))
             }
             false => Ok(recorder),
         }

@@ -57,22 +57,22 @@ impl Header {
         let hex = |hash: &[u8; 32]| hash[..4].iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         if self.model != here.model {
             return Err(Error::invalid(format!(
-                "the journal is of model {}..., this is {}...: name the directory of the one it was written with",
+                "the journal has another model ({}..., this is {}...); pass the directory of the model that it was written with",
                 hex(&self.model),
                 hex(&here.model)
             )));
         }
         if self.isa != here.isa {
             return Err(Error::unsupported(format!(
-                "the journal was written on the instruction path {:?}, this engine computes on {:?}, whose bits are others: replay it \
-                 on a machine that has the first",
+                "the journal was written on another instruction path ({:?}, this engine computes on {:?}); replay it on a \
+                 machine that has the first",
                 self.isa, here.isa
             )));
         }
         let kv = |header: &Header| (header.blocks, header.block_size, header.max_model_len, header.layout.clone());
         if kv(self) != kv(&here) {
             return Err(Error::invalid(format!(
-                "the journal is of a KV cache of (blocks, block size, max_model_len, layout) {:?}, this engine's is {:?}: make it alike",
+                "the journal has another KV cache (blocks, block_size, max_model_len, layout: {:?}, this engine: {:?}); use the same options",
                 kv(self),
                 kv(&here)
             )));

@@ -188,7 +188,7 @@ impl Replay {
             RecordedCommand::Rewind { seq, len } => table.replay(Command::Rewind { seq, len }),
             RecordedCommand::Free { seq } => table.replay(Command::Free { seq }),
             RecordedCommand::Unpin { id } => table.replay(Command::Unpin { id }),
-            RecordedCommand::Lost { why } => Err(Error::unsupported(format!("it is not in the journal: {why}"))),
+            RecordedCommand::Lost { why } => Err(Error::unsupported(format!("the command is not in the journal: {why}"))),
         }
     }
 
@@ -205,7 +205,7 @@ impl JournalFile {
         if let Some(path) = path.filter(|path| !path.is_present()) {
             let here: Vec<_> = Isa::ALL.into_iter().filter(|isa| isa.is_present()).map(Isa::name).collect();
             return Err(Error::unsupported(format!(
-                "the journal was written on the instruction path {:?}, this machine has {here:?}: replay it on one that has it too",
+                "the journal was written on another instruction path ({:?}, this machine: {here:?}); replay it on a machine that has it",
                 path.name()
             )));
         }
@@ -233,7 +233,7 @@ fn request_of(wanted: RecordedRequest) -> Request {
 fn check_id(recorded: u64, replayed: u64) -> Result<()> {
     match recorded == replayed {
         true => Ok(()),
-        false => Err(Error::internal(format!("its id was {recorded} and is {replayed}"))),
+        false => Err(Error::internal(format!("the id was {recorded} and is {replayed}"))),
     }
 }
 

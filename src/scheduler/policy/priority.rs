@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::{Order, RankInputs};
-use crate::options::MOST_PRIORITY;
+use crate::options::MAX_PRIORITY;
 
 /// Higher priority first. A request that has waited for `ageing` ranks like a new one that is one
 /// level higher.
@@ -11,7 +11,7 @@ pub struct Priority {
 
 impl Order for Priority {
     fn rank(&self, inputs: &RankInputs) -> u64 {
-        let levels_below = MOST_PRIORITY.saturating_sub(inputs.priority).max(0) as u64;
+        let levels_below = MAX_PRIORITY.saturating_sub(inputs.priority).max(0) as u64;
         inputs.at.saturating_add(levels_below.saturating_mul(self.ageing.as_micros() as u64))
     }
 }

@@ -39,9 +39,9 @@ use crate::error::{Result, try_vec};
 /// Positions per step of the online softmax.
 const SPAN: usize = 128;
 /// Tokens of the smallest supported block.
-const LEAST_BLOCK: usize = 8;
+const MIN_BLOCK: usize = 8;
 /// Maximum number of blocks in a span.
-const PARTS: usize = SPAN / LEAST_BLOCK;
+const PARTS: usize = SPAN / MIN_BLOCK;
 /// Rows of one sequence that share one pass over K and V, for all query heads of a KV head.
 const TILE_ROWS: usize = 8;
 

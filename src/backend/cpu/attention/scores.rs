@@ -4,7 +4,7 @@ use std::ptr::null;
 
 use super::super::kv::Cached;
 use super::super::lanes::{self, Lanes, load_some, load_some_words, store_some};
-use super::{Attend, LEAST_BLOCK, LINE, SPAN, Span};
+use super::{Attend, LINE, MIN_BLOCK, SPAN, Span};
 use crate::backend::{KvShape, Values};
 
 /// Steps over the keys that are prefetched together.
@@ -45,15 +45,15 @@ impl<E: Cached> Attend<'_, E> {
         }
         // A block may be half a vector on the widest paths. On the other paths it is at least one
         // vector, and the constant condition below removes the code for halves and for two vectors.
-        let halves = span.run == LEAST_BLOCK;
+        let halves = span.run == MIN_BLOCK;
         let mut token = 0;
         while token < span.len {
             // SAFETY: every vector begins inside the span, as `score_tokens` requires.
             unsafe {
-                if const { L::N > LEAST_BLOCK } {
+                if const { L::N > MIN_BLOCK } {
                     if halves {
                         self.score_tokens::<L, 1, true>(span, next, token);
-                        token += LEAST_BLOCK;
+                        token += MIN_BLOCK;
                         continue;
                     }
                     if token + L::N < span.len {
@@ -197,7 +197,7 @@ impl<E: Cached> Attend<'_, E> {
         let KvShape { block_size, head_dim, .. } = self.args.kv.shape;
         // A compile-time constant: with a variable width, the compiler does not keep the sums in
         // registers.
-        let width = if HALF { LEAST_BLOCK } else { L::N };
+        let width = if HALF { MIN_BLOCK } else { L::N };
         let (steps, row) = (head_dim / E::DEPTH, block_size * E::DEPTH);
         // SAFETY: a block's keys have `width` valid tokens from each vector's first. Queries and
         // scores are in the scratch.

@@ -118,7 +118,7 @@ impl<W: Whole> Kernel for Bytes<'_, W> {
 }
 
 impl<W: Whole> Tiled for Bytes<'_, W> {
-    const MOST_ROWS: usize = BYTE_ROWS;
+    const MAX_ROWS: usize = BYTE_ROWS;
     #[inline(always)]
     unsafe fn tile<L: Lanes, const R: usize, const C: usize>(&self, panel: usize, first_row: usize, stretch: Stretch, kept: &mut Kept) {
         let rows = self.args.rows;

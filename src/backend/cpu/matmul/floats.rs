@@ -79,7 +79,7 @@ impl<S: Stored> Kernel for Floats<'_, S> {
 }
 
 impl<S: Stored> Tiled for Floats<'_, S> {
-    const MOST_ROWS: usize = FLOAT_ROWS;
+    const MAX_ROWS: usize = FLOAT_ROWS;
     #[inline(always)]
     unsafe fn tile<L: Lanes, const R: usize, const C: usize>(&self, panel: usize, first_row: usize, stretch: Stretch, kept: &mut Kept) {
         // SAFETY: the caller guarantees panel, rows and stretch. Rows were packed to whole steps.
@@ -136,7 +136,7 @@ impl Kernel for Pairs<'_> {
 }
 
 impl Tiled for Pairs<'_> {
-    const MOST_ROWS: usize = FLOAT_ROWS;
+    const MAX_ROWS: usize = FLOAT_ROWS;
     #[inline(always)]
     unsafe fn tile<L: Lanes, const R: usize, const C: usize>(&self, panel: usize, first_row: usize, stretch: Stretch, kept: &mut Kept) {
         const STEP_BYTES: usize = PANEL * 4;

@@ -209,7 +209,7 @@ fn some_panels(isa: Isa, args: Args, panels: Range<usize>) {
 /// A kernel that computes tiles of a product.
 trait Tiled {
     /// Maximum number of rows of a tile on paths with 16 lanes, as `Tiles` divides rows.
-    const MOST_ROWS: usize;
+    const MAX_ROWS: usize;
     /// Multiplies `R` rows by a stretch of one panel of `C` vectors.
     ///
     /// # Safety
@@ -337,7 +337,7 @@ unsafe fn each_tile<L: Lanes, T: Tiled>(kernel: &T, args: &Args, panels: &Range<
                 for (tile, kept) in (first_tile..first_tile + tiles_at_once).zip(&mut places) {
                     let rows = tiles.rows(tile);
                     // Constants, so that rustc generates no code for the tiles of other paths.
-                    if const { L::N == 16 && T::MOST_ROWS == FLOAT_ROWS } {
+                    if const { L::N == 16 && T::MAX_ROWS == FLOAT_ROWS } {
                         tile_of!(rows, panel, stretch, kept, 2: 1 2 3 4 5 6 7 8 9 10 11 12)
                     } else if const { L::N == 16 } {
                         tile_of!(rows, panel, stretch, kept, 2: 1 2 3 4 5 6)

@@ -24,7 +24,7 @@ const NARROW_ROWS: usize = 3;
 pub const BYTE_ROWS: usize = 6;
 /// Maximum number of rows that are packed at once. It limits the memory of packed rows, and is
 /// large enough that weights are rarely read again.
-const MOST_ROWS: usize = 512;
+const MAX_ROWS: usize = 512;
 /// Columns of a row that share a scale if weights have no groups; also the largest group.
 pub const GROUP: usize = WeightFormat::GROUPS[2];
 
@@ -177,12 +177,12 @@ impl PackedRows {
     /// Returns the bytes that `reserve` allocates.
     pub fn bytes(rows: usize, cols: usize) -> u64 {
         let Lens { words, groups } = Lens::most(cols);
-        (rows.min(MOST_ROWS) * (4 * words + 8 * groups)) as u64
+        (rows.min(MAX_ROWS) * (4 * words + 8 * groups)) as u64
     }
 
     /// Allocates storage for at least this many rows.
     pub fn reserve(&mut self, rows: usize, cols: usize) -> Result<()> {
-        let (rows, Lens { words, groups }) = (rows.min(MOST_ROWS), Lens::most(cols));
+        let (rows, Lens { words, groups }) = (rows.min(MAX_ROWS), Lens::most(cols));
         if rows * words > self.words.len() {
             self.words = Numbers::partly_used(rows * words)?;
         }

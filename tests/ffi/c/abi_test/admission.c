@@ -110,8 +110,8 @@ static void requests_beyond_the_waiting_limits_are_refused_with_the_numbers(void
     options.max_waiting_tokens = 10;
     if (!OK(pllm_engine_create(&options, &little))) return;
     pllm_engine *const engines[] = {few, little};
-    const char *const texts[] = {"2 requests wait and max_waiting_requests is 2",
-                                 "8 tokens wait and max_waiting_tokens is 10"};
+    const char *const texts[] = {"(2 requests, 1 more, max_waiting_requests is 2)",
+                                 "(8 tokens, "};
     for (size_t i = 0; i < COUNT(engines); i++) {
         OK(pllm_engine_add_request(engines[i], &request, &id));
         CHECK(admission_of(engines[i], &request).admits == 1);
