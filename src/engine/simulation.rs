@@ -75,7 +75,7 @@ const FINENESS: usize = 32;
 /// Maximum number of generations. They simulate about 3e9 steps, which no product of counts overflows.
 const MAX_TURNS: usize = 600;
 /// Assumed maximum length of a sequence without a known one.
-const MAX_SIMULATED_STEPS: usize = 1 << 20;
+const MAX_SIMULATED_LEN: usize = 1 << 20;
 
 impl SchedulerSnapshot {
     /// Reserves space for `sequences` running and `sequences` preempted sequences.
@@ -99,7 +99,7 @@ impl SchedulerSnapshot {
         let ranked = policy != OrderPolicy::Fcfs;
         let rank = if ranked { claim(&candidate.waiting) } else { 0 };
         let begun = |sequence: &PendingSequence| SimulatedSequence::from_pending(sequence, &self.length_predictor, allocation);
-        let (mut before, mut device_sample, mut line) = (WaitingTotals::default(), self.length_predictor.generator(), Vec::new());
+        let (mut before, mut generator, mut line) = (WaitingTotals::default(), self.length_predictor.generator(), Vec::new());
         // Preempted running sequences can enter the queue too.
         line.try_reserve(self.preempted.len() + waiting.len() + self.running.len() + 1)?;
         line.extend(self.preempted.iter().filter(|sequence| sequence.rank <= rank).map(begun));
@@ -110,7 +110,7 @@ impl SchedulerSnapshot {
                 before.enter(waits.tokens as usize);
                 line.push(SimulatedSequence::new(
                     waits,
-                    device_sample.draw(waits.max_new_tokens as usize).min(MAX_SIMULATED_STEPS),
+                    generator.draw(waits.max_new_tokens as usize).min(MAX_SIMULATED_LEN),
                     its,
                     allocation,
                 ));
@@ -179,7 +179,7 @@ impl SimulatedSequence {
     fn new(waits: &WaitingEntry, output: usize, rank: u64, allocation: AllocationPolicy) -> SimulatedSequence {
         let reserved = match allocation {
             AllocationPolicy::OnDemand => 0,
-            AllocationPolicy::MaxTokens => waits.tokens as usize + (waits.max_new_tokens as usize).min(MAX_SIMULATED_STEPS),
+            AllocationPolicy::MaxTokens => waits.tokens as usize + (waits.max_new_tokens as usize).min(MAX_SIMULATED_LEN),
         };
         SimulatedSequence { prefill: waits.tokens as usize, computed: 0, output, reserved, rank, order: 0, is_candidate: true }
     }
