@@ -747,7 +747,12 @@ fn an_index_that_does_not_match_its_shards_is_refused() {
         ("no map", |model| model.write(INDEX, "{}"), Code::Model, &[INDEX, "weight_map"]),
         ("a map that is an array", |model| map(model, |map| *map = json!([])), Code::Model, &[INDEX, "weight_map"]),
         ("a map with nothing in it", |model| map(model, |map| *map = json!({})), Code::Model, &[INDEX]),
-        ("a tensor in no shard", |model| map(model, |map| map["extra.weight"] = json!(FIRST)), Code::Model, &["extra.weight", "no shard"]),
+        (
+            "a tensor in no shard",
+            |model| map(model, |map| map["extra.weight"] = json!(FIRST)),
+            Code::Model,
+            &["extra.weight", "in none of the files"],
+        ),
         ("a shard that is a number", |model| map(model, |map| map[NORM] = json!(5)), Code::Model, &[NORM]),
         ("a shard without a name", |model| map(model, |map| map[NORM] = json!("")), Code::Model, &[NORM]),
         ("a shard outside", |model| map(model, |map| map[NORM] = json!("../x.safetensors")), Code::Model, &[NORM]),
@@ -780,7 +785,7 @@ fn an_error_names_a_tensor_in_two_shards() {
     // This name keeps the other shard in use, regardless of its tensors.
     map(&model, |map| map["other"] = json!(SECOND));
     let mut failures = Failures::default();
-    failures.refused("twice", &model, Code::Model, &["another shard"]);
+    failures.refused("twice", &model, Code::Model, &["also in another file"]);
     failures.none();
 }
 
