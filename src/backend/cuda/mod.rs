@@ -154,9 +154,10 @@ impl CudaBackend {
     /// Opens the device with this ordinal. `invariant`: a row has the same bits in every batch.
     pub fn new(ordinal: usize, invariant: bool) -> Result<CudaBackend> {
         if IMAGE.is_empty() {
-            return Err(Error::unsupported(
-                "device is a CUDA device, but this library was built without CUDA kernels; build it with nvcc (make cuda-toolkit installs one)",
-            ));
+            return Err(Error::unsupported(format!(
+                "device is cuda:{ordinal}, but this library was built without CUDA kernels; \
+                 build it with nvcc (make cuda-toolkit installs one), or set device to \"cpu\""
+            )));
         }
         let device = Device::open(ordinal, IMAGE)?;
         let moves = Mutex::new(MoveList::new(&device)?);
