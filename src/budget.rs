@@ -297,20 +297,20 @@ impl Lease {
         if target < in_bytes(need.pool) {
             tenant.target_bytes = target;
         }
-        let was_hungry = std::mem::replace(&mut tenant.wants_more, !alone && urgent > target);
-        let (hungry, gave) = (tenant.wants_more, tenant.held < held);
+        let wanted_more = std::mem::replace(&mut tenant.wants_more, !alone && urgent > target);
+        let (wants_more, gave) = (tenant.wants_more, tenant.held < held);
         drop(state);
-        self.call_others(hungry && !was_hungry, hungry && need.steps, gave);
+        self.call_others(wants_more && !wanted_more, wants_more && need.steps, gave);
         (target / block) as usize
     }
 
     /// Repeats a call only for an engine that steps, once per step. Otherwise two engines that both
     /// lack memory would call each other forever.
-    fn call_others(&self, is_now_hungry: bool, is_still_hungry: bool, gave: bool) {
-        if is_now_hungry || gave {
-            self.budget.call(Caller::Engine, |other| other.id != self.id && (is_now_hungry || other.wants_more));
+    fn call_others(&self, wants_more_now: bool, still_wants_more: bool, gave: bool) {
+        if wants_more_now || gave {
+            self.budget.call(Caller::Engine, |other| other.id != self.id && (wants_more_now || other.wants_more));
         }
-        if is_still_hungry && !is_now_hungry {
+        if still_wants_more && !wants_more_now {
             self.budget.call(Caller::StillWaiting, |other| other.id != self.id);
         }
     }

@@ -279,18 +279,18 @@ impl ActiveSequence {
         self.inserted.push(InsertedRange { from: self.generated, to: self.generated + tokens.len(), hidden: false });
         self.generated += tokens.len();
         self.history.resize(self.history.len() + tokens.len(), 0.0);
-        let mut told = Output::default();
+        let mut appended = Output::default();
         if let Some(text) = text {
             self.fresh.clear();
             for &token in tokens {
                 self.detokenizer.push(text, token, &mut self.fresh)?;
             }
-            self.stops.reserve(&self.fresh, &mut told.text)?;
-            self.stops.pass(&self.fresh, &mut told.text);
+            self.stops.reserve(&self.fresh, &mut appended.text)?;
+            self.stops.pass(&self.fresh, &mut appended.text);
         }
         if self.is_cumulative() {
-            (told.tokens, told.logprobs) = (try_copy(tokens)?, self.unscored(tokens)?);
-            self.accumulated.add(told.view())?;
+            (appended.tokens, appended.logprobs) = (try_copy(tokens)?, self.unscored(tokens)?);
+            self.accumulated.add(appended.view())?;
         }
         Ok(())
     }
@@ -487,8 +487,8 @@ impl ActiveSequence {
         self.score += advance.logprob as f64;
         let mut output = Output { finish, ..self.output_reusing(reusable) };
         let logprobs = if self.sampling.params.logprobs.is_some() { &[advance.logprob][..] } else { &[] };
-        let told = output.set_view(OutputView { tokens: &[token], logprobs, top, ..OutputView::default() });
-        let result = told.and_then(|()| self.update_sampling(advance));
+        let result = output.set_view(OutputView { tokens: &[token], logprobs, top, ..OutputView::default() });
+        let result = result.and_then(|()| self.update_sampling(advance));
         let result = result.and_then(|complete| text.map_or(Ok(()), |text| self.write(token, complete, text, &mut output)));
         match result {
             Ok(()) => self.emit(output),
@@ -542,7 +542,7 @@ impl ActiveSequence {
     fn try_emit(&mut self, output: Output) -> Result<Option<Output>> {
         match self.emit(output) {
             Output { error: Some(error), .. } => Err(error),
-            told => Ok(Some(told).filter(|told| self.is_delivered(told))),
+            output => Ok(Some(output).filter(|output| self.is_delivered(output))),
         }
     }
 

@@ -17,8 +17,8 @@ impl EngineCore {
     /// Resizes the pool as the lease allows. `steps` is set if a step starts now.
     pub(super) fn check_budget(&mut self, steps: bool) {
         self.shared.wants_check.store(false, SeqCst);
-        if let Some(told) = self.journal.as_mut().and_then(Journal::recorded_resize) {
-            told.into_iter().for_each(|told| self.resize(told.blocks, told.succeeded));
+        if let Some(recorded) = self.journal.as_mut().and_then(Journal::recorded_resize) {
+            recorded.into_iter().for_each(|recorded| self.resize(recorded.blocks, recorded.succeeded));
             return;
         }
         let blocks = self.scheduler.blocks();

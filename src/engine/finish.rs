@@ -140,7 +140,7 @@ impl EngineCore {
     /// Handles a defect: the state of the core may be inconsistent, so all requests end and later
     /// calls return the error.
     pub(super) fn fail(&mut self, panic: Box<dyn Any + Send>) -> Error {
-        let what = quiet::said(&*panic);
+        let what = quiet::panic_message(&*panic);
         let error = Error::internal(format!("the engine has failed ({what}); free it and create another"));
         self.end_all(&error, |output| output.failed(error.clone()));
         error

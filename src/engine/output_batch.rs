@@ -93,9 +93,9 @@ impl OutputBatch {
     pub fn take_outputs(&mut self) -> Result<VecDeque<Output>> {
         let mut outputs = VecDeque::new();
         outputs.try_reserve_exact(self.len())?;
-        for (_, told) in self.iter() {
+        for (_, view) in self.iter() {
             let mut output = Output::default();
-            output.set_view(told)?;
+            output.set_view(view)?;
             outputs.push_back(output);
         }
         for (output, head) in outputs.iter_mut().zip(&mut self.headers) {

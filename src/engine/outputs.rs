@@ -112,16 +112,16 @@ pub struct OutputContent {
 
 impl OutputContent {
     /// Appends contents, all or nothing.
-    pub fn add(&mut self, told: OutputView) -> Result<()> {
-        try_grow(&mut self.tokens, told.tokens.len())?;
-        self.logprobs.reserve(told.logprobs.len(), told.top.len())?;
-        self.prompt_logprobs.reserve(told.prompt_logprobs.len(), told.prompt_top.len())?;
-        let text = told.text.len();
+    pub fn add(&mut self, view: OutputView) -> Result<()> {
+        try_grow(&mut self.tokens, view.tokens.len())?;
+        self.logprobs.reserve(view.logprobs.len(), view.top.len())?;
+        self.prompt_logprobs.reserve(view.prompt_logprobs.len(), view.prompt_top.len())?;
+        let text = view.text.len();
         self.text.try_reserve(text).or_else(|_| self.text.try_reserve_exact(text))?;
-        self.tokens.extend_from_slice(told.tokens);
-        self.logprobs.extend(told.logprobs, told.top);
-        self.prompt_logprobs.extend(told.prompt_logprobs, told.prompt_top);
-        self.text.push_str(told.text);
+        self.tokens.extend_from_slice(view.tokens);
+        self.logprobs.extend(view.logprobs, view.top);
+        self.prompt_logprobs.extend(view.prompt_logprobs, view.prompt_top);
+        self.text.push_str(view.text);
         Ok(())
     }
 
@@ -145,10 +145,10 @@ impl Output {
     }
 
     /// Replaces the contents. If there is no memory for them, the output is left without contents.
-    pub fn set_view(&mut self, told: OutputView) -> Result<()> {
+    pub fn set_view(&mut self, view: OutputView) -> Result<()> {
         let mut content = self.take_content();
         content.clear();
-        let result = content.add(told);
+        let result = content.add(view);
         self.set_content(content);
         result
     }

@@ -105,12 +105,12 @@ impl SamplingPass<'_> {
         let Some(k) = sequence.sampling.params.prompt_logprobs else { return Ok(()) };
         let tokens = &self.scheduler.get(part.seq)?.tokens[..sequence.prompt_len];
         let first = part.first + part.rows - part.logits + 1;
-        let told = tokens.get(first..).unwrap_or_default();
-        let count = told.len().min(rows.len() / vocab);
+        let emitted = tokens.get(first..).unwrap_or_default();
+        let count = emitted.len().min(rows.len() / vocab);
         let PromptLogprobs { logprobs, tops, ends } = &mut *self.prompts;
         logprobs.try_reserve(count)?;
         ends.try_reserve(1)?;
-        for (&token, logits) in told.iter().zip(rows.chunks_exact(vocab)) {
+        for (&token, logits) in emitted.iter().zip(rows.chunks_exact(vocab)) {
             logprobs.push(tops.add(logits, token, k as usize)?);
         }
         if count > 0 {

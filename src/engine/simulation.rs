@@ -130,7 +130,7 @@ impl SchedulerSnapshot {
             let rest_of_step = self.step.map_or(0.0, |(load, began)| costs.seconds(load) - now.saturating_sub(began).as_secs_f64());
             let queue = line.into();
             let (spare_blocks, seconds) = (self.spare_blocks as i64, rest_of_step.max(0.0));
-            AdmissionSimulation { capacity, costs, rank, running, queue, spare_blocks, newcomers: true, held_up: 0, steps: 0, seconds }
+            AdmissionSimulation { capacity, costs, rank, running, queue, spare_blocks, new_groups: true, held_up: 0, steps: 0, seconds }
                 .until_first_token()
         });
         Ok(Forecast { before, fits_now, first_token })
@@ -216,7 +216,7 @@ struct AdmissionSimulation<'a> {
     /// Negative if sequences must be preempted.
     spare_blocks: i64,
     /// Whether sequences that have not run may start.
-    newcomers: bool,
+    new_groups: bool,
     /// Prompt tokens since the last step with decodes, for the prefill-first policy.
     held_up: usize,
     steps: usize,
@@ -254,7 +254,7 @@ impl AdmissionSimulation<'_> {
 
     fn admit(&mut self) {
         let is_static = self.capacity.policies.batching == BatchingPolicy::Static;
-        self.newcomers = !is_static || self.running.is_empty();
+        self.new_groups = !is_static || self.running.is_empty();
         let mut rows: usize = self.running.iter().map(|sequence| sequence.prefill.clamp(1, self.capacity.chunk)).sum();
         while let Some(&first) = self.queue.front() {
             if self.running.len() < self.capacity.seqs && rows < self.capacity.rows && self.next().is_some() {
@@ -267,11 +267,11 @@ impl AdmissionSimulation<'_> {
                 break;
             }
         }
-        self.newcomers = !is_static;
+        self.new_groups = !is_static;
     }
 
     fn may_admit(&self, sequence: &SimulatedSequence) -> bool {
-        self.newcomers || !sequence.is_candidate
+        self.new_groups || !sequence.is_candidate
     }
 
     /// Removes and returns the first waiting sequence, if there are blocks for it.

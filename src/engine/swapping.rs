@@ -26,8 +26,8 @@ impl EngineCore {
                 continue;
             }
             self.scheduler.record_moves(out, back);
-            let foreseen = |plan: &&mut StepPlan| groups.is_none() && self.runner.can_run_ahead(plan.batch.rows());
-            plan.iter_mut().filter(foreseen).for_each(|plan| self.scheduler.reserve_lookahead(plan));
+            let may_run_ahead = |plan: &&mut StepPlan| groups.is_none() && self.runner.can_run_ahead(plan.batch.rows());
+            plan.iter_mut().filter(may_run_ahead).for_each(|plan| self.scheduler.reserve_lookahead(plan));
             return plan;
         }
     }

@@ -155,7 +155,7 @@ pub struct OutputArrays {
 impl OutputArrays {
     fn make(&mut self, outputs: &OutputBatch) -> Result<()> {
         self.records.try_reserve_exact(outputs.len())?;
-        let top = outputs.iter().map(|(_, told)| told.top.len() + told.prompt_top.len()).sum();
+        let top = outputs.iter().map(|(_, view)| view.top.len() + view.prompt_top.len()).sum();
         Ok(self.top.try_reserve_exact(top)?)
     }
 }
@@ -164,21 +164,21 @@ impl pllm_outputs {
     /// `room` was made for these outputs, so that nothing moves any more.
     fn new(outputs: Outputs, room: OutputArrays) -> pllm_outputs {
         let OutputArrays { mut records, mut top } = room;
-        records.extend(outputs.iter().map(|(output, told)| record(output, told, &mut top)));
+        records.extend(outputs.iter().map(|(output, view)| record(output, view, &mut top)));
         pllm_outputs { records, _outputs: outputs, _top: top }
     }
 }
 
 /// Appends to `top`, which has room for them, and says where they are.
-fn pairs(told: &[(u32, f32)], top: &mut Vec<pllm_logprob>) -> (*const pllm_logprob, u64) {
+fn pairs(list: &[(u32, f32)], top: &mut Vec<pllm_logprob>) -> (*const pllm_logprob, u64) {
     let first = top.len();
-    top.extend(told.iter().map(|&(token, logprob)| pllm_logprob { token, logprob }));
+    top.extend(list.iter().map(|&(token, logprob)| pllm_logprob { token, logprob }));
     (start(&top[first..]), (top.len() - first) as u64)
 }
 
-fn record(output: &Output, told: OutputView, top: &mut Vec<pllm_logprob>) -> pllm_output {
-    let (top_logprobs, top_logprobs_len) = pairs(told.top, top);
-    let (prompt_top_logprobs, prompt_top_logprobs_len) = pairs(told.prompt_top, top);
+fn record(output: &Output, view: OutputView, top: &mut Vec<pllm_logprob>) -> pllm_output {
+    let (top_logprobs, top_logprobs_len) = pairs(view.top, top);
+    let (prompt_top_logprobs, prompt_top_logprobs_len) = pairs(view.prompt_top, top);
     let timing = &output.timing;
     let seconds = |time: Option<Duration>| time.map_or(0.0, |time| time.as_secs_f64());
     let error = output.error.as_ref().map(|error| (error.message(), error.code() as i32));
@@ -187,11 +187,11 @@ fn record(output: &Output, told: OutputView, top: &mut Vec<pllm_logprob>) -> pll
         request: output.request,
         sequence: output.sequence,
         user_data: output.user_data,
-        tokens: start(told.tokens),
-        tokens_len: told.tokens.len() as u64,
-        logprobs: start(told.logprobs),
-        text: start(told.text.as_bytes()).cast(),
-        text_len: told.text.len() as u64,
+        tokens: start(view.tokens),
+        tokens_len: view.tokens.len() as u64,
+        logprobs: start(view.logprobs),
+        text: start(view.text.as_bytes()).cast(),
+        text_len: view.text.len() as u64,
         error: error.map_or(null(), |(message, _)| message.as_ptr().cast()),
         error_len: error.map_or(0, |(message, _)| message.len() as u64),
         prompt_tokens: output.prompt_tokens,
@@ -210,8 +210,8 @@ fn record(output: &Output, told: OutputView, top: &mut Vec<pllm_logprob>) -> pll
         score: output.score,
         top_logprobs,
         top_logprobs_len,
-        prompt_logprobs: start(told.prompt_logprobs),
-        prompt_logprobs_len: told.prompt_logprobs.len() as u64,
+        prompt_logprobs: start(view.prompt_logprobs),
+        prompt_logprobs_len: view.prompt_logprobs.len() as u64,
         prompt_top_logprobs,
         prompt_top_logprobs_len,
         sequence_state: start(&output.sequence_state),

@@ -18,8 +18,8 @@ pub(super) struct HostTier {
     filled: Vec<u16>, // [host blocks]
     /// Number of tables in the host tier.
     tables: usize,
-    twin_of_device: Vec<Option<BlockId>>, // [device blocks] mirrored host block
-    twin_of_host: Vec<Option<BlockId>>,   // [host blocks] mirrored device block
+    mirror_of_device: Vec<Option<BlockId>>, // [device blocks] mirrored host block
+    mirror_of_host: Vec<Option<BlockId>>,   // [host blocks] mirrored device block
     /// Transfers that are planned but not made. A host block in `moves.back` keeps a reference
     /// until then.
     moves: Moves,
@@ -43,21 +43,21 @@ impl HostTier {
             allocator: BlockAllocator::new(blocks)?,
             filled: try_vec(blocks, 0)?,
             tables: 0,
-            twin_of_device: try_vec(device_blocks, None)?,
-            twin_of_host: try_vec(blocks, None)?,
+            mirror_of_device: try_vec(device_blocks, None)?,
+            mirror_of_host: try_vec(blocks, None)?,
             moves,
         })
     }
 
     fn mirror(&mut self, device: BlockId, host: BlockId) {
-        (self.twin_of_device[device as usize], self.twin_of_host[host as usize]) = (Some(host), Some(device));
+        (self.mirror_of_device[device as usize], self.mirror_of_host[host as usize]) = (Some(host), Some(device));
     }
 
     /// Returns the host block that has, or will have, the contents of the device block.
     fn copy_of(&self, device: BlockId) -> Option<BlockId> {
         // A block whose return is pending may have lost its mirrored block to a planned write.
         let coming = || self.moves.back.iter().find(|back| back.device == device).map(|back| back.host);
-        self.twin_of_device[device as usize].or_else(coming)
+        self.mirror_of_device[device as usize].or_else(coming)
     }
 
     /// Ends the mirroring of a device block before its contents change.
@@ -65,19 +65,19 @@ impl HostTier {
         if self.used() == 0 {
             return; // no block is mirrored
         }
-        if let Some(host) = self.twin_of_device[device as usize].take() {
-            self.twin_of_host[host as usize] = None;
+        if let Some(host) = self.mirror_of_device[device as usize].take() {
+            self.mirror_of_host[host as usize] = None;
         }
     }
 
     fn end_host_mirroring(&mut self, host: BlockId) {
-        self.twin_of_host[host as usize].into_iter().for_each(|device| self.end_mirroring(device));
+        self.mirror_of_host[host as usize].into_iter().for_each(|device| self.end_mirroring(device));
     }
 
     /// Transfers the mirroring of device block `from` to `to`.
     pub fn relocate(&mut self, from: BlockId, to: BlockId) {
         assert!(self.moves.is_empty(), "moves are pending during a resize");
-        if let Some(host) = self.twin_of_device[from as usize].take() {
+        if let Some(host) = self.mirror_of_device[from as usize].take() {
             self.mirror(to, host);
         }
     }
@@ -127,10 +127,10 @@ impl HostTier {
         self.moves.back.iter().for_each(|back| owners[back.host as usize] += 1);
         self.allocator.check(owners, &vec![0; owners.len()], |_| false);
         assert_eq!(tables, self.tables, "the number of swapped tables is wrong");
-        let twins = self.twin_of_host.iter().flatten().count();
-        assert_eq!(twins, self.twin_of_device.iter().flatten().count(), "the numbers of mirrored blocks differ");
-        for (host, device) in self.twin_of_host.iter().enumerate().filter_map(|(host, device)| Some((host as BlockId, (*device)?))) {
-            assert_eq!(self.twin_of_device[device as usize], Some(host), "mirrored blocks do not refer to each other");
+        let mirrors = self.mirror_of_host.iter().flatten().count();
+        assert_eq!(mirrors, self.mirror_of_device.iter().flatten().count(), "the numbers of mirrored blocks differ");
+        for (host, device) in self.mirror_of_host.iter().enumerate().filter_map(|(host, device)| Some((host as BlockId, (*device)?))) {
+            assert_eq!(self.mirror_of_device[device as usize], Some(host), "mirrored blocks do not refer to each other");
             assert!(self.refs(host) > 0, "host block {host} is free and mirrored");
         }
     }
@@ -184,7 +184,7 @@ impl BlockManager {
         self.host.allocator.unmark();
         let mut needed = 0;
         for host in tables.filter(|table| table.swapped).flat_map(BlockTable::held) {
-            let in_use = self.host.twin_of_host[host as usize].is_some_and(|device| self.allocator.refs(device) > 0);
+            let in_use = self.host.mirror_of_host[host as usize].is_some_and(|device| self.allocator.refs(device) > 0);
             needed += (self.host.allocator.mark(host) && !in_use) as usize;
         }
         needed
@@ -223,11 +223,11 @@ impl BlockManager {
         assert!(table.swapped, "the table is not swapped");
         for entry in 0..table.blocks.len() {
             let Some(host) = table.at(entry) else { continue };
-            table.blocks[entry] = match self.host.twin_of_host[host as usize] {
-                Some(twin) => {
-                    self.acquire(twin);
+            table.blocks[entry] = match self.host.mirror_of_host[host as usize] {
+                Some(mirror) => {
+                    self.acquire(mirror);
                     self.host.release(host);
-                    twin
+                    mirror
                 }
                 None => {
                     let device = self.take()?;

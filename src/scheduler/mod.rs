@@ -159,7 +159,7 @@ impl Scheduler {
             prefix: PrefixCounts::default(),
             spare_plan: spare,
             scheduled: chunks,
-            step_budget: StepBudget::WHATEVER,
+            step_budget: StepBudget::UNLIMITED,
         })
     }
 

@@ -72,7 +72,7 @@ impl Scheduler {
         plan.clear();
         let before = self.preemptions;
         self.pause_running(ready);
-        for step_budget in [self.policies.batching.step_budget(Running(self)), StepBudget::WHATEVER] {
+        for step_budget in [self.policies.batching.step_budget(Running(self)), StepBudget::UNLIMITED] {
             self.step_budget = step_budget;
             self.preempt_for_higher_rank(ready);
             self.plan_running(&mut plan);
@@ -151,7 +151,7 @@ impl Scheduler {
 
     /// Returns whether the step may start or continue the group.
     pub(super) fn may_run(&self, id: GroupId) -> bool {
-        self.step_budget.newcomers || self.groups[id].started
+        self.step_budget.new_groups || self.groups[id].started
     }
 
     /// Attaches cached blocks to the members, for tokens that are not computed.

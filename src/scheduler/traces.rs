@@ -363,7 +363,7 @@ impl Trace {
     /// batching.
     fn check_order(&self) {
         let (Some(oldest), Some(&youngest)) = (self.s.waiting.first(), self.s.running.last()) else { return };
-        if oldest < youngest && self.s.step_budget.newcomers {
+        if oldest < youngest && self.s.step_budget.new_groups {
             assert!(self.s.running[0] < oldest, "the oldest group runs if it can");
         }
     }

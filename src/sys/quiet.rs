@@ -28,7 +28,7 @@ pub fn during<T>(f: impl FnOnce() -> T) -> T {
 }
 
 /// Returns the message of a caught panic.
-pub fn said(panic: &(dyn Any + Send)) -> &str {
+pub fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let string = panic.downcast_ref::<String>().map(String::as_str);
     string.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic")
 }
@@ -36,7 +36,7 @@ pub fn said(panic: &(dyn Any + Send)) -> &str {
 /// Runs third-party code and returns the message of its panic as an error. Use it only if the state
 /// that a panic leaves inconsistent is a cache or is dropped.
 pub fn no_panic<T>(run: impl FnOnce() -> T) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| said(&*panic).to_string())
+    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| panic_message(&*panic).to_string())
 }
 
 /// Installs a panic hook that discards the messages of quiet threads and forwards all others. A

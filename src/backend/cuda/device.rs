@@ -342,7 +342,7 @@ impl Device {
 
     /// Waits for an event, and reports pending errors.
     pub fn wait_for(&self, event: &Event) -> Result<()> {
-        self.told("wait for an event", event.wait())
+        self.report("wait for an event", event.wait())
     }
 
     /// Copies bytes to an offset, and waits for the copy.
@@ -358,7 +358,7 @@ impl Device {
         let write =
             || unsafe { result::memcpy_htod_async(to.address.0 + offset, from, self.stream()) }.and_then(|()| self.context.synchronize());
         let written = self.context.calling(write);
-        self.told("copy to the device", written)
+        self.report("copy to the device", written)
     }
 
     /// Copies ranges of bytes, each from an offset behind an address, and waits for all work queued
@@ -382,7 +382,7 @@ impl Device {
             copied.and(waited)
         };
         let copied = self.context.calling(read);
-        self.told("read results", copied)
+        self.report("read results", copied)
     }
 
     /// Waits for all queued work, and reports pending errors.
@@ -453,7 +453,7 @@ impl Device {
         }
     }
 
-    fn told(&self, what: &str, result: Called<()>) -> Result<()> {
+    fn report(&self, what: &str, result: Called<()>) -> Result<()> {
         self.remember(what, result);
         self.check()
     }

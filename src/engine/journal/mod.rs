@@ -35,7 +35,7 @@ pub struct Journal {
 /// The direction of a journal.
 enum Role {
     Records(Recorder),
-    /// A replay. `told` are the recorded inputs of the current step. `next_refusal` is the index of
+    /// A replay. `replayed` are the recorded inputs of the current step. `next_refusal` is the index of
     /// the next recorded refusal.
     Replays {
         replayed: Step,
@@ -76,17 +76,17 @@ impl Journal {
     /// Records whether a group may be scheduled, or whether the paused groups must be checked. A
     /// replay returns the recorded answer.
     pub fn ready(&self, is_ready: bool) -> bool {
-        let ask = self.recorder.next_command();
+        let index = self.recorder.next_command();
         let ready = match &self.role {
             Role::Records(_) => is_ready,
-            Role::Replays { replayed: told, next_refusal } => {
-                let refused = told.refused.get(next_refusal.get()) == Some(&ask);
+            Role::Replays { replayed, next_refusal } => {
+                let refused = replayed.refused.get(next_refusal.get()) == Some(&index);
                 next_refusal.set(next_refusal.get() + refused as usize);
                 !refused
             }
         };
         if !ready {
-            self.recorder.mark_refused(ask);
+            self.recorder.mark_refused(index);
         }
         ready
     }
@@ -94,8 +94,8 @@ impl Journal {
     /// Counts an attempt to compute a plan. A replay returns the recorded failure of this attempt.
     pub fn fault(&mut self) -> Option<Error> {
         let attempt = self.recorder.attempt();
-        let Role::Replays { replayed: told, .. } = &self.role else { return None };
-        told.failed_attempts.iter().find(|fault| fault.attempt == attempt).map(FailedAttempt::error)
+        let Role::Replays { replayed, .. } = &self.role else { return None };
+        replayed.failed_attempts.iter().find(|fault| fault.attempt == attempt).map(FailedAttempt::error)
     }
 
     /// Records that the plan could not be computed.
@@ -110,9 +110,9 @@ impl Journal {
 
     /// Returns the recorded resize of the step in a replay, otherwise `None`.
     pub fn recorded_resize(&mut self) -> Option<Option<Resized>> {
-        let Role::Replays { replayed: told, .. } = &mut self.role else { return None };
-        let place = told.resized.iter().position(|resized| !resized.between);
-        Some(place.map(|place| told.resized.remove(place)))
+        let Role::Replays { replayed, .. } = &mut self.role else { return None };
+        let place = replayed.resized.iter().position(|resized| !resized.between);
+        Some(place.map(|place| replayed.resized.remove(place)))
     }
 
     pub fn resized(&mut self, blocks: usize, worked: bool) {
@@ -124,7 +124,7 @@ impl Journal {
         let number = self.recorder.moves();
         let (out, back) = match &self.role {
             Role::Records(_) => (out, back),
-            Role::Replays { replayed: told, .. } => match told.failed_moves.iter().find(|stuck| stuck.number == number) {
+            Role::Replays { replayed, .. } => match replayed.failed_moves.iter().find(|stuck| stuck.number == number) {
                 Some(stuck) => (out && !stuck.out_failed, back && !stuck.back_failed),
                 None => (out, back),
             },
@@ -140,8 +140,8 @@ impl Journal {
         let number = self.recorder.exchange();
         let result = match &self.role {
             Role::Records(_) => result,
-            Role::Replays { replayed: told, .. } => {
-                told.failed_exchanges.iter().find(|fault| fault.attempt == number).map_or(result, |fault| Err(fault.error()))
+            Role::Replays { replayed, .. } => {
+                replayed.failed_exchanges.iter().find(|fault| fault.attempt == number).map_or(result, |fault| Err(fault.error()))
             }
         };
         self.recorder.step.failed_exchanges.extend(result.as_ref().err().map(|error| FailedAttempt::new(number, error)));
@@ -152,8 +152,8 @@ impl Journal {
     pub fn costs(&mut self, measured: Option<Costs>) -> Option<Costs> {
         let costs = match &self.role {
             Role::Records(_) => measured,
-            Role::Replays { replayed: told, .. } => {
-                told.costs.map(|(block, token)| Costs { block: f64::from_bits(block), token: f64::from_bits(token) })
+            Role::Replays { replayed, .. } => {
+                replayed.costs.map(|(block, token)| Costs { block: f64::from_bits(block), token: f64::from_bits(token) })
             }
         };
         self.recorder.step.costs = costs.map(|costs| (costs.block.to_bits(), costs.token.to_bits()));

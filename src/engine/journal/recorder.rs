@@ -48,8 +48,8 @@ impl Recorder {
         self.sink.has_stopped()
     }
 
-    pub fn asked(&mut self, requested_at: &RecordedCommand) {
-        self.record(&Borrowed::Asked(requested_at));
+    pub fn asked(&mut self, command: &RecordedCommand) {
+        self.record(&Borrowed::Asked(command));
     }
 
     pub fn ended(&mut self, ended: &RecordedEnd) {

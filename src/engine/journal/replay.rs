@@ -95,14 +95,14 @@ impl Replay {
     }
 
     fn step(&mut self, recorded: Recorded) -> std::result::Result<(), String> {
-        let Recorded { commands: requested_at, ended, step } = recorded;
+        let Recorded { commands, ended, step } = recorded;
         self.summary.steps = step.number;
         self.with_journal(|journal| journal.set_replayed(step.clone()));
         for resized in step.resized.iter().filter(|resized| resized.between) {
             self.core().resize(resized.blocks, resized.succeeded);
         }
-        for requested_at in requested_at {
-            self.repeat(requested_at).map_err(|error| format!("what was asked for cannot be asked again: {error}"))?;
+        for command in commands {
+            self.repeat(command).map_err(|error| format!("a recorded command cannot be repeated: {error}"))?;
         }
         self.clock.turn(step.now);
         let result = self.engine.step();
@@ -145,14 +145,14 @@ impl Replay {
             return Err(format!("recorded: {:?}; replayed: {:?}", outside(step), outside(&here)));
         }
         if here.digest != step.digest {
-            return Err("what was said of sequences that go on is not the same".into());
+            return Err("the outputs of the sequences that continue differ".into());
         }
         Ok(())
     }
 
-    fn repeat(&mut self, requested_at: RecordedCommand) -> Result<()> {
+    fn repeat(&mut self, command: RecordedCommand) -> Result<()> {
         let table = &self.engine.shared.table;
-        match requested_at {
+        match command {
             RecordedCommand::Add { id, at, request } => {
                 self.summary.requests += 1;
                 self.clock.turn(at);

@@ -19,7 +19,7 @@ pub struct StepRecorder {
     /// Whether a command, a resize, a failed transfer or an output makes the step worth recording.
     pub must_record: bool,
     /// Number of readiness checks in the step, and the indices of those that failed.
-    asks: Cell<u32>,
+    readiness_checks: Cell<u32>,
     refused: RefCell<Vec<u32>>,
     attempts: u32,
     in_step: bool,
@@ -58,16 +58,16 @@ impl StepRecorder {
         self.step.resized.append(&mut self.between);
         self.step.refused.clear();
         self.ended.clear();
-        self.asks.set(0);
+        self.readiness_checks.set(0);
         self.refused.borrow_mut().clear();
     }
 
     pub fn next_command(&self) -> u32 {
-        self.asks.replace(self.asks.get() + 1)
+        self.readiness_checks.replace(self.readiness_checks.get() + 1)
     }
 
-    pub fn mark_refused(&self, ask: u32) {
-        self.refused.borrow_mut().push(ask);
+    pub fn mark_refused(&self, index: u32) {
+        self.refused.borrow_mut().push(index);
     }
 
     /// Returns the number of the attempt that starts.

@@ -47,11 +47,11 @@ pub struct StepBudget {
     /// Maximum number of tokens of all other sequences.
     pub prompt_rows: usize,
     /// Whether groups that have not run may start.
-    pub newcomers: bool,
+    pub new_groups: bool,
 }
 
 impl StepBudget {
-    pub const WHATEVER: StepBudget = StepBudget { decodes: true, prompt_rows: usize::MAX, newcomers: true };
+    pub const UNLIMITED: StepBudget = StepBudget { decodes: true, prompt_rows: usize::MAX, new_groups: true };
 }
 
 /// A view of the running groups at the start of a step.

@@ -6,6 +6,6 @@ pub struct Static;
 
 impl Batching for Static {
     fn step_budget(&self, running: Running) -> StepBudget {
-        StepBudget { newcomers: running.is_empty(), ..StepBudget::WHATEVER }
+        StepBudget { new_groups: running.is_empty(), ..StepBudget::UNLIMITED }
     }
 }
