@@ -128,11 +128,11 @@ mod tests {
         assert_eq!(lengths.expect(1000, 0), 40);
         (0..200).for_each(|_| lengths.observe(600, 80));
         assert_eq!(lengths.expect(1000, 0), 79);
-        assert_eq!(lengths.expect(30, 0), 30, "a turn of another kind, limited to 30 tokens");
+        assert_eq!(lengths.expect(30, 0), 30, "a generation of another class, limited to 30 tokens");
         // Turns of other kinds have replaced all records of this kind.
         (0..LISTED).for_each(|_| lengths.observe(60, 20));
         assert_eq!(lengths.expect(1000, 0), 79);
-        assert_eq!((lengths.expect(1000, 100), lengths.expect(150, 100)), (100, 50), "the turn is longer than all recorded ones");
+        assert_eq!((lengths.expect(1000, 100), lengths.expect(150, 100)), (100, 50), "the generation is longer than all recorded ones");
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub struct Difference {
 struct Written(AtomicU64);
 
 impl Written {
-    fn turn(&self, now: Duration) {
+    fn set(&self, now: Duration) {
         self.0.store(now.as_nanos() as u64, SeqCst);
     }
 }
@@ -104,7 +104,7 @@ impl Replay {
         for command in commands {
             self.repeat(command).map_err(|error| format!("a recorded command cannot be repeated: {error}"))?;
         }
-        self.clock.turn(step.now);
+        self.clock.set(step.now);
         let result = self.engine.step();
         // The outputs are compared when they are created, so the queue is only emptied.
         let _ = self.engine.queue().poll(Some(Duration::ZERO));
@@ -155,24 +155,24 @@ impl Replay {
         match command {
             RecordedCommand::Add { id, at, request } => {
                 self.summary.requests += 1;
-                self.clock.turn(at);
+                self.clock.set(at);
                 self.restore_hook(id, request.hooked);
                 check_id(id, self.engine.add_request(request_of(*request.into_owned()))?)
             }
             RecordedCommand::Resume { seq, at, resume: generation } => {
-                self.clock.turn(at);
+                self.clock.set(at);
                 self.restore_hook(seq, generation.hooked);
                 let (keep, user_data, skip_special) = (generation.keep, Some(generation.user_data), generation.skip_special);
                 let deadline = generation.deadline;
                 self.engine.resume(seq, Resume { keep, user_data, skip_special, deadline, ..Resume::new(generation.sampling.into_owned()) })
             }
             RecordedCommand::Continue { seq, at, deadline, keep, user_data, hooked } => {
-                self.clock.turn(at);
+                self.clock.set(at);
                 self.restore_hook(seq, hooked);
                 self.engine.continue_sequence(seq, Continue { keep, user_data: Some(user_data), deadline, ..Continue::default() })
             }
             RecordedCommand::Import { id, at, sequence_state } => {
-                self.clock.turn(at);
+                self.clock.set(at);
                 check_id(id, self.engine.import(self.engine.queue(), &sequence_state)?)
             }
             RecordedCommand::Pin { id, tokens, priority, salt, until } => {
