@@ -484,10 +484,10 @@ impl EngineOptions {
         }
         match self.weight_format {
             Some(format) if format.is_whole() => {
-                refused(&format!("weight_format {}: a CUDA device takes f32, f16, bf16 and fp8", format.name()))
+                refused(&format!("weight_format is {}; a CUDA device takes f32, f16, bf16 and fp8", format.name()))
             }
-            _ if self.packed_dir.is_some() => refused("packed_path is given: packed weights are the CPU's, so leave it out"),
-            _ if self.isa.is_some() => refused("isa is given: that chooses among the CPU's instructions, so leave it out"),
+            _ if self.packed_dir.is_some() => refused("packed_path is set; packed weights are for the CPU, so unset it"),
+            _ if self.isa.is_some() => refused("isa is set; it selects CPU instructions, so unset it"),
             _ => Ok(()),
         }
     }
