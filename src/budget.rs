@@ -133,7 +133,7 @@ impl MemoryBudget {
     /// Creates a budget of `bytes` that can later grow to `most`.
     pub fn new(bytes: u64, most: u64) -> Result<Arc<MemoryBudget>> {
         if bytes == 0 || bytes > most {
-            return Err(Error::invalid(format!("bytes is {bytes}; must be 1 to {most}")));
+            return Err(Error::invalid(format!("bytes is {bytes}; must be 1 to {}", most.max(1))));
         }
         Ok(Arc::new(MemoryBudget { state: Mutex::new(BudgetState { bytes, max_bytes: most, last_id: 0, users: Vec::new() }) }))
     }

@@ -709,7 +709,7 @@ mod tests {
         assert_refused(BeamParams { width: 1, ..params() }, 1, "width of pllm_beam is 1");
         assert_refused(BeamParams { width: 65, ..params() }, 1, "must be 2 to 64");
         assert_refused(BeamParams { groups: 3, diversity_penalty: 1.0, ..params() }, 1, "groups of pllm_beam is 3; must divide width (4)");
-        assert_refused(BeamParams { groups: 0, ..params() }, 1, "0 groups");
+        assert_refused(BeamParams { groups: 0, ..params() }, 1, "groups of pllm_beam is 0");
         assert_refused(BeamParams { groups: 2, ..params() }, 1, "diversity_penalty is 0");
         assert_refused(BeamParams { diversity_penalty: 0.5, ..params() }, 1, "groups is 1");
         for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -5.5] {

@@ -248,7 +248,7 @@ impl SamplingParams {
         match replaced.iter().find(|(_, _, contradicts, _)| *contradicts) {
             None => Ok(()),
             Some((name, value, _, remedy)) => {
-                Err(Error::invalid(format!("mirostat excludes {name} ({value}); {remedy} or unset mirostat_tau")))
+                Err(Error::invalid(format!("{name} is {value} and mirostat_tau is set, which replaces it; {remedy} or unset mirostat_tau")))
             }
         }
     }

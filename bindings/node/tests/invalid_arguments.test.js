@@ -75,7 +75,7 @@ describe('invalid arguments', () => {
       ['INVALID_ARGUMENT', 'max_seqs is 64', { ...hello, n: 2 ** 32 - 1 }],
       ['INVALID_ARGUMENT', 'best_of is 1 and n is 2', { ...hello, n: 2, bestOf: 1 }],
       ['INVALID_ARGUMENT', 'width of pllm_beam is 1', { ...hello, beam: { width: 1 } }],
-      ['INVALID_ARGUMENT', '3 groups', { ...hello, beam: { width: 4, groups: 3 } }],
+      ['INVALID_ARGUMENT', 'groups of pllm_beam is 3', { ...hello, beam: { width: 4, groups: 3 } }],
       ['INVALID_ARGUMENT', 'length_penalty is NaN', { ...hello, beam: { lengthPenalty: NaN } }],
       ['INVALID_ARGUMENT', 'temperature', { ...hello, beam: {}, temperature: 0.5 }],
       ['INVALID_ARGUMENT', 'truncatePromptTokens is -1', { ...hello, truncatePromptTokens: -1 }],
@@ -148,7 +148,7 @@ describe('invalid arguments', () => {
     for (const [code, message, call] of [
       ['INVALID_ARGUMENT', 'n is 0', () => engine.fork(sequence, { n: 0 })],
       ['INVALID_ARGUMENT', 'n is -1', () => engine.fork(sequence, { n: -1 })],
-      ['CAPACITY', '4294967295 children', () => engine.fork(sequence, { n: 2 ** 32 - 1 })],
+      ['CAPACITY', 'too many children (4294967295', () => engine.fork(sequence, { n: 2 ** 32 - 1 })],
       ['INVALID_ARGUMENT', 'n is 4294967296', () => engine.fork(sequence, { n: 2 ** 32 })],
       ['INVALID_ARGUMENT', 'at is -1', () => engine.fork(sequence, { at: -1, queue })],
       ['INVALID_ARGUMENT', 'cannot be forked at 0', () => engine.fork(sequence, { at: 0, queue })],

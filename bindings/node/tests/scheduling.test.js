@@ -239,7 +239,7 @@ describe('budgets', () => {
 
   it('are refused if they are invalid', () => withBudget(budget, async () => {
     for (const [code, message, call] of [
-      ['INVALID_ARGUMENT', '0 bytes', () => Budget.create(0)],
+      ['INVALID_ARGUMENT', 'bytes is 0', () => Budget.create(0)],
       ['INVALID_ARGUMENT', 'bytes is 5; must be 1 to 4', () => Budget.create(5, 4)],
       ['INVALID_ARGUMENT', 'bytes is -1', () => Budget.create(-1)],
       ['INVALID_ARGUMENT', 'maxBytes is', () => Budget.create(1, 2n ** 64n)],

@@ -100,8 +100,8 @@ class InvalidArguments(Case):
             (Code.INVALID_ARGUMENT, "n is 4294967297", "Hello", {}, {"n": 2**32 + 1}),
             (Code.INVALID_ARGUMENT, "best_of is 1 and n is 2", "Hello", {}, {"n": 2, "best_of": 1}),
             (Code.INVALID_ARGUMENT, "width of pllm_beam is 1", "Hello", {}, {"beam": Beam(width=1)}),
-            (Code.INVALID_ARGUMENT, "width 2", "Hello", {}, {"beam": Beam(width=2), "n": 3}),
-            (Code.INVALID_ARGUMENT, "3 groups", "Hello", {}, {"beam": Beam(width=4, groups=3)}),
+            (Code.INVALID_ARGUMENT, "width of pllm_beam is 2", "Hello", {}, {"beam": Beam(width=2), "n": 3}),
+            (Code.INVALID_ARGUMENT, "groups of pllm_beam is 3", "Hello", {}, {"beam": Beam(width=4, groups=3)}),
             (
                 Code.INVALID_ARGUMENT,
                 "length_penalty is NaN",
@@ -265,7 +265,7 @@ class InvalidArguments(Case):
         for code, message, call, *arguments in [
             (Code.INVALID_ARGUMENT, "n is 0", engine.fork, 0),
             (Code.INVALID_ARGUMENT, "n is -1", engine.fork, -1),
-            (Code.CAPACITY, "4294967295 children", engine.fork, 2**32 - 1),
+            (Code.CAPACITY, "too many children (4294967295", engine.fork, 2**32 - 1),
             (Code.INVALID_ARGUMENT, "n is 4294967296", engine.fork, 2**32),
             (
                 Code.INVALID_ARGUMENT,

@@ -373,7 +373,7 @@ class Budgets(Case):
     def test_invalid_budgets_are_refused(self):
         self.open()
         for code, message, call in [
-            (Code.INVALID_ARGUMENT, "0 bytes", lambda: Budget(0)),
+            (Code.INVALID_ARGUMENT, "bytes is 0", lambda: Budget(0)),
             (Code.INVALID_ARGUMENT, "bytes is 5; must be 1 to 4", lambda: Budget(5, 4)),
             (Code.INVALID_ARGUMENT, "bytes is -1", lambda: Budget(-1)),
             (Code.INVALID_ARGUMENT, "max_bytes is", lambda: Budget(1, 2**64)),
