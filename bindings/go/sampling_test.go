@@ -340,7 +340,7 @@ func TestEverySamplingFieldReachesTheLibrary(t *testing.T) {
 		"logit_bias token id":                   func(r *pagedllm.Request) { r.Sampling.LogitBias = map[uint32]float64{1024: 1} },
 		"a text of bad_words is empty":          func(r *pagedllm.Request) { r.Sampling.BadWords = []string{""} },
 		"bad_words_ids token id":                func(r *pagedllm.Request) { r.Sampling.BadTokens = [][]uint32{{1}, {2, 1024}} },
-		"a text of bad_words is empty":          func(r *pagedllm.Request) { r.Sampling.BadTokens = [][]uint32{nil} },
+		"text of bad_words is empty":            func(r *pagedllm.Request) { r.Sampling.BadTokens = [][]uint32{nil} },
 		"allowed token id":                      func(r *pagedllm.Request) { r.Sampling.AllowedTokens = []uint32{1024} },
 		"logprobs is 129":                       func(r *pagedllm.Request) { r.Sampling.LogProbs, r.Sampling.TopLogProbs = true, 129 },
 		"top_logprobs is 2 and flags":           func(r *pagedllm.Request) { r.Sampling.TopLogProbs = 2 },
