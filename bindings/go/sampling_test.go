@@ -360,8 +360,8 @@ func TestEverySamplingFieldReachesTheLibrary(t *testing.T) {
 		"diversity_penalty is":                  func(r *pagedllm.Request) { r.Beam = &pagedllm.Beam{Groups: 2, DiversityPenalty: -1} },
 		"length_penalty is":                     func(r *pagedllm.Request) { r.Beam = &pagedllm.Beam{LengthPenalty: pagedllm.Ptr(-100.0)} },
 		"early_stopping is 9":                   func(r *pagedllm.Request) { r.Beam = &pagedllm.Beam{EarlyStopping: 9} },
-		"beam search and best_of":               func(r *pagedllm.Request) { r.Beam, r.BestOf = &pagedllm.Beam{}, 4 },
-		"beam search and keep":                  func(r *pagedllm.Request) { r.Beam, r.Keep = &pagedllm.Beam{}, true },
+		"beam search excludes best_of":          func(r *pagedllm.Request) { r.Beam, r.BestOf = &pagedllm.Beam{}, 4 },
+		"beam search excludes keep":             func(r *pagedllm.Request) { r.Beam, r.Keep = &pagedllm.Beam{}, true },
 	} {
 		request := pagedllm.Request{Prompt: "x", Sampling: greedy}
 		if strings.Contains(words, "mirostat") {

@@ -226,7 +226,7 @@ func TestInvalidRequestsReturnTheLibrarysMessage(t *testing.T) {
 		{pagedllm.Request{Prompt: "x", Sampling: pagedllm.Sampling{Stop: []string{"a", ""}}}, "stop string is empty"},
 		{pagedllm.Request{Prompt: "x", Sampling: pagedllm.Sampling{Stop: []string{"\xff"}}}, "not UTF-8"},
 		{pagedllm.Request{Prompt: "x", Sampling: pagedllm.Sampling{StopTokens: []uint32{1024}}}, "stop token id 1024"},
-		{pagedllm.Request{Prompt: "x", Sampling: pagedllm.Sampling{Stop: slices.Repeat([]string{"a"}, 1025)}}, "1025 stop strings"},
+		{pagedllm.Request{Prompt: "x", Sampling: pagedllm.Sampling{Stop: slices.Repeat([]string{"a"}, 1025)}}, "too many stop strings or stop tokens (1025"},
 	} {
 		completion, err := engine.Generate(background, bad.request)
 		wantMessage(t, err, pagedllm.ErrInvalidArgument, bad.words)

@@ -750,7 +750,7 @@ fn invalid_calls_are_refused_with_the_limits_and_change_no_other_sequence() {
     assert_eq!(code(add(&|r| (r.n, r.sampling.max_tokens) = (4, None)), "the pool has 40"), Code::Capacity);
     assert_eq!(code(add(&|r| r.beam = Some(BeamParams::default())), "temperature"), invalid);
     let beams = |r: &mut Request| (r.beam, r.sampling) = (Some(BeamParams::default()), SamplingParams { echo: true, ..Default::default() });
-    assert_eq!(code(add(&beams), "beam search and echo"), invalid);
+    assert_eq!(code(add(&beams), "beam search excludes echo"), invalid);
     assert_eq!(code(add(&|r| r.truncate_prompt_tokens = Some(0)), "truncate_prompt_tokens is 0"), invalid);
     assert_eq!(code(add(&|r| r.sampling.logit_bias = vec![(127, 1.0)]), "127"), invalid);
     assert_eq!(code(add(&|r| r.sampling.bad_words_ids = vec![vec![]]), "empty"), invalid);
