@@ -65,6 +65,8 @@ const PLAIN_TEXT: &[&str] = &[
     "src/batch",
     "src/budget.rs",
     "src/decode",
+    "src/engine",
+    "src/error.rs",
     "src/ffi",
     "src/kv",
     "src/model",
