@@ -220,7 +220,7 @@ fn export_and_import(engine: &Engine) -> (Answers, u64) {
         outputs.extend::<Vec<Output>>(others);
         let transfers: Vec<Output> = transfers;
         transfers.iter().filter_map(|output| output.error.as_ref()).for_each(|error| {
-            assert_eq!(error.message(), "the device is gone");
+            assert_eq!(error.message(), "the device is lost");
             failures += 1;
         });
         transfers.into_iter().next()
@@ -429,7 +429,7 @@ fn step_until_all_fail(engine: &Engine) -> Answers {
     }
     assert!(start.elapsed() > Duration::from_millis(800), "the engine retries before it ends requests");
     let reasons = outputs.iter().filter_map(|output| output.error.as_ref());
-    reasons.for_each(|error| assert!(error.message().contains("with it for 1s: the machine"), "{error}"));
+    reasons.for_each(|error| assert!(error.message().contains("with this request could be computed for 1s: the system"), "{error}"));
     answers(&outputs)
 }
 

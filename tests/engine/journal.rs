@@ -242,8 +242,8 @@ fn a_journal_of_another_engine_or_format_is_refused_with_the_mismatch() {
         let error = Replay::with_runner(JournalFile::open(&journal).unwrap(), info, None, runner).map(drop).unwrap_err();
         assert!(error.message().contains(message), "{error}, expected {message}");
     };
-    assert_refused(|info| info.fingerprint = [1; 32], "of model 00000000..., this is 01010101...");
-    assert_refused(|info| info.isa = Some(Isa::Portable), "instruction path \"\", this engine computes on \"portable\"");
+    assert_refused(|info| info.fingerprint = [1; 32], "another model (00000000..., this is 01010101...)");
+    assert_refused(|info| info.isa = Some(Isa::Portable), "instruction path (\"\", this engine computes on \"portable\")");
     assert_refused(|info| info.memory.max_blocks = 41, "41");
     let whole = std::fs::read(&journal).unwrap();
     let open_error = |bytes: &[u8]| {

@@ -439,7 +439,7 @@ fn the_driver_ends_failing_requests_and_serves_later_requests() {
     let error = outputs.last().unwrap().error.as_ref().unwrap();
     assert_eq!(error.code(), Code::OutOfMemory);
     assert!(
-        error.message().contains("no step with this request could be computed") && error.message().contains("lower the memory budgets"),
+        error.message().contains("no step with this request could be computed") && error.message().contains("lower the budgets"),
         "{error}"
     );
     let healthy = engine.add_request(request(&[50], greedy(3))).unwrap();

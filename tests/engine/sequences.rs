@@ -730,8 +730,8 @@ fn invalid_calls_are_refused_with_the_limits_and_change_no_other_sequence() {
     steps(&engine, 4);
     let invalid = Code::InvalidArgument;
     let fork = |at, n| engine.fork(id, n, &Fork { at, ..Default::default() });
-    assert_eq!(code(fork(Some(0), 1), "has 24 tokens: it cannot be forked at 0"), invalid);
-    assert_eq!(code(fork(Some(25), 1), "has 24 tokens: it cannot be forked at 25"), invalid);
+    assert_eq!(code(fork(Some(0), 1), "has 24 tokens and cannot be forked at 0"), invalid);
+    assert_eq!(code(fork(Some(25), 1), "has 24 tokens and cannot be forked at 25"), invalid);
     assert_eq!(code(fork(None, 0), "n is 0"), invalid);
     assert_eq!(code(fork(None, 41), "the pool has 40"), Code::Capacity);
     assert_eq!(code(engine.fork(99, 1, &Fork::default()), "99 is unknown"), Code::NotFound);
