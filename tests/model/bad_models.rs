@@ -1003,12 +1003,12 @@ fn invalid_engine_options_are_refused_with_the_value_and_the_range() {
         (
             |o| (o.device, o.weight_format) = ("cuda:0".into(), Some(WeightFormat::Int8)),
             Code::Unsupported,
-            &["cuda:0", "weight_format int8", "bf16 and fp8"],
+            &["cuda:0", "weight_format is int8", "bf16 and fp8"],
         ),
         (
             |o| (o.device, o.weight_format) = ("cuda:0".into(), Some(WeightFormat::Int4 { group: 32, offsets: false })),
             Code::Unsupported,
-            &["cuda:0", "weight_format int4", "bf16 and fp8"],
+            &["cuda:0", "weight_format is int4", "bf16 and fp8"],
         ),
         (|o| o.weight_format = Some(WeightFormat::Fp8), Code::Unsupported, &["weight_format is fp8", "CUDA devices", "int8"]),
         (|o| (o.device, o.packed_dir) = ("cuda:0".into(), Some("packed".into())), Code::Unsupported, &["cuda:0", "packed_path"]),

@@ -117,7 +117,7 @@ fn invalid_threads_and_cpus_are_refused_with_the_limits() {
     let allowed = allowed();
     let elsewhere = (0..1024).find(|cpu| !allowed.contains(cpu)).unwrap();
     for (threads, cpus, code, message) in [
-        (Some(0), None, Code::InvalidArgument, "threads is 0: must be 1 to 1024".into()),
+        (Some(0), None, Code::InvalidArgument, "threads is 0; must be 1 to 1024".into()),
         (Some(10_000), None, Code::InvalidArgument, "threads is 10000; must be 1 to 1024".into()),
         (Some(3), Some(vec![allowed[0]]), Code::InvalidArgument, "cpus has 1 CPUs and threads is 3".into()),
         (None, Some(vec![allowed[0]; 2]), Code::InvalidArgument, format!("CPU {} twice", allowed[0])),
