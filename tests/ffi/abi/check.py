@@ -58,7 +58,7 @@ def frozen(description):
 def without_growth(header, description):
     """Returns the header without fields that structs gained after the description was written.
 
-    struct_size tells which fields exist, so such a struct may grow. Structs without struct_size
+    struct_size gives the number of bytes that exist, so such a struct may grow. Structs without struct_size
     are elements of arrays: they are not cut, so that their growth is detected.
     """
     known = {}
