@@ -30,9 +30,9 @@
 //!
 //! [`engine`] has requests, sequences, steps and outputs, [`options`] the options of engines and of
 //! sampling, [`text`] the tokenizer and the chat template, [`budget`] the memory that several engines
-//! share, and [`error`] the error type. The other modules are internal and not listed here. They can
-//! change in any release. The stable interface is the C ABI (`include/pagedllm.h`); `docs/` describes
-//! both.
+//! share, [`types`] the ids, and [`error`] the error type. The other modules are internal and not
+//! listed here. They can change in any release. The stable interface is the C ABI
+//! (`include/pagedllm.h`); `docs/` describes both.
 
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
@@ -57,3 +57,4 @@ pub mod options;
 pub mod scheduler; // the scheduler: selects the sequences of each step
 mod sys;
 pub mod text;
+pub mod types;

@@ -17,9 +17,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("error", &[]),
     ("options", &[]),
     ("sys", &[]),
+    ("types", &[]),
 ];
 /// Modules that every module may use.
-const LEAVES: &[&str] = &["budget", "error", "options", "batch", "sys"];
+const LEAVES: &[&str] = &["budget", "error", "options", "batch", "sys", "types"];
 const UNSAFE_MODULES: &[&str] = &["ffi", "backend", "sys"];
 const MAX_FUNCTION_LINES: usize = 60;
 
@@ -75,6 +76,7 @@ const PLAIN_TEXT: &[&str] = &[
     "src/scheduler",
     "src/sys",
     "src/text",
+    "src/types",
     "tests/allocations",
     "tests/consumer",
     "tests/cuda",

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use pagedllm::engine::{Engine, Output, Prompt, Request, StepReport};
 use pagedllm::options::{EngineOptions, SamplingParams};
 use pagedllm::scheduler::FinishReason;
+use pagedllm::types::RequestId;
 use serde::Serialize;
 
 use crate::Result;
@@ -47,7 +48,7 @@ fn reply(answer: Result<impl Serialize>) -> Result<()> {
 struct Server {
     engine: Engine,
     /// Sequences that have not ended, in the order of their requests.
-    sequences: BTreeMap<u64, Sequence>,
+    sequences: BTreeMap<RequestId, Sequence>,
     random: u64,
     max_blocks: u64,
 }

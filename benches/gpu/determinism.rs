@@ -10,6 +10,7 @@ use pagedllm::backend::cuda::CudaBackend;
 use pagedllm::engine::{Engine, Fork, Prompt, Request};
 use pagedllm::error::{Code, Error};
 use pagedllm::options::{EngineOptions, Preemption, SamplingParams};
+use pagedllm::types::SeqId;
 
 use crate::Result;
 use crate::line::verdict;
@@ -24,7 +25,7 @@ const BUFFER_SIZES: [usize; 3] = [256 << 20, 16 << 20, 1 << 20];
 /// Tokens of a sequence, with the bits of their log probabilities.
 type Answer = Vec<(u32, u32)>;
 /// Tokens by sequence id.
-type Answers = BTreeMap<u64, Answer>;
+type Answers = BTreeMap<SeqId, Answer>;
 
 pub fn check(options: &Options) -> Result<()> {
     let shape = if options.small { &SMALL } else { &model::SHAPES[0] };
@@ -108,7 +109,7 @@ impl Host {
     /// Forks all running sequences repeatedly. Each must continue like the first, which is the longest.
     fn forked(&self) -> Result<()> {
         let engine = Engine::create(&self.options(true))?;
-        let mut running = vec![engine.add_request(request(1, self.size(333), self.size(96)))?];
+        let mut running = vec![engine.add_request(request(1, self.size(333), self.size(96)))?.sequence(0)];
         let first = running[0];
         engine.step()?;
         let mut all = Answers::new();

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use pagedllm::engine::{Engine, Prompt, Request};
 use pagedllm::options::{EngineOptions, SamplingParams};
+use pagedllm::types::RequestId;
 use serde_json::{Value, json};
 
 use crate::Result;
@@ -88,7 +89,7 @@ impl Bench<'_> {
         format!("{what}, {} layers, {}", self.shape.layers, self.mode)
     }
 
-    fn add(&self, seed: usize, tokens: usize, max_tokens: usize) -> Result<u64> {
+    fn add(&self, seed: usize, tokens: usize, max_tokens: usize) -> Result<RequestId> {
         let vocab = self.shape.vocab;
         let prompt = (0..tokens).map(|i| ((i * 7919 + seed * 104_729) % vocab) as u32).collect();
         let sampling = SamplingParams { max_tokens: Some(max_tokens), ignore_eos: true, ..SamplingParams::greedy() };

@@ -62,7 +62,7 @@ fn forks(engine: &Engine) -> Result<()> {
         grammar: Some(text_schema()),
         ..Default::default()
     };
-    let id = engine.add_request_to(&queue, Request::new(prompt(1500, 1), sampling))?;
+    let id = engine.add_request_to(&queue, Request::new(prompt(1500, 1), sampling))?.sequence(0);
     let mut generated = 0;
     while generated < 500 {
         engine.step()?;
@@ -98,7 +98,7 @@ fn forks(engine: &Engine) -> Result<()> {
         ms(idle) * 1e3,
         (ms(call) + ms(step) - ms(idle)) * 1e3
     );
-    engine.abort(id)?;
+    engine.abort(id.own_request())?;
     Ok(())
 }
 

@@ -7,6 +7,7 @@ use pagedllm::decode::{BeamScratch, BeamSearch, BeamStep, Lane, log_softmax, uni
 use pagedllm::kv::{BlockHash, BlockManager, Paging, blocks_for};
 use pagedllm::options::{BeamParams, Preemption};
 use pagedllm::scheduler::{Branching, NewGroup, SampledToken, Scheduler, SchedulerOptions, TokenOutcome};
+use pagedllm::types::{RequestId, SeqId};
 
 const BLOCK: usize = 16;
 const REQUESTS: u64 = 48;
@@ -56,12 +57,12 @@ fn saved(data: &Lengths, branching: Branching) -> f64 {
     for request in 1..=REQUESTS {
         let (prompt, output) = (length(data.prompt, 2 * request), length(data.output, 2 * request + 1));
         let prompt: Vec<u32> = (0..prompt).map(|i| (uniform(request, 10 + i as u64, Lane::Token) * VOCAB as f64) as u32).collect();
-        let (id, max_len) = (request * 1000, prompt.len() + output);
+        let (id, max_len) = (RequestId::from_raw(request * 1000), prompt.len() + output);
         let arrival = NewGroup { prompt, max_len, branching, priority: 0, keep: false, prompt_logits: false, root: BlockHash::default() };
-        scheduler.add(id, arrival.prepare(&Paging::without_windows(BLOCK)).unwrap()).unwrap();
+        scheduler.add(id.sequence(0), arrival.prepare(&Paging::without_windows(BLOCK)).unwrap()).unwrap();
         match branching {
             Branching::Beams(width) => run(&mut scheduler, id, &mut Beams::new(width, output), &mut shared, &mut unshared),
-            _ => run(&mut scheduler, id, &mut Samples(branching.max_members() as u64), &mut shared, &mut unshared),
+            _ => run(&mut scheduler, id, &mut Samples(branching.max_members() as u32), &mut shared, &mut unshared),
         }
     }
     1.0 - shared as f64 / unshared as f64
@@ -69,32 +70,33 @@ fn saved(data: &Lengths, branching: Branching) -> f64 {
 
 /// Chooses the next tokens of all sampled sequences of a request.
 trait Decide {
-    fn decide(&mut self, scheduler: &Scheduler, id: u64, sampled: &[u64]) -> Vec<SampledToken>;
+    fn decide(&mut self, scheduler: &Scheduler, id: RequestId, sampled: &[SeqId]) -> Vec<SampledToken>;
 }
 
-fn run(scheduler: &mut Scheduler, id: u64, decide: &mut dyn Decide, shared: &mut usize, unshared: &mut usize) {
+fn run(scheduler: &mut Scheduler, id: RequestId, decide: &mut dyn Decide, shared: &mut usize, unshared: &mut usize) {
     let mut events = Vec::new();
     while let Some(plan) = scheduler.schedule(|_| true) {
-        let sampled: Vec<u64> = plan.sampled().map(|part| part.seq).collect();
+        let sampled: Vec<SeqId> = plan.sampled().map(|part| part.seq).collect();
         let choices = decide.decide(scheduler, id, &sampled);
         scheduler.commit(plan, &choices, &mut events);
-        let members = (id..id + 6).filter_map(|seq| scheduler.get(seq).ok());
+        let members = id.sequences(6).filter_map(|seq| scheduler.get(seq).ok());
         *unshared += members.map(|sequence| blocks_for(sequence.computed, BLOCK)).sum::<usize>();
         *shared += scheduler.blocks().used_blocks();
     }
 }
 
-struct Samples(u64);
+struct Samples(u32);
 
 impl Decide for Samples {
-    fn decide(&mut self, scheduler: &Scheduler, id: u64, sampled: &[u64]) -> Vec<SampledToken> {
-        let first = sampled == [id] && scheduler.get(id).unwrap().generated == 0;
-        let choose = |seq: u64, parent: u64| {
+    fn decide(&mut self, scheduler: &Scheduler, id: RequestId, sampled: &[SeqId]) -> Vec<SampledToken> {
+        let parent = id.sequence(0);
+        let first = sampled == [parent] && scheduler.get(parent).unwrap().generated == 0;
+        let choose = |seq: SeqId, parent: SeqId| {
             let len = scheduler.get(parent).unwrap().tokens.len() as u64;
-            SampledToken { parent, child: seq, outcome: TokenOutcome::Token((uniform(seq, len, Lane::Token) * VOCAB as f64) as u32) }
+            SampledToken { parent, child: seq, outcome: TokenOutcome::Token((uniform(seq.get(), len, Lane::Token) * VOCAB as f64) as u32) }
         };
         match first {
-            true => (id..id + self.0).map(|seq| choose(seq, id)).collect(),
+            true => id.sequences(self.0).map(|seq| choose(seq, parent)).collect(),
             false => sampled.iter().map(|&seq| choose(seq, seq)).collect(),
         }
     }
@@ -116,20 +118,21 @@ impl Beams {
 }
 
 impl Decide for Beams {
-    fn decide(&mut self, scheduler: &Scheduler, id: u64, sampled: &[u64]) -> Vec<SampledToken> {
+    fn decide(&mut self, scheduler: &Scheduler, id: RequestId, sampled: &[SeqId]) -> Vec<SampledToken> {
         for &seq in sampled {
             let tokens = &scheduler.get(seq).unwrap().tokens;
             let last = u64::from(tokens[tokens.len() - 1]) << 20 | u64::from(tokens[tokens.len().saturating_sub(2)]);
             // Peaked like a trained model: the best token has about a third of the probability.
             let logits: Vec<f32> =
                 (0..VOCAB as u64).map(|token| -1.6 * (uniform(last, token, Lane::Token).max(1e-9) * 8.0).ln() as f32).collect();
-            log_softmax(&logits, &mut self.rows[(seq - id) as usize * VOCAB..][..VOCAB]);
+            let slot = id.sample_of(seq).unwrap() as usize;
+            log_softmax(&logits, &mut self.rows[slot * VOCAB..][..VOCAB]);
         }
         self.search.decide(&self.rows, &mut |_, _| Ok(()), &mut self.scratch, &mut self.step).unwrap();
         self.search.commit(&self.step).unwrap();
         let choice = |next: &pagedllm::decode::Next| SampledToken {
-            parent: id + next.parent as u64,
-            child: id + next.slot as u64,
+            parent: id.sequence(next.parent as u32),
+            child: id.sequence(next.slot as u32),
             outcome: TokenOutcome::Token(next.token),
         };
         self.step.next.iter().map(choice).collect()

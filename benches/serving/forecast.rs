@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use pagedllm::engine::{Prompt, Request};
 use pagedllm::options::{AllocationPolicy, BatchingPolicy, EngineOptions, OrderPolicy, Policies, SamplingParams};
+use pagedllm::types::RequestId;
 
 use super::simulation::{Job, Machine, Simulation};
 use super::workload::{ALPACA, Lengths, SHAREGPT};
@@ -56,7 +57,7 @@ fn serve(simulation: &Simulation, jobs: &[Job]) -> Result<(Vec<f64>, Vec<f64>)> 
     let (engine, clock) = (&simulation.engine, &simulation.clock);
     let now = || pagedllm::engine::Clock::now(&**clock);
     let (mut predicted, mut measured) = (Vec::new(), vec![0.0; jobs.len()]);
-    let mut first = 0;
+    let mut first = RequestId::default();
     loop {
         while let Some(job) = jobs.get(predicted.len()).filter(|job| job.at <= now()) {
             let sampling = SamplingParams { max_tokens: Some(job.max_tokens), ..SamplingParams::greedy() };
@@ -68,7 +69,7 @@ fn serve(simulation: &Simulation, jobs: &[Job]) -> Result<(Vec<f64>, Vec<f64>)> 
         }
         let report = engine.step()?;
         for output in engine.queue().poll(Some(Duration::ZERO))? {
-            let index = (output.request - first) as usize;
+            let index = (output.request.get() - first.get()) as usize;
             if measured[index] == 0.0 {
                 measured[index] = (now() - jobs[index].at).as_secs_f64();
             }

@@ -10,6 +10,7 @@ use pagedllm::error::Result;
 use pagedllm::kv::Paging;
 use pagedllm::options::{EngineOptions, KvDtype, SamplingParams};
 use pagedllm::scheduler::StepPlan;
+use pagedllm::types::RequestId;
 
 const VOCAB: usize = 2;
 const TOKEN: usize = 0;
@@ -82,7 +83,7 @@ impl Runner for SimulatedRunner {
         let lengths = self.lengths.lock().unwrap();
         self.logits.clear();
         for part in plan.sequences.iter().filter(|part| part.logits > 0) {
-            let ends = lengths.get(part.seq as usize).is_some_and(|&length| part.generated + 1 >= length);
+            let ends = lengths.get(part.seq.get() as usize).is_some_and(|&length| part.generated + 1 >= length);
             let mut row = [0.0; VOCAB];
             row[if ends { EOS } else { TOKEN }] = 1.0;
             (0..part.logits).for_each(|_| self.logits.extend(row));
@@ -146,13 +147,14 @@ impl Simulation {
     }
 
     /// Adds a request and returns its id.
-    pub fn add(&self, job: &Job) -> Result<u64> {
+    pub fn add(&self, job: &Job) -> Result<RequestId> {
         let sampling = SamplingParams { max_tokens: Some(job.max_tokens), ..SamplingParams::greedy() };
         let prompt = Prompt::Tokens(vec![TOKEN as u32; job.prompt]);
         let id = self.engine.add_request(Request { priority: job.priority, ..Request::new(prompt, sampling) })?;
         let mut lengths = self.lengths.lock().unwrap();
-        lengths.resize(id as usize + 1, usize::MAX);
-        lengths[id as usize] = job.output;
+        let place = id.sequence(0).get() as usize;
+        lengths.resize(place + 1, usize::MAX);
+        lengths[place] = job.output;
         Ok(id)
     }
 
@@ -168,12 +170,12 @@ impl Simulation {
         mut on_step: impl FnMut(&Engine, &StepReport),
         mut on_gap: impl FnMut(Duration),
     ) -> Result<Vec<Served>> {
-        let (mut served, mut first, mut next) = (vec![Served::default(); jobs.len()], 0, 0);
+        let (mut served, mut first, mut next) = (vec![Served::default(); jobs.len()], RequestId::default(), 0);
         loop {
             while let Some(job) = jobs.get(next).filter(|job| job.at <= self.clock.now()) {
                 let id = self.add(job)?;
                 first = if next == 0 { id } else { first };
-                assert_eq!(id, first + next as u64, "ids are consecutive");
+                assert_eq!(id.get(), first.get() + next as u64, "ids are consecutive");
                 served[next].arrived = job.at;
                 next += 1;
             }
@@ -187,13 +189,13 @@ impl Simulation {
         }
     }
 
-    fn collect(&self, first: u64, served: &mut [Served], on_gap: &mut impl FnMut(Duration)) -> Result<()> {
+    fn collect(&self, first: RequestId, served: &mut [Served], on_gap: &mut impl FnMut(Duration)) -> Result<()> {
         let now = self.clock.now();
         for output in self.engine.queue().poll(Some(Duration::ZERO))? {
             if let Some(error) = output.error {
                 return Err(error);
             }
-            let served = &mut served[(output.request - first) as usize];
+            let served = &mut served[(output.request.get() - first.get()) as usize];
             match served.tokens {
                 0 => served.first_token = now,
                 _ => on_gap(now - served.last_token),

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use pagedllm::kv::{BlockHash, BlockManager, Paging};
 use pagedllm::options::{OrderPolicy, Policies, Preemption};
 use pagedllm::scheduler::{self, Branching, Event, NewGroup, PreparedGroup, SampledToken, Scheduler, SchedulerOptions, TokenOutcome};
+use pagedllm::types::SeqId;
 
 use super::Result;
 use super::figures::{median, options};
@@ -85,14 +86,14 @@ fn step(running: usize, waiting: usize, policies: &Policies) -> Result<Duration>
     let blocks = BlockManager::new(running * max_len.div_ceil(16) * 102 / 100 + 1, Paging::without_windows(16), true)?;
     let mut scheduler = Scheduler::with_policies(options, blocks, scheduler::Policies::new(policies))?;
     for id in 1..=running as u64 {
-        scheduler.add(id, prepared(id, CONTEXT, max_len, 1)?)?;
+        scheduler.add(SeqId::from_raw(id), prepared(id, CONTEXT, max_len, 1)?)?;
     }
     let (mut choices, mut events) = (Vec::new(), Vec::new());
     while scheduler.waiting() > 0 || choices.len() < running {
         timed_step(&mut scheduler, &mut choices, &mut events);
     }
     for id in 1..=waiting as u64 {
-        scheduler.add(1_000_000 + id, prepared(id, 16, 100, 0)?)?;
+        scheduler.add(SeqId::from_raw(1_000_000 + id), prepared(id, 16, 100, 0)?)?;
     }
     Ok(median((0..STEPS).map(|_| timed_step(&mut scheduler, &mut choices, &mut events)).collect()))
 }

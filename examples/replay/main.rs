@@ -62,7 +62,7 @@ fn print(summary: &Summary) {
     if !summary.hooked.is_empty() {
         println!(
             "a logits hook edited the logits of requests {:?}; the journal lacks these edits, so later outputs may differ",
-            summary.hooked
+            summary.hooked.iter().map(|seq| seq.get()).collect::<Vec<_>>()
         );
     }
 }

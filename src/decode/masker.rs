@@ -9,6 +9,7 @@ use super::Constraint;
 use crate::error::{Error, Result};
 use crate::sys::quiet::no_panic;
 use crate::sys::threads;
+use crate::types::SeqId;
 
 /// The service that computes masks. Its thread starts with the first mask. If the thread could not
 /// be started, or has died, `collect` computes them. Dropping the masker ends the thread after its
@@ -22,18 +23,18 @@ pub struct Masker {
     answers: Option<Sender<Masked>>,
     thread: Option<JoinHandle<()>>,
     /// Sequences whose masks have not been collected.
-    pending: VecDeque<u64>,
+    pending: VecDeque<SeqId>,
 }
 
 struct Job {
-    seq: u64,
+    seq: SeqId,
     constraint: Constraint,
 }
 
 /// A constraint with its mask, or with the reason why it has none. An error if a defect destroyed
 /// the constraint.
 pub struct Masked {
-    pub seq: u64,
+    pub seq: SeqId,
     pub constraint: Result<Constraint>,
 }
 
@@ -59,7 +60,7 @@ impl Default for Masker {
 
 impl Masker {
     /// Starts the computation of the mask of a sequence's constraint. `collect` returns it.
-    pub fn submit(&mut self, seq: u64, constraint: Constraint) {
+    pub fn submit(&mut self, seq: SeqId, constraint: Constraint) {
         if let Some(answers) = self.answers.take() {
             self.start(answers);
         }
@@ -125,7 +126,7 @@ mod tests {
         while let Some(masked) = masker.collect() {
             let mut constraint = masked.constraint.unwrap();
             assert_eq!(constraint.mask().unwrap().iter().map(|word| word.count_ones()).sum::<u32>(), 4, "the tokens y, n, yes and no");
-            seqs.push(masked.seq);
+            seqs.push(masked.seq.get());
         }
         seqs.sort_unstable();
         seqs
@@ -136,7 +137,7 @@ mod tests {
         let mut masker = Masker::default();
         let first = constraint();
         for round in 0..3 {
-            (0..20).for_each(|seq| masker.submit(round * 100 + seq, first.fork().unwrap()));
+            (0..20).for_each(|seq| masker.submit(SeqId::from_raw(round * 100 + seq), first.fork().unwrap()));
             assert_eq!(collected(&mut masker), (0..20).map(|seq| round * 100 + seq).collect::<Vec<_>>());
         }
         assert!(masker.collect().is_none());
@@ -152,17 +153,17 @@ mod tests {
     #[test]
     fn collect_computes_masks_if_there_is_no_thread() {
         let mut masker = masker_without_thread();
-        (0..5).for_each(|seq| masker.submit(seq, constraint()));
+        (0..5).for_each(|seq| masker.submit(SeqId::from_raw(seq), constraint()));
         assert_eq!(collected(&mut masker), [0, 1, 2, 3, 4]);
     }
 
     #[test]
     fn a_job_lost_with_its_thread_fails_only_its_request() {
         let mut masker = masker_without_thread();
-        masker.submit(1, constraint());
-        masker.submit(2, constraint());
+        masker.submit(SeqId::from_raw(1), constraint());
+        masker.submit(SeqId::from_raw(2), constraint());
         drop(masker.waiting.recv().unwrap());
-        let answers: Vec<_> = std::iter::from_fn(|| masker.collect()).map(|masked| (masked.seq, masked.constraint.is_ok())).collect();
+        let answers: Vec<_> = std::iter::from_fn(|| masker.collect()).map(|masked| (masked.seq.get(), masked.constraint.is_ok())).collect();
         assert_eq!(answers, [(2, true), (1, false)]);
     }
 
@@ -171,9 +172,9 @@ mod tests {
         let mut masker = Masker::default();
         let mut broken = constraint();
         broken.advance(b'?' as u32).unwrap_err();
-        masker.submit(1, broken);
-        masker.submit(2, constraint());
-        let answer = |masked: Masked| (masked.seq, masked.constraint.unwrap().mask().is_ok());
+        masker.submit(SeqId::from_raw(1), broken);
+        masker.submit(SeqId::from_raw(2), constraint());
+        let answer = |masked: Masked| (masked.seq.get(), masked.constraint.unwrap().mask().is_ok());
         let mut answers: Vec<_> = std::iter::from_fn(|| masker.collect()).map(answer).collect();
         answers.sort_unstable();
         assert_eq!(answers, [(1, false), (2, true)]);
@@ -183,7 +184,7 @@ mod tests {
     fn dropping_the_masker_ends_its_thread_with_pending_jobs() {
         let mut masker = Masker::default();
         let first = constraint();
-        (0..100).for_each(|seq| masker.submit(seq, first.fork().unwrap()));
+        (0..100).for_each(|seq| masker.submit(SeqId::from_raw(seq), first.fork().unwrap()));
         drop(masker);
     }
 }

@@ -19,6 +19,7 @@ use crate::error::{Error, Result, try_copy, try_refill, try_vec};
 use crate::options::OutputKind;
 use crate::scheduler::FinishReason;
 use crate::text::{Detokenizer, Text};
+use crate::types::{RequestId, SeqId};
 
 /// A generation: the parameters of a sequence from its start or resume to its next end.
 pub struct Generation {
@@ -41,8 +42,8 @@ pub struct Generation {
 
 /// The state of one sequence in the engine.
 pub struct ActiveSequence {
-    pub request: u64,
-    pub sequence: u64,
+    pub request: RequestId,
+    pub sequence: SeqId,
     pub index: u32,
     pub user_data: u64,
     pub sender: Arc<OutputSender>,
@@ -110,8 +111,8 @@ impl ActiveSequence {
 
     fn empty(sender: Arc<OutputSender>, sampling: Arc<ResolvedSampling>) -> ActiveSequence {
         ActiveSequence {
-            request: 0,
-            sequence: 0,
+            request: RequestId::default(),
+            sequence: SeqId::default(),
             index: 0,
             user_data: 0,
             sender,
@@ -331,10 +332,10 @@ impl ActiveSequence {
     }
 
     /// Creates a sequence with the state of an exported one.
-    pub fn restore(id: u64, generation: Generation, header: &Header, text: Option<&Text>) -> Result<ActiveSequence> {
+    pub fn restore(id: SeqId, generation: Generation, header: &Header, text: Option<&Text>) -> Result<ActiveSequence> {
         let (prompt, generated) = header.tokens.split_at(header.prompt_len);
         let mut sequence = ActiveSequence::new(generation, prompt, generated.len())?;
-        (sequence.request, sequence.sequence) = (id, id);
+        (sequence.request, sequence.sequence) = (id.own_request(), id);
         if let Some(constraint) = &mut sequence.constraint {
             constraint.append(generated)?;
         }

@@ -9,6 +9,7 @@ use crate::decode::{
 use crate::error::{Error, Result, try_vec};
 use crate::options::BeamParams;
 use crate::scheduler::{FinishReason, SampledToken, SequenceStats, StepPlan};
+use crate::types::{RequestId, SeqId};
 
 /// The beam search of one request.
 pub struct Beams {
@@ -105,7 +106,7 @@ impl EngineCore {
                 continue;
             }
             let stats = self.scheduler.find(part.seq).map_or(SequenceStats::default(), |sequence| sequence.stats);
-            let stream = self.sequences.get_mut(&request).expect("a search has a stream");
+            let stream = self.sequences.get_mut(&request.sequence(0)).expect("a search has a stream");
             self.telemetry.token(stream, stats);
             let sampling = stream.sampling.clone();
             let beams = self.beams.get_mut(&request).expect("it was just found");
@@ -128,9 +129,9 @@ impl EngineCore {
         }
     }
 
-    fn emit_beams(&mut self, request: u64) -> Result<()> {
+    fn emit_beams(&mut self, request: RequestId) -> Result<()> {
         let best = self.beams[&request].best()?;
-        let sequence = &self.sequences[&request];
+        let sequence = &self.sequences[&request.sequence(0)];
         let mut outputs = Vec::new();
         for (index, hypothesis) in best.iter().enumerate() {
             outputs.push(sequence.hypothesis(index as u32, hypothesis, self.shared.text.as_deref())?);
@@ -140,7 +141,7 @@ impl EngineCore {
             "the search found fewer than n beams, because too many tokens are excluded; allow more tokens or lower n",
         ));
         self.beams.remove(&request);
-        self.sequences.remove(&request);
+        self.sequences.remove(&request.sequence(0));
         while let Some(index) = self.shared.table.open(request, None) {
             let output = outputs.get_mut(index as usize).map_or_else(|| missing.for_sample(index), std::mem::take);
             self.counts.generated_tokens += output.tokens.len() as u64;
@@ -151,9 +152,9 @@ impl EngineCore {
 }
 
 /// Returns the request of the beam `seq`, or `None` if `seq` is not a beam.
-pub fn request_of_beam(beams: &BTreeMap<u64, Box<Beams>>, seq: u64) -> Option<u64> {
-    let (&request, beams) = beams.range(..=seq).next_back()?;
-    (seq - request < beams.width() as u64).then_some(request)
+pub fn request_of_beam(beams: &BTreeMap<RequestId, Box<Beams>>, seq: SeqId) -> Option<RequestId> {
+    let (&request, beams) = beams.range(..=seq.own_request()).next_back()?;
+    request.sample_of(seq).filter(|&slot| (slot as usize) < beams.width()).map(|_| request)
 }
 
 #[cfg(test)]

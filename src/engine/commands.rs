@@ -16,13 +16,14 @@ use crate::batch::Tail;
 use crate::error::{Error, Result};
 use crate::kv::BlockHash;
 use crate::scheduler::FinishReason;
+use crate::types::{PinId, RequestId, SeqId};
 
 /// The instruction path of a sequence whose K and V were computed on several paths.
 const MIXED: &str = "mixed";
 
 /// A prompt whose blocks stay in the prefix cache until `until`.
 pub struct Pin {
-    id: u64,
+    id: PinId,
     pub(super) until: Option<Duration>,
 }
 
@@ -82,22 +83,22 @@ impl EngineCore {
             Command::Import { id, generation, sequence_state } => {
                 let sender = generation.sender.clone();
                 if let Err(error) = self.import(id, *generation, *sequence_state) {
-                    self.fail_import(&sender, Output { request: id, sequence: id, ..Output::default() }.failed(error));
+                    self.fail_import(&sender, Output { request: id.own_request(), sequence: id, ..Output::default() }.failed(error));
                 }
             }
             Command::Pin { id, candidate, priority, until, .. } => {
-                match self.pins.try_reserve(1).map_err(Error::from).and_then(|()| self.scheduler.pin(id, *candidate, priority)) {
+                match self.pins.try_reserve(1).map_err(Error::from).and_then(|()| self.scheduler.pin(id.sequence(), *candidate, priority)) {
                     Ok(()) => self.pins.push(Pin { id, until }),
                     Err(_) => self.shared.table.remove_pin(id),
                 }
             }
-            Command::Unpin { id } => self.unpin(id),
+            Command::Unpin { id } => self.unpin(id.sequence()),
         }
     }
 
-    /// Removes a pin, if `id` is one.
-    pub(super) fn unpin(&mut self, id: u64) {
-        if let Some(place) = self.pins.iter().position(|pin| pin.id == id) {
+    /// Removes the pin whose blocks the sequence holds, if there is one.
+    pub(super) fn unpin(&mut self, seq: SeqId) {
+        if let Some(place) = self.pins.iter().position(|pin| pin.id.sequence() == seq) {
             self.release_pin(place);
         }
     }
@@ -105,11 +106,11 @@ impl EngineCore {
     fn release_pin(&mut self, place: usize) {
         let Pin { id, .. } = self.pins.swap_remove(place);
         self.journal.iter_mut().for_each(Journal::record_expiry);
-        self.scheduler.remove(id);
+        self.scheduler.remove(id.sequence());
         self.shared.table.remove_pin(id);
     }
 
-    fn add(&mut self, id: u64, work: PreparedRequest) {
+    fn add(&mut self, id: RequestId, work: PreparedRequest) {
         let PreparedRequest { group: candidate, mut sequence, beams, returned: wanted, .. } = work;
         let echoed = sequence.sampling.params.echo.then(|| sequence.echo(candidate.prompt(), self.shared.text.as_deref())).transpose();
         let mut ends = Vec::new();
@@ -124,7 +125,7 @@ impl EngineCore {
                 self.beams.insert(id, beams);
             }
             self.watch(id, sequence.deadline)?;
-            self.scheduler.add(id, candidate)?;
+            self.scheduler.add(id.sequence(0), candidate)?;
             Ok(echoed.flatten())
         });
         match begun {
@@ -133,21 +134,21 @@ impl EngineCore {
                     self.contests.insert(id, BestOfGroup { returned: wanted, running: sequence.branches, outputs: ends });
                 }
                 let sender = sequence.sender.clone();
-                self.sequences.insert(id, sequence);
+                self.sequences.insert(id.sequence(0), sequence);
                 echoed.into_iter().for_each(|output| self.push(&sender, output));
             }
             Err(error) => {
                 let output = sequence.close(FinishReason::Error, false, None, Output::default()).failed(error);
-                self.scheduler.remove(id);
+                self.scheduler.remove(id.sequence(0));
                 self.beams.remove(&id);
                 self.end_with_siblings(&sequence.sender, output);
             }
         }
     }
 
-    fn fork(&mut self, parent: u64, len: Option<usize>, child: ForkedSequence, idle: bool) {
+    fn fork(&mut self, parent: SeqId, len: Option<usize>, child: ForkedSequence, idle: bool) {
         let ForkedSequence { id, seed, user_data, sender, requested_at } = child;
-        let last = Output { request: id, sequence: id, user_data, ..Output::default() };
+        let last = Output { request: id.own_request(), sequence: id, user_data, ..Output::default() };
         let mut stream = match self.try_fork(parent, len, id, idle) {
             Ok(stream) => stream,
             Err(error) if idle => return self.fail_import(&sender, last.failed(error)),
@@ -157,7 +158,7 @@ impl EngineCore {
             }
         };
         stream.seed = seed.unwrap_or(stream.seed);
-        (stream.request, stream.sequence, stream.index, stream.user_data) = (id, id, 0, user_data);
+        (stream.request, stream.sequence, stream.index, stream.user_data) = (id.own_request(), id, 0, user_data);
         stream.sender = sender.clone();
         stream.timing = Timing::new(requested_at);
         // The parent may have ended after the host asked for the fork. Its children have then ended
@@ -169,7 +170,7 @@ impl EngineCore {
         output.into_iter().for_each(|output| self.end(&sender, output));
     }
 
-    fn try_fork(&mut self, parent: u64, len: Option<usize>, child: u64, idle: bool) -> Result<ActiveSequence> {
+    fn try_fork(&mut self, parent: SeqId, len: Option<usize>, child: SeqId, idle: bool) -> Result<ActiveSequence> {
         let gone = || {
             Error::not_found(format!(
                 "sequence {parent} ended before the fork and was not kept; set PLLM_REQUEST_KEEP to fork sequences that have ended"
@@ -177,7 +178,7 @@ impl EngineCore {
         };
         self.sequences.try_reserve(1)?;
         let mut sequence = self.sequences.get(&parent).ok_or_else(gone)?.fork()?;
-        self.watch(child, sequence.deadline)?;
+        self.watch(child.own_request(), sequence.deadline)?;
         self.scheduler.fork(parent, len, child, idle)?;
         let tokens = &self.scheduler.get(child)?.tokens;
         if tokens.len() < self.scheduler.get(parent)?.tokens.len() {
@@ -187,7 +188,7 @@ impl EngineCore {
     }
 
     /// Appends tokens. Does nothing if the sequence has ended and was not kept.
-    fn append(&mut self, seq: u64, tokens: &[u32]) -> Result<()> {
+    fn append(&mut self, seq: SeqId, tokens: &[u32]) -> Result<()> {
         let Some(sequence) = self.sequences.get_mut(&seq) else { return Ok(()) };
         let before = self.scheduler.get(seq)?.tokens.len();
         if let Err(error) = self.scheduler.append(seq, tokens, self.max_len) {
@@ -198,13 +199,13 @@ impl EngineCore {
         sequence.append(tokens, self.shared.text.as_deref()).or_else(|error| self.rewind(seq, before).and(Err(error)))
     }
 
-    fn rewind(&mut self, seq: u64, len: usize) -> Result<()> {
+    fn rewind(&mut self, seq: SeqId, len: usize) -> Result<()> {
         let Some(sequence) = self.sequences.get_mut(&seq) else { return Ok(()) };
         self.scheduler.rewind(seq, len)?;
         sequence.rewind(&self.scheduler.get(seq)?.tokens, self.shared.text.as_deref())
     }
 
-    fn resume(&mut self, seq: u64, generation: Generation) -> Result<()> {
+    fn resume(&mut self, seq: SeqId, generation: Generation) -> Result<()> {
         let sequence = self.sequences.get_mut(&seq).ok_or_else(|| ended_error(seq))?;
         let tokens = &self.scheduler.get(seq)?.tokens;
         let most = generation.sampling.params.max_tokens.unwrap_or(self.max_len);
@@ -218,7 +219,7 @@ impl EngineCore {
     /// Continues an idle sequence with its previous parameters and sampling state.
     fn continue_sequence(
         &mut self,
-        seq: u64,
+        seq: SeqId,
         keep: bool,
         hook: Option<LogitsHook>,
         timing: Timing,
@@ -238,7 +239,7 @@ impl EngineCore {
         self.scheduler.resume(seq, max_len, keep)
     }
 
-    fn export(&mut self, seq: u64) -> Result<Output> {
+    fn export(&mut self, seq: SeqId) -> Result<Output> {
         let gone = || {
             Error::not_found(format!(
                 "sequence {seq} ended before the export and was not kept; set PLLM_REQUEST_KEEP to export sequences that have ended"
@@ -269,7 +270,7 @@ impl EngineCore {
         Ok(Output { sequence_state: SequenceState { header, kv }.encode()?, ..stream.output() })
     }
 
-    fn import(&mut self, id: u64, generation: Generation, sequence_state: SequenceState<'static>) -> Result<()> {
+    fn import(&mut self, id: SeqId, generation: Generation, sequence_state: SequenceState<'static>) -> Result<()> {
         self.sequences.try_reserve(1)?;
         let SequenceState { header, kv } = sequence_state;
         let mut stream = ActiveSequence::restore(id, generation, &header, self.shared.text.as_deref())?;
@@ -290,7 +291,7 @@ impl EngineCore {
 
     /// Updates the known length after a command. If the command failed, reports the error: a
     /// running sequence ends, an idle one stays idle.
-    fn record_outcome(&mut self, seq: u64, result: Result<()>) {
+    fn record_outcome(&mut self, seq: SeqId, result: Result<()>) {
         if let Err(error) = result {
             let idle = self.scheduler.find(seq).is_some_and(|sequence| sequence.group.is_none());
             match self.sequences.get(&seq).filter(|_| idle) {
@@ -305,7 +306,7 @@ impl EngineCore {
         self.update_length(seq);
     }
 
-    fn update_length(&self, seq: u64) {
+    fn update_length(&self, seq: SeqId) {
         let len = self.scheduler.find(seq).map(|sequence| (seq, sequence.tokens.len()));
         self.shared.table.update_lengths(len.into_iter());
     }
@@ -314,7 +315,7 @@ impl EngineCore {
     fn expire_pins(&mut self) {
         let mut next = 0;
         while let Some(pin) = self.pins.get(next) {
-            match pin.until.is_some_and(|until| until <= self.now) || self.scheduler.find(pin.id).is_none() {
+            match pin.until.is_some_and(|until| until <= self.now) || self.scheduler.find(pin.id.sequence()).is_none() {
                 true => self.release_pin(next),
                 false => next += 1,
             }
@@ -331,6 +332,6 @@ fn recorded_result(journal: &mut Option<Journal>, result: Result<()>) -> Result<
     }
 }
 
-fn ended_error(seq: u64) -> Error {
+fn ended_error(seq: SeqId) -> Error {
     Error::not_found(format!("sequence {seq} could not be created and cannot be resumed"))
 }

@@ -36,6 +36,7 @@ use crate::options::EngineOptions;
 use crate::scheduler::{Event, FinishReason, GroupId, IdMap, SampledToken, Scheduler, Sequence, SequenceStats, StepPlan};
 use crate::sys::float::StandardMode;
 use crate::text::Text;
+use crate::types::{RequestId, SeqId};
 
 /// The state of the stepping thread, and the state that it shares with other threads.
 pub struct EngineCore {
@@ -53,19 +54,18 @@ pub struct EngineCore {
     pub(super) isa: &'static str,
     /// Maximum length of a sequence in tokens.
     pub(super) max_len: usize,
-    pub(super) sequences: IdMap<u64, ActiveSequence>,
-    /// Beam searches by request. The id of the first beam is that of the request. The other beams
-    /// have the following ids.
-    pub(super) beams: BTreeMap<u64, Box<Beams>>,
+    pub(super) sequences: IdMap<SeqId, ActiveSequence>,
+    /// Beam searches by request. The beam in slot i has the id of sample i.
+    pub(super) beams: BTreeMap<RequestId, Box<Beams>>,
     /// Best-of groups, by request.
-    pub(super) contests: IdMap<u64, BestOfGroup>,
+    pub(super) contests: IdMap<RequestId, BestOfGroup>,
     pub(super) pins: Vec<Pin>,
     pub(super) deadlines: Deadlines,
     sampler: Sampler,
     /// Worker for grammar masks. The first request with a grammar starts it.
     masker: Option<Masker>,
     /// Sequences whose grammar failed, until they end.
-    lost: Vec<(u64, Error)>,
+    lost: Vec<(SeqId, Error)>,
     /// Logits that a logits hook edits.
     edited: Vec<f32>,
     /// Samples to draw on the device. `None` if the runner cannot sample.
@@ -77,13 +77,13 @@ pub struct EngineCore {
     tops: TopLogprobs,
     prompts: PromptLogprobs,
     /// Requests whose beam search has failed.
-    pub(super) stuck: Vec<(u64, Error)>,
+    pub(super) stuck: Vec<(RequestId, Error)>,
     events: Vec<Event>,
     /// Groups of the last failed step, identified by their first sequence.
-    pub(super) batch_groups: Vec<u64>,
+    pub(super) batch_groups: Vec<SeqId>,
     pub(super) failure_streak: Option<FailureStreak>,
     /// Requests with outputs that could not be queued for lack of memory.
-    undeliverable: Vec<(u64, Error)>,
+    undeliverable: Vec<(RequestId, Error)>,
     /// Answers that could not be queued for lack of memory and end no request. They are retried.
     deferred_outputs: Vec<(Arc<OutputSender>, Output)>,
     /// An output whose buffers the next output reuses.
@@ -209,7 +209,7 @@ impl EngineCore {
 
     /// Plans, runs and commits a step of these groups (by their first sequence), or of all ready
     /// groups. If it fails, `groups` are its groups, and nothing else has changed.
-    pub(super) fn attempt(&mut self, groups: Option<&[u64]>) -> Result<StepReport> {
+    pub(super) fn attempt(&mut self, groups: Option<&[SeqId]>) -> Result<StepReport> {
         let plan = self.plan(groups);
         self.telemetry.end_phase(Phase::Schedule);
         let Some(plan) = plan else {
@@ -373,8 +373,8 @@ impl EngineCore {
         }
     }
 
-    fn sample_of(&self, parent: &ActiveSequence, unstarted: Option<ActiveSequence>, child: u64) -> Result<ActiveSequence> {
-        let index = (child - parent.request) as u32;
+    fn sample_of(&self, parent: &ActiveSequence, unstarted: Option<ActiveSequence>, child: SeqId) -> Result<ActiveSequence> {
+        let index = parent.request.sample_of(child).expect("a sample has an id of its request");
         let mut sequence = match unstarted {
             Some(mut sequence) => sequence.copy(parent).map(|()| sequence),
             None => parent.fork(),
@@ -389,7 +389,8 @@ impl EngineCore {
             return self.stuck.push((request, error));
         }
         let Some(parent) = self.sequences.get(&sampled_token.parent) else { return };
-        let output = parent.output().for_sample((sampled_token.child - parent.request) as u32).failed(error);
+        let index = parent.request.sample_of(sampled_token.child).expect("a sample has an id of its request");
+        let output = parent.output().for_sample(index).failed(error);
         let sender = parent.sender.clone();
         self.finish(&sender, output);
     }
@@ -467,7 +468,7 @@ impl EngineCore {
         }
     }
 
-    pub(super) fn remove_sequence(&mut self, id: u64) -> Option<ActiveSequence> {
+    pub(super) fn remove_sequence(&mut self, id: SeqId) -> Option<ActiveSequence> {
         self.scheduler.remove(id);
         self.journal.iter_mut().for_each(|journal| journal.forget(id));
         self.sequences.remove(&id)
@@ -552,18 +553,18 @@ impl EngineCore {
 
 /// Returns the sequence that delivers the outputs of `seq`. `None` for a pin, which has no outputs.
 pub(super) fn sequence_of<'a>(
-    sequences: &'a IdMap<u64, ActiveSequence>,
-    beams: &BTreeMap<u64, Box<Beams>>,
-    seq: u64,
+    sequences: &'a IdMap<SeqId, ActiveSequence>,
+    beams: &BTreeMap<RequestId, Box<Beams>>,
+    seq: SeqId,
 ) -> Option<&'a ActiveSequence> {
-    sequences.get(&seq).or_else(|| sequences.get(&request_of_beam(beams, seq)?))
+    sequences.get(&seq).or_else(|| sequences.get(&request_of_beam(beams, seq)?.sequence(0)))
 }
 
 fn sequence_of_mut<'a>(
-    sequences: &'a mut IdMap<u64, ActiveSequence>,
-    beams: &BTreeMap<u64, Box<Beams>>,
-    seq: u64,
+    sequences: &'a mut IdMap<SeqId, ActiveSequence>,
+    beams: &BTreeMap<RequestId, Box<Beams>>,
+    seq: SeqId,
 ) -> Option<&'a mut ActiveSequence> {
-    let speaker = if sequences.contains_key(&seq) { seq } else { request_of_beam(beams, seq)? };
+    let speaker = if sequences.contains_key(&seq) { seq } else { request_of_beam(beams, seq)?.sequence(0) };
     sequences.get_mut(&speaker)
 }

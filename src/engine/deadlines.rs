@@ -7,23 +7,24 @@ use std::time::Duration;
 use super::core::EngineCore;
 use crate::error::Result;
 use crate::scheduler::FinishReason;
+use crate::types::RequestId;
 
 /// A heap of deadlines, the earliest first. Entries of generations that ended earlier stay until their
 /// time and have no effect.
 #[derive(Default)]
 pub struct Deadlines {
-    heap: BinaryHeap<Reverse<(Duration, u64)>>,
+    heap: BinaryHeap<Reverse<(Duration, RequestId)>>,
 }
 
 impl Deadlines {
-    fn add(&mut self, deadline: Duration, request: u64) -> Result<()> {
+    fn add(&mut self, deadline: Duration, request: RequestId) -> Result<()> {
         self.heap.try_reserve(1)?;
         self.heap.push(Reverse((deadline, request)));
         Ok(())
     }
 
     /// Removes and returns a request whose deadline has passed, once per entry.
-    fn take_due(&mut self, now: Duration) -> Option<u64> {
+    fn take_due(&mut self, now: Duration) -> Option<RequestId> {
         self.first().filter(|&first| first <= now)?;
         self.heap.pop().map(|Reverse((_, request))| request)
     }
@@ -38,7 +39,7 @@ const UNCHECKED: usize = 64;
 
 impl EngineCore {
     /// Adds the deadline of a generation of the request.
-    pub(super) fn watch(&mut self, request: u64, deadline: Option<Duration>) -> Result<()> {
+    pub(super) fn watch(&mut self, request: RequestId, deadline: Option<Duration>) -> Result<()> {
         let Some(deadline) = deadline else { return Ok(()) };
         if self.deadlines.heap.len() >= UNCHECKED + 2 * self.sequences.len() {
             let live = self.sequences.values().filter_map(|sequence| Some(Reverse((sequence.deadline?, sequence.request))));
@@ -74,11 +75,11 @@ mod tests {
         let mut deadlines = Deadlines::default();
         let at = Duration::from_millis;
         for (time, request) in [(30, 1), (10, 2), (20, 3)] {
-            deadlines.add(at(time), request).unwrap();
+            deadlines.add(at(time), RequestId::from_raw(request)).unwrap();
         }
         assert_eq!(deadlines.take_due(at(9)), None);
-        assert_eq!(deadlines.take_due(at(20)), Some(2));
-        assert_eq!(deadlines.take_due(at(20)), Some(3));
+        assert_eq!(deadlines.take_due(at(20)), Some(RequestId::from_raw(2)));
+        assert_eq!(deadlines.take_due(at(20)), Some(RequestId::from_raw(3)));
         assert_eq!((deadlines.take_due(at(20)), deadlines.first()), (None, Some(at(30))));
     }
 }

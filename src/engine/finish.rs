@@ -12,6 +12,7 @@ use super::queue::OutputSender;
 use crate::error::Error;
 use crate::scheduler::FinishReason;
 use crate::sys::quiet;
+use crate::types::{RequestId, SeqId};
 
 /// A best-of group: samples of which the best are returned when all have ended.
 pub struct BestOfGroup {
@@ -23,7 +24,7 @@ pub struct BestOfGroup {
 
 impl EngineCore {
     /// Ends a sequence. It stays idle if it is kept.
-    pub(super) fn release(&mut self, seq: u64) {
+    pub(super) fn release(&mut self, seq: SeqId) {
         self.scheduler.end(seq);
         if self.scheduler.find(seq).is_none() {
             self.sequences.remove(&seq);
@@ -86,7 +87,7 @@ impl EngineCore {
     }
 
     /// Ends one running sequence between steps.
-    pub(super) fn end_sequence(&mut self, seq: u64, finish: FinishReason, complete: impl FnOnce(Output) -> Output) {
+    pub(super) fn end_sequence(&mut self, seq: SeqId, finish: FinishReason, complete: impl FnOnce(Output) -> Output) {
         let runs = self.scheduler.find(seq).filter(|sequence| sequence.group.is_some());
         let Some((stays, stats)) = runs.map(|sequence| (sequence.keep, sequence.stats)) else { return };
         let Some(stream) = self.sequences.get_mut(&seq) else { return };
@@ -107,24 +108,24 @@ impl EngineCore {
     }
 
     /// Ends all running sequences of a request.
-    pub(super) fn end_request(&mut self, request: u64, finish: FinishReason, complete: impl Fn(Output) -> Output) {
+    pub(super) fn end_request(&mut self, request: RequestId, finish: FinishReason, complete: impl Fn(Output) -> Output) {
         self.end_where(request, |_| true, finish, complete);
     }
 
     /// Ends the running sequences of a request that `which` selects.
     pub(super) fn end_where(
         &mut self,
-        request: u64,
+        request: RequestId,
         which: impl Fn(&ActiveSequence) -> bool,
         finish: FinishReason,
         complete: impl Fn(Output) -> Output,
     ) {
-        if self.beams.contains_key(&request) && self.sequences.get(&request).is_none_or(|sequence| !which(sequence)) {
+        if self.beams.contains_key(&request) && self.sequences.get(&request.sequence(0)).is_none_or(|sequence| !which(sequence)) {
             return;
         }
         if let Some(beams) = self.beams.remove(&request) {
-            (request..request + beams.width() as u64).for_each(|seq| drop(self.scheduler.remove(seq)));
-            if let Some(mut sequence) = self.sequences.remove(&request) {
+            request.sequences(beams.width() as u32).for_each(|seq| drop(self.scheduler.remove(seq)));
+            if let Some(mut sequence) = self.sequences.remove(&request.sequence(0)) {
                 let output = complete(sequence.close(finish, false, None, Output::default()));
                 self.end_with_siblings(&sequence.sender, output);
             }

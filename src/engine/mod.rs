@@ -40,6 +40,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use self::core::{EngineCore, Published, Shared};
+use crate::types::RequestId;
 pub use admission::Admission;
 pub use clock::{Clock, SystemClock};
 use driver::Driver;
@@ -477,7 +478,7 @@ impl Engine {
     }
 
     /// Ends a request at the next step. Its last output has the finish reason `Abort`.
-    pub fn abort(&self, request: u64) -> Result<()> {
+    pub fn abort(&self, request: RequestId) -> Result<()> {
         self.shared.table.abort(request)
     }
 

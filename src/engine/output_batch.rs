@@ -135,11 +135,12 @@ mod tests {
     use super::*;
     use crate::engine::outputs::Logprobs;
     use crate::error::Error;
+    use crate::types::RequestId;
 
     fn output(i: u32) -> Output {
         let logprobs = |count| Logprobs { tokens: vec![i as f32; count], top: vec![(i, -1.0); 2 * count] };
         Output {
-            request: i as u64,
+            request: RequestId::from_raw(i as u64),
             tokens: vec![i; i as usize],
             logprobs: logprobs(i as usize % 3),
             prompt_logprobs: logprobs(i as usize % 2),
@@ -155,7 +156,7 @@ mod tests {
         let mut batch = OutputBatch::default();
         for _ in 0..2 {
             (0..6).for_each(|i| batch.add(&mut output(i), 0).unwrap());
-            assert!(batch.iter().zip(0..6).all(|((header, view), i)| header.request == i && view.text == output(i as u32).text));
+            assert!(batch.iter().zip(0..6).all(|((header, view), i)| header.request.get() == i && view.text == output(i as u32).text));
             assert_eq!(batch.take_outputs().unwrap(), (0..6).map(output).collect::<Vec<_>>());
             assert!(batch.is_empty());
         }

@@ -3,14 +3,15 @@ use std::mem::take;
 use super::timing::Timing;
 use crate::error::{Error, Result, try_concat, try_copy, try_grow};
 use crate::scheduler::FinishReason;
+use crate::types::{RequestId, SeqId};
 
 /// An output: new tokens, new text, or the end of one sequence.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Output {
     /// Id of the request.
-    pub request: u64,
+    pub request: RequestId,
     /// Id of the sequence.
-    pub sequence: u64,
+    pub sequence: SeqId,
     /// Index of the result within the request, from 0.
     pub index: u32,
     /// Number that the host passed with the request.
@@ -193,7 +194,7 @@ impl Output {
     /// Returns the same output without contents, for another sequence of the request.
     pub fn for_sample(&self, index: u32) -> Output {
         let Output { request, user_data, finish, prompt_tokens, generated_tokens, score, .. } = *self;
-        let (sequence, error) = (request + index as u64, self.error.clone());
+        let (sequence, error) = (request.sequence(index), self.error.clone());
         Output { request, sequence, index, user_data, finish, error, prompt_tokens, generated_tokens, score, ..Output::default() }
     }
 

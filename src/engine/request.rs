@@ -14,6 +14,7 @@ use crate::error::{Error, Result, try_copy};
 use crate::kv::BlockHash;
 use crate::options::{BeamParams, Dry, MAX_PRIORITY, OutputKind, SamplingParams};
 use crate::scheduler::{Branching, NewGroup, PreparedGroup};
+use crate::types::{RequestId, SeqId};
 
 /// The parameters of a request.
 #[derive(Clone)]
@@ -102,21 +103,21 @@ pub struct PreparedRequest {
 
 impl PreparedRequest {
     /// Assigns the id. `seed` applies if the request has no seed of its own.
-    pub fn name(&mut self, id: u64, seed: u64) {
+    pub fn name(&mut self, id: RequestId, seed: u64) {
         let sequence = &mut self.sequence;
-        (sequence.request, sequence.sequence) = (id, id);
+        (sequence.request, sequence.sequence) = (id, id.sequence(0));
         sequence.seed = sequence.sampling.params.seed.unwrap_or(seed);
     }
 }
 
 impl Engine {
     /// Checks a request and queues it for the next step. A request that can never run is refused.
-    pub fn add_request(&self, request: Request) -> Result<u64> {
+    pub fn add_request(&self, request: Request) -> Result<RequestId> {
         self.add_request_to(&self.queue, request)
     }
 
     /// Adds a request whose outputs go to `queue`.
-    pub fn add_request_to(&self, queue: &Queue, mut request: Request) -> Result<u64> {
+    pub fn add_request_to(&self, queue: &Queue, mut request: Request) -> Result<RequestId> {
         let (prompt, max_len, branching) = self.checked(queue, &mut request)?;
         let mut again = if self.journals { Some(Box::new(RecordedRequest::from_command(&request)?)) } else { None };
         let reservation = self.lease.reserve(self.max_blocks(prompt.len(), max_len, branching))?;
@@ -143,7 +144,7 @@ impl Engine {
             again.prompt = try_copy(candidate.prompt())?;
         }
         let work = Box::new(PreparedRequest { group: candidate, returned: wanted, sequence, beams, reservation, again });
-        self.shared.table.add(work, |id| self.seed_of(id))
+        self.shared.table.add(work, |id| self.seed_of(id.sequence(0)))
     }
 
     /// Checks a request. Returns the prompt tokens, the maximum length and the branching. A request
@@ -340,9 +341,10 @@ impl Engine {
         if breakers.is_empty() || !dry.is_on() { Ok(Arc::default()) } else { self.token_bytes() }
     }
 
-    /// Derives the seed of a request. Odd multipliers separate neighbouring ids and seeds.
-    pub(super) fn seed_of(&self, id: u64) -> u64 {
-        self.seed.wrapping_mul(0xD6E8_FEB8_6659_FD93) ^ id.wrapping_mul(0x9E37_79B9_7F4A_7C15)
+    /// Derives the seed of a request from its first sequence. Odd multipliers separate neighbouring
+    /// ids and seeds.
+    pub(super) fn seed_of(&self, first: SeqId) -> u64 {
+        self.seed.wrapping_mul(0xD6E8_FEB8_6659_FD93) ^ first.get().wrapping_mul(0x9E37_79B9_7F4A_7C15)
     }
 }
 

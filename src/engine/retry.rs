@@ -8,6 +8,7 @@ use super::core::EngineCore;
 use super::trace::Phase;
 use crate::error::{Error, Result};
 use crate::scheduler::FinishReason;
+use crate::types::SeqId;
 
 /// Retry timeout: the time and the number of failed steps after which the requests end.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -18,14 +19,14 @@ pub struct FailureStreak {
     since: Duration,
     steps: u32,
     /// Largest group id in the first step of the series. Later groups have a timeout of their own.
-    latest: u64,
+    latest: SeqId,
 }
 
 /// The result of retrying the groups of a failed step separately.
 struct RetryResult {
     /// Result of the groups that succeeded.
     done: StepReport,
-    failing_groups: Vec<(u64, Error)>,
+    failing_groups: Vec<(SeqId, Error)>,
     /// The last error.
     error: Error,
     /// Number of failures before the first success.
@@ -82,7 +83,7 @@ impl EngineCore {
 
     /// Tries both halves of groups that failed together. A group that fails alone gets one more
     /// attempt, since a transient failure has no cause in the request.
-    fn bisect(&mut self, groups: &[u64], trial: &mut RetryResult) {
+    fn bisect(&mut self, groups: &[SeqId], trial: &mut RetryResult) {
         if let &[alone] = groups {
             if !self.try_some(groups, trial) {
                 trial.failing_groups.push((alone, trial.error.clone()));
@@ -98,7 +99,7 @@ impl EngineCore {
     }
 
     /// Runs a step of these groups. Returns false if it failed.
-    fn try_some(&mut self, groups: &[u64], trial: &mut RetryResult) -> bool {
+    fn try_some(&mut self, groups: &[SeqId], trial: &mut RetryResult) -> bool {
         match self.attempt(Some(groups)) {
             Ok(report) => {
                 trial.done.prefill_tokens += report.prefill_tokens;
@@ -119,7 +120,7 @@ impl EngineCore {
     /// the groups of the step end, since the failure may be caused by them or by the device. Later
     /// groups are tried without them.
     fn record_failure(&mut self, error: &Error) {
-        let latest = self.batch_groups.iter().copied().max().unwrap_or(0);
+        let latest = self.batch_groups.iter().copied().max().unwrap_or_default();
         let streak = self.failure_streak.get_or_insert(FailureStreak { since: self.now, steps: 0, latest });
         streak.steps += 1;
         if streak.steps < TRIES || self.now.saturating_sub(streak.since) < PATIENCE {
@@ -135,7 +136,7 @@ impl EngineCore {
     }
 
     /// Ends the sequences of a group. `group` is its first sequence.
-    fn end_group(&mut self, group: u64, error: &Error) {
+    fn end_group(&mut self, group: SeqId, error: &Error) {
         self.unpin(group);
         match request_of_beam(&self.beams, group) {
             Some(request) => self.end_request(request, FinishReason::Error, |output| output.failed(error.clone())),

@@ -9,6 +9,7 @@ use crate::batch::device_sampling::{DeviceSample, DeviceSampling};
 use crate::decode::{self, Constraint, Context, Masker, NoChoice, Sample, Sampler, logprob_and_top, logprob_of};
 use crate::error::{Error, Result};
 use crate::scheduler::{IdMap, SampledToken, ScheduledSequence, Scheduler, StepPlan, TokenOutcome};
+use crate::types::{RequestId, SeqId};
 
 /// The result for one row, delivered after the commit.
 pub type SampleResult = Result<NewToken>;
@@ -46,7 +47,7 @@ pub struct PromptLogprobs {
     logprobs: Vec<f32>,
     tops: TopLogprobs,
     /// The end of each sequence in both lists: (sequence, log probabilities, top tokens).
-    ends: Vec<(u64, usize, usize)>,
+    ends: Vec<(SeqId, usize, usize)>,
 }
 
 impl PromptLogprobs {
@@ -57,7 +58,7 @@ impl PromptLogprobs {
     }
 
     /// Returns the log probabilities and the top tokens of each sequence.
-    pub fn iter(&self) -> impl Iterator<Item = (u64, &[f32], &[(u32, f32)])> {
+    pub fn iter(&self) -> impl Iterator<Item = (SeqId, &[f32], &[(u32, f32)])> {
         let starts = std::iter::once((0, 0)).chain(self.ends.iter().map(|&(_, logprobs, top)| (logprobs, top)));
         self.ends.iter().zip(starts).map(|(end, start)| (end.0, &self.logprobs[start.0..end.1], &self.tops.all[start.1..end.2]))
     }
@@ -66,16 +67,16 @@ impl PromptLogprobs {
 /// The state of one sampling pass, while the logits of the runner are borrowed.
 pub struct SamplingPass<'a> {
     pub scheduler: &'a Scheduler,
-    pub sequences: &'a mut IdMap<u64, ActiveSequence>,
-    pub lost: &'a [(u64, Error)],
-    pub beams: &'a mut BTreeMap<u64, Box<Beams>>,
+    pub sequences: &'a mut IdMap<SeqId, ActiveSequence>,
+    pub lost: &'a [(SeqId, Error)],
+    pub beams: &'a mut BTreeMap<RequestId, Box<Beams>>,
     pub sampler: &'a mut Sampler,
     pub edited: &'a mut Vec<f32>,
     pub sampled: &'a mut Vec<SampledToken>,
     pub decisions: &'a mut Vec<SampleResult>,
     pub tops: &'a mut TopLogprobs,
     pub prompts: &'a mut PromptLogprobs,
-    pub stuck: &'a mut Vec<(u64, Error)>,
+    pub stuck: &'a mut Vec<(RequestId, Error)>,
 }
 
 impl SamplingPass<'_> {
@@ -137,7 +138,8 @@ impl SamplingPass<'_> {
                 let chosen = self.sampler.choose(edited, sampling, &context);
                 advance(sequence, logits, chosen.map_err(|why| attribute(why, sequence))?, self.tops)
             });
-            self.sampled.push(SampledToken { parent: part.seq, child: part.seq + i as u64, outcome: outcome(sequence, &decision) });
+            let child = sequence.request.sequence(sequence.index + i as u32);
+            self.sampled.push(SampledToken { parent: part.seq, child, outcome: outcome(sequence, &decision) });
             self.decisions.push(decision);
         }
         sequence.constraint = constraint;
@@ -164,7 +166,7 @@ impl SamplingPass<'_> {
 
     /// Stores the row of a beam. After the last beam, the search decides. An error ends only this
     /// request.
-    fn beam(&mut self, request: u64, seq: u64, logits: &[f32]) {
+    fn beam(&mut self, request: RequestId, seq: SeqId, logits: &[f32]) {
         if self.stuck.iter().any(|(stuck, _)| *stuck == request) {
             return;
         }
@@ -173,16 +175,17 @@ impl SamplingPass<'_> {
         }
     }
 
-    fn try_beam(&mut self, request: u64, seq: u64, logits: &[f32]) -> Result<()> {
-        let sequence = &self.sequences[&request];
+    fn try_beam(&mut self, request: RequestId, seq: SeqId, logits: &[f32]) -> Result<()> {
+        let sequence = &self.sequences[&request.sequence(0)];
         let beams = self.beams.get_mut(&request).expect("it was just found");
-        beams.read((seq - request) as usize, logits)?;
+        let slot = request.sample_of(seq).expect("it was just found");
+        beams.read(slot as usize, logits)?;
         if self.scheduler.members(seq).next_back() != Some(seq) {
             return Ok(());
         }
-        let tokens_in = |slot: usize| Ok(self.scheduler.get(request + slot as u64)?.tokens.as_slice());
+        let tokens_in = |slot: usize| Ok(self.scheduler.get(request.sequence(slot as u32))?.tokens.as_slice());
         for next in &beams.decide(self.sampler, &sequence.sampling, sequence.prompt_len, tokens_in)?.next {
-            let (parent, child) = (request + next.parent as u64, request + next.slot as u64);
+            let (parent, child) = (request.sequence(next.parent as u32), request.sequence(next.slot as u32));
             self.sampled.push(SampledToken { parent, child, outcome: TokenOutcome::Token(next.token) });
             self.decisions.push(Ok(NewToken::default()));
         }
@@ -197,9 +200,9 @@ pub fn plan_device_sampling(
     plan: &StepPlan,
     vocab: usize,
     scheduler: &Scheduler,
-    sequences: &mut IdMap<u64, ActiveSequence>,
-    beams: &BTreeMap<u64, Box<Beams>>,
-    lost: &[(u64, Error)],
+    sequences: &mut IdMap<SeqId, ActiveSequence>,
+    beams: &BTreeMap<RequestId, Box<Beams>>,
+    lost: &[(SeqId, Error)],
 ) -> Result<()> {
     let mut row = 0;
     for part in plan.sequences.iter().filter(|part| part.logits > 0) {
@@ -222,7 +225,7 @@ pub fn plan_device_sampling(
     Ok(())
 }
 
-pub fn collect_masks(masker: &mut Option<Masker>, sequences: &mut IdMap<u64, ActiveSequence>, lost: &mut Vec<(u64, Error)>) {
+pub fn collect_masks(masker: &mut Option<Masker>, sequences: &mut IdMap<SeqId, ActiveSequence>, lost: &mut Vec<(SeqId, Error)>) {
     // A sequence whose step is retried still has no grammar, so its error stays.
     lost.retain(|(seq, _)| sequences.contains_key(seq));
     while let Some(masked) = masker.as_mut().and_then(Masker::collect) {

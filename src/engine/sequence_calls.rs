@@ -13,6 +13,7 @@ use crate::error::{Error, Result, try_copy};
 use crate::kv::BlockHash;
 use crate::options::SamplingParams;
 use crate::scheduler::NewGroup;
+use crate::types::{PinId, RequestId, SeqId};
 
 /// The parameters of a fork.
 #[derive(Clone, Default)]
@@ -76,7 +77,7 @@ impl Resume<'_> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SequenceInfo {
     /// Id of the request.
-    pub request: u64,
+    pub request: RequestId,
     /// Index of the result within the request, from 0.
     pub index: u32,
     /// Number of tokens.
@@ -91,7 +92,7 @@ pub struct SequenceInfo {
 impl Engine {
     /// Creates `n` sequences that share the blocks of the parent. Each is a request whose id is
     /// that of the sequence.
-    pub fn fork(&self, seq: u64, n: usize, how: &Fork) -> Result<Vec<u64>> {
+    pub fn fork(&self, seq: SeqId, n: usize, how: &Fork) -> Result<Vec<SeqId>> {
         if n == 0 {
             return Err(Error::invalid("n is 0; must be at least 1"));
         }
@@ -118,18 +119,18 @@ impl Engine {
     }
 
     /// Appends tokens. A running sequence continues after them.
-    pub fn append(&self, seq: u64, tokens: Vec<u32>) -> Result<()> {
+    pub fn append(&self, seq: SeqId, tokens: Vec<u32>) -> Result<()> {
         self.check_tokens("appended", &tokens)?;
         self.shared.table.append(seq, tokens)
     }
 
     /// Truncates the sequence to its first `len` tokens. A running sequence continues from there.
-    pub fn rewind(&self, seq: u64, len: usize) -> Result<()> {
+    pub fn rewind(&self, seq: SeqId, len: usize) -> Result<()> {
         self.shared.table.rewind(seq, len)
     }
 
     /// Resumes an idle sequence with new parameters.
-    pub fn resume(&self, seq: u64, how: Resume) -> Result<()> {
+    pub fn resume(&self, seq: SeqId, how: Resume) -> Result<()> {
         self.check()?;
         self.check_sampling(&how.sampling)?;
         if how.sampling.prompt_logprobs.is_some() || how.sampling.echo {
@@ -152,7 +153,7 @@ impl Engine {
     }
 
     /// Continues an idle sequence with its previous parameters, counts and grammar.
-    pub fn continue_sequence(&self, seq: u64, how: Continue) -> Result<()> {
+    pub fn continue_sequence(&self, seq: SeqId, how: Continue) -> Result<()> {
         how.queue.map_or(Ok(()), |queue| self.check_queue(queue))?;
         let requested_at = self.shared.clock.now();
         let deadline = self.deadline(requested_at, how.deadline)?;
@@ -161,14 +162,14 @@ impl Engine {
 
     /// Exports a sequence. Its state, or an error, follows as an output in `queue` (`None`: the
     /// queue of the sequence).
-    pub fn export(&self, seq: u64, queue: Option<&Queue>) -> Result<()> {
+    pub fn export(&self, seq: SeqId, queue: Option<&Queue>) -> Result<()> {
         queue.map_or(Ok(()), |queue| self.check_queue(queue))?;
         self.shared.table.export(seq, queue.map(Queue::sender))
     }
 
     /// Imports a sequence that this or another process has exported. It is idle, and its outputs go
     /// to `queue`.
-    pub fn import(&self, queue: &Queue, bytes: &[u8]) -> Result<u64> {
+    pub fn import(&self, queue: &Queue, bytes: &[u8]) -> Result<SeqId> {
         self.check()?;
         self.check_queue(queue)?;
         let sequence_state = SequenceState::decode(bytes)?;
@@ -213,19 +214,19 @@ impl Engine {
     }
 
     /// Frees a sequence in any state. A running sequence ends with `Abort`.
-    pub fn free(&self, seq: u64) -> Result<()> {
+    pub fn free(&self, seq: SeqId) -> Result<()> {
         self.shared.table.free(seq)
     }
 
     /// Returns the state of a sequence.
-    pub fn sequence(&self, seq: u64) -> Result<SequenceInfo> {
+    pub fn sequence(&self, seq: SeqId) -> Result<SequenceInfo> {
         let known = self.shared.table.sequence(seq)?;
         Ok(SequenceInfo { request: known.request, index: known.index, len: known.len, idle: known.idle, inexact: known.inexact })
     }
 
     /// Computes a prompt and keeps its blocks until it is unpinned or `time` has passed. If a
     /// sequence cannot continue otherwise, the pin with the lowest priority is removed.
-    pub fn pin(&self, prompt: Prompt, add_special: bool, salt: &[u8], priority: u32, time: Option<Duration>) -> Result<u64> {
+    pub fn pin(&self, prompt: Prompt, add_special: bool, salt: &[u8], priority: u32, time: Option<Duration>) -> Result<PinId> {
         self.check()?;
         if !self.keeps_prefixes {
             return Err(Error::unsupported(
@@ -238,18 +239,18 @@ impl Engine {
         self.pin_tokens(tokens, priority, try_copy(salt)?, until)
     }
 
-    pub(super) fn pin_tokens(&self, tokens: Vec<u32>, priority: u32, salt: Vec<u8>, until: Option<Duration>) -> Result<u64> {
+    pub(super) fn pin_tokens(&self, tokens: Vec<u32>, priority: u32, salt: Vec<u8>, until: Option<Duration>) -> Result<PinId> {
         let root = BlockHash::root(&self.info.fingerprint, &salt);
         let candidate = NewGroup::pin(tokens, root).prepare(&self.info.paging)?;
         self.shared.table.pin(Box::new(candidate), priority, salt, until)
     }
 
     /// Removes a pin.
-    pub fn unpin(&self, pin: u64) -> Result<()> {
+    pub fn unpin(&self, pin: PinId) -> Result<()> {
         self.shared.table.unpin(pin)
     }
 }
 
 /// A logits hook: gets the id and the tokens of a sequence and edits the logits of its next token.
 /// It runs on the stepping thread.
-pub type Hook = Arc<dyn Fn(u64, &[u32], &mut [f32]) + Send + Sync>;
+pub type Hook = Arc<dyn Fn(SeqId, &[u32], &mut [f32]) + Send + Sync>;

@@ -2,7 +2,6 @@
 //! one lock that is held briefly.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -19,43 +18,44 @@ use super::wait_queue::{QueueLimits, Ticket, WaitQueue, WaitingEntry};
 use crate::budget::Reservation;
 use crate::error::{Error, Result};
 use crate::scheduler::{IdMap, PreparedGroup};
+use crate::types::{IdAllocator, PinId, RequestId, SeqId};
 
 /// A command that the next step applies.
 pub enum Command {
     Add {
-        id: u64,
+        id: RequestId,
         work: Box<PreparedRequest>,
     },
     Abort {
-        request: u64,
+        request: RequestId,
     },
     End {
-        seq: u64,
+        seq: SeqId,
     },
     Fork {
-        parent: u64,
+        parent: SeqId,
         len: Option<usize>,
         children: Vec<ForkedSequence>,
         idle: bool,
     },
     Append {
-        seq: u64,
+        seq: SeqId,
         tokens: Vec<u32>,
     },
     Rewind {
-        seq: u64,
+        seq: SeqId,
         len: usize,
     },
     Resume {
-        seq: u64,
+        seq: SeqId,
         generation: Box<Generation>,
         open: Box<PendingOutput>,
     },
     Free {
-        seq: u64,
+        seq: SeqId,
     },
     Continue {
-        seq: u64,
+        seq: SeqId,
         keep: bool,
         hook: Option<LogitsHook>,
         deadline: Option<Duration>,
@@ -63,29 +63,29 @@ pub enum Command {
         requested_at: Duration,
     },
     Export {
-        seq: u64,
+        seq: SeqId,
         open: Box<PendingOutput>,
     },
     Import {
-        id: u64,
+        id: SeqId,
         generation: Box<Generation>,
         sequence_state: Box<SequenceState<'static>>,
     },
     Pin {
-        id: u64,
+        id: PinId,
         candidate: Box<PreparedGroup>,
         priority: u32,
         salt: Vec<u8>,
         until: Option<Duration>,
     },
     Unpin {
-        id: u64,
+        id: PinId,
     },
 }
 
 /// A sequence that a fork creates.
 pub struct ForkedSequence {
-    pub id: u64,
+    pub id: SeqId,
     /// Seed of the child. `None` selects the random numbers of the parent.
     pub seed: Option<u64>,
     pub user_data: u64,
@@ -107,11 +107,11 @@ pub struct SequenceTable {
 /// The contents of the table, under its lock.
 #[derive(Default)]
 struct TableState {
-    last_id: u64,
-    requests: IdMap<u64, RequestEntry>,
-    sequences: IdMap<u64, SequenceView>,
+    ids: IdAllocator,
+    requests: IdMap<RequestId, RequestEntry>,
+    sequences: IdMap<SeqId, SequenceView>,
     /// Ids of the pins.
-    pins: Vec<u64>,
+    pins: Vec<PinId>,
     inbox: VecDeque<Command>,
     /// Number of times that the inbox was emptied.
     round: u64,
@@ -127,8 +127,8 @@ struct TableState {
 #[derive(Default)]
 struct RequestEntry {
     pending: Vec<PendingOutput>,
-    /// Its running sequences have ids from that of the request to `width` - 1 above it.
-    width: u64,
+    /// Its running sequences are among its first `width` samples or beams.
+    width: u32,
     aborting: bool,
     /// Reservation of KV blocks, kept for the lifetime of the request.
     _promise: Option<Reservation>,
@@ -149,7 +149,7 @@ pub struct PendingOutput {
 /// A sequence after the last step and the commands since then.
 #[derive(Clone)]
 pub struct SequenceView {
-    pub request: u64,
+    pub request: RequestId,
     pub index: u32,
     /// Number of tokens.
     pub len: usize,
@@ -171,20 +171,20 @@ pub struct SequenceView {
 
 impl SequenceView {
     /// Creates an entry for a sequence that has not run.
-    pub fn new(request: u64, index: u32, len: usize, sender: Arc<OutputSender>, user_data: u64) -> SequenceView {
+    pub fn new(request: RequestId, index: u32, len: usize, sender: Arc<OutputSender>, user_data: u64) -> SequenceView {
         let (idle, beam, inexact) = (false, false, false);
         SequenceView { request, index, len, idle, beam, inexact, fresh: 0, priority: 0, changed: 0, sender, user_data }
     }
 
     fn open(&self) -> PendingOutput {
         let (request, index, user_data) = (self.request, self.index, self.user_data);
-        let last = Output { request, sequence: request, user_data, prompt_tokens: self.len as u64, ..Output::default() };
+        let last = Output { request, user_data, prompt_tokens: self.len as u64, ..Output::default() };
         PendingOutput { sender: self.sender.clone(), last: last.for_sample(index), ticket: None }
     }
 
     /// Creates an entry for a fork.
-    fn fork_entry(&self, id: u64, len: usize, sender: Arc<OutputSender>, user_data: u64) -> SequenceView {
-        SequenceView { inexact: self.inexact, priority: self.priority, ..SequenceView::new(id, 0, len, sender, user_data) }
+    fn fork_entry(&self, id: SeqId, len: usize, sender: Arc<OutputSender>, user_data: u64) -> SequenceView {
+        SequenceView { inexact: self.inexact, priority: self.priority, ..SequenceView::new(id.own_request(), 0, len, sender, user_data) }
     }
 
     /// Returns the waiting entry for a generation that starts at `at` and generates up to `most` tokens.
@@ -205,7 +205,7 @@ impl TableState {
         result
     }
 
-    fn abort(&mut self, request: u64) -> Result<()> {
+    fn abort(&mut self, request: RequestId) -> Result<()> {
         self.inbox.try_reserve(1)?;
         let live = self.requests.get_mut(&request).ok_or_else(|| Error::not_found(format!("request {request} is unknown or has ended")))?;
         if !std::mem::replace(&mut live.aborting, true) {
@@ -214,13 +214,13 @@ impl TableState {
         Ok(())
     }
 
-    fn end(&mut self, seq: u64) -> Result<()> {
+    fn end(&mut self, seq: SeqId) -> Result<()> {
         self.inbox.try_reserve(1)?;
         self.inbox.push_back(Command::End { seq });
         Ok(())
     }
 
-    fn sequence(&mut self, seq: u64) -> Result<&mut SequenceView> {
+    fn sequence(&mut self, seq: SeqId) -> Result<&mut SequenceView> {
         let known = self.sequences.get_mut(&seq).ok_or_else(|| unknown(seq))?;
         if known.beam {
             return Err(Error::invalid(format!(
@@ -231,7 +231,7 @@ impl TableState {
         Ok(known)
     }
 
-    fn idle(&mut self, seq: u64) -> Result<SequenceView> {
+    fn idle(&mut self, seq: SeqId) -> Result<SequenceView> {
         let known = self.sequence(seq)?.clone();
         match known.idle {
             true => Ok(known),
@@ -239,7 +239,7 @@ impl TableState {
         }
     }
 
-    fn activate(&mut self, limits: QueueLimits, seq: u64, known: SequenceView, most: usize, at: Duration) -> Result<Box<PendingOutput>> {
+    fn activate(&mut self, limits: QueueLimits, seq: SeqId, known: SequenceView, most: usize, at: Duration) -> Result<Box<PendingOutput>> {
         known.sender.check_open()?;
         self.check_space(limits, &known.sender, 1, known.fresh.max(1))?;
         let open = self.open(&known, most, at)?;
@@ -257,7 +257,7 @@ impl TableState {
         self.requests.get_mut(&known.request).unwrap_or(&mut made).pending.try_reserve(1)?;
         known.sender.reserve_final(1)?;
         let live = self.requests.entry(known.request).or_insert(made);
-        live.width = live.width.max(known.index as u64 + 1);
+        live.width = live.width.max(known.index + 1);
         let open = PendingOutput { ticket: Some(self.waiting.enter(known.waiting_entry(most, at))), ..known.open() };
         live.pending.push(open.clone());
         // An earlier abort does not apply to this generation.
@@ -265,9 +265,9 @@ impl TableState {
         Ok(open)
     }
 
-    /// Reverts `open` for a request.
-    fn revert_open(&mut self, id: u64) {
-        for open in self.requests.remove(&id).into_iter().flat_map(|live| live.pending) {
+    /// Reverts `open` for a fork.
+    fn revert_open(&mut self, id: SeqId) {
+        for open in self.requests.remove(&id.own_request()).into_iter().flat_map(|live| live.pending) {
             self.waiting.leave(open.ticket);
             open.sender.release_final(1);
         }
@@ -310,19 +310,22 @@ impl SequenceTable {
         Ok(result)
     }
 
-    /// Adds a request: assigns its id and the following ids for its forks, and appends its command.
+    /// Adds a request: allocates its id and those of its samples, and appends its command.
     /// Ids have the order of commands.
-    pub fn add(&self, mut work: Box<PreparedRequest>, seed_of: impl Fn(u64) -> u64) -> Result<u64> {
+    pub fn add(&self, mut work: Box<PreparedRequest>, seed_of: impl Fn(RequestId) -> u64) -> Result<RequestId> {
         self.command(|state| {
             state.requests.try_reserve(1)?;
             state.sequences.try_reserve(1)?;
-            let id = state.last_id + 1;
+            // A refused request uses no ids.
+            let mut ids = state.ids.clone();
+            let width = work.group.branching().max_members() as u32;
+            let id = ids.request(width);
             work.name(id, seed_of(id));
             let reservation = work.reservation.take();
             let sequence = &work.sequence;
             let tokens = work.group.prompt().len();
             state.check_space(self.limits, &sequence.sender, 1, tokens)?;
-            let (mut open, priority, width) = (Vec::new(), work.group.priority(), work.group.branching().max_members() as u64);
+            let (mut open, priority) = (Vec::new(), work.group.priority());
             open.try_reserve_exact(work.returned)?;
             let waits = WaitingEntry::new(tokens, work.group.max_new_tokens(), priority, sequence.timing.requested_at);
             state.waiting.reserve()?;
@@ -334,15 +337,15 @@ impl SequenceTable {
                 ticket: (index == 0).then_some(place),
             };
             open.extend((0..work.returned as u32).map(last));
-            state.last_id += width;
+            state.ids = ids;
             state.requests.insert(id, RequestEntry { pending: open, width, aborting: false, _promise: reservation });
-            state.sequences.insert(id, SequenceView { beam: work.beams.is_some(), priority, ..sequence.view(tokens) });
+            state.sequences.insert(id.sequence(0), SequenceView { beam: work.beams.is_some(), priority, ..sequence.view(tokens) });
             state.inbox.push_back(Command::Add { id, work });
             Ok(id)
         })
     }
 
-    pub fn abort(&self, request: u64) -> Result<()> {
+    pub fn abort(&self, request: RequestId) -> Result<()> {
         self.command(|state| state.abort(request))
     }
 
@@ -350,12 +353,12 @@ impl SequenceTable {
     /// parameters of each child.
     pub fn fork(
         &self,
-        parent: u64,
+        parent: SeqId,
         len: Option<usize>,
         idle: bool,
         n: usize,
-        child: impl Fn(usize, u64, &SequenceView) -> Result<ForkedSequence>,
-    ) -> Result<Vec<u64>> {
+        child: impl Fn(usize, SeqId, &SequenceView) -> Result<ForkedSequence>,
+    ) -> Result<Vec<SeqId>> {
         self.command(|state| {
             let known = state.sequence(parent)?.clone();
             let idle = idle || known.idle;
@@ -364,12 +367,14 @@ impl SequenceTable {
                 return Err(Error::invalid(format!("sequence {parent} has {} tokens and cannot be forked at {at}", known.len)));
             }
             let (mut ids, mut children) = (Vec::new(), Vec::new());
+            // A refused fork uses no ids.
+            let mut allocator = state.ids.clone();
             ids.try_reserve_exact(n)?;
             children.try_reserve_exact(n)?;
             state.sequences.try_reserve(n)?;
             state.requests.try_reserve(n)?;
             for i in 0..n {
-                let id = state.last_id + 1 + i as u64;
+                let id = allocator.sequence();
                 let child = child(i, id, &known)?;
                 match idle {
                     true => child.sender.check_space()?,
@@ -378,7 +383,7 @@ impl SequenceTable {
                 ids.push(id);
                 children.push(child);
             }
-            state.last_id += n as u64;
+            state.ids = allocator;
             for child in &children {
                 let (sender, user_data) = (child.sender.clone(), child.user_data);
                 let made = SequenceView { idle, ..known.fork_entry(child.id, at, sender, user_data) };
@@ -394,7 +399,7 @@ impl SequenceTable {
         })
     }
 
-    pub fn append(&self, seq: u64, tokens: Vec<u32>) -> Result<()> {
+    pub fn append(&self, seq: SeqId, tokens: Vec<u32>) -> Result<()> {
         self.command(|state| {
             let round = state.round;
             let known = state.sequence(seq)?;
@@ -416,7 +421,7 @@ impl SequenceTable {
         })
     }
 
-    pub fn rewind(&self, seq: u64, len: usize) -> Result<()> {
+    pub fn rewind(&self, seq: SeqId, len: usize) -> Result<()> {
         self.command(|state| {
             let round = state.round;
             let known = state.sequence(seq)?;
@@ -433,7 +438,7 @@ impl SequenceTable {
         })
     }
 
-    pub fn resume(&self, seq: u64, generation: impl FnOnce(&SequenceView) -> Result<Generation>) -> Result<()> {
+    pub fn resume(&self, seq: SeqId, generation: impl FnOnce(&SequenceView) -> Result<Generation>) -> Result<()> {
         self.command(|state| {
             let known = state.idle(seq)?;
             let generation = Box::new(generation(&known)?);
@@ -445,7 +450,7 @@ impl SequenceTable {
         })
     }
 
-    pub fn continue_sequence(&self, seq: u64, how: Continue, requested_at: Duration, deadline: Option<Duration>) -> Result<()> {
+    pub fn continue_sequence(&self, seq: SeqId, how: Continue, requested_at: Duration, deadline: Option<Duration>) -> Result<()> {
         let Continue { keep, queue, user_data, hook, .. } = how;
         self.command(|state| {
             let known = state.idle(seq)?;
@@ -468,19 +473,20 @@ impl SequenceTable {
     /// Appends a fork of a journal. The parent may have ended after the original call.
     pub fn replay_fork(
         &self,
-        parent: u64,
+        parent: SeqId,
         len: Option<usize>,
         forked: &[RecordedFork],
         idle: bool,
         sender: &Arc<OutputSender>,
     ) -> Result<()> {
         self.command(|state| {
-            let known = state.sequences.get(&parent).cloned().unwrap_or_else(|| SequenceView::new(parent, 0, 0, sender.clone(), 0));
+            let known =
+                state.sequences.get(&parent).cloned().unwrap_or_else(|| SequenceView::new(parent.own_request(), 0, 0, sender.clone(), 0));
             let at = len.unwrap_or(known.len);
             let mut children = Vec::new();
             for &RecordedFork { id, seed, user_data, at: requested_at } in forked {
                 let sender = sender.clone();
-                state.last_id = id;
+                state.ids.continue_after(id);
                 let made = SequenceView { idle, ..known.fork_entry(id, at, sender.clone(), user_data) };
                 if !idle {
                     state.open(&made, self.max_len.saturating_sub(at), requested_at)?;
@@ -494,17 +500,17 @@ impl SequenceTable {
     }
 
     /// Appends an export of a journal. The sequence may have ended after the original call.
-    pub fn replay_export(&self, seq: u64, sender: &Arc<OutputSender>) -> Result<()> {
+    pub fn replay_export(&self, seq: SeqId, sender: &Arc<OutputSender>) -> Result<()> {
         self.command(|state| {
             let known = state.sequences.get(&seq).map(SequenceView::open);
-            let last = known.map_or_else(|| Output { request: seq, sequence: seq, ..Output::default() }, |open| open.last);
+            let last = known.map_or_else(|| Output { request: seq.own_request(), sequence: seq, ..Output::default() }, |open| open.last);
             state.inbox.push_back(Command::Export { seq, open: Box::new(PendingOutput { sender: sender.clone(), last, ticket: None }) });
             Ok(())
         })
     }
 
     /// Frees a sequence. Its id is unknown from now on.
-    pub fn free(&self, seq: u64) -> Result<()> {
+    pub fn free(&self, seq: SeqId) -> Result<()> {
         self.command(|state| {
             state.sequence(seq)?;
             state.sequences.remove(&seq);
@@ -513,14 +519,14 @@ impl SequenceTable {
         })
     }
 
-    pub fn sequence(&self, seq: u64) -> Result<SequenceView> {
+    pub fn sequence(&self, seq: SeqId) -> Result<SequenceView> {
         let state = self.lock();
         state.check()?;
         state.sequences.get(&seq).cloned().ok_or_else(|| unknown(seq))
     }
 
     /// Exports a sequence. Its state follows as an output.
-    pub fn export(&self, seq: u64, sender: Option<&Arc<OutputSender>>) -> Result<()> {
+    pub fn export(&self, seq: SeqId, sender: Option<&Arc<OutputSender>>) -> Result<()> {
         self.command(|state| {
             let known = state.sequence(seq)?;
             let open = PendingOutput { sender: sender.unwrap_or(&known.sender).clone(), ..known.open() };
@@ -531,30 +537,30 @@ impl SequenceTable {
         })
     }
 
-    pub fn import(&self, generation: Generation, sequence_state: SequenceState<'static>, inexact: bool) -> Result<u64> {
+    pub fn import(&self, generation: Generation, sequence_state: SequenceState<'static>, inexact: bool) -> Result<SeqId> {
         self.command(|state| {
             state.sequences.try_reserve(1)?;
-            state.last_id += 1;
-            let id = state.last_id;
+            let id = state.ids.sequence();
             let (sender, user_data, len) = (generation.sender.clone(), generation.user_data, sequence_state.header.tokens.len());
-            state.sequences.insert(id, SequenceView { idle: true, inexact, ..SequenceView::new(id, 0, len, sender, user_data) });
+            state
+                .sequences
+                .insert(id, SequenceView { idle: true, inexact, ..SequenceView::new(id.own_request(), 0, len, sender, user_data) });
             state.inbox.push_back(Command::Import { id, generation: Box::new(generation), sequence_state: Box::new(sequence_state) });
             Ok(id)
         })
     }
 
-    pub fn pin(&self, candidate: Box<PreparedGroup>, priority: u32, salt: Vec<u8>, until: Option<Duration>) -> Result<u64> {
+    pub fn pin(&self, candidate: Box<PreparedGroup>, priority: u32, salt: Vec<u8>, until: Option<Duration>) -> Result<PinId> {
         self.command(|state| {
             state.pins.try_reserve(1)?;
-            state.last_id += 1;
-            let id = state.last_id;
+            let id = state.ids.pin();
             state.pins.push(id);
             state.inbox.push_back(Command::Pin { id, candidate, priority, salt, until });
             Ok(id)
         })
     }
 
-    pub fn unpin(&self, id: u64) -> Result<()> {
+    pub fn unpin(&self, id: PinId) -> Result<()> {
         self.command(|state| {
             let place = state.pins.iter().position(|&other| other == id);
             let place = place.ok_or_else(|| Error::not_found(format!("pin {id} is unknown, expired or evicted")))?;
@@ -608,16 +614,16 @@ impl SequenceTable {
     }
 
     /// Adds a sequence that was created by a step, as one of the samples of a request.
-    pub fn insert_fork(&self, seq: u64, known: SequenceView) -> Result<()> {
+    pub fn insert_fork(&self, seq: SeqId, known: SequenceView) -> Result<()> {
         let mut state = self.lock();
         state.sequences.try_reserve(1)?;
-        let priority = state.sequences.get(&known.request).map_or(0, |first| first.priority);
+        let priority = state.sequences.get(&known.request.sequence(0)).map_or(0, |first| first.priority);
         state.sequences.insert(seq, SequenceView { priority, ..known });
         Ok(())
     }
 
     /// Updates the lengths of sequences after a step.
-    pub fn update_lengths(&self, lens: impl Iterator<Item = (u64, usize)>) {
+    pub fn update_lengths(&self, lens: impl Iterator<Item = (SeqId, usize)>) {
         let mut state = self.lock();
         let TableState { sequences, round, .. } = &mut *state;
         for (seq, len) in lens {
@@ -651,27 +657,27 @@ impl SequenceTable {
 
     /// Returns the index of the first sequence of the request with a pending last output, except
     /// `beside`.
-    pub fn open(&self, request: u64, beside: Option<u32>) -> Option<u32> {
+    pub fn open(&self, request: RequestId, beside: Option<u32>) -> Option<u32> {
         let state = self.lock();
         state.requests.get(&request)?.pending.iter().map(|open| open.last.index).find(|&index| Some(index) != beside)
     }
 
-    /// Returns a range that contains the ids of all running sequences of the request.
-    pub fn ids(&self, request: u64) -> Range<u64> {
-        request..request + self.lock().requests.get(&request).map_or(0, |live| live.width)
+    /// Returns ids that include those of all running sequences of the request.
+    pub fn ids(&self, request: RequestId) -> impl Iterator<Item = SeqId> + use<> {
+        request.sequences(self.lock().requests.get(&request).map_or(0, |live| live.width))
     }
 
     /// Removes a sequence that was never created or is not returned.
-    pub fn remove(&self, seq: u64) {
+    pub fn remove(&self, seq: SeqId) {
         self.lock().sequences.remove(&seq);
     }
 
-    pub fn remove_pin(&self, id: u64) {
+    pub fn remove_pin(&self, id: PinId) {
         self.lock().pins.retain(|&other| other != id);
     }
 
     /// Removes a generation from the waiting queue after its first step.
-    pub fn mark_started(&self, request: u64, seq: u64) {
+    pub fn mark_started(&self, request: RequestId, seq: SeqId) {
         let mut state = self.lock();
         let TableState { requests: live, waiting, .. } = &mut *state;
         if let Some(open) = live.get_mut(&request).and_then(|live| live.pending.iter_mut().find(|open| open.last.sequence == seq)) {
@@ -739,6 +745,6 @@ impl SequenceTable {
     }
 }
 
-fn unknown(seq: u64) -> Error {
+fn unknown(seq: SeqId) -> Error {
     Error::not_found(format!("sequence {seq} is unknown, has not started, or has ended and was not kept"))
 }

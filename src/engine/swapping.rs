@@ -3,12 +3,13 @@
 use super::core::{EngineCore, sequence_of};
 use crate::options::Preemption;
 use crate::scheduler::StepPlan;
+use crate::types::SeqId;
 
 impl EngineCore {
     /// Plans the next step, of these groups or of all ready ones, and makes the transfers that it
     /// needs. If a transfer back to the device fails, the affected sequences are recomputed, and
     /// the step is planned again.
-    pub(super) fn plan(&mut self, groups: Option<&[u64]>) -> Option<StepPlan> {
+    pub(super) fn plan(&mut self, groups: Option<&[SeqId]>) -> Option<StepPlan> {
         loop {
             let (sequences, beams, journal) = (&self.sequences, &self.beams, &self.journal);
             let has_room = |seq| sequence_of(sequences, beams, seq).is_none_or(|sequence| !sequence.sender.is_full());
@@ -39,7 +40,7 @@ impl EngineCore {
     }
 
     /// Swaps a sequence in if enough blocks are available.
-    pub(super) fn swap_in(&mut self, seq: u64) {
+    pub(super) fn swap_in(&mut self, seq: SeqId) {
         if self.scheduler.find(seq).is_some_and(|sequence| sequence.table.swapped()) {
             self.scheduler.swap_in_sequence(seq);
             self.move_blocks();

@@ -9,6 +9,7 @@ use super::timing::Timing;
 use super::{Output, Stats, StepReport};
 use crate::error::Result;
 use crate::scheduler::{FinishReason, StepPlan};
+use crate::types::SeqId;
 
 /// The phases of a step in order. If a step is retried, some occur several times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,7 +122,7 @@ impl Trace {
     }
 
     /// Records a completed phase of a sequence.
-    pub fn span(&mut self, name: &str, sequence: u64, from: Duration, to: Duration) {
+    pub fn span(&mut self, name: &str, sequence: SeqId, from: Duration, to: Duration) {
         for (kind, ts) in [("b", micros(from)), ("e", micros(to))] {
             self.event(format_args!(r#"{{"name":"{name}","cat":"sequence","ph":"{kind}","id":{sequence},"pid":1,"tid":1,"ts":{ts}}}"#));
         }

@@ -6,6 +6,7 @@ use super::{
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::sys::process::Owner;
+use crate::types::RequestId;
 
 /// An engine: one model, its KV pool and its requests. Any thread may use it; one thread at a time
 /// steps it.
@@ -138,7 +139,7 @@ pub unsafe extern "C" fn pllm_engine_add_request(
         not_null("out_request", out_request)?;
         let (request, queue) = pllm_request::to_request(request)?;
         let queue = if queue.is_null() { engine.queue() } else { pllm_queue::get(queue)? };
-        out_request.write(engine.add_request_to(queue, request)?);
+        out_request.write(engine.add_request_to(queue, request)?.get());
         Ok(())
     })
 }
@@ -176,7 +177,7 @@ pub unsafe extern "C" fn pllm_engine_predict_admission(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_abort(engine: *const pllm_engine, request: u64) -> *mut pllm_error {
     // SAFETY: the caller's contract.
-    guard(|| unsafe { pllm_engine::get(engine)? }.abort(request))
+    guard(|| unsafe { pllm_engine::get(engine)? }.abort(RequestId::from_raw(request)))
 }
 
 /// Runs one iteration: it computes up to max_batch_tokens tokens of the scheduled sequences and

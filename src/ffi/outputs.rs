@@ -184,8 +184,8 @@ fn record(output: &Output, view: OutputView, top: &mut Vec<pllm_logprob>) -> pll
     let error = output.error.as_ref().map(|error| (error.message(), error.code() as i32));
     pllm_output {
         struct_size: size_of::<pllm_output>() as u64,
-        request: output.request,
-        sequence: output.sequence,
+        request: output.request.get(),
+        sequence: output.sequence.get(),
         user_data: output.user_data,
         tokens: start(view.tokens),
         tokens_len: view.tokens.len() as u64,

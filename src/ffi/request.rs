@@ -10,6 +10,7 @@ use super::structs::{known_flags, some};
 use crate::engine::{LogitsHook, Prompt, Request};
 use crate::error::{Error, Result, try_concat, try_copy};
 use crate::options::{BeamParams, EarlyStopping};
+use crate::types::SeqId;
 
 /// The tokenizer adds its special tokens, such as BOS. Do not set it for a prompt that a chat
 /// template rendered.
@@ -275,9 +276,9 @@ unsafe impl Sync for HookData {}
 /// The function keeps to its contract as long as the request lives.
 pub(super) unsafe fn hook(hook: pllm_logits_hook, data: *mut c_void) -> Option<LogitsHook> {
     let (hook, data) = (hook?, HookData(data));
-    Some(Arc::new(move |seq, tokens: &[u32], logits: &mut [f32]| {
+    Some(Arc::new(move |seq: SeqId, tokens: &[u32], logits: &mut [f32]| {
         let HookData(data) = &data;
         // SAFETY: the caller's contract; both slices live during the call.
-        unsafe { hook(*data, seq, tokens.as_ptr(), tokens.len() as u64, logits.as_mut_ptr(), logits.len() as u64) };
+        unsafe { hook(*data, seq.get(), tokens.as_ptr(), tokens.len() as u64, logits.as_mut_ptr(), logits.len() as u64) };
     }))
 }

@@ -10,6 +10,7 @@ use super::structs::known_flags;
 use super::{guard, guard_or, pllm_engine, pllm_error};
 use crate::engine::{Continue, Fork, Resume, SequenceInfo};
 use crate::error::try_copy;
+use crate::types::{PinId, SeqId};
 
 /// The fork has all tokens of its parent.
 pub const PLLM_FORK_AT_END: u64 = u64::MAX;
@@ -135,7 +136,14 @@ unsafe impl Versioned for pllm_sequence_info {
 impl From<SequenceInfo> for pllm_sequence_info {
     fn from(info: SequenceInfo) -> pllm_sequence_info {
         let SequenceInfo { request, index, len, idle, inexact } = info;
-        pllm_sequence_info { request, len: len as u64, index, idle: idle as u32, inexact: inexact as u64, ..pllm_sequence_info::defaults() }
+        pllm_sequence_info {
+            request: request.get(),
+            len: len as u64,
+            index,
+            idle: idle as u32,
+            inexact: inexact as u64,
+            ..pllm_sequence_info::defaults()
+        }
     }
 }
 
@@ -239,8 +247,8 @@ pub unsafe extern "C" fn pllm_sequence_fork(
             queue: if c.queue.is_null() { None } else { Some(pllm_queue::get(c.queue)?) },
             user_data: (c.flags & PLLM_FORK_USER_DATA != 0).then_some(c.user_data),
         };
-        let children = engine.fork(sequence, c.n as usize, &how)?;
-        children.iter().enumerate().for_each(|(i, &child)| out_sequences.add(i).write(child));
+        let children = engine.fork(SeqId::from_raw(sequence), c.n as usize, &how)?;
+        children.iter().enumerate().for_each(|(i, &child)| out_sequences.add(i).write(child.get()));
         Ok(())
     })
 }
@@ -262,7 +270,7 @@ pub unsafe extern "C" fn pllm_sequence_append(
     tokens_len: u64,
 ) -> *mut pllm_error {
     // SAFETY: the caller's contract.
-    guard(|| unsafe { pllm_engine::get(engine)?.append(sequence, try_copy(slice("tokens", tokens, tokens_len)?)?) })
+    guard(|| unsafe { pllm_engine::get(engine)?.append(SeqId::from_raw(sequence), try_copy(slice("tokens", tokens, tokens_len)?)?) })
 }
 
 /// Truncates a sequence to its first len tokens (1 or more), also into the prompt. Its state is as
@@ -274,7 +282,7 @@ pub unsafe extern "C" fn pllm_sequence_append(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_sequence_rewind(engine: *const pllm_engine, sequence: u64, len: u64) -> *mut pllm_error {
     // SAFETY: the caller's contract.
-    guard(|| unsafe { pllm_engine::get(engine)? }.rewind(sequence, usize::try_from(len).unwrap_or(usize::MAX)))
+    guard(|| unsafe { pllm_engine::get(engine)? }.rewind(SeqId::from_raw(sequence), usize::try_from(len).unwrap_or(usize::MAX)))
 }
 
 /// Continues an idle sequence. Only its last token and the tokens appended since are computed. how
@@ -295,8 +303,10 @@ pub unsafe extern "C" fn pllm_sequence_resume(engine: *const pllm_engine, sequen
         let deadline = deadline(c.deadline_ms)?;
         let user_data = (c.flags & PLLM_RESUME_USER_DATA != 0).then_some(c.user_data);
         if c.flags & PLLM_RESUME_CONTINUE != 0 {
-            return engine
-                .continue_sequence(sequence, Continue { keep, queue, user_data, hook: hook(c.logits_hook, c.hook_data), deadline });
+            return engine.continue_sequence(
+                SeqId::from_raw(sequence),
+                Continue { keep, queue, user_data, hook: hook(c.logits_hook, c.hook_data), deadline },
+            );
         }
         known_flags("text flags", c.text_flags, PLLM_TEXT_SKIP_SPECIAL)?;
         let how = Resume {
@@ -308,7 +318,7 @@ pub unsafe extern "C" fn pllm_sequence_resume(engine: *const pllm_engine, sequen
             hook: hook(c.logits_hook, c.hook_data),
             deadline,
         };
-        engine.resume(sequence, how)
+        engine.resume(SeqId::from_raw(sequence), how)
     })
 }
 
@@ -320,7 +330,7 @@ pub unsafe extern "C" fn pllm_sequence_resume(engine: *const pllm_engine, sequen
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_sequence_free(engine: *const pllm_engine, sequence: u64) -> *mut pllm_error {
     // SAFETY: the caller's contract.
-    guard(|| unsafe { pllm_engine::get(engine)? }.free(sequence))
+    guard(|| unsafe { pllm_engine::get(engine)? }.free(SeqId::from_raw(sequence)))
 }
 
 /// Reads the state of a sequence.
@@ -337,7 +347,7 @@ pub unsafe extern "C" fn pllm_sequence_get_info(
     guard(|| unsafe {
         let engine = pllm_engine::get(engine)?;
         out_size(out_info)?;
-        convert::write(out_info, &engine.sequence(sequence)?.into())
+        convert::write(out_info, &engine.sequence(SeqId::from_raw(sequence))?.into())
     })
 }
 
@@ -357,7 +367,7 @@ pub unsafe extern "C" fn pllm_sequence_export(engine: *const pllm_engine, sequen
     // SAFETY: the caller's contract.
     guard(|| unsafe {
         let queue = if queue.is_null() { None } else { Some(pllm_queue::get(queue)?) };
-        pllm_engine::get(engine)?.export(sequence, queue)
+        pllm_engine::get(engine)?.export(SeqId::from_raw(sequence), queue)
     })
 }
 
@@ -382,7 +392,7 @@ pub unsafe extern "C" fn pllm_sequence_import(
         let engine = pllm_engine::get(engine)?;
         not_null("out_sequence", out_sequence)?;
         let queue = if queue.is_null() { engine.queue() } else { pllm_queue::get(queue)? };
-        out_sequence.write(engine.import(queue, slice("state", state, state_len)?)?);
+        out_sequence.write(engine.import(queue, slice("state", state, state_len)?)?.get());
         Ok(())
     })
 }
@@ -404,7 +414,7 @@ pub unsafe extern "C" fn pllm_prefix_pin(engine: *const pllm_engine, pin: *const
         let prompt = prompt(c.prompt, c.prompt_len, c.prompt_token_ids, c.prompt_token_ids_len)?;
         let salt = slice("cache_salt", c.cache_salt, c.cache_salt_len)?;
         let time = (c.time_to_live_ms > 0).then(|| Duration::from_millis(c.time_to_live_ms));
-        out_pin.write(engine.pin(prompt, c.text_flags & PLLM_TEXT_ADD_SPECIAL != 0, salt, c.priority, time)?);
+        out_pin.write(engine.pin(prompt, c.text_flags & PLLM_TEXT_ADD_SPECIAL != 0, salt, c.priority, time)?.get());
         Ok(())
     })
 }
@@ -417,5 +427,5 @@ pub unsafe extern "C" fn pllm_prefix_pin(engine: *const pllm_engine, pin: *const
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_prefix_unpin(engine: *const pllm_engine, pin: u64) -> *mut pllm_error {
     // SAFETY: the caller's contract.
-    guard(|| unsafe { pllm_engine::get(engine)? }.unpin(pin))
+    guard(|| unsafe { pllm_engine::get(engine)? }.unpin(PinId::from_raw(pin)))
 }

@@ -8,6 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::BlockId;
 use crate::error::{Result, try_vec};
+use crate::types::SeqId;
 
 /// Tokens that are passed to the hash function at once.
 const AT_ONCE: usize = 16;
@@ -26,8 +27,8 @@ impl BlockHash {
 
     /// Returns the initial hash for one sequence. No salt can produce it, so that the sequence
     /// shares blocks only with its forks.
-    pub fn for_sequence(model: &[u8; 32], sequence: u64) -> BlockHash {
-        BlockHash(Sha256::new().chain_update(model).chain_update(b"sequence").chain_update(sequence.to_le_bytes()).finalize().into())
+    pub fn for_sequence(model: &[u8; 32], sequence: SeqId) -> BlockHash {
+        BlockHash(Sha256::new().chain_update(model).chain_update(b"sequence").chain_update(sequence.get().to_le_bytes()).finalize().into())
     }
 
     /// Returns the hash of the next block, which holds `tokens`.
@@ -273,8 +274,8 @@ mod tests {
             one.next(&[1, 2]),
             BlockHash::root(&[1; 32], b"").next(&[1, 2]),
             BlockHash::root(&[0; 32], b"tenant").next(&[1, 2]),
-            BlockHash::for_sequence(&[0; 32], 0).next(&[1, 2]),
-            BlockHash::for_sequence(&[0; 32], 1).next(&[1, 2]),
+            BlockHash::for_sequence(&[0; 32], SeqId::from_raw(0)).next(&[1, 2]),
+            BlockHash::for_sequence(&[0; 32], SeqId::from_raw(1)).next(&[1, 2]),
             // A salt that imitates the hash of a sequence.
             BlockHash::root(&[0; 32], &[&b"sequence"[..], &[0; 8]].concat()).next(&[1, 2]),
         ];

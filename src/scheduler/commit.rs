@@ -2,7 +2,8 @@
 
 use super::group::SequenceGroup;
 use super::slab::Slot;
-use super::{Branching, Event, FinishReason, SampledToken, ScheduledSequence, Scheduler, SeqId, StepPlan};
+use super::{Branching, Event, FinishReason, SampledToken, ScheduledSequence, Scheduler, StepPlan};
+use crate::types::SeqId;
 
 impl Scheduler {
     /// Applies a completed step: lengths advance, beams are dropped, sequences fork, tokens are

@@ -32,13 +32,24 @@ impl Hasher for IdHasher {
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
+    use std::hash::BuildHasher;
 
     use super::*;
+    use crate::types::{RequestId, SeqId};
 
     fn hash(id: u64) -> u64 {
         let mut hasher = IdHasher::default();
         hasher.write_u64(id);
         hasher.finish()
+    }
+
+    #[test]
+    fn a_typed_id_has_the_hash_of_its_number() {
+        let map = BuildHasherDefault::<IdHasher>::default();
+        for number in [1, 300, u64::MAX] {
+            assert_eq!(map.hash_one(SeqId::from_raw(number)), hash(number));
+            assert_eq!(map.hash_one(RequestId::from_raw(number)), hash(number));
+        }
     }
 
     #[test]

@@ -32,7 +32,7 @@ use policy::StepBudget;
 pub use policy::{Allocation, Batching, Order, Policies, RankInputs, Running, order};
 use reclaimable::{Place, ReclaimableSet};
 pub use requests::{NewGroup, PreparedGroup};
-pub use sequence::{SeqId, Sequence, SequenceStats};
+pub use sequence::{Sequence, SequenceStats};
 use sequences::Sequences;
 use slab::Slot;
 pub use swapping::Costs;
@@ -40,6 +40,7 @@ pub use swapping::Costs;
 use crate::error::{Error, Result};
 use crate::kv::BlockManager;
 use crate::options::{self, Preemption};
+use crate::types::SeqId;
 
 /// The limits of steps, and the preemption mode.
 #[derive(Debug, Clone, Copy)]

@@ -1,9 +1,10 @@
 use std::ops::Range;
 
-use super::sequence::{SeqId, Sequence, SequenceStats};
+use super::sequence::{Sequence, SequenceStats};
 use super::slab::Slot;
 use crate::batch::{Batch, Span};
 use crate::kv::{BlockId, BlockManager, NULL_BLOCK, Paging};
+use crate::types::SeqId;
 
 /// The reason why a sequence ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

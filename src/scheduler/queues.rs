@@ -2,7 +2,8 @@
 
 use super::group::{Queue, SequenceGroup};
 use super::slab::Slot;
-use super::{GroupId, Running, Scheduler, SeqId, Sequence, StepBudget, StepPlan};
+use super::{GroupId, Running, Scheduler, Sequence, StepBudget, StepPlan};
+use crate::types::SeqId;
 
 impl Scheduler {
     /// Plans the next step and reserves its blocks. Returns `None` if there is nothing to do.

@@ -3,8 +3,9 @@
 use super::ordered::OrderedSet;
 use super::sequence::Sequence;
 use super::slab::Slot;
-use super::{GroupId, Scheduler, SeqId};
+use super::{GroupId, Scheduler};
 use crate::error::Result;
+use crate::types::SeqId;
 
 /// Reclaimable sequences in the order of reclamation.
 #[derive(Debug, Default)]

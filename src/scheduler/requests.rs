@@ -2,9 +2,10 @@
 
 use super::group::{Queue, SequenceGroup};
 use super::slab::Slot;
-use super::{Branching, GroupId, RankInputs, Scheduler, SeqId, Sequence, SequenceStats};
+use super::{Branching, GroupId, RankInputs, Scheduler, Sequence, SequenceStats};
 use crate::error::{Error, Result};
 use crate::kv::{BlockHash, Paging};
+use crate::types::SeqId;
 
 /// The part of a request that the scheduler needs.
 #[derive(Debug)]
@@ -42,7 +43,7 @@ impl NewGroup {
     /// Allocates all memory that the sequences need. Runs on the thread of the caller.
     pub fn prepare(self, paging: &Paging) -> Result<PreparedGroup> {
         let NewGroup { prompt, max_len, branching, priority, keep, prompt_logits, root } = self;
-        let mut sequence = Sequence::new(0, prompt, max_len, root, paging)?;
+        let mut sequence = Sequence::new(SeqId::default(), prompt, max_len, root, paging)?;
         (sequence.keep, sequence.priority, sequence.pinned) = (keep, priority, branching == Branching::Pin);
         sequence.logits_from = prompt_logits.then_some(0);
         let (mut members, mut shells) = (Vec::new(), Vec::new());
@@ -75,8 +76,8 @@ impl PreparedGroup {
 }
 
 impl Scheduler {
-    /// Adds a request to the waiting queue. Its first sequence gets `id`. Its forks get the
-    /// following ids.
+    /// Adds a request to the waiting queue. Its first sequence gets `id`. The sampled tokens have
+    /// the ids of its forks.
     pub fn add(&mut self, id: SeqId, prepared: PreparedGroup) -> Result<()> {
         let PreparedGroup { mut sequence, branching, members, shells } = prepared;
         let most = self.blocks.paging().max_blocks(sequence.max_len, self.options.max_tokens_per_step());

@@ -2,9 +2,7 @@ use super::group::GroupId;
 use super::plan::{FinishReason, TokenOutcome};
 use crate::error::Result;
 use crate::kv::{BlockHash, BlockTable, Paging, blocks_for};
-
-/// The id of a sequence. Ids are never reused.
-pub type SeqId = u64;
+use crate::types::SeqId;
 
 /// The tokens of one sequence and the blocks that hold their K and V.
 #[derive(Debug, Default)]
@@ -79,7 +77,7 @@ impl Sequence {
 
     /// Creates an unused sequence with the memory that a fork of `max_len` tokens needs.
     pub fn preallocated(max_len: usize, paging: &Paging) -> Result<Sequence> {
-        Sequence::new(0, Vec::new(), max_len, BlockHash::default(), paging)
+        Sequence::new(SeqId::default(), Vec::new(), max_len, BlockHash::default(), paging)
     }
 
     /// Extends an unused sequence so that it can hold a fork of `parent`, which has become longer.

@@ -4,8 +4,9 @@
 use std::ops::{Index, IndexMut};
 
 use super::slab::{Slab, Slot};
-use super::{IdMap, SeqId, Sequence};
+use super::{IdMap, Sequence};
 use crate::error::Result;
+use crate::types::SeqId;
 
 /// The sequences of the scheduler, by slot and by id.
 #[derive(Debug, Default)]

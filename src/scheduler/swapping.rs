@@ -2,10 +2,11 @@
 
 use super::group::Queue;
 use super::slab::Slot;
-use super::{GroupId, Scheduler, SeqId};
+use super::{GroupId, Scheduler};
 use crate::batch::Moves;
 use crate::kv::SwapLoad;
 use crate::options::Preemption;
+use crate::types::SeqId;
 
 /// The measured costs in seconds, 0 if not measured. The scheduler knows no other durations.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]

@@ -7,13 +7,17 @@ fn scheduler(blocks: usize, block_size: usize, max_batch_tokens: usize, max_seqs
     Scheduler::new(options, BlockManager::new(blocks, Paging::without_windows(block_size), false).unwrap()).unwrap()
 }
 
-fn add(scheduler: &mut Scheduler, id: SeqId, prompt: Vec<u32>, max_len: usize) {
+pub fn seq_id(id: u64) -> SeqId {
+    SeqId::from_raw(id)
+}
+
+fn add(scheduler: &mut Scheduler, id: u64, prompt: Vec<u32>, max_len: usize) {
     add_branching(scheduler, id, prompt, max_len, Branching::One);
 }
 
-fn add_branching(scheduler: &mut Scheduler, id: SeqId, prompt: Vec<u32>, max_len: usize, branching: Branching) {
+fn add_branching(scheduler: &mut Scheduler, id: u64, prompt: Vec<u32>, max_len: usize, branching: Branching) {
     let root = BlockHash::default();
-    add_group(scheduler, id, NewGroup { prompt, max_len, branching, priority: 0, keep: false, prompt_logits: false, root });
+    add_group(scheduler, seq_id(id), NewGroup { prompt, max_len, branching, priority: 0, keep: false, prompt_logits: false, root });
 }
 
 pub fn add_group(scheduler: &mut Scheduler, id: SeqId, group: NewGroup) {
@@ -26,16 +30,16 @@ pub fn sampled_token(seq: SeqId, outcome: TokenOutcome) -> SampledToken {
 }
 
 /// Runs a step with `outcome` for every sampled token. Returns the tokens per sequence.
-fn step(scheduler: &mut Scheduler, outcome: TokenOutcome) -> Vec<(SeqId, usize)> {
+fn step(scheduler: &mut Scheduler, outcome: TokenOutcome) -> Vec<(u64, usize)> {
     step_with(scheduler, outcome, |_| true)
 }
 
-fn step_with(scheduler: &mut Scheduler, outcome: TokenOutcome, ready: impl Fn(SeqId) -> bool) -> Vec<(SeqId, usize)> {
+fn step_with(scheduler: &mut Scheduler, outcome: TokenOutcome, ready: impl Fn(u64) -> bool) -> Vec<(u64, usize)> {
     scheduler.recheck_paused();
-    let plan = scheduler.schedule(ready);
+    let plan = scheduler.schedule(|seq| ready(seq.get()));
     scheduler.record_moves(true, true);
     let Some(plan) = plan else { return Vec::new() };
-    let rows = plan.sequences.iter().map(|scheduled| (scheduled.seq, scheduled.rows)).collect();
+    let rows = plan.sequences.iter().map(|scheduled| (scheduled.seq.get(), scheduled.rows)).collect();
     let sampled: Vec<SampledToken> = plan.sampled().map(|scheduled| sampled_token(scheduled.seq, outcome)).collect();
     scheduler.commit(plan, &sampled, &mut Vec::new());
     scheduler.check();
@@ -56,15 +60,15 @@ fn prefill_chunks_and_decode_tokens_share_a_step() {
 
 /// Plans a step like an engine whose device works ahead, and returns the predicted slots. If
 /// `is_ahead` is set, the device has started this step.
-fn predicted_step(s: &mut Scheduler, is_ahead: bool) -> (StepPlan, Vec<(SeqId, u32)>) {
+fn predicted_step(s: &mut Scheduler, is_ahead: bool) -> (StepPlan, Vec<(u64, u32)>) {
     let mut plan = if is_ahead { s.schedule_lookahead(|_| true) } else { s.schedule(|_| true) }.unwrap();
     s.reserve_lookahead(&mut plan);
-    let predicted = plan.sequences.iter().map(|scheduled| scheduled.seq).zip(plan.batch.next_slots.iter().copied()).collect();
+    let predicted = plan.sequences.iter().map(|scheduled| scheduled.seq.get()).zip(plan.batch.next_slots.iter().copied()).collect();
     (plan, predicted)
 }
 
-fn commit_all(s: &mut Scheduler, plan: StepPlan, outcome: impl Fn(SeqId) -> TokenOutcome) {
-    let sampled: Vec<SampledToken> = plan.sampled().map(|scheduled| sampled_token(scheduled.seq, outcome(scheduled.seq))).collect();
+fn commit_all(s: &mut Scheduler, plan: StepPlan, outcome: impl Fn(u64) -> TokenOutcome) {
+    let sampled: Vec<SampledToken> = plan.sampled().map(|scheduled| sampled_token(scheduled.seq, outcome(scheduled.seq.get()))).collect();
     s.commit(plan, &sampled, &mut Vec::new());
     s.check();
 }
@@ -85,7 +89,7 @@ fn the_predicted_step_is_the_next_step() {
         commit_all(&mut s, plan, |_| TokenOutcome::Token(9));
         let before = std::mem::take(&mut predicted);
         (plan, predicted) = predicted_step(&mut s, true);
-        let now = plan.sequences.iter().map(|scheduled| scheduled.seq).zip(plan.batch.slots.iter().copied());
+        let now = plan.sequences.iter().map(|scheduled| scheduled.seq.get()).zip(plan.batch.slots.iter().copied());
         assert!(now.eq(before.into_iter().filter(|(_, slot)| *slot != NOWHERE)));
     }
     assert_eq!((ended, predicted.len()), (vec![2, 3], 0), "a sequence has no slot after its last token");
@@ -134,7 +138,8 @@ fn a_paused_sequence_continues_while_the_device_works_ahead() {
         if looks {
             s.recheck_paused();
         }
-        let mut plan = if is_ahead { s.schedule_lookahead(|seq| seq <= ready) } else { s.schedule(|seq| seq <= ready) }.unwrap();
+        let mut plan =
+            if is_ahead { s.schedule_lookahead(|seq| seq.get() <= ready) } else { s.schedule(|seq| seq.get() <= ready) }.unwrap();
         s.reserve_lookahead(&mut plan);
         assert_eq!((plan.sequences.len(), plan.batch.next_slots.len()), (all_scheduled, predicted));
         commit_all(&mut s, plan, |_| TokenOutcome::Token(9));
@@ -154,7 +159,7 @@ fn a_block_reserved_for_a_token_that_is_not_sampled_is_freed() {
             prompt_logits: false,
             root: BlockHash::default(),
         };
-        add_group(&mut s, 1, group);
+        add_group(&mut s, seq_id(1), group);
         let (plan, _) = predicted_step(&mut s, false);
         commit_all(&mut s, plan, |_| TokenOutcome::Token(9));
         let (plan, predicted) = predicted_step(&mut s, false);
@@ -213,8 +218,8 @@ fn the_youngest_is_preempted_and_rescheduled_before_waiting_requests() {
     assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(1, 1), (2, 1)]);
     // Both need a third block and one is free: the younger one is preempted and keeps its tokens.
     assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(1, 1)]);
-    assert_eq!((s.preemptions(), s.waiting(), s.get(2).unwrap().tokens.len()), (1, 2, 17));
-    s.remove(1);
+    assert_eq!((s.preemptions(), s.waiting(), s.get(seq_id(2)).unwrap().tokens.len()), (1, 2, 17));
+    s.remove(seq_id(1));
     assert_eq!(step(&mut s, TokenOutcome::Token(9))[0], (2, 17));
 }
 
@@ -243,7 +248,7 @@ fn all_blocks_are_freed_after_length_stop_and_failure() {
         let mut events = Vec::new();
         for _ in 0..steps {
             let plan = s.schedule(|_| true).unwrap();
-            s.commit(plan, &[sampled_token(1, outcome)], &mut events);
+            s.commit(plan, &[sampled_token(seq_id(1), outcome)], &mut events);
         }
         assert_eq!(events, [Event::Advanced { sampled_token: 0, finish: Some(reason), stats: SequenceStats::default() }]);
         assert_eq!(s.blocks().free_blocks(), 16);
@@ -257,7 +262,7 @@ fn a_paused_sequence_keeps_its_blocks_and_continues_without_recompute() {
     (1..=2).for_each(|id| add(&mut s, id, vec![0; 20], 60));
     step(&mut s, TokenOutcome::Token(9));
     assert_eq!(step_with(&mut s, TokenOutcome::Token(9), |id| id != 1), [(2, 1)]);
-    assert_eq!((s.paused(), s.waiting(), s.running(), s.get(1).unwrap().computed), (1, 1, 1, 20));
+    assert_eq!((s.paused(), s.waiting(), s.running(), s.get(seq_id(1)).unwrap().computed), (1, 1, 1, 20));
     assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(1, 1), (2, 1)]);
     assert_eq!((s.paused(), s.preemptions()), (0, 0));
 }
@@ -271,7 +276,7 @@ fn a_paused_sequence_does_not_block_other_sequences() {
     add(&mut s, 2, vec![0; 20], 32);
     assert_eq!(step_with(&mut s, TokenOutcome::Token(9), |id| id != 1), [(2, 20)]);
     // The other sequence uses its blocks now. Its tokens are kept.
-    assert_eq!((s.preemptions(), s.get(1).unwrap().tokens.len(), s.get(1).unwrap().computed), (1, 21, 0));
+    assert_eq!((s.preemptions(), s.get(seq_id(1)).unwrap().tokens.len(), s.get(seq_id(1)).unwrap().computed), (1, 21, 0));
 }
 
 #[test]
@@ -284,10 +289,10 @@ fn a_sequence_that_is_ready_again_runs_before_younger_ones() {
         let rows = step_with(&mut s, TokenOutcome::Token(9), |id| id != 1);
         assert_eq!((rows[0].0, s.paused()), (2, 1));
         assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(1, 1)]);
-        assert_eq!(s.get(1).unwrap().tokens.len(), tokens + 1);
+        assert_eq!(s.get(seq_id(1)).unwrap().tokens.len(), tokens + 1);
     }
     // The younger one kept its blocks each time.
-    assert_eq!((s.preemptions(), s.get(2).unwrap().tokens.len()), (0, 29));
+    assert_eq!((s.preemptions(), s.get(seq_id(2)).unwrap().tokens.len()), (0, 29));
 }
 
 #[test]
@@ -311,14 +316,14 @@ fn no_step_is_planned_while_no_sequence_is_ready() {
 }
 
 /// Plans a step, rolls it back, and returns how often it called `ready`.
-fn ready_calls(s: &mut Scheduler, among: Option<&[SeqId]>, ready: impl Fn(SeqId) -> bool) -> usize {
+fn ready_calls(s: &mut Scheduler, among: Option<&[u64]>, ready: impl Fn(u64) -> bool) -> usize {
     let calls = std::cell::Cell::new(0);
-    let ready = |seq| {
+    let ready = |seq: SeqId| {
         calls.set(calls.get() + 1);
-        ready(seq)
+        ready(seq.get())
     };
     let plan = match among {
-        Some(seqs) => s.schedule_among(seqs, ready),
+        Some(ids) => s.schedule_among(&ids.iter().copied().map(seq_id).collect::<Vec<_>>(), ready),
         None => s.schedule(ready),
     };
     plan.into_iter().for_each(|plan| s.rollback(plan));
@@ -349,11 +354,11 @@ fn a_step_of_chosen_sequences_keeps_the_queue_and_checks_no_other_sequence() {
     assert_eq!(s.running(), 4);
     for chosen in [&[1, 2][..], &[3, 4], &[3], &[2, 4]] {
         assert!(ready_calls(&mut s, Some(chosen), |_| true) <= 2 * chosen.len());
-        assert!(s.running_sequences().map(|sequence| sequence.id).eq(chosen.iter().copied()));
+        assert!(s.running_sequences().map(|sequence| sequence.id.get()).eq(chosen.iter().copied()));
         assert_eq!((s.paused(), s.waiting()), (0, 1000 - chosen.len()));
     }
     let plan = s.schedule(|_| true).unwrap();
-    assert!(plan.sequences.iter().map(|scheduled| scheduled.seq).eq(1..=4), "the smaller steps changed nothing");
+    assert!(plan.sequences.iter().map(|scheduled| scheduled.seq.get()).eq(1..=4), "the smaller steps changed nothing");
     s.rollback(plan);
 }
 
@@ -363,7 +368,7 @@ fn the_group_table_has_room_for_a_group_of_each_branch() {
     for first in (0..12).map(|i| 1 + i * 4) {
         add_branching(&mut s, first, vec![0; 9], 60, Branching::Samples(4));
         let plan = s.schedule(|_| true).unwrap();
-        let children = |seq: SeqId| (seq..seq + if seq == first { 4 } else { 1 }).map(move |child| (seq, child));
+        let children = |seq: SeqId| seq.own_request().sequences(if seq.get() == first { 4 } else { 1 }).map(move |child| (seq, child));
         let sampled = plan.sampled().flat_map(|scheduled| children(scheduled.seq));
         let sampled: Vec<SampledToken> =
             sampled.map(|(parent, child)| SampledToken { parent, child, outcome: TokenOutcome::Token(9) }).collect();
@@ -377,14 +382,16 @@ fn the_group_table_has_room_for_a_group_of_each_branch() {
 fn each_beam_search_drops_only_its_own_beams_in_any_order() {
     let mut s = scheduler(64, 8, 64, 16, 64);
     [1, 11].into_iter().for_each(|first| add_branching(&mut s, first, vec![0; 9], 60, Branching::Beams(3)));
-    let mut choose = |sampled: &[(SeqId, SeqId)]| {
+    let mut choose = |sampled: &[(u64, u64)]| {
         let plan = s.schedule(|_| true).unwrap();
-        let sampled: Vec<SampledToken> =
-            sampled.iter().map(|&(parent, child)| SampledToken { parent, child, outcome: TokenOutcome::Token(9) }).collect();
+        let sampled: Vec<SampledToken> = sampled
+            .iter()
+            .map(|&(parent, child)| SampledToken { parent: seq_id(parent), child: seq_id(child), outcome: TokenOutcome::Token(9) })
+            .collect();
         let mut events = Vec::new();
         s.commit(plan, &sampled, &mut events);
         s.check();
-        let dropped = |event: &Event| if let Event::Dropped { seq } = event { Some(*seq) } else { None };
+        let dropped = |event: &Event| if let Event::Dropped { seq } = event { Some(seq.get()) } else { None };
         events.iter().filter_map(dropped).collect::<Vec<_>>()
     };
     assert_eq!(choose(&[(1, 1), (1, 2), (1, 3), (11, 11), (11, 12), (11, 13)]), [0; 0]);
@@ -411,15 +418,15 @@ fn invariants_hold_over_long_random_traces() {
                     next += 1;
                 }
                 1 if !live.is_empty() => {
-                    s.remove(live.swap_remove(random.below(live.len())));
+                    s.remove(seq_id(live.swap_remove(random.below(live.len()))));
                 }
                 _ => {
                     let unready = random.below(6) as u64;
                     s.recheck_paused();
-                    if let Some(plan) = s.schedule(|id| unready == 0 || id % 5 != unready) {
+                    if let Some(plan) = s.schedule(|id| unready == 0 || id.get() % 5 != unready) {
                         s.check();
                         assert!(
-                            plan.sequences.iter().all(|scheduled| unready == 0 || scheduled.seq % 5 != unready),
+                            plan.sequences.iter().all(|scheduled| unready == 0 || scheduled.seq.get() % 5 != unready),
                             "only ready sequences run"
                         );
                         match random.below(8) {
@@ -429,7 +436,7 @@ fn invariants_hold_over_long_random_traces() {
                                 let sampled: Vec<_> = plan.sampled().map(|p| sampled_token(p.seq, outcome)).collect();
                                 let mut events = Vec::new();
                                 s.commit(plan, &sampled, &mut events);
-                                live.retain(|id| s.get(*id).is_ok());
+                                live.retain(|id| s.get(seq_id(*id)).is_ok());
                             }
                         }
                     }
@@ -482,13 +489,13 @@ fn a_pin_is_computed_and_samples_no_token() {
     for len in [1, 8, 9] {
         let options = SchedulerOptions { max_batch_tokens: 64, max_seqs: 4, prefill_chunk: 8, preemption: Preemption::Recompute };
         let mut s = Scheduler::new(options, BlockManager::new(16, Paging::without_windows(8), true).unwrap()).unwrap();
-        s.pin(1, NewGroup::pin(vec![0; len], BlockHash::default()).prepare(&Paging::without_windows(8)).unwrap(), 0).unwrap();
+        s.pin(seq_id(1), NewGroup::pin(vec![0; len], BlockHash::default()).prepare(&Paging::without_windows(8)).unwrap(), 0).unwrap();
         while let Some(plan) = s.schedule(|_| true) {
             assert_eq!((plan.sampled().count(), plan.batch.logit_rows.len()), (0, 0));
             s.commit(plan, &[], &mut Vec::new());
             s.check();
         }
-        assert_eq!((s.get(1).unwrap().computed, s.blocks().used_blocks()), (len, blocks_for(len, 8)));
+        assert_eq!((s.get(seq_id(1)).unwrap().computed, s.blocks().used_blocks()), (len, blocks_for(len, 8)));
     }
 }
 
@@ -496,10 +503,10 @@ fn a_pin_is_computed_and_samples_no_token() {
 fn a_sequence_without_room_for_a_token_cannot_be_resumed() {
     let mut s = scheduler(16, 8, 64, 8, 64);
     add(&mut s, 1, vec![0; 9], 12);
-    s.fork(1, None, 2, true).unwrap();
-    assert!(s.resume(2, 9, false).unwrap_err().message().contains("has 9 tokens of at most 9"));
+    s.fork(seq_id(1), None, seq_id(2), true).unwrap();
+    assert!(s.resume(seq_id(2), 9, false).unwrap_err().message().contains("has 9 tokens of at most 9"));
     s.check();
-    s.resume(2, 10, false).unwrap();
+    s.resume(seq_id(2), 10, false).unwrap();
     s.check();
 }
 
@@ -514,9 +521,9 @@ fn two_samples(s: &mut Scheduler, max_len: usize, prompt_logits: bool) {
         prompt_logits,
         root: BlockHash::default(),
     };
-    add_group(s, 1, group);
+    add_group(s, seq_id(1), group);
     let plan = s.schedule(|_| true).unwrap();
-    let sampled = [1, 2].map(|child| SampledToken { parent: 1, child, outcome: TokenOutcome::Token(child as u32) });
+    let sampled = [1, 2].map(|child| SampledToken { parent: seq_id(1), child: seq_id(child), outcome: TokenOutcome::Token(child as u32) });
     s.commit(plan, &sampled, &mut Vec::new());
     s.check();
 }
@@ -536,8 +543,8 @@ fn samples_that_do_not_fit_together_run_one_after_the_other() {
     let mut s = scheduler(4, 8, 64, 8, 64);
     two_samples(&mut s, 24, false);
     for id in [1, 2] {
-        s.rewind(id, 1).unwrap();
-        s.append(id, &[id as u32; 20], 24).unwrap();
+        s.rewind(seq_id(id), 1).unwrap();
+        s.append(seq_id(id), &[id as u32; 20], 24).unwrap();
     }
     let mut steps = 0;
     while !step(&mut s, TokenOutcome::Token(9)).is_empty() {
@@ -558,8 +565,8 @@ fn a_request_uses_the_prefix_cache_after_its_prompt_logits_are_delivered() {
 }
 
 /// Creates idle forks of sequence 1, which has 16 tokens.
-fn idle_forks(s: &mut Scheduler, children: std::ops::Range<SeqId>) {
-    children.for_each(|child| s.fork(1, None, child, true).unwrap());
+fn idle_forks(s: &mut Scheduler, children: std::ops::Range<u64>) {
+    children.for_each(|child| s.fork(seq_id(1), None, seq_id(child), true).unwrap());
     s.check();
 }
 
@@ -570,13 +577,13 @@ fn idle_sequences_lose_blocks_one_by_one_except_blocks_of_running_sequences() {
     add(&mut s, 1, vec![0; 16], 40);
     step(&mut s, TokenOutcome::Token(9));
     idle_forks(&mut s, 10..14);
-    s.import(20, vec![7; 16], 16, 40, None, BlockHash::default()).unwrap();
+    s.import(seq_id(20), vec![7; 16], 16, 40, None, BlockHash::default()).unwrap();
     assert_eq!((s.idle(), s.blocks().idle_blocks(), s.blocks().free_blocks()), (5, 2, 5));
     add(&mut s, 2, vec![1; 33], 40);
     step(&mut s, TokenOutcome::Token(9));
     // This sequence is younger than the forks, but only it has blocks of its own.
-    assert_eq!((s.get(20).unwrap().computed, s.running()), (0, 2));
-    assert!((10..14).all(|child| s.get(child).unwrap().computed == 16), "forks keep the blocks of running sequences");
+    assert_eq!((s.get(seq_id(20)).unwrap().computed, s.running()), (0, 2));
+    assert!((10..14).all(|child| s.get(seq_id(child)).unwrap().computed == 16), "forks keep the blocks of running sequences");
     assert_eq!((s.blocks().idle_blocks(), s.preemptions()), (0, 0));
 }
 
@@ -584,7 +591,7 @@ fn idle_sequences_lose_blocks_one_by_one_except_blocks_of_running_sequences() {
 fn blocks_shared_only_by_idle_sequences_count_as_free_and_are_freed_together() {
     let mut s = scheduler(3, 8, 64, 8, 64);
     let (prompt, branching, root) = (vec![0; 16], Branching::One, BlockHash::default());
-    add_group(&mut s, 1, NewGroup { prompt, max_len: 17, branching, priority: 0, keep: true, prompt_logits: false, root });
+    add_group(&mut s, seq_id(1), NewGroup { prompt, max_len: 17, branching, priority: 0, keep: true, prompt_logits: false, root });
     step(&mut s, TokenOutcome::Token(9));
     idle_forks(&mut s, 2..102);
     assert_eq!((s.idle(), s.blocks().idle_blocks(), s.blocks().available()), (101, 2, 1));
@@ -600,16 +607,16 @@ fn fifty_thousand_idle_sequences_take_linear_time() {
     let mut s = scheduler(64, 8, 64, 8, 64);
     add(&mut s, 1, vec![0; 16], 40);
     step(&mut s, TokenOutcome::Token(9));
-    (2..50_002).for_each(|child| s.fork(1, None, child, child % 2 == 0).unwrap());
-    s.remove(1);
+    (2..50_002).for_each(|child| s.fork(seq_id(1), None, seq_id(child), child % 2 == 0).unwrap());
+    s.remove(seq_id(1));
     add(&mut s, 100_000, vec![1; 480], 490);
-    (2..50_002).filter(|child| child % 4 < 2).for_each(|child| drop(s.remove(child)));
+    (2..50_002).filter(|child| child % 4 < 2).for_each(|child| drop(s.remove(seq_id(child))));
     for _ in 0..50 {
-        let Some(plan) = s.schedule(|seq| seq == 100_000) else { break };
+        let Some(plan) = s.schedule(|seq| seq.get() == 100_000) else { break };
         let sampled: Vec<SampledToken> = plan.sampled().map(|scheduled| sampled_token(scheduled.seq, TokenOutcome::Token(9))).collect();
         s.commit(plan, &sampled, &mut Vec::new());
     }
-    assert!(s.get(100_000).is_err(), "the request had enough blocks to finish");
+    assert!(s.get(seq_id(100_000)).is_err(), "the request had enough blocks to finish");
     s.check();
     assert!(started.elapsed().as_secs() < 20, "{:?}", started.elapsed());
 }
@@ -618,33 +625,33 @@ fn fifty_thousand_idle_sequences_take_linear_time() {
 fn rewinding_appended_tokens_restores_the_length_limit() {
     let mut s = scheduler(16, 8, 64, 8, 64);
     add(&mut s, 1, vec![0; 10], 20);
-    s.append(1, &[1; 50], 100).unwrap();
-    s.append(1, &[2; 50], 115).unwrap();
-    assert_eq!(s.get(1).unwrap().max_len, 115, "the maximum of any sequence");
-    s.fork(1, Some(30), 2, true).unwrap();
-    s.rewind(1, 61).unwrap();
-    assert_eq!(s.get(1).unwrap().max_len, 71, "one of the second 50 tokens is left");
-    s.rewind(1, 60).unwrap();
-    assert_eq!(s.get(1).unwrap().max_len, 70);
+    s.append(seq_id(1), &[1; 50], 100).unwrap();
+    s.append(seq_id(1), &[2; 50], 115).unwrap();
+    assert_eq!(s.get(seq_id(1)).unwrap().max_len, 115, "the maximum of any sequence");
+    s.fork(seq_id(1), Some(30), seq_id(2), true).unwrap();
+    s.rewind(seq_id(1), 61).unwrap();
+    assert_eq!(s.get(seq_id(1)).unwrap().max_len, 71, "one of the second 50 tokens is left");
+    s.rewind(seq_id(1), 60).unwrap();
+    assert_eq!(s.get(seq_id(1)).unwrap().max_len, 70);
     step(&mut s, TokenOutcome::Token(9));
-    s.rewind(1, 30).unwrap();
-    assert_eq!([1, 2].map(|id| s.get(id).unwrap().max_len), [40, 40], "a fork has the limit of a rewound sequence");
-    s.rewind(1, 10).unwrap();
-    assert_eq!(s.get(1).unwrap().max_len, 20);
-    s.rewind(1, 5).unwrap();
-    assert_eq!(s.get(1).unwrap().max_len, 20, "rewinding within the prompt does not change the limit");
-    s.resume(2, 32, false).unwrap();
-    s.rewind(2, 10).unwrap();
-    assert_eq!(s.get(2).unwrap().max_len, 12, "two more tokens, the number that it was resumed for");
+    s.rewind(seq_id(1), 30).unwrap();
+    assert_eq!([1, 2].map(|id| s.get(seq_id(id)).unwrap().max_len), [40, 40], "a fork has the limit of a rewound sequence");
+    s.rewind(seq_id(1), 10).unwrap();
+    assert_eq!(s.get(seq_id(1)).unwrap().max_len, 20);
+    s.rewind(seq_id(1), 5).unwrap();
+    assert_eq!(s.get(seq_id(1)).unwrap().max_len, 20, "rewinding within the prompt does not change the limit");
+    s.resume(seq_id(2), 32, false).unwrap();
+    s.rewind(seq_id(2), 10).unwrap();
+    assert_eq!(s.get(seq_id(2)).unwrap().max_len, 12, "two more tokens, the number that it was resumed for");
     s.check();
 }
 
 /// Runs a step and records the rows whose logits are requested, except the sampled one.
-fn record_prompt_rows(s: &mut Scheduler, rows: &mut Vec<(SeqId, usize)>) {
+fn record_prompt_rows(s: &mut Scheduler, rows: &mut Vec<(u64, usize)>) {
     let Some(plan) = s.schedule(|_| true) else { return };
     for scheduled in &plan.sequences {
         let end = scheduled.first + scheduled.rows;
-        rows.extend((end - scheduled.logits..end - scheduled.samples as usize).map(|row| (scheduled.seq, row)));
+        rows.extend((end - scheduled.logits..end - scheduled.samples as usize).map(|row| (scheduled.seq.get(), row)));
     }
     let sampled: Vec<SampledToken> = plan.sampled().map(|scheduled| sampled_token(scheduled.seq, TokenOutcome::Token(9))).collect();
     s.commit(plan, &sampled, &mut Vec::new());
@@ -653,7 +660,7 @@ fn record_prompt_rows(s: &mut Scheduler, rows: &mut Vec<(SeqId, usize)>) {
 
 fn add_with_prompt_logits(s: &mut Scheduler, prompt: Vec<u32>) {
     let (branching, root) = (Branching::One, BlockHash::default());
-    add_group(s, 1, NewGroup { prompt, max_len: 60, branching, priority: 0, keep: false, prompt_logits: true, root });
+    add_group(s, seq_id(1), NewGroup { prompt, max_len: 60, branching, priority: 0, keep: false, prompt_logits: true, root });
 }
 
 #[test]
@@ -662,9 +669,9 @@ fn forks_of_an_unfinished_prompt_report_the_remaining_prompt_logits() {
     add_with_prompt_logits(&mut s, vec![0; 20]);
     let mut rows = Vec::new();
     record_prompt_rows(&mut s, &mut rows);
-    s.fork(1, None, 2, false).unwrap();
-    s.fork(1, Some(12), 3, false).unwrap();
-    s.fork(1, Some(5), 4, false).unwrap();
+    s.fork(seq_id(1), None, seq_id(2), false).unwrap();
+    s.fork(seq_id(1), Some(12), seq_id(3), false).unwrap();
+    s.fork(seq_id(1), Some(5), seq_id(4), false).unwrap();
     (0..4).for_each(|_| record_prompt_rows(&mut s, &mut rows));
     let rows_of = |seq| rows.iter().filter(|row| row.0 == seq).map(|row| row.1).collect::<Vec<_>>();
     assert_eq!(rows_of(1), (0..19).collect::<Vec<_>>());
@@ -677,14 +684,14 @@ fn each_prompt_row_is_reported_once_after_any_rewind() {
     add_with_prompt_logits(&mut s, vec![0; 20]);
     let mut rows = Vec::new();
     record_prompt_rows(&mut s, &mut rows);
-    s.rewind(1, 6).unwrap();
-    assert_eq!(s.get(1).unwrap().logits_from, Some(6), "a position that an import accepts");
-    s.append(1, &[1; 20], 60).unwrap();
+    s.rewind(seq_id(1), 6).unwrap();
+    assert_eq!(s.get(seq_id(1)).unwrap().logits_from, Some(6), "a position that an import accepts");
+    s.append(seq_id(1), &[1; 20], 60).unwrap();
     s.preempt_youngest();
     (0..6).for_each(|_| record_prompt_rows(&mut s, &mut rows));
-    assert!(s.get(1).unwrap().generated > 0);
-    s.rewind(1, 12).unwrap();
-    s.append(1, &[2; 10], 60).unwrap();
+    assert!(s.get(seq_id(1)).unwrap().generated > 0);
+    s.rewind(seq_id(1), 12).unwrap();
+    s.append(seq_id(1), &[2; 10], 60).unwrap();
     (0..6).for_each(|_| record_prompt_rows(&mut s, &mut rows));
     // Tokens appended within the prompt are reported with it. Tokens after the first sampled one
     // are not.
@@ -701,12 +708,16 @@ fn appended_tokens_are_looked_up_in_the_prefix_cache_when_the_sequence_resumes()
     // The kept tokens are one full block, or one full block and a part of the next one.
     for (id, len) in [(2, 8), (3, 13)] {
         let (prompt, branching, root) = (prompt[..len].to_vec(), Branching::One, BlockHash::default());
-        add_group(&mut s, id, NewGroup { prompt, max_len: len + 1, branching, priority: 0, keep: true, prompt_logits: false, root });
+        add_group(
+            &mut s,
+            seq_id(id),
+            NewGroup { prompt, max_len: len + 1, branching, priority: 0, keep: true, prompt_logits: false, root },
+        );
         step(&mut s, TokenOutcome::Token(99));
-        s.rewind(id, len).unwrap();
-        s.append(id, &prompt_from(len), 100).unwrap();
+        s.rewind(seq_id(id), len).unwrap();
+        s.append(seq_id(id), &prompt_from(len), 100).unwrap();
         let before = s.prefix();
-        s.resume(id, 51, false).unwrap();
+        s.resume(seq_id(id), 51, false).unwrap();
         assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(id, 2)], "six blocks of eight tokens are cached");
         let after = s.prefix();
         assert_eq!((after.queries - before.queries, after.hits - before.hits), (49 - len as u64, 48 - len as u64));
@@ -737,7 +748,7 @@ fn a_swapped_group_continues_without_recompute_before_newer_requests() {
     for _ in 0..5 {
         assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(1, 1)], "the newest request would fit, but waits");
     }
-    s.remove(1);
+    s.remove(seq_id(1));
     assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(2, 1), (3, 2)], "no token is recomputed");
     assert_eq!((s.blocks().swapped(), s.blocks().host_used()), (0, 0));
 }
@@ -757,7 +768,7 @@ fn preempted_samples_share_the_same_blocks_after_rescheduling() {
         assert_eq!(s.blocks().used_blocks(), 0);
         assert_eq!(s.blocks().host_used(), if computed == 0 { before } else { 0 }, "shared blocks are copied once");
         let mut rows = Vec::new();
-        while s.get(1).unwrap().generated < 4 {
+        while s.get(seq_id(1)).unwrap().generated < 4 {
             rows.extend(step(&mut s, TokenOutcome::Token(9)));
         }
         assert_eq!((s.blocks().used_blocks(), s.blocks().host_used()), (before, 0));
@@ -777,7 +788,7 @@ fn a_group_that_does_not_fit_the_host_tier_is_recomputed() {
         s.check();
         let fits = host_blocks == 4;
         assert_eq!((s.blocks().swapped(), s.blocks().host_used()), if fits { (2, 4) } else { (0, 0) });
-        assert_eq!([1, 2].map(|id| s.get(id).unwrap().computed), if fits { [17; 2] } else { [0; 2] });
+        assert_eq!([1, 2].map(|id| s.get(seq_id(id)).unwrap().computed), if fits { [17; 2] } else { [0; 2] });
     }
 }
 
@@ -797,7 +808,7 @@ fn a_group_whose_swap_fails_is_recomputed() {
         s.record_moves(true, back);
         s.check();
         assert_eq!((s.blocks().swapped(), s.blocks().host_used()), (0, 0));
-        assert_eq!([1, 2].map(|id| s.get(id).unwrap().computed), [0; 2]);
+        assert_eq!([1, 2].map(|id| s.get(seq_id(id)).unwrap().computed), [0; 2]);
         while !step(&mut s, TokenOutcome::Token(9)).is_empty() {}
         assert_eq!(s.blocks().used_blocks(), 0);
     }
@@ -821,14 +832,14 @@ fn automatic_preemption_selects_the_cheaper_method() {
 #[test]
 fn an_idle_sequence_is_swapped_to_the_host_tier_and_resumes_without_recompute() {
     let mut s = swapping(Preemption::Swap, 6, 6);
-    s.import(1, vec![7; 16], 16, 40, None, BlockHash::default()).unwrap();
+    s.import(seq_id(1), vec![7; 16], 16, 40, None, BlockHash::default()).unwrap();
     add(&mut s, 2, vec![1; 36], 48);
     assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(2, 36)]);
     assert_eq!((s.blocks().swapped(), s.blocks().host_used(), s.preemptions()), (1, 2, 0));
-    s.fork(1, Some(9), 3, true).unwrap();
+    s.fork(seq_id(1), Some(9), seq_id(3), true).unwrap();
     s.check();
-    s.remove(2);
-    [1, 3].into_iter().for_each(|id| s.resume(id, 40, false).unwrap());
+    s.remove(seq_id(2));
+    [1, 3].into_iter().for_each(|id| s.resume(seq_id(id), 40, false).unwrap());
     assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(1, 1), (3, 1)]);
     assert_eq!((s.blocks().swapped(), s.blocks().host_used()), (0, 0));
 }
@@ -837,18 +848,18 @@ fn an_idle_sequence_is_swapped_to_the_host_tier_and_resumes_without_recompute() 
 fn the_longest_idle_sequences_leave_a_full_host_tier() {
     let mut s = swapping(Preemption::Swap, 6, 5);
     for id in 1..=3 {
-        s.import(id, vec![id as u32; 16], 16, 40, None, BlockHash::default()).unwrap();
+        s.import(seq_id(id), vec![id as u32; 16], 16, 40, None, BlockHash::default()).unwrap();
     }
     add(&mut s, 4, vec![9; 47], 48);
     assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(4, 47)]);
-    assert_eq!([1, 2, 3].map(|id| s.get(id).unwrap().computed), [0, 16, 16]);
+    assert_eq!([1, 2, 3].map(|id| s.get(seq_id(id)).unwrap().computed), [0, 16, 16]);
     assert_eq!((s.blocks().swapped(), s.blocks().host_used()), (2, 4));
     // A group that must be preempted has precedence over idle sequences in the host tier.
     let mut s = swapping(Preemption::Swap, 7, 4);
-    s.import(1, vec![7; 16], 16, 40, None, BlockHash::default()).unwrap();
+    s.import(seq_id(1), vec![7; 16], 16, 40, None, BlockHash::default()).unwrap();
     (2..=3).for_each(|id| add(&mut s, id, vec![id as u32; 23], 40));
     (0..3).for_each(|_| drop(step(&mut s, TokenOutcome::Token(9))));
-    assert_eq!((s.preemptions_swapped(), s.get(1).unwrap().computed, s.get(3).unwrap().computed), (1, 0, 24));
+    assert_eq!((s.preemptions_swapped(), s.get(seq_id(1)).unwrap().computed, s.get(seq_id(3)).unwrap().computed), (1, 0, 24));
 }
 
 #[test]
@@ -859,15 +870,15 @@ fn swapped_in_blocks_return_to_the_prefix_cache() {
         let (prompt, branching, root) = (vec![token; len], Branching::One, BlockHash::default());
         NewGroup { prompt, max_len, branching, priority: 0, keep: max_len == 17, prompt_logits: false, root }
     };
-    add_group(&mut s, 1, group(7, 16, 17));
+    add_group(&mut s, seq_id(1), group(7, 16, 17));
     step(&mut s, TokenOutcome::Token(9));
     // This request replaces all cached blocks.
-    add_group(&mut s, 2, group(8, 31, 32));
+    add_group(&mut s, seq_id(2), group(8, 31, 32));
     step(&mut s, TokenOutcome::Token(9));
-    s.resume(1, 18, false).unwrap();
+    s.resume(seq_id(1), 18, false).unwrap();
     assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(1, 1)], "the resumed sequence ends with this token");
     let before = s.prefix().hits;
-    add_group(&mut s, 3, group(7, 17, 18));
+    add_group(&mut s, seq_id(3), group(7, 17, 18));
     assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(3, 1)]);
     assert_eq!(s.prefix().hits - before, 16);
 }
@@ -902,7 +913,13 @@ fn preempted_samples_and_beams_recompute_their_prompt_once_with_windows() {
             let plan = s.schedule(|_| true).unwrap();
             let sampled: Vec<SampledToken> = plan
                 .sampled()
-                .flat_map(|_| (1..=3).map(|child| SampledToken { parent: 1, child, outcome: TokenOutcome::Token(child as u32) }))
+                .flat_map(|_| {
+                    (1..=3).map(|child| SampledToken {
+                        parent: seq_id(1),
+                        child: seq_id(child),
+                        outcome: TokenOutcome::Token(child as u32),
+                    })
+                })
                 .collect();
             last = (!sampled.is_empty()).then_some(());
             s.commit(plan, &sampled, &mut Vec::new());
@@ -911,7 +928,7 @@ fn preempted_samples_and_beams_recompute_their_prompt_once_with_windows() {
         (0..12).for_each(|_| assert_eq!(step(&mut s, TokenOutcome::Token(7)).len(), 3));
         s.preempt_youngest();
         let (mut rows, mut steps) = (0, 0);
-        while s.get(1).is_ok() {
+        while s.get(seq_id(1)).is_ok() {
             let scheduled = step(&mut s, TokenOutcome::Token(7));
             assert!(!scheduled.is_empty(), "{branching:?}: no sequence is scheduled");
             rows += scheduled.iter().map(|(_, rows)| if *rows > 1 { *rows } else { 0 }).sum::<usize>();
@@ -930,10 +947,10 @@ fn blocks_shared_with_other_sequences_do_not_count_as_freed() {
     add(&mut s, 1, vec![0; 24], 200);
     step(&mut s, TokenOutcome::Token(9));
     step(&mut s, TokenOutcome::Token(9));
-    let needed = |s: &Scheduler| s.blocks.needed(&s.get(1).unwrap().table, 24..200, 1);
+    let needed = |s: &Scheduler| s.blocks.needed(&s.get(seq_id(1)).unwrap().table, 24..200, 1);
     // 22 more blocks for the group without a window. The window needs two blocks and has one.
     assert_eq!(needed(&s), 22 + 1);
-    s.fork(1, None, 2, true).unwrap();
+    s.fork(seq_id(1), None, seq_id(2), true).unwrap();
     assert_eq!(needed(&s), 22 + 2, "the block is now shared with the fork");
 }
 
@@ -942,16 +959,16 @@ fn a_pinned_prompt_is_found_in_the_prefix_cache_with_windows() {
     for len in [24, 25, 31] {
         let mut s = mixed(15, true);
         let pin = NewGroup::pin(vec![3; len], BlockHash::default()).prepare(s.blocks.paging()).unwrap();
-        s.pin(1, pin, 0).unwrap();
+        s.pin(seq_id(1), pin, 0).unwrap();
         while !step(&mut s, TokenOutcome::Token(9)).is_empty() {}
         // Another request needs the blocks that the pin does not hold.
         let (branching, root) = (Branching::One, BlockHash::root(&[1; 32], b""));
         add_group(
             &mut s,
-            3,
+            seq_id(3),
             NewGroup { prompt: vec![5; 48], max_len: 49, branching, priority: 0, keep: false, prompt_logits: false, root },
         );
-        while s.get(3).is_ok() {
+        while s.get(seq_id(3)).is_ok() {
             step(&mut s, TokenOutcome::Token(9));
         }
         let hits = s.prefix().hits;
@@ -968,7 +985,7 @@ fn a_token_counts_once_in_the_swap_load_of_several_layer_groups() {
     for _ in 0..4 {
         step(&mut s, TokenOutcome::Token(9));
     }
-    let sequence = s.get(1).unwrap();
+    let sequence = s.get(seq_id(1)).unwrap();
     let load = s.blocks.swap_out_load(std::iter::once(&sequence.table));
     assert_eq!((load.tokens, load.blocks), (sequence.computed, sequence.table.places() + 2));
 }

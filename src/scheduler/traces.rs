@@ -10,6 +10,7 @@ use super::*;
 use crate::batch::NOWHERE;
 use crate::kv::{BlockHash, NULL_BLOCK, Paging};
 use crate::options::{self, AllocationPolicy, BatchingPolicy, OrderPolicy};
+use crate::types::{IdAllocator, RequestId};
 
 /// The contents of a slot: the hash of all tokens up to its own.
 type Content = u64;
@@ -31,11 +32,11 @@ struct Trace {
     host: Vec<Content>,
     /// Expected tokens of each sequence.
     tokens: HashMap<SeqId, Vec<u32>>,
-    last_id: SeqId,
+    ids: IdAllocator,
     /// Request of each beam.
-    beams: HashMap<SeqId, SeqId>,
+    beams: HashMap<SeqId, RequestId>,
     /// Maximum number of blocks of each request with beams.
-    needs: HashMap<SeqId, usize>,
+    needs: HashMap<RequestId, usize>,
     /// Predecessor of each known block hash.
     before: HashMap<BlockHash, BlockHash>,
     events: Vec<Event>,
@@ -68,7 +69,7 @@ impl Trace {
             slots: vec![GARBAGE; blocks * block_size],
             host: vec![GARBAGE; host_blocks * block_size],
             tokens: HashMap::new(),
-            last_id: 0,
+            ids: IdAllocator::default(),
             beams: HashMap::new(),
             needs: HashMap::new(),
             before: HashMap::new(),
@@ -141,15 +142,17 @@ impl Trace {
         if max_blocks > self.s.blocks.total() || branching.max_members() > self.s.options.max_seqs {
             return;
         }
-        let (id, prompt, root) = (self.last_id + 1, self.random_tokens(prompt_len), self.random_root());
-        self.last_id += branching.max_members() as u64;
+        let (prompt, root) = (self.random_tokens(prompt_len), self.random_root());
+        let width = branching.max_members() as u32;
+        let request = self.ids.request(width);
         if let Branching::Beams(_) = branching {
-            self.beams.extend((id..=self.last_id).map(|beam| (beam, id)));
-            self.needs.insert(id, max_blocks);
+            self.beams.extend(request.sequences(width).map(|beam| (beam, request)));
+            self.needs.insert(request, max_blocks);
         }
         let keep = !matches!(branching, Branching::Beams(_)) && self.random.below(2) == 0;
         let prompt_logits = self.random.below(5) == 0;
         let priority = self.random.below(5) as i32 - 2;
+        let id = request.sequence(0);
         self.tokens.insert(id, prompt.clone());
         add_group(&mut self.s, id, NewGroup { prompt, max_len, branching, priority, keep, prompt_logits, root });
     }
@@ -159,10 +162,10 @@ impl Trace {
         let tokens = &self.tokens[&parent];
         let len = 1 + self.random.below(tokens.len());
         let all = self.random.below(2) == 0;
-        self.last_id += 1;
-        self.s.fork(parent, if all { None } else { Some(len) }, self.last_id, self.random.below(2) == 0).unwrap();
+        let child = self.ids.sequence();
+        self.s.fork(parent, if all { None } else { Some(len) }, child, self.random.below(2) == 0).unwrap();
         let shared = if all { tokens.clone() } else { tokens[..len].to_vec() };
-        self.tokens.insert(self.last_id, shared);
+        self.tokens.insert(child, shared);
     }
 
     fn append(&mut self) {
@@ -221,10 +224,10 @@ impl Trace {
         }
         let len = 1 + self.random.below(self.max_len_in_pool - 1);
         let (prompt, root) = (self.random_tokens(len), self.random_root());
-        self.last_id += 1;
-        self.tokens.insert(self.last_id, prompt.clone());
+        let id = self.ids.pin().sequence();
+        self.tokens.insert(id, prompt.clone());
         let prepared = NewGroup::pin(prompt, root).prepare(self.s.blocks.paging()).unwrap();
-        self.s.pin(self.last_id, prepared, self.random.below(3) as u32).unwrap();
+        self.s.pin(id, prepared, self.random.below(3) as u32).unwrap();
     }
 
     /// Resizes the pool, with enough blocks for the pending requests.
@@ -312,7 +315,7 @@ impl Trace {
 
     fn step(&mut self) {
         let unready = self.random.below(8) as u64;
-        let ready = |seq: SeqId| unready == 0 || unready > 4 || seq % 5 != unready;
+        let ready = |seq: SeqId| unready == 0 || unready > 4 || seq.get() % 5 != unready;
         let all_ready = unready == 0 || unready > 4;
         let oldest = self.s.sequences.values().filter_map(|sequence| sequence.group).min();
         let before = self.s.preemptions();
@@ -465,7 +468,8 @@ impl Trace {
                 Branching::One => sampled.extend(members.iter().map(|&seq| sampled_token(seq, self.random_outcome(chance)))),
                 Branching::Samples(n) => {
                     let parent = members[0];
-                    sampled.extend((0..n as u64).map(|i| SampledToken { parent, child: parent + i, outcome: self.random_outcome(chance) }));
+                    let children = parent.own_request().sequences(n as u32);
+                    sampled.extend(children.map(|child| SampledToken { parent, child, outcome: self.random_outcome(chance) }));
                 }
                 Branching::Beams(n) => self.choose_beams(&members, n, &mut sampled),
             }
@@ -510,7 +514,7 @@ impl Trace {
         let count = if self.random.below(12) == 0 { 0 } else { 1 + self.random.below(n) };
         let mut parents: Vec<SeqId> = (0..count).map(|_| members[self.random.below(members.len())]).collect();
         parents.sort_by_key(|_| self.random.below(100));
-        let mut free: Vec<SeqId> = (request..request + n as u64).filter(|slot| !parents.contains(slot)).collect();
+        let mut free: Vec<SeqId> = request.sequences(n as u32).filter(|slot| !parents.contains(slot)).collect();
         let mut stayed = HashSet::new();
         for parent in parents {
             let child = if stayed.insert(parent) { parent } else { free.remove(self.random.below(free.len())) };

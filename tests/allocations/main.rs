@@ -17,6 +17,7 @@ use pagedllm::engine::{Engine, Fork, Output, Prompt, Request, Resume};
 use pagedllm::error::{Code, Error, Result};
 use pagedllm::options::{BeamParams, EngineOptions, Grammar, OutputKind, Preemption, SamplingParams, WeightFormat};
 use pagedllm::scheduler::FinishReason;
+use pagedllm::types::{PinId, SeqId};
 use support::{bundled_model, on_deep_stack};
 
 #[global_allocator]
@@ -55,11 +56,11 @@ struct SequenceOutput {
 /// An engine, two requests that an operation must not affect, and the outputs so far.
 struct Fixture {
     engine: Engine,
-    outputs: BTreeMap<u64, SequenceOutput>,
+    outputs: BTreeMap<SeqId, SequenceOutput>,
     state: Vec<u8>,
 }
 
-const OTHERS: [u64; 2] = [1, 2];
+const OTHERS: [SeqId; 2] = [SeqId::from_raw(1), SeqId::from_raw(2)];
 
 impl Fixture {
     fn new() -> Fixture {
@@ -68,8 +69,8 @@ impl Fixture {
 
     fn with_options(options: &EngineOptions) -> Fixture {
         let mut fixture = Fixture { engine: Engine::create(options).unwrap(), outputs: BTreeMap::new(), state: Vec::new() };
-        for seed in OTHERS {
-            let sampling = SamplingParams { temperature: 0.8, logprobs: Some(2), ..sampling_for(60, seed) };
+        for other in OTHERS {
+            let sampling = SamplingParams { temperature: 0.8, logprobs: Some(2), ..sampling_for(60, other.get()) };
             // The prompts are short, so the allocations of these requests are too small to fail.
             fixture.engine.add_request(Request::new(Prompt::Tokens((10..50).collect()), sampling)).unwrap();
         }
@@ -125,8 +126,8 @@ impl Fixture {
     /// Frees all sequences and pins, and checks that no block is in use.
     fn free_all(&mut self) {
         for id in 0..100 {
-            let _ = self.engine.free(id);
-            let _ = self.engine.unpin(id);
+            let _ = self.engine.free(SeqId::from_raw(id));
+            let _ = self.engine.unpin(PinId::from_raw(id));
         }
         self.steps(1).unwrap();
         self.engine.check_invariants();
@@ -135,9 +136,9 @@ impl Fixture {
     }
 
     /// Returns an idle sequence that the operation uses.
-    fn kept_sequence(&mut self) -> u64 {
+    fn kept_sequence(&mut self) -> SeqId {
         let sampling = SamplingParams { repetition_penalty: 1.1, ..sampling_for(20, 3) };
-        let id = self.engine.add_request(Request { keep: true, ..Request::new(long_prompt(3), sampling) }).unwrap();
+        let id = self.engine.add_request(Request { keep: true, ..Request::new(long_prompt(3), sampling) }).unwrap().sequence(0);
         while !self.engine.sequence(id).is_ok_and(|sequence| sequence.idle) {
             self.steps(1).unwrap();
         }
@@ -171,12 +172,12 @@ fn memory_intensive() -> SamplingParams {
 /// An operation: its preparation, and the part in which allocations fail.
 struct Operation {
     name: &'static str,
-    prepare: fn(&mut Fixture) -> u64,
-    run: fn(&mut Fixture, u64) -> Result<()>,
+    prepare: fn(&mut Fixture) -> SeqId,
+    run: fn(&mut Fixture, SeqId) -> Result<()>,
 }
 
-const fn nothing(_: &mut Fixture) -> u64 {
-    0
+const fn nothing(_: &mut Fixture) -> SeqId {
+    SeqId::from_raw(0)
 }
 
 fn add(fixture: &mut Fixture, request: Request) -> Result<()> {
@@ -276,7 +277,7 @@ const OPERATIONS: &[Operation] = &[
             for seed in 0..120 {
                 fixture.engine.add_request(Request::new(Prompt::Tokens(vec![5; 3]), sampling_for(2, seed))).unwrap();
             }
-            0
+            SeqId::default()
         },
         run: |fixture, _| {
             fixture
@@ -333,7 +334,7 @@ const OPERATIONS: &[Operation] = &[
             seq
         },
         run: |fixture, seq| {
-            fixture.engine.fork(seq + 1, 80, &Fork { idle: true, ..Fork::default() })?;
+            fixture.engine.fork(seq.own_request().sequence(1), 80, &Fork { idle: true, ..Fork::default() })?;
             fixture.engine.append(seq, vec![50; 200])?;
             let sampling = SamplingParams { prompt_logprobs: None, echo: false, ..memory_intensive() };
             fixture.engine.resume(seq, Resume::new(sampling))?;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use pagedllm::engine::{Continue, Engine, Output, Prompt, Request};
 use pagedllm::error::Code;
+use pagedllm::types::{RequestId, SeqId};
 
 use super::failing_allocator::{fail_all_allocations, fail_allocation};
 use super::{Fixture, options, sampling_for};
@@ -13,9 +14,10 @@ fn poll(engine: &Engine) -> Vec<Output> {
 }
 
 /// Creates an engine with a short idle sequence.
-fn idle() -> (Engine, u64) {
+fn idle() -> (Engine, SeqId) {
     let engine = Engine::create(&options()).unwrap();
-    let id = engine.add_request(Request { keep: true, ..Request::new(Prompt::Tokens(vec![5; 20]), sampling_for(3, 3)) }).unwrap();
+    let id =
+        engine.add_request(Request { keep: true, ..Request::new(Prompt::Tokens(vec![5; 20]), sampling_for(3, 3)) }).unwrap().sequence(0);
     while !engine.sequence(id).is_ok_and(|sequence| sequence.idle) {
         engine.step().unwrap();
     }
@@ -37,7 +39,7 @@ fn an_export_without_memory_is_delivered_when_memory_is_available() {
 #[test]
 fn every_request_ends_once_without_memory_for_outputs() {
     let engine = Engine::create(&options()).unwrap();
-    let ids: Vec<u64> =
+    let ids: Vec<RequestId> =
         (0..200).map(|i| engine.add_request(Request::new(Prompt::Tokens(vec![5 + i; 20]), sampling_for(8, 3))).unwrap()).collect();
     // The queue is not read during these steps.
     for _ in 0..400 {
@@ -47,7 +49,7 @@ fn every_request_ends_once_without_memory_for_outputs() {
             "these infallible allocations would abort the process: {found:?}"
         );
     }
-    let mut ended: Vec<u64> = poll(&engine).iter().filter(|output| output.finish.is_some()).map(|output| output.request).collect();
+    let mut ended: Vec<RequestId> = poll(&engine).iter().filter(|output| output.finish.is_some()).map(|output| output.request).collect();
     ended.sort();
     assert_eq!(ended, ids, "each request ended once");
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use pagedllm::engine::{Engine, Prompt, Request};
 use pagedllm::options::{EngineOptions, Grammar, Preemption, SamplingParams};
 use pagedllm::scheduler::FinishReason;
+use pagedllm::types::RequestId;
 
 use super::failing_allocator::{Site, count_allocations};
 use crate::support::{TempDir, bundled_model, configs, write_random_model};
@@ -55,7 +56,7 @@ fn request(i: u32) -> Request {
 struct Host {
     engine: Engine,
     added: u32,
-    last: u64,
+    last: RequestId,
     ends: HashMap<FinishReason, usize>,
     text: usize,
 }
@@ -82,7 +83,7 @@ impl Host {
 }
 
 fn allocations_in_steps(preemption: Preemption, trace: Option<PathBuf>) -> BTreeMap<Site, usize> {
-    let mut host = Host { engine: engine(preemption, trace), added: 0, last: 0, ends: HashMap::new(), text: 0 };
+    let mut host = Host { engine: engine(preemption, trace), added: 0, last: RequestId::default(), ends: HashMap::new(), text: 0 };
     let mut found = BTreeMap::new();
     for step in 0..WARM_UP {
         host.act(step);

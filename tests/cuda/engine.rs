@@ -566,7 +566,7 @@ fn an_imported_sequence_does_not_take_a_result_in_flight() {
     // Its length and its last token equal those of the other sequence.
     let mut twin = Request { keep: true, ..request(1, 22, 1) };
     twin.sampling.logit_bias = vec![(third, 100.0)];
-    let seq = other.add_request(twin).unwrap();
+    let seq = other.add_request(twin).unwrap().sequence(0);
     outputs(&other);
     other.export(seq, None).unwrap();
     let state = outputs(&other).into_iter().find(|output| !output.sequence_state.is_empty()).unwrap().sequence_state;

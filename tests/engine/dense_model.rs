@@ -17,6 +17,7 @@ use pagedllm::engine::{Engine, Fork, InFlightStep, Output, Prompt, Request, Resu
 use pagedllm::error::{Error, Result};
 use pagedllm::options::{BeamParams, EngineOptions, OutputKind, Preemption, SamplingParams};
 use pagedllm::scheduler::{FinishReason, StepPlan};
+use pagedllm::types::{PinId, RequestId, SeqId};
 
 const VOCAB: usize = 24;
 const EOS: u32 = 5;
@@ -152,7 +153,7 @@ enum State {
 /// A sequence of the naive model.
 #[derive(Debug, Clone)]
 struct Dense {
-    request: u64,
+    request: RequestId,
     index: u32,
     params: SamplingParams,
     tokens: Vec<u32>,
@@ -224,7 +225,7 @@ struct BestOfGroup {
     result_count: usize,
     unfinished: usize,
     /// Sequence, reason, score, tokens.
-    ends: Vec<(u64, FinishReason, f64, Vec<u32>)>,
+    ends: Vec<(SeqId, FinishReason, f64, Vec<u32>)>,
 }
 
 struct Beams {
@@ -239,16 +240,16 @@ struct Trace {
     random: Random,
     max_model_len: usize,
     max_seqs: usize,
-    sequences: BTreeMap<u64, Dense>,
-    groups: BTreeMap<u64, BestOfGroup>,
-    beams: BTreeMap<u64, Beams>,
-    pins: Vec<u64>,
+    sequences: BTreeMap<SeqId, Dense>,
+    groups: BTreeMap<RequestId, BestOfGroup>,
+    beams: BTreeMap<RequestId, Beams>,
+    pins: Vec<PinId>,
     /// Results that have no last output yet, by request and index.
-    unfinished_results: HashSet<(u64, u32)>,
+    unfinished_results: HashSet<(RequestId, u32)>,
     /// Last outputs that the next step must emit: sequence, request, index, finish reason.
-    expected_ends: Vec<(u64, u64, u32, FinishReason)>,
+    expected_ends: Vec<(SeqId, RequestId, u32, FinishReason)>,
     /// Forks whose parent is freed before the engine applies them.
-    failed_forks: HashSet<u64>,
+    failed_forks: HashSet<SeqId>,
     /// Number of last outputs so far.
     ends: u64,
 }
@@ -386,7 +387,7 @@ impl Trace {
             params,
             tokens,
         };
-        self.sequences.insert(id, dense);
+        self.sequences.insert(id.sequence(0), dense);
     }
 
     fn add_beams(&mut self, tokens: Vec<u32>) {
@@ -403,10 +404,10 @@ impl Trace {
         self.beams.insert(id, Beams { n, hypotheses: search(&beam, n as usize, &sampling, &tokens, max_tokens), aborted: false });
     }
 
-    fn some_sequence(&mut self, states: &[State]) -> Option<u64> {
-        let expected_ends = |id: &u64| self.expected_ends.iter().any(|&(sequence, ..)| sequence == *id);
-        let fits = |id: &u64, dense: &Dense| states.contains(&dense.state) && !dense.freed && !expected_ends(id);
-        let fit: Vec<u64> = self.sequences.iter().filter(|(id, dense)| fits(id, dense)).map(|(&id, _)| id).collect();
+    fn some_sequence(&mut self, states: &[State]) -> Option<SeqId> {
+        let expected_ends = |id: &SeqId| self.expected_ends.iter().any(|&(sequence, ..)| sequence == *id);
+        let fits = |id: &SeqId, dense: &Dense| states.contains(&dense.state) && !dense.freed && !expected_ends(id);
+        let fit: Vec<SeqId> = self.sequences.iter().filter(|(id, dense)| fits(id, dense)).map(|(&id, _)| id).collect();
         if fit.is_empty() { None } else { Some(fit[self.random.below(fit.len())]) }
     }
 
@@ -423,12 +424,13 @@ impl Trace {
         assert!(self.engine.fork(parent, 1, &Fork { at: Some(len + 1), ..Fork::default() }).is_err());
         let ids = self.engine.fork(parent, n, &Fork { at, idle, seed, ..Fork::default() }).unwrap();
         for (i, id) in ids.into_iter().enumerate() {
-            let mut child = Dense { request: id, index: 0, branches: 1, unreported: Vec::new(), prompt_logprobs: None, ..dense.clone() };
+            let mut child =
+                Dense { request: id.own_request(), index: 0, branches: 1, unreported: Vec::new(), prompt_logprobs: None, ..dense.clone() };
             child.rewind(at.unwrap_or(len));
             child.seed = seed.map_or(dense.seed, |seed| branch_seed(seed, i));
             let runs = dense.state != State::Idle && !idle;
             if runs {
-                self.unfinished_results.insert((id, 0));
+                self.unfinished_results.insert((id.own_request(), 0));
             }
             // An aborted parent ends before the engine applies the fork. The fork ends, too, or
             // fails.
@@ -442,7 +444,7 @@ impl Trace {
                 _ => State::Idle,
             };
             if runs && dense.state == State::Aborting {
-                self.expected_ends.push((id, id, 0, FinishReason::Abort));
+                self.expected_ends.push((id, id.own_request(), 0, FinishReason::Abort));
             }
             self.sequences.insert(id, child);
         }
@@ -511,13 +513,13 @@ impl Trace {
     }
 
     fn abort(&mut self) {
-        let requests: Vec<u64> =
+        let requests: Vec<RequestId> =
             self.unfinished_results.iter().map(|&(request, _)| request).collect::<std::collections::BTreeSet<_>>().into_iter().collect();
         if requests.is_empty() {
             return;
         }
         let request = requests[self.random.below(requests.len())];
-        if self.failed_forks.contains(&request) || self.expected_ends.iter().any(|expected_ends| expected_ends.1 == request) {
+        if self.failed_forks.contains(&request.sequence(0)) || self.expected_ends.iter().any(|expected_ends| expected_ends.1 == request) {
             return;
         }
         self.engine.abort(request).unwrap();
@@ -544,7 +546,7 @@ impl Trace {
 
     /// Makes calls that beams and running sequences refuse.
     fn refused(&mut self) {
-        if let Some(&id) = self.beams.keys().next() {
+        if let Some(id) = self.beams.keys().next().map(|request| request.sequence(0)) {
             assert!(self.engine.fork(id, 1, &Fork::default()).is_err() && self.engine.rewind(id, 1).is_err());
             assert!(self.engine.append(id, vec![1]).is_err() && self.engine.free(id).is_err());
         }
@@ -563,9 +565,9 @@ impl Trace {
         let outputs: Vec<Output> = self.engine.queue().poll(Some(Duration::ZERO)).unwrap().into();
         self.end_aborted(&outputs);
         self.expect_beams(&outputs);
-        let ids: Vec<u64> = self.sequences.keys().copied().collect();
+        let ids: Vec<SeqId> = self.sequences.keys().copied().collect();
         ids.into_iter().for_each(|id| self.branch(id));
-        let ids: Vec<u64> = self.sequences.keys().copied().collect();
+        let ids: Vec<SeqId> = self.sequences.keys().copied().collect();
         ids.into_iter().for_each(|id| self.advance_to_engine(id, &outputs));
         self.finish_groups(&outputs);
         for output in &outputs {
@@ -599,14 +601,16 @@ impl Trace {
         for &id in &self.failed_forks {
             assert!(outputs.iter().any(|output| output.sequence == id && output.finish == Some(FinishReason::Error)), "{id}");
         }
-        let aborted: Vec<u64> = self.sequences.iter().filter(|(_, dense)| dense.state == State::Aborting).map(|(&id, _)| id).collect();
+        let aborted: Vec<SeqId> = self.sequences.iter().filter(|(_, dense)| dense.state == State::Aborting).map(|(&id, _)| id).collect();
         for id in aborted {
             let dense = self.sequences.get_mut(&id).unwrap();
             if dense.branches > 1 {
                 let branches = std::mem::replace(&mut dense.branches, 1);
                 dense.state = if dense.keep && !dense.freed { State::Idle } else { State::Freed };
-                let result_count = self.groups.remove(&id).map_or(branches, |group| group.result_count) as u32;
-                let ends = |index| outputs.iter().any(|o| o.request == id && o.index == index && o.finish == Some(FinishReason::Abort));
+                let result_count = self.groups.remove(&dense.request).map_or(branches, |group| group.result_count) as u32;
+                let request = dense.request;
+                let ends =
+                    |index| outputs.iter().any(|o| o.request == request && o.index == index && o.finish == Some(FinishReason::Abort));
                 assert!((0..result_count).all(ends), "every sample of {id} has a last output");
             } else {
                 self.end(id, FinishReason::Abort, outputs);
@@ -615,7 +619,7 @@ impl Trace {
     }
 
     /// Ends a sequence of the model.
-    fn end(&mut self, id: u64, reason: FinishReason, outputs: &[Output]) {
+    fn end(&mut self, id: SeqId, reason: FinishReason, outputs: &[Output]) {
         let dense = self.sequences.get_mut(&id).unwrap();
         let stays = dense.keep && !dense.freed;
         if let Some(group) = self.groups.get_mut(&dense.request) {
@@ -632,7 +636,7 @@ impl Trace {
     }
 
     /// Branches the sequence into its samples if the engine has generated the first token.
-    fn branch(&mut self, id: u64) {
+    fn branch(&mut self, id: SeqId) {
         let dense = &self.sequences[&id];
         let has_first_token = self.engine.sequence(id).is_ok_and(|info| info.len > dense.tokens.len());
         let is_unknown = self.engine.sequence(id).is_err();
@@ -645,12 +649,12 @@ impl Trace {
             // If echo is set, each sample starts with the prompt.
             let unreported =
                 if i > 0 && parent.params.echo { parent.tokens[..parent.prompt_len].to_vec() } else { parent.unreported.clone() };
-            self.sequences.insert(id + i as u64, Dense { index: i as u32, seed, unreported, ..parent.clone() });
+            self.sequences.insert(parent.request.sequence(i as u32), Dense { index: i as u32, seed, unreported, ..parent.clone() });
         }
     }
 
     /// Advances the model to the length that the sequence has in the engine.
-    fn advance_to_engine(&mut self, id: u64, outputs: &[Output]) {
+    fn advance_to_engine(&mut self, id: SeqId, outputs: &[Output]) {
         if self.sequences[&id].state != State::Running {
             return;
         }
@@ -676,7 +680,7 @@ impl Trace {
     }
 
     /// Compares the outputs of a sequence with the model.
-    fn compare(&mut self, id: u64, dense: &Dense, finish: Option<FinishReason>, outputs: &[Output]) {
+    fn compare(&mut self, id: SeqId, dense: &Dense, finish: Option<FinishReason>, outputs: &[Output]) {
         let mine: Vec<&Output> = outputs.iter().filter(|output| output.sequence == id).collect();
         let (last, before) = mine.split_last().map_or((None, &[][..]), |(last, before)| (Some(*last), before));
         assert!(before.iter().all(|output| output.finish.is_none()), "no output follows the last one: {mine:?}");
@@ -709,7 +713,7 @@ impl Trace {
         self.compare_prompt(id, dense, &mine);
     }
 
-    fn compare_prompt(&mut self, id: u64, dense: &Dense, mine: &[&Output]) {
+    fn compare_prompt(&mut self, id: SeqId, dense: &Dense, mine: &[&Output]) {
         let Some(known) = dense.prompt_logprobs.filter(|_| dense.params.output == OutputKind::Delta) else { return };
         let found: Vec<f32> = mine.iter().flat_map(|output| output.prompt_logprobs.tokens.clone()).collect();
         for (i, logprob) in found.iter().enumerate() {
@@ -726,7 +730,7 @@ impl Trace {
     }
 
     fn finish_groups(&mut self, outputs: &[Output]) {
-        let finished: Vec<u64> = self.groups.iter().filter(|(_, group)| group.unfinished == 0).map(|(&id, _)| id).collect();
+        let finished: Vec<RequestId> = self.groups.iter().filter(|(_, group)| group.unfinished == 0).map(|(&id, _)| id).collect();
         for request in finished {
             let BestOfGroup { result_count, mut ends, .. } = self.groups.remove(&request).unwrap();
             ends.sort_by(|a, b| b.2.total_cmp(&a.2));
@@ -747,7 +751,7 @@ impl Trace {
     }
 
     fn expect_beams(&mut self, outputs: &[Output]) {
-        let ended: Vec<u64> = self.beams.keys().copied().filter(|id| outputs.iter().any(|output| output.request == *id)).collect();
+        let ended: Vec<RequestId> = self.beams.keys().copied().filter(|id| outputs.iter().any(|output| output.request == *id)).collect();
         for id in ended {
             let Beams { n, hypotheses, aborted } = self.beams.remove(&id).unwrap();
             let found: Vec<&Output> = outputs.iter().filter(|output| output.request == id).collect();

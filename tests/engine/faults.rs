@@ -121,7 +121,7 @@ fn drain(engine: &Engine) -> Answers {
 }
 
 fn add_all(engine: &Engine, requests: Vec<Request>) {
-    requests.into_iter().for_each(|request| assert!(engine.add_request(request).unwrap() > 0));
+    requests.into_iter().for_each(|request| assert!(engine.add_request(request).unwrap().get() > 0));
 }
 
 fn without_faults(dir: &TempDir) -> (Answers, u64) {
@@ -204,7 +204,7 @@ fn a_failed_swap_falls_back_to_recomputation_without_other_effects() {
 fn export_and_import(engine: &Engine) -> (Answers, u64) {
     let sampling = SamplingParams { max_tokens: Some(9), seed: Some(3), ignore_eos: true, logprobs: Some(0), ..Default::default() };
     let prompt = Prompt::Tokens((0..21).map(|k| k * 5 % 120).collect());
-    let kept = engine.add_request(Request { keep: true, user_data: 50, ..Request::new(prompt, sampling.clone()) }).unwrap();
+    let kept = engine.add_request(Request { keep: true, user_data: 50, ..Request::new(prompt, sampling.clone()) }).unwrap().sequence(0);
     add_all(engine, requests());
     let (mut outputs, mut failures) = (Vec::new(), 0);
     let step = || -> Vec<Output> {
@@ -391,7 +391,7 @@ fn all_failing_requests_end_and_other_outputs_are_unchanged() {
     faults.poisoned.store(true, SeqCst);
     // Failing requests come first, and between the others.
     let add_failing = |i: u64| engine.add_request(Request { user_data: 100 + i, n: 1 + i as u32 % 2, ..failing_request() }).unwrap();
-    assert!((0..6).map(add_failing).all(|id| id > 0));
+    assert!((0..6).map(add_failing).all(|id| id.get() > 0));
     for (request, i) in requests().into_iter().zip(6..) {
         engine.add_request(request).unwrap();
         add_failing(i);

@@ -14,6 +14,7 @@ use pagedllm::engine::{Continue, Engine, Fork, ModelInfo, ModelRunner, Output, P
 use pagedllm::error::Code;
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
 use pagedllm::options::{BeamParams, EngineOptions, Grammar, Isa, KvDtype, Preemption, SamplingParams};
+use pagedllm::types::SeqId;
 
 const BLOCKS: usize = 40;
 const HOST_BLOCKS: usize = 12;
@@ -63,13 +64,13 @@ fn request(random: &mut Random) -> Request {
 }
 
 /// Makes one random call of the API, on an id whose sequence may have ended.
-fn act(engine: &Engine, queue: &Queue, random: &mut Random, ids: &mut Vec<u64>, states: &mut Vec<Vec<u8>>) {
-    let id = if ids.is_empty() { 1 } else { ids[random.below(ids.len())] };
+fn act(engine: &Engine, queue: &Queue, random: &mut Random, ids: &mut Vec<SeqId>, states: &mut Vec<Vec<u8>>) {
+    let id = if ids.is_empty() { SeqId::from_raw(1) } else { ids[random.below(ids.len())] };
     let tokens = vec![random.below(120) as u32; 1 + random.below(12)];
     let sampling = SamplingParams { max_tokens: Some(1 + random.below(12)), ..Default::default() };
     let _ = match random.below(16) {
-        0..=4 => engine.add_request_to(queue, request(random)).map(|id| ids.push(id)),
-        5 => engine.abort(id),
+        0..=4 => engine.add_request_to(queue, request(random)).map(|id| ids.push(id.sequence(0))),
+        5 => engine.abort(id.own_request()),
         6 => engine
             .fork(id, 1 + random.below(2), &Fork { queue: Some(queue), seed: Some(3), ..Default::default() })
             .map(|new| ids.extend(new)),
@@ -181,7 +182,7 @@ fn a_journal_replays_exports_of_ended_and_freed_sequences() {
     let journal = dir.0.join("journal");
     let (engine, _) = engine(&model.0, journal.clone(), Preemption::Recompute);
     let greedy = || SamplingParams { max_tokens: Some(3), ignore_eos: true, ..SamplingParams::greedy() };
-    let add = |keep| engine.add_request(Request { keep, ..Request::new(Prompt::Tokens(vec![3; 9]), greedy()) }).unwrap();
+    let add = |keep| engine.add_request(Request { keep, ..Request::new(Prompt::Tokens(vec![3; 9]), greedy()) }).unwrap().sequence(0);
     let run = || while engine.step().unwrap().unfinished > 0 {};
     let (kept, ended) = (add(true), add(false));
     engine.step().unwrap();
@@ -189,7 +190,7 @@ fn a_journal_replays_exports_of_ended_and_freed_sequences() {
     while engine.sequence(ended).unwrap().len < 11 {
         engine.step().unwrap();
     }
-    engine.abort(ended).unwrap();
+    engine.abort(ended.own_request()).unwrap();
     [kept, ended].into_iter().for_each(|seq| engine.export(seq, None).unwrap());
     run();
     engine.check_invariants();
@@ -269,7 +270,7 @@ fn a_replay_lists_the_requests_with_logits_hooks() {
     let hook: pagedllm::engine::LogitsHook = Arc::new(|_, _, logits: &mut [f32]| logits[17] = 1e9);
     let plain = Request { n: 1, best_of: None, beam: None, keep: false, ..request(&mut Random(1)) };
     engine.add_request(plain.clone()).unwrap();
-    let hooked = engine.add_request(Request { hook: Some(hook), ..plain }).unwrap();
+    let hooked = engine.add_request(Request { hook: Some(hook), ..plain }).unwrap().sequence(0);
     while engine.step().unwrap().unfinished > 0 {}
     drop(engine);
     let summary = replay(&model.0, &journal);

@@ -13,6 +13,7 @@ use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
 use pagedllm::options::{BeamParams, EngineOptions, KvDtype, Preemption, SamplingParams};
 use pagedllm::scheduler::{Branching, FinishReason, NewGroup, Scheduler, SchedulerOptions, StepPlan};
 use pagedllm::text::Text;
+use pagedllm::types::{RequestId, SeqId};
 
 const EOS: u32 = 5;
 
@@ -78,16 +79,16 @@ fn run(engine: &Engine) -> Vec<Output> {
     panic!("the requests do not end");
 }
 
-fn tokens(outputs: &[Output], request: u64) -> Vec<u32> {
+fn tokens(outputs: &[Output], request: RequestId) -> Vec<u32> {
     outputs.iter().filter(|output| output.request == request).flat_map(|output| output.tokens.clone()).collect()
 }
 
-fn text(outputs: &[Output], request: u64) -> String {
+fn text(outputs: &[Output], request: RequestId) -> String {
     outputs.iter().filter(|output| output.request == request).map(|output| output.text.as_str()).collect()
 }
 
 /// Returns the finish reason of a request, which must end exactly once, with its last output.
-fn finish(outputs: &[Output], request: u64) -> FinishReason {
+fn finish(outputs: &[Output], request: RequestId) -> FinishReason {
     let mine: Vec<_> = outputs.iter().filter(|output| output.request == request).collect();
     assert_eq!(mine.iter().filter(|output| output.finish.is_some()).count(), 1);
     mine.last().unwrap().finish.unwrap()
@@ -136,7 +137,7 @@ fn an_abort_takes_effect_at_the_next_step_and_stale_ids_are_errors() {
     engine.abort(first).unwrap(); // the request has not ended yet, so this is no error
     let outputs = run(&engine);
     assert_eq!((finish(&outputs, first), finish(&outputs, second)), (FinishReason::Abort, FinishReason::Length));
-    for id in [first, second, 999] {
+    for id in [first, second, RequestId::from_raw(999)] {
         assert_eq!(engine.abort(id).unwrap_err().code(), Code::NotFound);
     }
     let Stats { blocks_used, blocks_free, blocks_cached, finished_abort, finished_length, .. } = engine.stats();
@@ -506,7 +507,7 @@ fn request_ids_are_ordered_across_threads() {
     // The scheduler's queues are sorted by age. If ids were out of order, the scheduler would panic
     // and the engine fail.
     let outputs = run(&engine);
-    assert!((1..=200).all(|id| finish(&outputs, id) == FinishReason::Length));
+    assert!((1..=200).all(|id| finish(&outputs, RequestId::from_raw(id)) == FinishReason::Length));
 }
 
 #[test]
@@ -521,7 +522,7 @@ fn a_step_runs_one_matmul_per_weight_for_any_number_of_sequences() {
     for id in 1..=24 {
         let (prompt, root) = (vec![id as u32; 2], BlockHash::default());
         let arrival = NewGroup { prompt, max_len: 20, branching: Branching::One, priority: 0, keep: false, prompt_logits: false, root };
-        scheduler.add(id, arrival.prepare(&Paging::without_windows(16)).unwrap()).unwrap();
+        scheduler.add(SeqId::from_raw(id), arrival.prepare(&Paging::without_windows(16)).unwrap()).unwrap();
     }
     let before = runner.backend().matmuls();
     let plan = scheduler.schedule(|_| true).unwrap();
@@ -541,7 +542,7 @@ fn beams_are_output_only_when_the_search_is_done() {
     let outputs = run(&engine);
     assert_eq!(outputs.iter().map(|output| (output.request, output.index)).collect::<Vec<_>>(), [(id, 0), (id, 1)]);
     assert!(outputs[0].tokens == [11, 12, 13, 14] && outputs.iter().all(|output| output.finish == Some(FinishReason::Length)));
-    assert!(engine.sequence(id).is_err() && engine.sequence(id + 1).is_err());
+    assert!(id.sequences(2).all(|seq| engine.sequence(seq).is_err()));
     assert_eq!(engine.stats().blocks_used, 0);
 }
 
@@ -551,11 +552,11 @@ fn a_fork_of_a_parent_that_ended_in_the_same_step_ends_too() {
     let parent = engine.add_request(Request { keep: true, ..request(&[10], greedy(9)) }).unwrap();
     engine.step().unwrap();
     engine.abort(parent).unwrap();
-    let child = engine.fork(parent, 1, &Fork::default()).unwrap()[0];
-    engine.append(parent, vec![20, 21]).unwrap();
+    let child = engine.fork(parent.sequence(0), 1, &Fork::default()).unwrap()[0];
+    engine.append(parent.sequence(0), vec![20, 21]).unwrap();
     let outputs = run(&engine);
-    assert_eq!((finish(&outputs, parent), finish(&outputs, child)), (FinishReason::Abort, FinishReason::Abort));
-    let infos = [parent, child].map(|id| engine.sequence(id).unwrap()).map(|info| (info.idle, info.len));
+    assert_eq!((finish(&outputs, parent), finish(&outputs, child.own_request())), (FinishReason::Abort, FinishReason::Abort));
+    let infos = [parent.sequence(0), child].map(|id| engine.sequence(id).unwrap()).map(|info| (info.idle, info.len));
     assert_eq!(infos, [(true, 4), (true, 2)]);
 }
 
@@ -566,8 +567,8 @@ fn a_request_aborted_before_its_samples_exist_keeps_the_first_sequence() {
     engine.abort(id).unwrap();
     let outputs = run(&engine);
     assert_eq!(outputs.iter().map(|output| output.finish).collect::<Vec<_>>(), [Some(FinishReason::Abort); 3]);
-    assert!(engine.sequence(id).unwrap().idle && engine.sequence(id + 1).is_err());
-    engine.free(id).unwrap();
+    assert!(engine.sequence(id.sequence(0)).unwrap().idle && engine.sequence(id.sequence(1)).is_err());
+    engine.free(id.sequence(0)).unwrap();
     engine.step().unwrap();
     assert_eq!((engine.stats().idle, engine.stats().blocks_used), (0, 0));
 }
@@ -583,7 +584,7 @@ fn expected() -> Vec<serde_json::Value> {
     serde_json::from_slice(&json).unwrap()
 }
 
-fn chat(engine: &Engine, messages: &serde_json::Value, sampling: SamplingParams) -> u64 {
+fn chat(engine: &Engine, messages: &serde_json::Value, sampling: SamplingParams) -> RequestId {
     let prompt = engine.text().unwrap().render_chat(&messages.to_string()).unwrap();
     engine.add_request(Request { add_special: false, ..Request::new(Prompt::Text(prompt), sampling) }).unwrap()
 }
@@ -592,7 +593,7 @@ fn chat(engine: &Engine, messages: &serde_json::Value, sampling: SamplingParams)
 fn a_batch_on_the_bundled_model_matches_the_answers_of_transformers() {
     let engine = bundled(EngineOptions { kv_dtype: Some(KvDtype::F32), ..Default::default() });
     let cases = expected();
-    let ids: Vec<u64> = cases.iter().map(|case| chat(&engine, &case["messages"], SamplingParams::greedy())).collect();
+    let ids: Vec<RequestId> = cases.iter().map(|case| chat(&engine, &case["messages"], SamplingParams::greedy())).collect();
     let outputs = run(&engine);
     for (case, id) in cases.iter().zip(ids) {
         let expected: Vec<u32> = case["token_ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
@@ -620,7 +621,7 @@ fn text_ends_before_a_stop_string_that_spans_tokens() {
 fn streamed_text_has_whole_characters_and_concatenates_to_the_full_text() {
     let engine = bundled(EngineOptions { seed: 3, ..Default::default() });
     let hot = SamplingParams { temperature: 3.0, max_tokens: Some(200), ignore_eos: true, ..Default::default() };
-    let ids: Vec<u64> = (0..8).map(|_| chat(&engine, &serde_json::json!([{"role": "user", "content": "Hi"}]), hot.clone())).collect();
+    let ids: Vec<RequestId> = (0..8).map(|_| chat(&engine, &serde_json::json!([{"role": "user", "content": "Hi"}]), hot.clone())).collect();
     let outputs = run(&engine);
     for id in ids {
         let whole = engine.text().unwrap().decode(&tokens(&outputs, id), true).unwrap();

@@ -10,6 +10,7 @@ use pagedllm::engine::{Continue, Engine, Fork, LogitsHook, Output, Prompt, Reque
 use pagedllm::error::Code;
 use pagedllm::options::{BeamParams, Dry, EngineOptions, Grammar, Isa, Mirostat, OutputKind, SamplingParams};
 use pagedllm::scheduler::FinishReason;
+use pagedllm::types::{RequestId, SeqId};
 
 const BLOCK: usize = 8;
 
@@ -89,8 +90,8 @@ fn steps(engine: &Engine, n: usize) -> Vec<Output> {
 }
 
 /// Returns the tokens and the bits of their log probabilities, by sequence.
-fn answers(outputs: &[Output]) -> BTreeMap<u64, Vec<(u32, u32)>> {
-    let mut answers: BTreeMap<u64, Vec<(u32, u32)>> = BTreeMap::new();
+fn answers(outputs: &[Output]) -> BTreeMap<SeqId, Vec<(u32, u32)>> {
+    let mut answers: BTreeMap<SeqId, Vec<(u32, u32)>> = BTreeMap::new();
     for output in outputs {
         assert!(output.error.is_none(), "{:?}", output.error);
         let pairs = output.tokens.iter().copied().zip(output.logprobs.tokens.iter().map(|p| p.to_bits()));
@@ -101,7 +102,7 @@ fn answers(outputs: &[Output]) -> BTreeMap<u64, Vec<(u32, u32)>> {
 
 fn alone(model: &Model, prompt: &[u32], sampling: SamplingParams) -> Vec<(u32, u32)> {
     let engine = Engine::create(&EngineOptions { prefix_cache: false, ..model.options.clone() }).unwrap();
-    let id = engine.add_request(request(prompt.to_vec(), sampling)).unwrap();
+    let id = engine.add_request(request(prompt.to_vec(), sampling)).unwrap().sequence(0);
     answers(&drain(&engine)).remove(&id).unwrap()
 }
 
@@ -126,7 +127,7 @@ fn code<T: std::fmt::Debug>(result: pagedllm::error::Result<T>, message: &str) -
 fn a_fork_continues_like_its_parent_and_shares_its_blocks() {
     let model = Model::llama();
     let engine = model.engine();
-    let id = engine.add_request(request(prompt(29), sampled(3, 40))).unwrap();
+    let id = engine.add_request(request(prompt(29), sampled(3, 40))).unwrap().sequence(0);
     let before = steps(&engine, 13);
     let used = engine.stats().blocks_used;
     let children = engine.fork(id, 3, &Fork::default()).unwrap();
@@ -147,7 +148,7 @@ fn a_fork_continues_like_its_parent_and_shares_its_blocks() {
 #[test]
 fn forks_with_their_own_seeds_diverge() {
     let engine = Model::llama().engine();
-    let id = engine.add_request(request(prompt(20), sampled(3, 60))).unwrap();
+    let id = engine.add_request(request(prompt(20), sampled(3, 60))).unwrap().sequence(0);
     steps(&engine, 5);
     let children = engine.fork(id, 4, &Fork { seed: Some(77), user_data: Some(9), ..Default::default() }).unwrap();
     let outputs = drain(&engine);
@@ -155,14 +156,14 @@ fn forks_with_their_own_seeds_diverge() {
     let different: std::collections::BTreeSet<_> = children.iter().map(|child| by_sequence[child].clone()).collect();
     assert_eq!(different.len(), 4);
     assert!(outputs.iter().all(|output| children.contains(&output.sequence) == (output.user_data == 9)));
-    assert!(outputs.iter().all(|output| output.request == output.sequence), "a fork is a new request");
+    assert!(outputs.iter().all(|output| output.request == output.sequence.own_request()), "a fork is a new request");
 }
 
 #[test]
 fn a_fork_at_an_earlier_position_equals_a_request_with_that_prompt() {
     let model = Model::llama();
     let engine = model.engine();
-    let id = engine.add_request(Request { keep: true, ..request(prompt(29), sampled(3, 30)) }).unwrap();
+    let id = engine.add_request(Request { keep: true, ..request(prompt(29), sampled(3, 30)) }).unwrap().sequence(0);
     let all = [prompt(29), tokens(&answers(&drain(&engine))[&id])].concat();
     for at in [1, 7, 8, 9, 28, 29, 30, 45, 59] {
         let child = engine.fork(id, 1, &Fork { at: Some(at), ..Default::default() }).unwrap()[0];
@@ -181,7 +182,7 @@ fn a_rewound_sequence_regenerates_the_same_bits() {
     let whole = alone(&model, &prompt(29), sampled(3, 40));
     for len in [1, 15, 29, 30, 32, 33, 40] {
         let engine = model.engine();
-        let id = engine.add_request(request(prompt(29), sampled(3, 40))).unwrap();
+        let id = engine.add_request(request(prompt(29), sampled(3, 40))).unwrap().sequence(0);
         let before = steps(&engine, 15);
         assert_eq!(answers(&before)[&id], whole[..15]);
         engine.rewind(id, len).unwrap();
@@ -198,7 +199,7 @@ fn a_rewound_sequence_regenerates_the_same_bits() {
 fn a_resumed_conversation_computes_only_new_tokens() {
     let model = Model::llama();
     let engine = Engine::create(&EngineOptions { prefix_cache: false, ..model.options.clone() }).unwrap();
-    let id = engine.add_request(Request { keep: true, ..request(prompt(100), sampled(1, 20)) }).unwrap();
+    let id = engine.add_request(Request { keep: true, ..request(prompt(100), sampled(1, 20)) }).unwrap().sequence(0);
     let mut all = [prompt(100), tokens(&answers(&drain(&engine))[&id])].concat();
     for turn in 2..5 {
         assert_eq!((engine.stats().idle, engine.sequence(id).unwrap().len), (1, all.len()));
@@ -225,7 +226,7 @@ fn a_resumed_conversation_computes_only_new_tokens() {
 fn a_running_sequence_continues_from_appended_tokens() {
     let model = Model::llama();
     let engine = model.engine();
-    let id = engine.add_request(request(prompt(20), sampled(3, 30))).unwrap();
+    let id = engine.add_request(request(prompt(20), sampled(3, 30))).unwrap().sequence(0);
     let before = tokens(&answers(&steps(&engine, 6))[&id]);
     engine.append(id, prompt(17)).unwrap();
     let after = answers(&drain(&engine)).remove(&id).unwrap();
@@ -245,11 +246,11 @@ fn samples_share_their_prompt_and_the_first_equals_a_single_request() {
     assert_eq!(stats.blocks_used, 10 + 4, "the samples share ten prompt blocks, and each has one block of its own");
     outputs.extend(drain(&engine));
     let by_sequence = answers(&outputs);
-    assert_eq!(by_sequence[&id], alone(&model, &prompt(80), sampled(3, 40)));
-    assert_eq!(by_sequence.keys().copied().collect::<Vec<_>>(), [id, id + 1, id + 2, id + 3]);
+    assert_eq!(by_sequence[&id.sequence(0)], alone(&model, &prompt(80), sampled(3, 40)));
+    assert_eq!(by_sequence.keys().map(|seq| seq.get() - id.get()).collect::<Vec<_>>(), [0, 1, 2, 3]);
     assert_eq!(by_sequence.values().collect::<std::collections::BTreeSet<_>>().len(), 4);
     for output in &outputs {
-        assert_eq!((output.request, output.sequence), (id, id + output.index as u64));
+        assert_eq!((output.request, output.sequence), (id, id.sequence(output.index)));
     }
     assert_eq!(outputs.iter().filter(|output| output.finish.is_some()).count(), 4);
     assert_empty(&engine);
@@ -258,7 +259,7 @@ fn samples_share_their_prompt_and_the_first_equals_a_single_request() {
 #[test]
 fn best_of_returns_the_most_probable_samples_in_order_of_score() {
     let engine = Model::llama().engine();
-    let all = engine.add_request(Request { n: 6, ..request(prompt(20), sampled(3, 15)) }).unwrap();
+    let all = engine.add_request(Request { n: 6, ..request(prompt(20), sampled(3, 15)) }).unwrap().sequence(0);
     let mut scores: Vec<(f64, Vec<u32>)> = Vec::new();
     let outputs = drain(&engine);
     for (seq, answer) in answers(&outputs) {
@@ -284,7 +285,7 @@ fn a_prefix_cache_hit_changes_no_bit() {
     let engine = model.engine();
     let computed_and_cached = |len, salt: &[u8]| {
         let before = engine.stats();
-        let id = engine.add_request(Request { salt: salt.to_vec(), ..request(prompt(len), sampled(4, 20)) }).unwrap();
+        let id = engine.add_request(Request { salt: salt.to_vec(), ..request(prompt(len), sampled(4, 20)) }).unwrap().sequence(0);
         let answer = answers(&drain(&engine)).remove(&id).unwrap();
         assert_eq!(answer, alone(&model, &prompt(len), sampled(4, 20)));
         let stats = engine.stats();
@@ -320,7 +321,7 @@ fn samples_and_forks_keep_their_bits_under_preemption() {
         let mut expected = BTreeMap::new();
         for i in 0..6 {
             let (prompt, sampling) = (prompt(20 + 17 * i), sampled(i as u64, 40));
-            let id = engine.add_request(Request { n: 1 + i as u32 % 3, ..request(prompt.clone(), sampling.clone()) }).unwrap();
+            let id = engine.add_request(Request { n: 1 + i as u32 % 3, ..request(prompt.clone(), sampling.clone()) }).unwrap().sequence(0);
             expected.insert(id, alone(&model, &prompt, sampling));
         }
         let mut outputs = steps(&engine, 20);
@@ -345,7 +346,7 @@ fn assert_engine_beams_match(file: &str) {
     let mut engines: BTreeMap<String, Engine> = BTreeMap::new();
     let cases = beam_cases(file);
     for group in cases.chunks(6) {
-        let mut added: Vec<(u64, &BeamCase)> = Vec::new();
+        let mut added: Vec<(RequestId, &BeamCase)> = Vec::new();
         for case in group {
             let options = EngineOptions {
                 model_dir: goldens().join(&case.model),
@@ -533,7 +534,7 @@ fn cumulative_and_final_outputs_equal_the_concatenated_deltas() {
 fn truncate_prompt_tokens_keeps_the_last_tokens_of_the_prompt() {
     let model = Model::llama();
     let engine = model.engine();
-    let id = engine.add_request(Request { truncate_prompt_tokens: Some(12), ..request(prompt(40), sampled(1, 8)) }).unwrap();
+    let id = engine.add_request(Request { truncate_prompt_tokens: Some(12), ..request(prompt(40), sampled(1, 8)) }).unwrap().sequence(0);
     assert_eq!(answers(&drain(&engine))[&id], alone(&model, &prompt(40)[28..], sampled(1, 8)));
     // A prompt beyond max_model_len is accepted if it is truncated.
     engine.add_request(Request { truncate_prompt_tokens: Some(12), ..request(prompt(4000), sampled(1, 8)) }).unwrap();
@@ -563,7 +564,7 @@ fn a_grammar_state_forks_and_rewinds_with_its_sequence() {
         let sampling = SamplingParams { temperature: 50.0, grammar, seed: Some(1), output, ..Default::default() };
         engine.add_request(Request::new(Prompt::Text("Say".into()), sampling))
     };
-    let id = add(Grammar::Regex("[ab]{20}".into())).unwrap();
+    let id = add(Grammar::Regex("[ab]{20}".into())).unwrap().sequence(0);
     steps(&engine, 6);
     let child = engine.fork(id, 1, &Fork { seed: Some(5), ..Default::default() }).unwrap()[0];
     engine.step().unwrap();
@@ -663,7 +664,7 @@ fn a_conversation_after_a_grammar_answer_continues_forks_moves_and_rewinds() {
     let engine = Engine::create(&EngineOptions { model_dir: bundled_model(), threads: Some(1), ..Default::default() }).unwrap();
     let sampling = SamplingParams { grammar: Some(Grammar::Regex("[ab]{20}".into())), seed: Some(1), ..Default::default() };
     let request = Request { keep: true, ..Request::new(Prompt::Text("Say".into()), sampling) };
-    let id = engine.add_request(request).unwrap();
+    let id = engine.add_request(request).unwrap().sequence(0);
     let answer = drain(&engine);
     assert_eq!(answer.last().unwrap().finish, Some(FinishReason::Stop));
     let len = engine.sequence(id).unwrap().len;
@@ -705,7 +706,7 @@ fn mirostat_state_is_exported_and_an_import_accepts_a_logits_hook() {
     let model = Model::llama();
     let sampling = SamplingParams { mirostat: Some(Mirostat { tau: 3.0, eta: 0.3 }), temperature: 2.0, ..sampled(3, 40) };
     let engine = model.engine();
-    let id = engine.add_request(Request { keep: true, ..request(prompt(20), sampling) }).unwrap();
+    let id = engine.add_request(Request { keep: true, ..request(prompt(20), sampling) }).unwrap().sequence(0);
     let whole = answers(&drain(&engine)).remove(&id).unwrap();
     let state = exported(&engine, id);
     for back in [1, 10, 30] {
@@ -726,7 +727,7 @@ fn mirostat_state_is_exported_and_an_import_accepts_a_logits_hook() {
 fn invalid_calls_are_refused_with_the_limits_and_change_no_other_sequence() {
     let model = Model::llama();
     let engine = model.engine_with(40, 160);
-    let id = engine.add_request(Request { keep: true, ..request(prompt(20), sampled(3, 30)) }).unwrap();
+    let id = engine.add_request(Request { keep: true, ..request(prompt(20), sampled(3, 30)) }).unwrap().sequence(0);
     steps(&engine, 4);
     let invalid = Code::InvalidArgument;
     let fork = |at, n| engine.fork(id, n, &Fork { at, ..Default::default() });
@@ -734,7 +735,7 @@ fn invalid_calls_are_refused_with_the_limits_and_change_no_other_sequence() {
     assert_eq!(code(fork(Some(25), 1), "has 24 tokens and cannot be forked at 25"), invalid);
     assert_eq!(code(fork(None, 0), "n is 0"), invalid);
     assert_eq!(code(fork(None, 41), "the pool has 40"), Code::Capacity);
-    assert_eq!(code(engine.fork(99, 1, &Fork::default()), "99 is unknown"), Code::NotFound);
+    assert_eq!(code(engine.fork(SeqId::from_raw(99), 1, &Fork::default()), "99 is unknown"), Code::NotFound);
     assert_eq!(code(engine.append(id, prompt(136)), "max_model_len is 160"), invalid);
     assert_eq!(code(engine.append(id, vec![500]), "beyond the vocabulary"), invalid);
     assert_eq!(code(engine.rewind(id, 0), "must be 1 to 24"), invalid);
@@ -767,9 +768,9 @@ fn invalid_calls_are_refused_with_the_limits_and_change_no_other_sequence() {
 fn an_abort_keeps_a_sequence_with_keep_set() {
     let model = Model::llama();
     let engine = model.engine();
-    let id = engine.add_request(Request { keep: true, ..request(prompt(20), sampled(3, 30)) }).unwrap();
+    let id = engine.add_request(Request { keep: true, ..request(prompt(20), sampled(3, 30)) }).unwrap().sequence(0);
     let before = answers(&steps(&engine, 7)).remove(&id).unwrap();
-    engine.abort(id).unwrap();
+    engine.abort(id.own_request()).unwrap();
     assert_eq!(drain(&engine).last().unwrap().finish, Some(FinishReason::Abort));
     assert!(engine.sequence(id).unwrap().idle);
     engine.resume(id, Resume { keep: false, ..Resume::new(sampled(3, 23)) }).unwrap();
@@ -784,11 +785,11 @@ fn every_run_of_a_failed_fork_ends_in_its_own_queue() {
     let engine = model.engine();
     let elsewhere = engine.create_queue(8).unwrap();
     for continues in [false, true] {
-        let parent = engine.add_request(request(prompt(20), sampled(3, 30))).unwrap();
+        let parent = engine.add_request(request(prompt(20), sampled(3, 30))).unwrap().sequence(0);
         steps(&engine, 3);
         // All calls come before the next step, so the parent has ended when the engine applies the
         // fork.
-        engine.abort(parent).unwrap();
+        engine.abort(parent.own_request()).unwrap();
         let idle = Fork { idle: true, user_data: Some(1), ..Fork::default() };
         let child = engine.fork(parent, 1, &idle).unwrap()[0];
         match continues {
@@ -816,8 +817,8 @@ fn samples_aborted_before_they_exist_continue_as_one_sequence() {
     let model = Model::llama();
     for best_of in [None, Some(6)] {
         let engine = model.engine();
-        let id = engine.add_request(Request { n: 4, best_of, keep: true, ..request(prompt(20), sampled(3, 30)) }).unwrap();
-        engine.abort(id).unwrap();
+        let id = engine.add_request(Request { n: 4, best_of, keep: true, ..request(prompt(20), sampled(3, 30)) }).unwrap().sequence(0);
+        engine.abort(id.own_request()).unwrap();
         assert_eq!(drain(&engine).iter().map(|output| output.finish).collect::<Vec<_>>(), [Some(FinishReason::Abort); 4]);
         engine.continue_sequence(id, Continue::default()).unwrap();
         let outputs = drain(&engine);
@@ -829,10 +830,10 @@ fn samples_aborted_before_they_exist_continue_as_one_sequence() {
 
 /// Runs a request and returns its text and finish reason. After each token, `disturb` may abort and
 /// continue the sequence.
-fn run_with(sampling: &SamplingParams, mut disturb: impl FnMut(&Engine, u64, usize)) -> (String, Option<FinishReason>) {
+fn run_with(sampling: &SamplingParams, mut disturb: impl FnMut(&Engine, SeqId, usize)) -> (String, Option<FinishReason>) {
     let engine = Engine::create(&EngineOptions { model_dir: bundled_model(), threads: Some(1), ..Default::default() }).unwrap();
     let request = Request { keep: true, ..Request::new(Prompt::Text("Once upon a time".into()), sampling.clone()) };
-    let id = engine.add_request(request).unwrap();
+    let id = engine.add_request(request).unwrap().sequence(0);
     let (mut text, mut finish) = (String::new(), None);
     for tokens in 1.. {
         engine.step().unwrap();
@@ -863,7 +864,7 @@ fn an_aborted_and_continued_run_keeps_its_text_and_stop() {
             for cut in [1, 3, 6, 8, 9] {
                 let again = run_with(&sampling, |engine, id, tokens| {
                     if tokens == cut {
-                        engine.abort(id).unwrap();
+                        engine.abort(id.own_request()).unwrap();
                         engine.step().unwrap();
                         engine.continue_sequence(id, Continue { keep: true, ..Continue::default() }).unwrap();
                     }
@@ -879,7 +880,7 @@ fn an_aborted_and_continued_run_keeps_its_text_and_stop() {
     }
 }
 
-fn exported(engine: &Engine, seq: u64) -> Vec<u8> {
+fn exported(engine: &Engine, seq: SeqId) -> Vec<u8> {
     engine.export(seq, None).unwrap();
     engine.step().unwrap();
     let outputs = engine.queue().poll(Some(Duration::ZERO)).unwrap();
@@ -902,7 +903,7 @@ fn an_imported_sequence_continues_with_the_same_bits() {
         let model = Model::from_family(family);
         let whole = alone(&model, &prompt(len), sampling.clone());
         let (from, to) = (model.engine(), model.engine());
-        let id = from.add_request(request(prompt(len), sampling)).unwrap();
+        let id = from.add_request(request(prompt(len), sampling)).unwrap().sequence(0);
         steps(&from, 14);
         let idle = from.fork(id, 1, &Fork { idle: true, ..Default::default() }).unwrap()[0];
         from.step().unwrap();
@@ -924,7 +925,7 @@ fn an_export_contains_no_data_of_earlier_owners_of_its_blocks() {
     for (family, len) in [("llama", 29), ("gemma 2", 29), ("gemma 2", 61), ("deepseek", 29)] {
         let model = Model::from_family(family);
         let export = |engine: &Engine| {
-            let id = engine.add_request(Request { keep: true, ..request(prompt(len), sampled(3, 5)) }).unwrap();
+            let id = engine.add_request(Request { keep: true, ..request(prompt(len), sampled(3, 5)) }).unwrap().sequence(0);
             drain(engine);
             exported(engine, id)
         };
@@ -943,10 +944,10 @@ fn exported_state_and_later_outputs_go_to_the_requested_queues() {
     let model = Model::llama();
     let engine = model.engine();
     let (states_queue, elsewhere) = (engine.create_queue(8).unwrap(), engine.create_queue(64).unwrap());
-    let id = engine.add_request(Request { keep: true, user_data: 1, ..request(prompt(20), sampled(3, 30)) }).unwrap();
+    let id = engine.add_request(Request { keep: true, user_data: 1, ..request(prompt(20), sampled(3, 30)) }).unwrap().sequence(0);
     let mut found = answers(&steps(&engine, 5)).remove(&id).unwrap();
     engine.export(id, Some(&states_queue)).unwrap();
-    engine.abort(id).unwrap();
+    engine.abort(id.own_request()).unwrap();
     found.extend(answers(&drain(&engine)).remove(&id).unwrap_or_default());
     let states = states_queue.poll(Some(Duration::ZERO)).unwrap();
     let state = &states[0];
@@ -960,18 +961,18 @@ fn exported_state_and_later_outputs_go_to_the_requested_queues() {
     assert_empty(&engine);
 
     // A sequence that ends before the engine applies its export.
-    let id = engine.add_request(request(prompt(20), sampled(3, 30))).unwrap();
+    let id = engine.add_request(request(prompt(20), sampled(3, 30))).unwrap().sequence(0);
     steps(&engine, 2);
-    engine.abort(id).unwrap();
+    engine.abort(id.own_request()).unwrap();
     engine.export(id, Some(&states_queue)).unwrap();
     drain(&engine);
     let outputs = states_queue.poll(Some(Duration::ZERO)).unwrap();
     assert_eq!((outputs[0].sequence, outputs[0].error.as_ref().unwrap().code(), outputs[0].finish), (id, Code::NotFound, None));
     // A queue of another engine, and an unknown sequence.
     let other = model.engine();
-    let id = other.add_request(request(prompt(20), sampled(3, 30))).unwrap();
+    let id = other.add_request(request(prompt(20), sampled(3, 30))).unwrap().sequence(0);
     assert_eq!(code(other.export(id, Some(&states_queue)), "another engine"), Code::InvalidArgument);
-    assert_eq!(code(engine.export(77, None), "unknown"), Code::NotFound);
+    assert_eq!(code(engine.export(SeqId::from_raw(77), None), "unknown"), Code::NotFound);
 }
 
 #[test]
@@ -983,7 +984,7 @@ fn an_export_includes_prompt_logprobs_and_pending_outputs() {
     let here = drain(&engine).pop().unwrap();
     // The export happens before, within and after the prefill.
     for n in [0, 2, 12] {
-        let id = engine.add_request(Request { keep: true, ..request(prompt(60), sampling.clone()) }).unwrap();
+        let id = engine.add_request(Request { keep: true, ..request(prompt(60), sampling.clone()) }).unwrap().sequence(0);
         steps(&engine, n);
         let state = exported(&engine, id);
         drain(&engine);
@@ -1002,13 +1003,13 @@ fn an_export_includes_prompt_logprobs_and_pending_outputs() {
 fn an_import_into_a_full_pool_is_recomputed_and_one_from_another_path_is_inexact() {
     let model = Model::llama();
     let engine = model.engine();
-    let id = engine.add_request(Request { keep: true, ..request(prompt(60), sampled(3, 20)) }).unwrap();
+    let id = engine.add_request(Request { keep: true, ..request(prompt(60), sampled(3, 20)) }).unwrap().sequence(0);
     drain(&engine);
     let state = exported(&engine, id);
     let all = [prompt(60), tokens(&alone(&model, &prompt(60), sampled(3, 20)))].concat();
 
     let small_pool = model.engine_with(24, 150);
-    let running = small_pool.add_request(request(prompt(110), sampled(1, 30))).unwrap();
+    let running = small_pool.add_request(request(prompt(110), sampled(1, 30))).unwrap().sequence(0);
     steps(&small_pool, 1);
     let seq = small_pool.import(small_pool.queue(), &state).unwrap();
     small_pool.resume(seq, Resume { keep: false, ..Resume::new(sampled(9, 10)) }).unwrap();
@@ -1026,7 +1027,7 @@ fn an_import_into_a_full_pool_is_recomputed_and_one_from_another_path_is_inexact
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_present() && isa.bits() != *isa) {
         let [faster, plain] =
             [isa, isa.bits()].map(|isa| Engine::create(&EngineOptions { isa: Some(isa), ..model.options.clone() }).unwrap());
-        let seq = faster.add_request(Request { keep: true, ..request(prompt(20), sampled(3, 10)) }).unwrap();
+        let seq = faster.add_request(Request { keep: true, ..request(prompt(20), sampled(3, 10)) }).unwrap().sequence(0);
         drain(&faster);
         let seq = plain.import(plain.queue(), &exported(&faster, seq)).unwrap();
         assert!(!plain.sequence(seq).unwrap().inexact, "{isa:?}");
@@ -1037,7 +1038,7 @@ fn an_import_into_a_full_pool_is_recomputed_and_one_from_another_path_is_inexact
 fn a_damaged_foreign_or_newer_state_is_refused_without_side_effects() {
     let model = Model::llama();
     let engine = model.engine();
-    let id = engine.add_request(Request { keep: true, ..request(prompt(20), sampled(3, 10)) }).unwrap();
+    let id = engine.add_request(Request { keep: true, ..request(prompt(20), sampled(3, 10)) }).unwrap().sequence(0);
     drain(&engine);
     let state = exported(&engine, id);
     let import = |bytes: &[u8]| engine.import(engine.queue(), bytes);
@@ -1075,7 +1076,7 @@ fn a_forged_state_never_causes_a_defect() {
     let model = Model::llama();
     let engine = model.engine();
     let sampling = SamplingParams { prompt_logprobs: Some(1), output: OutputKind::Cumulative, ..sampled(3, 30) };
-    let id = engine.add_request(request(prompt(20), sampling)).unwrap();
+    let id = engine.add_request(request(prompt(20), sampling)).unwrap().sequence(0);
     steps(&engine, 10);
     let idle = engine.fork(id, 1, &Fork { idle: true, ..Default::default() }).unwrap()[0];
     drain(&engine);
@@ -1134,7 +1135,7 @@ fn windowed(alternate: bool, keeps_all: bool, forks: bool) -> (Vec<Vec<u32>>, us
     for (id, len) in [(1, 100), (2, 9)] {
         let (prompt, root) = (prompt(len), BlockHash::default());
         let group = NewGroup { prompt, max_len: 160, branching: Branching::One, priority: 0, keep: false, prompt_logits: false, root };
-        scheduler.add(id, group.prepare(&paging).unwrap()).unwrap();
+        scheduler.add(SeqId::from_raw(id), group.prepare(&paging).unwrap()).unwrap();
     }
     let (mut logit_bits, mut max_used, mut events) = (Vec::new(), 0, Vec::new());
     for step in 0..160 {
@@ -1153,12 +1154,12 @@ fn windowed(alternate: bool, keeps_all: bool, forks: bool) -> (Vec<Vec<u32>>, us
         scheduler.check();
         max_used = max_used.max(scheduler.blocks().used_blocks());
         if forks && step == 30 {
-            (3..5).for_each(|child| scheduler.fork(1, None, child, false).unwrap());
+            (3..5).for_each(|child| scheduler.fork(SeqId::from_raw(1), None, SeqId::from_raw(child), false).unwrap());
         }
         if forks && step == 40 {
             // Both positions need blocks that the window has already released.
-            scheduler.rewind(2, 12).unwrap();
-            scheduler.fork(1, Some(30), 6, false).unwrap();
+            scheduler.rewind(SeqId::from_raw(2), 12).unwrap();
+            scheduler.fork(SeqId::from_raw(1), Some(30), SeqId::from_raw(6), false).unwrap();
         }
     }
     (logit_bits, max_used)

@@ -9,6 +9,7 @@ use pagedllm::engine::{Engine, Output, Prompt, Request};
 use pagedllm::error::Code;
 use pagedllm::options::{EngineOptions, Grammar, SamplingParams};
 use pagedllm::scheduler::FinishReason;
+use pagedllm::types::RequestId;
 use serde_json::{Map, Value as Json, json};
 
 const SCHEMAS: u64 = 200;
@@ -113,7 +114,7 @@ fn request(grammar: Option<Grammar>, seed: u64) -> Request {
 /// Runs the requests and returns text, finish reason and error of each, in the order of the
 /// requests.
 fn run(engine: &Engine, requests: impl IntoIterator<Item = Request>) -> Vec<(String, FinishReason, Option<String>)> {
-    let ids: Vec<u64> = requests.into_iter().map(|request| engine.add_request(request).unwrap()).collect();
+    let ids: Vec<RequestId> = requests.into_iter().map(|request| engine.add_request(request).unwrap()).collect();
     let mut ends: Vec<(String, Option<Output>)> = vec![(String::new(), None); ids.len()];
     while engine.step().unwrap().unfinished > 0 {
         for output in engine.queue().poll(Some(Duration::ZERO)).unwrap() {
@@ -128,7 +129,7 @@ fn run(engine: &Engine, requests: impl IntoIterator<Item = Request>) -> Vec<(Str
     ends.into_iter().map(end).collect()
 }
 
-fn append(ends: &mut [(String, Option<Output>)], ids: &[u64], output: Output) {
+fn append(ends: &mut [(String, Option<Output>)], ids: &[RequestId], output: Output) {
     let end = &mut ends[ids.iter().position(|&id| id == output.request).unwrap()];
     end.0.push_str(&output.text);
     end.1 = output.finish.is_some().then_some(output);

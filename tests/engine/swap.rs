@@ -13,6 +13,7 @@ use pagedllm::engine::{Engine, Fork, InFlightStep, Output, Prompt, Request, Resu
 use pagedllm::error::Code;
 use pagedllm::options::{BeamParams, EngineOptions, KvDtype, Preemption, SamplingParams};
 use pagedllm::scheduler::StepPlan;
+use pagedllm::types::SeqId;
 
 const BLOCK: usize = 8;
 const LARGE_POOL: u64 = 1000;
@@ -105,7 +106,7 @@ fn everything(options: &EngineOptions) -> (Answers, Stats) {
             sampling = SamplingParams { seed: None, ignore_eos: false, logprobs: None, temperature: 0.0, ..sampling };
         }
         let request = Request { n, beam, keep, user_data, ..Request::new(Prompt::Tokens(prompt(len, user_data)), sampling) };
-        engine.add_request(request).unwrap()
+        engine.add_request(request).unwrap().sequence(0)
     };
     // Two sequences are kept, and one of them is forked while it is idle.
     let kept = [add(1, 30, 1, false, true), add(2, 41, 1, false, true)];
@@ -177,7 +178,7 @@ fn swapping_preserves_int8_outputs_bit_for_bit() {
 fn a_swapped_sequence_can_be_exported() {
     let model = Model::new(KvDtype::F32);
     let engine = Engine::create(&model.swapping(Preemption::Swap, 200, None)).unwrap();
-    let state = |seq: u64| {
+    let state = |seq: SeqId| {
         engine.export(seq, None).unwrap();
         engine.step().unwrap();
         engine
@@ -189,7 +190,7 @@ fn a_swapped_sequence_can_be_exported() {
             .unwrap()
     };
     let request = Request { keep: true, ..Request::new(Prompt::Tokens(prompt(60, 1)), sampled(1, 20)) };
-    let seq = engine.add_request(request).unwrap();
+    let seq = engine.add_request(request).unwrap().sequence(0);
     drain(&engine, &mut Answers::new());
     let expected = state(seq);
     engine.add_request(Request::new(Prompt::Tokens(prompt(140, 2)), sampled(2, 20))).unwrap();

@@ -12,6 +12,7 @@ use pagedllm::engine::{Clock, Engine, InFlightStep, Output, Prompt, Request, Run
 use pagedllm::error::{Code, Result};
 use pagedllm::options::{BeamParams, EngineOptions, Preemption, SamplingParams};
 use pagedllm::scheduler::{FinishReason, StepPlan};
+use pagedllm::types::RequestId;
 use serde_json::Value;
 
 const VOCAB: usize = 50;
@@ -110,7 +111,7 @@ fn timing_counts_the_preemptions_of_a_sequence() {
 #[test]
 fn resumed_sequences_and_forks_have_their_own_timing() {
     let (engine, clock) = engine(EngineOptions::default(), 64);
-    let first = engine.add_request(Request { keep: true, ..request(0..4, 2) }).unwrap();
+    let first = engine.add_request(Request { keep: true, ..request(0..4, 2) }).unwrap().sequence(0);
     run(&engine);
     clock.0.store(500, SeqCst);
     let sampling = SamplingParams { max_tokens: Some(2), ..SamplingParams::greedy() };
@@ -177,7 +178,7 @@ impl Metrics {
 #[test]
 fn metrics_match_the_executed_steps() {
     let (engine, clock) = engine(EngineOptions { max_seqs: 2, max_batch_tokens: 32, ..Default::default() }, 64);
-    let ids: Vec<u64> =
+    let ids: Vec<RequestId> =
         [(0..20, 3), (20..30, 2), (30..31, 9)].map(|(prompt, max_tokens)| engine.add_request(request(prompt, max_tokens)).unwrap()).into();
     clock.0.store(10, SeqCst);
     // Step 1 has 30 tokens. Step 2 has 2 tokens and finishes the second request. In step 3 the

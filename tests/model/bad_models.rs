@@ -13,6 +13,7 @@ use pagedllm::engine::{Engine, Output, Prompt, Request};
 use pagedllm::error::{Code, Error};
 use pagedllm::options::{EngineOptions, Isa, SamplingParams, WeightFormat};
 use pagedllm::scheduler::FinishReason;
+use pagedllm::types::RequestId;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
 
@@ -1217,7 +1218,7 @@ fn a_prompt_one_token_short_of_the_limit_gets_one_token() {
 fn only_a_live_request_can_be_aborted() {
     let engine = small_engine(&Model::golden("llama"));
     let unknown = |id| engine.abort(id).err().map(|e| (e.code(), e.message().contains(&id.to_string())));
-    for id in [0, 1, 999, u64::MAX] {
+    for id in [0, 1, 999, u64::MAX].map(RequestId::from_raw) {
         assert_eq!(unknown(id), Some((Code::NotFound, true)), "{id}");
     }
     let finished = run(&engine, tokens(&[1, 2], seeded())).unwrap().outputs[0].request;

@@ -14,6 +14,7 @@ use pagedllm::engine::{Engine, InFlightStep, Output, Prompt, Request, Resume, Ru
 use pagedllm::error::Code;
 use pagedllm::options::{BeamParams, EngineOptions, KvDtype, SamplingParams};
 use pagedllm::scheduler::{FinishReason, StepPlan};
+use pagedllm::types::RequestId;
 
 fn model(positions: usize) -> TempDir {
     let dir = TempDir::new();
@@ -54,11 +55,11 @@ fn request(i: usize) -> Request {
     Request { n, beam, keep: i % 8 == 2, ..Request::new(Prompt::Tokens(prompt), sampling) }
 }
 
-type Answers = HashMap<(u64, u32), (Vec<u32>, FinishReason)>;
+type Answers = HashMap<(RequestId, u32), (Vec<u32>, FinishReason)>;
 
 /// Runs 24 requests, and a second turn of those that are kept. Calls `between` after each step.
 fn serve(engine: &Engine, mut between: impl FnMut(&Engine)) -> Answers {
-    let mut answers: HashMap<(u64, u32), (Vec<u32>, Option<FinishReason>)> = HashMap::new();
+    let mut answers: HashMap<(RequestId, u32), (Vec<u32>, Option<FinishReason>)> = HashMap::new();
     let mut drain = |engine: &Engine| {
         for _ in 0..100_000 {
             let report = engine.step().unwrap();
@@ -74,9 +75,9 @@ fn serve(engine: &Engine, mut between: impl FnMut(&Engine)) -> Answers {
         }
         panic!("the requests do not end");
     };
-    let ids: Vec<u64> = (0..24).map(|i| engine.add_request(request(i)).unwrap()).collect();
+    let ids: Vec<RequestId> = (0..24).map(|i| engine.add_request(request(i)).unwrap()).collect();
     drain(engine);
-    for &id in ids.iter().enumerate().filter(|(i, _)| i % 8 == 2).map(|(_, id)| id) {
+    for id in ids.iter().enumerate().filter(|(i, _)| i % 8 == 2).map(|(_, id)| id.sequence(0)) {
         engine.append(id, vec![7; 20]).unwrap();
         let sampling = SamplingParams { max_tokens: Some(9), ignore_eos: true, ..SamplingParams::greedy() };
         engine.resume(id, Resume::new(sampling)).unwrap();
@@ -194,7 +195,7 @@ fn engines_share_a_budget_and_use_the_memory_that_others_leave() {
     first.start().unwrap();
     second.start().unwrap();
     let answers = |engine: &Engine| -> Vec<Vec<u32>> {
-        let ids: Vec<u64> = (0..24).map(|i| add_when_capacity_allows(engine, i)).collect();
+        let ids: Vec<RequestId> = (0..24).map(|i| add_when_capacity_allows(engine, i)).collect();
         let (mut tokens, mut open) = (vec![Vec::new(); 24], (0..24).map(|i| request(i).n as usize).sum::<usize>());
         let start = Instant::now();
         while open > 0 {
@@ -236,7 +237,7 @@ fn engines_share_a_budget_and_use_the_memory_that_others_leave() {
 
 /// Adds request `i`. Beams need more blocks than one sequence, and are refused while the other
 /// engine holds these blocks.
-fn add_when_capacity_allows(engine: &Engine, i: usize) -> u64 {
+fn add_when_capacity_allows(engine: &Engine, i: usize) -> RequestId {
     let start = Instant::now();
     loop {
         match engine.add_request(request(i)) {
@@ -251,7 +252,7 @@ fn add_when_capacity_allows(engine: &Engine, i: usize) -> u64 {
 
 /// Returns the tokens of request `i` in `serve` without its second turn.
 fn tokens_of(answers: &Answers, i: usize) -> Vec<u32> {
-    let mut ids: Vec<u64> = answers.keys().map(|(request, _)| *request).collect();
+    let mut ids: Vec<RequestId> = answers.keys().map(|(request, _)| *request).collect();
     ids.sort_unstable();
     ids.dedup();
     let mut tokens = answers[&(ids[i], 0)].0.clone();

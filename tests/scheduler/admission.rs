@@ -18,6 +18,7 @@ use pagedllm::engine::{Continue, Engine, Fork, InFlightStep, Output, Prompt, Req
 use pagedllm::error::{Code, Result};
 use pagedllm::options::{AllocationPolicy, BatchingPolicy, BeamParams, EngineOptions, OrderPolicy, Policies, SamplingParams};
 use pagedllm::scheduler::{FinishReason, StepPlan};
+use pagedllm::types::SeqId;
 use workload::SHAREGPT;
 
 const VOCAB: usize = 1000;
@@ -81,8 +82,9 @@ impl Bench {
         panic!("the requests do not end");
     }
 
-    fn add(&self, request: Request) -> u64 {
-        self.engine.add_request(request).unwrap()
+    /// Adds a request. Returns the id of its first sequence.
+    fn add(&self, request: Request) -> SeqId {
+        self.engine.add_request(request).unwrap().sequence(0)
     }
 }
 
@@ -98,12 +100,12 @@ fn with_deadline(deadline_ms: u64, request: Request) -> Request {
     Request { deadline: Some(Duration::from_millis(deadline_ms)), ..request }
 }
 
-fn tokens(outputs: &[Output], sequence: u64) -> usize {
+fn tokens(outputs: &[Output], sequence: SeqId) -> usize {
     outputs.iter().filter(|output| output.sequence == sequence).map(|output| output.tokens.len()).sum()
 }
 
 /// Returns the finish reason of a sequence, which has exactly one last output.
-fn finish(outputs: &[Output], sequence: u64) -> FinishReason {
+fn finish(outputs: &[Output], sequence: SeqId) -> FinishReason {
     let ends: Vec<_> = outputs.iter().filter(|output| output.sequence == sequence).filter_map(|output| output.finish).collect();
     assert_eq!(ends.len(), 1);
     ends[0]
@@ -140,7 +142,7 @@ fn a_request_that_ends_during_prefill_ends_within_one_chunk() {
     assert_eq!(bench.rows.load(Ordering::Relaxed), 3 * 16, "only chunks that began before the deadline are computed");
     let aborted = bench.add(request(201, 5));
     bench.engine.step().unwrap();
-    bench.engine.abort(aborted).unwrap();
+    bench.engine.abort(aborted.own_request()).unwrap();
     let outputs = bench.run();
     assert_eq!(finish(&outputs, aborted), FinishReason::Abort);
     assert_eq!(bench.rows.load(Ordering::Relaxed), 4 * 16, "no token is computed after the abort");
@@ -154,11 +156,12 @@ fn all_samples_and_all_beams_of_a_request_have_its_deadline() {
     let beams = bench.add(Request { beam: Some(BeamParams { width: 2, ..BeamParams::default() }), ..with_deadline(45, request(4, 50)) });
     let best = bench.add(Request { n: 2, best_of: Some(4), ..with_deadline(45, request(4, 50)) });
     let outputs = bench.run();
-    for index in 0..3 {
-        assert_eq!((finish(&outputs, samples + index), tokens(&outputs, samples + index)), (FinishReason::Deadline, 5));
+    for sample in samples.own_request().sequences(3) {
+        assert_eq!((finish(&outputs, sample), tokens(&outputs, sample)), (FinishReason::Deadline, 5));
     }
     assert_eq!(finish(&outputs, beams), FinishReason::Deadline);
-    let ends: Vec<_> = outputs.iter().filter(|output| output.request == best).map(|output| (output.index, output.finish)).collect();
+    let ends: Vec<_> =
+        outputs.iter().filter(|output| output.request == best.own_request()).map(|output| (output.index, output.finish)).collect();
     assert_eq!(ends, [(0, Some(FinishReason::Deadline)), (1, Some(FinishReason::Deadline))]);
     assert_eq!(bench.engine.stats().blocks_used, 0);
 }
@@ -184,22 +187,22 @@ fn each_turn_of_a_kept_sequence_has_its_own_deadline() {
 #[test]
 fn an_abort_ends_exactly_the_running_sequences_of_the_request() {
     let bench = bench(EngineOptions::default());
-    let first = bench.add(Request { n: 4, keep: true, ..request(4, 3) });
-    let others = bench.add(Request { n: 2, ..request(4, 60) });
-    while (0..4).any(|i| !bench.engine.sequence(first + i).is_ok_and(|sequence| sequence.idle)) {
+    let first = bench.add(Request { n: 4, keep: true, ..request(4, 3) }).own_request();
+    let others = bench.add(Request { n: 2, ..request(4, 60) }).own_request();
+    while first.sequences(4).any(|seq| !bench.engine.sequence(seq).is_ok_and(|sequence| sequence.idle)) {
         bench.engine.step().unwrap();
     }
     bench.engine.queue().poll(Some(Duration::ZERO)).unwrap();
     // Of four kept sequences, two run again and one is freed.
-    [1, 3].into_iter().for_each(|i| bench.engine.resume(first + i, Resume::new(greedy(50))).unwrap());
-    bench.engine.free(first).unwrap();
+    [1, 3].into_iter().for_each(|i| bench.engine.resume(first.sequence(i), Resume::new(greedy(50))).unwrap());
+    bench.engine.free(first.sequence(0)).unwrap();
     bench.engine.step().unwrap();
     bench.engine.abort(first).unwrap();
     let outputs = bench.run();
-    let ends: Vec<(u64, FinishReason)> = outputs.iter().filter_map(|output| Some((output.sequence, output.finish?))).collect();
+    let ends: Vec<(SeqId, FinishReason)> = outputs.iter().filter_map(|output| Some((output.sequence, output.finish?))).collect();
     let (abort, length) = (FinishReason::Abort, FinishReason::Length);
-    assert_eq!(ends, [(first + 1, abort), (first + 3, abort), (others, length), (others + 1, length)]);
-    assert!(bench.engine.sequence(first + 2).unwrap().idle);
+    assert_eq!(ends, [(first.sequence(1), abort), (first.sequence(3), abort), (others.sequence(0), length), (others.sequence(1), length)]);
+    assert!(bench.engine.sequence(first.sequence(2)).unwrap().idle);
 }
 
 /// The time per request does not grow with their number.
@@ -249,7 +252,7 @@ fn the_stepping_thread_wakes_at_a_deadline_while_the_queue_is_full() {
         std::thread::sleep(Duration::from_millis(1));
     }
     let outputs: Vec<Output> = queue.poll(None).unwrap().into();
-    assert_eq!(finish(&outputs, id), FinishReason::Deadline);
+    assert_eq!(finish(&outputs, id.sequence(0)), FinishReason::Deadline);
 }
 
 #[test]
@@ -264,7 +267,7 @@ fn a_full_wait_queue_refuses_with_its_numbers_until_a_step_frees_room() {
     assert!(error.code() == Code::Capacity && error.message().contains("(2 requests, 1 more, max_waiting_requests is 2)"), "{error}");
     bench.engine.step().unwrap();
     let third = bench.add(request(100, 3));
-    bench.engine.abort(third).unwrap();
+    bench.engine.abort(third.own_request()).unwrap();
     let outputs = bench.run();
     assert_eq!(outputs.iter().filter(|output| output.finish.is_some()).count(), 3);
     // A request that ends while it waits leaves the queue, too.

@@ -8,6 +8,7 @@ use crate::support::Random;
 use pagedllm::kv::{BlockHash, BlockManager, Paging};
 use pagedllm::options::Preemption;
 use pagedllm::scheduler::{Branching, Event, NewGroup, SampledToken, Scheduler, SchedulerOptions, StepPlan, TokenOutcome};
+use pagedllm::types::{RequestId, SeqId};
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
@@ -61,13 +62,13 @@ const STEPS: usize = 8000;
 /// A request that has not ended.
 #[derive(Clone, Copy)]
 struct Request {
-    first: u64,
+    first: RequestId,
     branching: Branching,
 }
 
 impl Request {
-    fn sequences(&self) -> std::ops::Range<u64> {
-        self.first..self.first + self.branching.max_members() as u64
+    fn sequences(&self) -> impl Iterator<Item = SeqId> + use<> {
+        self.first.sequences(self.branching.max_members() as u32)
     }
 }
 
@@ -113,9 +114,9 @@ impl World {
         let keep = keep && !matches!(branching, Branching::Beams(_));
         let group = NewGroup { prompt, max_len, branching, priority: 0, keep, prompt_logits: false, root: BlockHash::default() };
         let prepared = group.prepare(&Paging::without_windows(BLOCK)).unwrap();
-        let first = self.next;
+        let first = RequestId::from_raw(self.next);
         // The lists of all sequences grow with their number. All other memory is reserved.
-        self.scheduler.add(first, prepared).unwrap();
+        self.scheduler.add(first.sequence(0), prepared).unwrap();
         self.next += branching.max_members() as u64;
         self.requests.push(Request { first, branching });
     }
@@ -131,8 +132,9 @@ impl World {
         }
         self.append();
         let unready = self.random.below(6) as u64;
-        let ready = |seq| unready > 3 || seq % 5 != unready;
-        let selected: [u64; 3] = [0; 3].map(|_| self.requests.get(self.random.below(60)).map_or(0, |request| request.first));
+        let ready = |seq: SeqId| unready > 3 || seq.get() % 5 != unready;
+        let selected: [SeqId; 3] =
+            [0; 3].map(|_| self.requests.get(self.random.below(60)).map_or(SeqId::default(), |request| request.first.sequence(0)));
         let plan = match self.random.below(10) {
             0 => self.call(|s| s.schedule_among(&selected, ready)),
             _ => self.call(|s| {
@@ -152,11 +154,11 @@ impl World {
             }),
         }
         self.scheduler.check();
-        let runs = |seq| self.scheduler.get(seq).is_ok_and(|sequence| sequence.group.is_some());
+        let runs = |seq: SeqId| self.scheduler.get(seq).is_ok_and(|sequence| sequence.group.is_some());
         self.requests.retain(|request| request.sequences().any(runs));
         // Kept sequences are removed after some time.
         let old = self.next.saturating_sub(400)..self.next.saturating_sub(300);
-        old.for_each(|seq| drop(self.call(|s| s.remove(seq))));
+        old.for_each(|seq| drop(self.call(|s| s.remove(SeqId::from_raw(seq)))));
     }
 
     /// Appends tokens. The scheduler reserves memory for the longer sequence and its future
@@ -164,21 +166,22 @@ impl World {
     fn append(&mut self) {
         let request = self.requests.get(self.random.below(200)).copied();
         let Some(request) = request.filter(|request| !matches!(request.branching, Branching::Beams(_))) else { return };
-        if self.scheduler.get(request.first).is_ok_and(|sequence| sequence.group.is_some() && sequence.tokens.len() < MAX_LEN - 4) {
-            self.scheduler.append(request.first, &[1, 2, 3], MAX_LEN).unwrap();
+        let seq = request.first.sequence(0);
+        if self.scheduler.get(seq).is_ok_and(|sequence| sequence.group.is_some() && sequence.tokens.len() < MAX_LEN - 4) {
+            self.scheduler.append(seq, &[1, 2, 3], MAX_LEN).unwrap();
         }
     }
 
     fn run(&mut self, plan: StepPlan) {
         self.sampled.clear();
         for scheduled in plan.sampled() {
-            let request = *self.requests.iter().find(|request| request.sequences().contains(&scheduled.seq)).unwrap();
-            let members: Vec<u64> = self.scheduler.members(scheduled.seq).collect();
+            let request = *self.requests.iter().find(|request| request.sequences().any(|seq| seq == scheduled.seq)).unwrap();
+            let members: Vec<SeqId> = self.scheduler.members(scheduled.seq).collect();
             match request.branching {
                 Branching::Beams(width) if members[0] == scheduled.seq => self.choose_beams(request, &members, width),
                 Branching::Beams(_) => {}
                 Branching::Samples(_) if scheduled.generated == 0 => self.choose(scheduled.seq, request.sequences()),
-                _ => self.choose(scheduled.seq, scheduled.seq..scheduled.seq + 1),
+                _ => self.choose(scheduled.seq, std::iter::once(scheduled.seq)),
             }
         }
         let (sampled, mut events) = (std::mem::take(&mut self.sampled), std::mem::take(&mut self.events));
@@ -187,7 +190,7 @@ impl World {
         (self.sampled, self.events) = (sampled, events);
     }
 
-    fn choose(&mut self, parent: u64, children: std::ops::Range<u64>) {
+    fn choose(&mut self, parent: SeqId, children: impl Iterator<Item = SeqId>) {
         for child in children {
             let token = self.random.below(2) as u32;
             let outcome = if self.random.below(40) == 0 { TokenOutcome::Stop(token) } else { TokenOutcome::Token(token) };
@@ -196,9 +199,9 @@ impl World {
     }
 
     /// The first child of a beam keeps its id. The others use free ids.
-    fn choose_beams(&mut self, request: Request, members: &[u64], width: usize) {
+    fn choose_beams(&mut self, request: Request, members: &[SeqId], width: usize) {
         let count = if self.random.below(30) == 0 { 0 } else { 1 + self.random.below(width) };
-        let parents: Vec<u64> = (0..count).map(|_| members[self.random.below(members.len())]).collect();
+        let parents: Vec<SeqId> = (0..count).map(|_| members[self.random.below(members.len())]).collect();
         let mut free = request.sequences().filter(|seq| !parents.contains(seq));
         for (i, &parent) in parents.iter().enumerate() {
             let child = if parents[..i].contains(&parent) { free.next().unwrap() } else { parent };

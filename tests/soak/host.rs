@@ -11,6 +11,7 @@ use pagedllm::engine::{Continue, Engine, Fork, Output, Prompt, Queue, Request, R
 use pagedllm::error::{Code, Error, Result};
 use pagedllm::options::{BeamParams, SamplingParams};
 use pagedllm::scheduler::FinishReason;
+use pagedllm::types::{PinId, RequestId, SeqId};
 
 use crate::support::Random;
 use crate::support::faulty::POISON;
@@ -56,12 +57,12 @@ pub struct Host<'a> {
     queue: Queue,
     random: Random,
     /// Last outputs that are still to come, by request.
-    expected: HashMap<u64, u32>,
+    expected: HashMap<RequestId, u32>,
     /// Last outputs that may come: forks and imported sequences run, are idle, or fail.
-    possible: HashMap<u64, u32>,
+    possible: HashMap<RequestId, u32>,
     /// Sequences that calls may use. Some of them may have ended.
-    sequences: Vec<u64>,
-    pins: Vec<u64>,
+    sequences: Vec<SeqId>,
+    pins: Vec<PinId>,
     /// Exported sequences that any host may import.
     exported_states: &'a Mutex<Vec<Vec<u8>>>,
     tally: Tally,
@@ -163,18 +164,18 @@ impl<'a> Host<'a> {
         if let Some(id) = self.check(self.engine.add_request_to(&self.queue, request)) {
             self.expected.insert(id, n);
             if keep {
-                self.sequences.push(id);
+                self.sequences.push(id.sequence(0));
             }
         }
     }
 
-    fn any(&mut self) -> Option<u64> {
+    fn any(&mut self) -> Option<SeqId> {
         let n = self.sequences.len();
         (n > 0).then(|| self.sequences[self.random.below(n)])
     }
 
     fn abort(&mut self) {
-        let mut running: Vec<u64> = self.expected.iter().filter(|(_, count)| **count > 0).map(|(id, _)| *id).collect();
+        let mut running: Vec<RequestId> = self.expected.iter().filter(|(_, count)| **count > 0).map(|(id, _)| *id).collect();
         running.sort_unstable();
         if !running.is_empty() {
             let id = running[self.random.below(running.len())];
@@ -191,7 +192,7 @@ impl<'a> Host<'a> {
         // If the parent ends before the fork is applied, the forks may be idle or fail.
         let children = self.engine.fork(parent, n, &how);
         for child in self.check(children).unwrap_or_default() {
-            self.possible.insert(child, 1);
+            self.possible.insert(child.own_request(), 1);
             self.sequences.push(child);
         }
     }
@@ -233,7 +234,7 @@ impl<'a> Host<'a> {
         let Some(state) = self.exported_states.lock().unwrap().pop() else { return };
         if let Some(id) = self.check(self.engine.import(&self.queue, &state)) {
             self.tally.moved += 1;
-            self.possible.insert(id, 1);
+            self.possible.insert(id.own_request(), 1);
             self.sequences.push(id);
         }
     }
@@ -269,7 +270,7 @@ impl<'a> Host<'a> {
         }
     }
 
-    fn free(&mut self, seq: u64) {
+    fn free(&mut self, seq: SeqId) {
         self.check(self.engine.free(seq));
     }
 
@@ -293,7 +294,8 @@ impl<'a> Host<'a> {
         if finish == FinishReason::Error && output.error.is_none() {
             panic!("an error without a reason: {output:?}");
         }
-        let count = |ends: &mut HashMap<u64, u32>| ends.get_mut(&output.request).filter(|left| **left > 0).map(|left| *left -= 1).is_some();
+        let count =
+            |ends: &mut HashMap<RequestId, u32>| ends.get_mut(&output.request).filter(|left| **left > 0).map(|left| *left -= 1).is_some();
         assert!(count(&mut self.expected) || count(&mut self.possible), "an unexpected last output: {output:?}");
     }
 

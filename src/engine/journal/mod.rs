@@ -25,6 +25,7 @@ use super::outputs::Output;
 use super::sequence_table::Command;
 use crate::error::{Error, Result};
 use crate::scheduler::Costs;
+use crate::types::SeqId;
 
 /// The journal of an engine, between a step and its inputs.
 pub struct Journal {
@@ -165,12 +166,12 @@ impl Journal {
     }
 
     /// Removes the digest of a sequence, after its last output.
-    pub fn forget(&mut self, sequence: u64) {
+    pub fn forget(&mut self, sequence: SeqId) {
         self.recorder.forget(sequence);
     }
 
     /// Panics if the journal keeps the digest of an unknown sequence. For tests.
-    pub fn check(&self, is_known: impl Fn(u64) -> bool) {
+    pub fn check(&self, is_known: impl Fn(SeqId) -> bool) {
         self.recorder.digested().for_each(|sequence| assert!(is_known(sequence), "sequence {sequence} is gone and the journal keeps it"));
     }
 

@@ -10,6 +10,7 @@ use crate::engine::request::Request;
 use crate::engine::sequence_table::Command;
 use crate::error::{Code, Error, Result, try_copy};
 use crate::options::{BeamParams, EngineOptions, SamplingParams};
+use crate::types::{PinId, RequestId, SeqId};
 
 pub const MAGIC: &[u8; 8] = b"PLLMJRNL";
 /// Version of the format. Release 0.3.0 began version 2.
@@ -152,8 +153,8 @@ impl FailedAttempt {
 /// The end of a generation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RecordedEnd {
-    pub request: u64,
-    pub sequence: u64,
+    pub request: RequestId,
+    pub sequence: SeqId,
     pub finish: Cow<'static, str>,
     pub generated: u64,
     pub score: u64,
@@ -166,37 +167,37 @@ pub struct RecordedEnd {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum RecordedCommand<'a> {
     Add {
-        id: u64,
+        id: RequestId,
         at: Duration,
         request: Cow<'a, Box<RecordedRequest>>,
     },
     Abort {
-        request: u64,
+        request: RequestId,
     },
     End {
-        seq: u64,
+        seq: SeqId,
     },
     Fork {
-        parent: u64,
+        parent: SeqId,
         len: Option<usize>,
         children: Vec<RecordedFork>,
         idle: bool,
     },
     Append {
-        seq: u64,
+        seq: SeqId,
         tokens: Cow<'a, [u32]>,
     },
     Rewind {
-        seq: u64,
+        seq: SeqId,
         len: usize,
     },
     Resume {
-        seq: u64,
+        seq: SeqId,
         at: Duration,
         resume: Box<RecordedResume<'a>>,
     },
     Continue {
-        seq: u64,
+        seq: SeqId,
         at: Duration,
         deadline: Option<Duration>,
         keep: bool,
@@ -204,25 +205,25 @@ pub enum RecordedCommand<'a> {
         hooked: bool,
     },
     Free {
-        seq: u64,
+        seq: SeqId,
     },
     Export {
-        seq: u64,
+        seq: SeqId,
     },
     Import {
-        id: u64,
+        id: SeqId,
         at: Duration,
         sequence_state: Vec<u8>,
     },
     Pin {
-        id: u64,
+        id: PinId,
         tokens: Cow<'a, [u32]>,
         priority: u32,
         salt: Cow<'a, [u8]>,
         until: Option<Duration>,
     },
     Unpin {
-        id: u64,
+        id: PinId,
     },
     /// A command that could not be recorded.
     Lost {
@@ -262,7 +263,7 @@ pub struct RecordedResume<'a> {
 /// A child of a fork.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RecordedFork {
-    pub id: u64,
+    pub id: SeqId,
     pub seed: Option<u64>,
     pub user_data: u64,
     pub at: Duration,

@@ -1,5 +1,6 @@
 //! Replay: runs the steps of a journal again and compares their outputs.
 
+use std::fmt::Display;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -17,6 +18,7 @@ use crate::engine::{Engine, EngineParts, ModelInfo, Runner};
 use crate::error::{Error, Result};
 use crate::options::{EngineOptions, Isa};
 use crate::text::Text;
+use crate::types::SeqId;
 
 /// The result of a replay.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -28,9 +30,9 @@ pub struct Summary {
     pub tokens: u64,
     /// The first difference. `None` if all outputs were bit-identical.
     pub difference: Option<Difference>,
-    /// Requests with a logits hook. Hooks are not in the journal, so a difference after the first
-    /// of these requests proves nothing.
-    pub hooked: Vec<u64>,
+    /// First sequences of the requests with a logits hook, and the sequences that were resumed with
+    /// one. Hooks are not in the journal, so a difference after the first of them proves nothing.
+    pub hooked: Vec<SeqId>,
     /// End of the journal. `None` if the replay stopped before it.
     pub ending: Option<Ending>,
 }
@@ -156,7 +158,7 @@ impl Replay {
             RecordedCommand::Add { id, at, request } => {
                 self.summary.requests += 1;
                 self.clock.set(at);
-                self.restore_hook(id, request.hooked);
+                self.restore_hook(id.sequence(0), request.hooked);
                 check_id(id, self.engine.add_request(request_of(*request.into_owned()))?)
             }
             RecordedCommand::Resume { seq, at, resume: generation } => {
@@ -192,8 +194,8 @@ impl Replay {
         }
     }
 
-    fn restore_hook(&mut self, id: u64, hooked: bool) {
-        self.summary.hooked.extend(hooked.then_some(id));
+    fn restore_hook(&mut self, seq: SeqId, hooked: bool) {
+        self.summary.hooked.extend(hooked.then_some(seq));
     }
 }
 
@@ -230,7 +232,7 @@ fn request_of(wanted: RecordedRequest) -> Request {
     Request { n, best_of, beam, keep, salt, user_data, priority, deadline, skip_special, ..Request::new(Prompt::Tokens(prompt), sampling) }
 }
 
-fn check_id(recorded: u64, replayed: u64) -> Result<()> {
+fn check_id<T: PartialEq + Display>(recorded: T, replayed: T) -> Result<()> {
     match recorded == replayed {
         true => Ok(()),
         false => Err(Error::internal(format!("the id was {recorded} and is {replayed}"))),

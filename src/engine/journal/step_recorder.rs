@@ -10,6 +10,7 @@ use super::records::{FailedAttempt, FailedMove, RecordedEnd, Resized, Step};
 use crate::engine::outputs::{Logprobs, Output};
 use crate::error::{Error, Result};
 use crate::scheduler::FinishReason;
+use crate::types::SeqId;
 
 /// The inputs and the digests of the current step.
 #[derive(Default)]
@@ -31,7 +32,7 @@ pub struct StepRecorder {
     /// Number of exports and imports in this step.
     exchanges: u32,
     /// Digest of all outputs of each sequence since its last end, for existing sequences only.
-    digests: HashMap<u64, [u8; 32]>,
+    digests: HashMap<SeqId, [u8; 32]>,
     /// Number of written steps.
     steps: u64,
     /// Failed readiness checks of the last step, and whether that step did nothing else.
@@ -123,12 +124,12 @@ impl StepRecorder {
     }
 
     /// Removes the digest of a sequence that has no further outputs.
-    pub fn forget(&mut self, sequence: u64) {
+    pub fn forget(&mut self, sequence: SeqId) {
         self.digests.remove(&sequence);
     }
 
     /// Returns the sequences with a digest.
-    pub fn digested(&self) -> impl Iterator<Item = u64> {
+    pub fn digested(&self) -> impl Iterator<Item = SeqId> {
         self.digests.keys().copied()
     }
 
@@ -171,7 +172,7 @@ fn digest(before: &[u8; 32], output: &Output) -> [u8; 32] {
     // Only the size of a sequence state is included, since the unused slots of its last block are
     // undefined.
     let Output { sequence, index, generated_tokens, score, sequence_state, .. } = output;
-    numbers(&mut [*sequence, (*index).into(), *generated_tokens, score.to_bits(), sequence_state.len() as u64].into_iter());
+    numbers(&mut [sequence.get(), (*index).into(), *generated_tokens, score.to_bits(), sequence_state.len() as u64].into_iter());
     let error = output.error.as_ref().map_or("", Error::message);
     for text in [output.text.as_str(), output.finish.map_or("", FinishReason::name), error] {
         sha.update(text);

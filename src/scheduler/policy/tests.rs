@@ -1,6 +1,6 @@
 use std::time::{Duration, Instant};
 
-use super::super::tests::{Random, add_group, sampled_token};
+use super::super::tests::{Random, add_group, sampled_token, seq_id};
 use super::super::*;
 use crate::kv::{BlockHash, Paging};
 use crate::options::{AllocationPolicy, BatchingPolicy, OrderPolicy, Policies as Options, Preemption};
@@ -21,15 +21,15 @@ fn batching(batching: BatchingPolicy) -> Options {
     Options { batching, ..Options::default() }
 }
 
-fn add(s: &mut Scheduler, id: SeqId, prompt: usize, max_len: usize, priority: i32) {
+fn add(s: &mut Scheduler, id: u64, prompt: usize, max_len: usize, priority: i32) {
     let (prompt, branching, root) = (vec![0; prompt], Branching::One, BlockHash::default());
-    add_group(s, id, NewGroup { prompt, max_len, branching, priority, keep: false, prompt_logits: false, root });
+    add_group(s, seq_id(id), NewGroup { prompt, max_len, branching, priority, keep: false, prompt_logits: false, root });
 }
 
 /// Runs a step and returns its tokens per sequence.
-fn step(s: &mut Scheduler) -> Vec<(SeqId, usize)> {
+fn step(s: &mut Scheduler) -> Vec<(u64, usize)> {
     let Some(plan) = s.schedule(|_| true) else { return Vec::new() };
-    let mut rows: Vec<_> = plan.sequences.iter().map(|scheduled| (scheduled.seq, scheduled.rows)).collect();
+    let mut rows: Vec<_> = plan.sequences.iter().map(|scheduled| (scheduled.seq.get(), scheduled.rows)).collect();
     let sampled: Vec<SampledToken> = plan.sampled().map(|scheduled| sampled_token(scheduled.seq, TokenOutcome::Token(9))).collect();
     s.commit(plan, &sampled, &mut Vec::new());
     s.check();
@@ -56,7 +56,7 @@ fn a_request_of_higher_priority_preempts_a_lower_one_if_it_needs_blocks() {
     step(&mut s);
     add(&mut s, 2, 32, 34, 1);
     assert_eq!(step(&mut s), [(2, 32)]);
-    assert_eq!((s.preemptions(), s.get(1).unwrap().computed), (1, 0));
+    assert_eq!((s.preemptions(), s.get(seq_id(1)).unwrap().computed), (1, 0));
     step(&mut s);
     assert_eq!(step(&mut s), [(1, 33)]);
 }
@@ -85,7 +85,7 @@ fn ageing_prevents_starvation_of_a_low_priority() {
             started_at = Some(ms);
         }
     }
-    assert!(s.get(1).is_err(), "the request has finished");
+    assert!(s.get(seq_id(1)).is_err(), "the request has finished");
     assert_eq!(started_at, Some(50), "five levels of 10 ms each");
 }
 
@@ -93,11 +93,11 @@ fn ageing_prevents_starvation_of_a_low_priority() {
 fn forks_and_resumed_sequences_inherit_the_priority_of_the_request() {
     let mut s = scheduler(64, 64, 1, by_priority(1000));
     let (prompt, branching, root) = (vec![0; 8], Branching::One, BlockHash::default());
-    add_group(&mut s, 1, NewGroup { prompt, max_len: 9, branching, priority: 5, keep: true, prompt_logits: false, root });
+    add_group(&mut s, seq_id(1), NewGroup { prompt, max_len: 9, branching, priority: 5, keep: true, prompt_logits: false, root });
     step(&mut s);
-    s.fork(1, None, 2, true).unwrap();
+    s.fork(seq_id(1), None, seq_id(2), true).unwrap();
     add(&mut s, 3, 8, 20, 4);
-    s.resume(2, 20, false).unwrap();
+    s.resume(seq_id(2), 20, false).unwrap();
     assert_eq!(step(&mut s), [(2, 1)]);
 }
 
@@ -114,10 +114,10 @@ fn the_shortest_predicted_output_runs_first_by_recent_requests_with_its_limit() 
     // long.
     for _ in 0..4 {
         let plan = s.schedule(|_| true).unwrap();
-        s.commit(plan, &[sampled_token(1, TokenOutcome::Token(9))], &mut Vec::new());
+        s.commit(plan, &[sampled_token(seq_id(1), TokenOutcome::Token(9))], &mut Vec::new());
     }
     let plan = s.schedule(|_| true).unwrap();
-    s.commit(plan, &[sampled_token(1, TokenOutcome::Stop(9))], &mut Vec::new());
+    s.commit(plan, &[sampled_token(seq_id(1), TokenOutcome::Stop(9))], &mut Vec::new());
     add(&mut s, 3, 8, 108, 0);
     add(&mut s, 4, 8, 408, 0);
     assert_eq!(step(&mut s), [(4, 8)]);
@@ -212,7 +212,7 @@ fn a_request_with_blocks_for_max_tokens_is_never_preempted() {
 fn blocks_are_reserved_for_samples_that_are_not_forked_yet() {
     let mut s = scheduler(16, 64, 8, Options { allocation: AllocationPolicy::MaxTokens, ..Options::default() });
     let (prompt, branching, root) = (vec![0; 12], Branching::Samples(3), BlockHash::default());
-    add_group(&mut s, 1, NewGroup { prompt, max_len: 40, branching, priority: 0, keep: false, prompt_logits: false, root });
+    add_group(&mut s, seq_id(1), NewGroup { prompt, max_len: 40, branching, priority: 0, keep: false, prompt_logits: false, root });
     add(&mut s, 10, 8, 32, 0);
     // One block of the shared prompt, and four more for each of three samples. No block is left for
     // the fourth block of the other request.
@@ -239,7 +239,7 @@ fn cost_with_waiting(waiting: u64) -> (Duration, Duration) {
         s.set_time(id * MS);
         add(&mut s, id, 8, 400, random.below(100) as i32);
     }
-    (1..=waiting).for_each(|id| drop(s.remove(2 * id)));
+    (1..=waiting).for_each(|id| drop(s.remove(seq_id(2 * id))));
     let steps = shortest_duration(|| {
         for _ in 0..500 {
             let plan = s.schedule(|_| true).unwrap();
@@ -252,7 +252,7 @@ fn cost_with_waiting(waiting: u64) -> (Duration, Duration) {
         for _ in 0..100 {
             id += 1;
             add(&mut s, id, 8, 400, random.below(100) as i32);
-            s.remove(id);
+            s.remove(seq_id(id));
         }
     });
     assert!(s.waiting() as u64 > waiting / 2);

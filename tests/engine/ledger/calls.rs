@@ -117,9 +117,9 @@ impl Trace {
             ranked: request.best_of.is_some(),
             text_flushed: false,
         };
-        self.sequences.insert((host, id), sequence.clone());
+        self.sequences.insert((host, id.sequence(0)), sequence.clone());
         let samples = request.best_of.unwrap_or(request.n);
-        self.added.push(AddedRequest { name: (host, id), request, samples, sequence });
+        self.added.push(AddedRequest { name: (host, id.sequence(0)), request, samples, sequence });
     }
 
     /// Applies pending calls and reads all outputs of a sequence before a call changes its script.
@@ -202,7 +202,7 @@ impl Trace {
             }
             match idle || info.idle {
                 true => assert!(self.pending_forks.insert(child, sequence.queue).is_none() && self.unseen.insert(child)),
-                false => self.expect_end(child, SequenceInfo { request: id, index: 0, ..info }, &sequence),
+                false => self.expect_end(child, SequenceInfo { request: id.own_request(), index: 0, ..info }, &sequence),
             }
             self.sequences.insert(child, sequence);
         }

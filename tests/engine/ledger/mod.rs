@@ -18,6 +18,7 @@ use pagedllm::engine::{Engine, Output, Queue, Request};
 use pagedllm::error::{Code, Result};
 use pagedllm::options::{EngineOptions, SamplingParams};
 use pagedllm::scheduler::FinishReason;
+use pagedllm::types::{RequestId, SeqId};
 use script::{Script, length};
 
 const TRACES: u64 = 200;
@@ -29,15 +30,15 @@ const STATES: usize = 0;
 const LAGGING: usize = 1;
 
 /// The host and the id of a sequence.
-type Name = (usize, u64);
+type Name = (usize, SeqId);
 
 /// The last output of a run that has not ended yet.
 #[derive(Debug, Clone)]
 struct ExpectedEnd {
     host: usize,
-    request: u64,
+    request: RequestId,
     /// None: any sample of the request.
-    sequence: Option<u64>,
+    sequence: Option<SeqId>,
     index: u32,
     queue: usize,
     user_data: u64,
@@ -78,7 +79,7 @@ struct Host {
     /// Calls since the last step: whether a sequence may end by itself, and the sequences whose
     /// length changed.
     has_pending_calls: bool,
-    changed: BTreeSet<u64>,
+    changed: BTreeSet<SeqId>,
 }
 
 struct Trace {
@@ -201,7 +202,7 @@ impl Trace {
     }
 
     /// Reads a queue and returns the sequence lengths according to the newest outputs.
-    fn read(&mut self, host: usize, queue: usize) -> BTreeMap<u64, usize> {
+    fn read(&mut self, host: usize, queue: usize) -> BTreeMap<SeqId, usize> {
         let outputs = self.hosts[host].queues[queue].as_ref().map(poll).unwrap_or_default();
         let lens = outputs
             .iter()
@@ -215,7 +216,7 @@ impl Trace {
     /// Adds new samples to the ledger, and finds the forks that failed.
     fn update_sequences(&mut self, host: usize) {
         for added in self.added.iter().filter(|added| added.name.0 == host) {
-            for id in added.name.1 + 1..added.name.1 + added.samples as u64 {
+            for id in added.name.1.own_request().sequences(added.samples).skip(1) {
                 let Ok(info) = self.hosts[host].engine.sequence(id) else { continue };
                 let script = Script::new(info.len - 1, added.request.sampling.echo);
                 if !self.sequences.contains_key(&(host, id)) {
