@@ -4,63 +4,89 @@ use super::super::kv::Cached;
 use super::super::lanes::{Lanes, load_some, load_some_words, store_some};
 use super::{Attend, Range, SPAN, Span};
 
+/// Maximum number of queries of a tile.
+const MAX_TILE: usize = 4;
+
+/// Tokens of a span, divided by the queries of a tile that attend to them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// Tokens before those that all queries attend to.
+    Before,
+    /// Tokens that all queries attend to.
+    Shared,
+    /// Tokens after those that all queries attend to.
+    After,
+}
+
 impl<E: Cached> Attend<'_, E> {
     /// sums[query] += probability . V, for each query over the tokens of the span that it attends
     /// to.
+    ///
+    /// Queries are processed in tiles. Tokens that all queries of a tile attend to are processed
+    /// together, in whole steps. Tokens before and after are processed one query at a time. The
+    /// loops keep one call of each kernel in the code, because every call is inlined: written out,
+    /// the copies took most of the library's compile time.
     #[inline(always)]
     pub(super) fn accumulate<L: Lanes>(&mut self, span: &Span<E>) {
         let (queries, mut query) = (self.queries(), 0);
-        macro_rules! tiles_of {
-            ($rows:literal) => {
-                while queries - query >= $rows {
-                    self.accumulate_tile::<L, $rows>(span, query);
-                    query += $rows;
-                }
-            };
-        }
-        if const { L::ATTENTION_TILES } {
-            tiles_of!(4);
-            tiles_of!(3);
-            tiles_of!(2);
-        }
         while query < queries {
-            self.add_own_values::<L>(span, query, self.scratch.range[query].within(span.start, span.len));
-            query += 1;
+            let tile = if const { L::ATTENTION_TILES } { (queries - query).min(MAX_TILE) } else { 1 };
+            let shared = self.shared_tokens(span, query, tile);
+            for part in [Part::Before, Part::Shared, Part::After] {
+                if part == Part::Shared {
+                    if const { L::ATTENTION_TILES } {
+                        match tile {
+                            4 => self.add_values::<L, 4, true>(span, query, shared),
+                            3 => self.add_values::<L, 3, true>(span, query, shared),
+                            2 => self.add_values::<L, 2, true>(span, query, shared),
+                            _ => {}
+                        }
+                    }
+                    continue;
+                }
+                for query in query..query + tile {
+                    let Range { first, end } = self.scratch.range[query].within(span.start, span.len);
+                    let own = match part {
+                        Part::Before => Range { first, end: end.min(shared.first) },
+                        _ => Range { first: first.max(shared.end), end },
+                    };
+                    self.add_own_values::<L>(span, query, own);
+                }
+            }
+            query += tile;
         }
     }
 
-    /// Adds the values of `R` queries. Tokens that all queries attend to are processed together, in
-    /// whole steps. Tokens before and after are processed one query at a time.
+    /// Returns the tokens that all queries of a tile attend to, in whole steps. A single query
+    /// shares none: all its tokens then precede the result.
     #[inline(always)]
-    fn accumulate_tile<L: Lanes, const R: usize>(&mut self, span: &Span<E>, query: usize) {
-        let mut ranges = [Range::default(); R];
-        ranges.copy_from_slice(&self.scratch.range[query..query + R]);
+    fn shared_tokens(&self, span: &Span<E>, query: usize, tile: usize) -> Range {
+        if tile == 1 {
+            return Range { first: span.len, end: span.len };
+        }
         let (mut first, mut end) = (0, span.len);
-        for range in &mut ranges {
-            *range = range.within(span.start, span.len);
+        for range in &self.scratch.range[query..query + tile] {
+            let range = range.within(span.start, span.len);
             (first, end) = (first.max(range.first), end.min(range.end));
         }
         let first = first.next_multiple_of(E::DEPTH);
-        let end = (end / E::DEPTH * E::DEPTH).max(first);
-        for (r, range) in ranges.iter().enumerate() {
-            self.add_own_values::<L>(span, query + r, Range { first: range.first, end: range.end.min(first) });
-        }
-        self.add_values::<L, R, true>(span, query, Range { first, end });
-        for (r, range) in ranges.iter().enumerate() {
-            self.add_own_values::<L>(span, query + r, Range { first: range.first.max(end), end: range.end });
-        }
+        Range { first, end: (end / E::DEPTH * E::DEPTH).max(first) }
     }
 
     /// Adds the values of one query. Its range of tokens may begin or end within a step.
     #[inline(always)]
-    fn add_own_values<L: Lanes>(&mut self, span: &Span<E>, query: usize, Range { first, end }: Range) {
-        let whole = Range { first: first.next_multiple_of(E::DEPTH), end: end / E::DEPTH * E::DEPTH };
-        if const { E::DEPTH > 1 } && first < whole.first {
-            self.add_values::<L, 1, false>(span, query, Range { first, end: whole.first.min(end) });
-        }
-        self.add_values::<L, 1, true>(span, query, whole);
-        if const { E::DEPTH > 1 } && whole.end < end {
-            self.add_values::<L, 1, false>(span, query, Range { first: whole.end.max(first), end });
+    fn add_own_values<L: Lanes>(&mut self, span: &Span<E>, query: usize, Range { mut first, end }: Range) {
+        let last_whole = end / E::DEPTH * E::DEPTH;
+        while first < end {
+            let begins_step = first.is_multiple_of(E::DEPTH) && first < last_whole;
+            if const { E::DEPTH > 1 } && !begins_step {
+                let next = end.min((first + 1).next_multiple_of(E::DEPTH));
+                self.add_values::<L, 1, false>(span, query, Range { first, end: next });
+                first = next;
+            } else {
+                self.add_values::<L, 1, true>(span, query, Range { first, end: last_whole });
+                first = last_whole;
+            }
         }
     }
 
