@@ -28,6 +28,8 @@ mod sequence_state;
 mod sequence_table;
 mod simulation;
 mod step_time;
+#[cfg(test)]
+mod stored_names_test;
 mod swapping;
 mod telemetry;
 mod timing;

@@ -11,7 +11,6 @@ use crate::error::{Error, Result};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum OrderPolicy {
     /// First come, first served.
-    /// First come, first served.
     #[default]
     Fcfs,
     /// Higher priority first. One level outweighs `ageing` of waiting time.
