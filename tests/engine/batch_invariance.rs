@@ -157,10 +157,11 @@ fn assert_batch_invariant_in_all_families(isa: Isa, kv_dtype: KvDtype) {
     if !isa.is_present() {
         return println!("skipped: this machine lacks {}", isa.name());
     }
-    for (family, config) in configs(MAX_LEN) {
+    for (i, (family, config)) in configs(MAX_LEN).into_iter().enumerate() {
         let dir = TempDir::new();
         write_random_model(&dir.0, &config, kv_dtype != KvDtype::F32, 7);
-        assert_batch_invariant(family, &options(&dir.0, isa, kv_dtype));
+        let disturbance = Disturbance::ALL[(i + isa as usize + kv_dtype as usize) % Disturbance::ALL.len()];
+        assert_batch_invariant(family, &options(&dir.0, isa, kv_dtype), &[disturbance]);
     }
 }
 
@@ -168,14 +169,39 @@ fn family_config(name: &str) -> (&'static str, Value) {
     configs(MAX_LEN).into_iter().find(|(family, _)| *family == name).unwrap()
 }
 
-/// Asserts that requests in an engine with these options give the same bits alone and under every
-/// disturbance.
-fn assert_batch_invariant(name: &str, base: &EngineOptions) {
+/// Options that change the batches of an engine. With all of them for every family, path and type,
+/// these tests would take minutes. Every family, path and type therefore has preemption and one
+/// more, so that each family has all of them on some path, and each path in some families.
+#[derive(Debug, Clone, Copy)]
+enum Disturbance {
+    Chunks { threads: usize, tokens: usize },
+    BlockSize(usize),
+}
+
+impl Disturbance {
+    const ALL: [Disturbance; 4] = [
+        Disturbance::Chunks { threads: 1, tokens: 7 },
+        Disturbance::Chunks { threads: 2, tokens: 64 },
+        Disturbance::BlockSize(8),
+        Disturbance::BlockSize(256),
+    ];
+
+    fn apply(self, base: &EngineOptions) -> EngineOptions {
+        match self {
+            Disturbance::Chunks { threads, tokens } => {
+                EngineOptions { threads: Some(threads), prefill_chunk: Some(tokens), ..base.clone() }
+            }
+            Disturbance::BlockSize(block_size) => EngineOptions { block_size, max_batch_tokens: 100, ..base.clone() },
+        }
+    }
+}
+
+/// Asserts that requests in an engine with these options give the same bits alone, after
+/// preemptions and under each disturbance.
+fn assert_batch_invariant(name: &str, base: &EngineOptions, disturbances: &[Disturbance]) {
     let expected = alone(base);
-    for (threads, chunk) in [(1, 7), (2, 64)] {
-        let what = format!("{name}, {threads} threads, chunks of {chunk}");
-        let disturbed = EngineOptions { threads: Some(threads), prefill_chunk: Some(chunk), ..base.clone() };
-        assert_same(&what, &expected, &together(&disturbed).0);
+    for disturbance in disturbances {
+        assert_same(&format!("{name}, {disturbance:?}"), &expected, &together(&disturbance.apply(base)).0);
     }
     // Layers with a window need only a few blocks per sequence.
     let MemoryPlan { block_bytes, groups, .. } = Engine::plan(base).unwrap();
@@ -184,10 +210,6 @@ fn assert_batch_invariant(name: &str, base: &EngineOptions) {
     let (found, preemptions) = together(&small_pool);
     assert!(preemptions >= 8, "{name}: only {preemptions} preemptions");
     assert_same(&format!("{name}, preempted {preemptions} times"), &expected, &found);
-    for block_size in [8, 256] {
-        let (found, _) = together(&EngineOptions { block_size, max_batch_tokens: 100, ..base.clone() });
-        assert_same(&format!("{name}, blocks of {block_size}"), &expected, &found);
-    }
 }
 
 /// Tests every integer weight format on the widest instruction path, and on the next one, whose
@@ -204,7 +226,7 @@ fn integer_weights_give_the_same_bits_in_every_batch() {
         for format in [WeightFormat::Int8, int4(32, false), int4(32, true)] {
             for isa in [None, Some(Isa::Avx512Vnni)].into_iter().filter(|isa| isa.is_none_or(Isa::is_present)) {
                 let base = EngineOptions { isa, weight_format: Some(format), ..options(&dir.0, Isa::Portable, KvDtype::Bf16) };
-                assert_batch_invariant(&format!("{family} in {} on {isa:?}", format.name()), &base);
+                assert_batch_invariant(&format!("{family} in {} on {isa:?}", format.name()), &base, &Disturbance::ALL);
             }
         }
     }
