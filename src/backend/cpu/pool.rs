@@ -1,5 +1,8 @@
 //! The engine's thread pool: threads share the tasks of one kernel, spin briefly for the next
 //! kernel, and then sleep.
+//!
+//! A kernel ends when its tasks are done. It waits for the workers that take part, not for those
+//! that the system has not scheduled yet: on a busy machine, that could take milliseconds.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -27,13 +30,14 @@ struct Shared {
     /// Number of kernels started; a change is the signal to start.
     epoch: CachePadded<AtomicU64>,
     next_task: CachePadded<AtomicUsize>,
-    /// Workers that have not finished the current kernel.
+    /// Workers that take part in the current kernel. Increased under the lock of `state`.
     busy: CachePadded<AtomicUsize>,
     state: Mutex<PoolState>,
     wake: Condvar,
 }
 
 struct PoolState {
+    /// The current kernel, until all its tasks have been taken.
     job: Option<Job>,
     sleeping: usize,
     stop: bool,
@@ -47,7 +51,7 @@ struct Job {
     tasks: usize,
 }
 
-// SAFETY: the pointee is Sync, and `Pool::run` keeps it alive until every worker has finished.
+// SAFETY: the pointee is Sync, and `Pool::run` keeps it alive until no worker uses it.
 unsafe impl Send for Job {}
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -99,15 +103,14 @@ impl Pool {
             return (0..tasks).for_each(|task| run(task, 0));
         }
         let _one_at_a_time = lock(&self.running);
-        // SAFETY: only the lifetime changes. No worker uses the pointer after `busy` reaches zero,
-        // which is awaited below.
+        // SAFETY: only the lifetime changes. Below, the job is removed, so that no further worker
+        // takes part, and `busy` becomes 0 when the last of the others has finished.
         let run: &'static (dyn Fn(usize, usize) + Sync) = unsafe { std::mem::transmute(run) };
         let job = Job { run, tasks };
         let sleeping = {
             let mut state = lock(&self.shared.state);
             state.job = Some(job);
             self.shared.next_task.store(0, Ordering::Relaxed);
-            self.shared.busy.store(self.workers.len(), Ordering::Relaxed);
             self.shared.epoch.fetch_add(1, Ordering::Release);
             state.sleeping
         };
@@ -115,6 +118,7 @@ impl Pool {
             self.shared.wake.notify_all();
         }
         let mine = catch_unwind(AssertUnwindSafe(|| self.shared.share(job, 0)));
+        lock(&self.shared.state).job = None;
         let mut spins = 0;
         while self.shared.busy.load(Ordering::Acquire) > 0 {
             relax(&mut spins);
@@ -170,17 +174,17 @@ impl Shared {
         let mut seen = 0;
         loop {
             self.await_epoch(seen);
-            let (job, epoch) = {
+            let job = {
                 let state = lock(&self.state);
                 if state.stop {
                     return;
                 }
-                (state.job, self.epoch.load(Ordering::Acquire))
+                seen = self.epoch.load(Ordering::Acquire);
+                let Some(job) = state.job else { continue };
+                self.busy.fetch_add(1, Ordering::Relaxed);
+                job
             };
-            seen = epoch;
-            if let Some(job) = job
-                && let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.share(job, worker)))
-            {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.share(job, worker))) {
                 lock(&self.state).panic = Some(panic);
             }
             self.busy.fetch_sub(1, Ordering::Release);
@@ -193,7 +197,8 @@ impl Shared {
             if task >= job.tasks {
                 return;
             }
-            // SAFETY: `Pool::run` waits for every worker before the closure is dropped.
+            // SAFETY: `Pool::run` waits for the workers that take part before the closure is
+            // dropped.
             unsafe { (*job.run)(task, worker) };
         }
     }
@@ -258,6 +263,21 @@ mod tests {
             assert!(started[8..].iter().sum::<usize>() < pool.threads(), "each thread can have started one task before the error");
             pool.try_run(10, &|_, _| Ok(())).unwrap();
         }
+    }
+
+    #[test]
+    fn a_kernel_does_not_wait_for_a_worker_that_is_never_scheduled() {
+        let mut pool = Pool::new(1).unwrap();
+        let shared = pool.shared.clone();
+        let absent = move || {
+            while !lock(&shared.state).stop {
+                std::thread::yield_now();
+            }
+        };
+        pool.workers.push(std::thread::spawn(absent));
+        let done = AtomicUsize::new(0);
+        pool.run(100, &|_, _| drop(done.fetch_add(1, Ordering::Relaxed)));
+        assert_eq!(done.into_inner(), 100);
     }
 
     #[test]
