@@ -281,18 +281,20 @@ impl SamplingParams {
         in_vocabulary("logit_bias token id", self.logit_bias.iter().map(|(token, _)| token), vocab_size)?;
         in_vocabulary("allowed token id", &self.allowed_token_ids, vocab_size)?;
         in_vocabulary("bad_words_ids token id", self.bad_words_ids.iter().flatten(), vocab_size)?;
-        let words = self.bad_words.len().max(self.bad_words_ids.len());
-        if words > Self::MAX_STOPS {
-            return Err(Error::invalid(format!("bad_words has too many entries ({words}, at most {})", Self::MAX_STOPS)));
-        }
-        if self.bad_words.iter().any(|word| word.is_empty()) || self.bad_words_ids.iter().any(|word| word.is_empty()) {
-            return Err(Error::invalid("a text of bad_words is empty; remove it"));
-        }
-        match self.bad_words_ids.iter().map(Vec::len).max() {
-            Some(longest) if longest > Self::MAX_NGRAM => {
-                Err(Error::invalid(format!("a text of bad_words is too long ({longest} tokens, at most {})", Self::MAX_NGRAM)))
+        for (name, count) in [("bad_words", self.bad_words.len()), ("bad_words_ids", self.bad_words_ids.len())] {
+            if count > Self::MAX_STOPS {
+                return Err(Error::invalid(format!("{name} has too many entries ({count}, at most {})", Self::MAX_STOPS)));
             }
-            _ => Ok(()),
+        }
+        if self.bad_words.iter().any(String::is_empty) {
+            return Err(Error::invalid("an entry of bad_words is empty; remove it"));
+        }
+        if self.bad_words_ids.iter().any(Vec::is_empty) {
+            return Err(Error::invalid("an entry of bad_words_ids is empty; remove it"));
+        }
+        match self.bad_words_ids.iter().map(Vec::len).find(|&len| len > Self::MAX_NGRAM) {
+            Some(len) => Err(Error::invalid(format!("an entry of bad_words_ids is too long ({len} tokens, at most {})", Self::MAX_NGRAM))),
+            None => Ok(()),
         }
     }
 
@@ -365,9 +367,9 @@ fn above_zero(name: &str, value: f32, high: f32) -> Result<()> {
     Err(Error::invalid(format!("{name} is {value}; must be above 0 and at most {high}")))
 }
 
-fn at_most(name: &str, value: Option<u32>, most: u32) -> Result<()> {
+fn at_most(name: &str, value: Option<u32>, max: u32) -> Result<()> {
     match value {
-        Some(value) if value > most => Err(Error::invalid(format!("{name} is {value}; must be at most {most}"))),
+        Some(value) if value > max => Err(Error::invalid(format!("{name} is {value}; must be at most {max}"))),
         _ => Ok(()),
     }
 }
@@ -478,9 +480,9 @@ mod tests {
         assert!(refusal_message(|p| p.logprobs = Some(129)).contains("must be at most 128"));
         assert!(refusal_message(|p| p.prompt_logprobs = Some(u32::MAX)).contains("prompt_logprobs"));
         assert!(refusal_message(|p| p.no_repeat_ngram_size = 257).contains("257"));
-        assert!(refusal_message(|p| p.bad_words = vec![String::new()]).contains("empty"));
-        assert!(refusal_message(|p| p.bad_words_ids = vec![vec![]]).contains("empty"));
-        assert!(refusal_message(|p| p.bad_words_ids = vec![vec![1]; 1025]).contains("1025"));
+        assert!(refusal_message(|p| p.bad_words = vec![String::new()]).contains("of bad_words is empty"));
+        assert!(refusal_message(|p| p.bad_words_ids = vec![vec![]]).contains("of bad_words_ids is empty"));
+        assert!(refusal_message(|p| p.bad_words_ids = vec![vec![1]; 1025]).contains("bad_words_ids has too many entries (1025"));
         assert!(refusal_message(|p| p.bad_words_ids = vec![vec![1; 257]]).contains("257"));
         assert!(refusal_message(|p| p.allowed_token_ids = vec![1; 11]).contains("11"));
         assert!(refusal_message(|p| p.logit_bias = vec![(1, 0.0); 11]).contains("11"));

@@ -209,9 +209,9 @@ TEST_F(InvalidArguments, every_sampling_field_is_named_in_its_error) {
     refused("sequence breaker of pllm_dry is empty", dry([](D &d) { d.sequence_breakers = {"x", ""}; }));
     refused("logit_bias of token 7", [](S &s) { s.logit_bias = {{7, 101}}; });
     refused("logit_bias token id", [](S &s) { s.logit_bias = {{1024, 1}}; });
-    refused("a text of bad_words is empty", [](S &s) { s.bad_words = {"x", ""}; });
+    refused("an entry of bad_words is empty", [](S &s) { s.bad_words = {"x", ""}; });
     refused("bad_words_ids token id", [](S &s) { s.bad_words_ids = {{1}, {2, 1024}}; });
-    refused("a text of bad_words is empty", [](S &s) { s.bad_words_ids = {{}}; });
+    refused("an entry of bad_words_ids is empty", [](S &s) { s.bad_words_ids = {{}}; });
     refused("allowed token id", [](S &s) { s.allowed_token_ids = {1024}; });
     refused("logprobs is 129", [](S &s) { s.logprobs = true, s.top_logprobs = 129; });
     refused("top_logprobs is 2 and flags", [](S &s) { s.top_logprobs = 2; });

@@ -88,7 +88,7 @@ describe('invalid arguments', () => {
       ['INVALID_ARGUMENT', 'a token id of logitBias is -1;', { ...hello, logitBias: { '-1': 1 } }],
       ['INVALID_ARGUMENT', 'a token id of logitBias is NaN;', { ...hello, logitBias: { x: 1 } }],
       ['INVALID_ARGUMENT', 'a bad word', { ...hello, badWords: ['good', Buffer.from([255])] }],
-      ['INVALID_ARGUMENT', 'a text of bad_words is empty', { ...hello, badWordsIds: [[]] }],
+      ['INVALID_ARGUMENT', 'an entry of bad_words_ids is empty', { ...hello, badWordsIds: [[]] }],
       ['INVALID_ARGUMENT', '1024', { ...hello, badWordsIds: [[1], [2, 1024]] }],
       ['INVALID_ARGUMENT', '1024', { ...hello, allowedTokenIds: [1024] }],
       ['INVALID_ARGUMENT', 'dry', { ...hello, dry: { base: 0.5 } }],

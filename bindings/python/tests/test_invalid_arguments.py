@@ -163,7 +163,7 @@ class InvalidArguments(Case):
             ),
             (Code.INVALID_ARGUMENT, "NaN", "Hello", {"logit_bias": {5: math.nan}}, {}),
             (Code.INVALID_ARGUMENT, "a bad word", "Hello", {"bad_words": ["good", b"\xff"]}, {}),
-            (Code.INVALID_ARGUMENT, "a text of bad_words is empty", "Hello", {"bad_words_ids": [[]]}, {}),
+            (Code.INVALID_ARGUMENT, "an entry of bad_words_ids is empty", "Hello", {"bad_words_ids": [[]]}, {}),
             (Code.INVALID_ARGUMENT, "1024", "Hello", {"bad_words_ids": [[1], [2, 1024]]}, {}),
             (Code.INVALID_ARGUMENT, "1024", "Hello", {"allowed_token_ids": [1024]}, {}),
             (Code.INVALID_ARGUMENT, "dry", "Hello", {"dry": Dry(base=0.5)}, {}),
