@@ -586,8 +586,8 @@ __device__ __forceinline__ u64 partial_of(u32 kv_heads, u32 group, u32 query, u3
 // not on the number of parts beyond its end.
 struct SplitPlan {
     u32 len, parts;
-    __device__ __forceinline__ SplitPlan(u32 longest, u32 splits)
-        : len(max(MIN_SPLIT, (longest + 64 * splits - 1) / (64 * splits) * 64)), parts((longest + len - 1) / len) {}
+    __device__ __forceinline__ SplitPlan(u32 max_len, u32 splits)
+        : len(max(MIN_SPLIT, (max_len + 64 * splits - 1) / (64 * splits) * 64)), parts((max_len + len - 1) / len) {}
 };
 
 // Writes `out` if there is one part, and otherwise this block's part of `partial` for
@@ -612,12 +612,12 @@ __device__ __forceinline__ void write_decode(const Attention &a, const Attention
 }
 
 // Warps process 16 tokens each in turn, and each warp has its own copies of K and V.
-template <class T, u32 DIM> __device__ __forceinline__ void attend_decode(const Attention &a, float *partial, u32 longest) {
+template <class T, u32 DIM> __device__ __forceinline__ void attend_decode(const Attention &a, float *partial, u32 max_len) {
     typedef AttentionShared<T, DIM> Shared;
     constexpr u32 STAGES = Shared::DECODE_STAGES;
     DYNAMIC_SHARED(T, stages); // divided among the warps
     AttentionTile tile = a.tiles[blockIdx.x];
-    SplitPlan plan(longest, gridDim.z);
+    SplitPlan plan(max_len, gridDim.z);
     if (tile.rows == 0 || blockIdx.z >= plan.parts) return;
     Query query_range = query_of(a, tile, tile.first_query); // the same for all queries of the row
     u32 first = max(query_range.first, blockIdx.z * plan.len), end = min(query_range.last + 1, (blockIdx.z + 1) * plan.len);
@@ -644,9 +644,9 @@ template <class T, u32 DIM> __device__ __forceinline__ void attend_decode(const 
 extern "C" __global__ void attention_merge(float *out /* [rows, heads, dim] */,
                                            const float *partial /* [tiles, kv_heads, min(16, group), splits, dim + 2] */,
                                            const AttentionTile *tiles /* [tiles] */, const float *sinks /* [heads] or null */,
-                                           const u32 *longest /* [1] */, u32 heads, u32 kv_heads, u32 dim, u32 splits) {
+                                           const u32 *max_len /* [1] */, u32 heads, u32 kv_heads, u32 dim, u32 splits) {
     AttentionTile tile = tiles[blockIdx.x];
-    SplitPlan plan(*longest, splits);
+    SplitPlan plan(*max_len, splits);
     u32 group = heads / kv_heads, number = tile.first_query + blockIdx.z;
     if (plan.parts == 1 || blockIdx.z >= query_count(tile, group, DECODE_QUERIES)) return;
     u32 row = tile.first_row + number / group, head = blockIdx.y * group + number % group;
@@ -793,8 +793,8 @@ template <class T> __device__ __forceinline__ void attend_plain(const Attention 
     }                                                                                                                                   \
     extern "C" __global__ void __launch_bounds__(AttentionShared<T, DIM>::DECODE_WARPS *WARP)                                           \
         attention_decode_##name##_##DIM(ATTENTION_POINTERS, ATTENTION_SCALARS, float *partial /* layout: see attention_merge */,        \
-                                        const u32 *longest /* [1] */) {                                                                 \
-        attend_decode<T, DIM>(ATTENTION_OF(DIM, DIM), partial, *longest);                                                               \
+                                        const u32 *max_len /* [1] */) {                                                                 \
+        attend_decode<T, DIM>(ATTENTION_OF(DIM, DIM), partial, *max_len);                                                               \
     }
 
 #define ATTENTION_OF_EACH_WIDTH(name, T)    \

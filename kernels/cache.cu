@@ -96,7 +96,7 @@ __device__ void store_kv(u8 *kv, float *qkv, const float *angles, const u32 *slo
         float *numbers = qkv + (u64(row) * all + head) * dim;
         if (angles && head < heads + kv_heads) rotate(numbers, angles + u64(row) * rotated, rotated, pairs);
         __syncwarp(); // other lanes read the rotated numbers
-        if (head >= heads && slot != NOWHERE) Stored<T>::write(block + u64(head - heads) * head_bytes, numbers, slot & (block_size - 1), block_size, dim);
+        if (head >= heads && slot != NO_SLOT) Stored<T>::write(block + u64(head - heads) * head_bytes, numbers, slot & (block_size - 1), block_size, dim);
     }
 }
 

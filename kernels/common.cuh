@@ -29,7 +29,7 @@
 #define WARP 32
 #define ALL_LANES 0xffffffffu
 #define MINUS_INFINITY (-INFINITY)
-#define NOWHERE 0xffffffffu // the slot of a row whose K and V are not stored
+#define NO_SLOT 0xffffffffu // the slot of a row whose K and V are not stored
 
 typedef uint8_t u8;
 typedef uint16_t u16;

@@ -331,15 +331,15 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS) draw_rows(DeviceSampl
 }
 
 // Replaces a step's inputs by those of the next step: one row per sequence, with the sampled
-// tokens. If sampling failed, the token is arbitrary. A sequence whose slot is NOWHERE has ended.
+// tokens. If sampling failed, the token is arbitrary. A sequence whose slot is NO_SLOT has ended.
 // It keeps its position, because its block table ends there. One block.
-extern "C" __global__ void go_on(u32 *tokens /* [rows] */, u32 *positions /* [rows] */, u32 *slots /* [rows, groups] */, u32 *longest /* [1] */,
+extern "C" __global__ void prepare_next(u32 *tokens /* [rows] */, u32 *positions /* [rows] */, u32 *slots /* [rows, groups] */, u32 *max_len /* [1] */,
                                  const u32 *next_slots /* [rows, groups] */, const DeviceSample *sample /* [rows] */, u32 rows, u32 groups,
-                                 u32 next_longest) {
+                                 u32 next_max_len) {
     for (u32 row = threadIdx.x; row < rows; row += blockDim.x) {
         tokens[row] = sample[row].outcome == TOKEN ? sample[row].token : 0;
-        if (next_slots[u64(row) * groups] != NOWHERE) positions[row]++;
+        if (next_slots[u64(row) * groups] != NO_SLOT) positions[row]++;
     }
     for (u32 i = threadIdx.x; i < rows * groups; i += blockDim.x) slots[i] = next_slots[i];
-    if (threadIdx.x == 0) *longest = next_longest;
+    if (threadIdx.x == 0) *max_len = next_max_len;
 }

@@ -9,7 +9,7 @@
 pub struct E4m3(pub u8);
 
 impl E4m3 {
-    pub const MOST: f32 = 448.0;
+    pub const MAX: f32 = 448.0;
 
     /// Rounds to the nearest code, ties to even. Saturates at the largest magnitude. NaN becomes 0.
     #[inline(always)]
@@ -20,7 +20,7 @@ impl E4m3 {
         if x.is_nan() {
             return E4m3(0);
         }
-        let size = x.abs().min(Self::MOST);
+        let size = x.abs().min(Self::MAX);
         let code = match size < MIN_NORMAL {
             true => (size + LAST_PLACE).to_bits() - LAST_PLACE.to_bits(),
             false => {

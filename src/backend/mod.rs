@@ -150,7 +150,7 @@ pub enum Scores {
 /// Groups of equally many experts. A row chooses groups first, and then experts within them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertGroups {
-    /// Number of groups, at most `MOST`.
+    /// Number of groups, at most `MAX_COUNT`.
     pub count: usize,
     /// Number of groups that a row chooses.
     pub chosen: usize,
@@ -167,7 +167,7 @@ pub enum GroupScore {
 }
 
 impl ExpertGroups {
-    pub const MOST: usize = 64;
+    pub const MAX_COUNT: usize = 64;
 }
 
 impl Routing {
@@ -314,7 +314,7 @@ impl Extent {
 /// The largest batch of a step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InputLimits {
-    pub most: BatchSize,
+    pub max: BatchSize,
     /// Query heads per KV head, for each kind of layer.
     pub heads_per_kv: Vec<u32>,
 }
@@ -371,10 +371,10 @@ pub trait Backend: Send + Sync {
     fn reserve_rows(&self, rows: usize, cols: usize) -> Result<()>;
     fn reserved_rows_bytes(&self, rows: usize, cols: usize) -> u64;
 
-    /// Allocates routes for up to `rows` rows. `most` bounds the number of experts and `top_k`. No
+    /// Allocates routes for up to `rows` rows. `max` bounds the number of experts and `top_k`. No
     /// step allocates more.
-    fn routes(&self, rows: usize, most: Routing) -> Result<Self::Routes>;
-    fn routes_bytes(&self, rows: usize, most: Routing) -> u64;
+    fn routes(&self, rows: usize, max: Routing) -> Result<Self::Routes>;
+    fn routes_bytes(&self, rows: usize, max: Routing) -> u64;
 
     /// Allocates input buffers for batches up to the limits, so that no step allocates.
     fn reserve_inputs(&self, _limits: &InputLimits, _inputs: &mut Self::Inputs) -> Result<()> {
@@ -398,9 +398,9 @@ pub trait Backend: Send + Sync {
     /// Marks the end of a batch's ops. A device that has deferred their execution starts it.
     fn begin(&self) {}
     /// Uploads a batch for the next decode size that the device captures in advance, so that later
-    /// steps of that size replay the captured ops. `_most` bounds the sizes. `_batch` is a decode
+    /// steps of that size replay the captured ops. `_max` bounds the sizes. `_batch` is a decode
     /// batch of one row; its results are discarded. None: all sizes are captured.
-    fn keep(&self, _most: &BatchSize, _batch: &Batch, _inputs: &mut Self::Inputs) -> Result<Option<Extent>> {
+    fn keep(&self, _max: &BatchSize, _batch: &Batch, _inputs: &mut Self::Inputs) -> Result<Option<Extent>> {
         Ok(None)
     }
     /// Returns true if the backend uses the `next_slots` of a decode step with this many rows.

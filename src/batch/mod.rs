@@ -18,14 +18,14 @@ pub struct Batch {
     pub tables: Vec<u32>,       // [places, groups] block tables of the spans, back to back
     pub logit_rows: Vec<u32>,   // [logits] rows whose logits are computed
     pub copies: Vec<BlockCopy>, // block copies that precede the computation, in any order
-    /// [rows, groups] The KV slot of the token that each row samples, or `NOWHERE` if it is the
+    /// [rows, groups] The KV slot of the token that each row samples, or `NO_SLOT` if it is the
     /// last token of the sequence. Empty if the next step cannot be predicted. The prediction
     /// requires that every row samples such a token and that no other sequence joins.
     pub next_slots: Vec<u32>,
 }
 
 /// The value of a slot if K and V are not stored.
-pub const NOWHERE: u32 = u32::MAX;
+pub const NO_SLOT: u32 = u32::MAX;
 
 /// A copy of all K and V of a block, in the layers of its group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

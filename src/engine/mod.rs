@@ -547,7 +547,7 @@ fn warm_up<B: Backend>(runner: &mut ModelRunner<B>, files: &ModelFiles, options:
     let rehearsed = runner.warm_up(&limits, &warmup::largest_batches(stage)?);
     rehearsed.map_err(|e| Error::new(e.code(), format!("the warm-up with the largest step ({rows} rows) has failed: {}", e.message())))?;
     if let Some(batch) = warmup::single_decode(stage)? {
-        let kept = runner.record_steps(&limits.most, &batch);
+        let kept = runner.record_steps(&limits.max, &batch);
         kept.map_err(|e| Error::new(e.code(), format!("the device cannot record its decode steps: {}", e.message())))?;
     }
     if swap_blocks > 0 { runner.warm_up_swap() } else { Ok(()) }

@@ -125,14 +125,14 @@ impl<B: Backend> ModelRunner<B> {
         for batch in batches.iter().filter(|batch| batch.rows() > 0) {
             self.decoder.forward(batch, &mut self.kv)?;
             // Reading the maximum number of logits also allocates their host buffer.
-            self.decoder.logits(limits.most.logits)?;
+            self.decoder.logits(limits.max.logits)?;
         }
         Ok(())
     }
 
     /// Makes the device record its decode steps. `batch` is a decode step with one token.
-    pub fn record_steps(&mut self, most: &BatchSize, batch: &Batch) -> Result<()> {
-        self.decoder.keep_steps(most, batch, &mut self.kv)
+    pub fn record_steps(&mut self, max: &BatchSize, batch: &Batch) -> Result<()> {
+        self.decoder.keep_steps(max, batch, &mut self.kv)
     }
 
     /// Swaps a block out and in, for the same purpose.

@@ -58,21 +58,21 @@ impl Config {
         Error::model(format!("{}: {name} is {value}; {what}", self.file))
     }
 
-    /// Returns a required integer from 1 to `most`.
-    pub fn count(&self, name: &str, most: usize) -> Result<usize> {
-        let value = self.get(name).and_then(Value::as_u64).filter(|&n| (1..=most as u64).contains(&n));
-        value.map(|n| n as usize).ok_or_else(|| self.wrong(name, &format!("it must be an integer from 1 to {most}")))
+    /// Returns a required integer from 1 to `max`.
+    pub fn count(&self, name: &str, max: usize) -> Result<usize> {
+        let value = self.get(name).and_then(Value::as_u64).filter(|&n| (1..=max as u64).contains(&n));
+        value.map(|n| n as usize).ok_or_else(|| self.wrong(name, &format!("it must be an integer from 1 to {max}")))
     }
 
-    pub fn count_or(&self, name: &str, most: usize, default: usize) -> Result<usize> {
-        if self.get(name).is_some() { self.count(name, most) } else { Ok(default) }
+    pub fn count_or(&self, name: &str, max: usize, default: usize) -> Result<usize> {
+        if self.get(name).is_some() { self.count(name, max) } else { Ok(default) }
     }
 
     /// Like `count_or`, but permits 0.
-    pub fn whole_or(&self, name: &str, most: usize, default: usize) -> Result<usize> {
+    pub fn whole_or(&self, name: &str, max: usize, default: usize) -> Result<usize> {
         match self.get(name) {
             Some(Value::Number(number)) if number.as_u64() == Some(0) => Ok(0),
-            _ => self.count_or(name, most, default),
+            _ => self.count_or(name, max, default),
         }
     }
 

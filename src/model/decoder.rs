@@ -243,7 +243,7 @@ pub fn input_limits(spec: &ModelSpec, limits: BatchLimits, places: usize, groups
     heads_per_kv.sort_unstable();
     heads_per_kv.dedup();
     let BatchLimits { rows, logits } = limits;
-    InputLimits { most: BatchSize { rows, sequences: logits, logits, places: logits * places, groups }, heads_per_kv }
+    InputLimits { max: BatchSize { rows, sequences: logits, logits, places: logits * places, groups }, heads_per_kv }
 }
 
 /// Returns the bytes of all activations, and of the working memory of `threads` threads, for
@@ -311,10 +311,10 @@ impl<B: Backend> Decoder<B> {
         Ok(())
     }
 
-    /// Lets the device capture the decode steps that it replays later, within `most`. `batch` has
+    /// Lets the device capture the decode steps that it replays later, within `max`. `batch` has
     /// one row.
-    pub fn keep_steps(&mut self, most: &BatchSize, batch: &Batch, kv: &mut KvCache<B>) -> Result<()> {
-        while let Some(extent) = self.backend.keep(most, batch, &mut self.inputs)? {
+    pub fn keep_steps(&mut self, max: &BatchSize, batch: &Batch, kv: &mut KvCache<B>) -> Result<()> {
+        while let Some(extent) = self.backend.keep(max, batch, &mut self.inputs)? {
             self.pass(extent, kv);
         }
         Ok(())

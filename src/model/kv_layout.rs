@@ -59,8 +59,8 @@ impl KvLayout {
         let candidates = || (1..=counts[0]).rev().filter(divides);
         // The fewest groups with little padding, or else the groups with the least padding.
         let little = candidates().find(|&levels| padding(levels) <= layers.len() / LITTLE);
-        let least = candidates().min_by_key(|&levels| padding(levels)).filter(|&levels| padding(levels) <= layers.len() / TOO_MUCH);
-        let Some(levels) = little.or(least) else { return KvLayout::together(layers.len(), kinds[0]) };
+        let min_padding = candidates().min_by_key(|&levels| padding(levels)).filter(|&levels| padding(levels) <= layers.len() / TOO_MUCH);
+        let Some(levels) = little.or(min_padding) else { return KvLayout::together(layers.len(), kinds[0]) };
         let groups: Vec<usize> = counts.iter().map(|count| count.div_ceil(levels)).collect();
         let mut seen = vec![0; kinds.len()];
         let place = |window: &Option<usize>| {

@@ -26,7 +26,7 @@ pub fn find<'a>(checkpoint: &'a Checkpoint, name: &str, [count, rows, cols]: [us
 }
 
 /// The largest scale whose numbers fit bf16. The byte 255 represents NaN.
-const MOST: u8 = 252;
+const MAX_SCALE: u8 = 252;
 
 /// Rows of a matrix in its file. The first begins at element `start`, and consecutive rows are
 /// `step` rows apart.
@@ -59,8 +59,8 @@ impl StridedRows<'_> {
 fn unpack_row(packed: &[u8], powers: &[u8], out: &mut [u8]) -> Result<()> {
     let blocks = out.chunks_exact_mut(BLOCK * size_of::<bf16>()).zip(packed.chunks_exact(BLOCK / 2));
     for ((out, pairs), &power) in blocks.zip(powers) {
-        if power > MOST {
-            return Err(Error::model(format!("an MXFP4 scale is too large for bf16 (byte {power}, limit {MOST})")));
+        if power > MAX_SCALE {
+            return Err(Error::model(format!("an MXFP4 scale is too large for bf16 (byte {power}, limit {MAX_SCALE})")));
         }
         let scale = (power as f32 - 127.0).exp2();
         let numbers = NUMBERS.map(|number| bf16::from_f32(number * scale).to_le_bytes());

@@ -66,10 +66,10 @@ impl TensorLocation {
         backend: &B,
         spec: &ModelSpec,
         checkpoint: &Checkpoint,
-        asked: Option<WeightFormat>,
+        requested: Option<WeightFormat>,
     ) -> Result<TensorLocation> {
         let (mut made, mut matrix_bytes, mut pieces) = (Sha256::new(), 0, 0);
-        weights::for_matrices(spec, checkpoint, asked, |linear: &Linear, format| {
+        weights::for_matrices(spec, checkpoint, requested, |linear: &Linear, format| {
             made.update(try_format(format_args!("{linear:?} {format:?}\n"))?);
             let bytes = backend.matrix_bytes(linear.rows(), linear.cols, format);
             matrix_bytes += bytes;

@@ -36,18 +36,18 @@ impl ModelSpec {
 
     /// Returns the maximum number of columns of a matrix.
     pub fn max_cols(&self) -> usize {
-        let mut most = 0;
+        let mut max_cols = 0;
         let widest = |linear: &Linear, _| {
-            most = most.max(linear.cols);
+            max_cols = max_cols.max(linear.cols);
             Ok::<(), Infallible>(())
         };
         let Ok(_) = self.try_map(widest, |_| Ok(()), |_| Ok(()));
-        most
+        max_cols
     }
 
-    /// Selects the rotary frequencies for sequences of at most `longest` positions.
-    pub fn fit(&mut self, longest: usize) {
-        self.ropes.iter_mut().for_each(|rope| rope.fit(longest));
+    /// Selects the rotary frequencies for sequences of at most `max_len` positions.
+    pub fn fit(&mut self, max_len: usize) {
+        self.ropes.iter_mut().for_each(|rope| rope.fit(max_len));
     }
 }
 
@@ -107,14 +107,14 @@ impl Rope {
         positions.max((positions as f64 * self.stretch) as usize)
     }
 
-    /// Selects the frequencies for sequences of at most `longest` positions.
-    pub fn fit(&mut self, longest: usize) {
+    /// Selects the frequencies for sequences of at most `max_len` positions.
+    pub fn fit(&mut self, max_len: usize) {
         let dims = self.rotated();
-        let Some(Long { how, beyond }) = self.long.take_if(|long| longest > long.beyond) else { return };
+        let Some(Long { how, beyond }) = self.long.take_if(|long| max_len > long.beyond) else { return };
         self.frequencies = match how {
             Longer::Other(frequencies) => frequencies,
             Longer::Dynamic { theta, factor } => {
-                let stretch = factor * longest as f64 / beyond as f64 - (factor - 1.0);
+                let stretch = factor * max_len as f64 / beyond as f64 - (factor - 1.0);
                 Rope::frequencies(theta * stretch.powf(dims as f64 / (dims as f64 - 2.0)), dims)
             }
         };
@@ -370,7 +370,7 @@ pub struct Run {
 }
 
 impl RowOrder {
-    /// Returns the longest run in the file that begins at loaded row `row` of a part with `rows`
+    /// Returns the max_len run in the file that begins at loaded row `row` of a part with `rows`
     /// rows.
     pub fn run_at(self, rows: usize, row: usize) -> Run {
         let run = |(first, rows)| Run { first, rows, step: 1 };

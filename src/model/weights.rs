@@ -58,7 +58,7 @@ pub fn load<'a, B: Backend>(
     backend: &'a B,
     spec: &ModelSpec,
     checkpoint: &'a Checkpoint,
-    asked: Option<WeightFormat>,
+    requested: Option<WeightFormat>,
     origin: Origin<'a, B>,
     progress: LoadProgress<'a>,
 ) -> Result<LoadedModel<B>> {
@@ -68,7 +68,7 @@ pub fn load<'a, B: Backend>(
         Ok::<(), Error>(())
     };
     spec.try_map(count, |_| Ok(()), |_| Ok(()))?;
-    let mut loading = Loading { backend, checkpoint, asked, origin, meter: Meter { done: 0, total, tell: progress } };
+    let mut loading = Loading { backend, checkpoint, requested, origin, meter: Meter { done: 0, total, tell: progress } };
     loading.meter.advance(0)?;
     spec.try_map(
         |linear, role| loading.linear(linear, role),
@@ -81,12 +81,12 @@ pub fn load<'a, B: Backend>(
 pub fn for_matrices(
     spec: &ModelSpec,
     checkpoint: &Checkpoint,
-    asked: Option<WeightFormat>,
+    requested: Option<WeightFormat>,
     mut visit: impl FnMut(&Linear, WeightFormat) -> Result<()>,
 ) -> Result<()> {
     let matrix = |linear: &Linear, role| {
         let dtype = Parts::find(linear, checkpoint)?.dtype;
-        visit(linear, format_of(linear, dtype, for_role(asked, role))?)
+        visit(linear, format_of(linear, dtype, for_role(requested, role))?)
     };
     spec.try_map(matrix, |_| Ok(()), |_| Ok(()))?;
     Ok(())
@@ -109,26 +109,26 @@ impl Meter<'_> {
 }
 
 /// Checks the name and shape of every tensor. Returns the bytes of the packed weights.
-pub fn bytes<B: Backend>(backend: &B, spec: &ModelSpec, checkpoint: &Checkpoint, asked: Option<WeightFormat>) -> Result<u64> {
+pub fn bytes<B: Backend>(backend: &B, spec: &ModelSpec, checkpoint: &Checkpoint, requested: Option<WeightFormat>) -> Result<u64> {
     let total = Cell::new(0);
     let add = |bytes: Result<u64>| bytes.map(|bytes| total.set(total.get() + bytes));
     spec.try_map(
-        |linear, role| add(linear_bytes(backend, linear, checkpoint, for_role(asked, role))),
+        |linear, role| add(linear_bytes(backend, linear, checkpoint, for_role(requested, role))),
         |norm| add(norm_bytes(norm, checkpoint)),
         |vector| add(checkpoint.tensor(&vector.name, &[vector.len]).map(|_| (vector.len * size_of::<f32>()) as u64)),
     )?;
     Ok(total.get())
 }
 
-/// Returns the weight format for a role if `asked` is requested. None: the storage type.
-fn for_role(asked: Option<WeightFormat>, role: Role) -> Option<WeightFormat> {
-    match (asked, role) {
+/// Returns the weight format for a role if `requested` is requested. None: the storage type.
+fn for_role(requested: Option<WeightFormat>, role: Role) -> Option<WeightFormat> {
+    match (requested, role) {
         (_, Role::Exact) => None,
         // Every token passes through these matrices, and the head decides between tokens with close
         // logits.
         (Some(WeightFormat::Int4 { .. }), Role::Vocabulary) => Some(WeightFormat::Int8),
         (Some(WeightFormat::Fp8), Role::Vocabulary) => None,
-        (asked, _) => asked,
+        (requested, _) => requested,
     }
 }
 
@@ -233,7 +233,7 @@ fn load_vector<B: Backend>(backend: &B, Vector { name, len }: &Vector, checkpoin
 struct Loading<'a, B: Backend> {
     backend: &'a B,
     checkpoint: &'a Checkpoint,
-    asked: Option<WeightFormat>,
+    requested: Option<WeightFormat>,
     origin: Origin<'a, B>,
     meter: Meter<'a>,
 }
@@ -241,7 +241,7 @@ struct Loading<'a, B: Backend> {
 impl<B: Backend> Loading<'_, B> {
     fn linear(&mut self, linear: &Linear, role: Role) -> Result<LoadedLinear<B>> {
         let parts = Parts::find(linear, self.checkpoint)?;
-        let (rows, format) = (linear.rows(), format_of(linear, parts.dtype, for_role(self.asked, role))?);
+        let (rows, format) = (linear.rows(), format_of(linear, parts.dtype, for_role(self.requested, role))?);
         let weight = match &mut self.origin {
             Origin::Packed(reader) => {
                 let weight = reader.matrix(self.backend, rows, linear.cols, format)?;

@@ -162,8 +162,8 @@ impl SequenceGroups {
 
     /// Returns how many groups fit without an allocation. For tests.
     #[cfg(test)]
-    pub fn room(&self) -> usize {
-        self.slab.room()
+    pub fn capacity(&self) -> usize {
+        self.slab.capacity()
     }
 
     pub fn values(&self) -> impl Iterator<Item = &SequenceGroup> {

@@ -4,7 +4,7 @@
 use super::plan::push_table;
 use super::slab::Slot;
 use super::{Scheduler, StepPlan};
-use crate::batch::NOWHERE;
+use crate::batch::NO_SLOT;
 use crate::kv::blocks_for;
 
 impl Scheduler {
@@ -22,7 +22,7 @@ impl Scheduler {
             let sequence = &mut self.sequences[scheduled.slot];
             let next = sequence.tokens.len();
             if next + 1 >= sequence.max_len {
-                plan.batch.next_slots.extend(std::iter::repeat_n(NOWHERE, self.blocks.paging().groups()));
+                plan.batch.next_slots.extend(std::iter::repeat_n(NO_SLOT, self.blocks.paging().groups()));
                 continue;
             }
             let before = sequence.table.places();
@@ -35,7 +35,7 @@ impl Scheduler {
         if grown {
             self.write_tables(plan);
         }
-        if plan.batch.next_slots.iter().all(|&slot| slot == NOWHERE) {
+        if plan.batch.next_slots.iter().all(|&slot| slot == NO_SLOT) {
             plan.batch.next_slots.clear();
         }
     }

@@ -38,9 +38,9 @@ impl<K> Default for OrderedSet<K> {
 }
 
 impl<K: Copy + Ord> OrderedSet<K> {
-    /// Reserves space for `most` keys in total.
-    pub fn try_reserve(&mut self, most: usize) -> Result<()> {
-        Ok(self.nodes.try_reserve(most.saturating_sub(self.nodes.len()))?)
+    /// Reserves space for `len` keys in total.
+    pub fn try_reserve(&mut self, len: usize) -> Result<()> {
+        Ok(self.nodes.try_reserve(len.saturating_sub(self.nodes.len()))?)
     }
 
     pub fn len(&self) -> usize {
@@ -257,13 +257,13 @@ mod tests {
     fn ordered_keys_keep_the_tree_flat_and_reserved_memory_suffices() {
         let mut set = OrderedSet::default();
         set.try_reserve(100_000).unwrap();
-        let room = set.nodes.capacity();
+        let capacity = set.nodes.capacity();
         for round in 0..3 {
             (0..100_000).for_each(|key| assert!(set.insert(key + round)));
             assert!(set.check(set.root, None, None) < 60);
             (0..50_000).for_each(|key| assert!(set.remove(key * 2 + round)));
             while set.pop_first().is_some() {}
         }
-        assert_eq!((set.nodes.capacity(), set.len()), (room, 0));
+        assert_eq!((set.nodes.capacity(), set.len()), (capacity, 0));
     }
 }

@@ -37,7 +37,7 @@ impl<T> Slab<T> {
 
     /// Returns how many elements fit without an allocation. For tests.
     #[cfg(test)]
-    pub fn room(&self) -> usize {
+    pub fn capacity(&self) -> usize {
         self.slots.capacity()
     }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::batch::NOWHERE;
+use crate::batch::NO_SLOT;
 use crate::kv::{BlockHash, Paging, blocks_for};
 
 fn scheduler(blocks: usize, block_size: usize, max_batch_tokens: usize, max_seqs: usize, prefill_chunk: usize) -> Scheduler {
@@ -84,13 +84,13 @@ fn the_predicted_step_is_the_next_step() {
     commit_all(&mut s, prompts, |_| TokenOutcome::Token(9));
     let (mut plan, mut predicted) = predicted_step(&mut s, false);
     let mut ended = Vec::new();
-    while predicted.iter().any(|&(_, slot)| slot != NOWHERE) {
-        ended.extend(predicted.iter().filter(|(_, slot)| *slot == NOWHERE).map(|(seq, _)| *seq));
+    while predicted.iter().any(|&(_, slot)| slot != NO_SLOT) {
+        ended.extend(predicted.iter().filter(|(_, slot)| *slot == NO_SLOT).map(|(seq, _)| *seq));
         commit_all(&mut s, plan, |_| TokenOutcome::Token(9));
         let before = std::mem::take(&mut predicted);
         (plan, predicted) = predicted_step(&mut s, true);
         let now = plan.sequences.iter().map(|scheduled| scheduled.seq.get()).zip(plan.batch.slots.iter().copied());
-        assert!(now.eq(before.into_iter().filter(|(_, slot)| *slot != NOWHERE)));
+        assert!(now.eq(before.into_iter().filter(|(_, slot)| *slot != NO_SLOT)));
     }
     assert_eq!((ended, predicted.len()), (vec![2, 3], 0), "a sequence has no slot after its last token");
     s.rollback(plan);
@@ -374,7 +374,7 @@ fn the_group_table_has_room_for_a_group_of_each_branch() {
             sampled.map(|(parent, child)| SampledToken { parent, child, outcome: TokenOutcome::Token(9) }).collect();
         s.commit(plan, &sampled, &mut Vec::new());
         s.check();
-        assert!(s.groups.room() >= s.running(), "{} groups for {} sequences", s.groups.room(), s.running());
+        assert!(s.groups.capacity() >= s.running(), "{} groups for {} sequences", s.groups.capacity(), s.running());
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::tests::{Random, add_group, sampled_token};
 use super::*;
-use crate::batch::NOWHERE;
+use crate::batch::NO_SLOT;
 use crate::kv::{BlockHash, NULL_BLOCK, Paging};
 use crate::options::{self, AllocationPolicy, BatchingPolicy, OrderPolicy};
 use crate::types::{IdAllocator, RequestId};
@@ -359,7 +359,7 @@ impl Trace {
     fn work_ahead(&mut self, plan: &StepPlan) {
         self.is_ahead = !plan.batch.next_slots.is_empty();
         assert!(!plan.is_closed || !self.is_ahead, "paused sequences may be ready, so the next step is not predicted");
-        plan.batch.next_slots.iter().filter(|slot| **slot != NOWHERE).for_each(|&slot| self.slots[slot as usize] = GARBAGE);
+        plan.batch.next_slots.iter().filter(|slot| **slot != NO_SLOT).for_each(|&slot| self.slots[slot as usize] = GARBAGE);
     }
 
     /// Checks that a waiting group is not older than all running groups, except with static
@@ -418,7 +418,7 @@ impl Trace {
             let (sequence, next) = (self.sequence(&scheduled.seq), scheduled.first + 1);
             assert_eq!((scheduled.rows, next), (1, sequence.tokens.len()));
             if next + 1 == sequence.max_len {
-                assert!(slots.iter().all(|&slot| slot == NOWHERE));
+                assert!(slots.iter().all(|&slot| slot == NO_SLOT));
                 continue;
             }
             self.s.blocks.check_writable(&sequence.table, next..next + 1, &[]);

@@ -564,18 +564,18 @@ fn an_imported_sequence_does_not_take_a_result_in_flight() {
     let other = Engine::create(&options).unwrap();
     let third = tokens(&run(&other, std::iter::once(request(0, 20, 3))).unwrap())[0][2];
     // Its length and its last token equal those of the other sequence.
-    let mut twin = Request { keep: true, ..request(1, 22, 1) };
-    twin.sampling.logit_bias = vec![(third, 100.0)];
-    let seq = other.add_request(twin).unwrap().sequence(0);
+    let mut same_length = Request { keep: true, ..request(1, 22, 1) };
+    same_length.sampling.logit_bias = vec![(third, 100.0)];
+    let seq = other.add_request(same_length).unwrap().sequence(0);
     outputs(&other);
     other.export(seq, None).unwrap();
     let state = outputs(&other).into_iter().find(|output| !output.sequence_state.is_empty()).unwrap().sequence_state;
-    let go_on = |engine: &Engine| {
+    let generate_from_state = |engine: &Engine| {
         let seq = engine.import(engine.queue(), &state).unwrap();
         engine.resume(seq, Resume { keep: false, ..Resume::new(request(0, 1, 6).sampling) }).unwrap();
         outputs(engine).iter().filter(|output| output.sequence == seq).flat_map(|output| output.tokens.clone()).collect::<Vec<u32>>()
     };
-    let expected = go_on(&Engine::create(&options).unwrap());
+    let expected = generate_from_state(&Engine::create(&options).unwrap());
     let engine = Engine::create(&options).unwrap();
     let left = engine.add_request(request(0, 20, 40)).unwrap();
     for _ in 0..3 {
@@ -583,7 +583,7 @@ fn an_imported_sequence_does_not_take_a_result_in_flight() {
     }
     assert!(!cuda::shim().pretends() || cuda::shim().queued() > 0);
     engine.abort(left).unwrap();
-    assert_eq!(go_on(&engine), expected);
+    assert_eq!(generate_from_state(&engine), expected);
 }
 
 /// Attention splits long sequences into parts. A step in flight can be the first one with another

@@ -13,7 +13,7 @@ use pagedllm::backend::{
     RotaryEmbedding, Routing, RowSource, Scores, Strips, Values,
 };
 use pagedllm::batch::device_sampling::{DeviceSampling, DeviceSamplingLimits};
-use pagedllm::batch::{Batch, BlockCopy, BlockMove, NOWHERE, Span, Tail};
+use pagedllm::batch::{Batch, BlockCopy, BlockMove, NO_SLOT, Span, Tail};
 use pagedllm::decode::{self, Context, NoChoice, ResolvedSampling, Sampler, SamplingHistory, plan_draw};
 use pagedllm::error::{Code, Error};
 use pagedllm::options::{Dry, Dtype, Isa, KvDtype, Mirostat, SamplingParams, WeightFormat};
@@ -933,7 +933,7 @@ impl Kept {
         let max = BatchSize { rows: Kept::ROWS, sequences: Kept::ROWS, logits: Kept::ROWS, places: 2 * Kept::ROWS, groups: 1 };
         let names: Vec<f32> = (0..Kept::VOCAB).map(|token| token as f32).collect();
         let mut inputs = Default::default();
-        backend.reserve_inputs(&InputLimits { most: max, heads_per_kv: vec![] }, &mut inputs).unwrap();
+        backend.reserve_inputs(&InputLimits { max, heads_per_kv: vec![] }, &mut inputs).unwrap();
         let mut kept = Kept {
             drawing: backend.drawing(DeviceSamplingLimits::for_rows(Kept::ROWS, Kept::VOCAB)).unwrap().unwrap(),
             table: matrix(&backend, &names, Kept::VOCAB, 1, WeightFormat::F32),
@@ -943,7 +943,7 @@ impl Kept {
             backend,
             inputs,
         };
-        while let Some(Extent { rows, logits }) = kept.backend.keep(&max, &decodes(&[[0, 0, 0, NOWHERE]]), &mut kept.inputs).unwrap() {
+        while let Some(Extent { rows, logits }) = kept.backend.keep(&max, &decodes(&[[0, 0, 0, NO_SLOT]]), &mut kept.inputs).unwrap() {
             assert_eq!(rows, logits);
             kept.ops();
         }
@@ -994,7 +994,7 @@ fn at(position: u32) -> i32 {
 #[test]
 fn a_recorded_step_continues_with_the_sampled_tokens() {
     let mut kept = Kept::new();
-    let first = decodes(&[[3, 0, 0, 1], [5, 15, 63, NOWHERE], [7, 8, 88, 89]]);
+    let first = decodes(&[[3, 0, 0, 1], [5, 15, 63, NO_SLOT], [7, 8, 88, 89]]);
     assert_eq!(kept.step(&first), [(3, at(0)), (5, at(15)), (7, at(8))]);
     assert!(!kept.backend.is_ahead(), "nothing was drawn yet");
     kept.draw(&[4, 9, 2]);

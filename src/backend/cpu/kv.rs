@@ -178,8 +178,8 @@ impl<E: Cached> Head<E> {
 pub trait Cached: Copy + Send + Sync + 'static {
     /// Largest storable magnitude, for types whose numbers are multiples of a scale per head and
     /// token.
-    const MOST: Option<f32> = None;
-    const SCALED: bool = Self::MOST.is_some();
+    const MAX: Option<f32> = None;
+    const SCALED: bool = Self::MAX.is_some();
     /// Adjacent numbers of one sum: dimensions of K, or tokens of V.
     const DEPTH: usize = 1;
     /// Rounds to the nearest number of the type.
@@ -254,13 +254,13 @@ impl Cached for f16 {
     /// Saturates: an infinity would turn every result that depends on it into NaN.
     #[inline(always)]
     fn nearest(x: f32) -> f16 {
-        const MOST: f32 = 65504.0;
-        f16::from_f32(x.clamp(-MOST, MOST)) // propagates NaN
+        const MAX: f32 = 65504.0;
+        f16::from_f32(x.clamp(-MAX, MAX)) // propagates NaN
     }
 }
 
 impl Cached for E4m3 {
-    const MOST: Option<f32> = Some(E4m3::MOST);
+    const MAX: Option<f32> = Some(E4m3::MAX);
     load_alone!();
     #[inline(always)]
     fn nearest(x: f32) -> E4m3 {
@@ -269,7 +269,7 @@ impl Cached for E4m3 {
 }
 
 impl Cached for i8 {
-    const MOST: Option<f32> = Some(127.0);
+    const MAX: Option<f32> = Some(127.0);
     load_alone!();
     #[inline(always)]
     fn nearest(x: f32) -> i8 {
@@ -405,7 +405,7 @@ impl<E: Cached> Head<E> {
     #[inline(always)]
     unsafe fn write(&self, numbers: &[f32], token: usize, place: impl Fn(usize) -> usize) {
         const AT_ONCE: usize = 64;
-        let scale = E::MOST.map_or(1.0, |most| scale_of(numbers, most));
+        let scale = E::MAX.map_or(1.0, |max_abs| scale_of(numbers, max_abs));
         let divisor = if scale == 0.0 { 1.0 } else { scale }; // all numbers are stored as 0 * scale
         for (part, numbers) in numbers.chunks(AT_ONCE).enumerate() {
             let mut nearest = [E::nearest(0.0); AT_ONCE];
@@ -424,11 +424,11 @@ impl<E: Cached> Head<E> {
     }
 }
 
-/// Returns the scale that maps the largest magnitude to `most`. If a number is not finite, the
+/// Returns the scale that maps the largest magnitude to `max_abs`. If a number is not finite, the
 /// scale is NaN, and so is every result computed with it. If the scale would be subnormal, it is 0.
 #[inline(always)]
-fn scale_of(numbers: &[f32], most: f32) -> f32 {
-    let scale = greatest_magnitude(numbers) / most;
+fn scale_of(numbers: &[f32], max_abs: f32) -> f32 {
+    let scale = greatest_magnitude(numbers) / max_abs;
     match scale {
         _ if !scale.is_finite() => f32::NAN,
         _ if scale < f32::MIN_POSITIVE => 0.0,

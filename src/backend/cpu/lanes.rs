@@ -822,18 +822,18 @@ pub unsafe fn sum<L: Lanes>(v: L::V) -> f32 {
     folded!(lanes, |a, b| a + b)
 }
 
-/// Returns the maximum of `least` and of the whole vectors in `x`. Ignores NaN.
+/// Returns the maximum of `min` and of the whole vectors in `x`. Ignores NaN.
 #[inline(always)]
-pub unsafe fn greatest<L: Lanes>(x: &[f32], least: f32) -> f32 {
-    let mut lanes = [least; 16];
+pub unsafe fn greatest<L: Lanes>(x: &[f32], min: f32) -> f32 {
+    let mut lanes = [min; 16];
     // SAFETY: the caller upholds the contract of `Lanes`; no path has more than 16 lanes. `max`
     // returns its second operand if the first is NaN.
     unsafe {
-        let mut most = L::splat(least);
+        let mut max = L::splat(min);
         for chunk in x.chunks_exact(L::N) {
-            most = L::max(L::load(chunk.as_ptr()), most);
+            max = L::max(L::load(chunk.as_ptr()), max);
         }
-        L::store(lanes.as_mut_ptr(), most);
+        L::store(lanes.as_mut_ptr(), max);
     }
     folded!(lanes, |a, b| if b > a { b } else { a })
 }
@@ -842,11 +842,11 @@ pub unsafe fn greatest<L: Lanes>(x: &[f32], least: f32) -> f32 {
 #[inline(always)]
 pub fn greatest_magnitude(x: &[f32]) -> f32 {
     // Compared as bits: infinities and NaN are greater than every finite number.
-    let mut most = 0;
+    let mut max_bits = 0;
     for x in x {
-        most = most.max(x.to_bits() & 0x7fff_ffff);
+        max_bits = max_bits.max(x.to_bits() & 0x7fff_ffff);
     }
-    f32::from_bits(most)
+    f32::from_bits(max_bits)
 }
 
 #[cfg(test)]

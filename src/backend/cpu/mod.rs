@@ -249,12 +249,12 @@ impl Backend for CpuBackend {
         PackedRows::bytes(rows, cols)
     }
 
-    fn routes(&self, rows: usize, most: Routing) -> Result<Routes> {
-        Routes::new(rows, most)
+    fn routes(&self, rows: usize, max: Routing) -> Result<Routes> {
+        Routes::new(rows, max)
     }
 
-    fn routes_bytes(&self, rows: usize, most: Routing) -> u64 {
-        Routes::bytes(rows, most)
+    fn routes_bytes(&self, rows: usize, max: Routing) -> u64 {
+        Routes::bytes(rows, max)
     }
 
     fn upload(&self, batch: &Batch, inputs: &mut Inputs) -> Result<Extent> {

@@ -28,21 +28,21 @@ struct Choice {
 }
 
 impl Routes {
-    pub fn new(rows: usize, most: Routing) -> Result<Routes> {
-        let routes = rows * most.top_k;
+    pub fn new(rows: usize, max: Routing) -> Result<Routes> {
+        let routes = rows * max.top_k;
         Ok(Routes {
             rows: 0,
-            experts: most.experts,
-            top_k: most.top_k,
+            experts: max.experts,
+            top_k: max.top_k,
             choices: try_vec(routes, Choice::default())?,
             sources: try_vec(routes, 0)?,
-            starts: try_vec(most.experts + 1, 0)?,
+            starts: try_vec(max.experts + 1, 0)?,
         })
     }
 
-    pub fn bytes(rows: usize, most: Routing) -> u64 {
-        let routes = rows * most.top_k;
-        (routes * (size_of::<Choice>() + size_of::<u32>()) + (most.experts + 1) * size_of::<u32>()) as u64
+    pub fn bytes(rows: usize, max: Routing) -> u64 {
+        let routes = rows * max.top_k;
+        (routes * (size_of::<Choice>() + size_of::<u32>()) + (max.experts + 1) * size_of::<u32>()) as u64
     }
 
     /// Chooses experts and weights for all rows. `logits` is `[rows, experts]`, `correction` is
@@ -142,7 +142,7 @@ impl Row<'_> {
     /// Returns the chosen groups as a bit mask.
     fn choose_groups(&self, ExpertGroups { count, chosen, score: of_group }: ExpertGroups) -> u64 {
         let size = self.routing.experts / count;
-        let mut scores = [0.0; ExpertGroups::MOST];
+        let mut scores = [0.0; ExpertGroups::MAX_COUNT];
         for (group, score) in scores[..count].iter_mut().enumerate() {
             let (mut first, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
             for expert in group * size..(group + 1) * size {
@@ -170,9 +170,9 @@ impl Row<'_> {
 
     fn weigh(&self, choices: &mut [Choice]) {
         let Routing { scores, normalized, scale, .. } = self.routing;
-        let most = choices.iter().map(|choice| self.logits[choice.expert as usize]).fold(f32::NEG_INFINITY, f32::max);
+        let max = choices.iter().map(|choice| self.logits[choice.expert as usize]).fold(f32::NEG_INFINITY, f32::max);
         let weight = |expert: usize| match scores {
-            Scores::Softmax => libm::expf(self.logits[expert] - most),
+            Scores::Softmax => libm::expf(self.logits[expert] - max),
             Scores::Sigmoid => sigmoid(self.logits[expert]),
         };
         choices.iter_mut().for_each(|choice| choice.weight = weight(choice.expert as usize));

@@ -472,7 +472,7 @@ fn as_cached(numbers: &[f32], dtype: KvDtype) -> Vec<f32> {
         }
         KvDtype::F16 => stored(numbers, Dtype::F16).1,
         KvDtype::Fp8 => {
-            let scale = max / E4m3::MOST;
+            let scale = max / E4m3::MAX;
             numbers.iter().map(|x| E4m3::nearest(x / scale).to_f32() * scale).collect()
         }
     }

@@ -12,7 +12,7 @@ use super::graphs::decodes;
 use super::inputs::{Inputs, rounded_up};
 use crate::backend::BatchSize;
 use crate::batch::device_sampling::{DeviceSample, SampleStatus};
-use crate::batch::{Batch, NOWHERE};
+use crate::batch::{Batch, NO_SLOT};
 use crate::error::Result;
 
 /// Threads of the single block that prepares the next inputs.
@@ -45,14 +45,14 @@ pub struct Places {
     positions: Address,
     slots: Address,
     next_slots: Address,
-    longest: Address,
+    max_len: Address,
 }
 
 impl NextStep {
     /// Reserves memory for the largest batch with a prediction.
-    pub fn reserve(&mut self, most: &BatchSize) -> Result<()> {
-        self.batch.reserve(most.logits, most.sequences, most.places, most.groups)?;
-        Ok(self.rows.try_reserve(most.logits)?)
+    pub fn reserve(&mut self, max: &BatchSize) -> Result<()> {
+        self.batch.reserve(max.logits, max.sequences, max.places, max.groups)?;
+        Ok(self.rows.try_reserve(max.logits)?)
     }
 
     /// Returns true if the batch is the step in flight, or a subset of its rows. Call it once per
@@ -83,7 +83,7 @@ impl NextStep {
             positions: inputs.address(inputs.positions),
             slots: inputs.address(inputs.slots),
             next_slots: inputs.address(inputs.next_slots),
-            longest: inputs.address(inputs.longest),
+            max_len: inputs.address(inputs.max_decode_len),
         });
         Ok(())
     }
@@ -101,21 +101,34 @@ impl NextStep {
 
     /// Launches the preparation of the next step's inputs if `draws` covers all rows. Returns the
     /// padded number of rows of the next step.
-    pub fn go_on(&self, device: &Device, draws: usize, drawn: Address) -> Option<usize> {
-        let Next::Foreseen(Places { rows: kept, tokens, positions, slots, next_slots, longest }) = self.next else { return None };
+    pub fn prepare_next(&self, device: &Device, draws: usize, drawn: Address) -> Option<usize> {
+        let Next::Foreseen(Places { rows: kept, tokens, positions, slots, next_slots, max_len }) = self.next else { return None };
         if draws != self.batch.rows() {
             return None;
         }
         let (rows, groups) = (draws as u32, self.batch.groups() as u32);
-        let stay = self.batch.next_slots.chunks_exact(groups as usize).zip(&self.batch.positions).filter(|(slots, _)| slots[0] != NOWHERE);
-        let most = rounded_up(stay.map(|(_, position)| position + 2));
+        let stay = self.batch.next_slots.chunks_exact(groups as usize).zip(&self.batch.positions).filter(|(slots, _)| slots[0] != NO_SLOT);
+        let next_max_len = rounded_up(stay.map(|(_, position)| position + 2));
         let shape = Shape::new((1, 1, 1), THREADS);
-        launch!(device, device.kernels.go_on, shape, tokens, positions, slots, longest, next_slots, drawn, rows, groups, most);
+        launch!(
+            device,
+            device.kernels.prepare_next,
+            shape,
+            tokens,
+            positions,
+            slots,
+            max_len,
+            next_slots,
+            drawn,
+            rows,
+            groups,
+            next_max_len
+        );
         Some(kept)
     }
 
     /// Records that the next step is in flight with these tokens.
-    pub fn went_on(&mut self, drawn: &[DeviceSample]) {
+    pub fn mark_launched(&mut self, drawn: &[DeviceSample]) {
         let Batch { tokens, positions, slots, next_slots, .. } = &mut self.batch;
         for ((token, position), drawn) in tokens.iter_mut().zip(positions).zip(drawn) {
             *token = if drawn.outcome == SampleStatus::TOKEN { drawn.token } else { 0 };
@@ -199,7 +212,7 @@ mod tests {
     /// that `batch` has next.
     fn ahead() -> NextStep {
         let mut ahead = NextStep { batch: batch(&[(1, 3), (2, 7), (3, 5)]), ..NextStep::default() };
-        ahead.went_on(&[sample(104), sample(208), sample(306)]);
+        ahead.mark_launched(&[sample(104), sample(208), sample(306)]);
         ahead
     }
 

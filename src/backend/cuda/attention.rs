@@ -99,10 +99,10 @@ impl Args<'_> {
     /// parts are merged.
     fn decode(&self, device: &Device, TensorAttention { decode, .. }: TensorAttention, tiles: InputRange, partial: &Memory) {
         let splits = self.splits(device, tiles);
-        let (head_dim, longest) = (self.shape.head_dim, self.inputs.address(self.inputs.longest));
+        let (head_dim, max_len) = (self.shape.head_dim, self.inputs.address(self.inputs.max_decode_len));
         let shape =
             Shape { shared: decode_shared(self.kv.shape.dtype, head_dim), ..self.shape_of(tiles, splits, decode_threads(head_dim)) };
-        attend!(self, device, decode, shape, tiles, [], [partial.address(), longest]);
+        attend!(self, device, decode, shape, tiles, [], [partial.address(), max_len]);
         if splits > 1 {
             self.merge(device, tiles, splits, partial);
         }
@@ -111,9 +111,9 @@ impl Args<'_> {
     fn merge(&self, device: &Device, tiles: InputRange, splits: u32, partial: &Memory) {
         let shape = self.shape_of(tiles, heads_per_kv(self.shape).min(DECODE_TILE), THREADS);
         let (heads, kv_heads, dim) = (self.shape.heads as u32, self.shape.kv_heads as u32, self.shape.head_dim as u32);
-        let (tiles, longest) = (self.inputs.address(tiles), self.inputs.address(self.inputs.longest));
+        let (tiles, max_len) = (self.inputs.address(tiles), self.inputs.address(self.inputs.max_decode_len));
         let (sinks, out) = (address_of(self.sinks), self.out.address());
-        launch!(device, device.kernels.attention_merge, shape, out, partial.address(), tiles, sinks, longest, heads, kv_heads, dim, splits);
+        launch!(device, device.kernels.attention_merge, shape, out, partial.address(), tiles, sinks, max_len, heads, kv_heads, dim, splits);
     }
 
     /// Heads of any width, and K and V of any type.

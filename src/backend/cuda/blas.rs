@@ -35,7 +35,7 @@ type Called<T> = std::result::Result<T, CublasError>;
 pub struct Blas {
     context: Arc<Context>,
     handle: sys::cublasLtHandle_t,
-    room: Mutex<Workspace>,
+    memory: Mutex<Workspace>,
 }
 
 #[derive(Default)]
@@ -45,11 +45,11 @@ struct Workspace {
     /// their scales.
     rounded: Option<Memory>,
     /// Algorithms by kind of product. None: cuBLASLt does not support it.
-    ways: HashMap<Kind, Option<Algorithm>>,
+    algorithms: HashMap<Kind, Option<Algorithm>>,
 }
 
 // SAFETY: the cuBLASLt documentation permits concurrent use of a handle. Descriptors are used only
-// under the lock of `room`.
+// under the lock of `memory`.
 unsafe impl Send for Blas {}
 // SAFETY: as for Send, the handle permits concurrent use and the lock protects the descriptors.
 unsafe impl Sync for Blas {}
@@ -89,7 +89,7 @@ impl Blas {
             return None;
         }
         let handle = device.context().within(result::create_handle).ok()?.ok()?;
-        Some(Blas { context: device.context().clone(), handle, room: Mutex::default() })
+        Some(Blas { context: device.context().clone(), handle, memory: Mutex::default() })
     }
 
     pub fn bytes(rows: usize, cols: usize) -> u64 {
@@ -98,17 +98,17 @@ impl Blas {
 
     /// Allocates memory for products of up to `rows` rows with up to `cols` columns.
     pub fn reserve(&self, device: &Device, rows: usize, cols: usize) -> Result<()> {
-        let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
-        grow(device, &mut room.workspace, WORKSPACE)?;
-        grow(device, &mut room.rounded, rounded_bytes(Stored::As(Dtype::Bf16), rows, cols)).map(|_| ())
+        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        grow(device, &mut memory.workspace, WORKSPACE)?;
+        grow(device, &mut memory.rounded, rounded_bytes(Stored::As(Dtype::Bf16), rows, cols)).map(|_| ())
     }
 
     /// Queues a product. Returns false if cuBLASLt does not support it or the reserved memory is
     /// too small.
     pub fn multiply(&self, device: &Device, product: Product) -> bool {
         let Product { rows, x, w, .. } = product;
-        let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
-        let Workspace { workspace: Some(workspace), rounded: Some(rounded), ways } = &mut *room else { return false };
+        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        let Workspace { workspace: Some(workspace), rounded: Some(rounded), algorithms } = &mut *memory else { return false };
         if !device.takes_ops() {
             return true;
         }
@@ -116,10 +116,10 @@ impl Blas {
             return false;
         }
         let product = Product { x: rounded.address(), ..product };
-        let known = ways.entry(product.kind()).or_insert_with(|| self.context.within(|| self.find(&product)).ok()?.ok());
-        let Some(way) = known else { return false };
+        let known = algorithms.entry(product.kind()).or_insert_with(|| self.context.within(|| self.find(&product)).ok()?.ok());
+        let Some(algorithm) = known else { return false };
         product.round(device, x);
-        let (queued, scaled) = (self.context.within(|| self.queue(device, &product, workspace, way)), way.operation.scales);
+        let (queued, scaled) = (self.context.within(|| self.queue(device, &product, workspace, algorithm)), algorithm.operation.scales);
         if !matches!(queued, Ok(Ok(()))) {
             *known = None; // not tried again
             return false;
@@ -146,9 +146,9 @@ impl Blas {
     /// Queues the product. cuBLASLt stores matrices by column, so our row-major matrices are its
     /// transposed ones: it computes transposed(out) = transposed(w) * x, with w transposed once
     /// more.
-    fn queue(&self, device: &Device, product: &Product, workspace: &Memory, way: &Algorithm) -> Called<()> {
+    fn queue(&self, device: &Device, product: &Product, workspace: &Memory, algorithm: &Algorithm) -> Called<()> {
         let &Product { rows, x, w, out, .. } = product;
-        let Algorithm { operation, layouts, algorithm } = way;
+        let Algorithm { operation, layouts, algorithm } = algorithm;
         operation.point(product)?;
         layouts.set_rows(rows)?;
         let (one, zero) = (1.0f32, 0.0f32);

@@ -422,8 +422,8 @@ impl Device {
         if e.0 != CUresult::CUDA_ERROR_OUT_OF_MEMORY {
             return failed("allocate device memory", e);
         }
-        let room = self.context.calling(result::mem_get_info);
-        let free = room.map_or(String::new(), |(free, total)| format!(", {free} of {total} are free"));
+        let memory = self.context.calling(result::mem_get_info);
+        let free = memory.map_or(String::new(), |(free, total)| format!(", {free} of {total} are free"));
         Error::new(
             Code::OutOfMemory,
             format!("not enough device memory ({bytes} bytes{free}); lower kv_bytes or max_batch_tokens, or set device to another one"),

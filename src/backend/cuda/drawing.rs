@@ -13,7 +13,7 @@ const THREADS: u32 = 512;
 const REMEDY: &str = "lower max_seqs";
 
 pub struct Drawing {
-    asked: Memory,
+    parameters: Memory,
     staging: Pinned,
     drawn: Memory,
     read: Pinned,
@@ -39,16 +39,16 @@ fn bytes_of<T: Numbers>(numbers: &[T]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
 }
 
-fn asked_bytes(DeviceSamplingLimits { max_rows: draws, edits, mask }: DeviceSamplingLimits) -> usize {
+fn parameter_bytes(DeviceSamplingLimits { max_rows: draws, edits, mask }: DeviceSamplingLimits) -> usize {
     draws * size_of::<SamplingRow>() + edits * size_of::<LogitEdit>() + mask * size_of::<u32>()
 }
 
 impl Drawing {
     pub fn new(device: &Device, limits: DeviceSamplingLimits) -> Result<Drawing> {
-        let (asked, drawn) = (asked_bytes(limits), limits.max_rows * size_of::<DeviceSample>());
+        let (parameters, drawn) = (parameter_bytes(limits), limits.max_rows * size_of::<DeviceSample>());
         Ok(Drawing {
-            asked: device.memory(asked as u64)?,
-            staging: device.pinned(asked, REMEDY)?,
+            parameters: device.memory(parameters as u64)?,
+            staging: device.pinned(parameters, REMEDY)?,
             drawn: device.memory(drawn as u64)?,
             read: device.pinned(drawn, REMEDY)?,
             events: [device.event()?, device.event()?, device.event()?],
@@ -57,42 +57,42 @@ impl Drawing {
 
     /// Returns the bytes on the device.
     pub fn bytes(limits: DeviceSamplingLimits) -> u64 {
-        (asked_bytes(limits) + limits.max_rows * size_of::<DeviceSample>()) as u64
+        (parameter_bytes(limits) + limits.max_rows * size_of::<DeviceSample>()) as u64
     }
 
     /// Samples from rows of `logits`; `row` maps a row of the batch to its row on the device.
-    /// `go_on` receives the address of the results, and queues the next step before the host waits
+    /// `prepare_next` receives the address of the results, and queues the next step before the host waits
     /// for the tokens.
     pub fn draw(
         &mut self,
         device: &Device,
         vocab: usize,
         logits: &Buf,
-        asked: &DeviceSampling,
+        sampling: &DeviceSampling,
         row: impl Fn(usize) -> usize,
-        go_on: impl FnOnce(Address),
+        prepare_next: impl FnOnce(Address),
     ) -> Result<&[DeviceSample]> {
-        let bytes = asked.rows.len() * size_of::<DeviceSample>();
+        let bytes = sampling.rows.len() * size_of::<DeviceSample>();
         if bytes > self.read.bytes().len() {
-            return Err(no_room(bytes));
+            return Err(buffer_too_small(bytes));
         }
-        let [draws_at, edits_at, masks_at] = self.stage(device, asked, row)?;
+        let [draws_at, edits_at, masks_at] = self.stage(device, sampling, row)?;
         let [sent, drew, fetched] = &self.events;
         device.record(sent, Stream::Copies);
         device.hold_up(Stream::Compute, sent);
-        let shape = Shape::new((asked.rows.len() as u32, 1, 1), THREADS);
+        let shape = Shape::new((sampling.rows.len() as u32, 1, 1), THREADS);
         let (drawn, logits) = (self.drawn.address(), logits.address());
         launch!(device, device.kernels.draw_rows, shape, drawn, logits, draws_at, edits_at, masks_at, vocab as u32);
         device.record(drew, Stream::Compute);
         device.hold_up(Stream::Copies, drew);
         device.fetch(Stream::Copies, &self.drawn, &mut self.read, bytes);
         device.record(fetched, Stream::Copies);
-        go_on(drawn);
+        prepare_next(drawn);
         // After an error, a copy to `read` may still be in flight.
         device.wait_for(fetched).or_else(|error| device.wait().and(Err(error)))?;
         // SAFETY: this many results were just copied to page-aligned memory. All fields are
         // numbers, valid for every bit pattern.
-        Ok(unsafe { std::slice::from_raw_parts(self.read.bytes().as_ptr().cast(), asked.rows.len()) })
+        Ok(unsafe { std::slice::from_raw_parts(self.read.bytes().as_ptr().cast(), sampling.rows.len()) })
     }
 
     /// Queues the copy of draws, edits and masks, one after the other. Returns their addresses on
@@ -105,8 +105,8 @@ impl Drawing {
     ) -> Result<[Address; 3]> {
         let mut end = 0;
         let mut push = |bytes: &[u8]| {
-            let room = self.staging.bytes_mut().get_mut(end..end + bytes.len()).ok_or_else(|| no_room(bytes.len()))?;
-            room.copy_from_slice(bytes);
+            let target = self.staging.bytes_mut().get_mut(end..end + bytes.len()).ok_or_else(|| buffer_too_small(bytes.len()))?;
+            target.copy_from_slice(bytes);
             end += bytes.len();
             Ok::<(), Error>(())
         };
@@ -115,12 +115,12 @@ impl Drawing {
         }
         push(bytes_of(edits))?;
         push(bytes_of(masks))?;
-        device.send(Stream::Copies, &self.asked, &self.staging, 0..end);
-        let (draws_at, edits_at) = (self.asked.address(), self.asked.address().at(size_of_val(&draws[..]) as u64));
+        device.send(Stream::Copies, &self.parameters, &self.staging, 0..end);
+        let (draws_at, edits_at) = (self.parameters.address(), self.parameters.address().at(size_of_val(&draws[..]) as u64));
         Ok([draws_at, edits_at, edits_at.at(size_of_val(&edits[..]) as u64)])
     }
 }
 
-fn no_room(bytes: usize) -> Error {
+fn buffer_too_small(bytes: usize) -> Error {
     Error::internal(format!("no buffer for {bytes} bytes of device sampling"))
 }

@@ -3,16 +3,16 @@
 use crate::backend::e4m3::E4m3;
 
 /// Rows below are quantized to 0, because the inverse of their scale would overflow.
-const LEAST: f32 = 1e-30;
+const MIN_MAGNITUDE: f32 = 1e-30;
 
 /// Stores a row and returns its scale. None: a number is not finite.
 pub fn store_row(row: &[f32], out: &mut [u8]) -> Option<f32> {
     // Compared as bits: magnitudes keep their order, and non-finite numbers are the greatest.
-    let most = f32::from_bits(row.iter().map(|x| x.abs().to_bits()).max().unwrap_or(0));
-    if !most.is_finite() {
+    let max_abs = f32::from_bits(row.iter().map(|x| x.abs().to_bits()).max().unwrap_or(0));
+    if !max_abs.is_finite() {
         return None;
     }
-    let (scale, inverse) = if most < LEAST { (0.0, 0.0) } else { (most / E4m3::MOST, E4m3::MOST / most) };
+    let (scale, inverse) = if max_abs < MIN_MAGNITUDE { (0.0, 0.0) } else { (max_abs / E4m3::MAX, E4m3::MAX / max_abs) };
     for (x, out) in row.iter().zip(out) {
         *out = E4m3::nearest(x * inverse).0;
     }

@@ -14,12 +14,12 @@ use crate::batch::Batch;
 /// Steps with more rows are long enough to hide their launches.
 const MAX_ROWS: usize = 256;
 
-/// Returns the numbers of rows to capture, within `most`. More sizes mean less padding, but each
+/// Returns the numbers of rows to capture, within `max`. More sizes mean less padding, but each
 /// takes device memory and time to capture.
-fn kept_rows(most: &BatchSize) -> Vec<usize> {
-    let most = most.rows.min(most.logits).min(MAX_ROWS);
+fn kept_rows(max: &BatchSize) -> Vec<usize> {
+    let max = max.rows.min(max.logits).min(MAX_ROWS);
     let few = (1..8).chain((8..64).step_by(8)).chain((64..128).step_by(16)).chain((128..MAX_ROWS).step_by(32));
-    few.take_while(|&rows| rows < most).chain((most > 0).then_some(most)).collect()
+    few.take_while(|&rows| rows < max).chain((max > 0).then_some(max)).collect()
 }
 
 /// Returns true if each sequence has one row and all logits are wanted.
@@ -61,8 +61,8 @@ impl Graphs {
     }
 
     /// Returns the next number of rows to capture.
-    pub fn next_rows(&self, most: &BatchSize) -> Option<usize> {
-        kept_rows(most).into_iter().find(|rows| !self.kept.contains_key(rows))
+    pub fn next_rows(&self, max: &BatchSize) -> Option<usize> {
+        kept_rows(max).into_iter().find(|rows| !self.kept.contains_key(rows))
     }
 
     /// Starts the capture of a step with this many rows. If `runs_first` is set, the first call

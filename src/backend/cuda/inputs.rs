@@ -3,7 +3,7 @@
 use super::context::{Event, Stream};
 use super::device::{Address, Device, Memory, Pinned};
 use crate::backend::{BatchSize, Extent};
-use crate::batch::{Batch, NOWHERE, Span};
+use crate::batch::{Batch, NO_SLOT, Span};
 use crate::error::Result;
 
 /// Queries per tile of attention, in prefill and in decode. A query is one head of one row.
@@ -50,7 +50,7 @@ pub struct Inputs {
     pub logit_rows: InputRange,
     pub tiles: Vec<Tiles>,
     /// One number: the context length of the longest sequence with one row, rounded up.
-    pub longest: InputRange,
+    pub max_decode_len: InputRange,
 }
 
 impl Inputs {
@@ -67,11 +67,11 @@ impl Inputs {
         (self.rows, self.groups) = (extent.rows as u32, groups as u32);
         self.tokens = self.push(&batch.tokens, missing, 0);
         self.positions = self.push(&batch.positions, missing, 0);
-        self.slots = self.push(&batch.slots, missing * groups, NOWHERE);
+        self.slots = self.push(&batch.slots, missing * groups, NO_SLOT);
         let next_slots = if kept.is_some() { extent.rows * groups - batch.next_slots.len() } else { 0 };
-        self.next_slots = self.push(&batch.next_slots, next_slots, NOWHERE);
+        self.next_slots = self.push(&batch.next_slots, next_slots, NO_SLOT);
         self.logit_rows = self.push(&batch.logit_rows, extent.logits - of.logits, 0);
-        self.longest = self.push(&[longest_decode(batch)], 0, 0);
+        self.max_decode_len = self.push(&[max_decode_len(batch)], 0, 0);
         self.tiles.clear();
         self.tiles.try_reserve(heads_per_kv.len())?;
         for &heads_per_kv in heads_per_kv {
@@ -170,7 +170,7 @@ fn made(batch: &Batch, kept: Option<usize>) -> Extent {
 
 /// Returns the longest context of decode, rounded up so that it rarely changes: the division of
 /// sequences into splits, and so the bits of results, depends on it.
-fn longest_decode(batch: &Batch) -> u32 {
+fn max_decode_len(batch: &Batch) -> u32 {
     rounded_up(batch.spans.iter().filter(is_decode).map(|span| batch.positions[span.first_row as usize] + 1))
 }
 

@@ -31,7 +31,7 @@ macro_rules! kernels {
 kernels! {
     activate, add, add_gated, add_norm, add_positions_bf16, add_positions_f16, add_positions_f32, angles,
     attention_merge, attention_plain_bf16, attention_plain_f16, attention_plain_f32, attention_plain_fp8, attention_plain_int8,
-    combine_routes, draw_rows, embed_bf16, embed_f16, embed_f32, gate, gate_clamped, gather, gather_routes, go_on,
+    combine_routes, draw_rows, embed_bf16, embed_f16, embed_f32, gate, gate_clamped, gather, gather_routes, prepare_next,
     join_strips,
     matmul_bf16_128, matmul_bf16_16, matmul_bf16_64, matmul_f16_128, matmul_f16_16, matmul_f16_64, matmul_f32_128, matmul_f32_16, matmul_f32_64,
     matmul_fp8_128, matmul_fp8_16, matmul_fp8_64,

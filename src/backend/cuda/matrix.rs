@@ -118,11 +118,11 @@ impl Matrix {
     }
 
     /// Returns the kernel for this many rows, and its launch configuration for `count` products of
-    /// at most `most` rows. A row has the same bits with every kernel.
-    pub fn product(&self, kernels: &Kernels, rows: usize, most: usize, count: usize) -> (Function, Shape) {
+    /// at most `max_rows` rows. A row has the same bits with every kernel.
+    pub fn product(&self, kernels: &Kernels, rows: usize, max_rows: usize, count: usize) -> (Function, Shape) {
         let all = kernels.products(self.stored);
         let (function, tile) = all.into_iter().find(|(_, tile)| rows <= tile.rows).unwrap_or(all[2]);
-        let grid = (self.rows.div_ceil(tile.outs) as u32, most.div_ceil(tile.rows) as u32, count as u32);
+        let grid = (self.rows.div_ceil(tile.outs) as u32, max_rows.div_ceil(tile.rows) as u32, count as u32);
         (function, Shape { shared: tile.shared(self.stored), ..Shape::new(grid, Tile::THREADS) })
     }
 }

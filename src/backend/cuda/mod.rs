@@ -217,18 +217,10 @@ impl CudaBackend {
 
     /// Launches products of rows in parts, each with its own matrix: `each` rows per part or, with
     /// `starts`, about `each`.
-    fn product(
-        &self,
-        RowCounts { each, most, parts }: RowCounts,
-        x: &Buf,
-        first: &Matrix,
-        lists: Lists,
-        bias: Option<&Buf>,
-        out: &mut Buf,
-    ) {
-        let (function, shape) = first.product(&self.device.kernels, each, most, parts);
+    fn product(&self, RowCounts { each, max, parts }: RowCounts, x: &Buf, first: &Matrix, lists: Lists, bias: Option<&Buf>, out: &mut Buf) {
+        let (function, shape) = first.product(&self.device.kernels, each, max, parts);
         let Lists { matrices, biases, starts } = lists;
-        let (rows, outs, cols) = (most as u32, first.rows as u32, first.cols as u32);
+        let (rows, outs, cols) = (max as u32, first.rows as u32, first.cols as u32);
         let (x, w, bias, out) = (x.address(), first.address(), address_of(bias), out.address());
         launch!(self.device, function, shape, out, x, w, bias, matrices, biases, starts, rows, outs, cols);
     }
@@ -294,13 +286,13 @@ fn grow<'a>(device: &Device, memory: &'a mut Option<Memory>, bytes: u64) -> Resu
 /// The rows of products in parts: the expected and the maximum number per part.
 struct RowCounts {
     each: usize,
-    most: usize,
+    max: usize,
     parts: usize,
 }
 
 impl RowCounts {
     fn alike(rows: usize, parts: usize) -> RowCounts {
-        RowCounts { each: rows, most: rows, parts }
+        RowCounts { each: rows, max: rows, parts }
     }
 }
 
@@ -436,21 +428,21 @@ impl Backend for CudaBackend {
         if self.blas.is_some() { Blas::bytes(rows, cols) } else { 0 }
     }
 
-    fn routes(&self, rows: usize, most: Routing) -> Result<Routes> {
-        Routes::new(&self.device, rows, most)
+    fn routes(&self, rows: usize, max: Routing) -> Result<Routes> {
+        Routes::new(&self.device, rows, max)
     }
 
-    fn routes_bytes(&self, rows: usize, most: Routing) -> u64 {
-        Routes::bytes(rows, most)
+    fn routes_bytes(&self, rows: usize, max: Routing) -> u64 {
+        Routes::bytes(rows, max)
     }
 
     fn reserve_inputs(&self, limits: &InputLimits, inputs: &mut Inputs) -> Result<()> {
-        self.steps().ahead.reserve(&limits.most)?;
-        inputs.fit(&self.device, Inputs::bytes(limits.most, &limits.heads_per_kv)).map(|_| ())
+        self.steps().ahead.reserve(&limits.max)?;
+        inputs.fit(&self.device, Inputs::bytes(limits.max, &limits.heads_per_kv)).map(|_| ())
     }
 
     fn reserved_inputs_bytes(&self, limits: &InputLimits) -> u64 {
-        Inputs::bytes(limits.most, &limits.heads_per_kv) as u64
+        Inputs::bytes(limits.max, &limits.heads_per_kv) as u64
     }
 
     fn drawing(&self, limits: DeviceSamplingLimits) -> Result<Option<Drawing>> {
@@ -488,11 +480,11 @@ impl Backend for CudaBackend {
         self.steps().graphs.end(&self.device);
     }
 
-    fn keep(&self, most: &BatchSize, batch: &Batch, inputs: &mut Inputs) -> Result<Option<Extent>> {
+    fn keep(&self, max: &BatchSize, batch: &Batch, inputs: &mut Inputs) -> Result<Option<Extent>> {
         let mut steps = self.steps();
         steps.graphs.abandon(&self.device);
         self.device.check()?; // reports the errors of the last capture
-        let Some(rows) = steps.graphs.next_rows(most) else { return self.device.wait().map(|()| None) };
+        let Some(rows) = steps.graphs.next_rows(max) else { return self.device.wait().map(|()| None) };
         let extent = inputs.take(&self.device, batch, &self.heads_per_kv(), Some(rows))?;
         // The first cuBLASLt call for a number of rows may not be capturable.
         let is_new = rows > MANY_ROWS && self.blas.is_some();
@@ -533,15 +525,15 @@ impl Backend for CudaBackend {
         let mut steps = self.steps();
         let Steps { graphs, ahead } = &mut *steps;
         let mut step_started = false;
-        let go_on = |drawn| {
-            if let Some(rows) = ahead.go_on(&self.device, draws.rows.len(), drawn) {
+        let prepare_next = |drawn| {
+            if let Some(rows) = ahead.prepare_next(&self.device, draws.rows.len(), drawn) {
                 graphs.play(&self.device, rows);
                 step_started = true;
             }
         };
-        let drawn = drawing.draw(&self.device, vocab, logits, draws, |row| ahead.row(row), go_on)?;
+        let drawn = drawing.draw(&self.device, vocab, logits, draws, |row| ahead.row(row), prepare_next)?;
         if step_started {
-            ahead.went_on(drawn);
+            ahead.mark_launched(drawn);
         }
         Ok(drawn)
     }
@@ -749,7 +741,7 @@ impl Backend for CudaBackend {
             .map_or(Address::NULL, |bias| self.list(Key::Biases(bias.address()), (0..routes.experts).map(|e| address_of(expert(e).1).0)));
         let lists = Lists { matrices, biases, starts: routes.starts.address() };
         // Each row chooses an expert at most once, so an expert has at most `routes.rows` rows.
-        let rows = RowCounts { each: routes.len().div_ceil(routes.experts), most: routes.rows, parts: routes.experts };
+        let rows = RowCounts { each: routes.len().div_ceil(routes.experts), max: routes.rows, parts: routes.experts };
         self.product(rows, x, first, lists, None, out);
     }
 

@@ -24,29 +24,29 @@ pub struct Routes {
 }
 
 impl Routes {
-    pub fn new(device: &Device, rows: usize, most: Routing) -> Result<Routes> {
-        if most.experts > MAX_EXPERTS {
+    pub fn new(device: &Device, rows: usize, max: Routing) -> Result<Routes> {
+        if max.experts > MAX_EXPERTS {
             return Err(Error::unsupported(format!(
                 "too many experts for CUDA devices ({}, limit {MAX_EXPERTS}); set device to \"cpu\"",
-                most.experts
+                max.experts
             )));
         }
         let numbers = |count: usize| device.memory((count * size_of::<u32>()) as u64);
-        let routes = rows * most.top_k;
+        let routes = rows * max.top_k;
         Ok(Routes {
             rows: 0,
-            experts: most.experts,
-            top_k: most.top_k,
+            experts: max.experts,
+            top_k: max.top_k,
             choices: numbers(routes)?,
             weights: numbers(routes)?,
             places: numbers(routes)?,
             sources: numbers(routes)?,
-            starts: numbers(most.experts + 1)?,
+            starts: numbers(max.experts + 1)?,
         })
     }
 
-    pub fn bytes(rows: usize, most: Routing) -> u64 {
-        ((4 * rows * most.top_k + most.experts + 1) * size_of::<u32>()) as u64
+    pub fn bytes(rows: usize, max: Routing) -> u64 {
+        ((4 * rows * max.top_k + max.experts + 1) * size_of::<u32>()) as u64
     }
 
     /// Chooses experts and weights for all rows. `logits` is `[rows, experts]`, `correction` is

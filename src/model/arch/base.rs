@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::super::config::Config;
 use super::super::spec::*;
 use super::rope::{RopeDefaults, rope};
-use super::{act, head_dim, most, standard_scale};
+use super::{act, head_dim, limits, standard_scale};
 use crate::error::{Error, Result};
 
 /// Defaults of a family for absent config fields, and the names of fields that differ between
@@ -87,30 +87,30 @@ impl Biases {
 impl Base {
     pub fn read(config: &Config, defaults: &Defaults) -> Result<Base> {
         refuse_true(config, &["rope_interleaved", "use_mrope"])?;
-        let hidden = config.count("hidden_size", most::WIDTH)?;
-        let heads = config.count("num_attention_heads", most::HEADS)?;
-        let kv_heads = defaults.kv_heads.map_or_else(|| config.count_or("num_key_value_heads", most::HEADS, heads), Ok)?;
+        let hidden = config.count("hidden_size", limits::MAX_WIDTH)?;
+        let heads = config.count("num_attention_heads", limits::MAX_HEADS)?;
+        let kv_heads = defaults.kv_heads.map_or_else(|| config.count_or("num_key_value_heads", limits::MAX_HEADS, heads), Ok)?;
         if !heads.is_multiple_of(kv_heads) {
             return Err(Error::model(format!(
                 "config.json: {heads} attention heads are not a multiple of {kv_heads} KV heads; correct num_key_value_heads"
             )));
         }
         let head_dim = match (config.get("head_dim"), defaults.head_dim) {
-            (Some(_), _) => config.count("head_dim", most::HEAD_DIM)?,
+            (Some(_), _) => config.count("head_dim", limits::MAX_HEAD_DIM)?,
             (None, Some(dim)) => dim,
             (None, None) => head_dim(hidden, heads)?,
         };
-        let positions = config.count_or("max_position_embeddings", most::POSITIONS, defaults.positions)?;
+        let positions = config.count_or("max_position_embeddings", limits::MAX_POSITIONS, defaults.positions)?;
         let rope = rope(config, head_dim, &defaults.rope)?;
-        let layers = config.count("num_hidden_layers", most::LAYERS)?;
+        let layers = config.count("num_hidden_layers", limits::MAX_LAYERS)?;
         let (eps, eps_default) = defaults.eps;
         let (act_field, act_default) = defaults.act;
         Ok(Base {
-            vocab_size: config.count("vocab_size", most::VOCAB)?,
+            vocab_size: config.count("vocab_size", limits::MAX_VOCAB)?,
             hidden,
             layers,
-            positions: rope.reach(positions).min(most::POSITIONS),
-            inner: defaults.inner.map_or_else(|| config.count("intermediate_size", most::WIDTH), Ok)?,
+            positions: rope.reach(positions).min(limits::MAX_POSITIONS),
+            inner: defaults.inner.map_or_else(|| config.count("intermediate_size", limits::MAX_WIDTH), Ok)?,
             shape: AttentionShape::new(heads, kv_heads, head_dim, standard_scale(head_dim)),
             windows: vec![None; layers],
             act: act(config, act_field, act_default)?,
@@ -294,7 +294,7 @@ pub fn list_of_layers<'a>(config: &'a Config, name: &str, layers: usize) -> Resu
 /// Returns the config's sliding window: None if it is null, and the default if it is absent.
 pub fn sliding_window(config: &Config, default: Option<usize>) -> Result<Option<usize>> {
     match config.has("sliding_window") {
-        true => Ok(Some(config.count("sliding_window", most::POSITIONS)?)),
+        true => Ok(Some(config.count("sliding_window", limits::MAX_POSITIONS)?)),
         false => Ok(default.filter(|_| !config.is_null("sliding_window"))),
     }
 }

@@ -5,7 +5,7 @@
 use super::super::config::Config;
 use super::super::spec::{Head, HeadAttention, Layer, ModelSpec, NormKind, Pairs};
 use super::base::{Base, Biases, DEFAULTS, Defaults, required_window};
-use super::most;
+use super::limits;
 use super::rope::RopeDefaults;
 use crate::error::Result;
 
@@ -18,7 +18,7 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
 
 pub fn spec2(config: &Config) -> Result<ModelSpec> {
     let base = base(config, 10_000.0)?;
-    let pattern = config.count_or("sliding_window_pattern", most::LAYERS, 4)?;
+    let pattern = config.count_or("sliding_window_pattern", limits::MAX_LAYERS, 4)?;
     let base = base.with_windows(config, required_window(config, 4096)?, |layer| (layer + 1) % pattern != 0)?;
     model(config, &base, |i| HeadAttention { rope: base.windows[i].map(|_| 0), ..base.attention(i) })
 }
@@ -30,7 +30,7 @@ fn base(config: &Config, theta: f64) -> Result<Base> {
     let mut base = Base { norm_kind: NormKind::Layer, biases, ..Base::read(config, &defaults)? };
     base.rope.pairs = Pairs::Neighbours;
     // Early configs have the context length in this field instead of `max_position_embeddings`.
-    base.positions = base.positions.max(config.count_or("model_max_length", most::POSITIONS, 1)?);
+    base.positions = base.positions.max(config.count_or("model_max_length", limits::MAX_POSITIONS, 1)?);
     Ok(base)
 }
 

@@ -6,7 +6,7 @@ use super::super::spec::*;
 use super::base::{Base, DEFAULTS, Defaults, refuse_true};
 use super::experts::{NAMES, expert, routing_among};
 use super::rope::score_scale;
-use super::{most, standard_scale};
+use super::{limits, standard_scale};
 use crate::backend::{ExpertGroups, GroupScore, Scores, Values};
 use crate::error::{Error, Result};
 
@@ -38,22 +38,22 @@ pub fn spec3(config: &Config) -> Result<ModelSpec> {
     };
     let pairs = if config.flag_or("rope_interleave", true)? { Pairs::Neighbours } else { Pairs::Halves };
     let mut model = spec(config, &Defaults { positions: 4096, ..DEFAULTS }, router, pairs)?;
-    model.spare_layers = config.whole_or("num_nextn_predict_layers", most::LAYERS, 0)?;
+    model.spare_layers = config.whole_or("num_nextn_predict_layers", limits::MAX_LAYERS, 0)?;
     Ok(model)
 }
 
 fn spec(config: &Config, defaults: &Defaults, router: Router, pairs: Pairs) -> Result<ModelSpec> {
     // `head_dim` of the config is ignored: this field has the number of rotated dimensions.
-    let rotated = config.count("qk_rope_head_dim", most::HEAD_DIM)?;
+    let rotated = config.count("qk_rope_head_dim", limits::MAX_HEAD_DIM)?;
     let base = Base::read(&config.clone().with("head_dim", rotated), defaults)?;
     let base = Base { rope: Rope { pairs, ..base.rope }, ..base };
-    let moe_layer_freq = config.whole_or("moe_layer_freq", most::LAYERS, 1)?;
+    let moe_layer_freq = config.whole_or("moe_layer_freq", limits::MAX_LAYERS, 1)?;
     if moe_layer_freq != 1 {
         return Err(Error::unsupported(format!("config.json: moe_layer_freq is {moe_layer_freq}; only 1 is supported")));
     }
-    most::parts(base.layers, 2 * base.shape.heads, "matrices of heads")?;
+    limits::check_tensor_count(base.layers, 2 * base.shape.heads, "matrices of heads")?;
     let latent = Latent::read(config, base.shape.heads, rotated)?;
-    let dense = config.whole_or("first_k_dense_replace", most::LAYERS, 0)?;
+    let dense = config.whole_or("first_k_dense_replace", limits::MAX_LAYERS, 0)?;
     let sparse = Sparse::read(config, router.routing(config, base.layers)?)?;
     Ok(base.model(|i| Layer {
         attention: Attention::Latent(latent.attention(&base, i)),
@@ -76,7 +76,7 @@ struct Latent {
 
 impl Latent {
     fn read(config: &Config, heads: usize, rotated: usize) -> Result<Latent> {
-        let dim = |name| config.count(name, most::HEAD_DIM);
+        let dim = |name| config.count(name, limits::MAX_HEAD_DIM);
         let unrotated = dim("qk_nope_head_dim")?;
         Ok(Latent {
             heads,
@@ -84,7 +84,7 @@ impl Latent {
             rotated,
             values: dim("v_head_dim")?,
             rank: dim("kv_lora_rank")?,
-            query_rank: if config.has("q_lora_rank") { Some(config.count("q_lora_rank", most::WIDTH)?) } else { None },
+            query_rank: if config.has("q_lora_rank") { Some(config.count("q_lora_rank", limits::MAX_WIDTH)?) } else { None },
             scale: score_scale(config)? * standard_scale(unrotated + rotated),
             bias: config.flag_or("attention_bias", false)?,
         })
@@ -131,8 +131,8 @@ struct Sparse {
 
 impl Sparse {
     fn read(config: &Config, routing: Routing) -> Result<Sparse> {
-        let inner = config.count("moe_intermediate_size", most::WIDTH)?;
-        let shared = if config.has("n_shared_experts") { Some(config.count("n_shared_experts", most::EXPERTS)?) } else { None };
+        let inner = config.count("moe_intermediate_size", limits::MAX_WIDTH)?;
+        let shared = if config.has("n_shared_experts") { Some(config.count("n_shared_experts", limits::MAX_EXPERTS)?) } else { None };
         Ok(Sparse { routing, inner, shared: shared.map(|shared| shared * inner) })
     }
 
@@ -182,12 +182,12 @@ fn must_be_one_of<'a>(config: &'a Config, name: &str, supported: &[&'a str]) -> 
 }
 
 fn expert_groups(config: &Config, Routing { experts, top_k, .. }: Routing, score: GroupScore) -> Result<ExpertGroups> {
-    let (count, chosen) = (config.count("n_group", ExpertGroups::MOST)?, config.count("topk_group", ExpertGroups::MOST)?);
-    let least = if score == GroupScore::BestTwo { 2 } else { 1 };
-    if !experts.is_multiple_of(count) || experts / count < least || chosen > count || chosen * (experts / count) < top_k {
+    let (count, chosen) = (config.count("n_group", ExpertGroups::MAX_COUNT)?, config.count("topk_group", ExpertGroups::MAX_COUNT)?);
+    let min = if score == GroupScore::BestTwo { 2 } else { 1 };
+    if !experts.is_multiple_of(count) || experts / count < min || chosen > count || chosen * (experts / count) < top_k {
         return Err(Error::model(format!(
             "config.json: inconsistent expert groups (n_group {count}, topk_group {chosen}, {experts} experts, num_experts_per_tok {top_k}); \
-             n_group must divide the experts into groups of at least {least}, of which topk_group must have num_experts_per_tok experts"
+             n_group must divide the experts into groups of at min {min}, of which topk_group must have num_experts_per_tok experts"
         )));
     }
     Ok(ExpertGroups { count, chosen, score })

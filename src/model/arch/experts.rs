@@ -2,7 +2,7 @@
 
 use super::super::config::Config;
 use super::super::spec::{Expert, Linear, Routing, TensorPart};
-use super::most;
+use super::limits;
 use crate::error::{Error, Result};
 
 /// Names of an expert's matrices.
@@ -29,9 +29,9 @@ pub fn routing(config: &Config, layers: usize, normalized: bool) -> Result<Routi
 
 /// Reads the routing. `experts` is the name of the field with the number of experts.
 pub fn routing_among(config: &Config, experts: &str, layers: usize, normalized: bool) -> Result<Routing> {
-    let count = config.count(experts, most::EXPERTS)?;
-    most::parts(layers, count, experts)?;
-    let top_k = config.count("num_experts_per_tok", most::EXPERTS)?;
+    let count = config.count(experts, limits::MAX_EXPERTS)?;
+    limits::check_tensor_count(layers, count, experts)?;
+    let top_k = config.count("num_experts_per_tok", limits::MAX_EXPERTS)?;
     if top_k > count {
         return Err(Error::model(format!("config.json: num_experts_per_tok is {top_k}, but {experts} is {count}; give at most {count}")));
     }

@@ -4,16 +4,16 @@
 use super::super::config::Config;
 use super::super::spec::{Embedding, Head, HeadAttention, Layer, Linear, Mlp, ModelSpec, NormKind, Residual};
 use super::base::{Base, Biases, DEFAULTS, Defaults};
-use super::most;
+use super::limits;
 use crate::error::{Error, Result};
 
 pub fn spec(config: &Config) -> Result<ModelSpec> {
     let form = Form::read(config)?;
-    let hidden = config.count("hidden_size", most::WIDTH)?;
+    let hidden = config.count("hidden_size", limits::MAX_WIDTH)?;
     let defaults = Defaults {
         tied: true,
         kv_heads: Some(form.kv_heads),
-        inner: Some(config.count_or("ffn_hidden_size", most::WIDTH, 4 * hidden)?),
+        inner: Some(config.count_or("ffn_hidden_size", limits::MAX_WIDTH, 4 * hidden)?),
         act: ("activation", "gelu"),
         eps: ("layer_norm_epsilon", 1e-5),
         ..DEFAULTS
@@ -49,9 +49,9 @@ enum Norms {
 
 impl Form {
     fn read(config: &Config) -> Result<Form> {
-        let heads = config.count("num_attention_heads", most::HEADS)?;
+        let heads = config.count("num_attention_heads", limits::MAX_HEADS)?;
         let grouped = config.flag_or("new_decoder_architecture", false)?;
-        let many = config.count_or("num_kv_heads", most::HEADS, heads)?;
+        let many = config.count_or("num_kv_heads", limits::MAX_HEADS, heads)?;
         let norms = match (grouped, config.flag_or("parallel_attn", true)?, config.count_or("num_ln_in_parallel_attn", 2, 2)?) {
             (true, true, 2) => Norms::Two,
             (_, true, _) => Norms::One,

@@ -4,7 +4,7 @@
 use super::super::config::Config;
 use super::super::spec::{Head, Layer, ModelSpec};
 use super::base::{Base, DEFAULTS, Defaults, required_window};
-use super::{gemma, most, standard_scale};
+use super::{gemma, limits, standard_scale};
 use crate::error::Result;
 
 /// A layer's norms, in the order of execution.
@@ -22,7 +22,7 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
 /// Reads what Gemma 2 and 3 share.
 pub fn base(config: &Config, defaults: Defaults) -> Result<Base> {
     let mut base = gemma::base(config, Defaults { act: gemma::ACT, ..defaults })?;
-    base.shape.scale = standard_scale(config.count_or("query_pre_attn_scalar", most::WIDTH, 256)?);
+    base.shape.scale = standard_scale(config.count_or("query_pre_attn_scalar", limits::MAX_WIDTH, 256)?);
     Ok(base)
 }
 

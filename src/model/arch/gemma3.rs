@@ -5,7 +5,7 @@ use super::super::config::Config;
 use super::super::spec::{Head, HeadAttention, Layer, ModelSpec};
 use super::base::{Base, DEFAULTS, Defaults, required_window};
 use super::gemma2::{self, NORMS, soft_cap};
-use super::most;
+use super::limits;
 use super::rope::{RopeDefaults, local_rope};
 use crate::error::{Error, Result};
 
@@ -17,7 +17,7 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
         return Err(Error::unsupported("config.json: attn_logit_softcapping is set; this family does not support it"));
     }
     let base = gemma2::base(config, Defaults { positions: 131_072, rope: GLOBAL, ..DEFAULTS })?;
-    let pattern = config.count_or("sliding_window_pattern", most::LAYERS, 6)?;
+    let pattern = config.count_or("sliding_window_pattern", limits::MAX_LAYERS, 6)?;
     let base = base.with_windows(config, required_window(config, 4096)?, |layer| (layer + 1) % pattern != 0)?;
     let local = local_rope(config, base.shape.head_dim, &LOCAL)?;
     let model = base.model(|i| Layer { residual: base.sandwich(i, NORMS), attention: attention(&base, i).into(), ..base.layer(i) });

@@ -2,20 +2,20 @@
 
 use super::super::config::Config;
 use super::super::spec::*;
-use super::{act, head_dim, most, standard_scale};
+use super::{act, head_dim, limits, standard_scale};
 use crate::error::Result;
 
 pub fn spec(config: &Config) -> Result<ModelSpec> {
-    let hidden = config.count("n_embd", most::WIDTH)?;
-    let heads = config.count("n_head", most::HEADS)?;
-    let positions = config.count("n_positions", most::POSITIONS)?;
-    let vocab_size = config.count("vocab_size", most::VOCAB)?;
+    let hidden = config.count("n_embd", limits::MAX_WIDTH)?;
+    let heads = config.count("n_head", limits::MAX_HEADS)?;
+    let positions = config.count("n_positions", limits::MAX_POSITIONS)?;
+    let vocab_size = config.count("vocab_size", limits::MAX_VOCAB)?;
     let tied = config.flag_or("tie_word_embeddings", true)?;
     let family = Gpt2 {
         hidden,
         heads,
         head_dim: head_dim(hidden, heads)?,
-        inner: config.count_or("n_inner", most::WIDTH, 4 * hidden)?,
+        inner: config.count_or("n_inner", limits::MAX_WIDTH, 4 * hidden)?,
         eps: config.positive_or("layer_norm_epsilon", 1e-5)? as f32,
         act: act(config, "activation_function", "gelu_new")?,
         scaled: config.flag_or("scale_attn_weights", true)?,
@@ -32,7 +32,7 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
             positions: Some(LearnedPositions { table: Linear::new("wpe", positions, hidden), offset: 0 }),
         },
         ropes: Vec::new(),
-        layers: (0..config.count("n_layer", most::LAYERS)?).map(|i| family.layer(i)).collect(),
+        layers: (0..config.count("n_layer", limits::MAX_LAYERS)?).map(|i| family.layer(i)).collect(),
         spare_layers: 0,
         final_norm: Some(family.norm("ln_f".into())),
         head: Head { project: None, weight: (!tied).then(|| Linear::new("lm_head", vocab_size, hidden)), scale: 1.0, soft_cap: None },

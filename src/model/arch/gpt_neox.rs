@@ -4,13 +4,13 @@
 use super::super::config::Config;
 use super::super::spec::{Embedding, Head, Layer, Linear, ModelSpec, NormKind, Residual};
 use super::base::{Base, Biases, DEFAULTS, Defaults};
-use super::most;
+use super::limits;
 use super::rope::RopeDefaults;
 use crate::error::Result;
 
 pub fn spec(config: &Config) -> Result<ModelSpec> {
     let defaults = Defaults {
-        kv_heads: Some(config.count("num_attention_heads", most::HEADS)?),
+        kv_heads: Some(config.count("num_attention_heads", limits::MAX_HEADS)?),
         act: ("hidden_act", "gelu"),
         eps: ("layer_norm_eps", 1e-5),
         rope: RopeDefaults { theta: ("rotary_emb_base", 10_000.0), part: Some(("rotary_pct", 0.25)) },

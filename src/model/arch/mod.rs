@@ -78,25 +78,25 @@ pub const FAMILIES: &[Family] = &[
 
 /// Bounds on config values. Real models are far below, and products of these bounds do not
 /// overflow.
-mod most {
-    pub const LAYERS: usize = 1024;
-    pub const WIDTH: usize = 1 << 18;
-    pub const HEADS: usize = 1 << 12;
-    pub const HEAD_DIM: usize = 1 << 12;
-    pub const EXPERTS: usize = 1 << 12;
-    pub const VOCAB: usize = 1 << 24;
-    pub const POSITIONS: usize = 1 << 27;
-    /// Tensors of one kind in a model.
-    const PARTS: usize = 1 << 17;
+mod limits {
+    pub const MAX_LAYERS: usize = 1024;
+    pub const MAX_WIDTH: usize = 1 << 18;
+    pub const MAX_HEADS: usize = 1 << 12;
+    pub const MAX_HEAD_DIM: usize = 1 << 12;
+    pub const MAX_EXPERTS: usize = 1 << 12;
+    pub const MAX_VOCAB: usize = 1 << 24;
+    pub const MAX_POSITIONS: usize = 1 << 27;
+    /// Bound on the number of tensors of one kind in a model.
+    const MAX_TENSORS: usize = 1 << 17;
 
     /// Limits the number of tensors, because the spec contains all names before the checkpoint is
     /// checked.
-    pub fn parts(layers: usize, each: usize, what: &str) -> crate::error::Result<()> {
-        match layers * each <= PARTS {
+    pub fn check_tensor_count(layers: usize, each: usize, what: &str) -> crate::error::Result<()> {
+        match layers * each <= MAX_TENSORS {
             true => Ok(()),
-            false => {
-                Err(crate::error::Error::model(format!("config.json: too many {what} ({layers} layers with {each} each, limit {PARTS})")))
-            }
+            false => Err(crate::error::Error::model(format!(
+                "config.json: too many {what} ({layers} layers with {each} each, limit {MAX_TENSORS})"
+            ))),
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use super::super::config::Config;
 use super::super::spec::*;
-use super::{act, head_dim, most, standard_scale};
+use super::{act, head_dim, limits, standard_scale};
 use crate::error::Result;
 
 /// Fixed in transformers; the config has no field for it.
@@ -12,11 +12,11 @@ const EPS: f32 = 1e-5;
 const POSITION_OFFSET: usize = 2;
 
 pub fn spec(config: &Config) -> Result<ModelSpec> {
-    let hidden = config.count("hidden_size", most::WIDTH)?;
-    let width = config.count_or("word_embed_proj_dim", most::WIDTH, hidden)?;
-    let heads = config.count("num_attention_heads", most::HEADS)?;
-    let positions = config.count("max_position_embeddings", most::POSITIONS)?;
-    let vocab_size = config.count("vocab_size", most::VOCAB)?;
+    let hidden = config.count("hidden_size", limits::MAX_WIDTH)?;
+    let width = config.count_or("word_embed_proj_dim", limits::MAX_WIDTH, hidden)?;
+    let heads = config.count("num_attention_heads", limits::MAX_HEADS)?;
+    let positions = config.count("max_position_embeddings", limits::MAX_POSITIONS)?;
+    let vocab_size = config.count("vocab_size", limits::MAX_VOCAB)?;
     let tied = config.flag_or("tie_word_embeddings", true)?;
     let pre_norm = config.flag_or("do_layer_norm_before", true)?;
     let final_norm = pre_norm && !config.flag_or("_remove_final_layer_norm", false)?;
@@ -24,7 +24,7 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
         hidden,
         heads,
         head_dim: head_dim(hidden, heads)?,
-        inner: config.count("ffn_dim", most::WIDTH)?,
+        inner: config.count("ffn_dim", limits::MAX_WIDTH)?,
         act: act(config, "activation_function", "relu")?,
         bias: config.flag_or("enable_bias", true)?,
         pre_norm,
@@ -44,7 +44,7 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
             }),
         },
         ropes: Vec::new(),
-        layers: (0..config.count("num_hidden_layers", most::LAYERS)?).map(|i| family.layer(i)).collect(),
+        layers: (0..config.count("num_hidden_layers", limits::MAX_LAYERS)?).map(|i| family.layer(i)).collect(),
         spare_layers: 0,
         final_norm: final_norm.then(|| family.norm("decoder.final_layer_norm".into())),
         head: Head {

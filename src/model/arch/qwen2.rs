@@ -4,7 +4,7 @@
 use super::super::config::Config;
 use super::super::spec::ModelSpec;
 use super::base::{Base, Biases, DEFAULTS, Defaults, optional_window};
-use super::most;
+use super::limits;
 use crate::error::Result;
 
 pub fn spec(config: &Config) -> Result<ModelSpec> {
@@ -16,6 +16,6 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
 /// have one.
 pub fn base(config: &Config, defaults: Defaults) -> Result<Base> {
     let base = Base::read(config, &Defaults { positions: 32_768, ..defaults })?;
-    let first = config.whole_or("max_window_layers", most::LAYERS, 28)?;
+    let first = config.whole_or("max_window_layers", limits::MAX_LAYERS, 28)?;
     base.with_windows(config, optional_window(config, Some(4096))?, |layer| layer >= first)
 }

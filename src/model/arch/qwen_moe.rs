@@ -5,16 +5,16 @@ use super::super::config::Config;
 use super::super::spec::{Experts, Glu, HeadAttention, Layer, Linear, Mlp, ModelSpec, Routing, SharedExpert};
 use super::base::{Base, Biases, DEFAULTS, Defaults, optional_window};
 use super::experts::{NAMES, expert, routing};
-use super::most;
+use super::limits;
 use crate::error::{Error, Result};
 
 pub fn spec2(config: &Config) -> Result<ModelSpec> {
     let biases = Biases { qkv: config.flag_or("qkv_bias", true)?, ..Biases::NONE };
     let base = Base { biases, ..Base::read(config, &Defaults { positions: 32_768, ..DEFAULTS })? };
-    let last = config.whole_or("max_window_layers", most::LAYERS, 28)?;
+    let last = config.whole_or("max_window_layers", limits::MAX_LAYERS, 28)?;
     let base = base.with_windows(config, optional_window(config, Some(4096))?, |layer| layer % 2 == 0 && layer < last)?;
     let sparse = Sparse::read(config, base.layers)?;
-    let shared = config.count("shared_expert_intermediate_size", most::WIDTH)?;
+    let shared = config.count("shared_expert_intermediate_size", limits::MAX_WIDTH)?;
     Ok(base.model(|i| Layer { mlp: sparse.mlp(&base, i, Some(shared)), ..base.layer(i) }))
 }
 
@@ -40,8 +40,8 @@ impl Sparse {
         let dense: Option<Vec<u64>> = config.list("mlp_only_layers")?.map_or(&[][..], Vec::as_slice).iter().map(|v| v.as_u64()).collect();
         Ok(Sparse {
             routing: routing(config, layers, config.flag_or("norm_topk_prob", false)?)?,
-            inner: config.count("moe_intermediate_size", most::WIDTH)?,
-            step: config.count_or("decoder_sparse_step", most::LAYERS, 1)?,
+            inner: config.count("moe_intermediate_size", limits::MAX_WIDTH)?,
+            step: config.count_or("decoder_sparse_step", limits::MAX_LAYERS, 1)?,
             dense: dense.ok_or_else(|| Error::model("config.json: mlp_only_layers has an invalid entry; list indices of layers"))?,
         })
     }

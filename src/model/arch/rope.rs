@@ -5,7 +5,7 @@ use std::f64::consts::TAU;
 
 use super::super::config::Config;
 use super::super::spec::{Long, Longer, Pairs, Rope};
-use super::most;
+use super::limits;
 use crate::error::{Error, Result};
 
 /// Field names and defaults of a family, for the base and for the rotated part of a head.
@@ -82,7 +82,7 @@ impl Source<'_> {
                 rope.stretch = factor;
             }
             "dynamic" => {
-                let (beyond, factor) = (self.config.count("max_position_embeddings", most::POSITIONS)?, self.factor()?);
+                let (beyond, factor) = (self.config.count("max_position_embeddings", limits::MAX_POSITIONS)?, self.factor()?);
                 rope.stretch = factor;
                 rope.long = Some(Long { beyond, how: Longer::Dynamic { theta, factor } });
             }

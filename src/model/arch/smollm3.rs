@@ -3,7 +3,7 @@
 use super::super::config::Config;
 use super::super::spec::{HeadAttention, Layer, ModelSpec};
 use super::base::{Base, Biases, DEFAULTS, Defaults, list_of_layers, optional_window};
-use super::most;
+use super::limits;
 use super::rope::RopeDefaults;
 use crate::error::{Error, Result};
 
@@ -19,7 +19,7 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
 /// Returns the layers with a rotary embedding. In `no_rope_layers`, 1 means that the layer has one.
 fn layers_that_turn(config: &Config, layers: usize) -> Result<Vec<bool>> {
     let Some(list) = list_of_layers(config, "no_rope_layers", layers)? else {
-        let interval = config.count_or("no_rope_layer_interval", most::LAYERS, 4)?;
+        let interval = config.count_or("no_rope_layer_interval", limits::MAX_LAYERS, 4)?;
         return Ok((0..layers).map(|layer| (layer + 1) % interval != 0).collect());
     };
     let turns: Option<Vec<bool>> = list.iter().map(|flag| flag.as_u64().filter(|&flag| flag <= 1).map(|flag| flag == 1)).collect();

@@ -4,7 +4,7 @@
 use super::super::config::Config;
 use super::super::spec::{HeadAttention, Layer, ModelSpec, NormKind, QkNorm};
 use super::base::{Base, Biases, DEFAULTS, Defaults};
-use super::most;
+use super::limits;
 use super::rope::RopeDefaults;
 use crate::error::Result;
 
@@ -20,7 +20,7 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
     let parallel = config.flag_or("use_parallel_residual", false)?;
     let norms_heads = config.flag_or("qk_layernorm", false)?;
     if norms_heads {
-        most::parts(base.layers, base.shape.heads, "num_attention_heads")?;
+        limits::check_tensor_count(base.layers, base.shape.heads, "num_attention_heads")?;
     }
     Ok(base.model(|i| {
         let attention = HeadAttention { qk_norm: norms_heads.then(|| norms_of_heads(&base, i)), ..base.attention(i) };

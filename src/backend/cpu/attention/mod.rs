@@ -181,12 +181,12 @@ pub struct Args<'a> {
 
 fn each_task<E: Cached>(pool: &Pool, scratch: &[Mutex<AttentionScratch>], args: Args, out: SendPtr<f32>, run: &(dyn Fn(Attend<E>) + Sync)) {
     let heads = args.shape.heads;
-    let most = heads_at_once(args.shape, args.inputs.tiles.len() * heads / (2 * pool.threads()));
-    let groups = heads.div_ceil(most);
+    let max_group = heads_at_once(args.shape, args.inputs.tiles.len() * heads / (2 * pool.threads()));
+    let groups = heads.div_ceil(max_group);
     pool.run(args.inputs.tiles.len() * groups, &|task, worker| {
         let mut scratch = scratch[worker].lock().unwrap_or_else(PoisonError::into_inner);
-        let (tile, first_head) = (args.inputs.tiles[task / groups], task % groups * most);
-        let group = most.min(heads - first_head);
+        let (tile, first_head) = (args.inputs.tiles[task / groups], task % groups * max_group);
+        let group = max_group.min(heads - first_head);
         // Tasks write disjoint rows and heads of `out`.
         run(Attend { args, out, tile, group, first_head, scratch: &mut scratch, element: PhantomData });
     });
@@ -382,12 +382,12 @@ impl<E: Cached> Attend<'_, E> {
             return;
         }
         let scores = &mut self.scratch.scores[query * SPAN..][..SPAN];
-        let (most, shrink) = (self.scratch.max[query], self.scratch.shrink[query]);
+        let (max, shrink) = (self.scratch.max[query], self.scratch.shrink[query]);
         // SAFETY: SPAN is a multiple of every path's lanes. `load_some` and `store_some` do not
         // access memory beyond the end of the sums.
         unsafe {
             for chunk in scores.chunks_exact_mut(L::N) {
-                let below = L::sub(L::load(chunk.as_ptr()), L::splat(most));
+                let below = L::sub(L::load(chunk.as_ptr()), L::splat(max));
                 let share = if Self::in_pairs::<L>() { lanes::exp_for_bf16::<L>(below) } else { lanes::exp::<L>(below) };
                 L::store(chunk.as_mut_ptr(), share);
             }

@@ -8,7 +8,7 @@ use super::{Attend, LINE, MIN_BLOCK, SPAN, Span};
 use crate::backend::{KvShape, Values};
 
 /// Steps over the keys that are prefetched together.
-const ASKED_AT_ONCE: usize = 4;
+const STEPS_PER_PREFETCH: usize = 4;
 
 /// Addresses to prefetch while scores are computed, a few lines at a time. Blocks are scattered, so
 /// the hardware prefetcher cannot predict them, and prefetching all lines at once would stall.
@@ -24,12 +24,12 @@ impl<E: Cached> Prefetcher<E> {
     /// Prefetches for the steps from `first` on. Keys have `row` elements per step. The values of
     /// the vector of tokens are distributed evenly over all steps, `values` elements each.
     #[inline(always)]
-    fn ask(self, first: usize, row: usize, values: usize) {
+    fn prefetch(self, first: usize, row: usize, values: usize) {
         let line = LINE / size_of::<E>();
-        for step in (0..ASKED_AT_ONCE).step_by((line / row).max(1)) {
+        for step in (0..STEPS_PER_PREFETCH).step_by((line / row).max(1)) {
             lanes::prefetch(self.keys.wrapping_add((first + step) * row));
         }
-        for element in (0..ASKED_AT_ONCE * values).step_by(line) {
+        for element in (0..STEPS_PER_PREFETCH * values).step_by(line) {
             lanes::prefetch(self.values.wrapping_add(first * values + element));
         }
     }
@@ -209,13 +209,13 @@ impl<E: Cached> Attend<'_, E> {
             }
             let queries = self.scratch.queries.as_ptr().add(query * head_dim);
             let mut sums = [[L::splat(0.0); C]; R];
-            for first in (0..steps).step_by(ASKED_AT_ONCE) {
+            for first in (0..steps).step_by(STEPS_PER_PREFETCH) {
                 if AHEAD {
                     for ahead in ahead {
-                        ahead.ask(first, row, width * E::DEPTH);
+                        ahead.prefetch(first, row, width * E::DEPTH);
                     }
                 }
-                for step in first..steps.min(first + ASKED_AT_ONCE) {
+                for step in first..steps.min(first + STEPS_PER_PREFETCH) {
                     let query = queries.add(step * if Self::in_pairs::<L>() { 1 } else { E::DEPTH });
                     Self::add_step::<L, R, C>(&mut sums, query, head_dim, keys, width);
                     for keys in &mut keys {

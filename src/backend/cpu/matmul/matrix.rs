@@ -255,21 +255,21 @@ impl StoredRows<'_> {
 
     /// Prefetches columns of a row: hardware prefetchers do not follow accesses from row to row.
     #[inline(always)]
-    fn ask_for(&self, row: *const u8, first: usize, count: usize) {
+    fn prefetch_row(&self, row: *const u8, first: usize, count: usize) {
         let size = self.dtype.bytes();
         (0..count * size).step_by(LINE).for_each(|line| prefetch(row.wrapping_add(first * size + line)));
     }
 
     #[inline(always)]
     unsafe fn greatest_magnitude<L: Lanes>(&self, row: &[u8]) -> f32 {
-        let (mut most, mut numbers) = (0, [0.0; AT_ONCE]);
+        let (mut max_abs, mut numbers) = (0, [0.0; AT_ONCE]);
         for k in (0..self.cols).step_by(AT_ONCE) {
             let x = &mut numbers[..AT_ONCE.min(self.cols - k)];
             // SAFETY: the caller guarantees the CPU features of `L`.
             unsafe { self.read::<L>(row, k, x) };
-            most = greatest_magnitude(x).to_bits().max(most); // compared as bits: non-finite numbers are the greatest
+            max_abs = greatest_magnitude(x).to_bits().max(max_abs); // compared as bits: non-finite numbers are the greatest
         }
-        f32::from_bits(most)
+        f32::from_bits(max_abs)
     }
 
     /// Reads columns of a row as f32, from `first` on, until `out` is full.
@@ -342,7 +342,7 @@ impl Convert<'_> {
         let mut numbers = [0.0; N];
         for (group, out) in panel.chunks_exact_mut(group_bytes(N, offsets)).enumerate() {
             for (n, row) in rows.each() {
-                rows.ask_for(row.as_ptr().wrapping_add(ROWS_AHEAD * row.len()), group * N, N);
+                rows.prefetch_row(row.as_ptr().wrapping_add(ROWS_AHEAD * row.len()), group * N, N);
                 // SAFETY: the caller guarantees the CPU features of `L`.
                 unsafe {
                     rows.read::<L>(row, group * N, &mut numbers);
@@ -374,7 +374,7 @@ impl Convert<'_> {
         for k in (0..rows.cols).step_by(AT_ONCE) {
             for (n, row) in rows.each() {
                 let x = &mut numbers[..AT_ONCE.min(rows.cols - k)];
-                rows.ask_for(row.as_ptr().wrapping_add(ROWS_AHEAD * row.len()), k, x.len());
+                rows.prefetch_row(row.as_ptr().wrapping_add(ROWS_AHEAD * row.len()), k, x.len());
                 // SAFETY: the caller guarantees the CPU features of `L`.
                 unsafe { rows.read::<L>(row, k, x) };
                 if !store(format, panel, n, k, x) {

@@ -97,15 +97,15 @@ pub fn product(machine: Machine, packed: &mut PackedRows, strips: Strips) {
     if rows * count * width == 0 {
         return;
     }
-    let most = packed.max_rows(cols);
-    let strips_at_once = (most / rows).max(1);
+    let max_rows = packed.max_rows(cols);
+    let strips_at_once = (max_rows / rows).max(1);
     for first_strip in (0..count).step_by(strips_at_once) {
-        for first_row in (0..rows).step_by(most) {
+        for first_row in (0..rows).step_by(max_rows) {
             let piece = Piece {
                 first_strip,
                 strips: strips_at_once.min(count - first_strip),
                 first_row,
-                rows: most.min(rows - first_row),
+                rows: max_rows.min(rows - first_row),
                 of_rows: rows,
             };
             piece.multiply(machine, packed, x, matrix, bias, SendPtr(out.as_mut_ptr()));

@@ -11,13 +11,13 @@ pub const INT4_ZERO: u32 = 8;
 /// Weights that are processed side by side. Divides every group size.
 const AT_ONCE: usize = 16;
 /// Numbers below are quantized to 0, because the inverse of their scale would overflow.
-const LEAST: f32 = 1e-30;
+const MIN_MAGNITUDE: f32 = 1e-30;
 
 /// Quantizes activations that share a scale to -127..=127, to the nearest. Returns the scale.
 #[inline(always)]
 pub fn signed(x: &[f32], out: &mut [u8]) -> f32 {
-    let most = greatest_magnitude(x);
-    let (scale, inverse) = if most < LEAST { (0.0, 0.0) } else { (most / 127.0, 127.0 / most) };
+    let max_abs = greatest_magnitude(x);
+    let (scale, inverse) = if max_abs < MIN_MAGNITUDE { (0.0, 0.0) } else { (max_abs / 127.0, 127.0 / max_abs) };
     for (x, out) in x.iter().zip(out) {
         *out = (x * inverse + ROUNDER).to_bits() as u8;
     }
@@ -26,8 +26,8 @@ pub fn signed(x: &[f32], out: &mut [u8]) -> f32 {
 
 /// Returns the scale of a row of weights, from its greatest magnitude to 127.
 #[inline(always)]
-pub fn int8_scale(most: f32) -> f32 {
-    most / 127.0
+pub fn int8_scale(max_abs: f32) -> f32 {
+    max_abs / 127.0
 }
 
 /// Quantizes weights of such a row, with `INT8_ZERO` added.
@@ -49,8 +49,8 @@ pub fn int8(x: &[f32], scale: f32, out: &mut [u8]) {
 pub unsafe fn int4<L: Lanes>(x: &[f32], out: &mut [u8]) -> f16 {
     // SAFETY: the caller upholds this function's contract.
     unsafe {
-        let (least, most) = ends::<L>(x);
-        let furthest = if most > -least { most } else { least };
+        let (min, max) = ends::<L>(x);
+        let furthest = if max > -min { max } else { min };
         let (even, further) = (f16::from_f32(furthest.abs() / 7.0), f16::from_f32(furthest / -8.0));
         let scale = if is_nearer::<L>(x, further.to_f32(), even.to_f32()) { further } else { even };
         to_int4::<L>(x, Steps::new(scale.to_f32(), INT4_ZERO as f32), out);
@@ -63,8 +63,8 @@ pub unsafe fn int4<L: Lanes>(x: &[f32], out: &mut [u8]) -> f16 {
 pub unsafe fn int4_with_offset<L: Lanes>(x: &[f32], out: &mut [u8]) -> (f16, f16) {
     // SAFETY: the caller upholds this function's contract.
     unsafe {
-        let (least, most) = ends::<L>(x);
-        let (scale, offset) = (f16::from_f32((most - least) / 15.0), f16::from_f32(least));
+        let (min, max) = ends::<L>(x);
+        let (scale, offset) = (f16::from_f32((max - min) / 15.0), f16::from_f32(min));
         let step = scale.to_f32();
         to_int4::<L>(x, Steps::new(step, if step == 0.0 { 0.0 } else { -offset.to_f32() / step }), out);
         (scale, offset)
@@ -93,21 +93,21 @@ unsafe fn lanes_of<L: Lanes>(wide: Wide<L>) -> [f32; AT_ONCE] {
 unsafe fn ends<L: Lanes>(x: &[f32]) -> (f32, f32) {
     // SAFETY: the caller upholds this function's contract; chunks hold whole vectors.
     unsafe {
-        let (mut least, mut most): (Wide<L>, Wide<L>) = ([L::splat(f32::INFINITY); 2], [L::splat(f32::NEG_INFINITY); 2]);
+        let (mut min, mut max): (Wide<L>, Wide<L>) = ([L::splat(f32::INFINITY); 2], [L::splat(f32::NEG_INFINITY); 2]);
         for x in x.as_chunks::<AT_ONCE>().0 {
             for (i, x) in x.chunks_exact(L::N).enumerate() {
                 let x = L::load(x.as_ptr());
-                (least[i], most[i]) = (L::min(x, least[i]), L::max(x, most[i]));
+                (min[i], max[i]) = (L::min(x, min[i]), L::max(x, max[i]));
             }
         }
-        let (least, most) = (lanes_of::<L>(least), lanes_of::<L>(most));
-        (folded!(least, |a, b| if b < a { b } else { a }), folded!(most, |a, b| if b > a { b } else { a }))
+        let (min, max) = (lanes_of::<L>(min), lanes_of::<L>(max));
+        (folded!(min, |a, b| if b < a { b } else { a }), folded!(max, |a, b| if b > a { b } else { a }))
     }
 }
 
 #[inline(always)]
 fn inverse_of(scale: f32) -> f32 {
-    if scale.abs() < LEAST { 0.0 } else { 1.0 / scale }
+    if scale.abs() < MIN_MAGNITUDE { 0.0 } else { 1.0 / scale }
 }
 
 /// A uniform quantization grid of sixteen numbers.

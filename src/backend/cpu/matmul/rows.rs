@@ -37,12 +37,12 @@ pub struct Tiles {
 
 impl Tiles {
     pub fn for_rows(isa: Isa, format: RowFormat, rows: usize) -> Tiles {
-        let most = match format {
+        let max_rows = match format {
             _ if !isa.is_512() => NARROW_ROWS,
             RowFormat::Bytes { .. } => BYTE_ROWS,
             _ => FLOAT_ROWS,
         };
-        Tiles { rows, count: rows.div_ceil(most) }
+        Tiles { rows, count: rows.div_ceil(max_rows) }
     }
 
     pub fn count(self) -> usize {
@@ -50,8 +50,8 @@ impl Tiles {
     }
 
     pub fn rows(self, tile: usize) -> Range<usize> {
-        let (least, more) = (self.rows / self.count, self.rows % self.count);
-        let first = |tile: usize| tile * least + tile.min(more);
+        let (rows_per_tile, more) = (self.rows / self.count, self.rows % self.count);
+        let first = |tile: usize| tile * rows_per_tile + tile.min(more);
         first(tile)..first(tile + 1)
     }
 }
@@ -163,7 +163,7 @@ impl Packed<'_> {
 
 impl Lens {
     /// Returns the maximum over all formats.
-    fn most(cols: usize) -> Lens {
+    fn maximum(cols: usize) -> Lens {
         Lens { words: cols.next_multiple_of(2), groups: cols.div_ceil(WeightFormat::GROUPS[0]) }
     }
 
@@ -176,13 +176,13 @@ impl Lens {
 impl PackedRows {
     /// Returns the bytes that `reserve` allocates.
     pub fn bytes(rows: usize, cols: usize) -> u64 {
-        let Lens { words, groups } = Lens::most(cols);
+        let Lens { words, groups } = Lens::maximum(cols);
         (rows.min(MAX_ROWS) * (4 * words + 8 * groups)) as u64
     }
 
     /// Allocates storage for at least this many rows.
     pub fn reserve(&mut self, rows: usize, cols: usize) -> Result<()> {
-        let (rows, Lens { words, groups }) = (rows.min(MAX_ROWS), Lens::most(cols));
+        let (rows, Lens { words, groups }) = (rows.min(MAX_ROWS), Lens::maximum(cols));
         if rows * words > self.words.len() {
             self.words = Numbers::partly_used(rows * words)?;
         }
@@ -194,10 +194,10 @@ impl PackedRows {
 
     /// Returns how many rows of this width fit the storage.
     pub fn max_rows(&self, cols: usize) -> usize {
-        let Lens { words, groups } = Lens::most(cols.max(1));
-        let most = (self.words.len() / words).min(self.scales.len() / groups);
-        assert!(most > 0, "no buffer for rows of {cols} columns");
-        most
+        let Lens { words, groups } = Lens::maximum(cols.max(1));
+        let max_rows = (self.words.len() / words).min(self.scales.len() / groups);
+        assert!(max_rows > 0, "no buffer for rows of {cols} columns");
+        max_rows
     }
 
     /// Packs the rows of `tiles` for each of `strips` strips. `x` returns the rows of a strip,
