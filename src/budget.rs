@@ -84,28 +84,28 @@ impl BudgetUser {
 }
 
 impl BudgetState {
-    fn tenant(&mut self, id: u64) -> &mut BudgetUser {
-        self.users.iter_mut().find(|tenant| tenant.id == id).expect("a lease has its tenant")
+    fn user(&mut self, id: u64) -> &mut BudgetUser {
+        self.users.iter_mut().find(|user| user.id == id).expect("a lease has its user")
     }
 
     fn others(&self, id: u64) -> impl Iterator<Item = &BudgetUser> {
-        self.users.iter().filter(move |tenant| tenant.id != id)
+        self.users.iter().filter(move |user| user.id != id)
     }
 
     /// Returns the bytes of `blocks` blocks if they exceed the minimum of the engine, so that they
     /// need a reservation. Fails if the other engines hold too much.
     fn reservable(&mut self, id: u64, blocks: usize) -> Result<Option<u64>> {
-        let theirs: u64 = self.others(id).map(|tenant| tenant.held).sum();
+        let theirs: u64 = self.others(id).map(|user| user.held).sum();
         let (all, engines) = (self.bytes, self.users.len());
-        let tenant = self.tenant(id);
-        let bytes = blocks as u64 * tenant.block;
-        if bytes > tenant.min && bytes > tenant.final_bytes() && bytes > all.saturating_sub(theirs) {
+        let user = self.user(id);
+        let bytes = blocks as u64 * user.block;
+        if bytes > user.min && bytes > user.final_bytes() && bytes > all.saturating_sub(theirs) {
             return Err(Error::capacity(format!(
                 "budget too small: the request may need {bytes} bytes of K and V at once (budget {all}, the other {} engines hold {theirs}); retry later, lower max_tokens or n, or raise the budget",
                 engines - 1
             )));
         }
-        Ok((bytes > tenant.min).then_some(bytes))
+        Ok((bytes > user.min).then_some(bytes))
     }
 
     fn total_min_bytes(&self) -> u64 {
@@ -115,27 +115,28 @@ impl BudgetState {
     /// Sets the shrink targets. If the engines hold more than the budget, each loses the same share
     /// of what it holds above its minimum.
     fn set_shrink_targets(&mut self) {
-        self.users.iter_mut().for_each(|tenant| tenant.target_bytes = u64::MAX);
-        let (held, floors) = (self.users.iter().map(|tenant| tenant.held).sum::<u64>(), self.total_min_bytes());
+        self.users.iter_mut().for_each(|user| user.target_bytes = u64::MAX);
+        let (held, total_min_bytes) = (self.users.iter().map(|user| user.held).sum::<u64>(), self.total_min_bytes());
         if held <= self.bytes {
             return;
         }
-        let (left, above) = (u128::from(self.bytes.saturating_sub(floors)), u128::from(held.saturating_sub(floors).max(1)));
-        for tenant in &mut self.users {
-            let floor = tenant.min_bytes();
-            let ceiling = floor + (u128::from(tenant.held.saturating_sub(floor)) * left / above) as u64;
-            tenant.target_bytes = if ceiling < tenant.held { ceiling } else { u64::MAX };
+        let (left, above) =
+            (u128::from(self.bytes.saturating_sub(total_min_bytes)), u128::from(held.saturating_sub(total_min_bytes).max(1)));
+        for user in &mut self.users {
+            let min_bytes = user.min_bytes();
+            let target_bytes = min_bytes + (u128::from(user.held.saturating_sub(min_bytes)) * left / above) as u64;
+            user.target_bytes = if target_bytes < user.held { target_bytes } else { u64::MAX };
         }
     }
 }
 
 impl MemoryBudget {
-    /// Creates a budget of `bytes` that can later grow to `most`.
-    pub fn new(bytes: u64, most: u64) -> Result<Arc<MemoryBudget>> {
-        if bytes == 0 || bytes > most {
-            return Err(Error::invalid(format!("bytes is {bytes}; must be 1 to {}", most.max(1))));
+    /// Creates a budget of `bytes` that can later grow to `max_bytes`.
+    pub fn new(bytes: u64, max_bytes: u64) -> Result<Arc<MemoryBudget>> {
+        if bytes == 0 || bytes > max_bytes {
+            return Err(Error::invalid(format!("bytes is {bytes}; must be 1 to {}", max_bytes.max(1))));
         }
-        Ok(Arc::new(MemoryBudget { state: Mutex::new(BudgetState { bytes, max_bytes: most, last_id: 0, users: Vec::new() }) }))
+        Ok(Arc::new(MemoryBudget { state: Mutex::new(BudgetState { bytes, max_bytes, last_id: 0, users: Vec::new() }) }))
     }
 
     fn lock(&self) -> MutexGuard<'_, BudgetState> {
@@ -149,8 +150,8 @@ impl MemoryBudget {
         let mut last = 0;
         let next = |last: u64| {
             let state = self.lock();
-            let tenant = state.users.iter().find(|tenant| tenant.id > last && which(tenant))?;
-            Some((tenant.id, tenant.call.clone()))
+            let user = state.users.iter().find(|user| user.id > last && which(user))?;
+            Some((user.id, user.call.clone()))
         };
         while let Some((id, call)) = next(last) {
             last = id;
@@ -165,7 +166,7 @@ impl MemoryBudget {
             bytes: state.bytes,
             max_bytes: state.max_bytes,
             min_bytes: state.total_min_bytes(),
-            held_bytes: state.users.iter().map(|tenant| tenant.held).sum(),
+            held_bytes: state.users.iter().map(|user| user.held).sum(),
             engines: state.users.len(),
         }
     }
@@ -186,10 +187,10 @@ impl MemoryBudget {
         if bytes > state.max_bytes {
             return Err(Error::capacity(format!("bytes is {bytes}; the budget was created with max_bytes {}", state.max_bytes)));
         }
-        let least = state.total_min_bytes();
-        if bytes < least.max(1) {
+        let min_bytes = state.total_min_bytes();
+        if bytes < min_bytes.max(1) {
             return Err(Error::capacity(format!(
-                "budget too small ({bytes} bytes): {} engines need {least} bytes for their longest sequences; resize it to at least {least}",
+                "budget too small ({bytes} bytes): {} engines need {min_bytes} bytes for their longest sequences; resize it to at least {min_bytes}",
                 state.users.len()
             )));
         }
@@ -200,14 +201,14 @@ impl MemoryBudget {
         Ok(())
     }
 
-    /// Adds an engine with blocks of `block` bytes that needs at least `least` blocks.
-    pub fn join(self: &Arc<MemoryBudget>, block: u64, least: u64) -> Result<Lease> {
-        let (block, least) = (block.max(1), least * block.max(1));
+    /// Adds an engine with blocks of `block` bytes that needs at least `min_blocks` blocks.
+    pub fn join(self: &Arc<MemoryBudget>, block: u64, min_blocks: u64) -> Result<Lease> {
+        let (block, min_bytes) = (block.max(1), min_blocks * block.max(1));
         let mut state = self.lock();
-        let floors = state.total_min_bytes();
-        if least > state.bytes.saturating_sub(floors) {
+        let total_min_bytes = state.total_min_bytes();
+        if min_bytes > state.bytes.saturating_sub(total_min_bytes) {
             return Err(Error::capacity(format!(
-                "budget too small: one sequence of max_model_len needs {least} bytes, other engines hold {floors} of {}; raise the budget or lower max_model_len",
+                "budget too small: one sequence of max_model_len needs {min_bytes} bytes, other engines hold {total_min_bytes} of {}; raise the budget or lower max_model_len",
                 state.bytes
             )));
         }
@@ -217,9 +218,9 @@ impl MemoryBudget {
         state.users.push(BudgetUser {
             id,
             block,
-            min: least,
+            min: min_bytes,
             reservations: Vec::new(),
-            held: least,
+            held: min_bytes,
             target_bytes: u64::MAX,
             wants_more: false,
             call: None,
@@ -266,7 +267,7 @@ impl Lease {
 
     /// Sets the callback for requests of other engines and for changes of the budget.
     pub fn on_call(&self, call: Call) {
-        self.budget.lock().tenant(self.id).call = Some(call);
+        self.budget.lock().user(self.id).call = Some(call);
     }
 
     /// Computes how many blocks the engine should hold from now on.
@@ -276,11 +277,11 @@ impl Lease {
     pub fn request(&self, need: Need) -> usize {
         let mut state = self.budget.lock();
         let (bytes, alone) = (state.bytes, state.users.len() == 1);
-        let they_are_hungry = state.others(self.id).any(|tenant| tenant.wants_more);
+        let they_are_hungry = state.others(self.id).any(|user| user.wants_more);
         let theirs: u64 = state.others(self.id).map(BudgetUser::final_bytes).sum();
-        let theirs_still: u64 = state.others(self.id).map(|tenant| tenant.held).sum();
-        let tenant = state.tenant(self.id);
-        let (held, floor, block) = (tenant.held, tenant.min_bytes(), tenant.block);
+        let theirs_still: u64 = state.others(self.id).map(|user| user.held).sum();
+        let user = state.user(self.id);
+        let (held, min_bytes, block) = (user.held, user.min_bytes(), user.block);
         let in_bytes = |blocks: usize| blocks as u64 * block;
         let (urgent, kept) = (in_bytes(need.used + need.next), in_bytes(need.cached));
         let wanted = match (alone, they_are_hungry) {
@@ -288,17 +289,17 @@ impl Lease {
             (false, true) => urgent,
             (false, false) => held.max(urgent + kept),
         };
-        let lasting = wanted.min(bytes.saturating_sub(theirs)).min(tenant.target_bytes).max(floor);
+        let lasting = wanted.min(bytes.saturating_sub(theirs)).min(user.target_bytes).max(min_bytes);
         // Blocks that other engines have not returned yet are not available.
         let target = lasting.min(held.max(bytes.saturating_sub(theirs_still)));
         let target = target - target % block;
         // This also returns bytes of reservations that have been released.
-        tenant.held = in_bytes(need.pool).max(target);
+        user.held = in_bytes(need.pool).max(target);
         if target < in_bytes(need.pool) {
-            tenant.target_bytes = target;
+            user.target_bytes = target;
         }
-        let wanted_more = std::mem::replace(&mut tenant.wants_more, !alone && urgent > target);
-        let (wants_more, gave) = (tenant.wants_more, tenant.held < held);
+        let wanted_more = std::mem::replace(&mut user.wants_more, !alone && urgent > target);
+        let (wants_more, gave) = (user.wants_more, user.held < held);
         drop(state);
         self.call_others(wants_more && !wanted_more, wants_more && need.steps, gave);
         (target / block) as usize
@@ -318,11 +319,11 @@ impl Lease {
     /// Records that the engine holds at most `blocks` blocks.
     pub fn release(&self, blocks: usize) {
         let mut state = self.budget.lock();
-        let tenant = state.tenant(self.id);
+        let user = state.user(self.id);
         // A reservation may have raised the minimum in the meantime.
-        tenant.held = tenant.held.min(blocks as u64 * tenant.block).max(tenant.min_bytes());
-        if tenant.held == tenant.final_bytes() {
-            tenant.target_bytes = u64::MAX;
+        user.held = user.held.min(blocks as u64 * user.block).max(user.min_bytes());
+        if user.held == user.final_bytes() {
+            user.target_bytes = u64::MAX;
         }
         drop(state);
         self.budget.call(Caller::Engine, |other| other.wants_more && other.id != self.id);
@@ -331,9 +332,9 @@ impl Lease {
     /// Returns all bytes of an engine that has failed.
     pub fn release_all(&self) {
         let mut state = self.budget.lock();
-        let tenant = state.tenant(self.id);
-        tenant.reservations.clear();
-        (tenant.min, tenant.held, tenant.target_bytes, tenant.wants_more) = (0, 0, u64::MAX, false);
+        let user = state.user(self.id);
+        user.reservations.clear();
+        (user.min, user.held, user.target_bytes, user.wants_more) = (0, 0, u64::MAX, false);
         drop(state);
         self.budget.call(Caller::Engine, |other| other.wants_more && other.id != self.id);
     }
@@ -351,7 +352,7 @@ impl Lease {
     pub fn reserve(self: &Arc<Lease>, blocks: usize) -> Result<Option<Reservation>> {
         self.try_reserve(blocks).or_else(|_| {
             // The flag stays set until the next `settle`.
-            self.budget.lock().tenant(self.id).wants_more = true;
+            self.budget.lock().user(self.id).wants_more = true;
             self.budget.call(Caller::Engine, |other| other.id != self.id);
             self.try_reserve(blocks)
         })
@@ -360,10 +361,10 @@ impl Lease {
     fn try_reserve(self: &Arc<Lease>, blocks: usize) -> Result<Option<Reservation>> {
         let mut state = self.budget.lock();
         let Some(bytes) = state.reservable(self.id, blocks)? else { return Ok(None) };
-        let tenant = state.tenant(self.id);
-        tenant.reservations.try_reserve(1)?;
-        tenant.reservations.push(bytes);
-        tenant.held = tenant.held.max(bytes);
+        let user = state.user(self.id);
+        user.reservations.try_reserve(1)?;
+        user.reservations.push(bytes);
+        user.held = user.held.max(bytes);
         Ok(Some(Reservation { lease: self.clone(), bytes }))
     }
 }
@@ -371,7 +372,7 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         let mut state = self.budget.lock();
-        state.users.retain(|tenant| tenant.id != self.id);
+        state.users.retain(|user| user.id != self.id);
         drop(state);
         self.budget.call(Caller::Host, |other| other.wants_more);
     }
@@ -386,7 +387,7 @@ pub struct Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         let mut state = self.lease.budget.lock();
-        let promises = &mut state.tenant(self.lease.id).reservations;
+        let promises = &mut state.user(self.lease.id).reservations;
         if let Some(place) = promises.iter().position(|&other| other == self.bytes) {
             promises.swap_remove(place);
         }

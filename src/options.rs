@@ -557,11 +557,11 @@ pub fn cpu_list(text: &str) -> Result<Vec<usize>> {
     Ok(cpus)
 }
 
-fn within(name: &str, value: usize, most: usize) -> Result<()> {
-    if (1..=most).contains(&value) {
+fn within(name: &str, value: usize, max: usize) -> Result<()> {
+    if (1..=max).contains(&value) {
         return Ok(());
     }
-    Err(Error::invalid(format!("{name} is {value}; must be 1 to {most}")))
+    Err(Error::invalid(format!("{name} is {value}; must be 1 to {max}")))
 }
 
 /// A description of the allowed outputs of a request.
@@ -671,8 +671,8 @@ impl BeamParams {
         }
         // NaN fails these comparisons.
         if !(0.0..=Self::MAX_DIVERSITY).contains(&diversity_penalty) {
-            let most = Self::MAX_DIVERSITY;
-            return Err(Error::invalid(format!("diversity_penalty is {diversity_penalty}; must be 0 to {most}")));
+            let max = Self::MAX_DIVERSITY;
+            return Err(Error::invalid(format!("diversity_penalty is {diversity_penalty}; must be 0 to {max}")));
         }
         if groups == 1 && diversity_penalty != 0.0 {
             return Err(Error::invalid(format!(
@@ -685,8 +685,8 @@ impl BeamParams {
             )));
         }
         if !(-Self::MAX_LENGTH_PENALTY..=Self::MAX_LENGTH_PENALTY).contains(&length_penalty) {
-            let most = Self::MAX_LENGTH_PENALTY;
-            return Err(Error::invalid(format!("length_penalty is {length_penalty}; must be -{most} to {most}")));
+            let max = Self::MAX_LENGTH_PENALTY;
+            return Err(Error::invalid(format!("length_penalty is {length_penalty}; must be -{max} to {max}")));
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use super::penalties::shift;
 use crate::options::Dry;
 
 /// Maximum penalty: finite, so that the token remains possible if no other is left.
-const MOST: f64 = 1e30;
+const MAX_PENALTY: f64 = 1e30;
 
 /// Working memory, as long as the longest sequence so far.
 #[derive(Default)]
@@ -38,13 +38,13 @@ pub fn apply(
     let breakers = Breakers { texts: dry.sequence_breakers.as_deref().unwrap_or_default(), token_bytes };
     let window = &tokens[tokens.len().saturating_sub(dry.penalty_last_n.unwrap_or(usize::MAX))..];
     find_matches(window, &mut scratch.matches)?;
-    let longest = scratch.matches.iter().copied().max().unwrap_or(0);
-    let limit = breakers.unbroken(window, longest as usize) as u32;
+    let max_match = scratch.matches.iter().copied().max().unwrap_or(0);
+    let limit = breakers.unbroken(window, max_match as usize) as u32;
     collect(window, scratch, dry.allowed_length.max(1), limit)?;
     for &(token, length) in &scratch.repeats {
         if let Some(logit) = logits.get_mut(token as usize).filter(|_| !breakers.end_in_last(&[token])) {
             let power = libm::pow(dry.base as f64, (length - dry.allowed_length) as f64);
-            shift(logit, -(dry.multiplier as f64 * power).min(MOST) as f32);
+            shift(logit, -(dry.multiplier as f64 * power).min(MAX_PENALTY) as f32);
         }
     }
     Ok(())
@@ -101,9 +101,9 @@ struct Breakers<'a> {
 }
 
 impl Breakers<'_> {
-    /// Returns the number of tokens after the last breaker in the window, at most `longest`.
-    fn unbroken(&self, window: &[u32], longest: usize) -> usize {
-        (0..longest).find(|back| self.end_in_last(&window[..window.len() - back])).unwrap_or(longest)
+    /// Returns the number of tokens after the last breaker in the window, at most `max_len`.
+    fn unbroken(&self, window: &[u32], max_len: usize) -> usize {
+        (0..max_len).find(|back| self.end_in_last(&window[..window.len() - back])).unwrap_or(max_len)
     }
 
     /// Returns true if a breaker ends in the last token.

@@ -47,18 +47,18 @@ fn select_top(logits: &[f32], k: usize, out: &mut Vec<(u32, f32)>) -> Result<()>
         return Ok(());
     }
     out.try_reserve(2 * k)?;
-    let mut least = f32::NEG_INFINITY; // lower bound of the k best logits so far
+    let mut min_logit = f32::NEG_INFINITY; // lower bound of the k best logits so far
     for (token, &logit) in logits.iter().enumerate() {
         // Among equals, the first stays. NaN passes the filter, so that there are never fewer than
         // k.
-        if out.len() >= k && logit <= least {
+        if out.len() >= k && logit <= min_logit {
             continue;
         }
         out.push((token as u32, logit));
         if out.len() == 2 * k {
             out.select_nth_unstable_by(k - 1, by_rank);
             out.truncate(k);
-            least = out[k - 1].1;
+            min_logit = out[k - 1].1;
         }
     }
     out.sort_unstable_by(by_rank);
@@ -112,8 +112,8 @@ mod tests {
     fn a_second_row_allocates_nothing() {
         let mut top = vec![];
         top_logprobs(&[1.0, 2.0, 3.0], 3, &mut top).unwrap();
-        let (at, room) = (top.as_ptr(), top.capacity());
+        let (at, capacity) = (top.as_ptr(), top.capacity());
         top_logprobs(&[3.0, 2.0, 1.0], 3, &mut top).unwrap();
-        assert_eq!((top.as_ptr(), top.capacity()), (at, room));
+        assert_eq!((top.as_ptr(), top.capacity()), (at, capacity));
     }
 }

@@ -15,9 +15,9 @@ pub fn next_mu(mirostat: Mirostat, mu: f32, surprise: Option<f32>) -> f32 {
 
 /// Keeps the candidates with a surprise of at most `mu` bits, and always the most probable one.
 pub fn keep_expected(candidates: &mut Vec<Candidate>, mu: f32) {
-    let least = total(candidates) * libm::exp2(-mu as f64);
+    let min_share = total(candidates) * libm::exp2(-mu as f64);
     let Some(&best) = candidates.iter().min_by(|a, b| by_rank(a, b)) else { return };
-    candidates.retain(|candidate| candidate.share as f64 >= least);
+    candidates.retain(|candidate| candidate.share as f64 >= min_share);
     if candidates.is_empty() {
         candidates.push(best);
     }

@@ -52,21 +52,21 @@ pub fn sum_of_powers(row: &[f32], max: f32) -> f64 {
 /// sum.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
-    const LEAST: f32 = -87.0;
+    const MIN_EXPONENT: f32 = -87.0;
     // Adding it rounds to the nearest integer, which is then in the lowest bits.
     const ROUNDER: f32 = 12_582_912.0; // 1.5 * 2^23
     // ln 2 in two parts: products of the first part with small integers are exact.
     const LN2_HIGH: f32 = 0.693_359_4; // 355 / 512
     const LN2_LOW: f32 = -2.121_944_4e-4;
-    let rounded = x.max(LEAST) * std::f32::consts::LOG2_E + ROUNDER;
+    let rounded = x.max(MIN_EXPONENT) * std::f32::consts::LOG2_E + ROUNDER;
     let n = rounded - ROUNDER;
-    let r = x.max(LEAST) - n * LN2_HIGH - n * LN2_LOW;
+    let r = x.max(MIN_EXPONENT) - n * LN2_HIGH - n * LN2_LOW;
     // The Taylor series of e^r, for |r| <= ln 2 / 2.
     let series = [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
     let power = series.iter().fold(1.0 / 5040.0, |sum, coefficient| sum * r + coefficient);
     // 2^n, assembled from its bits.
     let scale = f32::from_bits((rounded.to_bits() << 23).wrapping_add(1.0f32.to_bits()));
-    if x < LEAST { 0.0 } else { power * scale }
+    if x < MIN_EXPONENT { 0.0 } else { power * scale }
 }
 
 #[cfg(test)]

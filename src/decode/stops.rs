@@ -31,8 +31,8 @@ impl StopMatcher {
     /// Reserves memory for `text` more bytes than the longest stop string, the maximum that can be
     /// held.
     pub fn reserve_held(&mut self, text: usize) -> Result<()> {
-        let longest = self.stops().iter().map(String::len).max().unwrap_or(0);
-        Ok(self.held.try_reserve(longest + text)?)
+        let max_len = self.stops().iter().map(String::len).max().unwrap_or(0);
+        Ok(self.held.try_reserve(max_len + text)?)
     }
 
     /// Makes this a copy of `other`, in the existing memory if it suffices.
@@ -102,8 +102,8 @@ impl StopMatcher {
     /// Returns the length of the longest suffix of the held text that is a prefix of a stop string.
     fn longest_beginning(&self) -> usize {
         let begins = |stop: &String| {
-            let most = (stop.len() - 1).min(self.held.len());
-            (1..=most).rev().find(|&n| self.held.as_bytes().ends_with(&stop.as_bytes()[..n])).unwrap_or(0)
+            let max_len = (stop.len() - 1).min(self.held.len());
+            (1..=max_len).rev().find(|&n| self.held.as_bytes().ends_with(&stop.as_bytes()[..n])).unwrap_or(0)
         };
         // A stop string starts with the first byte of a character, so the cut is at a character
         // boundary.

@@ -154,8 +154,8 @@ pub fn keep_typical(candidates: &mut Vec<Candidate>, logits: &[f32], params: &Sa
 /// XTC, "Exclude Top Choices" (P. E. Weidmann, text-generation-webui pull request 6335): of the
 /// candidates at least as probable as `threshold`, keeps only the least probable one.
 pub fn drop_top_choices(candidates: &mut Vec<Candidate>, threshold: f32) {
-    let least = threshold as f64 * total(candidates);
-    let is_top = |candidate: &Candidate| candidate.share as f64 >= least;
+    let min_share = threshold as f64 * total(candidates);
+    let is_top = |candidate: &Candidate| candidate.share as f64 >= min_share;
     let last = candidates.iter().filter(|candidate| is_top(candidate)).max_by(|a, b| by_rank(a, b)).copied();
     candidates.retain(|candidate| !is_top(candidate) || Some(*candidate) == last);
 }

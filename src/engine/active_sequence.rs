@@ -102,10 +102,10 @@ pub struct NewToken {
 }
 
 impl ActiveSequence {
-    /// Creates a sequence without an id that generates at most `most` tokens after the prompt.
-    pub fn new(generation: Generation, prompt: &[u32], most: usize) -> Result<ActiveSequence> {
+    /// Creates a sequence without an id that generates at most `max_new_tokens` tokens after the prompt.
+    pub fn new(generation: Generation, prompt: &[u32], max_new_tokens: usize) -> Result<ActiveSequence> {
         let mut sequence = ActiveSequence::empty(generation.sender.clone(), generation.sampling.clone());
-        sequence.resume(generation, prompt, most)?;
+        sequence.resume(generation, prompt, max_new_tokens)?;
         Ok(sequence)
     }
 
@@ -141,36 +141,36 @@ impl ActiveSequence {
     }
 
     /// Preallocates the sequences of `branches` samples, so that no step allocates them.
-    pub fn reserve_samples(&mut self, branches: usize, most: usize) -> Result<()> {
+    pub fn reserve_samples(&mut self, branches: usize, max_new_tokens: usize) -> Result<()> {
         self.branches = branches;
         self.unstarted_samples.try_reserve_exact(branches - 1)?;
         for _ in 1..branches {
             let mut child = ActiveSequence::empty(self.sender.clone(), self.sampling.clone());
             child.sampling_history.copy(&self.sampling_history)?;
-            child.reserve(most)?;
+            child.reserve(max_new_tokens)?;
             self.unstarted_samples.push(child);
         }
         Ok(())
     }
 
-    /// Reserves memory for `most` more tokens, so that no step allocates it.
-    fn reserve(&mut self, most: usize) -> Result<()> {
+    /// Reserves memory for `max_new_tokens` more tokens, so that no step allocates it.
+    fn reserve(&mut self, max_new_tokens: usize) -> Result<()> {
         const TEXT: usize = 64; // longer than the text of most tokens
-        self.sampling_history.reserve(&self.sampling, most)?;
-        self.history.try_reserve_exact(most)?;
-        self.constraint.as_mut().map_or(Ok(()), |constraint| constraint.reserve(most))?;
+        self.sampling_history.reserve(&self.sampling, max_new_tokens)?;
+        self.history.try_reserve_exact(max_new_tokens)?;
+        self.constraint.as_mut().map_or(Ok(()), |constraint| constraint.reserve(max_new_tokens))?;
         self.inserted.try_reserve(1)?;
         self.fresh.try_reserve(TEXT)?;
         self.stops.reserve_held(TEXT)?;
         self.detokenizer.reserve()?;
         if self.is_cumulative() {
-            self.accumulated.tokens.try_reserve_exact(most)?;
+            self.accumulated.tokens.try_reserve_exact(max_new_tokens)?;
         }
         Ok(())
     }
 
-    /// Starts a generation of at most `most` tokens after `tokens`.
-    pub fn resume(&mut self, generation: Generation, tokens: &[u32], most: usize) -> Result<()> {
+    /// Starts a generation of at most `max_new_tokens` tokens after `tokens`.
+    pub fn resume(&mut self, generation: Generation, tokens: &[u32], max_new_tokens: usize) -> Result<()> {
         let Generation { user_data, sender, sampling, seed, constraint, hook, skip_special, deadline, requested_at, keep: _ } = generation;
         // If there is no memory, the sequence is unchanged and can be exported.
         let memory = SamplingHistory::new(&sampling, tokens, tokens.len())?;
@@ -186,7 +186,7 @@ impl ActiveSequence {
         self.history.clear();
         self.inserted.clear();
         self.accumulated.clear();
-        self.reserve(most)
+        self.reserve(max_new_tokens)
     }
 
     /// Returns a copy for a fork.

@@ -208,8 +208,8 @@ impl EngineCore {
     fn resume(&mut self, seq: SeqId, generation: Generation) -> Result<()> {
         let sequence = self.sequences.get_mut(&seq).ok_or_else(|| ended_error(seq))?;
         let tokens = &self.scheduler.get(seq)?.tokens;
-        let most = generation.sampling.params.max_tokens.unwrap_or(self.max_len);
-        let (max_len, keep) = (tokens.len().saturating_add(most).min(self.max_len), generation.keep);
+        let max_new_tokens = generation.sampling.params.max_tokens.unwrap_or(self.max_len);
+        let (max_len, keep) = (tokens.len().saturating_add(max_new_tokens).min(self.max_len), generation.keep);
         let (request, deadline) = (sequence.request, generation.deadline);
         sequence.resume(generation, tokens, max_len - tokens.len())?;
         self.watch(request, deadline)?;

@@ -358,9 +358,9 @@ impl EngineCore {
 
     /// Creates the sequence of a sample when the first token of its parent is sampled several times.
     fn start_sample(&mut self, sampled_token: &SampledToken) {
-        let room = self.sequences.try_reserve(1).map_err(Error::from);
+        let reserved = self.sequences.try_reserve(1).map_err(Error::from);
         let Some(unstarted) = self.sequences.get_mut(&sampled_token.parent).map(|parent| parent.unstarted_samples.pop()) else { return };
-        match room.and_then(|()| self.sample_of(&self.sequences[&sampled_token.parent], unstarted, sampled_token.child)) {
+        match reserved.and_then(|()| self.sample_of(&self.sequences[&sampled_token.parent], unstarted, sampled_token.child)) {
             Ok(mut sequence) => {
                 let (sender, echo) = (sequence.sender.clone(), sequence.repeat_echo());
                 self.sequences.insert(sampled_token.child, sequence);

@@ -116,10 +116,10 @@ fn device_share<B: Backend>(options: &EngineOptions, backend: &B, others: u64) -
 fn blocks(options: &EngineOptions, share: Option<u64>, paging: &Paging, max_len: usize, block_bytes: u64) -> (usize, usize) {
     let all = (paging.max_blocks(max_len, options.rows_at_once()) * options.max_seqs) as u64;
     let own = options.kv_bytes.or(share).unwrap_or(EngineOptions::DEFAULT_KV_BYTES.min(all.saturating_mul(block_bytes)));
-    let (now, most) = options.budget.as_ref().map_or((own, own), |budget| budget.available());
+    let (now, max) = options.budget.as_ref().map_or((own, own), |budget| budget.available());
     // Slot numbers must fit 32 bits.
     let blocks = |bytes: u64| (bytes / block_bytes).min(u32::MAX as u64 / options.block_size as u64) as usize;
-    (blocks(now), blocks(most))
+    (blocks(now), blocks(max))
 }
 
 /// More than any machine has memory for, and few enough for the tables of the host tier.
@@ -131,8 +131,8 @@ fn swap_blocks(options: &EngineOptions, block_bytes: u64) -> Result<usize> {
         return Err(Error::capacity(format!("swap_bytes is {bytes}; must be 0 or at least one block ({block_bytes} bytes)")));
     }
     if blocks > MAX_SWAP_BLOCKS {
-        let most = MAX_SWAP_BLOCKS.saturating_mul(block_bytes);
-        return Err(Error::capacity(format!("swap_bytes is {bytes} ({blocks} blocks of {block_bytes}); must be at most {most}")));
+        let max_bytes = MAX_SWAP_BLOCKS.saturating_mul(block_bytes);
+        return Err(Error::capacity(format!("swap_bytes is {bytes} ({blocks} blocks of {block_bytes}); must be at most {max_bytes}")));
     }
     Ok(blocks as usize)
 }

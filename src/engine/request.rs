@@ -136,9 +136,9 @@ impl Engine {
         }
         let generation = self.generation(sampling, queue.sender().clone(), request.hook, request.user_data, request.skip_special, keep)?;
         let deadline = self.deadline(generation.requested_at, request.deadline)?;
-        let most = max_len - candidate.prompt().len();
-        let mut sequence = ActiveSequence::new(Generation { deadline, ..generation }, candidate.prompt(), most)?;
-        sequence.reserve_samples(if beams.is_some() { 1 } else { branching.max_members() }, most)?;
+        let max_new_tokens = max_len - candidate.prompt().len();
+        let mut sequence = ActiveSequence::new(Generation { deadline, ..generation }, candidate.prompt(), max_new_tokens)?;
+        sequence.reserve_samples(if beams.is_some() { 1 } else { branching.max_members() }, max_new_tokens)?;
         sequence.ranked = ranked;
         if let Some(again) = &mut again {
             again.prompt = try_copy(candidate.prompt())?;
@@ -162,12 +162,12 @@ impl Engine {
         Ok((prompt, max_len, branching))
     }
 
-    fn beams(&self, params: &BeamParams, n: u32, sampling: &SamplingParams, most: usize) -> Result<Beams> {
+    fn beams(&self, params: &BeamParams, n: u32, sampling: &SamplingParams, max_new_tokens: usize) -> Result<Beams> {
         let (eos, stops) = (self.eos_of(sampling), &sampling.stop_token_ids);
         let mut ends = Vec::new();
         ends.try_reserve_exact(eos.len() + stops.len())?;
         ends.extend(eos.iter().chain(stops));
-        Beams::new(params, n as usize, &ends, most)
+        Beams::new(params, n as usize, &ends, max_new_tokens)
     }
 
     pub(super) fn check_queue(&self, queue: &Queue) -> Result<()> {
@@ -229,12 +229,12 @@ impl Engine {
     /// Checks whether the sequences of the request fit the empty pool at full length.
     fn check_space(&self, prompt: usize, max_len: usize, branching: Branching) -> Result<()> {
         let memory = &self.info.memory;
-        let most = self.max_blocks(prompt, max_len, branching);
-        if most <= memory.max_blocks {
+        let max_blocks = self.max_blocks(prompt, max_len, branching);
+        if max_blocks <= memory.max_blocks {
             return Ok(());
         }
         Err(Error::capacity(format!(
-            "{} sequences of {max_len} tokens with a shared prompt of {prompt} need {most} KV blocks and the pool has {}; lower max_tokens or n, or raise kv_bytes",
+            "{} sequences of {max_len} tokens with a shared prompt of {prompt} need {max_blocks} KV blocks and the pool has {}; lower max_tokens or n, or raise kv_bytes",
             branching.max_members(),
             memory.max_blocks
         )))
@@ -245,17 +245,17 @@ impl Engine {
         self.info.paging.max_blocks_of(branching.max_members(), prompt, max_len, self.capacity.chunk)
     }
 
-    /// Returns the prompt as tokens, truncated to the last `most`.
-    pub(super) fn prompt_tokens(&self, prompt: Prompt, add_special: bool, most: Option<usize>) -> Result<Vec<u32>> {
+    /// Returns the prompt as tokens, truncated to the last `max_tokens`.
+    pub(super) fn prompt_tokens(&self, prompt: Prompt, add_special: bool, max_tokens: Option<usize>) -> Result<Vec<u32>> {
         let mut tokens = match prompt {
             Prompt::Text(text) if text.is_empty() => Vec::new(),
             Prompt::Text(text) => self.text()?.encode(&text, add_special)?,
             Prompt::Tokens(tokens) => tokens,
         };
         self.check_tokens("prompt", &tokens)?;
-        match most {
+        match max_tokens {
             Some(0) => return Err(Error::invalid("truncate_prompt_tokens is 0; must be at least 1")),
-            Some(most) => drop(tokens.drain(..tokens.len().saturating_sub(most))),
+            Some(max_tokens) => drop(tokens.drain(..tokens.len().saturating_sub(max_tokens))),
             None => {}
         }
         Ok(tokens)
@@ -271,12 +271,12 @@ impl Engine {
 
     /// Returns the length at which a sequence of `len` tokens ends.
     pub(super) fn max_len(&self, len: usize, sampling: &SamplingParams) -> Result<usize> {
-        let most = self.info.memory.max_model_len;
+        let max_model_len = self.info.memory.max_model_len;
         if len == 0 {
             return Err(Error::invalid("the prompt is empty; pass at least one token"));
         }
-        if len >= most {
-            let pool = match most < self.info.max_positions {
+        if len >= max_model_len {
+            let pool = match max_model_len < self.info.max_positions {
                 true => format!(
                     " (the model's own limit is {}, the KV pool holds {})",
                     self.info.max_positions,
@@ -285,11 +285,11 @@ impl Engine {
                 false => String::new(),
             };
             return Err(Error::invalid(format!(
-                "prompt is {len} tokens, max_model_len is {most}{pool}; raise it or shorten the prompt to {}",
-                most - 1
+                "prompt is {len} tokens, max_model_len is {max_model_len}{pool}; raise it or shorten the prompt to {}",
+                max_model_len - 1
             )));
         }
-        Ok(sampling.max_tokens.map_or(most, |tokens| len.saturating_add(tokens).min(most)))
+        Ok(sampling.max_tokens.map_or(max_model_len, |tokens| len.saturating_add(tokens).min(max_model_len)))
     }
 
     /// Builds the parameters of a generation. Its seed is that of the sampling parameters, or 0.

@@ -11,7 +11,7 @@ use crate::scheduler::FinishReason;
 use crate::types::SeqId;
 
 /// Retry timeout: the time and the number of failed steps after which the requests end.
-const PATIENCE: Duration = Duration::from_secs(1);
+const RETRY_TIMEOUT: Duration = Duration::from_secs(1);
 const TRIES: u32 = 3;
 
 /// A series of steps in which no group could be computed.
@@ -123,12 +123,13 @@ impl EngineCore {
         let latest = self.batch_groups.iter().copied().max().unwrap_or_default();
         let streak = self.failure_streak.get_or_insert(FailureStreak { since: self.now, steps: 0, latest });
         streak.steps += 1;
-        if streak.steps < TRIES || self.now.saturating_sub(streak.since) < PATIENCE {
+        if streak.steps < TRIES || self.now.saturating_sub(streak.since) < RETRY_TIMEOUT {
             return;
         }
         let latest = streak.latest;
         self.failure_streak = None;
-        let error = Error::new(error.code(), format!("no step with this request could be computed for {PATIENCE:?}: {}", error.message()));
+        let error =
+            Error::new(error.code(), format!("no step with this request could be computed for {RETRY_TIMEOUT:?}: {}", error.message()));
         let groups = std::mem::take(&mut self.batch_groups);
         // Groups that arrived after the first failure have a timeout of their own.
         groups.iter().filter(|group| **group <= latest).for_each(|&group| self.end_group(group, &error));

@@ -96,9 +96,9 @@ impl Engine {
         if n == 0 {
             return Err(Error::invalid("n is 0; must be at least 1"));
         }
-        let most = self.info.memory.blocks;
-        if n > most {
-            return Err(Error::capacity(format!("too many children ({n}, the pool has {most} blocks); lower n")));
+        let max_children = self.info.memory.blocks;
+        if n > max_children {
+            return Err(Error::capacity(format!("too many children ({n}, the pool has {max_children} blocks); lower n")));
         }
         if let Some(queue) = how.queue {
             self.check_queue(queue)?;

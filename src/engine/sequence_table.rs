@@ -187,9 +187,9 @@ impl SequenceView {
         SequenceView { inexact: self.inexact, priority: self.priority, ..SequenceView::new(id.own_request(), 0, len, sender, user_data) }
     }
 
-    /// Returns the waiting entry for a generation that starts at `at` and generates up to `most` tokens.
-    fn waiting_entry(&self, most: usize, at: Duration) -> WaitingEntry {
-        WaitingEntry::new(self.fresh.max(1), most, self.priority, at)
+    /// Returns the waiting entry for a generation that starts at `at` and generates up to `max_new_tokens` tokens.
+    fn waiting_entry(&self, max_new_tokens: usize, at: Duration) -> WaitingEntry {
+        WaitingEntry::new(self.fresh.max(1), max_new_tokens, self.priority, at)
     }
 }
 
@@ -239,17 +239,24 @@ impl TableState {
         }
     }
 
-    fn activate(&mut self, limits: QueueLimits, seq: SeqId, known: SequenceView, most: usize, at: Duration) -> Result<Box<PendingOutput>> {
+    fn activate(
+        &mut self,
+        limits: QueueLimits,
+        seq: SeqId,
+        known: SequenceView,
+        max_new_tokens: usize,
+        at: Duration,
+    ) -> Result<Box<PendingOutput>> {
         known.sender.check_open()?;
         self.check_space(limits, &known.sender, 1, known.fresh.max(1))?;
-        let open = self.open(&known, most, at)?;
+        let open = self.open(&known, max_new_tokens, at)?;
         let known = SequenceView { idle: false, fresh: 0, ..known };
         self.sequences.insert(seq, known);
         Ok(Box::new(open))
     }
 
     /// Starts a generation of the sequence: reserves its last output and adds it to the waiting queue.
-    fn open(&mut self, known: &SequenceView, most: usize, at: Duration) -> Result<PendingOutput> {
+    fn open(&mut self, known: &SequenceView, max_new_tokens: usize, at: Duration) -> Result<PendingOutput> {
         // Everything that can fail comes first.
         self.requests.try_reserve(1)?;
         self.waiting.reserve()?;
@@ -258,7 +265,7 @@ impl TableState {
         known.sender.reserve_final(1)?;
         let live = self.requests.entry(known.request).or_insert(made);
         live.width = live.width.max(known.index + 1);
-        let open = PendingOutput { ticket: Some(self.waiting.enter(known.waiting_entry(most, at))), ..known.open() };
+        let open = PendingOutput { ticket: Some(self.waiting.enter(known.waiting_entry(max_new_tokens, at))), ..known.open() };
         live.pending.push(open.clone());
         // An earlier abort does not apply to this generation.
         live.aborting = false;
@@ -276,8 +283,8 @@ impl TableState {
 }
 
 impl SequenceTable {
-    pub fn new(limits: QueueLimits, longest: usize) -> SequenceTable {
-        SequenceTable { limits, max_len: longest, state: Mutex::default(), wakeup: Arc::default() }
+    pub fn new(limits: QueueLimits, max_len: usize) -> SequenceTable {
+        SequenceTable { limits, max_len, state: Mutex::default(), wakeup: Arc::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, TableState> {
@@ -404,8 +411,8 @@ impl SequenceTable {
             let round = state.round;
             let known = state.sequence(seq)?;
             // A running sequence needs space for the token that it samples next.
-            let most = if known.idle { self.max_len } else { self.max_len - 1 };
-            if tokens.len() > most.saturating_sub(known.len) {
+            let max_len = if known.idle { self.max_len } else { self.max_len - 1 };
+            if tokens.len() > max_len.saturating_sub(known.len) {
                 return Err(Error::invalid(format!(
                     "sequence {seq} has {} tokens and max_model_len is {}; {} more do not fit",
                     known.len,
@@ -442,9 +449,9 @@ impl SequenceTable {
         self.command(|state| {
             let known = state.idle(seq)?;
             let generation = Box::new(generation(&known)?);
-            let most = generation.sampling.params.max_tokens.unwrap_or(self.max_len).min(self.max_len.saturating_sub(known.len));
+            let max_new_tokens = generation.sampling.params.max_tokens.unwrap_or(self.max_len).min(self.max_len.saturating_sub(known.len));
             let known = SequenceView { sender: generation.sender.clone(), user_data: generation.user_data, ..known };
-            let open = state.activate(self.limits, seq, known, most, generation.requested_at)?;
+            let open = state.activate(self.limits, seq, known, max_new_tokens, generation.requested_at)?;
             state.inbox.push_back(Command::Resume { seq, generation, open });
             Ok(())
         })
@@ -455,8 +462,8 @@ impl SequenceTable {
         self.command(|state| {
             let known = state.idle(seq)?;
             let (sender, user_data) = (queue.map_or(&known.sender, Queue::sender).clone(), user_data.unwrap_or(known.user_data));
-            let most = self.max_len.saturating_sub(known.len);
-            let open = state.activate(self.limits, seq, SequenceView { sender, user_data, ..known }, most, requested_at)?;
+            let max_new_tokens = self.max_len.saturating_sub(known.len);
+            let open = state.activate(self.limits, seq, SequenceView { sender, user_data, ..known }, max_new_tokens, requested_at)?;
             state.inbox.push_back(Command::Continue { seq, keep, hook, deadline, open, requested_at });
             Ok(())
         })

@@ -143,11 +143,13 @@ impl SchedulerSnapshot {
         let blocks =
             |sequence: SimulatedSequence| capacity.paging.max_blocks(sequence.held_tokens(), sequence.prefill.clamp(1, capacity.chunk));
         let younger = self.running.iter().filter(|sequence| sequence.rank > rank);
-        let (places, room) = younger.fold((self.entries, self.spare_blocks), |(places, room), sequence| {
-            (places + 1, room + blocks(SimulatedSequence::from_pending(sequence, &self.length_predictor, allocation)))
+        let (free_entries, free_blocks) = younger.fold((self.entries, self.spare_blocks), |(free_entries, free_blocks), sequence| {
+            (free_entries + 1, free_blocks + blocks(SimulatedSequence::from_pending(sequence, &self.length_predictor, allocation)))
         });
         let may_join = batching != BatchingPolicy::Static || self.running.is_empty();
-        may_join && candidate.width <= places && blocks(SimulatedSequence::new(&candidate.waiting, 1, rank, allocation)) <= room
+        may_join
+            && candidate.width <= free_entries
+            && blocks(SimulatedSequence::new(&candidate.waiting, 1, rank, allocation)) <= free_blocks
     }
 }
 
@@ -168,12 +170,20 @@ struct SimulatedSequence {
 
 impl SimulatedSequence {
     fn from_pending(sequence: &PendingSequence, lengths: &OutputLengthPredictor, allocation: AllocationPolicy) -> SimulatedSequence {
-        let &PendingSequence { prefill, computed, chosen, max_new_tokens: most, rank } = sequence;
+        let &PendingSequence { prefill, computed, chosen, max_new_tokens, rank } = sequence;
         let reserved = match allocation {
             AllocationPolicy::OnDemand => 0,
-            AllocationPolicy::MaxTokens => computed + prefill.max(1) + most.saturating_sub(chosen),
+            AllocationPolicy::MaxTokens => computed + prefill.max(1) + max_new_tokens.saturating_sub(chosen),
         };
-        SimulatedSequence { prefill, computed, output: lengths.expect(most, chosen), reserved, rank, order: 0, is_candidate: false }
+        SimulatedSequence {
+            prefill,
+            computed,
+            output: lengths.expect(max_new_tokens, chosen),
+            reserved,
+            rank,
+            order: 0,
+            is_candidate: false,
+        }
     }
 
     fn new(waits: &WaitingEntry, output: usize, rank: u64, allocation: AllocationPolicy) -> SimulatedSequence {
@@ -288,13 +298,13 @@ impl AdmissionSimulation<'_> {
     /// Simulates `steps` steps. A sequence that ends is replaced by the next one at once.
     fn simulate(&mut self, steps: usize) {
         let mut load = StepLoad { steps, ..StepLoad::default() };
-        let mut room = self.step_budget(steps);
-        let prompt_rows = room.prompt_rows;
+        let mut budget = self.step_budget(steps);
+        let prompt_rows = budget.prompt_rows;
         let mut place = 0;
         while place < self.running.len() {
             let mut left = steps;
             while left > 0 && !self.running[place].has_ended() {
-                left -= self.advance(place, left, &mut room, &mut load);
+                left -= self.advance(place, left, &mut budget, &mut load);
                 if self.running[place].has_ended() {
                     self.spare_blocks += self.blocks(self.running[place].held_tokens());
                     let next = self.next();
@@ -307,9 +317,9 @@ impl AdmissionSimulation<'_> {
         if self.capacity.policies.order != OrderPolicy::Fcfs {
             self.running.sort_by_key(|sequence| sequence.rank);
         }
-        let prompt_rows = prompt_rows - room.prompt_rows;
-        self.held_up = if room.decodes { 0 } else { self.held_up + prompt_rows };
-        if room.decodes && room.prompts && matches!(self.capacity.policies.batching, BatchingPolicy::PrefillFirst { .. }) {
+        let prompt_rows = prompt_rows - budget.prompt_rows;
+        self.held_up = if budget.decodes { 0 } else { self.held_up + prompt_rows };
+        if budget.decodes && budget.prompts && matches!(self.capacity.policies.batching, BatchingPolicy::PrefillFirst { .. }) {
             // Prefills take steps of their own.
             load.steps += prompt_rows.div_ceil(self.capacity.rows);
         }
@@ -319,46 +329,46 @@ impl AdmissionSimulation<'_> {
 
     fn step_budget(&self, steps: usize) -> SimulatedBudget {
         let rows = self.capacity.rows;
-        let whatever = SimulatedBudget { rows: rows * steps, prompt_rows: rows * steps, prompts: true, decodes: true };
+        let unlimited = SimulatedBudget { rows: rows * steps, prompt_rows: rows * steps, prompts: true, decodes: true };
         match self.capacity.policies.batching {
-            BatchingPolicy::Mixed | BatchingPolicy::Static => whatever,
+            BatchingPolicy::Mixed | BatchingPolicy::Static => unlimited,
             BatchingPolicy::DecodeFirst { budget } => {
                 let decodes = self.running.iter().filter(|sequence| sequence.prefill == 0).count();
-                SimulatedBudget { prompt_rows: budget.min(rows.saturating_sub(decodes).max(1)) * steps, ..whatever }
+                SimulatedBudget { prompt_rows: budget.min(rows.saturating_sub(decodes).max(1)) * steps, ..unlimited }
             }
             // A generation of several steps contains steps of both kinds.
-            BatchingPolicy::PrefillFirst { .. } if steps > 1 => whatever,
+            BatchingPolicy::PrefillFirst { .. } if steps > 1 => unlimited,
             BatchingPolicy::PrefillFirst { threshold } => {
                 let prompts = self.held_up < threshold && self.running.iter().any(|sequence| sequence.prefill > 0);
-                SimulatedBudget { prompt_rows: rows.min(threshold.saturating_sub(self.held_up)), prompts, decodes: !prompts, ..whatever }
+                SimulatedBudget { prompt_rows: rows.min(threshold.saturating_sub(self.held_up)), prompts, decodes: !prompts, ..unlimited }
             }
         }
     }
 
-    /// Simulates up to `most` steps of one sequence. Returns their number.
-    fn advance(&mut self, place: usize, most: usize, room: &mut SimulatedBudget, load: &mut StepLoad) -> usize {
+    /// Simulates up to `max_steps` steps of one sequence. Returns their number.
+    fn advance(&mut self, place: usize, max_steps: usize, budget: &mut SimulatedBudget, load: &mut StepLoad) -> usize {
         let chunk = self.capacity.chunk;
         let before = self.blocks(self.running[place].held_tokens());
         let sequence = &mut self.running[place];
         if sequence.prefill > 0 {
-            if !room.prompts {
-                return most;
+            if !budget.prompts {
+                return max_steps;
             }
-            let rows = sequence.prefill.min(chunk * most).min(room.rows).min(room.prompt_rows);
+            let rows = sequence.prefill.min(chunk * max_steps).min(budget.rows).min(budget.prompt_rows);
             load.add(1, rows, sequence.computed);
-            (room.rows, room.prompt_rows) = (room.rows - rows, room.prompt_rows - rows);
+            (budget.rows, budget.prompt_rows) = (budget.rows - rows, budget.prompt_rows - rows);
             (sequence.computed, sequence.prefill) = (sequence.computed + rows, sequence.prefill - rows);
             sequence.is_candidate = false;
             // The last row of a prompt samples a token.
             sequence.output -= (sequence.prefill == 0) as usize;
-            return if sequence.prefill > 0 { most } else { rows.div_ceil(chunk).max(1) };
+            return if sequence.prefill > 0 { max_steps } else { rows.div_ceil(chunk).max(1) };
         }
-        if !room.decodes {
-            return most;
+        if !budget.decodes {
+            return max_steps;
         }
-        let chosen = most.min(sequence.output);
+        let chosen = max_steps.min(sequence.output);
         load.add(chosen, 1, sequence.computed);
-        room.rows = room.rows.saturating_sub(chosen);
+        budget.rows = budget.rows.saturating_sub(chosen);
         (sequence.computed, sequence.output) = (sequence.computed + chosen, sequence.output - chosen);
         let after = sequence.held_tokens();
         self.spare_blocks -= self.blocks(after) - before;

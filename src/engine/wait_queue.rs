@@ -75,9 +75,9 @@ pub struct WaitingEntry {
 }
 
 impl WaitingEntry {
-    pub fn new(tokens: usize, most: usize, priority: i32, at: Duration) -> WaitingEntry {
+    pub fn new(tokens: usize, max_new_tokens: usize, priority: i32, at: Duration) -> WaitingEntry {
         let short = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-        WaitingEntry { tokens: short(tokens).max(1), max_new_tokens: short(most), priority, at: at.as_micros() as u64 }
+        WaitingEntry { tokens: short(tokens).max(1), max_new_tokens: short(max_new_tokens), priority, at: at.as_micros() as u64 }
     }
 }
 
@@ -128,11 +128,11 @@ impl WaitQueue {
         }
     }
 
-    /// Appends the entries among the `most` places after `last`. Returns the last of these places.
+    /// Appends the entries among the `max_entries` places after `last`. Returns the last of these places.
     /// `None` if there are no more.
-    pub fn copy(&self, last: Option<Ticket>, most: usize, to: &mut Vec<WaitingEntry>) -> Option<Ticket> {
+    pub fn copy(&self, last: Option<Ticket>, max_entries: usize, to: &mut Vec<WaitingEntry>) -> Option<Ticket> {
         let from = last.map_or(0, |last| self.entries.partition_point(|&(place, _)| place <= last));
-        let piece = self.entries.range(from..self.entries.len().min(from + most));
+        let piece = self.entries.range(from..self.entries.len().min(from + max_entries));
         to.extend(piece.clone().filter_map(|&(_, waits)| waits));
         piece.last().map(|&(place, _)| place)
     }

@@ -140,12 +140,12 @@ pub struct pllm_logprob {
 /// is freed.
 pub struct pllm_outputs {
     records: Vec<pllm_output>,
-    // What the records point to; never touched while they live.
+    // The records point into these fields, which therefore do not change.
     _outputs: Outputs,
     _top: Vec<pllm_logprob>,
 }
 
-/// What `poll` needs for a batch, reserved before anything is taken from the queue.
+/// Storage for the records of a batch. It is reserved before outputs are taken from the queue.
 #[derive(Default)]
 pub struct OutputArrays {
     records: Vec<pllm_output>,
@@ -153,7 +153,7 @@ pub struct OutputArrays {
 }
 
 impl OutputArrays {
-    fn make(&mut self, outputs: &OutputBatch) -> Result<()> {
+    fn reserve(&mut self, outputs: &OutputBatch) -> Result<()> {
         self.records.try_reserve_exact(outputs.len())?;
         let top = outputs.iter().map(|(_, view)| view.top.len() + view.prompt_top.len()).sum();
         Ok(self.top.try_reserve_exact(top)?)
@@ -161,15 +161,15 @@ impl OutputArrays {
 }
 
 impl pllm_outputs {
-    /// `room` was made for these outputs, so that nothing moves any more.
-    fn new(outputs: Outputs, room: OutputArrays) -> pllm_outputs {
-        let OutputArrays { mut records, mut top } = room;
+    /// Builds the batch from `arrays`, which were reserved for these outputs. No array is reallocated.
+    fn new(outputs: Outputs, arrays: OutputArrays) -> pllm_outputs {
+        let OutputArrays { mut records, mut top } = arrays;
         records.extend(outputs.iter().map(|(output, view)| record(output, view, &mut top)));
         pllm_outputs { records, _outputs: outputs, _top: top }
     }
 }
 
-/// Appends to `top`, which has room for them, and says where they are.
+/// Appends the pairs to `top`, which has the capacity. Returns their address and number.
 fn pairs(list: &[(u32, f32)], top: &mut Vec<pllm_logprob>) -> (*const pllm_logprob, u64) {
     let first = top.len();
     top.extend(list.iter().map(|&(token, logprob)| pllm_logprob { token, logprob }));
@@ -298,9 +298,9 @@ pub unsafe extern "C" fn pllm_queue_poll(
         let queue = pllm_queue::get(queue)?;
         not_null("out_outputs", out_outputs)?;
         let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
-        let mut room = OutputArrays::default();
-        let outputs = queue.poll_batch(timeout, |outputs| room.make(outputs))?;
-        out_outputs.write(Box::into_raw(Box::new(pllm_outputs::new(outputs, room))));
+        let mut arrays = OutputArrays::default();
+        let outputs = queue.poll_batch(timeout, |outputs| arrays.reserve(outputs))?;
+        out_outputs.write(Box::into_raw(Box::new(pllm_outputs::new(outputs, arrays))));
         Ok(())
     })
 }

@@ -85,10 +85,10 @@ impl Paging {
         self.windows.iter().map(|window| all - self.blocks_out_of(*window, computed)).sum()
     }
 
-    /// Returns the length of the longest sequence, at most `longest`, that never holds more than
+    /// Returns the length of the longest sequence, at most `max_len`, that never holds more than
     /// `blocks` blocks.
-    pub fn max_len_in(&self, blocks: usize, longest: usize, rows: usize) -> usize {
-        first(1..longest + 1, |tokens| self.max_blocks(tokens, rows) > blocks) - 1
+    pub fn max_len_in(&self, blocks: usize, max_len: usize, rows: usize) -> usize {
+        first(1..max_len + 1, |tokens| self.max_blocks(tokens, rows) > blocks) - 1
     }
 
     /// Returns the maximum number of blocks of a group that a step of `rows` tokens reads or

@@ -68,8 +68,8 @@ impl Scheduler {
         }
         // A sequence with the same prompt as a pin continues after a full block before its last
         // token. The window at this point must therefore be kept.
-        let least = if sequence.pinned { (sequence.tokens.len() - 1) / block_size * block_size } else { computed };
-        self.blocks.drop_out_of_window(&mut sequence.table, computed.min(least));
+        let limit = if sequence.pinned { (sequence.tokens.len() - 1) / block_size * block_size } else { computed };
+        self.blocks.drop_out_of_window(&mut sequence.table, computed.min(limit));
         // A pin without pending tokens is complete. It samples nothing.
         if !scheduled.samples && sequence.pending() == 0 {
             let group = sequence.group.take();

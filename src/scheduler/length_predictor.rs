@@ -28,8 +28,8 @@ const KINDS: usize = 33;
 /// Weight of the newest generation. About sixteen generations are remembered.
 const NEWEST: f64 = 1.0 / 16.0;
 
-fn class_of(most: usize) -> usize {
-    (usize::BITS - most.leading_zeros()).min(KINDS as u32 - 1) as usize
+fn class_of(max_tokens: usize) -> usize {
+    (usize::BITS - max_tokens.leading_zeros()).min(KINDS as u32 - 1) as usize
 }
 
 impl Default for OutputLengthPredictor {
@@ -39,10 +39,10 @@ impl Default for OutputLengthPredictor {
 }
 
 impl OutputLengthPredictor {
-    /// Records that a generation with the limit `most` ended by itself after `chosen` tokens.
-    pub fn observe(&mut self, most: usize, chosen: usize) {
-        let kind = class_of(most);
-        let (chosen, reached) = (chosen.min(u32::MAX as usize), f64::from(chosen >= most));
+    /// Records that a generation with the limit `max_tokens` ended by itself after `chosen` tokens.
+    pub fn observe(&mut self, max_tokens: usize, chosen: usize) {
+        let kind = class_of(max_tokens);
+        let (chosen, reached) = (chosen.min(u32::MAX as usize), f64::from(chosen >= max_tokens));
         (self.last[self.ended % LISTED], self.kinds[self.ended % LISTED]) = (chosen as u32, kind as u8);
         self.ended += 1;
         let known = self.classes[kind].get_or_insert(LimitClass { chosen: chosen as f64, reached });
@@ -57,18 +57,18 @@ impl OutputLengthPredictor {
     }
 
     /// Returns the averages of the kind, unless its limits predict the length.
-    fn class_averages(&self, most: usize) -> Option<LimitClass> {
-        self.classes[class_of(most)].filter(|known| known.reached <= 0.5)
+    fn class_averages(&self, max_tokens: usize) -> Option<LimitClass> {
+        self.classes[class_of(max_tokens)].filter(|known| known.reached <= 0.5)
     }
 
     /// Returns the expected number of remaining tokens, at least 1, of a generation that has generated
-    /// `chosen` of at most `most` tokens.
+    /// `chosen` of at most `max_tokens` tokens.
     ///
     /// The expectation is the average of the recorded generations that were longer than `chosen`. Without
     /// a record, it is the limit.
-    pub fn expect(&self, most: usize, chosen: usize) -> usize {
-        let expected = self.class_averages(most).map_or(most, |known| {
-            let longer = self.lengths_of(class_of(most)).filter(|&length| length > chosen);
+    pub fn expect(&self, max_tokens: usize, chosen: usize) -> usize {
+        let expected = self.class_averages(max_tokens).map_or(max_tokens, |known| {
+            let longer = self.lengths_of(class_of(max_tokens)).filter(|&length| length > chosen);
             match longer.fold((0, 0), |(count, sum), length| (count + 1, sum + length)) {
                 (0, _) if known.chosen > chosen as f64 => known.chosen as usize,
                 // The generation is longer than all records: its length is expected to double.
@@ -76,7 +76,7 @@ impl OutputLengthPredictor {
                 (count, sum) => sum / count,
             }
         });
-        expected.min(most).saturating_sub(chosen).max(1)
+        expected.min(max_tokens).saturating_sub(chosen).max(1)
     }
 
     /// Returns a generator of lengths for many generations that have not started.
@@ -105,14 +105,14 @@ pub struct LengthGenerator {
 }
 
 impl LengthGenerator {
-    pub fn draw(&mut self, most: usize) -> usize {
-        let kind = class_of(most);
+    pub fn draw(&mut self, max_tokens: usize) -> usize {
+        let kind = class_of(max_tokens);
         let listed = &self.by_kind[self.starts[kind]..self.starts[kind + 1]];
-        if listed.is_empty() || self.predictor.class_averages(most).is_none() {
-            return self.predictor.expect(most, 0);
+        if listed.is_empty() || self.predictor.class_averages(max_tokens).is_none() {
+            return self.predictor.expect(max_tokens, 0);
         }
         self.next[kind] += 1;
-        (listed[self.next[kind] % listed.len()] as usize).clamp(1, most.max(1))
+        (listed[self.next[kind] % listed.len()] as usize).clamp(1, max_tokens.max(1))
     }
 }
 

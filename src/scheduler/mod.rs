@@ -209,11 +209,11 @@ impl Scheduler {
     /// sequences may be between them, and only the first `max_seqs` waiting groups are examined.
     pub fn preempted_sequences(&self) -> impl Iterator<Item = &Sequence> {
         let by_age = self.waiting.first().is_none_or(|id| id.rank() == 0);
-        let most = self.options.max_seqs;
-        self.members_of(self.waiting.iter().take(most))
+        let max_groups = self.options.max_seqs;
+        self.members_of(self.waiting.iter().take(max_groups))
             .take_while(move |sequence| sequence.started || !by_age)
             .filter(|sequence| sequence.started)
-            .take(most)
+            .take(max_groups)
     }
 
     fn members_of<'a>(&'a self, groups: impl Iterator<Item = GroupId> + 'a) -> impl Iterator<Item = &'a Sequence> {

@@ -81,10 +81,10 @@ impl Scheduler {
         if !may_choose(self) {
             self.schedule_members(members, self.prompt_budget(plan), plan, chunks);
         }
-        let room = self.options.max_batch_tokens - plan.batch.rows();
+        let budget = self.options.max_batch_tokens - plan.batch.rows();
         let logits = self.options.max_seqs - plan.batch.logit_rows.len();
         // Members may have caught up by sharing alone, without computing a token.
-        if chunks.is_empty() && self.step_budget.decodes && members.len() <= room.min(logits) && may_choose(self) {
+        if chunks.is_empty() && self.step_budget.decodes && members.len() <= budget.min(logits) && may_choose(self) {
             chunks.extend(members.iter().map(|&slot| ScheduledTokens { slot, rows: 1, samples: true }));
         }
     }
@@ -98,30 +98,30 @@ impl Scheduler {
     ///
     /// If a member has a common prefix with an earlier one, it waits until that one has computed
     /// the prefix, and then shares its blocks.
-    fn schedule_members(&mut self, members: &[Slot], mut room: usize, plan: &StepPlan, chunks: &mut Vec<ScheduledTokens>) {
+    fn schedule_members(&mut self, members: &[Slot], mut budget: usize, plan: &StepPlan, chunks: &mut Vec<ScheduledTokens>) {
         for (place, &slot) in members.iter().enumerate() {
             if let Err(PrefixWait { on, common }) = self.share_prefix(slot, &members[..place]) {
-                self.limit_to(common, on, chunks, &mut room);
+                self.limit_to(common, on, chunks, &mut budget);
                 continue;
             }
             let sequence = &self.sequences[slot];
-            let rows = self.tokens_for(sequence, room, plan).min(sequence.pending() - 1);
+            let rows = self.tokens_for(sequence, budget, plan).min(sequence.pending() - 1);
             if rows > 0 {
                 chunks.push(ScheduledTokens { slot, rows, samples: false });
-                room -= rows;
+                budget -= rows;
             }
         }
     }
 
     /// Limits the chunk of `slot` to the first `common` tokens. Beyond them, its windows could
     /// release blocks that the waiting member needs.
-    fn limit_to(&self, common: usize, slot: Slot, chunks: &mut [ScheduledTokens], room: &mut usize) {
+    fn limit_to(&self, common: usize, slot: Slot, chunks: &mut [ScheduledTokens], budget: &mut usize) {
         if !self.blocks.paging().has_windows() {
             return;
         }
         for chunk in chunks.iter_mut().filter(|chunk| chunk.slot == slot) {
             let rows = chunk.rows.min(common - self.sequences[slot].computed);
-            *room += chunk.rows - rows;
+            *budget += chunk.rows - rows;
             chunk.rows = rows;
         }
     }
@@ -154,9 +154,9 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Returns the number of tokens of the sequence in a step that can hold `room` tokens.
-    fn tokens_for(&self, sequence: &Sequence, room: usize, plan: &StepPlan) -> usize {
-        let rows = sequence.pending().min(self.options.prefill_chunk).min(room);
+    /// Returns the number of tokens of the sequence in a step that can hold `budget` tokens.
+    fn tokens_for(&self, sequence: &Sequence, budget: usize, plan: &StepPlan) -> usize {
+        let rows = sequence.pending().min(self.options.prefill_chunk).min(budget);
         let Some(from) = sequence.logits_from else { return rows };
         // Each running sequence has one row of logits. Additional rows go to sequences that want
         // the logits of their prompt.

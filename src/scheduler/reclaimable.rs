@@ -21,10 +21,10 @@ pub(super) struct ReclaimableSet {
 pub(super) type Place = ((u64, u64), SeqId, Slot);
 
 impl ReclaimableSet {
-    /// Reserves space for `most` sequences.
-    pub fn try_reserve(&mut self, most: usize) -> Result<()> {
-        self.fresh.try_reserve(most)?;
-        self.sharing.try_reserve(most)
+    /// Reserves space for `len` sequences.
+    pub fn try_reserve(&mut self, len: usize) -> Result<()> {
+        self.fresh.try_reserve(len)?;
+        self.sharing.try_reserve(len)
     }
 
     fn insert(&mut self, place: Place) {

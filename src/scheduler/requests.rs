@@ -80,8 +80,8 @@ impl Scheduler {
     /// the ids of its forks.
     pub fn add(&mut self, id: SeqId, prepared: PreparedGroup) -> Result<()> {
         let PreparedGroup { mut sequence, branching, members, shells } = prepared;
-        let most = self.blocks.paging().max_blocks(sequence.max_len, self.options.max_tokens_per_step());
-        assert!(most <= self.blocks.total(), "the engine refuses what can never fit");
+        let max_blocks = self.blocks.paging().max_blocks(sequence.max_len, self.options.max_tokens_per_step());
+        assert!(max_blocks <= self.blocks.total(), "the engine refuses what can never fit");
         self.reserve(1 + shells.len(), sequence.max_len)?;
         sequence.id = id;
         let slot = self.sequences.insert(sequence);
@@ -106,17 +106,17 @@ impl Scheduler {
         self.spare_plan.batch.tables.try_reserve_exact(tables)?;
         let queues = [Queue::Waiting, Queue::Running, Queue::Paused];
         let more = more + queues.map(|queue| self.groups.tally(queue).shells).iter().sum::<usize>();
-        let most = self.sequences.len() + more;
+        let total = self.sequences.len() + more;
         self.sequences.try_reserve(more)?;
         // Forks of one group may be split into groups of their own.
-        self.groups.try_reserve(most.saturating_sub(self.groups.len()))?;
-        self.waiting.try_reserve(most)?;
-        self.set_aside.try_reserve(most)?;
-        self.paused.try_reserve(most)?;
-        self.reclaimable.try_reserve(most)?;
-        self.resting_idle.try_reserve(most)?;
-        self.hosted.try_reserve(most)?;
-        Ok(self.pins.try_reserve(most.saturating_sub(self.pins.len()))?)
+        self.groups.try_reserve(total.saturating_sub(self.groups.len()))?;
+        self.waiting.try_reserve(total)?;
+        self.set_aside.try_reserve(total)?;
+        self.paused.try_reserve(total)?;
+        self.reclaimable.try_reserve(total)?;
+        self.resting_idle.try_reserve(total)?;
+        self.hosted.try_reserve(total)?;
+        Ok(self.pins.try_reserve(total.saturating_sub(self.pins.len()))?)
     }
 
     /// Adds the sequence as the first member of a new group that arrives now.
@@ -185,19 +185,19 @@ impl Scheduler {
 
     /// Appends tokens. A running sequence continues after them, and its maximum length grows by
     /// their number.
-    pub fn append(&mut self, id: SeqId, tokens: &[u32], longest: usize) -> Result<()> {
+    pub fn append(&mut self, id: SeqId, tokens: &[u32], max_model_len: usize) -> Result<()> {
         let slot = self.slot(id)?;
         let paging = self.blocks.paging();
         let sequence = &mut self.sequences[slot];
         let len = sequence.tokens.len() + tokens.len();
-        if len > longest || (sequence.group.is_some() && len >= longest) {
+        if len > max_model_len || (sequence.group.is_some() && len >= max_model_len) {
             return Err(Error::invalid(format!(
-                "sequence {id} has {} tokens and max_model_len is {longest}; {} more do not fit",
+                "sequence {id} has {} tokens and max_model_len is {max_model_len}; {} more do not fit",
                 sequence.tokens.len(),
                 tokens.len()
             )));
         }
-        sequence.append(tokens, longest, paging)?;
+        sequence.append(tokens, max_model_len, paging)?;
         let sequence = &self.sequences[slot];
         if let Some(group) = sequence.group {
             self.groups.change(group, |group| group.shells.iter_mut().try_for_each(|shell| shell.reserve_for_fork(sequence, paging)))?;

@@ -172,10 +172,10 @@ impl Sequence {
     }
 
     /// Appends tokens that do not count as generated. The maximum length grows by their number, up
-    /// to `max_len`.
-    pub fn append(&mut self, tokens: &[u32], longest: usize, paging: &Paging) -> Result<()> {
+    /// to `max_model_len`.
+    pub fn append(&mut self, tokens: &[u32], max_model_len: usize, paging: &Paging) -> Result<()> {
         let (at, len) = (self.tokens.len(), self.tokens.len() + tokens.len());
-        let max_len = self.max_len.saturating_add(tokens.len()).clamp(len, longest);
+        let max_len = self.max_len.saturating_add(tokens.len()).clamp(len, max_model_len);
         self.appended.try_reserve(1)?;
         let more = max_len.saturating_sub(self.max_len).min(tokens.len());
         self.raise_max_len(max_len, paging)?;
@@ -198,15 +198,15 @@ impl Sequence {
         (&mut self.table, &self.hashes)
     }
 
-    /// Returns the length of the common prefix if it exceeds `least`. The last token of each
+    /// Returns the length of the common prefix if it exceeds `min_len`. The last token of each
     /// sequence is excluded, since it must be computed.
-    pub fn common(&self, other: &Sequence, least: usize) -> Option<usize> {
-        let most = self.tokens.len().min(other.tokens.len()) - 1;
-        if least >= most || self.tokens[least] != other.tokens[least] {
+    pub fn common(&self, other: &Sequence, min_len: usize) -> Option<usize> {
+        let max_len = self.tokens.len().min(other.tokens.len()) - 1;
+        if min_len >= max_len || self.tokens[min_len] != other.tokens[min_len] {
             return None;
         }
-        let common = self.tokens[..most].iter().zip(&other.tokens[..most]).take_while(|(a, b)| a == b).count();
-        (common > least).then_some(common)
+        let common = self.tokens[..max_len].iter().zip(&other.tokens[..max_len]).take_while(|(a, b)| a == b).count();
+        (common > min_len).then_some(common)
     }
 
     /// Returns the hashes that have been computed so far.

@@ -121,28 +121,28 @@ fn within_limit(bytes: u64) -> Result<()> {
     // SAFETY: `limit` is an initialized local struct.
     let known = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) } == 0;
     if known && limit.rlim_cur != libc::RLIM_INFINITY && bytes > limit.rlim_cur {
-        let most = limit.rlim_cur;
+        let limit = limit.rlim_cur;
         return Err(Error::capacity(format!(
-            "file too large for this process ({bytes} bytes, RLIMIT_FSIZE {most}); raise the limit or use a smaller file"
+            "file too large for this process ({bytes} bytes, RLIMIT_FSIZE {limit}); raise the limit or use a smaller file"
         )));
     }
     Ok(())
 }
 
-/// Reads a whole file of at most `most` bytes. Returns `None` if it does not exist.
-pub fn read(path: &Path, most: u64) -> Result<Option<Vec<u8>>> {
+/// Reads a whole file of at most `max_bytes` bytes. Returns `None` if it does not exist.
+pub fn read(path: &Path, max_bytes: u64) -> Result<Option<Vec<u8>>> {
     let Some(file) = open(path)? else { return Ok(None) };
     let io = |e: std::io::Error| Error::io(format!("{}: cannot be read: {e}", path.display()));
     let len = file.metadata().map_err(io)?.len();
     let mut bytes = Vec::new();
-    if len <= most {
+    if len <= max_bytes {
         bytes.try_reserve_exact(len as usize + 1)?;
         // The file may have grown since its length was read.
-        file.take(most + 1).read_to_end(&mut bytes).map_err(io)?;
+        file.take(max_bytes + 1).read_to_end(&mut bytes).map_err(io)?;
     }
     let len = len.max(bytes.len() as u64);
-    if len > most {
-        return Err(Error::model(format!("{}: file too large ({len} bytes, limit {most})", path.display())));
+    if len > max_bytes {
+        return Err(Error::model(format!("{}: file too large ({len} bytes, limit {max_bytes})", path.display())));
     }
     Ok(Some(bytes))
 }

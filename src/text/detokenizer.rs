@@ -222,8 +222,8 @@ impl Detokenizer {
     /// few new tokens may turn even those of the context back.
     fn complete_len(&self, full: &str) -> usize {
         let fresh = self.window.len() - self.context;
-        let most = if fresh <= MAX_HELD { usize::MAX } else { MAX_HELD };
-        let errors = full.chars().rev().take(most).take_while(|&c| c == '\u{FFFD}').count();
+        let max_chars = if fresh <= MAX_HELD { usize::MAX } else { MAX_HELD };
+        let errors = full.chars().rev().take(max_chars).take_while(|&c| c == '\u{FFFD}').count();
         full.len() - errors * '\u{FFFD}'.len_utf8()
     }
 

@@ -70,7 +70,7 @@ impl Journal {
             self.recorder.forget(*seq);
         }
         if let Role::Records(recorder) = &mut self.role {
-            recorder.asked(&RecordedCommand::from_command(command));
+            recorder.record_command(&RecordedCommand::from_command(command));
         }
     }
 

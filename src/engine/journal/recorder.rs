@@ -48,7 +48,7 @@ impl Recorder {
         self.sink.has_stopped()
     }
 
-    pub fn asked(&mut self, command: &RecordedCommand) {
+    pub fn record_command(&mut self, command: &RecordedCommand) {
         self.record(&Borrowed::Asked(command));
     }
 

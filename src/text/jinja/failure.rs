@@ -71,8 +71,8 @@ impl Message {
 
 impl Write for Message {
     fn write_str(&mut self, text: &str) -> std::fmt::Result {
-        let room = text.len().min(MAX_MESSAGE - self.0.len());
-        let kept = (0..=room).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
+        let max_len = text.len().min(MAX_MESSAGE - self.0.len());
+        let kept = (0..=max_len).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
         self.0.push_str(&text[..kept]);
         if kept < text.len() { Err(std::fmt::Error) } else { Ok(()) }
     }

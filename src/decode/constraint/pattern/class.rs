@@ -150,11 +150,11 @@ impl Class {
     }
 }
 
-/// The ranges without surrogates, and without characters below `least`.
-fn cut(ranges: &[(u32, u32)], least: u32) -> Vec<(u32, u32)> {
+/// The ranges without surrogates, and without characters below `min`.
+fn cut(ranges: &[(u32, u32)], min: u32) -> Vec<(u32, u32)> {
     let mut cut = Vec::with_capacity(ranges.len() + 1);
     for &(low, high) in ranges {
-        let parts = [(low.max(least), high.min(SURROGATES.0 - 1)), (low.max(SURROGATES.1 + 1), high)];
+        let parts = [(low.max(min), high.min(SURROGATES.0 - 1)), (low.max(SURROGATES.1 + 1), high)];
         cut.extend(parts.into_iter().filter(|(low, high)| low <= high));
     }
     cut

@@ -252,7 +252,7 @@ fn format_text(text: &str, spec: &str, budget: &Shared) -> Result<Builder> {
     {
         return fail("the format specifier is not allowed for a string");
     }
-    let kept = spec.precision.map_or(text.len(), |most| text.char_indices().nth(most).map_or(text.len(), |(at, _)| at));
+    let kept = spec.precision.map_or(text.len(), |max| text.char_indices().nth(max).map_or(text.len(), |(at, _)| at));
     let fill = spec.fill.unwrap_or(if spec.zero { '0' } else { ' ' });
     pad("", &text[..kept], spec.align.unwrap_or('<'), fill, spec.width, budget)
 }

@@ -142,7 +142,7 @@ impl Formatter<'_> {
                     _ => repr::to_ascii(budget, self.objects, value)?,
                 };
                 budget.scan(text.len())?;
-                let kept = precision.map_or(text.len(), |most| text.char_indices().nth(most).map_or(text.len(), |(at, _)| at));
+                let kept = precision.map_or(text.len(), |max| text.char_indices().nth(max).map_or(text.len(), |(at, _)| at));
                 return self.pad("", &text[..kept], false, flags, width);
             }
             'c' => (String::new(), character(value)?, false),

@@ -173,10 +173,10 @@ fn translate(budget: &Rc<RenderBudget>, text: &str, args: &Args) -> Result<Value
 
 /// `text.replace(old, new, count)`, of all occurrences where the count is negative.
 pub fn replace(budget: &Rc<RenderBudget>, text: &str, old: &str, new: &str, count: i128) -> Result<Value> {
-    let most = if count < 0 { usize::MAX } else { size(count) };
+    let max_count = if count < 0 { usize::MAX } else { size(count) };
     let mut out = Builder::new(budget);
     let mut end = 0;
-    for (at, found) in text.match_indices(old).take(most) {
+    for (at, found) in text.match_indices(old).take(max_count) {
         budget.step()?;
         out.push(&text[end..at])?;
         out.push(new)?;
@@ -188,17 +188,17 @@ pub fn replace(budget: &Rc<RenderBudget>, text: &str, old: &str, new: &str, coun
 
 /// `text.split(sep, maxsplit)`
 fn split(budget: &Rc<RenderBudget>, text: &str, from_right: bool, args: &Args) -> Result<Buffer<Value>> {
-    let [separator, most] = args.bind("split", ["sep", "maxsplit"], 0)?;
-    let most = most.map_or(Ok(-1), |most| integer(&most))?;
-    let most = if most < 0 { usize::MAX - 1 } else { size(most).min(usize::MAX - 1) };
+    let [separator, max_count] = args.bind("split", ["sep", "maxsplit"], 0)?;
+    let max_count = max_count.map_or(Ok(-1), |max_count| integer(&max_count))?;
+    let max_count = if max_count < 0 { usize::MAX - 1 } else { size(max_count).min(usize::MAX - 1) };
     let mut parts = Buffer::new(budget);
     let mut push = |part: &str| parts.push(budget.text(part)?);
     match optional_text(&separator)? {
         Some("") => return fail("empty separator"),
-        Some(separator) if from_right => text.rsplitn(most + 1, separator).try_for_each(&mut push)?,
-        Some(separator) => text.splitn(most + 1, separator).try_for_each(&mut push)?,
-        None if from_right => words_from_right(text, most).try_for_each(&mut push)?,
-        None => words(text, most).try_for_each(&mut push)?,
+        Some(separator) if from_right => text.rsplitn(max_count + 1, separator).try_for_each(&mut push)?,
+        Some(separator) => text.splitn(max_count + 1, separator).try_for_each(&mut push)?,
+        None if from_right => words_from_right(text, max_count).try_for_each(&mut push)?,
+        None => words(text, max_count).try_for_each(&mut push)?,
     }
     if from_right {
         parts.reverse();
@@ -206,15 +206,15 @@ fn split(budget: &Rc<RenderBudget>, text: &str, from_right: bool, args: &Args) -
     Ok(parts)
 }
 
-/// The words of a text; behind `most` of them, the rest.
-fn words(text: &str, most: usize) -> impl Iterator<Item = &str> {
+/// The words of a text; behind `max_count` of them, the rest.
+fn words(text: &str, max_count: usize) -> impl Iterator<Item = &str> {
     let mut rest = text.trim_start_matches(unicode::is_space);
     let mut count = 0;
     std::iter::from_fn(move || {
         if rest.is_empty() {
             return None;
         }
-        let end = if count == most { rest.len() } else { rest.find(unicode::is_space).unwrap_or(rest.len()) };
+        let end = if count == max_count { rest.len() } else { rest.find(unicode::is_space).unwrap_or(rest.len()) };
         let word = &rest[..end];
         rest = rest[end..].trim_start_matches(unicode::is_space);
         count += 1;
@@ -222,8 +222,8 @@ fn words(text: &str, most: usize) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The words of a text from its end on; before `most` of them, the rest.
-fn words_from_right(text: &str, most: usize) -> impl Iterator<Item = &str> {
+/// The words of a text from its end on; before `max_count` of them, the rest.
+fn words_from_right(text: &str, max_count: usize) -> impl Iterator<Item = &str> {
     let mut rest = text.trim_end_matches(unicode::is_space);
     let mut count = 0;
     std::iter::from_fn(move || {
@@ -231,7 +231,7 @@ fn words_from_right(text: &str, most: usize) -> impl Iterator<Item = &str> {
             return None;
         }
         let space = rest.char_indices().rev().find(|(_, c)| unicode::is_space(*c));
-        let start = if count == most { 0 } else { space.map_or(0, |(at, c)| at + c.len_utf8()) };
+        let start = if count == max_count { 0 } else { space.map_or(0, |(at, c)| at + c.len_utf8()) };
         let word = &rest[start..];
         rest = rest[..start].trim_end_matches(unicode::is_space);
         count += 1;
