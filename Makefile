@@ -1,4 +1,4 @@
-# make demo, make test: all that a newcomer needs. Both set the machine up first.
+# `make demo` and `make test` first install what is missing on the machine.
 
 # A program that fails must not hide behind the diff it is piped to.
 SHELL := /bin/bash
@@ -12,13 +12,13 @@ LIB := $(LIBDIR)/libpagedllm.so
 BUILD := $(CURDIR)/build
 MODEL := examples/model
 LINK := -L$(LIBDIR) -lpagedllm -Wl,-rpath,$(LIBDIR)
-# How long the fuzzer drives the ABI, in seconds.
+# Duration of the fuzzer in `make test-c`, in seconds.
 FUZZ := 60
-# Where rustup and setup, should they have to run, put cargo and go.
+# Folders into which rustup and scripts/setup.sh install cargo and go.
 export PATH := $(HOME)/.cargo/bin:$(HOME)/.local/go/bin:$(PATH)
-# No kernel keeps in memory what should be in registers.
+# A CUDA kernel that spills registers is a build error.
 export PAGEDLLM_DENY_SPILLS := 1
-# How the wrappers find the library in this tree.
+# Paths by which the wrappers find the library in this tree.
 export CGO_CFLAGS := -O2 -I$(CURDIR)/include
 export CGO_LDFLAGS := -L$(LIBDIR) -Wl,-rpath,$(LIBDIR)
 export PAGEDLLM_LIBRARY := $(LIB)
@@ -29,7 +29,8 @@ export PAGEDLLM_LIBRARY := $(LIB)
 demo: $(BUILD)/hello_cpp
 	$(BUILD)/hello_cpp $(MODEL)
 
-# Two stages at a time, for some of them wait more than they work. Those next to each other build in different places.
+# Runs two stages at a time, because some of them mostly wait. Neighbouring stages build in different
+# folders.
 test: setup
 	@CARGO_INCREMENTAL=0 $(MAKE) --no-print-directory --jobs=2 --output-sync=target stages
 	@echo "make test: everything passed"
@@ -79,7 +80,7 @@ check: lint
 test-rust:
 	cargo test --locked
 
-# Hosts, budgets and faults at random, for a minute: nothing is left of it.
+# Random hosts, budgets and faults, for one minute. No memory, thread, descriptor or file may leak.
 test-soak:
 	PLLM_SOAK_SECONDS=60 cargo test --locked --test soak -- --nocapture
 
@@ -107,15 +108,16 @@ test-abi: lib
 	tests/ffi/abi/soname.sh $(LIBDIR)
 	tests/ffi/abi/symbols.sh $(LIB) $(GLIBC_FLOOR)
 
-# What stands in for a CUDA device.
+# Tests of the replacement for a CUDA device.
 test-kernels:
 	tests/cuda/build.sh target/cuda-shim test
 
-# The CUDA compiler, without a GPU and without being root: 300 MB.
+# Installs the CUDA compiler (300 MB). Needs neither a GPU nor root.
 cuda-toolkit:
 	scripts/cuda-toolkit.sh
 
-# g++ and clang++, each plain, with AddressSanitizer and UBSan, and with ThreadSanitizer.
+# Runs the tests of the C++ wrapper with g++ and clang++: without sanitizers, with AddressSanitizer and
+# UBSan, and with ThreadSanitizer.
 test-cpp: lib
 	bindings/cpp/tests/run.sh
 
@@ -148,7 +150,7 @@ test-examples: $(BUILD)/hello_c $(BUILD)/chat_c $(BUILD)/hello_cpp test-node
 	cargo build --locked --example pagedllm-replay
 	python3 tests/replay/check.py target/debug/examples/pagedllm-replay $(MODEL)
 
-# An hour before a release.
+# Runs the fuzzer for an hour, before a release.
 fuzz: lib
 	tests/ffi/c/fuzz/run.sh 3600
 
@@ -160,7 +162,7 @@ test-install: lib
 	scripts/dist.sh $(BUILD)/dist
 	tests/consumer/packages.sh $(BUILD)/dist $(MODEL) examples/hello.expected
 
-# Builds nothing, so that root need not: `make lib`, then `sudo make install`.
+# Builds nothing, so that root does not compile: run `make lib`, then `sudo make install`.
 install:
 	@[ -f $(LIB) ] || { echo "$(LIB) is missing: run 'make lib' first" >&2; exit 1; }
 	scripts/install.sh $(DESTDIR)$(PREFIX)
@@ -168,55 +170,55 @@ install:
 dist: lib
 	scripts/dist.sh dist
 
-# The whole table, on an otherwise idle machine: benches/README.md.
+# Measures the table of benches/README.md. The machine must be idle.
 bench:
 	cargo bench --locked --bench cpu -- --table
 
-# The parts of the same that a table has no room for.
+# The next two measure the scheduler's share of a step, and long contexts (benches/README.md).
 bench-scheduler:
 	cargo bench --locked --bench cpu -- --scheduler
 
 bench-long:
 	cargo bench --locked --bench cpu -- --long
 
-# A little of everything, in seconds: every token is counted.
+# Runs a short form of each CPU benchmark, in seconds. A run with a wrong token count fails.
 bench-quick:
 	cargo bench --locked --bench cpu -- --quick
 	cargo bench --locked --bench cpu -- --quick --table
 	cargo bench --locked --bench cpu -- --quick --scheduler
 	cargo bench --locked --bench cpu -- --quick --long
 
-# Loading packed weights, and two engines in one process. Parts: -- loading together; the model: -- M.
+# Measures loading of packed weights, and two engines in one process.
 bench-engines:
 	cargo bench --locked --bench engines
 
-# What sharing is worth, and what grammars cost.
+# Measures sharing of KV blocks, and grammars.
 bench-sequences:
 	cargo bench --locked --bench sequences
 	cargo bench --locked --bench constraint
 
-# What storing K and V in fewer bits costs.
+# Measures perplexity by KV format and weight format.
 bench-quality:
 	cargo bench --locked --bench quality
 
-# Swapping against computing again.
+# Compares swapping with recomputation.
 bench-swap:
 	cargo bench --locked --bench swap
 
-# Requests under load on a simulated machine: what the engine costs, what policies are worth. Parts: -- requests steps policies rates slots.
+# Serves a load on a simulated machine, to compare policies and to measure the engine's own time.
 bench-serving:
 	cargo bench --locked --bench serving
 
 bench-polling:
 	benches/polling/run.sh
 
-# The same models in OpenVINO, vLLM and llama.cpp, in turn with ours. Downloads gigabytes at first: benches/README.md.
+# Compares with OpenVINO, vLLM and llama.cpp. The set-up downloads 7 GB (benches/README.md).
 .PHONY: bench-peers test-peers
 bench-peers:
 	benches/peers/setup.sh
 	benches/peers/run.py --picture target/bench-results/peers.svg
 
-# What compares us with them, without them.
+# Tests of the comparison's scripts. They run none of the other engines.
 test-peers:
 	python3 -B -m unittest discover -s benches/peers
 

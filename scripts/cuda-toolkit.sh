@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # usage: cuda-toolkit.sh
-# Brings the CUDA compiler to target/cuda-toolkit, where build.rs looks for one: NVIDIA's packages of one release, which is all that works together.
-# Needs python3 with venv and the network; no GPU.
+# Installs the CUDA compiler into target/cuda-toolkit, where build.rs searches for it. All packages are
+# from one release of NVIDIA, because others do not work together. Needs python3 with pip and a network
+# connection, but no GPU.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 toolkit=target/cuda-toolkit

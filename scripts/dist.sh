@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# usage: dist.sh OUT_DIR   makes a tarball and a Debian package of the built library.
+# usage: dist.sh OUT_DIR
+# Makes a tarball and a Debian package of the built library.
 set -euo pipefail
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 cd "$(dirname "$0")/.."

@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# usage: install.sh PREFIX   puts the built library, its headers and wrappers under PREFIX. Nothing in it knows PREFIX: the tree may be moved.
+# usage: install.sh PREFIX
+# Installs the built library, its headers and wrappers into PREFIX. No installed file contains PREFIX, so
+# the tree can be moved.
 set -euo pipefail
 prefix=$(mkdir -p "$1" && cd "$1" && pwd)
 cd "$(dirname "$0")/.."
@@ -10,13 +12,14 @@ trap 'rm -rf "$work"' EXIT
 
 mkdir -p "$prefix"/{include,lib/pkgconfig,lib/cmake/pagedllm,share/doc/pagedllm,share/pagedllm/{go,python,node}}
 
-# The shared library, without its line tables.
+# The shared library without line tables.
 strip --strip-unneeded -o "$work/libpagedllm.so" "$built/libpagedllm.so"
 install -m 755 "$work/libpagedllm.so" "$prefix/lib/libpagedllm.so.$version"
 ln -sf "libpagedllm.so.$version" "$prefix/lib/libpagedllm.so.1"
 ln -sf libpagedllm.so.1 "$prefix/lib/libpagedllm.so"
 
-# The static one: a single object that shows the ABI and hides the rest, so that it cannot clash with another Rust library in the same program.
+# The static library is one object that exports the ABI only. Its other symbols cannot conflict with
+# another Rust library in the same program.
 functions=$(grep -oE '\bpllm_[a-z_]+\(' include/pagedllm.h | tr -d '(' | sort -u)
 ld -r --gc-sections $(printf -- '-u %s ' $functions) --whole-archive "$built/libpagedllm.a" -o "$work/whole.o"
 objcopy --wildcard --keep-global-symbol='pllm_*' --strip-debug -R .llvmbc -R .llvmcmd "$work/whole.o" "$work/pagedllm.o"
@@ -34,7 +37,7 @@ for template in scripts/package/*.in; do
     esac
 done
 
-# Wrappers that are built, or read, where they are used.
+# Wrappers as source. The host's build compiles or loads them.
 install -m 644 bindings/go/README.md "$prefix/share/pagedllm/go/"
 install -m 644 bindings/go/go.mod bindings/go/*.h $(ls bindings/go/*.go | grep -vE '_test.go|scripted.go') "$prefix/share/pagedllm/go/"
 install -m 644 bindings/python/{pagedllm.py,README.md} "$prefix/share/pagedllm/python/"

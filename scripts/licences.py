@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The licences of what is linked into the library.
+"""Licences of the crates that are linked into the library.
 
-licences.py            the table, as docs/licences.md has it
-licences.py --check    fails when that file is stale, or when a licence is not one that a host can live with
-licences.py --texts    every licence text, for what is shipped
+licences.py            prints docs/licences.md
+licences.py --check    fails if that file is stale or a licence is not permissive
+licences.py --texts    prints every licence text, for the packages
 """
 import json
 import pathlib
@@ -17,11 +17,12 @@ PERMISSIVE = {
     "MIT", "MIT-0", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "BSD-2-Clause", "BSD-3-Clause", "ISC", "Zlib", "Unicode-3.0",
     "Unlicense", "CC0-1.0", "0BSD", "BSL-1.0",
 }
-HEAD = """# Licences of what is linked in
+HEAD = """# Licences of dependencies
 
-Every crate that is linked into the library, as `scripts/licences.py` lists them; each may be used under a permissive licence
-(`make lint` fails otherwise). `onig_sys` carries the C library Oniguruma (BSD-2-Clause). The texts are shipped with `make install`
-and `make dist`, in `share/doc/pagedllm/licences-of-dependencies.txt`.
+The crates that are linked into the library. `scripts/licences.py` writes this page. `make lint` fails
+if a crate has no permissive licence. `onig_sys` contains the C library Oniguruma (BSD-2-Clause).
+`make install` and `make dist` install the texts as
+`share/doc/pagedllm/licences-of-dependencies.txt`.
 
 | Crate | Version | Licence |
 | --- | --- | --- |
@@ -29,7 +30,7 @@ and `make dist`, in `share/doc/pagedllm/licences-of-dependencies.txt`.
 
 
 def crates():
-    """(name, version, licence, folder) of each crate that is linked, the project's own left out."""
+    """Yields (name, version, licence, folder) of each linked crate except the project's own."""
     target = next(line.split()[1] for line in run("rustc", "-vV").splitlines() if line.startswith("host:"))
     tree = run("cargo", "tree", "--locked", "-e", "normal,no-proc-macro", "--target", target, "--prefix", "none", "-f", "{p}")
     linked = {tuple(line.split()[:2]) for line in tree.splitlines() if line.strip()}
@@ -45,7 +46,7 @@ def run(*command):
 
 
 def permissive(licence):
-    """Whether some choice that the expression allows has permissive licences only."""
+    """Returns True if one alternative of the expression has permissive licences only."""
     choices = re.split(r"\s+OR\s+|/", licence.replace("(", "").replace(")", ""))
     return any(all(part.strip() in PERMISSIVE for part in choice.split(" AND ")) for choice in choices)
 

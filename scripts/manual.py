@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes docs/manual.md: the header's comments as a page. With --check it fails when that page is stale."""
+"""Writes docs/manual.md from the comments of the header. With --check it fails if that page is stale."""
 import pathlib
 import re
 import sys
@@ -11,14 +11,14 @@ HEAD = """# The manual
 Made from the comments of [include/pagedllm.h](../include/pagedllm.h) by `scripts/manual.py`.
 
 """
-ROOMS = [
+SECTIONS = [
     ("The library", r"pllm_(abi_version|version|build_info)|PLLM_ABI|PLLM_NUL"),
     ("Errors", r"pllm_error|PLLM_E_"),
     ("Engines", r"pllm_engine_(options|plan|create|free|get_)|pllm_engine\b|pllm_(plan|model_info|stats|progress)\b|PLLM_(DTYPE|ISA|ENGINE|ORDER|BATCHING|ALLOCATION|PREEMPTION|WEIGHTS|PACKED)_"),
     ("Memory", r"pllm_(budget|engine_budget)"),
     ("Requests", r"pllm_(request|beam|logits_hook|admission)|pllm_engine_(add_request|predict_admission|abort)|PLLM_(REQUEST|EARLY_STOPPING)_"),
     ("Sampling", r"pllm_(sampling|dry|logit_bias|token_list)|PLLM_(SAMPLING|OUTPUT|GRAMMAR)_"),
-    ("Sequences", r"pllm_(sequence|fork|resume|prefix|pin)|PLLM_(AT_END|FORK_|RESUME_)"),
+    ("Sequences", r"pllm_(sequence|fork|resume|prefix|pin)|PLLM_(FORK_|RESUME_)"),
     ("Stepping", r"pllm_step\b|pllm_engine_(step|start|stop)"),
     ("Queues and outputs", r"pllm_(queue|outputs?|logprob)\b|pllm_(queue|outputs)_|pllm_engine_queue|PLLM_(FINISH|QUEUE)_"),
     ("Text", r"pllm_(tokens|bytes)|pllm_engine_(tokenize|detokenize|render_chat)|PLLM_TEXT_"),
@@ -26,7 +26,7 @@ ROOMS = [
 
 
 def parts(header):
-    """The opening words, then (name, comment, code) of each constant, struct and function."""
+    """Returns the introduction, and (name, comment, code) of each constant, struct and function."""
     opening = re.search(r"/\*\n \* (libpagedllm.*?)\n \*/", header, re.S)[1]
     body = header[header.index("#define PLLM_NODISCARD\n#endif") :]
     item = re.compile(
@@ -53,11 +53,11 @@ def page(header):
     opening, items = parts(header)
     opening = re.sub(r"((?:^    [^\n]*\n)+)", lambda code: "```c\n" + re.sub(r"^    ", "", code[1], flags=re.M) + "```\n", opening, flags=re.M)
     text = HEAD + re.sub(r"^([A-Z]\w+)\. ", r"**\1.** ", opening, flags=re.M) + "\n"
-    for title, names in ROOMS:
+    for title, names in SECTIONS:
         mine = [item for item in items if re.match(names, item[0])]
         items = [item for item in items if item not in mine]
         text += f"\n## {title}\n" + "".join(entry(*item) for item in mine)
-    assert not items, f"no room for {[name for name, _, _ in items]}"
+    assert not items, f"no section for {[name for name, _, _ in items]}; add a pattern to SECTIONS"
     return text
 
 

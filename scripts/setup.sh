@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # usage: setup.sh demo|test
-# Brings what `make demo` or `make test` needs to a fresh Debian or Ubuntu. What it may not install itself (no root, no network)
-# it names with the exact line.
+# Installs the packages and tools for `make demo` or `make test` on Debian or Ubuntu. If it cannot install
+# one (no root, no network), it prints the command that does.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 what=${1:-test}
@@ -47,7 +47,7 @@ fi
 install_missing
 if [ "$what" = test ]; then
     python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)
-    # clang's sanitizers are a package of their own, by its version.
+    # The sanitizers of clang are in a separate package, named after the version of clang.
     clang_version=$(clang -dumpversion | cut -d. -f1)
     [ -n "$(find "$(clang -print-resource-dir)" -name '*asan*.a' -print -quit 2>/dev/null)" ] || missing+=("libclang-rt-$clang_version-dev")
     install_missing
@@ -68,7 +68,7 @@ fi
 
 scripts/cuda-toolkit.sh
 
-# The linters come with rustup's default profile; a minimal one lacks them.
+# The minimal profile of rustup has no clippy and no rustfmt.
 if ! cargo clippy --version >/dev/null 2>&1 || ! cargo fmt --version >/dev/null 2>&1; then
     rustup component add clippy rustfmt || { echo "clippy and rustfmt are missing. Run: rustup component add clippy rustfmt" >&2; exit 1; }
 fi
@@ -81,7 +81,7 @@ if [ -z "$have" ] || older "$have" "$needed"; then
     echo "installing Go into $HOME/.local/go"
     bash -o pipefail -c "$go_line" || { echo "Go $needed or newer is missing. Run: $go_line" >&2; exit 1; }
 fi
-# The references of random tests, beside the system's Python.
+# Python packages that random tests compare with. They do not change the system's Python.
 requirements=tests/data/templates/requirements.txt
 if ! cmp -s "$requirements" build/references/requirements.txt; then
     pip_line="python3 -m pip install --quiet --upgrade --target build/references -r $requirements"
@@ -89,6 +89,6 @@ if ! cmp -s "$requirements" build/references/requirements.txt; then
     cp "$requirements" build/references/requirements.txt
 fi
 if older "$(node --version | sed 's/^v//')" 18; then
-    echo "Node $(node --version) is installed, 18 or newer is needed: https://nodejs.org has it" >&2
+    echo "Node $(node --version) is installed, 18 or newer is needed; install it from https://nodejs.org" >&2
     exit 1
 fi

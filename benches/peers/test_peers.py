@@ -66,7 +66,7 @@ class Worker(unittest.TestCase):
 
 
 class Scripted:
-    """An engine whose answers are given beforehand; it remembers what it was asked."""
+    """An engine with fixed answers. It records its requests."""
 
     def __init__(self, name, *answers):
         self.name, self.title, self.answers, self.calls = name, name, list(answers), []

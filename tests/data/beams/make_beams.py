@@ -1,18 +1,18 @@
-"""Beam searches of the tiny models beside this folder, as `generate` of transformers does them.
+"""Runs beam searches of the tiny models in the parent folder with `generate` of transformers.
 
     python make_beams.py    # with ../requirements.txt: beams.json
     python make_beams.py    # with requirements-groups.txt: groups.json
 
-transformers 5 has no diverse groups of beams; 4 has. Each file names its versions and holds cases, one per line:
+Only transformers 4 has diverse groups of beams. Each file names its versions and has one case per line:
 
     model, prompt, width, groups, diversity_penalty, length_penalty, early_stopping,
-    eos, min_tokens, max_tokens    what was asked
-    repetition_penalty, no_repeat_ngram_size, bad_words_ids, logit_bias    asked of some cases; each changes the results
+    eos, min_tokens, max_tokens    parameters of the search
+    repetition_penalty, no_repeat_ngram_size, bad_words_ids, logit_bias    parameters of some cases; each changes the results
     sequences                      the generated tokens of all `width` results, best first, the end token included
     scores                         their sequences_scores
 
-A case is kept if small noise on the log probabilities leaves its sequences as they are, so that rounding cannot
-decide them. Where there are end tokens, all three forms of early_stopping are stored, and mostly they do not agree.
+A case is kept if small noise on the log probabilities does not change its sequences, so that they do not depend
+on rounding. Cases with end tokens are stored with each value of early_stopping; most results differ.
 """
 
 import itertools
@@ -54,25 +54,25 @@ def load(name):
     with torch.no_grad():
         logits = model(expected["tokens"][None]).logits[0]
     assert torch.allclose(logits, expected["logits"], rtol=0, atol=1e-4), name
-    # Only what a case says counts.
+    # The defaults of the model must not affect the cases.
     model.generation_config = GenerationConfig()
     return model
 
 
 def cut(tokens, eos):
-    """Up to the end token: what follows is padding."""
+    """Removes the padding after the first end token."""
     ends = [i + 1 for i, token in enumerate(tokens) if token in eos]
     return tokens[: ends[0]] if ends else tokens
 
 
 def processors(case):
-    """What the case asks of generate's own processors, in generate's words."""
-    asked = {name: case[name] for name in PROCESSORS if name in case}
-    if "logit_bias" in asked:
-        asked["sequence_bias"] = {(token,): bias for token, bias in asked.pop("logit_bias")}
+    """Returns the arguments of generate for the processors of the case."""
+    parameters = {name: case[name] for name in PROCESSORS if name in case}
+    if "logit_bias" in parameters:
+        parameters["sequence_bias"] = {(token,): bias for token, bias in parameters.pop("logit_bias")}
     if case["min_tokens"]:
-        asked["min_new_tokens"] = case["min_tokens"]
-    return asked
+        parameters["min_new_tokens"] = case["min_tokens"]
+    return parameters
 
 
 def generate(model, case, n, noise):
@@ -97,7 +97,7 @@ def generate(model, case, n, noise):
 
 
 def search(model, case, n=None, noise=None):
-    """(sequences, scores) of the n best, or of all."""
+    """Returns (sequences, scores) of the n best results, or of all."""
     result = generate(model, case, n or case["width"], noise)
     rows = [row[PROMPT:].tolist() for row in result.sequences]
     return [cut(row, case["eos"]) for row in rows], [round(x, 6) for x in result.sequences_scores.tolist()]
@@ -108,7 +108,7 @@ def is_steady(model, case, sequences):
 
 
 def finished(model, case):
-    """The case with its results, or None where noise changes them."""
+    """Returns the case with its results, or None if noise changes them."""
     sequences, scores = search(model, case)
     if not is_steady(model, case, sequences):
         return None
@@ -117,7 +117,7 @@ def finished(model, case):
 
 
 def common_tokens(model, case, count):
-    """Tokens that the beams use in their middle: as end tokens they will end some of them."""
+    """Returns tokens from the middle of the beams. As end tokens, they end some of the beams."""
     sequences, _ = search(model, case | {"eos": [], "min_tokens": 0})
     middle = Counter(token for row in sequences for token in row[2:])
     return [token for token, _ in middle.most_common(count)]
@@ -128,7 +128,7 @@ def random_prompt(model, rng):
 
 
 def begun(model, case, rng, eos_count):
-    """The case with a prompt, and with end tokens that some beams will meet."""
+    """Returns the case with a prompt and with end tokens that occur in some beams."""
     case = case | {"prompt": random_prompt(model, rng)}
     return case | {"eos": common_tokens(model, case, eos_count)}
 
@@ -138,12 +138,12 @@ def differing(cases):
 
 
 def all_forms(model, case, rng, eos_count):
-    """Cases that differ in nothing but early_stopping, and in as many results as can be found soon."""
+    """Returns cases that differ only in early_stopping. Most of their results differ, too."""
     for attempt in itertools.count():
         case = begun(model, case, rng, eos_count)
         drafts = [case | {"early_stopping": form} for form in FORMS]
         drafts = [draft | {"sequences": search(model, draft)[0]} for draft in drafts]
-        # Where length does not pay, "never" means what False means; False is True where a group is one beam.
+        # Without a bonus for length, "never" equals False. If a group has one beam, False equals True.
         wanted = 3 if case["length_penalty"] > 0 and attempt < 25 else 2 if attempt < 50 else 1
         done = differing(drafts) >= wanted and [finished(model, draft) for draft in drafts]
         if done and all(done):
@@ -151,7 +151,7 @@ def all_forms(model, case, rng, eos_count):
 
 
 def cut_short(model, case):
-    """The same search where its last step is the last one allowed: are beams that could go on results?"""
+    """Returns the search with max_tokens at its last step: unfinished beams become results."""
     steps = len(generate(model, case, 1, None).scores)
     return finished(model, case | {"max_tokens": steps}) if steps < case["max_tokens"] else None
 
@@ -166,7 +166,7 @@ def one(model, case, rng, eos_count=0):
 
 
 def against(model, case, rng, names):
-    """Processors that stand against what the beams do without them. transformers forbids no end token as a bad word."""
+    """Returns processors that change the beams. transformers ignores bad words that are end tokens."""
     tokens = common_tokens(model, case, 3) + random_prompt(model, rng)
     common, other, third = [token for token in dict.fromkeys(tokens) if token not in case["eos"]][:3]
     best = search(model, case | {"eos": []})[0][0]
@@ -180,7 +180,7 @@ def against(model, case, rng, names):
 
 
 def processed(model, case, rng, names, eos_count):
-    """A case in which each of these processors matters."""
+    """Returns a case in which each of these processors changes the results."""
     while True:
         case = begun(model, case, rng, eos_count)
         draft = case | against(model, case, rng, names)
@@ -192,7 +192,7 @@ def processed(model, case, rng, names, eos_count):
 
 
 def case_of(name, width, groups):
-    """Of this shape, with nothing else asked."""
+    """Returns the parameters of a case of this shape, without optional ones."""
     diversity_penalty = 0.0 if groups == 1 else 0.5 if width == 4 else 1.25
     return {
         "model": name, "prompt": [], "width": width, "groups": groups, "diversity_penalty": diversity_penalty,
@@ -216,7 +216,7 @@ def cases_of(name, penalties):
         case = case_of(name, width, groups)
         yield one(model, case | {"length_penalty": next(penalties)}, rng)
         yield one(model, case | {"min_tokens": 8, "early_stopping": "yes"}, rng, eos_count=1)
-        # transformers 4 writes the first end token whichever it was: groups have one.
+        # transformers 4 always writes the first end token, so cases with groups have only one.
         for eos_count in [1] if GROUPED else [1, 3]:
             forms = all_forms(model, case | {"length_penalty": next(penalties)}, rng, eos_count)
             yield from forms

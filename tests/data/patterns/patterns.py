@@ -1,11 +1,11 @@
-"""Which texts a pattern matches, by Python's `re` and by ECMA-262 (node).
+"""Records which texts a pattern matches in Python's `re` and in ECMA-262 (node).
 
   python3 patterns.py             writes python.json and ecma.json beside this script
-  python3 patterns.py random N    prints N random patterns of each language, other ones each time, as one JSON object
+  python3 patterns.py random N    prints N new random patterns of each language as one JSON object
 
-Needs nothing but python3 and node. Each entry has the pattern, whether the language has it, and with `true` the texts it matches and
-some that it does not: a whole match for Python, a search for ECMA-262. ECMA patterns are read in Unicode mode, and without it if that
-is a syntax error.
+Needs python3 and node only. Each entry has the pattern and whether the language supports it. If so, it also has texts that
+match and texts that do not: whole matches for Python, searches for ECMA-262. ECMA patterns are in Unicode mode, or without it if
+Unicode mode reports a syntax error.
 """
 
 import json
@@ -452,7 +452,7 @@ def entry(pattern, texts, answer, draw):
         return {"pattern": pattern, "valid": False, "yes": [], "no": []}
     yes = [text for text, matches in zip(texts, answer["matches"]) if matches]
     no = [text for text, matches in zip(texts, answer["matches"]) if not matches]
-    # Without Unicode mode a character beyond U+FFFF is two, which text is never cut into here.
+    # Without Unicode mode, a character beyond U+FFFF counts as two, and this library never splits it.
     if answer.get("mode") == "":
         yes, no = ([text for text in some if max(map(ord, text), default=0) <= 0xFFFF] for some in (yes, no))
     few = lambda some: sorted(draw.sample(some, min(len(some), TEXTS_OF_A_KIND)))

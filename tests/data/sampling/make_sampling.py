@@ -1,25 +1,25 @@
-"""Makes random sampling cases and what transformers, or the published definition, makes of them.
+"""Makes random sampling cases with the results of transformers or of the published definition.
 
     python make_sampling.py
 
 cases.json is a list of objects:
 
-    name       what the case is about
+    name       subject of the case
     params     the parameters that are not off
-    tokens     the sequence so far: the prompt, then what was generated
+    tokens     the sequence so far: prompt and generated tokens
     prompt_len
     eos        the model's end-of-sequence tokens
     logits     one row of the model
     processed  the row after bias, penalties and exclusions; null is minus infinity
-    kept       the tokens that can still be drawn, and
-    probs      how probable each of them is
-    mu         with mirostat: the state in force
-    chosen     with mirostat: a token that was drawn,
-    surprise   how surprising it was in bits,
-    next_mu    and the state after it
+    kept       the tokens that can be sampled
+    probs      their probabilities
+    mu         with mirostat: the state before sampling
+    chosen     with mirostat: the sampled token
+    surprise   with mirostat: its surprise in bits
+    next_mu    with mirostat: the state after sampling
 
-Where transformers has the processor, it is the oracle. Presence and frequency penalty, DRY, top-n-sigma, XTC and
-mirostat are written here from their definitions, in numpy and float64, as plainly as they can be.
+The reference is the processor of transformers if it has one. Presence and frequency penalty, DRY, top-n-sigma, XTC and
+mirostat are implemented here from their definitions, in numpy and float64.
 """
 
 import json
@@ -45,7 +45,7 @@ from transformers.generation.logits_process import (
 VOCAB = 32
 EOS = [2, 5]
 SAFE_GAP = 1e-5  # between a threshold and the nearest candidate, so that rounding cannot flip the choice
-LEAST = 1e-30  # as probable as a token must be; what is less may count as impossible
+MIN_PROBABILITY = 1e-30  # smaller probabilities may be rounded to 0
 rng = np.random.default_rng(20260917)
 
 
@@ -55,13 +55,13 @@ def softmax(logits):
 
 
 def presence_and_frequency(logits, generated, presence, frequency):
-    """OpenAI: mu[j] - c[j] * frequency - (c[j] > 0) * presence, c counting the output alone."""
+    """As OpenAI: mu[j] - c[j] * frequency - (c[j] > 0) * presence. c counts the output only."""
     count = np.bincount(generated, minlength=VOCAB)
     return logits - count * frequency - (count > 0) * presence
 
 
 def dry_penalties(tokens, dry, breakers):
-    """For every earlier end of a repetition, count backwards until it differs, a breaker ends or the window does."""
+    """Counts the repeated tokens before each position, up to a difference, a breaker or the window's start."""
     window = tokens[-dry["penalty_last_n"]:] if dry["penalty_last_n"] else tokens
     end = len(window)
 
@@ -94,7 +94,7 @@ def xtc(logits, threshold):
 
 
 def mirostat(logits, mu):
-    """Truncate what surprises more than mu, the first excepted; normalize again."""
+    """Excludes tokens whose surprise exceeds mu, except the most probable token."""
     probs = softmax(logits)
     with np.errstate(divide="ignore"):
         surprise = -np.log2(probs)
@@ -106,7 +106,7 @@ def mirostat(logits, mu):
 
 
 def through(processor, tokens, logits):
-    """A processor of transformers, in float64."""
+    """Applies a processor of transformers in float64."""
     return processor(torch.tensor([tokens]), torch.tensor(logits[None]))[0].numpy()
 
 
@@ -117,7 +117,7 @@ def process(logits, tokens, prompt_len, params, breakers):
         steps.append(SequenceBiasLogitsProcessor({(token,): bias for token, bias in params["logit_bias"]}))
     if "repetition_penalty" in params:
         steps.append(RepetitionPenaltyLogitsProcessor(params["repetition_penalty"]))
-    steps.append(None)  # here come those that transformers lacks
+    steps.append(None)  # place of the processors that transformers lacks
     if "allowed_token_ids" in params:
         steps.append(PrefixConstrainedLogitsProcessor(lambda *_: params["allowed_token_ids"], 1))
     if "bad_words_ids" in params:
@@ -137,13 +137,13 @@ def process(logits, tokens, prompt_len, params, breakers):
 
 
 def mass_gap(logits, p, order):
-    """How close the probabilities in this order come to p without deciding clearly."""
+    """Returns the smallest distance between p and a cumulative probability in this order."""
     probs = softmax(logits)
     return np.abs(np.cumsum(probs[order]) - p).min()
 
 
 def narrow(logits, tokens, params, mu):
-    """What can still be drawn, and how narrowly that was decided."""
+    """Truncates the logits. Also returns the smallest distance of a value from its threshold."""
     gaps = [1.0]
     logits = through(TemperatureLogitsWarper(params.get("temperature", 1.0)), tokens, logits)
     if mu is not None:
@@ -179,14 +179,14 @@ def numbers(values, digits=6):
 
 
 def random_history():
-    """Few different tokens and a copied stretch, so that there is something to repeat."""
+    """Returns few different tokens with a copied range, so that repetitions occur."""
     tokens = rng.integers(0, rng.integers(4, 16), rng.integers(12, 40)).tolist()
     start = int(rng.integers(0, len(tokens) - 6))
     return tokens + tokens[start:start + int(rng.integers(2, 6))]
 
 
 def make_case(name, make_params):
-    """Draws until the parameters matter, and no threshold is so near that rounding could decide."""
+    """Draws cases until the parameters change the result and no value is close to a threshold."""
     while True:
         tokens = random_history()
         prompt_len = int(rng.integers(1, len(tokens)))
@@ -201,7 +201,7 @@ def make_case(name, make_params):
         narrowed, gap = narrow(processed, tokens, params, mu)
         kept = np.flatnonzero(np.isfinite(narrowed))
         nothing_happened = len(kept) == VOCAB and np.array_equal(logits, narrowed)
-        if softmax(narrowed)[kept].min() < LEAST:
+        if softmax(narrowed)[kept].min() < MIN_PROBABILITY:
             continue
         if gap > SAFE_GAP and not nothing_happened and (len(kept) > 1 or rng.random() < 0.1):
             break
@@ -219,12 +219,12 @@ def pick(low, high, digits=2):
     return round(float(rng.uniform(low, high)), digits)
 
 
-def some_ids(most):
-    return sorted(int(token) for token in rng.choice(VOCAB, rng.integers(1, most), replace=False))
+def some_ids(max_count):
+    return sorted(int(token) for token in rng.choice(VOCAB, rng.integers(1, max_count), replace=False))
 
 
 def bad_words(tokens):
-    """Some that have begun, some of one token, some that have not begun."""
+    """Returns bad words whose beginning ends the sequence, words of one token, and other words."""
     begun = [tokens[-n:] + [int(rng.integers(VOCAB))] for n in (1, 2, 3)]
     other = [[int(rng.integers(VOCAB))], [VOCAB - 1, 1], [tokens[-1], VOCAB - 1, 3]]
     return begun + other

@@ -1,9 +1,9 @@
-"""What JSON schemas say of values, by the Python package jsonschema: writes schemas.json beside this script.
+"""Validates values against JSON schemas with the Python package jsonschema, and writes schemas.json.
 
   pip install jsonschema==4.26.0
   python3 schemas.py
 
-Each entry has a schema, values that it describes and values that it does not. Patterns are such that Python's `re` and ECMA-262 agree.
+Each entry has a schema, valid values and invalid values. Patterns have the same meaning in Python's `re` and in ECMA-262.
 `formats` has the schemas of pydantic's types that have a format, as pydantic 2.14 writes them.
 """
 
@@ -22,7 +22,7 @@ def obj(**members):
     return {"type": "object", **members}
 
 
-# Patterns that match declared names, in all the ways of which llguidance could run out of tokens.
+# Patterns that match declared names in each way that could leave llguidance without a valid token.
 NAMES = [
     obj(properties={"a": INT}, patternProperties={"^a$": {"minimum": 3}}),
     obj(properties={"a": INT, "b": STR}, patternProperties={"^(a|b)$": {}}, additionalProperties=False),

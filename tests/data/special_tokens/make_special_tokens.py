@@ -1,16 +1,16 @@
-"""Which special tokens, and which token ids, transformers reads from small tokenizer directories.
+"""Records the special tokens and token ids that transformers reads from small tokenizer directories.
 
     python make_special_tokens.py    # with ../requirements.txt: special_tokens.json
     python make_special_tokens.py    # with requirements-4.57.txt: prompt_ids.json
-    python make_special_tokens.py --classes    # with either: prints what each tokenizer class does with the flags
+    python make_special_tokens.py --classes    # with either: prints the effect of the flags on each tokenizer class
 
-special_tokens.json   [{name, files, special_tokens_map, error}]: what a chat template of transformers 5 sees.
-                      `error` is true where `AutoTokenizer.from_pretrained` refuses the directory
+special_tokens.json   [{name, files, special_tokens_map, error}]: the variables of a chat template in transformers 5.
+                      `error` is true if `AutoTokenizer.from_pretrained` refuses the directory
 prompt_ids.json       [{name, files, post_processor, ids, ids_plain, error}]: `text` with and without special tokens,
                       encoded by transformers 4.57, which honours add_bos_token and add_eos_token; post_processor
                       is a name in `post_processors`
 
-`files` holds each file's JSON. A case's tokenizer.json is `tokenizer`, with other members where the case names them.
+`files` has the JSON of each file. The tokenizer.json of a case is `tokenizer` with the members that the case replaces.
 """
 
 import json
@@ -28,7 +28,7 @@ HERE = Path(__file__).resolve().parent
 CONFIG, MAP, TOKENIZER = "tokenizer_config.json", "special_tokens_map.json", "tokenizer.json"
 FAST = {"tokenizer_class": "PreTrainedTokenizerFast"}
 TEXT = "ab<s>c"
-# Each class of transformers 4.57 that sets the tokens around a prompt, and some that do not.
+# Each class of transformers 4.57 that sets the tokens around a prompt, and some other classes.
 CLASSES = {
     "LlamaTokenizerFast": ("<s>", "</s>"),
     "LlamaTokenizer": ("<s>", "</s>"),
@@ -78,12 +78,12 @@ BASE = {
 
 
 def token(content, **changes):
-    """An AddedToken as tokenizer_config.json holds it."""
+    """Returns an AddedToken in the form of tokenizer_config.json."""
     return {"__type": "AddedToken", **plain(content, **changes)}
 
 
 def plain(content, **changes):
-    """An AddedToken as special_tokens_map.json holds it."""
+    """Returns an AddedToken in the form of special_tokens_map.json."""
     return {"content": content, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False, **changes}
 
 
@@ -103,7 +103,7 @@ def padding(content):
 
 
 def config_cases():
-    """Cases in which tokenizer_config.json alone decides."""
+    """Yields cases that depend on tokenizer_config.json only."""
     named = ["bos", "eos", "unk", "sep", "pad", "cls", "mask"]
     yield "no config", None
     yield "empty config", {}
@@ -168,7 +168,7 @@ def config_cases():
 
 
 def map_cases():
-    """Cases in which tokenizer_config.json and special_tokens_map.json compete: config, map."""
+    """Yields the config and the map of cases in which both files define tokens."""
     config = {"bos_token": "<c>", "eos_token": "</c>"}
     decoder = {"added_tokens_decoder": {"4": decoder_entry("<s>")}}
     yield "map alone", None, {"bos_token": "<m>", "pad_token": "<pad>"}
@@ -235,7 +235,7 @@ def special_cases():
 
 
 def template(first, last):
-    """A post-processor that puts tokens around the text; each is a name and an id, or None."""
+    """Returns a post-processor that adds tokens around the text. Each is (name, id) or None."""
     ends = [first, last]
     pieces = [end and {"SpecialToken": {"id": end[0], "type_id": 0}} for end in ends]
     single = [piece for piece in (pieces[0], {"Sequence": {"id": "A", "type_id": 0}}, pieces[1]) if piece]
@@ -256,7 +256,7 @@ POST_PROCESSORS = {
 
 
 def prompt_base():
-    """A tokenizer.json that has the default tokens of all classes."""
+    """Returns a tokenizer.json with the default tokens of all classes."""
     names = ["<s>", "</s>", "<unk>", "<pad>", "<bos>", "<eos>", "<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>", "<|endoftext|>", "<UNK>"]
     tokens = [added(4 + number, name) for number, name in enumerate(names)]
     vocab = {**BASE["model"]["vocab"], **{token["content"]: token["id"] for token in tokens}}
@@ -264,7 +264,7 @@ def prompt_base():
 
 
 def prompt_files(config, post_processor="none", model_type=None, **others):
-    """The files of a case, and the name of its post-processor."""
+    """Returns the files of a case and the name of its post-processor."""
     files = {CONFIG: config, **others}
     if model_type is not None:
         files["config.json"] = {"model_type": model_type}
@@ -351,7 +351,7 @@ def write(directory, files, base):
 
 
 def load(files, base=BASE):
-    """The tokenizer that transformers makes of the files, or None if it refuses them."""
+    """Returns the tokenizer of transformers for the files, or None if it refuses them."""
     with tempfile.TemporaryDirectory() as directory:
         write(directory, files, base)
         try:

@@ -4,7 +4,7 @@ usage: make_templates.py                 writes templates.json: hand-written and
        make_templates.py --random N SEED prints N random cases, a JSON object in each line
 
 The reference is the sandboxed Jinja2 environment of transformers 5.5.4; where transformers is not
-installed, the same environment is made of jinja2 alone. The clock stands still, in UTC and the C locale.
+installed, the same environment is made of jinja2 alone. The clock has a fixed time, in UTC and the C locale.
 """
 
 import copy
@@ -28,7 +28,7 @@ class Clock(datetime.datetime):
 
 
 def compiler():
-    """The function that compiles a template."""
+    """Returns the function that compiles a template."""
     os.environ["TZ"] = "UTC"
     time.tzset()
     try:
@@ -94,9 +94,9 @@ VARIABLES = {
     "q": [{"a": 1, "b": "x"}, {"a": 2, "b": "Y"}, {"a": 1, "b": "z"}], "w": [[1, 2], [3, 4]], "p": {"items": 5, "keys": "k"},
 }  # fmt: skip
 
-# What depends on addresses in memory, or is not supported.
+# Results that depend on memory addresses or are not supported.
 UNSTABLE = re.compile(r" at 0x|<built-in|<bound|<function|<generator|<class")
-# The same, whatever a filter has put between the letters.
+# The same results with other characters between the letters, as some filters insert them.
 UNSTABLE_LETTERS = re.compile(r"ob[a-z]?ject[a-z]?at|iter[a-z]?tor|cycler|joiner|loopcontext")
 
 HAND = r"""
@@ -328,7 +328,7 @@ b' }}
 
 
 def hand_written():
-    """One template for each entry above. A line that does not begin an entry continues the one before it."""
+    """Returns one template for each entry above. Other lines continue the entry before them."""
     templates, lines = [], HAND.strip("\n").split("\n")
     joined = {"   {% if true %}   ", "  a", "{% if true -%}", "   b   ", "{{ 'a\nb' }}"}
     pending = ""
@@ -383,7 +383,7 @@ def expression(rng, depth=3):
     if kind < 8:
         return f"({inner()}) {rng.choice(OPERATORS)} ({inner()})"
     if kind == 8:
-        # Jinja folds constants, and a slice of a constant that has none is undefined there, an error elsewhere.
+        # Jinja folds constants. If a constant has no slices, its slice is undefined there, but an error elsewhere.
         subscript = rng.choice(SUBSCRIPTS)
         value = rng.choice(NAMES) if ":" in subscript else inner()
         return f"({value}){subscript}"
@@ -431,7 +431,7 @@ def random_template(rng):
 
 
 def render(compile_template, template):
-    """The case of a template, or nothing if its output is not the same in each run."""
+    """Returns the case of a template, or None if its output differs between runs."""
     case = {"template": template}
     try:
         case["rendered"] = compile_template(template).render(**copy.deepcopy(VARIABLES))
@@ -451,7 +451,7 @@ def random_cases(compile_template, count, seed):
     rng = random.Random(seed)
     while count:
         case = render(compile_template, random_template(rng))
-        # Most random templates are errors; a few are enough.
+        # Most random templates are errors. Keep only some of them.
         if case and ("rendered" in case or rng.random() < 0.2):
             count -= 1
             yield case
@@ -463,7 +463,7 @@ LETTERS = "aAbBcCdDeFgGhHIjklmMnpPrRsStTuUVwWxXyYzZ%fQLN"
 
 
 def dates():
-    """Formats of moments in UTC: each letter, with each flag and with a width."""
+    """Yields formats of times in UTC: each letter with each flag and with a width."""
     formats = [f"%{flag}{letter}|" for letter in LETTERS for flag in ["", "-", "_", "0", "^", "#", "5", "E", "O"]]
     formats += ["%A %d %B %Y %H:%M:%S %p %j", "", "%", "a%", "%5", "%-", "é%Yü", "%%Y", "%d %b %Y", "%010Y", "%_5d", "%-5d"]
     cases = []
