@@ -15,34 +15,37 @@
  *
  * These rules apply to every function:
  *
- * Errors. A function that can fail returns pllm_error *. NULL is success; the caller frees any other value with
- * pllm_error_free. Outputs (out_*) are written only on success. A defect of the library is PLLM_E_INTERNAL. Later
- * releases can add codes and finish reasons: treat an unknown code as an error and an unknown finish reason as an
- * end.
+ * Errors. A function that can fail returns pllm_error *. NULL is success; the caller frees any
+ * other value with pllm_error_free. Outputs (out_*) are written only on success. A defect of the
+ * library is PLLM_E_INTERNAL. Later releases can add codes and finish reasons: treat an unknown
+ * code as an error and an unknown finish reason as an end.
  *
- * Side effects. The library prints nothing, handles no signals and does not abort the process, unless the system
- * refuses memory for a small allocation (docs/allocations.md).
+ * Side effects. The library prints nothing, handles no signals and does not abort the process,
+ * unless the system refuses memory for a small allocation (docs/allocations.md).
  *
- * Pointers. A pointer is NULL or valid for the whole call. NULL for a required argument is PLLM_E_INVALID_ARGUMENT;
- * freeing NULL is allowed. The caller owns an object that is returned through a pointer to a pointer. A returned
- * pointer is borrowed from the first argument.
+ * Pointers. A pointer is NULL or valid for the whole call. NULL for a required argument is
+ * PLLM_E_INVALID_ARGUMENT; freeing NULL is allowed. The caller owns an object that is returned
+ * through a pointer to a pointer. A returned pointer is borrowed from the first argument.
  *
- * Structs. Each struct starts with struct_size. For a struct that the caller fills, call its _init function with
- * sizeof, then set fields. For a struct that the library fills, set struct_size to sizeof. A program built with an
- * older or a newer header keeps working: fields that one side does not know have their default, or are zero.
- * Unknown flags and reserved fields that are not 0 are PLLM_E_UNSUPPORTED.
+ * Structs. Each struct starts with struct_size. For a struct that the caller fills, call its _init
+ * function with sizeof, then set fields. For a struct that the library fills, set struct_size to
+ * sizeof. A program built with an older or a newer header keeps working: fields that one side does
+ * not know have their default, or are zero. Unknown flags and reserved fields that are not 0 are
+ * PLLM_E_UNSUPPORTED.
  *
- * Strings are UTF-8 with a length in bytes. The length PLLM_NUL_TERMINATED marks a NUL-terminated string.
+ * Strings are UTF-8 with a length in bytes. The length PLLM_NUL_TERMINATED marks a NUL-terminated
+ * string.
  *
- * Threads. Any thread may call any function at any time, also during a step, with two exceptions: only one thread
- * steps an engine (a second one gets PLLM_E_BUSY), and no other call on an object may be in progress when it is freed.
- * pllm_engine_start starts a thread that steps the engine.
+ * Threads. Any thread may call any function at any time, also during a step, with two exceptions:
+ * only one thread steps an engine (a second one gets PLLM_E_BUSY), and no other call on an object
+ * may be in progress when it is freed. pllm_engine_start starts a thread that steps the engine.
  *
- * Stacks. Every function works on a thread with a stack of at least 64 KiB, whatever the model's files, except calls
- * that load NVIDIA's driver. Work that needs more stack runs on a temporary thread of the library.
+ * Stacks. Every function works on a thread with a stack of at least 64 KiB, whatever the model's
+ * files, except calls that load NVIDIA's driver. Work that needs more stack runs on a temporary
+ * thread of the library.
  *
- * Processes. In a child of fork(), calls on an engine of the parent return PLLM_E_UNSUPPORTED, except that freeing it
- * is allowed. The parent is not affected.
+ * Processes. In a child of fork(), calls on an engine of the parent return PLLM_E_UNSUPPORTED,
+ * except that freeing it is allowed. The parent is not affected.
  */
 
 #ifndef PAGEDLLM_H
@@ -60,11 +63,11 @@
 #endif
 
 
-// Version of the ABI, and of the soname libpagedllm.so.1. Programs that were built with another version
-// must be rebuilt.
+// Version of the ABI, and of the soname libpagedllm.so.1. Programs that were built with another
+// version must be rebuilt.
 #define PLLM_ABI_VERSION 1
 
-// As the length of a string: the string is NUL-terminated.
+// Length value that marks a string as NUL-terminated.
 #define PLLM_NUL_TERMINATED UINT64_MAX
 
 // An argument is invalid: a value, a range, a text encoding.
@@ -263,13 +266,13 @@
 // The stop string, or the text of the token that ends the sequence, stays in the text.
 #define PLLM_SAMPLING_INCLUDE_STOP 32
 
-// Each output has what is new.
+// Each output has the new tokens and the new text only.
 #define PLLM_OUTPUT_DELTA 0
 
-// Each output has everything so far.
+// Each output has all tokens and the whole text so far.
 #define PLLM_OUTPUT_CUMULATIVE 1
 
-// One output at the end has everything.
+// One output at the end of the sequence has all tokens and the whole text.
 #define PLLM_OUTPUT_FINAL 2
 
 // No constraint.
@@ -285,8 +288,9 @@
 //   schema, in a schema without "properties" and "patternProperties". Otherwise it is an error.
 // - Keywords that cannot be generated are errors: among others "uniqueItems", "contains", "not",
 //   "if" and "dependentRequired".
-// - A grammar has at most 64 members of "patternProperties". An object has at most about 500 optional
-//   properties, or 3,000 that are required. Objects with more of them together can be refused.
+// - A grammar has at most 64 members of "patternProperties". An object has at most about 500
+//   optional properties, or 3,000 required ones. Objects with more properties of both kinds
+//   together can be refused.
 //
 // The object "x-guidance" at the root of the schema has these options:
 // - "strict_formats" (default false): if true, the formats of JSON Schema that cannot be generated
@@ -296,14 +300,14 @@
 //   "uniqueItems" in the schema of a set. The output may then violate them: check it.
 // - "coerce_one_of" (default false): if true, "oneOf" means "anyOf" if its schemas may overlap. If
 //   false, such a "oneOf" is an error.
-// - "whitespace_flexible" (default true): if false, no white space stands between the parts of the
-//   text.
-// - "whitespace_pattern" (default: one space or tab, or a line break and at most 40 of these): what
-//   may stand between two parts, a regular expression of Rust.
+// - "whitespace_flexible" (default true): if false, there is no white space between the parts of
+//   the text.
+// - "whitespace_pattern" (default: one space or tab, or a line break and at most 40 of these): the
+//   text between two parts, as a regular expression of Rust.
 // - "item_separator" (default ","): a regular expression of Rust.
 // - "key_separator" (default ":"): a regular expression of Rust.
 // - "json_allowed_escapes" (default "nrbtf\\\"", with "u" if the schema has no names of properties
-//   or demands other control characters): what may follow a backslash within strings.
+//   or demands other control characters): the characters that may follow a backslash in strings.
 // - "json_allow_general_unicode_escapes" (default false): if true, strings without a pattern may
 //   write any character as \u and digits.
 #define PLLM_GRAMMAR_JSON_SCHEMA 1
@@ -311,15 +315,17 @@
 // Any JSON object.
 #define PLLM_GRAMMAR_JSON_OBJECT 2
 
-// A text that the regular expression in grammar matches as a whole: a pattern of Python's re for str. Lookarounds,
-// backreferences, word boundaries, atomic groups, possessive quantifiers, conditions, \N and the anchors of lines are errors.
+// A text that the regular expression in grammar matches as a whole: a pattern of Python's re for
+// str. Lookarounds, backreferences, word boundaries, atomic groups, possessive quantifiers,
+// conditions, \N and the anchors of lines are errors.
 #define PLLM_GRAMMAR_REGEX 3
 
 // One of the texts in choices.
 #define PLLM_GRAMMAR_CHOICE 4
 
-// A text that the Lark grammar in grammar describes. Its regular expressions are those of Python's re, with \p{Name} for Unicode
-// properties. A schema after %json is read like that of PLLM_GRAMMAR_JSON_SCHEMA, with options of its own.
+// A text that the Lark grammar in grammar describes. Its regular expressions are those of Python's
+// re, with \p{Name} for Unicode properties. A schema after %json is read like that of
+// PLLM_GRAMMAR_JSON_SCHEMA, with options of its own.
 #define PLLM_GRAMMAR_LARK 5
 
 // The tokenizer adds its special tokens, such as BOS. Do not set it for a prompt that a chat
@@ -585,8 +591,8 @@ typedef struct {
   const char *journal_path;
   // Length of journal_path in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t journal_path_len;
-  // Value of the label model_name in pllm_engine_get_metrics. UTF-8. NULL (default): the name of the
-  // model directory.
+  // Value of the label model_name in pllm_engine_get_metrics. UTF-8. NULL (default): the name of
+  // the model directory.
   const char *model_name;
   // Length of model_name in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t model_name_len;
@@ -689,8 +695,8 @@ typedef struct {
   uint64_t threads;
   // Result of packed_path: PLLM_PACKED_*.
   uint64_t packed;
-  // Why the packed weights were not read or not written, for people. Empty if there is nothing
-  // to report.
+  // Reason, as text, why the packed weights were not read or not written. Empty if there is
+  // nothing to report.
   const char *packed_reason;
   // Length of packed_reason in bytes.
   uint64_t packed_reason_len;
@@ -1095,8 +1101,8 @@ typedef struct {
 typedef struct {
   // sizeof(pllm_fork).
   uint64_t struct_size;
-  // Number of tokens that the children share with their parent: 1 to its length, or PLLM_FORK_AT_END
-  // (default).
+  // Number of tokens that the children share with their parent: 1 to its length, or
+  // PLLM_FORK_AT_END (default).
   uint64_t at;
   // With PLLM_FORK_SEED: each child draws from its own random stream of this seed, until it is
   // resumed with other parameters.
@@ -1201,9 +1207,9 @@ const char *pllm_error_message(const pllm_error *error);
 void pllm_error_free(pllm_error *error);
 
 // Creates a budget of bytes bytes. pllm_budget_resize can later raise it to at most max_bytes (0:
-// to bytes). Nothing is allocated now. Engines created with it (pllm_engine_options.budget) reserve
-// address space for max_bytes and use memory for the blocks they fill. The budget must hold one
-// sequence of max_model_len tokens for each engine.
+// to bytes). Nothing is allocated now. Engines created with it (pllm_engine_options.budget)
+// reserve address space for max_bytes and use memory for the blocks they fill. The budget must
+// hold one sequence of max_model_len tokens for each engine.
 //
 // Free it with pllm_budget_free.
 PLLM_NODISCARD pllm_error *pllm_budget_create(uint64_t bytes, uint64_t max_bytes, pllm_budget **out_budget);
@@ -1240,8 +1246,8 @@ void pllm_beam_init(pllm_beam *beam, uint64_t struct_size);
 // Writes the defaults into a struct of struct_size bytes.
 void pllm_engine_options_init(pllm_engine_options *options, uint64_t struct_size);
 
-// Computes what pllm_engine_create would allocate, from the headers of the model's files, without
-// allocating it.
+// Computes the memory that pllm_engine_create would allocate, from the headers of the model's
+// files, without allocating it.
 //
 // Errors: as pllm_engine_create, except PLLM_E_CANCELLED.
 PLLM_NODISCARD pllm_error *pllm_engine_plan(const pllm_engine_options *options, pllm_plan *out_plan);
@@ -1399,8 +1405,9 @@ void pllm_pin_init(pllm_pin *pin, uint64_t struct_size);
 // the next step and is not kept, the children end with PLLM_FINISH_ERROR, including those that
 // wait to be resumed; a child that has been resumed gets one more such output for the resume.
 //
-// Errors: PLLM_E_NOT_FOUND; PLLM_E_INVALID_ARGUMENT; PLLM_E_CAPACITY. Any thread may call it, also
-// during a step.
+// Errors: PLLM_E_NOT_FOUND if the sequence is unknown, has not started, or has ended without being
+// kept; PLLM_E_INVALID_ARGUMENT if n is 0 or at is beyond the end; PLLM_E_CAPACITY if n is too
+// large, too many requests wait or the queue is full. Any thread may call it, also during a step.
 PLLM_NODISCARD
 pllm_error *pllm_sequence_fork(const pllm_engine *engine,
                                uint64_t sequence,
@@ -1413,8 +1420,9 @@ pllm_error *pllm_sequence_fork(const pllm_engine *engine,
 // grammar of the sequence, it ends with PLLM_FINISH_ERROR when it continues with that grammar;
 // rewinding it to before the tokens repairs it.
 //
-// Errors: PLLM_E_NOT_FOUND; PLLM_E_INVALID_ARGUMENT; PLLM_E_CAPACITY. Any thread may call it, also
-// during a step.
+// Errors: PLLM_E_NOT_FOUND if the sequence is unknown, has not started, or has ended without being
+// kept; PLLM_E_INVALID_ARGUMENT if a token is unknown or the tokens do not fit max_model_len. Any
+// thread may call it, also during a step.
 PLLM_NODISCARD
 pllm_error *pllm_sequence_append(const pllm_engine *engine,
                                  uint64_t sequence,
@@ -1425,40 +1433,46 @@ pllm_error *pllm_sequence_append(const pllm_engine *engine,
 // it was then, including the random stream. Outputs that have been polled are not taken back. A
 // running sequence continues from there.
 //
-// Errors: PLLM_E_NOT_FOUND; PLLM_E_INVALID_ARGUMENT. Any thread may call it, also during a step.
+// Errors: PLLM_E_NOT_FOUND if the sequence is unknown, has not started, or has ended without being
+// kept; PLLM_E_INVALID_ARGUMENT if len is 0 or beyond the end. Any thread may call it, also during
+// a step.
 PLLM_NODISCARD pllm_error *pllm_sequence_rewind(const pllm_engine *engine, uint64_t sequence, uint64_t len);
 
 // Continues an idle sequence. Only its last token and the tokens appended since are computed. how
 // NULL selects the defaults.
 //
-// Errors: PLLM_E_NOT_FOUND; PLLM_E_INVALID_ARGUMENT; PLLM_E_CAPACITY. Any thread may call it, also
-// during a step.
+// Errors: PLLM_E_NOT_FOUND if the sequence is unknown, has not started, or has ended without being
+// kept; PLLM_E_INVALID_ARGUMENT if it is not idle or a parameter is invalid; PLLM_E_CAPACITY if
+// too many requests wait or the queue is full. Any thread may call it, also during a step.
 PLLM_NODISCARD pllm_error *pllm_sequence_resume(const pllm_engine *engine, uint64_t sequence, const pllm_resume *how);
 
 // Frees a sequence and its blocks. A running sequence ends with PLLM_FINISH_ABORT. Its id is
 // invalid from now on.
 //
-// Errors: PLLM_E_NOT_FOUND. Any thread may call it, also during a step.
+// Errors: PLLM_E_NOT_FOUND if the sequence is unknown, has not started, or has ended without being
+// kept. Any thread may call it, also during a step.
 PLLM_NODISCARD pllm_error *pllm_sequence_free(const pllm_engine *engine, uint64_t sequence);
 
 // Reads the state of a sequence.
 //
-// Errors: PLLM_E_NOT_FOUND. Any thread may call it, also during a step.
+// Errors: PLLM_E_NOT_FOUND if the sequence is unknown, has not started, or has ended without being
+// kept. Any thread may call it, also during a step.
 PLLM_NODISCARD
 pllm_error *pllm_sequence_get_info(const pllm_engine *engine,
                                    uint64_t sequence,
                                    pllm_sequence_info *out_info);
 
 // Exports the state of a sequence: tokens, KV blocks, sampling parameters, random stream, grammar
-// and text. The state arrives after the next step as an output of the sequence (sequence_state, sequence_state_len),
-// in queue (NULL: the queue of its other outputs). If the export fails, or the sequence has ended
-// by then, that output has error and error_code.
+// and text. The state arrives after the next step as an output of the sequence (sequence_state,
+// sequence_state_len), in queue (NULL: the queue of its other outputs). If the export fails, or
+// the sequence has ended by then, that output has error and error_code.
 //
 // The state names the model, the layout of the KV blocks and the instruction path, and has a
 // checksum. It contains the conversation in plain text. It does not contain the logits hook: pass
 // it again with PLLM_RESUME_CONTINUE.
 //
-// Errors: PLLM_E_NOT_FOUND. Any thread may call it, also during a step.
+// Errors: PLLM_E_NOT_FOUND if the sequence is unknown, has not started, or has ended without being
+// kept. Any thread may call it, also during a step.
 PLLM_NODISCARD pllm_error *pllm_sequence_export(const pllm_engine *engine, uint64_t sequence, const pllm_queue *queue);
 
 // Creates an idle sequence from an exported state, in this or another process. Resumed with
@@ -1466,8 +1480,8 @@ PLLM_NODISCARD pllm_error *pllm_sequence_export(const pllm_engine *engine, uint6
 // pllm_sequence_info.inexact). queue receives its outputs (NULL: the engine's own queue).
 //
 // Errors: PLLM_E_INVALID_ARGUMENT if the state is damaged, or made with another model, block_size
-// or kv_dtype; PLLM_E_UNSUPPORTED if it was made by a newer library; PLLM_E_CAPACITY. Any thread
-// may call it, also during a step.
+// or kv_dtype; PLLM_E_UNSUPPORTED if it was made by a release with another format of states;
+// PLLM_E_CAPACITY if the queue is full. Any thread may call it, also during a step.
 PLLM_NODISCARD
 pllm_error *pllm_sequence_import(const pllm_engine *engine,
                                  const uint8_t *state,
@@ -1478,8 +1492,9 @@ pllm_error *pllm_sequence_import(const pllm_engine *engine,
 // Computes a prompt, from the next step on, and keeps its blocks in the prefix cache: requests
 // that begin with the same tokens reuse them. pllm_prefix_unpin undoes it.
 //
-// Errors: PLLM_E_INVALID_ARGUMENT; PLLM_E_CAPACITY; PLLM_E_UNSUPPORTED. Any thread may call it,
-// also during a step.
+// Errors: PLLM_E_INVALID_ARGUMENT if the prompt is empty or does not fit max_model_len;
+// PLLM_E_UNSUPPORTED if the engine has no prefix cache, or no tokenizer for a text. Any thread may
+// call it, also during a step.
 PLLM_NODISCARD pllm_error *pllm_prefix_pin(const pllm_engine *engine, const pllm_pin *pin, uint64_t *out_pin);
 
 // Unpins a prompt: its blocks can be evicted again.

@@ -371,7 +371,10 @@ impl SequenceTable {
             let idle = idle || known.idle;
             let at = len.unwrap_or(known.len);
             if at == 0 || at > known.len {
-                return Err(Error::invalid(format!("sequence {parent} has {} tokens and cannot be forked at {at}", known.len)));
+                return Err(Error::invalid(format!(
+                    "sequence {parent} has {} tokens and cannot be forked at {at}; must be 1 to {}",
+                    known.len, known.len
+                )));
             }
             let (mut ids, mut children) = (Vec::new(), Vec::new());
             // A refused fork uses no ids.

@@ -67,9 +67,9 @@ impl From<BudgetInfo> for pllm_budget_info {
 }
 
 /// Creates a budget of bytes bytes. pllm_budget_resize can later raise it to at most max_bytes (0:
-/// to bytes). Nothing is allocated now. Engines created with it (pllm_engine_options.budget) reserve
-/// address space for max_bytes and use memory for the blocks they fill. The budget must hold one
-/// sequence of max_model_len tokens for each engine.
+/// to bytes). Nothing is allocated now. Engines created with it (pllm_engine_options.budget)
+/// reserve address space for max_bytes and use memory for the blocks they fill. The budget must
+/// hold one sequence of max_model_len tokens for each engine.
 ///
 /// Free it with pllm_budget_free.
 #[must_use]

@@ -1,10 +1,10 @@
-//! Structs and strings across the boundary, checked.
+//! Checked conversion of structs, arrays and strings of the host.
 
 use std::ffi::{CStr, c_char};
 
 use crate::error::{Error, Result, try_concat};
 
-/// As the length of a string: the string is NUL-terminated.
+/// Length value that marks a string as NUL-terminated.
 pub const PLLM_NUL_TERMINATED: u64 = u64::MAX;
 
 /// A struct whose first field is `uint64_t struct_size`.
@@ -13,20 +13,21 @@ pub const PLLM_NUL_TERMINATED: u64 = u64::MAX;
 /// `repr(C)`, no padding, first field u64, and every bit pattern is a value.
 pub unsafe trait Versioned: Copy {
     const NAME: &'static str;
-    /// Its size in the first release that had it: no program can have been built with less. Never changes.
+    /// Size of the struct in its first release. Programs cannot have a smaller one. Never changes.
     const FIRST_SIZE: usize;
-    /// The defaults, with `struct_size` set.
+    /// Returns the defaults, with `struct_size` set.
     fn defaults() -> Self;
 }
 
-/// A longer array is a length gone wrong (a difference below zero, an error code): following it would crash.
+/// Maximum size of an array. A larger size is a defect of the caller, such as a negative length,
+/// and would cause an invalid access.
 const MAX_ARRAY_BYTES: u64 = 1 << 40;
 
-/// More than any struct of any version will have.
+/// Upper bound for the size of a struct in all versions.
 const MAX_BYTES: u64 = 1 << 16;
 
 fn check_size<T: Versioned>(size: u64) -> Result<usize> {
-    // Fields are added in whole words, so a size within one is no version's.
+    // Structs grow by whole words, so other sizes are invalid.
     if !(T::FIRST_SIZE as u64..=MAX_BYTES).contains(&size) || !size.is_multiple_of(8) {
         return Err(Error::invalid(format!(
             "{}.struct_size is {size}; set it to sizeof({}), which is {} in this library",
@@ -65,7 +66,8 @@ pub unsafe fn read<T: Versioned>(from: *const T) -> Result<T> {
     Ok(value)
 }
 
-/// Writes a struct within the size that the caller's copy declares; fields this library does not know become zero.
+/// Writes a struct within the size that the caller declares. Fields unknown to this library become
+/// zero.
 ///
 /// # Safety
 /// `to` is NULL or points to `struct_size` writable bytes.
@@ -82,7 +84,7 @@ pub unsafe fn write<T: Versioned>(to: *mut T, value: &T) -> Result<()> {
     Ok(())
 }
 
-/// The declared size of a struct to be written: checked before the work is done.
+/// Returns the declared size of an output struct. Call it before the work is done.
 ///
 /// # Safety
 /// `to` is NULL or points to `struct_size` readable bytes.
@@ -94,7 +96,8 @@ pub unsafe fn out_size<T: Versioned>(to: *const T) -> Result<usize> {
     check_size::<T>(unsafe { to.cast::<u64>().read_unaligned() })
 }
 
-/// Fills the defaults within `size` bytes. A size that no version has stays in the struct, so that the call it is for refuses it.
+/// Writes the defaults within `size` bytes. An invalid size is stored in the struct, so that the
+/// next call with the struct refuses it.
 ///
 /// # Safety
 /// `to` is NULL or points to `size` writable bytes.
@@ -109,7 +112,8 @@ pub unsafe fn init<T: Versioned>(to: *mut T, size: u64) {
     }
 }
 
-/// Where a slice begins; NULL where it is empty, since some languages refuse the pointer that Rust has there.
+/// Returns the address of a slice, or NULL if the slice is empty: some languages refuse the
+/// dangling pointer of Rust.
 pub fn start<T>(slice: &[T]) -> *const T {
     if slice.is_empty() { std::ptr::null() } else { slice.as_ptr() }
 }
@@ -132,7 +136,8 @@ pub unsafe fn slice<'a, T>(name: &str, data: *const T, len: u64) -> Result<&'a [
 }
 
 /// # Safety
-/// `data` is NULL or points to `len` readable bytes, or to a NUL-terminated string with `PLLM_NUL_TERMINATED`; it outlives `'a`.
+/// `data` is NULL or points to `len` readable bytes, or with `PLLM_NUL_TERMINATED` to a
+/// NUL-terminated string. It is valid for `'a`.
 pub unsafe fn string<'a>(name: &str, data: *const c_char, len: u64) -> Result<&'a str> {
     let bytes = match len {
         PLLM_NUL_TERMINATED if data.is_null() => return Err(Error::invalid(format!("{name} is NULL"))),
@@ -145,7 +150,8 @@ pub unsafe fn string<'a>(name: &str, data: *const c_char, len: u64) -> Result<&'
 }
 
 /// # Safety
-/// The arrays are readable as far as `count` says, and so are the strings; `lens` is NULL where they end with a NUL.
+/// The arrays have `count` readable elements, and the strings are readable. If `lens` is NULL, the
+/// strings are NUL-terminated.
 pub unsafe fn strings(name: &str, data: *const *const c_char, lens: *const u64, count: u64) -> Result<Vec<String>> {
     // SAFETY: the caller's contract.
     let strings = unsafe { slice(name, data, count) }?;
@@ -168,7 +174,7 @@ pub unsafe fn borrow<'a, T>(name: &str, pointer: *const T) -> Result<&'a T> {
     unsafe { pointer.as_ref() }.ok_or_else(|| Error::invalid(format!("{name} is NULL")))
 }
 
-/// Checks the place for an output before the work is done.
+/// Checks the pointer to an output before the work is done.
 pub fn not_null<T>(name: &str, out: *mut T) -> Result<*mut T> {
     if out.is_null() { Err(Error::invalid(format!("{name} is NULL"))) } else { Ok(out) }
 }

@@ -18,7 +18,7 @@ pub struct pllm_engine {
 }
 
 impl pllm_engine {
-    /// Hands an engine to C. Also for hosts in Rust that make their own runner.
+    /// Converts an engine to a pointer for C. Hosts in Rust with their own runner use it, too.
     pub fn into_raw(engine: Engine) -> *mut pllm_engine {
         let queue = pllm_queue::new(engine.queue().clone(), true);
         let budget = pllm_budget::new(engine.budget().clone());
@@ -46,8 +46,8 @@ pub unsafe extern "C" fn pllm_engine_options_init(options: *mut pllm_engine_opti
     guard_or((), || unsafe { init(options, struct_size) });
 }
 
-/// Computes what pllm_engine_create would allocate, from the headers of the model's files, without
-/// allocating it.
+/// Computes the memory that pllm_engine_create would allocate, from the headers of the model's
+/// files, without allocating it.
 ///
 /// Errors: as pllm_engine_create, except PLLM_E_CANCELLED.
 #[must_use]
@@ -91,7 +91,8 @@ pub unsafe extern "C" fn pllm_engine_free(engine: *mut pllm_engine) {
             // SAFETY: the caller's contract; it came from Box::into_raw.
             let engine = unsafe { Box::from_raw(engine) };
             if engine.owner.check().is_err() {
-                // A forked child has none of its threads to join: the memory goes when the child does.
+                // A forked child does not have the engine's threads and cannot join them. The
+                // memory is freed when the child exits.
                 std::mem::forget(engine);
             }
         }

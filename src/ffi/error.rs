@@ -44,7 +44,7 @@ const _: () = {
     assert!(PLLM_E_CLOSED == Code::Closed as i32 && PLLM_E_CANCELLED == Code::Cancelled as i32);
 };
 
-// These two are always there: reporting them allocates nothing.
+// Static errors, so that reporting them allocates nothing.
 static OUT_OF_MEMORY: pllm_error = pllm_error {
     code: PLLM_E_OUT_OF_MEMORY,
     message: Cow::Borrowed(c"the system refused an allocation; lower the budgets or free memory"),
@@ -58,7 +58,8 @@ fn is_static(error: *const pllm_error) -> bool {
     std::ptr::eq(error, &OUT_OF_MEMORY) || std::ptr::eq(error, &BUSY)
 }
 
-/// Hands an error to the caller. Never fails: where there is no memory for it, it becomes that error.
+/// Transfers an error to the caller. Cannot fail: if memory runs out, it returns the out-of-memory
+/// error.
 pub(super) fn into_raw(error: Error) -> *mut pllm_error {
     match error.code() {
         Code::OutOfMemory => return (&raw const OUT_OF_MEMORY).cast_mut(),
@@ -72,10 +73,12 @@ pub(super) fn into_raw(error: Error) -> *mut pllm_error {
     message.extend(error.message().bytes().map(|byte| if byte == 0 { b'?' } else { byte }));
     message.push(0);
     let message = CStr::from_bytes_with_nul(&message).map(|_| ()).map_or(Cow::Borrowed(c""), |()| {
-        // SAFETY: the only zero is the last byte; the vector's capacity is exact, so this does not reallocate.
+        // SAFETY: only the last byte is zero. The vector's capacity is exact, so this does not
+        // reallocate.
         Cow::Owned(unsafe { std::ffi::CString::from_vec_with_nul_unchecked(message) })
     });
-    // SAFETY: the layout is not empty; the block is initialized before anyone sees it and freed as the Box it is.
+    // SAFETY: the layout is not empty. The block is initialized before it is visible to other code,
+    // and freed as the same Box.
     unsafe {
         let place = alloc(Layout::new::<pllm_error>()).cast::<pllm_error>();
         if place.is_null() {

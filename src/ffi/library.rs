@@ -7,8 +7,8 @@ use super::guard_or;
 use crate::model::FAMILIES;
 use crate::options::Isa;
 
-/// Version of the ABI, and of the soname libpagedllm.so.1. Programs that were built with another version
-/// must be rebuilt.
+/// Version of the ABI, and of the soname libpagedllm.so.1. Programs that were built with another
+/// version must be rebuilt.
 pub const PLLM_ABI_VERSION: u32 = 1;
 
 const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {

@@ -1,7 +1,8 @@
-//! The C ABI. Each function: doc, guard, one call. The comments on public items become the C header,
-//! so they are written for a C programmer.
+//! The C ABI. Each function consists of documentation, a guard and one call. The comments of public
+//! items become the C header, so they are written for C programmers.
 #![allow(unsafe_code, non_camel_case_types)]
-// The contract of every entry point is the same, and the header states it once, in C's words: cbindgen.toml.
+// Every entry point has the same contract, which the introduction of the header (cbindgen.toml)
+// describes.
 #![allow(clippy::missing_safety_doc)]
 
 mod budget;
@@ -9,7 +10,7 @@ mod convert;
 pub use convert::PLLM_NUL_TERMINATED;
 mod engine;
 mod error;
-// Among the unit tests, so that `make check` needs no other build of the library.
+// A unit test, so that `make check` builds the library only once.
 #[cfg(test)]
 #[path = "../../tests/ffi/header.rs"]
 mod header;
@@ -37,7 +38,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::error::{Error, Result};
 use crate::sys::quiet;
 
-/// Runs the body of an entry point: no panic leaves it and nothing is printed.
+/// Runs the body of an entry point. Catches panics and prevents their output.
 fn guard(body: impl FnOnce() -> Result<()>) -> *mut pllm_error {
     quiet::install();
     let result = quiet::during(|| catch_unwind(AssertUnwindSafe(body)));
@@ -45,7 +46,7 @@ fn guard(body: impl FnOnce() -> Result<()>) -> *mut pllm_error {
     result.map_or_else(error::into_raw, |()| std::ptr::null_mut())
 }
 
-/// As `guard`, for functions that cannot fail: `otherwise` is returned where a defect stops them.
+/// As `guard`, for functions without an error result. After a defect, returns `otherwise`.
 fn guard_or<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
     quiet::install();
     quiet::during(|| catch_unwind(AssertUnwindSafe(body))).unwrap_or(otherwise)

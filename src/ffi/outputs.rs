@@ -27,7 +27,7 @@ pub const PLLM_FINISH_DEADLINE: u32 = 5;
 pub struct pllm_queue {
     queue: Arc<Queue>,
     owner: Owner,
-    /// Part of its engine, and freed with it.
+    /// True for the engine's own queue, which is freed with the engine.
     engines_own: bool,
 }
 
@@ -256,7 +256,7 @@ pub unsafe extern "C" fn pllm_queue_free(queue: *mut pllm_queue) {
             // SAFETY: the caller's contract; it came from Box::into_raw.
             let queue = unsafe { Box::from_raw(queue) };
             if queue.owner.check().is_err() {
-                // In a forked child its lock may be held by a thread that is not there.
+                // In a forked child, a thread that no longer exists may hold the lock.
                 std::mem::forget(queue);
             }
         }

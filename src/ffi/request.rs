@@ -264,10 +264,10 @@ pub(super) unsafe fn prompt(text: *const c_char, len: u64, tokens: *const u32, t
     }
 }
 
-/// The host's word, handed to its function.
+/// The hook_data of the host.
 struct HookData(*mut c_void);
 
-// SAFETY: the header says on which thread it is used; the library never looks at it.
+// SAFETY: the header documents the thread that uses it. The library never dereferences it.
 unsafe impl Send for HookData {}
 // SAFETY: as above.
 unsafe impl Sync for HookData {}

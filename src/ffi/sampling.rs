@@ -23,11 +23,11 @@ pub const PLLM_SAMPLING_ECHO: u32 = 16;
 /// The stop string, or the text of the token that ends the sequence, stays in the text.
 pub const PLLM_SAMPLING_INCLUDE_STOP: u32 = 32;
 
-/// Each output has what is new.
+/// Each output has the new tokens and the new text only.
 pub const PLLM_OUTPUT_DELTA: u32 = 0;
-/// Each output has everything so far.
+/// Each output has all tokens and the whole text so far.
 pub const PLLM_OUTPUT_CUMULATIVE: u32 = 1;
-/// One output at the end has everything.
+/// One output at the end of the sequence has all tokens and the whole text.
 pub const PLLM_OUTPUT_FINAL: u32 = 2;
 
 /// No constraint.
@@ -42,8 +42,9 @@ pub const PLLM_GRAMMAR_NONE: u32 = 0;
 ///   schema, in a schema without "properties" and "patternProperties". Otherwise it is an error.
 /// - Keywords that cannot be generated are errors: among others "uniqueItems", "contains", "not",
 ///   "if" and "dependentRequired".
-/// - A grammar has at most 64 members of "patternProperties". An object has at most about 500 optional
-///   properties, or 3,000 that are required. Objects with more of them together can be refused.
+/// - A grammar has at most 64 members of "patternProperties". An object has at most about 500
+///   optional properties, or 3,000 required ones. Objects with more properties of both kinds
+///   together can be refused.
 ///
 /// The object "x-guidance" at the root of the schema has these options:
 /// - "strict_formats" (default false): if true, the formats of JSON Schema that cannot be generated
@@ -53,26 +54,28 @@ pub const PLLM_GRAMMAR_NONE: u32 = 0;
 ///   "uniqueItems" in the schema of a set. The output may then violate them: check it.
 /// - "coerce_one_of" (default false): if true, "oneOf" means "anyOf" if its schemas may overlap. If
 ///   false, such a "oneOf" is an error.
-/// - "whitespace_flexible" (default true): if false, no white space stands between the parts of the
-///   text.
-/// - "whitespace_pattern" (default: one space or tab, or a line break and at most 40 of these): what
-///   may stand between two parts, a regular expression of Rust.
+/// - "whitespace_flexible" (default true): if false, there is no white space between the parts of
+///   the text.
+/// - "whitespace_pattern" (default: one space or tab, or a line break and at most 40 of these): the
+///   text between two parts, as a regular expression of Rust.
 /// - "item_separator" (default ","): a regular expression of Rust.
 /// - "key_separator" (default ":"): a regular expression of Rust.
 /// - "json_allowed_escapes" (default "nrbtf\\\"", with "u" if the schema has no names of properties
-///   or demands other control characters): what may follow a backslash within strings.
+///   or demands other control characters): the characters that may follow a backslash in strings.
 /// - "json_allow_general_unicode_escapes" (default false): if true, strings without a pattern may
 ///   write any character as \u and digits.
 pub const PLLM_GRAMMAR_JSON_SCHEMA: u32 = 1;
 /// Any JSON object.
 pub const PLLM_GRAMMAR_JSON_OBJECT: u32 = 2;
-/// A text that the regular expression in grammar matches as a whole: a pattern of Python's re for str. Lookarounds,
-/// backreferences, word boundaries, atomic groups, possessive quantifiers, conditions, \N and the anchors of lines are errors.
+/// A text that the regular expression in grammar matches as a whole: a pattern of Python's re for
+/// str. Lookarounds, backreferences, word boundaries, atomic groups, possessive quantifiers,
+/// conditions, \N and the anchors of lines are errors.
 pub const PLLM_GRAMMAR_REGEX: u32 = 3;
 /// One of the texts in choices.
 pub const PLLM_GRAMMAR_CHOICE: u32 = 4;
-/// A text that the Lark grammar in grammar describes. Its regular expressions are those of Python's re, with \p{Name} for Unicode
-/// properties. A schema after %json is read like that of PLLM_GRAMMAR_JSON_SCHEMA, with options of its own.
+/// A text that the Lark grammar in grammar describes. Its regular expressions are those of Python's
+/// re, with \p{Name} for Unicode properties. A schema after %json is read like that of
+/// PLLM_GRAMMAR_JSON_SCHEMA, with options of its own.
 pub const PLLM_GRAMMAR_LARK: u32 = 5;
 
 /// A value that is added to the logit of a token.
@@ -331,7 +334,7 @@ const ALL_FLAGS: u32 = PLLM_SAMPLING_SEED
     | PLLM_SAMPLING_INCLUDE_STOP;
 
 impl pllm_sampling {
-    /// The parameters, or the defaults for NULL.
+    /// Returns the parameters, or the defaults for NULL.
     /// # Safety
     /// As `convert::read`, and its arrays are readable.
     pub(super) unsafe fn to_params(sampling: *const Self) -> Result<SamplingParams> {

@@ -28,8 +28,8 @@ pub const PLLM_FORK_USER_DATA: u32 = 4;
 pub struct pllm_fork {
     /// sizeof(pllm_fork).
     pub struct_size: u64,
-    /// Number of tokens that the children share with their parent: 1 to its length, or PLLM_FORK_AT_END
-    /// (default).
+    /// Number of tokens that the children share with their parent: 1 to its length, or
+    /// PLLM_FORK_AT_END (default).
     pub at: u64,
     /// With PLLM_FORK_SEED: each child draws from its own random stream of this seed, until it is
     /// resumed with other parameters.
@@ -224,8 +224,9 @@ pub unsafe extern "C" fn pllm_pin_init(pin: *mut pllm_pin, struct_size: u64) {
 /// the next step and is not kept, the children end with PLLM_FINISH_ERROR, including those that
 /// wait to be resumed; a child that has been resumed gets one more such output for the resume.
 ///
-/// Errors: PLLM_E_NOT_FOUND; PLLM_E_INVALID_ARGUMENT; PLLM_E_CAPACITY. Any thread may call it, also
-/// during a step.
+/// Errors: PLLM_E_NOT_FOUND if the sequence is unknown, has not started, or has ended without being
+/// kept; PLLM_E_INVALID_ARGUMENT if n is 0 or at is beyond the end; PLLM_E_CAPACITY if n is too
+/// large, too many requests wait or the queue is full. Any thread may call it, also during a step.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_sequence_fork(
@@ -259,8 +260,9 @@ pub unsafe extern "C" fn pllm_sequence_fork(
 /// grammar of the sequence, it ends with PLLM_FINISH_ERROR when it continues with that grammar;
 /// rewinding it to before the tokens repairs it.
 ///
-/// Errors: PLLM_E_NOT_FOUND; PLLM_E_INVALID_ARGUMENT; PLLM_E_CAPACITY. Any thread may call it, also
-/// during a step.
+/// Errors: PLLM_E_NOT_FOUND if the sequence is unknown, has not started, or has ended without being
+/// kept; PLLM_E_INVALID_ARGUMENT if a token is unknown or the tokens do not fit max_model_len. Any
+/// thread may call it, also during a step.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_sequence_append(
@@ -277,7 +279,9 @@ pub unsafe extern "C" fn pllm_sequence_append(
 /// it was then, including the random stream. Outputs that have been polled are not taken back. A
 /// running sequence continues from there.
 ///
-/// Errors: PLLM_E_NOT_FOUND; PLLM_E_INVALID_ARGUMENT. Any thread may call it, also during a step.
+/// Errors: PLLM_E_NOT_FOUND if the sequence is unknown, has not started, or has ended without being
+/// kept; PLLM_E_INVALID_ARGUMENT if len is 0 or beyond the end. Any thread may call it, also during
+/// a step.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_sequence_rewind(engine: *const pllm_engine, sequence: u64, len: u64) -> *mut pllm_error {
@@ -288,8 +292,9 @@ pub unsafe extern "C" fn pllm_sequence_rewind(engine: *const pllm_engine, sequen
 /// Continues an idle sequence. Only its last token and the tokens appended since are computed. how
 /// NULL selects the defaults.
 ///
-/// Errors: PLLM_E_NOT_FOUND; PLLM_E_INVALID_ARGUMENT; PLLM_E_CAPACITY. Any thread may call it, also
-/// during a step.
+/// Errors: PLLM_E_NOT_FOUND if the sequence is unknown, has not started, or has ended without being
+/// kept; PLLM_E_INVALID_ARGUMENT if it is not idle or a parameter is invalid; PLLM_E_CAPACITY if
+/// too many requests wait or the queue is full. Any thread may call it, also during a step.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_sequence_resume(engine: *const pllm_engine, sequence: u64, how: *const pllm_resume) -> *mut pllm_error {
@@ -325,7 +330,8 @@ pub unsafe extern "C" fn pllm_sequence_resume(engine: *const pllm_engine, sequen
 /// Frees a sequence and its blocks. A running sequence ends with PLLM_FINISH_ABORT. Its id is
 /// invalid from now on.
 ///
-/// Errors: PLLM_E_NOT_FOUND. Any thread may call it, also during a step.
+/// Errors: PLLM_E_NOT_FOUND if the sequence is unknown, has not started, or has ended without being
+/// kept. Any thread may call it, also during a step.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_sequence_free(engine: *const pllm_engine, sequence: u64) -> *mut pllm_error {
@@ -335,7 +341,8 @@ pub unsafe extern "C" fn pllm_sequence_free(engine: *const pllm_engine, sequence
 
 /// Reads the state of a sequence.
 ///
-/// Errors: PLLM_E_NOT_FOUND. Any thread may call it, also during a step.
+/// Errors: PLLM_E_NOT_FOUND if the sequence is unknown, has not started, or has ended without being
+/// kept. Any thread may call it, also during a step.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_sequence_get_info(
@@ -352,15 +359,16 @@ pub unsafe extern "C" fn pllm_sequence_get_info(
 }
 
 /// Exports the state of a sequence: tokens, KV blocks, sampling parameters, random stream, grammar
-/// and text. The state arrives after the next step as an output of the sequence (sequence_state, sequence_state_len),
-/// in queue (NULL: the queue of its other outputs). If the export fails, or the sequence has ended
-/// by then, that output has error and error_code.
+/// and text. The state arrives after the next step as an output of the sequence (sequence_state,
+/// sequence_state_len), in queue (NULL: the queue of its other outputs). If the export fails, or
+/// the sequence has ended by then, that output has error and error_code.
 ///
 /// The state names the model, the layout of the KV blocks and the instruction path, and has a
 /// checksum. It contains the conversation in plain text. It does not contain the logits hook: pass
 /// it again with PLLM_RESUME_CONTINUE.
 ///
-/// Errors: PLLM_E_NOT_FOUND. Any thread may call it, also during a step.
+/// Errors: PLLM_E_NOT_FOUND if the sequence is unknown, has not started, or has ended without being
+/// kept. Any thread may call it, also during a step.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_sequence_export(engine: *const pllm_engine, sequence: u64, queue: *const pllm_queue) -> *mut pllm_error {
@@ -376,8 +384,8 @@ pub unsafe extern "C" fn pllm_sequence_export(engine: *const pllm_engine, sequen
 /// pllm_sequence_info.inexact). queue receives its outputs (NULL: the engine's own queue).
 ///
 /// Errors: PLLM_E_INVALID_ARGUMENT if the state is damaged, or made with another model, block_size
-/// or kv_dtype; PLLM_E_UNSUPPORTED if it was made by a newer library; PLLM_E_CAPACITY. Any thread
-/// may call it, also during a step.
+/// or kv_dtype; PLLM_E_UNSUPPORTED if it was made by a release with another format of states;
+/// PLLM_E_CAPACITY if the queue is full. Any thread may call it, also during a step.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_sequence_import(
@@ -400,8 +408,9 @@ pub unsafe extern "C" fn pllm_sequence_import(
 /// Computes a prompt, from the next step on, and keeps its blocks in the prefix cache: requests
 /// that begin with the same tokens reuse them. pllm_prefix_unpin undoes it.
 ///
-/// Errors: PLLM_E_INVALID_ARGUMENT; PLLM_E_CAPACITY; PLLM_E_UNSUPPORTED. Any thread may call it,
-/// also during a step.
+/// Errors: PLLM_E_INVALID_ARGUMENT if the prompt is empty or does not fit max_model_len;
+/// PLLM_E_UNSUPPORTED if the engine has no prefix cache, or no tokenizer for a text. Any thread may
+/// call it, also during a step.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_prefix_pin(engine: *const pllm_engine, pin: *const pllm_pin, out_pin: *mut u64) -> *mut pllm_error {

@@ -224,8 +224,8 @@ pub struct pllm_engine_options {
     pub journal_path: *const c_char,
     /// Length of journal_path in bytes, or PLLM_NUL_TERMINATED (default).
     pub journal_path_len: u64,
-    /// Value of the label model_name in pllm_engine_get_metrics. UTF-8. NULL (default): the name of the
-    /// model directory.
+    /// Value of the label model_name in pllm_engine_get_metrics. UTF-8. NULL (default): the name of
+    /// the model directory.
     pub model_name: *const c_char,
     /// Length of model_name in bytes, or PLLM_NUL_TERMINATED (default).
     pub model_name_len: u64,
@@ -271,7 +271,8 @@ pub struct pllm_engine_options {
 /// created.
 pub type pllm_progress = Option<unsafe extern "C" fn(progress_data: *mut c_void, done: u64, total: u64) -> i32>;
 
-// SAFETY: repr(C), the fields of 32 bits fill whole words, numbers, pointers and a nullable function only.
+// SAFETY: repr(C), the 32-bit fields fill whole words, numbers, pointers and a nullable function
+// only.
 unsafe impl Versioned for pllm_engine_options {
     const NAME: &'static str = "pllm_engine_options";
     const FIRST_SIZE: usize = 96;
@@ -393,7 +394,7 @@ impl pllm_engine_options {
         })
     }
 
-    /// What tells the host of the loading, and asks it whether to go on.
+    /// Returns the progress function, which reports the loading to the host and can cancel it.
     /// # Safety
     /// As `convert::read`; the callback keeps to its contract while the result is used.
     pub(super) unsafe fn to_progress(options: *const Self) -> Result<impl FnMut(u64, u64) -> bool> {
@@ -615,8 +616,8 @@ pub struct pllm_model_info {
     pub threads: u64,
     /// Result of packed_path: PLLM_PACKED_*.
     pub packed: u64,
-    /// Why the packed weights were not read or not written, for people. Empty if there is nothing
-    /// to report.
+    /// Reason, as text, why the packed weights were not read or not written. Empty if there is
+    /// nothing to report.
     pub packed_reason: *const c_char,
     /// Length of packed_reason in bytes.
     pub packed_reason_len: u64,
