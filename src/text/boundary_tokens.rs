@@ -1,9 +1,10 @@
-//! The tokens around a prompt where the tokenizer's class decides them, not `tokenizer.json`.
+//! The tokens around a prompt, for tokenizer classes that replace those of `tokenizer.json`.
 //!
-//! Some classes of transformers 4 replace the post-processor of `tokenizer.json`: a prompt begins with
-//! `bos_token` and ends with `eos_token` if `add_bos_token` and `add_eos_token` of
-//! `tokenizer_config.json` say so. Models such as DeepSeek V3 rely on it. Transformers 5 ignores both
-//! flags. `tests/data/special_tokens` holds the results of transformers 4.57, docs/models.md a table.
+//! Some classes of transformers 4 replace the post-processor of `tokenizer.json`. A prompt then
+//! begins with `bos_token` if `add_bos_token` of `tokenizer_config.json` is true, and ends with
+//! `eos_token` if `add_eos_token` is true. Models such as DeepSeek V3 rely on it. Transformers 5
+//! ignores both flags. `tests/data/special_tokens` has the results of transformers 4.57, and
+//! docs/models.md has a table.
 
 use std::path::Path;
 
@@ -22,7 +23,7 @@ struct Class {
     bos: &'static str,
     eos: &'static str,
     add_bos: bool,
-    /// The model types whose tokenizer has this class where no file names one.
+    /// Model types whose tokenizer has this class if no file names one.
     model_types: &'static [&'static str],
 }
 
@@ -46,7 +47,7 @@ const CLASSES: [Class; 5] = [
     },
 ];
 
-/// The tokens that a prompt begins and ends with, in the place of those of `tokenizer.json`.
+/// The first and last tokens of a prompt, instead of those of `tokenizer.json`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct BoundaryTokens {
     first: Option<u32>,
@@ -54,11 +55,11 @@ pub(super) struct BoundaryTokens {
 }
 
 impl BoundaryTokens {
-    /// Reads the tokens from `config`, the JSON of `tokenizer_config.json` in `dir`. None: those of
-    /// `tokenizer.json` apply, for the class does not replace them.
+    /// Reads the tokens from `config`, the JSON of `tokenizer_config.json` in `dir`. Returns None
+    /// if the class does not replace the tokens of `tokenizer.json`.
     ///
     /// # Errors
-    /// A flag asks for a token that the tokenizer does not have.
+    /// A flag requires a token that the tokenizer does not have.
     pub fn load(dir: &Path, config: &Json, tokens: &SpecialTokens, tokenizer: &Tokenizer) -> Result<Option<BoundaryTokens>> {
         let Some(class) = find_class(dir, config)? else { return Ok(None) };
         let bos = tokens.get_or("bos_token", class.bos).and_then(|token| tokenizer.token_id(token));
@@ -75,7 +76,8 @@ impl BoundaryTokens {
         let first = match config.get("add_bos_token") {
             Some(flag) if is_true(flag) => required("add_bos_token", "bos_token", bos)?,
             Some(_) => None,
-            // Transformers 5 writes `backend`, and leaves the flag out: tokenizer.json has the tokens.
+            // Transformers 5 writes `backend` and omits the flag, because tokenizer.json has the
+            // tokens.
             None if config.get("backend").is_some() => return Ok(None),
             None if class.add_bos && bos.is_none() => return Ok(None),
             None => bos.filter(|_| class.add_bos),
@@ -87,7 +89,7 @@ impl BoundaryTokens {
         Ok(Some(BoundaryTokens { first, last }))
     }
 
-    /// `tokens` with the first and the last token.
+    /// Returns `tokens` between the first and the last token.
     pub fn around(&self, tokens: &[u32]) -> Result<Vec<u32>> {
         let mut whole = Vec::new();
         whole.try_reserve_exact(tokens.len() + 2)?;
@@ -98,7 +100,8 @@ impl BoundaryTokens {
     }
 }
 
-/// The tokenizer's class: of `tokenizer_config.json`, of `config.json`, or that of the model type.
+/// Returns the class that `tokenizer_config.json` or `config.json` names, or the class of the model
+/// type.
 fn find_class(dir: &Path, config: &Json) -> Result<Option<&'static Class>> {
     if config.is_null() {
         return Ok(None);
@@ -114,13 +117,14 @@ fn find_class(dir: &Path, config: &Json) -> Result<Option<&'static Class>> {
     Ok(CLASSES.iter().find(|class| class.model_types.contains(&model_type)))
 }
 
-/// `LlamaTokenizer` and `LlamaTokenizerFast` are the same class here, as for `AutoTokenizer`.
+/// Returns the class of this name. As in `AutoTokenizer`, a name and the name with `Fast` are the
+/// same class.
 fn class_named(name: &str) -> Option<&'static Class> {
     let name = name.strip_suffix("Fast").unwrap_or(name);
     CLASSES.iter().find(|class| class.name == name)
 }
 
-/// Whether Python takes a value of JSON for true.
+/// Returns true if the JSON value is true in Python.
 fn is_true(value: &Json) -> bool {
     match value {
         Json::Null => false,
@@ -153,7 +157,8 @@ mod tests {
         load(name, post_processor, &json!({"tokenizer_config.json": config})).unwrap().encode("c", true).unwrap()
     }
 
-    /// Cases that transformers 4 refuses and transformers 5 takes. The tokens of `tokenizer.json` apply.
+    /// Cases that transformers 4 refuses and transformers 5 accepts. The tokens of `tokenizer.json`
+    /// apply.
     const TAKEN: [&str; 3] = [
         "bos_token null without flags",
         "CodeGenTokenizerFast, add_bos_token true, byte level",

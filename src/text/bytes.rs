@@ -1,4 +1,4 @@
-//! The bytes that each token stands for within a text: what a grammar sees of it.
+//! The bytes of each token within a text. Grammars work on these bytes.
 
 use std::collections::HashMap;
 
@@ -10,13 +10,14 @@ use crate::error::Result;
 /// One entry per row of the model's logits.
 #[derive(Debug, Clone)]
 pub struct TokenBytes {
-    /// Of a special token its name. Nothing for a row that the tokenizer does not know.
+    /// Bytes of each token. A special token has its name. A row that the tokenizer does not know is
+    /// empty.
     pub bytes: Vec<Vec<u8>>,
     /// Whether each token is special.
     pub special: Vec<bool>,
 }
 
-/// What tells a token's own text from that of its neighbours.
+/// A neighbour of the decoded token. Its text is known and can be removed.
 const NEIGHBOUR: &str = "a";
 
 impl TokenBytes {
@@ -40,11 +41,11 @@ impl TokenBytes {
     }
 }
 
-/// How a vocabulary writes bytes.
+/// The form in which a vocabulary stores bytes.
 enum Spelling {
     /// One character per byte.
     ByteLevel(HashMap<char, u8>),
-    /// As text, which the decoder turns into the real one. Some tokens may be single bytes.
+    /// Text in the form of the decoder. Some tokens may be single bytes.
     Text { byte_fallback: bool, after: String },
 }
 
@@ -62,7 +63,7 @@ impl Spelling {
         match self {
             Spelling::ByteLevel(alphabet) => {
                 let bytes: Option<Vec<u8>> = piece.chars().map(|c| alphabet.get(&c).copied()).collect();
-                // The decoder leaves what is not spelled so (an added token) as it is.
+                // The decoder does not change other tokens, such as added ones.
                 bytes.unwrap_or_else(|| piece.into_bytes())
             }
             Spelling::Text { byte_fallback, after } => {
@@ -73,19 +74,21 @@ impl Spelling {
     }
 }
 
-/// What the decoder makes of a token between two others. At the edges of a text it may take spaces away.
+/// Returns the decoded bytes of a token between two others. At the edges of a text, a decoder may
+/// remove spaces.
 fn between(tokenizer: &Tokenizer, piece: String, after: &str) -> Option<Vec<u8>> {
     let text = tokenizer.join(vec![NEIGHBOUR.into(), piece, NEIGHBOUR.into()]).ok()?;
     Some(text.strip_prefix(NEIGHBOUR)?.strip_suffix(after)?.as_bytes().to_vec())
 }
 
-/// The byte that a token such as `<0x0A>` falls back to.
+/// Returns the byte of a token such as `<0x0A>`.
 fn byte_of(piece: &str) -> Option<u8> {
     let digits = piece.strip_prefix("<0x")?.strip_suffix('>')?;
     (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok())?
 }
 
-/// GPT-2's: bytes that print stand for themselves, the others follow from U+0100 on.
+/// Returns the byte alphabet of GPT-2. Printable bytes are themselves, and the others start at
+/// U+0100.
 fn byte_level_alphabet() -> HashMap<char, u8> {
     let prints = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     let others = (0..=255u8).filter(|byte| !prints(byte)).zip('\u{100}'..).map(|(byte, c)| (c, byte));
@@ -115,7 +118,7 @@ mod tests {
             let text = load(case["tokenizer"].as_str().unwrap());
             let all = text.token_bytes(text.vocab_size()).unwrap();
             let tokens = text.encode(given, false).unwrap();
-            // Not the given text: some tokenizers read U+2581 as a space.
+            // Compared with the decoded text, because some tokenizers read U+2581 as a space.
             let wanted = text.decode(&tokens, false).unwrap();
             let bytes = joined(&all, &tokens);
             // A sentencepiece tokenizer adds a space before the first word, and its decoder removes it.

@@ -1,7 +1,8 @@
-//! Chats to prompts: the model's own Jinja template, rendered as transformers' `apply_chat_template` renders it.
+//! Renders chats as prompts with the model's Jinja template, as `apply_chat_template` of
+//! transformers does.
 //!
-//! A template is part of the model, as its weights are, and may be hostile. `jinja` bounds what parsing and
-//! rendering take, and both run on a stack that is deep enough for these bounds.
+//! A template is a part of the model and may be hostile. `jinja` bounds the memory and time of
+//! parsing and rendering. Both run on a stack that is deep enough for these bounds.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -14,22 +15,23 @@ use super::{on_stack, read_if_there};
 use crate::error::{Error, Result};
 use crate::sys::{files, threads};
 
-/// The template that is used where a chat asks for no other.
+/// Name of the template for chats that name none and have no tools.
 const DEFAULT: &str = "default";
-/// The template that is used where a chat has tools.
+/// Name of the template for chats with tools.
 const TOOL_USE: &str = "tool_use";
-/// Marks the end of the message that is to be continued. Transformers' word, so that templates treat it alike.
+/// Marks the end of the message to continue. The same text as in transformers, because templates
+/// may process it.
 const CONTINUATION: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
-/// The model's chat templates, with the tokens that they may name.
+/// The chat templates of a model, and the special tokens that they can read.
 pub(super) struct Chat {
     templates: Vec<(String, Template)>,
-    /// `bos_token`, `eos_token` and the like, as far as the model has them.
+    /// `bos_token`, `eos_token` and other special tokens of the model.
     tokens: SpecialTokens,
 }
 
 enum Template {
-    /// It does not compile. Everything else works without it.
+    /// The template does not compile. The model works without chats.
     Broken(Error),
     Ready(Box<Tree>),
 }
@@ -70,7 +72,7 @@ impl Chat {
         }
     }
 
-    /// The template that a chat selects: by its name, or by having tools.
+    /// Returns the template that the chat selects by name or by its tools.
     fn template(&self, request: &Request) -> Result<&Template> {
         let named = |name: &str| self.templates.iter().find(|(known, _)| known == name).map(|(_, template)| template);
         let names = || self.templates.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
@@ -93,9 +95,9 @@ impl fmt::Debug for Chat {
     }
 }
 
-/// A chat as the host gives it.
+/// A chat of the host.
 struct Request {
-    /// What the template reads: transformers' variables, then the host's, which win.
+    /// Variables of the template. Those of the host replace those of transformers.
     variables: Map<String, Json>,
     /// The name of a template.
     template: Option<String>,
@@ -144,7 +146,7 @@ impl Request {
     }
 }
 
-/// Takes a member that is true or false.
+/// Removes and returns a boolean member.
 fn flag(given: &mut Map<String, Json>, name: &str) -> Result<bool> {
     match given.shift_remove(name) {
         None | Some(Json::Null) => Ok(false),
@@ -191,7 +193,7 @@ fn mark_final_message(variables: &mut Map<String, Json>) -> Result<String> {
     Ok(message)
 }
 
-/// The prompt up to the end of the final message.
+/// Returns the prompt up to the end of the final message.
 fn cut_at_continuation(mut prompt: String, message: &str) -> Result<String> {
     let mark = CONTINUATION.trim_end();
     let found = prompt.rfind(mark).filter(|_| prompt.contains(message.trim()));
@@ -206,14 +208,14 @@ fn cut_at_continuation(mut prompt: String, message: &str) -> Result<String> {
     Ok(prompt)
 }
 
-/// A template as it is found.
+/// A template before compilation.
 struct Source {
     name: String,
     file: PathBuf,
     text: String,
 }
 
-/// The templates of a model. Files win over the config, as in transformers.
+/// Returns the templates of a model. As in transformers, files have precedence over the config.
 fn find_templates(dir: &Path, config: &Json) -> Result<Vec<Source>> {
     let default = dir.join("chat_template.jinja");
     let mut found = Vec::new();
@@ -465,7 +467,7 @@ mod tests {
             for template in &templates {
                 refused(template, Code::Model, "at most");
             }
-            // Branches do not nest, nor do the parts of a concatenation.
+            // Neither branches nor the parts of a concatenation count as nested.
             let branches = format!("{{% if 0 %}}{}{{% else %}}x{{% endif %}}", "{% elif 0 %}".repeat(n));
             assert_eq!(rendered(&branches), "x");
             assert_eq!(rendered(&format!("{{{{ 1{} }}}}", "~1".repeat(n))).len(), n + 1);

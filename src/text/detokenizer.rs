@@ -1,59 +1,62 @@
-//! Tokens to text as they come, a window of tokens at a time.
+//! Converts tokens to text one at a time, within a window of recent tokens.
 
 use super::Text;
 use crate::error::{Result, try_refill};
 
-/// Three bytes may wait for the last one of their character. A byte-level decoder shows them as one
-/// U+FFFD, a byte-fallback decoder as up to three: so many are held back, never more.
+/// Number of U+FFFD at the end of a text that may still become a character. Up to three bytes of an
+/// incomplete character are decoded to one U+FFFD by byte-level decoders and to up to three by
+/// byte-fallback decoders.
 const MAX_HELD: usize = 3;
 
-/// The tokens that are kept as context where the window has to be cut. A decoder that starts within
-/// a character is back in step three bytes later, and the character that is held back starts at most
-/// three before the end; three more tokens may be given up to find a beginning (see `aligned`).
+/// Number of tokens that stay as context if the window is cut. A decoder that starts within a
+/// character is synchronized after three bytes. The incomplete character begins at most three bytes
+/// before the end. `aligned` may drop three more tokens.
 const CONTEXT: usize = 10;
 
-/// The window is cut when it has more tokens, which takes a run of tokens without text or of bytes
-/// that are no UTF-8: it bounds the work per token. Otherwise the window has about two tokens.
+/// Maximum length of the window, which bounds the work per token. Only a run of tokens without
+/// text, or of bytes that are not UTF-8, exceeds it. Otherwise the window has about two tokens.
 const MAX_WINDOW: usize = 32;
 
-/// One sequence's incremental detokenizer: plain data, which a fork copies by value.
+/// The incremental detokenizer of one sequence: plain data that a fork copies.
 ///
-/// What it emits in all is what `decode` says of the whole sequence, after what `decode` says of the
-/// prompt. Text that has been emitted can't be taken back, so there are exceptions, all of them about
-/// bytes that are no UTF-8, and none for byte-level decoders unless the prompt ends within a character:
+/// The emitted text equals the decoded whole sequence without the decoded prompt. Emitted text
+/// cannot be changed later. There are therefore exceptions, which concern bytes that are not UTF-8.
+/// Byte-level decoders have them only if the prompt ends within a character:
 ///
-/// - `decode` writes U+FFFD for every byte of a byte-fallback run with a single error in it. Here, the
-///   characters that were complete before the error stay; and characters after it are whole again
-///   where the run is longer than the window (32 tokens) or began in the prompt, beyond the context.
-///   U+FFFD itself, spelled in such bytes, counts as an error.
-/// - A character that begins in the prompt and ends in the first tokens is emitted whole.
-/// - A sentencepiece decoder takes the first space of a text away: where the prompt's last ten tokens
-///   are all special and skipped, it takes that of the first token too, as if the prompt were empty.
+/// - `decode` writes U+FFFD for every byte of a byte-fallback run with an error. Here, characters
+///   that were complete before the error stay. Characters after the error are decoded if the run is
+///   longer than the window, or began in the prompt before the context. An encoded U+FFFD counts as
+///   an error.
+/// - A character that begins in the prompt and ends in the first tokens is emitted as a whole.
+/// - A sentencepiece decoder removes the first space of a text. If the last ten tokens of the
+///   prompt are special tokens that are skipped, the first space of the output is removed, as if
+///   the prompt were empty.
 #[derive(Clone, Default, Debug)]
 pub struct Detokenizer {
     skip_special: bool,
-    /// Context, then the tokens whose text is not emitted yet, or not all of it.
+    /// The context, followed by the tokens whose text is not fully emitted.
     window: Vec<u32>,
-    /// How many tokens of the window are context.
+    /// Number of tokens of the context.
     context: usize,
-    /// The window's text as far as it is emitted: the window's text begins with it.
+    /// The emitted part of the window's text, which begins with it.
     shown: String,
-    /// The window is a prompt whose text is not in `shown` yet.
+    /// If true, the window is a prompt whose text is not in `shown` yet.
     primed: bool,
 }
 
 impl Detokenizer {
-    /// An empty sequence. With `skip_special`, special tokens have no text.
+    /// Creates the detokenizer of an empty sequence. With `skip_special`, special tokens have no
+    /// text.
     pub fn new(skip_special: bool) -> Self {
         Detokenizer { skip_special, ..Detokenizer::default() }
     }
 
-    /// Room for all that the window can hold.
+    /// Reserves memory for the longest window.
     pub fn reserve(&mut self) -> Result<()> {
         Ok(self.window.try_reserve((MAX_WINDOW + 1).saturating_sub(self.window.len()))?)
     }
 
-    /// Becomes the same as `other`, in the room that there is.
+    /// Copies `other` without an allocation, if the reserved memory suffices.
     pub fn copy(&mut self, other: &Detokenizer) -> Result<()> {
         (self.skip_special, self.context, self.primed) = (other.skip_special, other.context, other.primed);
         try_refill(&mut self.window, &other.window)?;
@@ -66,9 +69,8 @@ impl Detokenizer {
         self.skip_special
     }
 
-    /// Starts anew after `prompt`, of which the last few tokens are kept: they tell, for example,
-    /// whether the space in front of the first generated token is shown. Tokens that the vocabulary
-    /// does not have are ignored.
+    /// Restarts after `prompt` and keeps its last tokens as context. They decide, for example, if
+    /// the first generated token begins with a space. Unknown tokens are ignored.
     pub fn prime(&mut self, prompt: &[u32]) {
         self.window.clear();
         self.window.extend_from_slice(&prompt[prompt.len().saturating_sub(CONTEXT)..]);
@@ -77,9 +79,9 @@ impl Detokenizer {
         self.primed = true;
     }
 
-    /// Appends to `out` the text that `token` completes: always valid UTF-8, never half a character
-    /// (it is held back until it is complete). A token that the tokenizer does not know, such as a padded row of the
-    /// model, has none. After an error nothing has changed.
+    /// Appends to `out` the text that `token` completes. The text is valid UTF-8: the bytes of an
+    /// incomplete character are held back. Unknown tokens, such as padded rows of the model, have
+    /// no text. An error changes nothing.
     pub fn push(&mut self, text: &Text, token: u32, out: &mut String) -> Result<()> {
         if !text.tokenizer.shows(token, self.skip_special) {
             return Ok(());
@@ -91,8 +93,8 @@ impl Detokenizer {
         })
     }
 
-    /// Appends what is still held back when the sequence ends: incomplete bytes become U+FFFD. If the
-    /// sequence continues, `push` continues from here.
+    /// Appends the text that is held back at the end of the sequence. Incomplete bytes become
+    /// U+FFFD. If the sequence continues, call `push` as before.
     pub fn finish(&mut self, text: &Text, out: &mut String) -> Result<()> {
         self.settle_prompt(text)?;
         let full = self.decode(text, &self.window)?;
@@ -105,20 +107,20 @@ impl Detokenizer {
         Ok(())
     }
 
-    /// Emits what the window's newest token completes.
+    /// Emits the text that the newest token of the window completes.
     fn advance(&mut self, text: &Text, out: &mut String) -> Result<()> {
         let full = self.decode(text, &self.window)?;
         let Some(seam) = self.seam(&full) else { return self.restart(text, &full, out) };
         self.emit(text, full, seam, out)
     }
 
-    /// Emits `full`, the window's text, from `seam` on, save the bytes that may still be completed.
+    /// Emits `full`, the window's text, from `seam` on, except bytes of incomplete characters.
     fn emit(&mut self, text: &Text, mut full: String, seam: usize, out: &mut String) -> Result<()> {
         let complete = self.complete_len(&full).max(seam);
         let all = complete == full.len();
         out.try_reserve(full.len() - seam)?;
         if all && complete > seam {
-            // The tokens that did it are enough of a context for those that follow.
+            // The tokens of the emitted text suffice as context of the next ones.
             let shown = self.decode(text, &self.window[self.context..])?;
             self.window.drain(..self.context);
             out.push_str(&full[seam..]);
@@ -136,19 +138,20 @@ impl Detokenizer {
         Ok(())
     }
 
-    /// Where in `full`, the window's text, what is not emitted yet begins; nothing if `full` does not
-    /// begin with what is emitted.
+    /// Returns the position in `full`, the window's text, of the first byte that is not emitted.
+    /// Returns None if `full` does not begin with the emitted text.
     fn seam(&self, full: &str) -> Option<usize> {
         if full.starts_with(&self.shown) {
             return Some(self.shown.len());
         }
-        // A prompt, or a sequence that had ended, stopped within a character: now it is complete.
+        // A prompt or an ended sequence stopped within a character, which is now complete.
         let stem = self.shown.trim_end_matches('\u{FFFD}');
         (!full.ends_with('\u{FFFD}') && full.starts_with(stem)).then_some(stem.len())
     }
 
-    /// Bytes have turned a character that is already emitted into errors. It may come back when they
-    /// make a character themselves; otherwise it stays, and they are decoded by themselves.
+    /// Handles new bytes that turn an emitted character into errors. If the bytes form a character
+    /// themselves, the emitted one may become valid again. Otherwise the bytes are decoded without
+    /// it.
     fn restart(&mut self, text: &Text, full: &str, out: &mut String) -> Result<()> {
         let fresh = self.unshown();
         let may_complete = full.ends_with('\u{FFFD}') && self.window.len() - fresh <= MAX_HELD;
@@ -163,12 +166,13 @@ impl Detokenizer {
         self.emit(text, alone, 0, out)
     }
 
-    /// Where in the window the tokens begin that are not shown: with the newest, if all took part.
+    /// Returns the index in the window of the first token that is not shown, or of the newest
+    /// token.
     fn unshown(&self) -> usize {
         if self.context > 0 { self.context } else { self.window.len().saturating_sub(1) }
     }
 
-    /// Forgets the window's older tokens, and emits what can't be completed any more.
+    /// Removes the older tokens of the window, and emits bytes that no later token can complete.
     fn cut(&mut self, text: &Text, full: &str, seam: usize, out: &mut String) -> Result<()> {
         let complete = self.complete_len(full).max(seam);
         let start = self.window.len() - CONTEXT;
@@ -178,7 +182,8 @@ impl Detokenizer {
                 shown.truncate(len);
                 out.push_str(&full[seam..complete]);
             }
-            // Without the older tokens the bytes that are held back make sense, but too late.
+            // Without the older tokens, the held bytes are valid, but the earlier text is already
+            // emitted.
             None => out.push_str(&full[seam..]),
         }
         self.window.drain(..start + skipped);
@@ -187,8 +192,8 @@ impl Detokenizer {
         Ok(())
     }
 
-    /// How many of the first tokens to leave out so that the text does not begin within a character,
-    /// and the text of the others.
+    /// Returns how many of the first tokens to drop so that the text does not begin within a
+    /// character, and the text of the other tokens.
     fn aligned(&self, text: &Text, tokens: &[u32]) -> Result<(usize, String)> {
         let whole = self.decode(text, tokens)?;
         if whole.starts_with('\u{FFFD}') {
@@ -202,7 +207,7 @@ impl Detokenizer {
         Ok((0, whole))
     }
 
-    /// Decodes the prompt's last tokens, once: `prime` had no text side to do it.
+    /// Decodes the last tokens of the prompt, once. `prime` has no tokenizer to do so.
     fn settle_prompt(&mut self, text: &Text) -> Result<()> {
         if !self.primed {
             return Ok(());
@@ -217,9 +222,10 @@ impl Detokenizer {
         Ok(())
     }
 
-    /// The length of the text without the U+FFFD at its end that may still become characters. A run of
-    /// fallback bytes shows one for each of its bytes until its last character is complete, so the first
-    /// few new tokens may turn even those of the context back.
+    /// Returns the length of the text without the U+FFFD at its end that may still become
+    /// characters. Until the last character of a run of fallback bytes is complete, each byte of
+    /// the run is decoded to U+FFFD. The first new tokens may therefore change the text of the
+    /// context.
     fn complete_len(&self, full: &str) -> usize {
         let fresh = self.window.len() - self.context;
         let max_chars = if fresh <= MAX_HELD { usize::MAX } else { MAX_HELD };
@@ -232,7 +238,7 @@ impl Detokenizer {
     }
 }
 
-/// The text of a whole sequence may come out here.
+/// Fallible, because the whole text of a sequence may be appended here.
 fn say(text: &str, out: &mut String) -> Result<()> {
     out.try_reserve(text.len())?;
     out.push_str(text);
@@ -249,7 +255,7 @@ mod tests {
         Text::load(&golden_dir().join(name)).unwrap()
     }
 
-    /// The text that a sequence emits. The caller checks the part of `finish`.
+    /// Returns the text that a sequence emits. The caller checks the part of `finish`.
     fn stream(text: &Text, skip_special: bool, prompt: &[u32], tokens: &[u32]) -> String {
         let mut detokenizer = Detokenizer::new(skip_special);
         detokenizer.prime(prompt);

@@ -1,4 +1,4 @@
-//! The model's text side: tokens to text and back, and chats to prompts.
+//! Tokenizer, detokenizer and chat templates of a model.
 
 mod boundary_tokens;
 mod bytes;
@@ -23,35 +23,36 @@ use chat::Chat;
 use special_tokens::SpecialTokens;
 use tokenizer::Tokenizer;
 
-/// Larger files are refused rather than read: the largest published tokenizer.json has about 35 MB.
+/// Maximum size of a file. The largest published tokenizer.json has about 35 MB.
 const MAX_FILE_BYTES: u64 = 512 << 20;
 
-/// The stack on which the files are read. Nested JSON and patterns take some, a chat template most.
+/// Stack size for reading the files. Most of it is for chat templates, the rest for nested JSON and
+/// patterns.
 const LOAD_STACK_BYTES: usize = jinja::STACK_BYTES + (1 << 20);
-/// The stack on which the tokenizer works.
+/// Stack size for the tokenizer.
 const STACK_BYTES: usize = 1 << 20;
 
-/// Runs `body` with so many bytes of stack, whatever the host's thread has.
+/// Runs `body` with at least `bytes` of stack on any thread of the host.
 fn on_stack<T: Send>(bytes: usize, body: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     threads::with_stack(bytes, body)?.unwrap_or_else(|panic| Err(Error::internal(format!("panic in the text module: {panic}"))))
 }
 
-/// The model's text side: tokenizer, special tokens and chat template. Immutable and Sync.
+/// The tokenizer, special tokens and chat templates of a model. Immutable and Sync.
 #[derive(Debug)]
 pub struct Text {
     tokenizer: Tokenizer,
-    /// The tokens around a prompt, where `tokenizer.json` does not decide them.
+    /// Tokens around a prompt. None: those of `tokenizer.json`.
     boundary: Option<BoundaryTokens>,
     eos: Option<u32>,
     chat: Chat,
-    /// The length in bytes above which prompts and chats are refused.
+    /// Maximum length of a prompt or chat in bytes.
     max_prompt_bytes: usize,
 }
 
 impl Text {
-    /// Reads `tokenizer.json`, and `tokenizer_config.json`, `special_tokens_map.json` and
-    /// `chat_template.jinja` where they are there. As in transformers, `chat_template.jinja` wins over
-    /// the template in the config.
+    /// Reads `tokenizer.json`, and, if they exist, `tokenizer_config.json`,
+    /// `special_tokens_map.json` and `chat_template.jinja`. As in transformers,
+    /// `chat_template.jinja` has precedence over the template in the config.
     pub fn load(dir: &Path) -> Result<Text> {
         on_stack(LOAD_STACK_BYTES, || Text::read(dir))
     }
@@ -66,12 +67,12 @@ impl Text {
         Ok(Text { tokenizer, boundary, eos, chat, max_prompt_bytes: usize::MAX })
     }
 
-    /// Refuses prompts and chats of more bytes from now on. The default is no limit.
+    /// Sets the maximum length of prompts and chats. The default is no limit.
     pub fn limit_prompts(&mut self, max_bytes: usize) {
         self.max_prompt_bytes = max_bytes;
     }
 
-    /// The tokenizer and the template take a multiple of a text's size, so the size is checked first.
+    /// Checks the size first, because the tokenizer and the template take a multiple of it.
     fn check_size(&self, what: &str, text: &str) -> Result<()> {
         let (len, max) = (text.len(), self.max_prompt_bytes);
         if len > max {
@@ -82,8 +83,8 @@ impl Text {
         Ok(())
     }
 
-    /// The tokens of `text`. With `add_special`, also what the tokenizer puts around a prompt (such as
-    /// the first token); the names of special tokens within the text become these tokens either way.
+    /// Encodes `text`. With `add_special`, adds the special tokens around a prompt, such as BOS.
+    /// The names of special tokens within the text become these tokens in both cases.
     ///
     /// # Errors
     /// The text is longer than `max_prompt_bytes`, or the tokenizer cannot encode it.
@@ -95,8 +96,8 @@ impl Text {
         })
     }
 
-    /// `text` as the tokenizer itself writes it: at the beginning, after a space, and after something else that no token joins to
-    /// it. Other cuts of the text give other spellings.
+    /// Returns the encodings of `text` at the beginning of a text, after a space, and after another
+    /// character that no token joins to it. Other tokens can spell the same text.
     pub fn spellings(&self, text: &str) -> Result<Vec<Vec<u32>>> {
         let mut found = vec![self.encode(text, false)?, self.encode(&try_concat(&[" ", text])?, false)?];
         for before in ["\n", "a"] {
@@ -109,23 +110,22 @@ impl Text {
         Ok(found)
     }
 
-    /// The text of `tokens`; bytes that are no UTF-8 become U+FFFD. A token that the vocabulary does
-    /// not have is an error.
+    /// Decodes `tokens`. Bytes that are not UTF-8 become U+FFFD. An unknown token is an error.
     pub fn decode(&self, tokens: &[u32], skip_special: bool) -> Result<String> {
         on_stack(STACK_BYTES, || self.tokenizer.decode(tokens, skip_special))
     }
 
-    /// How many tokens the tokenizer has, the added ones included. The model may have more rows.
+    /// Returns the number of tokens, including added ones. The model may have more rows.
     pub fn vocab_size(&self) -> usize {
         self.tokenizer.vocab_size()
     }
 
-    /// The bytes that each token stands for within a text, for a model whose logits have so many `rows`.
+    /// Returns the bytes of each token within a text, for a model with `rows` rows of logits.
     pub fn token_bytes(&self, rows: usize) -> Result<TokenBytes> {
         on_stack(STACK_BYTES, || TokenBytes::from_tokenizer(&self.tokenizer, rows))
     }
 
-    /// The token that ends a sequence, where the tokenizer's files name one.
+    /// Returns the end-of-sequence token, if the tokenizer's files name one.
     pub fn eos_token_id(&self) -> Option<u32> {
         self.eos
     }
@@ -134,8 +134,8 @@ impl Text {
     /// `messages` and options: see `pllm_engine_render_chat`.
     ///
     /// # Errors
-    /// The JSON is no chat, the model has no template for it, the template raises an error, or the chat
-    /// or its prompt are longer than `max_prompt_bytes`.
+    /// The JSON is not a chat, the model has no template for it, the template raises an error, or
+    /// the chat or its prompt is longer than `max_prompt_bytes`.
     pub fn render_chat(&self, json: &str) -> Result<String> {
         self.check_size("chat", json)?;
         let prompt = self.chat.render(json)?;
@@ -153,7 +153,7 @@ fn read_config(path: &Path) -> Result<Json> {
     Ok(config)
 }
 
-/// The bytes of a file, or nothing if there is no such file.
+/// Reads a file. Returns None if it does not exist.
 fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>> {
     files::read(path, MAX_FILE_BYTES)
 }
@@ -207,7 +207,8 @@ mod tests {
         serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
     }
 
-    /// Loads each case of `special_tokens_golden` and checks it, or its error. The reference refuses the cases in `taken`, too.
+    /// Loads each case of `special_tokens_golden` and checks the result or the error. Unlike this
+    /// library, the reference refuses the cases in `taken`.
     pub(super) fn check_cases<T>(golden: &Json, taken: &[&str], load: impl Fn(&Json) -> Result<T>, check: impl Fn(&str, &Json, T)) {
         let cases = golden["cases"].as_array().unwrap();
         assert!(cases.len() > 100);
@@ -263,7 +264,7 @@ mod tests {
         assert!(seen > 60, "only {seen} cases");
     }
 
-    /// The text of the tokens one by one, as the outputs of a sequence contain it.
+    /// Returns the text of the tokens as the outputs of a sequence contain it.
     fn streamed(text: &Text, tokens: &[u32]) -> String {
         let (mut stream, mut out) = (Detokenizer::new(false), String::new());
         tokens.iter().for_each(|&token| stream.push(text, token, &mut out).unwrap());
@@ -305,7 +306,8 @@ mod tests {
     #[test]
     #[cfg(target_arch = "x86_64")]
     fn rounding_mode_of_the_host_does_not_change_tokens() {
-        // -0.1 + -0.2 is the score of "ab" in the standard mode, and more than that if sums are rounded up.
+        // -0.1 + -0.2 is the score of "ab" in the standard rounding mode, and higher if sums are
+        // rounded up.
         let tokenizer = r#"{"version": "1.0", "added_tokens": [], "model": {"type": "Unigram", "unk_id": 0,
             "vocab": [["?", -9.0], ["a", -0.1], ["b", -0.2], ["ab", -0.30000000000000004]]}}"#;
         let dir = fresh_dir("rounding");

@@ -1,15 +1,15 @@
-//! The special tokens of a model by name, as a chat template sees them.
+//! The special tokens of a model by name, for chat templates.
 //!
 //! The rule is that of `AutoTokenizer.from_pretrained` in transformers 5.5.4 for a directory with a
-//! `tokenizer.json`; `tests/data/special_tokens` holds its results. Later sources win:
+//! `tokenizer.json`. `tests/data/special_tokens` has its results. Later sources have precedence:
 //!
-//! 1. the padding of `tokenizer.json` names `pad_token` if no other file has a member of this name;
-//! 2. `tokenizer_config.json` names the tokens in `NAMED`;
-//! 3. `special_tokens_map.json` does too, and also by null, but only if `tokenizer_config.json` has no
-//!    `added_tokens_decoder`;
-//! 4. other members that end in `_token` name a token each: AddedTokens of `tokenizer_config.json`, then
-//!    members of `special_tokens_map.json`, then strings of `tokenizer_config.json`;
-//! 5. `extra_special_tokens` that is an object names tokens by any name, the standard ones included.
+//! 1. The padding of `tokenizer.json` names `pad_token` if no other file has this member.
+//! 2. `tokenizer_config.json` names the tokens in `NAMED`.
+//! 3. `special_tokens_map.json` names them, also by null, if `tokenizer_config.json` has no
+//!    `added_tokens_decoder`.
+//! 4. Other members that end in `_token` name a token each: AddedTokens of `tokenizer_config.json`,
+//!    then members of `special_tokens_map.json`, then strings of `tokenizer_config.json`.
+//! 5. If `extra_special_tokens` is an object, it names tokens by any name, including standard ones.
 
 use std::path::Path;
 
@@ -24,10 +24,10 @@ const NAMED: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "p
 const EXTRA: &str = "extra_special_tokens";
 /// The name of `extra_special_tokens` in transformers 4.
 const ADDITIONAL: &str = "additional_special_tokens";
-/// Where transformers collects the tokens with names of their own.
+/// Member in which transformers collects tokens with other names.
 const SPECIFIC: &str = "model_specific_special_tokens";
 const DECODER: &str = "added_tokens_decoder";
-/// Members of `tokenizer_config.json` that end in `_token` and name no token.
+/// Members of `tokenizer_config.json` that end in `_token` but name no token.
 const FLAGS: [&str; 2] = ["add_bos_token", "add_eos_token"];
 
 /// The special tokens by name: `bos_token`, `eos_token`, and the names that the model adds.
@@ -42,7 +42,7 @@ impl SpecialTokens {
     /// `tokenizer_config.json`. `padding` is the token with which `tokenizer.json` pads.
     ///
     /// # Errors
-    /// A token is neither a string nor an AddedToken, or a list or object of tokens is of another type.
+    /// A token is neither a string nor an AddedToken, or a collection of tokens has another type.
     pub fn load(dir: &Path, config: &Json, padding: Option<&str>) -> Result<SpecialTokens> {
         let mut settings = from_config(config);
         match config.get(DECODER) {
@@ -60,18 +60,19 @@ impl SpecialTokens {
         self.tokens.get(name).and_then(Json::as_str)
     }
 
-    /// The token of a name. `default` applies where no file has a member of this name, not even null.
+    /// Returns the token of a name, or `default` if no file has this member, not even as null.
     pub fn get_or<'a>(&'a self, name: &str, default: &'a str) -> Option<&'a str> {
         self.tokens.get(name).map_or(Some(default), Json::as_str)
     }
 
-    /// The names and the tokens, which are strings.
+    /// Iterates over the names and the tokens, which are strings.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Json)> {
         self.tokens.iter().filter(|(_, token)| token.is_string()).map(|(name, token)| (name.as_str(), token))
     }
 }
 
-/// The members of `tokenizer_config.json` that name tokens. Tokens with names of their own lie under `SPECIFIC`.
+/// Returns the members of `tokenizer_config.json` that name tokens. Tokens with other names are
+/// under `SPECIFIC`.
 fn from_config(config: &Json) -> Map<String, Json> {
     let members = config.as_object().into_iter().flatten();
     let relevant = members.filter(|(name, _)| names_tokens(name) && !FLAGS.contains(&name.as_str()));
@@ -98,7 +99,7 @@ fn names_tokens(member: &str) -> bool {
     member.ends_with("_token") || [EXTRA, ADDITIONAL, SPECIFIC].contains(&member)
 }
 
-/// Takes a member that is an object; leaves one of another type.
+/// Removes and returns a member if it is an object.
 fn take_object(settings: &mut Map<String, Json>, name: &str) -> Map<String, Json> {
     match settings.get_mut(name).map(Json::take) {
         Some(Json::Object(object)) => {
@@ -113,7 +114,8 @@ fn take_object(settings: &mut Map<String, Json>, name: &str) -> Map<String, Json
     }
 }
 
-/// Merges the members of `special_tokens_map.json` into those of `tokenizer_config.json`. They win, null included.
+/// Merges the members of `special_tokens_map.json`, including null, into those of
+/// `tokenizer_config.json`. They have precedence.
 fn merge(settings: &mut Map<String, Json>, mut map: Json) -> std::result::Result<(), String> {
     let Some(map) = map.as_object_mut() else { return Ok(()) };
     for (name, value) in map.iter_mut().filter(|(name, _)| names_tokens(name)) {
@@ -169,7 +171,7 @@ fn resolve(mut settings: Map<String, Json>) -> std::result::Result<Map<String, J
     Ok(tokens)
 }
 
-/// The text of a token: a string, or an AddedToken as `tokenizer_config.json` holds it.
+/// Returns the text of a token: a string, or an AddedToken in the form of `tokenizer_config.json`.
 fn added_token(value: &Json) -> Option<&str> {
     match value {
         Json::String(token) => Some(token),
@@ -178,8 +180,8 @@ fn added_token(value: &Json) -> Option<&str> {
     }
 }
 
-/// The text of a token that must be one. An object without `__type` is taken for an AddedToken, too:
-/// transformers refuses the directory there, so no other meaning is possible.
+/// Returns the text of a required token. An object without `__type` counts as an AddedToken, too.
+/// Transformers refuses such a directory, so no other meaning is possible.
 fn required_token(name: &str, value: &Json) -> std::result::Result<Json, String> {
     let untyped = || if value.get("__type").is_none() { value["content"].as_str() } else { None };
     let token = added_token(value).or_else(untyped);
@@ -189,7 +191,7 @@ fn required_token(name: &str, value: &Json) -> std::result::Result<Json, String>
     })
 }
 
-/// The content of an AddedToken, which is empty by default.
+/// Returns the content of an AddedToken, which is empty by default.
 fn content(token: &Map<String, Json>) -> Option<&str> {
     match token.get("content") {
         None | Some(Json::Null) => Some(""),
@@ -201,7 +203,7 @@ fn no_content(name: &str) -> String {
     format!("{name} is an object without a text as its content; give a string, or an AddedToken")
 }
 
-/// A value as a message shows it: files may hold large ones.
+/// Returns a value for a message, shortened because files may have large ones.
 fn shown(value: &Json) -> String {
     const MAX_SHOWN: usize = 80;
     match value {
@@ -223,7 +225,8 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// Cases that transformers refuses, and that have one meaning only: an AddedToken without its type.
+    /// Cases that transformers refuses although they have one meaning only: an AddedToken without
+    /// its type.
     const TAKEN: [&str; 5] = [
         "object without a type",
         "extra tokens by name as objects",

@@ -1,4 +1,4 @@
-//! The tokenizer of `tokenizer.json`: a thin, panic-proof wrapper of the `tokenizers` crate.
+//! The tokenizer of `tokenizer.json`: a wrapper of the `tokenizers` crate that catches panics.
 
 mod check;
 mod cuts;
@@ -21,16 +21,17 @@ use pipeline::{Normalizers, PreTokenizers};
 
 type Inner = TokenizerImpl<ModelWrapper, Normalizers, PreTokenizers, PostProcessorWrapper, DecoderWrapper>;
 
-/// Words whose tokens a Unigram model remembers. A word has less than 256 bytes and takes at most 14 KB.
+/// Number of words whose tokens a Unigram model caches. A word has less than 256 bytes and takes at
+/// most 14 KB.
 const CACHED_WORDS: usize = 1024;
 
-/// What `tokenizer.json` says. It never pads and never truncates.
+/// The tokenizer of a `tokenizer.json`. It does not pad or truncate.
 #[derive(Debug)]
 pub(super) struct Tokenizer {
     inner: Inner,
     padding_token: Option<String>,
     cuts: Cuts,
-    /// What the post-processor writes around a text.
+    /// Tokens that the post-processor writes around a text.
     special: Special,
 }
 
@@ -40,7 +41,7 @@ impl Tokenizer {
         let refused = |problem: String| Error::model(format!("{}: {problem}", path.display()));
         check::check_bytes(&bytes).map_err(refused)?;
         let file: Json = serde_json::from_slice(&bytes).map_err(|e| refused(format!("not a valid tokenizer: {e}")))?;
-        // The values take several times the room of the text.
+        // Freed first, because the values take several times as much memory as the text.
         drop(bytes);
         let checked = check::check(&file).map_err(refused)?;
         let cuts = Cuts::new(&file, checked.expansion).map_err(refused)?;
@@ -54,7 +55,8 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    /// The tokens of a text, which is encoded in pieces: the crate holds some hundred bytes for each byte of a piece.
+    /// Encodes a text in pieces, because the crate takes some hundred bytes for each byte of a
+    /// piece.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
         self.encode_pieces(text, add_special, self.cuts.piece)
     }
@@ -105,21 +107,22 @@ impl Tokenizer {
         self.join(pieces)
     }
 
-    /// How the vocabulary spells a token, or nothing if it is special and those are skipped: such
-    /// tokens are taken out before the decoder sees the others.
+    /// Returns the piece of a token in the vocabulary. Returns None for a special token if those
+    /// are skipped: the decoder must not see them.
     pub fn piece(&self, token: u32, skip_special: bool) -> Result<Option<String>> {
         let piece = self.inner.id_to_token(token).ok_or_else(|| self.unknown(token))?;
         let skipped = skip_special && self.inner.get_added_vocabulary().is_special_token(&piece);
         Ok((!skipped).then_some(piece))
     }
 
-    /// Whether a token has text. One that the tokenizer does not know (a padded row of the model) has none.
+    /// Returns true if the token has text. Unknown tokens, such as padded rows of the model, have
+    /// none.
     pub fn shows(&self, token: u32, skip_special: bool) -> bool {
         matches!(self.piece(token, skip_special), Ok(Some(_)))
     }
 
     pub fn join(&self, pieces: Vec<String>) -> Result<String> {
-        // Some decoders panic when they get nothing.
+        // Some decoders panic on an empty list.
         let Some(decoder) = self.inner.get_decoder().filter(|_| !pieces.is_empty()) else {
             return Ok(pieces.join(" "));
         };
@@ -127,7 +130,7 @@ impl Tokenizer {
         no_panic(|| decoder.decode(pieces)).map_err(failed)?.map_err(|e| failed(e.to_string()))
     }
 
-    /// Whether `wanted` holds for a part of the decoder.
+    /// Returns true if `wanted` is true for a part of the decoder.
     pub fn decodes_with(&self, wanted: &dyn Fn(&DecoderWrapper) -> bool) -> bool {
         self.inner.get_decoder().is_some_and(|decoder| has(decoder, wanted))
     }
@@ -140,12 +143,13 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
-    /// The token with which `tokenizer.json` pads. The tokenizer itself never pads.
+    /// Returns the padding token of `tokenizer.json`. The tokenizer itself does not pad.
     pub fn padding_token(&self) -> Option<&str> {
         self.padding_token.as_deref()
     }
 
-    /// Keeps cuts away from added tokens. A token that is normalized may become white space alone only then.
+    /// Prevents cuts within added tokens. This is the first place where a normalized token is known
+    /// to be white space.
     fn take_added_tokens(&mut self) -> std::result::Result<(), String> {
         for (id, token) in self.inner.get_added_vocabulary().get_added_tokens_decoder() {
             let normalized = self.inner.id_to_token(*id).unwrap_or_default();
@@ -163,12 +167,12 @@ impl Tokenizer {
     }
 }
 
-/// The tokens that the post-processor writes before and after a text.
+/// Tokens that the post-processor writes before and after a text.
 #[derive(Debug, Default)]
 struct Special {
     before: Vec<u32>,
     after: Vec<u32>,
-    /// A template without the text writes `before` alone.
+    /// If true, the template omits the text and writes `before` only.
     replaces_text: bool,
 }
 
@@ -192,8 +196,8 @@ fn has(decoder: &DecoderWrapper, wanted: &dyn Fn(&DecoderWrapper) -> bool) -> bo
     }
 }
 
-/// Builds the tokenizer from the values that were checked, and from nothing else: the crate would read a field that the file has
-/// twice a second time. Prompts are neither padded nor truncated, whatever the file says.
+/// Builds the tokenizer from the checked values, not from the file: if the file has a field twice,
+/// the crate would read the other one. Prompts are neither padded nor truncated.
 fn build(mut file: Json) -> std::result::Result<Inner, String> {
     let model = model(file["model"].take())?;
     let tokens: Vec<AddedToken> = part(&mut file, "added_tokens")?.unwrap_or_default();
@@ -229,8 +233,9 @@ fn model(json: Json) -> std::result::Result<ModelWrapper, String> {
     Ok(model)
 }
 
-/// A BPE model without the crate's cache of words. That cache is one for each thread and model, and stays when the model goes: a
-/// host that opens engines again and again would lose memory. It can only be left out where the model is built.
+/// Builds a BPE model without the word cache of the crate. The crate has one cache per thread and
+/// model and never frees it, so a host that opens many engines would leak memory. The cache can be
+/// disabled only when the model is built.
 fn bpe(mut json: Json) -> std::result::Result<BPE, String> {
     #[derive(serde::Deserialize)]
     struct Settings {
@@ -361,7 +366,7 @@ mod tests {
 
     #[test]
     fn decoder_that_panics_is_an_error() {
-        // Strip removes a character from the end of an empty string.
+        // The decoder Strip removes a character from the end of an empty string.
         let json = r#"{"model": {"type": "BPE", "vocab": {"": 0, "a": 1}, "merges": []},
             "decoder": {"type": "Strip", "content": "a", "start": 0, "stop": 1}}"#;
         let tokenizer = load_json("panics", json).unwrap();

@@ -1,13 +1,16 @@
-//! Where a text may be cut so that the tokens of its pieces are the tokens of the whole.
+//! Finds places where a text can be cut so that the tokens of the pieces are the tokens of the
+//! whole.
 //!
-//! The `tokenizers` crate holds some hundred bytes for each byte of a text. A text is therefore cut at places where a cut cannot
-//! change the tokens. `a|b` means a cut between the characters a and b. Each rule below needs all of this:
+//! The `tokenizers` crate takes some hundred bytes for each byte of a text, so a text is encoded in
+//! pieces. `a|b` means a cut between the characters a and b. A cut must meet all of these
+//! conditions:
 //!
-//! - The normalizer treats both sides alone: it is empty, NFC (b is a boundary of NFC), or replaces each space. With NFC, a and b
-//!   are characters that it leaves as they are.
-//! - Either the pre-tokenizer always ends a word at `a|b`, and finds the same words on each side alone (see [`words`]), or no token
-//!   of a BPE model joins a and b (see [`symbols`]).
-//! - No added token contains a and b side by side, and none depends on what lies across the cut (see [`Cuts::protect`]).
+//! - The normalizer does not connect both sides: it is empty, replaces each space, or is NFC. With
+//!   NFC, b is a boundary, and a and b are characters that NFC does not change.
+//! - Either the pre-tokenizer always ends a word at `a|b` and finds the same words on each side
+//!   alone (see [`words`]), or no token of a BPE model joins a and b (see [`symbols`]).
+//! - No added token contains a and b side by side, and no added token depends on the text beyond
+//!   the cut (see [`Cuts::protect`]).
 //!
 //! Pieces get no special tokens. The caller adds those of the post-processor once.
 
@@ -18,14 +21,15 @@ use tokenizers::AddedToken;
 
 use super::check::{self, PipelinePart};
 
-/// Bytes of a piece once the normalizer and the pre-tokenizer have made it as long as they can.
+/// Length of a piece in bytes after the maximum growth by the normalizer and the pre-tokenizer.
 const PIECE_BYTES: u64 = 64 << 10;
-/// The same for a stretch without a place to cut.
+/// Maximum length of a stretch without a possible cut, counted in the same way.
 const STRETCH_BYTES: u64 = 2 << 20;
 
-/// Splits by expressions whose matches have these properties: none contains a space after another character that is not white
-/// space, or a line break or `PUNCTUATION` after a letter; all of these characters are matched; nothing looks behind, and only
-/// white space looks ahead (`\s+(?!\S)`), at most to the next character.
+/// Splits by expressions. Their matches have these properties. No match contains a space after
+/// another character that is not white space, or a line break or `PUNCTUATION` after a letter. All
+/// of these characters are matched. No expression looks behind. Only white space looks ahead
+/// (`\s+(?!\S)`), by one character at most.
 const WORDS: [&str; 7] = [
     // GPT-2
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
@@ -54,22 +58,24 @@ const WORDS: [&str; 7] = [
     r" ?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+",
 ];
 
-/// Splits by runs of some digits or letters. A run ends at each of the cuts above.
+/// Splits by runs of digits or letters. A run ends at each of the cuts above.
 const RUNS: [&str; 5] = [r"\p{N}{1,3}", r"\p{N}", "[0-9]", "[0-9][0-9][0-9]", "[一-龥぀-ゟ゠-ヿ]+"];
 
-/// Neither a letter, a digit, white space, an apostrophe nor an underscore for any of the expressions above.
+/// Characters that are neither letters, digits, white space, apostrophes nor underscores for any of
+/// the expressions above.
 const PUNCTUATION: &str = "!\"#$%&()*+,-./:;<=>?@[\\]^`{|}~。，、！？；：";
 
-/// The places where a text may be cut.
+/// Rule for the places where a text can be cut.
 #[derive(Debug)]
 pub(super) struct Cuts {
     rule: Rule,
-    /// The normalizer writes a prefix where a piece begins: it stands for the space at the cut, which is left out.
+    /// If true, the normalizer writes a prefix at the start of a piece. The prefix replaces the
+    /// space at the cut, which is left out.
     drop_space: bool,
     nfc: bool,
-    /// Bytes after which the next place is looked for.
+    /// Length in bytes after which the next cut is searched.
     pub piece: usize,
-    /// Most bytes without a place to cut.
+    /// Maximum length in bytes of a stretch without a possible cut.
     pub max_stretch: usize,
     joined: HashSet<(char, char)>,
     never_before: HashSet<char>,
@@ -78,41 +84,44 @@ pub(super) struct Cuts {
 
 #[derive(Debug)]
 enum Rule {
-    /// No cut is proven.
+    /// No cut is known to be safe.
     Whole,
-    /// The pre-tokenizer ends a word at `a| ` if a is not white space. If `letters`, also at `a|b` if a is a letter and b is a
-    /// line break or `PUNCTUATION`.
+    /// The pre-tokenizer ends a word at `a| ` if a is not white space. If `letters` is set, it also
+    /// ends a word at `a|b` if a is a letter and b is a line break or `PUNCTUATION`.
     Words {
         letters: bool,
     },
     Symbols(Symbols),
 }
 
-/// A BPE model that gets the whole text as one word. Each symbol begins as one character of the text, so a merge across `a|b` makes
-/// a token that contains a and b side by side. If there is none, the merges on both sides do not depend on each other.
+/// A BPE model whose input is the whole text as one word. Symbols begin as characters, so a merge
+/// across `a|b` creates a token that contains a and b side by side. If no token does, the merges on
+/// both sides are independent.
 #[derive(Debug)]
 struct Symbols {
-    /// What stands for a space once the text is normalized.
+    /// The character of a space in the normalized text.
     space: char,
-    /// Cuts before line breaks, if no prefix would be written there.
+    /// If true, cuts before line breaks are possible, because no prefix is written there.
     newline: bool,
-    /// Tokens of one character. Others become bytes or the unknown token, which can join.
+    /// Characters that are tokens. Other characters become bytes or the unknown token, which can
+    /// join.
     single: HashSet<char>,
-    /// Characters before `space` in a token, and before a line break.
+    /// Characters that precede `space`, or a line break, in a token.
     before_space: HashSet<char>,
     before_newline: HashSet<char>,
 }
 
-/// What the normalizer does, as far as cuts depend on it.
+/// Properties of the normalizer on which cuts depend.
 struct Normalized {
-    /// What stands for a space.
+    /// The character of a space.
     space: char,
     prefix: bool,
     nfc: bool,
 }
 
 impl Cuts {
-    /// `expansion` is how many times longer the normalizer and the pre-tokenizer can make a text.
+    /// Finds the rule of a file. `expansion` is the maximum growth factor of the normalizer and the
+    /// pre-tokenizer.
     pub fn new(file: &Json, expansion: u64) -> Result<Cuts, String> {
         let normalizers = check::parts(&file["normalizer"], "normalizer", "normalizers")?;
         let pre_tokenizers = check::parts(&file["pre_tokenizer"], "pre_tokenizer", "pretokenizers")?;
@@ -132,14 +141,18 @@ impl Cuts {
         })
     }
 
-    /// Keeps cuts away from an added token, as the file writes it and as it is normalized.
+    /// Prevents cuts within an added token, in its original and its normalized form.
     ///
-    /// If no occurrence of a token lies across a cut, the leftmost longest matches on both sides are those of the whole text. What
-    /// a token does beyond its own characters: with `rstrip` it takes the white space after it, so there is no cut after its last
-    /// character; with `single_word` it looks at the character before it, so there is no cut before its first one. (`lstrip` takes
-    /// white space before it, up to a cut at most: the character before a cut is not white space. The character after a cut is
-    /// not part of a word.) A token that is found before the normalizer runs ends the text before it, and the text after it gets a
-    /// prefix of its own: where a prefix has to stand for the space at the cut, no such token may touch the cut.
+    /// If no occurrence of a token crosses a cut, the leftmost longest matches on both sides are
+    /// those of the whole text. Some tokens depend on further characters. With `rstrip`, a token
+    /// consumes the white space after it, so no cut follows its last character. With `single_word`,
+    /// a token checks the character before it, so no cut precedes its first character. `lstrip`
+    /// needs no rule: the character before a cut is not white space, and the character after a cut
+    /// is not part of a word.
+    ///
+    /// A token that is matched before normalization ends the text before it, and the text after it
+    /// gets its own prefix. If a prefix replaces the space at a cut, such a token must not touch
+    /// the cut.
     pub fn protect(&mut self, token: &AddedToken, normalized: &str) {
         let spaced = normalized.replace('\u{2581}', " ");
         for content in [&token.content, normalized, &spaced] {
@@ -157,11 +170,12 @@ impl Cuts {
         }
     }
 
-    /// The end of the piece that begins at `start`, and where the next piece begins, which is the end of the text after the last
-    /// piece. The piece has at least `piece` bytes, unless the text ends.
+    /// Returns the end of the piece that begins at `start`, and the start of the next piece, which
+    /// after the last piece is the end of the text. The piece has at least `piece` bytes, unless
+    /// the text ends.
     ///
     /// # Errors
-    /// The length of a stretch that is too long and without a place to cut.
+    /// The length of a stretch without a possible cut, if it is too long.
     pub fn next(&self, text: &str, start: usize, piece: usize) -> Result<(usize, usize), usize> {
         let mut from = text.len().min(start + piece.max(1));
         while !text.is_char_boundary(from) {
@@ -188,11 +202,11 @@ impl Cuts {
         if a.is_whitespace() || a == '\u{2581}' || !self.proven(a, b) {
             return false;
         }
-        // A mark before the cut may be composed, and so may a sign with the mark after it.
+        // NFC can compose a mark before the cut, or a character with the mark after it.
         if self.nfc && (!(a.is_ascii() || is_letter(a) || PUNCTUATION.contains(a)) || "<=>".contains(b)) {
             return false;
         }
-        // The piece after a dropped space begins with the character after it.
+        // After a dropped space, the piece begins with the next character.
         if self.drop_space && !after.is_some_and(|after| !after.is_whitespace() && !self.never_before.contains(&after)) {
             return false;
         }
@@ -219,7 +233,7 @@ impl Symbols {
     }
 }
 
-/// Letters of every version of Unicode, which the expressions above match by `\p{L}`.
+/// Returns true for letters in every version of Unicode, which `\p{L}` above matches.
 fn is_letter(c: char) -> bool {
     matches!(c, 'a'..='z' | 'A'..='Z' | 'А'..='я' | 'ぁ'..='ゖ' | 'ァ'..='ヺ' | '一'..='龥' | '가'..='힣')
 }
@@ -234,12 +248,12 @@ fn normalized(parts: &[PipelinePart]) -> Option<Normalized> {
             _ => return None,
         }
     }
-    // A prefix stands for a space only if both become the same character.
+    // A prefix can replace a space only if both become the same character.
     (!found.prefix || found.space == '\u{2581}').then_some(found)
 }
 
-/// The rule if the pre-tokenizer ends words at spaces: some splits by runs, then a split into words, then anything that works on
-/// each word alone.
+/// Returns the rule if the pre-tokenizer ends words at spaces: splits by runs, a split into words,
+/// then parts that process each word alone.
 fn words(parts: &[PipelinePart], normalized: &Normalized) -> Option<Rule> {
     if normalized.prefix {
         return None;
@@ -255,7 +269,7 @@ fn words(parts: &[PipelinePart], normalized: &Normalized) -> Option<Rule> {
             }
             _ if normalized.space != ' ' => return None,
             "Split" if is_split(part, &WORDS) => return works_on_words(parts).then_some(Rule::Words { letters: true }),
-            // A prefix would be written before a piece that does not begin with a space.
+            // Otherwise a prefix is written before a piece that does not begin with a space.
             "ByteLevel" if part["use_regex"] != false => {
                 return works_on_words(parts).then_some(Rule::Words { letters: part["add_prefix_space"] == false });
             }
@@ -268,12 +282,13 @@ fn words(parts: &[PipelinePart], normalized: &Normalized) -> Option<Rule> {
     None
 }
 
-/// Metaspace can depend on where a word stands in the text. All others do not.
+/// Returns true if each part processes words alone. Metaspace can depend on the position of a word
+/// in the text.
 fn works_on_words(parts: &[PipelinePart]) -> bool {
     parts.iter().all(|(_, kind, _)| *kind != "Metaspace")
 }
 
-/// Whether this part splits by an expression whose searches take time in proportion to the text.
+/// Returns true if this part splits by an expression with linear search time.
 pub(super) fn is_known_split(part: &Json) -> bool {
     is_split(part, &WORDS) || is_split(part, &RUNS)
 }
@@ -284,13 +299,13 @@ fn is_split(part: &Json, expressions: &[&str]) -> bool {
     part["behavior"] == "Isolated" && part["invert"] == false && expressions.contains(&regex.as_str())
 }
 
-/// The rule if a BPE model gets the whole text as one word.
+/// Returns the rule if the input of a BPE model is the whole text as one word.
 fn symbols(model: &Json, parts: &[PipelinePart], normalized: &Normalized) -> Option<Symbols> {
     let (space, newline) = match parts {
         [] => (normalized.space, !normalized.prefix),
-        // No space is left for it.
+        // After normalization, no space is left to split at.
         [(_, "Split", part)] if part["pattern"]["String"] == " " && normalized.space != ' ' => (normalized.space, !normalized.prefix),
-        // A prefix would be written before a piece that does not begin with a space.
+        // Otherwise a prefix is written before a piece that does not begin with a space.
         [(_, "Metaspace", part)] if part["split"] == false && part["replacement"] == "\u{2581}" && !normalized.prefix => {
             ('\u{2581}', part["prepend_scheme"] == "never")
         }

@@ -1,5 +1,5 @@
-//! The normalizers and pre-tokenizers of a file. Those with an expression of the file's own are run here, with bounded steps. All
-//! others are the crate's.
+//! The normalizers and pre-tokenizers of a file. This module runs those with an expression from the
+//! file, with bounded steps. The crate runs all others.
 
 use serde::de::DeserializeOwned;
 use serde_json::Value as Json;
@@ -88,7 +88,7 @@ impl PreTokenizer for PreTokenizers {
     }
 }
 
-/// Builds each part of a section. Nothing if the file does not have the section.
+/// Builds each part of a section. Returns None if the file does not have the section.
 fn each<T>(section: &Json, name: &str, list: &str, build: impl Fn(PipelinePart) -> Result<T, String>) -> Result<Option<Vec<T>>, String> {
     if section.is_null() {
         return Ok(None);

@@ -1,14 +1,15 @@
-//! Checks of `precompiled_charsmap`: a trie as a double array, and the texts its leaves point into.
+//! Checks of `precompiled_charsmap`: a trie as a double array, and the texts of its leaves.
 
 use std::collections::VecDeque;
 
 use super::refusal;
 
-/// Bytes of the decoded map: that of `nmt_nfkc` has about 240,000.
+/// Maximum size of the decoded map in bytes. That of `nmt_nfkc` has about 240,000.
 const MAX_BYTES: usize = 1 << 20;
 const REMEDY: &str = "convert the SentencePiece model again";
 
-/// Returns how many times longer a replacement is than the bytes it replaces, at most.
+/// Checks a map. Returns the maximum ratio of the length of a replacement to the length of the
+/// replaced bytes.
 pub fn check(text: &str, field: &str) -> Result<u64, String> {
     if text.len() > MAX_BYTES / 3 * 4 {
         return Err(refusal(field, &format!("too long ({} bytes of base64, limit {})", text.len(), MAX_BYTES / 3 * 4), REMEDY));
@@ -28,7 +29,8 @@ pub fn check(text: &str, field: &str) -> Result<u64, String> {
     check_trie(&units, texts).map_err(|problem| refusal(field, &problem, REMEDY))
 }
 
-/// Follows each edge that a text can take, the short ways first. The crate follows them without looking at the bounds.
+/// Follows each edge that a text can take, short paths first. The crate follows them without bounds
+/// checks.
 fn check_trie(units: &[u32], texts: &str) -> Result<u64, String> {
     let mut seen = vec![false; units.len()];
     let mut open = VecDeque::from([(offset(units[0]), 1)]);
@@ -66,7 +68,7 @@ fn offset(unit: u32) -> usize {
     (unit as usize >> 10) << ((unit & 1 << 9) >> 6)
 }
 
-/// Base64 as the crate decodes it: the standard alphabet, with padding.
+/// Decodes base64 as the crate does: the standard alphabet, with padding.
 fn decode(text: &str) -> Option<Vec<u8>> {
     let (groups, []) = text.as_bytes().as_chunks::<4>() else { return None };
     let mut bytes = Vec::with_capacity(groups.len() * 3);

@@ -1,7 +1,8 @@
 //! Checks `tokenizer.json` before the `tokenizers` crate reads it.
 //!
-//! The crate trusts its file: it reserves what the file declares, loops up to the largest id, recurses as deep as a token is long,
-//! and panics on what it does not expect. Each limit below is far above what published tokenizers have.
+//! The crate trusts its file. It allocates the declared sizes, loops up to the largest id, recurses
+//! as deep as a token is long, and panics on unexpected values. Each limit below is far above the
+//! values of published tokenizers.
 
 mod charsmap;
 mod model;
@@ -13,31 +14,34 @@ pub(super) use parts::{PipelinePart, parts};
 
 use serde_json::Value as Json;
 
-/// Nesting of the JSON. Published files nest at most 8 deep.
+/// Maximum nesting of the JSON. Published files nest at most 8 deep.
 const MAX_DEPTH: usize = 32;
-/// Values of the JSON: each takes about 72 bytes once it is read. The largest published file has about 2.5 million.
+/// Maximum number of values of the JSON. Each takes about 72 bytes after parsing. The largest
+/// published file has about 2.5 million.
 const MAX_VALUES: usize = 8 << 20;
-/// Ids are below this number: some code of the crate loops over all ids up to the largest.
+/// Upper bound of ids, because some code of the crate loops over all ids up to the largest.
 const MAX_IDS: u64 = 4 << 20;
-/// Bytes of one token: a token is copied wherever it is decoded.
+/// Maximum length of a token in bytes. A token is copied wherever it is decoded.
 const MAX_TOKEN_BYTES: usize = 16 << 10;
-/// Bytes of all added tokens: the automaton that finds them takes about 150 bytes for each.
+/// Maximum total length of added tokens in bytes. Their automaton takes about 150 bytes for each
+/// byte.
 const MAX_ADDED_BYTES: usize = 4 << 20;
-/// Bytes of the prefixes, suffixes and replacements of parts.
+/// Maximum length in bytes of a prefix, suffix or replacement of a part.
 const MAX_AFFIX_BYTES: usize = 64;
-/// How many times longer a text may become: the product over normalizers and pre-tokenizers, and over decoders.
+/// Maximum growth factor of a text: the product over normalizers and pre-tokenizers, and over
+/// decoders.
 const MAX_EXPANSION: u64 = 1024;
 
 const SAVE_AGAIN: &str = "save the tokenizer again with transformers";
 
-/// What a checked file promises.
+/// Bounds of a checked file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Checked {
-    /// A text of n bytes has at most n times this many bytes when the model gets it.
+    /// Maximum ratio of the length of a text as the model's input to its original length.
     pub expansion: u64,
 }
 
-/// Refuses a file that has more values or deeper nesting than the parser should build.
+/// Refuses a file with too many values or too deep nesting, before it is parsed.
 pub(super) fn check_bytes(bytes: &[u8]) -> Result<(), String> {
     let (mut depth, mut values) = (0_usize, 1_usize);
     let mut at = 0;
@@ -63,7 +67,8 @@ pub(super) fn check_bytes(bytes: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// The position of the quote that ends the string at `start`, or the last byte of a string without an end.
+/// Returns the position of the quote that ends the string at `start`, or of the last byte if there
+/// is no such quote.
 fn end_of_string(bytes: &[u8], start: usize) -> usize {
     let mut at = start + 1;
     while let Some(&byte) = bytes.get(at) {
@@ -126,7 +131,8 @@ fn check_added_tokens(list: &Json, expansion: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// A token of white space that strips the white space around it matches each space of a run, and takes the whole run each time.
+/// Returns true for a token of white space. If it strips white space, it matches each space of a
+/// run and consumes the whole run each time, in quadratic time.
 pub(super) fn is_blank(content: &str) -> bool {
     content.chars().all(char::is_whitespace)
 }
@@ -139,7 +145,7 @@ fn refusal(field: &str, problem: &str, remedy: &str) -> String {
     format!("{field}: {problem}; {remedy}")
 }
 
-/// A value in an error message.
+/// Returns a value for an error message.
 fn shown(value: &Json) -> String {
     let mut text: String = value.to_string().chars().take(60).collect();
     if text.len() < value.to_string().len() {

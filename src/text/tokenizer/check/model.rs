@@ -4,18 +4,20 @@ use serde_json::Value as Json;
 
 use super::{MAX_AFFIX_BYTES, MAX_IDS, MAX_TOKEN_BYTES, SAVE_AGAIN, count, id, refusal, shown, string, string_or_null};
 
-/// Bytes of one token of a Unigram model: the crate drops its trie by a recursion as deep as the longest token.
+/// Maximum length in bytes of a token of a Unigram model. The crate drops its trie by a recursion
+/// as deep as the longest token.
 const MAX_UNIGRAM_TOKEN_BYTES: usize = 512;
-/// Bytes of all tokens of a Unigram model: a node of its trie takes about 400 bytes.
+/// Maximum total length in bytes of the tokens of a Unigram model. A node of its trie takes about
+/// 400 bytes.
 const MAX_UNIGRAM_BYTES: usize = 8 << 20;
-/// The work for a word of WordPiece grows with the square of its length.
+/// Maximum length of a word of WordPiece. The work for a word grows with the square of its length.
 const MAX_WORD_CHARS: u64 = 256;
 
 /// Checks `model` and returns its type.
 pub(in crate::text::tokenizer) fn check_model(model: &Json) -> Result<&str, String> {
     let kind = match &model["type"] {
         Json::String(kind) => kind,
-        // Files of the first versions do not name the type.
+        // The first versions of the format do not name the type.
         Json::Null if model.get("merges").is_some() => "BPE",
         _ => return Err(refusal("model.type", &format!("unknown ({})", shown(&model["type"])), SAVE_AGAIN)),
     };
@@ -47,7 +49,8 @@ fn check_word_piece(model: &Json) -> Result<(), String> {
     check_vocabulary(&model["vocab"])
 }
 
-/// Ids are small and no two tokens share one: which of them an id means would be chance.
+/// Checks that ids are small and unique. If two tokens shared an id, the meaning of the id would be
+/// undefined.
 fn check_vocabulary(vocabulary: &Json) -> Result<(), String> {
     let Some(entries) = vocabulary.as_object() else { return Err(refusal("model.vocab", "not an object", SAVE_AGAIN)) };
     let mut seen = vec![0_u64; MAX_IDS as usize / 64];
@@ -93,9 +96,10 @@ fn check_unigram(model: &Json) -> Result<(), String> {
     Ok(())
 }
 
-/// The merges of a BPE model, as pairs of tokens of its vocabulary.
+/// Returns the merges of a BPE model as pairs of tokens of its vocabulary.
 ///
-/// The crate copies a pair into a buffer as long as the longest token, and takes the prefix off the second one without looking.
+/// The crate copies a pair into a buffer as long as the longest token, and removes the prefix from
+/// the second token without a check.
 pub(in crate::text::tokenizer) fn bpe_merges(model: &Json) -> Result<Vec<(String, String)>, String> {
     let Some(list) = model["merges"].as_array() else { return Err(refusal("model.merges", "not a list", SAVE_AGAIN)) };
     let vocabulary = model["vocab"].as_object();
@@ -125,7 +129,7 @@ pub(in crate::text::tokenizer) fn bpe_merges(model: &Json) -> Result<Vec<(String
     Ok(merges)
 }
 
-/// A merge is a list of two tokens, or a line of two tokens in older files.
+/// Returns both tokens of a merge: a list of two tokens, or in older files a line of two tokens.
 fn sides(entry: &Json) -> Option<(&str, &str)> {
     match entry {
         Json::String(line) => line.split_once(' ').filter(|(_, right)| !right.contains(' ')),

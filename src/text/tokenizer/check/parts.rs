@@ -4,19 +4,21 @@ use serde_json::Value as Json;
 
 use super::{MAX_AFFIX_BYTES, SAVE_AGAIN, charsmap, count, flag, id, pattern, refusal, shown, string};
 
-/// Parts of one kind, those within sequences included. Each passes over the whole text.
+/// Maximum number of parts of one kind, including those within sequences. Each processes the whole
+/// text.
 const MAX_PARTS: usize = 32;
-/// Sequences within sequences: the crate recurses into them.
+/// Maximum nesting of sequences. The crate recurses into them.
 const MAX_NESTING: usize = 4;
-/// Pieces of a template, and tokens of one piece.
+/// Maximum number of pieces of a template, and of tokens of a piece.
 const MAX_TEMPLATE: usize = 64;
-/// Bytes of a template's names.
+/// Maximum length of a template's names in bytes.
 const MAX_NAME_BYTES: usize = 1024;
 
 /// The field, the type and the JSON of a part.
 pub type PipelinePart<'a> = (String, &'a str, &'a Json);
 
-/// The parts of a section. Those of a sequence, which its field `list` holds, stand in its place.
+/// Returns the parts of a section. The parts in the field `list` of a sequence replace the
+/// sequence.
 pub fn parts<'a>(section: &'a Json, name: &str, list: &str) -> Result<Vec<PipelinePart<'a>>, String> {
     let mut found = Vec::new();
     if !section.is_null() {
@@ -48,7 +50,7 @@ fn unknown(field: &str, kind: &str) -> String {
     refusal(&format!("{field}.type"), &format!("unknown ({})", shown(&Json::from(kind))), SAVE_AGAIN)
 }
 
-/// Returns how many times longer the normalizers can make a text.
+/// Checks the normalizers. Returns the maximum growth factor of a text.
 ///
 /// The factors of Unicode's forms are from its FAQ on normalization.
 pub fn normalizers(section: &Json) -> Result<u64, String> {
@@ -73,7 +75,7 @@ pub fn normalizers(section: &Json) -> Result<u64, String> {
                 charsmap::check(string(&part["precompiled_charsmap"], &field, usize::MAX)?, &field)?.max(1)
             }
             "Replace" => pattern::replacement(part, &field)?,
-            // A text of one byte becomes longer by the whole prefix.
+            // The whole prefix is added to a text of one byte.
             "Prepend" => 1 + string(&part["prepend"], &format!("{field}.prepend"), MAX_AFFIX_BYTES)?.len() as u64,
             _ => return Err(unknown(&field, kind)),
         };
@@ -82,7 +84,7 @@ pub fn normalizers(section: &Json) -> Result<u64, String> {
     Ok(expansion)
 }
 
-/// Returns how many times longer the pre-tokenizers can make a text.
+/// Checks the pre-tokenizers. Returns the maximum growth factor of a text.
 pub fn pre_tokenizers(section: &Json) -> Result<u64, String> {
     let mut expansion = 1_u64;
     for (field, kind, part) in parts(section, "pre_tokenizer", "pretokenizers")? {
@@ -93,10 +95,10 @@ pub fn pre_tokenizers(section: &Json) -> Result<u64, String> {
                 pattern::check(&part["pattern"], &format!("{field}.pattern"))?;
                 1
             }
-            // A prefix for each word, then two bytes for each byte.
+            // Adds a prefix to each word, then writes two bytes for each byte.
             "ByteLevel" if part["add_prefix_space"] == true => 4,
             "ByteLevel" => 2,
-            // A prefix for each word, and the replacement of each space.
+            // Adds a prefix to each word, and replaces each space.
             "Metaspace" => 2 * string(&part["replacement"], &format!("{field}.replacement"), 4)?.len().max(1) as u64,
             "FixedLength" => {
                 let length = part.get("length").unwrap_or(&Json::Null);
@@ -112,7 +114,7 @@ pub fn pre_tokenizers(section: &Json) -> Result<u64, String> {
     Ok(expansion)
 }
 
-/// Returns how many times longer the decoders can make a text.
+/// Checks the decoders. Returns the maximum growth factor of a text.
 pub fn decoders(section: &Json) -> Result<u64, String> {
     let mut expansion = 1_u64;
     for (field, kind, part) in parts(section, "decoder", "decoders")? {
@@ -124,7 +126,7 @@ pub fn decoders(section: &Json) -> Result<u64, String> {
             "BPEDecoder" => text("suffix").map(|_| 2)?,
             "WordPiece" => text("prefix").map(|_| 2)?,
             "CTC" => text("pad_token").and(text("word_delimiter_token")).map(|_| 2)?,
-            // Its searches would not be bounded.
+            // The crate would run its searches without a bound.
             "Replace" if part["pattern"].get("String").is_none() => {
                 return Err(refusal(&format!("{field}.pattern"), "a regular expression in a decoder", "replace a text: {\"String\": ..}"));
             }
@@ -141,7 +143,8 @@ pub fn decoders(section: &Json) -> Result<u64, String> {
     Ok(expansion)
 }
 
-/// The crate reads a post-processor by its fields and ignores its type, so the fields are checked wherever they are.
+/// Checks the post-processors. The crate ignores the type of a post-processor and reads its fields,
+/// so fields are checked for every type.
 pub fn post_processors(section: &Json) -> Result<(), String> {
     for (field, kind, part) in parts(section, "post_processor", "processors")? {
         if part.get("processors").is_some() {
@@ -192,7 +195,7 @@ fn template(part: &Json, field: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Each piece is a sequence that the template gets, once, or a special token that it has.
+/// Checks that each piece is a sequence of the template, at most once, or a declared special token.
 fn check_pieces(pieces: &[Json], sequences: &[&str], tokens: &serde_json::Map<String, Json>, field: &str) -> Result<(), String> {
     let mut used = Vec::new();
     for (i, piece) in pieces.iter().enumerate() {

@@ -20,14 +20,14 @@ pub fn check(pattern: &Json, field: &str) -> Result<(), String> {
     BoundedRegex::new(regex).map(drop).map_err(|problem| refusal(&field, &problem, "write a simpler pattern"))
 }
 
-/// Checks a part `Replace` and returns how many times longer it can make a text.
+/// Checks a part `Replace`. Returns the maximum growth factor of a text.
 pub fn replacement(part: &Json, field: &str) -> Result<u64, String> {
     check(&part["pattern"], &format!("{field}.pattern"))?;
     let content = string(&part["content"], &format!("{field}.content"), MAX_AFFIX_BYTES)?.len() as u64;
     match part["pattern"]["String"].as_str() {
         Some("") => Err(refusal(&format!("{field}.pattern.String"), "matches between all characters", SAVE_AGAIN)),
         Some(text) => Ok(content.div_ceil(text.len() as u64).max(1)),
-        // The expression may match between characters, which stay.
+        // The expression may match the empty text between characters, which stay.
         None => Ok(1 + content),
     }
 }

@@ -126,7 +126,7 @@ fn added_tokens(tokenizer: &Tokenizer) -> Vec<String> {
     tokenizer.inner.get_added_vocabulary().get_added_tokens_decoder().values().map(|token| token.content.clone()).take(40).collect()
 }
 
-/// Compares pieces with the whole, and returns how many cuts there were.
+/// Compares the tokens of pieces with those of the whole text. Returns the number of cuts.
 fn assert_equal_to_the_whole(name: &str, tokenizer: &Tokenizer, rounds: usize) -> usize {
     let (mut random, mut cuts) = (Random(rounds as u64), 0);
     let added = added_tokens(tokenizer);
@@ -183,8 +183,8 @@ fn symbols_model() -> Json {
     golden["model"].clone()
 }
 
-/// Tokens that strip, that must be words, that are normalized, and that hold spaces and line
-/// breaks. Those that begin with a space can forbid all cuts before spaces.
+/// Tokens that strip, that match whole words only, that are normalized, and that contain spaces and
+/// line breaks. Those that begin with a space can prevent all cuts before spaces.
 fn difficult_tokens(with_spaces_first: bool) -> Json {
     let token = |i: usize, content: &str, flags: &str| {
         json!({"id": 2000 + i, "content": content, "lstrip": flags.contains('l'), "rstrip": flags.contains('r'),
@@ -346,7 +346,7 @@ fn a_long_stretch_without_a_place_to_cut_is_an_error_with_its_length() {
     assert!(error.message().contains(&expected), "{error}");
 }
 
-/// The tokens are found in the normalized text, where the characters at the cut have become others.
+/// Tokens are matched in the normalized text, in which the characters at the cut differ.
 #[test]
 fn composed_characters_at_a_cut_belong_to_added_tokens() {
     let gpt2 = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});

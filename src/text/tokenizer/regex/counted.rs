@@ -1,23 +1,25 @@
-//! Expressions in which Oniguruma counts each repetition.
+//! Rewrites expressions so that Oniguruma counts each repetition.
 
 use std::iter::Peekable;
 use std::str::Chars;
 
-/// Groups and classes within each other: Oniguruma recurses as deep.
+/// Maximum nesting of groups and classes. Oniguruma recurses to this depth.
 const MAX_NESTING: usize = 16;
-/// Numbers of a quantifier such as `{1,3}`.
+/// Maximum number in a quantifier such as `{1,3}`.
 const MAX_REPEATS: u32 = 256;
-/// The product of such numbers that apply to each other.
+/// Maximum product of the numbers of nested quantifiers.
 const MAX_NESTED_REPEATS: u32 = 1024;
 
-/// No character is in this class, so each try of it is a step that Oniguruma takes back.
+/// A class without characters. Each attempt to match it is a step that Oniguruma counts.
 const COUNT: &str = r"[^\d\D]";
-/// Characters, classes and groups in a row of which no step is counted, and the most if there is no place to count one.
+/// Number of consecutive characters, classes and groups after which a counted step is inserted. It
+/// is an error if no step can be inserted there.
 const UNCOUNTED: usize = 8;
 const MAX_UNCOUNTED: usize = 64;
 
-/// An expression that matches the same. `x*` becomes `(?:[^\d\D]|x)*`, and other quantifiers likewise. Long rows get a
-/// `(?:[^\d\D]|)`, which matches nothing, here and there.
+/// Returns an expression that matches the same texts. `x*` becomes `(?:[^\d\D]|x)*`, and other
+/// quantifiers likewise. Long sequences get a `(?:[^\d\D]|)` at intervals, which matches the empty
+/// text.
 pub fn counted(regex: &str) -> Result<String, String> {
     let mut translator = Translator {
         rest: regex.chars().peekable(),
@@ -32,27 +34,28 @@ pub fn counted(regex: &str) -> Result<String, String> {
     Ok(translator.out)
 }
 
-/// What a quantifier may apply to: a character, a class or a group.
+/// The operand of a quantifier: a character, a class or a group.
 #[derive(Clone, Copy, Default)]
 struct Element {
-    /// Where it begins in the output.
+    /// Start in the output.
     start: usize,
-    /// Most repetitions of a part of it, as a product over the quantifiers with limits within each other. 0 stands for 1.
+    /// Maximum number of repetitions of a part of it: the product over nested quantifiers with
+    /// limits. 0 means 1.
     repeats: u32,
 }
 
 struct Translator<'a> {
     rest: Peekable<Chars<'a>>,
     out: String,
-    /// Groups that have begun.
+    /// Open groups.
     open: Vec<Element>,
-    /// What has just ended.
+    /// The last complete element.
     last: Element,
-    /// The character before, if it is one.
+    /// The preceding element, if it is a character.
     before: Option<char>,
-    /// Elements since the last place that counts a step.
+    /// Number of elements since the last counted step.
     uncounted: usize,
-    /// Quantifiers in a row.
+    /// Number of consecutive quantifiers.
     quantifiers: usize,
 }
 
@@ -90,10 +93,10 @@ impl Translator<'_> {
         }
     }
 
-    /// Counts a step before `next`, if enough elements were not counted.
+    /// Inserts a counted step before `next`, if enough elements were not counted.
     fn count(&mut self, next: char) -> Result<(), String> {
         self.uncounted += 1;
-        // Without case, one character can match two that are side by side: ff, fi, fl, ss, st.
+        // If case is ignored, one character can match two adjacent ones: ff, fi, fl, ss, st.
         let joins = |c: char| !c.is_ascii() || "fsFS".contains(c);
         // A parenthesis may end a group of options, which has no content.
         let is_apart = next.is_ascii() && next != ')' && !self.before.is_some_and(joins);
@@ -108,7 +111,8 @@ impl Translator<'_> {
         Ok(())
     }
 
-    /// A quantifier with its upper limit, or the `?` or `+` after one that makes it lazy or possessive.
+    /// Writes a quantifier with its upper limit, or the `?` or `+` after one that makes it lazy or
+    /// possessive.
     fn quantifier(&mut self, text: &str, repeats: u32) -> Result<(), String> {
         self.quantifiers += 1;
         if self.quantifiers > 2 {
@@ -120,7 +124,7 @@ impl Translator<'_> {
             return Err(format!("too many repetitions within repetitions ({repeats}, limit {MAX_NESTED_REPEATS})"));
         }
         self.repeat_outer();
-        // Oniguruma drops `{1}`, and joins the characters around it.
+        // Oniguruma removes `{1}` and joins the characters around it.
         if self.quantifiers == 1 && !["{1}", "{1,1}"].contains(&text) {
             self.out.insert_str(self.last.start, &format!("(?:{COUNT}|"));
             self.out.push(')');
@@ -135,7 +139,8 @@ impl Translator<'_> {
         }
     }
 
-    /// The rest of `{n,m}` and its larger number, or nothing if these braces are ordinary characters.
+    /// Reads the rest of `{n,m}`. Returns it with its larger number, or None if the braces are
+    /// ordinary characters.
     fn braces(&mut self) -> Result<Option<(String, u32)>, String> {
         let mut ahead = self.rest.clone();
         let mut body = String::new();
@@ -243,7 +248,8 @@ impl Translator<'_> {
         Ok(())
     }
 
-    /// The rest of `(?i-m:` or `(?i-m)`. The second is a group without content here: it does not change what is repeated.
+    /// Reads the rest of `(?i-m:` or `(?i-m)`. The latter counts as an empty group, which does not
+    /// change the number of repetitions.
     fn options(&mut self) -> Result<(), String> {
         while let Some(c) = self.rest.next_if(|&c| c != ')') {
             self.out.push(c);

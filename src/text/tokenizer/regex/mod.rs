@@ -1,8 +1,9 @@
-//! Regular expressions of tokenizer files, whose searches take a bounded number of steps.
+//! Regular expressions of tokenizer files. The number of steps of their searches is bounded.
 //!
-//! Oniguruma can limit the steps that one match takes back. It does not count the characters of a repetition that it never takes
-//! back: `x++`, `(?=x*)`, or `x*y` if no x is a y. So every search runs an equal expression in which each repetition counts (see
-//! [`counted`]), and adds up the steps of all its matches.
+//! Oniguruma can limit the backtracking steps of a match. It does not count the characters of a
+//! repetition without backtracking: `x++`, `(?=x*)`, or `x*y` if no x is a y. Every search
+//! therefore runs an equivalent expression in which each repetition counts (see [`counted`]), and
+//! adds up the steps of all its matches.
 
 mod counted;
 
@@ -14,25 +15,26 @@ use tokenizers::pattern::Pattern;
 
 const ONIGERR_RETRY_LIMIT_IN_MATCH_OVER: i32 = -17;
 const MAX_BYTES: usize = 2048;
-/// Steps that searches may take together: so many, and more for each byte of their texts, up to a maximum. Patterns of published
-/// tokenizers take one to ten for a byte. A step takes 10 to 50 ns.
+/// Limit on the steps of all searches of a call: a base, plus a number per byte of text, up to a
+/// maximum. Patterns of published tokenizers take one to ten steps per byte. A step takes 10 to 50
+/// ns.
 const MIN_STEPS: u64 = 1 << 22;
 const STEPS_PER_BYTE: u64 = 512;
 const MAX_STEPS: u64 = 1 << 28;
-/// Steps that are tried first where a match may begin. Most matches take fewer.
+/// Initial limit on the steps of a match. Most matches take fewer.
 const FIRST_STEPS: u32 = 64;
-/// Places to step back to, of about 50 bytes each.
+/// Maximum number of backtracking positions, of about 50 bytes each.
 const MAX_STACK: u32 = 2 << 20;
 
 #[derive(Debug)]
 pub(super) struct BoundedRegex {
     regex: Regex,
-    /// The expression as the file has it, for messages.
+    /// The expression of the file, for messages.
     text: String,
 }
 
 impl BoundedRegex {
-    /// `Err` says what is wrong with the expression.
+    /// Checks and compiles an expression. The error describes its problem.
     pub fn new(text: &str) -> Result<BoundedRegex, String> {
         if text.len() > MAX_BYTES {
             return Err(format!("too long ({} bytes, limit {MAX_BYTES})", text.len()));
@@ -43,7 +45,7 @@ impl BoundedRegex {
         Ok(BoundedRegex { regex: Regex::new(&counted).map_err(invalid)?, text: text.to_string() })
     }
 
-    /// A pattern that takes its steps from `steps`.
+    /// Returns a pattern that takes its steps from `steps`.
     pub fn bounded<'a>(&'a self, steps: &'a Steps) -> Search<'a> {
         Search { regex: self, steps }
     }
@@ -83,7 +85,7 @@ pub(super) struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// The length of the match at `at`.
+    /// Returns the length of the match at `at`.
     fn match_at(&self, text: &str, at: usize) -> Result<Option<usize>, String> {
         let failed = |problem: &str| format!("the pattern {:?} {problem} in {} bytes", self.regex.text, text.len());
         let mut limit = FIRST_STEPS;
@@ -94,7 +96,8 @@ impl Search<'_> {
             param.set_match_stack_limit(MAX_STACK);
             match self.regex.regex.match_with_param(text, at, SearchOptions::SEARCH_OPTION_NONE, None, param) {
                 Ok(length) => return Ok(length),
-                // Oniguruma does not say how many steps a match has taken. Doubling counts at most four times as many.
+                // Oniguruma does not report the number of steps of a match. Doubling the limit
+                // counts at most four times the real number.
                 Err(e) if e.code() == ONIGERR_RETRY_LIMIT_IN_MATCH_OVER => limit = limit.saturating_mul(2),
                 Err(e) => return Err(failed(&format!("fails ({})", e.description()))),
             }
@@ -103,7 +106,7 @@ impl Search<'_> {
 }
 
 impl Pattern for Search<'_> {
-    /// The same as the crate finds with the expression of the file.
+    /// Finds the matches that the crate finds with the original expression.
     fn find_matches(&self, text: &str) -> tokenizers::Result<Vec<(Offsets, bool)>> {
         if text.is_empty() {
             return Ok(vec![((0, 0), false)]);

@@ -78,8 +78,8 @@ fn bounded_searches_find_the_matches_of_oniguruma() {
         let bounded = BoundedRegex::new(&expression).unwrap_or_else(|e| panic!("{expression:?}: {e}"));
         for _ in 0..4 {
             let text: String = (0..random.below(9)).map(|_| TEXTS[random.below(TEXTS.len())]).collect();
-            // Without case, a class can have a hundred alternatives, and a class after a class ten
-            // thousand.
+            // If case is ignored, a class can have a hundred alternatives, and two adjacent classes
+            // ten thousand.
             let Ok(found) = bounded.bounded(&Steps::new()).find_matches(&text) else {
                 too_long += 1;
                 continue;
@@ -124,7 +124,7 @@ fn patterns_of_published_tokenizers_take_few_steps() {
             assert!(regex.bounded(&Steps::new()).find_matches(&part.repeat(3000)).is_ok(), "{pattern} in {part:?}");
         }
     }
-    // This one looks at all digits that follow, for each group of three.
+    // For each group of three digits, this expression looks at all digits that follow.
     let thousands = BoundedRegex::new(r"\d{1,3}(?=(?:\d{3})*\b)|\D+").unwrap();
     assert_eq!(thousands.bounded(&Steps::new()).find_matches("1234567").unwrap().len(), 3);
     assert!(thousands.bounded(&Steps::new()).find_matches(&"1".repeat(2000)).is_ok());
@@ -160,7 +160,7 @@ fn expressions_that_nest_or_repeat_too_much_are_refused() {
     }
 }
 
-/// Whether they are accepted does not matter.
+/// The expressions may be accepted or refused.
 #[test]
 fn expressions_at_the_limits_need_little_stack() {
     let within = |open: &str, count: usize, close: &str| format!("{}a{}", open.repeat(count), close.repeat(count));
