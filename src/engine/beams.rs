@@ -102,7 +102,9 @@ impl EngineCore {
         for part in plan.sampled() {
             // Once per search: the first beam stands for all.
             let Some(request) = request_of_beam(&self.beams, part.seq) else { continue };
-            if self.scheduler.members(part.seq).next() != Some(part.seq) || self.stuck.iter().any(|(stuck, _)| *stuck == request) {
+            if self.scheduler.members(part.seq).next() != Some(part.seq)
+                || self.sampling.failed_beams.iter().any(|(failed, _)| *failed == request)
+            {
                 continue;
             }
             let stats = self.scheduler.find(part.seq).map_or(SequenceStats::default(), |sequence| sequence.stats);
@@ -112,14 +114,14 @@ impl EngineCore {
             let beams = self.beams.get_mut(&request).expect("it was just found");
             match beams.commit(&sampling) {
                 Ok(()) => {}
-                Err(error) => self.stuck.push((request, error)),
+                Err(error) => self.sampling.failed_beams.push((request, error)),
             }
         }
     }
 
     /// Ends completed searches with their results, and failed ones with their errors.
     pub(super) fn end_beams(&mut self) {
-        for (request, error) in std::mem::take(&mut self.stuck) {
+        for (request, error) in std::mem::take(&mut self.sampling.failed_beams) {
             self.end_request(request, FinishReason::Error, |output| output.failed(error.clone()));
         }
         while let Some((&request, _)) = self.beams.iter().find(|(_, beams)| beams.is_done()) {

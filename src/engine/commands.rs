@@ -116,7 +116,7 @@ impl EngineCore {
         let mut ends = Vec::new();
         let begun = echoed.and_then(|echoed| {
             self.sequences.try_reserve(1)?;
-            self.contests.try_reserve(1)?;
+            self.best_of.try_reserve(1)?;
             if sequence.ranked {
                 ends.try_reserve_exact(sequence.branches)?;
             }
@@ -131,7 +131,7 @@ impl EngineCore {
         match begun {
             Ok(echoed) => {
                 if sequence.ranked {
-                    self.contests.insert(id, BestOfGroup { returned: wanted, running: sequence.branches, outputs: ends });
+                    self.best_of.insert(id, BestOfGroup { returned: wanted, running: sequence.branches, outputs: ends });
                 }
                 let sender = sequence.sender.clone();
                 self.sequences.insert(id.sequence(0), sequence);

@@ -12,15 +12,16 @@ use super::budget_client::BudgetChecks;
 use super::clock::Clock;
 use super::commands::Pin;
 use super::deadlines::Deadlines;
+use super::delivery::Delivery;
 use super::finish::BestOfGroup;
 use super::journal::Journal;
 use super::metrics::Histograms;
 use super::outputs::Output;
 use super::queue::OutputSender;
+use super::recovery::{self, RETRY_TIMEOUT, Recovery};
 use super::request::branch_seed;
-use super::retry::FailureStreak;
-use super::runner::{Runner, StepResult};
-use super::sampling::{PromptLogprobs, SampleResult, SamplingPass, TopLogprobs, collect_masks, plan_device_sampling};
+use super::runner::Runner;
+use super::sampling::{SampleResult, Sampling};
 use super::sequence_table::{Command, SequenceTable};
 use super::simulation::{PendingSequence, SchedulerSnapshot};
 use super::step_time::{StepLoad, StepTimer};
@@ -28,9 +29,7 @@ use super::telemetry::Telemetry;
 use super::trace::{Phase, Trace};
 use super::{ModelInfo, Stats, StepReport};
 use crate::batch::BlockCopy;
-use crate::batch::device_sampling::DeviceSampling;
 use crate::budget::Lease;
-use crate::decode::{Masker, Sampler};
 use crate::error::{Error, Result};
 use crate::options::EngineOptions;
 use crate::scheduler::{Event, FinishReason, GroupId, IdMap, SampledToken, Scheduler, Sequence, SequenceStats, StepPlan};
@@ -41,13 +40,12 @@ use crate::types::{RequestId, SeqId};
 /// The state of the stepping thread, and the state that it shares with other threads.
 pub struct EngineCore {
     pub(super) scheduler: Scheduler,
-    /// Value of `Wakeup::rooms` when the paused groups were last checked.
+    /// Value of `Wakeup::space_count` when the paused groups were last checked.
     pub(super) space_count: u64,
     pub(super) runner: Box<dyn Runner>,
     /// Lease of the engine, and the block moves of a shrink.
     pub(super) lease: Arc<Lease>,
     pub(super) moves: Vec<BlockCopy>,
-    vocab_size: usize,
     /// Fingerprint of the model, the start of all block hashes.
     pub(super) model: [u8; 32],
     /// Instruction path that computes K and V.
@@ -58,38 +56,15 @@ pub struct EngineCore {
     /// Beam searches by request. The beam in slot i has the id of sample i.
     pub(super) beams: BTreeMap<RequestId, Box<Beams>>,
     /// Best-of groups, by request.
-    pub(super) contests: IdMap<RequestId, BestOfGroup>,
+    pub(super) best_of: IdMap<RequestId, BestOfGroup>,
     pub(super) pins: Vec<Pin>,
     pub(super) deadlines: Deadlines,
-    sampler: Sampler,
-    /// Worker for grammar masks. The first request with a grammar starts it.
-    masker: Option<Masker>,
-    /// Sequences whose grammar failed, until they end.
-    lost: Vec<(SeqId, Error)>,
-    /// Logits that a logits hook edits.
-    edited: Vec<f32>,
-    /// Samples to draw on the device. `None` if the runner cannot sample.
-    device_sampling: Option<DeviceSampling>,
+    pub(super) sampling: Sampling,
     pub(super) commands: VecDeque<Command>,
-    sampled: Vec<SampledToken>,
-    /// One decision per sampled token.
-    decisions: Vec<SampleResult>,
-    tops: TopLogprobs,
-    prompts: PromptLogprobs,
-    /// Requests whose beam search has failed.
-    pub(super) stuck: Vec<(RequestId, Error)>,
     events: Vec<Event>,
-    /// Groups of the last failed step, identified by their first sequence.
-    pub(super) batch_groups: Vec<SeqId>,
-    pub(super) failure_streak: Option<FailureStreak>,
-    /// Requests with outputs that could not be queued for lack of memory.
-    undeliverable: Vec<(RequestId, Error)>,
-    /// Answers that could not be queued for lack of memory and end no request. They are retried.
-    deferred_outputs: Vec<(Arc<OutputSender>, Output)>,
-    /// An output whose buffers the next output reuses.
-    pub(super) reusable_output: Output,
-    /// Queues whose readers must be notified at the end of the step.
-    unannounced: Vec<Arc<OutputSender>>,
+    /// Groups are identified by their first sequence.
+    pub(super) recovery: Recovery<SeqId>,
+    pub(super) delivery: Delivery,
     pub(super) counts: Stats,
     pub(super) step_timer: StepTimer,
     pub(super) telemetry: Telemetry,
@@ -143,36 +118,22 @@ impl EngineCore {
         let mut core = EngineCore {
             scheduler,
             space_count: 0,
-            device_sampling: runner.sampling_limits().map(DeviceSampling::new).transpose()?,
+            sampling: Sampling::new(info.vocab_size, max_seqs, runner.sampling_limits())?,
             runner,
             lease,
             moves: Vec::new(),
-            vocab_size: info.vocab_size,
             model: info.fingerprint,
             isa: info.isa_name(),
             max_len: info.memory.max_model_len,
             sequences: IdMap::default(),
             beams: BTreeMap::new(),
-            contests: IdMap::default(),
+            best_of: IdMap::default(),
             pins: Vec::new(),
             deadlines: Deadlines::default(),
-            sampler: Sampler::new(info.vocab_size)?,
-            masker: None,
-            lost: Vec::new(),
-            edited: Vec::new(),
             commands: VecDeque::new(),
-            sampled: Vec::new(),
-            decisions: Vec::new(),
-            tops: TopLogprobs::default(),
-            prompts: PromptLogprobs::default(),
-            stuck: Vec::new(),
             events: Vec::new(),
-            batch_groups: Vec::new(),
-            failure_streak: None,
-            undeliverable: Vec::new(),
-            deferred_outputs: Vec::new(),
-            reusable_output: Output::default(),
-            unannounced: Vec::new(),
+            recovery: Recovery::new(max_seqs)?,
+            delivery: Delivery::new(max_seqs)?,
             counts: Stats::default(),
             step_timer: StepTimer::default(),
             telemetry: Telemetry::new(shared.clock.clone(), trace),
@@ -180,12 +141,7 @@ impl EngineCore {
             now: Duration::ZERO,
             shared,
         };
-        core.sampled.try_reserve(max_seqs)?;
-        core.decisions.try_reserve(max_seqs)?;
         core.events.try_reserve(3 * max_seqs)?;
-        core.batch_groups.try_reserve(max_seqs)?;
-        core.undeliverable.try_reserve(max_seqs)?;
-        core.unannounced.try_reserve(max_seqs)?;
         core.shared.snapshot().reserve(max_seqs)?;
         Ok(core)
     }
@@ -207,9 +163,71 @@ impl EngineCore {
         result.map(|report| StepReport { unfinished: self.shared.table.unfinished(), ..report })
     }
 
+    /// Runs a step of all ready groups. Commits what can be computed. The rest stays unchanged.
+    fn advance(&mut self) -> Result<StepReport> {
+        self.pass_costs();
+        self.take_commands();
+        self.end_overdue();
+        self.check_budget(true);
+        self.recheck_paused();
+        self.telemetry.end_phase(Phase::Commands);
+        let result = self.attempt(None).or_else(|error| match self.runner.is_lost() {
+            true => Err(error),
+            false => self.continue_without_failing_groups(error),
+        });
+        self.end_undeliverable();
+        match &result {
+            Ok(_) => self.recovery.record_success(),
+            Err(error) if self.runner.is_lost() => self.lose_device(error),
+            Err(error) => self.record_failure(error),
+        }
+        result
+    }
+
+    /// Checks the paused groups only if a reader has emptied a full queue, since there may be many.
+    fn recheck_paused(&mut self) {
+        let count = self.shared.table.wakeup.space_count();
+        let changed = std::mem::replace(&mut self.space_count, count) != count;
+        if self.scheduler.paused() > 0 && self.journal.as_ref().map_or(changed, |journal| journal.ready(changed)) {
+            self.scheduler.recheck_paused();
+        }
+    }
+
+    /// Computes the groups of a failed step separately. If some succeed, those that failed alone
+    /// end with their error.
+    fn continue_without_failing_groups(&mut self, error: Error) -> Result<StepReport> {
+        let groups = std::mem::take(&mut self.recovery.groups);
+        let mut done = StepReport::default();
+        let bisection = recovery::bisect(&groups, error, |some| {
+            let report = self.attempt(Some(some))?;
+            done.prefill_tokens += report.prefill_tokens;
+            done.decode_tokens += report.decode_tokens;
+            done.sequences += report.sequences;
+            done.paused = report.paused;
+            Ok(report.sequences)
+        });
+        self.recovery.groups = groups;
+        if bisection.computed == 0 {
+            return Err(bisection.error);
+        }
+        bisection.failing.into_iter().for_each(|(group, error)| self.end_group(group, &error));
+        Ok(done)
+    }
+
+    /// Records a step in which no group could be computed. After the retry timeout, ends the groups
+    /// that have failed since.
+    fn record_failure(&mut self, error: &Error) {
+        let Some(latest) = self.recovery.record_failure(self.now) else { return };
+        let error =
+            Error::new(error.code(), format!("no step with this request could be computed for {RETRY_TIMEOUT:?}: {}", error.message()));
+        let groups = std::mem::take(&mut self.recovery.groups);
+        groups.iter().filter(|group| **group <= latest).for_each(|&group| self.end_group(group, &error));
+        self.recovery.groups = groups;
+    }
+
     /// Plans, runs and commits a step of these groups (by their first sequence), or of all ready
     /// groups. If it fails, `groups` are its groups, and nothing else has changed.
-    pub(super) fn attempt(&mut self, groups: Option<&[SeqId]>) -> Result<StepReport> {
+    fn attempt(&mut self, groups: Option<&[SeqId]>) -> Result<StepReport> {
         let plan = self.plan(groups);
         self.telemetry.end_phase(Phase::Schedule);
         let Some(plan) = plan else {
@@ -223,9 +241,9 @@ impl EngineCore {
         }
         if let Err(error) = fault.map_or_else(|| self.run(&plan), Err) {
             self.journal.iter_mut().for_each(|journal| journal.failed(&error));
-            self.batch_groups.clear();
-            self.batch_groups.extend(plan.sequences.iter().map(|part| self.scheduler.members(part.seq).next().unwrap_or(part.seq)));
-            self.batch_groups.dedup();
+            self.recovery.groups.clear();
+            self.recovery.groups.extend(plan.sequences.iter().map(|part| self.scheduler.members(part.seq).next().unwrap_or(part.seq)));
+            self.recovery.groups.dedup();
             self.counts.steps_failed += 1;
             self.scheduler.rollback(plan);
             self.telemetry.end_phase(Phase::Commit);
@@ -251,75 +269,23 @@ impl EngineCore {
 
     /// Computes the plan and samples tokens. Changes no lengths.
     fn run(&mut self, plan: &StepPlan) -> Result<()> {
-        self.start_masks(plan);
+        self.sampling.start_masks(plan, &mut self.sequences);
         let ticket = self.runner.submit(plan);
         // Collected even after an error, since a failed step is retried.
-        collect_masks(&mut self.masker, &mut self.sequences, &mut self.lost);
+        self.sampling.collect_masks(&mut self.sequences);
         let ticket = ticket?;
-        let computed = match &mut self.device_sampling {
-            None => self.runner.wait_and_sample(ticket, &DeviceSampling::default()),
-            Some(device_sampling) => {
-                device_sampling.clear();
-                plan_device_sampling(
-                    device_sampling,
-                    plan,
-                    self.vocab_size,
-                    &self.scheduler,
-                    &mut self.sequences,
-                    &self.beams,
-                    &self.lost,
-                )?;
-                self.runner.wait_and_sample(ticket, device_sampling)
-            }
-        };
+        let on_device = self.sampling.plan_on_device(plan, &self.scheduler, &mut self.sequences, &self.beams)?;
+        let computed = self.runner.wait_and_sample(ticket, on_device);
         self.telemetry.end_phase(Phase::Run);
-        let StepResult { logits, device_samples: device_sample } = computed?;
-        self.sampled.clear();
-        self.decisions.clear();
-        self.tops.all.clear();
-        self.prompts.clear();
-        self.stuck.clear();
-        let (mut rest, mut device_sample) = (logits, device_sample.iter());
-        let mut drawn_rows =
-            self.device_sampling.iter().flat_map(|device_sampling| &device_sampling.rows).map(|draw| draw.row as usize).peekable();
-        let mut row = 0;
-        let mut deciding = SamplingPass {
-            scheduler: &self.scheduler,
-            sequences: &mut self.sequences,
-            lost: &self.lost,
-            beams: &mut self.beams,
-            sampler: &mut self.sampler,
-            edited: &mut self.edited,
-            sampled: &mut self.sampled,
-            decisions: &mut self.decisions,
-            tops: &mut self.tops,
-            prompts: &mut self.prompts,
-            stuck: &mut self.stuck,
-        };
-        for part in plan.sequences.iter().filter(|part| part.logits > 0) {
-            let (rows, others) = rest.split_at(part.logits * self.vocab_size);
-            row += part.logits;
-            let device_sample = drawn_rows.next_if_eq(&(row - 1)).and_then(|_| device_sample.next());
-            deciding.sample(part, rows, self.vocab_size, device_sample)?;
-            rest = others;
-        }
+        self.sampling.sample(plan, computed?, &self.scheduler, &mut self.sequences, &mut self.beams)?;
         self.telemetry.end_phase(Phase::Decide);
         Ok(())
     }
 
-    /// Starts the computation of the grammar masks, in parallel with the forward pass.
-    fn start_masks(&mut self, plan: &StepPlan) {
-        for part in plan.sampled() {
-            if let Some(constraint) = self.sequences.get_mut(&part.seq).and_then(|sequence| sequence.constraint.take()) {
-                self.masker.get_or_insert_default().submit(part.seq, constraint);
-            }
-        }
-    }
-
     fn commit(&mut self, plan: StepPlan) {
         let mut events = std::mem::take(&mut self.events);
-        let sampled = std::mem::take(&mut self.sampled);
-        let decisions = std::mem::take(&mut self.decisions);
+        let sampled = std::mem::take(&mut self.sampling.sampled);
+        let results = std::mem::take(&mut self.sampling.results);
         self.telemetry.computed(&plan);
         self.commit_beams(&plan);
         self.scheduler.commit(plan, &sampled, &mut events);
@@ -330,7 +296,7 @@ impl EngineCore {
                 Event::Forked { sampled_token } | Event::Advanced { sampled_token, .. } if self.is_beam(&sampled[sampled_token]) => {}
                 Event::Forked { sampled_token } => self.start_sample(&sampled[sampled_token]),
                 Event::Advanced { sampled_token, finish, stats } => {
-                    self.emit_token(&sampled[sampled_token], &decisions[sampled_token], finish, stats)
+                    self.emit_token(&sampled[sampled_token], &results[sampled_token], finish, stats)
                 }
                 Event::Failed { sampled_token } => self.fail_sample(&sampled[sampled_token], Error::out_of_memory()),
                 Event::Dropped { .. } => {}
@@ -339,21 +305,21 @@ impl EngineCore {
         self.end_beams();
         let len = |sampled_token: &SampledToken| Some((sampled_token.child, self.scheduler.find(sampled_token.child)?.tokens.len()));
         self.shared.table.update_lengths(sampled.iter().filter_map(len));
-        (self.events, self.sampled, self.decisions) = (events, sampled, decisions);
+        (self.events, self.sampling.sampled, self.sampling.results) = (events, sampled, results);
     }
 
     fn emit_prompt_logprobs(&mut self) {
-        let prompts = std::mem::take(&mut self.prompts);
+        let prompts = std::mem::take(&mut self.sampling.prompts);
         for (seq, logprobs, top) in prompts.iter() {
             let Some(sequence) = self.sequences.get_mut(&seq) else { continue };
             let sender = sequence.sender.clone();
             let request = sequence.request;
-            match sequence.emit_prompt(logprobs, top, std::mem::take(&mut self.reusable_output)) {
+            match sequence.emit_prompt(logprobs, top, self.delivery.empty_output()) {
                 Ok(output) => output.into_iter().for_each(|output| self.push(&sender, output)),
-                Err(error) => self.stuck.push((request, error)),
+                Err(error) => self.sampling.failed_beams.push((request, error)),
             }
         }
-        self.prompts = prompts;
+        self.sampling.prompts = prompts;
     }
 
     /// Creates the sequence of a sample when the first token of its parent is sampled several times.
@@ -386,7 +352,7 @@ impl EngineCore {
 
     fn fail_sample(&mut self, sampled_token: &SampledToken, error: Error) {
         if let Some(request) = request_of_beam(&self.beams, sampled_token.parent) {
-            return self.stuck.push((request, error));
+            return self.sampling.failed_beams.push((request, error));
         }
         let Some(parent) = self.sequences.get(&sampled_token.parent) else { return };
         let index = parent.request.sample_of(sampled_token.child).expect("a sample has an id of its request");
@@ -396,23 +362,23 @@ impl EngineCore {
     }
 
     /// Turns a committed sampled token into an output. A stop string in its text ends the sequence.
-    fn emit_token(&mut self, sampled_token: &SampledToken, decision: &SampleResult, finish: Option<FinishReason>, stats: SequenceStats) {
+    fn emit_token(&mut self, sampled_token: &SampledToken, result: &SampleResult, finish: Option<FinishReason>, stats: SequenceStats) {
         let Some(sequence) = self.sequences.get_mut(&sampled_token.child) else { return };
         sequence.branches = 1;
         sequence.timing.set_stats(stats);
-        let (text, reusable) = (self.shared.text.as_deref(), std::mem::take(&mut self.reusable_output));
-        let output = match decision {
+        let (text, reusable) = (self.shared.text.as_deref(), self.delivery.empty_output());
+        let output = match result {
             Ok(advance) => {
                 self.counts.generated_tokens += 1;
                 self.telemetry.token(sequence, stats);
-                sequence.advance(advance, &self.tops.all[advance.top.clone()], finish, text, reusable)
+                sequence.advance(advance, &self.sampling.tops.all[advance.top.clone()], finish, text, reusable)
             }
             Err(why) => {
                 sequence.close(FinishReason::Error, self.scheduler.find(sampled_token.child).is_some(), text, reusable).failed(why.clone())
             }
         };
         if !sequence.is_delivered(&output) {
-            self.reusable_output = output.cleared();
+            self.delivery.reuse(output);
             return;
         }
         let sender = sequence.sender.clone();
@@ -429,41 +395,20 @@ impl EngineCore {
         }
     }
 
-    pub(super) fn push(&mut self, sender: &Arc<OutputSender>, mut output: Output) {
+    pub(super) fn push(&mut self, sender: &Arc<OutputSender>, output: Output) {
         self.journal.iter_mut().for_each(|journal| journal.record_output(&output));
-        match sender.push(&mut output) {
-            Ok(first) => self.emit(sender, first, output),
-            // The output answers a completed command and can be delivered later.
-            Err(_) if output.error.is_some() || !output.sequence_state.is_empty() => self.deferred_outputs.push((sender.clone(), output)),
-            Err(error) => self.undeliverable.push((output.request, error)),
-        }
+        self.delivery.push(sender, output);
     }
 
     /// Queues the last output of a sequence.
-    pub(super) fn emit_last(&mut self, sender: &Arc<OutputSender>, mut output: Output) {
+    pub(super) fn push_last(&mut self, sender: &Arc<OutputSender>, output: Output) {
         self.journal.iter_mut().for_each(|journal| journal.record_output(&output));
-        let first = sender.push_last(&mut output);
-        self.emit(sender, first, output);
-    }
-
-    fn emit(&mut self, sender: &Arc<OutputSender>, first: bool, output: Output) {
-        self.unannounced.extend(first.then(|| sender.clone()));
-        self.reusable_output = output.cleared();
-    }
-
-    /// Retries outputs that could not be queued for lack of memory.
-    fn emit_deferred(&mut self) {
-        let EngineCore { deferred_outputs: later, unannounced, .. } = self;
-        later.retain_mut(|(sender, output)| {
-            let pushed = sender.push(output);
-            unannounced.extend(pushed.as_ref().is_ok_and(|&first| first).then(|| sender.clone()));
-            pushed.is_err()
-        });
+        self.delivery.push_last(sender, output);
     }
 
     /// Ends the requests whose outputs could not be queued.
-    pub(super) fn end_undeliverable(&mut self) {
-        while let Some((request, error)) = self.undeliverable.pop() {
+    fn end_undeliverable(&mut self) {
+        while let Some((request, error)) = self.delivery.next_undeliverable() {
             self.end_request(request, FinishReason::Error, |output| output.failed(error.clone()));
         }
     }
@@ -484,8 +429,7 @@ impl EngineCore {
         let published = Published { stats, histograms: self.telemetry.histograms };
         *self.shared.published.lock().unwrap_or_else(PoisonError::into_inner) = published;
         self.update_lengths(&mut self.shared.snapshot());
-        self.emit_deferred();
-        self.unannounced.drain(..).for_each(|sender| sender.notify());
+        self.delivery.finish_step();
         if let Err(error) = self.shared.table.check() {
             self.shared.table.close_queues(&error);
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::Stats;
 use super::active_sequence::ActiveSequence;
+use super::beams::request_of_beam;
 use super::core::EngineCore;
 use super::journal::Journal;
 use super::outputs::Output;
@@ -35,16 +36,16 @@ impl EngineCore {
     /// have ended.
     pub(super) fn finish(&mut self, sender: &Arc<OutputSender>, output: Output) {
         let request = output.request;
-        let Some(contest) = self.contests.get_mut(&request) else { return self.end(sender, output) };
-        contest.running -= 1;
+        let Some(group) = self.best_of.get_mut(&request) else { return self.end(sender, output) };
+        group.running -= 1;
         if self.scheduler.find(output.sequence).is_none() {
             self.shared.table.remove(output.sequence);
         }
-        contest.outputs.push(output);
-        if contest.running > 0 {
+        group.outputs.push(output);
+        if group.running > 0 {
             return;
         }
-        let BestOfGroup { returned: wanted, outputs: mut ends, .. } = self.contests.remove(&request).expect("it was just there");
+        let BestOfGroup { returned: wanted, outputs: mut ends, .. } = self.best_of.remove(&request).expect("it was just there");
         let rank = |output: &Output| (output.finish != Some(FinishReason::Error), output.score);
         ends.sort_by(|a, b| rank(b).partial_cmp(&rank(a)).unwrap_or(std::cmp::Ordering::Equal));
         for (index, output) in ends.into_iter().enumerate() {
@@ -65,7 +66,7 @@ impl EngineCore {
         self.telemetry.ended(&output);
         let kept = self.scheduler.find(output.sequence).map(|sequence| sequence.tokens.len());
         self.shared.table.mark_ended(&output, kept);
-        self.emit_last(sender, output);
+        self.push_last(sender, output);
     }
 
     /// Ends a sequence as `end` does, together with the sequences of its request that have not been
@@ -94,17 +95,30 @@ impl EngineCore {
         stream.timing.set_stats(stats);
         let sender = stream.sender.clone();
         let branched = stream.branches == 1;
-        let output = complete(stream.close(finish, stays, self.shared.text.as_deref(), std::mem::take(&mut self.reusable_output)));
+        let output = complete(stream.close(finish, stays, self.shared.text.as_deref(), self.delivery.empty_output()));
         if !branched {
             // The sequence has not forked yet, so this ends all samples. At most one of them is
             // kept.
             stream.exclude_samples();
-            self.contests.remove(&output.request);
+            self.best_of.remove(&output.request);
             self.release(seq);
             return self.end_with_siblings(&sender, output);
         }
         self.release(seq);
         self.finish(&sender, output);
+    }
+
+    /// Ends the sequences of a group. `group` is its first sequence.
+    pub(super) fn end_group(&mut self, group: SeqId, error: &Error) {
+        self.unpin(group);
+        match request_of_beam(&self.beams, group) {
+            Some(request) => self.end_request(request, FinishReason::Error, |output| output.failed(error.clone())),
+            None => {
+                for seq in self.scheduler.members(group).collect::<Vec<_>>() {
+                    self.end_sequence(seq, FinishReason::Error, |output| output.failed(error.clone()));
+                }
+            }
+        }
     }
 
     /// Ends all running sequences of a request.

@@ -9,6 +9,7 @@ mod clock;
 mod commands;
 mod core;
 mod deadlines;
+mod delivery;
 mod driver;
 mod finish;
 #[doc(hidden)]
@@ -19,8 +20,8 @@ mod metrics;
 mod output_batch;
 mod outputs;
 mod queue;
+mod recovery;
 mod request;
-mod retry;
 mod runner;
 mod sampling;
 mod sequence_calls;

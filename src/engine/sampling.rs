@@ -1,11 +1,12 @@
-//! Sampling: from the logits of a step to its sampled. Changes no lengths.
+//! Sampling: from the logits of a step to its sampled tokens. Changes no lengths.
 
 use std::collections::BTreeMap;
 
 use super::active_sequence::{ActiveSequence, NewToken};
 use super::beams::{Beams, request_of_beam};
 use super::request::branch_seed;
-use crate::batch::device_sampling::{DeviceSample, DeviceSampling};
+use super::runner::StepResult;
+use crate::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits};
 use crate::decode::{self, Constraint, Context, Masker, NoChoice, Sample, Sampler, logprob_and_top, logprob_of};
 use crate::error::{Error, Result};
 use crate::scheduler::{IdMap, SampledToken, ScheduledSequence, Scheduler, StepPlan, TokenOutcome};
@@ -64,25 +65,150 @@ impl PromptLogprobs {
     }
 }
 
+/// Sampling of the tokens of a step, and the results until they are committed.
+pub struct Sampling {
+    vocab_size: usize,
+    sampler: Sampler,
+    /// Worker for grammar masks. The first request with a grammar starts it.
+    masker: Option<Masker>,
+    /// Sequences whose grammar failed, until they end.
+    lost: Vec<(SeqId, Error)>,
+    /// Logits that a logits hook edits.
+    edited: Vec<f32>,
+    /// Samples to draw on the device. Empty if the runner cannot sample.
+    on_device: DeviceSampling,
+    samples_on_device: bool,
+    pub sampled: Vec<SampledToken>,
+    /// One result per sampled token.
+    pub results: Vec<SampleResult>,
+    pub tops: TopLogprobs,
+    pub prompts: PromptLogprobs,
+    /// Requests whose beam search has failed.
+    pub failed_beams: Vec<(RequestId, Error)>,
+}
+
+impl Sampling {
+    /// Creates the state for steps of at most `max_seqs` sequences. `limits` are those of the
+    /// device, if the runner can sample.
+    pub fn new(vocab_size: usize, max_seqs: usize, limits: Option<DeviceSamplingLimits>) -> Result<Sampling> {
+        let mut sampling = Sampling {
+            vocab_size,
+            sampler: Sampler::new(vocab_size)?,
+            masker: None,
+            lost: Vec::new(),
+            edited: Vec::new(),
+            samples_on_device: limits.is_some(),
+            on_device: limits.map_or(Ok(DeviceSampling::default()), DeviceSampling::new)?,
+            sampled: Vec::new(),
+            results: Vec::new(),
+            tops: TopLogprobs::default(),
+            prompts: PromptLogprobs::default(),
+            failed_beams: Vec::new(),
+        };
+        sampling.sampled.try_reserve(max_seqs)?;
+        sampling.results.try_reserve(max_seqs)?;
+        Ok(sampling)
+    }
+
+    /// Starts the computation of the grammar masks, in parallel with the forward pass.
+    pub fn start_masks(&mut self, plan: &StepPlan, sequences: &mut IdMap<SeqId, ActiveSequence>) {
+        for part in plan.sampled() {
+            if let Some(constraint) = sequences.get_mut(&part.seq).and_then(|sequence| sequence.constraint.take()) {
+                self.masker.get_or_insert_default().submit(part.seq, constraint);
+            }
+        }
+    }
+
+    /// Waits for the grammar masks that `start_masks` started.
+    pub fn collect_masks(&mut self, sequences: &mut IdMap<SeqId, ActiveSequence>) {
+        // A sequence whose step is retried still has no grammar, so its error stays.
+        self.lost.retain(|(seq, _)| sequences.contains_key(seq));
+        while let Some(masked) = self.masker.as_mut().and_then(Masker::collect) {
+            match masked.constraint {
+                Ok(constraint) => {
+                    sequences.get_mut(&masked.seq).expect("a sequence stays until its mask is collected").constraint = Some(constraint)
+                }
+                Err(error) => self.lost.push((masked.seq, error)),
+            }
+        }
+    }
+
+    /// Plans sampling on the device for sequences that need one token and whose logits are not used
+    /// otherwise.
+    pub fn plan_on_device(
+        &mut self,
+        plan: &StepPlan,
+        scheduler: &Scheduler,
+        sequences: &mut IdMap<SeqId, ActiveSequence>,
+        beams: &BTreeMap<RequestId, Box<Beams>>,
+    ) -> Result<&DeviceSampling> {
+        if self.samples_on_device {
+            self.on_device.clear();
+            plan_device_sampling(&mut self.on_device, plan, self.vocab_size, scheduler, sequences, beams, &self.lost)?;
+        }
+        Ok(&self.on_device)
+    }
+
+    /// Samples the tokens of a step from the result of the runner.
+    pub fn sample(
+        &mut self,
+        plan: &StepPlan,
+        StepResult { logits, device_samples }: StepResult,
+        scheduler: &Scheduler,
+        sequences: &mut IdMap<SeqId, ActiveSequence>,
+        beams: &mut BTreeMap<RequestId, Box<Beams>>,
+    ) -> Result<()> {
+        self.sampled.clear();
+        self.results.clear();
+        self.tops.all.clear();
+        self.prompts.clear();
+        self.failed_beams.clear();
+        let vocab_size = self.vocab_size;
+        let mut pass = SamplingPass {
+            scheduler,
+            sequences,
+            lost: &self.lost,
+            beams,
+            sampler: &mut self.sampler,
+            edited: &mut self.edited,
+            sampled: &mut self.sampled,
+            results: &mut self.results,
+            tops: &mut self.tops,
+            prompts: &mut self.prompts,
+            failed_beams: &mut self.failed_beams,
+        };
+        let mut device_rows = self.on_device.rows.iter().map(|draw| draw.row as usize).zip(device_samples).peekable();
+        let (mut rest, mut row) = (logits, 0);
+        for part in plan.sequences.iter().filter(|part| part.logits > 0) {
+            let (rows, others) = rest.split_at(part.logits * vocab_size);
+            row += part.logits;
+            let device_sample = device_rows.next_if(|(drawn, _)| *drawn == row - 1).map(|(_, sample)| sample);
+            pass.sample(part, rows, vocab_size, device_sample)?;
+            rest = others;
+        }
+        Ok(())
+    }
+}
+
 /// The state of one sampling pass, while the logits of the runner are borrowed.
-pub struct SamplingPass<'a> {
-    pub scheduler: &'a Scheduler,
-    pub sequences: &'a mut IdMap<SeqId, ActiveSequence>,
-    pub lost: &'a [(SeqId, Error)],
-    pub beams: &'a mut BTreeMap<RequestId, Box<Beams>>,
-    pub sampler: &'a mut Sampler,
-    pub edited: &'a mut Vec<f32>,
-    pub sampled: &'a mut Vec<SampledToken>,
-    pub decisions: &'a mut Vec<SampleResult>,
-    pub tops: &'a mut TopLogprobs,
-    pub prompts: &'a mut PromptLogprobs,
-    pub stuck: &'a mut Vec<(RequestId, Error)>,
+struct SamplingPass<'a> {
+    scheduler: &'a Scheduler,
+    sequences: &'a mut IdMap<SeqId, ActiveSequence>,
+    lost: &'a [(SeqId, Error)],
+    beams: &'a mut BTreeMap<RequestId, Box<Beams>>,
+    sampler: &'a mut Sampler,
+    edited: &'a mut Vec<f32>,
+    sampled: &'a mut Vec<SampledToken>,
+    results: &'a mut Vec<SampleResult>,
+    tops: &'a mut TopLogprobs,
+    prompts: &'a mut PromptLogprobs,
+    failed_beams: &'a mut Vec<(RequestId, Error)>,
 }
 
 impl SamplingPass<'_> {
     /// Samples one part. `rows` are the logits of its last rows. They are undefined if the device
     /// has sampled the token.
-    pub fn sample(&mut self, part: &ScheduledSequence, rows: &[f32], vocab: usize, device_sample: Option<&DeviceSample>) -> Result<()> {
+    fn sample(&mut self, part: &ScheduledSequence, rows: &[f32], vocab: usize, device_sample: Option<&DeviceSample>) -> Result<()> {
         if let Some(device_sample) = device_sample {
             return self.take_device_sample(part, device_sample);
         }
@@ -133,14 +259,14 @@ impl SamplingPass<'_> {
         for i in 0..sequence.branches {
             let ActiveSequence { sampling, sampling_history: memory, prompt_len, generated, .. } = &*sequence;
             let seed = branch_seed(sequence.seed, i);
-            let decision = allowed.clone().and_then(|allowed| {
+            let result = allowed.clone().and_then(|allowed| {
                 let context = Context { tokens, prompt_len: *prompt_len, generated: *generated, seed, history: memory, allowed };
                 let chosen = self.sampler.choose(edited, sampling, &context);
                 advance(sequence, logits, chosen.map_err(|why| attribute(why, sequence))?, self.tops)
             });
             let child = sequence.request.sequence(sequence.index + i as u32);
-            self.sampled.push(SampledToken { parent: part.seq, child, outcome: outcome(sequence, &decision) });
-            self.decisions.push(decision);
+            self.sampled.push(SampledToken { parent: part.seq, child, outcome: outcome(sequence, &result) });
+            self.results.push(result);
         }
         sequence.constraint = constraint;
         Ok(())
@@ -150,7 +276,7 @@ impl SamplingPass<'_> {
     fn take_device_sample(&mut self, part: &ScheduledSequence, device_sample: &DeviceSample) -> Result<()> {
         let sequence =
             self.sequences.get(&part.seq).ok_or_else(|| Error::internal("a sequence that the engine does not know was sampled"))?;
-        let decision = match decode::chosen(device_sample) {
+        let result = match decode::chosen(device_sample) {
             Err(why) => Err(attribute(why, sequence)),
             Ok(chosen) => {
                 let first = self.tops.all.len();
@@ -159,19 +285,19 @@ impl SamplingPass<'_> {
                 Ok(NewToken { chosen, logprob, top: first..self.tops.all.len() })
             }
         };
-        self.sampled.push(SampledToken { parent: part.seq, child: part.seq, outcome: outcome(sequence, &decision) });
-        self.decisions.push(decision);
+        self.sampled.push(SampledToken { parent: part.seq, child: part.seq, outcome: outcome(sequence, &result) });
+        self.results.push(result);
         Ok(())
     }
 
     /// Stores the row of a beam. After the last beam, the search decides. An error ends only this
     /// request.
     fn beam(&mut self, request: RequestId, seq: SeqId, logits: &[f32]) {
-        if self.stuck.iter().any(|(stuck, _)| *stuck == request) {
+        if self.failed_beams.iter().any(|(failed, _)| *failed == request) {
             return;
         }
         if let Err(error) = self.try_beam(request, seq, logits) {
-            self.stuck.push((request, error));
+            self.failed_beams.push((request, error));
         }
     }
 
@@ -187,15 +313,14 @@ impl SamplingPass<'_> {
         for next in &beams.decide(self.sampler, &sequence.sampling, sequence.prompt_len, tokens_in)?.next {
             let (parent, child) = (request.sequence(next.parent as u32), request.sequence(next.slot as u32));
             self.sampled.push(SampledToken { parent, child, outcome: TokenOutcome::Token(next.token) });
-            self.decisions.push(Ok(NewToken::default()));
+            self.results.push(Ok(NewToken::default()));
         }
         Ok(())
     }
 }
 
-/// Plans sampling on the device for sequences that need one token and whose logits are not used
-/// otherwise.
-pub fn plan_device_sampling(
+/// Adds the samples of a step that the device can draw.
+fn plan_device_sampling(
     device_sampling: &mut DeviceSampling,
     plan: &StepPlan,
     vocab: usize,
@@ -225,19 +350,8 @@ pub fn plan_device_sampling(
     Ok(())
 }
 
-pub fn collect_masks(masker: &mut Option<Masker>, sequences: &mut IdMap<SeqId, ActiveSequence>, lost: &mut Vec<(SeqId, Error)>) {
-    // A sequence whose step is retried still has no grammar, so its error stays.
-    lost.retain(|(seq, _)| sequences.contains_key(seq));
-    while let Some(masked) = masker.as_mut().and_then(Masker::collect) {
-        match masked.constraint {
-            Ok(constraint) => sequences.get_mut(&masked.seq).expect("its mask was asked for").constraint = Some(constraint),
-            Err(error) => lost.push((masked.seq, error)),
-        }
-    }
-}
-
-fn outcome(sequence: &ActiveSequence, decision: &SampleResult) -> TokenOutcome {
-    match decision {
+fn outcome(sequence: &ActiveSequence, result: &SampleResult) -> TokenOutcome {
+    match result {
         Err(_) => TokenOutcome::Fail,
         Ok(NewToken { chosen, .. }) if sequence.sampling.stops_at(chosen.token) && !sequence.sampling.must_go_on(sequence.generated) => {
             TokenOutcome::Stop(chosen.token)
