@@ -32,8 +32,8 @@ fn sum_of_exps(chunk: &[f32], max: f32) -> f64 {
     lanes.iter().map(|&x| x as f64).sum::<f64>() + rest.iter().map(|&x| exp_of_negative(x - max) as f64).sum::<f64>()
 }
 
-/// e^x for x <= 0, to two units in the last place. Saturates at 1e-38. Contains no branches or
-/// calls, so that it is vectorized.
+/// Returns e^x for x <= 0, to two units in the last place. Saturates at 1e-38. Contains no branches
+/// or calls, so that it is vectorized.
 fn exp_of_negative(x: f32) -> f32 {
     const LN_2_HIGH: f32 = 355.0 / 512.0; // few significant bits, so that its products with integers of this range are exact
     const LN_2_LOW: f32 = -2.121_944_4e-4;

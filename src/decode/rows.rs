@@ -48,8 +48,8 @@ pub fn sum_of_powers(row: &[f32], max: f32) -> f64 {
     lanes.iter().sum::<f64>() + rest
 }
 
-/// e^x for x <= 0, to the precision of f32. Returns 0 for x below -87, which is negligible in every
-/// sum.
+/// Returns e^x for x <= 0, to the precision of f32. Returns 0 for x below -87, which is negligible
+/// in every sum.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     const MIN_EXPONENT: f32 = -87.0;

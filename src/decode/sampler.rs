@@ -136,8 +136,8 @@ impl Sampler {
         Ok(())
     }
 
-    /// Samples the next token. Changes no state of the sequence: `SamplingHistory::advance` records the
-    /// token when it is appended.
+    /// Samples the next token. Changes no state of the sequence: `SamplingHistory::advance` records
+    /// the token when it is appended.
     pub fn choose(&mut self, logits: &[f32], rules: &ResolvedSampling, context: &Context) -> Result<Sample, NoChoice> {
         let changed = self.rewrite(logits, rules, context)?;
         let logits = if changed { &self.processed } else { logits };

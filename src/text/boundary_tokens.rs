@@ -143,7 +143,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// The model of a case that has these files, with the vocabulary of the golden cases.
+    /// Returns the model of a case that has these files, with the vocabulary of the golden cases.
     fn load(name: &str, post_processor: &str, files: &Json) -> Result<Text> {
         let golden = special_tokens_golden("prompt_ids.json");
         let mut tokenizer = golden["tokenizer"].clone();

@@ -121,7 +121,8 @@ mod tests {
             // Compared with the decoded text, because some tokenizers read U+2581 as a space.
             let wanted = text.decode(&tokens, false).unwrap();
             let bytes = joined(&all, &tokens);
-            // A sentencepiece tokenizer adds a space before the first word, and its decoder removes it.
+            // A sentencepiece tokenizer adds a space before the first word, and its decoder removes
+            // it.
             assert!(bytes == wanted.as_bytes() || bytes.strip_prefix(b" ") == Some(wanted.as_bytes()), "{case}: {bytes:?}");
             seen += 1;
         }

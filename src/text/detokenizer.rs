@@ -276,7 +276,7 @@ mod tests {
         assert_eq!(stream(text, skip_special, prompt, tokens), expected, "{prompt:?} then {tokens:?}");
     }
 
-    /// The tokens of the bytes of a sentencepiece vocabulary.
+    /// Returns the tokens of the bytes of a sentencepiece vocabulary.
     fn bytes(text: &Text, bytes: &[u8]) -> Vec<u32> {
         bytes.iter().map(|byte| text.tokenizer.token_id(&format!("<0x{byte:02X}>")).unwrap()).collect()
     }
@@ -300,7 +300,7 @@ mod tests {
         }
     }
 
-    /// Byte runs of whole characters, and runs that begin with an error and fit the window.
+    /// Returns byte runs of whole characters, and runs that begin with an error and fit the window.
     fn byte_fallback_tokens(text: &Text, random: &mut Random) -> Vec<u32> {
         let mut tokens = Vec::new();
         for _ in 0..random.below(12) {

@@ -171,7 +171,7 @@ mod tests {
     use std::fs::{self, File};
     use std::path::PathBuf;
 
-    /// A separate directory for one test, initially empty.
+    /// Returns a separate directory for one test, initially empty.
     pub(super) fn fresh_dir(name: &str) -> PathBuf {
         let dir = std::env::temp_dir().join(format!("pagedllm-text-{}-{name}", std::process::id()));
         let _ = fs::remove_dir_all(&dir);
@@ -179,7 +179,7 @@ mod tests {
         dir
     }
 
-    /// The smallest valid tokenizer, and the other files of the test.
+    /// Returns the smallest valid tokenizer, and the other files of the test.
     pub(super) fn model_dir(name: &str, files: &[(&str, &str)]) -> PathBuf {
         let dir = fresh_dir(name);
         let tokenizer = r#"{"version": "1.0", "added_tokens": [{"id": 2, "content": "<s>", "single_word": false,
@@ -201,7 +201,7 @@ mod tests {
         serde_json::from_slice(&bytes).unwrap()
     }
 
-    /// A file of `tests/data/special_tokens`.
+    /// Returns a file of `tests/data/special_tokens`.
     pub(super) fn special_tokens_golden(file: &str) -> Json {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/special_tokens").join(file);
         serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
@@ -226,7 +226,8 @@ mod tests {
         }
     }
 
-    /// Writes the files of a case of `special_tokens_golden`, whose `tokenizer.json` is `base` with other members.
+    /// Writes the files of a case of `special_tokens_golden`, whose `tokenizer.json` is `base` with
+    /// other members.
     pub(super) fn write_case(dir: &Path, base: &Json, files: &Json) {
         let mut tokenizer = base.clone();
         for (file, content) in files.as_object().unwrap() {
@@ -248,7 +249,8 @@ mod tests {
                 let spellings = text.spellings(word).unwrap();
                 for before in ["", "see ", "one\n", "(", "\"", "a", "under", "9"] {
                     let tokens = text.encode(&format!("{before}{word}"), false).unwrap();
-                    // The index at which the word starts with its own token, with or without the space before it.
+                    // The index at which the word starts with its own token, with or without the
+                    // space before it.
                     let of_word = |at: &usize| {
                         let spelled = tokens[*at..].iter().flat_map(|&token| bytes[token as usize].clone()).collect::<Vec<u8>>();
                         spelled.strip_prefix(b" ").unwrap_or(&spelled) == word.as_bytes()

@@ -1,14 +1,14 @@
-//! The last compiled grammars, since many requests share one grammar.
+//! Cache of the last compiled grammars, because many requests share one grammar.
 
 use std::sync::Arc;
 
 use super::Compiled;
 use crate::options::Grammar;
 
-/// A grammar of a few kilobytes takes about a megabyte when compiled.
+/// Maximum number of grammars. A grammar of a few kilobytes takes about a megabyte when compiled.
 const MAX_GRAMMARS: usize = 16;
 
-/// A least-recently-used cache. The entry that was used last comes last.
+/// A least-recently-used cache. The most recently used entry is last.
 #[derive(Default)]
 pub struct Cache {
     entries: Vec<(Grammar, Arc<Compiled>)>,

@@ -17,10 +17,11 @@ use crate::options::Grammar;
 use crate::sys::quiet::no_panic;
 use crate::sys::threads;
 
-/// The compiler recurses into nested grammars. The system commits pages of this stack only when they are used.
+/// Stack size of the compiler, which recurses into nested grammars. The system commits pages of
+/// this stack only when they are used.
 const STACK_BYTES: usize = 64 << 20;
 
-/// Bounds on what one grammar may cost: about 20 ms to compile its lexer, 5 ms per mask, 100 MB of lexer states.
+/// Limits of one grammar: about 20 ms to compile its lexer, 5 ms per mask, 100 MB of lexer states.
 pub(super) fn limits() -> ParserLimits {
     ParserLimits {
         max_items_in_row: 2_000,
@@ -60,14 +61,16 @@ fn cannot(why: &impl Display) -> Error {
     Error::invalid(format!("the grammar cannot be compiled: {}", reason(why)))
 }
 
-/// The message of the crate without its debugging output. If it is long, the middle is cut, since the reason comes at the end.
+/// Returns the message of the crate without its debugging output. If it is long, the middle is cut,
+/// because the reason is at the end.
 pub(super) fn reason(why: &impl Display) -> String {
     const MAX_BYTES: usize = 600;
     let why = format!("{why:#}");
     let ends = ["\n<backtrace>", "\n<non-verbose", "\n<state>", "\n   1 | start: /"];
     let end = ends.iter().filter_map(|mark| why.find(mark)).min();
     let why = why[..end.unwrap_or(why.len())].trim_end();
-    // A request with a regular expression has not written the grammar around it.
+    // The library has written the grammar around the expression, so its position says nothing to
+    // the host.
     let why = why.strip_prefix("at 1(8): invalid regex ").and_then(|why| why.split_once(" (in regex): ")).map_or(why, |(_, why)| why);
     if why.len() <= MAX_BYTES {
         return why.to_string();
@@ -87,7 +90,8 @@ fn parser(shared: &Shared, grammar: Grammar) -> Result<TokenParser> {
     let cannot = |why: &dyn Display| cannot(&patterns.restore(&format!("{why:#}")));
     let mut parser = shared.factory.create_parser_from_init_default(init).map_err(|e| cannot(&e))?;
     parser.start_without_prompt();
-    // A grammar of the empty text is complete from the start. A grammar without any text is refused here.
+    // A grammar of the empty text is complete from the start. A grammar without any text is refused
+    // here.
     if !parser.check_stop().map_err(|e| cannot(&e))? {
         parser.compute_mask().map_err(|e| match parser.stop_reason() {
             StopReason::NoExtensionBias => cannot(&failure::no_token(shared, &mut parser)),
@@ -97,18 +101,19 @@ fn parser(shared: &Shared, grammar: Grammar) -> Result<TokenParser> {
     Ok(parser)
 }
 
-/// A pattern of Python's `re` that the whole output matches.
+/// Returns the grammar of texts that a pattern of Python's `re` matches as a whole.
 fn regex(text: &str) -> Result<GrammarInit> {
     let language = pattern::python_full_match(text, Flags::default()).map_err(|error| cannot(&error))?;
     Ok(translated_regex(&language.to_regex()))
 }
 
-/// A regular expression in llguidance's dialect, without a slash.
+/// Returns the grammar of a regular expression in the dialect of llguidance, without a slash.
 fn translated_regex(regex: &str) -> GrammarInit {
     GrammarInit::Serialized(TopLevelGrammar::from_lark(format!("start: /{regex}/")))
 }
 
-/// The compiler recurses once for each rule of a chain and for each bracket around it. `STACK_BYTES` is enough for so many.
+/// Maximum number of brackets. The compiler recurses for each rule of a chain and for each bracket
+/// around it. `STACK_BYTES` suffices for this number.
 const MAX_BRACKETS: usize = 10_000;
 
 fn lark(text: &str) -> Result<(GrammarInit, Patterns)> {
@@ -130,7 +135,8 @@ fn json_schema(text: &str) -> Result<(GrammarInit, Patterns)> {
     Ok((GrammarInit::Serialized(TopLevelGrammar::from_json_schema(schema)), patterns))
 }
 
-/// A lexer for multiples of n has at least n states, and the crate bounds neither their time nor their memory.
+/// Bounds the divisors. A lexer for multiples of n has at least n states, and the crate bounds
+/// neither their time nor their memory.
 fn check_divisors(schema: &Json) -> std::result::Result<(), String> {
     const MAX_STEPS: u64 = 10_000;
     let mut divisors = BTreeSet::new();
@@ -169,7 +175,7 @@ fn mentions(schema: &Json, word: &str) -> bool {
     }
 }
 
-/// A regular expression that matches these texts and no others.
+/// Returns a regular expression that matches these texts only.
 fn alternatives(texts: &[String]) -> String {
     texts.iter().map(|text| literal(text)).collect::<Vec<_>>().join("|")
 }

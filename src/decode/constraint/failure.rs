@@ -1,4 +1,5 @@
-//! Errors for tokens that the grammar does not allow. They name the token, the text before it and what the grammar allows.
+//! Errors for tokens that the grammar does not allow. They name the token, the preceding text and
+//! the allowed continuations.
 
 use std::fmt::Write;
 use std::sync::Mutex;
@@ -11,21 +12,22 @@ use super::{Shared, has};
 use crate::error::Error;
 use crate::sys::quiet::no_panic;
 
-/// Bytes of the output that a message shows.
+/// Maximum number of bytes of the output in a message.
 const MAX_SHOWN_BYTES: usize = 40;
-/// Bytes and ranges of bytes that a message lists.
+/// Maximum number of bytes and byte ranges in a message.
 const MAX_LISTED: usize = 8;
 
-/// What the grammar allows next.
+/// The continuations that the grammar allows.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Next {
-    /// How many bytes of the probed text the grammar allows.
+    /// Number of bytes of the probed text that the grammar allows.
     fitting: usize,
-    /// The bytes that the grammar allows after these.
+    /// Bytes that the grammar allows after them.
     bytes: Vec<u8>,
 }
 
-/// Finds which bytes the parser allows, independently of the tokens of the model. Does not change the parser.
+/// Finds which bytes the parser allows, independently of the tokens of the model. Does not change
+/// the parser.
 struct Probe<'a> {
     tokens: TokEnv,
     text: &'a [u8],
@@ -52,19 +54,20 @@ impl BiasComputer for Probe<'_> {
 
 fn probe(shared: &Shared, parser: &mut TokenParser, text: &[u8]) -> Next {
     let probe = Probe { tokens: shared.factory.tok_env().clone(), text, next: Mutex::default() };
-    // With a start that is not empty, the parser does not keep the answer as its mask.
+    // If the start is not empty, the parser does not store the result as its mask.
     let _ = no_panic(|| parser.parser.compute_bias(&probe, b" "));
     probe.next.into_inner().unwrap_or_default()
 }
 
-/// Whether the grammar allows the bytes of this token. If so, a limit has caused the error.
+/// Returns true if the grammar allows the bytes of this token. A limit has then caused the error.
 pub(super) fn fits(shared: &Shared, parser: &mut TokenParser, token: u32) -> bool {
     let bytes = shared.factory.tok_env().tok_trie().token(token).to_vec();
     let is_text = has(&shared.known, token) && bytes.first() != Some(&TokTrie::SPECIAL_TOKEN_MARKER);
     is_text && probe(shared, parser, &bytes).fitting == bytes.len()
 }
 
-/// The error for a token that the grammar does not allow. `parser` is in the state after the tokens `before`.
+/// Returns the error for a token that the grammar does not allow. `parser` is in the state after
+/// the tokens `before`.
 pub(super) fn refused(shared: &Shared, parser: &mut TokenParser, before: &[u32], token: u32, cause: Option<&str>) -> Error {
     let bytes = shared.factory.tok_env().tok_trie().token(token).to_vec();
     let is_special = bytes.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER);
@@ -91,7 +94,7 @@ pub(super) fn refused(shared: &Shared, parser: &mut TokenParser, before: &[u32],
     Error::invalid(format!("{message}: {wrong}, and the grammar allows {}", listed(&next.bytes)))
 }
 
-/// The error for a token after the end of the sequence.
+/// Returns the error for a token after the end of the sequence.
 pub(super) fn after_end(shared: &Shared, before: &[u32], token: u32) -> Error {
     let bytes = shared.factory.tok_env().tok_trie().token(token);
     let bytes = bytes.strip_prefix(&[TokTrie::SPECIAL_TOKEN_MARKER]).unwrap_or(bytes);
@@ -102,7 +105,7 @@ pub(super) fn after_end(shared: &Shared, before: &[u32], token: u32) -> Error {
     ))
 }
 
-/// The error if no token of the model is allowed.
+/// Returns the error if no token of the model is allowed.
 pub(super) fn stuck(shared: &Shared, parser: &mut TokenParser, before: &[u32]) -> Error {
     Error::invalid(format!("{} {}; allow other texts there", no_token(shared, parser), place(shared, before)))
 }
@@ -116,24 +119,24 @@ pub(super) fn no_token(shared: &Shared, parser: &mut TokenParser) -> String {
     format!("no token of the model matches the text that the grammar requires ({})", listed(&next.bytes))
 }
 
-/// The error if one step exceeds a limit.
+/// Returns the error if one step exceeds a limit.
 pub(super) fn too_much(shared: &Shared, before: &[u32], why: &str) -> Error {
     Error::capacity(format!("the grammar exceeds the limits of a step {} ({why}); simplify it", place(shared, before)))
 }
 
-/// The number of tokens, and the end of their text.
+/// Returns the number of tokens and the end of their text.
 fn place(shared: &Shared, before: &[u32]) -> String {
     if before.is_empty() {
         return "at the start of the output".into();
     }
     let trie = shared.factory.tok_env().tok_trie();
     let bytes: Vec<u8> = before.iter().rev().take(MAX_SHOWN_BYTES).rev().flat_map(|token| trie.token(*token).to_vec()).collect();
-    // A character that the cut would divide is left out.
+    // An incomplete character at the cut is left out.
     let from = (bytes.len().saturating_sub(MAX_SHOWN_BYTES)..bytes.len()).find(|&i| bytes[i] & 0xC0 != 0x80).unwrap_or(0);
     format!("after {} tokens ({}{})", before.len(), if from > 0 { "..." } else { "" }, shown(&bytes[from..]))
 }
 
-/// Bytes as quoted text, or as numbers if they are not UTF-8.
+/// Returns bytes as quoted text, or as numbers if they are not UTF-8.
 fn shown(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) if text.chars().count() <= MAX_SHOWN_BYTES => format!("{text:?}"),
@@ -142,7 +145,7 @@ fn shown(bytes: &[u8]) -> String {
     }
 }
 
-/// Bytes and ranges of bytes.
+/// Returns a list of bytes and byte ranges.
 fn listed(bytes: &[u8]) -> String {
     if bytes.is_empty() {
         return "only the end of the text".into();

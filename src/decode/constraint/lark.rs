@@ -1,5 +1,5 @@
-//! Lark grammars as llguidance takes them: regular expressions are Python's, as in Lark, and a schema after "%json" is prepared like
-//! any other.
+//! Lark grammars for llguidance. Regular expressions are those of Python, as in Lark. A schema
+//! after "%json" is prepared like any other schema.
 
 use serde_json::{Deserializer, Value as Json};
 
@@ -15,7 +15,7 @@ enum GrammarPart<'a> {
     Other,
 }
 
-/// Rewrites the grammar. Lines stay where they are. `Err` says what is wrong with it.
+/// Rewrites the grammar and keeps its lines. The error describes the problem.
 pub fn prepare(text: &str, check: impl Fn(&Json) -> Result<(), String>) -> Result<(String, Patterns), String> {
     let mut out = String::with_capacity(text.len());
     let mut patterns = Patterns::default();
@@ -28,7 +28,7 @@ pub fn prepare(text: &str, check: impl Fn(&Json) -> Result<(), String>) -> Resul
         match part {
             GrammarPart::Regex(regex, flags) => {
                 let translation = translate(regex, flags, &mut budget).map_err(|why| format!("line {}: {why}", line()))?;
-                // Two slashes would be a comment.
+                // An empty expression would be `//`, which begins a comment.
                 out.push_str(&format!("/{}/", if translation.is_empty() { "(?:)" } else { &translation }));
             }
             GrammarPart::Schema(schema) => {
@@ -62,8 +62,8 @@ fn translate(regex: &str, flags: &str, budget: &mut WorkLimit) -> Result<String,
     Ok(language.to_regex())
 }
 
-/// The first part of the text and its length in bytes, by the rules of llguidance's lexer for grammars. A part that this lexer refuses
-/// is returned as it is.
+/// Returns the first part of the text and its length in bytes, by the rules of llguidance's lexer
+/// for grammars. A part that this lexer refuses is returned unchanged.
 fn part(text: &str) -> (GrammarPart<'_>, usize) {
     let bytes = text.as_bytes();
     let first = text.chars().next().map_or(1, char::len_utf8);
@@ -84,7 +84,8 @@ fn part(text: &str) -> (GrammarPart<'_>, usize) {
     }
 }
 
-/// The position of the closing byte. The first byte is the opening one, and a backslash escapes one character.
+/// Returns the position of the closing byte. The first byte is the opening one, and a backslash
+/// escapes one character.
 fn closing(bytes: &[u8], close: u8) -> Option<usize> {
     let mut i = 1;
     while i < bytes.len() && bytes[i] != close {
@@ -93,13 +94,13 @@ fn closing(bytes: &[u8], close: u8) -> Option<usize> {
     (i < bytes.len()).then_some(i)
 }
 
-/// The length of a special token, `<name>`.
+/// Returns the length of a special token, `<name>`.
 fn special_token(text: &str) -> Option<usize> {
     let end = text[1..].find(|c: char| c == '<' || c == '>' || c.is_whitespace())? + 1;
     (text[end..].starts_with('>') && end > 1).then_some(end + 1)
 }
 
-/// A keyword and the JSON after it.
+/// Returns a keyword with the JSON after it.
 fn keyword(text: &str) -> Option<(GrammarPart<'_>, usize)> {
     let name = ["%json", "%llguidance", "%regex"].into_iter().find(|name| text.starts_with(name))?;
     let mut values = Deserializer::from_str(&text[name.len()..]).into_iter::<Json>();

@@ -1,7 +1,8 @@
-//! Structured output: which tokens a grammar allows next. The crate llguidance runs the grammars; this module contains its failures.
+//! Structured output: the tokens that a grammar allows next. The crate llguidance runs the
+//! grammars, and this module handles its failures.
 //!
-//! A panic in the crate is an error of one request. Limits bound its time and memory. It prints nothing. Grammars are compiled on a
-//! thread with a deep stack.
+//! A panic in the crate is an error of one request. Limits bound its time and memory, and it prints
+//! nothing. Grammars are compiled on a thread with a deep stack.
 
 mod cache;
 mod compile;
@@ -23,7 +24,8 @@ use crate::options::Grammar;
 use crate::sys::quiet::no_panic;
 use cache::Cache;
 
-/// Compiles grammars over one vocabulary. Sync: any thread that adds a request compiles its grammar.
+/// Compiles grammars for one vocabulary. Sync: each thread that adds a request compiles its
+/// grammar.
 pub struct Grammars {
     shared: Arc<Shared>,
     cache: Mutex<Cache>,
@@ -32,7 +34,8 @@ pub struct Grammars {
 /// State that all constraints of an engine share.
 struct Shared {
     factory: ParserFactory,
-    /// A set of tokens, one bit for each: those that a grammar may allow. Rows without a token are not in it.
+    /// Set of the tokens that a grammar may allow, one bit per token. Rows without a token are
+    /// excluded.
     known: Vec<u32>,
     /// The set of the tokens that end a sequence.
     ends: Vec<u32>,
@@ -40,13 +43,15 @@ struct Shared {
 
 /// A compiled grammar, before the first token.
 struct Compiled {
-    /// Never advanced: its lexer has only its first states.
+    /// Not advanced, so that its lexer has only its first states.
     pristine: Mutex<TokenParser>,
-    /// Requests begin with copies of this parser. The copies share its lexer, and with it the states that any of them has computed.
+    /// Requests start with copies of this parser. The copies share its lexer and all states that it
+    /// has computed.
     common: Mutex<TokenParser>,
 }
 
-/// A shared lexer with more states gets no new requests: it may soon reach the limit of 50,000.
+/// Maximum number of states of a lexer that new requests may share. With more states, it may soon
+/// reach the limit of 50,000.
 const MAX_SHARED_STATES: usize = 10_000;
 
 impl Compiled {
@@ -54,7 +59,7 @@ impl Compiled {
         Compiled { common: Mutex::new(parser.deep_clone()), pristine: Mutex::new(parser) }
     }
 
-    /// A parser at the beginning of the grammar that shares its lexer.
+    /// Returns a parser at the beginning of the grammar that shares its lexer.
     fn with_shared_lexer(&self) -> std::result::Result<Box<TokenParser>, String> {
         let mut common = self.common.lock().unwrap_or_else(PoisonError::into_inner);
         let stats = no_panic(|| common.parser.lexer_stats());
@@ -64,14 +69,15 @@ impl Compiled {
         no_panic(|| Box::new(common.clone()))
     }
 
-    /// A parser at the beginning of the grammar with a lexer of its own.
+    /// Returns a parser at the beginning of the grammar with its own lexer.
     fn with_own_lexer(&self) -> std::result::Result<Box<TokenParser>, String> {
         no_panic(|| Box::new(self.pristine.lock().unwrap_or_else(PoisonError::into_inner).deep_clone()))
     }
 }
 
 impl Grammars {
-    /// Takes from milliseconds to a second, depending on the size of the vocabulary. So the first request with a grammar calls it.
+    /// Takes milliseconds to a second, depending on the vocabulary. The first request with a
+    /// grammar calls it.
     pub fn new(vocabulary: Vocabulary) -> Result<Grammars> {
         let (known, ends) = (vocabulary.known()?, vocabulary.ends()?);
         let factory = no_panic(|| vocabulary::factory(vocabulary)).flatten();
@@ -79,7 +85,8 @@ impl Grammars {
         Ok(Grammars { shared: Arc::new(Shared { factory, known, ends }), cache: Mutex::default() })
     }
 
-    /// Returns a constraint at the beginning of the grammar. A grammar in the cache is copied instead of compiled.
+    /// Returns a constraint at the beginning of the grammar. A grammar in the cache is copied
+    /// instead of compiled.
     pub fn compile(&self, grammar: &Grammar) -> Result<Constraint> {
         if let Some(compiled) = self.cache().get(grammar) {
             return Constraint::new(self.shared.clone(), compiled);
@@ -98,26 +105,28 @@ impl Grammars {
     }
 }
 
-/// The state of one sequence in its grammar. After an error of `mask` or `advance`, all later calls return that error.
+/// The state of one sequence in its grammar. After an error of `mask` or `advance`, all later calls
+/// return that error.
 pub struct Constraint {
     shared: Arc<Shared>,
     compiled: Arc<Compiled>,
     parser: Box<TokenParser>,
-    /// Only forks share the lexer.
+    /// True if at most forks share the lexer.
     owns_lexer: bool,
-    /// Every token so far.
+    /// All tokens so far.
     tokens: Vec<u32>,
-    /// The last token was an end-of-sequence token, which the parser has not seen.
+    /// True if the last token was an end-of-sequence token. The parser has not seen it.
     ended: bool,
-    /// Tokens after these that the grammar does not allow.
+    /// Further tokens that the grammar does not allow.
     strayed: Option<Box<Violation>>,
     mask: Vec<u32>,
-    /// The mask belongs to the current state.
+    /// True if the mask belongs to the current state.
     fresh: bool,
     failure: Option<Error>,
 }
 
-/// Tokens that the grammar does not allow, or that follow its end. The parser has not seen them, so that `rewind` can remove them.
+/// Tokens that the grammar does not allow, or that follow its end. The parser has not seen them, so
+/// that `rewind` can remove them.
 #[derive(Clone)]
 struct Violation {
     tokens: usize,
@@ -166,8 +175,9 @@ impl Constraint {
         })
     }
 
-    /// Returns the set of the tokens that the grammar allows next: bit t % 32 of word t / 32 for token t. It is kept until the state
-    /// changes. If the grammar may end here, the end-of-sequence tokens are in the set. If it must end, the set has no others.
+    /// Returns the set of the tokens that the grammar allows next: bit t % 32 of word t / 32 for
+    /// token t. It is kept until the state changes. If the grammar can end here, the set contains
+    /// the end-of-sequence tokens. If it must end, the set contains no others.
     pub fn mask(&mut self) -> Result<&[u32]> {
         self.check()?;
         if let Some(strayed) = &self.strayed {
@@ -180,7 +190,8 @@ impl Constraint {
         Ok(&self.mask)
     }
 
-    /// Another request may have caused an error of a shared lexer. So the work is repeated with a lexer of its own.
+    /// Repeats the work with a separate lexer if the shared lexer fails, because another request
+    /// may have caused the error.
     fn try_twice(&mut self, work: impl Fn(&mut Constraint) -> Result<()>) -> Result<()> {
         let mut outcome = work(self);
         if outcome.is_err() && !self.owns_lexer {
@@ -200,7 +211,7 @@ impl Constraint {
         Ok(())
     }
 
-    /// Reserves memory for so many more tokens.
+    /// Reserves memory for `tokens` more tokens.
     pub fn reserve(&mut self, tokens: usize) -> Result<()> {
         Ok(self.tokens.try_reserve_exact(tokens)?)
     }
@@ -220,7 +231,8 @@ impl Constraint {
         Ok(())
     }
 
-    /// Appends tokens of the host. If the grammar does not allow them, `mask` is an error until `rewind` removes them.
+    /// Appends tokens of the host. If the grammar does not allow them, `mask` is an error until
+    /// `rewind` removes them.
     pub fn append(&mut self, tokens: &[u32]) -> Result<()> {
         for (place, &token) in tokens.iter().enumerate() {
             if self.strayed.is_none() && self.allows(token)? {
@@ -245,7 +257,7 @@ impl Constraint {
         self.strayed.get_or_insert_with(|| Box::new(Violation { tokens: 0, why })).tokens += tokens;
     }
 
-    /// Whether the grammar allows the token next. Does not change the state.
+    /// Returns true if the grammar allows the token next. Does not change the state.
     fn allows(&mut self, token: u32) -> Result<bool> {
         self.check()?;
         if self.ended || !has(&self.shared.known, token) {
@@ -258,7 +270,8 @@ impl Constraint {
         Ok(valid.is_ok_and(|valid| valid == 1))
     }
 
-    /// Adds the cause to the error. The parser has consumed a part of the token, so its state before the token is restored first.
+    /// Adds the cause to the error. The parser has consumed a part of the token, so its previous
+    /// state is restored first.
     fn explained(&mut self, error: Error, token: u32) -> Error {
         if error.code() != Code::InvalidArgument || self.replay(self.tokens.len()).is_err() {
             return error;
@@ -323,7 +336,8 @@ impl Constraint {
         tokens - back
     }
 
-    /// Parses the first tokens again with a lexer of its own. Some grammars, as those with a stop string within, have no rollback.
+    /// Parses the first tokens again with a separate lexer. Some grammars, such as those with an
+    /// inner stop string, have no rollback.
     fn replay(&mut self, tokens: usize) -> Result<()> {
         self.parser = self.compiled.with_own_lexer().map_err(broken)?;
         (self.owns_lexer, self.ended) = (true, false);
@@ -334,13 +348,13 @@ impl Constraint {
         self.refuel()
     }
 
-    /// Computes an empty mask: llguidance counts the work of a step from the last mask on.
+    /// Computes an empty mask, because llguidance counts the work of a step from the last mask on.
     fn refuel(&mut self) -> Result<()> {
         let nothing = vocabulary::Nothing(self.shared.factory.tok_env().clone());
         no_panic(|| self.parser.parser.compute_bias(&nothing, b" ")).map(drop).map_err(broken)
     }
 
-    /// Whether only an end-of-sequence token can follow.
+    /// Returns true if only an end-of-sequence token can follow.
     pub fn is_complete(&self) -> bool {
         self.ended || self.parser.stop_reason() == StopReason::NoExtension
     }
@@ -361,7 +375,7 @@ fn has(set: &[u32], token: u32) -> bool {
     set.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
 }
 
-/// The error for a panic of the crate, which ends only this constraint.
+/// Returns the error for a panic of the crate, which ends only this constraint.
 fn broken(panic: String) -> Error {
     Error::internal(format!("panic in the grammar of this request: {}", compile::reason(&panic)))
 }

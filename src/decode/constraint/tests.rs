@@ -414,7 +414,7 @@ fn thousands_of_mutated_schemas_compile_or_are_refused() {
     assert!(compiled > 200 && refused > 200, "{compiled} compiled, {refused} refused");
 }
 
-/// Simulates a defect of the crate, which spoils the lexer for all constraints that share it.
+/// Simulates a defect of the crate that invalidates the lexer of all constraints that share it.
 fn lose_lexer(constraint: &mut Constraint) {
     quiet::during(|| no_panic(|| constraint.parser.parser.test_trigger_lexer_error())).unwrap_err();
     constraint.fresh = false;

@@ -1,4 +1,4 @@
-//! The model's tokens, as data.
+//! The tokens of a model.
 
 use std::sync::Arc;
 
@@ -12,19 +12,21 @@ use crate::error::{Error, Result, try_vec};
 /// The token of each row of the model's logits.
 #[derive(Debug, Clone, Default)]
 pub struct Vocabulary {
-    /// The bytes of each token; for a special token its name. Empty for a row without a token, which no grammar allows.
+    /// Bytes of each token, or the name of a special token. Empty for a row without a token, which
+    /// no grammar allows.
     pub tokens: Vec<Vec<u8>>,
-    /// Whether each token is special, which means that it is no text. A grammar allows special tokens only if it names them.
+    /// True for each special token, which is not text. A grammar allows special tokens only by
+    /// name.
     pub special: Vec<bool>,
     /// The tokens that end a sequence.
     pub eos: Vec<u32>,
 }
 
 impl Vocabulary {
-    /// The trie has ten bits for the length of a token.
+    /// Maximum length of a token in bytes. The trie has ten bits for it.
     const MAX_TOKEN_BYTES: usize = 1000;
 
-    /// The set of the tokens that a grammar may allow, one bit for each.
+    /// Returns the set of the tokens that a grammar may allow, one bit per token.
     pub(super) fn known(&self) -> Result<Vec<u32>> {
         let mut known = try_vec(self.tokens.len().div_ceil(32), 0)?;
         (0..self.tokens.len()).filter(|&i| self.is_known(i)).for_each(|i| known[i / 32] |= 1 << (i % 32));
@@ -52,12 +54,12 @@ impl Vocabulary {
 
     fn is_known(&self, token: usize) -> bool {
         let bytes = &self.tokens[token];
-        // The trie marks special tokens with a byte that no text begins with.
+        // The trie marks special tokens with a byte that does not begin a text.
         let confusing = !self.is_special(token) && bytes.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER);
         !bytes.is_empty() && bytes.len() <= Self::MAX_TOKEN_BYTES && !confusing
     }
 
-    /// The tokens in the form of the trie.
+    /// Returns the tokens in the form of the trie.
     fn into_words(mut self) -> Vec<Vec<u8>> {
         for i in 0..self.tokens.len() {
             if !self.is_known(i) {
@@ -83,7 +85,8 @@ impl BiasComputer for Nothing {
     }
 }
 
-/// The vocabulary in the form of llguidance. Its tokenizer is not used: only forced tokens need it, and they are not requested.
+/// Returns the vocabulary in the form of llguidance. Its tokenizer is not used, because only forced
+/// tokens need it and they are not requested.
 pub(super) fn factory(vocabulary: Vocabulary) -> std::result::Result<ParserFactory, String> {
     let eos = vocabulary.eos.clone();
     let words = vocabulary.into_words();

@@ -1,4 +1,4 @@
-//! The arguments of a call, bound to parameters as Python binds them.
+//! Binds the arguments of a call to parameters as Python does.
 
 use super::MAX_WIDTH;
 use super::budget::Buffer;
@@ -23,8 +23,8 @@ impl Args {
         Ok(copy)
     }
 
-    /// The arguments by parameter. An empty name is a parameter that can only be given by position.
-    /// The first `required` ones must be given.
+    /// Returns the arguments by parameter. A parameter with an empty name can only be given by
+    /// position. The first `required` parameters must be given.
     pub fn bind<const N: usize>(&self, function: &str, parameters: [&str; N], required: usize) -> Result<[Option<Value>; N]> {
         if self.positional.len() > N {
             return fail(format_args!("{function}() takes at most {N} arguments ({} given)", self.positional.len()));
@@ -45,7 +45,7 @@ impl Args {
         }
     }
 
-    /// Counts reading the strings among the arguments.
+    /// Charges the budget for reading the strings among the arguments.
     pub fn scan(&self) -> Result<()> {
         let values = self.positional.iter().chain(self.named.iter().map(|(_, value)| value));
         let bytes = values.map(|value| value.as_str().map_or(0, str::len)).fold(0, usize::saturating_add);
@@ -58,12 +58,12 @@ impl Args {
     }
 }
 
-/// An optional argument that `none` leaves at its default.
+/// Returns an optional argument. `none` selects its default.
 pub fn given(argument: Option<Value>) -> Option<Value> {
     argument.filter(|value| !matches!(value, Value::None))
 }
 
-/// An argument that must be an integer.
+/// Returns an argument that must be an integer.
 pub fn integer(argument: &Value) -> Result<i128> {
     match argument.defined()?.as_int() {
         Some(number) => Ok(number),
@@ -71,7 +71,7 @@ pub fn integer(argument: &Value) -> Result<i128> {
     }
 }
 
-/// An argument that must be a string.
+/// Returns an argument that must be a string.
 pub fn string(argument: &Value) -> Result<&str> {
     match argument.defined()?.as_str() {
         Some(text) => Ok(text),
@@ -79,12 +79,12 @@ pub fn string(argument: &Value) -> Result<&str> {
     }
 }
 
-/// A size that a template asks for. What does not fit the budget is refused where it is used.
+/// Returns a size that a template requests. A size beyond the budget is refused where it is used.
 pub fn size(number: i128) -> usize {
     usize::try_from(number.max(0)).unwrap_or(usize::MAX)
 }
 
-/// A number of characters that a template pads to. Negative ones are none.
+/// Returns a padding width in characters. A negative width is 0.
 pub fn width(number: i128) -> Result<usize> {
     if number > MAX_WIDTH as i128 {
         return Err(Failure::limit(format_args!("a width is too large ({number}, at most {MAX_WIDTH}); pad less")));

@@ -1,4 +1,4 @@
-//! The syntax tree. Expressions lie in one vector and refer to each other by index, so that a deep
+//! The syntax tree. Expressions are in one vector and refer to each other by index, so that a deep
 //! tree is freed without recursion.
 
 /// A name of the template, as an index into `Tree::names`.
@@ -75,7 +75,8 @@ pub enum StatementKind {
     },
     Break,
     Continue,
-    /// `include`, `import` and the like: there is no other template to load.
+    /// `include`, `import` and similar statements, which fail because no other template can be
+    /// loaded.
     NeedsLoader(&'static str),
 }
 
@@ -106,7 +107,7 @@ pub struct MacroDef {
     /// Defaults of the last parameters.
     pub defaults: Vec<ExprId>,
     pub body: Vec<Statement>,
-    /// Whether the body reads `caller`, `varargs` and `kwargs`: only then are these accepted.
+    /// Which of `caller`, `varargs` and `kwargs` the body reads. The macro accepts only these.
     pub takes: Extras,
 }
 

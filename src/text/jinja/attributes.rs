@@ -1,4 +1,4 @@
-//! Attributes and items: `value.name` and `value[index]`, as Jinja's sandbox finds them.
+//! Attributes and items: `value.name` and `value[index]`, by the rules of Jinja's sandbox.
 
 use std::rc::Rc;
 
@@ -10,7 +10,7 @@ use super::number::float_repr;
 use super::ops;
 use super::value::{Object, Range, Text, Value, View};
 
-/// `value.name`: the attribute, or else the item.
+/// Returns `value.name`: the attribute, or else the item.
 pub fn attribute(interpreter: &mut Interpreter, value: &Value, name: &str) -> Result<Value> {
     if let Some(found) = own_attribute(interpreter, value.defined()?, name)? {
         return Ok(found);
@@ -19,7 +19,7 @@ pub fn attribute(interpreter: &mut Interpreter, value: &Value, name: &str) -> Re
     own_item(interpreter, value, &text)?.map_or_else(|| missing(interpreter, value, name), Ok)
 }
 
-/// `value[index]`: the item, or else the attribute.
+/// Returns `value[index]`: the item, or else the attribute.
 pub fn item(interpreter: &mut Interpreter, value: &Value, index: &Value) -> Result<Value> {
     if let Some(found) = own_item(interpreter, value.defined()?, index)? {
         return Ok(found);
@@ -31,7 +31,7 @@ pub fn item(interpreter: &mut Interpreter, value: &Value, index: &Value) -> Resu
     own_attribute(interpreter, value, name)?.map_or_else(|| missing(interpreter, value, name), Ok)
 }
 
-/// `value[start:stop:step]`
+/// Returns `value[start:stop:step]`.
 pub fn slice(interpreter: &mut Interpreter, value: &Value, index: &Value) -> Result<Value> {
     match (own_item(interpreter, value.defined()?, index)?, value) {
         (Some(found), _) => Ok(found),
@@ -40,7 +40,7 @@ pub fn slice(interpreter: &mut Interpreter, value: &Value, index: &Value) -> Res
     }
 }
 
-/// `value|attr(name)`: the attribute alone.
+/// Returns `value|attr(name)`: the attribute only.
 pub fn only_attribute(interpreter: &mut Interpreter, value: &Value, name: &str) -> Result<Value> {
     own_attribute(interpreter, value.defined()?, name)?.map_or_else(|| missing(interpreter, value, name), Ok)
 }
@@ -49,7 +49,7 @@ fn missing(interpreter: &Interpreter, value: &Value, name: &str) -> Result<Value
     interpreter.budget().undefined(&format!("'{}' has no attribute '{}'", object_name(value), shortened(name)))
 }
 
-/// The first 100 characters.
+/// Returns the first 100 characters.
 fn shortened(name: &str) -> &str {
     name.char_indices().nth(100).map_or(name, |(end, _)| &name[..end])
 }
@@ -89,7 +89,7 @@ fn own_item(interpreter: &mut Interpreter, value: &Value, index: &Value) -> Resu
         return Ok(None);
     }
     if let Value::Slice(parts) = index {
-        // Wrong parts are a TypeError, which leaves the item undefined; a step of zero is a ValueError.
+        // Wrong parts are a TypeError, so the item is undefined. A step of zero is a ValueError.
         let len = ops::len(&interpreter.objects, value)?;
         if parts.iter().any(|part| !matches!(part, Value::None) && part.as_int().is_none()) {
             return Ok(None);
@@ -142,7 +142,7 @@ fn sliced_text(budget: &Rc<RenderBudget>, text: &Text, indices: Range, len: usiz
 }
 
 fn sliced_range(range: &Range, parts: &[Value; 3], indices: Range) -> Range {
-    // A step beyond the range selects one item; it must not overflow.
+    // A step beyond the range selects one item. Clamping prevents an overflow.
     let step = parts[2].as_int().unwrap_or(1).clamp(-(1 << 60), 1 << 60);
     let whole = range.len() as i128;
     let first = match indices.len() {
@@ -154,7 +154,7 @@ fn sliced_range(range: &Range, parts: &[Value; 3], indices: Range) -> Range {
     Range { start, stop: start.saturating_add(step.saturating_mul(indices.len() as i128)), step }
 }
 
-/// The attribute that Python's `getattr` finds, if the sandbox allows it.
+/// Returns the attribute that Python's `getattr` finds, if the sandbox allows it.
 fn own_attribute(interpreter: &mut Interpreter, value: &Value, name: &str) -> Result<Option<Value>> {
     if let Value::Object(object, index) = value {
         if *object == Object::Namespace {
@@ -176,7 +176,7 @@ fn own_attribute(interpreter: &mut Interpreter, value: &Value, name: &str) -> Re
     Ok(data_attribute(value, name))
 }
 
-/// Attributes that are no methods.
+/// Returns an attribute that is not a method.
 fn data_attribute(value: &Value, name: &str) -> Option<Value> {
     Some(match (value, name) {
         (Value::Int(_) | Value::Bool(_), "real" | "numerator") => Value::Int(value.as_int()?),
@@ -262,7 +262,7 @@ fn macro_attribute(interpreter: &mut Interpreter, index: usize, name: &str) -> R
     }))
 }
 
-/// The view of a dictionary that one of its methods returns.
+/// Returns the view of a dictionary that one of its methods returns.
 pub fn view_named(name: &str) -> Option<View> {
     match name {
         "keys" => Some(View::Keys),

@@ -1,4 +1,4 @@
-//! What one rendering may take: steps, and bytes of values that live at the same time.
+//! The budget of one rendering: steps, and bytes of values that live at the same time.
 
 #[cfg(test)]
 mod tests;
@@ -9,9 +9,9 @@ use std::rc::Rc;
 use super::failure::{Failure, Result};
 use super::{MAX_DEPTH, MAX_STEPS, MAX_VALUE_BYTES};
 
-/// Bytes that are copied or compared for the price of one step.
+/// Number of bytes that can be copied or compared in one step.
 const BYTES_PER_STEP: usize = 256;
-/// Bytes that are looked at one by one, or hashed, for the price of one step.
+/// Number of bytes that can be examined one by one, or hashed, in one step.
 pub const SCANNED_BYTES_PER_STEP: usize = 32;
 
 #[derive(Debug, Default)]
@@ -29,7 +29,7 @@ impl RenderBudget {
         self.steps(1)
     }
 
-    /// Counts work on `elements` elements of a container, or the like.
+    /// Counts work on `elements` elements, such as those of a container.
     pub fn steps(&self, elements: usize) -> Result<()> {
         let steps = self.steps.get().saturating_add(elements as u64);
         self.steps.set(steps);
@@ -41,7 +41,7 @@ impl RenderBudget {
         Ok(())
     }
 
-    /// Counts work on `bytes` bytes of text that looks at each.
+    /// Counts work that examines each of `bytes` bytes of text.
     pub fn scan(&self, bytes: usize) -> Result<()> {
         self.steps(bytes / SCANNED_BYTES_PER_STEP)
     }
@@ -51,7 +51,8 @@ impl RenderBudget {
         self.steps(bytes / BYTES_PER_STEP)
     }
 
-    /// Fails if `bytes` more bytes may not live now. Check before allocating anything whose size a template decides.
+    /// Fails if the budget does not allow `bytes` more bytes. Call it before each allocation whose
+    /// size a template determines.
     pub fn check(&self, bytes: usize) -> Result<()> {
         if bytes > MAX_VALUE_BYTES - self.live_bytes.get() {
             let message = format!("the template's values take too much memory (more than {MAX_VALUE_BYTES} bytes); shorten them");
@@ -60,7 +61,7 @@ impl RenderBudget {
         Ok(())
     }
 
-    /// Takes `bytes` until the lease is dropped.
+    /// Charges `bytes` until the lease is dropped.
     pub fn lease(self: &Rc<RenderBudget>, bytes: usize) -> Result<Lease> {
         self.work(bytes)?;
         let mut lease = Lease { budget: self.clone(), bytes: 0 };
@@ -68,7 +69,7 @@ impl RenderBudget {
         Ok(lease)
     }
 
-    /// Enters one level of recursion, which is bounded.
+    /// Enters one level of recursion. Fails if there are too many levels.
     pub fn deeper(&self) -> Result<()> {
         self.depth.set(self.depth.get() + 1);
         if self.depth.get() > MAX_DEPTH {
@@ -82,7 +83,7 @@ impl RenderBudget {
     }
 }
 
-/// Bytes taken from a budget.
+/// Bytes that are charged to a budget.
 #[derive(Debug)]
 pub struct Lease {
     budget: Rc<RenderBudget>,
@@ -90,7 +91,7 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Changes the bytes that are taken.
+    /// Changes the number of charged bytes.
     pub fn resize(&mut self, bytes: usize) -> Result<()> {
         self.budget.check(bytes.saturating_sub(self.bytes))?;
         self.budget.live_bytes.set(self.budget.live_bytes.get() - self.bytes + bytes);
@@ -100,8 +101,9 @@ impl Lease {
         Ok(())
     }
 
-    /// Resizes for a block that `grow` changes from `old` to `new` bytes. Both exist while it copies. Its errors mean that
-    /// there is no memory, and that the block is as before.
+    /// Resizes the lease for a block that `grow` changes from `old` to `new` bytes. During the
+    /// copy, both blocks exist. An error of `grow` means that memory ran out and the block is
+    /// unchanged.
     pub fn grow<E>(&mut self, old: usize, new: usize, grow: impl FnOnce() -> std::result::Result<(), E>) -> Result<()> {
         let before = self.bytes;
         self.resize(before.saturating_add(new))?;
@@ -117,7 +119,7 @@ impl Drop for Lease {
     }
 }
 
-/// A string whose size a template decides. Its bytes are leased as it grows.
+/// A string whose size a template determines. Its bytes are charged as it grows.
 #[derive(Debug)]
 pub struct Builder {
     text: String,
@@ -165,12 +167,12 @@ impl Builder {
         self.lease.grow(capacity, new, || self.text.try_reserve_exact(new - len))
     }
 
-    /// The text without room to grow, with its lease.
+    /// Returns the text without spare capacity, and its lease.
     pub fn finish(mut self) -> Result<(Box<str>, Lease)> {
         let (len, capacity) = (self.text.len(), self.text.capacity());
         if len < capacity {
             self.lease.grow(capacity, len, || {
-                // Shrinking in place could abort.
+                // Shrinking in place could abort the process.
                 let mut exact = String::new();
                 exact.try_reserve_exact(len)?;
                 exact.push_str(&self.text);
@@ -189,7 +191,7 @@ impl std::ops::Deref for Builder {
     }
 }
 
-/// A list whose length a template decides. Its bytes are leased as it grows, without those that its items refer to.
+/// A list whose length a template determines. Its own bytes are charged as it grows.
 #[derive(Debug)]
 pub struct Buffer<T> {
     items: Vec<T>,
@@ -207,7 +209,7 @@ impl<T> Buffer<T> {
         Ok(buffer)
     }
 
-    /// Counts `bytes` more, for what holds the buffer.
+    /// Charges `bytes` more for the owner of the buffer.
     pub fn with_overhead(mut self, bytes: usize) -> Result<Buffer<T>> {
         self.lease.resize(self.lease.bytes.saturating_add(bytes))?;
         Ok(self)
@@ -274,7 +276,7 @@ impl<T> IntoIterator for Buffer<T> {
     }
 }
 
-/// The items of a buffer that are left.
+/// The remaining items of a buffer.
 #[derive(Debug)]
 pub struct Drain<T> {
     items: std::vec::IntoIter<T>,

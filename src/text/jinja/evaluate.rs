@@ -11,10 +11,10 @@ use super::iteration::iterate;
 use super::value::{Entries, Object, Value};
 use super::{attributes, filters, globals, methods, ops, repr, tests};
 
-/// Named arguments of one call. Parameters are searched for among them.
+/// Maximum number of named arguments of a call. Parameters are searched among them.
 const MAX_NAMED: usize = 1_000;
 
-/// Fails if two arguments have the same name, or too many have one.
+/// Fails if two arguments have the same name, or there are too many named arguments.
 fn check_names(args: &Args) -> Result<()> {
     let count = args.named.len();
     if count > MAX_NAMED {
@@ -98,7 +98,7 @@ impl Interpreter<'_> {
         }
     }
 
-    /// `a < b <= c`: true if each comparison is. What follows a false one is not evaluated.
+    /// Returns `a < b <= c`. Operands after a false comparison are not evaluated.
     fn comparisons(&mut self, first: ExprId, others: &[(Comparison, ExprId)]) -> Result<bool> {
         let mut left = self.evaluate(first)?;
         for &(comparison, right) in others {
@@ -114,7 +114,7 @@ impl Interpreter<'_> {
     fn item(&mut self, value: ExprId, index: ExprId) -> Result<Value> {
         let is_slice = matches!(self.tree.expr(index), Expr::Slice(..));
         let (value, index) = (self.evaluate(value)?, self.evaluate(index)?);
-        // A slice is Python's own: a value without slices is an error, not undefined.
+        // A slice follows the rules of Python: a value without slices is an error, not undefined.
         if is_slice { attributes::slice(self, &value, &index) } else { attributes::item(self, &value, &index) }
     }
 
@@ -153,7 +153,7 @@ impl Interpreter<'_> {
         builder.into_text(false)
     }
 
-    /// The arguments of a call, with `*` and `**` unpacked.
+    /// Returns the arguments of a call, with `*` and `**` unpacked.
     pub(super) fn arguments(&mut self, arguments: &Arguments) -> Result<Args> {
         let budget = self.budget();
         let mut args = Args::new(self.evaluate_all(&arguments.positional)?);
@@ -178,7 +178,7 @@ impl Interpreter<'_> {
         Ok(args)
     }
 
-    /// `callee(*args)`
+    /// Returns `callee(*args)`.
     pub(super) fn call(&mut self, callee: &Value, args: Args) -> Result<Value> {
         let callee = callee.defined()?;
         self.objects.budget.step()?;

@@ -1,11 +1,11 @@
-//! Why a template does not compile or render.
+//! Errors of templates.
 
 use std::fmt::{Display, Write};
 
-/// The kind of a failure decides the error code.
+/// The kind of a failure, which determines the error code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// The template is wrong, or does not accept these messages.
+    /// The template is invalid, or refuses these messages.
     Template,
     /// The template exceeds a limit of this library.
     Limit,
@@ -21,7 +21,8 @@ pub struct Failure {
     pub line: Option<u32>,
 }
 
-/// Bytes of a message. Templates build messages of any length, and iterators keep them.
+/// Maximum size of a message in bytes. Templates create messages of any length, and iterators store
+/// them.
 const MAX_MESSAGE: usize = 4096;
 
 pub type Result<T> = std::result::Result<T, Failure>;
@@ -55,7 +56,7 @@ impl std::fmt::Display for Failure {
     }
 }
 
-/// Writes as much of a message as is kept.
+/// A message that is cut at its maximum size.
 struct Message(String);
 
 impl Message {

@@ -7,7 +7,7 @@ use super::iteration::iterate;
 use super::strftime;
 use super::value::{Entries, Key, Range, Value};
 
-/// Elements of one range, as Jinja's sandbox limits it.
+/// Maximum number of elements of a range, as in Jinja's sandbox.
 const MAX_RANGE: usize = 100_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,7 +81,7 @@ pub fn call(interpreter: &mut Interpreter, global: Global, args: Args) -> Result
             let format = string(&format)?;
             let budget = interpreter.budget();
             budget.steps(format.len())?;
-            // A directive of five bytes writes up to a thousand, in a string that doubles.
+            // A directive of five bytes can write a thousand, into a string whose capacity doubles.
             let _scratch = budget.lease(format.len().saturating_mul(600))?;
             budget.text(&strftime::now(format)?)
         }
@@ -109,7 +109,7 @@ fn range(args: &Args) -> Result<Value> {
     Ok(Value::Range(range))
 }
 
-/// `dict(mapping_or_pairs, **named)`
+/// Returns `dict(mapping_or_pairs, **named)`.
 fn dict(interpreter: &mut Interpreter, args: Args) -> Result<Value> {
     let [source] = Args::new(args.positional).bind("dict", [""], 0)?;
     let budget = interpreter.budget();
@@ -131,7 +131,7 @@ fn dict(interpreter: &mut Interpreter, args: Args) -> Result<Value> {
     budget.dict(entries)
 }
 
-/// The separator, except at the first call.
+/// Returns the separator, except at the first call.
 pub fn call_joiner(interpreter: &mut Interpreter, index: usize, args: &Args) -> Result<Value> {
     args.none("joiner")?;
     let joiner = &mut interpreter.objects.joiners[index];
@@ -141,7 +141,7 @@ pub fn call_joiner(interpreter: &mut Interpreter, index: usize, args: &Args) -> 
     }
 }
 
-/// `argument` as text, or nothing for `none`.
+/// Returns `argument` as text, or nothing for `none`.
 pub fn optional_text(argument: &Option<Value>) -> Result<Option<&str>> {
     argument.as_ref().filter(|value| !matches!(value, Value::None)).map(string).transpose()
 }

@@ -14,18 +14,18 @@ use super::objects::{Loop, Macro, Objects};
 use super::value::{Entries, Key, Object, Text, Value};
 use super::{filters, json, ops, repr};
 
-/// Variables of a scope that are searched for the price of one step.
+/// Number of variables of a scope that are searched in one step.
 const VARIABLES_PER_STEP: usize = 16;
 
 pub struct Interpreter<'a> {
     pub(super) tree: &'a Tree,
     pub(super) objects: Objects,
-    /// What the host passes and Jinja defines, by name.
+    /// Variables of the host and of Jinja, by name.
     globals: Vec<Option<Value>>,
     scopes: Vec<Scope>,
-    /// The scope of the statement that runs.
+    /// The current scope.
     scope: usize,
-    /// The output, and the texts that macros and blocks collect before they are used.
+    /// The output, and the text of macros and blocks before it is used.
     outputs: Vec<Builder>,
     special: SpecialNames,
     /// The statements of `Objects::loops`.
@@ -35,7 +35,7 @@ pub struct Interpreter<'a> {
 struct Scope {
     parent: Option<usize>,
     variables: Buffer<(Name, Value)>,
-    /// A macro refers to the scope, so it stays when its block ends.
+    /// True if a macro refers to the scope. The scope then outlives its block.
     captured: bool,
 }
 
@@ -56,13 +56,13 @@ impl SpecialNames {
 
 impl Scope {
     fn new(budget: &Rc<RenderBudget>, parent: Option<usize>) -> Result<Scope> {
-        // The vector of scopes doubles.
+        // The overhead includes the spare capacity of the vector of scopes.
         let variables = Buffer::new(budget).with_overhead(3 * size_of::<Scope>())?;
         Ok(Scope { parent, variables, captured: false })
     }
 }
 
-/// How a list of statements ended.
+/// The way in which a list of statements ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Flow {
     Normal,
@@ -142,7 +142,7 @@ impl<'a> Interpreter<'a> {
         result
     }
 
-    /// Runs `work`, and returns what it prints.
+    /// Runs `work`, and returns its output.
     fn collect(&mut self, work: impl FnOnce(&mut Self) -> Result<()>) -> Result<Builder> {
         self.outputs.push(Builder::new(&self.objects.budget));
         let result = work(self);
@@ -255,7 +255,7 @@ impl<'a> Interpreter<'a> {
         })
     }
 
-    /// The filtered text of a body. A body that leaves its loop has none.
+    /// Returns the filtered text of a body. If the body leaves its loop, there is none.
     fn filtered_block(&mut self, modifiers: &'a [Modifier], body: &'a [Statement]) -> Result<std::result::Result<Value, Flow>> {
         let scope = self.scope;
         let mut flow = Flow::Normal;
@@ -284,7 +284,7 @@ impl<'a> Interpreter<'a> {
         self.print(&text)
     }
 
-    /// The text of a recursive loop over `iterable`, one level below the loop `index`.
+    /// Returns the text of a recursive loop over `iterable`, one level below the loop `index`.
     pub(super) fn recurse_loop(&mut self, index: usize, iterable: &Value) -> Result<Value> {
         let (statement, state) = (self.loops[index], &self.objects.loops[index]);
         let (scope, depth) = (state.scope, state.depth + 1);
@@ -325,7 +325,7 @@ impl<'a> Interpreter<'a> {
         Ok(())
     }
 
-    /// Goes to the loop's next item.
+    /// Moves to the next item of the loop.
     fn next_item(&mut self, index: usize) -> Result<Option<Value>> {
         self.objects.budget.step()?;
         let next = match self.objects.loops[index].peeked.take() {
@@ -340,7 +340,7 @@ impl<'a> Interpreter<'a> {
         Ok(next)
     }
 
-    /// The item after the present one, without going there.
+    /// Returns the next item without moving to it.
     pub(super) fn peek_item(&mut self, index: usize) -> Result<Option<Value>> {
         if self.objects.loops[index].peeked.is_none() {
             let next = self.pull_item(index)?;
@@ -349,7 +349,7 @@ impl<'a> Interpreter<'a> {
         Ok(self.objects.loops[index].peeked.clone().flatten())
     }
 
-    /// How many items the loop visits. Evaluates its condition for all that are left.
+    /// Returns the number of items of the loop. Evaluates its condition for all remaining items.
     pub(super) fn loop_length(&mut self, index: usize) -> Result<usize> {
         if let Some(length) = self.objects.loops[index].length {
             return Ok(length);
@@ -365,7 +365,7 @@ impl<'a> Interpreter<'a> {
         Ok(length)
     }
 
-    /// The next item that meets the loop's condition.
+    /// Returns the next item that meets the loop's condition.
     fn pull_item(&mut self, index: usize) -> Result<Option<Value>> {
         loop {
             let state = &mut self.objects.loops[index];
@@ -406,7 +406,7 @@ impl<'a> Interpreter<'a> {
         text.into_text(false)
     }
 
-    /// Defines a macro's parameters in the present scope.
+    /// Defines the parameters of a macro in the current scope.
     fn bind_macro(&mut self, definition: &'a MacroDef, args: Args) -> Result<()> {
         let budget = self.budget();
         let count = definition.parameters.len();
@@ -414,7 +414,7 @@ impl<'a> Interpreter<'a> {
         let mut named = args.named;
         budget.steps(count * (1 + named.len() / VARIABLES_PER_STEP))?;
         let mut positional = args.positional.into_iter();
-        // A default that reads its own parameter does not see a variable outside.
+        // A default that reads its own parameter does not see an outer variable.
         for &parameter in &definition.parameters {
             let reason = budget.undefined(&format!("parameter '{}' was not provided", self.tree.name(parameter)))?;
             self.define(parameter, reason)?;
@@ -439,7 +439,7 @@ impl<'a> Interpreter<'a> {
         self.bind_rest(definition, positional, named)
     }
 
-    /// Defines `varargs` and `kwargs`, or fails if a macro that does not take them gets some.
+    /// Defines `varargs` and `kwargs`. Fails if the macro gets some and does not accept them.
     fn bind_rest(&mut self, definition: &MacroDef, positional: Drain<Value>, named: Buffer<(Text, Value)>) -> Result<()> {
         let budget = self.budget();
         let title = definition.name.map_or("the caller", |name| self.tree.name(name));
@@ -471,7 +471,7 @@ impl<'a> Interpreter<'a> {
     }
 }
 
-/// The index of a named argument.
+/// Returns the index of a named argument.
 fn find(named: &[(Text, Value)], name: &str) -> Option<usize> {
     named.iter().position(|(given, _)| given.as_str() == name)
 }

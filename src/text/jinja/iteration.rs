@@ -1,4 +1,4 @@
-//! The items that `for` visits, made when they are reached, so that visiting a value takes no memory.
+//! The items of a `for` loop. They are created on demand, so iteration takes no memory.
 
 use std::rc::Rc;
 
@@ -13,13 +13,13 @@ use super::value::{Dict, Items, Object, Range, Text, Value, View};
 pub struct Iteration {
     budget: Rc<RenderBudget>,
     source: Source,
-    /// The items that are left, by number.
+    /// The numbers of the remaining items.
     left: std::ops::Range<usize>,
 }
 
 #[derive(Debug)]
 enum Source {
-    /// A string, with the bytes of the characters that are left.
+    /// A string, with the byte range of the remaining characters.
     Text(Text, std::ops::Range<usize>),
     Items(Items),
     Entries(View, Dict),
@@ -27,7 +27,7 @@ enum Source {
     Owned(Drain<Value>),
 }
 
-/// The items of a value. Iterators are used up by it.
+/// Returns the items of a value. An iterator is consumed.
 pub fn iterate(objects: &mut Objects, value: &Value) -> Result<Iteration> {
     let source = match value {
         Value::Undefined(_) => return Ok(Iteration::over(Buffer::new(&objects.budget))),
@@ -47,12 +47,12 @@ impl Iteration {
         Iteration { budget: items.budget().clone(), left: 0..items.len(), source: Source::Owned(items.into_iter()) }
     }
 
-    /// How many items are left.
+    /// Returns the number of remaining items.
     pub fn len(&self) -> usize {
         self.left.len()
     }
 
-    /// The items that are left.
+    /// Returns the remaining items.
     pub fn collect(self) -> Result<Buffer<Value>> {
         let mut items = Buffer::with_capacity(&self.budget, self.len())?;
         for item in self {

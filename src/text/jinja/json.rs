@@ -1,4 +1,4 @@
-//! JSON to values, and values to JSON as `json.dumps` writes it.
+//! Converts JSON to values, and values to JSON like `json.dumps`.
 
 use std::rc::Rc;
 
@@ -14,7 +14,7 @@ use super::ops;
 use super::sorting::sorted;
 use super::value::{Dict, Entries, Key, Value};
 
-/// The value of a host's JSON.
+/// Returns the value of JSON of the host.
 pub fn from_json(budget: &Rc<RenderBudget>, json: &Json) -> Result<Value> {
     Ok(match json {
         Json::Null => Value::None,
@@ -39,8 +39,8 @@ pub fn from_json(budget: &Rc<RenderBudget>, json: &Json) -> Result<Value> {
     })
 }
 
-/// The filter `tojson` of transformers: `json.dumps(value, ensure_ascii, indent, separators, sort_keys)`.
-/// Unlike Jinja's own filter it does not escape for HTML.
+/// Applies the filter `tojson` of transformers: `json.dumps(value, ensure_ascii, indent,
+/// separators, sort_keys)`. Unlike Jinja's own filter, it does not escape for HTML.
 pub fn tojson(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result<Value> {
     let [ascii, indent, separators, sort] = args.bind("tojson", ["ensure_ascii", "indent", "separators", "sort_keys"], 0)?;
     let budget = interpreter.budget();

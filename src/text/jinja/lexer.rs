@@ -1,4 +1,5 @@
-//! Template source to tokens, with the settings of transformers: `trim_blocks` and `lstrip_blocks`.
+//! Converts template source to tokens, with the settings of transformers: `trim_blocks` and
+//! `lstrip_blocks`.
 
 use super::failure::{Failure, Result};
 use super::unicode::is_space;
@@ -29,7 +30,7 @@ const SYMBOLS: [&str; 26] = [
     "//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}", ">", "<", "=", ".", ":", "|", ",", ";",
 ];
 
-/// What a tag opens.
+/// The kind of a tag.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tag {
     Variable,
@@ -50,7 +51,7 @@ pub fn tokenize(source: &str) -> Result<Vec<Spanned>> {
 struct Lexer<'a> {
     rest: &'a str,
     line: u32,
-    /// The last thing read ends in a newline, or is the beginning of the source.
+    /// True if the text so far ends in a newline or is empty.
     line_starts: bool,
     tokens: Vec<Spanned>,
 }
@@ -71,7 +72,7 @@ impl<'a> Lexer<'a> {
         Err(Failure::new(message).at(self.line))
     }
 
-    /// Text and tags, to the end of the source.
+    /// Reads text and tags to the end of the source.
     fn text(&mut self) -> Result<()> {
         while let Some((start, tag, opening)) = next_tag(self.rest) {
             let sign = self.rest[start + 2..].chars().next();
@@ -92,7 +93,7 @@ impl<'a> Lexer<'a> {
         Ok(())
     }
 
-    /// The text before a tag, as far as whitespace control leaves it.
+    /// Adds the text before a tag, after whitespace control.
     fn text_before(&mut self, len: usize, sign: Option<char>, tag: Tag) {
         let text = &self.rest[..len];
         let kept = match sign {
@@ -119,7 +120,7 @@ impl<'a> Lexer<'a> {
         Ok(())
     }
 
-    /// Whitespace control behind a tag whose end has been read.
+    /// Applies whitespace control after a tag whose end has been read.
     fn after_tag(&mut self, sign: Option<char>, trims: bool) {
         let skipped = match sign {
             Some('-') => self.rest.len() - self.rest.trim_start_matches(is_space).len(),
@@ -129,7 +130,7 @@ impl<'a> Lexer<'a> {
         self.line_starts = self.skip(skipped).ends_with('\n');
     }
 
-    /// The body of a raw block, whose opening tag has been read.
+    /// Reads the body of a raw block, whose opening tag has been read.
     fn raw(&mut self) -> Result<()> {
         let mut from = 0;
         while let Some(start) = self.rest[from..].find("{%").map(|at| at + from) {
@@ -144,7 +145,7 @@ impl<'a> Lexer<'a> {
         self.fail("missing end of raw directive")
     }
 
-    /// A block or an expression, to its end.
+    /// Reads a block or an expression to its end.
     fn code(&mut self, begin: Token) -> Result<()> {
         let (ends, end) = match begin {
             Token::VariableBegin => (["}}", "-}}", "}}"], Token::VariableEnd),
@@ -249,7 +250,7 @@ impl<'a> Lexer<'a> {
     }
 }
 
-/// Where the next tag starts, what it is, and how long its opening is.
+/// Returns the start, the kind and the length of the opening of the next tag.
 fn next_tag(text: &str) -> Option<(usize, Tag, usize)> {
     let starts = text.match_indices('{');
     starts.map(|(start, _)| (start, &text[start..])).find_map(|(start, rest)| {
@@ -269,7 +270,7 @@ fn next_tag(text: &str) -> Option<(usize, Tag, usize)> {
     })
 }
 
-/// If `text` begins with the tag `{% name %}`: its length, and the sign before its end.
+/// If `text` begins with the tag `{% name %}`, returns its length and the sign before its end.
 fn tag_named(text: &str, name: &str) -> Option<(usize, Option<char>)> {
     let inner = text.strip_prefix("{%")?;
     let inner = inner.strip_prefix(['-', '+']).unwrap_or(inner).trim_start_matches(is_space);
@@ -280,7 +281,7 @@ fn tag_named(text: &str, name: &str) -> Option<(usize, Option<char>)> {
     Some((text.len() - end.len(), sign))
 }
 
-/// The length of `digits`, which single underscores may separate. Radix 1 is zeros alone.
+/// Returns the length of the digits, which single underscores may separate. Radix 1 has only zeros.
 fn digits_len(text: &str, radix: u32, underscore_first: bool) -> usize {
     let is_digit = |c: u8| if radix == 1 { c == b'0' } else { (c as char).is_digit(radix) };
     let bytes = text.as_bytes();
@@ -294,7 +295,7 @@ fn digits_len(text: &str, radix: u32, underscore_first: bool) -> usize {
     }
 }
 
-/// The length of a float at the beginning of `text`: with a fraction, an exponent, or both.
+/// Returns the length of a float at the start of `text`: with a fraction, an exponent, or both.
 fn float_len(text: &str) -> Option<usize> {
     let whole = digits_len(text, 10, false);
     let fraction = match text[whole..].strip_prefix('.') {
@@ -313,7 +314,7 @@ fn float_len(text: &str) -> Option<usize> {
     (len > whole).then_some(len)
 }
 
-/// Python's escapes. An unknown one stays as it is written.
+/// Decodes Python's escapes. An unknown escape is not changed.
 fn unescape(text: &str) -> Result<String> {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;

@@ -1,13 +1,13 @@
-//! Jinja templates, rendered as Jinja2 3.1 renders them in the sandbox of transformers.
+//! Renders Jinja templates like Jinja2 3.1 in the sandbox of transformers.
 //!
-//! Chat templates are code that model publishers test with Python alone, so they depend on Python's
-//! strings, formats and scoping down to details that a translation to another value model loses. And
-//! they come with untrusted models, so a rendering has a budget of steps, bytes and depth. That is why
-//! this is an interpreter of our own. `tests/data/templates` compares it with Jinja2.
+//! Publishers test chat templates with Python only. Templates therefore depend on details of
+//! Python's strings, formats and scoping, which a translation to other values loses. They may come
+//! with untrusted models, so a rendering has a budget of steps, bytes and depth. This module is
+//! therefore a separate interpreter. `tests/data/templates` compares it with Jinja2.
 //!
-//! `parse` makes a `Tree`; `Interpreter` renders it. Values and their operations are in `value`, `ops`,
-//! `number` and `repr`; `attributes` finds attributes, methods and items; `filters`, `tests`, `methods`
-//! and `globals` are the library of a template.
+//! `parse` creates a `Tree`, and `Interpreter` renders it. Values and their operations are in
+//! `value`, `ops`, `number` and `repr`. `attributes` finds attributes, methods and items.
+//! `filters`, `tests`, `methods` and `globals` are the library of templates.
 
 mod arguments;
 mod ast;
@@ -42,25 +42,28 @@ pub use failure::{Failure, Kind};
 use objects::Objects;
 use serde_json::Value as Json;
 
-/// Bytes of a template's source.
+/// Maximum size of a template's source in bytes.
 pub const MAX_SOURCE: usize = 1 << 20;
-/// Names of variables, macros and attributes that a template assigns. A scope is searched from end to end.
+/// Maximum number of names of variables, macros and attributes that a template assigns. The search
+/// in a scope is linear.
 const MAX_NAMES: usize = 1_000;
-/// Levels of nested blocks.
+/// Maximum nesting of blocks.
 const MAX_BLOCK_DEPTH: usize = 64;
-/// Levels of an expression's tree, which operators, attributes and filters in a row add to.
+/// Maximum depth of an expression's tree. A chain of operators, attributes and filters adds to it.
 const MAX_EXPRESSION_DEPTH: usize = 500;
-/// Steps of one rendering: expressions, elements, and blocks of 256 bytes. A message takes some hundred.
+/// Maximum number of steps of a rendering: expressions, elements, and blocks of 256 bytes. A
+/// message takes some hundred.
 const MAX_STEPS: u64 = 10_000_000;
-/// Bytes of all values that live at the same time, the output included.
+/// Maximum size in bytes of all values that live at the same time, including the output.
 const MAX_VALUE_BYTES: usize = 256 << 20;
-/// Characters of padding: of a width in a format, of `ljust` and its kin, and of an indent.
+/// Maximum number of characters of padding: of a width in a format, of methods such as `ljust`, and
+/// of an indent.
 const MAX_WIDTH: usize = 1 << 20;
-/// Levels of lists and dictionaries in a value. Those that a chat's JSON may have, and some.
+/// Maximum nesting of lists and dictionaries in a value: more than the JSON of a chat may have.
 const MAX_VALUE_DEPTH: usize = 300;
-/// Levels of recursion while rendering: statements, expressions and macros together.
+/// Maximum recursion of a rendering: statements, expressions and macros together.
 const MAX_DEPTH: usize = 4_000;
-/// Stack that parsing and rendering need at these limits.
+/// Size of the stack that parsing and rendering need at these limits.
 pub const STACK_BYTES: usize = 64 << 20;
 
 /// Compiles a template.
@@ -71,7 +74,7 @@ pub fn parse(source: &str) -> Result<Tree, Failure> {
     parser::parse(source)
 }
 
-/// Renders a template with variables, the later of which replace earlier ones of the same name.
+/// Renders a template with variables. Later variables replace earlier ones of the same name.
 ///
 /// # Errors
 /// The template raises an error for these variables, or exceeds its budget.

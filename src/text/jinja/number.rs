@@ -1,10 +1,11 @@
-//! Numbers as Python writes, rounds and combines them.
+//! Writes, rounds and combines numbers like Python.
 
 use super::ast::Operator;
 use super::failure::{Result, fail};
 use super::value::Value;
 
-/// `repr(float)`: the shortest digits that round-trip, with an exponent from 1e16 on and below 1e-4.
+/// Returns `repr(float)`: the shortest digits that round-trip, with an exponent from 1e16 on and
+/// below 1e-4.
 pub fn float_repr(number: f64) -> String {
     if number.is_nan() {
         return "nan".into();
@@ -23,7 +24,7 @@ pub fn float_repr(number: f64) -> String {
     if text.contains('.') { text } else { text + ".0" }
 }
 
-/// `json.dumps` of a float.
+/// Returns `json.dumps` of a float.
 pub fn float_json(number: f64) -> String {
     match number {
         number if number.is_nan() => "NaN".into(),
@@ -32,7 +33,7 @@ pub fn float_json(number: f64) -> String {
     }
 }
 
-/// `round(number, digits)`: to even where both neighbours are equally near.
+/// Returns `round(number, digits)`, rounded to even if both neighbours are equally near.
 pub fn round(number: f64, digits: i128) -> f64 {
     if !number.is_finite() || digits > 320 {
         return number;
@@ -43,7 +44,7 @@ pub fn round(number: f64, digits: i128) -> f64 {
     if digits < -310 {
         return 0.0 * number;
     }
-    // With the decimal point moved, the exact decimal digits decide.
+    // The exact decimal digits determine the result, with the decimal point moved.
     let scientific = format!("{number:.0}");
     let (sign, whole) = scientific.strip_prefix('-').map_or(("", &scientific[..]), |whole| ("-", whole));
     let cut = (-digits) as usize;
@@ -58,7 +59,7 @@ pub fn round(number: f64, digits: i128) -> f64 {
     format!("{sign}{rounded:.0}e{cut}").parse().unwrap_or(number)
 }
 
-/// An integer rounded to a negative number of digits.
+/// Returns an integer rounded to a negative number of digits.
 pub fn round_int(number: i128, digits: i128) -> Result<i128> {
     if digits >= 0 {
         return Ok(number);
@@ -72,7 +73,7 @@ pub fn round_int(number: i128, digits: i128) -> Result<i128> {
     (quotient + i128::from(up)).checked_mul(unit).map_or_else(too_large, Ok)
 }
 
-/// `int(float)`.
+/// Returns `int(float)`.
 pub fn truncate(number: f64) -> Result<i128> {
     if number.is_nan() || number.is_infinite() {
         return fail(format_args!("cannot convert float {} to integer", float_repr(number)));
@@ -84,7 +85,7 @@ fn too_large<T>() -> Result<T> {
     fail("an integer is too large; at most 128 bits are supported")
 }
 
-/// An operator on two numbers.
+/// Applies an operator to two numbers.
 pub fn arithmetic(operator: Operator, left: &Value, right: &Value) -> Option<Result<Value>> {
     if let (Some(a), Some(b)) = (left.as_int(), right.as_int()) {
         return Some(integers(operator, a, b));
@@ -117,7 +118,7 @@ fn power(a: i128, b: i128) -> Option<i128> {
     }
 }
 
-/// The quotient of two integers, rounded once where both are exact in a float.
+/// Returns the quotient of two integers, rounded once if both are exact in a float.
 fn divide(a: i128, b: i128) -> f64 {
     match a.checked_rem(b) {
         Some(0) if a == 0 && b < 0 => -0.0,
@@ -154,7 +155,7 @@ fn floats(operator: Operator, a: f64, b: f64) -> Result<f64> {
     })
 }
 
-/// Python's `divmod` of floats.
+/// Returns Python's `divmod` of floats.
 fn floor_divide(a: f64, b: f64) -> (f64, f64) {
     let mut rest = a % b;
     let mut quotient = (a - rest) / b;
@@ -175,15 +176,15 @@ fn floor_divide(a: f64, b: f64) -> (f64, f64) {
     (floor, rest)
 }
 
-/// Bytes of a number in a text. Python's integers have at most as many digits.
+/// Maximum length of a number in a text in bytes. Python's integers have at most as many digits.
 const MAX_DIGITS: usize = 4_300;
 
-/// The text without white space around it, if it is not too long for a number.
+/// Returns the text without white space around it, if it is not too long for a number.
 fn trimmed(text: &str) -> Option<&str> {
     Some(text.trim_matches(super::unicode::is_space)).filter(|text| text.len() <= MAX_DIGITS)
 }
 
-/// `int(text, base)`.
+/// Returns `int(text, base)`.
 pub fn parse_int(text: &str, base: u32) -> Option<i128> {
     let text = trimmed(text)?;
     let (negative, digits) = match text.strip_prefix('-') {
@@ -212,7 +213,7 @@ pub fn parse_int(text: &str, base: u32) -> Option<i128> {
     Some(if negative { -number } else { number })
 }
 
-/// The value of a decimal digit of any script. Those of a script follow each other.
+/// Returns the value of a decimal digit of any script. The digits of a script are consecutive.
 fn decimal_digit(c: char) -> Option<u32> {
     use super::unicode::is_decimal;
     if !is_decimal(c) {
@@ -226,7 +227,7 @@ fn decimal_digit(c: char) -> Option<u32> {
     Some((c as u32 - zero) % 10)
 }
 
-/// `float(text)`.
+/// Returns `float(text)`.
 pub fn parse_float(text: &str) -> Option<f64> {
     let text = trimmed(text)?;
     let underscores = text.split('_').collect::<Vec<_>>();
@@ -242,7 +243,7 @@ pub fn parse_float(text: &str) -> Option<f64> {
     if (named || digits) && text.len() - unsigned.len() <= 1 { text.parse().ok() } else { None }
 }
 
-/// Python's `<` between two numbers, and the like.
+/// Compares two numbers like Python's `<` and similar operators.
 pub fn compare(left: &Value, right: &Value) -> Option<Option<std::cmp::Ordering>> {
     if let (Some(a), Some(b)) = (left.as_int(), right.as_int()) {
         return Some(Some(a.cmp(&b)));

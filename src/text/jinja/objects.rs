@@ -1,4 +1,4 @@
-//! The state of one rendering that changes: what `Value::Object` refers to.
+//! The mutable state of a rendering, to which `Value::Object` refers.
 
 use std::rc::Rc;
 
@@ -18,7 +18,8 @@ pub struct Objects {
     pub joiners: Buffer<Joiner>,
 }
 
-/// What a generator of Python yields. Its items are computed at once; an error is raised only when it is reached.
+/// The values of a Python generator. They are computed at once, but an error is raised only when it
+/// is reached.
 pub struct Iterator {
     items: Iteration,
     failure: Option<KeptFailure>,
@@ -42,18 +43,18 @@ pub struct Macro {
 pub struct Loop {
     /// None before the loop begins and when it has ended.
     pub items: Option<Iteration>,
-    /// The condition that an item must meet, until all items are known to meet it.
+    /// The condition on the items, until all items are known to meet it.
     pub condition: Option<ExprId>,
     /// The scope around the loop.
     pub scope: usize,
     pub length: Option<usize>,
-    /// How many items were visited, the present one included.
+    /// Number of visited items, including the current one.
     pub started: usize,
-    /// How many recursive loops are around this one.
+    /// Number of recursive loops around this one.
     pub depth: usize,
     pub previous: Option<Value>,
     pub current: Option<Value>,
-    /// The next item, once it was looked at.
+    /// The next item, if it is known.
     pub peeked: Option<Option<Value>>,
     /// The arguments of the last `loop.changed(...)`.
     pub last_changed: Option<Buffer<Value>>,
@@ -93,7 +94,7 @@ impl Objects {
         self.add(Iterator { items: Iteration::over(items), failure: None })
     }
 
-    /// An iterator that yields `items`, and then fails.
+    /// Returns an iterator that yields `items`, and then fails.
     pub fn add_failing_iterator(&mut self, items: Buffer<Value>, failure: Failure) -> Result<Value> {
         let failure = KeptFailure { _lease: self.budget.lease(failure.message.len())?, failure };
         self.add(Iterator { items: Iteration::over(items), failure: Some(failure) })
@@ -130,14 +131,14 @@ impl Objects {
         Ok(Value::Object(Object::Joiner, self.joiners.len() - 1))
     }
 
-    /// Takes the items that an iterator has left.
+    /// Removes and returns the remaining items of an iterator.
     pub fn drain(&mut self, iterator: usize) -> Result<Iteration> {
         let iterator = &mut self.iterators[iterator];
         let items = std::mem::replace(&mut iterator.items, Iteration::over(Buffer::new(&self.budget)));
         iterator.failure.take().map_or(Ok(items), |kept| Err(kept.failure))
     }
 
-    /// The next item of an iterator.
+    /// Returns the next item of an iterator.
     pub fn next(&mut self, iterator: usize) -> Result<Option<Value>> {
         let iterator = &mut self.iterators[iterator];
         match iterator.items.next() {

@@ -11,7 +11,7 @@ use super::objects::Objects;
 use super::value::{Range, Text, Value, View};
 use super::{arguments, number};
 
-/// `left operator right`
+/// Returns `left operator right`.
 pub fn binary(objects: &mut Objects, operator: Operator, left: &Value, right: &Value) -> Result<Value> {
     if let (Operator::Modulo, Value::Str(format)) = (operator, left) {
         return percent_format(objects, format, right);
@@ -74,7 +74,7 @@ fn unsupported<T>(symbol: &str, left: &Value, right: &Value) -> Result<T> {
     fail(format_args!("unsupported operand types for {symbol}: '{}' and '{}'", left.type_name(), right.type_name()))
 }
 
-/// `-value` or `+value`
+/// Returns `-value` or `+value`
 pub fn sign(value: &Value, negative: bool) -> Result<Value> {
     match (value.defined()?.as_int(), value) {
         (Some(number), _) => match if negative { number.checked_neg() } else { Some(number) } {
@@ -105,13 +105,13 @@ pub fn equal(objects: &Objects, left: &Value, right: &Value) -> Result<bool> {
     Ok(left.equals(right))
 }
 
-/// Python's test for an item of a list: `item is wanted or item == wanted`.
+/// Returns true for an item of a list by Python's rule: `item is wanted or item == wanted`.
 pub fn is_item(objects: &Objects, item: &Value, wanted: &Value) -> Result<bool> {
-    // Equal strings are the same here, so that comparing first charges what `same` compares.
+    // Here, equal strings are identical, so the first comparison charges the work of `same`.
     Ok(equal(objects, item, wanted)? || item.same(wanted))
 }
 
-/// The order of two values, or nothing where one is not a number.
+/// Returns the order of two values, or None if one is not a number.
 pub fn order(objects: &Objects, symbol: &str, left: &Value, right: &Value) -> Result<Option<Ordering>> {
     objects.budget.step()?;
     left.defined()?;
@@ -136,7 +136,7 @@ pub fn order(objects: &Objects, symbol: &str, left: &Value, right: &Value) -> Re
     }
 }
 
-/// `item in container`
+/// Returns `item in container`.
 pub fn contains(objects: &mut Objects, container: &Value, item: &Value) -> Result<bool> {
     match container {
         Value::Str(text) => match item {
@@ -168,7 +168,7 @@ fn in_range(range: &Range, item: &Value) -> bool {
     })
 }
 
-/// `len(value)`
+/// Returns `len(value)`.
 pub fn len(objects: &Objects, value: &Value) -> Result<usize> {
     Ok(match value {
         Value::Undefined(_) => 0,
@@ -199,14 +199,15 @@ pub fn push_escaped(out: &mut Builder, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// The text as an HTML-safe one.
+/// Returns the text as HTML-safe text.
 pub fn escape(objects: &Objects, text: &str) -> Result<Value> {
     let mut out = Builder::new(&objects.budget);
     push_escaped(&mut out, text)?;
     out.into_text(true)
 }
 
-/// A value as it is added to an HTML-safe string: strings that are not safe are escaped.
+/// Returns a value in the form in which it is added to an HTML-safe string: other strings are
+/// escaped.
 pub fn escaped(objects: &Objects, value: &Value) -> Result<Value> {
     match value {
         Value::Str(text) if !text.is_safe() => escape(objects, text.as_str()),
@@ -219,7 +220,7 @@ pub fn escaped(objects: &Objects, value: &Value) -> Result<Value> {
     }
 }
 
-/// `format % values`. An HTML-safe format escapes the values.
+/// Returns `format % values`. An HTML-safe format escapes the values.
 pub fn percent_format(objects: &mut Objects, format: &Text, values: &Value) -> Result<Value> {
     if !format.is_safe() {
         return percent::format(objects, format.as_str(), values)?.into_text(false);
@@ -228,7 +229,7 @@ pub fn percent_format(objects: &mut Objects, format: &Text, values: &Value) -> R
     percent::format(objects, format.as_str(), &values)?.into_text(true)
 }
 
-/// The indices that a slice selects of a sequence, as Python's `slice.indices` gives them.
+/// Returns the indices that a slice selects of a sequence, like Python's `slice.indices`.
 pub fn slice_indices(parts: &[Value; 3], len: usize) -> Result<Range> {
     let len = len as i128;
     let part = |value: &Value| match value {

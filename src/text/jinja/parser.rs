@@ -1,4 +1,4 @@
-//! Tokens to a syntax tree: statements. Expressions are in `expressions.rs`.
+//! Parses tokens to a syntax tree: statements. Expressions are in `expressions.rs`.
 
 mod expressions;
 
@@ -29,15 +29,15 @@ struct Parser {
     next: usize,
     tree: Tree,
     names: HashMap<String, Name>,
-    /// For each expression, how deep its tree is.
+    /// Depth of each expression's tree.
     depths: Vec<u16>,
-    /// How deep the parser's own recursion in an expression is.
+    /// Depth of the parser's recursion in an expression.
     recursion: usize,
     blocks: usize,
     loops: usize,
-    /// What the bodies of the macros around this place read.
+    /// Names that the bodies of the surrounding macros read.
     macros: Vec<Extras>,
-    /// Directly in a branch of an `if`, an unknown filter fails only when it is reached.
+    /// True directly in a branch of an `if`, where an unknown filter fails only when it is reached.
     in_branch: bool,
 }
 
@@ -124,7 +124,8 @@ impl Parser {
         new
     }
 
-    /// Statements up to a tag of `ends` (which is left in place), or to the end of the template.
+    /// Parses statements up to a tag of `ends`, which is not consumed, or to the end of the
+    /// template.
     fn statements(&mut self, ends: &[&str]) -> Result<Vec<Statement>> {
         let mut body = Vec::new();
         loop {
@@ -158,7 +159,8 @@ impl Parser {
         }
     }
 
-    /// The body of a block: from the end of its tag to `ends`, one of whose names is returned.
+    /// Parses the body of a block, from the end of its tag to one of `ends`, whose name is
+    /// returned.
     fn body(&mut self, ends: &[&str]) -> Result<(Vec<Statement>, String)> {
         self.skip_symbol(":");
         self.expect(&Token::BlockEnd, "the end of the block")?;
@@ -173,7 +175,7 @@ impl Parser {
         Ok((body, self.expect_name()?))
     }
 
-    /// A body whose statements are not directly in a branch of an `if`.
+    /// Parses a body whose statements are not directly in a branch of an `if`.
     fn scope_body(&mut self, ends: &[&str]) -> Result<(Vec<Statement>, String)> {
         let outer = std::mem::replace(&mut self.in_branch, false);
         let body = self.body(ends);
@@ -334,7 +336,7 @@ impl Parser {
         Ok((parameters, defaults))
     }
 
-    /// `{% print a, b %}` prints several values, as a concatenation does.
+    /// Parses `{% print a, b %}`, which prints several values like a concatenation.
     fn print_statement(&mut self) -> Result<Option<StatementKind>> {
         let mut values = Vec::new();
         while *self.peek() != Token::BlockEnd {
@@ -366,7 +368,7 @@ impl Parser {
         Ok(StatementKind::NeedsLoader(name.unwrap_or("extends")))
     }
 
-    /// A filter without a value before it, then as many more as `|` adds.
+    /// Parses a filter without a value before it, and further filters after `|`.
     fn filter_chain(&mut self, starts_inline: bool) -> Result<Vec<Modifier>> {
         let mut filters = Vec::new();
         let mut inline = starts_inline;
@@ -402,7 +404,7 @@ impl Parser {
         Ok(name)
     }
 
-    /// What an assignment assigns to.
+    /// Parses the target of an assignment.
     fn target(&mut self, with_attributes: bool, ends: &[&str]) -> Result<Target> {
         let mut targets = Vec::new();
         let mut is_tuple = false;

@@ -9,7 +9,7 @@ use super::unicode::is_printable;
 use super::value::{Object, Value, View};
 use super::{MAX_VALUE_DEPTH, Objects};
 
-/// `str(value)`
+/// Returns `str(value)`.
 pub fn to_str(budget: &Rc<RenderBudget>, objects: &Objects, value: &Value) -> Result<Builder> {
     let mut builder = Builder::new(budget);
     push_str(&mut builder, objects, value)?;
@@ -25,7 +25,7 @@ pub fn push_str(out: &mut Builder, objects: &Objects, value: &Value) -> Result<(
     }
 }
 
-/// `repr(value)`
+/// Returns `repr(value)`.
 pub fn to_repr(budget: &Rc<RenderBudget>, objects: &Objects, value: &Value) -> Result<Builder> {
     let mut builder = Builder::new(budget);
     push_repr(&mut builder, objects, value, 0)?;
@@ -113,7 +113,7 @@ fn push_view(out: &mut Builder, objects: &Objects, view: View, dict: &super::val
     out.push("])")
 }
 
-/// A string in the quotes that Python chooses, with its escapes.
+/// Writes a string with Python's choice of quotes and its escapes.
 fn push_quoted(out: &mut Builder, text: &str) -> Result<()> {
     out.scan(text)?;
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
@@ -134,7 +134,7 @@ fn push_quoted(out: &mut Builder, text: &str) -> Result<()> {
     out.push_char(quote)
 }
 
-/// `ascii(value)`
+/// Returns `ascii(value)`.
 pub fn to_ascii(budget: &Rc<RenderBudget>, objects: &Objects, value: &Value) -> Result<Builder> {
     let repr = to_repr(budget, objects, value)?;
     let mut out = Builder::new(budget);

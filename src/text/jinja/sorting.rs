@@ -1,11 +1,11 @@
-//! Sorts by orders that templates decide: they may fail, and contradict themselves where NaN is compared.
+//! Sorts by orders of templates, which may fail, and are inconsistent if NaN is compared.
 
 use std::cmp::Ordering;
 
 use super::budget::Buffer;
 use super::failure::Result;
 
-/// The items in their order. Equal ones, and those without an order, keep theirs.
+/// Returns the sorted items. Equal items, and items without an order, keep their order.
 pub fn sorted<T: Clone>(items: Buffer<T>, mut order: impl FnMut(&T, &T) -> Result<Option<Ordering>>) -> Result<Buffer<T>> {
     let (mut from, mut to) = (items, None);
     let mut width = 1;

@@ -7,7 +7,7 @@ use super::failure::{Result, fail};
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 const MONTHS: [&str; 12] =
     ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December"];
-/// Digits of a width. More is no date.
+/// Maximum width. A date is shorter.
 const MAX_WIDTH: usize = 1_000;
 
 pub fn now(format: &str) -> Result<String> {
@@ -27,7 +27,7 @@ pub fn strftime(format: &str, time: Duration) -> Result<String> {
         rest = &rest[at..];
         let directive = Directive::parse(rest);
         let field = if directive.is_valid() { moment.field(directive.letter, 0) } else { None };
-        // glibc writes what is no directive as it is, with the flags and the width of a text.
+        // glibc does not change invalid directives. Their flags and width apply to a text.
         let field = field.unwrap_or_else(|| Field::Text(rest[..directive.len].to_string(), '\0'));
         out.push_str(&directive.apply(field)?);
         rest = &rest[directive.len..];
@@ -73,7 +73,8 @@ impl Directive {
         directive
     }
 
-    /// Whether glibc knows the modifier for the letter. Python knows `%f` alone, without anything between.
+    /// Returns true if glibc supports the modifier for the letter. Python supports `%f` only
+    /// without flags, width and modifier.
     fn is_valid(&self) -> bool {
         match self.modifier {
             Some('E') => !"AaBbDdeFfGgHhIjklMmSUVWw".contains(self.letter),
@@ -112,7 +113,7 @@ impl Directive {
     }
 }
 
-/// The text behind so many fill characters that it has `width` bytes.
+/// Returns the text with fill characters before it, `width` bytes in all.
 fn pad(text: &str, fill: char, width: usize) -> String {
     let mut padded: String = std::iter::repeat_n(fill, width.saturating_sub(text.len())).collect();
     padded.push_str(text);
@@ -120,7 +121,7 @@ fn pad(text: &str, fill: char, width: usize) -> String {
 }
 
 enum Field {
-    /// A number, with its least digits and what fills them.
+    /// A number, its minimum number of digits, and the fill character.
     Number(u64, usize, char),
     Text(String, char),
 }
@@ -150,7 +151,7 @@ impl Moment {
         Moment { seconds, micros: time.subsec_micros(), year, month, day, weekday: (days + 4) % 7, day_of_year, hour, minute, second }
     }
 
-    /// The field of a letter, or nothing if glibc does not know it.
+    /// Returns the field of a letter, or None if glibc does not support it.
     fn field(&self, letter: char, depth: usize) -> Option<Field> {
         let two = |number: u64| Field::Number(number, 2, '0');
         let text = |text: &str| Field::Text(text.to_string(), letter);
@@ -201,7 +202,7 @@ impl Moment {
         })
     }
 
-    /// A format of plain letters.
+    /// Formats with plain letters.
     fn all(&self, format: &str, depth: usize) -> Option<String> {
         let mut out = String::new();
         let mut chars = format.chars();
@@ -217,7 +218,8 @@ impl Moment {
         Some(out)
     }
 
-    /// The year and week of ISO 8601: the week of a Thursday is in the Thursday's year.
+    /// Returns the year and week of ISO 8601. The week of a Thursday belongs to the Thursday's
+    /// year.
     fn iso_week(&self) -> (u64, u64) {
         let days = self.seconds / 86_400;
         let thursday = days + 3 - (self.weekday + 6) % 7;
@@ -226,14 +228,14 @@ impl Moment {
     }
 }
 
-/// The day of the year, from 0 for the first of January.
+/// Returns the day of the year, from 0 for the first of January.
 fn day_of_year(year: u64, month: u64, day: u64) -> u64 {
     let leap = year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     let before = [0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334][month as usize - 1];
     before + day - 1 + u64::from(leap && month > 2)
 }
 
-/// Year, month and day of a day since 1970, in the Gregorian calendar.
+/// Returns year, month and day of a day since 1970, in the Gregorian calendar.
 fn date(days: u64) -> (u64, u64, u64) {
     // Years that begin in March have their leap day last; 400 of them have 146097 days.
     let days = days + 719_468;

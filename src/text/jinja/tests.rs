@@ -69,7 +69,7 @@ pub fn apply(interpreter: &mut Interpreter, name: &str, value: &Value, args: &Ar
         "sameas" => {
             let [other] = args.bind(name, ["other"], 1)?;
             let other = other.unwrap_or(Value::None);
-            // Equal strings are the same here.
+            // Here, equal strings are identical.
             return Ok(if value.as_str().is_some() { ops::equal(&interpreter.objects, value, &other)? } else { value.same(&other) });
         }
         "in" => {
@@ -125,7 +125,7 @@ fn has_type(name: &str, value: &Value) -> bool {
         "mapping" => matches!(value, Value::Dict(_)),
         "number" => value.as_float().is_some(),
         "escaped" => matches!(value, Value::Str(text) if text.is_safe()),
-        // Python asks for a length and for items by index: an undefined value claims to have both.
+        // Python requires a length and items by index. An undefined value has both.
         "sequence" => {
             matches!(value, Value::Undefined(_) | Value::Str(_) | Value::List(_) | Value::Tuple(_) | Value::Dict(_) | Value::Range(_))
         }

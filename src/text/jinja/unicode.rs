@@ -1,18 +1,18 @@
-//! Character classes and case as Python defines them, where they differ from Rust's.
+//! Character classes and case of Python, where they differ from those of Rust.
 
 use unicode_general_category::{GeneralCategory, get_general_category};
 
-/// `str.isspace` for one character.
+/// Returns `str.isspace` for one character.
 pub fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\x1c'..='\x1f').contains(&c)
 }
 
-/// Where `str.splitlines` ends a line.
+/// Returns true for characters at which `str.splitlines` ends a line.
 pub fn is_line_end(c: char) -> bool {
     matches!(c, '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}')
 }
 
-/// Whether `repr` writes the character as it is.
+/// Returns true if `repr` writes the character without an escape.
 pub fn is_printable(c: char) -> bool {
     use GeneralCategory::*;
     let hidden = [Control, Format, Surrogate, PrivateUse, Unassigned, LineSeparator, ParagraphSeparator, SpaceSeparator];
@@ -28,7 +28,7 @@ pub fn is_decimal(c: char) -> bool {
     get_general_category(c) == GeneralCategory::DecimalNumber
 }
 
-/// Superscripts, circled digits and the like have a digit value without being decimal.
+/// Returns true for digits, including superscripts and circled digits, which are not decimal.
 pub fn is_digit(c: char) -> bool {
     const OTHERS: [(char, char); 21] = [
         ('\u{b2}', '\u{b3}'),
@@ -89,7 +89,7 @@ pub fn is_title(text: &str) -> bool {
     found
 }
 
-/// The character in title case: `ǆ` becomes `ǅ`, `ß` becomes `Ss`.
+/// Adds the character in title case: `ǆ` becomes `ǅ`, `ß` becomes `Ss`.
 fn push_title(c: char, out: &mut String) {
     let title = match c {
         '\u{1c4}'..='\u{1c6}' => Some('\u{1c5}'),
@@ -107,7 +107,7 @@ fn push_title(c: char, out: &mut String) {
     out.extend(upper.flat_map(char::to_lowercase));
 }
 
-/// `str.capitalize`.
+/// Returns `str.capitalize`.
 pub fn capitalize(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut chars = text.chars();
@@ -118,7 +118,7 @@ pub fn capitalize(text: &str) -> String {
     out
 }
 
-/// `str.title`.
+/// Returns `str.title`.
 pub fn title(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut cased_before = false;
@@ -132,9 +132,9 @@ pub fn title(text: &str) -> String {
     out
 }
 
-/// The character in lower case. A sigma at the end of a word has a form of its own.
+/// Adds the character in lower case. A sigma at the end of a word has another form.
 fn push_lower(text: &str, at: usize, c: char, out: &mut String) {
-    // These may stand within a word without being cased.
+    // These characters can be within a word without having a case.
     let ignored = |c: &char| "'.:^`\u{ad}\u{b7}\u{2019}".contains(*c) || get_general_category(*c) == GeneralCategory::NonspacingMark;
     let before = || text[..at].chars().rev().find(|c| !ignored(c)).is_some_and(is_cased);
     let after = || text[at + c.len_utf8()..].chars().find(|c| !ignored(c)).is_some_and(is_cased);
@@ -144,7 +144,7 @@ fn push_lower(text: &str, at: usize, c: char, out: &mut String) {
     }
 }
 
-/// `str.swapcase`.
+/// Returns `str.swapcase`.
 pub fn swapcase(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for (at, c) in text.char_indices() {
@@ -153,7 +153,7 @@ pub fn swapcase(text: &str) -> String {
     out
 }
 
-/// `str.casefold`, without the rarest foldings.
+/// Returns `str.casefold`, without the rarest foldings.
 pub fn casefold(text: &str) -> String {
     let mut folded = String::with_capacity(text.len());
     for c in text.chars().flat_map(char::to_lowercase) {
@@ -170,7 +170,7 @@ pub fn casefold(text: &str) -> String {
 mod tests {
     #[test]
     fn cased_marks_take_linear_time() {
-        // Quadratic time would be minutes here.
+        // Quadratic time would take minutes here.
         let text = format!("a{}", "\u{345}".repeat(400_000));
         assert_eq!(super::title(&text), format!("A{}", "\u{345}".repeat(400_000)));
     }

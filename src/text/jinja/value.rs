@@ -1,8 +1,8 @@
-//! The values of a template: those of Python, and Jinja's own.
+//! The values of a template: those of Python, and those of Jinja.
 //!
-//! Lists, tuples and dictionaries cannot change, as in transformers' sandbox. What can change (namespaces,
-//! iterators, macros' scopes) lies in the interpreter and is referred to by number, so that values never
-//! form cycles, and all memory is free when a rendering ends.
+//! Lists, tuples and dictionaries are immutable, as in transformers' sandbox. Mutable objects
+//! (namespaces, iterators, scopes of macros) are in the interpreter, and values refer to them by
+//! number. Values therefore form no cycles, and all memory is freed when a rendering ends.
 
 use std::convert::Infallible;
 use std::hash::{Hash, Hasher};
@@ -18,7 +18,7 @@ use super::globals::Global;
 
 #[derive(Debug, Clone)]
 pub enum Value {
-    /// Why the value is not defined.
+    /// The reason why the value is not defined.
     Undefined(Text),
     None,
     Bool(bool),
@@ -88,7 +88,7 @@ impl Range {
     }
 }
 
-/// A string. HTML-safe strings (`|escape`, `|safe`) escape what is added to them.
+/// A string. HTML-safe strings (`|escape`, `|safe`) escape strings that are added to them.
 #[derive(Debug, Clone)]
 pub struct Text(Rc<TextParts>);
 
@@ -150,7 +150,7 @@ impl std::ops::Deref for Dict {
     }
 }
 
-/// The entries of a dictionary or a namespace. Their bytes are leased as they become more.
+/// The entries of a dictionary or a namespace. Their bytes are charged as they grow.
 #[derive(Debug)]
 pub struct Entries {
     map: IndexMap<Key, Value>,
@@ -158,7 +158,8 @@ pub struct Entries {
 }
 
 impl Entries {
-    /// Bytes of an entry: key, value, hash, and its place in a table that is at least 7/16 full.
+    /// Size of an entry in bytes: key, value, hash, and its share of a table that is at least 7/16
+    /// full.
     const BYTES: usize = size_of::<(Key, Value)>() + 40;
 
     pub fn new(budget: &Rc<RenderBudget>) -> Result<Entries> {
@@ -188,7 +189,7 @@ impl Entries {
         Ok(())
     }
 
-    /// The value of a key that is a string.
+    /// Returns the value of a key that is a string.
     pub fn get_str(&self, key: &str) -> Option<&Value> {
         self.map.get(&StrKey(key))
     }
@@ -258,7 +259,8 @@ impl Hash for Key {
     }
 }
 
-/// The hash of a value that equals nothing, as NaN. Many of them must not share one: finding one would compare all.
+/// Hashes a value that equals no value, such as NaN. If many such values shared a hash, a search
+/// would compare all of them.
 fn unequaled<H: Hasher>(state: &mut H) {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     COUNT.fetch_add(1, Ordering::Relaxed).hash(state);
@@ -272,7 +274,7 @@ fn hash<H: Hasher>(value: &Value, state: &mut H) {
         Value::Float(number) if number.fract() == 0.0 && number.abs() < 1e38 => (*number as i128).hash(state),
         Value::Float(number) if number.is_nan() => unequaled(state),
         Value::Float(number) => number.to_bits().hash(state),
-        // With the length, tuples that nest the same items in other ways differ.
+        // With the length, tuples with the same items in other nesting have other hashes.
         Value::Tuple(items) => {
             items.len().hash(state);
             items.iter().for_each(|item| hash(item, state));
@@ -337,7 +339,7 @@ impl Value {
         }
     }
 
-    /// The value as an index: integers and booleans are.
+    /// Returns the value as an index, if it is an integer or a boolean.
     pub fn as_int(&self) -> Option<i128> {
         match self {
             Value::Int(number) => Some(*number),
@@ -367,7 +369,7 @@ impl Value {
         }
     }
 
-    /// Python's `==`.
+    /// Compares like Python's `==`.
     pub fn equals(&self, other: &Value) -> bool {
         match (self, other) {
             (Value::Undefined(_), Value::Undefined(_)) | (Value::None, Value::None) => true,
@@ -393,7 +395,7 @@ impl Value {
         }
     }
 
-    /// Python's `is`, as far as it does not depend on how Python stores values.
+    /// Compares like Python's `is`, where the result does not depend on Python's storage.
     pub fn same(&self, other: &Value) -> bool {
         match (self, other) {
             (Value::None, Value::None) => true,
@@ -410,7 +412,8 @@ impl Value {
         }
     }
 
-    /// Steps that reading the whole value takes. What a value holds twice counts twice, so that it bounds recursion.
+    /// Returns the number of steps for reading the whole value. A repeated part counts each time,
+    /// so that the number bounds recursion.
     pub fn weight(&self) -> usize {
         match self {
             Value::Str(text) => 1 + text.as_str().len() / SCANNED_BYTES_PER_STEP,
@@ -421,7 +424,7 @@ impl Value {
         }
     }
 
-    /// How deep lists and dictionaries are nested in this value.
+    /// Returns the nesting of lists and dictionaries in this value.
     fn depth(&self) -> usize {
         match self {
             Value::List(items) | Value::Tuple(items) => items.0.depth,
@@ -438,7 +441,7 @@ fn equal_dicts(a: &Dict, b: &Dict) -> bool {
 
 /// The constructors of values that take memory.
 impl RenderBudget {
-    /// A copy of the text.
+    /// Returns a copy of the text.
     pub fn text(self: &Rc<RenderBudget>, text: &str) -> Result<Value> {
         self.new_text(text).map(Value::Str)
     }
@@ -448,7 +451,8 @@ impl RenderBudget {
         with_lease(text.into(), lease, false)
     }
 
-    /// The text in another case. It is up to three times as long, and copied from a string of up to four times.
+    /// Returns the text in another case. The result is up to three times as long, and is copied
+    /// from a string of up to four times.
     pub fn recased(self: &Rc<RenderBudget>, text: &str, recase: impl FnOnce(&str) -> String) -> Result<Value> {
         let lease = self.lease(text.len().saturating_mul(7))?;
         with_lease(recase(text).into(), lease, false).map(Value::Str)
@@ -458,7 +462,7 @@ impl RenderBudget {
         self.new_text(reason).map(Value::Undefined)
     }
 
-    /// `text` as an HTML-safe text.
+    /// Returns `text` as an HTML-safe text.
     pub fn safe_text(self: &Rc<RenderBudget>, text: &Text) -> Result<Value> {
         let mut copy = Builder::new(self);
         copy.push(text.as_str())?;
@@ -484,21 +488,21 @@ impl RenderBudget {
         Ok(Value::Method(Rc::new(Method { value, name, _lease: lease })))
     }
 
-    /// A key of a dictionary. Finding or adding it reads all of it.
+    /// Creates a key of a dictionary. A search or an insertion reads all of it.
     pub fn key(&self, value: Value) -> Result<Key> {
         self.steps(value.weight())?;
         Key::new(value)
     }
 }
 
-/// `lease` has the bytes of the text; those of what holds it are added.
+/// Creates a text. `lease` has the bytes of the text, and those of the owner are added.
 fn with_lease(text: Box<str>, mut lease: Lease, safe: bool) -> Result<Text> {
     lease.resize(text.len() + 80)?;
     Ok(Text(Rc::new(TextParts { text, safe, _lease: lease })))
 }
 
 impl Builder {
-    /// The text as a value.
+    /// Returns the text as a value.
     pub fn into_text(self, safe: bool) -> Result<Value> {
         let (text, lease) = self.finish()?;
         with_lease(text, lease, safe).map(Value::Str)

@@ -1,9 +1,9 @@
-//! Removes anchors. What they demand of the text before and after them is kept beside the language.
+//! Removes anchors. Their conditions on the surrounding text are stored next to the language.
 
 use super::language::Language;
 use super::{Class, Node};
 
-/// The demand of a part of a pattern on the position where it ends.
+/// The condition of a part of a pattern on the position where it ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Demand {
     Anywhere,
@@ -13,19 +13,19 @@ enum Demand {
     BeforeNewline,
 }
 
-/// The texts of a part that begin and end where these demands hold.
+/// The texts of a part, with conditions on their start and end.
 #[derive(Debug, Clone)]
 struct Case {
-    /// Only at the start of the text.
+    /// True if the part matches at the start of the text only.
     start: bool,
     end: Demand,
     texts: Language,
 }
 
-/// At most one for each pair of demands.
+/// At most one case for each pair of conditions.
 type Cases = Vec<Case>;
 
-/// The texts in which the pattern matches somewhere.
+/// Returns the texts in which the pattern matches somewhere.
 pub fn searched(node: &Node) -> Language {
     let newline = Language::repeat(&Language::class(Class::char('\n' as u32)), 0, Some(1));
     let whole = |case: Case| {
@@ -42,7 +42,7 @@ pub fn searched(node: &Node) -> Language {
     Language::or(cases(node).into_iter().map(whole).collect())
 }
 
-/// The texts that the pattern matches from start to end.
+/// Returns the texts that the pattern matches from start to end.
 pub fn matched_whole(node: &Node) -> Language {
     Language::or(cases(node).into_iter().map(|case| case.texts).collect())
 }
@@ -64,7 +64,7 @@ fn anywhere(texts: Language) -> Case {
     Case { start: false, end: Demand::Anywhere, texts }
 }
 
-/// Cases with the same demands become one.
+/// Merges cases with the same conditions.
 fn merged(cases: Cases) -> Cases {
     let mut groups: Vec<(bool, Demand, Vec<Language>)> = Vec::new();
     for case in cases {
@@ -98,7 +98,7 @@ fn concat(nodes: &[Node]) -> Cases {
     if plain.is_empty() { all } else { follow(&all, &[anywhere(Language::concat(plain))]) }
 }
 
-/// The cases of one part after the other.
+/// Returns the cases of two consecutive parts.
 fn follow(lefts: &[Case], rights: &[Case]) -> Cases {
     let pairs = lefts.iter().flat_map(|left| rights.iter().map(move |right| (left, right)));
     merged(pairs.flat_map(|(left, right)| follow_one(left, right)).collect())
@@ -106,7 +106,7 @@ fn follow(lefts: &[Case], rights: &[Case]) -> Cases {
 
 fn follow_one(left: &Case, right: &Case) -> Cases {
     let empty = Language::empty_text;
-    // Only nothing can stand before the start of the text.
+    // Only the empty text can precede the start of the text.
     let before = if !right.start {
         left.texts.clone()
     } else if left.texts.is_nullable() {
@@ -134,15 +134,16 @@ fn pair(left: &Language, right: Language) -> Language {
     Language::concat(vec![left.clone(), right])
 }
 
-/// A repetition that demands the start follows nothing but empty ones, and one that demands the end precedes nothing but empty ones
-/// (or a last line feed). So at most one of each kind matters, with plain repetitions between them.
+/// Returns the cases of a repetition. Only empty repetitions can precede one that requires the
+/// start. Only empty repetitions, or a last line feed, can follow one that requires the end. At
+/// most one repetition of each kind is therefore relevant, with plain repetitions between them.
 fn repeat(inner: Cases, min: u32, max: Option<u32>) -> Cases {
     let is_plain = |case: &Case| !case.start && case.end == Demand::Anywhere;
     let plain = inner.iter().find(|case| is_plain(case)).map_or_else(Language::nothing, |case| case.texts.clone());
     if inner.iter().all(is_plain) || max == Some(0) {
         return vec![anywhere(Language::repeat(&plain, min, max))];
     }
-    // Empty repetitions that are allowed where an anchor holds make up the least number.
+    // Empty repetitions at a position where an anchor matches count towards the minimum.
     let fills = inner.iter().any(|case| !is_plain(case) && case.texts.is_nullable());
     let others = |anchored: u32| {
         let max = match max {
@@ -157,7 +158,7 @@ fn repeat(inner: Cases, min: u32, max: Option<u32>) -> Cases {
     let (starts, ends, boths) = (of(true, false), of(false, true), of(true, true));
     let mut all: Cases = vec![anywhere(Language::repeat(&plain, min, max))];
     all.extend(others(1).map_or(Vec::new(), |others| follow(&starts, &[others])));
-    // Without and with a repetition that is the last line feed.
+    // The cases without and with a repetition that is the last line feed.
     let newline = Language::class(Class::char('\n' as u32));
     for (count, last) in [(0, Language::empty_text()), (1, newline)] {
         if count == 1 && !plain.has_newline() {

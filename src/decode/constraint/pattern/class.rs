@@ -11,12 +11,12 @@ use unicode_general_category::{GeneralCategory, get_general_category};
 /// One character out of a set.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Class {
-    /// Sorted and apart from each other. Surrogates may lie within a range: no text has them.
+    /// Sorted and disjoint. A range may contain surrogates, because no text has them.
     ranges: Vec<(u32, u32)>,
-    /// Names of Unicode properties, and whether the property is negated.
+    /// Names of Unicode properties, each with true if it is negated.
     properties: Vec<(String, bool)>,
     negated: bool,
-    /// Characters that differ only in case are in the set too.
+    /// If true, characters that differ only in case are in the set, too.
     folded: bool,
 }
 
@@ -61,7 +61,7 @@ impl Class {
         &self.properties
     }
 
-    /// The other characters. Without properties they are ranges again.
+    /// Returns the complement. Without properties it consists of ranges again.
     pub fn complement(mut self) -> Class {
         if !self.is_plain() {
             self.negated = !self.negated;
@@ -77,12 +77,12 @@ impl Class {
         Class { ranges: others, ..Class::default() }
     }
 
-    /// Whether the set consists of ranges only, so that `contains` and `chars` are exact.
+    /// Returns true if the set consists of ranges only, so that `contains` and `chars` are exact.
     pub fn is_plain(&self) -> bool {
         self.properties.is_empty() && !self.negated && !self.folded
     }
 
-    /// Whether two plain sets have a character in common.
+    /// Returns true if two plain sets have a character in common.
     fn overlaps(&self, other: &Class) -> bool {
         let mut others = other.ranges.iter().peekable();
         self.ranges.iter().any(|&(low, high)| {
@@ -95,7 +95,7 @@ impl Class {
         self.ranges.iter().any(|&(low, high)| (low..=high).contains(&c)) != self.negated
     }
 
-    /// Every character, if there are at most `limit`.
+    /// Returns all characters, if there are at most `limit`.
     pub fn chars(&self, limit: usize) -> Option<Vec<char>> {
         let count: u64 = self.ranges.iter().map(|(low, high)| u64::from(high - low) + 1).sum();
         (self.is_plain() && count <= limit as u64).then(|| {
@@ -104,8 +104,9 @@ impl Class {
         })
     }
 
-    /// In JSON strings llguidance 1.9 takes a set that has every control character, or all but the line feed, for one that has the
-    /// backslash and the quote too. Returns which control characters the set has if it lacks one of these two.
+    /// Returns the control characters of the set if it lacks the backslash or the quote. In JSON
+    /// strings, llguidance 1.9 adds both to a set that has every control character, or all but the
+    /// line feed.
     pub fn risky_controls(&self) -> Option<u32> {
         if !self.is_plain() {
             return Some(u32::MAX);
@@ -114,7 +115,7 @@ impl Class {
         (!self.contains('\\' as u32) || !self.contains('"' as u32)).then_some(controls)
     }
 
-    /// Writes the set in the Rust dialect, on request without U+0000.
+    /// Writes the set in the Rust dialect. `without_nul` excludes U+0000.
     pub fn write(&self, out: &mut String, without_nul: bool) {
         let ranges = cut(&self.ranges, u32::from(without_nul && self.is_plain()));
         if self.is_plain() && ranges.len() == 1 && ranges[0].0 == ranges[0].1 {
@@ -142,7 +143,7 @@ impl Class {
         out.push_str(if self.folded { ")" } else { "" });
     }
 
-    /// The number of bytes that `write` writes.
+    /// Returns the number of bytes that `write` writes.
     pub fn size(&self) -> usize {
         let mut out = String::new();
         self.write(&mut out, false);
@@ -150,7 +151,7 @@ impl Class {
     }
 }
 
-/// The ranges without surrogates, and without characters below `min`.
+/// Returns the ranges without surrogates and without characters below `min`.
 fn cut(ranges: &[(u32, u32)], min: u32) -> Vec<(u32, u32)> {
     let mut cut = Vec::with_capacity(ranges.len() + 1);
     for &(low, high) in ranges {
@@ -160,12 +161,13 @@ fn cut(ranges: &[(u32, u32)], min: u32) -> Vec<(u32, u32)> {
     cut
 }
 
-/// The Unicode properties that have been looked up, by normalized name. The names of Unicode are few, so that the map stays small.
+/// Known Unicode properties by normalized name. Unicode has few names, so the map stays small.
 static PROPERTIES: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
-/// Whether the crate `regex-syntax` has a Unicode property of this name.
+/// Returns true if the crate `regex-syntax` has a Unicode property of this name.
 pub fn is_property(name: &str) -> bool {
-    // A lookup builds the tables of the property (0.4 ms), and a pattern may name properties 30,000 times.
+    // A lookup builds the tables of the property (0.4 ms), and a pattern may name properties 30,000
+    // times.
     let key = name.replace('_', "").to_ascii_lowercase();
     let mut known = PROPERTIES.lock().unwrap_or_else(PoisonError::into_inner);
     let is_property = known.contains(&key) || RegexBuilder::new().mk_regex(&format!("\\p{{{name}}}")).is_ok();
@@ -175,7 +177,7 @@ pub fn is_property(name: &str) -> bool {
     is_property
 }
 
-/// Writes large sets by their names, and leaves the ranges beside them.
+/// Writes large sets by their names, and returns the remaining ranges.
 fn shortened(ranges: &[(u32, u32)], out: &mut String) -> Vec<(u32, u32)> {
     const MIN_RANGES: usize = 40;
     if ranges.len() < MIN_RANGES {

@@ -1,4 +1,5 @@
-//! Patterns of ECMA-262, as `new RegExp(pattern, "u")` reads them, and by the rules of annex B if that is a syntax error.
+//! Parses patterns of ECMA-262 like `new RegExp(pattern, "u")`, or by the rules of annex B if that
+//! is a syntax error.
 
 use std::collections::BTreeSet;
 
@@ -43,9 +44,9 @@ struct Modifiers {
 
 struct Parser<'a> {
     reader: Reader<'a>,
-    /// Why the pattern is no valid pattern in Unicode mode, if it is read by annex B.
+    /// Error of the pattern in Unicode mode, if it is read by annex B.
     not_unicode: Option<PatternError>,
-    /// All capturing groups of the pattern, also those to come.
+    /// Number of all capturing groups of the pattern, including later ones.
     groups: u32,
     has_names: bool,
     names: BTreeSet<String>,
@@ -129,7 +130,7 @@ impl<'a> Parser<'a> {
         self.reader.syntax("a quantifier with nothing to repeat", at, "put a backslash before it if it is a character")
     }
 
-    /// The quantifier that comes next. Whether it is lazy makes no difference to what matches.
+    /// Reads a quantifier. A lazy quantifier matches the same texts.
     fn quantifier(&mut self, at: usize) -> Result<Option<(u32, Option<u32>)>, PatternError> {
         let found = match self.reader.peek() {
             Some('*') => (0, None, 1),
@@ -155,7 +156,8 @@ impl<'a> Parser<'a> {
         Ok(Some((min, max)))
     }
 
-    /// The limits between the braces that come next, if they are a quantifier, and how many characters that is. Reads nothing.
+    /// Returns the limits between the next braces, if they are a quantifier, and the number of its
+    /// characters. Reads nothing.
     fn braces(&mut self) -> Option<(u32, Option<u32>, usize)> {
         let start = self.reader.at();
         let found = self.read_braces();
@@ -203,7 +205,7 @@ impl<'a> Parser<'a> {
         if !self.reader.take(")") {
             return Err(self.reader.syntax("unclosed group", at, "write \"\\\\(\" for the character"));
         }
-        // A separate group, so that a quantifier can repeat an anchor within it.
+        // A separate node, so that a quantifier can repeat an anchor within it.
         Ok(Node::Concat(vec![node]))
     }
 
@@ -237,7 +239,7 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// An escape outside of a class.
+    /// Reads an escape outside of a class.
     fn escape(&mut self) -> Result<Node, PatternError> {
         let at = self.reader.at();
         self.reader.next();
@@ -276,7 +278,7 @@ impl<'a> Parser<'a> {
         self.reader.syntax("a backreference to a group that does not exist", at, "backreferences are not supported")
     }
 
-    /// What follows a backslash, within and outside of a class.
+    /// Reads the rest of an escape, within or outside of a class.
     fn escaped(&mut self, at: usize, in_class: bool) -> Result<Member, PatternError> {
         let Some(next) = self.reader.next() else {
             return Err(self.reader.syntax("the pattern ends in a backslash that escapes nothing", at, "leave it out, or write two"));
@@ -306,7 +308,7 @@ impl<'a> Parser<'a> {
                 }
                 _ if self.is_unicode() => Err(self.invalid_escape(next, at)),
                 _ => {
-                    // By annex B the backslash is a character, and "c" the next one.
+                    // In annex B, the backslash is a character, and "c" is the next one.
                     self.reader.go_to(self.reader.at() - 1);
                     Ok(Member::Char('\\' as u32))
                 }
@@ -331,7 +333,7 @@ impl<'a> Parser<'a> {
         self.reader.syntax(format!("an invalid escape \"\\{c}\""), at, "write two backslashes for a backslash")
     }
 
-    /// A character that stands for itself after a backslash.
+    /// Returns a character that has no special meaning after a backslash.
     fn identity(&self, c: char, at: usize) -> Result<Member, PatternError> {
         let is_valid = if self.is_unicode() { SYNTAX_CHARS.contains(c) } else { c != 'k' || !self.has_names };
         if is_valid { Ok(Member::Char(c as u32)) } else { Err(self.invalid_escape(c, at)) }
@@ -352,7 +354,8 @@ impl<'a> Parser<'a> {
         }
         let Some(first) = self.reader.hex(4) else { return self.identity('u', at) };
         let start = self.reader.at();
-        // The two halves of a pair are one character in Unicode mode, and together the same text by annex B.
+        // The two halves of a pair are one character in Unicode mode. In annex B, they match the
+        // same text.
         if (0xD800..0xDC00).contains(&first) && self.reader.take("\\u") {
             match self.reader.hex(4) {
                 Some(second @ 0xDC00..=0xDFFF) => return Ok(Member::Char(0x10000 + ((first - 0xD800) << 10) + second - 0xDC00)),
@@ -362,7 +365,8 @@ impl<'a> Parser<'a> {
         Ok(Member::Char(first))
     }
 
-    /// Annex B reads `\p{L}` and `\u{61}` as a letter and braces, which no author means.
+    /// Returns the error for `\p{L}` and `\u{61}` in annex B, which reads them as a letter and
+    /// braces. Authors do not mean that.
     fn only_unicode(&self, what: &str, at: usize) -> Option<PatternError> {
         let error = self.not_unicode.as_ref()?;
         let problem = format!("{what} in a pattern that is invalid in Unicode mode: {} at character {}", error.problem, error.position);
@@ -442,7 +446,7 @@ fn add(member: Member, ranges: &mut Vec<(u32, u32)>, properties: &mut Vec<(Strin
     }
 }
 
-/// How many capturing groups there are, and whether one has a name.
+/// Returns the number of capturing groups, and true if one has a name.
 fn count_groups(pattern: &str) -> (u32, bool) {
     let chars: Vec<char> = pattern.chars().collect();
     let (mut groups, mut has_names, mut in_class, mut i) = (0, false, false, 0);

@@ -1,4 +1,4 @@
-//! Case-insensitive matching as Python's `re` does it.
+//! Case-insensitive matching of Python's `re`.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use once_cell::sync::Lazy;
 
 use super::Class;
 
-/// Lowercase letters that Python takes for the same (`_EXTRA_CASES` of its module `re._casefix`).
+/// Lowercase letters that are equal in Python (`_EXTRA_CASES` of its module `re._casefix`).
 const SAME_LOWERCASE: &[&[u32]] = &[
     &[0x69, 0x131],
     &[0x73, 0x17F],
@@ -34,7 +34,7 @@ const SAME_LOWERCASE: &[&[u32]] = &[
     &[0xFB05, 0xFB06],
 ];
 
-/// Every character that has others of its case group, by the key of its group.
+/// Characters with others in their case group, by the key of the group.
 static GROUPS: Lazy<BTreeMap<u32, Vec<u32>>> = Lazy::new(|| {
     let mut groups: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     for c in '\0'..=char::MAX {
@@ -46,14 +46,15 @@ static GROUPS: Lazy<BTreeMap<u32, Vec<u32>>> = Lazy::new(|| {
     groups
 });
 
-/// Characters of one case group have the same key, which is one of them.
+/// Returns the key of a case group, which is one of its characters.
 fn key(c: u32) -> u32 {
-    // Only U+0130 has a lowercase of two characters, and the first one is what Python compares.
+    // Only U+0130 has a lowercase of two characters. Python compares the first one.
     let lower = char::from_u32(c).and_then(|c| c.to_lowercase().next()).map_or(c, |lower| lower as u32);
     SAME_LOWERCASE.iter().find(|group| group.contains(&lower)).map_or(lower, |group| group[0])
 }
 
-/// The set with all characters that differ from one of it only in case. `ascii`: only letters of ASCII have a case.
+/// Returns the set with all characters that differ only in case from one of its characters. With
+/// `ascii`, only letters of ASCII have a case.
 pub fn fold(class: &Class, ascii: bool) -> Class {
     let mut ranges = class.ranges().to_vec();
     if ascii {

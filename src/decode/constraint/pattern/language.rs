@@ -5,20 +5,20 @@ use std::rc::Rc;
 
 use super::Class;
 
-/// Parts are shared: removing anchors copies them.
+/// Parts are shared, because the removal of anchors copies them.
 #[derive(Debug, Clone)]
 pub struct Language(Rc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     kind: Kind,
-    /// Has the empty text.
+    /// True if the set contains the empty text.
     nullable: bool,
-    /// Has the text of one line feed.
+    /// True if the set contains the text of one line feed.
     newline: bool,
-    /// At least as many bytes as the regular expression has.
+    /// Upper bound of the length of the regular expression in bytes.
     size: usize,
-    /// Levels of parts within parts.
+    /// Nesting of the parts.
     depth: usize,
 }
 
@@ -30,10 +30,11 @@ enum Kind {
     Repeat(Language, u32, Option<u32>),
 }
 
-/// Levels that the functions here may recurse into.
+/// Maximum nesting, because the functions here recurse.
 const MAX_DEPTH: usize = 1_000;
 
-/// The most control characters of sets without backslash or quote: all but U+0000 and the line feed.
+/// The largest set of control characters without backslash or quote: all but U+0000 and the line
+/// feed.
 const NEARLY_ALL_CONTROLS: u32 = !(1 << 0 | 1 << b'\n');
 
 impl Language {
@@ -45,7 +46,7 @@ impl Language {
             Kind::Repeat(part, ..) => part.0.depth,
         };
         if depth >= MAX_DEPTH {
-            // Too large for every limit, so that the pattern is refused.
+            // Exceeds every limit, so that the pattern is refused.
             return Language(Rc::new(Inner { kind: Kind::Class(Class::default()), nullable, newline, size: usize::MAX, depth: 0 }));
         }
         Language(Rc::new(Inner { kind, nullable, newline, size, depth: depth + 1 }))
@@ -55,12 +56,12 @@ impl Language {
         Language::concat(Vec::new())
     }
 
-    /// No text at all.
+    /// Returns the empty set.
     pub fn nothing() -> Language {
         Language::class(Class::default())
     }
 
-    /// Every text.
+    /// Returns the set of all texts.
     pub fn anything() -> Language {
         Language::repeat(&Language::class(Class::any()), 0, None)
     }
@@ -71,7 +72,7 @@ impl Language {
     }
 
     pub fn concat(mut parts: Vec<Language>) -> Language {
-        // Anchors leave empty parts behind, of which a pattern may have many.
+        // The removal of anchors leaves empty parts, of which a pattern may have many.
         parts.retain(|part| !matches!(&part.0.kind, Kind::Concat(parts) if parts.is_empty()));
         if parts.len() == 1 {
             return parts.swap_remove(0);
@@ -91,7 +92,7 @@ impl Language {
         let nullable = parts.iter().any(Language::is_nullable);
         let newline = parts.iter().any(Language::has_newline);
         let size = parts.iter().fold(0usize, |sum, part| sum.saturating_add(part.size()));
-        // A bar after each, and a group around them.
+        // A bar after each part, and a group around them.
         let size = size.saturating_add(parts.len() + 24);
         Language::new(Kind::Or(parts), nullable, newline, size)
     }
@@ -110,26 +111,27 @@ impl Language {
         self.0.newline
     }
 
-    /// At least as many bytes as the regular expression has.
+    /// Returns an upper bound of the length of the regular expression in bytes.
     pub fn size(&self) -> usize {
         self.0.size
     }
 
-    /// A regular expression in the Rust dialect that matches these texts as a whole.
+    /// Returns a regular expression in the Rust dialect that matches these texts as a whole.
     pub fn to_regex(&self) -> String {
         let mut out = String::new();
         self.write(&mut out, false);
         out
     }
 
-    /// The same for the strings of a JSON text. If the workaround that `Class::risky_controls` describes is needed, no text has U+0000.
+    /// Returns the same for the strings of a JSON text. If the workaround of
+    /// `Class::risky_controls` is needed, the texts with U+0000 are excluded.
     pub fn to_json_regex(&self) -> String {
         let mut out = String::new();
         self.write(&mut out, self.risky_controls() & NEARLY_ALL_CONTROLS == NEARLY_ALL_CONTROLS);
         out
     }
 
-    /// Whether some set has only characters for which `is` is true.
+    /// Returns true if `is` is true for all characters of some set.
     pub fn needs(&self, is: &dyn Fn(u32) -> bool) -> bool {
         match &self.0.kind {
             Kind::Class(class) => class.chars(64).is_some_and(|chars| !chars.is_empty() && chars.iter().all(|&c| is(c as u32))),
@@ -180,7 +182,8 @@ impl Language {
         out.push(')');
     }
 
-    /// Every text, if there are at most `limit` texts and no set of characters has a Unicode property.
+    /// Returns all texts, if there are at most `limit` and no set of characters has a Unicode
+    /// property.
     pub fn texts(&self, limit: usize) -> Option<BTreeSet<String>> {
         let within = |texts: BTreeSet<String>| (texts.len() <= limit).then_some(texts);
         match &self.0.kind {
@@ -211,10 +214,10 @@ fn joined(firsts: &BTreeSet<String>, seconds: &BTreeSet<String>, limit: usize) -
 fn repeated(texts: &BTreeSet<String>, min: u32, max: Option<u32>, limit: usize) -> Option<BTreeSet<String>> {
     let empty = BTreeSet::from([String::new()]);
     if texts.iter().all(String::is_empty) {
-        // Repetitions of the empty text add nothing, and of no text there are none.
+        // Repetitions of the empty text add nothing, and the empty set has no repetitions.
         return Some(if min == 0 || !texts.is_empty() { empty } else { BTreeSet::new() });
     }
-    // With a text that is not empty, n repetitions give at least n texts, or one text of at least n bytes.
+    // If a text is not empty, n repetitions give at least n texts, or one text of at least n bytes.
     let max = max.filter(|&max| max as usize <= limit)?;
     let mut last = empty;
     let mut all = BTreeSet::new();

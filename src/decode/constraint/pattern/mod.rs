@@ -1,8 +1,10 @@
-//! Regular expressions of other languages, translated for llguidance, whose own dialect is that of the Rust crate `regex`.
+//! Translates regular expressions of other languages for llguidance, which uses the dialect of the
+//! Rust crate `regex`.
 //!
-//! A pattern is parsed by the rules of its language ([`ecma`], [`python`]) into a [`Node`]. [`anchors`] removes the anchors, and
-//! [`Language`] writes the rest in a subset of the Rust dialect in which nothing has a second meaning: every character that is not a
-//! letter or digit of ASCII is an escape, and a class holds nothing but ranges.
+//! A pattern is parsed by the rules of its language ([`ecma`], [`python`]) into a [`Node`].
+//! [`anchors`] removes the anchors. [`Language`] writes the rest in an unambiguous subset of the
+//! Rust dialect: every character except ASCII letters and digits is an escape, and a class consists
+//! of ranges.
 
 mod anchors;
 mod class;
@@ -18,9 +20,9 @@ use class::Class;
 pub use language::Language;
 pub use python::Flags;
 
-/// The largest translation in bytes. The compiler of llguidance takes about 50 ms for it.
+/// Maximum size of a translation in bytes. The compiler of llguidance takes about 50 ms for it.
 const MAX_BYTES: usize = 1 << 20;
-/// Groups within groups. The parsers and the crate `regex-syntax` recurse into them.
+/// Maximum nesting of groups. The parsers and the crate `regex-syntax` recurse into them.
 const MAX_DEPTH: usize = 60;
 
 /// A parsed pattern.
@@ -29,7 +31,7 @@ enum Node {
     Class(Class),
     Concat(Vec<Node>),
     Or(Vec<Node>),
-    /// The least and the greatest number of repetitions.
+    /// Minimum and maximum number of repetitions.
     Repeat(Box<Node>, u32, Option<u32>),
     /// Start of the text.
     Start,
@@ -39,13 +41,14 @@ enum Node {
     EndOrNewline,
 }
 
-/// Why a pattern cannot be translated.
+/// The reason why a pattern cannot be translated.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PatternError {
     problem: String,
-    /// In characters, from 1.
+    /// Position in characters, from 1.
     position: usize,
-    /// The language has no such pattern. Otherwise the pattern is valid and this library does not support it.
+    /// True if the pattern is a syntax error in its language. False if it is valid, but this
+    /// library does not support it.
     is_syntax: bool,
     remedy: &'static str,
     language: &'static str,
@@ -62,13 +65,13 @@ impl fmt::Display for PatternError {
     }
 }
 
-/// The texts in which a pattern of ECMA-262 finds a match, as in JSON Schema. A pattern that is no valid pattern in Unicode mode is read
-/// by the rules of annex B.
+/// Returns the texts in which a pattern of ECMA-262 finds a match, as in JSON Schema. A pattern
+/// that is invalid in Unicode mode is read by the rules of annex B.
 pub fn ecma_search(pattern: &str) -> Result<Language, PatternError> {
     checked(anchors::searched(&ecma::parse(pattern)?), ecma::LANGUAGE, pattern)
 }
 
-/// The texts that a pattern of Python's `re` matches as a whole.
+/// Returns the texts that a pattern of Python's `re` matches as a whole.
 pub fn python_full_match(pattern: &str, flags: Flags) -> Result<Language, PatternError> {
     checked(anchors::matched_whole(&python::parse(pattern, flags)?), python::LANGUAGE, pattern)
 }

@@ -9,10 +9,10 @@ use super::{Class, MAX_DEPTH, Node, PatternError};
 
 pub const LANGUAGE: &str = "Python";
 
-/// The largest number of repetitions. Python takes it for "any number".
+/// The maximum number of repetitions, which Python treats as unlimited.
 const MAX_REPEAT: u32 = u32::MAX;
 
-/// What `re.compile` takes beside the pattern.
+/// Flags of `re.compile`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Flags {
     pub ascii: bool,
@@ -53,7 +53,7 @@ impl Parser<'_> {
     }
 
     fn sequence(&mut self) -> Result<Node, PatternError> {
-        // With each node, whether it is a repetition already.
+        // Each node, with true if it is a repetition.
         let mut nodes: Vec<(Node, bool)> = Vec::new();
         loop {
             self.skip_comments();
@@ -76,7 +76,7 @@ impl Parser<'_> {
         Ok(if nodes.len() == 1 { nodes.swap_remove(0) } else { Node::Concat(nodes) })
     }
 
-    /// White space and comments of verbose patterns.
+    /// Skips white space and comments of verbose patterns.
     fn skip_comments(&mut self) {
         while self.flags.verbose {
             let blanks = self.reader.take_while(usize::MAX, |c| " \t\n\r\x0B\x0C".contains(c));
@@ -90,7 +90,7 @@ impl Parser<'_> {
         }
     }
 
-    /// Nothing for a comment.
+    /// Reads a term. Returns None for a comment.
     fn term(&mut self, next: char) -> Result<Option<Node>, PatternError> {
         let at = self.reader.at();
         match next {
@@ -149,7 +149,7 @@ impl Parser<'_> {
         Ok(Some((min, max)))
     }
 
-    /// The limits between braces, if they are a quantifier.
+    /// Returns the limits between braces, if they are a quantifier.
     fn braces(&mut self) -> Option<(u32, Option<u32>)> {
         self.reader.next();
         let finite = |n: u32| (n < MAX_REPEAT).then_some(n);
@@ -188,7 +188,7 @@ impl Parser<'_> {
         if !self.reader.take(")") {
             return Err(self.unclosed(at));
         }
-        // A separate group, so that a quantifier can repeat an anchor or a repetition within it.
+        // A separate node, so that a quantifier can repeat an anchor or a repetition within it.
         Ok(Some(Node::Concat(vec![node])))
     }
 
@@ -196,7 +196,7 @@ impl Parser<'_> {
         self.reader.syntax("unclosed group (missing \")\")", at, "write \"\\\\(\" for the character")
     }
 
-    /// What follows "(?", up to the pattern of the group.
+    /// Reads the text after "(?", up to the pattern of the group.
     fn extension(&mut self, at: usize) -> Result<(), PatternError> {
         let others = [
             ("=", "a lookahead"),
@@ -231,7 +231,7 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// Flags for the whole pattern, which come first.
+    /// Reads flags for the whole pattern, which must be at its start.
     fn global_flags(&mut self) -> Result<(), PatternError> {
         let mut all = String::new();
         loop {
@@ -251,7 +251,7 @@ impl Parser<'_> {
         }
     }
 
-    /// Flags of one group, on and off, before its colon.
+    /// Reads the flags that a group sets and clears, before its colon.
     fn group_flags(&mut self, at: usize) -> Result<(), PatternError> {
         let on = self.reader.take_while(usize::MAX, |c| "aiLmsux".contains(c));
         let minus = self.reader.take("-");
@@ -282,7 +282,7 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// An escape outside of a class.
+    /// Reads an escape outside of a class.
     fn escape(&mut self) -> Result<Node, PatternError> {
         let at = self.reader.at();
         self.reader.next();
@@ -341,7 +341,7 @@ impl Parser<'_> {
         }
     }
 
-    /// What follows a backslash, within and outside of a class.
+    /// Reads the rest of an escape, within or outside of a class.
     fn escaped(&mut self, at: usize, in_class: bool) -> Result<Member, PatternError> {
         let Some(next) = self.reader.next() else { return Err(self.ends_in_backslash(at)) };
         Ok(match next {
@@ -397,7 +397,7 @@ impl Parser<'_> {
         let (mut ranges, mut sets) = (Vec::new(), Vec::new());
         loop {
             let at = self.reader.at();
-            // A bracket that comes first is a character.
+            // A first bracket is a character.
             if at > first && self.reader.take("]") {
                 break;
             }
@@ -441,7 +441,7 @@ impl Parser<'_> {
     }
 }
 
-/// `\d`, `\w` or `\s`.
+/// Returns the set of `\d`, `\w` or `\s`.
 fn category(letter: char, ascii: bool) -> Class {
     match (letter, ascii) {
         ('d', false) => DIGITS.clone(),

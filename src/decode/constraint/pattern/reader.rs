@@ -1,4 +1,4 @@
-//! Reads a pattern character by character, and builds errors that name the place.
+//! Reads a pattern character by character, and creates errors with positions.
 
 use super::{Node, PatternError};
 
@@ -26,7 +26,7 @@ impl<'a> Reader<'a> {
         self.chars.get(self.at).copied()
     }
 
-    /// The character `ahead` places after the next one.
+    /// Returns the character `ahead` places after the next one.
     pub fn peek_at(&self, ahead: usize) -> Option<char> {
         self.chars.get(self.at + ahead).copied()
     }
@@ -37,7 +37,7 @@ impl<'a> Reader<'a> {
         next
     }
 
-    /// Skips these characters if they come next.
+    /// Skips these characters if they are next.
     pub fn take(&mut self, text: &str) -> bool {
         let found = text.chars().enumerate().all(|(i, c)| self.peek_at(i) == Some(c));
         if found {
@@ -65,18 +65,18 @@ impl<'a> Reader<'a> {
         None
     }
 
-    /// A decimal number; `u32::MAX` stands for larger ones.
+    /// Reads a decimal number. Returns `u32::MAX` for larger numbers.
     pub fn number(&mut self) -> Option<u32> {
         let digits = self.take_while(usize::MAX, |c| c.is_ascii_digit());
         (!digits.is_empty()).then(|| digits.parse().unwrap_or(u32::MAX))
     }
 
-    /// The language has no such pattern.
+    /// Returns the error for a pattern that is not in the language.
     pub fn syntax(&self, problem: impl Into<String>, at: usize, remedy: &'static str) -> PatternError {
         self.error(problem.into(), at, remedy, true)
     }
 
-    /// The language has such patterns, and this library does not support them.
+    /// Returns the error for a valid pattern that this library does not support.
     pub fn unsupported(&self, problem: impl Into<String>, at: usize, remedy: &'static str) -> PatternError {
         self.error(problem.into(), at, remedy, false)
     }
@@ -86,7 +86,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Reads one sequence, or several with bars between them. `sequence` reads one, up to a bar or the end of its group.
+/// Reads one or more sequences separated by bars. `sequence` reads one, up to a bar or the end of
+/// its group.
 pub fn alternatives<'a, P>(
     parser: &mut P,
     reader: fn(&mut P) -> &mut Reader<'a>,

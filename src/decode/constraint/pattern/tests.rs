@@ -13,8 +13,8 @@ fn goldens() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/patterns")
 }
 
-/// Whether the grammar of the pattern has the text. For ECMA-262 the text is the value of a JSON
-/// string.
+/// Returns true if the grammar of the pattern contains the text. For ECMA-262, the text is the
+/// value of a JSON string.
 fn accepts(constraint: &Constraint, language: &str, text: &str) -> bool {
     let written = if language == "ecma" { json!(text).to_string() } else { text.to_string() };
     // llguidance writes this one as an escape.
@@ -42,7 +42,7 @@ const UNSUPPORTED: [&str; 10] = [
     "in a pattern that is invalid in Unicode mode",
 ];
 
-/// What differs between the library and a golden.
+/// Returns the difference between the library and a golden.
 fn difference(grammars: &Grammars, language: &str, case: &Json) -> Option<String> {
     let pattern = case["pattern"].as_str().unwrap();
     let constraint = match compile(grammars, language, pattern) {

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value as Json};
 
-/// The formats whose texts llguidance generates.
+/// Formats whose texts llguidance generates.
 const GENERATED: [&str; 10] = ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
 
 /// The other formats of JSON Schema.
@@ -18,7 +18,8 @@ const KNOWN: [&str; 9] = [
     "uri-template",
 ];
 
-/// A format that is not generated is an annotation. If the schema is strict, one that JSON Schema defines is an error.
+/// Removes a format that cannot be generated, because it is an annotation. If the schema is strict,
+/// such a format of JSON Schema is an error.
 pub fn remove_annotation(members: &mut Map<String, Json>, strict: bool) -> Result<(), String> {
     let Some(Json::String(format)) = members.get("format") else { return Ok(()) };
     if GENERATED.contains(&&format[..]) {

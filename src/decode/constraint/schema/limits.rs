@@ -1,4 +1,4 @@
-//! Bounds on what the patterns of a grammar may cost in the call that adds a request.
+//! Limits on the work for the patterns of a grammar in the call that adds a request.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,28 +6,33 @@ use serde_json::{Map, Value as Json};
 
 use super::{may_be, walk};
 
-/// The largest size of all translated patterns in bytes. llguidance takes about 50 ms for a mebibyte.
+/// Maximum total size of the translated patterns in bytes. llguidance takes about 50 ms for a
+/// mebibyte.
 const MAX_PATTERN_BYTES: usize = 4 << 20;
-/// Members of "patternProperties" in the whole grammar.
+/// Maximum number of members of "patternProperties" in the whole grammar.
 const MAX_MEMBERS: usize = 64;
-/// Members of "patternProperties" times the bytes of all declared names, which are matched one by one (0.1 us per byte).
+/// Maximum number of members of "patternProperties" times the bytes of all declared names, which
+/// are matched one by one (0.1 us per byte).
 const MAX_MATCHED_BYTES: usize = 1_000_000;
-/// Steps of the regular expressions that are built while names are matched (20 ns each).
+/// Maximum number of steps of the regular expressions that are built while names are matched (20 ns
+/// each).
 const MAX_STEPS: u64 = 5_000_000;
-/// Values in the schemas that declared names get from "patternProperties" and "propertyNames".
+/// Maximum number of values in the schemas that declared names get from "patternProperties" and
+/// "propertyNames".
 const MAX_COPIED_VALUES: usize = 100_000;
-/// Pairs of properties of one object, in all objects: the time of llguidance grows with them (3,000 properties: 0.7 s).
+/// Maximum number of pairs of properties of one object, summed over all objects. The time of
+/// llguidance grows with it (3,000 properties: 0.7 s).
 const MAX_PROPERTY_PAIRS: u64 = 4_500_000;
-/// Pairs of patterns that llguidance compares (15 us each).
+/// Maximum number of pairs of patterns that llguidance compares (15 us each).
 const MAX_PAIRS: u64 = 20_000;
-/// Each question about patterns copies all patterns of an object. A question about few bytes takes as long as one about so many.
+/// Maximum number of copied bytes. Each query about patterns copies all patterns of an object.
 const MAX_COPIED_BYTES: u64 = 4_000_000_000;
 const MIN_COPIED_BYTES: u64 = 100_000;
-/// llguidance stops after so many schemas, or after so many schemas within each other.
+/// Number of schemas, or of nested schemas, after which llguidance stops.
 const MAX_SCHEMAS: u64 = 50_000;
 const MAX_LEVELS: u64 = 128;
 
-/// What is left of the bounds. A grammar of several schemas has one budget.
+/// The remaining work. All schemas of a grammar share it.
 pub struct WorkLimit {
     pattern_bytes: usize,
     members: usize,
@@ -37,7 +42,7 @@ pub struct WorkLimit {
     steps: u64,
     values: usize,
     bytes: u64,
-    /// The largest object's patterns in bytes.
+    /// Size in bytes of the largest object's patterns.
     largest: u64,
 }
 
@@ -115,7 +120,7 @@ impl WorkLimit {
         self.questions(bytes, 1)
     }
 
-    /// Spends the comparison of so many pairs of patterns.
+    /// Spends the comparison of `pairs` pairs of patterns.
     pub fn compare(&mut self, pairs: u64) -> Result<(), String> {
         self.pairs += pairs;
         if self.pairs > MAX_PAIRS {
@@ -133,7 +138,7 @@ impl WorkLimit {
         Ok(())
     }
 
-    /// Spends the values of a schema that is copied so many times.
+    /// Spends the values of a schema that is copied `times` times.
     pub fn copy(&mut self, schema: &Json, times: usize) -> Result<(), String> {
         let copied = values(schema).saturating_mul(times);
         self.values = self.values.checked_sub(copied).ok_or_else(|| {
@@ -144,7 +149,7 @@ impl WorkLimit {
     }
 }
 
-/// How many values there are in a value. A long text counts as many.
+/// Returns the number of values in a value. A long text counts as several.
 fn values(value: &Json) -> usize {
     const TEXT_BYTES: usize = 64;
     match value {
@@ -155,7 +160,8 @@ fn values(value: &Json) -> usize {
     }
 }
 
-/// Checks how often llguidance compares patterns with each other: once for each object, and again for each merge of objects.
+/// Checks how often llguidance compares patterns: once per object, and again for each merge of
+/// objects.
 pub fn check_pairs(schema: &mut Json) -> Result<u64, String> {
     let (mut alone, mut merges, mut patterns) = (0, false, BTreeSet::new());
     walk::every_schema(schema, &mut |members| {
@@ -166,7 +172,7 @@ pub fn check_pairs(schema: &mut Json) -> Result<u64, String> {
         merges |= is_merge(members);
         Ok(())
     })?;
-    // Without two patterns there is nothing to compare.
+    // With fewer than two patterns, nothing is compared.
     let merged = if merges && patterns.len() > 1 { Expansion::merges(schema) } else { 0 };
     let compared = pairs(patterns.len()).saturating_mul(merged).saturating_add(alone);
     if compared > MAX_PAIRS {
@@ -183,7 +189,7 @@ fn pairs(count: usize) -> u64 {
     (count * count.saturating_sub(1) / 2) as u64
 }
 
-/// Whether llguidance merges what this schema says of objects out of several parts.
+/// Returns true if llguidance merges several parts of this schema into one object schema.
 pub fn is_merge(members: &Map<String, Json>) -> bool {
     const PARTS: [&str; 6] = ["allOf", "anyOf", "oneOf", "$ref", "const", "enum"];
     const ANNOTATIONS: [&str; 11] =
@@ -191,12 +197,12 @@ pub fn is_merge(members: &Map<String, Json>) -> bool {
     let has_several = members.get("allOf").and_then(Json::as_array).is_some_and(|all| all.len() > 1);
     let keywords = members.keys().filter(|keyword| !ANNOTATIONS.contains(&&keyword[..])).count();
     let has_parts = has_several || (keywords > 1 && PARTS.iter().any(|part| members.contains_key(*part)));
-    // What a pattern says is merged with what other keywords say of the properties that match it.
+    // The schema of a pattern is merged with the schemas of the properties that match it.
     let has_nested = || members.get("patternProperties").is_some_and(may_have_patterns);
     may_be(members, "object") && (has_parts || has_nested())
 }
 
-/// Whether one of the named schemas may have "patternProperties".
+/// Returns true if one of the named schemas may have "patternProperties".
 fn may_have_patterns(named: &Json) -> bool {
     fn mentions(value: &Json) -> bool {
         match value {
@@ -210,17 +216,17 @@ fn may_have_patterns(named: &Json) -> bool {
     named.as_object().is_some_and(|named| named.values().any(mentions))
 }
 
-/// Counts schemas, with those that references lead to in the place of each reference.
+/// Counts schemas. A reference counts as its target.
 struct Expansion<'a> {
     root: &'a Json,
-    /// By JSON pointer. Nothing while the target is being counted.
+    /// Counts by JSON pointer. None while the target is counted.
     targets: BTreeMap<String, Option<u64>>,
-    /// A schema contains itself.
+    /// True if a schema contains itself.
     is_recursive: bool,
 }
 
 impl<'a> Expansion<'a> {
-    /// How many schemas llguidance may merge.
+    /// Returns an upper bound of the number of schemas that llguidance merges.
     fn merges(root: &'a Json) -> u64 {
         let mut expansion = Expansion { root, targets: BTreeMap::new(), is_recursive: false };
         let schemas = expansion.schemas(root);

@@ -1,4 +1,5 @@
-//! Rewrites JSON schemas for llguidance: patterns in its dialect, no formats that it cannot generate, options with our defaults.
+//! Rewrites JSON schemas for llguidance: patterns in its dialect, no formats that it cannot
+//! generate, and options with the defaults of this library.
 
 mod formats;
 mod limits;
@@ -20,7 +21,7 @@ use options::Options;
 /// A schema for llguidance.
 pub struct Prepared {
     pub schema: Json,
-    /// For messages.
+    /// The patterns of the schema, for messages.
     pub patterns: Patterns,
 }
 
@@ -39,7 +40,7 @@ impl Patterns {
     }
 }
 
-/// Rewrites the schema without a change of what it describes. `Err` says what is wrong with it.
+/// Rewrites the schema without changing its values. The error describes the problem.
 pub fn prepare(mut schema: Json, budget: &mut WorkLimit) -> Result<Prepared, String> {
     let mut options = Options::take(&mut schema)?;
     references::keep_targets(&mut schema)?;
@@ -71,7 +72,7 @@ pub fn prepare(mut schema: Json, budget: &mut WorkLimit) -> Result<Prepared, Str
 /// Rewrites keywords one by one.
 struct Translator<'a> {
     strict_formats: bool,
-    /// A pattern demands a control character that JSON writes with a code point only.
+    /// True if a pattern requires a control character that JSON writes with a code point only.
     needs_code_points: bool,
     /// Members of "patternProperties".
     name_patterns: usize,
@@ -107,7 +108,8 @@ impl Translator<'_> {
     fn translate(&mut self, pattern: &str) -> Result<String, String> {
         let language = pattern::ecma_search(pattern).map_err(|error| error.to_string())?;
         self.budget.translate(language.size())?;
-        // llguidance searches. The anchors keep it from adding what the translation has already.
+        // llguidance searches for matches. With anchors, it does not add the text around them
+        // again.
         let translation = format!("^(?:{})$", language.to_json_regex());
         self.needs_code_points |= language.needs(&options::needs_code_point);
         self.translated.insert(translation.clone(), (pattern.into(), language));
@@ -118,7 +120,7 @@ impl Translator<'_> {
 /// Annotations that llguidance refuses.
 const ANNOTATIONS: [&str; 3] = ["contentSchema", "deprecated", "$vocabulary"];
 
-/// A schema of the values that both schemas describe.
+/// Returns a schema of the values that both schemas describe.
 fn both(one: Json, other: Json) -> Json {
     let is_anything = |schema: &Json| *schema == Json::Bool(true) || schema.as_object().is_some_and(Map::is_empty);
     if is_anything(&one) {
@@ -127,7 +129,7 @@ fn both(one: Json, other: Json) -> Json {
     if is_anything(&other) { one } else { serde_json::json!({ "allOf": [one, other] }) }
 }
 
-/// Whether the schema's "type", if it has one, allows values of this type.
+/// Returns true if the schema's "type", if any, allows values of this type.
 fn may_be(members: &Map<String, Json>, name: &str) -> bool {
     match members.get("type") {
         Some(Json::String(only)) => only == name,

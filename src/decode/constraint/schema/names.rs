@@ -1,11 +1,13 @@
 //! The keyword "patternProperties".
 //!
-//! llguidance 1.9 writes the declared properties first, and then names that match a pattern and are not declared, or that match none.
-//! If there is no such name, it still allows the comma before one, and then no token at all. So a pattern that has no other names than
-//! declared ones becomes declared properties here, and if every name is taken, "additionalProperties" becomes false.
+//! llguidance 1.9 writes the declared properties first, then other names that match a pattern, then
+//! names that match none. If there is no such name, it still allows the comma before one, after
+//! which no token is allowed. A pattern that matches declared names only is therefore replaced by
+//! declared properties. If the patterns match every name, "additionalProperties" becomes false.
 //!
-//! Objects of one place may come from several schemas ("allOf", "$ref"), which llguidance merges. So the names that any schema declares
-//! count as declared, and where objects are merged, the patterns of one schema and those of another may take all names together.
+//! llguidance merges the schemas of one object ("allOf", "$ref"). The names that any schema
+//! declares therefore count as declared. If objects are merged, the patterns of different schemas
+//! may match all names together.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,14 +18,16 @@ use super::limits::{self, WorkLimit};
 use super::{both, walk};
 use crate::decode::constraint::pattern::Language;
 
-/// A pattern with few texts becomes declared properties also if it overlaps another one, which llguidance refuses.
+/// Maximum number of texts of a pattern that is replaced by declared properties because it overlaps
+/// another one. llguidance refuses overlapping patterns.
 const MAX_OVERLAPPING_NAMES: usize = 32;
-/// Bounds the work for one question about names. If a question takes more, the answer is that there are further names.
+/// Maximum work for one query about names. If a query needs more, its answer is that other names
+/// exist.
 const FUEL: u64 = 50_000;
-/// Names of which one is not taken in most schemas, so that the question whether all are taken has a quick answer.
+/// Names that quickly show, in most schemas, that the patterns do not match every name.
 const PROBES: [&str; 6] = ["", "0", "a", "Z", "_~", "\u{e9} "];
 
-/// By translation: the pattern, and what it matches.
+/// Patterns and their languages by translation.
 pub type Translated = BTreeMap<String, (String, Language)>;
 
 /// Rewrites "patternProperties" in the whole schema.
@@ -46,14 +50,14 @@ pub fn rewrite(
 
 /// The objects of one schema.
 struct Objects<'a> {
-    /// Names under "properties" or in "required", anywhere.
+    /// Names under "properties" or in "required" in any schema.
     declared: &'a mut BTreeSet<String>,
     translated: &'a Translated,
     escapes: &'a str,
     budget: &'a mut WorkLimit,
-    /// Every pattern that has other names than declared ones.
+    /// Patterns that match other names than declared ones.
     patterns: BTreeSet<String>,
-    /// Some objects are described by several schemas.
+    /// True if several schemas describe one object.
     is_merged: bool,
 }
 
@@ -65,7 +69,8 @@ struct Pattern {
 }
 
 impl Objects<'_> {
-    /// Patterns of few texts that overlap another pattern become declared properties. llguidance applies the other pattern to these itself.
+    /// Replaces patterns with few texts that overlap another pattern by declared properties.
+    /// llguidance applies the other pattern to them itself.
     fn declare_overlapping(&mut self, members: &mut Map<String, Json>) -> Result<(), String> {
         let Some(mut object) = self.object(members)? else { return Ok(()) };
         let mut i = 0;
@@ -84,7 +89,7 @@ impl Objects<'_> {
         Ok(())
     }
 
-    /// Patterns that have no other names than declared ones become declared properties.
+    /// Replaces patterns that match declared names only by declared properties.
     fn declare_covered(&mut self, members: &mut Map<String, Json>) -> Result<(), String> {
         self.is_merged |= limits::is_merge(members);
         let Some(mut object) = self.object(members)? else { return Ok(()) };
@@ -106,8 +111,8 @@ impl Objects<'_> {
         Ok(())
     }
 
-    /// Makes "additionalProperties" false if it could describe no other names than those that are declared or match a pattern of another
-    /// schema, and says of these what it said.
+    /// Makes "additionalProperties" false if each name is declared or matches a pattern of another
+    /// schema, and applies its schema to these names.
     fn close(&mut self, members: &mut Map<String, Json>) -> Result<(), String> {
         let additional = members.get("additionalProperties").cloned().unwrap_or(Json::Bool(true));
         let Some(mut object) = self.object(members)?.filter(|_| additional != Json::Bool(false)) else { return Ok(()) };
@@ -122,7 +127,8 @@ impl Objects<'_> {
         object.keep_disjoint(own, self.budget)?;
         let all: Vec<String> = all.into_iter().collect();
         let quoted: Vec<ExprRef> = object.patterns.iter().map(|pattern| pattern.matcher.quoted).collect();
-        // The patterns of the object itself come first: if they take all names, no others are needed.
+        // The patterns of the object itself are first. If they match all names, no others are
+        // needed.
         let enough = if object.is_covered(object.valid, &all, &quoted[..own], self.budget)? { own } else { quoted.len() };
         if enough > own && !object.is_covered(object.valid, &all, &quoted, self.budget)? {
             return Ok(());
@@ -141,7 +147,7 @@ impl Objects<'_> {
         Ok(())
     }
 
-    /// Adds the patterns of other schemas, with what this schema says of their names.
+    /// Adds the patterns of other schemas, with this schema's conditions on their names.
     fn add_others(&mut self, object: &mut Object, additional: &Json) -> Result<(), String> {
         let own: BTreeSet<String> = object.patterns.iter().map(|pattern| pattern.translation.clone()).collect();
         for translation in self.patterns.difference(&own) {
@@ -151,7 +157,7 @@ impl Objects<'_> {
         Ok(())
     }
 
-    /// The object schema, if it has patterns.
+    /// Returns the object schema, if it has patterns.
     fn object(&mut self, members: &Map<String, Json>) -> Result<Option<Object>, String> {
         let Some(patterns) = members.get("patternProperties").and_then(Json::as_object) else { return Ok(None) };
         let mut object = Object::new(members, self.escapes);
@@ -163,8 +169,8 @@ impl Objects<'_> {
     }
 }
 
-/// Puts "additionalProperties" behind "patternProperties". llguidance 1.9 forgets the patterns if there is an "anyOf" between them, or
-/// another keyword of this kind.
+/// Moves "additionalProperties" directly after "patternProperties". llguidance 1.9 loses the
+/// patterns if an "anyOf" or a similar keyword is between them.
 fn keep_together(members: &mut Map<String, Json>) {
     let Some(additional) = members.get("additionalProperties").cloned().filter(|_| members.contains_key("patternProperties")) else {
         return;
@@ -180,9 +186,9 @@ fn keep_together(members: &mut Map<String, Json>) {
 }
 
 struct Matcher {
-    /// Nothing if the pattern takes too much work. llguidance refuses it then.
+    /// None if the pattern takes too much work. llguidance then refuses it.
     regex: Option<Regex>,
-    /// The names as they are written in JSON.
+    /// The names in their JSON form.
     quoted: ExprRef,
 }
 
@@ -206,9 +212,9 @@ impl Matcher {
 struct Object {
     builder: RegexBuilder,
     quote: JsonQuoteOptions,
-    /// Every name as it is written in JSON.
+    /// All names in their JSON form.
     valid: ExprRef,
-    /// The names that the schema itself declares.
+    /// Names that the schema itself declares.
     own: BTreeSet<String>,
     patterns: Vec<Pattern>,
 }
@@ -234,7 +240,7 @@ impl Object {
         Ok(Matcher { regex, quoted })
     }
 
-    /// Whether another pattern than the given one matches one of the texts.
+    /// Returns true if a pattern other than the given one matches one of the texts.
     fn has_another(&mut self, except: usize, texts: &BTreeSet<String>, budget: &mut WorkLimit) -> Result<bool, String> {
         for (_, pattern) in self.patterns.iter_mut().enumerate().filter(|(i, _)| *i != except) {
             for text in texts {
@@ -255,7 +261,7 @@ impl Object {
         Ok(false)
     }
 
-    /// Whether one of a few names is not taken.
+    /// Returns true if one of the probes does not match.
     fn has_free_probe(&mut self, taken: &BTreeSet<String>, budget: &mut WorkLimit) -> Result<bool, String> {
         for probe in PROBES.into_iter().filter(|probe| !taken.contains(*probe)) {
             if !self.matches(probe, budget)? {
@@ -265,7 +271,8 @@ impl Object {
         Ok(false)
     }
 
-    /// Removes the patterns after the first `own` that overlap one before them: llguidance cannot merge these.
+    /// Removes the patterns after the first `own` that overlap an earlier one, because llguidance
+    /// cannot merge them.
     fn keep_disjoint(&mut self, own: usize, budget: &mut WorkLimit) -> Result<(), String> {
         let mut i = own;
         while i < self.patterns.len() {
@@ -284,23 +291,23 @@ impl Object {
         Ok(())
     }
 
-    /// Whether all of these names are among the texts or the others.
+    /// Returns true if all of these names are among the texts or the others.
     fn is_covered(&self, names: ExprRef, texts: &[String], others: &[ExprRef], budget: &mut WorkLimit) -> Result<bool, String> {
         let texts = texts.iter().map(|text| RegexAst::Literal(Json::from(&text[..]).to_string()));
         let taken = texts.chain(others.iter().map(|other| RegexAst::ExprRef(*other))).collect();
         self.is_empty(&RegexAst::And(vec![RegexAst::ExprRef(names), RegexAst::Not(Box::new(RegexAst::Or(taken)))]), budget)
     }
 
-    /// Whether there is no such text. False if that takes too much work.
+    /// Returns true if there is no such text. Returns false if the query takes too much work.
     fn is_empty(&self, texts: &RegexAst, budget: &mut WorkLimit) -> Result<bool, String> {
         budget.question(self.builder.exprset().num_bytes())?;
-        // A copy, so that the next question does not pay for the texts of this one.
+        // A copy, so that the next query does not count the texts of this one.
         let mut builder = self.builder.clone();
         let regex = builder.mk(texts).and_then(|texts| builder.into_regex_limited(texts, FUEL));
         Ok(regex.is_ok_and(|mut regex| regex.always_empty()))
     }
 
-    /// Adds properties, or adds the schema to what these have to match.
+    /// Adds properties, or adds the schema to the conditions of existing ones.
     fn declare(
         &mut self,
         members: &mut Map<String, Json>,
@@ -322,7 +329,7 @@ impl Object {
         Ok(())
     }
 
-    /// Writes the patterns that are left into the schema.
+    /// Writes the remaining patterns into the schema.
     fn write(self, members: &mut Map<String, Json>) {
         if self.patterns.is_empty() {
             members.shift_remove("patternProperties");
@@ -333,7 +340,7 @@ impl Object {
     }
 }
 
-/// Every name under "properties" or in "required", anywhere.
+/// Collects all names under "properties" or in "required".
 pub fn declared(schema: &Json, names: &mut BTreeSet<String>) {
     match schema {
         Json::Object(members) => {

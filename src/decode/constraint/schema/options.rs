@@ -1,14 +1,14 @@
-//! The schema's own options, "x-guidance".
+//! The options in the schema, "x-guidance".
 
 use std::collections::BTreeSet;
 
 use serde_json::{Value as Json, json};
 
-/// Between the parts of a JSON text: one space or tab, or a line break and its indentation. Without a limit, a model may write spaces
-/// until it has no tokens left.
+/// Default white space between the parts of a JSON text: one space or tab, or a line break and its
+/// indentation. Without a limit, a model could write spaces until its last token.
 const WHITESPACE: &str = r"[ \t]|\r?\n[ \t]{0,40}";
 
-/// llguidance's "json_allowed_escapes": what may follow a backslash.
+/// Default of llguidance's "json_allowed_escapes": the characters that may follow a backslash.
 const ALL_ESCAPES: &str = "nrbtf\\\"u";
 const SHORT_ESCAPES: &str = "nrbtf\\\"";
 
@@ -17,7 +17,7 @@ const SHORT_ESCAPES: &str = "nrbtf\\\"";
 pub struct Options {
     pub strict_formats: bool,
     escapes: String,
-    /// The schema has an option for the escapes of strings.
+    /// True if the schema has an option for the escapes of strings.
     is_chosen: bool,
 }
 
@@ -38,8 +38,9 @@ impl Options {
         Ok(taken)
     }
 
-    /// Forbids escapes of code points if names are declared: llguidance 1.9 takes "\u0061" for another name than "a". They stay allowed
-    /// if the schema has control characters that JSON cannot write in another way.
+    /// Disables escapes of code points if names are declared, because llguidance 1.9 treats
+    /// "\u0061" and "a" as different names. They stay enabled if the schema has control characters
+    /// that JSON can write in no other way.
     pub fn choose_escapes(&mut self, declared: &BTreeSet<String>, has_name_patterns: bool, needs_code_points: bool) {
         if !self.is_chosen && !needs_code_points && (has_name_patterns || !declared.is_empty()) {
             self.escapes = SHORT_ESCAPES.into();
@@ -68,7 +69,8 @@ impl Options {
     }
 }
 
-/// Whether a string of the schema has a control character that JSON writes with its code point only.
+/// Returns true if a string of the schema has a control character that JSON writes with its code
+/// point only.
 pub fn has_controls(schema: &Json) -> bool {
     let has = |text: &str| text.chars().any(|c| needs_code_point(c as u32));
     match schema {
@@ -79,7 +81,7 @@ pub fn has_controls(schema: &Json) -> bool {
     }
 }
 
-/// A control character without a short escape.
+/// Returns true for a control character without a short escape.
 pub fn needs_code_point(c: u32) -> bool {
     (c < 0x20 && !matches!(c, 8 | 9 | 10 | 12 | 13)) || c == 0x7F
 }

@@ -16,8 +16,9 @@ enum Names {
     Matching(String),
 }
 
-/// Rewrites "propertyNames" as "properties" or "patternProperties" with the schema of "additionalProperties", and allows no others. Other
-/// uses of "propertyNames" stay, and llguidance refuses them.
+/// Replaces "propertyNames" by "properties" or "patternProperties" with the schema of
+/// "additionalProperties", and allows no others. Other uses of "propertyNames" stay, and llguidance
+/// refuses them.
 pub fn rewrite(root: &mut Json, budget: &mut WorkLimit) -> Result<(), String> {
     let mut targets = BTreeMap::new();
     walk::every_schema(root, &mut |members| {
@@ -39,7 +40,7 @@ fn rewrite_members(
     let Some(schema) = members.get("propertyNames") else { return Ok(()) };
     let reference = schema.get("$ref").and_then(Json::as_str);
     let names = match reference {
-        // Keywords beside the reference would bound the names further.
+        // Other keywords next to the reference would restrict the names further.
         Some(reference) => targets.get(reference).cloned().flatten().filter(|_| is_alone(schema)),
         None => described(schema),
     };
@@ -62,14 +63,15 @@ fn rewrite_members(
     Ok(())
 }
 
-/// Whether nothing stands beside "$ref" but annotations.
+/// Returns true if "$ref" has no other keywords next to it than annotations.
 fn is_alone(schema: &Json) -> bool {
     let mut others = schema.clone();
     others.as_object_mut().map(|members| members.shift_remove("$ref"));
     matches!(described(&others), Some(Names::Any))
 }
 
-/// The names that the schema describes. Nothing if it has more than one keyword that bounds them, or another one.
+/// Returns the names that the schema describes. Returns None if it has several keywords that
+/// restrict them, or another keyword.
 fn described(schema: &Json) -> Option<Names> {
     const ANNOTATIONS: [&str; 6] = ["$comment", "default", "description", "examples", "title", "type"];
     let members = match schema {

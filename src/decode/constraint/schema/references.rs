@@ -7,8 +7,9 @@ use serde_json::{Map, Value as Json, json};
 
 use super::walk;
 
-/// Moves the schemas of properties that a "$ref" names to "$defs". Where there are "patternProperties" or "propertyNames", patterns are
-/// renamed, and what is said of a property changes its place or gets additions, none of which a reference means.
+/// Moves the schemas of properties that are the target of a "$ref" to "$defs". With
+/// "patternProperties" or "propertyNames", patterns are renamed, and schemas of properties move or
+/// get conditions. References must not include these changes.
 pub fn keep_targets(root: &mut Json) -> Result<(), String> {
     let (mut targets, mut is_rewritten) = (BTreeMap::new(), false);
     walk::every_schema(root, &mut |members| {
@@ -23,7 +24,7 @@ pub fn keep_targets(root: &mut Json) -> Result<(), String> {
     let taken = root.get("$defs").and_then(Json::as_object).cloned().unwrap_or_default();
     let mut names = (0..).map(|i| format!("property{i}")).filter(|name| !taken.contains_key(name));
     let mut moved = Map::new();
-    // A schema within another one has the longer pointer, and moves first.
+    // An inner schema has the longer pointer, and moves first.
     let mut longest_first: Vec<(&String, &mut String)> = targets.iter_mut().collect();
     longest_first.sort_by_key(|(pointer, _)| Reverse(pointer.len()));
     for (pointer, new) in longest_first {
@@ -43,7 +44,8 @@ pub fn keep_targets(root: &mut Json) -> Result<(), String> {
     })
 }
 
-/// The JSON pointer of the schema's reference, if it leads to the schema of properties, or into one.
+/// Returns the JSON pointer of the schema's reference, if its target is the schema of properties or
+/// within one.
 fn target(members: &Map<String, Json>) -> Option<String> {
     let pointer = walk::pointer_of(members.get("$ref")?.as_str()?)?;
     let mut parts = pointer.rsplit('/');

@@ -28,15 +28,15 @@ const SCHEMAS: [&str; 17] = [
 /// Keywords whose value has a schema under each name.
 const NAMED_SCHEMAS: [&str; 6] = ["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"];
 
-/// Changes one schema. `Err` says what is wrong with it.
+/// Changes one schema. The error describes the problem.
 type Visit<'a> = dyn FnMut(&mut Map<String, Json>) -> Result<(), String> + 'a;
 
-/// Calls `visit` for every schema that is an object: those under the keywords of JSON Schema, and those that a "$ref" names. The schemas
-/// within a schema come before it.
+/// Calls `visit` for every schema that is an object: those under the keywords of JSON Schema, and
+/// the targets of "$ref". Inner schemas precede outer ones.
 pub fn every_schema(root: &mut Json, visit: &mut Visit) -> Result<(), String> {
     let mut walk = Walk { visit, keys: RandomState::new(), seen: HashSet::new(), references: Vec::new() };
     walk.schema(root, 0)?;
-    // A "$ref" may name a schema that is under no keyword, as "#/components/schemas/Name".
+    // The target of a "$ref" may be under no keyword, such as "#/components/schemas/Name".
     while let Some(pointer) = walk.references.pop() {
         if let Some(schema) = root.pointer_mut(&pointer) {
             let place = walk.place_of(&pointer);
@@ -49,7 +49,7 @@ pub fn every_schema(root: &mut Json, visit: &mut Visit) -> Result<(), String> {
 struct Walk<'a> {
     visit: &'a mut Visit<'a>,
     keys: RandomState,
-    /// The places of the schemas that have been visited. Hashes, since JSON pointers may be long and many.
+    /// Hashes of the places of visited schemas, because JSON pointers may be long and many.
     seen: HashSet<u64>,
     references: Vec<String>,
 }
@@ -83,7 +83,7 @@ impl Walk<'_> {
         (self.visit)(members)
     }
 
-    /// The place of a member of the value at a place.
+    /// Returns the place of a member of the value at a place.
     fn within(&self, place: u64, name: &str) -> u64 {
         self.keys.hash_one((place, name))
     }
@@ -94,12 +94,12 @@ impl Walk<'_> {
     }
 }
 
-/// The JSON pointer of a reference to a part of the same schema.
+/// Returns the JSON pointer of a reference to a part of the same schema.
 pub fn pointer_of(reference: &str) -> Option<String> {
     reference.strip_prefix('#').map(decoded)
 }
 
-/// The JSON pointer of a fragment.
+/// Returns the JSON pointer of a fragment.
 fn decoded(fragment: &str) -> String {
     let bytes = fragment.as_bytes();
     let mut decoded = Vec::with_capacity(bytes.len());

@@ -79,7 +79,7 @@ fn comparing_methods_of_values_that_share_parts_is_charged() {
 
 #[test]
 fn looking_for_white_space_again_is_charged() {
-    // The long word begins with no-break spaces, and each line takes one of them.
+    // The long word begins with no-break spaces, and each line consumes one of them.
     let template = |n: usize| format!("{{{{ ('a ' ~ '\u{a0}' * {n} ~ 'x')|wordwrap(1)|length }}}}");
     on_deep_stack(|| {
         let few = cost(&template(2_000)).steps;
@@ -99,8 +99,9 @@ fn searching_many_variables_is_charged() {
     });
 }
 
-/// Expressions on the strings a and b, the lists p and q and the dictionaries m and n, with those
-/// whose size each must charge on its own. Behind `&`, they are compared: the smaller one counts.
+/// Expressions on the strings a and b, the lists p and q and the dictionaries m and n, with the
+/// variables whose size each expression must charge alone. Variables joined by `&` are compared, so
+/// only the smaller one counts.
 const EXPRESSIONS: &[(&str, &str)] = &[
     ("a + b", "ab"),
     ("a ~ b", "ab"),

@@ -126,7 +126,7 @@ fn apply_plain(interpreter: &mut Interpreter, name: &str, value: Value, args: Ar
     }
 }
 
-/// `text|format(...)`: the `%` operator.
+/// Applies `text|format(...)`: the `%` operator.
 fn format(interpreter: &mut Interpreter, value: &Value, args: Args) -> Result<Value> {
     let budget = interpreter.budget();
     let text = if matches!(value, Value::Str(_)) { value.clone() } else { interpreter.str(value)?.into_text(false)? };
@@ -145,10 +145,10 @@ fn format(interpreter: &mut Interpreter, value: &Value, args: Args) -> Result<Va
     ops::binary(&mut interpreter.objects, Operator::Modulo, &text, &values)
 }
 
-/// Bytes of the argument `attribute`, whose parts are values.
+/// Maximum size in bytes of the argument `attribute`, whose parts are values.
 const MAX_ATTRIBUTE: usize = 1_024;
 
-/// What the argument `attribute` of a filter selects: `a.b.0`, or several with commas between them.
+/// The argument `attribute` of a filter: `a.b.0`, or several separated by commas.
 pub struct Getter {
     paths: Vec<Vec<Value>>,
     default: Option<Value>,
@@ -177,12 +177,12 @@ impl Getter {
         Ok(Getter { paths, default: given(default) })
     }
 
-    /// The selected value of an item.
+    /// Returns the selected value of an item.
     pub fn get(&self, interpreter: &mut Interpreter, item: &Value) -> Result<Value> {
         self.follow(interpreter, item, &self.paths[0])
     }
 
-    /// The selected values of an item, as a list that can be compared.
+    /// Returns the selected values of an item, as a list that can be compared.
     pub fn get_all(&self, interpreter: &mut Interpreter, item: &Value, case_sensitive: bool) -> Result<Value> {
         let mut values = Buffer::with_capacity(&interpreter.objects.budget, self.paths.len())?;
         for path in &self.paths {
@@ -205,7 +205,7 @@ impl Getter {
     }
 }
 
-/// Strings in lower case, unless case counts.
+/// Returns strings in lower case, unless `case_sensitive`.
 fn fold(interpreter: &Interpreter, value: Value, case_sensitive: bool) -> Result<Value> {
     match value.as_str() {
         Some(text) if !case_sensitive => {
@@ -216,7 +216,7 @@ fn fold(interpreter: &Interpreter, value: Value, case_sensitive: bool) -> Result
     }
 }
 
-/// Whether an optional argument is given and true.
+/// Returns true if an optional argument is given and true.
 fn flag(argument: Option<Value>) -> bool {
     argument.is_some_and(|argument| argument.is_true())
 }

@@ -70,7 +70,7 @@ fn int(value: &Value, args: &Args) -> Result<Value> {
     Ok(number.map_or_else(|| default.unwrap_or(Value::Int(0)), Value::Int))
 }
 
-/// `13 kB`, `4.1 MB` and the like.
+/// Returns a size such as `13 kB` or `4.1 MB`.
 fn filesize(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result<Value> {
     let [binary] = args.bind("filesizeformat", ["binary"], 0)?;
     let binary = flag(binary);

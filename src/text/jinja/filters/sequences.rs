@@ -67,13 +67,13 @@ pub fn apply(interpreter: &mut Interpreter, name: &str, value: Value, args: Args
     }
 }
 
-/// An iterator that fails at once when it is visited.
+/// Returns an iterator that fails at once when it is visited.
 fn failing(interpreter: &mut Interpreter, failure: Failure) -> Result<Value> {
     let none = Buffer::new(&interpreter.objects.budget);
     interpreter.objects.add_failing_iterator(none, failure)
 }
 
-/// Applies `work` to each item, for an iterator that raises a failure only when it is reached.
+/// Applies `work` to each item. A failure is raised only when the iterator reaches it.
 fn lazily(
     interpreter: &mut Interpreter,
     value: &Value,
@@ -88,7 +88,7 @@ fn lazily(
     });
     match result {
         Ok(()) => interpreter.objects.add_iterator(done),
-        // A limit is a limit, whether the item is reached or not.
+        // A limit fails at once, also if the item is never reached.
         Err(e) if e.kind != Kind::Template => Err(e),
         Err(e) => interpreter.objects.add_failing_iterator(done, e),
     }
@@ -198,7 +198,7 @@ fn extreme(interpreter: &mut Interpreter, name: &str, value: &Value, args: &Args
     best.map_or_else(|| interpreter.budget().undefined("No aggregated item, sequence was empty."), |(_, item)| Ok(item))
 }
 
-/// Sorts items by their keys. Equal items keep their order, also where the order is reversed.
+/// Sorts items by their keys. Equal items keep their order, also in reversed order.
 fn sort_by_keys(interpreter: &Interpreter, mut items: Buffer<(Value, Value)>, reverse: bool) -> Result<Buffer<(Value, Value)>> {
     if reverse {
         items.reverse();
@@ -210,7 +210,7 @@ fn sort_by_keys(interpreter: &Interpreter, mut items: Buffer<(Value, Value)>, re
     Ok(items)
 }
 
-/// The items without their keys, as a list.
+/// Returns the items without their keys, as a list.
 fn without_keys(items: Buffer<(Value, Value)>) -> Result<Value> {
     let mut list = Buffer::new(items.budget());
     list.extend(items.into_iter().map(|(_, item)| item))?;
@@ -287,14 +287,14 @@ fn groupby(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result<
     }
     let mut out = Buffer::new(&budget);
     for (key, items) in groups {
-        // The key as the first item writes it.
+        // The key in the form of the first item.
         let key = if case_sensitive { key } else { getter.get(interpreter, &items[0])? };
         out.push(budget.pair(key, items.into_list()?)?)?;
     }
     out.into_list()
 }
 
-/// `batch` and `slice`: lists of a number of items, or a number of lists.
+/// Applies `batch` and `slice`: returns lists with a number of items, or a number of lists.
 fn pieces(interpreter: &mut Interpreter, name: &str, value: &Value, args: &Args) -> Result<Value> {
     let [count, fill] = args.bind(name, [if name == "batch" { "linecount" } else { "slices" }, "fill_with"], 1)?;
     let count = integer(&count.unwrap_or(Value::None))?;
@@ -306,11 +306,11 @@ fn pieces(interpreter: &mut Interpreter, name: &str, value: &Value, args: &Args)
     };
     let mut out = Buffer::new(&budget);
     if name == "batch" {
-        // A count that no list reaches puts all items in one.
+        // If no list can have this length, all items are in one list.
         let size = usize::try_from(count).ok().filter(|&size| size > 0);
         let size = size.unwrap_or(if count == 0 { 0 } else { usize::MAX });
         if size == 0 && !items.is_empty() {
-            // Python yields an empty list first, and then never reaches the count again.
+            // Python yields an empty list first, after which the count never matches.
             out.push(Buffer::new(&budget).into_list()?)?;
         }
         for piece in items.chunks(if size == 0 { usize::MAX } else { size }) {

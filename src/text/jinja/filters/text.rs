@@ -52,7 +52,7 @@ pub fn apply(interpreter: &mut Interpreter, name: &str, value: &Value, args: &Ar
     }
 }
 
-/// Words begin behind white space, hyphens and opening brackets.
+/// Words start after white space, hyphens and opening brackets.
 fn title(text: &str) -> String {
     let begins = |c: char| unicode::is_space(c) || "-({[<".contains(c);
     let mut out = String::with_capacity(text.len());

@@ -43,7 +43,7 @@ fn striptags(budget: &Rc<RenderBudget>, text: &str) -> Result<Value> {
     entities.iter().try_fold(text, |text, (entity, c)| methods::replace(budget, string(&text)?, entity, c, -1))
 }
 
-/// The text without what stands between `open` and `close`.
+/// Returns the text without the parts between `open` and `close`.
 fn without(budget: &Rc<RenderBudget>, text: &str, open: &str, close: &str) -> Result<Builder> {
     budget.scan(text.len())?;
     let mut out = Builder::new(budget);

@@ -31,12 +31,13 @@ pub fn wordwrap(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Re
     out.into_text(false)
 }
 
-/// White space between words. What is dropped at the ends of lines is all white space.
+/// Returns true for white space that separates words. At the ends of lines, all white space is
+/// removed.
 fn separates(c: char) -> bool {
     "\t\n\x0b\x0c\r ".contains(c)
 }
 
-/// White space and words in turn, the last first; words end behind a hyphen within them.
+/// Returns white space and words alternately, in reverse order. Words end after an inner hyphen.
 fn chunks<'a>(budget: &Rc<RenderBudget>, line: &'a str, on_hyphens: bool) -> Result<Buffer<&'a str>> {
     let mut chars = Buffer::with_capacity(budget, line.chars().count())?;
     for (at, c) in line.char_indices() {
@@ -60,24 +61,25 @@ fn chunks<'a>(budget: &Rc<RenderBudget>, line: &'a str, on_hyphens: bool) -> Res
     Ok(chunks)
 }
 
-/// The number of characters, if it is at most `width`. A long text is not counted to its end.
+/// Returns the number of characters, if it is at most `width`. A longer text is not counted to its
+/// end.
 fn fits(text: &str, width: usize) -> Option<usize> {
     let counted = text.chars().take(width.saturating_add(1)).count();
     (counted <= width).then_some(counted)
 }
 
-/// Takes the last chunk, if it is all white space.
+/// Removes the last chunk, if it is all white space.
 fn pop_blank(chunks: &mut Buffer<&str>) -> Result<()> {
     if let Some(chunk) = chunks.last() {
         let spaces = chunk.find(|c| !is_space(c)).unwrap_or(chunk.len());
-        // A long word that begins with spaces is looked at for each line.
+        // A long word that begins with spaces is examined for each line.
         chunks.budget().scan(spaces)?;
         chunks.pop_if(|chunk| spaces == chunk.len());
     }
     Ok(())
 }
 
-/// Writes the lines of a text as Python's `textwrap` makes them.
+/// Writes the lines of a text like Python's `textwrap`.
 struct Wrapper<'a> {
     out: &'a mut Builder,
     separator: &'a str,
@@ -98,7 +100,8 @@ impl Wrapper<'_> {
             }
             if let Some(long) = pending.pop_if(|chunk| fits(chunk, width).is_none()) {
                 if breaks_long {
-                    // An empty piece counts: it is dropped below in place of the white space before it.
+                    // An empty piece counts as a chunk. It is removed below instead of the white
+                    // space before it.
                     let (kept, rest) = long.split_at(break_at(long, width - used, on_hyphens));
                     current.push(kept)?;
                     pending.push(rest)?;
@@ -114,7 +117,7 @@ impl Wrapper<'_> {
         Ok(())
     }
 
-    /// Writes the pieces of a line, if there are any, and takes them.
+    /// Writes and removes the pieces of a line, if any.
     fn write(&mut self, line: &mut Buffer<&str>) -> Result<()> {
         if !line.is_empty() {
             self.out.push(if self.lines > 0 { self.separator } else { "" })?;
@@ -126,7 +129,8 @@ impl Wrapper<'_> {
     }
 }
 
-/// The byte at which a word is broken that does not fit: behind its last hyphen, if it may be.
+/// Returns the position in bytes at which a long word is broken: after its last hyphen that fits,
+/// if allowed.
 fn break_at(long: &str, space: usize, on_hyphens: bool) -> usize {
     let end = long.char_indices().nth(space).map_or(long.len(), |(at, _)| at);
     match long[..end].rfind('-') {

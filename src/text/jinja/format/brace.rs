@@ -9,7 +9,7 @@ use super::super::repr;
 use super::super::value::Value;
 use super::{NumberStyle, float_digits, int_digits, limited};
 
-/// `format.format(*args)`; `mapping` stands for the keywords of `format_map`.
+/// Returns `format.format(*args)`. `mapping` has the keywords of `format_map`.
 pub fn format(interpreter: &mut Interpreter, format: &str, args: &Args, mapping: Option<&Value>) -> Result<Value> {
     let mut formatter = Formatter { interpreter, args, mapping, automatic: 0, manual: false };
     formatter.format(format, 3)?.into_text(false)
@@ -52,7 +52,7 @@ impl Formatter<'_, '_, '_> {
         Ok(out)
     }
 
-    /// One field, without its braces: `name!conversion:specification`.
+    /// Formats one field, without its braces: `name!conversion:specification`.
     fn field(&mut self, field: &str, depth: usize) -> Result<Builder> {
         let name_end = name_end(field);
         let (name, rest) = field.split_at(name_end);
@@ -82,7 +82,7 @@ impl Formatter<'_, '_, '_> {
         }
     }
 
-    /// The value of `first.attribute[item]`.
+    /// Returns the value of `first.attribute[item]`.
     fn value(&mut self, name: &str) -> Result<Value> {
         let end = name.find(['.', '[']).unwrap_or(name.len());
         let (first, mut rest) = name.split_at(end);
@@ -134,7 +134,7 @@ impl Formatter<'_, '_, '_> {
     }
 }
 
-/// Where the field that `text` begins with ends: the index of its closing brace.
+/// Returns the index of the closing brace of the field at the start of `text`.
 fn field_end(text: &str) -> Result<usize> {
     let (mut depth, mut bracket) = (0, false);
     for (at, c) in text.char_indices() {
@@ -150,7 +150,7 @@ fn field_end(text: &str) -> Result<usize> {
     fail("expected '}' before end of string")
 }
 
-/// Where the name of a field ends: at `!` or `:`, but not in brackets.
+/// Returns the end of a field's name: the first `!` or `:` outside of brackets.
 fn name_end(field: &str) -> usize {
     let mut bracket = false;
     let end = field.find(|c| {
@@ -160,7 +160,7 @@ fn name_end(field: &str) -> usize {
     end.unwrap_or(field.len())
 }
 
-/// Bytes of a format specification. The longest that means something is shorter.
+/// Maximum size of a format specification in bytes. Useful ones are shorter.
 const MAX_SPEC: usize = 256;
 
 #[derive(Default)]
@@ -226,7 +226,7 @@ fn parse_spec(text: &str) -> Result<Spec> {
     Ok(spec)
 }
 
-/// `format(value, spec)`
+/// Returns `format(value, spec)`.
 fn format_value(interpreter: &Interpreter, value: &Value, spec: &str) -> Result<Builder> {
     let budget = interpreter.budget();
     match value {

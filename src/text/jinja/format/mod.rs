@@ -1,4 +1,4 @@
-//! Python's three ways to format: `str.format`, the `%` operator, and the numbers of both.
+//! Python's formatting: `str.format`, the `%` operator, and the numbers of both.
 
 pub mod brace;
 pub mod percent;
@@ -6,7 +6,7 @@ pub mod percent;
 use super::failure::{Result, fail};
 use super::number::float_repr;
 
-/// How a number is written, without sign and padding.
+/// The style of a number, without sign and padding.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NumberStyle {
     /// One of `e E f F g G`, or nothing for the shortest form that round-trips.
@@ -16,10 +16,10 @@ pub struct NumberStyle {
     pub alternate: bool,
 }
 
-/// The largest precision; more digits than a float has are zeros.
+/// Maximum precision. Further digits of a float are zeros.
 const MAX_PRECISION: usize = 1_100;
 
-/// The precision of a number, if it is not too large.
+/// Returns the precision of a number, if it is not too large.
 pub fn limited(precision: usize) -> Result<usize> {
     match precision <= MAX_PRECISION {
         true => Ok(precision),
@@ -27,7 +27,7 @@ pub fn limited(precision: usize) -> Result<usize> {
     }
 }
 
-/// The absolute value of a float.
+/// Returns the absolute value of a float.
 pub fn float_digits(number: f64, style: NumberStyle) -> String {
     let number = number.abs();
     let upper = style.kind.is_some_and(|kind| kind.is_ascii_uppercase());
@@ -52,7 +52,8 @@ fn with_exponent(number: f64, precision: usize, alternate: bool) -> String {
     format!("{digits}{point}e{}{:02}", if exponent < 0 { '-' } else { '+' }, exponent.abs())
 }
 
-/// `g`: as many significant digits as the precision says. `keeps_fraction` is the form without a type, which keeps `.0`.
+/// Formats like `g`, with the precision as number of significant digits. With `keeps_fraction`,
+/// formats like the form without a type, which keeps `.0`.
 fn general(number: f64, style: NumberStyle, keeps_fraction: bool) -> String {
     let precision = style.precision.unwrap_or(6).max(1);
     let text = format!("{number:.*e}", precision - 1);
@@ -78,7 +79,7 @@ fn without_zeros(digits: &str) -> &str {
     if digits.contains('.') { digits.trim_end_matches('0').trim_end_matches('.') } else { digits }
 }
 
-/// The digits of an integer's absolute value, with the prefix of its base.
+/// Returns the digits of an integer's absolute value, with the prefix of its base.
 pub fn int_digits(number: i128, kind: char, alternate: bool) -> (String, &'static str) {
     let number = number.unsigned_abs();
     let (digits, prefix) = match kind {

@@ -25,7 +25,7 @@ pub fn format(objects: &mut Objects, format: &str, values: &Value) -> Result<Bui
     }
     let rest = formatter.rest;
     formatter.out.push(rest)?;
-    // Whatever has items by key or index may be a mapping that the format does not use.
+    // A value with items by key or index may be a mapping that the format does not use.
     let is_mapping = matches!(values, Value::Dict(_) | Value::List(_) | Value::Range(_) | Value::Undefined(_));
     let uses_mapping = formatter.named || is_mapping;
     if formatter.next < formatter.positional.len() && !uses_mapping {
@@ -116,7 +116,7 @@ impl Formatter<'_> {
         Ok(Some(value.clone()))
     }
 
-    /// A width or a precision: a number, or `*` for the next value.
+    /// Reads a width or a precision: a number, or `*` for the next value.
     fn count(&mut self) -> Result<Option<i128>> {
         if let Some(rest) = self.rest.strip_prefix('*') {
             self.rest = rest;

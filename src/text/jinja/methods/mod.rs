@@ -66,7 +66,7 @@ pub const FLOAT: &[&str] = &["conjugate", "is_integer"];
 pub const CYCLER: &[&str] = &["next", "reset"];
 pub const LOOP: &[&str] = &["changed", "cycle"];
 
-/// The method of a value, by its name.
+/// Returns the method of a value with this name.
 pub fn find(value: &Value, name: &str) -> Option<&'static str> {
     let methods = match value {
         Value::Str(_) => TEXT,
@@ -83,7 +83,7 @@ pub fn find(value: &Value, name: &str) -> Option<&'static str> {
     methods.iter().find(|method| **method == name).copied()
 }
 
-/// Whether the name is a method that changes the value, which the sandbox forbids.
+/// Returns true if a method of this name changes the value, which the sandbox forbids.
 pub fn is_mutating(value: &Value, name: &str) -> bool {
     match value {
         Value::List(_) => ["append", "clear", "pop", "reverse", "insert", "sort", "extend", "remove"].contains(&name),
@@ -92,7 +92,7 @@ pub fn is_mutating(value: &Value, name: &str) -> bool {
     }
 }
 
-/// `value.method(*args)`
+/// Returns `value.method(*args)`.
 pub fn call(interpreter: &mut Interpreter, value: &Value, method: &str, args: Args) -> Result<Value> {
     match value {
         Value::Str(text) => text::call(interpreter, text, method, args),

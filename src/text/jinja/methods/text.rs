@@ -23,7 +23,7 @@ pub fn call(interpreter: &mut Interpreter, text: &Text, method: &str, args: Args
     mark_safe(&interpreter.budget(), result)
 }
 
-/// The arguments that a method of an HTML-safe string escapes.
+/// Escapes the arguments of a method of an HTML-safe string.
 fn escaped(interpreter: &mut Interpreter, method: &str, mut args: Args) -> Result<Args> {
     let first = match method {
         "format" => 0,
@@ -45,7 +45,7 @@ fn escaped(interpreter: &mut Interpreter, method: &str, mut args: Args) -> Resul
     Ok(args)
 }
 
-/// The strings of a result as HTML-safe strings.
+/// Returns the strings of a result as HTML-safe strings.
 fn mark_safe(budget: &Rc<RenderBudget>, value: Value) -> Result<Value> {
     let all = |items: &[Value]| {
         let mut all = Buffer::with_capacity(budget, items.len())?;
@@ -171,7 +171,7 @@ fn translate(budget: &Rc<RenderBudget>, text: &str, args: &Args) -> Result<Value
     out.into_text(false)
 }
 
-/// `text.replace(old, new, count)`, of all occurrences where the count is negative.
+/// Returns `text.replace(old, new, count)`. A negative count replaces all occurrences.
 pub fn replace(budget: &Rc<RenderBudget>, text: &str, old: &str, new: &str, count: i128) -> Result<Value> {
     let max_count = if count < 0 { usize::MAX } else { size(count) };
     let mut out = Builder::new(budget);
@@ -186,7 +186,7 @@ pub fn replace(budget: &Rc<RenderBudget>, text: &str, old: &str, new: &str, coun
     out.into_text(false)
 }
 
-/// `text.split(sep, maxsplit)`
+/// Returns `text.split(sep, maxsplit)`.
 fn split(budget: &Rc<RenderBudget>, text: &str, from_right: bool, args: &Args) -> Result<Buffer<Value>> {
     let [separator, max_count] = args.bind("split", ["sep", "maxsplit"], 0)?;
     let max_count = max_count.map_or(Ok(-1), |max_count| integer(&max_count))?;
@@ -206,7 +206,7 @@ fn split(budget: &Rc<RenderBudget>, text: &str, from_right: bool, args: &Args) -
     Ok(parts)
 }
 
-/// The words of a text; behind `max_count` of them, the rest.
+/// Returns the words of a text, and after `max_count` of them the rest.
 fn words(text: &str, max_count: usize) -> impl Iterator<Item = &str> {
     let mut rest = text.trim_start_matches(unicode::is_space);
     let mut count = 0;
@@ -222,7 +222,7 @@ fn words(text: &str, max_count: usize) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The words of a text from its end on; before `max_count` of them, the rest.
+/// Returns the words of a text from its end, and before `max_count` of them the rest.
 fn words_from_right(text: &str, max_count: usize) -> impl Iterator<Item = &str> {
     let mut rest = text.trim_end_matches(unicode::is_space);
     let mut count = 0;
@@ -239,7 +239,7 @@ fn words_from_right(text: &str, max_count: usize) -> impl Iterator<Item = &str> 
     })
 }
 
-/// The lines of a text, with their ends.
+/// Returns the lines of a text, with their ends.
 pub fn lines(text: &str) -> impl Iterator<Item = (&str, &str)> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -288,7 +288,8 @@ fn partition(budget: &Rc<RenderBudget>, text: &str, from_right: bool, args: &Arg
     texts.into_tuple()
 }
 
-/// The part of `text` from character `start` to `stop`, and the number of its first character. Nothing if `start` is beyond the end.
+/// Returns the part of `text` from character `start` to `stop`, and the number of its first
+/// character. Returns None if `start` is beyond the end.
 fn between(text: &str, start: Option<Value>, stop: Option<Value>) -> Result<Option<(&str, usize)>> {
     let len = text.chars().count() as i128;
     let bound = |argument: Option<Value>, default: i128| -> Result<i128> {
@@ -341,13 +342,13 @@ fn affix(budget: &RenderBudget, text: &str, method: &str, args: &Args) -> Result
     Ok(Value::Bool(found))
 }
 
-/// `strip`, `lstrip` or `rstrip`, of white space where no characters are given.
+/// Applies `strip`, `lstrip` or `rstrip`. Without characters, removes white space.
 pub fn strip<'a>(budget: &RenderBudget, text: &'a str, method: &str, chars: Option<&str>) -> Result<&'a str> {
-    // Hashing a character takes longer than looking at it.
+    // Hashing a character takes longer than examining it.
     budget.scan(4 * (text.len() + chars.map_or(0, str::len)))?;
     let set = chars.map(|chars| {
         let mut set = HashSet::new();
-        // Inserted one by one, the set has room for the characters that differ, not for all.
+        // If characters are inserted one by one, the set allocates for the distinct ones only.
         for c in chars.chars() {
             set.insert(c);
         }
@@ -388,7 +389,7 @@ fn padded(budget: &Rc<RenderBudget>, text: &str, method: &str, args: &Args) -> R
     out.into_text(false)
 }
 
-/// `text.center(width, fill)`: the odd space is on the left where the width is odd.
+/// Returns `text.center(width, fill)`. If the width is odd, the extra space is on the left.
 pub fn center(budget: &Rc<RenderBudget>, text: &str, width: usize, fill: &str) -> Result<Value> {
     let padding = width.saturating_sub(text.chars().count());
     let left = padding / 2 + (padding & width & 1);

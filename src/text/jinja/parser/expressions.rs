@@ -1,4 +1,4 @@
-//! Expressions, by precedence from the weakest to the strongest.
+//! Parses expressions, by increasing precedence.
 
 use super::super::ast::{Arguments, Comparison, Constant, Expr, ExprId, Modifier, Operator};
 use super::super::failure::Result;
@@ -6,7 +6,7 @@ use super::super::lexer::Token;
 use super::{MAX_EXPRESSION_DEPTH, Parser, too_deep};
 
 impl Parser {
-    /// Adds an expression whose parts are in the tree, and bounds its depth.
+    /// Adds an expression whose parts are in the tree, and checks its depth.
     pub(super) fn add(&mut self, expr: Expr) -> Result<ExprId> {
         let mut deepest = 0;
         let depths = &self.depths;
@@ -30,7 +30,7 @@ impl Parser {
         self.recurse(Parser::conditional)
     }
 
-    /// An expression, or several with commas between them: a tuple.
+    /// Parses an expression, or a tuple of several separated by commas.
     pub(super) fn tuple(&mut self, with_conditional: bool, ends: &[&str]) -> Result<ExprId> {
         self.tuple_or_expression(with_conditional, ends, false)
     }
@@ -156,7 +156,7 @@ impl Parser {
         Ok(left)
     }
 
-    /// As in Jinja, and unlike in Python, powers group from the left.
+    /// Parses powers. As in Jinja and unlike in Python, they group from the left.
     fn power(&mut self) -> Result<ExprId> {
         let mut left = self.unary(true)?;
         while self.skip_symbol("**") {
