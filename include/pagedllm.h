@@ -606,9 +606,9 @@ typedef struct {
   // Directory for packed weights. If it has the packed form of this model, weight_format and
   // library, the form is checked and read as fast as the disk. Otherwise the weights are packed
   // and the form is written, or replaced. Several models and processes can share the directory;
-  // unused files are not removed. It contains weights: protect it against writing as the model is
-  // protected. If it cannot be written, the engine works and packed of pllm_model_info reports
-  // it. UTF-8. NULL (default): weights are packed each time.
+  // unused files are not removed. It contains weights: protect it against writing as the model
+  // is protected. If it cannot be written, the engine works and packed of pllm_model_info
+  // reports it. UTF-8. NULL (default): weights are packed each time.
   const char *packed_path;
   // Length of packed_path in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t packed_path_len;

@@ -81,8 +81,8 @@ struct TilePosition {
 };
 
 // Returns the tile of a block. Blocks start in the order of their numbers: a band of tiles of rows
-// first, and then the next outs. Weights are thus read from memory once per band, while the band's x
-// stays in L2.
+// first, and then the next outs. Weights are thus read from memory once per band, while the band's
+// x stays in L2.
 template <class Tile> __device__ __forceinline__ TilePosition tile_of_block(u32 rows) {
     u32 outs_tiles = gridDim.x, rows_tiles = div_ceil(rows, Tile::ROWS), block = blockIdx.y * gridDim.x + blockIdx.x;
     u32 above = block / (MATMUL_BAND * outs_tiles) * MATMUL_BAND, within = block % (MATMUL_BAND * outs_tiles);

@@ -1,7 +1,7 @@
 //! libpagedllm: LLM serving inside the process of the host.
 //!
-//! This page is for hosts in Rust. An engine owns one model, its KV pool and its requests. A host adds
-//! requests, steps the engine, and polls a queue for outputs:
+//! This page is for hosts in Rust. An engine owns one model, its KV pool and its requests. A host
+//! adds requests, steps the engine, and polls a queue for outputs:
 //!
 //! ```
 //! use pagedllm::engine::{Engine, Prompt, Request};
@@ -29,9 +29,9 @@
 //! ```
 //!
 //! [`engine`] has requests, sequences, steps and outputs, [`options`] the options of engines and of
-//! sampling, [`text`] the tokenizer and the chat template, [`budget`] the memory that several engines
-//! share, [`types`] the ids, and [`error`] the error type. The other modules are internal and not
-//! listed here. They can change in any release. The stable interface is the C ABI
+//! sampling, [`text`] the tokenizer and the chat template, [`budget`] the memory that several
+//! engines share, [`types`] the ids, and [`error`] the error type. The other modules are internal
+//! and not listed here. They can change in any release. The stable interface is the C ABI
 //! (`include/pagedllm.h`); `docs/` describes both.
 
 #![deny(unsafe_code)]

@@ -1,4 +1,5 @@
-//! Rules for the source: the imports between modules, the places of `unsafe`, the length of functions, and the language of text.
+//! Rules for the source: the imports between modules, the places of `unsafe`, the length of
+//! functions, and the language of text.
 
 use std::path::{Path, PathBuf};
 
@@ -49,19 +50,24 @@ const FORMER_PHRASES: &[&str] = &[
     "what comes of",
     "whoever",
 ];
-/// Text that is checked for them. Other folders follow as their text is rewritten.
+/// Files and folders that are checked for them.
 const PLAIN_TEXT: &[&str] = &[
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "Cargo.toml",
+    "Makefile",
     "README.md",
     "RELEASING.md",
     "SECURITY.md",
     "benches",
     "bindings",
+    "build.rs",
+    "cbindgen.toml",
     "docs",
     "examples",
     "include",
     "kernels",
+    "scripts",
     "src/backend",
     "src/batch",
     "src/budget.rs",
@@ -96,7 +102,8 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// All files with one of the extensions in a folder, or the file itself. Installed packages are skipped.
+/// All files with one of the extensions in a folder, or the file itself. Installed packages are
+/// skipped.
 fn files(path: &Path, extensions: &[&str], found: &mut Vec<PathBuf>) {
     if !path.is_dir() {
         return found.extend(path.extension().is_some_and(|e| extensions.iter().any(|known| e == *known)).then(|| path.to_path_buf()));
@@ -157,7 +164,8 @@ fn functions_have_at_most_60_lines() {
     for (_, file, text) in modules() {
         let lines: Vec<&str> = text.lines().collect();
         for (start, line) in lines.iter().enumerate().filter(|(_, line)| begins_a_function(line.trim_start())) {
-            // rustfmt closes a body at the indentation of its signature. A declaration ends in a semicolon, a short body in a brace.
+            // rustfmt closes a body at the indentation of its signature. A declaration ends in a
+            // semicolon, a short body in a brace.
             let indent = &line[..line.len() - line.trim_start().len()];
             let ends = |line: &&str| {
                 line.strip_prefix(indent).is_some_and(|rest| {
@@ -176,8 +184,10 @@ fn functions_have_at_most_60_lines() {
 #[test]
 fn text_has_no_phrase_of_the_former_dialect() {
     let mut found = Vec::new();
-    let extensions = ["rs", "h", "hpp", "c", "cpp", "go", "py", "js", "ts", "md", "cu", "cuh"];
-    PLAIN_TEXT.iter().for_each(|path| files(&root().join(path), &extensions, &mut found));
+    let extensions = ["rs", "h", "hpp", "c", "cpp", "go", "py", "sh", "js", "ts", "md", "in", "cu", "cuh"];
+    for path in PLAIN_TEXT.iter().map(|path| root().join(path)) {
+        if path.is_file() { found.push(path) } else { files(&path, &extensions, &mut found) }
+    }
     assert!(found.len() > 120, "only {} files were found", found.len());
     let mut uses = Vec::new();
     for file in &found {

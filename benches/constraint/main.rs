@@ -1,8 +1,8 @@
 //! Cost of a grammar: compilation, a mask of 32,000 tokens, a fork, and a rewind.
 //!
-//! The vocabulary is a byte-level BPE that is trained on the text and code of this repository. Pairs of its words
-//! fill the rest of the vocabulary. Tokens are drawn uniformly from each mask, which visits more grammar states
-//! than the output of a model.
+//! The vocabulary is a byte-level BPE that is trained on the text and code of this repository.
+//! Pairs of its words fill the rest of the vocabulary. Tokens are drawn uniformly from each mask,
+//! which visits more grammar states than the output of a model.
 
 mod tokenizer;
 

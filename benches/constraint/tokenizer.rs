@@ -19,7 +19,8 @@ fn texts(dir: &Path, found: &mut Vec<String>) {
     }
 }
 
-/// Writes tokenizer.json with at most `max_tokens` tokens. Returns the number of bytes of the training text.
+/// Writes tokenizer.json with at most `max_tokens` tokens. Returns the number of bytes of the
+/// training text.
 pub fn train(dir: &Path, max_tokens: usize) -> usize {
     let mut corpus = Vec::new();
     texts(Path::new(env!("CARGO_MANIFEST_DIR")), &mut corpus);

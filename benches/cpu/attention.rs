@@ -1,4 +1,5 @@
-//! Attention of a decode step: all tokens of every sequence are visible, and each cached byte is read once.
+//! Attention of a decode step: all tokens of every sequence are visible, and each cached byte is
+//! read once.
 
 use std::time::Instant;
 

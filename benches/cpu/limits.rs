@@ -15,7 +15,8 @@ pub struct Step {
     pub rows: u64,
     /// Tokens whose logits were computed. Each produced an output token.
     pub logits: u64,
-    /// Visible positions whose K and V were read, each once per sequence. New positions are included.
+    /// Visible positions whose K and V were read, each once per sequence. New positions are
+    /// included.
     pub positions: u64,
     /// Pairs of a token and a position that is visible to it.
     pub pairs: u64,

@@ -1,5 +1,5 @@
-//! Contexts of thousands of tokens: whether the time of a decode step depends only on the bytes it reads,
-//! and whether one long sequence delays the others.
+//! Contexts of thousands of tokens: whether the time of a decode step depends only on the bytes it
+//! reads, and whether one long sequence delays the others.
 
 use pagedllm::options::KvDtype;
 
@@ -44,7 +44,8 @@ pub fn bench(options: &Options) -> Result<()> {
         run.worker.steps(&Command::Add { sequences: 1, tokens: long })?;
         run.worker.steps(&Command::Add { sequences: others, tokens: SHORT })?;
         decodes(&mut run, format!("1 of {long}, {others} of {SHORT}"))?;
-        // The same number of sequences with the same total of visible positions, which need no splitting.
+        // The same number of sequences with the same total of visible positions, which need no
+        // splitting.
         let average = (long + others * SHORT) / (1 + others);
         run.worker.steps(&Command::Add { sequences: 1 + others, tokens: average })?;
         decodes(&mut run, format!("{} of {average}", 1 + others))?;

@@ -1,4 +1,5 @@
-//! Speed of the CPU backend, compared with the limits of this machine. benches/README.md describes it.
+//! Speed of the CPU backend, compared with the limits of this machine. benches/README.md describes
+//! it.
 
 mod attention;
 mod cell;
@@ -60,8 +61,8 @@ fn arithmetic(options: &Options, weights: WeightFormat) -> Arithmetic {
     Arithmetic { weights: best_without_noise(options, weights), attention: best_without_noise(options, attention) }
 }
 
-/// Only other processes lower the rate. Therefore this is the best of several tries, up to the first
-/// one without noise.
+/// Only other processes lower the rate. Therefore this is the best of several tries, up to the
+/// first one without noise.
 fn best_without_noise(options: &Options, format: WeightFormat) -> f64 {
     let mut best = 0.0f64;
     for _ in 0..if options.quick { 1 } else { MAX_TRIES } {

@@ -37,8 +37,9 @@ impl Memory {
     }
 }
 
-/// Touches and frees memory. A hypervisor may back memory only at the first touch, at a twentieth of the
-/// normal speed, and reclaim it after some seconds. That cost must not count as the engine's.
+/// Touches and frees memory. A hypervisor may back memory only at the first touch, at a twentieth
+/// of the normal speed, and reclaim it after some seconds. That cost must not count as the
+/// engine's.
 pub fn touch_memory(bytes: usize, threads: usize) {
     black_box(Memory::new(bytes, threads));
 }
@@ -46,7 +47,8 @@ pub fn touch_memory(bytes: usize, threads: usize) {
 #[cfg(target_os = "linux")]
 fn advise_huge_pages(start: *mut u8, bytes: usize) {
     let first = start.align_offset(4096);
-    // SAFETY: the range is whole pages inside the buffer. The call is a hint, and its failure is harmless.
+    // SAFETY: the range is whole pages inside the buffer. The call is a hint, and its failure is
+    // harmless.
     unsafe { libc::madvise(start.add(first).cast(), (bytes - first) / 4096 * 4096, libc::MADV_HUGEPAGE) };
 }
 
@@ -69,8 +71,8 @@ fn run_on_threads(threads: usize, work: impl Fn(usize) + Sync) -> f64 {
     })
 }
 
-/// Reads every byte. Two streams use more memory channels than one, and wide loads keep more cache lines in
-/// flight than narrow ones.
+/// Reads every byte. Two streams use more memory channels than one, and wide loads keep more cache
+/// lines in flight than narrow ones.
 fn read(words: &[u64]) {
     let (low, high) = words.split_at(words.len() / 2);
     #[cfg(target_arch = "x86_64")]
@@ -90,8 +92,8 @@ fn read(words: &[u64]) {
     black_box(sums);
 }
 
-/// Operations per second of all threads together, with the instruction of this path for weights of this
-/// format. A multiply-add counts as two.
+/// Operations per second of all threads together, with the instruction of this path for weights of
+/// this format. A multiply-add counts as two.
 pub fn arithmetic(isa: Isa, format: WeightFormat, threads: usize) -> f64 {
     const ROUNDS: u64 = 20_000_000;
     let whole = format.is_whole();
@@ -214,7 +216,8 @@ mod x86 {
                 let mut sums = [$set1(0x0003_0001); CHAINS];
                 for _ in 0..rounds {
                     for sum in &mut sums {
-                        // A product of the sum itself: the compiler would compute a constant product once.
+                        // A product of the sum itself: the compiler would compute a constant
+                        // product once.
                         *sum = $add(*sum, $madd(*sum, factor));
                     }
                 }

@@ -125,8 +125,8 @@ pub fn repeat(
     peak_memory(&mut run, report)
 }
 
-/// Measures prompts, one at a time, each until its first token. A warm-up of the same length comes first,
-/// as in benches/peers. The median counts. The last sequence stays in the engine.
+/// Measures prompts, one at a time, each until its first token. A warm-up of the same length comes
+/// first, as in benches/peers. The median counts. The last sequence stays in the engine.
 fn prefill(run: &mut Run, tokens: u64, times: usize, report: &mut Report) -> Result<()> {
     run.warm_up(tokens)?;
     let mut samples = Vec::new();

@@ -1,4 +1,5 @@
-//! Main function of the worker process: executes commands on an engine, and counts the work of each step.
+//! Main function of the worker process: executes commands on an engine, and counts the work of each
+//! step.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -35,8 +36,8 @@ pub fn serve() -> Result<()> {
     Ok(())
 }
 
-/// Writes a reply. It goes directly into the pipe, because a buffer would count as the engine's memory. An
-/// error is the last reply.
+/// Writes a reply. It goes directly into the pipe, because a buffer would count as the engine's
+/// memory. An error is the last reply.
 fn reply(answer: Result<impl Serialize>) -> Result<()> {
     let mut out = std::io::stdout().lock();
     serde_json::to_writer(&mut out, &answer.as_ref().map_err(ToString::to_string))?;
@@ -145,8 +146,8 @@ impl Server {
         Ok(step)
     }
 
-    /// Distributes the tokens of a step: one per decoding sequence, and prompts in the order of their
-    /// requests. `record` fails if that is wrong.
+    /// Distributes the tokens of a step: one per decoding sequence, and prompts in the order of
+    /// their requests. `record` fails if that is wrong.
     fn computed(&mut self, report: &StepReport) -> Result<Step> {
         let (mut step, mut prefill, mut decode) = (Step::default(), report.prefill_tokens, 0);
         for sequence in self.sequences.values_mut() {

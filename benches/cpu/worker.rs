@@ -1,5 +1,5 @@
-//! The engine in a separate process, so that its peak memory can be measured. Commands and replies are
-//! lines of JSON.
+//! The engine in a separate process, so that its peak memory can be measured. Commands and replies
+//! are lines of JSON.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;

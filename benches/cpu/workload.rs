@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Options, Result};
 
-/// Lengths that were drawn once, log-normal with the means of ShareGPT: prompts with a mean of 161 tokens
-/// (sigma 1, from 4 to 1,024), outputs with a mean of 338 for S and 128 for M (sigma 0.8). benches/peers
-/// reads the file too.
+/// Lengths that were drawn once, log-normal with the means of ShareGPT: prompts with a mean of 161
+/// tokens (sigma 1, from 4 to 1,024), outputs with a mean of 338 for S and 128 for M (sigma 0.8).
+/// benches/peers reads the file too.
 const LENGTHS: &str = include_str!("workload.json");
 
 /// Lengths in tokens.

@@ -1,5 +1,5 @@
-//! Time to load a model from its own files and from its packed form, compared with reading the packed file once:
-//! from disk and from the page cache.
+//! Time to load a model from its own files and from its packed form, compared with reading the
+//! packed file once: from disk and from the page cache.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;

@@ -1,5 +1,5 @@
-//! Two engines in one process, stepped by two threads of the host: tokens per second of both, compared with one
-//! engine alone. If the engines compete for cores, the sum is much lower.
+//! Two engines in one process, stepped by two threads of the host: tokens per second of both,
+//! compared with one engine alone. If the engines compete for cores, the sum is much lower.
 
 use std::path::Path;
 use std::sync::Barrier;

@@ -76,7 +76,8 @@ impl Sequences {
         batch.positions.extend(positions.map(|position| position as u32));
     }
 
-    /// Operations of attention for the last `rows` tokens: queries by keys, and probabilities by values.
+    /// Operations of attention for the last `rows` tokens: queries by keys, and probabilities by
+    /// values.
     fn flops(self, rows: usize, shape: &AttentionShape) -> f64 {
         let pairs: usize = (self.tokens - rows..self.tokens).map(|position| position + 1).sum();
         4.0 * (self.count * pairs * shape.q_width()) as f64
@@ -160,7 +161,8 @@ pub fn decode(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Measures operations per second for one sequence: a whole prompt, and the last chunk of a long prompt.
+/// Measures operations per second for one sequence: a whole prompt, and the last chunk of a long
+/// prompt.
 pub fn prefill(options: &Options) -> Result<()> {
     let whole = [512, 1024, 2048, 4096, 8192, 16_384].map(|tokens| (tokens, tokens));
     let parts = [(16_384, 512), (16_384, 2048)];

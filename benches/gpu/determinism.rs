@@ -1,6 +1,6 @@
-//! Properties that hold on a device as on a CPU. A repeated run has the same bits. In the mode `batch_invariant` a
-//! sequence also has the same bits in any batch, after a swap, and after a fork. If the device memory is exhausted,
-//! only the call that needs memory fails.
+//! Properties that hold on a device as on a CPU. A repeated run has the same bits. In the mode
+//! `batch_invariant` a sequence also has the same bits in any batch, after a swap, and after a
+//! fork. If the device memory is exhausted, only the call that needs memory fails.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -106,7 +106,8 @@ impl Host {
         }
     }
 
-    /// Forks all running sequences repeatedly. Each must continue like the first, which is the longest.
+    /// Forks all running sequences repeatedly. Each must continue like the first, which is the
+    /// longest.
     fn forked(&self) -> Result<()> {
         let engine = Engine::create(&self.options(true))?;
         let mut running = vec![engine.add_request(request(1, self.size(333), self.size(96)))?.sequence(0)];

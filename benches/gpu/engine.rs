@@ -1,4 +1,5 @@
-//! The engine with a model of random weights: prompts, and steps of 1 to 256 sequences, in both modes.
+//! The engine with a model of random weights: prompts, and steps of 1 to 256 sequences, in both
+//! modes.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! Speed of the kernels and the engine on a CUDA device, compared with the limits of the device. README.md in this
-//! folder describes it.
+//! Speed of the kernels and the engine on a CUDA device, compared with the limits of the device.
+//! README.md in this folder describes it.
 
 mod attention;
 #[path = "../common.rs"]

@@ -1,5 +1,6 @@
-//! Matrix products of LLaMA-3-8B, for 1 to 4,096 rows. In the default mode cuBLASLt computes products of many rows.
-//! In the mode `batch_invariant` the bits do not depend on the number of rows.
+//! Matrix products of LLaMA-3-8B, for 1 to 4,096 rows. In the default mode cuBLASLt computes
+//! products of many rows. In the mode `batch_invariant` the bits do not depend on the number of
+//! rows.
 
 use pagedllm::backend::cuda::CudaBackend;
 use pagedllm::backend::{Backend, RowSource};

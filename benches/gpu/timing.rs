@@ -13,8 +13,8 @@ const ROUNDS: usize = 7;
 const ROUND_SECONDS: f64 = 0.03;
 const MAX_CALLS: f64 = 500.0;
 
-/// Returns the seconds per call of `queue`, which queues work and gets the index of the call: the median of rounds
-/// of many calls. Each round waits for the device.
+/// Returns the seconds per call of `queue`, which queues work and gets the index of the call: the
+/// median of rounds of many calls. Each round waits for the device.
 pub fn seconds(backend: &CudaBackend, mut queue: impl FnMut(usize)) -> Result<f64> {
     let mut end = backend.vector(&[0.0])?;
     let mut numbers = 0..;

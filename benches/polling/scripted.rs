@@ -1,5 +1,5 @@
-//! The library with one more function, which creates an engine whose model is a script. A benchmark in C++ or Go
-//! thus measures only the cost of the C ABI. The whole C ABI is exported too.
+//! The library with one more function, which creates an engine whose model is a script. A benchmark
+//! in C++ or Go thus measures only the cost of the C ABI. The whole C ABI is exported too.
 #![allow(clippy::missing_safety_doc)]
 
 use std::sync::Arc;
@@ -52,8 +52,8 @@ fn thread_cpu_ns() -> u64 {
 
 static DRIVER_CPU: std::sync::OnceLock<Arc<AtomicU64>> = std::sync::OnceLock::new();
 
-/// Creates an engine of up to 256 sequences with one step per `pace_us` microseconds. It has no tokenizer. Free it
-/// with pllm_engine_free.
+/// Creates an engine of up to 256 sequences with one step per `pace_us` microseconds. It has no
+/// tokenizer. Free it with pllm_engine_free.
 #[unsafe(no_mangle)]
 pub extern "C" fn bench_engine_create(pace_us: u64) -> *mut pllm_engine {
     let cpu_ns = DRIVER_CPU.get_or_init(Arc::default).clone();
@@ -93,8 +93,8 @@ pub extern "C" fn bench_engine_create(pace_us: u64) -> *mut pllm_engine {
     Engine::with_runner(&options, info, None, Box::new(runner)).map_or(std::ptr::null_mut(), pllm_engine::into_raw)
 }
 
-/// Returns the CPU time of the stepping thread up to its last step. The rest of the process's CPU time is the
-/// host's.
+/// Returns the CPU time of the stepping thread up to its last step. The rest of the process's CPU
+/// time is the host's.
 #[unsafe(no_mangle)]
 pub extern "C" fn bench_driver_cpu_ns() -> u64 {
     DRIVER_CPU.get().map_or(0, |cpu| cpu.load(Ordering::Relaxed))

@@ -1,4 +1,5 @@
-//! Quality of weight formats and KV formats: perplexity of the bundled model on text that it was not trained on.
+//! Quality of weight formats and KV formats: perplexity of the bundled model on text that it was
+//! not trained on.
 
 mod perplexity;
 

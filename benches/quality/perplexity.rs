@@ -8,7 +8,8 @@ use pagedllm::options::{EngineOptions, Isa, KvDtype, SamplingParams, WeightForma
 
 /// Log probabilities of the bundled model on its held-out text.
 pub struct Perplexity {
-    /// One per token that the model was trained to produce: answers of the assistant, and sentences outside chats.
+    /// One per token that the model was trained to produce: answers of the assistant, and sentences
+    /// outside chats.
     pub logprobs: Vec<f32>,
 }
 
@@ -67,7 +68,8 @@ pub fn narrow_formats() -> Vec<WeightFormat> {
     [WeightFormat::Int8].into_iter().chain(int4(true)).chain(int4(false)).collect()
 }
 
-/// Marks the tokens of the assistant's answers, with their ends. In a text that is not a chat, all tokens.
+/// Marks the tokens of the assistant's answers, with their ends. In a text that is not a chat, all
+/// tokens.
 fn answer_tokens(tokens: &[u32], assistant: u32, end: u32) -> Vec<bool> {
     let chat = tokens.contains(&assistant);
     let mut in_answer = !chat;

@@ -48,8 +48,8 @@ fn text_schema() -> Grammar {
     )
 }
 
-/// Forks a sequence of 1,500 prompt tokens and 500 generated tokens, with all state that a fork copies. Its queue
-/// is full, so that the step that creates the child does nothing else.
+/// Forks a sequence of 1,500 prompt tokens and 500 generated tokens, with all state that a fork
+/// copies. Its queue is full, so that the step that creates the child does nothing else.
 fn forks(engine: &Engine) -> Result<()> {
     let queue = engine.create_queue(1)?;
     let sampling = SamplingParams {

@@ -1,7 +1,8 @@
 //! Blocks that samples and beams share, with the production scheduler and a hash as the model.
 //!
-//! Lengths are log-normal with the means of the two data sets of the PagedAttention paper. Which beams survive
-//! depends on the model. The results of the paper, on OPT-13B, are printed for comparison and are not a target.
+//! Lengths are log-normal with the means of the two data sets of the PagedAttention paper. Which
+//! beams survive depends on the model. The results of the paper, on OPT-13B, are printed for
+//! comparison and are not a target.
 
 use pagedllm::decode::{BeamScratch, BeamSearch, BeamStep, Lane, log_softmax, uniform};
 use pagedllm::kv::{BlockHash, BlockManager, Paging, blocks_for};
@@ -49,7 +50,8 @@ fn length(mean: f64, seed: u64) -> usize {
     ((mean * (normal - 0.5).exp()) as usize).clamp(1, MAX_LEN / 2 - 1)
 }
 
-/// Returns the share of saved blocks. Requests run one after the other, because they share nothing with each other.
+/// Returns the share of saved blocks. Requests run one after the other, because they share nothing
+/// with each other.
 fn saved(data: &Lengths, branching: Branching) -> f64 {
     let options = SchedulerOptions { max_batch_tokens: 4096, max_seqs: 256, prefill_chunk: 4096, preemption: Preemption::Recompute };
     let mut scheduler = Scheduler::new(options, BlockManager::new(100_000, Paging::without_windows(BLOCK), false).unwrap()).unwrap();

@@ -7,8 +7,8 @@ use pagedllm::options::{EngineOptions, Policies};
 use super::Result;
 use super::simulation::{Job, Machine, Served, Simulation};
 
-/// Options of the engine. The prefix cache is off, because the systems of the paper had none and all simulated
-/// prompts are equal.
+/// Options of the engine. The prefix cache is off, because the systems of the paper had none and
+/// all simulated prompts are equal.
 pub fn options(policies: Policies) -> EngineOptions {
     EngineOptions { max_seqs: 512, max_batch_tokens: 2048, prefix_cache: false, policies, ..Default::default() }
 }
@@ -20,7 +20,8 @@ pub struct Figures {
     /// From the first arrival to the last token.
     pub span: Duration,
     pub preemptions: u64,
-    /// Average share of used and reserved slots that held a token, over the steps in which requests waited.
+    /// Average share of used and reserved slots that held a token, over the steps in which requests
+    /// waited.
     pub slots: Option<f64>,
 }
 

@@ -136,7 +136,8 @@ fn print_policies() -> Result<()> {
 
 const CALLS: usize = 50;
 
-/// Prints the time of a prediction, and the delay of other threads that need the same lock, as every step does.
+/// Prints the time of a prediction, and the delay of other threads that need the same lock, as
+/// every step does.
 fn print_cost() -> Result<()> {
     println!("| waiting requests | time of a call | maximum delay of another thread's call |\n| --- | --- | --- |");
     for waiting in [100, 10_000, 100_000] {

@@ -1,5 +1,5 @@
-//! Serving under load on a simulated machine: the cost of the engine, the effect of policies, and the error
-//! of predictions.
+//! Serving under load on a simulated machine: the cost of the engine, the effect of policies, and
+//! the error of predictions.
 
 mod figures;
 mod forecast;

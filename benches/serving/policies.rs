@@ -27,8 +27,8 @@ const BATCHINGS: [(&str, BatchingPolicy); 6] = [
 ];
 const ALLOCATIONS: [(&str, AllocationPolicy); 2] = [("on demand", AllocationPolicy::OnDemand), ("max_tokens", AllocationPolicy::MaxTokens)];
 
-/// Hosts do not know the length of an output: `max_tokens` is the next power of two. One request in ten is
-/// urgent.
+/// Hosts do not know the length of an output: `max_tokens` is the next power of two. One request in
+/// ten is urgent.
 fn jobs(lengths: &Lengths, rate: f64) -> Vec<Job> {
     let mut jobs = lengths.jobs(REQUESTS, rate, SEED);
     for (i, job) in jobs.iter_mut().enumerate() {

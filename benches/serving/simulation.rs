@@ -30,10 +30,11 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// OPT-13B in 16 bits on one A100 with 40 GB, the smallest machine of the PagedAttention paper, by its data sheet: 26 GB of weights
-    /// and 820 kB per position (2 x 40 layers x 5,120 x 2 bytes) at 1,555 GB/s, and 26 GFLOP per token at 312 TFLOP/s. The pool has
-    /// the size in the paper's Table 1. A real machine reaches about two thirds of its data sheet, so the rates here are
-    /// higher.
+    /// OPT-13B in 16 bits on one A100 with 40 GB, the smallest machine of the PagedAttention paper,
+    /// by its data sheet: 26 GB of weights and 820 kB per position (2 x 40 layers x 5,120 x 2
+    /// bytes) at 1,555 GB/s, and 26 GFLOP per token at 312 TFLOP/s. The pool has the size in the
+    /// paper's Table 1. A real machine reaches about two thirds of its data sheet, so the rates
+    /// here are higher.
     pub const PAPER: Machine = Machine {
         step: Duration::from_nanos(16_720_000),
         row: Duration::from_nanos(83_300),
@@ -136,8 +137,8 @@ pub struct Simulation {
 }
 
 impl Simulation {
-    /// `options` has everything except the model and its memory. Turn the prefix cache off, because all prompts are
-    /// equal.
+    /// `options` has everything except the model and its memory. Turn the prefix cache off, because
+    /// all prompts are equal.
     pub fn new(options: &EngineOptions, machine: Machine) -> Result<Simulation> {
         let (clock, lengths) = (Arc::new(SimulatedClock::default()), Arc::<Mutex<Vec<usize>>>::default());
         let runner = SimulatedRunner { machine, clock: clock.clone(), lengths: lengths.clone(), logits: Vec::new() };

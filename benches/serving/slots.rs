@@ -24,8 +24,8 @@ pub fn print() -> Result<()> {
     Ok(())
 }
 
-/// Returns three shares of filled slots: of the used slots, the same if each sequence wasted half a block, and
-/// of all slots.
+/// Returns three shares of filled slots: of the used slots, the same if each sequence wasted half a
+/// block, and of all slots.
 fn shares(lengths: &Lengths, block_size: usize) -> Result<String> {
     let options = EngineOptions { block_size, ..options(Policies::default()) };
     let simulation = Simulation::new(&options, Machine::PAPER)?;

@@ -1,4 +1,5 @@
-//! Cost of the engine: wall time of 100,000 requests, and of a step of the scheduler and the block manager.
+//! Cost of the engine: wall time of 100,000 requests, and of a step of the scheduler and the block
+//! manager.
 
 use std::time::{Duration, Instant};
 

@@ -7,7 +7,8 @@ use pagedllm::decode::{Lane, uniform};
 
 use super::simulation::Job;
 
-/// Mean lengths of a data set. Lengths are log-normal, with a standard deviation of 1 in the exponent.
+/// Mean lengths of a data set. Lengths are log-normal, with a standard deviation of 1 in the
+/// exponent.
 #[derive(Debug, Clone, Copy)]
 pub struct Lengths {
     pub name: &'static str,
@@ -34,8 +35,8 @@ fn length(mean: f64, max: usize, seed: u64, index: u64) -> usize {
 }
 
 impl Lengths {
-    /// Returns `count` requests with `rate` arrivals per second on average (a Poisson process). `max_tokens` is the
-    /// length of the output.
+    /// Returns `count` requests with `rate` arrivals per second on average (a Poisson process).
+    /// `max_tokens` is the length of the output.
     pub fn jobs(&self, count: usize, rate: f64, seed: u64) -> Vec<Job> {
         let mut at = 0.0;
         let job = |i: u64| {

@@ -1,5 +1,5 @@
-//! Swapping compared with recomputation, by block size: for one sequence, as in Figure 19 of the PagedAttention
-//! paper, and for an engine whose requests do not fit into the pool.
+//! Swapping compared with recomputation, by block size: for one sequence, as in Figure 19 of the
+//! PagedAttention paper, and for an engine whose requests do not fit into the pool.
 
 #[path = "../cpu/model.rs"]
 #[allow(dead_code)] // only the CPU benchmark uses the rest

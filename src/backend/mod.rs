@@ -563,8 +563,8 @@ pub trait Backend: Send + Sync {
     /// `out[i] = w * x[i] + bias`, with w and bias of route i's expert: one product per expert that
     /// has rows.
     fn matmul_routes(&self, routes: &Self::Routes, x: &Self::Buf, expert: ExpertOf<Self::Matrix, Self::Buf>, out: &mut Self::Buf);
-    /// `out[r]` = sum of `x[i] * weight` over the routes of row r, in order of descending score; rows
-    /// of `width`.
+    /// `out[r]` = sum of `x[i] * weight` over the routes of row r, in order of descending score;
+    /// rows of `width`.
     fn combine_routes(&self, routes: &Self::Routes, width: usize, x: &Self::Buf, out: &mut Self::Buf);
     /// `x[r] += sigmoid(gates[r]) * y[r]`, rows of `width`.
     fn add_gated(&self, rows: usize, width: usize, gates: &Self::Buf, x: &mut Self::Buf, y: &Self::Buf);

@@ -102,7 +102,8 @@ pub struct NewToken {
 }
 
 impl ActiveSequence {
-    /// Creates a sequence without an id that generates at most `max_new_tokens` tokens after the prompt.
+    /// Creates a sequence without an id that generates at most `max_new_tokens` tokens after the
+    /// prompt.
     pub fn new(generation: Generation, prompt: &[u32], max_new_tokens: usize) -> Result<ActiveSequence> {
         let mut sequence = ActiveSequence::empty(generation.sender.clone(), generation.sampling.clone());
         sequence.resume(generation, prompt, max_new_tokens)?;
@@ -215,7 +216,8 @@ impl ActiveSequence {
         Ok(())
     }
 
-    /// Restores the state that the sequence had after `tokens`, to which the sequence was truncated.
+    /// Restores the state that the sequence had after `tokens`, to which the sequence was
+    /// truncated.
     pub fn rewind(&mut self, tokens: &[u32], text: Option<&Text>) -> Result<()> {
         self.prompt_len = self.prompt_len.min(tokens.len());
         let generated = tokens.len() - self.prompt_len;
@@ -399,9 +401,9 @@ impl ActiveSequence {
         }
     }
 
-    /// Returns the last output of a generation that ends without a new token, with the text that was held
-    /// back. If the sequence stays, its detokenizer and stop-string state do not change, so that it
-    /// can continue.
+    /// Returns the last output of a generation that ends without a new token, with the text that
+    /// was held back. If the sequence stays, its detokenizer and stop-string state do not change,
+    /// so that it can continue.
     pub fn close(&mut self, finish: FinishReason, stays: bool, text: Option<&Text>, reusable: Output) -> Output {
         let mut output = Output { finish: Some(finish), ..self.output_reusing(reusable) };
         self.fresh.clear();

@@ -322,7 +322,8 @@ impl EngineCore {
         self.sampling.prompts = prompts;
     }
 
-    /// Creates the sequence of a sample when the first token of its parent is sampled several times.
+    /// Creates the sequence of a sample when the first token of its parent is sampled several
+    /// times.
     fn start_sample(&mut self, sampled_token: &SampledToken) {
         let reserved = self.sequences.try_reserve(1).map_err(Error::from);
         let Some(unstarted) = self.sequences.get_mut(&sampled_token.parent).map(|parent| parent.unstarted_samples.pop()) else { return };

@@ -9,8 +9,8 @@ use crate::error::Result;
 use crate::scheduler::FinishReason;
 use crate::types::RequestId;
 
-/// A heap of deadlines, the earliest first. Entries of generations that ended earlier stay until their
-/// time and have no effect.
+/// A heap of deadlines, the earliest first. Entries of generations that ended earlier stay until
+/// their time and have no effect.
 #[derive(Default)]
 pub struct Deadlines {
     heap: BinaryHeap<Reverse<(Duration, RequestId)>>,

@@ -59,8 +59,8 @@ impl EngineCore {
         }
     }
 
-    /// Delivers the last output of a generation. All generations end here. A sequence that the scheduler still
-    /// has stays idle.
+    /// Delivers the last output of a generation. All generations end here. A sequence that the
+    /// scheduler still has stays idle.
     pub(super) fn end(&mut self, sender: &Arc<OutputSender>, output: Output) {
         self.counts.count(output.finish);
         self.telemetry.ended(&output);

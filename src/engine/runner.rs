@@ -34,8 +34,8 @@ pub trait Runner: Send {
     /// Cancels the predicted step.
     fn cancel_in_flight(&mut self) {}
 
-    /// Waits for the step as `wait` does, and samples a token for each row in `device_sampling`. The logits
-    /// of these rows are undefined afterwards.
+    /// Waits for the step as `wait` does, and samples a token for each row in `device_sampling`.
+    /// The logits of these rows are undefined afterwards.
     fn wait_and_sample(&mut self, ticket: InFlightStep, _draws: &DeviceSampling) -> Result<StepResult<'_>> {
         Ok(StepResult { logits: self.wait(ticket)?, device_samples: &[] })
     }

@@ -187,7 +187,8 @@ impl SequenceView {
         SequenceView { inexact: self.inexact, priority: self.priority, ..SequenceView::new(id.own_request(), 0, len, sender, user_data) }
     }
 
-    /// Returns the waiting entry for a generation that starts at `at` and generates up to `max_new_tokens` tokens.
+    /// Returns the waiting entry for a generation that starts at `at` and generates up to
+    /// `max_new_tokens` tokens.
     fn waiting_entry(&self, max_new_tokens: usize, at: Duration) -> WaitingEntry {
         WaitingEntry::new(self.fresh.max(1), max_new_tokens, self.priority, at)
     }
@@ -255,7 +256,8 @@ impl TableState {
         Ok(Box::new(open))
     }
 
-    /// Starts a generation of the sequence: reserves its last output and adds it to the waiting queue.
+    /// Starts a generation of the sequence: reserves its last output and adds it to the waiting
+    /// queue.
     fn open(&mut self, known: &SequenceView, max_new_tokens: usize, at: Duration) -> Result<PendingOutput> {
         // Everything that can fail comes first.
         self.requests.try_reserve(1)?;
@@ -726,8 +728,8 @@ impl SequenceTable {
         self.lock().requests.len() as u64
     }
 
-    /// Makes all later commands fail with `error`. Calls `last` for each pending generation, with its
-    /// queue and its last output if it has not started.
+    /// Makes all later commands fail with `error`. Calls `last` for each pending generation, with
+    /// its queue and its last output if it has not started.
     pub fn fail(&self, error: &Error, mut last: impl FnMut(Arc<OutputSender>, Output)) {
         let mut state = self.lock();
         state.failure.get_or_insert_with(|| error.clone());

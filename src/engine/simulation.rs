@@ -70,9 +70,11 @@ pub struct Forecast {
     pub first_token: Option<f64>,
 }
 
-/// Granularity: after every `FINENESS` simulated steps, the number of steps per generation grows by one.
+/// Granularity: after every `FINENESS` simulated steps, the number of steps per generation grows by
+/// one.
 const FINENESS: usize = 32;
-/// Maximum number of generations. They simulate about 3e9 steps, which no product of counts overflows.
+/// Maximum number of generations. They simulate about 3e9 steps, which no product of counts
+/// overflows.
 const MAX_TURNS: usize = 600;
 /// Assumed maximum length of a sequence without a known one.
 const MAX_SIMULATED_LEN: usize = 1 << 20;

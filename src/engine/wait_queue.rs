@@ -128,8 +128,8 @@ impl WaitQueue {
         }
     }
 
-    /// Appends the entries among the `max_entries` places after `last`. Returns the last of these places.
-    /// `None` if there are no more.
+    /// Appends the entries among the `max_entries` places after `last`. Returns the last of these
+    /// places. `None` if there are no more.
     pub fn copy(&self, last: Option<Ticket>, max_entries: usize, to: &mut Vec<WaitingEntry>) -> Option<Ticket> {
         let from = last.map_or(0, |last| self.entries.partition_point(|&(place, _)| place <= last));
         let piece = self.entries.range(from..self.entries.len().min(from + max_entries));

@@ -161,7 +161,8 @@ impl OutputArrays {
 }
 
 impl pllm_outputs {
-    /// Builds the batch from `arrays`, which were reserved for these outputs. No array is reallocated.
+    /// Builds the batch from `arrays`, which were reserved for these outputs. No array is
+    /// reallocated.
     fn new(outputs: Outputs, arrays: OutputArrays) -> pllm_outputs {
         let OutputArrays { mut records, mut top } = arrays;
         records.extend(outputs.iter().map(|(output, view)| record(output, view, &mut top)));

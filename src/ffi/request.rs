@@ -179,7 +179,8 @@ pub struct pllm_request {
     pub reserved2: u32,
 }
 
-// SAFETY: repr(C), the u32 fields fill whole words, integers, pointers and a nullable function only.
+// SAFETY: repr(C), the u32 fields fill whole words, integers, pointers and a nullable function
+// only.
 unsafe impl Versioned for pllm_request {
     const NAME: &'static str = "pllm_request";
     const FIRST_SIZE: usize = 64;

@@ -239,9 +239,9 @@ pub struct pllm_engine_options {
     /// Directory for packed weights. If it has the packed form of this model, weight_format and
     /// library, the form is checked and read as fast as the disk. Otherwise the weights are packed
     /// and the form is written, or replaced. Several models and processes can share the directory;
-    /// unused files are not removed. It contains weights: protect it against writing as the model is
-    /// protected. If it cannot be written, the engine works and packed of pllm_model_info reports
-    /// it. UTF-8. NULL (default): weights are packed each time.
+    /// unused files are not removed. It contains weights: protect it against writing as the model
+    /// is protected. If it cannot be written, the engine works and packed of pllm_model_info
+    /// reports it. UTF-8. NULL (default): weights are packed each time.
     pub packed_path: *const c_char,
     /// Length of packed_path in bytes, or PLLM_NUL_TERMINATED (default).
     pub packed_path_len: u64,

@@ -129,8 +129,8 @@ impl BlockAllocator {
         self.refs(block) > 0 && self.refs(block) == self.reclaimable_refs[block as usize]
     }
 
-    /// Panics unless the counts match `owners` and `reclaimable`, and every block is referenced, cached
-    /// or free. For tests.
+    /// Panics unless the counts match `owners` and `reclaimable`, and every block is referenced,
+    /// cached or free. For tests.
     pub fn check(&self, owners: &[u32], reclaimable: &[u32], cached: impl Fn(BlockId) -> bool) {
         assert_eq!(owners, self.refs, "the reference counts differ from the owners");
         assert_eq!(reclaimable, self.reclaimable_refs, "the counts of reclaimable owners differ from the owners");

@@ -106,7 +106,7 @@ pub struct Dry {
 }
 
 impl Default for Dry {
-    /// The values that the author of DRY recommends.
+    /// Returns the values that the author of DRY recommends.
     fn default() -> Self {
         Dry { multiplier: 0.8, base: 1.75, allowed_length: 2, penalty_last_n: None, sequence_breakers: None }
     }

@@ -21,8 +21,8 @@ impl Scheduler {
             self.drop_beams(&plan, sampled, events);
         }
         self.fork_chosen(sampled, events);
-        // In most steps, sampled tokens are in the order of the scheduled sequences, and each continues its own
-        // sequence. The slot of the scheduled sequence is therefore tried first.
+        // In most steps, sampled tokens are in the order of the scheduled sequences, and each
+        // continues its own sequence. The slot of the scheduled sequence is therefore tried first.
         let guesses = plan.sampled().map(|scheduled| scheduled.slot).chain(std::iter::repeat(Slot::NONE));
         for ((sampled_token, SampledToken { child, outcome, .. }), guess) in sampled.iter().enumerate().zip(guesses) {
             let Some(slot) = self.sequences.find_near(guess, *child) else { continue };
@@ -44,8 +44,8 @@ impl Scheduler {
         self.end_slot(slot);
     }
 
-    /// Records that the tokens of the scheduled sequence are computed, and inserts full blocks into the prefix
-    /// cache.
+    /// Records that the tokens of the scheduled sequence are computed, and inserts full blocks into
+    /// the prefix cache.
     fn advance(&mut self, scheduled: &ScheduledSequence) {
         let block_size = self.blocks.block_size();
         let computed = scheduled.first + scheduled.rows;
@@ -77,7 +77,8 @@ impl Scheduler {
         }
     }
 
-    /// Drops the sampled beams that no sampled token continues in place. New beams reuse their memory.
+    /// Drops the sampled beams that no sampled token continues in place. New beams reuse their
+    /// memory.
     fn drop_beams(&mut self, plan: &StepPlan, sampled: &[SampledToken], events: &mut Vec<Event>) {
         for sampled_token in sampled.iter().filter(|sampled_token| sampled_token.parent == sampled_token.child) {
             if let Some(slot) = self.sequences.find(sampled_token.child) {

@@ -2,9 +2,9 @@
 
 /// The output length predictor.
 ///
-/// Turns with a similar limit (the same power of two) form a kind. The prediction for a generation is
-/// based on recent generations of its kind. If most generations of a kind reach their limit, the limit itself
-/// is the prediction.
+/// Turns with a similar limit (the same power of two) form a kind. The prediction for a generation
+/// is based on recent generations of its kind. If most generations of a kind reach their limit, the
+/// limit itself is the prediction.
 #[derive(Debug, Clone, Copy)]
 pub struct OutputLengthPredictor {
     /// Output lengths of the last generations of any kind: a ring buffer.
@@ -61,11 +61,11 @@ impl OutputLengthPredictor {
         self.classes[class_of(max_tokens)].filter(|known| known.reached <= 0.5)
     }
 
-    /// Returns the expected number of remaining tokens, at least 1, of a generation that has generated
-    /// `chosen` of at most `max_tokens` tokens.
+    /// Returns the expected number of remaining tokens, at least 1, of a generation that has
+    /// generated `chosen` of at most `max_tokens` tokens.
     ///
-    /// The expectation is the average of the recorded generations that were longer than `chosen`. Without
-    /// a record, it is the limit.
+    /// The expectation is the average of the recorded generations that were longer than `chosen`.
+    /// Without a record, it is the limit.
     pub fn expect(&self, max_tokens: usize, chosen: usize) -> usize {
         let expected = self.class_averages(max_tokens).map_or(max_tokens, |known| {
             let longer = self.lengths_of(class_of(max_tokens)).filter(|&length| length > chosen);
@@ -94,8 +94,8 @@ impl OutputLengthPredictor {
     }
 }
 
-/// A generator that assigns to each new generation the length of another recorded generation of its kind, so
-/// that the lengths have the recorded distribution.
+/// A generator that assigns to each new generation the length of another recorded generation of its
+/// kind, so that the lengths have the recorded distribution.
 pub struct LengthGenerator {
     predictor: OutputLengthPredictor,
     by_kind: [u32; LISTED],

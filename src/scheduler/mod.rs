@@ -67,8 +67,8 @@ impl SchedulerOptions {
 /// admitted group fits the pool alone.
 ///
 /// A group whose queue is full is not ready and pauses. It leaves the running list and keeps its
-/// blocks until other groups need them. Paused groups cost a step nothing. After `recheck_paused`, the
-/// next step resumes the paused groups that are ready, in their rank.
+/// blocks until other groups need them. Paused groups cost a step nothing. After `recheck_paused`,
+/// the next step resumes the paused groups that are ready, in their rank.
 ///
 /// A preempted group is swapped to the host tier or recomputed, as a whole. It is rescheduled
 /// before younger groups.

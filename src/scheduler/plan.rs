@@ -39,7 +39,8 @@ impl FinishReason {
 pub struct StepPlan {
     pub batch: Batch,
     pub sequences: Vec<ScheduledSequence>,
-    /// Whether some scheduled sequences are beams. Beams that no sampled token continues are dropped.
+    /// Whether some scheduled sequences are beams. Beams that no sampled token continues are
+    /// dropped.
     pub has_beams: bool,
     /// Whether the plan contains only running groups: no waiting group was considered.
     pub(super) is_closed: bool,
@@ -64,7 +65,8 @@ pub struct ScheduledSequence {
 }
 
 impl ScheduledSequence {
-    /// Returns whether the scheduled sequence is a decode: one row of a sequence that has generated tokens.
+    /// Returns whether the scheduled sequence is a decode: one row of a sequence that has generated
+    /// tokens.
     pub fn decodes(&self) -> bool {
         self.rows == 1 && self.generated > 0
     }

@@ -686,7 +686,7 @@ pub fn prefetch<T>(p: *const T) {
     let _ = p;
 }
 
-/// e^x to about 2 units in the last place. Results saturate at about 1e-38 and 1e38.
+/// Returns e^x to about 2 units in the last place. Results saturate at about 1e-38 and 1e38.
 #[inline(always)]
 pub unsafe fn exp<L: Lanes>(x: L::V) -> L::V {
     // SAFETY: the caller upholds the contract of `Lanes`.
@@ -709,8 +709,8 @@ pub unsafe fn exp<L: Lanes>(x: L::V) -> L::V {
     }
 }
 
-/// e^x for x <= 0, with a relative error of 1 / 9,000 and half the operations of `exp`. That
-/// suffices for results that are rounded to bf16, whose error is 1 / 512.
+/// Returns e^x for x <= 0, with a relative error of 1 / 9,000 and half the operations of `exp`.
+/// That suffices for results that are rounded to bf16, whose error is 1 / 512.
 #[inline(always)]
 pub unsafe fn exp_for_bf16<L: Lanes>(x: L::V) -> L::V {
     // SAFETY: the caller upholds the contract of `Lanes`.
@@ -813,7 +813,7 @@ macro_rules! folded {
 
 pub(super) use folded;
 
-/// The sum of a vector's lanes.
+/// Returns the sum of a vector's lanes.
 #[inline(always)]
 pub unsafe fn sum<L: Lanes>(v: L::V) -> f32 {
     let mut lanes = [0.0f32; 16];

@@ -233,8 +233,8 @@ mod tests {
         }
     }
 
-    /// The routing of DeepSeek V3 at small scale: the best two scores rank a group, corrected scores
-    /// select experts, uncorrected scores are their weights.
+    /// The routing of DeepSeek V3 at small scale: the best two scores rank a group, corrected
+    /// scores select experts, uncorrected scores are their weights.
     #[test]
     fn groups_are_selected_first_and_corrections_do_not_change_weights() {
         let groups = Some(ExpertGroups { count: 3, chosen: 2, score: GroupScore::BestTwo });

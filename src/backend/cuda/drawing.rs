@@ -61,8 +61,8 @@ impl Drawing {
     }
 
     /// Samples from rows of `logits`; `row` maps a row of the batch to its row on the device.
-    /// `prepare_next` receives the address of the results, and queues the next step before the host waits
-    /// for the tokens.
+    /// `prepare_next` receives the address of the results, and queues the next step before the host
+    /// waits for the tokens.
     pub fn draw(
         &mut self,
         device: &Device,

@@ -36,8 +36,8 @@ pub struct Journal {
 /// The direction of a journal.
 enum Role {
     Records(Recorder),
-    /// A replay. `replayed` are the recorded inputs of the current step. `next_refusal` is the index of
-    /// the next recorded refusal.
+    /// A replay. `replayed` are the recorded inputs of the current step. `next_refusal` is the
+    /// index of the next recorded refusal.
     Replays {
         replayed: Step,
         next_refusal: Cell<usize>,

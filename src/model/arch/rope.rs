@@ -56,7 +56,7 @@ fn is_given(parameters: &Config, name: &str) -> bool {
     parameters.get(name).is_some_and(|value| value.as_f64() != Some(0.0))
 }
 
-/// The YaRN attention factor of a model whose context was extended by `factor`.
+/// Returns the YaRN attention factor of a model whose context was extended by `factor`.
 fn yarn_scale(factor: f64, m: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 }
 }

@@ -2,8 +2,8 @@ use std::time::Duration;
 
 use super::{Order, RankInputs};
 
-/// Shortest predicted output first, as `OutputLengthPredictor` predicts. A request that has waited for `ageing`
-/// ranks like a new one that is 100 tokens shorter.
+/// Shortest predicted output first, as `OutputLengthPredictor` predicts. A request that has waited
+/// for `ageing` ranks like a new one that is 100 tokens shorter.
 pub struct ShortestPredicted {
     pub ageing: Duration,
 }
