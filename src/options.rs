@@ -607,7 +607,7 @@ impl Grammar {
             Grammar::JsonObject => 0,
         };
         if bytes > Self::MAX_BYTES {
-            return Err(Error::invalid(format!("the grammar is too large ({bytes} bytes, at most {})", Self::MAX_BYTES)));
+            return Err(Error::invalid(format!("the grammar is too large ({bytes} bytes, at most {}); shorten it", Self::MAX_BYTES)));
         }
         Ok(())
     }

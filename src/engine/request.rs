@@ -264,7 +264,9 @@ impl Engine {
     pub(super) fn check_tokens(&self, what: &str, tokens: &[u32]) -> Result<()> {
         let vocab = self.info.vocab_size;
         match tokens.iter().position(|&token| token as usize >= vocab) {
-            Some(i) => Err(Error::invalid(format!("{what} token {i} is {}, beyond the vocabulary of {vocab} tokens", tokens[i]))),
+            Some(i) => {
+                Err(Error::invalid(format!("{what} token {i} is {}, beyond the vocabulary of {vocab} tokens; use a smaller id", tokens[i])))
+            }
             None => Ok(()),
         }
     }

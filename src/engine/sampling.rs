@@ -364,7 +364,7 @@ fn outcome(sequence: &ActiveSequence, result: &SampleResult) -> TokenOutcome {
 fn attribute(why: NoChoice, sequence: &ActiveSequence) -> Error {
     match why {
         NoChoice::NotFinite if sequence.hook.is_some() => {
-            Error::invalid("no token can be sampled: after the logits hook some logits are NaN or infinite")
+            Error::invalid("no token can be sampled: after the logits hook some logits are NaN or infinite; correct the hook")
         }
         _ => why.into(),
     }

@@ -431,7 +431,9 @@ fn limit(value: u64) -> Option<usize> {
 pub(super) fn known_flags(name: &str, flags: u32, known: u32) -> Result<()> {
     match flags & !known {
         0 => Ok(()),
-        unknown => Err(Error::unsupported(format!("{name} has bits {unknown:#x} that this library does not know"))),
+        unknown => Err(Error::unsupported(format!(
+            "{name} has bits {unknown:#x} that this library does not support; clear them or use a newer library"
+        ))),
     }
 }
 

@@ -283,7 +283,7 @@ impl SamplingParams {
         in_vocabulary("bad_words_ids token id", self.bad_words_ids.iter().flatten(), vocab_size)?;
         for (name, count) in [("bad_words", self.bad_words.len()), ("bad_words_ids", self.bad_words_ids.len())] {
             if count > Self::MAX_STOPS {
-                return Err(Error::invalid(format!("{name} has too many entries ({count}, at most {})", Self::MAX_STOPS)));
+                return Err(Error::invalid(format!("{name} has too many entries ({count}, at most {}); remove some", Self::MAX_STOPS)));
             }
         }
         if self.bad_words.iter().any(String::is_empty) {
@@ -293,7 +293,10 @@ impl SamplingParams {
             return Err(Error::invalid("an entry of bad_words_ids is empty; remove it"));
         }
         match self.bad_words_ids.iter().map(Vec::len).find(|&len| len > Self::MAX_NGRAM) {
-            Some(len) => Err(Error::invalid(format!("an entry of bad_words_ids is too long ({len} tokens, at most {})", Self::MAX_NGRAM))),
+            Some(len) => Err(Error::invalid(format!(
+                "an entry of bad_words_ids is too long ({len} tokens, at most {}); shorten it",
+                Self::MAX_NGRAM
+            ))),
             None => Ok(()),
         }
     }
@@ -312,7 +315,10 @@ impl SamplingParams {
         }
         let stops = self.stop.len().max(self.stop_token_ids.len());
         if stops > Self::MAX_STOPS {
-            return Err(Error::invalid(format!("too many stop strings or stop tokens ({stops}, at most {} of each)", Self::MAX_STOPS)));
+            return Err(Error::invalid(format!(
+                "too many stop strings or stop tokens ({stops}, at most {} of each); remove some",
+                Self::MAX_STOPS
+            )));
         }
         in_vocabulary("stop token id", &self.stop_token_ids, vocab_size)?;
         if self.stop.iter().any(|s| s.is_empty()) {
@@ -376,7 +382,7 @@ fn at_most(name: &str, value: Option<u32>, max: u32) -> Result<()> {
 
 fn in_vocabulary<'a>(name: &str, tokens: impl IntoIterator<Item = &'a u32>, vocab_size: usize) -> Result<()> {
     match tokens.into_iter().find(|&&token| token as usize >= vocab_size) {
-        Some(token) => Err(Error::invalid(format!("{name} {token} is beyond the vocabulary of {vocab_size} tokens"))),
+        Some(token) => Err(Error::invalid(format!("{name} {token} is beyond the vocabulary of {vocab_size} tokens; use a smaller id"))),
         None => Ok(()),
     }
 }

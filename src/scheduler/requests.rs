@@ -114,7 +114,7 @@ impl Scheduler {
         self.set_aside.try_reserve(total)?;
         self.paused.try_reserve(total)?;
         self.reclaimable.try_reserve(total)?;
-        self.resting_idle.try_reserve(total)?;
+        self.reclaimable_idle.try_reserve(total)?;
         self.hosted.try_reserve(total)?;
         Ok(self.pins.try_reserve(total.saturating_sub(self.pins.len()))?)
     }
@@ -149,7 +149,11 @@ impl Scheduler {
         let of = &self.sequences[slot];
         let len = len.unwrap_or(of.tokens.len());
         if len == 0 || len > of.tokens.len() {
-            return Err(Error::invalid(format!("sequence {parent} has {} tokens and cannot be forked at {len}", of.tokens.len())));
+            return Err(Error::invalid(format!(
+                "sequence {parent} has {} tokens and cannot be forked at {len}; must be 1 to {}",
+                of.tokens.len(),
+                of.tokens.len()
+            )));
         }
         let runs = of.group.is_some() && !idle;
         let shell = Sequence::preallocated(of.max_len.max(len), self.blocks.paging())?;
@@ -212,7 +216,11 @@ impl Scheduler {
         let gone = self.blocks.sees_null_block(&self.sequences[slot].table, len);
         let sequence = &mut self.sequences[slot];
         if len == 0 || len > sequence.tokens.len() {
-            return Err(Error::invalid(format!("sequence {id} has {} tokens and cannot be rewound to {len}", sequence.tokens.len())));
+            return Err(Error::invalid(format!(
+                "sequence {id} has {} tokens and cannot be rewound to {len}; must be 1 to {}",
+                sequence.tokens.len(),
+                sequence.tokens.len()
+            )));
         }
         sequence.truncate(len, block_size);
         if gone {
