@@ -59,17 +59,17 @@ impl StopMatcher {
         }
         self.held.push_str(text);
         let Some(stop) = self.first_complete() else {
-            self.let_go(self.held.len() - self.longest_beginning(), out);
+            self.release_held(self.held.len() - self.longest_beginning(), out);
             return false;
         };
-        self.let_go(if self.sampling.params.include_stop { stop.end } else { stop.start }, out);
+        self.release_held(if self.sampling.params.include_stop { stop.end } else { stop.start }, out);
         self.emitted = 0;
         self.held.clear();
         true
     }
 
     /// Releases the first `len` bytes, and emits those that were not emitted before.
-    fn let_go(&mut self, len: usize, out: &mut String) {
+    fn release_held(&mut self, len: usize, out: &mut String) {
         out.push_str(&self.held[self.emitted.min(len)..len]);
         self.held.drain(..len);
         self.emitted = self.emitted.saturating_sub(len);
@@ -89,7 +89,7 @@ impl StopMatcher {
 
     /// Ends the stream: the held text is ordinary text.
     pub fn finish(&mut self, out: &mut String) {
-        self.let_go(self.held.len(), out);
+        self.release_held(self.held.len(), out);
     }
 
     /// Returns the stop string that ends first, so that the result does not depend on the pieces.

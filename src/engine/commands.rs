@@ -77,7 +77,7 @@ impl EngineCore {
                 let output = self.export(seq).unwrap_or_else(|error| Output { error: Some(error), ..last });
                 self.push(&sender, output);
                 if let (Some(journal), None) = (&mut self.journal, self.scheduler.find(seq)) {
-                    journal.forget(seq);
+                    journal.remove(seq);
                 }
             }
             Command::Import { id, generation, sequence_state } => {

@@ -416,7 +416,7 @@ impl EngineCore {
 
     pub(super) fn remove_sequence(&mut self, id: SeqId) -> Option<ActiveSequence> {
         self.scheduler.remove(id);
-        self.journal.iter_mut().for_each(|journal| journal.forget(id));
+        self.journal.iter_mut().for_each(|journal| journal.remove(id));
         self.sequences.remove(&id)
     }
 

@@ -50,7 +50,7 @@ impl Scheduler {
             let on_device = !sequence.table.swapped() && !sequence.table.blocks().is_empty();
             assert_eq!(sequence.table.is_reclaimable(), !runs && on_device, "sequence {} is reclaimable and runs, or neither", sequence.id);
             if sequence.table.is_reclaimable() {
-                let places = if sequence.group.is_some() { &self.reclaimable } else { &self.resting_idle };
+                let places = if sequence.group.is_some() { &self.reclaimable } else { &self.reclaimable_idle };
                 assert!(places.contains(sequence.order_key(slot)), "sequence {} is missing among the reclaimable ones", sequence.id);
                 reclaimable += 1;
             }
@@ -63,7 +63,7 @@ impl Scheduler {
                 hosted += 1;
             }
         }
-        assert_eq!(self.reclaimable.len() + self.resting_idle.len(), reclaimable, "the number of reclaimable sequences is wrong");
+        assert_eq!(self.reclaimable.len() + self.reclaimable_idle.len(), reclaimable, "the number of reclaimable sequences is wrong");
         assert_eq!(self.hosted.len(), hosted, "the number of idle sequences in the host tier is wrong");
     }
 

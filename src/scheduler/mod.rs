@@ -90,11 +90,11 @@ pub struct Scheduler {
     /// steps.
     set_aside: OrderedSet<GroupId>,
     idle: usize,
-    last_idle: u64,               // number of sequences that have become idle so far
-    reclaimable: ReclaimableSet,  // reclaimable sequences of groups that do not run
-    resting_idle: ReclaimableSet, // reclaimable idle sequences
-    hosted: OrderedSet<Place>,    // idle sequences in the host tier
-    pins: Vec<(u32, Slot)>,       // in ascending order of priority
+    last_idle: u64,                   // number of sequences that have become idle so far
+    reclaimable: ReclaimableSet,      // reclaimable sequences of groups that do not run
+    reclaimable_idle: ReclaimableSet, // reclaimable idle sequences
+    hosted: OrderedSet<Place>,        // idle sequences in the host tier
+    pins: Vec<(u32, Slot)>,           // in ascending order of priority
     preemptions: u64,
     preemptions_swapped: u64,
     swapping: u64, // preemptions whose transfers are pending
@@ -149,7 +149,7 @@ impl Scheduler {
             idle: 0,
             last_idle: 0,
             reclaimable: ReclaimableSet::default(),
-            resting_idle: ReclaimableSet::default(),
+            reclaimable_idle: ReclaimableSet::default(),
             hosted: OrderedSet::default(),
             pins: Vec::new(),
             preemptions: 0,

@@ -83,7 +83,7 @@ impl Scheduler {
             return;
         }
         self.blocks.mark_reclaimable(&mut sequence.table);
-        let reclaimable = if sequence.group.is_some() { &mut self.reclaimable } else { &mut self.resting_idle };
+        let reclaimable = if sequence.group.is_some() { &mut self.reclaimable } else { &mut self.reclaimable_idle };
         reclaimable.insert(sequence.order_key(slot));
     }
 
@@ -98,7 +98,7 @@ impl Scheduler {
             return;
         }
         self.blocks.unmark_reclaimable(&mut sequence.table);
-        let reclaimable = if sequence.group.is_some() { &mut self.reclaimable } else { &mut self.resting_idle };
+        let reclaimable = if sequence.group.is_some() { &mut self.reclaimable } else { &mut self.reclaimable_idle };
         reclaimable.remove(sequence.order_key(slot));
     }
 
@@ -135,7 +135,7 @@ impl Scheduler {
     /// blocks.
     pub(super) fn reclaim_one(&mut self) -> bool {
         let has_own = |slot| self.blocks.has_own(&self.sequences[slot].table);
-        if let Some(slot) = self.resting_idle.next(has_own) {
+        if let Some(slot) = self.reclaimable_idle.next(has_own) {
             self.preempt(&[slot]);
             self.mark_reclaimable(slot);
             return true;

@@ -169,7 +169,7 @@ pub struct Device {
     context: Arc<Context>,
     pub kernels: Kernels,
     pub multiprocessors: u32,
-    trouble: Mutex<DeviceError>,
+    failure: Mutex<DeviceError>,
     /// True if ops are skipped instead of queued.
     skips: AtomicBool,
 }
@@ -194,7 +194,7 @@ impl Device {
             Kernels::load(|name| function(module, name))
         };
         let kernels = context.within(load).map_err(opening)??;
-        Ok(Device { context: Arc::new(context), kernels, multiprocessors, trouble: Mutex::default(), skips: AtomicBool::new(false) })
+        Ok(Device { context: Arc::new(context), kernels, multiprocessors, failure: Mutex::default(), skips: AtomicBool::new(false) })
     }
 
     pub fn memory(&self, bytes: u64) -> Result<Memory> {
@@ -394,8 +394,8 @@ impl Device {
 
     /// Reports and clears the pending error. If the device is lost, every call reports it.
     pub fn check(&self) -> Result<()> {
-        let mut trouble = self.trouble();
-        let first = if trouble.lost { trouble.first.clone() } else { trouble.first.take() };
+        let mut failure = self.failure();
+        let first = if failure.lost { failure.first.clone() } else { failure.first.take() };
         first.map_or(Ok(()), Err)
     }
 
@@ -415,7 +415,7 @@ impl Device {
 
     /// Records an error. Nothing is launched until it has been reported.
     pub fn refuse(&self, error: Error) {
-        self.trouble().first.get_or_insert(error);
+        self.failure().first.get_or_insert(error);
     }
 
     fn no_memory(&self, bytes: u64, e: DriverError) -> Error {
@@ -430,26 +430,26 @@ impl Device {
         )
     }
 
-    fn trouble(&self) -> MutexGuard<'_, DeviceError> {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
+    fn failure(&self) -> MutexGuard<'_, DeviceError> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns true if the context is unusable.
     pub fn is_lost(&self) -> bool {
-        self.trouble().lost
+        self.failure().lost
     }
 
     /// Returns true if no error is pending.
     pub fn is_sound(&self) -> bool {
-        self.trouble().first.is_none()
+        self.failure().first.is_none()
     }
 
     fn remember(&self, what: &str, result: Called<()>) {
         let Err(e) = result else { return };
-        let mut trouble = self.trouble();
-        match (trouble.lost, is_sticky(e.0)) {
-            (false, true) => *trouble = DeviceError { first: Some(lost(what, e)), lost: true },
-            _ => drop(trouble.first.get_or_insert_with(|| failed(what, e))),
+        let mut failure = self.failure();
+        match (failure.lost, is_sticky(e.0)) {
+            (false, true) => *failure = DeviceError { first: Some(lost(what, e)), lost: true },
+            _ => drop(failure.first.get_or_insert_with(|| failed(what, e))),
         }
     }
 

@@ -120,7 +120,7 @@ impl Graphs {
     }
 
     /// Discards all graphs, because the addresses of the inputs have changed.
-    pub fn forget(&mut self) {
+    pub fn clear(&mut self) {
         self.kept.clear();
     }
 }

@@ -462,7 +462,7 @@ impl Backend for CudaBackend {
         let heads_per_kv = self.heads_per_kv();
         let mut kept = graphs.rows_for(batch);
         if inputs.fit(&self.device, Inputs::bytes_of(batch, kept, &heads_per_kv))? {
-            graphs.forget();
+            graphs.clear();
             kept = None;
         }
         let extent = inputs.take(&self.device, batch, &heads_per_kv, kept)?;

@@ -67,7 +67,7 @@ impl Journal {
     pub fn record_command(&mut self, command: &Command) {
         self.recorder.must_record = true;
         if let Command::Free { seq } = command {
-            self.recorder.forget(*seq);
+            self.recorder.remove(*seq);
         }
         if let Role::Records(recorder) = &mut self.role {
             recorder.record_command(&RecordedCommand::from_command(command));
@@ -166,8 +166,8 @@ impl Journal {
     }
 
     /// Removes the digest of a sequence, after its last output.
-    pub fn forget(&mut self, sequence: SeqId) {
-        self.recorder.forget(sequence);
+    pub fn remove(&mut self, sequence: SeqId) {
+        self.recorder.remove(sequence);
     }
 
     /// Panics if the journal keeps the digest of an unknown sequence. For tests.

@@ -124,7 +124,7 @@ impl StepRecorder {
     }
 
     /// Removes the digest of a sequence that has no further outputs.
-    pub fn forget(&mut self, sequence: SeqId) {
+    pub fn remove(&mut self, sequence: SeqId) {
         self.digests.remove(&sequence);
     }
 
