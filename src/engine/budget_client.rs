@@ -42,7 +42,7 @@ impl EngineCore {
     /// Shrinks the pool and preempts sequences if necessary. If it fails, the pool keeps its size,
     /// and the next step tries again.
     fn shrink(&mut self, total: usize, works: bool) {
-        let mut moves = std::mem::take(&mut self.moves);
+        let mut moves = Vec::new();
         let smaller = self.scheduler.shrink_pool(total, &mut moves);
         // Preempted sequences may have transfers to the host tier.
         self.move_blocks();
@@ -54,7 +54,6 @@ impl EngineCore {
             self.scheduler.shrink(total, &moves);
             self.lease.release(total);
         }
-        self.moves = moves;
     }
 
     /// Checks the lease on behalf of another engine, while this engine does not step.

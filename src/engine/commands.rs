@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::LogitsHook;
 use super::active_sequence::{ActiveSequence, Generation};
 use super::core::EngineCore;
-use super::finish::BestOfGroup;
 use super::journal::Journal;
+use super::live_requests::{BestOfGroup, Pin};
 use super::outputs::Output;
 use super::request::PreparedRequest;
 use super::sequence_state::{Header, SequenceState};
@@ -16,16 +16,10 @@ use crate::batch::Tail;
 use crate::error::{Error, Result};
 use crate::kv::BlockHash;
 use crate::scheduler::FinishReason;
-use crate::types::{PinId, RequestId, SeqId};
+use crate::types::{RequestId, SeqId};
 
 /// The instruction path of a sequence whose K and V were computed on several paths.
 const MIXED: &str = "mixed";
-
-/// A prompt whose blocks stay in the prefix cache until `until`.
-pub struct Pin {
-    id: PinId,
-    pub(super) until: Option<Duration>,
-}
 
 impl EngineCore {
     pub(super) fn take_commands(&mut self) {
@@ -58,7 +52,7 @@ impl EngineCore {
             }
             Command::Continue { seq, keep, hook, deadline, open, requested_at } => {
                 if let Err(error) = self.continue_sequence(seq, keep, hook, Timing::new(requested_at), deadline, &open) {
-                    let last = self.sequences.get(&seq).map_or(open.last, ActiveSequence::output);
+                    let last = self.requests.sequences.get(&seq).map_or(open.last, ActiveSequence::output);
                     self.end(&open.sender, last.failed(error));
                 }
             }
@@ -87,8 +81,9 @@ impl EngineCore {
                 }
             }
             Command::Pin { id, candidate, priority, until, .. } => {
-                match self.pins.try_reserve(1).map_err(Error::from).and_then(|()| self.scheduler.pin(id.sequence(), *candidate, priority)) {
-                    Ok(()) => self.pins.push(Pin { id, until }),
+                let reserved = self.requests.pins.try_reserve(1).map_err(Error::from);
+                match reserved.and_then(|()| self.scheduler.pin(id.sequence(), *candidate, priority)) {
+                    Ok(()) => self.requests.pins.push(Pin { id, until }),
                     Err(_) => self.shared.table.remove_pin(id),
                 }
             }
@@ -98,13 +93,13 @@ impl EngineCore {
 
     /// Removes the pin whose blocks the sequence holds, if there is one.
     pub(super) fn unpin(&mut self, seq: SeqId) {
-        if let Some(place) = self.pins.iter().position(|pin| pin.id.sequence() == seq) {
+        if let Some(place) = self.requests.pins.iter().position(|pin| pin.id.sequence() == seq) {
             self.release_pin(place);
         }
     }
 
     fn release_pin(&mut self, place: usize) {
-        let Pin { id, .. } = self.pins.swap_remove(place);
+        let Pin { id, .. } = self.requests.pins.swap_remove(place);
         self.journal.iter_mut().for_each(Journal::record_expiry);
         self.scheduler.remove(id.sequence());
         self.shared.table.remove_pin(id);
@@ -115,14 +110,14 @@ impl EngineCore {
         let echoed = sequence.sampling.params.echo.then(|| sequence.echo(candidate.prompt(), self.shared.text.as_deref())).transpose();
         let mut ends = Vec::new();
         let begun = echoed.and_then(|echoed| {
-            self.sequences.try_reserve(1)?;
-            self.best_of.try_reserve(1)?;
+            self.requests.sequences.try_reserve(1)?;
+            self.requests.best_of.try_reserve(1)?;
             if sequence.ranked {
                 ends.try_reserve_exact(sequence.branches)?;
             }
             if let Some(mut beams) = beams {
                 beams.begin(&sequence.sampling, candidate.prompt())?;
-                self.beams.insert(id, beams);
+                self.requests.beams.insert(id, beams);
             }
             self.watch(id, sequence.deadline)?;
             self.scheduler.add(id.sequence(0), candidate)?;
@@ -131,16 +126,16 @@ impl EngineCore {
         match begun {
             Ok(echoed) => {
                 if sequence.ranked {
-                    self.best_of.insert(id, BestOfGroup { returned: wanted, running: sequence.branches, outputs: ends });
+                    self.requests.best_of.insert(id, BestOfGroup { returned: wanted, running: sequence.branches, outputs: ends });
                 }
                 let sender = sequence.sender.clone();
-                self.sequences.insert(id.sequence(0), sequence);
+                self.requests.sequences.insert(id.sequence(0), sequence);
                 echoed.into_iter().for_each(|output| self.push(&sender, output));
             }
             Err(error) => {
                 let output = sequence.close(FinishReason::Error, false, None, Output::default()).failed(error);
                 self.scheduler.remove(id.sequence(0));
-                self.beams.remove(&id);
+                self.requests.beams.remove(&id);
                 self.end_with_siblings(&sequence.sender, output);
             }
         }
@@ -165,7 +160,7 @@ impl EngineCore {
         // too.
         let has_ended = !idle && self.scheduler.find(id).is_some_and(|sequence| sequence.group.is_none());
         let output = has_ended.then(|| stream.close(FinishReason::Abort, true, self.shared.text.as_deref(), Output::default()));
-        self.sequences.insert(id, stream);
+        self.requests.sequences.insert(id, stream);
         self.update_length(id);
         output.into_iter().for_each(|output| self.end(&sender, output));
     }
@@ -176,8 +171,8 @@ impl EngineCore {
                 "sequence {parent} ended before the fork and was not kept; set PLLM_REQUEST_KEEP to fork sequences that have ended"
             ))
         };
-        self.sequences.try_reserve(1)?;
-        let mut sequence = self.sequences.get(&parent).ok_or_else(gone)?.fork()?;
+        self.requests.sequences.try_reserve(1)?;
+        let mut sequence = self.requests.sequences.get(&parent).ok_or_else(gone)?.fork()?;
         self.watch(child.own_request(), sequence.deadline)?;
         self.scheduler.fork(parent, len, child, idle)?;
         let tokens = &self.scheduler.get(child)?.tokens;
@@ -189,9 +184,9 @@ impl EngineCore {
 
     /// Appends tokens. Does nothing if the sequence has ended and was not kept.
     fn append(&mut self, seq: SeqId, tokens: &[u32]) -> Result<()> {
-        let Some(sequence) = self.sequences.get_mut(&seq) else { return Ok(()) };
+        let Some(sequence) = self.requests.sequences.get_mut(&seq) else { return Ok(()) };
         let before = self.scheduler.get(seq)?.tokens.len();
-        if let Err(error) = self.scheduler.append(seq, tokens, self.max_len) {
+        if let Err(error) = self.scheduler.append(seq, tokens, self.model.max_len) {
             self.scheduler.rewind(seq, before)?;
             return Err(error);
         }
@@ -200,16 +195,16 @@ impl EngineCore {
     }
 
     fn rewind(&mut self, seq: SeqId, len: usize) -> Result<()> {
-        let Some(sequence) = self.sequences.get_mut(&seq) else { return Ok(()) };
+        let Some(sequence) = self.requests.sequences.get_mut(&seq) else { return Ok(()) };
         self.scheduler.rewind(seq, len)?;
         sequence.rewind(&self.scheduler.get(seq)?.tokens, self.shared.text.as_deref())
     }
 
     fn resume(&mut self, seq: SeqId, generation: Generation) -> Result<()> {
-        let sequence = self.sequences.get_mut(&seq).ok_or_else(|| ended_error(seq))?;
+        let sequence = self.requests.sequences.get_mut(&seq).ok_or_else(|| ended_error(seq))?;
         let tokens = &self.scheduler.get(seq)?.tokens;
-        let max_new_tokens = generation.sampling.params.max_tokens.unwrap_or(self.max_len);
-        let (max_len, keep) = (tokens.len().saturating_add(max_new_tokens).min(self.max_len), generation.keep);
+        let max_new_tokens = generation.sampling.params.max_tokens.unwrap_or(self.model.max_len);
+        let (max_len, keep) = (tokens.len().saturating_add(max_new_tokens).min(self.model.max_len), generation.keep);
         let (request, deadline) = (sequence.request, generation.deadline);
         sequence.resume(generation, tokens, max_len - tokens.len())?;
         self.watch(request, deadline)?;
@@ -226,7 +221,7 @@ impl EngineCore {
         deadline: Option<Duration>,
         open: &PendingOutput,
     ) -> Result<()> {
-        let sequence = self.sequences.get_mut(&seq).ok_or_else(|| ended_error(seq))?;
+        let sequence = self.requests.sequences.get_mut(&seq).ok_or_else(|| ended_error(seq))?;
         (sequence.timing, sequence.deadline) = (timing, deadline);
         sequence.hook = hook.or(sequence.hook.take());
         (sequence.sender, sequence.user_data) = (open.sender.clone(), open.last.user_data);
@@ -246,16 +241,16 @@ impl EngineCore {
             ))
         };
         self.swap_in(seq);
-        let stream = self.sequences.get(&seq).ok_or_else(gone)?;
+        let stream = self.requests.sequences.get(&seq).ok_or_else(gone)?;
         let sequence = self.scheduler.get(seq)?;
         // If visible blocks are missing, all tokens are recomputed after the import.
         let there = self.scheduler.blocks().visible_blocks(&sequence.table, sequence.computed)?;
         let (computed, blocks) = there.map_or((0, Vec::new()), |blocks| (sequence.computed, blocks));
         let header = stream.export(Header {
-            model: self.model,
+            model: self.model.fingerprint,
             layout: self.runner.layout(),
             block_size: self.scheduler.blocks().block_size(),
-            isa: if stream.inexact { MIXED.into() } else { self.isa.into() },
+            isa: if stream.inexact { MIXED.into() } else { self.model.isa.into() },
             tokens: sequence.tokens.as_slice().into(),
             computed,
             max_len: sequence.max_len,
@@ -271,11 +266,11 @@ impl EngineCore {
     }
 
     fn import(&mut self, id: SeqId, generation: Generation, sequence_state: SequenceState<'static>) -> Result<()> {
-        self.sequences.try_reserve(1)?;
+        self.requests.sequences.try_reserve(1)?;
         let SequenceState { header, kv } = sequence_state;
         let mut stream = ActiveSequence::restore(id, generation, &header, self.shared.text.as_deref())?;
-        stream.inexact = header.isa != self.isa;
-        let root = BlockHash::for_sequence(&self.model, id);
+        stream.inexact = header.isa != self.model.isa;
+        let root = BlockHash::for_sequence(&self.model.fingerprint, id);
         self.scheduler.import(id, header.tokens.into_owned(), header.computed, header.max_len, header.logits_from, root)?;
         // Other sequences may have been swapped out to free the blocks.
         self.move_blocks();
@@ -285,7 +280,7 @@ impl EngineCore {
             let written = self.runner.write_blocks(&blocks, &kv);
             recorded_result(&mut self.journal, written)?;
         }
-        self.sequences.insert(id, stream);
+        self.requests.sequences.insert(id, stream);
         Ok(())
     }
 
@@ -294,7 +289,7 @@ impl EngineCore {
     fn record_outcome(&mut self, seq: SeqId, result: Result<()>) {
         if let Err(error) = result {
             let idle = self.scheduler.find(seq).is_some_and(|sequence| sequence.group.is_none());
-            match self.sequences.get(&seq).filter(|_| idle) {
+            match self.requests.sequences.get(&seq).filter(|_| idle) {
                 // The sequence stays idle. The output has only the error.
                 Some(stream) => {
                     let (sender, output) = (stream.sender.clone(), Output { error: Some(error), ..stream.output() });
@@ -314,7 +309,7 @@ impl EngineCore {
     /// Removes pins that have expired, and those that the scheduler has removed.
     fn expire_pins(&mut self) {
         let mut next = 0;
-        while let Some(pin) = self.pins.get(next) {
+        while let Some(pin) = self.requests.pins.get(next) {
             match pin.until.is_some_and(|until| until <= self.now) || self.scheduler.find(pin.id.sequence()).is_none() {
                 true => self.release_pin(next),
                 false => next += 1,

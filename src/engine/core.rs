@@ -1,20 +1,17 @@
 //! The core of the engine: takes commands, schedules, runs, samples, commits and delivers outputs.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::active_sequence::ActiveSequence;
-use super::beams::{Beams, request_of_beam};
 use super::budget_client::BudgetChecks;
 use super::clock::Clock;
-use super::commands::Pin;
-use super::deadlines::Deadlines;
 use super::delivery::Delivery;
-use super::finish::BestOfGroup;
 use super::journal::Journal;
+use super::live_requests::LiveRequests;
 use super::metrics::Histograms;
 use super::outputs::Output;
 use super::queue::OutputSender;
@@ -28,44 +25,28 @@ use super::step_time::{StepLoad, StepTimer};
 use super::telemetry::Telemetry;
 use super::trace::{Phase, Trace};
 use super::{ModelInfo, Stats, StepReport};
-use crate::batch::BlockCopy;
 use crate::budget::Lease;
 use crate::error::{Error, Result};
 use crate::options::EngineOptions;
-use crate::scheduler::{Event, FinishReason, GroupId, IdMap, SampledToken, Scheduler, Sequence, SequenceStats, StepPlan};
+use crate::scheduler::{Event, FinishReason, GroupId, SampledToken, Scheduler, Sequence, SequenceStats, StepPlan};
 use crate::sys::float::StandardMode;
 use crate::text::Text;
-use crate::types::{RequestId, SeqId};
+use crate::types::SeqId;
 
 /// The state of the stepping thread, and the state that it shares with other threads.
 pub struct EngineCore {
     pub(super) scheduler: Scheduler,
-    /// Value of `Wakeup::space_count` when the paused groups were last checked.
-    pub(super) space_count: u64,
     pub(super) runner: Box<dyn Runner>,
-    /// Lease of the engine, and the block moves of a shrink.
+    /// Share of the memory budget for the KV pool.
     pub(super) lease: Arc<Lease>,
-    pub(super) moves: Vec<BlockCopy>,
-    /// Fingerprint of the model, the start of all block hashes.
-    pub(super) model: [u8; 32],
-    /// Instruction path that computes K and V.
-    pub(super) isa: &'static str,
-    /// Maximum length of a sequence in tokens.
-    pub(super) max_len: usize,
-    pub(super) sequences: IdMap<SeqId, ActiveSequence>,
-    /// Beam searches by request. The beam in slot i has the id of sample i.
-    pub(super) beams: BTreeMap<RequestId, Box<Beams>>,
-    /// Best-of groups, by request.
-    pub(super) best_of: IdMap<RequestId, BestOfGroup>,
-    pub(super) pins: Vec<Pin>,
-    pub(super) deadlines: Deadlines,
+    pub(super) model: ModelIdentity,
+    pub(super) requests: LiveRequests,
     pub(super) sampling: Sampling,
     pub(super) commands: VecDeque<Command>,
     events: Vec<Event>,
     /// Groups are identified by their first sequence.
     pub(super) recovery: Recovery<SeqId>,
     pub(super) delivery: Delivery,
-    pub(super) counts: Stats,
     pub(super) step_timer: StepTimer,
     pub(super) telemetry: Telemetry,
     /// Journal that records or replays the inputs of steps.
@@ -74,6 +55,16 @@ pub struct EngineCore {
     /// decisions that depend on it.
     pub(super) now: Duration,
     pub(super) shared: Shared,
+}
+
+/// The properties of the model on which the state of sequences depends.
+pub struct ModelIdentity {
+    /// Fingerprint of the model, the start of all block hashes.
+    pub fingerprint: [u8; 32],
+    /// Instruction path that computes K and V.
+    pub isa: &'static str,
+    /// Maximum length of a sequence in tokens.
+    pub max_len: usize,
 }
 
 /// The state that the threads of the host share with the stepping thread.
@@ -117,24 +108,15 @@ impl EngineCore {
         let trace = options.trace_path.as_deref().map(Trace::create).transpose()?;
         let mut core = EngineCore {
             scheduler,
-            space_count: 0,
             sampling: Sampling::new(info.vocab_size, max_seqs, runner.sampling_limits())?,
             runner,
             lease,
-            moves: Vec::new(),
-            model: info.fingerprint,
-            isa: info.isa_name(),
-            max_len: info.memory.max_model_len,
-            sequences: IdMap::default(),
-            beams: BTreeMap::new(),
-            best_of: IdMap::default(),
-            pins: Vec::new(),
-            deadlines: Deadlines::default(),
+            model: ModelIdentity { fingerprint: info.fingerprint, isa: info.isa_name(), max_len: info.memory.max_model_len },
+            requests: LiveRequests::default(),
             commands: VecDeque::new(),
             events: Vec::new(),
             recovery: Recovery::new(max_seqs)?,
             delivery: Delivery::new(max_seqs)?,
-            counts: Stats::default(),
             step_timer: StepTimer::default(),
             telemetry: Telemetry::new(shared.clock.clone(), trace),
             journal,
@@ -186,8 +168,7 @@ impl EngineCore {
 
     /// Checks the paused groups only if a reader has emptied a full queue, since there may be many.
     fn recheck_paused(&mut self) {
-        let count = self.shared.table.wakeup.space_count();
-        let changed = std::mem::replace(&mut self.space_count, count) != count;
+        let changed = self.delivery.has_new_space(self.shared.table.wakeup.space_count());
         if self.scheduler.paused() > 0 && self.journal.as_ref().map_or(changed, |journal| journal.ready(changed)) {
             self.scheduler.recheck_paused();
         }
@@ -244,7 +225,7 @@ impl EngineCore {
             self.recovery.groups.clear();
             self.recovery.groups.extend(plan.sequences.iter().map(|part| self.scheduler.members(part.seq).next().unwrap_or(part.seq)));
             self.recovery.groups.dedup();
-            self.counts.steps_failed += 1;
+            self.telemetry.counts.steps_failed += 1;
             self.scheduler.rollback(plan);
             self.telemetry.end_phase(Phase::Commit);
             return Err(error);
@@ -260,7 +241,7 @@ impl EngineCore {
     /// Removes the generations that this step started from the waiting queue.
     fn mark_started(&mut self, plan: &StepPlan) {
         for part in plan.sequences.iter().filter(|part| part.begins) {
-            if let Some(sequence) = sequence_of_mut(&mut self.sequences, &self.beams, part.seq) {
+            if let Some(sequence) = self.requests.deliverer_of_mut(part.seq) {
                 self.telemetry.started(sequence, self.now);
                 self.shared.table.mark_started(sequence.request, sequence.sequence);
             }
@@ -269,15 +250,15 @@ impl EngineCore {
 
     /// Computes the plan and samples tokens. Changes no lengths.
     fn run(&mut self, plan: &StepPlan) -> Result<()> {
-        self.sampling.start_masks(plan, &mut self.sequences);
+        self.sampling.start_masks(plan, &mut self.requests);
         let ticket = self.runner.submit(plan);
         // Collected even after an error, since a failed step is retried.
-        self.sampling.collect_masks(&mut self.sequences);
+        self.sampling.collect_masks(&mut self.requests);
         let ticket = ticket?;
-        let on_device = self.sampling.plan_on_device(plan, &self.scheduler, &mut self.sequences, &self.beams)?;
+        let on_device = self.sampling.plan_on_device(plan, &self.scheduler, &mut self.requests)?;
         let computed = self.runner.wait_and_sample(ticket, on_device);
         self.telemetry.end_phase(Phase::Run);
-        self.sampling.sample(plan, computed?, &self.scheduler, &mut self.sequences, &mut self.beams)?;
+        self.sampling.sample(plan, computed?, &self.scheduler, &mut self.requests)?;
         self.telemetry.end_phase(Phase::Decide);
         Ok(())
     }
@@ -311,7 +292,7 @@ impl EngineCore {
     fn emit_prompt_logprobs(&mut self) {
         let prompts = std::mem::take(&mut self.sampling.prompts);
         for (seq, logprobs, top) in prompts.iter() {
-            let Some(sequence) = self.sequences.get_mut(&seq) else { continue };
+            let Some(sequence) = self.requests.sequences.get_mut(&seq) else { continue };
             let sender = sequence.sender.clone();
             let request = sequence.request;
             match sequence.emit_prompt(logprobs, top, self.delivery.empty_output()) {
@@ -325,12 +306,14 @@ impl EngineCore {
     /// Creates the sequence of a sample when the first token of its parent is sampled several
     /// times.
     fn start_sample(&mut self, sampled_token: &SampledToken) {
-        let reserved = self.sequences.try_reserve(1).map_err(Error::from);
-        let Some(unstarted) = self.sequences.get_mut(&sampled_token.parent).map(|parent| parent.unstarted_samples.pop()) else { return };
-        match reserved.and_then(|()| self.sample_of(&self.sequences[&sampled_token.parent], unstarted, sampled_token.child)) {
+        let reserved = self.requests.sequences.try_reserve(1).map_err(Error::from);
+        let Some(unstarted) = self.requests.sequences.get_mut(&sampled_token.parent).map(|parent| parent.unstarted_samples.pop()) else {
+            return;
+        };
+        match reserved.and_then(|()| self.sample_of(&self.requests.sequences[&sampled_token.parent], unstarted, sampled_token.child)) {
             Ok(mut sequence) => {
                 let (sender, echo) = (sequence.sender.clone(), sequence.repeat_echo());
-                self.sequences.insert(sampled_token.child, sequence);
+                self.requests.sequences.insert(sampled_token.child, sequence);
                 echo.into_iter().for_each(|output| self.push(&sender, output));
             }
             Err(error) => {
@@ -352,10 +335,10 @@ impl EngineCore {
     }
 
     fn fail_sample(&mut self, sampled_token: &SampledToken, error: Error) {
-        if let Some(request) = request_of_beam(&self.beams, sampled_token.parent) {
+        if let Some(request) = self.requests.request_of_beam(sampled_token.parent) {
             return self.sampling.failed_beams.push((request, error));
         }
-        let Some(parent) = self.sequences.get(&sampled_token.parent) else { return };
+        let Some(parent) = self.requests.sequences.get(&sampled_token.parent) else { return };
         let index = parent.request.sample_of(sampled_token.child).expect("a sample has an id of its request");
         let output = parent.output().for_sample(index).failed(error);
         let sender = parent.sender.clone();
@@ -364,13 +347,13 @@ impl EngineCore {
 
     /// Turns a committed sampled token into an output. A stop string in its text ends the sequence.
     fn emit_token(&mut self, sampled_token: &SampledToken, result: &SampleResult, finish: Option<FinishReason>, stats: SequenceStats) {
-        let Some(sequence) = self.sequences.get_mut(&sampled_token.child) else { return };
+        let Some(sequence) = self.requests.sequences.get_mut(&sampled_token.child) else { return };
         sequence.branches = 1;
         sequence.timing.set_stats(stats);
         let (text, reusable) = (self.shared.text.as_deref(), self.delivery.empty_output());
         let output = match result {
             Ok(advance) => {
-                self.counts.generated_tokens += 1;
+                self.telemetry.counts.generated_tokens += 1;
                 self.telemetry.token(sequence, stats);
                 sequence.advance(advance, &self.sampling.tops.all[advance.top.clone()], finish, text, reusable)
             }
@@ -417,7 +400,7 @@ impl EngineCore {
     pub(super) fn remove_sequence(&mut self, id: SeqId) -> Option<ActiveSequence> {
         self.scheduler.remove(id);
         self.journal.iter_mut().for_each(|journal| journal.remove(id));
-        self.sequences.remove(&id)
+        self.requests.sequences.remove(&id)
     }
 
     pub fn has_failed(&self) -> bool {
@@ -459,9 +442,9 @@ impl EngineCore {
         for part in &plan.sequences {
             *if part.decodes() { &mut report.decode_tokens } else { &mut report.prefill_tokens } += part.rows as u64;
         }
-        self.counts.steps += 1;
-        self.counts.prompt_tokens += report.prefill_tokens;
-        self.counts.blocks_copied += plan.batch.copies.len() as u64;
+        self.telemetry.counts.steps += 1;
+        self.telemetry.counts.prompt_tokens += report.prefill_tokens;
+        self.telemetry.counts.blocks_copied += plan.batch.copies.len() as u64;
         report
     }
 
@@ -491,25 +474,7 @@ impl EngineCore {
             prompt_tokens_cached: self.telemetry.cached_tokens,
             traces_stopped: self.telemetry.traces_stopped(),
             journals_stopped: self.journal.as_ref().is_some_and(Journal::has_stopped) as u64,
-            ..self.counts
+            ..self.telemetry.counts
         }
     }
-}
-
-/// Returns the sequence that delivers the outputs of `seq`. `None` for a pin, which has no outputs.
-pub(super) fn sequence_of<'a>(
-    sequences: &'a IdMap<SeqId, ActiveSequence>,
-    beams: &BTreeMap<RequestId, Box<Beams>>,
-    seq: SeqId,
-) -> Option<&'a ActiveSequence> {
-    sequences.get(&seq).or_else(|| sequences.get(&request_of_beam(beams, seq)?.sequence(0)))
-}
-
-fn sequence_of_mut<'a>(
-    sequences: &'a mut IdMap<SeqId, ActiveSequence>,
-    beams: &BTreeMap<RequestId, Box<Beams>>,
-    seq: SeqId,
-) -> Option<&'a mut ActiveSequence> {
-    let speaker = if sequences.contains_key(&seq) { seq } else { request_of_beam(beams, seq)?.sequence(0) };
-    sequences.get_mut(&speaker)
 }

@@ -41,18 +41,18 @@ impl EngineCore {
     /// Adds the deadline of a generation of the request.
     pub(super) fn watch(&mut self, request: RequestId, deadline: Option<Duration>) -> Result<()> {
         let Some(deadline) = deadline else { return Ok(()) };
-        if self.deadlines.heap.len() >= UNCHECKED + 2 * self.sequences.len() {
-            let live = self.sequences.values().filter_map(|sequence| Some(Reverse((sequence.deadline?, sequence.request))));
-            self.deadlines.heap.clear();
-            self.deadlines.heap.extend(live);
+        if self.requests.deadlines.heap.len() >= UNCHECKED + 2 * self.requests.sequences.len() {
+            let live = self.requests.sequences.values().filter_map(|sequence| Some(Reverse((sequence.deadline?, sequence.request))));
+            self.requests.deadlines.heap.clear();
+            self.requests.deadlines.heap.extend(live);
         }
-        self.deadlines.add(deadline, request)
+        self.requests.deadlines.add(deadline, request)
     }
 
     /// Ends the generations whose deadline has passed.
     pub(super) fn end_overdue(&mut self) {
         let now = self.now;
-        while let Some(request) = self.deadlines.take_due(now) {
+        while let Some(request) = self.requests.deadlines.take_due(now) {
             let is_due = |deadline: Option<Duration>| deadline.is_some_and(|deadline| deadline <= now);
             self.end_where(request, |sequence| is_due(sequence.deadline), FinishReason::Deadline, |output| output);
         }
@@ -60,8 +60,8 @@ impl EngineCore {
 
     /// Returns how long the engine may sleep: until the first deadline or the end of a pin.
     pub fn max_sleep(&self) -> Option<Duration> {
-        let pins = self.pins.iter().filter_map(|pin| pin.until);
-        let first = pins.chain(self.deadlines.first()).min()?;
+        let pins = self.requests.pins.iter().filter_map(|pin| pin.until);
+        let first = pins.chain(self.requests.deadlines.first()).min()?;
         Some(first.saturating_sub(self.shared.clock.now()))
     }
 }

@@ -1,6 +1,6 @@
 //! Outputs between the engine core and the queues of the host.
 
-use std::mem::take;
+use std::mem::{replace, take};
 use std::sync::Arc;
 
 use super::outputs::Output;
@@ -19,6 +19,8 @@ pub struct Delivery {
     reusable: Output,
     /// Queues whose readers must be notified at the end of the step.
     unannounced: Vec<Arc<OutputSender>>,
+    /// Value of `Wakeup::space_count` when the paused groups were last checked.
+    space_count: u64,
 }
 
 impl Delivery {
@@ -66,6 +68,12 @@ impl Delivery {
     /// Returns the next request whose outputs could not be queued.
     pub fn next_undeliverable(&mut self) -> Option<(RequestId, Error)> {
         self.undeliverable.pop()
+    }
+
+    /// Returns true if a reader has emptied a full queue since the last call. `count` is the
+    /// present `Wakeup::space_count`.
+    pub fn has_new_space(&mut self, count: u64) -> bool {
+        replace(&mut self.space_count, count) != count
     }
 
     /// Ends the step: retries deferred outputs, and notifies the readers of changed queues.

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::Stats;
 use super::active_sequence::ActiveSequence;
-use super::beams::request_of_beam;
 use super::core::EngineCore;
 use super::journal::Journal;
+use super::live_requests::BestOfGroup;
 use super::outputs::Output;
 use super::queue::OutputSender;
 use crate::error::Error;
@@ -15,20 +15,12 @@ use crate::scheduler::FinishReason;
 use crate::sys::quiet;
 use crate::types::{RequestId, SeqId};
 
-/// A best-of group: samples of which the best are returned when all have ended.
-pub struct BestOfGroup {
-    pub returned: usize,
-    /// Number of samples that have not ended.
-    pub running: usize,
-    pub outputs: Vec<Output>,
-}
-
 impl EngineCore {
     /// Ends a sequence. It stays idle if it is kept.
     pub(super) fn release(&mut self, seq: SeqId) {
         self.scheduler.end(seq);
         if self.scheduler.find(seq).is_none() {
-            self.sequences.remove(&seq);
+            self.requests.sequences.remove(&seq);
         }
     }
 
@@ -36,7 +28,7 @@ impl EngineCore {
     /// have ended.
     pub(super) fn finish(&mut self, sender: &Arc<OutputSender>, output: Output) {
         let request = output.request;
-        let Some(group) = self.best_of.get_mut(&request) else { return self.end(sender, output) };
+        let Some(group) = self.requests.best_of.get_mut(&request) else { return self.end(sender, output) };
         group.running -= 1;
         if self.scheduler.find(output.sequence).is_none() {
             self.shared.table.remove(output.sequence);
@@ -45,7 +37,7 @@ impl EngineCore {
         if group.running > 0 {
             return;
         }
-        let BestOfGroup { returned: wanted, outputs: mut ends, .. } = self.best_of.remove(&request).expect("it was just there");
+        let BestOfGroup { returned: wanted, outputs: mut ends, .. } = self.requests.best_of.remove(&request).expect("it was just there");
         let rank = |output: &Output| (output.finish != Some(FinishReason::Error), output.score);
         ends.sort_by(|a, b| rank(b).partial_cmp(&rank(a)).unwrap_or(std::cmp::Ordering::Equal));
         for (index, output) in ends.into_iter().enumerate() {
@@ -62,7 +54,7 @@ impl EngineCore {
     /// Delivers the last output of a generation. All generations end here. A sequence that the
     /// scheduler still has stays idle.
     pub(super) fn end(&mut self, sender: &Arc<OutputSender>, output: Output) {
-        self.counts.count(output.finish);
+        self.telemetry.counts.count(output.finish);
         self.telemetry.ended(&output);
         let kept = self.scheduler.find(output.sequence).map(|sequence| sequence.tokens.len());
         self.shared.table.mark_ended(&output, kept);
@@ -83,7 +75,7 @@ impl EngineCore {
     pub(super) fn fail_import(&mut self, sender: &Arc<OutputSender>, output: Output) {
         self.remove_sequence(output.sequence);
         self.shared.table.remove(output.sequence);
-        self.counts.count(output.finish);
+        self.telemetry.counts.count(output.finish);
         self.push(sender, output);
     }
 
@@ -91,7 +83,7 @@ impl EngineCore {
     pub(super) fn end_sequence(&mut self, seq: SeqId, finish: FinishReason, complete: impl FnOnce(Output) -> Output) {
         let runs = self.scheduler.find(seq).filter(|sequence| sequence.group.is_some());
         let Some((stays, stats)) = runs.map(|sequence| (sequence.keep, sequence.stats)) else { return };
-        let Some(stream) = self.sequences.get_mut(&seq) else { return };
+        let Some(stream) = self.requests.sequences.get_mut(&seq) else { return };
         stream.timing.set_stats(stats);
         let sender = stream.sender.clone();
         let branched = stream.branches == 1;
@@ -100,7 +92,7 @@ impl EngineCore {
             // The sequence has not forked yet, so this ends all samples. At most one of them is
             // kept.
             stream.exclude_samples();
-            self.best_of.remove(&output.request);
+            self.requests.best_of.remove(&output.request);
             self.release(seq);
             return self.end_with_siblings(&sender, output);
         }
@@ -111,7 +103,7 @@ impl EngineCore {
     /// Ends the sequences of a group. `group` is its first sequence.
     pub(super) fn end_group(&mut self, group: SeqId, error: &Error) {
         self.unpin(group);
-        match request_of_beam(&self.beams, group) {
+        match self.requests.request_of_beam(group) {
             Some(request) => self.end_request(request, FinishReason::Error, |output| output.failed(error.clone())),
             None => {
                 for seq in self.scheduler.members(group).collect::<Vec<_>>() {
@@ -134,19 +126,21 @@ impl EngineCore {
         finish: FinishReason,
         complete: impl Fn(Output) -> Output,
     ) {
-        if self.beams.contains_key(&request) && self.sequences.get(&request.sequence(0)).is_none_or(|sequence| !which(sequence)) {
+        if self.requests.beams.contains_key(&request)
+            && self.requests.sequences.get(&request.sequence(0)).is_none_or(|sequence| !which(sequence))
+        {
             return;
         }
-        if let Some(beams) = self.beams.remove(&request) {
+        if let Some(beams) = self.requests.beams.remove(&request) {
             request.sequences(beams.width() as u32).for_each(|seq| drop(self.scheduler.remove(seq)));
-            if let Some(mut sequence) = self.sequences.remove(&request.sequence(0)) {
+            if let Some(mut sequence) = self.requests.sequences.remove(&request.sequence(0)) {
                 let output = complete(sequence.close(finish, false, None, Output::default()));
                 self.end_with_siblings(&sequence.sender, output);
             }
             return;
         }
         for seq in self.shared.table.ids(request) {
-            if self.sequences.get(&seq).is_some_and(&which) {
+            if self.requests.sequences.get(&seq).is_some_and(&which) {
                 self.end_sequence(seq, finish, &complete);
             }
         }
@@ -190,7 +184,7 @@ impl EngineCore {
         table.fail(error, |sender, last| {
             // A generation that no step has processed is not part of the stream yet.
             let runs = self.scheduler.find(last.sequence).is_some_and(|sequence| sequence.group.is_some());
-            let output = match self.sequences.remove(&last.sequence).filter(|_| runs) {
+            let output = match self.requests.sequences.remove(&last.sequence).filter(|_| runs) {
                 Some(mut stream) => stream.close(FinishReason::Error, false, None, Output::default()),
                 None => last,
             };

@@ -14,6 +14,7 @@ mod driver;
 mod finish;
 #[doc(hidden)]
 pub mod journal;
+mod live_requests;
 mod log_file;
 mod memory;
 mod metrics;

@@ -1,15 +1,13 @@
 //! Sampling: from the logits of a step to its sampled tokens. Changes no lengths.
 
-use std::collections::BTreeMap;
-
 use super::active_sequence::{ActiveSequence, NewToken};
-use super::beams::{Beams, request_of_beam};
+use super::live_requests::LiveRequests;
 use super::request::branch_seed;
 use super::runner::StepResult;
 use crate::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits};
 use crate::decode::{self, Constraint, Context, Masker, NoChoice, Sample, Sampler, logprob_and_top, logprob_of};
 use crate::error::{Error, Result};
-use crate::scheduler::{IdMap, SampledToken, ScheduledSequence, Scheduler, StepPlan, TokenOutcome};
+use crate::scheduler::{SampledToken, ScheduledSequence, Scheduler, StepPlan, TokenOutcome};
 use crate::types::{RequestId, SeqId};
 
 /// The result for one row, delivered after the commit.
@@ -111,22 +109,23 @@ impl Sampling {
     }
 
     /// Starts the computation of the grammar masks, in parallel with the forward pass.
-    pub fn start_masks(&mut self, plan: &StepPlan, sequences: &mut IdMap<SeqId, ActiveSequence>) {
+    pub fn start_masks(&mut self, plan: &StepPlan, requests: &mut LiveRequests) {
         for part in plan.sampled() {
-            if let Some(constraint) = sequences.get_mut(&part.seq).and_then(|sequence| sequence.constraint.take()) {
+            if let Some(constraint) = requests.sequences.get_mut(&part.seq).and_then(|sequence| sequence.constraint.take()) {
                 self.masker.get_or_insert_default().submit(part.seq, constraint);
             }
         }
     }
 
     /// Waits for the grammar masks that `start_masks` started.
-    pub fn collect_masks(&mut self, sequences: &mut IdMap<SeqId, ActiveSequence>) {
+    pub fn collect_masks(&mut self, requests: &mut LiveRequests) {
         // A sequence whose step is retried still has no grammar, so its error stays.
-        self.lost.retain(|(seq, _)| sequences.contains_key(seq));
+        self.lost.retain(|(seq, _)| requests.sequences.contains_key(seq));
         while let Some(masked) = self.masker.as_mut().and_then(Masker::collect) {
             match masked.constraint {
                 Ok(constraint) => {
-                    sequences.get_mut(&masked.seq).expect("a sequence stays until its mask is collected").constraint = Some(constraint)
+                    requests.sequences.get_mut(&masked.seq).expect("a sequence stays until its mask is collected").constraint =
+                        Some(constraint)
                 }
                 Err(error) => self.lost.push((masked.seq, error)),
             }
@@ -135,16 +134,10 @@ impl Sampling {
 
     /// Plans sampling on the device for sequences that need one token and whose logits are not used
     /// otherwise.
-    pub fn plan_on_device(
-        &mut self,
-        plan: &StepPlan,
-        scheduler: &Scheduler,
-        sequences: &mut IdMap<SeqId, ActiveSequence>,
-        beams: &BTreeMap<RequestId, Box<Beams>>,
-    ) -> Result<&DeviceSampling> {
+    pub fn plan_on_device(&mut self, plan: &StepPlan, scheduler: &Scheduler, requests: &mut LiveRequests) -> Result<&DeviceSampling> {
         if self.samples_on_device {
             self.on_device.clear();
-            plan_device_sampling(&mut self.on_device, plan, self.vocab_size, scheduler, sequences, beams, &self.lost)?;
+            plan_device_sampling(&mut self.on_device, plan, self.vocab_size, scheduler, requests, &self.lost)?;
         }
         Ok(&self.on_device)
     }
@@ -155,8 +148,7 @@ impl Sampling {
         plan: &StepPlan,
         StepResult { logits, device_samples }: StepResult,
         scheduler: &Scheduler,
-        sequences: &mut IdMap<SeqId, ActiveSequence>,
-        beams: &mut BTreeMap<RequestId, Box<Beams>>,
+        requests: &mut LiveRequests,
     ) -> Result<()> {
         self.sampled.clear();
         self.results.clear();
@@ -166,9 +158,8 @@ impl Sampling {
         let vocab_size = self.vocab_size;
         let mut pass = SamplingPass {
             scheduler,
-            sequences,
+            requests,
             lost: &self.lost,
-            beams,
             sampler: &mut self.sampler,
             edited: &mut self.edited,
             sampled: &mut self.sampled,
@@ -193,9 +184,8 @@ impl Sampling {
 /// The state of one sampling pass, while the logits of the runner are borrowed.
 struct SamplingPass<'a> {
     scheduler: &'a Scheduler,
-    sequences: &'a mut IdMap<SeqId, ActiveSequence>,
+    requests: &'a mut LiveRequests,
     lost: &'a [(SeqId, Error)],
-    beams: &'a mut BTreeMap<RequestId, Box<Beams>>,
     sampler: &'a mut Sampler,
     edited: &'a mut Vec<f32>,
     sampled: &'a mut Vec<SampledToken>,
@@ -217,7 +207,7 @@ impl SamplingPass<'_> {
             return Ok(());
         }
         let logits = &rows[rows.len() - vocab..];
-        match request_of_beam(self.beams, part.seq) {
+        match self.requests.request_of_beam(part.seq) {
             Some(request) => {
                 self.beam(request, part.seq, logits);
                 Ok(())
@@ -228,7 +218,7 @@ impl SamplingPass<'_> {
 
     /// Computes the log probabilities of prompt tokens, each from the logits of the previous row.
     fn prompt(&mut self, part: &ScheduledSequence, rows: &[f32], vocab: usize) -> Result<()> {
-        let Some(sequence) = self.sequences.get(&part.seq) else { return Ok(()) };
+        let Some(sequence) = self.requests.sequences.get(&part.seq) else { return Ok(()) };
         let Some(k) = sequence.sampling.params.prompt_logprobs else { return Ok(()) };
         let tokens = &self.scheduler.get(part.seq)?.tokens[..sequence.prompt_len];
         let first = part.first + part.rows - part.logits + 1;
@@ -249,8 +239,11 @@ impl SamplingPass<'_> {
     /// Samples one token, or one per sample at the end of a prompt.
     fn samples(&mut self, part: &ScheduledSequence, logits: &[f32]) -> Result<()> {
         let tokens = &self.scheduler.get(part.seq)?.tokens;
-        let sequence =
-            self.sequences.get_mut(&part.seq).ok_or_else(|| Error::internal("a sequence that the engine does not know was sampled"))?;
+        let sequence = self
+            .requests
+            .sequences
+            .get_mut(&part.seq)
+            .ok_or_else(|| Error::internal("a sequence that the engine does not know was sampled"))?;
         let edited = edit(sequence, tokens, logits, self.edited)?;
         let lost = self.lost.iter().find(|(seq, _)| *seq == part.seq).map(|(_, error)| error.clone());
         // The mask has been computed before the logits.
@@ -274,8 +267,11 @@ impl SamplingPass<'_> {
 
     /// Takes the token that the device has sampled.
     fn take_device_sample(&mut self, part: &ScheduledSequence, device_sample: &DeviceSample) -> Result<()> {
-        let sequence =
-            self.sequences.get(&part.seq).ok_or_else(|| Error::internal("a sequence that the engine does not know was sampled"))?;
+        let sequence = self
+            .requests
+            .sequences
+            .get(&part.seq)
+            .ok_or_else(|| Error::internal("a sequence that the engine does not know was sampled"))?;
         let result = match decode::chosen(device_sample) {
             Err(why) => Err(attribute(why, sequence)),
             Ok(chosen) => {
@@ -302,8 +298,8 @@ impl SamplingPass<'_> {
     }
 
     fn try_beam(&mut self, request: RequestId, seq: SeqId, logits: &[f32]) -> Result<()> {
-        let sequence = &self.sequences[&request.sequence(0)];
-        let beams = self.beams.get_mut(&request).expect("it was just found");
+        let sequence = &self.requests.sequences[&request.sequence(0)];
+        let beams = self.requests.beams.get_mut(&request).expect("it was just found");
         let slot = request.sample_of(seq).expect("it was just found");
         beams.read(slot as usize, logits)?;
         if self.scheduler.members(seq).next_back() != Some(seq) {
@@ -325,16 +321,17 @@ fn plan_device_sampling(
     plan: &StepPlan,
     vocab: usize,
     scheduler: &Scheduler,
-    sequences: &mut IdMap<SeqId, ActiveSequence>,
-    beams: &BTreeMap<RequestId, Box<Beams>>,
+    requests: &mut LiveRequests,
     lost: &[(SeqId, Error)],
 ) -> Result<()> {
     let mut row = 0;
     for part in plan.sequences.iter().filter(|part| part.logits > 0) {
         row += part.logits;
         let is_lost = lost.iter().any(|(seq, _)| *seq == part.seq);
-        let is_one = part.samples && part.logits == 1 && !is_lost && request_of_beam(beams, part.seq).is_none();
-        let Some(sequence) = sequences.get_mut(&part.seq).filter(|sequence| is_one && sequence.allows_device_sampling()) else { continue };
+        let is_one = part.samples && part.logits == 1 && !is_lost && requests.request_of_beam(part.seq).is_none();
+        let Some(sequence) = requests.sequences.get_mut(&part.seq).filter(|sequence| is_one && sequence.allows_device_sampling()) else {
+            continue;
+        };
         let tokens = &scheduler.get(part.seq)?.tokens;
         let mut constraint = sequence.constraint.take();
         // If the mask fails here, it fails again in `samples`, which reports the error.

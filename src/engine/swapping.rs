@@ -1,6 +1,6 @@
 //! Transfers of blocks between the tiers, and their costs.
 
-use super::core::{EngineCore, sequence_of};
+use super::core::EngineCore;
 use crate::options::Preemption;
 use crate::scheduler::StepPlan;
 use crate::types::SeqId;
@@ -11,8 +11,8 @@ impl EngineCore {
     /// the step is planned again.
     pub(super) fn plan(&mut self, groups: Option<&[SeqId]>) -> Option<StepPlan> {
         loop {
-            let (sequences, beams, journal) = (&self.sequences, &self.beams, &self.journal);
-            let has_room = |seq| sequence_of(sequences, beams, seq).is_none_or(|sequence| !sequence.sender.is_full());
+            let (requests, journal) = (&self.requests, &self.journal);
+            let has_room = |seq| requests.deliverer_of(seq).is_none_or(|sequence| !sequence.sender.is_full());
             let ready = |seq| journal.as_ref().map_or_else(|| has_room(seq), |journal| journal.ready(has_room(seq)));
             let mut plan = match groups {
                 Some(groups) => self.scheduler.schedule_among(groups, ready),
@@ -64,9 +64,9 @@ impl EngineCore {
         if out && back {
             self.step_timer.record_move(moves.out.len() + moves.back.len(), self.shared.clock.now().saturating_sub(began));
         }
-        self.counts.blocks_swapped_out += if out { moves.out.len() as u64 } else { 0 };
-        self.counts.blocks_swapped_in += if back { moves.back.len() as u64 } else { 0 };
-        self.counts.swap_failures += !out as u64 + !back as u64;
+        self.telemetry.counts.blocks_swapped_out += if out { moves.out.len() as u64 } else { 0 };
+        self.telemetry.counts.blocks_swapped_in += if back { moves.back.len() as u64 } else { 0 };
+        self.telemetry.counts.swap_failures += !out as u64 + !back as u64;
         (out, back)
     }
 

@@ -13,8 +13,10 @@ use super::{Stats, StepReport};
 use crate::error::Result;
 use crate::scheduler::{SequenceStats, StepPlan};
 
-/// The histograms and the trace of an engine.
+/// The counters, the histograms and the trace of an engine.
 pub struct Telemetry {
+    /// The counters of the statistics. The gauges are 0.
+    pub counts: Stats,
     pub histograms: Histograms,
     /// Number of prompt tokens that the prefix cache had.
     pub cached_tokens: u64,
@@ -26,7 +28,14 @@ pub struct Telemetry {
 
 impl Telemetry {
     pub fn new(clock: Arc<dyn Clock>, trace: Option<Trace>) -> Telemetry {
-        Telemetry { histograms: Histograms::default(), cached_tokens: 0, trace, clock, published_at: Duration::ZERO }
+        Telemetry {
+            counts: Stats::default(),
+            histograms: Histograms::default(),
+            cached_tokens: 0,
+            trace,
+            clock,
+            published_at: Duration::ZERO,
+        }
     }
 
     /// Returns 1 if the trace has stopped because of a disk error.

@@ -1,0 +1,58 @@
+//! The requests that the engine core knows, with all that ends with them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::active_sequence::ActiveSequence;
+use super::beams::Beams;
+use super::deadlines::Deadlines;
+use super::outputs::Output;
+use crate::scheduler::IdMap;
+use crate::types::{PinId, RequestId, SeqId};
+
+/// The sequences, searches, pins and deadlines of an engine.
+#[derive(Default)]
+pub struct LiveRequests {
+    /// Sequences with outputs. A beam search has one, for all its beams, with the id of sample 0.
+    pub sequences: IdMap<SeqId, ActiveSequence>,
+    /// Beam searches by request. The beam in slot i has the id of sample i.
+    pub beams: BTreeMap<RequestId, Box<Beams>>,
+    /// Best-of groups by request.
+    pub best_of: IdMap<RequestId, BestOfGroup>,
+    pub pins: Vec<Pin>,
+    pub deadlines: Deadlines,
+}
+
+/// A best-of group: samples of which the best are returned when all have ended.
+pub struct BestOfGroup {
+    pub returned: usize,
+    /// Number of samples that have not ended.
+    pub running: usize,
+    pub outputs: Vec<Output>,
+}
+
+/// A prompt whose blocks stay in the prefix cache until `until`.
+pub struct Pin {
+    pub id: PinId,
+    pub until: Option<Duration>,
+}
+
+impl LiveRequests {
+    /// Returns the sequence that delivers the outputs of `seq`. `None` for a pin, which has no
+    /// outputs.
+    pub fn deliverer_of(&self, seq: SeqId) -> Option<&ActiveSequence> {
+        self.sequences.get(&seq).or_else(|| self.sequences.get(&self.request_of_beam(seq)?.sequence(0)))
+    }
+
+    /// As `deliverer_of`.
+    pub fn deliverer_of_mut(&mut self, seq: SeqId) -> Option<&mut ActiveSequence> {
+        let deliverer = if self.sequences.contains_key(&seq) { seq } else { self.request_of_beam(seq)?.sequence(0) };
+        self.sequences.get_mut(&deliverer)
+    }
+
+    /// Returns the request of the beam `seq`, or `None` if `seq` is not a beam.
+    pub fn request_of_beam(&self, seq: SeqId) -> Option<RequestId> {
+        let (&request, beams) = self.beams.range(..=seq.own_request()).next_back()?;
+        request.sample_of(seq).filter(|&slot| (slot as usize) < beams.width()).map(|_| request)
+    }
+}
