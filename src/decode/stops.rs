@@ -93,7 +93,7 @@ impl StopMatcher {
     }
 
     /// Returns the stop string that ends first, so that the result does not depend on the pieces.
-    /// Of several, returns the longest.
+    /// If there are several, returns the longest one.
     fn first_complete(&self) -> Option<Range<usize>> {
         let found = self.stops().iter().filter_map(|stop| self.held.find(stop.as_str()).map(|start| start..start + stop.len()));
         found.min_by_key(|stop| (stop.end, stop.start))

@@ -98,7 +98,7 @@ impl EngineCore {
 
     pub(super) fn commit_beams(&mut self, plan: &StepPlan) {
         for part in plan.sampled() {
-            // Once per search: the first beam stands for all.
+            // Once per search, for its first beam.
             let Some(request) = self.requests.request_of_beam(part.seq) else { continue };
             if self.scheduler.members(part.seq).next() != Some(part.seq)
                 || self.sampling.failed_beams.iter().any(|(failed, _)| *failed == request)

@@ -76,7 +76,7 @@ pub struct Shared {
     pub published: Arc<Mutex<Published>>,
     pub snapshot: Arc<Mutex<SchedulerSnapshot>>,
     pub clock: Arc<dyn Clock>,
-    /// Whether the budget has asked the engine to check its lease.
+    /// True if the budget requires the engine to check its lease.
     pub wants_check: Arc<AtomicBool>,
     pub budget_checks: Arc<BudgetChecks>,
 }
@@ -370,7 +370,7 @@ impl EngineCore {
             None => self.push(&sender, output),
             Some(finish) => {
                 if finish == FinishReason::Stop {
-                    // The scheduler knows about other ends and has removed the sequence already.
+                    // The scheduler has already removed a sequence that ended in another way.
                     self.scheduler.record_length(sampled_token.child);
                 }
                 self.release(sampled_token.child);

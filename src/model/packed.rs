@@ -48,7 +48,7 @@ pub enum PackedForm {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PackedReport {
     pub form: PackedForm,
-    /// Why it was not read, and why it was not written. Empty if it was read.
+    /// Reasons why it was not read or not written. Empty if it was read.
     pub reason: String,
 }
 

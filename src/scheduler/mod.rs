@@ -103,7 +103,7 @@ pub struct Scheduler {
     prefix: PrefixCounts,
     spare_plan: StepPlan, // the buffers of the last plan
     scheduled: Vec<ScheduledTokens>,
-    /// What the step that is being planned may still contain.
+    /// Remaining capacity of the step that is being planned.
     step_budget: StepBudget,
 }
 

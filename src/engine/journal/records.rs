@@ -52,7 +52,7 @@ impl Header {
         }
     }
 
-    /// Checks whether an engine on this machine computes what the recorded one did.
+    /// Checks whether an engine on this machine computes the same as the recorded one.
     pub fn check(&self, info: &ModelInfo, layout: &str) -> Result<()> {
         let here = Header::new(&self.options, info, layout);
         let hex = |hash: &[u8; 32]| hash[..4].iter().map(|byte| format!("{byte:02x}")).collect::<String>();

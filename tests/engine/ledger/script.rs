@@ -23,7 +23,7 @@ pub struct Script {
     /// Tokens up to this length cannot be regenerated: the host appended them, or they were sampled
     /// with another seed.
     pub foreign: usize,
-    /// Another script that this one equals up to the given length.
+    /// Another script, and the length up to which both are equal.
     pub origin: Option<(usize, usize)>,
 }
 
