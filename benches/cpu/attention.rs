@@ -97,7 +97,7 @@ impl Case {
         Batch {
             tokens: vec![0; rows],
             positions: vec![self.context as u32 - 1; rows],
-            spans: (0..rows).map(|row| Span { first_row: row as u32, rows: 1, table: table(row) }).collect(),
+            spans: (0..rows).map(|row| Span { first_token: row as u32, tokens: 1, table: table(row) }).collect(),
             // An odd factor permutes the indices of a power of two.
             tables: (0..blocks).map(|i| (i.wrapping_mul(0x2545_F491) % blocks) as u32).collect(),
             ..Default::default()

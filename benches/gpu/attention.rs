@@ -63,7 +63,7 @@ impl Sequences {
     fn last(self, rows: usize) -> Batch {
         let mut batch = Batch::default();
         for sequence in 0..self.count {
-            batch.spans.push(Span { first_row: batch.tokens.len() as u32, rows: rows as u32, table: batch.tables.len() as u32 });
+            batch.spans.push(Span { first_token: batch.tokens.len() as u32, tokens: rows as u32, table: batch.tables.len() as u32 });
             self.push(&mut batch, sequence, self.tokens - rows..self.tokens);
             batch.tables.extend((0..self.blocks_per_sequence()).map(|index| self.block(sequence, index)));
         }

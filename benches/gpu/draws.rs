@@ -40,7 +40,7 @@ pub fn bench(options: &Options) -> Result<()> {
         let memory = SamplingHistory::new(&rules, &tokens, 0)?;
         for &rows in options.sizes(&ROWS, &[1, 3]) {
             let limits = DeviceSamplingLimits::for_rows(rows, vocab);
-            let mut drawing = backend.drawing(limits)?.ok_or("the backend does not sample on this device")?;
+            let mut drawing = backend.sampler(limits)?.ok_or("the backend does not sample on this device")?;
             let (mut draws, mut logits) = (DeviceSampling::new(limits)?, backend.vector(&numbers(rows * vocab))?);
             for row in 0..rows {
                 let context = Context { tokens: &tokens, prompt_len: 0, generated: 0, seed: row as u64, history: &memory, allowed: None };

@@ -44,8 +44,8 @@ impl Machine {
     };
 
     pub fn cost(&self, plan: &StepPlan) -> Duration {
-        let positions: usize = plan.sequences.iter().map(|part| part.first + part.rows).sum();
-        self.step + self.row * plan.batch.rows() as u32 + self.position * positions as u32
+        let positions: usize = plan.sequences.iter().map(|part| part.first + part.tokens).sum();
+        self.step + self.row * plan.batch.token_count() as u32 + self.position * positions as u32
     }
 }
 

@@ -289,11 +289,11 @@ pub struct KvShape {
 /// The size of a batch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BatchSize {
-    pub rows: usize,
+    pub tokens: usize,
     pub sequences: usize,
     pub logits: usize,
     /// Block-table entries, summed over all groups.
-    pub places: usize,
+    pub table_entries: usize,
     pub groups: usize,
 }
 
@@ -307,7 +307,7 @@ pub struct Extent {
 
 impl Extent {
     pub fn for_batch(batch: &Batch) -> Extent {
-        Extent { rows: batch.rows(), logits: batch.logit_rows.len() }
+        Extent { rows: batch.token_count(), logits: batch.logit_rows.len() }
     }
 }
 
@@ -334,7 +334,7 @@ pub trait Backend: Send + Sync {
     /// The assignment of rows to experts.
     type Routes: Send;
     /// State of on-device sampling.
-    type Drawing: Send;
+    type Sampler: Send;
 
     fn buffer(&self, len: usize) -> Result<Self::Buf>;
     fn vector(&self, values: &[f32]) -> Result<Self::Buf>;
@@ -386,7 +386,7 @@ pub trait Backend: Send + Sync {
 
     /// Allocates the state of on-device sampling; no step allocates more. None: the backend does
     /// not sample, and the caller samples from the logits.
-    fn drawing(&self, _limits: DeviceSamplingLimits) -> Result<Option<Self::Drawing>> {
+    fn sampler(&self, _limits: DeviceSamplingLimits) -> Result<Option<Self::Sampler>> {
         Ok(None)
     }
     fn drawing_bytes(&self, _limits: DeviceSamplingLimits) -> u64 {
@@ -430,7 +430,7 @@ pub trait Backend: Send + Sync {
     /// Samples a token from each row of `vocab` logits that `draws` names. Modifies these rows.
     fn draw<'a>(
         &'a self,
-        _drawing: &'a mut Self::Drawing,
+        _drawing: &'a mut Self::Sampler,
         _vocab: usize,
         _logits: &mut Self::Buf,
         _draws: &DeviceSampling,

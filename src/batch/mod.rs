@@ -5,22 +5,22 @@ pub mod device_sampling;
 
 use crate::error::Result;
 
-/// The tokens (rows) of all sequences of a step back to back, without padding. Prefill chunks and
+/// The tokens of all sequences of a step back to back, without padding. Prefill chunks and
 /// decode tokens are mixed.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Batch {
-    pub tokens: Vec<u32>,    // [rows]
-    pub positions: Vec<u32>, // [rows] position of each token in its sequence
-    /// [rows, groups] The KV slot of each token in the layers of each group: block * block_size +
+    pub tokens: Vec<u32>,    // [tokens]
+    pub positions: Vec<u32>, // [tokens] position of each token in its sequence
+    /// [tokens, groups] The KV slot of each token in the layers of each group: block * block_size +
     /// offset.
     pub slots: Vec<u32>,
     pub spans: Vec<Span>,       // [sequences]
-    pub tables: Vec<u32>,       // [places, groups] block tables of the spans, back to back
-    pub logit_rows: Vec<u32>,   // [logits] rows whose logits are computed
+    pub tables: Vec<u32>,       // [table entries, groups] block tables of the spans, back to back
+    pub logit_rows: Vec<u32>,   // [logits] indices of the tokens whose logits are computed
     pub copies: Vec<BlockCopy>, // block copies that precede the computation, in any order
-    /// [rows, groups] The KV slot of the token that each row samples, or `NO_SLOT` if it is the
+    /// [tokens, groups] The KV slot of the token that each token samples, or `NO_SLOT` if it is the
     /// last token of the sequence. Empty if the next step cannot be predicted. The prediction
-    /// requires that every row samples such a token and that no other sequence joins.
+    /// requires that every token samples such a token and that no other sequence joins.
     pub next_slots: Vec<u32>,
 }
 
@@ -66,20 +66,20 @@ impl Moves {
 /// The tokens of one sequence in a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
-    pub first_row: u32,
-    pub rows: u32,
+    pub first_token: u32,
+    pub tokens: u32,
     /// Index of the first entry of the block table in `Batch::tables`. The table covers all
-    /// positions up to the last row. An entry outside the window of all rows refers to the newest
+    /// positions up to the last token. An entry outside the window of all tokens refers to the newest
     /// block of its group.
     pub table: u32,
 }
 
 impl Batch {
     /// Reserves space for the largest batch, so that no step allocates.
-    pub fn reserve(&mut self, rows: usize, sequences: usize, blocks: usize, groups: usize) -> Result<()> {
-        self.tokens.try_reserve(rows)?;
-        self.positions.try_reserve(rows)?;
-        self.slots.try_reserve(rows * groups)?;
+    pub fn reserve(&mut self, tokens: usize, sequences: usize, blocks: usize, groups: usize) -> Result<()> {
+        self.tokens.try_reserve(tokens)?;
+        self.positions.try_reserve(tokens)?;
+        self.slots.try_reserve(tokens * groups)?;
         self.spans.try_reserve(sequences)?;
         self.tables.try_reserve(blocks)?;
         self.copies.try_reserve(sequences * groups)?;
@@ -91,7 +91,7 @@ impl Batch {
     pub fn copy_from(&mut self, other: &Batch) -> Result<()> {
         self.clear();
         let sequences = other.spans.len().max(other.logit_rows.len()).max(other.copies.len());
-        self.reserve(other.rows(), sequences, other.tables.len(), other.groups())?;
+        self.reserve(other.token_count(), sequences, other.tables.len(), other.groups())?;
         self.tokens.extend_from_slice(&other.tokens);
         self.positions.extend_from_slice(&other.positions);
         self.slots.extend_from_slice(&other.slots);
@@ -103,13 +103,13 @@ impl Batch {
         Ok(())
     }
 
-    pub fn rows(&self) -> usize {
+    pub fn token_count(&self) -> usize {
         self.tokens.len()
     }
 
     /// Returns the number of layer groups, which have KV blocks of their own.
     pub fn groups(&self) -> usize {
-        self.slots.len().checked_div(self.rows()).map_or(1, |groups| groups.max(1))
+        self.slots.len().checked_div(self.token_count()).map_or(1, |groups| groups.max(1))
     }
 
     pub fn clear(&mut self) {

@@ -95,7 +95,7 @@ pub struct InsertedRange {
 /// A sampled token and the data that its output reports.
 #[derive(Debug, Clone, Default)]
 pub struct NewToken {
-    pub chosen: Sample,
+    pub sample: Sample,
     pub logprob: f32,
     /// Range of the most probable alternatives in the list of the step.
     pub top: Range<usize>,
@@ -484,7 +484,7 @@ impl ActiveSequence {
         text: Option<&Text>,
         reusable: Output,
     ) -> Output {
-        let token = advance.chosen.token;
+        let token = advance.sample.token;
         self.echoed = None;
         self.generated += 1;
         self.score += advance.logprob as f64;
@@ -503,10 +503,10 @@ impl ActiveSequence {
     fn update_sampling(&mut self, advance: &NewToken) -> Result<bool> {
         self.history.try_reserve(1)?;
         self.history.push(advance.logprob);
-        self.sampling_history.advance(&self.sampling, &advance.chosen)?;
+        self.sampling_history.advance(&self.sampling, &advance.sample)?;
         match &mut self.constraint {
             Some(constraint) => {
-                constraint.advance(advance.chosen.token)?;
+                constraint.advance(advance.sample.token)?;
                 Ok(constraint.is_complete())
             }
             None => Ok(false),

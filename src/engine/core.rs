@@ -424,7 +424,7 @@ impl EngineCore {
         let pending = |sequence: &Sequence| PendingSequence {
             prefill: if sequence.pending() > 1 { sequence.pending() } else { 0 },
             computed: sequence.computed,
-            chosen: sequence.generated,
+            generated: sequence.generated,
             max_new_tokens: sequence.max_new_tokens(),
             rank: sequence.group.map_or(0, GroupId::rank),
         };
@@ -440,7 +440,7 @@ impl EngineCore {
         let mut report =
             StepReport { sequences: plan.sequences.len() as u64, paused: self.scheduler.paused() as u64, ..StepReport::default() };
         for part in &plan.sequences {
-            *if part.decodes() { &mut report.decode_tokens } else { &mut report.prefill_tokens } += part.rows as u64;
+            *if part.decodes() { &mut report.decode_tokens } else { &mut report.prefill_tokens } += part.tokens as u64;
         }
         self.telemetry.counts.steps += 1;
         self.telemetry.counts.prompt_tokens += report.prefill_tokens;

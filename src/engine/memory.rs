@@ -76,7 +76,7 @@ pub fn paging(files: &ModelFiles, block_size: usize) -> Paging {
 }
 
 pub fn limits(options: &EngineOptions) -> BatchLimits {
-    BatchLimits { rows: options.max_batch_tokens, logits: options.max_seqs }
+    BatchLimits { tokens: options.max_batch_tokens, logits: options.max_seqs }
 }
 
 /// Returns the size of the largest batch with sequences of up to `max_len` tokens.

@@ -379,7 +379,7 @@ impl Engine {
         };
         let layout = runner.layout();
         let SchedulerOptions { max_seqs: seqs, max_batch_tokens: rows, .. } = scheduler_options;
-        let capacity = Capacity { seqs, rows, chunk: rows_at_once, paging: info.paging.clone(), policies: options.policies };
+        let capacity = Capacity { seqs, tokens: rows, chunk: rows_at_once, paging: info.paging.clone(), policies: options.policies };
         let core = EngineCore::new(scheduler, runner, lease.clone(), &info, options, shared.clone(), journal)?;
         let core = Arc::new(Mutex::new(core));
         lease.on_call(budget_client::callback(&core, &shared));
@@ -544,7 +544,7 @@ impl Drop for Engine {
 fn warm_up<B: Backend>(runner: &mut ModelRunner<B>, files: &ModelFiles, options: &EngineOptions, info: &ModelInfo) -> Result<()> {
     let MemoryPlan { max_blocks: blocks, block_size, max_model_len, swap_blocks, .. } = info.memory;
     let (rows, sequences) = (options.max_batch_tokens, options.max_seqs);
-    let stage = WarmupLimits { rows, sequences, blocks, block_size, groups: info.paging.groups(), max_len: max_model_len };
+    let stage = WarmupLimits { tokens: rows, sequences, blocks, block_size, groups: info.paging.groups(), max_len: max_model_len };
     let limits = memory::inputs(files, options, &info.paging, memory::model_max_len(options, files.spec.max_positions)?);
     let rehearsed = runner.warm_up(&limits, &warmup::largest_batches(stage)?);
     rehearsed.map_err(|e| Error::new(e.code(), format!("the warm-up with the largest step ({rows} rows) has failed: {}", e.message())))?;

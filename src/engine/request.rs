@@ -308,7 +308,7 @@ impl Engine {
         let requested_at = self.shared.clock.now();
         let constraint = params.grammar.as_ref().map(|grammar| self.grammars()?.compile(grammar)).transpose()?;
         let seed = params.seed.unwrap_or_default();
-        let sampling = Arc::new(self.rules(params)?);
+        let sampling = Arc::new(self.resolve_sampling(params)?);
         Ok(Generation { user_data, sender, sampling, seed, constraint, hook, skip_special, keep, deadline: None, requested_at })
     }
 
@@ -324,7 +324,7 @@ impl Engine {
         if params.ignore_eos { Arc::new([]) } else { self.eos.clone() }
     }
 
-    fn rules(&self, mut params: SamplingParams) -> Result<ResolvedSampling> {
+    fn resolve_sampling(&self, mut params: SamplingParams) -> Result<ResolvedSampling> {
         let mut bad_words = Vec::new();
         for word in &params.bad_words {
             let spellings = self.text()?.spellings(word)?;

@@ -122,7 +122,7 @@ impl<B: Backend> ModelRunner<B> {
     /// undefined afterwards.
     pub fn warm_up(&mut self, limits: &InputLimits, batches: &[Batch]) -> Result<()> {
         self.decoder.reserve_inputs(limits)?;
-        for batch in batches.iter().filter(|batch| batch.rows() > 0) {
+        for batch in batches.iter().filter(|batch| batch.token_count() > 0) {
             self.decoder.forward(batch, &mut self.kv)?;
             // Reading the maximum number of logits also allocates their host buffer.
             self.decoder.logits(limits.max.logits)?;

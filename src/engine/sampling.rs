@@ -221,7 +221,7 @@ impl SamplingPass<'_> {
         let Some(sequence) = self.requests.sequences.get(&part.seq) else { return Ok(()) };
         let Some(k) = sequence.sampling.params.prompt_logprobs else { return Ok(()) };
         let tokens = &self.scheduler.get(part.seq)?.tokens[..sequence.prompt_len];
-        let first = part.first + part.rows - part.logits + 1;
+        let first = part.first + part.tokens - part.logits + 1;
         let emitted = tokens.get(first..).unwrap_or_default();
         let count = emitted.len().min(rows.len() / vocab);
         let PromptLogprobs { logprobs, tops, ends } = &mut *self.prompts;
@@ -278,7 +278,7 @@ impl SamplingPass<'_> {
                 let first = self.tops.all.len();
                 let k = sequence.sampling.params.logprobs.unwrap_or(0) as usize;
                 let logprob = if sequence.needs_logprobs() { self.tops.add_device_sample(device_sample, k)? } else { 0.0 };
-                Ok(NewToken { chosen, logprob, top: first..self.tops.all.len() })
+                Ok(NewToken { sample: chosen, logprob, top: first..self.tops.all.len() })
             }
         };
         self.sampled.push(SampledToken { parent: part.seq, child: part.seq, outcome: outcome(sequence, &result) });
@@ -350,10 +350,12 @@ fn plan_device_sampling(
 fn outcome(sequence: &ActiveSequence, result: &SampleResult) -> TokenOutcome {
     match result {
         Err(_) => TokenOutcome::Fail,
-        Ok(NewToken { chosen, .. }) if sequence.sampling.stops_at(chosen.token) && !sequence.sampling.must_go_on(sequence.generated) => {
+        Ok(NewToken { sample: chosen, .. })
+            if sequence.sampling.stops_at(chosen.token) && !sequence.sampling.must_go_on(sequence.generated) =>
+        {
             TokenOutcome::Stop(chosen.token)
         }
-        Ok(NewToken { chosen, .. }) => TokenOutcome::Token(chosen.token),
+        Ok(NewToken { sample: chosen, .. }) => TokenOutcome::Token(chosen.token),
     }
 }
 
@@ -381,5 +383,5 @@ fn advance(sequence: &ActiveSequence, logits: &[f32], chosen: Sample, tops: &mut
     let first = tops.all.len();
     let k = sequence.sampling.params.logprobs.unwrap_or(0) as usize;
     let logprob = if sequence.needs_logprobs() { tops.add(logits, chosen.token, k)? } else { 0.0 };
-    Ok(NewToken { chosen, logprob, top: first..tops.all.len() })
+    Ok(NewToken { sample: chosen, logprob, top: first..tops.all.len() })
 }

@@ -19,7 +19,7 @@ pub struct PendingSequence {
     /// Number of computed tokens.
     pub computed: usize,
     /// Number of generated tokens, and their maximum.
-    pub chosen: usize,
+    pub generated: usize,
     pub max_new_tokens: usize,
     /// Rank in the order of the scheduler. Smaller values come first.
     pub rank: u64,
@@ -45,7 +45,7 @@ pub struct SchedulerSnapshot {
 #[derive(Debug, Clone)]
 pub struct Capacity {
     pub seqs: usize,
-    pub rows: usize,
+    pub tokens: usize,
     pub chunk: usize,
     pub paging: Paging,
     pub policies: Policies,
@@ -172,15 +172,15 @@ struct SimulatedSequence {
 
 impl SimulatedSequence {
     fn from_pending(sequence: &PendingSequence, lengths: &OutputLengthPredictor, allocation: AllocationPolicy) -> SimulatedSequence {
-        let &PendingSequence { prefill, computed, chosen, max_new_tokens, rank } = sequence;
+        let &PendingSequence { prefill, computed, generated, max_new_tokens, rank } = sequence;
         let reserved = match allocation {
             AllocationPolicy::OnDemand => 0,
-            AllocationPolicy::MaxTokens => computed + prefill.max(1) + max_new_tokens.saturating_sub(chosen),
+            AllocationPolicy::MaxTokens => computed + prefill.max(1) + max_new_tokens.saturating_sub(generated),
         };
         SimulatedSequence {
             prefill,
             computed,
-            output: lengths.expect(max_new_tokens, chosen),
+            output: lengths.expect(max_new_tokens, generated),
             reserved,
             rank,
             order: 0,
@@ -208,8 +208,8 @@ impl SimulatedSequence {
 
 /// The remaining capacity of a generation, which simulates one or several steps.
 struct SimulatedBudget {
-    rows: usize,
-    prompt_rows: usize,
+    tokens: usize,
+    prompt_tokens: usize,
     prompts: bool,
     decodes: bool,
 }
@@ -267,10 +267,10 @@ impl AdmissionSimulation<'_> {
     fn admit(&mut self) {
         let is_static = self.capacity.policies.batching == BatchingPolicy::Static;
         self.new_groups = !is_static || self.running.is_empty();
-        let mut rows: usize = self.running.iter().map(|sequence| sequence.prefill.clamp(1, self.capacity.chunk)).sum();
+        let mut tokens: usize = self.running.iter().map(|sequence| sequence.prefill.clamp(1, self.capacity.chunk)).sum();
         while let Some(&first) = self.queue.front() {
-            if self.running.len() < self.capacity.seqs && rows < self.capacity.rows && self.next().is_some() {
-                rows += first.prefill.min(self.capacity.chunk);
+            if self.running.len() < self.capacity.seqs && tokens < self.capacity.tokens && self.next().is_some() {
+                tokens += first.prefill.min(self.capacity.chunk);
                 let place = self.running.partition_point(|sequence| sequence.rank <= first.rank);
                 self.running.insert(place, first);
             } else if self.running.last().is_some_and(|last| last.rank > first.rank) && self.may_admit(&first) {
@@ -301,7 +301,7 @@ impl AdmissionSimulation<'_> {
     fn simulate(&mut self, steps: usize) {
         let mut load = StepLoad { steps, ..StepLoad::default() };
         let mut budget = self.step_budget(steps);
-        let prompt_rows = budget.prompt_rows;
+        let prompt_tokens = budget.prompt_tokens;
         let mut place = 0;
         while place < self.running.len() {
             let mut left = steps;
@@ -319,30 +319,35 @@ impl AdmissionSimulation<'_> {
         if self.capacity.policies.order != OrderPolicy::Fcfs {
             self.running.sort_by_key(|sequence| sequence.rank);
         }
-        let prompt_rows = prompt_rows - budget.prompt_rows;
-        self.held_up = if budget.decodes { 0 } else { self.held_up + prompt_rows };
+        let prompt_tokens = prompt_tokens - budget.prompt_tokens;
+        self.held_up = if budget.decodes { 0 } else { self.held_up + prompt_tokens };
         if budget.decodes && budget.prompts && matches!(self.capacity.policies.batching, BatchingPolicy::PrefillFirst { .. }) {
             // Prefills take steps of their own.
-            load.steps += prompt_rows.div_ceil(self.capacity.rows);
+            load.steps += prompt_tokens.div_ceil(self.capacity.tokens);
         }
         self.steps += steps;
         self.seconds += self.costs.seconds(load);
     }
 
     fn step_budget(&self, steps: usize) -> SimulatedBudget {
-        let rows = self.capacity.rows;
-        let unlimited = SimulatedBudget { rows: rows * steps, prompt_rows: rows * steps, prompts: true, decodes: true };
+        let tokens = self.capacity.tokens;
+        let unlimited = SimulatedBudget { tokens: tokens * steps, prompt_tokens: tokens * steps, prompts: true, decodes: true };
         match self.capacity.policies.batching {
             BatchingPolicy::Mixed | BatchingPolicy::Static => unlimited,
             BatchingPolicy::DecodeFirst { budget } => {
                 let decodes = self.running.iter().filter(|sequence| sequence.prefill == 0).count();
-                SimulatedBudget { prompt_rows: budget.min(rows.saturating_sub(decodes).max(1)) * steps, ..unlimited }
+                SimulatedBudget { prompt_tokens: budget.min(tokens.saturating_sub(decodes).max(1)) * steps, ..unlimited }
             }
             // A generation of several steps contains steps of both kinds.
             BatchingPolicy::PrefillFirst { .. } if steps > 1 => unlimited,
             BatchingPolicy::PrefillFirst { threshold } => {
                 let prompts = self.held_up < threshold && self.running.iter().any(|sequence| sequence.prefill > 0);
-                SimulatedBudget { prompt_rows: rows.min(threshold.saturating_sub(self.held_up)), prompts, decodes: !prompts, ..unlimited }
+                SimulatedBudget {
+                    prompt_tokens: tokens.min(threshold.saturating_sub(self.held_up)),
+                    prompts,
+                    decodes: !prompts,
+                    ..unlimited
+                }
             }
         }
     }
@@ -356,25 +361,25 @@ impl AdmissionSimulation<'_> {
             if !budget.prompts {
                 return max_steps;
             }
-            let rows = sequence.prefill.min(chunk * max_steps).min(budget.rows).min(budget.prompt_rows);
-            load.add(1, rows, sequence.computed);
-            (budget.rows, budget.prompt_rows) = (budget.rows - rows, budget.prompt_rows - rows);
-            (sequence.computed, sequence.prefill) = (sequence.computed + rows, sequence.prefill - rows);
+            let tokens = sequence.prefill.min(chunk * max_steps).min(budget.tokens).min(budget.prompt_tokens);
+            load.add(1, tokens, sequence.computed);
+            (budget.tokens, budget.prompt_tokens) = (budget.tokens - tokens, budget.prompt_tokens - tokens);
+            (sequence.computed, sequence.prefill) = (sequence.computed + tokens, sequence.prefill - tokens);
             sequence.is_candidate = false;
             // The last row of a prompt samples a token.
             sequence.output -= (sequence.prefill == 0) as usize;
-            return if sequence.prefill > 0 { max_steps } else { rows.div_ceil(chunk).max(1) };
+            return if sequence.prefill > 0 { max_steps } else { tokens.div_ceil(chunk).max(1) };
         }
         if !budget.decodes {
             return max_steps;
         }
-        let chosen = max_steps.min(sequence.output);
-        load.add(chosen, 1, sequence.computed);
-        budget.rows = budget.rows.saturating_sub(chosen);
-        (sequence.computed, sequence.output) = (sequence.computed + chosen, sequence.output - chosen);
+        let generated = max_steps.min(sequence.output);
+        load.add(generated, 1, sequence.computed);
+        budget.tokens = budget.tokens.saturating_sub(generated);
+        (sequence.computed, sequence.output) = (sequence.computed + generated, sequence.output - generated);
         let after = sequence.held_tokens();
         self.spare_blocks -= self.blocks(after) - before;
-        chosen
+        generated
     }
 
     /// Preempts the youngest sequences while blocks are missing. They are recomputed.
@@ -404,7 +409,7 @@ mod tests {
 
     fn capacity() -> Capacity {
         let policies = Policies { order: OrderPolicy::Fcfs, batching: BatchingPolicy::Mixed, allocation: AllocationPolicy::OnDemand };
-        Capacity { seqs: SEQS, rows: 64, chunk: 64, paging: Paging::without_windows(16), policies }
+        Capacity { seqs: SEQS, tokens: 64, chunk: 64, paging: Paging::without_windows(16), policies }
     }
 
     fn snapshot_with(running: Vec<PendingSequence>, spare_blocks: usize) -> SchedulerSnapshot {

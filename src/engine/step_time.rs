@@ -54,7 +54,7 @@ impl<const N: usize> LeastSquares<N> {
     }
 }
 
-/// A model of the step time: seconds = fixed + rows * per_row + positions * per_position + products
+/// A model of the step time: seconds = fixed + tokens * per_token + positions * per_position + products
 /// * per_product.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct StepTimeModel(LeastSquares<UNKNOWNS>);
@@ -69,9 +69,9 @@ const DAMPING: f64 = 1e-6;
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct StepLoad {
     pub steps: usize,
-    pub rows: usize,
+    pub tokens: usize,
     /// Number of tokens of sequences with several tokens in the step. Counted only for plans.
-    pub prompt_rows: usize,
+    pub prompt_tokens: usize,
     /// Number of positions whose K and V are read, once per sequence and step.
     pub positions: usize,
     /// Number of positions that are read, once per row.
@@ -82,24 +82,24 @@ impl StepLoad {
     pub fn for_plan(plan: &StepPlan) -> StepLoad {
         let mut load = StepLoad { steps: 1, ..StepLoad::default() };
         for part in &plan.sequences {
-            load.add(1, part.rows, part.first);
-            load.prompt_rows += if part.rows > 1 { part.rows } else { 0 };
+            load.add(1, part.tokens, part.first);
+            load.prompt_tokens += if part.tokens > 1 { part.tokens } else { 0 };
         }
         load
     }
 
-    /// Adds a sequence that computes `rows` tokens in each of `steps` steps, after `first`
+    /// Adds a sequence that computes `tokens` tokens in each of `steps` steps, after `first`
     /// positions.
-    pub fn add(&mut self, steps: usize, rows: usize, first: usize) {
-        let looked_back_on = steps * first + rows * steps * (steps + 1) / 2;
-        self.rows += rows * steps;
-        self.positions += looked_back_on;
-        self.products += rows * looked_back_on;
+    pub fn add(&mut self, steps: usize, tokens: usize, first: usize) {
+        let visible = steps * first + tokens * steps * (steps + 1) / 2;
+        self.tokens += tokens * steps;
+        self.positions += visible;
+        self.products += tokens * visible;
     }
 
     fn features(self) -> [f64; UNKNOWNS] {
-        let [steps, rows, positions, products] = SCALES;
-        [self.steps as f64 * steps, self.rows as f64 * rows, self.positions as f64 * positions, self.products as f64 * products]
+        let [steps, tokens, positions, products] = SCALES;
+        [self.steps as f64 * steps, self.tokens as f64 * tokens, self.positions as f64 * positions, self.products as f64 * products]
     }
 }
 
@@ -140,16 +140,16 @@ const FORGOTTEN: f64 = 1e-2;
 
 impl StepTimer {
     /// Records a step. If it also contains decodes, its duration is divided in proportion to the
-    /// rows.
+    /// tokens.
     pub fn record_step(&mut self, load: StepLoad, took: Duration) {
         self.model.observe(load, took);
         // Transfers fade with every step: if they seem expensive, none are made, and no measurement
         // would correct the estimate.
         self.moves.decay(FADING);
-        if load.prompt_rows > 0 {
-            let prompts = load.prompt_rows as f64;
+        if load.prompt_tokens > 0 {
+            let prompts = load.prompt_tokens as f64;
             self.prompts.decay(FADING);
-            self.prompts.observe([prompts], took.mul_f64(prompts / load.rows as f64));
+            self.prompts.observe([prompts], took.mul_f64(prompts / load.tokens as f64));
         }
     }
 
@@ -169,12 +169,12 @@ pub mod tests {
 
     /// Returns the true time of a step in these tests.
     pub fn seconds(load: StepLoad) -> f64 {
-        0.01 + 1e-4 * load.rows as f64 + 1e-5 * load.positions as f64 + 1e-6 * load.products as f64
+        0.01 + 1e-4 * load.tokens as f64 + 1e-5 * load.positions as f64 + 1e-6 * load.products as f64
     }
 
     pub fn load(parts: &[(usize, usize)]) -> StepLoad {
         let mut load = StepLoad { steps: 1, ..StepLoad::default() };
-        parts.iter().for_each(|&(rows, first)| load.add(1, rows, first));
+        parts.iter().for_each(|&(tokens, first)| load.add(1, tokens, first));
         load
     }
 
@@ -218,8 +218,8 @@ pub mod tests {
         assert!((found / expected - 1.0).abs() < 0.02, "{found}, expected {expected}");
     }
 
-    fn prompt(rows: usize) -> StepLoad {
-        StepLoad { prompt_rows: rows, ..load(&[(rows, 0)]) }
+    fn prompt(tokens: usize) -> StepLoad {
+        StepLoad { prompt_tokens: tokens, ..load(&[(tokens, 0)]) }
     }
 
     #[test]

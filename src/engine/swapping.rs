@@ -27,7 +27,7 @@ impl EngineCore {
                 continue;
             }
             self.scheduler.record_moves(out, back);
-            let may_run_ahead = |plan: &&mut StepPlan| groups.is_none() && self.runner.can_run_ahead(plan.batch.rows());
+            let may_run_ahead = |plan: &&mut StepPlan| groups.is_none() && self.runner.can_run_ahead(plan.batch.token_count());
             plan.iter_mut().filter(may_run_ahead).for_each(|plan| self.scheduler.reserve_lookahead(plan));
             return plan;
         }

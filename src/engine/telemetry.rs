@@ -77,7 +77,7 @@ impl Telemetry {
     /// Records a computed plan. Its tokens have been sampled.
     pub fn computed(&mut self, plan: &StepPlan) {
         self.published_at = self.clock.now();
-        self.histograms.step(plan.batch.rows());
+        self.histograms.step(plan.batch.token_count());
         if let Some(trace) = &mut self.trace {
             trace.computed(plan);
         }

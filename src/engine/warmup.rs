@@ -7,7 +7,7 @@ use crate::error::Result;
 /// The limits of the steps of an engine.
 #[derive(Debug, Clone, Copy)]
 pub struct WarmupLimits {
-    pub rows: usize,
+    pub tokens: usize,
     pub sequences: usize,
     pub blocks: usize,
     pub block_size: usize,
@@ -44,31 +44,31 @@ struct Warmup {
 impl Warmup {
     fn new(stage: WarmupLimits) -> Result<Warmup> {
         let mut batch = Batch::default();
-        batch.reserve(stage.rows, stage.sequences, stage.blocks, stage.groups)?;
+        batch.reserve(stage.tokens, stage.sequences, stage.blocks, stage.groups)?;
         Ok(Warmup { stage, batch, blocks: 0 })
     }
 
-    /// Adds a new sequence of at most `rows` tokens. Returns false if nothing fits.
-    fn add(&mut self, rows: usize) -> bool {
+    /// Adds a new sequence of at most `tokens` tokens. Returns false if nothing fits.
+    fn add(&mut self, tokens: usize) -> bool {
         let WarmupLimits { block_size, groups, .. } = self.stage;
         let spare_blocks = (self.stage.blocks - self.blocks) / groups;
-        let rows = rows.min(self.stage.rows - self.batch.rows()).min(spare_blocks * block_size);
-        if rows == 0 || self.batch.spans.len() == self.stage.sequences {
+        let tokens = tokens.min(self.stage.tokens - self.batch.token_count()).min(spare_blocks * block_size);
+        if tokens == 0 || self.batch.spans.len() == self.stage.sequences {
             return false;
         }
-        let (first_row, table, first_block) = (self.batch.rows(), self.batch.tables.len(), self.blocks);
+        let (first_token, table, first_block) = (self.batch.token_count(), self.batch.tables.len(), self.blocks);
         let batch = &mut self.batch;
-        batch.spans.push(Span { first_row: first_row as u32, rows: rows as u32, table: table as u32 });
-        for position in 0..rows {
+        batch.spans.push(Span { first_token: first_token as u32, tokens: tokens as u32, table: table as u32 });
+        for position in 0..tokens {
             batch.tokens.push(0);
             batch.positions.push(position as u32);
             let block = first_block + position / block_size * groups;
             batch.slots.extend((block..block + groups).map(|block| (block * block_size + position % block_size) as u32));
         }
-        let places = rows.div_ceil(block_size) * groups;
-        batch.tables.extend((first_block..first_block + places).map(|block| block as u32));
-        batch.logit_rows.push((first_row + rows - 1) as u32);
-        self.blocks += places;
+        let table_entries = tokens.div_ceil(block_size) * groups;
+        batch.tables.extend((first_block..first_block + table_entries).map(|block| block as u32));
+        batch.logit_rows.push((first_token + tokens - 1) as u32);
+        self.blocks += table_entries;
         true
     }
 }
@@ -77,7 +77,7 @@ impl Warmup {
 mod tests {
     use super::*;
 
-    const LIMITS: WarmupLimits = WarmupLimits { rows: 20, sequences: 5, blocks: 12, block_size: 8, groups: 2, max_len: 12 };
+    const LIMITS: WarmupLimits = WarmupLimits { tokens: 20, sequences: 5, blocks: 12, block_size: 8, groups: 2, max_len: 12 };
 
     #[test]
     fn warmup_batches_fill_their_limits_and_write_each_slot_once() {
@@ -89,12 +89,12 @@ mod tests {
             (WarmupLimits { blocks: 1, groups: 1, ..LIMITS }, 8, 1),
         ] {
             let [prompts, decoding] = largest_batches(limits).unwrap();
-            assert_eq!((prompts.rows(), decoding.rows()), (prompt_tokens, decode_tokens), "{limits:?}");
+            assert_eq!((prompts.token_count(), decoding.token_count()), (prompt_tokens, decode_tokens), "{limits:?}");
             for batch in [prompts, decoding] {
                 let mut slots = batch.slots.clone();
                 slots.sort_unstable();
                 slots.dedup();
-                assert_eq!(slots.len(), batch.rows() * limits.groups);
+                assert_eq!(slots.len(), batch.token_count() * limits.groups);
                 assert!(slots.iter().all(|&slot| (slot as usize) < limits.blocks * limits.block_size));
                 assert!(batch.copies.iter().all(|copy| (copy.to as usize) < limits.blocks));
             }

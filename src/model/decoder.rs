@@ -97,7 +97,7 @@ impl KvPool {
 /// The largest batch, which determines the size of the activations.
 #[derive(Debug, Clone, Copy)]
 pub struct BatchLimits {
-    pub rows: usize,
+    pub tokens: usize,
     pub logits: usize,
 }
 
@@ -112,7 +112,7 @@ pub struct Decoder<B: Backend> {
     model: LoadedModel<B>,
     work: Work<B>,
     inputs: B::Inputs,
-    drawing: Option<B::Drawing>,
+    device_sampler: Option<B::Sampler>,
     draw_limits: DeviceSamplingLimits,
 }
 
@@ -230,8 +230,8 @@ impl Widths {
 /// Returns the lengths of `Scratch::wide` and `Scratch::narrow`.
 fn shared_lens<B: Backend>(backend: &B, limits: BatchLimits, widths: &Widths) -> [usize; 2] {
     let &Widths { wide, narrow, mlp_wide, mlp_narrow, vocab, .. } = widths;
-    let mlp_rows = backend.mlp_rows(limits.rows);
-    let of_layers = |each: usize, mlp: usize| (limits.rows * each).max(mlp_rows * mlp);
+    let mlp_rows = backend.mlp_rows(limits.tokens);
+    let of_layers = |each: usize, mlp: usize| (limits.tokens * each).max(mlp_rows * mlp);
     [of_layers(wide, mlp_wide).max(limits.logits * vocab), of_layers(narrow, mlp_narrow)]
 }
 
@@ -242,8 +242,8 @@ pub fn input_limits(spec: &ModelSpec, limits: BatchLimits, places: usize, groups
     let mut heads_per_kv: Vec<u32> = shapes.map(|shape| (shape.heads / shape.kv_heads) as u32).collect();
     heads_per_kv.sort_unstable();
     heads_per_kv.dedup();
-    let BatchLimits { rows, logits } = limits;
-    InputLimits { max: BatchSize { rows, sequences: logits, logits, places: logits * places, groups }, heads_per_kv }
+    let BatchLimits { tokens: rows, logits } = limits;
+    InputLimits { max: BatchSize { tokens: rows, sequences: logits, logits, table_entries: logits * places, groups }, heads_per_kv }
 }
 
 /// Returns the bytes of all activations, and of the working memory of `threads` threads, for
@@ -253,10 +253,10 @@ pub fn work_bytes<B: Backend>(backend: &B, spec: &ModelSpec, limits: BatchLimits
     let [wide, narrow] = shared_lens(backend, limits, &widths);
     let Widths { hidden, normed, routed, queries, routing, .. } = widths;
     let angles: usize = spec.ropes.iter().map(Rope::rotated).sum();
-    let floats = limits.rows * (hidden + 2 * normed + routed + queries + angles) + wide + narrow;
+    let floats = limits.tokens * (hidden + 2 * normed + routed + queries + angles) + wide + narrow;
     let reserved = spec.layers.iter().map(|layer| backend.reserved_bytes(layer.attention.shape())).max();
-    let routes = backend.routes_bytes(limits.rows, routing);
-    let packed = backend.reserved_rows_bytes(limits.rows, spec.max_cols());
+    let routes = backend.routes_bytes(limits.tokens, routing);
+    let packed = backend.reserved_rows_bytes(limits.tokens, spec.max_cols());
     let drawing = backend.drawing_bytes(limits.draws(spec));
     (floats * size_of::<f32>()) as u64 + routes + packed + drawing + reserved.unwrap_or(0) * threads as u64
 }
@@ -266,9 +266,9 @@ impl<B: Backend> Decoder<B> {
         let widths = Widths::for_spec(spec);
         let [wide, narrow] = shared_lens(&backend, limits, &widths);
         let Widths { hidden, normed, routed, queries, routing, .. } = widths;
-        let rows = |width: usize| backend.buffer(limits.rows * width);
+        let rows = |width: usize| backend.buffer(limits.tokens * width);
         spec.layers.iter().try_for_each(|layer| backend.reserve(layer.attention.shape()))?;
-        backend.reserve_rows(limits.rows, spec.max_cols())?;
+        backend.reserve_rows(limits.tokens, spec.max_cols())?;
         let work = Work {
             x: rows(hidden)?,
             normed: rows(normed)?,
@@ -279,12 +279,12 @@ impl<B: Backend> Decoder<B> {
                 narrow: backend.buffer(narrow)?,
                 routed: rows(routed)?,
                 queries: rows(queries)?,
-                routes: backend.routes(limits.rows, routing)?,
+                routes: backend.routes(limits.tokens, routing)?,
             },
-            angles: spec.ropes.iter().map(|rope| Angles::new(&backend, rope, limits.rows)).collect::<Result<_>>()?,
+            angles: spec.ropes.iter().map(|rope| Angles::new(&backend, rope, limits.tokens)).collect::<Result<_>>()?,
         };
         let draw_limits = limits.draws(spec);
-        Ok(Decoder { drawing: backend.drawing(draw_limits)?, backend, model, work, inputs: B::Inputs::default(), draw_limits })
+        Ok(Decoder { device_sampler: backend.sampler(draw_limits)?, backend, model, work, inputs: B::Inputs::default(), draw_limits })
     }
 
     pub fn backend(&self) -> &B {
@@ -339,7 +339,7 @@ impl<B: Backend> Decoder<B> {
     /// Returns the limits of on-device sampling. None: the device does not sample, and only logits
     /// are available.
     pub fn draw_limits(&self) -> Option<DeviceSamplingLimits> {
-        self.drawing.is_some().then_some(self.draw_limits)
+        self.device_sampler.is_some().then_some(self.draw_limits)
     }
 
     /// Returns the logits, and a sampled token for each row that `draws` names. The logits of these
@@ -348,7 +348,7 @@ impl<B: Backend> Decoder<B> {
         if draws.is_empty() {
             return Ok((self.logits(rows)?, &[]));
         }
-        let Decoder { backend, model, work: Work { scratch: Scratch { wide: logits, .. }, .. }, drawing, .. } = self;
+        let Decoder { backend, model, work: Work { scratch: Scratch { wide: logits, .. }, .. }, device_sampler: drawing, .. } = self;
         let drawing = drawing.as_mut().ok_or_else(|| Error::internal("device sampling without its buffers"))?;
         let vocab = model.vocab_size;
         let drawn = backend.draw(drawing, vocab, logits, draws)?;

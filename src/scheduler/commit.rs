@@ -16,7 +16,7 @@ impl Scheduler {
             self.advance(scheduled);
             decodes += scheduled.decodes() as usize;
         }
-        self.policies.batching.record_step(plan.batch.rows() - decodes, decodes);
+        self.policies.batching.record_step(plan.batch.token_count() - decodes, decodes);
         if plan.has_beams {
             self.drop_beams(&plan, sampled, events);
         }
@@ -48,7 +48,7 @@ impl Scheduler {
     /// the prefix cache.
     fn advance(&mut self, scheduled: &ScheduledSequence) {
         let block_size = self.blocks.block_size();
-        let computed = scheduled.first + scheduled.rows;
+        let computed = scheduled.first + scheduled.tokens;
         let sequence = &mut self.sequences[scheduled.slot];
         self.blocks.fill(&sequence.table, scheduled.first..computed);
         (sequence.computed, sequence.started) = (computed, true);

@@ -19,7 +19,7 @@ pub struct OutputLengthPredictor {
 struct LimitClass {
     /// Moving averages: `chosen` of the output length, `reached` of the fraction that reached its
     /// limit.
-    chosen: f64,
+    generated: f64,
     reached: f64,
 }
 
@@ -45,8 +45,8 @@ impl OutputLengthPredictor {
         let (chosen, reached) = (chosen.min(u32::MAX as usize), f64::from(chosen >= max_tokens));
         (self.last[self.ended % LISTED], self.kinds[self.ended % LISTED]) = (chosen as u32, kind as u8);
         self.ended += 1;
-        let known = self.classes[kind].get_or_insert(LimitClass { chosen: chosen as f64, reached });
-        known.chosen += (chosen as f64 - known.chosen) * NEWEST;
+        let known = self.classes[kind].get_or_insert(LimitClass { generated: chosen as f64, reached });
+        known.generated += (chosen as f64 - known.generated) * NEWEST;
         known.reached += (reached - known.reached) * NEWEST;
     }
 
@@ -70,7 +70,7 @@ impl OutputLengthPredictor {
         let expected = self.class_averages(max_tokens).map_or(max_tokens, |known| {
             let longer = self.lengths_of(class_of(max_tokens)).filter(|&length| length > chosen);
             match longer.fold((0, 0), |(count, sum), length| (count + 1, sum + length)) {
-                (0, _) if known.chosen > chosen as f64 => known.chosen as usize,
+                (0, _) if known.generated > chosen as f64 => known.generated as usize,
                 // The generation is longer than all records: its length is expected to double.
                 (0, _) => 2 * chosen,
                 (count, sum) => sum / count,

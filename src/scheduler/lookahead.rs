@@ -43,7 +43,7 @@ impl Scheduler {
     /// Returns whether the next step has the same unfinished sequences, with one token each.
     fn continues_unchanged(&mut self, plan: &StepPlan) -> bool {
         let StepPlan { batch, sequences: all_scheduled, has_beams, is_closed } = plan;
-        let one_row_each = all_scheduled.iter().all(|scheduled| scheduled.rows == 1 && scheduled.samples && scheduled.logits == 1);
+        let one_row_each = all_scheduled.iter().all(|scheduled| scheduled.tokens == 1 && scheduled.samples && scheduled.logits == 1);
         let all = one_row_each && !has_beams && batch.copies.is_empty() && all_scheduled.len() == self.running();
         // An open step has already admitted the sequences that could join.
         all && (!is_closed || !self.may_admit_another())

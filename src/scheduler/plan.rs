@@ -53,8 +53,8 @@ pub struct ScheduledSequence {
     pub(super) slot: Slot,
     /// Position of its first token in the step.
     pub first: usize,
-    pub rows: usize,
-    /// Number of rows whose logits are computed, counted from the end.
+    pub tokens: usize,
+    /// Number of tokens whose logits are computed, counted from the end.
     pub logits: usize,
     /// Whether the last row is the newest token, so that its logits select the next one.
     pub samples: bool,
@@ -68,7 +68,7 @@ impl ScheduledSequence {
     /// Returns whether the scheduled sequence is a decode: one row of a sequence that has generated
     /// tokens.
     pub fn decodes(&self) -> bool {
-        self.rows == 1 && self.generated > 0
+        self.tokens == 1 && self.generated > 0
     }
 }
 
@@ -83,8 +83,8 @@ impl StepPlan {
     /// the logits of the last one select the next token.
     pub(super) fn push(&mut self, slot: Slot, sequence: &Sequence, positions: Range<usize>, samples: bool, blocks: &BlockManager) {
         let batch = &mut self.batch;
-        let (first_row, rows) = (batch.rows() as u32, positions.len());
-        batch.spans.push(Span { first_row, rows: rows as u32, table: batch.tables.len() as u32 });
+        let (first_token, tokens) = (batch.token_count() as u32, positions.len());
+        batch.spans.push(Span { first_token, tokens: tokens as u32, table: batch.tables.len() as u32 });
         push_table(&mut batch.tables, sequence.table.blocks(), blocks.paging());
         for (position, &token) in positions.clone().zip(&sequence.tokens[positions.clone()]) {
             batch.tokens.push(token);
@@ -101,7 +101,7 @@ impl StepPlan {
             seq: sequence.id,
             slot,
             first: positions.start,
-            rows,
+            tokens,
             logits,
             samples,
             generated: sequence.generated,

@@ -7,7 +7,7 @@ use super::{Branching, GroupId, Scheduler, Sequence, StepPlan};
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ScheduledTokens {
     pub slot: Slot,
-    pub rows: usize,
+    pub tokens: usize,
     pub samples: bool,
 }
 
@@ -68,12 +68,16 @@ impl Scheduler {
     fn schedule_single(&self, slot: Slot, plan: &StepPlan) -> Option<ScheduledTokens> {
         let sequence = &self.sequences[slot];
         let pending = sequence.pending();
-        let rows = match pending {
-            1 => (self.step_budget.decodes && plan.batch.rows() < self.options.max_batch_tokens) as usize,
+        let tokens = match pending {
+            1 => (self.step_budget.decodes && plan.batch.token_count() < self.options.max_batch_tokens) as usize,
             _ => self.tokens_for(sequence, self.prompt_budget(plan), plan),
         };
-        let samples = rows == pending && !sequence.pinned;
-        (rows > 0 && (!samples || plan.batch.logit_rows.len() < self.options.max_seqs)).then_some(ScheduledTokens { slot, rows, samples })
+        let samples = tokens == pending && !sequence.pinned;
+        (tokens > 0 && (!samples || plan.batch.logit_rows.len() < self.options.max_seqs)).then_some(ScheduledTokens {
+            slot,
+            tokens,
+            samples,
+        })
     }
 
     fn schedule_together(&mut self, members: &[Slot], plan: &StepPlan, chunks: &mut Vec<ScheduledTokens>) {
@@ -81,17 +85,17 @@ impl Scheduler {
         if !may_choose(self) {
             self.schedule_members(members, self.prompt_budget(plan), plan, chunks);
         }
-        let budget = self.options.max_batch_tokens - plan.batch.rows();
+        let budget = self.options.max_batch_tokens - plan.batch.token_count();
         let logits = self.options.max_seqs - plan.batch.logit_rows.len();
         // Members may have caught up by sharing alone, without computing a token.
         if chunks.is_empty() && self.step_budget.decodes && members.len() <= budget.min(logits) && may_choose(self) {
-            chunks.extend(members.iter().map(|&slot| ScheduledTokens { slot, rows: 1, samples: true }));
+            chunks.extend(members.iter().map(|&slot| ScheduledTokens { slot, tokens: 1, samples: true }));
         }
     }
 
     /// Returns how many tokens the step can still hold for sequences that lack more than one token.
     pub(super) fn prompt_budget(&self, plan: &StepPlan) -> usize {
-        self.step_budget.prompt_rows.min(self.options.max_batch_tokens - plan.batch.rows())
+        self.step_budget.max_prompt_tokens.min(self.options.max_batch_tokens - plan.batch.token_count())
     }
 
     /// Plans the missing tokens of the members, except their last ones.
@@ -105,10 +109,10 @@ impl Scheduler {
                 continue;
             }
             let sequence = &self.sequences[slot];
-            let rows = self.tokens_for(sequence, budget, plan).min(sequence.pending() - 1);
-            if rows > 0 {
-                chunks.push(ScheduledTokens { slot, rows, samples: false });
-                budget -= rows;
+            let tokens = self.tokens_for(sequence, budget, plan).min(sequence.pending() - 1);
+            if tokens > 0 {
+                chunks.push(ScheduledTokens { slot, tokens, samples: false });
+                budget -= tokens;
             }
         }
     }
@@ -120,9 +124,9 @@ impl Scheduler {
             return;
         }
         for chunk in chunks.iter_mut().filter(|chunk| chunk.slot == slot) {
-            let rows = chunk.rows.min(common - self.sequences[slot].computed);
-            *budget += chunk.rows - rows;
-            chunk.rows = rows;
+            let tokens = chunk.tokens.min(common - self.sequences[slot].computed);
+            *budget += chunk.tokens - tokens;
+            chunk.tokens = tokens;
         }
     }
 
@@ -156,23 +160,23 @@ impl Scheduler {
 
     /// Returns the number of tokens of the sequence in a step that can hold `budget` tokens.
     fn tokens_for(&self, sequence: &Sequence, budget: usize, plan: &StepPlan) -> usize {
-        let rows = sequence.pending().min(self.options.prefill_chunk).min(budget);
-        let Some(from) = sequence.logits_from else { return rows };
-        // Each running sequence has one row of logits. Additional rows go to sequences that want
+        let tokens = sequence.pending().min(self.options.prefill_chunk).min(budget);
+        let Some(from) = sequence.logits_from else { return tokens };
+        // Each running sequence has one row of logits. Additional tokens go to sequences that want
         // the logits of their prompt.
         let taken: usize = plan.sequences.iter().map(|scheduled| scheduled.logits.saturating_sub(1)).sum();
         let logits = (self.options.max_seqs - self.running_sequences_limit() + 1)
             .saturating_sub(taken)
             .min(self.options.max_seqs - plan.batch.logit_rows.len());
-        rows.min(from.saturating_sub(sequence.computed) + logits)
+        tokens.min(from.saturating_sub(sequence.computed) + logits)
     }
 
     fn write(&mut self, chunk: ScheduledTokens, plan: &mut StepPlan) {
         let sequence = &self.sequences[chunk.slot];
         if sequence.pending() > 1 {
-            self.step_budget.prompt_rows -= chunk.rows;
+            self.step_budget.max_prompt_tokens -= chunk.tokens;
         }
-        let positions = sequence.computed..sequence.computed + chunk.rows;
+        let positions = sequence.computed..sequence.computed + chunk.tokens;
         plan.push(chunk.slot, sequence, positions, chunk.samples, &self.blocks);
     }
 }

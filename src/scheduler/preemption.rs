@@ -46,7 +46,7 @@ impl Scheduler {
         let before = copies.len();
         for chunk in chunks {
             let sequence = &mut self.sequences[chunk.slot];
-            let write = sequence.computed..sequence.computed + chunk.rows;
+            let write = sequence.computed..sequence.computed + chunk.tokens;
             if self.blocks.prepare(&mut sequence.table, write, copies).is_err() {
                 self.undo_copies(before, chunks.iter().map(|chunk| chunk.slot), copies);
                 return false;

@@ -228,7 +228,7 @@ impl Scheduler {
 
     fn plan_running(&mut self, plan: &mut StepPlan) {
         let mut next = 0;
-        while next < self.running.len() && plan.batch.rows() < self.options.max_batch_tokens {
+        while next < self.running.len() && plan.batch.token_count() < self.options.max_batch_tokens {
             self.plan_group(next, plan);
             next += 1;
         }

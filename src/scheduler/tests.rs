@@ -39,7 +39,7 @@ fn step_with(scheduler: &mut Scheduler, outcome: TokenOutcome, ready: impl Fn(u6
     let plan = scheduler.schedule(|seq| ready(seq.get()));
     scheduler.record_moves(true, true);
     let Some(plan) = plan else { return Vec::new() };
-    let rows = plan.sequences.iter().map(|scheduled| (scheduled.seq.get(), scheduled.rows)).collect();
+    let rows = plan.sequences.iter().map(|scheduled| (scheduled.seq.get(), scheduled.tokens)).collect();
     let sampled: Vec<SampledToken> = plan.sampled().map(|scheduled| sampled_token(scheduled.seq, outcome)).collect();
     scheduler.commit(plan, &sampled, &mut Vec::new());
     scheduler.check();
@@ -650,7 +650,7 @@ fn rewinding_appended_tokens_restores_the_length_limit() {
 fn record_prompt_rows(s: &mut Scheduler, rows: &mut Vec<(u64, usize)>) {
     let Some(plan) = s.schedule(|_| true) else { return };
     for scheduled in &plan.sequences {
-        let end = scheduled.first + scheduled.rows;
+        let end = scheduled.first + scheduled.tokens;
         rows.extend((end - scheduled.logits..end - scheduled.samples as usize).map(|row| (scheduled.seq.get(), row)));
     }
     let sampled: Vec<SampledToken> = plan.sampled().map(|scheduled| sampled_token(scheduled.seq, TokenOutcome::Token(9))).collect();
@@ -803,7 +803,7 @@ fn a_group_whose_swap_fails_is_recomputed() {
         s.check();
         assert_eq!((s.preemptions(), s.preemptions_swapped()), (1, out as u64));
         let plan = s.schedule(|_| true).unwrap();
-        assert_eq!(plan.sequences[0].rows, if out { 1 } else { 17 });
+        assert_eq!(plan.sequences[0].tokens, if out { 1 } else { 17 });
         s.rollback(plan);
         s.record_moves(true, back);
         s.check();

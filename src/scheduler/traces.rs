@@ -373,7 +373,7 @@ impl Trace {
 
     fn check_budgets(&self, plan: &StepPlan) {
         let prompts = |scheduled: &&ScheduledSequence| self.sequence(&scheduled.seq).pending() > 1;
-        let prompt_rows: usize = plan.sequences.iter().filter(prompts).map(|scheduled| scheduled.rows).sum();
+        let prompt_rows: usize = plan.sequences.iter().filter(prompts).map(|scheduled| scheduled.tokens).sum();
         if let BatchingPolicy::DecodeFirst { budget } = self.policies.batching {
             assert!(prompt_rows <= budget, "{prompt_rows} prompt tokens");
         }
@@ -386,7 +386,7 @@ impl Trace {
 
     fn check_plan(&self, plan: &StepPlan) {
         let batch = &plan.batch;
-        assert!(batch.rows() > 0 && batch.rows() <= self.s.options.max_batch_tokens);
+        assert!(batch.token_count() > 0 && batch.token_count() <= self.s.options.max_batch_tokens);
         assert!(batch.logit_rows.len() <= self.s.options.max_seqs, "{} rows of logits", batch.logit_rows.len());
         assert!(plan.sequences.len() <= self.s.options.max_seqs);
         // The buffers were reserved for these maxima.
@@ -397,16 +397,16 @@ impl Trace {
         assert_eq!(targets.len(), batch.copies.len(), "each block is the target of at most one copy");
         assert!(batch.copies.iter().all(|copy| !targets.contains(&copy.from)), "copies do not depend on their order");
         let slots: HashSet<u32> = batch.slots.iter().copied().collect();
-        assert_eq!(slots.len(), batch.rows() * self.windows.len(), "every token has its own slot in each layer group");
+        assert_eq!(slots.len(), batch.token_count() * self.windows.len(), "every token has its own slot in each layer group");
         let mut seen = HashSet::new();
         for scheduled in &plan.sequences {
             assert!(seen.insert(scheduled.seq), "each sequence is scheduled once");
             let sequence = self.sequence(&scheduled.seq);
             assert_eq!(scheduled.first, sequence.computed);
-            self.s.blocks.check_writable(&sequence.table, scheduled.first..scheduled.first + scheduled.rows, &batch.copies);
+            self.s.blocks.check_writable(&sequence.table, scheduled.first..scheduled.first + scheduled.tokens, &batch.copies);
             let pin = self.s.groups[sequence.group.unwrap()].branching == Branching::Pin;
-            assert_eq!(scheduled.samples, !pin && scheduled.first + scheduled.rows == sequence.tokens.len());
-            assert!(scheduled.logits <= scheduled.rows && scheduled.logits >= scheduled.samples as usize);
+            assert_eq!(scheduled.samples, !pin && scheduled.first + scheduled.tokens == sequence.tokens.len());
+            assert!(scheduled.logits <= scheduled.tokens && scheduled.logits >= scheduled.samples as usize);
         }
         assert_eq!(plan.sequences.iter().map(|scheduled| scheduled.logits).sum::<usize>(), batch.logit_rows.len());
         self.check_predicted(plan);
@@ -416,7 +416,7 @@ impl Trace {
     fn check_predicted(&self, plan: &StepPlan) {
         for (scheduled, slots) in plan.sequences.iter().zip(plan.batch.next_slots.chunks_exact(self.windows.len())) {
             let (sequence, next) = (self.sequence(&scheduled.seq), scheduled.first + 1);
-            assert_eq!((scheduled.rows, next), (1, sequence.tokens.len()));
+            assert_eq!((scheduled.tokens, next), (1, sequence.tokens.len()));
             if next + 1 == sequence.max_len {
                 assert!(slots.iter().all(|&slot| slot == NO_SLOT));
                 continue;
@@ -431,7 +431,7 @@ impl Trace {
         plan.batch.copies.iter().for_each(|copy| self.copy(copy.from, copy.to));
         for (span, scheduled) in plan.batch.spans.iter().zip(&plan.sequences) {
             let contents = contents(&self.tokens[&scheduled.seq]);
-            for row in span.first_row as usize..(span.first_row + span.rows) as usize {
+            for row in span.first_token as usize..(span.first_token + span.tokens) as usize {
                 let position = plan.batch.positions[row] as usize;
                 assert_eq!(plan.batch.tokens[row], self.tokens[&scheduled.seq][position]);
                 let slots = plan.batch.slots.chunks_exact(self.windows.len()).nth(row).unwrap();
@@ -439,7 +439,7 @@ impl Trace {
             }
         }
         for (span, scheduled) in plan.batch.spans.iter().zip(&plan.sequences) {
-            let contents = &contents(&self.tokens[&scheduled.seq])[..scheduled.first + scheduled.rows];
+            let contents = &contents(&self.tokens[&scheduled.seq])[..scheduled.first + scheduled.tokens];
             for (group, window) in self.windows.iter().enumerate() {
                 let seen = window.map_or(0, |window| (scheduled.first + 1).saturating_sub(window));
                 for (position, content) in contents.iter().enumerate().skip(seen) {

@@ -523,7 +523,7 @@ impl Attend {
         for (sequence, chunks) in self.chunks.iter().enumerate() {
             let (start, rows) = (chunks[..step].iter().sum::<usize>(), chunks[step]);
             let table: Vec<u32> = self.table(sequence).collect();
-            batch.spans.push(Span { first_row: batch.tokens.len() as u32, rows: rows as u32, table: batch.tables.len() as u32 });
+            batch.spans.push(Span { first_token: batch.tokens.len() as u32, tokens: rows as u32, table: batch.tables.len() as u32 });
             for position in start..start + rows {
                 batch.tokens.push(0);
                 batch.positions.push(position as u32);
@@ -549,7 +549,7 @@ impl Case for Attend {
         let (mut inputs, mut all) = (B::Inputs::default(), Vec::new());
         for step in 0..self.chunks[0].len() {
             let batch = self.batch(step);
-            let rows = batch.rows();
+            let rows = batch.token_count();
             backend.upload(&batch, &mut inputs).unwrap();
             let mut angles = unwritten(backend, rows * self.rotated);
             backend.angles(&inputs, &frequencies, 1.25, &mut angles);
@@ -838,7 +838,7 @@ fn sampling_equals_the_sampler_of_the_host() {
         let vocab = [1, 31, 64, 700, 5000][round % 5];
         let rows: Vec<Vec<f32>> = (0..6).map(|_| random_logits(&mut random, vocab)).collect();
         let limits = DeviceSamplingLimits::for_rows(rows.len(), vocab);
-        let (mut drawing, mut draws) = (backend.drawing(limits).unwrap().unwrap(), DeviceSampling::new(limits).unwrap());
+        let (mut drawing, mut draws) = (backend.sampler(limits).unwrap().unwrap(), DeviceSampling::new(limits).unwrap());
         let mut expected = vec![];
         for (row, logits) in rows.iter().enumerate() {
             let rules = random_rules(&mut random, vocab);
@@ -882,7 +882,7 @@ fn sampling_equals_the_sampler_of_the_host() {
 fn nan_logits_and_excluded_vocabularies_are_reported() {
     let (backend, vocab) = (cuda::backend(), 300);
     let limits = DeviceSamplingLimits::for_rows(3, vocab);
-    let (mut drawing, mut draws) = (backend.drawing(limits).unwrap().unwrap(), DeviceSampling::new(limits).unwrap());
+    let (mut drawing, mut draws) = (backend.sampler(limits).unwrap().unwrap(), DeviceSampling::new(limits).unwrap());
     let mut rows = vec![0.5; 3 * vocab];
     (rows[299], rows[301]) = (f32::NAN, f32::INFINITY);
     let history = SamplingHistory::default();
@@ -905,7 +905,7 @@ fn decodes(rows: &[[u32; 4]]) -> Batch {
         batch.positions.push(position);
         batch.slots.push(slot);
         batch.next_slots.push(next);
-        batch.spans.push(Span { first_row: row, rows: 1, table: 2 * row });
+        batch.spans.push(Span { first_token: row, tokens: 1, table: 2 * row });
         batch.tables.extend([slot / 16, slot / 16 + 1]);
         batch.logit_rows.push(row);
     }
@@ -917,7 +917,7 @@ fn decodes(rows: &[[u32; 4]]) -> Batch {
 struct Kept {
     backend: CudaBackend,
     inputs: <CudaBackend as Backend>::Inputs,
-    drawing: <CudaBackend as Backend>::Drawing,
+    drawing: <CudaBackend as Backend>::Sampler,
     table: <CudaBackend as Backend>::Matrix,
     frequencies: <CudaBackend as Backend>::Buf,
     tokens: <CudaBackend as Backend>::Buf,
@@ -930,12 +930,12 @@ impl Kept {
 
     fn new() -> Kept {
         let backend = cuda::open(false);
-        let max = BatchSize { rows: Kept::ROWS, sequences: Kept::ROWS, logits: Kept::ROWS, places: 2 * Kept::ROWS, groups: 1 };
+        let max = BatchSize { tokens: Kept::ROWS, sequences: Kept::ROWS, logits: Kept::ROWS, table_entries: 2 * Kept::ROWS, groups: 1 };
         let names: Vec<f32> = (0..Kept::VOCAB).map(|token| token as f32).collect();
         let mut inputs = Default::default();
         backend.reserve_inputs(&InputLimits { max, heads_per_kv: vec![] }, &mut inputs).unwrap();
         let mut kept = Kept {
-            drawing: backend.drawing(DeviceSamplingLimits::for_rows(Kept::ROWS, Kept::VOCAB)).unwrap().unwrap(),
+            drawing: backend.sampler(DeviceSamplingLimits::for_rows(Kept::ROWS, Kept::VOCAB)).unwrap().unwrap(),
             table: matrix(&backend, &names, Kept::VOCAB, 1, WeightFormat::F32),
             frequencies: backend.vector(&[1.0]).unwrap(),
             tokens: unwritten(&backend, Kept::ROWS),
@@ -1031,7 +1031,7 @@ fn other_batches_are_padded_to_the_recorded_rows() {
         tokens: vec![1, 2],
         positions: vec![0, 1],
         slots: vec![0, 1],
-        spans: vec![Span { first_row: 0, rows: 2, table: 0 }],
+        spans: vec![Span { first_token: 0, tokens: 2, table: 0 }],
         tables: vec![0],
         logit_rows: vec![1],
         ..Batch::default()

@@ -99,7 +99,7 @@ impl Runner for Paged {
         self.logits.clear();
         for span in &batch.spans {
             let slot = |position: usize| batch.tables[span.table as usize + position / BLOCK] as usize * BLOCK + position % BLOCK;
-            for row in span.first_row as usize..(span.first_row + span.rows) as usize {
+            for row in span.first_token as usize..(span.first_token + span.tokens) as usize {
                 let position = batch.positions[row] as usize;
                 let before = if position == 0 { 0 } else { self.slots[slot(position - 1)] };
                 assert_eq!(slot(position), batch.slots[row] as usize);

@@ -43,7 +43,7 @@ fn engine_on(faults: &Arc<Faults>, dir: &TempDir, blocks: usize, preemption: Pre
     let block_bytes = pool.block_bytes(&backend, &files.spec);
     let mut kv = KvCache::new(&backend, &files.spec, pool)?;
     kv.add_host_tier(&backend, host_blocks, block_bytes, None)?;
-    let decoder = files.load(backend, BatchLimits { rows: 32, logits: 16 }, &mut |_, _| true)?;
+    let decoder = files.load(backend, BatchLimits { tokens: 32, logits: 16 }, &mut |_, _| true)?;
     let mut info = model_info(files.spec.vocab_size, blocks, 128, vec![]);
     info.memory.swap_blocks = host_blocks;
     info.memory.block_bytes = block_bytes;
@@ -339,7 +339,7 @@ fn a_failed_transfer_of_a_packed_form_is_an_error_or_leaves_it_unsaved() {
         let faults = Arc::new(Faults::default());
         faults.makes.fails_at.store(fails_at, SeqCst);
         let backend = Faulty { cpu: CpuBackend::new(1, None)?, faults: faults.clone() };
-        let limits = BatchLimits { rows: 32, logits: 16 };
+        let limits = BatchLimits { tokens: 32, logits: 16 };
         let (_, report) = ModelFiles::open(&dir.0)?.load_packed(&packed.0, backend, limits, &mut |_, _| true)?;
         Ok::<_, Error>((report.form, faults.makes.seen.load(SeqCst) < fails_at))
     };

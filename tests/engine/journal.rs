@@ -35,7 +35,7 @@ fn device(model: &Path) -> (ModelInfo, Box<dyn Runner>, Arc<Faults>) {
     let mut kv = KvCache::new(&backend, &files.spec, pool).unwrap();
     let block_bytes = pool.block_bytes(&backend, &files.spec);
     kv.add_host_tier(&backend, HOST_BLOCKS, block_bytes, None).unwrap();
-    let decoder = files.load(backend, BatchLimits { rows: 32, logits: 16 }, &mut |_, _| true).unwrap();
+    let decoder = files.load(backend, BatchLimits { tokens: 32, logits: 16 }, &mut |_, _| true).unwrap();
     let mut info = model_info(files.spec.vocab_size, BLOCKS, 128, vec![2]);
     (info.memory.block_bytes, info.memory.swap_blocks) = (block_bytes, HOST_BLOCKS);
     (info, Box::new(ModelRunner::new(decoder, kv)), faults)

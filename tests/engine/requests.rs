@@ -515,7 +515,7 @@ fn a_step_runs_one_matmul_per_weight_for_any_number_of_sequences() {
     let files = ModelFiles::open(&support::goldens().join("llama")).unwrap();
     let backend = CpuBackend::new(2, None).unwrap();
     let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: 64, block_size: 16, dtype: KvDtype::F32 }).unwrap();
-    let decoder = files.load(backend, BatchLimits { rows: 64, logits: 32 }, &mut |_, _| true).unwrap();
+    let decoder = files.load(backend, BatchLimits { tokens: 64, logits: 32 }, &mut |_, _| true).unwrap();
     let mut runner = ModelRunner::new(decoder, kv);
     let options = SchedulerOptions { max_batch_tokens: 64, max_seqs: 32, prefill_chunk: 64, preemption: Preemption::Recompute };
     let mut scheduler = Scheduler::new(options, BlockManager::new(64, Paging::without_windows(16), false).unwrap()).unwrap();

@@ -1129,7 +1129,7 @@ fn windowed(alternate: bool, keeps_all: bool, forks: bool) -> (Vec<Vec<u32>>, us
     let paging = Paging::new(BLOCK, &windows);
     let backend = CpuBackend::new(1, None).unwrap();
     let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: 120, block_size: BLOCK, dtype: KvDtype::F32 }).unwrap();
-    let mut runner = ModelRunner::new(files.load(backend, BatchLimits { rows: 16, logits: 8 }, &mut |_, _| true).unwrap(), kv);
+    let mut runner = ModelRunner::new(files.load(backend, BatchLimits { tokens: 16, logits: 8 }, &mut |_, _| true).unwrap(), kv);
     let options = SchedulerOptions { max_batch_tokens: 16, max_seqs: 8, prefill_chunk: 16, preemption: Preemption::Recompute };
     let mut scheduler = Scheduler::new(options, BlockManager::new(120, paging.clone(), true).unwrap()).unwrap();
     for (id, len) in [(1, 100), (2, 9)] {

@@ -242,7 +242,7 @@ impl TimedRunner {
 
 impl Runner for TimedRunner {
     fn submit(&mut self, plan: &StepPlan) -> pagedllm::error::Result<InFlightStep> {
-        self.clock.advance(Duration::from_millis(plan.batch.rows() as u64));
+        self.clock.advance(Duration::from_millis(plan.batch.token_count() as u64));
         self.logits.resize(plan.batch.logit_rows.len() * 8, 0.0);
         Ok(InFlightStep { logits: plan.batch.logit_rows.len() })
     }

@@ -36,7 +36,7 @@ struct TimedRunner {
 impl Runner for TimedRunner {
     fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep> {
         let batch = &plan.batch;
-        self.clock.0.fetch_add(batch.rows() as u64, SeqCst);
+        self.clock.0.fetch_add(batch.token_count() as u64, SeqCst);
         self.logits = vec![0.0; batch.logit_rows.len() * VOCAB];
         for (&row, logits) in batch.logit_rows.iter().zip(self.logits.chunks_mut(VOCAB)) {
             logits[(batch.tokens[row as usize] as usize + 1) % VOCAB] = 9.0;

@@ -28,7 +28,7 @@ impl Model {
         let backend = CpuBackend::new(1, None).unwrap();
         let pool = KvPool { blocks: POSITIONS / 16, block_size: 16, dtype: KvDtype::F32 };
         let kv = KvCache::new(&backend, &files.spec, pool).unwrap();
-        let decoder = files.load(backend, BatchLimits { rows: POSITIONS, logits: 1 }, &mut |_, _| true).unwrap();
+        let decoder = files.load(backend, BatchLimits { tokens: POSITIONS, logits: 1 }, &mut |_, _| true).unwrap();
         let vocab = files.spec.vocab_size;
         Model { decoder, kv, known: HashMap::new(), vocab, sampler: Sampler::new(vocab).unwrap() }
     }
@@ -47,7 +47,7 @@ impl Model {
             tokens: tokens.to_vec(),
             positions: (0..rows).collect(),
             slots: (0..rows).collect(),
-            spans: vec![Span { first_row: 0, rows, table: 0 }],
+            spans: vec![Span { first_token: 0, tokens: rows, table: 0 }],
             tables: (0..POSITIONS as u32 / 16).collect(),
             logit_rows: vec![rows - 1],
             ..Batch::default()

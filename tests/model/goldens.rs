@@ -104,7 +104,7 @@ impl<B: Backend> Run<B> {
         files.spec.fit(LONGEST);
         let groups = KvLayout::for_spec(&files.spec).windows.len();
         let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: 11 * groups, block_size: BLOCK_SIZE, dtype: kv_dtype }).unwrap();
-        let decoder = files.load(backend, BatchLimits { rows: 80, logits: 80 }, &mut |_, _| true).unwrap();
+        let decoder = files.load(backend, BatchLimits { tokens: 80, logits: 80 }, &mut |_, _| true).unwrap();
         let experts = files.spec.layers.iter().any(|layer| matches!(layer.mlp, Mlp::Experts(_)));
         Run { decoder, kv, groups, experts, vocab: files.spec.vocab_size, kv_dtype }
     }
@@ -119,7 +119,7 @@ impl<B: Backend> Run<B> {
             tokens: tokens.to_vec(),
             slots: positions.iter().flat_map(slots).collect(),
             positions,
-            spans: vec![Span { first_row: 0, rows: tokens.len() as u32, table: 0 }],
+            spans: vec![Span { first_token: 0, tokens: tokens.len() as u32, table: 0 }],
             tables: table,
             logit_rows: (0..tokens.len() as u32).collect(),
             ..Batch::default()

@@ -41,7 +41,7 @@ impl Runner for Counting {
         for (&row, logits) in rows.iter().zip(self.logits.chunks_mut(VOCAB)) {
             logits[plan.batch.tokens[row as usize] as usize + 1] = 9.0;
         }
-        self.rows.fetch_add(plan.batch.rows(), Ordering::Relaxed);
+        self.rows.fetch_add(plan.batch.token_count(), Ordering::Relaxed);
         self.clock.advance(self.step * self.slower.load(Ordering::Relaxed) as u32);
         Ok(InFlightStep { logits: rows.len() })
     }

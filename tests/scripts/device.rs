@@ -34,7 +34,7 @@ pub fn engine(model: &Path, isa: Isa, settings: &Json) -> (*mut pllm_engine, Dev
     if number("host_blocks") > 0 {
         kv.add_host_tier(&backend, number("host_blocks"), block_bytes, None).unwrap();
     }
-    let decoder = files.load(backend, BatchLimits { rows: 32, logits: 16 }, &mut |_, _| true).unwrap();
+    let decoder = files.load(backend, BatchLimits { tokens: 32, logits: 16 }, &mut |_, _| true).unwrap();
     let mut info = model_info(files.spec.vocab_size, pool.blocks, MAX_MODEL_LEN, vec![2]);
     (info.memory.block_bytes, info.memory.swap_blocks) = (block_bytes, number("host_blocks"));
     let preemption = if number("host_blocks") > 0 { Preemption::Swap } else { Preemption::Recompute };

@@ -122,7 +122,7 @@ impl Backend for Faulty {
     type Inputs = Inputs;
     type Host = Host;
     type Routes = Routes;
-    type Drawing = Infallible;
+    type Sampler = Infallible;
 
     fn buffer(&self, len: usize) -> Result<Buf> {
         self.faults.make()?;

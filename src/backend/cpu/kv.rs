@@ -331,7 +331,7 @@ pub fn store(machine: Machine, args: StoreArgs, qkv: &mut Buf, kv: &mut Kv) {
 fn store_as<E: Cached>(Machine { isa, pool }: Machine, args: StoreArgs, qkv: &mut Buf, kv: &mut Kv) {
     let Kv { shape, k, v } = kv;
     let (k, v) = (SendPtr(k.bytes_mut().as_mut_ptr()), SendPtr(v.bytes_mut().as_mut_ptr()));
-    let rows = args.inputs.batch.rows();
+    let rows = args.inputs.batch.token_count();
     let width = if args.shape.values == Values::Own { args.shape.qkv_width() } else { args.shape.kv_width() };
     let qkv = SendPtr(qkv[..rows * width].as_mut_ptr());
     // The keys of consecutive tokens share cache lines, so each task takes consecutive rows.

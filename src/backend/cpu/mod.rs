@@ -185,7 +185,7 @@ impl Backend for CpuBackend {
     type Inputs = Inputs;
     type Host = Host;
     type Routes = Routes;
-    type Drawing = Infallible;
+    type Sampler = Infallible;
 
     fn buffer(&self, len: usize) -> Result<Buf> {
         Numbers::zeroed(len)

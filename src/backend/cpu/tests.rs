@@ -529,8 +529,8 @@ impl Case {
 
         let rows: Vec<(usize, usize)> = (0..2).flat_map(|s| (CONTEXTS[s] - ROWS[s]..CONTEXTS[s]).map(move |p| (s, p))).collect();
         let span = |first_row: usize, rows: usize, s: usize| Span {
-            first_row: first_row as u32,
-            rows: rows as u32,
+            first_token: first_row as u32,
+            tokens: rows as u32,
             table: (s * per_sequence) as u32,
         };
         let spans = match self.alone {
@@ -696,7 +696,7 @@ impl Cached {
     fn attend(&mut self, backend: &CpuBackend, qkv: &[f32], blocks: &[u32]) -> Vec<f32> {
         let width = self.shape.qkv_width();
         let position = (qkv.len() / width - 1) as u32;
-        let spans = vec![Span { first_row: 0, rows: 1, table: 0 }];
+        let spans = vec![Span { first_token: 0, tokens: 1, table: 0 }];
         let batch = Batch { tokens: vec![0], positions: vec![position], spans, tables: blocks.to_vec(), ..Default::default() };
         backend.upload(&batch, &mut self.inputs).unwrap();
         let mut out = poisoned(backend, self.shape.q_width());

@@ -51,7 +51,7 @@ pub struct Places {
 impl NextStep {
     /// Reserves memory for the largest batch with a prediction.
     pub fn reserve(&mut self, max: &BatchSize) -> Result<()> {
-        self.batch.reserve(max.logits, max.sequences, max.places, max.groups)?;
+        self.batch.reserve(max.logits, max.sequences, max.table_entries, max.groups)?;
         Ok(self.rows.try_reserve(max.logits)?)
     }
 
@@ -103,7 +103,7 @@ impl NextStep {
     /// padded number of rows of the next step.
     pub fn prepare_next(&self, device: &Device, draws: usize, drawn: Address) -> Option<usize> {
         let Next::Foreseen(Places { rows: kept, tokens, positions, slots, next_slots, max_len }) = self.next else { return None };
-        if draws != self.batch.rows() {
+        if draws != self.batch.token_count() {
             return None;
         }
         let (rows, groups) = (draws as u32, self.batch.groups() as u32);
@@ -145,11 +145,11 @@ impl NextStep {
     /// Looks up each row of the batch in the step in flight, in order.
     fn find_rows(&mut self, batch: &Batch) -> bool {
         let NextStep { batch: ours, rows, .. } = self;
-        if !decodes(batch) || batch.groups() != ours.groups() || rows.try_reserve(batch.rows()).is_err() {
+        if !decodes(batch) || batch.groups() != ours.groups() || rows.try_reserve(batch.token_count()).is_err() {
             return false;
         }
-        let mut candidates = 0..ours.rows();
-        (0..batch.rows()).all(|row| {
+        let mut candidates = 0..ours.token_count();
+        (0..batch.token_count()).all(|row| {
             let found = candidates.find(|&candidate| slots_of(ours, candidate) == slots_of(batch, row));
             rows.extend(found.map(|found| found as u32));
             found.is_some_and(|found| is_same(ours, found, batch, row))
@@ -193,7 +193,7 @@ mod tests {
         let mut batch = Batch::default();
         for (row, &(sequence, position)) in positions.iter().enumerate() {
             let block = |place: u32| 10 * sequence + place;
-            batch.spans.push(Span { first_row: row as u32, rows: 1, table: batch.tables.len() as u32 });
+            batch.spans.push(Span { first_token: row as u32, tokens: 1, table: batch.tables.len() as u32 });
             batch.tokens.push(100 * sequence + position);
             batch.positions.push(position);
             batch.slots.push(block(position / 4) * 4 + position % 4);
@@ -242,7 +242,7 @@ mod tests {
         assert!(differs(|batch| batch.tables.truncate(batch.tables.len() - 1)), "a table became shorter");
         assert!(differs(|batch| batch.copies.push(crate::batch::BlockCopy { from: 0, to: 1 })));
         assert!(differs(|batch| batch.logit_rows.truncate(2)));
-        assert!(differs(|batch| batch.spans[2].rows = 2));
+        assert!(differs(|batch| batch.spans[2].tokens = 2));
         assert!(!ahead().has(&batch(&[(2, 8), (1, 4)])), "the rows have another order");
         assert!(!ahead().has(&batch(&[(1, 4), (2, 8), (3, 6), (4, 0)])), "a sequence was added");
     }

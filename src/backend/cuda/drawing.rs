@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 const THREADS: u32 = 512;
 const REMEDY: &str = "lower max_seqs";
 
-pub struct Drawing {
+pub struct DeviceSampler {
     parameters: Memory,
     staging: Pinned,
     drawn: Memory,
@@ -43,10 +43,10 @@ fn parameter_bytes(DeviceSamplingLimits { max_rows: draws, edits, mask }: Device
     draws * size_of::<SamplingRow>() + edits * size_of::<LogitEdit>() + mask * size_of::<u32>()
 }
 
-impl Drawing {
-    pub fn new(device: &Device, limits: DeviceSamplingLimits) -> Result<Drawing> {
+impl DeviceSampler {
+    pub fn new(device: &Device, limits: DeviceSamplingLimits) -> Result<DeviceSampler> {
         let (parameters, drawn) = (parameter_bytes(limits), limits.max_rows * size_of::<DeviceSample>());
-        Ok(Drawing {
+        Ok(DeviceSampler {
             parameters: device.memory(parameters as u64)?,
             staging: device.pinned(parameters, REMEDY)?,
             drawn: device.memory(drawn as u64)?,

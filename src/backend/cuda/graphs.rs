@@ -17,14 +17,14 @@ const MAX_ROWS: usize = 256;
 /// Returns the numbers of rows to capture, within `max`. More sizes mean less padding, but each
 /// takes device memory and time to capture.
 fn kept_rows(max: &BatchSize) -> Vec<usize> {
-    let max = max.rows.min(max.logits).min(MAX_ROWS);
+    let max = max.tokens.min(max.logits).min(MAX_ROWS);
     let few = (1..8).chain((8..64).step_by(8)).chain((64..128).step_by(16)).chain((128..MAX_ROWS).step_by(32));
     few.take_while(|&rows| rows < max).chain((max > 0).then_some(max)).collect()
 }
 
 /// Returns true if each sequence has one row and all logits are wanted.
 pub fn decodes(batch: &Batch) -> bool {
-    batch.spans.iter().all(|span| span.rows == 1) && batch.logit_rows.len() == batch.rows() && batch.copies.is_empty()
+    batch.spans.iter().all(|span| span.tokens == 1) && batch.logit_rows.len() == batch.token_count() && batch.copies.is_empty()
 }
 
 #[derive(Default)]
@@ -52,7 +52,7 @@ enum Now {
 impl Graphs {
     /// Returns the padded number of rows of a graph for a batch.
     pub fn rows_for(&self, batch: &Batch) -> Option<usize> {
-        let (&rows, _) = self.kept.range(batch.rows()..).next()?;
+        let (&rows, _) = self.kept.range(batch.token_count()..).next()?;
         decodes(batch).then_some(rows)
     }
 
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn every_number_of_rows_has_a_recorded_step_of_similar_size() {
-        let kept = |rows, logits| kept_rows(&BatchSize { rows, sequences: logits, logits, places: 0, groups: 1 });
+        let kept = |rows, logits| kept_rows(&BatchSize { tokens: rows, sequences: logits, logits, table_entries: 0, groups: 1 });
         assert_eq!(kept(4096, 5), [1, 2, 3, 4, 5]);
         assert_eq!(kept(20, 100), [1, 2, 3, 4, 5, 6, 7, 8, 16, 20]);
         assert!(kept(8, 0).is_empty());

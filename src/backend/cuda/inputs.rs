@@ -106,7 +106,7 @@ impl Inputs {
     }
 
     /// Returns the maximum bytes of a batch on the device.
-    pub fn bytes(BatchSize { rows, sequences, logits, places, groups }: BatchSize, heads_per_kv: &[u32]) -> usize {
+    pub fn bytes(BatchSize { tokens: rows, sequences, logits, table_entries: places, groups }: BatchSize, heads_per_kv: &[u32]) -> usize {
         let tiles: usize = heads_per_kv.iter().map(|&heads| tile_numbers(rows, sequences, heads as usize)).sum();
         (rows * (2 + groups) + logits * (1 + groups) + 1 + places + tiles) * size_of::<u32>()
     }
@@ -114,8 +114,11 @@ impl Inputs {
     /// Returns the bytes of this batch, padded to `kept` rows.
     pub fn bytes_of(batch: &Batch, kept: Option<usize>, heads_per_kv: &[u32]) -> usize {
         let Extent { rows, logits } = made(batch, kept);
-        let sequences = batch.spans.len() + rows - batch.rows();
-        Inputs::bytes(BatchSize { rows, sequences, logits, places: batch.tables.len(), groups: batch.groups() }, heads_per_kv)
+        let sequences = batch.spans.len() + rows - batch.token_count();
+        Inputs::bytes(
+            BatchSize { tokens: rows, sequences, logits, table_entries: batch.tables.len(), groups: batch.groups() },
+            heads_per_kv,
+        )
     }
 
     /// Grows the buffers to at least this many bytes. Returns true if they were reallocated.
@@ -144,8 +147,8 @@ impl Inputs {
         self.len = self.len.next_multiple_of(TILE_NUMBERS);
         let mut part = InputRange { first: self.len, count: 0 };
         for span in spans {
-            for first_query in (0..span.rows * heads_per_kv).step_by(queries as usize) {
-                [span.first_row, span.rows, span.table, first_query].into_iter().for_each(|number| self.push_number(number));
+            for first_query in (0..span.tokens * heads_per_kv).step_by(queries as usize) {
+                [span.first_token, span.tokens, span.table, first_query].into_iter().for_each(|number| self.push_number(number));
                 part.count += 1;
             }
         }
@@ -171,7 +174,7 @@ fn made(batch: &Batch, kept: Option<usize>) -> Extent {
 /// Returns the longest context of decode, rounded up so that it rarely changes: the division of
 /// sequences into splits, and so the bits of results, depends on it.
 fn max_decode_len(batch: &Batch) -> u32 {
-    rounded_up(batch.spans.iter().filter(is_decode).map(|span| batch.positions[span.first_row as usize] + 1))
+    rounded_up(batch.spans.iter().filter(is_decode).map(|span| batch.positions[span.first_token as usize] + 1))
 }
 
 pub fn rounded_up(lengths: impl Iterator<Item = u32>) -> u32 {
@@ -179,7 +182,7 @@ pub fn rounded_up(lengths: impl Iterator<Item = u32>) -> u32 {
 }
 
 fn is_decode(span: &&Span) -> bool {
-    span.rows == 1
+    span.tokens == 1
 }
 
 /// Returns the numbers of all prefill, decode and combined tiles. Their count is at most that of

@@ -26,7 +26,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use ahead::NextStep;
 use blas::Blas;
 use device::{Address, Device, Function, Memory, Pinned, Shape, launch};
-use drawing::Drawing;
+use drawing::DeviceSampler;
 use graphs::Graphs;
 use inputs::{InputRange, Inputs};
 use kv::{Host, Kv, MoveList};
@@ -353,7 +353,7 @@ impl Backend for CudaBackend {
     type Inputs = Inputs;
     type Host = Host;
     type Routes = Routes;
-    type Drawing = Drawing;
+    type Sampler = DeviceSampler;
 
     fn buffer(&self, len: usize) -> Result<Buf> {
         let bytes = len.checked_mul(size_of::<f32>()).ok_or_else(Error::out_of_memory)?;
@@ -445,12 +445,12 @@ impl Backend for CudaBackend {
         Inputs::bytes(limits.max, &limits.heads_per_kv) as u64
     }
 
-    fn drawing(&self, limits: DeviceSamplingLimits) -> Result<Option<Drawing>> {
-        Drawing::new(&self.device, limits).map(Some)
+    fn sampler(&self, limits: DeviceSamplingLimits) -> Result<Option<DeviceSampler>> {
+        DeviceSampler::new(&self.device, limits).map(Some)
     }
 
     fn drawing_bytes(&self, limits: DeviceSamplingLimits) -> u64 {
-        Drawing::bytes(limits)
+        DeviceSampler::bytes(limits)
     }
 
     fn upload(&self, batch: &Batch, inputs: &mut Inputs) -> Result<Extent> {
@@ -520,7 +520,13 @@ impl Backend for CudaBackend {
         self.read_runs(buf, rows * width, runs.flat_map(|run| steps.ahead.runs(run)).map(numbers))
     }
 
-    fn draw<'a>(&'a self, drawing: &'a mut Drawing, vocab: usize, logits: &mut Buf, draws: &DeviceSampling) -> Result<&'a [DeviceSample]> {
+    fn draw<'a>(
+        &'a self,
+        drawing: &'a mut DeviceSampler,
+        vocab: usize,
+        logits: &mut Buf,
+        draws: &DeviceSampling,
+    ) -> Result<&'a [DeviceSample]> {
         self.begin();
         let mut steps = self.steps();
         let Steps { graphs, ahead } = &mut *steps;

@@ -9,6 +9,6 @@ pub struct DecodeFirst {
 impl Batching for DecodeFirst {
     fn step_budget(&self, running: Running) -> StepBudget {
         let prompt_rows = self.budget.min(running.max_tokens() - running.decodes());
-        StepBudget { prompt_rows, ..StepBudget::UNLIMITED }
+        StepBudget { max_prompt_tokens: prompt_rows, ..StepBudget::UNLIMITED }
     }
 }

@@ -45,13 +45,13 @@ pub struct StepBudget {
     /// Whether sequences with one pending token may be scheduled.
     pub decodes: bool,
     /// Maximum number of tokens of all other sequences.
-    pub prompt_rows: usize,
+    pub max_prompt_tokens: usize,
     /// Whether groups that have not run may start.
     pub new_groups: bool,
 }
 
 impl StepBudget {
-    pub const UNLIMITED: StepBudget = StepBudget { decodes: true, prompt_rows: usize::MAX, new_groups: true };
+    pub const UNLIMITED: StepBudget = StepBudget { decodes: true, max_prompt_tokens: usize::MAX, new_groups: true };
 }
 
 /// A view of the running groups at the start of a step.

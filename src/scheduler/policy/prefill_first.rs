@@ -17,7 +17,7 @@ impl PrefillFirst {
 impl Batching for PrefillFirst {
     fn step_budget(&self, _: Running) -> StepBudget {
         let prompt_rows = self.threshold.saturating_sub(self.since);
-        StepBudget { decodes: prompt_rows == 0, prompt_rows, new_groups: true }
+        StepBudget { decodes: prompt_rows == 0, max_prompt_tokens: prompt_rows, new_groups: true }
     }
 
     fn record_step(&mut self, prompt_rows: usize, decode_rows: usize) {

@@ -29,7 +29,7 @@ fn add(s: &mut Scheduler, id: u64, prompt: usize, max_len: usize, priority: i32)
 /// Runs a step and returns its tokens per sequence.
 fn step(s: &mut Scheduler) -> Vec<(u64, usize)> {
     let Some(plan) = s.schedule(|_| true) else { return Vec::new() };
-    let mut rows: Vec<_> = plan.sequences.iter().map(|scheduled| (scheduled.seq.get(), scheduled.rows)).collect();
+    let mut rows: Vec<_> = plan.sequences.iter().map(|scheduled| (scheduled.seq.get(), scheduled.tokens)).collect();
     let sampled: Vec<SampledToken> = plan.sampled().map(|scheduled| sampled_token(scheduled.seq, TokenOutcome::Token(9))).collect();
     s.commit(plan, &sampled, &mut Vec::new());
     s.check();

@@ -57,9 +57,9 @@ pub struct Tile {
 /// Divides the batch's rows into tiles of one sequence each.
 pub fn cut_tiles(batch: &Batch, tiles: &mut Vec<Tile>) -> Result<()> {
     tiles.clear();
-    tiles.try_reserve(batch.rows())?;
+    tiles.try_reserve(batch.token_count())?;
     for span in &batch.spans {
-        let (first, end) = (span.first_row as usize, (span.first_row + span.rows) as usize);
+        let (first, end) = (span.first_token as usize, (span.first_token + span.tokens) as usize);
         for first_row in (first..end).step_by(TILE_ROWS) {
             tiles.push(Tile { first_row, rows: TILE_ROWS.min(end - first_row), table: span.table as usize });
         }
@@ -149,7 +149,7 @@ impl AttentionScratch {
 }
 
 pub fn attention(machine: Machine, scratch: &[Mutex<AttentionScratch>], args: Args, out: &mut Buf) {
-    let out = SendPtr(out[..args.inputs.batch.rows() * args.shape.out_width()].as_mut_ptr());
+    let out = SendPtr(out[..args.inputs.batch.token_count() * args.shape.out_width()].as_mut_ptr());
     with_cached!(&args.kv.shape, run(machine, scratch, args, out));
 }
 
