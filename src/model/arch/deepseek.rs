@@ -187,7 +187,7 @@ fn expert_groups(config: &Config, Routing { experts, top_k, .. }: Routing, score
     if !experts.is_multiple_of(count) || experts / count < min || chosen > count || chosen * (experts / count) < top_k {
         return Err(Error::model(format!(
             "config.json: inconsistent expert groups (n_group {count}, topk_group {chosen}, {experts} experts, num_experts_per_tok {top_k}); \
-             n_group must divide the experts into groups of at min {min}, of which topk_group must have num_experts_per_tok experts"
+             n_group must divide the experts into groups of at least {min}, of which topk_group must have num_experts_per_tok experts"
         )));
     }
     Ok(ExpertGroups { count, chosen, score })
