@@ -395,7 +395,6 @@ impl SequenceTable {
                 ids.push(id);
                 children.push(child);
             }
-            state.ids = allocator;
             for child in &children {
                 let (sender, user_data) = (child.sender.clone(), child.user_data);
                 let made = SequenceView { idle, ..known.fork_entry(child.id, at, sender, user_data) };
@@ -406,6 +405,7 @@ impl SequenceTable {
                 }
                 state.sequences.insert(child.id, made);
             }
+            state.ids = allocator;
             state.inbox.push_back(Command::Fork { parent, len, children, idle });
             Ok(ids)
         })
