@@ -7,6 +7,7 @@ use super::active_sequence::ActiveSequence;
 use super::beams::Beams;
 use super::deadlines::Deadlines;
 use super::outputs::Output;
+use crate::error::{Error, Result};
 use crate::scheduler::IdMap;
 use crate::types::{PinId, RequestId, SeqId};
 
@@ -48,6 +49,11 @@ impl LiveRequests {
     pub fn deliverer_of_mut(&mut self, seq: SeqId) -> Option<&mut ActiveSequence> {
         let deliverer = if self.sequences.contains_key(&seq) { seq } else { self.request_of_beam(seq)?.sequence(0) };
         self.sequences.get_mut(&deliverer)
+    }
+
+    /// Returns a sequence for which a token is sampled.
+    pub fn sampled(&mut self, seq: SeqId) -> Result<&mut ActiveSequence> {
+        self.sequences.get_mut(&seq).ok_or_else(|| Error::internal("a sequence that the engine does not know was sampled"))
     }
 
     /// Returns the request of the beam `seq`, or `None` if `seq` is not a beam.

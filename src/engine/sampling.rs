@@ -135,9 +135,30 @@ impl Sampling {
     /// Plans sampling on the device for sequences that need one token and whose logits are not used
     /// otherwise.
     pub fn plan_on_device(&mut self, plan: &StepPlan, scheduler: &Scheduler, requests: &mut LiveRequests) -> Result<&DeviceSampling> {
-        if self.samples_on_device {
-            self.on_device.clear();
-            plan_device_sampling(&mut self.on_device, plan, self.vocab_size, scheduler, requests, &self.lost)?;
+        if !self.samples_on_device {
+            return Ok(&self.on_device);
+        }
+        self.on_device.clear();
+        let mut row = 0;
+        for part in plan.sequences.iter().filter(|part| part.logits > 0) {
+            row += part.logits;
+            let is_lost = self.lost.iter().any(|(seq, _)| *seq == part.seq);
+            let is_one = part.samples && part.logits == 1 && !is_lost && requests.request_of_beam(part.seq).is_none();
+            let Some(sequence) = requests.sequences.get_mut(&part.seq).filter(|sequence| is_one && sequence.allows_device_sampling())
+            else {
+                continue;
+            };
+            let tokens = &scheduler.get(part.seq)?.tokens;
+            let mut constraint = sequence.constraint.take();
+            // If the mask fails here, it fails again in `samples`, which reports the error.
+            if let Ok(allowed) = constraint.as_mut().map(Constraint::mask).transpose() {
+                let ActiveSequence { sampling, sampling_history: memory, prompt_len, generated, seed, .. } = &*sequence;
+                let seed = branch_seed(*seed, 0);
+                let context = Context { tokens, prompt_len: *prompt_len, generated: *generated, seed, history: memory, allowed };
+                let logprobs = sequence.needs_logprobs().then(|| sampling.params.logprobs.unwrap_or(0));
+                decode::plan_draw(&mut self.on_device, row as u32 - 1, self.vocab_size, logprobs, sampling, &context);
+            }
+            sequence.constraint = constraint;
         }
         Ok(&self.on_device)
     }
@@ -155,79 +176,55 @@ impl Sampling {
         self.tops.all.clear();
         self.prompts.clear();
         self.failed_beams.clear();
-        let vocab_size = self.vocab_size;
-        let mut pass = SamplingPass {
-            scheduler,
-            requests,
-            lost: &self.lost,
-            sampler: &mut self.sampler,
-            edited: &mut self.edited,
-            sampled: &mut self.sampled,
-            results: &mut self.results,
-            tops: &mut self.tops,
-            prompts: &mut self.prompts,
-            failed_beams: &mut self.failed_beams,
-        };
-        let mut device_rows = self.on_device.rows.iter().map(|draw| draw.row as usize).zip(device_samples).peekable();
-        let (mut rest, mut row) = (logits, 0);
+        let (mut rest, mut row, mut drawn) = (logits, 0, 0);
         for part in plan.sequences.iter().filter(|part| part.logits > 0) {
-            let (rows, others) = rest.split_at(part.logits * vocab_size);
-            row += part.logits;
-            let device_sample = device_rows.next_if(|(drawn, _)| *drawn == row - 1).map(|(_, sample)| sample);
-            pass.sample(part, rows, vocab_size, device_sample)?;
-            rest = others;
+            let (rows, others) = rest.split_at(part.logits * self.vocab_size);
+            (rest, row) = (others, row + part.logits);
+            // The device draws samples in the order of the rows.
+            let is_drawn = self.on_device.rows.get(drawn).is_some_and(|draw| draw.row as usize == row - 1);
+            match device_samples.get(drawn).filter(|_| is_drawn) {
+                Some(device_sample) => self.take_device_sample(part, device_sample, requests)?,
+                None => self.sample_from_logits(part, rows, scheduler, requests)?,
+            }
+            drawn += is_drawn as usize;
         }
         Ok(())
     }
-}
 
-/// The state of one sampling pass, while the logits of the runner are borrowed.
-struct SamplingPass<'a> {
-    scheduler: &'a Scheduler,
-    requests: &'a mut LiveRequests,
-    lost: &'a [(SeqId, Error)],
-    sampler: &'a mut Sampler,
-    edited: &'a mut Vec<f32>,
-    sampled: &'a mut Vec<SampledToken>,
-    results: &'a mut Vec<SampleResult>,
-    tops: &'a mut TopLogprobs,
-    prompts: &'a mut PromptLogprobs,
-    failed_beams: &'a mut Vec<(RequestId, Error)>,
-}
-
-impl SamplingPass<'_> {
-    /// Samples one part. `rows` are the logits of its last rows. They are undefined if the device
-    /// has sampled the token.
-    fn sample(&mut self, part: &ScheduledSequence, rows: &[f32], vocab: usize, device_sample: Option<&DeviceSample>) -> Result<()> {
-        if let Some(device_sample) = device_sample {
-            return self.take_device_sample(part, device_sample);
-        }
-        self.prompt(part, rows, vocab)?;
+    /// Samples one part. `rows` are the logits of its last rows.
+    fn sample_from_logits(
+        &mut self,
+        part: &ScheduledSequence,
+        rows: &[f32],
+        scheduler: &Scheduler,
+        requests: &mut LiveRequests,
+    ) -> Result<()> {
+        self.prompt(part, rows, scheduler, requests)?;
         if !part.samples {
             return Ok(());
         }
-        let logits = &rows[rows.len() - vocab..];
-        match self.requests.request_of_beam(part.seq) {
+        let logits = &rows[rows.len() - self.vocab_size..];
+        match requests.request_of_beam(part.seq) {
             Some(request) => {
-                self.beam(request, part.seq, logits);
+                self.beam(request, part.seq, logits, scheduler, requests);
                 Ok(())
             }
-            None => self.samples(part, logits),
+            None => self.samples(part, logits, scheduler, requests),
         }
     }
 
     /// Computes the log probabilities of prompt tokens, each from the logits of the previous row.
-    fn prompt(&mut self, part: &ScheduledSequence, rows: &[f32], vocab: usize) -> Result<()> {
-        let Some(sequence) = self.requests.sequences.get(&part.seq) else { return Ok(()) };
+    fn prompt(&mut self, part: &ScheduledSequence, rows: &[f32], scheduler: &Scheduler, requests: &LiveRequests) -> Result<()> {
+        let Some(sequence) = requests.sequences.get(&part.seq) else { return Ok(()) };
         let Some(k) = sequence.sampling.params.prompt_logprobs else { return Ok(()) };
-        let tokens = &self.scheduler.get(part.seq)?.tokens[..sequence.prompt_len];
+        let tokens = &scheduler.get(part.seq)?.tokens[..sequence.prompt_len];
         let first = part.first + part.tokens - part.logits + 1;
         let emitted = tokens.get(first..).unwrap_or_default();
-        let count = emitted.len().min(rows.len() / vocab);
-        let PromptLogprobs { logprobs, tops, ends } = &mut *self.prompts;
+        let count = emitted.len().min(rows.len() / self.vocab_size);
+        let PromptLogprobs { logprobs, tops, ends } = &mut self.prompts;
         logprobs.try_reserve(count)?;
         ends.try_reserve(1)?;
-        for (&token, logits) in emitted.iter().zip(rows.chunks_exact(vocab)) {
+        for (&token, logits) in emitted.iter().zip(rows.chunks_exact(self.vocab_size)) {
             logprobs.push(tops.add(logits, token, k as usize)?);
         }
         if count > 0 {
@@ -237,14 +234,10 @@ impl SamplingPass<'_> {
     }
 
     /// Samples one token, or one per sample at the end of a prompt.
-    fn samples(&mut self, part: &ScheduledSequence, logits: &[f32]) -> Result<()> {
-        let tokens = &self.scheduler.get(part.seq)?.tokens;
-        let sequence = self
-            .requests
-            .sequences
-            .get_mut(&part.seq)
-            .ok_or_else(|| Error::internal("a sequence that the engine does not know was sampled"))?;
-        let edited = edit(sequence, tokens, logits, self.edited)?;
+    fn samples(&mut self, part: &ScheduledSequence, logits: &[f32], scheduler: &Scheduler, requests: &mut LiveRequests) -> Result<()> {
+        let tokens = &scheduler.get(part.seq)?.tokens;
+        let sequence = requests.sampled(part.seq)?;
+        let edited = edit(sequence, tokens, logits, &mut self.edited)?;
         let lost = self.lost.iter().find(|(seq, _)| *seq == part.seq).map(|(_, error)| error.clone());
         // The mask has been computed before the logits.
         let mut constraint = sequence.constraint.take();
@@ -254,8 +247,8 @@ impl SamplingPass<'_> {
             let seed = branch_seed(sequence.seed, i);
             let result = allowed.clone().and_then(|allowed| {
                 let context = Context { tokens, prompt_len: *prompt_len, generated: *generated, seed, history: memory, allowed };
-                let chosen = self.sampler.choose(edited, sampling, &context);
-                advance(sequence, logits, chosen.map_err(|why| attribute(why, sequence))?, self.tops)
+                let sample = self.sampler.choose(edited, sampling, &context);
+                advance(sequence, logits, sample.map_err(|why| attribute(why, sequence))?, &mut self.tops)
             });
             let child = sequence.request.sequence(sequence.index + i as u32);
             self.sampled.push(SampledToken { parent: part.seq, child, outcome: outcome(sequence, &result) });
@@ -266,19 +259,15 @@ impl SamplingPass<'_> {
     }
 
     /// Takes the token that the device has sampled.
-    fn take_device_sample(&mut self, part: &ScheduledSequence, device_sample: &DeviceSample) -> Result<()> {
-        let sequence = self
-            .requests
-            .sequences
-            .get(&part.seq)
-            .ok_or_else(|| Error::internal("a sequence that the engine does not know was sampled"))?;
+    fn take_device_sample(&mut self, part: &ScheduledSequence, device_sample: &DeviceSample, requests: &mut LiveRequests) -> Result<()> {
+        let sequence = requests.sampled(part.seq)?;
         let result = match decode::chosen(device_sample) {
             Err(why) => Err(attribute(why, sequence)),
-            Ok(chosen) => {
+            Ok(sample) => {
                 let first = self.tops.all.len();
                 let k = sequence.sampling.params.logprobs.unwrap_or(0) as usize;
                 let logprob = if sequence.needs_logprobs() { self.tops.add_device_sample(device_sample, k)? } else { 0.0 };
-                Ok(NewToken { sample: chosen, logprob, top: first..self.tops.all.len() })
+                Ok(NewToken { sample, logprob, top: first..self.tops.all.len() })
             }
         };
         self.sampled.push(SampledToken { parent: part.seq, child: part.seq, outcome: outcome(sequence, &result) });
@@ -288,25 +277,32 @@ impl SamplingPass<'_> {
 
     /// Stores the row of a beam. After the last beam, the search decides. An error ends only this
     /// request.
-    fn beam(&mut self, request: RequestId, seq: SeqId, logits: &[f32]) {
+    fn beam(&mut self, request: RequestId, seq: SeqId, logits: &[f32], scheduler: &Scheduler, requests: &mut LiveRequests) {
         if self.failed_beams.iter().any(|(failed, _)| *failed == request) {
             return;
         }
-        if let Err(error) = self.try_beam(request, seq, logits) {
+        if let Err(error) = self.try_beam(request, seq, logits, scheduler, requests) {
             self.failed_beams.push((request, error));
         }
     }
 
-    fn try_beam(&mut self, request: RequestId, seq: SeqId, logits: &[f32]) -> Result<()> {
-        let sequence = &self.requests.sequences[&request.sequence(0)];
-        let beams = self.requests.beams.get_mut(&request).expect("it was just found");
+    fn try_beam(
+        &mut self,
+        request: RequestId,
+        seq: SeqId,
+        logits: &[f32],
+        scheduler: &Scheduler,
+        requests: &mut LiveRequests,
+    ) -> Result<()> {
+        let sequence = &requests.sequences[&request.sequence(0)];
+        let beams = requests.beams.get_mut(&request).expect("it was just found");
         let slot = request.sample_of(seq).expect("it was just found");
         beams.read(slot as usize, logits)?;
-        if self.scheduler.members(seq).next_back() != Some(seq) {
+        if scheduler.members(seq).next_back() != Some(seq) {
             return Ok(());
         }
-        let tokens_in = |slot: usize| Ok(self.scheduler.get(request.sequence(slot as u32))?.tokens.as_slice());
-        for next in &beams.decide(self.sampler, &sequence.sampling, sequence.prompt_len, tokens_in)?.next {
+        let tokens_in = |slot: usize| Ok(scheduler.get(request.sequence(slot as u32))?.tokens.as_slice());
+        for next in &beams.decide(&mut self.sampler, &sequence.sampling, sequence.prompt_len, tokens_in)?.next {
             let (parent, child) = (request.sequence(next.parent as u32), request.sequence(next.slot as u32));
             self.sampled.push(SampledToken { parent, child, outcome: TokenOutcome::Token(next.token) });
             self.results.push(Ok(NewToken::default()));
@@ -315,47 +311,13 @@ impl SamplingPass<'_> {
     }
 }
 
-/// Adds the samples of a step that the device can draw.
-fn plan_device_sampling(
-    device_sampling: &mut DeviceSampling,
-    plan: &StepPlan,
-    vocab: usize,
-    scheduler: &Scheduler,
-    requests: &mut LiveRequests,
-    lost: &[(SeqId, Error)],
-) -> Result<()> {
-    let mut row = 0;
-    for part in plan.sequences.iter().filter(|part| part.logits > 0) {
-        row += part.logits;
-        let is_lost = lost.iter().any(|(seq, _)| *seq == part.seq);
-        let is_one = part.samples && part.logits == 1 && !is_lost && requests.request_of_beam(part.seq).is_none();
-        let Some(sequence) = requests.sequences.get_mut(&part.seq).filter(|sequence| is_one && sequence.allows_device_sampling()) else {
-            continue;
-        };
-        let tokens = &scheduler.get(part.seq)?.tokens;
-        let mut constraint = sequence.constraint.take();
-        // If the mask fails here, it fails again in `samples`, which reports the error.
-        if let Ok(allowed) = constraint.as_mut().map(Constraint::mask).transpose() {
-            let ActiveSequence { sampling, sampling_history: memory, prompt_len, generated, seed, .. } = &*sequence;
-            let seed = branch_seed(*seed, 0);
-            let context = Context { tokens, prompt_len: *prompt_len, generated: *generated, seed, history: memory, allowed };
-            let logprobs = sequence.needs_logprobs().then(|| sampling.params.logprobs.unwrap_or(0));
-            decode::plan_draw(device_sampling, row as u32 - 1, vocab, logprobs, sampling, &context);
-        }
-        sequence.constraint = constraint;
-    }
-    Ok(())
-}
-
 fn outcome(sequence: &ActiveSequence, result: &SampleResult) -> TokenOutcome {
     match result {
         Err(_) => TokenOutcome::Fail,
-        Ok(NewToken { sample: chosen, .. })
-            if sequence.sampling.stops_at(chosen.token) && !sequence.sampling.must_go_on(sequence.generated) =>
-        {
-            TokenOutcome::Stop(chosen.token)
+        Ok(NewToken { sample, .. }) if sequence.sampling.stops_at(sample.token) && !sequence.sampling.must_go_on(sequence.generated) => {
+            TokenOutcome::Stop(sample.token)
         }
-        Ok(NewToken { sample: chosen, .. }) => TokenOutcome::Token(chosen.token),
+        Ok(NewToken { sample, .. }) => TokenOutcome::Token(sample.token),
     }
 }
 
@@ -379,9 +341,9 @@ fn edit<'a>(sequence: &ActiveSequence, tokens: &[u32], logits: &'a [f32], edited
     Ok(edited)
 }
 
-fn advance(sequence: &ActiveSequence, logits: &[f32], chosen: Sample, tops: &mut TopLogprobs) -> Result<NewToken> {
+fn advance(sequence: &ActiveSequence, logits: &[f32], sample: Sample, tops: &mut TopLogprobs) -> Result<NewToken> {
     let first = tops.all.len();
     let k = sequence.sampling.params.logprobs.unwrap_or(0) as usize;
-    let logprob = if sequence.needs_logprobs() { tops.add(logits, chosen.token, k)? } else { 0.0 };
-    Ok(NewToken { sample: chosen, logprob, top: first..tops.all.len() })
+    let logprob = if sequence.needs_logprobs() { tops.add(logits, sample.token, k)? } else { 0.0 };
+    Ok(NewToken { sample, logprob, top: first..tops.all.len() })
 }
