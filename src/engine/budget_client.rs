@@ -10,8 +10,22 @@ use std::time::Duration;
 
 use super::core::{EngineCore, Shared};
 use super::journal::Journal;
-use crate::budget::{Call, Caller, Need};
+use crate::batch::BlockCopy;
+use crate::budget::{Call, Caller, Lease, Need};
 use crate::error::Error;
+
+/// The share of the budget that an engine holds for its KV pool.
+pub struct PoolLease {
+    lease: Arc<Lease>,
+    /// The block moves of a shrink, kept so that a shrink need not allocate.
+    moves: Vec<BlockCopy>,
+}
+
+impl PoolLease {
+    pub fn new(lease: Arc<Lease>) -> PoolLease {
+        PoolLease { lease, moves: Vec::new() }
+    }
+}
 
 impl EngineCore {
     /// Resizes the pool as the lease allows. `steps` is set if a step starts now.
@@ -24,7 +38,7 @@ impl EngineCore {
         let blocks = self.scheduler.blocks();
         let (pool, used, cached) = (blocks.total(), blocks.used_blocks(), blocks.cached_blocks());
         let need = Need { pool, used, cached, next: self.scheduler.next_need(), steps };
-        let total = self.lease.request(need).min(blocks.capacity());
+        let total = self.pool.lease.request(need).min(blocks.capacity());
         self.resize(total, true);
     }
 
@@ -42,7 +56,7 @@ impl EngineCore {
     /// Shrinks the pool and preempts sequences if necessary. If it fails, the pool keeps its size,
     /// and the next step tries again.
     fn shrink(&mut self, total: usize, works: bool) {
-        let mut moves = Vec::new();
+        let mut moves = std::mem::take(&mut self.pool.moves);
         let smaller = self.scheduler.shrink_pool(total, &mut moves);
         // Preempted sequences may have transfers to the host tier.
         self.move_blocks();
@@ -52,8 +66,9 @@ impl EngineCore {
         });
         if moved.is_ok() {
             self.scheduler.shrink(total, &moves);
-            self.lease.release(total);
+            self.pool.lease.release(total);
         }
+        self.pool.moves = moves;
     }
 
     /// Checks the lease on behalf of another engine, while this engine does not step.
@@ -75,7 +90,7 @@ impl EngineCore {
         // After a defect the runner may be inconsistent. If its memory cannot be freed, the lease
         // stays.
         if let Ok(Ok(())) = catch_unwind(AssertUnwindSafe(|| self.runner.shrink(&[], 0))) {
-            self.lease.release_all();
+            self.pool.lease.release_all();
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::active_sequence::ActiveSequence;
-use super::budget_client::BudgetChecks;
+use super::budget_client::{BudgetChecks, PoolLease};
 use super::clock::Clock;
 use super::delivery::Delivery;
 use super::journal::Journal;
@@ -37,8 +37,7 @@ use crate::types::SeqId;
 pub struct EngineCore {
     pub(super) scheduler: Scheduler,
     pub(super) runner: Box<dyn Runner>,
-    /// Share of the memory budget for the KV pool.
-    pub(super) lease: Arc<Lease>,
+    pub(super) pool: PoolLease,
     pub(super) model: ModelIdentity,
     pub(super) requests: LiveRequests,
     pub(super) sampling: Sampling,
@@ -110,7 +109,7 @@ impl EngineCore {
             scheduler,
             sampling: Sampling::new(info.vocab_size, max_seqs, runner.sampling_limits())?,
             runner,
-            lease,
+            pool: PoolLease::new(lease),
             model: ModelIdentity { fingerprint: info.fingerprint, isa: info.isa_name(), max_len: info.memory.max_model_len },
             requests: LiveRequests::default(),
             commands: VecDeque::new(),
