@@ -54,8 +54,8 @@ impl<const N: usize> LeastSquares<N> {
     }
 }
 
-/// A model of the step time: seconds = fixed + tokens * per_token + positions * per_position + products
-/// * per_product.
+/// A model of the step time: seconds = fixed + tokens * per_token + positions * per_position +
+/// products * per_product.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct StepTimeModel(LeastSquares<UNKNOWNS>);
 

@@ -17,8 +17,8 @@ pub struct OutputLengthPredictor {
 /// The averages of the generations with similar limits.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct LimitClass {
-    /// Moving averages: `chosen` of the output length, `reached` of the fraction that reached its
-    /// limit.
+    /// Moving averages: `generated` of the output length, `reached` of the fraction that reached
+    /// its limit.
     generated: f64,
     reached: f64,
 }
@@ -39,21 +39,22 @@ impl Default for OutputLengthPredictor {
 }
 
 impl OutputLengthPredictor {
-    /// Records that a generation with the limit `max_tokens` ended by itself after `chosen` tokens.
-    pub fn observe(&mut self, max_tokens: usize, chosen: usize) {
+    /// Records that a generation with the limit `max_tokens` ended by itself after `generated`
+    /// tokens.
+    pub fn observe(&mut self, max_tokens: usize, generated: usize) {
         let kind = class_of(max_tokens);
-        let (chosen, reached) = (chosen.min(u32::MAX as usize), f64::from(chosen >= max_tokens));
-        (self.last[self.ended % LISTED], self.kinds[self.ended % LISTED]) = (chosen as u32, kind as u8);
+        let (generated, reached) = (generated.min(u32::MAX as usize), f64::from(generated >= max_tokens));
+        (self.last[self.ended % LISTED], self.kinds[self.ended % LISTED]) = (generated as u32, kind as u8);
         self.ended += 1;
-        let known = self.classes[kind].get_or_insert(LimitClass { generated: chosen as f64, reached });
-        known.generated += (chosen as f64 - known.generated) * NEWEST;
+        let known = self.classes[kind].get_or_insert(LimitClass { generated: generated as f64, reached });
+        known.generated += (generated as f64 - known.generated) * NEWEST;
         known.reached += (reached - known.reached) * NEWEST;
     }
 
     /// Returns the recorded lengths of a kind.
     fn lengths_of(&self, kind: usize) -> impl Iterator<Item = usize> {
         let listed = self.ended.min(LISTED);
-        self.last[..listed].iter().zip(&self.kinds).filter(move |&(_, &other)| other as usize == kind).map(|(&chosen, _)| chosen as usize)
+        self.last[..listed].iter().zip(&self.kinds).filter(move |&(_, &other)| other as usize == kind).map(|(&length, _)| length as usize)
     }
 
     /// Returns the averages of the kind, unless its limits predict the length.
@@ -62,21 +63,22 @@ impl OutputLengthPredictor {
     }
 
     /// Returns the expected number of remaining tokens, at least 1, of a generation that has
-    /// generated `chosen` of at most `max_tokens` tokens.
+    /// generated `generated` of at most `max_tokens` tokens.
     ///
-    /// The expectation is the average of the recorded generations that were longer than `chosen`.
+    /// The expectation is the average of the recorded generations that were longer than
+    /// `generated`.
     /// Without a record, it is the limit.
-    pub fn expect(&self, max_tokens: usize, chosen: usize) -> usize {
+    pub fn expect(&self, max_tokens: usize, generated: usize) -> usize {
         let expected = self.class_averages(max_tokens).map_or(max_tokens, |known| {
-            let longer = self.lengths_of(class_of(max_tokens)).filter(|&length| length > chosen);
+            let longer = self.lengths_of(class_of(max_tokens)).filter(|&length| length > generated);
             match longer.fold((0, 0), |(count, sum), length| (count + 1, sum + length)) {
-                (0, _) if known.generated > chosen as f64 => known.generated as usize,
+                (0, _) if known.generated > generated as f64 => known.generated as usize,
                 // The generation is longer than all records: its length is expected to double.
-                (0, _) => 2 * chosen,
+                (0, _) => 2 * generated,
                 (count, sum) => sum / count,
             }
         });
-        expected.min(max_tokens).saturating_sub(chosen).max(1)
+        expected.min(max_tokens).saturating_sub(generated).max(1)
     }
 
     /// Returns a generator of lengths for many generations that have not started.
@@ -84,8 +86,8 @@ impl OutputLengthPredictor {
         let mut drawn = LengthGenerator { predictor: *self, by_kind: [0; LISTED], starts: [0; KINDS + 1], next: [0; KINDS] };
         let mut at = 0;
         for kind in 0..KINDS {
-            for chosen in self.lengths_of(kind) {
-                drawn.by_kind[at] = chosen as u32;
+            for length in self.lengths_of(kind) {
+                drawn.by_kind[at] = length as u32;
                 at += 1;
             }
             drawn.starts[kind + 1] = at;
@@ -99,7 +101,7 @@ impl OutputLengthPredictor {
 pub struct LengthGenerator {
     predictor: OutputLengthPredictor,
     by_kind: [u32; LISTED],
-    /// Start of each kind in `by_kind`, and number of lengths generated per kind.
+    /// Start of each kind in `by_kind`, and number of lengths drawn per kind.
     starts: [usize; KINDS + 1],
     next: [usize; KINDS],
 }
