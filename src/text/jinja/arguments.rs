@@ -79,6 +79,11 @@ pub fn string(argument: &Value) -> Result<&str> {
     }
 }
 
+/// Returns `argument` as text, or nothing for `none`.
+pub fn optional_text(argument: &Option<Value>) -> Result<Option<&str>> {
+    argument.as_ref().filter(|value| !matches!(value, Value::None)).map(string).transpose()
+}
+
 /// Returns a size that a template requests. A size beyond the budget is refused where it is used.
 pub fn size(number: i128) -> usize {
     usize::try_from(number.max(0)).unwrap_or(usize::MAX)

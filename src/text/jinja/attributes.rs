@@ -3,37 +3,38 @@
 use std::rc::Rc;
 
 use super::budget::{Buffer, Builder, RenderBudget};
+use super::context::Context;
 use super::failure::{Kind, Result, fail};
-use super::interpreter::Interpreter;
+use super::iteration;
 use super::methods;
 use super::number::float_repr;
 use super::ops;
-use super::value::{Object, Range, Text, Value, View};
+use super::value::{Object, Range, Text, Value};
 
 /// Returns `value.name`: the attribute, or else the item.
-pub fn attribute(interpreter: &mut Interpreter, value: &Value, name: &str) -> Result<Value> {
-    if let Some(found) = own_attribute(interpreter, value.defined()?, name)? {
+pub fn attribute(context: &mut dyn Context, value: &Value, name: &str) -> Result<Value> {
+    if let Some(found) = own_attribute(context, value.defined()?, name)? {
         return Ok(found);
     }
-    let text = interpreter.budget().text(name)?;
-    own_item(interpreter, value, &text)?.map_or_else(|| missing(interpreter, value, name), Ok)
+    let text = context.budget().text(name)?;
+    own_item(context, value, &text)?.map_or_else(|| missing(context, value, name), Ok)
 }
 
 /// Returns `value[index]`: the item, or else the attribute.
-pub fn item(interpreter: &mut Interpreter, value: &Value, index: &Value) -> Result<Value> {
-    if let Some(found) = own_item(interpreter, value.defined()?, index)? {
+pub fn item(context: &mut dyn Context, value: &Value, index: &Value) -> Result<Value> {
+    if let Some(found) = own_item(context, value.defined()?, index)? {
         return Ok(found);
     }
     let Some(name) = index.as_str() else {
         let reason = format!("{} has no element {}", object_name(value), short(index));
-        return interpreter.budget().undefined(&reason);
+        return context.budget().undefined(&reason);
     };
-    own_attribute(interpreter, value, name)?.map_or_else(|| missing(interpreter, value, name), Ok)
+    own_attribute(context, value, name)?.map_or_else(|| missing(context, value, name), Ok)
 }
 
 /// Returns `value[start:stop:step]`.
-pub fn slice(interpreter: &mut Interpreter, value: &Value, index: &Value) -> Result<Value> {
-    match (own_item(interpreter, value.defined()?, index)?, value) {
+pub fn slice(context: &mut dyn Context, value: &Value, index: &Value) -> Result<Value> {
+    match (own_item(context, value.defined()?, index)?, value) {
         (Some(found), _) => Ok(found),
         (None, Value::Str(_) | Value::List(_) | Value::Tuple(_) | Value::Range(_)) => fail("slice indices must be integers or none"),
         (None, value) => fail(format_args!("'{}' object is not subscriptable by a slice", value.type_name())),
@@ -41,12 +42,12 @@ pub fn slice(interpreter: &mut Interpreter, value: &Value, index: &Value) -> Res
 }
 
 /// Returns `value|attr(name)`: the attribute only.
-pub fn only_attribute(interpreter: &mut Interpreter, value: &Value, name: &str) -> Result<Value> {
-    own_attribute(interpreter, value.defined()?, name)?.map_or_else(|| missing(interpreter, value, name), Ok)
+pub fn only_attribute(context: &mut dyn Context, value: &Value, name: &str) -> Result<Value> {
+    own_attribute(context, value.defined()?, name)?.map_or_else(|| missing(context, value, name), Ok)
 }
 
-fn missing(interpreter: &Interpreter, value: &Value, name: &str) -> Result<Value> {
-    interpreter.budget().undefined(&format!("'{}' has no attribute '{}'", object_name(value), shortened(name)))
+fn missing(context: &dyn Context, value: &Value, name: &str) -> Result<Value> {
+    context.budget().undefined(&format!("'{}' has no attribute '{}'", object_name(value), shortened(name)))
 }
 
 /// Returns the first 100 characters.
@@ -70,8 +71,8 @@ fn short(index: &Value) -> String {
     }
 }
 
-fn own_item(interpreter: &mut Interpreter, value: &Value, index: &Value) -> Result<Option<Value>> {
-    let budget = interpreter.budget();
+fn own_item(context: &mut dyn Context, value: &Value, index: &Value) -> Result<Option<Value>> {
+    let budget = context.budget();
     if let Value::Dict(dict) = value {
         return Ok(match index {
             Value::Str(key) => {
@@ -90,7 +91,7 @@ fn own_item(interpreter: &mut Interpreter, value: &Value, index: &Value) -> Resu
     }
     if let Value::Slice(parts) = index {
         // Wrong parts are a TypeError, so the item is undefined. A step of zero is a ValueError.
-        let len = ops::len(&interpreter.objects, value)?;
+        let len = iteration::len(&context.objects().budget, value)?;
         if parts.iter().any(|part| !matches!(part, Value::None) && part.as_int().is_none()) {
             return Ok(None);
         }
@@ -105,7 +106,7 @@ fn own_item(interpreter: &mut Interpreter, value: &Value, index: &Value) -> Resu
         }));
     }
     let Some(index) = index.as_int() else { return Ok(None) };
-    let len = ops::len(&interpreter.objects, value)?;
+    let len = iteration::len(&context.objects().budget, value)?;
     let index = if index < 0 { index + len as i128 } else { index };
     let Some(index) = usize::try_from(index).ok().filter(|&index| index < len) else { return Ok(None) };
     Ok(match value {
@@ -155,23 +156,23 @@ fn sliced_range(range: &Range, parts: &[Value; 3], indices: Range) -> Range {
 }
 
 /// Returns the attribute that Python's `getattr` finds, if the sandbox allows it.
-fn own_attribute(interpreter: &mut Interpreter, value: &Value, name: &str) -> Result<Option<Value>> {
+fn own_attribute(context: &mut dyn Context, value: &Value, name: &str) -> Result<Option<Value>> {
     if let Value::Object(object, index) = value {
         if *object == Object::Namespace {
-            interpreter.objects.budget.scan(name.len())?;
-            let attributes = &interpreter.objects.namespaces[*index];
+            context.objects().budget.scan(name.len())?;
+            let attributes = &context.objects().namespaces[*index];
             return Ok(attributes.get_str(name).cloned());
         }
-        if let Some(found) = object_attribute(interpreter, *object, *index, name)? {
+        if let Some(found) = object_attribute(context, *object, *index, name)? {
             return Ok(Some(found));
         }
     }
     if name.starts_with("__") && name.ends_with("__") || methods::is_mutating(value, name) {
         let reason = format!("access to attribute '{}' of '{}' object is unsafe", shortened(name), value.type_name());
-        return interpreter.budget().undefined(&reason).map(Some);
+        return context.budget().undefined(&reason).map(Some);
     }
     if let Some(method) = methods::find(value, name) {
-        return interpreter.budget().method(value.clone(), method).map(Some);
+        return context.budget().method(value.clone(), method).map(Some);
     }
     Ok(data_attribute(value, name))
 }
@@ -195,17 +196,17 @@ fn data_attribute(value: &Value, name: &str) -> Option<Value> {
     })
 }
 
-fn object_attribute(interpreter: &mut Interpreter, object: Object, index: usize, name: &str) -> Result<Option<Value>> {
+fn object_attribute(context: &mut dyn Context, object: Object, index: usize, name: &str) -> Result<Option<Value>> {
     match object {
-        Object::Loop => loop_attribute(interpreter, index, name),
-        Object::Macro => macro_attribute(interpreter, index, name),
+        Object::Loop => loop_attribute(context, index, name),
+        Object::Macro => macro_attribute(context, index, name),
         Object::Cycler => {
-            let cycler = &interpreter.objects.cyclers[index];
+            let cycler = &context.objects().cyclers[index];
             Ok(match name {
                 "current" => Some(cycler.items[cycler.position].clone()),
                 "pos" => Some(Value::Int(cycler.position as i128)),
                 "items" => {
-                    let mut items = Buffer::new(&interpreter.objects.budget);
+                    let mut items = Buffer::new(&context.objects().budget);
                     items.extend(cycler.items.iter().cloned())?;
                     Some(items.into_tuple()?)
                 }
@@ -213,7 +214,7 @@ fn object_attribute(interpreter: &mut Interpreter, object: Object, index: usize,
             })
         }
         Object::Joiner => {
-            let joiner = &interpreter.objects.joiners[index];
+            let joiner = &context.objects().joiners[index];
             Ok(match name {
                 "sep" => Some(joiner.separator.clone()),
                 "used" => Some(Value::Bool(joiner.used)),
@@ -224,10 +225,10 @@ fn object_attribute(interpreter: &mut Interpreter, object: Object, index: usize,
     }
 }
 
-fn loop_attribute(interpreter: &mut Interpreter, index: usize, name: &str) -> Result<Option<Value>> {
-    let state = &interpreter.objects.loops[index];
+fn loop_attribute(context: &mut dyn Context, index: usize, name: &str) -> Result<Option<Value>> {
+    let state = &context.objects().loops[index];
     let (started, depth) = (state.started as i128, state.depth as i128);
-    let budget = interpreter.budget();
+    let budget = context.budget();
     Ok(Some(match name {
         "index" => Value::Int(started),
         "index0" => Value::Int(started - 1),
@@ -235,24 +236,24 @@ fn loop_attribute(interpreter: &mut Interpreter, index: usize, name: &str) -> Re
         "depth" => Value::Int(depth + 1),
         "depth0" => Value::Int(depth),
         "previtem" => state.previous.clone().filter(|_| started > 1).map_or_else(|| budget.undefined("there is no previous item"), Ok)?,
-        "last" => Value::Bool(interpreter.peek_item(index)?.is_none()),
-        "nextitem" => interpreter.peek_item(index)?.map_or_else(|| budget.undefined("there is no next item"), Ok)?,
-        "length" => Value::Int(interpreter.loop_length(index)? as i128),
-        "revindex" => Value::Int(interpreter.loop_length(index)? as i128 - started + 1),
-        "revindex0" => Value::Int(interpreter.loop_length(index)? as i128 - started),
+        "last" => Value::Bool(context.peek_item(index)?.is_none()),
+        "nextitem" => context.peek_item(index)?.map_or_else(|| budget.undefined("there is no next item"), Ok)?,
+        "length" => Value::Int(context.loop_length(index)? as i128),
+        "revindex" => Value::Int(context.loop_length(index)? as i128 - started + 1),
+        "revindex0" => Value::Int(context.loop_length(index)? as i128 - started),
         _ => return Ok(None),
     }))
 }
 
-fn macro_attribute(interpreter: &mut Interpreter, index: usize, name: &str) -> Result<Option<Value>> {
-    let budget = interpreter.budget();
-    let known = &interpreter.objects.macros[index];
-    let definition = &interpreter.tree.macros[known.definition];
+fn macro_attribute(context: &mut dyn Context, index: usize, name: &str) -> Result<Option<Value>> {
+    let budget = context.budget();
+    let known = &context.objects().macros[index];
+    let definition = &context.tree().macros[known.definition];
     Ok(Some(match name {
         "name" => known.name.clone().map_or(Value::None, Value::Str),
         "arguments" => {
             let mut names = Buffer::new(&budget);
-            definition.parameters.iter().try_for_each(|&name| names.push(budget.text(interpreter.tree.name(name))?))?;
+            definition.parameters.iter().try_for_each(|&name| names.push(budget.text(context.tree().name(name))?))?;
             names.into_tuple()?
         }
         "catch_kwargs" => Value::Bool(definition.takes.kwargs),
@@ -260,14 +261,4 @@ fn macro_attribute(interpreter: &mut Interpreter, index: usize, name: &str) -> R
         "caller" => Value::Bool(definition.takes.caller),
         _ => return Ok(None),
     }))
-}
-
-/// Returns the view of a dictionary that one of its methods returns.
-pub fn view_named(name: &str) -> Option<View> {
-    match name {
-        "keys" => Some(View::Keys),
-        "values" => Some(View::Values),
-        "items" => Some(View::Items),
-        _ => None,
-    }
 }

@@ -5,11 +5,11 @@ use std::collections::HashSet;
 use super::arguments::Args;
 use super::ast::{Arguments, Comparison, Constant, Expr, ExprId, Modifier};
 use super::budget::{Buffer, Builder, SCANNED_BYTES_PER_STEP};
+use super::context::Context;
 use super::failure::{Failure, Result, fail};
 use super::interpreter::Interpreter;
-use super::iteration::iterate;
 use super::value::{Entries, Object, Value};
-use super::{attributes, filters, globals, methods, ops, repr, tests};
+use super::{attributes, filters, functions, methods, ops, repr, tests};
 
 /// Maximum number of named arguments of a call. Parameters are searched among them.
 const MAX_NAMED: usize = 1_000;
@@ -163,7 +163,7 @@ impl Interpreter<'_> {
         }
         if let Some(spread) = arguments.spread {
             let spread = self.evaluate(spread)?;
-            for value in iterate(&mut self.objects, &spread)? {
+            for value in self.objects.iterate(&spread)? {
                 args.positional.push(value?)?;
             }
         }
@@ -184,10 +184,10 @@ impl Interpreter<'_> {
         self.objects.budget.step()?;
         self.objects.budget.deeper()?;
         let value = match callee {
-            Value::Global(global) => globals::call(self, *global, args),
+            Value::Global(global) => functions::call(self, *global, args),
             Value::Method(method) => methods::call(self, &method.value, method.name, args),
             Value::Object(Object::Macro, index) => self.call_macro(*index, args),
-            Value::Object(Object::Joiner, index) => globals::call_joiner(self, *index, &args),
+            Value::Object(Object::Joiner, index) => functions::call_joiner(self, *index, &args),
             Value::Object(Object::Loop, index) => {
                 let [iterable] = args.bind("loop", ["iterable"], 1)?;
                 self.recurse_loop(*index, &iterable.unwrap_or(Value::None))

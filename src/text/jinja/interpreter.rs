@@ -7,12 +7,13 @@ use serde_json::Value as Json;
 use super::arguments::{Args, string};
 use super::ast::{ExprId, For, MacroDef, Modifier, Name, Statement, StatementKind, Target, Tree};
 use super::budget::{Buffer, Builder, Drain, RenderBudget};
+use super::context::Context;
 use super::failure::{Result, fail};
 use super::globals::Global;
-use super::iteration::{Iteration, iterate};
+use super::iteration::{self, Iteration};
 use super::objects::{Loop, Macro, Objects};
 use super::value::{Entries, Key, Object, Text, Value};
-use super::{filters, json, ops, repr};
+use super::{filters, json, repr};
 
 /// Number of variables of a scope that are searched in one step.
 const VARIABLES_PER_STEP: usize = 16;
@@ -95,14 +96,6 @@ impl<'a> Interpreter<'a> {
     pub fn render(mut self) -> Result<String> {
         self.run(&self.tree.body)?;
         self.outputs.pop().map_or(Ok(String::new()), |output| output.finish().map(|(text, _)| text.into()))
-    }
-
-    pub(super) fn budget(&self) -> Rc<RenderBudget> {
-        self.objects.budget.clone()
-    }
-
-    pub(super) fn str(&self, value: &Value) -> Result<Builder> {
-        repr::to_str(&self.objects.budget, &self.objects, value)
     }
 
     pub(super) fn lookup(&self, name: Name) -> Result<Value> {
@@ -237,7 +230,7 @@ impl<'a> Interpreter<'a> {
                 self.objects.namespaces[index].insert(key, value)?;
             }
             Target::Tuple(targets) => {
-                let values = iterate(&mut self.objects, value.defined()?)?;
+                let values = self.objects.iterate(value.defined()?)?;
                 if values.len() != targets.len() {
                     return fail(format_args!("cannot unpack {} values into {} names", values.len(), targets.len()));
                 }
@@ -299,8 +292,8 @@ impl<'a> Interpreter<'a> {
 
     fn run_loop(&mut self, statement: &'a For, iterable: &Value, scope: usize, depth: usize) -> Result<()> {
         let known = statement.condition.is_none() && !matches!(iterable, Value::Object(..));
-        let length = if known { ops::len(&self.objects, iterable).ok() } else { None };
-        let items = iterate(&mut self.objects, iterable)?;
+        let length = if known { iteration::len(&self.objects.budget, iterable).ok() } else { None };
+        let items = self.objects.iterate(iterable)?;
         let index =
             self.objects.add_loop(Loop { items: Some(items), condition: statement.condition, length, scope, depth, ..Loop::default() })?;
         self.loops.push(statement);
@@ -338,31 +331,6 @@ impl<'a> Interpreter<'a> {
             state.previous = state.current.replace(item.clone());
         }
         Ok(next)
-    }
-
-    /// Returns the next item without moving to it.
-    pub(super) fn peek_item(&mut self, index: usize) -> Result<Option<Value>> {
-        if self.objects.loops[index].peeked.is_none() {
-            let next = self.pull_item(index)?;
-            self.objects.loops[index].peeked = Some(next);
-        }
-        Ok(self.objects.loops[index].peeked.clone().flatten())
-    }
-
-    /// Returns the number of items of the loop. Evaluates its condition for all remaining items.
-    pub(super) fn loop_length(&mut self, index: usize) -> Result<usize> {
-        if let Some(length) = self.objects.loops[index].length {
-            return Ok(length);
-        }
-        let mut items = Buffer::new(&self.objects.budget);
-        while let Some(item) = self.pull_item(index)? {
-            items.push(item)?;
-        }
-        let state = &mut self.objects.loops[index];
-        let peeked = usize::from(matches!(state.peeked, Some(Some(_))));
-        let length = state.started + peeked + items.len();
-        (state.items, state.condition, state.length) = (Some(Iteration::over(items)), None, Some(length));
-        Ok(length)
     }
 
     /// Returns the next item that meets the loop's condition.
@@ -468,6 +436,43 @@ impl<'a> Interpreter<'a> {
 
     fn define_special(&mut self, name: Option<Name>, value: Value) -> Result<()> {
         name.map_or(Ok(()), |name| self.define(name, value))
+    }
+}
+
+impl Context for Interpreter<'_> {
+    fn tree(&self) -> &Tree {
+        self.tree
+    }
+
+    fn objects(&self) -> &Objects {
+        &self.objects
+    }
+
+    fn objects_mut(&mut self) -> &mut Objects {
+        &mut self.objects
+    }
+
+    fn peek_item(&mut self, index: usize) -> Result<Option<Value>> {
+        if self.objects.loops[index].peeked.is_none() {
+            let next = self.pull_item(index)?;
+            self.objects.loops[index].peeked = Some(next);
+        }
+        Ok(self.objects.loops[index].peeked.clone().flatten())
+    }
+
+    fn loop_length(&mut self, index: usize) -> Result<usize> {
+        if let Some(length) = self.objects.loops[index].length {
+            return Ok(length);
+        }
+        let mut items = Buffer::new(&self.objects.budget);
+        while let Some(item) = self.pull_item(index)? {
+            items.push(item)?;
+        }
+        let state = &mut self.objects.loops[index];
+        let peeked = usize::from(matches!(state.peeked, Some(Some(_))));
+        let length = state.started + peeked + items.len();
+        (state.items, state.condition, state.length) = (Some(Iteration::over(items)), None, Some(length));
+        Ok(length)
     }
 }
 

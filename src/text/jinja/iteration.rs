@@ -1,12 +1,10 @@
-//! The items of a `for` loop. They are created on demand, so iteration takes no memory.
+//! The items of a value. They are created on demand, so iteration takes no memory.
 
 use std::rc::Rc;
 
 use super::budget::{Buffer, Drain, RenderBudget};
 use super::failure::{Result, fail};
-use super::objects::Objects;
-use super::ops;
-use super::value::{Dict, Items, Object, Range, Text, Value, View};
+use super::value::{Dict, Items, Range, Text, Value, View};
 
 /// Yields items from both ends. Each costs a step.
 #[derive(Debug)]
@@ -27,22 +25,36 @@ enum Source {
     Owned(Drain<Value>),
 }
 
-/// Returns the items of a value. An iterator is consumed.
-pub fn iterate(objects: &mut Objects, value: &Value) -> Result<Iteration> {
-    let source = match value {
-        Value::Undefined(_) => return Ok(Iteration::over(Buffer::new(&objects.budget))),
-        Value::Str(text) => Source::Text(text.clone(), 0..text.as_str().len()),
-        Value::List(items) | Value::Tuple(items) => Source::Items(items.clone()),
-        Value::Dict(dict) => Source::Entries(View::Keys, dict.clone()),
-        Value::View(view, dict) => Source::Entries(*view, dict.clone()),
-        Value::Range(range) => Source::Range(*range),
-        Value::Object(Object::Iterator, index) => return objects.drain(*index),
-        value => return fail(format_args!("'{}' object is not iterable", value.type_name())),
-    };
-    Ok(Iteration { budget: objects.budget.clone(), source, left: 0..ops::len(objects, value)? })
+/// Returns `len(value)`.
+pub fn len(budget: &RenderBudget, value: &Value) -> Result<usize> {
+    Ok(match value {
+        Value::Undefined(_) => 0,
+        Value::Str(text) => {
+            budget.scan(text.as_str().len())?;
+            text.as_str().chars().count()
+        }
+        Value::List(items) | Value::Tuple(items) => items.len(),
+        Value::Dict(dict) | Value::View(_, dict) => dict.len(),
+        Value::Range(range) => range.len(),
+        value => return fail(format_args!("object of type '{}' has no len()", value.type_name())),
+    })
 }
 
 impl Iteration {
+    /// Returns the items of a value whose items do not change.
+    pub fn from_value(budget: &Rc<RenderBudget>, value: &Value) -> Result<Iteration> {
+        let source = match value {
+            Value::Undefined(_) => return Ok(Iteration::over(Buffer::new(budget))),
+            Value::Str(text) => Source::Text(text.clone(), 0..text.as_str().len()),
+            Value::List(items) | Value::Tuple(items) => Source::Items(items.clone()),
+            Value::Dict(dict) => Source::Entries(View::Keys, dict.clone()),
+            Value::View(view, dict) => Source::Entries(*view, dict.clone()),
+            Value::Range(range) => Source::Range(*range),
+            value => return fail(format_args!("'{}' object is not iterable", value.type_name())),
+        };
+        Ok(Iteration { budget: budget.clone(), source, left: 0..len(budget, value)? })
+    }
+
     pub fn over(items: Buffer<Value>) -> Iteration {
         Iteration { budget: items.budget().clone(), left: 0..items.len(), source: Source::Owned(items.into_iter()) }
     }

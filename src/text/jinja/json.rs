@@ -6,10 +6,10 @@ use serde_json::Value as Json;
 
 use super::arguments::{self, Args, given, integer, string};
 use super::budget::{Buffer, Builder, RenderBudget};
+use super::context::Context;
 use super::failure::{Result, fail};
-use super::interpreter::Interpreter;
-use super::iteration::iterate;
 use super::number::float_json;
+use super::objects::Objects;
 use super::ops;
 use super::sorting::sorted;
 use super::value::{Dict, Entries, Key, Value};
@@ -41,9 +41,9 @@ pub fn from_json(budget: &Rc<RenderBudget>, json: &Json) -> Result<Value> {
 
 /// Applies the filter `tojson` of transformers: `json.dumps(value, ensure_ascii, indent,
 /// separators, sort_keys)`. Unlike Jinja's own filter, it does not escape for HTML.
-pub fn tojson(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result<Value> {
+pub fn tojson(context: &mut dyn Context, value: &Value, args: &Args) -> Result<Value> {
     let [ascii, indent, separators, sort] = args.bind("tojson", ["ensure_ascii", "indent", "separators", "sort_keys"], 0)?;
-    let budget = interpreter.budget();
+    let budget = context.budget();
     let mut spaces = Builder::new(&budget);
     let indent = given(indent);
     let indent = match &indent {
@@ -54,7 +54,7 @@ pub fn tojson(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Resu
         }
         None => None,
     };
-    let separators = given(separators).map(|separators| iterate(&mut interpreter.objects, &separators)?.collect()).transpose()?;
+    let separators = given(separators).map(|separators| context.objects_mut().iterate(&separators)?.collect()).transpose()?;
     let (item, key) = match separators.as_deref() {
         None => (if indent.is_some() { "," } else { ", " }, ": "),
         Some([item, key]) => (string(item)?, string(key)?),
@@ -62,13 +62,13 @@ pub fn tojson(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Resu
     };
     let ascii = ascii.is_some_and(|ascii| ascii.is_true());
     let sort = sort.is_some_and(|sort| sort.is_true());
-    let mut writer = Writer { interpreter, out: Builder::new(&budget), depth: 0, indent, item, key, ascii, sort };
+    let mut writer = Writer { objects: context.objects(), out: Builder::new(&budget), depth: 0, indent, item, key, ascii, sort };
     writer.value(value)?;
     writer.out.into_text(false)
 }
 
-struct Writer<'a, 't> {
-    interpreter: &'a Interpreter<'t>,
+struct Writer<'a> {
+    objects: &'a Objects,
     out: Builder,
     depth: usize,
     indent: Option<&'a str>,
@@ -78,9 +78,9 @@ struct Writer<'a, 't> {
     sort: bool,
 }
 
-impl Writer<'_, '_> {
+impl Writer<'_> {
     fn value(&mut self, value: &Value) -> Result<()> {
-        self.interpreter.objects.budget.step()?;
+        self.objects.budget.step()?;
         match value {
             Value::None => self.out.push("null"),
             Value::Bool(flag) => self.out.push(if *flag { "true" } else { "false" }),
@@ -101,7 +101,7 @@ impl Writer<'_, '_> {
     }
 
     fn dict(&mut self, dict: &Dict) -> Result<()> {
-        let objects = &self.interpreter.objects;
+        let objects = self.objects;
         let mut entries = Buffer::with_capacity(&objects.budget, dict.len())?;
         entries.extend(dict.iter())?;
         if self.sort {

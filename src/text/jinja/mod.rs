@@ -7,16 +7,19 @@
 //!
 //! `parse` creates a `Tree`, and `Interpreter` renders it. Values and their operations are in
 //! `value`, `ops`, `number` and `repr`. `attributes` finds attributes, methods and items.
-//! `filters`, `tests`, `methods` and `globals` are the library of templates.
+//! `filters`, `tests`, `methods` and `functions` are the library of templates, which
+//! sees the interpreter as a `Context`.
 
 mod arguments;
 mod ast;
 mod attributes;
 mod budget;
+mod context;
 mod evaluate;
 mod failure;
 mod filters;
 mod format;
+mod functions;
 mod globals;
 #[cfg(test)]
 mod goldens;
@@ -39,7 +42,6 @@ mod value;
 pub use ast::Tree;
 pub use failure::{Failure, Kind};
 
-use objects::Objects;
 use serde_json::Value as Json;
 
 /// Maximum size of a template's source in bytes.

@@ -131,8 +131,16 @@ impl Objects {
         Ok(Value::Object(Object::Joiner, self.joiners.len() - 1))
     }
 
+    /// Returns the items of a value. An iterator is consumed.
+    pub fn iterate(&mut self, value: &Value) -> Result<Iteration> {
+        match value {
+            Value::Object(Object::Iterator, index) => self.drain(*index),
+            value => Iteration::from_value(&self.budget, value),
+        }
+    }
+
     /// Removes and returns the remaining items of an iterator.
-    pub fn drain(&mut self, iterator: usize) -> Result<Iteration> {
+    fn drain(&mut self, iterator: usize) -> Result<Iteration> {
         let iterator = &mut self.iterators[iterator];
         let items = std::mem::replace(&mut iterator.items, Iteration::over(Buffer::new(&self.budget)));
         iterator.failure.take().map_or(Ok(items), |kept| Err(kept.failure))

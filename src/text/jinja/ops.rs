@@ -6,7 +6,6 @@ use super::ast::{Comparison, Operator};
 use super::budget::{Buffer, Builder};
 use super::failure::{Result, fail};
 use super::format::percent;
-use super::iteration::iterate;
 use super::objects::Objects;
 use super::value::{Range, Text, Value, View};
 use super::{arguments, number};
@@ -149,7 +148,7 @@ pub fn contains(objects: &mut Objects, container: &Value, item: &Value) -> Resul
         Value::Dict(dict) | Value::View(View::Keys, dict) => Ok(dict.contains_key(&objects.budget.key(item.clone())?)),
         Value::Range(range) => Ok(in_range(range, item)),
         container => {
-            for candidate in iterate(objects, container)? {
+            for candidate in objects.iterate(container)? {
                 if is_item(objects, &candidate?, item)? {
                     return Ok(true);
                 }
@@ -165,21 +164,6 @@ fn in_range(range: &Range, item: &Value) -> bool {
         let offset = number.saturating_sub(range.start);
         let index = offset.checked_div(range.step).filter(|index| index * range.step == offset);
         index.is_some_and(|index| (0..range.len() as i128).contains(&index))
-    })
-}
-
-/// Returns `len(value)`.
-pub fn len(objects: &Objects, value: &Value) -> Result<usize> {
-    Ok(match value {
-        Value::Undefined(_) => 0,
-        Value::Str(text) => {
-            objects.budget.scan(text.as_str().len())?;
-            text.as_str().chars().count()
-        }
-        Value::List(items) | Value::Tuple(items) => items.len(),
-        Value::Dict(dict) | Value::View(_, dict) => dict.len(),
-        Value::Range(range) => range.len(),
-        value => return fail(format_args!("object of type '{}' has no len()", value.type_name())),
     })
 }
 

@@ -2,12 +2,13 @@
 
 use std::rc::Rc;
 
+use super::MAX_VALUE_DEPTH;
 use super::budget::{Builder, RenderBudget};
 use super::failure::{Failure, Result};
 use super::number::float_repr;
+use super::objects::Objects;
 use super::unicode::is_printable;
 use super::value::{Object, Value, View};
-use super::{MAX_VALUE_DEPTH, Objects};
 
 /// Returns `str(value)`.
 pub fn to_str(budget: &Rc<RenderBudget>, objects: &Objects, value: &Value) -> Result<Builder> {

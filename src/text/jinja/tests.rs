@@ -2,8 +2,8 @@
 
 use super::arguments::Args;
 use super::ast::{Comparison, Operator};
+use super::context::Context;
 use super::failure::{Result, fail};
-use super::interpreter::Interpreter;
 use super::value::{Object, Value};
 use super::{filters, ops, unicode};
 
@@ -53,41 +53,41 @@ pub fn exists(name: &str) -> bool {
     NAMES.contains(&name)
 }
 
-pub fn apply(interpreter: &mut Interpreter, name: &str, value: &Value, args: &Args) -> Result<bool> {
+pub fn apply(context: &mut dyn Context, name: &str, value: &Value, args: &Args) -> Result<bool> {
     if !exists(name) {
         return fail(format_args!("no test named '{name}'"));
     }
     if let Some(comparison) = comparison(name) {
         let [other] = args.bind(name, [""], 1)?;
-        return ops::compare(&mut interpreter.objects, comparison, value, &other.unwrap_or(Value::None));
+        return ops::compare(context.objects_mut(), comparison, value, &other.unwrap_or(Value::None));
     }
     match name {
         "divisibleby" => {
             let [number] = args.bind(name, ["num"], 1)?;
-            return remainder_is(interpreter, value, &number.unwrap_or(Value::None), 0);
+            return remainder_is(context, value, &number.unwrap_or(Value::None), 0);
         }
         "sameas" => {
             let [other] = args.bind(name, ["other"], 1)?;
             let other = other.unwrap_or(Value::None);
             // Here, equal strings are identical.
-            return Ok(if value.as_str().is_some() { ops::equal(&interpreter.objects, value, &other)? } else { value.same(&other) });
+            return Ok(if value.as_str().is_some() { ops::equal(context.objects(), value, &other)? } else { value.same(&other) });
         }
         "in" => {
             let [container] = args.bind(name, ["seq"], 1)?;
-            return ops::contains(&mut interpreter.objects, &container.unwrap_or(Value::None), value);
+            return ops::contains(context.objects_mut(), &container.unwrap_or(Value::None), value);
         }
         _ => args.none(name)?,
     }
     match name {
-        "odd" => remainder_is(interpreter, value, &Value::Int(2), 1),
-        "even" => remainder_is(interpreter, value, &Value::Int(2), 0),
+        "odd" => remainder_is(context, value, &Value::Int(2), 1),
+        "even" => remainder_is(context, value, &Value::Int(2), 0),
         "filter" | "test" => {
-            interpreter.objects.budget.key(value.clone())?;
+            context.objects().budget.key(value.clone())?;
             Ok(value.as_str().is_some_and(if name == "filter" { filters::exists } else { exists }))
         }
         "lower" | "upper" => {
-            let text = interpreter.str(value)?;
-            interpreter.budget().scan(text.len())?;
+            let text = context.str(value)?;
+            context.budget().scan(text.len())?;
             Ok(if name == "lower" { unicode::is_lower(&text) } else { unicode::is_upper(&text) })
         }
         name => Ok(has_type(name, value)),
@@ -106,8 +106,8 @@ fn comparison(name: &str) -> Option<Comparison> {
     })
 }
 
-fn remainder_is(interpreter: &mut Interpreter, value: &Value, divisor: &Value, expected: i128) -> Result<bool> {
-    let remainder = ops::binary(&mut interpreter.objects, Operator::Modulo, value, divisor)?;
+fn remainder_is(context: &mut dyn Context, value: &Value, divisor: &Value, expected: i128) -> Result<bool> {
+    let remainder = ops::binary(context.objects_mut(), Operator::Modulo, value, divisor)?;
     Ok(remainder.equals(&Value::Int(expected)))
 }
 

@@ -64,6 +64,18 @@ pub enum View {
     Items,
 }
 
+impl View {
+    /// Returns the view that the method of this name returns.
+    pub fn named(method: &str) -> Option<View> {
+        match method {
+            "keys" => Some(View::Keys),
+            "values" => Some(View::Values),
+            "items" => Some(View::Items),
+            _ => None,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Range {
     pub start: i128,

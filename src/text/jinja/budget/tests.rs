@@ -1,6 +1,7 @@
 //! Measures the costs of renderings: memory with a counting allocator, work with the budget's
 //! steps.
 
+use super::super::context::Context;
 use super::super::failure::{Failure, Kind};
 use super::super::goldens::on_deep_stack;
 use super::super::interpreter::Interpreter;

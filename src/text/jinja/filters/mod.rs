@@ -10,10 +10,10 @@ use super::arguments::{Args, given, string};
 use super::ast::Operator;
 use super::attributes;
 use super::budget::Buffer;
+use super::context::Context;
 use super::failure::{Failure, Result, fail};
-use super::interpreter::Interpreter;
 use super::value::{Entries, Key, Value};
-use super::{json, ops};
+use super::{iteration, json, ops};
 
 pub const NAMES: &[&str] = &[
     "abs",
@@ -79,16 +79,16 @@ pub fn exists(name: &str) -> bool {
 /// Filters whose result is HTML-safe if their input is.
 const KEEP_SAFE: [&str; 7] = ["capitalize", "center", "lower", "reverse", "trim", "truncate", "upper"];
 
-pub fn apply(interpreter: &mut Interpreter, name: &str, value: Value, args: Args) -> Result<Value> {
+pub fn apply(context: &mut dyn Context, name: &str, value: Value, args: Args) -> Result<Value> {
     let keeps_safe = KEEP_SAFE.contains(&name) && matches!(&value, Value::Str(text) if text.is_safe());
-    match apply_plain(interpreter, name, value, args)? {
-        Value::Str(text) if keeps_safe => interpreter.budget().safe_text(&text),
+    match apply_plain(context, name, value, args)? {
+        Value::Str(text) if keeps_safe => context.budget().safe_text(&text),
         result => Ok(result),
     }
 }
 
-fn apply_plain(interpreter: &mut Interpreter, name: &str, value: Value, args: Args) -> Result<Value> {
-    let budget = interpreter.budget();
+fn apply_plain(context: &mut dyn Context, name: &str, value: Value, args: Args) -> Result<Value> {
+    let budget = context.budget();
     budget.scan(value.as_str().map_or(0, str::len))?;
     args.scan()?;
     match name {
@@ -102,34 +102,32 @@ fn apply_plain(interpreter: &mut Interpreter, name: &str, value: Value, args: Ar
         }
         "attr" => {
             let [attribute] = args.bind(name, ["name"], 1)?;
-            attributes::only_attribute(interpreter, &value, string(&attribute.unwrap_or(Value::None))?)
+            attributes::only_attribute(context, &value, string(&attribute.unwrap_or(Value::None))?)
         }
         "length" | "count" => {
             args.none(name)?;
-            Ok(Value::Int(ops::len(&interpreter.objects, &value)? as i128))
+            Ok(Value::Int(iteration::len(&context.objects().budget, &value)? as i128))
         }
         "string" => {
             args.none(name)?;
-            if matches!(value, Value::Str(_)) { Ok(value) } else { interpreter.str(&value)?.into_text(false) }
+            if matches!(value, Value::Str(_)) { Ok(value) } else { context.str(&value)?.into_text(false) }
         }
-        "tojson" => json::tojson(interpreter, &value, &args),
-        "format" => format(interpreter, &value, args),
-        "abs" | "round" | "int" | "float" | "filesizeformat" => numbers::apply(interpreter, name, &value, &args),
+        "tojson" => json::tojson(context, &value, &args),
+        "format" => format(context, &value, args),
+        "abs" | "round" | "int" | "float" | "filesizeformat" => numbers::apply(context, name, &value, &args),
         "sum" | "min" | "max" | "first" | "last" | "list" | "items" | "reverse" | "batch" | "slice" | "sort" | "unique" | "dictsort"
-        | "groupby" | "map" | "select" | "reject" | "selectattr" | "rejectattr" | "join" => {
-            sequences::apply(interpreter, name, value, args)
-        }
-        "e" | "escape" | "forceescape" | "safe" | "striptags" | "urlencode" | "xmlattr" => web::apply(interpreter, name, &value, &args),
+        | "groupby" | "map" | "select" | "reject" | "selectattr" | "rejectattr" | "join" => sequences::apply(context, name, value, args),
+        "e" | "escape" | "forceescape" | "safe" | "striptags" | "urlencode" | "xmlattr" => web::apply(context, name, &value, &args),
         "random" | "urlize" | "pprint" => fail(format_args!("the filter '{name}' is not supported")),
-        name if exists(name) => text::apply(interpreter, name, &value, &args),
+        name if exists(name) => text::apply(context, name, &value, &args),
         name => fail(format_args!("no filter named '{name}'")),
     }
 }
 
 /// Applies `text|format(...)`: the `%` operator.
-fn format(interpreter: &mut Interpreter, value: &Value, args: Args) -> Result<Value> {
-    let budget = interpreter.budget();
-    let text = if matches!(value, Value::Str(_)) { value.clone() } else { interpreter.str(value)?.into_text(false)? };
+fn format(context: &mut dyn Context, value: &Value, args: Args) -> Result<Value> {
+    let budget = context.budget();
+    let text = if matches!(value, Value::Str(_)) { value.clone() } else { context.str(value)?.into_text(false)? };
     if !args.positional.is_empty() && !args.named.is_empty() {
         return fail("can't handle positional and keyword arguments at the same time");
     }
@@ -142,7 +140,7 @@ fn format(interpreter: &mut Interpreter, value: &Value, args: Args) -> Result<Va
         }
         budget.dict(entries)?
     };
-    ops::binary(&mut interpreter.objects, Operator::Modulo, &text, &values)
+    ops::binary(context.objects_mut(), Operator::Modulo, &text, &values)
 }
 
 /// Maximum size in bytes of the argument `attribute`, whose parts are values.
@@ -155,8 +153,8 @@ pub struct Getter {
 }
 
 impl Getter {
-    pub fn new(interpreter: &Interpreter, attribute: Option<Value>, default: Option<Value>, several: bool) -> Result<Getter> {
-        let budget = interpreter.budget();
+    pub fn new(context: &dyn Context, attribute: Option<Value>, default: Option<Value>, several: bool) -> Result<Getter> {
+        let budget = context.budget();
         let paths = match given(attribute) {
             None => vec![Vec::new()],
             Some(Value::Str(text)) if text.as_str().len() > MAX_ATTRIBUTE => {
@@ -178,25 +176,25 @@ impl Getter {
     }
 
     /// Returns the selected value of an item.
-    pub fn get(&self, interpreter: &mut Interpreter, item: &Value) -> Result<Value> {
-        self.follow(interpreter, item, &self.paths[0])
+    pub fn get(&self, context: &mut dyn Context, item: &Value) -> Result<Value> {
+        self.follow(context, item, &self.paths[0])
     }
 
     /// Returns the selected values of an item, as a list that can be compared.
-    pub fn get_all(&self, interpreter: &mut Interpreter, item: &Value, case_sensitive: bool) -> Result<Value> {
-        let mut values = Buffer::with_capacity(&interpreter.objects.budget, self.paths.len())?;
+    pub fn get_all(&self, context: &mut dyn Context, item: &Value, case_sensitive: bool) -> Result<Value> {
+        let mut values = Buffer::with_capacity(&context.objects().budget, self.paths.len())?;
         for path in &self.paths {
-            let value = self.follow(interpreter, item, path)?;
-            values.push(fold(interpreter, value, case_sensitive)?)?;
+            let value = self.follow(context, item, path)?;
+            values.push(fold(context, value, case_sensitive)?)?;
         }
         values.into_list()
     }
 
-    fn follow(&self, interpreter: &mut Interpreter, item: &Value, path: &[Value]) -> Result<Value> {
+    fn follow(&self, context: &mut dyn Context, item: &Value, path: &[Value]) -> Result<Value> {
         let mut value = item.clone();
-        interpreter.objects.budget.steps(path.len())?;
+        context.objects().budget.steps(path.len())?;
         for part in path {
-            value = attributes::item(interpreter, &value, part)?;
+            value = attributes::item(context, &value, part)?;
             if let (true, Some(default)) = (value.is_undefined(), &self.default) {
                 value = default.clone();
             }
@@ -206,11 +204,11 @@ impl Getter {
 }
 
 /// Returns strings in lower case, unless `case_sensitive`.
-fn fold(interpreter: &Interpreter, value: Value, case_sensitive: bool) -> Result<Value> {
+fn fold(context: &dyn Context, value: Value, case_sensitive: bool) -> Result<Value> {
     match value.as_str() {
         Some(text) if !case_sensitive => {
-            interpreter.objects.budget.scan(text.len())?;
-            interpreter.budget().recased(text, str::to_lowercase)
+            context.objects().budget.scan(text.len())?;
+            context.budget().recased(text, str::to_lowercase)
         }
         _ => Ok(value),
     }

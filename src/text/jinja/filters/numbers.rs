@@ -1,13 +1,13 @@
 //! Filters of numbers.
 
 use super::super::arguments::{Args, integer};
+use super::super::context::Context;
 use super::super::failure::{Result, fail};
-use super::super::interpreter::Interpreter;
 use super::super::number;
 use super::super::value::Value;
 use super::flag;
 
-pub fn apply(interpreter: &mut Interpreter, name: &str, value: &Value, args: &Args) -> Result<Value> {
+pub fn apply(context: &mut dyn Context, name: &str, value: &Value, args: &Args) -> Result<Value> {
     match name {
         "abs" => {
             args.none(name)?;
@@ -27,7 +27,7 @@ pub fn apply(interpreter: &mut Interpreter, name: &str, value: &Value, args: &Ar
             };
             Ok(number.map_or_else(|| default.unwrap_or(Value::Float(0.0)), Value::Float))
         }
-        _ => filesize(interpreter, value, args),
+        _ => filesize(context, value, args),
     }
 }
 
@@ -71,7 +71,7 @@ fn int(value: &Value, args: &Args) -> Result<Value> {
 }
 
 /// Returns a size such as `13 kB` or `4.1 MB`.
-fn filesize(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result<Value> {
+fn filesize(context: &mut dyn Context, value: &Value, args: &Args) -> Result<Value> {
     let [binary] = args.bind("filesizeformat", ["binary"], 0)?;
     let binary = flag(binary);
     let number = match value.defined()? {
@@ -80,7 +80,7 @@ fn filesize(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result
     };
     let Some(bytes) = number else { return fail("could not convert the value to a float") };
     let base: f64 = if binary { 1024.0 } else { 1000.0 };
-    let budget = interpreter.budget();
+    let budget = context.budget();
     if bytes == 1.0 {
         return budget.text("1 Byte");
     }

@@ -2,27 +2,27 @@
 
 use super::super::arguments::{self, Args, given, integer, size, string};
 use super::super::budget::Builder;
+use super::super::context::Context;
 use super::super::failure::{Result, fail};
-use super::super::interpreter::Interpreter;
 use super::super::unicode;
 use super::super::value::Value;
-use super::super::{methods, ops};
+use super::super::{iteration, methods};
 use super::{flag, wrap};
 
-pub fn apply(interpreter: &mut Interpreter, name: &str, value: &Value, args: &Args) -> Result<Value> {
+pub fn apply(context: &mut dyn Context, name: &str, value: &Value, args: &Args) -> Result<Value> {
     match name {
-        "indent" => return indent(interpreter, value, args),
-        "truncate" => return truncate(interpreter, value, args),
-        "wordwrap" => return wrap::wordwrap(interpreter, value, args),
+        "indent" => return indent(context, value, args),
+        "truncate" => return truncate(context, value, args),
+        "wordwrap" => return wrap::wordwrap(context, value, args),
         _ => {}
     }
-    let text = interpreter.str(value)?;
-    let budget = interpreter.budget();
+    let text = context.str(value)?;
+    let budget = context.budget();
     match name {
         "replace" => {
             let [old, new, count] = args.bind(name, ["old", "new", "count"], 2)?;
-            let old = interpreter.str(&old.unwrap_or(Value::None))?;
-            let new = interpreter.str(&new.unwrap_or(Value::None))?;
+            let old = context.str(&old.unwrap_or(Value::None))?;
+            let new = context.str(&new.unwrap_or(Value::None))?;
             let count = given(count).map_or(Ok(-1), |count| integer(&count))?;
             methods::replace(&budget, &text, &old, &new, count)
         }
@@ -64,9 +64,9 @@ fn title(text: &str) -> String {
     out
 }
 
-fn indent(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result<Value> {
+fn indent(context: &mut dyn Context, value: &Value, args: &Args) -> Result<Value> {
     let [width, first, blank] = args.bind("indent", ["width", "first", "blank"], 0)?;
-    let budget = interpreter.budget();
+    let budget = context.budget();
     let text = string(value)?;
     let mut spaces = Builder::new(&budget);
     let indention = match &width {
@@ -90,7 +90,7 @@ fn indent(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result<V
     out.into_text(matches!(value, Value::Str(text) if text.is_safe()))
 }
 
-fn truncate(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result<Value> {
+fn truncate(context: &mut dyn Context, value: &Value, args: &Args) -> Result<Value> {
     let [length, kill, end, leeway] = args.bind("truncate", ["length", "killwords", "end", "leeway"], 0)?;
     let length = size(length.map_or(Ok(255), |length| integer(&length))?);
     let end = end.as_ref().map_or(Ok("..."), string)?;
@@ -99,14 +99,14 @@ fn truncate(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result
     if length < end_len || leeway < 0 {
         return fail(format_args!("truncate: expected length >= {end_len} and leeway >= 0"));
     }
-    if ops::len(&interpreter.objects, value)? <= length.saturating_add(size(leeway)) {
+    if iteration::len(&context.objects().budget, value)? <= length.saturating_add(size(leeway)) {
         return Ok(value.clone());
     }
     let text = string(value)?;
     let cut = text.char_indices().nth(length - end_len).map_or(text.len(), |(at, _)| at);
     let cut = &text[..cut];
     let kept = if flag(kill) { cut } else { cut.rsplit_once(' ').map_or(cut, |(kept, _)| kept) };
-    let mut out = Builder::new(&interpreter.objects.budget);
+    let mut out = Builder::new(&context.objects().budget);
     out.push(kept)?;
     out.push(end)?;
     out.into_text(false)

@@ -4,29 +4,28 @@ use std::rc::Rc;
 
 use super::super::arguments::{Args, string};
 use super::super::budget::{Builder, RenderBudget};
+use super::super::context::Context;
 use super::super::failure::{Result, fail};
-use super::super::interpreter::Interpreter;
-use super::super::iteration::iterate;
 use super::super::unicode::is_space;
 use super::super::value::{Object, Value, View};
 use super::super::{methods, ops};
 
-pub fn apply(interpreter: &mut Interpreter, name: &str, value: &Value, args: &Args) -> Result<Value> {
-    let budget = interpreter.budget();
+pub fn apply(context: &mut dyn Context, name: &str, value: &Value, args: &Args) -> Result<Value> {
+    let budget = context.budget();
     match name {
-        "xmlattr" => return xmlattr(interpreter, value, args),
+        "xmlattr" => return xmlattr(context, value, args),
         "urlencode" => {
             args.none(name)?;
-            return urlencode(interpreter, value);
+            return urlencode(context, value);
         }
         _ => args.none(name)?,
     }
-    let text = interpreter.str(value)?;
+    let text = context.str(value)?;
     match (name, value) {
         ("safe", _) => text.into_text(true),
         ("striptags", _) => striptags(&budget, &text),
         ("e" | "escape", Value::Str(known)) if known.is_safe() => Ok(value.clone()),
-        _ => ops::escape(&interpreter.objects, &text),
+        _ => ops::escape(context.objects(), &text),
     }
 }
 
@@ -57,10 +56,10 @@ fn without(budget: &Rc<RenderBudget>, text: &str, open: &str, close: &str) -> Re
     Ok(out)
 }
 
-fn xmlattr(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result<Value> {
+fn xmlattr(context: &mut dyn Context, value: &Value, args: &Args) -> Result<Value> {
     let [autospace] = args.bind("xmlattr", ["autospace"], 0)?;
     let Value::Dict(dict) = value.defined()? else { return fail("xmlattr takes a mapping") };
-    let budget = interpreter.budget();
+    let budget = context.budget();
     let mut out = Builder::new(&budget);
     for (key, value) in dict.iter().filter(|(_, value)| !matches!(value, Value::None | Value::Undefined(_))) {
         let Some(name) = key.value().as_str() else { return fail("an attribute name must be a string") };
@@ -71,33 +70,33 @@ fn xmlattr(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result<
         out.push(if space { " " } else { "" })?;
         ops::push_escaped(&mut out, name)?;
         out.push("=\"")?;
-        ops::push_escaped(&mut out, &interpreter.str(value)?)?;
+        ops::push_escaped(&mut out, &context.str(value)?)?;
         out.push("\"")?;
     }
     out.into_text(false)
 }
 
-fn urlencode(interpreter: &mut Interpreter, value: &Value) -> Result<Value> {
-    let budget = interpreter.budget();
+fn urlencode(context: &mut dyn Context, value: &Value) -> Result<Value> {
+    let budget = context.budget();
     let mut out = Builder::new(&budget);
     let pairs = match value {
-        Value::Dict(dict) => iterate(&mut interpreter.objects, &Value::View(View::Items, dict.clone()))?,
+        Value::Dict(dict) => context.objects_mut().iterate(&Value::View(View::Items, dict.clone()))?,
         Value::List(_) | Value::Tuple(_) | Value::View(..) | Value::Object(Object::Iterator, _) | Value::Range(_) | Value::Undefined(_) => {
-            iterate(&mut interpreter.objects, value)?
+            context.objects_mut().iterate(value)?
         }
         value => {
-            let text = interpreter.str(value)?;
+            let text = context.str(value)?;
             quote(&mut out, &text, false)?;
             return out.into_text(false);
         }
     };
     for (i, pair) in pairs.enumerate() {
-        let pair = iterate(&mut interpreter.objects, &pair?)?.collect()?;
+        let pair = context.objects_mut().iterate(&pair?)?.collect()?;
         let [key, value] = &pair[..] else { return fail("urlencode takes a mapping or pairs") };
         out.push(if i > 0 { "&" } else { "" })?;
-        quote(&mut out, &interpreter.str(key)?, true)?;
+        quote(&mut out, &context.str(key)?, true)?;
         out.push("=")?;
-        quote(&mut out, &interpreter.str(value)?, true)?;
+        quote(&mut out, &context.str(value)?, true)?;
     }
     out.into_text(false)
 }

@@ -4,13 +4,13 @@ use std::rc::Rc;
 
 use super::super::arguments::{Args, given, integer, size, string};
 use super::super::budget::{Buffer, Builder, RenderBudget};
+use super::super::context::Context;
 use super::super::failure::{Result, fail};
-use super::super::interpreter::Interpreter;
 use super::super::methods;
 use super::super::unicode::is_space;
 use super::super::value::Value;
 
-pub fn wordwrap(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Result<Value> {
+pub fn wordwrap(context: &mut dyn Context, value: &Value, args: &Args) -> Result<Value> {
     let [width, long, separator, hyphens] = args.bind("wordwrap", ["width", "break_long_words", "wrapstring", "break_on_hyphens"], 0)?;
     let width = size(width.map_or(Ok(79), |width| integer(&width))?);
     if width == 0 {
@@ -20,7 +20,7 @@ pub fn wordwrap(interpreter: &mut Interpreter, value: &Value, args: &Args) -> Re
     let separator = separator.as_ref().map_or(Ok("\n"), string)?;
     let breaks_long = long.is_none_or(|long| long.is_true());
     let on_hyphens = hyphens.is_none_or(|hyphens| hyphens.is_true());
-    let budget = interpreter.budget();
+    let budget = context.budget();
     let mut out = Builder::new(&budget);
     for (i, (line, _)) in methods::lines(string(value)?).enumerate() {
         out.push(if i > 0 { separator } else { "" })?;

@@ -3,20 +3,20 @@
 use super::super::arguments::{self, Args};
 use super::super::attributes;
 use super::super::budget::Builder;
+use super::super::context::Context;
 use super::super::failure::{Failure, Result, fail};
-use super::super::interpreter::Interpreter;
 use super::super::repr;
 use super::super::value::Value;
 use super::{NumberStyle, float_digits, int_digits, limited};
 
 /// Returns `format.format(*args)`. `mapping` has the keywords of `format_map`.
-pub fn format(interpreter: &mut Interpreter, format: &str, args: &Args, mapping: Option<&Value>) -> Result<Value> {
-    let mut formatter = Formatter { interpreter, args, mapping, automatic: 0, manual: false };
+pub fn format(context: &mut dyn Context, format: &str, args: &Args, mapping: Option<&Value>) -> Result<Value> {
+    let mut formatter = Formatter { context, args, mapping, automatic: 0, manual: false };
     formatter.format(format, 3)?.into_text(false)
 }
 
-struct Formatter<'a, 'b, 't> {
-    interpreter: &'a mut Interpreter<'t>,
+struct Formatter<'a, 'b> {
+    context: &'a mut dyn Context,
     args: &'b Args,
     mapping: Option<&'b Value>,
     /// The next argument of a field without a number.
@@ -24,12 +24,12 @@ struct Formatter<'a, 'b, 't> {
     manual: bool,
 }
 
-impl Formatter<'_, '_, '_> {
+impl Formatter<'_, '_> {
     fn format(&mut self, format: &str, depth: usize) -> Result<Builder> {
         if depth == 0 {
             return fail("max string recursion exceeded");
         }
-        let budget = self.interpreter.budget();
+        let budget = self.context.budget();
         let mut out = Builder::new(&budget);
         let mut rest = format;
         while let Some(at) = rest.find(['{', '}']) {
@@ -71,11 +71,11 @@ impl Formatter<'_, '_, '_> {
         };
         let value = self.value(name)?;
         let spec = self.format(spec, depth - 1)?;
-        let budget = self.interpreter.budget();
-        let objects = &self.interpreter.objects;
+        let budget = self.context.budget();
+        let objects = &self.context.objects();
         match conversion {
-            None => format_value(self.interpreter, &value, &spec),
-            Some('s') => format_text(&self.interpreter.str(&value)?, &spec, &budget),
+            None => format_value(self.context, &value, &spec),
+            Some('s') => format_text(&self.context.str(&value)?, &spec, &budget),
             Some('r') => format_text(&repr::to_repr(&budget, objects, &value)?, &spec, &budget),
             Some('a') => format_text(&repr::to_ascii(&budget, objects, &value)?, &spec, &budget),
             Some(other) => fail(format_args!("unknown conversion specifier {other}")),
@@ -93,7 +93,7 @@ impl Formatter<'_, '_, '_> {
                 if end == 0 {
                     return fail("empty attribute in format string");
                 }
-                value = attributes::attribute(self.interpreter, &value, &after[..end])?;
+                value = attributes::attribute(self.context, &value, &after[..end])?;
                 rest = &after[end..];
             } else {
                 let Some((index, after)) = rest[1..].split_once(']').filter(|(index, _)| rest.starts_with('[') && !index.is_empty()) else {
@@ -101,9 +101,9 @@ impl Formatter<'_, '_, '_> {
                 };
                 let index = match index.parse::<i128>() {
                     Ok(number) if index.bytes().all(|c| c.is_ascii_digit()) => Value::Int(number),
-                    _ => self.interpreter.budget().text(index)?,
+                    _ => self.context.budget().text(index)?,
                 };
-                value = attributes::item(self.interpreter, &value, &index)?;
+                value = attributes::item(self.context, &value, &index)?;
                 rest = after;
             }
         }
@@ -126,7 +126,7 @@ impl Formatter<'_, '_, '_> {
             Some(Value::Dict(dict)) => dict.get_str(name).cloned(),
             Some(_) => None,
             None => {
-                self.interpreter.objects.budget.steps(self.args.named.len() / 16)?;
+                self.context.objects().budget.steps(self.args.named.len() / 16)?;
                 self.args.named.iter().find(|(known, _)| known.as_str() == name).map(|(_, value)| value.clone())
             }
         };
@@ -227,11 +227,11 @@ fn parse_spec(text: &str) -> Result<Spec> {
 }
 
 /// Returns `format(value, spec)`.
-fn format_value(interpreter: &Interpreter, value: &Value, spec: &str) -> Result<Builder> {
-    let budget = interpreter.budget();
+fn format_value(context: &dyn Context, value: &Value, spec: &str) -> Result<Builder> {
+    let budget = context.budget();
     match value {
         Value::Str(text) => format_text(text.as_str(), spec, &budget),
-        value if spec.is_empty() => interpreter.str(value),
+        value if spec.is_empty() => context.str(value),
         Value::Int(number) => format_int(*number, &parse_spec(spec)?, &budget),
         Value::Bool(flag) => format_int(*flag as i128, &parse_spec(spec)?, &budget),
         Value::Float(number) => format_float(*number, &parse_spec(spec)?, &budget),

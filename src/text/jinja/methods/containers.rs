@@ -1,16 +1,14 @@
 //! Methods of lists, tuples, ranges and dictionaries.
 
 use super::super::arguments::{Args, integer};
-use super::super::attributes::view_named;
+use super::super::context::Context;
 use super::super::failure::{Result, fail};
-use super::super::interpreter::Interpreter;
-use super::super::iteration::iterate;
 use super::super::ops;
-use super::super::value::{Dict, Entries, Value};
+use super::super::value::{Dict, Entries, Value, View};
 
-pub fn sequence(interpreter: &mut Interpreter, value: &Value, method: &str, args: &Args) -> Result<Value> {
-    let objects = &mut interpreter.objects;
-    let items = iterate(objects, value)?;
+pub fn sequence(context: &mut dyn Context, value: &Value, method: &str, args: &Args) -> Result<Value> {
+    let objects = context.objects_mut();
+    let items = objects.iterate(value)?;
     match method {
         "copy" => {
             args.none(method)?;
@@ -44,23 +42,23 @@ pub fn sequence(interpreter: &mut Interpreter, value: &Value, method: &str, args
     }
 }
 
-pub fn dict(interpreter: &mut Interpreter, dict: &Dict, method: &str, args: &Args) -> Result<Value> {
-    if let Some(view) = view_named(method) {
+pub fn dict(context: &mut dyn Context, dict: &Dict, method: &str, args: &Args) -> Result<Value> {
+    if let Some(view) = View::named(method) {
         args.none(method)?;
         return Ok(Value::View(view, dict.clone()));
     }
     match method {
         "get" => {
             let [key, default] = args.bind(method, ["", ""], 1)?;
-            let found = dict.get(&interpreter.budget().key(key.unwrap_or(Value::None))?).cloned();
+            let found = dict.get(&context.budget().key(key.unwrap_or(Value::None))?).cloned();
             Ok(found.or(default).unwrap_or(Value::None))
         }
         "fromkeys" => {
             let [keys, value] = args.bind(method, ["", ""], 1)?;
             let value = value.unwrap_or(Value::None);
-            let budget = interpreter.budget();
+            let budget = context.budget();
             let mut entries = Entries::new(&budget)?;
-            for key in iterate(&mut interpreter.objects, &keys.unwrap_or(Value::None))? {
+            for key in context.objects_mut().iterate(&keys.unwrap_or(Value::None))? {
                 entries.insert(budget.key(key?)?, value.clone())?;
             }
             budget.dict(entries)
@@ -72,10 +70,10 @@ pub fn dict(interpreter: &mut Interpreter, dict: &Dict, method: &str, args: &Arg
     }
 }
 
-pub fn is_disjoint(interpreter: &mut Interpreter, view: &Value, args: &Args) -> Result<Value> {
+pub fn is_disjoint(context: &mut dyn Context, view: &Value, args: &Args) -> Result<Value> {
     let [other] = args.bind("isdisjoint", [""], 1)?;
-    for item in iterate(&mut interpreter.objects, &other.unwrap_or(Value::None))? {
-        if ops::contains(&mut interpreter.objects, view, &item?)? {
+    for item in context.objects_mut().iterate(&other.unwrap_or(Value::None))? {
+        if ops::contains(context.objects_mut(), view, &item?)? {
             return Ok(Value::Bool(false));
         }
     }

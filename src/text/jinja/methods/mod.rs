@@ -6,8 +6,9 @@ mod containers;
 mod text;
 
 use super::arguments::Args;
+use super::context::Context;
 use super::failure::{Result, fail};
-use super::interpreter::Interpreter;
+use super::ops;
 use super::value::{Object, Value};
 
 pub const TEXT: &[&str] = &[
@@ -93,15 +94,15 @@ pub fn is_mutating(value: &Value, name: &str) -> bool {
 }
 
 /// Returns `value.method(*args)`.
-pub fn call(interpreter: &mut Interpreter, value: &Value, method: &str, args: Args) -> Result<Value> {
+pub fn call(context: &mut dyn Context, value: &Value, method: &str, args: Args) -> Result<Value> {
     match value {
-        Value::Str(text) => text::call(interpreter, text, method, args),
-        Value::List(_) | Value::Tuple(_) | Value::Range(_) => containers::sequence(interpreter, value, method, &args),
-        Value::Dict(dict) => containers::dict(interpreter, dict, method, &args),
-        Value::View(..) => containers::is_disjoint(interpreter, value, &args),
+        Value::Str(text) => text::call(context, text, method, args),
+        Value::List(_) | Value::Tuple(_) | Value::Range(_) => containers::sequence(context, value, method, &args),
+        Value::Dict(dict) => containers::dict(context, dict, method, &args),
+        Value::View(..) => containers::is_disjoint(context, value, &args),
         Value::Int(_) | Value::Bool(_) | Value::Float(_) => number(value, method, &args),
-        Value::Object(Object::Cycler, index) => cycler(interpreter, *index, method, &args),
-        Value::Object(Object::Loop, index) => of_loop(interpreter, *index, method, args),
+        Value::Object(Object::Cycler, index) => cycler(context, *index, method, &args),
+        Value::Object(Object::Loop, index) => of_loop(context, *index, method, args),
         value => fail(format_args!("'{}' object has no method '{method}'", value.type_name())),
     }
 }
@@ -117,9 +118,9 @@ fn number(value: &Value, method: &str, args: &Args) -> Result<Value> {
     })
 }
 
-fn cycler(interpreter: &mut Interpreter, index: usize, method: &str, args: &Args) -> Result<Value> {
+fn cycler(context: &mut dyn Context, index: usize, method: &str, args: &Args) -> Result<Value> {
     args.none(method)?;
-    let cycler = &mut interpreter.objects.cyclers[index];
+    let cycler = &mut context.objects_mut().cyclers[index];
     if method == "reset" {
         cycler.position = 0;
         return Ok(Value::None);
@@ -129,11 +130,11 @@ fn cycler(interpreter: &mut Interpreter, index: usize, method: &str, args: &Args
     Ok(current)
 }
 
-fn of_loop(interpreter: &mut Interpreter, index: usize, method: &str, args: Args) -> Result<Value> {
+fn of_loop(context: &mut dyn Context, index: usize, method: &str, args: Args) -> Result<Value> {
     if !args.named.is_empty() {
         return fail(format_args!("loop.{method}() takes no keyword arguments"));
     }
-    let state = &mut interpreter.objects.loops[index];
+    let state = &mut context.objects_mut().loops[index];
     if method == "cycle" {
         if args.positional.is_empty() {
             return fail("no items for cycling given");
@@ -144,8 +145,8 @@ fn of_loop(interpreter: &mut Interpreter, index: usize, method: &str, args: Args
     let last = state.last_changed.take();
     let mut changed = last.as_ref().is_none_or(|last| last.len() != args.positional.len());
     for (a, b) in last.iter().flat_map(|last| last.iter()).zip(args.positional.iter()) {
-        changed = changed || !super::ops::is_item(&interpreter.objects, a, b)?;
+        changed = changed || !ops::is_item(context.objects(), a, b)?;
     }
-    interpreter.objects.loops[index].last_changed = Some(args.positional);
+    context.objects_mut().loops[index].last_changed = Some(args.positional);
     Ok(Value::Bool(changed))
 }

@@ -3,36 +3,34 @@
 use std::collections::HashSet;
 use std::rc::Rc;
 
-use super::super::arguments::{self, Args, given, integer, size, string};
+use super::super::arguments::{self, Args, given, integer, optional_text, size, string};
 use super::super::budget::{Buffer, Builder, RenderBudget};
+use super::super::context::Context;
 use super::super::failure::{Result, fail};
 use super::super::format::brace;
-use super::super::globals::optional_text;
-use super::super::interpreter::Interpreter;
-use super::super::iteration::iterate;
 use super::super::ops;
 use super::super::unicode;
 use super::super::value::{Key, Text, Value};
 
-pub fn call(interpreter: &mut Interpreter, text: &Text, method: &str, args: Args) -> Result<Value> {
+pub fn call(context: &mut dyn Context, text: &Text, method: &str, args: Args) -> Result<Value> {
     if !text.is_safe() {
-        return call_plain(interpreter, text, method, args);
+        return call_plain(context, text, method, args);
     }
-    let args = escaped(interpreter, method, args)?;
-    let result = call_plain(interpreter, text, method, args)?;
-    mark_safe(&interpreter.budget(), result)
+    let args = escaped(context, method, args)?;
+    let result = call_plain(context, text, method, args)?;
+    mark_safe(&context.budget(), result)
 }
 
 /// Escapes the arguments of a method of an HTML-safe string.
-fn escaped(interpreter: &mut Interpreter, method: &str, mut args: Args) -> Result<Args> {
+fn escaped(context: &mut dyn Context, method: &str, mut args: Args) -> Result<Args> {
     let first = match method {
         "format" => 0,
         "replace" => 1,
         "join" => {
             let [items] = args.bind(method, [""], 1)?;
-            let mut all = Buffer::new(&interpreter.objects.budget);
-            for item in iterate(&mut interpreter.objects, &items.unwrap_or(Value::None))? {
-                all.push(ops::escaped(&interpreter.objects, &item?)?)?;
+            let mut all = Buffer::new(&context.objects().budget);
+            for item in context.objects_mut().iterate(&items.unwrap_or(Value::None))? {
+                all.push(ops::escaped(context.objects(), &item?)?)?;
             }
             args.positional[0] = all.into_list()?;
             return Ok(args);
@@ -40,7 +38,7 @@ fn escaped(interpreter: &mut Interpreter, method: &str, mut args: Args) -> Resul
         _ => return Ok(args),
     };
     for value in args.positional.iter_mut().skip(first).chain(args.named.iter_mut().map(|(_, value)| value)) {
-        *value = ops::escaped(&interpreter.objects, value)?;
+        *value = ops::escaped(context.objects(), value)?;
     }
     Ok(args)
 }
@@ -60,18 +58,18 @@ fn mark_safe(budget: &Rc<RenderBudget>, value: Value) -> Result<Value> {
     }
 }
 
-fn call_plain(interpreter: &mut Interpreter, text: &Text, method: &str, args: Args) -> Result<Value> {
-    let budget = interpreter.budget();
+fn call_plain(context: &mut dyn Context, text: &Text, method: &str, args: Args) -> Result<Value> {
+    let budget = context.budget();
     let text = text.as_str();
     budget.scan(text.len())?;
     args.scan()?;
     match method {
-        "format" => brace::format(interpreter, text, &args, None),
+        "format" => brace::format(context, text, &args, None),
         "format_map" => {
             let [mapping] = args.bind(method, [""], 1)?;
-            brace::format(interpreter, text, &Args::new(Buffer::new(&budget)), mapping.as_ref())
+            brace::format(context, text, &Args::new(Buffer::new(&budget)), mapping.as_ref())
         }
-        "join" => join(interpreter, text, &args),
+        "join" => join(context, text, &args),
         "translate" => translate(&budget, text, &args),
         "split" | "rsplit" => split(&budget, text, method == "rsplit", &args)?.into_list(),
         "splitlines" => splitlines(&budget, text, &args),
@@ -136,11 +134,11 @@ fn is(text: &str, method: &str) -> bool {
     }
 }
 
-fn join(interpreter: &mut Interpreter, separator: &str, args: &Args) -> Result<Value> {
+fn join(context: &mut dyn Context, separator: &str, args: &Args) -> Result<Value> {
     let [items] = args.bind("join", [""], 1)?;
-    let budget = interpreter.budget();
+    let budget = context.budget();
     let mut out = Builder::new(&budget);
-    for (i, item) in iterate(&mut interpreter.objects, &items.unwrap_or(Value::None))?.enumerate() {
+    for (i, item) in context.objects_mut().iterate(&items.unwrap_or(Value::None))?.enumerate() {
         let item = item?;
         let Some(text) = item.as_str() else {
             return fail(format_args!("sequence item {i}: expected str instance, {} found", item.type_name()));
