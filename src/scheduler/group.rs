@@ -1,33 +1,9 @@
 use std::ops::Index;
 
+use super::ids::GroupId;
 use super::sequence::Sequence;
 use super::slab::{Slab, Slot};
 use crate::error::Result;
-
-/// The identity and the position of a group. Smaller ids rank first. In the default order, the rank
-/// is the order of arrival.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct GroupId {
-    rank: u64,
-    number: u64, // unique per group
-    slot: Slot,
-}
-
-impl GroupId {
-    /// An id that ranks after all groups.
-    pub const MAX: GroupId = GroupId { rank: u64::MAX, number: u64::MAX, slot: Slot::NONE };
-
-    /// Returns the rank that the order policy computed. It is the same for all groups in first-come
-    /// order.
-    pub fn rank(self) -> u64 {
-        self.rank
-    }
-
-    /// Returns a key that sorts the groups in reverse order.
-    pub fn reverse_key(self) -> (u64, u64) {
-        (u64::MAX - self.rank, u64::MAX - self.number)
-    }
-}
 
 /// The number of sequences that a request forks into at its first token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -124,18 +100,18 @@ impl SequenceGroups {
     pub fn insert(&mut self, rank: u64, group: SequenceGroup) -> GroupId {
         self.last += 1;
         self.tallies[group.queue as usize].add(group.totals());
-        GroupId { rank, number: self.last, slot: self.slab.insert(group) }
+        GroupId::new(rank, self.last, self.slab.insert(group))
     }
 
     pub fn remove(&mut self, id: GroupId) -> SequenceGroup {
-        let group = self.slab.remove(id.slot);
+        let group = self.slab.remove(id.slot());
         self.tallies[group.queue as usize].subtract(group.totals());
         group
     }
 
     /// Changes a group and updates the totals. Groups must not be changed in another way.
     pub fn change<T>(&mut self, id: GroupId, change: impl FnOnce(&mut SequenceGroup) -> T) -> T {
-        let group = &mut self.slab[id.slot];
+        let group = &mut self.slab[id.slot()];
         self.tallies[group.queue as usize].subtract(group.totals());
         let result = change(group);
         self.tallies[group.queue as usize].add(group.totals());
@@ -145,11 +121,11 @@ impl SequenceGroups {
     /// Takes the member list out of the group, so that a caller can iterate over it while it
     /// changes other parts of the scheduler. `give_back` returns it.
     pub fn take_members(&mut self, id: GroupId) -> Vec<Slot> {
-        std::mem::take(&mut self.slab[id.slot].members)
+        std::mem::take(&mut self.slab[id.slot()].members)
     }
 
     pub fn return_members(&mut self, id: GroupId, members: Vec<Slot>) {
-        self.slab[id.slot].members = members;
+        self.slab[id.slot()].members = members;
     }
 
     pub fn tally(&self, queue: Queue) -> QueueTotals {
@@ -185,6 +161,6 @@ impl Index<GroupId> for SequenceGroups {
 
     #[inline]
     fn index(&self, id: GroupId) -> &SequenceGroup {
-        &self.slab[id.slot]
+        &self.slab[id.slot()]
     }
 }

@@ -1,37 +1,10 @@
 use std::ops::Range;
 
-use super::sequence::{Sequence, SequenceStats};
+use super::sequence::Sequence;
 use super::slab::Slot;
 use crate::batch::{Batch, Span};
 use crate::kv::{BlockId, BlockManager, NULL_BLOCK, Paging};
 use crate::types::SeqId;
-
-/// The reason why a sequence ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum FinishReason {
-    /// An end-of-sequence token, a stop token or a stop string.
-    Stop,
-    /// `max_tokens`, or the maximum length of a sequence.
-    Length,
-    /// The host aborted it.
-    Abort,
-    /// Its computation failed. The output has the message.
-    Error,
-    /// Its deadline has passed.
-    Deadline,
-}
-
-impl FinishReason {
-    pub fn name(self) -> &'static str {
-        match self {
-            FinishReason::Stop => "stop",
-            FinishReason::Length => "length",
-            FinishReason::Abort => "abort",
-            FinishReason::Error => "error",
-            FinishReason::Deadline => "deadline",
-        }
-    }
-}
 
 /// The plan of one step as data. `commit` or `rollback` consumes it.
 #[must_use]
@@ -123,39 +96,4 @@ pub(super) fn push_table(tables: &mut Vec<u32>, table: &[BlockId], paging: &Pagi
     }
     let newest = table[table.len() - paging.groups()..].iter().cycle();
     tables.extend(table.iter().zip(newest).map(|(&block, &newest)| if block == NULL_BLOCK { newest } else { block }));
-}
-
-/// The decision for one row of logits. Two sampled with the same parent fork it.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SampledToken {
-    /// The sequence whose logits were sampled.
-    pub parent: SeqId,
-    /// The sequence that gets the token: the parent itself, or a new fork of it.
-    pub child: SeqId,
-    pub outcome: TokenOutcome,
-}
-
-/// The outcome of sampling for one row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TokenOutcome {
-    Token(u32),
-    /// This token ends the sequence.
-    Stop(u32),
-    /// No token could be sampled.
-    Fail,
-}
-
-/// A change that a commit has made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
-    /// The child of the sampled token shares the blocks of its parent.
-    Forked { sampled_token: usize },
-    /// A beam that was not continued in place is removed. A fork with the same id is a new
-    /// sequence.
-    Dropped { seq: SeqId },
-    /// The sampled token was applied. `finish` is set if it ended the sequence. `stats` are the
-    /// statistics of the sequence.
-    Advanced { sampled_token: usize, finish: Option<FinishReason>, stats: SequenceStats },
-    /// The sampled token needed a fork for which there was no memory.
-    Failed { sampled_token: usize },
 }

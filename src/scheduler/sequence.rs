@@ -1,5 +1,5 @@
-use super::group::GroupId;
-use super::plan::{FinishReason, TokenOutcome};
+use super::ids::GroupId;
+use super::outcome::{FinishReason, SequenceStats, TokenOutcome};
 use crate::error::Result;
 use crate::kv::{BlockHash, BlockTable, Paging, blocks_for};
 use crate::types::SeqId;
@@ -39,15 +39,6 @@ pub struct Sequence {
     /// Initial block hash, and the hashes of full blocks as far as they are computed.
     root: BlockHash,
     hashes: Vec<BlockHash>,
-}
-
-/// Statistics of a sequence since it started or was resumed.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct SequenceStats {
-    /// Number of preemptions.
-    pub preemptions: u64,
-    /// Number of prompt tokens that the prefix cache had.
-    pub cached: u64,
 }
 
 /// A record that tokens appended at `at` raised `max_len` by `more`.
