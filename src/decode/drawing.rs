@@ -1,8 +1,10 @@
 //! Sampling on a device, from logits that stay in its memory.
 
+use super::context::Context;
 use super::exclude;
+use super::outcome::{NoChoice, Sample};
 use super::random::{Lane, fraction};
-use super::sampler::{Context, NoChoice, ResolvedSampling, Sample};
+use super::resolved::ResolvedSampling;
 use crate::batch::device_sampling::{
     DeviceSample, DeviceSampling, LogitEdit, MAX_EDITS, MAX_TOPS, NO_LOGPROBS, NO_MASK, SampleStatus, SamplingRow,
 };

@@ -1,6 +1,7 @@
 //! Exclusion of tokens.
 
-use super::sampler::{Context, ResolvedSampling};
+use super::context::Context;
+use super::resolved::ResolvedSampling;
 use super::truncate::Candidate;
 
 pub fn applies(rules: &ResolvedSampling, context: &Context) -> bool {

@@ -1,7 +1,8 @@
 //! The sampling state of a sequence that depends on its past tokens.
 
 use super::mirostat;
-use super::sampler::{ResolvedSampling, Sample};
+use super::outcome::Sample;
+use super::resolved::ResolvedSampling;
 use crate::error::{Result, try_refill};
 
 /// A summary of a sequence's tokens, as far as its parameters require it. It is plain data in two

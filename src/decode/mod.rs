@@ -2,6 +2,7 @@
 
 mod beam;
 mod constraint;
+mod context;
 mod drawing;
 mod dry;
 mod exclude;
@@ -12,8 +13,10 @@ mod log_softmax;
 mod logprobs;
 mod masker;
 mod mirostat;
+mod outcome;
 mod penalties;
 mod random;
+mod resolved;
 mod rows;
 mod sampler;
 mod stops;
@@ -21,11 +24,14 @@ mod truncate;
 
 pub use beam::{Beam, BeamScratch, BeamSearch, BeamStep, Ended, Ending, Hypothesis, Next, Process};
 pub use constraint::{Constraint, Grammars, Vocabulary};
+pub use context::Context;
 pub use drawing::{chosen, logprob_of, plan_draw};
 pub use history::SamplingHistory;
 pub use log_softmax::log_softmax;
 pub use logprobs::{logprob, logprob_and_top, top_logprobs};
 pub use masker::{Masked, Masker};
+pub use outcome::{NoChoice, Sample};
 pub use random::{Lane, uniform};
-pub use sampler::{Context, NoChoice, ResolvedSampling, Sample, Sampler};
+pub use resolved::ResolvedSampling;
+pub use sampler::Sampler;
 pub use stops::StopMatcher;

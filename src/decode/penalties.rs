@@ -41,7 +41,7 @@ pub fn apply(logits: &mut [f32], params: &SamplingParams, memory: &SamplingHisto
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decode::sampler::ResolvedSampling;
+    use crate::decode::resolved::ResolvedSampling;
 
     #[test]
     fn penalties_count_prompt_and_output_as_defined() {

@@ -19,92 +19,14 @@
 //! repetition penalty multiplies the diversity penalty, and the order of exclusions is irrelevant.
 //! transformers has no frequency and presence penalties and no DRY.
 
-use std::collections::TryReserveError;
-use std::sync::Arc;
-
-use super::history::SamplingHistory;
+use super::context::Context;
+use super::outcome::{NoChoice, Sample};
 use super::random::{Lane, uniform};
+use super::resolved::ResolvedSampling;
 use super::truncate::{self, Candidate, argmax, draw};
 use super::{dry, exclude, mirostat, penalties, rows};
-use crate::error::{self, Error, try_vec};
-use crate::options::{Dry, SamplingParams};
-
-/// The sampling parameters and end conditions of a sequence.
-#[derive(Debug, Clone, Default)]
-pub struct ResolvedSampling {
-    pub params: SamplingParams,
-    /// End-of-sequence tokens of the model. Empty with `ignore_eos`.
-    pub eos: Arc<[u32]>,
-    /// `params.bad_words` as tokens, in all tokenizations.
-    pub bad_words: Vec<Vec<u32>>,
-    /// Text of each token, in which DRY searches for breakers.
-    pub token_bytes: Arc<Vec<Vec<u8>>>,
-}
-
-impl ResolvedSampling {
-    pub fn stops_at(&self, token: u32) -> bool {
-        self.eos.contains(&token) || self.params.stop_token_ids.contains(&token)
-    }
-
-    /// Returns true if a sequence with `generated` tokens must not end with the next token.
-    pub fn must_go_on(&self, generated: usize) -> bool {
-        generated < self.params.min_tokens
-    }
-}
-
-/// The state of a sequence.
-#[derive(Debug, Clone, Copy)]
-pub struct Context<'a> {
-    /// The prompt, followed by the generated tokens.
-    pub tokens: &'a [u32],
-    pub prompt_len: usize,
-    /// Number of tokens that count towards `min_tokens`.
-    pub generated: usize,
-    /// Seed. The n-th random number of the seed samples the n-th token.
-    pub seed: u64,
-    pub history: &'a SamplingHistory,
-    /// The grammar's mask: one bit per token, lowest bit first. Tokens beyond the mask are
-    /// excluded.
-    pub allowed: Option<&'a [u32]>,
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Sample {
-    pub token: u32,
-    /// Surprise in bits, with mirostat only.
-    pub surprise: Option<f32>,
-}
-
-/// The reason why no token can be chosen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NoChoice {
-    /// The logits contain NaN or infinity.
-    NotFinite,
-    /// All tokens are excluded.
-    Excluded,
-    OutOfMemory,
-}
-
-impl From<TryReserveError> for NoChoice {
-    fn from(_: TryReserveError) -> NoChoice {
-        NoChoice::OutOfMemory
-    }
-}
-
-impl From<NoChoice> for Error {
-    fn from(why: NoChoice) -> Error {
-        match why {
-            NoChoice::NotFinite => {
-                Error::model("no token can be chosen: the logits are not finite; check the model's weights for NaN, infinity and overflow")
-            }
-            NoChoice::Excluded => Error::invalid(
-                "no token can be chosen: all are excluded, by min_tokens together with stop_token_ids and the end-of-sequence tokens, \
-                 allowed_token_ids, bad_words, no_repeat_ngram_size or the grammar; loosen one of them",
-            ),
-            NoChoice::OutOfMemory => Error::out_of_memory(),
-        }
-    }
-}
+use crate::error::{self, try_vec};
+use crate::options::Dry;
 
 /// Working memory for one row of logits, with the length of the vocabulary.
 pub struct Sampler {
@@ -189,7 +111,8 @@ pub(super) fn narrow(candidates: &mut Vec<Candidate>, logits: &[f32], rules: &Re
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::{Dry, Mirostat};
+    use crate::decode::history::SamplingHistory;
+    use crate::options::{Mirostat, SamplingParams};
 
     const DRAWS: usize = 20_000;
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::sampler::ResolvedSampling;
+use super::resolved::ResolvedSampling;
 use crate::error::Result;
 
 /// A matcher that withholds text that may be the beginning of a stop string. It is plain data,

@@ -4,10 +4,12 @@ mod arch;
 mod checkpoint;
 mod config;
 mod decoder;
+mod formats;
 mod kv_layout;
 mod latent;
 mod mxfp4;
 mod packed;
+mod parts;
 pub mod spec;
 mod weights;
 

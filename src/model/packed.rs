@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use super::checkpoint::Checkpoint;
+use super::formats;
 use super::spec::{Linear, ModelSpec};
-use super::weights;
 use crate::backend::{Backend, PACKED_PIECE};
 use crate::error::{Error, Result, Text, try_format, try_vec};
 use crate::options::WeightFormat;
@@ -69,7 +69,7 @@ impl TensorLocation {
         requested: Option<WeightFormat>,
     ) -> Result<TensorLocation> {
         let (mut made, mut matrix_bytes, mut pieces) = (Sha256::new(), 0, 0);
-        weights::for_matrices(spec, checkpoint, requested, |linear: &Linear, format| {
+        formats::visit(spec, checkpoint, requested, |linear: &Linear, format| {
             made.update(try_format(format_args!("{linear:?} {format:?}\n"))?);
             let bytes = backend.matrix_bytes(linear.rows(), linear.cols, format);
             matrix_bytes += bytes;

@@ -2,12 +2,12 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use super::checkpoint::{Checkpoint, Tensor};
-use super::mxfp4;
+use super::formats;
 use super::packed::Reader;
-use super::spec::{Layout, Linear, Model, ModelSpec, Norm, Role, RowOrder, Source, TensorPart, Vector};
+use super::parts::Parts;
+use super::spec::{Linear, Model, ModelSpec, Norm, Role, TensorPart, Vector};
 use crate::backend::{Backend, NormOf, RowSource};
 use crate::error::{Code, Error, Result, try_vec};
 use crate::options::{Dtype, WeightFormat};
@@ -77,21 +77,6 @@ pub fn load<'a, B: Backend>(
     )
 }
 
-/// Visits every matrix in the order of loading, with its weight format.
-pub fn for_matrices(
-    spec: &ModelSpec,
-    checkpoint: &Checkpoint,
-    requested: Option<WeightFormat>,
-    mut visit: impl FnMut(&Linear, WeightFormat) -> Result<()>,
-) -> Result<()> {
-    let matrix = |linear: &Linear, role| {
-        let dtype = Parts::find(linear, checkpoint)?.dtype;
-        visit(linear, format_of(linear, dtype, for_role(requested, role))?)
-    };
-    spec.try_map(matrix, |_| Ok(()), |_| Ok(()))?;
-    Ok(())
-}
-
 struct Meter<'a> {
     done: u64,
     total: u64,
@@ -113,44 +98,16 @@ pub fn bytes<B: Backend>(backend: &B, spec: &ModelSpec, checkpoint: &Checkpoint,
     let total = Cell::new(0);
     let add = |bytes: Result<u64>| bytes.map(|bytes| total.set(total.get() + bytes));
     spec.try_map(
-        |linear, role| add(linear_bytes(backend, linear, checkpoint, for_role(requested, role))),
+        |linear, role| add(linear_bytes(backend, linear, checkpoint, formats::for_role(requested, role))),
         |norm| add(norm_bytes(norm, checkpoint)),
         |vector| add(checkpoint.tensor(&vector.name, &[vector.len]).map(|_| (vector.len * size_of::<f32>()) as u64)),
     )?;
     Ok(total.get())
 }
 
-/// Returns the weight format for a role if `requested` is requested. None: the storage type.
-fn for_role(requested: Option<WeightFormat>, role: Role) -> Option<WeightFormat> {
-    match (requested, role) {
-        (_, Role::Exact) => None,
-        // Every token passes through these matrices, and the head decides between tokens with close
-        // logits.
-        (Some(WeightFormat::Int4 { .. }), Role::Vocabulary) => Some(WeightFormat::Int8),
-        (Some(WeightFormat::Fp8), Role::Vocabulary) => None,
-        (requested, _) => requested,
-    }
-}
-
-/// Returns the format of a matrix, or an error if the wanted format is not applicable.
-fn format_of(linear: &Linear, stored: Dtype, wanted: Option<WeightFormat>) -> Result<WeightFormat> {
-    match wanted {
-        Some(WeightFormat::Int4 { group, .. }) if !linear.cols.is_multiple_of(group) => {
-            let fits: Vec<_> = WeightFormat::GROUPS.into_iter().filter(|group| linear.cols.is_multiple_of(*group)).collect();
-            let remedy = if fits.is_empty() { String::new() } else { format!("weight_group to one of {fits:?}, or ") };
-            Err(Error::unsupported(format!(
-                "weight_format is int4 in groups of {group}, but {} has {} columns; set {remedy}weight_format to int8",
-                linear.parts[0].weight(),
-                linear.cols
-            )))
-        }
-        wanted => Ok(wanted.unwrap_or(stored.into())),
-    }
-}
-
 fn linear_bytes<B: Backend>(backend: &B, linear: &Linear, checkpoint: &Checkpoint, wanted: Option<WeightFormat>) -> Result<u64> {
     let parts = Parts::find(linear, checkpoint)?;
-    let format = format_of(linear, parts.dtype, wanted)?;
+    let format = formats::of_matrix(linear, parts.dtype, wanted)?;
     let mut bytes = backend.matrix_bytes(linear.rows(), linear.cols, format);
     bias_of(linear, checkpoint, |part, _, _| {
         bytes += (part.rows * size_of::<f32>()) as u64;
@@ -241,7 +198,7 @@ struct Loading<'a, B: Backend> {
 impl<B: Backend> Loading<'_, B> {
     fn linear(&mut self, linear: &Linear, role: Role) -> Result<LoadedLinear<B>> {
         let parts = Parts::find(linear, self.checkpoint)?;
-        let (rows, format) = (linear.rows(), format_of(linear, parts.dtype, for_role(self.requested, role))?);
+        let (rows, format) = (linear.rows(), formats::of_matrix(linear, parts.dtype, formats::for_role(self.requested, role))?);
         let weight = match &mut self.origin {
             Origin::Packed(reader) => {
                 let weight = reader.matrix(self.backend, rows, linear.cols, format)?;
@@ -289,141 +246,4 @@ fn bias_of(linear: &Linear, checkpoint: &Checkpoint, mut visit: impl FnMut(&Tens
         visit(part, tensor, dtype)?;
     }
     Ok(())
-}
-
-/// The tensors of one matrix, read by row with a common dtype.
-struct Parts<'a> {
-    checkpoint: &'a Checkpoint,
-    parts: Vec<Stored<'a>>,
-    cols: usize,
-    layout: Layout,
-    order: RowOrder,
-    /// The parts' common dtype, or f32 if they differ.
-    dtype: Dtype,
-    /// A part stored as `[in, out]`, read completely: its index and bytes.
-    whole: Mutex<Option<(usize, Arc<Vec<u8>>)>>,
-}
-
-/// A part in its file.
-#[derive(Clone, Copy)]
-struct Stored<'a> {
-    tensor: &'a Tensor,
-    /// The scales, if the numbers are in MXFP4.
-    scales: Option<&'a Tensor>,
-    dtype: Dtype,
-    rows: usize,
-    /// Elements of the tensor before the part.
-    offset: usize,
-}
-
-impl<'a> Stored<'a> {
-    fn find(linear: &Linear, part: &TensorPart, checkpoint: &'a Checkpoint) -> Result<Stored<'a>> {
-        let rows = part.rows;
-        if let Source::Expert { index, count } = part.source
-            && let Some((tensor, scales)) = mxfp4::find(checkpoint, &part.name, [count, rows, linear.cols])?
-        {
-            return Ok(Stored { tensor, scales: Some(scales), dtype: Dtype::Bf16, rows, offset: index * rows * linear.cols });
-        }
-        let shape = linear.stored_shape(part);
-        let (tensor, dtype) = checkpoint.tensor(&part.weight(), &part.tensor_shape(&shape))?;
-        Ok(Stored { tensor, scales: None, dtype, rows, offset: part.offset(&shape) })
-    }
-}
-
-impl<'a> Parts<'a> {
-    fn find(linear: &Linear, checkpoint: &'a Checkpoint) -> Result<Parts<'a>> {
-        let Linear { cols, layout, order, .. } = *linear;
-        let parts: Vec<Stored> = linear.parts.iter().map(|part| Stored::find(linear, part, checkpoint)).collect::<Result<_>>()?;
-        let first = parts[0].dtype;
-        let dtype = if parts.iter().all(|part| part.dtype == first) { first } else { Dtype::F32 };
-        Ok(Parts { checkpoint, parts, cols, layout, order, dtype, whole: Mutex::default() })
-    }
-
-    /// Returns the bytes of this many rows.
-    fn bytes(&self, rows: usize) -> usize {
-        rows * self.cols * self.dtype.bytes()
-    }
-
-    /// Fills `out` with whole rows from row `first` on.
-    fn read_rows(&self, first: usize, out: &mut [u8]) -> Result<()> {
-        let row_bytes = self.cols * self.dtype.bytes();
-        let (mut start, mut filled) = (0, 0);
-        for part in 0..self.parts.len() {
-            let rows = self.parts[part].rows;
-            let (from, end) = (first + filled / row_bytes, first + out.len() / row_bytes);
-            if from < start + rows && from < end {
-                let count = end.min(start + rows) - from;
-                self.read_part(part, from - start, count, &mut out[filled..filled + count * row_bytes])?;
-                filled += count * row_bytes;
-            }
-            start += rows;
-        }
-        Ok(())
-    }
-
-    fn read_part(&self, part: usize, first: usize, count: usize, out: &mut [u8]) -> Result<()> {
-        let dtype = self.parts[part].dtype;
-        if dtype == self.dtype {
-            return self.read_stored(part, first, out);
-        }
-        let mut piece = try_vec(count * self.cols * dtype.bytes(), 0u8)?;
-        self.read_stored(part, first, &mut piece)?;
-        dtype.visit(&piece, |i, value| out[4 * i..][..4].copy_from_slice(&value.to_le_bytes()));
-        Ok(())
-    }
-
-    /// Reads rows in the dtype of the part; MXFP4 is read as bf16.
-    fn read_stored(&self, part: usize, first: usize, out: &mut [u8]) -> Result<()> {
-        let (Stored { tensor, scales, dtype, rows, offset }, cols) = (self.parts[part], self.cols);
-        let bytes = dtype.bytes();
-        if self.layout == Layout::InOut && scales.is_none() {
-            return self.read_turned(part, first, out);
-        }
-        let (row_bytes, mut row, mut out) = (cols * bytes, first, out);
-        while !out.is_empty() {
-            let run = self.order.run_at(rows, row);
-            // Rows that are not adjacent in the file are read one by one.
-            let at_once = if run.step == 1 || scales.is_some() { run.rows } else { 1 };
-            let (now, rest) = out.split_at_mut(out.len().min(at_once * row_bytes));
-            let start = offset + run.first * cols;
-            match scales {
-                Some(scales) => mxfp4::StridedRows { blocks: tensor, scales, start, cols, step: run.step }.read(self.checkpoint, now)?,
-                None => self.checkpoint.read(tensor, (start * bytes) as u64, now)?,
-            }
-            row += now.len() / row_bytes;
-            out = rest;
-        }
-        Ok(())
-    }
-
-    /// Reads rows of a part stored as `[in, out]`.
-    fn read_turned(&self, part: usize, first: usize, out: &mut [u8]) -> Result<()> {
-        let Stored { dtype, rows, .. } = self.parts[part];
-        let (bytes, whole) = (dtype.bytes(), self.whole(part)?);
-        for (row, out) in out.chunks_exact_mut(self.cols * bytes).enumerate() {
-            let row = self.order.run_at(rows, first + row).first;
-            for (col, element) in out.chunks_exact_mut(bytes).enumerate() {
-                element.copy_from_slice(&whole[(col * rows + row) * bytes..][..bytes]);
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns the bytes of a part. The first thread that needs them reads them. At the boundary of
-    /// two parts, both may be in memory briefly.
-    fn whole(&self, part: usize) -> Result<Arc<Vec<u8>>> {
-        let mut held = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((index, whole)) = &*held
-            && *index == part
-        {
-            return Ok(whole.clone());
-        }
-        *held = None;
-        let Stored { tensor, dtype, rows, offset, .. } = self.parts[part];
-        let mut bytes = try_vec(rows * self.cols * dtype.bytes(), 0u8)?;
-        self.checkpoint.read(tensor, (offset * dtype.bytes()) as u64, &mut bytes)?;
-        let whole = Arc::new(bytes);
-        *held = Some((part, whole.clone()));
-        Ok(whole)
-    }
 }
