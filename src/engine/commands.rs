@@ -230,7 +230,7 @@ impl EngineCore {
         }
         let request = sequence.request;
         self.watch(request, deadline)?;
-        let max_len = self.scheduler.get(seq)?.max_len;
+        let max_len = self.scheduler.get(seq)?.max_len();
         self.scheduler.resume(seq, max_len, keep)
     }
 
@@ -253,7 +253,7 @@ impl EngineCore {
             isa: if stream.inexact { MIXED.into() } else { self.model.isa.into() },
             tokens: sequence.tokens.as_slice().into(),
             computed,
-            max_len: sequence.max_len,
+            max_len: sequence.max_len(),
             logits_from: sequence.logits_from,
             ..Header::default()
         })?;

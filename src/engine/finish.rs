@@ -82,7 +82,7 @@ impl EngineCore {
     /// Ends one running sequence between steps.
     pub(super) fn end_sequence(&mut self, seq: SeqId, finish: FinishReason, complete: impl FnOnce(Output) -> Output) {
         let runs = self.scheduler.find(seq).filter(|sequence| sequence.group.is_some());
-        let Some((stays, stats)) = runs.map(|sequence| (sequence.keep, sequence.stats)) else { return };
+        let Some((stays, stats)) = runs.map(|sequence| (sequence.is_kept(), sequence.stats)) else { return };
         let Some(stream) = self.requests.sequences.get_mut(&seq) else { return };
         stream.timing.set_stats(stats);
         let sender = stream.sender.clone();

@@ -8,7 +8,8 @@ impl Scheduler {
     /// Panics unless every invariant between two steps holds. For tests.
     pub fn check(&self) {
         self.blocks.check(self.sequences.values().map(|sequence| &sequence.table));
-        self.check_queues();
+        self.queues.check();
+        assert!(self.queues.running_width() <= self.options.max_seqs, "more sequences run than max_seqs");
         self.check_places();
         self.check_reclaimable();
         for sequence in self.sequences.values() {
@@ -18,59 +19,43 @@ impl Scheduler {
         }
     }
 
-    fn check_queues(&self) {
-        let queues: [(Queue, Vec<GroupId>); 3] = [
-            (Queue::Waiting, self.waiting.iter().collect()),
-            (Queue::Running, self.running.clone()),
-            (Queue::Paused, self.paused.iter().collect()),
-        ];
-        for (queue, groups) in &queues {
-            assert!(groups.is_sorted(), "a queue is not ordered by age");
-            assert!(groups.iter().all(|&id| self.groups[id].queue == *queue), "a group of the queue {queue:?} has another queue");
-        }
-        assert_eq!(self.set_aside.len(), 0, "groups are set aside between steps");
-        let queued: usize = queues.iter().map(|(_, groups)| groups.len()).sum();
-        assert_eq!(queued, self.groups.len(), "a group is not in exactly one queue");
-        self.groups.check();
-        assert!(self.running_sequences_limit() <= self.options.max_seqs, "more sequences run than max_seqs");
-        for group in self.groups.values() {
-            assert!(group.width() <= group.members.len() + group.shells.len(), "a group lacks the sequences of its future samples");
-        }
-    }
-
     /// Panics unless exactly the sequences that hold device blocks and do not run are reclaimable.
     fn check_reclaimable(&self) {
         let (mut reclaimable, mut hosted) = (0, 0);
         for slot in self.known_slots() {
             let sequence = &self.sequences[slot];
             let runs = match sequence.group {
-                Some(group) => self.groups[group].queue == Queue::Running,
-                None => !sequence.idle,
+                Some(group) => self.queues.groups[group].queue == Queue::Running,
+                None => !sequence.is_idle(),
             };
             let on_device = !sequence.table.swapped() && !sequence.table.blocks().is_empty();
             assert_eq!(sequence.table.is_reclaimable(), !runs && on_device, "sequence {} is reclaimable and runs, or neither", sequence.id);
             if sequence.table.is_reclaimable() {
-                let places = if sequence.group.is_some() { &self.reclaimable } else { &self.reclaimable_idle };
+                let places = if sequence.group.is_some() { &self.reclaimable.of_groups } else { &self.reclaimable.idle };
                 assert!(places.contains(sequence.order_key(slot)), "sequence {} is missing among the reclaimable ones", sequence.id);
                 reclaimable += 1;
             }
-            if sequence.table.swapped() && sequence.idle {
+            if sequence.table.swapped() && sequence.is_idle() {
                 assert!(
-                    self.hosted.contains(sequence.order_key(slot)),
+                    self.reclaimable.hosted.contains(sequence.order_key(slot)),
                     "sequence {} is missing among the idle ones of the host tier",
                     sequence.id
                 );
                 hosted += 1;
             }
         }
-        assert_eq!(self.reclaimable.len() + self.reclaimable_idle.len(), reclaimable, "the number of reclaimable sequences is wrong");
-        assert_eq!(self.hosted.len(), hosted, "the number of idle sequences in the host tier is wrong");
+        assert_eq!(
+            self.reclaimable.of_groups.len() + self.reclaimable.idle.len(),
+            reclaimable,
+            "the number of reclaimable sequences is wrong"
+        );
+        assert_eq!(self.reclaimable.hosted.len(), hosted, "the number of idle sequences in the host tier is wrong");
     }
 
     /// Panics unless every sequence is found by its id and is a member of a group, idle, or pinned.
     fn check_places(&self) {
         let mut members: Vec<Slot> = Vec::new();
-        for group in self.groups.values() {
+        for group in self.queues.groups.values() {
             assert!(!group.members.is_empty(), "a group has no members");
             members.extend(&group.members);
         }
@@ -81,21 +66,21 @@ impl Scheduler {
             let sequence = &self.sequences[slot];
             assert_eq!(self.sequences.find(sequence.id), Some(slot), "sequence {} is not found by its id", sequence.id);
             assert_eq!(members.binary_search(&slot).is_ok(), sequence.group.is_some(), "sequence {} and its group disagree", sequence.id);
-            let contains = |group: GroupId| self.groups[group].members.contains(&slot);
+            let contains = |group: GroupId| self.queues.groups[group].members.contains(&slot);
             assert!(sequence.group.is_none_or(contains), "sequence {} is no member of its group", sequence.id);
             assert!(
-                sequence.group.is_some() || sequence.idle || sequence.pinned,
+                sequence.group.is_some() || sequence.is_idle() || sequence.request.pinned,
                 "sequence {} has no group and is neither idle nor pinned",
                 sequence.id
             );
-            assert!(sequence.group.is_none() || !sequence.idle, "sequence {} is idle in a group", sequence.id);
+            assert!(sequence.group.is_none() || !sequence.is_idle(), "sequence {} is idle in a group", sequence.id);
             assert_eq!(
-                self.pins.iter().any(|(_, pin)| *pin == slot),
-                sequence.pinned,
+                self.pins.contains(slot),
+                sequence.request.pinned,
                 "sequence {} is pinned and not in the list of pins, or the reverse",
                 sequence.id
             );
-            idle += sequence.idle as usize;
+            idle += sequence.is_idle() as usize;
         }
         assert_eq!(self.idle(), idle, "the number of idle sequences is wrong");
     }

@@ -33,7 +33,7 @@ impl Scheduler {
             }
             events.push(Event::Advanced { sampled_token, finish, stats });
         }
-        self.spare_plan = plan;
+        self.planning.spare_plan = plan;
     }
 
     fn finish(&mut self, slot: Slot, why: FinishReason) {
@@ -68,7 +68,7 @@ impl Scheduler {
         }
         // A sequence with the same prompt as a pin continues after a full block before its last
         // token. The window at this point must therefore be kept.
-        let limit = if sequence.pinned { (sequence.tokens.len() - 1) / block_size * block_size } else { computed };
+        let limit = if sequence.request.pinned { (sequence.tokens.len() - 1) / block_size * block_size } else { computed };
         self.blocks.drop_out_of_window(&mut sequence.table, computed.min(limit));
         // A pin without pending tokens is complete. It samples nothing.
         if !scheduled.samples && sequence.pending() == 0 {
@@ -88,13 +88,13 @@ impl Scheduler {
         for ScheduledSequence { seq, slot, .. } in plan.sampled() {
             let continues = std::mem::take(&mut self.sequences[*slot].chosen);
             let Some(group) = self.sequences[*slot].group else { continue };
-            if !matches!(self.groups[group].branching, Branching::Beams(_)) || continues {
+            if !matches!(self.queues.groups[group].branching, Branching::Beams(_)) || continues {
                 continue;
             }
-            let last = self.groups[group].members.len() == 1;
+            let last = self.queues.groups[group].members.len() == 1;
             let dropped = self.take_out(*slot);
             if !last {
-                self.groups.change(group, |group| group.shells.push(dropped));
+                self.queues.groups.change(group, |group| group.shells.push(dropped));
             }
             events.push(Event::Dropped { seq: *seq });
         }
@@ -116,11 +116,11 @@ impl Scheduler {
     fn fork_member(&mut self, parent: SeqId, child: SeqId) -> Option<()> {
         let slot = self.sequences.find(parent)?;
         let group = self.sequences[slot].group?;
-        let shell = self.groups.change(group, |group| group.shells.pop())?;
+        let shell = self.queues.groups.change(group, |group| group.shells.pop())?;
         let mut forked = self.branch(slot, self.sequences[slot].tokens.len(), child, shell).ok()?;
         (forked.group, forked.started) = (Some(group), true);
         let slot = self.sequences.insert(forked);
-        self.groups.change(group, |SequenceGroup { members, branching, .. }| {
+        self.queues.groups.change(group, |SequenceGroup { members, branching, .. }| {
             members.push(slot);
             if let Branching::Samples(_) = branching {
                 *branching = Branching::One;
@@ -136,6 +136,6 @@ impl Scheduler {
         let mut copies = std::mem::take(&mut plan.batch.copies);
         self.undo_copies(0, plan.sequences.iter().map(|scheduled| scheduled.slot), &mut copies);
         plan.batch.copies = copies;
-        self.spare_plan = plan;
+        self.planning.spare_plan = plan;
     }
 }

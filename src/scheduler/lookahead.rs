@@ -21,7 +21,7 @@ impl Scheduler {
         for scheduled in &plan.sequences {
             let sequence = &mut self.sequences[scheduled.slot];
             let next = sequence.tokens.len();
-            if next + 1 >= sequence.max_len {
+            if next + 1 >= sequence.max_len() {
                 plan.batch.next_slots.extend(std::iter::repeat_n(NO_SLOT, self.blocks.paging().groups()));
                 continue;
             }
@@ -51,12 +51,12 @@ impl Scheduler {
 
     /// Returns whether an open step could admit or resume another sequence.
     fn may_admit_another(&mut self) -> bool {
-        let Some(first) = self.waiting.first() else { return self.looks_again };
-        if self.looks_again || self.running.last().is_some_and(|&youngest| first < youngest) {
+        let Some(first) = self.queues.waiting.first() else { return self.queues.recheck_paused };
+        if self.queues.recheck_paused || self.queues.running.last().is_some_and(|&youngest| first < youngest) {
             return true;
         }
-        let has_seat = self.running_sequences_limit() + self.groups[first].width() <= self.options.max_seqs;
-        has_seat && self.may_run(first) && self.fits(first, self.running.len(), self.reserved_by_running())
+        let has_seat = self.queues.running_width() + self.queues.groups[first].width() <= self.options.max_seqs;
+        has_seat && self.may_run(first) && self.fits(first, self.queues.running.len(), self.reserved_by_running())
     }
 
     /// Writes the block tables again, since they have grown.

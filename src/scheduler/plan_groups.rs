@@ -1,15 +1,7 @@
 //! The tokens that the members of a group compute in a step.
 
 use super::slab::Slot;
-use super::{Branching, GroupId, Scheduler, Sequence, StepPlan};
-
-/// The tokens of one member in the step that is being planned.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct ScheduledTokens {
-    pub slot: Slot,
-    pub tokens: usize,
-    pub samples: bool,
-}
+use super::{Branching, GroupId, ScheduledTokens, Scheduler, Sequence, StepPlan};
 
 /// A member that waits until another one has computed their `common` first tokens.
 struct PrefixWait {
@@ -21,9 +13,9 @@ impl Scheduler {
     /// Plans the tokens of `running[place]` within the limits of the step. The group may be
     /// preempted instead.
     pub(super) fn plan_group(&mut self, place: usize, plan: &mut StepPlan) {
-        let id = self.running[place];
+        let id = self.queues.running[place];
         // After the group has lost a member, the others may fit.
-        while self.running.get(place) == Some(&id) && !self.try_plan(id, plan) {}
+        while self.queues.running.get(place) == Some(&id) && !self.try_plan(id, plan) {}
     }
 
     /// Returns false if the group was preempted or lost a member.
@@ -32,7 +24,7 @@ impl Scheduler {
         if self.blocks.swapped() > 0 && !self.allocate_or_preempt(id, |s| s.swap_in_group(id)) {
             return false;
         }
-        match self.groups[id].members[..] {
+        match self.queues.groups[id].members[..] {
             [slot] => self.plan_single(id, slot, plan),
             _ => self.plan_members(id, plan),
         }
@@ -40,7 +32,7 @@ impl Scheduler {
 
     /// Plans the only member of a group, with as many tokens as the step allows.
     fn plan_single(&mut self, id: GroupId, slot: Slot, plan: &mut StepPlan) -> bool {
-        plan.has_beams |= matches!(self.groups[id].branching, Branching::Beams(_));
+        plan.has_beams |= matches!(self.queues.groups[id].branching, Branching::Beams(_));
         let Some(chunk) = self.schedule_single(slot, plan) else { return true };
         let prepared = self.allocate_or_preempt(id, |s| s.prepare(&[chunk], plan));
         if prepared {
@@ -52,16 +44,16 @@ impl Scheduler {
     /// Plans several members. They sample in the same step, one row each, when each has computed
     /// all other tokens. After a preemption, the members share their common prefix again.
     fn plan_members(&mut self, id: GroupId, plan: &mut StepPlan) -> bool {
-        plan.has_beams |= matches!(self.groups[id].branching, Branching::Beams(_));
-        let (members, mut chunks) = (self.groups.take_members(id), std::mem::take(&mut self.scheduled));
+        plan.has_beams |= matches!(self.queues.groups[id].branching, Branching::Beams(_));
+        let (members, mut chunks) = (self.queues.groups.take_members(id), std::mem::take(&mut self.planning.scheduled));
         chunks.clear();
         self.schedule_together(&members, plan, &mut chunks);
-        self.groups.return_members(id, members);
+        self.queues.groups.return_members(id, members);
         let prepared = chunks.is_empty() || self.allocate_or_preempt(id, |s| s.prepare(&chunks, plan));
         if prepared {
             chunks.iter().for_each(|chunk| self.write(*chunk, plan));
         }
-        self.scheduled = chunks;
+        self.planning.scheduled = chunks;
         prepared
     }
 
@@ -69,10 +61,10 @@ impl Scheduler {
         let sequence = &self.sequences[slot];
         let pending = sequence.pending();
         let tokens = match pending {
-            1 => (self.step_budget.decodes && plan.batch.token_count() < self.options.max_batch_tokens) as usize,
+            1 => (self.planning.budget.decodes && plan.batch.token_count() < self.options.max_batch_tokens) as usize,
             _ => self.tokens_for(sequence, self.prompt_budget(plan), plan),
         };
-        let samples = tokens == pending && !sequence.pinned;
+        let samples = tokens == pending && !sequence.request.pinned;
         (tokens > 0 && (!samples || plan.batch.logit_rows.len() < self.options.max_seqs)).then_some(ScheduledTokens {
             slot,
             tokens,
@@ -88,14 +80,14 @@ impl Scheduler {
         let budget = self.options.max_batch_tokens - plan.batch.token_count();
         let logits = self.options.max_seqs - plan.batch.logit_rows.len();
         // Members may have caught up by sharing alone, without computing a token.
-        if chunks.is_empty() && self.step_budget.decodes && members.len() <= budget.min(logits) && may_choose(self) {
+        if chunks.is_empty() && self.planning.budget.decodes && members.len() <= budget.min(logits) && may_choose(self) {
             chunks.extend(members.iter().map(|&slot| ScheduledTokens { slot, tokens: 1, samples: true }));
         }
     }
 
     /// Returns how many tokens the step can still hold for sequences that lack more than one token.
     pub(super) fn prompt_budget(&self, plan: &StepPlan) -> usize {
-        self.step_budget.max_prompt_tokens.min(self.options.max_batch_tokens - plan.batch.token_count())
+        self.planning.budget.max_prompt_tokens.min(self.options.max_batch_tokens - plan.batch.token_count())
     }
 
     /// Plans the missing tokens of the members, except their last ones.
@@ -131,7 +123,7 @@ impl Scheduler {
     }
 
     /// Shares the blocks of the longest common prefix with one of the `older` members. Returns
-    /// `Waits` if that prefix is not computed yet.
+    /// the wait if that prefix is not computed yet.
     fn share_prefix(&mut self, slot: Slot, older: &[Slot]) -> Result<(), PrefixWait> {
         let sequence = &self.sequences[slot];
         if sequence.pending() == 1 {
@@ -165,7 +157,7 @@ impl Scheduler {
         // Each running sequence has one row of logits. Additional tokens go to sequences that want
         // the logits of their prompt.
         let taken: usize = plan.sequences.iter().map(|scheduled| scheduled.logits.saturating_sub(1)).sum();
-        let logits = (self.options.max_seqs - self.running_sequences_limit() + 1)
+        let logits = (self.options.max_seqs - self.queues.running_width() + 1)
             .saturating_sub(taken)
             .min(self.options.max_seqs - plan.batch.logit_rows.len());
         tokens.min(from.saturating_sub(sequence.computed) + logits)
@@ -174,7 +166,7 @@ impl Scheduler {
     fn write(&mut self, chunk: ScheduledTokens, plan: &mut StepPlan) {
         let sequence = &self.sequences[chunk.slot];
         if sequence.pending() > 1 {
-            self.step_budget.max_prompt_tokens -= chunk.tokens;
+            self.planning.budget.max_prompt_tokens -= chunk.tokens;
         }
         let positions = sequence.computed..sequence.computed + chunk.tokens;
         plan.push(chunk.slot, sequence, positions, chunk.samples, &self.blocks);

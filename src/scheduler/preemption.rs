@@ -1,79 +1,116 @@
-//! Allocation of blocks for a step, and preemption if the pool has too few.
+//! Preemption: swap to the host tier, or recomputation.
 
 use super::slab::Slot;
-use super::{Branching, GroupId, ScheduledTokens, Scheduler, StepPlan};
-use crate::batch::BlockCopy;
+use super::{GroupId, Scheduler};
+use crate::kv::SwapLoad;
+use crate::options::Preemption;
+
+/// The measured costs in seconds, 0 if not measured. The scheduler knows no other durations.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Costs {
+    /// Transfer of one block between the tiers.
+    pub block: f64,
+    /// Computation of one prompt token.
+    pub token: f64,
+}
+
+impl Costs {
+    /// Returns whether a swap in both directions costs no more than recomputation. Without
+    /// measurement, a swap is preferred.
+    fn prefers_swap(&self, load: SwapLoad) -> bool {
+        self.token == 0.0 || 2.0 * load.blocks as f64 * self.block <= load.tokens as f64 * self.token
+    }
+}
+
+/// The preemption mode, its costs, and the number of preemptions.
+#[derive(Debug)]
+pub(super) struct PreemptionState {
+    mode: Preemption,
+    pub costs: Costs,
+    preemptions: u64,
+    swapped: u64,
+    /// Number of preemptions whose transfers are pending.
+    swapping: u64,
+}
+
+impl PreemptionState {
+    pub fn new(mode: Preemption) -> PreemptionState {
+        PreemptionState { mode, costs: Costs::default(), preemptions: 0, swapped: 0, swapping: 0 }
+    }
+
+    /// Returns whether the mode allows swapping.
+    pub fn may_swap(&self) -> bool {
+        self.mode != Preemption::Recompute
+    }
+
+    /// Returns whether to swap sequences of this load, if swapping is allowed.
+    pub fn prefers_swap(&self, load: SwapLoad) -> bool {
+        self.mode == Preemption::Swap || self.costs.prefers_swap(load)
+    }
+
+    /// Counts a preemption.
+    pub fn record(&mut self, swapped: bool) {
+        self.preemptions += 1;
+        self.swapping += swapped as u64;
+    }
+
+    /// Records whether the pending transfers to the host tier have succeeded.
+    pub fn record_moves_out(&mut self, succeeded: bool) {
+        self.swapped += if succeeded { self.swapping } else { 0 };
+        self.swapping = 0;
+    }
+}
 
 impl Scheduler {
-    /// Calls `take` until it succeeds. After each failure, takes blocks of reclaimable sequences,
-    /// then of the youngest running group.
+    pub fn preemptions(&self) -> u64 {
+        self.preemption.preemptions
+    }
+
+    /// Returns the number of preemptions that swapped to the host tier.
+    pub fn preemptions_swapped(&self) -> u64 {
+        self.preemption.swapped
+    }
+
+    /// Returns the treatment of the KV blocks of preempted requests.
+    pub fn preemption(&self) -> Preemption {
+        self.preemption.mode
+    }
+
+    pub fn set_costs(&mut self, costs: Costs) {
+        self.preemption.costs = costs;
+    }
+
+    pub(super) fn take_all_blocks(&mut self, id: GroupId) {
+        let members = self.queues.groups.take_members(id);
+        let swapped = self.take_blocks_of(&members);
+        self.preemption.record(swapped);
+        self.queues.groups.return_members(id, members);
+    }
+
+    /// Takes the blocks of these sequences, all or nothing. Returns true if they were swapped to
+    /// the host tier.
     ///
-    /// Returns false if the group itself was the youngest and was preempted or lost a member.
-    pub(super) fn allocate_or_preempt(&mut self, id: GroupId, mut take: impl FnMut(&mut Scheduler) -> bool) -> bool {
-        while !take(self) {
-            let alone = self.running.len() == 1;
-            // The last running group also needs the blocks that it shares with reclaimable
-            // sequences, since it would copy them otherwise.
-            if self.reclaim() || (alone && (self.reclaim_one() || self.unpin_lowest(id))) {
-                continue;
-            }
-            if (alone && self.split_group(id)) || self.preempt_youngest() == id {
-                return false;
-            }
+    /// Otherwise their tokens are recomputed, except those that the prefix cache still has.
+    pub(super) fn take_blocks_of(&mut self, slots: &[Slot]) -> bool {
+        let swaps = self.swap_out(slots);
+        if !swaps {
+            slots.iter().for_each(|&slot| self.take_blocks(slot));
         }
-        true
+        slots.iter().for_each(|&slot| self.count_preemption(slot));
+        swaps
     }
 
-    /// Moves the last of several samples to a waiting group of its own.
-    ///
-    /// After admission, rewinds and appends may have ended the sharing of the prompt, so that the
-    /// samples no longer fit the pool together. Each one fits alone.
-    fn split_group(&mut self, id: GroupId) -> bool {
-        let group = &self.groups[id];
-        let &[_, .., last] = group.members.as_slice() else { return false };
-        if group.branching != Branching::One || self.enqueue_alone(last).is_err() {
-            return false;
-        }
-        self.groups.change(id, |group| group.members.pop());
-        self.swapping += self.preempt(&[last]) as u64;
-        self.preemptions += 1;
-        true
+    /// Counts a preemption, except for an idle sequence.
+    fn count_preemption(&mut self, slot: Slot) {
+        let sequence = &mut self.sequences[slot];
+        sequence.stats.preemptions += sequence.group.is_some() as u64;
     }
 
-    /// Allocates blocks for the chunks, all or nothing.
-    pub(super) fn prepare(&mut self, chunks: &[ScheduledTokens], plan: &mut StepPlan) -> bool {
-        let copies = &mut plan.batch.copies;
-        let before = copies.len();
-        for chunk in chunks {
-            let sequence = &mut self.sequences[chunk.slot];
-            let write = sequence.computed..sequence.computed + chunk.tokens;
-            if self.blocks.prepare(&mut sequence.table, write, copies).is_err() {
-                self.undo_copies(before, chunks.iter().map(|chunk| chunk.slot), copies);
-                return false;
-            }
-        }
-        true
-    }
-
-    /// Reverts the copies from index `first` on, which were made for `sequences`.
-    pub(super) fn undo_copies(&mut self, first: usize, sequences: impl Iterator<Item = Slot> + Clone, copies: &mut Vec<BlockCopy>) {
-        for copy in copies.drain(first..).rev() {
-            for slot in sequences.clone() {
-                self.blocks.undo(copy, &mut self.sequences[slot].table);
-            }
-        }
-    }
-
-    pub(super) fn preempt_youngest(&mut self) -> GroupId {
-        let id = self.running.pop().expect("a group without blocks is running");
-        self.take_all_blocks(id);
-        self.wait(id);
-        id
-    }
-
-    /// Removes the pin with the lowest priority, except one that is being computed by `group`.
-    pub(super) fn unpin_lowest(&mut self, group: GroupId) -> bool {
-        let lowest = self.pins.iter().find(|(_, slot)| self.sequences[*slot].group != Some(group)).map(|&(_, slot)| slot);
-        lowest.map(|slot| self.take_out(slot)).is_some()
+    /// Drops the computed state of the sequence in either tier.
+    pub(super) fn take_blocks(&mut self, slot: Slot) {
+        self.unmark_reclaimable(slot);
+        let sequence = &mut self.sequences[slot];
+        self.blocks.free(&mut sequence.table);
+        sequence.computed = 0;
     }
 }

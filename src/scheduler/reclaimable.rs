@@ -5,6 +5,7 @@ use super::sequence::Sequence;
 use super::slab::Slot;
 use super::{GroupId, Scheduler};
 use crate::error::Result;
+use crate::kv::BlockManager;
 use crate::types::SeqId;
 
 /// Reclaimable sequences in the order of reclamation.
@@ -61,18 +62,36 @@ impl ReclaimableSet {
     }
 }
 
-impl Sequence {
-    /// Returns the order key: the longest idle sequence first, or the youngest group first.
-    pub(super) fn order_key(&self, slot: Slot) -> Place {
-        (self.group.map_or((self.idle_since, 0), GroupId::reverse_key), self.id, slot)
-    }
+/// All reclaimable sequences, and the number of idle ones.
+#[derive(Debug, Default)]
+pub(super) struct ReclaimableSequences {
+    /// Sequences of groups that do not run.
+    pub of_groups: ReclaimableSet,
+    /// Idle sequences with device blocks.
+    pub idle: ReclaimableSet,
+    /// Idle sequences in the host tier.
+    pub hosted: OrderedSet<Place>,
+    idle_sequences: usize,
+    /// Number of sequences that have become idle so far.
+    last_idle: u64,
 }
 
-impl Scheduler {
+impl ReclaimableSequences {
+    /// Reserves space for `total` sequences.
+    pub fn try_reserve(&mut self, total: usize) -> Result<()> {
+        self.of_groups.try_reserve(total)?;
+        self.idle.try_reserve(total)?;
+        self.hosted.try_reserve(total)
+    }
+
+    /// Returns the number of idle sequences, in any tier and without blocks.
+    pub fn idle_sequences(&self) -> usize {
+        self.idle_sequences
+    }
+
     /// Marks the sequence reclaimable if it holds blocks. In the host tier, only idle sequences are
     /// reclaimable.
-    pub(super) fn mark_reclaimable(&mut self, slot: Slot) {
-        let sequence = &mut self.sequences[slot];
+    fn mark(&mut self, blocks: &mut BlockManager, sequence: &mut Sequence, slot: Slot) {
         if sequence.table.swapped() {
             if sequence.group.is_none() {
                 self.hosted.insert(sequence.order_key(slot));
@@ -82,46 +101,70 @@ impl Scheduler {
         if sequence.table.is_reclaimable() || sequence.table.blocks().is_empty() {
             return;
         }
-        self.blocks.mark_reclaimable(&mut sequence.table);
-        let reclaimable = if sequence.group.is_some() { &mut self.reclaimable } else { &mut self.reclaimable_idle };
-        reclaimable.insert(sequence.order_key(slot));
+        blocks.mark_reclaimable(&mut sequence.table);
+        self.set_of(sequence).insert(sequence.order_key(slot));
     }
 
-    /// Removes the sequence from the reclaimable sets, before it runs, loses its blocks, or changes
-    /// its order key.
-    pub(super) fn unmark_reclaimable(&mut self, slot: Slot) {
-        let sequence = &mut self.sequences[slot];
+    fn unmark(&mut self, blocks: &mut BlockManager, sequence: &mut Sequence, slot: Slot) {
         if sequence.table.swapped() {
             self.hosted.remove(sequence.order_key(slot));
         }
         if !sequence.table.is_reclaimable() {
             return;
         }
-        self.blocks.unmark_reclaimable(&mut sequence.table);
-        let reclaimable = if sequence.group.is_some() { &mut self.reclaimable } else { &mut self.reclaimable_idle };
-        reclaimable.remove(sequence.order_key(slot));
+        blocks.unmark_reclaimable(&mut sequence.table);
+        self.set_of(sequence).remove(sequence.order_key(slot));
+    }
+
+    fn set_of(&mut self, sequence: &Sequence) -> &mut ReclaimableSet {
+        if sequence.group.is_some() { &mut self.of_groups } else { &mut self.idle }
+    }
+
+    /// Makes the sequence the one that has been idle for the shortest time.
+    fn begin_idle(&mut self, sequence: &mut Sequence) {
+        self.last_idle += 1;
+        self.idle_sequences += sequence.idle_since.replace(self.last_idle).is_none() as usize;
+    }
+
+    /// Ends the idle state of the sequence, if it is idle.
+    pub fn end_idle(&mut self, sequence: &mut Sequence) {
+        self.idle_sequences -= sequence.idle_since.take().is_some() as usize;
+    }
+}
+
+impl Sequence {
+    /// Returns the order key: the longest idle sequence first, or the youngest group first.
+    pub(super) fn order_key(&self, slot: Slot) -> Place {
+        let key = self.group.map_or((self.idle_since.unwrap_or(0), 0), GroupId::reverse_key);
+        (key, self.id, slot)
+    }
+}
+
+impl Scheduler {
+    /// Marks the sequence reclaimable if it holds blocks. In the host tier, only idle sequences are
+    /// reclaimable.
+    pub(super) fn mark_reclaimable(&mut self, slot: Slot) {
+        self.reclaimable.mark(&mut self.blocks, &mut self.sequences[slot], slot);
+    }
+
+    /// Removes the sequence from the reclaimable sets, before it runs, loses its blocks, or changes
+    /// its order key.
+    pub(super) fn unmark_reclaimable(&mut self, slot: Slot) {
+        self.reclaimable.unmark(&mut self.blocks, &mut self.sequences[slot], slot);
     }
 
     /// Makes the sequence idle and reclaimable.
     pub(super) fn make_idle(&mut self, slot: Slot) {
-        self.last_idle += 1;
-        self.sequences[slot].idle_since = self.last_idle;
-        self.set_idle(slot, true);
+        self.reclaimable.begin_idle(&mut self.sequences[slot]);
         self.mark_reclaimable(slot);
     }
 
-    /// Sets the idle flag and updates the count.
-    pub(super) fn set_idle(&mut self, slot: Slot, idle: bool) {
-        let before = std::mem::replace(&mut self.sequences[slot].idle, idle);
-        self.idle = self.idle + idle as usize - before as usize;
-    }
-
     pub(super) fn mark_group_reclaimable(&mut self, group: GroupId) {
-        (0..self.groups[group].members.len()).for_each(|place| self.mark_reclaimable(self.groups[group].members[place]));
+        (0..self.queues.groups[group].members.len()).for_each(|place| self.mark_reclaimable(self.queues.groups[group].members[place]));
     }
 
     pub(super) fn unmark_group_reclaimable(&mut self, group: GroupId) {
-        (0..self.groups[group].members.len()).for_each(|place| self.unmark_reclaimable(self.groups[group].members[place]));
+        (0..self.queues.groups[group].members.len()).for_each(|place| self.unmark_reclaimable(self.queues.groups[group].members[place]));
     }
 
     /// Makes a block available by taking blocks of reclaimable sequences.
@@ -135,12 +178,12 @@ impl Scheduler {
     /// blocks.
     pub(super) fn reclaim_one(&mut self) -> bool {
         let has_own = |slot| self.blocks.has_own(&self.sequences[slot].table);
-        if let Some(slot) = self.reclaimable_idle.next(has_own) {
-            self.preempt(&[slot]);
+        if let Some(slot) = self.reclaimable.idle.next(has_own) {
+            self.take_blocks_of(&[slot]);
             self.mark_reclaimable(slot);
             return true;
         }
-        let group = self.reclaimable.next(has_own).and_then(|slot| self.sequences[slot].group);
+        let group = self.reclaimable.of_groups.next(has_own).and_then(|slot| self.sequences[slot].group);
         group.map(|group| self.take_all_blocks(group)).is_some()
     }
 }

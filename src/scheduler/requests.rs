@@ -1,6 +1,7 @@
 //! Commands of the host, applied between steps.
 
 use super::group::{Queue, SequenceGroup};
+use super::sequence::RequestProperties;
 use super::slab::Slot;
 use super::{Branching, GroupId, RankInputs, Scheduler, Sequence, SequenceStats};
 use crate::error::{Error, Result};
@@ -44,7 +45,7 @@ impl NewGroup {
     pub fn prepare(self, paging: &Paging) -> Result<PreparedGroup> {
         let NewGroup { prompt, max_len, branching, priority, keep, prompt_logits, root } = self;
         let mut sequence = Sequence::new(SeqId::default(), prompt, max_len, root, paging)?;
-        (sequence.keep, sequence.priority, sequence.pinned) = (keep, priority, branching == Branching::Pin);
+        sequence.request = RequestProperties { priority, keep, pinned: branching == Branching::Pin };
         sequence.logits_from = prompt_logits.then_some(0);
         let (mut members, mut shells) = (Vec::new(), Vec::new());
         members.try_reserve_exact(branching.max_members())?;
@@ -66,7 +67,7 @@ impl PreparedGroup {
     }
 
     pub fn priority(&self) -> i32 {
-        self.sequence.priority
+        self.sequence.request.priority
     }
 
     /// Returns the maximum number of tokens that each sequence may generate.
@@ -80,9 +81,9 @@ impl Scheduler {
     /// the ids of its forks.
     pub fn add(&mut self, id: SeqId, prepared: PreparedGroup) -> Result<()> {
         let PreparedGroup { mut sequence, branching, members, shells } = prepared;
-        let max_blocks = self.blocks.paging().max_blocks(sequence.max_len, self.options.max_tokens_per_step());
+        let max_blocks = self.blocks.paging().max_blocks(sequence.max_len(), self.options.max_tokens_per_step());
         assert!(max_blocks <= self.blocks.total(), "the engine refuses what can never fit");
-        self.reserve(1 + shells.len(), sequence.max_len)?;
+        self.reserve(1 + shells.len(), sequence.max_len())?;
         sequence.id = id;
         let slot = self.sequences.insert(sequence);
         self.enqueue(slot, SequenceGroup { branching, members, shells, queue: Queue::Waiting, started: false });
@@ -93,8 +94,7 @@ impl Scheduler {
     /// the pin with the lowest priority is removed.
     pub fn pin(&mut self, id: SeqId, prepared: PreparedGroup, priority: u32) -> Result<()> {
         self.add(id, prepared)?;
-        let (slot, place) = (self.slot(id)?, self.pins.partition_point(|&(other, _)| other <= priority));
-        self.pins.insert(place, (priority, slot));
+        self.pins.insert(self.slot(id)?, priority);
         Ok(())
     }
 
@@ -102,21 +102,16 @@ impl Scheduler {
     /// step, with `max_len` tokens per sequence.
     fn reserve(&mut self, more: usize, max_len: usize) -> Result<()> {
         let tables = self.options.max_seqs.min(self.options.max_batch_tokens).saturating_mul(self.blocks.paging().entries(max_len));
-        self.spare_plan.clear();
-        self.spare_plan.batch.tables.try_reserve_exact(tables)?;
+        self.planning.spare_plan.clear();
+        self.planning.spare_plan.batch.tables.try_reserve_exact(tables)?;
         let queues = [Queue::Waiting, Queue::Running, Queue::Paused];
-        let more = more + queues.map(|queue| self.groups.tally(queue).shells).iter().sum::<usize>();
+        let more = more + queues.map(|queue| self.queues.groups.tally(queue).shells).iter().sum::<usize>();
         let total = self.sequences.len() + more;
         self.sequences.try_reserve(more)?;
         // Forks of one group may be split into groups of their own.
-        self.groups.try_reserve(total.saturating_sub(self.groups.len()))?;
-        self.waiting.try_reserve(total)?;
-        self.set_aside.try_reserve(total)?;
-        self.paused.try_reserve(total)?;
+        self.queues.try_reserve(total)?;
         self.reclaimable.try_reserve(total)?;
-        self.reclaimable_idle.try_reserve(total)?;
-        self.hosted.try_reserve(total)?;
-        Ok(self.pins.try_reserve(total.saturating_sub(self.pins.len()))?)
+        self.pins.try_reserve(total)
     }
 
     /// Adds the sequence as the first member of a new group that arrives now.
@@ -124,11 +119,9 @@ impl Scheduler {
         self.unmark_reclaimable(slot);
         group.members.push(slot);
         let sequence = &self.sequences[slot];
-        let expected = self.length_predictor.expect(sequence.max_len.saturating_sub(sequence.tokens.len()), 0);
-        let rank = self.policies.order.rank(&RankInputs { at: self.now, priority: sequence.priority, expected });
-        let id = self.groups.insert(rank, group);
-        self.sequences[slot].group = Some(id);
-        self.waiting.insert(id);
+        let expected = self.length_predictor.expect(sequence.max_len().saturating_sub(sequence.tokens.len()), 0);
+        let rank = self.policies.order.rank(&RankInputs { at: self.now, priority: sequence.request.priority, expected });
+        self.sequences[slot].group = Some(self.queues.insert(rank, group));
         self.mark_reclaimable(slot);
     }
 
@@ -156,7 +149,7 @@ impl Scheduler {
             )));
         }
         let runs = of.group.is_some() && !idle;
-        let shell = Sequence::preallocated(of.max_len.max(len), self.blocks.paging())?;
+        let shell = Sequence::preallocated(of.max_len().max(len), self.blocks.paging())?;
         let mut forked = self.branch(slot, len, child, shell)?;
         forked.stats = SequenceStats::default();
         let slot = self.sequences.insert(forked);
@@ -204,9 +197,11 @@ impl Scheduler {
         sequence.append(tokens, max_model_len, paging)?;
         let sequence = &self.sequences[slot];
         if let Some(group) = sequence.group {
-            self.groups.change(group, |group| group.shells.iter_mut().try_for_each(|shell| shell.reserve_for_fork(sequence, paging)))?;
+            self.queues
+                .groups
+                .change(group, |group| group.shells.iter_mut().try_for_each(|shell| shell.reserve_for_fork(sequence, paging)))?;
         }
-        self.reserve(0, sequence.max_len)
+        self.reserve(0, sequence.max_len())
     }
 
     /// Truncates the sequence to its first `len` tokens.
@@ -236,7 +231,7 @@ impl Scheduler {
 
     /// Releases the blocks beyond the first `computed` tokens, and updates the reclaimable sets.
     fn truncate(&mut self, slot: Slot, computed: usize) {
-        let rests = self.sequences[slot].table.is_reclaimable() || self.sequences[slot].idle;
+        let rests = self.sequences[slot].table.is_reclaimable() || self.sequences[slot].is_idle();
         self.unmark_reclaimable(slot);
         self.blocks.truncate(&mut self.sequences[slot].table, computed);
         if rests {
@@ -257,12 +252,12 @@ impl Scheduler {
             return Err(Error::invalid(format!("sequence {id} has {len} tokens of at most {max_len}; rewind it before resuming it")));
         }
         sequence.raise_max_len(max_len, self.blocks.paging())?;
-        sequence.keep = keep;
+        sequence.request.keep = keep;
         sequence.generated = 0;
         sequence.started = false;
         sequence.stats = SequenceStats::default();
         self.begin(slot)?;
-        self.set_idle(slot, false);
+        self.reclaimable.end_idle(&mut self.sequences[slot]);
         Ok(())
     }
 
@@ -276,7 +271,7 @@ impl Scheduler {
     pub(super) fn end_slot(&mut self, slot: Slot) {
         self.unmark_reclaimable(slot);
         let sequence = &mut self.sequences[slot];
-        let (group, keep) = (sequence.group.take(), sequence.keep);
+        let (group, keep) = (sequence.group.take(), sequence.request.keep);
         // Releases blocks that were reserved for a step that was not run.
         self.blocks.truncate(&mut sequence.table, sequence.computed);
         self.leave_group(slot, group);
@@ -294,27 +289,20 @@ impl Scheduler {
 
     pub(super) fn take_out(&mut self, slot: Slot) -> Sequence {
         self.unmark_reclaimable(slot);
-        self.set_idle(slot, false);
+        self.reclaimable.end_idle(&mut self.sequences[slot]);
         let mut sequence = self.sequences.remove(slot);
         self.blocks.free(&mut sequence.table);
         self.leave_group(slot, sequence.group);
-        if sequence.pinned {
-            self.pins.retain(|&(_, other)| other != slot);
+        if sequence.request.pinned {
+            self.pins.remove(slot);
         }
         sequence
     }
 
     /// Removes a member from its group. An empty group is removed.
     pub(super) fn leave_group(&mut self, slot: Slot, group: Option<GroupId>) {
-        let Some(id) = group else { return };
-        self.groups.change(id, |group| group.members.retain(|&other| other != slot));
-        if !self.groups[id].members.is_empty() {
-            return;
-        }
-        match self.groups.remove(id).queue {
-            Queue::Waiting => drop(self.waiting.remove(id) || self.set_aside.remove(id)),
-            Queue::Paused => drop(self.paused.remove(id)),
-            Queue::Running => drop(self.running.binary_search(&id).map(|place| self.running.remove(place))),
+        if let Some(id) = group {
+            self.queues.remove_member(id, slot);
         }
     }
 

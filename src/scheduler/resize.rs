@@ -19,10 +19,10 @@ impl Scheduler {
         if self.blocks.idle_blocks() > 0 && self.reclaim_one() {
             return true;
         }
-        if self.running.len() < 2 && self.unpin_lowest(GroupId::MAX) {
+        if self.queues.running.len() < 2 && self.unpin_lowest(GroupId::MAX) {
             return true;
         }
-        let runs = !self.running.is_empty();
+        let runs = !self.queues.running.is_empty();
         if runs {
             self.preempt_youngest();
         }
@@ -42,11 +42,11 @@ impl Scheduler {
     /// Returns the number of blocks that the next step may take from the pool, including the prompt
     /// of the first waiting group. 0 if no group can run.
     pub fn next_need(&self) -> usize {
-        if self.running.is_empty() && self.waiting.first().is_none() && self.paused.first().is_none() {
+        if self.queues.running.is_empty() && self.queues.waiting.first().is_none() && self.queues.paused.first().is_none() {
             return 0;
         }
         let rows = self.blocks.paging().entries(self.options.max_batch_tokens);
-        let first = self.waiting.first().map_or(0, |id| self.blocks_needed(id));
+        let first = self.queues.waiting.first().map_or(0, |id| self.blocks_needed(id));
         rows.max(first) + self.options.max_seqs * self.blocks.paging().groups() + self.watermark()
     }
 }

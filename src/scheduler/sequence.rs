@@ -1,4 +1,6 @@
+use super::block_hashes::BlockHashes;
 use super::ids::GroupId;
+use super::length_limit::LengthLimit;
 use super::outcome::{FinishReason, SequenceStats, TokenOutcome};
 use crate::error::Result;
 use crate::kv::{BlockHash, BlockTable, Paging, blocks_for};
@@ -10,60 +12,59 @@ pub struct Sequence {
     pub id: SeqId,
     /// Group of the sequence. `None` if it is idle or a computed pin.
     pub group: Option<GroupId>,
-    /// Priority of the request, or of the parent.
-    pub priority: i32,
-    /// Whether it belongs to no group and waits for the host to resume or free it.
-    pub idle: bool,
-    /// Value of a counter when it became idle. Larger values are more recent.
-    pub idle_since: u64,
-    /// Whether it is a pin: it samples nothing, and its blocks stay until it is removed.
-    pub pinned: bool,
+    /// Properties of the request, or of the parent.
+    pub(super) request: RequestProperties,
+    /// Value of a counter when it became idle. Larger values are more recent. `None` if it is not
+    /// idle. An idle sequence belongs to no group and waits for the host to resume or free it.
+    pub(super) idle_since: Option<u64>,
     pub tokens: Vec<u32>,
     /// Number of tokens generated since it started or was resumed.
     pub generated: usize,
     /// Number of tokens whose K and V are stored.
     pub computed: usize,
-    pub max_len: usize,
-    /// Extensions of `max_len` by appended tokens, in order.
-    appended: Vec<Appended>,
+    pub(super) limit: LengthLimit,
     /// Whether a step has computed a part of it since it was added, forked or resumed.
     pub started: bool,
     /// Whether a sampled token of the current commit continues it in place.
     pub chosen: bool,
-    /// Whether it stays idle when it ends.
-    pub keep: bool,
     /// First position whose logits are wanted. `None` selects the last row only.
     pub logits_from: Option<usize>,
     pub stats: SequenceStats,
     pub table: BlockTable,
-    /// Initial block hash, and the hashes of full blocks as far as they are computed.
-    root: BlockHash,
-    hashes: Vec<BlockHash>,
+    pub(super) hashes: BlockHashes,
 }
 
-/// A record that tokens appended at `at` raised `max_len` by `more`.
-#[derive(Debug, Clone, Copy)]
-struct Appended {
-    at: usize,
-    more: usize,
+/// The properties of a request that its sequences keep.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct RequestProperties {
+    pub priority: i32,
+    /// Whether the sequence stays idle when it ends.
+    pub keep: bool,
+    /// Whether the sequence is a pin: it samples nothing, and its blocks stay until it is removed.
+    pub pinned: bool,
 }
 
 impl Sequence {
     /// Creates a sequence and reserves all memory that a step would otherwise allocate.
     pub fn new(id: SeqId, prompt: Vec<u32>, max_len: usize, root: BlockHash, paging: &Paging) -> Result<Sequence> {
-        let mut sequence = Sequence { id, tokens: prompt, root, ..Sequence::default() };
+        let mut sequence = Sequence { id, tokens: prompt, hashes: BlockHashes::new(root), ..Sequence::default() };
         sequence.raise_max_len(max_len, paging)?;
         Ok(sequence)
     }
 
     /// Raises the maximum length to `max_len` tokens.
     pub fn raise_max_len(&mut self, max_len: usize, paging: &Paging) -> Result<()> {
+        self.reserve(max_len, paging)?;
+        self.limit.set(max_len);
+        Ok(())
+    }
+
+    /// Reserves space for `max_len` tokens.
+    fn reserve(&mut self, max_len: usize, paging: &Paging) -> Result<()> {
         let blocks = blocks_for(max_len, paging.block_size());
         self.tokens.try_reserve_exact(max_len.saturating_sub(self.tokens.len()))?;
-        self.hashes.try_reserve_exact(blocks.saturating_sub(self.hashes.len()))?;
-        self.table.reserve(paging.entries(max_len))?;
-        self.max_len = max_len;
-        Ok(())
+        self.hashes.try_reserve(blocks)?;
+        self.table.reserve(paging.entries(max_len))
     }
 
     /// Creates an unused sequence with the memory that a fork of `max_len` tokens needs.
@@ -73,41 +74,36 @@ impl Sequence {
 
     /// Extends an unused sequence so that it can hold a fork of `parent`, which has become longer.
     pub fn reserve_for_fork(&mut self, parent: &Sequence, paging: &Paging) -> Result<()> {
-        self.appended.clear();
-        self.appended.try_reserve(parent.appended.len())?;
+        self.limit.reserve_for_fork(&parent.limit)?;
         self.tokens.clear();
-        self.hashes.clear();
-        self.raise_max_len(parent.max_len, paging)
+        self.hashes.truncate(0);
+        self.raise_max_len(parent.max_len(), paging)
     }
 
     /// Returns a fork with the first `len` tokens and without blocks. It reuses the memory of
     /// `shell`, an unused or dropped sequence.
     pub fn branch(&self, shell: Sequence, id: SeqId, len: usize, paging: &Paging) -> Result<Sequence> {
-        let Sequence { tokens, hashes, appended, table, .. } = shell;
+        let Sequence { tokens, hashes, limit, table, .. } = shell;
         let mut child = Sequence {
             id,
             tokens,
             hashes,
-            appended,
+            limit,
             table,
-            priority: self.priority,
+            request: RequestProperties { pinned: false, ..self.request },
             generated: self.generated.saturating_sub(self.tokens.len() - len),
-            keep: self.keep,
             logits_from: self.logits_from.map(|from| from.min(len)),
             stats: self.stats,
-            root: self.root,
             ..Sequence::default()
         };
         child.tokens.clear();
-        child.hashes.clear();
-        child.appended.clear();
-        child.appended.try_reserve_exact(self.appended.len())?;
-        child.raise_max_len(self.max_len.max(len), paging)?;
-        child.max_len = self.max_len;
+        child.hashes.truncate(0);
+        child.limit.reserve_for_fork(&self.limit)?;
+        child.reserve(self.max_len().max(len), paging)?;
         child.tokens.extend_from_slice(&self.tokens[..len]);
-        child.hashes.extend_from_slice(&self.hashes[..self.hashes.len().min(len / paging.block_size())]);
-        child.appended.extend_from_slice(&self.appended);
-        child.revert_extensions(len);
+        child.hashes.copy_from(&self.hashes, len / paging.block_size());
+        child.limit.copy_from(&self.limit);
+        child.limit.revert_extensions(len);
         Ok(child)
     }
 
@@ -117,9 +113,24 @@ impl Sequence {
         self.tokens.len() - self.computed
     }
 
+    pub fn is_idle(&self) -> bool {
+        self.idle_since.is_some()
+    }
+
+    /// Returns whether the sequence stays idle when it ends.
+    pub fn is_kept(&self) -> bool {
+        self.request.keep
+    }
+
+    /// Returns the length in tokens at which the sequence ends.
+    #[inline]
+    pub fn max_len(&self) -> usize {
+        self.limit.max_len()
+    }
+
     /// Returns the maximum number of tokens that the sequence can generate in this generation.
     pub fn max_new_tokens(&self) -> usize {
-        self.max_len.saturating_sub(self.tokens.len()) + self.generated
+        self.max_len().saturating_sub(self.tokens.len()) + self.generated
     }
 
     /// Appends the sampled token. Returns the finish reason if the sequence ends.
@@ -134,7 +145,7 @@ impl Sequence {
         self.generated += 1;
         match stops {
             true => Some(FinishReason::Stop),
-            false if self.tokens.len() >= self.max_len => Some(FinishReason::Length),
+            false if self.tokens.len() >= self.max_len() => Some(FinishReason::Length),
             false => None,
         }
     }
@@ -146,47 +157,29 @@ impl Sequence {
         self.hashes.truncate(len / block_size);
         self.computed = self.computed.min(len);
         self.logits_from = self.logits_from.map(|from| from.min(len));
-        self.revert_extensions(len);
-    }
-
-    /// Reverts the extensions of `max_len` by tokens that were appended from `len` on.
-    fn revert_extensions(&mut self, len: usize) {
-        while let Some(Appended { at, more }) = self.appended.last_mut() {
-            let kept = (*more).min(len.saturating_sub(*at));
-            self.max_len -= *more - kept;
-            *more = kept;
-            if kept > 0 {
-                return;
-            }
-            self.appended.pop();
-        }
+        self.limit.revert_extensions(len);
     }
 
     /// Appends tokens that do not count as generated. The maximum length grows by their number, up
     /// to `max_model_len`.
     pub fn append(&mut self, tokens: &[u32], max_model_len: usize, paging: &Paging) -> Result<()> {
         let (at, len) = (self.tokens.len(), self.tokens.len() + tokens.len());
-        let max_len = self.max_len.saturating_add(tokens.len()).clamp(len, max_model_len);
-        self.appended.try_reserve(1)?;
-        let more = max_len.saturating_sub(self.max_len).min(tokens.len());
-        self.raise_max_len(max_len, paging)?;
-        self.appended.extend((more > 0).then_some(Appended { at, more }));
+        let max_len = self.max_len().saturating_add(tokens.len()).clamp(len, max_model_len);
+        self.limit.reserve_extension()?;
+        self.reserve(max_len, paging)?;
+        self.limit.extend(max_len, at, tokens.len());
         self.tokens.extend_from_slice(tokens);
         Ok(())
     }
 
     /// Returns the hashes of the first `blocks` blocks, which must be full.
     pub fn block_hashes(&mut self, blocks: usize, block_size: usize) -> &[BlockHash] {
-        for place in self.hashes.len()..blocks {
-            let before = self.hashes.last().unwrap_or(&self.root);
-            let hash = before.next(&self.tokens[place * block_size..][..block_size]);
-            self.hashes.push(hash);
-        }
-        &self.hashes[..blocks]
+        self.hashes.compute(blocks, &self.tokens, block_size);
+        &self.hashes.known()[..blocks]
     }
 
     pub fn table_and_hashes(&mut self) -> (&mut BlockTable, &[BlockHash]) {
-        (&mut self.table, &self.hashes)
+        (&mut self.table, self.hashes.known())
     }
 
     /// Returns the length of the common prefix if it exceeds `min_len`. The last token of each
@@ -202,30 +195,26 @@ impl Sequence {
 
     /// Returns the hashes that have been computed so far.
     pub fn known_block_hashes(&self) -> &[BlockHash] {
-        &self.hashes
+        self.hashes.known()
     }
 
     /// Panics unless the invariants between two steps hold. For tests.
     pub fn check(&self, block_size: usize) {
         if self.group.is_some() {
             assert!(self.computed < self.tokens.len(), "the last token of a queued sequence is still to be computed");
-            assert!(self.pinned || self.tokens.len() < self.max_len, "an unfinished sequence has room for a token");
+            assert!(self.request.pinned || self.tokens.len() < self.max_len(), "an unfinished sequence has room for a token");
         }
         assert!(self.logits_from.is_none_or(|from| from <= self.tokens.len()), "logits are wanted of what there is or comes next");
         assert!(self.computed <= self.tokens.len(), "no more is computed than there is");
         let blocks = self.table.places();
         assert!(blocks >= blocks_for(self.computed, block_size), "every computed token has a slot");
         assert!(blocks <= blocks_for(self.tokens.len(), block_size), "no block is reserved for tokens that do not exist");
-        assert!(self.hashes.len() <= self.tokens.len() / block_size, "only full blocks have a chain");
+        assert!(self.hashes.known().len() <= self.tokens.len() / block_size, "only full blocks have a chain");
     }
 
     /// Panics unless the hashes match the tokens. For tests.
     #[cfg(test)]
     pub fn check_chains(&self, block_size: usize) {
-        let mut hash = self.root;
-        for (tokens, known) in self.tokens.chunks_exact(block_size).zip(&self.hashes) {
-            hash = hash.next(tokens);
-            assert_eq!(hash, *known, "each block hash equals the hash of its tokens");
-        }
+        self.hashes.check(&self.tokens, block_size);
     }
 }

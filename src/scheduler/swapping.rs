@@ -1,70 +1,22 @@
-//! Preemption: swap to the host tier, or recomputation.
+//! Moves of sequences between the device and the host tier.
 
 use super::group::Queue;
 use super::slab::Slot;
 use super::{GroupId, Scheduler};
 use crate::batch::Moves;
 use crate::kv::SwapLoad;
-use crate::options::Preemption;
 use crate::types::SeqId;
 
-/// The measured costs in seconds, 0 if not measured. The scheduler knows no other durations.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Costs {
-    /// Transfer of one block between the tiers.
-    pub block: f64,
-    /// Computation of one prompt token.
-    pub token: f64,
-}
-
-impl Costs {
-    /// Returns whether a swap in both directions costs no more than recomputation. Without
-    /// measurement, a swap is preferred.
-    fn prefers_swap(&self, load: SwapLoad) -> bool {
-        self.token == 0.0 || 2.0 * load.blocks as f64 * self.block <= load.tokens as f64 * self.token
-    }
-}
-
 impl Scheduler {
-    pub fn set_costs(&mut self, costs: Costs) {
-        self.costs = costs;
-    }
-
-    pub(super) fn take_all_blocks(&mut self, id: GroupId) {
-        let members = self.groups.take_members(id);
-        self.swapping += self.preempt(&members) as u64;
-        self.preemptions += 1;
-        self.groups.return_members(id, members);
-    }
-
-    /// Takes the blocks of these sequences, all or nothing. Returns true if they were swapped to
-    /// the host tier.
-    ///
-    /// Otherwise their tokens are recomputed, except those that the prefix cache still has.
-    pub(super) fn preempt(&mut self, slots: &[Slot]) -> bool {
-        let swaps = self.swap_out(slots);
-        if !swaps {
-            slots.iter().for_each(|&slot| self.take_blocks(slot));
-        }
-        slots.iter().for_each(|&slot| self.count_preemption(slot));
-        swaps
-    }
-
-    /// Counts a preemption, except for an idle sequence.
-    pub(super) fn count_preemption(&mut self, slot: Slot) {
-        let sequence = &mut self.sequences[slot];
-        sequence.stats.preemptions += sequence.group.is_some() as u64;
-    }
-
-    fn swap_out(&mut self, slots: &[Slot]) -> bool {
-        if self.options.preemption == Preemption::Recompute {
+    /// Swaps these sequences out, all or nothing. Returns false if they are to be recomputed.
+    pub(super) fn swap_out(&mut self, slots: &[Slot]) -> bool {
+        if !self.preemption.may_swap() {
             return false;
         }
         slots.iter().for_each(|&slot| self.cut_to_computed(slot));
         let load = self.swap_out_load(slots);
-        let worth = self.options.preemption == Preemption::Swap || self.costs.prefers_swap(load);
         let nothing = slots.iter().all(|slot| self.sequences[*slot].table.blocks().is_empty());
-        if nothing || !worth || !self.free_host_blocks(slots) {
+        if nothing || !self.preemption.prefers_swap(load) || !self.free_host_blocks(slots) {
             return false;
         }
         for &slot in slots {
@@ -89,7 +41,7 @@ impl Scheduler {
         // Each iteration recomputes the load: blocks that were mirrored by the removed sequence
         // must now be copied.
         while self.swap_out_load(slots).blocks > self.blocks.host_free() {
-            let Some((.., longest)) = self.hosted.first() else { return false };
+            let Some((.., longest)) = self.reclaimable.hosted.first() else { return false };
             self.take_blocks(longest);
         }
         true
@@ -102,26 +54,18 @@ impl Scheduler {
         self.blocks.truncate(&mut sequence.table, sequence.computed);
     }
 
-    /// Drops the computed state of the sequence in either tier.
-    pub(super) fn take_blocks(&mut self, slot: Slot) {
-        self.unmark_reclaimable(slot);
-        let sequence = &mut self.sequences[slot];
-        self.blocks.free(&mut sequence.table);
-        sequence.computed = 0;
-    }
-
     /// Swaps the group in, all or nothing. Returns false if there are too few blocks.
     pub(super) fn swap_in_group(&mut self, id: GroupId) -> bool {
-        let members = self.groups.take_members(id);
+        let members = self.queues.groups.take_members(id);
         let back = self.swap_in(&members);
-        self.groups.return_members(id, members);
+        self.queues.groups.return_members(id, members);
         back
     }
 
     /// Swaps one sequence in if enough blocks are available.
     pub fn swap_in_sequence(&mut self, id: SeqId) {
         let Some(slot) = self.sequences.find(id) else { return };
-        let runs = self.sequences[slot].group.is_some_and(|group| self.groups[group].queue == Queue::Running);
+        let runs = self.sequences[slot].group.is_some_and(|group| self.queues.groups[group].queue == Queue::Running);
         self.unmark_reclaimable(slot);
         self.swap_in(&[slot]);
         if !runs {
@@ -170,8 +114,7 @@ impl Scheduler {
     /// Records the result of the transfers. Lost sequences are recomputed. Before the call, roll
     /// back a plan that uses blocks whose return has failed.
     pub fn record_moves(&mut self, out: bool, back: bool) {
-        self.preemptions_swapped += if out { self.swapping } else { 0 };
-        self.swapping = 0;
+        self.preemption.record_moves_out(out);
         if !(out && back) {
             self.blocks.mark_lost(!out, !back);
             for slot in self.sequences.slots() {

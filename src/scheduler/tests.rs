@@ -374,7 +374,7 @@ fn the_group_table_has_room_for_a_group_of_each_branch() {
             sampled.map(|(parent, child)| SampledToken { parent, child, outcome: TokenOutcome::Token(9) }).collect();
         s.commit(plan, &sampled, &mut Vec::new());
         s.check();
-        assert!(s.groups.capacity() >= s.running(), "{} groups for {} sequences", s.groups.capacity(), s.running());
+        assert!(s.queues.groups.capacity() >= s.running(), "{} groups for {} sequences", s.queues.groups.capacity(), s.running());
     }
 }
 
@@ -627,22 +627,22 @@ fn rewinding_appended_tokens_restores_the_length_limit() {
     add(&mut s, 1, vec![0; 10], 20);
     s.append(seq_id(1), &[1; 50], 100).unwrap();
     s.append(seq_id(1), &[2; 50], 115).unwrap();
-    assert_eq!(s.get(seq_id(1)).unwrap().max_len, 115, "the maximum of any sequence");
+    assert_eq!(s.get(seq_id(1)).unwrap().max_len(), 115, "the maximum of any sequence");
     s.fork(seq_id(1), Some(30), seq_id(2), true).unwrap();
     s.rewind(seq_id(1), 61).unwrap();
-    assert_eq!(s.get(seq_id(1)).unwrap().max_len, 71, "one of the second 50 tokens is left");
+    assert_eq!(s.get(seq_id(1)).unwrap().max_len(), 71, "one of the second 50 tokens is left");
     s.rewind(seq_id(1), 60).unwrap();
-    assert_eq!(s.get(seq_id(1)).unwrap().max_len, 70);
+    assert_eq!(s.get(seq_id(1)).unwrap().max_len(), 70);
     step(&mut s, TokenOutcome::Token(9));
     s.rewind(seq_id(1), 30).unwrap();
-    assert_eq!([1, 2].map(|id| s.get(seq_id(id)).unwrap().max_len), [40, 40], "a fork has the limit of a rewound sequence");
+    assert_eq!([1, 2].map(|id| s.get(seq_id(id)).unwrap().max_len()), [40, 40], "a fork has the limit of a rewound sequence");
     s.rewind(seq_id(1), 10).unwrap();
-    assert_eq!(s.get(seq_id(1)).unwrap().max_len, 20);
+    assert_eq!(s.get(seq_id(1)).unwrap().max_len(), 20);
     s.rewind(seq_id(1), 5).unwrap();
-    assert_eq!(s.get(seq_id(1)).unwrap().max_len, 20, "rewinding within the prompt does not change the limit");
+    assert_eq!(s.get(seq_id(1)).unwrap().max_len(), 20, "rewinding within the prompt does not change the limit");
     s.resume(seq_id(2), 32, false).unwrap();
     s.rewind(seq_id(2), 10).unwrap();
-    assert_eq!(s.get(seq_id(2)).unwrap().max_len, 12, "two more tokens, the number that it was resumed for");
+    assert_eq!(s.get(seq_id(2)).unwrap().max_len(), 12, "two more tokens, the number that it was resumed for");
     s.check();
 }
 

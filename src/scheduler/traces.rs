@@ -100,8 +100,8 @@ impl Trace {
     /// Returns a random sequence that the host may use in a call.
     fn random_sequence(&mut self, idle: bool) -> Option<SeqId> {
         let free = |seq: &&SeqId| match self.sequence(seq).group {
-            Some(group) => !idle && matches!(self.s.groups[group].branching, Branching::One | Branching::Samples(_)),
-            None => !self.sequence(seq).pinned,
+            Some(group) => !idle && matches!(self.s.queues.groups[group].branching, Branching::One | Branching::Samples(_)),
+            None => !self.sequence(seq).request.pinned,
         };
         let mut known: Vec<SeqId> = self.tokens.keys().filter(free).copied().collect();
         known.sort_unstable();
@@ -325,7 +325,7 @@ impl Trace {
         // Pins that the scheduler has removed are deleted from the model.
         self.delete_ended();
         let Some(plan) = plan else {
-            assert!(!all_ready || self.s.groups.len() == 0, "a sequence could run: {}", self.state());
+            assert!(!all_ready || self.s.queues.groups.len() == 0, "a sequence could run: {}", self.state());
             return;
         };
         let group_of = |scheduled: &ScheduledSequence| self.sequence(&scheduled.seq).group.unwrap();
@@ -365,9 +365,9 @@ impl Trace {
     /// Checks that a waiting group is not older than all running groups, except with static
     /// batching.
     fn check_order(&self) {
-        let (Some(oldest), Some(&youngest)) = (self.s.waiting.first(), self.s.running.last()) else { return };
-        if oldest < youngest && self.s.step_budget.new_groups {
-            assert!(self.s.running[0] < oldest, "the oldest group runs if it can");
+        let (Some(oldest), Some(&youngest)) = (self.s.queues.waiting.first(), self.s.queues.running.last()) else { return };
+        if oldest < youngest && self.s.planning.budget.new_groups {
+            assert!(self.s.queues.running[0] < oldest, "the oldest group runs if it can");
         }
     }
 
@@ -404,7 +404,7 @@ impl Trace {
             let sequence = self.sequence(&scheduled.seq);
             assert_eq!(scheduled.first, sequence.computed);
             self.s.blocks.check_writable(&sequence.table, scheduled.first..scheduled.first + scheduled.tokens, &batch.copies);
-            let pin = self.s.groups[sequence.group.unwrap()].branching == Branching::Pin;
+            let pin = self.s.queues.groups[sequence.group.unwrap()].branching == Branching::Pin;
             assert_eq!(scheduled.samples, !pin && scheduled.first + scheduled.tokens == sequence.tokens.len());
             assert!(scheduled.logits <= scheduled.tokens && scheduled.logits >= scheduled.samples as usize);
         }
@@ -417,7 +417,7 @@ impl Trace {
         for (scheduled, slots) in plan.sequences.iter().zip(plan.batch.next_slots.chunks_exact(self.windows.len())) {
             let (sequence, next) = (self.sequence(&scheduled.seq), scheduled.first + 1);
             assert_eq!((scheduled.tokens, next), (1, sequence.tokens.len()));
-            if next + 1 == sequence.max_len {
+            if next + 1 == sequence.max_len() {
                 assert!(slots.iter().all(|&slot| slot == NO_SLOT));
                 continue;
             }
@@ -457,8 +457,8 @@ impl Trace {
         let mut groups: Vec<GroupId> = plan.sampled().map(|scheduled| self.sequence(&scheduled.seq).group.unwrap()).collect();
         groups.dedup();
         for group in groups {
-            let branching = self.s.groups[group].branching;
-            let members: Vec<SeqId> = self.s.groups[group].members.iter().map(|&slot| self.s.sequences[slot].id).collect();
+            let branching = self.s.queues.groups[group].branching;
+            let members: Vec<SeqId> = self.s.queues.groups[group].members.iter().map(|&slot| self.s.sequences[slot].id).collect();
             assert!(
                 members.iter().all(|seq| plan.sampled().any(|scheduled| scheduled.seq == *seq)),
                 "all sequences of a group are sampled in the same step"
@@ -491,7 +491,7 @@ impl Trace {
         for event in &events {
             if let Event::Advanced { sampled_token, finish: Some(_), .. } = event {
                 let child = sampled[*sampled_token].child;
-                assert!(self.s.sequences.get(child).is_none_or(|sequence| sequence.keep && sequence.group.is_none()));
+                assert!(self.s.sequences.get(child).is_none_or(|sequence| sequence.request.keep && sequence.group.is_none()));
             }
         }
         self.events = events;
@@ -564,12 +564,13 @@ impl Trace {
     }
 
     fn state(&self) -> String {
-        let Scheduler { options, groups, waiting, running, paused, idle, pins, blocks, .. } = &self.s;
+        let Scheduler { options, queues, pins, blocks, .. } = &self.s;
         let policies = &self.policies;
         let sequences: Vec<_> =
-            self.s.sequences.values().map(|s| (s.id, s.tokens.len(), s.computed, s.max_len, s.logits_from, s.table.blocks())).collect();
+            self.s.sequences.values().map(|s| (s.id, s.tokens.len(), s.computed, s.max_len(), s.logits_from, s.table.blocks())).collect();
         format!(
-            "{options:?} {policies:?}\n{groups:?}\nwaiting {waiting:?} running {running:?} paused {paused:?} idle {idle:?} pins {pins:?}\n{sequences:?}\n{} of {} blocks of {}",
+            "{options:?} {policies:?}\n{queues:?}\nidle {} pins {pins:?}\n{sequences:?}\n{} of {} blocks of {}",
+            self.s.idle(),
             blocks.available(),
             blocks.total(),
             blocks.block_size()
@@ -588,7 +589,7 @@ impl Trace {
             steps += 1;
             assert!(steps < 20_000, "starvation");
         }
-        assert!(self.s.groups.len() == 0, "no group is left");
+        assert!(self.s.queues.groups.len() == 0, "no group is left");
         let rest: Vec<SeqId> = self.tokens.keys().copied().collect();
         rest.into_iter().for_each(|id| drop(self.s.remove(id)));
         self.s.check();

@@ -60,15 +60,16 @@ pub struct Running<'a>(pub(super) &'a Scheduler);
 
 impl Running<'_> {
     pub fn is_empty(self) -> bool {
-        self.0.running.is_empty()
+        self.0.queues.running.is_empty()
     }
 
     /// Returns the number of decode tokens.
     pub fn decodes(self) -> usize {
-        let Scheduler { groups, sequences, running, .. } = self.0;
-        let decodes = running
+        let Scheduler { queues, sequences, .. } = self.0;
+        let decodes = queues
+            .running
             .iter()
-            .map(|&id| &groups[id])
+            .map(|&id| &queues.groups[id])
             .filter(|group| group.branching != Branching::Pin && group.members.iter().all(|&slot| sequences[slot].pending() == 1));
         decodes.map(|group| group.members.len()).sum()
     }

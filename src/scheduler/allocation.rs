@@ -1,0 +1,79 @@
+//! Allocation of blocks for a step, and preemption if the pool has too few.
+
+use super::slab::Slot;
+use super::{Branching, GroupId, ScheduledTokens, Scheduler, StepPlan};
+use crate::batch::BlockCopy;
+
+impl Scheduler {
+    /// Calls `take` until it succeeds. After each failure, takes blocks of reclaimable sequences,
+    /// then of the youngest running group.
+    ///
+    /// Returns false if the group itself was the youngest and was preempted or lost a member.
+    pub(super) fn allocate_or_preempt(&mut self, id: GroupId, mut take: impl FnMut(&mut Scheduler) -> bool) -> bool {
+        while !take(self) {
+            let alone = self.queues.running.len() == 1;
+            // The last running group also needs the blocks that it shares with reclaimable
+            // sequences, since it would copy them otherwise.
+            if self.reclaim() || (alone && (self.reclaim_one() || self.unpin_lowest(id))) {
+                continue;
+            }
+            if (alone && self.split_group(id)) || self.preempt_youngest() == id {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Moves the last of several samples to a waiting group of its own.
+    ///
+    /// After admission, rewinds and appends may have ended the sharing of the prompt, so that the
+    /// samples no longer fit the pool together. Each one fits alone.
+    fn split_group(&mut self, id: GroupId) -> bool {
+        let group = &self.queues.groups[id];
+        let &[_, .., last] = group.members.as_slice() else { return false };
+        if group.branching != Branching::One || self.enqueue_alone(last).is_err() {
+            return false;
+        }
+        self.queues.groups.change(id, |group| group.members.pop());
+        let swapped = self.take_blocks_of(&[last]);
+        self.preemption.record(swapped);
+        true
+    }
+
+    /// Allocates blocks for the chunks, all or nothing.
+    pub(super) fn prepare(&mut self, chunks: &[ScheduledTokens], plan: &mut StepPlan) -> bool {
+        let copies = &mut plan.batch.copies;
+        let before = copies.len();
+        for chunk in chunks {
+            let sequence = &mut self.sequences[chunk.slot];
+            let write = sequence.computed..sequence.computed + chunk.tokens;
+            if self.blocks.prepare(&mut sequence.table, write, copies).is_err() {
+                self.undo_copies(before, chunks.iter().map(|chunk| chunk.slot), copies);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Reverts the copies from index `first` on, which were made for `sequences`.
+    pub(super) fn undo_copies(&mut self, first: usize, sequences: impl Iterator<Item = Slot> + Clone, copies: &mut Vec<BlockCopy>) {
+        for copy in copies.drain(first..).rev() {
+            for slot in sequences.clone() {
+                self.blocks.undo(copy, &mut self.sequences[slot].table);
+            }
+        }
+    }
+
+    pub(super) fn preempt_youngest(&mut self) -> GroupId {
+        let id = self.queues.running.pop().expect("a group without blocks is running");
+        self.take_all_blocks(id);
+        self.wait(id);
+        id
+    }
+
+    /// Removes the pin with the lowest priority, except one that is being computed by `group`.
+    pub(super) fn unpin_lowest(&mut self, group: GroupId) -> bool {
+        let lowest = self.pins.iter().find(|slot| self.sequences[*slot].group != Some(group));
+        lowest.map(|slot| self.take_out(slot)).is_some()
+    }
+}

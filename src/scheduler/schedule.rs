@@ -1,0 +1,159 @@
+//! The composition of a step: older groups before younger ones, if they are ready.
+
+use super::{GroupId, Running, Scheduler, StepBudget, StepPlan};
+use crate::types::SeqId;
+
+impl Scheduler {
+    /// Plans the next step and reserves its blocks. Returns `None` if there is nothing to do.
+    ///
+    /// `ready` is called with the first member of a group. Paused groups are checked only after
+    /// `recheck_paused`.
+    pub fn schedule(&mut self, ready: impl Fn(SeqId) -> bool) -> Option<StepPlan> {
+        if std::mem::take(&mut self.queues.recheck_paused) {
+            self.resume_paused(&ready);
+        }
+        self.write_step(&ready)
+    }
+
+    /// Plans a step of the running groups only, since the device has already started the predicted
+    /// step. If they have nothing to do, plans an ordinary step.
+    pub fn schedule_lookahead(&mut self, ready: impl Fn(SeqId) -> bool) -> Option<StepPlan> {
+        let mut plan = self.planning.take_plan();
+        plan.is_closed = true;
+        self.pause_running(&ready);
+        self.planning.budget = StepBudget { decodes: true, ..self.policies.batching.step_budget(Running(self)) };
+        self.plan_running(&mut plan);
+        if !plan.sequences.is_empty() {
+            return Some(plan);
+        }
+        self.planning.spare_plan = plan;
+        self.schedule(ready)
+    }
+
+    /// Makes the next step check the paused groups.
+    pub fn recheck_paused(&mut self) {
+        self.queues.recheck_paused = true;
+    }
+
+    /// Plans a step of the groups of these sequences only. All other groups wait and are not
+    /// checked.
+    pub fn schedule_among(&mut self, seqs: &[SeqId], ready: impl Fn(SeqId) -> bool) -> Option<StepPlan> {
+        self.set_aside_others(seqs);
+        let plan = self.write_step(&ready);
+        self.queues.restore_waiting();
+        plan
+    }
+
+    fn set_aside_others(&mut self, seqs: &[SeqId]) {
+        self.queues.select(seqs.iter().filter_map(|&seq| self.sequences.get(seq)?.group));
+        for place in 0..self.queues.running.len() {
+            let id = self.queues.running[place];
+            if !self.queues.is_selected(id) {
+                self.mark_group_reclaimable(id);
+            }
+        }
+        self.queues.set_aside_others();
+    }
+
+    fn write_step(&mut self, ready: &impl Fn(SeqId) -> bool) -> Option<StepPlan> {
+        let mut plan = self.planning.take_plan();
+        let before = self.preemptions();
+        self.pause_running(ready);
+        for step_budget in [self.policies.batching.step_budget(Running(self)), StepBudget::UNLIMITED] {
+            self.planning.budget = step_budget;
+            self.preempt_for_higher_rank(ready);
+            self.plan_running(&mut plan);
+            if self.preemptions() == before {
+                self.admit(&mut plan, ready);
+            }
+            if !plan.sequences.is_empty() {
+                return Some(plan);
+            }
+        }
+        self.planning.spare_plan = plan;
+        None
+    }
+
+    pub(super) fn is_ready(&self, id: GroupId, ready: &impl Fn(SeqId) -> bool) -> bool {
+        ready(self.sequences[self.queues.groups[id].members[0]].id)
+    }
+
+    fn resume_paused(&mut self, ready: &impl Fn(SeqId) -> bool) {
+        let mut paused = std::mem::take(&mut self.queues.paused);
+        paused.retain(|id| {
+            let ready = self.is_ready(id, ready);
+            if ready {
+                self.wait(id);
+            }
+            !ready
+        });
+        self.queues.paused = paused;
+    }
+
+    fn pause_running(&mut self, ready: &impl Fn(SeqId) -> bool) {
+        let mut next = 0;
+        while next < self.queues.running.len() {
+            match self.is_ready(self.queues.running[next], ready) {
+                true => next += 1,
+                false => {
+                    let id = self.queues.running.remove(next);
+                    self.pause(id);
+                }
+            }
+        }
+    }
+
+    pub(super) fn pause(&mut self, id: GroupId) {
+        self.queues.pause(id);
+        self.mark_group_reclaimable(id);
+    }
+
+    pub(super) fn wait(&mut self, id: GroupId) {
+        self.queues.wait(id);
+        self.mark_group_reclaimable(id);
+    }
+
+    pub(super) fn start_group(&mut self, id: GroupId) -> usize {
+        let place = self.queues.start(id);
+        self.unmark_group_reclaimable(id);
+        self.find_prefixes(id);
+        place
+    }
+
+    /// Returns whether the step may start or continue the group.
+    pub(super) fn may_run(&self, id: GroupId) -> bool {
+        self.planning.budget.new_groups || self.queues.groups[id].started
+    }
+
+    /// Attaches cached blocks to the members, for tokens that are not computed.
+    fn find_prefixes(&mut self, id: GroupId) {
+        let block_size = self.blocks.block_size();
+        for &slot in &self.queues.groups[id].members {
+            let sequence = &mut self.sequences[slot];
+            if !self.blocks.caches_prefixes() || sequence.table.swapped() {
+                continue;
+            }
+            // The last token is always computed, since its logits select the next one. So is every
+            // token whose logits are wanted.
+            let useful = sequence.logits_from.unwrap_or(usize::MAX).min(sequence.tokens.len() - 1);
+            let (before, place) = (sequence.computed, sequence.computed / block_size);
+            sequence.block_hashes(useful / block_size, block_size);
+            let (table, hashes) = sequence.table_and_hashes();
+            let found = self.blocks.reuse(table, place, &hashes[..useful / block_size]);
+            sequence.computed = before.max((place + found) * block_size);
+            let found = sequence.computed - before;
+            self.prefix.count(useful.saturating_sub(before), found);
+            if sequence.stats.preemptions == 0 {
+                sequence.stats.cached += found as u64;
+            }
+        }
+    }
+
+    fn plan_running(&mut self, plan: &mut StepPlan) {
+        let mut next = 0;
+        while next < self.queues.running.len() && plan.batch.token_count() < self.options.max_batch_tokens {
+            self.plan_group(next, plan);
+            next += 1;
+        }
+    }
+}
