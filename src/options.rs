@@ -1,5 +1,8 @@
 //! The options of an engine and the sampling parameters of a request.
 
+mod beam;
+mod formats;
+mod grammar;
 mod policies;
 mod sampling;
 
@@ -8,11 +11,14 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+pub use beam::{BeamParams, EarlyStopping};
+pub use formats::{Dtype, KvDtype, WeightFormat};
+pub use grammar::Grammar;
 pub use policies::{AllocationPolicy, BatchingPolicy, OrderPolicy, Policies};
 pub use sampling::{Dry, Mirostat, OutputKind, SamplingParams};
 
 use crate::budget::MemoryBudget;
-use crate::error::{Error, Result, try_concat, try_texts};
+use crate::error::{Error, Result};
 use crate::sys::threads::{AllowedCpus, MAX_CPUS};
 
 /// The instruction path of the CPU kernels. Results are bit-identical within one path, not across
@@ -57,161 +63,6 @@ impl Isa {
             Isa::Avx512Bf16 => "avx512_bf16",
             Isa::AvxVnni => "avx_vnni",
             Isa::Avx512Vnni => "avx512_vnni",
-        }
-    }
-}
-
-/// The type in which a model file stores weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Dtype {
-    /// 32-bit float.
-    F32,
-    /// IEEE half precision.
-    F16,
-    /// bfloat16.
-    Bf16,
-}
-
-impl Dtype {
-    /// Returns the bytes per number.
-    pub fn bytes(self) -> usize {
-        match self {
-            Dtype::F32 => 4,
-            Dtype::F16 | Dtype::Bf16 => 2,
-        }
-    }
-
-    /// Calls `visit` with the index and the value of each little-endian number in `bytes`.
-    pub fn visit(self, bytes: &[u8], mut visit: impl FnMut(usize, f32)) {
-        match self {
-            Dtype::F32 => bytes.as_chunks().0.iter().enumerate().for_each(|(i, b)| visit(i, f32::from_le_bytes(*b))),
-            Dtype::F16 => bytes.as_chunks().0.iter().enumerate().for_each(|(i, b)| visit(i, half::f16::from_le_bytes(*b).to_f32())),
-            Dtype::Bf16 => bytes.as_chunks().0.iter().enumerate().for_each(|(i, b)| visit(i, half::bf16::from_le_bytes(*b).to_f32())),
-        }
-    }
-
-    /// Returns the name of the type.
-    pub fn name(self) -> &'static str {
-        match self {
-            Dtype::F32 => "f32",
-            Dtype::F16 => "f16",
-            Dtype::Bf16 => "bf16",
-        }
-    }
-}
-
-/// The type in which weights are kept in memory. Integer weights are multiplied by activations that
-/// are quantized to -127..127 at run time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum WeightFormat {
-    /// 32-bit float.
-    F32,
-    /// IEEE half precision.
-    F16,
-    /// bfloat16.
-    Bf16,
-    /// OCP E4M3, an 8-bit float, with a scale per output. Only for CUDA devices.
-    Fp8,
-    /// -127 to 127, with a scale per output.
-    Int8,
-    /// 4-bit integers, with a scale per group of inputs of an output. With `offsets`, the range
-    /// starts at the smallest weight of the group.
-    Int4 {
-        /// Number of weights that share a scale.
-        group: usize,
-        /// Whether each group has an offset.
-        offsets: bool,
-    },
-}
-
-impl WeightFormat {
-    /// The allowed group sizes of int4.
-    pub const GROUPS: [usize; 3] = [32, 64, 128];
-
-    /// Returns all formats that the CPU supports, with int4 in groups of `group`.
-    pub fn all(group: usize) -> [WeightFormat; 6] {
-        let int4 = |offsets| WeightFormat::Int4 { group, offsets };
-        [WeightFormat::F32, WeightFormat::F16, WeightFormat::Bf16, WeightFormat::Int8, int4(false), int4(true)]
-    }
-
-    /// Returns whether the weights are integers.
-    pub fn is_whole(self) -> bool {
-        matches!(self, WeightFormat::Int8 | WeightFormat::Int4 { .. })
-    }
-
-    /// Returns the name of the format.
-    pub fn name(self) -> &'static str {
-        match self {
-            WeightFormat::F32 => "f32",
-            WeightFormat::F16 => "f16",
-            WeightFormat::Bf16 => "bf16",
-            WeightFormat::Fp8 => "fp8",
-            WeightFormat::Int8 => "int8",
-            WeightFormat::Int4 { offsets: false, .. } => "int4",
-            WeightFormat::Int4 { offsets: true, .. } => "int4_asymmetric",
-        }
-    }
-}
-
-impl From<Dtype> for WeightFormat {
-    fn from(dtype: Dtype) -> WeightFormat {
-        match dtype {
-            Dtype::F32 => WeightFormat::F32,
-            Dtype::F16 => WeightFormat::F16,
-            Dtype::Bf16 => WeightFormat::Bf16,
-        }
-    }
-}
-
-/// The type in which K and V are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum KvDtype {
-    /// 32-bit float.
-    F32,
-    /// bfloat16.
-    Bf16,
-    /// -127 to 127, with one f32 scale per head and token.
-    Int8,
-    /// Values beyond 65504 are clamped.
-    F16,
-    /// E4M3, an 8-bit float up to 448, with scales as for `Int8`.
-    Fp8,
-}
-
-impl KvDtype {
-    /// All types.
-    pub const ALL: [KvDtype; 5] = [KvDtype::F32, KvDtype::Bf16, KvDtype::Int8, KvDtype::F16, KvDtype::Fp8];
-
-    /// Returns the bytes per number.
-    pub fn bytes(self) -> usize {
-        match self {
-            KvDtype::F32 => 4,
-            KvDtype::Bf16 | KvDtype::F16 => 2,
-            KvDtype::Int8 | KvDtype::Fp8 => 1,
-        }
-    }
-
-    /// Returns the bytes of the scale of one head of one token.
-    pub fn scale_bytes(self) -> usize {
-        match self {
-            KvDtype::F32 | KvDtype::Bf16 | KvDtype::F16 => 0,
-            KvDtype::Int8 | KvDtype::Fp8 => size_of::<f32>(),
-        }
-    }
-
-    /// Returns the bytes of K, or of V, of one head of one token.
-    pub fn head_bytes(self, head_dim: usize) -> usize {
-        head_dim * self.bytes() + self.scale_bytes()
-    }
-
-    /// Returns the name of the type.
-    pub fn name(self) -> &'static str {
-        match self {
-            KvDtype::F32 => "f32",
-            KvDtype::Bf16 => "bf16",
-            KvDtype::Int8 => "int8",
-            KvDtype::F16 => "f16",
-            KvDtype::Fp8 => "fp8",
         }
     }
 }
@@ -564,159 +415,9 @@ fn within(name: &str, value: usize, max: usize) -> Result<()> {
     Err(Error::invalid(format!("{name} is {value}; must be 1 to {max}")))
 }
 
-/// A description of the allowed outputs of a request.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Grammar {
-    /// A JSON text that matches this JSON schema.
-    JsonSchema(String),
-    /// Any JSON object.
-    JsonObject,
-    /// A text that matches this regular expression of Python's `re` completely.
-    Regex(String),
-    /// One of these texts.
-    Choice(Vec<String>),
-    /// A context-free grammar in llguidance's dialect of Lark, with regular expressions of Python's
-    /// `re`.
-    Lark(String),
-}
-
-impl Grammar {
-    /// The limit in bytes. The compilation of a grammar of this size can take seconds.
-    const MAX_BYTES: usize = 256 << 10;
-
-    /// Copies the grammar. Fails if the system has no memory.
-    pub fn try_clone(&self) -> Result<Grammar> {
-        let copy = |text: &String| try_concat(&[text]);
-        Ok(match self {
-            Grammar::JsonSchema(text) => Grammar::JsonSchema(copy(text)?),
-            Grammar::JsonObject => Grammar::JsonObject,
-            Grammar::Regex(text) => Grammar::Regex(copy(text)?),
-            Grammar::Choice(texts) => Grammar::Choice(try_texts(texts)?),
-            Grammar::Lark(text) => Grammar::Lark(copy(text)?),
-        })
-    }
-
-    /// Checks the size of the grammar.
-    pub fn validate(&self) -> Result<()> {
-        let bytes = match self {
-            Grammar::JsonSchema(text) | Grammar::Regex(text) | Grammar::Lark(text) => text.len(),
-            Grammar::Choice(texts) if texts.is_empty() => {
-                return Err(Error::invalid("choices is empty; pass at least one text"));
-            }
-            Grammar::Choice(texts) => texts.iter().map(String::len).sum(),
-            Grammar::JsonObject => 0,
-        };
-        if bytes > Self::MAX_BYTES {
-            return Err(Error::invalid(format!("the grammar is too large ({bytes} bytes, at most {}); shorten it", Self::MAX_BYTES)));
-        }
-        Ok(())
-    }
-}
-
-/// The condition that ends a beam search. Except for `Yes`, as many beams as the width must be
-/// finished, and the condition compares the best score that a running beam can reach.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-pub enum EarlyStopping {
-    /// Ends when as many beams as the width are finished.
-    Yes,
-    /// Ends when the best running beam would not beat the worst finished one if it ended now. With
-    /// a positive length penalty it could still improve.
-    #[default]
-    No,
-    /// Ends when no running beam can still beat the worst finished one.
-    Never,
-}
-
-/// The parameters of a beam search.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct BeamParams {
-    /// Number of beams, 2 to 64.
-    pub width: u32,
-    /// Number of groups into which the beams are divided. Each group is a search of its own.
-    pub groups: u32,
-    /// Penalty on the log probability of a token, for each beam of an earlier group that chose it
-    /// in the same step.
-    pub diversity_penalty: f32,
-    /// Exponent of the length by which the sum of log probabilities is divided. Values above 0
-    /// favour long beams, values below 0 short ones.
-    pub length_penalty: f32,
-    /// Condition that ends the search.
-    pub early_stopping: EarlyStopping,
-}
-
-impl Default for BeamParams {
-    fn default() -> Self {
-        BeamParams { width: 4, groups: 1, diversity_penalty: 0.0, length_penalty: 1.0, early_stopping: EarlyStopping::No }
-    }
-}
-
-impl BeamParams {
-    /// Maximum beam width.
-    pub const MAX_BEAMS: u32 = 64;
-    const MAX_DIVERSITY: f32 = 1e6;
-    /// With this limit, a length to this power times a sum of log probabilities fits f32.
-    const MAX_LENGTH_PENALTY: f32 = 5.0;
-
-    /// Checks whether the search can return the `n` best beams.
-    pub fn validate(&self, n: usize) -> Result<()> {
-        let BeamParams { width, groups, diversity_penalty, length_penalty, .. } = *self;
-        if !(2..=Self::MAX_BEAMS).contains(&width) {
-            return Err(Error::invalid(format!("width of pllm_beam is {width}; must be 2 to {}", Self::MAX_BEAMS)));
-        }
-        if n == 0 || n > width as usize {
-            return Err(Error::invalid(format!("n is {n} and width of pllm_beam is {width}; n must be 1 to {width}")));
-        }
-        if groups == 0 || width % groups != 0 {
-            return Err(Error::invalid(format!("groups of pllm_beam is {groups}; must divide width ({width})")));
-        }
-        // NaN fails these comparisons.
-        if !(0.0..=Self::MAX_DIVERSITY).contains(&diversity_penalty) {
-            let max = Self::MAX_DIVERSITY;
-            return Err(Error::invalid(format!("diversity_penalty is {diversity_penalty}; must be 0 to {max}")));
-        }
-        if groups == 1 && diversity_penalty != 0.0 {
-            return Err(Error::invalid(format!(
-                "diversity_penalty is {diversity_penalty} and groups is 1; raise groups or set diversity_penalty to 0"
-            )));
-        }
-        if groups > 1 && diversity_penalty == 0.0 {
-            return Err(Error::invalid(format!(
-                "diversity_penalty is 0 and groups is {groups}, so all groups would find the same; raise diversity_penalty or set groups to 1"
-            )));
-        }
-        if !(-Self::MAX_LENGTH_PENALTY..=Self::MAX_LENGTH_PENALTY).contains(&length_penalty) {
-            let max = Self::MAX_LENGTH_PENALTY;
-            return Err(Error::invalid(format!("length_penalty is {length_penalty}; must be -{max} to {max}")));
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn inconsistent_beam_parameters_are_refused_with_their_values() {
-        let assert_refused = |params: BeamParams, n: usize, message: &str| {
-            let error = params.validate(n).unwrap_err();
-            assert!(error.message().contains(message), "{error}, expected {message}");
-        };
-        let params = BeamParams::default;
-        params().validate(4).unwrap();
-        assert_refused(params(), 5, "n is 5 and width of pllm_beam is 4");
-        assert_refused(params(), 0, "n is 0");
-        assert_refused(BeamParams { width: 1, ..params() }, 1, "width of pllm_beam is 1");
-        assert_refused(BeamParams { width: 65, ..params() }, 1, "must be 2 to 64");
-        assert_refused(BeamParams { groups: 3, diversity_penalty: 1.0, ..params() }, 1, "groups of pllm_beam is 3; must divide width (4)");
-        assert_refused(BeamParams { groups: 0, ..params() }, 1, "groups of pllm_beam is 0");
-        assert_refused(BeamParams { groups: 2, ..params() }, 1, "diversity_penalty is 0");
-        assert_refused(BeamParams { diversity_penalty: 0.5, ..params() }, 1, "groups is 1");
-        for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -5.5] {
-            assert_refused(BeamParams { length_penalty: value, ..params() }, 1, "length_penalty is");
-            assert_refused(BeamParams { groups: 2, diversity_penalty: value, ..params() }, 1, "diversity_penalty is");
-        }
-    }
 
     #[test]
     fn block_sizes_are_powers_of_two_from_8_to_256() {
