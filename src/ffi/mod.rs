@@ -15,22 +15,24 @@ mod error;
 #[path = "../../tests/ffi/header.rs"]
 mod header;
 mod library;
+mod options;
 mod outputs;
+mod reports;
 mod request;
 mod sampling;
 mod sequences;
-mod structs;
 mod text;
 
 pub use budget::*;
 pub use engine::*;
 pub use error::*;
 pub use library::*;
+pub use options::*;
 pub use outputs::*;
+pub use reports::*;
 pub use request::*;
 pub use sampling::*;
 pub use sequences::*;
-pub use structs::*;
 pub use text::*;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

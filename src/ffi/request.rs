@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, slice, string};
+use super::options::{known_flags, some};
 use super::outputs::pllm_queue;
 use super::sampling::pllm_sampling;
-use super::structs::{known_flags, some};
 use crate::engine::{LogitsHook, Prompt, Request};
 use crate::error::{Error, Result, try_concat, try_copy};
 use crate::options::{BeamParams, EarlyStopping};

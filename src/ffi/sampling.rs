@@ -2,7 +2,7 @@ use std::ffi::c_char;
 use std::ptr::null;
 
 use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, slice, string, strings};
-use super::structs::{known_flags, some};
+use super::options::{known_flags, some};
 use crate::error::{Error, Result, try_concat, try_copy};
 use crate::options::{Dry, Grammar, Mirostat, OutputKind, SamplingParams};
 

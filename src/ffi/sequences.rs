@@ -3,10 +3,10 @@ use std::ptr::{null, null_mut};
 use std::time::Duration;
 
 use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, init, not_null, out_size, slice};
+use super::options::known_flags;
 use super::outputs::pllm_queue;
 use super::request::{PLLM_REQUEST_KEEP, PLLM_TEXT_ADD_SPECIAL, PLLM_TEXT_SKIP_SPECIAL, deadline, hook, pllm_logits_hook, prompt};
 use super::sampling::pllm_sampling;
-use super::structs::known_flags;
 use super::{guard, guard_or, pllm_engine, pllm_error};
 use crate::engine::{Continue, Fork, Resume, SequenceInfo};
 use crate::error::try_copy;
