@@ -47,12 +47,24 @@ pub struct Base {
     pub act: Act,
     pub rope: Rope,
     pub tied: bool,
-    pub norm_kind: NormKind,
-    pub norm_bias: bool,
-    pub eps: f32,
+    pub norms: NormStyle,
     pub biases: Biases,
     pub branch_scale: f32,
     pub embedding_scale: f32,
+}
+
+/// What all norms of a model have in common.
+#[derive(Clone, Copy)]
+pub struct NormStyle {
+    pub kind: NormKind,
+    pub bias: bool,
+    pub eps: f32,
+}
+
+impl NormStyle {
+    pub fn norm(&self, name: impl Into<String>, width: usize) -> Norm {
+        Norm::new(name, width, self.kind, self.eps).bias(self.bias)
+    }
 }
 
 /// The matrices that have a bias.
@@ -116,9 +128,7 @@ impl Base {
             act: act(config, act_field, act_default)?,
             rope,
             tied: config.flag_or("tie_word_embeddings", defaults.tied)?,
-            norm_kind: NormKind::Rms { unit_offset: false },
-            norm_bias: false,
-            eps: config.positive_or(eps, eps_default)? as f32,
+            norms: NormStyle { kind: NormKind::Rms { unit_offset: false }, bias: false, eps: config.positive_or(eps, eps_default)? as f32 },
             biases: Biases::NONE,
             branch_scale: 1.0,
             embedding_scale: 1.0,
@@ -131,9 +141,14 @@ impl Base {
         Ok(Base { windows: windows(config, self.layers, window, slides)?, ..self })
     }
 
+    /// Sets the kind of all norms, and whether they have a bias.
+    pub fn with_norms(self, kind: NormKind, bias: bool) -> Base {
+        Base { norms: NormStyle { kind, bias, ..self.norms }, ..self }
+    }
+
     /// Returns a norm over the hidden size.
     pub fn norm(&self, name: impl Into<String>) -> Norm {
-        Norm::new(name, self.hidden, self.norm_kind, self.eps).bias(self.norm_bias)
+        self.norms.norm(name, self.hidden)
     }
 
     /// x += attention(norm(x)); x += mlp(norm(x)), with the usual names of the norms.
@@ -188,8 +203,8 @@ impl Base {
 
     /// Returns norms of each head of queries and keys, with weights shared by all heads.
     pub fn qk_norm(&self, layer: usize, [q, k]: [&str; 2]) -> QkNorm {
-        let norm = |name| Norm::new(format!("layers.{layer}.self_attn.{name}"), self.shape.head_dim, self.norm_kind, self.eps);
-        QkNorm { over: QkNormOver::EachHead, q: norm(q).bias(self.norm_bias), k: norm(k).bias(self.norm_bias) }
+        let norm = |name| self.norms.norm(format!("layers.{layer}.self_attn.{name}"), self.shape.head_dim);
+        QkNorm { over: QkNormOver::EachHead, q: norm(q), k: norm(k) }
     }
 
     /// Like `qk_norm`, but with weights per head, in one tensor for all heads.

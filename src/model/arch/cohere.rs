@@ -27,7 +27,7 @@ fn base(config: &Config, theta: f64) -> Result<Base> {
     let rope = RopeDefaults { theta: ("rope_theta", theta), ..DEFAULTS.rope };
     let defaults = Defaults { tied: true, positions: 8192, eps: ("layer_norm_eps", 1e-5), rope, ..DEFAULTS };
     let biases = Biases::of_attention(config)?;
-    let mut base = Base { norm_kind: NormKind::Layer, biases, ..Base::read(config, &defaults)? };
+    let mut base = Base { biases, ..Base::read(config, &defaults)? }.with_norms(NormKind::Layer, false);
     base.rope.pairs = Pairs::Neighbours;
     // Early configs have the context length in this field instead of `max_position_embeddings`.
     base.positions = base.positions.max(config.count_or("model_max_length", limits::MAX_POSITIONS, 1)?);

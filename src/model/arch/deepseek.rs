@@ -93,7 +93,7 @@ impl Latent {
     fn attention(&self, base: &Base, layer: usize) -> LatentAttention {
         let Latent { heads, unrotated, rotated, values, rank, .. } = *self;
         let named = |name: &str| format!("layers.{layer}.self_attn.{name}");
-        let norm = |name, width| Norm::new(named(name), width, base.norm_kind, EPS);
+        let norm = |name, width| Norm::new(named(name), width, base.norms.kind, EPS);
         let order = RowOrder::ByHead { unrotated, rotated };
         let queries = |name, cols| Linear::new(named(name), heads * (unrotated + rotated), cols).order(order);
         // kv_b_proj has for each head the rows that expand a latent to its key, and then those that

@@ -20,10 +20,6 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
 pub fn base(config: &Config, defaults: Defaults) -> Result<Base> {
     refuse_true(config, &["use_bidirectional_attention"])?;
     let base = Base::read(config, &Defaults { tied: true, head_dim: Some(256), ..defaults })?;
-    Ok(Base {
-        norm_kind: NormKind::Rms { unit_offset: true },
-        biases: Biases::of_attention(config)?,
-        embedding_scale: (base.hidden as f32).sqrt(),
-        ..base
-    })
+    let base = base.with_norms(NormKind::Rms { unit_offset: true }, false);
+    Ok(Base { biases: Biases::of_attention(config)?, embedding_scale: (base.hidden as f32).sqrt(), ..base })
 }

@@ -17,12 +17,8 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
         ..DEFAULTS
     };
     let bias = config.flag_or("attention_bias", true)?;
-    let base = Base {
-        norm_kind: NormKind::Layer,
-        norm_bias: true,
-        biases: Biases { qkv: bias, out: bias, mlp: true },
-        ..Base::read(config, &defaults)?
-    };
+    let biases = Biases { qkv: bias, out: bias, mlp: true };
+    let base = Base { biases, ..Base::read(config, &defaults)? }.with_norms(NormKind::Layer, true);
     let parallel = config.flag_or("use_parallel_residual", true)?;
     let model = base.model(|i| layer(&base, i, parallel));
     let named = |name| Linear::new(name, base.vocab_size, base.hidden);

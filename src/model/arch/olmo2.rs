@@ -1,7 +1,7 @@
 //! OLMo 2: norms after the branches only, and norms over all queries and all keys together.
 
 use super::super::config::Config;
-use super::super::spec::{HeadAttention, Layer, ModelSpec, Norm, QkNorm, QkNormOver, Residual};
+use super::super::spec::{HeadAttention, Layer, ModelSpec, QkNorm, QkNormOver, Residual};
 use super::base::{Base, Biases, DEFAULTS, Defaults};
 use crate::error::Result;
 
@@ -16,7 +16,7 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
 }
 
 fn attention(base: &Base, layer: usize) -> HeadAttention {
-    let norm = |name, width| Norm::new(format!("layers.{layer}.self_attn.{name}"), width, base.norm_kind, base.eps);
+    let norm = |name, width| base.norms.norm(format!("layers.{layer}.self_attn.{name}"), width);
     let (q, k) = (norm("q_norm", base.shape.q_width()), norm("k_norm", base.shape.kv_width()));
     HeadAttention { qk_norm: Some(QkNorm { over: QkNormOver::AllHeads, q, k }), ..base.attention(layer) }
 }

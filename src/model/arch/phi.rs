@@ -14,7 +14,7 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
         rope: RopeDefaults { part: Some(("partial_rotary_factor", 0.5)), ..DEFAULTS.rope },
         ..DEFAULTS
     };
-    let base = Base { norm_kind: NormKind::Layer, norm_bias: true, biases: Biases::ALL, ..Base::read(config, &defaults)? };
+    let base = Base { biases: Biases::ALL, ..Base::read(config, &defaults)? }.with_norms(NormKind::Layer, true);
     let norms_heads = config.flag_or("qk_layernorm", false)?;
     let model = base.model(|i| layer(&base, i, norms_heads));
     let head = Linear::new("lm_head", base.vocab_size, base.hidden).bias(true);

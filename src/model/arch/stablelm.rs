@@ -16,7 +16,7 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
         ..DEFAULTS
     };
     let biases = Biases { qkv: config.flag_or("use_qkv_bias", false)?, ..Biases::NONE };
-    let base = Base { norm_kind: NormKind::Layer, norm_bias: true, biases, ..Base::read(config, &defaults)? };
+    let base = Base { biases, ..Base::read(config, &defaults)? }.with_norms(NormKind::Layer, true);
     let parallel = config.flag_or("use_parallel_residual", false)?;
     let norms_heads = config.flag_or("qk_layernorm", false)?;
     if norms_heads {

@@ -10,7 +10,7 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
     let bias = config.flag_or("use_bias", true)?;
     let defaults =
         Defaults { tied: true, positions: 4096, act: ("hidden_act", "gelu_pytorch_tanh"), eps: ("norm_epsilon", 1e-5), ..DEFAULTS };
-    let base = Base { norm_kind: NormKind::Layer, norm_bias: true, biases: Biases::all_or_none(bias), ..Base::read(config, &defaults)? };
+    let base = Base { biases: Biases::all_or_none(bias), ..Base::read(config, &defaults)? }.with_norms(NormKind::Layer, true);
     let base = base.with_windows(config, sliding_window(config, None)?, |_| true)?;
     Ok(base.model(|i| Layer { mlp: base.plain_mlp(i, ["c_fc", "c_proj"]), ..base.layer(i) }))
 }
