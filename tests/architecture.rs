@@ -1,7 +1,15 @@
-//! Rules for the source: the imports between modules, the places of `unsafe`, the length of
-//! functions, and the language of text.
+//! Rules for the source: the imports between modules, the places of `unsafe`, the sizes of
+//! functions, files and structs, and the language of text.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+
+use imports::Imports;
+
+#[path = "architecture/imports.rs"]
+mod imports;
+#[path = "architecture/source.rs"]
+mod source;
 
 /// Each module, and the modules that it may use.
 const ARROWS: &[(&str, &[&str])] = &[
@@ -24,6 +32,38 @@ const ARROWS: &[(&str, &[&str])] = &[
 const LEAVES: &[&str] = &["budget", "error", "options", "batch", "sys", "types"];
 const UNSAFE_MODULES: &[&str] = &["ffi", "backend", "sys"];
 const MAX_FUNCTION_LINES: usize = 60;
+const MAX_FILE_LINES: usize = 600;
+const MAX_FIELDS: usize = 15;
+
+/// Exceptions of a rule: a name, and the reason. An exception that is not needed is an error.
+type Exceptions = &'static [(&'static str, &'static str)];
+
+/// Modules below which cycles of imports are allowed.
+const CYCLES: Exceptions =
+    &[("backend::cuda", "the split of the device is under way"), ("engine", "the split of the engine's core is under way")];
+/// Files with more lines.
+const LONG_FILES: Exceptions = &[
+    ("backend/cpu/lanes.rs", "not split by instruction set yet"),
+    ("backend/cpu/tests.rs", "not split by operation yet"),
+    ("backend/cuda/mod.rs", "the split of the device is under way"),
+    ("engine/sequence_table.rs", "the split of the engine's core is under way"),
+    ("scheduler/tests.rs", "not split by subject yet"),
+    ("scheduler/traces.rs", "not split by subject yet"),
+];
+/// Structs with more fields.
+const WIDE_STRUCTS: Exceptions = &[
+    ("ActiveSequence", "the split of the engine's core is under way"),
+    ("Engine", "the split of the engine's core is under way"),
+    ("EngineOptions", "the options of the C ABI"),
+    ("Header", "the header of an exported sequence"),
+    ("SamplingParams", "the parameters of the C ABI"),
+    ("Stats", "the statistics of the C ABI"),
+    ("pllm_engine_options", "a struct of the C ABI"),
+    ("pllm_output", "a struct of the C ABI"),
+    ("pllm_request", "a struct of the C ABI"),
+    ("pllm_sampling", "a struct of the C ABI"),
+    ("pllm_stats", "a struct of the C ABI"),
+];
 
 /// Phrases of the project's former dialect. docs/glossary.md has the terms to use.
 const FORMER_PHRASES: &[&str] = &[
@@ -127,6 +167,77 @@ fn modules() -> Vec<(String, PathBuf, String)> {
         (first.trim_end_matches(".rs").to_string(), file.clone(), std::fs::read_to_string(&file).unwrap())
     };
     found.into_iter().map(read).collect()
+}
+
+/// Path within src/ and text of each source file.
+fn texts() -> Vec<(String, String)> {
+    let src = root().join("src");
+    let name = |file: &Path| file.strip_prefix(&src).unwrap().to_str().unwrap().to_string();
+    modules().into_iter().map(|(_, file, text)| (name(&file), text)).collect()
+}
+
+/// Returns the violations without an exception, and the exceptions without a violation. A violation
+/// consists of the name that its exception would have, and a description.
+fn problems(violations: &[(String, String)], exceptions: Exceptions) -> Vec<String> {
+    let has_exception = |name: &str| exceptions.iter().any(|(known, _)| *known == name);
+    let mut problems: Vec<String> = violations.iter().filter(|(name, _)| !has_exception(name)).map(|(_, text)| text.clone()).collect();
+    let unneeded = exceptions.iter().filter(|(known, _)| violations.iter().all(|(name, _)| name != known));
+    problems.extend(unneeded.map(|(name, reason)| format!("the exception {name} ({reason}) is no longer needed; delete it")));
+    problems
+}
+
+fn assert_only_exceptions(violations: &[(String, String)], exceptions: Exceptions) {
+    let problems = problems(violations, exceptions);
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+#[test]
+fn violations_need_exceptions_and_exceptions_need_violations() {
+    let violations = ["a", "b"].map(|name| (name.to_string(), format!("{name} is wrong")));
+    assert!(problems(&violations, &[("a", ""), ("b", "")]).is_empty());
+    assert_eq!(problems(&violations, &[("a", "")]), ["b is wrong"]);
+    assert_eq!(problems(&violations[..1], &[("a", ""), ("b", "old")]), ["the exception b (old) is no longer needed; delete it"]);
+}
+
+#[test]
+fn files_import_each_other_in_no_cycle() {
+    let src = root().join("src");
+    let module = |file: &Path| {
+        let path = file.strip_prefix(&src).unwrap().with_extension("");
+        let path = if path.ends_with("mod") { path.parent().unwrap().to_path_buf() } else { path };
+        path.to_str().unwrap().replace('/', "::")
+    };
+    let texts: BTreeMap<String, String> = modules().into_iter().map(|(_, file, text)| (module(&file), text)).collect();
+    let cycles = Imports::find(&texts).cycles();
+    let violations: Vec<_> =
+        cycles.iter().map(|cycle| (imports::common_parent(cycle), format!("a cycle of imports: {}", cycle.join(", ")))).collect();
+    assert_only_exceptions(&violations, CYCLES);
+}
+
+fn long_files(files: &[(String, String)]) -> Vec<(String, String)> {
+    let long = files.iter().map(|(file, text)| (file, text.lines().count())).filter(|(_, lines)| *lines > MAX_FILE_LINES);
+    long.map(|(file, lines)| (file.clone(), format!("{file}: {lines} lines, at most {MAX_FILE_LINES}"))).collect()
+}
+
+#[test]
+fn files_have_at_most_600_lines() {
+    assert_only_exceptions(&long_files(&texts()), LONG_FILES);
+    let invented = [600, 601].map(|lines| (format!("{lines}.rs"), "\n".repeat(lines)));
+    assert_eq!(long_files(&invented), [("601.rs".to_string(), "601.rs: 601 lines, at most 600".to_string())]);
+}
+
+fn wide_structs(files: &[(String, String)]) -> Vec<(String, String)> {
+    let structs = files.iter().flat_map(|(file, text)| source::structs(text).into_iter().map(move |(name, fields)| (file, name, fields)));
+    let wide = structs.filter(|(.., fields)| *fields > MAX_FIELDS);
+    wide.map(|(file, name, fields)| (name.to_string(), format!("{file}: {name} has {fields} fields, at most {MAX_FIELDS}"))).collect()
+}
+
+#[test]
+fn structs_have_at_most_15_fields() {
+    assert_only_exceptions(&wide_structs(&texts()), WIDE_STRUCTS);
+    let with_fields = |name: &str, fields| format!("struct {name} {{\n{}}}\n", "    field: u8,\n".repeat(fields));
+    let invented = [("a.rs".to_string(), with_fields("A", 15) + &with_fields("B", 16))];
+    assert_eq!(wide_structs(&invented), [("B".to_string(), "a.rs: B has 16 fields, at most 15".to_string())]);
 }
 
 #[test]
