@@ -5,9 +5,8 @@ use std::time::Duration;
 use super::Engine;
 use super::queue::Queue;
 use super::request::Request;
-use super::simulation::CandidateRequest;
-use super::wait_queue::WaitingEntry;
 use crate::error::Result;
+use crate::scheduler::simulate::{CandidateRequest, StepLoad, WaitingEntry};
 
 /// The predicted admission of a request that would be added now.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -42,13 +41,20 @@ impl Engine {
         let waiting = self.shared.table.waiting()?;
         let (now, snapshot) = (self.shared.clock.now(), self.shared.snapshot().try_clone()?);
         let candidate = CandidateRequest { waiting: WaitingEntry::new(prompt, max_len - prompt, request.priority, now), width };
-        let forecast = snapshot.forecast(&self.capacity, &waiting, candidate, now)?;
+        let step_costs = snapshot.step_time.solve();
+        let seconds = step_costs.as_ref().map(|costs| |load: StepLoad| costs.seconds(load));
+        let step_cost = seconds.as_ref().map(|seconds| seconds as &dyn Fn(StepLoad) -> f64);
+        let forecast = snapshot.scheduler.forecast(&self.capacity, &waiting, candidate, step_cost)?;
+        let rest_of_step = match (&step_costs, snapshot.step) {
+            (Some(costs), Some((load, began))) => (costs.seconds(load) - now.saturating_sub(began).as_secs_f64()).max(0.0),
+            _ => 0.0,
+        };
         Ok(Admission {
             admits,
             fits_now: admits && forecast.fits_now,
-            first_token: forecast.first_token.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
-            waiting_requests: forecast.before.requests,
-            waiting_tokens: forecast.before.tokens,
+            first_token: forecast.first_token.and_then(|seconds| Duration::try_from_secs_f64(rest_of_step + seconds).ok()),
+            waiting_requests: forecast.requests_before,
+            waiting_tokens: forecast.tokens_before,
         })
     }
 }

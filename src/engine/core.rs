@@ -20,15 +20,16 @@ use super::request::branch_seed;
 use super::runner::Runner;
 use super::sampling::{SampleResult, Sampling};
 use super::sequence_table::{Command, SequenceTable};
-use super::simulation::{PendingSequence, SchedulerSnapshot};
-use super::step_time::{StepLoad, StepTimer};
+use super::snapshot::AdmissionSnapshot;
+use super::step_time::StepTimer;
 use super::telemetry::Telemetry;
 use super::trace::{Phase, Trace};
 use super::{ModelInfo, Stats, StepReport};
 use crate::budget::Lease;
 use crate::error::{Error, Result};
 use crate::options::EngineOptions;
-use crate::scheduler::{Event, FinishReason, GroupId, SampledToken, Scheduler, Sequence, SequenceStats, StepPlan};
+use crate::scheduler::simulate::StepLoad;
+use crate::scheduler::{Event, FinishReason, SampledToken, Scheduler, SequenceStats, StepPlan};
 use crate::sys::float::StandardMode;
 use crate::text::Text;
 use crate::types::SeqId;
@@ -73,7 +74,7 @@ pub struct Shared {
     pub table: Arc<SequenceTable>,
     /// Statistics after the last step.
     pub published: Arc<Mutex<Published>>,
-    pub snapshot: Arc<Mutex<SchedulerSnapshot>>,
+    pub snapshot: Arc<Mutex<AdmissionSnapshot>>,
     pub clock: Arc<dyn Clock>,
     /// True if the budget requires the engine to check its lease.
     pub wants_check: Arc<AtomicBool>,
@@ -81,7 +82,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    pub fn snapshot(&self) -> MutexGuard<'_, SchedulerSnapshot> {
+    pub fn snapshot(&self) -> MutexGuard<'_, AdmissionSnapshot> {
         self.snapshot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -123,7 +124,7 @@ impl EngineCore {
             shared,
         };
         core.events.try_reserve(3 * max_seqs)?;
-        core.shared.snapshot().reserve(max_seqs)?;
+        core.shared.snapshot().scheduler.reserve(max_seqs)?;
         Ok(core)
     }
 
@@ -419,20 +420,9 @@ impl EngineCore {
         stats
     }
 
-    fn update_lengths(&self, snapshot: &mut SchedulerSnapshot) {
-        let pending = |sequence: &Sequence| PendingSequence {
-            prefill: if sequence.pending() > 1 { sequence.pending() } else { 0 },
-            computed: sequence.computed,
-            generated: sequence.generated,
-            max_new_tokens: sequence.max_new_tokens(),
-            rank: sequence.group.map_or(0, GroupId::rank),
-        };
-        snapshot.running.clear();
-        snapshot.running.extend(self.scheduler.running_sequences().map(pending));
-        snapshot.preempted.clear();
-        snapshot.preempted.extend(self.scheduler.preempted_sequences().map(pending));
-        (snapshot.entries, snapshot.spare_blocks) = self.scheduler.spare();
-        (snapshot.step_time, snapshot.length_predictor, snapshot.step) = (self.step_timer.model, *self.scheduler.lengths(), None);
+    fn update_lengths(&self, snapshot: &mut AdmissionSnapshot) {
+        self.scheduler.write_snapshot(&mut snapshot.scheduler);
+        (snapshot.step_time, snapshot.step) = (self.step_timer.model, None);
     }
 
     fn report(&mut self, plan: &StepPlan) -> StepReport {

@@ -28,7 +28,7 @@ mod sampling;
 mod sequence_calls;
 mod sequence_state;
 mod sequence_table;
-mod simulation;
+mod snapshot;
 mod step_time;
 #[cfg(test)]
 mod stored_names_test;
@@ -58,7 +58,6 @@ pub use request::{Prompt, Request};
 pub use runner::{InFlightStep, ModelRunner, Runner};
 pub use sequence_calls::{Continue, Fork, Hook as LogitsHook, Resume, SequenceInfo};
 use sequence_table::SequenceTable;
-use simulation::Capacity;
 use wait_queue::QueueLimits;
 use warmup::WarmupLimits;
 
@@ -75,6 +74,7 @@ use crate::error::{Error, Result};
 use crate::kv::{BlockManager, Paging};
 use crate::model::{KvCache, KvPool, LoadProgress, ModelFiles, PackedReport};
 use crate::options::{Device, EngineOptions, Isa};
+use crate::scheduler::simulate::Capacity;
 use crate::scheduler::{Policies, Scheduler, SchedulerOptions};
 use crate::sys::float::StandardMode;
 use crate::text::Text;
@@ -378,8 +378,7 @@ impl Engine {
             clock,
         };
         let layout = runner.layout();
-        let SchedulerOptions { max_seqs: seqs, max_batch_tokens: rows, .. } = scheduler_options;
-        let capacity = Capacity { seqs, tokens: rows, chunk: rows_at_once, paging: info.paging.clone(), policies: options.policies };
+        let capacity = scheduler.capacity();
         let core = EngineCore::new(scheduler, runner, lease.clone(), &info, options, shared.clone(), journal)?;
         let core = Arc::new(Mutex::new(core));
         lease.on_call(budget_client::callback(&core, &shared));

@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use crate::scheduler::{Costs, StepPlan};
+use crate::scheduler::Costs;
+use crate::scheduler::simulate::StepLoad;
 
 /// A weighted least-squares fit: seconds = the sum of feature * cost.
 #[derive(Debug, Clone, Copy)]
@@ -65,48 +66,15 @@ const SCALES: [f64; UNKNOWNS] = [1.0, 1e-2, 1e-4, 1e-5];
 /// The prior makes the system regular even if all steps had the same load.
 const DAMPING: f64 = 1e-6;
 
-/// The load of one or several steps.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct StepLoad {
-    pub steps: usize,
-    pub tokens: usize,
-    /// Number of tokens of sequences with several tokens in the step. Counted only for plans.
-    pub prompt_tokens: usize,
-    /// Number of positions whose K and V are read, once per sequence and step.
-    pub positions: usize,
-    /// Number of positions that are read, once per row.
-    pub products: usize,
-}
-
-impl StepLoad {
-    pub fn for_plan(plan: &StepPlan) -> StepLoad {
-        let mut load = StepLoad { steps: 1, ..StepLoad::default() };
-        for part in &plan.sequences {
-            load.add(1, part.tokens, part.first);
-            load.prompt_tokens += if part.tokens > 1 { part.tokens } else { 0 };
-        }
-        load
-    }
-
-    /// Adds a sequence that computes `tokens` tokens in each of `steps` steps, after `first`
-    /// positions.
-    pub fn add(&mut self, steps: usize, tokens: usize, first: usize) {
-        let visible = steps * first + tokens * steps * (steps + 1) / 2;
-        self.tokens += tokens * steps;
-        self.positions += visible;
-        self.products += tokens * visible;
-    }
-
-    fn features(self) -> [f64; UNKNOWNS] {
-        let [steps, tokens, positions, products] = SCALES;
-        [self.steps as f64 * steps, self.tokens as f64 * tokens, self.positions as f64 * positions, self.products as f64 * products]
-    }
+fn features(load: StepLoad) -> [f64; UNKNOWNS] {
+    let [steps, tokens, positions, products] = SCALES;
+    [load.steps as f64 * steps, load.tokens as f64 * tokens, load.positions as f64 * positions, load.products as f64 * products]
 }
 
 impl StepTimeModel {
     pub fn observe(&mut self, load: StepLoad, took: Duration) {
         self.0.decay(FADING);
-        self.0.observe(load.features(), took);
+        self.0.observe(features(load), took);
     }
 
     /// Solves the model. Returns `None` before the first measurement.
@@ -121,7 +89,7 @@ pub struct StepCosts([f64; UNKNOWNS]);
 
 impl StepCosts {
     pub fn seconds(&self, load: StepLoad) -> f64 {
-        self.0.iter().zip(load.features()).map(|(cost, feature)| cost * feature).sum::<f64>().max(0.0)
+        self.0.iter().zip(features(load)).map(|(cost, feature)| cost * feature).sum::<f64>().max(0.0)
     }
 }
 
@@ -164,21 +132,11 @@ impl StepTimer {
 }
 
 #[cfg(test)]
-pub mod tests {
+mod tests {
     use super::*;
+    use crate::scheduler::simulate::test_times::{load, seconds};
 
-    /// Returns the true time of a step in these tests.
-    pub fn seconds(load: StepLoad) -> f64 {
-        0.01 + 1e-4 * load.tokens as f64 + 1e-5 * load.positions as f64 + 1e-6 * load.products as f64
-    }
-
-    pub fn load(parts: &[(usize, usize)]) -> StepLoad {
-        let mut load = StepLoad { steps: 1, ..StepLoad::default() };
-        parts.iter().for_each(|&(tokens, first)| load.add(1, tokens, first));
-        load
-    }
-
-    pub fn learned() -> StepTimeModel {
+    fn learned() -> StepTimeModel {
         let mut model = StepTimeModel::default();
         learn(&mut model, 200, 1.0);
         model

@@ -1,10 +1,10 @@
 //! The waiting queue and its limits.
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::options::EngineOptions;
+pub use crate::scheduler::simulate::WaitingEntry;
 
 /// The limits of the waiting queue. The maximum value means no limit.
 #[derive(Debug, Clone, Copy)]
@@ -59,25 +59,6 @@ impl WaitingTotals {
     fn leave(&mut self, tokens: usize) {
         self.requests -= 1;
         self.tokens -= tokens;
-    }
-}
-
-/// A waiting generation. The type is small, since there may be many.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WaitingEntry {
-    /// Number of tokens to compute, at least 1.
-    pub tokens: u32,
-    /// Maximum number of tokens to generate.
-    pub max_new_tokens: u32,
-    pub priority: i32,
-    /// Arrival time in microseconds.
-    pub at: u64,
-}
-
-impl WaitingEntry {
-    pub fn new(tokens: usize, max_new_tokens: usize, priority: i32, at: Duration) -> WaitingEntry {
-        let short = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-        WaitingEntry { tokens: short(tokens).max(1), max_new_tokens: short(max_new_tokens), priority, at: at.as_micros() as u64 }
     }
 }
 
@@ -140,6 +121,8 @@ impl WaitQueue {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]

@@ -26,6 +26,7 @@ mod resize;
 mod schedule;
 mod sequence;
 mod sequences;
+pub mod simulate;
 mod slab;
 mod swapping;
 
@@ -38,8 +39,7 @@ pub use outcome::{Event, FinishReason, SampledToken, SequenceStats, TokenOutcome
 use pins::Pins;
 pub use plan::{ScheduledSequence, StepPlan};
 use planning::{PlanningState, ScheduledTokens};
-use policy::StepBudget;
-pub use policy::{Allocation, Batching, Order, Policies, RankInputs, Running, order};
+pub use policy::{Allocation, Batching, Order, Policies, RankInputs, Running, StepBudget};
 pub use preemption::Costs;
 use preemption::PreemptionState;
 use reclaimable::ReclaimableSequences;

@@ -119,8 +119,8 @@ impl Scheduler {
         self.unmark_reclaimable(slot);
         group.members.push(slot);
         let sequence = &self.sequences[slot];
-        let expected = self.length_predictor.expect(sequence.max_len().saturating_sub(sequence.tokens.len()), 0);
-        let rank = self.policies.order.rank(&RankInputs { at: self.now, priority: sequence.request.priority, expected });
+        let expected = || self.length_predictor.expect(sequence.max_len().saturating_sub(sequence.tokens.len()), 0);
+        let rank = self.policies.order.rank(&RankInputs { at: self.now, priority: sequence.request.priority, expected: &expected });
         self.sequences[slot].group = Some(self.queues.insert(rank, group));
         self.mark_reclaimable(slot);
     }

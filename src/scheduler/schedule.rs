@@ -1,7 +1,30 @@
 //! The composition of a step: older groups before younger ones, if they are ready.
 
-use super::{GroupId, Running, Scheduler, StepBudget, StepPlan};
+use super::{Branching, GroupId, Running, Scheduler, StepBudget, StepPlan};
 use crate::types::SeqId;
+
+/// The running groups of the scheduler, for the batching policy.
+struct RunningGroups<'a>(&'a Scheduler);
+
+impl Running for RunningGroups<'_> {
+    fn is_empty(&self) -> bool {
+        self.0.queues.running.is_empty()
+    }
+
+    fn decodes(&self) -> usize {
+        let Scheduler { queues, sequences, .. } = self.0;
+        let decodes = queues
+            .running
+            .iter()
+            .map(|&id| &queues.groups[id])
+            .filter(|group| group.branching != Branching::Pin && group.members.iter().all(|&slot| sequences[slot].pending() == 1));
+        decodes.map(|group| group.members.len()).sum()
+    }
+
+    fn max_tokens(&self) -> usize {
+        self.0.options.max_batch_tokens
+    }
+}
 
 impl Scheduler {
     /// Plans the next step and reserves its blocks. Returns `None` if there is nothing to do.
@@ -21,7 +44,7 @@ impl Scheduler {
         let mut plan = self.planning.take_plan();
         plan.is_closed = true;
         self.pause_running(&ready);
-        self.planning.budget = StepBudget { decodes: true, ..self.policies.batching.step_budget(Running(self)) };
+        self.planning.budget = StepBudget { decodes: true, ..self.policies.batching.step_budget(&RunningGroups(self)) };
         self.plan_running(&mut plan);
         if !plan.sequences.is_empty() {
             return Some(plan);
@@ -59,7 +82,7 @@ impl Scheduler {
         let mut plan = self.planning.take_plan();
         let before = self.preemptions();
         self.pause_running(ready);
-        for step_budget in [self.policies.batching.step_budget(Running(self)), StepBudget::UNLIMITED] {
+        for step_budget in [self.policies.batching.step_budget(&RunningGroups(self)), StepBudget::UNLIMITED] {
             self.planning.budget = step_budget;
             self.preempt_for_higher_rank(ready);
             self.plan_running(&mut plan);

@@ -4,7 +4,11 @@ use super::{Order, RankInputs};
 pub struct Fcfs;
 
 impl Order for Fcfs {
-    fn rank(&self, _: &RankInputs) -> u64 {
+    fn rank(&self, _: &RankInputs<'_>) -> u64 {
         0
+    }
+
+    fn common_rank(&self) -> Option<u64> {
+        Some(0)
     }
 }

@@ -10,7 +10,8 @@ mod priority;
 mod shortest;
 mod static_batch;
 
-use super::{Branching, Scheduler};
+use std::sync::Arc;
+
 use crate::options::{self, AllocationPolicy, BatchingPolicy, OrderPolicy};
 
 /// The order of groups. The first group can always continue, at the expense of all later ones.
@@ -18,25 +19,36 @@ pub trait Order: Send + Sync {
     /// Returns the rank of a group, fixed from its arrival to its end. Smaller values are scheduled
     /// first, and equal values in order of arrival. To exclude starvation, the rank must grow with
     /// time.
-    fn rank(&self, inputs: &RankInputs) -> u64;
+    fn rank(&self, inputs: &RankInputs<'_>) -> u64;
+
+    /// Returns the rank of every group, if all have the same. A forecast then ranks no request.
+    fn common_rank(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// The inputs of an order policy.
-#[derive(Debug, Clone, Copy)]
-pub struct RankInputs {
+#[derive(Clone, Copy)]
+pub struct RankInputs<'a> {
     /// Arrival time in microseconds.
     pub at: u64,
     pub priority: i32,
-    /// Predicted number of output tokens.
-    pub expected: usize,
+    /// Returns the predicted number of output tokens. It is a function, since the prediction takes
+    /// longer than all else and few policies use it.
+    pub expected: &'a dyn Fn() -> usize,
 }
 
 /// The composition of steps.
-pub trait Batching: Send {
-    fn step_budget(&self, running: Running) -> StepBudget;
+///
+/// The scheduler calls the policy for each step. A forecast calls a copy of it for simulated steps.
+pub trait Batching: Send + Sync {
+    fn step_budget(&self, running: &dyn Running) -> StepBudget;
 
     /// Records that a step with these numbers of tokens has run.
     fn record_step(&mut self, _prompt_rows: usize, _decode_rows: usize) {}
+
+    /// Returns a copy in the same state.
+    fn fork(&self) -> Box<dyn Batching>;
 }
 
 /// The limits of a step. If no sequence fits them, the step is planned without limits.
@@ -54,34 +66,19 @@ impl StepBudget {
     pub const UNLIMITED: StepBudget = StepBudget { decodes: true, max_prompt_tokens: usize::MAX, new_groups: true };
 }
 
-/// A view of the running groups at the start of a step.
-#[derive(Clone, Copy)]
-pub struct Running<'a>(pub(super) &'a Scheduler);
-
-impl Running<'_> {
-    pub fn is_empty(self) -> bool {
-        self.0.queues.running.is_empty()
-    }
+/// The running groups at the start of a step, in the scheduler or in a forecast.
+pub trait Running {
+    fn is_empty(&self) -> bool;
 
     /// Returns the number of decode tokens.
-    pub fn decodes(self) -> usize {
-        let Scheduler { queues, sequences, .. } = self.0;
-        let decodes = queues
-            .running
-            .iter()
-            .map(|&id| &queues.groups[id])
-            .filter(|group| group.branching != Branching::Pin && group.members.iter().all(|&slot| sequences[slot].pending() == 1));
-        decodes.map(|group| group.members.len()).sum()
-    }
+    fn decodes(&self) -> usize;
 
     /// Returns the maximum number of tokens in a step.
-    pub fn max_tokens(self) -> usize {
-        self.0.options.max_batch_tokens
-    }
+    fn max_tokens(&self) -> usize;
 }
 
 /// The number of blocks that a group needs to start.
-pub trait Allocation: Send {
+pub trait Allocation: Send + Sync {
     /// Returns the number of tokens for which a sequence of `len` tokens, at most `max_len`, needs
     /// blocks.
     fn length(&self, len: usize, max_len: usize) -> usize;
@@ -96,15 +93,19 @@ pub trait Allocation: Send {
 
 /// The policies of an engine.
 pub struct Policies {
-    pub order: Box<dyn Order>,
+    pub order: Arc<dyn Order>,
     pub batching: Box<dyn Batching>,
-    pub allocation: Box<dyn Allocation>,
+    pub allocation: Arc<dyn Allocation>,
 }
 
 impl Policies {
     pub fn new(options: &options::Policies) -> Policies {
         Policies {
-            order: order(options.order),
+            order: match options.order {
+                OrderPolicy::Fcfs => Arc::new(fcfs::Fcfs),
+                OrderPolicy::Priority { ageing } => Arc::new(priority::Priority { ageing }),
+                OrderPolicy::ShortestPredicted { ageing } => Arc::new(shortest::ShortestPredicted { ageing }),
+            },
             batching: match options.batching {
                 BatchingPolicy::Mixed => Box::new(mixed::Mixed),
                 BatchingPolicy::PrefillFirst { threshold } => Box::new(prefill_first::PrefillFirst::new(threshold)),
@@ -112,18 +113,15 @@ impl Policies {
                 BatchingPolicy::Static => Box::new(static_batch::Static),
             },
             allocation: match options.allocation {
-                AllocationPolicy::OnDemand => Box::new(on_demand::OnDemand),
-                AllocationPolicy::MaxTokens => Box::new(max_tokens::MaxTokens),
+                AllocationPolicy::OnDemand => Arc::new(on_demand::OnDemand),
+                AllocationPolicy::MaxTokens => Arc::new(max_tokens::MaxTokens),
             },
         }
     }
-}
 
-pub fn order(policy: OrderPolicy) -> Box<dyn Order> {
-    match policy {
-        OrderPolicy::Fcfs => Box::new(fcfs::Fcfs),
-        OrderPolicy::Priority { ageing } => Box::new(priority::Priority { ageing }),
-        OrderPolicy::ShortestPredicted { ageing } => Box::new(shortest::ShortestPredicted { ageing }),
+    /// Returns the same order and allocation, and a copy of the batching policy in the same state.
+    pub fn fork(&self) -> Policies {
+        Policies { order: self.order.clone(), batching: self.batching.fork(), allocation: self.allocation.clone() }
     }
 }
 

@@ -10,7 +10,7 @@ pub struct Priority {
 }
 
 impl Order for Priority {
-    fn rank(&self, inputs: &RankInputs) -> u64 {
+    fn rank(&self, inputs: &RankInputs<'_>) -> u64 {
         let levels_below = MAX_PRIORITY.saturating_sub(inputs.priority).max(0) as u64;
         inputs.at.saturating_add(levels_below.saturating_mul(self.ageing.as_micros() as u64))
     }
