@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use pagedllm::backend::cpu::CpuBackend;
-use pagedllm::backend::{AttentionShape, Backend, KvShape, Values};
+use pagedllm::backend::{Alloc, AttentionShape, BackendTypes, KvOps, KvShape, Ops, Values};
 use pagedllm::batch::{Batch, Span};
 use pagedllm::options::{KvDtype, WeightFormat};
 
@@ -56,8 +56,8 @@ struct Case {
     attention: AttentionShape,
     shape: KvShape,
     context: usize,
-    kv: <CpuBackend as Backend>::Kv,
-    inputs: <CpuBackend as Backend>::Inputs,
+    kv: <CpuBackend as BackendTypes>::Kv,
+    inputs: <CpuBackend as BackendTypes>::Inputs,
     rows: usize,
 }
 
@@ -74,7 +74,7 @@ impl Case {
         Ok(case)
     }
 
-    fn qkv(&self, rows: usize) -> Result<<CpuBackend as Backend>::Buf> {
+    fn qkv(&self, rows: usize) -> Result<<CpuBackend as BackendTypes>::Buf> {
         let number = |i: usize| (i.wrapping_mul(0x9E37_79B9) >> 7) as u16 as f32 / 32768.0 - 1.0;
         Ok(self.backend.vector(&(0..rows * self.attention.qkv_width()).map(number).collect::<Vec<_>>())?)
     }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use pagedllm::backend::cpu::CpuBackend;
-use pagedllm::backend::{Backend, RowSource};
+use pagedllm::backend::{Alloc, BackendTypes, Ops, RowSource};
 use pagedllm::options::{Dtype, WeightFormat};
 
 use crate::common::median;
@@ -14,7 +14,7 @@ const ROWS: [usize; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 512];
 /// More than any cache holds, even in the smallest format.
 const LAYERS: usize = 4;
 
-type Matrix = <CpuBackend as Backend>::Matrix;
+type Matrix = <CpuBackend as BackendTypes>::Matrix;
 
 pub fn bench(options: &Options) -> Result<()> {
     let memory = probes::Memory::new(options.probe_bytes(), options.threads);

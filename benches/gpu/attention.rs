@@ -1,7 +1,7 @@
 //! Attention: the rate at which decode reads K and V, and the rate at which prefill computes.
 
 use pagedllm::backend::cuda::CudaBackend;
-use pagedllm::backend::{AttentionShape, Backend, KvShape};
+use pagedllm::backend::{Alloc, AttentionShape, BackendTypes, KvOps, KvShape, Ops};
 use pagedllm::batch::{Batch, Span};
 use pagedllm::kv::blocks_for;
 use pagedllm::options::KvDtype;
@@ -27,8 +27,8 @@ const SPARE: f64 = 0.1;
 /// Tokens per call of `store_kv`.
 const CHUNK: usize = 2048;
 
-type Kv = <CudaBackend as Backend>::Kv;
-type Inputs = <CudaBackend as Backend>::Inputs;
+type Kv = <CudaBackend as BackendTypes>::Kv;
+type Inputs = <CudaBackend as BackendTypes>::Inputs;
 
 fn attention_shape(heads: usize, kv_heads: usize) -> AttentionShape {
     AttentionShape::new(heads, kv_heads, HEAD_DIM, 1.0 / (HEAD_DIM as f32).sqrt())

@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use pagedllm::backend::Backend;
 use pagedllm::backend::cuda::CudaBackend;
+use pagedllm::backend::{Alloc, BackendTypes};
 use pagedllm::engine::{Engine, Fork, Prompt, Request};
 use pagedllm::error::{Code, Error};
 use pagedllm::options::{EngineOptions, Preemption, SamplingParams};
@@ -218,7 +218,7 @@ fn refused(engine: std::result::Result<Engine, Error>) -> Result<()> {
     }
 }
 
-fn take_all(backend: &CudaBackend) -> Result<Vec<<CudaBackend as Backend>::Buf>> {
+fn take_all(backend: &CudaBackend) -> Result<Vec<<CudaBackend as BackendTypes>::Buf>> {
     let mut taken = Vec::new();
     for piece in BUFFER_SIZES {
         loop {

@@ -1,7 +1,7 @@
 //! Sampling on the device with the vocabulary of LLaMA-3, compared with reading all logits once.
 
-use pagedllm::backend::Backend;
 use pagedllm::backend::cuda::CudaBackend;
+use pagedllm::backend::{Alloc, Sampling};
 use pagedllm::batch::device_sampling::{DeviceSampling, DeviceSamplingLimits};
 use pagedllm::decode::{Context, ResolvedSampling, SamplingHistory, plan_draw};
 use pagedllm::options::SamplingParams;

@@ -3,7 +3,7 @@
 //! rows.
 
 use pagedllm::backend::cuda::CudaBackend;
-use pagedllm::backend::{Backend, RowSource};
+use pagedllm::backend::{Alloc, BackendTypes, Ops, RowSource};
 use pagedllm::options::{Dtype, WeightFormat};
 use serde_json::json;
 
@@ -29,7 +29,7 @@ const FORMATS: [WeightFormat; 2] = [WeightFormat::Bf16, WeightFormat::Fp8];
 /// More bytes than the caches of any device hold.
 const BEYOND_CACHES: usize = 256 << 20;
 
-type Matrix = <CudaBackend as Backend>::Matrix;
+type Matrix = <CudaBackend as BackendTypes>::Matrix;
 
 pub fn bench(options: &Options) -> Result<()> {
     for invariant in [false, true] {

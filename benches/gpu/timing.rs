@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use pagedllm::backend::Backend;
+use pagedllm::backend::Alloc;
 use pagedllm::backend::cuda::CudaBackend;
 
 use crate::Result;

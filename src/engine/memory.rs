@@ -1,6 +1,6 @@
 //! The memory plan: all large allocations of an engine, known before they are made.
 
-use crate::backend::{Backend, InputLimits};
+use crate::backend::{Alloc, Backend, InputLimits};
 use crate::error::{Error, Result};
 use crate::kv::Paging;
 use crate::model::{BatchLimits, KvLayout, KvPool, ModelFiles, input_limits, work_bytes};
@@ -101,7 +101,7 @@ const DRIVER_BYTES: u64 = 256 << 20;
 
 /// Returns the part of the device memory for the pool, if `memory_fraction` is set: a fraction of
 /// what other allocations leave.
-fn device_share<B: Backend>(options: &EngineOptions, backend: &B, others: u64) -> Result<Option<u64>> {
+fn device_share<B: Alloc>(options: &EngineOptions, backend: &B, others: u64) -> Result<Option<u64>> {
     let (Some(fraction), Some(free)) = (options.memory_fraction, backend.free_bytes()?) else { return Ok(None) };
     let others = others.saturating_add(DRIVER_BYTES);
     let left = free.checked_sub(others).ok_or_else(|| {

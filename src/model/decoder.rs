@@ -8,21 +8,23 @@ use super::spec::{
     QkNormOver, Residual, Rope, Routing, SharedExpert,
 };
 use super::weights::{LoadedLinear, LoadedModel, LoadedNorm};
-use crate::backend::{Activation, Backend, BatchSize, Extent, Heads, InputLimits, KvShape, MlpOf, RotaryEmbedding};
+use crate::backend::{
+    Activation, Alloc, Backend, BackendTypes, BatchSize, Extent, Heads, InputLimits, KvOps, KvShape, MlpOf, Ops, RotaryEmbedding,
+};
 use crate::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits};
 use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
 use crate::options::KvDtype;
 
 /// The paged KV cache of all layers.
-pub struct KvCache<B: Backend> {
+pub struct KvCache<B: BackendTypes> {
     levels: Vec<B::Kv>,
     places: Vec<LayerPlace>, // [layers]
     groups: usize,
     host: Option<B::Host>,
 }
 
-impl<B: Backend> KvCache<B> {
+impl<B: KvOps> KvCache<B> {
     pub fn new(backend: &B, spec: &ModelSpec, pool: KvPool) -> Result<KvCache<B>> {
         let layout = KvLayout::for_spec(spec);
         let levels = layout.of_levels(&spec.layers).map(|layer| backend.kv(pool.shape(layer))).collect::<Result<_>>()?;
@@ -89,7 +91,7 @@ impl KvPool {
     }
 
     /// Returns the bytes of one block: one layer of each level.
-    pub fn block_bytes<B: Backend>(&self, backend: &B, spec: &ModelSpec) -> u64 {
+    pub fn block_bytes<B: KvOps>(&self, backend: &B, spec: &ModelSpec) -> u64 {
         KvLayout::for_spec(spec).of_levels(&spec.layers).map(|layer| backend.kv_block_bytes(&self.shape(layer))).sum()
     }
 }
@@ -117,7 +119,7 @@ pub struct Decoder<B: Backend> {
 }
 
 /// The activations. Each buffer has the width of the widest layer.
-struct Work<B: Backend> {
+struct Work<B: BackendTypes> {
     x: B::Buf,      // [rows, hidden] the residual stream
     normed: B::Buf, // [rows, hidden or embedding width]
     delta: B::Buf,  // [rows, hidden or embedding width] output of a branch
@@ -127,7 +129,7 @@ struct Work<B: Backend> {
 
 /// Intermediate results of attention, MLP and head. A row has one route per expert that it is
 /// routed to.
-pub(super) struct Scratch<B: Backend> {
+pub(super) struct Scratch<B: BackendTypes> {
     pub wide: B::Buf,    // [rows, qkv], [MLP rows, up] or [routes, up]; in the head [logits, vocab]
     pub narrow: B::Buf,  // [rows, attention output or experts], [MLP rows, gated] or [routes, gated]
     pub routed: B::Buf,  // [routes, hidden] or [heads, rows, head]
@@ -136,7 +138,7 @@ pub(super) struct Scratch<B: Backend> {
 }
 
 /// The rotary angles of all rows, for one rotary embedding.
-pub(super) struct Angles<B: Backend> {
+pub(super) struct Angles<B: BackendTypes> {
     pub rotated: usize,
     pub pairs: Pairs,
     frequencies: B::Buf, // [rotated / 2]
@@ -144,7 +146,7 @@ pub(super) struct Angles<B: Backend> {
     pub buf: B::Buf, // [rows, rotated]
 }
 
-impl<B: Backend> Angles<B> {
+impl<B: Alloc> Angles<B> {
     fn new(backend: &B, rope: &Rope, rows: usize) -> Result<Angles<B>> {
         Ok(Angles {
             rotated: rope.rotated(),
@@ -154,7 +156,9 @@ impl<B: Backend> Angles<B> {
             buf: backend.buffer(rows * rope.rotated())?,
         })
     }
+}
 
+impl<B: BackendTypes> Angles<B> {
     pub fn turn(&self) -> RotaryEmbedding<'_, B::Buf> {
         RotaryEmbedding { rotated: self.rotated, pairs: self.pairs, angles: &self.buf }
     }
@@ -228,7 +232,7 @@ impl Widths {
 }
 
 /// Returns the lengths of `Scratch::wide` and `Scratch::narrow`.
-fn shared_lens<B: Backend>(backend: &B, limits: BatchLimits, widths: &Widths) -> [usize; 2] {
+fn shared_lens<B: Ops>(backend: &B, limits: BatchLimits, widths: &Widths) -> [usize; 2] {
     let &Widths { wide, narrow, mlp_wide, mlp_narrow, vocab, .. } = widths;
     let mlp_rows = backend.mlp_rows(limits.tokens);
     let of_layers = |each: usize, mlp: usize| (limits.tokens * each).max(mlp_rows * mlp);
@@ -357,21 +361,21 @@ impl<B: Backend> Decoder<B> {
 }
 
 /// The KV cache of a layer's level, and the group of its block tables.
-pub(super) struct LayerKv<'a, B: Backend> {
+pub(super) struct LayerKv<'a, B: BackendTypes> {
     pub group: usize,
     pub kv: &'a mut B::Kv,
 }
 
 /// The forward pass of one batch.
-pub(super) struct Pass<'a, B: Backend> {
+pub(super) struct Pass<'a, B: BackendTypes> {
     pub backend: &'a B,
     pub inputs: &'a B::Inputs,
     pub rows: usize,
 }
 
-type LoadedLayer<B> = Layer<LoadedLinear<B>, LoadedNorm<B>, <B as Backend>::Buf>;
+type LoadedLayer<B> = Layer<LoadedLinear<B>, LoadedNorm<B>, <B as BackendTypes>::Buf>;
 
-impl<B: Backend> Pass<'_, B> {
+impl<B: Ops + KvOps> Pass<'_, B> {
     fn embed(&self, model: &LoadedModel<B>, work: &mut Work<B>) {
         let Embedding { tokens, scale, project, positions } = &model.embedding;
         match project {

@@ -26,7 +26,7 @@ use spec::ModelSpec;
 pub use weights::LoadProgress;
 use weights::{LoadedModel, Origin};
 
-use crate::backend::Backend;
+use crate::backend::{Alloc, Backend};
 use crate::error::{Code, Error, Result, try_format};
 use crate::options::{Dtype, WeightFormat};
 
@@ -63,7 +63,7 @@ impl ModelFiles {
     }
 
     /// Returns the bytes of the packed weights. Reports missing or misshapen tensors.
-    pub fn weight_bytes<B: Backend>(&self, backend: &B) -> Result<u64> {
+    pub fn weight_bytes<B: Alloc>(&self, backend: &B) -> Result<u64> {
         weights::bytes(backend, &self.spec, &self.checkpoint, self.weight_format)
     }
 
@@ -104,7 +104,7 @@ impl ModelFiles {
 
     /// Loads the weights from the model's files and writes the packed form. `why` is the reason why
     /// the form could not be read.
-    fn load_and_save<B: Backend>(
+    fn load_and_save<B: Alloc>(
         &self,
         place: &TensorLocation,
         backend: &B,
@@ -127,7 +127,7 @@ impl ModelFiles {
         Ok((model, report))
     }
 
-    fn load_from<'a, B: Backend>(&'a self, backend: &'a B, origin: Origin<'a, B>, progress: LoadProgress<'a>) -> Result<LoadedModel<B>> {
+    fn load_from<'a, B: Alloc>(&'a self, backend: &'a B, origin: Origin<'a, B>, progress: LoadProgress<'a>) -> Result<LoadedModel<B>> {
         weights::load(backend, &self.spec, &self.checkpoint, self.weight_format, origin, progress)
     }
 }

@@ -20,7 +20,7 @@ use sha2::{Digest, Sha256};
 use super::checkpoint::Checkpoint;
 use super::formats;
 use super::spec::{Linear, ModelSpec};
-use crate::backend::{Backend, PACKED_PIECE};
+use crate::backend::{Alloc, PACKED_PIECE};
 use crate::error::{Error, Result, Text, try_format, try_vec};
 use crate::options::WeightFormat;
 use crate::sys::files;
@@ -61,7 +61,7 @@ pub struct TensorLocation {
 }
 
 impl TensorLocation {
-    pub fn for_model<B: Backend>(
+    pub fn for_model<B: Alloc>(
         dir: &Path,
         backend: &B,
         spec: &ModelSpec,
@@ -163,7 +163,7 @@ pub struct Reader {
 }
 
 impl Reader {
-    pub fn matrix<B: Backend>(&mut self, backend: &B, rows: usize, cols: usize, format: WeightFormat) -> Result<B::Matrix> {
+    pub fn matrix<B: Alloc>(&mut self, backend: &B, rows: usize, cols: usize, format: WeightFormat) -> Result<B::Matrix> {
         let sums = self.sums.as_chunks::<SUM_BYTES>().0;
         let matrix = backend.matrix_of_packed(rows, cols, format, &|piece, out| {
             let (number, offset) = (self.piece + piece, self.offset + (piece * PACKED_PIECE) as u64);
@@ -192,7 +192,7 @@ pub struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    pub fn add<B: Backend>(&mut self, backend: &B, matrix: &B::Matrix) -> Result<()> {
+    pub fn add<B: Alloc>(&mut self, backend: &B, matrix: &B::Matrix) -> Result<()> {
         let bytes = backend.packed_bytes(matrix)?;
         for piece in bytes.chunks(PACKED_PIECE) {
             self.sums.extend_from_slice(&crc32fast::hash(piece).to_le_bytes());

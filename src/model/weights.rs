@@ -8,18 +8,18 @@ use super::formats;
 use super::packed::Reader;
 use super::parts::Parts;
 use super::spec::{Linear, Model, ModelSpec, Norm, Role, TensorPart, Vector};
-use crate::backend::{Backend, NormOf, RowSource};
+use crate::backend::{Alloc, BackendTypes, NormOf, RowSource};
 use crate::error::{Code, Error, Result, try_vec};
 use crate::options::{Dtype, WeightFormat};
 
 /// A linear map with its weights.
-pub struct LoadedLinear<B: Backend> {
+pub struct LoadedLinear<B: BackendTypes> {
     pub weight: B::Matrix,
     pub bias: Option<B::Buf>,
     pub rows: usize,
 }
 
-impl<B: Backend> LoadedLinear<B> {
+impl<B: BackendTypes> LoadedLinear<B> {
     /// Returns the matrix and the bias.
     pub fn parts(&self) -> (&B::Matrix, Option<&B::Buf>) {
         (&self.weight, self.bias.as_ref())
@@ -27,26 +27,26 @@ impl<B: Backend> LoadedLinear<B> {
 }
 
 /// A norm with its weights.
-pub struct LoadedNorm<B: Backend> {
+pub struct LoadedNorm<B: BackendTypes> {
     pub spec: Norm,
     pub weight: B::Buf,
     pub bias: Option<B::Buf>,
 }
 
-impl<B: Backend> LoadedNorm<B> {
+impl<B: BackendTypes> LoadedNorm<B> {
     pub fn with_weights(&self) -> NormOf<'_, B::Buf> {
         NormOf { kind: self.spec.kind, eps: self.spec.eps, weight: &self.weight, bias: self.bias.as_ref() }
     }
 }
 
-pub type LoadedModel<B> = Model<LoadedLinear<B>, LoadedNorm<B>, <B as Backend>::Buf>;
+pub type LoadedModel<B> = Model<LoadedLinear<B>, LoadedNorm<B>, <B as BackendTypes>::Buf>;
 
 /// Callback that receives (bytes of matrices read so far, total bytes) during a load. Returning
 /// `false` cancels the load.
 pub type LoadProgress<'a> = &'a mut dyn FnMut(u64, u64) -> bool;
 
 /// The source of packed matrices.
-pub enum Origin<'a, B: Backend> {
+pub enum Origin<'a, B: BackendTypes> {
     /// The model's files. The callback receives each packed matrix.
     Files(&'a mut dyn FnMut(&B::Matrix)),
     /// The packed form.
@@ -54,7 +54,7 @@ pub enum Origin<'a, B: Backend> {
 }
 
 /// Loads all weights. The memory peak is the packed weights plus one tensor.
-pub fn load<'a, B: Backend>(
+pub fn load<'a, B: Alloc>(
     backend: &'a B,
     spec: &ModelSpec,
     checkpoint: &'a Checkpoint,
@@ -94,7 +94,7 @@ impl Meter<'_> {
 }
 
 /// Checks the name and shape of every tensor. Returns the bytes of the packed weights.
-pub fn bytes<B: Backend>(backend: &B, spec: &ModelSpec, checkpoint: &Checkpoint, requested: Option<WeightFormat>) -> Result<u64> {
+pub fn bytes<B: Alloc>(backend: &B, spec: &ModelSpec, checkpoint: &Checkpoint, requested: Option<WeightFormat>) -> Result<u64> {
     let total = Cell::new(0);
     let add = |bytes: Result<u64>| bytes.map(|bytes| total.set(total.get() + bytes));
     spec.try_map(
@@ -105,7 +105,7 @@ pub fn bytes<B: Backend>(backend: &B, spec: &ModelSpec, checkpoint: &Checkpoint,
     Ok(total.get())
 }
 
-fn linear_bytes<B: Backend>(backend: &B, linear: &Linear, checkpoint: &Checkpoint, wanted: Option<WeightFormat>) -> Result<u64> {
+fn linear_bytes<B: Alloc>(backend: &B, linear: &Linear, checkpoint: &Checkpoint, wanted: Option<WeightFormat>) -> Result<u64> {
     let parts = Parts::find(linear, checkpoint)?;
     let format = formats::of_matrix(linear, parts.dtype, wanted)?;
     let mut bytes = backend.matrix_bytes(linear.rows(), linear.cols, format);
@@ -171,7 +171,7 @@ pub fn storage(spec: &ModelSpec, checkpoint: &Checkpoint) -> Result<Dtype> {
     Ok(Parts::find(&spec.embedding.tokens, checkpoint)?.dtype)
 }
 
-fn load_norm<B: Backend>(backend: &B, norm: &Norm, checkpoint: &Checkpoint) -> Result<LoadedNorm<B>> {
+fn load_norm<B: Alloc>(backend: &B, norm: &Norm, checkpoint: &Checkpoint) -> Result<LoadedNorm<B>> {
     let vector = |suffix: &str| {
         let mut values = try_vec(0, 0.0f32)?;
         values.try_reserve_exact(norm.width())?;
@@ -183,11 +183,11 @@ fn load_norm<B: Backend>(backend: &B, norm: &Norm, checkpoint: &Checkpoint) -> R
     Ok(LoadedNorm { spec: norm.clone(), weight: vector("weight")?, bias: norm.bias.then(|| vector("bias")).transpose()? })
 }
 
-fn load_vector<B: Backend>(backend: &B, Vector { name, len }: &Vector, checkpoint: &Checkpoint) -> Result<B::Buf> {
+fn load_vector<B: Alloc>(backend: &B, Vector { name, len }: &Vector, checkpoint: &Checkpoint) -> Result<B::Buf> {
     backend.vector(&checkpoint.numbers(name, &[*len])?)
 }
 
-struct Loading<'a, B: Backend> {
+struct Loading<'a, B: Alloc> {
     backend: &'a B,
     checkpoint: &'a Checkpoint,
     requested: Option<WeightFormat>,
@@ -195,7 +195,7 @@ struct Loading<'a, B: Backend> {
     meter: Meter<'a>,
 }
 
-impl<B: Backend> Loading<'_, B> {
+impl<B: Alloc> Loading<'_, B> {
     fn linear(&mut self, linear: &Linear, role: Role) -> Result<LoadedLinear<B>> {
         let parts = Parts::find(linear, self.checkpoint)?;
         let (rows, format) = (linear.rows(), formats::of_matrix(linear, parts.dtype, formats::for_role(self.requested, role))?);
@@ -216,7 +216,7 @@ impl<B: Backend> Loading<'_, B> {
     }
 }
 
-fn pack<B: Backend>(backend: &B, linear: &Linear, parts: &Parts, format: WeightFormat, meter: &mut Meter) -> Result<B::Matrix> {
+fn pack<B: Alloc>(backend: &B, linear: &Linear, parts: &Parts, format: WeightFormat, meter: &mut Meter) -> Result<B::Matrix> {
     let source = RowSource { read: &|first, out| parts.read_rows(first, out), advance: &mut |bytes| meter.advance(bytes) };
     let weight = backend.matrix(linear.rows(), linear.cols, parts.dtype, format, source);
     weight.map_err(|error| match error.code() {
@@ -228,7 +228,7 @@ fn pack<B: Backend>(backend: &B, linear: &Linear, parts: &Parts, format: WeightF
     })
 }
 
-fn load_bias<B: Backend>(backend: &B, linear: &Linear, checkpoint: &Checkpoint) -> Result<Option<B::Buf>> {
+fn load_bias<B: Alloc>(backend: &B, linear: &Linear, checkpoint: &Checkpoint) -> Result<Option<B::Buf>> {
     let mut bias = try_vec(0, 0.0f32)?;
     bias_of(linear, checkpoint, |part, tensor, dtype| {
         let values = checkpoint.read_f32(tensor, dtype, part.offset(&[part.rows]), part.rows)?;

@@ -9,8 +9,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::backend::cuda::CudaBackend;
 use pagedllm::backend::{
-    Act, AttentionShape, Backend, BatchSize, ExpertGroups, Extent, Glu, GroupScore, Heads, InputLimits, KvShape, NormKind, NormOf, Pairs,
-    RotaryEmbedding, Routing, RowSource, Scores, Strips, Values,
+    Act, Alloc, AttentionShape, Backend, BackendTypes, BatchSize, ExpertGroups, Extent, Glu, Graphs, GroupScore, Heads, InputLimits, KvOps,
+    KvShape, NormKind, NormOf, Ops, Pairs, RotaryEmbedding, Routing, RowSource, Sampling, Scores, Strips, Values,
 };
 use pagedllm::batch::device_sampling::{DeviceSampling, DeviceSamplingLimits};
 use pagedllm::batch::{Batch, BlockCopy, BlockMove, NO_SLOT, Span, Tail};
@@ -916,12 +916,12 @@ fn decodes(rows: &[[u32; 4]]) -> Batch {
 /// positions.
 struct Kept {
     backend: CudaBackend,
-    inputs: <CudaBackend as Backend>::Inputs,
-    drawing: <CudaBackend as Backend>::Sampler,
-    table: <CudaBackend as Backend>::Matrix,
-    frequencies: <CudaBackend as Backend>::Buf,
-    tokens: <CudaBackend as Backend>::Buf,
-    angles: <CudaBackend as Backend>::Buf,
+    inputs: <CudaBackend as BackendTypes>::Inputs,
+    drawing: <CudaBackend as BackendTypes>::Sampler,
+    table: <CudaBackend as BackendTypes>::Matrix,
+    frequencies: <CudaBackend as BackendTypes>::Buf,
+    tokens: <CudaBackend as BackendTypes>::Buf,
+    angles: <CudaBackend as BackendTypes>::Buf,
 }
 
 impl Kept {

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::backend::{
-    Act, AttentionShape, Backend, ExpertOf, Extent, Glu, Heads, KvShape, MatrixOf, MlpOf, NormOf, PackedSource, RotaryEmbedding, Routing,
-    RowSource, Strips,
+    Act, Alloc, AttentionShape, BackendTypes, ExpertOf, Extent, Glu, Graphs, Heads, KvOps, KvShape, MatrixOf, MlpOf, NormOf, Ops,
+    PackedSource, RotaryEmbedding, Routing, RowSource, Sampling, Strips,
 };
 use pagedllm::batch::{Batch, BlockCopy, BlockMove, Tail};
 use pagedllm::error::{Error, Result};
@@ -108,14 +108,33 @@ macro_rules! ops {
     };
 }
 
-type Buf = <CpuBackend as Backend>::Buf;
-type Matrix = <CpuBackend as Backend>::Matrix;
-type Kv = <CpuBackend as Backend>::Kv;
-type Inputs = <CpuBackend as Backend>::Inputs;
-type Host = <CpuBackend as Backend>::Host;
-type Routes = <CpuBackend as Backend>::Routes;
+/// Allocations of the CPU backend, some of which fail.
+macro_rules! makes {
+    ($(fn $name:ident($($arg:ident: $type:ty),*) -> $made:ty;)*) => {
+        $(fn $name(&self, $($arg: $type),*) -> Result<$made> {
+            self.faults.make()?;
+            self.cpu.$name($($arg),*)
+        })*
+    };
+}
 
-impl Backend for Faulty {
+/// Functions of the CPU backend that do not fail.
+macro_rules! forwards {
+    ($(fn $name:ident($($arg:ident: $type:ty),*) -> $value:ty;)*) => {
+        $(fn $name(&self, $($arg: $type),*) -> $value {
+            self.cpu.$name($($arg),*)
+        })*
+    };
+}
+
+type Buf = <CpuBackend as BackendTypes>::Buf;
+type Matrix = <CpuBackend as BackendTypes>::Matrix;
+type Kv = <CpuBackend as BackendTypes>::Kv;
+type Inputs = <CpuBackend as BackendTypes>::Inputs;
+type Host = <CpuBackend as BackendTypes>::Host;
+type Routes = <CpuBackend as BackendTypes>::Routes;
+
+impl BackendTypes for Faulty {
     type Buf = Buf;
     type Matrix = Matrix;
     type Kv = Kv;
@@ -123,86 +142,31 @@ impl Backend for Faulty {
     type Host = Host;
     type Routes = Routes;
     type Sampler = Infallible;
+}
 
-    fn buffer(&self, len: usize) -> Result<Buf> {
-        self.faults.make()?;
-        self.cpu.buffer(len)
+impl Alloc for Faulty {
+    makes! {
+        fn buffer(len: usize) -> Buf;
+        fn vector(values: &[f32]) -> Buf;
+        fn matrix(rows: usize, cols: usize, dtype: Dtype, format: WeightFormat, source: RowSource) -> Matrix;
+        fn matrix_of_packed(rows: usize, cols: usize, format: WeightFormat, source: PackedSource) -> Matrix;
+        fn reserve(shape: &AttentionShape) -> ();
+        fn reserve_rows(rows: usize, cols: usize) -> ();
+        fn routes(rows: usize, max: Routing) -> Routes;
     }
 
-    fn vector(&self, values: &[f32]) -> Result<Buf> {
-        self.faults.make()?;
-        self.cpu.vector(values)
-    }
-
-    fn matrix(&self, rows: usize, cols: usize, dtype: Dtype, format: WeightFormat, source: RowSource) -> Result<Matrix> {
-        self.faults.make()?;
-        self.cpu.matrix(rows, cols, dtype, format, source)
+    forwards! {
+        fn free_bytes() -> Result<Option<u64>>;
+        fn matrix_bytes(rows: usize, cols: usize, format: WeightFormat) -> u64;
+        fn matrix_layout() -> &'static str;
+        fn reserved_bytes(shape: &AttentionShape) -> u64;
+        fn reserved_rows_bytes(rows: usize, cols: usize) -> u64;
+        fn routes_bytes(rows: usize, max: Routing) -> u64;
     }
 
     fn packed_bytes<'a>(&'a self, matrix: &'a Matrix) -> Result<&'a [u8]> {
         self.faults.make()?;
         self.cpu.packed_bytes(matrix)
-    }
-
-    fn matrix_of_packed(&self, rows: usize, cols: usize, format: WeightFormat, source: PackedSource) -> Result<Matrix> {
-        self.faults.make()?;
-        self.cpu.matrix_of_packed(rows, cols, format, source)
-    }
-
-    fn matrix_layout(&self) -> &'static str {
-        self.cpu.matrix_layout()
-    }
-
-    fn kv(&self, shape: KvShape) -> Result<Kv> {
-        self.faults.make()?;
-        self.cpu.kv(shape)
-    }
-
-    fn matrix_bytes(&self, rows: usize, cols: usize, format: WeightFormat) -> u64 {
-        self.cpu.matrix_bytes(rows, cols, format)
-    }
-
-    fn kv_block_bytes(&self, shape: &KvShape) -> u64 {
-        self.cpu.kv_block_bytes(shape)
-    }
-
-    fn is_lost(&self) -> bool {
-        self.cpu.is_lost()
-    }
-
-    fn free_bytes(&self) -> Result<Option<u64>> {
-        self.cpu.free_bytes()
-    }
-
-    fn reserve(&self, shape: &AttentionShape) -> Result<()> {
-        self.faults.make()?;
-        self.cpu.reserve(shape)
-    }
-
-    fn reserved_bytes(&self, shape: &AttentionShape) -> u64 {
-        self.cpu.reserved_bytes(shape)
-    }
-
-    fn mlp_rows(&self, rows: usize) -> usize {
-        self.cpu.mlp_rows(rows)
-    }
-
-    fn reserve_rows(&self, rows: usize, cols: usize) -> Result<()> {
-        self.faults.make()?;
-        self.cpu.reserve_rows(rows, cols)
-    }
-
-    fn reserved_rows_bytes(&self, rows: usize, cols: usize) -> u64 {
-        self.cpu.reserved_rows_bytes(rows, cols)
-    }
-
-    fn routes(&self, rows: usize, routing: Routing) -> Result<Routes> {
-        self.faults.make()?;
-        self.cpu.routes(rows, routing)
-    }
-
-    fn routes_bytes(&self, rows: usize, routing: Routing) -> u64 {
-        self.cpu.routes_bytes(rows, routing)
     }
 
     fn upload(&self, batch: &Batch, inputs: &mut Inputs) -> Result<Extent> {
@@ -217,31 +181,22 @@ impl Backend for Faulty {
         self.faults.report()?;
         self.cpu.read(buf, len)
     }
+}
 
-    fn discard_blocks(&self, from: usize, layer: &mut Kv) -> Result<()> {
-        if self.faults.op() { self.cpu.discard_blocks(from, layer) } else { self.faults.report() }
+impl KvOps for Faulty {
+    makes! {
+        fn kv(shape: KvShape) -> Kv;
+        fn host(blocks: usize, block_bytes: u64, dir: Option<&Path>) -> Host;
     }
 
-    fn read_blocks(&self, blocks: &[u32], tail: Tail, layer: &Kv, out: &mut Vec<u8>) -> Result<()> {
-        self.faults.export()?;
-        self.cpu.read_blocks(blocks, tail, layer, out)
+    forwards! {
+        fn kv_block_bytes(shape: &KvShape) -> u64;
+        fn kv_layout(layer: &Kv) -> String;
     }
 
-    fn write_blocks<'a>(&self, blocks: &[u32], layer: &mut Kv, bytes: &'a [u8]) -> Result<&'a [u8]> {
-        let result = self.faults.export();
-        // A transfer that fails has copied half of the blocks.
-        let done = if result.is_ok() { blocks.len() } else { blocks.len() / 2 };
-        let rest = self.cpu.write_blocks(&blocks[..done], layer, bytes)?;
-        result.map(|()| rest)
-    }
-
-    fn kv_layout(&self, layer: &Kv) -> String {
-        self.cpu.kv_layout(layer)
-    }
-
-    fn host(&self, blocks: usize, block_bytes: u64, dir: Option<&Path>) -> Result<Host> {
-        self.faults.make()?;
-        self.cpu.host(blocks, block_bytes, dir)
+    ops! {
+        fn store_kv(inputs: &Inputs, group: usize, shape: &AttentionShape, turn: Option<RotaryEmbedding<Buf>>, qkv: &mut Buf, kv: &mut Kv);
+        fn copy_blocks(copies: &[BlockCopy], layers: &mut [Kv]);
     }
 
     fn swap_out(&self, moves: &[BlockMove], layers: &[Kv], host: &mut Host) -> Result<()> {
@@ -259,8 +214,30 @@ impl Backend for Faulty {
         result
     }
 
+    fn read_blocks(&self, blocks: &[u32], tail: Tail, layer: &Kv, out: &mut Vec<u8>) -> Result<()> {
+        self.faults.export()?;
+        self.cpu.read_blocks(blocks, tail, layer, out)
+    }
+
+    fn write_blocks<'a>(&self, blocks: &[u32], layer: &mut Kv, bytes: &'a [u8]) -> Result<&'a [u8]> {
+        let result = self.faults.export();
+        // A transfer that fails has copied half of the blocks.
+        let done = if result.is_ok() { blocks.len() } else { blocks.len() / 2 };
+        let rest = self.cpu.write_blocks(&blocks[..done], layer, bytes)?;
+        result.map(|()| rest)
+    }
+
+    fn discard_blocks(&self, from: usize, layer: &mut Kv) -> Result<()> {
+        if self.faults.op() { self.cpu.discard_blocks(from, layer) } else { self.faults.report() }
+    }
+}
+
+impl Ops for Faulty {
+    forwards! {
+        fn mlp_rows(rows: usize) -> usize;
+    }
+
     ops! {
-        fn copy_blocks(copies: &[BlockCopy], layers: &mut [Kv]);
         fn embed(inputs: &Inputs, table: &Matrix, scale: f32, out: &mut Buf);
         fn add_positions(inputs: &Inputs, table: &Matrix, offset: usize, x: &mut Buf);
         fn matmul(rows: usize, x: &Buf, w: &Matrix, bias: Option<&Buf>, out: &mut Buf);
@@ -271,7 +248,6 @@ impl Backend for Faulty {
         fn norm_heads(rows: usize, heads: Heads, norm: NormOf<Buf>, x: &mut Buf);
         fn angles(inputs: &Inputs, frequencies: &Buf, amplitude: f32, out: &mut Buf);
         fn rope(rows: usize, heads: Heads, turn: RotaryEmbedding<Buf>, x: &mut Buf);
-        fn store_kv(inputs: &Inputs, group: usize, shape: &AttentionShape, turn: Option<RotaryEmbedding<Buf>>, qkv: &mut Buf, kv: &mut Kv);
         fn attention(inputs: &Inputs, group: usize, shape: &AttentionShape, sinks: Option<&Buf>, qkv: &Buf, kv: &Kv, out: &mut Buf);
         fn split_strips(rows: usize, strips: Strips, x: &Buf, out: &mut Buf);
         fn join_strips(rows: usize, strips: Strips, x: &Buf, out: &mut Buf);
@@ -287,3 +263,7 @@ impl Backend for Faulty {
         fn scale_and_cap(len: usize, scale: f32, soft_cap: Option<f32>, x: &mut Buf);
     }
 }
+
+impl Sampling for Faulty {}
+
+impl Graphs for Faulty {}

@@ -27,8 +27,8 @@ use pool::Pool;
 use routes::Routes;
 
 use super::{
-    Act, Activation, AttentionShape, Backend, ExpertOf, Extent, Glu, Heads, KvShape, MatrixOf, MlpOf, NormOf, PackedSource,
-    RotaryEmbedding, Routing, RowSource, Strips, WithBias,
+    Act, Activation, Alloc, AttentionShape, BackendTypes, ExpertOf, Extent, Glu, Graphs, Heads, KvOps, KvShape, MatrixOf, MlpOf, NormOf,
+    Ops, PackedSource, RotaryEmbedding, Routing, RowSource, Sampling, Strips, WithBias,
 };
 use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
@@ -178,7 +178,7 @@ impl CpuBackend {
     }
 }
 
-impl Backend for CpuBackend {
+impl BackendTypes for CpuBackend {
     type Buf = Buf;
     type Matrix = Matrix;
     type Kv = Kv;
@@ -186,6 +186,12 @@ impl Backend for CpuBackend {
     type Host = Host;
     type Routes = Routes;
     type Sampler = Infallible;
+}
+
+impl Alloc for CpuBackend {
+    fn free_bytes(&self) -> Result<Option<u64>> {
+        Ok(None)
+    }
 
     fn buffer(&self, len: usize) -> Result<Buf> {
         Numbers::zeroed(len)
@@ -201,6 +207,10 @@ impl Backend for CpuBackend {
         Matrix::load(self.machine(), rows, cols, dtype, format, source)
     }
 
+    fn matrix_bytes(&self, rows: usize, cols: usize, format: WeightFormat) -> u64 {
+        Matrix::bytes(rows, cols, format)
+    }
+
     fn packed_bytes<'a>(&'a self, matrix: &'a Matrix) -> Result<&'a [u8]> {
         Ok(matrix.packed())
     }
@@ -211,26 +221,6 @@ impl Backend for CpuBackend {
 
     fn matrix_layout(&self) -> &'static str {
         Matrix::LAYOUT
-    }
-
-    fn kv(&self, shape: KvShape) -> Result<Kv> {
-        Kv::new(shape)
-    }
-
-    fn matrix_bytes(&self, rows: usize, cols: usize, format: WeightFormat) -> u64 {
-        Matrix::bytes(rows, cols, format)
-    }
-
-    fn kv_block_bytes(&self, shape: &KvShape) -> u64 {
-        Kv::block_bytes(shape)
-    }
-
-    fn is_lost(&self) -> bool {
-        false
-    }
-
-    fn free_bytes(&self) -> Result<Option<u64>> {
-        Ok(None)
     }
 
     fn reserve(&self, shape: &AttentionShape) -> Result<()> {
@@ -266,6 +256,36 @@ impl Backend for CpuBackend {
     fn read<'a>(&'a self, buf: &'a mut Buf, len: usize) -> Result<&'a [f32]> {
         Ok(&buf[..len])
     }
+}
+
+impl KvOps for CpuBackend {
+    fn kv(&self, shape: KvShape) -> Result<Kv> {
+        Kv::new(shape)
+    }
+
+    fn kv_block_bytes(&self, shape: &KvShape) -> u64 {
+        Kv::block_bytes(shape)
+    }
+
+    fn kv_layout(&self, layer: &Kv) -> String {
+        layer.layout()
+    }
+
+    fn store_kv(
+        &self,
+        inputs: &Inputs,
+        group: usize,
+        shape: &AttentionShape,
+        turn: Option<RotaryEmbedding<Buf>>,
+        qkv: &mut Buf,
+        kv: &mut Kv,
+    ) {
+        kv::store(self.machine(), kv::StoreArgs { inputs, group, shape, turn }, qkv, kv);
+    }
+
+    fn copy_blocks(&self, copies: &[BlockCopy], layers: &mut [Kv]) {
+        kv::copy_blocks(&self.pool, copies, layers);
+    }
 
     fn host(&self, blocks: usize, block_bytes: u64, dir: Option<&Path>) -> Result<Host> {
         Host::new(blocks, block_bytes, dir)
@@ -279,14 +299,6 @@ impl Backend for CpuBackend {
         host.swap_in(&self.pool, moves, layers)
     }
 
-    fn copy_blocks(&self, copies: &[BlockCopy], layers: &mut [Kv]) {
-        kv::copy_blocks(&self.pool, copies, layers);
-    }
-
-    fn discard_blocks(&self, from: usize, layer: &mut Kv) -> Result<()> {
-        layer.discard(from)
-    }
-
     fn read_blocks(&self, blocks: &[u32], tail: Tail, layer: &Kv, out: &mut Vec<u8>) -> Result<()> {
         layer.read(blocks, tail, out)
     }
@@ -295,10 +307,12 @@ impl Backend for CpuBackend {
         layer.write(blocks, bytes)
     }
 
-    fn kv_layout(&self, layer: &Kv) -> String {
-        layer.layout()
+    fn discard_blocks(&self, from: usize, layer: &mut Kv) -> Result<()> {
+        layer.discard(from)
     }
+}
 
+impl Ops for CpuBackend {
     fn embed(&self, inputs: &Inputs, table: &Matrix, scale: f32, out: &mut Buf) {
         let tokens = &inputs.batch.tokens;
         self.rows(tokens.len(), table.cols, out, |row, out| table.read_row(tokens[row] as usize, scale, out));
@@ -386,18 +400,6 @@ impl Backend for CpuBackend {
         });
     }
 
-    fn store_kv(
-        &self,
-        inputs: &Inputs,
-        group: usize,
-        shape: &AttentionShape,
-        turn: Option<RotaryEmbedding<Buf>>,
-        qkv: &mut Buf,
-        kv: &mut Kv,
-    ) {
-        kv::store(self.machine(), kv::StoreArgs { inputs, group, shape, turn }, qkv, kv);
-    }
-
     fn attention(&self, inputs: &Inputs, group: usize, shape: &AttentionShape, sinks: Option<&Buf>, qkv: &Buf, kv: &Kv, out: &mut Buf) {
         let groups = inputs.batch.groups();
         let args = attention::Args { inputs, group, groups, shape, sinks: sinks.map(|sinks| &sinks[..shape.heads]), qkv, kv };
@@ -475,3 +477,7 @@ impl Backend for CpuBackend {
         self.flat(len, x, |_, x| self.kernel(ScaleAndCap { scale, soft_cap, x }));
     }
 }
+
+impl Sampling for CpuBackend {}
+
+impl Graphs for CpuBackend {}

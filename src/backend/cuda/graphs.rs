@@ -28,7 +28,7 @@ pub fn decodes(batch: &Batch) -> bool {
 }
 
 #[derive(Default)]
-pub struct Graphs {
+pub struct CapturedGraphs {
     /// Graphs by number of rows.
     kept: BTreeMap<usize, Graph>,
     /// Number of rows of the last warm-up run before a capture.
@@ -49,7 +49,7 @@ enum Now {
     Done,
 }
 
-impl Graphs {
+impl CapturedGraphs {
     /// Returns the padded number of rows of a graph for a batch.
     pub fn rows_for(&self, batch: &Batch) -> Option<usize> {
         let (&rows, _) = self.kept.range(batch.token_count()..).next()?;

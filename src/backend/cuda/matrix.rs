@@ -6,7 +6,8 @@ use half::{bf16, f16};
 use super::device::{Address, Device, Function, Memory, Shape};
 use super::fp8;
 use super::kernels::Kernels;
-use crate::backend::{RowSource, no_such_number};
+use crate::backend::RowSource;
+use crate::backend::alloc::no_such_number;
 use crate::error::{Error, Result, try_vec};
 use crate::options::{Dtype, WeightFormat};
 

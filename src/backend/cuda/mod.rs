@@ -27,15 +27,15 @@ use ahead::NextStep;
 use blas::Blas;
 use device::{Address, Device, Function, Memory, Pinned, Shape, launch};
 use drawing::DeviceSampler;
-use graphs::Graphs;
+use graphs::CapturedGraphs;
 use inputs::{InputRange, Inputs};
 use kv::{Host, Kv, MoveList};
 use matrix::{Matrix, Stored};
 use routes::Routes;
 
 use super::{
-    Act, AttentionShape, Backend, BatchSize, ExpertOf, Extent, Glu, Heads, InputLimits, KvShape, MatrixOf, NormKind, NormOf, PackedSource,
-    Pairs, RotaryEmbedding, Routing, RowSource, Strips, Values,
+    Act, Alloc, AttentionShape, BackendTypes, BatchSize, ExpertOf, Extent, Glu, Graphs, Heads, InputLimits, KvOps, KvShape, MatrixOf,
+    NormKind, NormOf, Ops, PackedSource, Pairs, RotaryEmbedding, Routing, RowSource, Sampling, Strips, Values,
 };
 use crate::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits};
 use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
@@ -70,7 +70,7 @@ pub struct CudaBackend {
 /// The step in flight, and the captured graphs.
 #[derive(Default)]
 struct Steps {
-    graphs: Graphs,
+    graphs: CapturedGraphs,
     ahead: NextStep,
 }
 
@@ -346,7 +346,7 @@ fn row_threads(width: usize) -> u32 {
     width.next_multiple_of(WARP).clamp(WARP, 512) as u32
 }
 
-impl Backend for CudaBackend {
+impl BackendTypes for CudaBackend {
     type Buf = Buf;
     type Matrix = Matrix;
     type Kv = Kv;
@@ -354,6 +354,12 @@ impl Backend for CudaBackend {
     type Host = Host;
     type Routes = Routes;
     type Sampler = DeviceSampler;
+}
+
+impl Alloc for CudaBackend {
+    fn free_bytes(&self) -> Result<Option<u64>> {
+        self.device.free_bytes().map(Some)
+    }
 
     fn buffer(&self, len: usize) -> Result<Buf> {
         let bytes = len.checked_mul(size_of::<f32>()).ok_or_else(Error::out_of_memory)?;
@@ -372,6 +378,10 @@ impl Backend for CudaBackend {
         Matrix::load(&self.device, rows, cols, dtype, format, source)
     }
 
+    fn matrix_bytes(&self, rows: usize, cols: usize, format: WeightFormat) -> u64 {
+        Matrix::bytes(rows, cols, format)
+    }
+
     fn packed_bytes<'a>(&'a self, _matrix: &'a Matrix) -> Result<&'a [u8]> {
         Err(no_packing())
     }
@@ -382,26 +392,6 @@ impl Backend for CudaBackend {
 
     fn matrix_layout(&self) -> &'static str {
         "cuda rows"
-    }
-
-    fn kv(&self, shape: KvShape) -> Result<Kv> {
-        Kv::new(&self.device, shape)
-    }
-
-    fn matrix_bytes(&self, rows: usize, cols: usize, format: WeightFormat) -> u64 {
-        Matrix::bytes(rows, cols, format)
-    }
-
-    fn kv_block_bytes(&self, shape: &KvShape) -> u64 {
-        kv::block_bytes(shape)
-    }
-
-    fn is_lost(&self) -> bool {
-        self.device.is_lost()
-    }
-
-    fn free_bytes(&self) -> Result<Option<u64>> {
-        self.device.free_bytes().map(Some)
     }
 
     fn reserve(&self, shape: &AttentionShape) -> Result<()> {
@@ -445,14 +435,6 @@ impl Backend for CudaBackend {
         Inputs::bytes(limits.max, &limits.heads_per_kv) as u64
     }
 
-    fn sampler(&self, limits: DeviceSamplingLimits) -> Result<Option<DeviceSampler>> {
-        DeviceSampler::new(&self.device, limits).map(Some)
-    }
-
-    fn drawing_bytes(&self, limits: DeviceSamplingLimits) -> u64 {
-        DeviceSampler::bytes(limits)
-    }
-
     fn upload(&self, batch: &Batch, inputs: &mut Inputs) -> Result<Extent> {
         let mut steps = self.steps();
         let Steps { graphs, ahead } = &mut *steps;
@@ -475,39 +457,6 @@ impl Backend for CudaBackend {
         Ok(extent)
     }
 
-    /// Launches the captured graph if the step has one.
-    fn begin(&self) {
-        self.steps().graphs.end(&self.device);
-    }
-
-    fn keep(&self, max: &BatchSize, batch: &Batch, inputs: &mut Inputs) -> Result<Option<Extent>> {
-        let mut steps = self.steps();
-        steps.graphs.abandon(&self.device);
-        self.device.check()?; // reports the errors of the last capture
-        let Some(rows) = steps.graphs.next_rows(max) else { return self.device.wait().map(|()| None) };
-        let extent = inputs.take(&self.device, batch, &self.heads_per_kv(), Some(rows))?;
-        // The first cuBLASLt call for a number of rows may not be capturable.
-        let is_new = rows > MANY_ROWS && self.blas.is_some();
-        steps.graphs.begin_recording(&self.device, rows, is_new);
-        Ok(Some(extent))
-    }
-
-    fn works_ahead(&self, rows: usize) -> bool {
-        self.steps().graphs.has_rows_for(rows)
-    }
-
-    fn is_ahead(&self) -> bool {
-        self.steps().ahead.is_under_way()
-    }
-
-    fn forget_foreseen(&self) {
-        if self.steps().ahead.forget() {
-            // Errors of the discarded step do not matter, unless the device is lost; in that case
-            // every later call reports it.
-            let _ = self.device.wait();
-        }
-    }
-
     fn read<'a>(&'a self, buf: &'a mut Buf, len: usize) -> Result<&'a [f32]> {
         self.begin(); // callers of single ops may not have called it
         self.read_runs(buf, len, std::iter::once((0..len, 0)))
@@ -519,29 +468,63 @@ impl Backend for CudaBackend {
         let numbers = |(rows, from): (Range<usize>, usize)| (rows.start * width..rows.end * width, from * width);
         self.read_runs(buf, rows * width, runs.flat_map(|run| steps.ahead.runs(run)).map(numbers))
     }
+}
 
-    fn draw<'a>(
-        &'a self,
-        drawing: &'a mut DeviceSampler,
-        vocab: usize,
-        logits: &mut Buf,
-        draws: &DeviceSampling,
-    ) -> Result<&'a [DeviceSample]> {
-        self.begin();
-        let mut steps = self.steps();
-        let Steps { graphs, ahead } = &mut *steps;
-        let mut step_started = false;
-        let prepare_next = |drawn| {
-            if let Some(rows) = ahead.prepare_next(&self.device, draws.rows.len(), drawn) {
-                graphs.play(&self.device, rows);
-                step_started = true;
-            }
-        };
-        let drawn = drawing.draw(&self.device, vocab, logits, draws, |row| ahead.row(row), prepare_next)?;
-        if step_started {
-            ahead.mark_launched(drawn);
+impl KvOps for CudaBackend {
+    fn kv(&self, shape: KvShape) -> Result<Kv> {
+        Kv::new(&self.device, shape)
+    }
+
+    fn kv_block_bytes(&self, shape: &KvShape) -> u64 {
+        kv::block_bytes(shape)
+    }
+
+    fn kv_layout(&self, layer: &Kv) -> String {
+        layer.layout()
+    }
+
+    fn store_kv(
+        &self,
+        inputs: &Inputs,
+        group: usize,
+        shape: &AttentionShape,
+        turn: Option<RotaryEmbedding<Buf>>,
+        qkv: &mut Buf,
+        kv: &mut Kv,
+    ) {
+        let KvShape { block_size, dtype, .. } = kv.shape;
+        let own = shape.values == Values::Own;
+        let (heads, halves) = (if own { shape.heads } else { 0 }, kv::halves(&kv.shape));
+        let (angles, rotated, pairs) =
+            turn.map_or((Address::NULL, 0, 0), |turn| (turn.angles.address(), turn.rotated as u32, pairs_number(turn.pairs)));
+        let launched = Shape::new((inputs.rows, 1, 1), (WARP * (heads + halves * shape.kv_heads).clamp(1, 16)) as u32);
+        launch!(
+            self.device,
+            self.device.kernels.store_kv(dtype),
+            launched,
+            kv.address(),
+            qkv.address(),
+            angles,
+            inputs.address(inputs.slots),
+            heads as u32,
+            shape.kv_heads as u32,
+            halves as u32,
+            shape.head_dim as u32,
+            rotated,
+            pairs,
+            block_size.ilog2(),
+            inputs.groups,
+            group as u32,
+        );
+    }
+
+    fn copy_blocks(&self, copies: &[BlockCopy], layers: &mut [Kv]) {
+        if copies.is_empty() {
+            return;
         }
-        Ok(drawn)
+        let pairs = copies.iter().map(|&BlockCopy { from, to }| (from, to));
+        let copied = self.pool(layers).and_then(|pool| self.move_blocks(pairs, layers, pool, pool));
+        copied.unwrap_or_else(|error| self.device.refuse(error));
     }
 
     fn host(&self, blocks: usize, block_bytes: u64, dir: Option<&Path>) -> Result<Host> {
@@ -564,19 +547,6 @@ impl Backend for CudaBackend {
         })
     }
 
-    fn copy_blocks(&self, copies: &[BlockCopy], layers: &mut [Kv]) {
-        if copies.is_empty() {
-            return;
-        }
-        let pairs = copies.iter().map(|&BlockCopy { from, to }| (from, to));
-        let copied = self.pool(layers).and_then(|pool| self.move_blocks(pairs, layers, pool, pool));
-        copied.unwrap_or_else(|error| self.device.refuse(error));
-    }
-
-    fn discard_blocks(&self, _from: usize, _layer: &mut Kv) -> Result<()> {
-        Err(Error::unsupported("a CUDA device cannot release part of the KV pool"))
-    }
-
     fn read_blocks(&self, blocks: &[u32], tail: Tail, layer: &Kv, out: &mut Vec<u8>) -> Result<()> {
         layer.read(&self.device, blocks, tail, out)
     }
@@ -585,10 +555,12 @@ impl Backend for CudaBackend {
         layer.write(&self.device, blocks, bytes)
     }
 
-    fn kv_layout(&self, layer: &Kv) -> String {
-        layer.layout()
+    fn discard_blocks(&self, _from: usize, _layer: &mut Kv) -> Result<()> {
+        Err(Error::unsupported("a CUDA device cannot release part of the KV pool"))
     }
+}
 
+impl Ops for CudaBackend {
     fn embed(&self, inputs: &Inputs, table: &Matrix, scale: f32, out: &mut Buf) {
         let kernels = &self.device.kernels;
         let Some(function) = self.of_table(table, [kernels.embed_f32, kernels.embed_f16, kernels.embed_bf16]) else { return };
@@ -651,41 +623,6 @@ impl Backend for CudaBackend {
         let (first, dim, stride) = (heads.first as u32, heads.dim as u32, heads.stride as u32);
         let (angles, rotated, pairs) = (turn.angles.address(), turn.rotated as u32, pairs_number(turn.pairs));
         launch!(self.device, self.device.kernels.rope, shape, x.address(), angles, first, dim, stride, rotated, pairs);
-    }
-
-    fn store_kv(
-        &self,
-        inputs: &Inputs,
-        group: usize,
-        shape: &AttentionShape,
-        turn: Option<RotaryEmbedding<Buf>>,
-        qkv: &mut Buf,
-        kv: &mut Kv,
-    ) {
-        let KvShape { block_size, dtype, .. } = kv.shape;
-        let own = shape.values == Values::Own;
-        let (heads, halves) = (if own { shape.heads } else { 0 }, kv::halves(&kv.shape));
-        let (angles, rotated, pairs) =
-            turn.map_or((Address::NULL, 0, 0), |turn| (turn.angles.address(), turn.rotated as u32, pairs_number(turn.pairs)));
-        let launched = Shape::new((inputs.rows, 1, 1), (WARP * (heads + halves * shape.kv_heads).clamp(1, 16)) as u32);
-        launch!(
-            self.device,
-            self.device.kernels.store_kv(dtype),
-            launched,
-            kv.address(),
-            qkv.address(),
-            angles,
-            inputs.address(inputs.slots),
-            heads as u32,
-            shape.kv_heads as u32,
-            halves as u32,
-            shape.head_dim as u32,
-            rotated,
-            pairs,
-            block_size.ilog2(),
-            inputs.groups,
-            group as u32,
-        );
     }
 
     fn attention(&self, inputs: &Inputs, group: usize, shape: &AttentionShape, sinks: Option<&Buf>, qkv: &Buf, kv: &Kv, out: &mut Buf) {
@@ -772,6 +709,79 @@ impl Backend for CudaBackend {
     fn scale_and_cap(&self, len: usize, scale: f32, soft_cap: Option<f32>, x: &mut Buf) {
         let cap = soft_cap.unwrap_or(0.0);
         launch!(self.device, self.device.kernels.scale_and_cap, self.flat(len), x.address(), len as u64, scale, cap);
+    }
+}
+
+impl Sampling for CudaBackend {
+    fn sampler(&self, limits: DeviceSamplingLimits) -> Result<Option<DeviceSampler>> {
+        DeviceSampler::new(&self.device, limits).map(Some)
+    }
+
+    fn drawing_bytes(&self, limits: DeviceSamplingLimits) -> u64 {
+        DeviceSampler::bytes(limits)
+    }
+
+    fn draw<'a>(
+        &'a self,
+        drawing: &'a mut DeviceSampler,
+        vocab: usize,
+        logits: &mut Buf,
+        draws: &DeviceSampling,
+    ) -> Result<&'a [DeviceSample]> {
+        self.begin();
+        let mut steps = self.steps();
+        let Steps { graphs, ahead } = &mut *steps;
+        let mut step_started = false;
+        let prepare_next = |drawn| {
+            if let Some(rows) = ahead.prepare_next(&self.device, draws.rows.len(), drawn) {
+                graphs.play(&self.device, rows);
+                step_started = true;
+            }
+        };
+        let drawn = drawing.draw(&self.device, vocab, logits, draws, |row| ahead.row(row), prepare_next)?;
+        if step_started {
+            ahead.mark_launched(drawn);
+        }
+        Ok(drawn)
+    }
+}
+
+impl Graphs for CudaBackend {
+    /// Launches the captured graph if the step has one.
+    fn begin(&self) {
+        self.steps().graphs.end(&self.device);
+    }
+
+    fn keep(&self, max: &BatchSize, batch: &Batch, inputs: &mut Inputs) -> Result<Option<Extent>> {
+        let mut steps = self.steps();
+        steps.graphs.abandon(&self.device);
+        self.device.check()?; // reports the errors of the last capture
+        let Some(rows) = steps.graphs.next_rows(max) else { return self.device.wait().map(|()| None) };
+        let extent = inputs.take(&self.device, batch, &self.heads_per_kv(), Some(rows))?;
+        // The first cuBLASLt call for a number of rows may not be capturable.
+        let is_new = rows > MANY_ROWS && self.blas.is_some();
+        steps.graphs.begin_recording(&self.device, rows, is_new);
+        Ok(Some(extent))
+    }
+
+    fn works_ahead(&self, rows: usize) -> bool {
+        self.steps().graphs.has_rows_for(rows)
+    }
+
+    fn is_ahead(&self) -> bool {
+        self.steps().ahead.is_under_way()
+    }
+
+    fn forget_foreseen(&self) {
+        if self.steps().ahead.forget() {
+            // Errors of the discarded step do not matter, unless the device is lost; in that case
+            // every later call reports it.
+            let _ = self.device.wait();
+        }
+    }
+
+    fn is_lost(&self) -> bool {
+        self.device.is_lost()
     }
 }
 

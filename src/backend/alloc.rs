@@ -1,0 +1,143 @@
+//! Memory of a device: allocations, and transfers from and to the host.
+
+use std::ops::Range;
+
+use super::{AttentionShape, BackendTypes, Routing};
+use crate::batch::Batch;
+use crate::error::{Error, Result};
+use crate::options::{Dtype, WeightFormat};
+
+/// Allocates memory, and transfers weights, batches and results.
+///
+/// Allocations return `OutOfMemory` if the memory is exhausted. Each `*_bytes` function returns the
+/// exact number of bytes that another function allocates, so that memory can be planned before it
+/// is allocated.
+pub trait Alloc: BackendTypes {
+    /// Returns the unallocated bytes of device memory. None: the backend uses host memory.
+    fn free_bytes(&self) -> Result<Option<u64>>;
+
+    /// Allocates a buffer of `len` numbers, whose contents are unspecified.
+    fn buffer(&self, len: usize) -> Result<Self::Buf>;
+    /// Allocates a buffer with these numbers.
+    fn vector(&self, values: &[f32]) -> Result<Self::Buf>;
+
+    /// Creates a matrix of `[rows, cols]` from numbers in `dtype`, and stores it in `format`,
+    /// packed in the backend's own layout. The group size of a format divides `cols`.
+    ///
+    /// Errors: `Model` if the format cannot represent a number, `Unsupported` if the backend does
+    /// not support the format, and the errors of `source`.
+    fn matrix(&self, rows: usize, cols: usize, dtype: Dtype, format: WeightFormat, source: RowSource) -> Result<Self::Matrix>;
+    /// Returns the bytes that a matrix of `[rows, cols]` allocates.
+    fn matrix_bytes(&self, rows: usize, cols: usize, format: WeightFormat) -> u64;
+    /// Returns the packed bytes of a matrix. Their number is `matrix_bytes`.
+    ///
+    /// Errors: `Unsupported` if the backend has no packed form.
+    fn packed_bytes<'a>(&'a self, matrix: &'a Self::Matrix) -> Result<&'a [u8]>;
+    /// Creates a matrix of `[rows, cols]` from its packed bytes.
+    ///
+    /// Errors: `Unsupported` if the backend has no packed form, and the errors of `source`.
+    fn matrix_of_packed(&self, rows: usize, cols: usize, format: WeightFormat, source: PackedSource) -> Result<Self::Matrix>;
+    /// Returns the name of the packed layout. Packed bytes are valid for every backend with the
+    /// same name.
+    fn matrix_layout(&self) -> &'static str;
+
+    /// Allocates working memory for attention of this shape, so that no step allocates.
+    fn reserve(&self, shape: &AttentionShape) -> Result<()>;
+    /// Returns the bytes that `reserve` allocates per thread.
+    fn reserved_bytes(&self, shape: &AttentionShape) -> u64;
+    /// Allocates working memory for products of up to `rows` rows with up to `cols` columns.
+    fn reserve_rows(&self, rows: usize, cols: usize) -> Result<()>;
+    /// Returns the bytes that `reserve_rows` allocates.
+    fn reserved_rows_bytes(&self, rows: usize, cols: usize) -> u64;
+
+    /// Allocates routes for up to `rows` rows. `max` bounds the number of experts and `top_k`. No
+    /// step allocates more.
+    ///
+    /// Errors: `Unsupported` if the backend does not support this many experts.
+    fn routes(&self, rows: usize, max: Routing) -> Result<Self::Routes>;
+    /// Returns the bytes that `routes` allocates.
+    fn routes_bytes(&self, rows: usize, max: Routing) -> u64;
+
+    /// Allocates input buffers for batches up to the limits, so that no step allocates.
+    fn reserve_inputs(&self, _limits: &InputLimits, _inputs: &mut Self::Inputs) -> Result<()> {
+        Ok(())
+    }
+    /// Returns the bytes that `reserve_inputs` allocates.
+    fn reserved_inputs_bytes(&self, _limits: &InputLimits) -> u64 {
+        0
+    }
+    /// Uploads a batch and starts its step. Returns the extent that the following ops have to use.
+    /// Reports pending errors of the device.
+    fn upload(&self, batch: &Batch, inputs: &mut Self::Inputs) -> Result<Extent>;
+
+    /// Waits for the ops that compute the buffer. Returns its first `len` numbers, or the pending
+    /// error of the device.
+    fn read<'a>(&'a self, buf: &'a mut Self::Buf, len: usize) -> Result<&'a [f32]>;
+    /// Like `read`, for the logits of a step: `[rows, width]`. Only the rows in `_runs` are valid;
+    /// the contents of the others are unspecified.
+    fn read_rows<'a>(
+        &'a self,
+        buf: &'a mut Self::Buf,
+        width: usize,
+        rows: usize,
+        _runs: impl Iterator<Item = Range<usize>>,
+    ) -> Result<&'a [f32]> {
+        self.read(buf, rows * width)
+    }
+}
+
+/// Source of the rows of a matrix.
+pub struct RowSource<'a> {
+    /// Reads whole rows, starting at the given row, as little-endian bytes of the matrix's dtype.
+    /// Several threads may call it concurrently, in any order. Each row is read once.
+    pub read: &'a (dyn Fn(usize, &mut [u8]) -> Result<()> + Sync),
+    /// Reports how many more bytes have been read. The loading thread calls it from time to time,
+    /// while no thread reads. An error aborts the load.
+    pub advance: &'a mut dyn FnMut(usize) -> Result<()>,
+}
+
+/// Reads one piece of a packed matrix, by the number of the piece. A piece has `PACKED_PIECE`
+/// bytes; the last one may be shorter. Any thread may call it.
+pub type PackedSource<'a> = &'a (dyn Fn(usize, &mut [u8]) -> Result<()> + Sync);
+
+/// Bytes per piece of a packed matrix. A piece fits the L2 cache of a core, so its checksum is
+/// computed while the piece is cached.
+pub const PACKED_PIECE: usize = 256 << 10;
+
+/// The size of a batch.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BatchSize {
+    pub tokens: usize,
+    pub sequences: usize,
+    pub logits: usize,
+    /// Block-table entries, summed over all groups.
+    pub table_entries: usize,
+    pub groups: usize,
+}
+
+/// Number of rows that operations process, and number of those rows whose logits are read. A device may
+/// process more rows than the batch has, as padding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    pub rows: usize,
+    pub logits: usize,
+}
+
+impl Extent {
+    pub fn for_batch(batch: &Batch) -> Extent {
+        Extent { rows: batch.token_count(), logits: batch.logit_rows.len() }
+    }
+}
+
+/// The largest batch of a step.
+#[derive(Debug, Clone, PartialEq)]
+pub struct InputLimits {
+    pub max: BatchSize,
+    /// Query heads per KV head, for each kind of layer.
+    pub heads_per_kv: Vec<u32>,
+}
+
+/// Returns the error for a row with a number that the format cannot represent.
+pub(super) fn no_such_number(row: usize, format: WeightFormat) -> Error {
+    Error::model(format!("row {row} has a number that is NaN, infinite or too large for weight_format {}", format.name()))
+}
