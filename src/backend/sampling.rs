@@ -14,20 +14,20 @@ pub trait Sampling: BackendTypes {
         Ok(None)
     }
     /// Returns the bytes of device memory that `sampler` allocates.
-    fn drawing_bytes(&self, _limits: DeviceSamplingLimits) -> u64 {
+    fn sampler_bytes(&self, _limits: DeviceSamplingLimits) -> u64 {
         0
     }
-    /// Samples a token from each row of `logits` that `draws` names, and waits for the results.
+    /// Samples a token from each row of `logits` that `sampling` names, and waits for the results.
     /// `logits` is `[rows, vocab]`. The contents of the named rows are unspecified afterwards.
     ///
     /// Errors: `Internal` if the backend does not sample or the limits of the sampler are exceeded,
     /// and the pending error of the device.
-    fn draw<'a>(
+    fn sample<'a>(
         &'a self,
-        _drawing: &'a mut Self::Sampler,
+        _sampler: &'a mut Self::Sampler,
         _vocab: usize,
         _logits: &mut Self::Buf,
-        _draws: &DeviceSampling,
+        _sampling: &DeviceSampling,
     ) -> Result<&'a [DeviceSample]> {
         Err(Error::internal("this backend does not support device sampling"))
     }

@@ -163,15 +163,15 @@ impl<B: Backend> Runner for ModelRunner<B> {
     }
 
     fn can_run_ahead(&self, rows: usize) -> bool {
-        self.decoder.backend().works_ahead(rows)
+        self.decoder.backend().can_run_ahead(rows)
     }
 
     fn step_in_flight(&self) -> bool {
-        self.decoder.backend().is_ahead()
+        self.decoder.backend().step_in_flight()
     }
 
     fn cancel_in_flight(&mut self) {
-        self.decoder.backend().forget_foreseen();
+        self.decoder.backend().cancel_in_flight();
     }
 
     fn is_lost(&self) -> bool {

@@ -261,7 +261,7 @@ pub fn work_bytes<B: Backend>(backend: &B, spec: &ModelSpec, limits: BatchLimits
     let reserved = spec.layers.iter().map(|layer| backend.reserved_bytes(layer.attention.shape())).max();
     let routes = backend.routes_bytes(limits.tokens, routing);
     let packed = backend.reserved_rows_bytes(limits.tokens, spec.max_cols());
-    let drawing = backend.drawing_bytes(limits.draws(spec));
+    let drawing = backend.sampler_bytes(limits.draws(spec));
     (floats * size_of::<f32>()) as u64 + routes + packed + drawing + reserved.unwrap_or(0) * threads as u64
 }
 
@@ -318,7 +318,7 @@ impl<B: Backend> Decoder<B> {
     /// Lets the device capture the decode steps that it replays later, within `max`. `batch` has
     /// one row.
     pub fn keep_steps(&mut self, max: &BatchSize, batch: &Batch, kv: &mut KvCache<B>) -> Result<()> {
-        while let Some(extent) = self.backend.keep(max, batch, &mut self.inputs)? {
+        while let Some(extent) = self.backend.capture(max, batch, &mut self.inputs)? {
             self.pass(extent, kv);
         }
         Ok(())
@@ -332,7 +332,7 @@ impl<B: Backend> Decoder<B> {
             pass.layer(layer, LayerKv { group: place.group, kv: &mut kv.levels[place.level] }, work);
         }
         pass.head(model, logits, work);
-        backend.begin();
+        backend.launch_step();
     }
 
     /// Returns the logits of the last pass, `[rows, vocab]`: one row per entry of `logit_rows`.
@@ -355,7 +355,7 @@ impl<B: Backend> Decoder<B> {
         let Decoder { backend, model, work: Work { scratch: Scratch { wide: logits, .. }, .. }, device_sampler: drawing, .. } = self;
         let drawing = drawing.as_mut().ok_or_else(|| Error::internal("device sampling without its buffers"))?;
         let vocab = model.vocab_size;
-        let drawn = backend.draw(drawing, vocab, logits, draws)?;
+        let drawn = backend.sample(drawing, vocab, logits, draws)?;
         Ok((backend.read_rows(logits, vocab, rows, draws.other_rows(rows))?, drawn))
     }
 }

@@ -854,7 +854,8 @@ fn sampling_equals_the_sampler_of_the_host() {
             expected.push((row, rules.params, token));
         }
         let mut logits = backend.vector(&rows.concat()).unwrap();
-        let drawn = backend.draw(&mut drawing, vocab, &mut logits, &draws).unwrap_or_else(|e| panic!("{e}: {}", cuda::shim().last_error()));
+        let drawn =
+            backend.sample(&mut drawing, vocab, &mut logits, &draws).unwrap_or_else(|e| panic!("{e}: {}", cuda::shim().last_error()));
         assert_eq!(drawn.len(), expected.len());
         for (drawn, (row, params, token)) in drawn.iter().zip(&expected) {
             assert_eq!(decode::chosen(drawn).map(|chosen| chosen.token), *token, "row {row} of {vocab}: {params:?}");
@@ -891,7 +892,7 @@ fn nan_logits_and_excluded_vocabularies_are_reported() {
         assert!(plan_draw(&mut draws, row, vocab, None, &ResolvedSampling::default(), &context));
     }
     let mut logits = backend.vector(&rows).unwrap();
-    let drawn = backend.draw(&mut drawing, vocab, &mut logits, &draws).unwrap();
+    let drawn = backend.sample(&mut drawing, vocab, &mut logits, &draws).unwrap();
     let outcomes: Vec<_> = drawn.iter().map(|drawn| decode::chosen(drawn).unwrap_err()).collect();
     assert_eq!(outcomes, [NoChoice::NotFinite, NoChoice::NotFinite, NoChoice::Excluded]);
 }
@@ -943,18 +944,18 @@ impl Kept {
             backend,
             inputs,
         };
-        while let Some(Extent { rows, logits }) = kept.backend.keep(&max, &decodes(&[[0, 0, 0, NO_SLOT]]), &mut kept.inputs).unwrap() {
+        while let Some(Extent { rows, logits }) = kept.backend.capture(&max, &decodes(&[[0, 0, 0, NO_SLOT]]), &mut kept.inputs).unwrap() {
             assert_eq!(rows, logits);
             kept.ops();
         }
-        assert!(kept.backend.works_ahead(Kept::ROWS) && !kept.backend.works_ahead(Kept::ROWS + 1));
+        assert!(kept.backend.can_run_ahead(Kept::ROWS) && !kept.backend.can_run_ahead(Kept::ROWS + 1));
         kept
     }
 
     fn ops(&mut self) {
         self.backend.embed(&self.inputs, &self.table, 1.0, &mut self.tokens);
         self.backend.angles(&self.inputs, &self.frequencies, 1.0, &mut self.angles);
-        self.backend.begin();
+        self.backend.launch_step();
     }
 
     /// Returns the tokens of a step, and their positions as a cosine.
@@ -978,7 +979,7 @@ impl Kept {
             let context = Context { tokens: &[1], prompt_len: 1, generated: 0, seed: 1, history: &history, allowed: None };
             assert!(plan_draw(&mut draws, row, Kept::VOCAB, None, &rules, &context));
         }
-        let drawn = self.backend.draw(&mut self.drawing, Kept::VOCAB, &mut logits, &draws).unwrap();
+        let drawn = self.backend.sample(&mut self.drawing, Kept::VOCAB, &mut logits, &draws).unwrap();
         let sampled = drawn.iter().map(|drawn| decode::chosen(drawn).map_or(u32::MAX, |chosen| chosen.token));
         assert!(sampled.eq(tokens.iter().copied()));
     }
@@ -996,16 +997,16 @@ fn a_recorded_step_continues_with_the_sampled_tokens() {
     let mut kept = Kept::new();
     let first = decodes(&[[3, 0, 0, 1], [5, 15, 63, NO_SLOT], [7, 8, 88, 89]]);
     assert_eq!(kept.step(&first), [(3, at(0)), (5, at(15)), (7, at(8))]);
-    assert!(!kept.backend.is_ahead(), "nothing was drawn yet");
+    assert!(!kept.backend.step_in_flight(), "nothing was drawn yet");
     kept.draw(&[4, 9, 2]);
-    assert!(kept.backend.is_ahead());
+    assert!(kept.backend.step_in_flight());
     let next = decodes(&[[4, 1, 1, 2], [2, 9, 89, 90]]);
     assert_eq!(kept.step(&next), [(4, at(1)), (9, at(15))], "an ended sequence keeps its position, because its table ends there");
     let rows: Vec<f32> = (0..3).map(|row| row as f32).collect();
     let mut logits = kept.backend.vector(&rows).unwrap();
     assert_eq!(kept.backend.read_rows(&mut logits, 1, 2, std::iter::once(0..2)).unwrap(), [0.0, 2.0], "the batch's rows of three");
     kept.draw(&[1, 1, 1]);
-    assert!(!kept.backend.is_ahead(), "a row was not sampled, or was sampled twice");
+    assert!(!kept.backend.step_in_flight(), "a row was not sampled, or was sampled twice");
 }
 
 #[test]
@@ -1018,15 +1019,15 @@ fn other_batches_are_padded_to_the_recorded_rows() {
         step.iter().enumerate().all(|(i, &(token, angle))| (token, angle) == if i < 10 { (i as u32, at(i as u32)) } else { (0, at(0)) })
     );
     kept.draw(&[8; 10]);
-    assert!(kept.backend.is_ahead());
+    assert!(kept.backend.step_in_flight());
     let other = decodes(&[[6, 2, 2, 3]]);
     assert_eq!(kept.step(&other), [(6, at(2))]);
     kept.draw(&[u32::MAX]);
-    assert!(kept.backend.is_ahead(), "a step with other rows is in flight too");
+    assert!(kept.backend.step_in_flight(), "a step with other rows is in flight too");
     assert_eq!(kept.step(&decodes(&[[0, 3, 3, 4]])), [(0, at(3))]);
     kept.draw(&[1]);
-    kept.backend.forget_foreseen();
-    assert!(!kept.backend.is_ahead());
+    kept.backend.cancel_in_flight();
+    assert!(!kept.backend.step_in_flight());
     let prompt = Batch {
         tokens: vec![1, 2],
         positions: vec![0, 1],

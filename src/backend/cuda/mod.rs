@@ -458,12 +458,12 @@ impl Alloc for CudaBackend {
     }
 
     fn read<'a>(&'a self, buf: &'a mut Buf, len: usize) -> Result<&'a [f32]> {
-        self.begin(); // callers of single ops may not have called it
+        self.launch_step(); // callers of single ops may not have called it
         self.read_runs(buf, len, std::iter::once((0..len, 0)))
     }
 
     fn read_rows<'a>(&'a self, buf: &'a mut Buf, width: usize, rows: usize, runs: impl Iterator<Item = Range<usize>>) -> Result<&'a [f32]> {
-        self.begin();
+        self.launch_step();
         let steps = self.steps();
         let numbers = |(rows, from): (Range<usize>, usize)| (rows.start * width..rows.end * width, from * width);
         self.read_runs(buf, rows * width, runs.flat_map(|run| steps.ahead.runs(run)).map(numbers))
@@ -717,18 +717,18 @@ impl Sampling for CudaBackend {
         DeviceSampler::new(&self.device, limits).map(Some)
     }
 
-    fn drawing_bytes(&self, limits: DeviceSamplingLimits) -> u64 {
+    fn sampler_bytes(&self, limits: DeviceSamplingLimits) -> u64 {
         DeviceSampler::bytes(limits)
     }
 
-    fn draw<'a>(
+    fn sample<'a>(
         &'a self,
         drawing: &'a mut DeviceSampler,
         vocab: usize,
         logits: &mut Buf,
         draws: &DeviceSampling,
     ) -> Result<&'a [DeviceSample]> {
-        self.begin();
+        self.launch_step();
         let mut steps = self.steps();
         let Steps { graphs, ahead } = &mut *steps;
         let mut step_started = false;
@@ -748,11 +748,11 @@ impl Sampling for CudaBackend {
 
 impl Graphs for CudaBackend {
     /// Launches the captured graph if the step has one.
-    fn begin(&self) {
+    fn launch_step(&self) {
         self.steps().graphs.end(&self.device);
     }
 
-    fn keep(&self, max: &BatchSize, batch: &Batch, inputs: &mut Inputs) -> Result<Option<Extent>> {
+    fn capture(&self, max: &BatchSize, batch: &Batch, inputs: &mut Inputs) -> Result<Option<Extent>> {
         let mut steps = self.steps();
         steps.graphs.abandon(&self.device);
         self.device.check()?; // reports the errors of the last capture
@@ -764,15 +764,15 @@ impl Graphs for CudaBackend {
         Ok(Some(extent))
     }
 
-    fn works_ahead(&self, rows: usize) -> bool {
+    fn can_run_ahead(&self, rows: usize) -> bool {
         self.steps().graphs.has_rows_for(rows)
     }
 
-    fn is_ahead(&self) -> bool {
+    fn step_in_flight(&self) -> bool {
         self.steps().ahead.is_under_way()
     }
 
-    fn forget_foreseen(&self) {
+    fn cancel_in_flight(&self) {
         if self.steps().ahead.forget() {
             // Errors of the discarded step do not matter, unless the device is lost; in that case
             // every later call reports it.
