@@ -7,9 +7,11 @@
 
 use std::ops::Range;
 
-use super::device::{Address, Device, Shape, launch};
+use super::device::Device;
+use super::function::{Shape, launch};
 use super::graphs::decodes;
 use super::inputs::{Inputs, rounded_up};
+use super::memory::Address;
 use crate::backend::BatchSize;
 use crate::batch::device_sampling::{DeviceSample, SampleStatus};
 use crate::batch::{Batch, NO_SLOT};

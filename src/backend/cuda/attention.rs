@@ -1,13 +1,14 @@
 //! Selection of attention kernels, and the number of splits.
 
-use super::device::{Address, Device, Memory, Shape, launch};
+use super::buffer::{Buf, address_of};
+use super::device::Device;
+use super::function::{Shape, launch};
 use super::inputs::{DECODE_TILE, InputRange, Inputs, PREFILL_TILE};
 use super::kernels::TensorAttention;
 use super::kv::Kv;
-use super::{Buf, address_of};
+use super::memory::{Address, Memory};
 use crate::backend::{AttentionShape, Values};
 use crate::error::Error;
-use crate::options::KvDtype;
 
 /// Threads per block, except in decode on tensor cores.
 const THREADS: u32 = 128;
@@ -89,20 +90,18 @@ impl Args<'_> {
     }
 
     /// Sequences with more than one row, or all sequences.
-    fn prefill(&self, device: &Device, TensorAttention { prefill, .. }: TensorAttention, tiles: InputRange) {
-        let shared = prefill_shared(self.kv.shape.dtype, self.shape.head_dim);
-        let shape = Shape { shared, ..self.shape_of(tiles, 1, THREADS) };
-        attend!(self, device, prefill, shape, tiles, [], []);
+    fn prefill(&self, device: &Device, kernels: TensorAttention, tiles: InputRange) {
+        let shape = Shape { shared: kernels.prefill_shared, ..self.shape_of(tiles, 1, THREADS) };
+        attend!(self, device, kernels.prefill, shape, tiles, [], []);
     }
 
     /// Sequences with one row. If they are too few to occupy the device, each is split, and the
     /// parts are merged.
-    fn decode(&self, device: &Device, TensorAttention { decode, .. }: TensorAttention, tiles: InputRange, partial: &Memory) {
+    fn decode(&self, device: &Device, kernels: TensorAttention, tiles: InputRange, partial: &Memory) {
         let splits = self.splits(device, tiles);
-        let (head_dim, max_len) = (self.shape.head_dim, self.inputs.address(self.inputs.max_decode_len));
-        let shape =
-            Shape { shared: decode_shared(self.kv.shape.dtype, head_dim), ..self.shape_of(tiles, splits, decode_threads(head_dim)) };
-        attend!(self, device, decode, shape, tiles, [], [partial.address(), max_len]);
+        let max_len = self.inputs.address(self.inputs.max_decode_len);
+        let shape = Shape { shared: kernels.decode_shared, ..self.shape_of(tiles, splits, kernels.decode_threads) };
+        attend!(self, device, kernels.decode, shape, tiles, [], [partial.address(), max_len]);
         if splits > 1 {
             self.merge(device, tiles, splits, partial);
         }
@@ -135,28 +134,4 @@ impl Args<'_> {
         let blocks = (tiles.count * self.shape.kv_heads as u32).max(1);
         (wave(device) / blocks).max(1)
     }
-}
-
-/// Tokens of K and V that a tensor core kernel reads at a time. This function and `stage_bytes`
-/// match `kernels/attention.cu`.
-fn tokens_at_once(head_dim: usize) -> u32 {
-    if head_dim <= 128 { 64 } else { 32 }
-}
-
-fn stage_bytes(dtype: KvDtype, head_dim: usize) -> u32 {
-    // Rows have an odd number of 16-byte chunks.
-    let token = ((head_dim * dtype.bytes() / 16) | 1) * 16 + dtype.scale_bytes();
-    2 * tokens_at_once(head_dim) * token as u32
-}
-
-pub fn prefill_shared(dtype: KvDtype, head_dim: usize) -> u32 {
-    2 * stage_bytes(dtype, head_dim)
-}
-
-pub fn decode_shared(dtype: KvDtype, head_dim: usize) -> u32 {
-    72 * 1024 / stage_bytes(dtype, head_dim) * stage_bytes(dtype, head_dim)
-}
-
-fn decode_threads(head_dim: usize) -> u32 {
-    tokens_at_once(head_dim) / 16 * 32
 }

@@ -18,9 +18,11 @@ use cudarc::cublaslt::sys::cublasLtMatmulDescAttributes_t::{self, *};
 use cudarc::cublaslt::sys::{self, cublasComputeType_t, cudaDataType};
 
 use super::context::Context;
-use super::device::{Address, Device, Memory, launch};
-use super::matrix::{Matrix, Stored};
-use super::{grid_shape, grow, row_shape};
+use super::device::Device;
+use super::function::{Shape, launch};
+use super::matrix::Matrix;
+use super::memory::{Address, Memory};
+use super::stored::Stored;
 use crate::error::Result;
 use crate::options::Dtype;
 
@@ -99,8 +101,8 @@ impl Blas {
     /// Allocates memory for products of up to `rows` rows with up to `cols` columns.
     pub fn reserve(&self, device: &Device, rows: usize, cols: usize) -> Result<()> {
         let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
-        grow(device, &mut memory.workspace, WORKSPACE)?;
-        grow(device, &mut memory.rounded, rounded_bytes(Stored::As(Dtype::Bf16), rows, cols)).map(|_| ())
+        device.grow(&mut memory.workspace, WORKSPACE)?;
+        device.grow(&mut memory.rounded, rounded_bytes(Stored::As(Dtype::Bf16), rows, cols)).map(|_| ())
     }
 
     /// Queues a product. Returns false if cuBLASLt does not support it or the reserved memory is
@@ -152,7 +154,7 @@ impl Blas {
         operation.point(product)?;
         layouts.set_rows(rows)?;
         let (one, zero) = (1.0f32, 0.0f32);
-        // SAFETY: the layouts match the buffers, whose sizes the ops in `mod.rs` guarantee. alpha
+        // SAFETY: the layouts match the buffers, whose sizes the ops in `ops.rs` guarantee. alpha
         // and beta are read before the call returns.
         unsafe {
             result::matmul(
@@ -213,7 +215,7 @@ impl Product<'_> {
 
     /// Converts rows to the storage type of the weights.
     fn round(&self, device: &Device, rows: Address) {
-        let (kernels, cols, shape) = (&device.kernels, self.w.cols as u32, row_shape(self.rows, self.w.cols));
+        let (kernels, cols, shape) = (&device.kernels, self.w.cols as u32, Shape::for_rows(self.rows, self.w.cols));
         match self.w.stored {
             Stored::Fp8 => launch!(device, kernels.to_fp8, shape, self.x, self.row_scales(), rows, cols),
             Stored::As(Dtype::F16) => launch!(device, kernels.to_f16, shape, self.x, rows, cols),
@@ -226,7 +228,7 @@ impl Product<'_> {
         let Product { rows, w, bias, out, .. } = *self;
         if w.stored == Stored::Fp8 && (!scaled || bias != Address::NULL) {
             let row_scales = if scaled { Address::NULL } else { self.row_scales() };
-            let shape = grid_shape(rows, w.rows);
+            let shape = Shape::for_numbers(rows, w.rows);
             launch!(device, device.kernels.scale_product, shape, out, row_scales, w.scales(), bias, w.rows as u32);
         }
     }

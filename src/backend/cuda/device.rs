@@ -1,10 +1,10 @@
-//! A device, accessed through the driver API: memory, launches, copies and errors.
+//! A device, accessed through the driver API: launches, copies and pending errors.
 //!
 //! The driver runs asynchronously: a launch only reports that work was queued. So errors are
 //! recorded, nothing is launched after the first one, and `check` reports it to callers that return
 //! a Result: when a batch is uploaded and when results are read.
 
-use std::ffi::{CString, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,132 +13,14 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUresult};
 
 use super::context::{Called, Context, Event, Stream};
+use super::errors::{failed, is_sticky, lost, no_device, no_pinned_memory};
+use super::function::{Function, Shape};
 use super::kernels::Kernels;
+use super::memory::{Address, Memory, Pinned};
 use crate::error::{Code, Error, Result};
 
 /// The minimum driver version for the kernels' machine code.
 const MIN_DRIVER: c_int = 13_000;
-
-/// A kernel of the device's module.
-#[derive(Debug, Clone, Copy)]
-pub struct Function(sys::CUfunction);
-
-// SAFETY: the driver permits the use of its handles from any thread.
-unsafe impl Send for Function {}
-// SAFETY: the driver permits the use of its handles from any thread.
-unsafe impl Sync for Function {}
-
-/// The launch configuration: blocks, threads per block, and bytes of dynamic shared memory.
-#[derive(Debug, Clone, Copy)]
-pub struct Shape {
-    pub grid: (u32, u32, u32),
-    pub threads: u32,
-    pub shared: u32,
-}
-
-impl Shape {
-    pub fn new(grid: (u32, u32, u32), threads: u32) -> Shape {
-        Shape { grid, threads, shared: 0 }
-    }
-}
-
-/// An address on the device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(transparent)]
-pub struct Address(pub u64);
-
-impl Address {
-    pub const NULL: Address = Address(0);
-
-    pub fn at(self, bytes: u64) -> Address {
-        Address(self.0 + bytes)
-    }
-}
-
-/// A type of kernel arguments.
-pub trait Argument: Copy {}
-impl Argument for Address {}
-impl Argument for u32 {}
-impl Argument for u64 {}
-impl Argument for f32 {}
-
-pub fn argument<T: Argument>(value: &T) -> *mut c_void {
-    std::ptr::from_ref(value).cast_mut().cast()
-}
-
-/// Launches a kernel. The arguments must have exactly the types of its parameters.
-macro_rules! launch {
-    ($device:expr, $function:expr, $shape:expr, $($argument:expr),+ $(,)?) => {
-        $device.launch($function, $shape, &mut [$($crate::backend::cuda::device::argument(&$argument)),+])
-    };
-}
-pub(super) use launch;
-
-/// Device memory.
-pub struct Memory {
-    context: Arc<Context>,
-    address: Address,
-    bytes: u64,
-}
-
-impl Memory {
-    pub fn address(&self) -> Address {
-        self.address
-    }
-
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        if self.bytes > 0 {
-            // SAFETY: allocated in this context, and freed once. Callers that free memory in use
-            // wait for the device first.
-            let _ = self.context.calling(|| unsafe { result::free_sync(self.address.0) });
-        }
-    }
-}
-
-/// Pinned host memory, which the device can access.
-pub struct Pinned {
-    context: Arc<Context>,
-    start: *mut u8,
-    bytes: usize,
-}
-
-// SAFETY: `Pinned` owns its bytes, and access follows the rules of & and &mut.
-unsafe impl Send for Pinned {}
-// SAFETY: `Pinned` owns its bytes, and access follows the rules of & and &mut.
-unsafe impl Sync for Pinned {}
-
-impl Pinned {
-    pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the allocation has `bytes` bytes, which were zeroed.
-        unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
-    }
-
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the allocation has `bytes` bytes, which were zeroed. &mut self guarantees
-        // exclusive access.
-        unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
-    }
-
-    /// Returns the address. With unified addressing, it is the same on the device.
-    pub fn address(&self) -> Address {
-        Address(self.start as u64)
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        if self.bytes > 0 {
-            // SAFETY: allocated in this context, and freed once.
-            let _ = self.context.calling(|| unsafe { result::free_host(self.start.cast()) });
-        }
-    }
-}
 
 /// A captured step.
 pub struct Graph {
@@ -191,34 +73,29 @@ impl Device {
             // SAFETY: the image is a fatbin that outlives the call, and the driver copies what it
             // needs.
             let module = unsafe { result::module::load_data(image.as_ptr().cast()) }.map_err(|e| failed("load the kernels", e))?;
-            Kernels::load(|name| function(module, name))
+            Kernels::load(|name| Function::load(module, name))
         };
         let kernels = context.within(load).map_err(opening)??;
         Ok(Device { context: Arc::new(context), kernels, multiprocessors, failure: Mutex::default(), skips: AtomicBool::new(false) })
     }
 
     pub fn memory(&self, bytes: u64) -> Result<Memory> {
-        let mut address = 0;
-        if bytes > 0 {
-            // SAFETY: the returned `Memory` owns the allocation.
-            let given = self.context.calling(|| unsafe { result::malloc_sync(bytes as usize) });
-            address = given.map_err(|e| self.no_memory(bytes, e))?;
+        Memory::new(&self.context, bytes).map_err(|e| self.no_memory(bytes, e))
+    }
+
+    /// Grows memory to at least `bytes`. Its contents are lost.
+    pub fn grow<'a>(&self, memory: &'a mut Option<Memory>, bytes: u64) -> Result<&'a Memory> {
+        if memory.as_ref().is_none_or(|memory| memory.bytes() < bytes) {
+            self.wait()?; // no queued work uses the memory that is freed
+            *memory = None;
+            *memory = Some(self.memory(bytes)?);
         }
-        Ok(Memory { context: self.context.clone(), address: Address(address), bytes })
+        memory.as_ref().ok_or_else(Error::out_of_memory)
     }
 
     /// Allocates pinned memory. `remedy` is the advice of the error if the allocation fails.
     pub fn pinned(&self, bytes: usize, remedy: &str) -> Result<Pinned> {
-        let mut start: *mut u8 = std::ptr::dangling_mut::<u64>().cast();
-        if bytes > 0 {
-            // SAFETY: the returned `Pinned` owns the allocation, which is written before it is
-            // read.
-            let given = self.context.calling(|| unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_DEVICEMAP) });
-            start = given.map_err(|e| no_pinned_memory(bytes, remedy, e))?.cast();
-            // SAFETY: the allocation has `bytes` bytes.
-            unsafe { start.write_bytes(0, bytes) };
-        }
-        Ok(Pinned { context: self.context.clone(), start, bytes })
+        Pinned::new(&self.context, bytes).map_err(|e| no_pinned_memory(bytes, remedy, e))
     }
 
     /// Sets whether ops are skipped, because a captured graph or an earlier result replaces them.
@@ -284,13 +161,13 @@ impl Device {
     }
 
     /// Queues a kernel, unless an error is pending or ops are skipped.
-    pub fn launch(&self, Function(function): Function, Shape { grid, threads, shared }: Shape, arguments: &mut [*mut c_void]) {
+    pub fn launch(&self, function: Function, Shape { grid, threads, shared }: Shape, arguments: &mut [*mut c_void]) {
         if grid.0 == 0 || grid.1 == 0 || grid.2 == 0 || !self.takes_ops() {
             return;
         }
-        // SAFETY: the function belongs to this context's module. The ops of `mod.rs` pass the
+        // SAFETY: the function belongs to this context's module. The ops of `ops.rs` pass the
         // arguments of its signature, and buffers of the sizes that it states.
-        let launch = || unsafe { result::launch_kernel(function, grid, (threads, 1, 1), shared, self.stream(), arguments) };
+        let launch = || unsafe { result::launch_kernel(function.handle(), grid, (threads, 1, 1), shared, self.stream(), arguments) };
         let queued = self.context.calling(launch);
         self.remember("launch a kernel", queued);
     }
@@ -301,12 +178,13 @@ impl Device {
         if bytes.is_empty() || !self.is_sound() {
             return;
         }
-        if bytes.end as u64 > to.bytes || bytes.end > from.bytes {
-            return self.refuse(Error::internal(format!("copy of bytes {bytes:?} from {} bytes to {}", from.bytes, to.bytes)));
+        let (all, space) = (from.bytes(), to.bytes());
+        if bytes.end as u64 > space || bytes.end > all.len() {
+            return self.refuse(Error::internal(format!("copy of bytes {bytes:?} from {} bytes to {space}", all.len())));
         }
-        let place = to.address.at(bytes.start as u64);
+        let place = to.address().at(bytes.start as u64);
         // SAFETY: the check above bounds both ranges.
-        let send = || unsafe { result::memcpy_htod_async(place.0, &from.bytes()[bytes], self.context.stream(stream)) };
+        let send = || unsafe { result::memcpy_htod_async(place.0, &all[bytes], self.context.stream(stream)) };
         let queued = self.context.calling(send);
         self.remember("copy a batch to the device", queued);
     }
@@ -317,11 +195,12 @@ impl Device {
         if bytes == 0 || !self.is_sound() {
             return;
         }
-        if bytes as u64 > from.bytes || bytes > to.bytes {
-            return self.refuse(Error::internal(format!("copy of {bytes} bytes from {} bytes to {}", from.bytes, to.bytes)));
+        let (all, space) = (from.bytes(), to.bytes().len());
+        if bytes as u64 > all || bytes > space {
+            return self.refuse(Error::internal(format!("copy of {bytes} bytes from {all} bytes to {space}")));
         }
         // SAFETY: the check above bounds both ranges.
-        let fetch = || unsafe { result::memcpy_dtoh_async(&mut to.bytes_mut()[..bytes], from.address.0, self.context.stream(stream)) };
+        let fetch = || unsafe { result::memcpy_dtoh_async(&mut to.bytes_mut()[..bytes], from.address().0, self.context.stream(stream)) };
         let queued = self.context.calling(fetch);
         self.remember("copy results from the device", queued);
     }
@@ -347,8 +226,8 @@ impl Device {
 
     /// Copies bytes to an offset, and waits for the copy.
     pub fn write(&self, to: &Memory, offset: u64, from: &[u8]) -> Result<()> {
-        if offset + from.len() as u64 > to.bytes {
-            return Err(Error::internal(format!("copy of {} bytes to offset {offset} of {}", from.len(), to.bytes)));
+        if offset + from.len() as u64 > to.bytes() {
+            return Err(Error::internal(format!("copy of {} bytes to offset {offset} of {}", from.len(), to.bytes())));
         }
         if from.is_empty() {
             return self.check();
@@ -356,7 +235,7 @@ impl Device {
         // SAFETY: the check above bounds the range. The bytes are borrowed until the stream has
         // been waited for.
         let write =
-            || unsafe { result::memcpy_htod_async(to.address.0 + offset, from, self.stream()) }.and_then(|()| self.context.synchronize());
+            || unsafe { result::memcpy_htod_async(to.address().0 + offset, from, self.stream()) }.and_then(|()| self.context.synchronize());
         let written = self.context.calling(write);
         self.report("copy to the device", written)
     }
@@ -459,12 +338,6 @@ impl Device {
     }
 }
 
-fn no_device(ordinal: usize, count: c_int) -> Error {
-    Error::unsupported(format!(
-        "device is cuda:{ordinal}, but this machine has {count} CUDA devices, numbered from 0; give one of them, or \"cpu\""
-    ))
-}
-
 /// Checks that a driver is installed and new enough. The presence check is needed because cudarc
 /// panics if the library is missing.
 fn check_driver(ordinal: usize) -> Result<()> {
@@ -507,88 +380,4 @@ fn attribute(device: sys::CUdevice, which: sys::CUdevice_attribute) -> Result<u3
     // SAFETY: the driver returned the device.
     let value = unsafe { result::device::get_attribute(device, which) };
     value.map(|value| value.max(0) as u32).map_err(|e| failed("report an attribute of the device", e))
-}
-
-fn function(module: sys::CUmodule, name: &str) -> Result<Function> {
-    let symbol = CString::new(name).map_err(|_| Error::internal("the name of a kernel has a NUL byte"))?;
-    // SAFETY: the module was loaded in the current context, and is not unloaded before the context
-    // is destroyed.
-    let function = unsafe { result::module::get_function(module, symbol) };
-    let function = function.map_err(|e| Error::internal(format!("the kernel {name} is missing: {}", describe(e))))?;
-    // Loaded now and not at its first launch, because its code takes memory. SAFETY: the function
-    // was just obtained from the module.
-    unsafe { sys::cuFuncLoad(function) }.result().map_err(|e| failed("load a kernel", e))?;
-    Ok(Function(function))
-}
-
-impl Function {
-    /// Permits launches with more than the default 48 KiB of dynamic shared memory.
-    pub fn allow_shared(self, bytes: u32) -> Result<()> {
-        let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        // SAFETY: the function belongs to a module in the current context.
-        let allowed = unsafe { result::function::set_function_attribute(self.0, which, bytes as c_int) };
-        allowed.map_err(|e| failed("raise the limit of shared memory", e))
-    }
-}
-
-/// Returns true for errors after which the context is unusable, according to the driver's
-/// documentation.
-fn is_sticky(result: CUresult) -> bool {
-    use CUresult::*;
-    matches!(
-        result,
-        CUDA_ERROR_ECC_UNCORRECTABLE
-            | CUDA_ERROR_NVLINK_UNCORRECTABLE
-            | CUDA_ERROR_CONTAINED
-            | CUDA_ERROR_ILLEGAL_ADDRESS
-            | CUDA_ERROR_LAUNCH_TIMEOUT
-            | CUDA_ERROR_CONTEXT_IS_DESTROYED
-            | CUDA_ERROR_ASSERT
-            | CUDA_ERROR_HARDWARE_STACK_ERROR
-            | CUDA_ERROR_ILLEGAL_INSTRUCTION
-            | CUDA_ERROR_MISALIGNED_ADDRESS
-            | CUDA_ERROR_INVALID_ADDRESS_SPACE
-            | CUDA_ERROR_INVALID_PC
-            | CUDA_ERROR_LAUNCH_FAILED
-            | CUDA_ERROR_TENSOR_MEMORY_LEAK
-            | CUDA_ERROR_UNKNOWN
-    )
-}
-
-fn describe(e: DriverError) -> String {
-    let name = e.error_name().map_or("unknown error".into(), |name| name.to_string_lossy());
-    let text = e.error_string().map_or("".into(), |text| text.to_string_lossy());
-    format!("{name} ({}): {text}", e.0 as u32)
-}
-
-fn failed(what: &str, e: DriverError) -> Error {
-    use CUresult::*;
-    match e.0 {
-        CUDA_ERROR_OUT_OF_MEMORY => {
-            Error::new(Code::OutOfMemory, format!("not enough device memory to {what}; lower kv_bytes or max_batch_tokens"))
-        }
-        CUDA_ERROR_STUB_LIBRARY
-        | CUDA_ERROR_SYSTEM_NOT_READY
-        | CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
-        | CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE => Error::unsupported(format!(
-            "the CUDA driver does not fit this machine ({}); install the matching driver, or set device to \"cpu\"",
-            describe(e)
-        )),
-        _ => Error::internal(format!("the CUDA driver failed to {what}: {}", describe(e))),
-    }
-}
-
-/// Returns the error for an unusable context.
-fn lost(what: &str, e: DriverError) -> Error {
-    Error::internal(format!(
-        "the CUDA driver failed to {what}: {}; the device is lost, so free this engine and create another",
-        describe(e)
-    ))
-}
-
-fn no_pinned_memory(bytes: usize, remedy: &str, e: DriverError) -> Error {
-    match e.0 {
-        CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::new(Code::OutOfMemory, format!("not enough pinned memory ({bytes} bytes); {remedy}")),
-        _ => failed("allocate pinned memory", e),
-    }
 }

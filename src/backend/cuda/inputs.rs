@@ -1,7 +1,8 @@
 //! A batch on the device: everything that the kernels of a step read, in one copy.
 
 use super::context::{Event, Stream};
-use super::device::{Address, Device, Memory, Pinned};
+use super::device::Device;
+use super::memory::{Address, Memory, Pinned};
 use crate::backend::{BatchSize, Extent};
 use crate::batch::{Batch, NO_SLOT, Span};
 use crate::error::Result;

@@ -1,8 +1,8 @@
 //! The kernels of `kernels/`, by name.
 
-use super::attention;
-use super::device::Function;
-use super::matrix::{Stored, Tile};
+use super::function::Function;
+use super::stored::Stored;
+use crate::backend::{Act, NormKind, Pairs};
 use crate::error::Result;
 use crate::options::{Dtype, KvDtype};
 
@@ -18,7 +18,7 @@ macro_rules! kernels {
             pub fn load(find: impl Fn(&str) -> Result<Function>) -> Result<Kernels> {
                 let tensor = |(dtype, dim): (KvDtype, usize)| {
                     let find = |what| find(&format!("attention_{what}_{}_{dim}", dtype.name()));
-                    Ok((dtype, dim, TensorAttention { prefill: find("prefill")?, decode: find("decode")? }))
+                    Ok((dtype, dim, TensorAttention::new(dtype, dim, find("prefill")?, find("decode")?)))
                 };
                 let each = TENSOR_DTYPES.into_iter().flat_map(|dtype| HEAD_DIMS.map(|dim| (dtype, dim)));
                 let kernels = Kernels { $($name: find(stringify!($name))?,)+ tensor: each.map(tensor).collect::<Result<_>>()? };
@@ -45,19 +45,77 @@ pub const HEAD_DIMS: [usize; 6] = [64, 80, 96, 112, 128, 256];
 /// KV types with tensor core kernels.
 const TENSOR_DTYPES: [KvDtype; 4] = [KvDtype::Bf16, KvDtype::F16, KvDtype::Int8, KvDtype::Fp8];
 
-/// The tensor core kernels for a KV type and head width.
+/// The tensor core kernels for a KV type and head width, with their bytes of shared memory.
 #[derive(Clone, Copy)]
 pub struct TensorAttention {
     pub prefill: Function,
+    pub prefill_shared: u32,
     pub decode: Function,
+    pub decode_shared: u32,
+    /// Threads per block of `decode`.
+    pub decode_threads: u32,
+}
+
+impl TensorAttention {
+    fn new(dtype: KvDtype, head_dim: usize, prefill: Function, decode: Function) -> TensorAttention {
+        let (tokens, stage) = (tokens_at_once(head_dim), stage_bytes(dtype, head_dim));
+        TensorAttention {
+            prefill,
+            prefill_shared: 2 * stage,
+            decode,
+            decode_shared: 72 * 1024 / stage * stage,
+            decode_threads: tokens / 16 * 32,
+        }
+    }
+}
+
+/// Tokens of K and V that a tensor core kernel reads at a time. This function and `stage_bytes`
+/// match `kernels/attention.cu`.
+fn tokens_at_once(head_dim: usize) -> u32 {
+    if head_dim <= 128 { 64 } else { 32 }
+}
+
+fn stage_bytes(dtype: KvDtype, head_dim: usize) -> u32 {
+    // Rows have an odd number of 16-byte chunks.
+    let token = ((head_dim * dtype.bytes() / 16) | 1) * 16 + dtype.scale_bytes();
+    2 * tokens_at_once(head_dim) * token as u32
+}
+
+/// The tile of a thread block, as defined in `kernels/matmul.cu`.
+#[derive(Debug, Clone, Copy)]
+pub struct Tile {
+    pub rows: usize,
+    pub outs: usize,
+    /// Bytes per step of a row of activations.
+    step: usize,
+    /// Steps of weights in shared memory.
+    stages: usize,
+}
+
+impl Tile {
+    pub const FEW: Tile = Tile { rows: 16, outs: 32, step: 256, stages: 6 };
+    /// For weights in fp8.
+    pub const FEW_OF_BYTES: Tile = Tile { step: 512, ..Tile::FEW };
+    pub const SOME: Tile = Tile { rows: 64, outs: 64, step: 128, stages: 4 };
+    pub const MANY: Tile = Tile { rows: 128, outs: 128, step: 64, stages: 4 };
+    pub const THREADS: u32 = 128;
+    /// Padding bytes between rows in shared memory.
+    const BETWEEN: usize = 16;
+
+    /// Returns the bytes of shared memory: all stages of weights, and two steps of rows. With
+    /// weights in fp8, rows are in bf16.
+    pub fn shared(self, stored: Stored) -> u32 {
+        let of_weights = if stored == Stored::Fp8 { self.step / 2 } else { self.step };
+        (self.stages * self.outs * (of_weights + Self::BETWEEN) + 2 * self.rows * (self.step + Self::BETWEEN)) as u32
+    }
 }
 
 impl Kernels {
     /// Permits the shared memory that exceeds the default limit.
     fn allow_shared(&self) -> Result<()> {
-        for &(dtype, dim, TensorAttention { prefill, decode }) in &self.tensor {
-            prefill.allow_shared(attention::prefill_shared(dtype, dim))?;
-            decode.allow_shared(attention::decode_shared(dtype, dim))?;
+        for (_, _, tensor) in &self.tensor {
+            tensor.prefill.allow_shared(tensor.prefill_shared)?;
+            tensor.decode.allow_shared(tensor.decode_shared)?;
         }
         for stored in [Stored::As(Dtype::F32), Stored::As(Dtype::F16), Stored::As(Dtype::Bf16), Stored::Fp8] {
             self.products(stored).into_iter().try_for_each(|(function, tile)| function.allow_shared(tile.shared(stored)))?;
@@ -100,5 +158,31 @@ impl Kernels {
             KvDtype::F16 => self.store_kv_f16,
             KvDtype::Fp8 => self.store_kv_fp8,
         }
+    }
+}
+
+/// Returns the number of an activation in `kernels/`. `norm_number` and `pairs_number` do the same for
+/// norms and pairs.
+pub fn act_number(act: Act) -> u32 {
+    match act {
+        Act::Relu => 0,
+        Act::Silu => 1,
+        Act::Gelu => 2,
+        Act::GeluTanh => 3,
+    }
+}
+
+pub fn norm_number(kind: NormKind) -> u32 {
+    match kind {
+        NormKind::Rms { unit_offset: false } => 0,
+        NormKind::Rms { unit_offset: true } => 1,
+        NormKind::Layer => 2,
+    }
+}
+
+pub fn pairs_number(pairs: Pairs) -> u32 {
+    match pairs {
+        Pairs::Halves => 0,
+        Pairs::Neighbours => 1,
     }
 }

@@ -1,20 +1,15 @@
-//! The KV cache of one layer, in blocks, and the host tier.
+//! The KV pool of one layer, in blocks.
 //!
 //! A block holds its keys and then its values, each head by head, and each head token by token. In
 //! int8 and fp8, a head is followed by one f32 scale per token. With `Values::OfKeys`, a block
 //! holds only the keys. A block is contiguous, so it can be copied without knowledge of its
 //! contents.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::path::Path;
-
-use super::context::Stream;
-use super::device::{Address, Device, Memory, Pinned};
+use super::device::Device;
+use super::memory::{Address, Memory};
 use crate::backend::{KvShape, Values};
-use crate::batch::{BlockMove, Tail};
+use crate::batch::Tail;
 use crate::error::{Error, Result};
-use crate::sys::files;
 
 pub struct Kv {
     pub shape: KvShape,
@@ -107,105 +102,4 @@ impl Kv {
             Values::OfKeys(_) => format!("cuda {name} [{kv_heads},{block_size},{head_dim}]"),
         }
     }
-}
-
-/// A buffer for block moves, from which kernels read them.
-pub struct MoveList {
-    memory: Memory,
-    staging: Pinned,
-    /// Number of moves in the buffer, which kernels may still read.
-    sent: usize,
-}
-
-/// Capacity in moves.
-const MOVES: usize = 4096;
-const MOVE_BYTES: usize = size_of::<[u32; 2]>();
-
-impl MoveList {
-    pub fn new(device: &Device) -> Result<MoveList> {
-        let bytes = MOVES * MOVE_BYTES;
-        Ok(MoveList { memory: device.memory(bytes as u64)?, staging: device.pinned(bytes, "set device to \"cpu\"")?, sent: 0 })
-    }
-
-    /// Queues the copy of the next moves, as (from, to), after the previous ones. Returns their
-    /// number and address. If the buffer is full, waits for the device first.
-    pub fn send(&mut self, device: &Device, moves: &mut impl ExactSizeIterator<Item = (u32, u32)>) -> Result<(u32, Address)> {
-        if self.sent + moves.len() > MOVES {
-            device.wait()?;
-            self.sent = 0;
-        }
-        let (first, count) = (self.sent, moves.len().min(MOVES));
-        let places = self.staging.bytes_mut().as_chunks_mut::<MOVE_BYTES>().0;
-        for (place, (from, to)) in places[first..first + count].iter_mut().zip(moves) {
-            *place = (u64::from(from) | u64::from(to) << 32).to_le_bytes();
-        }
-        self.sent += count;
-        let bytes = first * MOVE_BYTES..self.sent * MOVE_BYTES;
-        device.send(Stream::Compute, &self.memory, &self.staging, bytes.clone());
-        Ok((count as u32, self.memory.address().at(bytes.start as u64)))
-    }
-}
-
-/// The host tier: blocks with all their levels, one after the other.
-pub struct Host {
-    pub block_bytes: u64,
-    pub blocks: usize,
-    store: Store,
-}
-
-enum Store {
-    /// Pinned memory, which the device accesses directly.
-    Memory(Pinned),
-    /// The file, and a buffer for one block.
-    File(File, Pinned),
-}
-
-impl Host {
-    pub fn new(device: &Device, blocks: usize, block_bytes: u64, dir: Option<&Path>) -> Result<Host> {
-        let bytes = block_bytes.checked_mul(blocks as u64).ok_or_else(Error::out_of_memory)?;
-        let store = match dir {
-            None => Store::Memory(device.pinned(usize::try_from(bytes).map_err(|_| Error::out_of_memory())?, "lower swap_bytes")?),
-            Some(dir) => Store::File(files::nameless(dir, bytes)?, device.pinned(block_bytes as usize, "lower block_size")?),
-        };
-        Ok(Host { block_bytes, blocks, store })
-    }
-
-    /// Moves blocks to the host tier. `copy` copies them from the device to the tier that begins at
-    /// the given address.
-    pub fn take(&mut self, moves: &[BlockMove], mut copy: impl FnMut(&[BlockMove], Address) -> Result<()>) -> Result<()> {
-        self.check(moves)?;
-        match &mut self.store {
-            Store::Memory(pinned) => copy(moves, pinned.address()),
-            Store::File(file, pinned) => moves.iter().try_for_each(|&BlockMove { device, host }| {
-                copy(&[BlockMove { device, host: 0 }], pinned.address())?;
-                file.write_all_at(pinned.bytes(), u64::from(host) * self.block_bytes).map_err(|e| failed("written", e))
-            }),
-        }
-    }
-
-    /// Moves blocks back to the device. `copy` copies them from the tier that begins at the given
-    /// address.
-    pub fn give(&mut self, moves: &[BlockMove], mut copy: impl FnMut(&[BlockMove], Address) -> Result<()>) -> Result<()> {
-        self.check(moves)?;
-        match &mut self.store {
-            Store::Memory(pinned) => copy(moves, pinned.address()),
-            Store::File(file, pinned) => moves.iter().try_for_each(|&BlockMove { device, host }| {
-                file.read_exact_at(pinned.bytes_mut(), u64::from(host) * self.block_bytes).map_err(|e| failed("read", e))?;
-                copy(&[BlockMove { device, host: 0 }], pinned.address())
-            }),
-        }
-    }
-
-    fn check(&self, moves: &[BlockMove]) -> Result<()> {
-        match moves.iter().find(|BlockMove { host, .. }| *host as usize >= self.blocks) {
-            Some(BlockMove { host, .. }) => {
-                Err(Error::internal(format!("host block {host} is outside the host tier of {} blocks", self.blocks)))
-            }
-            None => Ok(()),
-        }
-    }
-}
-
-fn failed(what: &str, e: std::io::Error) -> Error {
-    Error::io(format!("the swap file cannot be {what}: {e}"))
 }

@@ -3,9 +3,12 @@
 
 use half::{bf16, f16};
 
-use super::device::{Address, Device, Function, Memory, Shape};
+use super::device::Device;
 use super::fp8;
-use super::kernels::Kernels;
+use super::function::{Function, Shape};
+use super::kernels::{Kernels, Tile};
+use super::memory::{Address, Memory};
+use super::stored::Stored;
 use crate::backend::RowSource;
 use crate::backend::alloc::no_such_number;
 use crate::error::{Error, Result, try_vec};
@@ -13,42 +16,6 @@ use crate::options::{Dtype, WeightFormat};
 
 /// Bytes that are read from a file at a time.
 const LOAD_BYTES: usize = 16 << 20;
-
-/// The storage type of a matrix. All types are floating-point.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Stored {
-    As(Dtype),
-    Fp8,
-}
-
-impl Stored {
-    fn for_format(format: WeightFormat) -> Result<Stored> {
-        match format {
-            WeightFormat::F32 => Ok(Stored::As(Dtype::F32)),
-            WeightFormat::F16 => Ok(Stored::As(Dtype::F16)),
-            WeightFormat::Bf16 => Ok(Stored::As(Dtype::Bf16)),
-            WeightFormat::Fp8 => Ok(Stored::Fp8),
-            WeightFormat::Int8 | WeightFormat::Int4 { .. } => Err(Error::unsupported(format!(
-                "weight_format is {}, which CUDA devices do not support; give f32, f16, bf16 or fp8",
-                format.name()
-            ))),
-        }
-    }
-
-    /// Returns the numbers that a row occupies, including zero padding.
-    pub fn pitch(self, cols: usize) -> usize {
-        cols.next_multiple_of(if self == Stored::Fp8 { 16 } else { 8 })
-    }
-
-    pub fn row_bytes(self, cols: usize) -> usize {
-        self.pitch(cols) * if let Stored::As(dtype) = self { dtype.bytes() } else { 1 }
-    }
-
-    /// Returns the bytes of a row's scale.
-    pub fn scale_bytes(self) -> usize {
-        if self == Stored::Fp8 { size_of::<f32>() } else { 0 }
-    }
-}
 
 pub struct Matrix {
     pub rows: usize,
@@ -125,35 +92,6 @@ impl Matrix {
         let (function, tile) = all.into_iter().find(|(_, tile)| rows <= tile.rows).unwrap_or(all[2]);
         let grid = (self.rows.div_ceil(tile.outs) as u32, max_rows.div_ceil(tile.rows) as u32, count as u32);
         (function, Shape { shared: tile.shared(self.stored), ..Shape::new(grid, Tile::THREADS) })
-    }
-}
-
-/// The tile of a thread block, as defined in `kernels/matmul.cu`.
-#[derive(Debug, Clone, Copy)]
-pub struct Tile {
-    rows: usize,
-    outs: usize,
-    /// Bytes per step of a row of activations.
-    step: usize,
-    /// Steps of weights in shared memory.
-    stages: usize,
-}
-
-impl Tile {
-    pub const FEW: Tile = Tile { rows: 16, outs: 32, step: 256, stages: 6 };
-    /// For weights in fp8.
-    pub const FEW_OF_BYTES: Tile = Tile { step: 512, ..Tile::FEW };
-    pub const SOME: Tile = Tile { rows: 64, outs: 64, step: 128, stages: 4 };
-    pub const MANY: Tile = Tile { rows: 128, outs: 128, step: 64, stages: 4 };
-    const THREADS: u32 = 128;
-    /// Padding bytes between rows in shared memory.
-    const BETWEEN: usize = 16;
-
-    /// Returns the bytes of shared memory: all stages of weights, and two steps of rows. With
-    /// weights in fp8, rows are in bf16.
-    pub fn shared(self, stored: Stored) -> u32 {
-        let of_weights = if stored == Stored::Fp8 { self.step / 2 } else { self.step };
-        (self.stages * self.outs * (of_weights + Self::BETWEEN) + 2 * self.rows * (self.step + Self::BETWEEN)) as u32
     }
 }
 

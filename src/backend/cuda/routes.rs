@@ -1,7 +1,8 @@
 //! The routing of rows to experts, sorted by expert.
 
-use super::WARP;
-use super::device::{Address, Device, Memory, Shape, launch};
+use super::device::Device;
+use super::function::{Shape, WARP, launch};
+use super::memory::{Address, Memory};
 use crate::backend::{GroupScore, Routing, Scores};
 use crate::error::{Error, Result};
 

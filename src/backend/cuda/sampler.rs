@@ -2,9 +2,14 @@
 //! tokens back, and the logits stay on the device. Both copies run concurrently with computation:
 //! the first with the step before sampling, the second with the next step.
 
-use super::Buf;
+use super::CudaBackend;
+use super::buffer::Buf;
 use super::context::{Event, Stream};
-use super::device::{Address, Device, Memory, Pinned, Shape, launch};
+use super::device::Device;
+use super::function::{Shape, launch};
+use super::memory::{Address, Memory, Pinned};
+use super::steps::Steps;
+use crate::backend::{Graphs, Sampling};
 use crate::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits, LogitEdit, SamplingRow};
 use crate::error::{Error, Result};
 
@@ -118,6 +123,40 @@ impl DeviceSampler {
         device.send(Stream::Copies, &self.parameters, &self.staging, 0..end);
         let (draws_at, edits_at) = (self.parameters.address(), self.parameters.address().at(size_of_val(&draws[..]) as u64));
         Ok([draws_at, edits_at, edits_at.at(size_of_val(&edits[..]) as u64)])
+    }
+}
+
+impl Sampling for CudaBackend {
+    fn sampler(&self, limits: DeviceSamplingLimits) -> Result<Option<DeviceSampler>> {
+        DeviceSampler::new(&self.device, limits).map(Some)
+    }
+
+    fn sampler_bytes(&self, limits: DeviceSamplingLimits) -> u64 {
+        DeviceSampler::bytes(limits)
+    }
+
+    fn sample<'a>(
+        &'a self,
+        drawing: &'a mut DeviceSampler,
+        vocab: usize,
+        logits: &mut Buf,
+        draws: &DeviceSampling,
+    ) -> Result<&'a [DeviceSample]> {
+        self.launch_step();
+        let mut steps = self.steps();
+        let Steps { graphs, ahead } = &mut *steps;
+        let mut step_started = false;
+        let prepare_next = |drawn| {
+            if let Some(rows) = ahead.prepare_next(&self.device, draws.rows.len(), drawn) {
+                graphs.play(&self.device, rows);
+                step_started = true;
+            }
+        };
+        let drawn = drawing.draw(&self.device, vocab, logits, draws, |row| ahead.row(row), prepare_next)?;
+        if step_started {
+            ahead.mark_launched(drawn);
+        }
+        Ok(drawn)
     }
 }
 

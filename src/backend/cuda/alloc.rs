@@ -1,0 +1,128 @@
+//! Memory of the device, and transfers from and to the host.
+
+use std::ops::Range;
+
+use super::blas::Blas;
+use super::buffer::Buf;
+use super::inputs::Inputs;
+use super::matrix::Matrix;
+use super::routes::Routes;
+use super::steps::Steps;
+use super::{CudaBackend, attention};
+use crate::backend::{Alloc, AttentionShape, Extent, Graphs, InputLimits, PackedSource, Routing, RowSource};
+use crate::batch::Batch;
+use crate::error::{Error, Result};
+use crate::options::{Dtype, WeightFormat};
+
+impl Alloc for CudaBackend {
+    fn free_bytes(&self) -> Result<Option<u64>> {
+        self.device.free_bytes().map(Some)
+    }
+
+    fn buffer(&self, len: usize) -> Result<Buf> {
+        Buf::new(&self.device, len)
+    }
+
+    fn vector(&self, values: &[f32]) -> Result<Buf> {
+        Buf::from_numbers(&self.device, values)
+    }
+
+    fn matrix(&self, rows: usize, cols: usize, dtype: Dtype, format: WeightFormat, source: RowSource) -> Result<Matrix> {
+        Matrix::load(&self.device, rows, cols, dtype, format, source)
+    }
+
+    fn matrix_bytes(&self, rows: usize, cols: usize, format: WeightFormat) -> u64 {
+        Matrix::bytes(rows, cols, format)
+    }
+
+    fn packed_bytes<'a>(&'a self, _matrix: &'a Matrix) -> Result<&'a [u8]> {
+        Err(no_packing())
+    }
+
+    fn matrix_of_packed(&self, _rows: usize, _cols: usize, _format: WeightFormat, _source: PackedSource) -> Result<Matrix> {
+        Err(no_packing())
+    }
+
+    fn matrix_layout(&self) -> &'static str {
+        "cuda rows"
+    }
+
+    fn reserve(&self, shape: &AttentionShape) -> Result<()> {
+        let mut kinds = self.heads_per_kv();
+        let heads_per_kv = attention::heads_per_kv(shape);
+        if !kinds.contains(&heads_per_kv) {
+            kinds.push(heads_per_kv);
+        }
+        match self.invariant {
+            true => Ok(()),
+            false => self.device.grow(&mut self.partial(), self.reserved_bytes(shape)).map(|_| ()),
+        }
+    }
+
+    fn reserved_bytes(&self, shape: &AttentionShape) -> u64 {
+        if self.invariant { 0 } else { attention::partial_bytes(&self.device, shape) }
+    }
+
+    fn reserve_rows(&self, rows: usize, cols: usize) -> Result<()> {
+        self.blas.as_ref().map_or(Ok(()), |blas| blas.reserve(&self.device, rows, cols))
+    }
+
+    fn reserved_rows_bytes(&self, rows: usize, cols: usize) -> u64 {
+        if self.blas.is_some() { Blas::bytes(rows, cols) } else { 0 }
+    }
+
+    fn routes(&self, rows: usize, max: Routing) -> Result<Routes> {
+        Routes::new(&self.device, rows, max)
+    }
+
+    fn routes_bytes(&self, rows: usize, max: Routing) -> u64 {
+        Routes::bytes(rows, max)
+    }
+
+    fn reserve_inputs(&self, limits: &InputLimits, inputs: &mut Inputs) -> Result<()> {
+        self.steps().ahead.reserve(&limits.max)?;
+        inputs.fit(&self.device, Inputs::bytes(limits.max, &limits.heads_per_kv)).map(|_| ())
+    }
+
+    fn reserved_inputs_bytes(&self, limits: &InputLimits) -> u64 {
+        Inputs::bytes(limits.max, &limits.heads_per_kv) as u64
+    }
+
+    fn upload(&self, batch: &Batch, inputs: &mut Inputs) -> Result<Extent> {
+        let mut steps = self.steps();
+        let Steps { graphs, ahead } = &mut *steps;
+        graphs.abandon(&self.device);
+        let is_done = ahead.has(batch);
+        self.device.check()?;
+        let heads_per_kv = self.heads_per_kv();
+        let mut kept = graphs.rows_for(batch);
+        if inputs.fit(&self.device, Inputs::bytes_of(batch, kept, &heads_per_kv))? {
+            graphs.clear();
+            kept = None;
+        }
+        let extent = inputs.take(&self.device, batch, &heads_per_kv, kept)?;
+        ahead.look_at(batch, inputs, kept)?;
+        match kept {
+            _ if is_done => graphs.pass_over(&self.device),
+            Some(rows) => graphs.begin(&self.device, rows),
+            None => {}
+        }
+        Ok(extent)
+    }
+
+    fn read<'a>(&'a self, buf: &'a mut Buf, len: usize) -> Result<&'a [f32]> {
+        self.launch_step(); // callers of single ops may not have called it
+        buf.read(&self.device, len, std::iter::once((0..len, 0)))
+    }
+
+    fn read_rows<'a>(&'a self, buf: &'a mut Buf, width: usize, rows: usize, runs: impl Iterator<Item = Range<usize>>) -> Result<&'a [f32]> {
+        self.launch_step();
+        let steps = self.steps();
+        let numbers = |(rows, from): (Range<usize>, usize)| (rows.start * width..rows.end * width, from * width);
+        buf.read(&self.device, rows * width, runs.flat_map(|run| steps.ahead.runs(run)).map(numbers))
+    }
+}
+
+fn no_packing() -> Error {
+    Error::unsupported("packed_path is not supported on CUDA devices; leave it out")
+}

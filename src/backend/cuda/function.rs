@@ -1,0 +1,99 @@
+//! Kernels of a module, and their launch configurations.
+
+use std::ffi::{CString, c_int, c_void};
+
+use cudarc::driver::result;
+use cudarc::driver::sys;
+
+use super::errors::{describe, failed};
+use super::memory::Address;
+use crate::error::{Error, Result};
+
+pub const WARP: usize = 32;
+/// Threads per block of elementwise kernels.
+pub const FLAT: u32 = 256;
+
+/// A kernel of the device's module.
+#[derive(Debug, Clone, Copy)]
+pub struct Function(sys::CUfunction);
+
+// SAFETY: the driver permits the use of its handles from any thread.
+unsafe impl Send for Function {}
+// SAFETY: the driver permits the use of its handles from any thread.
+unsafe impl Sync for Function {}
+
+impl Function {
+    /// Loads a kernel by its name. The module's context is current.
+    pub fn load(module: sys::CUmodule, name: &str) -> Result<Function> {
+        let symbol = CString::new(name).map_err(|_| Error::internal("the name of a kernel has a NUL byte"))?;
+        // SAFETY: the module was loaded in the current context, and is not unloaded before the context
+        // is destroyed.
+        let function = unsafe { result::module::get_function(module, symbol) };
+        let function = function.map_err(|e| Error::internal(format!("the kernel {name} is missing: {}", describe(e))))?;
+        // Loaded now and not at its first launch, because its code takes memory. SAFETY: the function
+        // was just obtained from the module.
+        unsafe { sys::cuFuncLoad(function) }.result().map_err(|e| failed("load a kernel", e))?;
+        Ok(Function(function))
+    }
+
+    /// Permits launches with more than the default 48 KiB of dynamic shared memory.
+    pub fn allow_shared(self, bytes: u32) -> Result<()> {
+        let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the function belongs to a module in the current context.
+        let allowed = unsafe { result::function::set_function_attribute(self.0, which, bytes as c_int) };
+        allowed.map_err(|e| failed("raise the limit of shared memory", e))
+    }
+
+    pub fn handle(self) -> sys::CUfunction {
+        self.0
+    }
+}
+
+/// The launch configuration: blocks, threads per block, and bytes of dynamic shared memory.
+#[derive(Debug, Clone, Copy)]
+pub struct Shape {
+    pub grid: (u32, u32, u32),
+    pub threads: u32,
+    pub shared: u32,
+}
+
+impl Shape {
+    pub fn new(grid: (u32, u32, u32), threads: u32) -> Shape {
+        Shape { grid, threads, shared: 0 }
+    }
+
+    /// Returns one block of whole warps per row. The number of threads, and so the order of
+    /// summation, depends on the width only.
+    pub fn for_rows(rows: usize, width: usize) -> Shape {
+        Shape::new((rows as u32, 1, 1), row_threads(width))
+    }
+
+    /// Returns one thread per number of rows of `width`.
+    pub fn for_numbers(rows: usize, width: usize) -> Shape {
+        Shape::new((rows as u32, width.div_ceil(FLAT as usize) as u32, 1), FLAT)
+    }
+}
+
+/// Returns the threads of a block that processes a row of `width` numbers.
+pub fn row_threads(width: usize) -> u32 {
+    width.next_multiple_of(WARP).clamp(WARP, 512) as u32
+}
+
+/// A type of kernel arguments.
+pub trait Argument: Copy {}
+impl Argument for Address {}
+impl Argument for u32 {}
+impl Argument for u64 {}
+impl Argument for f32 {}
+
+pub fn argument<T: Argument>(value: &T) -> *mut c_void {
+    std::ptr::from_ref(value).cast_mut().cast()
+}
+
+/// Launches a kernel. The arguments must have exactly the types of its parameters.
+macro_rules! launch {
+    ($device:expr, $function:expr, $shape:expr, $($argument:expr),+ $(,)?) => {
+        $device.launch($function, $shape, &mut [$($crate::backend::cuda::function::argument(&$argument)),+])
+    };
+}
+pub(super) use launch;

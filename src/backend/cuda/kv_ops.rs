@@ -1,0 +1,105 @@
+//! The operations of the KV cache.
+
+use std::path::Path;
+
+use super::CudaBackend;
+use super::buffer::Buf;
+use super::function::{Shape, WARP, launch};
+use super::host::Host;
+use super::inputs::Inputs;
+use super::kernels::pairs_number;
+use super::kv::{self, Kv};
+use super::memory::Address;
+use crate::backend::{AttentionShape, KvOps, KvShape, RotaryEmbedding, Values};
+use crate::batch::{BlockCopy, BlockMove, Tail};
+use crate::error::{Error, Result};
+
+impl KvOps for CudaBackend {
+    fn kv(&self, shape: KvShape) -> Result<Kv> {
+        Kv::new(&self.device, shape)
+    }
+
+    fn kv_block_bytes(&self, shape: &KvShape) -> u64 {
+        kv::block_bytes(shape)
+    }
+
+    fn kv_layout(&self, layer: &Kv) -> String {
+        layer.layout()
+    }
+
+    fn store_kv(
+        &self,
+        inputs: &Inputs,
+        group: usize,
+        shape: &AttentionShape,
+        turn: Option<RotaryEmbedding<Buf>>,
+        qkv: &mut Buf,
+        kv: &mut Kv,
+    ) {
+        let KvShape { block_size, dtype, .. } = kv.shape;
+        let own = shape.values == Values::Own;
+        let (heads, halves) = (if own { shape.heads } else { 0 }, kv::halves(&kv.shape));
+        let (angles, rotated, pairs) =
+            turn.map_or((Address::NULL, 0, 0), |turn| (turn.angles.address(), turn.rotated as u32, pairs_number(turn.pairs)));
+        let launched = Shape::new((inputs.rows, 1, 1), (WARP * (heads + halves * shape.kv_heads).clamp(1, 16)) as u32);
+        launch!(
+            self.device,
+            self.device.kernels.store_kv(dtype),
+            launched,
+            kv.address(),
+            qkv.address(),
+            angles,
+            inputs.address(inputs.slots),
+            heads as u32,
+            shape.kv_heads as u32,
+            halves as u32,
+            shape.head_dim as u32,
+            rotated,
+            pairs,
+            block_size.ilog2(),
+            inputs.groups,
+            group as u32,
+        );
+    }
+
+    fn copy_blocks(&self, copies: &[BlockCopy], layers: &mut [Kv]) {
+        if copies.is_empty() {
+            return;
+        }
+        let pairs = copies.iter().map(|&BlockCopy { from, to }| (from, to));
+        let copied = self.pool(layers).and_then(|pool| self.move_blocks(pairs, layers, pool, pool));
+        copied.unwrap_or_else(|error| self.device.refuse(error));
+    }
+
+    fn host(&self, blocks: usize, block_bytes: u64, dir: Option<&Path>) -> Result<Host> {
+        Host::new(&self.device, blocks, block_bytes, dir)
+    }
+
+    fn swap_out(&self, moves: &[BlockMove], layers: &[Kv], host: &mut Host) -> Result<()> {
+        host.take(moves, |moves, start| {
+            let pairs = moves.iter().map(|&BlockMove { device, host }| (device, host));
+            self.move_blocks(pairs, layers, self.pool(layers)?, self.host_tier(start, layers)?)?;
+            self.device.wait()
+        })
+    }
+
+    fn swap_in(&self, moves: &[BlockMove], host: &mut Host, layers: &mut [Kv]) -> Result<()> {
+        host.give(moves, |moves, start| {
+            let pairs = moves.iter().map(|&BlockMove { device, host }| (host, device));
+            self.move_blocks(pairs, layers, self.host_tier(start, layers)?, self.pool(layers)?)?;
+            self.device.wait()
+        })
+    }
+
+    fn read_blocks(&self, blocks: &[u32], tail: Tail, layer: &Kv, out: &mut Vec<u8>) -> Result<()> {
+        layer.read(&self.device, blocks, tail, out)
+    }
+
+    fn write_blocks<'a>(&self, blocks: &[u32], layer: &mut Kv, bytes: &'a [u8]) -> Result<&'a [u8]> {
+        layer.write(&self.device, blocks, bytes)
+    }
+
+    fn discard_blocks(&self, _from: usize, _layer: &mut Kv) -> Result<()> {
+        Err(Error::unsupported("a CUDA device cannot release part of the KV pool"))
+    }
+}

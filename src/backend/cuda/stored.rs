@@ -1,0 +1,41 @@
+//! The storage types of matrices.
+
+use crate::error::{Error, Result};
+use crate::options::{Dtype, WeightFormat};
+
+/// The storage type of a matrix. All types are floating-point.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Stored {
+    As(Dtype),
+    Fp8,
+}
+
+impl Stored {
+    /// Errors: `Unsupported` for the integer formats.
+    pub fn for_format(format: WeightFormat) -> Result<Stored> {
+        match format {
+            WeightFormat::F32 => Ok(Stored::As(Dtype::F32)),
+            WeightFormat::F16 => Ok(Stored::As(Dtype::F16)),
+            WeightFormat::Bf16 => Ok(Stored::As(Dtype::Bf16)),
+            WeightFormat::Fp8 => Ok(Stored::Fp8),
+            WeightFormat::Int8 | WeightFormat::Int4 { .. } => Err(Error::unsupported(format!(
+                "weight_format is {}, which CUDA devices do not support; give f32, f16, bf16 or fp8",
+                format.name()
+            ))),
+        }
+    }
+
+    /// Returns the numbers that a row occupies, including zero padding.
+    pub fn pitch(self, cols: usize) -> usize {
+        cols.next_multiple_of(if self == Stored::Fp8 { 16 } else { 8 })
+    }
+
+    pub fn row_bytes(self, cols: usize) -> usize {
+        self.pitch(cols) * if let Stored::As(dtype) = self { dtype.bytes() } else { 1 }
+    }
+
+    /// Returns the bytes of a row's scale.
+    pub fn scale_bytes(self) -> usize {
+        if self == Stored::Fp8 { size_of::<f32>() } else { 0 }
+    }
+}
