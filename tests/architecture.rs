@@ -42,7 +42,6 @@ type Exceptions = &'static [(&'static str, &'static str)];
 const CYCLES: Exceptions = &[("engine", "the split of the engine's core is under way")];
 /// Files with more lines.
 const LONG_FILES: Exceptions = &[
-    ("backend/cpu/tests.rs", "not split by operation yet"),
     ("engine/sequence_table.rs", "the split of the engine's core is under way"),
     ("scheduler/tests.rs", "not split by subject yet"),
     ("scheduler/traces.rs", "not split by subject yet"),
