@@ -114,7 +114,7 @@ impl NextStep {
         let shape = Shape::new((1, 1, 1), THREADS);
         launch!(
             device,
-            device.kernels.prepare_next,
+            device.kernels.sampling.prepare_next,
             shape,
             tokens,
             positions,

@@ -76,7 +76,7 @@ impl Args<'_> {
         let Some(tiles) = self.inputs.tiles(heads_per_kv(self.shape)) else {
             return device.refuse(Error::internal("no tiles for this shape of attention"));
         };
-        let tensor = device.kernels.tensor_attention(self.kv.shape.dtype, self.shape.head_dim);
+        let tensor = device.kernels.attention.tensor(self.kv.shape.dtype, self.shape.head_dim);
         match (tensor.filter(|_| self.shape.values == Values::Own), partial) {
             (Some(tensor), Some(partial)) => {
                 self.prefill(device, tensor, tiles.prefill);
@@ -112,7 +112,7 @@ impl Args<'_> {
         let (heads, kv_heads, dim) = (self.shape.heads as u32, self.shape.kv_heads as u32, self.shape.head_dim as u32);
         let (tiles, max_len) = (self.inputs.address(tiles), self.inputs.address(self.inputs.max_decode_len));
         let (sinks, out) = (address_of(self.sinks), self.out.address());
-        launch!(device, device.kernels.attention_merge, shape, out, partial.address(), tiles, sinks, max_len, heads, kv_heads, dim, splits);
+        launch!(device, device.kernels.attention.merge, shape, out, partial.address(), tiles, sinks, max_len, heads, kv_heads, dim, splits);
     }
 
     /// Heads of any width, and K and V of any type.
@@ -120,7 +120,7 @@ impl Args<'_> {
         let (head_dim, value_dim) = (self.shape.head_dim as u32, self.shape.value_dim() as u32);
         let sharing = (wave(device) / (tiles.count * self.shape.kv_heads as u32).max(1)).clamp(1, PREFILL_TILE);
         let shape = self.shape_of(tiles, sharing, THREADS);
-        attend!(self, device, device.kernels.plain_attention(self.kv.shape.dtype), shape, tiles, [head_dim, value_dim], []);
+        attend!(self, device, device.kernels.attention.plain(self.kv.shape.dtype), shape, tiles, [head_dim, value_dim], []);
     }
 
     /// Returns a grid of tiles, KV heads and `more`.

@@ -217,9 +217,9 @@ impl Product<'_> {
     fn round(&self, device: &Device, rows: Address) {
         let (kernels, cols, shape) = (&device.kernels, self.w.cols as u32, Shape::for_rows(self.rows, self.w.cols));
         match self.w.stored {
-            Stored::Fp8 => launch!(device, kernels.to_fp8, shape, self.x, self.row_scales(), rows, cols),
-            Stored::As(Dtype::F16) => launch!(device, kernels.to_f16, shape, self.x, rows, cols),
-            Stored::As(_) => launch!(device, kernels.to_bf16, shape, self.x, rows, cols),
+            Stored::Fp8 => launch!(device, kernels.conversions.to_fp8, shape, self.x, self.row_scales(), rows, cols),
+            Stored::As(Dtype::F16) => launch!(device, kernels.conversions.to_f16, shape, self.x, rows, cols),
+            Stored::As(_) => launch!(device, kernels.conversions.to_bf16, shape, self.x, rows, cols),
         }
     }
 
@@ -229,7 +229,7 @@ impl Product<'_> {
         if w.stored == Stored::Fp8 && (!scaled || bias != Address::NULL) {
             let row_scales = if scaled { Address::NULL } else { self.row_scales() };
             let shape = Shape::for_numbers(rows, w.rows);
-            launch!(device, device.kernels.scale_product, shape, out, row_scales, w.scales(), bias, w.rows as u32);
+            launch!(device, device.kernels.conversions.scale_product, shape, out, row_scales, w.scales(), bias, w.rows as u32);
         }
     }
 }

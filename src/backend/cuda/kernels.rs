@@ -1,42 +1,138 @@
-//! The kernels of `kernels/`, by name.
+//! The kernels of `kernels/`, by family and name.
 
-use super::function::Function;
+use super::function::{Function, Shape};
 use super::stored::Stored;
 use crate::backend::{Act, NormKind, Pairs};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::options::{Dtype, KvDtype};
 
-macro_rules! kernels {
-    ($($name:ident),+ $(,)?) => {
-        pub struct Kernels {
+/// A function that returns a kernel by its name.
+type Find<'a> = &'a dyn Fn(&str) -> Result<Function>;
+
+/// Defines the kernels of one family, with fields of their names.
+macro_rules! family {
+    ($(#[$doc:meta])* $family:ident { $($name:ident),+ $(,)? }) => {
+        $(#[$doc])*
+        pub struct $family {
             $(pub $name: Function,)+
-            tensor: Vec<(KvDtype, usize, TensorAttention)>,
         }
 
-        impl Kernels {
-            /// Loads all kernels. `find` returns a kernel by its name.
-            pub fn load(find: impl Fn(&str) -> Result<Function>) -> Result<Kernels> {
-                let tensor = |(dtype, dim): (KvDtype, usize)| {
-                    let find = |what| find(&format!("attention_{what}_{}_{dim}", dtype.name()));
-                    Ok((dtype, dim, TensorAttention::new(dtype, dim, find("prefill")?, find("decode")?)))
-                };
-                let each = TENSOR_DTYPES.into_iter().flat_map(|dtype| HEAD_DIMS.map(|dim| (dtype, dim)));
-                let kernels = Kernels { $($name: find(stringify!($name))?,)+ tensor: each.map(tensor).collect::<Result<_>>()? };
-                kernels.allow_shared().map(|()| kernels)
+        impl $family {
+            fn load(find: Find) -> Result<$family> {
+                Ok($family { $($name: find(stringify!($name))?,)+ })
             }
         }
     };
 }
 
-kernels! {
-    activate, add, add_gated, add_norm, add_positions_bf16, add_positions_f16, add_positions_f32, angles,
-    attention_merge, attention_plain_bf16, attention_plain_f16, attention_plain_f32, attention_plain_fp8, attention_plain_int8,
-    combine_routes, draw_rows, embed_bf16, embed_f16, embed_f32, gate, gate_clamped, gather, gather_routes, prepare_next,
-    join_strips,
-    matmul_bf16_128, matmul_bf16_16, matmul_bf16_64, matmul_f16_128, matmul_f16_16, matmul_f16_64, matmul_f32_128, matmul_f32_16, matmul_f32_64,
-    matmul_fp8_128, matmul_fp8_16, matmul_fp8_64,
-    move_blocks, norm_heads, norm_rows, rope, route, scale_and_cap, scale_product, sort_routes, split_strips,
-    store_kv_bf16, store_kv_f16, store_kv_f32, store_kv_fp8, store_kv_int8, to_bf16, to_f16, to_fp8,
+family! {
+    Elementwise {
+        activate, add, add_gated, gate, gate_clamped, gather, join_strips, scale_and_cap, split_strips,
+    }
+}
+
+family! {
+    /// Reads of rows of a table, by its storage type.
+    Tables {
+        add_positions_bf16, add_positions_f16, add_positions_f32, embed_bf16, embed_f16, embed_f32,
+    }
+}
+
+family! {
+    Norms { add_norm, norm_heads, norm_rows }
+}
+
+family! {
+    Rotation { angles, rope }
+}
+
+family! {
+    Experts { combine_routes, gather_routes, route, sort_routes }
+}
+
+family! {
+    /// Products, by the storage type of the matrix and the rows of a tile.
+    Products {
+        matmul_bf16_128, matmul_bf16_16, matmul_bf16_64, matmul_f16_128, matmul_f16_16, matmul_f16_64,
+        matmul_f32_128, matmul_f32_16, matmul_f32_64, matmul_fp8_128, matmul_fp8_16, matmul_fp8_64,
+    }
+}
+
+family! {
+    /// The steps before and after a product of cuBLASLt.
+    Conversions { scale_product, to_bf16, to_f16, to_fp8 }
+}
+
+family! {
+    /// Copies of K and V, by their type.
+    Cache { move_blocks, store_kv_bf16, store_kv_f16, store_kv_f32, store_kv_fp8, store_kv_int8 }
+}
+
+family! {
+    /// Attention for heads of any width, by the type of K and V.
+    PlainAttention {
+        attention_plain_bf16, attention_plain_f16, attention_plain_f32, attention_plain_fp8, attention_plain_int8,
+    }
+}
+
+family! {
+    Sampling { draw_rows, prepare_next }
+}
+
+/// All kernels, by family.
+pub struct Kernels {
+    pub elementwise: Elementwise,
+    pub tables: Tables,
+    pub norms: Norms,
+    pub rotation: Rotation,
+    pub experts: Experts,
+    pub products: Products,
+    pub conversions: Conversions,
+    pub cache: Cache,
+    pub attention: Attention,
+    pub sampling: Sampling,
+}
+
+impl Kernels {
+    /// Loads all kernels. `find` returns a kernel by its name.
+    pub fn load(find: impl Fn(&str) -> Result<Function>) -> Result<Kernels> {
+        let find: Find = &find;
+        let kernels = Kernels {
+            elementwise: Elementwise::load(find)?,
+            tables: Tables::load(find)?,
+            norms: Norms::load(find)?,
+            rotation: Rotation::load(find)?,
+            experts: Experts::load(find)?,
+            products: Products::load(find)?,
+            conversions: Conversions::load(find)?,
+            cache: Cache::load(find)?,
+            attention: Attention::load(find)?,
+            sampling: Sampling::load(find)?,
+        };
+        kernels.attention.allow_shared()?;
+        kernels.products.allow_shared()?;
+        Ok(kernels)
+    }
+}
+
+impl Tables {
+    pub fn embed(&self, stored: Stored) -> Result<Function> {
+        by_dtype(stored, [self.embed_f32, self.embed_f16, self.embed_bf16])
+    }
+
+    pub fn add_positions(&self, stored: Stored) -> Result<Function> {
+        by_dtype(stored, [self.add_positions_f32, self.add_positions_f16, self.add_positions_bf16])
+    }
+}
+
+/// Selects the kernel for a storage type from those for f32, f16 and bf16.
+fn by_dtype(stored: Stored, [f32, f16, bf16]: [Function; 3]) -> Result<Function> {
+    match stored {
+        Stored::As(Dtype::F32) => Ok(f32),
+        Stored::As(Dtype::F16) => Ok(f16),
+        Stored::As(Dtype::Bf16) => Ok(bf16),
+        Stored::Fp8 => Err(Error::internal("table in fp8")),
+    }
 }
 
 /// Head widths with tensor core kernels.
@@ -81,11 +177,26 @@ fn stage_bytes(dtype: KvDtype, head_dim: usize) -> u32 {
     2 * tokens_at_once(head_dim) * token as u32
 }
 
+/// The rows of products in parts: the expected and the maximum number per part.
+#[derive(Debug, Clone, Copy)]
+pub struct RowCounts {
+    pub each: usize,
+    pub max: usize,
+    pub parts: usize,
+}
+
+impl RowCounts {
+    /// Returns parts of `rows` rows each.
+    pub fn alike(rows: usize, parts: usize) -> RowCounts {
+        RowCounts { each: rows, max: rows, parts }
+    }
+}
+
 /// The tile of a thread block, as defined in `kernels/matmul.cu`.
 #[derive(Debug, Clone, Copy)]
 pub struct Tile {
-    pub rows: usize,
-    pub outs: usize,
+    rows: usize,
+    outs: usize,
     /// Bytes per step of a row of activations.
     step: usize,
     /// Steps of weights in shared memory.
@@ -98,7 +209,7 @@ impl Tile {
     pub const FEW_OF_BYTES: Tile = Tile { step: 512, ..Tile::FEW };
     pub const SOME: Tile = Tile { rows: 64, outs: 64, step: 128, stages: 4 };
     pub const MANY: Tile = Tile { rows: 128, outs: 128, step: 64, stages: 4 };
-    pub const THREADS: u32 = 128;
+    const THREADS: u32 = 128;
     /// Padding bytes between rows in shared memory.
     const BETWEEN: usize = 16;
 
@@ -110,21 +221,17 @@ impl Tile {
     }
 }
 
-impl Kernels {
+impl Products {
     /// Permits the shared memory that exceeds the default limit.
     fn allow_shared(&self) -> Result<()> {
-        for (_, _, tensor) in &self.tensor {
-            tensor.prefill.allow_shared(tensor.prefill_shared)?;
-            tensor.decode.allow_shared(tensor.decode_shared)?;
-        }
-        for stored in [Stored::As(Dtype::F32), Stored::As(Dtype::F16), Stored::As(Dtype::Bf16), Stored::Fp8] {
-            self.products(stored).into_iter().try_for_each(|(function, tile)| function.allow_shared(tile.shared(stored)))?;
-        }
-        Ok(())
+        let stored = [Stored::As(Dtype::F32), Stored::As(Dtype::F16), Stored::As(Dtype::Bf16), Stored::Fp8];
+        let mut kernels =
+            stored.into_iter().flat_map(|stored| self.kernels(stored).map(|(function, tile)| (function, tile.shared(stored))));
+        kernels.try_for_each(|(function, shared)| function.allow_shared(shared))
     }
 
     /// Returns the kernels for few, some and many rows.
-    pub fn products(&self, stored: Stored) -> [(Function, Tile); 3] {
+    fn kernels(&self, stored: Stored) -> [(Function, Tile); 3] {
         let [few, some, many] = match stored {
             Stored::As(Dtype::F32) => [self.matmul_f32_16, self.matmul_f32_64, self.matmul_f32_128],
             Stored::As(Dtype::F16) => [self.matmul_f16_16, self.matmul_f16_64, self.matmul_f16_128],
@@ -135,21 +242,17 @@ impl Kernels {
         [(few, tile), (some, Tile::SOME), (many, Tile::MANY)]
     }
 
-    /// Returns the tensor core kernels. None: no kernel for this KV type or head width.
-    pub fn tensor_attention(&self, dtype: KvDtype, head_dim: usize) -> Option<TensorAttention> {
-        self.tensor.iter().find(|(of, dim, _)| (*of, *dim) == (dtype, head_dim)).map(|(_, _, kernels)| *kernels)
+    /// Returns the kernel for this many rows, and its launch configuration for `count` products of
+    /// `outs` outputs and at most `max_rows` rows. A row has the same bits with every kernel.
+    pub fn select(&self, stored: Stored, outs: usize, RowCounts { each, max, parts }: RowCounts) -> (Function, Shape) {
+        let all = self.kernels(stored);
+        let (function, tile) = all.into_iter().find(|(_, tile)| each <= tile.rows).unwrap_or(all[2]);
+        let grid = (outs.div_ceil(tile.outs) as u32, max.div_ceil(tile.rows) as u32, parts as u32);
+        (function, Shape { shared: tile.shared(stored), ..Shape::new(grid, Tile::THREADS) })
     }
+}
 
-    pub fn plain_attention(&self, dtype: KvDtype) -> Function {
-        match dtype {
-            KvDtype::F32 => self.attention_plain_f32,
-            KvDtype::Bf16 => self.attention_plain_bf16,
-            KvDtype::Int8 => self.attention_plain_int8,
-            KvDtype::F16 => self.attention_plain_f16,
-            KvDtype::Fp8 => self.attention_plain_fp8,
-        }
-    }
-
+impl Cache {
     pub fn store_kv(&self, dtype: KvDtype) -> Function {
         match dtype {
             KvDtype::F32 => self.store_kv_f32,
@@ -157,6 +260,51 @@ impl Kernels {
             KvDtype::Int8 => self.store_kv_int8,
             KvDtype::F16 => self.store_kv_f16,
             KvDtype::Fp8 => self.store_kv_fp8,
+        }
+    }
+}
+
+/// The kernels of attention.
+pub struct Attention {
+    plain: PlainAttention,
+    tensor: Vec<(KvDtype, usize, TensorAttention)>,
+    /// Merges the parts of split sequences.
+    pub merge: Function,
+}
+
+impl Attention {
+    fn load(find: Find) -> Result<Attention> {
+        let tensor = |(dtype, dim): (KvDtype, usize)| {
+            let find = |what| find(&format!("attention_{what}_{}_{dim}", dtype.name()));
+            Ok((dtype, dim, TensorAttention::new(dtype, dim, find("prefill")?, find("decode")?)))
+        };
+        let each = TENSOR_DTYPES.into_iter().flat_map(|dtype| HEAD_DIMS.map(|dim| (dtype, dim)));
+        let tensor = each.map(tensor).collect::<Result<_>>()?;
+        Ok(Attention { plain: PlainAttention::load(find)?, tensor, merge: find("attention_merge")? })
+    }
+
+    /// Permits the shared memory that exceeds the default limit.
+    fn allow_shared(&self) -> Result<()> {
+        for (_, _, tensor) in &self.tensor {
+            tensor.prefill.allow_shared(tensor.prefill_shared)?;
+            tensor.decode.allow_shared(tensor.decode_shared)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the tensor core kernels. None: no kernel for this KV type or head width.
+    pub fn tensor(&self, dtype: KvDtype, head_dim: usize) -> Option<TensorAttention> {
+        self.tensor.iter().find(|(of, dim, _)| (*of, *dim) == (dtype, head_dim)).map(|(_, _, kernels)| *kernels)
+    }
+
+    /// Returns the kernel for heads of any width.
+    pub fn plain(&self, dtype: KvDtype) -> Function {
+        match dtype {
+            KvDtype::F32 => self.plain.attention_plain_f32,
+            KvDtype::Bf16 => self.plain.attention_plain_bf16,
+            KvDtype::Int8 => self.plain.attention_plain_int8,
+            KvDtype::F16 => self.plain.attention_plain_f16,
+            KvDtype::Fp8 => self.plain.attention_plain_fp8,
         }
     }
 }

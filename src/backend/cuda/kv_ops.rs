@@ -44,7 +44,7 @@ impl KvOps for CudaBackend {
         let launched = Shape::new((inputs.rows, 1, 1), (WARP * (heads + halves * shape.kv_heads).clamp(1, 16)) as u32);
         launch!(
             self.device,
-            self.device.kernels.store_kv(dtype),
+            self.device.kernels.cache.store_kv(dtype),
             launched,
             kv.address(),
             qkv.address(),

@@ -5,13 +5,11 @@ use half::{bf16, f16};
 
 use super::device::Device;
 use super::fp8;
-use super::function::{Function, Shape};
-use super::kernels::{Kernels, Tile};
 use super::memory::{Address, Memory};
 use super::stored::Stored;
 use crate::backend::RowSource;
 use crate::backend::alloc::no_such_number;
-use crate::error::{Error, Result, try_vec};
+use crate::error::{Result, try_vec};
 use crate::options::{Dtype, WeightFormat};
 
 /// Bytes that are read from a file at a time.
@@ -72,26 +70,6 @@ impl Matrix {
 
     pub fn pitch(&self) -> usize {
         self.stored.pitch(self.cols)
-    }
-
-    /// Selects the kernel for the storage type from those for f32, f16 and bf16.
-    pub fn pick(&self, functions: [Function; 3]) -> Result<Function> {
-        let [f32, f16, bf16] = functions;
-        match self.stored {
-            Stored::As(Dtype::F32) => Ok(f32),
-            Stored::As(Dtype::F16) => Ok(f16),
-            Stored::As(Dtype::Bf16) => Ok(bf16),
-            Stored::Fp8 => Err(Error::internal("table in fp8")),
-        }
-    }
-
-    /// Returns the kernel for this many rows, and its launch configuration for `count` products of
-    /// at most `max_rows` rows. A row has the same bits with every kernel.
-    pub fn product(&self, kernels: &Kernels, rows: usize, max_rows: usize, count: usize) -> (Function, Shape) {
-        let all = kernels.products(self.stored);
-        let (function, tile) = all.into_iter().find(|(_, tile)| rows <= tile.rows).unwrap_or(all[2]);
-        let grid = (self.rows.div_ceil(tile.outs) as u32, max_rows.div_ceil(tile.rows) as u32, count as u32);
-        (function, Shape { shared: tile.shared(self.stored), ..Shape::new(grid, Tile::THREADS) })
     }
 }
 

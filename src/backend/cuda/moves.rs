@@ -65,7 +65,7 @@ impl CudaBackend {
         while moves.len() > 0 {
             let (count, moves) = list.send(device, &mut moves)?;
             let shape = Shape::new((count, layers.len() as u32, 1), FLAT);
-            launch!(device, device.kernels.move_blocks, shape, to.bases, to.strides, from.bases, from.strides, bytes, moves);
+            launch!(device, device.kernels.cache.move_blocks, shape, to.bases, to.strides, from.bases, from.strides, bytes, moves);
         }
         Ok(())
     }

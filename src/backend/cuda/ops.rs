@@ -3,9 +3,9 @@
 use super::attention;
 use super::blas;
 use super::buffer::{Buf, address_of};
-use super::function::{FLAT, Function, Shape, WARP, launch, row_threads};
+use super::function::{FLAT, Shape, WARP, launch, row_threads};
 use super::inputs::{InputRange, Inputs};
-use super::kernels::{act_number, norm_number, pairs_number};
+use super::kernels::{RowCounts, act_number, norm_number, pairs_number};
 use super::kv::Kv;
 use super::matrix::Matrix;
 use super::memory::Address;
@@ -14,20 +14,8 @@ use super::stored::Stored;
 use super::tables::Key;
 use super::{CudaBackend, MANY_ROWS};
 use crate::backend::{Act, AttentionShape, ExpertOf, Glu, Heads, MatrixOf, NormOf, Ops, RotaryEmbedding, Routing, Strips};
+use crate::error::Result;
 use crate::options::Dtype;
-
-/// The rows of products in parts: the expected and the maximum number per part.
-struct RowCounts {
-    each: usize,
-    max: usize,
-    parts: usize,
-}
-
-impl RowCounts {
-    fn alike(rows: usize, parts: usize) -> RowCounts {
-        RowCounts { each: rows, max: rows, parts }
-    }
-}
 
 /// The matrices and biases of a product in parts, and the first row of each part.
 struct Lists {
@@ -48,36 +36,32 @@ impl CudaBackend {
         Shape::new((blocks as u32, 1, 1), FLAT)
     }
 
-    /// Launches products of rows in parts, each with its own matrix: `each` rows per part or, with
-    /// `starts`, about `each`.
-    fn product(&self, RowCounts { each, max, parts }: RowCounts, x: &Buf, first: &Matrix, lists: Lists, bias: Option<&Buf>, out: &mut Buf) {
-        let (function, shape) = first.product(&self.device.kernels, each, max, parts);
+    /// Launches products of rows in parts, each with its own matrix. With `lists.starts`, the number of
+    /// rows per part is only known on the device.
+    fn product(&self, counts: RowCounts, x: &Buf, first: &Matrix, lists: Lists, bias: Option<&Buf>, out: &mut Buf) {
+        let (function, shape) = self.device.kernels.products.select(first.stored, first.rows, counts);
         let Lists { matrices, biases, starts } = lists;
-        let (rows, outs, cols) = (max as u32, first.rows as u32, first.cols as u32);
+        let (rows, outs, cols) = (counts.max as u32, first.rows as u32, first.cols as u32);
         let (x, w, bias, out) = (x.address(), first.address(), address_of(bias), out.address());
         launch!(self.device, function, shape, out, x, w, bias, matrices, biases, starts, rows, outs, cols);
     }
 
-    /// Selects the kernel that reads a table from those for f32, f16 and bf16. If there is none,
-    /// the next `check` reports an error.
-    fn of_table(&self, table: &Matrix, kernels: [Function; 3]) -> Option<Function> {
-        table.pick(kernels).map_err(|error| self.device.refuse(error)).ok()
+    /// Returns the value. After an error, nothing is launched until the next `check` reports it.
+    fn or_refuse<T>(&self, result: Result<T>) -> Option<T> {
+        result.map_err(|error| self.device.refuse(error)).ok()
     }
 }
 
 impl Ops for CudaBackend {
     fn embed(&self, inputs: &Inputs, table: &Matrix, scale: f32, out: &mut Buf) {
-        let kernels = &self.device.kernels;
-        let Some(function) = self.of_table(table, [kernels.embed_f32, kernels.embed_f16, kernels.embed_bf16]) else { return };
+        let Some(function) = self.or_refuse(self.device.kernels.tables.embed(table.stored)) else { return };
         let (tokens, cols, pitch) = (inputs.address(inputs.tokens), table.cols as u32, table.pitch() as u32);
         let shape = Shape::for_numbers(inputs.rows as usize, table.cols);
         launch!(self.device, function, shape, out.address(), table.address(), tokens, cols, pitch, scale);
     }
 
     fn add_positions(&self, inputs: &Inputs, table: &Matrix, offset: usize, x: &mut Buf) {
-        let kernels = &self.device.kernels;
-        let functions = [kernels.add_positions_f32, kernels.add_positions_f16, kernels.add_positions_bf16];
-        let Some(function) = self.of_table(table, functions) else { return };
+        let Some(function) = self.or_refuse(self.device.kernels.tables.add_positions(table.stored)) else { return };
         let (positions, cols, pitch) = (inputs.address(inputs.positions), table.cols as u32, table.pitch() as u32);
         let shape = Shape::for_numbers(inputs.rows as usize, table.cols);
         launch!(self.device, function, shape, x.address(), table.address(), positions, cols, pitch, offset as u32);
@@ -92,21 +76,21 @@ impl Ops for CudaBackend {
     }
 
     fn add(&self, len: usize, scale: f32, x: &mut Buf, y: &Buf) {
-        launch!(self.device, self.device.kernels.add, self.flat(len), x.address(), y.address(), len as u64, scale);
+        launch!(self.device, self.device.kernels.elementwise.add, self.flat(len), x.address(), y.address(), len as u64, scale);
     }
 
     fn norm(&self, rows: usize, width: usize, norm: NormOf<Buf>, x: &Buf, out: &mut Buf) {
         let shape = Shape::for_rows(rows, width);
         let (weight, bias) = (norm.weight.address(), address_of(norm.bias));
         let (x, out, kind) = (x.address(), out.address(), norm_number(norm.kind));
-        launch!(self.device, self.device.kernels.norm_rows, shape, out, x, weight, bias, width as u32, kind, norm.eps);
+        launch!(self.device, self.device.kernels.norms.norm_rows, shape, out, x, weight, bias, width as u32, kind, norm.eps);
     }
 
     fn add_norm(&self, rows: usize, width: usize, scale: f32, y: &Buf, norm: NormOf<Buf>, x: &mut Buf, out: &mut Buf) {
         let shape = Shape::for_rows(rows, width);
         let (weight, bias) = (norm.weight.address(), address_of(norm.bias));
         let (x, y, out, kind) = (x.address(), y.address(), out.address(), norm_number(norm.kind));
-        launch!(self.device, self.device.kernels.add_norm, shape, out, x, y, weight, bias, width as u32, kind, norm.eps, scale);
+        launch!(self.device, self.device.kernels.norms.add_norm, shape, out, x, y, weight, bias, width as u32, kind, norm.eps, scale);
     }
 
     fn norm_heads(&self, rows: usize, heads: Heads, norm: NormOf<Buf>, x: &mut Buf) {
@@ -114,20 +98,33 @@ impl Ops for CudaBackend {
         let shape = Shape::new((rows as u32, count as u32, 1), row_threads(dim));
         let (weight, bias, own) = (norm.weight.address(), address_of(norm.bias), (norm.weight.len / dim) as u32);
         let (first, dim, stride, kind) = (first as u32, dim as u32, stride as u32, norm_number(norm.kind));
-        launch!(self.device, self.device.kernels.norm_heads, shape, x.address(), weight, bias, first, dim, stride, own, kind, norm.eps);
+        launch!(
+            self.device,
+            self.device.kernels.norms.norm_heads,
+            shape,
+            x.address(),
+            weight,
+            bias,
+            first,
+            dim,
+            stride,
+            own,
+            kind,
+            norm.eps
+        );
     }
 
     fn angles(&self, inputs: &Inputs, frequencies: &Buf, amplitude: f32, out: &mut Buf) {
         let shape = Shape::for_rows(inputs.rows as usize, frequencies.len);
         let (positions, count) = (inputs.address(inputs.positions), frequencies.len as u32);
-        launch!(self.device, self.device.kernels.angles, shape, out.address(), positions, frequencies.address(), count, amplitude);
+        launch!(self.device, self.device.kernels.rotation.angles, shape, out.address(), positions, frequencies.address(), count, amplitude);
     }
 
     fn rope(&self, rows: usize, heads: Heads, turn: RotaryEmbedding<Buf>, x: &mut Buf) {
         let shape = Shape::new((rows as u32, heads.count as u32, 1), WARP as u32);
         let (first, dim, stride) = (heads.first as u32, heads.dim as u32, heads.stride as u32);
         let (angles, rotated, pairs) = (turn.angles.address(), turn.rotated as u32, pairs_number(turn.pairs));
-        launch!(self.device, self.device.kernels.rope, shape, x.address(), angles, first, dim, stride, rotated, pairs);
+        launch!(self.device, self.device.kernels.rotation.rope, shape, x.address(), angles, first, dim, stride, rotated, pairs);
     }
 
     fn attention(&self, inputs: &Inputs, group: usize, shape: &AttentionShape, sinks: Option<&Buf>, qkv: &Buf, kv: &Kv, out: &mut Buf) {
@@ -144,14 +141,36 @@ impl Ops for CudaBackend {
         let Strips { first, count, dim, pitch, stride } = strips;
         let shape = Shape::for_numbers(count * rows, dim);
         let [rows, first, dim, pitch, stride] = [rows, first, dim, pitch, stride].map(|number| number as u32);
-        launch!(self.device, self.device.kernels.split_strips, shape, out.address(), x.address(), rows, first, dim, pitch, stride);
+        launch!(
+            self.device,
+            self.device.kernels.elementwise.split_strips,
+            shape,
+            out.address(),
+            x.address(),
+            rows,
+            first,
+            dim,
+            pitch,
+            stride
+        );
     }
 
     fn join_strips(&self, rows: usize, strips: Strips, x: &Buf, out: &mut Buf) {
         let Strips { first, count, dim, pitch, stride } = strips;
         let shape = Shape::for_numbers(count * rows, dim);
         let [rows, first, dim, pitch, stride] = [rows, first, dim, pitch, stride].map(|number| number as u32);
-        launch!(self.device, self.device.kernels.join_strips, shape, out.address(), x.address(), rows, first, dim, pitch, stride);
+        launch!(
+            self.device,
+            self.device.kernels.elementwise.join_strips,
+            shape,
+            out.address(),
+            x.address(),
+            rows,
+            first,
+            dim,
+            pitch,
+            stride
+        );
     }
 
     fn matmul_strips(&self, rows: usize, count: usize, x: &Buf, matrix: MatrixOf<Matrix>, out: &mut Buf) {
@@ -161,15 +180,15 @@ impl Ops for CudaBackend {
     }
 
     fn activate(&self, len: usize, act: Act, x: &mut Buf) {
-        launch!(self.device, self.device.kernels.activate, self.flat(len), x.address(), len as u64, act_number(act));
+        launch!(self.device, self.device.kernels.elementwise.activate, self.flat(len), x.address(), len as u64, act_number(act));
     }
 
     fn gate(&self, rows: usize, width: usize, glu: Glu, x: &Buf, out: &mut Buf) {
         let (shape, kernels) = (Shape::for_numbers(rows, width), &self.device.kernels);
         let (width, x, out) = (width as u32, x.address(), out.address());
         match glu {
-            Glu::Of(act) => launch!(self.device, kernels.gate, shape, out, x, width, act_number(act)),
-            Glu::Clamped { alpha, limit } => launch!(self.device, kernels.gate_clamped, shape, out, x, width, alpha, limit),
+            Glu::Of(act) => launch!(self.device, kernels.elementwise.gate, shape, out, x, width, act_number(act)),
+            Glu::Clamped { alpha, limit } => launch!(self.device, kernels.elementwise.gate_clamped, shape, out, x, width, alpha, limit),
         }
     }
 
@@ -179,7 +198,15 @@ impl Ops for CudaBackend {
 
     fn gather_routes(&self, routes: &Routes, width: usize, x: &Buf, out: &mut Buf) {
         let shape = Shape::for_rows(routes.len(), width);
-        launch!(self.device, self.device.kernels.gather_routes, shape, out.address(), x.address(), routes.sources.address(), width as u32);
+        launch!(
+            self.device,
+            self.device.kernels.experts.gather_routes,
+            shape,
+            out.address(),
+            x.address(),
+            routes.sources.address(),
+            width as u32
+        );
     }
 
     fn matmul_routes(&self, routes: &Routes, x: &Buf, expert: ExpertOf<Matrix, Buf>, out: &mut Buf) {
@@ -196,23 +223,23 @@ impl Ops for CudaBackend {
     fn combine_routes(&self, routes: &Routes, width: usize, x: &Buf, out: &mut Buf) {
         let shape = Shape::for_rows(routes.rows, width);
         let (places, weights, x, out) = (routes.places.address(), routes.weights.address(), x.address(), out.address());
-        launch!(self.device, self.device.kernels.combine_routes, shape, out, x, places, weights, width as u32, routes.top_k as u32);
+        launch!(self.device, self.device.kernels.experts.combine_routes, shape, out, x, places, weights, width as u32, routes.top_k as u32);
     }
 
     fn add_gated(&self, rows: usize, width: usize, gates: &Buf, x: &mut Buf, y: &Buf) {
         let shape = Shape::for_numbers(rows, width);
         let (x, y, gates) = (x.address(), y.address(), gates.address());
-        launch!(self.device, self.device.kernels.add_gated, shape, x, y, gates, width as u32);
+        launch!(self.device, self.device.kernels.elementwise.add_gated, shape, x, y, gates, width as u32);
     }
 
     fn gather(&self, inputs: &Inputs, width: usize, x: &Buf, out: &mut Buf) {
         let InputRange { count, .. } = inputs.logit_rows;
         let (shape, wanted) = (Shape::for_numbers(count as usize, width), inputs.address(inputs.logit_rows));
-        launch!(self.device, self.device.kernels.gather, shape, out.address(), x.address(), wanted, width as u32);
+        launch!(self.device, self.device.kernels.elementwise.gather, shape, out.address(), x.address(), wanted, width as u32);
     }
 
     fn scale_and_cap(&self, len: usize, scale: f32, soft_cap: Option<f32>, x: &mut Buf) {
         let cap = soft_cap.unwrap_or(0.0);
-        launch!(self.device, self.device.kernels.scale_and_cap, self.flat(len), x.address(), len as u64, scale, cap);
+        launch!(self.device, self.device.kernels.elementwise.scale_and_cap, self.flat(len), x.address(), len as u64, scale, cap);
     }
 }

@@ -64,7 +64,7 @@ impl Routes {
         let shape = Shape::new((rows.div_ceil(ROUTE_WARPS as u32), 1, 1), (ROUTE_WARPS * WARP) as u32);
         launch!(
             device,
-            device.kernels.route,
+            device.kernels.experts.route,
             shape,
             choices,
             weights,
@@ -81,7 +81,7 @@ impl Routes {
             best_two,
         );
         let shape = Shape::new((experts, 1, 1), (SORT_WARPS * WARP) as u32);
-        launch!(device, device.kernels.sort_routes, shape, starts, sources, places, choices, rows, experts, top_k);
+        launch!(device, device.kernels.experts.sort_routes, shape, starts, sources, places, choices, rows, experts, top_k);
     }
 
     pub fn len(&self) -> usize {

@@ -87,7 +87,7 @@ impl DeviceSampler {
         device.hold_up(Stream::Compute, sent);
         let shape = Shape::new((sampling.rows.len() as u32, 1, 1), THREADS);
         let (drawn, logits) = (self.drawn.address(), logits.address());
-        launch!(device, device.kernels.draw_rows, shape, drawn, logits, draws_at, edits_at, masks_at, vocab as u32);
+        launch!(device, device.kernels.sampling.draw_rows, shape, drawn, logits, draws_at, edits_at, masks_at, vocab as u32);
         device.record(drew, Stream::Compute);
         device.hold_up(Stream::Copies, drew);
         device.fetch(Stream::Copies, &self.drawn, &mut self.read, bytes);
