@@ -115,8 +115,8 @@ pub struct BatchSize {
     pub groups: usize,
 }
 
-/// Number of rows that operations process, and number of those rows whose logits are read. A device may
-/// process more rows than the batch has, as padding.
+/// Number of rows that operations process, and number of those rows whose logits are read. A device
+/// may process more rows than the batch has, as padding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
     pub rows: usize,

@@ -1,4 +1,5 @@
-//! The execution of whole steps: deferred and captured steps, lookahead, and the loss of the device.
+//! The execution of whole steps: deferred and captured steps, lookahead, and the loss of the
+//! device.
 
 use super::{BackendTypes, BatchSize, Extent};
 use crate::batch::Batch;
@@ -7,12 +8,12 @@ use crate::error::Result;
 /// Controls the execution of whole steps. The default implementation computes each operation when
 /// it is called.
 pub trait Graphs: BackendTypes {
-    /// Launches the ops since `Alloc::upload`, if the device has deferred them. Call it after the last
-    /// op of a step.
+    /// Launches the ops since `Alloc::upload`, if the device has deferred them. Call it after the
+    /// last op of a step.
     fn launch_step(&self) {}
-    /// Uploads a batch for the next decode size whose ops the device captures, so that later steps of
-    /// that size replay them. `_max` bounds the sizes. `_batch` is a decode
-    /// batch of one row; its results are discarded. None: all sizes are captured.
+    /// Uploads a batch for the next decode size whose ops the device captures, so that later steps
+    /// of that size replay them. `_max` bounds the sizes. `_batch` is a decode batch of one row;
+    /// its results are discarded. None: all sizes are captured.
     ///
     /// Errors: the pending error of the device, for example of the last capture.
     fn capture(&self, _max: &BatchSize, _batch: &Batch, _inputs: &mut Self::Inputs) -> Result<Option<Extent>> {

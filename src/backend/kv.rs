@@ -9,8 +9,8 @@ use crate::options::KvDtype;
 
 /// Stores K and V, and moves blocks of them.
 ///
-/// A block is an index below `KvShape::blocks` into the pool of every layer. `layers` holds the pools
-/// of all layers.
+/// A block is an index below `KvShape::blocks` into the pool of every layer. `layers` holds the
+/// pools of all layers.
 pub trait KvOps: BackendTypes {
     /// Allocates the KV pool of a layer.
     ///

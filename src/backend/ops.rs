@@ -16,8 +16,8 @@ pub trait Ops: BackendTypes {
     /// `out[r] = w * x[r] + bias`. `w` is `[outputs, inputs]`, `x` is `[rows, inputs]`, `out` is
     /// `[rows, outputs]`, and `bias` is `[outputs]`.
     fn matmul(&self, rows: usize, x: &Self::Buf, w: &Self::Matrix, bias: Option<&Self::Buf>, out: &mut Self::Buf);
-    /// `out[r] = down * activation(up * x[r])`, rows of the hidden size. `wide` and `narrow` hold intermediate results of
-    /// `mlp_rows` rows. `narrow` is used only by gated activations.
+    /// `out[r] = down * activation(up * x[r])`, rows of the hidden size. `wide` and `narrow` hold
+    /// intermediate results of `mlp_rows` rows. `narrow` is used only by gated activations.
     fn mlp(
         &self,
         rows: usize,
@@ -61,8 +61,8 @@ pub trait Ops: BackendTypes {
         x: &mut Self::Buf,
         out: &mut Self::Buf,
     );
-    /// `x = norm(x)` for each head. Weight and bias have the size of one head and apply to all heads,
-    /// or the size of all heads together.
+    /// `x = norm(x)` for each head. Weight and bias have the size of one head and apply to all
+    /// heads, or the size of all heads together.
     fn norm_heads(&self, rows: usize, heads: Heads, norm: NormOf<Self::Buf>, x: &mut Self::Buf);
     /// `out[r] = [cos..., sin...]` of `position[r] * frequency` in radians, times `amplitude`, for
     /// all `frequencies`. `out` is `[rows, 2 * frequencies]`.
@@ -70,8 +70,8 @@ pub trait Ops: BackendTypes {
     /// Rotates the heads of each row of `x` by the angles of the row.
     fn rope(&self, rows: usize, heads: Heads, turn: RotaryEmbedding<Self::Buf>, x: &mut Self::Buf);
     /// `out[r]` = attention of the row's queries over the stored K and V, up to the row's own
-    /// position. `qkv` is `[rows, row_width]`, `out` is `[rows, out_width]`. `sinks` is `[heads]`: one
-    /// additional score per head, without a value.
+    /// position. `qkv` is `[rows, row_width]`, `out` is `[rows, out_width]`. `sinks` is `[heads]`:
+    /// one additional score per head, without a value.
     #[allow(clippy::too_many_arguments)]
     fn attention(
         &self,

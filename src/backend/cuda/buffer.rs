@@ -33,9 +33,9 @@ impl Buf {
         self.memory.address()
     }
 
-    /// Reads ranges of the first `len` numbers; each range comes with its offset on the
-    /// device. Without ranges, it does not wait. The pinned memory has the size of the reads,
-    /// because most buffers are never read completely.
+    /// Reads ranges of the first `len` numbers; each range comes with its offset on the device.
+    /// Without ranges, it does not wait. The pinned memory has the size of the reads, because most
+    /// buffers are never read completely.
     pub fn read<'a>(&'a mut self, device: &Device, len: usize, runs: impl Iterator<Item = (Range<usize>, usize)>) -> Result<&'a [f32]> {
         const BYTES: usize = size_of::<f32>();
         if len > self.len {

@@ -26,12 +26,12 @@ impl Function {
     /// Loads a kernel by its name. The module's context is current.
     pub fn load(module: sys::CUmodule, name: &str) -> Result<Function> {
         let symbol = CString::new(name).map_err(|_| Error::internal("the name of a kernel has a NUL byte"))?;
-        // SAFETY: the module was loaded in the current context, and is not unloaded before the context
-        // is destroyed.
+        // SAFETY: the module was loaded in the current context, and is not unloaded before the
+        // context is destroyed.
         let function = unsafe { result::module::get_function(module, symbol) };
         let function = function.map_err(|e| Error::internal(format!("the kernel {name} is missing: {}", describe(e))))?;
-        // Loaded now and not at its first launch, because its code takes memory. SAFETY: the function
-        // was just obtained from the module.
+        // Loaded now and not at its first launch, because its code takes memory. SAFETY: the
+        // function was just obtained from the module.
         unsafe { sys::cuFuncLoad(function) }.result().map_err(|e| failed("load a kernel", e))?;
         Ok(Function(function))
     }

@@ -242,8 +242,8 @@ impl Products {
         [(few, tile), (some, Tile::SOME), (many, Tile::MANY)]
     }
 
-    /// Returns the kernel for this many rows, and its launch configuration for `count` products of
-    /// `outs` outputs and at most `max_rows` rows. A row has the same bits with every kernel.
+    /// Returns the kernel for the expected number of rows, and its launch configuration for
+    /// products with `outs` outputs. A row has the same bits with every kernel.
     pub fn select(&self, stored: Stored, outs: usize, RowCounts { each, max, parts }: RowCounts) -> (Function, Shape) {
         let all = self.kernels(stored);
         let (function, tile) = all.into_iter().find(|(_, tile)| each <= tile.rows).unwrap_or(all[2]);
@@ -309,8 +309,8 @@ impl Attention {
     }
 }
 
-/// Returns the number of an activation in `kernels/`. `norm_number` and `pairs_number` do the same for
-/// norms and pairs.
+/// Returns the number of an activation in `kernels/`. `norm_number` and `pairs_number` do the same
+/// for norms and pairs.
 pub fn act_number(act: Act) -> u32 {
     match act {
         Act::Relu => 0,

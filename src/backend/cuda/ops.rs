@@ -36,8 +36,8 @@ impl CudaBackend {
         Shape::new((blocks as u32, 1, 1), FLAT)
     }
 
-    /// Launches products of rows in parts, each with its own matrix. With `lists.starts`, the number of
-    /// rows per part is only known on the device.
+    /// Launches products of rows in parts, each with its own matrix. With `lists.starts`, the
+    /// number of rows per part is only known on the device.
     fn product(&self, counts: RowCounts, x: &Buf, first: &Matrix, lists: Lists, bias: Option<&Buf>, out: &mut Buf) {
         let (function, shape) = self.device.kernels.products.select(first.stored, first.rows, counts);
         let Lists { matrices, biases, starts } = lists;
