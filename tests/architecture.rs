@@ -43,8 +43,6 @@ const CYCLES: Exceptions = &[("engine", "the split of the engine's core is under
 /// Files with more lines.
 const LONG_FILES: Exceptions = &[
     ("engine/sequence_table.rs", "the split of the engine's core is under way"),
-    ("scheduler/tests.rs", "not split by subject yet"),
-    ("scheduler/traces.rs", "not split by subject yet"),
 ];
 /// Structs with more fields.
 const WIDE_STRUCTS: Exceptions = &[

@@ -2,6 +2,9 @@
 //! slot of both tiers and the tokens of each sequence. A wrong table, a missing copy or a wrong
 //! prefix shows as wrong contents.
 
+mod checks;
+mod steps;
+
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
@@ -292,138 +295,13 @@ impl Trace {
         (moves.out.is_empty() || works[0], moves.back.is_empty() || works[1])
     }
 
-    /// Plans a step like the engine.
-    fn plan(&mut self, ready: impl Fn(SeqId) -> bool, chance: bool) -> Option<StepPlan> {
-        self.s.recheck_paused();
-        let is_ahead = std::mem::take(&mut self.is_ahead);
-        loop {
-            let mut plan = if is_ahead { self.s.schedule_lookahead(&ready) } else { self.s.schedule(&ready) };
-            let (out, back) = self.make_moves(chance);
-            if back {
-                self.s.record_moves(out, back);
-                plan.iter_mut().filter(|_| self.random.below(4) > 0).for_each(|plan| self.s.reserve_lookahead(plan));
-                return plan;
-            }
-            plan.into_iter().for_each(|plan| self.s.rollback(plan));
-            self.s.record_moves(out, back);
-        }
-    }
-
     fn delete_ended(&mut self) {
         self.tokens.retain(|id, _| self.s.sequences.find(*id).is_some());
-    }
-
-    fn step(&mut self) {
-        let unready = self.random.below(8) as u64;
-        let ready = |seq: SeqId| unready == 0 || unready > 4 || seq.get() % 5 != unready;
-        let all_ready = unready == 0 || unready > 4;
-        let oldest = self.s.sequences.values().filter_map(|sequence| sequence.group).min();
-        let before = self.s.preemptions();
-        let (block, token) = (self.random.below(4) as f64, self.random.below(3) as f64);
-        self.s.set_costs(Costs { block, token });
-        let plan = self.plan(ready, true);
-        // Pins that the scheduler has removed are deleted from the model.
-        self.delete_ended();
-        let Some(plan) = plan else {
-            assert!(!all_ready || self.s.queues.groups.len() == 0, "a sequence could run: {}", self.state());
-            return;
-        };
-        let group_of = |scheduled: &ScheduledSequence| self.sequence(&scheduled.seq).group.unwrap();
-        assert!(plan.sequences.iter().all(|scheduled| self.s.is_ready(group_of(scheduled), &ready)), "only ready sequences run");
-        let in_every_step = matches!(self.policies.batching, BatchingPolicy::Mixed | BatchingPolicy::DecodeFirst { .. });
-        let runs_oldest = plan.sequences.iter().any(|scheduled| Some(group_of(scheduled)) == oldest);
-        assert!(!all_ready || !in_every_step || runs_oldest || plan.is_closed, "the oldest group always runs");
-        if self.s.preemptions() == before && !plan.is_closed {
-            self.check_order();
-        }
-        self.check_budgets(&plan);
-        self.check_plan(&plan);
-        if self.random.below(8) == 0 {
-            // The failed step has computed an unknown part.
-            let done = self.random.below(plan.sequences.len() + 1);
-            plan.batch.copies.iter().for_each(|copy| self.copy(copy.from, copy.to));
-            plan.batch.slots[..plan.batch.slots.len() * done / plan.sequences.len()]
-                .iter()
-                .for_each(|&slot| self.slots[slot as usize] = GARBAGE);
-            self.work_ahead(&plan);
-            self.s.rollback(plan);
-            return;
-        }
-        self.run(&plan);
-        self.work_ahead(&plan);
-        self.commit(plan, true);
-    }
-
-    /// Overwrites the predicted slots, since tokens that are not sampled have undefined contents
-    /// there.
-    fn work_ahead(&mut self, plan: &StepPlan) {
-        self.is_ahead = !plan.batch.next_slots.is_empty();
-        assert!(!plan.is_closed || !self.is_ahead, "paused sequences may be ready, so the next step is not predicted");
-        plan.batch.next_slots.iter().filter(|slot| **slot != NO_SLOT).for_each(|&slot| self.slots[slot as usize] = GARBAGE);
-    }
-
-    /// Checks that a waiting group is not older than all running groups, except with static
-    /// batching.
-    fn check_order(&self) {
-        let (Some(oldest), Some(&youngest)) = (self.s.queues.waiting.first(), self.s.queues.running.last()) else { return };
-        if oldest < youngest && self.s.planning.budget.new_groups {
-            assert!(self.s.queues.running[0] < oldest, "the oldest group runs if it can");
-        }
-    }
-
-    fn check_budgets(&self, plan: &StepPlan) {
-        let prompts = |scheduled: &&ScheduledSequence| self.sequence(&scheduled.seq).pending() > 1;
-        let prompt_rows: usize = plan.sequences.iter().filter(prompts).map(|scheduled| scheduled.tokens).sum();
-        if let BatchingPolicy::DecodeFirst { budget } = self.policies.batching {
-            assert!(prompt_rows <= budget, "{prompt_rows} prompt tokens");
-        }
     }
 
     fn copy(&mut self, from: u32, to: u32) {
         let size = self.block_size();
         self.slots.copy_within(from as usize * size..(from as usize + 1) * size, to as usize * size);
-    }
-
-    fn check_plan(&self, plan: &StepPlan) {
-        let batch = &plan.batch;
-        assert!(batch.token_count() > 0 && batch.token_count() <= self.s.options.max_batch_tokens);
-        assert!(batch.logit_rows.len() <= self.s.options.max_seqs, "{} rows of logits", batch.logit_rows.len());
-        assert!(plan.sequences.len() <= self.s.options.max_seqs);
-        // The buffers were reserved for these maxima.
-        let max_copies = plan.sequences.len() * self.windows.len();
-        assert!(batch.copies.len() <= max_copies, "only the first token of a sequence can lie in a shared block");
-        assert!(batch.tables.len() <= plan.sequences.len() * self.s.blocks.paging().entries(self.max_len_in_pool));
-        let targets: HashSet<u32> = batch.copies.iter().map(|copy| copy.to).collect();
-        assert_eq!(targets.len(), batch.copies.len(), "each block is the target of at most one copy");
-        assert!(batch.copies.iter().all(|copy| !targets.contains(&copy.from)), "copies do not depend on their order");
-        let slots: HashSet<u32> = batch.slots.iter().copied().collect();
-        assert_eq!(slots.len(), batch.token_count() * self.windows.len(), "every token has its own slot in each layer group");
-        let mut seen = HashSet::new();
-        for scheduled in &plan.sequences {
-            assert!(seen.insert(scheduled.seq), "each sequence is scheduled once");
-            let sequence = self.sequence(&scheduled.seq);
-            assert_eq!(scheduled.first, sequence.computed);
-            self.s.blocks.check_writable(&sequence.table, scheduled.first..scheduled.first + scheduled.tokens, &batch.copies);
-            let pin = self.s.queues.groups[sequence.group.unwrap()].branching == Branching::Pin;
-            assert_eq!(scheduled.samples, !pin && scheduled.first + scheduled.tokens == sequence.tokens.len());
-            assert!(scheduled.logits <= scheduled.tokens && scheduled.logits >= scheduled.samples as usize);
-        }
-        assert_eq!(plan.sequences.iter().map(|scheduled| scheduled.logits).sum::<usize>(), batch.logit_rows.len());
-        self.check_predicted(plan);
-    }
-
-    /// Checks that each predicted token has the slot that it will get, unless it is the last one.
-    fn check_predicted(&self, plan: &StepPlan) {
-        for (scheduled, slots) in plan.sequences.iter().zip(plan.batch.next_slots.chunks_exact(self.windows.len())) {
-            let (sequence, next) = (self.sequence(&scheduled.seq), scheduled.first + 1);
-            assert_eq!((scheduled.tokens, next), (1, sequence.tokens.len()));
-            if next + 1 == sequence.max_len() {
-                assert!(slots.iter().all(|&slot| slot == NO_SLOT));
-                continue;
-            }
-            self.s.blocks.check_writable(&sequence.table, next..next + 1, &[]);
-            assert!(self.s.blocks.slots(&sequence.table, next).eq(slots.iter().copied()));
-        }
     }
 
     /// Executes the plan like a device: copies, then writes, then all reads of attention.
@@ -450,131 +328,6 @@ impl Trace {
                 }
             }
         }
-    }
-
-    fn commit(&mut self, plan: StepPlan, chance: bool) {
-        let mut sampled = Vec::new();
-        let mut groups: Vec<GroupId> = plan.sampled().map(|scheduled| self.sequence(&scheduled.seq).group.unwrap()).collect();
-        groups.dedup();
-        for group in groups {
-            let branching = self.s.queues.groups[group].branching;
-            let members: Vec<SeqId> = self.s.queues.groups[group].members.iter().map(|&slot| self.s.sequences[slot].id).collect();
-            assert!(
-                members.iter().all(|seq| plan.sampled().any(|scheduled| scheduled.seq == *seq)),
-                "all sequences of a group are sampled in the same step"
-            );
-            match branching {
-                Branching::Pin => panic!("a pin was sampled"),
-                Branching::One => sampled.extend(members.iter().map(|&seq| sampled_token(seq, self.random_outcome(chance)))),
-                Branching::Samples(n) => {
-                    let parent = members[0];
-                    let children = parent.own_request().sequences(n as u32);
-                    sampled.extend(children.map(|child| SampledToken { parent, child, outcome: self.random_outcome(chance) }));
-                }
-                Branching::Beams(n) => self.choose_beams(&members, n, &mut sampled),
-            }
-        }
-        let old = self.tokens.clone();
-        let dropped = |id: &SeqId| !sampled.iter().any(|sampled_token| sampled_token.child == *id);
-        self.tokens.retain(|id, _| !dropped(id) || !plan.sampled().any(|scheduled| scheduled.seq == *id));
-        for SampledToken { parent, child, outcome } in &sampled {
-            let mut tokens = old[parent].clone();
-            if let TokenOutcome::Token(token) | TokenOutcome::Stop(token) = outcome {
-                tokens.push(*token);
-            }
-            self.tokens.insert(*child, tokens);
-        }
-        let seqs: Vec<SeqId> = plan.sequences.iter().map(|scheduled| scheduled.seq).collect();
-        let mut events = std::mem::take(&mut self.events);
-        self.s.commit(plan, &sampled, &mut events);
-        assert_eq!(events.iter().filter(|event| matches!(event, Event::Advanced { .. })).count(), sampled.len());
-        for event in &events {
-            if let Event::Advanced { sampled_token, finish: Some(_), .. } = event {
-                let child = sampled[*sampled_token].child;
-                assert!(self.s.sequences.get(child).is_none_or(|sequence| sequence.request.keep && sequence.group.is_none()));
-            }
-        }
-        self.events = events;
-        self.delete_ended();
-        self.record_predecessors(&seqs);
-    }
-
-    fn random_outcome(&mut self, chance: bool) -> TokenOutcome {
-        let token = (self.random.below(12) == 0) as u32;
-        match self.random.below(30) {
-            0 if chance => TokenOutcome::Stop(token),
-            1 if chance => TokenOutcome::Fail,
-            _ => TokenOutcome::Token(token),
-        }
-    }
-
-    /// Selects beams: the first child keeps its id, the others replace beams without children.
-    fn choose_beams(&mut self, members: &[SeqId], n: usize, sampled: &mut Vec<SampledToken>) {
-        let request = self.beams[&members[0]];
-        let count = if self.random.below(12) == 0 { 0 } else { 1 + self.random.below(n) };
-        let mut parents: Vec<SeqId> = (0..count).map(|_| members[self.random.below(members.len())]).collect();
-        parents.sort_by_key(|_| self.random.below(100));
-        let mut free: Vec<SeqId> = request.sequences(n as u32).filter(|slot| !parents.contains(slot)).collect();
-        let mut stayed = HashSet::new();
-        for parent in parents {
-            let child = if stayed.insert(parent) { parent } else { free.remove(self.random.below(free.len())) };
-            sampled.push(SampledToken { parent, child, outcome: TokenOutcome::Token(self.random.below(3) as u32) });
-        }
-    }
-
-    /// Records the predecessor of each block hash.
-    fn record_predecessors(&mut self, seqs: &[SeqId]) {
-        for sequence in seqs.iter().filter_map(|&seq| self.s.sequences.get(seq)) {
-            sequence.check_chains(self.s.blocks.block_size());
-            for group in (0..self.windows.len()).filter(|&group| self.windows[group].is_none()) {
-                let of_group = |pair: &[BlockHash]| (pair[1].for_group(group), pair[0].for_group(group));
-                self.before.extend(sequence.known_block_hashes().windows(2).map(of_group));
-            }
-        }
-    }
-
-    fn check(&self) {
-        self.s.check();
-        let known: HashSet<SeqId> = self.s.sequences.values().map(|sequence| sequence.id).collect();
-        assert_eq!(known, self.tokens.keys().copied().collect(), "the model has the same sequences");
-        for (id, tokens) in &self.tokens {
-            assert_eq!(*tokens, self.sequence(id).tokens, "sequence {id}");
-        }
-        self.s.blocks.check_order(|hash| self.before.get(hash).copied());
-        self.check_contents();
-    }
-
-    /// Checks the contents of all computed tokens in both tiers.
-    fn check_contents(&self) {
-        for sequence in self.s.sequences.values() {
-            let (contents, table, size) = (contents(&sequence.tokens), &sequence.table, self.block_size());
-            let tier = if table.swapped() { &self.host } else { &self.slots };
-            for (position, content) in contents[..sequence.computed].iter().enumerate() {
-                let blocks = table.blocks().chunks_exact(self.windows.len()).nth(position / size).unwrap();
-                for (group, &block) in blocks.iter().enumerate() {
-                    if block != NULL_BLOCK {
-                        let slot = block as usize * size + position % size;
-                        assert_eq!(tier[slot], content + group as u64, "sequence {} at {position}: wrong contents", sequence.id);
-                    }
-                    let seen = self.windows[group].is_none_or(|window| position + window > sequence.computed);
-                    assert!(block != NULL_BLOCK || !seen, "sequence {} at {position}: a visible block is missing", sequence.id);
-                }
-            }
-        }
-    }
-
-    fn state(&self) -> String {
-        let Scheduler { options, queues, pins, blocks, .. } = &self.s;
-        let policies = &self.policies;
-        let sequences: Vec<_> =
-            self.s.sequences.values().map(|s| (s.id, s.tokens.len(), s.computed, s.max_len(), s.logits_from, s.table.blocks())).collect();
-        format!(
-            "{options:?} {policies:?}\n{queues:?}\nidle {} pins {pins:?}\n{sequences:?}\n{} of {} blocks of {}",
-            self.s.idle(),
-            blocks.available(),
-            blocks.total(),
-            blocks.block_size()
-        )
     }
 
     /// Runs until all sequences have ended, and checks that nothing is left.
