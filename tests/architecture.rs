@@ -41,9 +41,7 @@ type Exceptions = &'static [(&'static str, &'static str)];
 /// Modules below which cycles of imports are allowed.
 const CYCLES: Exceptions = &[("engine", "the split of the engine's core is under way")];
 /// Files with more lines.
-const LONG_FILES: Exceptions = &[
-    ("engine/sequence_table.rs", "the split of the engine's core is under way"),
-];
+const LONG_FILES: Exceptions = &[("engine/sequence_table.rs", "the split of the engine's core is under way")];
 /// Structs with more fields.
 const WIDE_STRUCTS: Exceptions = &[
     ("ActiveSequence", "the split of the engine's core is under way"),
