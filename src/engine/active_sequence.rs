@@ -6,13 +6,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
 use super::LogitsHook;
 use super::outputs::{Logprobs, Output, OutputContent, OutputView};
 use super::queue::OutputSender;
-use super::sequence_state::{Header, SerializedLogprobs, bits, numbers};
-use super::sequence_table::SequenceView;
+use super::sequence_state::{Header, InsertedRange, SerializedLogprobs, bits, numbers};
 use super::timing::Timing;
 use crate::decode::{Constraint, Ended, Hypothesis, ResolvedSampling, Sample, SamplingHistory, StopMatcher};
 use crate::error::{Error, Result, try_copy, try_refill, try_vec};
@@ -80,16 +77,6 @@ pub struct ActiveSequence {
     /// New text before the search for stop strings.
     fresh: String,
     pub timing: Timing,
-}
-
-/// A range of generated tokens, counted from the end of the prompt.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub struct InsertedRange {
-    from: usize,
-    to: usize,
-    /// Whether the tokens ended the sequence, so that their text is hidden. Otherwise the host
-    /// appended them, and stop strings in them are ignored.
-    hidden: bool,
 }
 
 /// A sampled token and the data that its output reports.
@@ -364,11 +351,6 @@ impl ActiveSequence {
             self.accumulated.tokens = try_copy(&tokens[if self.sampling.params.echo { 0 } else { self.prompt_len }..])?;
         }
         Ok(())
-    }
-
-    /// Returns the entry of the sequence for the table.
-    pub fn view(&self, len: usize) -> SequenceView {
-        SequenceView::new(self.request, self.index, len, self.sender.clone(), self.user_data)
     }
 
     /// Returns whether the log probabilities of its tokens are needed.

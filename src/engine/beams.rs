@@ -1,13 +1,10 @@
 //! The beam search of one request: its log probabilities, its decisions and its end.
 
-use super::core::EngineCore;
 use crate::decode::{
     BeamScratch, BeamSearch, BeamStep, Context, Hypothesis, ResolvedSampling, Sample, Sampler, SamplingHistory, log_softmax,
 };
-use crate::error::{Error, Result, try_vec};
+use crate::error::{Result, try_vec};
 use crate::options::BeamParams;
-use crate::scheduler::{FinishReason, SampledToken, SequenceStats, StepPlan};
-use crate::types::RequestId;
 
 /// The beam search of one request.
 pub struct Beams {
@@ -88,66 +85,6 @@ impl Beams {
 
     pub fn best(&self) -> Result<Vec<Hypothesis>> {
         self.search.best()
-    }
-}
-
-impl EngineCore {
-    pub(super) fn is_beam(&self, sampled_token: &SampledToken) -> bool {
-        self.requests.request_of_beam(sampled_token.parent).is_some()
-    }
-
-    pub(super) fn commit_beams(&mut self, plan: &StepPlan) {
-        for part in plan.sampled() {
-            // Once per search, for its first beam.
-            let Some(request) = self.requests.request_of_beam(part.seq) else { continue };
-            if self.scheduler.members(part.seq).next() != Some(part.seq)
-                || self.sampling.failed_beams.iter().any(|(failed, _)| *failed == request)
-            {
-                continue;
-            }
-            let stats = self.scheduler.find(part.seq).map_or(SequenceStats::default(), |sequence| sequence.stats);
-            let stream = self.requests.sequences.get_mut(&request.sequence(0)).expect("a search has a stream");
-            self.telemetry.token(stream, stats);
-            let sampling = stream.sampling.clone();
-            let beams = self.requests.beams.get_mut(&request).expect("it was just found");
-            match beams.commit(&sampling) {
-                Ok(()) => {}
-                Err(error) => self.sampling.failed_beams.push((request, error)),
-            }
-        }
-    }
-
-    /// Ends completed searches with their results, and failed ones with their errors.
-    pub(super) fn end_beams(&mut self) {
-        for (request, error) in std::mem::take(&mut self.sampling.failed_beams) {
-            self.end_request(request, FinishReason::Error, |output| output.failed(error.clone()));
-        }
-        while let Some((&request, _)) = self.requests.beams.iter().find(|(_, beams)| beams.is_done()) {
-            if let Err(error) = self.emit_beams(request) {
-                self.end_request(request, FinishReason::Error, |output| output.failed(error.clone()));
-            }
-        }
-    }
-
-    fn emit_beams(&mut self, request: RequestId) -> Result<()> {
-        let best = self.requests.beams[&request].best()?;
-        let sequence = &self.requests.sequences[&request.sequence(0)];
-        let mut outputs = Vec::new();
-        for (index, hypothesis) in best.iter().enumerate() {
-            outputs.push(sequence.hypothesis(index as u32, hypothesis, self.shared.text.as_deref())?);
-        }
-        let sender = sequence.sender.clone();
-        let missing = sequence.output().failed(Error::invalid(
-            "the search found fewer than n beams, because too many tokens are excluded; allow more tokens or lower n",
-        ));
-        self.requests.beams.remove(&request);
-        self.requests.sequences.remove(&request.sequence(0));
-        while let Some(index) = self.shared.table.open(request, None) {
-            let output = outputs.get_mut(index as usize).map_or_else(|| missing.for_sample(index), std::mem::take);
-            self.telemetry.counts.generated_tokens += output.tokens.len() as u64;
-            self.end(&sender, output);
-        }
-        Ok(())
     }
 }
 

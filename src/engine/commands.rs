@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use super::LogitsHook;
 use super::active_sequence::{ActiveSequence, Generation};
-use super::core::EngineCore;
-use super::journal::Journal;
-use super::live_requests::{BestOfGroup, Pin};
+use super::command::{Command, ForkedSequence, PendingOutput};
+use super::device::Device;
+use super::lifecycle::Lifecycle;
+use super::live_requests::BestOfGroup;
 use super::outputs::Output;
 use super::request::PreparedRequest;
 use super::sequence_state::{Header, SequenceState};
-use super::sequence_table::{Command, ForkedSequence, PendingOutput};
 use super::timing::Timing;
 use crate::batch::Tail;
 use crate::error::{Error, Result};
@@ -21,22 +21,9 @@ use crate::types::{RequestId, SeqId};
 /// The instruction path of a sequence whose K and V were computed on several paths.
 const MIXED: &str = "mixed";
 
-impl EngineCore {
-    pub(super) fn take_commands(&mut self) {
-        self.scheduler.set_time(self.now.as_micros() as u64);
-        let mut commands = std::mem::take(&mut self.commands);
-        self.shared.table.take_commands(&mut commands);
-        for command in commands.drain(..) {
-            self.apply(command);
-        }
-        self.commands = commands;
-        self.expire_pins();
-    }
-
-    fn apply(&mut self, command: Command) {
-        if let Some(journal) = &mut self.journal {
-            journal.record_command(&command);
-        }
+impl Lifecycle {
+    /// Applies a command. Exports and imports use the device.
+    pub fn apply(&mut self, command: Command, device: &mut Device) {
         match command {
             Command::Add { id, work } => self.add(id, *work),
             Command::End { seq } => self.end_sequence(seq, FinishReason::Abort, |output| output),
@@ -52,7 +39,7 @@ impl EngineCore {
             }
             Command::Continue { seq, keep, hook, deadline, open, requested_at } => {
                 if let Err(error) = self.continue_sequence(seq, keep, hook, Timing::new(requested_at), deadline, &open) {
-                    let last = self.requests.sequences.get(&seq).map_or(open.last, ActiveSequence::output);
+                    let last = self.live.sequences.get(&seq).map_or(open.last, ActiveSequence::output);
                     self.end(&open.sender, last.failed(error));
                 }
             }
@@ -68,74 +55,60 @@ impl EngineCore {
             Command::Export { seq, open } => {
                 // The sequence continues, whether the export succeeds or not.
                 let PendingOutput { sender, last, .. } = *open;
-                let output = self.export(seq).unwrap_or_else(|error| Output { error: Some(error), ..last });
-                self.push(&sender, output);
-                if let (Some(journal), None) = (&mut self.journal, self.scheduler.find(seq)) {
-                    journal.remove(seq);
+                let output = self.export(seq, device).unwrap_or_else(|error| Output { error: Some(error), ..last });
+                self.delivery.push(&sender, output);
+                if self.scheduler.find(seq).is_none() {
+                    self.delivery.forget(seq);
                 }
             }
             Command::Import { id, generation, sequence_state } => {
                 let sender = generation.sender.clone();
-                if let Err(error) = self.import(id, *generation, *sequence_state) {
+                if let Err(error) = self.import(id, *generation, *sequence_state, device) {
                     self.fail_import(&sender, Output { request: id.own_request(), sequence: id, ..Output::default() }.failed(error));
                 }
             }
-            Command::Pin { id, candidate, priority, until, .. } => {
-                let reserved = self.requests.pins.try_reserve(1).map_err(Error::from);
+            Command::Pin { id, candidate, priority, .. } => {
+                let reserved = self.live.pins.try_reserve(1).map_err(Error::from);
                 match reserved.and_then(|()| self.scheduler.pin(id.sequence(), *candidate, priority)) {
-                    Ok(()) => self.requests.pins.push(Pin { id, until }),
-                    Err(_) => self.shared.table.remove_pin(id),
+                    Ok(()) => self.live.pins.push(id),
+                    Err(_) => self.table.remove_pin(id),
                 }
             }
             Command::Unpin { id } => self.unpin(id.sequence()),
         }
     }
 
-    /// Removes the pin whose blocks the sequence holds, if there is one.
-    pub(super) fn unpin(&mut self, seq: SeqId) {
-        if let Some(place) = self.requests.pins.iter().position(|pin| pin.id.sequence() == seq) {
-            self.release_pin(place);
-        }
-    }
-
-    fn release_pin(&mut self, place: usize) {
-        let Pin { id, .. } = self.requests.pins.swap_remove(place);
-        self.journal.iter_mut().for_each(Journal::record_expiry);
-        self.scheduler.remove(id.sequence());
-        self.shared.table.remove_pin(id);
-    }
-
     fn add(&mut self, id: RequestId, work: PreparedRequest) {
         let PreparedRequest { group: candidate, mut sequence, beams, returned: wanted, .. } = work;
-        let echoed = sequence.sampling.params.echo.then(|| sequence.echo(candidate.prompt(), self.shared.text.as_deref())).transpose();
+        let echoed = sequence.sampling.params.echo.then(|| sequence.echo(candidate.prompt(), self.text.as_deref())).transpose();
         let mut ends = Vec::new();
         let begun = echoed.and_then(|echoed| {
-            self.requests.sequences.try_reserve(1)?;
-            self.requests.best_of.try_reserve(1)?;
+            self.live.sequences.try_reserve(1)?;
+            self.live.best_of.try_reserve(1)?;
             if sequence.ranked {
                 ends.try_reserve_exact(sequence.branches)?;
             }
             if let Some(mut beams) = beams {
                 beams.begin(&sequence.sampling, candidate.prompt())?;
-                self.requests.beams.insert(id, beams);
+                self.live.beams.insert(id, beams);
             }
-            self.watch(id, sequence.deadline)?;
+            self.live.watch(id, sequence.deadline)?;
             self.scheduler.add(id.sequence(0), candidate)?;
             Ok(echoed.flatten())
         });
         match begun {
             Ok(echoed) => {
                 if sequence.ranked {
-                    self.requests.best_of.insert(id, BestOfGroup { returned: wanted, running: sequence.branches, outputs: ends });
+                    self.live.best_of.insert(id, BestOfGroup { returned: wanted, running: sequence.branches, outputs: ends });
                 }
                 let sender = sequence.sender.clone();
-                self.requests.sequences.insert(id.sequence(0), sequence);
-                echoed.into_iter().for_each(|output| self.push(&sender, output));
+                self.live.sequences.insert(id.sequence(0), sequence);
+                echoed.into_iter().for_each(|output| self.delivery.push(&sender, output));
             }
             Err(error) => {
                 let output = sequence.close(FinishReason::Error, false, None, Output::default()).failed(error);
                 self.scheduler.remove(id.sequence(0));
-                self.requests.beams.remove(&id);
+                self.live.beams.remove(&id);
                 self.end_with_siblings(&sequence.sender, output);
             }
         }
@@ -159,8 +132,8 @@ impl EngineCore {
         // The parent may have ended after the host asked for the fork. Its children have then ended
         // too.
         let has_ended = !idle && self.scheduler.find(id).is_some_and(|sequence| sequence.group.is_none());
-        let output = has_ended.then(|| stream.close(FinishReason::Abort, true, self.shared.text.as_deref(), Output::default()));
-        self.requests.sequences.insert(id, stream);
+        let output = has_ended.then(|| stream.close(FinishReason::Abort, true, self.text.as_deref(), Output::default()));
+        self.live.sequences.insert(id, stream);
         self.update_length(id);
         output.into_iter().for_each(|output| self.end(&sender, output));
     }
@@ -171,43 +144,43 @@ impl EngineCore {
                 "sequence {parent} ended before the fork and was not kept; set PLLM_REQUEST_KEEP to fork sequences that have ended"
             ))
         };
-        self.requests.sequences.try_reserve(1)?;
-        let mut sequence = self.requests.sequences.get(&parent).ok_or_else(gone)?.fork()?;
-        self.watch(child.own_request(), sequence.deadline)?;
+        self.live.sequences.try_reserve(1)?;
+        let mut sequence = self.live.sequences.get(&parent).ok_or_else(gone)?.fork()?;
+        self.live.watch(child.own_request(), sequence.deadline)?;
         self.scheduler.fork(parent, len, child, idle)?;
         let tokens = &self.scheduler.get(child)?.tokens;
         if tokens.len() < self.scheduler.get(parent)?.tokens.len() {
-            sequence.rewind(tokens, self.shared.text.as_deref())?;
+            sequence.rewind(tokens, self.text.as_deref())?;
         }
         Ok(sequence)
     }
 
     /// Appends tokens. Does nothing if the sequence has ended and was not kept.
     fn append(&mut self, seq: SeqId, tokens: &[u32]) -> Result<()> {
-        let Some(sequence) = self.requests.sequences.get_mut(&seq) else { return Ok(()) };
+        let Some(sequence) = self.live.sequences.get_mut(&seq) else { return Ok(()) };
         let before = self.scheduler.get(seq)?.tokens.len();
         if let Err(error) = self.scheduler.append(seq, tokens, self.model.max_len) {
             self.scheduler.rewind(seq, before)?;
             return Err(error);
         }
         // All or nothing.
-        sequence.append(tokens, self.shared.text.as_deref()).or_else(|error| self.rewind(seq, before).and(Err(error)))
+        sequence.append(tokens, self.text.as_deref()).or_else(|error| self.rewind(seq, before).and(Err(error)))
     }
 
     fn rewind(&mut self, seq: SeqId, len: usize) -> Result<()> {
-        let Some(sequence) = self.requests.sequences.get_mut(&seq) else { return Ok(()) };
+        let Some(sequence) = self.live.sequences.get_mut(&seq) else { return Ok(()) };
         self.scheduler.rewind(seq, len)?;
-        sequence.rewind(&self.scheduler.get(seq)?.tokens, self.shared.text.as_deref())
+        sequence.rewind(&self.scheduler.get(seq)?.tokens, self.text.as_deref())
     }
 
     fn resume(&mut self, seq: SeqId, generation: Generation) -> Result<()> {
-        let sequence = self.requests.sequences.get_mut(&seq).ok_or_else(|| ended_error(seq))?;
+        let sequence = self.live.sequences.get_mut(&seq).ok_or_else(|| ended_error(seq))?;
         let tokens = &self.scheduler.get(seq)?.tokens;
         let max_new_tokens = generation.sampling.params.max_tokens.unwrap_or(self.model.max_len);
         let (max_len, keep) = (tokens.len().saturating_add(max_new_tokens).min(self.model.max_len), generation.keep);
         let (request, deadline) = (sequence.request, generation.deadline);
         sequence.resume(generation, tokens, max_len - tokens.len())?;
-        self.watch(request, deadline)?;
+        self.live.watch(request, deadline)?;
         self.scheduler.resume(seq, max_len, keep)
     }
 
@@ -221,7 +194,7 @@ impl EngineCore {
         deadline: Option<Duration>,
         open: &PendingOutput,
     ) -> Result<()> {
-        let sequence = self.requests.sequences.get_mut(&seq).ok_or_else(|| ended_error(seq))?;
+        let sequence = self.live.sequences.get_mut(&seq).ok_or_else(|| ended_error(seq))?;
         (sequence.timing, sequence.deadline) = (timing, deadline);
         sequence.hook = hook.or(sequence.hook.take());
         (sequence.sender, sequence.user_data) = (open.sender.clone(), open.last.user_data);
@@ -229,26 +202,26 @@ impl EngineCore {
             return Err(Error::invalid("internal error: the sequence has lost its grammar; resume it with parameters"));
         }
         let request = sequence.request;
-        self.watch(request, deadline)?;
+        self.live.watch(request, deadline)?;
         let max_len = self.scheduler.get(seq)?.max_len();
         self.scheduler.resume(seq, max_len, keep)
     }
 
-    fn export(&mut self, seq: SeqId) -> Result<Output> {
+    fn export(&mut self, seq: SeqId, device: &mut Device) -> Result<Output> {
         let gone = || {
             Error::not_found(format!(
                 "sequence {seq} ended before the export and was not kept; set PLLM_REQUEST_KEEP to export sequences that have ended"
             ))
         };
-        self.swap_in(seq);
-        let stream = self.requests.sequences.get(&seq).ok_or_else(gone)?;
+        self.swap_in(seq, device);
+        let stream = self.live.sequences.get(&seq).ok_or_else(gone)?;
         let sequence = self.scheduler.get(seq)?;
         // If visible blocks are missing, all tokens are recomputed after the import.
         let there = self.scheduler.blocks().visible_blocks(&sequence.table, sequence.computed)?;
         let (computed, blocks) = there.map_or((0, Vec::new()), |blocks| (sequence.computed, blocks));
         let header = stream.export(Header {
             model: self.model.fingerprint,
-            layout: self.runner.layout(),
+            layout: device.runner.layout(),
             block_size: self.scheduler.blocks().block_size(),
             isa: if stream.inexact { MIXED.into() } else { self.model.isa.into() },
             tokens: sequence.tokens.as_slice().into(),
@@ -260,28 +233,34 @@ impl EngineCore {
         let mut kv = Vec::new();
         let slots = computed - computed.saturating_sub(1) / header.block_size * header.block_size;
         let tail = Tail { blocks: self.scheduler.blocks().paging().groups(), slots };
-        let read = self.runner.read_blocks(&blocks, tail, &mut kv);
-        recorded_result(&mut self.journal, read)?;
+        device.runner.read_blocks(&blocks, tail, &mut kv)?;
         Ok(Output { sequence_state: SequenceState { header, kv }.encode()?, ..stream.output() })
     }
 
-    fn import(&mut self, id: SeqId, generation: Generation, sequence_state: SequenceState<'static>) -> Result<()> {
-        self.requests.sequences.try_reserve(1)?;
+    fn import(&mut self, id: SeqId, generation: Generation, sequence_state: SequenceState<'static>, device: &mut Device) -> Result<()> {
+        self.live.sequences.try_reserve(1)?;
         let SequenceState { header, kv } = sequence_state;
-        let mut stream = ActiveSequence::restore(id, generation, &header, self.shared.text.as_deref())?;
+        let mut stream = ActiveSequence::restore(id, generation, &header, self.text.as_deref())?;
         stream.inexact = header.isa != self.model.isa;
         let root = BlockHash::for_sequence(&self.model.fingerprint, id);
         self.scheduler.import(id, header.tokens.into_owned(), header.computed, header.max_len, header.logits_from, root)?;
         // Other sequences may have been swapped out to free the blocks.
-        self.move_blocks();
+        device.move_blocks(&mut self.scheduler, |_| {});
         let sequence = self.scheduler.get(id)?;
         let blocks = self.scheduler.blocks().visible_blocks(&sequence.table, sequence.computed)?.unwrap_or_default();
         if !blocks.is_empty() {
-            let written = self.runner.write_blocks(&blocks, &kv);
-            recorded_result(&mut self.journal, written)?;
+            device.runner.write_blocks(&blocks, &kv)?;
         }
-        self.requests.sequences.insert(id, stream);
+        self.live.sequences.insert(id, stream);
         Ok(())
+    }
+
+    /// Swaps a sequence in if enough blocks are available.
+    fn swap_in(&mut self, seq: SeqId, device: &mut Device) {
+        if self.scheduler.find(seq).is_some_and(|sequence| sequence.table.swapped()) {
+            self.scheduler.swap_in_sequence(seq);
+            device.move_blocks(&mut self.scheduler, |_| {});
+        }
     }
 
     /// Updates the known length after a command. If the command failed, reports the error: a
@@ -289,11 +268,11 @@ impl EngineCore {
     fn record_outcome(&mut self, seq: SeqId, result: Result<()>) {
         if let Err(error) = result {
             let idle = self.scheduler.find(seq).is_some_and(|sequence| sequence.group.is_none());
-            match self.requests.sequences.get(&seq).filter(|_| idle) {
+            match self.live.sequences.get(&seq).filter(|_| idle) {
                 // The sequence stays idle. The output has only the error.
                 Some(stream) => {
                     let (sender, output) = (stream.sender.clone(), Output { error: Some(error), ..stream.output() });
-                    self.push(&sender, output);
+                    self.delivery.push(&sender, output);
                 }
                 None => self.end_sequence(seq, FinishReason::Error, |output| output.failed(error)),
             }
@@ -303,27 +282,7 @@ impl EngineCore {
 
     fn update_length(&self, seq: SeqId) {
         let len = self.scheduler.find(seq).map(|sequence| (seq, sequence.tokens.len()));
-        self.shared.table.update_lengths(len.into_iter());
-    }
-
-    /// Removes pins that have expired, and those that the scheduler has removed.
-    fn expire_pins(&mut self) {
-        let mut next = 0;
-        while let Some(pin) = self.requests.pins.get(next) {
-            match pin.until.is_some_and(|until| until <= self.now) || self.scheduler.find(pin.id.sequence()).is_none() {
-                true => self.release_pin(next),
-                false => next += 1,
-            }
-        }
-    }
-}
-
-/// Returns the result of a transfer of K and V out of or into the engine. In a replay, the journal
-/// overrides it.
-fn recorded_result(journal: &mut Option<Journal>, result: Result<()>) -> Result<()> {
-    match journal {
-        Some(journal) => journal.record_exchange(result),
-        None => result,
+        self.table.update_lengths(len.into_iter());
     }
 }
 

@@ -1,70 +1,51 @@
-//! The core of the engine: takes commands, schedules, runs, samples, commits and delivers outputs.
+//! The core of the engine: one step from its inputs to its outputs.
 
-use std::collections::VecDeque;
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::active_sequence::ActiveSequence;
-use super::budget_client::{BudgetChecks, PoolLease};
+use super::budget_checks::BudgetChecks;
 use super::clock::Clock;
-use super::delivery::Delivery;
-use super::journal::Journal;
-use super::live_requests::LiveRequests;
+use super::device::Device;
+use super::inputs::{EndedStep, Inputs, StepInputs};
+use super::lifecycle::{Lifecycle, ModelIdentity};
 use super::metrics::Histograms;
 use super::outputs::Output;
-use super::queue::OutputSender;
+use super::pool_lease::PoolLease;
 use super::recovery::{self, RETRY_TIMEOUT, Recovery};
-use super::request::branch_seed;
 use super::runner::Runner;
-use super::sampling::{SampleResult, Sampling};
-use super::sequence_table::{Command, SequenceTable};
+use super::sampling::Sampling;
+use super::sequence_table::SequenceTable;
 use super::snapshot::AdmissionSnapshot;
-use super::step_time::StepTimer;
 use super::telemetry::Telemetry;
 use super::trace::{Phase, Trace};
 use super::{ModelInfo, Stats, StepReport};
 use crate::budget::Lease;
 use crate::error::{Error, Result};
-use crate::options::EngineOptions;
+use crate::options::{EngineOptions, Preemption};
 use crate::scheduler::simulate::StepLoad;
-use crate::scheduler::{Event, FinishReason, SampledToken, Scheduler, SequenceStats, StepPlan};
+use crate::scheduler::{FinishReason, Scheduler, StepPlan};
 use crate::sys::float::StandardMode;
+use crate::sys::quiet;
 use crate::text::Text;
 use crate::types::SeqId;
 
 /// The state of the stepping thread, and the state that it shares with other threads.
 pub struct EngineCore {
-    pub(super) scheduler: Scheduler,
-    pub(super) runner: Box<dyn Runner>,
-    pub(super) pool: PoolLease,
-    pub(super) model: ModelIdentity,
-    pub(super) requests: LiveRequests,
-    pub(super) sampling: Sampling,
-    pub(super) commands: VecDeque<Command>,
-    events: Vec<Event>,
+    /// Source of the inputs. With the runner of the device, all that a journal records.
+    source: Box<dyn Inputs>,
+    /// Inputs of the current step.
+    inputs: StepInputs,
+    lifecycle: Lifecycle,
+    sampling: Sampling,
+    device: Device,
+    pool: PoolLease,
     /// Groups are identified by their first sequence.
-    pub(super) recovery: Recovery<SeqId>,
-    pub(super) delivery: Delivery,
-    pub(super) step_timer: StepTimer,
-    pub(super) telemetry: Telemetry,
-    /// Journal that records or replays the inputs of steps.
-    pub(super) journal: Option<Journal>,
-    /// Start time of the current step. It is read once per step, so that a replay can repeat all
-    /// decisions that depend on it.
-    pub(super) now: Duration,
-    pub(super) shared: Shared,
-}
-
-/// The properties of the model on which the state of sequences depends.
-pub struct ModelIdentity {
-    /// Fingerprint of the model, the start of all block hashes.
-    pub fingerprint: [u8; 32],
-    /// Instruction path that computes K and V.
-    pub isa: &'static str,
-    /// Maximum length of a sequence in tokens.
-    pub max_len: usize,
+    recovery: Recovery<SeqId>,
+    shared: Shared,
 }
 
 /// The state that the threads of the host share with the stepping thread.
@@ -97,33 +78,27 @@ pub struct Published {
 impl EngineCore {
     pub fn new(
         scheduler: Scheduler,
-        runner: Box<dyn Runner>,
+        (source, runner): (Box<dyn Inputs>, Box<dyn Runner>),
+        journals: bool,
         lease: Arc<Lease>,
         info: &ModelInfo,
         options: &EngineOptions,
         shared: Shared,
-        journal: Option<Journal>,
     ) -> Result<EngineCore> {
         let max_seqs = options.max_seqs;
         let trace = options.trace_path.as_deref().map(Trace::create).transpose()?;
-        let mut core = EngineCore {
-            scheduler,
+        let telemetry = Telemetry::new(shared.clock.clone(), trace);
+        let model = ModelIdentity { fingerprint: info.fingerprint, isa: info.isa_name(), max_len: info.memory.max_model_len };
+        let core = EngineCore {
+            source,
+            inputs: StepInputs::default(),
+            lifecycle: Lifecycle::new(scheduler, model, (shared.table.clone(), shared.text.clone()), telemetry, max_seqs, journals)?,
             sampling: Sampling::new(info.vocab_size, max_seqs, runner.sampling_limits())?,
-            runner,
+            device: Device::new(runner, shared.clock.clone()),
             pool: PoolLease::new(lease),
-            model: ModelIdentity { fingerprint: info.fingerprint, isa: info.isa_name(), max_len: info.memory.max_model_len },
-            requests: LiveRequests::default(),
-            commands: VecDeque::new(),
-            events: Vec::new(),
             recovery: Recovery::new(max_seqs)?,
-            delivery: Delivery::new(max_seqs)?,
-            step_timer: StepTimer::default(),
-            telemetry: Telemetry::new(shared.clock.clone(), trace),
-            journal,
-            now: Duration::ZERO,
             shared,
         };
-        core.events.try_reserve(3 * max_seqs)?;
         core.shared.snapshot().scheduler.reserve(max_seqs)?;
         Ok(core)
     }
@@ -134,49 +109,137 @@ impl EngineCore {
         // not step.
         self.shared.table.check()?;
         let _mode = StandardMode::enter();
-        self.now = self.shared.clock.now();
-        self.telemetry.step_begins(self.now);
-        self.journal.iter_mut().for_each(|journal| journal.begin(self.now));
+        // The scheduler knows no other durations.
+        let costs = (self.lifecycle.scheduler.preemption() == Preemption::Auto).then(|| self.device.costs());
+        self.source.collect(costs, &mut self.inputs);
+        self.lifecycle.delivery.begin_step();
+        self.lifecycle.telemetry.step_begins(self.inputs.now);
         let result = catch_unwind(AssertUnwindSafe(|| self.advance()));
         let result = result.unwrap_or_else(|panic| Err(self.fail(panic)));
-        self.journal.iter_mut().for_each(|journal| journal.end(&result));
         let stats = self.publish();
-        self.telemetry.step_ends(&result, &stats);
+        self.source.end_step(&EndedStep { result: &result, stats: &stats, outputs: self.lifecycle.delivery.digests() });
+        self.lifecycle.telemetry.step_ends(&result, &stats);
         result.map(|report| StepReport { unfinished: self.shared.table.unfinished(), ..report })
     }
 
-    /// Runs a step of all ready groups. Commits what can be computed. The rest stays unchanged.
+    /// Runs one iteration. Everything that happens to a request happens here, in this order. Commits
+    /// what can be computed. The rest stays unchanged.
     fn advance(&mut self) -> Result<StepReport> {
-        self.pass_costs();
-        self.take_commands();
-        self.end_overdue();
-        self.check_budget(true);
-        self.recheck_paused();
-        self.telemetry.end_phase(Phase::Commands);
-        let result = self.attempt(None).or_else(|error| match self.runner.is_lost() {
+        self.apply_commands();
+        self.lifecycle.end_overdue(self.inputs.now);
+        self.resize_pool(true);
+        // There may be many paused groups.
+        if self.inputs.has_new_space() {
+            self.lifecycle.scheduler.recheck_paused();
+        }
+        self.lifecycle.telemetry.end_phase(Phase::Commands);
+        let result = self.attempt(None).or_else(|error| match self.device.runner.is_lost() {
             true => Err(error),
-            false => self.continue_without_failing_groups(error),
+            false => self.recover(error),
         });
-        self.end_undeliverable();
+        self.lifecycle.end_undeliverable();
         match &result {
             Ok(_) => self.recovery.record_success(),
-            Err(error) if self.runner.is_lost() => self.lose_device(error),
+            Err(error) if self.device.runner.is_lost() => self.lose_device(error),
             Err(error) => self.record_failure(error),
         }
         result
     }
 
-    /// Checks the paused groups only if a reader has emptied a full queue, since there may be many.
-    fn recheck_paused(&mut self) {
-        let changed = self.delivery.has_new_space(self.shared.table.wakeup.space_count());
-        if self.scheduler.paused() > 0 && self.journal.as_ref().map_or(changed, |journal| journal.ready(changed)) {
-            self.scheduler.recheck_paused();
+    fn apply_commands(&mut self) {
+        let StepInputs { now, commands, costs, .. } = &mut self.inputs;
+        costs.iter().for_each(|&costs| self.lifecycle.scheduler.set_costs(costs));
+        self.lifecycle.scheduler.set_time(now.as_micros() as u64);
+        commands.drain(..).for_each(|command| self.lifecycle.apply(command, &mut self.device));
+        self.lifecycle.remove_lost_pins();
+    }
+
+    /// Resizes the pool as the lease allows. `steps` is set if a step starts now.
+    pub fn resize_pool(&mut self, steps: bool) {
+        self.shared.wants_check.store(false, SeqCst);
+        let scheduler = &mut self.lifecycle.scheduler;
+        let blocks = self.source.pool_blocks(PoolLease::need(scheduler, steps));
+        self.pool.resize(blocks, scheduler, &mut self.device);
+    }
+
+    /// Plans, computes and commits a step of these groups (by their first sequence), or of all ready
+    /// groups. If it fails, `recovery.groups` are its groups, and nothing else has changed.
+    fn attempt(&mut self, groups: Option<&[SeqId]>) -> Result<StepReport> {
+        let plan = self.schedule(groups);
+        self.lifecycle.telemetry.end_phase(Phase::Schedule);
+        let Some(plan) = plan else {
+            return Ok(StepReport { paused: self.lifecycle.scheduler.paused() as u64, ..StepReport::default() });
+        };
+        let (load, began) = (StepLoad::for_plan(&plan), self.shared.clock.now());
+        self.shared.snapshot().step = Some((load, began));
+        if let Err(error) = self.compute(&plan) {
+            self.roll_back(plan, &error);
+            return Err(error);
         }
+        let report = self.report(&plan);
+        self.lifecycle.start(&plan, self.inputs.now);
+        self.lifecycle.commit(plan, &mut self.sampling.step);
+        self.device.record_step(load, began);
+        self.lifecycle.telemetry.end_phase(Phase::Commit);
+        Ok(report)
+    }
+
+    /// Plans the next step, and makes the transfers between the tiers that it needs. If a transfer
+    /// back to the device fails, the affected sequences are recomputed, and the step is planned
+    /// again.
+    fn schedule(&mut self, groups: Option<&[SeqId]>) -> Option<StepPlan> {
+        let (Lifecycle { scheduler, live, .. }, inputs, device) = (&mut self.lifecycle, &self.inputs, &mut self.device);
+        let is_ready = |seq| live.deliverer_of(seq).is_none_or(|sequence| !inputs.is_full(sequence.sender.id()));
+        loop {
+            let mut plan = match groups {
+                Some(groups) => scheduler.schedule_among(groups, is_ready),
+                // New requests join the step after the predicted one.
+                None if device.runner.step_in_flight() => scheduler.schedule_lookahead(is_ready),
+                None => scheduler.schedule(is_ready),
+            };
+            let roll_back = |scheduler: &mut Scheduler| plan.take().into_iter().for_each(|plan| scheduler.rollback(plan));
+            if !device.move_blocks(scheduler, roll_back) {
+                continue;
+            }
+            let may_run_ahead = |plan: &&mut StepPlan| groups.is_none() && device.runner.can_run_ahead(plan.batch.token_count());
+            plan.iter_mut().filter(may_run_ahead).for_each(|plan| scheduler.reserve_lookahead(plan));
+            return plan;
+        }
+    }
+
+    /// Computes the plan and samples tokens. Changes no lengths.
+    fn compute(&mut self, plan: &StepPlan) -> Result<()> {
+        let (Lifecycle { scheduler, live, telemetry, .. }, sampling, runner) =
+            (&mut self.lifecycle, &mut self.sampling, &mut self.device.runner);
+        sampling.start_masks(plan, live);
+        let ticket = runner.submit(plan);
+        // Collected even after an error, since a failed step is retried.
+        sampling.collect_masks(live);
+        let ticket = ticket?;
+        let on_device = sampling.plan_on_device(plan, scheduler, live)?;
+        let computed = runner.wait_and_sample(ticket, on_device);
+        telemetry.end_phase(Phase::Run);
+        sampling.sample(plan, computed?, scheduler, live)?;
+        telemetry.end_phase(Phase::Decide);
+        Ok(())
+    }
+
+    /// Reverts a failed step. No length has changed.
+    fn roll_back(&mut self, plan: StepPlan, error: &Error) {
+        self.device.runner.roll_back(error);
+        let Lifecycle { scheduler, telemetry, .. } = &mut self.lifecycle;
+        let groups = &mut self.recovery.groups;
+        groups.clear();
+        groups.extend(plan.sequences.iter().map(|part| scheduler.members(part.seq).next().unwrap_or(part.seq)));
+        groups.dedup();
+        telemetry.counts.steps_failed += 1;
+        scheduler.rollback(plan);
+        telemetry.end_phase(Phase::Commit);
     }
 
     /// Computes the groups of a failed step separately. If some succeed, those that failed alone
     /// end with their error.
-    fn continue_without_failing_groups(&mut self, error: Error) -> Result<StepReport> {
+    fn recover(&mut self, error: Error) -> Result<StepReport> {
         let groups = std::mem::take(&mut self.recovery.groups);
         let mut done = StepReport::default();
         let bisection = recovery::bisect(&groups, error, |some| {
@@ -191,279 +254,154 @@ impl EngineCore {
         if bisection.computed == 0 {
             return Err(bisection.error);
         }
-        bisection.failing.into_iter().for_each(|(group, error)| self.end_group(group, &error));
+        bisection.failing.into_iter().for_each(|(group, error)| self.lifecycle.end_group(group, &error));
         Ok(done)
     }
 
     /// Records a step in which no group could be computed. After the retry timeout, ends the groups
     /// that have failed since.
     fn record_failure(&mut self, error: &Error) {
-        let Some(latest) = self.recovery.record_failure(self.now) else { return };
+        let Some(latest) = self.recovery.record_failure(self.inputs.now) else { return };
         let error =
             Error::new(error.code(), format!("no step with this request could be computed for {RETRY_TIMEOUT:?}: {}", error.message()));
-        let groups = std::mem::take(&mut self.recovery.groups);
-        groups.iter().filter(|group| **group <= latest).for_each(|&group| self.end_group(group, &error));
-        self.recovery.groups = groups;
-    }
-
-    /// Plans, runs and commits a step of these groups (by their first sequence), or of all ready
-    /// groups. If it fails, `groups` are its groups, and nothing else has changed.
-    fn attempt(&mut self, groups: Option<&[SeqId]>) -> Result<StepReport> {
-        let plan = self.plan(groups);
-        self.telemetry.end_phase(Phase::Schedule);
-        let Some(plan) = plan else {
-            return Ok(StepReport { paused: self.scheduler.paused() as u64, ..StepReport::default() });
-        };
-        let (load, began) = (StepLoad::for_plan(&plan), self.shared.clock.now());
-        self.shared.snapshot().step = Some((load, began));
-        let fault = self.journal.as_mut().and_then(Journal::fault);
-        if fault.is_some() {
-            self.runner.cancel_in_flight(); // as after a real failure
-        }
-        if let Err(error) = fault.map_or_else(|| self.run(&plan), Err) {
-            self.journal.iter_mut().for_each(|journal| journal.failed(&error));
-            self.recovery.groups.clear();
-            self.recovery.groups.extend(plan.sequences.iter().map(|part| self.scheduler.members(part.seq).next().unwrap_or(part.seq)));
-            self.recovery.groups.dedup();
-            self.telemetry.counts.steps_failed += 1;
-            self.scheduler.rollback(plan);
-            self.telemetry.end_phase(Phase::Commit);
-            return Err(error);
-        }
-        let report = self.report(&plan);
-        self.mark_started(&plan);
-        self.commit(plan);
-        self.step_timer.record_step(load, self.shared.clock.now().saturating_sub(began));
-        self.telemetry.end_phase(Phase::Commit);
-        Ok(report)
-    }
-
-    /// Removes the generations that this step started from the waiting queue.
-    fn mark_started(&mut self, plan: &StepPlan) {
-        for part in plan.sequences.iter().filter(|part| part.begins) {
-            if let Some(sequence) = self.requests.deliverer_of_mut(part.seq) {
-                self.telemetry.started(sequence, self.now);
-                self.shared.table.mark_started(sequence.request, sequence.sequence);
-            }
-        }
-    }
-
-    /// Computes the plan and samples tokens. Changes no lengths.
-    fn run(&mut self, plan: &StepPlan) -> Result<()> {
-        self.sampling.start_masks(plan, &mut self.requests);
-        let ticket = self.runner.submit(plan);
-        // Collected even after an error, since a failed step is retried.
-        self.sampling.collect_masks(&mut self.requests);
-        let ticket = ticket?;
-        let on_device = self.sampling.plan_on_device(plan, &self.scheduler, &mut self.requests)?;
-        let computed = self.runner.wait_and_sample(ticket, on_device);
-        self.telemetry.end_phase(Phase::Run);
-        self.sampling.sample(plan, computed?, &self.scheduler, &mut self.requests)?;
-        self.telemetry.end_phase(Phase::Decide);
-        Ok(())
-    }
-
-    fn commit(&mut self, plan: StepPlan) {
-        let mut events = std::mem::take(&mut self.events);
-        let sampled = std::mem::take(&mut self.sampling.sampled);
-        let results = std::mem::take(&mut self.sampling.results);
-        self.telemetry.computed(&plan);
-        self.commit_beams(&plan);
-        self.scheduler.commit(plan, &sampled, &mut events);
-        self.emit_prompt_logprobs();
-        for event in &events {
-            match *event {
-                // Tokens of beams are delivered when the search has finished.
-                Event::Forked { sampled_token } | Event::Advanced { sampled_token, .. } if self.is_beam(&sampled[sampled_token]) => {}
-                Event::Forked { sampled_token } => self.start_sample(&sampled[sampled_token]),
-                Event::Advanced { sampled_token, finish, stats } => {
-                    self.emit_token(&sampled[sampled_token], &results[sampled_token], finish, stats)
-                }
-                Event::Failed { sampled_token } => self.fail_sample(&sampled[sampled_token], Error::out_of_memory()),
-                Event::Dropped { .. } => {}
-            }
-        }
-        self.end_beams();
-        let len = |sampled_token: &SampledToken| Some((sampled_token.child, self.scheduler.find(sampled_token.child)?.tokens.len()));
-        self.shared.table.update_lengths(sampled.iter().filter_map(len));
-        (self.events, self.sampling.sampled, self.sampling.results) = (events, sampled, results);
-    }
-
-    fn emit_prompt_logprobs(&mut self) {
-        let prompts = std::mem::take(&mut self.sampling.prompts);
-        for (seq, logprobs, top) in prompts.iter() {
-            let Some(sequence) = self.requests.sequences.get_mut(&seq) else { continue };
-            let sender = sequence.sender.clone();
-            let request = sequence.request;
-            match sequence.emit_prompt(logprobs, top, self.delivery.empty_output()) {
-                Ok(output) => output.into_iter().for_each(|output| self.push(&sender, output)),
-                Err(error) => self.sampling.failed_beams.push((request, error)),
-            }
-        }
-        self.sampling.prompts = prompts;
-    }
-
-    /// Creates the sequence of a sample when the first token of its parent is sampled several
-    /// times.
-    fn start_sample(&mut self, sampled_token: &SampledToken) {
-        let reserved = self.requests.sequences.try_reserve(1).map_err(Error::from);
-        let Some(unstarted) = self.requests.sequences.get_mut(&sampled_token.parent).map(|parent| parent.unstarted_samples.pop()) else {
-            return;
-        };
-        match reserved.and_then(|()| self.sample_of(&self.requests.sequences[&sampled_token.parent], unstarted, sampled_token.child)) {
-            Ok(mut sequence) => {
-                let (sender, echo) = (sequence.sender.clone(), sequence.repeat_echo());
-                self.requests.sequences.insert(sampled_token.child, sequence);
-                echo.into_iter().for_each(|output| self.push(&sender, output));
-            }
-            Err(error) => {
-                self.scheduler.remove(sampled_token.child);
-                self.fail_sample(sampled_token, error);
-            }
-        }
-    }
-
-    fn sample_of(&self, parent: &ActiveSequence, unstarted: Option<ActiveSequence>, child: SeqId) -> Result<ActiveSequence> {
-        let index = parent.request.sample_of(child).expect("a sample has an id of its request");
-        let mut sequence = match unstarted {
-            Some(mut sequence) => sequence.copy(parent).map(|()| sequence),
-            None => parent.fork(),
-        }?;
-        (sequence.sequence, sequence.index, sequence.seed) = (child, index, branch_seed(parent.seed, index as usize));
-        self.shared.table.insert_fork(child, sequence.view(parent.prompt_len))?;
-        Ok(sequence)
-    }
-
-    fn fail_sample(&mut self, sampled_token: &SampledToken, error: Error) {
-        if let Some(request) = self.requests.request_of_beam(sampled_token.parent) {
-            return self.sampling.failed_beams.push((request, error));
-        }
-        let Some(parent) = self.requests.sequences.get(&sampled_token.parent) else { return };
-        let index = parent.request.sample_of(sampled_token.child).expect("a sample has an id of its request");
-        let output = parent.output().for_sample(index).failed(error);
-        let sender = parent.sender.clone();
-        self.finish(&sender, output);
-    }
-
-    /// Turns a committed sampled token into an output. A stop string in its text ends the sequence.
-    fn emit_token(&mut self, sampled_token: &SampledToken, result: &SampleResult, finish: Option<FinishReason>, stats: SequenceStats) {
-        let Some(sequence) = self.requests.sequences.get_mut(&sampled_token.child) else { return };
-        sequence.branches = 1;
-        sequence.timing.set_stats(stats);
-        let (text, reusable) = (self.shared.text.as_deref(), self.delivery.empty_output());
-        let output = match result {
-            Ok(advance) => {
-                self.telemetry.counts.generated_tokens += 1;
-                self.telemetry.token(sequence, stats);
-                sequence.advance(advance, &self.sampling.tops.all[advance.top.clone()], finish, text, reusable)
-            }
-            Err(why) => {
-                sequence.close(FinishReason::Error, self.scheduler.find(sampled_token.child).is_some(), text, reusable).failed(why.clone())
-            }
-        };
-        if !sequence.is_delivered(&output) {
-            self.delivery.reuse(output);
-            return;
-        }
-        let sender = sequence.sender.clone();
-        match output.finish {
-            None => self.push(&sender, output),
-            Some(finish) => {
-                if finish == FinishReason::Stop {
-                    // The scheduler has already removed a sequence that ended in another way.
-                    self.scheduler.record_length(sampled_token.child);
-                }
-                self.release(sampled_token.child);
-                self.finish(&sender, output);
-            }
-        }
-    }
-
-    pub(super) fn push(&mut self, sender: &Arc<OutputSender>, output: Output) {
-        self.journal.iter_mut().for_each(|journal| journal.record_output(&output));
-        self.delivery.push(sender, output);
-    }
-
-    /// Queues the last output of a sequence.
-    pub(super) fn push_last(&mut self, sender: &Arc<OutputSender>, output: Output) {
-        self.journal.iter_mut().for_each(|journal| journal.record_output(&output));
-        self.delivery.push_last(sender, output);
-    }
-
-    /// Ends the requests whose outputs could not be queued.
-    fn end_undeliverable(&mut self) {
-        while let Some((request, error)) = self.delivery.next_undeliverable() {
-            self.end_request(request, FinishReason::Error, |output| output.failed(error.clone()));
-        }
-    }
-
-    pub(super) fn remove_sequence(&mut self, id: SeqId) -> Option<ActiveSequence> {
-        self.scheduler.remove(id);
-        self.journal.iter_mut().for_each(|journal| journal.remove(id));
-        self.requests.sequences.remove(&id)
+        let groups = self.recovery.groups.iter().filter(|group| **group <= latest);
+        groups.for_each(|&group| self.lifecycle.end_group(group, &error));
     }
 
     pub fn has_failed(&self) -> bool {
         self.shared.table.check().is_err()
     }
 
+    /// Handles a defect: the state of the core may be inconsistent, so all requests end and later
+    /// calls return the error.
+    fn fail(&mut self, panic: Box<dyn Any + Send>) -> Error {
+        let what = quiet::panic_message(&*panic);
+        let error = Error::internal(format!("the engine has failed ({what}); free it and create another"));
+        self.lifecycle.end_all(&error, |output| output.failed(error.clone()));
+        error
+    }
+
+    /// Handles the loss of the device: all requests end with the error, and later calls return it.
+    fn lose_device(&mut self, error: &Error) {
+        self.lifecycle.end_all(error, |output| output.failed(error.clone()));
+    }
+
+    /// Handles a defect outside of a step, using only the table.
+    pub fn fail_without_core(&self) {
+        let table = &self.shared.table;
+        let error = Error::internal("the engine's thread has failed; free the engine and create another");
+        table.fail(&error, |sender, last| {
+            sender.push_last(&mut last.failed(error.clone()));
+            sender.notify();
+        });
+        table.close_queues(&error);
+    }
+
+    /// Closes the engine: all requests end, and all readers are notified.
+    pub fn close(&mut self) {
+        let error = Error::closed("the engine has been freed");
+        self.lifecycle.end_all(&error, |output| Output { finish: Some(FinishReason::Abort), error: Some(error.clone()), ..output });
+        self.source.close();
+        self.publish();
+    }
+
+    /// Checks the lease on behalf of another engine, while this engine does not step.
+    pub fn answer_caller(&mut self) {
+        if !self.has_failed() {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.resize_pool(false))) {
+                self.fail(panic);
+            }
+            self.publish();
+        }
+        if self.has_failed() {
+            self.release_memory();
+        }
+    }
+
+    /// Returns all memory of a failed engine.
+    fn release_memory(&mut self) {
+        self.shared.wants_check.store(false, SeqCst);
+        // After a defect the runner may be inconsistent. If its memory cannot be freed, the lease
+        // stays.
+        if let Ok(Ok(())) = catch_unwind(AssertUnwindSafe(|| self.device.runner.shrink(&[], 0))) {
+            self.pool.release_all();
+        }
+    }
+
+    /// Returns how long the engine may sleep: until the first deadline or the end of a pin.
+    pub fn max_sleep(&self) -> Option<Duration> {
+        let first = self.shared.table.next_expiry().into_iter().chain(self.lifecycle.live.deadlines.first()).min()?;
+        Some(first.saturating_sub(self.shared.clock.now()))
+    }
+
+    /// Panics unless every invariant between two steps holds. For tests.
+    pub fn check_invariants(&self) {
+        let Lifecycle { scheduler, delivery, .. } = &self.lifecycle;
+        scheduler.check();
+        delivery.digests().into_iter().for_each(|digests| digests.check(|sequence| scheduler.find(sequence).is_some()));
+    }
+
     /// Publishes the state of the engine to the other threads.
-    pub(super) fn publish(&mut self) -> Stats {
+    fn publish(&mut self) -> Stats {
         let stats = self.stats();
-        let published = Published { stats, histograms: self.telemetry.histograms };
+        let published = Published { stats, histograms: self.lifecycle.telemetry.histograms };
         *self.shared.published.lock().unwrap_or_else(PoisonError::into_inner) = published;
-        self.update_lengths(&mut self.shared.snapshot());
-        self.delivery.finish_step();
+        self.update_snapshot(&mut self.shared.snapshot());
+        self.lifecycle.delivery.finish_step();
         if let Err(error) = self.shared.table.check() {
             self.shared.table.close_queues(&error);
         }
         stats
     }
 
-    fn update_lengths(&self, snapshot: &mut AdmissionSnapshot) {
-        self.scheduler.write_snapshot(&mut snapshot.scheduler);
-        (snapshot.step_time, snapshot.step) = (self.step_timer.model, None);
+    fn update_snapshot(&self, snapshot: &mut AdmissionSnapshot) {
+        self.lifecycle.scheduler.write_snapshot(&mut snapshot.scheduler);
+        (snapshot.step_time, snapshot.step) = (self.device.step_times(), None);
     }
 
     fn report(&mut self, plan: &StepPlan) -> StepReport {
-        let mut report =
-            StepReport { sequences: plan.sequences.len() as u64, paused: self.scheduler.paused() as u64, ..StepReport::default() };
+        let Lifecycle { scheduler, telemetry, .. } = &mut self.lifecycle;
+        let mut report = StepReport { sequences: plan.sequences.len() as u64, paused: scheduler.paused() as u64, ..StepReport::default() };
         for part in &plan.sequences {
             *if part.decodes() { &mut report.decode_tokens } else { &mut report.prefill_tokens } += part.tokens as u64;
         }
-        self.telemetry.counts.steps += 1;
-        self.telemetry.counts.prompt_tokens += report.prefill_tokens;
-        self.telemetry.counts.blocks_copied += plan.batch.copies.len() as u64;
+        telemetry.counts.steps += 1;
+        telemetry.counts.prompt_tokens += report.prefill_tokens;
+        telemetry.counts.blocks_copied += plan.batch.copies.len() as u64;
         report
     }
 
     fn stats(&self) -> Stats {
-        let blocks = self.scheduler.blocks();
-        let slots = (blocks.used_blocks() + self.scheduler.reserved_blocks()) * blocks.block_size();
-        let prefix = self.scheduler.prefix();
+        let Lifecycle { scheduler, telemetry, .. } = &self.lifecycle;
+        let blocks = scheduler.blocks();
+        let slots = (blocks.used_blocks() + scheduler.reserved_blocks()) * blocks.block_size();
+        let prefix = scheduler.prefix();
         Stats {
-            waiting: self.scheduler.waiting() as u64,
-            running: self.scheduler.running() as u64,
-            paused: self.scheduler.paused() as u64,
-            idle: self.scheduler.idle() as u64,
+            waiting: scheduler.waiting() as u64,
+            running: scheduler.running() as u64,
+            paused: scheduler.paused() as u64,
+            idle: scheduler.idle() as u64,
             blocks_total: blocks.total() as u64,
             blocks_used: blocks.used_blocks() as u64,
             blocks_cached: blocks.cached_blocks() as u64,
             blocks_free: blocks.free_blocks() as u64,
             slot_utilization: if slots == 0 { 1.0 } else { blocks.filled_slots() as f64 / slots as f64 },
-            preemptions: self.scheduler.preemptions(),
-            preemptions_swapped: self.scheduler.preemptions_swapped(),
+            preemptions: scheduler.preemptions(),
+            preemptions_swapped: scheduler.preemptions_swapped(),
             swapped: blocks.swapped() as u64,
             swap_blocks_total: blocks.host_total() as u64,
             swap_blocks_used: blocks.host_used() as u64,
             blocks_out_of_window: blocks.dropped_blocks() as u64,
-            discard_failures: self.runner.discard_failures(),
+            discard_failures: self.device.runner.discard_failures(),
+            blocks_swapped_out: self.device.swaps.blocks_out,
+            blocks_swapped_in: self.device.swaps.blocks_in,
+            swap_failures: self.device.swaps.failures,
             prefix_queries: prefix.queries,
             prefix_hits: prefix.hits,
-            prompt_tokens_cached: self.telemetry.cached_tokens,
-            traces_stopped: self.telemetry.traces_stopped(),
-            journals_stopped: self.journal.as_ref().is_some_and(Journal::has_stopped) as u64,
-            ..self.telemetry.counts
+            prompt_tokens_cached: telemetry.cached_tokens,
+            traces_stopped: telemetry.traces_stopped(),
+            journals_stopped: self.source.has_stopped() as u64,
+            ..telemetry.counts
         }
     }
 }

@@ -4,9 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
-use super::core::EngineCore;
 use crate::error::Result;
-use crate::scheduler::FinishReason;
 use crate::types::RequestId;
 
 /// A heap of deadlines, the earliest first. Entries of generations that ended earlier stay until
@@ -16,53 +14,36 @@ pub struct Deadlines {
     heap: BinaryHeap<Reverse<(Duration, RequestId)>>,
 }
 
+/// Number of entries, beyond two per live generation, from which stale entries are removed.
+const UNCHECKED: usize = 64;
+
 impl Deadlines {
-    fn add(&mut self, deadline: Duration, request: RequestId) -> Result<()> {
+    pub fn add(&mut self, deadline: Duration, request: RequestId) -> Result<()> {
         self.heap.try_reserve(1)?;
         self.heap.push(Reverse((deadline, request)));
         Ok(())
     }
 
+    /// Returns whether there are so many entries for `live` generations that most must be stale.
+    pub fn has_many_stale(&self, live: usize) -> bool {
+        self.heap.len() >= UNCHECKED + 2 * live
+    }
+
+    /// Replaces all entries. The new ones are not more than the old ones.
+    pub fn replace(&mut self, live: impl Iterator<Item = (Duration, RequestId)>) {
+        self.heap.clear();
+        self.heap.extend(live.map(Reverse));
+    }
+
     /// Removes and returns a request whose deadline has passed, once per entry.
-    fn take_due(&mut self, now: Duration) -> Option<RequestId> {
+    pub fn take_due(&mut self, now: Duration) -> Option<RequestId> {
         self.first().filter(|&first| first <= now)?;
         self.heap.pop().map(|Reverse((_, request))| request)
     }
 
-    fn first(&self) -> Option<Duration> {
+    /// Returns the earliest entry.
+    pub fn first(&self) -> Option<Duration> {
         self.heap.peek().map(|Reverse((deadline, _))| *deadline)
-    }
-}
-
-/// Number of entries, beyond two per sequence, from which stale entries are removed.
-const UNCHECKED: usize = 64;
-
-impl EngineCore {
-    /// Adds the deadline of a generation of the request.
-    pub(super) fn watch(&mut self, request: RequestId, deadline: Option<Duration>) -> Result<()> {
-        let Some(deadline) = deadline else { return Ok(()) };
-        if self.requests.deadlines.heap.len() >= UNCHECKED + 2 * self.requests.sequences.len() {
-            let live = self.requests.sequences.values().filter_map(|sequence| Some(Reverse((sequence.deadline?, sequence.request))));
-            self.requests.deadlines.heap.clear();
-            self.requests.deadlines.heap.extend(live);
-        }
-        self.requests.deadlines.add(deadline, request)
-    }
-
-    /// Ends the generations whose deadline has passed.
-    pub(super) fn end_overdue(&mut self) {
-        let now = self.now;
-        while let Some(request) = self.requests.deadlines.take_due(now) {
-            let is_due = |deadline: Option<Duration>| deadline.is_some_and(|deadline| deadline <= now);
-            self.end_where(request, |sequence| is_due(sequence.deadline), FinishReason::Deadline, |output| output);
-        }
-    }
-
-    /// Returns how long the engine may sleep: until the first deadline or the end of a pin.
-    pub fn max_sleep(&self) -> Option<Duration> {
-        let pins = self.requests.pins.iter().filter_map(|pin| pin.until);
-        let first = pins.chain(self.requests.deadlines.first()).min()?;
-        Some(first.saturating_sub(self.shared.clock.now()))
     }
 }
 

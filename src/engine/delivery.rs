@@ -1,12 +1,13 @@
 //! Outputs between the engine core and the queues of the host.
 
-use std::mem::{replace, take};
+use std::mem::take;
 use std::sync::Arc;
 
+use super::journal::OutputDigests;
 use super::outputs::Output;
 use super::queue::OutputSender;
 use crate::error::{Error, Result};
-use crate::types::RequestId;
+use crate::types::{RequestId, SeqId};
 
 /// The outputs of a step that are not delivered yet, and the readers to notify.
 #[derive(Default)]
@@ -19,17 +20,33 @@ pub struct Delivery {
     reusable: Output,
     /// Queues whose readers must be notified at the end of the step.
     unannounced: Vec<Arc<OutputSender>>,
-    /// Value of `Wakeup::space_count` when the paused groups were last checked.
-    space_count: u64,
+    /// Digests of the outputs for a journal.
+    digests: Option<OutputDigests>,
 }
 
 impl Delivery {
-    /// Creates the state for steps of at most `max_seqs` sequences.
-    pub fn new(max_seqs: usize) -> Result<Delivery> {
-        let mut delivery = Delivery::default();
+    /// Creates the state for steps of at most `max_seqs` sequences. `journal` is set if an output
+    /// must have a digest.
+    pub fn new(max_seqs: usize, journal: bool) -> Result<Delivery> {
+        let digests = journal.then(|| OutputDigests::new(max_seqs)).transpose()?;
+        let mut delivery = Delivery { digests, ..Delivery::default() };
         delivery.undeliverable.try_reserve(max_seqs)?;
         delivery.unannounced.try_reserve(max_seqs)?;
         Ok(delivery)
+    }
+
+    pub fn begin_step(&mut self) {
+        self.digests.iter_mut().for_each(OutputDigests::begin_step);
+    }
+
+    /// Returns the digests of the outputs of the step. `None` without a journal.
+    pub fn digests(&self) -> Option<&OutputDigests> {
+        self.digests.as_ref()
+    }
+
+    /// Forgets a sequence that has no further outputs.
+    pub fn forget(&mut self, seq: SeqId) {
+        self.digests.iter_mut().for_each(|digests| digests.forget(seq));
     }
 
     /// Returns an empty output, with the buffers of an earlier one.
@@ -44,6 +61,7 @@ impl Delivery {
 
     /// Queues an output. If the system has no memory, it is deferred, or its request ends.
     pub fn push(&mut self, sender: &Arc<OutputSender>, mut output: Output) {
+        self.digests.iter_mut().for_each(|digests| digests.add(&output));
         match sender.push(&mut output) {
             Ok(first) => self.queued(sender, first, output),
             // The output answers a completed command and can be delivered later.
@@ -54,6 +72,7 @@ impl Delivery {
 
     /// Queues the last output of a sequence, for which its queue has reserved memory.
     pub fn push_last(&mut self, sender: &Arc<OutputSender>, mut output: Output) {
+        self.digests.iter_mut().for_each(|digests| digests.add(&output));
         let first = sender.push_last(&mut output);
         self.queued(sender, first, output);
     }
@@ -68,12 +87,6 @@ impl Delivery {
     /// Returns the next request whose outputs could not be queued.
     pub fn next_undeliverable(&mut self) -> Option<(RequestId, Error)> {
         self.undeliverable.pop()
-    }
-
-    /// Returns true if a reader has emptied a full queue since the last call. `count` is the
-    /// present `Wakeup::space_count`.
-    pub fn has_new_space(&mut self, count: u64) -> bool {
-        replace(&mut self.space_count, count) != count
     }
 
     /// Ends the step: retries deferred outputs, and notifies the readers of changed queues.

@@ -1,53 +1,18 @@
 //! The stepping thread of the library: it steps while there is work and sleeps otherwise.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::core::EngineCore;
+use super::wakeup::Wakeup;
 use crate::error::{Error, Result};
 use crate::sys::threads;
 
 /// Delay after a failed step.
 const RETRY_AFTER: Duration = Duration::from_millis(20);
-
-/// Wakes the sleeping stepping thread. A wake-up before the sleep is not lost.
-#[derive(Default)]
-pub struct Wakeup {
-    is_woken: Mutex<bool>,
-    changed: Condvar,
-    /// Number of times that a reader has emptied a full queue.
-    space_count: AtomicU64,
-}
-
-impl Wakeup {
-    /// Records that a queue is no longer full, and wakes the stepping thread.
-    pub fn notify_space(&self) {
-        self.space_count.fetch_add(1, Ordering::Release);
-        self.wake();
-    }
-
-    pub fn space_count(&self) -> u64 {
-        self.space_count.load(Ordering::Acquire)
-    }
-
-    pub fn wake(&self) {
-        *self.is_woken.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.changed.notify_one();
-    }
-
-    fn wait(&self, timeout: Option<Duration>) {
-        let called = self.is_woken.lock().unwrap_or_else(PoisonError::into_inner);
-        let not_yet = |called: &mut bool| !*called;
-        let mut called = match timeout {
-            Some(timeout) => self.changed.wait_timeout_while(called, timeout, not_yet).unwrap_or_else(PoisonError::into_inner).0,
-            None => self.changed.wait_while(called, not_yet).unwrap_or_else(PoisonError::into_inner),
-        };
-        *called = false;
-    }
-}
 
 /// The stepping thread. Its drop joins the thread after the current step.
 pub struct Driver {

@@ -20,7 +20,7 @@ pub struct LiveRequests {
     pub beams: BTreeMap<RequestId, Box<Beams>>,
     /// Best-of groups by request.
     pub best_of: IdMap<RequestId, BestOfGroup>,
-    pub pins: Vec<Pin>,
+    pub pins: Vec<PinId>,
     pub deadlines: Deadlines,
 }
 
@@ -32,13 +32,17 @@ pub struct BestOfGroup {
     pub outputs: Vec<Output>,
 }
 
-/// A prompt whose blocks stay in the prefix cache until `until`.
-pub struct Pin {
-    pub id: PinId,
-    pub until: Option<Duration>,
-}
-
 impl LiveRequests {
+    /// Adds the deadline of a generation of the request.
+    pub fn watch(&mut self, request: RequestId, deadline: Option<Duration>) -> Result<()> {
+        let Some(deadline) = deadline else { return Ok(()) };
+        if self.deadlines.has_many_stale(self.sequences.len()) {
+            let live = self.sequences.values().filter_map(|sequence| Some((sequence.deadline?, sequence.request)));
+            self.deadlines.replace(live);
+        }
+        self.deadlines.add(deadline, request)
+    }
+
     /// Returns the sequence that delivers the outputs of `seq`. `None` for a pin, which has no
     /// outputs.
     pub fn deliverer_of(&self, seq: SeqId) -> Option<&ActiveSequence> {

@@ -2,36 +2,44 @@
 
 use std::collections::VecDeque;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use super::driver::Wakeup;
 use super::output_batch::OutputBatch;
 use super::outputs::Output;
-use super::sequence_table::SequenceTable;
+use super::wakeup::Wakeup;
 use crate::error::{Error, Result};
 use crate::scheduler::FinishReason;
 use crate::sys::event::EventFd;
+use crate::types::QueueId;
 
 /// A queue of outputs in the order of their creation. Any thread may poll it. Requests pause while
 /// their queue is full. Dropping the queue aborts the requests that write to it.
 pub struct Queue {
     sender: Arc<OutputSender>,
-    table: Weak<SequenceTable>,
+    /// `None` only in tests of this file.
+    writers: Option<Weak<dyn Writers>>,
+}
+
+/// The requests that write to the queues of an engine.
+pub trait Writers: Send + Sync {
+    /// Ends the requests that write to a queue whose reader is gone.
+    fn abort_writers(&self, queue: &Arc<OutputSender>);
 }
 
 impl Queue {
-    pub(super) fn new(sender: Arc<OutputSender>, table: &Arc<SequenceTable>) -> Queue {
-        Queue { sender, table: Arc::downgrade(table) }
+    pub(super) fn new<W: Writers + 'static>(sender: Arc<OutputSender>, writers: &Arc<W>) -> Queue {
+        let writers: Weak<W> = Arc::downgrade(writers);
+        Queue { sender, writers: Some(writers) }
     }
 
     pub(super) fn sender(&self) -> &Arc<OutputSender> {
         &self.sender
     }
 
-    pub(super) fn belongs_to(&self, table: &Arc<SequenceTable>) -> bool {
-        std::ptr::eq(self.table.as_ptr(), Arc::as_ptr(table))
+    /// Returns whether the queue was created by the engine of these requests.
+    pub(super) fn belongs_to<W>(&self, writers: &Arc<W>) -> bool {
+        self.writers.as_ref().is_some_and(|own| own.as_ptr().cast::<()>() == Arc::as_ptr(writers).cast())
     }
 
     /// Returns all outputs. If there are none, waits up to `timeout` (`None`: without limit).
@@ -61,8 +69,8 @@ impl Queue {
 impl Drop for Queue {
     fn drop(&mut self) {
         self.sender.close_readers();
-        if let Some(table) = self.table.upgrade() {
-            table.remove_queue(&self.sender);
+        if let Some(writers) = self.writers.as_ref().and_then(Weak::upgrade) {
+            writers.abort_writers(&self.sender);
         }
     }
 }
@@ -91,6 +99,7 @@ impl Drop for Outputs {
 
 /// The sending half of a queue.
 pub struct OutputSender {
+    id: QueueId,
     capacity: usize,
     /// Number of outputs beyond the capacity, for the current step and for requests that end early,
     /// before new requests are refused.
@@ -99,10 +108,7 @@ pub struct OutputSender {
     /// An empty batch for reuse.
     spare_batch: Mutex<Option<OutputBatch>>,
     changed: Condvar,
-    /// Whether the queue contains at least `capacity` outputs. Written under the lock, read without
-    /// it.
-    full: AtomicBool,
-    /// Wakes the stepping thread, which may sleep while all queues are full.
+    /// The stepping thread. It may sleep while all queues are full.
     writer: Arc<Wakeup>,
 }
 
@@ -113,6 +119,8 @@ struct QueueState {
     /// Number of sequences whose last output is pending. Space for one output each, without
     /// contents, is reserved.
     owed: usize,
+    /// Whether the queue contains at least `capacity` outputs, so that its requests must pause.
+    full: bool,
     /// Whether readers have not been notified of the newest outputs.
     unannounced: bool,
     /// Whether the reader is gone. Outputs are then discarded.
@@ -124,22 +132,21 @@ struct QueueState {
 
 impl OutputSender {
     /// Creates a queue with space for some outputs, so that the first steps do not allocate.
-    pub fn new(capacity: usize, slack: usize, writer: Arc<Wakeup>) -> Result<OutputSender> {
+    pub fn new(id: QueueId, capacity: usize, slack: usize, writer: Arc<Wakeup>) -> Result<OutputSender> {
         const USUAL: usize = 64;
         let (mut state, mut spare) = (QueueState::default(), OutputBatch::default());
         state.outputs.reserve(capacity.min(USUAL))?;
         spare.reserve(capacity.min(USUAL))?;
         let (state, spare) = (Mutex::new(state), Mutex::new(Some(spare)));
-        Ok(OutputSender { capacity, slack, state, spare_batch: spare, changed: Condvar::new(), full: AtomicBool::new(false), writer })
+        Ok(OutputSender { id, capacity, slack, state, spare_batch: spare, changed: Condvar::new(), writer })
+    }
+
+    pub fn id(&self) -> QueueId {
+        self.id
     }
 
     fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns whether the requests of this queue must pause.
-    pub fn is_full(&self) -> bool {
-        self.full.load(Ordering::Acquire)
     }
 
     /// Fails if the queue has so many unread outputs that no request may be added.
@@ -203,7 +210,9 @@ impl OutputSender {
             return Ok(false);
         }
         write(&mut state)?;
-        self.full.store(state.outputs.len() >= self.capacity, Ordering::Release);
+        if state.outputs.len() >= self.capacity && !std::mem::replace(&mut state.full, true) {
+            self.writer.mark_full(self.id);
+        }
         Ok(!std::mem::replace(&mut state.unannounced, true))
     }
 
@@ -251,13 +260,12 @@ impl OutputSender {
         state.abandoned = true;
         state.outputs = OutputBatch::default();
         state.event = None; // closed now, since requests may hold the sender longer
-        self.clear_full();
+        self.clear_full(&mut state);
     }
 
-    /// Clears the full flag. Paused requests are notified afterwards.
-    fn clear_full(&self) {
-        if self.full.swap(false, Ordering::AcqRel) {
-            self.writer.notify_space();
+    fn clear_full(&self, state: &mut QueueState) {
+        if std::mem::take(&mut state.full) {
+            self.writer.mark_emptied(self.id);
         }
     }
 
@@ -280,7 +288,7 @@ impl OutputSender {
             // The host may have read the eventfd. If the queue is closed, it must stay readable.
             if state.closed.is_some() { event.signal() } else { event.clear() }
         }
-        self.clear_full();
+        self.clear_full(&mut state);
         Ok(outputs)
     }
 
@@ -303,11 +311,17 @@ mod tests {
     use super::*;
 
     fn new_sender(capacity: usize) -> OutputSender {
-        OutputSender::new(capacity, 2, Arc::default()).unwrap()
+        OutputSender::new(QueueId::default(), capacity, 2, Arc::default()).unwrap()
     }
 
     fn push(sender: &OutputSender) -> bool {
         sender.push(&mut Output::default()).unwrap()
+    }
+
+    fn is_full(sender: &OutputSender) -> bool {
+        let (mut never, mut full) = (u64::MAX, Vec::new());
+        sender.writer.read_full_queues(&mut never, &mut full);
+        full == [sender.id]
     }
 
     fn take_all(sender: &OutputSender) -> usize {
@@ -319,13 +333,14 @@ mod tests {
         let sender = new_sender(2);
         assert!(push(&sender), "the first output must notify the readers");
         assert!(!push(&sender), "a second output needs no further notification");
-        assert!(sender.is_full());
+        assert!(is_full(&sender));
         sender.notify();
         assert!(push(&sender), "a running step may exceed the capacity");
-        assert_eq!((take_all(&sender), sender.writer.space_count()), (3, 1));
-        assert!(!sender.is_full());
+        assert_eq!(take_all(&sender), 3);
+        assert!(!is_full(&sender));
         push(&sender);
-        assert_eq!((take_all(&sender), sender.writer.space_count()), (1, 1), "the queue was not full, so no request has paused");
+        assert_eq!(take_all(&sender), 1);
+        assert!(!sender.writer.read_full_queues(&mut 2, &mut Vec::new()), "the queue was not full, so no request has paused");
     }
 
     #[test]
@@ -352,8 +367,7 @@ mod tests {
     #[test]
     fn polled_batches_are_reused() {
         let sender = Arc::new(new_sender(9));
-        let table = Weak::new();
-        let queue = Queue { sender: sender.clone(), table };
+        let queue = Queue { sender: sender.clone(), writers: None };
         let mut addresses = Vec::new();
         for _ in 0..4 {
             let mut output = Output { text: "some text".into(), ..Output::default() };
@@ -366,7 +380,7 @@ mod tests {
 
     #[test]
     fn an_oversized_batch_is_not_kept() {
-        let queue = Queue { sender: Arc::new(new_sender(9)), table: Weak::new() };
+        let queue = Queue { sender: Arc::new(new_sender(9)), writers: None };
         for outputs in [5000, 1, 1] {
             assert!(queue.sender.spare_batch.lock().unwrap().is_some());
             for _ in 0..outputs {
@@ -381,7 +395,7 @@ mod tests {
 
     #[test]
     fn a_batch_with_space_for_all_reserved_outputs_is_kept() {
-        let queue = Queue { sender: Arc::new(new_sender(9)), table: Weak::new() };
+        let queue = Queue { sender: Arc::new(new_sender(9)), writers: None };
         queue.sender.reserve_final(5000).unwrap();
         for _ in 0..3 {
             push(&queue.sender);
@@ -404,8 +418,8 @@ mod tests {
     fn a_queue_without_readers_drops_outputs() {
         let sender = new_sender(1);
         push(&sender);
+        assert!(is_full(&sender));
         sender.close_readers();
-        assert!(!push(&sender) && !sender.is_full());
-        assert_eq!(sender.writer.space_count(), 1, "paused requests are checked again");
+        assert!(!push(&sender) && !is_full(&sender), "paused requests are checked again");
     }
 }

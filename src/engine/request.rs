@@ -86,6 +86,43 @@ impl Request {
     }
 }
 
+impl RecordedRequest {
+    /// Copies the request without its prompt, whose tokens are set later. The omitted parameters
+    /// only affect the prompt.
+    fn from_request(request: &Request) -> Result<RecordedRequest> {
+        let Request {
+            sampling,
+            n,
+            best_of,
+            beam,
+            keep,
+            salt,
+            hook,
+            priority,
+            deadline,
+            user_data,
+            skip_special,
+            prompt: _,
+            truncate_prompt_tokens: _,
+            add_special: _,
+        } = request;
+        Ok(RecordedRequest {
+            prompt: Vec::new(),
+            sampling: sampling.try_clone()?,
+            n: *n,
+            best_of: *best_of,
+            beam: beam.clone(),
+            keep: *keep,
+            salt: try_copy(salt)?,
+            hooked: hook.is_some(),
+            user_data: *user_data,
+            priority: *priority,
+            deadline: *deadline,
+            skip_special: *skip_special,
+        })
+    }
+}
+
 /// A checked request.
 pub struct PreparedRequest {
     /// The sequences with all memory that they need.
@@ -119,7 +156,7 @@ impl Engine {
     /// Adds a request whose outputs go to `queue`.
     pub fn add_request_to(&self, queue: &Queue, mut request: Request) -> Result<RequestId> {
         let (prompt, max_len, branching) = self.checked(queue, &mut request)?;
-        let mut again = if self.journals { Some(Box::new(RecordedRequest::from_command(&request)?)) } else { None };
+        let mut again = if self.journals { Some(Box::new(RecordedRequest::from_request(&request)?)) } else { None };
         let reservation = self.lease.reserve(self.max_blocks(prompt.len(), max_len, branching))?;
         let beams = request.beam.as_ref().map(|params| self.beams(params, request.n, &request.sampling, max_len - prompt.len()));
         let beams = beams.transpose()?.map(Box::new);
@@ -321,7 +358,7 @@ impl Engine {
     }
 
     fn eos_of(&self, params: &SamplingParams) -> Arc<[u32]> {
-        if params.ignore_eos { Arc::new([]) } else { self.eos.clone() }
+        if params.ignore_eos { Arc::new([]) } else { self.vocabulary.eos.clone() }
     }
 
     fn resolve_sampling(&self, mut params: SamplingParams) -> Result<ResolvedSampling> {

@@ -3,7 +3,7 @@
 use crate::backend::{Backend, BatchSize, InputLimits};
 use crate::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits};
 use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kv::BlockId;
 use crate::model::{Decoder, KvCache};
 use crate::scheduler::StepPlan;
@@ -38,6 +38,12 @@ pub trait Runner: Send {
     /// The logits of these rows are undefined afterwards.
     fn wait_and_sample(&mut self, ticket: InFlightStep, _draws: &DeviceSampling) -> Result<StepResult<'_>> {
         Ok(StepResult { logits: self.wait(ticket)?, device_samples: &[] })
+    }
+
+    /// Reports that the last step has failed with `_error`, here or in the host. Cancels the
+    /// predicted step.
+    fn roll_back(&mut self, _error: &Error) {
+        self.cancel_in_flight();
     }
 
     /// Returns whether the device is lost, so that no step can be computed any more.

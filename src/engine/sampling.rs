@@ -63,7 +63,33 @@ impl PromptLogprobs {
     }
 }
 
-/// Sampling of the tokens of a step, and the results until they are committed.
+/// The sampled tokens of a step, until they are committed.
+#[derive(Default)]
+pub struct SampledStep {
+    pub tokens: Vec<SampledToken>,
+    /// One result per sampled token.
+    pub results: Vec<SampleResult>,
+    pub tops: TopLogprobs,
+    pub prompts: PromptLogprobs,
+    /// Requests that end with an error.
+    pub failed: Vec<(RequestId, Error)>,
+}
+
+impl SampledStep {
+    fn clear(&mut self) {
+        self.tokens.clear();
+        self.results.clear();
+        self.tops.all.clear();
+        self.prompts.clear();
+        self.failed.clear();
+    }
+
+    pub fn has_failed(&self, request: RequestId) -> bool {
+        self.failed.iter().any(|(failed, _)| *failed == request)
+    }
+}
+
+/// Sampling of the tokens of a step.
 pub struct Sampling {
     vocab_size: usize,
     sampler: Sampler,
@@ -76,13 +102,7 @@ pub struct Sampling {
     /// Samples to draw on the device. Empty if the runner cannot sample.
     on_device: DeviceSampling,
     samples_on_device: bool,
-    pub sampled: Vec<SampledToken>,
-    /// One result per sampled token.
-    pub results: Vec<SampleResult>,
-    pub tops: TopLogprobs,
-    pub prompts: PromptLogprobs,
-    /// Requests whose beam search has failed.
-    pub failed_beams: Vec<(RequestId, Error)>,
+    pub step: SampledStep,
 }
 
 impl Sampling {
@@ -97,14 +117,10 @@ impl Sampling {
             edited: Vec::new(),
             samples_on_device: limits.is_some(),
             on_device: limits.map_or(Ok(DeviceSampling::default()), DeviceSampling::new)?,
-            sampled: Vec::new(),
-            results: Vec::new(),
-            tops: TopLogprobs::default(),
-            prompts: PromptLogprobs::default(),
-            failed_beams: Vec::new(),
+            step: SampledStep::default(),
         };
-        sampling.sampled.try_reserve(max_seqs)?;
-        sampling.results.try_reserve(max_seqs)?;
+        sampling.step.tokens.try_reserve(max_seqs)?;
+        sampling.step.results.try_reserve(max_seqs)?;
         Ok(sampling)
     }
 
@@ -171,11 +187,7 @@ impl Sampling {
         scheduler: &Scheduler,
         requests: &mut LiveRequests,
     ) -> Result<()> {
-        self.sampled.clear();
-        self.results.clear();
-        self.tops.all.clear();
-        self.prompts.clear();
-        self.failed_beams.clear();
+        self.step.clear();
         let (mut rest, mut row, mut drawn) = (logits, 0, 0);
         for part in plan.sequences.iter().filter(|part| part.logits > 0) {
             let (rows, others) = rest.split_at(part.logits * self.vocab_size);
@@ -221,7 +233,7 @@ impl Sampling {
         let first = part.first + part.tokens - part.logits + 1;
         let emitted = tokens.get(first..).unwrap_or_default();
         let count = emitted.len().min(rows.len() / self.vocab_size);
-        let PromptLogprobs { logprobs, tops, ends } = &mut self.prompts;
+        let PromptLogprobs { logprobs, tops, ends } = &mut self.step.prompts;
         logprobs.try_reserve(count)?;
         ends.try_reserve(1)?;
         for (&token, logits) in emitted.iter().zip(rows.chunks_exact(self.vocab_size)) {
@@ -248,11 +260,11 @@ impl Sampling {
             let result = allowed.clone().and_then(|allowed| {
                 let context = Context { tokens, prompt_len: *prompt_len, generated: *generated, seed, history: memory, allowed };
                 let sample = self.sampler.choose(edited, sampling, &context);
-                advance(sequence, logits, sample.map_err(|why| attribute(why, sequence))?, &mut self.tops)
+                advance(sequence, logits, sample.map_err(|why| attribute(why, sequence))?, &mut self.step.tops)
             });
             let child = sequence.request.sequence(sequence.index + i as u32);
-            self.sampled.push(SampledToken { parent: part.seq, child, outcome: outcome(sequence, &result) });
-            self.results.push(result);
+            self.step.tokens.push(SampledToken { parent: part.seq, child, outcome: outcome(sequence, &result) });
+            self.step.results.push(result);
         }
         sequence.constraint = constraint;
         Ok(())
@@ -264,25 +276,25 @@ impl Sampling {
         let result = match decode::chosen(device_sample) {
             Err(why) => Err(attribute(why, sequence)),
             Ok(sample) => {
-                let first = self.tops.all.len();
+                let first = self.step.tops.all.len();
                 let k = sequence.sampling.params.logprobs.unwrap_or(0) as usize;
-                let logprob = if sequence.needs_logprobs() { self.tops.add_device_sample(device_sample, k)? } else { 0.0 };
-                Ok(NewToken { sample, logprob, top: first..self.tops.all.len() })
+                let logprob = if sequence.needs_logprobs() { self.step.tops.add_device_sample(device_sample, k)? } else { 0.0 };
+                Ok(NewToken { sample, logprob, top: first..self.step.tops.all.len() })
             }
         };
-        self.sampled.push(SampledToken { parent: part.seq, child: part.seq, outcome: outcome(sequence, &result) });
-        self.results.push(result);
+        self.step.tokens.push(SampledToken { parent: part.seq, child: part.seq, outcome: outcome(sequence, &result) });
+        self.step.results.push(result);
         Ok(())
     }
 
     /// Stores the row of a beam. After the last beam, the search decides. An error ends only this
     /// request.
     fn beam(&mut self, request: RequestId, seq: SeqId, logits: &[f32], scheduler: &Scheduler, requests: &mut LiveRequests) {
-        if self.failed_beams.iter().any(|(failed, _)| *failed == request) {
+        if self.step.has_failed(request) {
             return;
         }
         if let Err(error) = self.try_beam(request, seq, logits, scheduler, requests) {
-            self.failed_beams.push((request, error));
+            self.step.failed.push((request, error));
         }
     }
 
@@ -304,8 +316,8 @@ impl Sampling {
         let tokens_in = |slot: usize| Ok(scheduler.get(request.sequence(slot as u32))?.tokens.as_slice());
         for next in &beams.decide(&mut self.sampler, &sequence.sampling, sequence.prompt_len, tokens_in)?.next {
             let (parent, child) = (request.sequence(next.parent as u32), request.sequence(next.slot as u32));
-            self.sampled.push(SampledToken { parent, child, outcome: TokenOutcome::Token(next.token) });
-            self.results.push(Ok(NewToken::default()));
+            self.step.tokens.push(SampledToken { parent, child, outcome: TokenOutcome::Token(next.token) });
+            self.step.results.push(Ok(NewToken::default()));
         }
         Ok(())
     }

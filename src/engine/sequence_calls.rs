@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::active_sequence::Generation;
+use super::command::ForkedSequence;
 use super::queue::Queue;
 use super::request::{Prompt, branch_seed};
 use super::sequence_state::{Header, SequenceState};
-use super::sequence_table::{ForkedSequence, SequenceView};
+use super::sequence_view::SequenceView;
 use super::{Engine, LogitsHook};
 use crate::error::{Error, Result, try_copy};
 use crate::kv::BlockHash;
@@ -157,7 +158,8 @@ impl Engine {
         how.queue.map_or(Ok(()), |queue| self.check_queue(queue))?;
         let requested_at = self.shared.clock.now();
         let deadline = self.deadline(requested_at, how.deadline)?;
-        self.shared.table.continue_sequence(seq, how, requested_at, deadline)
+        let Continue { keep, queue, user_data, hook, .. } = how;
+        self.shared.table.continue_sequence(seq, keep, queue.map(Queue::sender), user_data, hook, (requested_at, deadline))
     }
 
     /// Exports a sequence. Its state, or an error, follows as an output in `queue` (`None`: the

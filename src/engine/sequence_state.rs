@@ -6,7 +6,6 @@ use std::io;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::active_sequence::InsertedRange;
 use super::outputs::Logprobs;
 use crate::error::{Error, Result, try_copy};
 use crate::options::SamplingParams;
@@ -50,6 +49,16 @@ pub struct Header<'a> {
     pub prompt_logprobs: SerializedLogprobs,
     /// First row of the prompt whose logits are still wanted.
     pub logits_from: Option<usize>,
+}
+
+/// A range of generated tokens, counted from the end of the prompt.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct InsertedRange {
+    pub from: usize,
+    pub to: usize,
+    /// Whether the tokens ended the sequence, so that their text is hidden. Otherwise the host
+    /// appended them, and stop strings in them are ignored.
+    pub hidden: bool,
 }
 
 /// The bits of an f32, since JSON has no infinity.

@@ -1,4 +1,4 @@
-//! The ids of requests, sequences and prefix pins, and the counter that allocates them.
+//! The ids of requests, sequences, prefix pins and queues, and the counter that allocates them.
 //!
 //! The header promises that sample i of a request has the id request + i. Only this file knows
 //! that. All other code converts between the ids with the functions below.
@@ -55,6 +55,12 @@ id_type! {
     PinId
 }
 
+id_type! {
+    /// The number of an output queue of an engine, in order of creation. The C API does not show it.
+    #[derive(Default)]
+    QueueId
+}
+
 impl RequestId {
     /// Returns the id of sample `sample`, or of the beam in slot `sample`. Counted from 0.
     #[inline]
@@ -89,7 +95,14 @@ impl PinId {
     }
 }
 
-/// The counter of an engine from which all its ids come. The first id is 1.
+impl QueueId {
+    /// Returns the id of the next queue.
+    pub fn next(self) -> QueueId {
+        QueueId(self.0 + 1)
+    }
+}
+
+/// The counter of an engine from which all its ids come, except those of queues. The first id is 1.
 #[derive(Debug, Clone, Default)]
 pub struct IdAllocator {
     last: u64,

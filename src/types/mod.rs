@@ -1,6 +1,6 @@
-//! The ids of requests, sequences and prefix pins.
+//! The ids of requests, sequences, prefix pins and queues.
 
 mod ids;
 
-pub(crate) use ids::IdAllocator;
+pub(crate) use ids::{IdAllocator, QueueId};
 pub use ids::{PinId, RequestId, SeqId};

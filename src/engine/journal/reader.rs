@@ -6,8 +6,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::recorder::{CHECKSUM, checksum};
 use super::records::{Header, MAGIC, Record, RecordedCommand, RecordedEnd, Step, VERSION};
+use super::writer::{CHECKSUM, checksum};
 use crate::error::{Error, Result};
 use crate::sys::files;
 

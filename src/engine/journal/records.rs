@@ -6,15 +6,14 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::ModelInfo;
-use crate::engine::request::Request;
-use crate::engine::sequence_table::Command;
-use crate::error::{Code, Error, Result, try_copy};
+use crate::error::{Code, Error, Result};
 use crate::options::{BeamParams, EngineOptions, SamplingParams};
-use crate::types::{PinId, RequestId, SeqId};
+use crate::types::{PinId, QueueId, RequestId, SeqId};
 
 pub const MAGIC: &[u8; 8] = b"PLLMJRNL";
-/// Version of the format. Release 0.3.0 began version 2.
-pub const VERSION: u32 = 2;
+/// Version of the format. Release 0.3.0 began version 2. Version 3 has the full queues of a step
+/// instead of the groups that were not ready.
+pub const VERSION: u32 = 3;
 
 /// The engine that wrote the journal. The header is JSON, so that other versions can read it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -99,14 +98,15 @@ pub struct Step {
     /// Number of the step, from 1. Steps that are not written do not count.
     pub number: u64,
     pub now: Duration,
-    /// Indices of the readiness checks of the step that failed because a queue was full.
-    pub refused: Vec<u32>,
-    pub failed_attempts: Vec<FailedAttempt>,
+    /// Queues whose requests paused, in ascending order.
+    pub full_queues: Vec<QueueId>,
+    /// Failed attempts to compute a plan.
+    pub failed_attempts: Vec<Failure>,
     pub resized: Vec<Resized>,
-    /// Failed transfers between the tiers.
-    pub failed_moves: Vec<FailedMove>,
+    /// Numbers of the failed transfers between the tiers since the last step, from 1.
+    pub failed_moves: Vec<u32>,
     /// Failed transfers of K and V for exports and imports.
-    pub failed_exchanges: Vec<FailedAttempt>,
+    pub failed_exchanges: Vec<Failure>,
     /// Costs of swapping and recomputation as the bits of seconds, if they were set.
     pub costs: Option<(u64, u64)>,
     /// Digest of all outputs of the step, independent of their order.
@@ -122,27 +122,18 @@ pub struct Resized {
     pub succeeded: bool,
 }
 
-/// A failed transfer between the tiers.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct FailedMove {
-    /// Number of the transfer since the last step, from 1.
-    pub number: u32,
-    pub out_failed: bool,
-    pub back_failed: bool,
-}
-
 /// A failed attempt to compute a plan, to export or to import.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct FailedAttempt {
+pub struct Failure {
     /// Number of the attempt in the step, from 1.
-    pub attempt: u32,
+    pub number: u32,
     pub code: i32,
     pub message: String,
 }
 
-impl FailedAttempt {
-    pub fn new(attempt: u32, error: &Error) -> FailedAttempt {
-        FailedAttempt { attempt, code: error.code() as i32, message: error.message().into() }
+impl Failure {
+    pub fn new(number: u32, error: &Error) -> Failure {
+        Failure { number, code: error.code() as i32, message: error.message().into() }
     }
 
     pub fn error(&self) -> Error {
@@ -169,6 +160,7 @@ pub enum RecordedCommand<'a> {
     Add {
         id: RequestId,
         at: Duration,
+        queue: QueueId,
         request: Cow<'a, Box<RecordedRequest>>,
     },
     Abort {
@@ -194,11 +186,13 @@ pub enum RecordedCommand<'a> {
     Resume {
         seq: SeqId,
         at: Duration,
+        queue: QueueId,
         resume: Box<RecordedResume<'a>>,
     },
     Continue {
         seq: SeqId,
         at: Duration,
+        queue: QueueId,
         deadline: Option<Duration>,
         keep: bool,
         user_data: u64,
@@ -209,10 +203,12 @@ pub enum RecordedCommand<'a> {
     },
     Export {
         seq: SeqId,
+        queue: QueueId,
     },
     Import {
         id: SeqId,
         at: Duration,
+        queue: QueueId,
         sequence_state: Vec<u8>,
     },
     Pin {
@@ -220,7 +216,6 @@ pub enum RecordedCommand<'a> {
         tokens: Cow<'a, [u32]>,
         priority: u32,
         salt: Cow<'a, [u8]>,
-        until: Option<Duration>,
     },
     Unpin {
         id: PinId,
@@ -267,103 +262,5 @@ pub struct RecordedFork {
     pub seed: Option<u64>,
     pub user_data: u64,
     pub at: Duration,
-}
-
-impl RecordedRequest {
-    /// Copies the request without its prompt, whose tokens are set later. The omitted parameters
-    /// only affect the prompt.
-    pub fn from_command(request: &Request) -> Result<RecordedRequest> {
-        let Request {
-            sampling,
-            n,
-            best_of,
-            beam,
-            keep,
-            salt,
-            hook,
-            priority,
-            deadline,
-            user_data,
-            skip_special,
-            prompt: _,
-            truncate_prompt_tokens: _,
-            add_special: _,
-        } = request;
-        Ok(RecordedRequest {
-            prompt: Vec::new(),
-            sampling: sampling.try_clone()?,
-            n: *n,
-            best_of: *best_of,
-            beam: beam.clone(),
-            keep: *keep,
-            salt: try_copy(salt)?,
-            hooked: hook.is_some(),
-            user_data: *user_data,
-            priority: *priority,
-            deadline: *deadline,
-            skip_special: *skip_special,
-        })
-    }
-}
-
-impl RecordedCommand<'_> {
-    pub fn from_command(command: &Command) -> RecordedCommand<'_> {
-        match command {
-            Command::Add { id, work } => match &work.again {
-                Some(wanted) => RecordedCommand::Add { id: *id, at: work.sequence.timing.requested_at, request: Cow::Borrowed(wanted) },
-                None => RecordedCommand::Lost { why: format!("request {id} was added before there was a journal") },
-            },
-            Command::Abort { request } => RecordedCommand::Abort { request: *request },
-            Command::End { seq } => RecordedCommand::End { seq: *seq },
-            Command::Fork { parent, len, children, idle } => {
-                let mut forked = Vec::new();
-                if forked.try_reserve_exact(children.len()).is_err() {
-                    return RecordedCommand::Lost {
-                        why: format!("sequence {parent} was forked, and there was no memory to write it down"),
-                    };
-                }
-                forked.extend(children.iter().map(|child| RecordedFork {
-                    id: child.id,
-                    seed: child.seed,
-                    user_data: child.user_data,
-                    at: child.requested_at,
-                }));
-                RecordedCommand::Fork { parent: *parent, len: *len, children: forked, idle: *idle }
-            }
-            Command::Append { seq, tokens } => RecordedCommand::Append { seq: *seq, tokens: tokens.into() },
-            Command::Rewind { seq, len } => RecordedCommand::Rewind { seq: *seq, len: *len },
-            Command::Resume { seq, generation, .. } => {
-                let (sampling, deadline) =
-                    (Cow::Borrowed(&generation.sampling.params), generation.deadline.map(|at| at.saturating_sub(generation.requested_at)));
-                let (keep, hooked, user_data, skip_special) =
-                    (generation.keep, generation.hook.is_some(), generation.user_data, generation.skip_special);
-                RecordedCommand::Resume {
-                    seq: *seq,
-                    at: generation.requested_at,
-                    resume: Box::new(RecordedResume { sampling, keep, hooked, user_data, deadline, skip_special }),
-                }
-            }
-            Command::Continue { seq, keep, hook, deadline, open, requested_at } => {
-                let deadline = deadline.map(|at| at.saturating_sub(*requested_at));
-                RecordedCommand::Continue {
-                    seq: *seq,
-                    at: *requested_at,
-                    deadline,
-                    keep: *keep,
-                    user_data: open.last.user_data,
-                    hooked: hook.is_some(),
-                }
-            }
-            Command::Free { seq } => RecordedCommand::Free { seq: *seq },
-            Command::Export { seq, .. } => RecordedCommand::Export { seq: *seq },
-            Command::Import { id, generation, sequence_state } => match sequence_state.encode() {
-                Ok(sequence_state) => RecordedCommand::Import { id: *id, at: generation.requested_at, sequence_state },
-                Err(error) => RecordedCommand::Lost { why: format!("sequence {id} was imported: {error}") },
-            },
-            Command::Pin { id, candidate, priority, salt, until } => {
-                RecordedCommand::Pin { id: *id, tokens: candidate.prompt().into(), priority: *priority, salt: salt.into(), until: *until }
-            }
-            Command::Unpin { id } => RecordedCommand::Unpin { id: *id },
-        }
-    }
+    pub queue: QueueId,
 }

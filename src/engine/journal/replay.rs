@@ -1,24 +1,26 @@
 //! Replay: runs the steps of a journal again and compares their outputs.
 
+use std::collections::HashMap;
 use std::fmt::Display;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::reader::{Ending, JournalFile, Recorded};
-use super::records::{Header, RecordedCommand, RecordedEnd, Step};
-use super::{Journal, RecordedRequest};
+use super::recording::Recording;
+use super::records::{Header, RecordedCommand, RecordedEnd, RecordedFork, RecordedRequest, Step};
+use super::replayed::Replayed;
 use crate::engine::clock::Clock;
-use crate::engine::core::EngineCore;
+use crate::engine::command::{Command, ForkedSequence};
+use crate::engine::queue::Queue;
 use crate::engine::request::{Prompt, Request};
 use crate::engine::sequence_calls::{Continue, Resume};
-use crate::engine::sequence_table::Command;
 use crate::engine::{Engine, EngineParts, ModelInfo, Runner};
 use crate::error::{Error, Result};
 use crate::options::{EngineOptions, Isa};
 use crate::text::Text;
-use crate::types::SeqId;
+use crate::types::{QueueId, SeqId};
 
 /// The result of a replay.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -63,8 +65,13 @@ impl Clock for Written {
 /// A replay of a journal on an engine of its own.
 pub struct Replay {
     engine: Engine,
+    /// Queues that stand for those of the host. They are never full.
+    queues: HashMap<QueueId, Queue>,
     file: JournalFile,
     clock: Arc<Written>,
+    /// The recorded step that is repeated, and the record of its repetition.
+    replayed: Replayed,
+    recording: Recording,
     summary: Summary,
 }
 
@@ -72,7 +79,7 @@ impl Replay {
     /// Loads the model with which the journal was written.
     pub fn load(file: JournalFile, model_dir: &Path) -> Result<Replay> {
         let options = EngineOptions { model_dir: model_dir.into(), ..file.options()? };
-        let EngineParts { info, text, runner } = Engine::parts(&options, &mut |_, _| true)?;
+        let EngineParts { info, text, runner } = EngineParts::load_on_device(&options, &mut |_, _| true)?;
         Replay::with_runner(file, info, text, runner)
     }
 
@@ -80,8 +87,15 @@ impl Replay {
     pub fn with_runner(file: JournalFile, info: ModelInfo, text: Option<Text>, runner: Box<dyn Runner>) -> Result<Replay> {
         file.header.check(&info, &runner.layout())?;
         let clock = Arc::new(Written::default());
-        let engine = Engine::build(&file.options()?, info, text, runner, clock.clone(), Some(Journal::replayed()))?;
-        Ok(Replay { engine, file, clock, summary: Summary::default() })
+        let (options, replayed) = (file.options()?, Replayed::default());
+        let recording = Recording::new(options.max_seqs)?;
+        let (repeat, record) = (replayed.clone(), recording.clone());
+        let decorate = |inputs, runner| {
+            let (inputs, runner) = repeat.around(inputs, runner);
+            record.around(inputs, runner, None)
+        };
+        let engine = Engine::build(&options, info, text, runner, clock.clone(), Some(Box::new(decorate)))?;
+        Ok(Replay { engine, queues: HashMap::new(), file, clock, replayed, recording, summary: Summary::default() })
     }
 
     /// Runs all steps, or until the first difference.
@@ -99,36 +113,40 @@ impl Replay {
     fn step(&mut self, recorded: Recorded) -> std::result::Result<(), String> {
         let Recorded { commands, ended, step } = recorded;
         self.summary.steps = step.number;
-        self.with_journal(|journal| journal.set_replayed(step.clone()));
-        for resized in step.resized.iter().filter(|resized| resized.between) {
-            self.core().resize(resized.blocks, resized.succeeded);
+        self.replayed.set_step(step.clone());
+        for _ in step.resized.iter().filter(|resized| resized.between) {
+            self.engine.core.lock().unwrap_or_else(PoisonError::into_inner).resize_pool(false);
         }
         for command in commands {
             self.repeat(command).map_err(|error| format!("a recorded command cannot be repeated: {error}"))?;
         }
         self.clock.set(step.now);
         let result = self.engine.step();
-        // The outputs are compared when they are created, so the queue is only emptied.
-        let _ = self.engine.queue().poll(Some(Duration::ZERO));
+        // The outputs are compared when they are created, so the queues are only emptied.
+        for queue in self.queues.values().chain([&**self.engine.queue()]) {
+            let _ = queue.poll(Some(Duration::ZERO));
+        }
         self.compare(&step, &ended).map_err(|what| match result {
             Err(error) if step.failed_attempts.is_empty() => format!("{what}; the step failed: {error}"),
             _ => what,
         })
     }
 
-    fn with_journal<T>(&self, act: impl FnOnce(&mut Journal) -> T) -> T {
-        act(self.core().journal.as_mut().expect("an engine that replays has a journal"))
-    }
-
-    fn core(&self) -> MutexGuard<'_, EngineCore> {
-        self.engine.core.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the queue that stands for a queue of the host.
+    fn queue(&mut self, id: QueueId) -> Result<&Queue> {
+        if !self.queues.contains_key(&id) {
+            let table = &self.engine.shared.table;
+            self.queues.insert(id, Queue::new(table.replay_sender(id)?, table));
+        }
+        Ok(&self.queues[&id])
     }
 
     fn compare(&mut self, step: &Step, ended: &[RecordedEnd]) -> std::result::Result<(), String> {
-        let (here, ends) = self.with_journal(|journal| {
-            let (step, ended) = journal.last_step();
+        let (here, ends) = {
+            let recorder = self.recording.lock();
+            let (step, ended) = recorder.last_step();
             (step.clone(), ended.to_vec())
-        });
+        };
         self.summary.sequences += ended.len() as u64;
         self.summary.tokens += ended.iter().map(|ended| ended.generated).sum::<u64>();
         let name = |ended: Option<&RecordedEnd>| match ended {
@@ -153,45 +171,66 @@ impl Replay {
     }
 
     fn repeat(&mut self, command: RecordedCommand) -> Result<()> {
-        let table = &self.engine.shared.table;
         match command {
-            RecordedCommand::Add { id, at, request } => {
+            RecordedCommand::Add { id, at, queue, request } => {
                 self.summary.requests += 1;
                 self.clock.set(at);
                 self.restore_hook(id.sequence(0), request.hooked);
-                check_id(id, self.engine.add_request(request_of(*request.into_owned()))?)
+                self.queue(queue)?;
+                check_id(id, self.engine.add_request_to(&self.queues[&queue], request_of(*request.into_owned()))?)
             }
-            RecordedCommand::Resume { seq, at, resume: generation } => {
+            RecordedCommand::Resume { seq, at, queue, resume: generation } => {
                 self.clock.set(at);
                 self.restore_hook(seq, generation.hooked);
+                self.queue(queue)?;
                 let (keep, user_data, skip_special) = (generation.keep, Some(generation.user_data), generation.skip_special);
-                let deadline = generation.deadline;
-                self.engine.resume(seq, Resume { keep, user_data, skip_special, deadline, ..Resume::new(generation.sampling.into_owned()) })
+                let (queue, deadline) = (self.queues.get(&queue), generation.deadline);
+                let resume = Resume { keep, queue, user_data, skip_special, deadline, ..Resume::new(generation.sampling.into_owned()) };
+                self.engine.resume(seq, resume)
             }
-            RecordedCommand::Continue { seq, at, deadline, keep, user_data, hooked } => {
+            RecordedCommand::Continue { seq, at, queue, deadline, keep, user_data, hooked } => {
                 self.clock.set(at);
                 self.restore_hook(seq, hooked);
-                self.engine.continue_sequence(seq, Continue { keep, user_data: Some(user_data), deadline, ..Continue::default() })
+                self.queue(queue)?;
+                let (queue, user_data) = (self.queues.get(&queue), Some(user_data));
+                self.engine.continue_sequence(seq, Continue { keep, queue, user_data, deadline, ..Continue::default() })
             }
-            RecordedCommand::Import { id, at, sequence_state } => {
+            RecordedCommand::Import { id, at, queue, sequence_state } => {
                 self.clock.set(at);
-                check_id(id, self.engine.import(self.engine.queue(), &sequence_state)?)
+                self.queue(queue)?;
+                check_id(id, self.engine.import(&self.queues[&queue], &sequence_state)?)
             }
-            RecordedCommand::Pin { id, tokens, priority, salt, until } => {
-                check_id(id, self.engine.pin_tokens(tokens.into_owned(), priority, salt.into_owned(), until)?)
+            // A pin that expires has a command of its own.
+            RecordedCommand::Pin { id, tokens, priority, salt } => {
+                check_id(id, self.engine.pin_tokens(tokens.into_owned(), priority, salt.into_owned(), None)?)
             }
             RecordedCommand::Fork { parent, len, children, idle } => {
-                table.replay_fork(parent, len, &children, idle, self.engine.queue().sender())
+                let mut forked = Vec::new();
+                for RecordedFork { id, seed, user_data, at, queue } in children {
+                    let sender = self.queue(queue)?.sender().clone();
+                    forked.push(ForkedSequence { id, seed, user_data, sender, requested_at: at });
+                }
+                self.engine.shared.table.replay_fork(parent, len, forked, idle)
             }
-            RecordedCommand::Export { seq } => table.replay_export(seq, self.engine.queue().sender()),
-            RecordedCommand::Abort { request } => table.replay(Command::Abort { request }),
-            RecordedCommand::End { seq } => table.replay(Command::End { seq }),
-            RecordedCommand::Append { seq, tokens } => table.replay(Command::Append { seq, tokens: tokens.into_owned() }),
-            RecordedCommand::Rewind { seq, len } => table.replay(Command::Rewind { seq, len }),
-            RecordedCommand::Free { seq } => table.replay(Command::Free { seq }),
-            RecordedCommand::Unpin { id } => table.replay(Command::Unpin { id }),
+            RecordedCommand::Export { seq, queue } => {
+                let sender = self.queue(queue)?.sender().clone();
+                self.engine.shared.table.replay_export(seq, &sender)
+            }
+            RecordedCommand::Unpin { id } => {
+                self.engine.shared.table.remove_pin(id);
+                self.replay(Command::Unpin { id })
+            }
+            RecordedCommand::Abort { request } => self.replay(Command::Abort { request }),
+            RecordedCommand::End { seq } => self.replay(Command::End { seq }),
+            RecordedCommand::Append { seq, tokens } => self.replay(Command::Append { seq, tokens: tokens.into_owned() }),
+            RecordedCommand::Rewind { seq, len } => self.replay(Command::Rewind { seq, len }),
+            RecordedCommand::Free { seq } => self.replay(Command::Free { seq }),
             RecordedCommand::Lost { why } => Err(Error::unsupported(format!("the command is not in the journal: {why}"))),
         }
+    }
+
+    fn replay(&self, command: Command) -> Result<()> {
+        self.engine.shared.table.replay(command)
     }
 
     fn restore_hook(&mut self, seq: SeqId, hooked: bool) {

@@ -1,182 +1,175 @@
-//! The record of the current step: its inputs and the digests of its outputs.
+//! The record of the current step.
 
-use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
 use std::time::Duration;
 
-use sha2::{Digest, Sha256};
-
-use super::records::{FailedAttempt, FailedMove, RecordedEnd, Resized, Step};
-use crate::engine::outputs::{Logprobs, Output};
+use super::digests::OutputDigests;
+use super::records::{Failure, RecordedEnd, Resized, Step};
 use crate::error::{Error, Result};
-use crate::scheduler::FinishReason;
-use crate::types::SeqId;
+use crate::scheduler::Costs;
+use crate::types::QueueId;
 
-/// The inputs and the digests of the current step.
+/// The inputs of the current step, the failures in it, and the digests of its outputs.
 #[derive(Default)]
 pub struct StepRecorder {
-    pub step: Step,
-    pub ended: Vec<RecordedEnd>,
-    /// Whether a command, a resize, a failed transfer or an output makes the step worth recording.
-    pub must_record: bool,
-    /// Number of readiness checks in the step, and the indices of those that failed.
-    readiness_checks: Cell<u32>,
-    refused: RefCell<Vec<u32>>,
+    step: Step,
+    ended: Vec<RecordedEnd>,
+    /// Whether a command, a resize or a failed transfer makes the step worth writing.
+    must_record: bool,
+    is_in_step: bool,
+    /// Number of attempts to compute a plan in this step.
     attempts: u32,
-    in_step: bool,
-    /// Resizes since the last step.
-    between: Vec<Resized>,
-    /// Number of transfers since the last step, and those that failed.
-    moves: u32,
-    stuck: Vec<FailedMove>,
     /// Number of exports and imports in this step.
     exchanges: u32,
-    /// Digest of all outputs of each sequence since its last end, for existing sequences only.
-    digests: HashMap<SeqId, [u8; 32]>,
-    /// Number of written steps.
+    /// Number of transfers between the tiers since the last step.
+    moves: u32,
+    /// Failed transfers and resizes since the last step. They are recorded with the next one.
+    failed_moves: Vec<u32>,
+    resized: Vec<Resized>,
+    /// Whether the result of the last resize is not known yet.
+    is_resizing: bool,
+    /// Number of steps worth writing.
     steps: u64,
-    /// Failed readiness checks of the last step, and whether that step did nothing else.
-    refused_before: Vec<u32>,
-    quiet_before: bool,
+    /// Full queues of the last step, and whether that step did nothing.
+    full_queues_before: Vec<QueueId>,
+    was_quiet: bool,
 }
 
 impl StepRecorder {
-    /// Reserves space for the outputs of `seqs` concurrent sequences, so that no step allocates.
+    /// Reserves space for the ends of `seqs` sequences, so that no step allocates.
     pub fn new(seqs: usize) -> Result<StepRecorder> {
         let mut recorder = StepRecorder::default();
-        // A map that is at most half full is rehashed in place and does not allocate.
-        recorder.digests.try_reserve(2 * seqs)?;
         recorder.ended.try_reserve(seqs)?;
         Ok(recorder)
     }
 
-    pub fn begin(&mut self, now: Duration) {
-        (self.step.now, self.step.digest, self.attempts, self.exchanges) = (now, 0, 0, 0);
-        self.step.failed_attempts.clear();
-        self.step.failed_exchanges.clear();
-        (self.in_step, self.must_record) = (true, !self.between.is_empty() || !self.stuck.is_empty());
-        self.step.resized.clear();
-        self.step.resized.append(&mut self.between);
-        self.step.refused.clear();
-        self.ended.clear();
-        self.readiness_checks.set(0);
-        self.refused.borrow_mut().clear();
+    pub fn begin(&mut self, now: Duration, full_queues: &[QueueId], costs: Option<Costs>) {
+        let Step { full_queues: recorded, failed_attempts, failed_exchanges, resized, .. } = &mut self.step;
+        recorded.clear();
+        recorded.extend_from_slice(full_queues);
+        failed_attempts.clear();
+        failed_exchanges.clear();
+        resized.clear();
+        resized.append(&mut self.resized);
+        (self.step.now, self.step.costs) = (now, costs.map(|costs| (costs.block.to_bits(), costs.token.to_bits())));
+        self.must_record = !self.step.resized.is_empty() || !self.failed_moves.is_empty();
+        (self.is_in_step, self.attempts, self.exchanges) = (true, 0, 0);
     }
 
-    pub fn next_command(&self) -> u32 {
-        self.readiness_checks.replace(self.readiness_checks.get() + 1)
+    /// Makes the step worth writing.
+    pub fn require(&mut self) {
+        self.must_record = true;
     }
 
-    pub fn mark_refused(&self, index: u32) {
-        self.refused.borrow_mut().push(index);
-    }
-
-    /// Returns the number of the attempt that starts.
-    pub fn attempt(&mut self) -> u32 {
+    /// Counts an attempt to compute a plan. Returns its number in the step, from 1.
+    pub fn begin_attempt(&mut self) -> u32 {
         self.attempts += 1;
         self.attempts
     }
 
-    pub fn failed(&mut self, error: &Error) {
-        self.step.failed_attempts.push(FailedAttempt::new(self.attempts, error));
+    pub fn fail_attempt(&mut self, error: &Error) {
+        self.step.failed_attempts.push(Failure::new(self.attempts, error));
     }
 
-    /// Returns the number of the export or import.
-    pub fn exchange(&mut self) -> u32 {
+    /// Records an export or import.
+    pub fn record_exchange(&mut self, result: &Result<()>) {
         self.exchanges += 1;
-        self.exchanges
+        self.step.failed_exchanges.extend(result.as_ref().err().map(|error| Failure::new(self.exchanges, error)));
     }
 
-    pub fn resized(&mut self, blocks: usize, worked: bool) {
-        let resized = Resized { blocks, between: !self.in_step, succeeded: worked };
-        if self.in_step { &mut self.step.resized } else { &mut self.between }.push(resized);
-        self.must_record = true;
-    }
-
-    /// Returns the number of the transfer.
-    pub fn moves(&mut self) -> u32 {
+    /// Records a transfer between the tiers.
+    pub fn record_move(&mut self, failed: bool) {
         self.moves += 1;
-        self.moves
+        self.failed_moves.extend(failed.then_some(self.moves));
+        self.must_record |= failed;
     }
 
-    pub fn record_failed_move(&mut self, stuck: FailedMove) {
-        self.stuck.push(stuck);
-        self.must_record = true;
-    }
-
-    pub fn record_output(&mut self, output: &Output) {
-        let before = self.digests.remove(&output.sequence).unwrap_or_default();
-        let digest = digest(&before, output);
-        let (first, _) = digest.split_first_chunk::<8>().expect("a digest is longer");
-        self.step.digest = self.step.digest.wrapping_add(u64::from_le_bytes(*first));
-        match output.finish {
-            None => drop(self.digests.insert(output.sequence, digest)),
-            Some(finish) => self.ended.push(RecordedEnd {
-                request: output.request,
-                sequence: output.sequence,
-                finish: finish.name().into(),
-                generated: output.generated_tokens,
-                score: output.score.to_bits(),
-                digest,
-            }),
+    /// Records that the pool of `pool` blocks gets `blocks` blocks.
+    pub fn begin_resize(&mut self, pool: usize, blocks: usize) {
+        self.end_resize(pool);
+        if pool != blocks {
+            let resized = Resized { blocks, between: !self.is_in_step, succeeded: true };
+            self.resizes().push(resized);
+            (self.is_resizing, self.must_record) = (true, true);
         }
-        self.must_record = true;
     }
 
-    /// Removes the digest of a sequence that has no further outputs.
-    pub fn remove(&mut self, sequence: SeqId) {
-        self.digests.remove(&sequence);
+    /// Records the result of the last resize, after which the pool has `pool` blocks.
+    fn end_resize(&mut self, pool: usize) {
+        if std::mem::take(&mut self.is_resizing)
+            && let Some(resized) = self.resizes().last_mut()
+        {
+            resized.succeeded = resized.blocks == pool;
+        }
     }
 
-    /// Returns the sequences with a digest.
-    pub fn digested(&self) -> impl Iterator<Item = SeqId> {
-        self.digests.keys().copied()
+    fn resizes(&mut self) -> &mut Vec<Resized> {
+        if self.is_in_step { &mut self.step.resized } else { &mut self.resized }
     }
 
-    /// Ends the step. Returns whether it must be written.
-    pub fn end(&mut self, idle: bool) -> bool {
-        (self.in_step, self.moves) = (false, 0);
+    /// Ends the step. Returns whether it must be written: a step that did nothing and had the same
+    /// full queues as the previous one is not.
+    pub fn end(&mut self, is_idle: bool, pool: usize, outputs: Option<&OutputDigests>) -> bool {
+        self.end_resize(pool);
+        (self.is_in_step, self.moves) = (false, 0);
         self.step.failed_moves.clear();
-        self.step.failed_moves.append(&mut self.stuck);
-        self.step.refused.clone_from(&self.refused.borrow());
-        let quiet = idle && !self.must_record && self.step.failed_attempts.is_empty();
-        if quiet && self.quiet_before && self.refused_before == self.step.refused {
+        self.step.failed_moves.append(&mut self.failed_moves);
+        self.ended.clear();
+        self.step.digest = 0;
+        if let Some(outputs) = outputs {
+            self.ended.extend_from_slice(&outputs.ended);
+            self.step.digest = outputs.step;
+            self.must_record |= outputs.count > 0;
+        }
+        let is_quiet = is_idle && !self.must_record && self.step.failed_attempts.is_empty();
+        if is_quiet && self.was_quiet && self.full_queues_before == self.step.full_queues {
             return false;
         }
-        self.quiet_before = quiet;
-        self.refused_before.clone_from(&self.step.refused);
+        self.was_quiet = is_quiet;
+        self.full_queues_before.clone_from(&self.step.full_queues);
         self.steps += 1;
         self.step.number = self.steps;
         true
     }
+
+    /// Returns the record of the last step, and the sequences that ended in it.
+    pub fn last_step(&self) -> (&Step, &[RecordedEnd]) {
+        (&self.step, &self.ended)
+    }
 }
 
-/// Returns the digest of the previous outputs and of everything that a host sees of this one,
-/// except its times.
-fn digest(before: &[u8; 32], output: &Output) -> [u8; 32] {
-    let mut sha = Sha256::new();
-    sha.update(before);
-    let mut numbers = |numbers: &mut dyn Iterator<Item = u64>| {
-        let mut count = 0u64;
-        numbers.for_each(|number| {
-            sha.update(number.to_le_bytes());
-            count += 1;
-        });
-        sha.update(count.to_le_bytes());
-    };
-    numbers(&mut output.tokens.iter().map(|&token| token.into()));
-    for Logprobs { tokens, top } in [&output.logprobs, &output.prompt_logprobs] {
-        numbers(&mut tokens.iter().map(|logprob| logprob.to_bits().into()));
-        numbers(&mut top.iter().flat_map(|(token, logprob)| [u64::from(*token), logprob.to_bits().into()]));
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(recorder: &mut StepRecorder, act: impl FnOnce(&mut StepRecorder), pool: usize) -> Option<Step> {
+        recorder.begin(Duration::ZERO, &[], None);
+        act(recorder);
+        recorder.end(true, pool, None).then(|| recorder.last_step().0.clone())
     }
-    // Only the size of a sequence state is included, since the unused slots of its last block are
-    // undefined.
-    let Output { sequence, index, generated_tokens, score, sequence_state, .. } = output;
-    numbers(&mut [sequence.get(), (*index).into(), *generated_tokens, score.to_bits(), sequence_state.len() as u64].into_iter());
-    let error = output.error.as_ref().map_or("", Error::message);
-    for text in [output.text.as_str(), output.finish.map_or("", FinishReason::name), error] {
-        sha.update(text);
-        sha.update((text.len() as u64).to_le_bytes());
+
+    #[test]
+    fn a_resize_has_succeeded_if_the_pool_has_its_size_afterwards() {
+        let mut recorder = StepRecorder::default();
+        let resized = |blocks, between, succeeded| Resized { blocks, between, succeeded };
+        let recorded = step(&mut recorder, |recorder| recorder.begin_resize(10, 8), 8).unwrap();
+        assert_eq!(recorded.resized, [resized(8, false, true)]);
+        let recorded = step(&mut recorder, |recorder| recorder.begin_resize(8, 6), 8).unwrap();
+        assert_eq!(recorded.resized, [resized(6, false, false)]);
+        // Two resizes between the steps, of which the first fails, and one in the step.
+        recorder.begin_resize(8, 7);
+        recorder.begin_resize(8, 5);
+        let recorded = step(&mut recorder, |recorder| recorder.begin_resize(5, 4), 5).unwrap();
+        assert_eq!(recorded.resized, [resized(7, true, false), resized(5, true, true), resized(4, false, false)]);
     }
-    sha.finalize().into()
+
+    #[test]
+    fn a_step_that_does_nothing_is_written_once() {
+        let mut recorder = StepRecorder::default();
+        assert!(step(&mut recorder, |_| {}, 8).is_some() && step(&mut recorder, |_| {}, 8).is_none());
+        recorder.record_move(true);
+        let recorded = step(&mut recorder, |recorder| recorder.record_move(true), 8).unwrap();
+        assert_eq!((recorded.number, &recorded.failed_moves[..]), (2, &[1, 2][..]));
+        let recorded = step(&mut recorder, |recorder| recorder.require(), 8).unwrap();
+        assert_eq!((recorded.number, recorded.failed_moves.len()), (3, 0));
+    }
 }

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 pub const CHECKSUM: usize = 8;
 
 /// The writer of a journal.
-pub struct Recorder {
+pub struct JournalWriter {
     sink: LogFile,
     scratch: Vec<u8>,
 }
@@ -28,19 +28,19 @@ enum Borrowed<'a> {
     Closed,
 }
 
-impl Recorder {
-    pub fn create(path: &Path, header: &Header) -> Result<Recorder> {
-        let mut recorder = Recorder { sink: LogFile::create(path)?, scratch: Vec::new() };
-        recorder.sink.push(MAGIC);
-        recorder.sink.push(&VERSION.to_le_bytes());
-        recorder.scratch = serde_json::to_vec(header).map_err(|e| Error::internal(format!("the journal's header: {e}")))?;
-        recorder.write();
-        recorder.sink.flush_now();
-        match recorder.has_stopped() {
+impl JournalWriter {
+    pub fn create(path: &Path, header: &Header) -> Result<JournalWriter> {
+        let mut writer = JournalWriter { sink: LogFile::create(path)?, scratch: Vec::new() };
+        writer.sink.push(MAGIC);
+        writer.sink.push(&VERSION.to_le_bytes());
+        writer.scratch = serde_json::to_vec(header).map_err(|e| Error::internal(format!("the journal's header: {e}")))?;
+        writer.write();
+        writer.sink.flush_now();
+        match writer.has_stopped() {
             true => {
                 Err(Error::io(format!("{}: cannot be written, the disk is full or has failed; set another path or none", path.display())))
             }
-            false => Ok(recorder),
+            false => Ok(writer),
         }
     }
 
@@ -48,20 +48,20 @@ impl Recorder {
         self.sink.has_stopped()
     }
 
-    pub fn record_command(&mut self, command: &RecordedCommand) {
-        self.record(&Borrowed::Asked(command));
+    pub fn command(&mut self, command: &RecordedCommand) {
+        self.write_record(&Borrowed::Asked(command));
     }
 
     pub fn ended(&mut self, ended: &RecordedEnd) {
-        self.record(&Borrowed::Ended(ended));
+        self.write_record(&Borrowed::Ended(ended));
     }
 
     pub fn step(&mut self, step: &Step) {
-        self.record(&Borrowed::Step(step));
+        self.write_record(&Borrowed::Step(step));
     }
 
     pub fn close(&mut self) {
-        self.record(&Borrowed::Closed);
+        self.write_record(&Borrowed::Closed);
         self.sink.flush_now();
     }
 
@@ -73,7 +73,7 @@ impl Recorder {
         }
     }
 
-    fn record(&mut self, record: &Borrowed) {
+    fn write_record(&mut self, record: &Borrowed) {
         if self.sink.has_stopped() {
             return;
         }

@@ -1,0 +1,99 @@
+//! Commands: what calls of the host change at the beginning of the next step.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::LogitsHook;
+use super::active_sequence::Generation;
+use super::outputs::Output;
+use super::queue::OutputSender;
+use super::request::PreparedRequest;
+use super::sequence_state::SequenceState;
+use super::wait_queue::Ticket;
+use crate::scheduler::PreparedGroup;
+use crate::types::{PinId, RequestId, SeqId};
+
+/// A command that the next step applies.
+pub enum Command {
+    Add {
+        id: RequestId,
+        work: Box<PreparedRequest>,
+    },
+    Abort {
+        request: RequestId,
+    },
+    End {
+        seq: SeqId,
+    },
+    Fork {
+        parent: SeqId,
+        len: Option<usize>,
+        children: Vec<ForkedSequence>,
+        idle: bool,
+    },
+    Append {
+        seq: SeqId,
+        tokens: Vec<u32>,
+    },
+    Rewind {
+        seq: SeqId,
+        len: usize,
+    },
+    Resume {
+        seq: SeqId,
+        generation: Box<Generation>,
+        open: Box<PendingOutput>,
+    },
+    Free {
+        seq: SeqId,
+    },
+    Continue {
+        seq: SeqId,
+        keep: bool,
+        hook: Option<LogitsHook>,
+        deadline: Option<Duration>,
+        open: Box<PendingOutput>,
+        requested_at: Duration,
+    },
+    Export {
+        seq: SeqId,
+        open: Box<PendingOutput>,
+    },
+    Import {
+        id: SeqId,
+        generation: Box<Generation>,
+        sequence_state: Box<SequenceState<'static>>,
+    },
+    Pin {
+        id: PinId,
+        candidate: Box<PreparedGroup>,
+        priority: u32,
+        salt: Vec<u8>,
+    },
+    Unpin {
+        id: PinId,
+    },
+}
+
+/// A sequence that a fork creates.
+pub struct ForkedSequence {
+    pub id: SeqId,
+    /// Seed of the child. `None` selects the random numbers of the parent.
+    pub seed: Option<u64>,
+    pub user_data: u64,
+    pub sender: Arc<OutputSender>,
+    /// Time of the call.
+    pub requested_at: Duration,
+}
+
+/// A generation whose last output is pending.
+#[derive(Clone)]
+pub struct PendingOutput {
+    /// Receiver of the last output.
+    pub sender: Arc<OutputSender>,
+    /// The last output if the generation ends before it starts.
+    pub last: Output,
+    /// Ticket in the waiting queue. `None` after its first step, and for samples that start with
+    /// another one.
+    pub ticket: Option<Ticket>,
+}

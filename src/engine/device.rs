@@ -1,0 +1,76 @@
+//! The device as the core uses it: the runner, and the measured costs of its work.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::clock::Clock;
+use super::runner::Runner;
+use super::step_time::{StepTimeModel, StepTimer};
+use crate::scheduler::simulate::StepLoad;
+use crate::scheduler::{Costs, Scheduler};
+
+/// The runner and the measurements of its steps and transfers.
+pub struct Device {
+    pub runner: Box<dyn Runner>,
+    timer: StepTimer,
+    clock: Arc<dyn Clock>,
+    /// Counters of the blocks transferred between the tiers.
+    pub swaps: SwapCounts,
+}
+
+/// Counters of the transfers between the tiers.
+#[derive(Default)]
+pub struct SwapCounts {
+    pub blocks_out: u64,
+    pub blocks_in: u64,
+    pub failures: u64,
+}
+
+impl Device {
+    pub fn new(runner: Box<dyn Runner>, clock: Arc<dyn Clock>) -> Device {
+        Device { runner, timer: StepTimer::default(), clock, swaps: SwapCounts::default() }
+    }
+
+    /// Makes the transfers that the scheduler has planned, and reports their results to it. Returns
+    /// false if a transfer back to the device has failed, so that a plan must be rolled back first:
+    /// `roll_back` does this.
+    pub fn move_blocks(&mut self, scheduler: &mut Scheduler, roll_back: impl FnOnce(&mut Scheduler)) -> bool {
+        let moves = scheduler.moves();
+        if moves.is_empty() {
+            scheduler.record_moves(true, true);
+            return true;
+        }
+        // The predicted step would read blocks that change, and would distort the measurement.
+        self.runner.cancel_in_flight();
+        let began = self.clock.now();
+        let out = moves.out.is_empty() || self.runner.swap_out(&moves.out).is_ok();
+        let back = moves.back.is_empty() || self.runner.swap_in(&moves.back).is_ok();
+        // A failed transfer has no meaningful duration.
+        if out && back {
+            self.timer.record_move(moves.out.len() + moves.back.len(), self.clock.now().saturating_sub(began));
+        }
+        self.swaps.blocks_out += if out { moves.out.len() as u64 } else { 0 };
+        self.swaps.blocks_in += if back { moves.back.len() as u64 } else { 0 };
+        self.swaps.failures += !out as u64 + !back as u64;
+        if !back {
+            roll_back(scheduler);
+        }
+        scheduler.record_moves(out, back);
+        back
+    }
+
+    /// Records the duration of a step that began at `began`.
+    pub fn record_step(&mut self, load: StepLoad, began: Duration) {
+        self.timer.record_step(load, self.clock.now().saturating_sub(began));
+    }
+
+    /// Returns the measured costs of swapping and recomputation.
+    pub fn costs(&self) -> Costs {
+        self.timer.costs()
+    }
+
+    /// Returns the measured step times.
+    pub fn step_times(&self) -> StepTimeModel {
+        self.timer.model
+    }
+}

@@ -1,0 +1,255 @@
+//! Decorators of the two seams of the core. They record all inputs of the steps and all failures of
+//! the runner.
+
+use std::borrow::Cow;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::records::{RecordedCommand, RecordedFork, RecordedResume};
+use super::step_recorder::StepRecorder;
+use super::writer::JournalWriter;
+use crate::batch::device_sampling::{DeviceSampling, DeviceSamplingLimits};
+use crate::batch::{BlockCopy, BlockMove, Tail};
+use crate::budget::Need;
+use crate::engine::command::{Command, ForkedSequence};
+use crate::engine::inputs::{EndedStep, Inputs, StepInputs};
+use crate::engine::runner::{InFlightStep, Runner, StepResult};
+use crate::error::{Error, Result};
+use crate::kv::BlockId;
+use crate::scheduler::{Costs, StepPlan};
+
+/// The record of the current step, to which both decorators write.
+#[derive(Clone)]
+pub struct Recording(Arc<Mutex<StepRecorder>>);
+
+impl Recording {
+    /// Creates the record of an engine that runs up to `seqs` sequences at once.
+    pub fn new(seqs: usize) -> Result<Recording> {
+        Ok(Recording(Arc::new(Mutex::new(StepRecorder::new(seqs)?))))
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, StepRecorder> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns `inputs` and `runner` with a recorder around each. A replay has no `writer`.
+    pub fn around(
+        self,
+        inputs: Box<dyn Inputs>,
+        runner: Box<dyn Runner>,
+        writer: Option<JournalWriter>,
+    ) -> (Box<dyn Inputs>, Box<dyn Runner>) {
+        let recording = self.clone();
+        (Box::new(RecordedInputs { inner: inputs, recording: self, writer }), Box::new(RecordedRunner { inner: runner, recording }))
+    }
+}
+
+/// Inputs that are recorded.
+struct RecordedInputs {
+    inner: Box<dyn Inputs>,
+    recording: Recording,
+    writer: Option<JournalWriter>,
+}
+
+impl Inputs for RecordedInputs {
+    fn collect(&mut self, costs: Option<Costs>, inputs: &mut StepInputs) {
+        self.inner.collect(costs, inputs);
+        let mut recorder = self.recording.lock();
+        recorder.begin(inputs.now, inputs.full_queues(), inputs.costs);
+        for command in &inputs.commands {
+            recorder.require();
+            if let Some(writer) = &mut self.writer {
+                writer.command(&RecordedCommand::from_command(command));
+            }
+        }
+    }
+
+    fn pool_blocks(&mut self, need: Need) -> usize {
+        let blocks = self.inner.pool_blocks(need);
+        self.recording.lock().begin_resize(need.pool, blocks);
+        blocks
+    }
+
+    fn end_step(&mut self, step: &EndedStep) {
+        let is_idle = step.result.as_ref().is_ok_and(|report| report.sequences == 0);
+        let mut recorder = self.recording.lock();
+        let must_write = recorder.end(is_idle, step.stats.blocks_total as usize, step.outputs);
+        let Some(writer) = &mut self.writer else { return };
+        let (recorded, ended) = recorder.last_step();
+        if must_write {
+            ended.iter().for_each(|ended| writer.ended(ended));
+            writer.step(recorded);
+        }
+        writer.settle(recorded.now, is_idle);
+    }
+
+    fn has_stopped(&self) -> bool {
+        self.writer.as_ref().is_some_and(JournalWriter::has_stopped)
+    }
+
+    fn close(&mut self) {
+        self.writer.iter_mut().for_each(JournalWriter::close);
+    }
+}
+
+/// A runner whose failures are recorded.
+struct RecordedRunner {
+    inner: Box<dyn Runner>,
+    recording: Recording,
+}
+
+impl RecordedRunner {
+    fn recorded_move(&self, result: Result<()>) -> Result<()> {
+        self.recording.lock().record_move(result.is_err());
+        result
+    }
+
+    fn recorded_exchange(&self, result: Result<()>) -> Result<()> {
+        self.recording.lock().record_exchange(&result);
+        result
+    }
+}
+
+impl Runner for RecordedRunner {
+    fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep> {
+        self.recording.lock().begin_attempt();
+        self.inner.submit(plan)
+    }
+
+    fn wait(&mut self, ticket: InFlightStep) -> Result<&[f32]> {
+        self.inner.wait(ticket)
+    }
+
+    fn wait_and_sample(&mut self, ticket: InFlightStep, device_sampling: &DeviceSampling) -> Result<StepResult<'_>> {
+        self.inner.wait_and_sample(ticket, device_sampling)
+    }
+
+    fn roll_back(&mut self, error: &Error) {
+        self.recording.lock().fail_attempt(error);
+        self.inner.roll_back(error);
+    }
+
+    fn sampling_limits(&self) -> Option<DeviceSamplingLimits> {
+        self.inner.sampling_limits()
+    }
+
+    fn can_run_ahead(&self, rows: usize) -> bool {
+        self.inner.can_run_ahead(rows)
+    }
+
+    fn step_in_flight(&self) -> bool {
+        self.inner.step_in_flight()
+    }
+
+    fn cancel_in_flight(&mut self) {
+        self.inner.cancel_in_flight();
+    }
+
+    fn is_lost(&self) -> bool {
+        self.inner.is_lost()
+    }
+
+    fn swap_out(&mut self, moves: &[BlockMove]) -> Result<()> {
+        let result = self.inner.swap_out(moves);
+        self.recorded_move(result)
+    }
+
+    fn swap_in(&mut self, moves: &[BlockMove]) -> Result<()> {
+        let result = self.inner.swap_in(moves);
+        self.recorded_move(result)
+    }
+
+    fn read_blocks(&self, blocks: &[BlockId], tail: Tail, out: &mut Vec<u8>) -> Result<()> {
+        self.recorded_exchange(self.inner.read_blocks(blocks, tail, out))
+    }
+
+    fn write_blocks(&mut self, blocks: &[BlockId], bytes: &[u8]) -> Result<()> {
+        let result = self.inner.write_blocks(blocks, bytes);
+        self.recorded_exchange(result)
+    }
+
+    fn shrink(&mut self, moves: &[BlockCopy], blocks: usize) -> Result<()> {
+        // Whether it has succeeded shows in the next size of the pool.
+        self.inner.shrink(moves, blocks)
+    }
+
+    fn discard_failures(&self) -> u64 {
+        self.inner.discard_failures()
+    }
+
+    fn layout(&self) -> String {
+        self.inner.layout()
+    }
+}
+
+impl RecordedCommand<'_> {
+    fn from_command(command: &Command) -> RecordedCommand<'_> {
+        match command {
+            Command::Add { id, work } => match &work.again {
+                Some(wanted) => RecordedCommand::Add {
+                    id: *id,
+                    at: work.sequence.timing.requested_at,
+                    queue: work.sequence.sender.id(),
+                    request: Cow::Borrowed(wanted),
+                },
+                None => RecordedCommand::Lost { why: format!("request {id} was added before there was a journal") },
+            },
+            Command::Abort { request } => RecordedCommand::Abort { request: *request },
+            Command::End { seq } => RecordedCommand::End { seq: *seq },
+            Command::Fork { parent, len, children, idle } => match recorded_forks(children) {
+                Ok(children) => RecordedCommand::Fork { parent: *parent, len: *len, children, idle: *idle },
+                Err(error) => RecordedCommand::Lost { why: format!("sequence {parent} was forked: {error}") },
+            },
+            Command::Append { seq, tokens } => RecordedCommand::Append { seq: *seq, tokens: tokens.into() },
+            Command::Rewind { seq, len } => RecordedCommand::Rewind { seq: *seq, len: *len },
+            Command::Resume { seq, generation, .. } => {
+                let (sampling, deadline) =
+                    (Cow::Borrowed(&generation.sampling.params), generation.deadline.map(|at| at.saturating_sub(generation.requested_at)));
+                let (keep, hooked, user_data, skip_special) =
+                    (generation.keep, generation.hook.is_some(), generation.user_data, generation.skip_special);
+                RecordedCommand::Resume {
+                    seq: *seq,
+                    at: generation.requested_at,
+                    queue: generation.sender.id(),
+                    resume: Box::new(RecordedResume { sampling, keep, hooked, user_data, deadline, skip_special }),
+                }
+            }
+            Command::Continue { seq, keep, hook, deadline, open, requested_at } => {
+                let deadline = deadline.map(|at| at.saturating_sub(*requested_at));
+                RecordedCommand::Continue {
+                    seq: *seq,
+                    at: *requested_at,
+                    queue: open.sender.id(),
+                    deadline,
+                    keep: *keep,
+                    user_data: open.last.user_data,
+                    hooked: hook.is_some(),
+                }
+            }
+            Command::Free { seq } => RecordedCommand::Free { seq: *seq },
+            Command::Export { seq, open } => RecordedCommand::Export { seq: *seq, queue: open.sender.id() },
+            Command::Import { id, generation, sequence_state } => match sequence_state.encode() {
+                Ok(sequence_state) => {
+                    RecordedCommand::Import { id: *id, at: generation.requested_at, queue: generation.sender.id(), sequence_state }
+                }
+                Err(error) => RecordedCommand::Lost { why: format!("sequence {id} was imported: {error}") },
+            },
+            Command::Pin { id, candidate, priority, salt } => {
+                RecordedCommand::Pin { id: *id, tokens: candidate.prompt().into(), priority: *priority, salt: salt.into() }
+            }
+            Command::Unpin { id } => RecordedCommand::Unpin { id: *id },
+        }
+    }
+}
+
+fn recorded_forks(children: &[ForkedSequence]) -> Result<Vec<RecordedFork>> {
+    let mut forked = Vec::new();
+    forked.try_reserve_exact(children.len())?;
+    forked.extend(children.iter().map(|child| RecordedFork {
+        id: child.id,
+        seed: child.seed,
+        user_data: child.user_data,
+        at: child.requested_at,
+        queue: child.sender.id(),
+    }));
+    Ok(forked)
+}

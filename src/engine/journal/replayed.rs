@@ -1,0 +1,177 @@
+//! Decorators of the two seams of the core for a replay. They return the recorded inputs of a step
+//! and the recorded failures of the runner.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::records::{Failure, Step};
+use crate::batch::device_sampling::{DeviceSampling, DeviceSamplingLimits};
+use crate::batch::{BlockCopy, BlockMove, Tail};
+use crate::budget::Need;
+use crate::engine::inputs::{Inputs, StepInputs};
+use crate::engine::runner::{InFlightStep, Runner, StepResult};
+use crate::error::{Error, Result};
+use crate::kv::BlockId;
+use crate::scheduler::{Costs, StepPlan};
+
+/// The recorded step that is repeated. Both decorators read it.
+#[derive(Clone, Default)]
+pub struct Replayed(Arc<Mutex<ReplayedStep>>);
+
+#[derive(Default)]
+struct ReplayedStep {
+    step: Step,
+    /// Number of resizes that have been repeated, and whether the last of them failed.
+    resizes: usize,
+    fails_to_shrink: bool,
+    attempts: u32,
+    exchanges: u32,
+    moves: u32,
+}
+
+impl ReplayedStep {
+    /// Returns the error of the attempt that begins if it failed.
+    fn begin_attempt(&mut self) -> Result<()> {
+        self.attempts += 1;
+        recorded(&self.step.failed_attempts, self.attempts)
+    }
+
+    fn begin_exchange(&mut self) -> Result<()> {
+        self.exchanges += 1;
+        recorded(&self.step.failed_exchanges, self.exchanges)
+    }
+
+    fn begin_move(&mut self) -> Result<()> {
+        self.moves += 1;
+        match self.step.failed_moves.contains(&self.moves) {
+            true => Err(Error::io("the transfer failed when it was recorded")),
+            false => Ok(()),
+        }
+    }
+}
+
+fn recorded(failures: &[Failure], number: u32) -> Result<()> {
+    failures.iter().find(|failure| failure.number == number).map_or(Ok(()), |failure| Err(failure.error()))
+}
+
+impl Replayed {
+    /// Sets the step that is repeated next.
+    pub fn set_step(&self, step: Step) {
+        *self.lock() = ReplayedStep { step, ..ReplayedStep::default() };
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ReplayedStep> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns `inputs` and `runner` with a decorator around each.
+    pub fn around(self, inputs: Box<dyn Inputs>, runner: Box<dyn Runner>) -> (Box<dyn Inputs>, Box<dyn Runner>) {
+        let replayed = self.clone();
+        (Box::new(ReplayedInputs { inner: inputs, replayed: self }), Box::new(ReplayedRunner { inner: runner, replayed }))
+    }
+}
+
+/// The recorded inputs. The commands come from `inner`: the replay has repeated their calls.
+struct ReplayedInputs {
+    inner: Box<dyn Inputs>,
+    replayed: Replayed,
+}
+
+impl Inputs for ReplayedInputs {
+    fn collect(&mut self, costs: Option<Costs>, inputs: &mut StepInputs) {
+        self.inner.collect(costs, inputs);
+        let replayed = self.replayed.lock();
+        let Step { now, full_queues, costs, .. } = &replayed.step;
+        inputs.now = *now;
+        inputs.costs = costs.map(|(block, token)| Costs { block: f64::from_bits(block), token: f64::from_bits(token) });
+        inputs.swap_full_queues(&mut full_queues.clone());
+    }
+
+    fn pool_blocks(&mut self, need: Need) -> usize {
+        let mut replayed = self.replayed.lock();
+        let next = replayed.step.resized.get(replayed.resizes).copied().filter(|resized| resized.between != need.steps);
+        let Some(resized) = next else { return need.pool };
+        replayed.resizes += 1;
+        replayed.fails_to_shrink = !resized.succeeded;
+        resized.blocks
+    }
+}
+
+/// A runner that fails where it failed when it was recorded.
+struct ReplayedRunner {
+    inner: Box<dyn Runner>,
+    replayed: Replayed,
+}
+
+impl Runner for ReplayedRunner {
+    fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep> {
+        self.replayed.lock().begin_attempt()?;
+        self.inner.submit(plan)
+    }
+
+    fn wait(&mut self, ticket: InFlightStep) -> Result<&[f32]> {
+        self.inner.wait(ticket)
+    }
+
+    fn wait_and_sample(&mut self, ticket: InFlightStep, device_sampling: &DeviceSampling) -> Result<StepResult<'_>> {
+        self.inner.wait_and_sample(ticket, device_sampling)
+    }
+
+    fn roll_back(&mut self, error: &Error) {
+        self.inner.roll_back(error);
+    }
+
+    fn sampling_limits(&self) -> Option<DeviceSamplingLimits> {
+        self.inner.sampling_limits()
+    }
+
+    fn can_run_ahead(&self, rows: usize) -> bool {
+        self.inner.can_run_ahead(rows)
+    }
+
+    fn step_in_flight(&self) -> bool {
+        self.inner.step_in_flight()
+    }
+
+    fn cancel_in_flight(&mut self) {
+        self.inner.cancel_in_flight();
+    }
+
+    fn is_lost(&self) -> bool {
+        self.inner.is_lost()
+    }
+
+    fn swap_out(&mut self, moves: &[BlockMove]) -> Result<()> {
+        self.replayed.lock().begin_move()?;
+        self.inner.swap_out(moves)
+    }
+
+    fn swap_in(&mut self, moves: &[BlockMove]) -> Result<()> {
+        self.replayed.lock().begin_move()?;
+        self.inner.swap_in(moves)
+    }
+
+    fn read_blocks(&self, blocks: &[BlockId], tail: Tail, out: &mut Vec<u8>) -> Result<()> {
+        self.replayed.lock().begin_exchange()?;
+        self.inner.read_blocks(blocks, tail, out)
+    }
+
+    fn write_blocks(&mut self, blocks: &[BlockId], bytes: &[u8]) -> Result<()> {
+        self.replayed.lock().begin_exchange()?;
+        self.inner.write_blocks(blocks, bytes)
+    }
+
+    fn shrink(&mut self, moves: &[BlockCopy], blocks: usize) -> Result<()> {
+        match self.replayed.lock().fails_to_shrink {
+            true => Err(Error::out_of_memory()),
+            false => self.inner.shrink(moves, blocks),
+        }
+    }
+
+    fn discard_failures(&self) -> u64 {
+        self.inner.discard_failures()
+    }
+
+    fn layout(&self) -> String {
+        self.inner.layout()
+    }
+}

@@ -1,0 +1,153 @@
+//! Loading: from a model directory to a runner, with the memory plan and the tokenizer.
+
+use std::collections::HashSet;
+
+use super::memory::{self, MemoryPlan};
+use super::runner::{ModelRunner, Runner};
+use super::warmup::{self, WarmupLimits};
+use crate::backend::Backend;
+use crate::backend::cpu::CpuBackend;
+use crate::backend::cuda::CudaBackend;
+use crate::error::{Error, Result};
+use crate::kv::Paging;
+use crate::model::{KvCache, KvPool, LoadProgress, ModelFiles, PackedReport};
+use crate::options::{Device, EngineOptions, Isa};
+use crate::sys::float::StandardMode;
+use crate::text::Text;
+
+/// The model and the limits of the engine.
+#[derive(Debug, Clone)]
+pub struct ModelInfo {
+    /// Name of the architecture, as in `config.json`.
+    pub architecture: &'static str,
+    /// Number of tokens in the vocabulary.
+    pub vocab_size: usize,
+    /// Number of decoder layers.
+    pub layers: usize,
+    /// Maximum number of positions that the model supports.
+    pub max_positions: usize,
+    /// End-of-sequence tokens.
+    pub eos_token_ids: Vec<u32>,
+    /// Instruction path of the CPU kernels. `None` on a CUDA device.
+    pub isa: Option<Isa>,
+    /// Number of threads that compute.
+    pub threads: usize,
+    /// Memory plan of the engine.
+    pub memory: MemoryPlan,
+    /// Block size and layer groups.
+    pub paging: Paging,
+    /// Fingerprint of the model. It differs between models that compute different results.
+    pub fingerprint: [u8; 32],
+    /// Result of reading or writing packed weights.
+    pub packed: PackedReport,
+}
+
+impl ModelInfo {
+    /// Returns the name of the instruction path that determines the bits of the results.
+    pub(super) fn isa_name(&self) -> &'static str {
+        self.isa.map_or("", |isa| isa.bits().name())
+    }
+}
+
+/// The parts of a new engine.
+pub struct EngineParts {
+    pub info: ModelInfo,
+    pub text: Option<Text>,
+    pub runner: Box<dyn Runner>,
+}
+
+impl EngineParts {
+    /// Opens the device and loads the model.
+    pub fn load_on_device(options: &EngineOptions, progress: LoadProgress) -> Result<EngineParts> {
+        let _mode = StandardMode::enter();
+        options.validate()?;
+        match (options.device()?, &options.cpus) {
+            (Device::Cpu, None) => EngineParts::on_cpu(CpuBackend::new(options.thread_count(), options.isa)?, options, progress),
+            (Device::Cpu, Some(cpus)) => EngineParts::on_cpu(CpuBackend::pinned(cpus, options.isa)?, options, progress),
+            (Device::Cuda(ordinal), _) => EngineParts::load(CudaBackend::new(ordinal, options.batch_invariant)?, options, progress),
+        }
+    }
+
+    fn on_cpu(backend: CpuBackend, options: &EngineOptions, progress: LoadProgress) -> Result<EngineParts> {
+        let (isa, threads) = (backend.isa(), backend.threads());
+        let mut parts = EngineParts::load(backend, options, progress)?;
+        (parts.info.isa, parts.info.threads) = (Some(isa), threads);
+        Ok(parts)
+    }
+
+    /// Loads the model for a backend.
+    fn load<B: Backend + 'static>(backend: B, options: &EngineOptions, progress: LoadProgress) -> Result<EngineParts> {
+        let mut files = model_files(options)?;
+        let mut text = if options.skip_tokenizer { None } else { Some(Text::load(&options.model_dir)?) };
+        let memory = MemoryPlan::for_model(&files, &backend, options)?;
+        if let Some(text) = &mut text {
+            text.limit_prompts(options.max_prompt_bytes(memory.max_model_len));
+        }
+        files.spec.fit(memory.max_model_len);
+        let mut info = ModelInfo {
+            architecture: files.architecture,
+            vocab_size: files.spec.vocab_size,
+            layers: files.spec.layers.len(),
+            max_positions: files.spec.max_positions,
+            eos_token_ids: eos_token_ids(&files, text.as_ref()),
+            isa: None,
+            threads: options.thread_count(),
+            memory,
+            paging: memory::paging(&files, memory.block_size),
+            fingerprint: files.fingerprint()?,
+            packed: PackedReport::default(),
+        };
+        let pool = KvPool { blocks: memory.max_blocks, block_size: memory.block_size, dtype: memory.kv_dtype };
+        let mut kv = KvCache::new(&backend, &files.spec, pool)?;
+        if memory.swap_blocks > 0 {
+            kv.add_host_tier(&backend, memory.swap_blocks, memory.block_bytes, options.swap_dir.as_deref())?;
+        }
+        let limits = memory::limits(options);
+        let decoder = match &options.packed_dir {
+            None => files.load(backend, limits, progress)?,
+            Some(dir) => {
+                let (decoder, report) = files.load_packed(dir, backend, limits, progress)?;
+                info.packed = report;
+                decoder
+            }
+        };
+        let mut runner = ModelRunner::new(decoder, kv);
+        if runner.backend().free_bytes()?.is_some() {
+            warm_up(&mut runner, &files, options, &info)?;
+        }
+        Ok(EngineParts { info, text, runner: Box::new(runner) })
+    }
+}
+
+/// Makes a device allocate all the memory that it will ever need.
+fn warm_up<B: Backend>(runner: &mut ModelRunner<B>, files: &ModelFiles, options: &EngineOptions, info: &ModelInfo) -> Result<()> {
+    let MemoryPlan { max_blocks: blocks, block_size, max_model_len, swap_blocks, .. } = info.memory;
+    let (rows, sequences) = (options.max_batch_tokens, options.max_seqs);
+    let stage = WarmupLimits { tokens: rows, sequences, blocks, block_size, groups: info.paging.groups(), max_len: max_model_len };
+    let limits = memory::inputs(files, options, &info.paging, memory::model_max_len(options, files.spec.max_positions)?);
+    let rehearsed = runner.warm_up(&limits, &warmup::largest_batches(stage)?);
+    rehearsed.map_err(|e| Error::new(e.code(), format!("the warm-up with the largest step ({rows} rows) has failed: {}", e.message())))?;
+    if let Some(batch) = warmup::single_decode(stage)? {
+        let kept = runner.record_steps(&limits.max, &batch);
+        kept.map_err(|e| Error::new(e.code(), format!("the device cannot record its decode steps: {}", e.message())))?;
+    }
+    if swap_blocks > 0 { runner.warm_up_swap() } else { Ok(()) }
+}
+
+/// Opens the files of the model without reading the weights.
+pub fn model_files(options: &EngineOptions) -> Result<ModelFiles> {
+    let mut files = ModelFiles::open(&options.model_dir)?;
+    files.weight_format = options.weight_format;
+    Ok(files)
+}
+
+/// Returns the end-of-sequence tokens of the model, or else those of its tokenizer.
+fn eos_token_ids(files: &ModelFiles, text: Option<&Text>) -> Vec<u32> {
+    let mut ids = files.eos_token_ids.clone();
+    if ids.is_empty() {
+        ids.extend(text.and_then(Text::eos_token_id).filter(|&id| (id as usize) < files.spec.vocab_size));
+    }
+    let mut seen = HashSet::new();
+    ids.retain(|id| seen.insert(*id));
+    ids
+}

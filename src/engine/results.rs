@@ -1,0 +1,186 @@
+//! The results of a step: commits the sampled tokens and turns them into outputs.
+
+use super::active_sequence::ActiveSequence;
+use super::lifecycle::Lifecycle;
+use super::request::branch_seed;
+use super::sampling::{SampleResult, SampledStep, TopLogprobs};
+use super::sequence_view::SequenceView;
+use crate::error::{Error, Result};
+use crate::scheduler::{Event, FinishReason, SampledToken, SequenceStats, StepPlan};
+use crate::types::{RequestId, SeqId};
+
+impl Lifecycle {
+    /// Commits a computed plan with its sampled tokens, and queues its outputs.
+    pub fn commit(&mut self, plan: StepPlan, step: &mut SampledStep) {
+        let mut events = std::mem::take(&mut self.events);
+        let sampled = std::mem::take(&mut step.tokens);
+        self.telemetry.computed(&plan);
+        self.commit_beams(&plan, step);
+        self.scheduler.commit(plan, &sampled, &mut events);
+        self.emit_prompt_logprobs(step);
+        for event in &events {
+            match *event {
+                // Tokens of beams are delivered when the search has finished.
+                Event::Forked { sampled_token } | Event::Advanced { sampled_token, .. } if self.is_beam(&sampled[sampled_token]) => {}
+                Event::Forked { sampled_token } => self.start_sample(&sampled[sampled_token], step),
+                Event::Advanced { sampled_token, finish, stats } => {
+                    let (child, result) = (sampled[sampled_token].child, &step.results[sampled_token]);
+                    self.emit_token(child, result, &step.tops, finish, stats)
+                }
+                Event::Failed { sampled_token } => self.fail_sample(&sampled[sampled_token], Error::out_of_memory(), step),
+                Event::Dropped { .. } => {}
+            }
+        }
+        self.end_failed(step);
+        self.end_beams();
+        let len = |sampled_token: &SampledToken| Some((sampled_token.child, self.scheduler.find(sampled_token.child)?.tokens.len()));
+        self.table.update_lengths(sampled.iter().filter_map(len));
+        (self.events, step.tokens) = (events, sampled);
+    }
+
+    fn emit_prompt_logprobs(&mut self, step: &mut SampledStep) {
+        let SampledStep { prompts, failed, .. } = step;
+        for (seq, logprobs, top) in prompts.iter() {
+            let Some(sequence) = self.live.sequences.get_mut(&seq) else { continue };
+            let sender = sequence.sender.clone();
+            let request = sequence.request;
+            match sequence.emit_prompt(logprobs, top, self.delivery.empty_output()) {
+                Ok(output) => output.into_iter().for_each(|output| self.delivery.push(&sender, output)),
+                Err(error) => failed.push((request, error)),
+            }
+        }
+    }
+
+    /// Creates the sequence of a sample when the first token of its parent is sampled several
+    /// times.
+    fn start_sample(&mut self, sampled_token: &SampledToken, step: &mut SampledStep) {
+        let reserved = self.live.sequences.try_reserve(1).map_err(Error::from);
+        let Some(unstarted) = self.live.sequences.get_mut(&sampled_token.parent).map(|parent| parent.unstarted_samples.pop()) else {
+            return;
+        };
+        match reserved.and_then(|()| self.sample_of(&self.live.sequences[&sampled_token.parent], unstarted, sampled_token.child)) {
+            Ok(mut sequence) => {
+                let (sender, echo) = (sequence.sender.clone(), sequence.repeat_echo());
+                self.live.sequences.insert(sampled_token.child, sequence);
+                echo.into_iter().for_each(|output| self.delivery.push(&sender, output));
+            }
+            Err(error) => {
+                self.scheduler.remove(sampled_token.child);
+                self.fail_sample(sampled_token, error, step);
+            }
+        }
+    }
+
+    fn sample_of(&self, parent: &ActiveSequence, unstarted: Option<ActiveSequence>, child: SeqId) -> Result<ActiveSequence> {
+        let index = parent.request.sample_of(child).expect("a sample has an id of its request");
+        let mut sequence = match unstarted {
+            Some(mut sequence) => sequence.copy(parent).map(|()| sequence),
+            None => parent.fork(),
+        }?;
+        (sequence.sequence, sequence.index, sequence.seed) = (child, index, branch_seed(parent.seed, index as usize));
+        self.table.insert_fork(child, SequenceView::of(&sequence, parent.prompt_len))?;
+        Ok(sequence)
+    }
+
+    fn fail_sample(&mut self, sampled_token: &SampledToken, error: Error, step: &mut SampledStep) {
+        if let Some(request) = self.live.request_of_beam(sampled_token.parent) {
+            return step.failed.push((request, error));
+        }
+        let Some(parent) = self.live.sequences.get(&sampled_token.parent) else { return };
+        let index = parent.request.sample_of(sampled_token.child).expect("a sample has an id of its request");
+        let output = parent.output().for_sample(index).failed(error);
+        let sender = parent.sender.clone();
+        self.finish(&sender, output);
+    }
+
+    /// Turns a committed sampled token into an output. A stop string in its text ends the sequence.
+    fn emit_token(&mut self, seq: SeqId, result: &SampleResult, tops: &TopLogprobs, finish: Option<FinishReason>, stats: SequenceStats) {
+        let Some(sequence) = self.live.sequences.get_mut(&seq) else { return };
+        sequence.branches = 1;
+        sequence.timing.set_stats(stats);
+        let (text, reusable) = (self.text.as_deref(), self.delivery.empty_output());
+        let output = match result {
+            Ok(advance) => {
+                self.telemetry.counts.generated_tokens += 1;
+                self.telemetry.token(sequence, stats);
+                sequence.advance(advance, &tops.all[advance.top.clone()], finish, text, reusable)
+            }
+            Err(why) => sequence.close(FinishReason::Error, self.scheduler.find(seq).is_some(), text, reusable).failed(why.clone()),
+        };
+        if !sequence.is_delivered(&output) {
+            self.delivery.reuse(output);
+            return;
+        }
+        let sender = sequence.sender.clone();
+        match output.finish {
+            None => self.delivery.push(&sender, output),
+            Some(finish) => {
+                if finish == FinishReason::Stop {
+                    // The scheduler has already removed a sequence that ended in another way.
+                    self.scheduler.record_length(seq);
+                }
+                self.release(seq);
+                self.finish(&sender, output);
+            }
+        }
+    }
+
+    fn is_beam(&self, sampled_token: &SampledToken) -> bool {
+        self.live.request_of_beam(sampled_token.parent).is_some()
+    }
+
+    fn commit_beams(&mut self, plan: &StepPlan, step: &mut SampledStep) {
+        for part in plan.sampled() {
+            // Once per search, for its first beam.
+            let Some(request) = self.live.request_of_beam(part.seq) else { continue };
+            if self.scheduler.members(part.seq).next() != Some(part.seq) || step.has_failed(request) {
+                continue;
+            }
+            let stats = self.scheduler.find(part.seq).map_or(SequenceStats::default(), |sequence| sequence.stats);
+            let stream = self.live.sequences.get_mut(&request.sequence(0)).expect("a search has a stream");
+            self.telemetry.token(stream, stats);
+            let sampling = stream.sampling.clone();
+            let beams = self.live.beams.get_mut(&request).expect("it was just found");
+            match beams.commit(&sampling) {
+                Ok(()) => {}
+                Err(error) => step.failed.push((request, error)),
+            }
+        }
+    }
+
+    fn end_failed(&mut self, step: &mut SampledStep) {
+        for (request, error) in step.failed.drain(..) {
+            self.end_request(request, FinishReason::Error, |output| output.failed(error.clone()));
+        }
+    }
+
+    /// Ends completed searches with their results.
+    fn end_beams(&mut self) {
+        while let Some((&request, _)) = self.live.beams.iter().find(|(_, beams)| beams.is_done()) {
+            if let Err(error) = self.emit_beams(request) {
+                self.end_request(request, FinishReason::Error, |output| output.failed(error.clone()));
+            }
+        }
+    }
+
+    fn emit_beams(&mut self, request: RequestId) -> Result<()> {
+        let best = self.live.beams[&request].best()?;
+        let sequence = &self.live.sequences[&request.sequence(0)];
+        let mut outputs = Vec::new();
+        for (index, hypothesis) in best.iter().enumerate() {
+            outputs.push(sequence.hypothesis(index as u32, hypothesis, self.text.as_deref())?);
+        }
+        let sender = sequence.sender.clone();
+        let missing = sequence.output().failed(Error::invalid(
+            "the search found fewer than n beams, because too many tokens are excluded; allow more tokens or lower n",
+        ));
+        self.live.beams.remove(&request);
+        self.live.sequences.remove(&request.sequence(0));
+        while let Some(index) = self.table.open(request, None) {
+            let output = outputs.get_mut(index as usize).map_or_else(|| missing.for_sample(index), std::mem::take);
+            self.telemetry.counts.generated_tokens += output.tokens.len() as u64;
+            self.end(&sender, output);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,207 @@
+//! What the stepping thread reads and changes in the table: it takes the commands, and reports
+//! which generations have started and ended.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use super::{RequestEntry, SequenceTable, TableState};
+use crate::engine::command::{Command, PendingOutput};
+use crate::engine::outputs::Output;
+use crate::engine::queue::{OutputSender, Writers};
+use crate::engine::sequence_view::SequenceView;
+use crate::engine::wait_queue::{WaitQueue, WaitingEntry};
+use crate::error::{Error, Result};
+use crate::types::{PinId, RequestId, SeqId};
+
+impl SequenceTable {
+    /// Swaps the pending commands with the empty `inbox`. The pins that have expired are among
+    /// them.
+    pub fn take_commands(&self, now: Duration, inbox: &mut VecDeque<Command>) {
+        let mut state = self.lock();
+        state.round += 1;
+        let TableState { pins, inbox: pending, .. } = &mut *state;
+        pins.retain(|pin| {
+            // Without memory for the command, the pin expires in a later step.
+            let expires = pin.until.is_some_and(|until| until <= now) && pending.try_reserve(1).is_ok();
+            if expires {
+                pending.push_back(Command::Unpin { id: pin.id });
+            }
+            !expires
+        });
+        std::mem::swap(pending, inbox);
+    }
+
+    /// Returns when the first pin expires.
+    pub fn next_expiry(&self) -> Option<Duration> {
+        self.lock().pins.iter().filter_map(|pin| pin.until).min()
+    }
+
+    /// Adds a sequence that was created by a step, as one of the samples of a request.
+    pub fn insert_fork(&self, seq: SeqId, known: SequenceView) -> Result<()> {
+        let mut state = self.lock();
+        state.sequences.try_reserve(1)?;
+        let priority = state.sequences.get(&known.request.sequence(0)).map_or(0, |first| first.priority);
+        state.sequences.insert(seq, SequenceView { priority, ..known });
+        Ok(())
+    }
+
+    /// Updates the lengths of sequences after a step.
+    pub fn update_lengths(&self, lens: impl Iterator<Item = (SeqId, usize)>) {
+        let mut state = self.lock();
+        let TableState { sequences, round, .. } = &mut *state;
+        for (seq, len) in lens {
+            // The length already includes commands that the step has not applied.
+            if let Some(known) = sequences.get_mut(&seq).filter(|known| known.changed != *round) {
+                known.len = len;
+            }
+        }
+    }
+
+    /// Records the end of a generation. If the sequence is kept, `kept` is its length.
+    pub fn mark_ended(&self, output: &Output, kept: Option<usize>) {
+        let mut state = self.lock();
+        match kept {
+            Some(len) => {
+                if let Some(known) = state.sequences.get_mut(&output.sequence) {
+                    (known.len, known.idle) = (len, true);
+                }
+            }
+            None => drop(state.sequences.remove(&output.sequence)),
+        }
+        let TableState { requests: live, waiting, .. } = &mut *state;
+        if let Some(ending) = live.get_mut(&output.request) {
+            let is_over = |open: &mut PendingOutput| open.last.index == output.index;
+            ending.pending.extract_if(.., is_over).for_each(|open| waiting.leave(open.ticket));
+            if ending.pending.is_empty() {
+                live.remove(&output.request);
+            }
+        }
+    }
+
+    /// Returns the index of the first sequence of the request with a pending last output, except
+    /// `beside`.
+    pub fn open(&self, request: RequestId, beside: Option<u32>) -> Option<u32> {
+        let state = self.lock();
+        state.requests.get(&request)?.pending.iter().map(|open| open.last.index).find(|&index| Some(index) != beside)
+    }
+
+    /// Returns ids that include those of all running sequences of the request.
+    pub fn ids(&self, request: RequestId) -> impl Iterator<Item = SeqId> + use<> {
+        request.sequences(self.lock().requests.get(&request).map_or(0, |live| live.width))
+    }
+
+    /// Removes a sequence that was never created or is not returned.
+    pub fn remove(&self, seq: SeqId) {
+        self.lock().sequences.remove(&seq);
+    }
+
+    pub fn remove_pin(&self, id: PinId) {
+        self.lock().pins.retain(|pin| pin.id != id);
+    }
+
+    /// Removes a generation from the waiting queue after its first step.
+    pub fn mark_started(&self, request: RequestId, seq: SeqId) {
+        let mut state = self.lock();
+        let TableState { requests: live, waiting, .. } = &mut *state;
+        if let Some(open) = live.get_mut(&request).and_then(|live| live.pending.iter_mut().find(|open| open.last.sequence == seq)) {
+            waiting.leave(open.ticket.take());
+        }
+    }
+
+    /// Returns whether a request with `tokens` tokens would be admitted to the waiting queue.
+    pub fn would_admit(&self, sender: &OutputSender, tokens: usize) -> bool {
+        sender.check_space().and_then(|()| self.lock().waiting.total().check(self.limits, 1, tokens)).is_ok()
+    }
+
+    /// Returns all waiting entries in order of arrival.
+    ///
+    /// The lock is held for at most `AT_ONCE` entries (100 KB, some microseconds), so that the call
+    /// delays neither the stepping thread nor other callers. Entries that come or go during the
+    /// call may be missing or included.
+    pub fn waiting(&self) -> Result<Vec<WaitingEntry>> {
+        const AT_ONCE: usize = 4096;
+        let (mut all, mut last) = (Vec::new(), None);
+        loop {
+            all.try_reserve(AT_ONCE)?;
+            let seen = self.lock().waiting.copy(last, AT_ONCE, &mut all);
+            if seen.is_none() {
+                return Ok(all);
+            }
+            last = seen;
+        }
+    }
+
+    pub fn rejections(&self) -> u64 {
+        self.lock().rejections
+    }
+
+    pub fn unfinished(&self) -> u64 {
+        self.lock().requests.len() as u64
+    }
+
+    /// Makes all later commands fail with `error`. Calls `last` for each pending generation, with
+    /// its queue and its last output if it has not started.
+    pub fn fail(&self, error: &Error, mut last: impl FnMut(Arc<OutputSender>, Output)) {
+        let mut state = self.lock();
+        state.failure.get_or_insert_with(|| error.clone());
+        state.inbox.clear();
+        state.sequences.clear();
+        state.waiting = WaitQueue::default();
+        let mut live = std::mem::take(&mut state.requests);
+        drop(state);
+        // Sorted by id, so that a replay has the same order. Without memory for the ids, the order
+        // is undefined.
+        let mut ids = Vec::new();
+        if ids.try_reserve_exact(live.len()).is_ok() {
+            ids.extend(live.keys().copied());
+            ids.sort_unstable();
+        }
+        let mut end = |live: RequestEntry| live.pending.into_iter().for_each(|open| last(open.sender, open.last));
+        ids.into_iter().filter_map(|id| live.remove(&id)).for_each(&mut end);
+        live.into_values().for_each(end);
+    }
+
+    /// Closes all queues, after `fail` and the last outputs.
+    pub fn close_queues(&self, error: &Error) {
+        let outboxes = self.lock().outboxes.clone();
+        outboxes.iter().filter_map(Weak::upgrade).for_each(|sender| sender.close(error));
+    }
+}
+
+impl Writers for SequenceTable {
+    fn abort_writers(&self, sender: &Arc<OutputSender>) {
+        let mut state = self.lock();
+        state.outboxes.retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(sender)));
+        // Writers hold a reference too.
+        if Arc::strong_count(sender) == 1 {
+            return;
+        }
+        let mut orphans = Vec::new();
+        for (&request, live) in &state.requests {
+            let writes = |open: &&PendingOutput| Arc::ptr_eq(&open.sender, sender);
+            // Without memory for the command, the sequence runs to its end, and its outputs are
+            // discarded.
+            if orphans.try_reserve(live.pending.len()).is_err() {
+                continue;
+            }
+            match live.pending.iter().all(|open| writes(&open)) {
+                true => orphans.push(Command::Abort { request }),
+                // Other sequences of the request were resumed with another queue.
+                false => orphans.extend(live.pending.iter().filter(writes).map(|open| Command::End { seq: open.last.sequence })),
+            }
+        }
+        for orphan in &orphans {
+            // As above, without memory the sequence runs to its end.
+            let _ = match *orphan {
+                Command::Abort { request } => state.abort(request),
+                Command::End { seq } => state.end(seq),
+                _ => Ok(()),
+            };
+        }
+        drop(state);
+        if !orphans.is_empty() {
+            self.wakeup.wake();
+        }
+    }
+}
