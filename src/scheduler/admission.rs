@@ -2,7 +2,7 @@
 
 use super::group::SequenceGroup;
 use super::slab::Slot;
-use super::{GroupId, Scheduler, Sequence, StepPlan};
+use super::{GroupId, Scheduler, SequenceKv, StepPlan};
 use crate::types::SeqId;
 
 impl Scheduler {
@@ -106,7 +106,7 @@ impl Scheduler {
         let SequenceGroup { branching, members, .. } = &self.queues.groups[id];
         let sequences = || members.iter().map(|&slot| &self.sequences[slot]);
         let back = self.blocks.blocks_to_swap_in(sequences().map(|sequence| &sequence.table));
-        let needed = |sequence: &Sequence| {
+        let needed = |sequence: &SequenceKv| {
             let length = self.policies.allocation.length(sequence.tokens.len(), sequence.max_len());
             let rows = sequence.pending().clamp(1, self.options.max_tokens_per_step());
             self.blocks.needed(&sequence.table, sequence.computed..length, rows)

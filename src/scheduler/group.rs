@@ -1,7 +1,7 @@
 use std::ops::Index;
 
 use super::ids::GroupId;
-use super::sequence::Sequence;
+use super::sequence_kv::SequenceKv;
 use super::slab::{Slab, Slot};
 use crate::error::Result;
 
@@ -43,7 +43,7 @@ pub struct SequenceGroup {
     pub members: Vec<Slot>,
     /// Preallocated sequences for future forks, so that no step waits for memory. A dropped beam
     /// returns to this list.
-    pub shells: Vec<Sequence>,
+    pub shells: Vec<SequenceKv>,
     pub queue: Queue,
     /// Whether the group has run before.
     pub started: bool,

@@ -24,7 +24,7 @@ mod reclaimable;
 mod requests;
 mod resize;
 mod schedule;
-mod sequence;
+mod sequence_kv;
 mod sequences;
 pub mod simulate;
 mod slab;
@@ -44,7 +44,7 @@ pub use preemption::Costs;
 use preemption::PreemptionState;
 use reclaimable::ReclaimableSequences;
 pub use requests::{NewGroup, PreparedGroup};
-pub use sequence::Sequence;
+pub use sequence_kv::SequenceKv;
 use sequences::Sequences;
 use slab::Slot;
 
@@ -138,12 +138,12 @@ impl Scheduler {
         })
     }
 
-    pub fn find(&self, id: SeqId) -> Option<&Sequence> {
+    pub fn find(&self, id: SeqId) -> Option<&SequenceKv> {
         self.sequences.get(id)
     }
 
     /// Returns a sequence, or an error that names its id.
-    pub fn get(&self, id: SeqId) -> Result<&Sequence> {
+    pub fn get(&self, id: SeqId) -> Result<&SequenceKv> {
         self.find(id).ok_or_else(|| unknown(id))
     }
 
@@ -173,7 +173,7 @@ impl Scheduler {
     }
 
     /// Returns the running sequences, the oldest group first.
-    pub fn running_sequences(&self) -> impl Iterator<Item = &Sequence> {
+    pub fn running_sequences(&self) -> impl Iterator<Item = &SequenceKv> {
         self.members_of(self.queues.running.iter().copied())
     }
 
@@ -181,7 +181,7 @@ impl Scheduler {
     ///
     /// In first-come order, they precede all sequences that have not run. In other orders, new
     /// sequences may be between them, and only the first `max_seqs` waiting groups are examined.
-    pub fn preempted_sequences(&self) -> impl Iterator<Item = &Sequence> {
+    pub fn preempted_sequences(&self) -> impl Iterator<Item = &SequenceKv> {
         let by_age = self.queues.waiting.first().is_none_or(|id| id.rank() == 0);
         let max_groups = self.options.max_seqs;
         self.members_of(self.queues.waiting.iter().take(max_groups))
@@ -190,7 +190,7 @@ impl Scheduler {
             .take(max_groups)
     }
 
-    fn members_of<'a>(&'a self, groups: impl Iterator<Item = GroupId> + 'a) -> impl Iterator<Item = &'a Sequence> {
+    fn members_of<'a>(&'a self, groups: impl Iterator<Item = GroupId> + 'a) -> impl Iterator<Item = &'a SequenceKv> {
         groups.flat_map(|id| &self.queues.groups[id].members).map(|&slot| &self.sequences[slot])
     }
 

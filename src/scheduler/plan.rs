@@ -1,6 +1,6 @@
 use std::ops::Range;
 
-use super::sequence::Sequence;
+use super::sequence_kv::SequenceKv;
 use super::slab::Slot;
 use crate::batch::{Batch, Span};
 use crate::kv::{BlockId, BlockManager, NULL_BLOCK, Paging};
@@ -54,7 +54,7 @@ impl StepPlan {
 
     /// Appends the tokens of `sequence`, which is in `slot`, at `positions`. If `samples` is set,
     /// the logits of the last one select the next token.
-    pub(super) fn push(&mut self, slot: Slot, sequence: &Sequence, positions: Range<usize>, samples: bool, blocks: &BlockManager) {
+    pub(super) fn push(&mut self, slot: Slot, sequence: &SequenceKv, positions: Range<usize>, samples: bool, blocks: &BlockManager) {
         let batch = &mut self.batch;
         let (first_token, tokens) = (batch.token_count() as u32, positions.len());
         batch.spans.push(Span { first_token, tokens: tokens as u32, table: batch.tables.len() as u32 });

@@ -1,7 +1,7 @@
 //! The tokens that the members of a group compute in a step.
 
 use super::slab::Slot;
-use super::{Branching, GroupId, ScheduledTokens, Scheduler, Sequence, StepPlan};
+use super::{Branching, GroupId, ScheduledTokens, Scheduler, SequenceKv, StepPlan};
 
 /// A member that waits until another one has computed their `common` first tokens.
 struct PrefixWait {
@@ -151,7 +151,7 @@ impl Scheduler {
     }
 
     /// Returns the number of tokens of the sequence in a step that can hold `budget` tokens.
-    fn tokens_for(&self, sequence: &Sequence, budget: usize, plan: &StepPlan) -> usize {
+    fn tokens_for(&self, sequence: &SequenceKv, budget: usize, plan: &StepPlan) -> usize {
         let tokens = sequence.pending().min(self.options.prefill_chunk).min(budget);
         let Some(from) = sequence.logits_from else { return tokens };
         // Each running sequence has one row of logits. Additional tokens go to sequences that want

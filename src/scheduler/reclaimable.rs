@@ -1,7 +1,7 @@
 //! Reclaimable sequences: they do not run and hold device blocks, which can be taken from them.
 
 use super::ordered::OrderedSet;
-use super::sequence::Sequence;
+use super::sequence_kv::SequenceKv;
 use super::slab::Slot;
 use super::{GroupId, Scheduler};
 use crate::error::Result;
@@ -91,7 +91,7 @@ impl ReclaimableSequences {
 
     /// Marks the sequence reclaimable if it holds blocks. In the host tier, only idle sequences are
     /// reclaimable.
-    fn mark(&mut self, blocks: &mut BlockManager, sequence: &mut Sequence, slot: Slot) {
+    fn mark(&mut self, blocks: &mut BlockManager, sequence: &mut SequenceKv, slot: Slot) {
         if sequence.table.swapped() {
             if sequence.group.is_none() {
                 self.hosted.insert(sequence.order_key(slot));
@@ -105,7 +105,7 @@ impl ReclaimableSequences {
         self.set_of(sequence).insert(sequence.order_key(slot));
     }
 
-    fn unmark(&mut self, blocks: &mut BlockManager, sequence: &mut Sequence, slot: Slot) {
+    fn unmark(&mut self, blocks: &mut BlockManager, sequence: &mut SequenceKv, slot: Slot) {
         if sequence.table.swapped() {
             self.hosted.remove(sequence.order_key(slot));
         }
@@ -116,23 +116,23 @@ impl ReclaimableSequences {
         self.set_of(sequence).remove(sequence.order_key(slot));
     }
 
-    fn set_of(&mut self, sequence: &Sequence) -> &mut ReclaimableSet {
+    fn set_of(&mut self, sequence: &SequenceKv) -> &mut ReclaimableSet {
         if sequence.group.is_some() { &mut self.of_groups } else { &mut self.idle }
     }
 
     /// Makes the sequence the one that has been idle for the shortest time.
-    fn begin_idle(&mut self, sequence: &mut Sequence) {
+    fn begin_idle(&mut self, sequence: &mut SequenceKv) {
         self.last_idle += 1;
         self.idle_sequences += sequence.idle_since.replace(self.last_idle).is_none() as usize;
     }
 
     /// Ends the idle state of the sequence, if it is idle.
-    pub fn end_idle(&mut self, sequence: &mut Sequence) {
+    pub fn end_idle(&mut self, sequence: &mut SequenceKv) {
         self.idle_sequences -= sequence.idle_since.take().is_some() as usize;
     }
 }
 
-impl Sequence {
+impl SequenceKv {
     /// Returns the order key: the longest idle sequence first, or the youngest group first.
     pub(super) fn order_key(&self, slot: Slot) -> Place {
         let key = self.group.map_or((self.idle_since.unwrap_or(0), 0), GroupId::reverse_key);

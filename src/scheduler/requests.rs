@@ -1,9 +1,9 @@
 //! Commands of the host, applied between steps.
 
 use super::group::{Queue, SequenceGroup};
-use super::sequence::RequestProperties;
+use super::sequence_kv::RequestProperties;
 use super::slab::Slot;
-use super::{Branching, GroupId, RankInputs, Scheduler, Sequence, SequenceStats};
+use super::{Branching, GroupId, RankInputs, Scheduler, SequenceKv, SequenceStats};
 use crate::error::{Error, Result};
 use crate::kv::{BlockHash, Paging};
 use crate::types::SeqId;
@@ -28,10 +28,10 @@ pub struct NewGroup {
 /// A request with the preallocated memory of its sequences.
 #[derive(Debug)]
 pub struct PreparedGroup {
-    sequence: Sequence,
+    sequence: SequenceKv,
     branching: Branching,
     members: Vec<Slot>,
-    shells: Vec<Sequence>,
+    shells: Vec<SequenceKv>,
 }
 
 impl NewGroup {
@@ -44,14 +44,14 @@ impl NewGroup {
     /// Allocates all memory that the sequences need. Runs on the thread of the caller.
     pub fn prepare(self, paging: &Paging) -> Result<PreparedGroup> {
         let NewGroup { prompt, max_len, branching, priority, keep, prompt_logits, root } = self;
-        let mut sequence = Sequence::new(SeqId::default(), prompt, max_len, root, paging)?;
+        let mut sequence = SequenceKv::new(SeqId::default(), prompt, max_len, root, paging)?;
         sequence.request = RequestProperties { priority, keep, pinned: branching == Branching::Pin };
         sequence.logits_from = prompt_logits.then_some(0);
         let (mut members, mut shells) = (Vec::new(), Vec::new());
         members.try_reserve_exact(branching.max_members())?;
         shells.try_reserve_exact(branching.max_members() - 1)?;
         for _ in 1..branching.max_members() {
-            shells.push(Sequence::preallocated(max_len, paging)?);
+            shells.push(SequenceKv::preallocated(max_len, paging)?);
         }
         Ok(PreparedGroup { sequence, branching, members, shells })
     }
@@ -149,7 +149,7 @@ impl Scheduler {
             )));
         }
         let runs = of.group.is_some() && !idle;
-        let shell = Sequence::preallocated(of.max_len().max(len), self.blocks.paging())?;
+        let shell = SequenceKv::preallocated(of.max_len().max(len), self.blocks.paging())?;
         let mut forked = self.branch(slot, len, child, shell)?;
         forked.stats = SequenceStats::default();
         let slot = self.sequences.insert(forked);
@@ -164,7 +164,7 @@ impl Scheduler {
 
     /// Builds a sequence from `shell` that shares the first `len` tokens of `parent`, and the
     /// blocks of the computed ones.
-    pub(super) fn branch(&mut self, parent: Slot, len: usize, child: SeqId, shell: Sequence) -> Result<Sequence> {
+    pub(super) fn branch(&mut self, parent: Slot, len: usize, child: SeqId, shell: SequenceKv) -> Result<SequenceKv> {
         let of = &self.sequences[parent];
         let mut forked = of.branch(shell, child, len, self.blocks.paging())?;
         forked.computed = if self.blocks.sees_null_block(&of.table, len) { 0 } else { of.computed.min(len) };
@@ -283,11 +283,11 @@ impl Scheduler {
     }
 
     /// Removes a sequence in any state and releases its blocks.
-    pub fn remove(&mut self, id: SeqId) -> Option<Sequence> {
+    pub fn remove(&mut self, id: SeqId) -> Option<SequenceKv> {
         self.sequences.find(id).map(|slot| self.take_out(slot))
     }
 
-    pub(super) fn take_out(&mut self, slot: Slot) -> Sequence {
+    pub(super) fn take_out(&mut self, slot: Slot) -> SequenceKv {
         self.unmark_reclaimable(slot);
         self.reclaimable.end_idle(&mut self.sequences[slot]);
         let mut sequence = self.sequences.remove(slot);
@@ -320,7 +320,7 @@ impl Scheduler {
         root: BlockHash,
     ) -> Result<()> {
         self.reserve(1, max_len.max(tokens.len()))?;
-        let mut sequence = Sequence::new(id, tokens, max_len, root, self.blocks.paging())?;
+        let mut sequence = SequenceKv::new(id, tokens, max_len, root, self.blocks.paging())?;
         sequence.logits_from = logits_from;
         let needed = self.blocks.paging().visible_blocks(computed);
         while needed <= self.blocks.total() && self.blocks.adopt(&mut sequence.table, computed).is_err() {

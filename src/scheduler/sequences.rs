@@ -4,14 +4,14 @@
 use std::ops::{Index, IndexMut};
 
 use super::slab::{Slab, Slot};
-use super::{IdMap, Sequence};
+use super::{IdMap, SequenceKv};
 use crate::error::Result;
 use crate::types::SeqId;
 
 /// The sequences of the scheduler, by slot and by id.
 #[derive(Debug, Default)]
 pub struct Sequences {
-    slab: Slab<Sequence>,
+    slab: Slab<SequenceKv>,
     slots: IdMap<SeqId, Slot>,
 }
 
@@ -24,14 +24,14 @@ impl Sequences {
         self.slab.try_reserve(more)
     }
 
-    pub fn insert(&mut self, sequence: Sequence) -> Slot {
+    pub fn insert(&mut self, sequence: SequenceKv) -> Slot {
         let id = sequence.id;
         let slot = self.slab.insert(sequence);
         self.slots.insert(id, slot);
         slot
     }
 
-    pub fn remove(&mut self, slot: Slot) -> Sequence {
+    pub fn remove(&mut self, slot: Slot) -> SequenceKv {
         let sequence = self.slab.remove(slot);
         self.slots.remove(&sequence.id);
         sequence
@@ -50,7 +50,7 @@ impl Sequences {
         }
     }
 
-    pub fn get(&self, id: SeqId) -> Option<&Sequence> {
+    pub fn get(&self, id: SeqId) -> Option<&SequenceKv> {
         self.find(id).map(|slot| &self.slab[slot])
     }
 
@@ -59,7 +59,7 @@ impl Sequences {
     }
 
     /// Returns two sequences, the second one mutable.
-    pub fn two(&mut self, one: Slot, other: Slot) -> (&Sequence, &mut Sequence) {
+    pub fn two(&mut self, one: Slot, other: Slot) -> (&SequenceKv, &mut SequenceKv) {
         self.slab.two(one, other)
     }
 
@@ -68,31 +68,31 @@ impl Sequences {
         self.slab.slots()
     }
 
-    pub fn in_slot(&self, slot: Slot) -> Option<&Sequence> {
+    pub fn in_slot(&self, slot: Slot) -> Option<&SequenceKv> {
         self.slab.get(slot)
     }
 
-    pub fn values(&self) -> impl Iterator<Item = &Sequence> {
+    pub fn values(&self) -> impl Iterator<Item = &SequenceKv> {
         self.slab.values()
     }
 
-    pub fn values_mut(&mut self) -> impl Iterator<Item = &mut Sequence> {
+    pub fn values_mut(&mut self) -> impl Iterator<Item = &mut SequenceKv> {
         self.slab.values_mut()
     }
 }
 
 impl Index<Slot> for Sequences {
-    type Output = Sequence;
+    type Output = SequenceKv;
 
     #[inline]
-    fn index(&self, slot: Slot) -> &Sequence {
+    fn index(&self, slot: Slot) -> &SequenceKv {
         &self.slab[slot]
     }
 }
 
 impl IndexMut<Slot> for Sequences {
     #[inline]
-    fn index_mut(&mut self, slot: Slot) -> &mut Sequence {
+    fn index_mut(&mut self, slot: Slot) -> &mut SequenceKv {
         &mut self.slab[slot]
     }
 }

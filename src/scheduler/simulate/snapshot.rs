@@ -1,6 +1,6 @@
 //! The state of the scheduler from which a forecast begins.
 
-use super::super::{GroupId, OutputLengthPredictor, Running, Scheduler, Sequence};
+use super::super::{GroupId, OutputLengthPredictor, Running, Scheduler, SequenceKv};
 use super::Capacity;
 use crate::error::{Result, try_copy};
 
@@ -19,7 +19,7 @@ pub struct PendingSequence {
 }
 
 impl PendingSequence {
-    fn from_sequence(sequence: &Sequence) -> PendingSequence {
+    fn from_sequence(sequence: &SequenceKv) -> PendingSequence {
         PendingSequence {
             prefill: if sequence.pending() > 1 { sequence.pending() } else { 0 },
             computed: sequence.computed,

@@ -82,7 +82,7 @@ impl Trace {
         }
     }
 
-    fn sequence(&self, id: &SeqId) -> &Sequence {
+    fn sequence(&self, id: &SeqId) -> &SequenceKv {
         self.s.get(*id).unwrap()
     }
 

@@ -6,9 +6,10 @@ use crate::error::Result;
 use crate::kv::{BlockHash, BlockTable, Paging, blocks_for};
 use crate::types::SeqId;
 
-/// The tokens of one sequence and the blocks that hold their K and V.
+/// The tokens of one sequence and the blocks that hold their K and V. The scheduler needs no other
+/// state of a sequence, and keeps this state in a slot, so that a step looks up no id.
 #[derive(Debug, Default)]
-pub struct Sequence {
+pub struct SequenceKv {
     pub id: SeqId,
     /// Group of the sequence. `None` if it is idle or a computed pin.
     pub group: Option<GroupId>,
@@ -44,10 +45,10 @@ pub(super) struct RequestProperties {
     pub pinned: bool,
 }
 
-impl Sequence {
+impl SequenceKv {
     /// Creates a sequence and reserves all memory that a step would otherwise allocate.
-    pub fn new(id: SeqId, prompt: Vec<u32>, max_len: usize, root: BlockHash, paging: &Paging) -> Result<Sequence> {
-        let mut sequence = Sequence { id, tokens: prompt, hashes: BlockHashes::new(root), ..Sequence::default() };
+    pub fn new(id: SeqId, prompt: Vec<u32>, max_len: usize, root: BlockHash, paging: &Paging) -> Result<SequenceKv> {
+        let mut sequence = SequenceKv { id, tokens: prompt, hashes: BlockHashes::new(root), ..SequenceKv::default() };
         sequence.raise_max_len(max_len, paging)?;
         Ok(sequence)
     }
@@ -68,12 +69,12 @@ impl Sequence {
     }
 
     /// Creates an unused sequence with the memory that a fork of `max_len` tokens needs.
-    pub fn preallocated(max_len: usize, paging: &Paging) -> Result<Sequence> {
-        Sequence::new(SeqId::default(), Vec::new(), max_len, BlockHash::default(), paging)
+    pub fn preallocated(max_len: usize, paging: &Paging) -> Result<SequenceKv> {
+        SequenceKv::new(SeqId::default(), Vec::new(), max_len, BlockHash::default(), paging)
     }
 
     /// Extends an unused sequence so that it can hold a fork of `parent`, which has become longer.
-    pub fn reserve_for_fork(&mut self, parent: &Sequence, paging: &Paging) -> Result<()> {
+    pub fn reserve_for_fork(&mut self, parent: &SequenceKv, paging: &Paging) -> Result<()> {
         self.limit.reserve_for_fork(&parent.limit)?;
         self.tokens.clear();
         self.hashes.truncate(0);
@@ -82,9 +83,9 @@ impl Sequence {
 
     /// Returns a fork with the first `len` tokens and without blocks. It reuses the memory of
     /// `shell`, an unused or dropped sequence.
-    pub fn branch(&self, shell: Sequence, id: SeqId, len: usize, paging: &Paging) -> Result<Sequence> {
-        let Sequence { tokens, hashes, limit, table, .. } = shell;
-        let mut child = Sequence {
+    pub fn branch(&self, shell: SequenceKv, id: SeqId, len: usize, paging: &Paging) -> Result<SequenceKv> {
+        let SequenceKv { tokens, hashes, limit, table, .. } = shell;
+        let mut child = SequenceKv {
             id,
             tokens,
             hashes,
@@ -94,7 +95,7 @@ impl Sequence {
             generated: self.generated.saturating_sub(self.tokens.len() - len),
             logits_from: self.logits_from.map(|from| from.min(len)),
             stats: self.stats,
-            ..Sequence::default()
+            ..SequenceKv::default()
         };
         child.tokens.clear();
         child.hashes.truncate(0);
@@ -184,7 +185,7 @@ impl Sequence {
 
     /// Returns the length of the common prefix if it exceeds `min_len`. The last token of each
     /// sequence is excluded, since it must be computed.
-    pub fn common(&self, other: &Sequence, min_len: usize) -> Option<usize> {
+    pub fn common(&self, other: &SequenceKv, min_len: usize) -> Option<usize> {
         let max_len = self.tokens.len().min(other.tokens.len()) - 1;
         if min_len >= max_len || self.tokens[min_len] != other.tokens[min_len] {
             return None;
