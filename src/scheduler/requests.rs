@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::kv::{BlockHash, Paging};
 use crate::types::SeqId;
 
-/// The part of a request that the scheduler needs.
+/// The arguments of `prepare`, with names.
 #[derive(Debug)]
 pub struct NewGroup {
     pub prompt: Vec<u32>,
@@ -25,13 +25,12 @@ pub struct NewGroup {
     pub root: BlockHash,
 }
 
-/// A request with the preallocated memory of its sequences.
+/// A group that is not queued yet, and its first sequence. The thread of the caller allocates them,
+/// so that the stepping thread only inserts them.
 #[derive(Debug)]
 pub struct PreparedGroup {
     sequence: SequenceKv,
-    branching: Branching,
-    members: Vec<Slot>,
-    shells: Vec<SequenceKv>,
+    group: SequenceGroup,
 }
 
 impl NewGroup {
@@ -53,7 +52,7 @@ impl NewGroup {
         for _ in 1..branching.max_members() {
             shells.push(SequenceKv::preallocated(max_len, paging)?);
         }
-        Ok(PreparedGroup { sequence, branching, members, shells })
+        Ok(PreparedGroup { sequence, group: SequenceGroup { branching, members, shells, queue: Queue::Waiting, started: false } })
     }
 }
 
@@ -63,7 +62,7 @@ impl PreparedGroup {
     }
 
     pub fn branching(&self) -> Branching {
-        self.branching
+        self.group.branching
     }
 
     pub fn priority(&self) -> i32 {
@@ -80,13 +79,13 @@ impl Scheduler {
     /// Adds a request to the waiting queue. Its first sequence gets `id`. The sampled tokens have
     /// the ids of its forks.
     pub fn add(&mut self, id: SeqId, prepared: PreparedGroup) -> Result<()> {
-        let PreparedGroup { mut sequence, branching, members, shells } = prepared;
+        let PreparedGroup { mut sequence, group } = prepared;
         let max_blocks = self.blocks.paging().max_blocks(sequence.max_len(), self.options.max_tokens_per_step());
         assert!(max_blocks <= self.blocks.total(), "the engine refuses what can never fit");
-        self.reserve(1 + shells.len(), sequence.max_len())?;
+        self.reserve(1 + group.shells.len(), sequence.max_len())?;
         sequence.id = id;
         let slot = self.sequences.insert(sequence);
-        self.enqueue(slot, SequenceGroup { branching, members, shells, queue: Queue::Waiting, started: false });
+        self.enqueue(slot, group);
         Ok(())
     }
 
