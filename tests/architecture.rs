@@ -44,7 +44,6 @@ const CYCLES: Exceptions = &[];
 const LONG_FILES: Exceptions = &[];
 /// Structs with more fields.
 const WIDE_STRUCTS: Exceptions = &[
-    ("ActiveSequence", "the split of the engine's core is under way"),
     ("EngineOptions", "the options of the C ABI"),
     ("Header", "the header of an exported sequence"),
     ("SamplingParams", "the parameters of the C ABI"),

@@ -19,6 +19,7 @@ mod random;
 mod resolved;
 mod rows;
 mod sampler;
+mod sampling_state;
 mod stops;
 mod truncate;
 
@@ -31,7 +32,8 @@ pub use log_softmax::log_softmax;
 pub use logprobs::{logprob, logprob_and_top, top_logprobs};
 pub use masker::{Masked, Masker};
 pub use outcome::{NoChoice, Sample};
-pub use random::{Lane, uniform};
+pub use random::{Lane, branch_seed, uniform};
 pub use resolved::ResolvedSampling;
 pub use sampler::Sampler;
+pub use sampling_state::{LogitsHook, SamplingState};
 pub use stops::StopMatcher;

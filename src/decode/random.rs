@@ -39,6 +39,11 @@ pub fn fraction(seed: u64, position: u64, lane: Lane) -> u64 {
     ((a as u64) << 32 | b as u64) >> 11
 }
 
+/// Returns the seed of sample `i`. Sample 0 uses the seed of the request.
+pub fn branch_seed(seed: u64, i: usize) -> u64 {
+    seed.wrapping_add((i as u64).wrapping_mul(0xA076_1D64_78BD_642F))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

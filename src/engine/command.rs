@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::LogitsHook;
-use super::active_sequence::Generation;
 use super::outputs::Output;
 use super::queue::OutputSender;
 use super::request::PreparedRequest;
+use super::sequence::Generation;
 use super::sequence_state::SequenceState;
 use super::wait_queue::Ticket;
 use crate::scheduler::PreparedGroup;
@@ -41,6 +41,7 @@ pub enum Command {
     },
     Resume {
         seq: SeqId,
+        keep: bool,
         generation: Box<Generation>,
         open: Box<PendingOutput>,
     },

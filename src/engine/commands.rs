@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use super::LogitsHook;
-use super::active_sequence::{ActiveSequence, Generation};
 use super::command::{Command, ForkedSequence, PendingOutput};
 use super::device::Device;
 use super::lifecycle::Lifecycle;
 use super::live_requests::BestOfGroup;
 use super::outputs::Output;
 use super::request::PreparedRequest;
+use super::sequence::{Generation, Sequence};
 use super::sequence_state::{Header, SequenceState};
 use super::timing::Timing;
 use crate::batch::Tail;
@@ -39,12 +39,12 @@ impl Lifecycle {
             }
             Command::Continue { seq, keep, hook, deadline, open, requested_at } => {
                 if let Err(error) = self.continue_sequence(seq, keep, hook, Timing::new(requested_at), deadline, &open) {
-                    let last = self.live.sequences.get(&seq).map_or(open.last, ActiveSequence::output);
+                    let last = self.live.sequences.get(&seq).map_or(open.last, Sequence::output);
                     self.end(&open.sender, last.failed(error));
                 }
             }
-            Command::Resume { seq, generation, open } => {
-                if let Err(error) = self.resume(seq, *generation) {
+            Command::Resume { seq, keep, generation, open } => {
+                if let Err(error) = self.resume(seq, keep, *generation) {
                     self.end(&open.sender, open.last.failed(error));
                 }
             }
@@ -80,28 +80,28 @@ impl Lifecycle {
 
     fn add(&mut self, id: RequestId, work: PreparedRequest) {
         let PreparedRequest { group: candidate, mut sequence, beams, returned: wanted, .. } = work;
-        let echoed = sequence.sampling.params.echo.then(|| sequence.echo(candidate.prompt(), self.text.as_deref())).transpose();
+        let echoed = sequence.params().echo.then(|| sequence.echo(candidate.prompt(), self.text.as_deref())).transpose();
         let mut ends = Vec::new();
         let begun = echoed.and_then(|echoed| {
             self.live.sequences.try_reserve(1)?;
             self.live.best_of.try_reserve(1)?;
             if sequence.ranked {
-                ends.try_reserve_exact(sequence.branches)?;
+                ends.try_reserve_exact(sequence.samples.count)?;
             }
             if let Some(mut beams) = beams {
-                beams.begin(&sequence.sampling, candidate.prompt())?;
+                beams.begin(&sequence.generation.sampling.resolved, candidate.prompt())?;
                 self.live.beams.insert(id, beams);
             }
-            self.live.watch(id, sequence.deadline)?;
+            self.live.watch(id, sequence.generation.deadline)?;
             self.scheduler.add(id.sequence(0), candidate)?;
             Ok(echoed.flatten())
         });
         match begun {
             Ok(echoed) => {
                 if sequence.ranked {
-                    self.live.best_of.insert(id, BestOfGroup { returned: wanted, running: sequence.branches, outputs: ends });
+                    self.live.best_of.insert(id, BestOfGroup { returned: wanted, running: sequence.samples.count, outputs: ends });
                 }
-                let sender = sequence.sender.clone();
+                let sender = sequence.generation.sender.clone();
                 self.live.sequences.insert(id.sequence(0), sequence);
                 echoed.into_iter().for_each(|output| self.delivery.push(&sender, output));
             }
@@ -109,7 +109,7 @@ impl Lifecycle {
                 let output = sequence.close(FinishReason::Error, false, None, Output::default()).failed(error);
                 self.scheduler.remove(id.sequence(0));
                 self.live.beams.remove(&id);
-                self.end_with_siblings(&sequence.sender, output);
+                self.end_with_siblings(&sequence.generation.sender, output);
             }
         }
     }
@@ -117,28 +117,28 @@ impl Lifecycle {
     fn fork(&mut self, parent: SeqId, len: Option<usize>, child: ForkedSequence, idle: bool) {
         let ForkedSequence { id, seed, user_data, sender, requested_at } = child;
         let last = Output { request: id.own_request(), sequence: id, user_data, ..Output::default() };
-        let mut stream = match self.try_fork(parent, len, id, idle) {
-            Ok(stream) => stream,
+        let mut sequence = match self.try_fork(parent, len, id, idle) {
+            Ok(sequence) => sequence,
             Err(error) if idle => return self.fail_import(&sender, last.failed(error)),
             Err(error) => {
                 self.scheduler.remove(id);
                 return self.end(&sender, last.failed(error));
             }
         };
-        stream.seed = seed.unwrap_or(stream.seed);
-        (stream.request, stream.sequence, stream.index, stream.user_data) = (id.own_request(), id, 0, user_data);
-        stream.sender = sender.clone();
-        stream.timing = Timing::new(requested_at);
+        (sequence.request, sequence.id, sequence.index) = (id.own_request(), id, 0);
+        let generation = &mut sequence.generation;
+        (generation.user_data, generation.sender, generation.timing) = (user_data, sender.clone(), Timing::new(requested_at));
+        generation.sampling.seed = seed.unwrap_or(generation.sampling.seed);
         // The parent may have ended after the host asked for the fork. Its children have then ended
         // too.
         let has_ended = !idle && self.scheduler.find(id).is_some_and(|sequence| sequence.group.is_none());
-        let output = has_ended.then(|| stream.close(FinishReason::Abort, true, self.text.as_deref(), Output::default()));
-        self.live.sequences.insert(id, stream);
+        let output = has_ended.then(|| sequence.close(FinishReason::Abort, true, self.text.as_deref(), Output::default()));
+        self.live.sequences.insert(id, sequence);
         self.update_length(id);
         output.into_iter().for_each(|output| self.end(&sender, output));
     }
 
-    fn try_fork(&mut self, parent: SeqId, len: Option<usize>, child: SeqId, idle: bool) -> Result<ActiveSequence> {
+    fn try_fork(&mut self, parent: SeqId, len: Option<usize>, child: SeqId, idle: bool) -> Result<Sequence> {
         let gone = || {
             Error::not_found(format!(
                 "sequence {parent} ended before the fork and was not kept; set PLLM_REQUEST_KEEP to fork sequences that have ended"
@@ -146,7 +146,7 @@ impl Lifecycle {
         };
         self.live.sequences.try_reserve(1)?;
         let mut sequence = self.live.sequences.get(&parent).ok_or_else(gone)?.fork()?;
-        self.live.watch(child.own_request(), sequence.deadline)?;
+        self.live.watch(child.own_request(), sequence.generation.deadline)?;
         self.scheduler.fork(parent, len, child, idle)?;
         let tokens = &self.scheduler.get(child)?.tokens;
         if tokens.len() < self.scheduler.get(parent)?.tokens.len() {
@@ -173,11 +173,11 @@ impl Lifecycle {
         sequence.rewind(&self.scheduler.get(seq)?.tokens, self.text.as_deref())
     }
 
-    fn resume(&mut self, seq: SeqId, generation: Generation) -> Result<()> {
+    fn resume(&mut self, seq: SeqId, keep: bool, generation: Generation) -> Result<()> {
         let sequence = self.live.sequences.get_mut(&seq).ok_or_else(|| ended_error(seq))?;
         let tokens = &self.scheduler.get(seq)?.tokens;
-        let max_new_tokens = generation.sampling.params.max_tokens.unwrap_or(self.model.max_len);
-        let (max_len, keep) = (tokens.len().saturating_add(max_new_tokens).min(self.model.max_len), generation.keep);
+        let max_new_tokens = generation.sampling.params().max_tokens.unwrap_or(self.model.max_len);
+        let max_len = tokens.len().saturating_add(max_new_tokens).min(self.model.max_len);
         let (request, deadline) = (sequence.request, generation.deadline);
         sequence.resume(generation, tokens, max_len - tokens.len())?;
         self.live.watch(request, deadline)?;
@@ -195,10 +195,12 @@ impl Lifecycle {
         open: &PendingOutput,
     ) -> Result<()> {
         let sequence = self.live.sequences.get_mut(&seq).ok_or_else(|| ended_error(seq))?;
-        (sequence.timing, sequence.deadline) = (timing, deadline);
-        sequence.hook = hook.or(sequence.hook.take());
-        (sequence.sender, sequence.user_data) = (open.sender.clone(), open.last.user_data);
-        if sequence.sampling.params.grammar.is_some() && sequence.constraint.is_none() {
+        let generation = &mut sequence.generation;
+        (generation.timing, generation.deadline) = (timing, deadline);
+        (generation.sender, generation.user_data) = (open.sender.clone(), open.last.user_data);
+        let sampling = &mut generation.sampling;
+        sampling.hook = hook.or(sampling.hook.take());
+        if sampling.params().grammar.is_some() && sampling.constraint.is_none() {
             return Err(Error::invalid("internal error: the sequence has lost its grammar; resume it with parameters"));
         }
         let request = sequence.request;
@@ -214,16 +216,16 @@ impl Lifecycle {
             ))
         };
         self.swap_in(seq, device);
-        let stream = self.live.sequences.get(&seq).ok_or_else(gone)?;
+        let exported = self.live.sequences.get(&seq).ok_or_else(gone)?;
         let sequence = self.scheduler.get(seq)?;
         // If visible blocks are missing, all tokens are recomputed after the import.
         let there = self.scheduler.blocks().visible_blocks(&sequence.table, sequence.computed)?;
         let (computed, blocks) = there.map_or((0, Vec::new()), |blocks| (sequence.computed, blocks));
-        let header = stream.export(Header {
+        let header = exported.export(Header {
             model: self.model.fingerprint,
             layout: device.runner.layout(),
             block_size: self.scheduler.blocks().block_size(),
-            isa: if stream.inexact { MIXED.into() } else { self.model.isa.into() },
+            isa: if exported.inexact { MIXED.into() } else { self.model.isa.into() },
             tokens: sequence.tokens.as_slice().into(),
             computed,
             max_len: sequence.max_len(),
@@ -234,14 +236,14 @@ impl Lifecycle {
         let slots = computed - computed.saturating_sub(1) / header.block_size * header.block_size;
         let tail = Tail { blocks: self.scheduler.blocks().paging().groups(), slots };
         device.runner.read_blocks(&blocks, tail, &mut kv)?;
-        Ok(Output { sequence_state: SequenceState { header, kv }.encode()?, ..stream.output() })
+        Ok(Output { sequence_state: SequenceState { header, kv }.encode()?, ..exported.output() })
     }
 
     fn import(&mut self, id: SeqId, generation: Generation, sequence_state: SequenceState<'static>, device: &mut Device) -> Result<()> {
         self.live.sequences.try_reserve(1)?;
         let SequenceState { header, kv } = sequence_state;
-        let mut stream = ActiveSequence::restore(id, generation, &header, self.text.as_deref())?;
-        stream.inexact = header.isa != self.model.isa;
+        let mut imported = Sequence::restore(id, generation, &header, self.text.as_deref())?;
+        imported.inexact = header.isa != self.model.isa;
         let root = BlockHash::for_sequence(&self.model.fingerprint, id);
         self.scheduler.import(id, header.tokens.into_owned(), header.computed, header.max_len, header.logits_from, root)?;
         // Other sequences may have been swapped out to free the blocks.
@@ -251,7 +253,7 @@ impl Lifecycle {
         if !blocks.is_empty() {
             device.runner.write_blocks(&blocks, &kv)?;
         }
-        self.live.sequences.insert(id, stream);
+        self.live.sequences.insert(id, imported);
         Ok(())
     }
 
@@ -270,8 +272,8 @@ impl Lifecycle {
             let idle = self.scheduler.find(seq).is_some_and(|sequence| sequence.group.is_none());
             match self.live.sequences.get(&seq).filter(|_| idle) {
                 // The sequence stays idle. The output has only the error.
-                Some(stream) => {
-                    let (sender, output) = (stream.sender.clone(), Output { error: Some(error), ..stream.output() });
+                Some(sequence) => {
+                    let (sender, output) = (sequence.generation.sender.clone(), Output { error: Some(error), ..sequence.output() });
                     self.delivery.push(&sender, output);
                 }
                 None => self.end_sequence(seq, FinishReason::Error, |output| output.failed(error)),

@@ -189,7 +189,7 @@ impl EngineCore {
     /// again.
     fn schedule(&mut self, groups: Option<&[SeqId]>) -> Option<StepPlan> {
         let (Lifecycle { scheduler, live, .. }, inputs, device) = (&mut self.lifecycle, &self.inputs, &mut self.device);
-        let is_ready = |seq| live.deliverer_of(seq).is_none_or(|sequence| !inputs.is_full(sequence.sender.id()));
+        let is_ready = |seq| live.deliverer_of(seq).is_none_or(|sequence| !inputs.is_full(sequence.generation.sender.id()));
         loop {
             let mut plan = match groups {
                 Some(groups) => scheduler.schedule_among(groups, is_ready),

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::active_sequence::ActiveSequence;
 use super::delivery::Delivery;
 use super::live_requests::{BestOfGroup, LiveRequests};
 use super::outputs::Output;
 use super::queue::OutputSender;
+use super::sequence::Sequence;
 use super::sequence_table::SequenceTable;
 use super::telemetry::Telemetry;
 use crate::error::{Error, Result};
@@ -62,7 +62,7 @@ impl Lifecycle {
         for part in plan.sequences.iter().filter(|part| part.begins) {
             if let Some(sequence) = self.live.deliverer_of_mut(part.seq) {
                 self.telemetry.started(sequence, now);
-                self.table.mark_started(sequence.request, sequence.sequence);
+                self.table.mark_started(sequence.request, sequence.id);
             }
         }
     }
@@ -134,15 +134,15 @@ impl Lifecycle {
     pub fn end_sequence(&mut self, seq: SeqId, finish: FinishReason, complete: impl FnOnce(Output) -> Output) {
         let runs = self.scheduler.find(seq).filter(|sequence| sequence.group.is_some());
         let Some((stays, stats)) = runs.map(|sequence| (sequence.is_kept(), sequence.stats)) else { return };
-        let Some(stream) = self.live.sequences.get_mut(&seq) else { return };
-        stream.timing.set_stats(stats);
-        let sender = stream.sender.clone();
-        let branched = stream.branches == 1;
-        let output = complete(stream.close(finish, stays, self.text.as_deref(), self.delivery.empty_output()));
+        let Some(sequence) = self.live.sequences.get_mut(&seq) else { return };
+        sequence.generation.timing.set_stats(stats);
+        let sender = sequence.generation.sender.clone();
+        let branched = sequence.samples.count == 1;
+        let output = complete(sequence.close(finish, stays, self.text.as_deref(), self.delivery.empty_output()));
         if !branched {
             // The sequence has not forked yet, so this ends all samples. At most one of them is
             // kept.
-            stream.exclude_samples();
+            sequence.exclude_samples();
             self.live.best_of.remove(&output.request);
             self.release(seq);
             return self.end_with_siblings(&sender, output);
@@ -173,7 +173,7 @@ impl Lifecycle {
     pub fn end_where(
         &mut self,
         request: RequestId,
-        which: impl Fn(&ActiveSequence) -> bool,
+        which: impl Fn(&Sequence) -> bool,
         finish: FinishReason,
         complete: impl Fn(Output) -> Output,
     ) {
@@ -184,7 +184,7 @@ impl Lifecycle {
             request.sequences(beams.width() as u32).for_each(|seq| drop(self.scheduler.remove(seq)));
             if let Some(mut sequence) = self.live.sequences.remove(&request.sequence(0)) {
                 let output = complete(sequence.close(finish, false, None, Output::default()));
-                self.end_with_siblings(&sequence.sender, output);
+                self.end_with_siblings(&sequence.generation.sender, output);
             }
             return;
         }
@@ -200,10 +200,10 @@ impl Lifecycle {
     pub fn end_all(&mut self, error: &Error, complete: impl Fn(Output) -> Output) {
         let table = self.table.clone();
         table.fail(error, |sender, last| {
-            // A generation that no step has processed is not part of the stream yet.
+            // A generation that no step has processed is not part of the sequence yet.
             let runs = self.scheduler.find(last.sequence).is_some_and(|sequence| sequence.group.is_some());
             let output = match self.live.sequences.remove(&last.sequence).filter(|_| runs) {
-                Some(mut stream) => stream.close(FinishReason::Error, false, None, Output::default()),
+                Some(mut sequence) => sequence.close(FinishReason::Error, false, None, Output::default()),
                 None => last,
             };
             self.end(&sender, complete(output));
@@ -214,7 +214,7 @@ impl Lifecycle {
     pub fn end_overdue(&mut self, now: Duration) {
         while let Some(request) = self.live.deadlines.take_due(now) {
             let is_due = |deadline: Option<Duration>| deadline.is_some_and(|deadline| deadline <= now);
-            self.end_where(request, |sequence| is_due(sequence.deadline), FinishReason::Deadline, |output| output);
+            self.end_where(request, |sequence| is_due(sequence.generation.deadline), FinishReason::Deadline, |output| output);
         }
     }
 
@@ -250,7 +250,7 @@ impl Lifecycle {
     }
 
     /// Removes a sequence in any state, without an output.
-    pub fn remove_sequence(&mut self, id: SeqId) -> Option<ActiveSequence> {
+    pub fn remove_sequence(&mut self, id: SeqId) -> Option<Sequence> {
         self.scheduler.remove(id);
         self.delivery.forget(id);
         self.live.sequences.remove(&id)

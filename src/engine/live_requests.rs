@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::active_sequence::ActiveSequence;
 use super::beams::Beams;
 use super::deadlines::Deadlines;
 use super::outputs::Output;
+use super::sequence::Sequence;
 use crate::error::{Error, Result};
 use crate::scheduler::IdMap;
 use crate::types::{PinId, RequestId, SeqId};
@@ -15,7 +15,7 @@ use crate::types::{PinId, RequestId, SeqId};
 #[derive(Default)]
 pub struct LiveRequests {
     /// Sequences with outputs. A beam search has one, for all its beams, with the id of sample 0.
-    pub sequences: IdMap<SeqId, ActiveSequence>,
+    pub sequences: IdMap<SeqId, Sequence>,
     /// Beam searches by request. The beam in slot i has the id of sample i.
     pub beams: BTreeMap<RequestId, Box<Beams>>,
     /// Best-of groups by request.
@@ -37,7 +37,7 @@ impl LiveRequests {
     pub fn watch(&mut self, request: RequestId, deadline: Option<Duration>) -> Result<()> {
         let Some(deadline) = deadline else { return Ok(()) };
         if self.deadlines.has_many_stale(self.sequences.len()) {
-            let live = self.sequences.values().filter_map(|sequence| Some((sequence.deadline?, sequence.request)));
+            let live = self.sequences.values().filter_map(|sequence| Some((sequence.generation.deadline?, sequence.request)));
             self.deadlines.replace(live);
         }
         self.deadlines.add(deadline, request)
@@ -45,18 +45,18 @@ impl LiveRequests {
 
     /// Returns the sequence that delivers the outputs of `seq`. `None` for a pin, which has no
     /// outputs.
-    pub fn deliverer_of(&self, seq: SeqId) -> Option<&ActiveSequence> {
+    pub fn deliverer_of(&self, seq: SeqId) -> Option<&Sequence> {
         self.sequences.get(&seq).or_else(|| self.sequences.get(&self.request_of_beam(seq)?.sequence(0)))
     }
 
     /// As `deliverer_of`.
-    pub fn deliverer_of_mut(&mut self, seq: SeqId) -> Option<&mut ActiveSequence> {
+    pub fn deliverer_of_mut(&mut self, seq: SeqId) -> Option<&mut Sequence> {
         let deliverer = if self.sequences.contains_key(&seq) { seq } else { self.request_of_beam(seq)?.sequence(0) };
         self.sequences.get_mut(&deliverer)
     }
 
     /// Returns a sequence for which a token is sampled.
-    pub fn sampled(&mut self, seq: SeqId) -> Result<&mut ActiveSequence> {
+    pub fn sampled(&mut self, seq: SeqId) -> Result<&mut Sequence> {
         self.sequences.get_mut(&seq).ok_or_else(|| Error::internal("a sequence that the engine does not know was sampled"))
     }
 

@@ -1,7 +1,6 @@
 //! The engine: requests in, steps, outputs out. Any thread may add, abort and poll. One thread at a
 //! time may step.
 
-mod active_sequence;
 mod admission;
 mod beams;
 mod budget_checks;
@@ -24,6 +23,7 @@ mod log_file;
 mod memory;
 mod metrics;
 mod output_batch;
+mod output_processor;
 mod outputs;
 mod pool_lease;
 mod queue;
@@ -32,6 +32,7 @@ mod request;
 mod results;
 mod runner;
 mod sampling;
+mod sequence;
 mod sequence_calls;
 mod sequence_state;
 mod sequence_table;
@@ -52,6 +53,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use self::core::{EngineCore, Published, Shared};
+pub use crate::decode::LogitsHook;
 use crate::types::RequestId;
 pub use admission::Admission;
 pub use clock::{Clock, SystemClock};
@@ -67,7 +69,7 @@ pub use outputs::{Logprobs, Output, OutputView};
 pub use queue::{Outputs, Queue};
 pub use request::{Prompt, Request};
 pub use runner::{InFlightStep, ModelRunner, Runner};
-pub use sequence_calls::{Continue, Fork, Hook as LogitsHook, Resume, SequenceInfo};
+pub use sequence_calls::{Continue, Fork, Resume, SequenceInfo};
 use sequence_table::SequenceTable;
 pub use stats::{Stats, StepReport};
 use wait_queue::QueueLimits;

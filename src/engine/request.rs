@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::active_sequence::{ActiveSequence, Generation};
 use super::beams::Beams;
 use super::journal::RecordedRequest;
 use super::queue::{OutputSender, Queue};
+use super::sequence::{Generation, Sequence};
+use super::timing::Timing;
 use super::{Engine, LogitsHook};
 use crate::budget::Reservation;
-use crate::decode::ResolvedSampling;
+use crate::decode::{ResolvedSampling, SamplingState};
 use crate::error::{Error, Result, try_copy};
 use crate::kv::BlockHash;
 use crate::options::{BeamParams, Dry, MAX_PRIORITY, OutputKind, SamplingParams};
@@ -129,7 +130,7 @@ pub struct PreparedRequest {
     pub group: PreparedGroup,
     /// Number of results that the host expects.
     pub returned: usize,
-    pub sequence: ActiveSequence,
+    pub sequence: Sequence,
     pub beams: Option<Box<Beams>>,
     /// Reservation of KV blocks, if the sequences can need more than one sequence of maximum
     /// length.
@@ -142,8 +143,8 @@ impl PreparedRequest {
     /// Assigns the id. `seed` applies if the request has no seed of its own.
     pub fn name(&mut self, id: RequestId, seed: u64) {
         let sequence = &mut self.sequence;
-        (sequence.request, sequence.sequence) = (id, id.sequence(0));
-        sequence.seed = sequence.sampling.params.seed.unwrap_or(seed);
+        (sequence.request, sequence.id) = (id, id.sequence(0));
+        sequence.generation.sampling.seed = sequence.params().seed.unwrap_or(seed);
     }
 }
 
@@ -171,10 +172,10 @@ impl Engine {
             // the results and their order are known only at the end
             sampling.output = OutputKind::Final;
         }
-        let generation = self.generation(sampling, queue.sender().clone(), request.hook, request.user_data, request.skip_special, keep)?;
-        let deadline = self.deadline(generation.requested_at, request.deadline)?;
+        let generation = self.generation(sampling, queue.sender().clone(), request.hook, request.user_data, request.skip_special)?;
+        let deadline = self.deadline(generation.timing.requested_at, request.deadline)?;
         let max_new_tokens = max_len - candidate.prompt().len();
-        let mut sequence = ActiveSequence::new(Generation { deadline, ..generation }, candidate.prompt(), max_new_tokens)?;
+        let mut sequence = Sequence::new(Generation { deadline, ..generation }, candidate.prompt(), max_new_tokens)?;
         sequence.reserve_samples(if beams.is_some() { 1 } else { branching.max_members() }, max_new_tokens)?;
         sequence.ranked = ranked;
         if let Some(again) = &mut again {
@@ -332,7 +333,6 @@ impl Engine {
     }
 
     /// Builds the parameters of a generation. Its seed is that of the sampling parameters, or 0.
-    #[allow(clippy::too_many_arguments)]
     pub(super) fn generation(
         &self,
         params: SamplingParams,
@@ -340,13 +340,12 @@ impl Engine {
         hook: Option<LogitsHook>,
         user_data: u64,
         skip_special: bool,
-        keep: bool,
     ) -> Result<Generation> {
-        let requested_at = self.shared.clock.now();
+        let timing = Timing::new(self.shared.clock.now());
         let constraint = params.grammar.as_ref().map(|grammar| self.grammars()?.compile(grammar)).transpose()?;
         let seed = params.seed.unwrap_or_default();
-        let sampling = Arc::new(self.resolve_sampling(params)?);
-        Ok(Generation { user_data, sender, sampling, seed, constraint, hook, skip_special, keep, deadline: None, requested_at })
+        let sampling = SamplingState::new(Arc::new(self.resolve_sampling(params)?), seed, hook, constraint);
+        Ok(Generation { user_data, sender, deadline: None, timing, skip_special, sampling })
     }
 
     /// Returns the deadline after `time`. `None` if the time cannot be represented.
@@ -385,11 +384,6 @@ impl Engine {
     pub(super) fn seed_of(&self, first: SeqId) -> u64 {
         self.seed.wrapping_mul(0xD6E8_FEB8_6659_FD93) ^ first.get().wrapping_mul(0x9E37_79B9_7F4A_7C15)
     }
-}
-
-/// Returns the seed of sample `i`. Sample 0 uses the seed of the request.
-pub fn branch_seed(seed: u64, i: usize) -> u64 {
-    seed.wrapping_add((i as u64).wrapping_mul(0xA076_1D64_78BD_642F))
 }
 
 fn check_priority(priority: i32) -> Result<()> {

@@ -1,10 +1,11 @@
 //! The results of a step: commits the sampled tokens and turns them into outputs.
 
-use super::active_sequence::ActiveSequence;
 use super::lifecycle::Lifecycle;
-use super::request::branch_seed;
+use super::outputs::Output;
 use super::sampling::{SampleResult, SampledStep, TopLogprobs};
+use super::sequence::Sequence;
 use super::sequence_view::SequenceView;
+use crate::decode::branch_seed;
 use crate::error::{Error, Result};
 use crate::scheduler::{Event, FinishReason, SampledToken, SequenceStats, StepPlan};
 use crate::types::{RequestId, SeqId};
@@ -42,8 +43,7 @@ impl Lifecycle {
         let SampledStep { prompts, failed, .. } = step;
         for (seq, logprobs, top) in prompts.iter() {
             let Some(sequence) = self.live.sequences.get_mut(&seq) else { continue };
-            let sender = sequence.sender.clone();
-            let request = sequence.request;
+            let (request, sender) = (sequence.request, sequence.generation.sender.clone());
             match sequence.emit_prompt(logprobs, top, self.delivery.empty_output()) {
                 Ok(output) => output.into_iter().for_each(|output| self.delivery.push(&sender, output)),
                 Err(error) => failed.push((request, error)),
@@ -55,12 +55,12 @@ impl Lifecycle {
     /// times.
     fn start_sample(&mut self, sampled_token: &SampledToken, step: &mut SampledStep) {
         let reserved = self.live.sequences.try_reserve(1).map_err(Error::from);
-        let Some(unstarted) = self.live.sequences.get_mut(&sampled_token.parent).map(|parent| parent.unstarted_samples.pop()) else {
+        let Some(unstarted) = self.live.sequences.get_mut(&sampled_token.parent).map(|parent| parent.samples.preallocated.pop()) else {
             return;
         };
         match reserved.and_then(|()| self.sample_of(&self.live.sequences[&sampled_token.parent], unstarted, sampled_token.child)) {
-            Ok(mut sequence) => {
-                let (sender, echo) = (sequence.sender.clone(), sequence.repeat_echo());
+            Ok((sequence, echo)) => {
+                let sender = sequence.generation.sender.clone();
                 self.live.sequences.insert(sampled_token.child, sequence);
                 echo.into_iter().for_each(|output| self.delivery.push(&sender, output));
             }
@@ -71,15 +71,19 @@ impl Lifecycle {
         }
     }
 
-    fn sample_of(&self, parent: &ActiveSequence, unstarted: Option<ActiveSequence>, child: SeqId) -> Result<ActiveSequence> {
+    /// Returns the sequence of a sample, and the output with the echoed prompt.
+    fn sample_of(&self, parent: &Sequence, unstarted: Option<Sequence>, child: SeqId) -> Result<(Sequence, Option<Output>)> {
         let index = parent.request.sample_of(child).expect("a sample has an id of its request");
         let mut sequence = match unstarted {
             Some(mut sequence) => sequence.copy(parent).map(|()| sequence),
             None => parent.fork(),
         }?;
-        (sequence.sequence, sequence.index, sequence.seed) = (child, index, branch_seed(parent.seed, index as usize));
-        self.table.insert_fork(child, SequenceView::of(&sequence, parent.prompt_len))?;
-        Ok(sequence)
+        (sequence.id, sequence.index) = (child, index);
+        let sampling = &mut sequence.generation.sampling;
+        sampling.seed = branch_seed(sampling.seed, index as usize);
+        let echo = parent.repeat_echo(&sequence)?;
+        self.table.insert_fork(child, SequenceView::from_sequence(&sequence, parent.generation.sampling.prompt_len()))?;
+        Ok((sequence, echo))
     }
 
     fn fail_sample(&mut self, sampled_token: &SampledToken, error: Error, step: &mut SampledStep) {
@@ -89,21 +93,21 @@ impl Lifecycle {
         let Some(parent) = self.live.sequences.get(&sampled_token.parent) else { return };
         let index = parent.request.sample_of(sampled_token.child).expect("a sample has an id of its request");
         let output = parent.output().for_sample(index).failed(error);
-        let sender = parent.sender.clone();
+        let sender = parent.generation.sender.clone();
         self.finish(&sender, output);
     }
 
     /// Turns a committed sampled token into an output. A stop string in its text ends the sequence.
     fn emit_token(&mut self, seq: SeqId, result: &SampleResult, tops: &TopLogprobs, finish: Option<FinishReason>, stats: SequenceStats) {
         let Some(sequence) = self.live.sequences.get_mut(&seq) else { return };
-        sequence.branches = 1;
-        sequence.timing.set_stats(stats);
+        sequence.samples.finish();
+        sequence.generation.timing.set_stats(stats);
         let (text, reusable) = (self.text.as_deref(), self.delivery.empty_output());
         let output = match result {
-            Ok(advance) => {
+            Ok(new) => {
                 self.telemetry.counts.generated_tokens += 1;
                 self.telemetry.token(sequence, stats);
-                sequence.advance(advance, &tops.all[advance.top.clone()], finish, text, reusable)
+                sequence.advance(new, &tops.all[new.top.clone()], finish, text, reusable)
             }
             Err(why) => sequence.close(FinishReason::Error, self.scheduler.find(seq).is_some(), text, reusable).failed(why.clone()),
         };
@@ -111,7 +115,7 @@ impl Lifecycle {
             self.delivery.reuse(output);
             return;
         }
-        let sender = sequence.sender.clone();
+        let sender = sequence.generation.sender.clone();
         match output.finish {
             None => self.delivery.push(&sender, output),
             Some(finish) => {
@@ -137,11 +141,10 @@ impl Lifecycle {
                 continue;
             }
             let stats = self.scheduler.find(part.seq).map_or(SequenceStats::default(), |sequence| sequence.stats);
-            let stream = self.live.sequences.get_mut(&request.sequence(0)).expect("a search has a stream");
-            self.telemetry.token(stream, stats);
-            let sampling = stream.sampling.clone();
+            let sequence = self.live.sequences.get_mut(&request.sequence(0)).expect("a search has a sequence");
+            self.telemetry.token(sequence, stats);
             let beams = self.live.beams.get_mut(&request).expect("it was just found");
-            match beams.commit(&sampling) {
+            match beams.commit(&sequence.generation.sampling.resolved) {
                 Ok(()) => {}
                 Err(error) => step.failed.push((request, error)),
             }
@@ -170,7 +173,7 @@ impl Lifecycle {
         for (index, hypothesis) in best.iter().enumerate() {
             outputs.push(sequence.hypothesis(index as u32, hypothesis, self.text.as_deref())?);
         }
-        let sender = sequence.sender.clone();
+        let sender = sequence.generation.sender.clone();
         let missing = sequence.output().failed(Error::invalid(
             "the search found fewer than n beams, because too many tokens are excluded; allow more tokens or lower n",
         ));

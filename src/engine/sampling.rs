@@ -1,11 +1,11 @@
 //! Sampling: from the logits of a step to its sampled tokens. Changes no lengths.
 
-use super::active_sequence::{ActiveSequence, NewToken};
 use super::live_requests::LiveRequests;
-use super::request::branch_seed;
+use super::output_processor::NewToken;
 use super::runner::StepResult;
+use super::sequence::Sequence;
 use crate::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits};
-use crate::decode::{self, Constraint, Context, Masker, NoChoice, Sample, Sampler, logprob_and_top, logprob_of};
+use crate::decode::{self, Masker, Sample, Sampler, SamplingState, logprob_and_top, logprob_of};
 use crate::error::{Error, Result};
 use crate::scheduler::{SampledToken, ScheduledSequence, Scheduler, StepPlan, TokenOutcome};
 use crate::types::{RequestId, SeqId};
@@ -127,7 +127,8 @@ impl Sampling {
     /// Starts the computation of the grammar masks, in parallel with the forward pass.
     pub fn start_masks(&mut self, plan: &StepPlan, requests: &mut LiveRequests) {
         for part in plan.sampled() {
-            if let Some(constraint) = requests.sequences.get_mut(&part.seq).and_then(|sequence| sequence.constraint.take()) {
+            let sequence = requests.sequences.get_mut(&part.seq);
+            if let Some(constraint) = sequence.and_then(|sequence| sequence.generation.sampling.constraint.take()) {
                 self.masker.get_or_insert_default().submit(part.seq, constraint);
             }
         }
@@ -140,8 +141,8 @@ impl Sampling {
         while let Some(masked) = self.masker.as_mut().and_then(Masker::collect) {
             match masked.constraint {
                 Ok(constraint) => {
-                    requests.sequences.get_mut(&masked.seq).expect("a sequence stays until its mask is collected").constraint =
-                        Some(constraint)
+                    let sequence = requests.sequences.get_mut(&masked.seq).expect("a sequence stays until its mask is collected");
+                    sequence.generation.sampling.constraint = Some(constraint);
                 }
                 Err(error) => self.lost.push((masked.seq, error)),
             }
@@ -165,16 +166,10 @@ impl Sampling {
                 continue;
             };
             let tokens = &scheduler.get(part.seq)?.tokens;
-            let mut constraint = sequence.constraint.take();
+            let logprobs = sequence.needs_logprobs().then(|| sequence.params().logprobs.unwrap_or(0));
+            let sampling = &mut sequence.generation.sampling;
             // If the mask fails here, it fails again in `samples`, which reports the error.
-            if let Ok(allowed) = constraint.as_mut().map(Constraint::mask).transpose() {
-                let ActiveSequence { sampling, sampling_history: memory, prompt_len, generated, seed, .. } = &*sequence;
-                let seed = branch_seed(*seed, 0);
-                let context = Context { tokens, prompt_len: *prompt_len, generated: *generated, seed, history: memory, allowed };
-                let logprobs = sequence.needs_logprobs().then(|| sampling.params.logprobs.unwrap_or(0));
-                decode::plan_draw(&mut self.on_device, row as u32 - 1, self.vocab_size, logprobs, sampling, &context);
-            }
-            sequence.constraint = constraint;
+            let _ = sampling.plan_draw(&mut self.on_device, row as u32 - 1, self.vocab_size, logprobs, tokens);
         }
         Ok(&self.on_device)
     }
@@ -228,8 +223,8 @@ impl Sampling {
     /// Computes the log probabilities of prompt tokens, each from the logits of the previous row.
     fn prompt(&mut self, part: &ScheduledSequence, rows: &[f32], scheduler: &Scheduler, requests: &LiveRequests) -> Result<()> {
         let Some(sequence) = requests.sequences.get(&part.seq) else { return Ok(()) };
-        let Some(k) = sequence.sampling.params.prompt_logprobs else { return Ok(()) };
-        let tokens = &scheduler.get(part.seq)?.tokens[..sequence.prompt_len];
+        let Some(k) = sequence.params().prompt_logprobs else { return Ok(()) };
+        let tokens = &scheduler.get(part.seq)?.tokens[..sequence.generation.sampling.prompt_len()];
         let first = part.first + part.tokens - part.logits + 1;
         let emitted = tokens.get(first..).unwrap_or_default();
         let count = emitted.len().min(rows.len() / self.vocab_size);
@@ -249,24 +244,16 @@ impl Sampling {
     fn samples(&mut self, part: &ScheduledSequence, logits: &[f32], scheduler: &Scheduler, requests: &mut LiveRequests) -> Result<()> {
         let tokens = &scheduler.get(part.seq)?.tokens;
         let sequence = requests.sampled(part.seq)?;
-        let edited = edit(sequence, tokens, logits, &mut self.edited)?;
-        let lost = self.lost.iter().find(|(seq, _)| *seq == part.seq).map(|(_, error)| error.clone());
-        // The mask has been computed before the logits.
-        let mut constraint = sequence.constraint.take();
-        let allowed = lost.map_or(Ok(()), Err).and_then(|()| constraint.as_mut().map(Constraint::mask).transpose());
-        for i in 0..sequence.branches {
-            let ActiveSequence { sampling, sampling_history: memory, prompt_len, generated, .. } = &*sequence;
-            let seed = branch_seed(sequence.seed, i);
-            let result = allowed.clone().and_then(|allowed| {
-                let context = Context { tokens, prompt_len: *prompt_len, generated: *generated, seed, history: memory, allowed };
-                let sample = self.sampler.choose(edited, sampling, &context);
-                advance(sequence, logits, sample.map_err(|why| attribute(why, sequence))?, &mut self.step.tops)
-            });
+        let edited = sequence.generation.sampling.apply_hook(part.seq, tokens, logits, &mut self.edited)?;
+        let lost = self.lost.iter().find(|(seq, _)| *seq == part.seq).map(|(_, error)| error);
+        for i in 0..sequence.samples.count {
+            let sampling = &mut sequence.generation.sampling;
+            let sample = lost.map_or_else(|| sampling.choose(&mut self.sampler, edited, tokens, i), |error| Err(error.clone()));
+            let result = sample.and_then(|sample| new_token(sequence, logits, sample, &mut self.step.tops));
             let child = sequence.request.sequence(sequence.index + i as u32);
-            self.step.tokens.push(SampledToken { parent: part.seq, child, outcome: outcome(sequence, &result) });
+            self.step.tokens.push(SampledToken { parent: part.seq, child, outcome: outcome(&sequence.generation.sampling, &result) });
             self.step.results.push(result);
         }
-        sequence.constraint = constraint;
         Ok(())
     }
 
@@ -274,15 +261,15 @@ impl Sampling {
     fn take_device_sample(&mut self, part: &ScheduledSequence, device_sample: &DeviceSample, requests: &mut LiveRequests) -> Result<()> {
         let sequence = requests.sampled(part.seq)?;
         let result = match decode::chosen(device_sample) {
-            Err(why) => Err(attribute(why, sequence)),
+            Err(why) => Err(why.into()),
             Ok(sample) => {
                 let first = self.step.tops.all.len();
-                let k = sequence.sampling.params.logprobs.unwrap_or(0) as usize;
+                let k = sequence.params().logprobs.unwrap_or(0) as usize;
                 let logprob = if sequence.needs_logprobs() { self.step.tops.add_device_sample(device_sample, k)? } else { 0.0 };
                 Ok(NewToken { sample, logprob, top: first..self.step.tops.all.len() })
             }
         };
-        self.step.tokens.push(SampledToken { parent: part.seq, child: part.seq, outcome: outcome(sequence, &result) });
+        self.step.tokens.push(SampledToken { parent: part.seq, child: part.seq, outcome: outcome(&sequence.generation.sampling, &result) });
         self.step.results.push(result);
         Ok(())
     }
@@ -306,7 +293,7 @@ impl Sampling {
         scheduler: &Scheduler,
         requests: &mut LiveRequests,
     ) -> Result<()> {
-        let sequence = &requests.sequences[&request.sequence(0)];
+        let sampling = &requests.sequences[&request.sequence(0)].generation.sampling;
         let beams = requests.beams.get_mut(&request).expect("it was just found");
         let slot = request.sample_of(seq).expect("it was just found");
         beams.read(slot as usize, logits)?;
@@ -314,7 +301,7 @@ impl Sampling {
             return Ok(());
         }
         let tokens_in = |slot: usize| Ok(scheduler.get(request.sequence(slot as u32))?.tokens.as_slice());
-        for next in &beams.decide(&mut self.sampler, &sequence.sampling, sequence.prompt_len, tokens_in)?.next {
+        for next in &beams.decide(&mut self.sampler, &sampling.resolved, sampling.prompt_len(), tokens_in)?.next {
             let (parent, child) = (request.sequence(next.parent as u32), request.sequence(next.slot as u32));
             self.step.tokens.push(SampledToken { parent, child, outcome: TokenOutcome::Token(next.token) });
             self.step.results.push(Ok(NewToken::default()));
@@ -323,39 +310,17 @@ impl Sampling {
     }
 }
 
-fn outcome(sequence: &ActiveSequence, result: &SampleResult) -> TokenOutcome {
+fn outcome(sampling: &SamplingState, result: &SampleResult) -> TokenOutcome {
     match result {
         Err(_) => TokenOutcome::Fail,
-        Ok(NewToken { sample, .. }) if sequence.sampling.stops_at(sample.token) && !sequence.sampling.must_go_on(sequence.generated) => {
-            TokenOutcome::Stop(sample.token)
-        }
+        Ok(NewToken { sample, .. }) if sampling.stops_at(sample.token) => TokenOutcome::Stop(sample.token),
         Ok(NewToken { sample, .. }) => TokenOutcome::Token(sample.token),
     }
 }
 
-/// Attributes non-finite logits to the logits hook if there is one.
-fn attribute(why: NoChoice, sequence: &ActiveSequence) -> Error {
-    match why {
-        NoChoice::NotFinite if sequence.hook.is_some() => {
-            Error::invalid("no token can be sampled: after the logits hook some logits are NaN or infinite; correct the hook")
-        }
-        _ => why.into(),
-    }
-}
-
-/// Returns the logits after the logits hook.
-fn edit<'a>(sequence: &ActiveSequence, tokens: &[u32], logits: &'a [f32], edited: &'a mut Vec<f32>) -> Result<&'a [f32]> {
-    let Some(hook) = &sequence.hook else { return Ok(logits) };
-    edited.clear();
-    edited.try_reserve(logits.len())?;
-    edited.extend_from_slice(logits);
-    hook(sequence.sequence, tokens, edited);
-    Ok(edited)
-}
-
-fn advance(sequence: &ActiveSequence, logits: &[f32], sample: Sample, tops: &mut TopLogprobs) -> Result<NewToken> {
+fn new_token(sequence: &Sequence, logits: &[f32], sample: Sample, tops: &mut TopLogprobs) -> Result<NewToken> {
     let first = tops.all.len();
-    let k = sequence.sampling.params.logprobs.unwrap_or(0) as usize;
+    let k = sequence.params().logprobs.unwrap_or(0) as usize;
     let logprob = if sequence.needs_logprobs() { tops.add(logits, sample.token, k)? } else { 0.0 };
     Ok(NewToken { sample, logprob, top: first..tops.all.len() })
 }

@@ -1,15 +1,14 @@
 //! Operations of the host on sequences.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use super::active_sequence::Generation;
 use super::command::ForkedSequence;
 use super::queue::Queue;
-use super::request::{Prompt, branch_seed};
+use super::request::Prompt;
 use super::sequence_state::{Header, SequenceState};
 use super::sequence_view::SequenceView;
 use super::{Engine, LogitsHook};
+use crate::decode::branch_seed;
 use crate::error::{Error, Result, try_copy};
 use crate::kv::BlockHash;
 use crate::options::SamplingParams;
@@ -143,12 +142,12 @@ impl Engine {
         let known = self.shared.table.sequence(seq)?;
         let sender = how.queue.map_or(&known.sender, |queue| queue.sender()).clone();
         let user_data = how.user_data.unwrap_or(known.user_data);
-        let mut generation = self.generation(how.sampling, sender, how.hook, user_data, how.skip_special, how.keep)?;
-        generation.deadline = self.deadline(generation.requested_at, how.deadline)?;
+        let mut generation = self.generation(how.sampling, sender, how.hook, user_data, how.skip_special)?;
+        generation.deadline = self.deadline(generation.timing.requested_at, how.deadline)?;
         let seed = self.seed_of(seq);
-        self.shared.table.resume(seq, |known| {
-            self.max_len(known.len, &generation.sampling.params)?;
-            generation.seed = generation.sampling.params.seed.unwrap_or(seed);
+        self.shared.table.resume(seq, how.keep, |known| {
+            self.max_len(known.len, generation.sampling.params())?;
+            generation.sampling.seed = generation.sampling.params().seed.unwrap_or(seed);
             Ok(generation)
         })
     }
@@ -179,8 +178,8 @@ impl Engine {
         // The sequence_state stays complete, since a journal records it.
         let params = sequence_state.header.params.try_clone()?;
         let header = &sequence_state.header;
-        let generation = self.generation(params, queue.sender().clone(), None, 0, header.skip_special, false)?;
-        let generation = Generation { seed: header.seed, ..generation };
+        let mut generation = self.generation(params, queue.sender().clone(), None, 0, header.skip_special)?;
+        generation.sampling.seed = header.seed;
         let inexact = header.isa != self.info.isa_name();
         self.shared.table.import(generation, sequence_state, inexact)
     }
@@ -252,7 +251,3 @@ impl Engine {
         self.shared.table.unpin(pin)
     }
 }
-
-/// A logits hook: gets the id and the tokens of a sequence and edits the logits of its next token.
-/// It runs on the stepping thread.
-pub type Hook = Arc<dyn Fn(SeqId, &[u32], &mut [f32]) + Send + Sync>;

@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use super::LogitsHook;
-use super::active_sequence::Generation;
 use super::command::{Command, ForkedSequence, PendingOutput};
 use super::outputs::Output;
 use super::queue::OutputSender;
 use super::request::PreparedRequest;
+use super::sequence::Generation;
 use super::sequence_state::SequenceState;
 use super::sequence_view::SequenceView;
 use super::wait_queue::{QueueLimits, WaitQueue, WaitingEntry};
@@ -218,26 +218,27 @@ impl SequenceTable {
             let id = ids.request(width);
             work.name(id, seed_of(id));
             let reservation = work.reservation.take();
-            let sequence = &work.sequence;
+            let Generation { sender, timing, .. } = &work.sequence.generation;
             let tokens = work.group.prompt().len();
-            state.check_space(self.limits, &sequence.sender, 1, tokens)?;
+            state.check_space(self.limits, sender, 1, tokens)?;
             let (mut open, priority) = (Vec::new(), work.group.priority());
             open.try_reserve_exact(work.returned)?;
-            let waits = WaitingEntry::new(tokens, work.group.max_new_tokens(), priority, sequence.timing.requested_at);
+            let waits = WaitingEntry::new(tokens, work.group.max_new_tokens(), priority, timing.requested_at);
             state.waiting.reserve()?;
-            sequence.sender.reserve_final(work.returned)?;
+            sender.reserve_final(work.returned)?;
             let place = state.waiting.enter(waits);
             let last = |index| PendingOutput {
-                sender: sequence.sender.clone(),
-                last: sequence.output().for_sample(index),
+                sender: sender.clone(),
+                last: work.sequence.output().for_sample(index),
                 ticket: (index == 0).then_some(place),
             };
             open.extend((0..work.returned as u32).map(last));
             state.ids = ids;
             state.requests.insert(id, RequestEntry { pending: open, width, aborting: false, _promise: reservation });
-            state
-                .sequences
-                .insert(id.sequence(0), SequenceView { beam: work.beams.is_some(), priority, ..SequenceView::of(sequence, tokens) });
+            state.sequences.insert(
+                id.sequence(0),
+                SequenceView { beam: work.beams.is_some(), priority, ..SequenceView::from_sequence(&work.sequence, tokens) },
+            );
             state.inbox.push_back(Command::Add { id, work });
             Ok(id)
         })
@@ -339,14 +340,15 @@ impl SequenceTable {
         })
     }
 
-    pub fn resume(&self, seq: SeqId, generation: impl FnOnce(&SequenceView) -> Result<Generation>) -> Result<()> {
+    pub fn resume(&self, seq: SeqId, keep: bool, generation: impl FnOnce(&SequenceView) -> Result<Generation>) -> Result<()> {
         self.command(|state| {
             let known = state.idle(seq)?;
             let generation = Box::new(generation(&known)?);
-            let max_new_tokens = generation.sampling.params.max_tokens.unwrap_or(self.max_len).min(self.max_len.saturating_sub(known.len));
+            let max_new_tokens =
+                generation.sampling.params().max_tokens.unwrap_or(self.max_len).min(self.max_len.saturating_sub(known.len));
             let known = SequenceView { sender: generation.sender.clone(), user_data: generation.user_data, ..known };
-            let open = state.activate(self.limits, seq, known, max_new_tokens, generation.requested_at)?;
-            state.inbox.push_back(Command::Resume { seq, generation, open });
+            let open = state.activate(self.limits, seq, known, max_new_tokens, generation.timing.requested_at)?;
+            state.inbox.push_back(Command::Resume { seq, keep, generation, open });
             Ok(())
         })
     }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::active_sequence::ActiveSequence;
 use super::command::PendingOutput;
 use super::outputs::Output;
 use super::queue::OutputSender;
+use super::sequence::{Generation, Sequence};
 use super::wait_queue::WaitingEntry;
 use crate::types::{RequestId, SeqId};
 
@@ -41,8 +41,9 @@ impl SequenceView {
     }
 
     /// Creates an entry for a sequence of `len` tokens.
-    pub fn of(sequence: &ActiveSequence, len: usize) -> SequenceView {
-        SequenceView::new(sequence.request, sequence.index, len, sequence.sender.clone(), sequence.user_data)
+    pub fn from_sequence(sequence: &Sequence, len: usize) -> SequenceView {
+        let Generation { sender, user_data, .. } = &sequence.generation;
+        SequenceView::new(sequence.request, sequence.index, len, sender.clone(), *user_data)
     }
 
     /// Returns the last output of a generation that has not started.

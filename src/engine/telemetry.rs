@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::active_sequence::ActiveSequence;
 use super::clock::Clock;
 use super::metrics::Histograms;
 use super::outputs::Output;
+use super::sequence::Sequence;
 use super::timing::TokenLatency;
 use super::trace::{Phase, Trace};
 use super::{Stats, StepReport};
@@ -63,14 +63,14 @@ impl Telemetry {
     }
 
     /// Records the first step of a generation.
-    pub fn started(&mut self, sequence: &mut ActiveSequence, now: Duration) {
-        let timing = &mut sequence.timing;
+    pub fn started(&mut self, sequence: &mut Sequence, now: Duration) {
+        let timing = &mut sequence.generation.timing;
         if timing.queued.is_some() {
             return;
         }
         timing.queued = Some(now.saturating_sub(timing.requested_at));
         if let Some(trace) = &mut self.trace {
-            trace.span("queued", sequence.sequence, timing.requested_at, now);
+            trace.span("queued", sequence.id, timing.requested_at, now);
         }
     }
 
@@ -84,8 +84,8 @@ impl Telemetry {
     }
 
     /// Records one token of the sequence.
-    pub fn token(&mut self, sequence: &mut ActiveSequence, stats: SequenceStats) {
-        let timing = &mut sequence.timing;
+    pub fn token(&mut self, sequence: &mut Sequence, stats: SequenceStats) {
+        let timing = &mut sequence.generation.timing;
         timing.set_stats(stats);
         let tick = timing.record_token(self.published_at);
         self.histograms.token(tick);
@@ -95,7 +95,7 @@ impl Telemetry {
             self.cached_tokens += timing.cached_tokens;
         }
         if let Some(trace) = &mut self.trace {
-            trace.span("prefill", sequence.sequence, timing.requested_at + timing.queued.unwrap_or_default(), self.published_at);
+            trace.span("prefill", sequence.id, timing.requested_at + timing.queued.unwrap_or_default(), self.published_at);
         }
     }
 

@@ -13,6 +13,7 @@ use crate::budget::Need;
 use crate::engine::command::{Command, ForkedSequence};
 use crate::engine::inputs::{EndedStep, Inputs, StepInputs};
 use crate::engine::runner::{InFlightStep, Runner, StepResult};
+use crate::engine::sequence::Generation;
 use crate::error::{Error, Result};
 use crate::kv::BlockId;
 use crate::scheduler::{Costs, StepPlan};
@@ -187,8 +188,8 @@ impl RecordedCommand<'_> {
             Command::Add { id, work } => match &work.again {
                 Some(wanted) => RecordedCommand::Add {
                     id: *id,
-                    at: work.sequence.timing.requested_at,
-                    queue: work.sequence.sender.id(),
+                    at: work.sequence.generation.timing.requested_at,
+                    queue: work.sequence.generation.sender.id(),
                     request: Cow::Borrowed(wanted),
                 },
                 None => RecordedCommand::Lost { why: format!("request {id} was added before there was a journal") },
@@ -201,17 +202,17 @@ impl RecordedCommand<'_> {
             },
             Command::Append { seq, tokens } => RecordedCommand::Append { seq: *seq, tokens: tokens.into() },
             Command::Rewind { seq, len } => RecordedCommand::Rewind { seq: *seq, len: *len },
-            Command::Resume { seq, generation, .. } => {
-                let (sampling, deadline) =
-                    (Cow::Borrowed(&generation.sampling.params), generation.deadline.map(|at| at.saturating_sub(generation.requested_at)));
-                let (keep, hooked, user_data, skip_special) =
-                    (generation.keep, generation.hook.is_some(), generation.user_data, generation.skip_special);
-                RecordedCommand::Resume {
-                    seq: *seq,
-                    at: generation.requested_at,
-                    queue: generation.sender.id(),
-                    resume: Box::new(RecordedResume { sampling, keep, hooked, user_data, deadline, skip_special }),
-                }
+            Command::Resume { seq, keep, generation, .. } => {
+                let Generation { user_data, ref sender, deadline, timing, skip_special, ref sampling } = **generation;
+                let resume = RecordedResume {
+                    sampling: Cow::Borrowed(sampling.params()),
+                    keep: *keep,
+                    hooked: sampling.hook.is_some(),
+                    user_data,
+                    deadline: deadline.map(|at| at.saturating_sub(timing.requested_at)),
+                    skip_special,
+                };
+                RecordedCommand::Resume { seq: *seq, at: timing.requested_at, queue: sender.id(), resume: Box::new(resume) }
             }
             Command::Continue { seq, keep, hook, deadline, open, requested_at } => {
                 let deadline = deadline.map(|at| at.saturating_sub(*requested_at));
@@ -229,7 +230,7 @@ impl RecordedCommand<'_> {
             Command::Export { seq, open } => RecordedCommand::Export { seq: *seq, queue: open.sender.id() },
             Command::Import { id, generation, sequence_state } => match sequence_state.encode() {
                 Ok(sequence_state) => {
-                    RecordedCommand::Import { id: *id, at: generation.requested_at, queue: generation.sender.id(), sequence_state }
+                    RecordedCommand::Import { id: *id, at: generation.timing.requested_at, queue: generation.sender.id(), sequence_state }
                 }
                 Err(error) => RecordedCommand::Lost { why: format!("sequence {id} was imported: {error}") },
             },

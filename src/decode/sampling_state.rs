@@ -1,0 +1,170 @@
+//! The sampling state of one sequence.
+
+use std::sync::Arc;
+
+use super::constraint::Constraint;
+use super::context::Context;
+use super::drawing;
+use super::history::SamplingHistory;
+use super::outcome::{NoChoice, Sample};
+use super::random::branch_seed;
+use super::resolved::ResolvedSampling;
+use super::sampler::Sampler;
+use crate::batch::device_sampling::DeviceSampling;
+use crate::error::{Error, Result};
+use crate::options::SamplingParams;
+use crate::types::SeqId;
+
+/// A logits hook: gets the id and the tokens of a sequence and edits the logits of its next token.
+/// It runs on the stepping thread.
+pub type LogitsHook = Arc<dyn Fn(SeqId, &[u32], &mut [f32]) + Send + Sync>;
+
+/// The parameters of one generation, and the state that its tokens have left.
+pub struct SamplingState {
+    pub resolved: Arc<ResolvedSampling>,
+    /// Seed. The n-th random number of the seed selects the n-th token.
+    pub seed: u64,
+    /// Hook of the host that edits the logits.
+    pub hook: Option<LogitsHook>,
+    /// Grammar that the text must match. `None` while the worker computes its mask.
+    pub constraint: Option<Constraint>,
+    history: SamplingHistory,
+    prompt_len: usize,
+    generated: usize,
+}
+
+impl SamplingState {
+    /// Creates the state of a generation that has no tokens yet. `start` adds its prompt.
+    pub fn new(resolved: Arc<ResolvedSampling>, seed: u64, hook: Option<LogitsHook>, constraint: Option<Constraint>) -> SamplingState {
+        SamplingState { resolved, seed, hook, constraint, history: SamplingHistory::default(), prompt_len: 0, generated: 0 }
+    }
+
+    pub fn params(&self) -> &SamplingParams {
+        &self.resolved.params
+    }
+
+    /// Returns the number of tokens at the start of the generation.
+    pub fn prompt_len(&self) -> usize {
+        self.prompt_len
+    }
+
+    /// Returns the number of tokens since the start of the generation.
+    pub fn generated(&self) -> usize {
+        self.generated
+    }
+
+    /// Returns the state of mirostat, as `SamplingHistory::mirostat` does.
+    pub fn mirostat(&self) -> Option<(usize, &[f32])> {
+        self.history.mirostat()
+    }
+
+    /// Starts the generation after `tokens`.
+    pub fn start(&mut self, tokens: &[u32]) -> Result<()> {
+        self.history = SamplingHistory::new(&self.resolved, tokens, tokens.len())?;
+        (self.prompt_len, self.generated) = (tokens.len(), 0);
+        Ok(())
+    }
+
+    /// Restores the state of an exported sequence, whose grammar is at the end of the prompt.
+    pub fn restore(&mut self, tokens: &[u32], prompt_len: usize, mirostat: Option<(usize, Vec<f32>)>) -> Result<()> {
+        let generated = &tokens[prompt_len..];
+        if let Some(constraint) = &mut self.constraint {
+            constraint.append(generated)?;
+        }
+        self.history = SamplingHistory::restore(&self.resolved, tokens, prompt_len, mirostat)?;
+        (self.prompt_len, self.generated) = (prompt_len, generated.len());
+        Ok(())
+    }
+
+    /// Reserves memory for `more` tokens, so that `advance` does not allocate.
+    pub fn reserve(&mut self, more: usize) -> Result<()> {
+        self.history.reserve(&self.resolved, more)?;
+        self.constraint.as_mut().map_or(Ok(()), |constraint| constraint.reserve(more))
+    }
+
+    /// Reserves memory for a copy of `other` and `more` tokens. A copy of a grammar still allocates.
+    pub fn reserve_copy(&mut self, other: &SamplingState, more: usize) -> Result<()> {
+        self.history.copy(&other.history)?;
+        self.history.reserve(&self.resolved, more)
+    }
+
+    /// Makes this a copy of `other`, in the existing memory if it suffices.
+    pub fn copy(&mut self, other: &SamplingState) -> Result<()> {
+        (self.resolved, self.seed, self.hook) = (other.resolved.clone(), other.seed, other.hook.clone());
+        self.constraint = other.constraint.as_ref().map(Constraint::fork).transpose()?;
+        (self.prompt_len, self.generated) = (other.prompt_len, other.generated);
+        self.history.copy(&other.history)
+    }
+
+    /// Returns the logits after the hook, if there is one. `edited` is a buffer for them.
+    pub fn apply_hook<'a>(&self, seq: SeqId, tokens: &[u32], logits: &'a [f32], edited: &'a mut Vec<f32>) -> Result<&'a [f32]> {
+        let Some(hook) = &self.hook else { return Ok(logits) };
+        edited.clear();
+        edited.try_reserve(logits.len())?;
+        edited.extend_from_slice(logits);
+        hook(seq, tokens, edited);
+        Ok(edited)
+    }
+
+    /// Samples the next token of sample `i`. `logits` are those after the hook.
+    pub fn choose(&mut self, sampler: &mut Sampler, logits: &[f32], tokens: &[u32], i: usize) -> Result<Sample> {
+        let (resolved, context) = self.context(tokens, i)?;
+        sampler.choose(logits, resolved, &context).map_err(|why| match why {
+            NoChoice::NotFinite if self.hook.is_some() => {
+                Error::invalid("no token can be sampled: after the logits hook some logits are NaN or infinite; correct the hook")
+            }
+            why => why.into(),
+        })
+    }
+
+    /// Plans the sampling of the next token on the device, as `plan_draw` does.
+    pub fn plan_draw(&mut self, draws: &mut DeviceSampling, row: u32, vocab: usize, logprobs: Option<u32>, tokens: &[u32]) -> Result<bool> {
+        let (resolved, context) = self.context(tokens, 0)?;
+        Ok(drawing::plan_draw(draws, row, vocab, logprobs, resolved, &context))
+    }
+
+    /// Returns what sampling reads for sample `i`.
+    fn context<'a>(&'a mut self, tokens: &'a [u32], i: usize) -> Result<(&'a ResolvedSampling, Context<'a>)> {
+        let allowed = self.constraint.as_mut().map(Constraint::mask).transpose()?;
+        let (prompt_len, generated, seed) = (self.prompt_len, self.generated, branch_seed(self.seed, i));
+        Ok((&self.resolved, Context { tokens, prompt_len, generated, seed, history: &self.history, allowed }))
+    }
+
+    /// Returns whether `token` ends the sequence if it is appended next.
+    pub fn stops_at(&self, token: u32) -> bool {
+        self.resolved.stops_at(token) && !self.resolved.must_go_on(self.generated)
+    }
+
+    /// Adds a sampled token. Returns whether the grammar is complete.
+    pub fn advance(&mut self, sample: &Sample) -> Result<bool> {
+        self.generated += 1;
+        self.history.advance(&self.resolved, sample)?;
+        let Some(constraint) = &mut self.constraint else { return Ok(false) };
+        constraint.advance(sample.token)?;
+        Ok(constraint.is_complete())
+    }
+
+    /// Adds tokens of the host. They count as generated tokens.
+    pub fn append(&mut self, tokens: &[u32]) -> Result<()> {
+        self.history.reserve(&self.resolved, tokens.len())?;
+        if let Some(constraint) = &mut self.constraint {
+            // An error of the grammar is reported when a mask is needed.
+            let _ = constraint.append(tokens);
+        }
+        self.history.extend(&self.resolved, tokens)?;
+        self.generated += tokens.len();
+        Ok(())
+    }
+
+    /// Restores the state after `tokens`, to which the sequence was truncated.
+    pub fn rewind(&mut self, tokens: &[u32]) -> Result<()> {
+        self.prompt_len = self.prompt_len.min(tokens.len());
+        let generated = tokens.len() - self.prompt_len;
+        if let Some(constraint) = &mut self.constraint {
+            constraint.rewind(self.generated.saturating_sub(generated))?;
+        }
+        self.history.rewind(&self.resolved, tokens, self.prompt_len)?;
+        self.generated = generated;
+        Ok(())
+    }
+}

@@ -1,0 +1,322 @@
+//! The sequences that the engine core owns, from their request or fork to their last output.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::output_processor::{NewToken, OutputProcessor, is_cumulative, is_delivered, unscored};
+use super::outputs::{Output, OutputView};
+use super::queue::OutputSender;
+use super::sequence_state::{Header, bits, numbers};
+use super::timing::Timing;
+use crate::decode::{Ended, Hypothesis, SamplingState};
+use crate::error::{Error, Result, try_copy};
+use crate::options::SamplingParams;
+use crate::scheduler::FinishReason;
+use crate::text::Text;
+use crate::types::{RequestId, SeqId};
+
+/// A generation of a sequence, from its start or resume to its next end: where its outputs go, and
+/// how its tokens are sampled. The thread of the caller creates it, and the sequence keeps it.
+pub struct Generation {
+    pub user_data: u64,
+    /// Receiver of the outputs.
+    pub sender: Arc<OutputSender>,
+    /// Time at which the generation ends, on the clock of the engine.
+    pub deadline: Option<Duration>,
+    pub timing: Timing,
+    /// Whether the text omits special tokens.
+    pub skip_special: bool,
+    pub sampling: SamplingState,
+}
+
+impl Generation {
+    /// Returns a generation without tokens, which `copy` replaces.
+    fn unstarted(&self) -> Generation {
+        Generation { sender: self.sender.clone(), sampling: SamplingState::new(self.sampling.resolved.clone(), 0, None, None), ..*self }
+    }
+
+    /// Makes this a copy of `other`, in the existing memory if it suffices.
+    fn copy(&mut self, other: &Generation) -> Result<()> {
+        let Generation { user_data, sender, deadline, timing, skip_special, sampling } = other;
+        (self.user_data, self.sender, self.deadline) = (*user_data, sender.clone(), *deadline);
+        (self.timing, self.skip_special) = (*timing, *skip_special);
+        self.sampling.copy(sampling)
+    }
+}
+
+/// A sequence. The scheduler has its tokens and its KV blocks.
+pub struct Sequence {
+    pub request: RequestId,
+    pub id: SeqId,
+    pub index: u32,
+    pub generation: Generation,
+    pub samples: UnstartedSamples,
+    /// Whether it is part of a best-of group.
+    pub ranked: bool,
+    /// Whether a part of its K and V comes from another instruction path.
+    pub inexact: bool,
+    processor: OutputProcessor,
+}
+
+/// The samples of a request that the first token forks from their sequence.
+pub struct UnstartedSamples {
+    /// Number of samples, including the sequence itself.
+    pub count: usize,
+    /// Preallocated sequences for the others, so that no step allocates them.
+    pub preallocated: Vec<Sequence>,
+    /// The echoed prompt, which the outputs of each sample begin with.
+    echo: Option<Box<Output>>,
+}
+
+impl UnstartedSamples {
+    /// Creates the state of a sequence that forks no samples.
+    fn none() -> UnstartedSamples {
+        UnstartedSamples { count: 1, preallocated: Vec::new(), echo: None }
+    }
+
+    /// Records that the first token has forked all samples.
+    pub fn finish(&mut self) {
+        (self.count, self.echo) = (1, None);
+    }
+}
+
+impl Sequence {
+    /// Creates a sequence without an id that generates at most `max_new_tokens` tokens after the
+    /// prompt.
+    pub fn new(mut generation: Generation, prompt: &[u32], max_new_tokens: usize) -> Result<Sequence> {
+        generation.sampling.start(prompt)?;
+        let mut sequence = Sequence::unstarted(generation);
+        sequence.start(prompt, max_new_tokens)?;
+        Ok(sequence)
+    }
+
+    fn unstarted(generation: Generation) -> Sequence {
+        Sequence {
+            request: RequestId::default(),
+            id: SeqId::default(),
+            index: 0,
+            generation,
+            samples: UnstartedSamples::none(),
+            ranked: false,
+            inexact: false,
+            processor: OutputProcessor::default(),
+        }
+    }
+
+    fn start(&mut self, prompt: &[u32], max_new_tokens: usize) -> Result<()> {
+        let Generation { skip_special, sampling, .. } = &mut self.generation;
+        self.processor.start(sampling, *skip_special, prompt);
+        sampling.reserve(max_new_tokens)?;
+        self.processor.reserve(sampling.params(), max_new_tokens)
+    }
+
+    /// Preallocates the sequences of `count` samples, so that no step allocates them.
+    pub fn reserve_samples(&mut self, count: usize, max_new_tokens: usize) -> Result<()> {
+        self.samples.count = count;
+        self.samples.preallocated.try_reserve_exact(count - 1)?;
+        for _ in 1..count {
+            let mut sample = Sequence::unstarted(self.generation.unstarted());
+            sample.generation.sampling.reserve_copy(&self.generation.sampling, max_new_tokens)?;
+            sample.processor.reserve(self.params(), max_new_tokens)?;
+            self.samples.preallocated.push(sample);
+        }
+        Ok(())
+    }
+
+    pub fn params(&self) -> &SamplingParams {
+        self.generation.sampling.params()
+    }
+
+    /// Starts a generation of at most `max_new_tokens` tokens after `tokens`.
+    pub fn resume(&mut self, mut generation: Generation, tokens: &[u32], max_new_tokens: usize) -> Result<()> {
+        // If there is no memory, the sequence is unchanged and can be exported.
+        generation.sampling.start(tokens)?;
+        self.generation = generation;
+        self.exclude_samples();
+        self.start(tokens, max_new_tokens)
+    }
+
+    /// Returns a copy for a fork, which forks no samples.
+    pub fn fork(&self) -> Result<Sequence> {
+        let mut fork = Sequence::unstarted(self.generation.unstarted());
+        fork.copy(self)?;
+        Ok(fork)
+    }
+
+    /// Makes this a copy of `other` that forks no samples.
+    pub fn copy(&mut self, other: &Sequence) -> Result<()> {
+        (self.request, self.id, self.index) = (other.request, other.id, other.index);
+        (self.ranked, self.inexact) = (other.ranked, other.inexact);
+        self.generation.copy(&other.generation)?;
+        self.processor.copy(&other.processor)
+    }
+
+    /// Excludes the sequence from forks and from its best-of group.
+    pub fn exclude_samples(&mut self) {
+        (self.samples, self.ranked) = (UnstartedSamples::none(), false);
+    }
+
+    /// Restores the state that the sequence had after `tokens`, to which the sequence was
+    /// truncated.
+    pub fn rewind(&mut self, tokens: &[u32], text: Option<&Text>) -> Result<()> {
+        self.generation.sampling.rewind(tokens)?;
+        self.processor.rewind(&self.generation.sampling, tokens)?;
+        if self.samples.echo.is_some() {
+            let prompt = &tokens[..self.generation.sampling.prompt_len()];
+            self.samples.echo = Some(Box::new(self.echo_output(prompt, text)?));
+        }
+        self.processor.restore_text(&self.generation.sampling, tokens, text)
+    }
+
+    /// Appends tokens of the host. They count as generated tokens.
+    pub fn append(&mut self, tokens: &[u32], text: Option<&Text>) -> Result<()> {
+        self.processor.reserve_append(tokens.len())?;
+        self.generation.sampling.append(tokens)?;
+        self.processor.append(&self.generation.sampling, tokens, text)
+    }
+
+    /// Adds the state of the sequence to the header of an export.
+    pub fn export<'a>(&'a self, header: Header<'a>) -> Result<Header<'a>> {
+        let sampling = &self.generation.sampling;
+        let mirostat = sampling.mirostat().map(|(first, mus)| Ok::<_, Error>((first, bits(mus)?))).transpose()?;
+        let (prompt_len, seed, params) = (sampling.prompt_len(), sampling.seed, Cow::Borrowed(sampling.params()));
+        self.processor.export(Header { prompt_len, seed, mirostat, params, ..header })
+    }
+
+    /// Creates a sequence with the state of an exported one.
+    pub fn restore(id: SeqId, generation: Generation, header: &Header, text: Option<&Text>) -> Result<Sequence> {
+        let (prompt, generated) = header.tokens.split_at(header.prompt_len);
+        let mut sequence = Sequence::new(generation, prompt, generated.len())?;
+        (sequence.request, sequence.id) = (id.own_request(), id);
+        let mirostat = header.mirostat.as_ref().map(|(first, mus)| Ok::<_, Error>((*first, numbers(mus)?))).transpose()?;
+        sequence.generation.sampling.restore(&header.tokens, header.prompt_len, mirostat)?;
+        sequence.processor.restore(&sequence.generation.sampling, header, text)?;
+        Ok(sequence)
+    }
+
+    /// Returns whether the log probabilities of its tokens are needed.
+    pub fn needs_logprobs(&self) -> bool {
+        self.params().logprobs.is_some() || self.ranked
+    }
+
+    /// Returns whether the device may sample the next token: no hook reads the logits, and there is
+    /// only one sample.
+    pub fn allows_device_sampling(&self) -> bool {
+        self.generation.sampling.hook.is_none() && self.samples.count == 1
+    }
+
+    /// Returns whether the host gets this output.
+    pub fn is_delivered(&self, output: &Output) -> bool {
+        is_delivered(self.params(), output)
+    }
+
+    /// Returns an output without contents.
+    pub fn output(&self) -> Output {
+        self.output_reusing(Output::default())
+    }
+
+    /// Returns an output without contents that reuses the lists of `reusable`.
+    fn output_reusing(&self, reusable: Output) -> Output {
+        let Generation { user_data, sampling, .. } = &self.generation;
+        Output {
+            request: self.request,
+            sequence: self.id,
+            index: self.index,
+            user_data: *user_data,
+            prompt_tokens: sampling.prompt_len() as u64,
+            generated_tokens: sampling.generated() as u64,
+            score: self.processor.score(),
+            ..reusable
+        }
+    }
+
+    /// Returns the last output of a generation that ends without a new token, with the text that
+    /// was held back. If the sequence stays, it can continue.
+    pub fn close(&mut self, finish: FinishReason, stays: bool, text: Option<&Text>, reusable: Output) -> Output {
+        let mut output = Output { finish: Some(finish), ..self.output_reusing(reusable) };
+        let closed = self.processor.close(stays, text, &mut output);
+        self.emit_result(closed, output)
+    }
+
+    /// Returns the output for a committed token, in the lists of `reusable`. `top` are its most
+    /// probable alternatives. A stop string can end the sequence here.
+    pub fn advance(
+        &mut self,
+        new: &NewToken,
+        top: &[(u32, f32)],
+        finish: Option<FinishReason>,
+        text: Option<&Text>,
+        reusable: Output,
+    ) -> Output {
+        let complete = self.generation.sampling.advance(&new.sample);
+        let mut output = Output { finish, ..self.output_reusing(reusable) };
+        let advanced = self.processor.advance(&self.generation.sampling, new, top, complete, text, &mut output);
+        self.emit_result(advanced, output)
+    }
+
+    /// Returns the prompt as an output, for a request with `echo`.
+    pub fn echo(&mut self, prompt: &[u32], text: Option<&Text>) -> Result<Option<Output>> {
+        let output = self.echo_output(prompt, text)?;
+        self.samples.echo = (self.samples.count > 1).then(|| output.try_echo().map(Box::new)).transpose()?;
+        self.try_emit(output)
+    }
+
+    fn echo_output(&self, prompt: &[u32], text: Option<&Text>) -> Result<Output> {
+        let mut output = self.output();
+        (output.tokens, output.logprobs) = (try_copy(prompt)?, unscored(self.params(), prompt)?);
+        if let Some(text) = text {
+            output.text = text.decode(prompt, self.generation.skip_special)?;
+        }
+        Ok(output)
+    }
+
+    /// Returns the echoed prompt for `sample`, which was just forked from this sequence, if outputs
+    /// are deltas. Otherwise `copy` has copied it.
+    pub fn repeat_echo(&self, sample: &Sequence) -> Result<Option<Output>> {
+        let Some(echo) = self.samples.echo.as_ref().filter(|_| !is_cumulative(self.params())) else { return Ok(None) };
+        let Output { tokens, logprobs, text, .. } = echo.try_echo()?;
+        Ok(Some(Output { tokens, logprobs, text, ..sample.output() }))
+    }
+
+    /// Returns an output with log probabilities of prompt tokens.
+    pub fn emit_prompt(&mut self, logprobs: &[f32], top: &[(u32, f32)], reusable: Output) -> Result<Option<Output>> {
+        let mut output = self.output_reusing(reusable);
+        output.set_view(OutputView { prompt_logprobs: logprobs, prompt_top: top, ..OutputView::default() })?;
+        self.try_emit(output)
+    }
+
+    /// Returns a result of a beam search as an output.
+    pub fn hypothesis(&self, index: u32, hypothesis: &Hypothesis, text: Option<&Text>) -> Result<Output> {
+        let finish = match hypothesis.ended {
+            Ended::AtEos => FinishReason::Stop,
+            Ended::AtLength => FinishReason::Length,
+        };
+        let mut output = Output { finish: Some(finish), timing: self.generation.timing, ..self.output().for_sample(index) };
+        self.processor.write_hypothesis(self.params(), hypothesis, text, &mut output)?;
+        Ok(output)
+    }
+
+    /// Prepares an output that is not the last one. Returns `None` if the host does not get it.
+    fn try_emit(&mut self, output: Output) -> Result<Option<Output>> {
+        match self.emit(output) {
+            Output { error: Some(error), .. } => Err(error),
+            output => Ok(Some(output).filter(|output| self.is_delivered(output))),
+        }
+    }
+
+    /// Prepares an output, which becomes the last one if its contents could not be added.
+    fn emit_result(&mut self, result: Result<()>, output: Output) -> Output {
+        match result {
+            Ok(()) => self.emit(output),
+            Err(error) => self.emit(output.failed(error)),
+        }
+    }
+
+    fn emit(&mut self, mut output: Output) -> Output {
+        if output.finish.is_some() {
+            output.timing = self.generation.timing;
+        }
+        self.processor.emit(self.generation.sampling.params(), output)
+    }
+}
