@@ -87,7 +87,8 @@ pub struct ForkedSequence {
     pub requested_at: Duration,
 }
 
-/// A generation whose last output is pending.
+/// A generation whose last output is pending. Its sequence may be missing when it ends, because the
+/// sequence could not be created, or because the stepping thread has failed.
 #[derive(Clone)]
 pub struct PendingOutput {
     /// Receiver of the last output.

@@ -17,7 +17,8 @@ use crate::options::{BeamParams, Dry, MAX_PRIORITY, OutputKind, SamplingParams};
 use crate::scheduler::{Branching, NewGroup, PreparedGroup};
 use crate::types::{RequestId, SeqId};
 
-/// The parameters of a request.
+/// The parameters of a request. It owns its data, since the host may free those of the C struct after
+/// the call.
 #[derive(Clone)]
 pub struct Request {
     /// Prompt.
@@ -124,7 +125,8 @@ impl RecordedRequest {
     }
 }
 
-/// A checked request.
+/// A checked request with all memory that it needs. The thread of the caller creates it, and the
+/// stepping thread moves its parts to the scheduler and to the live requests.
 pub struct PreparedRequest {
     /// The sequences with all memory that they need.
     pub group: PreparedGroup,

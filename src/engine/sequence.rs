@@ -45,7 +45,7 @@ impl Generation {
     }
 }
 
-/// A sequence. The scheduler has its tokens and its KV blocks.
+/// A sequence. The stepping thread owns it. The scheduler has its tokens and its KV blocks.
 pub struct Sequence {
     pub request: RequestId,
     pub id: SeqId,

@@ -58,7 +58,8 @@ struct Pin {
     until: Option<Duration>,
 }
 
-/// A request that has not ended.
+/// A request that has not ended. If the stepping thread fails, the table ends it without the
+/// sequences of that thread.
 #[derive(Default)]
 struct RequestEntry {
     pending: Vec<PendingOutput>,

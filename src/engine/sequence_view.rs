@@ -10,7 +10,8 @@ use super::sequence::{Generation, Sequence};
 use super::wait_queue::WaitingEntry;
 use crate::types::{RequestId, SeqId};
 
-/// A sequence after the last step and the commands since then.
+/// A sequence after the last step and the commands since then. Calls of the host read and change it
+/// while a step uses the `Sequence` on another thread.
 #[derive(Clone)]
 pub struct SequenceView {
     pub request: RequestId,

@@ -226,7 +226,7 @@ pub enum RecordedCommand<'a> {
     },
 }
 
-/// A request with its prompt as tokens.
+/// A request in the form that a journal stores: with its prompt as tokens, and without its hook.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RecordedRequest {
     pub prompt: Vec<u32>,
