@@ -32,10 +32,10 @@ pub(super) struct Count {
 
 impl SamplingHistory {
     pub fn new(rules: &ResolvedSampling, tokens: &[u32], prompt_len: usize) -> Result<SamplingHistory> {
-        let mut memory = SamplingHistory::default();
-        memory.count_all(rules, tokens, prompt_len)?;
-        memory.start_mirostat(rules, tokens.len())?;
-        Ok(memory)
+        let mut history = SamplingHistory::default();
+        history.count_all(rules, tokens, prompt_len)?;
+        history.start_mirostat(rules, tokens.len())?;
+        Ok(history)
     }
 
     /// Reserves memory for `more` tokens, so that `advance` does not allocate.
@@ -118,11 +118,11 @@ impl SamplingHistory {
         prompt_len: usize,
         mirostat: Option<(usize, Vec<f32>)>,
     ) -> Result<SamplingHistory> {
-        let mut memory = SamplingHistory::new(rules, tokens, prompt_len)?;
+        let mut history = SamplingHistory::new(rules, tokens, prompt_len)?;
         if let Some((first, mus)) = mirostat {
-            (memory.first, memory.mus) = (first, mus);
+            (history.first, history.mus) = (first, mus);
         }
-        Ok(memory)
+        Ok(history)
     }
 
     /// Returns the first position with a known state of mirostat, and the states from there on.

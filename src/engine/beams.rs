@@ -10,8 +10,8 @@ use crate::options::BeamParams;
 pub struct Beams {
     search: BeamSearch,
     width: usize,
-    memories: Vec<SamplingHistory>, // [width]
-    rows: Vec<f32>,                 // [width, vocab] log probabilities, empty before the first step
+    histories: Vec<SamplingHistory>, // [width]
+    rows: Vec<f32>,                  // [width, vocab] log probabilities, empty before the first step
     scratch: BeamScratch,
     step: BeamStep,
 }
@@ -22,7 +22,7 @@ impl Beams {
         Ok(Beams {
             search: BeamSearch::new(params, n, ends, max_new_tokens)?,
             width,
-            memories: try_vec(width, SamplingHistory::default())?,
+            histories: try_vec(width, SamplingHistory::default())?,
             rows: Vec::new(),
             scratch: BeamScratch::default(),
             step: BeamStep::default(),
@@ -35,7 +35,7 @@ impl Beams {
 
     /// Initializes the sampling history of the first beam with the prompt.
     pub fn begin(&mut self, sampling: &ResolvedSampling, prompt: &[u32]) -> Result<()> {
-        self.memories[0] = SamplingHistory::new(sampling, prompt, prompt.len())?;
+        self.histories[0] = SamplingHistory::new(sampling, prompt, prompt.len())?;
         Ok(())
     }
 
@@ -56,11 +56,11 @@ impl Beams {
         prompt_len: usize,
         tokens_in: impl Fn(usize) -> Result<&'a [u32]>,
     ) -> Result<&BeamStep> {
-        let memories = &self.memories;
+        let histories = &self.histories;
         let mut process = |slot: usize, row: &mut [f32]| {
             let tokens = tokens_in(slot)?;
             let generated = tokens.len() - prompt_len;
-            let context = Context { tokens, prompt_len, generated, seed: 0, history: &memories[slot], allowed: None };
+            let context = Context { tokens, prompt_len, generated, seed: 0, history: &histories[slot], allowed: None };
             Ok(sampler.process(row, sampling, &context)?)
         };
         self.search.decide(&self.rows, &mut process, &mut self.scratch, &mut self.step)?;
@@ -71,10 +71,10 @@ impl Beams {
         // The first child of a beam keeps the slot and the history of its parent. The slots of
         // other children belong to no parent of this step.
         for next in self.step.next.iter().filter(|next| next.slot != next.parent) {
-            self.memories[next.slot] = self.memories[next.parent].try_clone()?;
+            self.histories[next.slot] = self.histories[next.parent].try_clone()?;
         }
         for next in &self.step.next {
-            self.memories[next.slot].advance(sampling, &Sample { token: next.token, ..Sample::default() })?;
+            self.histories[next.slot].advance(sampling, &Sample { token: next.token, ..Sample::default() })?;
         }
         self.search.commit(&self.step)
     }

@@ -17,7 +17,7 @@ use crate::types::{PinId, RequestId, SeqId};
 pub enum Command {
     Add {
         id: RequestId,
-        work: Box<PreparedRequest>,
+        prepared: Box<PreparedRequest>,
     },
     Abort {
         request: RequestId,
@@ -43,7 +43,7 @@ pub enum Command {
         seq: SeqId,
         keep: bool,
         generation: Box<Generation>,
-        open: Box<PendingOutput>,
+        pending: Box<PendingOutput>,
     },
     Free {
         seq: SeqId,
@@ -53,7 +53,7 @@ pub enum Command {
         keep: bool,
         hook: Option<LogitsHook>,
         deadline: Option<Duration>,
-        open: Box<PendingOutput>,
+        pending: Box<PendingOutput>,
         requested_at: Duration,
     },
     Export {
@@ -67,7 +67,7 @@ pub enum Command {
     },
     Pin {
         id: PinId,
-        candidate: Box<PreparedGroup>,
+        group: Box<PreparedGroup>,
         priority: u32,
         salt: Vec<u8>,
     },

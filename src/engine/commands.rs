@@ -25,7 +25,7 @@ impl Lifecycle {
     /// Applies a command. Exports and imports use the device.
     pub fn apply(&mut self, command: Command, device: &mut Device) {
         match command {
-            Command::Add { id, work } => self.add(id, *work),
+            Command::Add { id, prepared } => self.add(id, *prepared),
             Command::End { seq } => self.end_sequence(seq, FinishReason::Abort, |output| output),
             Command::Abort { request } => self.end_request(request, FinishReason::Abort, |output| output),
             Command::Fork { parent, len, children, idle } => children.into_iter().for_each(|child| self.fork(parent, len, child, idle)),
@@ -37,15 +37,15 @@ impl Lifecycle {
                 let result = self.rewind(seq, len);
                 self.record_outcome(seq, result);
             }
-            Command::Continue { seq, keep, hook, deadline, open, requested_at } => {
-                if let Err(error) = self.continue_sequence(seq, keep, hook, Timing::new(requested_at), deadline, &open) {
-                    let last = self.live.sequences.get(&seq).map_or(open.last, Sequence::output);
-                    self.end(&open.sender, last.failed(error));
+            Command::Continue { seq, keep, hook, deadline, pending, requested_at } => {
+                if let Err(error) = self.continue_sequence(seq, keep, hook, Timing::new(requested_at), deadline, &pending) {
+                    let last = self.live.sequences.get(&seq).map_or(pending.last, Sequence::output);
+                    self.end(&pending.sender, last.failed(error));
                 }
             }
-            Command::Resume { seq, keep, generation, open } => {
+            Command::Resume { seq, keep, generation, pending } => {
                 if let Err(error) = self.resume(seq, keep, *generation) {
-                    self.end(&open.sender, open.last.failed(error));
+                    self.end(&pending.sender, pending.last.failed(error));
                 }
             }
             Command::Free { seq } => {
@@ -67,9 +67,9 @@ impl Lifecycle {
                     self.fail_import(&sender, Output { request: id.own_request(), sequence: id, ..Output::default() }.failed(error));
                 }
             }
-            Command::Pin { id, candidate, priority, .. } => {
+            Command::Pin { id, group, priority, .. } => {
                 let reserved = self.live.pins.try_reserve(1).map_err(Error::from);
-                match reserved.and_then(|()| self.scheduler.pin(id.sequence(), *candidate, priority)) {
+                match reserved.and_then(|()| self.scheduler.pin(id.sequence(), *group, priority)) {
                     Ok(()) => self.live.pins.push(id),
                     Err(_) => self.table.remove_pin(id),
                 }
@@ -78,28 +78,28 @@ impl Lifecycle {
         }
     }
 
-    fn add(&mut self, id: RequestId, work: PreparedRequest) {
-        let PreparedRequest { group: candidate, mut sequence, beams, returned: wanted, .. } = work;
-        let echoed = sequence.params().echo.then(|| sequence.echo(candidate.prompt(), self.text.as_deref())).transpose();
-        let mut ends = Vec::new();
-        let begun = echoed.and_then(|echoed| {
+    fn add(&mut self, id: RequestId, prepared: PreparedRequest) {
+        let PreparedRequest { group, mut sequence, beams, returned, .. } = prepared;
+        let echoed = sequence.params().echo.then(|| sequence.echo(group.prompt(), self.text.as_deref())).transpose();
+        let mut outputs = Vec::new();
+        let added = echoed.and_then(|echoed| {
             self.live.sequences.try_reserve(1)?;
             self.live.best_of.try_reserve(1)?;
             if sequence.ranked {
-                ends.try_reserve_exact(sequence.samples.count)?;
+                outputs.try_reserve_exact(sequence.samples.count)?;
             }
             if let Some(mut beams) = beams {
-                beams.begin(&sequence.generation.sampling.resolved, candidate.prompt())?;
+                beams.begin(&sequence.generation.sampling.resolved, group.prompt())?;
                 self.live.beams.insert(id, beams);
             }
             self.live.watch(id, sequence.generation.deadline)?;
-            self.scheduler.add(id.sequence(0), candidate)?;
+            self.scheduler.add(id.sequence(0), group)?;
             Ok(echoed.flatten())
         });
-        match begun {
+        match added {
             Ok(echoed) => {
                 if sequence.ranked {
-                    self.live.best_of.insert(id, BestOfGroup { returned: wanted, running: sequence.samples.count, outputs: ends });
+                    self.live.best_of.insert(id, BestOfGroup { returned, running: sequence.samples.count, outputs });
                 }
                 let sender = sequence.generation.sender.clone();
                 self.live.sequences.insert(id.sequence(0), sequence);
@@ -192,12 +192,12 @@ impl Lifecycle {
         hook: Option<LogitsHook>,
         timing: Timing,
         deadline: Option<Duration>,
-        open: &PendingOutput,
+        pending: &PendingOutput,
     ) -> Result<()> {
         let sequence = self.live.sequences.get_mut(&seq).ok_or_else(|| ended_error(seq))?;
         let generation = &mut sequence.generation;
         (generation.timing, generation.deadline) = (timing, deadline);
-        (generation.sender, generation.user_data) = (open.sender.clone(), open.last.user_data);
+        (generation.sender, generation.user_data) = (pending.sender.clone(), pending.last.user_data);
         let sampling = &mut generation.sampling;
         sampling.hook = hook.or(sampling.hook.take());
         if sampling.params().grammar.is_some() && sampling.constraint.is_none() {

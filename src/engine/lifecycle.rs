@@ -88,11 +88,11 @@ impl Lifecycle {
         if group.running > 0 {
             return;
         }
-        let BestOfGroup { returned: wanted, outputs: mut ends, .. } = self.live.best_of.remove(&request).expect("it was just there");
+        let BestOfGroup { returned, mut outputs, .. } = self.live.best_of.remove(&request).expect("it was just there");
         let rank = |output: &Output| (output.finish != Some(FinishReason::Error), output.score);
-        ends.sort_by(|a, b| rank(b).partial_cmp(&rank(a)).unwrap_or(std::cmp::Ordering::Equal));
-        for (index, output) in ends.into_iter().enumerate() {
-            match index < wanted {
+        outputs.sort_by(|a, b| rank(b).partial_cmp(&rank(a)).unwrap_or(std::cmp::Ordering::Equal));
+        for (index, output) in outputs.into_iter().enumerate() {
+            match index < returned {
                 true => self.end(sender, Output { index: index as u32, ..output }),
                 false => {
                     self.remove_sequence(output.sequence);
@@ -115,7 +115,7 @@ impl Lifecycle {
     /// Ends a sequence as `end` does, together with the sequences of its request that have not been
     /// forked yet.
     pub fn end_with_siblings(&mut self, sender: &Arc<OutputSender>, output: Output) {
-        while let Some(index) = self.table.open(output.request, Some(output.index)) {
+        while let Some(index) = self.table.first_pending(output.request, Some(output.index)) {
             self.end(sender, output.for_sample(index));
         }
         self.end(sender, output);

@@ -138,12 +138,12 @@ pub struct PreparedRequest {
     /// length.
     pub reservation: Option<Reservation>,
     /// The request in the form that a journal records.
-    pub again: Option<Box<RecordedRequest>>,
+    pub recorded: Option<Box<RecordedRequest>>,
 }
 
 impl PreparedRequest {
     /// Assigns the id. `seed` applies if the request has no seed of its own.
-    pub fn name(&mut self, id: RequestId, seed: u64) {
+    pub fn set_id(&mut self, id: RequestId, seed: u64) {
         let sequence = &mut self.sequence;
         (sequence.request, sequence.id) = (id, id.sequence(0));
         sequence.generation.sampling.seed = sequence.params().seed.unwrap_or(seed);
@@ -159,32 +159,31 @@ impl Engine {
     /// Adds a request whose outputs go to `queue`.
     pub fn add_request_to(&self, queue: &Queue, mut request: Request) -> Result<RequestId> {
         let (prompt, max_len, branching) = self.checked(queue, &mut request)?;
-        let mut again = if self.journals { Some(Box::new(RecordedRequest::from_request(&request)?)) } else { None };
+        let mut recorded = if self.journals { Some(Box::new(RecordedRequest::from_request(&request)?)) } else { None };
         let reservation = self.lease.reserve(self.max_blocks(prompt.len(), max_len, branching))?;
         let beams = request.beam.as_ref().map(|params| self.beams(params, request.n, &request.sampling, max_len - prompt.len()));
         let beams = beams.transpose()?.map(Box::new);
         let root = BlockHash::root(&self.info.fingerprint, &request.salt);
-        let (keep, priority, wanted) = (request.keep, request.priority, request.n as usize);
+        let (keep, priority, returned) = (request.keep, request.priority, request.n as usize);
         let mut sampling = request.sampling;
         let prompt_logits = sampling.prompt_logprobs.is_some();
-        let arrival = NewGroup { prompt, max_len, branching, priority, keep, prompt_logits, root };
-        let candidate = arrival.prepare(&self.info.paging)?;
+        let group = NewGroup { prompt, max_len, branching, priority, keep, prompt_logits, root }.prepare(&self.info.paging)?;
         let ranked = request.best_of.is_some_and(|samples| samples > request.n);
         if ranked {
-            // the results and their order are known only at the end
+            // The results and their order are known only at the end.
             sampling.output = OutputKind::Final;
         }
         let generation = self.generation(sampling, queue.sender().clone(), request.hook, request.user_data, request.skip_special)?;
         let deadline = self.deadline(generation.timing.requested_at, request.deadline)?;
-        let max_new_tokens = max_len - candidate.prompt().len();
-        let mut sequence = Sequence::new(Generation { deadline, ..generation }, candidate.prompt(), max_new_tokens)?;
+        let max_new_tokens = max_len - group.prompt().len();
+        let mut sequence = Sequence::new(Generation { deadline, ..generation }, group.prompt(), max_new_tokens)?;
         sequence.reserve_samples(if beams.is_some() { 1 } else { branching.max_members() }, max_new_tokens)?;
         sequence.ranked = ranked;
-        if let Some(again) = &mut again {
-            again.prompt = try_copy(candidate.prompt())?;
+        if let Some(recorded) = &mut recorded {
+            recorded.prompt = try_copy(group.prompt())?;
         }
-        let work = Box::new(PreparedRequest { group: candidate, returned: wanted, sequence, beams, reservation, again });
-        self.shared.table.add(work, |id| self.seed_of(id.sequence(0)))
+        let prepared = Box::new(PreparedRequest { group, returned, sequence, beams, reservation, recorded });
+        self.shared.table.add(prepared, |id| self.seed_of(id.sequence(0)))
     }
 
     /// Checks a request. Returns the prompt tokens, the maximum length and the branching. A request

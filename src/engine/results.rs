@@ -179,7 +179,7 @@ impl Lifecycle {
         ));
         self.live.beams.remove(&request);
         self.live.sequences.remove(&request.sequence(0));
-        while let Some(index) = self.table.open(request, None) {
+        while let Some(index) = self.table.first_pending(request, None) {
             let output = outputs.get_mut(index as usize).map_or_else(|| missing.for_sample(index), std::mem::take);
             self.telemetry.counts.generated_tokens += output.tokens.len() as u64;
             self.end(&sender, output);

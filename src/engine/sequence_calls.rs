@@ -103,14 +103,14 @@ impl Engine {
         if let Some(queue) = how.queue {
             self.check_queue(queue)?;
         }
-        let child = |i, id, known: &SequenceView| {
-            let sender = how.queue.map_or(&known.sender, |queue| queue.sender()).clone();
+        let child = |i, id, view: &SequenceView| {
+            let sender = how.queue.map_or(&view.sender, |queue| queue.sender()).clone();
             sender.check_open()?;
             let requested_at = self.shared.clock.now();
             Ok(ForkedSequence {
                 id,
                 seed: how.seed.map(|seed| branch_seed(seed, i)),
-                user_data: how.user_data.unwrap_or(known.user_data),
+                user_data: how.user_data.unwrap_or(view.user_data),
                 sender,
                 requested_at,
             })
@@ -139,14 +139,14 @@ impl Engine {
         if let Some(queue) = how.queue {
             self.check_queue(queue)?;
         }
-        let known = self.shared.table.sequence(seq)?;
-        let sender = how.queue.map_or(&known.sender, |queue| queue.sender()).clone();
-        let user_data = how.user_data.unwrap_or(known.user_data);
+        let view = self.shared.table.sequence(seq)?;
+        let sender = how.queue.map_or(&view.sender, |queue| queue.sender()).clone();
+        let user_data = how.user_data.unwrap_or(view.user_data);
         let mut generation = self.generation(how.sampling, sender, how.hook, user_data, how.skip_special)?;
         generation.deadline = self.deadline(generation.timing.requested_at, how.deadline)?;
         let seed = self.seed_of(seq);
-        self.shared.table.resume(seq, how.keep, |known| {
-            self.max_len(known.len, generation.sampling.params())?;
+        self.shared.table.resume(seq, how.keep, |view| {
+            self.max_len(view.len, generation.sampling.params())?;
             generation.sampling.seed = generation.sampling.params().seed.unwrap_or(seed);
             Ok(generation)
         })
@@ -221,8 +221,8 @@ impl Engine {
 
     /// Returns the state of a sequence.
     pub fn sequence(&self, seq: SeqId) -> Result<SequenceInfo> {
-        let known = self.shared.table.sequence(seq)?;
-        Ok(SequenceInfo { request: known.request, index: known.index, len: known.len, idle: known.idle, inexact: known.inexact })
+        let view = self.shared.table.sequence(seq)?;
+        Ok(SequenceInfo { request: view.request, index: view.index, len: view.len, idle: view.idle, inexact: view.inexact })
     }
 
     /// Computes a prompt and keeps its blocks until it is unpinned or `time` has passed. If a
@@ -242,8 +242,8 @@ impl Engine {
 
     pub(super) fn pin_tokens(&self, tokens: Vec<u32>, priority: u32, salt: Vec<u8>, until: Option<Duration>) -> Result<PinId> {
         let root = BlockHash::root(&self.info.fingerprint, &salt);
-        let candidate = NewGroup::pin(tokens, root).prepare(&self.info.paging)?;
-        self.shared.table.pin(Box::new(candidate), priority, salt, until)
+        let group = NewGroup::pin(tokens, root).prepare(&self.info.paging)?;
+        self.shared.table.pin(Box::new(group), priority, salt, until)
     }
 
     /// Removes a pin.

@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::scheduler::{IdMap, PreparedGroup};
 use crate::types::{IdAllocator, PinId, QueueId, RequestId, SeqId};
 
-/// The live requests, the known sequences and the pending commands.
+/// The requests that have not ended, their sequences and the pending commands.
 pub struct SequenceTable {
     limits: QueueLimits,
     /// Maximum length of a sequence in tokens.
@@ -47,8 +47,8 @@ struct TableState {
     waiting: WaitQueue,
     /// Number of requests that were refused because a queue was full.
     rejections: u64,
-    /// All outboxes with a reader.
-    outboxes: Vec<Weak<OutputSender>>,
+    /// Senders of all queues with a reader.
+    senders: Vec<Weak<OutputSender>>,
     failure: Option<Error>,
 }
 
@@ -67,7 +67,7 @@ struct RequestEntry {
     width: u32,
     aborting: bool,
     /// Reservation of KV blocks, kept for the lifetime of the request.
-    _promise: Option<Reservation>,
+    _reservation: Option<Reservation>,
 }
 
 impl TableState {
@@ -84,8 +84,9 @@ impl TableState {
 
     fn abort(&mut self, request: RequestId) -> Result<()> {
         self.inbox.try_reserve(1)?;
-        let live = self.requests.get_mut(&request).ok_or_else(|| Error::not_found(format!("request {request} is unknown or has ended")))?;
-        if !std::mem::replace(&mut live.aborting, true) {
+        let entry =
+            self.requests.get_mut(&request).ok_or_else(|| Error::not_found(format!("request {request} is unknown or has ended")))?;
+        if !std::mem::replace(&mut entry.aborting, true) {
             self.inbox.push_back(Command::Abort { request });
         }
         Ok(())
@@ -98,20 +99,20 @@ impl TableState {
     }
 
     fn sequence(&mut self, seq: SeqId) -> Result<&mut SequenceView> {
-        let known = self.sequences.get_mut(&seq).ok_or_else(|| unknown(seq))?;
-        if known.beam {
+        let view = self.sequences.get_mut(&seq).ok_or_else(|| unknown(seq))?;
+        if view.beam {
             return Err(Error::invalid(format!(
                 "sequence {seq} is a beam of request {}; beams cannot be changed individually",
-                known.request
+                view.request
             )));
         }
-        Ok(known)
+        Ok(view)
     }
 
     fn idle(&mut self, seq: SeqId) -> Result<SequenceView> {
-        let known = self.sequence(seq)?.clone();
-        match known.idle {
-            true => Ok(known),
+        let view = self.sequence(seq)?.clone();
+        match view.idle {
+            true => Ok(view),
             false => Err(Error::invalid(format!("sequence {seq} runs already; resume it after its end"))),
         }
     }
@@ -120,41 +121,42 @@ impl TableState {
         &mut self,
         limits: QueueLimits,
         seq: SeqId,
-        known: SequenceView,
+        view: SequenceView,
         max_new_tokens: usize,
         at: Duration,
     ) -> Result<Box<PendingOutput>> {
-        known.sender.check_open()?;
-        self.check_space(limits, &known.sender, 1, known.fresh.max(1))?;
-        let open = self.open(&known, max_new_tokens, at)?;
-        let known = SequenceView { idle: false, fresh: 0, ..known };
-        self.sequences.insert(seq, known);
-        Ok(Box::new(open))
+        view.sender.check_open()?;
+        self.check_space(limits, &view.sender, 1, view.fresh.max(1))?;
+        let pending = self.start_generation(&view, max_new_tokens, at)?;
+        let view = SequenceView { idle: false, fresh: 0, ..view };
+        self.sequences.insert(seq, view);
+        Ok(Box::new(pending))
     }
 
     /// Starts a generation of the sequence: reserves its last output and adds it to the waiting
     /// queue.
-    fn open(&mut self, known: &SequenceView, max_new_tokens: usize, at: Duration) -> Result<PendingOutput> {
+    fn start_generation(&mut self, view: &SequenceView, max_new_tokens: usize, at: Duration) -> Result<PendingOutput> {
         // Everything that can fail comes first.
         self.requests.try_reserve(1)?;
         self.waiting.reserve()?;
-        let mut made = RequestEntry::default();
-        self.requests.get_mut(&known.request).unwrap_or(&mut made).pending.try_reserve(1)?;
-        known.sender.reserve_final(1)?;
-        let live = self.requests.entry(known.request).or_insert(made);
-        live.width = live.width.max(known.index + 1);
-        let open = PendingOutput { ticket: Some(self.waiting.enter(known.waiting_entry(max_new_tokens, at))), ..known.open() };
-        live.pending.push(open.clone());
+        let mut new_entry = RequestEntry::default();
+        self.requests.get_mut(&view.request).unwrap_or(&mut new_entry).pending.try_reserve(1)?;
+        view.sender.reserve_final(1)?;
+        let entry = self.requests.entry(view.request).or_insert(new_entry);
+        entry.width = entry.width.max(view.index + 1);
+        let ticket = self.waiting.enter(view.waiting_entry(max_new_tokens, at));
+        let pending = PendingOutput { ticket: Some(ticket), ..view.pending_output() };
+        entry.pending.push(pending.clone());
         // An earlier abort does not apply to this generation.
-        live.aborting = false;
-        Ok(open)
+        entry.aborting = false;
+        Ok(pending)
     }
 
-    /// Reverts `open` for a fork.
-    fn revert_open(&mut self, id: SeqId) {
-        for open in self.requests.remove(&id.own_request()).into_iter().flat_map(|live| live.pending) {
-            self.waiting.leave(open.ticket);
-            open.sender.release_final(1);
+    /// Reverts `start_generation` for a fork.
+    fn revert_start(&mut self, id: SeqId) {
+        for pending in self.requests.remove(&id.own_request()).into_iter().flat_map(|entry| entry.pending) {
+            self.waiting.leave(pending.ticket);
+            pending.sender.release_final(1);
         }
         self.sequences.remove(&id);
     }
@@ -187,11 +189,11 @@ impl SequenceTable {
     fn sender(&self, id: Option<QueueId>, capacity: usize, slack: usize) -> Result<Arc<OutputSender>> {
         let mut state = self.lock();
         state.check()?;
-        state.outboxes.try_reserve(1)?;
-        self.wakeup.reserve(state.outboxes.len() + 1)?;
+        state.senders.try_reserve(1)?;
+        self.wakeup.reserve(state.senders.len() + 1)?;
         let id = id.unwrap_or(state.last_queue.next());
         let sender = Arc::new(OutputSender::new(id, capacity, slack, self.wakeup.clone())?);
-        state.outboxes.push(Arc::downgrade(&sender));
+        state.senders.push(Arc::downgrade(&sender));
         state.last_queue = id;
         Ok(sender)
     }
@@ -209,38 +211,38 @@ impl SequenceTable {
 
     /// Adds a request: allocates its id and those of its samples, and appends its command.
     /// Ids have the order of commands.
-    pub fn add(&self, mut work: Box<PreparedRequest>, seed_of: impl Fn(RequestId) -> u64) -> Result<RequestId> {
+    pub fn add(&self, mut prepared: Box<PreparedRequest>, seed_of: impl Fn(RequestId) -> u64) -> Result<RequestId> {
         self.command(|state| {
             state.requests.try_reserve(1)?;
             state.sequences.try_reserve(1)?;
             // A refused request uses no ids.
             let mut ids = state.ids.clone();
-            let width = work.group.branching().max_members() as u32;
+            let width = prepared.group.branching().max_members() as u32;
             let id = ids.request(width);
-            work.name(id, seed_of(id));
-            let reservation = work.reservation.take();
-            let Generation { sender, timing, .. } = &work.sequence.generation;
-            let tokens = work.group.prompt().len();
+            prepared.set_id(id, seed_of(id));
+            let reservation = prepared.reservation.take();
+            let Generation { sender, timing, .. } = &prepared.sequence.generation;
+            let tokens = prepared.group.prompt().len();
             state.check_space(self.limits, sender, 1, tokens)?;
-            let (mut open, priority) = (Vec::new(), work.group.priority());
-            open.try_reserve_exact(work.returned)?;
-            let waits = WaitingEntry::new(tokens, work.group.max_new_tokens(), priority, timing.requested_at);
+            let (mut pending, priority) = (Vec::new(), prepared.group.priority());
+            pending.try_reserve_exact(prepared.returned)?;
+            let entry = WaitingEntry::new(tokens, prepared.group.max_new_tokens(), priority, timing.requested_at);
             state.waiting.reserve()?;
-            sender.reserve_final(work.returned)?;
-            let place = state.waiting.enter(waits);
+            sender.reserve_final(prepared.returned)?;
+            let ticket = state.waiting.enter(entry);
             let last = |index| PendingOutput {
                 sender: sender.clone(),
-                last: work.sequence.output().for_sample(index),
-                ticket: (index == 0).then_some(place),
+                last: prepared.sequence.output().for_sample(index),
+                ticket: (index == 0).then_some(ticket),
             };
-            open.extend((0..work.returned as u32).map(last));
+            pending.extend((0..prepared.returned as u32).map(last));
             state.ids = ids;
-            state.requests.insert(id, RequestEntry { pending: open, width, aborting: false, _promise: reservation });
+            state.requests.insert(id, RequestEntry { pending, width, aborting: false, _reservation: reservation });
             state.sequences.insert(
                 id.sequence(0),
-                SequenceView { beam: work.beams.is_some(), priority, ..SequenceView::from_sequence(&work.sequence, tokens) },
+                SequenceView { beam: prepared.beams.is_some(), priority, ..SequenceView::from_sequence(&prepared.sequence, tokens) },
             );
-            state.inbox.push_back(Command::Add { id, work });
+            state.inbox.push_back(Command::Add { id, prepared });
             Ok(id)
         })
     }
@@ -260,13 +262,13 @@ impl SequenceTable {
         child: impl Fn(usize, SeqId, &SequenceView) -> Result<ForkedSequence>,
     ) -> Result<Vec<SeqId>> {
         self.command(|state| {
-            let known = state.sequence(parent)?.clone();
-            let idle = idle || known.idle;
-            let at = len.unwrap_or(known.len);
-            if at == 0 || at > known.len {
+            let view = state.sequence(parent)?.clone();
+            let idle = idle || view.idle;
+            let at = len.unwrap_or(view.len);
+            if at == 0 || at > view.len {
                 return Err(Error::invalid(format!(
                     "sequence {parent} has {} tokens and cannot be forked at {at}; must be 1 to {}",
-                    known.len, known.len
+                    view.len, view.len
                 )));
             }
             let (mut ids, mut children) = (Vec::new(), Vec::new());
@@ -278,7 +280,7 @@ impl SequenceTable {
             state.requests.try_reserve(n)?;
             for i in 0..n {
                 let id = allocator.sequence();
-                let child = child(i, id, &known)?;
+                let child = child(i, id, &view)?;
                 match idle {
                     true => child.sender.check_space()?,
                     false => state.check_space(self.limits, &child.sender, n - i, n - i)?,
@@ -288,13 +290,13 @@ impl SequenceTable {
             }
             for child in &children {
                 let (sender, user_data) = (child.sender.clone(), child.user_data);
-                let made = SequenceView { idle, ..known.fork_entry(child.id, at, sender, user_data) };
-                if !idle && let Err(error) = state.open(&made, self.max_len - at, child.requested_at) {
+                let forked = SequenceView { idle, ..view.fork_entry(child.id, at, sender, user_data) };
+                if !idle && let Err(error) = state.start_generation(&forked, self.max_len - at, child.requested_at) {
                     // All or nothing.
-                    ids.iter().for_each(|&id| state.revert_open(id));
+                    ids.iter().for_each(|&id| state.revert_start(id));
                     return Err(error);
                 }
-                state.sequences.insert(child.id, made);
+                state.sequences.insert(child.id, forked);
             }
             state.ids = allocator;
             state.inbox.push_back(Command::Fork { parent, len, children, idle });
@@ -305,20 +307,20 @@ impl SequenceTable {
     pub fn append(&self, seq: SeqId, tokens: Vec<u32>) -> Result<()> {
         self.command(|state| {
             let round = state.round;
-            let known = state.sequence(seq)?;
+            let view = state.sequence(seq)?;
             // A running sequence needs space for the token that it samples next.
-            let max_len = if known.idle { self.max_len } else { self.max_len - 1 };
-            if tokens.len() > max_len.saturating_sub(known.len) {
+            let max_len = if view.idle { self.max_len } else { self.max_len - 1 };
+            if tokens.len() > max_len.saturating_sub(view.len) {
                 return Err(Error::invalid(format!(
                     "sequence {seq} has {} tokens and max_model_len is {}; {} more do not fit",
-                    known.len,
+                    view.len,
                     self.max_len,
                     tokens.len()
                 )));
             }
-            known.changed = round;
-            known.len += tokens.len();
-            known.fresh += if known.idle { tokens.len() } else { 0 };
+            view.changed = round;
+            view.len += tokens.len();
+            view.fresh += if view.idle { tokens.len() } else { 0 };
             state.inbox.push_back(Command::Append { seq, tokens });
             Ok(())
         })
@@ -327,15 +329,15 @@ impl SequenceTable {
     pub fn rewind(&self, seq: SeqId, len: usize) -> Result<()> {
         self.command(|state| {
             let round = state.round;
-            let known = state.sequence(seq)?;
-            if len == 0 || len > known.len {
+            let view = state.sequence(seq)?;
+            if len == 0 || len > view.len {
                 return Err(Error::invalid(format!(
                     "sequence {seq} cannot be rewound to {len} tokens (it has {}); must be 1 to {}",
-                    known.len, known.len
+                    view.len, view.len
                 )));
             }
-            known.fresh = known.fresh.saturating_sub(known.len - len);
-            (known.len, known.changed) = (len, round);
+            view.fresh = view.fresh.saturating_sub(view.len - len);
+            (view.len, view.changed) = (len, round);
             state.inbox.push_back(Command::Rewind { seq, len });
             Ok(())
         })
@@ -343,13 +345,12 @@ impl SequenceTable {
 
     pub fn resume(&self, seq: SeqId, keep: bool, generation: impl FnOnce(&SequenceView) -> Result<Generation>) -> Result<()> {
         self.command(|state| {
-            let known = state.idle(seq)?;
-            let generation = Box::new(generation(&known)?);
-            let max_new_tokens =
-                generation.sampling.params().max_tokens.unwrap_or(self.max_len).min(self.max_len.saturating_sub(known.len));
-            let known = SequenceView { sender: generation.sender.clone(), user_data: generation.user_data, ..known };
-            let open = state.activate(self.limits, seq, known, max_new_tokens, generation.timing.requested_at)?;
-            state.inbox.push_back(Command::Resume { seq, keep, generation, open });
+            let view = state.idle(seq)?;
+            let generation = Box::new(generation(&view)?);
+            let max_new_tokens = generation.sampling.params().max_tokens.unwrap_or(self.max_len).min(self.max_len.saturating_sub(view.len));
+            let view = SequenceView { sender: generation.sender.clone(), user_data: generation.user_data, ..view };
+            let pending = state.activate(self.limits, seq, view, max_new_tokens, generation.timing.requested_at)?;
+            state.inbox.push_back(Command::Resume { seq, keep, generation, pending });
             Ok(())
         })
     }
@@ -366,11 +367,11 @@ impl SequenceTable {
         (requested_at, deadline): (Duration, Option<Duration>),
     ) -> Result<()> {
         self.command(|state| {
-            let known = state.idle(seq)?;
-            let (sender, user_data) = (sender.unwrap_or(&known.sender).clone(), user_data.unwrap_or(known.user_data));
-            let max_new_tokens = self.max_len.saturating_sub(known.len);
-            let open = state.activate(self.limits, seq, SequenceView { sender, user_data, ..known }, max_new_tokens, requested_at)?;
-            state.inbox.push_back(Command::Continue { seq, keep, hook, deadline, open, requested_at });
+            let view = state.idle(seq)?;
+            let (sender, user_data) = (sender.unwrap_or(&view.sender).clone(), user_data.unwrap_or(view.user_data));
+            let max_new_tokens = self.max_len.saturating_sub(view.len);
+            let pending = state.activate(self.limits, seq, SequenceView { sender, user_data, ..view }, max_new_tokens, requested_at)?;
+            state.inbox.push_back(Command::Continue { seq, keep, hook, deadline, pending, requested_at });
             Ok(())
         })
     }
@@ -386,17 +387,17 @@ impl SequenceTable {
     /// Appends a fork of a journal. The parent may have ended after the original call.
     pub fn replay_fork(&self, parent: SeqId, len: Option<usize>, children: Vec<ForkedSequence>, idle: bool) -> Result<()> {
         self.command(|state| {
-            let known = state.sequences.get(&parent).cloned();
+            let view = state.sequences.get(&parent).cloned();
             for child in &children {
                 let (sender, user_data) = (child.sender.clone(), child.user_data);
-                let known = known.clone().unwrap_or_else(|| SequenceView::new(parent.own_request(), 0, 0, sender.clone(), 0));
-                let at = len.unwrap_or(known.len);
+                let view = view.clone().unwrap_or_else(|| SequenceView::new(parent.own_request(), 0, 0, sender.clone(), 0));
+                let at = len.unwrap_or(view.len);
                 state.ids.continue_after(child.id);
-                let made = SequenceView { idle, ..known.fork_entry(child.id, at, sender, user_data) };
+                let forked = SequenceView { idle, ..view.fork_entry(child.id, at, sender, user_data) };
                 if !idle {
-                    state.open(&made, self.max_len.saturating_sub(at), child.requested_at)?;
+                    state.start_generation(&forked, self.max_len.saturating_sub(at), child.requested_at)?;
                 }
-                state.sequences.insert(child.id, made);
+                state.sequences.insert(child.id, forked);
             }
             state.inbox.push_back(Command::Fork { parent, len, children, idle });
             Ok(())
@@ -406,8 +407,8 @@ impl SequenceTable {
     /// Appends an export of a journal. The sequence may have ended after the original call.
     pub fn replay_export(&self, seq: SeqId, sender: &Arc<OutputSender>) -> Result<()> {
         self.command(|state| {
-            let known = state.sequences.get(&seq).map(SequenceView::open);
-            let last = known.map_or_else(|| Output { request: seq.own_request(), sequence: seq, ..Output::default() }, |open| open.last);
+            let view = state.sequences.get(&seq).map(SequenceView::pending_output);
+            let last = view.map_or_else(|| Output { request: seq.own_request(), sequence: seq, ..Output::default() }, |open| open.last);
             state.inbox.push_back(Command::Export { seq, open: Box::new(PendingOutput { sender: sender.clone(), last, ticket: None }) });
             Ok(())
         })
@@ -432,8 +433,8 @@ impl SequenceTable {
     /// Exports a sequence. Its state follows as an output.
     pub fn export(&self, seq: SeqId, sender: Option<&Arc<OutputSender>>) -> Result<()> {
         self.command(|state| {
-            let known = state.sequence(seq)?;
-            let open = PendingOutput { sender: sender.unwrap_or(&known.sender).clone(), ..known.open() };
+            let view = state.sequence(seq)?;
+            let open = PendingOutput { sender: sender.unwrap_or(&view.sender).clone(), ..view.pending_output() };
             open.sender.check_open()?;
             open.sender.check_space()?;
             state.inbox.push_back(Command::Export { seq, open: Box::new(open) });
@@ -454,12 +455,12 @@ impl SequenceTable {
         })
     }
 
-    pub fn pin(&self, candidate: Box<PreparedGroup>, priority: u32, salt: Vec<u8>, until: Option<Duration>) -> Result<PinId> {
+    pub fn pin(&self, group: Box<PreparedGroup>, priority: u32, salt: Vec<u8>, until: Option<Duration>) -> Result<PinId> {
         self.command(|state| {
             state.pins.try_reserve(1)?;
             let id = state.ids.pin();
             state.pins.push(Pin { id, until });
-            state.inbox.push_back(Command::Pin { id, candidate, priority, salt });
+            state.inbox.push_back(Command::Pin { id, group, priority, salt });
             Ok(id)
         })
     }

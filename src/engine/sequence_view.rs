@@ -48,7 +48,7 @@ impl SequenceView {
     }
 
     /// Returns the last output of a generation that has not started.
-    pub fn open(&self) -> PendingOutput {
+    pub fn pending_output(&self) -> PendingOutput {
         let (request, index, user_data) = (self.request, self.index, self.user_data);
         let last = Output { request, user_data, prompt_tokens: self.len as u64, ..Output::default() };
         PendingOutput { sender: self.sender.clone(), last: last.for_sample(index), ticket: None }

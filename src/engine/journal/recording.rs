@@ -185,12 +185,12 @@ impl Runner for RecordedRunner {
 impl RecordedCommand<'_> {
     fn from_command(command: &Command) -> RecordedCommand<'_> {
         match command {
-            Command::Add { id, work } => match &work.again {
-                Some(wanted) => RecordedCommand::Add {
+            Command::Add { id, prepared } => match &prepared.recorded {
+                Some(request) => RecordedCommand::Add {
                     id: *id,
-                    at: work.sequence.generation.timing.requested_at,
-                    queue: work.sequence.generation.sender.id(),
-                    request: Cow::Borrowed(wanted),
+                    at: prepared.sequence.generation.timing.requested_at,
+                    queue: prepared.sequence.generation.sender.id(),
+                    request: Cow::Borrowed(request),
                 },
                 None => RecordedCommand::Lost { why: format!("request {id} was added before there was a journal") },
             },
@@ -214,15 +214,15 @@ impl RecordedCommand<'_> {
                 };
                 RecordedCommand::Resume { seq: *seq, at: timing.requested_at, queue: sender.id(), resume: Box::new(resume) }
             }
-            Command::Continue { seq, keep, hook, deadline, open, requested_at } => {
+            Command::Continue { seq, keep, hook, deadline, pending, requested_at } => {
                 let deadline = deadline.map(|at| at.saturating_sub(*requested_at));
                 RecordedCommand::Continue {
                     seq: *seq,
                     at: *requested_at,
-                    queue: open.sender.id(),
+                    queue: pending.sender.id(),
                     deadline,
                     keep: *keep,
-                    user_data: open.last.user_data,
+                    user_data: pending.last.user_data,
                     hooked: hook.is_some(),
                 }
             }
@@ -234,8 +234,8 @@ impl RecordedCommand<'_> {
                 }
                 Err(error) => RecordedCommand::Lost { why: format!("sequence {id} was imported: {error}") },
             },
-            Command::Pin { id, candidate, priority, salt } => {
-                RecordedCommand::Pin { id: *id, tokens: candidate.prompt().into(), priority: *priority, salt: salt.into() }
+            Command::Pin { id, group, priority, salt } => {
+                RecordedCommand::Pin { id: *id, tokens: group.prompt().into(), priority: *priority, salt: salt.into() }
             }
             Command::Unpin { id } => RecordedCommand::Unpin { id: *id },
         }

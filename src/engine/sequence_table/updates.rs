@@ -38,11 +38,11 @@ impl SequenceTable {
     }
 
     /// Adds a sequence that was created by a step, as one of the samples of a request.
-    pub fn insert_fork(&self, seq: SeqId, known: SequenceView) -> Result<()> {
+    pub fn insert_fork(&self, seq: SeqId, view: SequenceView) -> Result<()> {
         let mut state = self.lock();
         state.sequences.try_reserve(1)?;
-        let priority = state.sequences.get(&known.request.sequence(0)).map_or(0, |first| first.priority);
-        state.sequences.insert(seq, SequenceView { priority, ..known });
+        let priority = state.sequences.get(&view.request.sequence(0)).map_or(0, |first| first.priority);
+        state.sequences.insert(seq, SequenceView { priority, ..view });
         Ok(())
     }
 
@@ -52,8 +52,8 @@ impl SequenceTable {
         let TableState { sequences, round, .. } = &mut *state;
         for (seq, len) in lens {
             // The length already includes commands that the step has not applied.
-            if let Some(known) = sequences.get_mut(&seq).filter(|known| known.changed != *round) {
-                known.len = len;
+            if let Some(view) = sequences.get_mut(&seq).filter(|view| view.changed != *round) {
+                view.len = len;
             }
         }
     }
@@ -63,32 +63,32 @@ impl SequenceTable {
         let mut state = self.lock();
         match kept {
             Some(len) => {
-                if let Some(known) = state.sequences.get_mut(&output.sequence) {
-                    (known.len, known.idle) = (len, true);
+                if let Some(view) = state.sequences.get_mut(&output.sequence) {
+                    (view.len, view.idle) = (len, true);
                 }
             }
             None => drop(state.sequences.remove(&output.sequence)),
         }
-        let TableState { requests: live, waiting, .. } = &mut *state;
-        if let Some(ending) = live.get_mut(&output.request) {
-            let is_over = |open: &mut PendingOutput| open.last.index == output.index;
-            ending.pending.extract_if(.., is_over).for_each(|open| waiting.leave(open.ticket));
+        let TableState { requests, waiting, .. } = &mut *state;
+        if let Some(ending) = requests.get_mut(&output.request) {
+            let is_over = |pending: &mut PendingOutput| pending.last.index == output.index;
+            ending.pending.extract_if(.., is_over).for_each(|pending| waiting.leave(pending.ticket));
             if ending.pending.is_empty() {
-                live.remove(&output.request);
+                requests.remove(&output.request);
             }
         }
     }
 
     /// Returns the index of the first sequence of the request with a pending last output, except
     /// `beside`.
-    pub fn open(&self, request: RequestId, beside: Option<u32>) -> Option<u32> {
+    pub fn first_pending(&self, request: RequestId, beside: Option<u32>) -> Option<u32> {
         let state = self.lock();
-        state.requests.get(&request)?.pending.iter().map(|open| open.last.index).find(|&index| Some(index) != beside)
+        state.requests.get(&request)?.pending.iter().map(|pending| pending.last.index).find(|&index| Some(index) != beside)
     }
 
     /// Returns ids that include those of all running sequences of the request.
     pub fn ids(&self, request: RequestId) -> impl Iterator<Item = SeqId> + use<> {
-        request.sequences(self.lock().requests.get(&request).map_or(0, |live| live.width))
+        request.sequences(self.lock().requests.get(&request).map_or(0, |entry| entry.width))
     }
 
     /// Removes a sequence that was never created or is not returned.
@@ -103,9 +103,10 @@ impl SequenceTable {
     /// Removes a generation from the waiting queue after its first step.
     pub fn mark_started(&self, request: RequestId, seq: SeqId) {
         let mut state = self.lock();
-        let TableState { requests: live, waiting, .. } = &mut *state;
-        if let Some(open) = live.get_mut(&request).and_then(|live| live.pending.iter_mut().find(|open| open.last.sequence == seq)) {
-            waiting.leave(open.ticket.take());
+        let TableState { requests, waiting, .. } = &mut *state;
+        let mut pending = requests.get_mut(&request).into_iter().flat_map(|entry| &mut entry.pending);
+        if let Some(pending) = pending.find(|pending| pending.last.sequence == seq) {
+            waiting.leave(pending.ticket.take());
         }
     }
 
@@ -148,47 +149,47 @@ impl SequenceTable {
         state.inbox.clear();
         state.sequences.clear();
         state.waiting = WaitQueue::default();
-        let mut live = std::mem::take(&mut state.requests);
+        let mut requests = std::mem::take(&mut state.requests);
         drop(state);
         // Sorted by id, so that a replay has the same order. Without memory for the ids, the order
         // is undefined.
         let mut ids = Vec::new();
-        if ids.try_reserve_exact(live.len()).is_ok() {
-            ids.extend(live.keys().copied());
+        if ids.try_reserve_exact(requests.len()).is_ok() {
+            ids.extend(requests.keys().copied());
             ids.sort_unstable();
         }
-        let mut end = |live: RequestEntry| live.pending.into_iter().for_each(|open| last(open.sender, open.last));
-        ids.into_iter().filter_map(|id| live.remove(&id)).for_each(&mut end);
-        live.into_values().for_each(end);
+        let mut end = |entry: RequestEntry| entry.pending.into_iter().for_each(|pending| last(pending.sender, pending.last));
+        ids.into_iter().filter_map(|id| requests.remove(&id)).for_each(&mut end);
+        requests.into_values().for_each(end);
     }
 
     /// Closes all queues, after `fail` and the last outputs.
     pub fn close_queues(&self, error: &Error) {
-        let outboxes = self.lock().outboxes.clone();
-        outboxes.iter().filter_map(Weak::upgrade).for_each(|sender| sender.close(error));
+        let senders = self.lock().senders.clone();
+        senders.iter().filter_map(Weak::upgrade).for_each(|sender| sender.close(error));
     }
 }
 
 impl Writers for SequenceTable {
     fn abort_writers(&self, sender: &Arc<OutputSender>) {
         let mut state = self.lock();
-        state.outboxes.retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(sender)));
+        state.senders.retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(sender)));
         // Writers hold a reference too.
         if Arc::strong_count(sender) == 1 {
             return;
         }
         let mut orphans = Vec::new();
-        for (&request, live) in &state.requests {
-            let writes = |open: &&PendingOutput| Arc::ptr_eq(&open.sender, sender);
+        for (&request, entry) in &state.requests {
+            let writes = |pending: &&PendingOutput| Arc::ptr_eq(&pending.sender, sender);
             // Without memory for the command, the sequence runs to its end, and its outputs are
             // discarded.
-            if orphans.try_reserve(live.pending.len()).is_err() {
+            if orphans.try_reserve(entry.pending.len()).is_err() {
                 continue;
             }
-            match live.pending.iter().all(|open| writes(&open)) {
+            match entry.pending.iter().all(|pending| writes(&pending)) {
                 true => orphans.push(Command::Abort { request }),
                 // Other sequences of the request were resumed with another queue.
-                false => orphans.extend(live.pending.iter().filter(writes).map(|open| Command::End { seq: open.last.sequence })),
+                false => orphans.extend(entry.pending.iter().filter(writes).map(|pending| Command::End { seq: pending.last.sequence })),
             }
         }
         for orphan in &orphans {
