@@ -468,7 +468,7 @@ export interface SequenceInfo {
 
 /** Result of one step. */
 export interface Step {
-  /** Number of requests that have not ended. While it is not 0, step again. */
+  /** Number of requests, exports and imports that have not ended. While it is not 0, step again. */
   unfinished: number;
   prefillTokens: number;
   decodeTokens: number;
@@ -739,7 +739,7 @@ export class Engine {
   sequenceInfo(sequence: number | bigint): SequenceInfo;
 
   /**
-   * Returns the state of a sequence after the next step: tokens, KV blocks, sampling parameters,
+   * Returns the state of a sequence at the next step: tokens, KV blocks, sampling parameters,
    * random stream, grammar and text. It contains the conversation in plain text. The sequence is
    * not affected. If it ends before that step and is not kept: PLLM_E_NOT_FOUND.
    */

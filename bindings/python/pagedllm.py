@@ -1560,7 +1560,7 @@ class Engine:
     # -- export and import
 
     def export_sequence(self, sequence: int) -> bytes:
-        """Return the state of a sequence after the next step.
+        """Return the state of a sequence at the next step.
 
         The state has the tokens, KV blocks, sampling parameters, random stream, grammar and text,
         but not the logits hook. It contains the conversation in plain text. The sequence is not

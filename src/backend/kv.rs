@@ -21,6 +21,9 @@ pub trait KvOps: BackendTypes {
     /// Returns a description of the layer's KV layout. Bytes of `read_blocks` are valid for every
     /// layer with the same description.
     fn kv_layout(&self, layer: &Self::Kv) -> String;
+    /// Returns the bytes of one block in each of the two arrays in which `read_blocks` stores
+    /// blocks. An array can be empty.
+    fn kv_part_bytes(&self, layer: &Self::Kv) -> [usize; 2];
 
     /// Rotates the queries and keys of each row of `qkv`, and writes its K and V to the row's slot
     /// in the tables of `group`. `qkv` is `[rows, qkv_width]`.

@@ -76,6 +76,24 @@ pub enum Command {
     },
 }
 
+impl Command {
+    /// Returns the sequence that must exist before the command. `None` if it needs none.
+    pub fn target(&self) -> Option<SeqId> {
+        match *self {
+            Command::Abort { request } => Some(request.sequence(0)),
+            Command::Fork { parent, .. } => Some(parent),
+            Command::End { seq }
+            | Command::Append { seq, .. }
+            | Command::Rewind { seq, .. }
+            | Command::Resume { seq, .. }
+            | Command::Free { seq }
+            | Command::Continue { seq, .. }
+            | Command::Export { seq, .. } => Some(seq),
+            Command::Add { .. } | Command::Import { .. } | Command::Pin { .. } | Command::Unpin { .. } => None,
+        }
+    }
+}
+
 /// A sequence that a fork creates.
 pub struct ForkedSequence {
     pub id: SeqId,

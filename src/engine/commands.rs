@@ -10,20 +10,14 @@ use super::live_requests::BestOfGroup;
 use super::outputs::Output;
 use super::request::PreparedRequest;
 use super::sequence::{Generation, Sequence};
-use super::sequence_state::{Header, SequenceState};
 use super::timing::Timing;
-use crate::batch::Tail;
 use crate::error::{Error, Result};
-use crate::kv::BlockHash;
 use crate::scheduler::FinishReason;
 use crate::types::{RequestId, SeqId};
 
-/// The instruction path of a sequence whose K and V were computed on several paths.
-const MIXED: &str = "mixed";
-
 impl Lifecycle {
     /// Applies a command. Exports and imports use the device.
-    pub fn apply(&mut self, command: Command, device: &mut Device) {
+    pub(super) fn apply_now(&mut self, command: Command, device: &mut Device) {
         match command {
             Command::Add { id, prepared } => self.add(id, *prepared),
             Command::End { seq } => self.end_sequence(seq, FinishReason::Abort, |output| output),
@@ -52,21 +46,8 @@ impl Lifecycle {
                 self.end_sequence(seq, FinishReason::Abort, |output| output);
                 self.remove_sequence(seq);
             }
-            Command::Export { seq, open } => {
-                // The sequence continues, whether the export succeeds or not.
-                let PendingOutput { sender, last, .. } = *open;
-                let output = self.export(seq, device).unwrap_or_else(|error| Output { error: Some(error), ..last });
-                self.delivery.push(&sender, output);
-                if self.scheduler.find(seq).is_none() {
-                    self.delivery.forget(seq);
-                }
-            }
-            Command::Import { id, generation, sequence_state } => {
-                let sender = generation.sender.clone();
-                if let Err(error) = self.import(id, *generation, *sequence_state, device) {
-                    self.fail_import(&sender, Output { request: id.own_request(), sequence: id, ..Output::default() }.failed(error));
-                }
-            }
+            Command::Export { seq, open } => self.export(seq, *open, device),
+            Command::Import { id, generation, sequence_state } => self.import(id, *generation, *sequence_state, device),
             Command::Pin { id, group, priority, .. } => {
                 let reserved = self.live.pins.try_reserve(1).map_err(Error::from);
                 match reserved.and_then(|()| self.scheduler.pin(id.sequence(), *group, priority)) {
@@ -207,62 +188,6 @@ impl Lifecycle {
         self.live.watch(request, deadline)?;
         let max_len = self.scheduler.get(seq)?.max_len();
         self.scheduler.resume(seq, max_len, keep)
-    }
-
-    fn export(&mut self, seq: SeqId, device: &mut Device) -> Result<Output> {
-        let gone = || {
-            Error::not_found(format!(
-                "sequence {seq} ended before the export and was not kept; set PLLM_REQUEST_KEEP to export sequences that have ended"
-            ))
-        };
-        self.swap_in(seq, device);
-        let exported = self.live.sequences.get(&seq).ok_or_else(gone)?;
-        let sequence = self.scheduler.get(seq)?;
-        // If visible blocks are missing, all tokens are recomputed after the import.
-        let there = self.scheduler.blocks().visible_blocks(&sequence.table, sequence.computed)?;
-        let (computed, blocks) = there.map_or((0, Vec::new()), |blocks| (sequence.computed, blocks));
-        let header = exported.export(Header {
-            model: self.model.fingerprint,
-            layout: device.runner.layout(),
-            block_size: self.scheduler.blocks().block_size(),
-            isa: if exported.inexact { MIXED.into() } else { self.model.isa.into() },
-            tokens: sequence.tokens.as_slice().into(),
-            computed,
-            max_len: sequence.max_len(),
-            logits_from: sequence.logits_from,
-            ..Header::default()
-        })?;
-        let mut kv = Vec::new();
-        let slots = computed - computed.saturating_sub(1) / header.block_size * header.block_size;
-        let tail = Tail { blocks: self.scheduler.blocks().paging().groups(), slots };
-        device.runner.read_blocks(&blocks, tail, &mut kv)?;
-        Ok(Output { sequence_state: SequenceState { header, kv }.encode()?, ..exported.output() })
-    }
-
-    fn import(&mut self, id: SeqId, generation: Generation, sequence_state: SequenceState<'static>, device: &mut Device) -> Result<()> {
-        self.live.sequences.try_reserve(1)?;
-        let SequenceState { header, kv } = sequence_state;
-        let mut imported = Sequence::restore(id, generation, &header, self.text.as_deref())?;
-        imported.inexact = header.isa != self.model.isa;
-        let root = BlockHash::for_sequence(&self.model.fingerprint, id);
-        self.scheduler.import(id, header.tokens.into_owned(), header.computed, header.max_len, header.logits_from, root)?;
-        // Other sequences may have been swapped out to free the blocks.
-        device.move_blocks(&mut self.scheduler, |_| {});
-        let sequence = self.scheduler.get(id)?;
-        let blocks = self.scheduler.blocks().visible_blocks(&sequence.table, sequence.computed)?.unwrap_or_default();
-        if !blocks.is_empty() {
-            device.runner.write_blocks(&blocks, &kv)?;
-        }
-        self.live.sequences.insert(id, imported);
-        Ok(())
-    }
-
-    /// Swaps a sequence in if enough blocks are available.
-    fn swap_in(&mut self, seq: SeqId, device: &mut Device) {
-        if self.scheduler.find(seq).is_some_and(|sequence| sequence.table.swapped()) {
-            self.scheduler.swap_in_sequence(seq);
-            device.move_blocks(&mut self.scheduler, |_| {});
-        }
     }
 
     /// Updates the known length after a command. If the command failed, reports the error: a

@@ -22,9 +22,11 @@ use super::sequence_table::SequenceTable;
 use super::snapshot::AdmissionSnapshot;
 use super::telemetry::Telemetry;
 use super::trace::{Phase, Trace};
+use super::transfers::{Completions, Transfers};
 use super::{ModelInfo, Stats, StepReport};
 use crate::budget::Lease;
 use crate::error::{Error, Result};
+use crate::kv::connector::Progress;
 use crate::options::{EngineOptions, Preemption};
 use crate::scheduler::simulate::StepLoad;
 use crate::scheduler::{FinishReason, Scheduler, StepPlan};
@@ -60,6 +62,8 @@ pub struct Shared {
     /// True if the budget requires the engine to check its lease.
     pub wants_check: Arc<AtomicBool>,
     pub budget_checks: Arc<BudgetChecks>,
+    /// Transfers that other threads have completed.
+    pub completions: Completions,
 }
 
 impl Shared {
@@ -92,7 +96,15 @@ impl EngineCore {
         let core = EngineCore {
             source,
             inputs: StepInputs::default(),
-            lifecycle: Lifecycle::new(scheduler, model, (shared.table.clone(), shared.text.clone()), telemetry, max_seqs, journals)?,
+            lifecycle: Lifecycle::new(
+                scheduler,
+                model,
+                (shared.table.clone(), shared.text.clone()),
+                telemetry,
+                Transfers::new(shared.completions.clone(), runner.max_transfer_bytes()),
+                max_seqs,
+                journals,
+            )?,
             sampling: Sampling::new(info.vocab_size, max_seqs, runner.sampling_limits())?,
             device: Device::new(runner, shared.clock.clone()),
             pool: PoolLease::new(lease),
@@ -119,7 +131,8 @@ impl EngineCore {
         let stats = self.publish();
         self.source.end_step(&EndedStep { result: &result, stats: &stats, outputs: self.lifecycle.delivery.digests() });
         self.lifecycle.telemetry.step_ends(&result, &stats);
-        result.map(|report| StepReport { unfinished: self.shared.table.unfinished(), ..report })
+        let transfers = self.lifecycle.transfers.pending() as u64;
+        result.map(|report| StepReport { unfinished: self.shared.table.unfinished() + transfers, ..report })
     }
 
     /// Runs one iteration. Everything that happens to a request happens here, in this order. Commits
@@ -137,6 +150,7 @@ impl EngineCore {
             true => Err(error),
             false => self.recover(error),
         });
+        self.lifecycle.finish_exports_in_step();
         self.lifecycle.end_undeliverable();
         match &result {
             Ok(_) => self.recovery.record_success(),
@@ -147,10 +161,12 @@ impl EngineCore {
     }
 
     fn apply_commands(&mut self) {
-        let StepInputs { now, commands, costs, .. } = &mut self.inputs;
+        let StepInputs { now, commands, costs, finished_transfers, .. } = &mut self.inputs;
         costs.iter().for_each(|&costs| self.lifecycle.scheduler.set_costs(costs));
         self.lifecycle.scheduler.set_time(now.as_micros() as u64);
+        self.lifecycle.complete_transfers(finished_transfers);
         commands.drain(..).for_each(|command| self.lifecycle.apply(command, &mut self.device));
+        self.lifecycle.copy_transfers(&mut self.device);
         self.lifecycle.remove_lost_pins();
     }
 
@@ -328,8 +344,20 @@ impl EngineCore {
         }
     }
 
-    /// Returns how long the engine may sleep: until the first deadline or the end of a pin.
+    /// If transfers are all that the engine has to do, waits until another step can continue them.
+    /// Returns whether to run that step.
+    pub fn await_transfers(&mut self) -> bool {
+        let scheduler = &self.lifecycle.scheduler;
+        let has_groups = scheduler.running() + scheduler.waiting() + scheduler.paused() > 0;
+        !has_groups && self.lifecycle.transfers.pending() > 0 && self.source.await_transfer(self.max_sleep())
+    }
+
+    /// Returns how long the engine may sleep: until the first deadline or the end of a pin, and not
+    /// at all while there are blocks to copy.
     pub fn max_sleep(&self) -> Option<Duration> {
+        if self.lifecycle.transfers.progress() == Progress::Copying {
+            return Some(Duration::ZERO);
+        }
         let first = self.shared.table.next_expiry().into_iter().chain(self.lifecycle.live.deadlines.first()).min()?;
         Some(first.saturating_sub(self.shared.clock.now()))
     }
@@ -338,6 +366,9 @@ impl EngineCore {
     pub fn check_invariants(&self) {
         let Lifecycle { scheduler, delivery, .. } = &self.lifecycle;
         scheduler.check();
+        if !self.has_failed() {
+            self.lifecycle.check_transfers();
+        }
         delivery.digests().into_iter().for_each(|digests| digests.check(|sequence| scheduler.find(sequence).is_some()));
     }
 
@@ -380,7 +411,7 @@ impl EngineCore {
             waiting: scheduler.waiting() as u64,
             running: scheduler.running() as u64,
             paused: scheduler.paused() as u64,
-            idle: scheduler.idle() as u64,
+            idle: (scheduler.idle() - self.lifecycle.transfers.exports.holders().count()) as u64,
             blocks_total: blocks.total() as u64,
             blocks_used: blocks.used_blocks() as u64,
             blocks_cached: blocks.cached_blocks() as u64,

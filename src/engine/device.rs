@@ -6,6 +6,10 @@ use std::time::Duration;
 use super::clock::Clock;
 use super::runner::Runner;
 use super::step_time::{StepTimeModel, StepTimer};
+use crate::batch::{BlockMove, Tail};
+use crate::error::Result;
+use crate::kv::BlockId;
+use crate::kv::connector::DeviceBlocks;
 use crate::scheduler::simulate::StepLoad;
 use crate::scheduler::{Costs, Scheduler};
 
@@ -72,5 +76,24 @@ impl Device {
     /// Returns the measured step times.
     pub fn step_times(&self) -> StepTimeModel {
         self.timer.model
+    }
+}
+
+impl DeviceBlocks for Device {
+    fn read_block(&mut self, block: BlockId, filled_slots: Option<usize>, out: &mut Vec<u8>) -> Result<()> {
+        let tail = Tail { blocks: filled_slots.is_some() as usize, slots: filled_slots.unwrap_or(0) };
+        self.runner.read_blocks(&[block], tail, out)
+    }
+
+    fn write_block(&mut self, block: BlockId, bytes: &[u8]) -> Result<()> {
+        self.runner.write_blocks(&[block], bytes)
+    }
+
+    fn move_out(&mut self, moves: &[BlockMove]) -> Result<()> {
+        self.runner.swap_out(moves)
+    }
+
+    fn move_in(&mut self, moves: &[BlockMove]) -> Result<()> {
+        self.runner.swap_in(moves)
     }
 }

@@ -9,9 +9,11 @@ use super::clock::Clock;
 use super::command::Command;
 use super::journal::OutputDigests;
 use super::sequence_table::SequenceTable;
+use super::transfers::Completions;
 use super::{Stats, StepReport};
 use crate::budget::{Lease, Need};
 use crate::error::Result;
+use crate::kv::connector::TransferId;
 use crate::scheduler::Costs;
 use crate::types::QueueId;
 
@@ -23,6 +25,8 @@ pub struct StepInputs {
     pub commands: VecDeque<Command>,
     /// Measured costs of swapping and recomputation, if the scheduler compares them.
     pub costs: Option<Costs>,
+    /// Transfers that other threads have completed since the last step.
+    pub finished_transfers: Vec<TransferId>,
     /// Queues whose requests must pause, in ascending order.
     full_queues: Vec<QueueId>,
     has_new_space: bool,
@@ -54,6 +58,12 @@ pub trait Inputs: Send {
     /// Collects the inputs of the step that begins. `costs` are the measured ones.
     fn collect(&mut self, costs: Option<Costs>, inputs: &mut StepInputs);
 
+    /// Waits until a transfer may have finished, a command has come, or the time has passed. Returns
+    /// false if the inputs are those of a replay, which has no wait.
+    fn await_transfer(&mut self, _timeout: Option<Duration>) -> bool {
+        false
+    }
+
     /// Returns how many blocks the pool may have. Called after the commands of a step, and between
     /// steps when another engine needs memory.
     fn pool_blocks(&mut self, need: Need) -> usize;
@@ -83,6 +93,7 @@ pub struct LiveInputs {
     table: Arc<SequenceTable>,
     clock: Arc<dyn Clock>,
     lease: Arc<Lease>,
+    completions: Completions,
     /// Maximum size of the pool in blocks.
     max_blocks: usize,
     /// Version of the full queues in the last step.
@@ -91,8 +102,14 @@ pub struct LiveInputs {
 }
 
 impl LiveInputs {
-    pub fn new(table: Arc<SequenceTable>, clock: Arc<dyn Clock>, lease: Arc<Lease>, max_blocks: usize) -> LiveInputs {
-        LiveInputs { table, clock, lease, max_blocks, version: 0, full_queues: Vec::new() }
+    pub fn new(
+        table: Arc<SequenceTable>,
+        clock: Arc<dyn Clock>,
+        lease: Arc<Lease>,
+        completions: Completions,
+        max_blocks: usize,
+    ) -> LiveInputs {
+        LiveInputs { table, clock, lease, completions, max_blocks, version: 0, full_queues: Vec::new() }
     }
 }
 
@@ -100,10 +117,19 @@ impl Inputs for LiveInputs {
     fn collect(&mut self, costs: Option<Costs>, inputs: &mut StepInputs) {
         (inputs.now, inputs.costs) = (self.clock.now(), costs);
         self.table.take_commands(inputs.now, &mut inputs.commands);
+        inputs.finished_transfers.clear();
+        self.completions.take(&mut inputs.finished_transfers);
         inputs.has_new_space = false;
         if self.table.wakeup.read_full_queues(&mut self.version, &mut self.full_queues) {
             inputs.swap_full_queues(&mut self.full_queues);
         }
+    }
+
+    fn await_transfer(&mut self, timeout: Option<Duration>) -> bool {
+        // Commands, completions and other engines wake the stepping thread after they have written
+        // what a step reads. A wake-up from before the last step ends the wait too early, once.
+        self.table.wakeup.wait(timeout);
+        true
     }
 
     fn pool_blocks(&mut self, need: Need) -> usize {

@@ -11,6 +11,7 @@ use super::queue::OutputSender;
 use super::sequence::Sequence;
 use super::sequence_table::SequenceTable;
 use super::telemetry::Telemetry;
+use super::transfers::Transfers;
 use crate::error::{Error, Result};
 use crate::scheduler::{Event, FinishReason, Scheduler, StepPlan};
 use crate::text::Text;
@@ -23,6 +24,7 @@ pub struct Lifecycle {
     pub live: LiveRequests,
     pub delivery: Delivery,
     pub telemetry: Telemetry,
+    pub transfers: Transfers,
     pub table: Arc<SequenceTable>,
     pub text: Option<Arc<Text>>,
     pub model: ModelIdentity,
@@ -48,13 +50,14 @@ impl Lifecycle {
         model: ModelIdentity,
         (table, text): (Arc<SequenceTable>, Option<Arc<Text>>),
         telemetry: Telemetry,
+        transfers: Transfers,
         max_seqs: usize,
         journals: bool,
     ) -> Result<Lifecycle> {
         let mut events = Vec::new();
         events.try_reserve(3 * max_seqs)?;
         let (live, delivery) = (LiveRequests::default(), Delivery::new(max_seqs, journals)?);
-        Ok(Lifecycle { scheduler, live, delivery, telemetry, table, text, model, events })
+        Ok(Lifecycle { scheduler, live, delivery, telemetry, transfers, table, text, model, events })
     }
 
     /// Records the generations that a step has started.
@@ -198,6 +201,7 @@ impl Lifecycle {
     /// Ends everything: all requests end with an output that `complete` completes, and later calls
     /// return the error.
     pub fn end_all(&mut self, error: &Error, complete: impl Fn(Output) -> Output) {
+        self.transfers.cancel_all();
         let table = self.table.clone();
         table.fail(error, |sender, last| {
             // A generation that no step has processed is not part of the sequence yet.

@@ -45,6 +45,8 @@ mod stored_names_test;
 mod telemetry;
 mod timing;
 mod trace;
+mod transfer_commands;
+mod transfers;
 mod wait_queue;
 mod wakeup;
 mod warmup;
@@ -72,6 +74,7 @@ pub use runner::{InFlightStep, ModelRunner, Runner};
 pub use sequence_calls::{Continue, Fork, Resume, SequenceInfo};
 use sequence_table::SequenceTable;
 pub use stats::{Stats, StepReport};
+use transfers::Completions;
 use wait_queue::QueueLimits;
 
 pub use timing::Timing;
@@ -181,9 +184,11 @@ impl Engine {
         let journals = decorate.is_some();
         let MemoryPlan { max_blocks, max_model_len, .. } = info.memory;
         let (lease, scheduler) = pool(options, &info)?;
+        let table = Arc::new(SequenceTable::new(QueueLimits::from_options(options), max_model_len));
         let shared = Shared {
             text: text.map(Arc::new),
-            table: Arc::new(SequenceTable::new(QueueLimits::from_options(options), max_model_len)),
+            completions: Completions::new(table.wakeup.clone()),
+            table,
             published: Arc::default(),
             snapshot: Arc::default(),
             wants_check: Arc::default(),
@@ -192,7 +197,7 @@ impl Engine {
         };
         let layout = runner.layout();
         let capacity = scheduler.capacity();
-        let inputs = LiveInputs::new(shared.table.clone(), shared.clock.clone(), lease.clone(), max_blocks);
+        let inputs = LiveInputs::new(shared.table.clone(), shared.clock.clone(), lease.clone(), shared.completions.clone(), max_blocks);
         let decorate = decorate.unwrap_or_else(|| Box::new(|inputs, runner| (inputs, runner)));
         let seams = decorate(Box::new(inputs), runner);
         let core = EngineCore::new(scheduler, seams, journals, lease.clone(), &info, options, shared.clone())?;
@@ -297,14 +302,21 @@ impl Engine {
         self.shared.table.abort(request)
     }
 
-    /// Runs one step. Returns `Busy` if another thread is stepping, or if the engine has a stepping
+    /// Runs one step. Without requests, it returns when the pending exports and imports are
+    /// complete. Returns `Busy` if another thread is stepping, or if the engine has a stepping
     /// thread.
     pub fn step(&self) -> Result<StepReport> {
         // The stepping thread may have started without holding the lock of the core yet.
         if self.driver.try_lock().map_or(true, |driver| driver.is_some()) {
             return Err(Error::busy());
         }
-        let result = self.core_to_step()?.step();
+        let mut core = self.core_to_step()?;
+        let mut result = core.step();
+        // Nothing else can run, so the call need not return before the transfers.
+        while result.as_ref().is_ok_and(|report| report.sequences == 0) && core.await_transfers() {
+            result = core.step();
+        }
+        drop(core);
         budget_client::answer_calls(&self.core, &self.shared);
         result
     }

@@ -16,6 +16,8 @@ impl Lifecycle {
         let mut events = std::mem::take(&mut self.events);
         let sampled = std::mem::take(&mut step.tokens);
         self.telemetry.computed(&plan);
+        // The state of an exported sequence comes before the tokens that follow it.
+        self.finish_exports_in_step();
         self.commit_beams(&plan, step);
         self.scheduler.commit(plan, &sampled, &mut events);
         self.emit_prompt_logprobs(step);

@@ -8,6 +8,10 @@ use crate::kv::BlockId;
 use crate::model::{Decoder, KvCache};
 use crate::scheduler::StepPlan;
 
+/// Maximum number of bytes that a step copies for exports, and for imports. The copy takes less than
+/// 1 ms.
+const MAX_TRANSFER_BYTES: usize = 2 << 20;
+
 /// Computes plans. The runner of an engine has a model. A test can replace it by one with given
 /// logits.
 pub trait Runner: Send {
@@ -89,6 +93,17 @@ pub trait Runner: Send {
     fn layout(&self) -> String {
         String::new()
     }
+
+    /// Returns how many bytes a step copies at most for exports, and for imports.
+    fn max_transfer_bytes(&self) -> usize {
+        MAX_TRANSFER_BYTES
+    }
+
+    /// Returns the bytes of one block in each of the arrays in which `read_blocks` stores blocks.
+    /// Empty for a runner without KV.
+    fn kv_part_bytes(&self) -> Vec<usize> {
+        Vec::new()
+    }
 }
 
 /// The result of a step.
@@ -111,12 +126,18 @@ pub struct ModelRunner<B: Backend> {
     decoder: Decoder<B>,
     kv: KvCache<B>,
     discard_failures: u64,
+    max_transfer_bytes: usize,
 }
 
 impl<B: Backend> ModelRunner<B> {
     /// Creates a runner from a decoder and its KV cache.
     pub fn new(decoder: Decoder<B>, kv: KvCache<B>) -> ModelRunner<B> {
-        ModelRunner { decoder, kv, discard_failures: 0 }
+        ModelRunner { decoder, kv, discard_failures: 0, max_transfer_bytes: MAX_TRANSFER_BYTES }
+    }
+
+    /// Sets how many bytes a step copies at most for exports, and for imports. For tests.
+    pub fn with_max_transfer_bytes(self, max_transfer_bytes: usize) -> ModelRunner<B> {
+        ModelRunner { max_transfer_bytes, ..self }
     }
 
     /// Returns the backend.
@@ -217,5 +238,13 @@ impl<B: Backend> Runner for ModelRunner<B> {
 
     fn layout(&self) -> String {
         self.kv.layout(self.decoder.backend())
+    }
+
+    fn max_transfer_bytes(&self) -> usize {
+        self.max_transfer_bytes
+    }
+
+    fn kv_part_bytes(&self) -> Vec<usize> {
+        self.kv.part_bytes(self.decoder.backend())
     }
 }

@@ -71,24 +71,24 @@ pub struct SerializedLogprobs {
     top: Vec<(u32, Bits)>,
 }
 
-impl SequenceState<'_> {
-    /// Serializes the state: magic, version, header length, header, K and V, checksum.
-    pub fn encode(&self) -> Result<Vec<u8>> {
-        let mut header = Bytes::default();
-        // A failed allocation is the only possible error.
-        serde_json::to_writer(&mut header, &self.header).map_err(|_| Error::out_of_memory())?;
-        let Bytes(header) = header;
-        let mut bytes = Vec::new();
-        bytes.try_reserve_exact(MAGIC.len() + 12 + header.len() + self.kv.len() + CHECKSUM)?;
-        bytes.extend_from_slice(MAGIC);
-        bytes.extend_from_slice(&VERSION.to_le_bytes());
-        bytes.extend_from_slice(&(header.len() as u64).to_le_bytes());
-        bytes.extend_from_slice(&header);
-        bytes.extend_from_slice(&self.kv);
-        bytes.extend_from_slice(&Sha256::digest(&bytes));
-        Ok(bytes)
-    }
+/// Serializes a state: magic, version, header length, header, K and V, checksum.
+pub fn encode(header: &Header, kv: &[u8]) -> Result<Vec<u8>> {
+    let mut json = Bytes::default();
+    // A failed allocation is the only possible error.
+    serde_json::to_writer(&mut json, header).map_err(|_| Error::out_of_memory())?;
+    let Bytes(json) = json;
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(MAGIC.len() + 12 + json.len() + kv.len() + CHECKSUM)?;
+    bytes.extend_from_slice(MAGIC);
+    bytes.extend_from_slice(&VERSION.to_le_bytes());
+    bytes.extend_from_slice(&(json.len() as u64).to_le_bytes());
+    bytes.extend_from_slice(&json);
+    bytes.extend_from_slice(kv);
+    bytes.extend_from_slice(&Sha256::digest(&bytes));
+    Ok(bytes)
+}
 
+impl SequenceState<'_> {
     pub fn decode(bytes: &[u8]) -> Result<SequenceState<'static>> {
         let damaged = |what: &str| {
             Error::invalid(format!(
@@ -119,6 +119,29 @@ impl SequenceState<'_> {
 }
 
 impl Header<'_> {
+    /// Returns the header with contents of its own.
+    pub fn into_owned(self) -> Result<Header<'static>> {
+        Ok(Header {
+            tokens: Cow::Owned(try_copy(&self.tokens)?),
+            params: Cow::Owned(self.params.try_clone()?),
+            inserted: Cow::Owned(try_copy(&self.inserted)?),
+            model: self.model,
+            layout: self.layout,
+            block_size: self.block_size,
+            isa: self.isa,
+            computed: self.computed,
+            prompt_len: self.prompt_len,
+            max_len: self.max_len,
+            seed: self.seed,
+            mirostat: self.mirostat,
+            skip_special: self.skip_special,
+            history: self.history,
+            logprobs: self.logprobs,
+            prompt_logprobs: self.prompt_logprobs,
+            logits_from: self.logits_from,
+        })
+    }
+
     /// Checks the invariants of the header. A valid checksum does not exclude invalid contents.
     fn check(&self) -> std::result::Result<(), &'static str> {
         let generated = self.tokens.len().saturating_sub(self.prompt_len);

@@ -5,7 +5,8 @@ use crate::scheduler::FinishReason;
 /// The result of one step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StepReport {
-    /// Number of requests that have not ended, including those that have not started.
+    /// Number of requests, exports and imports that have not ended, including those that have not
+    /// started.
     pub unfinished: u64,
     /// Number of prompt tokens in the step.
     pub prefill_tokens: u64,

@@ -359,9 +359,11 @@ pub unsafe extern "C" fn pllm_sequence_get_info(
 }
 
 /// Exports the state of a sequence: tokens, KV blocks, sampling parameters, random stream, grammar
-/// and text. The state arrives after the next step as an output of the sequence (sequence_state,
-/// sequence_state_len), in queue (NULL: the queue of its other outputs). If the export fails, or
-/// the sequence has ended by then, that output has error and error_code.
+/// and text, as they are at the beginning of the next step. The state arrives as an output of the
+/// sequence (sequence_state, sequence_state_len), in queue (NULL: the queue of its other outputs):
+/// in that step if it is small or nothing else runs, otherwise in a later step, since a step copies
+/// a limited number of bytes. If the export fails, or the sequence has ended by the next step, that
+/// output has error and error_code.
 ///
 /// The state names the model, the layout of the KV blocks and the instruction path, and has a
 /// checksum. It contains the conversation in plain text. It does not contain the logits hook: pass

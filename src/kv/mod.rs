@@ -3,6 +3,7 @@
 
 mod allocator;
 mod checks;
+pub mod connector;
 mod paging;
 mod prefix;
 mod resize;

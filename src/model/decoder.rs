@@ -50,6 +50,11 @@ impl<B: KvOps> KvCache<B> {
         self.levels.iter().try_for_each(|level| backend.read_blocks(blocks, tail, level, out))
     }
 
+    /// Returns the bytes of one block in each of the arrays in which `read` stores blocks.
+    pub fn part_bytes(&self, backend: &B) -> Vec<usize> {
+        self.levels.iter().flat_map(|level| backend.kv_part_bytes(level)).collect()
+    }
+
     pub fn write(&mut self, backend: &B, blocks: &[u32], bytes: &[u8]) -> Result<()> {
         self.levels.iter_mut().try_fold(bytes, |bytes, level| backend.write_blocks(blocks, level, bytes)).map(|_| ())
     }

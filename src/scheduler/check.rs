@@ -3,6 +3,7 @@
 use super::group::Queue;
 use super::slab::Slot;
 use super::{GroupId, Scheduler};
+use crate::types::SeqId;
 
 impl Scheduler {
     /// Panics unless every invariant between two steps holds. For tests.
@@ -17,6 +18,11 @@ impl Scheduler {
             let full = sequence.computed / self.blocks.block_size();
             self.blocks.check_found(&sequence.table, &sequence.known_block_hashes()[..full.min(sequence.known_block_hashes().len())]);
         }
+    }
+
+    /// Returns the ids of all sequences. For tests.
+    pub fn ids(&self) -> impl Iterator<Item = SeqId> {
+        self.sequences.values().map(|sequence| sequence.id)
     }
 
     /// Panics unless exactly the sequences that hold device blocks and do not run are reclaimable.

@@ -281,6 +281,13 @@ impl Scheduler {
         }
     }
 
+    /// Releases the blocks of an idle sequence, so that its tokens are recomputed.
+    pub fn drop_blocks(&mut self, id: SeqId) {
+        if let Some(slot) = self.sequences.find(id) {
+            self.take_blocks(slot);
+        }
+    }
+
     /// Removes a sequence in any state and releases its blocks.
     pub fn remove(&mut self, id: SeqId) -> Option<SequenceKv> {
         self.sequences.find(id).map(|slot| self.take_out(slot))

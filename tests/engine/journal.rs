@@ -38,7 +38,9 @@ fn device(model: &Path) -> (ModelInfo, Box<dyn Runner>, Arc<Faults>) {
     let decoder = files.load(backend, BatchLimits { tokens: 32, logits: 16 }, &mut |_, _| true).unwrap();
     let mut info = model_info(files.spec.vocab_size, BLOCKS, 128, vec![2]);
     (info.memory.block_bytes, info.memory.swap_blocks) = (block_bytes, HOST_BLOCKS);
-    (info, Box::new(ModelRunner::new(decoder, kv)), faults)
+    // Most exports and imports need several steps.
+    let runner = ModelRunner::new(decoder, kv).with_max_transfer_bytes(2 * block_bytes as usize);
+    (info, Box::new(runner), faults)
 }
 
 fn engine(model: &Path, journal: PathBuf, preemption: Preemption) -> (Engine, Arc<Faults>) {

@@ -14,3 +14,4 @@ mod sequences;
 mod structured;
 mod swap;
 mod telemetry;
+mod transfers;

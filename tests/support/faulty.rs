@@ -192,6 +192,7 @@ impl KvOps for Faulty {
     forwards! {
         fn kv_block_bytes(shape: &KvShape) -> u64;
         fn kv_layout(layer: &Kv) -> String;
+        fn kv_part_bytes(layer: &Kv) -> [usize; 2];
     }
 
     ops! {

@@ -65,7 +65,12 @@ impl Kv {
 
     /// Returns the bytes of a block of this layer.
     pub fn bytes(&self) -> usize {
-        halves(&self.shape).iter().sum()
+        self.part_bytes().iter().sum()
+    }
+
+    /// Returns the bytes of K and of V of a block of this layer.
+    pub fn part_bytes(&self) -> [usize; 2] {
+        halves(&self.shape)
     }
 
     /// Copies K and then V of one block to `to`. Returns the rest of `to`.

@@ -267,6 +267,10 @@ impl KvOps for CpuBackend {
         Kv::block_bytes(shape)
     }
 
+    fn kv_part_bytes(&self, layer: &Kv) -> [usize; 2] {
+        layer.part_bytes()
+    }
+
     fn kv_layout(&self, layer: &Kv) -> String {
         layer.layout()
     }

@@ -23,6 +23,11 @@ impl KvOps for CudaBackend {
         kv::block_bytes(shape)
     }
 
+    fn kv_part_bytes(&self, layer: &Kv) -> [usize; 2] {
+        // K and V of a block are stored together.
+        [layer.block_bytes() as usize, 0]
+    }
+
     fn kv_layout(&self, layer: &Kv) -> String {
         layer.layout()
     }

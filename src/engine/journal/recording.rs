@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::records::{RecordedCommand, RecordedFork, RecordedResume};
 use super::step_recorder::StepRecorder;
@@ -14,6 +15,7 @@ use crate::engine::command::{Command, ForkedSequence};
 use crate::engine::inputs::{EndedStep, Inputs, StepInputs};
 use crate::engine::runner::{InFlightStep, Runner, StepResult};
 use crate::engine::sequence::Generation;
+use crate::engine::sequence_state::encode;
 use crate::error::{Error, Result};
 use crate::kv::BlockId;
 use crate::scheduler::{Costs, StepPlan};
@@ -55,13 +57,17 @@ impl Inputs for RecordedInputs {
     fn collect(&mut self, costs: Option<Costs>, inputs: &mut StepInputs) {
         self.inner.collect(costs, inputs);
         let mut recorder = self.recording.lock();
-        recorder.begin(inputs.now, inputs.full_queues(), inputs.costs);
+        recorder.begin(inputs);
         for command in &inputs.commands {
             recorder.require();
             if let Some(writer) = &mut self.writer {
                 writer.command(&RecordedCommand::from_command(command));
             }
         }
+    }
+
+    fn await_transfer(&mut self, timeout: Option<Duration>) -> bool {
+        self.inner.await_transfer(timeout)
     }
 
     fn pool_blocks(&mut self, need: Need) -> usize {
@@ -180,6 +186,14 @@ impl Runner for RecordedRunner {
     fn layout(&self) -> String {
         self.inner.layout()
     }
+
+    fn max_transfer_bytes(&self) -> usize {
+        self.inner.max_transfer_bytes()
+    }
+
+    fn kv_part_bytes(&self) -> Vec<usize> {
+        self.inner.kv_part_bytes()
+    }
 }
 
 impl RecordedCommand<'_> {
@@ -228,7 +242,7 @@ impl RecordedCommand<'_> {
             }
             Command::Free { seq } => RecordedCommand::Free { seq: *seq },
             Command::Export { seq, open } => RecordedCommand::Export { seq: *seq, queue: open.sender.id() },
-            Command::Import { id, generation, sequence_state } => match sequence_state.encode() {
+            Command::Import { id, generation, sequence_state } => match encode(&sequence_state.header, &sequence_state.kv) {
                 Ok(sequence_state) => {
                     RecordedCommand::Import { id: *id, at: generation.timing.requested_at, queue: generation.sender.id(), sequence_state }
                 }

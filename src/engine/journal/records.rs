@@ -12,7 +12,7 @@ use crate::types::{PinId, QueueId, RequestId, SeqId};
 
 pub const MAGIC: &[u8; 8] = b"PLLMJRNL";
 /// Version of the format. Release 0.3.0 began version 2. Version 3 has the full queues of a step
-/// instead of the groups that were not ready.
+/// instead of the groups that were not ready, and the finished transfers.
 pub const VERSION: u32 = 3;
 
 /// The engine that wrote the journal. The header is JSON, so that other versions can read it.
@@ -100,6 +100,8 @@ pub struct Step {
     pub now: Duration,
     /// Queues whose requests paused, in ascending order.
     pub full_queues: Vec<QueueId>,
+    /// Transfers that other threads had completed.
+    pub finished_transfers: Vec<u64>,
     /// Failed attempts to compute a plan.
     pub failed_attempts: Vec<Failure>,
     pub resized: Vec<Resized>,

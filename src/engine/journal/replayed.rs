@@ -11,6 +11,7 @@ use crate::engine::inputs::{Inputs, StepInputs};
 use crate::engine::runner::{InFlightStep, Runner, StepResult};
 use crate::error::{Error, Result};
 use crate::kv::BlockId;
+use crate::kv::connector::TransferId;
 use crate::scheduler::{Costs, StepPlan};
 
 /// The recorded step that is repeated. Both decorators read it.
@@ -80,8 +81,10 @@ impl Inputs for ReplayedInputs {
     fn collect(&mut self, costs: Option<Costs>, inputs: &mut StepInputs) {
         self.inner.collect(costs, inputs);
         let replayed = self.replayed.lock();
-        let Step { now, full_queues, costs, .. } = &replayed.step;
+        let Step { now, full_queues, costs, finished_transfers, .. } = &replayed.step;
         inputs.now = *now;
+        inputs.finished_transfers.clear();
+        inputs.finished_transfers.extend(finished_transfers.iter().copied().map(TransferId));
         inputs.costs = costs.map(|(block, token)| Costs { block: f64::from_bits(block), token: f64::from_bits(token) });
         inputs.swap_full_queues(&mut full_queues.clone());
     }
@@ -173,5 +176,13 @@ impl Runner for ReplayedRunner {
 
     fn layout(&self) -> String {
         self.inner.layout()
+    }
+
+    fn max_transfer_bytes(&self) -> usize {
+        self.inner.max_transfer_bytes()
+    }
+
+    fn kv_part_bytes(&self) -> Vec<usize> {
+        self.inner.kv_part_bytes()
     }
 }

@@ -1,11 +1,9 @@
 //! The record of the current step.
 
-use std::time::Duration;
-
 use super::digests::OutputDigests;
 use super::records::{Failure, RecordedEnd, Resized, Step};
+use crate::engine::inputs::StepInputs;
 use crate::error::{Error, Result};
-use crate::scheduler::Costs;
 use crate::types::QueueId;
 
 /// The inputs of the current step, the failures in it, and the digests of its outputs.
@@ -18,7 +16,7 @@ pub struct StepRecorder {
     is_in_step: bool,
     /// Number of attempts to compute a plan in this step.
     attempts: u32,
-    /// Number of exports and imports in this step.
+    /// Number of blocks that exports and imports have copied in this step.
     exchanges: u32,
     /// Number of transfers between the tiers since the last step.
     moves: u32,
@@ -42,16 +40,18 @@ impl StepRecorder {
         Ok(recorder)
     }
 
-    pub fn begin(&mut self, now: Duration, full_queues: &[QueueId], costs: Option<Costs>) {
-        let Step { full_queues: recorded, failed_attempts, failed_exchanges, resized, .. } = &mut self.step;
-        recorded.clear();
-        recorded.extend_from_slice(full_queues);
+    pub fn begin(&mut self, inputs: &StepInputs) {
+        let Step { full_queues, finished_transfers, failed_attempts, failed_exchanges, resized, .. } = &mut self.step;
+        full_queues.clear();
+        full_queues.extend_from_slice(inputs.full_queues());
+        finished_transfers.clear();
+        finished_transfers.extend(inputs.finished_transfers.iter().map(|id| id.0));
         failed_attempts.clear();
         failed_exchanges.clear();
         resized.clear();
         resized.append(&mut self.resized);
-        (self.step.now, self.step.costs) = (now, costs.map(|costs| (costs.block.to_bits(), costs.token.to_bits())));
-        self.must_record = !self.step.resized.is_empty() || !self.failed_moves.is_empty();
+        (self.step.now, self.step.costs) = (inputs.now, inputs.costs.map(|costs| (costs.block.to_bits(), costs.token.to_bits())));
+        self.must_record = !self.step.resized.is_empty() || !self.failed_moves.is_empty() || !inputs.finished_transfers.is_empty();
         (self.is_in_step, self.attempts, self.exchanges) = (true, 0, 0);
     }
 
@@ -70,8 +70,10 @@ impl StepRecorder {
         self.step.failed_attempts.push(Failure::new(self.attempts, error));
     }
 
-    /// Records an export or import.
+    /// Records the transfer of a block of an export or import.
     pub fn record_exchange(&mut self, result: &Result<()>) {
+        // Each portion of a transfer belongs to its step, also if the step does nothing else.
+        self.must_record = true;
         self.exchanges += 1;
         self.step.failed_exchanges.extend(result.as_ref().err().map(|error| Failure::new(self.exchanges, error)));
     }
@@ -142,7 +144,7 @@ mod tests {
     use super::*;
 
     fn step(recorder: &mut StepRecorder, act: impl FnOnce(&mut StepRecorder), pool: usize) -> Option<Step> {
-        recorder.begin(Duration::ZERO, &[], None);
+        recorder.begin(&StepInputs::default());
         act(recorder);
         recorder.end(true, pool, None).then(|| recorder.last_step().0.clone())
     }

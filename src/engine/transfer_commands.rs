@@ -1,0 +1,232 @@
+//! Exports and imports of sequences: their commands, their portions in each step, and their
+//! results.
+
+use std::sync::Arc;
+
+use super::command::{Command, PendingOutput};
+use super::device::Device;
+use super::lifecycle::Lifecycle;
+use super::outputs::Output;
+use super::queue::OutputSender;
+use super::sequence::{Generation, Sequence};
+use super::sequence_state::{Header, SequenceState};
+use super::transfers::{Export, Import};
+use crate::batch::Tail;
+use crate::error::{Error, Result};
+use crate::kv::connector::{Connector, TransferId};
+use crate::kv::{BlockHash, BlockId};
+use crate::types::SeqId;
+
+/// The instruction path of a sequence whose K and V were computed on several paths.
+const MIXED: &str = "mixed";
+
+impl Lifecycle {
+    /// Applies a command, or defers it while the import of its sequence has not finished.
+    pub fn apply(&mut self, command: Command, device: &mut Device) {
+        if !matches!(command, Command::Export { .. }) {
+            // Outputs of later commands come after the exported state.
+            self.finish_exports_in_step();
+        }
+        let Some(seq) = self.transfers.imports.sequence_before(&command) else { return self.apply_now(command, device) };
+        // The end of a generation must not wait. The sequence loses K and V, and the commands for it
+        // are applied in their order.
+        let ends = matches!(command, Command::Abort { .. } | Command::End { .. } | Command::Free { .. });
+        let refused = self.transfers.imports.defer(seq, command).err();
+        if (ends || refused.is_some())
+            && let Some(import) = self.transfers.imports.take(seq)
+        {
+            self.scheduler.drop_blocks(seq);
+            self.finish_import(import, Ok(()), device);
+        }
+        if let Some(command) = refused {
+            self.apply_now(command, device);
+        }
+    }
+
+    /// Delivers the exports that other threads have completed.
+    pub fn complete_transfers(&mut self, finished: &[TransferId]) {
+        self.transfers.begin_step();
+        finished.iter().for_each(|&id| self.transfers.exports.complete(id));
+        self.deliver_exports();
+    }
+
+    /// Waits for the small exports of this step, and delivers them.
+    pub fn finish_exports_in_step(&mut self) {
+        self.transfers.exports.finish_in_step();
+        self.deliver_exports();
+    }
+
+    /// Copies the portion of this step of all exports and imports.
+    pub fn copy_transfers(&mut self, device: &mut Device) {
+        while let Some((holder, computed)) = self.transfers.exports.next_to_copy() {
+            self.swap_in(holder, device);
+            let blocks = self.blocks_of(holder, computed);
+            self.transfers.exports.set_blocks(blocks);
+            self.transfers.exports.copy_portion(device);
+            self.release_holders();
+        }
+        self.deliver_exports();
+        while let Some((seq, computed)) = self.transfers.imports.next_to_copy() {
+            match self.blocks_of(seq, computed) {
+                Some(blocks) => {
+                    self.transfers.imports.set_blocks(blocks);
+                    self.transfers.imports.copy_portion(device);
+                }
+                // The pool has taken the blocks, so all tokens are recomputed.
+                None => {
+                    if let Some(import) = self.transfers.imports.take(seq) {
+                        self.scheduler.drop_blocks(seq);
+                        self.finish_import(import, Ok(()), device);
+                    }
+                }
+            }
+            while let Some((import, result)) = self.transfers.imports.poll() {
+                self.finish_import(import, result, device);
+            }
+        }
+    }
+
+    /// Returns the visible blocks of the sequence if its first `computed` tokens are on the device.
+    fn blocks_of(&self, seq: SeqId, computed: usize) -> Option<Vec<BlockId>> {
+        let sequence = self.scheduler.find(seq).filter(|sequence| sequence.computed == computed)?;
+        // Without memory for the list, the tokens are recomputed.
+        self.scheduler.blocks().visible_blocks(&sequence.table, computed).ok().flatten()
+    }
+
+    /// Exports a sequence. The sequence continues, whether the export succeeds or not.
+    pub(super) fn export(&mut self, seq: SeqId, pending: PendingOutput, device: &mut Device) {
+        let PendingOutput { sender, last, .. } = pending;
+        if let Err(error) = self.begin_export(seq, &sender, device) {
+            self.deliver_export(&sender, Output { error: Some(error), ..last });
+        }
+    }
+
+    fn begin_export(&mut self, seq: SeqId, sender: &Arc<OutputSender>, device: &mut Device) -> Result<()> {
+        let gone = || {
+            Error::not_found(format!(
+                "sequence {seq} ended before the export and was not kept; set PLLM_REQUEST_KEEP to export sequences that have ended"
+            ))
+        };
+        self.swap_in(seq, device);
+        let exported = self.live.sequences.get(&seq).ok_or_else(gone)?;
+        let sequence = self.scheduler.get(seq)?;
+        // If visible blocks are missing, all tokens are recomputed after the import.
+        let there = self.scheduler.blocks().visible_blocks(&sequence.table, sequence.computed)?;
+        let (computed, blocks) = there.map_or((0, Vec::new()), |blocks| (sequence.computed, blocks));
+        let header = exported.export(Header {
+            model: self.model.fingerprint,
+            layout: device.runner.layout(),
+            block_size: self.scheduler.blocks().block_size(),
+            isa: if exported.inexact { MIXED.into() } else { self.model.isa.into() },
+            tokens: sequence.tokens.as_slice().into(),
+            computed,
+            max_len: sequence.max_len(),
+            logits_from: sequence.logits_from,
+            ..Header::default()
+        })?;
+        let slots = computed - computed.saturating_sub(1) / header.block_size * header.block_size;
+        let tail = Tail { blocks: self.scheduler.blocks().paging().groups(), slots };
+        let parts = device.runner.kv_part_bytes();
+        let export = Export::new(header.into_owned()?, parts, blocks.len(), tail, sender.clone(), exported.output())?;
+        let exports = &mut self.transfers.exports;
+        if exports.fits_in_step(&export) {
+            return exports.copy_in_step(export, &blocks, device);
+        }
+        // The holder is an idle sequence, so the pool can take its blocks if it needs them.
+        exports.reserve()?;
+        let holder = exports.next_holder();
+        self.scheduler.fork(seq, None, holder, true)?;
+        exports.enqueue(export, holder);
+        Ok(())
+    }
+
+    fn deliver_exports(&mut self) {
+        self.release_holders();
+        while let Some((sender, output)) = self.transfers.exports.poll() {
+            self.deliver_export(&sender, output);
+        }
+    }
+
+    fn release_holders(&mut self) {
+        while let Some(holder) = self.transfers.exports.next_released() {
+            self.scheduler.remove(holder);
+        }
+    }
+
+    fn deliver_export(&mut self, sender: &Arc<OutputSender>, output: Output) {
+        let seq = output.sequence;
+        self.delivery.push(sender, output);
+        if self.scheduler.find(seq).is_none() {
+            self.delivery.forget(seq);
+        }
+    }
+
+    /// Imports a sequence. Its K and V are copied in the steps from this one on.
+    pub(super) fn import(&mut self, id: SeqId, generation: Generation, sequence_state: SequenceState<'static>, device: &mut Device) {
+        let sender = generation.sender.clone();
+        if let Err(error) = self.begin_import(id, generation, sequence_state, device) {
+            self.fail_import(&sender, Output { request: id.own_request(), sequence: id, ..Output::default() }.failed(error));
+        }
+    }
+
+    fn begin_import(
+        &mut self,
+        id: SeqId,
+        generation: Generation,
+        sequence_state: SequenceState<'static>,
+        device: &mut Device,
+    ) -> Result<()> {
+        self.live.sequences.try_reserve(1)?;
+        let SequenceState { header, kv } = sequence_state;
+        let sender = generation.sender.clone();
+        let mut imported = Sequence::restore(id, generation, &header, self.text.as_deref())?;
+        imported.inexact = header.isa != self.model.isa;
+        let root = BlockHash::for_sequence(&self.model.fingerprint, id);
+        self.scheduler.import(id, header.tokens.into_owned(), header.computed, header.max_len, header.logits_from, root)?;
+        // Other sequences may have been swapped out to free the blocks.
+        device.move_blocks(&mut self.scheduler, |_| {});
+        let sequence = self.scheduler.get(id)?;
+        let computed = sequence.computed;
+        let blocks = self.scheduler.blocks().visible_blocks(&sequence.table, computed)?.unwrap_or_default();
+        match blocks.is_empty() {
+            true => self.transfers.exports.discard(kv),
+            false => {
+                let import = Import::new(id, computed, sender, kv, device.runner.kv_part_bytes(), blocks)?;
+                self.transfers.imports.enqueue(import)?;
+            }
+        }
+        self.live.sequences.insert(id, imported);
+        // Small ones are complete before the next command.
+        self.copy_transfers(device);
+        Ok(())
+    }
+
+    /// Ends an import and applies the commands that have waited for it.
+    fn finish_import(&mut self, import: Import, result: Result<()>, device: &mut Device) {
+        let Import { seq, sender, deferred, kv, .. } = import;
+        self.transfers.exports.discard(kv);
+        if let Err(error) = result {
+            self.fail_import(&sender, Output { request: seq.own_request(), sequence: seq, ..Output::default() }.failed(error));
+        }
+        deferred.into_iter().for_each(|command| self.apply_now(command, device));
+    }
+
+    /// Swaps a sequence in if enough blocks are available.
+    fn swap_in(&mut self, seq: SeqId, device: &mut Device) {
+        if self.scheduler.find(seq).is_some_and(|sequence| sequence.table.swapped()) {
+            self.scheduler.swap_in_sequence(seq);
+            device.move_blocks(&mut self.scheduler, |_| {});
+        }
+    }
+
+    /// Panics unless exactly the pending exports have holders. For tests.
+    pub fn check_transfers(&self) {
+        let holders = self
+            .transfers
+            .exports
+            .holders()
+            .inspect(|&holder| assert!(self.scheduler.find(holder).is_some(), "an export lacks its holder"));
+        assert_eq!(holders.count(), self.scheduler.ids().filter(|id| id.get() > u64::MAX / 2).count(), "a holder has no export");
+        self.transfers.imports.sequences().for_each(|seq| assert!(self.scheduler.find(seq).is_some(), "an import lacks its sequence"));
+    }
+}
