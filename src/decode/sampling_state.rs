@@ -168,3 +168,57 @@ impl SamplingState {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::Mirostat;
+
+    fn state(tokens: &[u32]) -> SamplingState {
+        let mirostat = Some(Mirostat { tau: 3.0, eta: 0.5 });
+        let params = SamplingParams { repetition_penalty: 1.2, min_tokens: 3, stop_token_ids: vec![9], mirostat, ..Default::default() };
+        let mut state = SamplingState::new(Arc::new(ResolvedSampling { params, ..Default::default() }), 5, None, None);
+        state.start(tokens).unwrap();
+        state
+    }
+
+    fn assert_equal(one: &SamplingState, other: &SamplingState) {
+        assert_eq!(one.history, other.history);
+        assert_eq!((one.seed, one.prompt_len, one.generated), (other.seed, other.prompt_len, other.generated));
+    }
+
+    #[test]
+    fn a_rewound_state_is_that_of_the_remaining_tokens() {
+        let mut state = state(&[1, 2, 3]);
+        state.advance(&Sample { token: 4, surprise: Some(1.0) }).unwrap();
+        let mut before = SamplingState::new(state.resolved.clone(), 0, None, None);
+        before.copy(&state).unwrap();
+        state.advance(&Sample { token: 2, surprise: Some(2.0) }).unwrap();
+        state.append(&[7, 7]).unwrap();
+        assert_eq!((state.prompt_len(), state.generated()), (3, 4));
+        state.rewind(&[1, 2, 3, 4]).unwrap();
+        assert_equal(&state, &before);
+        state.rewind(&[1, 2]).unwrap();
+        assert_eq!((state.prompt_len(), state.generated()), (2, 0), "a rewind into the prompt makes the prompt shorter");
+    }
+
+    #[test]
+    fn a_restored_state_equals_the_exported_one() {
+        let mut exported = state(&[1, 2, 3]);
+        exported.advance(&Sample { token: 4, surprise: Some(1.0) }).unwrap();
+        exported.append(&[5, 1]).unwrap();
+        let mirostat = exported.mirostat().map(|(first, mus)| (first, mus.to_vec()));
+        let mut restored = state(&[1, 2, 3]);
+        restored.restore(&[1, 2, 3, 4, 5, 1], 3, mirostat).unwrap();
+        assert_equal(&restored, &exported);
+    }
+
+    #[test]
+    fn a_stop_token_ends_a_sequence_only_after_min_tokens() {
+        let mut state = state(&[1]);
+        state.append(&[9, 9]).unwrap();
+        assert!(!state.stops_at(9));
+        state.append(&[9]).unwrap();
+        assert!(state.stops_at(9) && !state.stops_at(8));
+    }
+}
