@@ -86,6 +86,17 @@ impl Fixture {
         Ok(())
     }
 
+    /// Exports a sequence and steps until its state or an error arrives.
+    fn export(&mut self, seq: SeqId) -> Result<()> {
+        self.state.clear();
+        self.engine.export(seq, None)?;
+        let failed = |fixture: &Fixture| fixture.outputs.get(&seq).is_some_and(|all| all.error.is_some());
+        while self.state.is_empty() && !failed(self) {
+            self.steps(1)?;
+        }
+        Ok(())
+    }
+
     fn poll(&mut self) -> Result<()> {
         for output in self.engine.queue().poll(Some(Duration::ZERO))? {
             self.collect(output);
@@ -240,20 +251,12 @@ const OPERATIONS: &[Operation] = &[
             fixture.steps(20)
         },
     },
-    Operation {
-        name: "export",
-        prepare: Fixture::kept_sequence,
-        run: |fixture, seq| {
-            fixture.engine.export(seq, None)?;
-            fixture.steps(2)
-        },
-    },
+    Operation { name: "export", prepare: Fixture::kept_sequence, run: |fixture, seq| fixture.export(seq) },
     Operation {
         name: "import",
         prepare: |fixture| {
             let seq = fixture.kept_sequence();
-            fixture.engine.export(seq, None).unwrap();
-            fixture.steps(2).unwrap();
+            fixture.export(seq).unwrap();
             assert!(fixture.state.len() > 100_000);
             seq
         },
