@@ -81,7 +81,7 @@ pub struct Published {
 
 impl EngineCore {
     pub fn new(
-        scheduler: Scheduler,
+        scheduler: Box<Scheduler>,
         (source, runner): (Box<dyn Inputs>, Box<dyn Runner>),
         journals: bool,
         lease: Arc<Lease>,
@@ -91,7 +91,7 @@ impl EngineCore {
     ) -> Result<EngineCore> {
         let max_seqs = options.max_seqs;
         let trace = options.trace_path.as_deref().map(Trace::create).transpose()?;
-        let telemetry = Telemetry::new(shared.clock.clone(), trace);
+        let telemetry = Box::new(Telemetry::new(shared.clock.clone(), trace));
         let model = ModelIdentity { fingerprint: info.fingerprint, isa: info.isa_name(), max_len: info.memory.max_model_len };
         let core = EngineCore {
             source,
@@ -101,7 +101,7 @@ impl EngineCore {
                 model,
                 (shared.table.clone(), shared.text.clone()),
                 telemetry,
-                Transfers::new(shared.completions.clone(), runner.max_transfer_bytes()),
+                Box::new(Transfers::new(shared.completions.clone(), runner.max_transfer_bytes())),
                 max_seqs,
                 journals,
             )?,

@@ -20,11 +20,12 @@ use crate::types::{PinId, RequestId, SeqId};
 /// All that the engine knows of its sequences: where they stand in the scheduler, what is sampled
 /// for them, and where their outputs go. `commands` and `results` change it; sequences end here.
 pub struct Lifecycle {
-    pub scheduler: Scheduler,
+    // Large parts are boxed, so that an engine can be created on a small stack.
+    pub scheduler: Box<Scheduler>,
     pub live: LiveRequests,
     pub delivery: Delivery,
-    pub telemetry: Telemetry,
-    pub transfers: Transfers,
+    pub telemetry: Box<Telemetry>,
+    pub transfers: Box<Transfers>,
     pub table: Arc<SequenceTable>,
     pub text: Option<Arc<Text>>,
     pub model: ModelIdentity,
@@ -46,11 +47,11 @@ impl Lifecycle {
     /// Creates the state for steps of at most `max_seqs` sequences. `journals` is set if outputs
     /// must have digests.
     pub fn new(
-        scheduler: Scheduler,
+        scheduler: Box<Scheduler>,
         model: ModelIdentity,
         (table, text): (Arc<SequenceTable>, Option<Arc<Text>>),
-        telemetry: Telemetry,
-        transfers: Transfers,
+        telemetry: Box<Telemetry>,
+        transfers: Box<Transfers>,
         max_seqs: usize,
         journals: bool,
     ) -> Result<Lifecycle> {

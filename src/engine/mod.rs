@@ -364,7 +364,7 @@ impl Drop for Engine {
 }
 
 /// Joins the memory budget, and creates the scheduler of the KV pool.
-fn pool(options: &EngineOptions, info: &ModelInfo) -> Result<(Arc<Lease>, Scheduler)> {
+fn pool(options: &EngineOptions, info: &ModelInfo) -> Result<(Arc<Lease>, Box<Scheduler>)> {
     let scheduler_options = SchedulerOptions {
         max_batch_tokens: options.max_batch_tokens,
         max_seqs: options.max_seqs,
@@ -377,7 +377,7 @@ fn pool(options: &EngineOptions, info: &ModelInfo) -> Result<(Arc<Lease>, Schedu
     let min_blocks = info.paging.max_blocks(max_model_len, rows_at_once) as u64;
     let lease = Arc::new(options.budget.clone().map_or_else(own, Ok)?.join(block_bytes, min_blocks)?);
     let blocks = BlockManager::new(max_blocks, info.paging.clone(), options.prefix_cache)?.with_host(swap_blocks)?;
-    Ok((lease, Scheduler::with_policies(scheduler_options, blocks, Policies::new(&options.policies))?))
+    Ok((lease, Box::new(Scheduler::with_policies(scheduler_options, blocks, Policies::new(&options.policies))?)))
 }
 
 /// Returns the name of the model directory.
