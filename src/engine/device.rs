@@ -6,16 +6,18 @@ use std::time::Duration;
 use super::clock::Clock;
 use super::runner::Runner;
 use super::step_time::{StepTimeModel, StepTimer};
+use super::transfers::{MovedBlocks, TierMoves};
 use crate::batch::{BlockMove, Tail};
 use crate::error::Result;
 use crate::kv::BlockId;
-use crate::kv::connector::DeviceBlocks;
+use crate::kv::connector::{Connector, DeviceBlocks};
 use crate::scheduler::simulate::StepLoad;
 use crate::scheduler::{Costs, Scheduler};
 
 /// The runner and the measurements of its steps and transfers.
 pub struct Device {
     pub runner: Box<dyn Runner>,
+    block_bytes: usize,
     timer: StepTimer,
     clock: Arc<dyn Clock>,
     /// Counters of the blocks transferred between the tiers.
@@ -32,7 +34,8 @@ pub struct SwapCounts {
 
 impl Device {
     pub fn new(runner: Box<dyn Runner>, clock: Arc<dyn Clock>) -> Device {
-        Device { runner, timer: StepTimer::default(), clock, swaps: SwapCounts::default() }
+        let block_bytes = runner.kv_part_bytes().iter().sum();
+        Device { runner, block_bytes, timer: StepTimer::default(), clock, swaps: SwapCounts::default() }
     }
 
     /// Makes the transfers that the scheduler has planned, and reports their results to it. Returns
@@ -47,8 +50,10 @@ impl Device {
         // The predicted step would read blocks that change, and would distort the measurement.
         self.runner.cancel_in_flight();
         let began = self.clock.now();
-        let out = moves.out.is_empty() || self.runner.swap_out(&moves.out).is_ok();
-        let back = moves.back.is_empty() || self.runner.swap_in(&moves.back).is_ok();
+        // The blocks of the next step depend on all transfers, so they are one portion.
+        let mut transfers = TierMoves::new(moves, self.block_bytes);
+        while transfers.copy(self, usize::MAX) > 0 {}
+        let MovedBlocks { out, back } = transfers.poll().unwrap_or(MovedBlocks { out: true, back: true });
         // A failed transfer has no meaningful duration.
         if out && back {
             self.timer.record_move(moves.out.len() + moves.back.len(), self.clock.now().saturating_sub(began));

@@ -1,13 +1,15 @@
-//! Transfers of sequences out of the engine and into it: exports and imports.
+//! Transfers of blocks: exports, imports, and the moves to the host tier and back.
 
 mod exports;
 mod imports;
 #[cfg(test)]
 mod tests;
+mod tier_moves;
 mod worker;
 
 pub use exports::{Export, Exports};
 pub use imports::{Import, Imports};
+pub use tier_moves::{MovedBlocks, TierMoves};
 pub use worker::Completions;
 
 use crate::kv::connector::{Connector, Progress};

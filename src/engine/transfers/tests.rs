@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::batch::{BlockMove, Tail};
+use crate::batch::{BlockMove, Moves, Tail};
 use crate::engine::command::Command;
 use crate::engine::outputs::Output;
 use crate::engine::queue::OutputSender;
@@ -52,12 +52,12 @@ impl DeviceBlocks for Blocks {
         Ok(())
     }
 
-    fn move_out(&mut self, _moves: &[BlockMove]) -> Result<()> {
-        Ok(())
+    fn move_out(&mut self, moves: &[BlockMove]) -> Result<()> {
+        moves.iter().try_for_each(|moved| self.count(moved.device))
     }
 
-    fn move_in(&mut self, _moves: &[BlockMove]) -> Result<()> {
-        Ok(())
+    fn move_in(&mut self, moves: &[BlockMove]) -> Result<()> {
+        moves.iter().try_for_each(|moved| self.count(moved.device))
     }
 }
 
@@ -274,4 +274,32 @@ fn commands_for_an_imported_sequence_and_its_forks_are_deferred() {
     assert!(before(&imports, Command::Rewind { seq: seq(6), len: 1 }));
     assert_eq!(imports.take(seq(4)).unwrap().deferred.len(), 1);
     assert!(!before(&imports, Command::Rewind { seq: seq(6), len: 1 }));
+}
+
+/// Makes the moves of blocks 0 to 2 out and of blocks 3 to 5 back, in portions of `max_bytes`.
+/// Returns the bytes of each portion and the result.
+fn move_tiers(device: &mut Blocks, max_bytes: usize) -> (Vec<usize>, Option<MovedBlocks>) {
+    let moves = |blocks: std::ops::Range<u32>| blocks.map(|device| BlockMove { device, host: device }).collect();
+    let moves = Moves { out: moves(0..3), back: moves(3..6) };
+    let (mut transfers, mut portions) = (TierMoves::new(&moves, 4), Vec::new());
+    while transfers.progress() == Progress::Copying {
+        assert_eq!(transfers.poll(), None);
+        portions.push(transfers.copy(device, max_bytes));
+    }
+    assert_eq!(transfers.copy(device, max_bytes), 0);
+    let result = transfers.poll();
+    assert_eq!(transfers.poll(), None, "the result is returned once");
+    (portions, result)
+}
+
+#[test]
+fn moves_between_the_tiers_are_made_in_portions_out_before_back() {
+    let moved = |out, back| Some(MovedBlocks { out, back });
+    assert_eq!(move_tiers(&mut Blocks::numbered(6), usize::MAX), (vec![12, 12], moved(true, true)));
+    assert_eq!(move_tiers(&mut Blocks::numbered(6), 8), (vec![8, 4, 8, 4], moved(true, true)));
+    assert_eq!(move_tiers(&mut Blocks::numbered(6), 1).0, [4; 6]);
+    let failing = |block| Blocks { failing: Some(block), ..Blocks::numbered(6) };
+    assert_eq!(move_tiers(&mut failing(1), 4), (vec![4, 4, 4, 4, 4], moved(false, true)));
+    assert_eq!(move_tiers(&mut failing(4), 4), (vec![4, 4, 4, 4, 4], moved(true, false)));
+    assert_eq!(TierMoves::new(&Moves::default(), 4).poll(), None);
 }
