@@ -330,16 +330,12 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS) draw_rows(DeviceSampl
     }
 }
 
-// Replaces a step's inputs by those of the next step: one row per sequence, with the sampled
-// tokens. If sampling failed, the token is arbitrary. A sequence whose slot is NO_SLOT has ended.
-// It keeps its position, because its block table ends there. One block.
-extern "C" __global__ void prepare_next(u32 *tokens /* [rows] */, u32 *positions /* [rows] */, u32 *slots /* [rows, groups] */, u32 *max_len /* [1] */,
-                                 const u32 *next_slots /* [rows, groups] */, const DeviceSample *sample /* [rows] */, u32 rows, u32 groups,
-                                 u32 next_max_len) {
-    for (u32 row = threadIdx.x; row < rows; row += blockDim.x) {
-        tokens[row] = sample[row].outcome == TOKEN ? sample[row].token : 0;
-        if (next_slots[u64(row) * groups] != NO_SLOT) positions[row]++;
-    }
-    for (u32 i = threadIdx.x; i < rows * groups; i += blockDim.x) slots[i] = next_slots[i];
-    if (threadIdx.x == 0) *max_len = next_max_len;
+// Replaces the placeholders of a batch by the tokens that the previous step has sampled. If sampling
+// failed, the token is arbitrary, and the host ignores the row. One thread per placeholder.
+extern "C" __global__ void fill_placeholders(u32 *tokens /* [rows] */, const u32 *placeholders /* [count, 2]: token, sample */,
+                                             const DeviceSample *samples, u32 count) {
+    u32 i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    const DeviceSample &sample = samples[placeholders[2 * i + 1]];
+    tokens[placeholders[2 * i]] = sample.outcome == TOKEN ? sample.token : 0;
 }

@@ -47,7 +47,11 @@ pub fn bench(options: &Options) -> Result<()> {
                 plan_draw(&mut draws, row as u32, vocab, rules.params.logprobs, &rules, &context);
             }
             let mut failed = None;
-            let seconds = seconds(&backend, |_| failed = backend.sample(&mut drawing, vocab, &mut logits, &draws).err().or(failed.take()))?;
+            let mut sample = || {
+                backend.start_sampling(&mut drawing, vocab, &mut logits, &draws)?;
+                backend.finish_sampling(&mut drawing, draws.rows.len()).map(drop)
+            };
+            let seconds = seconds(&backend, |_| failed = sample().err().or(failed.take()))?;
             failed.map_or(Ok(()), Err)?;
             let limit = options.ceilings.min_seconds((size_of::<f32>() * rows * vocab) as f64, 0.0);
             let (case, shape) = (format!("{name}, {rows} rows"), json!({"rows": rows, "vocab": vocab}));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use pagedllm::engine::{Engine, InFlightStep, MemoryPlan, ModelInfo, Runner};
+use pagedllm::engine::{Engine, InFlightStep, MemoryPlan, ModelInfo, Runner, StepOutput};
 use pagedllm::error::Result;
 use pagedllm::ffi::pllm_engine;
 use pagedllm::kv::Paging;
@@ -35,11 +35,11 @@ impl Runner for Scripted {
             std::thread::sleep(self.next - now);
         }
         self.next = self.next.max(now) + self.pace;
-        Ok(InFlightStep { logits: plan.batch.logit_rows.len() })
+        Ok(InFlightStep::new(plan.batch.logit_rows.len()))
     }
 
-    fn wait(&mut self, ticket: InFlightStep) -> Result<&[f32]> {
-        Ok(&self.logits[..ticket.logits * VOCAB])
+    fn wait(&mut self, ticket: InFlightStep) -> Result<StepOutput<'_>> {
+        Ok(StepOutput::from_logits(&self.logits[..ticket.logits * VOCAB]))
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pagedllm::engine::{Clock, Engine, InFlightStep, MemoryPlan, ModelInfo, Prompt, Request, Runner, StepReport};
+use pagedllm::engine::{Clock, Engine, InFlightStep, MemoryPlan, ModelInfo, Prompt, Request, Runner, StepOutput, StepReport};
 use pagedllm::error::Result;
 use pagedllm::kv::Paging;
 use pagedllm::options::{EngineOptions, KvDtype, SamplingParams};
@@ -89,11 +89,11 @@ impl Runner for SimulatedRunner {
             row[if ends { EOS } else { TOKEN }] = 1.0;
             (0..part.logits).for_each(|_| self.logits.extend(row));
         }
-        Ok(InFlightStep { logits: plan.batch.logit_rows.len() })
+        Ok(InFlightStep::new(plan.batch.logit_rows.len()))
     }
 
-    fn wait(&mut self, ticket: InFlightStep) -> Result<&[f32]> {
-        Ok(&self.logits[..ticket.logits * VOCAB])
+    fn wait(&mut self, ticket: InFlightStep) -> Result<StepOutput<'_>> {
+        Ok(StepOutput::from_logits(&self.logits[..ticket.logits * VOCAB]))
     }
 }
 

@@ -73,16 +73,15 @@ pub trait Alloc: BackendTypes {
     /// Waits for the ops that compute the buffer. Returns its first `len` numbers, or the pending
     /// error of the device.
     fn read<'a>(&'a self, buf: &'a mut Self::Buf, len: usize) -> Result<&'a [f32]>;
-    /// Like `read`, for the logits of a step: `[rows, width]`. Only the rows in `_runs` are valid;
-    /// the contents of the others are unspecified.
-    fn read_rows<'a>(
-        &'a self,
-        buf: &'a mut Self::Buf,
-        width: usize,
-        rows: usize,
-        _runs: impl Iterator<Item = Range<usize>>,
-    ) -> Result<&'a [f32]> {
-        self.read(buf, rows * width)
+    /// Starts to read the logits of a step: `[rows, width]`. Only the rows in `_runs` are read. Ops
+    /// that are queued afterwards may overwrite the buffer.
+    fn start_read(&self, _buf: &mut Self::Buf, _width: usize, _rows: usize, _runs: impl Iterator<Item = Range<usize>>) -> Result<()> {
+        Ok(())
+    }
+    /// Waits for the last `start_read`. Returns the first `len` numbers; the contents of the rows
+    /// that were not read are unspecified. Errors: the pending error of the device.
+    fn finish_read<'a>(&'a self, buf: &'a mut Self::Buf, len: usize) -> Result<&'a [f32]> {
+        self.read(buf, len)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The execution of whole steps: deferred and captured steps, lookahead, and the loss of the
+//! The execution of whole steps: deferred and captured steps, steps in flight, and the loss of the
 //! device.
 
 use super::{BackendTypes, BatchSize, Extent};
@@ -19,18 +19,19 @@ pub trait Graphs: BackendTypes {
     fn capture(&self, _max: &BatchSize, _batch: &Batch, _inputs: &mut Self::Inputs) -> Result<Option<Extent>> {
         Ok(None)
     }
-    /// Returns true if the device can start the step after a decode step with this many rows, and
-    /// therefore uses its `Batch::next_slots`.
-    fn can_run_ahead(&self, _rows: usize) -> bool {
-        false
+    /// Returns the number of steps that may be queued at once. With 2, a batch may have
+    /// placeholders for the samples of the previous step, which are not known when it is uploaded.
+    fn max_steps_in_flight(&self) -> usize {
+        1
     }
-    /// Returns true if the lookahead step, predicted from the last step, is in flight.
-    fn step_in_flight(&self) -> bool {
-        false
+    /// Reports the pending error of the device, without waiting.
+    fn check(&self) -> Result<()> {
+        Ok(())
     }
-    /// Cancels the lookahead step: waits for the step in flight and discards it. Required if the
-    /// predicted step does not follow, or if blocks are about to change.
-    fn cancel_in_flight(&self) {}
+    /// Waits until all queued work is complete, and reports the pending error of the device.
+    fn wait(&self) -> Result<()> {
+        Ok(())
+    }
     /// Returns true if the device has failed and every further operation fails too.
     fn is_lost(&self) -> bool {
         false

@@ -17,18 +17,24 @@ pub trait Sampling: BackendTypes {
     fn sampler_bytes(&self, _limits: DeviceSamplingLimits) -> u64 {
         0
     }
-    /// Samples a token from each row of `logits` that `sampling` names, and waits for the results.
-    /// `logits` is `[rows, vocab]`. The contents of the named rows are unspecified afterwards.
+    /// Starts to sample a token from each row of `logits` that `sampling` names. `logits` is
+    /// `[rows, vocab]`. The contents of the named rows are unspecified afterwards. The samples are
+    /// those of the placeholders in the next batch.
     ///
-    /// Errors: `Internal` if the backend does not sample or the limits of the sampler are exceeded,
-    /// and the pending error of the device.
-    fn sample<'a>(
-        &'a self,
-        _sampler: &'a mut Self::Sampler,
+    /// Errors: `Internal` if the backend does not sample or the limits of the sampler are exceeded.
+    fn start_sampling(
+        &self,
+        _sampler: &mut Self::Sampler,
         _vocab: usize,
         _logits: &mut Self::Buf,
         _sampling: &DeviceSampling,
-    ) -> Result<&'a [DeviceSample]> {
+    ) -> Result<()> {
+        Err(Error::internal("this backend does not support device sampling"))
+    }
+    /// Waits for the `samples` samples of the last `start_sampling`, in the order of its rows.
+    ///
+    /// Errors: the pending error of the device.
+    fn finish_sampling<'a>(&'a self, _sampler: &'a mut Self::Sampler, _samples: usize) -> Result<&'a [DeviceSample]> {
         Err(Error::internal("this backend does not support device sampling"))
     }
 }

@@ -18,14 +18,22 @@ pub struct Batch {
     pub tables: Vec<u32>,       // [table entries, groups] block tables of the spans, back to back
     pub logit_rows: Vec<u32>,   // [logits] indices of the tokens whose logits are computed
     pub copies: Vec<BlockCopy>, // block copies that precede the computation, in any order
-    /// [tokens, groups] The KV slot of the token that each token samples, or `NO_SLOT` if it is the
-    /// last token of the sequence. Empty if the next step cannot be predicted. The prediction
-    /// requires that every token samples such a token and that no other sequence joins.
-    pub next_slots: Vec<u32>,
+    /// The tokens that the previous step samples on the device. `tokens` has 0 for them. Empty if
+    /// the previous step is complete.
+    pub placeholders: Vec<Placeholder>,
 }
 
 /// The value of a slot if K and V are not stored.
 pub const NO_SLOT: u32 = u32::MAX;
+
+/// A token that the previous step samples on the device, so that the host does not know it yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Placeholder {
+    /// Index of the token in the batch.
+    pub token: u32,
+    /// Index of the device sample of the previous step.
+    pub sample: u32,
+}
 
 /// A copy of all K and V of a block, in the layers of its group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,7 +91,7 @@ impl Batch {
         self.spans.try_reserve(sequences)?;
         self.tables.try_reserve(blocks)?;
         self.copies.try_reserve(sequences * groups)?;
-        self.next_slots.try_reserve(sequences * groups)?;
+        self.placeholders.try_reserve(sequences)?;
         Ok(self.logit_rows.try_reserve(sequences)?)
     }
 
@@ -99,7 +107,7 @@ impl Batch {
         self.tables.extend_from_slice(&other.tables);
         self.logit_rows.extend_from_slice(&other.logit_rows);
         self.copies.extend_from_slice(&other.copies);
-        self.next_slots.extend_from_slice(&other.next_slots);
+        self.placeholders.extend_from_slice(&other.placeholders);
         Ok(())
     }
 
@@ -120,6 +128,6 @@ impl Batch {
         self.tables.clear();
         self.logit_rows.clear();
         self.copies.clear();
-        self.next_slots.clear();
+        self.placeholders.clear();
     }
 }

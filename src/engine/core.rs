@@ -1,6 +1,7 @@
 //! The core of the engine: one step from its inputs to its outputs.
 
 use std::any::Any;
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
@@ -16,7 +17,7 @@ use super::metrics::Histograms;
 use super::outputs::Output;
 use super::pool_lease::PoolLease;
 use super::recovery::{self, RETRY_TIMEOUT, Recovery};
-use super::runner::Runner;
+use super::runner::{InFlightStep, Runner};
 use super::sampling::Sampling;
 use super::sequence_table::SequenceTable;
 use super::snapshot::AdmissionSnapshot;
@@ -44,10 +45,22 @@ pub struct EngineCore {
     lifecycle: Lifecycle,
     sampling: Sampling,
     device: Device,
+    /// Launched steps, the oldest first.
+    in_flight: VecDeque<LaunchedStep>,
     pool: PoolLease,
     /// Groups are identified by their first sequence.
     recovery: Recovery<SeqId>,
     shared: Shared,
+}
+
+/// A step that the device computes.
+struct LaunchedStep {
+    plan: StepPlan,
+    ticket: InFlightStep,
+    load: StepLoad,
+    launched_at: Duration,
+    /// Whether its sampling has been started, which needs the tokens of the previous step.
+    prepared: Result<()>,
 }
 
 /// The state that the threads of the host share with the stepping thread.
@@ -93,7 +106,8 @@ impl EngineCore {
         let trace = options.trace_path.as_deref().map(Trace::create).transpose()?;
         let telemetry = Box::new(Telemetry::new(shared.clock.clone(), trace));
         let model = ModelIdentity { fingerprint: info.fingerprint, isa: info.isa_name(), max_len: info.memory.max_model_len };
-        let core = EngineCore {
+        let depth = runner.depth();
+        let mut core = EngineCore {
             source,
             inputs: StepInputs::default(),
             lifecycle: Lifecycle::new(
@@ -106,11 +120,14 @@ impl EngineCore {
                 journals,
             )?,
             sampling: Sampling::new(info.vocab_size, max_seqs, runner.sampling_limits())?,
+            in_flight: VecDeque::new(),
             device: Device::new(runner, shared.clock.clone()),
             pool: PoolLease::new(lease),
             recovery: Recovery::new(max_seqs)?,
             shared,
         };
+        core.in_flight.try_reserve_exact(depth)?;
+        core.lifecycle.scheduler.reserve_steps(depth)?;
         core.shared.snapshot().scheduler.reserve(max_seqs)?;
         Ok(core)
     }
@@ -146,7 +163,8 @@ impl EngineCore {
             self.lifecycle.scheduler.recheck_paused();
         }
         self.lifecycle.telemetry.end_phase(Phase::Commands);
-        let result = self.attempt(None).or_else(|error| match self.device.runner.is_lost() {
+        let result = self.launch_all().and_then(|()| self.finish_oldest());
+        let result = result.or_else(|error| match self.device.runner.is_lost() {
             true => Err(error),
             false => self.recover(error),
         });
@@ -173,31 +191,29 @@ impl EngineCore {
     /// Resizes the pool as the lease allows. `steps` is set if a step starts now.
     pub fn resize_pool(&mut self, steps: bool) {
         self.shared.wants_check.store(false, SeqCst);
-        let scheduler = &mut self.lifecycle.scheduler;
-        let blocks = self.source.pool_blocks(PoolLease::need(scheduler, steps));
-        self.pool.resize(blocks, scheduler, &mut self.device);
+        let need = PoolLease::need(&self.lifecycle.scheduler, steps);
+        let blocks = self.source.pool_blocks(need);
+        if blocks < need.pool {
+            // A shrink moves blocks, so the steps that use them are discarded and recomputed.
+            self.discard_in_flight(None);
+        }
+        self.pool.resize(blocks, &mut self.lifecycle.scheduler, &mut self.device);
     }
 
-    /// Plans, computes and commits a step of these groups (by their first sequence), or of all ready
-    /// groups. If it fails, `recovery.groups` are its groups, and nothing else has changed.
-    fn attempt(&mut self, groups: Option<&[SeqId]>) -> Result<StepReport> {
-        let plan = self.schedule(groups);
-        self.lifecycle.telemetry.end_phase(Phase::Schedule);
-        let Some(plan) = plan else {
-            return Ok(StepReport { paused: self.lifecycle.scheduler.paused() as u64, ..StepReport::default() });
-        };
-        let (load, began) = (StepLoad::for_plan(&plan), self.shared.clock.now());
-        self.shared.snapshot().step = Some((load, began));
-        if let Err(error) = self.compute(&plan) {
-            self.roll_back(plan, &error);
-            return Err(error);
+    /// Launches steps until as many are in flight as the device allows. An error of a later step
+    /// leaves the earlier one to finish. The next step tries again.
+    fn launch_all(&mut self) -> Result<()> {
+        while self.in_flight.len() < self.device.runner.depth() {
+            let plan = self.schedule(None);
+            self.lifecycle.telemetry.end_phase(Phase::Schedule);
+            let Some(plan) = plan else { break };
+            let launched = self.launch(plan);
+            if launched.is_err() && !self.in_flight.is_empty() {
+                break;
+            }
+            launched?;
         }
-        let report = self.report(&plan);
-        self.lifecycle.start(&plan, self.inputs.now);
-        self.lifecycle.commit(plan, &mut self.sampling.step);
-        self.device.record_step(load, began);
-        self.lifecycle.telemetry.end_phase(Phase::Commit);
-        Ok(report)
+        Ok(())
     }
 
     /// Plans the next step, and makes the transfers between the tiers that it needs. If a transfer
@@ -209,48 +225,121 @@ impl EngineCore {
         loop {
             let mut plan = match groups {
                 Some(groups) => scheduler.schedule_among(groups, is_ready),
-                // New requests join the step after the predicted one.
-                None if device.runner.step_in_flight() => scheduler.schedule_lookahead(is_ready),
                 None => scheduler.schedule(is_ready),
             };
             let roll_back = |scheduler: &mut Scheduler| plan.take().into_iter().for_each(|plan| scheduler.rollback(plan));
-            if !device.move_blocks(scheduler, roll_back) {
-                continue;
+            if device.move_blocks(scheduler, roll_back) {
+                return plan;
             }
-            let may_run_ahead = |plan: &&mut StepPlan| groups.is_none() && device.runner.can_run_ahead(plan.batch.token_count());
-            plan.iter_mut().filter(may_run_ahead).for_each(|plan| scheduler.reserve_lookahead(plan));
-            return plan;
         }
     }
 
-    /// Computes the plan and samples tokens. Changes no lengths.
-    fn compute(&mut self, plan: &StepPlan) -> Result<()> {
-        let (Lifecycle { scheduler, live, telemetry, .. }, sampling, runner) =
-            (&mut self.lifecycle, &mut self.sampling, &mut self.device.runner);
-        sampling.start_masks(plan, live);
-        let ticket = runner.submit(plan);
-        // Collected even after an error, since a failed step is retried.
-        sampling.collect_masks(live);
-        let ticket = ticket?;
-        let on_device = sampling.plan_on_device(plan, scheduler, live)?;
-        let computed = runner.wait_and_sample(ticket, on_device);
+    /// Starts to compute a plan. If this fails, the plan is rolled back.
+    fn launch(&mut self, plan: StepPlan) -> Result<()> {
+        let (load, launched_at) = (StepLoad::for_plan(&plan), self.shared.clock.now());
+        self.shared.snapshot().step = Some((load, launched_at));
+        let is_first = self.in_flight.is_empty();
+        if is_first {
+            self.sampling.start_masks(&plan, &mut self.lifecycle.live);
+        }
+        let ticket = self.device.runner.submit(&plan);
+        if is_first {
+            // Collected even after an error, since a failed step is retried.
+            self.sampling.collect_masks(&mut self.lifecycle.live);
+        }
+        match ticket {
+            Ok(ticket) => self.in_flight.push_back(LaunchedStep { plan, ticket, load, launched_at, prepared: Ok(()) }),
+            Err(error) => {
+                self.roll_back(plan);
+                return Err(error);
+            }
+        }
+        if is_first {
+            self.prepare_sampling();
+        }
+        Ok(())
+    }
+
+    /// Starts the sampling of the oldest step in flight. All tokens before it are known.
+    fn prepare_sampling(&mut self) {
+        let Some(LaunchedStep { plan, ticket, prepared, .. }) = self.in_flight.front_mut() else { return };
+        let Lifecycle { scheduler, live, .. } = &mut self.lifecycle;
+        let planned = self.sampling.plan_on_device(plan, scheduler, live);
+        *prepared = planned.and_then(|on_device| {
+            scheduler.set_device_samples(plan, on_device);
+            self.device.runner.sample(ticket, on_device)
+        });
+    }
+
+    /// Waits for the oldest step in flight and commits it. If it fails, all steps in flight are
+    /// rolled back, and `recovery.groups` are its groups.
+    fn finish_oldest(&mut self) -> Result<StepReport> {
+        let Some(mut step) = self.in_flight.pop_front() else {
+            return Ok(StepReport { paused: self.lifecycle.scheduler.paused() as u64, ..StepReport::default() });
+        };
+        self.lifecycle.scheduler.mark_stale(&mut step.plan);
+        if let Err(error) = self.wait(&step.plan, step.ticket, step.prepared) {
+            self.discard_in_flight(Some(&error));
+            self.roll_back(step.plan);
+            return Err(error);
+        }
+        let report = self.report(&step.plan);
+        self.lifecycle.start(&step.plan, self.inputs.now);
+        self.lifecycle.commit(step.plan, &mut self.sampling.step);
+        self.device.record_step(step.load, step.launched_at);
+        self.prepare_next();
+        self.lifecycle.telemetry.end_phase(Phase::Commit);
+        Ok(report)
+    }
+
+    /// Starts the sampling of the step that was launched with placeholders, which are known now.
+    fn prepare_next(&mut self) {
+        let Some(LaunchedStep { plan, .. }) = self.in_flight.front_mut() else { return };
+        let Lifecycle { scheduler, live, .. } = &mut self.lifecycle;
+        scheduler.mark_stale(plan);
+        self.sampling.start_masks(plan, live);
+        self.sampling.collect_masks(live);
+        self.prepare_sampling();
+    }
+
+    /// Waits for a step and samples its tokens. Changes no lengths.
+    fn wait(&mut self, plan: &StepPlan, ticket: InFlightStep, prepared: Result<()>) -> Result<()> {
+        let Lifecycle { scheduler, live, telemetry, .. } = &mut self.lifecycle;
+        let output = self.device.runner.wait(ticket);
         telemetry.end_phase(Phase::Run);
-        sampling.sample(plan, computed?, scheduler, live)?;
+        let output = prepared.and(output)?;
+        self.sampling.sample(plan, output, scheduler, live)?;
         telemetry.end_phase(Phase::Decide);
         Ok(())
     }
 
+    /// Discards all steps in flight, because an older one has failed with `error`, or because
+    /// blocks move.
+    fn discard_in_flight(&mut self, error: Option<&Error>) {
+        self.device.runner.discard(error);
+        while let Some(newest) = self.in_flight.pop_back() {
+            self.lifecycle.scheduler.rollback(newest.plan);
+        }
+    }
+
     /// Reverts a failed step. No length has changed.
-    fn roll_back(&mut self, plan: StepPlan, error: &Error) {
-        self.device.runner.roll_back(error);
+    fn roll_back(&mut self, plan: StepPlan) {
         let Lifecycle { scheduler, telemetry, .. } = &mut self.lifecycle;
         let groups = &mut self.recovery.groups;
         groups.clear();
-        groups.extend(plan.sequences.iter().map(|part| scheduler.members(part.seq).next().unwrap_or(part.seq)));
+        let current = plan.sequences.iter().filter(|part| !part.is_stale);
+        groups.extend(current.map(|part| scheduler.members(part.seq).next().unwrap_or(part.seq)));
         groups.dedup();
         telemetry.counts.steps_failed += 1;
         scheduler.rollback(plan);
         telemetry.end_phase(Phase::Commit);
+    }
+
+    /// Computes a step of these groups (by their first sequence) alone.
+    fn attempt(&mut self, groups: &[SeqId]) -> Result<StepReport> {
+        let plan = self.schedule(Some(groups));
+        self.lifecycle.telemetry.end_phase(Phase::Schedule);
+        plan.map_or(Ok(()), |plan| self.launch(plan)).and_then(|()| self.finish_oldest())
     }
 
     /// Computes the groups of a failed step separately. If some succeed, those that failed alone
@@ -259,7 +348,7 @@ impl EngineCore {
         let groups = std::mem::take(&mut self.recovery.groups);
         let mut done = StepReport::default();
         let bisection = recovery::bisect(&groups, error, |some| {
-            let report = self.attempt(Some(some))?;
+            let report = self.attempt(some)?;
             done.prefill_tokens += report.prefill_tokens;
             done.decode_tokens += report.decode_tokens;
             done.sequences += report.sequences;
@@ -365,7 +454,7 @@ impl EngineCore {
     /// Panics unless every invariant between two steps holds. For tests.
     pub fn check_invariants(&self) {
         let Lifecycle { scheduler, delivery, .. } = &self.lifecycle;
-        scheduler.check();
+        scheduler.check_with(self.in_flight.front().map_or(&[], |step| &step.plan.batch.copies));
         if !self.has_failed() {
             self.lifecycle.check_transfers();
         }

@@ -47,8 +47,6 @@ impl Device {
             scheduler.record_moves(true, true);
             return true;
         }
-        // The predicted step would read blocks that change, and would distort the measurement.
-        self.runner.cancel_in_flight();
         let began = self.clock.now();
         // The blocks of the next step depend on all transfers, so they are one portion.
         let mut transfers = TierMoves::new(moves, self.block_bytes);

@@ -70,7 +70,7 @@ pub use output_batch::OutputBatch;
 pub use outputs::{Logprobs, Output, OutputView};
 pub use queue::{Outputs, Queue};
 pub use request::{Prompt, Request};
-pub use runner::{InFlightStep, ModelRunner, Runner};
+pub use runner::{InFlightStep, ModelRunner, Runner, StepOutput};
 pub use sequence_calls::{Continue, Fork, Resume, SequenceInfo};
 use sequence_table::SequenceTable;
 pub use stats::{Stats, StepReport};

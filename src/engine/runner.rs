@@ -15,39 +15,32 @@ const MAX_TRANSFER_BYTES: usize = 2 << 20;
 /// Computes plans. The runner of an engine has a model. A test can replace it by one with given
 /// logits.
 pub trait Runner: Send {
-    /// Starts a step.
+    /// Returns the number of steps that may be in flight. With 2, a plan may have placeholders for
+    /// the tokens that the previous step samples on the device.
+    fn depth(&self) -> usize {
+        1
+    }
+
+    /// Starts a step. An error concerns this step only.
     fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep>;
-    /// Waits for the step. Returns its logits: `[logit rows, vocab]`.
-    fn wait(&mut self, ticket: InFlightStep) -> Result<&[f32]>;
+
+    /// Starts to sample a token on the device for each row in `_sampling`. The logits of these rows
+    /// are undefined afterwards. Called once for each step, after the results of all earlier steps
+    /// and before a later step is submitted.
+    fn sample(&mut self, _step: &mut InFlightStep, _sampling: &DeviceSampling) -> Result<()> {
+        Ok(())
+    }
+
+    /// Waits for the oldest step in flight.
+    fn wait(&mut self, step: InFlightStep) -> Result<StepOutput<'_>>;
+
+    /// Discards all steps in flight, after the oldest one has failed with `_error`, here or in the
+    /// host, or because their blocks are about to change (`None`).
+    fn discard(&mut self, _error: Option<&Error>) {}
 
     /// Returns the limits of sampling on the device. `None` if only the host samples.
     fn sampling_limits(&self) -> Option<DeviceSamplingLimits> {
         None
-    }
-
-    /// Returns whether the device may start the predicted step after a plan of `_rows` tokens.
-    fn can_run_ahead(&self, _rows: usize) -> bool {
-        false
-    }
-
-    /// Returns whether the device has started the step that the last plan predicted.
-    fn step_in_flight(&self) -> bool {
-        false
-    }
-
-    /// Cancels the predicted step.
-    fn cancel_in_flight(&mut self) {}
-
-    /// Waits for the step as `wait` does, and samples a token for each row in `device_sampling`.
-    /// The logits of these rows are undefined afterwards.
-    fn wait_and_sample(&mut self, ticket: InFlightStep, _draws: &DeviceSampling) -> Result<StepResult<'_>> {
-        Ok(StepResult { logits: self.wait(ticket)?, device_samples: &[] })
-    }
-
-    /// Reports that the last step has failed with `_error`, here or in the host. Cancels the
-    /// predicted step.
-    fn roll_back(&mut self, _error: &Error) {
-        self.cancel_in_flight();
     }
 
     /// Returns whether the device is lost, so that no step can be computed any more.
@@ -106,11 +99,20 @@ pub trait Runner: Send {
     }
 }
 
-/// The result of a step.
-pub struct StepResult<'a> {
+/// The results of a step.
+pub struct StepOutput<'a> {
     /// [logit rows, vocab] The logits. The rows of sampled tokens are undefined.
     pub logits: &'a [f32],
+    /// The tokens that the device has sampled, in the order of their rows: none, one or several for
+    /// each sequence of the plan.
     pub device_samples: &'a [DeviceSample],
+}
+
+impl StepOutput<'_> {
+    /// Creates the results of a step whose tokens the host samples.
+    pub fn from_logits(logits: &[f32]) -> StepOutput<'_> {
+        StepOutput { logits, device_samples: &[] }
+    }
 }
 
 /// A step that was started and has not finished.
@@ -119,6 +121,8 @@ pub struct StepResult<'a> {
 pub struct InFlightStep {
     /// Number of logit rows of the step.
     pub logits: usize,
+    /// Number of rows that the device samples.
+    pub samples: usize,
 }
 
 /// A runner that computes a model on a backend.
@@ -127,12 +131,21 @@ pub struct ModelRunner<B: Backend> {
     kv: KvCache<B>,
     discard_failures: u64,
     max_transfer_bytes: usize,
+    /// Error of a step in flight that was found before its `wait`.
+    failure: Option<Error>,
+}
+
+impl InFlightStep {
+    /// Creates the ticket of a step with this many rows of logits.
+    pub fn new(logits: usize) -> InFlightStep {
+        InFlightStep { logits, samples: 0 }
+    }
 }
 
 impl<B: Backend> ModelRunner<B> {
     /// Creates a runner from a decoder and its KV cache.
     pub fn new(decoder: Decoder<B>, kv: KvCache<B>) -> ModelRunner<B> {
-        ModelRunner { decoder, kv, discard_failures: 0, max_transfer_bytes: MAX_TRANSFER_BYTES }
+        ModelRunner { decoder, kv, discard_failures: 0, failure: None, max_transfer_bytes: MAX_TRANSFER_BYTES }
     }
 
     /// Sets how many bytes a step copies at most for exports, and for imports. For tests.
@@ -171,34 +184,42 @@ impl<B: Backend> ModelRunner<B> {
 }
 
 impl<B: Backend> Runner for ModelRunner<B> {
-    fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep> {
-        self.decoder.forward(&plan.batch, &mut self.kv)?;
-        Ok(InFlightStep { logits: plan.batch.logit_rows.len() })
+    fn depth(&self) -> usize {
+        self.decoder.backend().max_steps_in_flight()
     }
 
-    fn wait(&mut self, ticket: InFlightStep) -> Result<&[f32]> {
-        self.decoder.logits(ticket.logits)
+    fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep> {
+        // An error that is pending now belongs to the step in flight, whose results are lost.
+        if let Err(error) = self.decoder.backend().check() {
+            self.failure = Some(error.clone());
+            return Err(error);
+        }
+        self.decoder.forward(&plan.batch, &mut self.kv)?;
+        Ok(InFlightStep::new(plan.batch.logit_rows.len()))
+    }
+
+    fn sample(&mut self, step: &mut InFlightStep, sampling: &DeviceSampling) -> Result<()> {
+        step.samples = sampling.rows.len();
+        self.decoder.start_outputs(step.logits, sampling)
+    }
+
+    fn wait(&mut self, step: InFlightStep) -> Result<StepOutput<'_>> {
+        if let Some(error) = self.failure.take() {
+            return Err(error);
+        }
+        let (logits, device_samples) = self.decoder.outputs(step.logits, step.samples)?;
+        Ok(StepOutput { logits, device_samples })
+    }
+
+    fn discard(&mut self, _error: Option<&Error>) {
+        // Errors of discarded work do not matter, unless the device is lost; in that case every
+        // later call reports it.
+        let _ = self.decoder.backend().wait();
+        self.failure = None;
     }
 
     fn sampling_limits(&self) -> Option<DeviceSamplingLimits> {
         self.decoder.draw_limits()
-    }
-
-    fn wait_and_sample(&mut self, ticket: InFlightStep, device_sampling: &DeviceSampling) -> Result<StepResult<'_>> {
-        let (logits, device_sample) = self.decoder.logits_and_draws(ticket.logits, device_sampling)?;
-        Ok(StepResult { logits, device_samples: device_sample })
-    }
-
-    fn can_run_ahead(&self, rows: usize) -> bool {
-        self.decoder.backend().can_run_ahead(rows)
-    }
-
-    fn step_in_flight(&self) -> bool {
-        self.decoder.backend().step_in_flight()
-    }
-
-    fn cancel_in_flight(&mut self) {
-        self.decoder.backend().cancel_in_flight();
     }
 
     fn is_lost(&self) -> bool {
@@ -218,15 +239,12 @@ impl<B: Backend> Runner for ModelRunner<B> {
     }
 
     fn write_blocks(&mut self, blocks: &[BlockId], bytes: &[u8]) -> Result<()> {
-        self.cancel_in_flight();
         self.kv.write(self.decoder.backend(), blocks, bytes)
     }
 
     fn shrink(&mut self, moves: &[BlockCopy], blocks: usize) -> Result<()> {
-        self.cancel_in_flight();
         self.kv.copy(self.decoder.backend(), moves);
-        // Waits for the copies and reports their errors. No logits are read.
-        self.decoder.logits(0)?;
+        self.decoder.backend().wait()?;
         // The moves are complete and need not be reverted if the discard fails.
         self.discard_failures += self.kv.discard(self.decoder.backend(), blocks).is_err() as u64;
         Ok(())

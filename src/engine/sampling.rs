@@ -2,7 +2,7 @@
 
 use super::live_requests::LiveRequests;
 use super::output_processor::NewToken;
-use super::runner::StepResult;
+use super::runner::StepOutput;
 use super::sequence::Sequence;
 use crate::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits};
 use crate::decode::{self, Masker, Sample, Sampler, SamplingState, logprob_and_top, logprob_of};
@@ -160,7 +160,7 @@ impl Sampling {
         for part in plan.sequences.iter().filter(|part| part.logits > 0) {
             row += part.logits;
             let is_lost = self.lost.iter().any(|(seq, _)| *seq == part.seq);
-            let is_one = part.samples && part.logits == 1 && !is_lost && requests.request_of_beam(part.seq).is_none();
+            let is_one = part.samples && !part.is_stale && part.logits == 1 && !is_lost && requests.request_of_beam(part.seq).is_none();
             let Some(sequence) = requests.sequences.get_mut(&part.seq).filter(|sequence| is_one && sequence.allows_device_sampling())
             else {
                 continue;
@@ -178,7 +178,7 @@ impl Sampling {
     pub fn sample(
         &mut self,
         plan: &StepPlan,
-        StepResult { logits, device_samples }: StepResult,
+        StepOutput { logits, device_samples }: StepOutput,
         scheduler: &Scheduler,
         requests: &mut LiveRequests,
     ) -> Result<()> {
@@ -190,6 +190,7 @@ impl Sampling {
             // The device draws samples in the order of the rows.
             let is_drawn = self.on_device.rows.get(drawn).is_some_and(|draw| draw.row as usize == row - 1);
             match device_samples.get(drawn).filter(|_| is_drawn) {
+                _ if part.is_stale => {}
                 Some(device_sample) => self.take_device_sample(part, device_sample, requests)?,
                 None => self.sample_from_logits(part, rows, scheduler, requests)?,
             }

@@ -6,8 +6,8 @@ use super::{BlockHash, BlockManager, BlockTable};
 use crate::batch::BlockCopy;
 
 impl BlockManager {
-    /// Panics unless the reference counts match the tables.
-    pub fn check<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>) {
+    /// Panics unless the reference counts match the tables and the copies in flight.
+    pub fn check<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>, copies: &[BlockCopy]) {
         let capacity = self.allocator.capacity();
         let (mut owners, mut reclaimable) = (vec![0; capacity], vec![0; capacity]);
         let (mut host_owners, mut swapped, mut gone) = (vec![0; self.host_total()], 0, 0);
@@ -25,6 +25,7 @@ impl BlockManager {
                 reclaimable[block as usize] += table.reclaimable as u32;
             }
         }
+        copies.iter().for_each(|copy| owners[copy.from as usize] += 1);
         self.allocator.check(&owners, &reclaimable, |block| self.prefix.as_ref().is_some_and(|prefix| prefix.is_unused(block)));
         self.host.check(&mut host_owners, swapped);
         assert_eq!(gone, self.dropped, "the number of dropped blocks is wrong");

@@ -281,11 +281,12 @@ impl BlockManager {
     }
 
     /// Reverts a copy that was not made: the table gets its old block back, if it has the new one.
-    pub fn undo(&mut self, copy: BlockCopy, table: &mut BlockTable) {
-        if let Some(block) = table.blocks.iter_mut().find(|block| **block == copy.to) {
-            *block = copy.from;
-            self.release(copy.to);
-        }
+    /// Returns whether it had.
+    pub fn undo(&mut self, copy: BlockCopy, table: &mut BlockTable) -> bool {
+        let Some(block) = table.blocks.iter_mut().find(|block| **block == copy.to) else { return false };
+        *block = copy.from;
+        self.release(copy.to);
+        true
     }
 
     /// Records that K and V of the positions are stored.

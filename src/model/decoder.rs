@@ -342,7 +342,7 @@ impl<B: Backend> Decoder<B> {
 
     /// Returns the logits of the last pass, `[rows, vocab]`: one row per entry of `logit_rows`.
     pub fn logits(&mut self, rows: usize) -> Result<&[f32]> {
-        self.backend.read_rows(&mut self.work.scratch.wide, self.model.vocab_size, rows, std::iter::once(0..rows))
+        self.backend.read(&mut self.work.scratch.wide, rows * self.model.vocab_size)
     }
 
     /// Returns the limits of on-device sampling. None: the device does not sample, and only logits
@@ -351,17 +351,25 @@ impl<B: Backend> Decoder<B> {
         self.device_sampler.is_some().then_some(self.draw_limits)
     }
 
-    /// Returns the logits, and a sampled token for each row that `draws` names. The logits of these
-    /// rows are unspecified.
-    pub fn logits_and_draws(&mut self, rows: usize, draws: &DeviceSampling) -> Result<(&[f32], &[DeviceSample])> {
-        if draws.is_empty() {
-            return Ok((self.logits(rows)?, &[]));
+    /// Starts to sample a token from each row of the last pass that `sampling` names, and to read
+    /// the logits of the others. `rows` is the number of rows of logits.
+    pub fn start_outputs(&mut self, rows: usize, sampling: &DeviceSampling) -> Result<()> {
+        let Decoder { backend, model, work: Work { scratch: Scratch { wide: logits, .. }, .. }, device_sampler, .. } = self;
+        if !sampling.is_empty() {
+            backend.start_sampling(device_sampler.as_mut().ok_or_else(no_sampler)?, model.vocab_size, logits, sampling)?;
         }
-        let Decoder { backend, model, work: Work { scratch: Scratch { wide: logits, .. }, .. }, device_sampler: drawing, .. } = self;
-        let drawing = drawing.as_mut().ok_or_else(|| Error::internal("device sampling without its buffers"))?;
-        let vocab = model.vocab_size;
-        let drawn = backend.sample(drawing, vocab, logits, draws)?;
-        Ok((backend.read_rows(logits, vocab, rows, draws.other_rows(rows))?, drawn))
+        backend.start_read(logits, model.vocab_size, rows, sampling.other_rows(rows))
+    }
+
+    /// Waits for `start_outputs`. Returns the logits, which are unspecified for sampled rows, and
+    /// the samples.
+    pub fn outputs(&mut self, rows: usize, samples: usize) -> Result<(&[f32], &[DeviceSample])> {
+        let Decoder { backend, model, work: Work { scratch: Scratch { wide: logits, .. }, .. }, device_sampler, .. } = self;
+        let samples = match samples {
+            0 => &[],
+            _ => backend.finish_sampling(device_sampler.as_mut().ok_or_else(no_sampler)?, samples)?,
+        };
+        Ok((backend.finish_read(logits, rows * model.vocab_size)?, samples))
     }
 }
 
@@ -563,4 +571,8 @@ impl<B: Ops + KvOps> Pass<'_, B> {
     fn add(&self, x: &mut B::Buf, y: &B::Buf, layer: &LoadedLayer<B>) {
         self.backend.add(self.rows * layer.attention.out().rows, layer.branch_scale, x, y);
     }
+}
+
+fn no_sampler() -> Error {
+    Error::internal("device sampling without its buffers")
 }

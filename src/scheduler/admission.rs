@@ -109,7 +109,7 @@ impl Scheduler {
         let needed = |sequence: &SequenceKv| {
             let length = self.policies.allocation.length(sequence.tokens.len(), sequence.max_len());
             let rows = sequence.pending().clamp(1, self.options.max_tokens_per_step());
-            self.blocks.needed(&sequence.table, sequence.computed..length, rows)
+            self.blocks.needed(&sequence.table, sequence.scheduled()..length, rows)
         };
         let future_forks = branching.max_members().saturating_sub(members.len());
         back + sequences().map(needed).sum::<usize>() + self.blocks_for_forks(future_forks, members[0])

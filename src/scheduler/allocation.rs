@@ -46,7 +46,7 @@ impl Scheduler {
         let before = copies.len();
         for chunk in chunks {
             let sequence = &mut self.sequences[chunk.slot];
-            let write = sequence.computed..sequence.computed + chunk.tokens;
+            let write = sequence.scheduled()..sequence.scheduled() + chunk.tokens;
             if self.blocks.prepare(&mut sequence.table, write, copies).is_err() {
                 self.undo_copies(before, chunks.iter().map(|chunk| chunk.slot), copies);
                 return false;
@@ -58,8 +58,10 @@ impl Scheduler {
     /// Reverts the copies from index `first` on, which were made for `sequences`.
     pub(super) fn undo_copies(&mut self, first: usize, sequences: impl Iterator<Item = Slot> + Clone, copies: &mut Vec<BlockCopy>) {
         for copy in copies.drain(first..).rev() {
-            for slot in sequences.clone() {
-                self.blocks.undo(copy, &mut self.sequences[slot].table);
+            let undone = sequences.clone().filter(|&slot| self.blocks.undo(copy, &mut self.sequences[slot].table)).count();
+            if undone == 0 {
+                // The sequence has ended or lost its blocks.
+                self.blocks.release_copied(&[copy]);
             }
         }
     }

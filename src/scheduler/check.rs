@@ -3,12 +3,18 @@
 use super::group::Queue;
 use super::slab::Slot;
 use super::{GroupId, Scheduler};
+use crate::batch::BlockCopy;
 use crate::types::SeqId;
 
 impl Scheduler {
     /// Panics unless every invariant between two steps holds. For tests.
     pub fn check(&self) {
-        self.blocks.check(self.sequences.values().map(|sequence| &sequence.table));
+        self.check_with(&[]);
+    }
+
+    /// Does the same while a step with these copies is in flight.
+    pub fn check_with(&self, copies: &[BlockCopy]) {
+        self.blocks.check(self.sequences.values().map(|sequence| &sequence.table), copies);
         self.queues.check();
         assert!(self.queues.running_width() <= self.options.max_seqs, "more sequences run than max_seqs");
         self.check_places();

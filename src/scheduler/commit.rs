@@ -3,6 +3,8 @@
 use super::group::SequenceGroup;
 use super::slab::Slot;
 use super::{Branching, Event, FinishReason, SampledToken, ScheduledSequence, Scheduler, StepPlan};
+use crate::batch::BlockCopy;
+use crate::kv::blocks_for;
 use crate::types::SeqId;
 
 impl Scheduler {
@@ -12,7 +14,7 @@ impl Scheduler {
         events.clear();
         self.blocks.release_copied(&plan.batch.copies);
         let mut decodes = 0;
-        for scheduled in &plan.sequences {
+        for scheduled in plan.sequences.iter().filter(|scheduled| !scheduled.is_stale) {
             self.advance(scheduled);
             decodes += scheduled.decodes() as usize;
         }
@@ -33,7 +35,8 @@ impl Scheduler {
             }
             events.push(Event::Advanced { sampled_token, finish, stats });
         }
-        self.planning.spare_plan = plan;
+        self.planning.launched -= 1;
+        self.planning.reuse(plan);
     }
 
     fn finish(&mut self, slot: Slot, why: FinishReason) {
@@ -49,9 +52,12 @@ impl Scheduler {
     fn advance(&mut self, scheduled: &ScheduledSequence) {
         let block_size = self.blocks.block_size();
         let computed = scheduled.first + scheduled.tokens;
+        self.land(scheduled.slot, scheduled.tokens, scheduled.samples);
         let sequence = &mut self.sequences[scheduled.slot];
         self.blocks.fill(&sequence.table, scheduled.first..computed);
         (sequence.computed, sequence.started) = (computed, true);
+        // The placeholder of this step becomes a token. That of the next step has no sample yet.
+        sequence.in_flight.device_sample = None;
         if let Some(from) = &mut sequence.logits_from {
             *from = computed.max(*from);
         }
@@ -71,7 +77,7 @@ impl Scheduler {
         let limit = if sequence.request.pinned { (sequence.tokens.len() - 1) / block_size * block_size } else { computed };
         self.blocks.drop_out_of_window(&mut sequence.table, computed.min(limit));
         // A pin without pending tokens is complete. It samples nothing.
-        if !scheduled.samples && sequence.pending() == 0 {
+        if !scheduled.samples && sequence.computed == sequence.tokens.len() {
             let group = sequence.group.take();
             self.leave_group(scheduled.slot, group);
         }
@@ -129,13 +135,36 @@ impl Scheduler {
         Some(())
     }
 
-    /// Reverts a failed step. No length has changed. Reserved blocks stay with their sequences for
-    /// the next attempt, except those for predicted tokens.
+    /// Takes the blocks of the sequences that have shared a copied block since the launch, since the
+    /// copy may not have been made. They are recomputed.
+    fn take_copied_blocks(&mut self, plan: &StepPlan, copies: &[BlockCopy]) {
+        for BlockCopy { to, .. } in copies {
+            let holds = |s: &Scheduler, slot: Slot| s.sequences.in_slot(slot).is_some_and(|sequence| sequence.table.blocks().contains(to));
+            let is_planned = |slot| plan.sequences.iter().any(|scheduled| scheduled.slot == slot && !scheduled.is_stale);
+            while let Some(slot) = self.sequences.slots().find(|&slot| !is_planned(slot) && holds(self, slot)) {
+                self.take_blocks(slot);
+            }
+        }
+    }
+
+    /// Reverts the newest step in flight, which has failed. No length has changed. Reserved blocks
+    /// stay with their sequences for the next attempt, except those for placeholders.
     pub fn rollback(&mut self, mut plan: StepPlan) {
-        plan.sequences.iter().for_each(|scheduled| self.release_lookahead(scheduled.slot));
+        self.mark_stale(&mut plan);
         let mut copies = std::mem::take(&mut plan.batch.copies);
-        self.undo_copies(0, plan.sequences.iter().map(|scheduled| scheduled.slot), &mut copies);
+        self.take_copied_blocks(&plan, &copies);
+        let current = plan.sequences.iter().filter(|scheduled| !scheduled.is_stale).map(|scheduled| scheduled.slot);
+        self.undo_copies(0, current, &mut copies);
         plan.batch.copies = copies;
-        self.planning.spare_plan = plan;
+        for scheduled in plan.sequences.iter().filter(|scheduled| !scheduled.is_stale) {
+            self.land(scheduled.slot, scheduled.tokens, scheduled.samples);
+            let sequence = &mut self.sequences[scheduled.slot];
+            if sequence.table.places() > blocks_for(sequence.expected_len(), self.blocks.block_size()) {
+                let len = sequence.expected_len();
+                self.blocks.truncate(&mut sequence.table, len);
+            }
+        }
+        self.planning.launched -= 1;
+        self.planning.reuse(plan);
     }
 }

@@ -2,7 +2,7 @@ use std::ops::Range;
 
 use super::sequence_kv::SequenceKv;
 use super::slab::Slot;
-use crate::batch::{Batch, Span};
+use crate::batch::{Batch, Placeholder, Span};
 use crate::kv::{BlockId, BlockManager, NULL_BLOCK, Paging};
 use crate::types::SeqId;
 
@@ -15,8 +15,6 @@ pub struct StepPlan {
     /// Whether some scheduled sequences are beams. Beams that no sampled token continues are
     /// dropped.
     pub has_beams: bool,
-    /// Whether the plan contains only running groups: no waiting group was considered.
-    pub(super) is_closed: bool,
 }
 
 /// One scheduled sequence of a plan.
@@ -35,6 +33,10 @@ pub struct ScheduledSequence {
     pub generated: usize,
     /// Whether this is its first step since it was added, forked or resumed.
     pub begins: bool,
+    /// Whether it has ended or changed since the step was launched, so that its results are ignored.
+    pub is_stale: bool,
+    /// Value of `InFlight::version` at the launch.
+    pub(super) version: u32,
 }
 
 impl ScheduledSequence {
@@ -49,7 +51,7 @@ impl StepPlan {
     pub fn clear(&mut self) {
         self.batch.clear();
         self.sequences.clear();
-        (self.has_beams, self.is_closed) = (false, false);
+        self.has_beams = false;
     }
 
     /// Appends the tokens of `sequence`, which is in `slot`, at `positions`. If `samples` is set,
@@ -59,8 +61,13 @@ impl StepPlan {
         let (first_token, tokens) = (batch.token_count() as u32, positions.len());
         batch.spans.push(Span { first_token, tokens: tokens as u32, table: batch.tables.len() as u32 });
         push_table(&mut batch.tables, sequence.table.blocks(), blocks.paging());
-        for (position, &token) in positions.clone().zip(&sequence.tokens[positions.clone()]) {
-            batch.tokens.push(token);
+        for position in positions.clone() {
+            let token = sequence.tokens.get(position).copied();
+            if token.is_none() {
+                let sample = sequence.in_flight.device_sample.expect("only known tokens and device samples are planned");
+                batch.placeholders.push(Placeholder { token: batch.tokens.len() as u32, sample });
+            }
+            batch.tokens.push(token.unwrap_or(0));
             batch.positions.push(position as u32);
             batch.slots.extend(blocks.slots(&sequence.table, position));
         }
@@ -77,14 +84,16 @@ impl StepPlan {
             tokens,
             logits,
             samples,
-            generated: sequence.generated,
+            generated: sequence.generated + sequence.in_flight.sampled,
             begins: !sequence.started,
+            is_stale: false,
+            version: 0,
         });
     }
 
     /// Returns the scheduled sequences that sample a token.
     pub fn sampled(&self) -> impl Iterator<Item = &ScheduledSequence> {
-        self.sequences.iter().filter(|scheduled| scheduled.samples)
+        self.sequences.iter().filter(|scheduled| scheduled.samples && !scheduled.is_stale)
     }
 }
 

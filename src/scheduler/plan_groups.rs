@@ -24,10 +24,21 @@ impl Scheduler {
         if self.blocks.swapped() > 0 && !self.allocate_or_preempt(id, |s| s.swap_in_group(id)) {
             return false;
         }
+        if !self.can_be_planned(id) {
+            return true;
+        }
         match self.queues.groups[id].members[..] {
             [slot] => self.plan_single(id, slot, plan),
             _ => self.plan_members(id, plan),
         }
+    }
+
+    /// Returns whether the group can be planned before the steps in flight are committed. Several
+    /// members must be decoding, since they wait for each other and share prefixes otherwise.
+    fn can_be_planned(&self, id: GroupId) -> bool {
+        let members = || self.queues.groups[id].members.iter().map(|&slot| &self.sequences[slot]);
+        members().all(SequenceKv::can_be_planned)
+            && (members().len() == 1 || members().all(|s| s.in_flight.tokens == 0) || members().all(|s| s.pending() == 1))
     }
 
     /// Plans the only member of a group, with as many tokens as the step allows.
@@ -160,7 +171,7 @@ impl Scheduler {
         let logits = (self.options.max_seqs - self.queues.running_width() + 1)
             .saturating_sub(taken)
             .min(self.options.max_seqs - plan.batch.logit_rows.len());
-        tokens.min(from.saturating_sub(sequence.computed) + logits)
+        tokens.min(from.saturating_sub(sequence.scheduled()) + logits)
     }
 
     fn write(&mut self, chunk: ScheduledTokens, plan: &mut StepPlan) {
@@ -168,7 +179,7 @@ impl Scheduler {
         if sequence.pending() > 1 {
             self.planning.budget.max_prompt_tokens -= chunk.tokens;
         }
-        let positions = sequence.computed..sequence.computed + chunk.tokens;
+        let positions = sequence.scheduled()..sequence.scheduled() + chunk.tokens;
         plan.push(chunk.slot, sequence, positions, chunk.samples, &self.blocks);
     }
 }

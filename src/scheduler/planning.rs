@@ -19,26 +19,64 @@ pub(super) struct ScheduledTokens {
 pub(super) struct PlanningState {
     /// Remaining capacity by the batching policy.
     pub budget: StepBudget,
-    /// The buffers of the last plan.
-    pub spare_plan: StepPlan,
+    /// Plans whose buffers are reused, one for each step that can be in flight.
+    spare_plans: Vec<StepPlan>,
+    /// Larger buffers for the block tables of the plans that are in flight.
+    larger_tables: Vec<Vec<u32>>,
+    /// Number of steps in flight.
+    pub launched: usize,
     /// The buffer for the members of one group.
     pub scheduled: Vec<ScheduledTokens>,
 }
 
 impl PlanningState {
     pub fn new(options: &SchedulerOptions, blocks: &BlockManager) -> Result<PlanningState> {
-        let mut spare_plan = StepPlan::default();
-        spare_plan.batch.reserve(options.max_batch_tokens, options.max_seqs, blocks.total(), blocks.paging().groups())?;
-        spare_plan.sequences.try_reserve(options.max_seqs)?;
         let mut scheduled = Vec::new();
         scheduled.try_reserve(options.max_seqs)?;
-        Ok(PlanningState { budget: StepBudget::UNLIMITED, spare_plan, scheduled })
+        let mut planning =
+            PlanningState { budget: StepBudget::UNLIMITED, spare_plans: Vec::new(), larger_tables: Vec::new(), launched: 0, scheduled };
+        planning.reserve(1, options, blocks)?;
+        Ok(planning)
     }
 
-    /// Returns an empty plan with the buffers of the last one.
+    /// Reserves the buffers of plans for `steps` steps in flight.
+    pub fn reserve(&mut self, steps: usize, options: &SchedulerOptions, blocks: &BlockManager) -> Result<()> {
+        self.spare_plans.try_reserve_exact(steps)?;
+        self.larger_tables.try_reserve_exact(steps)?;
+        while self.spare_plans.len() < steps {
+            let mut plan = StepPlan::default();
+            plan.batch.reserve(options.max_batch_tokens, options.max_seqs, blocks.total(), blocks.paging().groups())?;
+            plan.sequences.try_reserve(options.max_seqs)?;
+            self.spare_plans.push(plan);
+        }
+        Ok(())
+    }
+
+    /// Reserves space for `entries` entries of block tables in each plan.
+    pub fn reserve_tables(&mut self, entries: usize) -> Result<()> {
+        self.spare_plans.iter_mut().try_for_each(|plan| plan.batch.tables.try_reserve_exact(entries))?;
+        self.larger_tables.clear();
+        for _ in 0..self.launched {
+            let mut tables = Vec::new();
+            tables.try_reserve_exact(entries)?;
+            self.larger_tables.push(tables);
+        }
+        Ok(())
+    }
+
+    /// Returns an empty plan with the buffers of an earlier one.
     pub fn take_plan(&mut self) -> StepPlan {
-        let mut plan = std::mem::take(&mut self.spare_plan);
+        self.spare_plans.pop().unwrap_or_default()
+    }
+
+    /// Keeps the buffers of a plan.
+    pub fn reuse(&mut self, mut plan: StepPlan) {
         plan.clear();
-        plan
+        if let Some(larger) = self.larger_tables.pop()
+            && larger.capacity() > plan.batch.tables.capacity()
+        {
+            plan.batch.tables = larger;
+        }
+        self.spare_plans.push(plan);
     }
 }

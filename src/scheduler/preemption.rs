@@ -108,6 +108,7 @@ impl Scheduler {
 
     /// Drops the computed state of the sequence in either tier.
     pub(super) fn take_blocks(&mut self, slot: Slot) {
+        self.invalidate_in_flight(slot);
         self.unmark_reclaimable(slot);
         let sequence = &mut self.sequences[slot];
         self.blocks.free(&mut sequence.table);

@@ -101,8 +101,7 @@ impl Scheduler {
     /// step, with `max_len` tokens per sequence.
     fn reserve(&mut self, more: usize, max_len: usize) -> Result<()> {
         let tables = self.options.max_seqs.min(self.options.max_batch_tokens).saturating_mul(self.blocks.paging().entries(max_len));
-        self.planning.spare_plan.clear();
-        self.planning.spare_plan.batch.tables.try_reserve_exact(tables)?;
+        self.planning.reserve_tables(tables)?;
         let queues = [Queue::Waiting, Queue::Running, Queue::Paused];
         let more = more + queues.map(|queue| self.queues.groups.tally(queue).shells).iter().sum::<usize>();
         let total = self.sequences.len() + more;
@@ -183,6 +182,7 @@ impl Scheduler {
     /// their number.
     pub fn append(&mut self, id: SeqId, tokens: &[u32], max_model_len: usize) -> Result<()> {
         let slot = self.slot(id)?;
+        self.invalidate_in_flight(slot);
         let paging = self.blocks.paging();
         let sequence = &mut self.sequences[slot];
         let len = sequence.tokens.len() + tokens.len();
@@ -207,6 +207,7 @@ impl Scheduler {
     pub fn rewind(&mut self, id: SeqId, len: usize) -> Result<()> {
         let block_size = self.blocks.block_size();
         let slot = self.slot(id)?;
+        self.invalidate_in_flight(slot);
         let gone = self.blocks.sees_null_block(&self.sequences[slot].table, len);
         let sequence = &mut self.sequences[slot];
         if len == 0 || len > sequence.tokens.len() {
@@ -229,7 +230,7 @@ impl Scheduler {
     }
 
     /// Releases the blocks beyond the first `computed` tokens, and updates the reclaimable sets.
-    fn truncate(&mut self, slot: Slot, computed: usize) {
+    pub(super) fn truncate(&mut self, slot: Slot, computed: usize) {
         let rests = self.sequences[slot].table.is_reclaimable() || self.sequences[slot].is_idle();
         self.unmark_reclaimable(slot);
         self.blocks.truncate(&mut self.sequences[slot].table, computed);
@@ -268,6 +269,7 @@ impl Scheduler {
     }
 
     pub(super) fn end_slot(&mut self, slot: Slot) {
+        self.invalidate_in_flight(slot);
         self.unmark_reclaimable(slot);
         let sequence = &mut self.sequences[slot];
         let (group, keep) = (sequence.group.take(), sequence.request.keep);

@@ -35,22 +35,9 @@ impl Scheduler {
         if std::mem::take(&mut self.queues.recheck_paused) {
             self.resume_paused(&ready);
         }
-        self.write_step(&ready)
-    }
-
-    /// Plans a step of the running groups only, since the device has already started the predicted
-    /// step. If they have nothing to do, plans an ordinary step.
-    pub fn schedule_lookahead(&mut self, ready: impl Fn(SeqId) -> bool) -> Option<StepPlan> {
-        let mut plan = self.planning.take_plan();
-        plan.is_closed = true;
-        self.pause_running(&ready);
-        self.planning.budget = StepBudget { decodes: true, ..self.policies.batching.step_budget(&RunningGroups(self)) };
-        self.plan_running(&mut plan);
-        if !plan.sequences.is_empty() {
-            return Some(plan);
-        }
-        self.planning.spare_plan = plan;
-        self.schedule(ready)
+        let mut plan = self.write_step(&ready);
+        plan.iter_mut().for_each(|plan| self.launch(plan));
+        plan
     }
 
     /// Makes the next step check the paused groups.
@@ -62,8 +49,9 @@ impl Scheduler {
     /// checked.
     pub fn schedule_among(&mut self, seqs: &[SeqId], ready: impl Fn(SeqId) -> bool) -> Option<StepPlan> {
         self.set_aside_others(seqs);
-        let plan = self.write_step(&ready);
+        let mut plan = self.write_step(&ready);
         self.queues.restore_waiting();
+        plan.iter_mut().for_each(|plan| self.launch(plan));
         plan
     }
 
@@ -92,8 +80,11 @@ impl Scheduler {
             if !plan.sequences.is_empty() {
                 return Some(plan);
             }
+            if self.planning.launched > 0 {
+                break; // the groups wait for the steps in flight, not for the batching policy
+            }
         }
-        self.planning.spare_plan = plan;
+        self.planning.reuse(plan);
         None
     }
 
@@ -127,11 +118,20 @@ impl Scheduler {
     }
 
     pub(super) fn pause(&mut self, id: GroupId) {
+        self.invalidate_group(id);
         self.queues.pause(id);
         self.mark_group_reclaimable(id);
     }
 
+    /// Makes the steps in flight compute nothing for the members.
+    fn invalidate_group(&mut self, id: GroupId) {
+        let members = self.queues.groups.take_members(id);
+        members.iter().for_each(|&slot| self.invalidate_in_flight(slot));
+        self.queues.groups.return_members(id, members);
+    }
+
     pub(super) fn wait(&mut self, id: GroupId) {
+        self.invalidate_group(id);
         self.queues.wait(id);
         self.mark_group_reclaimable(id);
     }

@@ -1,5 +1,6 @@
 use super::block_hashes::BlockHashes;
 use super::ids::GroupId;
+use super::in_flight::InFlight;
 use super::length_limit::LengthLimit;
 use super::outcome::{FinishReason, SequenceStats, TokenOutcome};
 use crate::error::Result;
@@ -23,6 +24,7 @@ pub struct SequenceKv {
     pub generated: usize,
     /// Number of tokens whose K and V are stored.
     pub computed: usize,
+    pub(super) in_flight: InFlight,
     pub(super) limit: LengthLimit,
     /// Whether a step has computed a part of it since it was added, forked or resumed.
     pub started: bool,
@@ -111,7 +113,7 @@ impl SequenceKv {
     /// Returns the number of tokens to compute. It is 1 during decoding.
     #[inline]
     pub fn pending(&self) -> usize {
-        self.tokens.len() - self.computed
+        self.expected_len() - self.scheduled()
     }
 
     pub fn is_idle(&self) -> bool {
@@ -209,7 +211,7 @@ impl SequenceKv {
         assert!(self.computed <= self.tokens.len(), "no more is computed than there is");
         let blocks = self.table.places();
         assert!(blocks >= blocks_for(self.computed, block_size), "every computed token has a slot");
-        assert!(blocks <= blocks_for(self.tokens.len(), block_size), "no block is reserved for tokens that do not exist");
+        assert!(blocks <= blocks_for(self.expected_len(), block_size), "no block is reserved for tokens that do not exist");
         assert!(self.hashes.known().len() <= self.tokens.len() / block_size, "only full blocks have a chain");
     }
 

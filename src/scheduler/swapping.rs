@@ -49,6 +49,7 @@ impl Scheduler {
 
     /// Blocks that were reserved for a step that was not run have no contents.
     fn cut_to_computed(&mut self, slot: Slot) {
+        self.invalidate_in_flight(slot);
         self.unmark_reclaimable(slot);
         let sequence = &mut self.sequences[slot];
         self.blocks.truncate(&mut sequence.table, sequence.computed);

@@ -443,7 +443,8 @@ fn recorded_steps_are_retried_after_a_failure() {
         let engine = Engine::create(&options).unwrap();
         shim.fail(function, nth, OUT_OF_MEMORY);
         assert_eq!(tokens(&run(&engine, requests()).unwrap()), tokens(&expected), "{function}, call {nth}");
-        assert!(!shim.pretends() || engine.stats().steps_failed == 1, "{function}, call {nth}");
+        // The step that was launched behind the failed one is computed again too.
+        assert!(!shim.pretends() || (1..=2).contains(&engine.stats().steps_failed), "{function}, call {nth}");
     }
     shim.fail("cuGraphLaunch", 3, ILLEGAL_ADDRESS);
     let engine = Engine::create(&options).unwrap();
@@ -452,8 +453,9 @@ fn recorded_steps_are_retried_after_a_failure() {
     shim.fail("cuGraphLaunch", 0, 0);
 }
 
-/// The device computes the next step before the host calls it, and computes nothing twice. This
-/// holds when a sequence ends, and when a request arrives, which waits for one step.
+/// The device computes the next step while the host processes the tokens of the previous one: also
+/// beside prompts, and when a sequence ends. A request that arrives joins the step after the one in
+/// flight.
 #[test]
 fn the_next_step_is_in_flight_before_it_is_called() {
     let _one = alone();
@@ -462,38 +464,47 @@ fn the_next_step_is_in_flight_before_it_is_called() {
         return println!("skipped: a real device does not report its queue");
     }
     let engine = Engine::create(&model.options("cuda:0")).unwrap();
-    let step = || {
-        let (before, report) = (shim.launches(), engine.step().unwrap());
-        (shim.launches() - before, report, shim.queued() > 0)
-    };
     for (i, tokens) in [6, 12, 30].into_iter().enumerate() {
         engine.add_request(request(i, 5 + i, tokens)).unwrap();
     }
-    assert!(!step().2, "a step with a prompt is not followed by a step in flight");
-    let (first, _, is_ahead) = step();
-    assert!(is_ahead);
-    let whole = first + 1; // with the kernel that makes its inputs
-    for row in 3..=29 {
-        if row == 20 {
+    for token in 1..=30 {
+        if token == 20 {
             engine.add_request(request(9, 5, 3)).unwrap();
         }
-        let (launches, report, is_ahead) = step();
-        let running = 1 + (row <= 6) as u64 + (row <= 12) as u64;
-        match row {
-            20 => assert_eq!(
-                (launches, report.prefill_tokens, is_ahead),
-                (whole, 0, false),
-                "the new request waits, and the next step is not in flight"
-            ),
-            21 => assert_eq!((report.prefill_tokens, report.decode_tokens, is_ahead), (5, 1, false)),
-            22 => assert_eq!((launches, report.decode_tokens, is_ahead), (first, 2, true)),
-            23 => assert_eq!((launches, report.decode_tokens, is_ahead), (whole, 2, true)),
-            _ => assert_eq!((launches, report.decode_tokens, is_ahead), (whole, running, true), "token {row}"),
-        }
+        let report = engine.step().unwrap();
+        let decodes = [6, 12, 30].into_iter().filter(|&tokens| token <= tokens).count() as u64;
+        let expected = match token {
+            1 => (5 + 6 + 7, 0),
+            21 => (5, 1),
+            22 | 23 => (0, 2),
+            _ => (0, decodes),
+        };
+        assert_eq!((report.prefill_tokens, report.decode_tokens), expected, "token {token}");
+        assert_eq!(shim.queued() > 0, token < 30, "token {token}");
     }
-    assert_eq!(step().1.unfinished, 0);
+    assert_eq!(engine.step().unwrap().unfinished, 0);
     drop(engine);
     assert_eq!(shim.queued(), 0);
+}
+
+/// A sequence that the host samples is left out of every second step. The others are not.
+#[test]
+fn a_sequence_sampled_by_the_host_does_not_keep_the_next_step_from_being_in_flight() {
+    let _one = alone();
+    let (model, shim) = (Model::new(&llama(128), true), cuda::shim());
+    let engine = Engine::create(&model.options("cuda:0")).unwrap();
+    engine.add_request(request(0, 5, 12)).unwrap();
+    engine.add_request(sampled_by_the_host(request(1, 5, 6))).unwrap();
+    assert_eq!(engine.step().unwrap().prefill_tokens, 10);
+    for token in 2..=12 {
+        let report = engine.step().unwrap();
+        assert_eq!(report.decode_tokens, 1 + (token % 2 == 1 && token <= 11) as u64, "token {token}");
+        assert!(!shim.pretends() || (shim.queued() > 0) == (token < 12), "token {token}");
+    }
+    let found = engine.queue().poll(Some(Default::default())).unwrap();
+    let of = |number: u64| found.iter().filter(move |output| output.user_data == number).flat_map(|output| output.tokens.clone());
+    let expected = answers(&model.options("cuda:0"), [request(0, 5, 12), sampled_by_the_host(request(1, 5, 6))].into_iter());
+    assert_eq!([of(0), of(1)].map(Iterator::collect::<Vec<u32>>), *tokens(&expected), "the tokens are those of the requests");
 }
 
 /// While requests start and end, and steps in flight are discarded, each request has the outputs of

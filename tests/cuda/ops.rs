@@ -13,7 +13,7 @@ use pagedllm::backend::{
     KvShape, NormKind, NormOf, Ops, Pairs, RotaryEmbedding, Routing, RowSource, Sampling, Scores, Strips, Values,
 };
 use pagedllm::batch::device_sampling::{DeviceSampling, DeviceSamplingLimits};
-use pagedllm::batch::{Batch, BlockCopy, BlockMove, NO_SLOT, Span, Tail};
+use pagedllm::batch::{Batch, BlockCopy, BlockMove, Placeholder, Span, Tail};
 use pagedllm::decode::{self, Context, NoChoice, ResolvedSampling, Sampler, SamplingHistory, plan_draw};
 use pagedllm::error::{Code, Error};
 use pagedllm::options::{Dry, Dtype, Isa, KvDtype, Mirostat, SamplingParams, WeightFormat};
@@ -854,8 +854,10 @@ fn sampling_equals_the_sampler_of_the_host() {
             expected.push((row, rules.params, token));
         }
         let mut logits = backend.vector(&rows.concat()).unwrap();
+        backend.start_sampling(&mut drawing, vocab, &mut logits, &draws).unwrap();
+        backend.start_read(&mut logits, vocab, rows.len(), draws.other_rows(rows.len())).unwrap();
         let drawn =
-            backend.sample(&mut drawing, vocab, &mut logits, &draws).unwrap_or_else(|e| panic!("{e}: {}", cuda::shim().last_error()));
+            backend.finish_sampling(&mut drawing, draws.rows.len()).unwrap_or_else(|e| panic!("{e}: {}", cuda::shim().last_error()));
         assert_eq!(drawn.len(), expected.len());
         for (drawn, (row, params, token)) in drawn.iter().zip(&expected) {
             assert_eq!(decode::chosen(drawn).map(|chosen| chosen.token), *token, "row {row} of {vocab}: {params:?}");
@@ -872,8 +874,7 @@ fn sampling_equals_the_sampler_of_the_host() {
             );
             several += 1;
         }
-        let runs = draws.other_rows(rows.len());
-        let left = backend.read_rows(&mut logits, vocab, rows.len(), runs).unwrap();
+        let left = backend.finish_read(&mut logits, rows.len() * vocab).unwrap();
         assert_eq!(left[3 * vocab..][..vocab], rows[3], "rows without a sample do not change");
     }
     assert!(several > 40, "only {several} log probabilities were compared");
@@ -892,20 +893,20 @@ fn nan_logits_and_excluded_vocabularies_are_reported() {
         assert!(plan_draw(&mut draws, row, vocab, None, &ResolvedSampling::default(), &context));
     }
     let mut logits = backend.vector(&rows).unwrap();
-    let drawn = backend.sample(&mut drawing, vocab, &mut logits, &draws).unwrap();
+    backend.start_sampling(&mut drawing, vocab, &mut logits, &draws).unwrap();
+    let drawn = backend.finish_sampling(&mut drawing, draws.rows.len()).unwrap();
     let outcomes: Vec<_> = drawn.iter().map(|drawn| decode::chosen(drawn).unwrap_err()).collect();
     assert_eq!(outcomes, [NoChoice::NotFinite, NoChoice::NotFinite, NoChoice::Excluded]);
 }
 
-/// A decode step with these rows (token, position, slot, next slot). Each sequence has a block
-/// table of two blocks.
-fn decodes(rows: &[[u32; 4]]) -> Batch {
+/// A decode step with these rows (token, position, slot). Each sequence has a block table of two
+/// blocks.
+fn decodes(rows: &[[u32; 3]]) -> Batch {
     let mut batch = Batch::default();
-    for (row, &[token, position, slot, next]) in (0..).zip(rows) {
+    for (row, &[token, position, slot]) in (0..).zip(rows) {
         batch.tokens.push(token);
         batch.positions.push(position);
         batch.slots.push(slot);
-        batch.next_slots.push(next);
         batch.spans.push(Span { first_token: row, tokens: 1, table: 2 * row });
         batch.tables.extend([slot / 16, slot / 16 + 1]);
         batch.logit_rows.push(row);
@@ -923,6 +924,7 @@ struct Kept {
     frequencies: <CudaBackend as BackendTypes>::Buf,
     tokens: <CudaBackend as BackendTypes>::Buf,
     angles: <CudaBackend as BackendTypes>::Buf,
+    logits: <CudaBackend as BackendTypes>::Buf,
 }
 
 impl Kept {
@@ -941,14 +943,14 @@ impl Kept {
             frequencies: backend.vector(&[1.0]).unwrap(),
             tokens: unwritten(&backend, Kept::ROWS),
             angles: unwritten(&backend, 2 * Kept::ROWS),
+            logits: unwritten(&backend, 1),
             backend,
             inputs,
         };
-        while let Some(Extent { rows, logits }) = kept.backend.capture(&max, &decodes(&[[0, 0, 0, NO_SLOT]]), &mut kept.inputs).unwrap() {
+        while let Some(Extent { rows, logits }) = kept.backend.capture(&max, &decodes(&[[0, 0, 0]]), &mut kept.inputs).unwrap() {
             assert_eq!(rows, logits);
             kept.ops();
         }
-        assert!(kept.backend.can_run_ahead(Kept::ROWS) && !kept.backend.can_run_ahead(Kept::ROWS + 1));
         kept
     }
 
@@ -967,11 +969,11 @@ impl Kept {
         tokens.iter().map(|&token| token as u32).zip(angles.iter().step_by(2).map(|cosine| (cosine * 1000.0).round() as i32)).collect()
     }
 
-    /// Samples these tokens, one row each. The logits of an invalid token are NaN.
-    fn draw(&mut self, tokens: &[u32]) {
+    /// Starts to sample these tokens, one row each. The logits of an invalid token are NaN.
+    fn sample(&mut self, tokens: &[u32]) {
         let logit = |token: u32, other: u32| if (token as usize) < Kept::VOCAB { (other == token) as u32 as f32 } else { f32::NAN };
         let likely = |&token: &u32| (0..Kept::VOCAB as u32).map(move |other| logit(token, other));
-        let mut logits = self.backend.vector(&tokens.iter().flat_map(likely).collect::<Vec<_>>()).unwrap();
+        self.logits = self.backend.vector(&tokens.iter().flat_map(likely).collect::<Vec<_>>()).unwrap();
         let (history, mut rules) = (SamplingHistory::default(), ResolvedSampling::default());
         rules.params.temperature = 0.0;
         let mut draws = DeviceSampling::new(DeviceSamplingLimits::for_rows(tokens.len(), Kept::VOCAB)).unwrap();
@@ -979,9 +981,13 @@ impl Kept {
             let context = Context { tokens: &[1], prompt_len: 1, generated: 0, seed: 1, history: &history, allowed: None };
             assert!(plan_draw(&mut draws, row, Kept::VOCAB, None, &rules, &context));
         }
-        let drawn = self.backend.sample(&mut self.drawing, Kept::VOCAB, &mut logits, &draws).unwrap();
-        let sampled = drawn.iter().map(|drawn| decode::chosen(drawn).map_or(u32::MAX, |chosen| chosen.token));
-        assert!(sampled.eq(tokens.iter().copied()));
+        self.backend.start_sampling(&mut self.drawing, Kept::VOCAB, &mut self.logits, &draws).unwrap();
+    }
+
+    /// Returns the sampled tokens.
+    fn sampled(&mut self, samples: usize) -> Vec<u32> {
+        let samples = self.backend.finish_sampling(&mut self.drawing, samples).unwrap();
+        samples.iter().map(|sample| decode::chosen(sample).map_or(u32::MAX, |chosen| chosen.token)).collect()
     }
 }
 
@@ -990,54 +996,50 @@ fn at(position: u32) -> i32 {
     ((position as f32).cos() * 1000.0).round() as i32
 }
 
-/// The next step has the sampled tokens at the next positions. Ended sequences keep their position.
-/// A step has the recorded number of rows, and the rows of the batch are found in it.
+/// A step that is uploaded before the host knows the tokens of the previous one has them in place of
+/// its placeholders, whatever the order of its rows.
 #[test]
-fn a_recorded_step_continues_with_the_sampled_tokens() {
+fn placeholders_are_replaced_by_the_samples_of_the_previous_step() {
     let mut kept = Kept::new();
-    let first = decodes(&[[3, 0, 0, 1], [5, 15, 63, NO_SLOT], [7, 8, 88, 89]]);
+    let first = decodes(&[[3, 0, 0], [5, 15, 63], [7, 8, 88]]);
     assert_eq!(kept.step(&first), [(3, at(0)), (5, at(15)), (7, at(8))]);
-    assert!(!kept.backend.step_in_flight(), "nothing was drawn yet");
-    kept.draw(&[4, 9, 2]);
-    assert!(kept.backend.step_in_flight());
-    let next = decodes(&[[4, 1, 1, 2], [2, 9, 89, 90]]);
-    assert_eq!(kept.step(&next), [(4, at(1)), (9, at(15))], "an ended sequence keeps its position, because its table ends there");
-    let rows: Vec<f32> = (0..3).map(|row| row as f32).collect();
-    let mut logits = kept.backend.vector(&rows).unwrap();
-    assert_eq!(kept.backend.read_rows(&mut logits, 1, 2, std::iter::once(0..2)).unwrap(), [0.0, 2.0], "the batch's rows of three");
-    kept.draw(&[1, 1, 1]);
-    assert!(!kept.backend.step_in_flight(), "a row was not sampled, or was sampled twice");
+    kept.sample(&[4, u32::MAX, 2]);
+    let mut next = decodes(&[[0, 9, 89], [6, 3, 3], [0, 1, 1], [0, 16, 64]]);
+    next.placeholders = [(0, 2), (2, 0), (3, 1)].map(|(token, sample)| Placeholder { token, sample }).into();
+    let step = kept.step(&next);
+    assert_eq!(step[..4], [(2, at(9)), (6, at(3)), (4, at(1)), (0, at(16))], "a failed sample is replaced by token 0");
+    assert_eq!(kept.sampled(3), [4, u32::MAX, 2], "the samples reach the host after the next step was started");
+}
+
+#[test]
+fn placeholders_of_a_prompt_batch_are_replaced_too() {
+    let mut kept = Kept::new();
+    kept.step(&decodes(&[[3, 0, 0]]));
+    kept.sample(&[4]);
+    let batch = Batch {
+        tokens: vec![1, 2, 0],
+        positions: vec![0, 1, 1],
+        slots: vec![32, 33, 1],
+        spans: vec![Span { first_token: 0, tokens: 2, table: 0 }, Span { first_token: 2, tokens: 1, table: 1 }],
+        tables: vec![2, 0],
+        logit_rows: vec![1, 2],
+        placeholders: vec![Placeholder { token: 2, sample: 0 }],
+        ..Batch::default()
+    };
+    assert_eq!(kept.step(&batch), [(1, at(0)), (2, at(1)), (4, at(1))]);
+    assert_eq!(kept.sampled(1), [4]);
 }
 
 #[test]
 fn other_batches_are_padded_to_the_recorded_rows() {
     let mut kept = Kept::new();
-    let rows: Vec<[u32; 4]> = (0..10).map(|row| [row, row, 32 * row + row, 32 * row + row + 1]).collect();
+    let rows: Vec<[u32; 3]> = (0..10).map(|row| [row, row, 32 * row + row]).collect();
     let step = kept.step(&decodes(&rows));
     assert_eq!(step.len(), 16);
     assert!(
         step.iter().enumerate().all(|(i, &(token, angle))| (token, angle) == if i < 10 { (i as u32, at(i as u32)) } else { (0, at(0)) })
     );
-    kept.draw(&[8; 10]);
-    assert!(kept.backend.step_in_flight());
-    let other = decodes(&[[6, 2, 2, 3]]);
-    assert_eq!(kept.step(&other), [(6, at(2))]);
-    kept.draw(&[u32::MAX]);
-    assert!(kept.backend.step_in_flight(), "a step with other rows is in flight too");
-    assert_eq!(kept.step(&decodes(&[[0, 3, 3, 4]])), [(0, at(3))]);
-    kept.draw(&[1]);
-    kept.backend.cancel_in_flight();
-    assert!(!kept.backend.step_in_flight());
-    let prompt = Batch {
-        tokens: vec![1, 2],
-        positions: vec![0, 1],
-        slots: vec![0, 1],
-        spans: vec![Span { first_token: 0, tokens: 2, table: 0 }],
-        tables: vec![0],
-        logit_rows: vec![1],
-        ..Batch::default()
-    };
-    assert_eq!(kept.step(&prompt), [(1, at(0)), (2, at(1))]);
+    assert_eq!(kept.step(&decodes(&[[6, 2, 2]])), [(6, at(2))]);
 }
 
 /// The host samples with parameters that a device does not support, or that exceed its limits.

@@ -13,7 +13,7 @@ use pagedllm::batch::BlockMove;
 use pagedllm::decode::{
     BeamScratch, BeamSearch, BeamStep, Context, Ended, Hypothesis, ResolvedSampling, Sampler, SamplingHistory, log_softmax, logprob_and_top,
 };
-use pagedllm::engine::{Engine, Fork, InFlightStep, Output, Prompt, Request, Resume, Runner};
+use pagedllm::engine::{Engine, Fork, InFlightStep, Output, Prompt, Request, Resume, Runner, StepOutput};
 use pagedllm::error::{Error, Result};
 use pagedllm::options::{BeamParams, EngineOptions, OutputKind, Preemption, SamplingParams};
 use pagedllm::scheduler::{FinishReason, StepPlan};
@@ -111,11 +111,11 @@ impl Runner for Paged {
                 }
             }
         }
-        if failing == AFTER_WRITE { Err(Error::out_of_memory()) } else { Ok(InFlightStep { logits: batch.logit_rows.len() }) }
+        if failing == AFTER_WRITE { Err(Error::out_of_memory()) } else { Ok(InFlightStep::new(batch.logit_rows.len())) }
     }
 
-    fn wait(&mut self, _: InFlightStep) -> Result<&[f32]> {
-        Ok(&self.logits)
+    fn wait(&mut self, _: InFlightStep) -> Result<StepOutput<'_>> {
+        Ok(StepOutput::from_logits(&self.logits))
     }
 }
 

@@ -7,6 +7,7 @@ mod support;
 mod batch_invariance;
 mod dense_model;
 mod faults;
+mod in_flight;
 mod journal;
 mod ledger;
 mod requests;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::support;
 use pagedllm::backend::cpu::CpuBackend;
-use pagedllm::engine::{Engine, Fork, InFlightStep, ModelInfo, ModelRunner, Output, Prompt, Queue, Request, Runner, Stats};
+use pagedllm::engine::{Engine, Fork, InFlightStep, ModelInfo, ModelRunner, Output, Prompt, Queue, Request, Runner, Stats, StepOutput};
 use pagedllm::error::{Code, Error, Result};
 use pagedllm::kv::{BlockHash, BlockManager, Paging};
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
@@ -33,11 +33,11 @@ impl Runner for Scripted {
         for (&row, logits) in rows.iter().zip(self.logits.chunks_mut(self.vocab)) {
             (self.script)(plan.batch.tokens[row as usize], plan.batch.positions[row as usize], logits)?;
         }
-        Ok(InFlightStep { logits: rows.len() })
+        Ok(InFlightStep::new(rows.len()))
     }
 
-    fn wait(&mut self, _: InFlightStep) -> Result<&[f32]> {
-        Ok(&self.logits)
+    fn wait(&mut self, _: InFlightStep) -> Result<StepOutput<'_>> {
+        Ok(StepOutput::from_logits(&self.logits))
     }
 }
 

@@ -1141,7 +1141,7 @@ fn windowed(alternate: bool, keeps_all: bool, forks: bool) -> (Vec<Vec<u32>>, us
     for step in 0..160 {
         let Some(plan) = scheduler.schedule(|_| true) else { break };
         let ticket = runner.submit(&plan).unwrap();
-        let logits = runner.wait(ticket).unwrap();
+        let logits = runner.wait(ticket).unwrap().logits;
         logit_bits.push(logits.iter().map(|x| x.to_bits()).collect());
         let argmax = |row: &[f32]| (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap() as u32;
         let outcomes = logits.chunks_exact(127).map(|row| TokenOutcome::Token(argmax(row)));

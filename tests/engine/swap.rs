@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::support::{self, Random, TempDir, configs, write_random_model};
 use pagedllm::batch::BlockMove;
-use pagedllm::engine::{Engine, Fork, InFlightStep, Output, Prompt, Request, Resume, Runner, Stats};
+use pagedllm::engine::{Engine, Fork, InFlightStep, Output, Prompt, Request, Resume, Runner, Stats, StepOutput};
 use pagedllm::error::Code;
 use pagedllm::options::{BeamParams, EngineOptions, KvDtype, Preemption, SamplingParams};
 use pagedllm::scheduler::StepPlan;
@@ -244,11 +244,11 @@ impl Runner for TimedRunner {
     fn submit(&mut self, plan: &StepPlan) -> pagedllm::error::Result<InFlightStep> {
         self.clock.advance(Duration::from_millis(plan.batch.token_count() as u64));
         self.logits.resize(plan.batch.logit_rows.len() * 8, 0.0);
-        Ok(InFlightStep { logits: plan.batch.logit_rows.len() })
+        Ok(InFlightStep::new(plan.batch.logit_rows.len()))
     }
 
-    fn wait(&mut self, _: InFlightStep) -> pagedllm::error::Result<&[f32]> {
-        Ok(&self.logits)
+    fn wait(&mut self, _: InFlightStep) -> pagedllm::error::Result<StepOutput<'_>> {
+        Ok(StepOutput::from_logits(&self.logits))
     }
 
     fn swap_out(&mut self, moves: &[BlockMove]) -> pagedllm::error::Result<()> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::support::{self, TempDir};
 use openmetrics_parser::{MetricsExposition, OpenMetricsType, OpenMetricsValue, Sample, openmetrics};
-use pagedllm::engine::{Clock, Engine, InFlightStep, Output, Prompt, Request, Runner, Timing};
+use pagedllm::engine::{Clock, Engine, InFlightStep, Output, Prompt, Request, Runner, StepOutput, Timing};
 use pagedllm::error::{Code, Result};
 use pagedllm::options::{BeamParams, EngineOptions, Preemption, SamplingParams};
 use pagedllm::scheduler::{FinishReason, StepPlan};
@@ -41,11 +41,11 @@ impl Runner for TimedRunner {
         for (&row, logits) in batch.logit_rows.iter().zip(self.logits.chunks_mut(VOCAB)) {
             logits[(batch.tokens[row as usize] as usize + 1) % VOCAB] = 9.0;
         }
-        Ok(InFlightStep { logits: batch.logit_rows.len() })
+        Ok(InFlightStep::new(batch.logit_rows.len()))
     }
 
-    fn wait(&mut self, _: InFlightStep) -> Result<&[f32]> {
-        Ok(&self.logits)
+    fn wait(&mut self, _: InFlightStep) -> Result<StepOutput<'_>> {
+        Ok(StepOutput::from_logits(&self.logits))
     }
 }
 

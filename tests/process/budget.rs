@@ -10,7 +10,7 @@ use crate::alone;
 use crate::support::{self, Random, TempDir, configs, write_random_model};
 use pagedllm::batch::BlockCopy;
 use pagedllm::budget::MemoryBudget;
-use pagedllm::engine::{Engine, InFlightStep, Output, Prompt, Request, Resume, Runner};
+use pagedllm::engine::{Engine, InFlightStep, Output, Prompt, Request, Resume, Runner, StepOutput};
 use pagedllm::error::Code;
 use pagedllm::options::{BeamParams, EngineOptions, KvDtype, SamplingParams};
 use pagedllm::scheduler::{FinishReason, StepPlan};
@@ -306,11 +306,11 @@ impl Runner for ShrinkingRunner {
     fn submit(&mut self, plan: &StepPlan) -> pagedllm::error::Result<InFlightStep> {
         self.budget.get().unwrap().resize(10).unwrap();
         self.logits.resize(plan.batch.logit_rows.len() * 8, 0.0);
-        Ok(InFlightStep { logits: plan.batch.logit_rows.len() })
+        Ok(InFlightStep::new(plan.batch.logit_rows.len()))
     }
 
-    fn wait(&mut self, _: InFlightStep) -> pagedllm::error::Result<&[f32]> {
-        Ok(&self.logits)
+    fn wait(&mut self, _: InFlightStep) -> pagedllm::error::Result<StepOutput<'_>> {
+        Ok(StepOutput::from_logits(&self.logits))
     }
 }
 
@@ -339,11 +339,11 @@ struct CountingRunner {
 impl Runner for CountingRunner {
     fn submit(&mut self, plan: &StepPlan) -> pagedllm::error::Result<InFlightStep> {
         self.logits.resize(plan.batch.logit_rows.len() * 8, 0.0);
-        Ok(InFlightStep { logits: plan.batch.logit_rows.len() })
+        Ok(InFlightStep::new(plan.batch.logit_rows.len()))
     }
 
-    fn wait(&mut self, _: InFlightStep) -> pagedllm::error::Result<&[f32]> {
-        Ok(&self.logits)
+    fn wait(&mut self, _: InFlightStep) -> pagedllm::error::Result<StepOutput<'_>> {
+        Ok(StepOutput::from_logits(&self.logits))
     }
 
     fn shrink(&mut self, _: &[BlockCopy], _: usize) -> pagedllm::error::Result<()> {
@@ -474,8 +474,8 @@ impl Runner for PanickingRunner {
         panic!("a defect");
     }
 
-    fn wait(&mut self, _: InFlightStep) -> pagedllm::error::Result<&[f32]> {
-        Ok(&[])
+    fn wait(&mut self, _: InFlightStep) -> pagedllm::error::Result<StepOutput<'_>> {
+        Ok(StepOutput::from_logits(&[]))
     }
 }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use crate::support::{self, ManualClock};
 use forecast::{Errors, Hosts};
-use pagedllm::engine::{Continue, Engine, Fork, InFlightStep, Output, Prompt, Request, Resume, Runner};
+use pagedllm::engine::{Continue, Engine, Fork, InFlightStep, Output, Prompt, Request, Resume, Runner, StepOutput};
 use pagedllm::error::{Code, Result};
 use pagedllm::options::{AllocationPolicy, BatchingPolicy, BeamParams, EngineOptions, OrderPolicy, Policies, SamplingParams};
 use pagedllm::scheduler::{FinishReason, StepPlan};
@@ -43,11 +43,11 @@ impl Runner for Counting {
         }
         self.rows.fetch_add(plan.batch.token_count(), Ordering::Relaxed);
         self.clock.advance(self.step * self.slower.load(Ordering::Relaxed) as u32);
-        Ok(InFlightStep { logits: rows.len() })
+        Ok(InFlightStep::new(rows.len()))
     }
 
-    fn wait(&mut self, _: InFlightStep) -> Result<&[f32]> {
-        Ok(&self.logits)
+    fn wait(&mut self, _: InFlightStep) -> Result<StepOutput<'_>> {
+        Ok(StepOutput::from_logits(&self.logits))
     }
 }
 

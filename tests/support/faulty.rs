@@ -267,4 +267,9 @@ impl Ops for Faulty {
 
 impl Sampling for Faulty {}
 
-impl Graphs for Faulty {}
+impl Graphs for Faulty {
+    fn wait(&self) -> Result<()> {
+        self.faults.op();
+        self.faults.report()
+    }
+}

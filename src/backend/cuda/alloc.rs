@@ -80,7 +80,6 @@ impl Alloc for CudaBackend {
     }
 
     fn reserve_inputs(&self, limits: &InputLimits, inputs: &mut Inputs) -> Result<()> {
-        self.steps().ahead.reserve(&limits.max)?;
         inputs.fit(&self.device, Inputs::bytes(limits.max, &limits.heads_per_kv)).map(|_| ())
     }
 
@@ -90,9 +89,8 @@ impl Alloc for CudaBackend {
 
     fn upload(&self, batch: &Batch, inputs: &mut Inputs) -> Result<Extent> {
         let mut steps = self.steps();
-        let Steps { graphs, ahead } = &mut *steps;
+        let Steps { graphs, samples } = &mut *steps;
         graphs.abandon(&self.device);
-        let is_done = ahead.has(batch);
         self.device.check()?;
         let heads_per_kv = self.heads_per_kv();
         let mut kept = graphs.rows_for(batch);
@@ -101,25 +99,25 @@ impl Alloc for CudaBackend {
             kept = None;
         }
         let extent = inputs.take(&self.device, batch, &heads_per_kv, kept)?;
-        ahead.look_at(batch, inputs, kept)?;
-        match kept {
-            _ if is_done => graphs.pass_over(&self.device),
-            Some(rows) => graphs.begin(&self.device, rows),
-            None => {}
+        inputs.fill_placeholders(&self.device, *samples);
+        if let Some(rows) = kept {
+            graphs.begin(&self.device, rows);
         }
         Ok(extent)
     }
 
     fn read<'a>(&'a self, buf: &'a mut Buf, len: usize) -> Result<&'a [f32]> {
         self.launch_step(); // callers of single ops may not have called it
-        buf.read(&self.device, len, std::iter::once((0..len, 0)))
+        buf.start_read(&self.device, len, std::iter::once(0..len))?;
+        buf.finish_read(&self.device, len)
     }
 
-    fn read_rows<'a>(&'a self, buf: &'a mut Buf, width: usize, rows: usize, runs: impl Iterator<Item = Range<usize>>) -> Result<&'a [f32]> {
-        self.launch_step();
-        let steps = self.steps();
-        let numbers = |(rows, from): (Range<usize>, usize)| (rows.start * width..rows.end * width, from * width);
-        buf.read(&self.device, rows * width, runs.flat_map(|run| steps.ahead.runs(run)).map(numbers))
+    fn start_read(&self, buf: &mut Buf, width: usize, rows: usize, runs: impl Iterator<Item = Range<usize>>) -> Result<()> {
+        buf.start_read(&self.device, rows * width, runs.map(|rows| rows.start * width..rows.end * width))
+    }
+
+    fn finish_read<'a>(&'a self, buf: &'a mut Buf, len: usize) -> Result<&'a [f32]> {
+        buf.finish_read(&self.device, len)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::context::{Event, Stream};
 use super::device::Device;
 use super::memory::{Address, Memory, Pinned};
 use crate::error::{Error, Result};
@@ -10,9 +11,18 @@ use crate::error::{Error, Result};
 pub struct Buf {
     memory: Memory,
     pub len: usize,
-    /// Pinned memory for reads.
-    read: Option<Pinned>,
+    read: Option<Read>,
 }
+
+/// The memory for reads of a buffer.
+struct Read {
+    pinned: Pinned,
+    /// Event after the copies of the last read.
+    copied: Event,
+    is_pending: bool,
+}
+
+const NUMBER: usize = size_of::<f32>();
 
 impl Buf {
     pub fn new(device: &Device, len: usize) -> Result<Buf> {
@@ -33,27 +43,40 @@ impl Buf {
         self.memory.address()
     }
 
-    /// Reads ranges of the first `len` numbers; each range comes with its offset on the device.
-    /// Without ranges, it does not wait. The pinned memory has the size of the reads, because most
-    /// buffers are never read completely.
-    pub fn read<'a>(&'a mut self, device: &Device, len: usize, runs: impl Iterator<Item = (Range<usize>, usize)>) -> Result<&'a [f32]> {
-        const BYTES: usize = size_of::<f32>();
+    /// Queues copies of these ranges of the first `len` numbers to pinned memory. The pinned memory
+    /// has the size of the reads, because most buffers are never read completely.
+    pub fn start_read(&mut self, device: &Device, len: usize, runs: impl Iterator<Item = Range<usize>>) -> Result<()> {
         if len > self.len {
             return Err(Error::internal(format!("read of {len} numbers from a buffer of {}", self.len)));
         }
-        let pinned = match &mut self.read {
-            Some(pinned) if pinned.bytes().len() >= len * BYTES => pinned,
-            read => read.insert(device.pinned(len * BYTES, "lower max_seqs")?),
+        let read = match &mut self.read {
+            Some(read) if read.pinned.bytes().len() >= len * NUMBER => read,
+            read => {
+                read.insert(Read { pinned: device.pinned(len * NUMBER, "lower max_seqs")?, copied: device.event()?, is_pending: false })
+            }
         };
-        let mut runs = runs.map(|(run, from)| (run.start * BYTES..run.end * BYTES, from * BYTES)).peekable();
-        match runs.peek() {
-            None => device.check()?,
-            // SAFETY: `len` is at most `self.len`, and the offsets are rows of the same buffer.
-            Some(_) => unsafe { device.read(self.memory.address(), pinned.bytes_mut(), runs)? },
+        for run in runs.filter(|run| !run.is_empty()) {
+            device.fetch(Stream::Compute, &self.memory, &mut read.pinned, run.start * NUMBER..run.end * NUMBER);
+            read.is_pending = true;
+        }
+        if read.is_pending {
+            device.record(&read.copied, Stream::Compute);
+        }
+        Ok(())
+    }
+
+    /// Waits for the copies of `start_read`. Without ranges, it does not wait.
+    pub fn finish_read<'a>(&'a mut self, device: &Device, len: usize) -> Result<&'a [f32]> {
+        let read = self.read.as_mut().filter(|read| read.pinned.bytes().len() >= len * NUMBER);
+        let read = read.ok_or_else(|| Error::internal("a buffer was not read"))?;
+        match std::mem::take(&mut read.is_pending) {
+            // After an error, a copy may still be in flight.
+            true => device.wait_for(&read.copied).or_else(|error| device.wait().and(Err(error)))?,
+            false => device.check()?,
         }
         // SAFETY: pinned memory is zeroed when it is allocated, page-aligned, and every bit pattern
         // is a valid float.
-        Ok(unsafe { std::slice::from_raw_parts(pinned.bytes().as_ptr().cast(), len) })
+        Ok(unsafe { std::slice::from_raw_parts(read.pinned.bytes().as_ptr().cast(), len) })
     }
 }
 

@@ -189,18 +189,19 @@ impl Device {
         self.remember("copy a batch to the device", queued);
     }
 
-    /// Queues a copy of the first bytes of device memory. They must not be read before the copy has
-    /// been waited for.
-    pub fn fetch(&self, stream: Stream, from: &Memory, to: &mut Pinned, bytes: usize) {
-        if bytes == 0 || !self.is_sound() {
+    /// Queues a copy of these bytes to the same offset in pinned memory. They must not be read
+    /// before the copy has been waited for.
+    pub fn fetch(&self, stream: Stream, from: &Memory, to: &mut Pinned, bytes: Range<usize>) {
+        if bytes.is_empty() || !self.is_sound() {
             return;
         }
         let (all, space) = (from.bytes(), to.bytes().len());
-        if bytes as u64 > all || bytes > space {
-            return self.refuse(Error::internal(format!("copy of {bytes} bytes from {all} bytes to {space}")));
+        if bytes.end as u64 > all || bytes.end > space {
+            return self.refuse(Error::internal(format!("copy of bytes {bytes:?} from {all} bytes to {space}")));
         }
+        let place = from.address().at(bytes.start as u64);
         // SAFETY: the check above bounds both ranges.
-        let fetch = || unsafe { result::memcpy_dtoh_async(&mut to.bytes_mut()[..bytes], from.address().0, self.context.stream(stream)) };
+        let fetch = || unsafe { result::memcpy_dtoh_async(&mut to.bytes_mut()[bytes], place.0, self.context.stream(stream)) };
         let queued = self.context.calling(fetch);
         self.remember("copy results from the device", queued);
     }

@@ -45,8 +45,6 @@ enum Now {
     Recorded(usize),
     /// They are skipped, and a captured graph is launched instead.
     Played(usize),
-    /// They are skipped, because lookahead has already computed their results.
-    Done,
 }
 
 impl CapturedGraphs {
@@ -54,10 +52,6 @@ impl CapturedGraphs {
     pub fn rows_for(&self, batch: &Batch) -> Option<usize> {
         let (&rows, _) = self.kept.range(batch.token_count()..).next()?;
         decodes(batch).then_some(rows)
-    }
-
-    pub fn has_rows_for(&self, rows: usize) -> bool {
-        self.kept.range(rows..).next().is_some()
     }
 
     /// Returns the next number of rows to capture.
@@ -81,12 +75,6 @@ impl CapturedGraphs {
         self.now = Now::Played(rows);
     }
 
-    /// Starts a step whose results are already computed.
-    pub fn pass_over(&mut self, device: &Device) {
-        device.skip(true);
-        self.now = Now::Done;
-    }
-
     /// Ends the ops of a step.
     pub fn end(&mut self, device: &Device) {
         match std::mem::take(&mut self.now) {
@@ -100,11 +88,10 @@ impl CapturedGraphs {
                 device.skip(false);
                 self.play(device, rows);
             }
-            Now::Done => device.skip(false),
         }
     }
 
-    pub fn play(&self, device: &Device, rows: usize) {
+    fn play(&self, device: &Device, rows: usize) {
         if let Some(graph) = self.kept.get(&rows) {
             device.play(graph);
         }
@@ -115,7 +102,7 @@ impl CapturedGraphs {
         match std::mem::take(&mut self.now) {
             Now::Run => {}
             Now::Recorded(_) => drop(device.end_recording()),
-            Now::Played(_) | Now::Done => device.skip(false),
+            Now::Played(_) => device.skip(false),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::context::{Event, Stream};
 use super::device::Device;
+use super::function::{Shape, launch};
 use super::memory::{Address, Memory, Pinned};
 use crate::backend::{BatchSize, Extent};
 use crate::batch::{Batch, NO_SLOT, Span};
@@ -12,6 +13,8 @@ pub const PREFILL_TILE: u32 = 64;
 pub const DECODE_TILE: u32 = 16;
 /// Numbers per tile, which a kernel reads at once.
 const TILE_NUMBERS: usize = 4;
+/// Threads of a block that fills placeholders.
+const THREADS: u32 = 128;
 
 /// A part of the batch: its offset in numbers and its count of elements.
 #[derive(Debug, Clone, Copy, Default)]
@@ -45,9 +48,9 @@ pub struct Inputs {
     pub tokens: InputRange,
     pub positions: InputRange,
     pub slots: InputRange,
-    /// Filled only in steps with a captured graph.
-    pub next_slots: InputRange,
     pub tables: InputRange,
+    /// Pairs of a token and its device sample.
+    placeholders: InputRange,
     pub logit_rows: InputRange,
     pub tiles: Vec<Tiles>,
     /// One number: the context length of the longest sequence with one row, rounded up.
@@ -57,7 +60,7 @@ pub struct Inputs {
 impl Inputs {
     /// Copies a batch to the device. `heads_per_kv` has the distinct values of all layers. `kept`:
     /// the batch is padded to this many sequences of one row, and padding rows store nothing. The
-    /// offsets of all parts except the block tables then do not depend on the batch.
+    /// offsets of all parts before the block tables then do not depend on the batch.
     pub fn take(&mut self, device: &Device, batch: &Batch, heads_per_kv: &[u32], kept: Option<usize>) -> Result<Extent> {
         if let Some(sent) = &self.sent {
             device.wait_for(sent)?; // the previous contents have been copied
@@ -69,8 +72,6 @@ impl Inputs {
         self.tokens = self.push(&batch.tokens, missing, 0);
         self.positions = self.push(&batch.positions, missing, 0);
         self.slots = self.push(&batch.slots, missing * groups, NO_SLOT);
-        let next_slots = if kept.is_some() { extent.rows * groups - batch.next_slots.len() } else { 0 };
-        self.next_slots = self.push(&batch.next_slots, next_slots, NO_SLOT);
         self.logit_rows = self.push(&batch.logit_rows, extent.logits - of.logits, 0);
         self.max_decode_len = self.push(&[max_decode_len(batch)], 0, 0);
         self.tiles.clear();
@@ -82,8 +83,22 @@ impl Inputs {
             self.tiles.push(Tiles { heads_per_kv, prefill, decode, all });
         }
         self.tables = self.push(&batch.tables, 0, 0);
+        self.placeholders = InputRange { first: self.len, count: batch.placeholders.len() as u32 };
+        batch
+            .placeholders
+            .iter()
+            .flat_map(|placeholder| [placeholder.token, placeholder.sample])
+            .for_each(|number| self.push_number(number));
         self.send(device)?;
         Ok(extent)
+    }
+
+    /// Queues the replacement of the placeholders by the samples of the previous step.
+    pub fn fill_placeholders(&self, device: &Device, samples: Address) {
+        let InputRange { count, .. } = self.placeholders;
+        let shape = Shape::new((count.div_ceil(THREADS), 1, 1), THREADS);
+        let (tokens, placeholders) = (self.address(self.tokens), self.address(self.placeholders));
+        launch!(device, device.kernels.sampling.fill_placeholders, shape, tokens, placeholders, samples, count);
     }
 
     fn send(&mut self, device: &Device) -> Result<()> {
@@ -109,7 +124,7 @@ impl Inputs {
     /// Returns the maximum bytes of a batch on the device.
     pub fn bytes(BatchSize { tokens: rows, sequences, logits, table_entries: places, groups }: BatchSize, heads_per_kv: &[u32]) -> usize {
         let tiles: usize = heads_per_kv.iter().map(|&heads| tile_numbers(rows, sequences, heads as usize)).sum();
-        (rows * (2 + groups) + logits * (1 + groups) + 1 + places + tiles) * size_of::<u32>()
+        (rows * (2 + groups) + logits + 1 + places + 2 * sequences + tiles) * size_of::<u32>()
     }
 
     /// Returns the bytes of this batch, padded to `kept` rows.
@@ -178,7 +193,7 @@ fn max_decode_len(batch: &Batch) -> u32 {
     rounded_up(batch.spans.iter().filter(is_decode).map(|span| batch.positions[span.first_token as usize] + 1))
 }
 
-pub fn rounded_up(lengths: impl Iterator<Item = u32>) -> u32 {
+fn rounded_up(lengths: impl Iterator<Item = u32>) -> u32 {
     lengths.max().unwrap_or(0).next_power_of_two()
 }
 

@@ -76,7 +76,7 @@ family! {
 }
 
 family! {
-    Sampling { draw_rows, prepare_next }
+    Sampling { draw_rows, fill_placeholders }
 }
 
 /// All kernels, by family.

@@ -4,7 +4,6 @@
 //! Activations are f32. Matrices, K and V have their storage types. An op only queues its kernel;
 //! errors are reported when a batch is uploaded and when results are read (`device`).
 
-mod ahead;
 mod alloc;
 mod attention;
 mod blas;

@@ -8,8 +8,7 @@ use super::context::{Event, Stream};
 use super::device::Device;
 use super::function::{Shape, launch};
 use super::memory::{Address, Memory, Pinned};
-use super::steps::Steps;
-use crate::backend::{Graphs, Sampling};
+use crate::backend::Sampling;
 use crate::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits, LogitEdit, SamplingRow};
 use crate::error::{Error, Result};
 
@@ -65,23 +64,14 @@ impl DeviceSampler {
         (parameter_bytes(limits) + limits.max_rows * size_of::<DeviceSample>()) as u64
     }
 
-    /// Samples from rows of `logits`; `row` maps a row of the batch to its row on the device.
-    /// `prepare_next` receives the address of the results, and queues the next step before the host
-    /// waits for the tokens.
-    pub fn draw(
-        &mut self,
-        device: &Device,
-        vocab: usize,
-        logits: &Buf,
-        sampling: &DeviceSampling,
-        row: impl Fn(usize) -> usize,
-        prepare_next: impl FnOnce(Address),
-    ) -> Result<&[DeviceSample]> {
+    /// Queues sampling from rows of `logits`, and the copy of the samples to the host. Returns the
+    /// address of the samples on the device.
+    pub fn start(&mut self, device: &Device, vocab: usize, logits: &Buf, sampling: &DeviceSampling) -> Result<Address> {
         let bytes = sampling.rows.len() * size_of::<DeviceSample>();
         if bytes > self.read.bytes().len() {
             return Err(buffer_too_small(bytes));
         }
-        let [draws_at, edits_at, masks_at] = self.stage(device, sampling, row)?;
+        let [draws_at, edits_at, masks_at] = self.stage(device, sampling)?;
         let [sent, drew, fetched] = &self.events;
         device.record(sent, Stream::Copies);
         device.hold_up(Stream::Compute, sent);
@@ -90,24 +80,28 @@ impl DeviceSampler {
         launch!(device, device.kernels.sampling.draw_rows, shape, drawn, logits, draws_at, edits_at, masks_at, vocab as u32);
         device.record(drew, Stream::Compute);
         device.hold_up(Stream::Copies, drew);
-        device.fetch(Stream::Copies, &self.drawn, &mut self.read, bytes);
+        device.fetch(Stream::Copies, &self.drawn, &mut self.read, 0..bytes);
         device.record(fetched, Stream::Copies);
-        prepare_next(drawn);
+        Ok(drawn)
+    }
+
+    /// Waits for the first `samples` samples.
+    pub fn finish(&mut self, device: &Device, samples: usize) -> Result<&[DeviceSample]> {
+        let bytes = self.read.bytes().len();
+        if samples * size_of::<DeviceSample>() > bytes {
+            return Err(buffer_too_small(samples * size_of::<DeviceSample>()));
+        }
+        let [.., fetched] = &self.events;
         // After an error, a copy to `read` may still be in flight.
         device.wait_for(fetched).or_else(|error| device.wait().and(Err(error)))?;
         // SAFETY: this many results were just copied to page-aligned memory. All fields are
         // numbers, valid for every bit pattern.
-        Ok(unsafe { std::slice::from_raw_parts(self.read.bytes().as_ptr().cast(), sampling.rows.len()) })
+        Ok(unsafe { std::slice::from_raw_parts(self.read.bytes().as_ptr().cast(), samples) })
     }
 
     /// Queues the copy of draws, edits and masks, one after the other. Returns their addresses on
     /// the device.
-    fn stage(
-        &mut self,
-        device: &Device,
-        DeviceSampling { rows: draws, edits, masks }: &DeviceSampling,
-        row: impl Fn(usize) -> usize,
-    ) -> Result<[Address; 3]> {
+    fn stage(&mut self, device: &Device, DeviceSampling { rows: draws, edits, masks }: &DeviceSampling) -> Result<[Address; 3]> {
         let mut end = 0;
         let mut push = |bytes: &[u8]| {
             let target = self.staging.bytes_mut().get_mut(end..end + bytes.len()).ok_or_else(|| buffer_too_small(bytes.len()))?;
@@ -115,9 +109,7 @@ impl DeviceSampler {
             end += bytes.len();
             Ok::<(), Error>(())
         };
-        for draw in draws {
-            push(bytes_of(&[SamplingRow { row: row(draw.row as usize) as u32, ..*draw }]))?;
-        }
+        push(bytes_of(draws))?;
         push(bytes_of(edits))?;
         push(bytes_of(masks))?;
         device.send(Stream::Copies, &self.parameters, &self.staging, 0..end);
@@ -135,28 +127,13 @@ impl Sampling for CudaBackend {
         DeviceSampler::bytes(limits)
     }
 
-    fn sample<'a>(
-        &'a self,
-        drawing: &'a mut DeviceSampler,
-        vocab: usize,
-        logits: &mut Buf,
-        draws: &DeviceSampling,
-    ) -> Result<&'a [DeviceSample]> {
-        self.launch_step();
-        let mut steps = self.steps();
-        let Steps { graphs, ahead } = &mut *steps;
-        let mut step_started = false;
-        let prepare_next = |drawn| {
-            if let Some(rows) = ahead.prepare_next(&self.device, draws.rows.len(), drawn) {
-                graphs.play(&self.device, rows);
-                step_started = true;
-            }
-        };
-        let drawn = drawing.draw(&self.device, vocab, logits, draws, |row| ahead.row(row), prepare_next)?;
-        if step_started {
-            ahead.mark_launched(drawn);
-        }
-        Ok(drawn)
+    fn start_sampling(&self, sampler: &mut DeviceSampler, vocab: usize, logits: &mut Buf, sampling: &DeviceSampling) -> Result<()> {
+        self.steps().samples = sampler.start(&self.device, vocab, logits, sampling)?;
+        Ok(())
+    }
+
+    fn finish_sampling<'a>(&'a self, sampler: &'a mut DeviceSampler, samples: usize) -> Result<&'a [DeviceSample]> {
+        sampler.finish(&self.device, samples)
     }
 }
 

@@ -1,18 +1,27 @@
-//! The execution of whole steps: captured graphs, and lookahead.
+//! The execution of whole steps: captured graphs, and two steps in flight.
+//!
+//! All work of a step is queued on one stream, so a step reads what the previous one has written:
+//! the sampled tokens replace the placeholders of the next batch before its first op.
 
-use super::ahead::NextStep;
 use super::graphs::CapturedGraphs;
 use super::inputs::Inputs;
+use super::memory::Address;
 use super::{CudaBackend, MANY_ROWS};
 use crate::backend::{BatchSize, Extent, Graphs};
 use crate::batch::Batch;
 use crate::error::Result;
 
-/// The step in flight, and the captured graphs.
-#[derive(Default)]
+/// The captured graphs, and the samples of the last step.
 pub struct Steps {
     pub graphs: CapturedGraphs,
-    pub ahead: NextStep,
+    /// The samples that the device draws last. They replace the placeholders of the next batch.
+    pub samples: Address,
+}
+
+impl Default for Steps {
+    fn default() -> Steps {
+        Steps { graphs: CapturedGraphs::default(), samples: Address::NULL }
+    }
 }
 
 impl Graphs for CudaBackend {
@@ -33,20 +42,16 @@ impl Graphs for CudaBackend {
         Ok(Some(extent))
     }
 
-    fn can_run_ahead(&self, rows: usize) -> bool {
-        self.steps().graphs.has_rows_for(rows)
+    fn max_steps_in_flight(&self) -> usize {
+        2
     }
 
-    fn step_in_flight(&self) -> bool {
-        self.steps().ahead.is_under_way()
+    fn check(&self) -> Result<()> {
+        self.device.check()
     }
 
-    fn cancel_in_flight(&self) {
-        if self.steps().ahead.forget() {
-            // Errors of the discarded step do not matter, unless the device is lost; in that case
-            // every later call reports it.
-            let _ = self.device.wait();
-        }
+    fn wait(&self) -> Result<()> {
+        self.device.wait()
     }
 
     fn is_lost(&self) -> bool {

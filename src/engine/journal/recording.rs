@@ -13,7 +13,7 @@ use crate::batch::{BlockCopy, BlockMove, Tail};
 use crate::budget::Need;
 use crate::engine::command::{Command, ForkedSequence};
 use crate::engine::inputs::{EndedStep, Inputs, StepInputs};
-use crate::engine::runner::{InFlightStep, Runner, StepResult};
+use crate::engine::runner::{InFlightStep, Runner, StepOutput};
 use crate::engine::sequence::Generation;
 use crate::engine::sequence_state::encode;
 use crate::error::{Error, Result};
@@ -117,38 +117,33 @@ impl RecordedRunner {
 }
 
 impl Runner for RecordedRunner {
+    fn depth(&self) -> usize {
+        self.inner.depth()
+    }
+
     fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep> {
-        self.recording.lock().begin_attempt();
-        self.inner.submit(plan)
+        let result = self.inner.submit(plan);
+        self.recording.lock().record_launch(result.as_ref().err());
+        result
     }
 
-    fn wait(&mut self, ticket: InFlightStep) -> Result<&[f32]> {
-        self.inner.wait(ticket)
+    fn sample(&mut self, step: &mut InFlightStep, sampling: &DeviceSampling) -> Result<()> {
+        // An error is reported to `discard`.
+        self.inner.sample(step, sampling)
     }
 
-    fn wait_and_sample(&mut self, ticket: InFlightStep, device_sampling: &DeviceSampling) -> Result<StepResult<'_>> {
-        self.inner.wait_and_sample(ticket, device_sampling)
+    fn wait(&mut self, step: InFlightStep) -> Result<StepOutput<'_>> {
+        self.recording.lock().begin_wait();
+        self.inner.wait(step)
     }
 
-    fn roll_back(&mut self, error: &Error) {
-        self.recording.lock().fail_attempt(error);
-        self.inner.roll_back(error);
+    fn discard(&mut self, error: Option<&Error>) {
+        self.recording.lock().fail_wait(error);
+        self.inner.discard(error);
     }
 
     fn sampling_limits(&self) -> Option<DeviceSamplingLimits> {
         self.inner.sampling_limits()
-    }
-
-    fn can_run_ahead(&self, rows: usize) -> bool {
-        self.inner.can_run_ahead(rows)
-    }
-
-    fn step_in_flight(&self) -> bool {
-        self.inner.step_in_flight()
-    }
-
-    fn cancel_in_flight(&mut self) {
-        self.inner.cancel_in_flight();
     }
 
     fn is_lost(&self) -> bool {

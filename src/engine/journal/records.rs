@@ -102,8 +102,9 @@ pub struct Step {
     pub full_queues: Vec<QueueId>,
     /// Transfers that other threads had completed.
     pub finished_transfers: Vec<u64>,
-    /// Failed attempts to compute a plan.
-    pub failed_attempts: Vec<Failure>,
+    /// Failed launches of plans, and waits for launched steps whose results could not be used.
+    pub failed_launches: Vec<Failure>,
+    pub failed_waits: Vec<Failure>,
     pub resized: Vec<Resized>,
     /// Numbers of the failed transfers between the tiers since the last step, from 1.
     pub failed_moves: Vec<u32>,

@@ -127,7 +127,7 @@ impl Replay {
             let _ = queue.poll(Some(Duration::ZERO));
         }
         self.compare(&step, &ended).map_err(|what| match result {
-            Err(error) if step.failed_attempts.is_empty() => format!("{what}; the step failed: {error}"),
+            Err(error) if step.failed_launches.is_empty() && step.failed_waits.is_empty() => format!("{what}; the step failed: {error}"),
             _ => what,
         })
     }

@@ -8,7 +8,7 @@ use crate::batch::device_sampling::{DeviceSampling, DeviceSamplingLimits};
 use crate::batch::{BlockCopy, BlockMove, Tail};
 use crate::budget::Need;
 use crate::engine::inputs::{Inputs, StepInputs};
-use crate::engine::runner::{InFlightStep, Runner, StepResult};
+use crate::engine::runner::{InFlightStep, Runner, StepOutput};
 use crate::error::{Error, Result};
 use crate::kv::BlockId;
 use crate::kv::connector::TransferId;
@@ -24,16 +24,22 @@ struct ReplayedStep {
     /// Number of resizes that have been repeated, and whether the last of them failed.
     resizes: usize,
     fails_to_shrink: bool,
-    attempts: u32,
+    launches: u32,
+    waits: u32,
     exchanges: u32,
     moves: u32,
 }
 
 impl ReplayedStep {
-    /// Returns the error of the attempt that begins if it failed.
-    fn begin_attempt(&mut self) -> Result<()> {
-        self.attempts += 1;
-        recorded(&self.step.failed_attempts, self.attempts)
+    /// Returns the error of the launch if it failed.
+    fn begin_launch(&mut self) -> Result<()> {
+        self.launches += 1;
+        recorded(&self.step.failed_launches, self.launches)
+    }
+
+    fn begin_wait(&mut self) -> Result<()> {
+        self.waits += 1;
+        recorded(&self.step.failed_waits, self.waits)
     }
 
     fn begin_exchange(&mut self) -> Result<()> {
@@ -106,37 +112,31 @@ struct ReplayedRunner {
 }
 
 impl Runner for ReplayedRunner {
+    fn depth(&self) -> usize {
+        self.inner.depth()
+    }
+
     fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep> {
-        self.replayed.lock().begin_attempt()?;
+        self.replayed.lock().begin_launch()?;
         self.inner.submit(plan)
     }
 
-    fn wait(&mut self, ticket: InFlightStep) -> Result<&[f32]> {
-        self.inner.wait(ticket)
+    fn sample(&mut self, step: &mut InFlightStep, sampling: &DeviceSampling) -> Result<()> {
+        self.inner.sample(step, sampling)
     }
 
-    fn wait_and_sample(&mut self, ticket: InFlightStep, device_sampling: &DeviceSampling) -> Result<StepResult<'_>> {
-        self.inner.wait_and_sample(ticket, device_sampling)
+    fn wait(&mut self, step: InFlightStep) -> Result<StepOutput<'_>> {
+        let failed = self.replayed.lock().begin_wait();
+        let output = self.inner.wait(step);
+        failed.and(output)
     }
 
-    fn roll_back(&mut self, error: &Error) {
-        self.inner.roll_back(error);
+    fn discard(&mut self, error: Option<&Error>) {
+        self.inner.discard(error);
     }
 
     fn sampling_limits(&self) -> Option<DeviceSamplingLimits> {
         self.inner.sampling_limits()
-    }
-
-    fn can_run_ahead(&self, rows: usize) -> bool {
-        self.inner.can_run_ahead(rows)
-    }
-
-    fn step_in_flight(&self) -> bool {
-        self.inner.step_in_flight()
-    }
-
-    fn cancel_in_flight(&mut self) {
-        self.inner.cancel_in_flight();
     }
 
     fn is_lost(&self) -> bool {

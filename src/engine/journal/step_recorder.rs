@@ -14,8 +14,9 @@ pub struct StepRecorder {
     /// Whether a command, a resize or a failed transfer makes the step worth writing.
     must_record: bool,
     is_in_step: bool,
-    /// Number of attempts to compute a plan in this step.
-    attempts: u32,
+    /// Number of launches and of waits in this step.
+    launches: u32,
+    waits: u32,
     /// Number of blocks that exports and imports have copied in this step.
     exchanges: u32,
     /// Number of transfers between the tiers since the last step.
@@ -41,18 +42,19 @@ impl StepRecorder {
     }
 
     pub fn begin(&mut self, inputs: &StepInputs) {
-        let Step { full_queues, finished_transfers, failed_attempts, failed_exchanges, resized, .. } = &mut self.step;
+        let Step { full_queues, finished_transfers, failed_launches, failed_waits, failed_exchanges, resized, .. } = &mut self.step;
         full_queues.clear();
         full_queues.extend_from_slice(inputs.full_queues());
         finished_transfers.clear();
         finished_transfers.extend(inputs.finished_transfers.iter().map(|id| id.0));
-        failed_attempts.clear();
+        failed_launches.clear();
+        failed_waits.clear();
         failed_exchanges.clear();
         resized.clear();
         resized.append(&mut self.resized);
         (self.step.now, self.step.costs) = (inputs.now, inputs.costs.map(|costs| (costs.block.to_bits(), costs.token.to_bits())));
         self.must_record = !self.step.resized.is_empty() || !self.failed_moves.is_empty() || !inputs.finished_transfers.is_empty();
-        (self.is_in_step, self.attempts, self.exchanges) = (true, 0, 0);
+        (self.is_in_step, self.launches, self.waits, self.exchanges) = (true, 0, 0, 0);
     }
 
     /// Makes the step worth writing.
@@ -60,14 +62,19 @@ impl StepRecorder {
         self.must_record = true;
     }
 
-    /// Counts an attempt to compute a plan. Returns its number in the step, from 1.
-    pub fn begin_attempt(&mut self) -> u32 {
-        self.attempts += 1;
-        self.attempts
+    /// Records a launch.
+    pub fn record_launch(&mut self, error: Option<&Error>) {
+        self.launches += 1;
+        self.step.failed_launches.extend(error.map(|error| Failure::new(self.launches, error)));
     }
 
-    pub fn fail_attempt(&mut self, error: &Error) {
-        self.step.failed_attempts.push(Failure::new(self.attempts, error));
+    pub fn begin_wait(&mut self) {
+        self.waits += 1;
+    }
+
+    /// Records that the results of the last wait could not be used.
+    pub fn fail_wait(&mut self, error: Option<&Error>) {
+        self.step.failed_waits.extend(error.map(|error| Failure::new(self.waits, error)));
     }
 
     /// Records the transfer of a block of an export or import.
@@ -122,7 +129,7 @@ impl StepRecorder {
             self.step.digest = outputs.step;
             self.must_record |= outputs.count > 0;
         }
-        let is_quiet = is_idle && !self.must_record && self.step.failed_attempts.is_empty();
+        let is_quiet = is_idle && !self.must_record && self.step.failed_launches.is_empty() && self.step.failed_waits.is_empty();
         if is_quiet && self.was_quiet && self.full_queues_before == self.step.full_queues {
             return false;
         }

@@ -1,6 +1,6 @@
 //! Unit tests of the scheduler, and their helpers.
 
-mod lookahead;
+mod in_flight;
 mod pauses;
 mod prompts;
 mod sequences;
@@ -9,7 +9,6 @@ mod swapping;
 mod windows;
 
 use super::*;
-use crate::batch::NO_SLOT;
 use crate::kv::{BlockHash, Paging, blocks_for};
 
 fn scheduler(blocks: usize, block_size: usize, max_batch_tokens: usize, max_seqs: usize, prefill_chunk: usize) -> Scheduler {

@@ -13,7 +13,9 @@ impl Trace {
     }
 
     pub(super) fn check_budgets(&self, plan: &StepPlan) {
-        let prompts = |scheduled: &&ScheduledSequence| self.sequence(&scheduled.seq).pending() > 1;
+        // The sequence is pending as it was before the launch.
+        let prompts =
+            |scheduled: &&ScheduledSequence| self.sequence(&scheduled.seq).pending() + scheduled.tokens - scheduled.samples as usize > 1;
         let prompt_rows: usize = plan.sequences.iter().filter(prompts).map(|scheduled| scheduled.tokens).sum();
         if let BatchingPolicy::DecodeFirst { budget } = self.policies.batching {
             assert!(prompt_rows <= budget, "{prompt_rows} prompt tokens");
@@ -38,28 +40,14 @@ impl Trace {
         for scheduled in &plan.sequences {
             assert!(seen.insert(scheduled.seq), "each sequence is scheduled once");
             let sequence = self.sequence(&scheduled.seq);
-            assert_eq!(scheduled.first, sequence.computed);
+            assert_eq!(scheduled.first + scheduled.tokens, sequence.scheduled());
             self.s.blocks.check_writable(&sequence.table, scheduled.first..scheduled.first + scheduled.tokens, &batch.copies);
             let pin = self.s.queues.groups[sequence.group.unwrap()].branching == Branching::Pin;
-            assert_eq!(scheduled.samples, !pin && scheduled.first + scheduled.tokens == sequence.tokens.len());
+            let len = sequence.expected_len() - scheduled.samples as usize;
+            assert_eq!(scheduled.samples, !pin && scheduled.first + scheduled.tokens == len);
             assert!(scheduled.logits <= scheduled.tokens && scheduled.logits >= scheduled.samples as usize);
         }
         assert_eq!(plan.sequences.iter().map(|scheduled| scheduled.logits).sum::<usize>(), batch.logit_rows.len());
-        self.check_predicted(plan);
-    }
-
-    /// Checks that each predicted token has the slot that it will get, unless it is the last one.
-    pub(super) fn check_predicted(&self, plan: &StepPlan) {
-        for (scheduled, slots) in plan.sequences.iter().zip(plan.batch.next_slots.chunks_exact(self.windows.len())) {
-            let (sequence, next) = (self.sequence(&scheduled.seq), scheduled.first + 1);
-            assert_eq!((scheduled.tokens, next), (1, sequence.tokens.len()));
-            if next + 1 == sequence.max_len() {
-                assert!(slots.iter().all(|&slot| slot == NO_SLOT));
-                continue;
-            }
-            self.s.blocks.check_writable(&sequence.table, next..next + 1, &[]);
-            assert!(self.s.blocks.slots(&sequence.table, next).eq(slots.iter().copied()));
-        }
     }
 
     /// Records the predecessor of each block hash.
@@ -74,7 +62,7 @@ impl Trace {
     }
 
     pub(super) fn check(&self) {
-        self.s.check();
+        self.s.check_with(self.in_flight.as_ref().map_or(&[], |step| &step.plan.batch.copies));
         let known: HashSet<SeqId> = self.s.sequences.values().map(|sequence| sequence.id).collect();
         assert_eq!(known, self.tokens.keys().copied().collect(), "the model has the same sequences");
         for (id, tokens) in &self.tokens {

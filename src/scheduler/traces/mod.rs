@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::tests::{Random, add_group, sampled_token};
 use super::*;
-use crate::batch::NO_SLOT;
+use crate::batch::device_sampling::{DeviceSampling, SamplingRow};
 use crate::kv::{BlockHash, NULL_BLOCK, Paging};
 use crate::options::{self, AllocationPolicy, BatchingPolicy, OrderPolicy};
 use crate::types::{IdAllocator, RequestId};
@@ -43,8 +43,16 @@ struct Trace {
     /// Predecessor of each known block hash.
     before: HashMap<BlockHash, BlockHash>,
     events: Vec<Event>,
-    /// Whether the device has started the predicted step.
-    is_ahead: bool,
+    /// The step in flight, whose outcomes the host does not know yet.
+    in_flight: Option<LaunchedStep>,
+}
+
+/// A step that the device has computed and the scheduler has not committed.
+struct LaunchedStep {
+    plan: StepPlan,
+    sampled: Vec<SampledToken>,
+    /// The tokens that the device has sampled, in the order of their rows.
+    device_samples: Vec<u32>,
 }
 
 impl Trace {
@@ -77,7 +85,7 @@ impl Trace {
             needs: HashMap::new(),
             before: HashMap::new(),
             events: Vec::new(),
-            is_ahead: false,
+            in_flight: None,
             random,
         }
     }
@@ -242,6 +250,10 @@ impl Trace {
         if total >= self.s.blocks.total() {
             return self.s.grow(total);
         }
+        // Blocks move, so the step in flight is discarded.
+        if let Some(step) = self.in_flight.take() {
+            self.fail(step);
+        }
         let mut moves = Vec::new();
         self.s.shrink_pool(total, &mut moves).unwrap();
         let (out, back) = self.make_moves(true);
@@ -308,16 +320,19 @@ impl Trace {
     fn run(&mut self, plan: &StepPlan) {
         plan.batch.copies.iter().for_each(|copy| self.copy(copy.from, copy.to));
         for (span, scheduled) in plan.batch.spans.iter().zip(&plan.sequences) {
-            let contents = contents(&self.tokens[&scheduled.seq]);
+            let tokens = self.expected_tokens(scheduled.seq);
+            let contents = contents(&tokens);
             for row in span.first_token as usize..(span.first_token + span.tokens) as usize {
                 let position = plan.batch.positions[row] as usize;
-                assert_eq!(plan.batch.tokens[row], self.tokens[&scheduled.seq][position]);
+                let placeholder = plan.batch.placeholders.iter().find(|placeholder| placeholder.token as usize == row);
+                let sample = |sample: u32| self.in_flight.as_ref().unwrap().device_samples[sample as usize];
+                assert_eq!(placeholder.map_or(plan.batch.tokens[row], |placeholder| sample(placeholder.sample)), tokens[position]);
                 let slots = plan.batch.slots.chunks_exact(self.windows.len()).nth(row).unwrap();
                 (0..).zip(slots).for_each(|(group, &slot)| self.slots[slot as usize] = contents[position] + group);
             }
         }
         for (span, scheduled) in plan.batch.spans.iter().zip(&plan.sequences) {
-            let contents = &contents(&self.tokens[&scheduled.seq])[..scheduled.first + scheduled.tokens];
+            let contents = &contents(&self.expected_tokens(scheduled.seq))[..scheduled.first + scheduled.tokens];
             for (group, window) in self.windows.iter().enumerate() {
                 let seen = window.map_or(0, |window| (scheduled.first + 1).saturating_sub(window));
                 for (position, content) in contents.iter().enumerate().skip(seen) {
@@ -330,14 +345,33 @@ impl Trace {
         }
     }
 
+    /// Returns the tokens of a sequence, with the one that the step in flight samples.
+    fn expected_tokens(&self, seq: SeqId) -> Vec<u32> {
+        let mut tokens = self.tokens[&seq].clone();
+        if let Some(step) = self.in_flight.as_ref()
+            && self.sequence(&seq).expected_len() > tokens.len()
+            && let Some(sampled) = step.sampled.iter().find(|sampled| sampled.child == seq)
+        {
+            tokens.push(match sampled.outcome {
+                TokenOutcome::Token(token) | TokenOutcome::Stop(token) => token,
+                TokenOutcome::Fail => 0,
+            });
+        }
+        tokens
+    }
+
     /// Runs until all sequences have ended, and checks that nothing is left.
     fn drain(&mut self) {
         let mut steps = 0;
+        if let Some(step) = self.in_flight.take() {
+            self.commit(step);
+        }
         while let Some(plan) = self.plan(|_| true, false) {
             self.delete_ended();
             self.check_plan(&plan);
             self.run(&plan);
-            self.commit(plan, false);
+            let sampled = self.choose(&plan, false);
+            self.commit(LaunchedStep { plan, sampled, device_samples: Vec::new() });
             self.check();
             steps += 1;
             assert!(steps < 20_000, "starvation");

@@ -6,13 +6,11 @@ impl Trace {
     /// Plans a step like the engine.
     pub(super) fn plan(&mut self, ready: impl Fn(SeqId) -> bool, chance: bool) -> Option<StepPlan> {
         self.s.recheck_paused();
-        let is_ahead = std::mem::take(&mut self.is_ahead);
         loop {
-            let mut plan = if is_ahead { self.s.schedule_lookahead(&ready) } else { self.s.schedule(&ready) };
+            let plan = self.s.schedule(&ready);
             let (out, back) = self.make_moves(chance);
             if back {
                 self.s.record_moves(out, back);
-                plan.iter_mut().filter(|_| self.random.below(4) > 0).for_each(|plan| self.s.reserve_lookahead(plan));
                 return plan;
             }
             plan.into_iter().for_each(|plan| self.s.rollback(plan));
@@ -20,7 +18,31 @@ impl Trace {
         }
     }
 
+    /// Launches a step, and commits or fails an earlier one. Up to two steps are in flight.
     pub(super) fn step(&mut self) {
+        let launched = if self.in_flight.is_none() || self.random.below(4) > 0 { self.launch() } else { None };
+        if let Some(step) = self.in_flight.take() {
+            match self.random.below(8) {
+                0 => {
+                    launched.into_iter().chain([step]).for_each(|step| self.fail(step));
+                    return;
+                }
+                _ => self.commit(step),
+            }
+        }
+        let Some(step) = launched else { return };
+        match self.random.below(3) {
+            0 => self.commit(step),
+            _ => {
+                // The tokens of the previous step are known, so sampling starts.
+                let plan = step.plan;
+                self.in_flight = Some(self.sample_on_device(LaunchedStep { plan, ..step }));
+            }
+        }
+    }
+
+    /// Plans a step, and computes it like a device.
+    fn launch(&mut self) -> Option<LaunchedStep> {
         let unready = self.random.below(8) as u64;
         let ready = |seq: SeqId| unready == 0 || unready > 4 || seq.get() % 5 != unready;
         let all_ready = unready == 0 || unready > 4;
@@ -31,45 +53,81 @@ impl Trace {
         let plan = self.plan(ready, true);
         // Pins that the scheduler has removed are deleted from the model.
         self.delete_ended();
+        let alone = self.in_flight.is_none();
         let Some(plan) = plan else {
-            assert!(!all_ready || self.s.queues.groups.len() == 0, "a sequence could run: {}", self.state());
-            return;
+            assert!(!all_ready || !alone || self.s.queues.groups.len() == 0, "a sequence could run: {}", self.state());
+            return None;
         };
         let group_of = |scheduled: &ScheduledSequence| self.sequence(&scheduled.seq).group.unwrap();
         assert!(plan.sequences.iter().all(|scheduled| self.s.is_ready(group_of(scheduled), &ready)), "only ready sequences run");
-        let in_every_step = matches!(self.policies.batching, BatchingPolicy::Mixed | BatchingPolicy::DecodeFirst { .. });
+        let in_every_step = match self.policies.batching {
+            BatchingPolicy::Mixed => true,
+            // Decodes may leave no token to a prompt that has just replaced one of them.
+            BatchingPolicy::DecodeFirst { .. } => self.s.options.max_batch_tokens > self.s.options.max_seqs,
+            BatchingPolicy::PrefillFirst { .. } | BatchingPolicy::Static => false,
+        };
         let runs_oldest = plan.sequences.iter().any(|scheduled| Some(group_of(scheduled)) == oldest);
-        assert!(!all_ready || !in_every_step || runs_oldest || plan.is_closed, "the oldest group always runs");
-        if self.s.preemptions() == before && !plan.is_closed {
+        assert!(!all_ready || !alone || !in_every_step || runs_oldest, "the oldest group always runs");
+        if self.s.preemptions() == before {
             self.check_order();
         }
         self.check_budgets(&plan);
         self.check_plan(&plan);
-        if self.random.below(8) == 0 {
-            // The failed step has computed an unknown part.
-            let done = self.random.below(plan.sequences.len() + 1);
-            plan.batch.copies.iter().for_each(|copy| self.copy(copy.from, copy.to));
-            plan.batch.slots[..plan.batch.slots.len() * done / plan.sequences.len()]
-                .iter()
-                .for_each(|&slot| self.slots[slot as usize] = GARBAGE);
-            self.work_ahead(&plan);
-            self.s.rollback(plan);
-            return;
-        }
         self.run(&plan);
-        self.work_ahead(&plan);
-        self.commit(plan, true);
+        let sampled = self.choose(&plan, true);
+        Some(LaunchedStep { plan, sampled, device_samples: Vec::new() })
     }
 
-    /// Overwrites the predicted slots, since tokens that are not sampled have undefined contents
-    /// there.
-    pub(super) fn work_ahead(&mut self, plan: &StepPlan) {
-        self.is_ahead = !plan.batch.next_slots.is_empty();
-        assert!(!plan.is_closed || !self.is_ahead, "paused sequences may be ready, so the next step is not predicted");
-        plan.batch.next_slots.iter().filter(|slot| **slot != NO_SLOT).for_each(|&slot| self.slots[slot as usize] = GARBAGE);
+    /// Fails the newest step in flight, which has computed an unknown part.
+    pub(super) fn fail(&mut self, LaunchedStep { plan, .. }: LaunchedStep) {
+        let done = self.random.below(plan.sequences.len() + 1);
+        let slots = &plan.batch.slots[..plan.batch.slots.len() * done / plan.sequences.len()];
+        let used: HashSet<u32> = self.computed_slots();
+        slots.iter().filter(|slot| !used.contains(slot)).for_each(|&slot| self.slots[slot as usize] = GARBAGE);
+        self.s.rollback(plan);
     }
 
-    pub(super) fn commit(&mut self, plan: StepPlan, chance: bool) {
+    /// Returns the slots of all computed tokens.
+    fn computed_slots(&self) -> HashSet<u32> {
+        let (size, groups) = (self.block_size(), self.windows.len());
+        let of = |sequence: &SequenceKv| {
+            let blocks = |at: usize| sequence.table.blocks()[at / size * groups..][..groups].to_vec();
+            let slot = move |at: usize, block: u32| block * size as u32 + (at % size) as u32;
+            let slots =
+                (0..sequence.computed).flat_map(|at| blocks(at).into_iter().filter(|block| *block != NULL_BLOCK).map(move |b| slot(at, b)));
+            slots.collect::<Vec<_>>()
+        };
+        self.s.sequences.values().filter(|sequence| !sequence.table.swapped()).flat_map(of).collect()
+    }
+
+    /// Lets the device sample some of the tokens of the only step in flight.
+    fn sample_on_device(&mut self, mut step: LaunchedStep) -> LaunchedStep {
+        let mut sampling = DeviceSampling::default();
+        let mut row = 0;
+        self.s.mark_stale(&mut step.plan);
+        for scheduled in step.plan.sequences.iter().filter(|scheduled| scheduled.logits > 0) {
+            row += scheduled.logits as u32;
+            let its = step.sampled.iter().filter(|sampled| sampled.parent == scheduled.seq).collect::<Vec<_>>();
+            let branching = self.s.get(scheduled.seq).ok().and_then(|s| Some(self.s.queues.groups[s.group?].branching));
+            if scheduled.samples
+                && scheduled.logits == 1
+                && branching == Some(Branching::One)
+                && !scheduled.is_stale
+                && self.random.below(5) > 0
+            {
+                sampling.rows.push(SamplingRow { row: row - 1, ..SamplingRow::default() });
+                step.device_samples.push(match its[0].outcome {
+                    TokenOutcome::Token(token) | TokenOutcome::Stop(token) => token,
+                    TokenOutcome::Fail => 0,
+                });
+            }
+        }
+        self.s.set_device_samples(&step.plan, &sampling);
+        step
+    }
+
+    /// Chooses the outcome of each row that is sampled. Sequences may end by chance.
+    pub(super) fn choose(&mut self, plan: &StepPlan, chance: bool) -> Vec<SampledToken> {
         let mut sampled = Vec::new();
         let mut groups: Vec<GroupId> = plan.sampled().map(|scheduled| self.sequence(&scheduled.seq).group.unwrap()).collect();
         groups.dedup();
@@ -91,6 +149,12 @@ impl Trace {
                 Branching::Beams(n) => self.choose_beams(&members, n, &mut sampled),
             }
         }
+        sampled
+    }
+
+    pub(super) fn commit(&mut self, LaunchedStep { mut plan, mut sampled, .. }: LaunchedStep) {
+        self.s.mark_stale(&mut plan);
+        sampled.retain(|sampled| plan.sampled().any(|scheduled| scheduled.seq == sampled.parent));
         let old = self.tokens.clone();
         let dropped = |id: &SeqId| !sampled.iter().any(|sampled_token| sampled_token.child == *id);
         self.tokens.retain(|id, _| !dropped(id) || !plan.sampled().any(|scheduled| scheduled.seq == *id));
@@ -101,7 +165,8 @@ impl Trace {
             }
             self.tokens.insert(*child, tokens);
         }
-        let seqs: Vec<SeqId> = plan.sequences.iter().map(|scheduled| scheduled.seq).collect();
+        let current = plan.sequences.iter().filter(|scheduled| !scheduled.is_stale);
+        let seqs: Vec<SeqId> = current.map(|scheduled| scheduled.seq).collect();
         let mut events = std::mem::take(&mut self.events);
         self.s.commit(plan, &sampled, &mut events);
         assert_eq!(events.iter().filter(|event| matches!(event, Event::Advanced { .. })).count(), sampled.len());
