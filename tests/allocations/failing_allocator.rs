@@ -6,17 +6,39 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::atomic::{AtomicIsize, Ordering::SeqCst};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Minimum bytes of a large allocation. The size of each large allocation depends on options,
 /// models or requests.
 pub const LARGE: usize = 2048;
+/// The start of the name of the threads that encode exports.
+const EXPORT_THREAD: &[u8] = b"pagedllm-transf";
 
 thread_local! {
-    static LIVE: Cell<isize> = const { Cell::new(0) };
+    static LIVE: Live = const { Live(Cell::new(0)) };
     static WATCH: Cell<Watch> = const { Cell::new(Watch::Off) };
     static FOUND: RefCell<BTreeMap<Site, usize>> = const { RefCell::new(BTreeMap::new()) };
     /// Cached callers by the innermost return addresses, because symbol lookup is slow.
     static KNOWN: RefCell<BTreeMap<[usize; FRAMES], Caller>> = const { RefCell::new(BTreeMap::new()) };
+}
+
+/// The bytes that a thread has allocated and not freed.
+struct Live(Cell<isize>);
+
+/// The bytes that the ended threads of exports have allocated and not freed. They take memory of the
+/// stepping thread and return other memory to it. Tests that export or measure hold `alone`.
+static ENDED_EXPORTS: AtomicIsize = AtomicIsize::new(0);
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        let mut name = [0_u8; 16];
+        // SAFETY: the buffer has the size that the system requires.
+        unsafe { libc::pthread_getname_np(libc::pthread_self(), name.as_mut_ptr().cast(), name.len()) };
+        if name.starts_with(EXPORT_THREAD) {
+            ENDED_EXPORTS.fetch_add(self.0.get(), SeqCst);
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -101,7 +123,7 @@ unsafe impl GlobalAlloc for FailingAllocator {
 
 fn count(bytes: isize) {
     // A thread that exits may have destroyed its counter.
-    let _ = LIVE.try_with(|live| live.set(live.get() + bytes));
+    let _ = LIVE.try_with(|live| live.0.set(live.0.get() + bytes));
 }
 
 fn must_fail(size: usize) -> bool {
@@ -113,7 +135,7 @@ fn must_fail(size: usize) -> bool {
 /// Decides on one allocation. Allocations of this function itself are not watched.
 fn decide(watch: Watch) -> bool {
     WATCH.set(Watch::Off);
-    let before = LIVE.get();
+    let before = LIVE.with(|live| live.0.get());
     let (next, failed) = match (watch, caller()) {
         (Watch::FailAfter(0), (Some(site), true)) if site.package == OWN => (Watch::Failed, true),
         (Watch::FailAfter(more), (Some(site), true)) if site.package == OWN => (Watch::FailAfter(more - 1), false),
@@ -124,7 +146,7 @@ fn decide(watch: Watch) -> bool {
         }
         _ => (watch, false),
     };
-    LIVE.set(before); // the records of this function are not counted
+    LIVE.with(|live| live.0.set(before)); // the records of this function are not counted
     WATCH.set(next);
     failed
 }
@@ -186,9 +208,16 @@ fn site(place: &str, line: u32) -> Option<Site> {
     Some(Site { package: OWN.into(), place: format!("{own}:{line}") })
 }
 
-/// Returns the number of bytes that this thread has allocated and not freed.
+/// Keeps other tests that export or measure memory from running.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the number of bytes that this thread and the ended threads of exports have allocated and
+/// not freed.
 pub fn live_bytes() -> isize {
-    LIVE.get()
+    LIVE.with(|live| live.0.get()) + ENDED_EXPORTS.load(SeqCst)
 }
 
 /// Runs `act` and fails its large fallible allocation after `passed` others. Returns the result and

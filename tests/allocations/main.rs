@@ -11,7 +11,7 @@ mod support;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use failing_allocator::{FailingAllocator, Site, fail_allocation, live_bytes, record_infallible};
+use failing_allocator::{FailingAllocator, Site, alone, fail_allocation, live_bytes, record_infallible};
 use pagedllm::budget::{BudgetInfo, MemoryBudget};
 use pagedllm::engine::{Engine, Fork, Output, Prompt, Request, Resume};
 use pagedllm::error::{Code, Error, Result};
@@ -400,6 +400,7 @@ fn fail_each_allocation(operation: &Operation) -> usize {
 
 #[test]
 fn a_failed_allocation_affects_only_its_own_request() {
+    let _alone = alone();
     on_deep_stack(|| {
         for operation in OPERATIONS {
             let failures = fail_each_allocation(operation);
@@ -422,6 +423,7 @@ fn create_engine(weight_format: Option<WeightFormat>) -> Result<()> {
 
 #[test]
 fn a_failed_engine_creation_leaks_no_memory() {
+    let _alone = alone();
     on_deep_stack(|| {
         for weights in WEIGHTS {
             create_engine(weights).unwrap();
@@ -451,6 +453,7 @@ fn documented() -> BTreeSet<String> {
 
 #[test]
 fn large_infallible_allocations_are_documented() {
+    let _alone = alone();
     on_deep_stack(|| {
         let mut found: BTreeSet<Site> = record_infallible(|| {
             WEIGHTS.into_iter().for_each(|weights| create_engine(weights).unwrap());

@@ -6,7 +6,7 @@ use pagedllm::engine::{Continue, Engine, Output, Prompt, Request};
 use pagedllm::error::Code;
 use pagedllm::types::{RequestId, SeqId};
 
-use super::failing_allocator::{fail_all_allocations, fail_allocation};
+use super::failing_allocator::{alone, fail_all_allocations, fail_allocation};
 use super::{Fixture, options, sampling_for};
 
 fn poll(engine: &Engine) -> Vec<Output> {
@@ -27,6 +27,7 @@ fn idle() -> (Engine, SeqId) {
 
 #[test]
 fn an_export_without_memory_is_delivered_when_memory_is_available() {
+    let _alone = alone();
     let (engine, id) = idle();
     (0..200).for_each(|_| engine.export(id, None).unwrap());
     fail_all_allocations(|| engine.step()).0.unwrap();

@@ -443,7 +443,7 @@ fn recorded_steps_are_retried_after_a_failure() {
         let engine = Engine::create(&options).unwrap();
         shim.fail(function, nth, OUT_OF_MEMORY);
         assert_eq!(tokens(&run(&engine, requests()).unwrap()), tokens(&expected), "{function}, call {nth}");
-        // The step that was launched behind the failed one is computed again too.
+        // The step that was launched behind the failed one is recomputed too.
         assert!(!shim.pretends() || (1..=2).contains(&engine.stats().steps_failed), "{function}, call {nth}");
     }
     shim.fail("cuGraphLaunch", 3, ILLEGAL_ADDRESS);

@@ -149,7 +149,7 @@ fn outputs_do_not_depend_on_the_number_of_steps_in_flight() {
     assert!(script.placeholders.load(SeqCst) > 100, "{} placeholders", script.placeholders.load(SeqCst));
 }
 
-/// A failure of the older step also discards the newer one. Both are computed again.
+/// A failure of the older step also discards the newer one. Both are recomputed.
 #[test]
 fn a_failed_step_takes_the_step_behind_it_with_it() {
     let (expected, _) = run(&engine(1, EngineOptions::default()).0, 20);
