@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use pagedllm::engine::{Engine, InFlightStep, MemoryPlan, ModelInfo, Runner, StepOutput};
+use pagedllm::engine::{Engine, Executor, InFlightStep, MemoryPlan, ModelInfo, StepOutput};
 use pagedllm::error::Result;
 use pagedllm::ffi::pllm_engine;
 use pagedllm::kv::Paging;
@@ -27,7 +27,7 @@ struct Scripted {
     cpu_ns: Arc<AtomicU64>,
 }
 
-impl Runner for Scripted {
+impl Executor for Scripted {
     fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep> {
         self.cpu_ns.store(thread_cpu_ns(), Ordering::Relaxed);
         let now = Instant::now();
@@ -59,7 +59,7 @@ pub extern "C" fn bench_engine_create(pace_us: u64) -> *mut pllm_engine {
     let cpu_ns = DRIVER_CPU.get_or_init(Arc::default).clone();
     let mut logits = vec![0.0; MAX_SEQS * VOCAB];
     logits.chunks_exact_mut(VOCAB).for_each(|row| row[1] = 1.0);
-    let runner = Scripted { logits, pace: Duration::from_micros(pace_us), next: Instant::now(), cpu_ns };
+    let executor = Scripted { logits, pace: Duration::from_micros(pace_us), next: Instant::now(), cpu_ns };
     let blocks = MAX_SEQS * MAX_LEN / BLOCK_SIZE;
     let memory = MemoryPlan {
         weight_bytes: 0,
@@ -90,7 +90,7 @@ pub extern "C" fn bench_engine_create(pace_us: u64) -> *mut pllm_engine {
         packed: Default::default(),
     };
     let options = EngineOptions { max_seqs: MAX_SEQS, ..EngineOptions::default() };
-    Engine::with_runner(&options, info, None, Box::new(runner)).map_or(std::ptr::null_mut(), pllm_engine::into_raw)
+    Engine::with_executor(&options, info, None, Box::new(executor)).map_or(std::ptr::null_mut(), pllm_engine::into_raw)
 }
 
 /// Returns the CPU time of the stepping thread up to its last step. The rest of the process's CPU

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pagedllm::engine::{Clock, Engine, InFlightStep, MemoryPlan, ModelInfo, Prompt, Request, Runner, StepOutput, StepReport};
+use pagedllm::engine::{Clock, Engine, Executor, InFlightStep, MemoryPlan, ModelInfo, Prompt, Request, StepOutput, StepReport};
 use pagedllm::error::Result;
 use pagedllm::kv::Paging;
 use pagedllm::options::{EngineOptions, KvDtype, SamplingParams};
@@ -70,7 +70,7 @@ impl Clock for SimulatedClock {
 }
 
 /// Advances the clock by the time of a step, and ends every sequence at its length.
-struct SimulatedRunner {
+struct SimulatedExecutor {
     machine: Machine,
     clock: Arc<SimulatedClock>,
     /// Output length by sequence id.
@@ -78,7 +78,7 @@ struct SimulatedRunner {
     logits: Vec<f32>, // [rows, VOCAB]
 }
 
-impl Runner for SimulatedRunner {
+impl Executor for SimulatedExecutor {
     fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep> {
         self.clock.advance(self.machine.cost(plan));
         let lengths = self.lengths.lock().unwrap();
@@ -141,9 +141,9 @@ impl Simulation {
     /// all prompts are equal.
     pub fn new(options: &EngineOptions, machine: Machine) -> Result<Simulation> {
         let (clock, lengths) = (Arc::new(SimulatedClock::default()), Arc::<Mutex<Vec<usize>>>::default());
-        let runner = SimulatedRunner { machine, clock: clock.clone(), lengths: lengths.clone(), logits: Vec::new() };
+        let executor = SimulatedExecutor { machine, clock: clock.clone(), lengths: lengths.clone(), logits: Vec::new() };
         let info = model_info(options, machine);
-        let engine = Engine::with_clock(options, info, None, Box::new(runner), clock.clone())?;
+        let engine = Engine::with_clock(options, info, None, Box::new(executor), clock.clone())?;
         Ok(Simulation { engine, clock, lengths })
     }
 

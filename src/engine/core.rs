@@ -11,13 +11,13 @@ use std::time::Duration;
 use super::budget_checks::BudgetChecks;
 use super::clock::Clock;
 use super::device::Device;
+use super::executor::{Executor, InFlightStep};
 use super::inputs::{EndedStep, Inputs, StepInputs};
 use super::lifecycle::{Lifecycle, ModelIdentity};
 use super::metrics::Histograms;
 use super::outputs::Output;
 use super::pool_lease::PoolLease;
 use super::recovery::{self, RETRY_TIMEOUT, Recovery};
-use super::runner::{InFlightStep, Runner};
 use super::sampling::Sampling;
 use super::sequence_table::SequenceTable;
 use super::snapshot::AdmissionSnapshot;
@@ -38,7 +38,7 @@ use crate::types::SeqId;
 
 /// The state of the stepping thread, and the state that it shares with other threads.
 pub struct EngineCore {
-    /// Source of the inputs. With the runner of the device, all that a journal records.
+    /// Source of the inputs. With the executor of the device, all that a journal records.
     source: Box<dyn Inputs>,
     /// Inputs of the current step.
     inputs: StepInputs,
@@ -95,7 +95,7 @@ pub struct Published {
 impl EngineCore {
     pub fn new(
         scheduler: Box<Scheduler>,
-        (source, runner): (Box<dyn Inputs>, Box<dyn Runner>),
+        (source, executor): (Box<dyn Inputs>, Box<dyn Executor>),
         journals: bool,
         lease: Arc<Lease>,
         info: &ModelInfo,
@@ -106,7 +106,7 @@ impl EngineCore {
         let trace = options.trace_path.as_deref().map(Trace::create).transpose()?;
         let telemetry = Box::new(Telemetry::new(shared.clock.clone(), trace));
         let model = ModelIdentity { fingerprint: info.fingerprint, isa: info.isa_name(), max_len: info.memory.max_model_len };
-        let depth = runner.depth();
+        let depth = executor.depth();
         let mut core = EngineCore {
             source,
             inputs: StepInputs::default(),
@@ -115,13 +115,13 @@ impl EngineCore {
                 model,
                 (shared.table.clone(), shared.text.clone()),
                 telemetry,
-                Box::new(Transfers::new(shared.completions.clone(), runner.max_transfer_bytes())),
+                Box::new(Transfers::new(shared.completions.clone(), executor.max_transfer_bytes())),
                 max_seqs,
                 journals,
             )?,
-            sampling: Sampling::new(info.vocab_size, max_seqs, runner.sampling_limits())?,
+            sampling: Sampling::new(info.vocab_size, max_seqs, executor.sampling_limits())?,
             in_flight: VecDeque::new(),
-            device: Device::new(runner, shared.clock.clone()),
+            device: Device::new(executor, shared.clock.clone()),
             pool: PoolLease::new(lease),
             recovery: Recovery::new(max_seqs)?,
             shared,
@@ -164,7 +164,7 @@ impl EngineCore {
         }
         self.lifecycle.telemetry.end_phase(Phase::Commands);
         let result = self.launch_all().and_then(|()| self.finish_oldest());
-        let result = result.or_else(|error| match self.device.runner.is_lost() {
+        let result = result.or_else(|error| match self.device.executor.is_lost() {
             true => Err(error),
             false => self.recover(error),
         });
@@ -172,7 +172,7 @@ impl EngineCore {
         self.lifecycle.end_undeliverable();
         match &result {
             Ok(_) => self.recovery.record_success(),
-            Err(error) if self.device.runner.is_lost() => self.lose_device(error),
+            Err(error) if self.device.executor.is_lost() => self.lose_device(error),
             Err(error) => self.record_failure(error),
         }
         result
@@ -203,7 +203,7 @@ impl EngineCore {
     /// Launches steps until as many are in flight as the device allows. An error of a later step
     /// leaves the earlier one to finish. The next step tries again.
     fn launch_all(&mut self) -> Result<()> {
-        while self.in_flight.len() < self.device.runner.depth() {
+        while self.in_flight.len() < self.device.executor.depth() {
             let plan = self.schedule(None);
             self.lifecycle.telemetry.end_phase(Phase::Schedule);
             let Some(plan) = plan else { break };
@@ -242,7 +242,7 @@ impl EngineCore {
         if is_first {
             self.sampling.start_masks(&plan, &mut self.lifecycle.live);
         }
-        let ticket = self.device.runner.submit(&plan);
+        let ticket = self.device.executor.submit(&plan);
         if is_first {
             // Collected even after an error, since a failed step is retried.
             self.sampling.collect_masks(&mut self.lifecycle.live);
@@ -267,7 +267,7 @@ impl EngineCore {
         let planned = self.sampling.plan_on_device(plan, scheduler, live);
         *prepared = planned.and_then(|on_device| {
             scheduler.set_device_samples(plan, on_device);
-            self.device.runner.sample(ticket, on_device)
+            self.device.executor.sample(ticket, on_device)
         });
     }
 
@@ -305,7 +305,7 @@ impl EngineCore {
     /// Waits for a step and samples its tokens. Changes no lengths.
     fn wait(&mut self, plan: &StepPlan, ticket: InFlightStep, prepared: Result<()>) -> Result<()> {
         let Lifecycle { scheduler, live, telemetry, .. } = &mut self.lifecycle;
-        let output = self.device.runner.wait(ticket);
+        let output = self.device.executor.wait(ticket);
         telemetry.end_phase(Phase::Run);
         let output = prepared.and(output)?;
         self.sampling.sample(plan, output, scheduler, live)?;
@@ -316,7 +316,7 @@ impl EngineCore {
     /// Discards all steps in flight, because an older one has failed with `error`, or because
     /// blocks move.
     fn discard_in_flight(&mut self, error: Option<&Error>) {
-        self.device.runner.discard(error);
+        self.device.executor.discard(error);
         while let Some(newest) = self.in_flight.pop_back() {
             self.lifecycle.scheduler.rollback(newest.plan);
         }
@@ -426,9 +426,9 @@ impl EngineCore {
     /// Returns all memory of a failed engine.
     fn release_memory(&mut self) {
         self.shared.wants_check.store(false, SeqCst);
-        // After a defect the runner may be inconsistent. If its memory cannot be freed, the lease
+        // After a defect the executor may be inconsistent. If its memory cannot be freed, the lease
         // stays.
-        if let Ok(Ok(())) = catch_unwind(AssertUnwindSafe(|| self.device.runner.shrink(&[], 0))) {
+        if let Ok(Ok(())) = catch_unwind(AssertUnwindSafe(|| self.device.executor.shrink(&[], 0))) {
             self.pool.release_all();
         }
     }
@@ -512,7 +512,7 @@ impl EngineCore {
             swap_blocks_total: blocks.host_total() as u64,
             swap_blocks_used: blocks.host_used() as u64,
             blocks_out_of_window: blocks.dropped_blocks() as u64,
-            discard_failures: self.device.runner.discard_failures(),
+            discard_failures: self.device.executor.discard_failures(),
             blocks_swapped_out: self.device.swaps.blocks_out,
             blocks_swapped_in: self.device.swaps.blocks_in,
             swap_failures: self.device.swaps.failures,

@@ -1,10 +1,10 @@
-//! The device as the core uses it: the runner, and the measured costs of its work.
+//! The device as the core uses it: the executor, and the measured costs of its work.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::clock::Clock;
-use super::runner::Runner;
+use super::executor::Executor;
 use super::step_time::{StepTimeModel, StepTimer};
 use super::transfers::{MovedBlocks, TierMoves};
 use crate::batch::{BlockMove, Tail};
@@ -14,9 +14,9 @@ use crate::kv::connector::{Connector, DeviceBlocks};
 use crate::scheduler::simulate::StepLoad;
 use crate::scheduler::{Costs, Scheduler};
 
-/// The runner and the measurements of its steps and transfers.
+/// The executor and the measurements of its steps and transfers.
 pub struct Device {
-    pub runner: Box<dyn Runner>,
+    pub executor: Box<dyn Executor>,
     block_bytes: usize,
     timer: StepTimer,
     clock: Arc<dyn Clock>,
@@ -33,9 +33,9 @@ pub struct SwapCounts {
 }
 
 impl Device {
-    pub fn new(runner: Box<dyn Runner>, clock: Arc<dyn Clock>) -> Device {
-        let block_bytes = runner.kv_part_bytes().iter().sum();
-        Device { runner, block_bytes, timer: StepTimer::default(), clock, swaps: SwapCounts::default() }
+    pub fn new(executor: Box<dyn Executor>, clock: Arc<dyn Clock>) -> Device {
+        let block_bytes = executor.kv_part_bytes().iter().sum();
+        Device { executor, block_bytes, timer: StepTimer::default(), clock, swaps: SwapCounts::default() }
     }
 
     /// Makes the transfers that the scheduler has planned, and reports their results to it. Returns
@@ -85,18 +85,18 @@ impl Device {
 impl DeviceBlocks for Device {
     fn read_block(&mut self, block: BlockId, filled_slots: Option<usize>, out: &mut Vec<u8>) -> Result<()> {
         let tail = Tail { blocks: filled_slots.is_some() as usize, slots: filled_slots.unwrap_or(0) };
-        self.runner.read_blocks(&[block], tail, out)
+        self.executor.read_blocks(&[block], tail, out)
     }
 
     fn write_block(&mut self, block: BlockId, bytes: &[u8]) -> Result<()> {
-        self.runner.write_blocks(&[block], bytes)
+        self.executor.write_blocks(&[block], bytes)
     }
 
     fn move_out(&mut self, moves: &[BlockMove]) -> Result<()> {
-        self.runner.swap_out(moves)
+        self.executor.swap_out(moves)
     }
 
     fn move_in(&mut self, moves: &[BlockMove]) -> Result<()> {
-        self.runner.swap_in(moves)
+        self.executor.swap_in(moves)
     }
 }

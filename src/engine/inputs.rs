@@ -1,5 +1,5 @@
 //! The inputs of a step: all that a step reads from outside of the core. With them and the results
-//! of the runner, a step can be repeated bit for bit.
+//! of the executor, a step can be repeated bit for bit.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
-//! Loading: from a model directory to a runner, with the memory plan and the tokenizer.
+//! Loading: from a model directory to an executor, with the memory plan and the tokenizer.
 
 use std::collections::HashSet;
 
+use super::executor::{Executor, ModelExecutor};
 use super::memory::{self, MemoryPlan};
-use super::runner::{ModelRunner, Runner};
 use super::warmup::{self, WarmupLimits};
 use crate::backend::Backend;
 use crate::backend::cpu::CpuBackend;
@@ -53,7 +53,7 @@ impl ModelInfo {
 pub struct EngineParts {
     pub info: ModelInfo,
     pub text: Option<Text>,
-    pub runner: Box<dyn Runner>,
+    pub executor: Box<dyn Executor>,
 }
 
 impl EngineParts {
@@ -111,27 +111,27 @@ impl EngineParts {
                 decoder
             }
         };
-        let mut runner = ModelRunner::new(decoder, kv);
-        if runner.backend().free_bytes()?.is_some() {
-            warm_up(&mut runner, &files, options, &info)?;
+        let mut executor = ModelExecutor::new(decoder, kv);
+        if executor.backend().free_bytes()?.is_some() {
+            warm_up(&mut executor, &files, options, &info)?;
         }
-        Ok(EngineParts { info, text, runner: Box::new(runner) })
+        Ok(EngineParts { info, text, executor: Box::new(executor) })
     }
 }
 
 /// Makes a device allocate all the memory that it will ever need.
-fn warm_up<B: Backend>(runner: &mut ModelRunner<B>, files: &ModelFiles, options: &EngineOptions, info: &ModelInfo) -> Result<()> {
+fn warm_up<B: Backend>(executor: &mut ModelExecutor<B>, files: &ModelFiles, options: &EngineOptions, info: &ModelInfo) -> Result<()> {
     let MemoryPlan { max_blocks: blocks, block_size, max_model_len, swap_blocks, .. } = info.memory;
     let (rows, sequences) = (options.max_batch_tokens, options.max_seqs);
     let stage = WarmupLimits { tokens: rows, sequences, blocks, block_size, groups: info.paging.groups(), max_len: max_model_len };
     let limits = memory::inputs(files, options, &info.paging, memory::model_max_len(options, files.spec.max_positions)?);
-    let rehearsed = runner.warm_up(&limits, &warmup::largest_batches(stage)?);
+    let rehearsed = executor.warm_up(&limits, &warmup::largest_batches(stage)?);
     rehearsed.map_err(|e| Error::new(e.code(), format!("the warm-up with the largest step ({rows} rows) has failed: {}", e.message())))?;
     if let Some(batch) = warmup::single_decode(stage)? {
-        let kept = runner.record_steps(&limits.max, &batch);
+        let kept = executor.record_steps(&limits.max, &batch);
         kept.map_err(|e| Error::new(e.code(), format!("the device cannot record its decode steps: {}", e.message())))?;
     }
-    if swap_blocks > 0 { runner.warm_up_swap() } else { Ok(()) }
+    if swap_blocks > 0 { executor.warm_up_swap() } else { Ok(()) }
 }
 
 /// Opens the files of the model without reading the weights.

@@ -13,6 +13,7 @@ mod deadlines;
 mod delivery;
 mod device;
 mod driver;
+mod executor;
 mod inputs;
 #[doc(hidden)]
 pub mod journal;
@@ -30,7 +31,6 @@ mod queue;
 mod recovery;
 mod request;
 mod results;
-mod runner;
 mod sampling;
 mod sequence;
 mod sequence_calls;
@@ -60,6 +60,7 @@ use crate::types::RequestId;
 pub use admission::Admission;
 pub use clock::{Clock, SystemClock};
 use driver::Driver;
+pub use executor::{Executor, InFlightStep, ModelExecutor, StepOutput};
 use inputs::{Inputs, LiveInputs};
 use journal::{Header, JournalWriter, Recording};
 pub use load::ModelInfo;
@@ -70,7 +71,6 @@ pub use output_batch::OutputBatch;
 pub use outputs::{Logprobs, Output, OutputView};
 pub use queue::{Outputs, Queue};
 pub use request::{Prompt, Request};
-pub use runner::{InFlightStep, ModelRunner, Runner, StepOutput};
 pub use sequence_calls::{Continue, Fork, Resume, SequenceInfo};
 use sequence_table::SequenceTable;
 pub use stats::{Stats, StepReport};
@@ -93,8 +93,8 @@ use crate::scheduler::simulate::Capacity;
 use crate::scheduler::{Policies, Scheduler, SchedulerOptions};
 use crate::text::Text;
 
-/// Decorates what the core gets from outside: its inputs and the results of its runner.
-type Decorate = Box<dyn FnOnce(Box<dyn Inputs>, Box<dyn Runner>) -> (Box<dyn Inputs>, Box<dyn Runner>)>;
+/// Decorates what the core gets from outside: its inputs and the results of its executor.
+type Decorate = Box<dyn FnOnce(Box<dyn Inputs>, Box<dyn Executor>) -> (Box<dyn Inputs>, Box<dyn Executor>)>;
 
 /// An engine: one model with its KV pool and its requests.
 pub struct Engine {
@@ -148,28 +148,28 @@ impl Engine {
     /// Creates an engine. `progress` is called with (bytes read, total bytes) while the weights
     /// load, and cancels the loading if it returns false.
     pub fn load(options: &EngineOptions, progress: LoadProgress) -> Result<Engine> {
-        let EngineParts { info, text, runner } = EngineParts::load_on_device(options, progress)?;
-        Engine::with_runner(options, info, text, runner)
+        let EngineParts { info, text, executor } = EngineParts::load_on_device(options, progress)?;
+        Engine::with_executor(options, info, text, executor)
     }
 
-    /// Creates an engine with any runner: that of a model, or one whose logits a test sets.
-    pub fn with_runner(options: &EngineOptions, info: ModelInfo, text: Option<Text>, runner: Box<dyn Runner>) -> Result<Engine> {
-        Engine::with_clock(options, info, text, runner, Arc::new(SystemClock::default()))
+    /// Creates an engine with any executor: that of a model, or one whose logits a test sets.
+    pub fn with_executor(options: &EngineOptions, info: ModelInfo, text: Option<Text>, executor: Box<dyn Executor>) -> Result<Engine> {
+        Engine::with_clock(options, info, text, executor, Arc::new(SystemClock::default()))
     }
 
-    /// Creates an engine as `with_runner` does. All decisions that depend on time use this clock.
+    /// Creates an engine as `with_executor` does. All decisions that depend on time use this clock.
     pub fn with_clock(
         options: &EngineOptions,
         info: ModelInfo,
         text: Option<Text>,
-        runner: Box<dyn Runner>,
+        executor: Box<dyn Executor>,
         clock: Arc<dyn Clock>,
     ) -> Result<Engine> {
-        let header = Header::new(options, &info, &runner.layout());
+        let header = Header::new(options, &info, &executor.layout());
         let writer = options.journal_path.as_deref().map(|path| JournalWriter::create(path, &header)).transpose()?;
         let recording = writer.is_some().then(|| Recording::new(options.max_seqs)).transpose()?;
-        let record = recording.map(|recording| -> Decorate { Box::new(|inputs, runner| recording.around(inputs, runner, writer)) });
-        Engine::build(options, info, text, runner, clock, record)
+        let record = recording.map(|recording| -> Decorate { Box::new(|inputs, executor| recording.around(inputs, executor, writer)) });
+        Engine::build(options, info, text, executor, clock, record)
     }
 
     /// Creates an engine whose seams are decorated, to record or to replay a journal.
@@ -177,7 +177,7 @@ impl Engine {
         options: &EngineOptions,
         info: ModelInfo,
         text: Option<Text>,
-        runner: Box<dyn Runner>,
+        executor: Box<dyn Executor>,
         clock: Arc<dyn Clock>,
         decorate: Option<Decorate>,
     ) -> Result<Engine> {
@@ -195,11 +195,11 @@ impl Engine {
             budget_checks: Arc::default(),
             clock,
         };
-        let layout = runner.layout();
+        let layout = executor.layout();
         let capacity = scheduler.capacity();
         let inputs = LiveInputs::new(shared.table.clone(), shared.clock.clone(), lease.clone(), shared.completions.clone(), max_blocks);
-        let decorate = decorate.unwrap_or_else(|| Box::new(|inputs, runner| (inputs, runner)));
-        let seams = decorate(Box::new(inputs), runner);
+        let decorate = decorate.unwrap_or_else(|| Box::new(|inputs, executor| (inputs, executor)));
+        let seams = decorate(Box::new(inputs), executor);
         let core = EngineCore::new(scheduler, seams, journals, lease.clone(), &info, options, shared.clone())?;
         let core = Arc::new(Mutex::new(core));
         lease.on_call(budget_client::callback(&core, &shared));

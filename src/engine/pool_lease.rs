@@ -41,7 +41,7 @@ impl PoolLease {
         let smaller = scheduler.shrink_pool(blocks, &mut self.moves);
         // Preempted sequences may have transfers to the host tier.
         device.move_blocks(scheduler, |_| {});
-        if smaller.and_then(|()| device.runner.shrink(&self.moves, blocks)).is_ok() {
+        if smaller.and_then(|()| device.executor.shrink(&self.moves, blocks)).is_ok() {
             scheduler.shrink(blocks, &self.moves);
             self.lease.release(blocks);
         }

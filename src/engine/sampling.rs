@@ -1,8 +1,8 @@
 //! Sampling: from the logits of a step to its sampled tokens. Changes no lengths.
 
+use super::executor::StepOutput;
 use super::live_requests::LiveRequests;
 use super::output_processor::NewToken;
-use super::runner::StepOutput;
 use super::sequence::Sequence;
 use crate::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits};
 use crate::decode::{self, Masker, Sample, Sampler, SamplingState, logprob_and_top, logprob_of};
@@ -99,7 +99,7 @@ pub struct Sampling {
     lost: Vec<(SeqId, Error)>,
     /// Logits that a logits hook edits.
     edited: Vec<f32>,
-    /// Samples to draw on the device. Empty if the runner cannot sample.
+    /// Samples to draw on the device. Empty if the executor cannot sample.
     on_device: DeviceSampling,
     samples_on_device: bool,
     pub step: SampledStep,
@@ -107,7 +107,7 @@ pub struct Sampling {
 
 impl Sampling {
     /// Creates the state for steps of at most `max_seqs` sequences. `limits` are those of the
-    /// device, if the runner can sample.
+    /// device, if the executor can sample.
     pub fn new(vocab_size: usize, max_seqs: usize, limits: Option<DeviceSamplingLimits>) -> Result<Sampling> {
         let mut sampling = Sampling {
             vocab_size,
@@ -174,7 +174,7 @@ impl Sampling {
         Ok(&self.on_device)
     }
 
-    /// Samples the tokens of a step from the result of the runner.
+    /// Samples the tokens of a step from the result of the executor.
     pub fn sample(
         &mut self,
         plan: &StepPlan,

@@ -29,7 +29,7 @@ pub struct Header<'a> {
     /// Storage layout of K and V.
     pub layout: String,
     pub block_size: usize,
-    /// Instruction path that computed K and V. Empty for a runner without one.
+    /// Instruction path that computed K and V. Empty for an executor without one.
     pub isa: String,
     pub tokens: Cow<'a, [u32]>,
     /// Number of tokens whose K and V are included.

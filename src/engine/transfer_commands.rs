@@ -115,7 +115,7 @@ impl Lifecycle {
         let (computed, blocks) = there.map_or((0, Vec::new()), |blocks| (sequence.computed, blocks));
         let header = exported.export(Header {
             model: self.model.fingerprint,
-            layout: device.runner.layout(),
+            layout: device.executor.layout(),
             block_size: self.scheduler.blocks().block_size(),
             isa: if exported.inexact { MIXED.into() } else { self.model.isa.into() },
             tokens: sequence.tokens.as_slice().into(),
@@ -126,7 +126,7 @@ impl Lifecycle {
         })?;
         let slots = computed - computed.saturating_sub(1) / header.block_size * header.block_size;
         let tail = Tail { blocks: self.scheduler.blocks().paging().groups(), slots };
-        let parts = device.runner.kv_part_bytes();
+        let parts = device.executor.kv_part_bytes();
         let export = Export::new(header.into_owned()?, parts, blocks.len(), tail, sender.clone(), exported.output())?;
         let exports = &mut self.transfers.exports;
         if exports.fits_in_step(&export) {
@@ -191,7 +191,7 @@ impl Lifecycle {
         match blocks.is_empty() {
             true => self.transfers.exports.discard(kv),
             false => {
-                let import = Import::new(id, computed, sender, kv, device.runner.kv_part_bytes(), blocks)?;
+                let import = Import::new(id, computed, sender, kv, device.executor.kv_part_bytes(), blocks)?;
                 self.transfers.imports.enqueue(import)?;
             }
         }

@@ -18,7 +18,7 @@ pub struct pllm_engine {
 }
 
 impl pllm_engine {
-    /// Converts an engine to a pointer for C. Hosts in Rust with their own runner use it, too.
+    /// Converts an engine to a pointer for C. Hosts in Rust with their own executor use it, too.
     pub fn into_raw(engine: Engine) -> *mut pllm_engine {
         let queue = pllm_queue::new(engine.queue().clone(), true);
         let budget = pllm_budget::new(engine.budget().clone());

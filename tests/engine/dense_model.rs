@@ -1,5 +1,5 @@
 //! Long random traces of API calls, compared with a naive model: dense token lists, where every
-//! next token is computed from all earlier ones. The runner reads KV slots through the block
+//! next token is computed from all earlier ones. The executor reads KV slots through the block
 //! tables, so a wrong table gives wrong tokens. The pool is too small and the host tier often
 //! fails.
 
@@ -13,7 +13,7 @@ use pagedllm::batch::BlockMove;
 use pagedllm::decode::{
     BeamScratch, BeamSearch, BeamStep, Context, Ended, Hypothesis, ResolvedSampling, Sampler, SamplingHistory, log_softmax, logprob_and_top,
 };
-use pagedllm::engine::{Engine, Fork, InFlightStep, Output, Prompt, Request, Resume, Runner, StepOutput};
+use pagedllm::engine::{Engine, Executor, Fork, InFlightStep, Output, Prompt, Request, Resume, StepOutput};
 use pagedllm::error::{Error, Result};
 use pagedllm::options::{BeamParams, EngineOptions, OutputKind, Preemption, SamplingParams};
 use pagedllm::scheduler::{FinishReason, StepPlan};
@@ -47,7 +47,7 @@ fn dense_logits(tokens: &[u32]) -> Vec<f32> {
     logits
 }
 
-/// A runner with paged storage of slot contents.
+/// An executor with paged storage of slot contents.
 struct Paged {
     slots: Vec<u64>,
     host: Vec<u64>,
@@ -77,7 +77,7 @@ impl Paged {
     }
 }
 
-impl Runner for Paged {
+impl Executor for Paged {
     fn swap_out(&mut self, moves: &[BlockMove]) -> Result<()> {
         let fails = self.failing.load(Ordering::Relaxed) & SWAP_OUT > 0;
         Paged::swap(&self.slots, &mut self.host, moves.iter().map(|out| (out.device, out.host)), fails)
@@ -273,9 +273,9 @@ impl Trace {
         info.memory.swap_blocks = 1 + random.below(2 * blocks);
         let failing = Arc::new(AtomicU32::new(0));
         let (slots, host) = (vec![7; blocks * BLOCK], vec![11; info.memory.swap_blocks * BLOCK]);
-        let runner = Box::new(Paged { slots, host, logits: Vec::new(), failing: failing.clone() });
+        let executor = Box::new(Paged { slots, host, logits: Vec::new(), failing: failing.clone() });
         Trace {
-            engine: Engine::with_runner(&options, info, None, runner).unwrap(),
+            engine: Engine::with_executor(&options, info, None, executor).unwrap(),
             failing,
             max_model_len,
             max_seqs,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::support::faulty::{Faults, Faulty, POISON};
 use crate::support::{TempDir, configs, model_info, write_random_model};
 use pagedllm::backend::cpu::CpuBackend;
-use pagedllm::engine::{Engine, ModelRunner, Output, Prompt, Request, Resume};
+use pagedllm::engine::{Engine, ModelExecutor, Output, Prompt, Request, Resume};
 use pagedllm::error::{Code, Error, Result};
 use pagedllm::kv::Paging;
 use pagedllm::model::{BatchLimits, KvCache, KvLayout, KvPool, ModelFiles, PackedForm};
@@ -48,7 +48,7 @@ fn engine_on(faults: &Arc<Faults>, dir: &TempDir, blocks: usize, preemption: Pre
     info.memory.swap_blocks = host_blocks;
     info.memory.block_bytes = block_bytes;
     info.paging = paging;
-    Engine::with_runner(&options, info, None, Box::new(ModelRunner::new(decoder, kv)))
+    Engine::with_executor(&options, info, None, Box::new(ModelExecutor::new(decoder, kv)))
 }
 
 fn model() -> TempDir {

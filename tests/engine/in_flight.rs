@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::support::{Random, TempDir, model_info};
 use pagedllm::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits, MAX_TOPS, SampleStatus};
 use pagedllm::engine::journal::{JournalFile, Replay};
-use pagedllm::engine::{Engine, InFlightStep, Prompt, Request, Runner, StepOutput};
+use pagedllm::engine::{Engine, Executor, InFlightStep, Prompt, Request, StepOutput};
 use pagedllm::error::{Error, Result};
 use pagedllm::options::{EngineOptions, SamplingParams};
 use pagedllm::scheduler::StepPlan;
@@ -44,7 +44,7 @@ fn next_token(token: u32, position: u32) -> u32 {
     (token * 7 + position * 3 + 1) % VOCAB as u32
 }
 
-impl Runner for Device {
+impl Executor for Device {
     fn depth(&self) -> usize {
         self.depth
     }
@@ -95,7 +95,7 @@ fn sample(token: u32) -> DeviceSample {
     DeviceSample { outcome: SampleStatus::TOKEN, token, logit: 9.0, greatest: 9.0, powers: 0, tops: [Default::default(); MAX_TOPS] }
 }
 
-fn device(depth: usize, script: &Arc<Script>) -> Box<dyn Runner> {
+fn device(depth: usize, script: &Arc<Script>) -> Box<dyn Executor> {
     Box::new(Device { depth, script: script.clone(), steps: vec![], samples: vec![], read: Default::default() })
 }
 
@@ -103,7 +103,7 @@ fn engine(depth: usize, options: EngineOptions) -> (Engine, Arc<Script>) {
     let script = Arc::new(Script::default());
     let options = EngineOptions { max_batch_tokens: 16, max_seqs: 4, ..options };
     let info = model_info(VOCAB, 60, 64, vec![EOS]);
-    (Engine::with_runner(&options, info, None, device(depth, &script)).unwrap(), script)
+    (Engine::with_executor(&options, info, None, device(depth, &script)).unwrap(), script)
 }
 
 /// Request `number` of a random trace. Some requests are sampled by the host.
@@ -221,7 +221,7 @@ fn a_journal_of_steps_in_flight_is_replayed() {
         run(&engine, 30);
         drop(engine);
         let info = model_info(VOCAB, 60, 64, vec![EOS]);
-        let replay = Replay::with_runner(JournalFile::open(&journal).unwrap(), info, None, device(2, &Arc::default())).unwrap();
+        let replay = Replay::with_executor(JournalFile::open(&journal).unwrap(), info, None, device(2, &Arc::default())).unwrap();
         let summary = replay.run().unwrap();
         assert_eq!(summary.difference, None, "launch {launch} and wait {wait} fail");
         assert!(summary.sequences >= 30);

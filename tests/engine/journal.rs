@@ -10,7 +10,7 @@ use crate::support::faulty::{Faults, Faulty};
 use crate::support::{Random, TempDir, bundled_model, configs, model_info, write_random_model};
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::engine::journal::{Ending, JournalFile, Replay, Summary};
-use pagedllm::engine::{Continue, Engine, Fork, ModelInfo, ModelRunner, Output, Prompt, Queue, Request, Resume, Runner, Stats};
+use pagedllm::engine::{Continue, Engine, Executor, Fork, ModelExecutor, ModelInfo, Output, Prompt, Queue, Request, Resume, Stats};
 use pagedllm::error::Code;
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
 use pagedllm::options::{BeamParams, EngineOptions, Grammar, Isa, KvDtype, Preemption, SamplingParams};
@@ -27,7 +27,7 @@ fn model(seed: u64) -> TempDir {
 }
 
 /// Creates a small LLaMA on a device whose faults the test controls.
-fn device(model: &Path) -> (ModelInfo, Box<dyn Runner>, Arc<Faults>) {
+fn device(model: &Path) -> (ModelInfo, Box<dyn Executor>, Arc<Faults>) {
     let faults = Arc::new(Faults::default());
     let files = ModelFiles::open(model).unwrap();
     let backend = Faulty { cpu: CpuBackend::new(1, None).unwrap(), faults: faults.clone() };
@@ -39,15 +39,15 @@ fn device(model: &Path) -> (ModelInfo, Box<dyn Runner>, Arc<Faults>) {
     let mut info = model_info(files.spec.vocab_size, BLOCKS, 128, vec![2]);
     (info.memory.block_bytes, info.memory.swap_blocks) = (block_bytes, HOST_BLOCKS);
     // Most exports and imports need several steps.
-    let runner = ModelRunner::new(decoder, kv).with_max_transfer_bytes(2 * block_bytes as usize);
-    (info, Box::new(runner), faults)
+    let executor = ModelExecutor::new(decoder, kv).with_max_transfer_bytes(2 * block_bytes as usize);
+    (info, Box::new(executor), faults)
 }
 
 fn engine(model: &Path, journal: PathBuf, preemption: Preemption) -> (Engine, Arc<Faults>) {
     let options =
         EngineOptions { max_batch_tokens: 32, max_seqs: 16, seed: 7, journal_path: Some(journal), preemption, ..Default::default() };
-    let (info, runner, faults) = device(model);
-    (Engine::with_runner(&options, info, None, runner).unwrap(), faults)
+    let (info, executor, faults) = device(model);
+    (Engine::with_executor(&options, info, None, executor).unwrap(), faults)
 }
 
 fn request(random: &mut Random) -> Request {
@@ -138,8 +138,8 @@ fn session(model: &Path, journal: PathBuf, seed: u64) -> Stats {
 }
 
 fn replay(model: &Path, journal: &Path) -> Summary {
-    let (info, runner, _) = device(model);
-    Replay::with_runner(JournalFile::open(journal).unwrap(), info, None, runner).unwrap().run().unwrap()
+    let (info, executor, _) = device(model);
+    Replay::with_executor(JournalFile::open(journal).unwrap(), info, None, executor).unwrap().run().unwrap()
 }
 
 #[test]
@@ -240,9 +240,9 @@ fn a_journal_of_another_engine_or_format_is_refused_with_the_mismatch() {
     let journal = dir.0.join("journal");
     short_session(&model.0, journal.clone());
     let assert_refused = |change: fn(&mut ModelInfo), message: &str| {
-        let (mut info, runner, _) = device(&model.0);
+        let (mut info, executor, _) = device(&model.0);
         change(&mut info);
-        let error = Replay::with_runner(JournalFile::open(&journal).unwrap(), info, None, runner).map(drop).unwrap_err();
+        let error = Replay::with_executor(JournalFile::open(&journal).unwrap(), info, None, executor).map(drop).unwrap_err();
         assert!(error.message().contains(message), "{error}, expected {message}");
     };
     assert_refused(|info| info.fingerprint = [1; 32], "another model (00000000..., this is 01010101...)");
@@ -305,9 +305,9 @@ fn a_journal_with_text_and_grammars_is_replayed_from_the_model_directory() {
 #[test]
 fn a_journal_file_that_cannot_be_created_is_an_error() {
     for path in ["/nonexistent/journal", "/dev/full"] {
-        let (info, runner, _) = device(&model(5).0);
+        let (info, executor, _) = device(&model(5).0);
         let options = EngineOptions { journal_path: Some(path.into()), ..Default::default() };
-        let error = Engine::with_runner(&options, info, None, runner).map(drop).unwrap_err();
+        let error = Engine::with_executor(&options, info, None, executor).map(drop).unwrap_err();
         assert!(error.code() == Code::Io && error.message().contains(path), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! The engine over a runner with scripted logits, and over the bundled model.
+//! The engine over an executor with scripted logits, and over the bundled model.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::support;
 use pagedllm::backend::cpu::CpuBackend;
-use pagedllm::engine::{Engine, Fork, InFlightStep, ModelInfo, ModelRunner, Output, Prompt, Queue, Request, Runner, Stats, StepOutput};
+use pagedllm::engine::{Engine, Executor, Fork, InFlightStep, ModelExecutor, ModelInfo, Output, Prompt, Queue, Request, Stats, StepOutput};
 use pagedllm::error::{Code, Error, Result};
 use pagedllm::kv::{BlockHash, BlockManager, Paging};
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
@@ -26,7 +26,7 @@ struct Scripted {
     script: Script,
 }
 
-impl Runner for Scripted {
+impl Executor for Scripted {
     fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep> {
         let rows = &plan.batch.logit_rows;
         self.logits = vec![0.0; rows.len() * self.vocab];
@@ -46,8 +46,8 @@ fn info(vocab_size: usize, blocks: usize) -> ModelInfo {
 }
 
 fn scripted(vocab: usize, script: impl FnMut(u32, u32, &mut [f32]) -> Result<()> + Send + 'static) -> Engine {
-    let runner = Box::new(Scripted { vocab, logits: Vec::new(), script: Box::new(script) });
-    Engine::with_runner(&EngineOptions::default(), info(vocab, 64), None, runner).unwrap()
+    let executor = Box::new(Scripted { vocab, logits: Vec::new(), script: Box::new(script) });
+    Engine::with_executor(&EngineOptions::default(), info(vocab, 64), None, executor).unwrap()
 }
 
 /// Creates an engine whose next token is the last one plus one.
@@ -392,7 +392,7 @@ fn an_unread_queue_eventually_refuses_requests() {
 /// request is never delayed for long.
 #[test]
 fn a_request_with_a_slow_reader_keeps_its_scheduling_rank() {
-    let runner = Box::new(Scripted {
+    let executor = Box::new(Scripted {
         vocab: 100,
         logits: Vec::new(),
         script: Box::new(|_, _, logits| {
@@ -400,7 +400,7 @@ fn a_request_with_a_slow_reader_keeps_its_scheduling_rank() {
             Ok(())
         }),
     });
-    let engine = Engine::with_runner(&EngineOptions { max_seqs: 1, ..Default::default() }, info(100, 64), None, runner).unwrap();
+    let engine = Engine::with_executor(&EngineOptions { max_seqs: 1, ..Default::default() }, info(100, 64), None, executor).unwrap();
     let slow = engine.create_queue(4).unwrap();
     let id = engine.add_request_to(&slow, request(&[10], greedy(40))).unwrap();
     (0..50).for_each(|_| {
@@ -516,7 +516,7 @@ fn a_step_runs_one_matmul_per_weight_for_any_number_of_sequences() {
     let backend = CpuBackend::new(2, None).unwrap();
     let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: 64, block_size: 16, dtype: KvDtype::F32 }).unwrap();
     let decoder = files.load(backend, BatchLimits { tokens: 64, logits: 32 }, &mut |_, _| true).unwrap();
-    let mut runner = ModelRunner::new(decoder, kv);
+    let mut executor = ModelExecutor::new(decoder, kv);
     let options = SchedulerOptions { max_batch_tokens: 64, max_seqs: 32, prefill_chunk: 64, preemption: Preemption::Recompute };
     let mut scheduler = Scheduler::new(options, BlockManager::new(64, Paging::without_windows(16), false).unwrap()).unwrap();
     for id in 1..=24 {
@@ -524,13 +524,13 @@ fn a_step_runs_one_matmul_per_weight_for_any_number_of_sequences() {
         let arrival = NewGroup { prompt, max_len: 20, branching: Branching::One, priority: 0, keep: false, prompt_logits: false, root };
         scheduler.add(SeqId::from_raw(id), arrival.prepare(&Paging::without_windows(16)).unwrap()).unwrap();
     }
-    let before = runner.backend().matmuls();
+    let before = executor.backend().matmuls();
     let plan = scheduler.schedule(|_| true).unwrap();
     assert_eq!(plan.sequences.len(), 24);
-    let ticket = runner.submit(&plan).unwrap();
-    runner.wait(ticket).unwrap();
+    let ticket = executor.submit(&plan).unwrap();
+    executor.wait(ticket).unwrap();
     let per_layer = 4; // qkv, attention output, gate and up, down
-    assert_eq!(runner.backend().matmuls() - before, (files.spec.layers.len() * per_layer + 1) as u64);
+    assert_eq!(executor.backend().matmuls() - before, (files.spec.layers.len() * per_layer + 1) as u64);
     scheduler.rollback(plan);
 }
 

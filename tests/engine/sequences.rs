@@ -1112,7 +1112,7 @@ fn a_forged_state_never_causes_a_defect() {
 /// bits of the logits of every step and the maximum number of used blocks.
 fn windowed(alternate: bool, keeps_all: bool, forks: bool) -> (Vec<Vec<u32>>, usize) {
     use pagedllm::backend::cpu::CpuBackend;
-    use pagedllm::engine::{ModelRunner, Runner};
+    use pagedllm::engine::{Executor, ModelExecutor};
     use pagedllm::kv::{BlockHash, BlockManager, Paging};
     use pagedllm::model::{BatchLimits, KvCache, KvLayout, KvPool, ModelFiles};
     use pagedllm::options::{KvDtype, Preemption};
@@ -1129,7 +1129,7 @@ fn windowed(alternate: bool, keeps_all: bool, forks: bool) -> (Vec<Vec<u32>>, us
     let paging = Paging::new(BLOCK, &windows);
     let backend = CpuBackend::new(1, None).unwrap();
     let kv = KvCache::new(&backend, &files.spec, KvPool { blocks: 120, block_size: BLOCK, dtype: KvDtype::F32 }).unwrap();
-    let mut runner = ModelRunner::new(files.load(backend, BatchLimits { tokens: 16, logits: 8 }, &mut |_, _| true).unwrap(), kv);
+    let mut executor = ModelExecutor::new(files.load(backend, BatchLimits { tokens: 16, logits: 8 }, &mut |_, _| true).unwrap(), kv);
     let options = SchedulerOptions { max_batch_tokens: 16, max_seqs: 8, prefill_chunk: 16, preemption: Preemption::Recompute };
     let mut scheduler = Scheduler::new(options, BlockManager::new(120, paging.clone(), true).unwrap()).unwrap();
     for (id, len) in [(1, 100), (2, 9)] {
@@ -1140,8 +1140,8 @@ fn windowed(alternate: bool, keeps_all: bool, forks: bool) -> (Vec<Vec<u32>>, us
     let (mut logit_bits, mut max_used, mut events) = (Vec::new(), 0, Vec::new());
     for step in 0..160 {
         let Some(plan) = scheduler.schedule(|_| true) else { break };
-        let ticket = runner.submit(&plan).unwrap();
-        let logits = runner.wait(ticket).unwrap().logits;
+        let ticket = executor.submit(&plan).unwrap();
+        let logits = executor.wait(ticket).unwrap().logits;
         logit_bits.push(logits.iter().map(|x| x.to_bits()).collect());
         let argmax = |row: &[f32]| (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap() as u32;
         let outcomes = logits.chunks_exact(127).map(|row| TokenOutcome::Token(argmax(row)));

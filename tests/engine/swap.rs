@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::support::{self, Random, TempDir, configs, write_random_model};
 use pagedllm::batch::BlockMove;
-use pagedllm::engine::{Engine, Fork, InFlightStep, Output, Prompt, Request, Resume, Runner, Stats, StepOutput};
+use pagedllm::engine::{Engine, Executor, Fork, InFlightStep, Output, Prompt, Request, Resume, Stats, StepOutput};
 use pagedllm::error::Code;
 use pagedllm::options::{BeamParams, EngineOptions, KvDtype, Preemption, SamplingParams};
 use pagedllm::scheduler::StepPlan;
@@ -225,22 +225,22 @@ fn an_invalid_host_tier_is_refused_with_the_limits() {
     assert_eq!((plan.swap_blocks, plan.swap_bytes), (10, 10 * model.block_bytes));
 }
 
-/// A runner whose steps take one millisecond per token. The test sets the time to swap one block.
-struct TimedRunner {
+/// An executor whose steps take one millisecond per token. The test sets the time to swap one block.
+struct TimedExecutor {
     logits: Vec<f32>,
     clock: Arc<support::ManualClock>,
     /// Time to swap one block in microseconds.
     block_time: Arc<AtomicU64>,
 }
 
-impl TimedRunner {
+impl TimedExecutor {
     fn advance(&self, moves: usize) -> pagedllm::error::Result<()> {
         self.clock.advance(Duration::from_micros(self.block_time.load(Ordering::Relaxed) * moves as u64));
         Ok(())
     }
 }
 
-impl Runner for TimedRunner {
+impl Executor for TimedExecutor {
     fn submit(&mut self, plan: &StepPlan) -> pagedllm::error::Result<InFlightStep> {
         self.clock.advance(Duration::from_millis(plan.batch.token_count() as u64));
         self.logits.resize(plan.batch.logit_rows.len() * 8, 0.0);
@@ -272,8 +272,8 @@ fn auto_preemption_eventually_retries_a_slow_host_tier() {
         max_batch_tokens: 512,
         ..EngineOptions::default()
     };
-    let runner = TimedRunner { logits: Vec::new(), clock: clock.clone(), block_time: block_time.clone() };
-    let engine = Engine::with_clock(&options, info, None, Box::new(runner), clock).unwrap();
+    let executor = TimedExecutor { logits: Vec::new(), clock: clock.clone(), block_time: block_time.clone() };
+    let engine = Engine::with_clock(&options, info, None, Box::new(executor), clock).unwrap();
     // Runs two requests that together exceed the pool. Returns the number of preemptions and of
     // those that swapped.
     let serve = || {

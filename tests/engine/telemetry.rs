@@ -1,4 +1,4 @@
-//! Telemetry of an engine: timing, metrics and the trace. The runner advances a manual clock by a
+//! Telemetry of an engine: timing, metrics and the trace. The executor advances a manual clock by a
 //! fixed time per step.
 
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::support::{self, TempDir};
 use openmetrics_parser::{MetricsExposition, OpenMetricsType, OpenMetricsValue, Sample, openmetrics};
-use pagedllm::engine::{Clock, Engine, InFlightStep, Output, Prompt, Request, Runner, StepOutput, Timing};
+use pagedllm::engine::{Clock, Engine, Executor, InFlightStep, Output, Prompt, Request, StepOutput, Timing};
 use pagedllm::error::{Code, Result};
 use pagedllm::options::{BeamParams, EngineOptions, Preemption, SamplingParams};
 use pagedllm::scheduler::{FinishReason, StepPlan};
@@ -17,7 +17,7 @@ use serde_json::Value;
 
 const VOCAB: usize = 50;
 
-/// A clock that only the test and the runner advance, in milliseconds.
+/// A clock that only the test and the executor advance, in milliseconds.
 #[derive(Default)]
 struct ManualClock(AtomicU64);
 
@@ -27,13 +27,13 @@ impl Clock for ManualClock {
     }
 }
 
-/// A runner whose steps take one millisecond per token. The next token is the last one plus one.
-struct TimedRunner {
+/// An executor whose steps take one millisecond per token. The next token is the last one plus one.
+struct TimedExecutor {
     clock: Arc<ManualClock>,
     logits: Vec<f32>,
 }
 
-impl Runner for TimedRunner {
+impl Executor for TimedExecutor {
     fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep> {
         let batch = &plan.batch;
         self.clock.0.fetch_add(batch.token_count() as u64, SeqCst);
@@ -51,9 +51,9 @@ impl Runner for TimedRunner {
 
 fn engine(options: EngineOptions, blocks: usize) -> (Engine, Arc<ManualClock>) {
     let clock = Arc::new(ManualClock::default());
-    let runner = Box::new(TimedRunner { clock: clock.clone(), logits: Vec::new() });
+    let executor = Box::new(TimedExecutor { clock: clock.clone(), logits: Vec::new() });
     let info = support::model_info(VOCAB, blocks, 64, vec![]);
-    (Engine::with_clock(&options, info, None, runner, clock.clone()).unwrap(), clock)
+    (Engine::with_clock(&options, info, None, executor, clock.clone()).unwrap(), clock)
 }
 
 fn request(prompt: std::ops::Range<u32>, max_tokens: usize) -> Request {
@@ -241,11 +241,11 @@ fn metrics_report_the_host_tier_the_budget_and_the_model_name() {
         prefix_cache: false,
         ..EngineOptions::default()
     };
-    let runner = || Box::new(TimedRunner { clock: clock.clone(), logits: Vec::new() });
-    let engine = Engine::with_clock(&named, info.clone(), None, runner(), clock.clone()).unwrap();
+    let executor = || Box::new(TimedExecutor { clock: clock.clone(), logits: Vec::new() });
+    let engine = Engine::with_clock(&named, info.clone(), None, executor(), clock.clone()).unwrap();
     assert!(engine.metrics().unwrap().contains(r#"pagedllm_num_requests_running{model_name="a \"name\""} 0"#));
     let unnamed = EngineOptions { model_name: None, ..named };
-    let engine = Engine::with_clock(&unnamed, info, None, runner(), clock.clone()).unwrap();
+    let engine = Engine::with_clock(&unnamed, info, None, executor(), clock.clone()).unwrap();
     for first in 0..2 {
         engine.add_request(request(first..first + 30, 20)).unwrap();
     }
@@ -381,8 +381,8 @@ fn a_trace_file_that_cannot_be_opened_is_an_error_with_its_path() {
     let _reader = std::fs::File::options().read(true).write(true).open(&pipe).unwrap();
     for path in ["/nonexistent/trace.json".into(), pipe] {
         let options = EngineOptions { trace_path: Some(path.clone()), ..Default::default() };
-        let runner = Box::new(TimedRunner { clock: Arc::default(), logits: Vec::new() });
-        let error = Engine::with_runner(&options, support::model_info(VOCAB, 8, 64, vec![]), None, runner).map(drop).unwrap_err();
+        let executor = Box::new(TimedExecutor { clock: Arc::default(), logits: Vec::new() });
+        let error = Engine::with_executor(&options, support::model_info(VOCAB, 8, 64, vec![]), None, executor).map(drop).unwrap_err();
         assert!(error.code() == Code::Io && error.message().contains(path.to_str().unwrap()), "{error}");
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::support::faulty::{Faults, Faulty};
 use crate::support::{TempDir, configs, model_info, write_random_model};
 use pagedllm::backend::cpu::CpuBackend;
-use pagedllm::engine::{Continue, Engine, Fork, ModelRunner, Output, Prompt, Request, Resume};
+use pagedllm::engine::{Continue, Engine, Fork, ModelExecutor, Output, Prompt, Request, Resume};
 use pagedllm::error::Code;
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
 use pagedllm::options::{EngineOptions, KvDtype, Preemption, SamplingParams};
@@ -55,9 +55,9 @@ impl Model {
         let decoder = files.load(backend, BatchLimits { tokens: 64, logits: 16 }, &mut |_, _| true).unwrap();
         let mut info = model_info(files.spec.vocab_size, blocks, 256, vec![]);
         (info.memory.block_bytes, info.memory.swap_blocks) = (block_bytes, BLOCKS);
-        let runner = ModelRunner::new(decoder, kv).with_max_transfer_bytes(step_blocks * block_bytes as usize);
+        let executor = ModelExecutor::new(decoder, kv).with_max_transfer_bytes(step_blocks * block_bytes as usize);
         let options = EngineOptions { max_batch_tokens: 64, max_seqs: 16, preemption, ..Default::default() };
-        Device { engine: Engine::with_runner(&options, info, None, Box::new(runner)).unwrap(), faults, levels: self.levels }
+        Device { engine: Engine::with_executor(&options, info, None, Box::new(executor)).unwrap(), faults, levels: self.levels }
     }
 
     /// Creates an engine whose exports and imports take several steps.

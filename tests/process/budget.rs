@@ -10,7 +10,7 @@ use crate::alone;
 use crate::support::{self, Random, TempDir, configs, write_random_model};
 use pagedllm::batch::BlockCopy;
 use pagedllm::budget::MemoryBudget;
-use pagedllm::engine::{Engine, InFlightStep, Output, Prompt, Request, Resume, Runner, StepOutput};
+use pagedllm::engine::{Engine, Executor, InFlightStep, Output, Prompt, Request, Resume, StepOutput};
 use pagedllm::error::Code;
 use pagedllm::options::{BeamParams, EngineOptions, KvDtype, SamplingParams};
 use pagedllm::scheduler::{FinishReason, StepPlan};
@@ -296,13 +296,13 @@ fn invalid_budgets_are_refused_with_the_required_bytes() {
     assert_eq!(budget.info().min_bytes, 32 * block);
 }
 
-/// A runner that shrinks the budget of its engine during each step.
-struct ShrinkingRunner {
+/// An executor that shrinks the budget of its engine during each step.
+struct ShrinkingExecutor {
     budget: Arc<OnceLock<Arc<MemoryBudget>>>,
     logits: Vec<f32>,
 }
 
-impl Runner for ShrinkingRunner {
+impl Executor for ShrinkingExecutor {
     fn submit(&mut self, plan: &StepPlan) -> pagedllm::error::Result<InFlightStep> {
         self.budget.get().unwrap().resize(10).unwrap();
         self.logits.resize(plan.batch.logit_rows.len() * 8, 0.0);
@@ -318,9 +318,10 @@ impl Runner for ShrinkingRunner {
 fn a_resize_during_the_last_step_is_applied_after_it() {
     let _alone = alone();
     let budget = Arc::new(OnceLock::new());
-    let runner = ShrinkingRunner { budget: budget.clone(), logits: Vec::new() };
+    let executor = ShrinkingExecutor { budget: budget.clone(), logits: Vec::new() };
     // Each block has one byte.
-    let engine = Engine::with_runner(&EngineOptions::default(), support::model_info(8, 64, 64, vec![]), None, Box::new(runner)).unwrap();
+    let engine =
+        Engine::with_executor(&EngineOptions::default(), support::model_info(8, 64, 64, vec![]), None, Box::new(executor)).unwrap();
     budget.get_or_init(|| engine.budget().clone());
     let sampling = SamplingParams { max_tokens: Some(1), ..SamplingParams::greedy() };
     engine.add_request(Request::new(Prompt::Tokens(vec![1; 40]), sampling)).unwrap();
@@ -328,15 +329,15 @@ fn a_resize_during_the_last_step_is_applied_after_it() {
     assert_eq!((engine.budget().info().held_bytes, engine.stats().blocks_total), (10, 10));
 }
 
-/// A runner that counts how often its pool shrinks. Each shrink takes `shrink_time`.
+/// An executor that counts how often its pool shrinks. Each shrink takes `shrink_time`.
 #[derive(Default)]
-struct CountingRunner {
+struct CountingExecutor {
     logits: Vec<f32>,
     shrinks: Arc<AtomicUsize>,
     shrink_time: Duration,
 }
 
-impl Runner for CountingRunner {
+impl Executor for CountingExecutor {
     fn submit(&mut self, plan: &StepPlan) -> pagedllm::error::Result<InFlightStep> {
         self.logits.resize(plan.batch.logit_rows.len() * 8, 0.0);
         Ok(InFlightStep::new(plan.batch.logit_rows.len()))
@@ -356,9 +357,9 @@ impl Runner for CountingRunner {
 /// Creates an engine on a budget of 64 blocks of one byte. Returns the number of its shrinks, too.
 fn engine_on(budget: &Arc<MemoryBudget>, shrink_time: Duration) -> (Engine, Arc<AtomicUsize>) {
     let options = EngineOptions { budget: Some(budget.clone()), max_batch_tokens: 16, max_seqs: 4, ..EngineOptions::default() };
-    let runner = CountingRunner { shrink_time, ..CountingRunner::default() };
-    let shrinks = runner.shrinks.clone();
-    (Engine::with_runner(&options, support::model_info(8, 64, 64, vec![]), None, Box::new(runner)).unwrap(), shrinks)
+    let executor = CountingExecutor { shrink_time, ..CountingExecutor::default() };
+    let shrinks = executor.shrinks.clone();
+    (Engine::with_executor(&options, support::model_info(8, 64, 64, vec![]), None, Box::new(executor)).unwrap(), shrinks)
 }
 
 fn add(engine: &Engine, first: u32, prompt: u32, max_tokens: usize) {
@@ -466,10 +467,10 @@ fn blocks_freed_in_the_last_step_are_available_to_other_engines() {
     finish_all(&second);
 }
 
-/// A runner with a defect.
-struct PanickingRunner;
+/// An executor with a defect.
+struct PanickingExecutor;
 
-impl Runner for PanickingRunner {
+impl Executor for PanickingExecutor {
     fn submit(&mut self, _: &StepPlan) -> pagedllm::error::Result<InFlightStep> {
         panic!("a defect");
     }
@@ -486,7 +487,7 @@ fn a_failed_engine_releases_its_share_of_the_budget() {
     let options = EngineOptions { budget: Some(budget.clone()), max_batch_tokens: 16, max_seqs: 4, ..EngineOptions::default() };
     for starts in [false, true] {
         let info = support::model_info(8, 64, 30, vec![]);
-        let failing = Engine::with_runner(&options, info, None, Box::new(PanickingRunner)).unwrap();
+        let failing = Engine::with_executor(&options, info, None, Box::new(PanickingExecutor)).unwrap();
         let (other, _) = engine_on(&budget, Duration::ZERO);
         add(&failing, 1, 20, 4);
         match starts {

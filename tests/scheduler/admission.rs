@@ -1,4 +1,4 @@
-//! Tests of admission, deadlines and forecasts, with a runner that counts tokens and a clock that
+//! Tests of admission, deadlines and forecasts, with an executor that counts tokens and a clock that
 //! the test advances.
 
 #[path = "../../benches/serving/forecast.rs"]
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use crate::support::{self, ManualClock};
 use forecast::{Errors, Hosts};
-use pagedllm::engine::{Continue, Engine, Fork, InFlightStep, Output, Prompt, Request, Resume, Runner, StepOutput};
+use pagedllm::engine::{Continue, Engine, Executor, Fork, InFlightStep, Output, Prompt, Request, Resume, StepOutput};
 use pagedllm::error::{Code, Result};
 use pagedllm::options::{AllocationPolicy, BatchingPolicy, BeamParams, EngineOptions, OrderPolicy, Policies, SamplingParams};
 use pagedllm::scheduler::{FinishReason, StepPlan};
@@ -23,7 +23,7 @@ use workload::SHAREGPT;
 
 const VOCAB: usize = 1000;
 
-/// A runner whose next token is the last one plus one. It counts tokens, and each step advances the
+/// An executor whose next token is the last one plus one. It counts tokens, and each step advances the
 /// clock.
 struct Counting {
     logits: Vec<f32>,
@@ -34,7 +34,7 @@ struct Counting {
     slower: Arc<AtomicUsize>,
 }
 
-impl Runner for Counting {
+impl Executor for Counting {
     fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep> {
         let rows = &plan.batch.logit_rows;
         self.logits = vec![0.0; rows.len() * VOCAB];
@@ -62,9 +62,9 @@ const STEP: Duration = Duration::from_millis(10);
 
 fn bench(options: EngineOptions) -> Bench {
     let (clock, rows, slower) = (Arc::new(ManualClock::default()), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(1)));
-    let runner = Counting { logits: Vec::new(), rows: rows.clone(), clock: clock.clone(), step: STEP, slower: slower.clone() };
+    let executor = Counting { logits: Vec::new(), rows: rows.clone(), clock: clock.clone(), step: STEP, slower: slower.clone() };
     let info = support::model_info(VOCAB, 64, 256, vec![]);
-    let engine = Engine::with_clock(&options, info, None, Box::new(runner), clock.clone()).unwrap();
+    let engine = Engine::with_clock(&options, info, None, Box::new(executor), clock.clone()).unwrap();
     Bench { engine, clock, rows, slower }
 }
 
@@ -240,8 +240,8 @@ fn a_deadline_that_has_passed_is_refused() {
 fn the_stepping_thread_wakes_at_a_deadline_while_the_queue_is_full() {
     let info = support::model_info(VOCAB, 64, 256, vec![]);
     let clock = Arc::new(ManualClock::default());
-    let runner = Counting { logits: Vec::new(), rows: Arc::default(), clock, step: Duration::ZERO, slower: Arc::default() };
-    let engine = Engine::with_runner(&EngineOptions::default(), info, None, Box::new(runner)).unwrap();
+    let executor = Counting { logits: Vec::new(), rows: Arc::default(), clock, step: Duration::ZERO, slower: Arc::default() };
+    let engine = Engine::with_executor(&EngineOptions::default(), info, None, Box::new(executor)).unwrap();
     let queue = engine.create_queue(1).unwrap();
     engine.start().unwrap();
     let id = engine.add_request_to(&queue, with_deadline(50, request(4, 200))).unwrap();

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use pagedllm::backend::cpu::CpuBackend;
-use pagedllm::engine::{Engine, ModelRunner};
+use pagedllm::engine::{Engine, ModelExecutor};
 use pagedllm::ffi::pllm_engine;
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
 use pagedllm::options::{EngineOptions, Isa, KvDtype, Preemption};
@@ -40,8 +40,8 @@ pub fn engine(model: &Path, isa: Isa, settings: &Json) -> (*mut pllm_engine, Dev
     let preemption = if number("host_blocks") > 0 { Preemption::Swap } else { Preemption::Recompute };
     let options = EngineOptions { max_batch_tokens: 32, max_seqs: 16, seed: 7, preemption, ..Default::default() };
     let clock = Arc::new(ManualClock::default());
-    let runner = Box::new(ModelRunner::new(decoder, kv));
-    let engine = Engine::with_clock(&options, info, None, runner, clock.clone()).unwrap();
+    let executor = Box::new(ModelExecutor::new(decoder, kv));
+    let engine = Engine::with_clock(&options, info, None, executor, clock.clone()).unwrap();
     (pllm_engine::into_raw(engine), Device { faults, clock })
 }
 

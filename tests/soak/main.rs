@@ -18,7 +18,7 @@ use host::{Host, Tally};
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::budget::{BudgetInfo, MemoryBudget};
 use pagedllm::engine::journal::{Ending, JournalFile, Replay};
-use pagedllm::engine::{Engine, ModelInfo, ModelRunner, Runner};
+use pagedllm::engine::{Engine, Executor, ModelExecutor, ModelInfo};
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
 use pagedllm::options::{AllocationPolicy, BatchingPolicy, EngineOptions, KvDtype, OrderPolicy, Policies, Preemption};
 use support::faulty::{Faults, Faulty};
@@ -74,7 +74,7 @@ fn random_options(place: usize, random: &mut Random) -> EngineOptions {
 }
 
 /// Creates a small LLaMA with a host tier on a device whose faults the test controls.
-fn device(model: &Path, blocks: usize) -> (ModelInfo, Box<dyn Runner>, Arc<Faults>) {
+fn device(model: &Path, blocks: usize) -> (ModelInfo, Box<dyn Executor>, Arc<Faults>) {
     let faults = Arc::new(Faults::default());
     let files = ModelFiles::open(model).unwrap();
     let backend = Faulty { cpu: CpuBackend::new(1, None).unwrap(), faults: faults.clone() };
@@ -86,7 +86,7 @@ fn device(model: &Path, blocks: usize) -> (ModelInfo, Box<dyn Runner>, Arc<Fault
     let decoder = files.load(backend, BatchLimits { tokens: 48, logits: 12 }, &mut |_, _| true).unwrap();
     let mut info = model_info(files.spec.vocab_size, blocks, MAX_MODEL_LEN, vec![]);
     (info.memory.block_bytes, info.memory.swap_blocks) = (block_bytes, SWAP_BLOCKS);
-    (info, Box::new(ModelRunner::new(decoder, kv)), faults)
+    (info, Box::new(ModelExecutor::new(decoder, kv)), faults)
 }
 
 /// Changes the budget until `stop` is set, and then restores its maximum.
@@ -132,12 +132,12 @@ fn stress(model: &Path, journal: &Path, time: Duration, seed: u64) -> (Tally, Ve
     let engine = |place| {
         let (budget, journal_path) = (Some(budget.clone()), (place == 0).then(|| journal.into()));
         let options = EngineOptions { budget, journal_path, ..random_options(place, &mut random) };
-        let (info, runner, faults) = device(model, BLOCKS);
+        let (info, executor, faults) = device(model, BLOCKS);
         for (point, one_in) in [(&faults.ops, 20_000), (&faults.swaps, 50), (&faults.exports, 50)] {
             point.one_in.store(one_in, SeqCst);
         }
         faults.poisoned.store(true, SeqCst);
-        let engine = Engine::with_runner(&options, info, None, runner).unwrap();
+        let engine = Engine::with_executor(&options, info, None, executor).unwrap();
         engine.start().unwrap();
         engine
     };
@@ -194,8 +194,8 @@ fn finish(engine: &Engine) -> Tally {
 
 /// Replays the journal of the first engine, which must give the same results.
 fn replay(model: &Path, journal: &Path) {
-    let (info, runner, _) = device(model, BLOCKS);
-    let summary = Replay::with_runner(JournalFile::open(journal).unwrap(), info, None, runner).unwrap().run().unwrap();
+    let (info, executor, _) = device(model, BLOCKS);
+    let summary = Replay::with_executor(JournalFile::open(journal).unwrap(), info, None, executor).unwrap().run().unwrap();
     assert_eq!((&summary.difference, &summary.ending), (&None, &Some(Ending::Closed)), "{summary:?}");
     assert!(summary.steps > 5 && summary.requests > 5, "{summary:?}");
 }

@@ -36,7 +36,7 @@ pub fn bundled_model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/model")
 }
 
-/// Returns the model description for an engine with a runner of the test. Blocks have 8 slots.
+/// Returns the model description for an engine with an executor of the test. Blocks have 8 slots.
 pub fn model_info(vocab_size: usize, blocks: usize, max_model_len: usize, eos_token_ids: Vec<u32>) -> ModelInfo {
     let memory = MemoryPlan {
         weight_bytes: 0,

@@ -1,5 +1,5 @@
 //! Decorators of the two seams of the core. They record all inputs of the steps and all failures of
-//! the runner.
+//! the executor.
 
 use std::borrow::Cow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,8 +12,8 @@ use crate::batch::device_sampling::{DeviceSampling, DeviceSamplingLimits};
 use crate::batch::{BlockCopy, BlockMove, Tail};
 use crate::budget::Need;
 use crate::engine::command::{Command, ForkedSequence};
+use crate::engine::executor::{Executor, InFlightStep, StepOutput};
 use crate::engine::inputs::{EndedStep, Inputs, StepInputs};
-use crate::engine::runner::{InFlightStep, Runner, StepOutput};
 use crate::engine::sequence::Generation;
 use crate::engine::sequence_state::encode;
 use crate::error::{Error, Result};
@@ -34,15 +34,15 @@ impl Recording {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns `inputs` and `runner` with a recorder around each. A replay has no `writer`.
+    /// Returns `inputs` and `executor` with a recorder around each. A replay has no `writer`.
     pub fn around(
         self,
         inputs: Box<dyn Inputs>,
-        runner: Box<dyn Runner>,
+        executor: Box<dyn Executor>,
         writer: Option<JournalWriter>,
-    ) -> (Box<dyn Inputs>, Box<dyn Runner>) {
+    ) -> (Box<dyn Inputs>, Box<dyn Executor>) {
         let recording = self.clone();
-        (Box::new(RecordedInputs { inner: inputs, recording: self, writer }), Box::new(RecordedRunner { inner: runner, recording }))
+        (Box::new(RecordedInputs { inner: inputs, recording: self, writer }), Box::new(RecordedExecutor { inner: executor, recording }))
     }
 }
 
@@ -98,13 +98,13 @@ impl Inputs for RecordedInputs {
     }
 }
 
-/// A runner whose failures are recorded.
-struct RecordedRunner {
-    inner: Box<dyn Runner>,
+/// An executor whose failures are recorded.
+struct RecordedExecutor {
+    inner: Box<dyn Executor>,
     recording: Recording,
 }
 
-impl RecordedRunner {
+impl RecordedExecutor {
     fn recorded_move(&self, result: Result<()>) -> Result<()> {
         self.recording.lock().record_move(result.is_err());
         result
@@ -116,7 +116,7 @@ impl RecordedRunner {
     }
 }
 
-impl Runner for RecordedRunner {
+impl Executor for RecordedExecutor {
     fn depth(&self) -> usize {
         self.inner.depth()
     }

@@ -23,7 +23,7 @@ pub struct Header {
     pub options: EngineOptions,
     /// Fingerprint of the model.
     pub model: [u8; 32],
-    /// Instruction path. Empty for a runner without one.
+    /// Instruction path. Empty for an executor without one.
     pub isa: String,
     pub threads: usize,
     /// Storage layout of K and V.

@@ -16,7 +16,7 @@ use crate::engine::command::{Command, ForkedSequence};
 use crate::engine::queue::Queue;
 use crate::engine::request::{Prompt, Request};
 use crate::engine::sequence_calls::{Continue, Resume};
-use crate::engine::{Engine, EngineParts, ModelInfo, Runner};
+use crate::engine::{Engine, EngineParts, Executor, ModelInfo};
 use crate::error::{Error, Result};
 use crate::options::{EngineOptions, Isa};
 use crate::text::Text;
@@ -79,22 +79,22 @@ impl Replay {
     /// Loads the model with which the journal was written.
     pub fn load(file: JournalFile, model_dir: &Path) -> Result<Replay> {
         let options = EngineOptions { model_dir: model_dir.into(), ..file.options()? };
-        let EngineParts { info, text, runner } = EngineParts::load_on_device(&options, &mut |_, _| true)?;
-        Replay::with_runner(file, info, text, runner)
+        let EngineParts { info, text, executor } = EngineParts::load_on_device(&options, &mut |_, _| true)?;
+        Replay::with_executor(file, info, text, executor)
     }
 
-    /// Creates a replay with any runner.
-    pub fn with_runner(file: JournalFile, info: ModelInfo, text: Option<Text>, runner: Box<dyn Runner>) -> Result<Replay> {
-        file.header.check(&info, &runner.layout())?;
+    /// Creates a replay with any executor.
+    pub fn with_executor(file: JournalFile, info: ModelInfo, text: Option<Text>, executor: Box<dyn Executor>) -> Result<Replay> {
+        file.header.check(&info, &executor.layout())?;
         let clock = Arc::new(Written::default());
         let (options, replayed) = (file.options()?, Replayed::default());
         let recording = Recording::new(options.max_seqs)?;
         let (repeat, record) = (replayed.clone(), recording.clone());
-        let decorate = |inputs, runner| {
-            let (inputs, runner) = repeat.around(inputs, runner);
-            record.around(inputs, runner, None)
+        let decorate = |inputs, executor| {
+            let (inputs, executor) = repeat.around(inputs, executor);
+            record.around(inputs, executor, None)
         };
-        let engine = Engine::build(&options, info, text, runner, clock.clone(), Some(Box::new(decorate)))?;
+        let engine = Engine::build(&options, info, text, executor, clock.clone(), Some(Box::new(decorate)))?;
         Ok(Replay { engine, queues: HashMap::new(), file, clock, replayed, recording, summary: Summary::default() })
     }
 

@@ -1,5 +1,5 @@
 //! Decorators of the two seams of the core for a replay. They return the recorded inputs of a step
-//! and the recorded failures of the runner.
+//! and the recorded failures of the executor.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -7,8 +7,8 @@ use super::records::{Failure, Step};
 use crate::batch::device_sampling::{DeviceSampling, DeviceSamplingLimits};
 use crate::batch::{BlockCopy, BlockMove, Tail};
 use crate::budget::Need;
+use crate::engine::executor::{Executor, InFlightStep, StepOutput};
 use crate::engine::inputs::{Inputs, StepInputs};
-use crate::engine::runner::{InFlightStep, Runner, StepOutput};
 use crate::error::{Error, Result};
 use crate::kv::BlockId;
 use crate::kv::connector::TransferId;
@@ -70,10 +70,10 @@ impl Replayed {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns `inputs` and `runner` with a decorator around each.
-    pub fn around(self, inputs: Box<dyn Inputs>, runner: Box<dyn Runner>) -> (Box<dyn Inputs>, Box<dyn Runner>) {
+    /// Returns `inputs` and `executor` with a decorator around each.
+    pub fn around(self, inputs: Box<dyn Inputs>, executor: Box<dyn Executor>) -> (Box<dyn Inputs>, Box<dyn Executor>) {
         let replayed = self.clone();
-        (Box::new(ReplayedInputs { inner: inputs, replayed: self }), Box::new(ReplayedRunner { inner: runner, replayed }))
+        (Box::new(ReplayedInputs { inner: inputs, replayed: self }), Box::new(ReplayedExecutor { inner: executor, replayed }))
     }
 }
 
@@ -105,13 +105,13 @@ impl Inputs for ReplayedInputs {
     }
 }
 
-/// A runner that fails where it failed when it was recorded.
-struct ReplayedRunner {
-    inner: Box<dyn Runner>,
+/// An executor that fails where it failed when it was recorded.
+struct ReplayedExecutor {
+    inner: Box<dyn Executor>,
     replayed: Replayed,
 }
 
-impl Runner for ReplayedRunner {
+impl Executor for ReplayedExecutor {
     fn depth(&self) -> usize {
         self.inner.depth()
     }

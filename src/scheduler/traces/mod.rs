@@ -281,7 +281,7 @@ impl Trace {
         }
     }
 
-    /// Makes the transfers like a runner: first those out, then those back. If a transfer fails,
+    /// Makes the transfers like an executor: first those out, then those back. If a transfer fails,
     /// the contents of its target are undefined.
     fn make_moves(&mut self, chance: bool) -> (bool, bool) {
         let (size, moves) = (self.block_size(), self.s.moves());

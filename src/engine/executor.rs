@@ -12,9 +12,9 @@ use crate::scheduler::StepPlan;
 /// 1 ms.
 const MAX_TRANSFER_BYTES: usize = 2 << 20;
 
-/// Computes plans. The runner of an engine has a model. A test can replace it by one with given
+/// Computes plans. The executor of an engine has a model. A test can replace it by one with given
 /// logits.
-pub trait Runner: Send {
+pub trait Executor: Send {
     /// Returns the number of steps that may be in flight. With 2, a plan may have placeholders for
     /// the tokens that the previous step samples on the device.
     fn depth(&self) -> usize {
@@ -59,7 +59,7 @@ pub trait Runner: Send {
         Ok(())
     }
 
-    /// Appends the stored K and V of the blocks to `out`. A runner without KV appends nothing.
+    /// Appends the stored K and V of the blocks to `out`. An executor without KV appends nothing.
     fn read_blocks(&self, _blocks: &[BlockId], _tail: Tail, _out: &mut Vec<u8>) -> Result<()> {
         Ok(())
     }
@@ -81,7 +81,7 @@ pub trait Runner: Send {
         0
     }
 
-    /// Returns the storage layout of K and V. Blocks can be exchanged between runners with the same
+    /// Returns the storage layout of K and V. Blocks can be exchanged between executors with the same
     /// layout.
     fn layout(&self) -> String {
         String::new()
@@ -93,7 +93,7 @@ pub trait Runner: Send {
     }
 
     /// Returns the bytes of one block in each of the arrays in which `read_blocks` stores blocks.
-    /// Empty for a runner without KV.
+    /// Empty for an executor without KV.
     fn kv_part_bytes(&self) -> Vec<usize> {
         Vec::new()
     }
@@ -125,8 +125,8 @@ pub struct InFlightStep {
     pub samples: usize,
 }
 
-/// A runner that computes a model on a backend.
-pub struct ModelRunner<B: Backend> {
+/// An executor that computes a model on a backend.
+pub struct ModelExecutor<B: Backend> {
     decoder: Decoder<B>,
     kv: KvCache<B>,
     discard_failures: u64,
@@ -142,15 +142,15 @@ impl InFlightStep {
     }
 }
 
-impl<B: Backend> ModelRunner<B> {
-    /// Creates a runner from a decoder and its KV cache.
-    pub fn new(decoder: Decoder<B>, kv: KvCache<B>) -> ModelRunner<B> {
-        ModelRunner { decoder, kv, discard_failures: 0, failure: None, max_transfer_bytes: MAX_TRANSFER_BYTES }
+impl<B: Backend> ModelExecutor<B> {
+    /// Creates an executor from a decoder and its KV cache.
+    pub fn new(decoder: Decoder<B>, kv: KvCache<B>) -> ModelExecutor<B> {
+        ModelExecutor { decoder, kv, discard_failures: 0, failure: None, max_transfer_bytes: MAX_TRANSFER_BYTES }
     }
 
     /// Sets how many bytes a step copies at most for exports, and for imports. For tests.
-    pub fn with_max_transfer_bytes(self, max_transfer_bytes: usize) -> ModelRunner<B> {
-        ModelRunner { max_transfer_bytes, ..self }
+    pub fn with_max_transfer_bytes(self, max_transfer_bytes: usize) -> ModelExecutor<B> {
+        ModelExecutor { max_transfer_bytes, ..self }
     }
 
     /// Returns the backend.
@@ -183,7 +183,7 @@ impl<B: Backend> ModelRunner<B> {
     }
 }
 
-impl<B: Backend> Runner for ModelRunner<B> {
+impl<B: Backend> Executor for ModelExecutor<B> {
     fn depth(&self) -> usize {
         self.decoder.backend().max_steps_in_flight()
     }
