@@ -1,5 +1,7 @@
 //! The interface between scheduling and computation.
 
+use std::cell::RefCell;
+
 use crate::backend::{Backend, BatchSize, InputLimits};
 use crate::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits};
 use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
@@ -131,8 +133,10 @@ pub struct ModelExecutor<B: Backend> {
     kv: KvCache<B>,
     discard_failures: u64,
     max_transfer_bytes: usize,
+    /// Number of steps in flight.
+    in_flight: usize,
     /// Error of a step in flight that was found before its `wait`.
-    failure: Option<Error>,
+    failure: RefCell<Option<Error>>,
 }
 
 impl InFlightStep {
@@ -145,12 +149,29 @@ impl InFlightStep {
 impl<B: Backend> ModelExecutor<B> {
     /// Creates an executor from a decoder and its KV cache.
     pub fn new(decoder: Decoder<B>, kv: KvCache<B>) -> ModelExecutor<B> {
-        ModelExecutor { decoder, kv, discard_failures: 0, failure: None, max_transfer_bytes: MAX_TRANSFER_BYTES }
+        ModelExecutor {
+            decoder,
+            kv,
+            discard_failures: 0,
+            in_flight: 0,
+            failure: RefCell::default(),
+            max_transfer_bytes: MAX_TRANSFER_BYTES,
+        }
     }
 
     /// Sets how many bytes a step copies at most for exports, and for imports. For tests.
     pub fn with_max_transfer_bytes(self, max_transfer_bytes: usize) -> ModelExecutor<B> {
         ModelExecutor { max_transfer_bytes, ..self }
+    }
+
+    /// Keeps the pending error of a step in flight for its `wait`. Otherwise the next operation of
+    /// another kind would report it, and the results of the step would count as computed.
+    fn keep_failure(&self) {
+        if self.in_flight > 0
+            && let Err(error) = self.decoder.backend().check()
+        {
+            self.failure.borrow_mut().get_or_insert(error);
+        }
     }
 
     /// Returns the backend.
@@ -189,12 +210,12 @@ impl<B: Backend> Executor for ModelExecutor<B> {
     }
 
     fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep> {
-        // An error that is pending now belongs to the step in flight, whose results are lost.
-        if let Err(error) = self.decoder.backend().check() {
-            self.failure = Some(error.clone());
-            return Err(error);
+        self.keep_failure();
+        if let Some(error) = &*self.failure.borrow() {
+            return Err(error.clone());
         }
         self.decoder.forward(&plan.batch, &mut self.kv)?;
+        self.in_flight += 1;
         Ok(InFlightStep::new(plan.batch.logit_rows.len()))
     }
 
@@ -204,6 +225,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
     }
 
     fn wait(&mut self, step: InFlightStep) -> Result<StepOutput<'_>> {
+        self.in_flight -= 1;
         if let Some(error) = self.failure.take() {
             return Err(error);
         }
@@ -215,7 +237,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         // Errors of discarded work do not matter, unless the device is lost; in that case every
         // later call reports it.
         let _ = self.decoder.backend().wait();
-        self.failure = None;
+        (self.in_flight, self.failure) = (0, RefCell::default());
     }
 
     fn sampling_limits(&self) -> Option<DeviceSamplingLimits> {
@@ -227,18 +249,22 @@ impl<B: Backend> Executor for ModelExecutor<B> {
     }
 
     fn swap_out(&mut self, moves: &[BlockMove]) -> Result<()> {
+        self.keep_failure();
         self.kv.swap_out(self.decoder.backend(), moves)
     }
 
     fn swap_in(&mut self, moves: &[BlockMove]) -> Result<()> {
+        self.keep_failure();
         self.kv.swap_in(self.decoder.backend(), moves)
     }
 
     fn read_blocks(&self, blocks: &[BlockId], tail: Tail, out: &mut Vec<u8>) -> Result<()> {
+        self.keep_failure();
         self.kv.read(self.decoder.backend(), blocks, tail, out)
     }
 
     fn write_blocks(&mut self, blocks: &[BlockId], bytes: &[u8]) -> Result<()> {
+        self.keep_failure();
         self.kv.write(self.decoder.backend(), blocks, bytes)
     }
 

@@ -302,6 +302,32 @@ fn swapped_sequences_continue_with_the_same_bits() {
     }
 }
 
+/// A swap while a failed step is in flight does not hide the failure: the step is recomputed.
+#[test]
+fn a_step_that_fails_beside_a_swap_is_retried() {
+    let _one = alone();
+    let (model, shim) = (Model::new(&llama(128), false), cuda::shim());
+    let requests = || (0..6).map(|i| request(i, 20, 40));
+    let expected = answers(&model.options("cuda:0"), requests());
+    let block = 2 * 2 * 16 * 2 * 64 * 4;
+    let tight = EngineOptions {
+        kv_bytes: Some(12 * block),
+        max_model_len: Some(100),
+        swap_bytes: 64 * block,
+        preemption: Preemption::Swap,
+        ..model.options("cuda:0")
+    };
+    let (mut swaps, mut failures) = (0, 0);
+    for nth in (1..80).step_by(6) {
+        let engine = Engine::create(&tight).unwrap();
+        shim.fail("cuGraphLaunch", nth, OUT_OF_MEMORY);
+        assert_eq!(tokens(&run(&engine, requests()).unwrap()), tokens(&expected), "launch {nth}");
+        shim.fail("cuGraphLaunch", 0, 0);
+        (swaps, failures) = (swaps + engine.stats().blocks_swapped_out, failures + engine.stats().steps_failed);
+    }
+    assert!(!shim.pretends() || (swaps > 0 && failures > 5), "{swaps} swaps, {failures} failures");
+}
+
 /// The engine allocates all device memory at its creation: for prompts and decodes, sampling and
 /// logits, copies and swaps.
 #[test]
@@ -508,7 +534,7 @@ fn a_sequence_sampled_by_the_host_does_not_keep_the_next_step_from_being_in_flig
 }
 
 /// While requests start and end, and steps in flight are discarded, each request has the outputs of
-/// an engine that samples on the host and does not work ahead.
+/// an engine that samples on the host.
 #[test]
 fn steps_in_flight_do_not_change_outputs() {
     let _one = alone();
