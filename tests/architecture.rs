@@ -55,6 +55,15 @@ const WIDE_STRUCTS: Exceptions = &[
     ("pllm_stats", "a struct of the C ABI"),
 ];
 
+/// The files outside of `engine/journal` that may use the journal, each with what it uses.
+const USERS_OF_THE_JOURNAL: Exceptions = &[
+    ("engine/delivery.rs", "the digests of outputs"),
+    ("engine/inputs.rs", "the digests at the end of a step"),
+    ("engine/mod.rs", "the decorators of a new engine"),
+    ("engine/request.rs", "the record of a request, copied before it is consumed"),
+    ("engine/stored_names_test.rs", "the stored names"),
+];
+
 /// Phrases of the project's former dialect. docs/glossary.md has the terms to use.
 const FORMER_PHRASES: &[&str] = &[
     "be told",
@@ -202,6 +211,14 @@ fn files_import_each_other_in_no_cycle() {
     let violations: Vec<_> =
         cycles.iter().map(|cycle| (imports::common_parent(cycle), format!("a cycle of imports: {}", cycle.join(", ")))).collect();
     assert_only_exceptions(&violations, CYCLES);
+}
+
+/// The core reads from outside only through `Inputs` and `Executor`, and a journal decorates these.
+#[test]
+fn the_core_knows_no_journal() {
+    let outside = texts().into_iter().filter(|(file, text)| !file.starts_with("engine/journal/") && text.contains("journal::"));
+    let uses: Vec<_> = outside.map(|(file, _)| (file.clone(), format!("{file} uses the journal"))).collect();
+    assert_only_exceptions(&uses, USERS_OF_THE_JOURNAL);
 }
 
 fn long_files(files: &[(String, String)]) -> Vec<(String, String)> {
