@@ -376,6 +376,16 @@ impl SequenceTable {
         })
     }
 
+    /// Makes sure that the table has the idle sequence of a journal's command. The sequence may have
+    /// failed to be created after the original call, which then ends with an error.
+    pub fn replay_idle(&self, seq: SeqId, sender: &Arc<OutputSender>) -> Result<()> {
+        let mut state = self.lock();
+        state.sequences.try_reserve(1)?;
+        let lost = || SequenceView { idle: true, ..SequenceView::new(seq.own_request(), 0, 1, sender.clone(), 0) };
+        state.sequences.entry(seq).or_insert_with(lost);
+        Ok(())
+    }
+
     /// Appends a command of a journal, which was checked when it was recorded.
     pub fn replay(&self, command: Command) -> Result<()> {
         self.command(|state| {

@@ -182,7 +182,8 @@ impl Replay {
             RecordedCommand::Resume { seq, at, queue, resume: generation } => {
                 self.clock.set(at);
                 self.restore_hook(seq, generation.hooked);
-                self.queue(queue)?;
+                let sender = self.queue(queue)?.sender().clone();
+                self.engine.shared.table.replay_idle(seq, &sender)?;
                 let (keep, user_data, skip_special) = (generation.keep, Some(generation.user_data), generation.skip_special);
                 let (queue, deadline) = (self.queues.get(&queue), generation.deadline);
                 let resume = Resume { keep, queue, user_data, skip_special, deadline, ..Resume::new(generation.sampling.into_owned()) };
@@ -191,7 +192,8 @@ impl Replay {
             RecordedCommand::Continue { seq, at, queue, deadline, keep, user_data, hooked } => {
                 self.clock.set(at);
                 self.restore_hook(seq, hooked);
-                self.queue(queue)?;
+                let sender = self.queue(queue)?.sender().clone();
+                self.engine.shared.table.replay_idle(seq, &sender)?;
                 let (queue, user_data) = (self.queues.get(&queue), Some(user_data));
                 self.engine.continue_sequence(seq, Continue { keep, queue, user_data, deadline, ..Continue::default() })
             }
