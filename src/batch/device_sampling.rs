@@ -14,7 +14,7 @@ pub const NO_MASK: u32 = u32::MAX;
 
 /// The sampling parameters of one row, with the meaning that `decode` defines. The layout matches
 /// `kernels/draw.cu`.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 #[repr(C)]
 pub struct SamplingRow {
     /// Index of the row in the logits of the step.

@@ -58,7 +58,7 @@ pub enum Command {
     },
     Export {
         seq: SeqId,
-        open: Box<PendingOutput>,
+        pending: Box<PendingOutput>,
     },
     Import {
         id: SeqId,

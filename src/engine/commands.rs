@@ -46,7 +46,7 @@ impl Lifecycle {
                 self.end_sequence(seq, FinishReason::Abort, |output| output);
                 self.remove_sequence(seq);
             }
-            Command::Export { seq, open } => self.export(seq, *open, device),
+            Command::Export { seq, pending } => self.export(seq, *pending, device),
             Command::Import { id, generation, sequence_state } => self.import(id, *generation, *sequence_state, device),
             Command::Pin { id, group, priority, .. } => {
                 let reserved = self.live.pins.try_reserve(1).map_err(Error::from);

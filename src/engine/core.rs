@@ -207,11 +207,9 @@ impl EngineCore {
             let plan = self.schedule(None);
             self.lifecycle.telemetry.end_phase(Phase::Schedule);
             let Some(plan) = plan else { break };
-            let launched = self.launch(plan);
-            if launched.is_err() && !self.in_flight.is_empty() {
-                break;
+            if let Err(error) = self.launch(plan) {
+                return if self.in_flight.is_empty() { Err(error) } else { Ok(()) };
             }
-            launched?;
         }
         Ok(())
     }
@@ -266,7 +264,7 @@ impl EngineCore {
         let Lifecycle { scheduler, live, .. } = &mut self.lifecycle;
         let planned = self.sampling.plan_on_device(plan, scheduler, live);
         *prepared = planned.and_then(|on_device| {
-            scheduler.set_device_samples(plan, on_device);
+            scheduler.set_device_samples(plan);
             self.device.executor.sample(ticket, on_device)
         });
     }

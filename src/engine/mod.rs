@@ -167,8 +167,12 @@ impl Engine {
     ) -> Result<Engine> {
         let header = Header::new(options, &info, &executor.layout());
         let writer = options.journal_path.as_deref().map(|path| JournalWriter::create(path, &header)).transpose()?;
-        let recording = writer.is_some().then(|| Recording::new(options.max_seqs)).transpose()?;
-        let record = recording.map(|recording| -> Decorate { Box::new(|inputs, executor| recording.around(inputs, executor, writer)) });
+        let record = writer.map(|writer| {
+            let recording = Recording::new(options.max_seqs)?;
+            let decorate: Decorate = Box::new(|inputs, executor| recording.around(inputs, executor, writer));
+            Ok::<_, Error>(decorate)
+        });
+        let record = record.transpose()?;
         Engine::build(options, info, text, executor, clock, record)
     }
 

@@ -48,7 +48,7 @@ impl Queue {
         self.sender.take(timeout, |state| state.outputs.take_outputs())
     }
 
-    /// Returns all outputs as a batch. If `allocate_or_preempt` fails, the outputs stay in the
+    /// Returns all outputs as a batch. If `make_room` fails, the outputs stay in the
     /// queue.
     pub fn poll_batch(&self, timeout: Option<Duration>, make_room: impl FnOnce(&OutputBatch) -> Result<()>) -> Result<Outputs> {
         let (batch, owed) = self.sender.take(timeout, |state| {

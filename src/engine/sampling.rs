@@ -151,13 +151,13 @@ impl Sampling {
 
     /// Plans sampling on the device for sequences that need one token and whose logits are not used
     /// otherwise.
-    pub fn plan_on_device(&mut self, plan: &StepPlan, scheduler: &Scheduler, requests: &mut LiveRequests) -> Result<&DeviceSampling> {
+    pub fn plan_on_device(&mut self, plan: &mut StepPlan, scheduler: &Scheduler, requests: &mut LiveRequests) -> Result<&DeviceSampling> {
         if !self.samples_on_device {
             return Ok(&self.on_device);
         }
         self.on_device.clear();
         let mut row = 0;
-        for part in plan.sequences.iter().filter(|part| part.logits > 0) {
+        for part in plan.sequences.iter_mut().filter(|part| part.logits > 0) {
             row += part.logits;
             let is_lost = self.lost.iter().any(|(seq, _)| *seq == part.seq);
             let is_one = part.samples && !part.is_stale && part.logits == 1 && !is_lost && requests.request_of_beam(part.seq).is_none();
@@ -168,8 +168,10 @@ impl Sampling {
             let tokens = &scheduler.get(part.seq)?.tokens;
             let logprobs = sequence.needs_logprobs().then(|| sequence.params().logprobs.unwrap_or(0));
             let sampling = &mut sequence.generation.sampling;
+            let sample = self.on_device.rows.len() as u32;
             // If the mask fails here, it fails again in `samples`, which reports the error.
-            let _ = sampling.plan_draw(&mut self.on_device, row as u32 - 1, self.vocab_size, logprobs, tokens);
+            let is_planned = sampling.plan_draw(&mut self.on_device, row as u32 - 1, self.vocab_size, logprobs, tokens);
+            part.device_sample = is_planned.unwrap_or(false).then_some(sample);
         }
         Ok(&self.on_device)
     }
@@ -183,18 +185,15 @@ impl Sampling {
         requests: &mut LiveRequests,
     ) -> Result<()> {
         self.step.clear();
-        let (mut rest, mut row, mut drawn) = (logits, 0, 0);
+        let mut rest = logits;
         for part in plan.sequences.iter().filter(|part| part.logits > 0) {
             let (rows, others) = rest.split_at(part.logits * self.vocab_size);
-            (rest, row) = (others, row + part.logits);
-            // The device draws samples in the order of the rows.
-            let is_drawn = self.on_device.rows.get(drawn).is_some_and(|draw| draw.row as usize == row - 1);
-            match device_samples.get(drawn).filter(|_| is_drawn) {
+            rest = others;
+            match part.device_sample.and_then(|sample| device_samples.get(sample as usize)) {
                 _ if part.is_stale => {}
                 Some(device_sample) => self.take_device_sample(part, device_sample, requests)?,
                 None => self.sample_from_logits(part, rows, scheduler, requests)?,
             }
-            drawn += is_drawn as usize;
         }
         Ok(())
     }

@@ -187,8 +187,8 @@ impl SerializedLogprobs {
 
     /// Returns whether the list has the same number of alternatives for each token, at most as many
     /// as requested, and is empty if nothing was requested.
-    fn is_of(&self, requested_at: Option<u32>) -> bool {
-        match (requested_at, self.tokens.len()) {
+    fn is_of(&self, requested: Option<u32>) -> bool {
+        match (requested, self.tokens.len()) {
             (Some(k), len @ 1..) => self.top.len().is_multiple_of(len) && self.top.len() / len <= k as usize,
             _ => self.tokens.is_empty() && self.top.is_empty(),
         }

@@ -418,8 +418,9 @@ impl SequenceTable {
     pub fn replay_export(&self, seq: SeqId, sender: &Arc<OutputSender>) -> Result<()> {
         self.command(|state| {
             let view = state.sequences.get(&seq).map(SequenceView::pending_output);
-            let last = view.map_or_else(|| Output { request: seq.own_request(), sequence: seq, ..Output::default() }, |open| open.last);
-            state.inbox.push_back(Command::Export { seq, open: Box::new(PendingOutput { sender: sender.clone(), last, ticket: None }) });
+            let last =
+                view.map_or_else(|| Output { request: seq.own_request(), sequence: seq, ..Output::default() }, |pending| pending.last);
+            state.inbox.push_back(Command::Export { seq, pending: Box::new(PendingOutput { sender: sender.clone(), last, ticket: None }) });
             Ok(())
         })
     }
@@ -444,10 +445,10 @@ impl SequenceTable {
     pub fn export(&self, seq: SeqId, sender: Option<&Arc<OutputSender>>) -> Result<()> {
         self.command(|state| {
             let view = state.sequence(seq)?;
-            let open = PendingOutput { sender: sender.unwrap_or(&view.sender).clone(), ..view.pending_output() };
-            open.sender.check_open()?;
-            open.sender.check_space()?;
-            state.inbox.push_back(Command::Export { seq, open: Box::new(open) });
+            let pending = PendingOutput { sender: sender.unwrap_or(&view.sender).clone(), ..view.pending_output() };
+            pending.sender.check_open()?;
+            pending.sender.check_space()?;
+            state.inbox.push_back(Command::Export { seq, pending: Box::new(pending) });
             Ok(())
         })
     }

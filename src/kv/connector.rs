@@ -107,6 +107,17 @@ impl BlockArrays {
         starts.zip(&self.parts).map(move |(start, &part)| (start + block * part, part))
     }
 
+    /// Calls `copy` for the blocks from `copied` on: as many as `max_bytes` bytes have, but at least
+    /// one. Advances `copied`, and returns the number of bytes.
+    pub fn copy_portion(&self, copied: &mut usize, max_bytes: usize, mut copy: impl FnMut(usize) -> Result<()>) -> Result<usize> {
+        let first = *copied;
+        while *copied < self.blocks && (*copied == first || (*copied - first + 1) * self.block_bytes() <= max_bytes) {
+            copy(*copied)?;
+            *copied += 1;
+        }
+        Ok((*copied - first) * self.block_bytes())
+    }
+
     /// Copies the bytes of a block to its places in the byte string `all`.
     pub fn scatter(&self, block: usize, mut bytes: &[u8], all: &mut [u8]) {
         for (start, len) in self.places(block) {

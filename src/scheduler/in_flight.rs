@@ -2,8 +2,7 @@
 //! next step is planned as if they had succeeded, with placeholders for the tokens that they sample.
 
 use super::slab::Slot;
-use super::{Scheduler, SequenceKv, StepPlan};
-use crate::batch::device_sampling::DeviceSampling;
+use super::{ScheduledSequence, Scheduler, SequenceKv, StepPlan};
 use crate::error::Result;
 
 /// What the steps in flight compute of a sequence.
@@ -60,13 +59,10 @@ impl Scheduler {
 
     /// Records which tokens of the oldest step in flight the device samples. The next step can be
     /// planned with placeholders for them.
-    pub fn set_device_samples(&mut self, plan: &StepPlan, sampling: &DeviceSampling) {
-        let (mut row, mut draws) = (0, (0..).zip(&sampling.rows).peekable());
-        for scheduled in plan.sequences.iter().filter(|scheduled| scheduled.logits > 0) {
-            row += scheduled.logits as u32;
-            let sample = draws.next_if(|(_, draw)| draw.row == row - 1).map(|(sample, _)| sample);
+    pub fn set_device_samples(&mut self, plan: &StepPlan) {
+        for scheduled in &plan.sequences {
             if self.is_current(scheduled) {
-                self.sequences[scheduled.slot].in_flight.device_sample = sample;
+                self.sequences[scheduled.slot].in_flight.device_sample = scheduled.device_sample;
             }
         }
     }
@@ -79,7 +75,7 @@ impl Scheduler {
         }
     }
 
-    fn is_current(&self, scheduled: &super::ScheduledSequence) -> bool {
+    fn is_current(&self, scheduled: &ScheduledSequence) -> bool {
         let sequence = self.sequences.in_slot(scheduled.slot);
         sequence.is_some_and(|sequence| sequence.id == scheduled.seq && sequence.in_flight.version == scheduled.version)
     }

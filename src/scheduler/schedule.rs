@@ -35,9 +35,7 @@ impl Scheduler {
         if std::mem::take(&mut self.queues.recheck_paused) {
             self.resume_paused(&ready);
         }
-        let mut plan = self.write_step(&ready);
-        plan.iter_mut().for_each(|plan| self.launch(plan));
-        plan
+        self.write_step(&ready)
     }
 
     /// Makes the next step check the paused groups.
@@ -49,9 +47,8 @@ impl Scheduler {
     /// checked.
     pub fn schedule_among(&mut self, seqs: &[SeqId], ready: impl Fn(SeqId) -> bool) -> Option<StepPlan> {
         self.set_aside_others(seqs);
-        let mut plan = self.write_step(&ready);
+        let plan = self.write_step(&ready);
         self.queues.restore_waiting();
-        plan.iter_mut().for_each(|plan| self.launch(plan));
         plan
     }
 
@@ -78,6 +75,7 @@ impl Scheduler {
                 self.admit(&mut plan, ready);
             }
             if !plan.sequences.is_empty() {
+                self.launch(&mut plan);
                 return Some(plan);
             }
             if self.planning.launched > 0 {

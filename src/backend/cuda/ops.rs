@@ -3,7 +3,7 @@
 use super::attention;
 use super::blas;
 use super::buffer::{Buf, address_of};
-use super::function::{FLAT, Shape, WARP, launch, row_threads};
+use super::function::{FLAT, Function, Shape, WARP, launch, row_threads};
 use super::inputs::{InputRange, Inputs};
 use super::kernels::{RowCounts, act_number, norm_number, pairs_number};
 use super::kv::Kv;
@@ -49,6 +49,16 @@ impl CudaBackend {
     /// Returns the value. After an error, nothing is launched until the next `check` reports it.
     fn or_refuse<T>(&self, result: Result<T>) -> Option<T> {
         result.map_err(|error| self.device.refuse(error)).ok()
+    }
+}
+
+impl CudaBackend {
+    /// Runs a kernel that copies strips between two layouts.
+    fn copy_strips(&self, kernel: Function, rows: usize, strips: Strips, x: &Buf, out: &mut Buf) {
+        let Strips { first, count, dim, pitch, stride } = strips;
+        let shape = Shape::for_numbers(count * rows, dim);
+        let [rows, first, dim, pitch, stride] = [rows, first, dim, pitch, stride].map(|number| number as u32);
+        launch!(self.device, kernel, shape, out.address(), x.address(), rows, first, dim, pitch, stride);
     }
 }
 
@@ -138,39 +148,11 @@ impl Ops for CudaBackend {
     }
 
     fn split_strips(&self, rows: usize, strips: Strips, x: &Buf, out: &mut Buf) {
-        let Strips { first, count, dim, pitch, stride } = strips;
-        let shape = Shape::for_numbers(count * rows, dim);
-        let [rows, first, dim, pitch, stride] = [rows, first, dim, pitch, stride].map(|number| number as u32);
-        launch!(
-            self.device,
-            self.device.kernels.elementwise.split_strips,
-            shape,
-            out.address(),
-            x.address(),
-            rows,
-            first,
-            dim,
-            pitch,
-            stride
-        );
+        self.copy_strips(self.device.kernels.elementwise.split_strips, rows, strips, x, out);
     }
 
     fn join_strips(&self, rows: usize, strips: Strips, x: &Buf, out: &mut Buf) {
-        let Strips { first, count, dim, pitch, stride } = strips;
-        let shape = Shape::for_numbers(count * rows, dim);
-        let [rows, first, dim, pitch, stride] = [rows, first, dim, pitch, stride].map(|number| number as u32);
-        launch!(
-            self.device,
-            self.device.kernels.elementwise.join_strips,
-            shape,
-            out.address(),
-            x.address(),
-            rows,
-            first,
-            dim,
-            pitch,
-            stride
-        );
+        self.copy_strips(self.device.kernels.elementwise.join_strips, rows, strips, x, out);
     }
 
     fn matmul_strips(&self, rows: usize, count: usize, x: &Buf, matrix: MatrixOf<Matrix>, out: &mut Buf) {

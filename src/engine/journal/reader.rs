@@ -71,7 +71,7 @@ impl JournalFile {
         let mut recorded = Recorded::default();
         while self.ending.is_none() {
             match self.record() {
-                Ok(Record::Command(requested_at)) => recorded.commands.push(requested_at),
+                Ok(Record::Command(command)) => recorded.commands.push(command),
                 Ok(Record::End(ended)) => recorded.ended.push(ended),
                 Ok(Record::Step(step)) => return Some(Recorded { step, ..recorded }),
                 Ok(Record::Closed) => self.ending = Some(Ending::Closed),

@@ -1,11 +1,12 @@
 //! Decorators of the two seams of the core. They record all inputs of the steps and all failures of
-//! the executor.
+//! the executor. In a replay they repeat the recorded ones.
 
 use std::borrow::Cow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::records::{RecordedCommand, RecordedFork, RecordedResume};
+use super::replayed::{Replayed, ReplayedInputs, ReplayedStep};
 use super::step_recorder::StepRecorder;
 use super::writer::JournalWriter;
 use crate::batch::device_sampling::{DeviceSampling, DeviceSamplingLimits};
@@ -34,15 +35,38 @@ impl Recording {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns `inputs` and `executor` with a recorder around each. A replay has no `writer`.
+    /// Returns `inputs` and `executor` with a recorder around each, for an engine that writes a
+    /// journal.
     pub fn around(
         self,
         inputs: Box<dyn Inputs>,
         executor: Box<dyn Executor>,
+        writer: JournalWriter,
+    ) -> (Box<dyn Inputs>, Box<dyn Executor>) {
+        self.decorate(inputs, executor, Some(writer), None)
+    }
+
+    /// Returns `inputs` and `executor` with decorators that repeat a journal and record the
+    /// repetition.
+    pub fn around_replay(
+        self,
+        inputs: Box<dyn Inputs>,
+        executor: Box<dyn Executor>,
+        replayed: Replayed,
+    ) -> (Box<dyn Inputs>, Box<dyn Executor>) {
+        self.decorate(Box::new(ReplayedInputs::new(inputs, replayed.clone())), executor, None, Some(replayed))
+    }
+
+    fn decorate(
+        self,
+        inputs: Box<dyn Inputs>,
+        executor: Box<dyn Executor>,
         writer: Option<JournalWriter>,
+        replayed: Option<Replayed>,
     ) -> (Box<dyn Inputs>, Box<dyn Executor>) {
         let recording = self.clone();
-        (Box::new(RecordedInputs { inner: inputs, recording: self, writer }), Box::new(RecordedExecutor { inner: executor, recording }))
+        let executor = RecordedExecutor { inner: executor, recording, replayed };
+        (Box::new(RecordedInputs { inner: inputs, recording: self, writer }), Box::new(executor))
     }
 }
 
@@ -98,13 +122,20 @@ impl Inputs for RecordedInputs {
     }
 }
 
-/// An executor whose failures are recorded.
+/// An executor whose failures are recorded. In a replay it first fails where the recorded one
+/// failed.
 struct RecordedExecutor {
     inner: Box<dyn Executor>,
     recording: Recording,
+    replayed: Option<Replayed>,
 }
 
 impl RecordedExecutor {
+    /// Returns the recorded failure of an operation in a replay.
+    fn repeated(&self, failure: impl FnOnce(&mut ReplayedStep) -> Result<()>) -> Result<()> {
+        self.replayed.as_ref().map_or(Ok(()), |replayed| failure(&mut replayed.lock()))
+    }
+
     fn recorded_move(&self, result: Result<()>) -> Result<()> {
         self.recording.lock().record_move(result.is_err());
         result
@@ -122,7 +153,7 @@ impl Executor for RecordedExecutor {
     }
 
     fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep> {
-        let result = self.inner.submit(plan);
+        let result = self.repeated(ReplayedStep::begin_launch).and_then(|()| self.inner.submit(plan));
         self.recording.lock().record_launch(result.as_ref().err());
         result
     }
@@ -134,7 +165,9 @@ impl Executor for RecordedExecutor {
 
     fn wait(&mut self, step: InFlightStep) -> Result<StepOutput<'_>> {
         self.recording.lock().begin_wait();
-        self.inner.wait(step)
+        let repeated = self.repeated(ReplayedStep::begin_wait);
+        let output = self.inner.wait(step);
+        repeated.and(output)
     }
 
     fn discard(&mut self, error: Option<&Error>) {
@@ -151,27 +184,28 @@ impl Executor for RecordedExecutor {
     }
 
     fn swap_out(&mut self, moves: &[BlockMove]) -> Result<()> {
-        let result = self.inner.swap_out(moves);
+        let result = self.repeated(ReplayedStep::begin_move).and_then(|()| self.inner.swap_out(moves));
         self.recorded_move(result)
     }
 
     fn swap_in(&mut self, moves: &[BlockMove]) -> Result<()> {
-        let result = self.inner.swap_in(moves);
+        let result = self.repeated(ReplayedStep::begin_move).and_then(|()| self.inner.swap_in(moves));
         self.recorded_move(result)
     }
 
     fn read_blocks(&self, blocks: &[BlockId], tail: Tail, out: &mut Vec<u8>) -> Result<()> {
-        self.recorded_exchange(self.inner.read_blocks(blocks, tail, out))
+        let result = self.repeated(ReplayedStep::begin_exchange).and_then(|()| self.inner.read_blocks(blocks, tail, out));
+        self.recorded_exchange(result)
     }
 
     fn write_blocks(&mut self, blocks: &[BlockId], bytes: &[u8]) -> Result<()> {
-        let result = self.inner.write_blocks(blocks, bytes);
+        let result = self.repeated(ReplayedStep::begin_exchange).and_then(|()| self.inner.write_blocks(blocks, bytes));
         self.recorded_exchange(result)
     }
 
     fn shrink(&mut self, moves: &[BlockCopy], blocks: usize) -> Result<()> {
         // Whether it has succeeded shows in the next size of the pool.
-        self.inner.shrink(moves, blocks)
+        self.repeated(|replayed| replayed.shrink()).and_then(|()| self.inner.shrink(moves, blocks))
     }
 
     fn discard_failures(&self) -> u64 {
@@ -236,7 +270,7 @@ impl RecordedCommand<'_> {
                 }
             }
             Command::Free { seq } => RecordedCommand::Free { seq: *seq },
-            Command::Export { seq, open } => RecordedCommand::Export { seq: *seq, queue: open.sender.id() },
+            Command::Export { seq, pending } => RecordedCommand::Export { seq: *seq, queue: pending.sender.id() },
             Command::Import { id, generation, sequence_state } => match encode(&sequence_state.header, &sequence_state.kv) {
                 Ok(sequence_state) => {
                     RecordedCommand::Import { id: *id, at: generation.timing.requested_at, queue: generation.sender.id(), sequence_state }

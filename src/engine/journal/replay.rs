@@ -90,10 +90,7 @@ impl Replay {
         let (options, replayed) = (file.options()?, Replayed::default());
         let recording = Recording::new(options.max_seqs)?;
         let (repeat, record) = (replayed.clone(), recording.clone());
-        let decorate = |inputs, executor| {
-            let (inputs, executor) = repeat.around(inputs, executor);
-            record.around(inputs, executor, None)
-        };
+        let decorate = |inputs, executor| record.around_replay(inputs, executor, repeat);
         let engine = Engine::build(&options, info, text, executor, clock.clone(), Some(Box::new(decorate)))?;
         Ok(Replay { engine, queues: HashMap::new(), file, clock, replayed, recording, summary: Summary::default() })
     }

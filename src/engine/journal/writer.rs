@@ -22,8 +22,8 @@ pub struct JournalWriter {
 /// `Record` with borrowed contents. Both have the same serialized form.
 #[derive(Serialize)]
 enum Borrowed<'a> {
-    Asked(&'a RecordedCommand<'a>),
-    Ended(&'a RecordedEnd),
+    Command(&'a RecordedCommand<'a>),
+    End(&'a RecordedEnd),
     Step(&'a Step),
     Closed,
 }
@@ -49,11 +49,11 @@ impl JournalWriter {
     }
 
     pub fn command(&mut self, command: &RecordedCommand) {
-        self.write_record(&Borrowed::Asked(command));
+        self.write_record(&Borrowed::Command(command));
     }
 
     pub fn ended(&mut self, ended: &RecordedEnd) {
-        self.write_record(&Borrowed::Ended(ended));
+        self.write_record(&Borrowed::End(ended));
     }
 
     pub fn step(&mut self, step: &Step) {

@@ -108,15 +108,14 @@ impl Export {
     /// Copies at most `max_bytes` bytes of `blocks`, but at least one block. Returns the number of
     /// bytes.
     fn copy(&mut self, device: &mut dyn DeviceBlocks, blocks: &[BlockId], max_bytes: usize, block: &mut Vec<u8>) -> Result<usize> {
-        let first = self.copied;
-        while !self.is_copied() && (self.copied == first || (self.copied - first + 1) * self.arrays.block_bytes() <= max_bytes) {
-            let is_tail = self.copied + self.tail.blocks >= self.arrays.blocks();
+        let Export { arrays, tail, kv, copied, .. } = self;
+        arrays.copy_portion(copied, max_bytes, |place| {
+            let is_tail = place + tail.blocks >= arrays.blocks();
             block.clear();
-            device.read_block(blocks[self.copied], is_tail.then_some(self.tail.slots), block)?;
-            self.arrays.scatter(self.copied, block, self.kv.bytes_mut());
-            self.copied += 1;
-        }
-        Ok((self.copied - first) * self.arrays.block_bytes())
+            device.read_block(blocks[place], is_tail.then_some(tail.slots), block)?;
+            arrays.scatter(place, block, kv.bytes_mut());
+            Ok(())
+        })
     }
 }
 

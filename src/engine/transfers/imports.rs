@@ -66,15 +66,13 @@ impl Import {
 
     /// Copies at most `max_bytes` bytes, but at least one block. Returns the number of bytes.
     fn copy(&mut self, device: &mut dyn DeviceBlocks, max_bytes: usize, block: &mut Vec<u8>) -> Result<usize> {
-        let (first, bytes) = (self.copied, self.arrays.block_bytes());
-        while !self.is_copied() && (self.copied == first || (self.copied - first + 1) * bytes <= max_bytes) {
+        let Import { arrays, kv, blocks, copied, .. } = self;
+        arrays.copy_portion(copied, max_bytes, |place| {
             block.clear();
-            block.try_reserve(bytes)?;
-            self.arrays.gather(self.copied, &self.kv, block);
-            device.write_block(self.blocks[self.copied], block)?;
-            self.copied += 1;
-        }
-        Ok((self.copied - first) * bytes)
+            block.try_reserve(arrays.block_bytes())?;
+            arrays.gather(place, kv, block);
+            device.write_block(blocks[place], block)
+        })
     }
 
     fn concerns(&self, seq: SeqId) -> bool {

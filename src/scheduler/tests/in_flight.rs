@@ -2,15 +2,13 @@
 
 use super::*;
 use crate::batch::Placeholder;
-use crate::batch::device_sampling::{DeviceSampling, SamplingRow};
 
 /// Starts the sampling of the oldest step in flight. The device samples all rows except those of
 /// `on_host`.
-fn sample(s: &mut Scheduler, plan: &StepPlan, on_host: &[u64]) {
-    let mut sampling = DeviceSampling::default();
-    let on_device = (0..).zip(plan.sampled()).filter(|(_, scheduled)| !on_host.contains(&scheduled.seq.get()));
-    sampling.rows.extend(on_device.map(|(row, _)| SamplingRow { row, ..SamplingRow::default() }));
-    s.set_device_samples(plan, &sampling);
+fn sample(s: &mut Scheduler, plan: &mut StepPlan, on_host: &[u64]) {
+    let sampled = plan.sequences.iter_mut().filter(|scheduled| scheduled.samples && !on_host.contains(&scheduled.seq.get()));
+    (0..).zip(sampled).for_each(|(sample, scheduled)| scheduled.device_sample = Some(sample));
+    s.set_device_samples(plan);
 }
 
 fn commit_all(s: &mut Scheduler, mut plan: StepPlan, outcome: impl Fn(u64) -> TokenOutcome) {
@@ -44,7 +42,7 @@ fn the_next_step_has_placeholders_for_the_tokens_of_the_step_in_flight() {
     let mut plan = s.schedule(|_| true).unwrap();
     assert!(plan.batch.placeholders.is_empty());
     for position in 4..12 {
-        sample(&mut s, &plan, &[]);
+        sample(&mut s, &mut plan, &[]);
         let next = s.schedule(|_| true).unwrap();
         assert_eq!(next.batch.placeholders, [0, 1].map(|i| Placeholder { token: i, sample: i }));
         assert_eq!(next.batch.positions, [position; 2]);
@@ -57,12 +55,12 @@ fn the_next_step_has_placeholders_for_the_tokens_of_the_step_in_flight() {
 #[test]
 fn a_sequence_that_the_host_samples_is_left_out_of_the_next_step() {
     let mut s = decoding(&[1, 2, 3]);
-    let plan = s.schedule(|_| true).unwrap();
-    sample(&mut s, &plan, &[2]);
-    let next = s.schedule(|_| true).unwrap();
+    let mut plan = s.schedule(|_| true).unwrap();
+    sample(&mut s, &mut plan, &[2]);
+    let mut next = s.schedule(|_| true).unwrap();
     assert_eq!(seqs(&next), [1, 3]);
     commit_all(&mut s, plan, token);
-    sample(&mut s, &next, &[]);
+    sample(&mut s, &mut next, &[]);
     let third = s.schedule(|_| true).unwrap();
     assert_eq!(seqs(&third), [1, 2, 3], "it continues with its token");
     assert_eq!(third.batch.placeholders.len(), 2);
@@ -73,13 +71,13 @@ fn a_sequence_that_the_host_samples_is_left_out_of_the_next_step() {
 #[test]
 fn a_prompt_joins_and_continues_in_the_next_step() {
     let mut s = decoding(&[1]);
-    let plan = s.schedule(|_| true).unwrap();
-    sample(&mut s, &plan, &[]);
+    let mut plan = s.schedule(|_| true).unwrap();
+    sample(&mut s, &mut plan, &[]);
     add(&mut s, 2, vec![0; 15], 30);
-    let next = s.schedule(|_| true).unwrap();
+    let mut next = s.schedule(|_| true).unwrap();
     assert_eq!((seqs(&next), next.batch.token_count()), (vec![1, 2], 11), "a decode and the first chunk");
     commit_all(&mut s, plan, token);
-    sample(&mut s, &next, &[]);
+    sample(&mut s, &mut next, &[]);
     let third = s.schedule(|_| true).unwrap();
     assert_eq!((seqs(&third), third.batch.token_count()), (vec![1, 2], 6), "the second chunk follows the first one in flight");
     commit_all(&mut s, next, token);
@@ -92,11 +90,11 @@ fn a_sequence_that_reaches_its_length_is_not_planned_again() {
     let mut s = scheduler(16, 4, 32, 4, 10);
     s.reserve_steps(2).unwrap();
     add(&mut s, 1, vec![0; 3], 5);
-    let plan = s.schedule(|_| true).unwrap();
-    sample(&mut s, &plan, &[]);
-    let next = s.schedule(|_| true).unwrap();
+    let mut plan = s.schedule(|_| true).unwrap();
+    sample(&mut s, &mut plan, &[]);
+    let mut next = s.schedule(|_| true).unwrap();
     commit_all(&mut s, plan, token);
-    sample(&mut s, &next, &[]);
+    sample(&mut s, &mut next, &[]);
     assert!(s.schedule(|_| true).is_none(), "the step in flight samples the fifth and last token");
     commit_all(&mut s, next, token);
     assert!(s.find(seq_id(1)).is_none());
@@ -114,8 +112,8 @@ fn the_row_of_a_sequence_that_has_ended_or_changed_is_ignored() {
     ];
     for (change, len) in changes {
         let mut s = decoding(&[1]);
-        let plan = s.schedule(|_| true).unwrap();
-        sample(&mut s, &plan, &[]);
+        let mut plan = s.schedule(|_| true).unwrap();
+        sample(&mut s, &mut plan, &[]);
         change(&mut s);
         s.check();
         commit_all(&mut s, plan, token);
@@ -127,8 +125,8 @@ fn the_row_of_a_sequence_that_has_ended_or_changed_is_ignored() {
 fn the_next_row_of_a_sequence_that_ends_is_ignored_and_its_blocks_are_freed() {
     for outcome in [TokenOutcome::Stop(2), TokenOutcome::Fail] {
         let mut s = decoding(&[1, 2]);
-        let plan = s.schedule(|_| true).unwrap();
-        sample(&mut s, &plan, &[]);
+        let mut plan = s.schedule(|_| true).unwrap();
+        sample(&mut s, &mut plan, &[]);
         let next = s.schedule(|_| true).unwrap();
         assert_eq!(seqs(&next), [1, 2]);
         commit_all(&mut s, plan, |seq| if seq == 1 { outcome } else { token(seq) });
@@ -143,8 +141,8 @@ fn the_next_row_of_a_sequence_that_ends_is_ignored_and_its_blocks_are_freed() {
 fn failed_steps_are_rolled_back_the_newest_first() {
     let mut s = decoding(&[1, 2]);
     let used = s.blocks.used_blocks();
-    let plan = s.schedule(|_| true).unwrap();
-    sample(&mut s, &plan, &[]);
+    let mut plan = s.schedule(|_| true).unwrap();
+    sample(&mut s, &mut plan, &[]);
     let next = s.schedule(|_| true).unwrap();
     assert!(s.blocks.used_blocks() > used, "the placeholders have a block each");
     s.rollback(next);

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use super::tests::{Random, add_group, sampled_token};
 use super::*;
-use crate::batch::device_sampling::{DeviceSampling, SamplingRow};
 use crate::kv::{BlockHash, NULL_BLOCK, Paging};
 use crate::options::{self, AllocationPolicy, BatchingPolicy, OrderPolicy};
 use crate::types::{IdAllocator, RequestId};

@@ -102,27 +102,20 @@ impl Trace {
 
     /// Lets the device sample some of the tokens of the only step in flight.
     fn sample_on_device(&mut self, mut step: LaunchedStep) -> LaunchedStep {
-        let mut sampling = DeviceSampling::default();
-        let mut row = 0;
         self.s.mark_stale(&mut step.plan);
-        for scheduled in step.plan.sequences.iter().filter(|scheduled| scheduled.logits > 0) {
-            row += scheduled.logits as u32;
-            let its = step.sampled.iter().filter(|sampled| sampled.parent == scheduled.seq).collect::<Vec<_>>();
+        for scheduled in &mut step.plan.sequences {
+            let its = step.sampled.iter().find(|sampled| sampled.parent == scheduled.seq);
             let branching = self.s.get(scheduled.seq).ok().and_then(|s| Some(self.s.queues.groups[s.group?].branching));
-            if scheduled.samples
-                && scheduled.logits == 1
-                && branching == Some(Branching::One)
-                && !scheduled.is_stale
-                && self.random.below(5) > 0
-            {
-                sampling.rows.push(SamplingRow { row: row - 1, ..SamplingRow::default() });
-                step.device_samples.push(match its[0].outcome {
+            let may_sample = scheduled.samples && scheduled.logits == 1 && branching == Some(Branching::One) && !scheduled.is_stale;
+            if may_sample && self.random.below(5) > 0 {
+                scheduled.device_sample = Some(step.device_samples.len() as u32);
+                step.device_samples.push(match its.unwrap().outcome {
                     TokenOutcome::Token(token) | TokenOutcome::Stop(token) => token,
                     TokenOutcome::Fail => 0,
                 });
             }
         }
-        self.s.set_device_samples(&step.plan, &sampling);
+        self.s.set_device_samples(&step.plan);
         step
     }
 
