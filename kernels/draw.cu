@@ -1,6 +1,6 @@
 // Sampling on the device, so that logits need not be copied to the host. One block samples one row.
 //
-// Each step and its roundings are those of the host's sampler (src/decode), except for the
+// Each step and its roundings are those of the host's sampler (src/generation), except for the
 // summation of probabilities. Here, they are integers in units of 2^-40, whose sum does not depend
 // on the order.
 #include "common.cuh"
@@ -38,7 +38,7 @@ struct DeviceSample {
     Top tops[MAX_TOPS];
 };
 
-// The layouts match those in src/batch/device_sampling.rs.
+// The layouts match those in src/types/batch/device_sampling.rs.
 static_assert(sizeof(Draw) == 60 && sizeof(Edit) == 12 && sizeof(DeviceSample) == 24 + 8 * MAX_TOPS, "the layouts match those of the host");
 
 // Multiplication and addition that are not fused into an FMA, because the host rounds after each.
@@ -57,7 +57,7 @@ __device__ __forceinline__ float rounded_sum(float a, float b) {
 #endif
 }
 
-// e^x for x <= 0, bit-identical to `exp` in src/decode/rows.rs.
+// e^x for x <= 0, bit-identical to `exp` in src/generation/sampler/rows.rs.
 __device__ __forceinline__ float exp_of(float x) {
     const float MIN = -87.0f, ROUNDER = 12582912.0f;
     float bounded = fmaxf(x, MIN), rounded = rounded_sum(rounded_product(bounded, 1.44269504088896f), ROUNDER), n = rounded - ROUNDER;

@@ -5,7 +5,7 @@
 //!
 //! ```
 //! use pagedllm::engine::{Engine, Prompt, Request};
-//! use pagedllm::options::{EngineOptions, SamplingParams};
+//! use pagedllm::types::options::{EngineOptions, SamplingParams};
 //! use std::time::Duration;
 //!
 //! let options = EngineOptions { model_dir: "examples/model".into(), ..Default::default() };
@@ -28,10 +28,10 @@
 //! # Ok::<(), pagedllm::error::Error>(())
 //! ```
 //!
-//! [`engine`] has requests, sequences, steps and outputs, [`options`] the options of engines and of
-//! sampling, [`text`] the tokenizer and the chat template, [`budget`] the memory that several
-//! engines share, [`types`] the ids, and [`error`] the error type. The other modules are internal
-//! and not listed here. They can change in any release. The stable interface is the C ABI
+//! [`engine`] has requests, sequences, steps and outputs, [`types`] the options of engines and of
+//! sampling and the ids, [`text`] the tokenizer and the chat template, [`memory::budget`] the memory
+//! that several engines share, and [`error`] the error type. The other modules are internal and not
+//! listed here. They can change in any release. The stable interface is the C ABI
 //! (`include/pagedllm.h`); `docs/` describes both.
 
 #![deny(unsafe_code)]
@@ -39,22 +39,25 @@
 
 #[doc(hidden)]
 pub mod backend; // the ops of a forward pass, on the CPU and on CUDA devices
-#[doc(hidden)]
-pub mod batch; // the input of one forward pass as flat data
-pub mod budget;
-#[doc(hidden)]
-pub mod decode; // sampling: from logits to a token
-pub mod engine;
+pub mod engine; // requests, sequences and steps; it connects all other modules
 pub mod error;
+#[doc(hidden)]
+pub mod executor; // the interface between scheduling and computation
 #[doc(hidden)]
 pub mod ffi; // the C ABI
 #[doc(hidden)]
+pub mod generation; // sampling, grammars, beam search, stop strings: from logits to tokens and text
+#[doc(hidden)]
 pub mod kv; // the block manager: which KV block holds which tokens
+pub mod memory; // the memory plan, and the budget that several engines share
 #[doc(hidden)]
 pub mod model; // the spec of an architecture, the weights, and the decoder that interprets the spec
-pub mod options;
+#[doc(hidden)]
+pub mod observability; // statistics, metrics, traces, journals
+#[doc(hidden)]
+pub mod output; // the queues from which the host reads outputs
 #[doc(hidden)]
 pub mod scheduler; // the scheduler: selects the sequences of each step
-mod sys;
+mod sys; // the few system calls
 pub mod text;
-pub mod types;
+pub mod types; // ids, options, batches, outputs

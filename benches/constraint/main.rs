@@ -8,9 +8,10 @@ mod tokenizer;
 
 use std::time::{Duration, Instant};
 
-use pagedllm::decode::{Constraint, Grammars, Lane, Vocabulary, uniform};
-use pagedllm::options::Grammar;
+use pagedllm::generation::grammar::{Constraint, Grammars, Vocabulary};
+use pagedllm::generation::sampler::{Lane, uniform};
 use pagedllm::text::Text;
+use pagedllm::types::options::Grammar;
 
 const TOKENS: usize = 32_000;
 const WALKS: u64 = 20;

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::backend::{Alloc, AttentionShape, BackendTypes, KvOps, KvShape, Ops, Values};
-use pagedllm::batch::{Batch, Span};
-use pagedllm::options::{KvDtype, WeightFormat};
+use pagedllm::types::batch::{Batch, Span};
+use pagedllm::types::options::{KvDtype, WeightFormat};
 
 use crate::common::median;
 use crate::noise::NoiseMonitor;

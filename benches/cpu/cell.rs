@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use pagedllm::options::{EngineOptions, WeightFormat};
+use pagedllm::types::options::{EngineOptions, WeightFormat};
 
 use crate::model::{self, Shape};
 use crate::{Options, Result};

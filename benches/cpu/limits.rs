@@ -2,7 +2,7 @@
 //! arithmetic rate of the cores.
 
 use pagedllm::engine::MemoryPlan;
-use pagedllm::options::WeightFormat;
+use pagedllm::types::options::WeightFormat;
 use serde::{Deserialize, Serialize};
 
 use crate::cell::Cell;

@@ -1,7 +1,7 @@
 //! Contexts of thousands of tokens: whether the time of a decode step depends only on the bytes it
 //! reads, and whether one long sequence delays the others.
 
-use pagedllm::options::KvDtype;
+use pagedllm::types::options::KvDtype;
 
 use crate::cell::Cell;
 use crate::model::Shape;

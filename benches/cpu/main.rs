@@ -25,7 +25,7 @@ use std::process::ExitCode;
 use limits::Arithmetic;
 use noise::NoiseMonitor;
 use options::{Mode, Options};
-use pagedllm::options::{Isa, KvDtype, WeightFormat};
+use pagedllm::types::options::{Isa, KvDtype, WeightFormat};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 

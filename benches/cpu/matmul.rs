@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::backend::{Alloc, BackendTypes, Ops, RowSource};
-use pagedllm::options::{Dtype, WeightFormat};
+use pagedllm::types::options::{Dtype, WeightFormat};
 
 use crate::common::median;
 use crate::noise::NoiseMonitor;

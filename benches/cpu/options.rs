@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use pagedllm::options::{Isa, KvDtype, WeightFormat};
+use pagedllm::types::options::{Isa, KvDtype, WeightFormat};
 
 use crate::Result;
 use crate::cell::Cell;

@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::sync::Barrier;
 use std::time::Instant;
 
-use pagedllm::options::{Isa, WeightFormat};
+use pagedllm::types::options::{Isa, WeightFormat};
 
 /// Multiply-adds in flight: enough to hide their latency on two pipes, few enough for 16 registers.
 const CHAINS: usize = 12;

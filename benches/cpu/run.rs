@@ -1,7 +1,7 @@
 //! One repetition of one cell: every measurement with a new engine.
 
 use pagedllm::engine::{Engine, MemoryPlan};
-use pagedllm::options::EngineOptions;
+use pagedllm::types::options::EngineOptions;
 
 use crate::cell::Cell;
 use crate::common::median;

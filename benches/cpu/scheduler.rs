@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use pagedllm::options::EngineOptions;
+use pagedllm::types::options::EngineOptions;
 use serde_json::Value;
 
 use crate::cell::{Cell, target};

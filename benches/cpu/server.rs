@@ -7,17 +7,16 @@ use std::io::{BufRead, Write};
 use std::time::{Duration, Instant};
 
 use pagedllm::engine::{Engine, Output, Prompt, Request, StepReport};
-use pagedllm::options::{EngineOptions, SamplingParams};
-use pagedllm::scheduler::FinishReason;
 use pagedllm::types::RequestId;
+use pagedllm::types::options::{EngineOptions, SamplingParams};
+use pagedllm::types::outputs::FinishReason;
 use serde::Serialize;
 
-use crate::Result;
 use crate::common::read_whole;
 use crate::limits::Step;
 use crate::model::{VOCAB, weights_file};
 use crate::worker::{Command, Load, Loaded, Peak, Steps};
-use crate::workload;
+use crate::{Result, workload};
 
 pub fn serve() -> Result<()> {
     let mut lines = std::io::stdin().lock().lines();

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{self, Child, ChildStdin, ChildStdout, Stdio};
 
-use pagedllm::options::EngineOptions;
+use pagedllm::types::options::EngineOptions;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 

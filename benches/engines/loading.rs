@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use pagedllm::engine::Engine;
 use pagedllm::model::PackedForm;
-use pagedllm::options::{EngineOptions, WeightFormat};
+use pagedllm::types::options::{EngineOptions, WeightFormat};
 
 use crate::Result;
 use crate::common::{median, read_whole};

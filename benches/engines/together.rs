@@ -6,7 +6,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use pagedllm::engine::{Engine, Prompt, Request};
-use pagedllm::options::{EngineOptions, SamplingParams};
+use pagedllm::types::options::{EngineOptions, SamplingParams};
 
 use crate::Result;
 use crate::common::median;

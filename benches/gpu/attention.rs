@@ -2,9 +2,9 @@
 
 use pagedllm::backend::cuda::CudaBackend;
 use pagedllm::backend::{Alloc, AttentionShape, BackendTypes, KvOps, KvShape, Ops};
-use pagedllm::batch::{Batch, Span};
 use pagedllm::kv::blocks_for;
-use pagedllm::options::KvDtype;
+use pagedllm::types::batch::{Batch, Span};
+use pagedllm::types::options::KvDtype;
 use serde_json::json;
 
 use crate::Result;

@@ -9,8 +9,8 @@ use pagedllm::backend::cuda::CudaBackend;
 use pagedllm::backend::{Alloc, BackendTypes};
 use pagedllm::engine::{Engine, Fork, Prompt, Request};
 use pagedllm::error::{Code, Error};
-use pagedllm::options::{EngineOptions, Preemption, SamplingParams};
 use pagedllm::types::SeqId;
+use pagedllm::types::options::{EngineOptions, Preemption, SamplingParams};
 
 use crate::Result;
 use crate::line::verdict;

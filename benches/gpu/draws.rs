@@ -2,9 +2,9 @@
 
 use pagedllm::backend::cuda::CudaBackend;
 use pagedllm::backend::{Alloc, Sampling};
-use pagedllm::batch::device_sampling::{DeviceSampling, DeviceSamplingLimits};
-use pagedllm::decode::{Context, ResolvedSampling, SamplingHistory, plan_draw};
-use pagedllm::options::SamplingParams;
+use pagedllm::generation::sampler::{Context, ResolvedSampling, SamplingHistory, plan_draw};
+use pagedllm::types::batch::device_sampling::{DeviceSampling, DeviceSamplingLimits};
+use pagedllm::types::options::SamplingParams;
 use serde_json::json;
 
 use crate::Result;

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pagedllm::engine::{Engine, Prompt, Request};
-use pagedllm::options::{EngineOptions, SamplingParams};
 use pagedllm::types::RequestId;
+use pagedllm::types::options::{EngineOptions, SamplingParams};
 use serde_json::{Value, json};
 
 use crate::Result;

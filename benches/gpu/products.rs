@@ -4,7 +4,7 @@
 
 use pagedllm::backend::cuda::CudaBackend;
 use pagedllm::backend::{Alloc, BackendTypes, Ops, RowSource};
-use pagedllm::options::{Dtype, WeightFormat};
+use pagedllm::types::options::{Dtype, WeightFormat};
 use serde_json::json;
 
 use crate::Result;

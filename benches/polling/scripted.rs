@@ -10,8 +10,8 @@ use pagedllm::engine::{Engine, Executor, InFlightStep, MemoryPlan, ModelInfo, St
 use pagedllm::error::Result;
 use pagedllm::ffi::pllm_engine;
 use pagedllm::kv::Paging;
-use pagedllm::options::{EngineOptions, KvDtype};
-use pagedllm::scheduler::StepPlan;
+use pagedllm::types::batch::Batch;
+use pagedllm::types::options::{EngineOptions, KvDtype};
 
 const VOCAB: usize = 8;
 const MAX_SEQS: usize = 256;
@@ -28,14 +28,14 @@ struct Scripted {
 }
 
 impl Executor for Scripted {
-    fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep> {
+    fn submit(&mut self, batch: &Batch) -> Result<InFlightStep> {
         self.cpu_ns.store(thread_cpu_ns(), Ordering::Relaxed);
         let now = Instant::now();
         if self.next > now {
             std::thread::sleep(self.next - now);
         }
         self.next = self.next.max(now) + self.pace;
-        Ok(InFlightStep::new(plan.batch.logit_rows.len()))
+        Ok(InFlightStep::new(batch.logit_rows.len()))
     }
 
     fn wait(&mut self, ticket: InFlightStep) -> Result<StepOutput<'_>> {

@@ -5,7 +5,7 @@ mod perplexity;
 
 use std::path::Path;
 
-use pagedllm::options::{Isa, KvDtype, WeightFormat};
+use pagedllm::types::options::{Isa, KvDtype, WeightFormat};
 use perplexity::{Perplexity, narrow_formats};
 
 fn main() {

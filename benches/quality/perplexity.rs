@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use pagedllm::engine::{Engine, Prompt, Request};
-use pagedllm::options::{EngineOptions, Isa, KvDtype, SamplingParams, WeightFormat};
+use pagedllm::types::options::{EngineOptions, Isa, KvDtype, SamplingParams, WeightFormat};
 
 /// Log probabilities of the bundled model on its held-out text.
 pub struct Perplexity {

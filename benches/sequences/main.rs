@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pagedllm::engine::{Engine, Fork, Prompt, Request};
-use pagedllm::options::{EngineOptions, Grammar, SamplingParams};
+use pagedllm::types::options::{EngineOptions, Grammar, SamplingParams};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 

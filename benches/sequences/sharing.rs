@@ -4,10 +4,11 @@
 //! beams survive depends on the model. The results of the paper, on OPT-13B, are printed for
 //! comparison and are not a target.
 
-use pagedllm::decode::{BeamScratch, BeamSearch, BeamStep, Lane, log_softmax, uniform};
+use pagedllm::generation::beam::{BeamScratch, BeamSearch, BeamStep};
+use pagedllm::generation::sampler::{Lane, log_softmax, uniform};
 use pagedllm::kv::{BlockHash, BlockManager, Paging, blocks_for};
-use pagedllm::options::{BeamParams, Preemption};
 use pagedllm::scheduler::{Branching, NewGroup, SampledToken, Scheduler, SchedulerOptions, TokenOutcome};
+use pagedllm::types::options::{BeamParams, Preemption};
 use pagedllm::types::{RequestId, SeqId};
 
 const BLOCK: usize = 16;
@@ -132,7 +133,7 @@ impl Decide for Beams {
         }
         self.search.decide(&self.rows, &mut |_, _| Ok(()), &mut self.scratch, &mut self.step).unwrap();
         self.search.commit(&self.step).unwrap();
-        let choice = |next: &pagedllm::decode::Next| SampledToken {
+        let choice = |next: &pagedllm::generation::beam::Next| SampledToken {
             parent: id.sequence(next.parent as u32),
             child: id.sequence(next.slot as u32),
             outcome: TokenOutcome::Token(next.token),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pagedllm::options::{EngineOptions, Policies};
+use pagedllm::types::options::{EngineOptions, Policies};
 
 use super::Result;
 use super::simulation::{Job, Machine, Served, Simulation};

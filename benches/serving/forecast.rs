@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use pagedllm::engine::{Prompt, Request};
-use pagedllm::options::{AllocationPolicy, BatchingPolicy, EngineOptions, OrderPolicy, Policies, SamplingParams};
 use pagedllm::types::RequestId;
+use pagedllm::types::options::{AllocationPolicy, BatchingPolicy, EngineOptions, OrderPolicy, Policies, SamplingParams};
 
 use super::simulation::{Job, Machine, Simulation};
 use super::workload::{ALPACA, Lengths, SHAREGPT};

@@ -1,6 +1,6 @@
 //! Every policy with the same requests.
 
-use pagedllm::options::{AllocationPolicy, BatchingPolicy, OrderPolicy, Policies};
+use pagedllm::types::options::{AllocationPolicy, BatchingPolicy, OrderPolicy, Policies};
 
 use super::Result;
 use super::figures::{Figures, mean, options, percentile};

@@ -1,6 +1,6 @@
 //! Normalized latency by request rate, as in Figure 12 of the PagedAttention paper.
 
-use pagedllm::options::{AllocationPolicy, BatchingPolicy, Policies};
+use pagedllm::types::options::{AllocationPolicy, BatchingPolicy, Policies};
 
 use super::Result;
 use super::figures::{Figures, options};
@@ -25,8 +25,11 @@ fn maximum(job: &Job) -> usize {
     Machine::PAPER.max_model_len - job.prompt
 }
 
-const ON_DEMAND: Policies =
-    Policies { order: pagedllm::options::OrderPolicy::Fcfs, batching: BatchingPolicy::Mixed, allocation: AllocationPolicy::OnDemand };
+const ON_DEMAND: Policies = Policies {
+    order: pagedllm::types::options::OrderPolicy::Fcfs,
+    batching: BatchingPolicy::Mixed,
+    allocation: AllocationPolicy::OnDemand,
+};
 const RESERVED: Policies = Policies { allocation: AllocationPolicy::MaxTokens, ..ON_DEMAND };
 const STATIC: Policies = Policies { batching: BatchingPolicy::Static, ..RESERVED };
 

@@ -1,16 +1,16 @@
 //! The production engine and scheduler on a simulated machine that only advances a clock.
 #![allow(dead_code)] // each benchmark and test uses a part
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pagedllm::engine::{Clock, Engine, Executor, InFlightStep, MemoryPlan, ModelInfo, Prompt, Request, StepOutput, StepReport};
 use pagedllm::error::Result;
 use pagedllm::kv::Paging;
-use pagedllm::options::{EngineOptions, KvDtype, SamplingParams};
-use pagedllm::scheduler::StepPlan;
-use pagedllm::types::RequestId;
+use pagedllm::types::batch::{Batch, Span};
+use pagedllm::types::options::{EngineOptions, KvDtype, SamplingParams};
+use pagedllm::types::{RequestId, SeqId};
 
 const VOCAB: usize = 2;
 const TOKEN: usize = 0;
@@ -43,9 +43,10 @@ impl Machine {
         max_model_len: 2048,
     };
 
-    pub fn cost(&self, plan: &StepPlan) -> Duration {
-        let positions: usize = plan.sequences.iter().map(|part| part.first + part.tokens).sum();
-        self.step + self.row * plan.batch.token_count() as u32 + self.position * positions as u32
+    pub fn cost(&self, batch: &Batch) -> Duration {
+        let last_position = |span: &Span| batch.positions[(span.first_token + span.tokens) as usize - 1];
+        let positions: u32 = batch.spans.iter().map(|span| last_position(span) + 1).sum();
+        self.step + self.row * batch.token_count() as u32 + self.position * positions
     }
 }
 
@@ -69,27 +70,21 @@ impl Clock for SimulatedClock {
     }
 }
 
-/// Advances the clock by the time of a step, and ends every sequence at its length.
+/// Advances the clock by the time of a step. Every token is `TOKEN`; the hooks of the requests end
+/// them.
 struct SimulatedExecutor {
     machine: Machine,
     clock: Arc<SimulatedClock>,
-    /// Output length by sequence id.
-    lengths: Arc<Mutex<Vec<usize>>>,
     logits: Vec<f32>, // [rows, VOCAB]
 }
 
 impl Executor for SimulatedExecutor {
-    fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep> {
-        self.clock.advance(self.machine.cost(plan));
-        let lengths = self.lengths.lock().unwrap();
+    fn submit(&mut self, batch: &Batch) -> Result<InFlightStep> {
+        self.clock.advance(self.machine.cost(batch));
         self.logits.clear();
-        for part in plan.sequences.iter().filter(|part| part.logits > 0) {
-            let ends = lengths.get(part.seq.get() as usize).is_some_and(|&length| part.generated + 1 >= length);
-            let mut row = [0.0; VOCAB];
-            row[if ends { EOS } else { TOKEN }] = 1.0;
-            (0..part.logits).for_each(|_| self.logits.extend(row));
-        }
-        Ok(InFlightStep::new(plan.batch.logit_rows.len()))
+        self.logits.resize(batch.logit_rows.len() * VOCAB, 0.0);
+        self.logits.iter_mut().skip(TOKEN).step_by(VOCAB).for_each(|logit| *logit = 1.0);
+        Ok(InFlightStep::new(batch.logit_rows.len()))
     }
 
     fn wait(&mut self, ticket: InFlightStep) -> Result<StepOutput<'_>> {
@@ -133,30 +128,30 @@ impl Served {
 pub struct Simulation {
     pub engine: Engine,
     pub clock: Arc<SimulatedClock>,
-    lengths: Arc<Mutex<Vec<usize>>>,
 }
 
 impl Simulation {
     /// `options` has everything except the model and its memory. Turn the prefix cache off, because
     /// all prompts are equal.
     pub fn new(options: &EngineOptions, machine: Machine) -> Result<Simulation> {
-        let (clock, lengths) = (Arc::new(SimulatedClock::default()), Arc::<Mutex<Vec<usize>>>::default());
-        let executor = SimulatedExecutor { machine, clock: clock.clone(), lengths: lengths.clone(), logits: Vec::new() };
+        let clock = Arc::new(SimulatedClock::default());
+        let executor = SimulatedExecutor { machine, clock: clock.clone(), logits: Vec::new() };
         let info = model_info(options, machine);
         let engine = Engine::with_clock(options, info, None, Box::new(executor), clock.clone())?;
-        Ok(Simulation { engine, clock, lengths })
+        Ok(Simulation { engine, clock })
     }
 
     /// Adds a request and returns its id.
     pub fn add(&self, job: &Job) -> Result<RequestId> {
         let sampling = SamplingParams { max_tokens: Some(job.max_tokens), ..SamplingParams::greedy() };
         let prompt = Prompt::Tokens(vec![TOKEN as u32; job.prompt]);
-        let id = self.engine.add_request(Request { priority: job.priority, ..Request::new(prompt, sampling) })?;
-        let mut lengths = self.lengths.lock().unwrap();
-        let place = id.sequence(0).get() as usize;
-        lengths.resize(place + 1, usize::MAX);
-        lengths[place] = job.output;
-        Ok(id)
+        let len = job.prompt + job.output;
+        let end = move |_: SeqId, tokens: &[u32], logits: &mut [f32]| {
+            if tokens.len() + 1 >= len {
+                logits[EOS] = 2.0;
+            }
+        };
+        self.engine.add_request(Request { priority: job.priority, hook: Some(Arc::new(end)), ..Request::new(prompt, sampling) })
     }
 
     /// Serves jobs, which are in order of arrival, to their end. Calls `on_step` after every step.

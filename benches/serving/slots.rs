@@ -1,7 +1,7 @@
 //! Share of KV slots that hold tokens while more requests wait than fit.
 
 use pagedllm::engine::Engine;
-use pagedllm::options::{EngineOptions, Policies};
+use pagedllm::types::options::{EngineOptions, Policies};
 
 use super::Result;
 use super::figures::options;

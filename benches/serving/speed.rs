@@ -4,9 +4,9 @@
 use std::time::{Duration, Instant};
 
 use pagedllm::kv::{BlockHash, BlockManager, Paging};
-use pagedllm::options::{OrderPolicy, Policies, Preemption};
 use pagedllm::scheduler::{self, Branching, Event, NewGroup, PreparedGroup, SampledToken, Scheduler, SchedulerOptions, TokenOutcome};
 use pagedllm::types::SeqId;
+use pagedllm::types::options::{OrderPolicy, Policies, Preemption};
 
 use super::Result;
 use super::figures::{median, options};

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use pagedllm::decode::{Lane, uniform};
+use pagedllm::generation::sampler::{Lane, uniform};
 
 use super::simulation::Job;
 

@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use pagedllm::backend::cpu::CpuBackend;
-use pagedllm::batch::BlockMove;
 use pagedllm::engine::{Engine, Prompt, Request, Stats};
 use pagedllm::kv::blocks_for;
 use pagedllm::model::{KvCache, KvPool, ModelFiles};
-use pagedllm::options::{EngineOptions, KvDtype, Preemption, SamplingParams};
+use pagedllm::types::batch::BlockMove;
+use pagedllm::types::options::{EngineOptions, KvDtype, Preemption, SamplingParams};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 

@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use super::{AttentionShape, BackendTypes, Routing};
-use crate::batch::Batch;
 use crate::error::{Error, Result};
-use crate::options::{Dtype, WeightFormat};
+use crate::types::batch::Batch;
+use crate::types::options::{Dtype, WeightFormat};
 
 /// Allocates memory, and transfers weights, batches and results.
 ///

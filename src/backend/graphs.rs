@@ -2,8 +2,8 @@
 //! device.
 
 use super::{BackendTypes, BatchSize, Extent};
-use crate::batch::Batch;
 use crate::error::Result;
+use crate::types::batch::Batch;
 
 /// Controls the execution of whole steps. The default implementation computes each operation when
 /// it is called.

@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use super::{AttentionShape, BackendTypes, RotaryEmbedding, Values};
-use crate::batch::{BlockCopy, BlockMove, Tail};
 use crate::error::Result;
-use crate::options::KvDtype;
+use crate::types::batch::{BlockCopy, BlockMove, Tail};
+use crate::types::options::KvDtype;
 
 /// Stores K and V, and moves blocks of them.
 ///

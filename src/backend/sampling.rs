@@ -1,8 +1,8 @@
 //! Sampling on the device.
 
 use super::BackendTypes;
-use crate::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits};
 use crate::error::{Error, Result};
+use crate::types::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits};
 
 /// Samples tokens on the device. The default implementation does not sample.
 pub trait Sampling: BackendTypes {

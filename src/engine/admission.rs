@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::Engine;
-use super::queue::Queue;
 use super::request::Request;
 use crate::error::Result;
+use crate::output::queue::Queue;
 use crate::scheduler::simulate::{CandidateRequest, StepLoad, WaitingEntry};
 
 /// The predicted admission of a request that would be added now.

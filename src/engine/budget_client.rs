@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, TryLockError};
 
 use super::core::{EngineCore, Shared};
-use crate::budget::{Call, Caller};
+use crate::memory::budget::{Call, Caller};
 
 /// Creates the callback for the budget.
 ///

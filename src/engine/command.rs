@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::LogitsHook;
-use super::outputs::Output;
-use super::queue::OutputSender;
 use super::request::PreparedRequest;
 use super::sequence::Generation;
-use super::sequence_state::SequenceState;
 use super::wait_queue::Ticket;
+use crate::output::queue::OutputSender;
 use crate::scheduler::PreparedGroup;
+use crate::types::outputs::Output;
+use crate::types::sequence_state::SequenceState;
 use crate::types::{PinId, RequestId, SeqId};
 
 /// A command that the next step applies.

@@ -7,12 +7,11 @@ use super::command::{Command, ForkedSequence, PendingOutput};
 use super::device::Device;
 use super::lifecycle::Lifecycle;
 use super::live_requests::BestOfGroup;
-use super::outputs::Output;
 use super::request::PreparedRequest;
 use super::sequence::{Generation, Sequence};
-use super::timing::Timing;
 use crate::error::{Error, Result};
-use crate::scheduler::FinishReason;
+use crate::types::outputs::{FinishReason, Output};
+use crate::types::timing::Timing;
 use crate::types::{RequestId, SeqId};
 
 impl Lifecycle {

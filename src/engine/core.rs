@@ -8,33 +8,34 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::ModelInfo;
 use super::budget_checks::BudgetChecks;
 use super::clock::Clock;
 use super::device::Device;
-use super::executor::{Executor, InFlightStep};
-use super::inputs::{EndedStep, Inputs, StepInputs};
 use super::lifecycle::{Lifecycle, ModelIdentity};
-use super::metrics::Histograms;
-use super::outputs::Output;
 use super::pool_lease::PoolLease;
 use super::recovery::{self, RETRY_TIMEOUT, Recovery};
 use super::sampling::Sampling;
 use super::sequence_table::SequenceTable;
 use super::snapshot::AdmissionSnapshot;
+use super::step_inputs::{EndedStep, Inputs, StepInputs};
 use super::telemetry::Telemetry;
-use super::trace::{Phase, Trace};
 use super::transfers::{Completions, Transfers};
-use super::{ModelInfo, Stats, StepReport};
-use crate::budget::Lease;
 use crate::error::{Error, Result};
+use crate::executor::{Executor, InFlightStep};
 use crate::kv::connector::Progress;
-use crate::options::{EngineOptions, Preemption};
+use crate::memory::budget::Lease;
+use crate::observability::metrics::Histograms;
+use crate::observability::stats::{Stats, StepReport};
+use crate::observability::trace::{Phase, Trace};
 use crate::scheduler::simulate::StepLoad;
-use crate::scheduler::{FinishReason, Scheduler, StepPlan};
+use crate::scheduler::{Scheduler, StepPlan};
 use crate::sys::float::StandardMode;
 use crate::sys::quiet;
 use crate::text::Text;
 use crate::types::SeqId;
+use crate::types::options::{EngineOptions, Preemption};
+use crate::types::outputs::{FinishReason, Output};
 
 /// The state of the stepping thread, and the state that it shares with other threads.
 pub struct EngineCore {
@@ -240,7 +241,7 @@ impl EngineCore {
         if is_first {
             self.sampling.start_masks(&plan, &mut self.lifecycle.live);
         }
-        let ticket = self.device.executor.submit(&plan);
+        let ticket = self.device.executor.submit(&plan.batch);
         if is_first {
             // Collected even after an error, since a failed step is retried.
             self.sampling.collect_masks(&mut self.lifecycle.live);

@@ -3,10 +3,10 @@
 use std::mem::take;
 use std::sync::Arc;
 
-use super::journal::OutputDigests;
-use super::outputs::Output;
-use super::queue::OutputSender;
 use crate::error::{Error, Result};
+use crate::observability::journal::digests::OutputDigests;
+use crate::output::queue::OutputSender;
+use crate::types::outputs::Output;
 use crate::types::{RequestId, SeqId};
 
 /// The outputs of a step that are not delivered yet, and the readers to notify.

@@ -4,15 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::clock::Clock;
-use super::executor::Executor;
 use super::step_time::{StepTimeModel, StepTimer};
 use super::transfers::{MovedBlocks, TierMoves};
-use crate::batch::{BlockMove, Tail};
 use crate::error::Result;
+use crate::executor::Executor;
 use crate::kv::BlockId;
 use crate::kv::connector::{Connector, DeviceBlocks};
 use crate::scheduler::simulate::StepLoad;
 use crate::scheduler::{Costs, Scheduler};
+use crate::types::batch::{BlockMove, Tail};
 
 /// The executor and the measurements of its steps and transfers.
 pub struct Device {

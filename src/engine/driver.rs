@@ -7,8 +7,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::core::EngineCore;
-use super::wakeup::Wakeup;
 use crate::error::{Error, Result};
+use crate::output::wakeup::Wakeup;
 use crate::sys::threads;
 
 /// Delay after a failed step.

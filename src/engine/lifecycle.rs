@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use super::delivery::Delivery;
 use super::live_requests::{BestOfGroup, LiveRequests};
-use super::outputs::Output;
-use super::queue::OutputSender;
 use super::sequence::Sequence;
 use super::sequence_table::SequenceTable;
 use super::telemetry::Telemetry;
 use super::transfers::Transfers;
 use crate::error::{Error, Result};
-use crate::scheduler::{Event, FinishReason, Scheduler, StepPlan};
+use crate::output::queue::OutputSender;
+use crate::scheduler::{Event, Scheduler, StepPlan};
 use crate::text::Text;
+use crate::types::outputs::{FinishReason, Output};
 use crate::types::{PinId, RequestId, SeqId};
 
 /// All that the engine knows of its sequences: where they stand in the scheduler, what is sampled

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::beams::Beams;
 use super::deadlines::Deadlines;
-use super::outputs::Output;
 use super::sequence::Sequence;
 use crate::error::{Error, Result};
-use crate::scheduler::IdMap;
+use crate::generation::beam::Beams;
+use crate::types::id_map::IdMap;
+use crate::types::outputs::Output;
 use crate::types::{PinId, RequestId, SeqId};
 
 /// The sequences, searches, pins and deadlines of an engine.

@@ -2,18 +2,20 @@
 
 use std::collections::HashSet;
 
-use super::executor::{Executor, ModelExecutor};
-use super::memory::{self, MemoryPlan};
-use super::warmup::{self, WarmupLimits};
 use crate::backend::Backend;
 use crate::backend::cpu::CpuBackend;
 use crate::backend::cuda::CudaBackend;
 use crate::error::{Error, Result};
+use crate::executor::local::ModelExecutor;
+use crate::executor::warmup::WarmupLimits;
+use crate::executor::{Executor, warmup};
 use crate::kv::Paging;
+use crate::memory::plan;
+use crate::memory::plan::MemoryPlan;
 use crate::model::{KvCache, KvPool, LoadProgress, ModelFiles, PackedReport};
-use crate::options::{Device, EngineOptions, Isa};
 use crate::sys::float::StandardMode;
 use crate::text::Text;
+use crate::types::options::{Device, EngineOptions, Isa};
 
 /// The model and the limits of the engine.
 #[derive(Debug, Clone)]
@@ -93,7 +95,7 @@ impl EngineParts {
             isa: None,
             threads: options.thread_count(),
             memory,
-            paging: memory::paging(&files, memory.block_size),
+            paging: plan::paging(&files, memory.block_size),
             fingerprint: files.fingerprint()?,
             packed: PackedReport::default(),
         };
@@ -102,7 +104,7 @@ impl EngineParts {
         if memory.swap_blocks > 0 {
             kv.add_host_tier(&backend, memory.swap_blocks, memory.block_bytes, options.swap_dir.as_deref())?;
         }
-        let limits = memory::limits(options);
+        let limits = plan::limits(options);
         let decoder = match &options.packed_dir {
             None => files.load(backend, limits, progress)?,
             Some(dir) => {
@@ -124,7 +126,7 @@ fn warm_up<B: Backend>(executor: &mut ModelExecutor<B>, files: &ModelFiles, opti
     let MemoryPlan { max_blocks: blocks, block_size, max_model_len, swap_blocks, .. } = info.memory;
     let (rows, sequences) = (options.max_batch_tokens, options.max_seqs);
     let stage = WarmupLimits { tokens: rows, sequences, blocks, block_size, groups: info.paging.groups(), max_len: max_model_len };
-    let limits = memory::inputs(files, options, &info.paging, memory::model_max_len(options, files.spec.max_positions)?);
+    let limits = plan::inputs(files, options, &info.paging, plan::model_max_len(options, files.spec.max_positions)?);
     let rehearsed = executor.warm_up(&limits, &warmup::largest_batches(stage)?);
     rehearsed.map_err(|e| Error::new(e.code(), format!("the warm-up with the largest step ({rows} rows) has failed: {}", e.message())))?;
     if let Some(batch) = warmup::single_decode(stage)? {

@@ -2,7 +2,6 @@
 //! time may step.
 
 mod admission;
-mod beams;
 mod budget_checks;
 mod budget_client;
 mod clock;
@@ -13,85 +12,71 @@ mod deadlines;
 mod delivery;
 mod device;
 mod driver;
-mod executor;
-mod inputs;
 #[doc(hidden)]
 pub mod journal;
 mod lifecycle;
 mod live_requests;
 mod load;
-mod log_file;
-mod memory;
-mod metrics;
-mod output_batch;
-mod output_processor;
-mod outputs;
 mod pool_lease;
-mod queue;
 mod recovery;
 mod request;
 mod results;
 mod sampling;
 mod sequence;
 mod sequence_calls;
-mod sequence_state;
 mod sequence_table;
 mod sequence_view;
 mod snapshot;
-mod stats;
+mod step_inputs;
 mod step_time;
 #[cfg(test)]
 mod stored_names_test;
 mod telemetry;
-mod timing;
-mod trace;
 mod transfer_commands;
 mod transfers;
 mod wait_queue;
-mod wakeup;
-mod warmup;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use self::core::{EngineCore, Published, Shared};
-pub use crate::decode::LogitsHook;
-use crate::types::RequestId;
 pub use admission::Admission;
 pub use clock::{Clock, SystemClock};
 use driver::Driver;
-pub use executor::{Executor, InFlightStep, ModelExecutor, StepOutput};
-use inputs::{Inputs, LiveInputs};
-use journal::{Header, JournalWriter, Recording};
+use journal::Recording;
 pub use load::ModelInfo;
 use load::{EngineParts, model_files};
-pub use memory::MemoryPlan;
-use metrics::Snapshot;
-pub use output_batch::OutputBatch;
-pub use outputs::{Logprobs, Output, OutputView};
-pub use queue::{Outputs, Queue};
+use once_cell::sync::OnceCell;
 pub use request::{Prompt, Request};
 pub use sequence_calls::{Continue, Fork, Resume, SequenceInfo};
 use sequence_table::SequenceTable;
-pub use stats::{Stats, StepReport};
+use step_inputs::{Inputs, LiveInputs};
 use transfers::Completions;
 use wait_queue::QueueLimits;
 
-pub use timing::Timing;
-
-use once_cell::sync::OnceCell;
-
 use crate::backend::cpu::CpuBackend;
 use crate::backend::cuda::CudaBackend;
-use crate::budget::{Lease, MemoryBudget};
-use crate::decode::{Grammars, Vocabulary};
 use crate::error::{Error, Result};
+pub use crate::executor::local::ModelExecutor;
+pub use crate::executor::{Executor, InFlightStep, StepOutput};
+pub use crate::generation::LogitsHook;
+use crate::generation::grammar::{Grammars, Vocabulary};
 use crate::kv::BlockManager;
+use crate::memory::budget::{Lease, MemoryBudget};
+pub use crate::memory::plan::MemoryPlan;
 use crate::model::LoadProgress;
-use crate::options::{Device, EngineOptions};
+use crate::observability::journal::writer::JournalWriter;
+use crate::observability::metrics::Snapshot;
+pub use crate::observability::stats::{Stats, StepReport};
+pub use crate::output::batch::OutputBatch;
+pub use crate::output::queue::{Outputs, Queue};
 use crate::scheduler::simulate::Capacity;
 use crate::scheduler::{Policies, Scheduler, SchedulerOptions};
 use crate::text::Text;
+use crate::types::RequestId;
+use crate::types::options::{Device, EngineOptions};
+pub use crate::types::outputs::{FinishReason, Logprobs, Output, OutputView};
+pub use crate::types::timing::Timing;
 
 /// Decorates what the core gets from outside: its inputs and the results of its executor.
 type Decorate = Box<dyn FnOnce(Box<dyn Inputs>, Box<dyn Executor>) -> (Box<dyn Inputs>, Box<dyn Executor>)>;
@@ -165,7 +150,7 @@ impl Engine {
         executor: Box<dyn Executor>,
         clock: Arc<dyn Clock>,
     ) -> Result<Engine> {
-        let header = Header::new(options, &info, &executor.layout());
+        let header = journal::header(options, &info, &executor.layout());
         let writer = options.journal_path.as_deref().map(|path| JournalWriter::create(path, &header)).transpose()?;
         let record = writer.map(|writer| {
             let recording = Recording::new(options.max_seqs)?;
@@ -281,7 +266,7 @@ impl Engine {
     /// a step.
     pub fn metrics(&self) -> Result<String> {
         let Published { stats, histograms } = self.published();
-        let (budget, config) = (self.budget().info(), Snapshot::config(&self.info, self.keeps_prefixes));
+        let (budget, config) = (self.budget().info(), Snapshot::config(&self.info.memory, self.keeps_prefixes));
         Snapshot { stats, histograms, budget, config }.text(self.name.clone())
     }
 

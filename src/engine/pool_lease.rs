@@ -4,9 +4,9 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 
 use super::device::Device;
-use crate::batch::BlockCopy;
-use crate::budget::{Lease, Need};
+use crate::memory::budget::{Lease, Need};
 use crate::scheduler::Scheduler;
+use crate::types::batch::BlockCopy;
 
 /// The lease of an engine.
 pub struct PoolLease {

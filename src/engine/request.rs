@@ -3,18 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::beams::Beams;
-use super::journal::RecordedRequest;
-use super::queue::{OutputSender, Queue};
 use super::sequence::{Generation, Sequence};
-use super::timing::Timing;
 use super::{Engine, LogitsHook};
-use crate::budget::Reservation;
-use crate::decode::{ResolvedSampling, SamplingState};
 use crate::error::{Error, Result, try_copy};
+use crate::generation::SamplingState;
+use crate::generation::beam::Beams;
+use crate::generation::sampler::ResolvedSampling;
 use crate::kv::BlockHash;
-use crate::options::{BeamParams, Dry, MAX_PRIORITY, OutputKind, SamplingParams};
+use crate::memory::budget::Reservation;
+use crate::observability::journal::records::RecordedRequest;
+use crate::output::queue::{OutputSender, Queue};
 use crate::scheduler::{Branching, NewGroup, PreparedGroup};
+use crate::types::options::{BeamParams, Dry, MAX_PRIORITY, OutputKind, SamplingParams};
+use crate::types::timing::Timing;
 use crate::types::{RequestId, SeqId};
 
 /// The parameters of a request. It owns its data, since the host may free those of the C struct after

@@ -1,13 +1,14 @@
 //! The results of a step: commits the sampled tokens and turns them into outputs.
 
 use super::lifecycle::Lifecycle;
-use super::outputs::Output;
 use super::sampling::{SampleResult, SampledStep, TopLogprobs};
 use super::sequence::Sequence;
 use super::sequence_view::SequenceView;
-use crate::decode::branch_seed;
 use crate::error::{Error, Result};
-use crate::scheduler::{Event, FinishReason, SampledToken, SequenceStats, StepPlan};
+use crate::generation::sampler::branch_seed;
+use crate::scheduler::{Event, SampledToken, StepPlan};
+use crate::types::outputs::{FinishReason, Output};
+use crate::types::timing::SequenceStats;
 use crate::types::{RequestId, SeqId};
 
 impl Lifecycle {

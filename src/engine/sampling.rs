@@ -1,13 +1,15 @@
 //! Sampling: from the logits of a step to its sampled tokens. Changes no lengths.
 
-use super::executor::StepOutput;
 use super::live_requests::LiveRequests;
-use super::output_processor::NewToken;
 use super::sequence::Sequence;
-use crate::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits};
-use crate::decode::{self, Masker, Sample, Sampler, SamplingState, logprob_and_top, logprob_of};
 use crate::error::{Error, Result};
+use crate::executor::StepOutput;
+use crate::generation::SamplingState;
+use crate::generation::grammar::Masker;
+use crate::generation::output_processor::NewToken;
+use crate::generation::sampler::{Sample, Sampler, drawing, logprob_and_top, logprob_of};
 use crate::scheduler::{SampledToken, ScheduledSequence, Scheduler, StepPlan, TokenOutcome};
+use crate::types::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits};
 use crate::types::{RequestId, SeqId};
 
 /// The result for one row, delivered after the commit.
@@ -260,7 +262,7 @@ impl Sampling {
     /// Takes the token that the device has sampled.
     fn take_device_sample(&mut self, part: &ScheduledSequence, device_sample: &DeviceSample, requests: &mut LiveRequests) -> Result<()> {
         let sequence = requests.sampled(part.seq)?;
-        let result = match decode::chosen(device_sample) {
+        let result = match drawing::chosen(device_sample) {
             Err(why) => Err(why.into()),
             Ok(sample) => {
                 let first = self.step.tops.all.len();

@@ -4,16 +4,16 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::output_processor::{NewToken, OutputProcessor, is_cumulative, is_delivered, unscored};
-use super::outputs::{Output, OutputView};
-use super::queue::OutputSender;
-use super::sequence_state::{Header, bits, numbers};
-use super::timing::Timing;
-use crate::decode::{Ended, Hypothesis, SamplingState};
 use crate::error::{Error, Result, try_copy};
-use crate::options::SamplingParams;
-use crate::scheduler::FinishReason;
+use crate::generation::SamplingState;
+use crate::generation::beam::{Ended, Hypothesis};
+use crate::generation::output_processor::{NewToken, OutputProcessor, is_cumulative, is_delivered, unscored};
+use crate::output::queue::OutputSender;
 use crate::text::Text;
+use crate::types::options::SamplingParams;
+use crate::types::outputs::{FinishReason, Output, OutputView};
+use crate::types::sequence_state::{Header, bits, numbers};
+use crate::types::timing::Timing;
 use crate::types::{RequestId, SeqId};
 
 /// A generation of a sequence, from its start or resume to its next end: where its outputs go, and

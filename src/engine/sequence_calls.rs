@@ -3,16 +3,16 @@
 use std::time::Duration;
 
 use super::command::ForkedSequence;
-use super::queue::Queue;
 use super::request::Prompt;
-use super::sequence_state::{Header, SequenceState};
 use super::sequence_view::SequenceView;
 use super::{Engine, LogitsHook};
-use crate::decode::branch_seed;
 use crate::error::{Error, Result, try_copy};
+use crate::generation::sampler::branch_seed;
 use crate::kv::BlockHash;
-use crate::options::SamplingParams;
+use crate::output::queue::Queue;
 use crate::scheduler::NewGroup;
+use crate::types::options::SamplingParams;
+use crate::types::sequence_state::{Header, SequenceState};
 use crate::types::{PinId, RequestId, SeqId};
 
 /// The parameters of a fork.

@@ -9,17 +9,18 @@ use std::time::Duration;
 
 use super::LogitsHook;
 use super::command::{Command, ForkedSequence, PendingOutput};
-use super::outputs::Output;
-use super::queue::OutputSender;
 use super::request::PreparedRequest;
 use super::sequence::Generation;
-use super::sequence_state::SequenceState;
 use super::sequence_view::SequenceView;
 use super::wait_queue::{QueueLimits, WaitQueue, WaitingEntry};
-use super::wakeup::Wakeup;
-use crate::budget::Reservation;
 use crate::error::{Error, Result};
-use crate::scheduler::{IdMap, PreparedGroup};
+use crate::memory::budget::Reservation;
+use crate::output::queue::OutputSender;
+use crate::output::wakeup::Wakeup;
+use crate::scheduler::PreparedGroup;
+use crate::types::id_map::IdMap;
+use crate::types::outputs::Output;
+use crate::types::sequence_state::SequenceState;
 use crate::types::{IdAllocator, PinId, QueueId, RequestId, SeqId};
 
 /// The requests that have not ended, their sequences and the pending commands.

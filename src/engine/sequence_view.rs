@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::command::PendingOutput;
-use super::outputs::Output;
-use super::queue::OutputSender;
 use super::sequence::{Generation, Sequence};
 use super::wait_queue::WaitingEntry;
+use crate::output::queue::OutputSender;
+use crate::types::outputs::Output;
 use crate::types::{RequestId, SeqId};
 
 /// A sequence after the last step and the commands since then. Calls of the host read and change it

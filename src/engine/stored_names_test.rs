@@ -5,8 +5,9 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{journal, sequence_state};
-use crate::options::{BatchingPolicy, Grammar, Isa, KvDtype, OrderPolicy, OutputKind, Preemption, WeightFormat};
+use crate::observability::journal::records::Header;
+use crate::types::options::{BatchingPolicy, Grammar, Isa, KvDtype, OrderPolicy, OutputKind, Preemption, WeightFormat};
+use crate::types::sequence_state;
 
 /// Checks that a stored header is read and written with the same names and values. The files have a
 /// value for every optional field, so a field that is not read is written as null.
@@ -23,7 +24,7 @@ fn the_header_of_a_sequence_state_keeps_its_names() {
 
 #[test]
 fn the_header_of_a_journal_keeps_its_names() {
-    check::<journal::Header>(include_str!("../../tests/data/formats/journal.json"));
+    check::<Header>(include_str!("../../tests/data/formats/journal.json"));
 }
 
 #[test]

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::clock::Clock;
-use super::metrics::Histograms;
-use super::outputs::Output;
 use super::sequence::Sequence;
-use super::timing::TokenLatency;
-use super::trace::{Phase, Trace};
-use super::{Stats, StepReport};
 use crate::error::Result;
-use crate::scheduler::{SequenceStats, StepPlan};
+use crate::observability::metrics::Histograms;
+use crate::observability::stats::{Stats, StepReport};
+use crate::observability::trace::{Phase, Trace};
+use crate::scheduler::StepPlan;
+use crate::types::outputs::Output;
+use crate::types::timing::{SequenceStats, TokenLatency};
 
 /// The counters, the histograms and the trace of an engine.
 pub struct Telemetry {
@@ -79,7 +79,7 @@ impl Telemetry {
         self.published_at = self.clock.now();
         self.histograms.step(plan.batch.token_count());
         if let Some(trace) = &mut self.trace {
-            trace.computed(plan);
+            trace.computed(&plan.batch);
         }
     }
 

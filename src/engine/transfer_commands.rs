@@ -6,16 +6,16 @@ use std::sync::Arc;
 use super::command::{Command, PendingOutput};
 use super::device::Device;
 use super::lifecycle::Lifecycle;
-use super::outputs::Output;
-use super::queue::OutputSender;
 use super::sequence::{Generation, Sequence};
-use super::sequence_state::{Header, SequenceState};
 use super::transfers::{Export, Import};
-use crate::batch::Tail;
 use crate::error::{Error, Result};
 use crate::kv::connector::{Connector, TransferId};
 use crate::kv::{BlockHash, BlockId};
+use crate::output::queue::OutputSender;
 use crate::types::SeqId;
+use crate::types::batch::Tail;
+use crate::types::outputs::Output;
+use crate::types::sequence_state::{Header, SequenceState};
 
 /// The instruction path of a sequence whose K and V were computed on several paths.
 const MIXED: &str = "mixed";

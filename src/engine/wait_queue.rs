@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use crate::error::{Error, Result};
-use crate::options::EngineOptions;
 pub use crate::scheduler::simulate::WaitingEntry;
+use crate::types::options::EngineOptions;
 
 /// The limits of the waiting queue. The maximum value means no limit.
 #[derive(Debug, Clone, Copy)]

@@ -2,8 +2,8 @@ use std::sync::Arc;
 
 use super::convert::{self, Versioned, borrow, not_null};
 use super::{guard, guard_or, pllm_engine, pllm_error};
-use crate::budget::{BudgetInfo, MemoryBudget};
 use crate::error::Result;
+use crate::memory::budget::{BudgetInfo, MemoryBudget};
 use crate::sys::process::Owner;
 
 /// A memory budget for KV pools. Several engines of a process can share it, and its size can change

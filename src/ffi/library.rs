@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::guard_or;
 use crate::model::FAMILIES;
-use crate::options::Isa;
+use crate::types::options::Isa;
 
 /// Version of the ABI, and of the soname libpagedllm.so.1. Programs that were built with another
 /// version must be rebuilt.

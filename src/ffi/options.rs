@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, string};
 use super::pllm_budget;
 use crate::error::{Error, Result};
-use crate::options::{
+use crate::types::options::{
     AllocationPolicy, BatchingPolicy, EngineOptions, Isa, KvDtype, OrderPolicy, Policies, Preemption, WeightFormat, cpu_list,
 };
 

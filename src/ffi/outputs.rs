@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use super::convert::{borrow, not_null, start};
 use super::{guard, guard_or, pllm_engine, pllm_error};
-use crate::engine::{Output, OutputBatch, OutputView, Outputs, Queue};
 use crate::error::Result;
-use crate::scheduler::FinishReason;
+use crate::output::batch::OutputBatch;
+use crate::output::queue::{Outputs, Queue};
 use crate::sys::process::Owner;
+use crate::types::outputs::{FinishReason, Output, OutputView};
 
 /// The sequence has not ended.
 pub const PLLM_FINISH_NONE: u32 = 0;

@@ -6,9 +6,11 @@ use super::options::{
     PLLM_DTYPE_BF16, PLLM_DTYPE_F16, PLLM_DTYPE_F32, PLLM_DTYPE_FP8, PLLM_DTYPE_INT8, PLLM_PACKED_READ, PLLM_PACKED_SAVED,
     PLLM_PACKED_UNSAVED, PLLM_PACKED_UNUSED,
 };
-use crate::engine::{Admission, MemoryPlan, ModelInfo, Stats, StepReport};
+use crate::engine::{Admission, ModelInfo};
+use crate::memory::plan::MemoryPlan;
 use crate::model::PackedForm;
-use crate::options::{Isa, KvDtype};
+use crate::observability::stats::{Stats, StepReport};
+use crate::types::options::{Isa, KvDtype};
 
 /// Memory that an engine would allocate. Set struct_size before the call.
 #[repr(C)]

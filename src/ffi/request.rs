@@ -9,8 +9,8 @@ use super::outputs::pllm_queue;
 use super::sampling::pllm_sampling;
 use crate::engine::{LogitsHook, Prompt, Request};
 use crate::error::{Error, Result, try_concat, try_copy};
-use crate::options::{BeamParams, EarlyStopping};
 use crate::types::SeqId;
+use crate::types::options::{BeamParams, EarlyStopping};
 
 /// The tokenizer adds its special tokens, such as BOS. Do not set it for a prompt that a chat
 /// template rendered.

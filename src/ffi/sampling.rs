@@ -4,7 +4,7 @@ use std::ptr::null;
 use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, slice, string, strings};
 use super::options::{known_flags, some};
 use crate::error::{Error, Result, try_concat, try_copy};
-use crate::options::{Dry, Grammar, Mirostat, OutputKind, SamplingParams};
+use crate::types::options::{Dry, Grammar, Mirostat, OutputKind, SamplingParams};
 
 /// Use the seed field. Without this flag the seed is derived from the engine's seed and the request
 /// id.

@@ -13,8 +13,8 @@
 //! on other threads, so a journal that has them can be replayed.
 
 use super::BlockId;
-use crate::batch::BlockMove;
 use crate::error::Result;
+use crate::types::batch::BlockMove;
 
 /// The id of a transfer. Ids count up from 1 in the order of the starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]

@@ -13,8 +13,8 @@ use sha2::{Digest, Sha256};
 
 use super::config::Config;
 use crate::error::{Error, Result, try_vec};
-use crate::options::Dtype;
 use crate::sys::files;
+use crate::types::options::Dtype;
 
 /// The maximum header size of the safetensors format.
 const MAX_HEADER_BYTES: u64 = 100 << 20;

@@ -11,10 +11,10 @@ use super::weights::{LoadedLinear, LoadedModel, LoadedNorm};
 use crate::backend::{
     Activation, Alloc, Backend, BackendTypes, BatchSize, Extent, Heads, InputLimits, KvOps, KvShape, MlpOf, Ops, RotaryEmbedding,
 };
-use crate::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits};
-use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
-use crate::options::KvDtype;
+use crate::types::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits};
+use crate::types::batch::{Batch, BlockCopy, BlockMove, Tail};
+use crate::types::options::KvDtype;
 
 /// The paged KV cache of all layers.
 pub struct KvCache<B: BackendTypes> {

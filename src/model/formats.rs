@@ -4,7 +4,7 @@ use super::checkpoint::Checkpoint;
 use super::parts::Parts;
 use super::spec::{Linear, ModelSpec, Role};
 use crate::error::{Error, Result};
-use crate::options::{Dtype, WeightFormat};
+use crate::types::options::{Dtype, WeightFormat};
 
 /// Visits every matrix in the order of loading, with its weight format.
 pub fn visit(

@@ -28,7 +28,7 @@ use weights::{LoadedModel, Origin};
 
 use crate::backend::{Alloc, Backend};
 use crate::error::{Code, Error, Result, try_format};
-use crate::options::{Dtype, WeightFormat};
+use crate::types::options::{Dtype, WeightFormat};
 
 /// A model directory, opened and validated but not loaded.
 pub struct ModelFiles {

@@ -22,8 +22,8 @@ use super::formats;
 use super::spec::{Linear, ModelSpec};
 use crate::backend::{Alloc, PACKED_PIECE};
 use crate::error::{Error, Result, Text, try_format, try_vec};
-use crate::options::WeightFormat;
 use crate::sys::files;
+use crate::types::options::WeightFormat;
 
 /// Version of the file format. The backend has its own version of the matrix layout.
 const VERSION: u32 = 1;

@@ -6,7 +6,7 @@ use super::checkpoint::{Checkpoint, Tensor};
 use super::mxfp4;
 use super::spec::{Layout, Linear, RowOrder, Source, TensorPart};
 use crate::error::{Result, try_vec};
-use crate::options::Dtype;
+use crate::types::options::Dtype;
 
 /// The tensors of one matrix, read by row with a common dtype.
 pub struct Parts<'a> {

@@ -10,7 +10,7 @@ use super::parts::Parts;
 use super::spec::{Linear, Model, ModelSpec, Norm, Role, TensorPart, Vector};
 use crate::backend::{Alloc, BackendTypes, NormOf, RowSource};
 use crate::error::{Code, Error, Result, try_vec};
-use crate::options::{Dtype, WeightFormat};
+use crate::types::options::{Dtype, WeightFormat};
 
 /// A linear map with its weights.
 pub struct LoadedLinear<B: BackendTypes> {

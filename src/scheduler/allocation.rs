@@ -2,7 +2,7 @@
 
 use super::slab::Slot;
 use super::{Branching, GroupId, ScheduledTokens, Scheduler, StepPlan};
-use crate::batch::BlockCopy;
+use crate::types::batch::BlockCopy;
 
 impl Scheduler {
     /// Calls `take` until it succeeds. After each failure, takes blocks of reclaimable sequences,

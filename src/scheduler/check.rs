@@ -3,8 +3,8 @@
 use super::group::Queue;
 use super::slab::Slot;
 use super::{GroupId, Scheduler};
-use crate::batch::BlockCopy;
 use crate::types::SeqId;
+use crate::types::batch::BlockCopy;
 
 impl Scheduler {
     /// Panics unless every invariant between two steps holds. For tests.

@@ -2,10 +2,11 @@
 
 use super::group::SequenceGroup;
 use super::slab::Slot;
-use super::{Branching, Event, FinishReason, SampledToken, ScheduledSequence, Scheduler, StepPlan};
-use crate::batch::BlockCopy;
+use super::{Branching, Event, SampledToken, ScheduledSequence, Scheduler, StepPlan};
 use crate::kv::blocks_for;
 use crate::types::SeqId;
+use crate::types::batch::BlockCopy;
+use crate::types::outputs::FinishReason;
 
 impl Scheduler {
     /// Applies a completed step: lengths advance, beams are dropped, sequences fork, tokens are

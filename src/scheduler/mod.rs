@@ -33,9 +33,9 @@ mod swapping;
 pub use group::Branching;
 use group::Queue;
 use group_queues::GroupQueues;
-pub use ids::{GroupId, IdMap};
+pub use ids::GroupId;
 pub use length_predictor::{LengthGenerator, OutputLengthPredictor};
-pub use outcome::{Event, FinishReason, SampledToken, SequenceStats, TokenOutcome};
+pub use outcome::{Event, SampledToken, TokenOutcome};
 use pins::Pins;
 pub use plan::{ScheduledSequence, StepPlan};
 use planning::{PlanningState, ScheduledTokens};
@@ -50,8 +50,8 @@ use slab::Slot;
 
 use crate::error::{Error, Result};
 use crate::kv::BlockManager;
-use crate::options::{self, Preemption};
 use crate::types::SeqId;
+use crate::types::options::{self, Preemption};
 
 /// The limits of steps, and the preemption mode.
 #[derive(Debug, Clone, Copy)]

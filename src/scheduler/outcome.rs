@@ -1,6 +1,8 @@
 //! The outcome of a step: the sampled tokens that a commit applies, and the changes that it makes.
 
 use crate::types::SeqId;
+use crate::types::outputs::FinishReason;
+use crate::types::timing::SequenceStats;
 
 /// The decision for one row of logits. Two sampled tokens with the same parent fork it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -20,42 +22,6 @@ pub enum TokenOutcome {
     Stop(u32),
     /// No token could be sampled.
     Fail,
-}
-
-/// The reason why a sequence ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum FinishReason {
-    /// An end-of-sequence token, a stop token or a stop string.
-    Stop,
-    /// `max_tokens`, or the maximum length of a sequence.
-    Length,
-    /// The host aborted it.
-    Abort,
-    /// Its computation failed. The output has the message.
-    Error,
-    /// Its deadline has passed.
-    Deadline,
-}
-
-impl FinishReason {
-    pub fn name(self) -> &'static str {
-        match self {
-            FinishReason::Stop => "stop",
-            FinishReason::Length => "length",
-            FinishReason::Abort => "abort",
-            FinishReason::Error => "error",
-            FinishReason::Deadline => "deadline",
-        }
-    }
-}
-
-/// Statistics of a sequence since it started or was resumed.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct SequenceStats {
-    /// Number of preemptions.
-    pub preemptions: u64,
-    /// Number of prompt tokens that the prefix cache had.
-    pub cached: u64,
 }
 
 /// A change that a commit has made.

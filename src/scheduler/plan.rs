@@ -2,9 +2,9 @@ use std::ops::Range;
 
 use super::sequence_kv::SequenceKv;
 use super::slab::Slot;
-use crate::batch::{Batch, Placeholder, Span};
 use crate::kv::{BlockId, BlockManager, NULL_BLOCK, Paging};
 use crate::types::SeqId;
+use crate::types::batch::{Batch, Placeholder, Span};
 
 /// The plan of one step as data. `commit` or `rollback` consumes it.
 #[must_use]

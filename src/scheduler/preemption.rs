@@ -3,7 +3,7 @@
 use super::slab::Slot;
 use super::{GroupId, Scheduler};
 use crate::kv::SwapLoad;
-use crate::options::Preemption;
+use crate::types::options::Preemption;
 
 /// The measured costs in seconds, 0 if not measured. The scheduler knows no other durations.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]

@@ -3,10 +3,11 @@
 use super::group::{Queue, SequenceGroup};
 use super::sequence_kv::RequestProperties;
 use super::slab::Slot;
-use super::{Branching, GroupId, RankInputs, Scheduler, SequenceKv, SequenceStats};
+use super::{Branching, GroupId, RankInputs, Scheduler, SequenceKv};
 use crate::error::{Error, Result};
 use crate::kv::{BlockHash, Paging};
 use crate::types::SeqId;
+use crate::types::timing::SequenceStats;
 
 /// The arguments of `prepare`, with names.
 #[derive(Debug)]

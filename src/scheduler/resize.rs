@@ -1,8 +1,8 @@
 //! Resizing of the pool.
 
 use super::{GroupId, Scheduler};
-use crate::batch::BlockCopy;
 use crate::error::Result;
+use crate::types::batch::BlockCopy;
 
 impl Scheduler {
     /// Reduces the number of used blocks to `total` between steps, and lists the moves to the

@@ -2,10 +2,12 @@ use super::block_hashes::BlockHashes;
 use super::ids::GroupId;
 use super::in_flight::InFlight;
 use super::length_limit::LengthLimit;
-use super::outcome::{FinishReason, SequenceStats, TokenOutcome};
+use super::outcome::TokenOutcome;
 use crate::error::Result;
 use crate::kv::{BlockHash, BlockTable, Paging, blocks_for};
 use crate::types::SeqId;
+use crate::types::outputs::FinishReason;
+use crate::types::timing::SequenceStats;
 
 /// The tokens of one sequence and the blocks that hold their K and V. The scheduler needs no other
 /// state of a sequence, and keeps this state in a slot, so that a step looks up no id.

@@ -3,10 +3,11 @@
 
 use std::ops::{Index, IndexMut};
 
+use super::SequenceKv;
 use super::slab::{Slab, Slot};
-use super::{IdMap, SequenceKv};
 use crate::error::Result;
 use crate::types::SeqId;
+use crate::types::id_map::IdMap;
 
 /// The sequences of the scheduler, by slot and by id.
 #[derive(Debug, Default)]

@@ -3,9 +3,9 @@
 use super::group::Queue;
 use super::slab::Slot;
 use super::{GroupId, Scheduler};
-use crate::batch::Moves;
 use crate::kv::SwapLoad;
 use crate::types::SeqId;
+use crate::types::batch::Moves;
 
 impl Scheduler {
     /// Swaps these sequences out, all or nothing. Returns false if they are to be recomputed.

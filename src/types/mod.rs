@@ -1,6 +1,13 @@
-//! The ids of requests, sequences, prefix pins and queues.
+//! Types without logic of their own, which all modules may use: ids, options, batches, outputs.
 
+#[doc(hidden)]
+pub mod batch; // the input of one forward pass as flat data
+pub(crate) mod id_map;
 mod ids;
+pub mod options;
+pub mod outputs;
+pub(crate) mod sequence_state;
+pub mod timing;
 
 pub(crate) use ids::{IdAllocator, QueueId};
 pub use ids::{PinId, RequestId, SeqId};

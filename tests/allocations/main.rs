@@ -12,11 +12,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use failing_allocator::{FailingAllocator, Site, alone, fail_allocation, live_bytes, record_infallible};
-use pagedllm::budget::{BudgetInfo, MemoryBudget};
 use pagedllm::engine::{Engine, Fork, Output, Prompt, Request, Resume};
 use pagedllm::error::{Code, Error, Result};
-use pagedllm::options::{BeamParams, EngineOptions, Grammar, OutputKind, Preemption, SamplingParams, WeightFormat};
-use pagedllm::scheduler::FinishReason;
+use pagedllm::memory::budget::{BudgetInfo, MemoryBudget};
+use pagedllm::types::options::{BeamParams, EngineOptions, Grammar, OutputKind, Preemption, SamplingParams, WeightFormat};
+use pagedllm::types::outputs::FinishReason;
 use pagedllm::types::{PinId, SeqId};
 use support::{bundled_model, on_deep_stack};
 

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use pagedllm::engine::{Engine, Prompt, Request};
-use pagedllm::options::{EngineOptions, Grammar, Preemption, SamplingParams};
-use pagedllm::scheduler::FinishReason;
 use pagedllm::types::RequestId;
+use pagedllm::types::options::{EngineOptions, Grammar, Preemption, SamplingParams};
+use pagedllm::types::outputs::FinishReason;
 
 use super::failing_allocator::{Site, count_allocations};
 use crate::support::{TempDir, bundled_model, configs, write_random_model};

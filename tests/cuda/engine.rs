@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pagedllm::engine::{Engine, MemoryPlan, Prompt, Request, Resume};
 use pagedllm::error::{Code, Error};
-use pagedllm::options::{EngineOptions, KvDtype, Preemption, SamplingParams, WeightFormat};
-use pagedllm::scheduler::FinishReason;
+use pagedllm::types::options::{EngineOptions, KvDtype, Preemption, SamplingParams, WeightFormat};
+use pagedllm::types::outputs::FinishReason;
 use serde_json::{Value, json};
 use support::{Random, TempDir, configs, cuda, write_random_model};
 

@@ -12,11 +12,12 @@ use pagedllm::backend::{
     Act, Alloc, AttentionShape, Backend, BackendTypes, BatchSize, ExpertGroups, Extent, Glu, Graphs, GroupScore, Heads, InputLimits, KvOps,
     KvShape, NormKind, NormOf, Ops, Pairs, RotaryEmbedding, Routing, RowSource, Sampling, Scores, Strips, Values,
 };
-use pagedllm::batch::device_sampling::{DeviceSampling, DeviceSamplingLimits};
-use pagedllm::batch::{Batch, BlockCopy, BlockMove, Placeholder, Span, Tail};
-use pagedllm::decode::{self, Context, NoChoice, ResolvedSampling, Sampler, SamplingHistory, plan_draw};
 use pagedllm::error::{Code, Error};
-use pagedllm::options::{Dry, Dtype, Isa, KvDtype, Mirostat, SamplingParams, WeightFormat};
+use pagedllm::generation::sampler;
+use pagedllm::generation::sampler::{Context, NoChoice, ResolvedSampling, Sampler, SamplingHistory, plan_draw};
+use pagedllm::types::batch::device_sampling::{DeviceSampling, DeviceSamplingLimits};
+use pagedllm::types::batch::{Batch, BlockCopy, BlockMove, Placeholder, Span, Tail};
+use pagedllm::types::options::{Dry, Dtype, Isa, KvDtype, Mirostat, SamplingParams, WeightFormat};
 use support::fp8::in_fp8;
 use support::{Random, TempDir, cuda};
 
@@ -860,17 +861,17 @@ fn sampling_equals_the_sampler_of_the_host() {
             backend.finish_sampling(&mut drawing, draws.rows.len()).unwrap_or_else(|e| panic!("{e}: {}", cuda::shim().last_error()));
         assert_eq!(drawn.len(), expected.len());
         for (drawn, (row, params, token)) in drawn.iter().zip(&expected) {
-            assert_eq!(decode::chosen(drawn).map(|chosen| chosen.token), *token, "row {row} of {vocab}: {params:?}");
+            assert_eq!(sampler::chosen(drawn).map(|chosen| chosen.token), *token, "row {row} of {vocab}: {params:?}");
             let (Ok(token), Some(k)) = (token, params.logprobs) else { continue };
             let mut top = vec![];
-            let logprob = decode::logprob_and_top(&rows[*row], *token, k as usize, &mut top).unwrap();
+            let logprob = sampler::logprob_and_top(&rows[*row], *token, k as usize, &mut top).unwrap();
             let near = |found: f32, expected: f32| found == expected || (found - expected).abs() <= 2e-6 * expected.abs().max(1.0);
-            assert!(near(decode::logprob_of(drawn, drawn.logit), logprob), "row {row} of {vocab}: {params:?}");
+            assert!(near(sampler::logprob_of(drawn, drawn.logit), logprob), "row {row} of {vocab}: {params:?}");
             let sampled = drawn.tops[..k as usize].iter();
             assert!(
                 sampled
                     .zip(&top)
-                    .all(|(found, expected)| found.token == expected.0 && near(decode::logprob_of(drawn, found.logit), expected.1))
+                    .all(|(found, expected)| found.token == expected.0 && near(sampler::logprob_of(drawn, found.logit), expected.1))
             );
             several += 1;
         }
@@ -895,7 +896,7 @@ fn nan_logits_and_excluded_vocabularies_are_reported() {
     let mut logits = backend.vector(&rows).unwrap();
     backend.start_sampling(&mut drawing, vocab, &mut logits, &draws).unwrap();
     let drawn = backend.finish_sampling(&mut drawing, draws.rows.len()).unwrap();
-    let outcomes: Vec<_> = drawn.iter().map(|drawn| decode::chosen(drawn).unwrap_err()).collect();
+    let outcomes: Vec<_> = drawn.iter().map(|drawn| sampler::chosen(drawn).unwrap_err()).collect();
     assert_eq!(outcomes, [NoChoice::NotFinite, NoChoice::NotFinite, NoChoice::Excluded]);
 }
 
@@ -987,7 +988,7 @@ impl Kept {
     /// Returns the sampled tokens.
     fn sampled(&mut self, samples: usize) -> Vec<u32> {
         let samples = self.backend.finish_sampling(&mut self.drawing, samples).unwrap();
-        samples.iter().map(|sample| decode::chosen(sample).map_or(u32::MAX, |chosen| chosen.token)).collect()
+        samples.iter().map(|sample| sampler::chosen(sample).map_or(u32::MAX, |chosen| chosen.token)).collect()
     }
 }
 

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use crate::support::{Random, TempDir, configs, write_random_model};
 use pagedllm::engine::{Engine, MemoryPlan, Prompt, Queue, Request};
-use pagedllm::options::{
+use pagedllm::types::options::{
     AllocationPolicy, BatchingPolicy, EngineOptions, Isa, KvDtype, OrderPolicy, Policies, SamplingParams, WeightFormat,
 };
-use pagedllm::scheduler::FinishReason;
+use pagedllm::types::outputs::FinishReason;
 use serde_json::{Value, json};
 
 const MAX_LEN: usize = 768;

@@ -9,14 +9,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use crate::support;
-use pagedllm::batch::BlockMove;
-use pagedllm::decode::{
-    BeamScratch, BeamSearch, BeamStep, Context, Ended, Hypothesis, ResolvedSampling, Sampler, SamplingHistory, log_softmax, logprob_and_top,
-};
 use pagedllm::engine::{Engine, Executor, Fork, InFlightStep, Output, Prompt, Request, Resume, StepOutput};
 use pagedllm::error::{Error, Result};
-use pagedllm::options::{BeamParams, EngineOptions, OutputKind, Preemption, SamplingParams};
-use pagedllm::scheduler::{FinishReason, StepPlan};
+use pagedllm::generation::beam::{BeamScratch, BeamSearch, BeamStep, Ended, Hypothesis};
+use pagedllm::generation::sampler::{Context, ResolvedSampling, Sampler, SamplingHistory, log_softmax, logprob_and_top};
+use pagedllm::types::batch::{Batch, BlockMove};
+use pagedllm::types::options::{BeamParams, EngineOptions, OutputKind, Preemption, SamplingParams};
+use pagedllm::types::outputs::FinishReason;
 use pagedllm::types::{PinId, RequestId, SeqId};
 
 const VOCAB: usize = 24;
@@ -88,8 +87,8 @@ impl Executor for Paged {
         Paged::swap(&self.host, &mut self.slots, moves.iter().map(|back| (back.host, back.device)), fails)
     }
 
-    fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep> {
-        let (batch, failing) = (&plan.batch, self.failing.load(Ordering::Relaxed) & STEP);
+    fn submit(&mut self, batch: &Batch) -> Result<InFlightStep> {
+        let failing = self.failing.load(Ordering::Relaxed) & STEP;
         if failing == BEFORE_WRITE {
             return Err(Error::out_of_memory());
         }

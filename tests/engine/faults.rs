@@ -13,8 +13,8 @@ use pagedllm::engine::{Engine, ModelExecutor, Output, Prompt, Request, Resume};
 use pagedllm::error::{Code, Error, Result};
 use pagedllm::kv::Paging;
 use pagedllm::model::{BatchLimits, KvCache, KvLayout, KvPool, ModelFiles, PackedForm};
-use pagedllm::options::{BeamParams, EngineOptions, KvDtype, Preemption, SamplingParams};
-use pagedllm::scheduler::FinishReason;
+use pagedllm::types::options::{BeamParams, EngineOptions, KvDtype, Preemption, SamplingParams};
+use pagedllm::types::outputs::FinishReason;
 use serde_json::Value;
 
 const BLOCK: usize = 8;

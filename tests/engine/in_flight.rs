@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use crate::support::{Random, TempDir, model_info};
-use pagedllm::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits, MAX_TOPS, SampleStatus};
 use pagedllm::engine::journal::{JournalFile, Replay};
 use pagedllm::engine::{Engine, Executor, InFlightStep, Prompt, Request, StepOutput};
 use pagedllm::error::{Error, Result};
-use pagedllm::options::{EngineOptions, SamplingParams};
-use pagedllm::scheduler::StepPlan;
+use pagedllm::types::batch::Batch;
+use pagedllm::types::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits, MAX_TOPS, SampleStatus};
+use pagedllm::types::options::{EngineOptions, SamplingParams};
 
 const VOCAB: usize = 50;
 const EOS: u32 = 49;
@@ -53,22 +53,22 @@ impl Executor for Device {
         Some(DeviceSamplingLimits::for_rows(8, VOCAB))
     }
 
-    fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep> {
+    fn submit(&mut self, batch: &Batch) -> Result<InFlightStep> {
         if self.script.launches.fetch_add(1, SeqCst) + 1 == self.script.fails_to_launch.load(SeqCst) {
             return Err(Error::out_of_memory());
         }
-        let mut tokens = plan.batch.tokens.clone();
-        for placeholder in &plan.batch.placeholders {
+        let mut tokens = batch.tokens.clone();
+        for placeholder in &batch.placeholders {
             tokens[placeholder.token as usize] = self.samples[placeholder.sample as usize].token;
         }
-        self.script.placeholders.fetch_add(plan.batch.placeholders.len(), SeqCst);
-        let mut logits = vec![0.0; plan.batch.logit_rows.len() * VOCAB];
-        for (row, &at) in plan.batch.logit_rows.iter().enumerate() {
-            logits[row * VOCAB + next_token(tokens[at as usize], plan.batch.positions[at as usize]) as usize] = 9.0;
+        self.script.placeholders.fetch_add(batch.placeholders.len(), SeqCst);
+        let mut logits = vec![0.0; batch.logit_rows.len() * VOCAB];
+        for (row, &at) in batch.logit_rows.iter().enumerate() {
+            logits[row * VOCAB + next_token(tokens[at as usize], batch.positions[at as usize]) as usize] = 9.0;
         }
         self.steps.push(logits);
         self.script.most_in_flight.fetch_max(self.steps.len(), SeqCst);
-        Ok(InFlightStep::new(plan.batch.logit_rows.len()))
+        Ok(InFlightStep::new(batch.logit_rows.len()))
     }
 
     fn sample(&mut self, _: &mut InFlightStep, sampling: &DeviceSampling) -> Result<()> {

@@ -13,8 +13,8 @@ use pagedllm::engine::journal::{Ending, JournalFile, Replay, Summary};
 use pagedllm::engine::{Continue, Engine, Executor, Fork, ModelExecutor, ModelInfo, Output, Prompt, Queue, Request, Resume, Stats};
 use pagedllm::error::Code;
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
-use pagedllm::options::{BeamParams, EngineOptions, Grammar, Isa, KvDtype, Preemption, SamplingParams};
 use pagedllm::types::SeqId;
+use pagedllm::types::options::{BeamParams, EngineOptions, Grammar, Isa, KvDtype, Preemption, SamplingParams};
 
 const BLOCKS: usize = 40;
 const HOST_BLOCKS: usize = 12;

@@ -10,9 +10,11 @@ use pagedllm::engine::{Engine, Executor, Fork, InFlightStep, ModelExecutor, Mode
 use pagedllm::error::{Code, Error, Result};
 use pagedllm::kv::{BlockHash, BlockManager, Paging};
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
-use pagedllm::options::{BeamParams, EngineOptions, KvDtype, Preemption, SamplingParams};
-use pagedllm::scheduler::{Branching, FinishReason, NewGroup, Scheduler, SchedulerOptions, StepPlan};
+use pagedllm::scheduler::{Branching, NewGroup, Scheduler, SchedulerOptions};
 use pagedllm::text::Text;
+use pagedllm::types::batch::Batch;
+use pagedllm::types::options::{BeamParams, EngineOptions, KvDtype, Preemption, SamplingParams};
+use pagedllm::types::outputs::FinishReason;
 use pagedllm::types::{RequestId, SeqId};
 
 const EOS: u32 = 5;
@@ -27,11 +29,11 @@ struct Scripted {
 }
 
 impl Executor for Scripted {
-    fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep> {
-        let rows = &plan.batch.logit_rows;
+    fn submit(&mut self, batch: &Batch) -> Result<InFlightStep> {
+        let rows = &batch.logit_rows;
         self.logits = vec![0.0; rows.len() * self.vocab];
         for (&row, logits) in rows.iter().zip(self.logits.chunks_mut(self.vocab)) {
-            (self.script)(plan.batch.tokens[row as usize], plan.batch.positions[row as usize], logits)?;
+            (self.script)(batch.tokens[row as usize], batch.positions[row as usize], logits)?;
         }
         Ok(InFlightStep::new(rows.len()))
     }
@@ -527,7 +529,7 @@ fn a_step_runs_one_matmul_per_weight_for_any_number_of_sequences() {
     let before = executor.backend().matmuls();
     let plan = scheduler.schedule(|_| true).unwrap();
     assert_eq!(plan.sequences.len(), 24);
-    let ticket = executor.submit(&plan).unwrap();
+    let ticket = executor.submit(&plan.batch).unwrap();
     executor.wait(ticket).unwrap();
     let per_layer = 4; // qkv, attention output, gate and up, down
     assert_eq!(executor.backend().matmuls() - before, (files.spec.layers.len() * per_layer + 1) as u64);

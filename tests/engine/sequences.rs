@@ -8,8 +8,8 @@ use std::time::Duration;
 use crate::support::{self, BeamCase, TempDir, beam_cases, bundled_model, configs, goldens, write_random_model};
 use pagedllm::engine::{Continue, Engine, Fork, LogitsHook, Output, Prompt, Request, Resume, Stats};
 use pagedllm::error::Code;
-use pagedllm::options::{BeamParams, Dry, EngineOptions, Grammar, Isa, Mirostat, OutputKind, SamplingParams};
-use pagedllm::scheduler::FinishReason;
+use pagedllm::types::options::{BeamParams, Dry, EngineOptions, Grammar, Isa, Mirostat, OutputKind, SamplingParams};
+use pagedllm::types::outputs::FinishReason;
 use pagedllm::types::{RequestId, SeqId};
 
 const BLOCK: usize = 8;
@@ -894,7 +894,7 @@ fn exported(engine: &Engine, seq: SeqId) -> Vec<u8> {
 #[test]
 fn an_imported_sequence_continues_with_the_same_bits() {
     let hard = SamplingParams { repetition_penalty: 1.3, presence_penalty: 0.4, top_p: 0.9, ..sampled(3, 40) };
-    let mirostat = SamplingParams { mirostat: Some(pagedllm::options::Mirostat { tau: 3.0, eta: 0.2 }), ..sampled(3, 40) };
+    let mirostat = SamplingParams { mirostat: Some(pagedllm::types::options::Mirostat { tau: 3.0, eta: 0.2 }), ..sampled(3, 40) };
     // Gemma 2 and gpt-oss have a window of 37, so blocks of the longer prompts are out of the
     // window. DeepSeek caches latents.
     let llama = [(29, sampled(3, 40)), (29, hard), (29, mirostat)].map(|(len, sampling)| ("llama", len, sampling));
@@ -1115,8 +1115,8 @@ fn windowed(alternate: bool, keeps_all: bool, forks: bool) -> (Vec<Vec<u32>>, us
     use pagedllm::engine::{Executor, ModelExecutor};
     use pagedllm::kv::{BlockHash, BlockManager, Paging};
     use pagedllm::model::{BatchLimits, KvCache, KvLayout, KvPool, ModelFiles};
-    use pagedllm::options::{KvDtype, Preemption};
     use pagedllm::scheduler::{Branching, NewGroup, SampledToken, Scheduler, SchedulerOptions, TokenOutcome};
+    use pagedllm::types::options::{KvDtype, Preemption};
 
     const WINDOW: usize = 21;
     let model = Model::llama();
@@ -1140,7 +1140,7 @@ fn windowed(alternate: bool, keeps_all: bool, forks: bool) -> (Vec<Vec<u32>>, us
     let (mut logit_bits, mut max_used, mut events) = (Vec::new(), 0, Vec::new());
     for step in 0..160 {
         let Some(plan) = scheduler.schedule(|_| true) else { break };
-        let ticket = executor.submit(&plan).unwrap();
+        let ticket = executor.submit(&plan.batch).unwrap();
         let logits = executor.wait(ticket).unwrap().logits;
         logit_bits.push(logits.iter().map(|x| x.to_bits()).collect());
         let argmax = |row: &[f32]| (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap() as u32;

@@ -4,12 +4,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pagedllm::decode::{Lane, uniform};
 use pagedllm::engine::{Engine, Output, Prompt, Request};
 use pagedllm::error::Code;
-use pagedllm::options::{EngineOptions, Grammar, SamplingParams};
-use pagedllm::scheduler::FinishReason;
+use pagedllm::generation::sampler::{Lane, uniform};
 use pagedllm::types::RequestId;
+use pagedllm::types::options::{EngineOptions, Grammar, SamplingParams};
+use pagedllm::types::outputs::FinishReason;
 use serde_json::{Map, Value as Json, json};
 
 const SCHEMAS: u64 = 200;

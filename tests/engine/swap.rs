@@ -8,12 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::support::{self, Random, TempDir, configs, write_random_model};
-use pagedllm::batch::BlockMove;
 use pagedllm::engine::{Engine, Executor, Fork, InFlightStep, Output, Prompt, Request, Resume, Stats, StepOutput};
 use pagedllm::error::Code;
-use pagedllm::options::{BeamParams, EngineOptions, KvDtype, Preemption, SamplingParams};
-use pagedllm::scheduler::StepPlan;
 use pagedllm::types::SeqId;
+use pagedllm::types::batch::{Batch, BlockMove};
+use pagedllm::types::options::{BeamParams, EngineOptions, KvDtype, Preemption, SamplingParams};
 
 const BLOCK: usize = 8;
 const LARGE_POOL: u64 = 1000;
@@ -241,10 +240,10 @@ impl TimedExecutor {
 }
 
 impl Executor for TimedExecutor {
-    fn submit(&mut self, plan: &StepPlan) -> pagedllm::error::Result<InFlightStep> {
-        self.clock.advance(Duration::from_millis(plan.batch.token_count() as u64));
-        self.logits.resize(plan.batch.logit_rows.len() * 8, 0.0);
-        Ok(InFlightStep::new(plan.batch.logit_rows.len()))
+    fn submit(&mut self, batch: &Batch) -> pagedllm::error::Result<InFlightStep> {
+        self.clock.advance(Duration::from_millis(batch.token_count() as u64));
+        self.logits.resize(batch.logit_rows.len() * 8, 0.0);
+        Ok(InFlightStep::new(batch.logit_rows.len()))
     }
 
     fn wait(&mut self, _: InFlightStep) -> pagedllm::error::Result<StepOutput<'_>> {

@@ -10,9 +10,10 @@ use crate::support::{self, TempDir};
 use openmetrics_parser::{MetricsExposition, OpenMetricsType, OpenMetricsValue, Sample, openmetrics};
 use pagedllm::engine::{Clock, Engine, Executor, InFlightStep, Output, Prompt, Request, StepOutput, Timing};
 use pagedllm::error::{Code, Result};
-use pagedllm::options::{BeamParams, EngineOptions, Preemption, SamplingParams};
-use pagedllm::scheduler::{FinishReason, StepPlan};
 use pagedllm::types::RequestId;
+use pagedllm::types::batch::Batch;
+use pagedllm::types::options::{BeamParams, EngineOptions, Preemption, SamplingParams};
+use pagedllm::types::outputs::FinishReason;
 use serde_json::Value;
 
 const VOCAB: usize = 50;
@@ -34,8 +35,7 @@ struct TimedExecutor {
 }
 
 impl Executor for TimedExecutor {
-    fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep> {
-        let batch = &plan.batch;
+    fn submit(&mut self, batch: &Batch) -> Result<InFlightStep> {
         self.clock.0.fetch_add(batch.token_count() as u64, SeqCst);
         self.logits = vec![0.0; batch.logit_rows.len() * VOCAB];
         for (&row, logits) in batch.logit_rows.iter().zip(self.logits.chunks_mut(VOCAB)) {

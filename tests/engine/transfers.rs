@@ -12,9 +12,9 @@ use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::engine::{Continue, Engine, Fork, ModelExecutor, Output, Prompt, Request, Resume};
 use pagedllm::error::Code;
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
-use pagedllm::options::{EngineOptions, KvDtype, Preemption, SamplingParams};
-use pagedllm::scheduler::FinishReason;
 use pagedllm::types::SeqId;
+use pagedllm::types::options::{EngineOptions, KvDtype, Preemption, SamplingParams};
+use pagedllm::types::outputs::FinishReason;
 
 const BLOCK: usize = 8;
 const BLOCKS: usize = 96;

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use pagedllm::engine::{Engine, Output, Prompt, Request};
 use pagedllm::error::{Code, Error};
-use pagedllm::options::{EngineOptions, Isa, SamplingParams, WeightFormat};
-use pagedllm::scheduler::FinishReason;
 use pagedllm::types::RequestId;
+use pagedllm::types::options::{EngineOptions, Isa, SamplingParams, WeightFormat};
+use pagedllm::types::outputs::FinishReason;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
 

@@ -5,11 +5,12 @@ use std::collections::HashMap;
 
 use crate::support::{BeamCase, beam_cases, goldens};
 use pagedllm::backend::cpu::CpuBackend;
-use pagedllm::batch::{Batch, Span};
-use pagedllm::decode::{BeamScratch, BeamSearch, BeamStep, Context, Hypothesis, ResolvedSampling, Sampler, SamplingHistory, log_softmax};
 use pagedllm::error::Result;
+use pagedllm::generation::beam::{BeamScratch, BeamSearch, BeamStep, Hypothesis};
+use pagedllm::generation::sampler::{Context, ResolvedSampling, Sampler, SamplingHistory, log_softmax};
 use pagedllm::model::{BatchLimits, Decoder, KvCache, KvPool, ModelFiles};
-use pagedllm::options::KvDtype;
+use pagedllm::types::batch::{Batch, Span};
+use pagedllm::types::options::KvDtype;
 
 const POSITIONS: usize = 64;
 

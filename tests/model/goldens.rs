@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use crate::support::cuda;
 use pagedllm::backend::Backend;
 use pagedllm::backend::cpu::CpuBackend;
-use pagedllm::batch::{Batch, Span};
 use pagedllm::model::spec::Mlp;
 use pagedllm::model::{BatchLimits, Decoder, KvCache, KvLayout, KvPool, ModelFiles};
-use pagedllm::options::{Isa, KvDtype, WeightFormat};
+use pagedllm::types::batch::{Batch, Span};
+use pagedllm::types::options::{Isa, KvDtype, WeightFormat};
 
 const TOLERANCE: f32 = 2e-4;
 const TOLERANCE_BF16: f32 = 0.04;

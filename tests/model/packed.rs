@@ -12,7 +12,7 @@ use crate::support::{Random, TempDir, configs, goldens, write_random_model};
 use pagedllm::engine::{Engine, Prompt, Request};
 use pagedllm::error::{Code, Error};
 use pagedllm::model::{PackedForm, PackedReport};
-use pagedllm::options::{EngineOptions, SamplingParams, WeightFormat};
+use pagedllm::types::options::{EngineOptions, SamplingParams, WeightFormat};
 use serde_json::{Value, json};
 
 /// Bytes of the lines in the header of a packed file.

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use crate::alone;
 use crate::support::{self, Random, TempDir, configs, write_random_model};
-use pagedllm::batch::BlockCopy;
-use pagedllm::budget::MemoryBudget;
 use pagedllm::engine::{Engine, Executor, InFlightStep, Output, Prompt, Request, Resume, StepOutput};
 use pagedllm::error::Code;
-use pagedllm::options::{BeamParams, EngineOptions, KvDtype, SamplingParams};
-use pagedllm::scheduler::{FinishReason, StepPlan};
+use pagedllm::memory::budget::MemoryBudget;
 use pagedllm::types::RequestId;
+use pagedllm::types::batch::{Batch, BlockCopy};
+use pagedllm::types::options::{BeamParams, EngineOptions, KvDtype, SamplingParams};
+use pagedllm::types::outputs::FinishReason;
 
 fn model(positions: usize) -> TempDir {
     let dir = TempDir::new();
@@ -303,10 +303,10 @@ struct ShrinkingExecutor {
 }
 
 impl Executor for ShrinkingExecutor {
-    fn submit(&mut self, plan: &StepPlan) -> pagedllm::error::Result<InFlightStep> {
+    fn submit(&mut self, batch: &Batch) -> pagedllm::error::Result<InFlightStep> {
         self.budget.get().unwrap().resize(10).unwrap();
-        self.logits.resize(plan.batch.logit_rows.len() * 8, 0.0);
-        Ok(InFlightStep::new(plan.batch.logit_rows.len()))
+        self.logits.resize(batch.logit_rows.len() * 8, 0.0);
+        Ok(InFlightStep::new(batch.logit_rows.len()))
     }
 
     fn wait(&mut self, _: InFlightStep) -> pagedllm::error::Result<StepOutput<'_>> {
@@ -338,9 +338,9 @@ struct CountingExecutor {
 }
 
 impl Executor for CountingExecutor {
-    fn submit(&mut self, plan: &StepPlan) -> pagedllm::error::Result<InFlightStep> {
-        self.logits.resize(plan.batch.logit_rows.len() * 8, 0.0);
-        Ok(InFlightStep::new(plan.batch.logit_rows.len()))
+    fn submit(&mut self, batch: &Batch) -> pagedllm::error::Result<InFlightStep> {
+        self.logits.resize(batch.logit_rows.len() * 8, 0.0);
+        Ok(InFlightStep::new(batch.logit_rows.len()))
     }
 
     fn wait(&mut self, _: InFlightStep) -> pagedllm::error::Result<StepOutput<'_>> {
@@ -471,7 +471,7 @@ fn blocks_freed_in_the_last_step_are_available_to_other_engines() {
 struct PanickingExecutor;
 
 impl Executor for PanickingExecutor {
-    fn submit(&mut self, _: &StepPlan) -> pagedllm::error::Result<InFlightStep> {
+    fn submit(&mut self, _: &Batch) -> pagedllm::error::Result<InFlightStep> {
         panic!("a defect");
     }
 

@@ -9,8 +9,8 @@ use crate::alone;
 use crate::support::bundled_model;
 use pagedllm::engine::{Engine, Prompt, Request};
 use pagedllm::error::Code;
-use pagedllm::options::{EngineOptions, SamplingParams, cpu_list};
-use pagedllm::scheduler::FinishReason;
+use pagedllm::types::options::{EngineOptions, SamplingParams, cpu_list};
+use pagedllm::types::outputs::FinishReason;
 
 fn options() -> EngineOptions {
     EngineOptions { model_dir: bundled_model(), kv_bytes: Some(4 << 20), max_seqs: 4, max_batch_tokens: 64, ..Default::default() }

@@ -16,9 +16,10 @@ use crate::support::{self, ManualClock};
 use forecast::{Errors, Hosts};
 use pagedllm::engine::{Continue, Engine, Executor, Fork, InFlightStep, Output, Prompt, Request, Resume, StepOutput};
 use pagedllm::error::{Code, Result};
-use pagedllm::options::{AllocationPolicy, BatchingPolicy, BeamParams, EngineOptions, OrderPolicy, Policies, SamplingParams};
-use pagedllm::scheduler::{FinishReason, StepPlan};
 use pagedllm::types::SeqId;
+use pagedllm::types::batch::Batch;
+use pagedllm::types::options::{AllocationPolicy, BatchingPolicy, BeamParams, EngineOptions, OrderPolicy, Policies, SamplingParams};
+use pagedllm::types::outputs::FinishReason;
 use workload::SHAREGPT;
 
 const VOCAB: usize = 1000;
@@ -35,13 +36,13 @@ struct Counting {
 }
 
 impl Executor for Counting {
-    fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep> {
-        let rows = &plan.batch.logit_rows;
+    fn submit(&mut self, batch: &Batch) -> Result<InFlightStep> {
+        let rows = &batch.logit_rows;
         self.logits = vec![0.0; rows.len() * VOCAB];
         for (&row, logits) in rows.iter().zip(self.logits.chunks_mut(VOCAB)) {
-            logits[plan.batch.tokens[row as usize] as usize + 1] = 9.0;
+            logits[batch.tokens[row as usize] as usize + 1] = 9.0;
         }
-        self.rows.fetch_add(plan.batch.token_count(), Ordering::Relaxed);
+        self.rows.fetch_add(batch.token_count(), Ordering::Relaxed);
         self.clock.advance(self.step * self.slower.load(Ordering::Relaxed) as u32);
         Ok(InFlightStep::new(rows.len()))
     }

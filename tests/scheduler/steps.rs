@@ -6,8 +6,8 @@ use std::cell::Cell;
 
 use crate::support::Random;
 use pagedllm::kv::{BlockHash, BlockManager, Paging};
-use pagedllm::options::Preemption;
 use pagedllm::scheduler::{Branching, Event, NewGroup, SampledToken, Scheduler, SchedulerOptions, StepPlan, TokenOutcome};
+use pagedllm::types::options::Preemption;
 use pagedllm::types::{RequestId, SeqId};
 
 thread_local! {

@@ -9,7 +9,7 @@ use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::engine::{Engine, ModelExecutor};
 use pagedllm::ffi::pllm_engine;
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
-use pagedllm::options::{EngineOptions, Isa, KvDtype, Preemption};
+use pagedllm::types::options::{EngineOptions, Isa, KvDtype, Preemption};
 use serde_json::{Value as Json, json};
 
 use crate::support::faulty::{Faults, Faulty};

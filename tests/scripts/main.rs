@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::ffi::*;
-use pagedllm::options::Isa;
+use pagedllm::types::options::Isa;
 use player::{CALLS, InstructionPath, Player};
 use serde_json::{Value as Json, json};
 use support::TempDir;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::ptr::{null, null_mut};
 
 use pagedllm::ffi::*;
-use pagedllm::options::Isa;
+use pagedllm::types::options::Isa;
 use serde_json::{Value as Json, json};
 
 use super::device::{self, Device};

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use pagedllm::engine::{Continue, Engine, Fork, Output, Prompt, Queue, Request, Resume};
 use pagedllm::error::{Code, Error, Result};
-use pagedllm::options::{BeamParams, SamplingParams};
-use pagedllm::scheduler::FinishReason;
+use pagedllm::types::options::{BeamParams, SamplingParams};
+use pagedllm::types::outputs::FinishReason;
 use pagedllm::types::{PinId, RequestId, SeqId};
 
 use crate::support::Random;

@@ -16,11 +16,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use counting::{live_bytes, resident_bytes, share_one_heap};
 use host::{Host, Tally};
 use pagedllm::backend::cpu::CpuBackend;
-use pagedllm::budget::{BudgetInfo, MemoryBudget};
 use pagedllm::engine::journal::{Ending, JournalFile, Replay};
 use pagedllm::engine::{Engine, Executor, ModelExecutor, ModelInfo};
+use pagedllm::memory::budget::{BudgetInfo, MemoryBudget};
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
-use pagedllm::options::{AllocationPolicy, BatchingPolicy, EngineOptions, KvDtype, OrderPolicy, Policies, Preemption};
+use pagedllm::types::options::{AllocationPolicy, BatchingPolicy, EngineOptions, KvDtype, OrderPolicy, Policies, Preemption};
 use support::faulty::{Faults, Faulty};
 use support::{Random, TempDir, configs, model_info, write_random_model};
 

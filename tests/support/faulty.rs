@@ -10,9 +10,9 @@ use pagedllm::backend::{
     Act, Alloc, AttentionShape, BackendTypes, ExpertOf, Extent, Glu, Graphs, Heads, KvOps, KvShape, MatrixOf, MlpOf, NormOf, Ops,
     PackedSource, RotaryEmbedding, Routing, RowSource, Sampling, Strips,
 };
-use pagedllm::batch::{Batch, BlockCopy, BlockMove, Tail};
 use pagedllm::error::{Error, Result};
-use pagedllm::options::{Dtype, WeightFormat};
+use pagedllm::types::batch::{Batch, BlockCopy, BlockMove, Tail};
+use pagedllm::types::options::{Dtype, WeightFormat};
 
 use super::Random;
 

@@ -16,7 +16,7 @@ use pagedllm::engine::{Clock, MemoryPlan, ModelInfo};
 use pagedllm::kv::Paging;
 use pagedllm::model::spec::{Linear, Norm, Vector};
 use pagedllm::model::{Config, family};
-use pagedllm::options::{BeamParams, EarlyStopping, KvDtype, SamplingParams};
+use pagedllm::types::options::{BeamParams, EarlyStopping, KvDtype, SamplingParams};
 pub use random::Random;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};

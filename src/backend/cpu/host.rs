@@ -8,9 +8,9 @@ use std::path::Path;
 use super::SendPtr;
 use super::kv::{self, Kv};
 use super::pool::Pool;
-use crate::batch::BlockMove;
 use crate::error::{Error, Result, try_vec};
 use crate::sys::{Pages, files};
+use crate::types::batch::BlockMove;
 
 pub struct Host {
     block_bytes: usize,
@@ -93,7 +93,7 @@ fn failed(what: &str, e: std::io::Error) -> Error {
 mod tests {
     use super::*;
     use crate::backend::{KvShape, Values};
-    use crate::options::KvDtype;
+    use crate::types::options::KvDtype;
 
     const BLOCKS: usize = 6;
 

@@ -17,10 +17,10 @@ use super::pool::Pool;
 use super::{Buf, Inputs, SendPtr};
 use crate::backend::e4m3::E4m3;
 use crate::backend::{AttentionShape, KvShape, RotaryEmbedding, Values};
-use crate::batch::{BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
-use crate::options::KvDtype;
 use crate::sys::Pages;
+use crate::types::batch::{BlockCopy, BlockMove, Tail};
+use crate::types::options::KvDtype;
 
 pub struct Kv {
     pub(super) shape: KvShape,
@@ -131,12 +131,12 @@ pub(super) fn in_pairs(shape: &KvShape) -> bool {
 macro_rules! with_cached {
     ($shape:expr, $f:ident($($argument:expr),*)) => {
         match $shape.dtype {
-            $crate::options::KvDtype::F32 => $f::<f32>($($argument),*),
-            $crate::options::KvDtype::Bf16 if $crate::backend::cpu::kv::in_pairs($shape) => $f::<$crate::backend::cpu::kv::Paired>($($argument),*),
-            $crate::options::KvDtype::Bf16 => $f::<half::bf16>($($argument),*),
-            $crate::options::KvDtype::Int8 => $f::<i8>($($argument),*),
-            $crate::options::KvDtype::F16 => $f::<half::f16>($($argument),*),
-            $crate::options::KvDtype::Fp8 => $f::<$crate::backend::e4m3::E4m3>($($argument),*),
+            $crate::types::options::KvDtype::F32 => $f::<f32>($($argument),*),
+            $crate::types::options::KvDtype::Bf16 if $crate::backend::cpu::kv::in_pairs($shape) => $f::<$crate::backend::cpu::kv::Paired>($($argument),*),
+            $crate::types::options::KvDtype::Bf16 => $f::<half::bf16>($($argument),*),
+            $crate::types::options::KvDtype::Int8 => $f::<i8>($($argument),*),
+            $crate::types::options::KvDtype::F16 => $f::<half::f16>($($argument),*),
+            $crate::types::options::KvDtype::Fp8 => $f::<$crate::backend::e4m3::E4m3>($($argument),*),
         }
     };
 }

@@ -30,10 +30,10 @@ use super::{
     Act, Activation, Alloc, AttentionShape, BackendTypes, ExpertOf, Extent, Glu, Graphs, Heads, KvOps, KvShape, MatrixOf, MlpOf, NormOf,
     Ops, PackedSource, RotaryEmbedding, Routing, RowSource, Sampling, Strips, WithBias,
 };
-use crate::batch::{Batch, BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
-use crate::options::{Dtype, Isa, WeightFormat};
 use crate::sys::Numbers;
+use crate::types::batch::{Batch, BlockCopy, BlockMove, Tail};
+use crate::types::options::{Dtype, Isa, WeightFormat};
 
 /// Maximum number of rows that an MLP processes at once, which bounds its memory. The weights are
 /// read again for each part. On two cores, the arithmetic of this many rows hides these reads: it

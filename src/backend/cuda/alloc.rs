@@ -10,9 +10,9 @@ use super::routes::Routes;
 use super::steps::Steps;
 use super::{CudaBackend, attention};
 use crate::backend::{Alloc, AttentionShape, Extent, Graphs, InputLimits, PackedSource, Routing, RowSource};
-use crate::batch::Batch;
 use crate::error::{Error, Result};
-use crate::options::{Dtype, WeightFormat};
+use crate::types::batch::Batch;
+use crate::types::options::{Dtype, WeightFormat};
 
 impl Alloc for CudaBackend {
     fn free_bytes(&self) -> Result<Option<u64>> {

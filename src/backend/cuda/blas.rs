@@ -24,7 +24,7 @@ use super::matrix::Matrix;
 use super::memory::{Address, Memory};
 use super::stored::Stored;
 use crate::error::Result;
-use crate::options::Dtype;
+use crate::types::options::Dtype;
 
 /// Workspace in bytes: NVIDIA's recommendation for Hopper, which suffices for other devices.
 const WORKSPACE: u64 = 32 << 20;

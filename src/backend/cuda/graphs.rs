@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use super::device::{Device, Graph};
 use crate::backend::BatchSize;
-use crate::batch::Batch;
+use crate::types::batch::Batch;
 
 /// Steps with more rows are long enough to hide their launches.
 const MAX_ROWS: usize = 256;

@@ -6,9 +6,9 @@ use std::path::Path;
 
 use super::device::Device;
 use super::memory::{Address, Pinned};
-use crate::batch::BlockMove;
 use crate::error::{Error, Result};
 use crate::sys::files;
+use crate::types::batch::BlockMove;
 
 /// The host tier: blocks with all their levels, one after the other.
 pub struct Host {

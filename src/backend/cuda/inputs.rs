@@ -5,8 +5,8 @@ use super::device::Device;
 use super::function::{Shape, launch};
 use super::memory::{Address, Memory, Pinned};
 use crate::backend::{BatchSize, Extent};
-use crate::batch::{Batch, NO_SLOT, Span};
 use crate::error::Result;
+use crate::types::batch::{Batch, NO_SLOT, Span};
 
 /// Queries per tile of attention, in prefill and in decode. A query is one head of one row.
 pub const PREFILL_TILE: u32 = 64;

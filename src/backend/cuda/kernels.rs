@@ -4,7 +4,7 @@ use super::function::{Function, Shape};
 use super::stored::Stored;
 use crate::backend::{Act, NormKind, Pairs};
 use crate::error::{Error, Result};
-use crate::options::{Dtype, KvDtype};
+use crate::types::options::{Dtype, KvDtype};
 
 /// A function that returns a kernel by its name.
 type Find<'a> = &'a dyn Fn(&str) -> Result<Function>;

@@ -8,8 +8,8 @@
 use super::device::Device;
 use super::memory::{Address, Memory};
 use crate::backend::{KvShape, Values};
-use crate::batch::Tail;
 use crate::error::{Error, Result};
+use crate::types::batch::Tail;
 
 pub struct Kv {
     pub shape: KvShape,

@@ -11,8 +11,8 @@ use super::kernels::pairs_number;
 use super::kv::{self, Kv};
 use super::memory::Address;
 use crate::backend::{AttentionShape, KvOps, KvShape, RotaryEmbedding, Values};
-use crate::batch::{BlockCopy, BlockMove, Tail};
 use crate::error::{Error, Result};
+use crate::types::batch::{BlockCopy, BlockMove, Tail};
 
 impl KvOps for CudaBackend {
     fn kv(&self, shape: KvShape) -> Result<Kv> {

@@ -10,7 +10,7 @@ use super::stored::Stored;
 use crate::backend::RowSource;
 use crate::backend::alloc::no_such_number;
 use crate::error::{Result, try_vec};
-use crate::options::{Dtype, WeightFormat};
+use crate::types::options::{Dtype, WeightFormat};
 
 /// Bytes that are read from a file at a time.
 const LOAD_BYTES: usize = 16 << 20;

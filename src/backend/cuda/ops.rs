@@ -1,7 +1,5 @@
 //! The operations of the forward pass: the launches of their kernels.
 
-use super::attention;
-use super::blas;
 use super::buffer::{Buf, address_of};
 use super::function::{FLAT, Function, Shape, WARP, launch, row_threads};
 use super::inputs::{InputRange, Inputs};
@@ -12,10 +10,10 @@ use super::memory::Address;
 use super::routes::Routes;
 use super::stored::Stored;
 use super::tables::Key;
-use super::{CudaBackend, MANY_ROWS};
+use super::{CudaBackend, MANY_ROWS, attention, blas};
 use crate::backend::{Act, AttentionShape, ExpertOf, Glu, Heads, MatrixOf, NormOf, Ops, RotaryEmbedding, Routing, Strips};
 use crate::error::Result;
-use crate::options::Dtype;
+use crate::types::options::Dtype;
 
 /// The matrices and biases of a product in parts, and the first row of each part.
 struct Lists {

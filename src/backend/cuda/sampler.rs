@@ -9,8 +9,8 @@ use super::device::Device;
 use super::function::{Shape, launch};
 use super::memory::{Address, Memory, Pinned};
 use crate::backend::Sampling;
-use crate::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits, LogitEdit, SamplingRow};
 use crate::error::{Error, Result};
+use crate::types::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits, LogitEdit, SamplingRow};
 
 /// Block size of the kernel in `kernels/draw.cu`.
 const THREADS: u32 = 512;

@@ -8,8 +8,8 @@ use super::inputs::Inputs;
 use super::memory::Address;
 use super::{CudaBackend, MANY_ROWS};
 use crate::backend::{BatchSize, Extent, Graphs};
-use crate::batch::Batch;
 use crate::error::Result;
+use crate::types::batch::Batch;
 
 /// The captured graphs, and the samples of the last step.
 pub struct Steps {

@@ -1,7 +1,7 @@
 //! The storage types of matrices.
 
 use crate::error::{Error, Result};
-use crate::options::{Dtype, WeightFormat};
+use crate::types::options::{Dtype, WeightFormat};
 
 /// The storage type of a matrix. All types are floating-point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

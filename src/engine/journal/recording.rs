@@ -5,21 +5,21 @@ use std::borrow::Cow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::records::{RecordedCommand, RecordedFork, RecordedResume};
 use super::replayed::{Replayed, ReplayedInputs, ReplayedStep};
 use super::step_recorder::StepRecorder;
-use super::writer::JournalWriter;
-use crate::batch::device_sampling::{DeviceSampling, DeviceSamplingLimits};
-use crate::batch::{BlockCopy, BlockMove, Tail};
-use crate::budget::Need;
 use crate::engine::command::{Command, ForkedSequence};
-use crate::engine::executor::{Executor, InFlightStep, StepOutput};
-use crate::engine::inputs::{EndedStep, Inputs, StepInputs};
 use crate::engine::sequence::Generation;
-use crate::engine::sequence_state::encode;
+use crate::engine::step_inputs::{EndedStep, Inputs, StepInputs};
 use crate::error::{Error, Result};
+use crate::executor::{Executor, InFlightStep, StepOutput};
 use crate::kv::BlockId;
-use crate::scheduler::{Costs, StepPlan};
+use crate::memory::budget::Need;
+use crate::observability::journal::records::{RecordedCommand, RecordedFork, RecordedResume};
+use crate::observability::journal::writer::JournalWriter;
+use crate::scheduler::Costs;
+use crate::types::batch::device_sampling::{DeviceSampling, DeviceSamplingLimits};
+use crate::types::batch::{Batch, BlockCopy, BlockMove, Tail};
+use crate::types::sequence_state::encode;
 
 /// The record of the current step, to which both decorators write.
 #[derive(Clone)]
@@ -152,8 +152,8 @@ impl Executor for RecordedExecutor {
         self.inner.depth()
     }
 
-    fn submit(&mut self, plan: &StepPlan) -> Result<InFlightStep> {
-        let result = self.repeated(ReplayedStep::begin_launch).and_then(|()| self.inner.submit(plan));
+    fn submit(&mut self, batch: &Batch) -> Result<InFlightStep> {
+        let result = self.repeated(ReplayedStep::begin_launch).and_then(|()| self.inner.submit(batch));
         self.recording.lock().record_launch(result.as_ref().err());
         result
     }

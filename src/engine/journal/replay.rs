@@ -7,19 +7,20 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use super::reader::{Ending, JournalFile, Recorded};
 use super::recording::Recording;
-use super::records::{Header, RecordedCommand, RecordedEnd, RecordedFork, RecordedRequest, Step};
 use super::replayed::Replayed;
 use crate::engine::clock::Clock;
 use crate::engine::command::{Command, ForkedSequence};
-use crate::engine::queue::Queue;
 use crate::engine::request::{Prompt, Request};
 use crate::engine::sequence_calls::{Continue, Resume};
-use crate::engine::{Engine, EngineParts, Executor, ModelInfo};
+use crate::engine::{Engine, EngineParts, ModelInfo};
 use crate::error::{Error, Result};
-use crate::options::{EngineOptions, Isa};
+use crate::executor::Executor;
+use crate::observability::journal::reader::{Ending, JournalFile, Recorded};
+use crate::observability::journal::records::{Header, RecordedCommand, RecordedEnd, RecordedFork, RecordedRequest, Step};
+use crate::output::queue::Queue;
 use crate::text::Text;
+use crate::types::options::{EngineOptions, Isa};
 use crate::types::{QueueId, SeqId};
 
 /// The result of a replay.
@@ -85,7 +86,7 @@ impl Replay {
 
     /// Creates a replay with any executor.
     pub fn with_executor(file: JournalFile, info: ModelInfo, text: Option<Text>, executor: Box<dyn Executor>) -> Result<Replay> {
-        file.header.check(&info, &executor.layout())?;
+        file.header.check(&super::header(&file.header.options, &info, &executor.layout()))?;
         let clock = Arc::new(Written::default());
         let (options, replayed) = (file.options()?, Replayed::default());
         let recording = Recording::new(options.max_seqs)?;

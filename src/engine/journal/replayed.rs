@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::records::{Failure, Step};
-use crate::budget::Need;
-use crate::engine::inputs::{Inputs, StepInputs};
+use crate::engine::step_inputs::{Inputs, StepInputs};
 use crate::error::{Error, Result};
 use crate::kv::connector::TransferId;
+use crate::memory::budget::Need;
+use crate::observability::journal::records::{Failure, Step};
 use crate::scheduler::Costs;
 
 /// The recorded step that is repeated. The decorators of both seams read it.

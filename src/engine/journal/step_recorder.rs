@@ -1,9 +1,9 @@
 //! The record of the current step.
 
-use super::digests::OutputDigests;
-use super::records::{Failure, RecordedEnd, Resized, Step};
-use crate::engine::inputs::StepInputs;
+use crate::engine::step_inputs::StepInputs;
 use crate::error::{Error, Result};
+use crate::observability::journal::digests::OutputDigests;
+use crate::observability::journal::records::{Failure, RecordedEnd, Resized, Step};
 use crate::types::QueueId;
 
 /// The inputs of the current step, the failures in it, and the digests of its outputs.

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use super::{RequestEntry, SequenceTable, TableState};
 use crate::engine::command::{Command, PendingOutput};
-use crate::engine::outputs::Output;
-use crate::engine::queue::{OutputSender, Writers};
 use crate::engine::sequence_view::SequenceView;
 use crate::engine::wait_queue::{WaitQueue, WaitingEntry};
 use crate::error::{Error, Result};
+use crate::output::queue::{OutputSender, Writers};
+use crate::types::outputs::Output;
 use crate::types::{PinId, RequestId, SeqId};
 
 impl SequenceTable {

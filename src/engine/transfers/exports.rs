@@ -4,15 +4,15 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::worker::{Completions, EncodeJob, Worker};
-use crate::batch::Tail;
-use crate::engine::outputs::Output;
-use crate::engine::queue::OutputSender;
-use crate::engine::sequence_state::Header;
 use crate::error::Result;
 use crate::kv::BlockId;
 use crate::kv::connector::{BlockArrays, Connector, DeviceBlocks, Progress, TransferId};
+use crate::output::queue::OutputSender;
 use crate::sys::Pages;
 use crate::types::SeqId;
+use crate::types::batch::Tail;
+use crate::types::outputs::Output;
+use crate::types::sequence_state::Header;
 
 /// An export is delivered in the step of its command if its K and V have at most this fraction of
 /// the bytes that a step may copy: 256 KiB, which are encoded in 0.6 ms, during the forward pass.

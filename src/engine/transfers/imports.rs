@@ -5,10 +5,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::engine::command::Command;
-use crate::engine::queue::OutputSender;
 use crate::error::{Error, Result};
 use crate::kv::BlockId;
 use crate::kv::connector::{BlockArrays, Connector, DeviceBlocks, Progress, TransferId};
+use crate::output::queue::OutputSender;
 use crate::types::SeqId;
 
 /// A sequence that is copied to the device.

@@ -4,15 +4,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::batch::{BlockMove, Moves, Tail};
 use crate::engine::command::Command;
-use crate::engine::outputs::Output;
-use crate::engine::queue::OutputSender;
-use crate::engine::sequence_state::{Header, SequenceState};
-use crate::engine::wakeup::Wakeup;
 use crate::error::{Error, Result};
 use crate::kv::BlockId;
 use crate::kv::connector::{DeviceBlocks, TransferId};
+use crate::output::queue::OutputSender;
+use crate::output::wakeup::Wakeup;
+use crate::types::batch::{BlockMove, Moves, Tail};
+use crate::types::outputs::Output;
+use crate::types::sequence_state::{Header, SequenceState};
 use crate::types::{QueueId, RequestId, SeqId};
 
 /// Bytes of one block: three of K and one of V.

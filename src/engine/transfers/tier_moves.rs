@@ -1,7 +1,7 @@
 //! The transfers between the device and the host tier that a step needs before it computes.
 
-use crate::batch::{BlockMove, Moves};
 use crate::kv::connector::{Connector, DeviceBlocks, Progress, TransferId};
+use crate::types::batch::{BlockMove, Moves};
 
 /// The transfers of one step: first all that go to the host tier, then all that return. Other
 /// threads have no part in them.

@@ -5,12 +5,12 @@ use std::thread::JoinHandle;
 
 use crossbeam::channel::{Receiver, Sender, unbounded};
 
-use crate::engine::sequence_state::{Header, encode};
-use crate::engine::wakeup::Wakeup;
 use crate::error::{Error, Result};
 use crate::kv::connector::TransferId;
+use crate::output::wakeup::Wakeup;
 use crate::sys::quiet::no_panic;
 use crate::sys::{Pages, threads};
+use crate::types::sequence_state::{Header, encode};
 
 /// The ids of the transfers that other threads have completed. They are inputs of the next step.
 #[derive(Clone)]

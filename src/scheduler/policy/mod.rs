@@ -12,7 +12,8 @@ mod static_batch;
 
 use std::sync::Arc;
 
-use crate::options::{self, AllocationPolicy, BatchingPolicy, OrderPolicy};
+use crate::types::options;
+use crate::types::options::{AllocationPolicy, BatchingPolicy, OrderPolicy};
 
 /// The order of groups. The first group can always continue, at the expense of all later ones.
 pub trait Order: Send + Sync {

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::{Order, RankInputs};
-use crate::options::MAX_PRIORITY;
+use crate::types::options::MAX_PRIORITY;
 
 /// Higher priority first. A request that has waited for `ageing` ranks like a new one that is one
 /// level higher.

@@ -3,7 +3,7 @@ use std::time::{Duration, Instant};
 use super::super::tests::{Random, add_group, sampled_token, seq_id};
 use super::super::*;
 use crate::kv::{BlockHash, Paging};
-use crate::options::{AllocationPolicy, BatchingPolicy, OrderPolicy, Policies as Options, Preemption};
+use crate::types::options::{AllocationPolicy, BatchingPolicy, OrderPolicy, Policies as Options, Preemption};
 
 const MS: u64 = 1000;
 

@@ -3,7 +3,8 @@ use super::super::{Batching, Branching, NewGroup, Running, Scheduler, SchedulerO
 use super::test_times::{load, seconds};
 use super::*;
 use crate::kv::{BlockHash, BlockManager};
-use crate::options::{self, AllocationPolicy, BatchingPolicy, OrderPolicy, Preemption};
+use crate::types::options;
+use crate::types::options::{AllocationPolicy, BatchingPolicy, OrderPolicy, Preemption};
 
 const SEQS: usize = 4;
 

@@ -1,7 +1,7 @@
 //! Two steps in flight: a step is planned before the tokens of the previous one are known.
 
 use super::*;
-use crate::batch::Placeholder;
+use crate::types::batch::Placeholder;
 
 /// Starts the sampling of the oldest step in flight. The device samples all rows except those of
 /// `on_host`.

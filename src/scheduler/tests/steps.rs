@@ -1,6 +1,8 @@
 //! The composition of steps, preemption, and admission.
 
 use super::*;
+use crate::types::outputs::FinishReason;
+use crate::types::timing::SequenceStats;
 
 #[test]
 fn prefill_chunks_and_decode_tokens_share_a_step() {

@@ -11,8 +11,8 @@ use std::time::Duration;
 use super::tests::{Random, add_group, sampled_token};
 use super::*;
 use crate::kv::{BlockHash, NULL_BLOCK, Paging};
-use crate::options::{self, AllocationPolicy, BatchingPolicy, OrderPolicy};
-use crate::types::{IdAllocator, RequestId};
+use crate::types::options::{AllocationPolicy, BatchingPolicy, OrderPolicy};
+use crate::types::{IdAllocator, RequestId, options};
 
 /// The contents of a slot: the hash of all tokens up to its own.
 type Content = u64;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pagedllm::engine::{Continue, Fork, LogitsHook, Prompt, Request, Resume, SequenceInfo};
-use pagedllm::options::{Grammar, Mirostat, OutputKind, SamplingParams};
+use pagedllm::types::options::{Grammar, Mirostat, OutputKind, SamplingParams};
 
 use super::script::Script;
 use super::{AddedRequest, ExpectedEnd, Export, Host, LAGGING, Name, STATES, Sequence, Trace, refused};

@@ -16,8 +16,8 @@ use std::time::Duration;
 use crate::support::{Random, bundled_model};
 use pagedllm::engine::{Engine, Output, Queue, Request};
 use pagedllm::error::{Code, Result};
-use pagedllm::options::{EngineOptions, SamplingParams};
-use pagedllm::scheduler::FinishReason;
+use pagedllm::types::options::{EngineOptions, SamplingParams};
+use pagedllm::types::outputs::FinishReason;
 use pagedllm::types::{RequestId, SeqId};
 use script::{Script, length};
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use pagedllm::engine::Output;
-use pagedllm::options::{OutputKind, SamplingParams};
-use pagedllm::scheduler::FinishReason;
+use pagedllm::types::options::{OutputKind, SamplingParams};
+use pagedllm::types::outputs::FinishReason;
 
 /// Recorded outputs, by the length of the sequence at the time.
 #[derive(Debug, Clone, Default)]

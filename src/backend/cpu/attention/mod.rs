@@ -33,8 +33,8 @@ use super::matmul::{LINE, Machine};
 use super::pool::Pool;
 use super::{Buf, Inputs, SendPtr, elementwise};
 use crate::backend::{AttentionShape, KvShape, Values};
-use crate::batch::Batch;
 use crate::error::{Result, try_vec};
+use crate::types::batch::Batch;
 
 /// Positions per step of the online softmax.
 const SPAN: usize = 128;

@@ -4,7 +4,7 @@ use super::Kernel;
 use super::portable::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::x86;
-use crate::options::Isa;
+use crate::types::options::Isa;
 
 impl Isa {
     pub fn is_present(self) -> bool {

@@ -183,7 +183,7 @@ mod tests {
     use super::*;
     use crate::backend::cpu::lanes::Kernel;
     use crate::backend::e4m3::E4m3;
-    use crate::options::Isa;
+    use crate::types::options::Isa;
 
     struct Exp<'a> {
         for_bf16: bool,

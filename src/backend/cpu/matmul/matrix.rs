@@ -24,8 +24,8 @@ use super::{Format, LINE, Machine, PANEL};
 use crate::backend::alloc::no_such_number;
 use crate::backend::{PACKED_PIECE, PackedSource, RowSource};
 use crate::error::{Error, Result, try_vec};
-use crate::options::{Dtype, Isa, WeightFormat};
 use crate::sys::Pages;
+use crate::types::options::{Dtype, Isa, WeightFormat};
 
 /// Approximate bytes of rows that a thread reads from the source and packs at once, in whole
 /// panels.

@@ -23,7 +23,7 @@ use super::lanes::Lanes;
 use super::pool::Pool;
 use crate::backend::MatrixOf;
 use crate::error::{Error, Result};
-use crate::options::{Isa, WeightFormat};
+use crate::types::options::{Isa, WeightFormat};
 use bytes::{Bytes, Int4, Int8};
 use floats::{Floats, Pairs};
 pub use matrix::Matrix;

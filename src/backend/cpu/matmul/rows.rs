@@ -11,8 +11,8 @@ use super::super::lanes::{Kernel, Lanes, load_some};
 use super::quantize::{self, INT4_ZERO, INT8_ZERO};
 use super::{Format, Machine};
 use crate::error::{Result, try_vec};
-use crate::options::{Isa, WeightFormat};
 use crate::sys::Numbers;
+use crate::types::options::{Isa, WeightFormat};
 
 /// Maximum number of rows of a tile with 16 lanes. With the vectors of a panel, a tile has 24 sums
 /// of 16 lanes, or 12 sums of 8 lanes (`NARROW_ROWS`). The register file holds them together with

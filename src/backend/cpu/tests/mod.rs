@@ -9,8 +9,8 @@ mod products;
 use super::*;
 use crate::backend::e4m3::E4m3;
 use crate::backend::{NormKind, PACKED_PIECE, Pairs, Values};
-use crate::batch::{Span, Tail};
-use crate::options::KvDtype;
+use crate::types::batch::{Span, Tail};
+use crate::types::options::KvDtype;
 
 /// Rows and columns that products reserve. Some products have more rows, so that they are packed in
 /// pieces.

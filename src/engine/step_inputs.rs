@@ -1,0 +1,138 @@
+//! The inputs of a step: all that a step reads from outside of the core. With them and the results
+//! of the executor, a step can be repeated bit for bit.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::clock::Clock;
+use super::command::Command;
+use super::sequence_table::SequenceTable;
+use super::transfers::Completions;
+use crate::error::Result;
+use crate::kv::connector::TransferId;
+use crate::memory::budget::{Lease, Need};
+use crate::observability::journal::digests::OutputDigests;
+use crate::observability::stats::{Stats, StepReport};
+use crate::scheduler::Costs;
+use crate::types::QueueId;
+
+/// The inputs of one step, collected at its beginning.
+#[derive(Default)]
+pub struct StepInputs {
+    /// Start time of the step. All decisions that depend on the time use it.
+    pub now: Duration,
+    pub commands: VecDeque<Command>,
+    /// Measured costs of swapping and recomputation, if the scheduler compares them.
+    pub costs: Option<Costs>,
+    /// Transfers that other threads have completed since the last step.
+    pub finished_transfers: Vec<TransferId>,
+    /// Queues whose requests must pause, in ascending order.
+    full_queues: Vec<QueueId>,
+    has_new_space: bool,
+}
+
+impl StepInputs {
+    pub fn is_full(&self, queue: QueueId) -> bool {
+        self.full_queues.binary_search(&queue).is_ok()
+    }
+
+    pub fn full_queues(&self) -> &[QueueId] {
+        &self.full_queues
+    }
+
+    /// Returns whether a queue that was full in the last step is not full now.
+    pub fn has_new_space(&self) -> bool {
+        self.has_new_space
+    }
+
+    /// Swaps the full queues with `queues`, which is in ascending order.
+    pub fn swap_full_queues(&mut self, queues: &mut Vec<QueueId>) {
+        std::mem::swap(&mut self.full_queues, queues);
+        self.has_new_space = queues.iter().any(|&queue| !self.is_full(queue));
+    }
+}
+
+/// The source of the inputs. A recorder of a journal decorates it, and a replay replaces it.
+pub trait Inputs: Send {
+    /// Collects the inputs of the step that begins. `costs` are the measured ones.
+    fn collect(&mut self, costs: Option<Costs>, inputs: &mut StepInputs);
+
+    /// Waits until a transfer may have finished, a command has come, or the time has passed. Returns
+    /// false if the inputs are those of a replay, which has no wait.
+    fn await_transfer(&mut self, _timeout: Option<Duration>) -> bool {
+        false
+    }
+
+    /// Returns how many blocks the pool may have. Called after the commands of a step, and between
+    /// steps when another engine needs memory.
+    fn pool_blocks(&mut self, need: Need) -> usize;
+
+    /// Ends the step.
+    fn end_step(&mut self, _step: &EndedStep) {}
+
+    /// Returns whether the recording has stopped because of a disk error.
+    fn has_stopped(&self) -> bool {
+        false
+    }
+
+    /// Ends the recording when the engine is freed.
+    fn close(&mut self) {}
+}
+
+/// The results of a step.
+pub struct EndedStep<'a> {
+    pub result: &'a Result<StepReport>,
+    pub stats: &'a Stats,
+    /// Digests of the outputs. `None` without a journal.
+    pub outputs: Option<&'a OutputDigests>,
+}
+
+/// The inputs of an engine in use.
+pub struct LiveInputs {
+    table: Arc<SequenceTable>,
+    clock: Arc<dyn Clock>,
+    lease: Arc<Lease>,
+    completions: Completions,
+    /// Maximum size of the pool in blocks.
+    max_blocks: usize,
+    /// Version of the full queues in the last step.
+    version: u64,
+    full_queues: Vec<QueueId>,
+}
+
+impl LiveInputs {
+    pub fn new(
+        table: Arc<SequenceTable>,
+        clock: Arc<dyn Clock>,
+        lease: Arc<Lease>,
+        completions: Completions,
+        max_blocks: usize,
+    ) -> LiveInputs {
+        LiveInputs { table, clock, lease, completions, max_blocks, version: 0, full_queues: Vec::new() }
+    }
+}
+
+impl Inputs for LiveInputs {
+    fn collect(&mut self, costs: Option<Costs>, inputs: &mut StepInputs) {
+        (inputs.now, inputs.costs) = (self.clock.now(), costs);
+        self.table.take_commands(inputs.now, &mut inputs.commands);
+        inputs.finished_transfers.clear();
+        self.completions.take(&mut inputs.finished_transfers);
+        inputs.has_new_space = false;
+        if self.table.wakeup.read_full_queues(&mut self.version, &mut self.full_queues) {
+            inputs.swap_full_queues(&mut self.full_queues);
+        }
+    }
+
+    fn await_transfer(&mut self, timeout: Option<Duration>) -> bool {
+        // Commands, completions and other engines wake the stepping thread after they have written
+        // what a step reads. A wake-up from before the last step ends the wait too early, once.
+        self.table.wakeup.wait(timeout);
+        true
+    }
+
+    fn pool_blocks(&mut self, need: Need) -> usize {
+        self.lease.request(need).min(self.max_blocks)
+    }
+}
