@@ -1,4 +1,4 @@
-//! Sampling on the device, as flat data. `decode` writes the parameters and a backend samples.
+//! Sampling on the device, as flat data. `generation::sampler` writes the parameters and a backend samples.
 //! Neither module depends on the other.
 
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! The sampling parameters of a request. `decode` cites their definitions.
+//! The sampling parameters of a request. `generation::sampler` cites their definitions.
 
 use serde::{Deserialize, Serialize};
 
