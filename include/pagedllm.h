@@ -921,8 +921,9 @@ typedef struct {
 typedef struct {
   // sizeof(pllm_step).
   uint64_t struct_size;
-  // Number of requests, exports and imports that have not ended. While it is not 0, step again,
-  // and poll the queues: requests whose queue is full wait for that.
+  // Number of requests, exports and imports that have not ended, and of commands left to the next
+  // steps. While it is not 0, step again, and poll the queues: requests whose queue is full wait
+  // for that.
   uint64_t unfinished;
   // Number of prompt tokens computed.
   uint64_t prefill_tokens;

@@ -149,8 +149,9 @@ impl EngineCore {
         let stats = self.publish();
         self.source.end_step(&EndedStep { result: &result, stats: &stats, outputs: self.lifecycle.delivery.digests() });
         self.lifecycle.telemetry.step_ends(&result, &stats);
-        let transfers = self.lifecycle.transfers.pending() as u64;
-        result.map(|report| StepReport { unfinished: self.shared.table.unfinished() + transfers, ..report })
+        let table = &self.shared.table;
+        let unfinished = table.unfinished() + table.left_commands() + self.lifecycle.transfers.pending() as u64;
+        result.map(|report| StepReport { unfinished, ..report })
     }
 
     /// Runs one iteration. Everything that happens to a request happens here, in this order. Commits

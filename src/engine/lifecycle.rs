@@ -17,6 +17,9 @@ use crate::text::Text;
 use crate::types::outputs::{FinishReason, Output};
 use crate::types::{PinId, RequestId, SeqId};
 
+/// Maximum number of passed deadlines that a step handles. The other requests end in the next steps.
+const MAX_OVERDUE: usize = 1024;
+
 /// All that the engine knows of its sequences: where they stand in the scheduler, what is sampled
 /// for them, and where their outputs go. `commands` and `results` change it; sequences end here.
 pub struct Lifecycle {
@@ -217,7 +220,8 @@ impl Lifecycle {
 
     /// Ends the generations whose deadline has passed.
     pub fn end_overdue(&mut self, now: Duration) {
-        while let Some(request) = self.live.deadlines.take_due(now) {
+        for _ in 0..MAX_OVERDUE {
+            let Some(request) = self.live.deadlines.take_due(now) else { return };
             let is_due = |deadline: Option<Duration>| deadline.is_some_and(|deadline| deadline <= now);
             self.end_where(request, |sequence| is_due(sequence.generation.deadline), FinishReason::Deadline, |output| output);
         }

@@ -12,6 +12,7 @@ mod deadlines;
 mod delivery;
 mod device;
 mod driver;
+mod inbox;
 #[doc(hidden)]
 pub mod journal;
 mod lifecycle;

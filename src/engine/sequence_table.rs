@@ -3,12 +3,12 @@
 
 mod updates;
 
-use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use super::LogitsHook;
 use super::command::{Command, ForkedSequence, PendingOutput};
+use super::inbox::Inbox;
 use super::request::PreparedRequest;
 use super::sequence::Generation;
 use super::sequence_view::SequenceView;
@@ -42,9 +42,7 @@ struct TableState {
     pins: Vec<Pin>,
     /// Id of the last queue.
     last_queue: QueueId,
-    inbox: VecDeque<Command>,
-    /// Number of times that the inbox was emptied.
-    round: u64,
+    inbox: Inbox,
     waiting: WaitQueue,
     /// Number of requests that were refused because a queue was full.
     rejections: u64,
@@ -67,6 +65,8 @@ struct RequestEntry {
     /// Its running sequences are among its first `width` samples or beams.
     width: u32,
     aborting: bool,
+    /// Number of the last command for one of its sequences.
+    last_command: u64,
     /// Reservation of KV blocks, kept for the lifetime of the request.
     _reservation: Option<Reservation>,
 }
@@ -84,19 +84,34 @@ impl TableState {
     }
 
     fn abort(&mut self, request: RequestId) -> Result<()> {
-        self.inbox.try_reserve(1)?;
+        self.inbox.reserve()?;
         let entry =
             self.requests.get_mut(&request).ok_or_else(|| Error::not_found(format!("request {request} is unknown or has ended")))?;
-        if !std::mem::replace(&mut entry.aborting, true) {
-            self.inbox.push_back(Command::Abort { request });
+        if std::mem::replace(&mut entry.aborting, true) {
+            return Ok(());
+        }
+        // The abort of a running request takes effect in the next step, even if many commands wait.
+        match entry.pending.iter().all(|pending| pending.ticket.is_none()) {
+            true => self.inbox.push_urgent(Command::Abort { request }, entry.last_command),
+            false => drop(self.inbox.push(Command::Abort { request }, 0)),
         }
         Ok(())
     }
 
     fn end(&mut self, seq: SeqId) -> Result<()> {
-        self.inbox.try_reserve(1)?;
-        self.inbox.push_back(Command::End { seq });
+        self.inbox.reserve()?;
+        self.push(seq, Command::End { seq }, 0);
         Ok(())
+    }
+
+    /// Appends a command for a sequence that copies or checks `tokens` tokens.
+    fn push(&mut self, seq: SeqId, command: Command, tokens: usize) {
+        let number = self.inbox.push(command, tokens);
+        let Some(view) = self.sequences.get_mut(&seq) else { return };
+        if let Some(entry) = self.requests.get_mut(&view.request) {
+            entry.last_command = number;
+        }
+        view.last_command = number;
     }
 
     fn sequence(&mut self, seq: SeqId) -> Result<&mut SequenceView> {
@@ -203,7 +218,7 @@ impl SequenceTable {
     fn command<T>(&self, act: impl FnOnce(&mut TableState) -> Result<T>) -> Result<T> {
         let mut state = self.lock();
         state.check()?;
-        state.inbox.try_reserve(1)?;
+        state.inbox.reserve()?;
         let result = act(&mut state)?;
         drop(state);
         self.wakeup.wake();
@@ -238,12 +253,12 @@ impl SequenceTable {
             };
             pending.extend((0..prepared.returned as u32).map(last));
             state.ids = ids;
-            state.requests.insert(id, RequestEntry { pending, width, aborting: false, _reservation: reservation });
+            state.requests.insert(id, RequestEntry { pending, width, _reservation: reservation, ..RequestEntry::default() });
             state.sequences.insert(
                 id.sequence(0),
                 SequenceView { beam: prepared.beams.is_some(), priority, ..SequenceView::from_sequence(&prepared.sequence, tokens) },
             );
-            state.inbox.push_back(Command::Add { id, prepared });
+            state.push(id.sequence(0), Command::Add { id, prepared }, tokens);
             Ok(id)
         })
     }
@@ -300,14 +315,13 @@ impl SequenceTable {
                 state.sequences.insert(child.id, forked);
             }
             state.ids = allocator;
-            state.inbox.push_back(Command::Fork { parent, len, children, idle });
+            state.push(parent, Command::Fork { parent, len, children, idle }, at.saturating_mul(n));
             Ok(ids)
         })
     }
 
     pub fn append(&self, seq: SeqId, tokens: Vec<u32>) -> Result<()> {
         self.command(|state| {
-            let round = state.round;
             let view = state.sequence(seq)?;
             // A running sequence needs space for the token that it samples next.
             let max_len = if view.idle { self.max_len } else { self.max_len - 1 };
@@ -319,17 +333,16 @@ impl SequenceTable {
                     tokens.len()
                 )));
             }
-            view.changed = round;
             view.len += tokens.len();
             view.fresh += if view.idle { tokens.len() } else { 0 };
-            state.inbox.push_back(Command::Append { seq, tokens });
+            let len = tokens.len();
+            state.push(seq, Command::Append { seq, tokens }, len);
             Ok(())
         })
     }
 
     pub fn rewind(&self, seq: SeqId, len: usize) -> Result<()> {
         self.command(|state| {
-            let round = state.round;
             let view = state.sequence(seq)?;
             if len == 0 || len > view.len {
                 return Err(Error::invalid(format!(
@@ -338,8 +351,8 @@ impl SequenceTable {
                 )));
             }
             view.fresh = view.fresh.saturating_sub(view.len - len);
-            (view.len, view.changed) = (len, round);
-            state.inbox.push_back(Command::Rewind { seq, len });
+            view.len = len;
+            state.push(seq, Command::Rewind { seq, len }, len);
             Ok(())
         })
     }
@@ -349,9 +362,10 @@ impl SequenceTable {
             let view = state.idle(seq)?;
             let generation = Box::new(generation(&view)?);
             let max_new_tokens = generation.sampling.params().max_tokens.unwrap_or(self.max_len).min(self.max_len.saturating_sub(view.len));
+            let len = view.len;
             let view = SequenceView { sender: generation.sender.clone(), user_data: generation.user_data, ..view };
             let pending = state.activate(self.limits, seq, view, max_new_tokens, generation.timing.requested_at)?;
-            state.inbox.push_back(Command::Resume { seq, keep, generation, pending });
+            state.push(seq, Command::Resume { seq, keep, generation, pending }, len);
             Ok(())
         })
     }
@@ -370,11 +384,16 @@ impl SequenceTable {
         self.command(|state| {
             let view = state.idle(seq)?;
             let (sender, user_data) = (sender.unwrap_or(&view.sender).clone(), user_data.unwrap_or(view.user_data));
-            let max_new_tokens = self.max_len.saturating_sub(view.len);
+            let (len, max_new_tokens) = (view.len, self.max_len.saturating_sub(view.len));
             let pending = state.activate(self.limits, seq, SequenceView { sender, user_data, ..view }, max_new_tokens, requested_at)?;
-            state.inbox.push_back(Command::Continue { seq, keep, hook, deadline, pending, requested_at });
+            state.push(seq, Command::Continue { seq, keep, hook, deadline, pending, requested_at }, len);
             Ok(())
         })
+    }
+
+    /// Makes each step take all commands in the order of their calls.
+    pub fn keep_order(&self) {
+        self.lock().inbox.keep_order();
     }
 
     /// Makes sure that the table has the idle sequence of a journal's command. The sequence may have
@@ -390,7 +409,7 @@ impl SequenceTable {
     /// Appends a command of a journal, which was checked when it was recorded.
     pub fn replay(&self, command: Command) -> Result<()> {
         self.command(|state| {
-            state.inbox.push_back(command);
+            state.inbox.push(command, 0);
             Ok(())
         })
     }
@@ -410,7 +429,7 @@ impl SequenceTable {
                 }
                 state.sequences.insert(child.id, forked);
             }
-            state.inbox.push_back(Command::Fork { parent, len, children, idle });
+            state.inbox.push(Command::Fork { parent, len, children, idle }, 0);
             Ok(())
         })
     }
@@ -421,7 +440,7 @@ impl SequenceTable {
             let view = state.sequences.get(&seq).map(SequenceView::pending_output);
             let last =
                 view.map_or_else(|| Output { request: seq.own_request(), sequence: seq, ..Output::default() }, |pending| pending.last);
-            state.inbox.push_back(Command::Export { seq, pending: Box::new(PendingOutput { sender: sender.clone(), last, ticket: None }) });
+            state.inbox.push(Command::Export { seq, pending: Box::new(PendingOutput { sender: sender.clone(), last, ticket: None }) }, 0);
             Ok(())
         })
     }
@@ -430,8 +449,8 @@ impl SequenceTable {
     pub fn free(&self, seq: SeqId) -> Result<()> {
         self.command(|state| {
             state.sequence(seq)?;
+            state.push(seq, Command::Free { seq }, 0);
             state.sequences.remove(&seq);
-            state.inbox.push_back(Command::Free { seq });
             Ok(())
         })
     }
@@ -449,7 +468,7 @@ impl SequenceTable {
             let pending = PendingOutput { sender: sender.unwrap_or(&view.sender).clone(), ..view.pending_output() };
             pending.sender.check_open()?;
             pending.sender.check_space()?;
-            state.inbox.push_back(Command::Export { seq, pending: Box::new(pending) });
+            state.push(seq, Command::Export { seq, pending: Box::new(pending) }, 0);
             Ok(())
         })
     }
@@ -462,7 +481,7 @@ impl SequenceTable {
             state
                 .sequences
                 .insert(id, SequenceView { idle: true, inexact, ..SequenceView::new(id.own_request(), 0, len, sender, user_data) });
-            state.inbox.push_back(Command::Import { id, generation: Box::new(generation), sequence_state: Box::new(sequence_state) });
+            state.push(id, Command::Import { id, generation: Box::new(generation), sequence_state: Box::new(sequence_state) }, len);
             Ok(id)
         })
     }
@@ -472,7 +491,8 @@ impl SequenceTable {
             state.pins.try_reserve(1)?;
             let id = state.ids.pin();
             state.pins.push(Pin { id, until });
-            state.inbox.push_back(Command::Pin { id, group, priority, salt });
+            let tokens = group.prompt().len();
+            state.inbox.push(Command::Pin { id, group, priority, salt }, tokens);
             Ok(id)
         })
     }
@@ -482,7 +502,7 @@ impl SequenceTable {
             let place = state.pins.iter().position(|pin| pin.id == id);
             let place = place.ok_or_else(|| Error::not_found(format!("pin {id} is unknown, expired or evicted")))?;
             state.pins.swap_remove(place);
-            state.inbox.push_back(Command::Unpin { id });
+            state.inbox.push(Command::Unpin { id }, 0);
             Ok(())
         })
     }

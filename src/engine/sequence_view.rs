@@ -28,8 +28,8 @@ pub struct SequenceView {
     pub fresh: usize,
     /// Priority of the request, or of the parent.
     pub priority: i32,
-    /// Value of `round` when a command last changed its length.
-    pub changed: u64,
+    /// Number of the last command for it.
+    pub last_command: u64,
     pub sender: Arc<OutputSender>,
     pub user_data: u64,
 }
@@ -38,7 +38,7 @@ impl SequenceView {
     /// Creates an entry for a sequence that has not run.
     pub fn new(request: RequestId, index: u32, len: usize, sender: Arc<OutputSender>, user_data: u64) -> SequenceView {
         let (idle, beam, inexact) = (false, false, false);
-        SequenceView { request, index, len, idle, beam, inexact, fresh: 0, priority: 0, changed: 0, sender, user_data }
+        SequenceView { request, index, len, idle, beam, inexact, fresh: 0, priority: 0, last_command: 0, sender, user_data }
     }
 
     /// Creates an entry for a sequence of `len` tokens.

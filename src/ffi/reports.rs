@@ -223,8 +223,9 @@ impl From<Admission> for pllm_admission {
 pub struct pllm_step {
     /// sizeof(pllm_step).
     pub struct_size: u64,
-    /// Number of requests, exports and imports that have not ended. While it is not 0, step again,
-    /// and poll the queues: requests whose queue is full wait for that.
+    /// Number of requests, exports and imports that have not ended, and of commands left to the next
+    /// steps. While it is not 0, step again, and poll the queues: requests whose queue is full wait
+    /// for that.
     pub unfinished: u64,
     /// Number of prompt tokens computed.
     pub prefill_tokens: u64,

@@ -6,7 +6,7 @@ use crate::types::outputs::FinishReason;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StepReport {
     /// Number of requests, exports and imports that have not ended, including those that have not
-    /// started.
+    /// started, and of commands left to the next steps.
     pub unfinished: u64,
     /// Number of prompt tokens in the step.
     pub prefill_tokens: u64,

@@ -5,6 +5,7 @@
 mod support;
 
 mod batch_invariance;
+mod commands;
 mod dense_model;
 mod faults;
 mod in_flight;

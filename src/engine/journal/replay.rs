@@ -93,6 +93,7 @@ impl Replay {
         let (repeat, record) = (replayed.clone(), recording.clone());
         let decorate = |inputs, executor| record.around_replay(inputs, executor, repeat);
         let engine = Engine::build(&options, info, text, executor, clock.clone(), Some(Box::new(decorate)))?;
+        engine.shared.table.keep_order();
         Ok(Replay { engine, queues: HashMap::new(), file, clock, replayed, recording, summary: Summary::default() })
     }
 

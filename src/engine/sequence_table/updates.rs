@@ -15,21 +15,22 @@ use crate::types::outputs::Output;
 use crate::types::{PinId, RequestId, SeqId};
 
 impl SequenceTable {
-    /// Swaps the pending commands with the empty `inbox`. The pins that have expired are among
-    /// them.
-    pub fn take_commands(&self, now: Duration, inbox: &mut VecDeque<Command>) {
+    /// Moves the commands of a step to `commands`. The pins that have expired are among them.
+    pub fn take_commands(&self, now: Duration, commands: &mut VecDeque<Command>) {
         let mut state = self.lock();
-        state.round += 1;
-        let TableState { pins, inbox: pending, .. } = &mut *state;
+        let TableState { pins, inbox, .. } = &mut *state;
         pins.retain(|pin| {
             // Without memory for the command, the pin expires in a later step.
-            let expires = pin.until.is_some_and(|until| until <= now) && pending.try_reserve(1).is_ok();
+            let expires = pin.until.is_some_and(|until| until <= now) && inbox.reserve().is_ok();
             if expires {
-                pending.push_back(Command::Unpin { id: pin.id });
+                inbox.push(Command::Unpin { id: pin.id }, 0);
             }
             !expires
         });
-        std::mem::swap(pending, inbox);
+        inbox.take(commands);
+        if inbox.left() > 0 {
+            self.wakeup.wake();
+        }
     }
 
     /// Returns when the first pin expires.
@@ -49,10 +50,10 @@ impl SequenceTable {
     /// Updates the lengths of sequences after a step.
     pub fn update_lengths(&self, lens: impl Iterator<Item = (SeqId, usize)>) {
         let mut state = self.lock();
-        let TableState { sequences, round, .. } = &mut *state;
+        let TableState { sequences, inbox, .. } = &mut *state;
         for (seq, len) in lens {
             // The length already includes commands that the step has not applied.
-            if let Some(view) = sequences.get_mut(&seq).filter(|view| view.changed != *round) {
+            if let Some(view) = sequences.get_mut(&seq).filter(|view| inbox.is_taken(view.last_command)) {
                 view.len = len;
             }
         }
@@ -139,6 +140,11 @@ impl SequenceTable {
 
     pub fn unfinished(&self) -> u64 {
         self.lock().requests.len() as u64
+    }
+
+    /// Returns the number of commands that the last step has left.
+    pub fn left_commands(&self) -> u64 {
+        self.lock().inbox.left() as u64
     }
 
     /// Makes all later commands fail with `error`. Calls `last` for each pending generation, with
