@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use super::LogitsHook;
 use super::request::PreparedRequest;
-use super::sequence::Generation;
+use super::sequence::{Generation, Sequence};
 use super::wait_queue::Ticket;
 use crate::output::queue::OutputSender;
 use crate::scheduler::PreparedGroup;
 use crate::types::outputs::Output;
-use crate::types::sequence_state::SequenceState;
+use crate::types::sequence_state::Header;
 use crate::types::{PinId, RequestId, SeqId};
 
 /// A command that the next step applies.
@@ -62,8 +62,7 @@ pub enum Command {
     },
     Import {
         id: SeqId,
-        generation: Box<Generation>,
-        sequence_state: Box<SequenceState<'static>>,
+        imported: Box<ImportedSequence>,
     },
     Pin {
         id: PinId,
@@ -103,6 +102,15 @@ pub struct ForkedSequence {
     pub sender: Arc<OutputSender>,
     /// Time of the call.
     pub requested_at: Duration,
+}
+
+/// A sequence that an import creates. The calling thread has decoded its state.
+pub struct ImportedSequence {
+    pub sequence: Sequence,
+    pub header: Header<'static>,
+    pub kv: Vec<u8>,
+    /// The bytes of the call, if a journal records them.
+    pub recorded: Option<Vec<u8>>,
 }
 
 /// A generation whose last output is pending. Its sequence may be missing when it ends, because the

@@ -46,7 +46,7 @@ impl Lifecycle {
                 self.remove_sequence(seq);
             }
             Command::Export { seq, pending } => self.export(seq, *pending, device),
-            Command::Import { id, generation, sequence_state } => self.import(id, *generation, *sequence_state, device),
+            Command::Import { id, imported } => self.import(id, *imported, device),
             Command::Pin { id, group, priority, .. } => {
                 let reserved = self.live.pins.try_reserve(1).map_err(Error::from);
                 match reserved.and_then(|()| self.scheduler.pin(id.sequence(), *group, priority)) {

@@ -184,11 +184,10 @@ impl Sequence {
         self.processor.export(Header { prompt_len, seed, mirostat, params, ..header })
     }
 
-    /// Creates a sequence with the state of an exported one.
-    pub fn restore(id: SeqId, generation: Generation, header: &Header, text: Option<&Text>) -> Result<Sequence> {
+    /// Creates a sequence with the state of an exported one. It has no ids yet.
+    pub fn restore(generation: Generation, header: &Header, text: Option<&Text>) -> Result<Sequence> {
         let (prompt, generated) = header.tokens.split_at(header.prompt_len);
         let mut sequence = Sequence::new(generation, prompt, generated.len())?;
-        (sequence.request, sequence.id) = (id.own_request(), id);
         let mirostat = header.mirostat.as_ref().map(|(first, mus)| Ok::<_, Error>((*first, numbers(mus)?))).transpose()?;
         sequence.generation.sampling.restore(&header.tokens, header.prompt_len, mirostat)?;
         sequence.processor.restore(&sequence.generation.sampling, header, text)?;

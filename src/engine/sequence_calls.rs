@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use super::command::ForkedSequence;
+use super::command::{ForkedSequence, ImportedSequence};
 use super::request::Prompt;
+use super::sequence::Sequence;
 use super::sequence_view::SequenceView;
 use super::{Engine, LogitsHook};
 use crate::error::{Error, Result, try_copy};
@@ -175,13 +176,13 @@ impl Engine {
         self.check_queue(queue)?;
         let sequence_state = SequenceState::decode(bytes)?;
         self.check_state(&sequence_state.header, sequence_state.kv.len())?;
-        // The sequence_state stays complete, since a journal records it.
-        let params = sequence_state.header.params.try_clone()?;
-        let header = &sequence_state.header;
-        let mut generation = self.generation(params, queue.sender().clone(), None, 0, header.skip_special)?;
+        let SequenceState { header, kv } = sequence_state;
+        let mut generation = self.generation(header.params.try_clone()?, queue.sender().clone(), None, 0, header.skip_special)?;
         generation.sampling.seed = header.seed;
-        let inexact = header.isa != self.info.isa_name();
-        self.shared.table.import(generation, sequence_state, inexact)
+        let mut sequence = Sequence::restore(generation, &header, self.shared.text.as_deref())?;
+        sequence.inexact = header.isa != self.info.isa_name();
+        let recorded = self.journals.then(|| try_copy(bytes)).transpose()?;
+        self.shared.table.import(Box::new(ImportedSequence { sequence, header, kv, recorded }))
     }
 
     fn check_state(&self, header: &Header, kv: usize) -> Result<()> {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use super::LogitsHook;
-use super::command::{Command, ForkedSequence, PendingOutput};
+use super::command::{Command, ForkedSequence, ImportedSequence, PendingOutput};
 use super::inbox::Inbox;
 use super::request::PreparedRequest;
 use super::sequence::Generation;
@@ -20,7 +20,6 @@ use crate::output::wakeup::Wakeup;
 use crate::scheduler::PreparedGroup;
 use crate::types::id_map::IdMap;
 use crate::types::outputs::Output;
-use crate::types::sequence_state::SequenceState;
 use crate::types::{IdAllocator, PinId, QueueId, RequestId, SeqId};
 
 /// The requests that have not ended, their sequences and the pending commands.
@@ -473,15 +472,16 @@ impl SequenceTable {
         })
     }
 
-    pub fn import(&self, generation: Generation, sequence_state: SequenceState<'static>, inexact: bool) -> Result<SeqId> {
+    pub fn import(&self, mut imported: Box<ImportedSequence>) -> Result<SeqId> {
         self.command(|state| {
             state.sequences.try_reserve(1)?;
             let id = state.ids.sequence();
-            let (sender, user_data, len) = (generation.sender.clone(), generation.user_data, sequence_state.header.tokens.len());
-            state
-                .sequences
-                .insert(id, SequenceView { idle: true, inexact, ..SequenceView::new(id.own_request(), 0, len, sender, user_data) });
-            state.push(id, Command::Import { id, generation: Box::new(generation), sequence_state: Box::new(sequence_state) }, len);
+            let ImportedSequence { sequence, header, .. } = &mut *imported;
+            (sequence.request, sequence.id) = (id.own_request(), id);
+            let (sender, len) = (sequence.generation.sender.clone(), header.tokens.len());
+            let view = SequenceView::new(id.own_request(), 0, len, sender, sequence.generation.user_data);
+            state.sequences.insert(id, SequenceView { idle: true, inexact: sequence.inexact, ..view });
+            state.push(id, Command::Import { id, imported }, len);
             Ok(id)
         })
     }

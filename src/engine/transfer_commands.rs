@@ -3,10 +3,9 @@
 
 use std::sync::Arc;
 
-use super::command::{Command, PendingOutput};
+use super::command::{Command, ImportedSequence, PendingOutput};
 use super::device::Device;
 use super::lifecycle::Lifecycle;
-use super::sequence::{Generation, Sequence};
 use super::transfers::{Export, Import};
 use crate::error::{Error, Result};
 use crate::kv::connector::{Connector, TransferId};
@@ -15,7 +14,7 @@ use crate::output::queue::OutputSender;
 use crate::types::SeqId;
 use crate::types::batch::Tail;
 use crate::types::outputs::Output;
-use crate::types::sequence_state::{Header, SequenceState};
+use crate::types::sequence_state::Header;
 
 /// The instruction path of a sequence whose K and V were computed on several paths.
 const MIXED: &str = "mixed";
@@ -162,25 +161,18 @@ impl Lifecycle {
     }
 
     /// Imports a sequence. Its K and V are copied in the steps from this one on.
-    pub(super) fn import(&mut self, id: SeqId, generation: Generation, sequence_state: SequenceState<'static>, device: &mut Device) {
-        let sender = generation.sender.clone();
-        if let Err(error) = self.begin_import(id, generation, sequence_state, device) {
+    pub(super) fn import(&mut self, id: SeqId, imported: ImportedSequence, device: &mut Device) {
+        let sender = imported.sequence.generation.sender.clone();
+        if let Err(error) = self.begin_import(id, imported, device) {
             self.fail_import(&sender, Output { request: id.own_request(), sequence: id, ..Output::default() }.failed(error));
         }
     }
 
-    fn begin_import(
-        &mut self,
-        id: SeqId,
-        generation: Generation,
-        sequence_state: SequenceState<'static>,
-        device: &mut Device,
-    ) -> Result<()> {
+    fn begin_import(&mut self, id: SeqId, imported: ImportedSequence, device: &mut Device) -> Result<()> {
         self.live.sequences.try_reserve(1)?;
-        let SequenceState { header, kv } = sequence_state;
-        let sender = generation.sender.clone();
-        let mut imported = Sequence::restore(id, generation, &header, self.text.as_deref())?;
-        imported.inexact = header.isa != self.model.isa;
+        let ImportedSequence { sequence: imported, header, kv, recorded } = imported;
+        recorded.into_iter().for_each(|memory| self.transfers.exports.discard(memory));
+        let sender = imported.generation.sender.clone();
         let root = BlockHash::for_sequence(&self.model.fingerprint, id);
         self.scheduler.import(id, header.tokens.into_owned(), header.computed, header.max_len, header.logits_from, root)?;
         // Other sequences may have been swapped out to free the blocks.

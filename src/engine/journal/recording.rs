@@ -19,7 +19,6 @@ use crate::observability::journal::writer::JournalWriter;
 use crate::scheduler::Costs;
 use crate::types::batch::device_sampling::{DeviceSampling, DeviceSamplingLimits};
 use crate::types::batch::{Batch, BlockCopy, BlockMove, Tail};
-use crate::types::sequence_state::encode;
 
 /// The record of the current step, to which both decorators write.
 #[derive(Clone)]
@@ -271,11 +270,14 @@ impl RecordedCommand<'_> {
             }
             Command::Free { seq } => RecordedCommand::Free { seq: *seq },
             Command::Export { seq, pending } => RecordedCommand::Export { seq: *seq, queue: pending.sender.id() },
-            Command::Import { id, generation, sequence_state } => match encode(&sequence_state.header, &sequence_state.kv) {
-                Ok(sequence_state) => {
-                    RecordedCommand::Import { id: *id, at: generation.timing.requested_at, queue: generation.sender.id(), sequence_state }
-                }
-                Err(error) => RecordedCommand::Lost { why: format!("sequence {id} was imported: {error}") },
+            Command::Import { id, imported } => match &imported.recorded {
+                Some(sequence_state) => RecordedCommand::Import {
+                    id: *id,
+                    at: imported.sequence.generation.timing.requested_at,
+                    queue: imported.sequence.generation.sender.id(),
+                    sequence_state: sequence_state.into(),
+                },
+                None => RecordedCommand::Lost { why: format!("sequence {id} was imported before there was a journal") },
             },
             Command::Pin { id, group, priority, salt } => {
                 RecordedCommand::Pin { id: *id, tokens: group.prompt().into(), priority: *priority, salt: salt.into() }

@@ -195,7 +195,7 @@ pub enum RecordedCommand<'a> {
         id: SeqId,
         at: Duration,
         queue: QueueId,
-        sequence_state: Vec<u8>,
+        sequence_state: Cow<'a, [u8]>,
     },
     Pin {
         id: PinId,
