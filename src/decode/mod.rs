@@ -13,6 +13,7 @@ mod log_softmax;
 mod logprobs;
 mod masker;
 mod mirostat;
+mod ngrams;
 mod outcome;
 mod penalties;
 mod random;

@@ -189,7 +189,7 @@ impl SamplingParams {
     /// The maximum number of stop strings, stop tokens or bad words.
     const MAX_STOPS: usize = 1024;
     /// The maximum length in tokens of a bad word, or of a run that must not repeat.
-    const MAX_NGRAM: usize = 256;
+    pub const MAX_NGRAM: usize = 256;
 
     /// Returns the default parameters with greedy decoding.
     pub fn greedy() -> Self {
