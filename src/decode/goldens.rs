@@ -74,7 +74,7 @@ fn rules(case: &Value) -> ResolvedSampling {
         ..off
     };
     let token_bytes = Arc::new((0..32).map(|token| text(&[token]).into()).collect());
-    ResolvedSampling { params, eos: tokens(&case["eos"]).into(), bad_words: vec![], token_bytes }
+    ResolvedSampling::new(params, tokens(&case["eos"]).into(), vec![], token_bytes).unwrap()
 }
 
 fn assert_near(found: &[f32], expected: &[f32], name: &str) {

@@ -22,6 +22,7 @@ mod rows;
 mod sampler;
 mod sampling_state;
 mod stops;
+mod text_matcher;
 mod truncate;
 
 pub use beam::{Beam, BeamScratch, BeamSearch, BeamStep, Ended, Ending, Hypothesis, Next, Process};

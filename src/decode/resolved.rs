@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use super::text_matcher::TextMatcher;
+use crate::error::Result;
 use crate::options::SamplingParams;
 
 /// The sampling parameters and end conditions of a sequence.
@@ -14,9 +16,22 @@ pub struct ResolvedSampling {
     pub bad_words: Vec<Vec<u32>>,
     /// Text of each token, in which DRY searches for breakers.
     pub token_bytes: Arc<Vec<Vec<u8>>>,
+    /// `params.stop` as an automaton.
+    pub stops: TextMatcher,
 }
 
 impl ResolvedSampling {
+    /// Builds the automata of the parameters.
+    pub fn new(
+        params: SamplingParams,
+        eos: Arc<[u32]>,
+        bad_words: Vec<Vec<u32>>,
+        token_bytes: Arc<Vec<Vec<u8>>>,
+    ) -> Result<ResolvedSampling> {
+        let stops = TextMatcher::new(&params.stop)?;
+        Ok(ResolvedSampling { params, eos, bad_words, token_bytes, stops })
+    }
+
     pub fn stops_at(&self, token: u32) -> bool {
         self.eos.contains(&token) || self.params.stop_token_ids.contains(&token)
     }

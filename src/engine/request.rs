@@ -369,7 +369,8 @@ impl Engine {
             bad_words.extend(spellings);
         }
         let token_bytes = params.dry.as_mut().map_or(Ok(Arc::default()), |dry| self.resolve_breakers(dry))?;
-        Ok(ResolvedSampling { eos: self.eos_of(&params), bad_words, token_bytes, params })
+        let eos = self.eos_of(&params);
+        ResolvedSampling::new(params, eos, bad_words, token_bytes)
     }
 
     /// Sets the default sequence breakers if none are given and there is a tokenizer. Returns the
