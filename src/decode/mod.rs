@@ -1,6 +1,7 @@
 //! Sampling: pure functions of the logits, the request's parameters and the sequence so far.
 
 mod beam;
+mod breaks;
 mod constraint;
 mod context;
 mod drawing;

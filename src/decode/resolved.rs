@@ -18,6 +18,8 @@ pub struct ResolvedSampling {
     pub token_bytes: Arc<Vec<Vec<u8>>>,
     /// `params.stop` as an automaton.
     pub stops: TextMatcher,
+    /// The sequence breakers of `params.dry` as an automaton. Empty if DRY is off.
+    pub breakers: TextMatcher,
 }
 
 impl ResolvedSampling {
@@ -29,7 +31,14 @@ impl ResolvedSampling {
         token_bytes: Arc<Vec<Vec<u8>>>,
     ) -> Result<ResolvedSampling> {
         let stops = TextMatcher::new(&params.stop)?;
-        Ok(ResolvedSampling { params, eos, bad_words, token_bytes, stops })
+        let dry = params.dry.as_ref().filter(|dry| dry.is_on());
+        let breakers = TextMatcher::new(dry.and_then(|dry| dry.sequence_breakers.as_deref()).unwrap_or_default())?;
+        Ok(ResolvedSampling { params, eos, bad_words, token_bytes, stops, breakers })
+    }
+
+    /// Returns the text of a token, in which DRY searches for breakers.
+    pub fn bytes_of(&self, token: u32) -> &[u8] {
+        self.token_bytes.get(token as usize).map_or(&[], Vec::as_slice)
     }
 
     pub fn stops_at(&self, token: u32) -> bool {

@@ -50,7 +50,7 @@ impl Sampler {
         penalties::apply_bias(logits, &params.logit_bias);
         penalties::apply(logits, params, context.history);
         if let Some(dry) = params.dry.as_ref().filter(|dry| dry.is_on()) {
-            dry::apply(logits, &mut self.dry, dry, &rules.token_bytes, context.tokens)?;
+            dry::apply(logits, &mut self.dry, dry, rules, context)?;
         }
         if exclude::applies(rules, context) {
             exclude::apply(logits, &mut self.candidates, rules, context);
