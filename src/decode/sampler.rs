@@ -37,11 +37,10 @@ pub struct Sampler {
 
 impl Sampler {
     pub fn new(vocab_size: usize) -> error::Result<Sampler> {
-        Ok(Sampler {
-            processed: try_vec(vocab_size, 0.0)?,
-            candidates: try_vec(vocab_size, Candidate::default())?,
-            dry: dry::DryScratch::default(),
-        })
+        // Sorting takes as much memory again.
+        let mut candidates = try_vec(vocab_size, Candidate::default())?;
+        candidates.try_reserve_exact(vocab_size)?;
+        Ok(Sampler { processed: try_vec(vocab_size, 0.0)?, candidates, dry: dry::DryScratch::default() })
     }
 
     /// Applies bias, penalties and exclusions (steps 1 to 4) in place.
