@@ -64,8 +64,10 @@ impl Breaks {
             let mut shortest = None;
             for (before, &byte) in rules.bytes_of(token).iter().enumerate() {
                 self.state = rules.breakers.next(self.state, byte);
-                let in_earlier = rules.breakers.match_lens(self.state).map(|len| len.saturating_sub(before + 1) as u32).min();
-                shortest = [shortest, in_earlier].into_iter().flatten().min();
+                if rules.breakers.is_match(self.state) {
+                    let in_earlier = rules.breakers.match_lens(self.state).map(|len| len.saturating_sub(before + 1) as u32);
+                    shortest = in_earlier.chain(shortest).min();
+                }
             }
             self.found.extend(shortest.map(|before| Break { at: self.len as u32, before }));
             self.len += 1;

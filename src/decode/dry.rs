@@ -123,6 +123,7 @@ mod tests {
     use crate::decode::history::SamplingHistory;
     use crate::decode::outcome::Sample;
     use crate::decode::random::{Lane, uniform};
+    use crate::decode::token_texts::TokenTexts;
     use crate::options::SamplingParams;
 
     fn plain(allowed_length: u32) -> Dry {
@@ -142,9 +143,9 @@ mod tests {
 
     fn rules(vocabulary: &[&str], dry: &Dry, breakers: &[&str]) -> ResolvedSampling {
         let dry = Dry { sequence_breakers: Some(breakers.iter().map(|text| text.to_string()).collect()), ..dry.clone() };
-        let token_bytes = vocabulary.iter().map(|text| text.as_bytes().to_vec()).collect();
+        let texts: Vec<Vec<u8>> = vocabulary.iter().map(|text| text.as_bytes().to_vec()).collect();
         let params = SamplingParams { dry: Some(dry), ..SamplingParams::default() };
-        ResolvedSampling::new(params, Arc::new([]), vec![], Arc::new(token_bytes)).unwrap()
+        ResolvedSampling::new(params, Arc::new([]), vec![], Arc::new(TokenTexts::new(&texts).unwrap())).unwrap()
     }
 
     fn penalties_after(rules: &ResolvedSampling, scratch: &mut DryScratch, history: &SamplingHistory, tokens: &[u32]) -> Vec<(u32, f32)> {

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::sampler::narrow;
 use super::truncate::{argmax, total, weigh};
-use super::{Context, ResolvedSampling, Sample, Sampler, SamplingHistory, mirostat};
+use super::{Context, ResolvedSampling, Sample, Sampler, SamplingHistory, TokenTexts, mirostat};
 use crate::options::{Dry, Mirostat, SamplingParams};
 
 const CASES: &str = include_str!("../../tests/data/sampling/cases.json");
@@ -73,8 +73,9 @@ fn rules(case: &Value) -> ResolvedSampling {
         stop_token_ids: tokens(&given["stop_token_ids"]),
         ..off
     };
-    let token_bytes = Arc::new((0..32).map(|token| text(&[token]).into()).collect());
-    ResolvedSampling::new(params, tokens(&case["eos"]).into(), vec![], token_bytes).unwrap()
+    let texts: Vec<Vec<u8>> = (0..32).map(|token| text(&[token]).into()).collect();
+    let token_texts = Arc::new(TokenTexts::new(&texts).unwrap());
+    ResolvedSampling::new(params, tokens(&case["eos"]).into(), vec![], token_texts).unwrap()
 }
 
 fn assert_near(found: &[f32], expected: &[f32], name: &str) {

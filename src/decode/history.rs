@@ -193,6 +193,7 @@ mod tests {
 
     use super::*;
     use crate::decode::random::{Lane, uniform};
+    use crate::decode::token_texts::TokenTexts;
     use crate::options::{Dry, Mirostat, SamplingParams};
 
     fn rules(params: SamplingParams) -> ResolvedSampling {
@@ -201,13 +202,19 @@ mod tests {
 
     fn all_rules() -> [ResolvedSampling; 5] {
         let dry = Some(Dry { sequence_breakers: Some(vec!["27".into(), "5".into(), "1213".into()]), ..Dry::default() });
-        let texts = (0..30).map(|token| format!("{token}").into()).collect();
+        let texts: Vec<Vec<u8>> = (0..30).map(|token| format!("{token}").into()).collect();
         [
             rules(SamplingParams { repetition_penalty: 1.2, ..Default::default() }),
             rules(SamplingParams { presence_penalty: 0.5, ..Default::default() }),
             rules(SamplingParams { frequency_penalty: 0.5, repetition_penalty: 0.9, ..Default::default() }),
             rules(SamplingParams::default()),
-            ResolvedSampling::new(SamplingParams { dry, ..Default::default() }, [].into(), vec![], Arc::new(texts)).unwrap(),
+            ResolvedSampling::new(
+                SamplingParams { dry, ..Default::default() },
+                [].into(),
+                vec![],
+                Arc::new(TokenTexts::new(&texts).unwrap()),
+            )
+            .unwrap(),
         ]
     }
 

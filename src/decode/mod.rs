@@ -24,6 +24,7 @@ mod sampler;
 mod sampling_state;
 mod stops;
 mod text_matcher;
+mod token_texts;
 mod truncate;
 
 pub use beam::{Beam, BeamScratch, BeamSearch, BeamStep, Ended, Ending, Hypothesis, Next, Process};
@@ -40,3 +41,4 @@ pub use resolved::ResolvedSampling;
 pub use sampler::Sampler;
 pub use sampling_state::{LogitsHook, SamplingState};
 pub use stops::StopMatcher;
+pub use token_texts::TokenTexts;
