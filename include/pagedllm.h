@@ -451,7 +451,8 @@ typedef struct {
   uint32_t penalty_last_n;
   // Texts that end a repetition, within a token or across tokens. NULL with a count of 0
   // (default): newline, colon, quotation mark and asterisk, or none with
-  // PLLM_ENGINE_SKIP_TOKENIZER. A non-NULL pointer with a count of 0: none.
+  // PLLM_ENGINE_SKIP_TOKENIZER. A non-NULL pointer with a count of 0: none. At most 64 texts of at
+  // most 128 bytes each.
   const char *const *sequence_breakers;
   // Length of each text in bytes. NULL: the texts are NUL-terminated.
   const uint64_t *sequence_breaker_lens;
@@ -726,12 +727,12 @@ typedef struct {
   // Seed, used with PLLM_SAMPLING_SEED. A request with a seed generates the same tokens in any
   // batch.
   uint64_t seed;
-  // Tokens that end the sequence. They are reported in tokens, but not in the text.
+  // Tokens that end the sequence. They are reported in tokens, but not in the text. At most 1024.
   const uint32_t *stop_token_ids;
   // Number of stop tokens.
   uint64_t stop_token_ids_len;
   // Strings that end the sequence, within a token or across tokens. They do not appear in the
-  // text.
+  // text. At most 1024 strings of 16384 bytes in all.
   const char *const *stop;
   // Length of each string in bytes. NULL: the strings are NUL-terminated.
   const uint64_t *stop_lens;
@@ -776,13 +777,13 @@ typedef struct {
   // Divides positive logits, and multiplies negative logits, of all tokens of the prompt and the
   // output. Default 1: off.
   float repetition_penalty;
-  // No n-gram of this many tokens occurs twice. Default 0: off.
+  // No n-gram of this many tokens occurs twice. At most 256. Default 0: off.
   uint32_t no_repeat_ngram_size;
   // With PLLM_SAMPLING_LOGPROBS: number of most probable tokens reported for each generated
-  // token. Default 0.
+  // token. At most 128. Default 0.
   uint32_t top_logprobs;
   // With PLLM_SAMPLING_PROMPT_LOGPROBS: number of most probable tokens reported for each prompt
-  // token. Default 0.
+  // token. At most 128. Default 0.
   uint32_t prompt_top_logprobs;
   // PLLM_OUTPUT_DELTA (default), PLLM_OUTPUT_CUMULATIVE or PLLM_OUTPUT_FINAL.
   uint32_t output_kind;
@@ -800,23 +801,26 @@ typedef struct {
   uint64_t choice_count;
   // DRY penalty. NULL (default): off.
   const pllm_dry *dry;
-  // Values that are added to logits. NULL (default): none.
+  // Values that are added to logits, from -100 to 100. NULL (default): none. At most as many as
+  // the vocabulary has tokens.
   const pllm_logit_bias *logit_bias;
   // Number of entries in logit_bias.
   uint64_t logit_bias_len;
   // Texts that the output must not contain, as the tokenizer encodes them at the beginning of a
   // text, after a space and within a word. Other token sequences that spell the same text are
-  // not excluded.
+  // not excluded. At most 1024 texts of 65536 bytes in all.
   const char *const *bad_words;
   // Length of each text in bytes. NULL: the texts are NUL-terminated.
   const uint64_t *bad_word_lens;
   // Number of bad words.
   uint64_t bad_word_count;
-  // Token sequences that the output must not contain.
+  // Token sequences that the output must not contain. At most 1024 sequences of at most 256 tokens
+  // each.
   const pllm_token_list *bad_words_ids;
   // Number of token sequences.
   uint64_t bad_words_ids_len;
-  // The only tokens that may be sampled. NULL (default): all.
+  // The only tokens that may be sampled. NULL (default): all. At most as many as the vocabulary
+  // has tokens.
   const uint32_t *allowed_token_ids;
   // Number of allowed tokens.
   uint64_t allowed_token_ids_len;

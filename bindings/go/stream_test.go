@@ -227,6 +227,7 @@ func TestInvalidRequestsReturnTheLibrarysMessage(t *testing.T) {
 		{pagedllm.Request{Prompt: "x", Sampling: pagedllm.Sampling{Stop: []string{"\xff"}}}, "not UTF-8"},
 		{pagedllm.Request{Prompt: "x", Sampling: pagedllm.Sampling{StopTokens: []uint32{1024}}}, "stop token id 1024"},
 		{pagedllm.Request{Prompt: "x", Sampling: pagedllm.Sampling{Stop: slices.Repeat([]string{"a"}, 1025)}}, "too many stop strings or stop tokens (1025"},
+		{pagedllm.Request{Prompt: "x", Sampling: pagedllm.Sampling{Stop: []string{strings.Repeat("x", 16385)}}}, "stop is too large (16385 bytes in all, at most 16384)"},
 	} {
 		completion, err := engine.Generate(background, bad.request)
 		wantMessage(t, err, pagedllm.ErrInvalidArgument, bad.words)

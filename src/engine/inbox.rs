@@ -47,7 +47,7 @@ impl Inbox {
     pub fn push_urgent(&mut self, command: Command, after: u64) {
         match self.is_taken(after) && !self.in_order {
             true => self.urgent.push_back(command),
-            false => drop(self.push(command, 0)),
+            false => _ = self.push(command, 0),
         }
     }
 
@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn a_step_takes_a_bounded_number_of_commands_in_order() {
         let mut inbox = Inbox::default();
-        (0..2500).for_each(|seq| drop(inbox.push(end(seq), 0)));
+        (0..2500).for_each(|seq| _ = inbox.push(end(seq), 0));
         assert_eq!(step(&mut inbox), (0..1024).collect::<Vec<_>>());
         assert_eq!((step(&mut inbox).len(), inbox.left()), (1024, 452));
         assert_eq!((step(&mut inbox).len(), inbox.left()), (452, 0));
@@ -144,7 +144,7 @@ mod tests {
         let first = inbox.push(end(1), 0);
         inbox.push_urgent(abort(10), first);
         assert_eq!(step(&mut inbox), [1, 10], "the abort follows the command of its request");
-        (0..2000).for_each(|seq| drop(inbox.push(end(seq), 0)));
+        (0..2000).for_each(|seq| _ = inbox.push(end(seq), 0));
         inbox.push_urgent(abort(5000), first);
         let next = step(&mut inbox);
         assert_eq!((next[0], next.len()), (5000, 1024));
@@ -154,7 +154,7 @@ mod tests {
     fn a_replay_takes_all_commands_in_order() {
         let mut inbox = Inbox::default();
         inbox.keep_order();
-        (0..2000).for_each(|seq| drop(inbox.push(end(seq), 1000)));
+        (0..2000).for_each(|seq| _ = inbox.push(end(seq), 1000));
         inbox.push_urgent(abort(5000), 0);
         assert_eq!(step(&mut inbox), (0..2000).chain([5000]).collect::<Vec<_>>());
     }

@@ -62,6 +62,7 @@ pub use crate::executor::local::ModelExecutor;
 pub use crate::executor::{Executor, InFlightStep, StepOutput};
 pub use crate::generation::LogitsHook;
 use crate::generation::grammar::{Grammars, Vocabulary};
+use crate::generation::sampler::TokenTexts;
 use crate::kv::BlockManager;
 use crate::memory::budget::{Lease, MemoryBudget};
 pub use crate::memory::plan::MemoryPlan;
@@ -111,7 +112,7 @@ struct TokenTables {
     /// Created by the first request with a grammar.
     grammars: OnceCell<Grammars>,
     /// Bytes of each token, created by the first request that needs them.
-    bytes: OnceCell<Arc<Vec<Vec<u8>>>>,
+    texts: OnceCell<Arc<TokenTexts>>,
 }
 
 impl Engine {
@@ -198,7 +199,7 @@ impl Engine {
         core.lock().unwrap_or_else(PoisonError::into_inner).answer_caller();
         let queue = Arc::new(Queue::new(shared.table.new_sender(options.queue_capacity, options.max_seqs)?, &shared.table));
         Ok(Engine {
-            vocabulary: TokenTables { eos: info.eos_token_ids.as_slice().into(), grammars: OnceCell::new(), bytes: OnceCell::new() },
+            vocabulary: TokenTables { eos: info.eos_token_ids.as_slice().into(), grammars: OnceCell::new(), texts: OnceCell::new() },
             name: options.model_name.clone().unwrap_or_else(|| name_of(&options.model_dir, &info)),
             info,
             seed: options.seed,
@@ -253,9 +254,9 @@ impl Engine {
         })
     }
 
-    fn token_bytes(&self) -> Result<Arc<Vec<Vec<u8>>>> {
-        let read = || Ok(Arc::new(self.text()?.token_bytes(self.info.vocab_size)?.bytes));
-        self.vocabulary.bytes.get_or_try_init(read).cloned()
+    fn token_texts(&self) -> Result<Arc<TokenTexts>> {
+        let read = || Ok(Arc::new(TokenTexts::new(&self.text()?.token_bytes(self.info.vocab_size)?.bytes)?));
+        self.vocabulary.texts.get_or_try_init(read).cloned()
     }
 
     /// Returns the counters and the state of the engine.

@@ -8,7 +8,7 @@ use super::{Engine, LogitsHook};
 use crate::error::{Error, Result, try_copy};
 use crate::generation::SamplingState;
 use crate::generation::beam::Beams;
-use crate::generation::sampler::ResolvedSampling;
+use crate::generation::sampler::{ResolvedSampling, TokenTexts};
 use crate::kv::BlockHash;
 use crate::memory::budget::Reservation;
 use crate::observability::journal::records::RecordedRequest;
@@ -369,16 +369,17 @@ impl Engine {
             bad_words.try_reserve(spellings.len())?;
             bad_words.extend(spellings);
         }
-        let token_bytes = params.dry.as_mut().map_or(Ok(Arc::default()), |dry| self.resolve_breakers(dry))?;
-        Ok(ResolvedSampling { eos: self.eos_of(&params), bad_words, token_bytes, params })
+        let token_texts = params.dry.as_mut().map_or(Ok(Arc::default()), |dry| self.resolve_breakers(dry))?;
+        let eos = self.eos_of(&params);
+        ResolvedSampling::new(params, eos, bad_words, token_texts)
     }
 
     /// Sets the default sequence breakers if none are given and there is a tokenizer. Returns the
-    /// bytes of all tokens if breakers are used.
-    fn resolve_breakers(&self, dry: &mut Dry) -> Result<Arc<Vec<Vec<u8>>>> {
+    /// texts of all tokens if breakers are used.
+    fn resolve_breakers(&self, dry: &mut Dry) -> Result<Arc<TokenTexts>> {
         let defaults: &[&str] = if self.shared.text.is_some() { &Dry::DEFAULT_BREAKERS } else { &[] };
         let breakers = dry.sequence_breakers.get_or_insert_with(|| defaults.iter().map(|&text| text.into()).collect());
-        if breakers.is_empty() || !dry.is_on() { Ok(Arc::default()) } else { self.token_bytes() }
+        if breakers.is_empty() || !dry.is_on() { Ok(Arc::default()) } else { self.token_texts() }
     }
 
     /// Derives the seed of a request from its first sequence. Odd multipliers separate neighbouring

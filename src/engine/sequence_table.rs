@@ -92,7 +92,7 @@ impl TableState {
         // The abort of a running request takes effect in the next step, even if many commands wait.
         match entry.pending.iter().all(|pending| pending.ticket.is_none()) {
             true => self.inbox.push_urgent(Command::Abort { request }, entry.last_command),
-            false => drop(self.inbox.push(Command::Abort { request }, 0)),
+            false => _ = self.inbox.push(Command::Abort { request }, 0),
         }
         Ok(())
     }

@@ -111,7 +111,8 @@ pub struct pllm_dry {
     pub penalty_last_n: u32,
     /// Texts that end a repetition, within a token or across tokens. NULL with a count of 0
     /// (default): newline, colon, quotation mark and asterisk, or none with
-    /// PLLM_ENGINE_SKIP_TOKENIZER. A non-NULL pointer with a count of 0: none.
+    /// PLLM_ENGINE_SKIP_TOKENIZER. A non-NULL pointer with a count of 0: none. At most 64 texts of at
+    /// most 128 bytes each.
     pub sequence_breakers: *const *const c_char,
     /// Length of each text in bytes. NULL: the texts are NUL-terminated.
     pub sequence_breaker_lens: *const u64,
@@ -175,12 +176,12 @@ pub struct pllm_sampling {
     /// Seed, used with PLLM_SAMPLING_SEED. A request with a seed generates the same tokens in any
     /// batch.
     pub seed: u64,
-    /// Tokens that end the sequence. They are reported in tokens, but not in the text.
+    /// Tokens that end the sequence. They are reported in tokens, but not in the text. At most 1024.
     pub stop_token_ids: *const u32,
     /// Number of stop tokens.
     pub stop_token_ids_len: u64,
     /// Strings that end the sequence, within a token or across tokens. They do not appear in the
-    /// text.
+    /// text. At most 1024 strings of 16384 bytes in all.
     pub stop: *const *const c_char,
     /// Length of each string in bytes. NULL: the strings are NUL-terminated.
     pub stop_lens: *const u64,
@@ -225,13 +226,13 @@ pub struct pllm_sampling {
     /// Divides positive logits, and multiplies negative logits, of all tokens of the prompt and the
     /// output. Default 1: off.
     pub repetition_penalty: f32,
-    /// No n-gram of this many tokens occurs twice. Default 0: off.
+    /// No n-gram of this many tokens occurs twice. At most 256. Default 0: off.
     pub no_repeat_ngram_size: u32,
     /// With PLLM_SAMPLING_LOGPROBS: number of most probable tokens reported for each generated
-    /// token. Default 0.
+    /// token. At most 128. Default 0.
     pub top_logprobs: u32,
     /// With PLLM_SAMPLING_PROMPT_LOGPROBS: number of most probable tokens reported for each prompt
-    /// token. Default 0.
+    /// token. At most 128. Default 0.
     pub prompt_top_logprobs: u32,
     /// PLLM_OUTPUT_DELTA (default), PLLM_OUTPUT_CUMULATIVE or PLLM_OUTPUT_FINAL.
     pub output_kind: u32,
@@ -249,23 +250,26 @@ pub struct pllm_sampling {
     pub choice_count: u64,
     /// DRY penalty. NULL (default): off.
     pub dry: *const pllm_dry,
-    /// Values that are added to logits. NULL (default): none.
+    /// Values that are added to logits, from -100 to 100. NULL (default): none. At most as many as
+    /// the vocabulary has tokens.
     pub logit_bias: *const pllm_logit_bias,
     /// Number of entries in logit_bias.
     pub logit_bias_len: u64,
     /// Texts that the output must not contain, as the tokenizer encodes them at the beginning of a
     /// text, after a space and within a word. Other token sequences that spell the same text are
-    /// not excluded.
+    /// not excluded. At most 1024 texts of 65536 bytes in all.
     pub bad_words: *const *const c_char,
     /// Length of each text in bytes. NULL: the texts are NUL-terminated.
     pub bad_word_lens: *const u64,
     /// Number of bad words.
     pub bad_word_count: u64,
-    /// Token sequences that the output must not contain.
+    /// Token sequences that the output must not contain. At most 1024 sequences of at most 256 tokens
+    /// each.
     pub bad_words_ids: *const pllm_token_list,
     /// Number of token sequences.
     pub bad_words_ids_len: u64,
-    /// The only tokens that may be sampled. NULL (default): all.
+    /// The only tokens that may be sampled. NULL (default): all. At most as many as the vocabulary
+    /// has tokens.
     pub allowed_token_ids: *const u32,
     /// Number of allowed tokens.
     pub allowed_token_ids_len: u64,

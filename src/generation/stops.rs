@@ -1,9 +1,9 @@
 //! Detection of stop strings in a stream of text that arrives in arbitrary pieces.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use super::sampler::ResolvedSampling;
+use super::sampler::text_matcher::MatchState;
 use crate::error::Result;
 
 /// A matcher that withholds text that may be the beginning of a stop string. It is plain data,
@@ -14,11 +14,13 @@ pub struct StopMatcher {
     held: String,
     /// Number of bytes of `held` that have been emitted anyway.
     emitted: usize,
+    /// Position in the search for stop strings. It stands for the bytes of `held`.
+    state: MatchState,
 }
 
 impl StopMatcher {
     pub fn new(rules: Arc<ResolvedSampling>) -> StopMatcher {
-        StopMatcher { sampling: rules, held: String::new(), emitted: 0 }
+        StopMatcher { sampling: rules, ..StopMatcher::default() }
     }
 
     /// Reserves memory for `text`, of which a part may be held, and a part appended to `out` with
@@ -31,8 +33,7 @@ impl StopMatcher {
     /// Reserves memory for `text` more bytes than the longest stop string, the maximum that can be
     /// held.
     pub fn reserve_held(&mut self, text: usize) -> Result<()> {
-        let max_len = self.stops().iter().map(String::len).max().unwrap_or(0);
-        Ok(self.held.try_reserve(max_len + text)?)
+        Ok(self.held.try_reserve(self.sampling.stops.max_len() + text)?)
     }
 
     /// Makes this a copy of `other`, in the existing memory if it suffices.
@@ -41,31 +42,39 @@ impl StopMatcher {
         self.held.clear();
         self.held.try_reserve(other.held.len())?;
         self.held.push_str(&other.held);
-        self.emitted = other.emitted;
+        (self.emitted, self.state) = (other.emitted, other.state);
         Ok(())
-    }
-
-    fn stops(&self) -> &[String] {
-        &self.sampling.params.stop
     }
 
     /// Adds text, and appends to `out` what certainly precedes every stop string. Returns true if a
     /// stop string is complete. Text after it is dropped, and so is the stop string unless
     /// `include_stop` is set.
+    ///
+    /// The stop string that ends first matches, so that the result does not depend on the pieces. If
+    /// there are several, the longest one matches.
     pub fn push(&mut self, text: &str, out: &mut String) -> bool {
-        if self.stops().is_empty() {
+        let ResolvedSampling { params, stops, .. } = &*self.sampling;
+        if stops.is_empty() {
             out.push_str(text);
             return false;
         }
+        let (include_stop, held) = (params.include_stop, self.held.len());
         self.held.push_str(text);
-        let Some(stop) = self.first_complete() else {
-            self.release_held(self.held.len() - self.longest_beginning(), out);
-            return false;
-        };
-        self.release_held(if self.sampling.params.include_stop { stop.end } else { stop.start }, out);
-        self.emitted = 0;
-        self.held.clear();
-        true
+        for (before, byte) in text.bytes().enumerate() {
+            self.state = stops.next(self.state, byte);
+            if let Some(len) = stops.match_lens(self.state).max() {
+                let end = held + before + 1;
+                self.release_held(if include_stop { end } else { end - len }, out);
+                (self.emitted, self.state) = (0, MatchState::default());
+                self.held.clear();
+                return true;
+            }
+        }
+        // A stop string starts with the first byte of a character, so the cut is at a character
+        // boundary.
+        let begun = stops.depth(self.state);
+        self.release_held(self.held.len() - begun, out);
+        false
     }
 
     /// Releases the first `len` bytes, and emits those that were not emitted before.
@@ -90,36 +99,20 @@ impl StopMatcher {
     /// Ends the stream: the held text is ordinary text.
     pub fn finish(&mut self, out: &mut String) {
         self.release_held(self.held.len(), out);
-    }
-
-    /// Returns the stop string that ends first, so that the result does not depend on the pieces.
-    /// If there are several, returns the longest one.
-    fn first_complete(&self) -> Option<Range<usize>> {
-        let found = self.stops().iter().filter_map(|stop| self.held.find(stop.as_str()).map(|start| start..start + stop.len()));
-        found.min_by_key(|stop| (stop.end, stop.start))
-    }
-
-    /// Returns the length of the longest suffix of the held text that is a prefix of a stop string.
-    fn longest_beginning(&self) -> usize {
-        let begins = |stop: &String| {
-            let max_len = (stop.len() - 1).min(self.held.len());
-            (1..=max_len).rev().find(|&n| self.held.as_bytes().ends_with(&stop.as_bytes()[..n])).unwrap_or(0)
-        };
-        // A stop string starts with the first byte of a character, so the cut is at a character
-        // boundary.
-        self.stops().iter().map(begins).max().unwrap_or(0)
+        self.state = MatchState::default();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::generation::sampler::{Lane, uniform};
     use crate::types::options::SamplingParams;
 
     fn matcher(stops: &[&str], include: bool) -> StopMatcher {
         let stop = stops.iter().map(|s| s.to_string()).collect();
         let params = SamplingParams { stop, include_stop: include, ..SamplingParams::default() };
-        StopMatcher::new(Arc::new(ResolvedSampling { params, ..ResolvedSampling::default() }))
+        StopMatcher::new(Arc::new(ResolvedSampling::new(params, Arc::new([]), vec![], Arc::default()).unwrap()))
     }
 
     fn read(mut matcher: StopMatcher, pieces: &[&str]) -> (String, bool) {
@@ -212,6 +205,86 @@ mod tests {
             for size in 1..6 {
                 let pieces: Vec<String> = chars.chunks(size).map(|c| c.concat()).collect();
                 assert_eq!(read(matcher(stops, include), &pieces.iter().map(String::as_str).collect::<Vec<_>>()), whole);
+            }
+        }
+    }
+
+    /// The definition: all stop strings are searched in all of the text, from its last cut on.
+    #[derive(Clone, Default)]
+    struct Reference {
+        stops: Vec<String>,
+        include: bool,
+        text: String,
+        emitted: usize,
+    }
+
+    impl Reference {
+        fn push(&mut self, text: &str, out: &mut String) -> bool {
+            self.text.push_str(text);
+            let found = self.stops.iter().filter_map(|stop| self.text.find(stop.as_str()).map(|start| (start + stop.len(), start)));
+            if let Some((end, start)) = found.min() {
+                self.emit(if self.include { end } else { start }, out);
+                (self.text, self.emitted) = (String::new(), 0);
+                return true;
+            }
+            let begun = |stop: &String| (0..stop.len()).rev().find(|&len| self.text.as_bytes().ends_with(&stop.as_bytes()[..len])).unwrap();
+            let held = self.stops.iter().map(begun).max().unwrap_or(0);
+            self.emit(self.text.len() - held, out);
+            false
+        }
+
+        fn emit(&mut self, end: usize, out: &mut String) {
+            if end > self.emitted {
+                out.push_str(&self.text[self.emitted..end]);
+                self.emitted = end;
+            }
+        }
+
+        fn pass(&mut self, text: &str, out: &mut String) {
+            self.emit(self.text.len(), out);
+            (self.text, self.emitted) = (String::new(), 0);
+            out.push_str(text);
+        }
+    }
+
+    fn random_text(seed: u64, max_len: u64) -> String {
+        let number = |i: u64, below: u64| (uniform(seed, i, Lane::Token) * below as f64) as u64;
+        (0..1 + number(0, max_len)).map(|i| ['a', 'b', 'ä', '日'][number(1 + i, 4) as usize]).collect()
+    }
+
+    #[test]
+    fn random_streams_equal_the_definition() {
+        for seed in 0..2000 {
+            let number = |i: u64, below: u64| (uniform(seed, i, Lane::Xtc) * below as f64) as u64;
+            let stops: Vec<String> = (0..1 + number(0, 6)).map(|i| random_text(100 * seed + i, 6)).collect();
+            let include = number(1, 2) == 0;
+            let mut reference = Reference { stops: stops.clone(), include, ..Reference::default() };
+            let mut matcher = matcher(&stops.iter().map(String::as_str).collect::<Vec<_>>(), include);
+            let (mut fork, mut fork_of_reference) = (matcher.clone(), reference.clone());
+            for step in 0..30 {
+                let piece = random_text(100 * seed + 10 + step, 4);
+                let (mut out, mut expected) = (String::new(), String::new());
+                match number(2 + 2 * step, 12) {
+                    0 => {
+                        matcher.pass(&piece, &mut out);
+                        reference.pass(&piece, &mut expected);
+                    }
+                    1 => {
+                        matcher.tell_held(&mut out);
+                        reference.emit(reference.text.len(), &mut expected);
+                    }
+                    2 => {
+                        fork.copy(&matcher).unwrap();
+                        fork_of_reference = reference.clone();
+                    }
+                    // A rewind to the fork.
+                    3 => {
+                        matcher.copy(&fork).unwrap();
+                        reference = fork_of_reference.clone();
+                    }
+                    _ => assert_eq!(matcher.push(&piece, &mut out), reference.push(&piece, &mut expected)),
+                }
+                assert_eq!(out, expected, "stops {stops:?}, step {step}");
             }
         }
     }

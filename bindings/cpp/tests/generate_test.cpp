@@ -48,6 +48,18 @@ TEST(Generate, ends_at_stop_strings_and_stop_tokens) {
     EXPECT_EQ(engine.generate(request).value().tokens.size(), 4u);
 }
 
+TEST(Generate, refuses_stop_strings_beyond_their_limit_with_value_and_limit) {
+    pagedllm::Engine engine = open_engine();
+    const std::string prompt = chat(france.question);
+    pagedllm::Request request = greedy(prompt);
+    request.sampling.stop = {std::string(16384, 'x')};
+    EXPECT_EQ(engine.generate(request).value().text, france.answer);
+    request.sampling.stop.push_back("x");
+    const pagedllm::Result<pagedllm::Completion> refused = engine.generate(request);
+    EXPECT_TRUE(fails(Code::invalid_argument, refused));
+    EXPECT_NE(refused.error().message.find("stop is too large (16385 bytes in all, at most 16384)"), std::string::npos);
+}
+
 TEST(Generate, repeats_its_tokens_with_a_seed_and_zero_is_a_seed) {
     pagedllm::Engine engine = open_engine();
     const std::string prompt = chat("Tell me a short story.");

@@ -69,6 +69,7 @@ describe('invalid arguments', () => {
       ['INVALID_ARGUMENT', '1024', { ...hello, stopTokenIds: [1024] }],
       ['INVALID_ARGUMENT', 'stop', { ...hello, stop: [Buffer.from('\xff', 'latin1')] }],
       ['INVALID_ARGUMENT', 'stop', { ...hello, stop: '' }],
+      ['INVALID_ARGUMENT', 'stop is too large (16385 bytes in all, at most 16384)', { ...hello, stop: ['x'.repeat(16385)] }],
       ['INVALID_ARGUMENT', 'n is 0', { ...hello, n: 0 }],
       ['INVALID_ARGUMENT', 'n is 4294967297', { ...hello, n: 2 ** 32 + 1 }],
       ['INVALID_ARGUMENT', 'n is -1', { ...hello, n: -1 }],

@@ -94,6 +94,7 @@ class InvalidArguments(Case):
             (Code.INVALID_ARGUMENT, "seed is -1", "Hello", {"seed": -1}, {}),
             (Code.INVALID_ARGUMENT, "1024", "Hello", {"stop_token_ids": [1024]}, {}),
             (Code.INVALID_ARGUMENT, "stop", "Hello", {"stop": [b"\xff"]}, {}),
+            (Code.INVALID_ARGUMENT, "stop is too large (16385 bytes in all, at most 16384)", "Hello", {"stop": ["x" * 16385]}, {}),
             (Code.INVALID_ARGUMENT, "n is 0", "Hello", {}, {"n": 0}),
             (Code.INVALID_ARGUMENT, "n is -1", "Hello", {}, {"n": -1}),
             (Code.INVALID_ARGUMENT, "max_seqs is 64", "Hello", {}, {"n": 2**32 - 1}),

@@ -55,7 +55,8 @@ impl Best {
         }
     }
 
-    fn add(&mut self, candidate: Candidate) {
+    /// Offers one continuation. Those of a beam must come by ascending token id.
+    pub fn add(&mut self, candidate: Candidate) {
         if candidate.score <= self.bar {
             return;
         }
@@ -72,6 +73,14 @@ impl Best {
     pub fn ranked(&mut self) -> &[Candidate] {
         self.kept.sort_unstable_by(by_rank);
         self.kept.truncate(self.wanted);
+        &self.kept
+    }
+
+    /// Returns the candidates of both, best first. `other` has at most as many.
+    pub fn ranked_with(&mut self, other: &mut Best) -> &[Candidate] {
+        self.ranked();
+        self.kept.extend_from_slice(other.ranked());
+        self.kept.sort_unstable_by(by_rank);
         &self.kept
     }
 }

@@ -14,7 +14,7 @@ pub use beams::Beams;
 use candidates::{Best, Candidate};
 
 use super::sampler::{penalties, rows};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, try_copy};
 use crate::types::options::{BeamParams, EarlyStopping};
 
 /// A running beam.
@@ -89,7 +89,10 @@ pub struct BeamStep {
 /// Working memory of `decide`, which several searches can use in turn.
 #[derive(Default)]
 pub struct BeamScratch {
+    /// Candidates that continue.
     best: Best,
+    /// Candidates with an end token.
+    best_ends: Best,
     /// Tokens that beams of the preceding groups chose in this step, with their diversity penalty.
     diversity: Vec<(u32, f32)>,
     /// `[vocab]` Log probabilities of one beam after the processors.
@@ -137,7 +140,10 @@ pub type Process<'a> = dyn FnMut(usize, &mut [f32]) -> Result<()> + 'a;
 pub struct BeamSearch {
     params: BeamParams,
     n: usize,
+    /// End tokens in order, for lookups.
     eos: Vec<u32>,
+    /// The end token that pads groups that are done.
+    padding: Option<u32>,
     max_new_tokens: usize,
     generated: usize,
     groups: Vec<BeamGroup>,
@@ -160,10 +166,18 @@ impl BeamSearch {
                 u32::MAX
             )));
         }
-        let mut search =
-            BeamSearch { params: params.clone(), n, eos: Vec::new(), max_new_tokens, generated: 0, groups: Vec::new(), nodes: Vec::new() };
-        search.eos.try_reserve_exact(eos.len())?;
-        search.eos.extend_from_slice(eos);
+        let mut search = BeamSearch {
+            params: params.clone(),
+            n,
+            eos: try_copy(eos)?,
+            padding: eos.first().copied(),
+            max_new_tokens,
+            generated: 0,
+            groups: Vec::new(),
+            nodes: Vec::new(),
+        };
+        search.eos.sort_unstable();
+        search.eos.dedup();
         search.groups.try_reserve_exact(params.groups as usize)?;
         for _ in 0..params.groups {
             search.groups.push(BeamGroup::new(search.group_size())?);
@@ -270,12 +284,6 @@ impl BeamSearch {
         Ok(rows)
     }
 
-    /// Returns a number of candidates that includes enough continuations for all beams, even if
-    /// every end token ranks first.
-    fn candidates_wanted(&self) -> usize {
-        self.group_size() * (1 + self.eos.len().max(1))
-    }
-
     fn decide_group(
         &self,
         group: usize,
@@ -289,19 +297,26 @@ impl BeamSearch {
         if running.is_empty() {
             // transformers continues to fill a group that is done with padding: by default the
             // first end token.
-            scratch.diversity.extend(self.eos.iter().take(1).cycle().take(self.group_size()).copied().map(taken_off));
+            scratch.diversity.extend(self.padding.into_iter().cycle().take(self.group_size()).map(taken_off));
             return Ok(());
         }
-        scratch.best.start(self.candidates_wanted())?;
+        // Of the candidates with an end token, only those among the best of all matter.
+        scratch.best.start(self.group_size())?;
+        scratch.best_ends.start(self.group_size())?;
         for (place, beam) in running.iter().enumerate() {
             scratch.row.clear();
             scratch.row.extend_from_slice(rows.after(beam));
             // Before the processors, in the order that sampler.rs documents.
             penalties::apply_bias(&mut scratch.row, &scratch.diversity);
             process(beam.slot, &mut scratch.row)?;
+            for &token in &self.eos {
+                let Some(logprob) = scratch.row.get_mut(token as usize) else { continue };
+                scratch.best_ends.add(Candidate { beam: place, token, score: beam.score + *logprob });
+                *logprob = f32::NEG_INFINITY;
+            }
             scratch.best.offer(place, beam.score, &scratch.row);
         }
-        let candidates = scratch.best.ranked();
+        let candidates = scratch.best.ranked_with(&mut scratch.best_ends);
         let (first_next, first_ending) = (step.next.len(), step.finished.len());
         self.divide(group, candidates, rows, step);
         scratch.diversity.extend(step.next[first_next..].iter().map(|next| taken_off(next.token)));
@@ -337,7 +352,7 @@ impl BeamSearch {
                 group,
                 parent_node: parent.node,
             };
-            if !self.eos.contains(&candidate.token) {
+            if self.eos.binary_search(&candidate.token).is_err() {
                 step.next.push(next);
             } else if rank < size {
                 step.finished.push(self.ending(&next, Ended::AtEos));

@@ -133,6 +133,47 @@ fn the_best_candidates_equal_those_of_a_full_sort() {
     }
 }
 
+#[test]
+fn a_step_with_many_end_tokens_equals_a_full_sort() {
+    let mut continued = 0;
+    for seed in 0..200u64 {
+        // Few distinct values, so that many are equal.
+        let value = |i: u64| -(uniform(seed, i, Lane::Token) * 20.0).floor() as f32 / 4.0;
+        let (width, vocab) = (2 + seed % 7, 60);
+        let eos: Vec<u32> = (0..seed % 50).map(|i| (uniform(seed, 5000 + i, Lane::Xtc) * 70.0) as u32).collect();
+        let mut search = BeamSearch::new(&params(width as u32), 1, &eos, 9).unwrap();
+        let (mut scratch, mut step) = (BeamScratch::default(), BeamStep::default());
+        for round in 0..4 {
+            let rows: Vec<f32> = (0..width * vocab).map(|i| value(1000 * round + i)).collect();
+            let running: Vec<Beam> = search.running().copied().collect();
+            let mut all = Vec::new();
+            for beam in &running {
+                let row = &rows[beam.slot * vocab as usize..][..vocab as usize];
+                all.extend(row.iter().enumerate().map(|(token, logprob)| (beam.score + logprob, beam.slot, token as u32)));
+            }
+            all.sort_by(|a, b| b.0.total_cmp(&a.0)); // stable sort: equals keep the order of beams and tokens
+            let ends = |token: &u32| eos.contains(token);
+            let (mut next, mut finished) = (Vec::new(), Vec::new());
+            for (rank, &(_, slot, token)) in all.iter().enumerate() {
+                match ends(&token) {
+                    false if next.len() < width as usize => next.push((slot, token)),
+                    true if next.len() < width as usize && rank < width as usize => finished.push((slot, token)),
+                    _ => {}
+                }
+            }
+            search.decide(&rows, &mut |_, _| Ok(()), &mut scratch, &mut step).unwrap();
+            assert_eq!(step.finished.iter().map(|ending| (ending.parent, ending.token)).collect::<Vec<_>>(), finished, "seed {seed}");
+            if step.done {
+                break;
+            }
+            assert_eq!(step.next.iter().map(|next| (next.parent, next.token)).collect::<Vec<_>>(), next, "seed {seed}");
+            continued += 1;
+            search.commit(&step).unwrap();
+        }
+    }
+    assert!(continued > 300, "{continued}");
+}
+
 /// Runs searches with many parameters on random tables.
 fn random_searches(look: impl Fn(&BeamSearch, &BeamStep)) {
     for seed in 0..200 {

@@ -4,67 +4,92 @@
 
 use std::collections::TryReserveError;
 
+use super::context::Context;
 use super::penalties::shift;
+use super::resolved::ResolvedSampling;
+use super::text_matcher::MatchState;
 use crate::types::options::Dry;
 
 /// Maximum penalty: finite, so that the token remains possible if no other is left.
 const MAX_PENALTY: f64 = 1e30;
 
-/// Working memory, as long as the longest sequence so far.
+/// Working memory, as long as the vocabulary and the longest sequence so far.
 #[derive(Default)]
 pub struct DryScratch {
     /// Result of `find_matches`.
     matches: Vec<u32>,
-    /// Tokens, each with the length of the repetition that it would extend.
-    repeats: Vec<(u32, u32)>,
+    /// Tokens that would extend a repetition.
+    repeats: Vec<u32>,
+    /// `[vocab]` Length of the longest repetition that the token would extend. 0 between calls.
+    longest: Vec<u32>,
 }
 
 #[cfg(test)]
 impl DryScratch {
-    pub fn capacities(&self) -> (usize, usize) {
-        (self.matches.capacity(), self.repeats.capacity())
+    pub fn capacities(&self) -> (usize, usize, usize) {
+        (self.matches.capacity(), self.repeats.capacity(), self.longest.capacity())
     }
 }
 
-/// Applies the penalty. `token_bytes` are the texts of tokens, which are searched for breakers. A
-/// repetition ends at a breaker, and tokens that contain one have no penalty.
+/// Applies the penalty. A repetition ends at a breaker, and tokens that contain one have no penalty.
 pub fn apply(
     logits: &mut [f32],
     scratch: &mut DryScratch,
     dry: &Dry,
-    token_bytes: &[Vec<u8>],
-    tokens: &[u32],
+    rules: &ResolvedSampling,
+    context: &Context,
 ) -> Result<(), TryReserveError> {
-    let breakers = Breakers { texts: dry.sequence_breakers.as_deref().unwrap_or_default(), token_bytes };
-    let window = &tokens[tokens.len().saturating_sub(dry.penalty_last_n.unwrap_or(usize::MAX))..];
+    let first = context.tokens.len().saturating_sub(dry.penalty_last_n.unwrap_or(usize::MAX));
+    let window = &context.tokens[first..];
     find_matches(window, &mut scratch.matches)?;
     let max_match = scratch.matches.iter().copied().max().unwrap_or(0);
-    let limit = breakers.unbroken(window, max_match as usize) as u32;
-    collect(window, scratch, dry.allowed_length.max(1), limit)?;
-    for &(token, length) in &scratch.repeats {
-        if let Some(logit) = logits.get_mut(token as usize).filter(|_| !breakers.end_in_last(&[token])) {
+    let limit = context.history.breaks().unbroken(rules, context.tokens, first, max_match as usize) as u32;
+    let shortest = dry.allowed_length.max(1);
+    if limit < shortest {
+        return Ok(());
+    }
+    collect(window, scratch, logits.len(), shortest, limit)?;
+    let mut penalty = (0, 0.0);
+    for &token in &scratch.repeats {
+        let length = std::mem::take(&mut scratch.longest[token as usize]);
+        let Some(logit) = logits.get_mut(token as usize).filter(|_| !has_breaker(rules, token)) else { continue };
+        // Many repetitions have the same length.
+        if penalty.0 != length {
             let power = libm::pow(dry.base as f64, (length - dry.allowed_length) as f64);
-            shift(logit, -(dry.multiplier as f64 * power).min(MAX_PENALTY) as f32);
+            penalty = (length, -(dry.multiplier as f64 * power).min(MAX_PENALTY) as f32);
         }
+        shift(logit, penalty.1);
     }
     Ok(())
 }
 
 /// Collects the tokens that followed an earlier occurrence of the window's end, each once, with the
 /// longest occurrence.
-fn collect(window: &[u32], scratch: &mut DryScratch, shortest: u32, limit: u32) -> Result<(), TryReserveError> {
-    let DryScratch { matches, repeats } = scratch;
+fn collect(window: &[u32], scratch: &mut DryScratch, vocab: usize, shortest: u32, limit: u32) -> Result<(), TryReserveError> {
+    let DryScratch { matches, repeats, longest } = scratch;
     repeats.clear();
-    repeats.try_reserve(window.len())?;
-    for (back, &length) in matches.iter().enumerate().skip(1) {
+    repeats.try_reserve(window.len().min(vocab))?;
+    longest.try_reserve(vocab.saturating_sub(longest.len()))?;
+    longest.resize(vocab.max(longest.len()), 0);
+    for (&token, &length) in window.iter().rev().zip(matches.iter().skip(1)) {
         let length = length.min(limit);
-        if length >= shortest {
-            repeats.push((window[window.len() - back], length));
+        if let Some(longest) = longest.get_mut(token as usize).filter(|_| length >= shortest) {
+            if *longest == 0 {
+                repeats.push(token);
+            }
+            *longest = length.max(*longest);
         }
     }
-    repeats.sort_unstable_by(|a, b| a.0.cmp(&b.0).then(b.1.cmp(&a.1)));
-    repeats.dedup_by_key(|(token, _)| *token);
     Ok(())
+}
+
+/// Returns whether a token contains a breaker.
+fn has_breaker(rules: &ResolvedSampling, token: u32) -> bool {
+    let mut state = MatchState::default();
+    rules.bytes_of(token).iter().any(|&byte| {
+        state = rules.breakers.next(state, byte);
+        rules.breakers.is_match(state)
+    })
 }
 
 /// Computes for each `back` from 1 how many tokens before the last `back` ones equal the window's
@@ -90,43 +115,16 @@ fn find_matches(window: &[u32], matches: &mut Vec<u32>) -> Result<(), TryReserve
     Ok(())
 }
 
-/// The positions of breakers in a text, independent of its tokenization. Most breakers are parts of
-/// longer tokens, such as `":` or ` "`. llama.cpp (`get_overlapping_token_sequences`, after
-/// koboldcpp's pull request 982) also uses every token whose text contains a breaker, and tokens
-/// that end with its beginning if the rest follows. It knows one tokenization of the rest; this
-/// function accepts any.
-struct Breakers<'a> {
-    texts: &'a [String],
-    token_bytes: &'a [Vec<u8>],
-}
-
-impl Breakers<'_> {
-    /// Returns the number of tokens after the last breaker in the window, at most `max_len`.
-    fn unbroken(&self, window: &[u32], max_len: usize) -> usize {
-        (0..max_len).find(|back| self.end_in_last(&window[..window.len() - back])).unwrap_or(max_len)
-    }
-
-    /// Returns true if a breaker ends in the last token.
-    fn end_in_last(&self, tokens: &[u32]) -> bool {
-        let Some((&last, before)) = tokens.split_last() else { return false };
-        let last = self.bytes(last);
-        self.texts.iter().any(|text| (1..=last.len()).any(|end| self.ends_with(before, &last[..end], text.as_bytes())))
-    }
-
-    fn ends_with(&self, before: &[u32], part: &[u8], text: &[u8]) -> bool {
-        let earlier = before.iter().rev().flat_map(|&token| self.bytes(token).iter().rev());
-        part.last() == text.last() && text.iter().rev().eq(part.iter().rev().chain(earlier).take(text.len()))
-    }
-
-    fn bytes(&self, token: u32) -> &[u8] {
-        self.token_bytes.get(token as usize).map_or(&[], Vec::as_slice)
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::generation::sampler::history::SamplingHistory;
+    use crate::generation::sampler::outcome::Sample;
     use crate::generation::sampler::random::{Lane, uniform};
+    use crate::generation::sampler::token_texts::TokenTexts;
+    use crate::types::options::SamplingParams;
 
     fn plain(allowed_length: u32) -> Dry {
         Dry { multiplier: 1.0, base: 2.0, allowed_length, penalty_last_n: None, sequence_breakers: None }
@@ -138,11 +136,86 @@ mod tests {
     }
 
     fn penalties_of(vocabulary: &[&str], dry: &Dry, breakers: &[&str], tokens: &[u32]) -> Vec<(u32, f32)> {
+        let rules = rules(vocabulary, dry, breakers);
+        let history = SamplingHistory::new(&rules, tokens, 0).unwrap();
+        penalties_after(&rules, &mut DryScratch::default(), &history, tokens)
+    }
+
+    fn rules(vocabulary: &[&str], dry: &Dry, breakers: &[&str]) -> ResolvedSampling {
         let dry = Dry { sequence_breakers: Some(breakers.iter().map(|text| text.to_string()).collect()), ..dry.clone() };
-        let token_bytes: Vec<Vec<u8>> = vocabulary.iter().map(|text| text.as_bytes().to_vec()).collect();
+        let texts: Vec<Vec<u8>> = vocabulary.iter().map(|text| text.as_bytes().to_vec()).collect();
+        let params = SamplingParams { dry: Some(dry), ..SamplingParams::default() };
+        ResolvedSampling::new(params, Arc::new([]), vec![], Arc::new(TokenTexts::new(&texts).unwrap())).unwrap()
+    }
+
+    fn penalties_after(rules: &ResolvedSampling, scratch: &mut DryScratch, history: &SamplingHistory, tokens: &[u32]) -> Vec<(u32, f32)> {
+        let context = Context { tokens, prompt_len: 0, generated: tokens.len(), seed: 0, history, allowed: None };
         let mut logits = [0.0; 10];
-        apply(&mut logits, &mut DryScratch::default(), &dry, &token_bytes, tokens).unwrap();
+        apply(&mut logits, scratch, rules.params.dry.as_ref().unwrap(), rules, &context).unwrap();
         (0..10).map(|token| (token, -logits[token as usize])).filter(|(_, penalty)| *penalty != 0.0).collect()
+    }
+
+    /// The definition of the penalties of the tokens 0 to 9, without any index.
+    fn defined_penalties(rules: &ResolvedSampling, tokens: &[u32]) -> Vec<(u32, f32)> {
+        let dry = rules.params.dry.as_ref().unwrap();
+        let window = &tokens[tokens.len().saturating_sub(dry.penalty_last_n.unwrap_or(usize::MAX))..];
+        // Whether a breaker ends in the last of these tokens.
+        let breaks = |tokens: &[u32]| {
+            let bytes: Vec<u8> = tokens.iter().flat_map(|&token| rules.bytes_of(token)).copied().collect();
+            let last = tokens.last().map_or(0, |&token| rules.bytes_of(token).len());
+            let ends = bytes.len() - last + 1..=bytes.len();
+            ends.into_iter().any(|end| dry.sequence_breakers.iter().flatten().any(|text| bytes[..end].ends_with(text.as_bytes())))
+        };
+        let unbroken = (0..window.len()).find(|back| breaks(&window[..window.len() - back])).unwrap_or(window.len());
+        let length_before = |at: usize| {
+            let pairs = window[..at].iter().rev().zip(window.iter().rev());
+            pairs.take_while(|(a, b)| a == b).count().min(unbroken)
+        };
+        let penalty = |token: u32| {
+            let length = (0..window.len()).filter(|&at| window[at] == token).map(length_before).max().unwrap_or(0);
+            let power = libm::pow(dry.base as f64, length as f64 - dry.allowed_length as f64);
+            let is_free = length < dry.allowed_length.max(1) as usize || breaks(&[token]);
+            (token, if is_free { 0.0 } else { (dry.multiplier as f64 * power).min(MAX_PENALTY) as f32 })
+        };
+        (0..10).map(penalty).filter(|(_, penalty)| *penalty != 0.0).collect()
+    }
+
+    #[test]
+    fn random_sequences_equal_the_definition_after_any_change() {
+        // Tokens with several characters, a part of a character, no text, and one without a logit.
+        let vocabulary = ["a", "b", "ab", "ba", "", "aab", "c", "ca", "b\n", "cc", "ac"];
+        let mut scratch = DryScratch::default();
+        for seed in 0..600 {
+            let number = |i: u64, below: u64| (uniform(seed, i, Lane::Token) * below as f64) as u64;
+            let breakers = &["c", "bab", "aa", "cab", "\n", "abaab", "bb"][number(0, 4) as usize..number(1, 4) as usize + 4];
+            let penalty_last_n = (number(2, 2) == 0).then_some(1 + number(3, 30) as usize);
+            let dry = Dry { penalty_last_n, base: 1.5, ..plain(number(4, 4) as u32) };
+            let rules = rules(&vocabulary, &dry, breakers);
+            let kinds = 2 + number(5, 10);
+            let token = |i: u64| number(1000 + i, kinds) as u32;
+            let mut tokens: Vec<u32> = (0..number(6, 20)).map(token).collect();
+            let mut history = SamplingHistory::new(&rules, &tokens, 0).unwrap();
+            for step in 0..40 {
+                match number(10 + step, 8) {
+                    0 => {
+                        let more: Vec<u32> = (0..5).map(|i| token(100 * step + i)).collect();
+                        tokens.extend(&more);
+                        history.extend(&rules, &more).unwrap();
+                    }
+                    1 => {
+                        tokens.truncate(number(100 + step, 1 + tokens.len() as u64) as usize);
+                        history.rewind(&rules, &tokens, 0).unwrap();
+                    }
+                    2 => history = history.try_clone().unwrap(),
+                    _ => {
+                        tokens.push(token(100 * step));
+                        history.advance(&rules, &Sample { token: token(100 * step), surprise: None }).unwrap();
+                    }
+                }
+                let found = penalties_after(&rules, &mut scratch, &history, &tokens);
+                assert_eq!(found, defined_penalties(&rules, &tokens), "{tokens:?}, breakers {breakers:?}, {dry:?}");
+            }
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Exclusion of tokens.
 
 use super::context::Context;
+use super::ngrams;
 use super::resolved::ResolvedSampling;
 use super::truncate::Candidate;
 
@@ -43,7 +44,8 @@ fn exclude(choices: &mut impl Choices, rules: &ResolvedSampling, context: &Conte
         choices.keep(&params.allowed_token_ids);
     }
     rules.bad_words.iter().chain(&params.bad_words_ids).for_each(|word| forbid_completion(choices, context.tokens, word));
-    forbid_repeats(choices, context.tokens, params.no_repeat_ngram_size as usize);
+    // NoRepeatNGramLogitsProcessor of transformers.
+    ngrams::continuations(context.tokens, params.no_repeat_ngram_size as usize, |token| choices.forbid(token));
     if rules.must_go_on(context.generated) {
         rules.eos.iter().chain(&params.stop_token_ids).for_each(|&token| choices.forbid(token));
     }
@@ -118,19 +120,6 @@ fn forbid_completion(choices: &mut impl Choices, tokens: &[u32], word: &[u32]) {
         && tokens.ends_with(before)
     {
         choices.forbid(last);
-    }
-}
-
-/// Removes every token that would repeat an n-gram (NoRepeatNGramLogitsProcessor of transformers).
-fn forbid_repeats(choices: &mut impl Choices, tokens: &[u32], n: usize) {
-    if n == 0 || tokens.len() < n {
-        return;
-    }
-    let begun = &tokens[tokens.len() - (n - 1)..];
-    for run in tokens.windows(n) {
-        if run.starts_with(begun) {
-            choices.forbid(run[n - 1]);
-        }
     }
 }
 

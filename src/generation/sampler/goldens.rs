@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::truncate::{argmax, total, weigh};
-use super::{Context, ResolvedSampling, Sample, Sampler, SamplingHistory, mirostat, narrow};
+use super::{Context, ResolvedSampling, Sample, Sampler, SamplingHistory, TokenTexts, mirostat, narrow};
 use crate::types::options::{Dry, Mirostat, SamplingParams};
 
 const CASES: &str = include_str!("../../../tests/data/sampling/cases.json");
@@ -72,8 +72,9 @@ fn rules(case: &Value) -> ResolvedSampling {
         stop_token_ids: tokens(&given["stop_token_ids"]),
         ..off
     };
-    let token_bytes = Arc::new((0..32).map(|token| text(&[token]).into()).collect());
-    ResolvedSampling { params, eos: tokens(&case["eos"]).into(), bad_words: vec![], token_bytes }
+    let texts: Vec<Vec<u8>> = (0..32).map(|token| text(&[token]).into()).collect();
+    let token_texts = Arc::new(TokenTexts::new(&texts).unwrap());
+    ResolvedSampling::new(params, tokens(&case["eos"]).into(), vec![], token_texts).unwrap()
 }
 
 fn assert_near(found: &[f32], expected: &[f32], name: &str) {

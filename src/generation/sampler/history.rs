@@ -1,11 +1,12 @@
 //! The sampling state of a sequence that depends on its past tokens.
 
+use super::breaks::Breaks;
 use super::mirostat;
 use super::outcome::Sample;
 use super::resolved::ResolvedSampling;
 use crate::error::{Result, try_refill};
 
-/// A summary of a sequence's tokens, as far as its parameters require it. It is plain data in two
+/// A summary of a sequence's tokens, as far as its parameters require it. It is plain data in
 /// flat vectors, which a fork copies.
 ///
 /// It is a function of the tokens and the prompt's length, except for the state of mirostat, which
@@ -20,6 +21,8 @@ pub struct SamplingHistory {
     first: usize,
     /// State of mirostat at each position, including the next one. Empty without mirostat.
     mus: Vec<f32>,
+    /// Sequence breakers of DRY in all tokens.
+    breaks: Breaks,
 }
 
 /// The count of one token.
@@ -35,6 +38,8 @@ impl SamplingHistory {
         let mut history = SamplingHistory::default();
         history.count_all(rules, tokens, prompt_len)?;
         history.start_mirostat(rules, tokens.len())?;
+        history.breaks.reserve(rules, tokens.len())?;
+        history.breaks.extend(rules, tokens);
         Ok(history)
     }
 
@@ -46,7 +51,7 @@ impl SamplingHistory {
         if rules.params.mirostat.is_some() {
             self.mus.try_reserve(more)?;
         }
-        Ok(())
+        self.breaks.reserve(rules, more)
     }
 
     /// Like `clone`, but returns an error if memory runs out.
@@ -59,6 +64,7 @@ impl SamplingHistory {
     /// Makes this a copy of `other`, in the existing memory if it suffices.
     pub fn copy(&mut self, other: &SamplingHistory) -> Result<()> {
         self.first = other.first;
+        self.breaks.copy(&other.breaks)?;
         try_refill(&mut self.counts, &other.counts)?;
         try_refill(&mut self.mus, &other.mus)
     }
@@ -66,6 +72,7 @@ impl SamplingHistory {
     /// Adds a sampled token to the sequence.
     pub fn advance(&mut self, rules: &ResolvedSampling, chosen: &Sample) -> Result<()> {
         self.reserve(rules, 1)?;
+        self.breaks.extend(rules, &[chosen.token]);
         if rules.params.counts_tokens() {
             match self.counts.binary_search_by_key(&chosen.token, |count| count.token) {
                 Ok(at) => self.counts[at].generated += 1,
@@ -82,6 +89,7 @@ impl SamplingHistory {
     /// Adds tokens that were not sampled to the sequence.
     pub fn extend(&mut self, rules: &ResolvedSampling, tokens: &[u32]) -> Result<()> {
         self.reserve(rules, tokens.len())?;
+        self.breaks.extend(rules, tokens);
         if rules.params.counts_tokens() {
             self.count(tokens, 1)?;
         }
@@ -99,6 +107,7 @@ impl SamplingHistory {
             self.counts.clear();
             self.count_all(rules, tokens, prompt_len)?;
         }
+        self.breaks.rewind(rules, tokens);
         match (tokens.len().checked_sub(self.first), self.mu()) {
             (Some(since), Some(mu)) => {
                 self.mus.try_reserve((since + 1).saturating_sub(self.mus.len()))?;
@@ -132,6 +141,10 @@ impl SamplingHistory {
 
     pub(super) fn counts(&self) -> &[Count] {
         &self.counts
+    }
+
+    pub(super) fn breaks(&self) -> &Breaks {
+        &self.breaks
     }
 
     /// Returns the state of mirostat for the next token.
@@ -176,20 +189,32 @@ impl SamplingHistory {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::generation::sampler::random::{Lane, uniform};
-    use crate::types::options::{Mirostat, SamplingParams};
+    use crate::generation::sampler::token_texts::TokenTexts;
+    use crate::types::options::{Dry, Mirostat, SamplingParams};
 
     fn rules(params: SamplingParams) -> ResolvedSampling {
         ResolvedSampling { params, ..ResolvedSampling::default() }
     }
 
-    fn all_rules() -> [ResolvedSampling; 4] {
+    fn all_rules() -> [ResolvedSampling; 5] {
+        let dry = Some(Dry { sequence_breakers: Some(vec!["27".into(), "5".into(), "1213".into()]), ..Dry::default() });
+        let texts: Vec<Vec<u8>> = (0..30).map(|token| format!("{token}").into()).collect();
         [
             rules(SamplingParams { repetition_penalty: 1.2, ..Default::default() }),
             rules(SamplingParams { presence_penalty: 0.5, ..Default::default() }),
             rules(SamplingParams { frequency_penalty: 0.5, repetition_penalty: 0.9, ..Default::default() }),
             rules(SamplingParams::default()),
+            ResolvedSampling::new(
+                SamplingParams { dry, ..Default::default() },
+                [].into(),
+                vec![],
+                Arc::new(TokenTexts::new(&texts).unwrap()),
+            )
+            .unwrap(),
         ]
     }
 
@@ -217,7 +242,7 @@ mod tests {
 
     #[test]
     fn only_tokens_that_a_penalty_needs_are_counted() {
-        let [repetition, presence, _, none] = all_rules();
+        let [repetition, presence, _, none, _] = all_rules();
         let counts = |rules: &ResolvedSampling| SamplingHistory::new(rules, &[7, 7, 3, 7, 3, 3], 2).unwrap().counts;
         assert_eq!(counts(&repetition), [Count { token: 3, generated: 3 }, Count { token: 7, generated: 1 }]);
         assert_eq!(counts(&presence), [Count { token: 3, generated: 3 }, Count { token: 7, generated: 1 }]);

@@ -19,6 +19,7 @@
 //! repetition penalty multiplies the diversity penalty, and the order of exclusions is irrelevant.
 //! transformers has no frequency and presence penalties and no DRY.
 
+mod breaks;
 mod context;
 pub mod drawing;
 mod dry;
@@ -29,11 +30,14 @@ mod history;
 mod log_softmax;
 mod logprobs;
 mod mirostat;
+mod ngrams;
 mod outcome;
 pub mod penalties;
 mod random;
 mod resolved;
 pub mod rows;
+pub mod text_matcher;
+mod token_texts;
 mod truncate;
 
 pub use context::Context;
@@ -44,6 +48,7 @@ pub use logprobs::{logprob, logprob_and_top, top_logprobs};
 pub use outcome::{NoChoice, Sample};
 pub use random::{Lane, branch_seed, uniform};
 pub use resolved::ResolvedSampling;
+pub use token_texts::TokenTexts;
 use truncate::{Candidate, argmax, draw};
 
 use crate::error::{self, try_vec};
@@ -58,11 +63,10 @@ pub struct Sampler {
 
 impl Sampler {
     pub fn new(vocab_size: usize) -> error::Result<Sampler> {
-        Ok(Sampler {
-            processed: try_vec(vocab_size, 0.0)?,
-            candidates: try_vec(vocab_size, Candidate::default())?,
-            dry: dry::DryScratch::default(),
-        })
+        // Sorting takes as much memory again.
+        let mut candidates = try_vec(vocab_size, Candidate::default())?;
+        candidates.try_reserve_exact(vocab_size)?;
+        Ok(Sampler { processed: try_vec(vocab_size, 0.0)?, candidates, dry: dry::DryScratch::default() })
     }
 
     /// Applies bias, penalties and exclusions (steps 1 to 4) in place.
@@ -71,7 +75,7 @@ impl Sampler {
         penalties::apply_bias(logits, &params.logit_bias);
         penalties::apply(logits, params, context.history);
         if let Some(dry) = params.dry.as_ref().filter(|dry| dry.is_on()) {
-            dry::apply(logits, &mut self.dry, dry, &rules.token_bytes, context.tokens)?;
+            dry::apply(logits, &mut self.dry, dry, rules, context)?;
         }
         if exclude::applies(rules, context) {
             exclude::apply(logits, &mut self.candidates, rules, context);

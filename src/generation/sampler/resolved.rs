@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use super::text_matcher::TextMatcher;
+use super::token_texts::TokenTexts;
+use crate::error::Result;
 use crate::types::options::SamplingParams;
 
 /// The sampling parameters and end conditions of a sequence.
@@ -13,10 +16,32 @@ pub struct ResolvedSampling {
     /// `params.bad_words` as tokens, in all tokenizations.
     pub bad_words: Vec<Vec<u32>>,
     /// Text of each token, in which DRY searches for breakers.
-    pub token_bytes: Arc<Vec<Vec<u8>>>,
+    pub token_texts: Arc<TokenTexts>,
+    /// `params.stop` as an automaton.
+    pub stops: TextMatcher,
+    /// The sequence breakers of `params.dry` as an automaton. Empty if DRY is off.
+    pub breakers: TextMatcher,
 }
 
 impl ResolvedSampling {
+    /// Builds the automata of the parameters.
+    pub fn new(
+        params: SamplingParams,
+        eos: Arc<[u32]>,
+        bad_words: Vec<Vec<u32>>,
+        token_texts: Arc<TokenTexts>,
+    ) -> Result<ResolvedSampling> {
+        let stops = TextMatcher::new(&params.stop)?;
+        let dry = params.dry.as_ref().filter(|dry| dry.is_on());
+        let breakers = TextMatcher::new(dry.and_then(|dry| dry.sequence_breakers.as_deref()).unwrap_or_default())?;
+        Ok(ResolvedSampling { params, eos, bad_words, token_texts, stops, breakers })
+    }
+
+    /// Returns the text of a token, in which DRY searches for breakers.
+    pub fn bytes_of(&self, token: u32) -> &[u8] {
+        self.token_texts.get(token)
+    }
+
     pub fn stops_at(&self, token: u32) -> bool {
         self.eos.contains(&token) || self.params.stop_token_ids.contains(&token)
     }

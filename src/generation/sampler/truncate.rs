@@ -160,8 +160,40 @@ pub fn drop_top_choices(candidates: &mut Vec<Candidate>, threshold: f32) {
     candidates.retain(|candidate| !is_top(candidate) || Some(*candidate) == last);
 }
 
-fn sort_by_token(candidates: &mut [Candidate]) {
-    candidates.sort_unstable_by_key(|candidate| candidate.token);
+/// Number of candidates from which two passes over all of them take less time than comparisons.
+const MANY: usize = 512;
+/// Maximum number of bits of an id that one pass distributes. Two passes suffice for a vocabulary.
+const MAX_DIGIT_BITS: u32 = 11;
+
+/// Restores the order by id. Many candidates are distributed by the lower and then by the upper half
+/// of their ids, if the list has memory for as many more.
+fn sort_by_token(candidates: &mut Vec<Candidate>) {
+    let count = candidates.len();
+    let max = candidates.iter().map(|candidate| candidate.token).max().unwrap_or(0);
+    let digit = (u32::BITS - max.leading_zeros()).div_ceil(2);
+    if count < MANY || digit > MAX_DIGIT_BITS || candidates.capacity() < 2 * count {
+        return candidates.sort_unstable_by_key(|candidate| candidate.token);
+    }
+    candidates.resize(2 * count, Candidate::default());
+    let (list, spare) = candidates.split_at_mut(count);
+    distribute(list, spare, |token| token as usize & ((1 << digit) - 1));
+    distribute(spare, list, |token| (token >> digit) as usize);
+    candidates.truncate(count);
+}
+
+/// Copies candidates in the order of a part of their ids. Equal parts keep their order.
+fn distribute(from: &[Candidate], to: &mut [Candidate], part_of: impl Fn(u32) -> usize) {
+    let mut places = [0u32; 1 << MAX_DIGIT_BITS];
+    from.iter().for_each(|candidate| places[part_of(candidate.token)] += 1);
+    let mut next = 0;
+    for place in &mut places {
+        (*place, next) = (next, next + *place);
+    }
+    for candidate in from {
+        let place = &mut places[part_of(candidate.token)];
+        to[*place as usize] = *candidate;
+        *place += 1;
+    }
 }
 
 /// Returns the candidate at the fraction `uniform` (0 to 1) of the cumulative shares.
@@ -282,6 +314,21 @@ mod tests {
         assert_eq!(kept(&logits, 7.0), expected);
         logits.extend([f32::NEG_INFINITY; 5000]);
         assert_eq!(kept(&logits, 1.0), expected);
+    }
+
+    #[test]
+    fn any_number_of_candidates_is_sorted_by_token() {
+        for (count, step) in [(0, 1), (1, 7), (511, 3), (512, 1), (513, 300), (5000, 29), (5000, 1000)] {
+            let shuffled = |i: u32| Candidate { token: i * 1999 % count * step, rank: i as f32, share: 1.0 };
+            for spare in [0, 5000] {
+                let mut candidates = Vec::with_capacity(count as usize + spare);
+                candidates.extend((0..count).map(shuffled));
+                let mut expected = candidates.clone();
+                expected.sort_by_key(|candidate| candidate.token);
+                sort_by_token(&mut candidates);
+                assert_eq!(candidates, expected, "{count} candidates, {step} apart");
+            }
+        }
     }
 
     #[test]

@@ -188,8 +188,12 @@ impl SamplingParams {
     const MAX_TEMPERATURE: f32 = 1e4;
     /// The maximum number of stop strings, stop tokens or bad words.
     const MAX_STOPS: usize = 1024;
+    /// The maximum size of all stop strings in bytes. Their automaton takes 24 times as much memory.
+    const MAX_STOP_BYTES: usize = 16 << 10;
+    /// The maximum size of all bad words in bytes. Each is tokenized in four ways.
+    const MAX_BAD_WORD_BYTES: usize = 64 << 10;
     /// The maximum length in tokens of a bad word, or of a run that must not repeat.
-    const MAX_NGRAM: usize = 256;
+    pub const MAX_NGRAM: usize = 256;
 
     /// Returns the default parameters with greedy decoding.
     pub fn greedy() -> Self {
@@ -286,6 +290,7 @@ impl SamplingParams {
                 return Err(Error::invalid(format!("{name} has too many entries ({count}, at most {}); remove some", Self::MAX_STOPS)));
             }
         }
+        within_bytes("bad_words", &self.bad_words, Self::MAX_BAD_WORD_BYTES)?;
         if self.bad_words.iter().any(String::is_empty) {
             return Err(Error::invalid("an entry of bad_words is empty; remove it"));
         }
@@ -320,6 +325,7 @@ impl SamplingParams {
                 Self::MAX_STOPS
             )));
         }
+        within_bytes("stop", &self.stop, Self::MAX_STOP_BYTES)?;
         in_vocabulary("stop token id", &self.stop_token_ids, vocab_size)?;
         if self.stop.iter().any(|s| s.is_empty()) {
             return Err(Error::invalid("a stop string is empty and would match everywhere; remove it"));
@@ -332,6 +338,8 @@ impl Dry {
     /// Default texts that end a repetition.
     pub const DEFAULT_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
     const MAX_BREAKERS: usize = 64;
+    /// The maximum size of one breaker in bytes.
+    const MAX_BREAKER_BYTES: usize = 128;
 
     /// Returns whether DRY has an effect.
     pub fn is_on(&self) -> bool {
@@ -347,7 +355,7 @@ impl Dry {
         let breakers = self.sequence_breakers.as_deref().unwrap_or_default();
         if breakers.len() > Self::MAX_BREAKERS {
             return Err(Error::invalid(format!(
-                "too many sequence_breakers of pllm_dry ({}, at most {})",
+                "too many sequence_breakers of pllm_dry ({}, at most {}); remove some",
                 breakers.len(),
                 Self::MAX_BREAKERS
             )));
@@ -355,8 +363,22 @@ impl Dry {
         if breakers.iter().any(|breaker| breaker.is_empty()) {
             return Err(Error::invalid("a sequence breaker of pllm_dry is empty; remove it"));
         }
-        Ok(())
+        match breakers.iter().map(String::len).find(|&len| len > Self::MAX_BREAKER_BYTES) {
+            Some(len) => Err(Error::invalid(format!(
+                "an entry of sequence_breakers of pllm_dry is too long ({len} bytes, at most {}); shorten it",
+                Self::MAX_BREAKER_BYTES
+            ))),
+            None => Ok(()),
+        }
     }
+}
+
+fn within_bytes(name: &str, texts: &[String], max: usize) -> Result<()> {
+    let bytes: usize = texts.iter().map(String::len).sum();
+    if bytes <= max {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("{name} is too large ({bytes} bytes in all, at most {max}); remove or shorten entries")))
 }
 
 fn between(name: &str, value: f32, low: f32, high: f32) -> Result<()> {
@@ -495,5 +517,31 @@ mod tests {
         assert!(refusal_message(|p| p.dry = Some(Dry { penalty_last_n: Some(0), ..Dry::default() })).contains("penalty_last_n"));
         assert!(refusal_message(|p| p.dry = Some(Dry { sequence_breakers: Some(vec!["".into()]), ..Dry::default() })).contains("empty"));
         assert!(refusal_message(|p| p.dry = Some(Dry { sequence_breakers: Some(vec!["x".into(); 65]), ..Dry::default() })).contains("65"));
+    }
+
+    #[test]
+    fn each_limit_of_size_is_accepted_and_one_more_is_refused_with_both() {
+        type Set = fn(&mut SamplingParams, usize);
+        let limits: [(&str, usize, Set); 9] = [
+            ("stop is too large", SamplingParams::MAX_STOP_BYTES, |p, n| p.stop = vec!["s".repeat(n - 1), "s".into()]),
+            ("bad_words is too large", SamplingParams::MAX_BAD_WORD_BYTES, |p, n| p.bad_words = vec!["s".repeat(n - 1), "s".into()]),
+            ("too many stop strings", SamplingParams::MAX_STOPS, |p, n| p.stop = vec!["s".into(); n]),
+            ("too many stop strings or stop tokens", SamplingParams::MAX_STOPS, |p, n| p.stop_token_ids = vec![1; n]),
+            ("bad_words has too many entries", SamplingParams::MAX_STOPS, |p, n| p.bad_words = vec!["s".into(); n]),
+            ("bad_words_ids has too many entries", SamplingParams::MAX_STOPS, |p, n| p.bad_words_ids = vec![vec![1]; n]),
+            ("an entry of bad_words_ids is too long", SamplingParams::MAX_NGRAM, |p, n| p.bad_words_ids = vec![vec![1; n]]),
+            ("too many sequence_breakers", Dry::MAX_BREAKERS, |p, n| p.dry = Some(breaking(vec!["s".into(); n]))),
+            ("an entry of sequence_breakers", Dry::MAX_BREAKER_BYTES, |p, n| p.dry = Some(breaking(vec!["s".repeat(n)]))),
+        ];
+        for (problem, limit, set) in limits {
+            assert_accepted(|params| set(params, limit));
+            let message = refusal_message(|params| set(params, limit + 1));
+            let values = [(limit + 1).to_string(), limit.to_string()];
+            assert!(message.starts_with(problem) && values.iter().all(|value| message.contains(value)), "{message}");
+        }
+    }
+
+    fn breaking(texts: Vec<String>) -> Dry {
+        Dry { sequence_breakers: Some(texts), ..Dry::default() }
     }
 }
