@@ -10,6 +10,7 @@ mod command;
 mod commands;
 mod core;
 mod deadlines;
+mod deferred_commands;
 mod delivery;
 mod device;
 mod driver;
