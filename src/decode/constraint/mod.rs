@@ -23,6 +23,7 @@ use crate::error::{Code, Error, Result};
 use crate::options::Grammar;
 use crate::sys::quiet::no_panic;
 use cache::Cache;
+use compile::CompilePermit;
 
 /// Compiles grammars for one vocabulary. Sync: each thread that adds a request compiles its
 /// grammar.
@@ -88,10 +89,16 @@ impl Grammars {
     /// Returns a constraint at the beginning of the grammar. A grammar in the cache is copied
     /// instead of compiled.
     pub fn compile(&self, grammar: &Grammar) -> Result<Constraint> {
+        grammar.validate()?;
         if let Some(compiled) = self.cache().get(grammar) {
             return Constraint::new(self.shared.clone(), compiled);
         }
-        let compiled = Arc::new(compile::on_deep_stack(self.shared.clone(), grammar)?);
+        let permit = CompilePermit::wait();
+        // Another thread may have compiled the grammar meanwhile.
+        if let Some(compiled) = self.cache().get(grammar) {
+            return Constraint::new(self.shared.clone(), compiled);
+        }
+        let compiled = Arc::new(compile::on_deep_stack(self.shared.clone(), grammar, &permit)?);
         let constraint = Constraint::new(self.shared.clone(), compiled.clone())?;
         // If there is no memory for a copy, the next request compiles the grammar, too.
         if let Ok(grammar) = grammar.try_clone() {

@@ -346,12 +346,18 @@ fn exponential_regexes_end_at_a_limit_or_cost_little() {
 }
 
 #[test]
-fn too_many_alternatives_in_one_step_are_an_error() {
+fn a_grammar_that_exceeds_a_limit_with_its_first_token_is_refused() {
     let members: String = (0..1000).map(|i| format!("\"p{i}\": {{\"type\": \"integer\"}},")).collect();
     let grammar = Grammar::JsonSchema(format!("{{\"type\": \"object\", \"properties\": {{{members} \"last\": true}}}}"));
+    let error = byte_grammars().compile(&grammar).err().unwrap();
+    assert_eq!(error.code(), Code::InvalidArgument);
+    assert!(error.message().contains("items; max is 2000"), "{error}");
+    // Another first token does not exceed it.
+    let grammar = lark(&format!("start: \"b\" | \"a\" ({})", (0..2100).map(|i| format!("\"c{i}\"")).collect::<Vec<_>>().join(" | ")));
     let mut constraint = byte_grammars().compile(&grammar).unwrap();
-    let error = constraint.advance(b'{' as u32).unwrap_err();
-    assert!(error.message().contains("max is 2000"), "{error}");
+    let error = constraint.fork().unwrap().advance(b'a' as u32).err();
+    assert!(error.is_none() || error.is_some_and(|error| error.code() == Code::Capacity));
+    constraint.advance(b'b' as u32).unwrap();
 }
 
 /// Changes some part of the value.
