@@ -59,6 +59,7 @@ const WIDE_STRUCTS: Exceptions = &[
 const USERS_OF_THE_JOURNAL: Exceptions = &[
     ("engine/delivery.rs", "the digests of outputs"),
     ("engine/inputs.rs", "the digests at the end of a step"),
+    ("engine/late_masks_test.rs", "journals with late masks"),
     ("engine/mod.rs", "the decorators of a new engine"),
     ("engine/request.rs", "the record of a request, copied before it is consumed"),
     ("engine/stored_names_test.rs", "the stored names"),

@@ -11,6 +11,7 @@ use super::outputs::Output;
 use super::request::PreparedRequest;
 use super::sequence::{Generation, Sequence};
 use super::timing::Timing;
+use crate::decode::ConstraintState;
 use crate::error::{Error, Result};
 use crate::scheduler::FinishReason;
 use crate::types::{RequestId, SeqId};
@@ -181,7 +182,7 @@ impl Lifecycle {
         (generation.sender, generation.user_data) = (pending.sender.clone(), pending.last.user_data);
         let sampling = &mut generation.sampling;
         sampling.hook = hook.or(sampling.hook.take());
-        if sampling.params().grammar.is_some() && sampling.constraint.is_none() {
+        if sampling.params().grammar.is_some() && !matches!(sampling.constraint, ConstraintState::Present(_)) {
             return Err(Error::invalid("internal error: the sequence has lost its grammar; resume it with parameters"));
         }
         let request = sequence.request;

@@ -12,6 +12,7 @@ use super::writer::JournalWriter;
 use crate::batch::device_sampling::{DeviceSampling, DeviceSamplingLimits};
 use crate::batch::{BlockCopy, BlockMove, Tail};
 use crate::budget::Need;
+use crate::decode::{MaskId, Masker};
 use crate::engine::command::{Command, ForkedSequence};
 use crate::engine::executor::{Executor, InFlightStep, StepOutput};
 use crate::engine::inputs::{EndedStep, Inputs, StepInputs};
@@ -90,8 +91,26 @@ impl Inputs for RecordedInputs {
         }
     }
 
-    fn await_transfer(&mut self, timeout: Option<Duration>) -> bool {
-        self.inner.await_transfer(timeout)
+    fn await_masks(&mut self, masker: &mut Masker, ids: &[MaskId], late: &mut Vec<MaskId>) {
+        self.inner.await_masks(masker, ids, late);
+        late.iter().for_each(|&id| self.recording.lock().record_late_mask(id));
+    }
+
+    fn is_late(&mut self, id: MaskId, takes_long: bool) -> bool {
+        let is_late = self.inner.is_late(id, takes_long);
+        if is_late {
+            self.recording.lock().record_late_mask(id);
+        }
+        is_late
+    }
+
+    fn finished_masks(&mut self, masker: &mut Masker, late: &[MaskId], finished: &mut Vec<MaskId>) {
+        self.inner.finished_masks(masker, late, finished);
+        self.recording.lock().record_finished_masks(finished);
+    }
+
+    fn await_completion(&mut self, timeout: Option<Duration>) -> bool {
+        self.inner.await_completion(timeout)
     }
 
     fn pool_blocks(&mut self, need: Need) -> usize {
