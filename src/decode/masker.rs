@@ -166,7 +166,7 @@ impl Masker {
             return;
         }
         let waker = self.waker();
-        self.slow.start("pagedllm-replays", move |jobs| {
+        self.slow.start("pagedllm-slow", move |jobs| {
             threads::lower_priority();
             jobs.iter().for_each(|job| {
                 job.run(None);
@@ -203,7 +203,7 @@ impl Masker {
     /// Receives masks until all of `ids` have come, or until `timeout` has passed.
     pub fn wait(&mut self, ids: &[MaskId], timeout: Option<Duration>) {
         let until = timeout.map(|timeout| Instant::now() + timeout);
-        while !ids.iter().all(|&id| self.has(id)) {
+        while !ids.iter().all(|&id| self.has(id)) && self.received.try_reserve(1).is_ok() {
             let masked = match until {
                 Some(until) => self.done.recv_deadline(until).ok(),
                 None => self.done.recv().ok(),

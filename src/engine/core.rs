@@ -441,7 +441,7 @@ impl EngineCore {
     pub fn await_completion(&mut self) -> bool {
         let Lifecycle { scheduler, transfers, masks, .. } = &self.lifecycle;
         let has_groups = scheduler.running() + scheduler.waiting() + scheduler.paused() > 0;
-        let must_wait = masks.late() > 0 || (!has_groups && transfers.pending() > 0);
+        let must_wait = masks.has_waiting(scheduler) || (!has_groups && transfers.pending() > 0);
         must_wait && self.source.await_completion(self.max_sleep())
     }
 

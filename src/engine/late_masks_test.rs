@@ -379,6 +379,42 @@ fn an_abort_of_a_sequence_with_a_late_mask_takes_effect_in_the_next_step() {
 }
 
 #[test]
+fn a_deadline_of_a_sequence_with_a_late_mask_takes_effect_in_the_next_step() {
+    let setup = setup(0.0, 0, 1, &options(Preemption::Recompute), None);
+    setup.lateness.lock().unwrap().holds = true;
+    let request = Request { deadline: Some(Duration::from_millis(200)), ..long_request(1, grammars()[0].clone()) };
+    setup.engine.add_request(request).unwrap();
+    let mut results = Results::new();
+    let start = std::time::Instant::now();
+    while start.elapsed() < Duration::from_millis(100) {
+        step(&setup, &mut results);
+    }
+    assert!(setup.lateness.lock().unwrap().count > 0);
+    std::thread::sleep(Duration::from_millis(120));
+    let report = step(&setup, &mut results);
+    assert_eq!((results[&(1, 0)].end.as_ref().unwrap().0, report.unfinished), (FinishReason::Deadline, 0));
+}
+
+#[test]
+fn a_slow_grammar_gives_the_same_text_as_a_quick_one() {
+    let texts = |is_slow: bool| {
+        let setup = setup(0.0, 0, 1, &options(Preemption::Recompute), None);
+        let grammar = Grammar::Lark("start: s\ns: s s | \"a\" | \"b\"".into());
+        // All constraints of the grammar share their pace.
+        if is_slow {
+            setup.engine.grammars().unwrap().compile(&grammar).unwrap().record_time(Duration::from_secs(1));
+        }
+        for i in 0..4 {
+            setup.engine.add_request(long_request(i, Some(grammar.clone()))).unwrap();
+        }
+        let mut results = Results::new();
+        while step(&setup, &mut results).unfinished > 0 {}
+        results
+    };
+    assert_eq!(texts(true), texts(false));
+}
+
+#[test]
 fn commands_for_a_sequence_with_a_late_mask_wait_in_their_order() {
     let (setup, id, mut results) = held(1);
     let seq = id.sequence(0);

@@ -99,7 +99,7 @@ impl Masks {
         let more = if self.ids.is_empty() { self.max_seqs.max(1) } else { 1 };
         self.ids.try_reserve(more)?;
         self.awaited.try_reserve(more)?;
-        self.late_ids.try_reserve(more)?;
+        self.late_ids.try_reserve(self.late.len() + more)?;
         Ok(self.late.try_reserve(self.ids.len() + more)?)
     }
 
@@ -219,9 +219,10 @@ impl Masks {
         self.late.iter().any(|late| late.seq == seq)
     }
 
-    /// Returns the number of late masks.
-    pub fn late(&self) -> usize {
-        self.late.len()
+    /// Returns whether a running sequence, an output or a command waits for a late mask.
+    pub fn has_waiting(&self, scheduler: &Scheduler) -> bool {
+        let runs = |seq| scheduler.find(seq).is_some_and(|sequence| sequence.group.is_some());
+        self.late.iter().any(|late| late.token.is_some() || !late.deferred.is_empty() || runs(late.seq))
     }
 
     /// Takes the pending token of a sequence.

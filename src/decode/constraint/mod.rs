@@ -190,7 +190,7 @@ impl Constraint {
             mask,
             fresh: self.fresh,
             failure: None,
-            pending: self.pending.clone(),
+            pending: pending::try_copy_changes(&self.pending)?,
             needs_replay: self.needs_replay,
         })
     }

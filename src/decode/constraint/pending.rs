@@ -1,15 +1,15 @@
 //! Changes of a constraint that take too long for a step: the thread that computes masks applies
 //! them before the next mask.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 use super::Constraint;
-use crate::error::Result;
+use crate::error::{Result, try_copy};
 
 /// A change that the parser has not seen.
-#[derive(Clone)]
 pub(super) enum Change {
     /// A token of the output.
     Token(u32),
@@ -17,6 +17,20 @@ pub(super) enum Change {
     Appended(Vec<u32>),
     /// Removes this many of the last tokens.
     Removed(usize),
+}
+
+/// Returns a copy of the changes. Fails if the system has no memory.
+pub(super) fn try_copy_changes(changes: &VecDeque<Change>) -> Result<VecDeque<Change>> {
+    let mut copies = VecDeque::new();
+    copies.try_reserve(changes.len())?;
+    for change in changes {
+        copies.push_back(match change {
+            Change::Token(token) => Change::Token(*token),
+            Change::Appended(tokens) => Change::Appended(try_copy(tokens)?),
+            Change::Removed(tokens) => Change::Removed(*tokens),
+        });
+    }
+    Ok(copies)
 }
 
 /// Whether the masks of a grammar take long. All constraints of the grammar share it, since they
@@ -105,10 +119,7 @@ impl Constraint {
 
     /// Appends tokens of the host before the next mask.
     pub fn append_later(&mut self, tokens: &[u32]) -> Result<()> {
-        let mut appended = Vec::new();
-        appended.try_reserve_exact(tokens.len())?;
-        appended.extend_from_slice(tokens);
-        self.add(Change::Appended(appended))
+        self.add(Change::Appended(try_copy(tokens)?))
     }
 
     /// Removes the last tokens before the next mask.
