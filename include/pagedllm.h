@@ -935,7 +935,8 @@ typedef struct {
   uint64_t decode_tokens;
   // Number of sequences in the step.
   uint64_t sequences;
-  // Number of sequences that were skipped because their queue is full.
+  // Number of sequences that were skipped because their queue is full, or because they wait for a
+  // slow grammar.
   uint64_t paused;
 } pllm_step;
 
@@ -975,7 +976,8 @@ typedef struct {
   uint64_t finished_abort;
   // Results that ended with PLLM_FINISH_ERROR: one for each sequence of a request.
   uint64_t finished_error;
-  // Waiting sequences that the last step skipped because their queue is full.
+  // Waiting sequences that the last step skipped because their queue is full, or because they wait
+  // for a slow grammar.
   uint64_t paused;
   // Kept sequences that wait to be resumed or freed.
   uint64_t idle;

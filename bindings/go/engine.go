@@ -92,7 +92,8 @@ type StepReport struct {
 	// PrefillTokens and DecodeTokens are the numbers of tokens computed, and Sequences the number
 	// of sequences in the step.
 	PrefillTokens, DecodeTokens, Sequences int
-	// Paused is the number of sequences that were skipped because their queue is full.
+	// Paused is the number of sequences that were skipped because their queue is full, or because
+	// they wait for a slow grammar.
 	Paused int
 }
 
@@ -126,7 +127,8 @@ func (e *Engine) Abort(request RequestID) error {
 // Stats are counters since the creation of the engine, and its state after the last step.
 type Stats struct {
 	// Waiting sequences wait for their first or next step, and Running sequences run. Paused counts
-	// the waiting sequences that the last step skipped because their queue is full.
+	// the waiting sequences that the last step skipped because their queue is full, or because they
+	// wait for a slow grammar.
 	Waiting, Running, Paused int
 	// Idle is the number of kept sequences that wait to be resumed or closed.
 	Idle int

@@ -473,7 +473,7 @@ export interface Step {
   prefillTokens: number;
   decodeTokens: number;
   sequences: number;
-  /** Number of sequences that were skipped because their queue is full. */
+  /** Number of sequences that were skipped: their queue is full, or their grammar is slow. */
   paused: number;
 }
 

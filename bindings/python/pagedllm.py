@@ -193,7 +193,7 @@ class Step(NamedTuple):
     prefill_tokens: int
     decode_tokens: int
     sequences: int  # sequences in the step
-    paused: int  # sequences that were skipped because their queue is full
+    paused: int  # sequences that were skipped: their queue is full, or their grammar is slow
 
 
 class Stats(NamedTuple):

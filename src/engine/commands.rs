@@ -10,6 +10,7 @@ use super::live_requests::BestOfGroup;
 use super::request::PreparedRequest;
 use super::sequence::{Generation, Sequence};
 use crate::error::{Error, Result};
+use crate::generation::ConstraintState;
 use crate::types::outputs::{FinishReason, Output};
 use crate::types::timing::Timing;
 use crate::types::{RequestId, SeqId};
@@ -180,7 +181,7 @@ impl Lifecycle {
         (generation.sender, generation.user_data) = (pending.sender.clone(), pending.last.user_data);
         let sampling = &mut generation.sampling;
         sampling.hook = hook.or(sampling.hook.take());
-        if sampling.params().grammar.is_some() && sampling.constraint.is_none() {
+        if sampling.params().grammar.is_some() && !matches!(sampling.constraint, ConstraintState::Present(_)) {
             return Err(Error::invalid("internal error: the sequence has lost its grammar; resume it with parameters"));
         }
         let request = sequence.request;

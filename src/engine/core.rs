@@ -142,6 +142,7 @@ impl EngineCore {
         // The scheduler knows no other durations.
         let costs = (self.lifecycle.scheduler.preemption() == Preemption::Auto).then(|| self.device.costs());
         self.source.collect(costs, &mut self.inputs);
+        self.lifecycle.masks.read_finished(&mut *self.source, &mut self.inputs.finished_masks);
         self.lifecycle.delivery.begin_step();
         self.lifecycle.telemetry.step_begins(self.inputs.now);
         let result = catch_unwind(AssertUnwindSafe(|| self.advance()));
@@ -181,10 +182,11 @@ impl EngineCore {
     }
 
     fn apply_commands(&mut self) {
-        let StepInputs { now, commands, costs, finished_transfers, .. } = &mut self.inputs;
+        let StepInputs { now, commands, costs, finished_transfers, finished_masks, .. } = &mut self.inputs;
         costs.iter().for_each(|&costs| self.lifecycle.scheduler.set_costs(costs));
         self.lifecycle.scheduler.set_time(now.as_micros() as u64);
         self.lifecycle.complete_transfers(finished_transfers);
+        self.lifecycle.complete_masks(finished_masks, &mut self.device);
         commands.drain(..).for_each(|command| self.lifecycle.apply(command, &mut self.device));
         self.lifecycle.copy_transfers(&mut self.device);
         self.lifecycle.remove_lost_pins();
@@ -220,8 +222,11 @@ impl EngineCore {
     /// back to the device fails, the affected sequences are recomputed, and the step is planned
     /// again.
     fn schedule(&mut self, groups: Option<&[SeqId]>) -> Option<StepPlan> {
-        let (Lifecycle { scheduler, live, .. }, inputs, device) = (&mut self.lifecycle, &self.inputs, &mut self.device);
-        let is_ready = |seq| live.deliverer_of(seq).is_none_or(|sequence| !inputs.is_full(sequence.generation.sender.id()));
+        let (Lifecycle { scheduler, live, masks, .. }, inputs, device) = (&mut self.lifecycle, &self.inputs, &mut self.device);
+        let is_ready = |seq| {
+            let sequence = live.deliverer_of(seq);
+            sequence.is_none_or(|sequence| !inputs.is_full(sequence.generation.sender.id()) && !masks.is_late(sequence.request))
+        };
         loop {
             let mut plan = match groups {
                 Some(groups) => scheduler.schedule_among(groups, is_ready),
@@ -235,17 +240,17 @@ impl EngineCore {
     }
 
     /// Starts to compute a plan. If this fails, the plan is rolled back.
-    fn launch(&mut self, plan: StepPlan) -> Result<()> {
+    fn launch(&mut self, mut plan: StepPlan) -> Result<()> {
         let (load, launched_at) = (StepLoad::for_plan(&plan), self.shared.clock.now());
         self.shared.snapshot().step = Some((load, launched_at));
         let is_first = self.in_flight.is_empty();
         if is_first {
-            self.sampling.start_masks(&plan, &mut self.lifecycle.live);
+            self.lifecycle.masks.start(&plan, &mut self.lifecycle.live);
         }
         let ticket = self.device.executor.submit(&plan.batch);
         if is_first {
             // Collected even after an error, since a failed step is retried.
-            self.sampling.collect_masks(&mut self.lifecycle.live);
+            self.lifecycle.collect_masks(&mut *self.source, &mut plan);
         }
         match ticket {
             Ok(ticket) => self.in_flight.push_back(LaunchedStep { plan, ticket, load, launched_at, prepared: Ok(()) }),
@@ -285,7 +290,7 @@ impl EngineCore {
         }
         let report = self.report(&step.plan);
         self.lifecycle.start(&step.plan, self.inputs.now);
-        self.lifecycle.commit(step.plan, &mut self.sampling.step);
+        self.lifecycle.commit(step.plan, &mut self.sampling.step, &mut *self.source);
         self.device.record_step(step.load, step.launched_at);
         self.prepare_next();
         self.lifecycle.telemetry.end_phase(Phase::Commit);
@@ -295,10 +300,10 @@ impl EngineCore {
     /// Starts the sampling of the step that was launched with placeholders, which are known now.
     fn prepare_next(&mut self) {
         let Some(LaunchedStep { plan, .. }) = self.in_flight.front_mut() else { return };
-        let Lifecycle { scheduler, live, .. } = &mut self.lifecycle;
+        let Lifecycle { scheduler, live, masks, .. } = &mut self.lifecycle;
         scheduler.mark_stale(plan);
-        self.sampling.start_masks(plan, live);
-        self.sampling.collect_masks(live);
+        masks.start(plan, live);
+        self.lifecycle.collect_masks(&mut *self.source, plan);
         self.prepare_sampling();
     }
 
@@ -433,12 +438,13 @@ impl EngineCore {
         }
     }
 
-    /// If transfers are all that the engine has to do, waits until another step can continue them.
-    /// Returns whether to run that step.
-    pub fn await_transfers(&mut self) -> bool {
-        let scheduler = &self.lifecycle.scheduler;
+    /// If the last step had no sequence because masks are late, or if transfers are all that the
+    /// engine has to do, waits until another step can continue. Returns whether to run that step.
+    pub fn await_completion(&mut self) -> bool {
+        let Lifecycle { scheduler, transfers, masks, .. } = &self.lifecycle;
         let has_groups = scheduler.running() + scheduler.waiting() + scheduler.paused() > 0;
-        !has_groups && self.lifecycle.transfers.pending() > 0 && self.source.await_transfer(self.max_sleep())
+        let must_wait = masks.has_waiting(scheduler) || (!has_groups && transfers.pending() > 0);
+        must_wait && self.source.await_completion(self.max_sleep())
     }
 
     /// Returns how long the engine may sleep: until the first deadline or the end of a pin, and not
@@ -453,12 +459,15 @@ impl EngineCore {
 
     /// Panics unless every invariant between two steps holds. For tests.
     pub fn check_invariants(&self) {
-        let Lifecycle { scheduler, delivery, .. } = &self.lifecycle;
+        let Lifecycle { scheduler, delivery, masks, .. } = &self.lifecycle;
         scheduler.check_with(self.in_flight.front().map_or(&[], |step| &step.plan.batch.copies));
         if !self.has_failed() {
             self.lifecycle.check_transfers();
         }
-        delivery.digests().into_iter().for_each(|digests| digests.check(|sequence| scheduler.find(sequence).is_some()));
+        delivery
+            .digests()
+            .into_iter()
+            .for_each(|digests| digests.check(|sequence| scheduler.find(sequence).is_some() || masks.has(sequence)));
     }
 
     /// Publishes the state of the engine to the other threads.

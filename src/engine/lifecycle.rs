@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::delivery::Delivery;
 use super::live_requests::{BestOfGroup, LiveRequests};
+use super::masks::Masks;
 use super::sequence::Sequence;
 use super::sequence_table::SequenceTable;
 use super::telemetry::Telemetry;
@@ -14,7 +15,8 @@ use crate::error::{Error, Result};
 use crate::output::queue::OutputSender;
 use crate::scheduler::{Event, Scheduler, StepPlan};
 use crate::text::Text;
-use crate::types::outputs::{FinishReason, Output};
+use crate::types::outputs::FinishReason;
+use crate::types::outputs::Output;
 use crate::types::{PinId, RequestId, SeqId};
 
 /// Maximum number of passed deadlines that a step handles. The other requests end in the next steps.
@@ -29,6 +31,7 @@ pub struct Lifecycle {
     pub delivery: Delivery,
     pub telemetry: Box<Telemetry>,
     pub transfers: Box<Transfers>,
+    pub masks: Masks,
     pub table: Arc<SequenceTable>,
     pub text: Option<Arc<Text>>,
     pub model: ModelIdentity,
@@ -61,12 +64,13 @@ impl Lifecycle {
         let mut events = Vec::new();
         events.try_reserve(3 * max_seqs)?;
         let (live, delivery) = (LiveRequests::default(), Delivery::new(max_seqs, journals)?);
-        Ok(Lifecycle { scheduler, live, delivery, telemetry, transfers, table, text, model, events })
+        let masks = Masks::new(max_seqs, table.wakeup.clone());
+        Ok(Lifecycle { scheduler, live, delivery, telemetry, transfers, masks, table, text, model, events })
     }
 
     /// Records the generations that a step has started.
     pub fn start(&mut self, plan: &StepPlan, now: Duration) {
-        for part in plan.sequences.iter().filter(|part| part.begins) {
+        for part in plan.sequences.iter().filter(|part| part.begins && !part.is_stale) {
             if let Some(sequence) = self.live.deliverer_of_mut(part.seq) {
                 self.telemetry.started(sequence, now);
                 self.table.mark_started(sequence.request, sequence.id);
@@ -79,6 +83,7 @@ impl Lifecycle {
         self.scheduler.end(seq);
         if self.scheduler.find(seq).is_none() {
             self.live.sequences.remove(&seq);
+            self.masks.forget(seq);
         }
     }
 
@@ -139,6 +144,10 @@ impl Lifecycle {
 
     /// Ends one running sequence between steps.
     pub fn end_sequence(&mut self, seq: SeqId, finish: FinishReason, complete: impl FnOnce(Output) -> Output) {
+        // The token was committed before the end.
+        if let Some(token) = self.masks.take_token(seq) {
+            self.emit_pending_token(seq, token, Ok(false));
+        }
         let runs = self.scheduler.find(seq).filter(|sequence| sequence.group.is_some());
         let Some((stays, stats)) = runs.map(|sequence| (sequence.is_kept(), sequence.stats)) else { return };
         let Some(sequence) = self.live.sequences.get_mut(&seq) else { return };
@@ -206,6 +215,7 @@ impl Lifecycle {
     /// return the error.
     pub fn end_all(&mut self, error: &Error, complete: impl Fn(Output) -> Output) {
         self.transfers.cancel_all();
+        self.masks.clear();
         let table = self.table.clone();
         table.fail(error, |sender, last| {
             // A generation that no step has processed is not part of the sequence yet.
@@ -262,6 +272,7 @@ impl Lifecycle {
     pub fn remove_sequence(&mut self, id: SeqId) -> Option<Sequence> {
         self.scheduler.remove(id);
         self.delivery.forget(id);
+        self.masks.forget(id);
         self.live.sequences.remove(&id)
     }
 }

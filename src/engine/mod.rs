@@ -9,15 +9,20 @@ mod command;
 mod commands;
 mod core;
 mod deadlines;
+mod deferred_commands;
 mod delivery;
 mod device;
 mod driver;
 mod inbox;
 #[doc(hidden)]
 pub mod journal;
+mod late_masks;
+#[cfg(test)]
+mod late_masks_test;
 mod lifecycle;
 mod live_requests;
 mod load;
+mod masks;
 mod pool_lease;
 mod recovery;
 mod request;
@@ -294,7 +299,7 @@ impl Engine {
     }
 
     /// Runs one step. Without requests, it returns when the pending exports and imports are
-    /// complete. Returns `Busy` if another thread is stepping, or if the engine has a stepping
+    /// complete. If all requests wait for late masks, it returns when one has come. Returns `Busy` if another thread is stepping, or if the engine has a stepping
     /// thread.
     pub fn step(&self) -> Result<StepReport> {
         // The stepping thread may have started without holding the lock of the core yet.
@@ -303,8 +308,8 @@ impl Engine {
         }
         let mut core = self.core_to_step()?;
         let mut result = core.step();
-        // Nothing else can run, so the call need not return before the transfers.
-        while result.as_ref().is_ok_and(|report| report.sequences == 0) && core.await_transfers() {
+        // Nothing else can run, so the call need not return before transfers and late masks.
+        while result.as_ref().is_ok_and(|report| report.sequences == 0) && core.await_completion() {
             result = core.step();
         }
         drop(core);

@@ -1,10 +1,15 @@
 //! The results of a step: commits the sampled tokens and turns them into outputs.
 
 use super::lifecycle::Lifecycle;
+use super::masks::{Advance, PendingToken};
 use super::sampling::{SampleResult, SampledStep, TopLogprobs};
 use super::sequence::Sequence;
 use super::sequence_view::SequenceView;
+use super::step_inputs::Inputs;
+use crate::error::try_copy;
 use crate::error::{Error, Result};
+use crate::generation::grammar::MaskId;
+use crate::generation::output_processor::NewToken;
 use crate::generation::sampler::branch_seed;
 use crate::scheduler::{Event, SampledToken, StepPlan};
 use crate::types::outputs::{FinishReason, Output};
@@ -13,10 +18,11 @@ use crate::types::{RequestId, SeqId};
 
 impl Lifecycle {
     /// Commits a computed plan with its sampled tokens, and queues its outputs.
-    pub fn commit(&mut self, plan: StepPlan, step: &mut SampledStep) {
+    pub fn commit(&mut self, plan: StepPlan, step: &mut SampledStep, source: &mut dyn Inputs) {
         let mut events = std::mem::take(&mut self.events);
         let sampled = std::mem::take(&mut step.tokens);
         self.telemetry.computed(&plan);
+        self.masks.begin_commit();
         // The state of an exported sequence comes before the tokens that follow it.
         self.finish_exports_in_step();
         self.commit_beams(&plan, step);
@@ -29,7 +35,7 @@ impl Lifecycle {
                 Event::Forked { sampled_token } => self.start_sample(&sampled[sampled_token], step),
                 Event::Advanced { sampled_token, finish, stats } => {
                     let (child, result) = (sampled[sampled_token].child, &step.results[sampled_token]);
-                    self.emit_token(child, result, &step.tops, finish, stats)
+                    self.emit_token(child, result, &step.tops, finish, stats, source)
                 }
                 Event::Failed { sampled_token } => self.fail_sample(&sampled[sampled_token], Error::out_of_memory(), step),
                 Event::Dropped { .. } => {}
@@ -100,20 +106,84 @@ impl Lifecycle {
         self.finish(&sender, output);
     }
 
-    /// Turns a committed sampled token into an output. A stop string in its text ends the sequence.
-    fn emit_token(&mut self, seq: SeqId, result: &SampleResult, tops: &TopLogprobs, finish: Option<FinishReason>, stats: SequenceStats) {
+    /// Turns a committed sampled token into an output. If its grammar takes long, the output follows
+    /// with the mask.
+    fn emit_token(
+        &mut self,
+        seq: SeqId,
+        result: &SampleResult,
+        tops: &TopLogprobs,
+        finish: Option<FinishReason>,
+        stats: SequenceStats,
+        source: &mut dyn Inputs,
+    ) {
         let Some(sequence) = self.live.sequences.get_mut(&seq) else { return };
         sequence.samples.finish();
         sequence.generation.timing.set_stats(stats);
-        let (text, reusable) = (self.text.as_deref(), self.delivery.empty_output());
-        let output = match result {
-            Ok(new) => {
-                self.telemetry.counts.generated_tokens += 1;
-                self.telemetry.token(sequence, stats);
-                sequence.advance(new, &tops.all[new.top.clone()], finish, text, reusable)
+        let new = match result {
+            Ok(new) => new,
+            Err(why) => {
+                let (stays, text, reusable) = (self.scheduler.find(seq).is_some(), self.text.as_deref(), self.delivery.empty_output());
+                let output = sequence.close(FinishReason::Error, stays, text, reusable).failed(why.clone());
+                return self.deliver(seq, output);
             }
-            Err(why) => sequence.close(FinishReason::Error, self.scheduler.find(seq).is_some(), text, reusable).failed(why.clone()),
         };
+        let top = &tops.all[new.top.clone()];
+        let complete = match self.masks.advance(&mut sequence.generation.sampling.constraint, new.sample.token, source) {
+            Advance::Known(complete) => complete,
+            // The end of the grammar does not change an output that is the last one.
+            Advance::Pending(_) if finish == Some(FinishReason::Stop) => Ok(false),
+            Advance::Pending(id) => match self.hold_token(id, seq, new, top, finish, stats) {
+                Ok(()) => return,
+                Err(error) => Err(error),
+            },
+        };
+        self.deliver_token(seq, new, top, complete, finish, stats);
+    }
+
+    /// Keeps a committed token until another thread has advanced the grammar.
+    fn hold_token(
+        &mut self,
+        id: MaskId,
+        seq: SeqId,
+        new: &NewToken,
+        top: &[(u32, f32)],
+        finish: Option<FinishReason>,
+        stats: SequenceStats,
+    ) -> Result<()> {
+        let token = PendingToken { new: new.clone(), top: try_copy(top)?, finish, stats };
+        let sequence = self.live.sequences.get_mut(&seq).expect("its token has just been sampled");
+        self.masks.hold(id, (sequence.request, seq), &mut sequence.generation.sampling.constraint, token)?;
+        self.scheduler.invalidate(seq);
+        Ok(())
+    }
+
+    /// Delivers a token that was pending.
+    pub(super) fn emit_pending_token(&mut self, seq: SeqId, token: PendingToken, complete: Result<bool>) {
+        let PendingToken { new, top, finish, stats } = token;
+        self.deliver_token(seq, &new, &top, complete, finish, stats);
+    }
+
+    /// Delivers a token. A stop string in its text, or the end of the grammar, ends the sequence.
+    fn deliver_token(
+        &mut self,
+        seq: SeqId,
+        new: &NewToken,
+        top: &[(u32, f32)],
+        complete: Result<bool>,
+        finish: Option<FinishReason>,
+        stats: SequenceStats,
+    ) {
+        let Some(sequence) = self.live.sequences.get_mut(&seq) else { return };
+        self.telemetry.counts.generated_tokens += 1;
+        self.telemetry.token(sequence, stats);
+        let output = sequence.advance(new, top, complete, finish, self.text.as_deref(), self.delivery.empty_output());
+        self.deliver(seq, output);
+    }
+
+    /// Delivers an output of a generation, which may be the last one.
+    fn deliver(&mut self, seq: SeqId, output: Output) {
+        let Some(sequence) = self.live.sequences.get_mut(&seq) else { return };
         if !sequence.is_delivered(&output) {
             self.delivery.reuse(output);
             return;

@@ -5,9 +5,9 @@ use super::sequence::Sequence;
 use crate::error::{Error, Result};
 use crate::executor::StepOutput;
 use crate::generation::SamplingState;
-use crate::generation::grammar::Masker;
 use crate::generation::output_processor::NewToken;
-use crate::generation::sampler::{Sample, Sampler, drawing, logprob_and_top, logprob_of};
+use crate::generation::sampler::drawing;
+use crate::generation::sampler::{Sample, Sampler, logprob_and_top, logprob_of};
 use crate::scheduler::{SampledToken, ScheduledSequence, Scheduler, StepPlan, TokenOutcome};
 use crate::types::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits};
 use crate::types::{RequestId, SeqId};
@@ -95,10 +95,6 @@ impl SampledStep {
 pub struct Sampling {
     vocab_size: usize,
     sampler: Sampler,
-    /// Worker for grammar masks. The first request with a grammar starts it.
-    masker: Option<Masker>,
-    /// Sequences whose grammar failed, until they end.
-    lost: Vec<(SeqId, Error)>,
     /// Logits that a logits hook edits.
     edited: Vec<f32>,
     /// Samples to draw on the device. Empty if the executor cannot sample.
@@ -114,8 +110,6 @@ impl Sampling {
         let mut sampling = Sampling {
             vocab_size,
             sampler: Sampler::new(vocab_size)?,
-            masker: None,
-            lost: Vec::new(),
             edited: Vec::new(),
             samples_on_device: limits.is_some(),
             on_device: limits.map_or(Ok(DeviceSampling::default()), DeviceSampling::new)?,
@@ -124,31 +118,6 @@ impl Sampling {
         sampling.step.tokens.try_reserve(max_seqs)?;
         sampling.step.results.try_reserve(max_seqs)?;
         Ok(sampling)
-    }
-
-    /// Starts the computation of the grammar masks, in parallel with the forward pass.
-    pub fn start_masks(&mut self, plan: &StepPlan, requests: &mut LiveRequests) {
-        for part in plan.sampled() {
-            let sequence = requests.sequences.get_mut(&part.seq);
-            if let Some(constraint) = sequence.and_then(|sequence| sequence.generation.sampling.constraint.take()) {
-                self.masker.get_or_insert_default().submit(part.seq, constraint);
-            }
-        }
-    }
-
-    /// Waits for the grammar masks that `start_masks` started.
-    pub fn collect_masks(&mut self, requests: &mut LiveRequests) {
-        // A sequence whose step is retried still has no grammar, so its error stays.
-        self.lost.retain(|(seq, _)| requests.sequences.contains_key(seq));
-        while let Some(masked) = self.masker.as_mut().and_then(Masker::collect) {
-            match masked.constraint {
-                Ok(constraint) => {
-                    let sequence = requests.sequences.get_mut(&masked.seq).expect("a sequence stays until its mask is collected");
-                    sequence.generation.sampling.constraint = Some(constraint);
-                }
-                Err(error) => self.lost.push((masked.seq, error)),
-            }
-        }
     }
 
     /// Plans sampling on the device for sequences that need one token and whose logits are not used
@@ -161,8 +130,7 @@ impl Sampling {
         let mut row = 0;
         for part in plan.sequences.iter_mut().filter(|part| part.logits > 0) {
             row += part.logits;
-            let is_lost = self.lost.iter().any(|(seq, _)| *seq == part.seq);
-            let is_one = part.samples && !part.is_stale && part.logits == 1 && !is_lost && requests.request_of_beam(part.seq).is_none();
+            let is_one = part.samples && !part.is_stale && part.logits == 1 && requests.request_of_beam(part.seq).is_none();
             let Some(sequence) = requests.sequences.get_mut(&part.seq).filter(|sequence| is_one && sequence.allows_device_sampling())
             else {
                 continue;
@@ -247,10 +215,9 @@ impl Sampling {
         let tokens = &scheduler.get(part.seq)?.tokens;
         let sequence = requests.sampled(part.seq)?;
         let edited = sequence.generation.sampling.apply_hook(part.seq, tokens, logits, &mut self.edited)?;
-        let lost = self.lost.iter().find(|(seq, _)| *seq == part.seq).map(|(_, error)| error);
         for i in 0..sequence.samples.count {
             let sampling = &mut sequence.generation.sampling;
-            let sample = lost.map_or_else(|| sampling.choose(&mut self.sampler, edited, tokens, i), |error| Err(error.clone()));
+            let sample = sampling.choose(&mut self.sampler, edited, tokens, i);
             let result = sample.and_then(|sample| new_token(sequence, logits, sample, &mut self.step.tops));
             let child = sequence.request.sequence(sequence.index + i as u32);
             self.step.tokens.push(SampledToken { parent: part.seq, child, outcome: outcome(&sequence.generation.sampling, &result) });

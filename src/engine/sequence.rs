@@ -239,16 +239,18 @@ impl Sequence {
     }
 
     /// Returns the output for a committed token, in the lists of `reusable`. `top` are its most
-    /// probable alternatives. A stop string can end the sequence here.
+    /// probable alternatives. `complete` is whether the grammar has ended with it. A stop string can
+    /// end the sequence here, too.
     pub fn advance(
         &mut self,
         new: &NewToken,
         top: &[(u32, f32)],
+        complete: Result<bool>,
         finish: Option<FinishReason>,
         text: Option<&Text>,
         reusable: Output,
     ) -> Output {
-        let complete = self.generation.sampling.advance(&new.sample);
+        let complete = self.generation.sampling.advance(&new.sample).and(complete);
         let mut output = Output { finish, ..self.output_reusing(reusable) };
         let advanced = self.processor.advance(&self.generation.sampling, new, top, complete, text, &mut output);
         self.emit_result(advanced, output)

@@ -10,12 +10,19 @@ use super::command::Command;
 use super::sequence_table::SequenceTable;
 use super::transfers::Completions;
 use crate::error::Result;
+use crate::generation::grammar::MaskId;
+use crate::generation::grammar::Masker;
 use crate::kv::connector::TransferId;
 use crate::memory::budget::{Lease, Need};
 use crate::observability::journal::digests::OutputDigests;
 use crate::observability::stats::{Stats, StepReport};
 use crate::scheduler::Costs;
 use crate::types::QueueId;
+
+/// Time that a step waits for masks after its forward pass. Quick masks take less than a
+/// millisecond. The rest is for threads that the system has not scheduled, since a late mask wastes
+/// the computation of its row.
+const MASK_GRACE_TIME: Duration = Duration::from_millis(5);
 
 /// The inputs of one step, collected at its beginning.
 #[derive(Default)]
@@ -27,6 +34,8 @@ pub struct StepInputs {
     pub costs: Option<Costs>,
     /// Transfers that other threads have completed since the last step.
     pub finished_transfers: Vec<TransferId>,
+    /// Late masks that other threads have computed since the last step.
+    pub finished_masks: Vec<MaskId>,
     /// Queues whose requests must pause, in ascending order.
     full_queues: Vec<QueueId>,
     has_new_space: bool,
@@ -58,9 +67,19 @@ pub trait Inputs: Send {
     /// Collects the inputs of the step that begins. `costs` are the measured ones.
     fn collect(&mut self, costs: Option<Costs>, inputs: &mut StepInputs);
 
-    /// Waits until a transfer may have finished, a command has come, or the time has passed. Returns
-    /// false if the inputs are those of a replay, which has no wait.
-    fn await_transfer(&mut self, _timeout: Option<Duration>) -> bool {
+    /// Waits for masks that the step needs, and adds those to `late` for which it does not wait.
+    fn await_masks(&mut self, masker: &mut Masker, ids: &[MaskId], late: &mut Vec<MaskId>);
+
+    /// Returns whether another thread consumes a token, before it computes this mask. `takes_long`
+    /// is set if the token would take too long for the step.
+    fn is_late(&mut self, id: MaskId, takes_long: bool) -> bool;
+
+    /// Adds those of the late masks that have been computed to `finished`.
+    fn finished_masks(&mut self, masker: &mut Masker, late: &[MaskId], finished: &mut Vec<MaskId>);
+
+    /// Waits until a transfer or a late mask may have finished, a command has come, or the time has
+    /// passed. Returns false if the inputs are those of a replay, which has no wait.
+    fn await_completion(&mut self, _timeout: Option<Duration>) -> bool {
         false
     }
 
@@ -125,7 +144,21 @@ impl Inputs for LiveInputs {
         }
     }
 
-    fn await_transfer(&mut self, timeout: Option<Duration>) -> bool {
+    fn await_masks(&mut self, masker: &mut Masker, ids: &[MaskId], late: &mut Vec<MaskId>) {
+        masker.wait(ids, Some(MASK_GRACE_TIME));
+        late.extend(ids.iter().filter(|&&id| !masker.has(id)));
+    }
+
+    fn is_late(&mut self, _id: MaskId, takes_long: bool) -> bool {
+        takes_long
+    }
+
+    fn finished_masks(&mut self, masker: &mut Masker, late: &[MaskId], finished: &mut Vec<MaskId>) {
+        masker.wait(late, Some(Duration::ZERO));
+        finished.extend(late.iter().filter(|&&id| masker.has(id)));
+    }
+
+    fn await_completion(&mut self, timeout: Option<Duration>) -> bool {
         // Commands, completions and other engines wake the stepping thread after they have written
         // what a step reads. A wake-up from before the last step ends the wait too early, once.
         self.table.wakeup.wait(timeout);

@@ -26,7 +26,7 @@ impl Lifecycle {
             // Outputs of later commands come after the exported state.
             self.finish_exports_in_step();
         }
-        let Some(seq) = self.transfers.imports.sequence_before(&command) else { return self.apply_now(command, device) };
+        let Some(seq) = self.transfers.imports.sequence_before(&command) else { return self.apply_after_mask(command, device) };
         // The end of a generation must not wait. The sequence loses K and V, and the commands for it
         // are applied in their order.
         let ends = matches!(command, Command::Abort { .. } | Command::End { .. } | Command::Free { .. });

@@ -233,7 +233,8 @@ pub struct pllm_step {
     pub decode_tokens: u64,
     /// Number of sequences in the step.
     pub sequences: u64,
-    /// Number of sequences that were skipped because their queue is full.
+    /// Number of sequences that were skipped because their queue is full, or because they wait for a
+    /// slow grammar.
     pub paused: u64,
 }
 
@@ -291,7 +292,8 @@ pub struct pllm_stats {
     pub finished_abort: u64,
     /// Results that ended with PLLM_FINISH_ERROR: one for each sequence of a request.
     pub finished_error: u64,
-    /// Waiting sequences that the last step skipped because their queue is full.
+    /// Waiting sequences that the last step skipped because their queue is full, or because they wait
+    /// for a slow grammar.
     pub paused: u64,
     /// Kept sequences that wait to be resumed or freed.
     pub idle: u64,

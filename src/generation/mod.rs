@@ -8,5 +8,5 @@ pub mod sampler;
 mod sampling_state;
 mod stops;
 
-pub use sampling_state::{LogitsHook, SamplingState};
+pub use sampling_state::{ConstraintState, LogitsHook, SamplingState};
 pub use stops::StopMatcher;

@@ -79,7 +79,7 @@ impl OutputProcessor {
     }
 
     /// Adds a committed token to `output`. `top` are its most probable alternatives. A stop string
-    /// can end the sequence here. `complete` is the result of `SamplingState::advance`.
+    /// can end the sequence here. `complete` is whether the grammar is complete.
     pub fn advance(
         &mut self,
         sampling: &SamplingState,

@@ -3,7 +3,13 @@
 use std::sync::Arc;
 
 use super::grammar::Constraint;
-use super::sampler::{Context, NoChoice, ResolvedSampling, Sample, Sampler, SamplingHistory, branch_seed, drawing};
+use super::grammar::MaskId;
+use super::sampler::Context;
+use super::sampler::ResolvedSampling;
+use super::sampler::SamplingHistory;
+use super::sampler::branch_seed;
+use super::sampler::{NoChoice, Sample};
+use super::sampler::{Sampler, drawing};
 use crate::error::{Error, Result};
 use crate::types::SeqId;
 use crate::types::batch::device_sampling::DeviceSampling;
@@ -13,6 +19,57 @@ use crate::types::options::SamplingParams;
 /// It runs on the stepping thread.
 pub type LogitsHook = Arc<dyn Fn(SeqId, &[u32], &mut [f32]) + Send + Sync>;
 
+/// The grammar of a generation.
+#[derive(Default)]
+pub enum ConstraintState {
+    #[default]
+    Unconstrained,
+    Present(Constraint),
+    /// Another thread computes its mask.
+    Away(MaskId),
+    /// A defect has destroyed it.
+    Lost(Error),
+}
+
+impl ConstraintState {
+    /// Takes the constraint, whose mask gets this id.
+    pub fn take(&mut self, id: MaskId) -> Option<Constraint> {
+        match std::mem::replace(self, ConstraintState::Away(id)) {
+            ConstraintState::Present(constraint) => Some(constraint),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+
+    /// Returns a constraint that was taken. Does nothing if the generation is another one now.
+    pub fn put_back(&mut self, id: MaskId, constraint: Result<Constraint>) {
+        if matches!(self, ConstraintState::Away(away) if *away == id) {
+            *self = constraint.map_or_else(ConstraintState::Lost, ConstraintState::Present);
+        }
+    }
+
+    /// Returns the constraint, or `None` if there is none. Fails if it is away or lost.
+    pub fn get(&mut self) -> Result<Option<&mut Constraint>> {
+        match self {
+            ConstraintState::Unconstrained => Ok(None),
+            ConstraintState::Present(constraint) => Ok(Some(constraint)),
+            ConstraintState::Away(_) => Err(Error::internal("the grammar of the sequence is used by another thread")),
+            ConstraintState::Lost(error) => Err(error.clone()),
+        }
+    }
+
+    fn fork(&self) -> Result<ConstraintState> {
+        Ok(match self {
+            ConstraintState::Unconstrained => ConstraintState::Unconstrained,
+            ConstraintState::Present(constraint) => ConstraintState::Present(constraint.fork()?),
+            ConstraintState::Away(_) => return Err(Error::internal("the grammar of the sequence is used by another thread")),
+            ConstraintState::Lost(error) => ConstraintState::Lost(error.clone()),
+        })
+    }
+}
+
 /// The parameters of one generation, and the state that its tokens have left.
 pub struct SamplingState {
     pub resolved: Arc<ResolvedSampling>,
@@ -20,8 +77,8 @@ pub struct SamplingState {
     pub seed: u64,
     /// Hook of the host that edits the logits.
     pub hook: Option<LogitsHook>,
-    /// Grammar that the text must match. `None` while the worker computes its mask.
-    pub constraint: Option<Constraint>,
+    /// Grammar that the text must match.
+    pub constraint: ConstraintState,
     history: SamplingHistory,
     prompt_len: usize,
     generated: usize,
@@ -30,6 +87,7 @@ pub struct SamplingState {
 impl SamplingState {
     /// Creates the state of a generation that has no tokens yet. `start` adds its prompt.
     pub fn new(resolved: Arc<ResolvedSampling>, seed: u64, hook: Option<LogitsHook>, constraint: Option<Constraint>) -> SamplingState {
+        let constraint = constraint.map_or(ConstraintState::Unconstrained, ConstraintState::Present);
         SamplingState { resolved, seed, hook, constraint, history: SamplingHistory::default(), prompt_len: 0, generated: 0 }
     }
 
@@ -62,8 +120,8 @@ impl SamplingState {
     /// Restores the state of an exported sequence, whose grammar is at the end of the prompt.
     pub fn restore(&mut self, tokens: &[u32], prompt_len: usize, mirostat: Option<(usize, Vec<f32>)>) -> Result<()> {
         let generated = &tokens[prompt_len..];
-        if let Some(constraint) = &mut self.constraint {
-            constraint.append(generated)?;
+        if let Some(constraint) = self.constraint.get()? {
+            constraint.append_later(generated)?;
         }
         self.history = SamplingHistory::restore(&self.resolved, tokens, prompt_len, mirostat)?;
         (self.prompt_len, self.generated) = (prompt_len, generated.len());
@@ -73,7 +131,10 @@ impl SamplingState {
     /// Reserves memory for `more` tokens, so that `advance` does not allocate.
     pub fn reserve(&mut self, more: usize) -> Result<()> {
         self.history.reserve(&self.resolved, more)?;
-        self.constraint.as_mut().map_or(Ok(()), |constraint| constraint.reserve(more))
+        match &mut self.constraint {
+            ConstraintState::Present(constraint) => constraint.reserve(more),
+            _ => Ok(()),
+        }
     }
 
     /// Reserves memory for a copy of `other` and `more` tokens. A copy of a grammar still allocates.
@@ -85,7 +146,7 @@ impl SamplingState {
     /// Makes this a copy of `other`, in the existing memory if it suffices.
     pub fn copy(&mut self, other: &SamplingState) -> Result<()> {
         (self.resolved, self.seed, self.hook) = (other.resolved.clone(), other.seed, other.hook.clone());
-        self.constraint = other.constraint.as_ref().map(Constraint::fork).transpose()?;
+        self.constraint = other.constraint.fork()?;
         (self.prompt_len, self.generated) = (other.prompt_len, other.generated);
         self.history.copy(&other.history)
     }
@@ -119,7 +180,7 @@ impl SamplingState {
 
     /// Returns what sampling reads for sample `i`.
     fn context<'a>(&'a mut self, tokens: &'a [u32], i: usize) -> Result<(&'a ResolvedSampling, Context<'a>)> {
-        let allowed = self.constraint.as_mut().map(Constraint::mask).transpose()?;
+        let allowed = self.constraint.get()?.map(Constraint::mask).transpose()?;
         let (prompt_len, generated, seed) = (self.prompt_len, self.generated, branch_seed(self.seed, i));
         Ok((&self.resolved, Context { tokens, prompt_len, generated, seed, history: &self.history, allowed }))
     }
@@ -129,21 +190,17 @@ impl SamplingState {
         self.resolved.stops_at(token) && !self.resolved.must_go_on(self.generated)
     }
 
-    /// Adds a sampled token. Returns whether the grammar is complete.
-    pub fn advance(&mut self, sample: &Sample) -> Result<bool> {
+    /// Adds a sampled token, except to the grammar.
+    pub fn advance(&mut self, sample: &Sample) -> Result<()> {
         self.generated += 1;
-        self.history.advance(&self.resolved, sample)?;
-        let Some(constraint) = &mut self.constraint else { return Ok(false) };
-        constraint.advance(sample.token)?;
-        Ok(constraint.is_complete())
+        self.history.advance(&self.resolved, sample)
     }
 
     /// Adds tokens of the host. They count as generated tokens.
     pub fn append(&mut self, tokens: &[u32]) -> Result<()> {
         self.history.reserve(&self.resolved, tokens.len())?;
-        if let Some(constraint) = &mut self.constraint {
-            // An error of the grammar is reported when a mask is needed.
-            let _ = constraint.append(tokens);
+        if let Some(constraint) = self.constraint.get()? {
+            constraint.append_later(tokens)?;
         }
         self.history.extend(&self.resolved, tokens)?;
         self.generated += tokens.len();
@@ -154,8 +211,8 @@ impl SamplingState {
     pub fn rewind(&mut self, tokens: &[u32]) -> Result<()> {
         self.prompt_len = self.prompt_len.min(tokens.len());
         let generated = tokens.len() - self.prompt_len;
-        if let Some(constraint) = &mut self.constraint {
-            constraint.rewind(self.generated.saturating_sub(generated))?;
+        if let Some(constraint) = self.constraint.get()? {
+            constraint.rewind_later(self.generated.saturating_sub(generated))?;
         }
         self.history.rewind(&self.resolved, tokens, self.prompt_len)?;
         self.generated = generated;

@@ -4,6 +4,7 @@
 use super::slab::Slot;
 use super::{ScheduledSequence, Scheduler, SequenceKv, StepPlan};
 use crate::error::Result;
+use crate::types::SeqId;
 
 /// What the steps in flight compute of a sequence.
 #[derive(Debug, Clone, Copy, Default)]
@@ -72,6 +73,14 @@ impl Scheduler {
     pub fn mark_stale(&self, plan: &mut StepPlan) {
         for scheduled in &mut plan.sequences {
             scheduled.is_stale = !self.is_current(scheduled);
+        }
+    }
+
+    /// Makes the steps in flight compute nothing for a sequence whose next token cannot be sampled
+    /// yet.
+    pub fn invalidate(&mut self, id: SeqId) {
+        if let Some(slot) = self.sequences.find(id) {
+            self.invalidate_in_flight(slot);
         }
     }
 

@@ -4,6 +4,7 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::thread::JoinHandleExt;
 use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
 
 use super::float::StandardMode;
 use super::quiet;
@@ -59,6 +60,32 @@ pub fn pin(thread: &JoinHandle<()>, cpu: usize) -> Result<()> {
 pub fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     let builder = Builder::new().name(name);
     with_signals_blocked(|| builder.spawn(|| isolated(body)))
+}
+
+/// Priority of threads whose work must not take time from the steps of engines. The system gives such
+/// a thread about a tenth of the time of a thread of the host if both compete for a CPU.
+const LOW_PRIORITY: libc::c_int = 10;
+
+/// Lowers the priority of the calling thread, which the library has started. On other systems than
+/// Linux it does nothing, since priorities there belong to the process.
+pub fn lower_priority() {
+    #[cfg(target_os = "linux")]
+    // SAFETY: the calls have no memory arguments. On Linux, the id of a thread selects this thread
+    // alone. A system that refuses leaves the priority as it is.
+    unsafe {
+        let thread = libc::syscall(libc::SYS_gettid) as libc::id_t;
+        libc::setpriority(libc::PRIO_PROCESS, thread, LOW_PRIORITY);
+    }
+}
+
+/// Returns the CPU time of the calling thread.
+pub fn cpu_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is valid for the write of one timespec.
+    match unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) } {
+        0 => Duration::new(time.tv_sec as u64, time.tv_nsec as u32),
+        _ => Duration::ZERO,
+    }
 }
 
 /// Starts a thread as `spawn` does, with a stack of `stack` bytes.
@@ -147,6 +174,27 @@ fn stack_range() -> Range<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lower_priority_concerns_only_its_thread() {
+        // SAFETY: the call has no memory arguments. 0 is the calling thread.
+        let priority = || unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
+        let before = priority();
+        let (_, lowered) = std::thread::spawn(move || (lower_priority(), priority())).join().unwrap();
+        assert_eq!((priority(), lowered), (before, LOW_PRIORITY));
+    }
+
+    #[test]
+    fn cpu_time_counts_work_and_no_sleep() {
+        let start = cpu_time();
+        std::thread::sleep(Duration::from_millis(50));
+        let slept = cpu_time() - start;
+        let until = std::time::Instant::now() + Duration::from_secs(5);
+        while cpu_time() - start < slept + Duration::from_millis(5) {
+            assert!(std::time::Instant::now() < until);
+        }
+        assert!(slept < Duration::from_millis(25), "{slept:?}");
+    }
 
     #[test]
     fn with_stack_stays_on_a_thread_with_enough_stack() {

@@ -12,13 +12,16 @@ use crate::engine::sequence::Generation;
 use crate::engine::step_inputs::{EndedStep, Inputs, StepInputs};
 use crate::error::{Error, Result};
 use crate::executor::{Executor, InFlightStep, StepOutput};
+use crate::generation::grammar::MaskId;
+use crate::generation::grammar::Masker;
 use crate::kv::BlockId;
 use crate::memory::budget::Need;
 use crate::observability::journal::records::{RecordedCommand, RecordedFork, RecordedResume};
 use crate::observability::journal::writer::JournalWriter;
 use crate::scheduler::Costs;
+use crate::types::batch::Batch;
 use crate::types::batch::device_sampling::{DeviceSampling, DeviceSamplingLimits};
-use crate::types::batch::{Batch, BlockCopy, BlockMove, Tail};
+use crate::types::batch::{BlockCopy, BlockMove, Tail};
 
 /// The record of the current step, to which both decorators write.
 #[derive(Clone)]
@@ -89,8 +92,26 @@ impl Inputs for RecordedInputs {
         }
     }
 
-    fn await_transfer(&mut self, timeout: Option<Duration>) -> bool {
-        self.inner.await_transfer(timeout)
+    fn await_masks(&mut self, masker: &mut Masker, ids: &[MaskId], late: &mut Vec<MaskId>) {
+        self.inner.await_masks(masker, ids, late);
+        late.iter().for_each(|&id| self.recording.lock().record_late_mask(id));
+    }
+
+    fn is_late(&mut self, id: MaskId, takes_long: bool) -> bool {
+        let is_late = self.inner.is_late(id, takes_long);
+        if is_late {
+            self.recording.lock().record_late_mask(id);
+        }
+        is_late
+    }
+
+    fn finished_masks(&mut self, masker: &mut Masker, late: &[MaskId], finished: &mut Vec<MaskId>) {
+        self.inner.finished_masks(masker, late, finished);
+        self.recording.lock().record_finished_masks(finished);
+    }
+
+    fn await_completion(&mut self, timeout: Option<Duration>) -> bool {
+        self.inner.await_completion(timeout)
     }
 
     fn pool_blocks(&mut self, need: Need) -> usize {

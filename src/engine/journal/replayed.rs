@@ -4,6 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::engine::step_inputs::{Inputs, StepInputs};
 use crate::error::{Error, Result};
+use crate::generation::grammar::MaskId;
+use crate::generation::grammar::Masker;
 use crate::kv::connector::TransferId;
 use crate::memory::budget::Need;
 use crate::observability::journal::records::{Failure, Step};
@@ -94,6 +96,27 @@ impl Inputs for ReplayedInputs {
         inputs.finished_transfers.extend(finished_transfers.iter().copied().map(TransferId));
         inputs.costs = costs.map(|(block, token)| Costs { block: f64::from_bits(block), token: f64::from_bits(token) });
         inputs.swap_full_queues(&mut full_queues.clone());
+    }
+
+    fn await_masks(&mut self, masker: &mut Masker, ids: &[MaskId], late: &mut Vec<MaskId>) {
+        let replayed = self.replayed.lock();
+        for &id in ids {
+            match replayed.step.late_masks.contains(&id.0) {
+                true => late.push(id),
+                false => masker.wait(&[id], None),
+            }
+        }
+    }
+
+    fn is_late(&mut self, id: MaskId, _takes_long: bool) -> bool {
+        self.replayed.lock().step.late_masks.contains(&id.0)
+    }
+
+    fn finished_masks(&mut self, masker: &mut Masker, late: &[MaskId], finished: &mut Vec<MaskId>) {
+        let replayed = self.replayed.lock();
+        // A journal that does not fit names masks that are not late. They are ignored.
+        finished.extend(replayed.step.finished_masks.iter().copied().map(MaskId).filter(|id| late.contains(id)));
+        masker.wait(finished, None);
     }
 
     fn pool_blocks(&mut self, need: Need) -> usize {

@@ -2,6 +2,7 @@
 
 use crate::engine::step_inputs::StepInputs;
 use crate::error::{Error, Result};
+use crate::generation::grammar::MaskId;
 use crate::observability::journal::digests::OutputDigests;
 use crate::observability::journal::records::{Failure, RecordedEnd, Resized, Step};
 use crate::types::QueueId;
@@ -42,6 +43,8 @@ impl StepRecorder {
     }
 
     pub fn begin(&mut self, inputs: &StepInputs) {
+        self.step.late_masks.clear();
+        self.step.finished_masks.clear();
         let Step { full_queues, finished_transfers, failed_launches, failed_waits, failed_exchanges, resized, .. } = &mut self.step;
         full_queues.clear();
         full_queues.extend_from_slice(inputs.full_queues());
@@ -60,6 +63,17 @@ impl StepRecorder {
     /// Makes the step worth writing.
     pub fn require(&mut self) {
         self.must_record = true;
+    }
+
+    /// Records a mask for which the step does not wait.
+    pub fn record_late_mask(&mut self, id: MaskId) {
+        self.step.late_masks.push(id.0);
+    }
+
+    /// Records the late masks that have been computed.
+    pub fn record_finished_masks(&mut self, ids: &[MaskId]) {
+        self.step.finished_masks.extend(ids.iter().map(|id| id.0));
+        self.must_record |= !ids.is_empty();
     }
 
     /// Records a launch.

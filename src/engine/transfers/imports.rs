@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::engine::command::Command;
+use crate::engine::deferred_commands::DeferredCommands;
 use crate::error::{Error, Result};
 use crate::kv::BlockId;
 use crate::kv::connector::{BlockArrays, Connector, DeviceBlocks, Progress, TransferId};
@@ -18,16 +19,14 @@ pub struct Import {
     pub computed: usize,
     /// Receiver of an error.
     pub sender: Arc<OutputSender>,
-    /// Commands for the sequence and for its forks, in the order of the calls.
-    pub deferred: VecDeque<Command>,
+    /// Commands for the sequence and for its forks.
+    pub deferred: DeferredCommands,
     pub kv: Vec<u8>,
     /// Blocks of the sequence in this step.
     blocks: Vec<BlockId>,
     arrays: BlockArrays,
     /// Number of blocks that have been copied.
     copied: usize,
-    /// Forks that `deferred` creates.
-    children: Vec<SeqId>,
 }
 
 /// All imports. They finish in the order of their commands, except those that fail.
@@ -56,8 +55,7 @@ impl Import {
         if arrays.total_bytes() > kv.len() {
             return Err(Error::invalid("the exported sequence is truncated in its K and V"));
         }
-        let (deferred, children) = (VecDeque::new(), Vec::new());
-        Ok(Import { seq, computed, sender, deferred, kv, blocks, arrays, copied: 0, children })
+        Ok(Import { seq, computed, sender, deferred: DeferredCommands::default(), kv, blocks, arrays, copied: 0 })
     }
 
     fn is_copied(&self) -> bool {
@@ -76,18 +74,7 @@ impl Import {
     }
 
     fn concerns(&self, seq: SeqId) -> bool {
-        self.seq == seq || self.children.contains(&seq)
-    }
-
-    /// Adds a command for the sequence. Returns the command if there is no memory.
-    fn defer(&mut self, command: Command) -> std::result::Result<(), Command> {
-        let children = if let Command::Fork { children, .. } = &command { &children[..] } else { &[] };
-        if self.deferred.try_reserve(1).is_err() || self.children.try_reserve(children.len()).is_err() {
-            return Err(command);
-        }
-        self.children.extend(children.iter().map(|child| child.id));
-        self.deferred.push_back(command);
-        Ok(())
+        self.seq == seq || self.deferred.creates(seq)
     }
 }
 
@@ -147,7 +134,7 @@ impl Imports {
     /// memory.
     pub fn defer(&mut self, seq: SeqId, command: Command) -> std::result::Result<(), Command> {
         match self.copying.iter_mut().find(|import| import.seq == seq) {
-            Some(import) => import.defer(command),
+            Some(import) => import.deferred.defer(command),
             None => Err(command),
         }
     }

@@ -28,4 +28,10 @@ impl Cache {
         }
         self.entries.push((grammar, compiled));
     }
+
+    /// Returns the number of grammars. For tests.
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
 }

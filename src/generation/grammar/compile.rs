@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use llguidance::TokenParser;
 use llguidance::api::{GrammarInit, ParserLimits, StopReason, TopLevelGrammar};
 use serde_json::Value as Json;
 
+use super::has;
 use super::pattern::Flags;
 use super::schema::{Patterns, Prepared, WorkLimit};
 use super::{Compiled, Shared, failure, lark, pattern, schema};
@@ -20,13 +21,14 @@ use crate::types::options::Grammar;
 /// this stack only when they are used.
 const STACK_BYTES: usize = 64 << 20;
 
-/// Limits of one grammar: about 20 ms to compile its lexer, 5 ms per mask, 100 MB of lexer states.
+/// Limits of one grammar: about 20 ms to compile its lexer, 100 MB of lexer states. An ambiguous
+/// grammar needs up to 20 us for an item, so that a mask takes up to 200 ms.
 pub(super) fn limits() -> ParserLimits {
     ParserLimits {
         max_items_in_row: 2_000,
         initial_lexer_fuel: 1_000_000,
         step_lexer_fuel: 200_000,
-        step_max_items: 50_000,
+        step_max_items: 10_000,
         max_lexer_states: 50_000,
         max_grammar_size: 500_000,
         precompute_large_lexemes: true,
@@ -34,12 +36,53 @@ pub(super) fn limits() -> ParserLimits {
     }
 }
 
+/// The compilations that run at the same time, in all engines of the process. More of them would take
+/// the CPUs from the steps.
+struct Compilations {
+    running: Mutex<usize>,
+    ended: Condvar,
+}
+
+/// The right to compile, until it is dropped.
+pub(super) struct CompilePermit(());
+
+static COMPILATIONS: Compilations = Compilations { running: Mutex::new(0), ended: Condvar::new() };
+
+impl Compilations {
+    fn running(&self) -> MutexGuard<'_, usize> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the maximum number: one for four CPUs, at most four.
+    fn max() -> usize {
+        std::thread::available_parallelism().map_or(1, |cpus| (cpus.get() / 4).clamp(1, 4))
+    }
+}
+
+impl CompilePermit {
+    /// Waits until few enough other threads compile.
+    pub(super) fn wait() -> CompilePermit {
+        let running = COMPILATIONS.running();
+        let mut running =
+            COMPILATIONS.ended.wait_while(running, |running| *running >= Compilations::max()).unwrap_or_else(PoisonError::into_inner);
+        *running += 1;
+        CompilePermit(())
+    }
+}
+
+impl Drop for CompilePermit {
+    fn drop(&mut self) {
+        *COMPILATIONS.running() -= 1;
+        COMPILATIONS.ended.notify_one();
+    }
+}
+
 /// Compiles on a separate thread, since the caller's stack may be small.
-pub(super) fn on_deep_stack(shared: Arc<Shared>, grammar: &Grammar) -> Result<Compiled> {
-    grammar.validate()?;
+pub(super) fn on_deep_stack(shared: Arc<Shared>, grammar: &Grammar, _permit: &CompilePermit) -> Result<Compiled> {
     let grammar = grammar.clone();
     let (answer, question) = crossbeam::channel::bounded(1);
     let work = move || {
+        threads::lower_priority();
         // The send fails only if the thread that waits has ended.
         let _ = answer.send(no_panic(|| parser(&shared, grammar)));
     };
@@ -97,7 +140,33 @@ fn parser(shared: &Shared, grammar: Grammar) -> Result<TokenParser> {
             _ => cannot(&e),
         })?;
     }
+    check_first_tokens(shared, &parser)?;
     Ok(parser)
+}
+
+/// Refuses a grammar that exceeds a limit with its first token, whatever this token is. Consumes
+/// some of the allowed tokens, each on a copy.
+fn check_first_tokens(shared: &Shared, parser: &TokenParser) -> Result<()> {
+    const MAX_TOKENS: usize = 8;
+    let cannot = |panic| cannot(&panic);
+    let allowed = no_panic(|| parser.deep_clone().compute_mask()).map_err(cannot)?;
+    let Ok(allowed) = allowed else { return Ok(()) }; // the grammar is complete
+    let trie = shared.factory.tok_env().tok_trie();
+    let mut firsts = BTreeSet::new();
+    let mut exceeded = None;
+    for token in (0..trie.vocab_size() as u32).filter(|&token| allowed.is_allowed(token) && has(&shared.known, token)) {
+        // Tokens with the same first byte often lead to the same state.
+        if has(&shared.ends, token) || firsts.len() == MAX_TOKENS || !firsts.insert(trie.token(token).first().copied()) {
+            continue;
+        }
+        let mut next = parser.deep_clone();
+        let consumed = no_panic(|| next.compute_mask().and_then(|_| next.consume_token(token)).and_then(|_| next.check_stop()));
+        match consumed.map_err(cannot)? {
+            Ok(_) => return Ok(()),
+            Err(why) => exceeded = Some(failure::too_much(shared, &[token], &reason(&why))),
+        }
+    }
+    exceeded.map_or(Ok(()), |error| Err(Error::invalid(error.message().to_string())))
 }
 
 /// Returns the grammar of texts that a pattern of Python's `re` matches as a whole.

@@ -1,7 +1,9 @@
-//! Computation of token masks, concurrent with the forward pass, on one thread.
+//! Computation of token masks on threads of their own, concurrent with the forward pass.
 
-use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, Sender, unbounded};
 
@@ -11,38 +13,96 @@ use crate::sys::quiet::no_panic;
 use crate::sys::threads;
 use crate::types::SeqId;
 
-/// The service that computes masks. Its thread starts with the first mask. If the thread could not
-/// be started, or has died, `collect` computes them. Dropping the masker ends the thread after its
-/// current mask.
+/// The number of a mask. Masks are numbered in the order in which they are needed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MaskId(pub u64);
+
+/// The service that computes masks. Its threads start with the first mask. If the system starts no
+/// threads, `submit` computes the masks. Dropping the masker ends each thread after its current mask.
 pub struct Masker {
-    jobs: Option<Sender<Job>>,
-    /// Jobs that the thread has not started. Threads that wait for masks process them too.
-    waiting: Receiver<Job>,
+    /// Masks that take little time.
+    quick: Lane,
+    /// Masks of slow grammars, replays, and tokens of the host. Its thread has a low priority.
+    slow: Lane,
+    answers: Sender<Masked>,
     done: Receiver<Masked>,
-    /// Sender for the thread, until it is started.
-    answers: Option<Sender<Masked>>,
-    thread: Option<JoinHandle<()>>,
-    /// Sequences whose masks have not been collected.
-    pending: VecDeque<SeqId>,
+    /// Masks that were received and not taken.
+    received: Vec<Masked>,
+    /// Whether masks wake the stepping thread, because some are late.
+    wakes: Arc<AtomicBool>,
+    wake: Wake,
 }
 
+/// Wakes the stepping thread.
+type Wake = Arc<dyn Fn() + Send + Sync>;
+
+/// A queue of jobs, and the threads that process them.
+#[derive(Default)]
+struct Lane {
+    jobs: Option<Sender<Job>>,
+    waiting: Option<Receiver<Job>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// A mask to compute. The drop of a job answers it in any case.
 struct Job {
+    id: MaskId,
     seq: SeqId,
-    constraint: Constraint,
+    /// `None` after the answer.
+    constraint: Option<Constraint>,
+    answers: Sender<Masked>,
 }
 
 /// A constraint with its mask, or with the reason why it has none. An error if a defect destroyed
 /// the constraint.
 pub struct Masked {
+    pub id: MaskId,
     pub seq: SeqId,
     pub constraint: Result<Constraint>,
+    /// Whether only an end-of-sequence token can follow the pending token, if there was one.
+    pub complete: Result<bool>,
 }
 
 impl Job {
-    fn run(mut self) -> Masked {
-        // The result of `mask` is kept in the constraint and returned by the next call.
-        let masked = no_panic(|| drop(self.constraint.mask()));
-        Masked { seq: self.seq, constraint: masked.map(|()| self.constraint).map_err(|panic| lost(&panic)) }
+    /// Computes the mask. If this takes long, a quick lane passes the job to `slow`.
+    fn run(mut self, slow: Option<&Sender<Job>>) {
+        let Some(mut constraint) = self.constraint.take() else { return };
+        let start = threads::cpu_time();
+        let masked = no_panic(|| {
+            if slow.is_some() && !constraint.try_mask() {
+                return None;
+            }
+            let complete = constraint.catch_up();
+            // The result of `mask` is kept in the constraint and returned by the next call.
+            drop(constraint.mask());
+            constraint.record_time(threads::cpu_time() - start);
+            Some(complete)
+        });
+        match masked {
+            Ok(Some(complete)) => self.answer(Ok(constraint), complete),
+            Ok(None) => {
+                self.constraint = Some(constraint);
+                if let Some(slow) = slow {
+                    // The masker has been dropped if this fails.
+                    let _ = slow.send(self);
+                }
+            }
+            Err(panic) => self.answer(Err(lost(&panic)), Err(lost(&panic))),
+        }
+    }
+
+    fn answer(&self, constraint: Result<Constraint>, complete: Result<bool>) {
+        // The masker has been dropped if this fails.
+        let _ = self.answers.send(Masked { id: self.id, seq: self.seq, constraint, complete });
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        if self.constraint.take().is_some() {
+            let error = lost("the thread that computes masks has ended");
+            self.answer(Err(error.clone()), Err(error));
+        }
     }
 }
 
@@ -50,141 +110,268 @@ fn lost(why: &str) -> Error {
     Error::internal(format!("the grammar of this request was lost: {why}"))
 }
 
-impl Default for Masker {
-    fn default() -> Masker {
+impl Lane {
+    /// Creates a lane without threads.
+    fn new() -> Lane {
         let (jobs, waiting) = unbounded();
-        let (answers, done) = unbounded();
-        Masker { jobs: Some(jobs), waiting, done, answers: Some(answers), thread: None, pending: VecDeque::new() }
+        Lane { jobs: Some(jobs), waiting: Some(waiting), threads: Vec::new() }
+    }
+
+    /// Adds a thread, which calls `work` with the jobs. Does nothing if the system starts none.
+    fn start(&mut self, name: &str, work: impl FnOnce(Receiver<Job>) + Send + 'static) {
+        let Some(jobs) = self.waiting.clone() else { return };
+        self.threads.extend(threads::spawn(name.into(), move || work(jobs)));
+    }
+
+    fn stop(&mut self) {
+        self.jobs = None;
+        // Jobs that have not begun are dropped.
+        self.waiting.take().iter().for_each(|waiting| waiting.try_iter().for_each(drop));
+    }
+
+    fn join(&mut self) {
+        // Panics of jobs are caught.
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
     }
 }
 
 impl Masker {
-    /// Starts the computation of the mask of a sequence's constraint. `collect` returns it.
-    pub fn submit(&mut self, seq: SeqId, constraint: Constraint) {
-        if let Some(answers) = self.answers.take() {
-            self.start(answers);
-        }
-        self.pending.push_back(seq);
-        if let Some(jobs) = &self.jobs {
-            // `self.waiting` is a receiver of this channel, so the send cannot fail.
-            let _ = jobs.send(Job { seq, constraint });
+    /// Maximum number of threads for quick masks. Two of them compute the masks of a batch in about
+    /// the time of its forward pass.
+    const MAX_QUICK: usize = 2;
+
+    /// Creates a masker whose late masks call `wake`, and reserves memory for `seqs` masks.
+    pub fn new(seqs: usize, wake: impl Fn() + Send + Sync + 'static) -> Result<Masker> {
+        let (answers, done) = unbounded();
+        let (quick, slow, mut received) = (Lane::new(), Lane::new(), Vec::new());
+        received.try_reserve(seqs)?;
+        Ok(Masker { quick, slow, answers, done, received, wakes: Arc::default(), wake: Arc::new(wake) })
+    }
+
+    /// Starts the computation of the mask of a sequence's constraint.
+    pub fn submit(&mut self, id: MaskId, seq: SeqId, constraint: Constraint) {
+        self.start_threads();
+        let lane = if constraint.is_slow() { &self.slow } else { &self.quick };
+        let job = Job { id, seq, constraint: Some(constraint), answers: self.answers.clone() };
+        match &lane.jobs {
+            // The lane holds a receiver, so the send cannot fail.
+            Some(jobs) if !lane.threads.is_empty() => drop(jobs.send(job)),
+            // A step that takes longer is better than none.
+            _ => job.run(None),
         }
     }
 
-    fn start(&mut self, answers: Sender<Masked>) {
-        let jobs = self.waiting.clone();
-        let work = move || {
-            for masked in jobs.iter().map(Job::run) {
-                if answers.send(masked).is_err() {
-                    break; // the masker has been dropped
-                }
+    fn start_threads(&mut self) {
+        if !self.slow.threads.is_empty() {
+            return;
+        }
+        let waker = self.waker();
+        self.slow.start("pagedllm-slow", move |jobs| {
+            threads::lower_priority();
+            jobs.iter().for_each(|job| {
+                job.run(None);
+                waker();
+            });
+        });
+        let Some(slow) = self.slow.jobs.clone().filter(|_| !self.slow.threads.is_empty()) else { return };
+        for _ in 0..Self::MAX_QUICK {
+            let (slow, waker) = (slow.clone(), self.waker());
+            self.quick.start("pagedllm-masks", move |jobs| {
+                jobs.iter().for_each(|job| {
+                    job.run(Some(&slow));
+                    waker();
+                });
+            });
+        }
+    }
+
+    /// Returns a function that wakes the stepping thread if it waits for late masks.
+    fn waker(&self) -> impl Fn() + Send + use<> {
+        let (wakes, wake) = (self.wakes.clone(), self.wake.clone());
+        move || {
+            if wakes.load(SeqCst) {
+                wake();
             }
-        };
-        self.thread = threads::spawn("pagedllm-masks".into(), work).ok();
+        }
     }
 
-    /// Returns the next computed mask, in no particular order, or computes one. None: all masks
-    /// have been collected.
-    pub fn collect(&mut self) -> Option<Masked> {
-        if self.pending.is_empty() {
-            return None;
+    /// Sets whether each later mask wakes the stepping thread.
+    pub fn set_wakes(&self, wakes: bool) {
+        self.wakes.store(wakes, SeqCst);
+    }
+
+    /// Receives masks until all of `ids` have come, or until `timeout` has passed.
+    pub fn wait(&mut self, ids: &[MaskId], timeout: Option<Duration>) {
+        let until = timeout.map(|timeout| Instant::now() + timeout);
+        while !ids.iter().all(|&id| self.has(id)) && self.received.try_reserve(1).is_ok() {
+            let masked = match until {
+                Some(until) => self.done.recv_deadline(until).ok(),
+                None => self.done.recv().ok(),
+            };
+            let Some(masked) = masked else { return };
+            self.received.push(masked);
         }
-        let ready = self.done.try_recv().or_else(|_| self.waiting.try_recv().map(Job::run));
-        let masked = match ready.ok().or_else(|| self.done.recv().ok()) {
-            Some(masked) => masked,
-            // The thread has died, and its current job is lost.
-            None => Masked { seq: self.pending[0], constraint: Err(lost("the thread that computes masks has died")) },
-        };
-        self.pending.retain(|&seq| seq != masked.seq);
-        Some(masked)
+    }
+
+    /// Returns whether the mask has been received.
+    pub fn has(&self, id: MaskId) -> bool {
+        self.received.iter().any(|masked| masked.id == id)
+    }
+
+    /// Takes a mask that has been received.
+    pub fn take(&mut self, id: MaskId) -> Option<Masked> {
+        let place = self.received.iter().position(|masked| masked.id == id)?;
+        Some(self.received.swap_remove(place))
+    }
+
+    /// Drops all masks that have been received, except those of `ids`.
+    pub fn retain(&mut self, ids: impl Fn(MaskId) -> bool) {
+        self.received.retain(|masked| ids(masked.id));
     }
 }
 
 impl Drop for Masker {
     fn drop(&mut self) {
-        self.jobs = None;
-        // Uncollected masks are discarded.
-        while self.waiting.try_recv().is_ok() {}
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        self.quick.stop();
+        self.slow.stop();
+        // Quick threads hold a sender of the slow lane, so they end first.
+        self.quick.join();
+        self.slow.join();
     }
 }
 
 #[cfg(test)]
 mod tests {
+
     use super::*;
-    use crate::generation::grammar::tests::byte_grammars;
+    use crate::generation::grammar::tests::{byte_grammars, lose_lexer};
     use crate::types::options::Grammar;
+    use std::sync::atomic::AtomicUsize;
 
     fn constraint() -> Constraint {
         byte_grammars().compile(&Grammar::Choice(vec!["yes".into(), "no".into()])).unwrap()
     }
 
-    fn collected(masker: &mut Masker) -> Vec<u64> {
-        let mut seqs = Vec::new();
-        while let Some(masked) = masker.collect() {
-            let mut constraint = masked.constraint.unwrap();
-            assert_eq!(constraint.mask().unwrap().iter().map(|word| word.count_ones()).sum::<u32>(), 4, "the tokens y, n, yes and no");
-            seqs.push(masked.seq.get());
-        }
-        seqs.sort_unstable();
-        seqs
+    fn masker() -> Masker {
+        Masker::new(8, || {}).unwrap()
+    }
+
+    fn submit(masker: &mut Masker, id: u64, constraint: Constraint) {
+        masker.submit(MaskId(id), SeqId::from_raw(id + 100), constraint);
+    }
+
+    /// Waits for the masks and returns how many tokens each allows. `None`: its request has failed.
+    fn collected(masker: &mut Masker, ids: impl Iterator<Item = u64>) -> Vec<Option<u32>> {
+        let ids: Vec<_> = ids.map(MaskId).collect();
+        masker.wait(&ids, None);
+        let allowed = |mask: &[u32]| mask.iter().map(|word| word.count_ones()).sum();
+        ids.iter()
+            .map(|&id| {
+                let masked = masker.take(id).unwrap();
+                assert_eq!(masked.seq.get(), id.0 + 100);
+                assert!(!masker.has(id));
+                masked.constraint.ok().and_then(|mut constraint| constraint.mask().ok().map(allowed))
+            })
+            .collect()
     }
 
     #[test]
-    fn each_submitted_constraint_is_collected_once_with_its_mask() {
-        let mut masker = Masker::default();
+    fn each_submitted_constraint_is_returned_once_with_its_mask() {
+        let mut masker = masker();
         let first = constraint();
         for round in 0..3 {
-            (0..20).for_each(|seq| masker.submit(SeqId::from_raw(round * 100 + seq), first.fork().unwrap()));
-            assert_eq!(collected(&mut masker), (0..20).map(|seq| round * 100 + seq).collect::<Vec<_>>());
+            (0..20).for_each(|id| submit(&mut masker, round * 100 + id, first.fork().unwrap()));
+            assert_eq!(collected(&mut masker, (0..20).map(|id| round * 100 + id)), vec![Some(4); 20], "the tokens y, n, yes and no");
         }
-        assert!(masker.collect().is_none());
-    }
-
-    /// Returns a masker whose thread could not be started.
-    fn masker_without_thread() -> Masker {
-        let mut masker = Masker::default();
-        masker.answers = None;
-        masker
     }
 
     #[test]
-    fn collect_computes_masks_if_there_is_no_thread() {
-        let mut masker = masker_without_thread();
-        (0..5).for_each(|seq| masker.submit(SeqId::from_raw(seq), constraint()));
-        assert_eq!(collected(&mut masker), [0, 1, 2, 3, 4]);
+    fn submit_computes_masks_if_there_are_no_threads() {
+        let mut masker = masker();
+        masker.quick.waiting = None;
+        masker.slow.waiting = None;
+        (0..5).for_each(|id| submit(&mut masker, id, constraint()));
+        assert!((0..5).all(|id| !masker.has(MaskId(id))));
+        assert_eq!(collected(&mut masker, 0..5), [Some(4); 5]);
     }
 
     #[test]
-    fn a_job_lost_with_its_thread_fails_only_its_request() {
-        let mut masker = masker_without_thread();
-        masker.submit(SeqId::from_raw(1), constraint());
-        masker.submit(SeqId::from_raw(2), constraint());
-        drop(masker.waiting.recv().unwrap());
-        let answers: Vec<_> = std::iter::from_fn(|| masker.collect()).map(|masked| (masked.seq.get(), masked.constraint.is_ok())).collect();
-        assert_eq!(answers, [(2, true), (1, false)]);
+    fn a_dropped_job_fails_only_its_request() {
+        let mut masker = masker();
+        drop(Job { id: MaskId(1), seq: SeqId::from_raw(101), constraint: Some(constraint()), answers: masker.answers.clone() });
+        submit(&mut masker, 2, constraint());
+        assert_eq!(collected(&mut masker, 1..3), [None, Some(4)]);
     }
 
     #[test]
     fn a_failed_constraint_fails_only_its_request() {
-        let mut masker = Masker::default();
+        let mut masker = masker();
         let mut broken = constraint();
         broken.advance(b'?' as u32).unwrap_err();
-        masker.submit(SeqId::from_raw(1), broken);
-        masker.submit(SeqId::from_raw(2), constraint());
-        let answer = |masked: Masked| (masked.seq.get(), masked.constraint.unwrap().mask().is_ok());
-        let mut answers: Vec<_> = std::iter::from_fn(|| masker.collect()).map(answer).collect();
-        answers.sort_unstable();
-        assert_eq!(answers, [(1, false), (2, true)]);
+        submit(&mut masker, 1, broken);
+        submit(&mut masker, 2, constraint());
+        assert_eq!(collected(&mut masker, 1..3), [None, Some(4)]);
     }
 
     #[test]
-    fn dropping_the_masker_ends_its_thread_with_pending_jobs() {
-        let mut masker = Masker::default();
+    fn a_lost_lexer_is_replaced_on_the_thread_for_slow_masks() {
+        let mut masker = masker();
+        let grammars = byte_grammars();
+        let grammar = Grammar::Choice(vec!["yes".into(), "no".into()]);
+        let (mut first, mut second) = (grammars.compile(&grammar).unwrap(), grammars.compile(&grammar).unwrap());
+        second.advance(b'y' as u32).unwrap();
+        lose_lexer(&mut first);
+        submit(&mut masker, 1, second);
+        // The failure of a token is not explained in the step.
+        assert!(!first.try_advance(b'n' as u32).unwrap() && !first.has_mask());
+        submit(&mut masker, 2, first);
+        masker.wait(&[MaskId(1), MaskId(2)], None);
+        assert!(masker.received.iter().all(|masked| masked.complete == Ok(false)));
+        assert_eq!(collected(&mut masker, 1..3), [Some(1); 2], "e, or o");
+    }
+
+    #[test]
+    fn a_pending_token_is_consumed_before_the_mask() {
+        let mut masker = masker();
+        let mut constraint = byte_grammars().compile(&Grammar::Choice(vec!["y".into(), "no".into()])).unwrap();
+        let (mut other, mut wrong) = (constraint.fork().unwrap(), constraint.fork().unwrap());
+        constraint.advance_later(b'y' as u32).unwrap();
+        other.advance_later(b'n' as u32).unwrap();
+        wrong.advance_later(b'z' as u32).unwrap();
+        for (id, constraint) in [(1, constraint), (2, other), (3, wrong)] {
+            submit(&mut masker, id, constraint);
+        }
+        masker.wait(&[MaskId(1), MaskId(2), MaskId(3)], None);
+        let complete = |id| masker.received.iter().find(|masked| masked.id == MaskId(id)).unwrap().complete.clone();
+        assert_eq!((complete(1), complete(2)), (Ok(true), Ok(false)));
+        let error = complete(3).unwrap_err();
+        assert!(error.message().contains("token 122 (\"z\") is not allowed by the grammar at the start of the output"), "{error}");
+    }
+
+    #[test]
+    fn late_masks_wake_the_stepping_thread() {
+        let wakes = Arc::new(AtomicUsize::new(0));
+        let count = wakes.clone();
+        let mut masker = Masker::new(8, move || {
+            count.fetch_add(1, SeqCst);
+        })
+        .unwrap();
+        submit(&mut masker, 1, constraint());
+        collected(&mut masker, 1..2);
+        assert_eq!(wakes.load(SeqCst), 0);
+        masker.set_wakes(true);
+        submit(&mut masker, 2, constraint());
+        while wakes.load(SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!(collected(&mut masker, 2..3), [Some(4)]);
+    }
+
+    #[test]
+    fn dropping_the_masker_ends_its_threads_with_pending_jobs() {
+        let mut masker = masker();
         let first = constraint();
-        (0..100).for_each(|seq| masker.submit(SeqId::from_raw(seq), first.fork().unwrap()));
+        (0..100).for_each(|id| submit(&mut masker, id, first.fork().unwrap()));
         drop(masker);
     }
 }

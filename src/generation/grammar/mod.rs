@@ -10,21 +10,26 @@ mod failure;
 mod lark;
 mod masker;
 mod pattern;
+mod pending;
 mod schema;
 mod vocabulary;
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use llguidance::api::StopReason;
 use llguidance::{ParserFactory, TokenParser};
 
-pub use masker::{Masked, Masker};
+pub use masker::{MaskId, Masked, Masker};
+pub use pending::GrammarPace;
 pub use vocabulary::Vocabulary;
 
 use crate::error::{Code, Error, Result};
 use crate::sys::quiet::no_panic;
 use crate::types::options::Grammar;
 use cache::Cache;
+use compile::CompilePermit;
+use pending::Change;
 
 /// Compiles grammars for one vocabulary. Sync: each thread that adds a request compiles its
 /// grammar.
@@ -50,6 +55,7 @@ struct Compiled {
     /// Requests start with copies of this parser. The copies share its lexer and all states that it
     /// has computed.
     common: Mutex<TokenParser>,
+    pace: Arc<GrammarPace>,
 }
 
 /// Maximum number of states of a lexer that new requests may share. With more states, it may soon
@@ -58,7 +64,7 @@ const MAX_SHARED_STATES: usize = 10_000;
 
 impl Compiled {
     fn new(parser: TokenParser) -> Compiled {
-        Compiled { common: Mutex::new(parser.deep_clone()), pristine: Mutex::new(parser) }
+        Compiled { common: Mutex::new(parser.deep_clone()), pristine: Mutex::new(parser), pace: Arc::default() }
     }
 
     /// Returns a parser at the beginning of the grammar that shares its lexer.
@@ -90,10 +96,16 @@ impl Grammars {
     /// Returns a constraint at the beginning of the grammar. A grammar in the cache is copied
     /// instead of compiled.
     pub fn compile(&self, grammar: &Grammar) -> Result<Constraint> {
+        grammar.validate()?;
         if let Some(compiled) = self.cache().get(grammar) {
             return Constraint::new(self.shared.clone(), compiled);
         }
-        let compiled = Arc::new(compile::on_deep_stack(self.shared.clone(), grammar)?);
+        let permit = CompilePermit::wait();
+        // Another thread may have compiled the grammar meanwhile.
+        if let Some(compiled) = self.cache().get(grammar) {
+            return Constraint::new(self.shared.clone(), compiled);
+        }
+        let compiled = Arc::new(compile::on_deep_stack(self.shared.clone(), grammar, &permit)?);
         let constraint = Constraint::new(self.shared.clone(), compiled.clone())?;
         // If there is no memory for a copy, the next request compiles the grammar, too.
         if let Ok(grammar) = grammar.try_clone() {
@@ -125,6 +137,10 @@ pub struct Constraint {
     /// True if the mask belongs to the current state.
     fresh: bool,
     failure: Option<Error>,
+    /// Changes that the parser has not seen, in their order.
+    pending: VecDeque<Change>,
+    /// True if the parser has consumed a part of a token.
+    needs_replay: bool,
 }
 
 /// Tokens that the grammar does not allow, or that follow its end. The parser has not seen them, so
@@ -149,6 +165,8 @@ impl Constraint {
             mask: Vec::new(),
             fresh: false,
             failure: None,
+            pending: VecDeque::new(),
+            needs_replay: false,
         };
         constraint.mask.try_reserve_exact(constraint.shared.known.len())?;
         Ok(constraint)
@@ -174,6 +192,8 @@ impl Constraint {
             mask,
             fresh: self.fresh,
             failure: None,
+            pending: pending::try_copy_changes(&self.pending)?,
+            needs_replay: self.needs_replay,
         })
     }
 
@@ -181,7 +201,7 @@ impl Constraint {
     /// token t. It is kept until the state changes. If the grammar can end here, the set contains
     /// the end-of-sequence tokens. If it must end, the set contains no others.
     pub fn mask(&mut self) -> Result<&[u32]> {
-        self.check()?;
+        self.catch_up()?;
         if let Some(strayed) = &self.strayed {
             return Err(strayed.why.clone());
         }
@@ -220,7 +240,11 @@ impl Constraint {
 
     /// Appends a token of the output.
     pub fn advance(&mut self, token: u32) -> Result<()> {
-        self.check()?;
+        self.catch_up()?;
+        self.take(token)
+    }
+
+    fn take(&mut self, token: u32) -> Result<()> {
         if self.ended {
             let why = failure::after_end(&self.shared, &self.tokens, token);
             self.stray(1, why.clone());
@@ -236,9 +260,14 @@ impl Constraint {
     /// Appends tokens of the host. If the grammar does not allow them, `mask` is an error until
     /// `rewind` removes them.
     pub fn append(&mut self, tokens: &[u32]) -> Result<()> {
+        self.catch_up()?;
+        self.append_now(tokens)
+    }
+
+    fn append_now(&mut self, tokens: &[u32]) -> Result<()> {
         for (place, &token) in tokens.iter().enumerate() {
             if self.strayed.is_none() && self.allows(token)? {
-                self.advance(token)?;
+                self.take(token)?;
                 continue;
             }
             if self.strayed.is_none() {
@@ -304,9 +333,13 @@ impl Constraint {
 
     /// Removes the last tokens.
     pub fn rewind(&mut self, tokens: usize) -> Result<()> {
-        self.check()?;
+        self.catch_up()?;
+        self.remove(tokens)
+    }
+
+    fn remove(&mut self, tokens: usize) -> Result<()> {
         let tokens = self.rewind_strayed(tokens);
-        if tokens == 0 {
+        if tokens == 0 || self.rolls_back(tokens) {
             return Ok(());
         }
         let Some(left) = self.tokens.len().checked_sub(tokens) else {
@@ -315,16 +348,29 @@ impl Constraint {
                 self.tokens.len()
             )));
         };
-        // The parser has not seen the end-of-sequence token.
-        let seen = tokens - usize::from(self.ended);
-        if seen == 0 || no_panic(|| self.parser.rollback(seen)).is_ok_and(|done| done.is_ok()) {
-            self.parser.invalidate_bias_cache();
-        } else {
-            self.replay(left).inspect_err(|error| self.failure = Some(error.clone()))?;
-        }
+        self.replay(left).inspect_err(|error| self.failure = Some(error.clone()))?;
         self.tokens.truncate(left);
         (self.ended, self.fresh) = (false, false);
         Ok(())
+    }
+
+    /// Removes the last tokens if the parser can roll back. Otherwise returns false and changes
+    /// nothing that `remove` needs.
+    fn rolls_back(&mut self, tokens: usize) -> bool {
+        let unseen = self.strayed.as_ref().map_or(0, |strayed| strayed.tokens);
+        let Some(left) = self.tokens.len().checked_sub(tokens.saturating_sub(unseen)) else { return false };
+        // The parser has not seen the end-of-sequence token.
+        let seen = (self.tokens.len() - left).saturating_sub(usize::from(self.ended));
+        if seen > 0 && !no_panic(|| self.parser.rollback(seen)).is_ok_and(|done| done.is_ok()) {
+            return false;
+        }
+        self.rewind_strayed(tokens);
+        if left < self.tokens.len() {
+            self.parser.invalidate_bias_cache();
+            self.tokens.truncate(left);
+            (self.ended, self.fresh) = (false, false);
+        }
+        true
     }
 
     /// Removes tokens that the parser has not seen. Returns how many are left to remove.
@@ -384,3 +430,5 @@ fn broken(panic: String) -> Error {
 
 #[cfg(test)]
 pub(crate) mod tests;
+#[cfg(test)]
+mod time_test;

@@ -11,8 +11,8 @@ use crate::types::{PinId, QueueId, RequestId, SeqId};
 
 pub const MAGIC: &[u8; 8] = b"PLLMJRNL";
 /// Version of the format. Release 0.3.0 began version 2. Version 3 has the full queues of a step
-/// instead of the groups that were not ready, and the finished transfers.
-pub const VERSION: u32 = 3;
+/// instead of the groups that were not ready, and the finished transfers. Version 4 has the late masks.
+pub const VERSION: u32 = 4;
 
 /// The engine that wrote the journal. The header is JSON, so that other versions can read it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -85,6 +85,9 @@ pub struct Step {
     pub full_queues: Vec<QueueId>,
     /// Transfers that other threads had completed.
     pub finished_transfers: Vec<u64>,
+    /// Masks for which the step did not wait, and earlier ones that had been computed.
+    pub late_masks: Vec<u64>,
+    pub finished_masks: Vec<u64>,
     /// Failed launches of plans, and waits for launched steps whose results could not be used.
     pub failed_launches: Vec<Failure>,
     pub failed_waits: Vec<Failure>,

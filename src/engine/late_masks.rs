@@ -1,0 +1,47 @@
+//! Sequences whose mask is late: their outputs and their commands.
+
+use super::command::Command;
+use super::device::Device;
+use super::lifecycle::Lifecycle;
+use super::step_inputs::Inputs;
+use crate::generation::grammar::MaskId;
+use crate::scheduler::StepPlan;
+
+impl Lifecycle {
+    /// Waits for the masks of a launched plan, as `Masks::collect` does. The rows of late ones become
+    /// stale.
+    pub fn collect_masks(&mut self, source: &mut dyn Inputs, plan: &mut StepPlan) {
+        if self.masks.collect(source, &mut self.live, &mut self.scheduler) {
+            self.scheduler.mark_stale(plan);
+        }
+    }
+
+    /// Continues the sequences whose late masks have been computed: delivers pending tokens, and
+    /// applies the commands that have waited.
+    pub fn complete_masks(&mut self, finished: &[MaskId], device: &mut Device) {
+        for &id in finished {
+            let Some((late, masked)) = self.masks.finish(id) else { continue };
+            if let Some(sequence) = self.live.sequences.get_mut(&late.seq) {
+                sequence.generation.sampling.constraint.put_back(id, masked.constraint);
+            }
+            if let Some(token) = late.token {
+                self.emit_pending_token(late.seq, token, masked.complete);
+            }
+            late.deferred.into_iter().for_each(|command| self.apply_now(command, device));
+            // The group has paused.
+            self.scheduler.recheck_paused();
+        }
+    }
+
+    /// Applies a command, or defers it while another thread uses the grammar of its sequence. The end
+    /// of a generation waits only after other commands.
+    pub(super) fn apply_after_mask(&mut self, command: Command, device: &mut Device) {
+        let refused = match self.masks.commands_before(&command) {
+            Some(deferred) => deferred.defer(command).err(),
+            None => Some(command),
+        };
+        if let Some(command) = refused {
+            self.apply_now(command, device);
+        }
+    }
+}

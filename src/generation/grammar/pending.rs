@@ -1,0 +1,189 @@
+//! Changes of a constraint that take too long for a step: the thread that computes masks applies
+//! them before the next mask.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::Duration;
+
+use super::Constraint;
+use crate::error::{Result, try_copy};
+
+/// A change that the parser has not seen.
+pub(super) enum Change {
+    /// A token of the output.
+    Token(u32),
+    /// Tokens of the host.
+    Appended(Vec<u32>),
+    /// Removes this many of the last tokens.
+    Removed(usize),
+}
+
+/// Returns a copy of the changes. Fails if the system has no memory.
+pub(super) fn try_copy_changes(changes: &VecDeque<Change>) -> Result<VecDeque<Change>> {
+    let mut copies = VecDeque::new();
+    copies.try_reserve(changes.len())?;
+    for change in changes {
+        copies.push_back(match change {
+            Change::Token(token) => Change::Token(*token),
+            Change::Appended(tokens) => Change::Appended(try_copy(tokens)?),
+            Change::Removed(tokens) => Change::Removed(*tokens),
+        });
+    }
+    Ok(copies)
+}
+
+/// Whether the masks of a grammar take long. All constraints of the grammar share it, since they
+/// share the lexer and its lock.
+#[derive(Default)]
+pub struct GrammarPace {
+    /// Number of quick masks after which the grammar counts as quick again.
+    slow_for: AtomicU32,
+    /// Number of masks for which no step waits. Their thread may hold the lock.
+    late: AtomicU32,
+}
+
+impl GrammarPace {
+    /// CPU time from which a mask takes long. A token takes no longer than the mask before it, so
+    /// that the tokens of quick grammars can be consumed in a step.
+    const SLOW_FROM: Duration = Duration::from_millis(1);
+    /// Number of quick masks until a slow grammar counts as quick.
+    const SLOW_FOR: u32 = 32;
+
+    fn is_slow(&self) -> bool {
+        self.slow_for.load(Relaxed) > 0 || self.late.load(Relaxed) > 0
+    }
+
+    /// Records that no step waits for a mask.
+    pub fn begin_late(&self) {
+        self.late.fetch_add(1, Relaxed);
+    }
+
+    /// Records that such a mask has come, or is not needed.
+    pub fn end_late(&self) {
+        self.late.fetch_sub(1, Relaxed);
+    }
+
+    /// Records the CPU time of a mask.
+    fn record(&self, time: Duration) {
+        match time >= Self::SLOW_FROM {
+            true => self.slow_for.store(Self::SLOW_FOR, Relaxed),
+            // It has been 0 already if this fails.
+            false => drop(self.slow_for.fetch_update(Relaxed, Relaxed, |masks| masks.checked_sub(1))),
+        }
+    }
+}
+
+impl Constraint {
+    /// Returns whether the mask is known, or the error that there is instead.
+    pub fn has_mask(&self) -> bool {
+        self.failure.is_some() || (self.pending.is_empty() && (self.fresh || self.strayed.is_some()))
+    }
+
+    /// Returns whether the next mask must not be computed beside quick ones.
+    pub fn is_slow(&self) -> bool {
+        self.compiled.pace.is_slow() || self.needs_replay || self.pending.iter().any(|change| !matches!(change, Change::Removed(_)))
+    }
+
+    /// Returns the pace of the grammar.
+    pub fn pace(&self) -> Arc<GrammarPace> {
+        self.compiled.pace.clone()
+    }
+
+    /// Records the CPU time of the last mask.
+    pub fn record_time(&self, time: Duration) {
+        self.compiled.pace.record(time);
+    }
+
+    /// Appends a token of the output if this needs no replay. Otherwise returns false: the token is
+    /// pending until `catch_up`.
+    pub fn try_advance(&mut self, token: u32) -> Result<bool> {
+        self.check()?;
+        if self.pending.is_empty() && !self.ended && !self.needs_replay && self.strayed.is_none() {
+            self.tokens.try_reserve(1)?;
+            if self.consume(token).is_ok() {
+                self.tokens.push(token);
+                self.fresh = false;
+                return Ok(true);
+            }
+            // The parser has consumed a part of the token.
+            (self.needs_replay, self.fresh) = (true, false);
+        }
+        self.advance_later(token).map(|()| false)
+    }
+
+    /// Appends a token of the output before the next mask.
+    pub fn advance_later(&mut self, token: u32) -> Result<()> {
+        self.add(Change::Token(token))
+    }
+
+    /// Appends tokens of the host before the next mask.
+    pub fn append_later(&mut self, tokens: &[u32]) -> Result<()> {
+        self.add(Change::Appended(try_copy(tokens)?))
+    }
+
+    /// Removes the last tokens before the next mask.
+    pub fn rewind_later(&mut self, tokens: usize) -> Result<()> {
+        if tokens == 0 { Ok(()) } else { self.add(Change::Removed(tokens)) }
+    }
+
+    fn add(&mut self, change: Change) -> Result<()> {
+        self.pending.try_reserve(1)?;
+        self.pending.push_back(change);
+        Ok(())
+    }
+
+    /// Applies the pending changes. Returns whether only an end-of-sequence token can follow.
+    pub fn catch_up(&mut self) -> Result<bool> {
+        self.check()?;
+        self.repair()?;
+        while let Some(change) = self.pending.pop_front() {
+            let applied = match change {
+                Change::Token(token) => self.take(token),
+                Change::Appended(tokens) => self.append_now(&tokens),
+                Change::Removed(tokens) => self.remove(tokens),
+            };
+            if let Err(error) = applied {
+                // Tokens after the end can be removed again.
+                self.failure = self.failure.take().or_else(|| self.strayed.is_none().then(|| error.clone()));
+                return Err(error);
+            }
+        }
+        Ok(self.is_complete())
+    }
+
+    /// Replaces a parser that has consumed a part of a token.
+    fn repair(&mut self) -> Result<()> {
+        if std::mem::take(&mut self.needs_replay) {
+            let ended = self.ended;
+            self.replay(self.tokens.len()).inspect_err(|error| self.failure = Some(error.clone()))?;
+            self.ended = ended;
+        }
+        Ok(())
+    }
+
+    /// Computes the mask if this needs no replay, and returns whether it is known. Otherwise `mask`
+    /// computes it.
+    pub fn try_mask(&mut self) -> bool {
+        while let Some(Change::Removed(tokens)) = self.pending.front().filter(|_| !self.needs_replay && self.failure.is_none()) {
+            let tokens = *tokens;
+            if !self.rolls_back(tokens) {
+                return false;
+            }
+            self.pending.pop_front();
+        }
+        if self.has_mask() {
+            return true;
+        }
+        if !self.pending.is_empty() || self.needs_replay {
+            return false;
+        }
+        match self.compute() {
+            Ok(()) => self.fresh = true,
+            // Another request may have caused the error.
+            Err(_) if !self.owns_lexer => return false,
+            Err(error) => self.failure = Some(error),
+        }
+        true
+    }
+}
