@@ -43,10 +43,15 @@ extern const char *model_dir, *golden_dir;
 
 // Runs a test of this program in its own process.
 typedef struct {
-    int status;  // as from waitpid
+    int status;        // as from waitpid
+    const char *hang;  // why the process was killed; NULL: it has ended
     char output[4096];
 } exit_result;
 exit_result run_alone(const char *name);
+
+// Waits for a child process. Kills a child that hangs, and returns the reason. NULL: it has ended.
+// The text is valid until the next call.
+const char *wait_for(pid_t child, int *status);
 
 // Ends the test: this machine lacks something that it needs.
 _Noreturn void skip(const char *why);
@@ -122,6 +127,7 @@ bool is_prefix(const generation *a, unsigned prompt_index, uint32_t tokens);
 double now(void);
 void sleep_ms(long ms);
 int thread_count(void);
+bool thread_count_falls_to(int expected);
 int descriptor_count(void);
 long resident_kib(void);
 double cpu_seconds(void);

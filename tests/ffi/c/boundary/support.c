@@ -227,6 +227,12 @@ static int directory_entries(const char *directory) {
 
 int thread_count(void) { return directory_entries("/proc/self/task"); }
 
+// A thread may be listed for a moment after it was joined. The limit only bounds a failing test.
+bool thread_count_falls_to(int expected) {
+    for (double end = now() + 300; thread_count() > expected && now() < end;) sleep_ms(1);
+    return thread_count() <= expected;
+}
+
 int descriptor_count(void) { return directory_entries("/proc/self/fd"); }
 
 long resident_kib(void) {
