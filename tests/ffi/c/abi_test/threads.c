@@ -58,7 +58,8 @@ static void concurrent_steps_return_busy(void) {
     pthread_t threads[2];
     for (int i = 0; i < 2; i++) pthread_create(&threads[i], NULL, step_until_stopped, &steppers[i]);
     uint64_t unfinished = 0;
-    for (double end = now() + LAST_RESORT_SECONDS; !steps_have_collided(&steppers[0], &steppers[1]) && now() < end;)
+    double end = now() + LAST_RESORT_SECONDS;
+    while (!steps_have_collided(&steppers[0], &steppers[1]) && now() < end)
         unfinished = keep_engine_busy(engine, unfinished);
     atomic_store(&stop, 1);
     for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
@@ -133,8 +134,8 @@ static void *add_abort_and_poll(void *argument) {
         pllm_error_free(error);
         if (i % 5 == 0) poll_and_count(c, 0);
     }
-    for (double end = now() + LAST_RESORT_SECONDS; atomic_load(&c->ended) < REQUESTS && now() < end;)
-        poll_and_count(c, 10);
+    double end = now() + LAST_RESORT_SECONDS;
+    while (atomic_load(&c->ended) < REQUESTS && now() < end) poll_and_count(c, 10);
     return NULL;
 }
 

@@ -4,7 +4,7 @@
 //     MODEL_DIR   the bundled model, which has a tokenizer
 //     GOLDEN_DIR  a tiny LLaMA without a tokenizer
 // Each test runs in its own process, so that a crash or a hang is reported by name and the other
-// tests run. BOUNDARY_TIMEOUT_FACTOR=10 multiplies the limits of supervise.c (valgrind, sanitizers).
+// tests run. BOUNDARY_TIMEOUT_FACTOR=10 multiplies the limits of supervise.c (for sanitizers).
 //        boundary --supervise PROGRAM [ARGUMENTS]
 // Runs another program within the same limits.
 #include "boundary.h"
@@ -120,7 +120,8 @@ static int run_program(char **arguments) {
     }
     const char *hang = child > 0 ? wait_for(child, &status) : "no child";
     if (hang) printf("FAILED   %s: hangs: %s\n", arguments[0], hang);
-    else if (!WIFEXITED(status)) printf("FAILED   %s: %s\n", arguments[0], strsignal(WTERMSIG(status)));
+    else if (!WIFEXITED(status))
+        printf("FAILED   %s: %s\n", arguments[0], strsignal(WTERMSIG(status)));
     return hang || !WIFEXITED(status) ? FAILED : WEXITSTATUS(status);
 }
 

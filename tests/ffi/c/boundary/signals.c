@@ -112,7 +112,7 @@ static void library_threads_receive_no_signals(void) {
     read_signal_state(&before);
     sending = start_host_thread(send_signals, &s);
     enum { MAX_ROUNDS = 500 };
-    for (int round = 0; round < 5 || (atomic_load(&signals) <= 300 && round < MAX_ROUNDS); round++) {
+    for (int i = 0; i < 5 || (atomic_load(&signals) <= 300 && i < MAX_ROUNDS); i++) {
         pllm_engine_options options = options_for(model_dir);
         options.threads = 2;
         pllm_engine *engine = NULL;

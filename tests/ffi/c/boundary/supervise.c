@@ -21,8 +21,9 @@ static double cpu_seconds_of(pid_t process) {
     if (!file) return 0;
     const char *name_end = fgets(line, sizeof line, file) ? strrchr(line, ')') : NULL;
     fclose(file);
-    if (!name_end || sscanf(name_end, ") %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu %lu %lu",
-                            &user, &kernel, &children_user, &children_kernel) != 4)
+    const char *format = ") %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu %lu %lu";
+    if (!name_end ||
+        sscanf(name_end, format, &user, &kernel, &children_user, &children_kernel) != 4)
         return 0;
     return (double)(user + kernel + children_user + children_kernel) /
            (double)sysconf(_SC_CLK_TCK);

@@ -129,6 +129,10 @@ static bool calls_have_collided(race *t) {
     return atomic_load(&t->starts) > 10 && atomic_load(&t->steps) > 10 && atomic_load(&t->busy) > 0;
 }
 
+static bool may_still_collide(race *t) {
+    return !calls_have_collided(t) && cpu_seconds() < RACE_CPU_SECONDS;
+}
+
 static void *start_and_stop_until_stopped(void *argument) {
     race *t = argument;
     while (!atomic_load(&t->stopped)) {
@@ -157,8 +161,7 @@ static void *step_until_stopped(void *argument) {
 static void *generate_during_race(void *argument) {
     race *t = argument;
     pllm_queue *queue = new_queue(t->engine, 5);
-    for (unsigned i = 0; i < 4 * PROMPTS || (!calls_have_collided(t) && cpu_seconds() < RACE_CPU_SECONDS);
-         i++) {
+    for (unsigned i = 0; i < 4 * PROMPTS || may_still_collide(t); i++) {
         generation a;
         add_prompt(t->engine, queue, i, TOKENS, &a);
         while (!a.ends) take_outputs(queue, 1);

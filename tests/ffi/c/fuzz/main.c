@@ -98,9 +98,8 @@ static uint64_t cpu_ms_of(pid_t process) {
     if (!file) return 0;
     const char *name_end = fgets(line, sizeof line, file) ? strrchr(line, ')') : NULL;
     fclose(file);
-    if (!name_end || sscanf(name_end, ") %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user,
-                            &kernel) != 2)
-        return 0;
+    const char *format = ") %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu";
+    if (!name_end || sscanf(name_end, format, &user, &kernel) != 2) return 0;
     return (uint64_t)(user + kernel) * 1000 / (uint64_t)sysconf(_SC_CLK_TCK);
 }
 
