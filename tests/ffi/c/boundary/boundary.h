@@ -17,6 +17,15 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
+// clang reports its sanitizers in another way than gcc.
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer) && !defined(__SANITIZE_THREAD__)
+#define __SANITIZE_THREAD__ 1
+#elif __has_feature(address_sanitizer) && !defined(__SANITIZE_ADDRESS__)
+#define __SANITIZE_ADDRESS__ 1
+#endif
+#endif
+
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SANITIZED true  // a sanitizer has its own allocator
 #else

@@ -47,8 +47,8 @@ int32_t code_of(pllm_error *error) {
 }
 
 #if defined(__SANITIZE_THREAD__)
-// The library's locks are futexes that the sanitizer does not see, so it checks only the host's
-// code.
+// The sanitizer does not see the locks of a library that is built without it, so it checks only the
+// host's code.
 const char *__tsan_default_options(void);
 const char *__tsan_default_options(void) { return "ignore_noninstrumented_modules=1"; }
 #endif

@@ -8,6 +8,7 @@
 // several threads makes the same calls, but the threads may interleave differently: try it several
 // times. FUZZ_CALL_TIMEOUT=60: a call hangs if the run uses no CPU time for this number of seconds
 // meanwhile, or this CPU time in each of its threads.
+#include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -69,7 +70,16 @@ static program_result run_iteration(const run_options *t, uint64_t iteration) {
 
 static uint64_t own_cpu_ms(void) { return (uint64_t)clock() / (CLOCKS_PER_SEC / 1000); }
 
+static void *do_nothing(void *unused) { return unused; }
+
+// A sanitizer may start a thread of its own with the first thread.
+static void start_the_first_thread(void) {
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, do_nothing, NULL) == 0) pthread_join(thread, NULL);
+}
+
 static int run_iterations(const run_options *t) {
+    start_the_first_thread();
     uint64_t hash = 0, iteration = t->first, end = now_ms() + t->ms;
     for (; t->count ? iteration < t->first + t->count : now_ms() < end || own_cpu_ms() < t->cpu_ms;
          iteration++) {
