@@ -14,6 +14,8 @@ MODEL := examples/model
 LINK := -L$(LIBDIR) -lpagedllm -Wl,-rpath,$(LIBDIR)
 # Duration of the fuzzer in `make test-c`, in seconds.
 FUZZ := 60
+# Duration of the random programs in `make test-tsan`, in seconds.
+TSAN := 120
 # Folders into which rustup and scripts/setup.sh install cargo and go.
 export PATH := $(HOME)/.cargo/bin:$(HOME)/.local/go/bin:$(PATH)
 # A CUDA kernel that spills registers is a build error.
@@ -23,8 +25,8 @@ export CGO_CFLAGS := -O2 -I$(CURDIR)/include
 export CGO_LDFLAGS := -L$(LIBDIR) -Wl,-rpath,$(LIBDIR)
 export PAGEDLLM_LIBRARY := $(LIB)
 
-.PHONY: demo test stages setup lib header manual lint test-rust test-soak soak test-c test-abi test-cpp test-go test-python test-node test-examples \
-        test-install test-kernels cuda-toolkit install dist bench bench-engines bench-long bench-polling bench-quality bench-quick bench-scheduler bench-sequences bench-serving bench-swap fuzz clean
+.PHONY: demo test stages setup lib header manual lint test-rust test-soak soak test-c test-tsan test-abi test-cpp test-go test-python test-node test-examples \
+        test-install test-kernels cuda-toolkit install dist bench bench-engines bench-fairness bench-long bench-polling bench-quality bench-quick bench-scheduler bench-sequences bench-serving bench-swap fuzz clean
 
 demo: $(BUILD)/hello_cpp
 	$(BUILD)/hello_cpp $(MODEL)
@@ -99,6 +101,12 @@ test-c: $(BUILD)/abi_test $(BUILD)/libuv_test $(BUILD)/hello_c
 	valgrind -q --error-exitcode=9 --leak-check=full --show-leak-kinds=definite,indirect --errors-for-leak-kinds=definite,indirect \
 		$(BUILD)/hello_c $(MODEL) | diff - examples/hello.expected
 
+# Checks threads over the whole C API with ThreadSanitizer, for some minutes. It needs the nightly toolchain
+# and builds everything a second time, so `make test` does not run it.
+test-tsan:
+	scripts/setup.sh tsan
+	tests/ffi/c/tsan.sh $(TSAN)
+
 test-abi: lib
 	tests/ffi/abi/check.py
 	@# A program built against the first header of this ABI version has the same output.
@@ -125,11 +133,11 @@ test-cpp: lib
 # "context deadline exceeded".
 test-go: lib
 	@test -z "$$(gofmt -l bindings/go examples/go benches/polling/go)" || { gofmt -l bindings/go examples/go benches/polling/go; exit 1; }
-	cd bindings/go && go vet ./... && go test -count=1 ./... && go test -race -count=1 ./...
-	cd bindings/go && GODEBUG=cgocheck=1 go test -count=1 -tags pagedllm_static ./...
-	cd examples/go && go vet ./... && go test -count=1 ./...
+	cd bindings/go && go vet ./... && go test -timeout 60m -count=1 ./... && go test -race -timeout 60m -count=1 ./...
+	cd bindings/go && GODEBUG=cgocheck=1 go test -timeout 60m -count=1 -tags pagedllm_static ./...
+	cd examples/go && go vet ./... && go test -timeout 60m -count=1 ./...
 	cd bindings/go && for fuzz in TokenizeRoundTrip:50000 Detokenize:2000 RenderChat:100000 Request:25000 Options:100000; do \
-		go test -run '^$$' -fuzz="Fuzz$${fuzz%:*}\$$" -fuzztime="$${fuzz#*:}x" -parallel=2 . || exit 1; done
+		go test -timeout 60m -run '^$$' -fuzz="Fuzz$${fuzz%:*}\$$" -fuzztime="$${fuzz#*:}x" -parallel=2 . || exit 1; done
 
 test-python: lib
 	python3 -m unittest discover -s bindings/python/tests
@@ -208,6 +216,10 @@ bench-swap:
 # Serves a load on a simulated machine, to compare policies and to measure the engine's own time.
 bench-serving:
 	cargo bench --locked --bench serving
+
+# Measures the longest step while other requests and threads of the host attack the engine.
+bench-fairness:
+	cargo bench --locked --bench fairness
 
 bench-polling:
 	benches/polling/run.sh

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# usage: setup.sh demo|test
-# Installs the packages and tools for `make demo` or `make test` on Debian or Ubuntu. If it cannot install
+# usage: setup.sh demo|test|tsan
+# Installs the packages and tools for `make demo`, `make test` or `make test-tsan` on Debian or Ubuntu. If it cannot install
 # one (no root, no network), it prints the command that does.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -44,6 +44,7 @@ if [ "$what" = test ]; then
     header_of asio.hpp libasio-dev
     header_of uv.h libuv1-dev
 fi
+[ "$what" != tsan ] || command_of clang clang
 install_missing
 if [ "$what" = test ]; then
     python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)
@@ -63,6 +64,13 @@ have=$(cargo --version | cut -d' ' -f2)
 if older "$have" "$needed"; then
     echo "Rust $have is installed, $needed or newer is needed. Run: rustup update stable   (without rustup: $rustup_line)" >&2
     exit 1
+fi
+if [ "$what" = tsan ]; then
+    # The standard library is built with the sanitizer too, which needs its source and an unstable option.
+    nightly_line="rustup toolchain install nightly --profile minimal --component rust-src"
+    if ! [ -d "$(rustc +nightly --print sysroot 2>/dev/null)/lib/rustlib/src/rust/library" ]; then
+        $nightly_line || { echo "a nightly toolchain with rust-src is missing. Run: $nightly_line" >&2; exit 1; }
+    fi
 fi
 [ "$what" = test ] || exit 0
 

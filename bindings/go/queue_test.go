@@ -65,7 +65,7 @@ func TestNoWakeupIsLost(t *testing.T) {
 	t.Parallel()
 	engine := open(t, hostSteps)
 	queue := newQueue(t, engine, 1)
-	ctx, cancel := context.WithTimeout(background, 30*time.Second)
+	ctx, cancel := context.WithTimeout(background, lastResort)
 	defer cancel()
 	const tokens = 900
 	add(t, queue, request(tokens))

@@ -5,6 +5,10 @@
 #[cfg(test)]
 #[path = "../../tests/support/counting.rs"]
 pub mod counting;
+#[cfg(test)]
+#[path = "../../tests/support/cpu_time.rs"]
+#[allow(dead_code)] // the integration tests use all of it
+pub mod cpu_time;
 pub mod event;
 pub mod files;
 pub mod float;

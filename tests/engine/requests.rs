@@ -250,8 +250,8 @@ fn a_poll_waits_for_an_output_and_times_out() {
 fn read(queue: &Queue, requests: usize) -> Vec<Output> {
     let mut outputs = Vec::new();
     while outputs.iter().filter(|output: &&Output| output.finish.is_some()).count() < requests {
-        let batch = queue.poll(Some(Duration::from_secs(20))).unwrap();
-        assert!(!batch.is_empty(), "no output arrived for 20 s");
+        let batch = queue.poll(Some(Duration::from_secs(300))).unwrap();
+        assert!(!batch.is_empty(), "no output arrived for 300 s");
         outputs.extend(batch);
     }
     outputs

@@ -3,14 +3,18 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::alone;
 use crate::support::bundled_model;
+use crate::support::progress::Progress;
 use pagedllm::engine::{Engine, Prompt, Request};
 use pagedllm::error::Code;
 use pagedllm::types::options::{EngineOptions, SamplingParams, cpu_list};
 use pagedllm::types::outputs::FinishReason;
+
+/// Maximum CPU time of an idle engine in one second.
+const MAX_IDLE_TIME: Duration = Duration::from_millis(2);
 
 fn options() -> EngineOptions {
     EngineOptions { model_dir: bundled_model(), kv_bytes: Some(4 << 20), max_seqs: 4, max_batch_tokens: 64, ..Default::default() }
@@ -49,9 +53,9 @@ fn cpu_time(threads: &BTreeSet<(String, String)>) -> Duration {
 fn answer(engine: &Engine, steps: bool) -> Vec<(u32, u32)> {
     let sampling = SamplingParams { max_tokens: Some(20), ignore_eos: true, logprobs: Some(0), ..SamplingParams::greedy() };
     engine.add_request(Request::new(Prompt::Tokens((10..60).collect()), sampling)).unwrap();
-    let (mut bits, begin) = (Vec::new(), Instant::now());
+    let (mut bits, mut progress) = (Vec::new(), Progress::new());
     loop {
-        assert!(begin.elapsed() < Duration::from_secs(60), "the request does not end");
+        progress.check(bits.len() as u64, "the request does not end");
         if steps {
             engine.step().unwrap();
         }
@@ -75,14 +79,16 @@ fn an_idle_engine_uses_no_cpu_time() {
             engine.start().unwrap();
         }
         answer(&engine, !start);
-        // After this time, spinning threads sleep.
-        std::thread::sleep(Duration::from_millis(50));
         let threads = threads();
         assert!(threads.len() >= 2 + start as usize, "{threads:?}");
-        let before = cpu_time(&threads);
-        std::thread::sleep(Duration::from_secs(1));
-        let used = cpu_time(&threads) - before;
-        assert!(used < Duration::from_millis(2), "{used:?} of a second");
+        // Threads spin for some time before they sleep. On a busy machine, this takes several rounds.
+        let used_of_a_second = || {
+            let before = cpu_time(&threads);
+            std::thread::sleep(Duration::from_secs(1));
+            cpu_time(&threads) - before
+        };
+        let used: Vec<Duration> = std::iter::repeat_with(used_of_a_second).take(20).take_while(|&used| used >= MAX_IDLE_TIME).collect();
+        assert!(used.len() < 20, "{used:?} of a second each");
     }
 }
 

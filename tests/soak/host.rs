@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::ops::AddAssign;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pagedllm::engine::{Continue, Engine, Fork, Output, Prompt, Queue, Request, Resume};
 use pagedllm::error::{Code, Error, Result};
@@ -15,8 +15,7 @@ use pagedllm::types::{PinId, RequestId, SeqId};
 
 use crate::support::Random;
 use crate::support::faulty::POISON;
-
-const END_TIMEOUT: Duration = Duration::from_secs(120);
+use crate::support::progress::Progress;
 
 /// Counts of one host or of all hosts.
 #[derive(Debug, Default)]
@@ -65,6 +64,8 @@ pub struct Host<'a> {
     pins: Vec<PinId>,
     /// Exported sequences that any host may import.
     exported_states: &'a Mutex<Vec<Vec<u8>>>,
+    /// Outputs so far.
+    outputs: u64,
     tally: Tally,
 }
 
@@ -79,6 +80,7 @@ impl<'a> Host<'a> {
             sequences: Vec::new(),
             pins: Vec::new(),
             exported_states,
+            outputs: 0,
             tally: Tally::default(),
         }
     }
@@ -281,6 +283,7 @@ impl<'a> Host<'a> {
     }
 
     fn handle(&mut self, output: Output) {
+        self.outputs += 1;
         if !output.sequence_state.is_empty() {
             let mut states = self.exported_states.lock().unwrap();
             states.truncate(3);
@@ -304,9 +307,9 @@ impl<'a> Host<'a> {
         std::mem::take(&mut self.pins).into_iter().for_each(|pin| {
             self.check(self.engine.unpin(pin));
         });
-        let start = Instant::now();
+        let mut progress = Progress::new();
         while self.expected.values().any(|&count| count > 0) {
-            assert!(start.elapsed() < END_TIMEOUT, "these requests do not end: {:?}", self.expected);
+            progress.check(self.outputs, format_args!("these requests do not end: {:?}", self.expected));
             self.read(Duration::from_millis(50));
         }
         std::mem::take(&mut self.sequences).into_iter().for_each(|seq| self.free(seq));

@@ -22,7 +22,7 @@ use pagedllm::memory::budget::{BudgetInfo, MemoryBudget};
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
 use pagedllm::types::options::{AllocationPolicy, BatchingPolicy, EngineOptions, KvDtype, OrderPolicy, Policies, Preemption};
 use support::faulty::{Faults, Faulty};
-use support::{Random, TempDir, configs, model_info, write_random_model};
+use support::{Random, TempDir, configs, cpu_time, model_info, write_random_model};
 
 const BLOCK: usize = 8;
 /// Number of blocks of the budget, and the maximum of each engine.
@@ -101,12 +101,14 @@ fn vary_budget(budget: &MemoryBudget, stop: &AtomicBool) {
     budget.resize(max_bytes).unwrap();
 }
 
-/// Samples (seconds, resident bytes) while the hosts run. Skips the first half, in which the heap
+/// Samples (seconds, resident bytes) while the hosts run, for this elapsed time and this CPU time, so
+/// that a busy machine runs as many requests. Skips the first half, in which the heap
 /// grows to its working size.
 fn sample_memory(time: Duration) -> Vec<(f64, f64)> {
     let start = Instant::now();
     let mut samples = Vec::with_capacity(10_000);
-    while start.elapsed() < time {
+    let cpu_start = cpu_time::of_process();
+    while start.elapsed() < time || cpu_time::of_process() - cpu_start < time {
         std::thread::sleep(Duration::from_millis(100));
         if start.elapsed() > time / 2 {
             samples.push((start.elapsed().as_secs_f64(), resident_bytes() as f64));

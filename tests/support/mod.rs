@@ -1,9 +1,11 @@
 //! Random models of any family, generated from its spec, and stored beam searches.
 #![allow(dead_code)] // each test file uses a part of this module
 
+pub mod cpu_time;
 pub mod cuda;
 pub mod faulty;
 pub mod fp8;
+pub mod progress;
 mod random;
 
 use std::collections::BTreeMap;

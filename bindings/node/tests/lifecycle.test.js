@@ -51,7 +51,7 @@ describe('loading', () => {
   });
 
   const run = (program, env = {}) =>
-    promisify(execFile)(process.execPath, ['-e', program], { env: { ...process.env, ...env }, timeout: 30_000 });
+    promisify(execFile)(process.execPath, ['-e', program], { env: { ...process.env, ...env }, timeout: 600_000 });
 
   it('names the paths of a missing library', async () => {
     await assert.rejects(run(`require(${JSON.stringify(MODULE)})`, { PAGEDLLM_LIBRARY: '/nowhere/libpagedllm.so' }),

@@ -132,7 +132,7 @@ class Loading(Case):
             "print('alive')"
         )
         done = subprocess.run(
-            [sys.executable, "-c", program], cwd=MODULE, capture_output=True, text=True, timeout=30
+            [sys.executable, "-c", program], cwd=MODULE, capture_output=True, text=True, timeout=600
         )
         self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "alive\n", ""))
 

@@ -524,7 +524,7 @@ class LogitsHooks(Case):
                 cwd=MODULE,
                 capture_output=True,
                 text=True,
-                timeout=30,
+                timeout=600,
             )
             self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "alive\n", ""))
 

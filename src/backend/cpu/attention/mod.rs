@@ -149,6 +149,9 @@ impl AttentionScratch {
 }
 
 pub fn attention(machine: Machine, scratch: &[Mutex<AttentionScratch>], args: Args, out: &mut Buf) {
+    let KvShape { kv_heads, head_dim, values, .. } = args.kv.shape;
+    let asked = (args.shape.kv_heads, args.shape.head_dim, args.shape.values);
+    assert!(asked == (kv_heads, head_dim, values), "attention over {asked:?}; the cache has {kv_heads} x {head_dim}, {values:?}");
     let out = SendPtr(out[..args.inputs.batch.token_count() * args.shape.out_width()].as_mut_ptr());
     with_cached!(&args.kv.shape, run(machine, scratch, args, out));
 }
@@ -319,12 +322,13 @@ impl<E: Cached> Attend<'_, E> {
     /// is not less than `end`, the span is empty. Array entries after the last part are unchanged.
     #[inline(always)]
     fn find(&self, span: &mut Span<E>, start: usize, end: usize) {
-        let KvShape { block_size, head_dim, .. } = self.args.kv.shape;
+        let KvShape { block_size, head_dim, blocks, .. } = self.args.kv.shape;
         (span.start, span.len, span.run) = (start, end.min(start + SPAN).saturating_sub(start), block_size.min(SPAN));
         for part in 0..span.len.div_ceil(span.run) {
             let position = start + part * span.run;
             let entry = position / block_size * self.args.groups + self.args.group;
             let block = self.args.inputs.batch.tables[self.tile.table + entry] as usize;
+            assert!(block < blocks, "block {block} of a table is outside the pool of {blocks} blocks");
             let [keys, values] = self.args.kv.head::<E>(block, self.kv_head());
             let offset = position % block_size;
             span.keys[part] = keys.numbers.wrapping_add(offset * E::DEPTH);

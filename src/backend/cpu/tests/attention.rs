@@ -1,5 +1,7 @@
 //! Attention over paged K and V.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use super::*;
 use crate::backend::cpu::attention;
 
@@ -155,6 +157,46 @@ fn attention_is_correct_and_batch_invariant_for_all_features() {
                     }
                 }
             }
+        }
+    }
+}
+
+/// A context of three blocks, the last of which has one token.
+#[test]
+fn attention_refuses_tables_with_blocks_outside_the_pool() {
+    let (block_size, blocks, position) = (256, 4, 512_usize);
+    for backend in backends() {
+        for (dtype, window) in KvDtype::ALL.into_iter().flat_map(|dtype| [None, Some(200), Some(1)].map(move |window| (dtype, window))) {
+            let shape = AttentionShape { window, ..AttentionShape::new(2, 1, 8, 1.0) };
+            backend.reserve(&shape).unwrap();
+            let kv_shape = KvShape { blocks, block_size, kv_heads: 1, head_dim: 8, values: Values::Own, dtype };
+            let kv = backend.kv(kv_shape).unwrap();
+            let qkv = buf(&backend, &numbers(shape.row_width(), 3));
+            let attend = |shape: &AttentionShape, tables: Vec<u32>| {
+                let spans = vec![Span { first_token: 0, tokens: 1, table: 0 }];
+                let batch = Batch { tokens: vec![0], positions: vec![position as u32], spans, tables, ..Default::default() };
+                let mut inputs = Inputs::default();
+                backend.upload(&batch, &mut inputs).unwrap();
+                let mut out = poisoned(&backend, shape.out_width());
+                let run = AssertUnwindSafe(|| backend.attention(&inputs, 0, shape, None, &qkv, &kv, &mut out));
+                catch_unwind(run).map_err(|panic| panic.downcast::<String>().map_or_else(|_| String::new(), |text| *text))
+            };
+            let name = format!("{} {dtype:?}, window {window:?}", backend.isa().name());
+            attend(&shape, vec![0, 3, 1]).unwrap();
+            let first_visible = (position + 1).saturating_sub(window.unwrap_or(position + 1)) / block_size;
+            for entry in first_visible..3 {
+                for outside in [blocks as u32, u32::MAX] {
+                    let mut tables = vec![0, 3, 1];
+                    tables[entry] = outside;
+                    let error = attend(&shape, tables).unwrap_err();
+                    assert!(error.contains(&format!("block {outside} of a table is outside the pool of 4 blocks")), "{name}: {error}");
+                }
+            }
+            attend(&shape, vec![0, 3]).expect_err("a table that is too short");
+            attend(&shape, vec![0, 3, 1]).expect("the backend remains usable");
+            let other_heads = AttentionShape { kv_heads: 2, ..shape };
+            let error = attend(&other_heads, vec![0, 3, 1]).unwrap_err();
+            assert!(error.contains("the cache has 1 x 8, Own"), "{name}: {error}");
         }
     }
 }

@@ -5,6 +5,9 @@
 #include <sched.h>
 #include <stdatomic.h>
 
+// Bounds a failing test. A busy machine may take long.
+enum { LAST_RESORT_SECONDS = 600 };
+
 typedef struct {
     const pllm_engine *engine;
     atomic_int *stop;
@@ -55,7 +58,8 @@ static void concurrent_steps_return_busy(void) {
     pthread_t threads[2];
     for (int i = 0; i < 2; i++) pthread_create(&threads[i], NULL, step_until_stopped, &steppers[i]);
     uint64_t unfinished = 0;
-    for (double end = now() + 60; !steps_have_collided(&steppers[0], &steppers[1]) && now() < end;)
+    double end = now() + LAST_RESORT_SECONDS;
+    while (!steps_have_collided(&steppers[0], &steppers[1]) && now() < end)
         unfinished = keep_engine_busy(engine, unfinished);
     atomic_store(&stop, 1);
     for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
@@ -130,8 +134,8 @@ static void *add_abort_and_poll(void *argument) {
         pllm_error_free(error);
         if (i % 5 == 0) poll_and_count(c, 0);
     }
-    for (double end = now() + 60; atomic_load(&c->ended) < REQUESTS && now() < end;)
-        poll_and_count(c, 10);
+    double end = now() + LAST_RESORT_SECONDS;
+    while (atomic_load(&c->ended) < REQUESTS && now() < end) poll_and_count(c, 10);
     return NULL;
 }
 
@@ -170,7 +174,7 @@ static void poll_returns_empty_after_its_timeout(const pllm_engine *engine) {
     double waited = now() - start;
     CHECK(outputs != NULL && pllm_outputs_len(outputs) == 0 &&
           pllm_outputs_get(outputs, 0) == NULL);
-    CHECK(waited >= 0.075 && waited < 30);
+    CHECK(waited >= 0.075);
     pllm_outputs_free(outputs);
 }
 
@@ -187,7 +191,7 @@ static void *generate_after_100_ms(void *engine) {
 }
 
 static void poll_waits_for_outputs_of_another_thread(const pllm_engine *engine) {
-    const int64_t timeouts[] = {60000, -1, INT64_MIN, INT64_MAX};
+    const int64_t timeouts[] = {600000, -1, INT64_MIN, INT64_MAX};
     for (size_t i = 0; i < COUNT(timeouts); i++) {
         pthread_t thread;
         pllm_outputs *outputs = NULL;

@@ -17,6 +17,15 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
+// clang reports its sanitizers in another way than gcc.
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer) && !defined(__SANITIZE_THREAD__)
+#define __SANITIZE_THREAD__ 1
+#elif __has_feature(address_sanitizer) && !defined(__SANITIZE_ADDRESS__)
+#define __SANITIZE_ADDRESS__ 1
+#endif
+#endif
+
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SANITIZED true  // a sanitizer has its own allocator
 #else
@@ -43,10 +52,15 @@ extern const char *model_dir, *golden_dir;
 
 // Runs a test of this program in its own process.
 typedef struct {
-    int status;  // as from waitpid
+    int status;        // as from waitpid
+    const char *hang;  // why the process was killed; NULL: it has ended
     char output[4096];
 } exit_result;
 exit_result run_alone(const char *name);
+
+// Waits for a child process. Kills a child that hangs, and returns the reason. NULL: it has ended.
+// The text is valid until the next call.
+const char *wait_for(pid_t child, int *status);
 
 // Ends the test: this machine lacks something that it needs.
 _Noreturn void skip(const char *why);
@@ -122,6 +136,7 @@ bool is_prefix(const generation *a, unsigned prompt_index, uint32_t tokens);
 double now(void);
 void sleep_ms(long ms);
 int thread_count(void);
+bool thread_count_falls_to(int expected);
 int descriptor_count(void);
 long resident_kib(void);
 double cpu_seconds(void);

@@ -19,12 +19,6 @@ static void create_use_and_free(int i) {
     pllm_queue_free(queue);
 }
 
-// A thread may be listed for a moment after it was joined.
-static bool thread_count_falls_to(int expected) {
-    for (double end = now() + 5; thread_count() > expected && now() < end;) sleep_ms(1);
-    return thread_count() <= expected;
-}
-
 static void freed_engines_leave_no_threads_descriptors_or_memory(void) {
     for (int i = 0; i < 40; i++) create_use_and_free(i);
     int threads_before = thread_count(), descriptors_before = descriptor_count();

@@ -4,7 +4,9 @@
 //     MODEL_DIR   the bundled model, which has a tokenizer
 //     GOLDEN_DIR  a tiny LLaMA without a tokenizer
 // Each test runs in its own process, so that a crash or a hang is reported by name and the other
-// tests run. BOUNDARY_TIMEOUT_FACTOR=10 multiplies the timeout of each test (valgrind, sanitizers).
+// tests run. BOUNDARY_TIMEOUT_FACTOR=10 multiplies the limits of supervise.c (for sanitizers).
+//        boundary --supervise PROGRAM [ARGUMENTS]
+// Runs another program within the same limits.
 #include "boundary.h"
 
 #include <fcntl.h>
@@ -32,16 +34,11 @@ static const test *const files[] = {
     progress_tests,
 };
 
-enum { PASSED = 0, FAILED = 1, SKIPPED = 77, SECONDS = 30 };
+enum { PASSED = 0, FAILED = 1, SKIPPED = 77 };
 
 _Noreturn void skip(const char *why) {
     printf("skipped: %s\n", why);
     exit(SKIPPED);
-}
-
-static unsigned timeout_seconds(void) {
-    const char *factor = getenv("BOUNDARY_TIMEOUT_FACTOR");
-    return SECONDS * (factor ? (unsigned)atoi(factor) : 1);
 }
 
 // Output goes to a file, because a test with much output would block on a pipe.
@@ -51,7 +48,6 @@ static pid_t start_alone(const char *name, int output) {
     setpgid(0, 0);
     dup2(output, 1);
     dup2(output, 2);
-    alarm(timeout_seconds());  // survives exec, and its signal ends the process
     execl("/proc/self/exe", "boundary", model_dir, golden_dir, name, (char *)NULL);
     _exit(127);
 }
@@ -65,8 +61,10 @@ exit_result run_alone(const char *name) {
     fcntl(output, F_SETFD, FD_CLOEXEC);
     fflush(stdout);
     pid_t child = start_alone(name, output);
-    if (child > 0 && waitpid(child, &end.status, 0) == child)
+    if (child > 0) {
+        end.hang = wait_for(child, &end.status);
         kill(-child, SIGKILL);  // remaining child processes
+    }
     ssize_t length = pread(output, end.output, sizeof end.output - 1, 0);
     end.output[length < 0 ? 0 : length] = 0;
     close(output);
@@ -83,11 +81,10 @@ static const test *find(const char *name) {
 static void print_result(const char *name, const exit_result *end, double seconds_taken) {
     bool exited = WIFEXITED(end->status);
     int code = exited ? WEXITSTATUS(end->status) : -1;
-    if (code == PASSED) printf("passed   %s (%.1f s)\n", name, seconds_taken);
+    if (end->hang) printf("FAILED   %s: hangs: %s\n", name, end->hang);
+    else if (code == PASSED) printf("passed   %s (%.1f s)\n", name, seconds_taken);
     else if (code == SKIPPED) printf("skipped  %s\n", name);
     else if (exited) printf("FAILED   %s: exit status %d\n", name, code);
-    else if (WTERMSIG(end->status) == SIGALRM)
-        printf("FAILED   %s: timeout after %u s\n", name, timeout_seconds());
     else printf("FAILED   %s: %s\n", name, strsignal(WTERMSIG(end->status)));
     fputs(end->output, stdout);
     fflush(stdout);
@@ -114,7 +111,22 @@ static int run_all(void) {
     return failed ? FAILED : PASSED;
 }
 
+static int run_program(char **arguments) {
+    int status = -1;
+    pid_t child = fork();
+    if (child == 0) {
+        execv(arguments[0], arguments);
+        _exit(127);
+    }
+    const char *hang = child > 0 ? wait_for(child, &status) : "no child";
+    if (hang) printf("FAILED   %s: hangs: %s\n", arguments[0], hang);
+    else if (!WIFEXITED(status))
+        printf("FAILED   %s: %s\n", arguments[0], strsignal(WTERMSIG(status)));
+    return hang || !WIFEXITED(status) ? FAILED : WEXITSTATUS(status);
+}
+
 int main(int argc, char **argv) {
+    if (argc > 2 && !strcmp(argv[1], "--supervise")) return run_program(argv + 2);
     if (argc < 3) return fprintf(stderr, "usage: boundary MODEL_DIR GOLDEN_DIR [TEST]\n"), 2;
     model_dir = argv[1];
     golden_dir = argv[2];

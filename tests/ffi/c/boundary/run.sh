@@ -3,7 +3,7 @@
 #   CC, CFLAGS              the compiler, and more options (for example -fsanitize=address,undefined)
 #   INCLUDE_DIR, LIB_DIR    folders of pagedllm.h and libpagedllm.so; default: this repository's
 #   BUILD_DIR               folder of the programs; default: build/boundary in this repository
-#   BOUNDARY_TIMEOUT_FACTOR=10    multiplies the timeout of each test
+#   BOUNDARY_TIMEOUT_FACTOR=10    multiplies the limits of supervise.c
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../../../.." && pwd)
@@ -34,6 +34,6 @@ export LOCPATH="$build"
 
 failed=0
 "$build/boundary" "$model" "$golden" || failed=1
-"$build/allocator" "$model" || failed=1
-"$build/dlopen" "$lib/libpagedllm.so" "$model" || failed=1
+"$build/boundary" --supervise "$build/allocator" "$model" || failed=1
+"$build/boundary" --supervise "$build/dlopen" "$lib/libpagedllm.so" "$model" || failed=1
 exit $failed

@@ -213,7 +213,7 @@ typedef struct {
     unsigned runs_len;
     bool locked;           // one worker makes a call that must not run concurrently
     bool changed_by_many;  // changed by several workers at once
-    bool freed, creation_failed;
+    atomic_bool freed, creation_failed;  // racers read them without the lock
 } sequence_record;
 
 // The sequences of one call: the samples or beams of a request, or the children of a fork, each

@@ -6,13 +6,16 @@
 //     fuzz --mutations | --functions                     prints their names
 // A second process supervises the run and prints how to replay a crash or a hang. A replay with
 // several threads makes the same calls, but the threads may interleave differently: try it several
-// times. FUZZ_CALL_TIMEOUT=60: a call hangs after this number of seconds.
+// times. FUZZ_CALL_TIMEOUT=60: a call hangs if the run uses no CPU time for this number of seconds
+// meanwhile, or this CPU time in each of its threads.
+#include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "fuzz.h"
@@ -24,12 +27,13 @@ enum {
     MAX_PROGRAM_BYTES = 3072,
     MIN_PROGRAM_BYTES = 256,
     COVERAGE_SECONDS = 20,
+    MAX_CALL_SECONDS = 1800,
     REPEAT_INTERVAL = 8
 };
 
 typedef struct {
     uint64_t seed, first, count;  // count 0: until the time is over
-    uint64_t ms;
+    uint64_t ms, cpu_ms;  // the least of both
     bool hash_only, check_coverage;
 } run_options;
 
@@ -64,9 +68,21 @@ static program_result run_iteration(const run_options *t, uint64_t iteration) {
     return v;
 }
 
+static uint64_t own_cpu_ms(void) { return (uint64_t)clock() / (CLOCKS_PER_SEC / 1000); }
+
+static void *do_nothing(void *unused) { return unused; }
+
+// A sanitizer may start a thread of its own with the first thread.
+static void start_the_first_thread(void) {
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, do_nothing, NULL) == 0) pthread_join(thread, NULL);
+}
+
 static int run_iterations(const run_options *t) {
+    start_the_first_thread();
     uint64_t hash = 0, iteration = t->first, end = now_ms() + t->ms;
-    for (; t->count ? iteration < t->first + t->count : now_ms() < end; iteration++) {
+    for (; t->count ? iteration < t->first + t->count : now_ms() < end || own_cpu_ms() < t->cpu_ms;
+         iteration++) {
         program_result v = run_iteration(t, iteration);
         if (v.repeatable) hash = mix(hash, v.hash);
     }
@@ -83,25 +99,54 @@ static uint64_t call_timeout_ms(void) {
     return (timeout ? strtoull(timeout, NULL, 10) : 30) * 1000;
 }
 
-static bool find_hanging_call(uint64_t timeout) {
+// 0 if it is unknown.
+static uint64_t cpu_ms_of(pid_t process) {
+    char path[32], line[1024];
+    unsigned long user = 0, kernel = 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)process);
+    FILE *file = fopen(path, "r");
+    if (!file) return 0;
+    const char *name_end = fgets(line, sizeof line, file) ? strrchr(line, ')') : NULL;
+    fclose(file);
+    const char *format = ") %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu";
+    if (!name_end || sscanf(name_end, format, &user, &kernel) != 2) return 0;
+    return (uint64_t)(user + kernel) * 1000 / (uint64_t)sysconf(_SC_CLK_TCK);
+}
+
+// What the supervisor has seen of the run.
+typedef struct {
+    uint64_t cpu_ms, progress_ms;  // CPU time, and when it last changed
+    struct {
+        uint64_t since_ms, cpu_ms;
+    } calls[WORKERS];  // at their starts
+} observation;
+
+// A busy machine slows a call, so the limits are CPU time. The wall clock is the last resort.
+static bool find_hanging_call(pid_t child, observation *seen) {
+    uint64_t timeout = call_timeout_ms(), cpu = cpu_ms_of(child), now = now_ms();
+    if (cpu != seen->cpu_ms) seen->cpu_ms = cpu, seen->progress_ms = now;
     for (int i = 0; i < WORKERS; i++) {
         int function = shared_status->current_calls[i].function;
-        uint64_t since = shared_status->current_calls[i].since_ms, now = now_ms();
-        if (function < 0 || now < since + timeout ||
-            shared_status->current_calls[i].function != function)
-            continue;
-        printf("FINDING: %s has not returned for %llu s\n", function_names[function],
-               LLU(now - since) / 1000);
+        uint64_t since = shared_status->current_calls[i].since_ms;
+        if (function < 0) continue;
+        if (since != seen->calls[i].since_ms)
+            seen->calls[i].since_ms = since, seen->calls[i].cpu_ms = cpu;
+        uint64_t used = cpu - seen->calls[i].cpu_ms;
+        bool idle = now > since + timeout && now > seen->progress_ms + timeout;
+        bool hangs = idle || used > timeout * WORKERS || now > since + MAX_CALL_SECONDS * 1000;
+        if (!hangs || shared_status->current_calls[i].function != function) continue;
+        printf("FINDING: %s has not returned for %llu s and %llu ms of CPU time\n",
+               function_names[function], LLU(now - since) / 1000, LLU(used));
         return true;
     }
     return false;
 }
 
 static int wait_for(pid_t child) {
-    uint64_t timeout = call_timeout_ms();
+    observation seen = {.progress_ms = now_ms()};
     int status = 0;
     while (waitpid(child, &status, WNOHANG) == 0) {
-        if (find_hanging_call(timeout)) kill(child, SIGABRT), waitpid(child, &status, 0);
+        if (find_hanging_call(child, &seen)) kill(child, SIGABRT), waitpid(child, &status, 0);
         else usleep(20000);
     }
     return status;
@@ -168,15 +213,21 @@ static int usage(void) {
 
 static int run_for(uint64_t seconds, uint64_t seed) {
     printf("seed %llu\n", LLU(seed));
-    return supervise(&(run_options){
-        .seed = seed, .ms = seconds * 1000, .check_coverage = seconds >= COVERAGE_SECONDS});
+    bool check_coverage = seconds >= COVERAGE_SECONDS;
+    return supervise(&(run_options){.seed = seed,
+                                    .ms = seconds * 1000,
+                                    .cpu_ms = check_coverage ? COVERAGE_SECONDS * 1000 : 0,
+                                    .check_coverage = check_coverage});
 }
 
 static int run_mutation(const char *name) {
     mutation = mutation_named(name);
     bool is_coverage = mutation == function_never_fails;
     return supervise(
-        &(run_options){.seed = 1, .ms = is_coverage ? 3000 : 20000, .check_coverage = is_coverage});
+        &(run_options){.seed = 1,
+                       .ms = is_coverage ? 3000 : 0,
+                       .cpu_ms = is_coverage ? 0 : 20000,
+                       .check_coverage = is_coverage});
 }
 
 int main(int argc, char **argv) {

@@ -4,7 +4,7 @@
 #   CC, CLANG               the compilers; if clang has libFuzzer, it runs for a quarter of the time
 #   INCLUDE_DIR, LIB_DIR    folders of pagedllm.h and libpagedllm.so; default: this repository's
 #   BUILD_DIR               folder of the programs and of libFuzzer's corpus; default: build/fuzz
-#   FUZZ_CALL_TIMEOUT=30    a call hangs after this number of seconds
+#   FUZZ_CALL_TIMEOUT=30    seconds without CPU time, or of CPU time, after which a call hangs
 set -eu
 seconds=${1:?usage: run.sh SECONDS [SEED]}
 here=$(cd "$(dirname "$0")" && pwd)
@@ -64,7 +64,7 @@ if echo "$entry; $entry { return !data && size; }" |
     $clang $options -fsanitize=fuzzer,address libfuzzer.c $parts -o "$build/libfuzzer" $link
     mkdir -p "$build/corpus"
     "$build/libfuzzer" "$build/corpus" -max_total_time=$(((seconds + 3) / 4)) \
-        -timeout="${FUZZ_CALL_TIMEOUT:-30}" -max_len=3072 -len_control=0 \
+        -timeout=1200 -max_len=3072 -len_control=0 \
         -rss_limit_mb=4096 -malloc_limit_mb=1000000 \
         -artifact_prefix="$build/found-" -print_final_stats=1 >"$build/libfuzzer.log" 2>&1 || {
         cat "$build/libfuzzer.log"
