@@ -228,13 +228,26 @@ impl Lifecycle {
         });
     }
 
-    /// Ends the generations whose deadline has passed.
+    /// Ends the generations whose deadline has passed: all that run, and a bounded number of others.
     pub fn end_overdue(&mut self, now: Duration) {
         for _ in 0..MAX_OVERDUE {
             let Some(request) = self.live.deadlines.take_due(now) else { return };
-            let is_due = |deadline: Option<Duration>| deadline.is_some_and(|deadline| deadline <= now);
-            self.end_where(request, |sequence| is_due(sequence.generation.deadline), FinishReason::Deadline, |output| output);
+            self.end_due(request, now);
         }
+        for _ in 0..self.scheduler.running() {
+            let Some(request) = self.running_overdue(now) else { return };
+            self.end_due(request, now);
+        }
+    }
+
+    fn running_overdue(&self, now: Duration) -> Option<RequestId> {
+        let mut running = self.scheduler.running_sequences().filter_map(|sequence| self.live.deliverer_of(sequence.id));
+        running.find(|sequence| sequence.generation.deadline.is_some_and(|deadline| deadline <= now)).map(|sequence| sequence.request)
+    }
+
+    fn end_due(&mut self, request: RequestId, now: Duration) {
+        let is_due = |deadline: Option<Duration>| deadline.is_some_and(|deadline| deadline <= now);
+        self.end_where(request, |sequence| is_due(sequence.generation.deadline), FinishReason::Deadline, |output| output);
     }
 
     /// Ends the requests whose outputs could not be queued.

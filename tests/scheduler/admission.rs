@@ -209,23 +209,49 @@ fn an_abort_ends_exactly_the_running_sequences_of_the_request() {
 
 /// The time per request does not grow with their number.
 #[test]
-fn requests_with_the_same_deadline_end_in_one_step() {
+fn requests_with_the_same_deadline_end_in_bounded_portions() {
     let time = |count: usize| {
         let bench = bench(EngineOptions { max_seqs: 2, queue_capacity: usize::MAX / 2, ..EngineOptions::default() });
         for _ in 0..count {
             bench.add(Request { n: 2, ..with_deadline(45, request(2, 9)) });
         }
-        bench.engine.step().unwrap();
+        // A step applies about 1,000 requests.
+        (0..count / 900 + 2).for_each(|_| _ = bench.engine.step().unwrap());
         bench.clock.advance(Duration::from_secs(1));
         let started = cpu_time::of_thread();
-        bench.engine.step().unwrap();
-        let time = cpu_time::of_thread() - started;
-        assert_eq!(bench.engine.stats().finished_deadline, 2 * count as u64);
-        time
+        for step in 0..2 * count {
+            let before = bench.engine.stats().finished_deadline;
+            bench.engine.step().unwrap();
+            let ended = bench.engine.stats().finished_deadline - before;
+            assert!(ended <= 2 * 1024 + 2, "step {step} ends {ended} sequences");
+            if before + ended == 2 * count as u64 {
+                break;
+            }
+        }
+        cpu_time::of_thread() - started
     };
     let fastest = |count| (0..3).map(|_| time(count)).min().unwrap();
     let (few, many) = (fastest(2000), fastest(20_000));
     assert!(many < 40 * few, "{few:?} for 2,000 and {many:?} for 20,000");
+}
+
+/// With `max_seqs` 1, the last request to be added runs because of its priority.
+#[test]
+fn a_running_request_ends_at_its_deadline_however_many_others_do() {
+    let policies = Policies { order: OrderPolicy::Priority { ageing: Duration::from_secs(1000) }, ..Policies::default() };
+    let bench = bench(EngineOptions { max_seqs: 1, queue_capacity: usize::MAX / 2, policies, ..EngineOptions::default() });
+    for _ in 0..5000 {
+        bench.add(with_deadline(10_000, request(2, 9)));
+    }
+    let last = bench.add(Request { priority: 5, ..with_deadline(10_001, request(2, 60)) });
+    (0..8).for_each(|_| _ = bench.engine.step().unwrap());
+    assert_eq!((bench.engine.stats().running, bench.engine.stats().waiting), (1, 5000));
+    bench.clock.advance(Duration::from_secs(20));
+    bench.engine.queue().poll(Some(Duration::ZERO)).unwrap();
+    bench.engine.step().unwrap();
+    let outputs = bench.engine.queue().poll(Some(Duration::ZERO)).unwrap();
+    assert!(outputs.iter().any(|output| output.sequence == last && output.finish == Some(FinishReason::Deadline)));
+    assert!(outputs.len() <= 1026, "{} requests end in one step", outputs.len());
 }
 
 #[test]

@@ -3,8 +3,8 @@ use std::time::Duration;
 use super::super::tests::{Random, add_group, sampled_token, seq_id};
 use super::super::*;
 use crate::kv::{BlockHash, Paging};
-use crate::types::options::{AllocationPolicy, BatchingPolicy, OrderPolicy, Policies as Options, Preemption};
 use crate::sys::cpu_time;
+use crate::types::options::{AllocationPolicy, BatchingPolicy, OrderPolicy, Policies as Options, Preemption};
 
 const MS: u64 = 1000;
 

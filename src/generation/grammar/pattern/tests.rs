@@ -7,8 +7,8 @@ use serde_json::{Value as Json, json};
 use crate::generation::grammar::tests::{byte_grammars, writes};
 use crate::generation::grammar::{Constraint, Grammars};
 use crate::generation::sampler::{Lane, uniform};
-use crate::types::options::Grammar;
 use crate::sys::cpu_time;
+use crate::types::options::Grammar;
 
 fn goldens() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/patterns")
