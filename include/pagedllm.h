@@ -1307,7 +1307,8 @@ pllm_error *pllm_engine_predict_admission(const pllm_engine *engine,
                                           const pllm_request *request,
                                           pllm_admission *out_admission);
 
-// Aborts a request at the next step. Its last output has PLLM_FINISH_ABORT.
+// Aborts a request at the next step. Its last output has PLLM_FINISH_ABORT. If earlier calls for the
+// request wait for a slow grammar, the abort takes effect after them.
 //
 // Errors: PLLM_E_NOT_FOUND if the id is unknown or the request has ended. Any thread may call it.
 PLLM_NODISCARD pllm_error *pllm_engine_abort(const pllm_engine *engine, uint64_t request);

@@ -18,6 +18,10 @@ use crate::types::{RequestId, SeqId};
 impl Lifecycle {
     /// Applies a command. Exports and imports use the device.
     pub(super) fn apply_now(&mut self, command: Command, device: &mut Device) {
+        if !matches!(command, Command::Export { .. }) {
+            // Outputs of later commands come after the exported state.
+            self.finish_exports_in_step();
+        }
         match command {
             Command::Add { id, prepared } => self.add(id, *prepared),
             Command::End { seq } => self.end_sequence(seq, FinishReason::Abort, |output| output),

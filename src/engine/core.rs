@@ -151,7 +151,8 @@ impl EngineCore {
         self.source.end_step(&EndedStep { result: &result, stats: &stats, outputs: self.lifecycle.delivery.digests() });
         self.lifecycle.telemetry.step_ends(&result, &stats);
         let table = &self.shared.table;
-        let unfinished = table.unfinished() + table.left_commands() + self.lifecycle.transfers.pending() as u64;
+        let Lifecycle { transfers, masks, .. } = &self.lifecycle;
+        let unfinished = table.unfinished() + table.left_commands() + (transfers.pending() + masks.deferring()) as u64;
         result.map(|report| StepReport { unfinished, ..report })
     }
 
@@ -441,9 +442,11 @@ impl EngineCore {
     /// If the last step had no sequence because masks are late, or if transfers are all that the
     /// engine has to do, waits until another step can continue. Returns whether to run that step.
     pub fn await_completion(&mut self) -> bool {
-        let Lifecycle { scheduler, transfers, masks, .. } = &self.lifecycle;
+        let Lifecycle { scheduler, transfers, masks, delivery, .. } = &self.lifecycle;
         let has_groups = scheduler.running() + scheduler.waiting() + scheduler.paused() > 0;
-        let must_wait = masks.has_waiting(scheduler) || (!has_groups && transfers.pending() > 0);
+        // The thread of the call may be the one that reads outputs.
+        let host_can_act = delivery.has_delivered() || !self.inputs.full_queues().is_empty();
+        let must_wait = (masks.has_waiting(scheduler) && !host_can_act) || (!has_groups && transfers.pending() > 0);
         must_wait && self.source.await_completion(self.max_sleep())
     }
 

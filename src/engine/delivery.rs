@@ -20,6 +20,8 @@ pub struct Delivery {
     reusable: Output,
     /// Queues whose readers must be notified at the end of the step.
     unannounced: Vec<Arc<OutputSender>>,
+    /// Whether the step has delivered an output.
+    has_delivered: bool,
     /// Digests of the outputs for a journal.
     digests: Option<OutputDigests>,
 }
@@ -36,7 +38,13 @@ impl Delivery {
     }
 
     pub fn begin_step(&mut self) {
+        self.has_delivered = false;
         self.digests.iter_mut().for_each(OutputDigests::begin_step);
+    }
+
+    /// Returns whether the step has delivered an output.
+    pub fn has_delivered(&self) -> bool {
+        self.has_delivered
     }
 
     /// Returns the digests of the outputs of the step. `None` without a journal.
@@ -78,6 +86,7 @@ impl Delivery {
     }
 
     fn queued(&mut self, sender: &Arc<OutputSender>, first: bool, output: Output) {
+        self.has_delivered = true;
         if first {
             self.unannounced.push(sender.clone());
         }

@@ -8,8 +8,7 @@ use crate::error::Result;
 
 /// Work of a command without tokens. The unit is the copy of one token.
 const COMMAND_WORK: usize = 1024;
-/// Maximum work of the commands of a step, a few milliseconds. A command with more work is alone in
-/// its step.
+/// Maximum work of the commands of a step, a few milliseconds. Each step takes at least one command.
 const STEP_WORK: usize = 1024 * COMMAND_WORK;
 
 /// Commands in the order of their calls, except for the urgent ones.
@@ -64,8 +63,9 @@ impl Inbox {
             step.extend(self.urgent.pop_front());
             work += COMMAND_WORK;
         }
+        let first = self.taken;
         while let Some((_, next)) = self.commands.front()
-            && (self.in_order || work == 0 || work.saturating_add(*next) <= STEP_WORK)
+            && (self.in_order || self.taken == first || work.saturating_add(*next) <= STEP_WORK)
             && step.try_reserve(1).is_ok()
         {
             work = work.saturating_add(*next);

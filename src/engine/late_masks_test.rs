@@ -445,6 +445,29 @@ fn commands_for_a_sequence_with_a_late_mask_wait_in_their_order() {
     assert_eq!((whole(3), whole(4)), (alone.clone(), alone));
 }
 
+#[test]
+fn a_command_that_waits_for_a_mask_counts_as_unfinished() {
+    let (setup, id, mut results) = held(1);
+    setup.engine.abort(id).unwrap();
+    step(&setup, &mut results);
+    setup.engine.export(id.sequence(0), None).unwrap();
+    // The other request has 60 tokens.
+    for _ in 0..70 {
+        assert!(step(&setup, &mut results).unfinished > 0, "the host must step again");
+    }
+    setup.lateness.lock().unwrap().holds = false;
+    let mut states = 0;
+    for _ in 0..1000 {
+        let unfinished = setup.engine.step().unwrap().unfinished;
+        states +=
+            setup.engine.queue().poll(Some(Duration::ZERO)).unwrap().iter().filter(|output| !output.sequence_state.is_empty()).count();
+        if unfinished == 0 {
+            break;
+        }
+    }
+    assert_eq!(states, 1);
+}
+
 /// Returns the tokens of the request with a grammar of `held`, without late masks.
 fn setup_alone() -> Vec<u32> {
     let setup = setup(0.0, 0, 1, &options(Preemption::Recompute), None);

@@ -36,6 +36,8 @@ pub struct Masks {
     /// Buffer for the ids of masks that the current step does not wait for.
     late_ids: Vec<MaskId>,
     late: Vec<LateMask>,
+    /// Masks of sequences that have ended. Their threads may still use the lexer of the grammar.
+    cancelled: Vec<(MaskId, Arc<GrammarPace>)>,
     /// Time that the current commit has spent on the tokens of grammars.
     advance_time: Duration,
 }
@@ -73,8 +75,18 @@ impl Masks {
     /// Creates the state for steps of at most `max_seqs` sequences. Late masks wake the stepping
     /// thread by `wakeup`.
     pub fn new(max_seqs: usize, wakeup: Arc<Wakeup>) -> Masks {
-        let (ids, awaited, late_ids, late) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Masks { masker: None, wakeup, max_seqs, last_id: 0, ids, awaited, late_ids, late, advance_time: Duration::ZERO }
+        Masks {
+            masker: None,
+            wakeup,
+            max_seqs,
+            last_id: 0,
+            ids: Vec::new(),
+            awaited: Vec::new(),
+            late_ids: Vec::new(),
+            late: Vec::new(),
+            cancelled: Vec::new(),
+            advance_time: Duration::ZERO,
+        }
     }
 
     /// Starts the computation of the masks of a plan, in parallel with the forward pass.
@@ -191,6 +203,13 @@ impl Masks {
         self.late_ids.extend(self.late.iter().map(|late| late.id));
         source.finished_masks(masker, &self.late_ids, finished);
         // Masks of sequences that have ended.
+        self.cancelled.retain(|(id, pace)| {
+            let is_done = masker.has(*id);
+            if is_done {
+                pace.end_late();
+            }
+            !is_done
+        });
         masker.retain(|id| self.late_ids.contains(&id));
     }
 
@@ -199,17 +218,28 @@ impl Masks {
         let masked = self.masker.as_mut()?.take(id)?;
         let place = self.late.iter().position(|late| late.id == id)?;
         let late = self.remove(place);
+        late.pace.end_late();
         Some((late, masked))
     }
 
     /// Removes a late mask. The order of the others stays.
     fn remove(&mut self, place: usize) -> LateMask {
         let late = self.late.remove(place);
-        late.pace.end_late();
         if self.late.is_empty() {
             self.masker.iter().for_each(|masker| masker.set_wakes(false));
         }
         late
+    }
+
+    /// Removes a late mask that nothing needs.
+    fn cancel(&mut self, place: usize) {
+        let late = self.remove(place);
+        let Some(masker) = &mut self.masker else { return };
+        masker.cancel(late.id);
+        match self.cancelled.try_reserve(1) {
+            Ok(()) => self.cancelled.push((late.id, late.pace)),
+            Err(_) => late.pace.end_late(),
+        }
     }
 
     /// Returns whether a sequence of the request has a late mask.
@@ -220,6 +250,11 @@ impl Masks {
     /// Returns whether the sequence has a late mask.
     pub fn has(&self, seq: SeqId) -> bool {
         self.late.iter().any(|late| late.seq == seq)
+    }
+
+    /// Returns the number of sequences whose commands wait for a late mask.
+    pub fn deferring(&self) -> usize {
+        self.late.iter().filter(|late| !late.deferred.is_empty()).count()
     }
 
     /// Returns whether a running sequence, an output or a command waits for a late mask.
@@ -236,14 +271,14 @@ impl Masks {
     /// Removes the late mask of a sequence that has been removed, unless commands wait for it.
     pub fn forget(&mut self, seq: SeqId) {
         if let Some(place) = self.late.iter().position(|late| late.seq == seq && late.deferred.is_empty()) {
-            self.remove(place);
+            self.cancel(place);
         }
     }
 
     /// Removes all late masks.
     pub fn clear(&mut self) {
         while !self.late.is_empty() {
-            self.remove(self.late.len() - 1);
+            self.cancel(self.late.len() - 1);
         }
     }
 

@@ -299,7 +299,8 @@ impl Engine {
     }
 
     /// Runs one step. Without requests, it returns when the pending exports and imports are
-    /// complete. If all requests wait for late masks, it returns when one has come. Returns `Busy` if another thread is stepping, or if the engine has a stepping
+    /// complete. If all requests wait for late masks, it returns when one has come, or if there are
+    /// outputs to read. Returns `Busy` if another thread is stepping, or if the engine has a stepping
     /// thread.
     pub fn step(&self) -> Result<StepReport> {
         // The stepping thread may have started without holding the lock of the core yet.

@@ -22,10 +22,6 @@ const MIXED: &str = "mixed";
 impl Lifecycle {
     /// Applies a command, or defers it while the import of its sequence has not finished.
     pub fn apply(&mut self, command: Command, device: &mut Device) {
-        if !matches!(command, Command::Export { .. }) {
-            // Outputs of later commands come after the exported state.
-            self.finish_exports_in_step();
-        }
         let Some(seq) = self.transfers.imports.sequence_before(&command) else { return self.apply_after_mask(command, device) };
         // The end of a generation must not wait. The sequence loses K and V, and the commands for it
         // are applied in their order.

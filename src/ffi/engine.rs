@@ -171,7 +171,8 @@ pub unsafe extern "C" fn pllm_engine_predict_admission(
     })
 }
 
-/// Aborts a request at the next step. Its last output has PLLM_FINISH_ABORT.
+/// Aborts a request at the next step. Its last output has PLLM_FINISH_ABORT. If earlier calls for the
+/// request wait for a slow grammar, the abort takes effect after them.
 ///
 /// Errors: PLLM_E_NOT_FOUND if the id is unknown or the request has ended. Any thread may call it.
 #[must_use]

@@ -1,7 +1,7 @@
 //! Computation of token masks on threads of their own, concurrent with the forward pass.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -28,6 +28,8 @@ pub struct Masker {
     done: Receiver<Masked>,
     /// Masks that were received and not taken.
     received: Vec<Masked>,
+    /// Masks that need not be computed.
+    cancelled: Arc<Cancelled>,
     /// Whether masks wake the stepping thread, because some are late.
     wakes: Arc<AtomicBool>,
     wake: Wake,
@@ -35,6 +37,40 @@ pub struct Masker {
 
 /// Wakes the stepping thread.
 type Wake = Arc<dyn Fn() + Send + Sync>;
+
+/// The ids of cancelled masks that have not been answered.
+#[derive(Default)]
+struct Cancelled {
+    ids: Mutex<Vec<MaskId>>,
+    count: AtomicUsize,
+}
+
+impl Cancelled {
+    fn lock(&self) -> MutexGuard<'_, Vec<MaskId>> {
+        self.ids.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds an id. Without memory, the mask is computed and dropped.
+    fn add(&self, id: MaskId) {
+        let mut ids = self.lock();
+        if ids.try_reserve(1).is_ok() {
+            ids.push(id);
+            self.count.store(ids.len(), SeqCst);
+        }
+    }
+
+    fn has(&self, id: MaskId) -> bool {
+        self.count.load(SeqCst) > 0 && self.lock().contains(&id)
+    }
+
+    fn remove(&self, id: MaskId) {
+        if self.count.load(SeqCst) > 0 {
+            let mut ids = self.lock();
+            ids.retain(|&cancelled| cancelled != id);
+            self.count.store(ids.len(), SeqCst);
+        }
+    }
+}
 
 /// A queue of jobs, and the threads that process them.
 #[derive(Default)]
@@ -64,12 +100,16 @@ pub struct Masked {
 }
 
 impl Job {
-    /// Computes the mask. If this takes long, a quick lane passes the job to `slow`.
-    fn run(mut self, slow: Option<&Sender<Job>>) {
+    /// Computes the mask. If this takes long, a quick lane passes the job to `slow`. The first mask of
+    /// a slow grammar shows that those behind it take long, too.
+    fn run(mut self, slow: Option<&Sender<Job>>, cancelled: &Cancelled) {
+        if cancelled.has(self.id) {
+            return; // the drop answers
+        }
         let Some(mut constraint) = self.constraint.take() else { return };
         let start = threads::cpu_time();
         let masked = no_panic(|| {
-            if slow.is_some() && !constraint.try_mask() {
+            if slow.is_some() && (constraint.is_slow() || !constraint.try_mask()) {
                 return None;
             }
             let complete = constraint.catch_up();
@@ -145,7 +185,8 @@ impl Masker {
         let (answers, done) = unbounded();
         let (quick, slow, mut received) = (Lane::new(), Lane::new(), Vec::new());
         received.try_reserve(seqs)?;
-        Ok(Masker { quick, slow, answers, done, received, wakes: Arc::default(), wake: Arc::new(wake) })
+        let (cancelled, wakes) = (Arc::default(), Arc::default());
+        Ok(Masker { quick, slow, answers, done, received, cancelled, wakes, wake: Arc::new(wake) })
     }
 
     /// Starts the computation of the mask of a sequence's constraint.
@@ -157,7 +198,14 @@ impl Masker {
             // The lane holds a receiver, so the send cannot fail.
             Some(jobs) if !lane.threads.is_empty() => drop(jobs.send(job)),
             // A step that takes longer is better than none.
-            _ => job.run(None),
+            _ => job.run(None, &self.cancelled),
+        }
+    }
+
+    /// Cancels a mask that has not been taken. Its constraint is lost.
+    pub fn cancel(&mut self, id: MaskId) {
+        if !self.has(id) {
+            self.cancelled.add(id);
         }
     }
 
@@ -165,20 +213,20 @@ impl Masker {
         if !self.slow.threads.is_empty() {
             return;
         }
-        let waker = self.waker();
+        let (waker, cancelled) = (self.waker(), self.cancelled.clone());
         self.slow.start("pagedllm-slow", move |jobs| {
             threads::lower_priority();
             jobs.iter().for_each(|job| {
-                job.run(None);
+                job.run(None, &cancelled);
                 waker();
             });
         });
         let Some(slow) = self.slow.jobs.clone().filter(|_| !self.slow.threads.is_empty()) else { return };
         for _ in 0..Self::MAX_QUICK {
-            let (slow, waker) = (slow.clone(), self.waker());
+            let (slow, waker, cancelled) = (slow.clone(), self.waker(), self.cancelled.clone());
             self.quick.start("pagedllm-masks", move |jobs| {
                 jobs.iter().for_each(|job| {
-                    job.run(Some(&slow));
+                    job.run(Some(&slow), &cancelled);
                     waker();
                 });
             });
@@ -203,6 +251,12 @@ impl Masker {
     /// Receives masks until all of `ids` have come, or until `timeout` has passed.
     pub fn wait(&mut self, ids: &[MaskId], timeout: Option<Duration>) {
         let until = timeout.map(|timeout| Instant::now() + timeout);
+        // Answers of cancelled masks are among them.
+        while self.received.try_reserve(1).is_ok()
+            && let Ok(masked) = self.done.try_recv()
+        {
+            self.received.push(masked);
+        }
         while !ids.iter().all(|&id| self.has(id)) && self.received.try_reserve(1).is_ok() {
             let masked = match until {
                 Some(until) => self.done.recv_deadline(until).ok(),
@@ -226,7 +280,14 @@ impl Masker {
 
     /// Drops all masks that have been received, except those of `ids`.
     pub fn retain(&mut self, ids: impl Fn(MaskId) -> bool) {
-        self.received.retain(|masked| ids(masked.id));
+        let cancelled = &self.cancelled;
+        self.received.retain(|masked| {
+            let stays = ids(masked.id);
+            if !stays {
+                cancelled.remove(masked.id);
+            }
+            stays
+        });
     }
 }
 
@@ -242,11 +303,9 @@ impl Drop for Masker {
 
 #[cfg(test)]
 mod tests {
-
     use super::*;
     use crate::generation::grammar::tests::{byte_grammars, lose_lexer};
     use crate::types::options::Grammar;
-    use std::sync::atomic::AtomicUsize;
 
     fn constraint() -> Constraint {
         byte_grammars().compile(&Grammar::Choice(vec!["yes".into(), "no".into()])).unwrap()
@@ -373,5 +432,44 @@ mod tests {
         let first = constraint();
         (0..100).for_each(|id| submit(&mut masker, id, first.fork().unwrap()));
         drop(masker);
+    }
+
+    #[test]
+    fn a_cancelled_mask_is_answered_without_its_computation() {
+        let (answers, done) = unbounded();
+        let job = |id| Job { id: MaskId(id), seq: SeqId::from_raw(1), constraint: Some(constraint()), answers: answers.clone() };
+        let cancelled = Cancelled::default();
+        cancelled.add(MaskId(2));
+        job(1).run(None, &cancelled);
+        job(2).run(None, &cancelled);
+        let answers: Vec<_> = done.try_iter().map(|masked| (masked.id.0, masked.constraint.is_ok())).collect();
+        assert_eq!(answers, [(1, true), (2, false)]);
+        cancelled.remove(MaskId(2));
+        assert!(!cancelled.has(MaskId(2)));
+    }
+
+    #[test]
+    fn cancelled_masks_leave_nothing_behind() {
+        let mut masker = masker();
+        (0..50).for_each(|id| submit(&mut masker, id, constraint()));
+        (10..50).for_each(|id| masker.cancel(MaskId(id)));
+        assert_eq!(collected(&mut masker, 0..10), [Some(4); 10]);
+        let all: Vec<_> = (10..50).map(MaskId).collect();
+        masker.wait(&all, None);
+        masker.retain(|_| false);
+        assert_eq!((masker.received.len(), masker.cancelled.count.load(SeqCst)), (0, 0));
+    }
+
+    /// The first mask shows that the grammar is slow. The masks behind it leave the lane for others.
+    #[test]
+    fn masks_of_a_slow_grammar_leave_the_quick_lane() {
+        let (answers, done) = unbounded();
+        let (slow, passed) = unbounded();
+        let first = constraint();
+        let second = first.fork().unwrap();
+        first.record_time(Duration::from_secs(1));
+        let job = Job { id: MaskId(2), seq: SeqId::from_raw(2), constraint: Some(second), answers };
+        job.run(Some(&slow), &Cancelled::default());
+        assert_eq!((passed.len(), done.len()), (1, 0));
     }
 }
