@@ -1,8 +1,9 @@
 //! The attacks. Each is a request or a call that a host may make.
 
+use std::cell::RefCell;
 use std::time::Duration;
 
-use pagedllm::engine::{Engine, Prompt, Request};
+use pagedllm::engine::{Engine, Prompt, Queue, Request};
 use pagedllm::types::options::{BeamParams, Dry, Grammar, SamplingParams};
 
 use crate::Attackers;
@@ -55,6 +56,8 @@ pub const ATTACKS: &[Attack] = &[
     prepared("no_repeat_ngram_size 2 at this many tokens", 12_000, |_, size, i| ngram(2, size, i)),
     prepared("no_repeat_ngram_size 16 at this many tokens", 12_000, |_, size, i| ngram(16, size, i)),
     requests("60 requests with an ambiguous Lark grammar", 60, 60, ambiguous),
+    requests("60 requests with different ambiguous Lark grammars", 60, 60, different_ambiguous),
+    Attack { name: "this many aborts of requests with ambiguous grammars", kind: Kind::Between(abort_ambiguous), size: 60, threads: 0 },
     requests("JSON schema with this many anyOf branches", 2_000, 4, any_of),
     Attack { name: "export and import of this many tokens", kind: Kind::Threads(transfer), size: MAX_MODEL_LEN - 400, threads: 2 },
     Attack { name: "this many adds and aborts between two steps", kind: Kind::Between(add_and_abort), size: 100_000, threads: 0 },
@@ -142,6 +145,12 @@ fn ambiguous(_: &Engine, _: usize, i: usize) -> Request {
     Request::new(tokens(20, i), SamplingParams { grammar: Some(Grammar::Lark(grammar)), min_tokens: 400, ignore_eos: false, ..long(400) })
 }
 
+fn different_ambiguous(engine: &Engine, size: usize, i: usize) -> Request {
+    let grammar = format!("start: a\na: a a | a a a | \"x\" | \"xx\" | \"{i}\"\n");
+    let request = ambiguous(engine, size, i);
+    Request { sampling: SamplingParams { grammar: Some(Grammar::Lark(grammar)), ..request.sampling }, ..request }
+}
+
 fn any_of(_: &Engine, size: usize, i: usize) -> Request {
     let branch = |k: usize| {
         format!(r#"{{"type":"object","properties":{{"k{k}":{{"type":"string"}},"x":{{"type":"integer"}}}},"required":["k{k}"]}}"#)
@@ -220,6 +229,20 @@ fn transfer(attackers: &Attackers, thread: usize, ready: &dyn Fn()) {
             attackers.call(|| engine.free(imported));
         }
     }
+}
+
+/// The requests of one gap between two steps are aborted in the next gap, when their masks may be
+/// late.
+fn abort_ambiguous(attackers: &Attackers) {
+    thread_local!(static PREVIOUS: RefCell<Option<Queue>> = const { RefCell::new(None) });
+    let queue = attackers.engine.create_queue(usize::MAX / 2).unwrap();
+    for i in 0..attackers.size {
+        if attackers.call(|| attackers.engine.add_request_to(&queue, ambiguous(attackers.engine, 0, i))).is_none() {
+            return;
+        }
+    }
+    // The drop of a queue aborts its requests.
+    PREVIOUS.set(Some(queue));
 }
 
 fn add_and_abort(attackers: &Attackers) {

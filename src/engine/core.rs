@@ -188,7 +188,7 @@ impl EngineCore {
         self.lifecycle.scheduler.set_time(now.as_micros() as u64);
         self.lifecycle.complete_transfers(finished_transfers);
         self.lifecycle.complete_masks(finished_masks, &mut self.device);
-        commands.drain(..).for_each(|command| self.lifecycle.apply(command, &mut self.device));
+        self.lifecycle.apply_all(commands, &mut self.device);
         self.lifecycle.copy_transfers(&mut self.device);
         self.lifecycle.remove_lost_pins();
     }
@@ -445,19 +445,25 @@ impl EngineCore {
         let Lifecycle { scheduler, transfers, masks, delivery, .. } = &self.lifecycle;
         let has_groups = scheduler.running() + scheduler.waiting() + scheduler.paused() > 0;
         // The thread of the call may be the one that reads outputs.
-        let host_can_act = delivery.has_delivered() || !self.inputs.full_queues().is_empty();
+        let host_can_act = delivery.has_delivered() || !self.inputs.full_queues().is_empty() || !masks.released.is_empty();
         let must_wait = (masks.has_waiting(scheduler) && !host_can_act) || (!has_groups && transfers.pending() > 0);
         must_wait && self.source.await_completion(self.max_sleep())
     }
 
     /// Returns how long the engine may sleep: until the first deadline or the end of a pin, and not
-    /// at all while there are blocks to copy.
+    /// at all while there are blocks to copy or commands to apply.
     pub fn max_sleep(&self) -> Option<Duration> {
-        if self.lifecycle.transfers.progress() == Progress::Copying {
+        if self.lifecycle.transfers.progress() == Progress::Copying || !self.lifecycle.masks.released.is_empty() {
             return Some(Duration::ZERO);
         }
         let first = self.shared.table.next_expiry().into_iter().chain(self.lifecycle.live.deadlines.first()).min()?;
         Some(first.saturating_sub(self.shared.clock.now()))
+    }
+
+    /// Returns the number of commands that have waited for a mask and are applied next. For tests.
+    #[cfg(test)]
+    pub fn released_commands(&self) -> usize {
+        self.lifecycle.masks.released.len()
     }
 
     /// Panics unless every invariant between two steps holds. For tests.

@@ -30,8 +30,7 @@ impl DeferredCommands {
         self.children.contains(&seq)
     }
 
-    /// Returns the number of commands. For tests.
-    #[cfg(test)]
+    /// Returns the number of commands.
     pub fn len(&self) -> usize {
         self.commands.len()
     }

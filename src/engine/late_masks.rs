@@ -1,11 +1,16 @@
 //! Sequences whose mask is late: their outputs and their commands.
 
+use std::collections::VecDeque;
+
 use super::command::Command;
 use super::device::Device;
 use super::lifecycle::Lifecycle;
 use super::step_inputs::Inputs;
 use crate::generation::grammar::MaskId;
 use crate::scheduler::StepPlan;
+
+/// Maximum number of commands that a step applies after masks have released them.
+const MAX_RELEASED: usize = 1024;
 
 impl Lifecycle {
     /// Waits for the masks of a launched plan, as `Masks::collect` does. The rows of late ones become
@@ -17,7 +22,7 @@ impl Lifecycle {
     }
 
     /// Continues the sequences whose late masks have been computed: delivers pending tokens, and
-    /// applies the commands that have waited.
+    /// releases the commands that have waited.
     pub fn complete_masks(&mut self, finished: &[MaskId], device: &mut Device) {
         for &id in finished {
             let Some((late, masked)) = self.masks.finish(id) else { continue };
@@ -27,10 +32,28 @@ impl Lifecycle {
             if let Some(token) = late.token {
                 self.emit_pending_token(late.seq, token, masked.complete);
             }
-            late.deferred.into_iter().for_each(|command| self.apply_now(command, device));
+            let refused = self.masks.release(late.deferred);
+            refused.into_iter().flatten().for_each(|command| self.apply_now(command, device));
             // The group has paused.
             self.scheduler.recheck_paused();
         }
+    }
+
+    /// Applies the commands of a step. Commands that have waited for a mask precede them, a bounded
+    /// number in each step.
+    pub fn apply_all(&mut self, commands: &mut VecDeque<Command>, device: &mut Device) {
+        if self.masks.released.is_empty() {
+            return commands.drain(..).for_each(|command| self.apply(command, device));
+        }
+        if self.masks.released.try_reserve(commands.len()).is_ok() {
+            self.masks.released.append(commands);
+        }
+        for _ in 0..MAX_RELEASED {
+            let Some(command) = self.masks.released.pop_front() else { break };
+            self.apply(command, device);
+        }
+        // Without memory, the others wait longer than these.
+        commands.drain(..).for_each(|command| self.apply(command, device));
     }
 
     /// Applies a command, or defers it while another thread uses the grammar of its sequence. The end

@@ -468,6 +468,29 @@ fn a_command_that_waits_for_a_mask_counts_as_unfinished() {
     assert_eq!(states, 1);
 }
 
+#[test]
+fn commands_that_waited_for_a_mask_are_applied_in_bounded_portions_and_in_order() {
+    let (setup, id, mut results) = held(1);
+    let seq = id.sequence(0);
+    let len = setup.engine.sequence(seq).unwrap().len;
+    for _ in 0..3000 {
+        setup.engine.rewind(seq, len).unwrap();
+    }
+    setup.engine.rewind(seq, len - 1).unwrap();
+    (0..4).for_each(|_| _ = step(&setup, &mut results));
+    setup.lateness.lock().unwrap().holds = false;
+    while setup.engine.core.lock().unwrap().released_commands() == 0 {
+        step(&setup, &mut results);
+    }
+    let left = setup.engine.core.lock().unwrap().released_commands();
+    assert!((1900..2000).contains(&left), "{left}");
+    setup.engine.abort(id).unwrap();
+    step(&setup, &mut results);
+    assert!(results[&(1, 0)].end.is_none(), "the abort follows the commands before it");
+    while step(&setup, &mut results).unfinished > 0 {}
+    assert_eq!(results[&(1, 0)].end.as_ref().unwrap().0, FinishReason::Abort);
+}
+
 /// Returns the tokens of the request with a grammar of `held`, without late masks.
 fn setup_alone() -> Vec<u32> {
     let setup = setup(0.0, 0, 1, &options(Preemption::Recompute), None);

@@ -1,6 +1,7 @@
 //! Masks of grammars during the steps: their start, the wait for them, and the sequences whose mask
 //! is late.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,7 @@ use crate::generation::grammar::{GrammarPace, MaskId, Masked, Masker};
 use crate::generation::output_processor::NewToken;
 use crate::output::wakeup::Wakeup;
 use crate::scheduler::{Scheduler, StepPlan};
+use crate::types::id_map::IdMap;
 use crate::types::outputs::FinishReason;
 use crate::types::timing::SequenceStats;
 use crate::types::{RequestId, SeqId};
@@ -36,6 +38,10 @@ pub struct Masks {
     /// Buffer for the ids of masks that the current step does not wait for.
     late_ids: Vec<MaskId>,
     late: Vec<LateMask>,
+    /// Number of late masks by request.
+    late_requests: IdMap<RequestId, usize>,
+    /// Commands that have waited for a mask, in the order in which they are applied.
+    pub released: VecDeque<Command>,
     /// Masks of sequences that have ended. Their threads may still use the lexer of the grammar.
     cancelled: Vec<(MaskId, Arc<GrammarPace>)>,
     /// Time that the current commit has spent on the tokens of grammars.
@@ -84,6 +90,8 @@ impl Masks {
             awaited: Vec::new(),
             late_ids: Vec::new(),
             late: Vec::new(),
+            late_requests: IdMap::default(),
+            released: VecDeque::new(),
             cancelled: Vec::new(),
             advance_time: Duration::ZERO,
         }
@@ -115,6 +123,7 @@ impl Masks {
         self.ids.try_reserve(more)?;
         self.awaited.try_reserve(more)?;
         self.late_ids.try_reserve(self.late.len() + more)?;
+        self.late_requests.try_reserve(self.ids.len() + more)?;
         Ok(self.late.try_reserve(self.ids.len() + more)?)
     }
 
@@ -142,6 +151,7 @@ impl Masks {
                 pace.begin_late();
                 let (request, deferred) = (sequence.request, DeferredCommands::default());
                 self.late.push(LateMask { id, seq, request, token: None, deferred, pace });
+                *self.late_requests.entry(request).or_default() += 1;
             } else if let Some(Masked { constraint, .. }) = masker.take(id) {
                 sequence.generation.sampling.constraint.put_back(id, constraint);
             }
@@ -189,6 +199,7 @@ impl Masks {
         self.reserve()?;
         pace.begin_late();
         self.late.push(LateMask { id, seq, request, token: Some(token), deferred: DeferredCommands::default(), pace });
+        *self.late_requests.entry(request).or_default() += 1;
         // The wake-ups start before the thread does.
         self.masker.iter().for_each(|masker| masker.set_wakes(true));
         self.submit(id, seq, state);
@@ -225,6 +236,12 @@ impl Masks {
     /// Removes a late mask. The order of the others stays.
     fn remove(&mut self, place: usize) -> LateMask {
         let late = self.late.remove(place);
+        if let Some(count) = self.late_requests.get_mut(&late.request) {
+            *count -= 1;
+            if *count == 0 {
+                self.late_requests.remove(&late.request);
+            }
+        }
         if self.late.is_empty() {
             self.masker.iter().for_each(|masker| masker.set_wakes(false));
         }
@@ -244,7 +261,7 @@ impl Masks {
 
     /// Returns whether a sequence of the request has a late mask.
     pub fn is_late(&self, request: RequestId) -> bool {
-        self.late.iter().any(|late| late.request == request)
+        self.late_requests.contains_key(&request)
     }
 
     /// Returns whether the sequence has a late mask.
@@ -252,9 +269,18 @@ impl Masks {
         self.late.iter().any(|late| late.seq == seq)
     }
 
-    /// Returns the number of sequences whose commands wait for a late mask.
+    /// Releases commands that have waited for a mask. Without memory, returns them.
+    pub fn release(&mut self, deferred: DeferredCommands) -> Option<DeferredCommands> {
+        if self.released.try_reserve(deferred.len()).is_err() {
+            return Some(deferred);
+        }
+        self.released.extend(deferred);
+        None
+    }
+
+    /// Returns the number of sequences whose commands wait for a late mask, and of released commands.
     pub fn deferring(&self) -> usize {
-        self.late.iter().filter(|late| !late.deferred.is_empty()).count()
+        self.late.iter().filter(|late| !late.deferred.is_empty()).count() + self.released.len()
     }
 
     /// Returns whether a running sequence, an output or a command waits for a late mask.
@@ -275,8 +301,9 @@ impl Masks {
         }
     }
 
-    /// Removes all late masks.
+    /// Removes all late masks, and the commands that have waited for them.
     pub fn clear(&mut self) {
+        self.released.clear();
         while !self.late.is_empty() {
             self.cancel(self.late.len() - 1);
         }

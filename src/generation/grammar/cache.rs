@@ -28,10 +28,4 @@ impl Cache {
         }
         self.entries.push((grammar, compiled));
     }
-
-    /// Returns the number of grammars. For tests.
-    #[cfg(test)]
-    pub fn len(&self) -> usize {
-        self.entries.len()
-    }
 }

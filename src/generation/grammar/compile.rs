@@ -38,13 +38,17 @@ pub(super) fn limits() -> ParserLimits {
 
 /// The compilations that run at the same time, in all engines of the process. More of them would take
 /// the CPUs from the steps.
-struct Compilations {
+pub(super) struct Compilations {
     running: Mutex<usize>,
     ended: Condvar,
 }
 
 /// The right to compile, until it is dropped.
 pub(super) struct CompilePermit(());
+
+/// Maximum number of compilations that have run at the same time.
+#[cfg(test)]
+pub(super) static PEAK: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
 
 static COMPILATIONS: Compilations = Compilations { running: Mutex::new(0), ended: Condvar::new() };
 
@@ -54,7 +58,7 @@ impl Compilations {
     }
 
     /// Returns the maximum number: one for four CPUs, at most four.
-    fn max() -> usize {
+    pub(super) fn max() -> usize {
         std::thread::available_parallelism().map_or(1, |cpus| (cpus.get() / 4).clamp(1, 4))
     }
 }
@@ -66,6 +70,8 @@ impl CompilePermit {
         let mut running =
             COMPILATIONS.ended.wait_while(running, |running| *running >= Compilations::max()).unwrap_or_else(PoisonError::into_inner);
         *running += 1;
+        #[cfg(test)]
+        PEAK.fetch_max(*running, std::sync::atomic::Ordering::SeqCst);
         CompilePermit(())
     }
 }

@@ -1,8 +1,11 @@
 //! Tests of what bounds the time of grammars in steps: pending changes, the pace of a grammar, and its
 //! compilation.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use super::compile::{Compilations, PEAK};
 use super::has;
 use super::tests::{END, all_kinds, byte_grammars, lark};
 use crate::error::Code;
@@ -79,13 +82,19 @@ fn concurrent_compilations_are_few_and_one_grammar_is_compiled_once() {
     let grammars = byte_grammars();
     let grammar =
         |i: usize| Grammar::JsonSchema(format!("{{\"enum\": [{}]}}", (0..300 + i).map(|i| i.to_string()).collect::<Vec<_>>().join(",")));
-    std::thread::scope(|scope| {
-        for i in 0..6 {
+    let constraints: Vec<_> = std::thread::scope(|scope| {
+        let compile = |i: usize| {
             let (grammars, grammar) = (&grammars, grammar(i / 3));
-            scope.spawn(move || grammars.compile(&grammar).unwrap());
-        }
+            scope.spawn(move || grammars.compile(&grammar).unwrap())
+        };
+        let threads: Vec<_> = (0..6).map(compile).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    assert_eq!(grammars.cache().len(), 2);
+    for same in constraints.chunks(3) {
+        assert!(same.iter().all(|constraint| Arc::ptr_eq(&constraint.compiled, &same[0].compiled)), "one compilation for one grammar");
+    }
+    let peak = PEAK.load(Ordering::SeqCst);
+    assert!((1..=Compilations::max()).contains(&peak), "{peak} compilations at the same time");
 }
 
 #[test]
