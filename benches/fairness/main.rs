@@ -4,6 +4,9 @@
 //! usage: fairness [--seconds N] [NAME]...     part of a name selects attacks; N is the time per attack
 
 mod attacks;
+#[path = "../../tests/support/cpu_time.rs"]
+#[allow(dead_code)]
+mod cpu_time;
 mod setup;
 
 use std::collections::HashSet;
@@ -64,14 +67,6 @@ fn longest(times: &[Duration]) -> Duration {
     times.iter().copied().max().unwrap_or_default()
 }
 
-/// Returns the CPU time of this thread.
-fn cpu_time() -> Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is valid for writes.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
-}
-
 impl Times {
     fn median(&self) -> Duration {
         let mut sorted = self.steps.clone();
@@ -104,10 +99,10 @@ impl<'a> Victims<'a> {
 
     /// Makes one step and records it. A victim that has ended is added again.
     fn step(&mut self, times: &mut Times) -> Result<()> {
-        let (start, cpu) = (Instant::now(), cpu_time());
+        let (start, cpu) = (Instant::now(), cpu_time::of_thread());
         self.engine.step()?;
         times.steps.push(start.elapsed());
-        times.cpu.push(cpu_time() - cpu);
+        times.cpu.push(cpu_time::of_thread() - cpu);
         for (queue, last) in &mut self.all {
             let outputs = queue.poll(Some(Duration::ZERO))?;
             if outputs.iter().any(|output| !output.tokens.is_empty()) {

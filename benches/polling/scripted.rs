@@ -2,6 +2,10 @@
 //! in C++ or Go thus measures only the cost of the C ABI. The whole C ABI is exported too.
 #![allow(clippy::missing_safety_doc)]
 
+#[path = "../../tests/support/cpu_time.rs"]
+#[allow(dead_code)]
+mod cpu_time;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -29,7 +33,7 @@ struct Scripted {
 
 impl Executor for Scripted {
     fn submit(&mut self, batch: &Batch) -> Result<InFlightStep> {
-        self.cpu_ns.store(thread_cpu_ns(), Ordering::Relaxed);
+        self.cpu_ns.store(cpu_time::of_thread().as_nanos() as u64, Ordering::Relaxed);
         let now = Instant::now();
         if self.next > now {
             std::thread::sleep(self.next - now);
@@ -41,13 +45,6 @@ impl Executor for Scripted {
     fn wait(&mut self, ticket: InFlightStep) -> Result<StepOutput<'_>> {
         Ok(StepOutput::from_logits(&self.logits[..ticket.logits * VOCAB]))
     }
-}
-
-fn thread_cpu_ns() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a writable timespec.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 static DRIVER_CPU: std::sync::OnceLock<Arc<AtomicU64>> = std::sync::OnceLock::new();

@@ -1,6 +1,6 @@
 //! Computation of token masks on threads of their own, concurrent with the forward pass.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -40,14 +40,11 @@ type Wake = Arc<dyn Fn() + Send + Sync>;
 
 /// The ids of cancelled masks that have not been answered.
 #[derive(Default)]
-struct Cancelled {
-    ids: Mutex<Vec<MaskId>>,
-    count: AtomicUsize,
-}
+struct Cancelled(Mutex<Vec<MaskId>>);
 
 impl Cancelled {
     fn lock(&self) -> MutexGuard<'_, Vec<MaskId>> {
-        self.ids.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds an id. Without memory, the mask is computed and dropped.
@@ -55,20 +52,15 @@ impl Cancelled {
         let mut ids = self.lock();
         if ids.try_reserve(1).is_ok() {
             ids.push(id);
-            self.count.store(ids.len(), SeqCst);
         }
     }
 
     fn has(&self, id: MaskId) -> bool {
-        self.count.load(SeqCst) > 0 && self.lock().contains(&id)
+        self.lock().contains(&id)
     }
 
     fn remove(&self, id: MaskId) {
-        if self.count.load(SeqCst) > 0 {
-            let mut ids = self.lock();
-            ids.retain(|&cancelled| cancelled != id);
-            self.count.store(ids.len(), SeqCst);
-        }
+        self.lock().retain(|&cancelled| cancelled != id);
     }
 }
 
@@ -257,12 +249,14 @@ impl Masker {
         {
             self.received.push(masked);
         }
-        while !ids.iter().all(|&id| self.has(id)) && self.received.try_reserve(1).is_ok() {
+        let mut missing = ids.iter().filter(|&&id| !self.has(id)).count();
+        while missing > 0 && self.received.try_reserve(1).is_ok() {
             let masked = match until {
                 Some(until) => self.done.recv_deadline(until).ok(),
                 None => self.done.recv().ok(),
             };
             let Some(masked) = masked else { return };
+            missing -= usize::from(ids.contains(&masked.id));
             self.received.push(masked);
         }
     }
@@ -303,6 +297,8 @@ impl Drop for Masker {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+
     use super::*;
     use crate::generation::grammar::tests::{byte_grammars, lose_lexer};
     use crate::types::options::Grammar;
@@ -457,7 +453,7 @@ mod tests {
         let all: Vec<_> = (10..50).map(MaskId).collect();
         masker.wait(&all, None);
         masker.retain(|_| false);
-        assert_eq!((masker.received.len(), masker.cancelled.count.load(SeqCst)), (0, 0));
+        assert_eq!((masker.received.len(), masker.cancelled.lock().len()), (0, 0));
     }
 
     /// The first mask shows that the grammar is slow. The masks behind it leave the lane for others.

@@ -5,28 +5,13 @@
 #include <signal.h>
 #include <sys/wait.h>
 
+#include "../cpu_time.h"
+
 enum { IDLE_SECONDS = 60, CPU_SECONDS = 300, WALL_SECONDS = 1800 };
 
 static unsigned factor(void) {
     const char *given = getenv("BOUNDARY_TIMEOUT_FACTOR");
     return given ? (unsigned)atoi(given) : 1;
-}
-
-// CPU time of a process, and of its children that it has waited for. 0 if it is unknown.
-static double cpu_seconds_of(pid_t process) {
-    char path[32], line[1024];
-    unsigned long user = 0, kernel = 0, children_user = 0, children_kernel = 0;
-    snprintf(path, sizeof path, "/proc/%d/stat", (int)process);
-    FILE *file = fopen(path, "r");
-    if (!file) return 0;
-    const char *name_end = fgets(line, sizeof line, file) ? strrchr(line, ')') : NULL;
-    fclose(file);
-    const char *format = ") %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu %lu %lu";
-    if (!name_end ||
-        sscanf(name_end, format, &user, &kernel, &children_user, &children_kernel) != 4)
-        return 0;
-    return (double)(user + kernel + children_user + children_kernel) /
-           (double)sysconf(_SC_CLK_TCK);
 }
 
 const char *wait_for(pid_t child, int *status) {

@@ -18,6 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../cpu_time.h"
 #include "fuzz.h"
 
 const char *__asan_default_options(void);
@@ -99,20 +100,6 @@ static uint64_t call_timeout_ms(void) {
     return (timeout ? strtoull(timeout, NULL, 10) : 30) * 1000;
 }
 
-// 0 if it is unknown.
-static uint64_t cpu_ms_of(pid_t process) {
-    char path[32], line[1024];
-    unsigned long user = 0, kernel = 0;
-    snprintf(path, sizeof path, "/proc/%d/stat", (int)process);
-    FILE *file = fopen(path, "r");
-    if (!file) return 0;
-    const char *name_end = fgets(line, sizeof line, file) ? strrchr(line, ')') : NULL;
-    fclose(file);
-    const char *format = ") %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu";
-    if (!name_end || sscanf(name_end, format, &user, &kernel) != 2) return 0;
-    return (uint64_t)(user + kernel) * 1000 / (uint64_t)sysconf(_SC_CLK_TCK);
-}
-
 // What the supervisor has seen of the run.
 typedef struct {
     uint64_t cpu_ms, progress_ms;  // CPU time, and when it last changed
@@ -123,7 +110,7 @@ typedef struct {
 
 // A busy machine slows a call, so the limits are CPU time. The wall clock is the last resort.
 static bool find_hanging_call(pid_t child, observation *seen) {
-    uint64_t timeout = call_timeout_ms(), cpu = cpu_ms_of(child), now = now_ms();
+    uint64_t timeout = call_timeout_ms(), cpu = (uint64_t)(1000 * cpu_seconds_of(child)), now = now_ms();
     if (cpu != seen->cpu_ms) seen->cpu_ms = cpu, seen->progress_ms = now;
     for (int i = 0; i < WORKERS; i++) {
         int function = shared_status->current_calls[i].function;
