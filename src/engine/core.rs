@@ -127,6 +127,7 @@ impl EngineCore {
             recovery: Recovery::new(max_seqs)?,
             shared,
         };
+        core.device.limit_moves(&mut core.lifecycle.scheduler);
         core.in_flight.try_reserve_exact(depth)?;
         core.lifecycle.scheduler.reserve_steps(depth)?;
         core.shared.snapshot().scheduler.reserve(max_seqs)?;
@@ -185,7 +186,7 @@ impl EngineCore {
     fn apply_commands(&mut self) {
         let StepInputs { now, commands, costs, finished_transfers, finished_masks, .. } = &mut self.inputs;
         costs.iter().for_each(|&costs| self.lifecycle.scheduler.set_costs(costs));
-        self.lifecycle.scheduler.set_time(now.as_micros() as u64);
+        self.lifecycle.scheduler.begin_step(now.as_micros() as u64);
         self.lifecycle.complete_transfers(finished_transfers);
         self.lifecycle.complete_masks(finished_masks, &mut self.device);
         self.lifecycle.apply_all(commands, &mut self.device);
@@ -447,13 +448,14 @@ impl EngineCore {
         // The thread of the call may be the one that reads outputs.
         let host_can_act = delivery.has_delivered() || !self.inputs.full_queues().is_empty() || !masks.released.is_empty();
         let must_wait = (masks.has_waiting(scheduler) && !host_can_act) || (!has_groups && transfers.pending() > 0);
-        must_wait && self.source.await_completion(self.max_sleep())
+        must_wait && !scheduler.waits_for_moves() && self.source.await_completion(self.max_sleep())
     }
 
     /// Returns how long the engine may sleep: until the first deadline or the end of a pin, and not
     /// at all while there are blocks to copy or commands to apply.
     pub fn max_sleep(&self) -> Option<Duration> {
-        if self.lifecycle.transfers.progress() == Progress::Copying || !self.lifecycle.masks.released.is_empty() {
+        let Lifecycle { scheduler, transfers, masks, .. } = &self.lifecycle;
+        if transfers.progress() == Progress::Copying || scheduler.waits_for_moves() || !masks.released.is_empty() {
             return Some(Duration::ZERO);
         }
         let first = self.shared.table.next_expiry().into_iter().chain(self.lifecycle.live.deadlines.first()).min()?;

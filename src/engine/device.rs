@@ -14,6 +14,10 @@ use crate::scheduler::simulate::StepLoad;
 use crate::scheduler::{Costs, Scheduler};
 use crate::types::batch::{BlockMove, Tail};
 
+/// A step moves at most this many times the bytes between the tiers that it copies for exports: by
+/// default 16 MiB in each direction, which take 2 to 4 ms. A block is one copy, without an encoding.
+const TIER_MOVES: usize = 8;
+
 /// The executor and the measurements of its steps and transfers.
 pub struct Device {
     pub executor: Box<dyn Executor>,
@@ -38,6 +42,12 @@ impl Device {
         Device { executor, block_bytes, timer: StepTimer::default(), clock, swaps: SwapCounts::default() }
     }
 
+    /// Limits the transfers between the tiers that the scheduler plans for one step.
+    pub fn limit_moves(&self, scheduler: &mut Scheduler) {
+        let max_bytes = self.executor.max_transfer_bytes().saturating_mul(TIER_MOVES);
+        scheduler.limit_moves(max_bytes / self.block_bytes.max(1));
+    }
+
     /// Makes the transfers that the scheduler has planned, and reports their results to it. Returns
     /// false if a transfer back to the device has failed, so that a plan must be rolled back first:
     /// `roll_back` does this.
@@ -48,7 +58,7 @@ impl Device {
             return true;
         }
         let began = self.clock.now();
-        // The blocks of the next step depend on all transfers, so they are one portion.
+        // The scheduler has planned as many transfers as a step may make.
         let mut transfers = TierMoves::new(moves, self.block_bytes);
         while transfers.copy(self, usize::MAX) > 0 {}
         let MovedBlocks { out, back } = transfers.poll().unwrap_or(MovedBlocks { out: true, back: true });

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::kv::connector::{Connector, TransferId};
 use crate::kv::{BlockHash, BlockId};
 use crate::output::queue::OutputSender;
+use crate::scheduler::{Adoption, Scheduler};
 use crate::types::SeqId;
 use crate::types::batch::Tail;
 use crate::types::outputs::Output;
@@ -54,7 +55,9 @@ impl Lifecycle {
     /// Copies the portion of this step of all exports and imports.
     pub fn copy_transfers(&mut self, device: &mut Device) {
         while let Some((holder, computed)) = self.transfers.exports.next_to_copy() {
-            self.swap_in(holder, device);
+            if !self.swap_in(holder, device) {
+                break;
+            }
             let blocks = self.blocks_of(holder, computed);
             self.transfers.exports.set_blocks(blocks);
             self.transfers.exports.copy_portion(device);
@@ -62,12 +65,20 @@ impl Lifecycle {
         }
         self.deliver_exports();
         while let Some((seq, computed)) = self.transfers.imports.next_to_copy() {
+            if !self.transfers.imports.has_begun() {
+                let adoption = self.scheduler.adopt(seq, computed);
+                // Other sequences may have been swapped out to free the blocks.
+                device.move_blocks(&mut self.scheduler, |_| {});
+                if adoption == Adoption::Pending {
+                    break;
+                }
+            }
             match self.blocks_of(seq, computed) {
                 Some(blocks) => {
                     self.transfers.imports.set_blocks(blocks);
                     self.transfers.imports.copy_portion(device);
                 }
-                // The pool has taken the blocks, so all tokens are recomputed.
+                // The pool has no blocks, or has taken them, so all tokens are recomputed.
                 None => {
                     if let Some(import) = self.transfers.imports.take(seq) {
                         self.scheduler.drop_blocks(seq);
@@ -102,7 +113,7 @@ impl Lifecycle {
                 "sequence {seq} ended before the export and was not kept; set PLLM_REQUEST_KEEP to export sequences that have ended"
             ))
         };
-        self.swap_in(seq, device);
+        let is_on_device = self.swap_in(seq, device);
         let exported = self.live.sequences.get(&seq).ok_or_else(gone)?;
         let sequence = self.scheduler.get(seq)?;
         // If visible blocks are missing, all tokens are recomputed after the import.
@@ -124,7 +135,7 @@ impl Lifecycle {
         let parts = device.executor.kv_part_bytes();
         let export = Export::new(header.into_owned()?, parts, blocks.len(), tail, sender.clone(), exported.output())?;
         let exports = &mut self.transfers.exports;
-        if exports.fits_in_step(&export) {
+        if is_on_device && exports.fits_in_step(&export) {
             return exports.copy_in_step(export, &blocks, device);
         }
         // The holder is an idle sequence, so the pool can take its blocks if it needs them.
@@ -170,15 +181,11 @@ impl Lifecycle {
         recorded.into_iter().for_each(|memory| self.transfers.exports.discard(memory));
         let sender = imported.generation.sender.clone();
         let root = BlockHash::for_sequence(&self.model.fingerprint, id);
-        self.scheduler.import(id, header.tokens.into_owned(), header.computed, header.max_len, header.logits_from, root)?;
-        // Other sequences may have been swapped out to free the blocks.
-        device.move_blocks(&mut self.scheduler, |_| {});
-        let sequence = self.scheduler.get(id)?;
-        let computed = sequence.computed;
-        let blocks = self.scheduler.blocks().visible_blocks(&sequence.table, computed)?.unwrap_or_default();
-        match blocks.is_empty() {
-            true => self.transfers.exports.discard(kv),
-            false => {
+        let computed = header.computed;
+        self.scheduler.import(id, header.tokens.into_owned(), header.max_len, header.logits_from, root)?;
+        match self.scheduler.blocks().paging().visible_blocks(computed) {
+            0 => self.transfers.exports.discard(kv),
+            blocks => {
                 let import = Import::new(id, computed, sender, kv, device.executor.kv_part_bytes(), blocks)?;
                 self.transfers.imports.enqueue(import)?;
             }
@@ -199,12 +206,16 @@ impl Lifecycle {
         deferred.into_iter().for_each(|command| self.apply_now(command, device));
     }
 
-    /// Swaps a sequence in if enough blocks are available.
-    fn swap_in(&mut self, seq: SeqId, device: &mut Device) {
-        if self.scheduler.find(seq).is_some_and(|sequence| sequence.table.swapped()) {
+    /// Swaps a sequence in if enough blocks are available, as far as this step may copy. Returns false
+    /// if a later step continues.
+    fn swap_in(&mut self, seq: SeqId, device: &mut Device) -> bool {
+        let is_arriving =
+            |scheduler: &Scheduler| scheduler.find(seq).is_some_and(|sequence| !sequence.table.swapped() && !sequence.table.is_on_device());
+        if self.scheduler.find(seq).is_some_and(|sequence| !sequence.table.is_on_device()) {
             self.scheduler.swap_in_sequence(seq);
             device.move_blocks(&mut self.scheduler, |_| {});
         }
+        !is_arriving(&self.scheduler)
     }
 
     /// Panics unless exactly the pending exports have holders. For tests.

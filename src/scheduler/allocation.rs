@@ -4,13 +4,35 @@ use super::slab::Slot;
 use super::{Branching, GroupId, ScheduledTokens, Scheduler, StepPlan};
 use crate::types::batch::BlockCopy;
 
+/// The result of an allocation for a running group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum AllocationResult {
+    Done,
+    /// The group itself was the youngest. It was preempted or lost a member.
+    Preempted,
+    /// Blocks become available when later steps have copied them to the host tier.
+    Pending,
+}
+
 impl Scheduler {
     /// Calls `take` until it succeeds. After each failure, takes blocks of reclaimable sequences,
     /// then of the youngest running group.
-    ///
-    /// Returns false if the group itself was the youngest and was preempted or lost a member.
-    pub(super) fn allocate_or_preempt(&mut self, id: GroupId, mut take: impl FnMut(&mut Scheduler) -> bool) -> bool {
-        while !take(self) {
+    pub(super) fn allocate_or_preempt(&mut self, id: GroupId, mut take: impl FnMut(&mut Scheduler) -> bool) -> AllocationResult {
+        loop {
+            if self.is_leaving(id) {
+                self.planning.waits_for_moves = true;
+                return AllocationResult::Pending;
+            }
+            if take(self) {
+                return AllocationResult::Done;
+            }
+            if self.blocks.schedule_moves_out() {
+                continue;
+            }
+            if self.blocks.has_queued_out() {
+                self.planning.waits_for_moves = true;
+                return AllocationResult::Pending;
+            }
             let alone = self.queues.running.len() == 1;
             // The last running group also needs the blocks that it shares with reclaimable
             // sequences, since it would copy them otherwise.
@@ -18,10 +40,14 @@ impl Scheduler {
                 continue;
             }
             if (alone && self.split_group(id)) || self.preempt_youngest() == id {
-                return false;
+                return AllocationResult::Preempted;
             }
         }
-        true
+    }
+
+    /// Returns whether this step still copies blocks of the group to the host tier.
+    fn is_leaving(&self, id: GroupId) -> bool {
+        self.blocks.swapped() > 0 && self.queues.groups[id].members.iter().any(|&slot| self.blocks.is_leaving(&self.sequences[slot].table))
     }
 
     /// Moves the last of several samples to a waiting group of its own.

@@ -43,7 +43,7 @@ pub use policy::{Allocation, Batching, Order, Policies, RankInputs, Running, Ste
 pub use preemption::Costs;
 use preemption::PreemptionState;
 use reclaimable::ReclaimableSequences;
-pub use requests::{NewGroup, PreparedGroup};
+pub use requests::{Adoption, NewGroup, PreparedGroup};
 pub use sequence_kv::SequenceKv;
 use sequences::Sequences;
 use slab::Slot;
@@ -210,9 +210,10 @@ impl Scheduler {
         self.policies.allocation.reserved(&mut self.queues.running.iter().map(|&id| self.blocks_needed(id)))
     }
 
-    /// Sets the arrival time in microseconds for the following requests.
-    pub fn set_time(&mut self, now: u64) {
+    /// Begins a step. `now` is the arrival time in microseconds for the following requests.
+    pub fn begin_step(&mut self, now: u64) {
         self.now = now;
+        self.blocks.begin_step();
     }
 
     /// Returns the output length predictor.

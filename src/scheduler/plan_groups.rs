@@ -1,5 +1,6 @@
 //! The tokens that the members of a group compute in a step.
 
+use super::allocation::AllocationResult;
 use super::slab::Slot;
 use super::{Branching, GroupId, ScheduledTokens, Scheduler, SequenceKv, StepPlan};
 
@@ -18,11 +19,19 @@ impl Scheduler {
         while self.queues.running.get(place) == Some(&id) && !self.try_plan(id, plan) {}
     }
 
-    /// Returns false if the group was preempted or lost a member.
+    /// Returns false if the group was preempted or lost a member, so that it must be planned again.
     fn try_plan(&mut self, id: GroupId, plan: &mut StepPlan) -> bool {
-        // In most steps, no table is in the host tier.
-        if self.blocks.swapped() > 0 && !self.allocate_or_preempt(id, |s| s.swap_in_group(id)) {
-            return false;
+        // In most steps, all tables are on the device.
+        if self.blocks.tables_off_device() > 0 {
+            match self.allocate_or_preempt(id, |s| s.swap_in_group(id)) {
+                AllocationResult::Done => {}
+                AllocationResult::Preempted => return false,
+                AllocationResult::Pending => return true,
+            }
+            if !self.continue_swap_in_group(id) {
+                self.planning.waits_for_moves = true;
+                return true;
+            }
         }
         if !self.can_be_planned(id) {
             return true;
@@ -45,11 +54,11 @@ impl Scheduler {
     fn plan_single(&mut self, id: GroupId, slot: Slot, plan: &mut StepPlan) -> bool {
         plan.has_beams |= matches!(self.queues.groups[id].branching, Branching::Beams(_));
         let Some(chunk) = self.schedule_single(slot, plan) else { return true };
-        let prepared = self.allocate_or_preempt(id, |s| s.prepare(&[chunk], plan));
-        if prepared {
+        let allocated = self.allocate_or_preempt(id, |s| s.prepare(&[chunk], plan));
+        if allocated == AllocationResult::Done {
             self.write(chunk, plan);
         }
-        prepared
+        allocated != AllocationResult::Preempted
     }
 
     /// Plans several members. They sample in the same step, one row each, when each has computed
@@ -60,12 +69,15 @@ impl Scheduler {
         chunks.clear();
         self.schedule_together(&members, plan, &mut chunks);
         self.queues.groups.return_members(id, members);
-        let prepared = chunks.is_empty() || self.allocate_or_preempt(id, |s| s.prepare(&chunks, plan));
-        if prepared {
+        let allocated = match chunks.is_empty() {
+            true => AllocationResult::Done,
+            false => self.allocate_or_preempt(id, |s| s.prepare(&chunks, plan)),
+        };
+        if allocated == AllocationResult::Done {
             chunks.iter().for_each(|chunk| self.write(*chunk, plan));
         }
         self.planning.scheduled = chunks;
-        prepared
+        allocated != AllocationResult::Preempted
     }
 
     fn schedule_single(&self, slot: Slot, plan: &StepPlan) -> Option<ScheduledTokens> {

@@ -25,6 +25,8 @@ pub(super) struct PlanningState {
     larger_tables: Vec<Vec<u32>>,
     /// Number of steps in flight.
     pub launched: usize,
+    /// Whether the last plan left out groups because their blocks are on the way between the tiers.
+    pub waits_for_moves: bool,
     /// The buffer for the members of one group.
     pub scheduled: Vec<ScheduledTokens>,
 }
@@ -33,8 +35,14 @@ impl PlanningState {
     pub fn new(options: &SchedulerOptions, blocks: &BlockManager) -> Result<PlanningState> {
         let mut scheduled = Vec::new();
         scheduled.try_reserve(options.max_seqs)?;
-        let mut planning =
-            PlanningState { budget: StepBudget::UNLIMITED, spare_plans: Vec::new(), larger_tables: Vec::new(), launched: 0, scheduled };
+        let mut planning = PlanningState {
+            budget: StepBudget::UNLIMITED,
+            spare_plans: Vec::new(),
+            larger_tables: Vec::new(),
+            launched: 0,
+            waits_for_moves: false,
+            scheduled,
+        };
         planning.reserve(1, options, blocks)?;
         Ok(planning)
     }

@@ -54,8 +54,12 @@ impl PreemptionState {
         self.swapping += swapped as u64;
     }
 
-    /// Records whether the pending transfers to the host tier have succeeded.
-    pub fn record_moves_out(&mut self, succeeded: bool) {
+    /// Records whether the transfers of a step to the host tier have succeeded, and whether others
+    /// are queued.
+    pub fn record_moves_out(&mut self, succeeded: bool, others_queued: bool) {
+        if succeeded && others_queued {
+            return;
+        }
         self.swapped += if succeeded { self.swapping } else { 0 };
         self.swapping = 0;
     }

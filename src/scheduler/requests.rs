@@ -76,6 +76,16 @@ impl PreparedGroup {
     }
 }
 
+/// The result of an allocation for an imported sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Adoption {
+    Done,
+    /// Blocks become available when later steps have copied them to the host tier.
+    Pending,
+    /// The pool has too few blocks, so all tokens are recomputed.
+    Refused,
+}
+
 impl Scheduler {
     /// Adds a request to the waiting queue. Its first sequence gets `id`. The sampled tokens have
     /// the ids of its forks.
@@ -315,34 +325,34 @@ impl Scheduler {
         }
     }
 
-    /// Adds an idle sequence with `computed` tokens whose KV was computed elsewhere.
-    ///
-    /// Allocates the blocks that are visible at this length. If the pool has too few, all tokens
-    /// are recomputed.
-    pub fn import(
-        &mut self,
-        id: SeqId,
-        tokens: Vec<u32>,
-        computed: usize,
-        max_len: usize,
-        logits_from: Option<usize>,
-        root: BlockHash,
-    ) -> Result<()> {
+    /// Adds an idle sequence without blocks, whose KV was computed elsewhere. `adopt` allocates its
+    /// blocks.
+    pub fn import(&mut self, id: SeqId, tokens: Vec<u32>, max_len: usize, logits_from: Option<usize>, root: BlockHash) -> Result<()> {
         self.reserve(1, max_len.max(tokens.len()))?;
         let mut sequence = SequenceKv::new(id, tokens, max_len, root, self.blocks.paging())?;
         sequence.logits_from = logits_from;
-        let needed = self.blocks.paging().visible_blocks(computed);
-        while needed <= self.blocks.total() && self.blocks.adopt(&mut sequence.table, computed).is_err() {
-            if !self.reclaim() {
-                break;
-            }
-        }
-        if !sequence.table.blocks().is_empty() {
-            self.blocks.fill(&sequence.table, 0..computed);
-            sequence.computed = computed;
-        }
         let slot = self.sequences.insert(sequence);
         self.make_idle(slot);
         Ok(())
+    }
+
+    /// Allocates the blocks that are visible after `computed` tokens, for an idle sequence without
+    /// blocks. Their contents are copied from elsewhere.
+    pub fn adopt(&mut self, id: SeqId, computed: usize) -> Adoption {
+        let Some(slot) = self.sequences.find(id) else { return Adoption::Refused };
+        if self.blocks.paging().visible_blocks(computed) > self.blocks.total() {
+            return Adoption::Refused;
+        }
+        while self.blocks.adopt(&mut self.sequences[slot].table, computed).is_err() {
+            if self.blocks.schedule_moves_out() || self.reclaim() {
+                continue;
+            }
+            return if self.blocks.has_queued_out() { Adoption::Pending } else { Adoption::Refused };
+        }
+        let sequence = &mut self.sequences[slot];
+        self.blocks.fill(&sequence.table, 0..computed);
+        sequence.computed = computed;
+        self.mark_reclaimable(slot);
+        Adoption::Done
     }
 }

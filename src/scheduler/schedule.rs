@@ -66,6 +66,7 @@ impl Scheduler {
     fn write_step(&mut self, ready: &impl Fn(SeqId) -> bool) -> Option<StepPlan> {
         let mut plan = self.planning.take_plan();
         let before = self.preemptions();
+        self.planning.waits_for_moves = false;
         self.pause_running(ready);
         for step_budget in [self.policies.batching.step_budget(&RunningGroups(self)), StepBudget::UNLIMITED] {
             self.planning.budget = step_budget;
@@ -75,15 +76,20 @@ impl Scheduler {
                 self.admit(&mut plan, ready);
             }
             if !plan.sequences.is_empty() {
-                self.launch(&mut plan);
-                return Some(plan);
+                break;
             }
-            if self.planning.launched > 0 {
-                break; // the groups wait for the steps in flight, not for the batching policy
+            if self.planning.launched > 0 || self.planning.waits_for_moves {
+                break; // the groups do not wait for the batching policy
             }
         }
-        self.planning.reuse(plan);
-        None
+        // After the groups that return before their blocks were copied.
+        self.blocks.schedule_moves_out();
+        if plan.sequences.is_empty() {
+            self.planning.reuse(plan);
+            return None;
+        }
+        self.launch(&mut plan);
+        Some(plan)
     }
 
     pub(super) fn is_ready(&self, id: GroupId, ready: &impl Fn(SeqId) -> bool) -> bool {
@@ -151,7 +157,7 @@ impl Scheduler {
         let block_size = self.blocks.block_size();
         for &slot in &self.queues.groups[id].members {
             let sequence = &mut self.sequences[slot];
-            if !self.blocks.caches_prefixes() || sequence.table.swapped() {
+            if !self.blocks.caches_prefixes() || !sequence.table.is_on_device() {
                 continue;
             }
             // The last token is always computed, since its logits select the next one. So is every

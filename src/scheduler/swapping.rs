@@ -55,7 +55,8 @@ impl Scheduler {
         self.blocks.truncate(&mut sequence.table, sequence.computed);
     }
 
-    /// Swaps the group in, all or nothing. Returns false if there are too few blocks.
+    /// Allocates device blocks for the group, all or nothing. Returns false if there are too few
+    /// blocks.
     pub(super) fn swap_in_group(&mut self, id: GroupId) -> bool {
         let members = self.queues.groups.take_members(id);
         let back = self.swap_in(&members);
@@ -63,12 +64,23 @@ impl Scheduler {
         back
     }
 
-    /// Swaps one sequence in if enough blocks are available.
+    /// Schedules the transfers of the group to the device, as many as this step may make. Returns
+    /// whether the step can compute the group.
+    pub(super) fn continue_swap_in_group(&mut self, id: GroupId) -> bool {
+        let members = self.queues.groups.take_members(id);
+        let has_arrived = self.continue_swap_in(&members);
+        self.queues.groups.return_members(id, members);
+        has_arrived
+    }
+
+    /// Swaps one sequence in if enough blocks are available. A long sequence needs several steps,
+    /// with one call in each.
     pub fn swap_in_sequence(&mut self, id: SeqId) {
-        let Some(slot) = self.sequences.find(id) else { return };
+        let Some(slot) = self.sequences.find(id).filter(|&slot| !self.blocks.is_leaving(&self.sequences[slot].table)) else { return };
         let runs = self.sequences[slot].group.is_some_and(|group| self.queues.groups[group].queue == Queue::Running);
         self.unmark_reclaimable(slot);
         self.swap_in(&[slot]);
+        self.continue_swap_in(&[slot]);
         if !runs {
             self.mark_reclaimable(slot);
         }
@@ -88,10 +100,22 @@ impl Scheduler {
                 self.blocks.swap_in(table).expect("it was counted before");
             }
         }
-        // Blocks are indexed only after all sequences have their blocks, since an indexed block may
-        // replace another one.
-        slots.iter().for_each(|&slot| self.index_all(slot));
         true
+    }
+
+    fn continue_swap_in(&mut self, slots: &[Slot]) -> bool {
+        let mut have_arrived = true;
+        for &slot in slots {
+            let table = &mut self.sequences[slot].table;
+            if table.is_on_device() {
+                continue;
+            }
+            match !table.swapped() && self.blocks.continue_swap_in(table) {
+                true => self.index_all(slot),
+                false => have_arrived = false,
+            }
+        }
+        have_arrived
     }
 
     /// Inserts the full blocks of the sequence into the prefix cache.
@@ -106,8 +130,18 @@ impl Scheduler {
         }
     }
 
+    /// Limits the transfers between the tiers to `max_moves` blocks per step and direction.
+    pub fn limit_moves(&mut self, max_moves: usize) {
+        self.blocks.limit_moves(max_moves);
+    }
+
+    /// Returns whether groups wait for transfers that the next step continues.
+    pub fn waits_for_moves(&self) -> bool {
+        self.planning.waits_for_moves || (self.blocks.has_queued_out() && self.queues.waiting.first().is_some())
+    }
+
     /// Returns the transfers that must precede the computation. The caller reports their result
-    /// with `moved`.
+    /// with `record_moves`.
     pub fn moves(&self) -> &Moves {
         self.blocks.moves()
     }
@@ -115,7 +149,7 @@ impl Scheduler {
     /// Records the result of the transfers. Lost sequences are recomputed. Before the call, roll
     /// back a plan that uses blocks whose return has failed.
     pub fn record_moves(&mut self, out: bool, back: bool) {
-        self.preemption.record_moves_out(out);
+        self.preemption.record_moves_out(out, self.blocks.has_queued_out());
         if !(out && back) {
             self.blocks.mark_lost(!out, !back);
             for slot in self.sequences.slots() {

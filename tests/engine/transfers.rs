@@ -491,3 +491,53 @@ fn a_freed_engine_cancels_its_transfers() {
         assert!(last.iter().any(|output| output.sequence == copy && output.finish == Some(FinishReason::Abort)));
     }
 }
+
+#[test]
+fn a_long_sequence_moves_to_the_host_tier_and_back_in_portions() {
+    /// Blocks that one step of this engine moves in each direction: eight times those of an export.
+    const MAX_MOVES: u64 = 8;
+    let model = Model::new();
+    // Returns the moves of each step and the outputs of all sequences.
+    let run = |step_blocks: usize| {
+        let device = model.engine(40, step_blocks, Preemption::Swap);
+        let long = device.kept();
+        let witness = device.add(4, 60, false);
+        device.step();
+        // The pool is too small for this request beside the idle sequence.
+        let other_tokens = Prompt::Tokens((0..150).map(|k| (k * 7 + 1) % 120).collect());
+        let short = device.engine.add_request(Request::new(other_tokens, sampling(5))).unwrap().sequence(0);
+        let (mut moves, mut tokens) = (Vec::new(), BTreeMap::<SeqId, Vec<(u32, u32)>>::new());
+        for phase in 0..2 {
+            if phase == 1 {
+                device.engine.resume(long, Resume { keep: false, ..Resume::new(sampling(5)) }).unwrap();
+            }
+            loop {
+                let before = device.engine.stats();
+                let (outputs, _) = device.step();
+                let after = device.engine.stats();
+                let moved = (after.blocks_swapped_out - before.blocks_swapped_out, after.blocks_swapped_in - before.blocks_swapped_in);
+                assert!(outputs.iter().any(|output| output.sequence == witness), "a step has no token of the other sequence");
+                moves.push(moved);
+                let ended = |seq| outputs.iter().any(|output| output.sequence == seq && output.finish.is_some());
+                let is_ended = ended(if phase == 0 { short } else { long });
+                let bits = |output: &Output| output.logprobs.tokens[0].to_bits();
+                outputs.iter().for_each(|output| tokens.entry(output.sequence).or_default().push((output.tokens[0], bits(output))));
+                if is_ended {
+                    break;
+                }
+            }
+        }
+        (moves, tokens)
+    };
+    let (moves, tokens) = run(1);
+    let (moves_at_once, expected) = run(100);
+    let count = |of: fn(&(u64, u64)) -> u64, moves: &[(u64, u64)]| moves.iter().map(of).filter(|&blocks| blocks > 0).count();
+    assert!(moves.iter().all(|&(out, back)| out <= MAX_MOVES && back <= MAX_MOVES), "{moves:?}");
+    assert_eq!((count(|m| m.0, &moves_at_once), count(|m| m.1, &moves_at_once)), (1, 1), "{moves_at_once:?}");
+    // All 27 blocks leave, and those return that the other request has overwritten.
+    assert_eq!((count(|m| m.0, &moves), count(|m| m.1, &moves)), (4, 2), "{moves:?}");
+    for (seq, expected) in &expected {
+        let common = expected.len().min(tokens[seq].len());
+        assert_eq!(tokens[seq][..common], expected[..common], "sequence {seq}");
+    }
+}

@@ -41,21 +41,14 @@ pub struct Imports {
 }
 
 impl Import {
-    /// Creates the import of a sequence whose blocks have been allocated. `parts` has the bytes of
-    /// one block in each array of the device.
-    pub fn new(
-        seq: SeqId,
-        computed: usize,
-        sender: Arc<OutputSender>,
-        kv: Vec<u8>,
-        parts: Vec<usize>,
-        blocks: Vec<BlockId>,
-    ) -> Result<Import> {
-        let arrays = BlockArrays::new(parts, blocks.len());
+    /// Creates the import of a sequence with `blocks` visible blocks. `parts` has the bytes of one
+    /// block in each array of the device.
+    pub fn new(seq: SeqId, computed: usize, sender: Arc<OutputSender>, kv: Vec<u8>, parts: Vec<usize>, blocks: usize) -> Result<Import> {
+        let arrays = BlockArrays::new(parts, blocks);
         if arrays.total_bytes() > kv.len() {
             return Err(Error::invalid("the exported sequence is truncated in its K and V"));
         }
-        Ok(Import { seq, computed, sender, deferred: DeferredCommands::default(), kv, blocks, arrays, copied: 0 })
+        Ok(Import { seq, computed, sender, deferred: DeferredCommands::default(), kv, blocks: Vec::new(), arrays, copied: 0 })
     }
 
     fn is_copied(&self) -> bool {
@@ -100,6 +93,11 @@ impl Imports {
     pub fn next_to_copy(&self) -> Option<(SeqId, usize)> {
         let next = self.copying.front().filter(|_| self.bytes_left > 0)?;
         Some((next.seq, next.computed))
+    }
+
+    /// Returns whether blocks of the next sequence have been copied. The caller allocates them before.
+    pub fn has_begun(&self) -> bool {
+        self.copying.front().is_some_and(|next| next.copied > 0)
     }
 
     /// Sets the blocks of the next sequence.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{BlockManager, BlockTable};
+use super::{BlockManager, BlockTable, Tier};
 use crate::kv::BlockHash;
 use crate::types::batch::BlockCopy;
 
@@ -11,12 +11,13 @@ impl BlockManager {
     pub fn check<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>, copies: &[BlockCopy]) {
         let capacity = self.block_pool.capacity();
         let (mut owners, mut reclaimable) = (vec![0; capacity], vec![0; capacity]);
-        let (mut host_owners, mut swapped, mut gone) = (vec![0; self.host_total()], 0, 0);
+        let (mut host_owners, mut swapped, mut arriving, mut gone) = (vec![0; self.host_total()], 0, 0, 0);
         for table in tables {
             assert_eq!(table.places * self.paging.groups(), table.blocks.len(), "the table lacks blocks of a group");
-            swapped += table.swapped as usize;
+            swapped += table.swapped() as usize;
+            arriving += (table.tier == Tier::Arriving) as usize;
             gone += table.blocks.len() - table.held().count();
-            if table.swapped {
+            if table.swapped() {
                 assert!(!table.reclaimable, "a swapped table is reclaimable");
                 table.held().for_each(|block| host_owners[block as usize] += 1);
                 continue;
@@ -27,8 +28,9 @@ impl BlockManager {
             }
         }
         copies.iter().for_each(|copy| owners[copy.from as usize] += 1);
+        self.host.sources().for_each(|device| owners[device as usize] += 1);
         self.block_pool.check(&owners, &reclaimable, |block| self.prefix.as_ref().is_some_and(|prefix| prefix.is_unused(block)));
-        self.host.check(&mut host_owners, swapped);
+        self.host.check(&mut host_owners, (swapped, arriving));
         assert_eq!(gone, self.dropped, "the number of dropped blocks is wrong");
         let used = (0..capacity).filter(|&block| owners[block] > 0);
         assert_eq!(used.map(|block| self.filled[block] as usize).sum::<usize>(), self.filled_slots, "the number of filled slots is wrong");
@@ -37,9 +39,16 @@ impl BlockManager {
         }
     }
 
+    /// Returns the block that has the contents of a block of the table, and whether it is in the host
+    /// tier. Differs from the block itself while a transfer is queued.
+    #[cfg(test)]
+    pub fn location(&self, table: &BlockTable, block: crate::kv::BlockId) -> (crate::kv::BlockId, bool) {
+        self.host.location(block, table.swapped())
+    }
+
     /// Panics if one of the first blocks of the table is found by another hash than its own.
     pub fn check_found(&self, table: &BlockTable, hashes: &[BlockHash]) {
-        let Some(prefix) = self.prefix.as_ref().filter(|_| !table.swapped) else { return };
+        let Some(prefix) = self.prefix.as_ref().filter(|_| !table.swapped()) else { return };
         let groups = self.paging.groups();
         for entry in self.entries(0..hashes.len().min(table.places)) {
             let (Some(block), hash) = (table.at(entry), hashes[entry / groups].for_group(entry % groups)) else { continue };

@@ -27,8 +27,17 @@ pub struct BlockTable {
     blocks: Vec<BlockId>, // [places, groups]
     places: usize,
     reclaimable: bool,
-    /// Whether the blocks are in the host tier.
-    swapped: bool,
+    tier: Tier,
+}
+
+/// The tier of the blocks of a table.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Tier {
+    #[default]
+    Device,
+    /// The table has device blocks, but some of their contents are still in the host tier.
+    Arriving,
+    Host,
 }
 
 impl BlockTable {
@@ -72,7 +81,14 @@ impl BlockTable {
     /// sequence can be computed.
     #[inline]
     pub fn swapped(&self) -> bool {
-        self.swapped
+        self.tier == Tier::Host
+    }
+
+    /// Returns whether the contents of all blocks are on the device, after the transfers of this
+    /// step.
+    #[inline]
+    pub fn is_on_device(&self) -> bool {
+        self.tier == Tier::Device
     }
 }
 
@@ -174,7 +190,7 @@ impl BlockManager {
         write: Range<usize>,
         copies: &mut Vec<BlockCopy>,
     ) -> std::result::Result<(), NoSpace> {
-        assert!(!table.swapped, "a swapped table is written");
+        assert!(table.is_on_device(), "a swapped table is written");
         let (held, end) = (table.places, self.size.blocks_for(write.end));
         let missing = end.saturating_sub(held) * self.paging.groups();
         let written = self.entries(self.size.full(write.start)..held.min(end));
@@ -282,11 +298,13 @@ impl BlockManager {
         assert!(child.blocks.is_empty() && !child.reclaimable, "the child of a fork has blocks");
         child.places = self.size.blocks_for(tokens);
         child.blocks.extend_from_slice(&table.blocks[..self.paging.entries(tokens)]);
-        child.swapped = table.swapped && child.places > 0;
         self.dropped += child.blocks.len() - child.held().count();
-        match child.swapped {
-            true => self.host.share(child),
-            false => child.held().for_each(|block| self.block_pool.acquire(block)),
+        match table.tier {
+            Tier::Host => child.held().for_each(|block| self.host.acquire(block)),
+            Tier::Device | Tier::Arriving => child.held().for_each(|block| self.block_pool.acquire(block)),
+        }
+        if child.places > 0 {
+            self.host.set_tier(child, table.tier);
         }
     }
 
@@ -300,7 +318,9 @@ impl BlockManager {
             }
         }
         table.places = table.places.min(self.size.blocks_for(tokens));
-        self.host.leave(table);
+        if table.blocks.is_empty() {
+            self.host.set_tier(table, Tier::Device);
+        }
     }
 
     /// Releases the blocks that are out of the window after `computed` tokens.
@@ -348,8 +368,8 @@ impl BlockManager {
 
     /// Releases a reference of the table to a block.
     fn release_block(&mut self, block: BlockId, table: &BlockTable) {
-        if table.swapped {
-            return self.host.release(block);
+        if table.swapped() {
+            return self.release_host_block(block);
         }
         if table.reclaimable {
             self.block_pool.unmark_reclaimable(block);
@@ -374,7 +394,7 @@ impl BlockManager {
     /// Returns the blocks that are visible to a sequence of `computed` tokens, in table order.
     /// `None` means that some are not on the device.
     pub fn visible_blocks(&self, table: &BlockTable, computed: usize) -> Result<Option<Vec<BlockId>>> {
-        if table.swapped || self.sees_null_block(table, computed) {
+        if table.swapped() || self.sees_null_block(table, computed) {
             return Ok(None);
         }
         let mut blocks = Vec::new();
@@ -496,7 +516,7 @@ impl BlockManager {
     #[inline]
     pub fn needed(&self, table: &BlockTable, write: Range<usize>, rows: usize) -> usize {
         let (held, end) = (table.places, self.size.blocks_for(write.end));
-        let refs = |block| if table.swapped { self.host.refs(block) } else { self.block_pool.refs(block) };
+        let refs = |block| if table.swapped() { self.host.refs(block) } else { self.block_pool.refs(block) };
         // Blocks that leave the window are released, unless they are shared. Shared blocks come
         // first in the table.
         let missing = |(group, &window): (usize, &Option<usize>)| {

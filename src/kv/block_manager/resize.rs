@@ -41,7 +41,7 @@ impl BlockManager {
             }
         }
         let moved = |block: BlockId| moves.binary_search_by_key(&block, |copy| copy.from).map(|place| moves[place].to);
-        for table in tables.filter(|table| !table.swapped) {
+        for table in tables.filter(|table| !table.swapped()) {
             table.blocks.iter_mut().for_each(|block| *block = moved(*block).unwrap_or(*block));
         }
         self.block_pool.shrink(total, moves);

@@ -1,13 +1,18 @@
 //! The host tier: KV blocks of sequences that were swapped out instead of recomputed.
 //!
-//! A table is completely in one tier. Blocks that other tables use on the device are copied too,
-//! and each tier has its own reference counts. Two blocks with the same contents, one in each tier,
-//! are mirrored blocks. A table that moves uses the mirrored block if there is one. A shared block
-//! is therefore copied once and is shared again after its return. A block that was not overwritten
-//! on the device is not copied back. A write to a block ends the mirroring, so copy on write in one
-//! tier is independent of the other tier.
+//! A table is completely in one tier, or it arrives on the device. Blocks that other tables use on
+//! the device are copied too, and each tier has its own reference counts. Two blocks with the same
+//! contents, one in each tier, are mirrored blocks. A table that moves uses the mirrored block if
+//! there is one. A shared block is therefore copied once and is shared again after its return. A
+//! block that was not overwritten on the device is not copied back. A write to a block ends the
+//! mirroring, so copy on write in one tier is independent of the other tier.
+//!
+//! A step makes a limited number of transfers. The others are queued, and their source blocks keep a
+//! reference, so that they are neither written nor reused. Transfers to the host tier are scheduled
+//! as soon as the limit allows. Transfers to the device are scheduled for one table at a time, in
+//! the order in which the scheduler plans the sequences.
 
-use super::{BlockManager, BlockTable};
+use super::{BlockManager, BlockTable, Tier};
 use crate::error::{Result, try_vec};
 use crate::kv::block_pool::BlockPool;
 use crate::kv::{BlockId, NoSpace};
@@ -20,11 +25,42 @@ pub(super) struct HostTier {
     filled: Vec<u16>, // [host blocks]
     /// Number of tables in the host tier.
     tables: usize,
+    /// Number of tables that arrive on the device.
+    arriving: usize,
     mirror_of_device: Vec<Option<BlockId>>, // [device blocks] mirrored host block
     mirror_of_host: Vec<Option<BlockId>>,   // [host blocks] mirrored device block
-    /// Transfers that are planned but not made. A host block in `moves.back` keeps a reference
+    /// [host blocks] Transfer of the block between it and its mirrored block.
+    transfers: Vec<Transfer>,
+    /// Number of queued transfers to this tier.
+    queued_out: usize,
+    /// Host block at which the search for the next queued transfer begins.
+    next_queued: BlockId,
+    limits: MoveLimits,
+    /// Transfers of this step that are not made yet. A host block in `moves.back` keeps a reference
     /// until then.
     moves: Moves,
+}
+
+/// The transfer that a host block waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Transfer {
+    None,
+    /// To the host block, in a later step. The device block keeps a reference.
+    OutQueued,
+    /// To the host block, in this step.
+    OutScheduled,
+    /// To the device, in a later step. The host block keeps a reference.
+    BackQueued,
+}
+
+/// The limits of the transfers of one step, in blocks.
+#[derive(Debug)]
+struct MoveLimits {
+    /// Maximum number of blocks in each direction.
+    max_moves: usize,
+    /// Number of blocks that this step may still move.
+    out: usize,
+    back: usize,
 }
 
 /// The contents of a set of tables. Each block counts once.
@@ -45,8 +81,13 @@ impl HostTier {
             block_pool: BlockPool::new(blocks)?,
             filled: try_vec(blocks, 0)?,
             tables: 0,
+            arriving: 0,
             mirror_of_device: try_vec(device_blocks, None)?,
             mirror_of_host: try_vec(blocks, None)?,
+            transfers: try_vec(blocks, Transfer::None)?,
+            queued_out: 0,
+            next_queued: 0,
+            limits: MoveLimits { max_moves: usize::MAX, out: usize::MAX, back: usize::MAX },
             moves,
         })
     }
@@ -84,36 +125,95 @@ impl HostTier {
         }
     }
 
-    /// Records that the device block is unreferenced. A pending transfer to it is cancelled.
+    /// Records that the device block is unreferenced. A transfer to it is cancelled.
     pub fn release_device_block(&mut self, device: BlockId) {
+        let host = self.mirror_of_device[device as usize];
         self.end_mirroring(device);
-        if let Some(place) = self.moves.back.iter().position(|back| back.device == device) {
+        if let Some(host) = host.filter(|&host| self.transfers[host as usize] == Transfer::BackQueued) {
+            self.transfers[host as usize] = Transfer::None;
+            self.release_unqueued(host);
+        } else if let Some(place) = self.moves.back.iter().position(|back| back.device == device) {
             let back = self.moves.back.swap_remove(place);
-            self.release(back.host);
+            self.release_unqueued(back.host);
         }
     }
 
-    pub fn release(&mut self, host: BlockId) {
+    /// Releases a reference. If it was the last one and a transfer to the block is queued, cancels
+    /// the transfer and returns its device block, which has one reference too many.
+    #[must_use]
+    fn release(&mut self, host: BlockId) -> Option<BlockId> {
         if !self.block_pool.release(host) {
-            return;
+            return None;
         }
+        let mirror = self.mirror_of_host[host as usize];
+        let transfer = std::mem::replace(&mut self.transfers[host as usize], Transfer::None);
         self.end_host_mirroring(host);
-        self.moves.out.retain(|out| out.host != host);
         self.block_pool.put(host);
-    }
-
-    /// Adds a table that shares the blocks of a table in this tier.
-    pub fn share(&mut self, table: &BlockTable) {
-        table.held().for_each(|block| self.block_pool.acquire(block));
-        self.tables += 1;
-    }
-
-    /// Removes an empty table from this tier.
-    pub fn leave(&mut self, table: &mut BlockTable) {
-        if table.swapped && table.blocks.is_empty() {
-            table.swapped = false;
-            self.tables -= 1;
+        match transfer {
+            Transfer::OutQueued => {
+                self.queued_out -= 1;
+                mirror
+            }
+            Transfer::OutScheduled => {
+                self.moves.out.retain(|out| out.host != host);
+                None
+            }
+            Transfer::None | Transfer::BackQueued => None,
         }
+    }
+
+    /// Releases a reference to a block that no queued transfer writes.
+    fn release_unqueued(&mut self, host: BlockId) {
+        let device = self.release(host);
+        assert_eq!(device, None, "host block {host} is the source and the target of transfers");
+    }
+
+    pub fn acquire(&mut self, host: BlockId) {
+        self.block_pool.acquire(host);
+    }
+
+    /// Changes the tier of a table.
+    pub fn set_tier(&mut self, table: &mut BlockTable, tier: Tier) {
+        match std::mem::replace(&mut table.tier, tier) {
+            Tier::Device => {}
+            Tier::Arriving => self.arriving -= 1,
+            Tier::Host => self.tables -= 1,
+        }
+        match tier {
+            Tier::Device => {}
+            Tier::Arriving => self.arriving += 1,
+            Tier::Host => self.tables += 1,
+        }
+    }
+
+    /// Removes a transfer to this tier from the queue, if this step may make it. Returns the blocks.
+    fn next_move_out(&mut self) -> Option<BlockMove> {
+        if self.queued_out == 0 || self.limits.out == 0 {
+            return None;
+        }
+        while self.transfers[self.next_queued as usize] != Transfer::OutQueued {
+            self.next_queued = (self.next_queued + 1) % self.transfers.len() as BlockId;
+        }
+        let host = self.next_queued;
+        self.transfers[host as usize] = Transfer::OutScheduled;
+        self.queued_out -= 1;
+        self.limits.out -= 1;
+        let device = self.mirror_of_host[host as usize].expect("the source of a queued transfer is mirrored");
+        Some(BlockMove { device, host })
+    }
+
+    /// Schedules the queued transfer to a device block, if this step may make it. Returns false if it
+    /// stays queued.
+    fn schedule_back(&mut self, device: BlockId) -> bool {
+        let queued = |host: &BlockId| self.transfers[*host as usize] == Transfer::BackQueued;
+        let Some(host) = self.mirror_of_device[device as usize].filter(queued) else { return true };
+        if self.limits.back == 0 {
+            return false;
+        }
+        self.transfers[host as usize] = Transfer::None;
+        self.limits.back -= 1;
+        self.moves.back.push(BlockMove { device, host });
+        true
     }
 
     pub fn refs(&self, host: BlockId) -> u32 {
@@ -124,11 +224,37 @@ impl HostTier {
         self.block_pool.total() - self.block_pool.free()
     }
 
+    /// Returns the block that has the contents of a block, and whether it is in this tier. For tests.
+    #[cfg(test)]
+    pub fn location(&self, block: BlockId, hosted: bool) -> (BlockId, bool) {
+        let mirror = if hosted { &self.mirror_of_host } else { &self.mirror_of_device }[block as usize];
+        let host = if hosted { Some(block) } else { mirror };
+        match (host.map(|host| self.transfers[host as usize]), mirror) {
+            (Some(Transfer::OutQueued), Some(device)) if hosted => (device, false),
+            (Some(Transfer::BackQueued), Some(host)) if !hosted => (host, true),
+            _ => (block, hosted),
+        }
+    }
+
+    /// Returns the device blocks to which queued transfers refer. For tests.
+    pub fn sources(&self) -> impl Iterator<Item = BlockId> {
+        let queued = (0..self.transfers.len()).filter(|&host| self.transfers[host] == Transfer::OutQueued);
+        queued.map(|host| self.mirror_of_host[host].expect("the source of a queued transfer is mirrored"))
+    }
+
     /// Panics unless the reference counts match the tables. For tests.
-    pub fn check(&self, owners: &mut [u32], tables: usize) {
+    pub fn check(&self, owners: &mut [u32], (tables, arriving): (usize, usize)) {
         self.moves.back.iter().for_each(|back| owners[back.host as usize] += 1);
+        assert_eq!(self.sources().count(), self.queued_out, "the number of queued transfers is wrong");
+        for (host, transfer) in self.transfers.iter().enumerate() {
+            owners[host] += (*transfer == Transfer::BackQueued) as u32;
+            let is_mirrored = self.mirror_of_host[host].is_some();
+            assert!(*transfer != Transfer::BackQueued || is_mirrored, "the target of a queued transfer is not mirrored");
+            let is_scheduled = self.moves.out.iter().any(|out| out.host == host as BlockId);
+            assert_eq!(*transfer == Transfer::OutScheduled, is_scheduled, "host block {host} and the transfers of this step disagree");
+        }
         self.block_pool.check(owners, &vec![0; owners.len()], |_| false);
-        assert_eq!(tables, self.tables, "the number of swapped tables is wrong");
+        assert_eq!((tables, arriving), (self.tables, self.arriving), "the numbers of swapped and arriving tables are wrong");
         let mirrors = self.mirror_of_host.iter().flatten().count();
         assert_eq!(mirrors, self.mirror_of_device.iter().flatten().count(), "the numbers of mirrored blocks differ");
         for (host, device) in self.mirror_of_host.iter().enumerate().filter_map(|(host, device)| Some((host as BlockId, (*device)?))) {
@@ -161,7 +287,7 @@ impl BlockManager {
     pub fn swap_out_load<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>) -> SwapLoad {
         let mut load = SwapLoad { blocks: 0, tokens: 0 };
         self.block_pool.unmark();
-        for table in tables.filter(|table| !table.swapped) {
+        for table in tables.filter(|table| !table.swapped()) {
             for entry in 0..table.blocks.len() {
                 // The number of tokens is read from the first group, which has the largest window.
                 let tells = entry.is_multiple_of(self.paging.groups());
@@ -185,7 +311,7 @@ impl BlockManager {
         }
         self.host.block_pool.unmark();
         let mut needed = 0;
-        for host in tables.filter(|table| table.swapped).flat_map(BlockTable::held) {
+        for host in tables.filter(|table| table.swapped()).flat_map(BlockTable::held) {
             let in_use = self.host.mirror_of_host[host as usize].is_some_and(|device| self.block_pool.refs(device) > 0);
             needed += (self.host.block_pool.mark(host) && !in_use) as usize;
         }
@@ -196,9 +322,37 @@ impl BlockManager {
         self.host.block_pool.free()
     }
 
-    /// Moves the table to the host tier, which must have space for its load.
+    /// Limits the transfers of one step to `max_moves` blocks in each direction, at least 1.
+    pub fn limit_moves(&mut self, max_moves: usize) {
+        self.host.limits.max_moves = max_moves.max(1);
+        self.begin_step();
+    }
+
+    /// Begins a step, which may make as many transfers as the limit allows.
+    pub fn begin_step(&mut self) {
+        let limits = &mut self.host.limits;
+        (limits.out, limits.back) = (limits.max_moves, limits.max_moves);
+    }
+
+    /// Removes the limit of the transfers to the host tier for this step.
+    pub fn lift_limit_out(&mut self) {
+        self.host.limits.out = usize::MAX;
+    }
+
+    /// Returns whether device blocks are kept until later steps have copied them to the host tier.
+    pub fn has_queued_out(&self) -> bool {
+        self.host.queued_out > 0
+    }
+
+    /// Returns the number of tables that are not completely on the device.
+    pub fn tables_off_device(&self) -> usize {
+        self.host.tables + self.host.arriving
+    }
+
+    /// Moves the table to the host tier, which must have space for its load. The device blocks
+    /// become available when their transfers are scheduled.
     pub fn swap_out(&mut self, table: &mut BlockTable) -> std::result::Result<(), NoSpace> {
-        assert!(!table.swapped && !table.reclaimable, "the table is swapped or reclaimable");
+        assert!(!table.swapped() && !table.reclaimable, "the table is swapped or reclaimable");
         for entry in 0..table.blocks.len() {
             let Some(device) = table.at(entry) else { continue };
             let host = match self.host.copy_of(device) {
@@ -206,48 +360,88 @@ impl BlockManager {
                 None => {
                     let host = self.host.block_pool.take()?;
                     self.host.filled[host as usize] = self.filled[device as usize];
-                    self.host.moves.out.push(BlockMove { device, host });
                     self.host.mirror(device, host);
+                    self.block_pool.acquire(device);
+                    self.host.transfers[host as usize] = Transfer::OutQueued;
+                    self.host.queued_out += 1;
                     host
                 }
             };
-            self.host.block_pool.acquire(host);
+            self.host.acquire(host);
             table.blocks[entry] = host;
             self.release(device);
         }
-        table.swapped = !table.blocks.is_empty();
-        self.host.tables += table.swapped as usize;
+        let tier = if table.blocks.is_empty() { Tier::Device } else { Tier::Host };
+        self.host.set_tier(table, tier);
+        self.schedule_moves_out();
         Ok(())
     }
 
-    /// Moves the table to the device, which must have enough available blocks.
+    /// Schedules queued transfers to the host tier, as many as this step may make. Their device
+    /// blocks become available. Returns false if there are none.
+    pub fn schedule_moves_out(&mut self) -> bool {
+        let before = self.host.moves.out.len();
+        while let Some(out) = self.host.next_move_out() {
+            self.host.moves.out.push(out);
+            self.release(out.device);
+        }
+        self.host.moves.out.len() > before
+    }
+
+    /// Returns whether this step still writes a block of the table, so that the table cannot return
+    /// before the next step.
+    pub fn is_leaving(&self, table: &BlockTable) -> bool {
+        let is_scheduled = |host: BlockId| self.host.transfers[host as usize] == Transfer::OutScheduled;
+        table.swapped() && !self.host.moves.out.is_empty() && table.held().any(is_scheduled)
+    }
+
+    /// Allocates the device blocks of the table. Enough blocks must be available. Then
+    /// `continue_swap_in` schedules the transfers.
     pub fn swap_in(&mut self, table: &mut BlockTable) -> std::result::Result<(), NoSpace> {
-        assert!(table.swapped, "the table is not swapped");
+        assert!(table.swapped(), "the table is not swapped");
         for entry in 0..table.blocks.len() {
             let Some(host) = table.at(entry) else { continue };
             table.blocks[entry] = match self.host.mirror_of_host[host as usize] {
                 Some(mirror) => {
                     self.acquire(mirror);
-                    self.host.release(host);
+                    self.release_host_block(host);
                     mirror
                 }
                 None => {
                     let device = self.take()?;
                     self.filled[device as usize] = self.host.filled[host as usize];
                     self.filled_slots += self.filled[device as usize] as usize;
+                    assert_eq!(self.host.transfers[host as usize], Transfer::None, "host block {host} is still being written");
                     // The reference of the table becomes the reference of the transfer.
-                    self.host.moves.back.push(BlockMove { device, host });
+                    self.host.transfers[host as usize] = Transfer::BackQueued;
                     self.host.mirror(device, host);
                     device
                 }
             };
         }
-        table.swapped = false;
-        self.host.tables -= 1;
+        self.host.set_tier(table, Tier::Arriving);
         Ok(())
     }
 
-    /// Returns the planned transfers. The caller makes them before the device writes or computes,
+    /// Schedules the transfers of an arriving table, as many as this step may make. Returns whether
+    /// all contents are on the device after this step's transfers.
+    pub fn continue_swap_in(&mut self, table: &mut BlockTable) -> bool {
+        assert!(table.tier == Tier::Arriving, "the table does not arrive");
+        let has_arrived = table.held().all(|device| self.host.schedule_back(device));
+        if has_arrived {
+            self.host.set_tier(table, Tier::Device);
+        }
+        has_arrived
+    }
+
+    /// Releases a reference of a table to a block of the host tier.
+    pub(super) fn release_host_block(&mut self, host: BlockId) {
+        if let Some(device) = self.host.release(host) {
+            self.release(device);
+        }
+    }
+
+    /// Returns the transfers of this step. The caller makes them before the device writes or computes,
     /// and then calls `clear_moves`.
     pub fn moves(&self) -> &Moves {
         &self.host.moves
@@ -272,15 +466,17 @@ impl BlockManager {
 
     /// Returns whether the table has blocks that `mark_lost` has marked.
     pub fn is_lost(&self, table: &BlockTable) -> bool {
-        let tier = if table.swapped { &self.host.block_pool } else { &self.block_pool };
+        let tier = if table.swapped() { &self.host.block_pool } else { &self.block_pool };
         table.held().any(|block| tier.is_marked(block))
     }
 
     /// Clears the planned transfers after they have been tried and lost tables have been freed.
     pub fn clear_moves(&mut self) {
-        self.host.moves.out.clear();
+        while let Some(out) = self.host.moves.out.pop() {
+            self.host.transfers[out.host as usize] = Transfer::None;
+        }
         while let Some(back) = self.host.moves.back.pop() {
-            self.host.release(back.host);
+            self.host.release_unqueued(back.host);
         }
     }
 

@@ -55,6 +55,7 @@ impl Pool {
 
     fn swap_in(&mut self, owner: &mut Owner) -> usize {
         self.manager.swap_in(&mut owner.table).unwrap();
+        assert!(self.manager.continue_swap_in(&mut owner.table));
         let moves = self.manager.moves().back.len();
         self.manager.clear_moves();
         moves
@@ -418,6 +419,7 @@ fn a_swap_in_that_is_swapped_out_at_once_keeps_its_contents() {
     let mut owner = pool.owner(7);
     pool.swap_out(&mut owner);
     pool.manager.swap_in(&mut owner.table).unwrap();
+    assert!(pool.manager.continue_swap_in(&mut owner.table));
     // The sequence had a planned write when it was swapped out.
     pool.manager.prepare(&mut owner.table, 7..8, &mut pool.copies).unwrap();
     assert_eq!(pool.manager.swap_out_load(std::iter::once(&owner.table)).blocks, 0);
@@ -425,4 +427,98 @@ fn a_swap_in_that_is_swapped_out_at_once_keeps_its_contents() {
     assert!(pool.manager.moves().is_empty(), "{:?}", pool.manager.moves());
     assert_eq!((pool.manager.host_used(), pool.manager.used_blocks()), (2, 0));
     pool.check(&[&owner]);
+}
+
+/// Begins a step, and makes the transfers of the previous one.
+fn begin_step(pool: &mut Pool) {
+    pool.manager.clear_moves();
+    pool.manager.begin_step();
+}
+
+#[test]
+fn a_step_moves_a_limited_number_of_blocks_and_keeps_the_others() {
+    let mut pool = Pool::new(8, false);
+    pool.manager.limit_moves(2);
+    let mut owner = pool.owner(5 * SIZE);
+    pool.manager.swap_out(&mut owner.table).unwrap();
+    let mut left = vec![(pool.manager.moves().out.len(), pool.manager.used_blocks())];
+    while pool.manager.has_queued_out() {
+        pool.check(&[&owner]);
+        begin_step(&mut pool);
+        pool.manager.schedule_moves_out();
+        left.push((pool.manager.moves().out.len(), pool.manager.used_blocks()));
+    }
+    assert_eq!(left, [(2, 3), (2, 1), (1, 0)], "the transfers of each step, and the used blocks after it");
+    begin_step(&mut pool);
+    pool.manager.swap_in(&mut owner.table).unwrap();
+    let mut moved = Vec::new();
+    loop {
+        let has_arrived = pool.manager.continue_swap_in(&mut owner.table);
+        moved.push(pool.manager.moves().back.len());
+        assert_eq!((owner.table.is_on_device(), pool.manager.used_blocks()), (has_arrived, 5));
+        begin_step(&mut pool);
+        pool.check(&[&owner]);
+        if has_arrived {
+            break;
+        }
+    }
+    assert_eq!((moved, pool.manager.host_used()), (vec![2, 2, 1], 0));
+}
+
+#[test]
+fn a_table_that_returns_before_its_blocks_were_copied_uses_them_again() {
+    let mut pool = Pool::new(8, false);
+    pool.manager.limit_moves(2);
+    let mut owner = pool.owner(5 * SIZE);
+    pool.manager.swap_out(&mut owner.table).unwrap();
+    begin_step(&mut pool);
+    pool.manager.swap_in(&mut owner.table).unwrap();
+    assert!(pool.manager.continue_swap_in(&mut owner.table) && !pool.manager.has_queued_out());
+    assert_eq!(pool.manager.moves().back.len(), 2, "three blocks have not left the device");
+    begin_step(&mut pool);
+    assert_eq!((pool.refs(&owner), pool.manager.host_used()), (vec![1; 5], 0));
+    pool.check(&[&owner]);
+}
+
+#[test]
+fn queued_transfers_of_a_freed_table_are_cancelled() {
+    let mut pool = Pool::new(8, true);
+    pool.manager.limit_moves(1);
+    let (mut leaving, mut arriving) = (pool.owner(3 * SIZE), pool.owner(2 * SIZE));
+    pool.swap_out(&mut arriving);
+    while pool.manager.has_queued_out() {
+        begin_step(&mut pool);
+        pool.manager.schedule_moves_out();
+    }
+    begin_step(&mut pool);
+    pool.manager.swap_out(&mut leaving.table).unwrap();
+    pool.manager.swap_in(&mut arriving.table).unwrap();
+    assert!(!pool.manager.continue_swap_in(&mut arriving.table));
+    let mut fork = pool.fork(&arriving, 2 * SIZE);
+    pool.check(&[&leaving, &arriving, &fork]);
+    pool.manager.free(&mut leaving.table);
+    pool.manager.free(&mut arriving.table);
+    assert!(!fork.table.is_on_device(), "a fork of an arriving table arrives too");
+    pool.check(&[&leaving, &arriving, &fork]);
+    pool.manager.free(&mut fork.table);
+    pool.check(&[&leaving, &arriving, &fork]);
+    assert_eq!((pool.manager.used_blocks(), pool.manager.host_used(), pool.manager.tables_off_device()), (0, 0, 0));
+    assert!(pool.manager.moves().is_empty() && !pool.manager.has_queued_out());
+}
+
+#[test]
+fn a_block_that_waits_for_its_copy_is_not_overwritten() {
+    let mut pool = Pool::new(8, false);
+    pool.manager.limit_moves(1);
+    let mut owner = pool.owner(SIZE + 1);
+    let mut fork = pool.fork(&owner, SIZE + 1);
+    pool.manager.swap_out(&mut fork.table).unwrap();
+    assert!(pool.manager.has_queued_out());
+    let copies = pool.write(&mut owner, 1).unwrap();
+    assert_eq!(copies.len(), 1, "the host tier needs the old contents");
+    begin_step(&mut pool);
+    pool.manager.schedule_moves_out();
+    begin_step(&mut pool);
+    assert!(pool.write(&mut owner, 1).unwrap().is_empty());
+    pool.check(&[&owner, &fork]);
 }

@@ -79,7 +79,7 @@ fn ageing_prevents_starvation_of_a_low_priority() {
     add(&mut s, 1, 8, 12, -3);
     let (mut started_at, mut next) = (None, 2);
     for ms in 0..200 {
-        s.set_time(ms * MS);
+        s.begin_step(ms * MS);
         add(&mut s, next, 8, 9, 2); // one request arrives before each step and needs one step
         next += 1;
         if step(&mut s).iter().any(|(seq, _)| *seq == 1) && started_at.is_none() {
@@ -237,7 +237,7 @@ fn cost_with_waiting(waiting: u64) -> (Duration, Duration) {
     let mut random = Random(3);
     let mut s = scheduler(64, 64, 4, by_priority(1));
     for id in 1..=2 * waiting {
-        s.set_time(id * MS);
+        s.begin_step(id * MS);
         add(&mut s, id, 8, 400, random.below(100) as i32);
     }
     (1..=waiting).for_each(|id| drop(s.remove(seq_id(2 * id))));

@@ -34,6 +34,12 @@ pub fn add_group(scheduler: &mut Scheduler, id: SeqId, group: NewGroup) {
     scheduler.add(id, prepared).unwrap();
 }
 
+/// Adds an idle sequence of 16 tokens whose K and V were computed elsewhere.
+fn import(scheduler: &mut Scheduler, id: SeqId, tokens: Vec<u32>) {
+    scheduler.import(id, tokens, 40, None, BlockHash::default()).unwrap();
+    assert_eq!(scheduler.adopt(id, 16), Adoption::Done);
+}
+
 pub fn sampled_token(seq: SeqId, outcome: TokenOutcome) -> SampledToken {
     SampledToken { parent: seq, child: seq, outcome }
 }
@@ -44,6 +50,7 @@ fn step(scheduler: &mut Scheduler, outcome: TokenOutcome) -> Vec<(u64, usize)> {
 }
 
 fn step_with(scheduler: &mut Scheduler, outcome: TokenOutcome, ready: impl Fn(u64) -> bool) -> Vec<(u64, usize)> {
+    scheduler.begin_step(scheduler.now);
     scheduler.recheck_paused();
     let plan = scheduler.schedule(|seq| ready(seq.get()));
     scheduler.record_moves(true, true);

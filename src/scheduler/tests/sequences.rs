@@ -105,7 +105,7 @@ fn idle_sequences_lose_blocks_one_by_one_except_blocks_of_running_sequences() {
     add(&mut s, 1, vec![0; 16], 40);
     step(&mut s, TokenOutcome::Token(9));
     idle_forks(&mut s, 10..14);
-    s.import(seq_id(20), vec![7; 16], 16, 40, None, BlockHash::default()).unwrap();
+    import(&mut s, seq_id(20), vec![7; 16]);
     assert_eq!((s.idle(), s.blocks().idle_blocks(), s.blocks().free_blocks()), (5, 2, 5));
     add(&mut s, 2, vec![1; 33], 40);
     step(&mut s, TokenOutcome::Token(9));

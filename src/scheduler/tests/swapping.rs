@@ -105,7 +105,7 @@ fn automatic_preemption_selects_the_cheaper_method() {
 #[test]
 fn an_idle_sequence_is_swapped_to_the_host_tier_and_resumes_without_recompute() {
     let mut s = swapping(Preemption::Swap, 6, 6);
-    s.import(seq_id(1), vec![7; 16], 16, 40, None, BlockHash::default()).unwrap();
+    import(&mut s, seq_id(1), vec![7; 16]);
     add(&mut s, 2, vec![1; 36], 48);
     assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(2, 36)]);
     assert_eq!((s.blocks().swapped(), s.blocks().host_used(), s.preemptions()), (1, 2, 0));
@@ -121,7 +121,7 @@ fn an_idle_sequence_is_swapped_to_the_host_tier_and_resumes_without_recompute() 
 fn the_longest_idle_sequences_leave_a_full_host_tier() {
     let mut s = swapping(Preemption::Swap, 6, 5);
     for id in 1..=3 {
-        s.import(seq_id(id), vec![id as u32; 16], 16, 40, None, BlockHash::default()).unwrap();
+        import(&mut s, seq_id(id), vec![id as u32; 16]);
     }
     add(&mut s, 4, vec![9; 47], 48);
     assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(4, 47)]);
@@ -129,7 +129,7 @@ fn the_longest_idle_sequences_leave_a_full_host_tier() {
     assert_eq!((s.blocks().swapped(), s.blocks().host_used()), (2, 4));
     // A group that must be preempted has precedence over idle sequences in the host tier.
     let mut s = swapping(Preemption::Swap, 7, 4);
-    s.import(seq_id(1), vec![7; 16], 16, 40, None, BlockHash::default()).unwrap();
+    import(&mut s, seq_id(1), vec![7; 16]);
     (2..=3).for_each(|id| add(&mut s, id, vec![id as u32; 23], 40));
     (0..3).for_each(|_| drop(step(&mut s, TokenOutcome::Token(9))));
     assert_eq!((s.preemptions_swapped(), s.get(seq_id(1)).unwrap().computed, s.get(seq_id(3)).unwrap().computed), (1, 0, 24));
@@ -167,4 +167,52 @@ fn blocks_reserved_by_a_failed_step_are_not_swapped() {
     assert!(s.moves().is_empty());
     s.record_moves(true, true);
     assert_eq!((s.preemptions(), s.preemptions_swapped(), s.blocks().used_blocks()), (1, 0, 0));
+}
+
+#[test]
+fn other_groups_run_while_a_long_group_is_swapped_in_portions() {
+    let mut s = swapping(Preemption::Swap, 12, 12);
+    s.limit_moves(2);
+    add(&mut s, 1, vec![0; 15], 60);
+    add(&mut s, 2, vec![0; 60], 90);
+    while s.preemptions() == 0 {
+        step(&mut s, TokenOutcome::Token(9));
+    }
+    // Group 1 continues, while two of the nine blocks leave the device in each step.
+    let mut used = vec![s.blocks().used_blocks()];
+    while s.blocks().has_queued_out() {
+        assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(1, 1)]);
+        used.push(s.blocks().used_blocks());
+    }
+    assert_eq!((used, s.preemptions(), s.preemptions_swapped(), s.blocks().host_used()), (vec![11, 9, 7, 5, 4], 1, 1, 9));
+    s.remove(seq_id(1));
+    add(&mut s, 3, vec![0; 3], 20);
+    // Group 2 returns, and a younger group runs meanwhile.
+    let steps: Vec<_> = (0..5).map(|_| step(&mut s, TokenOutcome::Token(9))).collect();
+    assert_eq!(steps, [vec![(3, 3)], vec![(3, 1)], vec![(3, 1)], vec![(3, 1)], vec![(2, 1), (3, 1)]]);
+    assert_eq!((s.blocks().host_used(), s.waits_for_moves()), (0, false));
+}
+
+#[test]
+fn an_import_waits_until_the_blocks_of_other_sequences_are_copied() {
+    let mut s = swapping(Preemption::Swap, 4, 12);
+    s.limit_moves(1);
+    [1, 2].into_iter().for_each(|id| import(&mut s, seq_id(id), vec![id as u32; 16]));
+    s.import(seq_id(3), vec![3; 24], 40, None, BlockHash::default()).unwrap();
+    let mut results = Vec::new();
+    loop {
+        s.begin_step(0);
+        assert!(s.schedule(|_| true).is_none());
+        let result = s.adopt(seq_id(3), 24);
+        assert!(s.moves().out.len() <= 1, "a step moves one block");
+        s.record_moves(true, true);
+        s.check();
+        results.push(result);
+        if result != Adoption::Pending {
+            break;
+        }
+    }
+    assert_eq!(results, [Adoption::Pending, Adoption::Pending, Adoption::Done]);
+    assert_eq!((s.get(seq_id(3)).unwrap().computed, s.get(seq_id(1)).unwrap().computed, s.blocks().swapped()), (24, 16, 2));
+    assert_eq!(s.adopt(seq_id(9), 8), Adoption::Refused);
 }

@@ -76,13 +76,18 @@ impl Trace {
     pub(super) fn check_contents(&self) {
         for sequence in self.s.sequences.values() {
             let (contents, table, size) = (contents(&sequence.tokens), &sequence.table, self.block_size());
-            let tier = if table.swapped() { &self.host } else { &self.slots };
             for (position, content) in contents[..sequence.computed].iter().enumerate() {
                 let blocks = table.blocks().chunks_exact(self.windows.len()).nth(position / size).unwrap();
                 for (group, &block) in blocks.iter().enumerate() {
                     if block != NULL_BLOCK {
+                        let (block, hosted) = self.s.blocks.location(table, block);
                         let slot = block as usize * size + position % size;
-                        assert_eq!(tier[slot], content + group as u64, "sequence {} at {position}: wrong contents", sequence.id);
+                        assert_eq!(
+                            if hosted { self.host[slot] } else { self.slots[slot] },
+                            content + group as u64,
+                            "sequence {} at {position}: wrong contents",
+                            sequence.id
+                        );
                     }
                     let seen = self.windows[group].is_none_or(|window| position + window > sequence.computed);
                     assert!(block != NULL_BLOCK || !seen, "sequence {} at {position}: a visible block is missing", sequence.id);

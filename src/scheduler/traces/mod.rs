@@ -69,9 +69,12 @@ impl Trace {
         let paging = Paging::new(block_size, &windows);
         let max_len_in_pool = paging.max_len_in(blocks, 6 * block_size, options.max_tokens_per_step());
         let manager = BlockManager::new(blocks, paging, random.below(3) > 0).unwrap().with_host(host_blocks).unwrap();
+        let max_moves = [1, 2, 1 + random.below(8), usize::MAX][random.below(4)];
         let policies = if seed.is_multiple_of(3) { options::Policies::default() } else { random_policies(&mut random) };
+        let mut s = Scheduler::with_policies(options, manager, Policies::new(&policies)).unwrap();
+        s.limit_moves(max_moves);
         Trace {
-            s: Scheduler::with_policies(options, manager, Policies::new(&policies)).unwrap(),
+            s,
             policies,
             now: 0,
             max_len_in_pool,
@@ -121,7 +124,7 @@ impl Trace {
     fn act(&mut self) {
         let few = self.tokens.len() < 30;
         self.now += self.random.below(20_000) as u64;
-        self.s.set_time(self.now);
+        self.s.begin_step(self.now);
         match self.random.below(40) {
             0..4 if few => self.add(),
             4..7 if few => self.fork(),
@@ -365,8 +368,18 @@ impl Trace {
         if let Some(step) = self.in_flight.take() {
             self.commit(step);
         }
-        while let Some(plan) = self.plan(|_| true, false) {
+        loop {
+            self.s.begin_step(self.now);
+            let plan = self.plan(|_| true, false);
             self.delete_ended();
+            let Some(plan) = plan else {
+                if !self.s.waits_for_moves() {
+                    break;
+                }
+                steps += 1;
+                assert!(steps < 20_000, "starvation");
+                continue;
+            };
             self.check_plan(&plan);
             self.run(&plan);
             let sampled = self.choose(&plan, false);
