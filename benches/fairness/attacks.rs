@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
-use pagedllm::engine::{Engine, Prompt, Queue, Request};
+use pagedllm::engine::{Engine, Prompt, Queue, Request, Resume};
 use pagedllm::types::options::{BeamParams, Dry, Grammar, SamplingParams};
 
 use crate::Attackers;
@@ -15,6 +15,8 @@ pub struct Attack {
     /// First size to try. It is halved until the engine accepts the request.
     pub size: usize,
     pub threads: usize,
+    /// Size of the KV pool, if it differs from that of the other attacks.
+    pub kv_bytes: Option<u64>,
 }
 
 pub enum Kind {
@@ -28,21 +30,21 @@ pub enum Kind {
 }
 
 const fn requests(name: &'static str, size: usize, in_flight: usize, make: fn(&Engine, usize, usize) -> Request) -> Attack {
-    Attack { name, kind: Kind::Requests { in_flight, prepared: false, make }, size, threads: 1 }
+    Attack { name, kind: Kind::Requests { in_flight, prepared: false, make }, size, threads: 1, kv_bytes: None }
 }
 
 /// Two requests with long prompts, of which only the generation is measured.
 const fn prepared(name: &'static str, size: usize, make: fn(&Engine, usize, usize) -> Request) -> Attack {
-    Attack { name, kind: Kind::Requests { in_flight: 2, prepared: true, make }, size, threads: 1 }
+    Attack { name, kind: Kind::Requests { in_flight: 2, prepared: true, make }, size, threads: 1, kv_bytes: None }
 }
 
 const fn by_eight(name: &'static str, size: usize, make: fn(&Engine, usize, usize) -> Request) -> Attack {
-    Attack { name, kind: Kind::Requests { in_flight: 1, prepared: false, make }, size, threads: 8 }
+    Attack { name, kind: Kind::Requests { in_flight: 1, prepared: false, make }, size, threads: 8, kv_bytes: None }
 }
 
 pub const ATTACKS: &[Attack] = &[
-    Attack { name: "control: none", kind: Kind::Between(|_| {}), size: 0, threads: 0 },
-    Attack { name: "control: 8 threads that spin", kind: Kind::Threads(spin), size: 8, threads: 8 },
+    Attack { name: "control: none", kind: Kind::Between(|_| {}), size: 0, threads: 0, kv_bytes: None },
+    Attack { name: "control: 8 threads that spin", kind: Kind::Threads(spin), size: 8, threads: 8, kv_bytes: None },
     requests("control: 60 short requests", 60, 60, |_, _, i| Request::new(tokens(20, i), long(400))),
     requests("control: prompts of this many tokens", 12_000, 2, |_, size, i| Request::new(tokens(size, i), long(300))),
     prepared("control: generation after this many tokens", 12_000, |_, size, i| Request::new(tokens(size, i), long(2_000))),
@@ -57,15 +59,46 @@ pub const ATTACKS: &[Attack] = &[
     prepared("no_repeat_ngram_size 16 at this many tokens", 12_000, |_, size, i| ngram(16, size, i)),
     requests("60 requests with an ambiguous Lark grammar", 60, 60, ambiguous),
     requests("60 requests with different ambiguous Lark grammars", 60, 60, different_ambiguous),
-    Attack { name: "this many aborts of requests with ambiguous grammars", kind: Kind::Between(abort_ambiguous), size: 60, threads: 0 },
+    Attack {
+        name: "this many aborts of requests with ambiguous grammars",
+        kind: Kind::Between(abort_ambiguous),
+        size: 60,
+        threads: 0,
+        kv_bytes: None,
+    },
     requests("JSON schema with this many anyOf branches", 2_000, 4, any_of),
-    Attack { name: "export and import of this many tokens", kind: Kind::Threads(transfer), size: MAX_MODEL_LEN - 400, threads: 2 },
-    Attack { name: "this many adds and aborts between two steps", kind: Kind::Between(add_and_abort), size: 100_000, threads: 0 },
+    Attack {
+        name: "export and import of this many tokens",
+        kind: Kind::Threads(transfer),
+        size: MAX_MODEL_LEN - 400,
+        threads: 2,
+        kv_bytes: None,
+    },
+    Attack {
+        name: "swap of sequences with this many tokens",
+        kind: Kind::Threads(swap),
+        size: 12_000,
+        threads: 1,
+        kv_bytes: Some(40 << 20),
+    },
+    Attack {
+        name: "this many adds and aborts between two steps",
+        kind: Kind::Between(add_and_abort),
+        size: 100_000,
+        threads: 0,
+        kv_bytes: None,
+    },
     by_eight("8 threads compile JSON schemas of this many properties", 1_000, schemas),
     by_eight("8 threads compile regular expressions of this many bytes", 20_000, regexes),
     by_eight("8 threads tokenize prompts of this many bytes", 1 << 20, long_text),
     by_eight("8 threads tokenize one word of this many bytes", 1 << 20, long_word),
-    Attack { name: "8 threads render chats of this many messages", kind: Kind::Threads(render_chats), size: 2_000, threads: 8 },
+    Attack {
+        name: "8 threads render chats of this many messages",
+        kind: Kind::Threads(render_chats),
+        size: 2_000,
+        threads: 8,
+        kv_bytes: None,
+    },
     requests("n, with 128 logprobs", 1 << 16, 1, |_, size, i| Request { n: size as u32, ..Request::new(tokens(20, i), with_logprobs(50)) }),
     requests("best_of, with 128 logprobs", 1 << 16, 1, |_, size, i| Request {
         best_of: Some(size as u32),
@@ -228,6 +261,29 @@ fn transfer(attackers: &Attackers, thread: usize, ready: &dyn Fn()) {
             std::thread::sleep(Duration::from_millis(20));
             attackers.call(|| engine.free(imported));
         }
+    }
+}
+
+/// Resumes two idle sequences in turn. Only one of them fits the pool.
+fn swap(attackers: &Attackers, thread: usize, ready: &dyn Fn()) {
+    let (engine, queue) = (attackers.engine, attackers.engine.create_queue(1 << 10).unwrap());
+    let wait = || {
+        while !attackers.stopped() {
+            if attackers.read(&queue).iter().any(|output| output.finish.is_some()) {
+                return;
+            }
+        }
+    };
+    let mut sequences = Vec::new();
+    for i in 0..2 {
+        let request = Request { keep: true, ..Request::new(tokens(attackers.size, 2 * thread + i), long(1)) };
+        sequences.extend(attackers.call(|| engine.add_request_to(&queue, request)).map(|id| id.sequence(0)));
+        wait();
+    }
+    ready();
+    for &sequence in sequences.iter().cycle().take_while(|_| !attackers.stopped()) {
+        attackers.call(|| engine.resume(sequence, Resume { keep: true, ..Resume::new(long(2)) }));
+        wait();
     }
 }
 

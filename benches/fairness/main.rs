@@ -16,12 +16,13 @@ use std::time::{Duration, Instant};
 use attacks::{ATTACKS, Attack, Kind};
 use pagedllm::engine::{Engine, Output, Prompt, Queue, Request};
 use pagedllm::error::{Code, Error};
-use pagedllm::types::options::{EngineOptions, SamplingParams};
+use pagedllm::types::options::{EngineOptions, Grammar, SamplingParams};
 
 type Result<T> = std::result::Result<T, Error>;
 
-/// Requests that decode all the time.
+/// Requests that decode all the time, and those that do so with a grammar.
 const VICTIMS: usize = 4;
+const GRAMMAR_VICTIMS: usize = 1;
 const BASELINE_STEPS: usize = 500;
 const MAX_STEPS: usize = 20_000;
 /// Time of the attackers for their preparation, such as the prompt of a sequence to export.
@@ -35,11 +36,12 @@ fn main() -> Result<()> {
     let (seconds, names) = arguments();
     let options = setup::options();
     println!(
-        "| attack | size | median ms | longest ms | longest CPU ms | late steps | longest wait ms | longest call ms | calls | remarks |"
+        "| attack | size | median ms | longest ms | longest CPU ms | late steps | longest wait ms | longest wait with a grammar ms | longest call ms | calls | remarks |"
     );
-    println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |");
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |");
+    let state = setup::long_state(&options)?;
     for attack in ATTACKS.iter().filter(|attack| names.is_empty() || names.iter().any(|name| attack.name.contains(name))) {
-        let row = run(&options, attack, Duration::from_secs(seconds)).unwrap_or_else(|error| format!("{error} |"));
+        let row = run(&options, attack, &state, Duration::from_secs(seconds)).unwrap_or_else(|error| format!("{error} |"));
         println!("| {} | {row}", attack.name);
     }
     Ok(())
@@ -61,6 +63,8 @@ struct Times {
     /// CPU time of the stepping thread in each step. Other processes do not change it.
     cpu: Vec<Duration>,
     waits: Vec<Duration>,
+    /// Those of the victims with a grammar.
+    grammar_waits: Vec<Duration>,
 }
 
 fn longest(times: &[Duration]) -> Duration {
@@ -78,22 +82,29 @@ impl Times {
 /// The victims of one engine.
 struct Victims<'a> {
     engine: &'a Engine,
-    /// Each victim's queue and the time of its last token. `None` before the first token.
-    all: Vec<(Queue, Option<Instant>)>,
+    all: Vec<Victim>,
+}
+
+struct Victim {
+    queue: Queue,
+    has_grammar: bool,
+    /// Time of its last token. `None` before the first token.
+    last: Option<Instant>,
 }
 
 impl<'a> Victims<'a> {
     fn new(engine: &'a Engine) -> Result<Victims<'a>> {
-        let add = |_| {
-            let queue = engine.create_queue(1 << 16)?;
-            engine.add_request_to(&queue, Self::request())?;
-            Ok((queue, None))
+        let add = |i| {
+            let (queue, has_grammar) = (engine.create_queue(1 << 16)?, i >= VICTIMS);
+            engine.add_request_to(&queue, Self::request(has_grammar))?;
+            Ok(Victim { queue, has_grammar, last: None })
         };
-        Ok(Victims { engine, all: (0..VICTIMS).map(add).collect::<Result<_>>()? })
+        Ok(Victims { engine, all: (0..VICTIMS + GRAMMAR_VICTIMS).map(add).collect::<Result<_>>()? })
     }
 
-    fn request() -> Request {
-        let sampling = SamplingParams { max_tokens: Some(200), ignore_eos: true, ..SamplingParams::greedy() };
+    fn request(has_grammar: bool) -> Request {
+        let grammar = has_grammar.then(|| Grammar::Regex("[a-z ,.]{2000,4000}".into()));
+        let sampling = SamplingParams { max_tokens: Some(200), ignore_eos: true, grammar, ..SamplingParams::greedy() };
         Request::new(Prompt::Text("Tell me a short story.".into()), sampling)
     }
 
@@ -103,14 +114,15 @@ impl<'a> Victims<'a> {
         self.engine.step()?;
         times.steps.push(start.elapsed());
         times.cpu.push(cpu_time::of_thread() - cpu);
-        for (queue, last) in &mut self.all {
+        for Victim { queue, has_grammar, last } in &mut self.all {
             let outputs = queue.poll(Some(Duration::ZERO))?;
             if outputs.iter().any(|output| !output.tokens.is_empty()) {
-                times.waits.extend(last.map(|last| last.elapsed()));
+                let waits = if *has_grammar { &mut times.grammar_waits } else { &mut times.waits };
+                waits.extend(last.map(|last| last.elapsed()));
                 *last = Some(Instant::now());
             }
             if outputs.iter().any(|output| output.finish.is_some()) {
-                self.engine.add_request_to(queue, Self::request())?;
+                self.engine.add_request_to(queue, Self::request(*has_grammar))?;
                 *last = None;
             }
         }
@@ -166,9 +178,11 @@ fn brief(error: &Error) -> String {
 }
 
 /// Runs one attack on a new engine and returns its row, except for the name.
-fn run(options: &EngineOptions, attack: &Attack, time: Duration) -> Result<String> {
+fn run(options: &EngineOptions, attack: &Attack, state: &[u8], time: Duration) -> Result<String> {
+    let options = &EngineOptions { kv_bytes: attack.kv_bytes.or(options.kv_bytes), ..options.clone() };
     let (size, refusal) = accepted_size(&Engine::create(options)?, attack)?;
     let engine = &Engine::create(options)?;
+    setup::touch_pool(engine, state)?;
     let attackers = &Attackers {
         engine,
         size,
@@ -204,7 +218,7 @@ fn prepare_and_measure(attackers: &Attackers, attack: &Attack, victims: &mut Vic
     while start.elapsed() < time && times.steps.len() < MAX_STEPS {
         if let (Kind::Between(act), 0) = (&attack.kind, times.steps.len() % STEPS_BETWEEN) {
             act(attackers);
-            victims.all.iter_mut().for_each(|(_, last)| *last = None); // the host itself did not step
+            victims.all.iter_mut().for_each(|victim| victim.last = None); // the host itself did not step
         }
         victims.step(times)?;
     }
@@ -281,6 +295,7 @@ fn row(attackers: &Attackers, refusal: &str, before: &Times, during: &Times) -> 
         pair(longest(&during.cpu), longest(&before.cpu)),
         format!("{late} of {}", during.steps.len()),
         pair(longest(&during.waits), longest(&before.waits)),
+        pair(longest(&during.grammar_waits), longest(&before.grammar_waits)),
         ms(*attackers.longest_call.lock().unwrap()),
         attackers.calls.load(SeqCst).to_string(),
         remarks.join("; "),

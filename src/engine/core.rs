@@ -191,6 +191,7 @@ impl EngineCore {
         self.lifecycle.complete_masks(finished_masks, &mut self.device);
         self.lifecycle.apply_all(commands, &mut self.device);
         self.lifecycle.copy_transfers(&mut self.device);
+        self.lifecycle.apply_released(&mut self.device);
         self.lifecycle.remove_lost_pins();
     }
 

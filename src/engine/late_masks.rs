@@ -9,7 +9,7 @@ use super::step_inputs::Inputs;
 use crate::generation::grammar::MaskId;
 use crate::scheduler::StepPlan;
 
-/// Maximum number of commands that a step applies after masks have released them.
+/// Maximum number of commands that a step applies after masks and imports have released them.
 const MAX_RELEASED: usize = 1024;
 
 impl Lifecycle {
@@ -24,6 +24,7 @@ impl Lifecycle {
     /// Continues the sequences whose late masks have been computed: delivers pending tokens, and
     /// releases the commands that have waited.
     pub fn complete_masks(&mut self, finished: &[MaskId], device: &mut Device) {
+        self.masks.may_apply = MAX_RELEASED;
         for &id in finished {
             let Some((late, masked)) = self.masks.finish(id) else { continue };
             if let Some(sequence) = self.live.sequences.get_mut(&late.seq) {
@@ -39,8 +40,8 @@ impl Lifecycle {
         }
     }
 
-    /// Applies the commands of a step. Commands that have waited for a mask precede them, a bounded
-    /// number in each step.
+    /// Applies the commands of a step. Commands that have waited for a mask or an import precede them,
+    /// a bounded number in each step.
     pub fn apply_all(&mut self, commands: &mut VecDeque<Command>, device: &mut Device) {
         if self.masks.released.is_empty() {
             return commands.drain(..).for_each(|command| self.apply(command, device));
@@ -48,12 +49,19 @@ impl Lifecycle {
         if self.masks.released.try_reserve(commands.len()).is_ok() {
             self.masks.released.append(commands);
         }
-        for _ in 0..MAX_RELEASED {
-            let Some(command) = self.masks.released.pop_front() else { break };
-            self.apply(command, device);
-        }
+        self.apply_released(device);
         // Without memory, the others wait longer than these.
         commands.drain(..).for_each(|command| self.apply(command, device));
+    }
+
+    /// Applies released commands, as many as the step may still apply.
+    pub fn apply_released(&mut self, device: &mut Device) {
+        while self.masks.may_apply > 0
+            && let Some(command) = self.masks.released.pop_front()
+        {
+            self.masks.may_apply -= 1;
+            self.apply(command, device);
+        }
     }
 
     /// Applies a command, or defers it while another thread uses the grammar of its sequence. The end

@@ -22,7 +22,7 @@ use crate::types::{RequestId, SeqId};
 
 /// Time that a commit spends on the tokens of grammars. Those of the other sequences are consumed by
 /// another thread, so that many grammars delay the step by little more.
-const MAX_ADVANCE_TIME: Duration = Duration::from_millis(4);
+const MAX_ADVANCE_TIME: Duration = Duration::from_millis(2);
 
 /// The masks of the steps. A sequence whose mask is late takes no part in the steps until the mask
 /// has come. Its tokens are the same.
@@ -40,8 +40,10 @@ pub struct Masks {
     late: Vec<LateMask>,
     /// Number of late masks by request.
     late_requests: IdMap<RequestId, usize>,
-    /// Commands that have waited for a mask, in the order in which they are applied.
+    /// Commands that have waited for a mask or an import, in the order in which they are applied.
     pub released: VecDeque<Command>,
+    /// Number of them that this step may still apply.
+    pub may_apply: usize,
     /// Masks of sequences that have ended. Their threads may still use the lexer of the grammar.
     cancelled: Vec<(MaskId, Arc<GrammarPace>)>,
     /// Time that the current commit has spent on the tokens of grammars.
@@ -92,6 +94,7 @@ impl Masks {
             late: Vec::new(),
             late_requests: IdMap::default(),
             released: VecDeque::new(),
+            may_apply: 0,
             cancelled: Vec::new(),
             advance_time: Duration::ZERO,
         }
@@ -174,7 +177,7 @@ impl Masks {
             Err(error) => return Advance::Known(Err(error)),
         };
         let id = self.next_id();
-        let takes_long = constraint.is_slow() || self.advance_time > MAX_ADVANCE_TIME;
+        let takes_long = constraint.is_slow_or_late() || self.advance_time > MAX_ADVANCE_TIME;
         if source.is_late(id, takes_long) {
             return constraint.advance_later(token).map_or_else(|error| Advance::Known(Err(error)), |()| Advance::Pending(id));
         }
@@ -269,7 +272,7 @@ impl Masks {
         self.late.iter().any(|late| late.seq == seq)
     }
 
-    /// Releases commands that have waited for a mask. Without memory, returns them.
+    /// Releases commands that have waited for a mask or an import. Without memory, returns them.
     pub fn release(&mut self, deferred: DeferredCommands) -> Option<DeferredCommands> {
         if self.released.try_reserve(deferred.len()).is_err() {
             return Some(deferred);

@@ -86,8 +86,12 @@ impl Lifecycle {
                     }
                 }
             }
-            while let Some((import, result)) = self.transfers.imports.poll() {
+            while let Some((mut import, result)) = self.transfers.imports.poll() {
+                let deferred = std::mem::take(&mut import.deferred);
                 self.finish_import(import, result, device);
+                // The next steps apply a bounded number of them.
+                let refused = self.masks.release(deferred);
+                refused.into_iter().flatten().for_each(|command| self.apply_now(command, device));
             }
         }
     }

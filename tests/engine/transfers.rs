@@ -541,3 +541,17 @@ fn a_long_sequence_moves_to_the_host_tier_and_back_in_portions() {
         assert_eq!(tokens[seq][..common], expected[..common], "sequence {seq}");
     }
 }
+
+#[test]
+fn a_step_applies_a_limited_number_of_the_commands_that_waited_for_an_import() {
+    let model = Model::new();
+    let (from, to) = (model.at_once(), model.stepwise());
+    let state = from.export(from.kept());
+    let seq = to.engine.import(to.engine.queue(), &state).unwrap();
+    (0..2500).for_each(|_| to.engine.rewind(seq, 200).unwrap());
+    // A step takes 1,024 commands of the host, which wait for the import.
+    let steps: Vec<u64> = (0..12).map(|_| to.engine.step().unwrap().unfinished).collect();
+    let released = steps.windows(2).position(|pair| pair == [1476, 452]);
+    assert!(released.is_some() && steps.ends_with(&[0]), "{steps:?}");
+    assert_eq!(to.engine.sequence(seq).unwrap().len, 200);
+}

@@ -1,13 +1,15 @@
 //! Computation of token masks on threads of their own, concurrent with the forward pass.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::{Receiver, Sender, unbounded};
+use crossbeam::channel::{Receiver, Sender, TryRecvError, never, select, unbounded};
 
-use super::Constraint;
+use super::pending::SlowMask;
+use super::{Constraint, GrammarPace};
 use crate::error::{Error, Result};
 use crate::sys::quiet::no_panic;
 use crate::sys::threads;
@@ -20,9 +22,13 @@ pub struct MaskId(pub u64);
 /// The service that computes masks. Its threads start with the first mask. If the system starts no
 /// threads, `submit` computes the masks. Dropping the masker ends each thread after its current mask.
 pub struct Masker {
-    /// Masks that take little time.
+    /// Masks of grammars whose last masks took little time.
     quick: Lane,
-    /// Masks of slow grammars, replays, and tokens of the host. Its thread has a low priority.
+    /// Masks of new grammars. The threads of `quick`, except one, compute them when they have no
+    /// others.
+    new: Lane,
+    /// Masks of slow grammars, replays, and tokens of the host. Its thread has a low priority and
+    /// takes the grammars in turn.
     slow: Lane,
     answers: Sender<Masked>,
     done: Receiver<Masked>,
@@ -72,12 +78,62 @@ struct Lane {
     threads: Vec<JoinHandle<()>>,
 }
 
+/// Waits for a job and returns the next one of a quick thread. `None` if the masker has been dropped.
+fn next_quick(quick: &Receiver<Job>, new: &Receiver<Job>) -> Option<Job> {
+    quick.try_recv().ok().or_else(|| {
+        select! {
+            recv(quick) -> job => job.ok(),
+            recv(new) -> job => job.ok(),
+        }
+    })
+}
+
+/// The jobs of the slow thread, by grammar. Each grammar in turn has one mask computed, so that the
+/// masks of one grammar do not delay those of the others.
+#[derive(Default)]
+struct Turns(VecDeque<(Arc<GrammarPace>, VecDeque<Job>)>);
+
+impl Turns {
+    /// Waits for a job and returns the next one. `None` if the masker has been dropped.
+    fn next(&mut self, jobs: &Receiver<Job>) -> Option<Job> {
+        if self.0.is_empty() {
+            self.insert(jobs.recv().ok()?);
+        }
+        loop {
+            match jobs.try_recv() {
+                Ok(job) => self.insert(job),
+                Err(TryRecvError::Empty) => return self.take(),
+                Err(TryRecvError::Disconnected) => return None,
+            }
+        }
+    }
+
+    fn insert(&mut self, job: Job) {
+        let Some(pace) = job.constraint.as_ref().map(Constraint::pace) else { return };
+        match self.0.iter_mut().find(|(grammar, _)| Arc::ptr_eq(grammar, &pace)) {
+            Some((_, waiting)) => waiting.push_back(job),
+            None => self.0.push_back((pace, VecDeque::from([job]))),
+        }
+    }
+
+    fn take(&mut self) -> Option<Job> {
+        let (pace, mut waiting) = self.0.pop_front()?;
+        let job = waiting.pop_front();
+        if !waiting.is_empty() {
+            self.0.push_back((pace, waiting));
+        }
+        job
+    }
+}
+
 /// A mask to compute. The drop of a job answers it in any case.
 struct Job {
     id: MaskId,
     seq: SeqId,
     /// `None` after the answer.
     constraint: Option<Constraint>,
+    /// Set if the slow lane has the job.
+    slow: Option<SlowMask>,
     answers: Sender<Masked>,
 }
 
@@ -113,6 +169,7 @@ impl Job {
         match masked {
             Ok(Some(complete)) => self.answer(Ok(constraint), complete),
             Ok(None) => {
+                self.slow = Some(SlowMask::new(constraint.pace()));
                 self.constraint = Some(constraint);
                 if let Some(slow) = slow {
                     // The masker has been dropped if this fails.
@@ -168,27 +225,33 @@ impl Lane {
 }
 
 impl Masker {
-    /// Maximum number of threads for quick masks. Two of them compute the masks of a batch in about
-    /// the time of its forward pass.
+    /// Number of threads for the masks of quick and new grammars. Two of them compute the masks of a
+    /// batch in about the time of its forward pass.
     const MAX_QUICK: usize = 2;
 
     /// Creates a masker whose late masks call `wake`, and reserves memory for `seqs` masks.
     pub fn new(seqs: usize, wake: impl Fn() + Send + Sync + 'static) -> Result<Masker> {
         let (answers, done) = unbounded();
-        let (quick, slow, mut received) = (Lane::new(), Lane::new(), Vec::new());
+        let (quick, new, slow, mut received) = (Lane::new(), Lane::new(), Lane::new(), Vec::new());
         received.try_reserve(seqs)?;
         let (cancelled, wakes) = (Arc::default(), Arc::default());
-        Ok(Masker { quick, slow, answers, done, received, cancelled, wakes, wake: Arc::new(wake) })
+        Ok(Masker { quick, new, slow, answers, done, received, cancelled, wakes, wake: Arc::new(wake) })
     }
 
     /// Starts the computation of the mask of a sequence's constraint.
     pub fn submit(&mut self, id: MaskId, seq: SeqId, constraint: Constraint) {
         self.start_threads();
-        let lane = if constraint.is_slow() { &self.slow } else { &self.quick };
-        let job = Job { id, seq, constraint: Some(constraint), answers: self.answers.clone() };
+        let slow = constraint.is_slow().then(|| SlowMask::new(constraint.pace()));
+        let has_threads = !if slow.is_some() { &self.slow } else { &self.quick }.threads.is_empty();
+        let lane = match &slow {
+            Some(_) => &self.slow,
+            None if constraint.is_proven() => &self.quick,
+            None => &self.new,
+        };
+        let job = Job { id, seq, constraint: Some(constraint), slow, answers: self.answers.clone() };
         match &lane.jobs {
             // The lane holds a receiver, so the send cannot fail.
-            Some(jobs) if !lane.threads.is_empty() => drop(jobs.send(job)),
+            Some(jobs) if has_threads => drop(jobs.send(job)),
             // A step that takes longer is better than none.
             _ => job.run(None, &self.cancelled),
         }
@@ -208,19 +271,22 @@ impl Masker {
         let (waker, cancelled) = (self.waker(), self.cancelled.clone());
         self.slow.start("pagedllm-slow", move |jobs| {
             threads::lower_priority();
-            jobs.iter().for_each(|job| {
+            let mut turns = Turns::default();
+            while let Some(job) = turns.next(&jobs) {
                 job.run(None, &cancelled);
                 waker();
-            });
+            }
         });
         let Some(slow) = self.slow.jobs.clone().filter(|_| !self.slow.threads.is_empty()) else { return };
-        for _ in 0..Self::MAX_QUICK {
+        for thread in 0..=Self::MAX_QUICK {
             let (slow, waker, cancelled) = (slow.clone(), self.waker(), self.cancelled.clone());
+            // One thread has only masks of quick grammars, which need not wait for a slow one.
+            let new = self.new.waiting.clone().filter(|_| thread > 0).unwrap_or_else(never);
             self.quick.start("pagedllm-masks", move |jobs| {
-                jobs.iter().for_each(|job| {
+                while let Some(job) = next_quick(&jobs, &new) {
                     job.run(Some(&slow), &cancelled);
                     waker();
-                });
+                }
             });
         }
     }
@@ -288,6 +354,7 @@ impl Masker {
 impl Drop for Masker {
     fn drop(&mut self) {
         self.quick.stop();
+        self.new.stop();
         self.slow.stop();
         // Quick threads hold a sender of the slow lane, so they end first.
         self.quick.join();
@@ -353,7 +420,7 @@ mod tests {
     #[test]
     fn a_dropped_job_fails_only_its_request() {
         let mut masker = masker();
-        drop(Job { id: MaskId(1), seq: SeqId::from_raw(101), constraint: Some(constraint()), answers: masker.answers.clone() });
+        drop(Job { id: MaskId(1), seq: SeqId::from_raw(101), constraint: Some(constraint()), slow: None, answers: masker.answers.clone() });
         submit(&mut masker, 2, constraint());
         assert_eq!(collected(&mut masker, 1..3), [None, Some(4)]);
     }
@@ -433,7 +500,8 @@ mod tests {
     #[test]
     fn a_cancelled_mask_is_answered_without_its_computation() {
         let (answers, done) = unbounded();
-        let job = |id| Job { id: MaskId(id), seq: SeqId::from_raw(1), constraint: Some(constraint()), answers: answers.clone() };
+        let job =
+            |id| Job { id: MaskId(id), seq: SeqId::from_raw(1), constraint: Some(constraint()), slow: None, answers: answers.clone() };
         let cancelled = Cancelled::default();
         cancelled.add(MaskId(2));
         job(1).run(None, &cancelled);
@@ -442,6 +510,43 @@ mod tests {
         assert_eq!(answers, [(1, true), (2, false)]);
         cancelled.remove(MaskId(2));
         assert!(!cancelled.has(MaskId(2)));
+    }
+
+    #[test]
+    fn masks_of_new_grammars_do_not_delay_those_of_quick_ones() {
+        let ((quick, first), (new, second)) = (unbounded(), unbounded());
+        let (answers, _done) = unbounded();
+        let job = |id| {
+            let constraint = Some(constraint());
+            Job { id: MaskId(id), seq: SeqId::from_raw(id), constraint, slow: None, answers: answers.clone() }
+        };
+        (1..=2).for_each(|id| new.send(job(id)).unwrap());
+        (3..=4).for_each(|id| quick.send(job(id)).unwrap());
+        let next = || next_quick(&first, &second).map(|job| job.id.0);
+        assert_eq!([next(), next(), next(), next()], [3, 4, 1, 2].map(Some));
+        drop((quick, new));
+        assert_eq!(next(), None);
+    }
+
+    #[test]
+    fn the_slow_thread_takes_the_grammars_in_turn() {
+        let (jobs, waiting) = unbounded();
+        let (answers, _done) = unbounded();
+        let (busy, other) = (constraint(), constraint());
+        let job = |id, constraint: &Constraint| {
+            let constraint = Some(constraint.fork().unwrap());
+            Job { id: MaskId(id), seq: SeqId::from_raw(id), constraint, slow: None, answers: answers.clone() }
+        };
+        (1..=4).for_each(|id| jobs.send(job(id, &busy)).unwrap());
+        (5..=6).for_each(|id| jobs.send(job(id, &other)).unwrap());
+        let mut turns = Turns::default();
+        let mut next = || turns.next(&waiting).map(|job| job.id.0);
+        assert_eq!([next(), next()], [Some(1), Some(5)]);
+        jobs.send(job(7, &busy)).unwrap();
+        assert_eq!((0..5).map(|_| next()).collect::<Vec<_>>(), [2, 6, 3, 4, 7].map(Some));
+        jobs.send(job(8, &busy)).unwrap();
+        drop(jobs);
+        assert_eq!(turns.next(&waiting).map(|job| job.id.0), None, "the masker has been dropped");
     }
 
     #[test]
@@ -464,8 +569,29 @@ mod tests {
         let first = constraint();
         let second = first.fork().unwrap();
         first.record_time(Duration::from_secs(1));
-        let job = Job { id: MaskId(2), seq: SeqId::from_raw(2), constraint: Some(second), answers };
+        let job = Job { id: MaskId(2), seq: SeqId::from_raw(2), constraint: Some(second), slow: None, answers };
         job.run(Some(&slow), &Cancelled::default());
         assert_eq!((passed.len(), done.len()), (1, 0));
+        passed.recv().unwrap().run(None, &Cancelled::default());
+        assert_eq!(done.len(), 1);
+    }
+
+    #[test]
+    fn the_quick_lane_consumes_one_token_of_a_quick_grammar() {
+        let (answers, done) = unbounded();
+        let (slow, passed) = unbounded();
+        let run = |tokens: &str, is_proven: bool, slow_mask: bool| {
+            let mut constraint = constraint();
+            (0..4).filter(|_| is_proven).for_each(|_| constraint.record_time(Duration::ZERO));
+            tokens.bytes().for_each(|token| constraint.advance_later(token as u32).unwrap());
+            let _other = slow_mask.then(|| SlowMask::new(constraint.pace()));
+            let job = Job { id: MaskId(1), seq: SeqId::from_raw(1), constraint: Some(constraint), slow: None, answers: answers.clone() };
+            job.run(Some(&slow), &Cancelled::default());
+            (passed.len(), done.len())
+        };
+        assert_eq!(run("y", true, false), (0, 1));
+        assert_eq!(run("ye", true, false), (1, 1), "several tokens");
+        assert_eq!(run("y", true, true), (2, 1), "the slow thread may hold the lock");
+        assert_eq!(run("y", false, false), (3, 1), "the grammar may be slow");
     }
 }

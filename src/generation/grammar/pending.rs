@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 use super::Constraint;
@@ -37,10 +37,30 @@ pub(super) fn try_copy_changes(changes: &VecDeque<Change>) -> Result<VecDeque<Ch
 /// share the lexer and its lock.
 #[derive(Default)]
 pub struct GrammarPace {
-    /// Number of quick masks after which the grammar counts as quick again.
-    slow_for: AtomicU32,
+    /// Number of quick masks since the first mask or the last slow one, at most `SLOW_FOR`.
+    quick_masks: AtomicU32,
+    /// Whether a mask has been slow.
+    was_slow: AtomicBool,
     /// Number of masks for which no step waits. Their thread may hold the lock.
     late: AtomicU32,
+    /// Number of masks that the thread for slow masks has.
+    slow_masks: AtomicU32,
+}
+
+/// A mask that the thread for slow masks has. The drop removes it from the count of its grammar.
+pub(super) struct SlowMask(Arc<GrammarPace>);
+
+impl SlowMask {
+    pub fn new(pace: Arc<GrammarPace>) -> SlowMask {
+        pace.slow_masks.fetch_add(1, Relaxed);
+        SlowMask(pace)
+    }
+}
+
+impl Drop for SlowMask {
+    fn drop(&mut self) {
+        self.0.slow_masks.fetch_sub(1, Relaxed);
+    }
 }
 
 impl GrammarPace {
@@ -49,9 +69,17 @@ impl GrammarPace {
     const SLOW_FROM: Duration = Duration::from_millis(1);
     /// Number of quick masks until a slow grammar counts as quick.
     const SLOW_FOR: u32 = 32;
+    /// Number of quick masks until a new grammar is proven.
+    const NEW_FOR: u32 = 4;
 
+    /// Returns whether the last masks took long, or the thread for slow masks may hold the lock.
     fn is_slow(&self) -> bool {
-        self.slow_for.load(Relaxed) > 0 || self.late.load(Relaxed) > 0
+        (self.was_slow.load(Relaxed) && self.quick_masks.load(Relaxed) < Self::SLOW_FOR) || self.slow_masks.load(Relaxed) > 0
+    }
+
+    /// Returns whether there were several masks, and the last ones were quick.
+    fn is_proven(&self) -> bool {
+        !self.is_slow() && self.quick_masks.load(Relaxed) >= Self::NEW_FOR
     }
 
     /// Records that no step waits for a mask.
@@ -67,9 +95,12 @@ impl GrammarPace {
     /// Records the CPU time of a mask.
     fn record(&self, time: Duration) {
         match time >= Self::SLOW_FROM {
-            true => self.slow_for.store(Self::SLOW_FOR, Relaxed),
-            // It has been 0 already if this fails.
-            false => drop(self.slow_for.fetch_update(Relaxed, Relaxed, |masks| masks.checked_sub(1))),
+            true => {
+                self.was_slow.store(true, Relaxed);
+                self.quick_masks.store(0, Relaxed);
+            }
+            // The grammar is proven already if this fails.
+            false => drop(self.quick_masks.fetch_update(Relaxed, Relaxed, |masks| Some(masks + 1).filter(|_| masks < Self::SLOW_FOR))),
         }
     }
 }
@@ -80,9 +111,25 @@ impl Constraint {
         self.failure.is_some() || (self.pending.is_empty() && (self.fresh || self.strayed.is_some()))
     }
 
-    /// Returns whether the next mask must not be computed beside quick ones.
+    /// Returns whether the next mask must not be computed beside quick ones. One token of a proven
+    /// grammar may precede it.
     pub fn is_slow(&self) -> bool {
-        self.compiled.pace.is_slow() || self.needs_replay || self.pending.iter().any(|change| !matches!(change, Change::Removed(_)))
+        let is_quick = |change: &Change| match change {
+            Change::Removed(_) => true,
+            Change::Token(_) => self.pending.len() == 1 && self.compiled.pace.is_proven(),
+            Change::Appended(_) => false,
+        };
+        self.compiled.pace.is_slow() || self.needs_replay || !self.pending.iter().all(is_quick)
+    }
+
+    /// Returns whether the last masks of the grammar were quick.
+    pub fn is_proven(&self) -> bool {
+        self.compiled.pace.is_proven()
+    }
+
+    /// Returns whether a token must not be consumed in a step. Another thread may hold the lock.
+    pub fn is_slow_or_late(&self) -> bool {
+        self.is_slow() || self.compiled.pace.late.load(Relaxed) > 0
     }
 
     /// Returns the pace of the grammar.
@@ -171,6 +218,21 @@ impl Constraint {
                 return false;
             }
             self.pending.pop_front();
+        }
+        if let (Some(&Change::Token(token)), 1, None) = (self.pending.front(), self.pending.len(), &self.failure)
+            && !self.ended
+            && !self.needs_replay
+            && self.strayed.is_none()
+            && self.tokens.try_reserve(1).is_ok()
+        {
+            self.fresh = false;
+            if self.consume(token).is_err() {
+                // The parser has consumed a part of the token.
+                self.needs_replay = true;
+                return false;
+            }
+            self.tokens.push(token);
+            self.pending.clear();
         }
         if self.has_mask() {
             return true;
