@@ -20,8 +20,8 @@ pub struct Attack {
 }
 
 pub enum Kind {
-    /// Each thread keeps a number of requests in flight. If `prepared`, their prompts are computed before
-    /// the measurement. `make` has the engine, the size and the number of the request.
+    /// Each thread keeps a number of requests in flight. If `prepared`, their prompts are computed
+    /// before the measurement. `make` has the engine, the size and the number of the request.
     Requests { in_flight: usize, prepared: bool, make: fn(&Engine, usize, usize) -> Request },
     /// Threads that act until they are stopped. They call the last argument when they are prepared.
     Threads(fn(&Attackers, usize, &dyn Fn())),

@@ -1,5 +1,5 @@
-//! The longest step and the longest wait for a token while other requests and host threads attack the
-//! engine.
+//! The longest step and the longest wait for a token while other requests and host threads attack
+//! the engine.
 //!
 //! usage: fairness [--seconds N] [NAME]...     part of a name selects attacks; N is the time per attack
 
@@ -238,8 +238,8 @@ fn attack_until_stopped(attackers: &Attackers, attack: &Attack, thread: usize) {
     }
 }
 
-/// Adds a request whenever fewer than `in_flight` run. If `prepared`, the measurement begins when that
-/// many have generated tokens.
+/// Adds a request whenever fewer than `in_flight` run. If `prepared`, the measurement begins when
+/// that many have generated tokens.
 fn keep_in_flight(attackers: &Attackers, in_flight: usize, prepared: bool, make: impl Fn(usize) -> Request) {
     let queue = attackers.engine.create_queue(1 << 20).unwrap();
     let (mut live, mut round) = (0, 0);

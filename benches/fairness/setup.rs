@@ -11,9 +11,9 @@ use pagedllm::types::options::{EngineOptions, Preemption, SamplingParams};
 /// Tokens of the longest sequence.
 pub const MAX_MODEL_LEN: usize = 16 << 10;
 
-/// Returns options for a copy of the bundled model that accepts sequences of `MAX_MODEL_LEN`. A step has
-/// at most 80 tokens, so that prompts of the attackers take little time of a step. The engine has one
-/// thread, since the CPU time of the stepping thread includes waits for others.
+/// Returns options for a copy of the bundled model that accepts sequences of `MAX_MODEL_LEN`. A
+/// step has at most 80 tokens, so that prompts of the attackers take little time of a step. The
+/// engine has one thread, since the CPU time of the stepping thread includes waits for others.
 pub fn options() -> EngineOptions {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let dir = root.join("target/bench-models/fairness");
@@ -55,8 +55,8 @@ pub fn long_state(options: &EngineOptions) -> Result<Vec<u8>, Error> {
     Ok(outputs.into_iter().map(|output| output.sequence_state).find(|state| !state.is_empty()).unwrap_or_default())
 }
 
-/// Writes all blocks of the pool once. The first use of their pages takes the system milliseconds,
-/// which no attack causes.
+/// Writes the blocks of the pool once, as far as whole copies of the state fit. The first use of
+/// their pages takes the system milliseconds, which no attack causes.
 pub fn touch_pool(engine: &Engine, state: &[u8]) -> Result<(), Error> {
     let blocks = engine.stats().blocks_total as usize;
     let mut imported = Vec::new();

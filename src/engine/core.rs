@@ -157,8 +157,8 @@ impl EngineCore {
         result.map(|report| StepReport { unfinished, ..report })
     }
 
-    /// Runs one iteration. Everything that happens to a request happens here, in this order. Commits
-    /// what can be computed. The rest stays unchanged.
+    /// Runs one iteration. Everything that happens to a request happens here, in this order.
+    /// Commits what can be computed. The rest stays unchanged.
     fn advance(&mut self) -> Result<StepReport> {
         self.apply_commands();
         self.lifecycle.end_overdue(self.inputs.now);
@@ -463,7 +463,8 @@ impl EngineCore {
         Some(first.saturating_sub(self.shared.clock.now()))
     }
 
-    /// Returns the number of commands that have waited for a mask and are applied next. For tests.
+    /// Returns the number of commands that have waited for a mask or an import and are applied
+    /// next. For tests.
     #[cfg(test)]
     pub fn released_commands(&self) -> usize {
         self.lifecycle.masks.released.len()

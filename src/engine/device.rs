@@ -15,7 +15,8 @@ use crate::scheduler::{Costs, Scheduler};
 use crate::types::batch::{BlockMove, Tail};
 
 /// A step moves at most this many times the bytes between the tiers that it copies for exports: by
-/// default 16 MiB in each direction, which take 2 to 4 ms. A block is one copy, without an encoding.
+/// default 16 MiB in each direction, which take 2 to 4 ms. A block is one copy, without an
+/// encoding.
 const TIER_MOVES: usize = 8;
 
 /// The executor and the measurements of its steps and transfers.

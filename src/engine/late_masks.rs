@@ -13,8 +13,8 @@ use crate::scheduler::StepPlan;
 const MAX_RELEASED: usize = 1024;
 
 impl Lifecycle {
-    /// Waits for the masks of a launched plan, as `Masks::collect` does. The rows of late ones become
-    /// stale.
+    /// Waits for the masks of a launched plan, as `Masks::collect` does. The rows of late ones
+    /// become stale.
     pub fn collect_masks(&mut self, source: &mut dyn Inputs, plan: &mut StepPlan) {
         if self.masks.collect(source, &mut self.live, &mut self.scheduler) {
             self.scheduler.mark_stale(plan);
@@ -40,18 +40,17 @@ impl Lifecycle {
         }
     }
 
-    /// Applies the commands of a step. Commands that have waited for a mask or an import precede them,
-    /// a bounded number in each step.
+    /// Applies the commands of a step. Commands that have waited for a mask or an import precede
+    /// them, a bounded number in each step.
     pub fn apply_all(&mut self, commands: &mut VecDeque<Command>, device: &mut Device) {
-        if self.masks.released.is_empty() {
-            return commands.drain(..).for_each(|command| self.apply(command, device));
-        }
-        if self.masks.released.try_reserve(commands.len()).is_ok() {
-            self.masks.released.append(commands);
+        while let Some(command) = commands.pop_front() {
+            // A command may release others. Without memory, these wait longer.
+            match self.masks.released.is_empty() || self.masks.released.try_reserve(1).is_err() {
+                true => self.apply(command, device),
+                false => self.masks.released.push_back(command),
+            }
         }
         self.apply_released(device);
-        // Without memory, the others wait longer than these.
-        commands.drain(..).for_each(|command| self.apply(command, device));
     }
 
     /// Applies released commands, as many as the step may still apply.
@@ -64,8 +63,8 @@ impl Lifecycle {
         }
     }
 
-    /// Applies a command, or defers it while another thread uses the grammar of its sequence. The end
-    /// of a generation waits only after other commands.
+    /// Applies a command, or defers it while another thread uses the grammar of its sequence. The
+    /// end of a generation waits only after other commands.
     pub(super) fn apply_after_mask(&mut self, command: Command, device: &mut Device) {
         let refused = match self.masks.commands_before(&command) {
             Some(deferred) => deferred.defer(command).err(),

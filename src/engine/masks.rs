@@ -20,8 +20,8 @@ use crate::types::outputs::FinishReason;
 use crate::types::timing::SequenceStats;
 use crate::types::{RequestId, SeqId};
 
-/// Time that a commit spends on the tokens of grammars. Those of the other sequences are consumed by
-/// another thread, so that many grammars delay the step by little more.
+/// Time that a commit spends on the tokens of grammars. Those of the other sequences are consumed
+/// by another thread, so that many grammars delay the step by little more.
 const MAX_ADVANCE_TIME: Duration = Duration::from_millis(2);
 
 /// The masks of the steps. A sequence whose mask is late takes no part in the steps until the mask
@@ -277,11 +277,13 @@ impl Masks {
         if self.released.try_reserve(deferred.len()).is_err() {
             return Some(deferred);
         }
-        self.released.extend(deferred);
+        // They are older than the commands for the same sequence that have been released before.
+        deferred.into_iter().rev().for_each(|command| self.released.push_front(command));
         None
     }
 
-    /// Returns the number of sequences whose commands wait for a late mask, and of released commands.
+    /// Returns the number of sequences whose commands wait for a late mask, and of released
+    /// commands.
     pub fn deferring(&self) -> usize {
         self.late.iter().filter(|late| !late.deferred.is_empty()).count() + self.released.len()
     }
@@ -312,8 +314,8 @@ impl Masks {
         }
     }
 
-    /// Returns the commands after which this one must wait. `None` if it need not wait: only commands
-    /// that need the grammar wait, and the end of a generation after others that wait.
+    /// Returns the commands after which this one must wait. `None` if it need not wait: only
+    /// commands that need the grammar wait, and the end of a generation after others that wait.
     pub fn commands_before(&mut self, command: &Command) -> Option<&mut DeferredCommands> {
         if self.late.is_empty() {
             return None;

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::kv::connector::{Connector, TransferId};
 use crate::kv::{BlockHash, BlockId};
 use crate::output::queue::OutputSender;
-use crate::scheduler::{Adoption, Scheduler};
+use crate::scheduler::BlocksResult;
 use crate::types::SeqId;
 use crate::types::batch::Tail;
 use crate::types::outputs::Output;
@@ -24,8 +24,8 @@ impl Lifecycle {
     /// Applies a command, or defers it while the import of its sequence has not finished.
     pub fn apply(&mut self, command: Command, device: &mut Device) {
         let Some(seq) = self.transfers.imports.sequence_before(&command) else { return self.apply_after_mask(command, device) };
-        // The end of a generation must not wait. The sequence loses K and V, and the commands for it
-        // are applied in their order.
+        // The end of a generation must not wait. The sequence loses K and V, and the commands for
+        // it are applied in their order.
         let ends = matches!(command, Command::Abort { .. } | Command::End { .. } | Command::Free { .. });
         let refused = self.transfers.imports.defer(seq, command).err();
         if (ends || refused.is_some())
@@ -69,7 +69,7 @@ impl Lifecycle {
                 let adoption = self.scheduler.adopt(seq, computed);
                 // Other sequences may have been swapped out to free the blocks.
                 device.move_blocks(&mut self.scheduler, |_| {});
-                if adoption == Adoption::Pending {
+                if adoption == BlocksResult::Pending {
                     break;
                 }
             }
@@ -82,18 +82,23 @@ impl Lifecycle {
                 None => {
                     if let Some(import) = self.transfers.imports.take(seq) {
                         self.scheduler.drop_blocks(seq);
-                        self.finish_import(import, Ok(()), device);
+                        self.release_import(import, Ok(()), device);
                     }
                 }
             }
-            while let Some((mut import, result)) = self.transfers.imports.poll() {
-                let deferred = std::mem::take(&mut import.deferred);
-                self.finish_import(import, result, device);
-                // The next steps apply a bounded number of them.
-                let refused = self.masks.release(deferred);
-                refused.into_iter().flatten().for_each(|command| self.apply_now(command, device));
+            while let Some((import, result)) = self.transfers.imports.poll() {
+                self.release_import(import, result, device);
             }
         }
+    }
+
+    /// Ends an import and releases the commands that have waited for it. Each step applies a
+    /// bounded number of them.
+    fn release_import(&mut self, mut import: Import, result: Result<()>, device: &mut Device) {
+        let deferred = std::mem::take(&mut import.deferred);
+        self.finish_import(import, result, device);
+        let refused = self.masks.release(deferred);
+        refused.into_iter().flatten().for_each(|command| self.apply_now(command, device));
     }
 
     /// Returns the visible blocks of the sequence if its first `computed` tokens are on the device.
@@ -117,12 +122,14 @@ impl Lifecycle {
                 "sequence {seq} ended before the export and was not kept; set PLLM_REQUEST_KEEP to export sequences that have ended"
             ))
         };
-        let is_on_device = self.swap_in(seq, device);
+        let is_ready = self.swap_in(seq, device);
         let exported = self.live.sequences.get(&seq).ok_or_else(gone)?;
         let sequence = self.scheduler.get(seq)?;
+        let (manager, computed) = (self.scheduler.blocks(), sequence.computed);
+        let blocks = manager.visible_blocks(&sequence.table, computed)?;
         // If visible blocks are missing, all tokens are recomputed after the import.
-        let there = self.scheduler.blocks().visible_blocks(&sequence.table, sequence.computed)?;
-        let (computed, blocks) = there.map_or((0, Vec::new()), |blocks| (sequence.computed, blocks));
+        let is_missing = if is_ready { blocks.is_none() } else { manager.sees_null_block(&sequence.table, computed) };
+        let computed = if is_missing { 0 } else { computed };
         let header = exported.export(Header {
             model: self.model.fingerprint,
             layout: device.executor.layout(),
@@ -137,10 +144,11 @@ impl Lifecycle {
         let slots = computed - computed.saturating_sub(1) / header.block_size * header.block_size;
         let tail = Tail { blocks: self.scheduler.blocks().paging().groups(), slots };
         let parts = device.executor.kv_part_bytes();
-        let export = Export::new(header.into_owned()?, parts, blocks.len(), tail, sender.clone(), exported.output())?;
+        let count = self.scheduler.blocks().paging().visible_blocks(computed);
+        let export = Export::new(header.into_owned()?, parts, count, tail, sender.clone(), exported.output())?;
         let exports = &mut self.transfers.exports;
-        if is_on_device && exports.fits_in_step(&export) {
-            return exports.copy_in_step(export, &blocks, device);
+        if is_ready && exports.fits_in_step(&export) {
+            return exports.copy_in_step(export, &blocks.unwrap_or_default(), device);
         }
         // The holder is an idle sequence, so the pool can take its blocks if it needs them.
         exports.reserve()?;
@@ -210,16 +218,15 @@ impl Lifecycle {
         deferred.into_iter().for_each(|command| self.apply_now(command, device));
     }
 
-    /// Swaps a sequence in if enough blocks are available, as far as this step may copy. Returns false
-    /// if a later step continues.
+    /// Swaps a sequence in if enough blocks are available, as far as this step may copy. Returns
+    /// false if a later step continues.
     fn swap_in(&mut self, seq: SeqId, device: &mut Device) -> bool {
-        let is_arriving =
-            |scheduler: &Scheduler| scheduler.find(seq).is_some_and(|sequence| !sequence.table.swapped() && !sequence.table.is_on_device());
-        if self.scheduler.find(seq).is_some_and(|sequence| !sequence.table.is_on_device()) {
-            self.scheduler.swap_in_sequence(seq);
-            device.move_blocks(&mut self.scheduler, |_| {});
+        if self.scheduler.find(seq).is_none_or(|sequence| sequence.table.is_on_device()) {
+            return true;
         }
-        !is_arriving(&self.scheduler)
+        let swap = self.scheduler.swap_in_sequence(seq);
+        device.move_blocks(&mut self.scheduler, |_| {});
+        swap != BlocksResult::Pending
     }
 
     /// Panics unless exactly the pending exports have holders. For tests.

@@ -33,10 +33,13 @@ impl Scheduler {
                 self.planning.waits_for_moves = true;
                 return AllocationResult::Pending;
             }
+            if self.reclaim() || self.blocks.has_queued_out() {
+                continue;
+            }
             let alone = self.queues.running.len() == 1;
             // The last running group also needs the blocks that it shares with reclaimable
             // sequences, since it would copy them otherwise.
-            if self.reclaim() || (alone && (self.reclaim_one() || self.unpin_lowest(id))) {
+            if alone && (self.reclaim_one() || self.unpin_lowest(id)) {
                 continue;
             }
             if (alone && self.split_group(id)) || self.preempt_youngest() == id {

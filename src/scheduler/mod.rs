@@ -43,7 +43,7 @@ pub use policy::{Allocation, Batching, Order, Policies, RankInputs, Running, Ste
 pub use preemption::Costs;
 use preemption::PreemptionState;
 use reclaimable::ReclaimableSequences;
-pub use requests::{Adoption, NewGroup, PreparedGroup};
+pub use requests::{BlocksResult, NewGroup, PreparedGroup};
 pub use sequence_kv::SequenceKv;
 use sequences::Sequences;
 use slab::Slot;

@@ -25,7 +25,7 @@ pub(super) struct PlanningState {
     larger_tables: Vec<Vec<u32>>,
     /// Number of steps in flight.
     pub launched: usize,
-    /// Whether the last plan left out groups because their blocks are on the way between the tiers.
+    /// Whether the last plan left out groups because transfers of their blocks are queued.
     pub waits_for_moves: bool,
     /// The buffer for the members of one group.
     pub scheduled: Vec<ScheduledTokens>,

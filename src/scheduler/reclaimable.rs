@@ -167,8 +167,8 @@ impl Scheduler {
         (0..self.queues.groups[group].members.len()).for_each(|place| self.unmark_reclaimable(self.queues.groups[group].members[place]));
     }
 
-    /// Makes a block available by taking blocks of reclaimable sequences. Returns false if there are
-    /// none, or if the blocks become available when later steps have copied them.
+    /// Makes a block available by taking blocks of reclaimable sequences. Returns false if there
+    /// are none, or if the blocks become available when later steps have copied them.
     pub(super) fn reclaim(&mut self) -> bool {
         let before = self.blocks.available();
         while self.blocks.idle_blocks() > 0 && !self.blocks.has_queued_out() && self.blocks.available() == before && self.reclaim_one() {}

@@ -76,13 +76,13 @@ impl PreparedGroup {
     }
 }
 
-/// The result of an allocation for an imported sequence.
+/// The result of an allocation for an idle sequence that is imported or exported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Adoption {
+pub enum BlocksResult {
     Done,
     /// Blocks become available when later steps have copied them to the host tier.
     Pending,
-    /// The pool has too few blocks, so all tokens are recomputed.
+    /// The pool has too few blocks.
     Refused,
 }
 
@@ -338,21 +338,21 @@ impl Scheduler {
 
     /// Allocates the blocks that are visible after `computed` tokens, for an idle sequence without
     /// blocks. Their contents are copied from elsewhere.
-    pub fn adopt(&mut self, id: SeqId, computed: usize) -> Adoption {
-        let Some(slot) = self.sequences.find(id) else { return Adoption::Refused };
+    pub fn adopt(&mut self, id: SeqId, computed: usize) -> BlocksResult {
+        let Some(slot) = self.sequences.find(id) else { return BlocksResult::Refused };
         if self.blocks.paging().visible_blocks(computed) > self.blocks.total() {
-            return Adoption::Refused;
+            return BlocksResult::Refused;
         }
         while self.blocks.adopt(&mut self.sequences[slot].table, computed).is_err() {
             if self.blocks.schedule_moves_out() || self.reclaim() {
                 continue;
             }
-            return if self.blocks.has_queued_out() { Adoption::Pending } else { Adoption::Refused };
+            return if self.blocks.has_queued_out() { BlocksResult::Pending } else { BlocksResult::Refused };
         }
         let sequence = &mut self.sequences[slot];
         self.blocks.fill(&sequence.table, 0..computed);
         sequence.computed = computed;
         self.mark_reclaimable(slot);
-        Adoption::Done
+        BlocksResult::Done
     }
 }

@@ -8,8 +8,8 @@ impl Scheduler {
     /// Reduces the number of used blocks to `total` between steps, and lists the moves to the
     /// lowest block numbers.
     ///
-    /// Transfers to the host tier are not limited. Cached blocks are evicted first. Then idle and waiting sequences lose their blocks. Then the
-    /// youngest running groups are preempted.
+    /// Transfers to the host tier are not limited. Cached blocks are evicted first. Then idle and
+    /// waiting sequences lose their blocks. Then the youngest running groups are preempted.
     pub fn shrink_pool(&mut self, total: usize, moves: &mut Vec<BlockCopy>) -> Result<()> {
         self.blocks.lift_limit_out();
         self.blocks.schedule_moves_out();

@@ -68,8 +68,11 @@ impl Scheduler {
         let before = self.preemptions();
         self.planning.waits_for_moves = false;
         self.pause_running(ready);
-        for step_budget in [self.policies.batching.step_budget(&RunningGroups(self)), StepBudget::UNLIMITED] {
-            self.planning.budget = step_budget;
+        let first = self.policies.batching.step_budget(&RunningGroups(self));
+        for budget in [first, StepBudget::UNLIMITED] {
+            // If the policy allows no new group, a group that waits for moves must not change that.
+            let new_groups = budget.new_groups && (first.new_groups || !self.planning.waits_for_moves);
+            self.planning.budget = StepBudget { new_groups, ..budget };
             self.preempt_for_higher_rank(ready);
             self.plan_running(&mut plan);
             if self.preemptions() == before {
@@ -78,8 +81,8 @@ impl Scheduler {
             if !plan.sequences.is_empty() {
                 break;
             }
-            if self.planning.launched > 0 || self.planning.waits_for_moves {
-                break; // the groups do not wait for the batching policy
+            if self.planning.launched > 0 {
+                break; // the groups wait for the steps in flight, not for the batching policy
             }
         }
         // After the groups that return before their blocks were copied.

@@ -2,7 +2,7 @@
 
 use super::group::Queue;
 use super::slab::Slot;
-use super::{GroupId, Scheduler};
+use super::{BlocksResult, GroupId, Scheduler};
 use crate::kv::SwapLoad;
 use crate::types::SeqId;
 use crate::types::batch::Moves;
@@ -75,14 +75,22 @@ impl Scheduler {
 
     /// Swaps one sequence in if enough blocks are available. A long sequence needs several steps,
     /// with one call in each.
-    pub fn swap_in_sequence(&mut self, id: SeqId) {
-        let Some(slot) = self.sequences.find(id).filter(|&slot| !self.blocks.is_leaving(&self.sequences[slot].table)) else { return };
+    pub fn swap_in_sequence(&mut self, id: SeqId) -> BlocksResult {
+        let Some(slot) = self.sequences.find(id) else { return BlocksResult::Refused };
+        if self.blocks.is_leaving(&self.sequences[slot].table) {
+            return BlocksResult::Pending;
+        }
         let runs = self.sequences[slot].group.is_some_and(|group| self.queues.groups[group].queue == Queue::Running);
         self.unmark_reclaimable(slot);
-        self.swap_in(&[slot]);
-        self.continue_swap_in(&[slot]);
+        while !self.swap_in(&[slot]) && self.blocks.schedule_moves_out() {}
+        let has_arrived = self.continue_swap_in(&[slot]);
         if !runs {
             self.mark_reclaimable(slot);
+        }
+        match has_arrived {
+            true => BlocksResult::Done,
+            false if self.sequences[slot].table.swapped() && !self.blocks.has_queued_out() => BlocksResult::Refused,
+            false => BlocksResult::Pending,
         }
     }
 

@@ -555,3 +555,31 @@ fn a_step_applies_a_limited_number_of_the_commands_that_waited_for_an_import() {
     assert!(released.is_some() && steps.ends_with(&[0]), "{steps:?}");
     assert_eq!(to.engine.sequence(seq).unwrap().len, 200);
 }
+
+#[test]
+fn a_command_of_the_step_that_ends_an_import_follows_those_that_waited() {
+    let model = Model::new();
+    let (from, to) = (model.at_once(), model.stepwise());
+    let state = from.export(from.kept());
+    let expected = {
+        let seq = from.engine.import(from.engine.queue(), &state).unwrap();
+        from.engine.append(seq, vec![5; 9]).unwrap();
+        resume(&from.engine, seq);
+        answers(&from.drain()).remove(&seq).unwrap()
+    };
+    // A step returns although the import has not ended, since another request runs.
+    to.add(4, 60, false);
+    to.step();
+    let seq = to.engine.import(to.engine.queue(), &state).unwrap();
+    (0..7).for_each(|_| drop(to.step()));
+    to.engine.append(seq, vec![5; 9]).unwrap();
+    to.step();
+    // The second import copies the last portion of the first one before the next command.
+    let second = to.engine.import(to.engine.queue(), &state).unwrap();
+    resume(&to.engine, seq);
+    let outputs = to.drain();
+    assert_eq!(answers(&outputs).remove(&seq).unwrap(), expected);
+    to.engine.free(second).unwrap();
+    to.drain();
+    to.assert_empty();
+}

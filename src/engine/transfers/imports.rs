@@ -95,7 +95,8 @@ impl Imports {
         Some((next.seq, next.computed))
     }
 
-    /// Returns whether blocks of the next sequence have been copied. The caller allocates them before.
+    /// Returns whether blocks of the next sequence have been copied. If not, the caller allocates
+    /// the blocks first.
     pub fn has_begun(&self) -> bool {
         self.copying.front().is_some_and(|next| next.copied > 0)
     }

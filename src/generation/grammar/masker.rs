@@ -20,12 +20,13 @@ use crate::types::SeqId;
 pub struct MaskId(pub u64);
 
 /// The service that computes masks. Its threads start with the first mask. If the system starts no
-/// threads, `submit` computes the masks. Dropping the masker ends each thread after its current mask.
+/// threads, `submit` computes the masks. Dropping the masker ends each thread after its current
+/// mask.
 pub struct Masker {
     /// Masks of grammars whose last masks took little time.
     quick: Lane,
-    /// Masks of new grammars. The threads of `quick`, except one, compute them when they have no
-    /// others.
+    /// Masks of new grammars. The threads of `quick`, except one, compute them when no mask of a
+    /// quick grammar waits.
     new: Lane,
     /// Masks of slow grammars, replays, and tokens of the host. Its thread has a low priority and
     /// takes the grammars in turn.
@@ -78,7 +79,8 @@ struct Lane {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Waits for a job and returns the next one of a quick thread. `None` if the masker has been dropped.
+/// Waits for a job and returns the next one of a quick thread. `None` if the masker has been
+/// dropped.
 fn next_quick(quick: &Receiver<Job>, new: &Receiver<Job>) -> Option<Job> {
     quick.try_recv().ok().or_else(|| {
         select! {
@@ -132,8 +134,6 @@ struct Job {
     seq: SeqId,
     /// `None` after the answer.
     constraint: Option<Constraint>,
-    /// Set if the slow lane has the job.
-    slow: Option<SlowMask>,
     answers: Sender<Masked>,
 }
 
@@ -148,8 +148,8 @@ pub struct Masked {
 }
 
 impl Job {
-    /// Computes the mask. If this takes long, a quick lane passes the job to `slow`. The first mask of
-    /// a slow grammar shows that those behind it take long, too.
+    /// Computes the mask. If this takes long, a quick lane passes the job to `slow`. The first mask
+    /// of a slow grammar shows that those behind it take long, too.
     fn run(mut self, slow: Option<&Sender<Job>>, cancelled: &Cancelled) {
         if cancelled.has(self.id) {
             return; // the drop answers
@@ -157,10 +157,14 @@ impl Job {
         let Some(mut constraint) = self.constraint.take() else { return };
         let start = threads::cpu_time();
         let masked = no_panic(|| {
-            if slow.is_some() && (constraint.is_slow() || !constraint.try_mask()) {
+            if slow.is_some() && (constraint.is_slow() || !constraint.try_catch_up()) {
                 return None;
             }
+            let _lock = slow.is_none().then(|| SlowMask::new(constraint.pace()));
             let complete = constraint.catch_up();
+            if slow.is_some() && !constraint.try_mask() {
+                return None;
+            }
             // The result of `mask` is kept in the constraint and returned by the next call.
             drop(constraint.mask());
             constraint.record_time(threads::cpu_time() - start);
@@ -169,7 +173,6 @@ impl Job {
         match masked {
             Ok(Some(complete)) => self.answer(Ok(constraint), complete),
             Ok(None) => {
-                self.slow = Some(SlowMask::new(constraint.pace()));
                 self.constraint = Some(constraint);
                 if let Some(slow) = slow {
                     // The masker has been dropped if this fails.
@@ -225,9 +228,10 @@ impl Lane {
 }
 
 impl Masker {
-    /// Number of threads for the masks of quick and new grammars. Two of them compute the masks of a
-    /// batch in about the time of its forward pass.
-    const MAX_QUICK: usize = 2;
+    /// Number of threads that also compute the masks of new grammars. Two threads compute the masks
+    /// of a batch in about the time of its forward pass. One more thread computes only those of
+    /// quick grammars.
+    const NEW_THREADS: usize = 2;
 
     /// Creates a masker whose late masks call `wake`, and reserves memory for `seqs` masks.
     pub fn new(seqs: usize, wake: impl Fn() + Send + Sync + 'static) -> Result<Masker> {
@@ -241,17 +245,15 @@ impl Masker {
     /// Starts the computation of the mask of a sequence's constraint.
     pub fn submit(&mut self, id: MaskId, seq: SeqId, constraint: Constraint) {
         self.start_threads();
-        let slow = constraint.is_slow().then(|| SlowMask::new(constraint.pace()));
-        let has_threads = !if slow.is_some() { &self.slow } else { &self.quick }.threads.is_empty();
-        let lane = match &slow {
-            Some(_) => &self.slow,
-            None if constraint.is_proven() => &self.quick,
-            None => &self.new,
+        let (lane, threads) = match (constraint.is_slow(), constraint.is_proven()) {
+            (true, _) => (&self.slow, &self.slow.threads),
+            (false, true) => (&self.quick, &self.quick.threads),
+            (false, false) => (&self.new, &self.quick.threads),
         };
-        let job = Job { id, seq, constraint: Some(constraint), slow, answers: self.answers.clone() };
+        let job = Job { id, seq, constraint: Some(constraint), answers: self.answers.clone() };
         match &lane.jobs {
             // The lane holds a receiver, so the send cannot fail.
-            Some(jobs) if has_threads => drop(jobs.send(job)),
+            Some(jobs) if !threads.is_empty() => drop(jobs.send(job)),
             // A step that takes longer is better than none.
             _ => job.run(None, &self.cancelled),
         }
@@ -278,10 +280,11 @@ impl Masker {
             }
         });
         let Some(slow) = self.slow.jobs.clone().filter(|_| !self.slow.threads.is_empty()) else { return };
-        for thread in 0..=Self::MAX_QUICK {
+        for thread in 0..=Self::NEW_THREADS {
             let (slow, waker, cancelled) = (slow.clone(), self.waker(), self.cancelled.clone());
-            // One thread has only masks of quick grammars, which need not wait for a slow one.
-            let new = self.new.waiting.clone().filter(|_| thread > 0).unwrap_or_else(never);
+            // The last thread has only masks of quick grammars, so that they never wait for a slow
+            // one.
+            let new = self.new.waiting.clone().filter(|_| thread < Self::NEW_THREADS).unwrap_or_else(never);
             self.quick.start("pagedllm-masks", move |jobs| {
                 while let Some(job) = next_quick(&jobs, &new) {
                     job.run(Some(&slow), &cancelled);
@@ -420,7 +423,7 @@ mod tests {
     #[test]
     fn a_dropped_job_fails_only_its_request() {
         let mut masker = masker();
-        drop(Job { id: MaskId(1), seq: SeqId::from_raw(101), constraint: Some(constraint()), slow: None, answers: masker.answers.clone() });
+        drop(Job { id: MaskId(1), seq: SeqId::from_raw(101), constraint: Some(constraint()), answers: masker.answers.clone() });
         submit(&mut masker, 2, constraint());
         assert_eq!(collected(&mut masker, 1..3), [None, Some(4)]);
     }
@@ -500,8 +503,7 @@ mod tests {
     #[test]
     fn a_cancelled_mask_is_answered_without_its_computation() {
         let (answers, done) = unbounded();
-        let job =
-            |id| Job { id: MaskId(id), seq: SeqId::from_raw(1), constraint: Some(constraint()), slow: None, answers: answers.clone() };
+        let job = |id| Job { id: MaskId(id), seq: SeqId::from_raw(1), constraint: Some(constraint()), answers: answers.clone() };
         let cancelled = Cancelled::default();
         cancelled.add(MaskId(2));
         job(1).run(None, &cancelled);
@@ -518,7 +520,7 @@ mod tests {
         let (answers, _done) = unbounded();
         let job = |id| {
             let constraint = Some(constraint());
-            Job { id: MaskId(id), seq: SeqId::from_raw(id), constraint, slow: None, answers: answers.clone() }
+            Job { id: MaskId(id), seq: SeqId::from_raw(id), constraint, answers: answers.clone() }
         };
         (1..=2).for_each(|id| new.send(job(id)).unwrap());
         (3..=4).for_each(|id| quick.send(job(id)).unwrap());
@@ -535,7 +537,7 @@ mod tests {
         let (busy, other) = (constraint(), constraint());
         let job = |id, constraint: &Constraint| {
             let constraint = Some(constraint.fork().unwrap());
-            Job { id: MaskId(id), seq: SeqId::from_raw(id), constraint, slow: None, answers: answers.clone() }
+            Job { id: MaskId(id), seq: SeqId::from_raw(id), constraint, answers: answers.clone() }
         };
         (1..=4).for_each(|id| jobs.send(job(id, &busy)).unwrap());
         (5..=6).for_each(|id| jobs.send(job(id, &other)).unwrap());
@@ -561,7 +563,8 @@ mod tests {
         assert_eq!((masker.received.len(), masker.cancelled.lock().len()), (0, 0));
     }
 
-    /// The first mask shows that the grammar is slow. The masks behind it leave the lane for others.
+    /// The first mask shows that the grammar is slow. The masks behind it leave the lane for
+    /// others.
     #[test]
     fn masks_of_a_slow_grammar_leave_the_quick_lane() {
         let (answers, done) = unbounded();
@@ -569,7 +572,7 @@ mod tests {
         let first = constraint();
         let second = first.fork().unwrap();
         first.record_time(Duration::from_secs(1));
-        let job = Job { id: MaskId(2), seq: SeqId::from_raw(2), constraint: Some(second), slow: None, answers };
+        let job = Job { id: MaskId(2), seq: SeqId::from_raw(2), constraint: Some(second), answers };
         job.run(Some(&slow), &Cancelled::default());
         assert_eq!((passed.len(), done.len()), (1, 0));
         passed.recv().unwrap().run(None, &Cancelled::default());
@@ -585,7 +588,7 @@ mod tests {
             (0..4).filter(|_| is_proven).for_each(|_| constraint.record_time(Duration::ZERO));
             tokens.bytes().for_each(|token| constraint.advance_later(token as u32).unwrap());
             let _other = slow_mask.then(|| SlowMask::new(constraint.pace()));
-            let job = Job { id: MaskId(1), seq: SeqId::from_raw(1), constraint: Some(constraint), slow: None, answers: answers.clone() };
+            let job = Job { id: MaskId(1), seq: SeqId::from_raw(1), constraint: Some(constraint), answers: answers.clone() };
             job.run(Some(&slow), &Cancelled::default());
             (passed.len(), done.len())
         };

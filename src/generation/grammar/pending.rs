@@ -43,11 +43,12 @@ pub struct GrammarPace {
     was_slow: AtomicBool,
     /// Number of masks for which no step waits. Their thread may hold the lock.
     late: AtomicU32,
-    /// Number of masks that the thread for slow masks has.
+    /// Number of masks that the thread for slow masks computes.
     slow_masks: AtomicU32,
 }
 
-/// A mask that the thread for slow masks has. The drop removes it from the count of its grammar.
+/// A mask that the thread for slow masks computes. The drop removes it from the count of its
+/// grammar.
 pub(super) struct SlowMask(Arc<GrammarPace>);
 
 impl SlowMask {
@@ -209,9 +210,8 @@ impl Constraint {
         Ok(())
     }
 
-    /// Computes the mask if this needs no replay, and returns whether it is known. Otherwise `mask`
-    /// computes it.
-    pub fn try_mask(&mut self) -> bool {
+    /// Applies the pending changes that need no replay. Returns whether all are applied.
+    pub fn try_catch_up(&mut self) -> bool {
         while let Some(Change::Removed(tokens)) = self.pending.front().filter(|_| !self.needs_replay && self.failure.is_none()) {
             let tokens = *tokens;
             if !self.rolls_back(tokens) {
@@ -219,21 +219,20 @@ impl Constraint {
             }
             self.pending.pop_front();
         }
-        if let (Some(&Change::Token(token)), 1, None) = (self.pending.front(), self.pending.len(), &self.failure)
-            && !self.ended
-            && !self.needs_replay
-            && self.strayed.is_none()
-            && self.tokens.try_reserve(1).is_ok()
-        {
-            self.fresh = false;
-            if self.consume(token).is_err() {
-                // The parser has consumed a part of the token.
-                self.needs_replay = true;
-                return false;
-            }
-            self.tokens.push(token);
+        if let Some(&Change::Token(token)) = self.pending.front().filter(|_| self.pending.len() == 1 && self.failure.is_none()) {
             self.pending.clear();
+            return self.try_advance(token).unwrap_or_else(|_| {
+                self.pending.push_back(Change::Token(token));
+                false
+            });
         }
+        self.pending.is_empty() && !self.needs_replay
+    }
+
+    /// Computes the mask if this needs no replay, and returns whether it is known. Otherwise `mask`
+    /// computes it.
+    pub fn try_mask(&mut self) -> bool {
+        self.try_catch_up();
         if self.has_mask() {
             return true;
         }

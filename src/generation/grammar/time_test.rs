@@ -1,5 +1,5 @@
-//! Tests of what bounds the time of grammars in steps: pending changes, the pace of a grammar, and its
-//! compilation.
+//! Tests of what bounds the time of grammars in steps: pending changes, the pace of a grammar, and
+//! its compilation.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -7,10 +7,10 @@
 //! block that was not overwritten on the device is not copied back. A write to a block ends the
 //! mirroring, so copy on write in one tier is independent of the other tier.
 //!
-//! A step makes a limited number of transfers. The others are queued, and their source blocks keep a
-//! reference, so that they are neither written nor reused. Transfers to the host tier are scheduled
-//! as soon as the limit allows. Transfers to the device are scheduled for one table at a time, in
-//! the order in which the scheduler plans the sequences.
+//! A step makes a limited number of transfers. The others are queued, and their source blocks keep
+//! a reference, so that they are neither written nor reused. Transfers to the host tier are
+//! scheduled as soon as the limit allows. Transfers to the device are scheduled for one table at a
+//! time, in the order in which the scheduler plans the sequences.
 
 use super::{BlockManager, BlockTable, Tier};
 use crate::error::{Result, try_vec};
@@ -186,7 +186,8 @@ impl HostTier {
         }
     }
 
-    /// Removes a transfer to this tier from the queue, if this step may make it. Returns the blocks.
+    /// Removes a transfer to this tier from the queue, if this step may make it. Returns the
+    /// blocks.
     fn next_move_out(&mut self) -> Option<BlockMove> {
         if self.queued_out == 0 || self.limits.out == 0 {
             return None;
@@ -202,8 +203,8 @@ impl HostTier {
         Some(BlockMove { device, host })
     }
 
-    /// Schedules the queued transfer to a device block, if this step may make it. Returns false if it
-    /// stays queued.
+    /// Schedules the queued transfer to a device block, if this step may make it. Returns false if
+    /// it stays queued.
     fn schedule_back(&mut self, device: BlockId) -> bool {
         let queued = |host: &BlockId| self.transfers[*host as usize] == Transfer::BackQueued;
         let Some(host) = self.mirror_of_device[device as usize].filter(queued) else { return true };
@@ -224,7 +225,8 @@ impl HostTier {
         self.block_pool.total() - self.block_pool.free()
     }
 
-    /// Returns the block that has the contents of a block, and whether it is in this tier. For tests.
+    /// Returns the block that has the contents of a block, and whether it is in this tier. For
+    /// tests.
     #[cfg(test)]
     pub fn location(&self, block: BlockId, hosted: bool) -> (BlockId, bool) {
         let mirror = if hosted { &self.mirror_of_host } else { &self.mirror_of_device }[block as usize];
@@ -441,8 +443,8 @@ impl BlockManager {
         }
     }
 
-    /// Returns the transfers of this step. The caller makes them before the device writes or computes,
-    /// and then calls `clear_moves`.
+    /// Returns the transfers of this step. The caller makes them before the device writes or
+    /// computes, and then calls `clear_moves`.
     pub fn moves(&self) -> &Moves {
         &self.host.moves
     }

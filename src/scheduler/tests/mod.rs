@@ -37,7 +37,7 @@ pub fn add_group(scheduler: &mut Scheduler, id: SeqId, group: NewGroup) {
 /// Adds an idle sequence of 16 tokens whose K and V were computed elsewhere.
 fn import(scheduler: &mut Scheduler, id: SeqId, tokens: Vec<u32>) {
     scheduler.import(id, tokens, 40, None, BlockHash::default()).unwrap();
-    assert_eq!(scheduler.adopt(id, 16), Adoption::Done);
+    assert_eq!(scheduler.adopt(id, 16), BlocksResult::Done);
 }
 
 pub fn sampled_token(seq: SeqId, outcome: TokenOutcome) -> SampledToken {

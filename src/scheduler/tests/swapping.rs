@@ -208,11 +208,78 @@ fn an_import_waits_until_the_blocks_of_other_sequences_are_copied() {
         s.record_moves(true, true);
         s.check();
         results.push(result);
-        if result != Adoption::Pending {
+        if result != BlocksResult::Pending {
             break;
         }
     }
-    assert_eq!(results, [Adoption::Pending, Adoption::Pending, Adoption::Done]);
+    assert_eq!(results, [BlocksResult::Pending, BlocksResult::Pending, BlocksResult::Done]);
     assert_eq!((s.get(seq_id(3)).unwrap().computed, s.get(seq_id(1)).unwrap().computed, s.blocks().swapped()), (24, 16, 2));
-    assert_eq!(s.adopt(seq_id(9), 8), Adoption::Refused);
+    assert_eq!(s.adopt(seq_id(9), 8), BlocksResult::Refused);
+}
+
+#[test]
+fn decodes_continue_under_every_policy_while_a_group_returns() {
+    let batchings = [
+        options::BatchingPolicy::Mixed,
+        options::BatchingPolicy::PrefillFirst { threshold: 64 },
+        options::BatchingPolicy::DecodeFirst { budget: 64 },
+    ];
+    for batching in batchings {
+        let mut s = swapping(Preemption::Swap, 6, 6);
+        s.policies = Policies::new(&options::Policies { batching, ..Default::default() });
+        s.limit_moves(1);
+        import(&mut s, seq_id(1), vec![7; 16]);
+        add(&mut s, 2, vec![1; 36], 48);
+        while step(&mut s, TokenOutcome::Token(9)).is_empty() {
+            assert!(s.waits_for_moves());
+        }
+        assert_eq!(s.blocks().host_used(), 2);
+        s.remove(seq_id(2));
+        add(&mut s, 3, vec![2; 3], 20);
+        assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(3, 3)]);
+        s.resume(seq_id(1), 40, false).unwrap();
+        let steps = [(); 2].map(|()| step(&mut s, TokenOutcome::Token(9)));
+        assert_eq!(steps, [vec![(3, 1)], vec![(3, 1), (1, 1)]], "{batching:?}");
+    }
+}
+
+#[test]
+fn no_group_is_preempted_while_the_blocks_of_an_idle_sequence_leave() {
+    let mut s = swapping(Preemption::Swap, 8, 12);
+    s.limit_moves(2);
+    add(&mut s, 1, vec![0; 32], 60);
+    add(&mut s, 2, vec![1; 3], 60);
+    (0..2).for_each(|_| drop(step(&mut s, TokenOutcome::Token(9))));
+    // The first four blocks of the fork are shared. The last one becomes its own.
+    s.fork(seq_id(1), None, seq_id(9), true).unwrap();
+    (0..7).for_each(|_| assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(1, 1), (2, 1)]));
+    let steps = [(); 3].map(|()| step(&mut s, TokenOutcome::Token(9)));
+    assert_eq!(steps, [vec![(2, 1)], vec![(2, 1)], vec![(1, 1), (2, 1)]]);
+    assert_eq!((s.preemptions(), s.blocks().swapped()), (0, 1));
+}
+
+#[test]
+fn a_sequence_waits_for_blocks_that_leave_before_it_returns() {
+    let mut s = swapping(Preemption::Swap, 8, 12);
+    s.limit_moves(1);
+    // Each import takes the blocks of the longest idle sequence. The six blocks of the second one
+    // have not all left when the first one returns.
+    for (id, computed) in [(1, 16), (2, 48), (3, 16), (4, 8)] {
+        s.import(seq_id(id), vec![id as u32; 50], 60, None, BlockHash::default()).unwrap();
+        s.begin_step(0);
+        while s.adopt(seq_id(id), computed) == BlocksResult::Pending {
+            s.record_moves(true, true);
+            s.begin_step(0);
+        }
+        s.record_moves(true, true);
+    }
+    assert!(s.get(seq_id(1)).unwrap().table.swapped() && s.blocks().has_queued_out());
+    let mut results = Vec::new();
+    while results.last() != Some(&BlocksResult::Done) && results.len() < 9 {
+        s.begin_step(0);
+        results.push(s.swap_in_sequence(seq_id(1)));
+        s.record_moves(true, true);
+        s.check();
+    }
+    assert_eq!(results, [BlocksResult::Pending, BlocksResult::Pending, BlocksResult::Done]);
 }

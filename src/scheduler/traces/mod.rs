@@ -276,7 +276,7 @@ impl Trace {
     /// Swaps a sequence in, as an export does.
     fn fetch(&mut self) {
         let Some(id) = self.random_sequence(false) else { return };
-        if self.sequence(&id).table.swapped() {
+        if !self.sequence(&id).table.is_on_device() {
             self.s.swap_in_sequence(id);
             let (out, back) = self.make_moves(true);
             self.s.record_moves(out, back);
