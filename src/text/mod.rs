@@ -99,9 +99,11 @@ impl Text {
     /// Returns the encodings of `text` at the beginning of a text, after a space, and after another
     /// character that no token joins to it. Other tokens can spell the same text.
     pub fn spellings(&self, text: &str) -> Result<Vec<Vec<u32>>> {
-        let mut found = vec![self.encode(text, false)?, self.encode(&try_concat(&[" ", text])?, false)?];
+        // The text is no prompt, so the limit of prompts does not apply.
+        let encode = |text: &str| on_stack(STACK_BYTES, || self.tokenizer.encode(text, false));
+        let mut found = vec![encode(text)?, encode(&try_concat(&[" ", text])?)?];
         for before in ["\n", "a"] {
-            let (whole, before) = (self.encode(&try_concat(&[before, text])?, false)?, self.encode(before, false)?);
+            let (whole, before) = (encode(&try_concat(&[before, text])?)?, encode(before)?);
             found.extend(whole.strip_prefix(&before[..]).map(try_copy).transpose()?);
         }
         found.sort_unstable();
@@ -330,6 +332,7 @@ mod tests {
             assert!(error.message().contains(words), "{error}");
         };
         refused(text.encode(&"a".repeat(51), false).unwrap_err(), "the text is too long (51 bytes, max_prompt_bytes 50)");
+        assert!(text.spellings(&"a".repeat(51)).is_ok(), "a text that is no prompt");
         refused(text.render_chat(&" ".repeat(51)).unwrap_err(), "the chat is too long (51 bytes, max_prompt_bytes 50)");
         let chat = r#"[{"content": "aaaaaaaaaaaaaaaaaaaa"}]"#;
         refused(text.render_chat(chat).unwrap_err(), "the chat's prompt is too long (60 bytes, max_prompt_bytes 50)");
