@@ -29,22 +29,26 @@ pub enum Kind {
     Between(fn(&Attackers)),
 }
 
+const fn attack(name: &'static str, size: usize, threads: usize, kind: Kind) -> Attack {
+    Attack { name, kind, size, threads, kv_bytes: None }
+}
+
 const fn requests(name: &'static str, size: usize, in_flight: usize, make: fn(&Engine, usize, usize) -> Request) -> Attack {
-    Attack { name, kind: Kind::Requests { in_flight, prepared: false, make }, size, threads: 1, kv_bytes: None }
+    attack(name, size, 1, Kind::Requests { in_flight, prepared: false, make })
 }
 
 /// Two requests with long prompts, of which only the generation is measured.
 const fn prepared(name: &'static str, size: usize, make: fn(&Engine, usize, usize) -> Request) -> Attack {
-    Attack { name, kind: Kind::Requests { in_flight: 2, prepared: true, make }, size, threads: 1, kv_bytes: None }
+    attack(name, size, 1, Kind::Requests { in_flight: 2, prepared: true, make })
 }
 
 const fn by_eight(name: &'static str, size: usize, make: fn(&Engine, usize, usize) -> Request) -> Attack {
-    Attack { name, kind: Kind::Requests { in_flight: 1, prepared: false, make }, size, threads: 8, kv_bytes: None }
+    attack(name, size, 8, Kind::Requests { in_flight: 1, prepared: false, make })
 }
 
 pub const ATTACKS: &[Attack] = &[
-    Attack { name: "control: none", kind: Kind::Between(|_| {}), size: 0, threads: 0, kv_bytes: None },
-    Attack { name: "control: 8 threads that spin", kind: Kind::Threads(spin), size: 8, threads: 8, kv_bytes: None },
+    attack("control: none", 0, 0, Kind::Between(|_| {})),
+    attack("control: 8 threads that spin", 8, 8, Kind::Threads(spin)),
     requests("control: 60 short requests", 60, 60, |_, _, i| Request::new(tokens(20, i), long(400))),
     requests("control: prompts of this many tokens", 12_000, 2, |_, size, i| Request::new(tokens(size, i), long(300))),
     prepared("control: generation after this many tokens", 12_000, |_, size, i| Request::new(tokens(size, i), long(2_000))),
@@ -59,46 +63,16 @@ pub const ATTACKS: &[Attack] = &[
     prepared("no_repeat_ngram_size 16 at this many tokens", 12_000, |_, size, i| ngram(16, size, i)),
     requests("60 requests with an ambiguous Lark grammar", 60, 60, ambiguous),
     requests("60 requests with different ambiguous Lark grammars", 60, 60, different_ambiguous),
-    Attack {
-        name: "this many aborts of requests with ambiguous grammars",
-        kind: Kind::Between(abort_ambiguous),
-        size: 60,
-        threads: 0,
-        kv_bytes: None,
-    },
+    attack("this many aborts of requests with ambiguous grammars", 60, 0, Kind::Between(abort_ambiguous)),
     requests("JSON schema with this many anyOf branches", 2_000, 4, any_of),
-    Attack {
-        name: "export and import of this many tokens",
-        kind: Kind::Threads(transfer),
-        size: MAX_MODEL_LEN - 400,
-        threads: 2,
-        kv_bytes: None,
-    },
-    Attack {
-        name: "swap of sequences with this many tokens",
-        kind: Kind::Threads(swap),
-        size: 12_000,
-        threads: 1,
-        kv_bytes: Some(40 << 20),
-    },
-    Attack {
-        name: "this many adds and aborts between two steps",
-        kind: Kind::Between(add_and_abort),
-        size: 100_000,
-        threads: 0,
-        kv_bytes: None,
-    },
+    attack("export and import of this many tokens", MAX_MODEL_LEN - 400, 2, Kind::Threads(transfer)),
+    Attack { kv_bytes: Some(40 << 20), ..attack("swap of sequences with this many tokens", 12_000, 1, Kind::Threads(swap)) },
+    attack("this many adds and aborts between two steps", 100_000, 0, Kind::Between(add_and_abort)),
     by_eight("8 threads compile JSON schemas of this many properties", 1_000, schemas),
     by_eight("8 threads compile regular expressions of this many bytes", 20_000, regexes),
     by_eight("8 threads tokenize prompts of this many bytes", 1 << 20, long_text),
     by_eight("8 threads tokenize one word of this many bytes", 1 << 20, long_word),
-    Attack {
-        name: "8 threads render chats of this many messages",
-        kind: Kind::Threads(render_chats),
-        size: 2_000,
-        threads: 8,
-        kv_bytes: None,
-    },
+    attack("8 threads render chats of this many messages", 2_000, 8, Kind::Threads(render_chats)),
     requests("n, with 128 logprobs", 1 << 16, 1, |_, size, i| Request { n: size as u32, ..Request::new(tokens(20, i), with_logprobs(50)) }),
     requests("best_of, with 128 logprobs", 1 << 16, 1, |_, size, i| Request {
         best_of: Some(size as u32),

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use super::command::Command;
+use super::deferred_commands::DeferredCommands;
 use super::device::Device;
 use super::lifecycle::Lifecycle;
 use super::step_inputs::Inputs;
@@ -33,11 +34,16 @@ impl Lifecycle {
             if let Some(token) = late.token {
                 self.emit_pending_token(late.seq, token, masked.complete);
             }
-            let refused = self.masks.release(late.deferred);
-            refused.into_iter().flatten().for_each(|command| self.apply_now(command, device));
+            self.release_deferred(late.deferred, device);
             // The group has paused.
             self.scheduler.recheck_paused();
         }
+    }
+
+    /// Releases commands that have waited for a mask or an import. Without memory, applies them now.
+    pub(super) fn release_deferred(&mut self, deferred: DeferredCommands, device: &mut Device) {
+        let refused = self.masks.release(deferred);
+        refused.into_iter().flatten().for_each(|command| self.apply_now(command, device));
     }
 
     /// Applies the commands of a step. Commands that have waited for a mask or an import precede

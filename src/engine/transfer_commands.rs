@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::command::{Command, ImportedSequence, PendingOutput};
+use super::deferred_commands::DeferredCommands;
 use super::device::Device;
 use super::lifecycle::Lifecycle;
 use super::transfers::{Export, Import};
@@ -32,7 +33,8 @@ impl Lifecycle {
             && let Some(import) = self.transfers.imports.take(seq)
         {
             self.scheduler.drop_blocks(seq);
-            self.finish_import(import, Ok(()), device);
+            let deferred = self.finish_import(import, Ok(()));
+            deferred.into_iter().for_each(|command| self.apply_now(command, device));
         }
         if let Some(command) = refused {
             self.apply_now(command, device);
@@ -82,23 +84,16 @@ impl Lifecycle {
                 None => {
                     if let Some(import) = self.transfers.imports.take(seq) {
                         self.scheduler.drop_blocks(seq);
-                        self.release_import(import, Ok(()), device);
+                        let deferred = self.finish_import(import, Ok(()));
+                        self.release_deferred(deferred, device);
                     }
                 }
             }
             while let Some((import, result)) = self.transfers.imports.poll() {
-                self.release_import(import, result, device);
+                let deferred = self.finish_import(import, result);
+                self.release_deferred(deferred, device);
             }
         }
-    }
-
-    /// Ends an import and releases the commands that have waited for it. Each step applies a
-    /// bounded number of them.
-    fn release_import(&mut self, mut import: Import, result: Result<()>, device: &mut Device) {
-        let deferred = std::mem::take(&mut import.deferred);
-        self.finish_import(import, result, device);
-        let refused = self.masks.release(deferred);
-        refused.into_iter().flatten().for_each(|command| self.apply_now(command, device));
     }
 
     /// Returns the visible blocks of the sequence if its first `computed` tokens are on the device.
@@ -208,14 +203,14 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// Ends an import and applies the commands that have waited for it.
-    fn finish_import(&mut self, import: Import, result: Result<()>, device: &mut Device) {
+    /// Ends an import. Returns the commands that have waited for it.
+    fn finish_import(&mut self, import: Import, result: Result<()>) -> DeferredCommands {
         let Import { seq, sender, deferred, kv, .. } = import;
         self.transfers.exports.discard(kv);
         if let Err(error) = result {
             self.fail_import(&sender, Output { request: seq.own_request(), sequence: seq, ..Output::default() }.failed(error));
         }
-        deferred.into_iter().for_each(|command| self.apply_now(command, device));
+        deferred
     }
 
     /// Swaps a sequence in if enough blocks are available, as far as this step may copy. Returns

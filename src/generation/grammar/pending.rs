@@ -232,11 +232,11 @@ impl Constraint {
     /// Computes the mask if this needs no replay, and returns whether it is known. Otherwise `mask`
     /// computes it.
     pub fn try_mask(&mut self) -> bool {
-        self.try_catch_up();
+        let has_caught_up = self.try_catch_up();
         if self.has_mask() {
             return true;
         }
-        if !self.pending.is_empty() || self.needs_replay {
+        if !has_caught_up {
             return false;
         }
         match self.compute() {

@@ -42,7 +42,7 @@ impl BlockManager {
     /// Returns the block that has the contents of a block of the table, and whether it is in the
     /// host tier. Differs from the block itself while a transfer is queued.
     #[cfg(test)]
-    pub fn location(&self, table: &BlockTable, block: crate::kv::BlockId) -> (crate::kv::BlockId, bool) {
+    pub fn location(&self, table: &BlockTable, block: super::BlockId) -> (super::BlockId, bool) {
         self.host.location(block, table.swapped())
     }
 
