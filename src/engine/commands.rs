@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::LogitsHook;
-use super::command::{Command, ForkedSequence, PendingOutput};
+use super::command::{Command, PendingOutput};
 use super::device::Device;
 use super::lifecycle::Lifecycle;
 use super::live_requests::BestOfGroup;
@@ -26,7 +26,7 @@ impl Lifecycle {
             Command::Add { id, prepared } => self.add(id, *prepared),
             Command::End { seq } => self.end_sequence(seq, FinishReason::Abort, |output| output),
             Command::Abort { request } => self.end_request(request, FinishReason::Abort, |output| output),
-            Command::Fork { parent, len, children, idle } => children.into_iter().for_each(|child| self.fork(parent, len, child, idle)),
+            Command::Fork { parent, len, children, idle } => self.fork(parent, len, children, idle, device),
             Command::Append { seq, tokens } => {
                 let result = self.append(seq, &tokens);
                 self.record_outcome(seq, result);
@@ -97,47 +97,6 @@ impl Lifecycle {
                 self.end_with_siblings(&sequence.generation.sender, output);
             }
         }
-    }
-
-    fn fork(&mut self, parent: SeqId, len: Option<usize>, child: ForkedSequence, idle: bool) {
-        let ForkedSequence { id, seed, user_data, sender, requested_at } = child;
-        let last = Output { request: id.own_request(), sequence: id, user_data, ..Output::default() };
-        let mut sequence = match self.try_fork(parent, len, id, idle) {
-            Ok(sequence) => sequence,
-            Err(error) if idle => return self.fail_import(&sender, last.failed(error)),
-            Err(error) => {
-                self.scheduler.remove(id);
-                return self.end(&sender, last.failed(error));
-            }
-        };
-        (sequence.request, sequence.id, sequence.index) = (id.own_request(), id, 0);
-        let generation = &mut sequence.generation;
-        (generation.user_data, generation.sender, generation.timing) = (user_data, sender.clone(), Timing::new(requested_at));
-        generation.sampling.seed = seed.unwrap_or(generation.sampling.seed);
-        // The parent may have ended after the host asked for the fork. Its children have then ended
-        // too.
-        let has_ended = !idle && self.scheduler.find(id).is_some_and(|sequence| sequence.group.is_none());
-        let output = has_ended.then(|| sequence.close(FinishReason::Abort, true, self.text.as_deref(), Output::default()));
-        self.live.sequences.insert(id, sequence);
-        self.update_length(id);
-        output.into_iter().for_each(|output| self.end(&sender, output));
-    }
-
-    fn try_fork(&mut self, parent: SeqId, len: Option<usize>, child: SeqId, idle: bool) -> Result<Sequence> {
-        let gone = || {
-            Error::not_found(format!(
-                "sequence {parent} ended before the fork and was not kept; set PLLM_REQUEST_KEEP to fork sequences that have ended"
-            ))
-        };
-        self.live.sequences.try_reserve(1)?;
-        let mut sequence = self.live.sequences.get(&parent).ok_or_else(gone)?.fork()?;
-        self.live.watch(child.own_request(), sequence.generation.deadline)?;
-        self.scheduler.fork(parent, len, child, idle)?;
-        let tokens = &self.scheduler.get(child)?.tokens;
-        if tokens.len() < self.scheduler.get(parent)?.tokens.len() {
-            sequence.rewind(tokens, self.text.as_deref())?;
-        }
-        Ok(sequence)
     }
 
     /// Appends tokens. Does nothing if the sequence has ended and was not kept.
@@ -211,7 +170,7 @@ impl Lifecycle {
         self.update_length(seq);
     }
 
-    fn update_length(&self, seq: SeqId) {
+    pub(super) fn update_length(&self, seq: SeqId) {
         let len = self.scheduler.find(seq).map(|sequence| (seq, sequence.tokens.len()));
         self.table.update_lengths(len.into_iter());
     }

@@ -152,8 +152,8 @@ impl EngineCore {
         self.source.end_step(&EndedStep { result: &result, stats: &stats, outputs: self.lifecycle.delivery.digests() });
         self.lifecycle.telemetry.step_ends(&result, &stats);
         let table = &self.shared.table;
-        let Lifecycle { transfers, masks, .. } = &self.lifecycle;
-        let unfinished = table.unfinished() + table.left_commands() + (transfers.pending() + masks.deferring()) as u64;
+        let Lifecycle { transfers, masks, forks, .. } = &self.lifecycle;
+        let unfinished = table.unfinished() + table.left_commands() + (transfers.pending() + masks.deferring() + forks.pending()) as u64;
         result.map(|report| StepReport { unfinished, ..report })
     }
 
@@ -189,6 +189,8 @@ impl EngineCore {
         self.lifecycle.scheduler.begin_step(now.as_micros() as u64);
         self.lifecycle.complete_transfers(finished_transfers);
         self.lifecycle.complete_masks(finished_masks, &mut self.device);
+        self.lifecycle.forks.begin_step();
+        self.lifecycle.continue_forks(&mut self.device);
         self.lifecycle.apply_all(commands, &mut self.device);
         self.lifecycle.copy_transfers(&mut self.device);
         self.lifecycle.apply_released(&mut self.device);

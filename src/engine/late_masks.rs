@@ -69,10 +69,12 @@ impl Lifecycle {
         }
     }
 
-    /// Applies a command, or defers it while another thread uses the grammar of its sequence. The
-    /// end of a generation waits only after other commands.
+    /// Applies a command, or defers it while another thread uses the grammar of its sequence, or
+    /// until a fork has created its sequence. The end of a generation does not wait for a grammar,
+    /// only for other commands that wait for it.
     pub(super) fn apply_after_mask(&mut self, command: Command, device: &mut Device) {
-        let refused = match self.masks.commands_before(&command) {
+        let before = self.masks.commands_before(&command);
+        let refused = match before.or_else(|| self.forks.commands_before(&command)) {
             Some(deferred) => deferred.defer(command).err(),
             None => Some(command),
         };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::delivery::Delivery;
+use super::held_forks::HeldForks;
 use super::live_requests::{BestOfGroup, LiveRequests};
 use super::masks::Masks;
 use super::sequence::Sequence;
@@ -32,6 +33,7 @@ pub struct Lifecycle {
     pub telemetry: Box<Telemetry>,
     pub transfers: Box<Transfers>,
     pub masks: Masks,
+    pub forks: HeldForks,
     pub table: Arc<SequenceTable>,
     pub text: Option<Arc<Text>>,
     pub model: ModelIdentity,
@@ -65,7 +67,7 @@ impl Lifecycle {
         events.try_reserve(3 * max_seqs)?;
         let (live, delivery) = (LiveRequests::default(), Delivery::new(max_seqs, journals)?);
         let masks = Masks::new(max_seqs, table.wakeup.clone());
-        Ok(Lifecycle { scheduler, live, delivery, telemetry, transfers, masks, table, text, model, events })
+        Ok(Lifecycle { scheduler, live, delivery, telemetry, transfers, masks, forks: HeldForks::default(), table, text, model, events })
     }
 
     /// Records the generations that a step has started.
@@ -216,6 +218,7 @@ impl Lifecycle {
     pub fn end_all(&mut self, error: &Error, complete: impl Fn(Output) -> Output) {
         self.transfers.cancel_all();
         self.masks.clear();
+        self.forks.clear();
         let table = self.table.clone();
         table.fail(error, |sender, last| {
             // A generation that no step has processed is not part of the sequence yet.

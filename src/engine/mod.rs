@@ -13,6 +13,8 @@ mod deferred_commands;
 mod delivery;
 mod device;
 mod driver;
+mod fork_commands;
+mod held_forks;
 mod inbox;
 #[doc(hidden)]
 pub mod journal;
@@ -180,7 +182,7 @@ impl Engine {
         let journals = decorate.is_some();
         let MemoryPlan { max_blocks, max_model_len, .. } = info.memory;
         let (lease, scheduler) = pool(options, &info)?;
-        let table = Arc::new(SequenceTable::new(QueueLimits::from_options(options), max_model_len));
+        let table = Arc::new(SequenceTable::new(QueueLimits::from_options(options), max_model_len, options.max_seqs));
         let shared = Shared {
             text: text.map(Arc::new),
             completions: Completions::new(table.wakeup.clone()),

@@ -15,6 +15,7 @@ use super::sequence_view::SequenceView;
 use super::wait_queue::{QueueLimits, WaitQueue, WaitingEntry};
 use crate::error::{Error, Result};
 use crate::memory::budget::Reservation;
+use crate::output::batch::SparePages;
 use crate::output::queue::OutputSender;
 use crate::output::wakeup::Wakeup;
 use crate::scheduler::PreparedGroup;
@@ -30,6 +31,7 @@ pub struct SequenceTable {
     state: Mutex<TableState>,
     /// Wakes the stepping thread when there are commands.
     pub wakeup: Arc<Wakeup>,
+    spare_pages: Arc<SparePages>,
 }
 
 /// The contents of the table, under its lock.
@@ -178,8 +180,9 @@ impl TableState {
 }
 
 impl SequenceTable {
-    pub fn new(limits: QueueLimits, max_len: usize) -> SequenceTable {
-        SequenceTable { limits, max_len, state: Mutex::default(), wakeup: Arc::default() }
+    pub fn new(limits: QueueLimits, max_len: usize, max_seqs: usize) -> SequenceTable {
+        let spare_pages = Arc::new(SparePages::new(max_seqs));
+        SequenceTable { limits, max_len, state: Mutex::default(), wakeup: Arc::default(), spare_pages }
     }
 
     fn lock(&self) -> MutexGuard<'_, TableState> {
@@ -207,7 +210,7 @@ impl SequenceTable {
         state.senders.try_reserve(1)?;
         self.wakeup.reserve(state.senders.len() + 1)?;
         let id = id.unwrap_or(state.last_queue.next());
-        let sender = Arc::new(OutputSender::new(id, capacity, slack, self.wakeup.clone())?);
+        let sender = Arc::new(OutputSender::new(id, capacity, slack, self.spare_pages.clone(), self.wakeup.clone()));
         state.senders.push(Arc::downgrade(&sender));
         state.last_queue = id;
         Ok(sender)

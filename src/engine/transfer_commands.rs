@@ -148,7 +148,7 @@ impl Lifecycle {
         // The holder is an idle sequence, so the pool can take its blocks if it needs them.
         exports.reserve()?;
         let holder = exports.next_holder();
-        self.scheduler.fork(seq, None, holder, true)?;
+        self.scheduler.fork(seq, None, holder, false)?;
         exports.enqueue(export, holder);
         Ok(())
     }
@@ -224,14 +224,15 @@ impl Lifecycle {
         swap != BlocksResult::Pending
     }
 
-    /// Panics unless exactly the pending exports have holders. For tests.
+    /// Panics unless exactly the pending exports and forks have holders. For tests.
     pub fn check_transfers(&self) {
         let holders = self
             .transfers
             .exports
             .holders()
-            .inspect(|&holder| assert!(self.scheduler.find(holder).is_some(), "an export lacks its holder"));
-        assert_eq!(holders.count(), self.scheduler.ids().filter(|id| id.get() > u64::MAX / 2).count(), "a holder has no export");
+            .chain(self.forks.holders())
+            .inspect(|&holder| assert!(self.scheduler.find(holder).is_some(), "an export or a fork lacks its holder"));
+        assert_eq!(holders.count(), self.scheduler.ids().filter(|id| id.get() > u64::MAX / 2).count(), "a holder is not needed");
         self.transfers.imports.sequences().for_each(|seq| assert!(self.scheduler.find(seq).is_some(), "an import lacks its sequence"));
     }
 }

@@ -1,16 +1,27 @@
-//! Outputs in flat lists. When the lists have grown, a further output needs no allocation.
+//! Outputs in flat lists and in pages, so that a long queue grows without copies of its outputs.
 
 use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
 
-use crate::error::{Result, try_grow};
+use crate::error::Result;
 use crate::types::outputs::{Output, OutputContent, OutputView};
 
-/// Outputs in the order of their creation.
-#[derive(Debug, Default)]
+/// Number of outputs in a page. The queue of one running request holds one page.
+const PAGE: usize = 4;
+
+/// Outputs in the order of their creation. Dropping them returns their pages for reuse.
+#[derive(Debug)]
 pub struct OutputBatch {
-    headers: Vec<OutputHeader>,
+    /// The pages with outputs, of which only the last may have space, and then empty pages.
+    pages: VecDeque<Page>,
+    /// Number of outputs.
+    len: usize,
     content: OutputContent,
+    spare: Arc<SparePages>,
 }
+
+/// Outputs without their contents. Never grows beyond `PAGE`, its first capacity.
+type Page = Vec<OutputHeader>;
 
 /// An output without its contents. The contents are in the lists of the batch, between the end of
 /// the previous output and `end`.
@@ -31,66 +42,138 @@ struct ListEnds {
     text: usize,
 }
 
+/// Empty pages that the queues of an engine share. No call blocks, since in a forked child the
+/// owner of the lock may not exist.
+#[derive(Debug, Default)]
+pub struct SparePages {
+    pages: Mutex<Vec<Page>>,
+    limit: usize,
+}
+
+impl SparePages {
+    /// Keeps the pages that suit steps of at most `max_seqs` outputs.
+    pub fn new(max_seqs: usize) -> SparePages {
+        // Each running sequence may have a queue of its own, with one page there and one that the
+        // host reads.
+        SparePages { pages: Mutex::default(), limit: 2 * max_seqs }
+    }
+
+    fn take(&self) -> Result<Page> {
+        if let Some(page) = self.pages.try_lock().ok().and_then(|mut pages| pages.pop()) {
+            return Ok(page);
+        }
+        let mut page = Page::new();
+        page.try_reserve_exact(PAGE)?;
+        Ok(page)
+    }
+
+    fn keep(&self, mut page: Page) {
+        page.clear();
+        if let Ok(mut pages) = self.pages.try_lock()
+            && pages.len() < self.limit
+            && pages.try_reserve(1).is_ok()
+        {
+            pages.push(page);
+        }
+    }
+}
+
 impl OutputBatch {
+    /// Creates an empty batch.
+    pub fn new(spare: Arc<SparePages>) -> OutputBatch {
+        OutputBatch { pages: VecDeque::new(), len: 0, content: OutputContent::default(), spare }
+    }
+
     /// Returns the number of outputs.
     pub fn len(&self) -> usize {
-        self.headers.len()
+        self.len
     }
 
     /// Returns whether there are no outputs.
     pub fn is_empty(&self) -> bool {
-        self.headers.is_empty()
+        self.len == 0
     }
 
-    /// Removes all outputs and keeps the memory.
-    pub fn clear(&mut self) {
-        self.headers.clear();
-        self.content.clear();
-    }
-
-    /// Reserves space for `outputs` outputs with one token and its text.
+    /// Reserves space for `outputs` outputs, and for the contents of a few.
     pub fn reserve(&mut self, outputs: usize) -> Result<()> {
-        const TEXT: usize = 16;
-        self.headers.try_reserve(outputs)?;
-        self.content.tokens.try_reserve(outputs)?;
-        self.content.logprobs.tokens.try_reserve(outputs)?;
-        Ok(self.content.text.try_reserve(outputs * TEXT)?)
+        self.content.reserve_few()?;
+        self.reserve_after(self.len, outputs)
     }
 
-    /// Reserves space for `outputs` outputs without contents.
-    pub fn reserve_heads(&mut self, outputs: usize) -> Result<()> {
-        try_grow(&mut self.headers, outputs)
-    }
-
-    /// Returns whether the capacity is many times larger than the current and the pending outputs
-    /// require.
-    pub fn is_oversized(&self, owed: usize) -> bool {
-        const USUAL: usize = 64;
-        self.headers.capacity() > 16 * self.len().max(owed).max(USUAL)
+    /// Reserves space for `outputs` outputs behind the first `start` places.
+    fn reserve_after(&mut self, start: usize, outputs: usize) -> Result<()> {
+        while self.pages.len() * PAGE < start + outputs {
+            self.pages.try_reserve(1)?;
+            self.pages.push_back(self.spare.take()?);
+        }
+        Ok(())
     }
 
     /// Appends the output, which keeps the capacity of its lists, and reserves space for `owed`
     /// outputs without contents. If there is no memory, nothing changes.
     pub fn add(&mut self, output: &mut Output, owed: usize) -> Result<()> {
-        self.reserve_heads(1 + owed)?;
+        self.reserve_after(self.len, 1 + owed)?;
         self.content.add(output.view())?;
-        self.headers.push(OutputHeader { output: output.take_header(), end: self.end() });
+        self.add_header(output);
         Ok(())
     }
 
     /// Appends the output without its contents, in reserved space.
     pub fn add_header(&mut self, output: &mut Output) {
-        self.headers.push(OutputHeader { output: output.take_header(), end: self.end() });
+        let header = OutputHeader { output: output.take_header(), end: self.end() };
+        self.pages[self.len / PAGE].push(header);
+        self.len += 1;
+    }
+
+    /// Moves all outputs out of the batch, which then uses the lists of `content`, and leaves space
+    /// for `places` outputs without contents. If there is no memory, nothing changes.
+    pub fn take(&mut self, places: usize, content: OutputContent) -> Result<OutputBatch> {
+        let mut taken = OutputBatch::new(self.spare.clone());
+        let used = self.len.div_ceil(PAGE);
+        taken.pages.try_reserve_exact(used)?;
+        self.reserve_after(used * PAGE, places)?;
+        taken.pages.extend(self.pages.drain(..used));
+        taken.len = std::mem::take(&mut self.len);
+        taken.content = std::mem::replace(&mut self.content, content);
+        while self.pages.len() > places.div_ceil(PAGE) {
+            self.pages.pop_back().into_iter().for_each(|page| self.spare.keep(page));
+        }
+        self.shrink();
+        Ok(taken)
+    }
+
+    /// Frees most of the list of pages after a burst, if there is memory for a shorter list.
+    fn shrink(&mut self) {
+        let mut shorter = VecDeque::new();
+        if self.pages.capacity() > 16 * self.pages.len().max(16) && shorter.try_reserve(self.pages.len()).is_ok() {
+            shorter.append(&mut self.pages);
+            self.pages = shorter;
+        }
+    }
+
+    /// Takes the lists of the contents, whose outputs are no longer needed.
+    pub fn take_content(&mut self) -> OutputContent {
+        self.clear();
+        std::mem::take(&mut self.content)
+    }
+
+    /// Removes all outputs and the space for further ones.
+    pub fn clear(&mut self) {
+        self.len = 0;
+        self.content.clear();
+        self.pages.drain(..).for_each(|page| self.spare.keep(page));
     }
 
     /// Returns each output without its contents, and a view of its contents.
     pub fn iter(&self) -> impl Iterator<Item = (&Output, OutputView<'_>)> {
-        let starts = std::iter::once(ListEnds::default()).chain(self.headers.iter().map(|head| head.end));
-        self.headers.iter().zip(starts).map(|(head, start)| (&head.output, self.between(start, head.end)))
+        let headers = || self.pages.iter().flatten();
+        let starts = std::iter::once(ListEnds::default()).chain(headers().map(|head| head.end));
+        headers().zip(starts).map(|(head, start)| (&head.output, self.between(start, head.end)))
     }
 
-    /// Moves all outputs out of the batch. If there is no memory, nothing changes.
-    pub fn take_outputs(&mut self) -> Result<VecDeque<Output>> {
+    /// Moves all outputs out of the batch, as a list, and leaves space for `places` outputs without
+    /// contents. If there is no memory, nothing changes.
+    pub fn take_outputs(&mut self, places: usize) -> Result<VecDeque<Output>> {
         let mut outputs = VecDeque::new();
         outputs.try_reserve_exact(self.len())?;
         for (_, view) in self.iter() {
@@ -98,10 +181,11 @@ impl OutputBatch {
             output.set_view(view)?;
             outputs.push_back(output);
         }
-        for (output, head) in outputs.iter_mut().zip(&mut self.headers) {
-            *output = std::mem::take(&mut head.output).with_content_from(output);
+        let mut taken = self.take(places, OutputContent::default())?;
+        for (output, header) in outputs.iter_mut().zip(taken.pages.iter_mut().flat_map(|page| page.drain(..))) {
+            *output = header.output.with_content_from(output);
         }
-        self.clear();
+        self.content = taken.take_content();
         Ok(outputs)
     }
 
@@ -130,12 +214,26 @@ impl OutputBatch {
     }
 }
 
+impl Drop for OutputBatch {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::error::Error;
     use crate::types::RequestId;
     use crate::types::outputs::Logprobs;
+
+    fn batch() -> OutputBatch {
+        OutputBatch::new(Arc::new(SparePages::new(64)))
+    }
+
+    fn spare(batch: &OutputBatch) -> usize {
+        batch.spare.pages.lock().unwrap().len()
+    }
 
     fn output(i: u32) -> Output {
         let logprobs = |count| Logprobs { tokens: vec![i as f32; count], top: vec![(i, -1.0); 2 * count] };
@@ -151,27 +249,66 @@ mod tests {
         }
     }
 
+    fn add(batch: &mut OutputBatch, outputs: std::ops::Range<u32>) {
+        outputs.for_each(|i| batch.add(&mut output(i), 0).unwrap());
+    }
+
     #[test]
     fn an_output_batch_returns_the_added_outputs() {
-        let mut batch = OutputBatch::default();
-        for _ in 0..2 {
-            (0..6).for_each(|i| batch.add(&mut output(i), 0).unwrap());
-            assert!(batch.iter().zip(0..6).all(|((header, view), i)| header.request.get() == i && view.text == output(i as u32).text));
-            assert_eq!(batch.take_outputs().unwrap(), (0..6).map(output).collect::<Vec<_>>());
+        let mut batch = batch();
+        for count in [0, 1, 8, 9, 20] {
+            add(&mut batch, 0..count);
+            assert_eq!(batch.len(), count as usize);
+            assert!(batch.iter().zip(0..count).all(|((header, view), i)| header.request.get() == i as u64 && view.text == output(i).text));
+            assert_eq!(batch.iter().count(), count as usize);
+            assert_eq!(batch.take_outputs(0).unwrap(), (0..count).map(output).collect::<Vec<_>>());
             assert!(batch.is_empty());
         }
     }
 
     #[test]
-    fn a_cleared_output_batch_reuses_its_memory() {
-        let mut batch = OutputBatch::default();
-        (0..6).for_each(|i| batch.add(&mut output(i), 0).unwrap());
-        let addresses = |batch: &OutputBatch| (batch.headers.as_ptr(), batch.content.tokens.as_ptr(), batch.content.text.as_ptr());
-        let before = addresses(&batch);
-        batch.clear();
-        let mut reused = output(5);
-        batch.add(&mut reused, 0).unwrap();
-        assert_eq!(addresses(&batch), before);
-        assert!(reused.tokens.capacity() >= 5 && reused.sequence_state.is_empty());
+    fn pages_and_lists_are_reused_after_the_reader_has_dropped_them() {
+        let (mut batch, mut content) = (batch(), OutputContent::default());
+        let mut addresses = Vec::new();
+        for _ in 0..4 {
+            add(&mut batch, 5..6);
+            let mut taken = batch.take(1, content).unwrap();
+            addresses.push((taken.pages[0].as_ptr(), taken.content.text.as_ptr()));
+            content = taken.take_content();
+        }
+        assert_eq!((addresses[0], addresses[1]), (addresses[2], addresses[3]), "two batches alternate");
+        assert_eq!((batch.pages.len(), spare(&batch)), (1, 1));
+    }
+
+    #[test]
+    fn an_output_keeps_the_capacity_of_its_lists() {
+        let mut kept = output(5);
+        batch().add(&mut kept, 0).unwrap();
+        assert!(kept.tokens.capacity() >= 5 && kept.sequence_state.is_empty());
+    }
+
+    #[test]
+    fn owed_outputs_have_space_whatever_is_added_and_taken() {
+        let mut batch = batch();
+        let space = |batch: &OutputBatch| batch.pages.iter().map(|page| page.capacity() - page.len()).sum::<usize>();
+        for owed in [0, 1, 7, 8, 9, 30, 2] {
+            batch.reserve(owed).unwrap();
+            assert!(space(&batch) >= owed);
+            (0..5).for_each(|i| batch.add(&mut output(i), owed).unwrap());
+            assert!(space(&batch) >= owed);
+            assert_eq!(batch.take(owed, OutputContent::default()).unwrap().len(), 5);
+            assert_eq!(batch.pages.len(), owed.div_ceil(PAGE), "no page more than that");
+        }
+    }
+
+    #[test]
+    fn an_idle_batch_holds_no_page_and_few_spare_pages_are_kept() {
+        let mut batch = batch();
+        (0..5000).for_each(|_| batch.add(&mut Output::default(), 0).unwrap());
+        let taken = batch.take(0, OutputContent::default()).unwrap();
+        assert_eq!((batch.pages.len(), taken.len()), (0, 5000));
+        assert!(batch.pages.capacity() < 64, "{}", batch.pages.capacity());
+        drop(taken);
+        assert_eq!(spare(&batch), batch.spare.limit);
     }
 }

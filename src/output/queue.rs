@@ -5,12 +5,12 @@ use std::ops::Deref;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use super::batch::OutputBatch;
+use super::batch::{OutputBatch, SparePages};
 use super::wakeup::Wakeup;
 use crate::error::{Error, Result};
 use crate::sys::event::EventFd;
 use crate::types::QueueId;
-use crate::types::outputs::{FinishReason, Output};
+use crate::types::outputs::{FinishReason, Output, OutputContent};
 
 /// A queue of outputs in the order of their creation. Any thread may poll it. Requests pause while
 /// their queue is full. Dropping the queue aborts the requests that write to it.
@@ -44,7 +44,7 @@ impl Queue {
     /// Returns all outputs. If there are none, waits up to `timeout` (`None`: without limit).
     /// Returns an empty list if the time has expired.
     pub fn poll(&self, timeout: Option<Duration>) -> Result<VecDeque<Output>> {
-        self.sender.take(timeout, |state| state.outputs.take_outputs())
+        self.sender.take(timeout, |state| state.outputs.take_outputs(self.sender.places(state.owed)))
     }
 
     /// Returns all outputs as a batch. If `make_room` fails, the outputs stay in the
@@ -52,11 +52,10 @@ impl Queue {
     pub fn poll_batch(&self, timeout: Option<Duration>, make_room: impl FnOnce(&OutputBatch) -> Result<()>) -> Result<Outputs> {
         let (batch, owed) = self.sender.take(timeout, |state| {
             make_room(&state.outputs)?;
-            let mut spare = self.sender.take_spare();
-            spare.reserve_heads(state.owed)?;
-            Ok((std::mem::replace(&mut state.outputs, spare), state.owed))
+            let (places, spare) = (self.sender.places(state.owed), self.sender.take_spare(state.owed));
+            Ok((state.outputs.take(places, spare)?, state.owed))
         })?;
-        Ok(Outputs { batch, reserved: owed, home: self.sender.clone() })
+        Ok(Outputs { batch, owed, home: self.sender.clone() })
     }
 
     /// Returns an eventfd that is readable while the queue is not empty or is closed.
@@ -74,11 +73,11 @@ impl Drop for Queue {
     }
 }
 
-/// Outputs taken from a queue. Dropping them returns the batch to the queue for reuse.
+/// Outputs taken from a queue. Dropping them returns their lists to the queue for reuse.
 pub struct Outputs {
     batch: OutputBatch,
-    /// Number of pending last outputs when the batch was taken.
-    reserved: usize,
+    /// Number of sequences with a pending last output when the batch was taken.
+    owed: usize,
     home: Arc<OutputSender>,
 }
 
@@ -92,7 +91,7 @@ impl Deref for Outputs {
 
 impl Drop for Outputs {
     fn drop(&mut self) {
-        self.home.return_batch(std::mem::take(&mut self.batch), self.reserved);
+        self.home.return_content(self.batch.take_content(), self.owed);
     }
 }
 
@@ -104,15 +103,14 @@ pub struct OutputSender {
     /// before new requests are refused.
     slack: usize,
     state: Mutex<QueueState>,
-    /// An empty batch for reuse.
-    spare_batch: Mutex<Option<OutputBatch>>,
+    /// Empty lists for reuse.
+    spare: Mutex<OutputContent>,
     changed: Condvar,
     /// The stepping thread. It may sleep while all queues are full.
     writer: Arc<Wakeup>,
 }
 
 /// The contents of a queue, under its lock.
-#[derive(Default)]
 struct QueueState {
     outputs: OutputBatch,
     /// Number of sequences whose last output is pending. Space for one output each, without
@@ -130,14 +128,11 @@ struct QueueState {
 }
 
 impl OutputSender {
-    /// Creates a queue with space for some outputs, so that the first steps do not allocate.
-    pub fn new(id: QueueId, capacity: usize, slack: usize, writer: Arc<Wakeup>) -> Result<OutputSender> {
-        const USUAL: usize = 64;
-        let (mut state, mut spare) = (QueueState::default(), OutputBatch::default());
-        state.outputs.reserve(capacity.min(USUAL))?;
-        spare.reserve(capacity.min(USUAL))?;
-        let (state, spare) = (Mutex::new(state), Mutex::new(Some(spare)));
-        Ok(OutputSender { id, capacity, slack, state, spare_batch: spare, changed: Condvar::new(), writer })
+    /// Creates an empty queue. It takes pages for its outputs from `spare`.
+    pub fn new(id: QueueId, capacity: usize, slack: usize, spare: Arc<SparePages>, writer: Arc<Wakeup>) -> OutputSender {
+        let outputs = OutputBatch::new(spare);
+        let state = QueueState { outputs, owed: 0, full: false, unannounced: false, abandoned: false, closed: None, event: None };
+        OutputSender { id, capacity, slack, state: Mutex::new(state), spare: Mutex::default(), changed: Condvar::new(), writer }
     }
 
     pub fn id(&self) -> QueueId {
@@ -160,13 +155,20 @@ impl OutputSender {
         )))
     }
 
-    /// Reserves space for the last outputs of `sequences` sequences.
+    /// Reserves space for the last outputs of `sequences` sequences, and for a few other ones.
     pub fn reserve_final(&self, sequences: usize) -> Result<()> {
         let mut state = self.lock();
+        self.spare.try_lock().map_or(Ok(()), |mut spare| spare.reserve_few())?;
         let owed = state.owed + sequences;
-        state.outputs.reserve_heads(owed)?;
+        state.outputs.reserve(self.places(owed))?;
         state.owed = owed;
         Ok(())
+    }
+
+    /// Returns the number of outputs for which there must be space: the last ones of `owed`
+    /// sequences, and the other ones of a step.
+    fn places(&self, owed: usize) -> usize {
+        owed + owed.min(self.slack)
     }
 
     /// Releases the reservation for `sequences` last outputs that will not come.
@@ -215,19 +217,18 @@ impl OutputSender {
         Ok(!std::mem::replace(&mut state.unannounced, true))
     }
 
-    /// Takes the spare batch. The function never blocks, since in a forked child the owner of the
+    /// Takes the spare lists. The function never blocks, since in a forked child the owner of the
     /// lock may not exist.
-    fn take_spare(&self) -> OutputBatch {
-        self.spare_batch.try_lock().ok().and_then(|mut spare| spare.take()).unwrap_or_default()
+    fn take_spare(&self, owed: usize) -> OutputContent {
+        let spare = self.spare.try_lock().map(|mut spare| std::mem::take(&mut *spare)).unwrap_or_default();
+        if is_oversized(&spare, owed) { OutputContent::default() } else { spare }
     }
 
-    fn return_batch(&self, mut batch: OutputBatch, owed: usize) {
-        if batch.is_oversized(owed) {
-            return;
-        }
-        batch.clear();
-        if let Ok(mut spare) = self.spare_batch.try_lock() {
-            *spare = Some(batch);
+    fn return_content(&self, content: OutputContent, owed: usize) {
+        if !is_oversized(&content, owed)
+            && let Ok(mut spare) = self.spare.try_lock()
+        {
+            *spare = content;
         }
     }
 
@@ -257,7 +258,7 @@ impl OutputSender {
     fn close_readers(&self) {
         let mut state = self.lock();
         state.abandoned = true;
-        state.outputs = OutputBatch::default();
+        state.outputs.clear();
         state.event = None; // closed now, since requests may hold the sender longer
         self.clear_full(&mut state);
     }
@@ -305,12 +306,20 @@ impl OutputSender {
     }
 }
 
+/// Returns whether the lists are too large to be kept by a queue with `owed` running sequences. A
+/// queue without any keeps little.
+fn is_oversized(content: &OutputContent, owed: usize) -> bool {
+    const IDLE_BYTES: usize = 1 << 10;
+    const SEQUENCE_BYTES: usize = 16 << 10;
+    content.allocated_bytes() > IDLE_BYTES + SEQUENCE_BYTES.saturating_mul(owed)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn new_sender(capacity: usize) -> OutputSender {
-        OutputSender::new(QueueId::default(), capacity, 2, Arc::default()).unwrap()
+        OutputSender::new(QueueId::default(), capacity, 2, Arc::default(), Arc::default())
     }
 
     fn push(sender: &OutputSender) -> bool {
@@ -324,7 +333,7 @@ mod tests {
     }
 
     fn take_all(sender: &OutputSender) -> usize {
-        sender.take(None, |state| state.outputs.take_outputs()).unwrap().len()
+        sender.take(None, |state| state.outputs.take_outputs(state.owed)).unwrap().len()
     }
 
     #[test]
@@ -364,42 +373,21 @@ mod tests {
     }
 
     #[test]
-    fn polled_batches_are_reused() {
-        let sender = Arc::new(new_sender(9));
-        let queue = Queue { sender: sender.clone(), writers: None };
-        let mut addresses = Vec::new();
-        for _ in 0..4 {
-            let mut output = Output { text: "some text".into(), ..Output::default() };
-            sender.push(&mut output).unwrap();
-            let outputs = queue.poll_batch(None, |_| Ok(())).unwrap();
-            addresses.push(outputs.iter().next().unwrap().1.text.as_ptr());
-        }
-        assert_eq!((addresses[0], addresses[1]), (addresses[2], addresses[3]), "two batches alternate");
-    }
-
-    #[test]
-    fn an_oversized_batch_is_not_kept() {
+    fn polled_lists_are_reused_unless_they_are_large() {
         let queue = Queue { sender: Arc::new(new_sender(9)), writers: None };
-        for outputs in [5000, 1, 1] {
-            assert!(queue.sender.spare_batch.lock().unwrap().is_some());
-            for _ in 0..outputs {
-                push(&queue.sender);
-            }
+        let kept = |owed: usize, text: usize| {
+            queue.sender.reserve_final(owed).unwrap();
+            *queue.sender.spare.lock().unwrap() = OutputContent::default();
+            queue.sender.push(&mut Output { text: "a".repeat(text), ..Output::default() }).unwrap();
             drop(queue.poll_batch(None, |_| Ok(())).unwrap());
+            queue.sender.release_final(owed);
+            queue.sender.spare.lock().unwrap().text.capacity()
+        };
+        for (owed, text) in [(0, 500), (1, 2000), (4, 50_000)] {
+            assert!(kept(owed, text) >= text);
         }
-        // Two batches alternate. The third poll used the large batch of the first one, which was
-        // then freed.
-        assert!(queue.sender.spare_batch.lock().unwrap().is_none());
-    }
-
-    #[test]
-    fn a_batch_with_space_for_all_reserved_outputs_is_kept() {
-        let queue = Queue { sender: Arc::new(new_sender(9)), writers: None };
-        queue.sender.reserve_final(5000).unwrap();
-        for _ in 0..3 {
-            push(&queue.sender);
-            drop(queue.poll_batch(None, |_| Ok(())).unwrap());
-            assert!(queue.sender.spare_batch.lock().unwrap().is_some());
+        for (owed, text) in [(0, 2000), (1, 20_000), (4, 70_000)] {
+            assert_eq!(kept(owed, text), 0, "{text} bytes for {owed} sequences");
         }
     }
 

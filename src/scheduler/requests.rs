@@ -143,8 +143,8 @@ impl Scheduler {
     }
 
     /// Forks `parent` to `child`, which shares the first `len` tokens (`None`: all) and their
-    /// blocks. The child runs if the parent does, unless `idle` is set.
-    pub fn fork(&mut self, parent: SeqId, len: Option<usize>, child: SeqId, idle: bool) -> Result<()> {
+    /// blocks. The child runs if `runs` is set. If not, it is idle.
+    pub fn fork(&mut self, parent: SeqId, len: Option<usize>, child: SeqId, runs: bool) -> Result<()> {
         // The table of the child is not longer than that of the parent.
         self.reserve(1, 0)?;
         let slot = self.slot(parent)?;
@@ -157,7 +157,6 @@ impl Scheduler {
                 of.tokens.len()
             )));
         }
-        let runs = of.group.is_some() && !idle;
         let shell = SequenceKv::preallocated(of.max_len().max(len), self.blocks.paging())?;
         let mut forked = self.branch(slot, len, child, shell)?;
         forked.stats = SequenceStats::default();

@@ -167,6 +167,21 @@ impl OutputContent {
         self.text.clear();
     }
 
+    /// Reserves space for a few tokens and their text, so that the first outputs do not allocate.
+    pub fn reserve_few(&mut self) -> Result<()> {
+        const TOKENS: usize = 8;
+        const TEXT: usize = 128;
+        self.tokens.try_reserve(TOKENS)?;
+        self.logprobs.reserve(TOKENS, 0)?;
+        Ok(self.text.try_reserve(TEXT)?)
+    }
+
+    /// Returns the size of the lists in bytes, with the capacity that is not used.
+    pub fn allocated_bytes(&self) -> usize {
+        let logprobs = |list: &Logprobs| size_of::<f32>() * list.tokens.capacity() + size_of::<(u32, f32)>() * list.top.capacity();
+        size_of::<u32>() * self.tokens.capacity() + logprobs(&self.logprobs) + logprobs(&self.prompt_logprobs) + self.text.capacity()
+    }
+
     /// Returns a view of all contents.
     pub fn all(&self) -> OutputView<'_> {
         OutputView::from_lists(&self.tokens, &self.logprobs, &self.prompt_logprobs, &self.text)

@@ -6,7 +6,7 @@ use pagedllm::engine::{Continue, Engine, Output, Prompt, Request};
 use pagedllm::error::Code;
 use pagedllm::types::{RequestId, SeqId};
 
-use super::failing_allocator::{alone, fail_all_allocations, fail_allocation};
+use super::failing_allocator::{alone, fail_all_allocations, fail_allocation, live_bytes};
 use super::{Fixture, options, sampling_for};
 
 fn poll(engine: &Engine) -> Vec<Output> {
@@ -90,4 +90,24 @@ fn a_failed_continue_call_leaves_no_request() {
             break;
         }
     }
+}
+
+#[test]
+fn an_idle_queue_takes_few_bytes() {
+    let _alone = alone();
+    const QUEUES: isize = 1000;
+    let engine = Engine::create(&options()).unwrap();
+    let run = || {
+        let queue = engine.create_queue(64).unwrap();
+        engine.add_request_to(&queue, Request::new(Prompt::Tokens(vec![5; 20]), sampling_for(9, 3))).unwrap();
+        while queue.poll_batch(Some(Duration::ZERO), |_| Ok(())).unwrap().iter().all(|(output, _)| output.finish.is_none()) {
+            engine.step().unwrap();
+        }
+        queue
+    };
+    run();
+    let before = live_bytes();
+    let queues: Vec<_> = (0..QUEUES).map(|_| run()).collect();
+    let bytes = (live_bytes() - before) / QUEUES;
+    assert!(bytes < 2048, "each of {} idle queues takes {bytes} bytes", queues.len());
 }

@@ -1,15 +1,16 @@
 //! Many calls of the host between two steps: the steps apply them in bounded portions, and running
 //! requests get a token in each.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::support;
 use pagedllm::engine::{Engine, Executor, Fork, InFlightStep, Output, Prompt, Request, StepOutput};
 use pagedllm::error::Result;
-use pagedllm::types::RequestId;
 use pagedllm::types::batch::Batch;
 use pagedllm::types::options::{EngineOptions, SamplingParams};
 use pagedllm::types::outputs::FinishReason;
+use pagedllm::types::{RequestId, SeqId};
 
 const VOCAB: usize = 8;
 const EOS: u32 = 5;
@@ -134,4 +135,81 @@ fn deadlines_that_pass_together_end_in_bounded_portions() {
         ends.push(outputs.iter().filter(|output| output.finish == Some(FinishReason::Deadline)).count());
     }
     assert!(ends.iter().all(|&ends| ends <= STEP_COMMANDS), "{ends:?}");
+}
+
+/// Number of children whose fork takes several steps, and the length of their parent in tokens.
+const CHILDREN: usize = 500;
+const LONG: usize = 3500;
+
+/// Starts a request with a long prompt and forks it once it runs.
+fn fork_long(engine: &Engine, idle: bool) -> (RequestId, Vec<SeqId>) {
+    let sampling = SamplingParams { max_tokens: Some(100), ..SamplingParams::greedy() };
+    let parent = engine.add_request(Request::new(Prompt::Tokens(vec![1; LONG]), sampling)).unwrap();
+    while tokens(&step(engine).1, parent) == 0 {}
+    let children = engine.fork(parent.sequence(0), CHILDREN, &Fork { idle, ..Fork::default() }).unwrap();
+    (parent, children)
+}
+
+#[test]
+fn a_fork_with_many_children_takes_several_steps_while_its_parent_runs() {
+    let engine = engine();
+    let (parent, children) = fork_long(&engine, true);
+    let mut idle = Vec::new();
+    loop {
+        let (_, outputs) = step(&engine);
+        assert_eq!(tokens(&outputs, parent), 1, "after {idle:?}");
+        idle.push(engine.stats().idle as usize);
+        if idle.ends_with(&[CHILDREN; 2]) {
+            break;
+        }
+    }
+    let created: Vec<_> = std::iter::once(&0).chain(&idle).zip(&idle).map(|(before, after)| after.saturating_sub(*before)).collect();
+    assert!((4..10).contains(&idle.len()) && created.iter().all(|&created| created < 300), "idle sequences after each step: {idle:?}");
+    for child in children {
+        assert_eq!(engine.sequence(child).unwrap().len, LONG + 1, "the parent had this length at the call");
+        engine.free(child).unwrap();
+    }
+    engine.abort(parent).unwrap();
+    assert_eq!(step(&engine).0, 0);
+    assert_eq!(engine.stats().idle, 0);
+}
+
+#[test]
+fn the_parent_of_many_children_ends_at_once_and_the_children_run() {
+    let engine = engine();
+    let (parent, children) = fork_long(&engine, false);
+    let (_, mut outputs) = step(&engine);
+    engine.abort(parent).unwrap();
+    let (mut unfinished, next) = step(&engine);
+    assert_eq!(ended(&next, parent), Some(FinishReason::Abort));
+    outputs.extend(next);
+    while unfinished > 0 {
+        let (left, next) = step(&engine);
+        unfinished = left;
+        outputs.extend(next);
+    }
+    let mut lengths = BTreeMap::new();
+    for output in outputs.iter().filter(|output| output.request != parent) {
+        *lengths.entry(output.sequence).or_insert(0) += output.tokens.len();
+    }
+    assert_eq!(lengths.keys().copied().collect::<Vec<_>>(), children);
+    assert!(lengths.values().all(|&len| len == 99), "{lengths:?}");
+}
+
+#[test]
+fn commands_for_a_child_follow_its_creation() {
+    let engine = engine();
+    let (parent, children) = fork_long(&engine, true);
+    let [first, .., freed, last] = children[..] else { unreachable!() };
+    step(&engine);
+    engine.append(first, vec![1]).unwrap();
+    engine.append(last, vec![1, 2]).unwrap();
+    let of_last = engine.fork(last, 1, &Fork { idle: true, ..Fork::default() }).unwrap()[0];
+    engine.free(freed).unwrap();
+    engine.append(of_last, vec![3]).unwrap();
+    engine.abort(parent).unwrap();
+    while step(&engine).0 > 0 {}
+    let len = |seq| engine.sequence(seq).map(|sequence| sequence.len).ok();
+    assert_eq!([first, last, of_last, freed].map(len), [Some(LONG + 2), Some(LONG + 3), Some(LONG + 4), None]);
+    assert_eq!(engine.stats().idle, CHILDREN as u64);
 }

@@ -146,6 +146,21 @@ fn a_fork_continues_like_its_parent_and_shares_its_blocks() {
 }
 
 #[test]
+fn children_that_take_several_steps_equal_their_parent() {
+    let model = Model::llama();
+    let engine = model.engine_with(1400, 512);
+    let id = engine.add_request(request(prompt(29), sampled(3, 16))).unwrap().sequence(0);
+    let before = steps(&engine, 13);
+    let children = engine.fork(id, 1100, &Fork::default()).unwrap();
+    let outputs = drain(&engine);
+    let whole = alone(&model, &prompt(29), sampled(3, 16));
+    let after = answers(&outputs);
+    assert_eq!([answers(&before)[&id].clone(), after[&id].clone()].concat(), whole);
+    assert!(children.iter().all(|child| after[child] == whole[13..]));
+    assert_empty(&engine);
+}
+
+#[test]
 fn forks_with_their_own_seeds_diverge() {
     let engine = Model::llama().engine();
     let id = engine.add_request(request(prompt(20), sampled(3, 60))).unwrap().sequence(0);

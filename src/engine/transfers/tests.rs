@@ -62,7 +62,7 @@ impl DeviceBlocks for Blocks {
 }
 
 fn sender() -> Arc<OutputSender> {
-    Arc::new(OutputSender::new(QueueId::default(), 8, 8, Arc::default()).unwrap())
+    Arc::new(OutputSender::new(QueueId::default(), 8, 8, Arc::default(), Arc::default()))
 }
 
 fn seq(id: u64) -> SeqId {

@@ -96,7 +96,7 @@ fn forks_and_resumed_sequences_inherit_the_priority_of_the_request() {
     let (prompt, branching, root) = (vec![0; 8], Branching::One, BlockHash::default());
     add_group(&mut s, seq_id(1), NewGroup { prompt, max_len: 9, branching, priority: 5, keep: true, prompt_logits: false, root });
     step(&mut s);
-    s.fork(seq_id(1), None, seq_id(2), true).unwrap();
+    s.fork(seq_id(1), None, seq_id(2), false).unwrap();
     add(&mut s, 3, 8, 20, 4);
     s.resume(seq_id(2), 20, false).unwrap();
     assert_eq!(step(&mut s), [(2, 1)]);

@@ -35,9 +35,9 @@ fn forks_of_an_unfinished_prompt_report_the_remaining_prompt_logits() {
     add_with_prompt_logits(&mut s, vec![0; 20]);
     let mut rows = Vec::new();
     record_prompt_rows(&mut s, &mut rows);
-    s.fork(seq_id(1), None, seq_id(2), false).unwrap();
-    s.fork(seq_id(1), Some(12), seq_id(3), false).unwrap();
-    s.fork(seq_id(1), Some(5), seq_id(4), false).unwrap();
+    s.fork(seq_id(1), None, seq_id(2), true).unwrap();
+    s.fork(seq_id(1), Some(12), seq_id(3), true).unwrap();
+    s.fork(seq_id(1), Some(5), seq_id(4), true).unwrap();
     (0..4).for_each(|_| record_prompt_rows(&mut s, &mut rows));
     let rows_of = |seq| rows.iter().filter(|row| row.0 == seq).map(|row| row.1).collect::<Vec<_>>();
     assert_eq!(rows_of(1), (0..19).collect::<Vec<_>>());

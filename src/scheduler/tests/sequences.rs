@@ -59,7 +59,7 @@ fn a_pin_is_computed_and_samples_no_token() {
 fn a_sequence_without_room_for_a_token_cannot_be_resumed() {
     let mut s = scheduler(16, 8, 64, 8, 64);
     add(&mut s, 1, vec![0; 9], 12);
-    s.fork(seq_id(1), None, seq_id(2), true).unwrap();
+    s.fork(seq_id(1), None, seq_id(2), false).unwrap();
     assert!(s.resume(seq_id(2), 9, false).unwrap_err().message().contains("has 9 tokens of at most 9"));
     s.check();
     s.resume(seq_id(2), 10, false).unwrap();
@@ -94,7 +94,7 @@ fn samples_that_do_not_fit_together_run_one_after_the_other() {
 
 /// Creates idle forks of sequence 1, which has 16 tokens.
 fn idle_forks(s: &mut Scheduler, children: std::ops::Range<u64>) {
-    children.for_each(|child| s.fork(seq_id(1), None, seq_id(child), true).unwrap());
+    children.for_each(|child| s.fork(seq_id(1), None, seq_id(child), false).unwrap());
     s.check();
 }
 
@@ -135,7 +135,7 @@ fn fifty_thousand_idle_sequences_take_linear_time() {
     let mut s = scheduler(64, 8, 64, 8, 64);
     add(&mut s, 1, vec![0; 16], 40);
     step(&mut s, TokenOutcome::Token(9));
-    (2..50_002).for_each(|child| s.fork(seq_id(1), None, seq_id(child), child % 2 == 0).unwrap());
+    (2..50_002).for_each(|child| s.fork(seq_id(1), None, seq_id(child), child % 2 != 0).unwrap());
     s.remove(seq_id(1));
     add(&mut s, 100_000, vec![1; 480], 490);
     (2..50_002).filter(|child| child % 4 < 2).for_each(|child| drop(s.remove(seq_id(child))));
@@ -157,7 +157,7 @@ fn rewinding_appended_tokens_restores_the_length_limit() {
     s.append(seq_id(1), &[1; 50], 100).unwrap();
     s.append(seq_id(1), &[2; 50], 115).unwrap();
     assert_eq!(s.get(seq_id(1)).unwrap().max_len(), 115, "the maximum of any sequence");
-    s.fork(seq_id(1), Some(30), seq_id(2), true).unwrap();
+    s.fork(seq_id(1), Some(30), seq_id(2), false).unwrap();
     s.rewind(seq_id(1), 61).unwrap();
     assert_eq!(s.get(seq_id(1)).unwrap().max_len(), 71, "one of the second 50 tokens is left");
     s.rewind(seq_id(1), 60).unwrap();

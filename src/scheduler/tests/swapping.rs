@@ -109,7 +109,7 @@ fn an_idle_sequence_is_swapped_to_the_host_tier_and_resumes_without_recompute() 
     add(&mut s, 2, vec![1; 36], 48);
     assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(2, 36)]);
     assert_eq!((s.blocks().swapped(), s.blocks().host_used(), s.preemptions()), (1, 2, 0));
-    s.fork(seq_id(1), Some(9), seq_id(3), true).unwrap();
+    s.fork(seq_id(1), Some(9), seq_id(3), false).unwrap();
     s.check();
     s.remove(seq_id(2));
     [1, 3].into_iter().for_each(|id| s.resume(seq_id(id), 40, false).unwrap());
@@ -251,7 +251,7 @@ fn no_group_is_preempted_while_the_blocks_of_an_idle_sequence_leave() {
     add(&mut s, 2, vec![1; 3], 60);
     (0..2).for_each(|_| drop(step(&mut s, TokenOutcome::Token(9))));
     // The first four blocks of the fork are shared. The last one becomes its own.
-    s.fork(seq_id(1), None, seq_id(9), true).unwrap();
+    s.fork(seq_id(1), None, seq_id(9), false).unwrap();
     (0..7).for_each(|_| assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(1, 1), (2, 1)]));
     let steps = [(); 3].map(|()| step(&mut s, TokenOutcome::Token(9)));
     assert_eq!(steps, [vec![(2, 1)], vec![(2, 1)], vec![(1, 1), (2, 1)]]);

@@ -56,7 +56,7 @@ fn blocks_shared_with_other_sequences_do_not_count_as_freed() {
     let needed = |s: &Scheduler| s.blocks.needed(&s.get(seq_id(1)).unwrap().table, 24..200, 1);
     // 22 more blocks for the group without a window. The window needs two blocks and has one.
     assert_eq!(needed(&s), 22 + 1);
-    s.fork(seq_id(1), None, seq_id(2), true).unwrap();
+    s.fork(seq_id(1), None, seq_id(2), false).unwrap();
     assert_eq!(needed(&s), 22 + 2, "the block is now shared with the fork");
 }
 

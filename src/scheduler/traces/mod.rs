@@ -176,7 +176,8 @@ impl Trace {
         let len = 1 + self.random.below(tokens.len());
         let all = self.random.below(2) == 0;
         let child = self.ids.sequence();
-        self.s.fork(parent, if all { None } else { Some(len) }, child, self.random.below(2) == 0).unwrap();
+        let runs = self.sequence(&parent).group.is_some() && self.random.below(2) == 0;
+        self.s.fork(parent, if all { None } else { Some(len) }, child, runs).unwrap();
         let shared = if all { tokens.clone() } else { tokens[..len].to_vec() };
         self.tokens.insert(child, shared);
     }

@@ -6,7 +6,7 @@ use pagedllm::engine::{Continue, Fork, LogitsHook, Prompt, Request, Resume, Sequ
 use pagedllm::types::options::{Grammar, Mirostat, OutputKind, SamplingParams};
 
 use super::script::Script;
-use super::{AddedRequest, ExpectedEnd, Export, Host, LAGGING, Name, STATES, Sequence, Trace, refused};
+use super::{AddedRequest, ExpectedEnd, Export, Host, LAGGING, Name, STATES, Sequence, Trace, poll, refused};
 
 /// Returns a hook whose edits depend on the tokens alone.
 fn hook() -> LogitsHook {
@@ -128,7 +128,28 @@ impl Trace {
             self.step(host);
         }
         self.read(host, LAGGING);
+        while self.may_wait_for_mask((host, id)) {
+            self.step(host);
+            self.read(host, LAGGING);
+        }
         self.hosts[host].engine.sequence(id).ok()
+    }
+
+    /// Returns whether calls for a sequence, or the output of its last token, may wait for the mask
+    /// of its grammar.
+    fn may_wait_for_mask(&mut self, (host, id): Name) -> bool {
+        if self.sequences[&(host, id)].params.grammar.is_none() {
+            return false;
+        }
+        // An export follows all earlier calls.
+        let last = self.hosts[host].engine.create_queue(64).unwrap();
+        let exported = refused(self.hosts[host].engine.export(id, Some(&last))).is_some();
+        while exported && poll(&last).is_empty() {
+            self.step(host);
+            self.read(host, LAGGING);
+        }
+        let info = self.hosts[host].engine.sequence(id);
+        info.is_ok_and(|info| !info.idle && self.lengths.get(&(host, id)) != Some(&info.len))
     }
 
     pub fn resume(&mut self, name: Name, info: SequenceInfo) {
