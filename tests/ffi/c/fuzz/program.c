@@ -165,5 +165,5 @@ program_result run_program(const uint8_t *bytes, size_t len) {
            descriptors_now, descriptors);
     EXPECT(threads_now <= threads, "%d threads exist after the program, %d before", threads_now,
            threads);
-    return (program_result){!program.may_start, w->hash};
+    return (program_result){!program.may_start && !program.uses_grammars, w->hash};
 }

@@ -36,8 +36,9 @@ typedef struct {
     pllm_budget *budgets[BUDGETS];  // NULL: the slot is free
     queue_slot queues[QUEUES];
     atomic_uint last_number;
-    bool racing;     // several threads: engines stay, and the order of outputs is not known
-    bool may_start;  // otherwise only the host steps, and the program is repeatable
+    bool racing;                // several threads: engines stay, and outputs come in any order
+    bool may_start;             // otherwise only the host steps
+    atomic_bool uses_grammars;  // late masks: outputs may come in later steps
 } program_objects;
 extern program_objects program;
 
