@@ -64,15 +64,18 @@ $(BUILD)/libuv_test: tests/ffi/c/libuv_test.c include/pagedllm.h | lib
 	@mkdir -p $(BUILD)
 	$(CC) -std=gnu11 -O1 -g $(WARNINGS) -Iinclude $< -o $@ $(LINK) -luv
 
-# Writes include/pagedllm.h from src/ffi, and the manual from that; lint fails when one is stale.
+# Writes include/pagedllm.h and bindings/abi.json from src/ffi, and from these the manual and parts of
+# the wrappers; lint fails when one is stale.
 header:
-	PLLM_WRITE_HEADER=1 cargo test --locked --lib ffi::header
+	PLLM_WRITE_HEADER=1 cargo test --locked --lib ffi::
 	scripts/manual.py
+	scripts/bindings/__main__.py
 
 lint:
 	cargo fmt --check
 	cargo clippy --locked --all-targets -- -D warnings
 	scripts/manual.py --check
+	scripts/bindings/__main__.py --check
 	scripts/licences.py --check
 
 # Before a commit: formatting, clippy, the unit tests, and the generated files: header (a unit test), manual, licences.

@@ -513,8 +513,8 @@ typedef struct {
   uint64_t seed;
   // Tokens per KV block: 8, 16 (default), 32, 64, 128 or 256.
   uint32_t block_size;
-  // Data type of KV blocks: PLLM_DTYPE_AUTO (default: f32 for models in f32, else bf16),
-  // PLLM_DTYPE_F32, PLLM_DTYPE_BF16, PLLM_DTYPE_INT8, PLLM_DTYPE_F16 or PLLM_DTYPE_FP8.
+  // Data type of KV blocks: PLLM_DTYPE_*. Default PLLM_DTYPE_AUTO: f32 for models in f32, else
+  // bf16.
   uint32_t kv_dtype;
   // Maximum length of a sequence in tokens, prompt and output together. 0 (default): the model's
   // own maximum, or what the pool holds.
@@ -785,7 +785,7 @@ typedef struct {
   // With PLLM_SAMPLING_PROMPT_LOGPROBS: number of most probable tokens reported for each prompt
   // token. At most 128. Default 0.
   uint32_t prompt_top_logprobs;
-  // PLLM_OUTPUT_DELTA (default), PLLM_OUTPUT_CUMULATIVE or PLLM_OUTPUT_FINAL.
+  // Content of the outputs: PLLM_OUTPUT_*. Default PLLM_OUTPUT_DELTA.
   uint32_t output_kind;
   // Kind of the constraint on the output: PLLM_GRAMMAR_*. Default PLLM_GRAMMAR_NONE.
   uint32_t grammar_kind;

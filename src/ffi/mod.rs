@@ -10,7 +10,10 @@ mod convert;
 pub use convert::PLLM_NUL_TERMINATED;
 mod engine;
 mod error;
-// A unit test, so that `make check` builds the library only once.
+// Unit tests, so that `make check` builds the library only once.
+#[cfg(test)]
+#[path = "../../tests/ffi/description.rs"]
+mod description;
 #[cfg(test)]
 #[path = "../../tests/ffi/header.rs"]
 mod header;

@@ -143,8 +143,8 @@ pub struct pllm_engine_options {
     pub seed: u64,
     /// Tokens per KV block: 8, 16 (default), 32, 64, 128 or 256.
     pub block_size: u32,
-    /// Data type of KV blocks: PLLM_DTYPE_AUTO (default: f32 for models in f32, else bf16),
-    /// PLLM_DTYPE_F32, PLLM_DTYPE_BF16, PLLM_DTYPE_INT8, PLLM_DTYPE_F16 or PLLM_DTYPE_FP8.
+    /// Data type of KV blocks: PLLM_DTYPE_*. Default PLLM_DTYPE_AUTO: f32 for models in f32, else
+    /// bf16.
     pub kv_dtype: u32,
     /// Maximum length of a sequence in tokens, prompt and output together. 0 (default): the model's
     /// own maximum, or what the pool holds.

@@ -234,7 +234,7 @@ pub struct pllm_sampling {
     /// With PLLM_SAMPLING_PROMPT_LOGPROBS: number of most probable tokens reported for each prompt
     /// token. At most 128. Default 0.
     pub prompt_top_logprobs: u32,
-    /// PLLM_OUTPUT_DELTA (default), PLLM_OUTPUT_CUMULATIVE or PLLM_OUTPUT_FINAL.
+    /// Content of the outputs: PLLM_OUTPUT_*. Default PLLM_OUTPUT_DELTA.
     pub output_kind: u32,
     /// Kind of the constraint on the output: PLLM_GRAMMAR_*. Default PLLM_GRAMMAR_NONE.
     pub grammar_kind: u32,

@@ -2,15 +2,15 @@
 
 use std::path::Path;
 
+use super::description::{FILES, source};
+
 #[test]
 fn the_committed_header_matches_the_source() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let config = cbindgen::Config::from_file(root.join("cbindgen.toml")).unwrap();
     // Only src/ffi is read, because constants of other modules are not part of the C API. The order
     // suits a first reading.
-    let order =
-        ["library", "convert", "error", "budget", "options", "reports", "sampling", "request", "engine", "outputs", "sequences", "text"]
-            .map(|name| root.join("src/ffi").join(format!("{name}.rs")));
+    let order = FILES.map(|name| source(root, name));
     let mut sources = std::fs::read_dir(root.join("src/ffi")).unwrap().map(|entry| entry.unwrap().path());
     // mod.rs only includes the other files. If cbindgen read it, too, every item would appear
     // twice.
