@@ -57,6 +57,16 @@ impl Code {
 pub struct Error {
     code: Code,
     message: Cow<'static, str>,
+    prompt: Option<PromptLength>,
+}
+
+/// The numbers of an error about a prompt that is too long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PromptLength {
+    /// Number of tokens of the prompt.
+    pub tokens: usize,
+    /// Maximum length of a sequence in tokens, prompt and output together.
+    pub max_model_len: usize,
 }
 
 /// The result of a function that can fail.
@@ -65,7 +75,18 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     /// Creates an error. Long messages are truncated.
     pub fn new(code: Code, message: impl Into<Cow<'static, str>>) -> Error {
-        Error { code, message: shortened(message.into()) }
+        Error { code, message: shortened(message.into()), prompt: None }
+    }
+
+    /// Adds the numbers of a prompt that is too long.
+    #[must_use]
+    pub fn with_prompt(self, prompt: PromptLength) -> Error {
+        Error { prompt: Some(prompt), ..self }
+    }
+
+    /// Returns the numbers of a prompt that is too long.
+    pub fn prompt(&self) -> Option<PromptLength> {
+        self.prompt
     }
 
     /// Creates an `InvalidArgument` error.
@@ -135,7 +156,7 @@ impl Error {
 
     /// Prefixes the message with the location of the error: `config.json: num_hidden_layers is 0`.
     pub fn within(self, place: impl fmt::Display) -> Error {
-        Error { code: self.code, message: format!("{place}: {}", self.message).into() }
+        Error { message: format!("{place}: {}", self.message).into(), ..self }
     }
 }
 

@@ -146,6 +146,7 @@ impl Lifecycle {
 
     /// Ends one running sequence between steps.
     pub fn end_sequence(&mut self, seq: SeqId, finish: FinishReason, complete: impl FnOnce(Output) -> Output) {
+        self.flush_echo(seq);
         // The token was committed before the end.
         if let Some(token) = self.masks.take_token(seq) {
             self.emit_pending_token(seq, token, Ok(false));

@@ -261,9 +261,22 @@ impl Engine {
         })
     }
 
-    fn token_texts(&self) -> Result<Arc<TokenTexts>> {
+    fn token_texts(&self) -> Result<&Arc<TokenTexts>> {
         let read = || Ok(Arc::new(TokenTexts::new(&self.text()?.token_bytes(self.info.vocab_size)?.bytes)?));
-        self.vocabulary.texts.get_or_try_init(read).cloned()
+        self.vocabulary.texts.get_or_try_init(read)
+    }
+
+    /// Returns the bytes that a token contributes to a text. A special token has its name.
+    ///
+    /// # Errors
+    /// The engine has no tokenizer, or the model has no such token.
+    pub fn token_bytes(&self, token: u32) -> Result<&[u8]> {
+        let texts = self.token_texts()?;
+        let count = self.info.vocab_size;
+        match (token as usize) < count {
+            true => Ok(texts.get(token)),
+            false => Err(Error::invalid(format!("token {token} is beyond the vocabulary of {count} tokens; use a smaller id"))),
+        }
     }
 
     /// Returns the counters and the state of the engine.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::sequence::{Generation, Sequence};
 use super::{Engine, LogitsHook};
-use crate::error::{Error, Result, try_copy};
+use crate::error::{Error, PromptLength, Result, try_copy};
 use crate::generation::SamplingState;
 use crate::generation::beam::Beams;
 use crate::generation::sampler::{ResolvedSampling, TokenTexts};
@@ -167,7 +167,7 @@ impl Engine {
         let root = BlockHash::root(&self.info.fingerprint, &request.salt);
         let (keep, priority, returned) = (request.keep, request.priority, request.n as usize);
         let mut sampling = request.sampling;
-        let prompt_logits = sampling.prompt_logprobs.is_some();
+        let prompt_logits = sampling.prompt_logprobs.max(sampling.echoed_logprobs()).is_some();
         let group = NewGroup { prompt, max_len, branching, priority, keep, prompt_logits, root }.prepare(&self.info.paging)?;
         let ranked = request.best_of.is_some_and(|samples| samples > request.n);
         if ranked {
@@ -329,7 +329,8 @@ impl Engine {
             return Err(Error::invalid(format!(
                 "prompt is {len} tokens, max_model_len is {max_model_len}{pool}; raise it or shorten the prompt to {}",
                 max_model_len - 1
-            )));
+            ))
+            .with_prompt(PromptLength { tokens: len, max_model_len }));
         }
         Ok(sampling.max_tokens.map_or(max_model_len, |tokens| len.saturating_add(tokens).min(max_model_len)))
     }
@@ -379,7 +380,7 @@ impl Engine {
     fn resolve_breakers(&self, dry: &mut Dry) -> Result<Arc<TokenTexts>> {
         let defaults: &[&str] = if self.shared.text.is_some() { &Dry::DEFAULT_BREAKERS } else { &[] };
         let breakers = dry.sequence_breakers.get_or_insert_with(|| defaults.iter().map(|&text| text.into()).collect());
-        if breakers.is_empty() || !dry.is_on() { Ok(Arc::default()) } else { self.token_texts() }
+        if breakers.is_empty() || !dry.is_on() { Ok(Arc::default()) } else { self.token_texts().cloned() }
     }
 
     /// Derives the seed of a request from its first sequence. Odd multipliers separate neighbouring

@@ -54,15 +54,27 @@ impl Lifecycle {
             let Some(sequence) = self.live.sequences.get_mut(&seq) else { continue };
             let (request, sender) = (sequence.request, sequence.generation.sender.clone());
             match sequence.emit_prompt(logprobs, top, self.delivery.empty_output()) {
-                Ok(output) => output.into_iter().for_each(|output| self.delivery.push(&sender, output)),
+                Ok(outputs) => outputs.into_iter().flatten().for_each(|output| self.delivery.push(&sender, output)),
                 Err(error) => failed.push((request, error)),
             }
+        }
+    }
+
+    /// Delivers an echo that is still pending when the sequence ends, or at the first token, since a
+    /// rewind has shortened the prompt to tokens that had been computed.
+    pub(super) fn flush_echo(&mut self, seq: SeqId) {
+        let Some(sequence) = self.live.sequences.get_mut(&seq) else { return };
+        let (sender, echo) = (sequence.generation.sender.clone(), sequence.take_echo());
+        match echo {
+            Ok(output) => output.into_iter().for_each(|output| self.delivery.push(&sender, output)),
+            Err(error) => self.end_sequence(seq, FinishReason::Error, |output| output.failed(error)),
         }
     }
 
     /// Creates the sequence of a sample when the first token of its parent is sampled several
     /// times.
     fn start_sample(&mut self, sampled_token: &SampledToken, step: &mut SampledStep) {
+        self.flush_echo(sampled_token.parent);
         let reserved = self.live.sequences.try_reserve(1).map_err(Error::from);
         let Some(unstarted) = self.live.sequences.get_mut(&sampled_token.parent).map(|parent| parent.samples.preallocated.pop()) else {
             return;
@@ -117,6 +129,7 @@ impl Lifecycle {
         stats: SequenceStats,
         source: &mut dyn Inputs,
     ) {
+        self.flush_echo(seq);
         let Some(sequence) = self.live.sequences.get_mut(&seq) else { return };
         sequence.samples.finish();
         sequence.generation.timing.set_stats(stats);

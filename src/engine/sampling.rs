@@ -193,7 +193,7 @@ impl Sampling {
     /// Computes the log probabilities of prompt tokens, each from the logits of the previous row.
     fn prompt(&mut self, part: &ScheduledSequence, rows: &[f32], scheduler: &Scheduler, requests: &LiveRequests) -> Result<()> {
         let Some(sequence) = requests.sequences.get(&part.seq) else { return Ok(()) };
-        let Some(k) = sequence.params().prompt_logprobs else { return Ok(()) };
+        let Some(k) = sequence.prompt_alternatives() else { return Ok(()) };
         let tokens = &scheduler.get(part.seq)?.tokens[..sequence.generation.sampling.prompt_len()];
         let first = part.first + part.tokens - part.logits + 1;
         let emitted = tokens.get(first..).unwrap_or_default();

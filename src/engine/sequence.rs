@@ -56,7 +56,17 @@ pub struct Sequence {
     pub ranked: bool,
     /// Whether a part of its K and V comes from another instruction path.
     pub inexact: bool,
+    /// The echoed prompt, until its log probabilities have been computed.
+    echo: Option<Box<PendingEcho>>,
     processor: OutputProcessor,
+}
+
+/// An echoed prompt whose log probabilities are computed with the prompt.
+struct PendingEcho {
+    /// The prompt. Log probabilities that are not known are NaN.
+    output: Output,
+    /// Number of tokens whose log probabilities are known, or do not exist.
+    scored: usize,
 }
 
 /// The samples of a request that the first token forks from their sequence.
@@ -100,6 +110,7 @@ impl Sequence {
             samples: UnstartedSamples::none(),
             ranked: false,
             inexact: false,
+            echo: None,
             processor: OutputProcessor::default(),
         }
     }
@@ -133,6 +144,7 @@ impl Sequence {
         // If there is no memory, the sequence is unchanged and can be exported.
         generation.sampling.start(tokens)?;
         self.generation = generation;
+        self.echo = None;
         self.exclude_samples();
         self.start(tokens, max_new_tokens)
     }
@@ -148,6 +160,10 @@ impl Sequence {
     pub fn copy(&mut self, other: &Sequence) -> Result<()> {
         (self.request, self.id, self.index) = (other.request, other.id, other.index);
         (self.ranked, self.inexact) = (other.ranked, other.inexact);
+        // The fork of a sequence with deltas does not repeat its prompt.
+        let echo = other.echo.as_ref().filter(|_| is_cumulative(other.params()));
+        let copied = |echo: &Box<PendingEcho>| Ok::<_, Error>(Box::new(PendingEcho { output: echo.output.try_echo()?, ..**echo }));
+        self.echo = echo.map(copied).transpose()?;
         self.generation.copy(&other.generation)?;
         self.processor.copy(&other.processor)
     }
@@ -162,9 +178,13 @@ impl Sequence {
     pub fn rewind(&mut self, tokens: &[u32], text: Option<&Text>) -> Result<()> {
         self.generation.sampling.rewind(tokens)?;
         self.processor.rewind(&self.generation.sampling, tokens)?;
-        if self.samples.echo.is_some() {
-            let prompt = &tokens[..self.generation.sampling.prompt_len()];
-            self.samples.echo = Some(Box::new(self.echo_output(prompt, text)?));
+        let prompt = &tokens[..self.generation.sampling.prompt_len()];
+        if let Some(echo) = &self.samples.echo {
+            self.samples.echo = Some(Box::new(self.echo_again(echo, prompt, text)?));
+        }
+        if let Some(echo) = self.echo.take() {
+            let output = self.echo_again(&echo.output, prompt, text)?;
+            self.echo = Some(Box::new(PendingEcho { output, scored: echo.scored.min(prompt.len()) }));
         }
         self.processor.restore_text(&self.generation.sampling, tokens, text)
     }
@@ -234,6 +254,7 @@ impl Sequence {
     /// was held back. If the sequence stays, it can continue.
     pub fn close(&mut self, finish: FinishReason, stays: bool, text: Option<&Text>, reusable: Output) -> Output {
         let mut output = Output { finish: Some(finish), ..self.output_reusing(reusable) };
+        self.echo = None;
         let closed = self.processor.close(stays, text, &mut output);
         self.emit_result(closed, output)
     }
@@ -256,11 +277,65 @@ impl Sequence {
         self.emit_result(advanced, output)
     }
 
-    /// Returns the prompt as an output, for a request with `echo`.
+    /// Returns the prompt as an output, for a request with `echo`. With log probabilities, the
+    /// output follows when they have been computed.
     pub fn echo(&mut self, prompt: &[u32], text: Option<&Text>) -> Result<Option<Output>> {
         let output = self.echo_output(prompt, text)?;
+        if self.params().logprobs.is_none() || prompt.len() == 1 {
+            return self.finish_echo(output);
+        }
+        if is_cumulative(self.params()) {
+            self.try_emit(output.try_echo()?)?;
+        }
+        self.echo = Some(Box::new(PendingEcho { output, scored: 1 }));
+        Ok(None)
+    }
+
+    /// Returns the output of an echo whose log probabilities are complete.
+    fn finish_echo(&mut self, output: Output) -> Result<Option<Output>> {
         self.samples.echo = (self.samples.count > 1).then(|| output.try_echo().map(Box::new)).transpose()?;
         self.try_emit(output)
+    }
+
+    /// Adds log probabilities of the next prompt tokens to the echo, with `k` alternatives each.
+    /// Returns the echo if they are complete.
+    fn score_echo(&mut self, logprobs: &[f32], top: &[(u32, f32)], k: usize) -> Result<Option<Output>> {
+        let wanted = self.params().logprobs.unwrap_or(0) as usize;
+        let Some(echo) = &mut self.echo else { return Ok(None) };
+        let place = echo.scored;
+        let accumulated = self.processor.accumulated_logprobs(self.generation.sampling.params());
+        for list in [Some(&mut echo.output.logprobs), accumulated].into_iter().flatten() {
+            list.set(place, wanted, logprobs, top, k);
+        }
+        echo.scored = (place + logprobs.len()).min(echo.output.tokens.len());
+        match echo.scored == echo.output.tokens.len() {
+            true => self.take_echo(),
+            false => Ok(None),
+        }
+    }
+
+    /// Returns the echo that is pending.
+    pub fn take_echo(&mut self) -> Result<Option<Output>> {
+        let Some(echo) = self.echo.take() else { return Ok(None) };
+        if is_cumulative(self.params()) {
+            // The contents have been accumulated already.
+            return self.try_emit(self.output());
+        }
+        let Output { tokens, logprobs, text, .. } = echo.output;
+        self.finish_echo(Output { tokens, logprobs, text, generated_tokens: 0, ..self.output() })
+    }
+
+    /// Returns the number of alternatives that prompt tokens need, if their log probabilities are
+    /// reported.
+    pub fn prompt_alternatives(&self) -> Option<u32> {
+        self.params().prompt_logprobs.max(self.params().echoed_logprobs())
+    }
+
+    /// Returns the echo of a prompt that has become shorter.
+    fn echo_again(&self, echo: &Output, prompt: &[u32], text: Option<&Text>) -> Result<Output> {
+        let mut logprobs = echo.logprobs.try_clone()?;
+        logprobs.truncate(prompt.len());
+        Ok(Output { logprobs, ..self.echo_output(prompt, text)? })
     }
 
     fn echo_output(&self, prompt: &[u32], text: Option<&Text>) -> Result<Output> {
@@ -280,11 +355,16 @@ impl Sequence {
         Ok(Some(Output { tokens, logprobs, text, ..sample.output() }))
     }
 
-    /// Returns an output with log probabilities of prompt tokens.
-    pub fn emit_prompt(&mut self, logprobs: &[f32], top: &[(u32, f32)], reusable: Output) -> Result<Option<Output>> {
+    /// Returns outputs with log probabilities of prompt tokens, which have as many alternatives as
+    /// `prompt_alternatives` says: one for `prompt_logprobs`, and the echo when it is complete.
+    pub fn emit_prompt(&mut self, logprobs: &[f32], top: &[(u32, f32)], reusable: Output) -> Result<[Option<Output>; 2]> {
+        let k = self.prompt_alternatives().unwrap_or(0) as usize;
+        let echo = self.score_echo(logprobs, top, k)?;
+        let Some(wanted) = self.params().prompt_logprobs else { return Ok([None, echo]) };
         let mut output = self.output_reusing(reusable);
-        output.set_view(OutputView { prompt_logprobs: logprobs, prompt_top: top, ..OutputView::default() })?;
-        self.try_emit(output)
+        output.set_view(OutputView { prompt_logprobs: logprobs, ..OutputView::default() })?;
+        output.prompt_logprobs.push_top(top, k, wanted as usize)?;
+        Ok([self.try_emit(output)?, echo])
     }
 
     /// Returns a result of a beam search as an output.
@@ -294,7 +374,7 @@ impl Sequence {
             Ended::AtLength => FinishReason::Length,
         };
         let mut output = Output { finish: Some(finish), timing: self.generation.timing, ..self.output().for_sample(index) };
-        self.processor.write_hypothesis(self.params(), hypothesis, text, &mut output)?;
+        self.processor.write_hypothesis(&self.generation.sampling.resolved, hypothesis, text, &mut output)?;
         Ok(output)
     }
 

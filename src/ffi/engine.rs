@@ -99,6 +99,16 @@ pub unsafe extern "C" fn pllm_engine_free(engine: *mut pllm_engine) {
     });
 }
 
+/// Returns NULL if the engine works, and the error that has stopped it if it has failed: after
+/// PLLM_E_INTERNAL, or if its device was lost. Then all its requests have ended, and only a new
+/// engine can serve. Any thread may call it, also during a step. Does not wait for a step.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pllm_engine_health(engine: *const pllm_engine) -> *mut pllm_error {
+    // SAFETY: the caller's contract.
+    guard(|| unsafe { pllm_engine::get(engine)?.check() })
+}
+
 /// Describes the model and the limits of the engine. Any thread may call it.
 #[must_use]
 #[unsafe(no_mangle)]

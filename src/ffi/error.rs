@@ -3,13 +3,14 @@ use std::borrow::Cow;
 use std::ffi::{CStr, c_char};
 
 use super::guard_or;
-use crate::error::{Code, Error};
+use crate::error::{Code, Error, PromptLength};
 
 /// An error: a stable code, and a message with the numbers and the remedy. The caller frees it with
 /// pllm_error_free.
 pub struct pllm_error {
     code: i32,
     message: Cow<'static, CStr>,
+    prompt: Option<PromptLength>,
 }
 
 /// An argument is invalid: a value, a range, a text encoding.
@@ -48,10 +49,12 @@ const _: () = {
 static OUT_OF_MEMORY: pllm_error = pllm_error {
     code: PLLM_E_OUT_OF_MEMORY,
     message: Cow::Borrowed(c"the system refused an allocation; lower the budgets or free memory"),
+    prompt: None,
 };
 static BUSY: pllm_error = pllm_error {
     code: PLLM_E_BUSY,
     message: Cow::Borrowed(c"another thread, or the engine's own, is stepping this engine; step it from one thread at a time"),
+    prompt: None,
 };
 
 fn is_static(error: *const pllm_error) -> bool {
@@ -84,7 +87,7 @@ pub(super) fn into_raw(error: Error) -> *mut pllm_error {
         if place.is_null() {
             return (&raw const OUT_OF_MEMORY).cast_mut();
         }
-        place.write(pllm_error { code: error.code() as i32, message });
+        place.write(pllm_error { code: error.code() as i32, message, prompt: error.prompt() });
         place
     }
 }
@@ -102,6 +105,22 @@ pub unsafe extern "C" fn pllm_error_code(error: *const pllm_error) -> i32 {
 pub unsafe extern "C" fn pllm_error_message(error: *const pllm_error) -> *const c_char {
     // SAFETY: the caller's contract.
     unsafe { error.as_ref() }.map_or(c"".as_ptr(), |error| error.message.as_ptr())
+}
+
+/// Returns the number of tokens of a prompt that is too long for max_model_len. 0 for any other
+/// error, and for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pllm_error_prompt_tokens(error: *const pllm_error) -> u64 {
+    // SAFETY: the caller's contract.
+    unsafe { error.as_ref() }.and_then(|error| error.prompt).map_or(0, |prompt| prompt.tokens as u64)
+}
+
+/// Returns max_model_len of the engine for which a prompt is too long. 0 for any other error, and
+/// for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pllm_error_max_model_len(error: *const pllm_error) -> u64 {
+    // SAFETY: the caller's contract.
+    unsafe { error.as_ref() }.and_then(|error| error.prompt).map_or(0, |prompt| prompt.max_model_len as u64)
 }
 
 /// Frees an error. NULL is allowed.

@@ -18,7 +18,9 @@ pub const PLLM_SAMPLING_LOGPROBS: u32 = 4;
 /// most probable tokens. Of several samples, the first reports them. A fork does not report them
 /// again.
 pub const PLLM_SAMPLING_PROMPT_LOGPROBS: u32 = 8;
-/// The output begins with the prompt.
+/// The output begins with the prompt. With PLLM_SAMPLING_LOGPROBS, the tokens of the prompt have log
+/// probabilities, too: the prompt is computed even if the prefix cache has it, and its output follows
+/// then.
 pub const PLLM_SAMPLING_ECHO: u32 = 16;
 /// The stop string, or the text of the token that ends the sequence, stays in the text.
 pub const PLLM_SAMPLING_INCLUDE_STOP: u32 = 32;

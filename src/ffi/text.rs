@@ -64,6 +64,32 @@ pub unsafe extern "C" fn pllm_engine_detokenize(
     })
 }
 
+/// Returns the bytes that a token contributes to a text. They can be a part of a character. A
+/// special token has its name, and an id that only the model knows has no bytes. Borrowed; valid
+/// until the engine is freed. The first call reads the whole vocabulary.
+///
+/// Errors: PLLM_E_INVALID_ARGUMENT if the id is not below vocab_size of pllm_model_info;
+/// PLLM_E_UNSUPPORTED if the engine has no tokenizer. Any thread may call it.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pllm_engine_get_token_bytes(
+    engine: *const pllm_engine,
+    token: u32,
+    out_bytes: *mut *const u8,
+    out_len: *mut u64,
+) -> *mut pllm_error {
+    // SAFETY: the caller's contract.
+    guard(|| unsafe {
+        let engine = pllm_engine::get(engine)?;
+        not_null("out_bytes", out_bytes)?;
+        not_null("out_len", out_len)?;
+        let bytes = engine.token_bytes(token)?;
+        out_bytes.write(start(bytes));
+        out_len.write(bytes.len() as u64);
+        Ok(())
+    })
+}
+
 /// Renders a chat with the model's chat template, as `apply_chat_template` of transformers 5.5.4
 /// does. Add a request with the result without PLLM_TEXT_ADD_SPECIAL.
 ///

@@ -3,12 +3,12 @@
 use std::ops::Range;
 
 use super::beam::{Ended, Hypothesis};
-use super::sampler::Sample;
+use super::sampler::{ResolvedSampling, Sample};
 use super::{SamplingState, StopMatcher};
 use crate::error::{Error, Result, try_copy, try_refill, try_vec};
 use crate::text::{Detokenizer, Text};
 use crate::types::options::{OutputKind, SamplingParams};
-use crate::types::outputs::{FinishReason, Logprobs, Output, OutputContent, OutputView};
+use crate::types::outputs::{FinishReason, Logprobs, Output, OutputContent, OutputView, StopReason};
 use crate::types::sequence_state::{Header, InsertedRange, SerializedLogprobs, bits, numbers};
 
 /// The text, the log probabilities and the cumulative outputs of one generation.
@@ -73,6 +73,12 @@ impl OutputProcessor {
         self.accumulated.add(other.accumulated.all())
     }
 
+    /// Returns the log probabilities that cumulative outputs repeat, with those of the echoed
+    /// prompt first. `None` if outputs are deltas.
+    pub fn accumulated_logprobs(&mut self, params: &SamplingParams) -> Option<&mut Logprobs> {
+        is_cumulative(params).then_some(&mut self.accumulated.logprobs)
+    }
+
     /// Returns the sum of the log probabilities of all generated tokens.
     pub fn score(&self) -> f64 {
         self.score
@@ -94,6 +100,7 @@ impl OutputProcessor {
         output.score = self.score;
         let logprobs = if sampling.params().logprobs.is_some() { &[new.logprob][..] } else { &[] };
         output.set_view(OutputView { tokens: &[token], logprobs, top, ..OutputView::default() })?;
+        output.stop = (output.finish == Some(FinishReason::Stop)).then(|| sampling.resolved.stop_reason(token));
         self.logprobs.try_reserve(1)?;
         self.logprobs.push(new.logprob);
         let complete = complete?;
@@ -110,8 +117,8 @@ impl OutputProcessor {
             true => self.inserted.push(InsertedRange { from: generated - 1, to: generated, hidden: true }),
             false => self.detokenizer.push(text, token, &mut self.fresh)?,
         }
-        if complete {
-            output.finish = Some(FinishReason::Stop);
+        if complete && !stopped {
+            (output.finish, output.stop) = (Some(FinishReason::Stop), Some(StopReason::Grammar));
         }
         if output.finish.is_some() {
             self.detokenizer.finish(text, &mut self.fresh)?;
@@ -119,8 +126,8 @@ impl OutputProcessor {
         self.stops.reserve(&self.fresh, &mut output.text)?;
         if generated < params.min_tokens {
             self.stops.pass(&self.fresh, &mut output.text);
-        } else if self.stops.push(&self.fresh, &mut output.text) {
-            output.finish = Some(FinishReason::Stop);
+        } else if let Some(stop) = self.stops.push(&self.fresh, &mut output.text) {
+            (output.finish, output.stop) = (Some(FinishReason::Stop), Some(StopReason::Text(stop.clone())));
             return Ok(());
         }
         if output.finish.is_some() {
@@ -201,7 +208,7 @@ impl OutputProcessor {
             self.stops.reserve(&self.fresh, &mut again)?;
             match inserted.is_some() || place + 1 < params.min_tokens {
                 true => self.stops.pass(&self.fresh, &mut again),
-                false => drop(self.stops.push(&self.fresh, &mut again)),
+                false => _ = self.stops.push(&self.fresh, &mut again),
             }
         }
         if is_cumulative(params) {
@@ -258,11 +265,12 @@ impl OutputProcessor {
     /// Adds a result of a beam search to `output`.
     pub fn write_hypothesis(
         &self,
-        params: &SamplingParams,
+        resolved: &ResolvedSampling,
         hypothesis: &Hypothesis,
         text: Option<&Text>,
         output: &mut Output,
     ) -> Result<()> {
+        let params = &resolved.params;
         let shown = match hypothesis.ended {
             Ended::AtEos if !params.include_stop => &hypothesis.tokens[..hypothesis.tokens.len() - 1],
             _ => &hypothesis.tokens[..],
@@ -271,6 +279,9 @@ impl OutputProcessor {
             let mut detokenizer = self.detokenizer.clone();
             shown.iter().try_for_each(|&token| detokenizer.push(text, token, &mut output.text))?;
             detokenizer.finish(text, &mut output.text)?;
+        }
+        if let (Ended::AtEos, Some(&last)) = (hypothesis.ended, hypothesis.tokens.last()) {
+            output.stop = Some(resolved.stop_reason(last));
         }
         output.generated_tokens = hypothesis.tokens.len() as u64;
         output.tokens = try_copy(&hypothesis.tokens)?;
@@ -305,12 +316,13 @@ pub fn is_cumulative(params: &SamplingParams) -> bool {
     params.output != OutputKind::Delta
 }
 
-/// Returns log probabilities of 0 for tokens that were not sampled, so that each token has one.
+/// Returns NaN as the log probability of tokens that have none or whose value is not known, so that
+/// each token has one. Each alternative is the token itself, with NaN.
 pub fn unscored(params: &SamplingParams, tokens: &[u32]) -> Result<Logprobs> {
     let Some(k) = params.logprobs else { return Ok(Logprobs::default()) };
-    let mut unknown = Logprobs { tokens: try_vec(tokens.len(), 0.0)?, top: Vec::new() };
+    let mut unknown = Logprobs { tokens: try_vec(tokens.len(), f32::NAN)?, top: Vec::new() };
     unknown.top.try_reserve_exact(tokens.len() * k as usize)?;
-    unknown.top.extend(tokens.iter().flat_map(|&token| std::iter::repeat_n((token, 0.0), k as usize)));
+    unknown.top.extend(tokens.iter().flat_map(|&token| std::iter::repeat_n((token, f32::NAN), k as usize)));
     Ok(unknown)
 }
 

@@ -46,35 +46,35 @@ impl StopMatcher {
         Ok(())
     }
 
-    /// Adds text, and appends to `out` what certainly precedes every stop string. Returns true if a
-    /// stop string is complete. Text after it is dropped, and so is the stop string unless
+    /// Adds text, and appends to `out` what certainly precedes every stop string. Returns the stop
+    /// string that is complete, if there is one. Text after it is dropped, and so is the stop string unless
     /// `include_stop` is set.
     ///
     /// The stop string that ends first matches, so that the result does not depend on the pieces. If
     /// there are several, the longest one matches.
-    pub fn push(&mut self, text: &str, out: &mut String) -> bool {
+    pub fn push(&mut self, text: &str, out: &mut String) -> Option<&Arc<str>> {
         let ResolvedSampling { params, stops, .. } = &*self.sampling;
         if stops.is_empty() {
             out.push_str(text);
-            return false;
+            return None;
         }
         let (include_stop, held) = (params.include_stop, self.held.len());
         self.held.push_str(text);
         for (before, byte) in text.bytes().enumerate() {
             self.state = stops.next(self.state, byte);
-            if let Some(len) = stops.match_lens(self.state).max() {
+            if let Some((len, which)) = stops.matches(self.state).max() {
                 let end = held + before + 1;
                 self.release_held(if include_stop { end } else { end - len }, out);
                 (self.emitted, self.state) = (0, MatchState::default());
                 self.held.clear();
-                return true;
+                return self.sampling.stop_texts.get(which);
             }
         }
         // A stop string starts with the first byte of a character, so the cut is at a character
         // boundary.
         let begun = stops.depth(self.state);
         self.release_held(self.held.len() - begun, out);
-        false
+        None
     }
 
     /// Releases the first `len` bytes, and emits those that were not emitted before.
@@ -118,7 +118,7 @@ mod tests {
     fn read(mut matcher: StopMatcher, pieces: &[&str]) -> (String, bool) {
         let mut out = String::new();
         for piece in pieces {
-            if matcher.push(piece, &mut out) {
+            if matcher.push(piece, &mut out).is_some() {
                 return (out, true);
             }
         }
@@ -145,9 +145,9 @@ mod tests {
         assert_eq!(run_including(&["END"], &["one E", "N", "D two"]), ("one END".into(), true));
         assert_eq!(run_including(&["END"], &["one E", "N", "d two"]), ("one ENd two".into(), false));
         let (mut matcher, mut out) = (matcher(&["END"], true), String::new());
-        assert!(!matcher.push("one EN", &mut out));
+        assert_eq!(matcher.push("one EN", &mut out), None);
         assert_eq!(out, "one ", "an incomplete stop string is held back");
-        assert!(matcher.push("D two", &mut out));
+        assert_eq!(matcher.push("D two", &mut out).map(|stop| &**stop), Some("END"));
         matcher.finish(&mut out);
         assert_eq!(out, "one END", "text after the stop string is dropped");
     }
@@ -158,9 +158,9 @@ mod tests {
             let (mut matcher, mut out) = (matcher(&["END"], false), String::new());
             matcher.push("one E", &mut out);
             matcher.tell_held(&mut out);
-            let found = matcher.push("N", &mut out) | {
+            let found = matcher.push("N", &mut out).is_some() | {
                 matcher.tell_held(&mut out);
-                matcher.push(last, &mut out)
+                matcher.push(last, &mut out).is_some()
             };
             matcher.finish(&mut out);
             (out, found)
@@ -282,7 +282,7 @@ mod tests {
                         matcher.copy(&fork).unwrap();
                         reference = fork_of_reference.clone();
                     }
-                    _ => assert_eq!(matcher.push(&piece, &mut out), reference.push(&piece, &mut expected)),
+                    _ => assert_eq!(matcher.push(&piece, &mut out).is_some(), reference.push(&piece, &mut expected)),
                 }
                 assert_eq!(out, expected, "stops {stops:?}, step {step}");
             }

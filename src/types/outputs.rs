@@ -1,6 +1,7 @@
 //! Outputs: new tokens, new text, or the end of a sequence.
 
 use std::mem::take;
+use std::sync::Arc;
 
 use super::timing::Timing;
 use super::{RequestId, SeqId};
@@ -19,6 +20,19 @@ pub enum FinishReason {
     Error,
     /// Its deadline has passed.
     Deadline,
+}
+
+/// What ended a sequence with `FinishReason::Stop`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StopReason {
+    /// An end-of-sequence token of the model.
+    Eos(u32),
+    /// A stop token of the request.
+    Token(u32),
+    /// A stop string of the request.
+    Text(Arc<str>),
+    /// The grammar is complete.
+    Grammar,
 }
 
 impl FinishReason {
@@ -56,6 +70,8 @@ pub struct Output {
     pub text: String,
     /// Finish reason. `None` if more outputs follow.
     pub finish: Option<FinishReason>,
+    /// What ended the sequence if `finish` is `Stop`.
+    pub stop: Option<StopReason>,
     /// Error message if `finish` is `Error`.
     pub error: Option<Error>,
     /// Number of tokens of the prompt.
@@ -96,6 +112,26 @@ impl Logprobs {
     /// Copies the values. Fails if the system has no memory.
     pub fn try_clone(&self) -> Result<Logprobs> {
         Ok(Logprobs { tokens: try_copy(&self.tokens)?, top: try_copy(&self.top)? })
+    }
+
+    /// Appends the first `wanted` alternatives of each token from a list with `k` for each.
+    pub fn push_top(&mut self, top: &[(u32, f32)], k: usize, wanted: usize) -> Result<()> {
+        if wanted > 0 {
+            try_grow(&mut self.top, top.len() / k * wanted)?;
+            top.chunks_exact(k).for_each(|all| self.top.extend_from_slice(&all[..wanted]));
+        }
+        Ok(())
+    }
+
+    /// Replaces the values of the tokens from `place` on, which have `wanted` alternatives each.
+    /// `top` has `k` alternatives for each of them.
+    pub fn set(&mut self, place: usize, wanted: usize, logprobs: &[f32], top: &[(u32, f32)], k: usize) {
+        for (i, &logprob) in logprobs.iter().enumerate() {
+            let Some(to) = self.tokens.get_mut(place + i) else { return };
+            *to = logprob;
+            let alternatives = self.top.iter_mut().skip((place + i) * wanted).take(wanted);
+            alternatives.zip(&top[i * k..]).for_each(|(to, &from)| *to = from);
+        }
     }
 
     /// Keeps the values of the first `len` tokens.

@@ -9,7 +9,7 @@ use crate::support::{self, BeamCase, TempDir, beam_cases, bundled_model, configs
 use pagedllm::engine::{Continue, Engine, Fork, LogitsHook, Output, Prompt, Request, Resume, Stats};
 use pagedllm::error::Code;
 use pagedllm::types::options::{BeamParams, Dry, EngineOptions, Grammar, Isa, Mirostat, OutputKind, SamplingParams};
-use pagedllm::types::outputs::FinishReason;
+use pagedllm::types::outputs::{FinishReason, Logprobs};
 use pagedllm::types::{RequestId, SeqId};
 
 const BLOCK: usize = 8;
@@ -541,7 +541,69 @@ fn cumulative_and_final_outputs_equal_the_concatenated_deltas() {
         let growing = run(OutputKind::Cumulative, echo);
         assert!(growing.is_sorted_by_key(|output| output.tokens.len()));
         assert_eq!((&growing.last().unwrap().text, &growing.last().unwrap().tokens), (&text, &all));
-        assert_eq!(growing.last().unwrap().logprobs, whole[0].logprobs);
+        assert_eq!(bits(&growing.last().unwrap().logprobs), bits(&whole[0].logprobs));
+    }
+}
+
+/// Returns the bits of log probabilities and of their alternatives, since NaN differs from itself.
+fn bits(logprobs: &Logprobs) -> (Vec<u32>, Vec<(u32, u32)>) {
+    let Logprobs { tokens, top } = logprobs;
+    (tokens.iter().map(|p| p.to_bits()).collect(), top.iter().map(|(token, p)| (*token, p.to_bits())).collect())
+}
+
+#[test]
+fn an_echoed_prompt_has_the_log_probabilities_of_its_tokens() {
+    let model = Model::llama();
+    for prefill_chunk in [None, Some(7)] {
+        let engine = Engine::create(&EngineOptions { prefill_chunk, max_seqs: 4, ..model.options.clone() }).unwrap();
+        let run = |sampling, n| {
+            let id = engine.add_request(Request { n, ..request(prompt(30), sampling) }).unwrap();
+            (id, drain(&engine))
+        };
+        let all = |outputs: &[Output], id: SeqId| {
+            let mut all = Logprobs::default();
+            for output in outputs.iter().filter(|output| output.sequence == id) {
+                all.tokens.extend(&output.logprobs.tokens);
+                all.top.extend(&output.logprobs.top);
+            }
+            all
+        };
+        let (_, outputs) = run(SamplingParams { prompt_logprobs: Some(5), ..sampled(1, 4) }, 1);
+        let known: Vec<f32> = outputs.iter().flat_map(|output| output.prompt_logprobs.tokens.clone()).collect();
+        let tops: Vec<(u32, f32)> = outputs.iter().flat_map(|output| output.prompt_logprobs.top.clone()).collect();
+        for output in [OutputKind::Delta, OutputKind::Cumulative, OutputKind::Final] {
+            // The second run finds the prompt in the prefix cache. One has other alternatives for
+            // the prompt itself.
+            for prompt_logprobs in [None, Some(5), Some(1)] {
+                let sampling = SamplingParams { echo: true, logprobs: Some(3), prompt_logprobs, output, ..sampled(1, 4) };
+                let (id, outputs) = run(sampling, 3);
+                for sample in id.sequences(3) {
+                    let ends: Vec<Output> = outputs.iter().filter(|output| output.sequence == sample).cloned().collect();
+                    let whole = if output == OutputKind::Delta { all(&ends, sample) } else { ends.last().unwrap().logprobs.clone() };
+                    assert_eq!((whole.tokens.len(), whole.top.len()), (34, 3 * 34), "{output:?}");
+                    assert!(whole.tokens[0].is_nan() && whole.top[..3].iter().all(|(token, p)| *token == prompt(30)[0] && p.is_nan()));
+                    assert_eq!(whole.tokens[1..30], known, "{output:?}");
+                    assert!(whole.top[3..90].chunks(3).zip(tops.chunks(5)).all(|(some, all)| *some == all[..3]));
+                    assert!(whole.tokens[30..].iter().all(|p| *p < 0.0));
+                    // The first output has the whole prompt.
+                    let first = ends.iter().find(|output| !output.tokens.is_empty()).unwrap();
+                    assert!(first.tokens.starts_with(&prompt(30)) && (output != OutputKind::Delta || first.tokens.len() == 30));
+                }
+                let reported: Vec<(u32, f32)> =
+                    outputs.iter().rfind(|output| output.sequence == id.sequence(0)).unwrap().prompt_logprobs.top.clone();
+                assert!(output == OutputKind::Delta || reported.len() == 29 * prompt_logprobs.unwrap_or(0) as usize);
+            }
+        }
+        // A request that ends early has the log probabilities that are known.
+        let id = engine.add_request(request(prompt(30), SamplingParams { echo: true, logprobs: Some(0), ..sampled(1, 4) })).unwrap();
+        let early = prefill_chunk.is_some();
+        steps(&engine, early as usize);
+        engine.abort(id).unwrap();
+        let outputs = drain(&engine);
+        assert_eq!((outputs.len(), &outputs[0].tokens, outputs[1].finish), (2, &prompt(30), Some(FinishReason::Abort)));
+        assert!(outputs[0].logprobs.tokens.len() == 30 && outputs[0].logprobs.tokens[29].is_nan());
+        assert_eq!(outputs[0].logprobs.tokens[1..3].iter().all(|p| *p < 0.0), early);
+        assert_empty(&engine);
     }
 }
 

@@ -6,6 +6,7 @@ use super::text_matcher::TextMatcher;
 use super::token_texts::TokenTexts;
 use crate::error::Result;
 use crate::types::options::SamplingParams;
+use crate::types::outputs::StopReason;
 
 /// The sampling parameters and end conditions of a sequence.
 #[derive(Debug, Clone, Default)]
@@ -19,6 +20,8 @@ pub struct ResolvedSampling {
     pub token_texts: Arc<TokenTexts>,
     /// `params.stop` as an automaton.
     pub stops: TextMatcher,
+    /// `params.stop`, shared with the outputs that report them.
+    pub stop_texts: Vec<Arc<str>>,
     /// The sequence breakers of `params.dry` as an automaton. Empty if DRY is off.
     pub breakers: TextMatcher,
 }
@@ -32,14 +35,23 @@ impl ResolvedSampling {
         token_texts: Arc<TokenTexts>,
     ) -> Result<ResolvedSampling> {
         let stops = TextMatcher::new(&params.stop)?;
+        let stop_texts = params.stop.iter().map(|stop| Arc::from(&stop[..])).collect();
         let dry = params.dry.as_ref().filter(|dry| dry.is_on());
         let breakers = TextMatcher::new(dry.and_then(|dry| dry.sequence_breakers.as_deref()).unwrap_or_default())?;
-        Ok(ResolvedSampling { params, eos, bad_words, token_texts, stops, breakers })
+        Ok(ResolvedSampling { params, eos, bad_words, token_texts, stops, stop_texts, breakers })
     }
 
     /// Returns the text of a token, in which DRY searches for breakers.
     pub fn bytes_of(&self, token: u32) -> &[u8] {
         self.token_texts.get(token)
+    }
+
+    /// Returns the reason why a token has ended the sequence.
+    pub fn stop_reason(&self, token: u32) -> StopReason {
+        match self.params.stop_token_ids.contains(&token) {
+            true => StopReason::Token(token),
+            false => StopReason::Eos(token),
+        }
     }
 
     pub fn stops_at(&self, token: u32) -> bool {

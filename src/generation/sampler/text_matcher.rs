@@ -75,12 +75,18 @@ impl TextMatcher {
         self.automaton.as_ref().zip(state.0).is_some_and(|(automaton, id)| automaton.is_match(id))
     }
 
+    /// Returns the texts that end at this position: their lengths and their indices.
+    pub fn matches(&self, state: MatchState) -> impl Iterator<Item = (usize, usize)> {
+        let matching = self.automaton.as_ref().zip(state.0).filter(|(automaton, id)| automaton.is_match(*id));
+        matching.into_iter().flat_map(|(automaton, id)| {
+            let patterns = (0..automaton.match_len(id)).map(move |i| automaton.match_pattern(id, i));
+            patterns.map(|pattern| (automaton.pattern_len(pattern), pattern.as_usize()))
+        })
+    }
+
     /// Returns the lengths of the texts that end at this position.
     pub fn match_lens(&self, state: MatchState) -> impl Iterator<Item = usize> {
-        let matching = self.automaton.as_ref().zip(state.0).filter(|(automaton, id)| automaton.is_match(*id));
-        matching
-            .into_iter()
-            .flat_map(|(automaton, id)| (0..automaton.match_len(id)).map(move |i| automaton.pattern_len(automaton.match_pattern(id, i))))
+        self.matches(state).map(|(len, _)| len)
     }
 
     /// Returns the number of last bytes that are the beginning of a text.

@@ -183,6 +183,12 @@ impl SamplingParams {
         })
     }
 
+    /// Returns the number of alternatives for each token of an echoed prompt, if the echo has log
+    /// probabilities.
+    pub fn echoed_logprobs(&self) -> Option<u32> {
+        self.logprobs.filter(|_| self.echo)
+    }
+
     /// The maximum number of reported alternatives per token.
     pub const MAX_LOGPROBS: u32 = 128;
     const MAX_TEMPERATURE: f32 = 1e4;

@@ -213,7 +213,8 @@ impl Trace {
         let outputs = self.hosts[host].queues[queue].as_ref().map(poll).unwrap_or_default();
         let lens = outputs
             .iter()
-            .filter(|output| queue > LAGGING && !self.is_ranked((host, output.sequence)))
+            // An echo can come after tokens that the host appended.
+            .filter(|output| queue > LAGGING && output.generated_tokens > 0 && !self.is_ranked((host, output.sequence)))
             .map(|output| (output.sequence, length(output)))
             .collect();
         outputs.into_iter().for_each(|output| self.check_output(host, queue, output));

@@ -12,7 +12,9 @@ use pagedllm::types::outputs::FinishReason;
 pub struct Script {
     pub prompt_len: usize,
     pub echo: bool,
-    pub tokens: BTreeMap<usize, (u32, Option<u32>)>,
+    pub tokens: BTreeMap<usize, u32>,
+    /// Bits of the log probabilities.
+    pub logprobs: BTreeMap<usize, u32>,
     pub ends: BTreeMap<usize, (Option<FinishReason>, Option<u64>)>,
     /// The text of delta outputs.
     pub pieces: BTreeMap<usize, String>,
@@ -54,6 +56,7 @@ impl Script {
     pub fn diverges(&self, len: usize) -> Script {
         let mut script = self.clone();
         script.tokens.retain(|&place, _| place <= len);
+        script.logprobs.retain(|&place, _| place <= len);
         script.ends.retain(|&place, _| place <= len);
         script.pieces.retain(|&place, _| place <= len);
         script.totals.retain(|&place, _| place <= len);
@@ -69,8 +72,12 @@ impl Script {
         let mut known = 0;
         assert!(output.tokens.len() <= len, "more tokens than the sequence has: {output:?}");
         for (i, &token) in output.tokens.iter().enumerate() {
-            let bits = scored.then(|| output.logprobs.tokens[i].to_bits());
-            known += same(&mut self.tokens, len - output.tokens.len() + i + 1, (token, bits), "the token");
+            let at = len - output.tokens.len() + i + 1;
+            known += same(&mut self.tokens, at, token, "the token");
+            // NaN: not computed yet when the sequence ended, or not sampled.
+            if let Some(logprob) = output.logprobs.tokens.get(i).filter(|logprob| scored && !logprob.is_nan()) {
+                known += same(&mut self.logprobs, at, logprob.to_bits(), "the log probability");
+            }
         }
         let unfinished = matches!(output.finish, Some(FinishReason::Abort | FinishReason::Error));
         if !unfinished && !output.tokens.is_empty() {

@@ -195,14 +195,15 @@ static void check_shape(const pllm_output *o) {
            "an output with a sequence state has other fields");
 }
 
+// NaN: the token has no log probability, because it was not sampled or is the first of a prompt.
 static void check_logprobs(const float *list, uint64_t len) {
     for (uint64_t i = 0; i < len; i++)
-        EXPECT(list[i] <= 0, "a log probability is %f", (double)list[i]);
+        EXPECT(!(list[i] > 0), "a log probability is %f", (double)list[i]);
 }
 
 static void check_top_logprobs(const request_record *r, const pllm_logprob *list, uint64_t len) {
     for (uint64_t i = 0; i < len; i++)
-        EXPECT(list[i].token < r->vocab && list[i].logprob <= 0,
+        EXPECT(list[i].token < r->vocab && !(list[i].logprob > 0),
                "one of the top_logprobs is %f of token %u", (double)list[i].logprob, list[i].token);
 }
 
