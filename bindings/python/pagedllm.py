@@ -1794,7 +1794,7 @@ def plan(model_path: Path, *,
 class Engine:
     """One model, its KV pool and its requests. A with statement closes it at its end.
 
-    model_path: model directory in the layout of Hugging Face.
+    model_path: Model directory in the layout of Hugging Face.
     device: "cpu" (default, also None), or "cuda:0" (also "cuda") for the first CUDA device. CUDA
         needs an NVIDIA driver for CUDA 13, compute capability 8.0 or newer, and weights in f32,
         f16, bf16 or fp8.
@@ -1875,9 +1875,9 @@ class Engine:
         (default): 64 for each token of max_model_len, at least 1048576. Tokenization takes up to 16
         bytes of memory for each byte of text, and up to 512 for each byte of a stretch of at most 2
         MiB without a place to cut (docs/models.md).
-    host_steps: if True, call step(), or start() later. If False, a thread of the engine steps it
+    host_steps: If True, call step(), or start() later. If False, a thread of the engine steps it
         from the start.
-    progress: called as progress(done, total) with bytes of weights. An exception cancels the
+    progress: Called as progress(done, total) with bytes of weights. An exception cancels the
         loading, and this constructor raises it. The model is loaded on another thread, so that
         Ctrl-C cancels the loading as well.
     """
@@ -2138,7 +2138,7 @@ class Engine:
         Only its last token and the tokens appended since are computed. Counts (max_tokens,
         min_tokens) and penalties start anew.
 
-        continue_generation: continue as if the sequence had never been idle, with its own sampling,
+        continue_generation: Continue as if the sequence had never been idle, with its own sampling,
             counts, grammar and hook. sampling, skip_special and logits_hook must not be given. The
             sequence need not have ended: idle forks and imported sequences continue where they are.
         queue: Queue for the outputs. None keeps the queue of the sequence.

@@ -36,8 +36,8 @@ RENAMED = {"deadline_ms": "deadline", "len": "length", "PLLM_RESUME_CONTINUE": "
 HIDDEN = {"grammar_kind", "choices", "prompt_token_ids", "error_code", "sequence_state"}
 # Parameters that a part declares and passes itself.
 BY_HAND = {
-    "pllm_engine_options": ["model_path", "progress"], "pllm_request": ["sampling"], "pllm_fork": ["n"],
-    "pllm_resume": ["sampling", "continue_generation"], "pllm_pin": [],
+    "pllm_engine_options": ["model_path", "progress"], "pllm_request": ["prompt", "sampling"], "pllm_fork": ["n"],
+    "pllm_resume": ["sampling", "continue_generation"], "pllm_pin": ["prompt"],
 }
 # Options with a type of their own: the type, the default and the function that sets the C fields.
 # If the function is None, the part sets them.
@@ -62,8 +62,8 @@ RESULT_FORMS = {
     "prompt_top_logprobs": ("Optional[List[List[Logprob]]]",
                             "_top_logprobs(c.prompt_top_logprobs, c.prompt_top_logprobs_len, c.prompt_logprobs_len)"),
 }
-# Fields of results that programs may leave out when they create the object.
-RESULT_DEFAULTS = {"inexact": "False"}
+# The first field that programs may leave out when they create the object. So are the later ones.
+OPTIONAL_FROM = {"pllm_sequence_info": "inexact"}
 # Fields of Output that a Completion does not have.
 NOT_OF_COMPLETION = ["error", "generated_tokens", "user_data"]
 
@@ -128,6 +128,10 @@ def flag_name(constant):
     return RENAMED.get(constant.name, constant.short.lower().removeprefix("no_"))
 
 
+def is_flags(field):
+    return field.name == "flags" or field.name.endswith("_flags")
+
+
 def flags_of(abi, struct):
     """The flags of a struct, each with its field: those of the set of the field, or that its text names."""
     found = {}
@@ -145,11 +149,7 @@ class Option:
     type: str
     default: str
     doc: str
-    code: str  # sets the fields of the C struct `c` from `value`; empty if the part does it
-
-
-def is_flags(field):
-    return field.name == "flags" or field.name.endswith("_flags")
+    code: str  # sets the fields of the C struct `c` from the value {}; empty if the part does it
 
 
 def options(abi, struct):
@@ -165,17 +165,21 @@ def options(abi, struct):
                       if its_field is field and not any(constant.short.lower() == one.name for one in struct.fields)]
         else:
             found.append(option(abi, struct, field, flags))
+    return ordered(struct, found)
+
+
+def ordered(struct, items):
     first = FIRST.get(struct.name, [])
-    return sorted(found, key=lambda one: first.index(one.name) if one.name in first else len(first))
+    return sorted(items, key=lambda one: first.index(one.name) if one.name in first else len(first))
 
 
 def flag_option(abi, struct, field, constant):
     name = flag_name(constant)
-    doc, value = constant.doc, "value"
+    doc, value = constant.doc, "{}"
     if field.default & constant.value:
         doc += " Default True."
     if constant.short.startswith("NO_"):
-        doc, value = f"False: {doc[0].lower()}{doc[1:]}", "_inverted(value)"
+        doc, value = f"False: {doc[0].lower()}{doc[1:]}", "_inverted({})"
     doc = text_of(abi, f"{struct.name}.{name}", doc)
     return Option(name, "Optional[bool]", "None", doc, f'_assign_flag(c, "{field.name}", _{constant.name[5:]}, {value})')
 
@@ -184,9 +188,9 @@ def option(abi, struct, field, flags):
     name = RENAMED.get(field.name, field.name)
     type_, default, setter = form(struct, field)
     places = f'"{field.lens}", "{field.count}", ' if field.role == "texts" else ""
-    code = f'{setter}(c, "{field.name}", {places}value)' if setter else ""
+    code = f'{setter}(c, "{field.name}", {places}{{}})' if setter else ""
     if setter == "_assign_struct":
-        code = f'_assign_struct(c, "{field.name}", _c_{field.target[5:]}, value)'
+        code = f'_assign_struct(c, "{field.name}", _c_{field.target[5:]}, {{}})'
     text = field.doc
     if default == "()":
         text = text.replace("NULL (default)", "Empty")
@@ -197,7 +201,7 @@ def option(abi, struct, field, flags):
         text = text.replace(implied[0], "")
         without = re.search(r"Without this flag (.*)", constant.doc)
         text = text[0].upper() + text[1:] + (f" None: {without[1]}" if without else f" Implies {flag_name(constant)}.")
-        code += f'\n_assign_flag(c, "{flag_field.name}", _{constant.name[5:]}, _given(value))'
+        code += f'\n_assign_flag(c, "{flag_field.name}", _{constant.name[5:]}, _given({{}}))'
     return Option(name, type_, default, text_of(abi, f"{struct.name}.{name}", text), code)
 
 
@@ -235,39 +239,45 @@ class Result:
 
 
 def results(abi, struct):
+    """The fields of a result."""
     found = []
     for field in struct.fields:
         if not field.is_data or field.name in HIDDEN:
             continue
         name = RENAMED.get(field.name, field.name)
-        default = RESULT_DEFAULTS.get(name, "")
-        text = field.doc
-        per_sequence = "In the last output of a sequence: "
-        if text.startswith(per_sequence):  # times and counts that differ between runs
+        type_, code = result_form(struct, field)
+        text = field.doc.replace("1 if", "True if", 1).replace(", 0 if", ", False if") if type_ == "bool" else field.doc
+        default = ""
+        if text.startswith("In the last output of a sequence: "):  # times and counts that differ between runs
             default = "field(compare=False)"
-        # The counters of Stats stay numbers.
-        is_bool = text.startswith("1 if ") and struct.name != "pllm_stats"
-        if is_bool:
-            text = text.replace("1 if", "True if", 1).replace(", 0 if", ", False if", 1)
-        value = f"c.{field.name}"
-        if struct.name == "pllm_output" and field.name in RESULT_FORMS:
-            type_, value = RESULT_FORMS[field.name]
-        elif is_bool:
-            type_, value = "bool", f"bool({value})"
-        elif "Negative if" in text:
-            type_, value = "Optional[float]", f"None if {value} < 0 else {value}"
-        elif field.role == "choice":
-            type_, value = ENUMS[field.set], f"_member({ENUMS[field.set]}, {value})"
-        elif field.role == "text":
-            type_, value = "str", f"_text({value}, c.{field.len})"
-        elif field.role == "array":
-            type_, value = "List[int]", f"_numbers({TYPES[field.target]}, {value}, c.{field.len})"
-        else:
-            type_ = number(field)
-        doc = text_of(abi, f"{struct.name}.{name}", text)
-        found.append(Result(name, type_, default, doc, value))
-    first = FIRST.get(struct.name, [])
-    return sorted(found, key=lambda one: first.index(one.name) if one.name in first else len(first))
+        if field.offset >= offset_of(struct, OPTIONAL_FROM.get(struct.name)):
+            default = {"bool": "False", "int": "0", "float": "0.0", "str": '""'}[type_]
+        found.append(Result(name, type_, default, text_of(abi, f"{struct.name}.{name}", text), code))
+    return ordered(struct, found)
+
+
+def result_form(struct, field):
+    """The type of a result, and the expression that reads it."""
+    value = f"c.{field.name}"
+    if struct.name == "pllm_output" and field.name in RESULT_FORMS:
+        return RESULT_FORMS[field.name]
+    if field.doc.startswith("1 if ") and struct.name != "pllm_stats":  # the counters of Stats stay numbers
+        return "bool", f"bool({value})"
+    if "Negative if" in field.doc:
+        return "Optional[float]", f"None if {value} < 0 else {value}"
+    if field.role == "choice":
+        return ENUMS[field.set], f"_member({ENUMS[field.set]}, {value})"
+    if field.role == "text":
+        return "str", f"_text({value}, c.{field.len})"
+    if field.role == "array":
+        assert field.target in TYPES, f"{struct.name}.{field.name}: add it to RESULT_FORMS"
+        kind = "float" if field.target in ("f32", "f64") else "int"
+        return f"List[{kind}]", f"_numbers({TYPES[field.target]}, {value}, c.{field.len})"
+    return number(field), value
+
+
+def offset_of(struct, name):
+    return struct.field(name).offset if name else struct.size
 
 
 # ---- the kinds of markers ------------------------------------------------------------------------
@@ -319,7 +329,7 @@ def completion(abi, _name, width):
 
 
 def keywords(abi, name):
-    return [one for one in options(abi, abi.struct(name)) if one.name not in [*BY_HAND[name], "prompt"]]
+    return [one for one in options(abi, abi.struct(name)) if one.name not in BY_HAND[name]]
 
 
 def listed(items, width):
@@ -411,7 +421,7 @@ def setters(abi, _name, width):
         body = f"c = _defaults({title(struct.name)}, _lib.{struct.name}_init)\n"
         # Explicit flags come last, because they override implied ones.
         for one in sorted(mine, key=lambda one: one.code.startswith("_assign_flag")):
-            body += re.sub(r"\bvalue\b", prefix + one.name, one.code) + "\n"
+            body += one.code.replace("{}", prefix + one.name) + "\n"
         texts.append(head + textwrap.indent(body + "return c\n", "    "))
     return "\n\n".join(texts)
 

@@ -17,11 +17,11 @@ def plan(model_path: Path, *,
 class Engine:
     """One model, its KV pool and its requests. A with statement closes it at its end.
 
-    model_path: model directory in the layout of Hugging Face.
+    model_path: Model directory in the layout of Hugging Face.
     # generated: documentation pllm_engine_options
-    host_steps: if True, call step(), or start() later. If False, a thread of the engine steps it
+    host_steps: If True, call step(), or start() later. If False, a thread of the engine steps it
         from the start.
-    progress: called as progress(done, total) with bytes of weights. An exception cancels the
+    progress: Called as progress(done, total) with bytes of weights. An exception cancels the
         loading, and this constructor raises it. The model is loaded on another thread, so that
         Ctrl-C cancels the loading as well.
     """
@@ -211,7 +211,7 @@ class Engine:
         Only its last token and the tokens appended since are computed. Counts (max_tokens,
         min_tokens) and penalties start anew.
 
-        continue_generation: continue as if the sequence had never been idle, with its own sampling,
+        continue_generation: Continue as if the sequence had never been idle, with its own sampling,
             counts, grammar and hook. sampling, skip_special and logits_hook must not be given. The
             sequence need not have ended: idle forks and imported sequences continue where they are.
         # generated: documentation pllm_resume
