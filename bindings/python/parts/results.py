@@ -1,0 +1,46 @@
+# ---- results -------------------------------------------------------------------------------------
+
+
+class Error(Exception):
+    """An error of the library: a stable code, and a message with the numbers and the remedy."""
+
+    def __init__(self, code: int, message: str) -> None:
+        self.code = _member(Code, code)
+        self.message = message
+        super().__init__(self.code, message)
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class Logprob(NamedTuple):
+    """A token and its log probability in the model's own distribution."""
+    token: int
+    logprob: float
+
+
+# generated: class pllm_output
+
+
+# generated: completion
+
+
+# generated: class pllm_sequence_info
+
+
+# generated: class pllm_step
+
+
+# generated: class pllm_stats
+
+
+# generated: class pllm_admission
+
+
+# generated: class pllm_budget_info
+
+
+# generated: class pllm_plan
+
+
+# generated: class pllm_model_info
