@@ -7,14 +7,15 @@ import "fmt"
 
 // Plan computes what Open would allocate, from the headers of the model's files, without allocating
 // it.
-func (o Options) Plan() (result Plan, err error) {
-	plan := C.pllm_plan{struct_size: C.sizeof_pllm_plan}
-	err = o.use(func(options *C.pllm_engine_options) error { return check(C.pllm_engine_plan(options, &plan)) })
+func (o Options) Plan() (Plan, error) {
+	c := C.pllm_plan{struct_size: C.sizeof_pllm_plan}
+	err := o.use(func(options *C.pllm_engine_options) error { return check(C.pllm_engine_plan(options, &c)) })
 	if err != nil {
-		return result, err
+		return Plan{}, err
 	}
-	result.fromC(&plan)
-	return result, nil
+	var plan Plan
+	plan.fromC(&c)
+	return plan, nil
 }
 
 // use makes a call with the options as a C struct.

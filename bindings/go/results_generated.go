@@ -304,7 +304,7 @@ func (s *Stats) fromC(c *C.pllm_stats) {
 type Output struct {
 	// Request is the id of the request.
 	Request RequestID
-	// Sequence is the id of the sequence.
+	// Sequence is the id of the sequence, for Engine.Sequence if the request has Keep.
 	Sequence SequenceID
 	// UserData is the UserData of the request.
 	UserData uint64
@@ -375,6 +375,57 @@ func (o *Output) fromC(c *C.pllm_output) {
 	o.Timing.LastToken = goDuration(c.last_token_seconds)
 	o.Preemptions = int(c.preemptions)
 	o.CachedTokens = int(c.cached_tokens)
+}
+
+// A Completion is everything that one sequence generated.
+type Completion struct {
+	// Sequence is the id of the sequence, for Engine.Sequence if the request has Keep.
+	Sequence SequenceID
+	// Tokens has the Tokens of all outputs.
+	Tokens []uint32
+	// LogProbs has the LogProbs of all outputs.
+	LogProbs []float32
+	// Text is the whole text.
+	Text string
+	// Err is an *Error if FinishReason is FinishError, or FinishAbort because the engine was
+	// closed; else nil.
+	Err error
+	// PromptTokens is the number of tokens of the prompt.
+	PromptTokens int
+	// FinishReason is the reason why the sequence ended. FinishNone if an error occurred before the
+	// end.
+	FinishReason FinishReason
+	// Score is as in the last Output.
+	Score float64
+	// TopLogProbs has the TopLogProbs of all outputs.
+	TopLogProbs [][]LogProb
+	// PromptLogProbs has the PromptLogProbs of all outputs.
+	PromptLogProbs []float32
+	// PromptTopLogProbs has the PromptTopLogProbs of all outputs.
+	PromptTopLogProbs [][]LogProb
+	// Timing is as in the last Output.
+	Timing Timing
+	// Preemptions is as in the last Output.
+	Preemptions int
+	// CachedTokens is as in the last Output.
+	CachedTokens int
+}
+
+// add adds the next output, except its text.
+func (c *Completion) add(output *Output) {
+	c.Sequence = output.Sequence
+	c.Tokens = append(c.Tokens, output.Tokens...)
+	c.LogProbs = append(c.LogProbs, output.LogProbs...)
+	c.Err = output.Err
+	c.PromptTokens = max(c.PromptTokens, output.PromptTokens)
+	c.FinishReason = output.FinishReason
+	c.Score = output.Score
+	c.TopLogProbs = append(c.TopLogProbs, output.TopLogProbs...)
+	c.PromptLogProbs = append(c.PromptLogProbs, output.PromptLogProbs...)
+	c.PromptTopLogProbs = append(c.PromptTopLogProbs, output.PromptTopLogProbs...)
+	c.Timing = output.Timing
+	c.Preemptions = output.Preemptions
+	c.CachedTokens = output.CachedTokens
 }
 
 // SequenceInfo is a sequence as of the last step and the calls since.

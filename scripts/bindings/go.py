@@ -52,16 +52,13 @@ class Set:
     integer: str = "uint32"
 
 
+# The other sets are named like their prefix. Their doc is that of the field that takes them.
 SETS = {
     "PLLM_E": Set("Code", "a kind of error. The codes are errors themselves, for errors.Is. ErrClosed is also fs.ErrClosed, and ErrUnsupported is also errors.ErrUnsupported.", "Err", "code %d", "int32"),
     "PLLM_DTYPE": Set("DType", "a data type of KV blocks.", ""),
     "PLLM_ISA": Set("ISA", "an instruction path of the CPU kernels.", ""),
-    "PLLM_WEIGHTS": Set("Weights", "a format of the weights in memory.", "Weights"),
     "PLLM_PACKED": Set("PackedForm", "the result of Options.PackedPath.", "Packed"),
     "PLLM_PREEMPTION": Set("Preemption", "the treatment of preempted requests.", "Preemption"),
-    "PLLM_ORDER": Set("Order", "the order of the waiting requests.", "Order"),
-    "PLLM_BATCHING": Set("Batching", "the composition of a step.", "Batching"),
-    "PLLM_ALLOCATION": Set("Allocation", "the number of blocks that a request needs to start.", "Allocation"),
     "PLLM_OUTPUT": Set("OutputKind", "the content of each output.", "Output", None),
     "PLLM_EARLY_STOPPING": Set("EarlyStopping", "the condition that ends a beam search.", "EarlyStopping", None),
     "PLLM_FINISH": Set("FinishReason", "the reason why a sequence ended.", "Finish"),
@@ -100,6 +97,7 @@ RESULTS = {
     "output": Type("Output", "An Output is"),
     "sequence_info": Type("SequenceInfo", "SequenceInfo is"),
 }
+STRUCTS = {**OPTIONS, **RESULTS}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,11 +148,21 @@ EXTRA = {
         "HostSteps is true if the host steps the engine with Engine.Step, or starts it later with Engine.Start. By default, Open starts the engine's own thread."),
 }
 
+# Fields of Output that Completion does not have (None), or has with another doc.
+COMPLETION = {
+    "Request": None, "UserData": None, "Index": None, "GeneratedTokens": None, "sequenceState": None,
+    "Text": "Text is the whole text.",
+    "Sequence": "Sequence is the id of the sequence, for Engine.Sequence if the request has Keep.",
+    "Err": SPECIAL["output.error"].doc,
+    "FinishReason": "FinishReason is the reason why the sequence ended. FinishNone if an error occurred before the end.",
+}
+
 # Docs for which the C text does not suit.
 DOCS = {
     "engine_options.queue_capacity": "QueueCapacity is the number of unread outputs at which the requests that write to a queue pause. "
                                      "0: 65536 for the engine's own queue, and 64 for the queue of each stream.",
     "fork.at": "At is the number of tokens that the children share with their parent: 1 to its length. 0: all.",
+    "output.sequence": "Sequence is the id of the sequence, for Engine.Sequence if the request has Keep.",
     "RawPrompt": "RawPrompt is true if the tokenizer must not add its special tokens, such as BOS. Set it for a prompt that RenderChat rendered.",
     "ShowSpecial": "ShowSpecial keeps special tokens in the text.",
     "LastTurn": "LastTurn frees the sequence when it ends. By default it is kept and can be resumed again.",
@@ -173,7 +181,7 @@ DOCS = {
 NAMES = {
     "pllm_engine_add_request": "Queue.Add", "pllm_engine_free": "Engine.Close", "pllm_engine_get_metrics": "Engine.Metrics",
     "pllm_engine_start": "Engine.Start", "pllm_queue_create": "Engine.NewQueue",
-    **{f"pllm_{name}": entry.name for name, entry in {**OPTIONS, **RESULTS}.items()},
+    **{f"pllm_{short}": entry.name for short, entry in STRUCTS.items()},
 }
 
 # Fields whose name is one word of plain English. They are names in the texts of these structs only.
@@ -213,48 +221,51 @@ def lower(text):
     return text[0].lower() + text[1:] if re.match(r"[A-Z]([a-z]|\b[^0-9-])", text) else text
 
 
-def constant_name(constant):
-    if constant.set in SETS:
-        return RENAMED.get(constant.name) or SETS[constant.set].prefix + go_name(constant.short)
-    return go_name(constant.short)
-
-
 def comment(text, indent):
     """A comment. A paragraph is one line of the text, and code begins with a tab."""
     lines = lambda line: f"{indent}//{line}\n" if line.startswith("\t") else wrapped(line, f"{indent}// ", 100 - 3 * len(indent))
     return f"{indent}//\n".join(lines(line) for line in text.split("\n"))
 
 
+def spoken(constant):
+    """The name of a constant in texts: bf16, out of memory."""
+    if constant.set != "PLLM_E":
+        return constant.short.lower()
+    return "i/o" if constant.short == "IO" else constant.short.lower().replace("_", " ")
+
+
 class Writer:
     def __init__(self, abi):
         self.abi = abi
         self.constants = {constant.name: constant for constant in abi.constants}
+        self.sets = dict(SETS)
+        for field in [field for record in abi.records for field in record.fields if field.role == "choice" and f"{record.short}.{field.name}" not in SPECIAL]:
+            name = go_name(field.set.removeprefix("PLLM_"))
+            self.sets.setdefault(field.set, Set(name, f"the {lower(field.doc.partition(':')[0])}.", name))
+
+    def constant_name(self, constant):
+        prefix = self.sets[constant.set].prefix if constant.set in self.sets else ""
+        return RENAMED.get(constant.name) or prefix + go_name(constant.short)
 
     def names(self, text, place):
         """Replaces the C names in the text of a struct (by its short name) or of a set."""
         here = {"request": ["request", "sampling", "beam"], "resume": ["resume", "sampling"]}.get(place, [place])
-
-        def field(name):
-            owners = here + [short for short in [*OPTIONS, *RESULTS] if short not in here]
-            return next((short for short in owners if self.owns(short, name)), None)
 
         def replace(match):
             name = match[0]
             if name in self.constants:
                 constant = self.constants[name]
                 owner = next((short for short in here + list(OPTIONS) if name in self.flags_of(short)), None)
-                return self.qualified(self.flag_name(name, owner), owner, here) if owner else constant_name(constant)
+                return self.qualified(self.flag_name(name, owner), owner, here) if owner else self.constant_name(constant)
             if f"{place}_{name}" in self.constants:
-                return constant_name(self.constants[f"{place}_{name}"])
+                return self.constant_name(self.constants[f"{place}_{name}"])
             if name.endswith("_*"):
-                return SETS[name[:-2]].type
+                return self.sets[name[:-2]].type
             if name in NAMES:
                 return NAMES[name]
-            owner = field(name)
-            plain = "_" not in name and not (name in PLAIN.get(place, []))
-            if place == "PLLM_EARLY_STOPPING" and not plain:
-                return "Beam." + go_name(name)
-            return name if plain or owner is None else self.qualified(go_name(name), owner, here)
+            owner = next((short for short in [*here, *STRUCTS] if self.owns(short, name)), None)
+            is_name = "_" in name or name in PLAIN.get(place, [])
+            return self.qualified(go_name(name), owner, here) if is_name and owner else name
 
         text = re.sub(r"\b(\w+) of pllm_(\w+)", lambda match: f"{NAMES['pllm_' + match[2]]}.{go_name(match[1])}" if self.owns(match[2], match[1]) else match[0], text)
         return re.sub(r"(?<!label )\b[A-Za-z]\w*\b\*?", replace, text)
@@ -264,7 +275,7 @@ class Writer:
         return record is not None and any(field.name == name for field in record.fields)
 
     def qualified(self, name, owner, here):
-        return name if owner in here else f"{ {**OPTIONS, **RESULTS}[owner].name}.{name}"
+        return name if owner in here else f"{STRUCTS[owner].name}.{name}"
 
     def flags_of(self, short):
         """The flags that the fields of a struct take, each with the field."""
@@ -326,14 +337,14 @@ class Writer:
     def type_of(self, record, field):
         key = f"{record.short}.{field.name}"
         if field.role == "choice":
-            return SETS[field.set].type
+            return self.sets[field.set].type
         if field.role == "text":
             return "string"
         if field.role == "texts":
             return "[]string"
         if field.role == "array":
             return ARRAYS[field.target][0]
-        if field.role == "pointer":
+        if field.role in ("pointer", "callback", "user_data"):
             return POINTED[field.target]
         if field.name.endswith("_ms"):
             return "time.Duration"
@@ -367,7 +378,7 @@ class Writer:
     def doc(self, record, field, name, type, flag):
         text = field.doc
         if field.role == "choice" and text.startswith("PLLM_"):
-            text = SETS[field.set].doc.removeprefix("the ").capitalize() + text.partition(".")[2]
+            text = self.sets[field.set].doc.removeprefix("the ").capitalize() + text.partition(".")[2]
         if flag:
             text = text.removeprefix(f"With {flag}: ")
             text = text[0].upper() + text[1:] + " " + re.sub(r".*Without this flag ", "nil: ", self.constants[flag].doc)
@@ -435,6 +446,7 @@ class Writer:
         return f"v.{name} = goDuration({source})" if type == "time.Duration" else f"v.{name} = {type}({source})"
 
     def struct(self, entry, record, members):
+        """The declaration of a struct."""
         paragraphs = record.doc
         for pattern in DROPPED:
             paragraphs = re.sub(f" ?{pattern}", "", paragraphs)
@@ -445,49 +457,80 @@ class Writer:
         doc = "\n".join(self.names(line, record.short) for line in [doc, *rest])
         if entry.more:
             doc += ("\n" if rest else " ") + entry.more
-        fields = "".join(comment(member.doc, "\t") + f"\t{member.name} {member.type}\n" for member in members)
-        return f"\n{comment(doc, '')}type {entry.name} struct {{\n{fields}}}\n"
+        return declaration(entry.name, doc, members)
 
     def set(self, name, constants):
-        entry = SETS[name]
-        text = f"\n{comment(f'{entry.type} is {entry.doc}' if name != 'PLLM_E' else f'A {entry.type} is {entry.doc}', '')}type {entry.type} {entry.integer}\n\nconst (\n"
+        """The type of a set and its constants."""
+        entry = self.sets[name]
+        article = "A " if name == "PLLM_E" else ""
+        text = f"\n{comment(f'{article}{entry.type} is {entry.doc}', '')}type {entry.type} {entry.integer}\n\nconst (\n"
         for constant in constants:
-            doc = DOCS.get(constant.name) or self.names(f"{constant_name(constant)}: {lower(constant.doc)}", name)
-            text += comment(doc, "\t") + f"\t{constant_name(constant)} {entry.type} = C.{constant.name}\n"
+            doc = DOCS.get(constant.name) or self.names(f"{self.constant_name(constant)}: {lower(constant.doc)}", name)
+            text += comment(doc, "\t") + f"\t{self.constant_name(constant)} {entry.type} = C.{constant.name}\n"
         text += ")\n"
-        if not entry.unknown:
-            return text
-        spoken = lambda constant: constant.short.lower() if name != "PLLM_E" else {"IO": "i/o"}.get(constant.short, constant.short.lower().replace("_", " "))
+        if entry.unknown:
+            text += self.string(entry, {self.constant_name(constant): spoken(constant) for constant in constants})
+        return text
+
+    def string(self, entry, names):
+        """The method String of a set."""
         receiver = entry.type[0].lower()
-        text += f'\n// String returns the name, such as "{spoken(constants[1])}".\nfunc ({receiver} {entry.type}) String() string {{\n\tswitch {receiver} {{\n'
-        text += "".join(f'\tcase {constant_name(constant)}:\n\t\treturn "{spoken(constant)}"\n' for constant in constants)
-        return text + f'\t}}\n\treturn fmt.Sprintf("{entry.unknown}", {entry.integer}({receiver}))\n}}\n'
+        cases = "".join(f'\tcase {name}:\n\t\treturn "{text}"\n' for name, text in names.items())
+        example = list(names.values())[1]
+        return (f'\n// String returns the name, such as "{example}".\nfunc ({receiver} {entry.type}) String() string {{\n\tswitch {receiver} {{\n'
+                f'{cases}\t}}\n\treturn fmt.Sprintf("{entry.unknown}", {entry.integer}({receiver}))\n}}\n')
 
 
-def method(entry, members, signature, before="", after=""):
+def declaration(name, doc, members):
+    fields = "".join(comment(member.doc, "\t") + f"\t{member.name} {member.type}\n" for member in members)
+    return f"\n{comment(doc, '')}type {name} struct {{\n{fields}}}\n"
+
+
+def method(name, members, signature, before="", after=""):
     """A method of a struct that copies the members."""
-    receiver = entry.name[0].lower()
+    receiver = name[0].lower()
     lines = [line for member in members for line in member.code.split("\n") if line]
     body = re.sub(r"\bv\.", f"{receiver}.", "".join(f"\t{line}\n" for line in lines))
-    return f"\nfunc ({receiver} *{entry.name}) {signature} {{\n{before}{body}{after}}}\n"
+    return f"\nfunc ({receiver} *{name}) {signature} {{\n{before}{body}{after}}}\n"
+
+
+def completion(outputs):
+    """All outputs of a sequence in one struct, and the method that adds an output."""
+
+    def member(output):
+        if output.type.startswith("[]"):
+            doc, code = f"{output.name} has the {output.name} of all outputs.", f"append(v.{output.name}, output.{output.name}...)"
+        elif output.name == "PromptTokens":  # 0 in the output of a fork that failed
+            doc, code = output.doc, "max(v.PromptTokens, output.PromptTokens)"
+        else:
+            doc, code = f"{output.name} is as in the last Output.", f"output.{output.name}"
+        doc = COMPLETION.get(output.name, doc)
+        return dataclasses.replace(output, doc=doc, code=f"v.{output.name} = {code}" if output.name != "Text" else "")
+
+    members = [member(output) for output in outputs if COMPLETION.get(output.name, "") is not None]
+    text = declaration("Completion", "A Completion is everything that one sequence generated.", members)
+    text += "\n// add adds the next output, except its text.\n"
+    return text + method("Completion", members, "add(output *Output)").lstrip("\n")
 
 
 def files(abi, _root):
     writer = Writer(abi)
     constants = HEAD + C_IMPORT + '\nimport "fmt"\n'
-    constants += "".join(writer.set(name, abi.sets[name]) for name in SETS)
+    constants += "".join(writer.set(name, abi.sets[name]) for name in writer.sets)
     options = HEAD + C_IMPORT + '\nimport "time"\n'
     for short, entry in OPTIONS.items():
         record = abi.struct(f"pllm_{short}")
         members = writer.members(record, writer.to_c)
         new = f"\tc := new(C.{record.name})\n\tC.{record.name}_init(c, C.sizeof_{record.name})\n\targs.Pin(c)\n"
         options += writer.struct(entry, record, members)
-        options += method(entry, members, f"toC(args *arguments) *C.{record.name}", new, "\treturn c\n")
+        options += method(entry.name, members, f"toC(args *arguments) *C.{record.name}", new, "\treturn c\n")
     results = HEAD + C_IMPORT + '\nimport "time"\n'
     for short, entry in RESULTS.items():
         record = abi.struct(f"pllm_{short}")
         members = writer.members(record, writer.from_c)
         results += writer.struct(entry, record, members)
-        results += method(entry, members, f"fromC(c *C.{record.name})")
+        results += method(entry.name, members, f"fromC(c *C.{record.name})")
+        if short == "output":
+            results += completion(members)
     texts = {"constants": constants, "options": options, "results": results}
     return {f"bindings/go/{name}_generated.go": text for name, text in texts.items()}
