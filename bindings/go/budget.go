@@ -75,18 +75,6 @@ func (b *Budget) Resize(bytes int64) error {
 	return b.use(func(budget *C.pllm_budget) error { return check(C.pllm_budget_resize(budget, c)) })
 }
 
-// A BudgetInfo is the state of a budget.
-type BudgetInfo struct {
-	Bytes int64
-	// MinBytes is the smallest size to which the budget can be resized now, given its engines and
-	// their requests. MaxBytes is the largest.
-	MinBytes, MaxBytes int64
-	// HeldBytes is the number of bytes that the engines hold. It exceeds Bytes while engines are
-	// giving blocks back.
-	HeldBytes int64
-	Engines   int
-}
-
 // Info returns the size of the budget and the bytes that its engines hold.
 func (b *Budget) Info() (info BudgetInfo, err error) {
 	err = b.use(func(budget *C.pllm_budget) error {
@@ -94,13 +82,7 @@ func (b *Budget) Info() (info BudgetInfo, err error) {
 		if err := check(C.pllm_budget_get_info(budget, &c)); err != nil {
 			return err
 		}
-		info = BudgetInfo{
-			Bytes:     int64(c.bytes),
-			MinBytes:  int64(c.min_bytes),
-			MaxBytes:  int64(c.max_bytes),
-			HeldBytes: int64(c.held_bytes),
-			Engines:   int(c.engines),
-		}
+		info.fromC(&c)
 		return nil
 	})
 	return info, err

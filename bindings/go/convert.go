@@ -44,6 +44,13 @@ func (a *arguments) setFloat(field *C.float, value float64) {
 	}
 }
 
+// setUint32From sets a field for which 0 is not the default. nil keeps the default.
+func (a *arguments) setUint32From(field *C.uint32_t, name string, value *int) {
+	if value != nil && a.inRange(name, int64(*value), 0, math.MaxUint32) {
+		*field = C.uint32_t(*value)
+	}
+}
+
 // setFloatFrom sets a field for which 0 is not the default. nil keeps the default.
 func setFloatFrom(field *C.float, value *float64) {
 	if value != nil {
@@ -57,6 +64,18 @@ func (a *arguments) inRange(name string, value, low, high int64) bool {
 	}
 	a.refuse("%s is %d; must be %d to %d", name, value, low, high)
 	return false
+}
+
+func (a *arguments) setMilliseconds32(field *C.uint32_t, name string, value time.Duration) {
+	if ms := a.milliseconds(name, value, math.MaxUint32); ms != 0 {
+		*field = C.uint32_t(ms)
+	}
+}
+
+func (a *arguments) setMilliseconds64(field *C.uint64_t, name string, value time.Duration) {
+	if ms := a.milliseconds(name, value, math.MaxInt64); ms != 0 {
+		*field = C.uint64_t(ms)
+	}
 }
 
 // milliseconds returns a duration in whole milliseconds from 0 to high.
@@ -135,6 +154,22 @@ func (a *arguments) bytes(all []byte) (*C.uint8_t, C.uint64_t) {
 	return (*C.uint8_t)(data), len
 }
 
+func (a *arguments) biases(all map[uint32]float64) (*C.pllm_logit_bias, C.uint64_t) {
+	var biases []C.pllm_logit_bias
+	for token, bias := range all {
+		biases = append(biases, C.pllm_logit_bias{token: C.uint32_t(token), bias: C.float(bias)})
+	}
+	return array(a, biases)
+}
+
+func (a *arguments) tokenLists(all [][]uint32) (*C.pllm_token_list, C.uint64_t) {
+	lists := make([]C.pllm_token_list, len(all))
+	for i, list := range all {
+		lists[i].tokens, lists[i].tokens_len = a.tokens(list)
+	}
+	return array(a, lists)
+}
+
 // array returns NULL for an empty slice.
 func array[T any](a *arguments, all []T) (*T, C.uint64_t) {
 	if len(all) == 0 {
@@ -142,12 +177,6 @@ func array[T any](a *arguments, all []T) (*T, C.uint64_t) {
 	}
 	a.Pin(&all[0])
 	return &all[0], C.uint64_t(len(all))
-}
-
-func setFlag(flags *C.uint32_t, on bool, flag C.uint32_t) {
-	if on {
-		*flags |= flag
-	}
 }
 
 // wholeMilliseconds rounds away from 0, because 0 means no limit.
@@ -180,17 +209,20 @@ func goTokens(data *C.uint32_t, len C.uint64_t) []uint32 {
 }
 
 func goFloats(data *C.float, len C.uint64_t) []float32 {
+	if data == nil {
+		return nil
+	}
 	return slices.Clone(unsafe.Slice((*float32)(data), len))
 }
 
 // goLogProbs copies the alternatives, the same number for each token.
-func goLogProbs(data *C.pllm_logprob, len C.uint64_t, tokens int) [][]LogProb {
-	if tokens == 0 || int(len) < tokens {
+func goLogProbs(data *C.pllm_logprob, len, tokens C.uint64_t) [][]LogProb {
+	if tokens == 0 || len < tokens {
 		return nil
 	}
 	all := make([]LogProb, len)
 	for i, alternative := range unsafe.Slice(data, len) {
-		all[i] = LogProb{uint32(alternative.token), float32(alternative.logprob)}
+		all[i] = LogProb{Token: uint32(alternative.token), LogProb: float32(alternative.logprob)}
 	}
-	return slices.Collect(slices.Chunk(all, int(len)/tokens))
+	return slices.Collect(slices.Chunk(all, int(len/tokens)))
 }

@@ -5,7 +5,6 @@ import "C"
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 )
 
@@ -21,60 +20,6 @@ func (e *Error) Error() string { return e.Code.Error() + ": " + e.Message }
 // Unwrap returns the code, so that errors.Is(err, ErrCapacity) distinguishes kinds.
 func (e *Error) Unwrap() error { return e.Code }
 
-// A Code is a kind of error. The codes are errors themselves, for errors.Is. ErrClosed is also
-// fs.ErrClosed, and ErrUnsupported is also errors.ErrUnsupported.
-type Code int32
-
-const (
-	// ErrInvalidArgument: an argument is invalid: a value, a range, a text encoding.
-	ErrInvalidArgument Code = C.PLLM_E_INVALID_ARGUMENT
-	// ErrNotFound: no live request, sequence or pin has this id.
-	ErrNotFound Code = C.PLLM_E_NOT_FOUND
-	// ErrIO: a file cannot be opened, read or written.
-	ErrIO Code = C.PLLM_E_IO
-	// ErrModel: the model's files are damaged, incomplete or contradictory, or its weights are not
-	// finite.
-	ErrModel Code = C.PLLM_E_MODEL
-	// ErrUnsupported: this build, model or machine does not support the request.
-	ErrUnsupported Code = C.PLLM_E_UNSUPPORTED
-	// ErrCapacity: a limit of memory, blocks, requests, queues or file descriptors does not allow
-	// it.
-	ErrCapacity Code = C.PLLM_E_CAPACITY
-	// ErrBusy: another thread is stepping this engine.
-	ErrBusy Code = C.PLLM_E_BUSY
-	// ErrOutOfMemory: the system has no memory left.
-	ErrOutOfMemory Code = C.PLLM_E_OUT_OF_MEMORY
-	// ErrInternal: a defect of the library. If it occurs in a step, the engine has failed; closing
-	// it still works.
-	ErrInternal Code = C.PLLM_E_INTERNAL
-	// ErrClosed: the engine, the budget, the queue or the sequence has been closed.
-	ErrClosed Code = C.PLLM_E_CLOSED
-	// ErrCancelled: the loading was cancelled. Open returns the error of the context instead.
-	ErrCancelled Code = C.PLLM_E_CANCELLED
-)
-
-var codeNames = map[Code]string{
-	ErrInvalidArgument: "invalid argument",
-	ErrNotFound:        "not found",
-	ErrIO:              "i/o",
-	ErrModel:           "model",
-	ErrUnsupported:     "unsupported",
-	ErrCapacity:        "capacity",
-	ErrBusy:            "busy",
-	ErrOutOfMemory:     "out of memory",
-	ErrInternal:        "internal",
-	ErrClosed:          "closed",
-	ErrCancelled:       "cancelled",
-}
-
-// String returns the name of the code, such as "capacity".
-func (c Code) String() string {
-	if name, ok := codeNames[c]; ok {
-		return name
-	}
-	return fmt.Sprintf("code %d", int32(c))
-}
-
 func (c Code) Error() string { return "pagedllm: " + c.String() }
 
 // Is matches ErrClosed with fs.ErrClosed and ErrUnsupported with errors.ErrUnsupported.
@@ -89,4 +34,12 @@ func check(e *C.pllm_error) error {
 	}
 	defer C.pllm_error_free(e)
 	return &Error{Code(C.pllm_error_code(e)), C.GoString(C.pllm_error_message(e))}
+}
+
+// goError returns the error of an output, or nil if it has none.
+func goError(code C.int32_t, message *C.char, len C.uint64_t) error {
+	if code == 0 {
+		return nil
+	}
+	return &Error{Code(code), goText(message, len)}
 }

@@ -143,33 +143,9 @@ func copyOutputs(batch C.output_batch) []Output {
 }
 
 // goOutput copies an output of size bytes. An older library has fewer fields; the others are zero.
-func goOutput(record unsafe.Pointer, size uintptr) Output {
+func goOutput(record unsafe.Pointer, size uintptr) (output Output) {
 	var c C.pllm_output
 	copy(unsafe.Slice((*byte)(unsafe.Pointer(&c)), unsafe.Sizeof(c)), unsafe.Slice((*byte)(record), size))
-	output := Output{
-		Request:         RequestID(c.request),
-		Sequence:        SequenceID(c.sequence),
-		Index:           int(c.index),
-		UserData:        uint64(c.user_data),
-		Tokens:          goTokens(c.tokens, c.tokens_len),
-		Text:            goText(c.text, c.text_len),
-		FinishReason:    FinishReason(c.finish_reason),
-		PromptTokens:    int(c.prompt_tokens),
-		GeneratedTokens: int(c.generated_tokens),
-		Score:           float64(c.score),
-		PromptLogProbs:  goFloats(c.prompt_logprobs, c.prompt_logprobs_len),
-		Timing:          Timing{goDuration(c.queued_seconds), goDuration(c.first_token_seconds), goDuration(c.last_token_seconds)},
-		Preemptions:     int(c.preemptions),
-		CachedTokens:    int(c.cached_tokens),
-		sequenceState:   goBytes(c.sequence_state, c.sequence_state_len),
-	}
-	if c.logprobs != nil {
-		output.LogProbs = goFloats(c.logprobs, c.tokens_len)
-	}
-	output.TopLogProbs = goLogProbs(c.top_logprobs, c.top_logprobs_len, len(output.Tokens))
-	output.PromptTopLogProbs = goLogProbs(c.prompt_top_logprobs, c.prompt_top_logprobs_len, len(output.PromptLogProbs))
-	if c.error_code != 0 {
-		output.Err = &Error{Code(c.error_code), goText(c.error, c.error_len)}
-	}
+	output.fromC(&c)
 	return output
 }

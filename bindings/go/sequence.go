@@ -12,7 +12,6 @@ import (
 	"math"
 	"runtime"
 	"sync/atomic"
-	"time"
 	"unsafe"
 )
 
@@ -90,21 +89,6 @@ func (s *Sequence) useWith(queue *Queue, call func(*C.pllm_engine, *C.pllm_queue
 	})
 }
 
-// A Fork has the parameters of a fork. The zero value of each field selects the library's default.
-type Fork struct {
-	// At is the number of tokens that the children share with their parent. 0: all.
-	At int
-	// Seed gives each child its own random stream of this seed. nil: the children draw the same
-	// random numbers as their parent.
-	Seed *uint64
-	// UserData is returned in the outputs of the children. nil: the UserData of the parent.
-	UserData *uint64
-	// Queue is the queue for the outputs of the children. nil: the queue of the parent.
-	Queue *Queue
-	// Idle makes the children idle until they are resumed, even if the parent runs.
-	Idle bool
-}
-
 // Fork creates a sequence with the first tokens of s; they share its KV blocks. Children of a
 // running sequence run; children of an idle one are idle. If the queue of s is closed, as the queue
 // of Stream or Generate is at their end, set Fork.Queue.
@@ -118,10 +102,14 @@ func (s *Sequence) Fork(how Fork) (*Sequence, error) {
 
 // ForkMany creates n sequences at once.
 func (s *Sequence) ForkMany(n int, how Fork) ([]*Sequence, error) {
-	c := new(C.pllm_fork)
-	C.pllm_fork_init(c, C.sizeof_pllm_fork)
-	if err := how.toC(n, c); err != nil {
-		return nil, err
+	var args arguments
+	defer args.Unpin()
+	c := how.toC(&args)
+	if args.inRange("n", int64(n), 0, math.MaxUint32) {
+		c.n = C.uint32_t(n)
+	}
+	if args.err != nil {
+		return nil, args.err
 	}
 	var children []*Sequence
 	err := s.useWith(how.Queue, func(engine *C.pllm_engine, queue *C.pllm_queue) error {
@@ -141,24 +129,6 @@ func (s *Sequence) ForkMany(n int, how Fork) ([]*Sequence, error) {
 		return nil
 	})
 	return children, err
-}
-
-func (f *Fork) toC(n int, c *C.pllm_fork) error {
-	var args arguments // pins nothing
-	if args.inRange("n", int64(n), 0, math.MaxUint32) {
-		c.n = C.uint32_t(n)
-	}
-	args.setUint64(&c.at, "At", int64(f.At))
-	if f.Seed != nil {
-		c.seed = C.uint64_t(*f.Seed)
-		c.flags |= C.PLLM_FORK_SEED
-	}
-	if f.UserData != nil {
-		c.user_data = C.uint64_t(*f.UserData)
-		c.flags |= C.PLLM_FORK_USER_DATA
-	}
-	setFlag(&c.flags, f.Idle, C.PLLM_FORK_IDLE)
-	return args.err
 }
 
 // Append appends tokens. A running sequence continues after them from the next step on, and its
@@ -184,25 +154,6 @@ func (s *Sequence) Rewind(tokens int) error {
 	})
 }
 
-// A Resume is how an idle sequence continues. The zero value of each field selects the library's
-// default.
-type Resume struct {
-	// Sampling has the sampling parameters. Counts (MaxTokens, MinTokens) and penalties start anew.
-	Sampling Sampling
-	// UserData is returned in the outputs. nil: the sequence keeps its UserData.
-	UserData *uint64
-	// LastTurn frees the sequence when it ends. By default it is kept and can be resumed again.
-	LastTurn bool
-	// ShowSpecial keeps special tokens in the text.
-	ShowSpecial bool
-	// Continue continues as if the sequence had never been idle, with its own parameters, counts,
-	// grammar and output kind. Of the other fields, only UserData, LastTurn and Deadline are used.
-	// For Generate, Sampling.OutputKind must be the output kind of the sequence.
-	Continue bool
-	// Deadline is as in Request, from this call on.
-	Deadline time.Duration
-}
-
 // Resume continues an idle sequence. Only its last token and the tokens appended since are
 // computed. Its queue stays the same: Queue.Resume selects another queue, and Stream and Generate
 // create one. A sequence is idle from its last output on.
@@ -211,33 +162,14 @@ func (s *Sequence) Resume(how Resume) error { return s.resume(&how, nil) }
 func (s *Sequence) resume(how *Resume, queue *Queue) error {
 	var args arguments
 	defer args.Unpin()
-	c, err := how.toC(&args)
-	if err != nil {
-		return err
+	c := how.toC(&args)
+	if args.err != nil {
+		return args.err
 	}
 	return s.useWith(queue, func(engine *C.pllm_engine, queue *C.pllm_queue) error {
 		c.queue = queue
 		return check(C.pllm_sequence_resume(engine, C.uint64_t(s.id), c))
 	})
-}
-
-func (r *Resume) toC(args *arguments) (*C.pllm_resume, error) {
-	c := new(C.pllm_resume)
-	C.pllm_resume_init(c, C.sizeof_pllm_resume)
-	c.sampling = r.Sampling.toC(args)
-	if r.UserData != nil {
-		c.user_data = C.uint64_t(*r.UserData)
-		c.flags |= C.PLLM_RESUME_USER_DATA
-	}
-	if r.LastTurn {
-		c.flags &^= C.PLLM_REQUEST_KEEP
-	}
-	setFlag(&c.flags, r.Continue, C.PLLM_RESUME_CONTINUE)
-	if r.ShowSpecial {
-		c.text_flags &^= C.PLLM_TEXT_SKIP_SPECIAL
-	}
-	c.deadline_ms = C.int64_t(wholeMilliseconds(r.Deadline))
-	return c, args.err
 }
 
 // Stream resumes the sequence when the loop over it begins, and returns its outputs as
@@ -302,20 +234,6 @@ func (s *Sequence) exportTo(queue *Queue) error {
 // Queue.Import selects another queue.
 func (e *Engine) Import(state []byte) (*Sequence, error) { return e.Queue().Import(state) }
 
-// SequenceInfo is a sequence as of the last step and the calls since.
-type SequenceInfo struct {
-	// Request is the request that created it, and Index its index in the request, from 0.
-	Request RequestID
-	Index   int
-	// Len is the number of its tokens, prompt and output.
-	Len int
-	// Idle is true if it waits to be resumed or closed, and false if it runs or waits to run.
-	Idle bool
-	// Inexact is true if it was imported from a machine or an instruction path that does not
-	// compute the same bits.
-	Inexact bool
-}
-
 // Info reads the state of the sequence.
 func (s *Sequence) Info() (info SequenceInfo, err error) {
 	err = s.use(func(engine *C.pllm_engine) error {
@@ -323,9 +241,7 @@ func (s *Sequence) Info() (info SequenceInfo, err error) {
 		if err := check(C.pllm_sequence_get_info(engine, C.uint64_t(s.id), &c)); err != nil {
 			return err
 		}
-		info = SequenceInfo{
-			Request: RequestID(c.request), Index: int(c.index), Len: int(c.len), Idle: c.idle != 0, Inexact: c.inexact != 0,
-		}
+		info.fromC(&c)
 		return nil
 	})
 	return info, err

@@ -92,29 +92,6 @@ func (q *Queue) next(ctx context.Context, pending []Output) (Output, []Output, e
 	return pending[0], pending[1:], nil
 }
 
-// A Completion is everything that one sequence generated.
-type Completion struct {
-	Text   string
-	Tokens []uint32
-	// LogProbs, TopLogProbs, PromptLogProbs, PromptTopLogProbs, Score, Timing, Preemptions and
-	// CachedTokens are as in Output.
-	LogProbs          []float32
-	TopLogProbs       [][]LogProb
-	PromptLogProbs    []float32
-	PromptTopLogProbs [][]LogProb
-	Score             float64
-	// FinishReason is FinishNone if an error occurred before the end.
-	FinishReason FinishReason
-	// Err is an *Error if FinishReason is FinishError, or FinishAbort because the engine was
-	// closed; else nil.
-	Err          error
-	PromptTokens int
-	// Sequence is the id of the sequence, for Engine.Sequence if the request has Keep.
-	Sequence                  SequenceID
-	Timing                    Timing
-	Preemptions, CachedTokens int
-}
-
 // Generate runs a request for one result and waits for its end. Contexts and errors are as in
 // Stream. With an error it also returns the tokens and the text generated before. If Request.N is
 // larger than 1, use GenerateAll.
@@ -162,20 +139,4 @@ func (q *Queue) collect(ctx context.Context, request RequestID, first, n int, ki
 		all[i].Text = texts[i].String()
 	}
 	return all, failure
-}
-
-// add adds the next output, except its text.
-func (c *Completion) add(output *Output) {
-	c.Tokens = append(c.Tokens, output.Tokens...)
-	c.LogProbs = append(c.LogProbs, output.LogProbs...)
-	c.TopLogProbs = append(c.TopLogProbs, output.TopLogProbs...)
-	c.PromptLogProbs = append(c.PromptLogProbs, output.PromptLogProbs...)
-	c.PromptTopLogProbs = append(c.PromptTopLogProbs, output.PromptTopLogProbs...)
-	c.Score = output.Score
-	c.FinishReason = output.FinishReason
-	c.Err = output.Err
-	c.PromptTokens = max(c.PromptTokens, output.PromptTokens)
-	c.Sequence = output.Sequence
-	c.Timing = output.Timing
-	c.Preemptions, c.CachedTokens = output.Preemptions, output.CachedTokens
 }

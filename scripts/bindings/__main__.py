@@ -4,12 +4,6 @@ fails if one of them is stale."""
 import pathlib
 import sys
 
-import c_layout
-import python
-from abi import Abi
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-LANGUAGES = [c_layout, python]
 
 
 def main():
