@@ -1,4 +1,5 @@
 // Generated from src/ffi by `make header`. Do not edit.
+// An option that is left out has the library's default. A text as a Uint8Array is UTF-8.
 import type { Budget, PagedllmError, Queue } from './pagedllm.js';
 
 /**

@@ -1,6 +1,6 @@
 'use strict';
 // Generated from src/ffi by `make header`. Do not edit.
-// The C API for koffi: constants, structs and functions, and the conversion of options and results.
+// The constants, structs and functions of C, and the conversion of options and results.
 const {
   PagedllmError, alternatives, array, arrayOrNull, koffi, loadLibrary, nameOf, set, struct, text,
 } = require('./runtime.js');
@@ -600,7 +600,8 @@ const pin = {
 // ---- results
 
 const codeOf = (code) => `PLLM_E_${nameOf(E, code) ?? code}`;
-const errorOf = (c) => (c.errorCode ? new PagedllmError(codeOf(c.errorCode), text(c.error, c.errorLen)) : null);
+const errorOf = ({ errorCode, error, errorLen }) =>
+  (errorCode ? new PagedllmError(codeOf(errorCode), text(error, errorLen)) : null);
 
 function toBudgetInfo(c) {
   return {

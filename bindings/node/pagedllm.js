@@ -1,7 +1,7 @@
 'use strict';
 /*
- * libpagedllm for Node: LLM serving inside your own process. One file over koffi. pagedllm.d.ts
- * documents each call.
+ * libpagedllm for Node: LLM serving inside your own process. A wrapper over koffi. pagedllm.d.ts
+ * documents each call. abi.js declares the C API, and runtime.js has the conversions that it uses.
  *
  *     const { Engine } = require('pagedllm');
  *     const engine = await Engine.open({ modelPath: 'models/mine' });

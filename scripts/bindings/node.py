@@ -5,21 +5,14 @@ import re
 
 from abi import NOTICE, camel, wrapped
 
-# The type of each set of constants, and its summary where no field has one. Each constant of a set
-# of flags is an option of its own instead.
-UNIONS = {
-    "PLLM_E": ("Code", "Code of an error. A newer library can have codes without a name here: PLLM_E_ and a number."),
-    "PLLM_DTYPE": ("Dtype", None),
-    "PLLM_ISA": ("Isa", None),
-    "PLLM_WEIGHTS": ("WeightFormat", None),
-    "PLLM_PACKED": ("Packed", None),
-    "PLLM_PREEMPTION": ("Preemption", "Treatment of preempted requests."),
-    "PLLM_ORDER": ("Order", None),
-    "PLLM_BATCHING": ("Batching", None),
-    "PLLM_ALLOCATION": ("Allocation", None),
-    "PLLM_OUTPUT": ("OutputKind", None),
-    "PLLM_EARLY_STOPPING": ("EarlyStopping", "When a beam search ends."),
-    "PLLM_FINISH": ("FinishReason", "Why a sequence ended. null: it has not ended. 'other': a reason that only a newer library knows."),
+# Types of sets whose name is not that of the set in camel case.
+UNIONS = {"PLLM_E": "Code", "PLLM_WEIGHTS": "WeightFormat", "PLLM_OUTPUT": "OutputKind", "PLLM_FINISH": "FinishReason"}
+# Summaries of sets whose fields have none.
+SUMMARIES = {
+    "PLLM_E": "Code of an error. A newer library can have codes without a name here: PLLM_E_ and a number.",
+    "PLLM_PREEMPTION": "Treatment of preempted requests.",
+    "PLLM_EARLY_STOPPING": "When a beam search ends.",
+    "PLLM_FINISH": "Why a sequence ended. null: it has not ended. 'other': a reason that only a newer library knows.",
 }
 # Names that are not in camel case: codes are those of C, instruction paths those of modelInfo().
 UPPER, LOWER = "PLLM_E", "PLLM_ISA"
@@ -43,7 +36,9 @@ FLAG_NAMES = {"PLLM_ENGINE_NO_PREFIX_CACHE": "prefixCache", "PLLM_RESUME_CONTINU
 INVERTED = {"PLLM_ENGINE_NO_PREFIX_CACHE"}
 
 # The rules of a grammar that are not a text.
-RULES = {"jsonSchema": "object | boolean | string | Uint8Array", "jsonObject": "true", "choice": "(string | Uint8Array)[]"}
+RULES = {
+    "jsonSchema": "object | boolean | string | Uint8Array", "jsonObject": "true", "choice": "(string | Uint8Array)[]",
+}
 
 # Numbers that can be larger than Number.MAX_SAFE_INTEGER.
 IDS = {"request", "sequence", "user_data"}
@@ -55,7 +50,8 @@ RESULTS = {
     ("pllm_sequence_info", "len"): ("length", "number", "c.len"),
     ("pllm_output", "error"): ("error", "PagedllmError | null", "errorOf(c)"),
     ("pllm_output", "finish_reason"): (
-        "finishReason", "FinishReason", "c.finishReason === FINISH.none ? null : nameOf(FINISH, c.finishReason) ?? 'other'"),
+        "finishReason", "FinishReason",
+        "c.finishReason === FINISH.none ? null : nameOf(FINISH, c.finishReason) ?? 'other'"),
     ("pllm_output", "logprobs"): ("logprobs", "number[] | null", "arrayOrNull(c.logprobs, f32, c.tokensLen)"),
     ("pllm_output", "top_logprobs"): (
         "topLogprobs", "Logprob[][] | null", "alternatives(c.topLogprobs, Logprob, c.topLogprobsLen, c.tokensLen)"),
@@ -72,15 +68,17 @@ RESULTS = {
 # Docs of options whose C form differs too much: (interface, name).
 DOCS = {
     ("Options", "prefixCache"): "false disables the prefix cache. Default true.",
-    ("Options", "queueCapacity"): "Capacity, in outputs, of Engine.queue. While it is full, its requests pause. 0 (default): 65536.",
+    ("Options", "queueCapacity"): "Capacity, in outputs, of Engine.queue. While it is full, its requests pause. "
+                                  "0 (default): 65536.",
     ("ForkOptions", "at"): "Number of tokens that the children share with their parent: 1 to its length. Default: all.",
     ("Sampling", "grammar"): "Constraint on the output. Default: none.",
-    ("Sampling", "keep"): "The sequences are kept when they end, for any reason, and become idle. resume() continues one; free() "
-                          "frees it. Default: false for a new request, true for a resumed sequence.",
-    ("Sampling", "deadlineMs"): "Milliseconds from now after which the sequence ends with 'deadline' and the tokens it has. Default: none.",
+    ("Sampling", "keep"): "The sequences are kept when they end, for any reason, and become idle. resume() continues "
+                          "one; free() frees it. Default: false for a new request, true for a resumed sequence.",
+    ("Sampling", "deadlineMs"): "Milliseconds from now after which the sequence ends with 'deadline' and the tokens it "
+                                "has. Default: none.",
     ("Options", "modelName"): "Value of the label model_name in metrics(). Default: the name of the model directory.",
-    ("Output", "error"): "The error if finishReason is 'error', if it is 'abort' because the engine was closed, or if an export or a "
-                         "change of an idle sequence failed. Else null.",
+    ("Output", "error"): "The error if finishReason is 'error', if it is 'abort' because the engine was closed, or "
+                         "if an export or a change of an idle sequence failed. Else null.",
     ("FinishReason", "error"): "The computation failed. See the property error.",
 }
 
@@ -107,13 +105,20 @@ PHRASES = [
     (r" in (grammar|choices)\b( \(itself a JSON text\))?", ""),
     (r" \^ ", " ** "),
     (r"\bcalls return\b", "calls throw"),
-    (r"\bDo not set it for a prompt that a chat template rendered\b", "Set it to false for a prompt that renderChat() rendered"),
+    (r"\bDo not set it for a prompt that a chat template rendered\b",
+     "Set it to false for a prompt that renderChat() rendered"),
     (r", logits_hook\b", ""),
     (r": top_logprobs_len / tokens_len for each token", ""),
 ]
 
 C_TYPES = {"u32": "uint32_t", "i32": "int32_t", "u64": "uint64_t", "i64": "int64_t", "f32": "float", "f64": "double"}
 TOKEN_IDS = "ArrayLike<number> & Iterable<number>"
+# Arrays of options: the setter and the type, by the type of an element.
+ARRAYS = {
+    "u32": ("set.tokens", TOKEN_IDS),
+    "pllm_token_list": ("set.tokenLists", f"({TOKEN_IDS})[]"),
+    "pllm_logit_bias": ("set.logitBiases", "Record<number, number>"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +149,10 @@ def pascal(name):
 
 def interface(name):
     return INTERFACES.get(name, pascal(name.removeprefix("pllm_")))
+
+
+def union(set_name):
+    return UNIONS.get(set_name) or pascal(constants_name(set_name).lower())
 
 
 def constants_name(set_name):
@@ -182,6 +191,9 @@ class Node:
     def __init__(self, abi):
         self.abi = abi
         self.constants = {constant.name: constant for constant in abi.constants}
+        chosen = {field.set for struct in abi.records for field in struct.fields if field.role == "choice"}
+        # The sets of which a field takes one constant. A grammar is an object instead.
+        self.choices = [name for name in abi.sets if name in chosen and name != "PLLM_GRAMMAR"]
         self.inputs = [struct for struct in abi.records if struct.init]
         nested = {field.target for struct in self.inputs for field in struct.fields}
         self.results = [struct for struct in abi.records if not struct.init and struct.name not in nested]
@@ -195,7 +207,8 @@ class Node:
         text = re.sub(r"^(PLLM_\w+)_\*\.", lambda found: self.summary(found[1]), text)
         text = re.sub(r"PLLM_[A-Z0-9_]+\*?", lambda found: self.constant_in_docs(found[0]), text)
         text = re.sub(r"pllm_[a-z_]+", lambda found: REFERENCES.get(found[0]) or interface(found[0]), text)
-        text = re.sub(r"\b[a-z]+(_[a-z0-9]+)+\b(?!\")", lambda found: camel(found[0]) if self.is_field(found[0]) else found[0], text)
+        field = lambda found: camel(found[0]) if self.is_field(found[0]) else found[0]
+        text = re.sub(r"\b[a-z]+(_[a-z0-9]+)+\b", field, text)
         return re.sub(" +", " ", text).strip()
 
     def is_field(self, name):
@@ -203,11 +216,11 @@ class Node:
 
     def constant_in_docs(self, name):
         if name.endswith("_*"):
-            return UNIONS[name[:-2]][0]
+            return union(name[:-2])
         constant = self.constants.get(name)
         if not constant or not constant.set or constant.set == UPPER:
             return name
-        if constant.set not in UNIONS:
+        if constant.set not in self.choices:
             value = ": false" if name in INVERTED else ""
             return FLAG_NAMES.get(name, constant_name(constant)) + value
         return "null" if constant.short == "NONE" else f"'{constant_name(constant)}'"
@@ -215,7 +228,7 @@ class Node:
     def summary(self, set_name):
         """Returns the first sentence of the field that takes a constant of the set."""
         fields = [field for struct in self.abi.records for field in struct.fields if field.set == set_name]
-        doc = UNIONS[set_name][1] or self.prose(fields[0].doc)
+        doc = SUMMARIES.get(set_name) or self.prose(fields[0].doc)
         return doc.split(". ")[0].rstrip(".") + "."
 
     # ---- options
@@ -256,8 +269,10 @@ class Node:
             setter = f"set.withFlag({setter}, '{camel(flag_field.name)}', {member(constant)})"
             doc = doc.replace(implied[0], "." if implied[1] else "")
             doc = doc[0].upper() + doc[1:]
-            doc += re.sub(r"^.*?Without this flag", " If it is left out,", constant.doc) if "Without this flag" in constant.doc else ""
-        return Option(camel(field.name), self.option_type(field), setter, self.prose(doc), (struct.name, field.name) in REQUIRED)
+            _, without, default = constant.doc.partition("Without this flag")
+            doc += f" If it is left out,{default}" if without else ""
+        required = (struct.name, field.name) in REQUIRED
+        return Option(camel(field.name), self.option_type(field), setter, self.prose(doc), required)
 
     def setter(self, field):
         if field.name == "deadline_ms":
@@ -271,20 +286,21 @@ class Node:
         if field.role == "text" or field.target == "u8":
             return "set.text"
         if field.role == "array":
-            return {"u32": "set.tokens", "pllm_token_list": "set.tokenLists", "pllm_logit_bias": "set.logitBiases"}[field.target]
+            return ARRAYS[field.target][0]
+        assert field.role == "pointer", f"{field.name}: a method of Engine has to convert it, so it belongs to HIDDEN"
         return f"set.record({camel(field.target.removeprefix('pllm_'))})"
 
     def option_type(self, field):
         if field.role == "number":
             return "number | bigint" if field.type == "u64" else "number"
         if field.role == "choice":
-            return UNIONS[field.set][0]
+            return union(field.set)
         if field.role == "texts":
             return "string | Uint8Array | (string | Uint8Array)[]"
         if field.role == "text" or field.target == "u8":
             return "string | Uint8Array"
         if field.role == "array":
-            return {"u32": TOKEN_IDS, "pllm_token_list": f"({TOKEN_IDS})[]", "pllm_logit_bias": "Record<number, number>"}[field.target]
+            return ARRAYS[field.target][1]
         return interface(field.target)
 
     # ---- results
@@ -301,7 +317,7 @@ class Node:
         if field.name.endswith("_seconds"):
             return Result(name.replace("Seconds", "Ms"), "number", f"{c_name} * 1000", doc)
         if field.role == "choice":
-            return Result(name, UNIONS[field.set][0], f"nameOf({constants_name(field.set)}, {c_name})", doc)
+            return Result(name, union(field.set), f"nameOf({constants_name(field.set)}, {c_name})", doc)
         if field.role == "text":
             return Result(name, "string", f"text({c_name}, c.{camel(field.len)})", doc)
         if field.role == "array":
@@ -317,9 +333,10 @@ class Node:
     # ---- abi.js
 
     def module(self):
-        text = f"'use strict';\n// {NOTICE}\n// The C API for koffi: constants, structs and functions, and the conversion of options and results.\n"
-        text += statement("const { PagedllmError, alternatives, array, arrayOrNull, koffi, loadLibrary, nameOf, set, struct, text } = "
-                          "require('./runtime.js');") + "\n"
+        text = f"'use strict';\n// {NOTICE}\n"
+        text += "// The constants, structs and functions of C, and the conversion of options and results.\n"
+        text += statement("const { PagedllmError, alternatives, array, arrayOrNull, koffi, loadLibrary, nameOf, set, "
+                          "struct, text } = require('./runtime.js');") + "\n"
         exported = []
         for constant in self.abi.constants:
             if not constant.set:
@@ -343,20 +360,23 @@ class Node:
         text += "\n// ---- functions\n\nconst library = loadLibrary(ABI_VERSION);\nconst lib = {};\n"
         text += "function declare(name, result, ...args) {\n  lib[name] = library.func(`pllm_${name}`, result, args);\n}\n"
         for function in self.abi.functions:
-            text += f"declare({', '.join([f'{chr(39)}{function.short}{chr(39)}', self.returned(function), *map(self.passed, function.arguments)])});\n"
+            types = ", ".join([self.returned(function), *map(self.passed, function.arguments)])
+            text += f"declare('{function.short}', {types});\n"
         text += "\n// ---- options: setters in the order in which they apply\n\n"
         for struct in [struct for struct in self.in_order() if struct.init]:
             options = self.options(struct)
             required = [option.name for option in options if option.required]
             text += f"const {camel(struct.short)} = {{\n  type: {pascal(struct.short)},\n  init: lib.{struct.short}_init,\n"
             text += f"  required: {required},\n" if required else ""
-            text += "  set: {\n" + "".join(f"    {option.name}: {option.setter},\n" for option in options if option.setter) + "  },\n};\n"
+            setters = "".join(f"    {option.name}: {option.setter},\n" for option in options if option.setter)
+            text += f"  set: {{\n{setters}  }},\n}};\n"
             exported.append(camel(struct.short))
         text += "\n// ---- results\n\n"
         text += "const codeOf = (code) => `PLLM_E_${nameOf(E, code) ?? code}`;\n"
-        text += "const errorOf = (c) => (c.errorCode ? new PagedllmError(codeOf(c.errorCode), text(c.error, c.errorLen)) : null);\n"
+        text += "const errorOf = ({ errorCode, error, errorLen }) =>\n"
+        text += "  (errorCode ? new PagedllmError(codeOf(errorCode), text(error, errorLen)) : null);\n"
         for struct in self.results:
-            if struct.field(struct.fields[0].name).role == "struct_size":
+            if struct.fields[0].role == "struct_size":
                 fields = "".join(f"    {result.name}: {result.value},\n" for result in self.results_of(struct))
                 text += f"\nfunction to{pascal(struct.short)}(c) {{\n  return {{\n{fields}  }};\n}}\n"
                 exported.append(f"to{pascal(struct.short)}")
@@ -390,7 +410,9 @@ class Node:
             return "pointers"
         if field.role == "length" and "*" in field.type:
             return "lengths"
-        return f"to({pascal(field.target.removeprefix('pllm_'))})" if self.is_record(field.target) else self.plain(field.type)
+        if self.is_record(field.target):
+            return f"to({pascal(field.target.removeprefix('pllm_'))})"
+        return self.plain(field.type)
 
     def returned(self, function):
         # The data of a pllm_bytes does not end with NUL.
@@ -409,15 +431,17 @@ class Node:
     # ---- abi.d.ts
 
     def declarations(self):
-        text = f"// {NOTICE}\nimport type {{ Budget, PagedllmError, Queue }} from './pagedllm.js';\n"
-        for name in UNIONS:
+        text = f"// {NOTICE}\n"
+        text += "// An option that is left out has the library's default. A text as a Uint8Array is UTF-8.\n"
+        text += "import type { Budget, PagedllmError, Queue } from './pagedllm.js';\n"
+        for name in self.choices:
             text += "\n" + self.union(name)
         text += "\n" + self.grammar()
         sampling, request, resume = (self.abi.struct(f"pllm_{name}") for name in ("sampling", "request", "resume"))
         resumed = [option.name for option in self.options(resume)]
         common = [option for option in self.options(request) if option.name in resumed]
         for struct in self.inputs:
-            options = [option for option in self.options(struct)]
+            options = self.options(struct)
             if struct is sampling:
                 options += common
             if struct is request:
@@ -429,7 +453,8 @@ class Node:
             results = self.results_of(struct)
             if struct.name == "pllm_output":
                 both = [result for result in results if result.name not in ONLY_OUTPUT]
-                text += "\n" + self.result_interface("Generated", "", "The tokens and text of a sequence: all of them, or the new ones.", both)
+                doc = "The tokens and text of a sequence: all of them, or the new ones."
+                text += "\n" + self.result_interface("Generated", "", doc, both)
                 results = [result for result in results if result.name in ONLY_OUTPUT]
                 text += "\n" + self.result_interface("Output", " extends Generated", self.prose(struct.doc), results)
             else:
@@ -437,8 +462,8 @@ class Node:
         return text
 
     def union(self, set_name):
-        name, doc = UNIONS[set_name]
-        doc = (doc or self.summary(set_name)) + "\n"
+        name = union(set_name)
+        doc = (SUMMARIES.get(set_name) or self.summary(set_name)) + "\n"
         names = []
         for constant in self.abi.sets[set_name]:
             if (set_name, constant.short) == ("PLLM_FINISH", "NONE"):
@@ -457,7 +482,8 @@ class Node:
         for constant in self.abi.sets["PLLM_GRAMMAR"]:
             if constant.short != "NONE":
                 name = constant_name(constant)
-                text += "\n" + comment(self.prose(constant.doc), "  ") + f"  | {{ {name}: {RULES.get(name, 'string | Uint8Array')} }}"
+                rule = RULES.get(name, "string | Uint8Array")
+                text += "\n" + comment(self.prose(constant.doc), "  ") + f"  | {{ {name}: {rule} }}"
         return text + ";\n"
 
     def option_interface(self, struct, extends, options):
