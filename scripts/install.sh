@@ -41,7 +41,7 @@ done
 install -m 644 bindings/go/README.md "$prefix/share/pagedllm/go/"
 install -m 644 bindings/go/go.mod bindings/go/*.h $(ls bindings/go/*.go | grep -vE '_test.go|scripted.go') "$prefix/share/pagedllm/go/"
 install -m 644 bindings/python/{pagedllm.py,README.md} "$prefix/share/pagedllm/python/"
-install -m 644 bindings/node/{pagedllm.js,pagedllm.d.ts,package.json,package-lock.json,README.md} "$prefix/share/pagedllm/node/"
+install -m 644 bindings/node/{pagedllm.js,pagedllm.d.ts,abi.js,abi.d.ts,runtime.js,package.json,package-lock.json,README.md} "$prefix/share/pagedllm/node/"
 
 install -m 644 README.md CHANGELOG.md LICENSE docs/manual.md docs/licences.md "$prefix/share/doc/pagedllm/"
 python3 scripts/licences.py --texts > "$prefix/share/doc/pagedllm/licences-of-dependencies.txt"
