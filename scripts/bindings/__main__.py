@@ -5,10 +5,11 @@ import pathlib
 import sys
 
 import c_layout
+import cpp
 from abi import Abi
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-LANGUAGES = [c_layout]
+LANGUAGES = [c_layout, cpp]
 
 
 def main():
