@@ -1611,7 +1611,7 @@ struct Completion {
     // Log probability of each token. Empty if the request did not ask for them.
     std::vector<float> logprobs;
     // Reason of the end.
-    FinishReason finish = FinishReason::none;
+    FinishReason finish = {};
     // Tokens of the prompt.
     uint64_t prompt_tokens = 0;
     // Tokens generated.
@@ -1631,7 +1631,7 @@ struct Completion {
     std::vector<Logprob> prompt_top_logprobs;
     // The first error of the sequence, if any.
     Status status;
-    Timing timing;
+    Timing timing = {};
     // Number of times it was preempted.
     uint64_t preemptions = 0;
     // Number of its first tokens that were found in the prefix cache.

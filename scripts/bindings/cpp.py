@@ -31,7 +31,15 @@ FUNCTIONS = {
     "pllm_engine_get_metrics": "Engine::metrics",
     "pllm_queue_create": "Engine::create_queue",
 }
-NUMBERS = {"u8": "uint8_t", "i32": "int32_t", "u32": "uint32_t", "i64": "int64_t", "u64": "uint64_t", "f32": "float", "f64": "double"}
+NUMBERS = {
+    "u8": "uint8_t",
+    "i32": "int32_t",
+    "u32": "uint32_t",
+    "i64": "int64_t",
+    "u64": "uint64_t",
+    "f32": "float",
+    "f64": "double",
+}
 
 # Fields without a member: the wrapper's functions set them, or another member covers them.
 HIDDEN = {
@@ -71,8 +79,9 @@ DOCS = {
     "Completion.prompt_logprobs": "Log probabilities of the prompt tokens except the first, if the request asked for them.",
     "Completion.sequence": "Id of the sequence: the argument of Engine::sequence if the sequence is kept.",
     "Completion.generated_tokens": "Tokens generated.",
-    "Options.progress": "Reports the bytes of weights that have been read, out of total, on the thread that calls Engine::create. "
-    "The result false cancels the loading. An exception cancels it as well, and Engine::create rethrows it. Empty (default): not called.",
+    "Options.progress": "Reports the bytes of weights that have been read, out of total, on the thread that calls "
+    "Engine::create. The result false cancels the loading. An exception cancels it as well, and Engine::create rethrows it. "
+    "Empty (default): not called.",
     "Output.error_code": "Code of the error. Code::closed if the engine was freed. 0 if there is no error.",
     "Output.timing": "Set in the last output of a sequence. Zero in all others.",
     "PLLM_ISA_AUTO": "The widest instruction path of the machine.",
@@ -130,6 +139,10 @@ def type_name(name):
     return TYPES.get(name) or "".join(word.capitalize() for word in words)
 
 
+def element(field):
+    return NUMBERS.get(field.target) or type_name(field.target)
+
+
 def value_name(constant):
     return VALUES.get(constant.name) or VALUES.get(constant.short) or constant.short.lower()
 
@@ -157,19 +170,28 @@ SPECIAL = {
     "progress": Member("progress", "std::function<bool(uint64_t done, uint64_t total)>", " = nullptr"),
     "prompt": Member("prompt", "Prompt", write="set_prompt(native, from.prompt);"),
     "sampling": Member(
-        "sampling", "Sampling", " = {}", write="native.sampling = &sampling.emplace(from.sampling).native;", storage="std::optional<CSampling> sampling"
+        "sampling",
+        "Sampling",
+        " = {}",
+        write="native.sampling = &sampling.emplace(from.sampling).native;",
+        storage="std::optional<CSampling> sampling",
     ),
 }
 EXTRA = {
     "Options": [
-        Member("host_steps", "bool", " = false", "If false, Engine::create starts the engine's own thread. If true, the host steps the engine.")
+        Member(
+            "host_steps",
+            "bool",
+            " = false",
+            "If false, Engine::create starts the engine's own thread. If true, the host steps the engine.",
+        )
     ],
     "Completion": [Member("status", "Status", doc="The first error of the sequence, if any.")],
 }
 
 
 class Wrapper:
-    """The sections of the header, by their names."""
+    """The methods that take a name of the wrapper return the section of that name."""
 
     def __init__(self, abi):
         self.abi = abi
@@ -188,21 +210,22 @@ class Wrapper:
         for pattern, replacement in PHRASES:
             doc = re.sub(pattern, replacement, doc, flags=re.M)
         doc = re.sub(r"\bPLLM_(\w+?)_\*", lambda match: type_name(f"PLLM_{match[1]}"), doc)
-        constants = {constant.name: constant for constant in self.abi.constants}
-        doc = re.sub(r"\bPLLM_\w+", lambda match: self.constant(constants[match[0]], struct) if match[0] in constants else match[0], doc)
-        structs = {record.name for record in self.abi.structs}
-        doc = re.sub(r"\bpllm_\w+", lambda match: type_name(match[0]) if match[0] in structs else function_name(match[0]), doc)
+        for constant in sorted(self.abi.constants, key=lambda constant: -len(constant.name)):
+            doc = doc.replace(constant.name, self.constant(constant, struct))
+        types = {record.name for record in self.abi.structs}
+        doc = re.sub(r"\bpllm_\w+", lambda match: (type_name if match[0] in types else function_name)(match[0]), doc)
         if null == "empty":
             doc = re.sub(r"(^|\. )NULL\b", r"\1Empty", doc, flags=re.M)
         return re.sub(r"\bNULL\b", null, doc)
 
     def constant(self, constant, struct):
-        """Returns the enumerator, or the member that stands for a flag."""
+        """Returns the enumerator, the member that stands for a flag, or the name in C."""
         if constant.set in self.choices:
             return f"{type_name(constant.set)}::{value_name(constant)}"
         if struct and any(constant in self.flags(field) for field in struct.fields):
             return value_name(constant)
-        return f"{type_name(self.flag_owners[constant.name].name)}::{value_name(constant)}"
+        owner = self.flag_owners.get(constant.name)
+        return f"{type_name(owner.name)}::{value_name(constant)}" if owner else constant.name
 
     def flags(self, field):
         """Returns the flags that the doc of a field of flags names: PLLM_SET_*, or single ones."""
@@ -211,11 +234,21 @@ class Wrapper:
         names = re.findall(r"PLLM_\w+\*?", field.doc)
         return [constant for constant in self.abi.constants if constant.name in names or f"{constant.set}_*" in names]
 
+    # ---- sections --------------------------------------------------------------------------------
+
     def doc(self, name):
         struct = self.records[name]
         return wrapped(self.text(struct.doc, struct=struct), "// ")
 
-    # ---- enums and options -----------------------------------------------------------------------
+    def fields(self, name):
+        has_options = name in self.records and self.records[name].init
+        text = ""
+        for member in self.options(name) if has_options else self.results(name):
+            doc = DOCS.get(f"{name}.{member.name}") or member.doc
+            if member.name:
+                text += wrapped(doc, "// ", 96) if doc else ""
+                text += f"{member.type}{'' if member.type.endswith('*') else ' '}{member.name}{member.value};\n"
+        return text
 
     def enum(self, name):
         constants = next(constants for set_name, constants in self.abi.sets.items() if type_name(set_name) == name)
@@ -229,6 +262,8 @@ class Wrapper:
     def defaults(self, name):
         c = self.records[name].name
         return f"inline const {c} &{self.records[name].short}_defaults() {{ return defaults<{c}, {c}_init>(); }}\n"
+
+    # ---- options ---------------------------------------------------------------------------------
 
     def flag_members(self, struct, field):
         """Returns a member for each flag that does not only mark a field as set."""
@@ -248,62 +283,77 @@ class Wrapper:
         return next((flag for flag in flags if flag.short == field.name.upper()), None)
 
     def option(self, struct, field):
-        """Returns the member for a field of options."""
-        name, default = field.name, f"detail::{struct.short}_defaults().{field.name}"
-        copied = f"native.{name} = from.{name};"
+        """Returns the member for a field of options that is not a set of flags."""
+        name, is_optional = field.name, self.is_optional(struct, field)
+        null = "nullopt" if is_optional else "empty" if field.role in ("text", "texts", "array") else "null"
+        doc = self.text(field.doc, null, struct)
         if name in SPECIAL:
-            return dataclasses.replace(SPECIAL[name], doc=self.text(field.doc, struct=struct))
+            return dataclasses.replace(SPECIAL[name], doc=doc)
         if name.endswith("_ms"):
-            member = name.removesuffix("_ms")
-            # A u32 cannot hold all durations.
-            can_fail = field.type == "u32"
-            arguments = f', "{member}", status' if can_fail else ""
-            write = f"set_milliseconds(native.{name}, from.{member}{arguments});"
-            return Member(member, "std::chrono::milliseconds", f"{{{default}}}", self.text(field.doc, struct=struct), write, can_fail=can_fail)
+            return self.duration(struct, field, doc)
+        if field.role == "array":
+            return self.array(field, doc)
+        copy = f"native.{name} = from.{name};"
+        default, value = f"detail::{struct.short}_defaults().{name}", " = nullptr"
+        storage, can_fail = "", False
         if field.role == "number":
-            doc, number = self.text(field.doc, struct=struct), NUMBERS[field.type]
-            mark = self.mark(struct, field)
-            if mark:
-                # "Seed, used with MARK." or "With MARK: returned in.."
-                doc = re.sub(rf", used with {name}\b|^With {name}: ", "", doc)
-                unset = self.text(mark.doc, struct=struct).split("Without this flag ")[1]
-                doc = f"{capitalized(doc)} nullopt (default): {unset}"
-            if mark or field.default == 2**64 - 1:
-                return Member(name, f"std::optional<{number}>", " = std::nullopt", doc, f"if (from.{name}) native.{name} = *from.{name};")
-            return Member(name, number, f" = {default}", doc, copied)
-        if field.role == "choice":
-            enum = type_name(field.set)
-            return Member(name, enum, f" = {enum}({default})", self.text(field.doc, struct=struct), f"native.{name} = static_cast<{NUMBERS[field.type]}>(from.{name});")
-        if field.role == "text":
+            kind, value = NUMBERS[field.type], f" = {default}"
+            if is_optional:
+                copy, doc = f"if (from.{name}) native.{name} = *from.{name};", self.marked(struct, field, doc)
+        elif field.role == "choice":
+            kind = type_name(field.set)
+            value, copy = f" = {kind}({default})", f"native.{name} = static_cast<{NUMBERS[field.type]}>(from.{name});"
+        elif field.role == "text":
             # A text that can be missing is NULL if it is empty.
             setter = "set_optional_text" if "NULL" in field.doc else "set_text"
-            write = f"{setter}(native.{name}, native.{field.len}, from.{name});"
-            return Member(name, "std::string", " = {}", self.text(field.doc, "empty", struct), write)
-        if field.role == "texts":
-            write = f"{name}.install(from.{name},\n    native.{name}, native.{field.lens}, native.{field.count});"
-            list_type = "std::vector<std::string>"
-            if name in OPTIONAL_LISTS:
-                return Member(name, f"std::optional<{list_type}>", " = std::nullopt", self.text(field.doc, "nullopt", struct), write, f"CStrings {name}")
-            return Member(name, list_type, " = {}", self.text(field.doc, "empty", struct), write, f"CStrings {name}")
-        if field.role == "array":
-            return self.list_option(struct, field)
-        if field.role == "pointer" and field.target in {record.name for record in self.abi.records}:
-            inner = type_name(field.target)
-            write = f"if (from.{name}) native.{name} = &{name}.emplace(*from.{name}).native;"
-            return Member(name, f"std::optional<{inner}>", " = std::nullopt", self.text(field.doc, "nullopt", struct), write, f"std::optional<C{inner}> {name}")
-        if field.role == "pointer":
-            view = f"const {type_name(field.target)}View *"
-            return Member(name, view, " = nullptr", self.text(field.doc, struct=struct), f"set_handle(native.{name}, from.{name}, status);", can_fail=True)
-        c_type = {"callback": type_name(field.type), "user_data": "void *"}[field.role]
-        return Member(name, c_type, " = nullptr", self.text(field.doc, struct=struct), copied)
+            kind, value, copy = "std::string", " = {}", f"{setter}(native.{name}, native.{field.len}, from.{name});"
+        elif field.role == "texts":
+            kind, value, storage = "std::vector<std::string>", " = {}", f"CStrings {name}"
+            copy = f"{name}.install(from.{name},\n    native.{name}, native.{field.lens}, native.{field.count});"
+        elif field.role == "pointer" and is_optional:
+            kind, storage = type_name(field.target), f"std::optional<C{type_name(field.target)}> {name}"
+            copy = f"if (from.{name}) native.{name} = &{name}.emplace(*from.{name}).native;"
+        elif field.role == "pointer":
+            kind, can_fail = f"const {type_name(field.target)}View *", True
+            copy = f"set_handle(native.{name}, from.{name}, status);"
+        else:
+            kind = {"callback": type_name(field.type), "user_data": "void *"}[field.role]
+        if is_optional:
+            kind, value = f"std::optional<{kind}>", " = std::nullopt"
+        return Member(name, kind, value, doc, copy, storage, can_fail=can_fail)
 
-    def list_option(self, struct, field):
-        name, doc = field.name, self.text(field.doc, "empty", struct)
-        target = f"native.{name}, native.{field.len}"
+    def is_optional(self, struct, field):
+        """A number with a flag that marks it, or whose default is a special value; an optional
+        list; or a pointer to options."""
+        if field.role == "number":
+            return self.mark(struct, field) is not None or field.default == 2**64 - 1
+        return field.name in OPTIONAL_LISTS or field.target in {record.name for record in self.abi.records if record.init}
+
+    def marked(self, struct, field, doc):
+        """Returns the doc of a number, and what its flag says about a request without the flag."""
+        mark = self.mark(struct, field)
+        if not mark:
+            return doc
+        # "Seed, used with MARK." or "With MARK: returned in.."
+        doc = re.sub(rf", used with {field.name}\b|^With {field.name}: ", "", doc)
+        unset = self.text(mark.doc, struct=struct).split("Without this flag ")[1]
+        return f"{capitalized(doc)} nullopt (default): {unset}"
+
+    def duration(self, struct, field, doc):
+        name = field.name.removesuffix("_ms")
+        # A u32 cannot hold all durations.
+        can_fail = field.type == "u32"
+        arguments = f', "{name}", status' if can_fail else ""
+        value = f"{{detail::{struct.short}_defaults().{field.name}}}"
+        copy = f"set_milliseconds(native.{field.name}, from.{name}{arguments});"
+        return Member(name, "std::chrono::milliseconds", value, doc, copy, can_fail=can_fail)
+
+    def array(self, field, doc):
+        name, target = field.name, f"native.{field.name}, native.{field.len}"
         if field.target == "pllm_token_list":
-            return Member(name, "std::vector<std::vector<uint32_t>>", " = {}", doc, f"set_lists({target}, {name}, from.{name});", f"std::vector<pllm_token_list> {name}")
-        element = NUMBERS.get(field.target) or type_name(field.target)
-        return Member(name, f"std::vector<{element}>", " = {}", doc, f"set_array({target}, from.{name});")
+            kind, storage = "std::vector<std::vector<uint32_t>>", f"std::vector<pllm_token_list> {name}"
+            return Member(name, kind, " = {}", doc, f"set_lists({target}, {name}, from.{name});", storage)
+        return Member(name, f"std::vector<{element(field)}>", " = {}", doc, f"set_array({target}, from.{name});")
 
     def options(self, name):
         struct = self.records[name]
@@ -318,7 +368,8 @@ class Wrapper:
     def c_struct(self, name):
         """The struct in namespace detail that holds the C struct of an options struct."""
         struct, members = self.records[name], self.options(name)
-        text = f"// The C struct of `from`, which must outlive it.\nstruct C{name} {{\n    explicit C{name}(const {name} &from) {{\n"
+        text = f"// The C struct of `from`, which must outlive it.\nstruct C{name} {{\n"
+        text += f"    explicit C{name}(const {name} &from) {{\n"
         for member in members:
             text += "".join(f"        {line}\n" for line in member.write.split("\n") if line)
         text += f"    }}\n    C{name}(const C{name} &) = delete;\n    C{name} &operator=(const C{name} &) = delete;\n\n"
@@ -335,26 +386,25 @@ class Wrapper:
 
     def result(self, struct, field):
         """Returns the member for a field of a result."""
-        name = MEMBERS.get(field.name, field.name)
-        doc, number = self.text(field.doc, "empty", struct), NUMBERS.get(field.type)
-        value = f"c.{field.name}"
+        name, value = MEMBERS.get(field.name, field.name), f"c.{field.name}"
+        doc = self.text(field.doc, "empty", struct)
         if field.role == "text":
             return Member(name, "std::string_view", doc=doc, read=f"detail::view({value}, c.{field.len})")
         if field.role in ("array", "pointer"):
             # The only pointer without a length has an element for each token.
             length = f"c.{field.len}" if field.role == "array" else f"{value} ? c.tokens_len : 0"
-            element = NUMBERS.get(field.target) or type_name(field.target)
-            return Member(name, f"Span<const {element}>", doc=doc, read=f"detail::view({value}, {length})")
+            return Member(name, f"Span<const {element(field)}>", doc=doc, read=f"detail::view({value}, {length})")
         if field.role == "choice":
             return Member(name, type_name(field.set), doc=doc, read=f"{type_name(field.set)}({value})")
         if name.endswith("_seconds"):
-            name, read = name.removesuffix("_seconds"), f"Seconds({value})"
-            if "Negative if" in field.doc:
-                return Member(name, "std::optional<Seconds>", doc=doc, read=f"{value} < 0 ? std::nullopt : std::optional<Seconds>({value})")
-            return Member(name, "Seconds", doc=doc, read=read)
+            name = name.removesuffix("_seconds")
+            if "Negative if" not in field.doc:
+                return Member(name, "Seconds", doc=doc, read=f"Seconds({value})")
+            read = f"{value} < 0 ? std::nullopt : std::optional<Seconds>({value})"
+            return Member(name, "std::optional<Seconds>", doc=doc, read=read)
         if field.doc.startswith("1 if "):
             return Member(name, "bool", doc=doc, read=f"{value} != 0")
-        return Member(name, number, doc=doc, read=value)
+        return Member(name, NUMBERS[field.type], doc=doc, read=value)
 
     def results(self, name):
         """Returns the members of a result struct. An Output has its times in a Timing."""
@@ -399,18 +449,6 @@ class Wrapper:
         struct = self.records[name]
         return wrapped(f"{self.text(struct.doc)} Has the fields of {struct.name}.", "// ") + f"using {name} = {struct.name};\n"
 
-    # ---- sections --------------------------------------------------------------------------------
-
-    def fields(self, name):
-        has_options = name in self.records and self.records[name].init
-        text = ""
-        for member in self.options(name) if has_options else self.results(name):
-            doc = DOCS.get(f"{name}.{member.name}") or member.doc
-            if member.name:
-                text += wrapped(doc, "// ", 96) if doc else ""
-                text += f"{member.type}{'' if member.type.endswith('*') else ' '}{member.name}{member.value};\n"
-        return text
-
 
 def function_name(name):
     """pllm_engine_start -> Engine::start"""
@@ -435,7 +473,7 @@ def of_last_output(doc):
 def completed(member):
     """Returns the member of a Completion for that of an Output."""
     kind = re.sub(r"^Span<const (.*)>$", r"std::vector<\1>", member.type).replace("std::string_view", "std::string")
-    value = {"FinishReason": " = FinishReason::none", "Timing": ""}.get(kind, "" if kind.startswith("std::") else " = 0")
+    value = "" if kind.startswith("std::") else " = 0" if kind in NUMBERS.values() else " = {}"
     return dataclasses.replace(member, type=kind, value=value, doc=of_last_output(member.doc))
 
 
@@ -450,7 +488,8 @@ def files(abi, root):
     parts = [(root / FOLDER / f"{part}.hpp").read_text() for part in PARTS]
     text = HEADING + "\n".join(re.sub(r"^( *)//: (\w+) (\w+)\n", section, part, flags=re.M) for part in parts)
     needed = {("enum", type_name(name)) for name in wrapper.choices}
-    needed |= {(kind, name) for name, struct in wrapper.records.items() if struct.init for kind in ("defaults", "fields", "c_struct")}
+    options = [name for name, struct in wrapper.records.items() if struct.init]
+    needed |= {(kind, name) for name in options for kind in ("defaults", "fields", "c_struct")}
     missing = sorted(" ".join(item) for item in needed - used)
     if missing:
         raise SystemExit(f"{FOLDER}: no part has the lines {', '.join(f'`//: {item}`' for item in missing)}")
