@@ -51,6 +51,8 @@ HIDDEN = {
     "pllm_request.queue",
     "pllm_resume.queue",
 }
+# Options whose conversion can fail. The hand-written code checks the status of their C structs.
+CHECKED = {"Fork", "Options"}
 # Lists that differ from the default if they are empty.
 OPTIONAL_LISTS = {"sequence_breakers"}
 # The first members of structs that a program can initialize by position or by designators. They
@@ -379,6 +381,8 @@ class Wrapper:
         text += f"    {struct.name} native = {struct.short}_defaults();\n"
         text += "".join(f"    {member.storage};\n" for member in members if member.storage)
         if any(member.can_fail for member in members):
+            if name not in CHECKED:
+                raise SystemExit(f"{FOLDER}: the conversion of {name} can fail; check its status and add it to CHECKED")
             text += "    Status status;  // the first error\n"
         return text + "};\n"
 
