@@ -1,3 +1,5 @@
+// Generated from src/ffi by `make header`. Do not edit.
+// The hand-written parts of this file are in bindings/cpp/parts of the repository.
 /*
  * libpagedllm for C++17: a header-only RAII wrapper of pagedllm.h. Link with -lpagedllm.
  *
@@ -72,16 +74,29 @@ inline namespace without_exceptions {
 
 // PLLM_E_*. A newer library can return codes without a name here.
 enum class Code : int32_t {
+    // An argument is invalid: a value, a range, a text encoding.
     invalid_argument = PLLM_E_INVALID_ARGUMENT,
+    // No live request, sequence or pin has this id.
     not_found = PLLM_E_NOT_FOUND,
+    // A file cannot be opened, read or written.
     io = PLLM_E_IO,
+    // The model's files are damaged, incomplete or contradictory, or its weights are not finite.
     model = PLLM_E_MODEL,
+    // This build, model or machine does not support the request.
     unsupported = PLLM_E_UNSUPPORTED,
+    // A limit of memory, blocks, requests or queues does not allow it.
     capacity = PLLM_E_CAPACITY,
+    // Another thread is stepping this engine.
     busy = PLLM_E_BUSY,
+    // The system has no memory left.
     out_of_memory = PLLM_E_OUT_OF_MEMORY,
+    // A defect of the library. If it occurs in a step, the engine has failed: each request ends
+    // with FinishReason::error, later calls return the same error, and the destructor of Engine
+    // still works.
     internal = PLLM_E_INTERNAL,
+    // The engine that owns this object has been freed.
     closed = PLLM_E_CLOSED,
+    // The host's progress callback cancelled the call.
     cancelled = PLLM_E_CANCELLED,
 };
 
@@ -259,7 +274,7 @@ const T &defaults() {
     return value;
 }
 
-inline const pllm_engine_options &options_defaults() { return defaults<pllm_engine_options, pllm_engine_options_init>(); }
+inline const pllm_engine_options &engine_options_defaults() { return defaults<pllm_engine_options, pllm_engine_options_init>(); }
 inline const pllm_sampling &sampling_defaults() { return defaults<pllm_sampling, pllm_sampling_init>(); }
 inline const pllm_request &request_defaults() { return defaults<pllm_request, pllm_request_init>(); }
 inline const pllm_dry &dry_defaults() { return defaults<pllm_dry, pllm_dry_init>(); }
@@ -309,7 +324,7 @@ inline Status check_abi(uint32_t header = PLLM_ABI_VERSION) {
 
 // ---- memory budgets -----------------------------------------------------------------------------
 
-// As pllm_budget_info.
+// The state of a budget. Has the fields of pllm_budget_info.
 using BudgetInfo = pllm_budget_info;
 
 // A memory budget that a Budget or an Engine owns. Valid as long as its owner.
@@ -371,129 +386,301 @@ private:
 
 // ---- options and requests -----------------------------------------------------------------------
 
+// Data type of KV blocks.
 enum class Dtype : uint32_t {
+    // Selected by the library.
     automatic = PLLM_DTYPE_AUTO,
+    // 32-bit floating point.
     f32 = PLLM_DTYPE_F32,
+    // bfloat16.
     bf16 = PLLM_DTYPE_BF16,
+    // 8-bit integers with a scale in f32 for each head of each token: about half the bytes of bf16,
+    // at a small cost in quality.
     int8 = PLLM_DTYPE_INT8,
+    // 16-bit floating point. Values beyond 65504 are clamped.
     f16 = PLLM_DTYPE_F16,
+    // 8-bit floating point (OCP E4M3) with the scales of Dtype::int8. More precise for small values
+    // beside large ones, less precise for large values.
     fp8 = PLLM_DTYPE_FP8,
 };
 
+// Instruction path.
 enum class Isa : uint32_t {
-    automatic = PLLM_ISA_AUTO,  // the widest instruction path of the machine
+    // The widest instruction path of the machine.
+    automatic = PLLM_ISA_AUTO,
+    // Any CPU.
     portable = PLLM_ISA_PORTABLE,
+    // AVX2, FMA and F16C.
     avx2 = PLLM_ISA_AVX2,
+    // AVX-512 F, BW, DQ and VL.
     avx512 = PLLM_ISA_AVX512,
-    // Activations that are multiplied by weights or KV in bf16 are rounded to bf16.
+    // As Isa::avx512_vnni, with AVX-512 BF16: activations that are multiplied by weights or KV in
+    // bf16 are rounded to bf16, and the products are summed in f32. Up to twice as fast for
+    // prompts.
     avx512_bf16 = PLLM_ISA_AVX512_BF16,
+    // As Isa::avx2, with AVX-VNNI: products with integer weights are faster, with the same bits.
     avx_vnni = PLLM_ISA_AVX_VNNI,
+    // As Isa::avx512, with AVX-512 VNNI: products with integer weights are faster, with the same
+    // bits.
     avx512_vnni = PLLM_ISA_AVX512_VNNI,
 };
 
 // Format of the weights in memory.
 enum class Weights : uint32_t {
+    // As in the model's files. Infinities and NaNs are kept.
     as_stored = PLLM_WEIGHTS_AS_STORED,
+    // 32-bit floating point.
     f32 = PLLM_WEIGHTS_F32,
+    // 16-bit floating point.
     f16 = PLLM_WEIGHTS_F16,
+    // bfloat16.
     bf16 = PLLM_WEIGHTS_BF16,
+    // 8-bit integers with a scale for each output. Multiplied by 8-bit activations, which have a
+    // scale for every 128 values of a row.
     int8 = PLLM_WEIGHTS_INT8,
+    // 4-bit integers with a scale for each group of weight_group inputs of an output. The embedding
+    // and the head are in 8 bits.
     int4 = PLLM_WEIGHTS_INT4,
+    // As Weights::int4, with an offset for each group: a little more precise, for 16 more bits a
+    // group.
     int4_asymmetric = PLLM_WEIGHTS_INT4_ASYMMETRIC,
+    // CUDA only: 8-bit floating point (OCP E4M3) with a scale for each output. The embedding and
+    // the head are as stored. Products of many rows multiply by fp8 activations with a scale for
+    // each row, if the device supports it. All other products, those of experts and those with
+    // Options::batch_invariant multiply by bf16 activations.
     fp8 = PLLM_WEIGHTS_FP8,
 };
 
 // Treatment of preempted requests.
 enum class Preemption : uint32_t {
+    // Preempted requests lose their KV blocks and are recomputed when they are rescheduled.
     recompute = PLLM_PREEMPTION_RECOMPUTE,
+    // Preempted requests are swapped to host memory. If it is full, they are recomputed.
     swap = PLLM_PREEMPTION_SWAP,
+    // Swap or recompute, whichever costs less by the measured times.
     automatic = PLLM_PREEMPTION_AUTO,
 };
 
 // Order of the waiting requests.
 enum class Order : uint32_t {
+    // First come, first served.
     fcfs = PLLM_ORDER_FCFS,
+    // Highest Request::priority first. It can preempt running requests of lower priority. To
+    // prevent starvation, a request that has waited for ageing goes before new requests of the next
+    // higher priority.
     priority = PLLM_ORDER_PRIORITY,
+    // Shortest predicted output first. The prediction uses recent requests with a similar
+    // max_tokens. To prevent starvation, a request that has waited for ageing goes before new
+    // requests that are predicted to be up to 100 tokens shorter.
     shortest_predicted = PLLM_ORDER_SHORTEST_PREDICTED,
 };
 
 // Composition of a step.
 enum class Batching : uint32_t {
+    // Each step mixes prompt chunks and decodes, in the order of the requests.
     mixed = PLLM_BATCHING_MIXED,
+    // Each step has either prompts or decodes, and prompts go first. After prefill_budget prompt
+    // tokens, the decodes get one step.
     prefill_first = PLLM_BATCHING_PREFILL_FIRST,
+    // Each step has every decode and at most prefill_budget prompt tokens: bounds the time between
+    // tokens.
     decode_first = PLLM_BATCHING_DECODE_FIRST,
+    // Static batching: no request is admitted until the running batch has finished. For baselines.
     static_ = PLLM_BATCHING_STATIC,
 };
 
 // Number of blocks that a request needs to start.
-enum class Allocation : uint32_t { on_demand = PLLM_ALLOCATION_ON_DEMAND, max_tokens = PLLM_ALLOCATION_MAX_TOKENS };
+enum class Allocation : uint32_t {
+    // Blocks are allocated as a sequence grows. If the pool is full, the last request in the order
+    // is preempted.
+    on_demand = PLLM_ALLOCATION_ON_DEMAND,
+    // A request starts when the pool has blocks for its max_tokens, so that growing sequences cause
+    // no preemption. Forks and appended tokens of running sequences are not included.
+    max_tokens = PLLM_ALLOCATION_MAX_TOKENS,
+};
 
-// Options of an engine. Each field is described in pllm_engine_options and has its default.
+// Options of an engine.
 struct Options {
-    std::string model_path;
-    // "cpu", or "cuda:0" for the first CUDA device. Empty: the library's default.
-    std::string device;
-    uint64_t kv_bytes = detail::options_defaults().kv_bytes;
-    uint64_t seed = detail::options_defaults().seed;
-    uint32_t block_size = detail::options_defaults().block_size;
-    Dtype kv_dtype = Dtype(detail::options_defaults().kv_dtype);
-    uint32_t max_model_len = detail::options_defaults().max_model_len;
-    uint32_t max_batch_tokens = detail::options_defaults().max_batch_tokens;
-    uint32_t max_seqs = detail::options_defaults().max_seqs;
-    uint32_t prefill_chunk = detail::options_defaults().prefill_chunk;
-    uint32_t threads = detail::options_defaults().threads;
-    Isa isa = Isa(detail::options_defaults().isa);
-    uint64_t queue_capacity = detail::options_defaults().queue_capacity;
-    bool skip_tokenizer = (detail::options_defaults().flags & PLLM_ENGINE_SKIP_TOKENIZER) != 0;
-    bool no_prefix_cache = (detail::options_defaults().flags & PLLM_ENGINE_NO_PREFIX_CACHE) != 0;
-    bool batch_invariant = (detail::options_defaults().flags & PLLM_ENGINE_BATCH_INVARIANT) != 0;
-    // CUDA only: fraction of the device memory that is free after weights and working memory, for
-    // the KV pool. Replaces kv_bytes. 0: kv_bytes is used.
-    float memory_fraction = detail::options_defaults().memory_fraction;
+    // Model directory in the layout of Hugging Face. UTF-8.
+    std::string model_path = {};
+    // Device: "cpu" (default, also empty), or "cuda:0" (also "cuda") for the first CUDA device.
+    // CUDA needs an NVIDIA driver for CUDA 13, compute capability 8.0 or newer, and weights in f32,
+    // f16, bf16 or fp8.
+    std::string device = {};
+    // KV pool size in bytes. 0 (default): enough for max_seqs sequences of max_model_len tokens, at
+    // most 1 GiB.
+    uint64_t kv_bytes = detail::engine_options_defaults().kv_bytes;
+    // Seed for requests without a seed of their own. Default 0.
+    uint64_t seed = detail::engine_options_defaults().seed;
+    // Tokens per KV block: 8, 16 (default), 32, 64, 128 or 256.
+    uint32_t block_size = detail::engine_options_defaults().block_size;
+    // Data type of KV blocks. Default Dtype::automatic: f32 for models in f32, else bf16.
+    Dtype kv_dtype = Dtype(detail::engine_options_defaults().kv_dtype);
+    // Maximum length of a sequence in tokens, prompt and output together. 0 (default): the model's
+    // own maximum, or what the pool holds.
+    uint32_t max_model_len = detail::engine_options_defaults().max_model_len;
+    // Maximum number of tokens in one step, prompt and decode tokens of all sequences together.
+    // Default 512.
+    uint32_t max_batch_tokens = detail::engine_options_defaults().max_batch_tokens;
+    // Maximum number of running sequences, at most max_batch_tokens. Default 64.
+    uint32_t max_seqs = detail::engine_options_defaults().max_seqs;
+    // Maximum number of prompt tokens of one sequence in one step. 0 (default): max_batch_tokens.
+    uint32_t prefill_chunk = detail::engine_options_defaults().prefill_chunk;
+    // Number of threads, including the stepping thread. 0 (default): the number of CPUs in cpus, or
+    // of CPUs on which the process may run, within the quota of its container.
+    uint32_t threads = detail::engine_options_defaults().threads;
+    // Instruction path. Default Isa::automatic. Results have the same bits within a path, not
+    // across paths.
+    Isa isa = Isa(detail::engine_options_defaults().isa);
+    // Capacity, in outputs, of the engine's own queue. See Engine::create_queue. 0 (default):
+    // 65536.
+    uint64_t queue_capacity = detail::engine_options_defaults().queue_capacity;
+    // Serve token ids only: no tokenizer is loaded, and text calls return Code::unsupported.
+    bool skip_tokenizer = (detail::engine_options_defaults().flags & PLLM_ENGINE_SKIP_TOKENIZER) != 0;
+    // Disable the prefix cache.
+    bool no_prefix_cache = (detail::engine_options_defaults().flags & PLLM_ENGINE_NO_PREFIX_CACHE) != 0;
+    // On a CUDA device: the results of a sequence do not depend on the batch, as on the CPU.
+    // Slower: products of many rows do not use cuBLASLt, and attention over long sequences is not
+    // split.
+    bool batch_invariant = (detail::engine_options_defaults().flags & PLLM_ENGINE_BATCH_INVARIANT) != 0;
+    // CUDA only: fraction, 0.01 to 1, of the device memory that is free after weights and working
+    // memory, for the KV pool. Cannot be combined with kv_bytes. 0 (default): kv_bytes is used.
+    float memory_fraction = detail::engine_options_defaults().memory_fraction;
     // If false, Engine::create starts the engine's own thread. If true, the host steps the engine.
     bool host_steps = false;
-
     // Reports the bytes of weights that have been read, out of total, on the thread that calls
     // Engine::create. The result false cancels the loading. An exception cancels it as well, and
-    // Engine::create rethrows it.
+    // Engine::create rethrows it. Empty (default): not called.
     std::function<bool(uint64_t done, uint64_t total)> progress = nullptr;
-
-    uint64_t max_waiting_requests = detail::options_defaults().max_waiting_requests;
-    uint64_t max_waiting_tokens = detail::options_defaults().max_waiting_tokens;
+    // Maximum number of requests, including resumed and forked sequences, that wait for their first
+    // step. More are refused with Code::capacity; one can always wait. 0 (default): no limit.
+    uint64_t max_waiting_requests = detail::engine_options_defaults().max_waiting_requests;
+    // Maximum number of tokens that the waiting requests have to compute. 0 (default): no limit.
+    uint64_t max_waiting_tokens = detail::engine_options_defaults().max_waiting_tokens;
     // Maximum length in bytes of a text prompt, of a chat's JSON and the prompt it renders to, and
-    // of a text to tokenize. 0: 64 for each token of max_model_len, at least 1048576.
-    uint64_t max_prompt_bytes = detail::options_defaults().max_prompt_bytes;
-    const BudgetView *budget = nullptr;  // null: a budget of the engine's own
-    uint64_t swap_bytes = detail::options_defaults().swap_bytes;
-    std::string swap_path = {};  // empty: the host tier is in memory
-    Preemption preemption = Preemption(detail::options_defaults().preemption);
-    Order order = Order(detail::options_defaults().order);
-    std::chrono::milliseconds ageing{detail::options_defaults().ageing_ms};
-    Batching batching = Batching(detail::options_defaults().batching);
-    uint32_t prefill_budget = detail::options_defaults().prefill_budget;
-    Allocation allocation = Allocation(detail::options_defaults().allocation);
-    std::string trace_path = {};    // empty: none
-    std::string journal_path = {};  // empty: none
-    // Label model_name of the metrics; empty: the name of the model directory.
+    // of a text to tokenize. A longer one is Code::invalid_argument. 0 (default): 64 for each token
+    // of max_model_len, at least 1048576. Tokenization takes up to 16 bytes of memory for each byte
+    // of text, and up to 512 for each byte of a stretch of at most 2 MiB without a place to cut
+    // (docs/models.md).
+    uint64_t max_prompt_bytes = detail::engine_options_defaults().max_prompt_bytes;
+    // Budget from which the KV pool takes its bytes, instead of kv_bytes. null (default): a budget
+    // of its own.
+    const BudgetView *budget = nullptr;
+    // Size in bytes of the host tier, which holds the KV of swapped requests and idle sequences. 0
+    // (default): none.
+    uint64_t swap_bytes = detail::engine_options_defaults().swap_bytes;
+    // Directory for the host tier. The tier is an unnamed file there, which grows as it is written
+    // and disappears with the engine. Empty (default): the tier is in memory. If the file cannot be
+    // written or read, as on a full disk, the sequence is recomputed and swap_failures of Stats
+    // counts it.
+    std::string swap_path = {};
+    // Treatment of preempted requests. Default Preemption::recompute. The others need swap_bytes,
+    // and swap_bytes needs one of the others.
+    Preemption preemption = Preemption(detail::engine_options_defaults().preemption);
+    // Order of the waiting requests. Default Order::fcfs.
+    Order order = Order(detail::engine_options_defaults().order);
+    // Waiting time after which a request is preferred; see Order. 0 (default): 10 seconds.
+    std::chrono::milliseconds ageing{detail::engine_options_defaults().ageing_ms};
+    // Composition of a step. Default Batching::mixed.
+    Batching batching = Batching(detail::engine_options_defaults().batching);
+    // Prompt tokens for Batching::decode_first and Batching::prefill_first. 0 (default): 256 and
+    // 2048.
+    uint32_t prefill_budget = detail::engine_options_defaults().prefill_budget;
+    // Number of blocks that a request needs to start. Default Allocation::on_demand.
+    Allocation allocation = Allocation(detail::engine_options_defaults().allocation);
+    // File for a trace of every step, in the format of Perfetto and chrome://tracing: the batch,
+    // the times of its phases, and the phases of each sequence. UTF-8. An existing file is
+    // replaced. If the disk fails, the trace ends and traces_stopped of Stats is 1. Empty
+    // (default): none.
+    std::string trace_path = {};
+    // File for a journal of all calls and of everything else on which steps depend. pagedllm-replay
+    // repeats them bit for bit on a machine with the same instruction path. It contains prompts, as
+    // tokens, and cache salts. UTF-8. An existing file is replaced. If the disk fails, the journal
+    // ends and journals_stopped of Stats is 1. Empty (default): none.
+    std::string journal_path = {};
+    // Value of the label model_name in Engine::metrics. UTF-8. Empty (default): the name of the
+    // model directory.
     std::string model_name = {};
-    Weights weight_format = Weights(detail::options_defaults().weight_format);
-    uint32_t weight_group = detail::options_defaults().weight_group;
-    // Directory for packed weights; empty: weights are packed each time.
+    // Format of the weights in memory. Fewer bits take less memory and time, and cost quality.
+    // Small tensors that affect quality (routers of experts, learned positions) and the projections
+    // of latents stay as stored. Default Weights::as_stored.
+    Weights weight_format = Weights(detail::engine_options_defaults().weight_format);
+    // Number of inputs that share a scale in 4-bit formats: 32, 64 or 128. Smaller is more precise.
+    // 0 (default): 32.
+    uint32_t weight_group = detail::engine_options_defaults().weight_group;
+    // Directory for packed weights. If it has the packed form of this model, weight_format and
+    // library, the form is checked and read as fast as the disk. Otherwise the weights are packed
+    // and the form is written, or replaced. Several models and processes can share the directory;
+    // unused files are not removed. It contains weights: protect it against writing as the model is
+    // protected. If it cannot be written, the engine works and packed of ModelInfo reports it.
+    // UTF-8. Empty (default): weights are packed each time.
     std::string packed_path = {};
-    // CPUs to which threads are pinned, such as "0-3,8"; empty: threads are not pinned.
+    // List of CPUs in the syntax of taskset -c, such as "0-3,8", one for each of threads. Each
+    // thread of the engine is pinned to one of them, in this order. The first is for the stepping
+    // thread: the engine's own thread (Engine::start) is pinned, a thread of the program is not.
+    // Empty (default): threads are not pinned.
     std::string cpus = {};
 };
 
-// Content of each output: the new part, everything so far, or one output with everything at the
-// end.
-enum class OutputKind : uint32_t { delta = PLLM_OUTPUT_DELTA, cumulative = PLLM_OUTPUT_CUMULATIVE, final = PLLM_OUTPUT_FINAL };
+// Content of the outputs.
+enum class OutputKind : uint32_t {
+    // Each output has the new tokens and the new text only.
+    delta = PLLM_OUTPUT_DELTA,
+    // Each output has all tokens and the whole text so far.
+    cumulative = PLLM_OUTPUT_CUMULATIVE,
+    // One output at the end of the sequence has all tokens and the whole text.
+    final = PLLM_OUTPUT_FINAL,
+};
 
+// Kind of a constraint on the output.
 enum class GrammarKind : uint32_t {
+    // No constraint.
     none = PLLM_GRAMMAR_NONE,
+    // A JSON text that the schema in grammar (itself a JSON text) describes. Properties come in the
+    // order of "properties".
+    // - "pattern" and the names of "patternProperties" are regular expressions of ECMA-262, in
+    //   Unicode mode if they are valid there, otherwise by annex B. Lookarounds, backreferences and
+    //   word boundaries are errors.
+    // - A "format" that cannot be generated is an annotation.
+    // - "propertyNames" has one of "enum", "const", "pattern" and the lengths, or a "$ref" to such
+    //   a schema, in a schema without "properties" and "patternProperties". Otherwise it is an
+    //   error.
+    // - Keywords that cannot be generated are errors: among others "uniqueItems", "contains",
+    //   "not", "if" and "dependentRequired".
+    // - A grammar has at most 64 members of "patternProperties". An object has at most about 500
+    //   optional properties, or 3,000 required ones. Objects with more properties of both kinds
+    //   together can be refused.
+    // The object "x-guidance" at the root of the schema has these options:
+    // - "strict_formats" (default false): if true, the formats of JSON Schema that cannot be
+    //   generated are errors: idn-email, idn-hostname, iri, iri-reference, json-pointer, regex,
+    //   relative-json-pointer, uri-reference and uri-template.
+    // - "lenient" (default false): if true, keywords that cannot be generated are ignored, such as
+    //   "uniqueItems" in the schema of a set. The output may then violate them: check it.
+    // - "coerce_one_of" (default false): if true, "oneOf" means "anyOf" if its schemas may overlap.
+    //   If false, such a "oneOf" is an error.
+    // - "whitespace_flexible" (default true): if false, there is no white space between the parts
+    //   of the text.
+    // - "whitespace_pattern" (default: one space or tab, or a line break and at most 40 of these):
+    //   the text between two parts, as a regular expression of Rust.
+    // - "item_separator" (default ","): a regular expression of Rust.
+    // - "key_separator" (default ":"): a regular expression of Rust.
+    // - "json_allowed_escapes" (default "nrbtf\\\"", with "u" if the schema has no names of
+    //   properties or demands other control characters): the characters that may follow a backslash
+    //   in strings.
+    // - "json_allow_general_unicode_escapes" (default false): if true, strings without a pattern
+    //   may write any character as \u and digits.
     json_schema = PLLM_GRAMMAR_JSON_SCHEMA,
+    // Any JSON object.
     json_object = PLLM_GRAMMAR_JSON_OBJECT,
+    // A text that the regular expression in grammar matches as a whole: a pattern of Python's re
+    // for str. Lookarounds, backreferences, word boundaries, atomic groups, possessive quantifiers,
+    // conditions, \N and the anchors of lines are errors.
     regex = PLLM_GRAMMAR_REGEX,
+    // One of the texts in choices.
     choice = PLLM_GRAMMAR_CHOICE,
+    // A text that the Lark grammar in grammar describes. Its regular expressions are those of
+    // Python's re, with \p{Name} for Unicode properties. A schema after %json is read like that of
+    // GrammarKind::json_schema, with options of its own.
     lark = PLLM_GRAMMAR_LARK,
 };
 
@@ -512,70 +699,144 @@ struct Grammar {
     static Grammar lark(std::string grammar) { return {GrammarKind::lark, std::move(grammar)}; }
 };
 
-// The DRY penalty. Each field is described in pllm_dry and has its default.
+// The DRY penalty: a token that would extend a repetition of length tokens loses multiplier * base
+// ^ (length - allowed_length).
 struct Dry {
+    // Strength of the penalty. Default 0.8. 0 disables it.
     float multiplier = detail::dry_defaults().multiplier;
+    // Base of the exponential growth. Default 1.75.
     float base = detail::dry_defaults().base;
+    // Length in tokens of the longest repetition without a penalty. Default 2.
     uint32_t allowed_length = detail::dry_defaults().allowed_length;
+    // Number of last tokens that are searched for repetitions. 0 (default): all.
     uint32_t penalty_last_n = detail::dry_defaults().penalty_last_n;
-    // nullopt: the library's default.
-    std::optional<std::vector<std::string>> sequence_breakers = {};
+    // Texts that end a repetition, within a token or across tokens. nullopt (default): newline,
+    // colon, quotation mark and asterisk, or none with Options::skip_tokenizer. An empty list:
+    // none. At most 64 texts of at most 128 bytes each.
+    std::optional<std::vector<std::string>> sequence_breakers = std::nullopt;
 };
 
-// A value that is added to the logit of a token: {token, bias}.
+// A value that is added to the logit of a token. Has the fields of pllm_logit_bias.
 using LogitBias = pllm_logit_bias;
 
-// How a request samples its tokens, what it reports and when it ends. Each field is described in
-// pllm_sampling and has its default.
+// How a request samples its tokens, what it reports and when it ends.
+// The parameters apply in this order: logit bias; repetition, frequency and presence penalty; DRY;
+// exclusions and the grammar; temperature; top-n-sigma, min-p, top-k, typical-p, top-p, XTC, or
+// mirostat in their place; the draw.
 struct Sampling {
+    // Temperature. 0 selects greedy sampling. Default 1.
     float temperature = detail::sampling_defaults().temperature;
+    // Keeps the most probable tokens whose probabilities sum to at least this value. Default 1:
+    // all.
     float top_p = detail::sampling_defaults().top_p;
+    // Keeps tokens whose probability is at least this fraction of the largest. Default 0: all.
     float min_p = detail::sampling_defaults().min_p;
+    // Keeps the k most probable tokens. Default 0: all.
     uint32_t top_k = detail::sampling_defaults().top_k;
+    // Maximum number of generated tokens. 0 (default): up to max_model_len.
     uint32_t max_tokens = detail::sampling_defaults().max_tokens;
+    // Number of tokens before which neither end-of-sequence tokens nor stops end the sequence.
+    // Default 0.
     uint32_t min_tokens = detail::sampling_defaults().min_tokens;
+    // Seed. A request with a seed generates the same tokens in any batch. nullopt (default): the
+    // seed is derived from the engine's seed and the request id.
     std::optional<uint64_t> seed = std::nullopt;
+    // Do not stop at end-of-sequence tokens.
     bool ignore_eos = (detail::sampling_defaults().flags & PLLM_SAMPLING_IGNORE_EOS) != 0;
+    // Report the log probability of each generated token, and of the top_logprobs most probable
+    // tokens.
     bool logprobs = (detail::sampling_defaults().flags & PLLM_SAMPLING_LOGPROBS) != 0;
+    // Strings that end the sequence, within a token or across tokens. They do not appear in the
+    // text. At most 1024 strings of 16384 bytes in all.
     std::vector<std::string> stop = {};
+    // Tokens that end the sequence. They are reported in tokens, but not in the text. At most 1024.
     std::vector<uint32_t> stop_token_ids = {};
+    // Report the log probability of each prompt token except the first, and of the
+    // prompt_top_logprobs most probable tokens. Of several samples, the first reports them. A fork
+    // does not report them again.
     bool prompt_logprobs = (detail::sampling_defaults().flags & PLLM_SAMPLING_PROMPT_LOGPROBS) != 0;
+    // The output begins with the prompt.
     bool echo = (detail::sampling_defaults().flags & PLLM_SAMPLING_ECHO) != 0;
+    // The stop string, or the text of the token that ends the sequence, stays in the text.
     bool include_stop = (detail::sampling_defaults().flags & PLLM_SAMPLING_INCLUDE_STOP) != 0;
-    uint32_t top_logprobs = detail::sampling_defaults().top_logprobs;  // requires logprobs
-    // Requires prompt_logprobs.
+    // With logprobs: number of most probable tokens reported for each generated token. At most 128.
+    // Default 0.
+    uint32_t top_logprobs = detail::sampling_defaults().top_logprobs;
+    // With prompt_logprobs: number of most probable tokens reported for each prompt token. At most
+    // 128. Default 0.
     uint32_t prompt_top_logprobs = detail::sampling_defaults().prompt_top_logprobs;
+    // Content of the outputs. Default OutputKind::delta.
     OutputKind output_kind = OutputKind(detail::sampling_defaults().output_kind);
+    // Constraint on the output. Default: none.
     Grammar grammar = {};
+    // Keeps the tokens with the most typical surprise whose probabilities sum to at least this
+    // value. Default 1: all.
     float typical_p = detail::sampling_defaults().typical_p;
+    // Keeps tokens whose logit is within this many standard deviations of the largest. Default 0:
+    // all.
     float top_n_sigma = detail::sampling_defaults().top_n_sigma;
+    // Probability with which XTC removes the most probable tokens. Default 0: never.
     float xtc_probability = detail::sampling_defaults().xtc_probability;
+    // Probability from which on a token counts as a top choice for XTC. Default 0.1.
     float xtc_threshold = detail::sampling_defaults().xtc_threshold;
+    // Mirostat 2: target surprise in bits per token. Default 0: off.
     float mirostat_tau = detail::sampling_defaults().mirostat_tau;
+    // Mirostat 2: learning rate. Default 0.1.
     float mirostat_eta = detail::sampling_defaults().mirostat_eta;
+    // Subtracted from the logit of each token that has been generated. Default 0.
     float presence_penalty = detail::sampling_defaults().presence_penalty;
+    // Subtracted from the logit of a token for each time it has been generated. Default 0.
     float frequency_penalty = detail::sampling_defaults().frequency_penalty;
+    // Divides positive logits, and multiplies negative logits, of all tokens of the prompt and the
+    // output. Default 1: off.
     float repetition_penalty = detail::sampling_defaults().repetition_penalty;
+    // No n-gram of this many tokens occurs twice. At most 256. Default 0: off.
     uint32_t no_repeat_ngram_size = detail::sampling_defaults().no_repeat_ngram_size;
+    // DRY penalty. nullopt (default): off.
     std::optional<Dry> dry = std::nullopt;
+    // Values that are added to logits, from -100 to 100. Empty (default): none. At most as many as
+    // the vocabulary has tokens.
     std::vector<LogitBias> logit_bias = {};
+    // Texts that the output must not contain, as the tokenizer encodes them at the beginning of a
+    // text, after a space and within a word. Other token sequences that spell the same text are not
+    // excluded. At most 1024 texts of 65536 bytes in all.
     std::vector<std::string> bad_words = {};
+    // Token sequences that the output must not contain. At most 1024 sequences of at most 256
+    // tokens each.
     std::vector<std::vector<uint32_t>> bad_words_ids = {};
-    std::vector<uint32_t> allowed_token_ids = {};  // empty: all
+    // The only tokens that may be sampled. Empty (default): all. At most as many as the vocabulary
+    // has tokens.
+    std::vector<uint32_t> allowed_token_ids = {};
 };
 
+// When a beam search stops.
 enum class EarlyStopping : uint32_t {
+    // Stop when the best running beam, if it ended now, would not score higher than the worst
+    // finished beam.
     no = PLLM_EARLY_STOPPING_NO,
+    // Stop as soon as width beams are finished.
     yes = PLLM_EARLY_STOPPING_YES,
+    // Stop when no running beam can reach a higher score than the worst finished beam.
     never = PLLM_EARLY_STOPPING_NEVER,
 };
 
-// Parameters of a beam search. Each field is described in pllm_beam and has its default.
+// Parameters of a beam search, as in generate of Hugging Face transformers: release 5, and release
+// 4 for several groups.
+// Logit bias, penalties and exclusions of Sampling apply to the log probabilities, in the order of
+// transformers. Frequency and presence penalties and DRY, which transformers lacks, follow the
+// repetition penalty. Bad words can forbid end tokens, which transformers ignores.
 struct Beam {
+    // Number of beams, 2 to 64. Default 4.
     uint32_t width = detail::beam_defaults().width;
+    // Number of groups of beams, each with its own search. Default 1.
     uint32_t groups = detail::beam_defaults().groups;
+    // Subtracted from the log probability of a token for each beam of an earlier group that chose
+    // it in the same step, before the repetition penalty. Default 0.
     float diversity_penalty = detail::beam_defaults().diversity_penalty;
+    // The score of a beam is the sum of its log probabilities divided by its length to this power.
+    // Default 1.
     float length_penalty = detail::beam_defaults().length_penalty;
+    // When the search stops. Default EarlyStopping::no.
     EarlyStopping early_stopping = EarlyStopping(detail::beam_defaults().early_stopping);
 };
 
@@ -587,140 +848,439 @@ using LogitsHook = void (*)(void *hook_data, uint64_t sequence, const uint32_t *
 // A view of a prompt: text or token ids.
 using Prompt = std::variant<std::string_view, Span<const uint32_t>>;
 
-// A request: `{"text"}`, `{tokens, sampling}`, or field by field. Each field is described in
-// pllm_request and has its default.
+// A request. Its views need to be valid only during the call.
+// Initialize it as `{"text"}` or `{tokens, sampling}`, or set its fields.
 struct Request {
+    // Prompt as UTF-8 text or as token ids.
     Prompt prompt;
+    // Sampling parameters.
     Sampling sampling = {};
+    // Returned in each output of the request.
     uint64_t user_data = detail::request_defaults().user_data;
+    // Number of results: samples, or best beams. Default 1. Result i has the sequence id request +
+    // i; with best_of, result i is one of the ids request to request + best_of - 1. Each sequence
+    // has its own last output.
     uint32_t n = detail::request_defaults().n;
-    // Set it to false for a prompt that render_chat rendered.
+    // The tokenizer adds its special tokens, such as BOS. Set it to false for a prompt that
+    // Engine::render_chat rendered.
     bool add_special = (detail::request_defaults().text_flags & PLLM_TEXT_ADD_SPECIAL) != 0;
+    // Special tokens are left out of the text.
     bool skip_special = (detail::request_defaults().text_flags & PLLM_TEXT_SKIP_SPECIAL) != 0;
+    // Number of samples to generate. If it is larger than n, the n samples with the highest log
+    // probability are returned at the end, best first. 0 (default) selects n.
     uint32_t best_of = detail::request_defaults().best_of;
+    // Beam search. nullopt (default) selects sampling. The n best beams are returned at the end,
+    // best first, whatever output_kind is.
+    // Code::invalid_argument if it is combined with best_of, keep, logits_hook, a temperature other
+    // than 0 or the default, top_k, top_p, min_p, typical_p, top_n_sigma, XTC, mirostat, a seed,
+    // stop strings, top_logprobs, Sampling::prompt_logprobs, Sampling::echo or a grammar.
     std::optional<Beam> beam = std::nullopt;
-    // The sequences of the request are kept when they end. Engine::sequence(output.sequence) takes
-    // ownership of one.
+    // The sequences of the request are kept when they end, for any reason, and become idle.
+    // Engine::sequence(output.sequence) takes ownership of one.
     bool keep = (detail::request_defaults().flags & PLLM_REQUEST_KEEP) != 0;
+    // Keeps only this many tokens at the end of the prompt. 0 (default) keeps all.
     uint32_t truncate_prompt_tokens = detail::request_defaults().truncate_prompt_tokens;
-    // A view. Requests share blocks of the prefix cache only if their salts are equal.
+    // A view. Requests share blocks of the prefix cache only if their salts are equal, so that
+    // tenants cannot probe the prompts of other tenants.
     std::string_view cache_salt = {};
+    // Edits the logits of each token. null (default): none.
     LogitsHook logits_hook = nullptr;
-    void *hook_data = nullptr;  // valid until the last output of the request has been generated
-    // Time from now after which the request ends with FinishReason::deadline and the tokens it has.
-    // 0: none. A negative deadline is Code::invalid_argument.
+    // Passed to logits_hook. Must be valid until the last output of the request has been made.
+    void *hook_data = nullptr;
+    // Deadline from now. When it passes, the request ends with FinishReason::deadline and the
+    // tokens it has. 0 (default): none. A negative deadline is Code::invalid_argument.
     std::chrono::milliseconds deadline{detail::request_defaults().deadline_ms};
+    // Priority, -100 to 100; higher runs first. Used if the order is Order::priority. Default 0.
+    // Forks inherit it.
     int32_t priority = detail::request_defaults().priority;
 };
 
 class QueueView;
 
-// Parameters of a fork. Each field is described in pllm_fork and has its default.
+// Parameters of a fork.
 struct Fork {
-    // Number of tokens that the children share with their parent. nullopt: all.
+    // Number of tokens that the children share with their parent: 1 to its length, or nullopt
+    // (default): all.
     std::optional<uint64_t> at = std::nullopt;
-    // Each child draws from its own random stream of this seed. nullopt: the children draw the same
-    // random numbers as their parent.
+    // Each child draws from its own random stream of this seed, until it is resumed with other
+    // parameters. nullopt (default): the children draw the same random numbers as their parent.
     std::optional<uint64_t> seed = std::nullopt;
-    std::optional<uint64_t> user_data = std::nullopt;  // nullopt: the parent's
-    const QueueView *queue = nullptr;  // queue of the children's outputs; null: the parent's queue
+    // Returned in the outputs of the children. nullopt (default): the children have the user_data
+    // of the parent.
+    std::optional<uint64_t> user_data = std::nullopt;
+    // Queue for the outputs of the children. null (default) selects the parent's queue.
+    const QueueView *queue = nullptr;
+    // The children are idle until they are resumed, even if the parent runs.
     bool idle = (detail::fork_defaults().flags & PLLM_FORK_IDLE) != 0;
 };
 
-// How an idle sequence continues. Each field is described in pllm_resume and has its default.
+// How an idle sequence continues.
 struct Resume {
+    // Sampling parameters. Counts (max_tokens, min_tokens) and penalties start anew.
     Sampling sampling = {};
+    // The sequences of the request are kept when they end, for any reason, and become idle.
+    // Engine::sequence(output.sequence) takes ownership of one.
     bool keep = (detail::resume_defaults().flags & PLLM_REQUEST_KEEP) != 0;
-    std::optional<uint64_t> user_data = std::nullopt;  // nullopt: the sequence keeps its user_data
+    // Returned in the outputs. nullopt (default): the sequence keeps its user_data.
+    std::optional<uint64_t> user_data = std::nullopt;
+    // Special tokens are left out of the text.
     bool skip_special = (detail::resume_defaults().text_flags & PLLM_TEXT_SKIP_SPECIAL) != 0;
+    // Edits the logits of each token. null (default): none.
     LogitsHook logits_hook = nullptr;
-    void *hook_data = nullptr;  // valid until the last output has been generated
+    // Passed to logits_hook. Must be valid until the last output has been made.
+    void *hook_data = nullptr;
     // Continue as if the sequence had never been idle, with its own parameters, counts, grammar and
-    // output kind. Of the other fields, only keep, user_data, logits_hook, hook_data and deadline
-    // are used. For generate and collect, sampling.output_kind must be the output kind of the
-    // sequence.
+    // output kind. Of the other fields, only keep, user_data, logits_hook (null: keep it),
+    // hook_data and deadline are used. A sequence that ended by its length must be rewound first;
+    // otherwise it ends again with FinishReason::error. For generate and collect,
+    // sampling.output_kind must be the output kind of the sequence.
     bool continue_generation = (detail::resume_defaults().flags & PLLM_RESUME_CONTINUE) != 0;
     // As in Request, from this call on.
     std::chrono::milliseconds deadline{detail::resume_defaults().deadline_ms};
 };
 
-// A prompt that is kept in the prefix cache: `{"text"}`, or field by field. Each field is described
-// in pllm_pin and has its default.
+// A prompt that is kept in the prefix cache.
+// Initialize it as `{"text"}`, or set its fields.
 struct Prefix {
+    // Prompt as UTF-8 text or as token ids.
     Prompt prompt;
+    // As in Request.
     std::string_view cache_salt = {};
-    // 0: until it is unpinned.
+    // Time for which the prompt is kept. 0 (default): until it is unpinned.
     std::chrono::milliseconds time_to_live{detail::pin_defaults().time_to_live_ms};
+    // If a sequence cannot continue otherwise, pins are dropped, those with the lowest priority
+    // first. Default 0.
     uint32_t priority = detail::pin_defaults().priority;
+    // The tokenizer adds its special tokens, such as BOS. Set it to false for a prompt that
+    // Engine::render_chat rendered.
     bool add_special = (detail::pin_defaults().text_flags & PLLM_TEXT_ADD_SPECIAL) != 0;
 };
+
+// ---- C structs of options -----------------------------------------------------------------------
 
 namespace detail {
 
 inline uint32_t flag(bool on, uint32_t bit) noexcept { return on ? bit : 0; }
 
-// Sets a text unless it is empty.
 inline void set_text(const char *&data, uint64_t &len, const std::string &text) noexcept {
-    if (text.empty()) return;
     data = text.data();
     len = text.size();
 }
 
-// Sets the fields of memory limits, preemption and scheduling policies.
-inline Status set_policies(pllm_engine_options &c, const Options &options) {
-    const int64_t ageing = options.ageing.count();
-    if (ageing < 0 || ageing > int64_t{UINT32_MAX}) {
-        return Error{Code::invalid_argument, "ageing is " + std::to_string(ageing) + " ms; must be 0 to 4294967295 ms"};
-    }
-    c.ageing_ms = static_cast<uint32_t>(ageing);
-    if (options.budget) {
-        const auto budget = options.budget->named();
-        if (!budget) return budget.error();
-        c.budget = *budget;
-    }
-    c.max_waiting_requests = options.max_waiting_requests;
-    c.max_waiting_tokens = options.max_waiting_tokens;
-    c.max_prompt_bytes = options.max_prompt_bytes;
-    c.swap_bytes = options.swap_bytes;
-    set_text(c.swap_path, c.swap_path_len, options.swap_path);
-    c.preemption = static_cast<uint32_t>(options.preemption);
-    c.order = static_cast<uint32_t>(options.order);
-    c.batching = static_cast<uint32_t>(options.batching);
-    c.prefill_budget = options.prefill_budget;
-    c.allocation = static_cast<uint32_t>(options.allocation);
-    return {};
+// Sets a text unless it is empty.
+inline void set_optional_text(const char *&data, uint64_t &len, const std::string &text) noexcept {
+    if (!text.empty()) set_text(data, len, text);
 }
+
+template <class C, class T>
+void set_array(const C *&data, uint64_t &len, const std::vector<T> &array) noexcept {
+    data = array.data();
+    len = array.size();
+}
+
+// Sets an array of lists, whose views are stored in `lists`.
+inline void set_lists(const pllm_token_list *&data, uint64_t &len, std::vector<pllm_token_list> &lists,
+                      const std::vector<std::vector<uint32_t>> &from) {
+    for (const std::vector<uint32_t> &tokens : from) {
+        pllm_token_list &list = lists.emplace_back();
+        set_array(list.tokens, list.tokens_len, tokens);
+    }
+    set_array(data, len, lists);
+}
+
+inline void set_milliseconds(int64_t &c, std::chrono::milliseconds duration) noexcept { c = duration.count(); }
+
+// 0 means no limit. A negative duration becomes the shortest one instead.
+inline void set_milliseconds(uint64_t &c, std::chrono::milliseconds duration) noexcept {
+    c = duration.count() < 0 ? 1 : static_cast<uint64_t>(duration.count());
+}
+
+inline void set_milliseconds(uint32_t &c, std::chrono::milliseconds duration, const char *name, Status &status) {
+    const int64_t milliseconds = duration.count();
+    if (milliseconds >= 0 && milliseconds <= int64_t{UINT32_MAX}) {
+        c = static_cast<uint32_t>(milliseconds);
+    } else if (status) {
+        status = Error{Code::invalid_argument,
+                       std::string(name) + " is " + std::to_string(milliseconds) + " ms; must be 0 to 4294967295 ms"};
+    }
+}
+
+// Sets a handle unless `view` is null.
+template <class C, class View>
+void set_handle(const C *&handle, const View *view, Status &status) {
+    if (!view) return;
+    const Result<const C *> named = view->named();
+    if (named) {
+        handle = *named;
+    } else if (status) {
+        status = named.error();
+    }
+}
+
+// Pointers and lengths of strings, as the C API takes them.
+class CStrings {
+public:
+    // Sets the fields of a C struct. The strings must outlive it.
+    void install(const std::vector<std::string> &strings, const char *const *&data, const uint64_t *&lens, uint64_t &count) {
+        for (const std::string &string : strings) {
+            data_.push_back(string.data());
+            lens_.push_back(string.size());
+        }
+        data = data_.data();
+        lens = lens_.data();
+        count = data_.size();
+    }
+
+    // As above, unless there is no list. An empty list is not NULL: NULL selects the default.
+    void install(const std::optional<std::vector<std::string>> &strings, const char *const *&data, const uint64_t *&lens,
+                 uint64_t &count) {
+        static constexpr const char *none[1] = {};
+        if (!strings) return;
+        install(*strings, data, lens, count);
+        if (!data) data = none;
+    }
+
+private:
+    std::vector<const char *> data_;
+    std::vector<uint64_t> lens_;
+};
+
+inline void set_grammar(pllm_sampling &c, CStrings &choices, const Grammar &grammar) {
+    c.grammar_kind = static_cast<uint32_t>(grammar.kind);
+    if (grammar.kind != GrammarKind::none || !grammar.text.empty()) set_text(c.grammar, c.grammar_len, grammar.text);
+    choices.install(grammar.choices, c.choices, c.choice_lens, c.choice_count);
+}
+
+// Sets the prompt of a pllm_request or a pllm_pin.
+template <class C>
+void set_prompt(C &c, const Prompt &prompt) noexcept {
+    // An empty prompt is not NULL: NULL means that no prompt is given.
+    static constexpr uint32_t no_tokens[1] = {};
+    if (const auto *text = std::get_if<std::string_view>(&prompt)) {
+        c.prompt = text->data() ? text->data() : "";
+        c.prompt_len = text->size();
+    } else if (const auto *tokens = std::get_if<Span<const uint32_t>>(&prompt)) {
+        c.prompt_token_ids = tokens->data() ? tokens->data() : no_tokens;
+        c.prompt_token_ids_len = tokens->size();
+    }
+}
+
+template <class C>
+void set_salt(C &c, std::string_view salt) noexcept {
+    c.cache_salt = reinterpret_cast<const uint8_t *>(salt.data());
+    c.cache_salt_len = salt.size();
+}
+
+// The C struct of `from`, which must outlive it.
+struct COptions {
+    explicit COptions(const Options &from) {
+        set_text(native.model_path, native.model_path_len, from.model_path);
+        set_optional_text(native.device, native.device_len, from.device);
+        native.kv_bytes = from.kv_bytes;
+        native.seed = from.seed;
+        native.block_size = from.block_size;
+        native.kv_dtype = static_cast<uint32_t>(from.kv_dtype);
+        native.max_model_len = from.max_model_len;
+        native.max_batch_tokens = from.max_batch_tokens;
+        native.max_seqs = from.max_seqs;
+        native.prefill_chunk = from.prefill_chunk;
+        native.threads = from.threads;
+        native.isa = static_cast<uint32_t>(from.isa);
+        native.queue_capacity = from.queue_capacity;
+        native.memory_fraction = from.memory_fraction;
+        native.max_waiting_requests = from.max_waiting_requests;
+        native.max_waiting_tokens = from.max_waiting_tokens;
+        native.max_prompt_bytes = from.max_prompt_bytes;
+        native.flags = flag(from.skip_tokenizer, PLLM_ENGINE_SKIP_TOKENIZER) |
+            flag(from.no_prefix_cache, PLLM_ENGINE_NO_PREFIX_CACHE) |
+            flag(from.batch_invariant, PLLM_ENGINE_BATCH_INVARIANT);
+        set_handle(native.budget, from.budget, status);
+        native.swap_bytes = from.swap_bytes;
+        set_optional_text(native.swap_path, native.swap_path_len, from.swap_path);
+        native.preemption = static_cast<uint32_t>(from.preemption);
+        native.order = static_cast<uint32_t>(from.order);
+        set_milliseconds(native.ageing_ms, from.ageing, "ageing", status);
+        native.batching = static_cast<uint32_t>(from.batching);
+        native.prefill_budget = from.prefill_budget;
+        native.allocation = static_cast<uint32_t>(from.allocation);
+        set_optional_text(native.trace_path, native.trace_path_len, from.trace_path);
+        set_optional_text(native.journal_path, native.journal_path_len, from.journal_path);
+        set_optional_text(native.model_name, native.model_name_len, from.model_name);
+        native.weight_format = static_cast<uint32_t>(from.weight_format);
+        native.weight_group = from.weight_group;
+        set_optional_text(native.packed_path, native.packed_path_len, from.packed_path);
+        set_optional_text(native.cpus, native.cpus_len, from.cpus);
+    }
+    COptions(const COptions &) = delete;
+    COptions &operator=(const COptions &) = delete;
+
+    pllm_engine_options native = engine_options_defaults();
+    Status status;  // the first error
+};
+
+// The C struct of `from`, which must outlive it.
+struct CDry {
+    explicit CDry(const Dry &from) {
+        native.multiplier = from.multiplier;
+        native.base = from.base;
+        native.allowed_length = from.allowed_length;
+        native.penalty_last_n = from.penalty_last_n;
+        sequence_breakers.install(from.sequence_breakers,
+            native.sequence_breakers, native.sequence_breaker_lens, native.sequence_breaker_count);
+    }
+    CDry(const CDry &) = delete;
+    CDry &operator=(const CDry &) = delete;
+
+    pllm_dry native = dry_defaults();
+    CStrings sequence_breakers;
+};
+
+// The C struct of `from`, which must outlive it.
+struct CSampling {
+    explicit CSampling(const Sampling &from) {
+        native.temperature = from.temperature;
+        native.top_p = from.top_p;
+        native.min_p = from.min_p;
+        native.top_k = from.top_k;
+        native.max_tokens = from.max_tokens;
+        native.min_tokens = from.min_tokens;
+        if (from.seed) native.seed = *from.seed;
+        stop.install(from.stop,
+            native.stop, native.stop_lens, native.stop_count);
+        set_array(native.stop_token_ids, native.stop_token_ids_len, from.stop_token_ids);
+        native.top_logprobs = from.top_logprobs;
+        native.prompt_top_logprobs = from.prompt_top_logprobs;
+        native.output_kind = static_cast<uint32_t>(from.output_kind);
+        set_grammar(native, choices, from.grammar);
+        native.flags = flag(from.seed.has_value(), PLLM_SAMPLING_SEED) |
+            flag(from.ignore_eos, PLLM_SAMPLING_IGNORE_EOS) |
+            flag(from.logprobs, PLLM_SAMPLING_LOGPROBS) |
+            flag(from.prompt_logprobs, PLLM_SAMPLING_PROMPT_LOGPROBS) |
+            flag(from.echo, PLLM_SAMPLING_ECHO) |
+            flag(from.include_stop, PLLM_SAMPLING_INCLUDE_STOP);
+        native.typical_p = from.typical_p;
+        native.top_n_sigma = from.top_n_sigma;
+        native.xtc_probability = from.xtc_probability;
+        native.xtc_threshold = from.xtc_threshold;
+        native.mirostat_tau = from.mirostat_tau;
+        native.mirostat_eta = from.mirostat_eta;
+        native.presence_penalty = from.presence_penalty;
+        native.frequency_penalty = from.frequency_penalty;
+        native.repetition_penalty = from.repetition_penalty;
+        native.no_repeat_ngram_size = from.no_repeat_ngram_size;
+        if (from.dry) native.dry = &dry.emplace(*from.dry).native;
+        set_array(native.logit_bias, native.logit_bias_len, from.logit_bias);
+        bad_words.install(from.bad_words,
+            native.bad_words, native.bad_word_lens, native.bad_word_count);
+        set_lists(native.bad_words_ids, native.bad_words_ids_len, bad_words_ids, from.bad_words_ids);
+        set_array(native.allowed_token_ids, native.allowed_token_ids_len, from.allowed_token_ids);
+    }
+    CSampling(const CSampling &) = delete;
+    CSampling &operator=(const CSampling &) = delete;
+
+    pllm_sampling native = sampling_defaults();
+    CStrings stop;
+    CStrings choices;
+    std::optional<CDry> dry;
+    CStrings bad_words;
+    std::vector<pllm_token_list> bad_words_ids;
+};
+
+// The C struct of `from`, which must outlive it.
+struct CBeam {
+    explicit CBeam(const Beam &from) {
+        native.width = from.width;
+        native.groups = from.groups;
+        native.diversity_penalty = from.diversity_penalty;
+        native.length_penalty = from.length_penalty;
+        native.early_stopping = static_cast<uint32_t>(from.early_stopping);
+    }
+    CBeam(const CBeam &) = delete;
+    CBeam &operator=(const CBeam &) = delete;
+
+    pllm_beam native = beam_defaults();
+};
+
+// The C struct of `from`, which must outlive it.
+struct CRequest {
+    explicit CRequest(const Request &from) {
+        set_prompt(native, from.prompt);
+        native.sampling = &sampling.emplace(from.sampling).native;
+        native.user_data = from.user_data;
+        native.n = from.n;
+        native.best_of = from.best_of;
+        if (from.beam) native.beam = &beam.emplace(*from.beam).native;
+        native.text_flags = flag(from.add_special, PLLM_TEXT_ADD_SPECIAL) |
+            flag(from.skip_special, PLLM_TEXT_SKIP_SPECIAL);
+        native.truncate_prompt_tokens = from.truncate_prompt_tokens;
+        native.flags = flag(from.keep, PLLM_REQUEST_KEEP);
+        set_salt(native, from.cache_salt);
+        native.logits_hook = from.logits_hook;
+        native.hook_data = from.hook_data;
+        set_milliseconds(native.deadline_ms, from.deadline);
+        native.priority = from.priority;
+    }
+    CRequest(const CRequest &) = delete;
+    CRequest &operator=(const CRequest &) = delete;
+
+    [[nodiscard]] const pllm_request *to(const pllm_queue *queue) noexcept {
+        native.queue = queue;
+        return &native;
+    }
+
+    pllm_request native = request_defaults();
+    std::optional<CSampling> sampling;
+    std::optional<CBeam> beam;
+};
+
+// The C struct of `from`, which must outlive it.
+struct CResume {
+    explicit CResume(const Resume &from) {
+        native.sampling = &sampling.emplace(from.sampling).native;
+        if (from.user_data) native.user_data = *from.user_data;
+        native.logits_hook = from.logits_hook;
+        native.hook_data = from.hook_data;
+        native.flags = flag(from.keep, PLLM_REQUEST_KEEP) |
+            flag(from.user_data.has_value(), PLLM_RESUME_USER_DATA) |
+            flag(from.continue_generation, PLLM_RESUME_CONTINUE);
+        native.text_flags = flag(from.skip_special, PLLM_TEXT_SKIP_SPECIAL);
+        set_milliseconds(native.deadline_ms, from.deadline);
+    }
+    CResume(const CResume &) = delete;
+    CResume &operator=(const CResume &) = delete;
+
+    [[nodiscard]] const pllm_resume *to(const pllm_queue *queue) noexcept {
+        native.queue = queue;
+        return &native;
+    }
+
+    pllm_resume native = resume_defaults();
+    std::optional<CSampling> sampling;
+};
+
+// The C struct of `from`, which must outlive it.
+struct CPrefix {
+    explicit CPrefix(const Prefix &from) {
+        set_prompt(native, from.prompt);
+        set_salt(native, from.cache_salt);
+        set_milliseconds(native.time_to_live_ms, from.time_to_live);
+        native.priority = from.priority;
+        native.text_flags = flag(from.add_special, PLLM_TEXT_ADD_SPECIAL);
+    }
+    CPrefix(const CPrefix &) = delete;
+    CPrefix &operator=(const CPrefix &) = delete;
+
+    pllm_pin native = pin_defaults();
+};
 
 // Returns the C struct of options. It points into `options`, which must outlive it.
 inline Result<pllm_engine_options> c_options(const Options &options) {
-    pllm_engine_options c = options_defaults();
-    c.model_path = options.model_path.data();
-    c.model_path_len = options.model_path.size();
-    set_text(c.device, c.device_len, options.device);
-    c.kv_bytes = options.kv_bytes;
-    c.seed = options.seed;
-    c.block_size = options.block_size;
-    c.weight_format = static_cast<uint32_t>(options.weight_format);
-    c.weight_group = options.weight_group;
-    set_text(c.packed_path, c.packed_path_len, options.packed_path);
-    set_text(c.cpus, c.cpus_len, options.cpus);
-    c.kv_dtype = static_cast<uint32_t>(options.kv_dtype);
-    c.max_model_len = options.max_model_len;
-    c.max_batch_tokens = options.max_batch_tokens;
-    c.max_seqs = options.max_seqs;
-    c.prefill_chunk = options.prefill_chunk;
-    c.threads = options.threads;
-    c.isa = static_cast<uint32_t>(options.isa);
-    c.queue_capacity = options.queue_capacity;
-    c.flags = flag(options.skip_tokenizer, PLLM_ENGINE_SKIP_TOKENIZER) | flag(options.no_prefix_cache, PLLM_ENGINE_NO_PREFIX_CACHE) |
-              flag(options.batch_invariant, PLLM_ENGINE_BATCH_INVARIANT);
-    c.memory_fraction = options.memory_fraction;
-    set_text(c.trace_path, c.trace_path_len, options.trace_path);
-    set_text(c.journal_path, c.journal_path_len, options.journal_path);
-    set_text(c.model_name, c.model_name_len, options.model_name);
-    if (Status policies = set_policies(c, options); !policies) return policies.error();
-    return c;
+    COptions c(options);
+    if (!c.status) return c.status.error();
+    return c.native;
 }
+
+inline pllm_pin c_pin(const Prefix &prefix) { return CPrefix(prefix).native; }
 
 // Passes the library's progress reports to Options::progress. It catches exceptions, which must not
 // cross C frames.
@@ -762,306 +1322,197 @@ private:
 #endif
 };
 
-// Pointers and lengths of strings, as the C API takes them.
-class CStrings {
-public:
-    // Sets the fields of a C struct. The strings must outlive it.
-    void install(const std::vector<std::string> &strings, const char *const *&data, const uint64_t *&lens, uint64_t &count) {
-        for (const std::string &string : strings) {
-            data_.push_back(string.data());
-            lens_.push_back(string.size());
-        }
-        data = data_.data();
-        lens = lens_.data();
-        count = data_.size();
-    }
-
-private:
-    std::vector<const char *> data_;
-    std::vector<uint64_t> lens_;
-};
-
-// The C structs of a Sampling, which must outlive them.
-class CSampling {
-public:
-    explicit CSampling(const Sampling &sampling) : c_(sampling_defaults()) {
-        draw(sampling);
-        penalize(sampling);
-        report(sampling);
-        constrain(sampling);
-    }
-    CSampling(const CSampling &) = delete;
-    CSampling &operator=(const CSampling &) = delete;
-
-    [[nodiscard]] const pllm_sampling *native() const noexcept { return &c_; }
-
-private:
-    void draw(const Sampling &sampling) {
-        c_.temperature = sampling.temperature;
-        c_.top_p = sampling.top_p;
-        c_.min_p = sampling.min_p;
-        c_.top_k = sampling.top_k;
-        c_.typical_p = sampling.typical_p;
-        c_.top_n_sigma = sampling.top_n_sigma;
-        c_.xtc_probability = sampling.xtc_probability;
-        c_.xtc_threshold = sampling.xtc_threshold;
-        c_.mirostat_tau = sampling.mirostat_tau;
-        c_.mirostat_eta = sampling.mirostat_eta;
-        c_.seed = sampling.seed.value_or(0);
-        c_.flags |= flag(sampling.seed.has_value(), PLLM_SAMPLING_SEED);
-    }
-
-    void penalize(const Sampling &sampling) {
-        c_.presence_penalty = sampling.presence_penalty;
-        c_.frequency_penalty = sampling.frequency_penalty;
-        c_.repetition_penalty = sampling.repetition_penalty;
-        c_.no_repeat_ngram_size = sampling.no_repeat_ngram_size;
-        if (!sampling.dry) return;
-        dry_ = dry_defaults();
-        dry_.multiplier = sampling.dry->multiplier;
-        dry_.base = sampling.dry->base;
-        dry_.allowed_length = sampling.dry->allowed_length;
-        dry_.penalty_last_n = sampling.dry->penalty_last_n;
-        c_.dry = &dry_;
-        if (!sampling.dry->sequence_breakers) return;
-        breakers_.install(*sampling.dry->sequence_breakers, dry_.sequence_breakers, dry_.sequence_breaker_lens,
-                          dry_.sequence_breaker_count);
-        // An empty list is not NULL: NULL selects the default breakers.
-        static constexpr const char *none[1] = {};
-        if (!dry_.sequence_breakers) dry_.sequence_breakers = none;
-    }
-
-    void report(const Sampling &sampling) {
-        c_.top_logprobs = sampling.top_logprobs;
-        c_.prompt_top_logprobs = sampling.prompt_top_logprobs;
-        c_.output_kind = static_cast<uint32_t>(sampling.output_kind);
-        c_.flags |= flag(sampling.logprobs, PLLM_SAMPLING_LOGPROBS) |
-                    flag(sampling.prompt_logprobs, PLLM_SAMPLING_PROMPT_LOGPROBS) | flag(sampling.echo, PLLM_SAMPLING_ECHO);
-    }
-
-    // Sets the fields of limits, stops, grammar and exclusions.
-    void constrain(const Sampling &sampling) {
-        c_.max_tokens = sampling.max_tokens;
-        c_.min_tokens = sampling.min_tokens;
-        c_.flags |= flag(sampling.ignore_eos, PLLM_SAMPLING_IGNORE_EOS) | flag(sampling.include_stop, PLLM_SAMPLING_INCLUDE_STOP);
-        stop_.install(sampling.stop, c_.stop, c_.stop_lens, c_.stop_count);
-        c_.stop_token_ids = sampling.stop_token_ids.data();
-        c_.stop_token_ids_len = sampling.stop_token_ids.size();
-        c_.grammar_kind = static_cast<uint32_t>(sampling.grammar.kind);
-        if (sampling.grammar.kind != GrammarKind::none || !sampling.grammar.text.empty()) {
-            c_.grammar = sampling.grammar.text.data();
-            c_.grammar_len = sampling.grammar.text.size();
-        }
-        choices_.install(sampling.grammar.choices, c_.choices, c_.choice_lens, c_.choice_count);
-        c_.logit_bias = sampling.logit_bias.data();
-        c_.logit_bias_len = sampling.logit_bias.size();
-        bad_words_.install(sampling.bad_words, c_.bad_words, c_.bad_word_lens, c_.bad_word_count);
-        for (const std::vector<uint32_t> &word : sampling.bad_words_ids) bad_words_ids_.push_back({word.data(), word.size()});
-        c_.bad_words_ids = bad_words_ids_.data();
-        c_.bad_words_ids_len = bad_words_ids_.size();
-        c_.allowed_token_ids = sampling.allowed_token_ids.data();
-        c_.allowed_token_ids_len = sampling.allowed_token_ids.size();
-    }
-
-    pllm_sampling c_;
-    pllm_dry dry_{};
-    CStrings stop_, choices_, bad_words_, breakers_;
-    std::vector<pllm_token_list> bad_words_ids_;
-};
-
-// Sets the prompt of a pllm_request or a pllm_pin.
-template <class C>
-void set_prompt(C &c, const Prompt &prompt) noexcept {
-    // An empty prompt is not NULL: NULL means that no prompt is given.
-    static constexpr uint32_t no_tokens[1] = {};
-    if (const auto *text = std::get_if<std::string_view>(&prompt)) {
-        c.prompt = text->data() ? text->data() : "";
-        c.prompt_len = text->size();
-    } else if (const auto *tokens = std::get_if<Span<const uint32_t>>(&prompt)) {
-        c.prompt_token_ids = tokens->data() ? tokens->data() : no_tokens;
-        c.prompt_token_ids_len = tokens->size();
-    }
-}
-
-template <class C>
-void set_salt(C &c, std::string_view salt) noexcept {
-    c.cache_salt = reinterpret_cast<const uint8_t *>(salt.data());
-    c.cache_salt_len = salt.size();
-}
-
-// The C structs of a request, which must outlive them.
-class CRequest {
-public:
-    explicit CRequest(const Request &request) : request_(request_defaults()), sampling_(request.sampling) {
-        set_prompt(request_, request.prompt);
-        set_salt(request_, request.cache_salt);
-        request_.user_data = request.user_data;
-        request_.n = request.n;
-        request_.best_of = request.best_of;
-        request_.truncate_prompt_tokens = request.truncate_prompt_tokens;
-        request_.text_flags =
-            flag(request.add_special, PLLM_TEXT_ADD_SPECIAL) | flag(request.skip_special, PLLM_TEXT_SKIP_SPECIAL);
-        request_.flags = flag(request.keep, PLLM_REQUEST_KEEP);
-        request_.logits_hook = request.logits_hook;
-        request_.hook_data = request.hook_data;
-        request_.deadline_ms = request.deadline.count();
-        request_.priority = request.priority;
-        request_.sampling = sampling_.native();
-        if (request.beam) search(*request.beam);
-    }
-    CRequest(const CRequest &) = delete;
-    CRequest &operator=(const CRequest &) = delete;
-
-    [[nodiscard]] const pllm_request *to(const pllm_queue *queue) noexcept {
-        request_.queue = queue;
-        return &request_;
-    }
-
-private:
-    void search(const Beam &beam) {
-        beam_ = beam_defaults();
-        beam_.width = beam.width;
-        beam_.groups = beam.groups;
-        beam_.diversity_penalty = beam.diversity_penalty;
-        beam_.length_penalty = beam.length_penalty;
-        beam_.early_stopping = static_cast<uint32_t>(beam.early_stopping);
-        request_.beam = &beam_;
-    }
-
-    pllm_request request_;
-    CSampling sampling_;
-    pllm_beam beam_{};
-};
-
-// The C structs of a pllm_resume. The Resume must outlive them.
-class CResume {
-public:
-    explicit CResume(const Resume &resume) : resume_(resume_defaults()), sampling_(resume.sampling) {
-        resume_.sampling = sampling_.native();
-        resume_.user_data = resume.user_data.value_or(0);
-        resume_.flags = flag(resume.keep, PLLM_REQUEST_KEEP) | flag(resume.user_data.has_value(), PLLM_RESUME_USER_DATA) |
-                        flag(resume.continue_generation, PLLM_RESUME_CONTINUE);
-        resume_.text_flags = flag(resume.skip_special, PLLM_TEXT_SKIP_SPECIAL);
-        resume_.logits_hook = resume.logits_hook;
-        resume_.hook_data = resume.hook_data;
-        resume_.deadline_ms = resume.deadline.count();
-    }
-    CResume(const CResume &) = delete;
-    CResume &operator=(const CResume &) = delete;
-
-    [[nodiscard]] const pllm_resume *to(const pllm_queue *queue) noexcept {
-        resume_.queue = queue;
-        return &resume_;
-    }
-
-private:
-    pllm_resume resume_;
-    CSampling sampling_;
-};
-
-inline pllm_pin c_pin(const Prefix &prefix) noexcept {
-    pllm_pin c = pin_defaults();
-    set_prompt(c, prefix.prompt);
-    set_salt(c, prefix.cache_salt);
-    // 0 means no limit. A negative time to live becomes the shortest one instead.
-    const int64_t milliseconds = prefix.time_to_live.count();
-    c.time_to_live_ms = milliseconds < 0 ? 1 : static_cast<uint64_t>(milliseconds);
-    c.priority = prefix.priority;
-    c.text_flags = flag(prefix.add_special, PLLM_TEXT_ADD_SPECIAL);
-    return c;
-}
-
 }  // namespace detail
 
 // ---- results ------------------------------------------------------------------------------------
 
-// As the structs of pagedllm.h.
+// Memory that an engine would allocate. Has the fields of pllm_plan.
 using Plan = pllm_plan;
+
+// Result of one step. Has the fields of pllm_step.
 using Step = pllm_step;
+
+// Counters since the creation of the engine, and its state after the last step. Has the fields of
+// pllm_stats.
 using Stats = pllm_stats;
+
+// A sequence as of the last step and the calls since. Has the fields of pllm_sequence_info.
 using SequenceInfo = pllm_sequence_info;
+
+// A token and its log probability in the model's own distribution, before sampling parameters
+// apply. Has the fields of pllm_logprob.
 using Logprob = pllm_logprob;
 
 // Time in seconds, as the library measures it.
 using Seconds = std::chrono::duration<double>;
 
-// Predicted admission of a request. Each field is described in pllm_admission.
+// Predicted admission of a request.
 struct Admission {
+    // True if Engine::add would accept the request, false if too many requests wait, its queue is
+    // full, or a shared budget cannot reserve its blocks.
     bool admits;
+    // True if no request is ahead of it and its blocks are free, so that it would start in the next
+    // step.
     bool fits_now;
-    std::optional<Seconds> first_token;  // nullopt: no step has been measured yet
+    // Predicted time until its first token. nullopt if no step has been measured yet.
+    std::optional<Seconds> first_token;
+    // Number of requests ahead of it.
     uint64_t waiting_requests;
+    // Number of tokens that those requests have to compute.
     uint64_t waiting_tokens;
 };
 
 // Times of a sequence from the call that added, resumed or forked it. 0 if the event did not occur.
 struct Timing {
-    Seconds queued{0};       // to its first step
-    Seconds first_token{0};  // to its first token
-    Seconds last_token{0};   // to its last token
+    // Time from the call that added, resumed or forked it to its first step. 0 if it never ran.
+    Seconds queued{0};
+    // Time from the same call to its first token, or 0.
+    Seconds first_token{0};
+    // Time from the same call to its last token, or 0.
+    Seconds last_token{0};
 };
 
 // Result of Options::packed_path.
 enum class Packed : uint64_t {
+    // packed_path was not set.
     unused = PLLM_PACKED_UNUSED,
+    // The packed weights were read from packed_path.
     read = PLLM_PACKED_READ,
+    // The weights were packed from the model's files and written to packed_path.
     saved = PLLM_PACKED_SAVED,
+    // The weights were packed from the model's files and could not be written to packed_path.
     unsaved = PLLM_PACKED_UNSAVED,
 };
 
-// The model and the limits of its engine. Valid until the Engine is destroyed.
+// The model and the limits of its engine. Its views are valid until the engine is freed.
 struct ModelInfo {
+    // Name in config.json, such as "LlamaForCausalLM". UTF-8.
     std::string_view architecture;
+    // Instruction path, such as "avx512".
     std::string_view isa;
+    // Tokens that end a sequence.
     Span<const uint32_t> eos_token_ids;
+    // Number of tokens in the vocabulary.
     uint64_t vocab_size;
+    // Number of layers.
     uint64_t layers;
+    // Maximum length of a sequence for which the model was made.
     uint64_t max_positions;
+    // Maximum length of a sequence in this engine.
     uint64_t max_model_len;
+    // Number of threads.
     uint64_t threads;
+    // Result of packed_path.
     Packed packed;
-    std::string_view packed_reason;  // why the packed weights were not read or not written
+    // Reason, as text, why the packed weights were not read or not written. Empty if there is
+    // nothing to report.
+    std::string_view packed_reason;
 };
 
+// Reason why a sequence ended.
 enum class FinishReason : uint32_t {
+    // The sequence has not ended.
     none = PLLM_FINISH_NONE,
+    // An end-of-sequence token, a stop token or a stop string.
     stop = PLLM_FINISH_STOP,
+    // max_tokens or max_model_len was reached.
     length = PLLM_FINISH_LENGTH,
+    // The host aborted the request.
     abort = PLLM_FINISH_ABORT,
+    // The computation failed. See error_message and error_code.
     error = PLLM_FINISH_ERROR,
+    // The deadline passed. The outputs have the tokens generated by then.
     deadline = PLLM_FINISH_DEADLINE,
 };
+
+namespace detail {
+
+inline Timing to_timing(const pllm_output &c) {
+    Timing to{};
+    to.queued = Seconds(c.queued_seconds);
+    to.first_token = Seconds(c.first_token_seconds);
+    to.last_token = Seconds(c.last_token_seconds);
+    return to;
+}
+
+inline Admission to_admission(const pllm_admission &c) {
+    Admission to{};
+    to.admits = c.admits != 0;
+    to.fits_now = c.fits_now != 0;
+    to.first_token = c.first_token_seconds < 0 ? std::nullopt : std::optional<Seconds>(c.first_token_seconds);
+    to.waiting_requests = c.waiting_requests;
+    to.waiting_tokens = c.waiting_tokens;
+    return to;
+}
+
+inline ModelInfo to_model_info(const pllm_model_info &c) {
+    ModelInfo to{};
+    to.architecture = detail::view(c.architecture, c.architecture_len);
+    to.isa = detail::view(c.isa, c.isa_len);
+    to.eos_token_ids = detail::view(c.eos_token_ids, c.eos_token_ids_len);
+    to.vocab_size = c.vocab_size;
+    to.layers = c.layers;
+    to.max_positions = c.max_positions;
+    to.max_model_len = c.max_model_len;
+    to.threads = c.threads;
+    to.packed = Packed(c.packed);
+    to.packed_reason = detail::view(c.packed_reason, c.packed_reason_len);
+    return to;
+}
+
+}  // namespace detail
 
 // An output of one sequence: new tokens, new text, or its end. A view; valid as long as its
 // Outputs.
 struct Output {
+    // Id of the request.
     uint64_t request;
+    // Id of the sequence.
     uint64_t sequence;
+    // user_data of the request.
     uint64_t user_data;
+    // New tokens. Empty if there are none.
     Span<const uint32_t> tokens;
-    Span<const float> logprobs;  // one for each token; empty if the request did not ask for them
-    std::string_view text;       // whole characters only; it can lag behind the tokens
-    FinishReason finish;         // any value but none marks the last output of the sequence
-    // Set if finish is error, if the engine was freed, or if an export or a change failed; else 0.
-    Code error_code;
+    // Log probability of each token. Empty if the request did not ask for them.
+    Span<const float> logprobs;
+    // New text: UTF-8, not NUL-terminated, whole characters only. Empty if there is none. The text
+    // can lag behind the tokens.
+    std::string_view text;
+    // Error message: UTF-8, not NUL-terminated. Set if finish is FinishReason::error, if it is
+    // FinishReason::abort because the engine was freed, and, with FinishReason::none, if an export
+    // or a change of an idle sequence failed. Else empty.
     std::string_view error_message;
+    // Tokens of the prompt.
     uint64_t prompt_tokens;
-    uint64_t generated_tokens;  // so far
-    uint32_t index;             // index of the sequence in its request, from 0
+    // Tokens generated so far.
+    uint64_t generated_tokens;
+    // Index of the sequence in its request, from 0.
+    uint32_t index;
+    // Reason of the end. Any value but FinishReason::none marks the last output of the sequence.
+    FinishReason finish;
+    // Code of the error. Code::closed if the engine was freed. 0 if there is no error.
+    Code error_code;
+    // Sum of the log probabilities of all generated tokens, if the request asked for log
+    // probabilities or for the best of several samples. For a beam: its score after the length
+    // penalty. Else 0.
     double score;
-    // The most probable tokens at the position of each token, the same number for each. See
-    // top_logprobs_of.
+    // The most probable tokens at the position of each token, most probable first, the same number
+    // for each. Empty if the request did not ask for them.
     Span<const Logprob> top_logprobs;
-    // Log probabilities of the prompt tokens except the first. They come before the first generated
-    // token, possibly in several outputs.
+    // Log probabilities of the prompt tokens except the first, if the request asked for them. They
+    // come in order, before the first generated token, possibly in several outputs.
     Span<const float> prompt_logprobs;
+    // The most probable tokens at the position of each prompt token, as in top_logprobs.
     Span<const Logprob> prompt_top_logprobs;
-    // State of a sequence from Sequence::export_to. Empty in all other outputs.
+    // State of an exported sequence. Empty in all other outputs.
     Span<const uint8_t> sequence_state;
-    // Set in the last output of a sequence; zero in all others.
+    // In the last output of a sequence: number of times it was preempted.
+    uint64_t preemptions;
+    // In the last output of a sequence: number of its first tokens that were found in the prefix
+    // cache.
+    uint64_t cached_tokens;
+    // Set in the last output of a sequence. Zero in all others.
     Timing timing;
-    uint64_t preemptions;    // number of times the sequence was preempted
-    uint64_t cached_tokens;  // number of its first tokens that were found in the prefix cache
 
     explicit Output(const pllm_output &record) noexcept : Output(0, detail::known(record)) {}
 
@@ -1089,20 +1540,20 @@ private:
           tokens(detail::view(c.tokens, c.tokens_len)),
           logprobs(detail::view(c.logprobs, c.logprobs ? c.tokens_len : 0)),
           text(detail::view(c.text, c.text_len)),
-          finish(FinishReason(c.finish_reason)),
-          error_code(Code(c.error_code)),
           error_message(detail::view(c.error, c.error_len)),
           prompt_tokens(c.prompt_tokens),
           generated_tokens(c.generated_tokens),
           index(c.index),
+          finish(FinishReason(c.finish_reason)),
+          error_code(Code(c.error_code)),
           score(c.score),
           top_logprobs(detail::view(c.top_logprobs, c.top_logprobs_len)),
           prompt_logprobs(detail::view(c.prompt_logprobs, c.prompt_logprobs_len)),
           prompt_top_logprobs(detail::view(c.prompt_top_logprobs, c.prompt_top_logprobs_len)),
           sequence_state(detail::view(c.sequence_state, c.sequence_state_len)),
-          timing{Seconds(c.queued_seconds), Seconds(c.first_token_seconds), Seconds(c.last_token_seconds)},
           preemptions(c.preemptions),
-          cached_tokens(c.cached_tokens) {}
+          cached_tokens(c.cached_tokens),
+          timing(detail::to_timing(c)) {}
 };
 
 // A batch of outputs in the order in which they were generated. It owns the memory of its Output
@@ -1153,26 +1604,43 @@ private:
 
 // Everything that one sequence generated.
 struct Completion {
+    // The whole text.
     std::string text;
+    // All tokens.
     std::vector<uint32_t> tokens;
-    std::vector<float> logprobs;  // one for each token if the request asked for them
-    FinishReason finish = FinishReason::none;
+    // Log probability of each token. Empty if the request did not ask for them.
+    std::vector<float> logprobs;
+    // Reason of the end.
+    FinishReason finish = {};
+    // Tokens of the prompt.
     uint64_t prompt_tokens = 0;
+    // Tokens generated.
     uint64_t generated_tokens = 0;
-    uint64_t sequence = 0;  // argument of Engine::sequence if the sequence is kept
+    // Id of the sequence: the argument of Engine::sequence if the sequence is kept.
+    uint64_t sequence = 0;
+    // Sum of the log probabilities of all generated tokens, if the request asked for log
+    // probabilities or for the best of several samples. For a beam: its score after the length
+    // penalty. Else 0.
     double score = 0;
-    std::vector<Logprob> top_logprobs;  // the same number for each token
+    // The most probable tokens at the position of each token, most probable first, the same number
+    // for each. Empty if the request did not ask for them.
+    std::vector<Logprob> top_logprobs;
+    // Log probabilities of the prompt tokens except the first, if the request asked for them.
     std::vector<float> prompt_logprobs;
-    std::vector<Logprob> prompt_top_logprobs;  // the same number for each of prompt_logprobs
-    Status status;                             // the first error of the sequence, if any
-    Timing timing;
+    // The most probable tokens at the position of each prompt token, as in top_logprobs.
+    std::vector<Logprob> prompt_top_logprobs;
+    // The first error of the sequence, if any.
+    Status status;
+    Timing timing = {};
+    // Number of times it was preempted.
     uint64_t preemptions = 0;
+    // Number of its first tokens that were found in the prefix cache.
     uint64_t cached_tokens = 0;
 
     // Adds the next output.
     void add(const Output &output, OutputKind kind) {
         if (!output.sequence_state.empty()) return;  // an exported state is not part of the text
-        if (kind != OutputKind::delta) {         // this output has everything so far
+        if (kind != OutputKind::delta) {             // this output has everything so far
             text.clear();
             tokens.clear();
             logprobs.clear();
@@ -1183,14 +1651,14 @@ struct Completion {
         text += output.text;
         append(tokens, output.tokens);
         append(logprobs, output.logprobs);
-        append(top_logprobs, output.top_logprobs);
-        append(prompt_logprobs, output.prompt_logprobs);
-        append(prompt_top_logprobs, output.prompt_top_logprobs);
         finish = output.finish;
         prompt_tokens = output.prompt_tokens;
         generated_tokens = output.generated_tokens;
         sequence = output.sequence;
         score = output.score;
+        append(top_logprobs, output.top_logprobs);
+        append(prompt_logprobs, output.prompt_logprobs);
+        append(prompt_top_logprobs, output.prompt_top_logprobs);
         timing = output.timing;
         preemptions = output.preemptions;
         cached_tokens = output.cached_tokens;
@@ -1466,6 +1934,24 @@ private:
     uint64_t id_;
 };
 
+// The C struct of `from`, which must outlive it.
+struct CFork {
+    explicit CFork(const Fork &from) {
+        if (from.at) native.at = *from.at;
+        if (from.seed) native.seed = *from.seed;
+        if (from.user_data) native.user_data = *from.user_data;
+        set_handle(native.queue, from.queue, status);
+        native.flags = flag(from.seed.has_value(), PLLM_FORK_SEED) |
+            flag(from.idle, PLLM_FORK_IDLE) |
+            flag(from.user_data.has_value(), PLLM_FORK_USER_DATA);
+    }
+    CFork(const CFork &) = delete;
+    CFork &operator=(const CFork &) = delete;
+
+    pllm_fork native = fork_defaults();
+    Status status;  // the first error
+};
+
 }  // namespace detail
 
 // An owned sequence: its tokens and their KV blocks. Destroying it frees the sequence, and aborts
@@ -1492,24 +1978,15 @@ public:
 
     // Creates n sequences at once.
     Result<std::vector<Sequence>> fork_many(uint32_t n, const Fork &how = {}) const {
-        pllm_fork c = detail::fork_defaults();
-        c.n = n;
-        c.at = how.at.value_or(PLLM_FORK_AT_END);
-        c.seed = how.seed.value_or(0);
-        c.user_data = how.user_data.value_or(0);
-        c.flags = detail::flag(how.seed.has_value(), PLLM_FORK_SEED) | detail::flag(how.idle, PLLM_FORK_IDLE) |
-                  detail::flag(how.user_data.has_value(), PLLM_FORK_USER_DATA);
-        if (how.queue) {
-            const auto queue = how.queue->named();
-            if (!queue) return queue.error();
-            c.queue = *queue;
-        }
+        detail::CFork c(how);
+        if (!c.status) return c.status.error();
+        c.native.n = n;
         // A vector would initialize all n elements. The library rejects large n before it writes an
         // id.
         const std::unique_ptr<uint64_t[]> ids(new (std::nothrow) uint64_t[n]);
         if (!ids) return Error{Code::out_of_memory, "no memory for the ids of " + std::to_string(n) + " children; reduce n"};
         const Status forked =
-            use([&](pllm_engine *engine) { return pllm_sequence_fork(engine, id(), &c, ids.get()); });
+            use([&](pllm_engine *engine) { return pllm_sequence_fork(engine, id(), &c.native, ids.get()); });
         if (!forked) return forked.error();
         std::vector<Sequence> children;
         children.reserve(n);
@@ -1673,16 +2150,7 @@ public:
     Result<ModelInfo> model_info() const {
         auto c = detail::filled<pllm_model_info>([&](pllm_model_info *out) { return pllm_engine_get_model_info(native(), out); });
         if (!c) return c.error();
-        return ModelInfo{detail::view(c->architecture, c->architecture_len),
-                    detail::view(c->isa, c->isa_len),
-                    detail::view(c->eos_token_ids, c->eos_token_ids_len),
-                    c->vocab_size,
-                    c->layers,
-                    c->max_positions,
-                    c->max_model_len,
-                    c->threads,
-                    Packed(c->packed),
-                    detail::view(c->packed_reason, c->packed_reason_len)};
+        return detail::to_model_info(*c);
     }
 
     Result<Stats> stats() const {
@@ -1862,9 +2330,7 @@ private:
         auto c = detail::filled<pllm_admission>(
             [&](pllm_admission *out) { return pllm_engine_predict_admission(native(), request_c.to(queue), out); });
         if (!c) return c.error();
-        const std::optional<Seconds> first_token =
-            c->first_token_seconds < 0 ? std::nullopt : std::optional<Seconds>(c->first_token_seconds);
-        return Admission{c->admits != 0, c->fits_now != 0, first_token, c->waiting_requests, c->waiting_tokens};
+        return detail::to_admission(*c);
     }
 
     Result<Sequence> import_sequence(Span<const uint8_t> state, const pllm_queue *queue) {

@@ -1,0 +1,232 @@
+// ---- engines ------------------------------------------------------------------------------------
+
+// An engine: one model, its KV pool and its requests. Destroying it ends every request.
+class Engine {
+public:
+    // Computes what create would allocate, without allocating it.
+    static Result<Plan> plan(const Options &options) {
+        const auto c = detail::c_options(options);
+        if (!c) return c.error();
+        return detail::filled<Plan>([&](Plan *out) { return pllm_engine_plan(&*c, out); });
+    }
+
+    // Loads a model and creates an engine for it.
+    static Result<Engine> create(const Options &options) {
+        if (Status same = check_abi(); !same) return same.error();
+        auto c = detail::c_options(options);
+        if (!c) return c.error();
+        detail::ProgressCall progress(options);
+        progress.install(*c);
+        auto engine = detail::create<pllm_engine, pllm_engine_free>([&](pllm_engine **out) { return pllm_engine_create(&*c, out); });
+        progress.rethrow();
+        if (!engine) return engine.error();
+        Engine created(std::move(*engine));
+        if (Status started = options.host_steps ? Status() : created.start(); !started) return started.error();
+        return created;
+    }
+
+    // Takes ownership of an engine that was created with the C API. The engine is not started.
+    [[nodiscard]] static Engine adopt(pllm_engine *engine) { return Engine(Made(engine)); }
+
+    Result<ModelInfo> model_info() const {
+        auto c = detail::filled<pllm_model_info>([&](pllm_model_info *out) { return pllm_engine_get_model_info(native(), out); });
+        if (!c) return c.error();
+        return detail::to_model_info(*c);
+    }
+
+    Result<Stats> stats() const {
+        return detail::filled<Stats>([&](Stats *out) { return pllm_engine_get_stats(native(), out); });
+    }
+
+    // Returns gauges, counters and histograms in the OpenMetrics text format, as
+    // pllm_engine_get_metrics does.
+    Result<std::string> metrics() const {
+        return detail::copied(detail::create<pllm_bytes, pllm_bytes_free>(
+            [&](pllm_bytes **out) { return pllm_engine_get_metrics(native(), out); }));
+    }
+
+    // Returns the budget of the KV pool: Options::budget or the engine's own. Valid as long as the
+    // engine.
+    [[nodiscard]] BudgetView budget() const noexcept { return BudgetView(pllm_engine_budget(native())); }
+
+    // Predicts admission and time to first token for a request with outputs to `queue`, without
+    // adding it. Any thread may call it, also during a step.
+    Result<Admission> predict_admission(const Request &request, const QueueView &queue) const {
+        const auto named = queue.named();
+        if (!named) return named.error();
+        return predict_admission(request, *named);
+    }
+
+    // As above, with outputs to the engine's own queue.
+    Result<Admission> predict_admission(const Request &request) const { return predict_admission(request, nullptr); }
+
+    // Adds a request and returns its id. `queue`, a queue of this engine, receives its outputs.
+    Result<uint64_t> add(const Request &request, const QueueView &queue) {
+        const auto named = queue.named();
+        if (!named) return named.error();
+        return add(request, *named);
+    }
+
+    // Adds a request with outputs to the engine's own queue.
+    Result<uint64_t> add(const Request &request) { return add(request, nullptr); }
+
+    // Aborts a request at the next step. The last output of each sequence has FinishReason::abort.
+    // If the id is unknown or the request has ended, the call returns Code::not_found.
+    Status abort(uint64_t request) { return detail::status(pllm_engine_abort(native(), request)); }
+
+    // Runs one iteration. If another thread is stepping this engine, the call returns Code::busy.
+    Result<Step> step() {
+        return detail::filled<Step>([&](Step *out) { return pllm_engine_step(native(), out); });
+    }
+
+    // Starts the engine's own thread, which steps it. If it is already running, the call returns
+    // Code::busy.
+    Status start() { return detail::status(pllm_engine_start(native())); }
+
+    // Stops the engine's own thread after the current step and joins it. Requests wait until the
+    // engine is stepped again.
+    Status stop() { return detail::status(pllm_engine_stop(native())); }
+
+    // Returns the engine's own queue. Valid as long as the engine.
+    [[nodiscard]] QueueView queue() const noexcept { return QueueView(pllm_engine_queue(native())); }
+
+    // Creates a queue for some of the engine's requests. While it holds `capacity` outputs, the
+    // requests that write to it pause. Other requests continue, and no output is dropped.
+    Result<Queue> create_queue(uint64_t capacity) { return Queue::create(native(), capacity); }
+
+    // Adds a request with a queue of its own and returns its outputs as a stream. The request
+    // pauses while `capacity` outputs are unread.
+    Result<Stream> stream(const Request &request, uint64_t capacity = PLLM_QUEUE_CAPACITY) {
+        Result<Queue> queue = create_queue(capacity);
+        if (!queue) return queue.error();
+        Result<uint64_t> id = add(request, *queue);
+        if (!id) return id.error();
+        return Stream(std::move(*queue), *id, 0, request.n, request.sampling.output_kind);
+    }
+
+    // Runs a request for one result and waits for its end. Any number of threads may call it at
+    // once.
+    Result<Completion> generate(const Request &request) {
+        Result<Stream> requested = stream_of_one(request);
+        if (!requested) return requested.error();
+        return requested->collect();
+    }
+
+    // As generate, for any n. Result i has index i and a status of its own.
+    Result<std::vector<Completion>> generate_all(const Request &request) {
+        Result<Stream> requested = stream(request);
+        if (!requested) return requested.error();
+        return requested->collect_all();
+    }
+
+    // As generate, on a thread of its own (std::async) that sleeps while the request runs. For many
+    // requests at once, use queues and an event loop. The request is added before the call returns,
+    // so its views need to be valid only during the call. Destroying the future waits for the end
+    // of the request. To abort a request earlier, use stream.
+    [[nodiscard]] std::future<Result<Completion>> generate_async(const Request &request) {
+        return std::async(std::launch::async, [requested = stream_of_one(request)]() mutable -> Result<Completion> {
+            if (!requested) return requested.error();
+            return requested->collect();
+        });
+    }
+
+    // As generate_all, on a thread of its own. See generate_async.
+    [[nodiscard]] std::future<Result<std::vector<Completion>>> generate_all_async(const Request &request) {
+        return std::async(std::launch::async, [requested = stream(request)]() mutable -> Result<std::vector<Completion>> {
+            if (!requested) return requested.error();
+            return requested->collect_all();
+        });
+    }
+
+    // Takes ownership of a sequence: of a kept one (Output::sequence, Completion::sequence) or of a
+    // released one.
+    [[nodiscard]] Sequence sequence(uint64_t id) const noexcept { return Sequence(ref(), id); }
+
+    // Creates an idle sequence from an exported state, in this or another process. Resumed with
+    // Resume::continue_generation, it continues with the same bits if SequenceInfo::inexact is 0.
+    // `queue`, a queue of this engine, receives its outputs.
+    Result<Sequence> import_sequence(Span<const uint8_t> state, const QueueView &queue) {
+        const auto named = queue.named();
+        if (!named) return named.error();
+        return import_sequence(state, *named);
+    }
+
+    // As above, with outputs to the engine's own queue.
+    Result<Sequence> import_sequence(Span<const uint8_t> state) { return import_sequence(state, nullptr); }
+
+    // Computes a prompt, from the next step on, and keeps its blocks in the prefix cache. Requests
+    // that begin with the same tokens reuse them.
+    Result<Pin> pin(const Prefix &prefix) {
+        uint64_t id = 0;
+        const pllm_pin c = detail::c_pin(prefix);
+        if (Status pinned = detail::status(pllm_prefix_pin(native(), &c, &id)); !pinned) return pinned.error();
+        return Pin(ref(), id);
+    }
+
+    Result<std::vector<uint32_t>> tokenize(std::string_view text, bool add_special = true) const {
+        auto tokens = detail::create<pllm_tokens, pllm_tokens_free>([&](pllm_tokens **out) {
+            return pllm_engine_tokenize(native(), text.data(), text.size(), add_special ? PLLM_TEXT_ADD_SPECIAL : 0, out);
+        });
+        if (!tokens) return tokens.error();
+        const auto ids = detail::view(pllm_tokens_data(tokens->get()), pllm_tokens_len(tokens->get()));
+        return std::vector<uint32_t>(ids.begin(), ids.end());
+    }
+
+    Result<std::string> detokenize(Span<const uint32_t> tokens, bool skip_special = true) const {
+        return detail::copied(detail::create<pllm_bytes, pllm_bytes_free>([&](pllm_bytes **out) {
+            return pllm_engine_detokenize(native(), tokens.data(), tokens.size(), skip_special ? PLLM_TEXT_SKIP_SPECIAL : 0, out);
+        }));
+    }
+
+    // Renders a chat (JSON as in pllm_engine_render_chat) with the model's chat template. Add a
+    // request with the result and add_special = false.
+    Result<std::string> render_chat(std::string_view messages_json) const {
+        return detail::copied(detail::create<pllm_bytes, pllm_bytes_free>([&](pllm_bytes **out) {
+            return pllm_engine_render_chat(native(), messages_json.data(), messages_json.size(), out);
+        }));
+    }
+
+    // Returns the C handle, for functions that this header does not have.
+    [[nodiscard]] pllm_engine *native() const noexcept { return engine_.get(); }
+
+private:
+    using Made = detail::Handle<pllm_engine, pllm_engine_free>;
+    explicit Engine(Made engine) : engine_(nullptr, {detail::EngineRef(engine.get())}) { engine_.reset(engine.release()); }
+
+    Result<Stream> stream_of_one(const Request &request) {
+        if (Status one = Stream::only_one(request.n); !one) return one.error();
+        return stream(request);
+    }
+
+    Result<uint64_t> add(const Request &request, const pllm_queue *queue) {
+        uint64_t id = 0;
+        detail::CRequest c(request);
+        Status added = detail::status(pllm_engine_add_request(native(), c.to(queue), &id));
+        if (!added) return added.error();
+        return id;
+    }
+
+    Result<Admission> predict_admission(const Request &request, const pllm_queue *queue) const {
+        detail::CRequest request_c(request);
+        auto c = detail::filled<pllm_admission>(
+            [&](pllm_admission *out) { return pllm_engine_predict_admission(native(), request_c.to(queue), out); });
+        if (!c) return c.error();
+        return detail::to_admission(*c);
+    }
+
+    Result<Sequence> import_sequence(Span<const uint8_t> state, const pllm_queue *queue) {
+        uint64_t id = 0;
+        Status imported = detail::status(pllm_sequence_import(native(), state.data(), state.size(), queue, &id));
+        if (!imported) return imported.error();
+        return Sequence(ref(), id);
+    }
+
+    [[nodiscard]] const detail::EngineRef &ref() const noexcept { return engine_.get_deleter().engine_ref; }
+
+    std::unique_ptr<pllm_engine, detail::FreeEngine> engine_;
+};
+
+}  // inline namespace
+}  // namespace pagedllm
+
+#endif  // PAGEDLLM_HPP

@@ -1,0 +1,140 @@
+// ---- results ------------------------------------------------------------------------------------
+
+//: alias Plan
+
+//: alias Step
+
+//: alias Stats
+
+//: alias SequenceInfo
+
+//: alias Logprob
+
+// Time in seconds, as the library measures it.
+using Seconds = std::chrono::duration<double>;
+
+//: doc Admission
+struct Admission {
+    //: fields Admission
+};
+
+// Times of a sequence from the call that added, resumed or forked it. 0 if the event did not occur.
+struct Timing {
+    //: fields Timing
+};
+
+// Result of Options::packed_path.
+//: enum Packed
+
+//: doc ModelInfo
+struct ModelInfo {
+    //: fields ModelInfo
+};
+
+// Reason why a sequence ended.
+//: enum FinishReason
+
+namespace detail {
+
+//: conversion Timing
+
+//: conversion Admission
+
+//: conversion ModelInfo
+
+}  // namespace detail
+
+// An output of one sequence: new tokens, new text, or its end. A view; valid as long as its
+// Outputs.
+struct Output {
+    //: fields Output
+
+    explicit Output(const pllm_output &record) noexcept : Output(0, detail::known(record)) {}
+
+    [[nodiscard]] bool is_last() const noexcept { return finish != FinishReason::none; }
+
+    // Returns the most probable tokens at the position of tokens[i], or of prompt_logprobs[i], most
+    // probable first.
+    [[nodiscard]] Span<const Logprob> top_logprobs_of(size_t i) const noexcept { return share(top_logprobs, i, tokens.size()); }
+    [[nodiscard]] Span<const Logprob> prompt_top_logprobs_of(size_t i) const noexcept {
+        return share(prompt_top_logprobs, i, prompt_logprobs.size());
+    }
+
+private:
+    // Returns part i of `shares` parts of equal size.
+    static Span<const Logprob> share(Span<const Logprob> all, size_t i, size_t shares) noexcept {
+        assert(i < shares);
+        const size_t size = all.size() / shares;
+        return {all.data() + i * size, size};
+    }
+
+    Output(int, const pllm_output &c) noexcept
+        //: initializers Output
+};
+
+// A batch of outputs in the order in which they were generated. It owns the memory of its Output
+// views and stays valid after the queue and the engine are freed.
+class Outputs {
+public:
+    class Iterator {
+    public:
+        using iterator_category = std::input_iterator_tag;
+        using value_type = Output;
+        using difference_type = std::ptrdiff_t;
+        using pointer = void;
+        using reference = Output;
+
+        Iterator() = default;
+        [[nodiscard]] Output operator*() const noexcept { return Output(*pllm_outputs_get(batch_, i_)); }
+        Iterator &operator++() noexcept { return ++i_, *this; }
+        Iterator operator++(int) noexcept { return {batch_, i_++}; }
+        [[nodiscard]] friend bool operator==(Iterator a, Iterator b) noexcept { return a.i_ == b.i_; }
+        [[nodiscard]] friend bool operator!=(Iterator a, Iterator b) noexcept { return a.i_ != b.i_; }
+
+    private:
+        friend Outputs;
+        Iterator(const pllm_outputs *batch, uint64_t i) noexcept : batch_(batch), i_(i) {}
+
+        const pllm_outputs *batch_ = nullptr;
+        uint64_t i_ = 0;
+    };
+
+    Outputs() = default;  // empty
+
+    [[nodiscard]] size_t size() const noexcept { return static_cast<size_t>(pllm_outputs_len(batch_.get())); }
+    [[nodiscard]] bool empty() const noexcept { return size() == 0; }
+    [[nodiscard]] Output operator[](size_t i) const noexcept {
+        assert(i < size());
+        return Output(*pllm_outputs_get(batch_.get(), i));
+    }
+    [[nodiscard]] Iterator begin() const noexcept { return {batch_.get(), 0}; }
+    [[nodiscard]] Iterator end() const noexcept { return {batch_.get(), size()}; }
+
+private:
+    using Batch = detail::Handle<pllm_outputs, pllm_outputs_free>;
+    friend class QueueView;
+    explicit Outputs(Batch batch) noexcept : batch_(std::move(batch)) {}
+
+    Batch batch_;
+};
+
+// Everything that one sequence generated.
+struct Completion {
+    //: fields Completion
+
+    // Adds the next output.
+    void add(const Output &output, OutputKind kind) {
+        if (!output.sequence_state.empty()) return;  // an exported state is not part of the text
+        if (kind != OutputKind::delta) {             // this output has everything so far
+            //: clear Completion
+        }
+        //: add Completion
+        if (output.error_code != Code{} && status) status = Error{output.error_code, std::string(output.error_message)};
+    }
+
+private:
+    template <class T>
+    static void append(std::vector<T> &to, Span<const T> more) {
+        to.insert(to.end(), more.begin(), more.end());
+    }
+};
