@@ -4,6 +4,15 @@ fails if one of them is stale."""
 import pathlib
 import sys
 
+import c_layout
+import cpp
+import go
+import node
+import python
+from abi import Abi
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LANGUAGES = [c_layout, cpp, go, node, python]
 
 
 def main():
