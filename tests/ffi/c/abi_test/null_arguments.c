@@ -72,6 +72,13 @@ static void null_text_is_refused(const pllm_engine *engine) {
     INVALID(pllm_engine_tokenize(engine, NULL, 1, 0, &tokens));
     INVALID(pllm_engine_tokenize(engine, NULL, PLLM_NUL_TERMINATED, 0, &tokens));
     INVALID(pllm_engine_tokenize(engine, "a", 1, 0, NULL));
+    const uint8_t *borrowed = UNTOUCHED;
+    uint64_t len = 77;
+    INVALID(pllm_engine_get_token_bytes(NULL, 5, &borrowed, &len));
+    INVALID(pllm_engine_get_token_bytes(engine, 5, NULL, &len));
+    INVALID(pllm_engine_get_token_bytes(engine, 5, &borrowed, NULL));
+    INVALID(pllm_engine_health(NULL));
+    CHECK(borrowed == UNTOUCHED && len == 77);
     INVALID(pllm_engine_detokenize(NULL, PROMPT, 1, 0, &bytes));
     INVALID(pllm_engine_detokenize(engine, NULL, 1, 0, &bytes));
     INVALID(pllm_engine_detokenize(engine, PROMPT, 1, 0, NULL));

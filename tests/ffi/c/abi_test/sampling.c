@@ -176,9 +176,11 @@ static void invalid_penalties_grammars_and_reports_are_refused(const pllm_engine
 // Every list has the length of the list that it belongs to.
 static void check_lists(const pllm_output *o, uint64_t top, uint64_t prompt_top) {
     int possible = 1;
-    for (uint64_t i = 0; o->logprobs && i < o->tokens_len; i++) possible &= o->logprobs[i] <= 0;
+    // NaN: the first token of an echoed prompt has none.
+    for (uint64_t i = 0; o->logprobs && i < o->tokens_len; i++) possible &= !(o->logprobs[i] > 0);
     for (uint64_t i = 0; i < o->prompt_logprobs_len; i++) possible &= o->prompt_logprobs[i] <= 0;
-    for (uint64_t i = 0; i < o->top_logprobs_len; i++) possible &= o->top_logprobs[i].logprob <= 0;
+    for (uint64_t i = 0; i < o->top_logprobs_len; i++)
+        possible &= !(o->top_logprobs[i].logprob > 0);
     for (uint64_t i = 0; i < o->prompt_top_logprobs_len; i++)
         possible &= o->prompt_top_logprobs[i].logprob <= 0;
     CHECK(possible);
@@ -209,6 +211,11 @@ static void logprob_lists_match_tokens_in_every_output_kind(const pllm_engine *e
                 tokens = o->tokens_len + (kind == PLLM_OUTPUT_DELTA ? tokens : 0);
                 prompt_logprobs =
                     o->prompt_logprobs_len + (kind == PLLM_OUTPUT_DELTA ? prompt_logprobs : 0);
+                if (o->finish_reason && echo && kind != PLLM_OUTPUT_DELTA) {
+                    CHECK(isnan(o->logprobs[0]));
+                    CHECK(!memcmp(o->logprobs + 1, o->prompt_logprobs,
+                                  (o->prompt_tokens - 1) * sizeof *o->logprobs));
+                }
                 if (o->finish_reason)
                     CHECK(tokens == 5 + (echo ? o->prompt_tokens : 0) &&
                           prompt_logprobs == o->prompt_tokens - 1);

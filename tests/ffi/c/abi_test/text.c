@@ -123,7 +123,103 @@ static void texts_beyond_max_prompt_bytes_are_refused(void) {
     pllm_engine_free(engine);
 }
 
+static void the_bytes_of_tokens_join_to_their_text(const pllm_engine *engine) {
+    const char *text = "Grüße, 日本! <|end|>";
+    pllm_tokens *tokens = NULL;
+    if (!OK(pllm_engine_tokenize(engine, text, PLLM_NUL_TERMINATED, 0, &tokens))) return;
+    char joined[64] = "";
+    uint64_t size = 0;
+    for (uint64_t i = 0; i < pllm_tokens_len(tokens); i++) {
+        const uint8_t *bytes = NULL;
+        uint64_t len = 0;
+        OK(pllm_engine_get_token_bytes(engine, pllm_tokens_data(tokens)[i], &bytes, &len));
+        CHECK(len > 0 && size + len < sizeof joined);
+        memcpy(joined + size, bytes, len);
+        size += len;
+    }
+    CHECK(size == strlen(text) && !memcmp(joined, text, size));
+    pllm_tokens_free(tokens);
+    const uint8_t *bytes = UNTOUCHED;
+    uint64_t len = 77;
+    INVALID(pllm_engine_get_token_bytes(engine, UINT32_MAX, &bytes, &len));
+    CHECK(bytes == UNTOUCHED && len == 77);
+    OK(pllm_engine_health(engine));
+}
+
+static void a_prompt_that_is_too_long_reports_both_numbers(const pllm_engine *engine) {
+    static uint32_t tokens[10000];
+    for (int i = 0; i < 10000; i++) tokens[i] = 5;
+    pllm_request request;
+    uint64_t id = 77;
+    pllm_request_init(&request, sizeof request);
+    request.prompt_token_ids = tokens;
+    request.prompt_token_ids_len = COUNT(tokens);
+    pllm_error *error = pllm_engine_add_request(engine, &request, &id);
+    CHECK(pllm_error_code(error) == PLLM_E_INVALID_ARGUMENT && id == 77);
+    pllm_model_info info = {.struct_size = sizeof info};
+    OK(pllm_engine_get_model_info(engine, &info));
+    CHECK(pllm_error_prompt_tokens(error) == COUNT(tokens) &&
+          pllm_error_max_model_len(error) == info.max_model_len);
+    pllm_error_free(error);
+    error = pllm_engine_abort(engine, 12345);
+    CHECK(error && !pllm_error_prompt_tokens(error) && !pllm_error_max_model_len(error));
+    pllm_error_free(error);
+    CHECK(!pllm_error_prompt_tokens(NULL) && !pllm_error_max_model_len(NULL));
+}
+
+// Ends a request by `sampling`, and returns its last output. The caller frees the batch.
+static pllm_output ended_by(const pllm_engine *engine, pllm_sampling *sampling,
+                            pllm_outputs **batch) {
+    pllm_request request = text_request(FRANCE, sampling);
+    uint64_t id = 0;
+    OK(pllm_engine_add_request(engine, &request, &id));
+    step_to_the_end(engine);
+    OK(pllm_queue_poll(pllm_engine_queue(engine), 0, batch));
+    pllm_output last = *pllm_outputs_get(*batch, pllm_outputs_len(*batch) - 1);
+    CHECK(last.finish_reason != PLLM_FINISH_NONE);
+    return last;
+}
+
+static void outputs_report_what_ended_them(const pllm_engine *engine) {
+    static const char *const stops[] = {"never", "Paris"};
+    pllm_outputs *batch = NULL;
+    pllm_sampling sampling = greedy();
+    sampling.max_tokens = 40;
+    pllm_output o = ended_by(engine, &sampling, &batch);
+    CHECK(o.finish_reason == PLLM_FINISH_STOP && o.stop_reason == PLLM_STOP_EOS);
+    const uint32_t eos = o.stop_token;
+    CHECK(eos > 0 && !o.stop_string && !o.stop_string_len);
+    pllm_outputs_free(batch);
+    sampling.stop_token_ids = &eos;
+    sampling.stop_token_ids_len = 1;
+    o = ended_by(engine, &sampling, &batch);
+    CHECK(o.stop_reason == PLLM_STOP_TOKEN && o.stop_token == eos);
+    pllm_outputs_free(batch);
+    sampling.stop = stops;
+    sampling.stop_count = COUNT(stops);
+    o = ended_by(engine, &sampling, &batch);
+    CHECK(o.stop_reason == PLLM_STOP_STRING && o.stop_token == 0 && o.stop_string_len == 5 &&
+          !memcmp(o.stop_string, "Paris", 5));
+    pllm_outputs_free(batch);
+    sampling = greedy();
+    sampling.max_tokens = 2;
+    o = ended_by(engine, &sampling, &batch);
+    CHECK(o.finish_reason == PLLM_FINISH_LENGTH && o.stop_reason == PLLM_STOP_NONE);
+    CHECK(o.stop_token == 0 && !o.stop_string && !o.stop_string_len);
+    pllm_outputs_free(batch);
+    sampling.max_tokens = 40;
+    sampling.grammar_kind = PLLM_GRAMMAR_CHOICE;
+    sampling.choices = stops;
+    sampling.choice_count = COUNT(stops);
+    o = ended_by(engine, &sampling, &batch);
+    CHECK(o.finish_reason == PLLM_FINISH_STOP && o.stop_reason == PLLM_STOP_GRAMMAR);
+    pllm_outputs_free(batch);
+}
+
 const test text_tests[] = {
+    WITH_BUNDLED(the_bytes_of_tokens_join_to_their_text),
+    WITH_BUNDLED(a_prompt_that_is_too_long_reports_both_numbers),
+    WITH_BUNDLED(outputs_report_what_ended_them),
     WITH_BUNDLED(text_that_is_not_utf8_is_refused),
     WITH_BUNDLED(malformed_chats_are_refused),
     WITH_GOLDEN(text_needs_a_tokenizer),

@@ -73,7 +73,9 @@ int32_t check_error(worker *w, int function, pllm_error *error) {
     const char *name = function_names[function], *message = CALL(pllm_error_message, error);
     int32_t code = CALL(pllm_error_code, error);
     if (!error) {
-        EXPECT(code == 0 && message[0] == 0, "NULL, which is success, has a code or a message");
+        EXPECT(code == 0 && message[0] == 0 && CALL(pllm_error_prompt_tokens, NULL) == 0 &&
+                   CALL(pllm_error_max_model_len, NULL) == 0,
+               "NULL, which is success, has a code, a message or a prompt");
         shared_status->succeeded[function]++;
         w->hash = mix(w->hash, (uint64_t)function);
         return 0;
@@ -88,6 +90,10 @@ int32_t check_error(worker *w, int function, pllm_error *error) {
     EXPECT(is_utf8(message, strlen(message)), "the message is not UTF-8: %s", name);
     EXPECT(code != PLLM_E_INTERNAL, "%s returned an internal error: %s", name, message);
     w->hash = mix(mix(w->hash, (uint64_t)function), (uint64_t)code);
+    uint64_t tokens = CALL(pllm_error_prompt_tokens, error);
+    uint64_t max_len = CALL(pllm_error_max_model_len, error);
+    EXPECT(tokens ? code == PLLM_E_INVALID_ARGUMENT && tokens >= max_len : max_len == 0,
+           "%s: a prompt of %llu tokens is too long for %llu", name, LLU(tokens), LLU(max_len));
     keep_or_free_error(w, error);
     return code;
 }

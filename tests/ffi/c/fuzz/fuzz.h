@@ -38,6 +38,8 @@
     FALLIBLE(pllm_prefix_unpin) FALLIBLE(pllm_sequence_export) FALLIBLE(pllm_sequence_import)   \
     INFALLIBLE(pllm_engine_queue) FALLIBLE(pllm_engine_get_stats)                               \
     FALLIBLE(pllm_engine_get_metrics) INFALLIBLE(pllm_engine_budget)                            \
+    FALLIBLE(pllm_engine_health) FALLIBLE(pllm_engine_get_token_bytes)                          \
+    INFALLIBLE(pllm_error_prompt_tokens) INFALLIBLE(pllm_error_max_model_len)                   \
     FALLIBLE(pllm_queue_create) INFALLIBLE(pllm_queue_free) FALLIBLE(pllm_queue_get_event_fd)   \
     FALLIBLE(pllm_queue_poll) INFALLIBLE(pllm_outputs_len) INFALLIBLE(pllm_outputs_get)         \
     INFALLIBLE(pllm_outputs_free) FALLIBLE(pllm_engine_tokenize)                                \

@@ -230,6 +230,8 @@ void check_engine_budget(worker *w);
 
 // Metrics contain times, so they are not part of the hash.
 void get_metrics(worker *w);
+void get_token_bytes(worker *w);
+void check_health(worker *w);
 
 void tokenize(worker *w);
 void detokenize(worker *w);

@@ -62,6 +62,28 @@ void detokenize(worker *w) {
     if (!code) keep_text(w, out->pointer);
 }
 
+void get_token_bytes(worker *w) {
+    const engine_slot *e = any_text_engine(w);
+    uint32_t token = one_in(w, 8) ? interesting_u32(w) : below(w, 2000);
+    out_parameter *bytes = any_out_parameter(w), *len = any_out_parameter(w);
+    int32_t code = TRY(pllm_engine_get_token_bytes, e->engine, token,
+                       bytes ? (const uint8_t **)&bytes->pointer : NULL,
+                       len ? &len->number : NULL);
+    check_out_parameter(bytes, code, sizeof bytes->pointer);
+    check_out_parameter(len, code, sizeof len->number);
+    EXPECT(!code == (e->engine && e->has_text && bytes && len && token < e->vocab),
+           "get_token_bytes of %u: code %d", token, code);
+    if (code) return;
+    EXPECT((bytes->pointer != NULL) == (len->number > 0), "bytes contradict their length");
+    w->hash = mix_bytes(w->hash, bytes->pointer, len->number);
+}
+
+void check_health(worker *w) {
+    const engine_slot *e = any_engine(w);
+    int32_t code = TRY(pllm_engine_health, e->engine);
+    EXPECT(code == (e->engine ? 0 : PLLM_E_INVALID_ARGUMENT), "health: code %d", code);
+}
+
 void render_chat(worker *w) {
     const engine_slot *e = any_text_engine(w);
     argument chat = any_chat(w);
