@@ -12,6 +12,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::config::Config;
+use super::remedy;
 use crate::error::{Error, Result, try_vec};
 use crate::sys::files;
 use crate::types::options::Dtype;
@@ -46,7 +47,7 @@ impl Checkpoint {
         let mut checkpoint = Checkpoint { files: Vec::new(), tensors: HashMap::new(), prefix };
         match Config::load_optional(dir, "model.safetensors.index.json")? {
             Some(index) => checkpoint.open_shards(dir, &index)?,
-            None => checkpoint.open_file(dir.join("model.safetensors"))?,
+            None => checkpoint.open_file(dir.join("model.safetensors"), remedy::for_files_of(dir))?,
         }
         Ok(checkpoint)
     }
@@ -65,7 +66,7 @@ impl Checkpoint {
         if shards.is_empty() {
             return Err(Error::model("model.safetensors.index.json: weight_map is empty"));
         }
-        shards.keys().try_for_each(|shard| self.open_file(dir.join(shard)))?;
+        shards.keys().try_for_each(|shard| self.open_file(dir.join(shard), "download the model again"))?;
         match map.keys().find(|tensor| !self.tensors.contains_key(*tensor)) {
             Some(tensor) => {
                 Err(Error::model(format!("model.safetensors.index.json: {tensor} is in none of the files; download the model again")))
@@ -74,9 +75,10 @@ impl Checkpoint {
         }
     }
 
-    fn open_file(&mut self, path: PathBuf) -> Result<()> {
+    /// Opens a file with tensors. `remedy` is what the host can do if it is missing.
+    fn open_file(&mut self, path: PathBuf, remedy: &str) -> Result<()> {
         let place = path.display().to_string();
-        let file = files::open(&path)?.ok_or_else(|| Error::io(format!("{place}: not found; model_path must contain the weights")))?;
+        let file = files::open(&path)?.ok_or_else(|| Error::io(format!("{place}: not found; {remedy}")))?;
         let (metadata, data_start) = read_header(&file).map_err(|e| e.within(&place))?;
         for (name, info) in metadata.tensors() {
             let tensor = Tensor {

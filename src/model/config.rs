@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
+use super::remedy;
 use crate::error::{Error, Result};
 use crate::sys::files;
 
@@ -19,12 +20,8 @@ pub struct Config {
 
 impl Config {
     pub fn load(dir: &Path, file: &str) -> Result<Config> {
-        Config::load_optional(dir, file)?.ok_or_else(|| {
-            Error::io(format!(
-                "{}: not found; model_path must contain config.json, model.safetensors and tokenizer.json",
-                dir.join(file).display()
-            ))
-        })
+        Config::load_optional(dir, file)?
+            .ok_or_else(|| Error::io(format!("{}: not found; {}", dir.join(file).display(), remedy::for_files_of(dir))))
     }
 
     pub fn load_optional(dir: &Path, file: &str) -> Result<Option<Config>> {

@@ -10,6 +10,7 @@ mod latent;
 mod mxfp4;
 mod packed;
 mod parts;
+mod remedy;
 pub mod spec;
 mod weights;
 

@@ -105,14 +105,29 @@ mod limits {
 pub fn family(config: &Config) -> Result<&'static Family> {
     let architectures = config.texts("architectures");
     let model_type = config.text_or("model_type", "")?;
-    let named =
-        |family: &&Family| architectures.contains(&family.architecture) || (architectures.is_empty() && family.model_type == model_type);
-    FAMILIES.iter().find(named).ok_or_else(|| {
+    // The first checkpoints of LLaMA have another name.
+    let current = |name: &&str| if *name == "LLaMAForCausalLM" { "LlamaForCausalLM" } else { name };
+    let is_named = |family: &&Family| match architectures.is_empty() {
+        true => family.model_type == model_type,
+        false => architectures.iter().any(|name| current(name) == family.architecture),
+    };
+    FAMILIES.iter().find(is_named).ok_or_else(|| {
         let name = architectures.first().copied().unwrap_or(if model_type.is_empty() { "absent" } else { model_type });
-        let supported: Vec<_> = FAMILIES.iter().map(|family| family.architecture).collect();
         let name: String = name.chars().take(80).collect();
-        Error::unsupported(format!("config.json: architecture is {name}; supported are {}", supported.join(", ")))
+        let nearest = nearest(&name).join(", ");
+        Error::unsupported(format!(
+            "config.json: architecture is {name}, which is not supported; the nearest of the {} names in docs/models.md are {nearest}",
+            FAMILIES.len()
+        ))
     })
+}
+
+/// Returns the three supported names that are most similar to a name.
+fn nearest(name: &str) -> Vec<&'static str> {
+    let mut names: Vec<_> = FAMILIES.iter().map(|family| family.architecture).collect();
+    names.sort_by(|a, b| strsim::jaro_winkler(name, b).total_cmp(&strsim::jaro_winkler(name, a)));
+    names.truncate(3);
+    names
 }
 
 fn act(config: &Config, field: &str, default: &str) -> Result<Act> {
@@ -146,9 +161,19 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn an_error_names_the_unsupported_architecture_and_the_supported_ones() {
-        let message = family(&Config::from_json(json!({"architectures": ["MambaForCausalLM"]}))).err().unwrap();
-        assert!(message.message().contains("MambaForCausalLM") && message.message().contains("LlamaForCausalLM"), "{message}");
+    fn an_error_names_the_unsupported_architecture_and_the_nearest_ones() {
+        for (name, expected) in [("Qwen3MoeForCausaLM", "Qwen3MoeForCausalLM"), ("Gemma4ForCausalLM", "Gemma3ForCausalLM")] {
+            let message = family(&Config::from_json(json!({"architectures": [name]}))).err().unwrap();
+            let names = message.message().split("docs/models.md are ").nth(1).unwrap().split(", ");
+            assert_eq!(names.clone().count(), 3, "{message}");
+            assert!(message.message().contains(name) && names.clone().any(|near| near == expected), "{message}");
+        }
+    }
+
+    #[test]
+    fn the_first_name_of_llama_is_known() {
+        let family = family(&Config::from_json(json!({"architectures": ["LLaMAForCausalLM"]}))).unwrap();
+        assert_eq!(family.architecture, "LlamaForCausalLM");
     }
 
     #[test]
