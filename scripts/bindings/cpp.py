@@ -19,6 +19,7 @@ TYPES = {
     "PLLM_FINISH": "FinishReason",
     "PLLM_GRAMMAR": "GrammarKind",
     "PLLM_OUTPUT": "OutputKind",
+    "PLLM_STOP": "StopReason",
 }
 # Enums that have another type than their constants.
 UNDERLYING = {"PLLM_PACKED": "uint64_t"}
@@ -81,6 +82,7 @@ DOCS = {
     "Completion.prompt_logprobs": "Log probabilities of the prompt tokens except the first, if the request asked for them.",
     "Completion.sequence": "Id of the sequence: the argument of Engine::sequence if the sequence is kept.",
     "Completion.generated_tokens": "Tokens generated.",
+    "Completion.stop_string": "The string of StopReason::string, else empty.",
     "Options.progress": "Reports the bytes of weights that have been read, out of total, on the thread that calls "
     "Engine::create. The result false cancels the loading. An exception cancels it as well, and Engine::create rethrows it. "
     "Empty (default): not called.",
@@ -438,7 +440,7 @@ class Wrapper:
         return text + "    return to;\n}\n"
 
     def clear(self, name):
-        return "".join(f"{member.name}.clear();\n" for member in self.results(name) if is_list(member))
+        return "".join(f"{member.name}.clear();\n" for member in self.results(name) if accumulates(member))
 
     def add(self, name):
         text = ""
@@ -446,7 +448,7 @@ class Wrapper:
             if member.type.startswith("std::vector"):
                 text += f"append({member.name}, output.{member.name});\n"
             elif member.name != "status":
-                text += f"{member.name} {'+=' if is_list(member) else '='} output.{member.name};\n"
+                text += f"{member.name} {'+=' if accumulates(member) else '='} output.{member.name};\n"
         return text
 
     def alias(self, name):
@@ -465,8 +467,9 @@ def ordered(name, members):
     return sorted(members, key=lambda member: first.index(member.name) if member.name in first else len(first))
 
 
-def is_list(member):
-    return member.type.startswith("std::vector") or member.type == "std::string"
+def accumulates(member):
+    """Whether a Completion has what all outputs of its sequence have, not only what the last one has."""
+    return member.type.startswith("std::vector") or member.name == "text"
 
 
 def of_last_output(doc):

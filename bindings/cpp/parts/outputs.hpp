@@ -31,8 +31,12 @@ struct ModelInfo {
     //: fields ModelInfo
 };
 
-// Reason why a sequence ended.
+// Reason why a sequence ended. A newer library can return values without a name here.
 //: enum FinishReason
+
+// What ended a sequence whose reason is FinishReason::stop. A newer library can return values
+// without a name here.
+//: enum StopReason
 
 namespace detail {
 

@@ -17,6 +17,7 @@ using namespace std::string_literals;
 using namespace std::string_view_literals;
 using pagedllm::Code;
 using pagedllm::FinishReason;
+using pagedllm::StopReason;
 
 // Upper limit of all waits, also under sanitizers.
 inline constexpr std::chrono::seconds timeout_limit{600};
