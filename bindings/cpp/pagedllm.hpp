@@ -1512,9 +1512,9 @@ struct Output {
     // New text: UTF-8, not NUL-terminated, whole characters only. Empty if there is none. The text
     // can lag behind the tokens.
     std::string_view text;
-    // Error message: UTF-8, not NUL-terminated. Set if finish is FinishReason::error, if it is
-    // FinishReason::abort because the engine was freed, and, with FinishReason::none, if an export
-    // or a change of an idle sequence failed. Else empty.
+    // Error message: UTF-8, not NUL-terminated. Set if finish_reason is FinishReason::error, if it
+    // is FinishReason::abort because the engine was freed, and, with FinishReason::none, if an
+    // export or a change of an idle sequence failed. Else empty.
     std::string_view error_message;
     // Tokens of the prompt.
     uint64_t prompt_tokens;
@@ -1523,7 +1523,7 @@ struct Output {
     // Index of the sequence in its request, from 0.
     uint32_t index;
     // Reason of the end. Any value but FinishReason::none marks the last output of the sequence.
-    FinishReason finish;
+    FinishReason finish_reason;
     // Code of the error. Code::closed if the engine was freed. 0 if there is no error.
     Code error_code;
     // Sum of the log probabilities of all generated tokens, if the request asked for log
@@ -1545,7 +1545,7 @@ struct Output {
     // In the last output of a sequence: number of its first tokens that were found in the prefix
     // cache.
     uint64_t cached_tokens;
-    // What ended the sequence. StopReason::none unless finish is FinishReason::stop.
+    // What ended the sequence. StopReason::none unless finish_reason is FinishReason::stop.
     StopReason stop_reason;
     // The token of StopReason::eos or StopReason::token, else 0.
     uint32_t stop_token;
@@ -1556,7 +1556,7 @@ struct Output {
 
     explicit Output(const pllm_output &record) noexcept : Output(0, detail::known(record)) {}
 
-    [[nodiscard]] bool is_last() const noexcept { return finish != FinishReason::none; }
+    [[nodiscard]] bool is_last() const noexcept { return finish_reason != FinishReason::none; }
 
     // Returns the most probable tokens at the position of tokens[i], or of prompt_logprobs[i], most
     // probable first.
@@ -1584,7 +1584,7 @@ private:
           prompt_tokens(c.prompt_tokens),
           generated_tokens(c.generated_tokens),
           index(c.index),
-          finish(FinishReason(c.finish_reason)),
+          finish_reason(FinishReason(c.finish_reason)),
           error_code(Code(c.error_code)),
           score(c.score),
           top_logprobs(detail::view(c.top_logprobs, c.top_logprobs_len)),
@@ -1655,7 +1655,7 @@ struct Completion {
     // have none: the first one of an echoed prompt, and tokens that the host appended.
     std::vector<float> logprobs;
     // Reason of the end.
-    FinishReason finish = {};
+    FinishReason finish_reason = {};
     // Tokens of the prompt.
     uint64_t prompt_tokens = 0;
     // Tokens generated.
@@ -1680,7 +1680,7 @@ struct Completion {
     uint64_t preemptions = 0;
     // Number of its first tokens that were found in the prefix cache.
     uint64_t cached_tokens = 0;
-    // What ended the sequence. StopReason::none unless finish is FinishReason::stop.
+    // What ended the sequence. StopReason::none unless finish_reason is FinishReason::stop.
     StopReason stop_reason = {};
     // The token of StopReason::eos or StopReason::token, else 0.
     uint32_t stop_token = 0;
@@ -1701,7 +1701,7 @@ struct Completion {
         text += output.text;
         append(tokens, output.tokens);
         append(logprobs, output.logprobs);
-        finish = output.finish;
+        finish_reason = output.finish_reason;
         prompt_tokens = output.prompt_tokens;
         generated_tokens = output.generated_tokens;
         sequence = output.sequence;

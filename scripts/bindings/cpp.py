@@ -25,7 +25,7 @@ TYPES = {
 UNDERLYING = {"PLLM_PACKED": "uint64_t"}
 # Keywords, and flags whose names do not follow from C.
 VALUES = {"AUTO": "automatic", "STATIC": "static_", "PLLM_RESUME_CONTINUE": "continue_generation"}
-MEMBERS = {"finish_reason": "finish", "error": "error_message"}
+MEMBERS = {"error": "error_message"}
 FUNCTIONS = {
     "pllm_engine_add_request": "Engine::add",
     "pllm_engine_free": "the destructor of Engine",
@@ -66,7 +66,7 @@ FIRST = {
         echo include_stop top_logprobs prompt_top_logprobs output_kind grammar""",
     "Request": "prompt sampling user_data n add_special skip_special best_of beam keep",
     "Resume": "sampling keep user_data skip_special logits_hook hook_data continue_generation",
-    "Completion": """text tokens logprobs finish prompt_tokens generated_tokens sequence score top_logprobs prompt_logprobs
+    "Completion": """text tokens logprobs finish_reason prompt_tokens generated_tokens sequence score top_logprobs prompt_logprobs
         prompt_top_logprobs status timing""",
 }
 # Fields of an output that a Completion does not have.
@@ -78,7 +78,7 @@ NOT_COMPLETED = {"request", "user_data", "index", "error_code", "error_message",
 DOCS = {
     "Completion.text": "The whole text.",
     "Completion.tokens": "All tokens.",
-    "Completion.finish": "Reason of the end.",
+    "Completion.finish_reason": "Reason of the end.",
     "Completion.prompt_logprobs": "Log probabilities of the prompt tokens except the first, if the request asked for them.",
     "Completion.sequence": "Id of the sequence: the argument of Engine::sequence if the sequence is kept.",
     "Completion.generated_tokens": "Tokens generated.",
@@ -132,7 +132,6 @@ PHRASES = [
     (r"^1 if (.*), 0 if ", r"True if \1, false if "),
     (r"^1 if ", "True if "),
     (r"\b(\w+)_ms\b", r"\1"),
-    (r"\bfinish_reason\b", "finish"),
     (r"  +", " "),
 ]
 

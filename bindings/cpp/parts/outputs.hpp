@@ -55,7 +55,7 @@ struct Output {
 
     explicit Output(const pllm_output &record) noexcept : Output(0, detail::known(record)) {}
 
-    [[nodiscard]] bool is_last() const noexcept { return finish != FinishReason::none; }
+    [[nodiscard]] bool is_last() const noexcept { return finish_reason != FinishReason::none; }
 
     // Returns the most probable tokens at the position of tokens[i], or of prompt_logprobs[i], most
     // probable first.

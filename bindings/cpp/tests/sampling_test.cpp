@@ -23,7 +23,7 @@ TEST(Results, have_the_requested_number) {
     ASSERT_EQ(all.size(), 3u);
     for (size_t i = 0; i < 3; i++) {
         EXPECT_TRUE(ok(all[i].status));
-        EXPECT_EQ(all[i].finish, FinishReason::length);
+        EXPECT_EQ(all[i].finish_reason, FinishReason::length);
         EXPECT_EQ(all[i].tokens.size(), 20u);
         EXPECT_EQ(all[i].sequence, all[0].sequence + i);
     }
