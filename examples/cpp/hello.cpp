@@ -24,9 +24,9 @@ static uint64_t ask(pagedllm::Engine &engine, const std::string &question, const
     return id;
 }
 
-static const char *ending(pagedllm::FinishReason finish) {
+static const char *ending(pagedllm::FinishReason reason) {
     static const char *const endings[] = {"", " (stop)", " (length)", " (abort)", " (error)"};
-    return static_cast<size_t>(finish) < std::size(endings) ? endings[static_cast<size_t>(finish)] : " (ended)";
+    return static_cast<size_t>(reason) < std::size(endings) ? endings[static_cast<size_t>(reason)] : " (ended)";
 }
 
 static void run(const char *model) {
@@ -45,7 +45,7 @@ static void run(const char *model) {
     do {
         step = engine.step().value();
         for (const pagedllm::Output &output : engine.queue().poll().value()) {
-            std::cout << "[" << output.request << "] " << output.text << ending(output.finish) << std::endl;
+            std::cout << "[" << output.request << "] " << output.text << ending(output.finish_reason) << std::endl;
             if (output.request == story && output.generated_tokens == 8 && !output.is_last()) engine.abort(story).value();
         }
     } while (step.unfinished > 0);

@@ -19,12 +19,13 @@ TYPES = {
     "PLLM_FINISH": "FinishReason",
     "PLLM_GRAMMAR": "GrammarKind",
     "PLLM_OUTPUT": "OutputKind",
+    "PLLM_STOP": "StopReason",
 }
 # Enums that have another type than their constants.
 UNDERLYING = {"PLLM_PACKED": "uint64_t"}
 # Keywords, and flags whose names do not follow from C.
 VALUES = {"AUTO": "automatic", "STATIC": "static_", "PLLM_RESUME_CONTINUE": "continue_generation"}
-MEMBERS = {"finish_reason": "finish", "error": "error_message"}
+MEMBERS = {"error": "error_message"}
 FUNCTIONS = {
     "pllm_engine_add_request": "Engine::add",
     "pllm_engine_free": "the destructor of Engine",
@@ -65,7 +66,7 @@ FIRST = {
         echo include_stop top_logprobs prompt_top_logprobs output_kind grammar""",
     "Request": "prompt sampling user_data n add_special skip_special best_of beam keep",
     "Resume": "sampling keep user_data skip_special logits_hook hook_data continue_generation",
-    "Completion": """text tokens logprobs finish prompt_tokens generated_tokens sequence score top_logprobs prompt_logprobs
+    "Completion": """text tokens logprobs finish_reason prompt_tokens generated_tokens sequence score top_logprobs prompt_logprobs
         prompt_top_logprobs status timing""",
 }
 # Fields of an output that a Completion does not have.
@@ -77,10 +78,11 @@ NOT_COMPLETED = {"request", "user_data", "index", "error_code", "error_message",
 DOCS = {
     "Completion.text": "The whole text.",
     "Completion.tokens": "All tokens.",
-    "Completion.finish": "Reason of the end.",
+    "Completion.finish_reason": "Reason of the end.",
     "Completion.prompt_logprobs": "Log probabilities of the prompt tokens except the first, if the request asked for them.",
     "Completion.sequence": "Id of the sequence: the argument of Engine::sequence if the sequence is kept.",
     "Completion.generated_tokens": "Tokens generated.",
+    "Completion.stop_string": "The string of StopReason::string, else empty.",
     "Options.progress": "Reports the bytes of weights that have been read, out of total, on the thread that calls "
     "Engine::create. The result false cancels the loading. An exception cancels it as well, and Engine::create rethrows it. "
     "Empty (default): not called.",
@@ -130,7 +132,6 @@ PHRASES = [
     (r"^1 if (.*), 0 if ", r"True if \1, false if "),
     (r"^1 if ", "True if "),
     (r"\b(\w+)_ms\b", r"\1"),
-    (r"\bfinish_reason\b", "finish"),
     (r"  +", " "),
 ]
 
@@ -438,7 +439,7 @@ class Wrapper:
         return text + "    return to;\n}\n"
 
     def clear(self, name):
-        return "".join(f"{member.name}.clear();\n" for member in self.results(name) if is_list(member))
+        return "".join(f"{member.name}.clear();\n" for member in self.results(name) if accumulates(member))
 
     def add(self, name):
         text = ""
@@ -446,7 +447,7 @@ class Wrapper:
             if member.type.startswith("std::vector"):
                 text += f"append({member.name}, output.{member.name});\n"
             elif member.name != "status":
-                text += f"{member.name} {'+=' if is_list(member) else '='} output.{member.name};\n"
+                text += f"{member.name} {'+=' if accumulates(member) else '='} output.{member.name};\n"
         return text
 
     def alias(self, name):
@@ -465,8 +466,9 @@ def ordered(name, members):
     return sorted(members, key=lambda member: first.index(member.name) if member.name in first else len(first))
 
 
-def is_list(member):
-    return member.type.startswith("std::vector") or member.type == "std::string"
+def accumulates(member):
+    """Whether a Completion has what all outputs of its sequence have, not only what the last one has."""
+    return member.type.startswith("std::vector") or member.name == "text"
 
 
 def of_last_output(doc):

@@ -28,6 +28,11 @@ public:
     // Takes ownership of an engine that was created with the C API. The engine is not started.
     [[nodiscard]] static Engine adopt(pllm_engine *engine) { return Engine(Made(engine)); }
 
+    // Returns success if the engine works, and the error that has stopped it if it has failed. Then
+    // all its requests have ended, and only a new engine can serve. Any thread may call it, also
+    // during a step. The call does not wait for a step.
+    Status health() const { return detail::status(pllm_engine_health(native())); }
+
     Result<ModelInfo> model_info() const {
         auto c = detail::filled<pllm_model_info>([&](pllm_model_info *out) { return pllm_engine_get_model_info(native(), out); });
         if (!c) return c.error();
@@ -176,6 +181,18 @@ public:
         return detail::copied(detail::create<pllm_bytes, pllm_bytes_free>([&](pllm_bytes **out) {
             return pllm_engine_detokenize(native(), tokens.data(), tokens.size(), skip_special ? PLLM_TEXT_SKIP_SPECIAL : 0, out);
         }));
+    }
+
+    // Returns the bytes that a token contributes to a text. They can be a part of a character. A
+    // special token has its name, and an id that only the model knows has no bytes. The first call
+    // reads the whole vocabulary. If the id is not below ModelInfo::vocab_size, the call returns
+    // Code::invalid_argument.
+    Result<std::string> token_bytes(uint32_t token) const {
+        const uint8_t *bytes = nullptr;
+        uint64_t len = 0;
+        Status got = detail::status(pllm_engine_get_token_bytes(native(), token, &bytes, &len));
+        if (!got) return got.error();
+        return std::string(bytes, bytes + len);
     }
 
     // Renders a chat (JSON as in pllm_engine_render_chat) with the model's chat template. Add a

@@ -7,17 +7,32 @@
 struct Error {
     Code code;
     std::string message;
+    // Number of tokens of a prompt that is too long for max_model_len. 0 for any other error.
+    uint64_t prompt_tokens = 0;
+    // max_model_len of the engine for which a prompt is too long. 0 for any other error.
+    uint64_t max_model_len = 0;
 };
 
 #ifdef __cpp_exceptions
 // The exception that value() throws.
 class Exception : public std::runtime_error {
 public:
-    explicit Exception(const Error &error) : std::runtime_error(error.message), code_(error.code) {}
+    explicit Exception(const Error &error)
+        : std::runtime_error(error.message),
+          code_(error.code),
+          prompt_tokens_(error.prompt_tokens),
+          max_model_len_(error.max_model_len) {}
+
     [[nodiscard]] Code code() const noexcept { return code_; }
+
+    // As Error::prompt_tokens and Error::max_model_len.
+    [[nodiscard]] uint64_t prompt_tokens() const noexcept { return prompt_tokens_; }
+    [[nodiscard]] uint64_t max_model_len() const noexcept { return max_model_len_; }
 
 private:
     Code code_;
+    uint64_t prompt_tokens_;
+    uint64_t max_model_len_;
 };
 #endif
 

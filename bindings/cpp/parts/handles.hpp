@@ -17,7 +17,8 @@ using Handle = std::unique_ptr<T, Free<free>>;
 inline Status status(pllm_error *error) {
     if (!error) return {};
     Handle<pllm_error, pllm_error_free> owned(error);
-    return Error{Code(pllm_error_code(error)), pllm_error_message(error)};
+    return Error{Code(pllm_error_code(error)), pllm_error_message(error), pllm_error_prompt_tokens(error),
+                 pllm_error_max_model_len(error)};
 }
 
 // Returns the struct that `fill` fills.

@@ -31,8 +31,12 @@ struct ModelInfo {
     //: fields ModelInfo
 };
 
-// Reason why a sequence ended.
+// Reason why a sequence ended. A newer library can return values without a name here.
 //: enum FinishReason
+
+// What ended a sequence whose reason is FinishReason::stop. A newer library can return values
+// without a name here.
+//: enum StopReason
 
 namespace detail {
 
@@ -51,7 +55,7 @@ struct Output {
 
     explicit Output(const pllm_output &record) noexcept : Output(0, detail::known(record)) {}
 
-    [[nodiscard]] bool is_last() const noexcept { return finish != FinishReason::none; }
+    [[nodiscard]] bool is_last() const noexcept { return finish_reason != FinishReason::none; }
 
     // Returns the most probable tokens at the position of tokens[i], or of prompt_logprobs[i], most
     // probable first.

@@ -11,7 +11,7 @@ TEST(Generate, returns_the_answer_and_its_counts) {
     request.sampling.logprobs = true;
     const pagedllm::Completion answer = engine.generate(request).value();
     EXPECT_EQ(answer.text, france.answer);
-    EXPECT_EQ(answer.finish, FinishReason::stop);
+    EXPECT_EQ(answer.finish_reason, FinishReason::stop);
     EXPECT_EQ(answer.prompt_tokens, engine.tokenize(prompt, false).value().size());
     EXPECT_EQ(answer.generated_tokens, answer.tokens.size());
     EXPECT_EQ(answer.logprobs.size(), answer.tokens.size());
@@ -30,7 +30,7 @@ TEST(Generate, accepts_text_and_tokens) {
     EXPECT_EQ(twice.prompt_tokens, engine.tokenize(prompt).value().size());
     greedy.max_tokens = 4;
     const pagedllm::Completion shortened = engine.generate({tokens, greedy}).value();
-    EXPECT_EQ(shortened.finish, FinishReason::length);
+    EXPECT_EQ(shortened.finish_reason, FinishReason::length);
     EXPECT_EQ(shortened.tokens.size(), 4u);
 }
 
@@ -42,10 +42,83 @@ TEST(Generate, ends_at_stop_strings_and_stop_tokens) {
     request.sampling.stop = {"never generated", "e is P"};
     const pagedllm::Completion stopped = engine.generate(request).value();
     EXPECT_EQ(stopped.text, "The capital of Franc");
-    EXPECT_EQ(stopped.finish, FinishReason::stop);
+    EXPECT_EQ(stopped.finish_reason, FinishReason::stop);
     request.sampling.stop = {};
     request.sampling.stop_token_ids = {whole.tokens[3]};
     EXPECT_EQ(engine.generate(request).value().tokens.size(), 4u);
+}
+
+static void expect_stop(const pagedllm::Completion &answer, StopReason reason, uint32_t token, const std::string &string) {
+    EXPECT_EQ(answer.finish_reason, FinishReason::stop);
+    EXPECT_EQ(answer.stop_reason, reason);
+    EXPECT_EQ(answer.stop_token, token);
+    EXPECT_EQ(answer.stop_string, string);
+}
+
+TEST(StopReason, has_the_token_or_the_string_that_ended_the_sequence) {
+    pagedllm::Engine engine = open_engine();
+    const std::string prompt = chat(france.question);
+    pagedllm::Request request = greedy(prompt);
+    const pagedllm::Completion whole = engine.generate(request).value();
+    expect_stop(whole, StopReason::eos, 5, "");  // <|end|>
+    for (const auto kind : {pagedllm::OutputKind::delta, pagedllm::OutputKind::cumulative, pagedllm::OutputKind::final}) {
+        request.sampling.output_kind = kind;
+        request.sampling.stop = {"never generated", "e is P"};
+        expect_stop(engine.generate(request).value(), StopReason::string, 0, "e is P");
+        request.sampling.stop = {};
+        request.sampling.stop_token_ids = {whole.tokens[3]};
+        expect_stop(engine.generate(request).value(), StopReason::token, whole.tokens[3], "");
+        request.sampling.stop_token_ids = {};
+    }
+    request.sampling.grammar = pagedllm::Grammar::choice({"Rome", "Berlin"});
+    expect_stop(engine.generate(request).value(), StopReason::grammar, 0, "");
+}
+
+TEST(StopReason, is_none_if_the_sequence_ends_for_another_reason) {
+    pagedllm::Engine engine = open_engine();
+    const std::string prompt = chat(france.question);
+    const pagedllm::Completion shortened = engine.generate(endless(prompt, 4)).value();
+    EXPECT_EQ(shortened.finish_reason, FinishReason::length);
+    EXPECT_EQ(shortened.stop_reason, StopReason::none);
+    EXPECT_EQ(shortened.stop_token, 0u);
+    EXPECT_EQ(shortened.stop_string, "");
+}
+
+TEST(StopReason, is_in_the_last_output_only) {
+    pagedllm::Engine engine = open_engine();
+    const std::string prompt = chat(france.question);
+    pagedllm::Request request = greedy(prompt);
+    request.sampling.stop = {"Paris"};
+    pagedllm::Stream stream = engine.stream(request).value();
+    for (const pagedllm::Output &output : stream) {
+        EXPECT_EQ(output.stop_reason, output.is_last() ? StopReason::string : StopReason::none);
+        EXPECT_EQ(output.stop_string, output.is_last() ? "Paris" : "");
+        EXPECT_EQ(output.stop_token, 0u);
+    }
+    EXPECT_TRUE(ok(stream.status()));
+}
+
+TEST(StopReason, keeps_values_of_newer_libraries) {
+    pllm_output record{};
+    record.struct_size = sizeof record;
+    record.finish_reason = record.stop_reason = 99;
+    const pagedllm::Output output(record);
+    EXPECT_TRUE(output.is_last());
+    EXPECT_EQ(output.finish_reason, FinishReason(99));
+    EXPECT_EQ(output.stop_reason, StopReason(99));
+}
+
+TEST(StopReason, is_none_in_outputs_of_an_older_library) {
+    pllm_output record{};
+    record.finish_reason = PLLM_FINISH_STOP;
+    record.stop_reason = PLLM_STOP_STRING;
+    record.stop_string = "x";
+    record.stop_string_len = 1;
+    record.struct_size = offsetof(pllm_output, stop_reason);
+    const pagedllm::Output output(record);
+    EXPECT_EQ(output.finish_reason, FinishReason::stop);
+    EXPECT_EQ(output.stop_reason, StopReason::none);
+    EXPECT_TRUE(output.stop_string.empty());
 }
 
 TEST(Generate, refuses_stop_strings_beyond_their_limit_with_value_and_limit) {
@@ -128,7 +201,7 @@ TEST(Generate, ends_when_another_thread_aborts_it) {
     ASSERT_TRUE(stream.next().has_value());
     std::thread([&] { EXPECT_TRUE(ok(engine.abort(stream.request()))); }).join();
     const pagedllm::Completion rest = stream.collect().value();
-    EXPECT_EQ(rest.finish, FinishReason::abort);
+    EXPECT_EQ(rest.finish_reason, FinishReason::abort);
     EXPECT_TRUE(ok(stream.status()));
 }
 
@@ -169,7 +242,7 @@ TEST(Stream, returns_each_output_when_it_is_generated) {
         tokens += output.tokens.size();
         EXPECT_EQ(output.generated_tokens, tokens);
         text += output.text;
-        finish = output.finish;
+        finish = output.finish_reason;
         outputs++;
     }
     EXPECT_TRUE(ok(stream.status()));

@@ -101,6 +101,14 @@ TEST(Result, returns_its_value_or_throws_its_error) {
         EXPECT_EQ(exception.code(), Code::busy);
         EXPECT_STREQ(exception.what(), "try later");
     }
+    const pagedllm::Error too_long{Code::invalid_argument, "too long", 7, 5};
+    try {
+        pagedllm::Status(too_long).value();
+        FAIL() << "it did not throw";
+    } catch (const pagedllm::Exception &exception) {
+        EXPECT_EQ(exception.prompt_tokens(), 7u);
+        EXPECT_EQ(exception.max_model_len(), 5u);
+    }
     const pagedllm::Status done, not_done(pagedllm::Error{Code::closed, "closed"});
     EXPECT_TRUE(done.ok());
     EXPECT_NO_THROW(done.value());
@@ -129,11 +137,24 @@ TEST(Engine, keeps_its_requests_when_it_is_moved) {
     EXPECT_EQ(first.generate(greedy(prompt)).value().text, france.answer);
 }
 
+TEST(Engine, is_healthy_while_it_works) {
+    pagedllm::Engine engine = open_engine();
+    EXPECT_TRUE(ok(engine.health()));
+    const std::string prompt = chat(france.question);
+    const pagedllm::Stream stream = engine.stream(endless(prompt)).value();
+    EXPECT_TRUE(ok(engine.health()));
+    EXPECT_TRUE(ok(engine.stop()));  // a stopped engine can be started again
+    EXPECT_TRUE(ok(engine.health()));
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.generate({""})));
+    EXPECT_TRUE(ok(engine.health()));
+}
+
 TEST(Engine, returns_errors_after_it_is_moved_from) {
     pagedllm::Engine engine = host_stepped_engine(), other = std::move(engine);
     const pagedllm::Queue queue = other.create_queue(4).value();
     const pagedllm::Request request{"hello"};
     EXPECT_EQ(engine.native(), nullptr);
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.health()));
     EXPECT_TRUE(fails(Code::invalid_argument, engine.model_info()));
     EXPECT_TRUE(fails(Code::invalid_argument, engine.stats()));
     EXPECT_TRUE(fails(Code::invalid_argument, engine.metrics()));
@@ -159,6 +180,7 @@ TEST(Engine, returns_errors_after_it_is_moved_from) {
     EXPECT_TRUE(fails(Code::invalid_argument, engine.pin({"hello"})));
     EXPECT_TRUE(fails(Code::invalid_argument, engine.tokenize("a")));
     EXPECT_TRUE(fails(Code::invalid_argument, engine.detokenize(std::vector<uint32_t>{5})));
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.token_bytes(5)));
     EXPECT_TRUE(fails(Code::invalid_argument, engine.render_chat("[]")));
 }
 

@@ -121,6 +121,41 @@ TEST_F(InvalidArguments, prompt_is_refused) {
     EXPECT_NE(no_tokens.error().message.find("empty"), std::string::npos) << no_tokens.error().message;
 }
 
+TEST_F(InvalidArguments, prompt_that_is_too_long_is_refused_with_both_numbers) {
+    const uint64_t limit = engine.model_info().value().max_model_len;
+    const std::vector<uint32_t> tokens(5000, 300);
+    const std::string text = engine.detokenize(tokens).value();
+    const auto check = [&](const pagedllm::Prompt &prompt, uint64_t prompt_tokens) {
+        pagedllm::Request request;
+        pagedllm::Prefix prefix;
+        request.prompt = prefix.prompt = prompt;
+        request.add_special = prefix.add_special = false;
+        for (const pagedllm::Error &error :
+             {engine.add(request).error(), engine.generate(request).error(), engine.generate_async(request).get().error(),
+              engine.stream(request).error(), engine.pin(prefix).error(), engine.predict_admission(request).error()}) {
+            EXPECT_EQ(error.code, Code::invalid_argument);
+            EXPECT_EQ(error.prompt_tokens, prompt_tokens);
+            EXPECT_EQ(error.max_model_len, limit);
+        }
+        try {
+            (void)engine.generate(request).value();
+            ADD_FAILURE() << "it did not throw";
+        } catch (const pagedllm::Exception &exception) {
+            EXPECT_EQ(exception.prompt_tokens(), prompt_tokens);
+            EXPECT_EQ(exception.max_model_len(), limit);
+        }
+    };
+    check(tokens, tokens.size());
+    check(text, engine.tokenize(text, false).value().size());
+}
+
+TEST_F(InvalidArguments, other_errors_have_no_numbers_of_a_prompt) {
+    for (const pagedllm::Error &error : {engine.generate({""}).error(), engine.abort(UINT64_MAX).error()}) {
+        EXPECT_EQ(error.prompt_tokens, 0u);
+        EXPECT_EQ(error.max_model_len, 0u);
+    }
+}
+
 TEST_F(InvalidArguments, sampling_is_refused) {
     constexpr float nan = std::numeric_limits<float>::quiet_NaN(), infinity = std::numeric_limits<float>::infinity();
     for (const float wrong : {nan, -nan, infinity, -infinity, -1.0f}) {
@@ -238,6 +273,7 @@ TEST_F(InvalidArguments, pinned_prompt_is_refused) {
 TEST_F(InvalidArguments, text_and_tokens_are_refused) {
     EXPECT_TRUE(fails(Code::invalid_argument, engine.tokenize("a\x80z")));
     EXPECT_TRUE(fails(Code::invalid_argument, engine.detokenize(std::vector<uint32_t>{5, 1024})));
+    for (const uint32_t unknown : {1024u, UINT32_MAX}) EXPECT_TRUE(fails(Code::invalid_argument, engine.token_bytes(unknown)));
     for (const char *chat : {"", "{", "3", "null", "{\"messages\": 3}", "[{\"role\": \"user\"}", "[] x", "\xff"})
         EXPECT_TRUE(fails(Code::invalid_argument, engine.render_chat(chat))) << chat;
     EXPECT_TRUE(fails(Code::invalid_argument, engine.render_chat({})));
@@ -293,6 +329,7 @@ TEST(InvalidText, is_refused_without_a_tokenizer) {
     EXPECT_TRUE(fails(Code::unsupported, engine.generate({"hello"})));
     EXPECT_TRUE(fails(Code::unsupported, engine.tokenize("hello")));
     EXPECT_TRUE(fails(Code::unsupported, engine.detokenize(tokens)));
+    EXPECT_TRUE(fails(Code::unsupported, engine.token_bytes(5)));
     EXPECT_TRUE(fails(Code::unsupported, engine.render_chat("[]")));
     request.sampling.stop = {"x"};
     EXPECT_TRUE(fails(Code::unsupported, engine.generate(request)));
@@ -313,6 +350,16 @@ TEST(Text, with_nul_bytes_and_non_ascii_characters_is_complete) {
     request.sampling.max_tokens = 1;
     request.add_special = false;
     EXPECT_EQ(engine.generate(request).value().prompt_tokens, tokens.size());
+}
+
+TEST(Text, consists_of_the_bytes_of_its_tokens) {
+    pagedllm::Engine engine = open_engine();
+    const std::string_view text = "a\0b, 日本 😀"sv;
+    std::string bytes;
+    for (const uint32_t token : engine.tokenize(text, false).value()) bytes += engine.token_bytes(token).value();
+    EXPECT_EQ(bytes, text);
+    EXPECT_EQ(engine.token_bytes(5).value(), "<|end|>");
+    for (uint32_t token = 0; token < 1024; token++) EXPECT_TRUE(ok(engine.token_bytes(token))) << token;
 }
 
 TEST(Text, of_a_chat_is_rendered_by_the_chat_template) {

@@ -90,6 +90,12 @@ static void sequences_and_several_results_work(pagedllm::Engine &engine) {
 static void errors_are_returned(pagedllm::Engine &engine) {
     const auto refused = engine.generate({""});
     CHECK(!refused && refused.error().code == pagedllm::Code::invalid_argument && !refused.error().message.empty());
+    CHECK(refused.error().prompt_tokens == 0 && refused.error().max_model_len == 0);
+    const std::vector<uint32_t> many(5000, 300);
+    const auto too_long = engine.generate({many});
+    CHECK(!too_long && too_long.error().prompt_tokens == 5000 && too_long.error().max_model_len > 0);
+    CHECK(engine.health().ok());
+    CHECK(*engine.token_bytes(5) == "<|end|>" && !engine.token_bytes(1024));
     const pagedllm::Status unknown = engine.abort(1 << 20);
     CHECK(!unknown && unknown.error().code == pagedllm::Code::not_found);
 }

@@ -119,7 +119,7 @@ TEST(Queue, returns_its_outputs_after_its_engine_is_freed_and_is_then_closed) {
         const pagedllm::Outputs outputs = queue.poll().value();
         ASSERT_GE(outputs.size(), 2u);
         EXPECT_EQ(outputs[0].tokens.size(), 1u);
-        EXPECT_EQ(outputs[outputs.size() - 1].finish, FinishReason::abort);
+        EXPECT_EQ(outputs[outputs.size() - 1].finish_reason, FinishReason::abort);
         EXPECT_EQ(outputs[outputs.size() - 1].error_code, Code::closed);
         for (int i = 0; i < 2; i++) EXPECT_TRUE(fails(Code::closed, queue.poll(pagedllm::forever)));
         EXPECT_TRUE(fails(Code::closed, unused.poll()));

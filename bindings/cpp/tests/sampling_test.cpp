@@ -1,6 +1,7 @@
 // Several results, beams, grammars, log probabilities, kinds of output, and logits hooks.
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <limits>
 #include <set>
 
@@ -22,7 +23,7 @@ TEST(Results, have_the_requested_number) {
     ASSERT_EQ(all.size(), 3u);
     for (size_t i = 0; i < 3; i++) {
         EXPECT_TRUE(ok(all[i].status));
-        EXPECT_EQ(all[i].finish, FinishReason::length);
+        EXPECT_EQ(all[i].finish_reason, FinishReason::length);
         EXPECT_EQ(all[i].tokens.size(), 20u);
         EXPECT_EQ(all[i].sequence, all[0].sequence + i);
     }
@@ -205,6 +206,18 @@ TEST(Logprobs, include_the_most_probable_tokens) {
     EXPECT_EQ(whole.prompt_top_logprobs.size(), 3 * prompt_tokens);
     EXPECT_LT(whole.score, 0);
     EXPECT_TRUE(engine.generate(greedy(prompt)).value().top_logprobs.empty());
+}
+
+TEST(Logprobs, of_an_echoed_prompt_begin_with_nan) {
+    pagedllm::Engine engine = open_engine();
+    const std::string prompt = chat(france.question);
+    pagedllm::Request request = greedy(prompt);
+    request.sampling.logprobs = request.sampling.echo = true;
+    const pagedllm::Completion whole = engine.generate(request).value();
+    ASSERT_EQ(whole.logprobs.size(), whole.tokens.size());
+    ASSERT_GT(whole.tokens.size(), whole.prompt_tokens);
+    EXPECT_TRUE(std::isnan(whole.logprobs[0]));
+    for (size_t i = 1; i < whole.logprobs.size(); i++) EXPECT_LE(whole.logprobs[i], 0) << i;
 }
 
 TEST(OutputKind, does_not_change_the_result) {

@@ -168,7 +168,7 @@ TEST_F(Sequences, end_when_they_are_freed_while_they_run) {
     pagedllm::Stream stream = engine.stream(endless(prompt)).value();
     pagedllm::Sequence sequence = engine.sequence(stream.next()->sequence);
     EXPECT_TRUE(ok(sequence.free()));
-    EXPECT_EQ(stream.collect().value().finish, FinishReason::abort);
+    EXPECT_EQ(stream.collect().value().finish_reason, FinishReason::abort);
 }
 
 TEST_F(Sequences, can_outlive_their_engine) {

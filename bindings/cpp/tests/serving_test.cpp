@@ -95,7 +95,7 @@ TEST(Deadline, ends_a_request_and_keeps_its_tokens) {
         std::this_thread::sleep_for(deadline + 10ms);
         step_to_the_end(engine);
         const pagedllm::Completion answer = read_to_the_end(engine.queue());
-        EXPECT_EQ(answer.finish, FinishReason::deadline);
+        EXPECT_EQ(answer.finish_reason, FinishReason::deadline);
         EXPECT_EQ(engine.stats().value().finished_deadline, 1u);
         tokens = answer.tokens.size();
     }
@@ -109,7 +109,7 @@ TEST(Deadline, applies_to_one_turn) {
     request.keep = true;
     request.deadline = 1h;
     const pagedllm::Completion first = engine.generate(request).value();
-    EXPECT_EQ(first.finish, FinishReason::stop);
+    EXPECT_EQ(first.finish_reason, FinishReason::stop);
     pagedllm::Sequence sequence = engine.sequence(first.sequence);
     ASSERT_TRUE(ok(engine.stop()));
     pagedllm::Resume how;
@@ -119,7 +119,7 @@ TEST(Deadline, applies_to_one_turn) {
     pagedllm::Stream stream = sequence.stream(how).value();
     std::this_thread::sleep_for(5ms);
     ASSERT_TRUE(ok(engine.start()));
-    EXPECT_EQ(stream.collect().value().finish, FinishReason::deadline);
+    EXPECT_EQ(stream.collect().value().finish_reason, FinishReason::deadline);
     EXPECT_TRUE(sequence.info().value().idle);
 }
 

@@ -17,6 +17,7 @@ using namespace std::string_literals;
 using namespace std::string_view_literals;
 using pagedllm::Code;
 using pagedllm::FinishReason;
+using pagedllm::StopReason;
 
 // Upper limit of all waits, also under sanitizers.
 inline constexpr std::chrono::seconds timeout_limit{600};
@@ -115,13 +116,13 @@ inline void step_to_the_end(pagedllm::Engine &engine) {
 // Reads the outputs of a request until its last output.
 inline pagedllm::Completion read_to_the_end(const pagedllm::QueueView &queue) {
     pagedllm::Completion all;
-    while (all.finish == FinishReason::none) {
+    while (all.finish_reason == FinishReason::none) {
         const pagedllm::Outputs outputs = queue.poll(timeout_limit).value();
         if (outputs.empty()) throw std::runtime_error("no output within the time limit");
         for (const pagedllm::Output &output : outputs) {
             all.text += output.text;
             all.tokens.insert(all.tokens.end(), output.tokens.begin(), output.tokens.end());
-            all.finish = output.finish;
+            all.finish_reason = output.finish_reason;
         }
     }
     return all;
