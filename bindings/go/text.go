@@ -19,7 +19,7 @@ type Message struct {
 func (e *Engine) RenderChat(conversation any) (string, error) {
 	messages, err := json.Marshal(conversation)
 	if err != nil {
-		return "", &Error{ErrInvalidArgument, "the conversation cannot be encoded as JSON (" + err.Error() + ")"}
+		return "", &Error{Code: ErrInvalidArgument, Message: "the conversation cannot be encoded as JSON (" + err.Error() + ")"}
 	}
 	return e.makeText(func(engine *C.pllm_engine, out **C.pllm_bytes) *C.pllm_error {
 		var args arguments
