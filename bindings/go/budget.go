@@ -45,7 +45,7 @@ func (e *Engine) Budget() *Budget { return &Budget{engine: e} }
 // ErrInvalidArgument.
 func (b *Budget) Close() error {
 	if b.engine != nil {
-		return &Error{ErrInvalidArgument, "the engine's own budget closes with the engine; close the engine"}
+		return &Error{Code: ErrInvalidArgument, Message: "the engine's own budget closes with the engine; close the engine"}
 	}
 	b.budget.close()
 	return nil

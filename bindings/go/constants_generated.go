@@ -274,6 +274,39 @@ func (f FinishReason) String() string {
 	return fmt.Sprintf("%d", uint32(f))
 }
 
+// StopReason is the condition that ended a sequence with FinishStop.
+type StopReason uint32
+
+const (
+	// StopNone: the sequence has not ended, or for another reason than FinishStop.
+	StopNone StopReason = C.PLLM_STOP_NONE
+	// StopEOS: an end-of-sequence token of the model.
+	StopEOS StopReason = C.PLLM_STOP_EOS
+	// StopToken: a token of Sampling.StopTokens.
+	StopToken StopReason = C.PLLM_STOP_TOKEN
+	// StopString: a string of Sampling.Stop.
+	StopString StopReason = C.PLLM_STOP_STRING
+	// StopGrammar: the grammar was complete.
+	StopGrammar StopReason = C.PLLM_STOP_GRAMMAR
+)
+
+// String returns the name, such as "eos".
+func (s StopReason) String() string {
+	switch s {
+	case StopNone:
+		return "none"
+	case StopEOS:
+		return "eos"
+	case StopToken:
+		return "token"
+	case StopString:
+		return "string"
+	case StopGrammar:
+		return "grammar"
+	}
+	return fmt.Sprintf("%d", uint32(s))
+}
+
 // Order is the order of the waiting requests.
 type Order uint32
 

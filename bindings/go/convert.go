@@ -92,7 +92,7 @@ func (a *arguments) milliseconds(name string, value time.Duration, high int64) i
 // refuse sets the error unless an earlier argument has set it.
 func (a *arguments) refuse(format string, values ...any) {
 	if a.err == nil {
-		a.err = &Error{ErrInvalidArgument, fmt.Sprintf(format, values...)}
+		a.err = &Error{Code: ErrInvalidArgument, Message: fmt.Sprintf(format, values...)}
 	}
 }
 

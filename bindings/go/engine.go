@@ -106,6 +106,13 @@ func (e *Engine) Abort(request RequestID) error {
 	return e.engine.use(func(c *C.pllm_engine) error { return check(C.pllm_engine_abort(c, C.uint64_t(request))) })
 }
 
+// Healthy returns nil if the engine works, and the error that has stopped it if it has failed. Then
+// all its requests have ended, and only a new engine can serve. If the engine is closed, Healthy
+// returns ErrClosed. It does not wait for a step.
+func (e *Engine) Healthy() error {
+	return e.engine.use(func(c *C.pllm_engine) error { return check(C.pllm_engine_health(c)) })
+}
+
 // Stats returns the engine's counters and state.
 func (e *Engine) Stats() (stats Stats, err error) {
 	err = e.engine.use(func(c *C.pllm_engine) error {

@@ -375,7 +375,7 @@ func TestSixtyFourGoroutinesShareAnEngine(t *testing.T) {
 
 // everyCall calls every function of a closed engine and its queue.
 func everyCall(engine *pagedllm.Engine, queue *pagedllm.Queue) map[string]error {
-	errs := map[string]error{"Start": engine.Start(), "Stop": engine.Stop(), "Abort": engine.Abort(1)}
+	errs := map[string]error{"Start": engine.Start(), "Stop": engine.Stop(), "Abort": engine.Abort(1), "Healthy": engine.Healthy()}
 	_, errs["Step"] = engine.Step()
 	_, errs["Stats"] = engine.Stats()
 	_, errs["Metrics"] = engine.Metrics()
@@ -384,6 +384,7 @@ func everyCall(engine *pagedllm.Engine, queue *pagedllm.Queue) map[string]error 
 	errs["Resize"] = engine.Budget().Resize(1 << 24)
 	_, errs["Tokenize"] = engine.Tokenize("x", false)
 	_, errs["Detokenize"] = engine.Detokenize(nil, false)
+	_, errs["TokenBytes"] = engine.TokenBytes(5)
 	_, errs["RenderChat"] = engine.RenderChat([]pagedllm.Message{})
 	_, errs["NewQueue"] = engine.NewQueue(1)
 	_, errs["Generate"] = engine.Generate(background, endless)
@@ -511,6 +512,9 @@ func TestCodesAreErrorsWithNames(t *testing.T) {
 	if pagedllm.FinishAbort.String() != "abort" || pagedllm.FinishReason(9).String() != "9" {
 		t.Error(pagedllm.FinishAbort, pagedllm.FinishReason(9))
 	}
+	if pagedllm.StopEOS.String() != "eos" || pagedllm.StopReason(9).String() != "9" {
+		t.Error(pagedllm.StopEOS, pagedllm.StopReason(9))
+	}
 	if pagedllm.AVX2.String() != "avx2" || pagedllm.BF16.String() != "bf16" || pagedllm.INT8.String() != "int8" || pagedllm.FP8.String() != "fp8" {
 		t.Error(pagedllm.AVX2, pagedllm.BF16, pagedllm.INT8, pagedllm.FP8)
 	}
@@ -535,6 +539,28 @@ func TestNonFiniteWeightsFailTheRequest(t *testing.T) {
 		}
 	}
 	eventually(t, "the errors are counted", func() bool { return statsOf(t, engine).FinishedError == 2 })
+	if err := engine.Healthy(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAnEngineIsHealthyUntilItIsClosed(t *testing.T) {
+	t.Parallel()
+	engine := open(t)
+	if err := engine.Healthy(); err != nil {
+		t.Error(err)
+	}
+	for _, err := range engine.Stream(background, endless) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := engine.Healthy(); err != nil {
+			t.Error(err)
+		}
+		break
+	}
+	engine.Close()
+	wantMessage(t, engine.Healthy(), pagedllm.ErrClosed, "engine")
 }
 
 func TestATimeoutReturnsTheContextsError(t *testing.T) {

@@ -13,6 +13,9 @@ import (
 type Error struct {
 	Code    Code
 	Message string
+	// PromptTokens is the number of tokens of a prompt that is too long, and MaxModelLen is the
+	// limit of the engine. Both are 0 for any other error.
+	PromptTokens, MaxModelLen int
 }
 
 func (e *Error) Error() string { return e.Code.Error() + ": " + e.Message }
@@ -33,7 +36,12 @@ func check(e *C.pllm_error) error {
 		return nil
 	}
 	defer C.pllm_error_free(e)
-	return &Error{Code(C.pllm_error_code(e)), C.GoString(C.pllm_error_message(e))}
+	return &Error{
+		Code:         Code(C.pllm_error_code(e)),
+		Message:      C.GoString(C.pllm_error_message(e)),
+		PromptTokens: int(C.pllm_error_prompt_tokens(e)),
+		MaxModelLen:  int(C.pllm_error_max_model_len(e)),
+	}
 }
 
 // goError returns the error of an output, or nil if it has none.
@@ -41,5 +49,5 @@ func goError(code C.int32_t, message *C.char, len C.uint64_t) error {
 	if code == 0 {
 		return nil
 	}
-	return &Error{Code(code), goText(message, len)}
+	return &Error{Code: Code(code), Message: goText(message, len)}
 }

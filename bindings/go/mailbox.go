@@ -50,12 +50,12 @@ func (m *mailbox) listen(queue *C.pllm_queue) error {
 	// itself.
 	own, _, errno := syscall.Syscall(syscall.SYS_FCNTL, uintptr(fd), syscall.F_DUPFD_CLOEXEC, 0)
 	if errno != 0 {
-		return &Error{ErrCapacity, "no file descriptor for the queue (" + errno.Error() + "); raise the limit (ulimit -n)"}
+		return &Error{Code: ErrCapacity, Message: "no file descriptor for the queue (" + errno.Error() + "); raise the limit (ulimit -n)"}
 	}
 	m.readable = os.NewFile(own, "pagedllm queue")
 	// NewFile does not report that the poller cannot watch the descriptor; SetReadDeadline does.
 	if err := m.readable.SetReadDeadline(time.Time{}); err != nil {
-		return &Error{ErrCapacity, "the network poller cannot watch the queue's descriptor (" + err.Error() + ")"}
+		return &Error{Code: ErrCapacity, Message: "the network poller cannot watch the queue's descriptor (" + err.Error() + ")"}
 	}
 	var err error
 	m.event, err = m.readable.SyscallConn()

@@ -21,7 +21,7 @@ func (o Options) Plan() (Plan, error) {
 // use makes a call with the options as a C struct.
 func (o *Options) use(call func(*C.pllm_engine_options) error) error {
 	if version := C.pllm_abi_version(); version != C.PLLM_ABI_VERSION {
-		return &Error{ErrUnsupported, fmt.Sprintf("the library has ABI version %d (this package: %d); "+
+		return &Error{Code: ErrUnsupported, Message: fmt.Sprintf("the library has ABI version %d (this package: %d); "+
 			"build the package with the header of this library", version, C.PLLM_ABI_VERSION)}
 	}
 	var args arguments

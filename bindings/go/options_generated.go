@@ -304,7 +304,9 @@ type Sampling struct {
 	// PromptTopLogProbs most probable tokens. Of several samples, the first reports them. A fork
 	// does not report them again.
 	PromptLogProbs bool
-	// Echo: the output begins with the prompt.
+	// Echo: the output begins with the prompt. With LogProbs, the tokens of the prompt have log
+	// probabilities, too: the prompt is computed even if the prefix cache has it, and its output
+	// follows then.
 	Echo bool
 	// IncludeStop: the stop string, or the text of the token that ends the sequence, stays in the
 	// text.

@@ -40,7 +40,7 @@ func (e *Engine) Queue() *Queue { return &Queue{e, e.own} }
 // dropped. Close the queue when it is no longer needed.
 func (e *Engine) NewQueue(capacity int) (*Queue, error) {
 	if capacity < 0 {
-		return nil, &Error{ErrInvalidArgument, fmt.Sprintf("capacity is %d; it must be positive", capacity)}
+		return nil, &Error{Code: ErrInvalidArgument, Message: fmt.Sprintf("capacity is %d; it must be positive", capacity)}
 	}
 	var c *C.pllm_queue
 	err := e.engine.use(func(engine *C.pllm_engine) error {
@@ -64,7 +64,7 @@ func (e *Engine) NewQueue(capacity int) (*Queue, error) {
 // more than once. For the engine's own queue it returns ErrInvalidArgument.
 func (q *Queue) Close() error {
 	if q.mailbox == q.engine.own {
-		return &Error{ErrInvalidArgument, "the engine's own queue closes with the engine; close the engine"}
+		return &Error{Code: ErrInvalidArgument, Message: "the engine's own queue closes with the engine; close the engine"}
 	}
 	q.mailbox.close()
 	return nil

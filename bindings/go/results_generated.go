@@ -310,7 +310,9 @@ type Output struct {
 	UserData uint64
 	// Tokens are the new tokens. nil if there are none.
 	Tokens []uint32
-	// LogProbs has the log probability of each token. nil if the request did not ask for them.
+	// LogProbs has the log probability of each token. nil if the request did not ask for them. NaN
+	// for tokens that have none: the first one of an echoed prompt, and tokens that the host
+	// appended.
 	LogProbs []float32
 	// Text is the new text, whole characters only. "" if there is none. The text can lag behind the
 	// tokens.
@@ -351,6 +353,13 @@ type Output struct {
 	// CachedTokens is, in the last output of a sequence, the number of its first tokens that were
 	// found in the prefix cache.
 	CachedTokens int
+	// StopReason is the condition that ended the sequence. StopNone unless FinishReason is
+	// FinishStop.
+	StopReason StopReason
+	// StopToken is the token that ended the sequence if StopReason is StopEOS or StopToken, else 0.
+	StopToken uint32
+	// StopString is the string that ended the sequence if StopReason is StopString, else "".
+	StopString string
 }
 
 func (o *Output) fromC(c *C.pllm_output) {
@@ -375,6 +384,9 @@ func (o *Output) fromC(c *C.pllm_output) {
 	o.Timing.LastToken = goDuration(c.last_token_seconds)
 	o.Preemptions = int(c.preemptions)
 	o.CachedTokens = int(c.cached_tokens)
+	o.StopReason = StopReason(c.stop_reason)
+	o.StopToken = uint32(c.stop_token)
+	o.StopString = goText(c.stop_string, c.stop_string_len)
 }
 
 // A Completion is everything that one sequence generated.
@@ -392,6 +404,8 @@ type Completion struct {
 	Err error
 	// PromptTokens is the number of tokens of the prompt.
 	PromptTokens int
+	// GeneratedTokens is the number of generated tokens. Tokens of an echoed prompt do not count.
+	GeneratedTokens int
 	// FinishReason is the reason why the sequence ended. FinishNone if an error occurred before the
 	// end.
 	FinishReason FinishReason
@@ -409,6 +423,12 @@ type Completion struct {
 	Preemptions int
 	// CachedTokens is as in the last Output.
 	CachedTokens int
+	// StopReason is as in the last Output.
+	StopReason StopReason
+	// StopToken is as in the last Output.
+	StopToken uint32
+	// StopString is as in the last Output.
+	StopString string
 }
 
 // add adds the next output, except its text.
@@ -418,6 +438,7 @@ func (c *Completion) add(output *Output) {
 	c.LogProbs = append(c.LogProbs, output.LogProbs...)
 	c.Err = output.Err
 	c.PromptTokens = max(c.PromptTokens, output.PromptTokens)
+	c.GeneratedTokens = max(c.GeneratedTokens, output.GeneratedTokens)
 	c.FinishReason = output.FinishReason
 	c.Score = output.Score
 	c.TopLogProbs = append(c.TopLogProbs, output.TopLogProbs...)
@@ -426,6 +447,9 @@ func (c *Completion) add(output *Output) {
 	c.Timing = output.Timing
 	c.Preemptions = output.Preemptions
 	c.CachedTokens = output.CachedTokens
+	c.StopReason = output.StopReason
+	c.StopToken = output.StopToken
+	c.StopString = output.StopString
 }
 
 // SequenceInfo is a sequence as of the last step and the calls since.

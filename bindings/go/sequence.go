@@ -73,7 +73,7 @@ func (s *Sequence) Release() SequenceID {
 func (s *Sequence) use(call func(*C.pllm_engine) error) error {
 	defer runtime.KeepAlive(s)
 	if !s.owned.Load() {
-		return &Error{ErrClosed, "the sequence is closed"}
+		return &Error{Code: ErrClosed, Message: "the sequence is closed"}
 	}
 	return s.engine.engine.use(call)
 }
@@ -117,7 +117,7 @@ func (s *Sequence) ForkMany(n int, how Fork) ([]*Sequence, error) {
 		// If Go cannot allocate, the process ends. malloc returns NULL instead.
 		ids := C.room_for_ids(c.n)
 		if ids == nil {
-			return &Error{ErrOutOfMemory, fmt.Sprintf("no memory for the ids of %d children; reduce n", n)}
+			return &Error{Code: ErrOutOfMemory, Message: fmt.Sprintf("no memory for the ids of %d children; reduce n", n)}
 		}
 		defer C.free(unsafe.Pointer(ids))
 		if err := check(C.pllm_sequence_fork(engine, C.uint64_t(s.id), c, ids)); err != nil {
@@ -147,7 +147,7 @@ func (s *Sequence) Append(tokens []uint32) error {
 // running sequence continues from there.
 func (s *Sequence) Rewind(tokens int) error {
 	if tokens < 0 {
-		return &Error{ErrInvalidArgument, fmt.Sprintf("tokens is %d; keep at least one token", tokens)}
+		return &Error{Code: ErrInvalidArgument, Message: fmt.Sprintf("tokens is %d; keep at least one token", tokens)}
 	}
 	return s.use(func(engine *C.pllm_engine) error {
 		return check(C.pllm_sequence_rewind(engine, C.uint64_t(s.id), C.uint64_t(tokens)))

@@ -33,4 +33,6 @@ func (s *shared[P]) close() {
 	}
 }
 
-func (s *shared[P]) closed() error { return &Error{ErrClosed, "the " + s.name + " is closed"} }
+func (s *shared[P]) closed() error {
+	return &Error{Code: ErrClosed, Message: "the " + s.name + " is closed"}
+}

@@ -97,7 +97,7 @@ func (q *Queue) next(ctx context.Context, pending []Output) (Output, []Output, e
 // larger than 1, use GenerateAll.
 func (e *Engine) Generate(ctx context.Context, request Request) (Completion, error) {
 	if request.N > 1 { // do not drop results silently
-		return Completion{}, &Error{ErrInvalidArgument, fmt.Sprintf("N is %d; use GenerateAll for several results", request.N)}
+		return Completion{}, &Error{Code: ErrInvalidArgument, Message: fmt.Sprintf("N is %d; use GenerateAll for several results", request.N)}
 	}
 	all, err := e.GenerateAll(ctx, request)
 	if all == nil {

@@ -249,6 +249,8 @@ func TestTextCallsWithoutATokenizerAreUnsupported(t *testing.T) {
 	wantErr(t, err, errors.ErrUnsupported)
 	_, err = engine.RenderChat([]pagedllm.Message{{Role: "user", Content: "x"}})
 	wantErr(t, err, pagedllm.ErrUnsupported)
+	_, err = engine.TokenBytes(5)
+	wantErr(t, err, pagedllm.ErrUnsupported)
 	_, err = engine.Generate(background, pagedllm.Request{Prompt: "x"})
 	wantErr(t, err, pagedllm.ErrUnsupported)
 	request := pagedllm.Request{PromptTokenIDs: []uint32{5, 6}, Sampling: pagedllm.Sampling{MaxTokens: 3, IgnoreEOS: true}}
@@ -263,7 +265,8 @@ func TestStopStringsEndTheAnswerAndDoNotAppear(t *testing.T) {
 	request := chat(t, engine, france)
 	request.Sampling.Stop = []string{"never generated", "of Fr", "\x00"}
 	completion := generate(t, engine, request)
-	if completion.Text != "The capital " || completion.FinishReason != pagedllm.FinishStop {
+	if completion.Text != "The capital " || completion.FinishReason != pagedllm.FinishStop ||
+		completion.StopReason != pagedllm.StopString || completion.StopString != "of Fr" || completion.StopToken != 0 {
 		t.Errorf("%+v", completion)
 	}
 }
@@ -275,8 +278,95 @@ func TestStopTokensEndTheAnswer(t *testing.T) {
 	whole := generate(t, engine, request)
 	request.Sampling.StopTokens = []uint32{1000, whole.Tokens[3]}
 	completion := generate(t, engine, request)
-	if !slices.Equal(completion.Tokens, whole.Tokens[:4]) || completion.FinishReason != pagedllm.FinishStop {
+	if !slices.Equal(completion.Tokens, whole.Tokens[:4]) || completion.FinishReason != pagedllm.FinishStop ||
+		completion.StopReason != pagedllm.StopToken || completion.StopToken != whole.Tokens[3] || completion.StopString != "" {
 		t.Errorf("%+v", completion)
+	}
+}
+
+func TestOnlyTheLastOutputHasAStopReason(t *testing.T) {
+	t.Parallel()
+	engine := open(t)
+	var last pagedllm.Output
+	for output, err := range engine.Stream(background, chat(t, engine, france)) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if last.StopReason != pagedllm.StopNone || last.StopToken != 0 {
+			t.Errorf("%+v", last)
+		}
+		last = output
+	}
+	if last.StopReason != pagedllm.StopEOS || !slices.Contains(engine.ModelInfo().EOSTokens, last.StopToken) || last.StopString != "" {
+		t.Errorf("%+v", last)
+	}
+}
+
+func TestAnEndWithoutFinishStopHasNoStopReason(t *testing.T) {
+	t.Parallel()
+	engine := open(t)
+	request := chat(t, engine, france)
+	request.Sampling.MaxTokens = 3
+	if cut := generate(t, engine, request); cut.FinishReason != pagedllm.FinishLength ||
+		cut.StopReason != pagedllm.StopNone || cut.StopToken != 0 || cut.StopString != "" {
+		t.Errorf("%+v", cut)
+	}
+}
+
+func TestACompleteGrammarIsAStopReason(t *testing.T) {
+	t.Parallel()
+	engine := open(t)
+	request := chat(t, engine, france)
+	request.Sampling.Grammar = pagedllm.Regex("[0-9]{3}")
+	if number := generate(t, engine, request); number.FinishReason != pagedllm.FinishStop ||
+		number.StopReason != pagedllm.StopGrammar || number.StopToken != 0 || number.StopString != "" {
+		t.Errorf("%+v", number)
+	}
+}
+
+func TestGeneratedTokensExcludesAnEchoedPrompt(t *testing.T) {
+	t.Parallel()
+	engine := open(t)
+	for _, kind := range []pagedllm.OutputKind{pagedllm.OutputDelta, pagedllm.OutputCumulative, pagedllm.OutputFinal} {
+		request := chat(t, engine, france)
+		request.Sampling.OutputKind = kind
+		plain := generate(t, engine, request)
+		request.Sampling.Echo = true
+		echo := generate(t, engine, request)
+		if plain.GeneratedTokens != len(plain.Tokens) || echo.GeneratedTokens != plain.GeneratedTokens ||
+			len(echo.Tokens) != echo.PromptTokens+echo.GeneratedTokens {
+			t.Errorf("%+v, %+v", plain, echo)
+		}
+	}
+}
+
+func TestAPromptThatIsTooLongReportsItsTokensAndTheLimit(t *testing.T) {
+	t.Parallel()
+	engine := open(t, func(o *pagedllm.Options) { o.MaxModelLen = 100 })
+	long := pagedllm.Request{PromptTokenIDs: slices.Repeat([]uint32{5}, 321)}
+	_, generated := engine.Generate(background, long)
+	_, added := engine.Queue().Add(long)
+	_, predicted := engine.PredictAdmission(long)
+	_, pinned := engine.Pin(pagedllm.Prefix{PromptTokenIDs: long.PromptTokenIDs})
+	for _, err := range []error{generated, added, predicted, pinned} {
+		var e *pagedllm.Error
+		if !errors.As(err, &e) || e.Code != pagedllm.ErrInvalidArgument || e.PromptTokens != 321 || e.MaxModelLen != 100 {
+			t.Errorf("%#v", err)
+		}
+	}
+	text := strings.Repeat("x y ", 200)
+	tokens, err := engine.Tokenize(text, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = engine.Generate(background, pagedllm.Request{Prompt: text})
+	var e *pagedllm.Error
+	if !errors.As(err, &e) || e.PromptTokens != len(tokens) || e.MaxModelLen != 100 {
+		t.Errorf("%#v for %d tokens", err, len(tokens))
+	}
+	_, err = engine.Generate(background, pagedllm.Request{})
+	if !errors.As(err, &e) || e.PromptTokens != 0 || e.MaxModelLen != 0 {
+		t.Errorf("%#v", err)
 	}
 }
 
@@ -307,6 +397,22 @@ func TestEachTokenHasALogProb(t *testing.T) {
 	for _, p := range completion.LogProbs {
 		if !(p <= 0 && p > -1) { // the model is certain of this answer
 			t.Errorf("%v", completion.LogProbs)
+		}
+	}
+}
+
+func TestEachTokenOfAnEchoedPromptExceptTheFirstHasALogProb(t *testing.T) {
+	t.Parallel()
+	engine := open(t)
+	request := chat(t, engine, france)
+	request.Sampling.LogProbs, request.Sampling.Echo = true, true
+	completion := generate(t, engine, request)
+	if len(completion.LogProbs) != len(completion.Tokens) || len(completion.Tokens) <= completion.PromptTokens {
+		t.Fatalf("%+v", completion)
+	}
+	for i, p := range completion.LogProbs {
+		if isNaN := p != p; isNaN != (i == 0) || p > 0 {
+			t.Errorf("token %d: %v", i, p)
 		}
 	}
 }
@@ -402,6 +508,53 @@ func TestDetokenizeInvertsTokenize(t *testing.T) {
 	wantMessage(t, err, pagedllm.ErrInvalidArgument, "not UTF-8")
 	_, err = engine.Detokenize([]uint32{math.MaxUint32}, false)
 	wantMessage(t, err, pagedllm.ErrInvalidArgument, "vocabulary")
+}
+
+func TestTokenBytesOfATextAreItsBytes(t *testing.T) {
+	t.Parallel()
+	engine := open(t)
+	text := "Caf\u00e9 \u20ac5 \U0001f600\n"
+	tokens, err := engine.Tokenize(text, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []byte
+	for _, token := range tokens {
+		bytes, err := engine.TokenBytes(token)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, bytes...)
+		clear(bytes) // the caller owns them
+	}
+	if string(all) != text {
+		t.Errorf("%q", all)
+	}
+	again, err := engine.TokenBytes(tokens[0])
+	if err != nil || len(again) == 0 || again[0] != 'C' {
+		t.Errorf("%q, %v", again, err)
+	}
+}
+
+func TestEachIDOfTheVocabularyHasTokenBytes(t *testing.T) {
+	t.Parallel()
+	engine := open(t)
+	info := engine.ModelInfo()
+	for token := range uint32(info.VocabSize) {
+		if _, err := engine.TokenBytes(token); err != nil {
+			t.Errorf("token %d: %v", token, err)
+		}
+	}
+	if name, err := engine.TokenBytes(info.EOSTokens[0]); err != nil || len(name) == 0 {
+		t.Errorf("%q, %v", name, err)
+	}
+	for _, token := range []uint32{uint32(info.VocabSize), math.MaxUint32} {
+		bytes, err := engine.TokenBytes(token)
+		wantErr(t, err, pagedllm.ErrInvalidArgument)
+		if bytes != nil {
+			t.Errorf("token %d: %q", token, bytes)
+		}
+	}
 }
 
 func TestRenderChatAcceptsAnyJSONValue(t *testing.T) {

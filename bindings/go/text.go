@@ -19,7 +19,7 @@ type Message struct {
 func (e *Engine) RenderChat(conversation any) (string, error) {
 	messages, err := json.Marshal(conversation)
 	if err != nil {
-		return "", &Error{ErrInvalidArgument, "the conversation cannot be encoded as JSON (" + err.Error() + ")"}
+		return "", &Error{Code: ErrInvalidArgument, Message: "the conversation cannot be encoded as JSON (" + err.Error() + ")"}
 	}
 	return e.makeText(func(engine *C.pllm_engine, out **C.pllm_bytes) *C.pllm_error {
 		var args arguments
@@ -66,6 +66,23 @@ func (e *Engine) Detokenize(tokens []uint32, skipSpecial bool) (string, error) {
 	return e.makeText(func(engine *C.pllm_engine, out **C.pllm_bytes) *C.pllm_error {
 		return C.pllm_engine_detokenize(engine, data, len, flags, out)
 	})
+}
+
+// TokenBytes returns the bytes that a token contributes to a text. They can be a part of a
+// character. A special token has its name, and an id that only the model knows has no bytes. If the
+// id is not below ModelInfo.VocabSize, TokenBytes returns ErrInvalidArgument. If the engine has no
+// tokenizer, it returns ErrUnsupported. The first call reads the whole vocabulary.
+func (e *Engine) TokenBytes(token uint32) (bytes []byte, err error) {
+	err = e.engine.use(func(engine *C.pllm_engine) error {
+		var data *C.uint8_t
+		var len C.uint64_t
+		if err := check(C.pllm_engine_get_token_bytes(engine, C.uint32_t(token), &data, &len)); err != nil {
+			return err
+		}
+		bytes = goBytes(data, len)
+		return nil
+	})
+	return bytes, err
 }
 
 func (e *Engine) makeText(call func(*C.pllm_engine, **C.pllm_bytes) *C.pllm_error) (text string, err error) {

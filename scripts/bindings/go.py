@@ -30,7 +30,8 @@ POINTERS = ["sampling.temperature", "sampling.xtc_threshold", "dry.multiplier", 
 
 # Numbers with a Go type of their own.
 TYPES = {
-    "seed": "uint64", "user_data": "uint64", "output.request": "RequestID", "output.sequence": "SequenceID", "sequence_info.request": "RequestID",
+    "seed": "uint64", "user_data": "uint64", "output.request": "RequestID", "output.sequence": "SequenceID", "output.stop_token": "uint32",
+    "sequence_info.request": "RequestID",
 }
 
 # What a pointer to a struct is in Go, how it is converted, and functions for arrays.
@@ -62,6 +63,7 @@ SETS = {
     "PLLM_OUTPUT": Set("OutputKind", "the content of each output.", "Output", None),
     "PLLM_EARLY_STOPPING": Set("EarlyStopping", "the condition that ends a beam search.", "EarlyStopping", None),
     "PLLM_FINISH": Set("FinishReason", "the reason why a sequence ended.", "Finish"),
+    "PLLM_STOP": Set("StopReason", "the condition that ended a sequence with FinishStop.", "Stop"),
 }
 
 ZERO = "The zero value of each field selects the library's default."
@@ -128,7 +130,8 @@ SPECIAL = {
     "output.first_token_seconds": None, "output.last_token_seconds": None,
     "output.error": Member("Err", "error", "Err is an *Error if FinishReason is FinishError, or FinishAbort because the engine was closed; else nil.",
                            "v.Err = goError(c.error_code, c.error, c.error_len)"),
-    "output.logprobs": Member("LogProbs", "[]float32", "LogProbs has the log probability of each token. nil if the request did not ask for them.",
+    "output.logprobs": Member("LogProbs", "[]float32", "LogProbs has the log probability of each token. nil if the request did not ask for them. "
+                              "NaN for tokens that have none: the first one of an echoed prompt, and tokens that the host appended.",
                               "v.LogProbs = goFloats(c.logprobs, c.tokens_len)"),
     "output.top_logprobs": Member(
         "TopLogProbs", "[][]LogProb", "TopLogProbs has the most probable tokens at the position of each token, most probable first. nil if the request did not ask for them.",
@@ -150,10 +153,11 @@ EXTRA = {
 
 # Fields of Output that Completion does not have (None), or has with another doc.
 COMPLETION = {
-    "Request": None, "UserData": None, "Index": None, "GeneratedTokens": None, "sequenceState": None,
+    "Request": None, "UserData": None, "Index": None, "sequenceState": None,
     "Text": "Text is the whole text.",
     "Sequence": "Sequence is the id of the sequence, for Engine.Sequence if the request has Keep.",
     "Err": SPECIAL["output.error"].doc,
+    "GeneratedTokens": "GeneratedTokens is the number of generated tokens. Tokens of an echoed prompt do not count.",
     "FinishReason": "FinishReason is the reason why the sequence ended. FinishNone if an error occurred before the end.",
 }
 
@@ -163,6 +167,9 @@ DOCS = {
                                      "0: 65536 for the engine's own queue, and 64 for the queue of each stream.",
     "fork.at": "At is the number of tokens that the children share with their parent: 1 to its length. 0: all.",
     "output.sequence": "Sequence is the id of the sequence, for Engine.Sequence if the request has Keep.",
+    "output.stop_reason": "StopReason is the condition that ended the sequence. StopNone unless FinishReason is FinishStop.",
+    "output.stop_token": "StopToken is the token that ended the sequence if StopReason is StopEOS or StopToken, else 0.",
+    "output.stop_string": "StopString is the string that ended the sequence if StopReason is StopString, else \"\".",
     "RawPrompt": "RawPrompt is true if the tokenizer must not add its special tokens, such as BOS. Set it for a prompt that RenderChat rendered.",
     "ShowSpecial": "ShowSpecial keeps special tokens in the text.",
     "LastTurn": "LastTurn frees the sequence when it ends. By default it is kept and can be resumed again.",
@@ -185,7 +192,7 @@ NAMES = {
 }
 
 # Fields whose name is one word of plain English. They are names in the texts of these structs only.
-PLAIN = {"request": ["n"], "PLLM_EARLY_STOPPING": ["width"], "engine_options": ["cpus"]}
+PLAIN = {"request": ["n"], "PLLM_STOP": ["stop"], "PLLM_EARLY_STOPPING": ["width"], "engine_options": ["cpus"]}
 
 # Sentences of C.
 DROPPED = [
@@ -500,8 +507,8 @@ def completion(outputs):
     def member(output):
         if output.type.startswith("[]"):
             doc, code = f"{output.name} has the {output.name} of all outputs.", f"append(v.{output.name}, output.{output.name}...)"
-        elif output.name == "PromptTokens":  # 0 in the output of a fork that failed
-            doc, code = output.doc, "max(v.PromptTokens, output.PromptTokens)"
+        elif output.name in ("PromptTokens", "GeneratedTokens"):  # 0 in the output of a fork that failed
+            doc, code = output.doc, f"max(v.{output.name}, output.{output.name})"
         else:
             doc, code = f"{output.name} is as in the last Output.", f"output.{output.name}"
         doc = COMPLETION.get(output.name, doc)

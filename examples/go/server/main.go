@@ -18,11 +18,12 @@ import (
 	"github.com/libpagedllm/libpagedllm/bindings/go"
 )
 
-// An event is the part of an output that a client receives. Finish is "none" until the last event.
+// An event is the part of an output that a client receives. FinishReason is "none" until the
+// last event.
 type event struct {
-	Text   string `json:"text"`
-	Finish string `json:"finish"`
-	Error  string `json:"error,omitempty"`
+	Text         string `json:"text"`
+	FinishReason string `json:"finish_reason"`
+	Error        string `json:"error,omitempty"`
 }
 
 // ask answers GET /ask?question=...
@@ -35,7 +36,7 @@ func ask(engine *pagedllm.Engine) http.HandlerFunc {
 		}
 		w.Header().Set("Content-Type", "text/event-stream")
 		for output, err := range engine.Stream(r.Context(), pagedllm.Request{Prompt: prompt, RawPrompt: true}) {
-			next := event{Text: output.Text, Finish: output.FinishReason.String()}
+			next := event{Text: output.Text, FinishReason: output.FinishReason.String()}
 			if err != nil {
 				next.Error = err.Error()
 			}

@@ -93,7 +93,7 @@ func TestADisconnectedClientAbortsItsRequest(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	next := request(t, ctx, server, story)
-	if first, ok := next(); !ok || first.Text == "" || first.Finish != "none" || first.Error != "" {
+	if first, ok := next(); !ok || first.Text == "" || first.FinishReason != "none" || first.Error != "" {
 		t.Errorf("%+v, %v", first, ok)
 	}
 	<-stepped
@@ -123,7 +123,7 @@ func TestFiftyClientsAreServedConcurrently(t *testing.T) {
 				text += e.Text
 				last = e
 			}
-			if text == "" || last.Finish != "stop" && last.Finish != "length" || last.Error != "" {
+			if text == "" || last.FinishReason != "stop" && last.FinishReason != "length" || last.Error != "" {
 				t.Errorf("%q, %+v", text, last)
 			}
 		}()
