@@ -187,6 +187,17 @@ export type EarlyStopping = 'no' | 'yes' | 'never';
  */
 export type FinishReason = 'stop' | 'length' | 'abort' | 'error' | 'deadline' | 'other' | null;
 
+/**
+ * What ended a sequence. null: it has not ended, or finishReason is not 'stop'. 'other': a reason
+ * that only a newer library knows.
+ *
+ * - 'eos': An end-of-sequence token of the model.
+ * - 'token': A token of stopTokenIds.
+ * - 'string': A string of stop.
+ * - 'grammar': The grammar was complete.
+ */
+export type StopReason = 'eos' | 'token' | 'string' | 'grammar' | 'other' | null;
+
 /** A constraint on the output: one of these. */
 export type Grammar =
   /**
@@ -530,7 +541,11 @@ export interface Sampling {
    * again.
    */
   promptLogprobs?: boolean;
-  /** The output begins with the prompt. */
+  /**
+   * The output begins with the prompt. With logprobs, the tokens of the prompt have log
+   * probabilities, too: the prompt is computed even if the prefix cache has it, and its output
+   * follows then.
+   */
   echo?: boolean;
   /** The stop string, or the text of the token that ends the sequence, stays in the text. */
   includeStop?: boolean;
@@ -878,7 +893,10 @@ export interface Generated {
   sequence: number | bigint;
   /** New tokens. Empty if there are none. */
   tokens: number[];
-  /** Log probability of each token. null if the request did not ask for them. */
+  /**
+   * Log probability of each token. null if the request did not ask for them. NaN for tokens that
+   * have none: the first one of an echoed prompt, and tokens that the host appended.
+   */
   logprobs: number[] | null;
   /**
    * New text, whole characters only. Empty if there is none. The text can lag behind the tokens.
@@ -928,6 +946,12 @@ export interface Generated {
    * cache.
    */
   cachedTokens: number;
+  /** What ended the sequence. null unless finishReason is 'stop'. */
+  stopReason: StopReason;
+  /** The token that ended the sequence, if stopReason is 'eos' or 'token'. Else null. */
+  stopToken: number | null;
+  /** The string that ended the sequence, if stopReason is 'string'. Else null. */
+  stopString: string | null;
 }
 
 /** An output of one sequence: new tokens, new text, or its end. */

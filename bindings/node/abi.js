@@ -2,7 +2,8 @@
 // Generated from src/ffi by `make header`. Do not edit.
 // The constants, structs and functions of C, and the conversion of options and results.
 const {
-  PagedllmError, alternatives, array, arrayOrNull, koffi, loadLibrary, nameOf, set, struct, text,
+  PagedllmError, alternatives, array, arrayOrNull, koffi, loadLibrary, nameOf, reasonOf, set,
+  struct, text,
 } = require('./runtime.js');
 
 const ABI_VERSION = 1;
@@ -36,6 +37,7 @@ const TEXT = { addSpecial: 1, skipSpecial: 2 };
 const REQUEST = { keep: 1 };
 const EARLY_STOPPING = { no: 0, yes: 1, never: 2 };
 const FINISH = { none: 0, stop: 1, length: 2, abort: 3, error: 4, deadline: 5 };
+const STOP = { none: 0, eos: 1, token: 2, string: 3, grammar: 4 };
 const FORK = { seed: 1, idle: 2, userData: 4 };
 const RESUME = { userData: 2, continue: 4 };
 
@@ -298,7 +300,7 @@ const Logprob = struct('pllm_logprob', 8, {
   token: u32,
   logprob: f32,
 });
-const Output = struct('pllm_output', 232, {
+const Output = struct('pllm_output', 256, {
   structSize: u64,
   request: u64,
   sequence: u64,
@@ -330,6 +332,10 @@ const Output = struct('pllm_output', 232, {
   lastTokenSeconds: f64,
   preemptions: u64,
   cachedTokens: u64,
+  stopReason: u32,
+  stopToken: u32,
+  stopString: pointer,
+  stopStringLen: u64,
 });
 const Fork = struct('pllm_fork', 48, {
   structSize: u64,
@@ -384,6 +390,8 @@ declare('version', 'str');
 declare('build_info', 'str');
 declare('error_code', i32, pointer);
 declare('error_message', 'str', pointer);
+declare('error_prompt_tokens', u64, pointer);
+declare('error_max_model_len', u64, pointer);
 declare('error_free', 'void', pointer);
 declare('budget_create', pointer, u64, u64, koffi.out(to(pointer)));
 declare('budget_free', 'void', pointer);
@@ -396,6 +404,7 @@ declare('engine_options_init', 'void', koffi.inout(to(EngineOptions)), u64);
 declare('engine_plan', pointer, to(EngineOptions), koffi.inout(to(Plan)));
 declare('engine_create', pointer, to(EngineOptions), koffi.out(to(pointer)));
 declare('engine_free', 'void', pointer);
+declare('engine_health', pointer, pointer);
 declare('engine_get_model_info', pointer, pointer, koffi.inout(to(ModelInfo)));
 declare('request_init', 'void', koffi.inout(to(Request)), u64);
 declare('sampling_init', 'void', koffi.inout(to(Sampling)), u64);
@@ -430,6 +439,7 @@ declare('prefix_pin', pointer, pointer, to(Pin), koffi.out(to(u64)));
 declare('prefix_unpin', pointer, pointer, u64);
 declare('engine_tokenize', pointer, pointer, pointer, u64, u32, koffi.out(to(pointer)));
 declare('engine_detokenize', pointer, pointer, pointer, u64, u32, koffi.out(to(pointer)));
+declare('engine_get_token_bytes', pointer, pointer, u32, koffi.out(to(pointer)), koffi.out(to(u64)));
 declare('engine_render_chat', pointer, pointer, pointer, u64, koffi.out(to(pointer)));
 declare('tokens_data', pointer, pointer);
 declare('tokens_len', u64, pointer);
@@ -718,7 +728,7 @@ function toOutput(c) {
     promptTokens: c.promptTokens,
     generatedTokens: c.generatedTokens,
     index: c.index,
-    finishReason: c.finishReason === FINISH.none ? null : nameOf(FINISH, c.finishReason) ?? 'other',
+    finishReason: reasonOf(FINISH, c.finishReason),
     score: c.score,
     topLogprobs: alternatives(c.topLogprobs, Logprob, c.topLogprobsLen, c.tokensLen),
     promptLogprobs: arrayOrNull(c.promptLogprobs, f32, c.promptLogprobsLen),
@@ -728,6 +738,9 @@ function toOutput(c) {
     lastTokenMs: c.lastTokenSeconds * 1000,
     preemptions: c.preemptions,
     cachedTokens: c.cachedTokens,
+    stopReason: reasonOf(STOP, c.stopReason),
+    stopToken: [STOP.eos, STOP.token].includes(c.stopReason) ? c.stopToken : null,
+    stopString: c.stopReason === STOP.string ? text(c.stopString, c.stopStringLen) : null,
   };
 }
 
@@ -744,7 +757,7 @@ function toSequenceInfo(c) {
 module.exports = {
   ABI_VERSION, NUL_TERMINATED, QUEUE_CAPACITY, FORK_AT_END, E, DTYPE, ISA, WEIGHTS, PACKED, ENGINE,
   PREEMPTION, ORDER, BATCHING, ALLOCATION, SAMPLING, OUTPUT, GRAMMAR, TEXT, REQUEST, EARLY_STOPPING,
-  FINISH, FORK, RESUME, BudgetInfo, EngineOptions, Plan, ModelInfo, Admission, Step, Stats,
+  FINISH, STOP, FORK, RESUME, BudgetInfo, EngineOptions, Plan, ModelInfo, Admission, Step, Stats,
   LogitBias, TokenList, Dry, Sampling, Beam, Request, Logprob, Output, Fork, Resume, SequenceInfo,
   Pin, engineOptions, dry, sampling, beam, request, fork, resume, pin, toBudgetInfo, toPlan,
   toModelInfo, toAdmission, toStep, toStats, toOutput, toSequenceInfo, codeOf, errorOf, lib,

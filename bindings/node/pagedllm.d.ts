@@ -10,6 +10,10 @@ export * from './abi.js';
  */
 export class PagedllmError extends Error {
   readonly code: Code;
+  /** Number of tokens of the prompt, if it is too long for maxModelLen. Else null. */
+  readonly promptTokens: number | null;
+  /** maxModelLen of the engine, if a prompt is too long for it. Else null. */
+  readonly maxModelLen: number | null;
 }
 
 export interface OpenOptions extends Options {
@@ -229,12 +233,25 @@ export class Engine {
   /** Decodes token ids as text. */
   detokenize(tokens: ArrayLike<number> & Iterable<number>, options?: { skipSpecial?: boolean }): Promise<string>;
   /**
+   * Returns the bytes that a token contributes to a text. They can be a part of a character. A
+   * special token has its name, and an id that only the model knows has no bytes. The first call
+   * reads the whole vocabulary. An id that is not below vocabSize of modelInfo():
+   * PLLM_E_INVALID_ARGUMENT. An engine without a tokenizer: PLLM_E_UNSUPPORTED.
+   */
+  tokenBytes(token: number): Buffer;
+  /**
    * Renders a chat, [{ role: 'user', content: '...' }, ...], with the model's chat template. An
    * object has `messages` and variables of the template. pllm_engine_render_chat documents the
    * members, such as `continue_final_message`. The result is a prompt for addSpecial: false.
    */
   renderChat(messages: object): Promise<string>;
 
+  /**
+   * Returns null if the engine works, and the error that has stopped it if it has failed: after
+   * PLLM_E_INTERNAL, or if its device was lost. Then all its requests have ended, and only a new
+   * engine can serve. It does not throw that error. The call does not wait for a step.
+   */
+  health(): PagedllmError | null;
   /** Returns the model and the limits of the engine. */
   modelInfo(): ModelInfo;
   /** Returns counters since the creation of the engine, and its state after the last step. */

@@ -31,11 +31,21 @@ const { PagedllmError, array, bytes, fill, flag, koffi, lengthOf, split, text, t
 const abi = require('./abi.js');
 const { lib } = abi;
 
-function check(error) {
-  if (!error) return;
-  const thrown = new PagedllmError(abi.codeOf(lib.error_code(error)), lib.error_message(error));
+// Converts and frees the error of a call. Returns null if the call succeeded.
+function takenError(error) {
+  if (!error) return null;
+  const numbers = {
+    promptTokens: lib.error_prompt_tokens(error) || null,
+    maxModelLen: lib.error_max_model_len(error) || null,
+  };
+  const taken = new PagedllmError(abi.codeOf(lib.error_code(error)), lib.error_message(error), numbers);
   lib.error_free(error);
-  throw thrown;
+  return taken;
+}
+
+function check(error) {
+  const thrown = takenError(error);
+  if (thrown) throw thrown;
 }
 
 // Makes a call on a thread of the pool. koffi passes buffers as bare pointers, so the arguments are
@@ -522,6 +532,12 @@ class Engine {
     return this.#textOf(lib.engine_detokenize, ids, lengthOf(ids), flag(0, abi.TEXT.skipSpecial, skipSpecial));
   }
 
+  tokenBytes(token) {
+    const address = [null], length = [0];
+    check(lib.engine_get_token_bytes(this.#handle.pointer, unsigned('token', token, 32), address, length));
+    return Buffer.from(array(address[0], 'uint8_t', length[0]));
+  }
+
   async renderChat(messages) {
     const json = utf8('messages', JSON.stringify(messages));
     return this.#textOf(lib.engine_render_chat, json, lengthOf(json));
@@ -533,6 +549,10 @@ class Engine {
       check(await onPool(call, engine, ...args, bytes));
       return taken(bytes[0]);
     });
+  }
+
+  health() {
+    return takenError(lib.engine_health(this.#handle.pointer));
   }
 
   modelInfo() {

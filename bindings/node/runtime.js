@@ -15,10 +15,12 @@ function loadKoffi() {
 }
 
 class PagedllmError extends Error {
-  constructor(code, message) {
+  constructor(code, message, { promptTokens = null, maxModelLen = null } = {}) {
     super(message);
     this.name = 'PagedllmError';
     this.code = code;
+    this.promptTokens = promptTokens;
+    this.maxModelLen = maxModelLen;
   }
 }
 
@@ -195,6 +197,7 @@ const text = (address, length) => (address ? koffi.decode.string(address, length
 const array = (address, type, length) => (address ? Array.from(koffi.decode(address, type, length)) : []);
 const arrayOrNull = (address, type, length) => (address ? array(address, type, length) : null);
 const nameOf = (names, value) => Object.keys(names).find((name) => names[name] === value);
+const reasonOf = (names, value) => (value === names.none ? null : nameOf(names, value) ?? 'other');
 
 // Returns the alternatives, the same number for each of the tokens.
 function alternatives(address, type, length, tokens) {
@@ -204,6 +207,6 @@ function alternatives(address, type, length, tokens) {
 }
 
 module.exports = {
-  PagedllmError, alternatives, array, arrayOrNull, bytes, fill, flag, koffi, lengthOf, loadLibrary, nameOf, set, split, struct, text,
-  tokenIds, unsigned, utf8,
+  PagedllmError, alternatives, array, arrayOrNull, bytes, fill, flag, koffi, lengthOf, loadLibrary, nameOf, reasonOf, set, split,
+  struct, text, tokenIds, unsigned, utf8,
 };

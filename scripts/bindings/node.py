@@ -6,13 +6,20 @@ import re
 from abi import NOTICE, camel, wrapped
 
 # Types of sets whose name is not that of the set in camel case.
-UNIONS = {"PLLM_E": "Code", "PLLM_WEIGHTS": "WeightFormat", "PLLM_OUTPUT": "OutputKind", "PLLM_FINISH": "FinishReason"}
+UNIONS = {
+    "PLLM_E": "Code", "PLLM_WEIGHTS": "WeightFormat", "PLLM_OUTPUT": "OutputKind", "PLLM_FINISH": "FinishReason",
+    "PLLM_STOP": "StopReason",
+}
+# Sets of reasons: none is null, and a reason that only a newer library knows is 'other'.
+REASONS = {"PLLM_FINISH", "PLLM_STOP"}
 # Summaries of sets whose fields have none.
 SUMMARIES = {
     "PLLM_E": "Code of an error. A newer library can have codes without a name here: PLLM_E_ and a number.",
     "PLLM_PREEMPTION": "Treatment of preempted requests.",
     "PLLM_EARLY_STOPPING": "When a beam search ends.",
     "PLLM_FINISH": "Why a sequence ended. null: it has not ended. 'other': a reason that only a newer library knows.",
+    "PLLM_STOP": "What ended a sequence. null: it has not ended, or finishReason is not 'stop'. 'other': a reason that "
+                 "only a newer library knows.",
 }
 # Names that are not in camel case: codes are those of C, instruction paths those of modelInfo().
 UPPER, LOWER = "PLLM_E", "PLLM_ISA"
@@ -49,9 +56,10 @@ ONLY_OUTPUT = {"error", "generatedTokens", "userData"}
 RESULTS = {
     ("pllm_sequence_info", "len"): ("length", "number", "c.len"),
     ("pllm_output", "error"): ("error", "PagedllmError | null", "errorOf(c)"),
-    ("pllm_output", "finish_reason"): (
-        "finishReason", "FinishReason",
-        "c.finishReason === FINISH.none ? null : nameOf(FINISH, c.finishReason) ?? 'other'"),
+    ("pllm_output", "stop_token"): (
+        "stopToken", "number | null", "[STOP.eos, STOP.token].includes(c.stopReason) ? c.stopToken : null"),
+    ("pllm_output", "stop_string"): (
+        "stopString", "string | null", "c.stopReason === STOP.string ? text(c.stopString, c.stopStringLen) : null"),
     ("pllm_output", "logprobs"): ("logprobs", "number[] | null", "arrayOrNull(c.logprobs, f32, c.tokensLen)"),
     ("pllm_output", "top_logprobs"): (
         "topLogprobs", "Logprob[][] | null", "alternatives(c.topLogprobs, Logprob, c.topLogprobsLen, c.tokensLen)"),
@@ -80,6 +88,8 @@ DOCS = {
     ("Output", "error"): "The error if finishReason is 'error', if it is 'abort' because the engine was closed, or "
                          "if an export or a change of an idle sequence failed. Else null.",
     ("FinishReason", "error"): "The computation failed. See the property error.",
+    ("Generated", "stopToken"): "The token that ended the sequence, if stopReason is 'eos' or 'token'. Else null.",
+    ("Generated", "stopString"): "The string that ended the sequence, if stopReason is 'string'. Else null.",
 }
 
 # What the functions and structs of C in docs are here.
@@ -317,7 +327,8 @@ class Node:
         if field.name.endswith("_seconds"):
             return Result(name.replace("Seconds", "Ms"), "number", f"{c_name} * 1000", doc)
         if field.role == "choice":
-            return Result(name, union(field.set), f"nameOf({constants_name(field.set)}, {c_name})", doc)
+            read = "reasonOf" if field.set in REASONS else "nameOf"
+            return Result(name, union(field.set), f"{read}({constants_name(field.set)}, {c_name})", doc)
         if field.role == "text":
             return Result(name, "string", f"text({c_name}, c.{camel(field.len)})", doc)
         if field.role == "array":
@@ -335,7 +346,7 @@ class Node:
     def module(self):
         text = f"'use strict';\n// {NOTICE}\n"
         text += "// The constants, structs and functions of C, and the conversion of options and results.\n"
-        text += statement("const { PagedllmError, alternatives, array, arrayOrNull, koffi, loadLibrary, nameOf, set, "
+        text += statement("const { PagedllmError, alternatives, array, arrayOrNull, koffi, loadLibrary, nameOf, reasonOf, set, "
                           "struct, text } = require('./runtime.js');") + "\n"
         exported = []
         for constant in self.abi.constants:
@@ -466,12 +477,12 @@ class Node:
         doc = (SUMMARIES.get(set_name) or self.summary(set_name)) + "\n"
         names = []
         for constant in self.abi.sets[set_name]:
-            if (set_name, constant.short) == ("PLLM_FINISH", "NONE"):
+            if set_name in REASONS and constant.short == "NONE":
                 continue
             value = constant.name if set_name == UPPER else constant_name(constant)
             names.append(f"'{value}'")
             doc += f"\n- '{value}': {DOCS.get((name, value)) or self.prose(constant.doc)}"
-        names += {"PLLM_E": ["(string & {})"], "PLLM_FINISH": ["'other'", "null"]}.get(set_name, [])
+        names += ["(string & {})"] if set_name == UPPER else ["'other'", "null"] if set_name in REASONS else []
         line = f"export type {name} = {' | '.join(names)};\n"
         if len(line) > 101:
             line = f"export type {name} =\n" + "".join(f"  | {value}\n" for value in names).rstrip("\n") + ";\n"

@@ -36,6 +36,11 @@ describe('the generated C API', () => {
     }
   });
 
+  it('reads a reason of a newer library as other', () => {
+    const { finishReason, stopReason, stopToken, stopString } = abi.toOutput({ finishReason: 99, stopReason: 99, stopToken: 7 });
+    assert.deepEqual([finishReason, stopReason, stopToken, stopString], ['other', 'other', null, null]);
+  });
+
   it('ships each module of the wrapper', () => {
     const { files } = require('../package.json');
     const modules = fs.readdirSync(path.join(__dirname, '..')).filter((file) => /\.(js|d\.ts)$/.test(file));

@@ -34,6 +34,30 @@ describe('generation', () => {
     assert.ok(outputs.every((output) => output.finishReason === null));
   });
 
+  it('reports what ended a sequence', async () => {
+    const { request, token_ids: tokens } = LONG_CASE;
+    const reasonOf = ({ finishReason, stopReason, stopToken, stopString }) => [finishReason, stopReason, stopToken, stopString];
+    for (const [sampling, ...reason] of [
+      [{}, 'stop', 'eos', tokens.at(-1), null],
+      [{ stopTokenIds: [tokens[7]] }, 'stop', 'token', tokens[7], null],
+      [{ stopTokenIds: [0], allowedTokenIds: [0] }, 'stop', 'token', 0, null],
+      [{ stop: ['never', 'Hugo'] }, 'stop', 'string', null, 'Hugo'],
+      [{ stop: Buffer.from('vill') }, 'stop', 'string', null, 'vill'],
+      [{ maxTokens: 5 }, 'length', null, null, null],
+    ]) {
+      for (const outputKind of ['delta', 'cumulative', 'final']) {
+        const outputs = await collect(engine.stream({ ...request, ...sampling, outputKind }));
+        assert.deepEqual(reasonOf(outputs.pop()), reason);
+        for (const output of outputs) assert.deepEqual(reasonOf(output), [null, null, null, null]);
+        assert.deepEqual(reasonOf(await engine.generate({ ...request, ...sampling, outputKind })), reason);
+      }
+    }
+    assert.deepEqual(reasonOf(await engine.generate({ ...request, grammar: { regex: 'ab' } })), ['stop', 'grammar', null, null]);
+    const stream = engine.stream(ENDLESS);
+    engine.abort((await stream.next()).value.request);
+    assert.deepEqual(reasonOf((await collect(stream)).pop()), ['abort', null, null, null]);
+  });
+
   it('accepts a prompt as token ids and as bytes', async () => {
     const promptTokens = await engine.tokenize(LONG_CASE.prompt);
     assert.equal(await engine.detokenize(promptTokens), LONG_CASE.prompt);
@@ -48,6 +72,18 @@ describe('generation', () => {
     const tokens = await engine.tokenize('a\0b');
     assert.equal(await engine.detokenize(tokens), 'a\0b');
     assert.equal((await engine.generate({ prompt: 'a\0b', addSpecial: false, maxTokens: 1 })).promptTokens, tokens.length);
+  });
+
+  it('returns the bytes of each token', async () => {
+    for (const { token_ids: tokens, answer } of EXPECTED) {
+      const bytes = tokens.slice(0, -1).map((token) => engine.tokenBytes(token));
+      assert.ok(bytes.every((bytes) => Buffer.isBuffer(bytes)));
+      assert.equal(Buffer.concat(bytes).toString(), answer);
+    }
+    const eos = engine.tokenBytes(LONG_CASE.token_ids.at(-1)); // a special token
+    assert.equal(eos.toString(), '<|end|>');
+    eos.fill(0); // a copy
+    assert.equal(engine.tokenBytes(LONG_CASE.token_ids.at(-1)).toString(), '<|end|>');
   });
 
   it('adds and skips special tokens by flags', async () => {

@@ -133,6 +133,18 @@ describe('invalid arguments', () => {
     assert.equal((await engine.generate(LONG_CASE.request)).text, LONG_CASE.answer);
   });
 
+  it('have both numbers in the error if a prompt is too long', async () => {
+    const { maxModelLen } = engine.modelInfo();
+    const long = { promptTokenIds: new Uint32Array(5000).fill(70) };
+    const calls = [() => engine.add(long), () => engine.generate(long), () => engine.predictAdmission(long), () => engine.pin(long)];
+    for (const call of calls) {
+      await assert.rejects(call, { name: 'PagedllmError', code: 'PLLM_E_INVALID_ARGUMENT', promptTokens: 5000, maxModelLen });
+    }
+    for (const call of [() => engine.add({ promptTokenIds: [] }), () => engine.detokenize([1024]), async () => engine.abort(-1)]) {
+      await assert.rejects(call, { name: 'PagedllmError', promptTokens: null, maxModelLen: null });
+    }
+  });
+
   it('are refused in sequence calls with code and reason', async () => {
     const calls = [(id) => engine.fork(id), (id) => engine.append(id, [1]), (id) => engine.rewind(id, 1), (id) => engine.resume(id),
       (id) => engine.free(id), (id) => engine.sequenceInfo(id), (id) => engine.unpin(id),
@@ -192,6 +204,13 @@ describe('invalid arguments', () => {
     await assert.rejects(engine.renderChat(undefined), TypeError);
     assert.equal(await engine.detokenize([]), '');
     assert.deepEqual(await engine.tokenize(''), []);
-    await withEngine({ skipTokenizer: true }, (engine) => refused('UNSUPPORTED', '', () => engine.tokenize('Hello')));
+    await refused('INVALID_ARGUMENT', 'token 1024 is beyond the vocabulary of 1024 tokens', () => engine.tokenBytes(1024));
+    await refused('INVALID_ARGUMENT', 'token 4294967295 is beyond', () => engine.tokenBytes(2 ** 32 - 1));
+    for (const token of [-1, 1.5, NaN, 2 ** 32]) await refused('INVALID_ARGUMENT', `token is ${token};`, () => engine.tokenBytes(token));
+    for (const token of ['1', undefined]) assert.throws(() => engine.tokenBytes(token), TypeError);
+    await withEngine({ skipTokenizer: true }, async (engine) => {
+      await refused('UNSUPPORTED', '', () => engine.tokenize('Hello'));
+      await refused('UNSUPPORTED', '', () => engine.tokenBytes(70));
+    });
   });
 });

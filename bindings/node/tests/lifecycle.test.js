@@ -5,7 +5,8 @@ const { execFile } = require('node:child_process');
 const { describe, it, beforeEach, afterEach } = require('node:test');
 const { promisify } = require('node:util');
 const { Worker } = require('node:worker_threads');
-const { Engine } = require('../pagedllm.js');
+const { Engine, PagedllmError } = require('../pagedllm.js');
+const { lib } = require('../abi.js');
 const {
   LONG_CASE, ENDLESS, MODULE, SMALL, collect, descriptors, refused, eventually, threads, withEngine,
 } = require('./support.js');
@@ -83,6 +84,24 @@ describe('loading', () => {
   });
 });
 
+describe('health', () => {
+  it('is null while the engine works', async () => {
+    assert.equal(engine.health(), null);
+    await refused('INVALID_ARGUMENT', 'the prompt is empty', () => engine.generate({ promptTokenIds: [] }));
+    assert.equal(engine.health(), null);
+    await withEngine({ hostSteps: true }, (engine) => assert.equal(engine.health(), null));
+  });
+
+  it('is the error that has stopped the engine, not thrown', (t) => {
+    // No call makes an engine fail, so the test takes the error of another call.
+    t.mock.method(lib, 'engine_health', () => lib.engine_stop(null));
+    const error = engine.health();
+    assert.ok(error instanceof PagedllmError);
+    assert.deepEqual([error.code, error.promptTokens], ['PLLM_E_INVALID_ARGUMENT', null]);
+    assert.match(error.message, /NULL/);
+  });
+});
+
 describe('closing', () => {
   it('makes every later call fail', async () => {
     const queue = engine.createQueue(1), own = engine.queue;
@@ -96,7 +115,7 @@ describe('closing', () => {
       () => engine.fork(1), () => engine.append(1, [1]), () => engine.rewind(1, 1), () => engine.resume(1), () => engine.free(1),
       () => engine.sequenceInfo(1), () => engine.generateResumed(1), () => engine.pin({ prompt: 'x' }), () => engine.unpin(1),
       () => engine.exportSequence(1), () => engine.importSequence(Buffer.from('x')), () => engine.predictAdmission({ prompt: 'x' }),
-      () => engine.metrics(), () => engine.budget,
+      () => engine.metrics(), () => engine.budget, () => engine.health(), () => engine.tokenBytes(1),
     ]) {
       await refused('CLOSED', 'the engine is closed', call);
     }

@@ -3,7 +3,7 @@
 const assert = require('node:assert/strict');
 const { describe, it, beforeEach, afterEach } = require('node:test');
 const { Engine } = require('../pagedllm.js');
-const { LONG_CASE, ENDLESS, SMALL, collect, idle } = require('./support.js');
+const { LONG_CASE, ENDLESS, SMALL, collect, idle, withEngine } = require('./support.js');
 
 let engine;
 beforeEach(async () => { engine = await Engine.open(SMALL); });
@@ -71,6 +71,27 @@ describe('sampling', () => {
     const { text } = await ask({ maxTokens: 60, stop: 'village', includeStop: true });
     assert.equal(text, LONG_CASE.answer.slice(0, LONG_CASE.answer.indexOf('village') + 7));
   });
+
+  it('log probabilities of an echoed prompt begin with NaN', async () => {
+    const { promptTokens, promptLogprobs, tokens, logprobs } = await ask({ echo: true, logprobs: true, promptLogprobs: true });
+    assert.equal(logprobs.length, tokens.length);
+    assert.deepEqual(logprobs.slice(0, promptTokens), [NaN, ...promptLogprobs]);
+    assert.ok(logprobs.slice(1).every((p) => p <= 0), logprobs);
+  });
+
+  it('log probabilities of appended tokens are NaN', () => withEngine({ hostSteps: true }, async (engine) => {
+    const sequence = await engine.add({ ...ENDLESS, maxTokens: 8, logprobs: true, outputKind: 'cumulative' });
+    const outputs = [];
+    while (!outputs.length) {
+      await engine.step();
+      outputs.push(...engine.queue.poll());
+    }
+    engine.append(sequence, [70, 71]);
+    while ((await engine.step()).unfinished) outputs.push(...engine.queue.poll());
+    const { tokens, logprobs } = [...outputs, ...engine.queue.poll()].pop();
+    assert.equal(logprobs.length, tokens.length);
+    assert.deepEqual(tokens.filter((_, i) => Number.isNaN(logprobs[i])), [70, 71]);
+  }));
 
   it('outputKind selects delta, cumulative or final outputs', async () => {
     const request = { ...LONG_CASE.request, maxTokens: 6, topLogprobs: 1, promptLogprobs: true };
