@@ -64,8 +64,8 @@ from typing import (Any, AsyncGenerator, Callable, ContextManager, Dict, Generat
 
 __all__ = ["Admission", "Allocation", "Batching", "Beam", "Budget", "BudgetInfo", "Code", "Completion", "DType", "Dry",
            "EarlyStopping", "Engine", "Error", "FinishReason", "Grammar", "Isa", "LogitsHook", "Logprob", "ModelInfo", "Order",
-           "Output", "OutputKind", "Packed", "Plan", "Preemption", "Queue", "Sampling", "SequenceInfo", "Stats", "Step", "Weights",
-           "build_info", "plan", "version"]
+           "Output", "OutputKind", "Packed", "Plan", "Preemption", "Queue", "Sampling", "SequenceInfo", "Stats", "Step", "StopReason",
+           "Weights", "build_info", "plan", "version"]
 
 
 # ---- enums ---------------------------------------------------------------------------------------
@@ -101,6 +101,20 @@ class FinishReason(enum.IntEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> "FinishReason":
+        return cls.OTHER
+
+
+class StopReason(enum.IntEnum):
+    """What ended a sequence with FinishReason.STOP: PLLM_STOP_*."""
+    NONE = 0  # The sequence has not ended, or for another reason than FinishReason.STOP.
+    EOS = 1  # An end-of-sequence token of the model.
+    TOKEN = 2  # A token of stop_token_ids.
+    STRING = 3  # A string of stop.
+    GRAMMAR = 4  # The grammar was complete.
+    OTHER = -1  # A reason that only a newer library knows.
+
+    @classmethod
+    def _missing_(cls, value: object) -> "StopReason":
         return cls.OTHER
 
 
@@ -229,11 +243,18 @@ class EarlyStopping(enum.IntEnum):
 
 
 class Error(Exception):
-    """An error of the library: a stable code, and a message with the numbers and the remedy."""
+    """An error of the library: a stable code, and a message with the numbers and the remedy.
 
-    def __init__(self, code: int, message: str) -> None:
+    prompt_tokens: Number of tokens of a prompt that is too long. None for any other error.
+    max_model_len: The limit of the engine for which a prompt is too long. None for any other error.
+    """
+
+    def __init__(self, code: int, message: str, prompt_tokens: Optional[int] = None,
+                 max_model_len: Optional[int] = None) -> None:
         self.code = _member(Code, code)
         self.message = message
+        self.prompt_tokens = prompt_tokens
+        self.max_model_len = max_model_len
         super().__init__(self.code, message)
 
     def __str__(self) -> str:
@@ -252,7 +273,8 @@ class Output:
     request: int  # Id of the request.
     text: str  # New text, whole characters only. The text can lag behind the tokens.
     tokens: List[int]  # New tokens.
-    # Log probability of each token. None if the request did not ask for them.
+    # Log probability of each token. None if the request did not ask for them. NaN for tokens that
+    # have none: the first one of an echoed prompt, and tokens that the host appended.
     logprobs: Optional[List[float]]
     # Any value but FinishReason.NONE marks the last output of the sequence.
     finish_reason: FinishReason
@@ -288,6 +310,10 @@ class Output:
     # In the last output of a sequence: number of its first tokens that were found in the prefix
     # cache.
     cached_tokens: int = field(compare=False)
+    # What ended the sequence. StopReason.NONE unless finish_reason is FinishReason.STOP.
+    stop_reason: StopReason = StopReason.NONE
+    stop_token: Optional[int] = None  # The token of StopReason.EOS or StopReason.TOKEN, else None.
+    stop_string: Optional[str] = None  # The string of StopReason.STRING. Else None.
 
 
 @dataclass(frozen=True)
@@ -313,6 +339,9 @@ class Completion:
     last_token_seconds: float = field(compare=False)
     preemptions: int = field(compare=False)
     cached_tokens: int = field(compare=False)
+    stop_reason: StopReason = StopReason.NONE
+    stop_token: Optional[int] = None
+    stop_string: Optional[str] = None
 
 
 @dataclass(frozen=True)
@@ -595,7 +624,10 @@ class Sampling:
     # Number of most probable tokens reported for each prompt token. At most 128. Default 0. Implies
     # prompt_logprobs.
     prompt_top_logprobs: Optional[int] = None
-    echo: Optional[bool] = None  # The output begins with the prompt.
+    # The output begins with the prompt. With logprobs, the tokens of the prompt have log
+    # probabilities, too: the prompt is computed even if the prefix cache has it, and its output
+    # follows then.
+    echo: Optional[bool] = None
     output_kind: Optional[OutputKind] = None  # Content of the outputs. Default OutputKind.DELTA.
     grammar: Optional[Grammar] = None  # Constraint on the output.
     # Keeps the tokens with the most typical surprise whose probabilities sum to at least this
@@ -833,7 +865,8 @@ class _Output(ctypes.Structure):
         ("prompt_top_logprobs_len", c_uint64), ("sequence_state", c_void_p),
         ("sequence_state_len", c_uint64), ("queued_seconds", c_double),
         ("first_token_seconds", c_double), ("last_token_seconds", c_double),
-        ("preemptions", c_uint64), ("cached_tokens", c_uint64),
+        ("preemptions", c_uint64), ("cached_tokens", c_uint64), ("stop_reason", c_uint32),
+        ("stop_token", c_uint32), ("stop_string", c_void_p), ("stop_string_len", c_uint64),
     ]
 
 
@@ -880,6 +913,8 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "pllm_build_info": (c_char_p, []),
     "pllm_error_code": (c_int32, [c_void_p]),
     "pllm_error_message": (c_char_p, [c_void_p]),
+    "pllm_error_prompt_tokens": (c_uint64, [c_void_p]),
+    "pllm_error_max_model_len": (c_uint64, [c_void_p]),
     "pllm_error_free": (None, [c_void_p]),
     "pllm_budget_create": (_Failure, [c_uint64, c_uint64, c_void_p]),
     "pllm_budget_free": (None, [c_void_p]),
@@ -892,6 +927,7 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "pllm_engine_plan": (_Failure, [c_void_p, c_void_p]),
     "pllm_engine_create": (_Failure, [c_void_p, c_void_p]),
     "pllm_engine_free": (None, [c_void_p]),
+    "pllm_engine_health": (_Failure, [c_void_p]),
     "pllm_engine_get_model_info": (_Failure, [c_void_p, c_void_p]),
     "pllm_request_init": (None, [c_void_p, c_uint64]),
     "pllm_sampling_init": (None, [c_void_p, c_uint64]),
@@ -926,6 +962,7 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "pllm_prefix_unpin": (_Failure, [c_void_p, c_uint64]),
     "pllm_engine_tokenize": (_Failure, [c_void_p, c_char_p, c_uint64, c_uint32, c_void_p]),
     "pllm_engine_detokenize": (_Failure, [c_void_p, ctypes.POINTER(c_uint32), c_uint64, c_uint32, c_void_p]),
+    "pllm_engine_get_token_bytes": (_Failure, [c_void_p, c_uint32, c_void_p, c_void_p]),
     "pllm_engine_render_chat": (_Failure, [c_void_p, c_char_p, c_uint64, c_void_p]),
     "pllm_tokens_data": (c_void_p, [c_void_p]),
     "pllm_tokens_len": (c_uint64, [c_void_p]),
@@ -960,7 +997,9 @@ def _load() -> ctypes.CDLL:
 def _check(error: _Failure, _function: Any, _arguments: Any) -> None:
     if error:
         try:
-            raise Error(_lib.pllm_error_code(error), _lib.pllm_error_message(error).decode())
+            # Both numbers are 0 unless a prompt is too long.
+            raise Error(_lib.pllm_error_code(error), _lib.pllm_error_message(error).decode(),
+                        _lib.pllm_error_prompt_tokens(error) or None, _lib.pllm_error_max_model_len(error) or None)
         finally:
             _lib.pllm_error_free(error)
 
@@ -981,10 +1020,19 @@ def build_info() -> Dict[str, Any]:
 # ---- conversions between C and Python ------------------------------------------------------------
 
 
-def _u64(name: str, value: int) -> int:
-    if c_uint64(value).value != value:
-        raise Error(Code.INVALID_ARGUMENT, f"{name} is {value}; must be 0 to {2**64 - 1}")
+def _unsigned(kind: Any, name: str, value: int) -> int:
+    """Return the value. Without the check, ctypes would truncate it."""
+    if kind(value).value != value:
+        raise Error(Code.INVALID_ARGUMENT, f"{name} is {value}; must be 0 to {kind(-1).value}")
     return value
+
+
+def _u32(name: str, value: int) -> int:
+    return _unsigned(c_uint32, name, value)
+
+
+def _u64(name: str, value: int) -> int:
+    return _unsigned(c_uint64, name, value)
 
 
 def _utf8(text: Text) -> bytes:
@@ -1357,7 +1405,10 @@ def _py_output(c: Any) -> Output:
         first_token_seconds=c.first_token_seconds,
         last_token_seconds=c.last_token_seconds,
         preemptions=c.preemptions,
-        cached_tokens=c.cached_tokens)
+        cached_tokens=c.cached_tokens,
+        stop_reason=_member(StopReason, c.stop_reason),
+        stop_token=c.stop_token if c.stop_reason in (StopReason.EOS, StopReason.TOKEN) else None,
+        stop_string=_text(c.stop_string, c.stop_string_len) if c.stop_string else None)
 
 
 def _py_sequence_info(c: Any) -> SequenceInfo:
@@ -2341,6 +2392,18 @@ class Engine:
             _lib.pllm_engine_detokenize(engine, ids, len(ids), _TEXT_SKIP_SPECIAL if skip_special else 0, byref(text))
         return _taken(text)
 
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes that a token contributes to a text. They can be a part of a character.
+
+        A special token has its name, and an id that only the model knows has no bytes. The first
+        call reads the whole vocabulary. An id that is not below ModelInfo.vocab_size raises
+        Code.INVALID_ARGUMENT. With skip_tokenizer, the call raises Code.UNSUPPORTED.
+        """
+        data, length = c_void_p(), c_uint64()
+        with self._handle as engine:
+            _lib.pllm_engine_get_token_bytes(engine, _u32("token", token), byref(data), byref(length))
+            return ctypes.string_at(data, length.value) if data else b""
+
     def render_chat(self, messages: Union[Sequence[Mapping[str, Any]], Mapping[str, Any]]) -> str:
         """Render a chat, [{"role": "user", "content": "..."}, ...], with the model's chat template.
 
@@ -2353,7 +2416,24 @@ class Engine:
             _lib.pllm_engine_render_chat(engine, utf8, len(utf8), byref(text))
         return _taken(text)
 
-    # -- statistics
+    # -- health and statistics
+
+    def health(self) -> Optional[Error]:
+        """Return None if the engine works, and the Error that has stopped it if it has failed.
+
+        An engine fails after Code.INTERNAL, or if its device was lost. Then all its requests have
+        ended, and only a new engine can serve. The call does not wait for a step. If the engine is
+        closed, the call raises Code.CLOSED.
+        """
+        with self._handle as engine:
+            try:
+                _lib.pllm_engine_health(engine)
+            except Error as error:
+                if error.code == Code.UNSUPPORTED:  # in a forked child
+                    raise
+                # The traceback would keep the engine alive as long as the error.
+                return error.with_traceback(None)
+        return None
 
     def model_info(self) -> ModelInfo:
         """Return the model and the limits of the engine."""

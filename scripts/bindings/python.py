@@ -18,8 +18,8 @@ RESULTS = {
 OPTIONS = {"pllm_dry": "Dry", "pllm_beam": "Beam", "pllm_sampling": "Sampling"}
 DATACLASSES = ["pllm_output", "pllm_sequence_info", *OPTIONS]
 ENUMS = {
-    "PLLM_E": "Code", "PLLM_FINISH": "FinishReason", "PLLM_PACKED": "Packed", "PLLM_DTYPE": "DType", "PLLM_ISA": "Isa",
-    "PLLM_WEIGHTS": "Weights", "PLLM_PREEMPTION": "Preemption", "PLLM_ORDER": "Order", "PLLM_BATCHING": "Batching",
+    "PLLM_E": "Code", "PLLM_FINISH": "FinishReason", "PLLM_STOP": "StopReason", "PLLM_PACKED": "Packed", "PLLM_DTYPE": "DType",
+    "PLLM_ISA": "Isa", "PLLM_WEIGHTS": "Weights", "PLLM_PREEMPTION": "Preemption", "PLLM_ORDER": "Order", "PLLM_BATCHING": "Batching",
     "PLLM_ALLOCATION": "Allocation", "PLLM_OUTPUT": "OutputKind", "PLLM_EARLY_STOPPING": "EarlyStopping",
 }
 # The fields that come first, because programs can pass them by position. The others follow as in C.
@@ -61,9 +61,11 @@ RESULT_FORMS = {
     "top_logprobs": ("Optional[List[List[Logprob]]]", "_top_logprobs(c.top_logprobs, c.top_logprobs_len, c.tokens_len)"),
     "prompt_top_logprobs": ("Optional[List[List[Logprob]]]",
                             "_top_logprobs(c.prompt_top_logprobs, c.prompt_top_logprobs_len, c.prompt_logprobs_len)"),
+    "stop_token": ("Optional[int]", "c.stop_token if c.stop_reason in (StopReason.EOS, StopReason.TOKEN) else None"),
+    "stop_string": ("Optional[str]", "_text(c.stop_string, c.stop_string_len) if c.stop_string else None"),
 }
 # The first field that programs may leave out when they create the object. So are the later ones.
-OPTIONAL_FROM = {"pllm_sequence_info": "inexact"}
+OPTIONAL_FROM = {"pllm_sequence_info": "inexact", "pllm_output": "stop_reason"}
 # Fields of Output that a Completion does not have.
 NOT_OF_COMPLETION = ["error", "generated_tokens", "user_data"]
 
@@ -74,6 +76,7 @@ TEXTS = {
                          "FinishReason.NONE, if a change of an idle sequence failed.",
     "pllm_output.top_logprobs": "The most probable tokens at the position of each token, most probable first. None if the request "
                                 "did not ask for them.",
+    "pllm_output.stop_token": "The token of StopReason.EOS or StopReason.TOKEN, else None.",
     "pllm_dry.sequence_breakers": "Texts that end a repetition, within a token or across tokens. None: newline, colon, quotation "
                                   "mark and asterisk, or none with skip_tokenizer. Empty: none. At most 64 texts of at most 128 bytes "
                                   "each.",
@@ -251,7 +254,7 @@ def results(abi, struct):
         if text.startswith("In the last output of a sequence: "):  # times and counts that differ between runs
             default = "field(compare=False)"
         if field.offset >= offset_of(struct, OPTIONAL_FROM.get(struct.name)):
-            default = {"bool": "False", "int": "0", "float": "0.0", "str": '""'}[type_]
+            default = default_of(type_)
         found.append(Result(name, type_, default, text_of(abi, f"{struct.name}.{name}", text), code))
     return ordered(struct, found)
 
@@ -274,6 +277,13 @@ def result_form(struct, field):
         kind = "float" if field.target in ("f32", "f64") else "int"
         return f"List[{kind}]", f"_numbers({TYPES[field.target]}, {value}, c.{field.len})"
     return number(field), value
+
+
+def default_of(type_):
+    """The value of a field in the struct of an older library, which does not have it."""
+    if type_ in ENUMS.values():
+        return f"{type_}.NONE"
+    return "None" if type_.startswith("Optional") else {"bool": "False", "int": "0", "float": "0.0", "str": '""'}[type_]
 
 
 def offset_of(struct, name):

@@ -1,10 +1,19 @@
 # ---- conversions between C and Python ------------------------------------------------------------
 
 
-def _u64(name: str, value: int) -> int:
-    if c_uint64(value).value != value:
-        raise Error(Code.INVALID_ARGUMENT, f"{name} is {value}; must be 0 to {2**64 - 1}")
+def _unsigned(kind: Any, name: str, value: int) -> int:
+    """Return the value. Without the check, ctypes would truncate it."""
+    if kind(value).value != value:
+        raise Error(Code.INVALID_ARGUMENT, f"{name} is {value}; must be 0 to {kind(-1).value}")
     return value
+
+
+def _u32(name: str, value: int) -> int:
+    return _unsigned(c_uint32, name, value)
+
+
+def _u64(name: str, value: int) -> int:
+    return _unsigned(c_uint64, name, value)
 
 
 def _utf8(text: Text) -> bytes:

@@ -401,6 +401,18 @@ class Engine:
             _lib.pllm_engine_detokenize(engine, ids, len(ids), _TEXT_SKIP_SPECIAL if skip_special else 0, byref(text))
         return _taken(text)
 
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes that a token contributes to a text. They can be a part of a character.
+
+        A special token has its name, and an id that only the model knows has no bytes. The first
+        call reads the whole vocabulary. An id that is not below ModelInfo.vocab_size raises
+        Code.INVALID_ARGUMENT. With skip_tokenizer, the call raises Code.UNSUPPORTED.
+        """
+        data, length = c_void_p(), c_uint64()
+        with self._handle as engine:
+            _lib.pllm_engine_get_token_bytes(engine, _u32("token", token), byref(data), byref(length))
+            return ctypes.string_at(data, length.value) if data else b""
+
     def render_chat(self, messages: Union[Sequence[Mapping[str, Any]], Mapping[str, Any]]) -> str:
         """Render a chat, [{"role": "user", "content": "..."}, ...], with the model's chat template.
 
@@ -413,7 +425,24 @@ class Engine:
             _lib.pllm_engine_render_chat(engine, utf8, len(utf8), byref(text))
         return _taken(text)
 
-    # -- statistics
+    # -- health and statistics
+
+    def health(self) -> Optional[Error]:
+        """Return None if the engine works, and the Error that has stopped it if it has failed.
+
+        An engine fails after Code.INTERNAL, or if its device was lost. Then all its requests have
+        ended, and only a new engine can serve. The call does not wait for a step. If the engine is
+        closed, the call raises Code.CLOSED.
+        """
+        with self._handle as engine:
+            try:
+                _lib.pllm_engine_health(engine)
+            except Error as error:
+                if error.code == Code.UNSUPPORTED:  # in a forked child
+                    raise
+                # The traceback would keep the engine alive as long as the error.
+                return error.with_traceback(None)
+        return None
 
     def model_info(self) -> ModelInfo:
         """Return the model and the limits of the engine."""

@@ -16,6 +16,16 @@ class FinishReason(enum.IntEnum):
         return cls.OTHER
 
 
+class StopReason(enum.IntEnum):
+    """What ended a sequence with FinishReason.STOP: PLLM_STOP_*."""
+    # generated: members PLLM_STOP
+    OTHER = -1  # A reason that only a newer library knows.
+
+    @classmethod
+    def _missing_(cls, value: object) -> "StopReason":
+        return cls.OTHER
+
+
 class Packed(enum.IntEnum):
     """Result of packed_path."""
     # generated: members PLLM_PACKED

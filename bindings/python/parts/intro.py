@@ -62,5 +62,5 @@ from typing import (Any, AsyncGenerator, Callable, ContextManager, Dict, Generat
 
 __all__ = ["Admission", "Allocation", "Batching", "Beam", "Budget", "BudgetInfo", "Code", "Completion", "DType", "Dry",
            "EarlyStopping", "Engine", "Error", "FinishReason", "Grammar", "Isa", "LogitsHook", "Logprob", "ModelInfo", "Order",
-           "Output", "OutputKind", "Packed", "Plan", "Preemption", "Queue", "Sampling", "SequenceInfo", "Stats", "Step", "Weights",
-           "build_info", "plan", "version"]
+           "Output", "OutputKind", "Packed", "Plan", "Preemption", "Queue", "Sampling", "SequenceInfo", "Stats", "Step", "StopReason",
+           "Weights", "build_info", "plan", "version"]

@@ -37,7 +37,9 @@ def _load() -> ctypes.CDLL:
 def _check(error: _Failure, _function: Any, _arguments: Any) -> None:
     if error:
         try:
-            raise Error(_lib.pllm_error_code(error), _lib.pllm_error_message(error).decode())
+            # Both numbers are 0 unless a prompt is too long.
+            raise Error(_lib.pllm_error_code(error), _lib.pllm_error_message(error).decode(),
+                        _lib.pllm_error_prompt_tokens(error) or None, _lib.pllm_error_max_model_len(error) or None)
         finally:
             _lib.pllm_error_free(error)
 

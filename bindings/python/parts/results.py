@@ -2,11 +2,18 @@
 
 
 class Error(Exception):
-    """An error of the library: a stable code, and a message with the numbers and the remedy."""
+    """An error of the library: a stable code, and a message with the numbers and the remedy.
 
-    def __init__(self, code: int, message: str) -> None:
+    prompt_tokens: Number of tokens of a prompt that is too long. None for any other error.
+    max_model_len: The limit of the engine for which a prompt is too long. None for any other error.
+    """
+
+    def __init__(self, code: int, message: str, prompt_tokens: Optional[int] = None,
+                 max_model_len: Optional[int] = None) -> None:
         self.code = _member(Code, code)
         self.message = message
+        self.prompt_tokens = prompt_tokens
+        self.max_model_len = max_model_len
         super().__init__(self.code, message)
 
     def __str__(self) -> str:

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 import unittest
+import unittest.mock
 from concurrent.futures import ThreadPoolExecutor
 
 from support import (
@@ -22,7 +23,7 @@ from support import (
 )
 
 import pagedllm
-from pagedllm import Code, DType, Error, FinishReason, Sampling
+from pagedllm import Code, DType, Error, FinishReason, Grammar, OutputKind, Sampling, StopReason
 
 
 class Generation(Case):
@@ -177,10 +178,108 @@ class Generation(Case):
         self.assertEqual(self.engine.stats().generated_tokens, 3)
         self.assertEqual(pagedllm.build_info()["version"], pagedllm.version())
 
+    def test_the_bytes_of_tokens_are_the_bytes_of_the_text(self):
+        for text in (LONG_CASE["answer"], "été, 日本, \U0001f600, a\0b"):
+            tokens = self.engine.tokenize(text)
+            joined = b"".join(self.engine.token_bytes(token) for token in tokens)
+            self.assertEqual(joined, text.encode())
+        parts = [self.engine.token_bytes(token) for token in self.engine.tokenize("\U0001f600")]
+        self.assertGreater(len(parts), 1, "a token can be a part of a character")
+        info = self.engine.model_info()
+        for token in info.eos_token_ids:
+            name = self.engine.detokenize([token])
+            self.assertEqual(self.engine.token_bytes(token), name.encode())
+        self.assertIsInstance(self.engine.token_bytes(info.vocab_size - 1), bytes)
+
+    def test_a_working_engine_has_no_health_error(self):
+        self.assertIsNone(self.engine.health())
+        self.engine.generate("Hello", Sampling(max_tokens=1))
+        self.assertIsNone(self.engine.health())
+
+    def test_the_error_of_a_failed_engine_is_returned(self):
+        failure = Error(Code.INTERNAL, "internal error: of the test")
+        with unittest.mock.patch.object(
+            pagedllm._lib, "pllm_engine_health", side_effect=failure
+        ) as called:
+            error = self.engine.health()
+        called.assert_called_once()
+        self.assertIs(error, failure)
+        self.assertIsNone(error.__traceback__, "it would keep the engine alive")
+
     def test_errors_can_be_pickled(self):
         error = pickle.loads(pickle.dumps(Error(6, "too much")))
         self.assertEqual((error.code, str(error)), (Code.CAPACITY, "too much"))
+        self.assertEqual((error.prompt_tokens, error.max_model_len), (None, None))
+        error = pickle.loads(pickle.dumps(Error(1, "too long", 5000, 1024)))
+        self.assertEqual((error.prompt_tokens, error.max_model_len), (5000, 1024))
         self.assertEqual(Error(4711, "from a newer library").code, 4711)
+
+
+class StopReasons(Case):
+    def assertStopped(self, end, finish_reason, stop_reason, token=None, string=None):
+        self.assertEqual(
+            (end.finish_reason, end.stop_reason, end.stop_token, end.stop_string),
+            (finish_reason, stop_reason, token, string),
+        )
+
+    def ask(self, **sampling):
+        return self.engine.generate(
+            LONG_CASE["prompt"], Sampling(**{"temperature": 0, **sampling}), add_special=False
+        )
+
+    def test_an_end_of_sequence_token_is_named(self):
+        answer = self.ask()
+        self.assertIn(answer.stop_token, self.engine.model_info().eos_token_ids)
+        self.assertStopped(answer, FinishReason.STOP, StopReason.EOS, LONG_CASE["token_ids"][-1])
+
+    def test_a_stop_token_is_named(self):
+        token = LONG_CASE["token_ids"][7]
+        self.assertStopped(
+            self.ask(stop_token_ids=[2, token]), FinishReason.STOP, StopReason.TOKEN, token
+        )
+
+    def test_token_0_can_be_the_stop_token(self):
+        answer = self.ask(stop_token_ids=[0], allowed_token_ids=[0])
+        self.assertStopped(answer, FinishReason.STOP, StopReason.TOKEN, 0)
+
+    def test_a_stop_string_is_named(self):
+        for stop, string in (
+            ("village", "village"),
+            (["never", "Hugo"], "Hugo"),
+            (b"Hugo", "Hugo"),
+        ):
+            for kind in OutputKind:
+                with self.subTest(stop=stop, kind=kind):
+                    answer = self.ask(stop=stop, output_kind=kind)
+                    self.assertStopped(
+                        answer, FinishReason.STOP, StopReason.STRING, string=string
+                    )
+
+    def test_a_complete_grammar_is_a_stop_reason(self):
+        answer = self.ask(grammar=Grammar.regex("[0-9]{3}"), ignore_eos=True)
+        self.assertStopped(answer, FinishReason.STOP, StopReason.GRAMMAR)
+
+    def test_other_ends_have_no_stop_reason(self):
+        length = self.ask(max_tokens=5, stop="not in the answer", stop_token_ids=[2])
+        self.assertStopped(length, FinishReason.LENGTH, StopReason.NONE)
+        stream = self.engine.stream("Hello", ENDLESS)
+        self.engine.abort(next(stream).request)
+        self.assertStopped(list(stream)[-1], FinishReason.ABORT, StopReason.NONE)
+
+    def test_only_the_last_output_of_a_stream_has_a_stop_reason(self):
+        *outputs, last = self.engine.stream(
+            LONG_CASE["prompt"], Sampling(temperature=0, stop="village"), add_special=False
+        )
+        self.assertGreater(len(outputs), 5)
+        for output in outputs:
+            self.assertStopped(output, FinishReason.NONE, StopReason.NONE)
+        self.assertStopped(last, FinishReason.STOP, StopReason.STRING, string="village")
+
+    def test_unknown_reasons_of_a_newer_library_are_other(self):
+        self.assertEqual(StopReason(4711), StopReason.OTHER)
+        self.assertEqual(FinishReason(4711), FinishReason.OTHER)
+        c = pagedllm._Output(stop_reason=4711, stop_token=7)
+        self.assertStopped(pagedllm._py_output(c), FinishReason.NONE, StopReason.OTHER)
 
 
 class HostStepping(Case):

@@ -12,6 +12,7 @@ from pagedllm import (
     Code,
     Dry,
     Engine,
+    Error,
     FinishReason,
     Grammar,
     Preemption,
@@ -240,6 +241,33 @@ class InvalidArguments(Case):
             LONG_CASE["answer"],
         )
 
+    def test_the_error_for_a_long_prompt_has_its_length_and_the_limit(self):
+        prompt, limit = [70] * 5000, self.engine.model_info().max_model_len
+        for call in (
+            self.engine.generate,
+            self.engine.add,
+            self.engine.predict_admission,
+            self.engine.pin,
+            lambda one: asyncio.run(self.engine.agenerate(one)),
+        ):
+            with self.assertRaises(Error) as caught:
+                call(prompt)
+            error = caught.exception
+            self.assertEqual(
+                (error.code, error.prompt_tokens, error.max_model_len),
+                (Code.INVALID_ARGUMENT, 5000, limit),
+            )
+        with self.assertRaises(Error) as caught:
+            self.engine.generate("Hello", Sampling(top_k=-1))
+        self.assertEqual(
+            (caught.exception.prompt_tokens, caught.exception.max_model_len), (None, None)
+        )
+        with self.assertRaises(Error) as caught:
+            self.engine.abort(4711)
+        self.assertEqual(
+            (caught.exception.prompt_tokens, caught.exception.max_model_len), (None, None)
+        )
+
     def test_invalid_sequence_calls_are_refused_with_code_and_reason(self):
         engine = self.engine
         calls = (
@@ -332,10 +360,20 @@ class InvalidArguments(Case):
         self.assertRefused(Code.NOT_FOUND, "4711", self.engine.abort, 4711)
         self.assertRefused(Code.INVALID_ARGUMENT, "request is -1", self.engine.abort, -1)
         self.assertRefused(Code.INVALID_ARGUMENT, "1024", self.engine.detokenize, [1024])
+        for token in (1024, 2**32 - 1):
+            message = f"token {token} is beyond the vocabulary of 1024"
+            self.assertRefused(Code.INVALID_ARGUMENT, message, self.engine.token_bytes, token)
+        for token in (-1, 2**32, 2**64):
+            message = f"token is {token}; must be 0 to 4294967295"
+            self.assertRefused(Code.INVALID_ARGUMENT, message, self.engine.token_bytes, token)
+        for token in (None, "x", 1.0):
+            with self.assertRaises(TypeError):
+                self.engine.token_bytes(token)
         self.assertRefused(Code.INVALID_ARGUMENT, "UTF-8", self.engine.tokenize, b"\xff")
         self.assertRefused(Code.INVALID_ARGUMENT, "", self.engine.render_chat, 7)
         with open_engine(skip_tokenizer=True) as tokens_only:
             self.assertRefused(Code.UNSUPPORTED, "", tokens_only.tokenize, "Hello")
+            self.assertRefused(Code.UNSUPPORTED, "tokenizer", tokens_only.token_bytes, 1)
             self.assertEqual(
                 tokens_only.generate([70], Sampling(temperature=0, max_tokens=2)).text, ""
             )

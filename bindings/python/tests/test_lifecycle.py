@@ -161,7 +161,9 @@ class Closing(Case):
             lambda: engine.create_queue(1),
             lambda: engine.tokenize("x"),
             lambda: engine.detokenize([1]),
+            lambda: engine.token_bytes(1),
             lambda: engine.render_chat([]),
+            engine.health,
             lambda: asyncio.run(engine.agenerate("x")),
             lambda: engine.fork(1),
             lambda: engine.append(1, [1]),
@@ -245,6 +247,8 @@ def run_child(engine, queue, pipe):
         lambda: queue.poll(0),
         lambda: engine.queue.poll(0),
         engine.metrics,
+        engine.health,
+        lambda: engine.token_bytes(1),
         lambda: engine.predict_admission("x"),
         lambda: engine.budget.info(),
     )

@@ -122,6 +122,15 @@ class SamplingParameters(Case):
         self.assertIsNone(plain.top_logprobs)
         self.assertIsNone(plain.prompt_top_logprobs)
 
+    def test_echoed_tokens_have_log_probabilities_except_the_first(self):
+        prompt = self.engine.tokenize(LONG_CASE["prompt"])
+        known = self.ask(max_tokens=3, logprobs=True, prompt_logprobs=True)
+        echoed = self.ask(max_tokens=3, logprobs=True, echo=True)
+        self.assertEqual(echoed.tokens, prompt + known.tokens)
+        self.assertEqual(len(echoed.logprobs), len(echoed.tokens))
+        self.assertTrue(math.isnan(echoed.logprobs[0]), echoed.logprobs[0])
+        self.assertEqual(echoed.logprobs[1:], known.prompt_logprobs + known.logprobs)
+
     def test_echo_puts_the_prompt_before_the_answer(self):
         known = EXPECTED[0]
         answer = self.engine.generate("Hello", Sampling(temperature=0, max_tokens=3, echo=True))
