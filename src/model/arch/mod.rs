@@ -106,10 +106,10 @@ pub fn family(config: &Config) -> Result<&'static Family> {
     let architectures = config.texts("architectures");
     let model_type = config.text_or("model_type", "")?;
     // The first checkpoints of LLaMA have another name.
-    let current = |name: &&str| if *name == "LLaMAForCausalLM" { "LlamaForCausalLM" } else { name };
+    let first_llama = |name: &str, family: &Family| name == "LLaMAForCausalLM" && family.architecture == "LlamaForCausalLM";
     let is_named = |family: &&Family| match architectures.is_empty() {
         true => family.model_type == model_type,
-        false => architectures.iter().any(|name| current(name) == family.architecture),
+        false => architectures.iter().any(|&name| name == family.architecture || first_llama(name, family)),
     };
     FAMILIES.iter().find(is_named).ok_or_else(|| {
         let name = architectures.first().copied().unwrap_or(if model_type.is_empty() { "absent" } else { model_type });
