@@ -47,6 +47,7 @@ const LONG_FILES: Exceptions = &[];
 const WIDE_STRUCTS: Exceptions = &[
     ("EngineOptions", "the options of the C ABI"),
     ("Header", "the header of an exported sequence"),
+    ("Output", "an output of the C ABI"),
     ("SamplingParams", "the parameters of the C ABI"),
     ("Stats", "the statistics of the C ABI"),
     ("pllm_engine_options", "a struct of the C ABI"),

@@ -162,8 +162,8 @@ impl Sequence {
         (self.ranked, self.inexact) = (other.ranked, other.inexact);
         // The fork of a sequence with deltas does not repeat its prompt.
         let echo = other.echo.as_ref().filter(|_| is_cumulative(other.params()));
-        let copied = |echo: &Box<PendingEcho>| Ok::<_, Error>(Box::new(PendingEcho { output: echo.output.try_echo()?, ..**echo }));
-        self.echo = echo.map(copied).transpose()?;
+        let copied = |echo: &PendingEcho| Ok::<_, Error>(Box::new(PendingEcho { output: echo.output.try_echo()?, ..*echo }));
+        self.echo = echo.map(|echo| copied(echo)).transpose()?;
         self.generation.copy(&other.generation)?;
         self.processor.copy(&other.processor)
     }
