@@ -79,6 +79,7 @@ pub extern "C" fn bench_engine_create(pace_us: u64) -> *mut pllm_engine {
         layers: 0,
         max_positions: MAX_LEN,
         eos_token_ids: Vec::new(),
+        sampling_defaults: Ok(Default::default()),
         isa: None,
         threads: 1,
         memory,

@@ -227,6 +227,7 @@ fn model_info(options: &EngineOptions, machine: Machine) -> ModelInfo {
         layers: 0,
         max_positions: max_model_len,
         eos_token_ids: vec![EOS as u32],
+        sampling_defaults: Ok(Default::default()),
         isa: None,
         threads: 1,
         memory,

@@ -787,6 +787,11 @@ struct Sampling {
     OutputKind output_kind = OutputKind(detail::sampling_defaults().output_kind);
     // Constraint on the output. Default: none.
     Grammar grammar = {};
+    // Parameters that have the default of Sampling::init take the values of the model's
+    // generation_config.json, if it has them: temperature, top_k, top_p, min_p, typical_p,
+    // repetition_penalty and no_repeat_ngram_size. "do_sample": false selects temperature 0. Has no
+    // effect on beam search.
+    bool model_defaults = (detail::sampling_defaults().flags & PLLM_SAMPLING_MODEL_DEFAULTS) != 0;
     // Keeps the tokens with the most typical surprise whose probabilities sum to at least this
     // value. Default 1: all.
     float typical_p = detail::sampling_defaults().typical_p;
@@ -1175,7 +1180,8 @@ struct CSampling {
             flag(from.logprobs, PLLM_SAMPLING_LOGPROBS) |
             flag(from.prompt_logprobs, PLLM_SAMPLING_PROMPT_LOGPROBS) |
             flag(from.echo, PLLM_SAMPLING_ECHO) |
-            flag(from.include_stop, PLLM_SAMPLING_INCLUDE_STOP);
+            flag(from.include_stop, PLLM_SAMPLING_INCLUDE_STOP) |
+            flag(from.model_defaults, PLLM_SAMPLING_MODEL_DEFAULTS);
         native.typical_p = from.typical_p;
         native.top_n_sigma = from.top_n_sigma;
         native.xtc_probability = from.xtc_probability;

@@ -311,6 +311,11 @@ type Sampling struct {
 	// IncludeStop: the stop string, or the text of the token that ends the sequence, stays in the
 	// text.
 	IncludeStop bool
+	// ModelDefaults: parameters that have the default of pllm_sampling_init take the values of the
+	// model's generation_config.json, if it has them: temperature, TopK, TopP, MinP, TypicalP,
+	// RepetitionPenalty and NoRepeatNgramSize. "do_sample": false selects temperature 0. Has no
+	// effect on beam search.
+	ModelDefaults bool
 	// TypicalP keeps the tokens with the most typical surprise whose probabilities sum to at least
 	// this value. 0: all.
 	TypicalP float64
@@ -392,6 +397,9 @@ func (s *Sampling) toC(args *arguments) *C.pllm_sampling {
 	}
 	if s.IncludeStop {
 		c.flags |= C.PLLM_SAMPLING_INCLUDE_STOP
+	}
+	if s.ModelDefaults {
+		c.flags |= C.PLLM_SAMPLING_MODEL_DEFAULTS
 	}
 	args.setFloat(&c.typical_p, s.TypicalP)
 	args.setFloat(&c.top_n_sigma, s.TopNSigma)

@@ -549,6 +549,13 @@ export interface Sampling {
   echo?: boolean;
   /** The stop string, or the text of the token that ends the sequence, stays in the text. */
   includeStop?: boolean;
+  /**
+   * Parameters that have the default of SamplingInit take the values of the model's
+   * generation_config.json, if it has them: temperature, topK, topP, minP, typicalP,
+   * repetitionPenalty and noRepeatNgramSize. "do_sample": false selects temperature 0. Has no
+   * effect on beam search.
+   */
+  modelDefaults?: boolean;
   /** Returned in each output of the request. */
   userData?: number | bigint;
   /**

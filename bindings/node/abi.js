@@ -29,7 +29,8 @@ const ORDER = { fcfs: 0, priority: 1, shortestPredicted: 2 };
 const BATCHING = { mixed: 0, prefillFirst: 1, decodeFirst: 2, static: 3 };
 const ALLOCATION = { onDemand: 0, maxTokens: 1 };
 const SAMPLING = {
-  seed: 1, ignoreEos: 2, logprobs: 4, promptLogprobs: 8, echo: 16, includeStop: 32,
+  seed: 1, ignoreEos: 2, logprobs: 4, promptLogprobs: 8, echo: 16, includeStop: 32, modelDefaults:
+  64,
 };
 const OUTPUT = { delta: 0, cumulative: 1, final: 2 };
 const GRAMMAR = { none: 0, jsonSchema: 1, jsonObject: 2, regex: 3, choice: 4, lark: 5 };
@@ -540,6 +541,7 @@ const sampling = {
     promptLogprobs: set.flag('flags', SAMPLING.promptLogprobs),
     echo: set.flag('flags', SAMPLING.echo),
     includeStop: set.flag('flags', SAMPLING.includeStop),
+    modelDefaults: set.flag('flags', SAMPLING.modelDefaults),
   },
 };
 const beam = {

@@ -630,6 +630,11 @@ class Sampling:
     echo: Optional[bool] = None
     output_kind: Optional[OutputKind] = None  # Content of the outputs. Default OutputKind.DELTA.
     grammar: Optional[Grammar] = None  # Constraint on the output.
+    # Parameters that have the default of Sampling take the values of the model's
+    # generation_config.json, if it has them: temperature, top_k, top_p, min_p, typical_p,
+    # repetition_penalty and no_repeat_ngram_size. "do_sample": false selects temperature 0. Has no
+    # effect on beam search.
+    model_defaults: Optional[bool] = None
     # Keeps the tokens with the most typical surprise whose probabilities sum to at least this
     # value. Default 1: all.
     typical_p: Optional[float] = None
@@ -680,6 +685,7 @@ _SAMPLING_LOGPROBS = 4
 _SAMPLING_PROMPT_LOGPROBS = 8
 _SAMPLING_ECHO = 16
 _SAMPLING_INCLUDE_STOP = 32
+_SAMPLING_MODEL_DEFAULTS = 64
 _GRAMMAR_NONE = 0
 _GRAMMAR_JSON_SCHEMA = 1
 _GRAMMAR_JSON_OBJECT = 2
@@ -1274,6 +1280,7 @@ def _c_sampling(sampling: Sampling) -> Any:
     _assign_flag(c, "flags", _SAMPLING_LOGPROBS, sampling.logprobs)
     _assign_flag(c, "flags", _SAMPLING_PROMPT_LOGPROBS, sampling.prompt_logprobs)
     _assign_flag(c, "flags", _SAMPLING_ECHO, sampling.echo)
+    _assign_flag(c, "flags", _SAMPLING_MODEL_DEFAULTS, sampling.model_defaults)
     return c
 
 

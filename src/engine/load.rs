@@ -15,7 +15,7 @@ use crate::memory::plan::MemoryPlan;
 use crate::model::{KvCache, KvPool, LoadProgress, ModelFiles, PackedReport};
 use crate::sys::float::StandardMode;
 use crate::text::Text;
-use crate::types::options::{Device, EngineOptions, Isa};
+use crate::types::options::{Device, EngineOptions, Isa, ModelDefaults};
 
 /// The model and the limits of the engine.
 #[derive(Debug, Clone)]
@@ -30,6 +30,9 @@ pub struct ModelInfo {
     pub max_positions: usize,
     /// End-of-sequence tokens.
     pub eos_token_ids: Vec<u32>,
+    /// Sampling parameters of the model's generation_config.json. An error affects only requests that
+    /// want them.
+    pub sampling_defaults: Result<ModelDefaults>,
     /// Instruction path of the CPU kernels. `None` on a CUDA device.
     pub isa: Option<Isa>,
     /// Number of threads that compute.
@@ -92,6 +95,7 @@ impl EngineParts {
             layers: files.spec.layers.len(),
             max_positions: files.spec.max_positions,
             eos_token_ids: eos_token_ids(&files, text.as_ref()),
+            sampling_defaults: files.sampling_defaults.clone(),
             isa: None,
             threads: options.thread_count(),
             memory,

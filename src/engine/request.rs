@@ -192,6 +192,9 @@ impl Engine {
     pub(super) fn checked(&self, queue: &Queue, request: &mut Request) -> Result<(Vec<u32>, usize, Branching)> {
         self.check()?;
         self.check_queue(queue)?;
+        if request.beam.is_none() {
+            self.apply_model_defaults(&mut request.sampling)?;
+        }
         self.check_sampling(&request.sampling)?;
         check_priority(request.priority)?;
         let branching = self.branching(request)?;
@@ -208,6 +211,13 @@ impl Engine {
         ends.try_reserve_exact(eos.len() + stops.len())?;
         ends.extend(eos.iter().chain(stops));
         Beams::new(params, n as usize, &ends, max_new_tokens)
+    }
+
+    pub(super) fn apply_model_defaults(&self, params: &mut SamplingParams) -> Result<()> {
+        match std::mem::take(&mut params.model_defaults) {
+            true => self.info.sampling_defaults.as_ref().map(|defaults| defaults.apply(params)).map_err(Error::clone),
+            false => Ok(()),
+        }
     }
 
     pub(super) fn check_queue(&self, queue: &Queue) -> Result<()> {

@@ -131,8 +131,9 @@ impl Engine {
     }
 
     /// Resumes an idle sequence with new parameters.
-    pub fn resume(&self, seq: SeqId, how: Resume) -> Result<()> {
+    pub fn resume(&self, seq: SeqId, mut how: Resume) -> Result<()> {
         self.check()?;
+        self.apply_model_defaults(&mut how.sampling)?;
         self.check_sampling(&how.sampling)?;
         if how.sampling.prompt_logprobs.is_some() || how.sampling.echo {
             return Err(Error::invalid("prompt_logprobs and echo are not possible for a resumed sequence; clear both flags"));

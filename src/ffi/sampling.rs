@@ -24,6 +24,11 @@ pub const PLLM_SAMPLING_PROMPT_LOGPROBS: u32 = 8;
 pub const PLLM_SAMPLING_ECHO: u32 = 16;
 /// The stop string, or the text of the token that ends the sequence, stays in the text.
 pub const PLLM_SAMPLING_INCLUDE_STOP: u32 = 32;
+/// Parameters that have the default of pllm_sampling_init take the values of the model's
+/// generation_config.json, if it has them: temperature, top_k, top_p, min_p, typical_p,
+/// repetition_penalty and no_repeat_ngram_size. "do_sample": false selects temperature 0. Has no
+/// effect on beam search.
+pub const PLLM_SAMPLING_MODEL_DEFAULTS: u32 = 64;
 
 /// Each output has the new tokens and the new text only.
 pub const PLLM_OUTPUT_DELTA: u32 = 0;
@@ -337,7 +342,8 @@ const ALL_FLAGS: u32 = PLLM_SAMPLING_SEED
     | PLLM_SAMPLING_LOGPROBS
     | PLLM_SAMPLING_PROMPT_LOGPROBS
     | PLLM_SAMPLING_ECHO
-    | PLLM_SAMPLING_INCLUDE_STOP;
+    | PLLM_SAMPLING_INCLUDE_STOP
+    | PLLM_SAMPLING_MODEL_DEFAULTS;
 
 impl pllm_sampling {
     /// Returns the parameters, or the defaults for NULL.
@@ -357,6 +363,7 @@ impl pllm_sampling {
         unsafe {
             Ok(SamplingParams {
                 temperature: c.temperature,
+                model_defaults: flag(PLLM_SAMPLING_MODEL_DEFAULTS),
                 top_k: c.top_k,
                 top_p: c.top_p,
                 min_p: c.min_p,

@@ -83,6 +83,17 @@ impl Config {
         if self.get(name).is_some() { self.positive(name) } else { Ok(default) }
     }
 
+    /// Returns a number, which is at least 0.
+    pub fn number(&self, name: &str) -> Result<Option<f64>> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(value) => match value.as_f64().filter(|number| *number >= 0.0 && (*number as f32).is_finite()) {
+                Some(number) => Ok(Some(number)),
+                None => Err(self.wrong(name, "it must be a number of at least 0")),
+            },
+        }
+    }
+
     pub fn flag_or(&self, name: &str, default: bool) -> Result<bool> {
         match self.get(name) {
             None => Ok(default),

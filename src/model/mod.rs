@@ -29,7 +29,7 @@ use weights::{LoadedModel, Origin};
 
 use crate::backend::{Alloc, Backend};
 use crate::error::{Code, Error, Result, try_format};
-use crate::types::options::{Dtype, WeightFormat};
+use crate::types::options::{Dtype, ModelDefaults, WeightFormat};
 
 /// A model directory, opened and validated but not loaded.
 pub struct ModelFiles {
@@ -41,6 +41,8 @@ pub struct ModelFiles {
     pub weight_format: Option<WeightFormat>,
     /// Tokens that end a sequence.
     pub eos_token_ids: Vec<u32>,
+    /// Sampling parameters of generation_config.json. An error affects only requests that want them.
+    pub sampling_defaults: Result<ModelDefaults>,
     checkpoint: Checkpoint,
 }
 
@@ -59,8 +61,10 @@ impl ModelFiles {
         }
         weights::refuse_unused(&spec, &checkpoint)?;
         let dtype = weights::storage(&spec, &checkpoint)?;
-        let eos_token_ids = eos_token_ids(dir, &config, spec.vocab_size)?;
-        Ok(ModelFiles { architecture: family.architecture, spec, dtype, weight_format: None, eos_token_ids, checkpoint })
+        let generation = Config::load_optional(dir, "generation_config.json")?.unwrap_or_default();
+        let eos_token_ids = eos_token_ids(&generation, &config, spec.vocab_size)?;
+        let sampling_defaults = sampling_defaults(&generation);
+        Ok(ModelFiles { architecture: family.architecture, spec, dtype, weight_format: None, eos_token_ids, sampling_defaults, checkpoint })
     }
 
     /// Returns the bytes of the packed weights. Reports missing or misshapen tensors.
@@ -147,15 +151,30 @@ fn refuse_quantized(config: &Config, spec: &ModelSpec) -> Result<()> {
 
 /// Returns the end-of-sequence tokens. generation_config.json has precedence, as in transformers.
 /// Ids beyond the vocabulary are dropped, because they cannot be sampled.
-fn eos_token_ids(dir: &Path, config: &Config, vocab_size: usize) -> Result<Vec<u32>> {
-    let generation = Config::load_optional(dir, "generation_config.json")?;
-    let mut ids = match &generation {
-        Some(generation) => generation.token_ids("eos_token_id")?,
-        None => Vec::new(),
-    };
+fn eos_token_ids(generation: &Config, config: &Config, vocab_size: usize) -> Result<Vec<u32>> {
+    let mut ids = generation.token_ids("eos_token_id")?;
     if ids.is_empty() {
         ids = config.token_ids("eos_token_id")?;
     }
     ids.retain(|&id| (id as usize) < vocab_size);
     Ok(ids)
+}
+
+/// Returns the sampling parameters of generation_config.json.
+fn sampling_defaults(generation: &Config) -> Result<ModelDefaults> {
+    let number = |name| generation.number(name).map(|number| number.map(|number| number as f32));
+    let whole = |name| match generation.has(name) {
+        true => generation.whole_or(name, i32::MAX as usize, 0).map(|number| Some(number as u32)),
+        false => Ok(None),
+    };
+    let temperature = if generation.flag_or("do_sample", true)? { number("temperature")? } else { Some(0.0) };
+    Ok(ModelDefaults {
+        temperature,
+        top_k: whole("top_k")?,
+        top_p: number("top_p")?,
+        min_p: number("min_p")?,
+        typical_p: number("typical_p")?,
+        repetition_penalty: number("repetition_penalty")?,
+        no_repeat_ngram_size: whole("no_repeat_ngram_size")?,
+    })
 }

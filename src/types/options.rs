@@ -15,7 +15,7 @@ pub use beam::{BeamParams, EarlyStopping};
 pub use formats::{Dtype, KvDtype, WeightFormat};
 pub use grammar::Grammar;
 pub use policies::{AllocationPolicy, BatchingPolicy, OrderPolicy, Policies};
-pub use sampling::{Dry, Mirostat, OutputKind, SamplingParams};
+pub use sampling::{Dry, Mirostat, ModelDefaults, OutputKind, SamplingParams};
 
 use crate::error::{Error, Result};
 use crate::memory::budget::MemoryBudget;

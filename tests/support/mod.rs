@@ -61,6 +61,7 @@ pub fn model_info(vocab_size: usize, blocks: usize, max_model_len: usize, eos_to
         layers: 0,
         max_positions: max_model_len,
         eos_token_ids,
+        sampling_defaults: Ok(Default::default()),
         isa: None,
         threads: 1,
         memory,
