@@ -268,7 +268,7 @@
 // The stop string, or the text of the token that ends the sequence, stays in the text.
 #define PLLM_SAMPLING_INCLUDE_STOP 32
 
-// Parameters that have the default of pllm_sampling_init take the values of the model's
+// Parameters that are left at their default take the values of the model's
 // generation_config.json, if it has them: temperature, top_k, top_p, min_p, typical_p,
 // repetition_penalty and no_repeat_ngram_size. "do_sample": false selects temperature 0. Has no
 // effect on beam search.

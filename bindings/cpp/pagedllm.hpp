@@ -787,7 +787,7 @@ struct Sampling {
     OutputKind output_kind = OutputKind(detail::sampling_defaults().output_kind);
     // Constraint on the output. Default: none.
     Grammar grammar = {};
-    // Parameters that have the default of Sampling::init take the values of the model's
+    // Parameters that are left at their default take the values of the model's
     // generation_config.json, if it has them: temperature, top_k, top_p, min_p, typical_p,
     // repetition_penalty and no_repeat_ngram_size. "do_sample": false selects temperature 0. Has no
     // effect on beam search.

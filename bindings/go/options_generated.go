@@ -311,8 +311,8 @@ type Sampling struct {
 	// IncludeStop: the stop string, or the text of the token that ends the sequence, stays in the
 	// text.
 	IncludeStop bool
-	// ModelDefaults: parameters that have the default of pllm_sampling_init take the values of the
-	// model's generation_config.json, if it has them: temperature, TopK, TopP, MinP, TypicalP,
+	// ModelDefaults: parameters that are left at their default take the values of the model's
+	// generation_config.json, if it has them: temperature, TopK, TopP, MinP, TypicalP,
 	// RepetitionPenalty and NoRepeatNgramSize. "do_sample": false selects temperature 0. Has no
 	// effect on beam search.
 	ModelDefaults bool

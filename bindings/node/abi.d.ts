@@ -550,7 +550,7 @@ export interface Sampling {
   /** The stop string, or the text of the token that ends the sequence, stays in the text. */
   includeStop?: boolean;
   /**
-   * Parameters that have the default of SamplingInit take the values of the model's
+   * Parameters that are left at their default take the values of the model's
    * generation_config.json, if it has them: temperature, topK, topP, minP, typicalP,
    * repetitionPenalty and noRepeatNgramSize. "do_sample": false selects temperature 0. Has no
    * effect on beam search.

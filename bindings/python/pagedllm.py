@@ -630,7 +630,7 @@ class Sampling:
     echo: Optional[bool] = None
     output_kind: Optional[OutputKind] = None  # Content of the outputs. Default OutputKind.DELTA.
     grammar: Optional[Grammar] = None  # Constraint on the output.
-    # Parameters that have the default of Sampling take the values of the model's
+    # Parameters that are left at their default take the values of the model's
     # generation_config.json, if it has them: temperature, top_k, top_p, min_p, typical_p,
     # repetition_penalty and no_repeat_ngram_size. "do_sample": false selects temperature 0. Has no
     # effect on beam search.

@@ -446,27 +446,28 @@ impl EngineCore {
     /// If the last step had no sequence because masks are late, or if transfers are all that the
     /// engine has to do, waits until another step can continue. Returns whether to run that step.
     pub fn await_completion(&mut self) -> bool {
-        let Lifecycle { scheduler, transfers, masks, delivery, .. } = &self.lifecycle;
+        let Lifecycle { scheduler, transfers, masks, delivery, forks, .. } = &self.lifecycle;
         let has_groups = scheduler.running() + scheduler.waiting() + scheduler.paused() > 0;
         // The thread of the call may be the one that reads outputs.
         let host_can_act = delivery.has_delivered() || !self.inputs.full_queues().is_empty() || !masks.released.is_empty();
         let must_wait = (masks.has_waiting(scheduler) && !host_can_act) || (!has_groups && transfers.pending() > 0);
-        must_wait && !scheduler.waits_for_moves() && self.source.await_completion(self.max_sleep())
+        must_wait && !scheduler.waits_for_moves() && forks.pending() == 0 && self.source.await_completion(self.max_sleep())
     }
 
     /// Returns how long the engine may sleep: until the first deadline or the end of a pin, and not
     /// at all while there are blocks to copy or commands to apply.
     pub fn max_sleep(&self) -> Option<Duration> {
-        let Lifecycle { scheduler, transfers, masks, .. } = &self.lifecycle;
-        if transfers.progress() == Progress::Copying || scheduler.waits_for_moves() || !masks.released.is_empty() {
+        let Lifecycle { scheduler, transfers, masks, forks, .. } = &self.lifecycle;
+        let has_commands = !masks.released.is_empty() || forks.pending() > 0;
+        if transfers.progress() == Progress::Copying || scheduler.waits_for_moves() || has_commands {
             return Some(Duration::ZERO);
         }
         let first = self.shared.table.next_expiry().into_iter().chain(self.lifecycle.live.deadlines.first()).min()?;
         Some(first.saturating_sub(self.shared.clock.now()))
     }
 
-    /// Returns the number of commands that have waited for a mask or an import and are applied
-    /// next. For tests.
+    /// Returns the number of commands that have waited for a mask, an import or a fork and are
+    /// applied next. For tests.
     #[cfg(test)]
     pub fn released_commands(&self) -> usize {
         self.lifecycle.masks.released.len()
@@ -516,15 +517,15 @@ impl EngineCore {
     }
 
     fn stats(&self) -> Stats {
-        let Lifecycle { scheduler, telemetry, .. } = &self.lifecycle;
-        let blocks = scheduler.blocks();
+        let Lifecycle { scheduler, telemetry, transfers, forks, .. } = &self.lifecycle;
+        let (blocks, holders) = (scheduler.blocks(), transfers.exports.holders().count() + forks.pending());
         let slots = (blocks.used_blocks() + scheduler.reserved_blocks()) * blocks.block_size();
         let prefix = scheduler.prefix();
         Stats {
             waiting: scheduler.waiting() as u64,
             running: scheduler.running() as u64,
             paused: scheduler.paused() as u64,
-            idle: (scheduler.idle() - self.lifecycle.transfers.exports.holders().count()) as u64,
+            idle: (scheduler.idle() - holders) as u64,
             blocks_total: blocks.total() as u64,
             blocks_used: blocks.used_blocks() as u64,
             blocks_cached: blocks.cached_blocks() as u64,

@@ -9,25 +9,25 @@ use crate::types::SeqId;
 #[derive(Default)]
 pub struct DeferredCommands {
     commands: VecDeque<Command>,
-    /// Forks that `commands` create.
-    children: Vec<SeqId>,
+    /// Forks that `commands` create: the first and the last id of each command.
+    children: Vec<(SeqId, SeqId)>,
 }
 
 impl DeferredCommands {
     /// Adds a command. Returns the command if there is no memory.
     pub fn defer(&mut self, command: Command) -> std::result::Result<(), Command> {
         let children = if let Command::Fork { children, .. } = &command { &children[..] } else { &[] };
-        if self.commands.try_reserve(1).is_err() || self.children.try_reserve(children.len()).is_err() {
+        if self.commands.try_reserve(1).is_err() || self.children.try_reserve(1).is_err() {
             return Err(command);
         }
-        self.children.extend(children.iter().map(|child| child.id));
+        self.children.extend(children.first().zip(children.last()).map(|(first, last)| (first.id, last.id)));
         self.commands.push_back(command);
         Ok(())
     }
 
     /// Returns whether the sequence is a fork that the commands create.
     pub fn creates(&self, seq: SeqId) -> bool {
-        self.children.contains(&seq)
+        self.children.iter().any(|&(first, last)| (first..=last).contains(&seq))
     }
 
     /// Returns the number of commands.

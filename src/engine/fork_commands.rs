@@ -1,13 +1,13 @@
 //! Forks: the creation of their children, and the portions of those with many.
 
 use super::command::ForkedSequence;
-use super::deferred_commands::DeferredCommands;
 use super::device::Device;
-use super::held_forks::{CHILD_WORK, HeldFork, STEP_WORK};
+use super::held_forks::{CHILD_WORK, HeldFork};
 use super::lifecycle::Lifecycle;
 use super::sequence::Sequence;
 use crate::error::{Error, Result};
 use crate::types::SeqId;
+use crate::types::id_map::IdMap;
 use crate::types::outputs::{FinishReason, Output};
 use crate::types::timing::Timing;
 
@@ -17,14 +17,16 @@ impl Lifecycle {
         let runs = !idle && self.scheduler.find(parent).is_some_and(|sequence| sequence.group.is_some());
         let tokens = len.or_else(|| Some(self.scheduler.find(parent)?.tokens.len())).unwrap_or_default();
         let work = children.len().saturating_mul(CHILD_WORK.saturating_add(tokens));
-        if work > STEP_WORK && children.len() > 1 {
-            // Without memory, or if the parent is gone, each child reports it.
-            if let Ok((holder, sequence)) = self.hold(parent, len) {
-                let (children, deferred) = (children.into(), DeferredCommands::default());
-                self.forks.forks.push_back(HeldFork { holder, sequence, runs, idle, children, deferred });
-                return self.continue_forks(device);
-            }
+        // Without memory, or if the parent is gone, each child reports it.
+        if work > self.forks.work_left
+            && children.len() > 1
+            && let Ok((holder, sequence)) = self.hold(parent, len)
+        {
+            let (children, deferred) = (children.into(), IdMap::default());
+            self.forks.all.push_back(HeldFork { holder, sequence, runs, idle, children, deferred });
+            return self.continue_forks(device);
         }
+        self.forks.work_left = self.forks.work_left.saturating_sub(work);
         for child in children {
             let sequence = self.try_fork(parent, len, &child, runs);
             self.finish_fork(child, sequence, idle, runs);
@@ -33,7 +35,7 @@ impl Lifecycle {
 
     /// Copies the state of a sequence to a hidden idle one.
     fn hold(&mut self, parent: SeqId, len: Option<usize>) -> Result<(SeqId, Sequence)> {
-        self.forks.forks.try_reserve(1)?;
+        self.forks.all.try_reserve(1)?;
         let sequence = self.copy_sequence(parent)?;
         let holder = self.transfers.exports.next_holder();
         self.scheduler.fork(parent, len, holder, false)?;
@@ -49,20 +51,31 @@ impl Lifecycle {
     /// Creates further children, as many as this step may create.
     pub(super) fn continue_forks(&mut self, device: &mut Device) {
         while self.forks.work_left > 0
-            && let Some(fork) = self.forks.forks.front_mut()
+            && let Some(fork) = self.forks.all.front_mut()
         {
             let (holder, runs, idle) = (fork.holder, fork.runs, fork.idle);
-            if let Some(child) = fork.children.pop_front() {
-                let work = CHILD_WORK + self.scheduler.find(holder).map_or(0, |sequence| sequence.tokens.len());
-                let sequence = fork.sequence.fork();
-                let sequence = sequence.and_then(|sequence| self.add_fork(sequence, holder, None, &child, runs));
-                self.forks.work_left = self.forks.work_left.saturating_sub(work);
-                self.finish_fork(child, sequence, idle, runs);
-            } else if let Some(fork) = self.forks.forks.pop_front() {
+            let Some(child) = fork.children.pop_front() else {
+                self.forks.all.pop_front();
                 self.scheduler.remove(holder);
-                self.release_deferred(fork.deferred, device);
-            }
+                continue;
+            };
+            let (sequence, deferred) = (fork.sequence.fork(), fork.deferred.remove(&child.id));
+            let work = CHILD_WORK + self.scheduler.find(holder).map_or(0, |sequence| sequence.tokens.len());
+            self.forks.work_left = self.forks.work_left.saturating_sub(work);
+            let sequence = sequence.and_then(|sequence| self.add_fork(sequence, holder, None, &child, runs));
+            self.finish_fork(child, sequence, idle, runs);
+            deferred.into_iter().for_each(|deferred| self.release_deferred(deferred, device));
         }
+    }
+
+    /// Creates all children of all forks, because there is no memory to defer a command for one of
+    /// them.
+    pub(super) fn finish_forks(&mut self, device: &mut Device) {
+        while self.forks.pending() > 0 {
+            self.forks.work_left = usize::MAX;
+            self.continue_forks(device);
+        }
+        self.forks.work_left = 0;
     }
 
     /// Copies a sequence for a child that shares the first `len` tokens (`None`: all), and adds the

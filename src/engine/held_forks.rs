@@ -7,16 +7,17 @@ use super::command::{Command, ForkedSequence};
 use super::deferred_commands::DeferredCommands;
 use super::sequence::Sequence;
 use crate::types::SeqId;
+use crate::types::id_map::IdMap;
 
 /// Work of a child without tokens. The unit is the copy of one token.
 pub const CHILD_WORK: usize = 1024;
 /// Maximum work for the children of a step, a few milliseconds. Each step creates at least one.
-pub const STEP_WORK: usize = 1024 * CHILD_WORK;
+const STEP_WORK: usize = 1024 * CHILD_WORK;
 
 /// The forks that have children to create, in the order of their commands.
 #[derive(Default)]
 pub struct HeldForks {
-    pub forks: VecDeque<HeldFork>,
+    pub all: VecDeque<HeldFork>,
     /// Work that the rest of this step may do.
     pub work_left: usize,
 }
@@ -30,16 +31,20 @@ pub struct HeldFork {
     /// the parent was idle.
     pub runs: bool,
     pub idle: bool,
-    /// Children in the order of their ids.
+    /// Children in the order of their ids, which are contiguous.
     pub children: VecDeque<ForkedSequence>,
-    /// Commands for the children.
-    pub deferred: DeferredCommands,
+    /// Commands for each child, and for its forks. They are released when it has been created.
+    pub deferred: IdMap<SeqId, DeferredCommands>,
 }
 
 impl HeldFork {
-    fn concerns(&self, seq: SeqId) -> bool {
-        let creates = self.children.front().zip(self.children.back()).is_some_and(|(first, last)| (first.id..=last.id).contains(&seq));
-        creates || self.deferred.creates(seq)
+    /// Returns the child whose creation a command for `seq` must await.
+    fn child_before(&self, seq: SeqId) -> Option<SeqId> {
+        let (first, last) = self.children.front().zip(self.children.back())?;
+        match (first.id..=last.id).contains(&seq) {
+            true => Some(seq),
+            false => self.deferred.iter().find(|(_, deferred)| deferred.creates(seq)).map(|(&child, _)| child),
+        }
     }
 }
 
@@ -50,24 +55,35 @@ impl HeldForks {
 
     /// Returns the number of forks that have children to create.
     pub fn pending(&self) -> usize {
-        self.forks.len()
+        self.all.len()
     }
 
     /// Returns the hidden sequences.
     pub fn holders(&self) -> impl Iterator<Item = SeqId> {
-        self.forks.iter().map(|fork| fork.holder)
+        self.all.iter().map(|fork| fork.holder)
     }
 
     pub fn clear(&mut self) {
-        self.forks.clear();
+        self.all.clear();
     }
 
-    /// Returns the commands after which this one must wait. `None` if it need not wait.
-    pub fn commands_before(&mut self, command: &Command) -> Option<&mut DeferredCommands> {
-        if self.forks.is_empty() {
-            return None;
+    /// Returns whether the command must wait until its sequence has been created.
+    pub fn must_wait(&self, command: &Command) -> bool {
+        !self.all.is_empty() && command.target().is_some_and(|seq| self.all.iter().any(|fork| fork.child_before(seq).is_some()))
+    }
+
+    /// Defers a command until its sequence has been created. Returns the command if there is no
+    /// memory.
+    pub fn defer(&mut self, command: Command) -> std::result::Result<(), Command> {
+        let Some(target) = command.target() else { return Err(command) };
+        for fork in &mut self.all {
+            if let Some(child) = fork.child_before(target) {
+                return match fork.deferred.try_reserve(1) {
+                    Ok(()) => fork.deferred.entry(child).or_default().defer(command),
+                    Err(_) => Err(command),
+                };
+            }
         }
-        let target = command.target()?;
-        self.forks.iter_mut().find(|fork| fork.concerns(target)).map(|fork| &mut fork.deferred)
+        Err(command)
     }
 }

@@ -10,7 +10,7 @@ use super::step_inputs::Inputs;
 use crate::generation::grammar::MaskId;
 use crate::scheduler::StepPlan;
 
-/// Maximum number of commands that a step applies after masks and imports have released them.
+/// Maximum number of commands that a step applies after masks, imports and forks have released them.
 const MAX_RELEASED: usize = 1024;
 
 impl Lifecycle {
@@ -40,14 +40,15 @@ impl Lifecycle {
         }
     }
 
-    /// Releases commands that have waited for a mask or an import. Without memory, applies them now.
+    /// Releases commands that have waited for a mask, an import or a fork. Without memory, applies
+    /// them now.
     pub(super) fn release_deferred(&mut self, deferred: DeferredCommands, device: &mut Device) {
         let refused = self.masks.release(deferred);
-        refused.into_iter().flatten().for_each(|command| self.apply_now(command, device));
+        refused.into_iter().flatten().for_each(|command| self.apply_after_mask(command, device));
     }
 
-    /// Applies the commands of a step. Commands that have waited for a mask or an import precede
-    /// them, a bounded number in each step.
+    /// Applies the commands of a step. Commands that have waited for a mask, an import or a fork
+    /// precede them, a bounded number in each step.
     pub fn apply_all(&mut self, commands: &mut VecDeque<Command>, device: &mut Device) {
         while let Some(command) = commands.pop_front() {
             // A command may release others. Without memory, these wait longer.
@@ -69,17 +70,29 @@ impl Lifecycle {
         }
     }
 
-    /// Applies a command, or defers it while another thread uses the grammar of its sequence, or
-    /// until a fork has created its sequence. The end of a generation does not wait for a grammar,
-    /// only for other commands that wait for it.
+    /// Applies a command, or defers it while another thread uses the grammar of its sequence. The
+    /// end of a generation waits only after other commands.
     pub(super) fn apply_after_mask(&mut self, command: Command, device: &mut Device) {
-        let before = self.masks.commands_before(&command);
-        let refused = match before.or_else(|| self.forks.commands_before(&command)) {
+        let refused = match self.masks.commands_before(&command) {
             Some(deferred) => deferred.defer(command).err(),
             None => Some(command),
         };
         if let Some(command) = refused {
-            self.apply_now(command, device);
+            self.apply_after_fork(command, device);
+        }
+    }
+
+    /// Applies a command, or defers it until its sequence has been created.
+    fn apply_after_fork(&mut self, command: Command, device: &mut Device) {
+        if !self.forks.must_wait(&command) {
+            return self.apply_now(command, device);
+        }
+        if let Err(command) = self.forks.defer(command) {
+            self.finish_forks(device);
+            while let Some(earlier) = self.masks.released.pop_front() {
+                self.apply(earlier, device);
+            }
+            self.apply(command, device);
         }
     }
 }

@@ -146,7 +146,9 @@ impl Lifecycle {
 
     /// Ends one running sequence between steps.
     pub fn end_sequence(&mut self, seq: SeqId, finish: FinishReason, complete: impl FnOnce(Output) -> Output) {
-        self.flush_echo(seq);
+        if self.scheduler.find(seq).is_some_and(|sequence| sequence.group.is_some()) {
+            self.flush_echo(seq);
+        }
         // The token was committed before the end.
         if let Some(token) = self.masks.take_token(seq) {
             self.emit_pending_token(seq, token, Ok(false));

@@ -40,7 +40,8 @@ pub struct Masks {
     late: Vec<LateMask>,
     /// Number of late masks by request.
     late_requests: IdMap<RequestId, usize>,
-    /// Commands that have waited for a mask or an import, in the order in which they are applied.
+    /// Commands that have waited for a mask, an import or a fork, in the order in which they are
+    /// applied.
     pub released: VecDeque<Command>,
     /// Number of them that this step may still apply.
     pub may_apply: usize,
@@ -272,7 +273,7 @@ impl Masks {
         self.late.iter().any(|late| late.seq == seq)
     }
 
-    /// Releases commands that have waited for a mask or an import. Without memory, returns them.
+    /// Releases commands that have waited. Without memory, returns them.
     pub fn release(&mut self, deferred: DeferredCommands) -> Option<DeferredCommands> {
         if self.released.try_reserve(deferred.len()).is_err() {
             return Some(deferred);

@@ -192,10 +192,8 @@ impl Engine {
     pub(super) fn checked(&self, queue: &Queue, request: &mut Request) -> Result<(Vec<u32>, usize, Branching)> {
         self.check()?;
         self.check_queue(queue)?;
-        if request.beam.is_none() {
-            self.apply_model_defaults(&mut request.sampling)?;
-        }
-        self.check_sampling(&request.sampling)?;
+        request.sampling.model_defaults &= request.beam.is_none();
+        self.prepare_sampling(&mut request.sampling)?;
         check_priority(request.priority)?;
         let branching = self.branching(request)?;
         let prompt = std::mem::replace(&mut request.prompt, Prompt::Tokens(Vec::new()));
@@ -213,18 +211,23 @@ impl Engine {
         Beams::new(params, n as usize, &ends, max_new_tokens)
     }
 
-    pub(super) fn apply_model_defaults(&self, params: &mut SamplingParams) -> Result<()> {
-        match std::mem::take(&mut params.model_defaults) {
-            true => self.info.sampling_defaults.as_ref().map(|defaults| defaults.apply(params)).map_err(Error::clone),
-            false => Ok(()),
-        }
-    }
-
     pub(super) fn check_queue(&self, queue: &Queue) -> Result<()> {
         match queue.belongs_to(&self.shared.table) {
             true => Ok(()),
             false => Err(Error::invalid("the queue belongs to another engine; create one on this engine")),
         }
+    }
+
+    /// Applies the defaults of the model if they are wanted, and checks the parameters.
+    pub(super) fn prepare_sampling(&self, sampling: &mut SamplingParams) -> Result<()> {
+        if std::mem::take(&mut sampling.model_defaults) {
+            self.info.sampling_defaults.as_ref().map_err(Error::clone)?.apply(sampling);
+        }
+        self.check_sampling(sampling)?;
+        for alternatives in [&mut sampling.logprobs, &mut sampling.prompt_logprobs] {
+            *alternatives = alternatives.map(|count| count.min(self.info.vocab_size as u32));
+        }
+        Ok(())
     }
 
     pub(super) fn check_sampling(&self, sampling: &SamplingParams) -> Result<()> {

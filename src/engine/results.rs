@@ -60,10 +60,10 @@ impl Lifecycle {
         }
     }
 
-    /// Delivers an echo that is still pending when the sequence ends, or at the first token, since a
+    /// Delivers an echo that is still pending: the sequence ends, or its first token comes after a
     /// rewind has shortened the prompt to tokens that had been computed.
     pub(super) fn flush_echo(&mut self, seq: SeqId) {
-        let Some(sequence) = self.live.sequences.get_mut(&seq) else { return };
+        let Some(sequence) = self.live.sequences.get_mut(&seq).filter(|sequence| sequence.has_echo()) else { return };
         let (sender, echo) = (sequence.generation.sender.clone(), sequence.take_echo());
         match echo {
             Ok(output) => output.into_iter().for_each(|output| self.delivery.push(&sender, output)),
@@ -77,6 +77,7 @@ impl Lifecycle {
         self.flush_echo(sampled_token.parent);
         let reserved = self.live.sequences.try_reserve(1).map_err(Error::from);
         let Some(unstarted) = self.live.sequences.get_mut(&sampled_token.parent).map(|parent| parent.samples.preallocated.pop()) else {
+            self.scheduler.remove(sampled_token.child);
             return;
         };
         match reserved.and_then(|()| self.sample_of(&self.live.sequences[&sampled_token.parent], unstarted, sampled_token.child)) {

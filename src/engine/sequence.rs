@@ -211,6 +211,12 @@ impl Sequence {
         let mirostat = header.mirostat.as_ref().map(|(first, mus)| Ok::<_, Error>((*first, numbers(mus)?))).transpose()?;
         sequence.generation.sampling.restore(&header.tokens, header.prompt_len, mirostat)?;
         sequence.processor.restore(&sequence.generation.sampling, header, text)?;
+        // The rest of an echoed prompt is computed here. Deltas do not repeat the prompt.
+        let params = sequence.params();
+        let echoes = params.echoed_logprobs().is_some() && is_cumulative(params);
+        if let Some(from) = header.logits_from.filter(|from| echoes && from + 1 < prompt.len()) {
+            sequence.echo = Some(Box::new(PendingEcho { output: sequence.echo_output(prompt, text)?, scored: from + 1 }));
+        }
         Ok(sequence)
     }
 
@@ -312,6 +318,10 @@ impl Sequence {
             true => self.take_echo(),
             false => Ok(None),
         }
+    }
+
+    pub fn has_echo(&self) -> bool {
+        self.echo.is_some()
     }
 
     /// Returns the echo that is pending.

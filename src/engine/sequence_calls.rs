@@ -133,8 +133,7 @@ impl Engine {
     /// Resumes an idle sequence with new parameters.
     pub fn resume(&self, seq: SeqId, mut how: Resume) -> Result<()> {
         self.check()?;
-        self.apply_model_defaults(&mut how.sampling)?;
-        self.check_sampling(&how.sampling)?;
+        self.prepare_sampling(&mut how.sampling)?;
         if how.sampling.prompt_logprobs.is_some() || how.sampling.echo {
             return Err(Error::invalid("prompt_logprobs and echo are not possible for a resumed sequence; clear both flags"));
         }

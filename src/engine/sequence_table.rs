@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::LogitsHook;
 use super::command::{Command, ForkedSequence, ImportedSequence, PendingOutput};
+use super::held_forks::CHILD_WORK;
 use super::inbox::Inbox;
 use super::request::PreparedRequest;
 use super::sequence::Generation;
@@ -317,7 +318,7 @@ impl SequenceTable {
                 state.sequences.insert(child.id, forked);
             }
             state.ids = allocator;
-            state.push(parent, Command::Fork { parent, len, children, idle }, at.saturating_mul(n));
+            state.push(parent, Command::Fork { parent, len, children, idle }, at.saturating_add(CHILD_WORK).saturating_mul(n));
             Ok(ids)
         })
     }

@@ -34,10 +34,10 @@ impl Lifecycle {
         {
             self.scheduler.drop_blocks(seq);
             let deferred = self.finish_import(import, Ok(()));
-            deferred.into_iter().for_each(|command| self.apply_now(command, device));
+            deferred.into_iter().for_each(|command| self.apply_after_mask(command, device));
         }
         if let Some(command) = refused {
-            self.apply_now(command, device);
+            self.apply_after_mask(command, device);
         }
     }
 

@@ -209,7 +209,7 @@ fn record(output: &Output, view: OutputView, top: &mut Vec<pllm_logprob>) -> pll
         None => (PLLM_STOP_NONE, 0, ""),
         Some(StopReason::Eos(token)) => (PLLM_STOP_EOS, *token, ""),
         Some(StopReason::Token(token)) => (PLLM_STOP_TOKEN, *token, ""),
-        Some(StopReason::Text(text)) => (PLLM_STOP_STRING, 0, &text[..]),
+        Some(StopReason::Text(stops, which)) => (PLLM_STOP_STRING, 0, &stops[*which][..]),
         Some(StopReason::Grammar) => (PLLM_STOP_GRAMMAR, 0, ""),
     };
     pllm_output {

@@ -126,8 +126,9 @@ impl OutputProcessor {
         self.stops.reserve(&self.fresh, &mut output.text)?;
         if generated < params.min_tokens {
             self.stops.pass(&self.fresh, &mut output.text);
-        } else if let Some(stop) = self.stops.push(&self.fresh, &mut output.text) {
-            (output.finish, output.stop) = (Some(FinishReason::Stop), Some(StopReason::Text(stop.clone())));
+        } else if let Some(which) = self.stops.push(&self.fresh, &mut output.text) {
+            let stops = sampling.resolved.stop_texts.clone();
+            (output.finish, output.stop) = (Some(FinishReason::Stop), Some(StopReason::Text(stops, which)));
             return Ok(());
         }
         if output.finish.is_some() {

@@ -46,13 +46,13 @@ impl StopMatcher {
         Ok(())
     }
 
-    /// Adds text, and appends to `out` what certainly precedes every stop string. Returns the stop
-    /// string that is complete, if there is one. Text after it is dropped, and so is the stop string unless
+    /// Adds text, and appends to `out` what certainly precedes every stop string. Returns the index
+    /// of the stop string that is complete, if there is one. Text after it is dropped, and so is the stop string unless
     /// `include_stop` is set.
     ///
     /// The stop string that ends first matches, so that the result does not depend on the pieces. If
     /// there are several, the longest one matches.
-    pub fn push(&mut self, text: &str, out: &mut String) -> Option<&Arc<str>> {
+    pub fn push(&mut self, text: &str, out: &mut String) -> Option<usize> {
         let ResolvedSampling { params, stops, .. } = &*self.sampling;
         if stops.is_empty() {
             out.push_str(text);
@@ -67,7 +67,7 @@ impl StopMatcher {
                 self.release_held(if include_stop { end } else { end - len }, out);
                 (self.emitted, self.state) = (0, MatchState::default());
                 self.held.clear();
-                return self.sampling.stop_texts.get(which);
+                return Some(which);
             }
         }
         // A stop string starts with the first byte of a character, so the cut is at a character
@@ -147,7 +147,7 @@ mod tests {
         let (mut matcher, mut out) = (matcher(&["END"], true), String::new());
         assert_eq!(matcher.push("one EN", &mut out), None);
         assert_eq!(out, "one ", "an incomplete stop string is held back");
-        assert_eq!(matcher.push("D two", &mut out).map(|stop| &**stop), Some("END"));
+        assert_eq!(matcher.push("D two", &mut out), Some(0));
         matcher.finish(&mut out);
         assert_eq!(out, "one END", "text after the stop string is dropped");
     }

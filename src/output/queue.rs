@@ -197,7 +197,7 @@ impl OutputSender {
             debug_assert!(state.owed > 0, "each is owed");
             state.owed = state.owed.saturating_sub(1);
             if let Err(error) = state.outputs.add(output, state.owed) {
-                (output.finish, output.error) = (Some(FinishReason::Error), Some(error));
+                (output.finish, output.stop, output.error) = (Some(FinishReason::Error), None, Some(error));
                 state.outputs.add_header(output);
             }
             Ok(())

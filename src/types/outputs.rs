@@ -29,8 +29,8 @@ pub enum StopReason {
     Eos(u32),
     /// A stop token of the request.
     Token(u32),
-    /// A stop string of the request.
-    Text(Arc<str>),
+    /// A stop string of the request: the list of them, and an index.
+    Text(Arc<Vec<String>>, usize),
     /// The grammar is complete.
     Grammar,
 }
@@ -273,7 +273,7 @@ impl Output {
 
     /// Turns this output into the last one of a failed sequence. Its contents are kept.
     pub fn failed(self, error: Error) -> Output {
-        Output { finish: Some(FinishReason::Error), error: Some(error), ..self }
+        Output { finish: Some(FinishReason::Error), stop: None, error: Some(error), ..self }
     }
 
     /// Returns the same output without contents, for another sequence of the request.

@@ -174,7 +174,9 @@ fn type_name(ty: &Type) -> String {
 fn size(type_name: &str) -> u64 {
     match type_name {
         "u32" | "i32" | "f32" => 4,
-        _ => 8, // 64-bit numbers, pointers and functions
+        "u64" | "i64" | "f64" => 8,
+        _ if type_name.ends_with('*') || type_name.starts_with("pllm_") => 8, // pointers and functions
+        _ => panic!("the size of {type_name} is not known"),
     }
 }
 
@@ -245,7 +247,8 @@ fn structs(items: &[Item], constants: &[Value], first: &Release) -> Vec<Value> {
                 return json!({"name": name, "opaque": true, "doc": doc(&item.attrs), "since": first.since(&name)});
             }
             let Fields::Named(named) = &item.fields else { panic!("{name} has no named fields") };
-            let values = defaults(&name).filter(|_| initialized.contains(&name));
+            let values = defaults(&name);
+            assert_eq!(values.is_some(), initialized.contains(&name), "defaults() lacks {name}, or it has no _init function");
             let mut offset = 0;
             let types: Vec<(String, String)> =
                 named.named.iter().map(|field| (field.ident.as_ref().unwrap().to_string(), type_name(&field.ty))).collect();

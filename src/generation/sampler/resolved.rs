@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::text_matcher::TextMatcher;
 use super::token_texts::TokenTexts;
-use crate::error::Result;
+use crate::error::{Result, try_texts};
 use crate::types::options::SamplingParams;
 use crate::types::outputs::StopReason;
 
@@ -21,7 +21,7 @@ pub struct ResolvedSampling {
     /// `params.stop` as an automaton.
     pub stops: TextMatcher,
     /// `params.stop`, shared with the outputs that report them.
-    pub stop_texts: Vec<Arc<str>>,
+    pub stop_texts: Arc<Vec<String>>,
     /// The sequence breakers of `params.dry` as an automaton. Empty if DRY is off.
     pub breakers: TextMatcher,
 }
@@ -35,7 +35,7 @@ impl ResolvedSampling {
         token_texts: Arc<TokenTexts>,
     ) -> Result<ResolvedSampling> {
         let stops = TextMatcher::new(&params.stop)?;
-        let stop_texts = params.stop.iter().map(|stop| Arc::from(&stop[..])).collect();
+        let stop_texts = Arc::new(try_texts(&params.stop)?);
         let dry = params.dry.as_ref().filter(|dry| dry.is_on());
         let breakers = TextMatcher::new(dry.and_then(|dry| dry.sequence_breakers.as_deref()).unwrap_or_default())?;
         Ok(ResolvedSampling { params, eos, bad_words, token_texts, stops, stop_texts, breakers })
