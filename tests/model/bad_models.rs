@@ -1332,21 +1332,21 @@ fn requests_can_take_the_sampling_parameters_of_the_model() {
     assert_eq!(wanted(SamplingParams::default()).unwrap(), plain, "the model has no such file");
     model.write(
         file,
-        &json!({"temperature": 0.3, "top_k": 5, "top_p": 0.9, "repetition_penalty": 1.2, "min_p": null, "eos_token_id": 2}).to_string(),
+        json!({"temperature": 0.3, "top_k": 5, "top_p": 0.9, "repetition_penalty": 1.2, "min_p": null, "eos_token_id": 2}).to_string(),
     );
     let recommended = SamplingParams { temperature: 0.3, top_k: 5, top_p: 0.9, repetition_penalty: 1.2, ..SamplingParams::default() };
     assert_eq!(wanted(SamplingParams::default()).unwrap(), run(recommended.clone()).unwrap());
     assert_eq!(run(SamplingParams::default()).unwrap(), plain, "not wanted");
     let own = SamplingParams { top_k: 2, ..SamplingParams::default() };
     assert_eq!(wanted(own).unwrap(), run(SamplingParams { top_k: 2, ..recommended }).unwrap(), "own values stay");
-    model.write(file, &json!({"do_sample": false, "temperature": 0.3}).to_string());
+    model.write(file, json!({"do_sample": false, "temperature": 0.3}).to_string());
     assert_eq!(wanted(SamplingParams::default()).unwrap(), run(SamplingParams::greedy()).unwrap());
     for wrong in [json!({"temperature": "0.6"}), json!({"top_k": -1}), json!({"top_p": [0.9]}), json!({"do_sample": 1})] {
-        model.write(file, &wrong.to_string());
+        model.write(file, wrong.to_string());
         let error = wanted(SamplingParams::default()).unwrap_err();
         assert!(error.code() == Code::Model && error.message().starts_with("generation_config.json: "), "{error}");
         assert_eq!(run(SamplingParams::default()).unwrap(), plain);
     }
-    model.write(file, &json!({"top_p": 1.5}).to_string());
+    model.write(file, json!({"top_p": 1.5}).to_string());
     assert!(wanted(SamplingParams::default()).unwrap_err().message().contains("top_p is 1.5"));
 }
