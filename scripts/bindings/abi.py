@@ -40,7 +40,7 @@ class Field:
     count: Optional[str] = None
     default: object = None
     unit: Optional[str] = None
-    range: Optional[str] = None
+    range: Optional[List[float]] = None
 
     @property
     def target(self):

@@ -265,9 +265,8 @@ fn structs(items: &[Item], constants: &[Value], first: &Release) -> Vec<Value> {
                 if let Some(values) = &values {
                     entry.insert("default".into(), number(ty, &values[offset as usize..][..bytes as usize]));
                 }
-                for key in ["Unit", "Range"] {
-                    entry.extend(marked(&text, key).map(|value| (key.to_lowercase(), json!(value))));
-                }
+                entry.extend(unit(field_name).map(|unit| ("unit".into(), json!(unit))));
+                entry.extend(range(&text).map(|range| ("range".into(), json!(range))));
                 entry.insert("doc".into(), json!(text));
                 entry.insert("since".into(), json!(first.since(&format!("{name}.{field_name}"))));
                 fields.push(Value::Object(entry));
@@ -278,10 +277,22 @@ fn structs(items: &[Item], constants: &[Value], first: &Release) -> Vec<Value> {
         .collect()
 }
 
-/// Returns the text after `key: ` up to the end of its sentence.
-fn marked(text: &str, key: &str) -> Option<String> {
-    let rest = &text[text.find(&format!("{key}: "))? + key.len() + 2..];
-    Some(rest[..rest.find(". ").unwrap_or(rest.len() - 1)].to_string())
+/// Returns the unit that the name of a field ends with.
+fn unit(name: &str) -> Option<&'static str> {
+    let units = [("_bytes", "bytes"), ("_ms", "milliseconds"), ("_seconds", "seconds"), ("_tokens", "tokens"), ("_model_len", "tokens")];
+    units.into_iter().find(|(end, _)| name.ends_with(end)).map(|(_, unit)| unit)
+}
+
+/// Returns the range that a comment states as `A to B` or `At most B`, of the value or of the number of
+/// elements.
+fn range(text: &str) -> Option<[f64; 2]> {
+    let words: Vec<&str> = text.split_whitespace().map(|word| word.trim_end_matches([',', '.', ':', ';'])).collect();
+    let number = |word: &str| word.replace(',', "").parse::<f64>().ok();
+    words.windows(3).find_map(|words| match words {
+        [low, "to", high] => Some([number(low)?, number(high)?]),
+        ["At", "most", high] => Some([0.0, number(high)?]),
+        _ => None,
+    })
 }
 
 /// Returns what a field is for: a number, a text with its length, a value of a set of constants...
