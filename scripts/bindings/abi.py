@@ -48,6 +48,15 @@ class Field:
         return re.sub(r"^const | \*$", "", self.type)
 
     @property
+    def is_flags(self):
+        """Whether the field takes flags, also those of several sets, which have the role number."""
+        return self.name == "flags" or self.name.endswith("_flags")
+
+    @property
+    def is_bool(self):
+        return self.doc.startswith("1 if ")
+
+    @property
     def is_data(self):
         return self.role not in ("struct_size", "reserved", "length")
 
@@ -111,6 +120,11 @@ class Abi:
 
     def struct(self, name):
         return next(struct for struct in self.structs if struct.name == name)
+
+    def flags(self, field):
+        """Returns the flags that a field takes: its doc names their set, as PLLM_SET_*, or each."""
+        names = re.findall(r"PLLM_\w+\*?", field.doc) if field.is_flags else []
+        return [constant for constant in self.constants if constant.name in names or f"{constant.set}_*" in names]
 
     @property
     def records(self):

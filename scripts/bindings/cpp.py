@@ -203,7 +203,7 @@ class Wrapper:
         self.flag_owners = {}
         for struct in abi.records:
             for field in struct.fields:
-                for flag in self.flags(field):
+                for flag in self.abi.flags(field):
                     self.flag_owners.setdefault(flag.name, struct)
 
     # ---- texts -----------------------------------------------------------------------------------
@@ -225,17 +225,10 @@ class Wrapper:
         """Returns the enumerator, the member that stands for a flag, or the name in C."""
         if constant.set in self.choices:
             return f"{type_name(constant.set)}::{value_name(constant)}"
-        if struct and any(constant in self.flags(field) for field in struct.fields):
+        if struct and any(constant in self.abi.flags(field) for field in struct.fields):
             return value_name(constant)
         owner = self.flag_owners.get(constant.name)
         return f"{type_name(owner.name)}::{value_name(constant)}" if owner else constant.name
-
-    def flags(self, field):
-        """Returns the flags that the doc of a field of flags names: PLLM_SET_*, or single ones."""
-        if not field.name.endswith("flags"):
-            return []
-        names = re.findall(r"PLLM_\w+\*?", field.doc)
-        return [constant for constant in self.abi.constants if constant.name in names or f"{constant.set}_*" in names]
 
     # ---- sections --------------------------------------------------------------------------------
 
@@ -272,7 +265,7 @@ class Wrapper:
         """Returns a member for each flag that does not only mark a field as set."""
         marked = {mark.name for mark in filter(None, (self.mark(struct, other) for other in struct.fields))}
         terms = []
-        for flag in self.flags(field):
+        for flag in self.abi.flags(field):
             name = value_name(flag)
             terms.append(f"flag(from.{name}{'.has_value()' if flag.name in marked else ''}, {flag.name})")
             if flag.name not in marked:
@@ -282,7 +275,7 @@ class Wrapper:
 
     def mark(self, struct, field):
         """Returns the flag that marks a number as set: PLLM_FORK_SEED for seed of pllm_fork."""
-        flags = [flag for other in struct.fields for flag in self.flags(other)]
+        flags = [flag for other in struct.fields for flag in self.abi.flags(other)]
         return next((flag for flag in flags if flag.short == field.name.upper()), None)
 
     def option(self, struct, field):
@@ -362,7 +355,7 @@ class Wrapper:
         struct = self.records[name]
         members = list(EXTRA.get(name, []))
         for field in struct.fields:
-            if self.flags(field):
+            if self.abi.flags(field):
                 members += self.flag_members(struct, field)
             elif field.is_data and not {field.name, f"{struct.name}.{field.name}"} & HIDDEN:
                 members.append(self.option(struct, field))
@@ -407,7 +400,7 @@ class Wrapper:
                 return Member(name, "Seconds", doc=doc, read=f"Seconds({value})")
             read = f"{value} < 0 ? std::nullopt : std::optional<Seconds>({value})"
             return Member(name, "std::optional<Seconds>", doc=doc, read=read)
-        if field.doc.startswith("1 if "):
+        if field.is_bool:
             return Member(name, "bool", doc=doc, read=f"{value} != 0")
         return Member(name, NUMBERS[field.type], doc=doc, read=value)
 

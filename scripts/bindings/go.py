@@ -289,9 +289,7 @@ class Writer:
         flags = {}
         record = next((record for record in self.abi.records if record.short == short), None)
         for field in record.fields if record else []:
-            if field.name in ("flags", "text_flags"):
-                for name in re.findall(r"PLLM_[A-Z_]+\*?", field.doc):
-                    flags.update({flag: field for flag in self.constants if flag == name or name[-1] == "*" and self.constants[flag].set == name[:-2]})
+            flags.update({flag.name: field for flag in self.abi.flags(field)})
         return flags
 
     def flag_name(self, flag, short):
@@ -359,7 +357,7 @@ class Writer:
             return "*time.Duration" if "Negative if" in field.doc else "time.Duration"
         if key in POINTERS:
             return "*float64" if field.type == "f32" else "*int"
-        if field.doc.startswith("1 if"):
+        if field.is_bool:
             return "bool"
         if field.type in ("f32", "f64"):
             return "float64"

@@ -33,12 +33,7 @@ HIDDEN = {"progress", "progress_data", "budget", "queue", "sampling", "logits_ho
 # Hidden fields that the interface has.
 SHOWN = {("pllm_engine_options", "budget"): "Budget", ("pllm_fork", "queue"): "Queue"}
 
-# The flags of fields that take some constants of one or several sets.
-FLAGS = {
-    ("pllm_resume", "flags"): ["PLLM_REQUEST_KEEP", "PLLM_RESUME_USER_DATA", "PLLM_RESUME_CONTINUE"],
-    ("pllm_resume", "text_flags"): ["PLLM_TEXT_SKIP_SPECIAL"],
-    ("pllm_pin", "text_flags"): ["PLLM_TEXT_ADD_SPECIAL"],
-}
+# Flags with another name than in C, and those that switch something off.
 FLAG_NAMES = {"PLLM_ENGINE_NO_PREFIX_CACHE": "prefixCache", "PLLM_RESUME_CONTINUE": "continueGeneration"}
 INVERTED = {"PLLM_ENGINE_NO_PREFIX_CACHE"}
 
@@ -243,15 +238,10 @@ class Node:
 
     # ---- options
 
-    def flags(self, struct, field):
-        if field.role == "flags":
-            return self.abi.sets[field.set]
-        return [self.constants[name] for name in FLAGS.get((struct.name, field.name), [])]
-
     def options(self, struct):
         """Returns the options in the order in which they are set: the flags last, because other
         options imply some of them."""
-        flags = {constant.name: (constant, field) for field in struct.fields for constant in self.flags(struct, field)}
+        flags = {constant.name: (constant, field) for field in struct.fields for constant in self.abi.flags(field)}
         options = []
         for field in struct.fields:
             shown = SHOWN.get((struct.name, field.name))
@@ -261,7 +251,7 @@ class Node:
                 choices = struct.field("choices")
                 texts = f"set.texts('{camel(choices.lens)}', '{camel(choices.count)}')"
                 options.append(Option("grammar", "Grammar", f"set.grammar(GRAMMAR, {texts})", ""))
-            elif field.is_data and field.name not in HIDDEN and not self.flags(struct, field):
+            elif field.is_data and field.name not in HIDDEN and not self.abi.flags(field):
                 options.append(self.option(struct, field, flags))
         for constant, field in flags.values():
             name = FLAG_NAMES.get(constant.name, constant_name(constant))
@@ -334,7 +324,7 @@ class Node:
         if field.role == "array":
             return Result(name, "number[]", f"array({c_name}, {field.target}, c.{camel(field.len)})", doc)
         # The statistics are numbers that can be added.
-        if doc.startswith("1 if ") and struct.name != "pllm_stats":
+        if field.is_bool and struct.name != "pllm_stats":
             return Result(name, "boolean", f"{c_name} !== 0", re.sub(", 0 if ", ", false if ", f"true{doc[1:]}"))
         return Result(name, "number | bigint" if field.name in IDS else "number", c_name, doc)
 

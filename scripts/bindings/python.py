@@ -131,19 +131,9 @@ def flag_name(constant):
     return RENAMED.get(constant.name, constant.short.lower().removeprefix("no_"))
 
 
-def is_flags(field):
-    return field.name == "flags" or field.name.endswith("_flags")
-
-
 def flags_of(abi, struct):
-    """The flags of a struct, each with its field: those of the set of the field, or that its text names."""
-    found = {}
-    for field in struct.fields:
-        if is_flags(field):
-            names = re.findall(r"PLLM_\w+", field.doc)
-            found.update({constant.name: (constant, field) for constant in abi.constants
-                          if constant.name in names or constant.set and f"{constant.set}_" in names})
-    return found
+    """The flags of a struct, each with its field."""
+    return {constant.name: (constant, field) for field in struct.fields for constant in abi.flags(field)}
 
 
 @dataclasses.dataclass
@@ -162,7 +152,7 @@ def options(abi, struct):
     for field in struct.fields:
         if not field.is_data or field.role == "user_data" or field.name in HIDDEN:
             continue
-        if is_flags(field):
+        if field.is_flags:
             # The option of the same name sets a flag such as SEED.
             found += [flag_option(abi, struct, field, constant) for constant, its_field in flags.values()
                       if its_field is field and not any(constant.short.lower() == one.name for one in struct.fields)]
@@ -264,7 +254,7 @@ def result_form(struct, field):
     value = f"c.{field.name}"
     if struct.name == "pllm_output" and field.name in RESULT_FORMS:
         return RESULT_FORMS[field.name]
-    if field.doc.startswith("1 if ") and struct.name != "pllm_stats":  # the counters of Stats stay numbers
+    if field.is_bool and struct.name != "pllm_stats":  # the counters of Stats stay numbers
         return "bool", f"bool({value})"
     if "Negative if" in field.doc:
         return "Optional[float]", f"None if {value} < 0 else {value}"

@@ -10,7 +10,7 @@ use super::wakeup::Wakeup;
 use crate::error::{Error, Result};
 use crate::sys::event::EventFd;
 use crate::types::QueueId;
-use crate::types::outputs::{FinishReason, Output, OutputContent};
+use crate::types::outputs::{Output, OutputContent};
 
 /// A queue of outputs in the order of their creation. Any thread may poll it. Requests pause while
 /// their queue is full. Dropping the queue aborts the requests that write to it.
@@ -197,7 +197,7 @@ impl OutputSender {
             debug_assert!(state.owed > 0, "each is owed");
             state.owed = state.owed.saturating_sub(1);
             if let Err(error) = state.outputs.add(output, state.owed) {
-                (output.finish, output.stop, output.error) = (Some(FinishReason::Error), None, Some(error));
+                *output = std::mem::take(output).failed(error);
                 state.outputs.add_header(output);
             }
             Ok(())

@@ -13,7 +13,7 @@ use super::convert::Versioned;
 pub const FILES: [&str; 12] =
     ["library", "convert", "error", "budget", "options", "reports", "sampling", "request", "engine", "outputs", "sequences", "text"];
 
-/// The first release, whose header tells which names are newer.
+/// The first release. Names that its header lacks are newer.
 const FIRST_RELEASE: &str = "0.3.0";
 /// The release in which newer names appear.
 const NEXT_RELEASE: &str = "0.4.0";
