@@ -274,6 +274,9 @@
 // effect on beam search.
 #define PLLM_SAMPLING_MODEL_DEFAULTS 64
 
+// Value of max_tokens: as many tokens as max_model_len allows.
+#define PLLM_UNLIMITED_TOKENS UINT32_MAX
+
 // Each output has the new tokens and the new text only.
 #define PLLM_OUTPUT_DELTA 0
 
@@ -770,7 +773,9 @@ typedef struct {
   float min_p;
   // Keeps the k most probable tokens. Default 0: all.
   uint32_t top_k;
-  // Maximum number of generated tokens. 0 (default): up to max_model_len.
+  // Maximum number of generated tokens. 0: only the prompt is computed and reported; n must be 1.
+  // PLLM_UNLIMITED_TOKENS (default): up to max_model_len. 0 is unlimited for programs built with a
+  // header without prompt_logprobs_start.
   uint32_t max_tokens;
   // Number of tokens before which neither end-of-sequence tokens nor stops end the sequence.
   // Default 0.
@@ -847,6 +852,10 @@ typedef struct {
   const uint32_t *allowed_token_ids;
   // Number of allowed tokens.
   uint64_t allowed_token_ids_len;
+  // Position of the first prompt token whose log probability is reported, if
+  // PLLM_SAMPLING_PROMPT_LOGPROBS or both PLLM_SAMPLING_ECHO and PLLM_SAMPLING_LOGPROBS are set.
+  // Tokens before it can come from the prefix cache. Default 0: all except the first token.
+  uint64_t prompt_logprobs_start;
 } pllm_sampling;
 
 // Edits logits[0..vocab_size] of the token that follows tokens[0..tokens_len] of the sequence,

@@ -17,7 +17,7 @@ SECTIONS = [
     ("Engines", r"pllm_engine_(options|plan|create|free|health|get_(?!token))|pllm_engine\b|pllm_(plan|model_info|stats|progress)\b|PLLM_(DTYPE|ISA|ENGINE|ORDER|BATCHING|ALLOCATION|PREEMPTION|WEIGHTS|PACKED)_"),
     ("Memory", r"pllm_(budget|engine_budget)"),
     ("Requests", r"pllm_(request|beam|logits_hook|admission)|pllm_engine_(add_request|predict_admission|abort)|PLLM_(REQUEST|EARLY_STOPPING)_"),
-    ("Sampling", r"pllm_(sampling|dry|logit_bias|token_list)|PLLM_(SAMPLING|OUTPUT|GRAMMAR)_"),
+    ("Sampling", r"pllm_(sampling|dry|logit_bias|token_list)|PLLM_(SAMPLING|OUTPUT|GRAMMAR|UNLIMITED)_"),
     ("Sequences", r"pllm_(sequence|fork|resume|prefix|pin)|PLLM_(FORK_|RESUME_)"),
     ("Stepping", r"pllm_step\b|pllm_engine_(step|start|stop)"),
     ("Queues and outputs", r"pllm_(queue|outputs?|logprob)\b|pllm_(queue|outputs)_|pllm_engine_queue|PLLM_(FINISH|STOP|QUEUE)_"),

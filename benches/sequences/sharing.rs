@@ -61,7 +61,16 @@ fn saved(data: &Lengths, branching: Branching) -> f64 {
         let (prompt, output) = (length(data.prompt, 2 * request), length(data.output, 2 * request + 1));
         let prompt: Vec<u32> = (0..prompt).map(|i| (uniform(request, 10 + i as u64, Lane::Token) * VOCAB as f64) as u32).collect();
         let (id, max_len) = (RequestId::from_raw(request * 1000), prompt.len() + output);
-        let arrival = NewGroup { prompt, max_len, branching, priority: 0, keep: false, prompt_logits: false, root: BlockHash::default() };
+        let arrival = NewGroup {
+            prompt,
+            max_len,
+            branching,
+            priority: 0,
+            keep: false,
+            logits_from: None,
+            prompt_only: false,
+            root: BlockHash::default(),
+        };
         scheduler.add(id.sequence(0), arrival.prepare(&Paging::without_windows(BLOCK)).unwrap()).unwrap();
         match branching {
             Branching::Beams(width) => run(&mut scheduler, id, &mut Beams::new(width, output), &mut shared, &mut unshared),

@@ -78,7 +78,8 @@ fn prepared(id: u64, prompt: usize, max_len: usize, priority: i32) -> pagedllm::
     // All prompts differ, so that they share no blocks.
     let prompt = (0..prompt as u32).map(|i| id as u32 ^ i).collect();
     let (branching, root) = (Branching::One, BlockHash::default());
-    NewGroup { prompt, max_len, branching, priority, keep: false, prompt_logits: false, root }.prepare(&Paging::without_windows(16))
+    NewGroup { prompt, max_len, branching, priority, keep: false, logits_from: None, prompt_only: false, root }
+        .prepare(&Paging::without_windows(16))
 }
 
 fn step(running: usize, waiting: usize, policies: &Policies) -> Result<Duration> {

@@ -749,8 +749,9 @@ struct Sampling {
     float min_p = detail::sampling_defaults().min_p;
     // Keeps the k most probable tokens. Default 0: all.
     uint32_t top_k = detail::sampling_defaults().top_k;
-    // Maximum number of generated tokens. 0 (default): up to max_model_len.
-    uint32_t max_tokens = detail::sampling_defaults().max_tokens;
+    // Maximum number of generated tokens. 0: only the prompt is computed and reported; n must be 1.
+    // nullopt (default): up to max_model_len.
+    std::optional<uint32_t> max_tokens = std::nullopt;
     // Number of tokens before which neither end-of-sequence tokens nor stops end the sequence.
     // Default 0.
     uint32_t min_tokens = detail::sampling_defaults().min_tokens;
@@ -830,6 +831,10 @@ struct Sampling {
     // The only tokens that may be sampled. Empty (default): all. At most as many as the vocabulary
     // has tokens.
     std::vector<uint32_t> allowed_token_ids = {};
+    // Position of the first prompt token whose log probability is reported, if prompt_logprobs or
+    // both echo and logprobs are set. Tokens before it can come from the prefix cache. Default 0:
+    // all except the first token.
+    uint64_t prompt_logprobs_start = detail::sampling_defaults().prompt_logprobs_start;
 };
 
 // When a beam search stops.
@@ -1165,7 +1170,7 @@ struct CSampling {
         native.top_p = from.top_p;
         native.min_p = from.min_p;
         native.top_k = from.top_k;
-        native.max_tokens = from.max_tokens;
+        if (from.max_tokens) native.max_tokens = *from.max_tokens;
         native.min_tokens = from.min_tokens;
         if (from.seed) native.seed = *from.seed;
         stop.install(from.stop,
@@ -1198,6 +1203,7 @@ struct CSampling {
             native.bad_words, native.bad_word_lens, native.bad_word_count);
         set_lists(native.bad_words_ids, native.bad_words_ids_len, bad_words_ids, from.bad_words_ids);
         set_array(native.allowed_token_ids, native.allowed_token_ids_len, from.allowed_token_ids);
+        native.prompt_logprobs_start = from.prompt_logprobs_start;
     }
     CSampling(const CSampling &) = delete;
     CSampling &operator=(const CSampling &) = delete;

@@ -51,6 +51,14 @@ func (a *arguments) setUint32From(field *C.uint32_t, name string, value *int) {
 	}
 }
 
+// setPromptOnly sets the maximum number of tokens to 0, which is not the zero value of MaxTokens.
+func (a *arguments) setPromptOnly(field *C.uint32_t, maxTokens int) {
+	if maxTokens != 0 {
+		a.refuse("PromptOnly is set and MaxTokens is %d; set one of them to its zero value", maxTokens)
+	}
+	*field = 0
+}
+
 // setFloatFrom sets a field for which 0 is not the default. nil keeps the default.
 func setFloatFrom(field *C.float, value *float64) {
 	if value != nil {

@@ -290,7 +290,8 @@ type Sampling struct {
 	MinP float64
 	// TopK keeps the k most probable tokens. 0: all.
 	TopK int
-	// MaxTokens is the maximum number of generated tokens. 0: up to Options.MaxModelLen.
+	// MaxTokens is the maximum number of generated tokens. 0: up to Options.MaxModelLen. See also
+	// PromptOnly.
 	MaxTokens int
 	// MinTokens is the number of tokens before which neither end-of-sequence tokens nor stops end
 	// the sequence.
@@ -365,6 +366,13 @@ type Sampling struct {
 	// AllowedTokens are the only tokens that may be sampled. nil: all. At most as many as the
 	// vocabulary has tokens.
 	AllowedTokens []uint32
+	// PromptLogProbsStart is the position of the first prompt token whose log probability is
+	// reported, if PromptLogProbs or both Echo and LogProbs are set. Tokens before it can come from
+	// the prefix cache. 0: all except the first token.
+	PromptLogProbsStart int
+	// PromptOnly computes and reports the prompt, and generates no tokens. N must be 1, and
+	// MaxTokens 0.
+	PromptOnly bool
 }
 
 func (s *Sampling) toC(args *arguments) *C.pllm_sampling {
@@ -422,6 +430,10 @@ func (s *Sampling) toC(args *arguments) *C.pllm_sampling {
 	c.bad_words, c.bad_word_lens, c.bad_word_count = args.texts(s.BadWords)
 	c.bad_words_ids, c.bad_words_ids_len = args.tokenLists(s.BadTokens)
 	c.allowed_token_ids, c.allowed_token_ids_len = args.tokens(s.AllowedTokens)
+	args.setUint64(&c.prompt_logprobs_start, "PromptLogProbsStart", int64(s.PromptLogProbsStart))
+	if s.PromptOnly {
+		args.setPromptOnly(&c.max_tokens, s.MaxTokens)
+	}
 	return c
 }
 

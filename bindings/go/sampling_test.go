@@ -2,6 +2,7 @@ package pagedllm_test
 
 import (
 	"encoding/json"
+	"errors"
 	"math"
 	"regexp"
 	"slices"
@@ -221,6 +222,26 @@ func TestLogProbsIncludeTheMostProbableTokens(t *testing.T) {
 	if plain := generate(t, engine, request); plain.LogProbs != nil || plain.TopLogProbs != nil || plain.PromptLogProbs != nil ||
 		plain.PromptTopLogProbs != nil || plain.Score != 0 {
 		t.Errorf("%+v", plain)
+	}
+}
+
+func TestAPromptIsScoredWithoutAGeneratedToken(t *testing.T) {
+	t.Parallel()
+	engine := open(t)
+	request := chat(t, engine, france)
+	request.Sampling.PromptLogProbs = true
+	want := generate(t, engine, request).PromptLogProbs
+	for _, start := range []int{0, 5} {
+		request.Sampling.PromptOnly, request.Sampling.PromptLogProbsStart = true, start
+		scored := generate(t, engine, request)
+		if scored.FinishReason != pagedllm.FinishLength || len(scored.Tokens) > 0 || scored.GeneratedTokens != 0 ||
+			!slices.Equal(scored.PromptLogProbs, want[max(start, 1)-1:]) {
+			t.Errorf("%+v", scored)
+		}
+	}
+	request.Sampling.MaxTokens = 3
+	if _, err := engine.Generate(background, request); !errors.Is(err, pagedllm.ErrInvalidArgument) {
+		t.Error(err)
 	}
 }
 

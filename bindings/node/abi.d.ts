@@ -461,7 +461,10 @@ export interface Sampling {
   minP?: number;
   /** Keeps the k most probable tokens. Default 0: all. */
   topK?: number;
-  /** Maximum number of generated tokens. 0 (default): up to maxModelLen. */
+  /**
+   * Maximum number of generated tokens. 0: only the prompt is computed and reported; n must be 1.
+   * Default: up to maxModelLen.
+   */
   maxTokens?: number;
   /**
    * Number of tokens before which neither end-of-sequence tokens nor stops end the sequence.
@@ -528,6 +531,12 @@ export interface Sampling {
    * tokens.
    */
   allowedTokenIds?: ArrayLike<number> & Iterable<number>;
+  /**
+   * Position of the first prompt token whose log probability is reported, if promptLogprobs or both
+   * echo and logprobs are set. Tokens before it can come from the prefix cache. Default 0: all
+   * except the first token.
+   */
+  promptLogprobsStart?: number | bigint;
   /** Do not stop at end-of-sequence tokens. */
   ignoreEos?: boolean;
   /**

@@ -8,6 +8,7 @@ const {
 
 const ABI_VERSION = 1;
 const NUL_TERMINATED = 18446744073709551615n;
+const UNLIMITED_TOKENS = 4294967295;
 const QUEUE_CAPACITY = 64;
 const FORK_AT_END = 18446744073709551615n;
 
@@ -218,7 +219,7 @@ const Dry = struct('pllm_dry', 48, {
   sequenceBreakerLens: lengths,
   sequenceBreakerCount: u64,
 });
-const Sampling = struct('pllm_sampling', 264, {
+const Sampling = struct('pllm_sampling', 272, {
   structSize: u64,
   seed: u64,
   stopTokenIds: pointer,
@@ -263,6 +264,7 @@ const Sampling = struct('pllm_sampling', 264, {
   badWordsIdsLen: u64,
   allowedTokenIds: pointer,
   allowedTokenIdsLen: u64,
+  promptLogprobsStart: u64,
 });
 const Beam = struct('pllm_beam', 32, {
   structSize: u64,
@@ -536,6 +538,7 @@ const sampling = {
     badWords: set.texts('badWordLens', 'badWordCount'),
     badWordsIds: set.tokenLists,
     allowedTokenIds: set.tokens,
+    promptLogprobsStart: set.u64,
     ignoreEos: set.flag('flags', SAMPLING.ignoreEos),
     logprobs: set.flag('flags', SAMPLING.logprobs),
     promptLogprobs: set.flag('flags', SAMPLING.promptLogprobs),
@@ -757,10 +760,11 @@ function toSequenceInfo(c) {
 }
 
 module.exports = {
-  ABI_VERSION, NUL_TERMINATED, QUEUE_CAPACITY, FORK_AT_END, E, DTYPE, ISA, WEIGHTS, PACKED, ENGINE,
-  PREEMPTION, ORDER, BATCHING, ALLOCATION, SAMPLING, OUTPUT, GRAMMAR, TEXT, REQUEST, EARLY_STOPPING,
-  FINISH, STOP, FORK, RESUME, BudgetInfo, EngineOptions, Plan, ModelInfo, Admission, Step, Stats,
-  LogitBias, TokenList, Dry, Sampling, Beam, Request, Logprob, Output, Fork, Resume, SequenceInfo,
-  Pin, engineOptions, dry, sampling, beam, request, fork, resume, pin, toBudgetInfo, toPlan,
-  toModelInfo, toAdmission, toStep, toStats, toOutput, toSequenceInfo, codeOf, errorOf, lib,
+  ABI_VERSION, NUL_TERMINATED, UNLIMITED_TOKENS, QUEUE_CAPACITY, FORK_AT_END, E, DTYPE, ISA,
+  WEIGHTS, PACKED, ENGINE, PREEMPTION, ORDER, BATCHING, ALLOCATION, SAMPLING, OUTPUT, GRAMMAR, TEXT,
+  REQUEST, EARLY_STOPPING, FINISH, STOP, FORK, RESUME, BudgetInfo, EngineOptions, Plan, ModelInfo,
+  Admission, Step, Stats, LogitBias, TokenList, Dry, Sampling, Beam, Request, Logprob, Output, Fork,
+  Resume, SequenceInfo, Pin, engineOptions, dry, sampling, beam, request, fork, resume, pin,
+  toBudgetInfo, toPlan, toModelInfo, toAdmission, toStep, toStats, toOutput, toSequenceInfo, codeOf,
+  errorOf, lib,
 };

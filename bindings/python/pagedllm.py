@@ -595,7 +595,8 @@ class Sampling:
     # Keeps tokens whose probability is at least this fraction of the largest. Default 0: all.
     min_p: Optional[float] = None
     top_k: Optional[int] = None  # Keeps the k most probable tokens. Default 0: all.
-    # Maximum number of generated tokens. 0 (default): up to max_model_len.
+    # Maximum number of generated tokens. 0: only the prompt is computed and reported; n must be 1.
+    # None (default): up to max_model_len.
     max_tokens: Optional[int] = None
     # Number of tokens before which neither end-of-sequence tokens nor stops end the sequence.
     # Default 0.
@@ -670,6 +671,10 @@ class Sampling:
     bad_words_ids: Sequence[Sequence[int]] = ()
     # The only tokens that may be sampled. Empty: all. At most as many as the vocabulary has tokens.
     allowed_token_ids: Sequence[int] = ()
+    # Position of the first prompt token whose log probability is reported, if prompt_logprobs or
+    # both echo and logprobs are set. Tokens before it can come from the prefix cache. Default 0:
+    # all except the first token.
+    prompt_logprobs_start: Optional[int] = None
 
 
 # ---- library -------------------------------------------------------------------------------------
@@ -686,6 +691,7 @@ _SAMPLING_PROMPT_LOGPROBS = 8
 _SAMPLING_ECHO = 16
 _SAMPLING_INCLUDE_STOP = 32
 _SAMPLING_MODEL_DEFAULTS = 64
+_UNLIMITED_TOKENS = 4294967295
 _GRAMMAR_NONE = 0
 _GRAMMAR_JSON_SCHEMA = 1
 _GRAMMAR_JSON_OBJECT = 2
@@ -833,7 +839,7 @@ class _Sampling(ctypes.Structure):
         ("bad_words", ctypes.POINTER(c_char_p)), ("bad_word_lens", ctypes.POINTER(c_uint64)),
         ("bad_word_count", c_uint64), ("bad_words_ids", ctypes.POINTER(_TokenList)),
         ("bad_words_ids_len", c_uint64), ("allowed_token_ids", ctypes.POINTER(c_uint32)),
-        ("allowed_token_ids_len", c_uint64),
+        ("allowed_token_ids_len", c_uint64), ("prompt_logprobs_start", c_uint64),
     ]
 
 
@@ -1275,6 +1281,7 @@ def _c_sampling(sampling: Sampling) -> Any:
     _assign_texts(c, "bad_words", "bad_word_lens", "bad_word_count", sampling.bad_words)
     _assign_token_lists(c, "bad_words_ids", sampling.bad_words_ids)
     _assign_tokens(c, "allowed_token_ids", sampling.allowed_token_ids)
+    _assign(c, "prompt_logprobs_start", sampling.prompt_logprobs_start)
     _assign_flag(c, "flags", _SAMPLING_INCLUDE_STOP, sampling.include_stop)
     _assign_flag(c, "flags", _SAMPLING_IGNORE_EOS, sampling.ignore_eos)
     _assign_flag(c, "flags", _SAMPLING_LOGPROBS, sampling.logprobs)

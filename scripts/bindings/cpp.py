@@ -119,7 +119,9 @@ PHRASES = [
     (r": PLLM_\w+_\*", ""),
     (r" Unlimited for programs built with a header without this field\.", ""),
     (r"Do not set it for a prompt that a chat template rendered", "Set it to false for a prompt that Engine::render_chat rendered"),
+    (r" 0 is unlimited for programs built with a header without \w+\.", ""),
     (r"PLLM_FORK_AT_END \(default\)", "nullopt (default): all"),
+    (r"PLLM_UNLIMITED_TOKENS \(default\)", "nullopt (default)"),
     (r"NULL with a count of 0 \(default\)", "NULL (default)"),
     (r"A non-NULL pointer with a count of 0", "An empty list"),
     (r": top_logprobs_len / tokens_len for each token", ", the same number for each"),
@@ -322,7 +324,7 @@ class Wrapper:
         """A number with a flag that marks it, or whose default is a special value; an optional
         list; or a pointer to options."""
         if field.role == "number":
-            return self.mark(struct, field) is not None or field.default == 2**64 - 1
+            return self.mark(struct, field) is not None or field.default in (2**32 - 1, 2**64 - 1)
         return field.name in OPTIONAL_LISTS or field.target in {record.name for record in self.abi.records if record.init}
 
     def marked(self, struct, field, doc):

@@ -149,6 +149,9 @@ EXTRA = {
     "engine_options": Member(
         "HostSteps", "bool",
         "HostSteps is true if the host steps the engine with Engine.Step, or starts it later with Engine.Start. By default, Open starts the engine's own thread."),
+    "sampling": Member(
+        "PromptOnly", "bool", "PromptOnly computes and reports the prompt, and generates no tokens. N must be 1, and MaxTokens 0.",
+        'if v.PromptOnly {\n\targs.setPromptOnly(&c.max_tokens, v.MaxTokens)\n}'),
 }
 
 # Fields of Output that Completion does not have (None), or has with another doc.
@@ -165,6 +168,7 @@ COMPLETION = {
 DOCS = {
     "engine_options.queue_capacity": "QueueCapacity is the number of unread outputs at which the requests that write to a queue pause. "
                                      "0: 65536 for the engine's own queue, and 64 for the queue of each stream.",
+    "sampling.max_tokens": "MaxTokens is the maximum number of generated tokens. 0: up to Options.MaxModelLen. See also PromptOnly.",
     "fork.at": "At is the number of tokens that the children share with their parent: 1 to its length. 0: all.",
     "output.sequence": "Sequence is the id of the sequence, for Engine.Sequence if the request has Keep.",
     "output.stop_reason": "StopReason is the condition that ended the sequence. StopNone unless FinishReason is FinishStop.",

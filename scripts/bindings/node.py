@@ -114,6 +114,8 @@ PHRASES = [
      "Set it to false for a prompt that renderChat() rendered"),
     (r", logits_hook\b", ""),
     (r": top_logprobs_len / tokens_len for each token", ""),
+    (r" 0 is unlimited for programs built with a header without \w+\.", ""),
+    (r"PLLM_UNLIMITED_TOKENS \(default\):", "Default:"),
 ]
 
 C_TYPES = {"u32": "uint32_t", "i32": "int32_t", "u64": "uint64_t", "i64": "int64_t", "f32": "float", "f64": "double"}

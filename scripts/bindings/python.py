@@ -88,14 +88,14 @@ TEXTS = {
 }
 # Names of C in texts, and what Python has in their place.
 NAMES = {
-    "PLLM_FORK_AT_END": "None", "pllm_engine_add_request": "add()", "pllm_engine_free": "close()", "pllm_engine_get_metrics": "metrics()",
+    "PLLM_FORK_AT_END": "None", "PLLM_UNLIMITED_TOKENS": "None", "pllm_engine_add_request": "add()", "pllm_engine_free": "close()", "pllm_engine_get_metrics": "metrics()",
     "pllm_engine_start": "start()", "pllm_queue_create": "create_queue()", "pllm_request": "add()",
     "pllm_sampling_init": "Sampling", "pllm_sequence_free": "free()", "pllm_sequence_resume": "resume()", "PLLM_RESUME_*": "resume()",
 }
 # Changes to texts, as regular expressions. The first ones remove what only a C program needs.
 CHANGES = [
     (r" ?(Call pllm_\w+_init first|Set struct_size before the call|UTF-8|Pointers are valid until [^.]*|"
-     r"The (output and its pointers are|strings need to be) valid [^.]*|Unlimited for programs built [^.]*|"
+     r"The (output and its pointers are|strings need to be) valid [^.]*|Unlimited for programs built [^.]*|0 is unlimited for programs [^.]*|"
      r"NULL if there (is|are) none|NULL \(default\): none)\.", ""),
     (r": UTF-8, not NUL-terminated", ""),
     (r"^PLLM_\w+_\*\. |: PLLM_\w+_\*", ""),

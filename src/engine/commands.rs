@@ -120,12 +120,13 @@ impl Lifecycle {
     fn resume(&mut self, seq: SeqId, keep: bool, generation: Generation) -> Result<()> {
         let sequence = self.live.sequences.get_mut(&seq).ok_or_else(|| ended_error(seq))?;
         let tokens = &self.scheduler.get(seq)?.tokens;
-        let max_new_tokens = generation.sampling.params().max_tokens.unwrap_or(self.model.max_len);
+        let params = generation.sampling.params();
+        let (max_new_tokens, prompt_only) = (params.max_tokens.unwrap_or(self.model.max_len), params.is_prompt_only());
         let max_len = tokens.len().saturating_add(max_new_tokens).min(self.model.max_len);
         let (request, deadline) = (sequence.request, generation.deadline);
         sequence.resume(generation, tokens, max_len - tokens.len())?;
         self.live.watch(request, deadline)?;
-        self.scheduler.resume(seq, max_len, keep)
+        self.scheduler.resume(seq, max_len, keep, prompt_only)
     }
 
     /// Continues an idle sequence with its previous parameters and sampling state.
@@ -147,10 +148,10 @@ impl Lifecycle {
         if sampling.params().grammar.is_some() && !matches!(sampling.constraint, ConstraintState::Present(_)) {
             return Err(Error::invalid("internal error: the sequence has lost its grammar; resume it with parameters"));
         }
-        let request = sequence.request;
+        let (request, prompt_only) = (sequence.request, sequence.params().is_prompt_only());
         self.live.watch(request, deadline)?;
         let max_len = self.scheduler.get(seq)?.max_len();
-        self.scheduler.resume(seq, max_len, keep)
+        self.scheduler.resume(seq, max_len, keep, prompt_only)
     }
 
     /// Updates the known length after a command. If the command failed, reports the error: a

@@ -167,8 +167,10 @@ impl Engine {
         let root = BlockHash::root(&self.info.fingerprint, &request.salt);
         let (keep, priority, returned) = (request.keep, request.priority, request.n as usize);
         let mut sampling = request.sampling;
-        let prompt_logits = sampling.prompt_logprobs.max(sampling.echoed_logprobs()).is_some();
-        let group = NewGroup { prompt, max_len, branching, priority, keep, prompt_logits, root }.prepare(&self.info.paging)?;
+        // The log probability of a token comes from the row before it.
+        let logits_from = sampling.prompt_alternatives().map(|_| sampling.first_scored() - 1);
+        let prompt_only = sampling.is_prompt_only();
+        let group = NewGroup { prompt, max_len, branching, priority, keep, logits_from, prompt_only, root }.prepare(&self.info.paging)?;
         let ranked = request.best_of.is_some_and(|samples| samples > request.n);
         if ranked {
             // The results and their order are known only at the end.
@@ -199,6 +201,10 @@ impl Engine {
         let prompt = std::mem::replace(&mut request.prompt, Prompt::Tokens(Vec::new()));
         let prompt = self.prompt_tokens(prompt, request.add_special, request.truncate_prompt_tokens)?;
         let max_len = self.max_len(prompt.len(), &request.sampling)?;
+        let start = request.sampling.prompt_logprobs_start;
+        if start >= prompt.len() && start > 0 {
+            return Err(Error::invalid(format!("prompt_logprobs_start is {start} and the prompt has {} tokens; lower it", prompt.len())));
+        }
         self.check_space(prompt.len(), max_len, branching)?;
         Ok((prompt, max_len, branching))
     }
@@ -258,6 +264,12 @@ impl Engine {
         let (n, samples) = (request.n, request.samples());
         if n == 0 {
             return Err(Error::invalid("n is 0; must be at least 1"));
+        }
+        if request.sampling.is_prompt_only() && (samples > 1 || request.beam.is_some()) {
+            return Err(Error::invalid(format!(
+                "max_tokens is 0, and the request is for {}; raise max_tokens or request one sample",
+                if request.beam.is_some() { "beams".into() } else { format!("{samples} samples") }
+            )));
         }
         let branching = match &request.beam {
             Some(beam) => {
@@ -330,7 +342,8 @@ impl Engine {
         if len == 0 {
             return Err(Error::invalid("the prompt is empty; pass at least one token"));
         }
-        if len >= max_model_len {
+        let longest = max_model_len - !sampling.is_prompt_only() as usize;
+        if len > longest {
             let pool = match max_model_len < self.info.max_positions {
                 true => format!(
                     " (the model's own limit is {}, the KV pool holds {})",
@@ -340,8 +353,7 @@ impl Engine {
                 false => String::new(),
             };
             return Err(Error::invalid(format!(
-                "prompt is {len} tokens, max_model_len is {max_model_len}{pool}; raise it or shorten the prompt to {}",
-                max_model_len - 1
+                "prompt is {len} tokens, max_model_len is {max_model_len}{pool}; raise it or shorten the prompt to {longest}"
             ))
             .with_prompt(PromptLength { tokens: len, max_model_len }));
         }

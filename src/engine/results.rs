@@ -134,13 +134,21 @@ impl Lifecycle {
         let Some(sequence) = self.live.sequences.get_mut(&seq) else { return };
         sequence.samples.finish();
         sequence.generation.timing.set_stats(stats);
+        let is_prompt_only = sequence.params().is_prompt_only();
+        let mut close = |finish| {
+            let (stays, text, reusable) = (self.scheduler.find(seq).is_some(), self.text.as_deref(), self.delivery.empty_output());
+            sequence.close(finish, stays, text, reusable)
+        };
         let new = match result {
-            Ok(new) => new,
             Err(why) => {
-                let (stays, text, reusable) = (self.scheduler.find(seq).is_some(), self.text.as_deref(), self.delivery.empty_output());
-                let output = sequence.close(FinishReason::Error, stays, text, reusable).failed(why.clone());
+                let output = close(FinishReason::Error).failed(why.clone());
                 return self.deliver(seq, output);
             }
+            Ok(_) if is_prompt_only => {
+                let output = close(FinishReason::Length);
+                return self.deliver(seq, output);
+            }
+            Ok(new) => new,
         };
         let top = &tops.all[new.top.clone()];
         let complete = match self.masks.advance(&mut sequence.generation.sampling.constraint, new.sample.token, source) {

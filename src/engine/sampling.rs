@@ -193,7 +193,7 @@ impl Sampling {
     /// Computes the log probabilities of prompt tokens, each from the logits of the previous row.
     fn prompt(&mut self, part: &ScheduledSequence, rows: &[f32], scheduler: &Scheduler, requests: &LiveRequests) -> Result<()> {
         let Some(sequence) = requests.sequences.get(&part.seq) else { return Ok(()) };
-        let Some(k) = sequence.prompt_alternatives() else { return Ok(()) };
+        let Some(k) = sequence.params().prompt_alternatives() else { return Ok(()) };
         let tokens = &scheduler.get(part.seq)?.tokens[..sequence.generation.sampling.prompt_len()];
         let first = part.first + part.tokens - part.logits + 1;
         let emitted = tokens.get(first..).unwrap_or_default();
@@ -210,10 +210,16 @@ impl Sampling {
         Ok(())
     }
 
-    /// Samples one token, or one per sample at the end of a prompt.
+    /// Samples one token, or one per sample at the end of a prompt, or none if the prompt is all
+    /// that is wanted.
     fn samples(&mut self, part: &ScheduledSequence, logits: &[f32], scheduler: &Scheduler, requests: &mut LiveRequests) -> Result<()> {
         let tokens = &scheduler.get(part.seq)?.tokens;
         let sequence = requests.sampled(part.seq)?;
+        if sequence.params().is_prompt_only() {
+            self.step.tokens.push(SampledToken { parent: part.seq, child: part.seq, outcome: TokenOutcome::Complete });
+            self.step.results.push(Ok(NewToken::default()));
+            return Ok(());
+        }
         let edited = sequence.generation.sampling.apply_hook(part.seq, tokens, logits, &mut self.edited)?;
         for i in 0..sequence.samples.count {
             let sampling = &mut sequence.generation.sampling;

@@ -225,10 +225,10 @@ impl Sequence {
         self.params().logprobs.is_some() || self.ranked
     }
 
-    /// Returns whether the device may sample the next token: no hook reads the logits, and there is
-    /// only one sample.
+    /// Returns whether the device may sample the next token: one is wanted, no hook reads the logits,
+    /// and there is only one sample.
     pub fn allows_device_sampling(&self) -> bool {
-        self.generation.sampling.hook.is_none() && self.samples.count == 1
+        self.generation.sampling.hook.is_none() && self.samples.count == 1 && !self.params().is_prompt_only()
     }
 
     /// Returns whether the host gets this output.
@@ -293,7 +293,7 @@ impl Sequence {
         if is_cumulative(self.params()) {
             self.try_emit(output.try_echo()?)?;
         }
-        self.echo = Some(Box::new(PendingEcho { output, scored: 1 }));
+        self.echo = Some(Box::new(PendingEcho { output, scored: self.params().first_scored() }));
         Ok(None)
     }
 
@@ -335,12 +335,6 @@ impl Sequence {
         self.finish_echo(Output { tokens, logprobs, text, generated_tokens: 0, ..self.output() })
     }
 
-    /// Returns the number of alternatives that prompt tokens need, if their log probabilities are
-    /// reported.
-    pub fn prompt_alternatives(&self) -> Option<u32> {
-        self.params().prompt_logprobs.max(self.params().echoed_logprobs())
-    }
-
     /// Returns the echo of a prompt that has become shorter.
     fn echo_again(&self, echo: &Output, prompt: &[u32], text: Option<&Text>) -> Result<Output> {
         let mut logprobs = echo.logprobs.try_clone()?;
@@ -366,9 +360,9 @@ impl Sequence {
     }
 
     /// Returns outputs with log probabilities of prompt tokens, which have as many alternatives as
-    /// `prompt_alternatives` says: one for `prompt_logprobs`, and the echo when it is complete.
+    /// `SamplingParams::prompt_alternatives` says: one for `prompt_logprobs`, and the echo when it is complete.
     pub fn emit_prompt(&mut self, logprobs: &[f32], top: &[(u32, f32)], reusable: Output) -> Result<[Option<Output>; 2]> {
-        let k = self.prompt_alternatives().unwrap_or(0) as usize;
+        let k = self.params().prompt_alternatives().unwrap_or(0) as usize;
         let echo = self.score_echo(logprobs, top, k)?;
         let Some(wanted) = self.params().prompt_logprobs else { return Ok([None, echo]) };
         let mut output = self.output_reusing(reusable);

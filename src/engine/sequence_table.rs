@@ -327,7 +327,7 @@ impl SequenceTable {
         self.command(|state| {
             let view = state.sequence(seq)?;
             // A running sequence needs space for the token that it samples next.
-            let max_len = if view.idle { self.max_len } else { self.max_len - 1 };
+            let max_len = if view.idle || view.prompt_only { self.max_len } else { self.max_len - 1 };
             if tokens.len() > max_len.saturating_sub(view.len) {
                 return Err(Error::invalid(format!(
                     "sequence {seq} has {} tokens and max_model_len is {}; {} more do not fit",
@@ -366,7 +366,8 @@ impl SequenceTable {
             let generation = Box::new(generation(&view)?);
             let max_new_tokens = generation.sampling.params().max_tokens.unwrap_or(self.max_len).min(self.max_len.saturating_sub(view.len));
             let len = view.len;
-            let view = SequenceView { sender: generation.sender.clone(), user_data: generation.user_data, ..view };
+            let (sender, user_data) = (generation.sender.clone(), generation.user_data);
+            let view = SequenceView { sender, user_data, prompt_only: generation.sampling.params().is_prompt_only(), ..view };
             let pending = state.activate(self.limits, seq, view, max_new_tokens, generation.timing.requested_at)?;
             state.push(seq, Command::Resume { seq, keep, generation, pending }, len);
             Ok(())
@@ -484,7 +485,10 @@ impl SequenceTable {
             (sequence.request, sequence.id) = (id.own_request(), id);
             let (sender, len) = (sequence.generation.sender.clone(), header.tokens.len());
             let view = SequenceView::new(id.own_request(), 0, len, sender, sequence.generation.user_data);
-            state.sequences.insert(id, SequenceView { idle: true, inexact: sequence.inexact, ..view });
+            state.sequences.insert(
+                id,
+                SequenceView { idle: true, inexact: sequence.inexact, prompt_only: sequence.params().is_prompt_only(), ..view },
+            );
             state.push(id, Command::Import { id, imported }, len);
             Ok(id)
         })

@@ -24,6 +24,8 @@ pub struct SequenceView {
     pub beam: bool,
     /// Whether K and V come from another instruction path, so that results are not bit-identical.
     pub inexact: bool,
+    /// Whether its generation computes the prompt only.
+    pub prompt_only: bool,
     /// Number of tokens that were appended while it was idle.
     pub fresh: usize,
     /// Priority of the request, or of the parent.
@@ -37,14 +39,15 @@ pub struct SequenceView {
 impl SequenceView {
     /// Creates an entry for a sequence that has not run.
     pub fn new(request: RequestId, index: u32, len: usize, sender: Arc<OutputSender>, user_data: u64) -> SequenceView {
-        let (idle, beam, inexact) = (false, false, false);
-        SequenceView { request, index, len, idle, beam, inexact, fresh: 0, priority: 0, last_command: 0, sender, user_data }
+        let (idle, beam, inexact, prompt_only) = (false, false, false, false);
+        SequenceView { request, index, len, idle, beam, inexact, prompt_only, fresh: 0, priority: 0, last_command: 0, sender, user_data }
     }
 
     /// Creates an entry for a sequence of `len` tokens.
     pub fn from_sequence(sequence: &Sequence, len: usize) -> SequenceView {
         let Generation { sender, user_data, .. } = &sequence.generation;
-        SequenceView::new(sequence.request, sequence.index, len, sender.clone(), *user_data)
+        let view = SequenceView::new(sequence.request, sequence.index, len, sender.clone(), *user_data);
+        SequenceView { prompt_only: sequence.params().is_prompt_only(), ..view }
     }
 
     /// Returns the last output of a generation that has not started.
@@ -56,7 +59,8 @@ impl SequenceView {
 
     /// Creates an entry for a fork.
     pub fn fork_entry(&self, id: SeqId, len: usize, sender: Arc<OutputSender>, user_data: u64) -> SequenceView {
-        SequenceView { inexact: self.inexact, priority: self.priority, ..SequenceView::new(id.own_request(), 0, len, sender, user_data) }
+        let SequenceView { inexact, prompt_only, priority, .. } = *self;
+        SequenceView { inexact, prompt_only, priority, ..SequenceView::new(id.own_request(), 0, len, sender, user_data) }
     }
 
     /// Returns the waiting entry for a generation that starts at `at` and generates up to

@@ -1,6 +1,7 @@
 //! The names in the JSON headers of sequence states and journals do not change with the names in
 //! the code. To rename a field or a variant, keep its stored name with `#[serde(rename)]`. A change
-//! of the stored names needs a new version of the format, and new files in tests/data/formats.
+//! of the stored names needs a new version of the format, and new files in tests/data/formats. A new
+//! field needs `#[serde(default)]`, and a value in these files.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -20,6 +21,16 @@ fn check<T: Serialize + DeserializeOwned>(stored: &str) {
 #[test]
 fn the_header_of_a_sequence_state_keeps_its_names() {
     check::<sequence_state::Header>(include_str!("../../tests/data/formats/sequence_state.json"));
+}
+
+#[test]
+fn a_sequence_state_without_later_fields_is_read() {
+    let later = [r#""prompt_logprobs_start": 4,"#];
+    let now = include_str!("../../tests/data/formats/sequence_state.json");
+    let before = later.iter().fold(now.to_string(), |text, field| text.replace(field, ""));
+    assert_ne!(before, now);
+    let read: sequence_state::Header = serde_json::from_str(&before).unwrap();
+    assert_eq!(read.params.prompt_logprobs_start, 0);
 }
 
 #[test]

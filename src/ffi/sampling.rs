@@ -1,4 +1,5 @@
 use std::ffi::c_char;
+use std::mem::offset_of;
 use std::ptr::null;
 
 use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, slice, string, strings};
@@ -29,6 +30,9 @@ pub const PLLM_SAMPLING_INCLUDE_STOP: u32 = 32;
 /// repetition_penalty and no_repeat_ngram_size. "do_sample": false selects temperature 0. Has no
 /// effect on beam search.
 pub const PLLM_SAMPLING_MODEL_DEFAULTS: u32 = 64;
+
+/// Value of max_tokens: as many tokens as max_model_len allows.
+pub const PLLM_UNLIMITED_TOKENS: u32 = u32::MAX;
 
 /// Each output has the new tokens and the new text only.
 pub const PLLM_OUTPUT_DELTA: u32 = 0;
@@ -203,7 +207,9 @@ pub struct pllm_sampling {
     pub min_p: f32,
     /// Keeps the k most probable tokens. Default 0: all.
     pub top_k: u32,
-    /// Maximum number of generated tokens. 0 (default): up to max_model_len.
+    /// Maximum number of generated tokens. 0: only the prompt is computed and reported; n must be 1.
+    /// PLLM_UNLIMITED_TOKENS (default): up to max_model_len. 0 is unlimited for programs built with a
+    /// header without prompt_logprobs_start.
     pub max_tokens: u32,
     /// Number of tokens before which neither end-of-sequence tokens nor stops end the sequence.
     /// Default 0.
@@ -280,6 +286,10 @@ pub struct pllm_sampling {
     pub allowed_token_ids: *const u32,
     /// Number of allowed tokens.
     pub allowed_token_ids_len: u64,
+    /// Position of the first prompt token whose log probability is reported, if
+    /// PLLM_SAMPLING_PROMPT_LOGPROBS or both PLLM_SAMPLING_ECHO and PLLM_SAMPLING_LOGPROBS are set.
+    /// Tokens before it can come from the prefix cache. Default 0: all except the first token.
+    pub prompt_logprobs_start: u64,
 }
 
 // SAFETY: repr(C), the 32-bit fields fill whole words, numbers and pointers only.
@@ -300,7 +310,7 @@ unsafe impl Versioned for pllm_sampling {
             top_p: params.top_p,
             min_p: params.min_p,
             top_k: params.top_k,
-            max_tokens: 0,
+            max_tokens: PLLM_UNLIMITED_TOKENS,
             min_tokens: 0,
             flags: 0,
             reserved: 0,
@@ -333,6 +343,7 @@ unsafe impl Versioned for pllm_sampling {
             bad_words_ids_len: 0,
             allowed_token_ids: null(),
             allowed_token_ids_len: 0,
+            prompt_logprobs_start: 0,
         }
     }
 }
@@ -382,7 +393,7 @@ impl pllm_sampling {
                 bad_words_ids: c.bad_words_ids()?,
                 allowed_token_ids: try_copy(slice("allowed_token_ids", c.allowed_token_ids, c.allowed_token_ids_len)?)?,
                 seed: flag(PLLM_SAMPLING_SEED).then_some(c.seed),
-                max_tokens: some(c.max_tokens),
+                max_tokens: c.max_tokens(),
                 min_tokens: c.min_tokens as usize,
                 ignore_eos: flag(PLLM_SAMPLING_IGNORE_EOS),
                 stop_token_ids: try_copy(slice("stop_token_ids", c.stop_token_ids, c.stop_token_ids_len)?)?,
@@ -390,10 +401,21 @@ impl pllm_sampling {
                 include_stop: flag(PLLM_SAMPLING_INCLUDE_STOP),
                 logprobs: flag(PLLM_SAMPLING_LOGPROBS).then_some(c.top_logprobs),
                 prompt_logprobs: flag(PLLM_SAMPLING_PROMPT_LOGPROBS).then_some(c.prompt_top_logprobs),
+                prompt_logprobs_start: usize::try_from(c.prompt_logprobs_start).unwrap_or(usize::MAX),
                 echo: flag(PLLM_SAMPLING_ECHO),
                 output: output_kind(c.output_kind)?,
                 grammar: c.grammar()?,
             })
+        }
+    }
+
+    /// `None` if the number of tokens is unlimited.
+    fn max_tokens(&self) -> Option<usize> {
+        match self.max_tokens {
+            PLLM_UNLIMITED_TOKENS => None,
+            // Older programs know no other value for it.
+            0 if self.struct_size <= offset_of!(Self, prompt_logprobs_start) as u64 => None,
+            tokens => Some(tokens as usize),
         }
     }
 

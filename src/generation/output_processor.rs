@@ -172,7 +172,7 @@ impl OutputProcessor {
         self.inserted.iter_mut().for_each(|inserted| inserted.to = inserted.to.min(generated));
         self.inserted.retain(|inserted| inserted.from < inserted.to);
         self.score = sum(&self.logprobs);
-        self.accumulated.prompt_logprobs.truncate(prompt_len - 1);
+        self.accumulated.prompt_logprobs.truncate(prompt_len.saturating_sub(sampling.params().first_scored()));
         self.accumulate_tokens(sampling, tokens)?;
         self.accumulated.logprobs.truncate(self.accumulated.tokens.len());
         Ok(())

@@ -1,6 +1,7 @@
 //! The end of a step: commit or rollback.
 
 use super::group::SequenceGroup;
+use super::sequence_kv::RequestProperties;
 use super::slab::Slot;
 use super::{Branching, Event, SampledToken, ScheduledSequence, Scheduler, StepPlan};
 use crate::kv::blocks_for;
@@ -42,7 +43,7 @@ impl Scheduler {
 
     fn finish(&mut self, slot: Slot, why: FinishReason) {
         let sequence = &self.sequences[slot];
-        if matches!(why, FinishReason::Stop | FinishReason::Length) {
+        if matches!(why, FinishReason::Stop | FinishReason::Length) && !sequence.request.prompt_only {
             self.length_predictor.observe(sequence.max_new_tokens(), sequence.generated);
         }
         self.end_slot(slot);
@@ -73,9 +74,15 @@ impl Scheduler {
             let (table, hashes) = sequence.table_and_hashes();
             full.for_each(|place| self.blocks.index(table, place, hashes));
         }
-        // A sequence with the same prompt as a pin continues after a full block before its last
-        // token. The window at this point must therefore be kept.
-        let limit = if sequence.request.pinned { (sequence.tokens.len() - 1) / block_size * block_size } else { computed };
+        let last = sequence.tokens.len() - 1;
+        let limit = match sequence.request {
+            // A sequence with the same prompt as a pin continues after a full block before its last
+            // token. The window at this point must therefore be kept.
+            RequestProperties { pinned: true, .. } => last / block_size * block_size,
+            // When it is resumed, it computes its last token again.
+            RequestProperties { prompt_only: true, .. } => last,
+            _ => computed,
+        };
         self.blocks.drop_out_of_window(&mut sequence.table, computed.min(limit));
         // A pin without pending tokens is complete. It samples nothing.
         if !scheduled.samples && sequence.computed == sequence.tokens.len() {

@@ -20,6 +20,8 @@ pub enum TokenOutcome {
     Token(u32),
     /// This token ends the sequence.
     Stop(u32),
+    /// No token is wanted after the prompt.
+    Complete,
     /// No token could be sampled.
     Fail,
 }

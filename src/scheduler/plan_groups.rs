@@ -115,11 +115,11 @@ impl Scheduler {
 
     /// Plans the missing tokens of the members, except their last ones.
     ///
-    /// If a member has a common prefix with an earlier one, it waits until that one has computed
-    /// the prefix, and then shares its blocks.
+    /// A member shares the blocks of the longest common prefix that another one has computed. It waits
+    /// for an older one that will compute a longer prefix.
     fn schedule_members(&mut self, members: &[Slot], mut budget: usize, plan: &StepPlan, chunks: &mut Vec<ScheduledTokens>) {
         for (place, &slot) in members.iter().enumerate() {
-            if let Err(PrefixWait { on, common }) = self.share_prefix(slot, &members[..place]) {
+            if let Err(PrefixWait { on, common }) = self.share_prefix(slot, &members[..place], &members[place + 1..]) {
                 self.limit_to(common, on, chunks, &mut budget);
                 continue;
             }
@@ -145,9 +145,9 @@ impl Scheduler {
         }
     }
 
-    /// Shares the blocks of the longest common prefix with one of the `older` members. Returns
-    /// the wait if that prefix is not computed yet.
-    fn share_prefix(&mut self, slot: Slot, older: &[Slot]) -> Result<(), PrefixWait> {
+    /// Shares the blocks of the longest common prefix with one of the `older` members, or one that a
+    /// `younger` member has computed. Returns the wait if that prefix is not computed yet.
+    fn share_prefix(&mut self, slot: Slot, older: &[Slot], younger: &[Slot]) -> Result<(), PrefixWait> {
         let sequence = &self.sequences[slot];
         if sequence.pending() == 1 {
             return Ok(());
@@ -156,6 +156,13 @@ impl Scheduler {
         for &other in older {
             // Most members do not have the next token in common, so they cannot improve the result.
             if let Some(more) = sequence.common(&self.sequences[other], common) {
+                (common, best) = (more, Some(other));
+            }
+        }
+        // The older ones may have lost their blocks while the group waited.
+        for &other in younger {
+            let more = sequence.common(&self.sequences[other], common).unwrap_or(0).min(self.sequences[other].computed);
+            if more > common {
                 (common, best) = (more, Some(other));
             }
         }

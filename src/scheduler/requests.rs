@@ -20,8 +20,10 @@ pub struct NewGroup {
     pub priority: i32,
     /// Whether its sequences stay idle when they end.
     pub keep: bool,
-    /// Whether the logits of all rows of the prompt are computed.
-    pub prompt_logits: bool,
+    /// First row of the prompt whose logits are wanted. `None` selects the last row only.
+    pub logits_from: Option<usize>,
+    /// Whether the request ends when its prompt has been computed, without a generated token.
+    pub prompt_only: bool,
     /// Initial block hash. Sequences with the same value share prefixes.
     pub root: BlockHash,
 }
@@ -38,15 +40,15 @@ impl NewGroup {
     /// Creates the request for a pin: its prompt is computed and stays in the prefix cache.
     pub fn pin(prompt: Vec<u32>, root: BlockHash) -> NewGroup {
         let max_len = prompt.len();
-        NewGroup { prompt, max_len, branching: Branching::Pin, priority: 0, keep: false, prompt_logits: false, root }
+        NewGroup { prompt, max_len, branching: Branching::Pin, priority: 0, keep: false, logits_from: None, prompt_only: false, root }
     }
 
     /// Allocates all memory that the sequences need. Runs on the thread of the caller.
     pub fn prepare(self, paging: &Paging) -> Result<PreparedGroup> {
-        let NewGroup { prompt, max_len, branching, priority, keep, prompt_logits, root } = self;
+        let NewGroup { prompt, max_len, branching, priority, keep, logits_from, prompt_only, root } = self;
         let mut sequence = SequenceKv::new(SeqId::default(), prompt, max_len, root, paging)?;
-        sequence.request = RequestProperties { priority, keep, pinned: branching == Branching::Pin };
-        sequence.logits_from = prompt_logits.then_some(0);
+        sequence.request = RequestProperties { priority, keep, pinned: branching == Branching::Pin, prompt_only };
+        sequence.logits_from = logits_from;
         let (mut members, mut shells) = (Vec::new(), Vec::new());
         members.try_reserve_exact(branching.max_members())?;
         shells.try_reserve_exact(branching.max_members() - 1)?;
@@ -196,7 +198,7 @@ impl Scheduler {
         let paging = self.blocks.paging();
         let sequence = &mut self.sequences[slot];
         let len = sequence.tokens.len() + tokens.len();
-        if len > max_model_len || (sequence.group.is_some() && len >= max_model_len) {
+        if len > max_model_len || (sequence.group.is_some() && !sequence.request.has_room(len, max_model_len)) {
             return Err(Error::invalid(format!(
                 "sequence {id} has {} tokens and max_model_len is {max_model_len}; {} more do not fit",
                 sequence.tokens.len(),
@@ -249,20 +251,21 @@ impl Scheduler {
         }
     }
 
-    /// Continues an idle sequence until it has `max_len` tokens.
-    pub fn resume(&mut self, id: SeqId, max_len: usize, keep: bool) -> Result<()> {
+    /// Continues an idle sequence until it has `max_len` tokens, or with `prompt_only` until its
+    /// tokens have been computed.
+    pub fn resume(&mut self, id: SeqId, max_len: usize, keep: bool, prompt_only: bool) -> Result<()> {
         self.reserve(1, max_len)?;
         let slot = self.slot(id)?;
         let sequence = &mut self.sequences[slot];
         if sequence.group.is_some() {
             return Err(Error::invalid(format!("sequence {id} runs already; resume it after its end")));
         }
-        let len = sequence.tokens.len();
-        if len >= max_len {
+        let (len, request) = (sequence.tokens.len(), RequestProperties { keep, prompt_only, ..sequence.request });
+        if !request.has_room(len, max_len) {
             return Err(Error::invalid(format!("sequence {id} has {len} tokens of at most {max_len}; rewind it before resuming it")));
         }
         sequence.raise_max_len(max_len, self.blocks.paging())?;
-        sequence.request.keep = keep;
+        sequence.request = request;
         sequence.generated = 0;
         sequence.started = false;
         sequence.stats = SequenceStats::default();

@@ -65,14 +65,16 @@ impl Scheduler {
 
     fn write_step(&mut self, ready: &impl Fn(SeqId) -> bool) -> Option<StepPlan> {
         let mut plan = self.planning.take_plan();
-        let before = self.preemptions();
         self.planning.waits_for_moves = false;
         self.pause_running(ready);
         let first = self.policies.batching.step_budget(&RunningGroups(self));
-        for budget in [first, StepBudget::UNLIMITED] {
+        // If the policy allows nothing, the step ignores it. If the only running group has preempted
+        // itself then, it starts again.
+        for budget in [first, StepBudget::UNLIMITED, StepBudget::UNLIMITED] {
             // If the policy allows no new group, a group that waits for moves must not change that.
             let new_groups = budget.new_groups && (first.new_groups || !self.planning.waits_for_moves);
             self.planning.budget = StepBudget { new_groups, ..budget };
+            let before = self.preemptions();
             self.preempt_for_higher_rank(ready);
             self.plan_running(&mut plan);
             if self.preemptions() == before {

@@ -47,6 +47,16 @@ pub(super) struct RequestProperties {
     pub keep: bool,
     /// Whether the sequence is a pin: it samples nothing, and its blocks stay until it is removed.
     pub pinned: bool,
+    /// Whether the sequence ends when its tokens have been computed, without a generated token.
+    pub prompt_only: bool,
+}
+
+impl RequestProperties {
+    /// Returns whether a sequence of `len` tokens that ends at `max_len` has room for the tokens that
+    /// it generates.
+    pub fn has_room(&self, len: usize, max_len: usize) -> bool {
+        if self.prompt_only { len <= max_len } else { len < max_len }
+    }
 }
 
 impl SequenceKv {
@@ -144,6 +154,7 @@ impl SequenceKv {
         let (token, stops) = match outcome {
             TokenOutcome::Token(token) => (token, false),
             TokenOutcome::Stop(token) => (token, true),
+            TokenOutcome::Complete => return Some(FinishReason::Length),
             TokenOutcome::Fail => return Some(FinishReason::Error),
         };
         self.tokens.push(token);
@@ -207,7 +218,10 @@ impl SequenceKv {
     pub fn check(&self, block_size: usize) {
         if self.group.is_some() {
             assert!(self.computed < self.tokens.len(), "the last token of a queued sequence is still to be computed");
-            assert!(self.request.pinned || self.tokens.len() < self.max_len(), "an unfinished sequence has room for a token");
+            assert!(
+                self.request.pinned || self.request.has_room(self.tokens.len(), self.max_len()),
+                "an unfinished sequence has room for a token"
+            );
         }
         assert!(self.logits_from.is_none_or(|from| from <= self.tokens.len()), "logits are wanted of what there is or comes next");
         assert!(self.computed <= self.tokens.len(), "no more is computed than there is");

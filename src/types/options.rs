@@ -3,6 +3,7 @@
 mod beam;
 mod formats;
 mod grammar;
+mod model_defaults;
 mod policies;
 mod sampling;
 
@@ -14,8 +15,9 @@ use serde::{Deserialize, Serialize};
 pub use beam::{BeamParams, EarlyStopping};
 pub use formats::{Dtype, KvDtype, WeightFormat};
 pub use grammar::Grammar;
+pub use model_defaults::ModelDefaults;
 pub use policies::{AllocationPolicy, BatchingPolicy, OrderPolicy, Policies};
-pub use sampling::{Dry, Mirostat, ModelDefaults, OutputKind, SamplingParams};
+pub use sampling::{Dry, Mirostat, OutputKind, SamplingParams};
 
 use crate::error::{Error, Result};
 use crate::memory::budget::MemoryBudget;

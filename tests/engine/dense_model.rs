@@ -186,6 +186,9 @@ impl Dense {
     }
 
     fn advance(&mut self) -> Option<FinishReason> {
+        if self.params.is_prompt_only() {
+            return Some(FinishReason::Length);
+        }
         let (sampling, logits) = (self.sampling(), dense_logits(&self.tokens));
         let history = SamplingHistory::new(&sampling, &self.tokens, self.prompt_len).unwrap();
         let (prompt_len, generated) = (self.prompt_len, self.generated());
@@ -341,7 +344,7 @@ impl Trace {
             logit_bias: if random.one_in(4) { vec![(EOS, 1.0)] } else { vec![] },
             bad_words_ids: if random.one_in(4) { vec![vec![3, 4], vec![11]] } else { vec![] },
             seed: Some(random.below(1000) as u64),
-            max_tokens: if random.one_in(5) { None } else { Some(1 + random.below(20)) },
+            max_tokens: if random.one_in(5) { None } else { Some([0, 1 + random.below(20)][!random.one_in(10) as usize]) },
             ignore_eos: random.one_in(3),
             stop_token_ids: if random.one_in(3) { vec![17] } else { vec![] },
             output: [OutputKind::Delta, OutputKind::Delta, OutputKind::Cumulative, OutputKind::Final][random.below(4)],
@@ -355,7 +358,7 @@ impl Trace {
     }
 
     fn add(&mut self) {
-        let len = 1 + self.random.below(self.max_model_len - 1);
+        let len = 1 + self.random.below(self.max_model_len);
         let (tokens, mut params) = (self.some_tokens(len), self.some_params());
         let mut request = Request::new(Prompt::Tokens(tokens.clone()), params.clone());
         request.keep = self.random.one_in(2);
@@ -366,7 +369,7 @@ impl Trace {
                 request.n = 1 + self.random.below(2) as u32;
                 request.best_of = Some(request.n + self.random.below(3) as u32);
             }
-            3 => request.sampling.prompt_logprobs = Some(1),
+            3 => (request.sampling.prompt_logprobs, request.sampling.prompt_logprobs_start) = (Some(1), self.random.below(len)),
             4 => request.sampling.echo = true,
             _ => {}
         }
@@ -470,7 +473,7 @@ impl Trace {
         let max_model_len = self.max_model_len;
         let dense = self.sequences.get_mut(&id).unwrap();
         let len = dense.tokens.len() + more.len();
-        let fits = len < max_model_len || (len == max_model_len && dense.state == State::Idle);
+        let fits = len < max_model_len || (len == max_model_len && (dense.state == State::Idle || dense.params.is_prompt_only()));
         assert_eq!(self.engine.append(id, more.clone()).is_ok(), fits);
         if fits {
             dense.history.resize(dense.history.len() + more.len(), 0.0);
@@ -496,7 +499,7 @@ impl Trace {
         let len = self.sequences[&id].tokens.len();
         let max_len = self.max_len(len, &params);
         let resumed = self.engine.resume(id, Resume { keep, ..Resume::new(params.clone()) });
-        assert_eq!(resumed.is_ok(), len < self.max_model_len);
+        assert_eq!(resumed.is_ok(), len < self.max_model_len || params.is_prompt_only());
         if resumed.is_err() {
             return;
         }
@@ -675,7 +678,7 @@ impl Trace {
         loop {
             let dense = self.sequences.get_mut(&id).unwrap();
             let has_more = match self.engine.sequence(id) {
-                Ok(info) => info.len > dense.tokens.len(),
+                Ok(info) => info.len > dense.tokens.len() || (info.idle && dense.params.is_prompt_only()),
                 Err(_) => true,
             };
             if !has_more {
@@ -714,9 +717,12 @@ impl Trace {
                 let expected = dense.params.logprobs.map_or(&[][..], |_| chosen());
                 assert_eq!(&logprobs[echoed.min(logprobs.len())..], expected, "sequence {id}");
                 for (at, logprob) in logprobs.iter().take(echoed).enumerate() {
-                    // The first token has none. Others are missing if the sequence ended before.
+                    // The first tokens have none. Others are missing if the sequence ended before.
                     let scored = || logprob_and_top(&dense_logits(&found[..at]), found[at], 0, &mut Vec::new()).unwrap();
-                    assert!(if logprob.is_nan() { at == 0 || finish.is_some() } else { *logprob == scored() }, "the echo of {id} at {at}");
+                    assert!(
+                        if logprob.is_nan() { at < dense.params.first_scored() || finish.is_some() } else { *logprob == scored() },
+                        "the echo of {id} at {at}"
+                    );
                 }
             }
             OutputKind::Cumulative => {
@@ -738,13 +744,13 @@ impl Trace {
         let Some(known) = dense.prompt_logprobs.filter(|_| dense.params.output == OutputKind::Delta) else { return };
         let found: Vec<f32> = mine.iter().flat_map(|output| output.prompt_logprobs.tokens.clone()).collect();
         for (i, logprob) in found.iter().enumerate() {
-            let at = known + i + 1;
+            let at = known + i + dense.params.first_scored();
             let expected = logprob_and_top(&dense_logits(&dense.tokens[..at]), dense.tokens[at], 0, &mut Vec::new()).unwrap();
             assert_eq!(*logprob, expected, "the prompt of {id} at {at}");
         }
         let known = known + found.len();
         assert!(
-            dense.unreported.is_empty() || dense.generated() == 0 || known + 1 == dense.prompt_len,
+            dense.unreported.is_empty() || dense.generated() == 0 || known + dense.params.first_scored() == dense.prompt_len,
             "outputs contain all prompt logprobs: {known} {dense:?} {mine:?}"
         );
         self.sequences.get_mut(&id).unwrap().prompt_logprobs = Some(known);

@@ -523,7 +523,16 @@ fn a_step_runs_one_matmul_per_weight_for_any_number_of_sequences() {
     let mut scheduler = Scheduler::new(options, BlockManager::new(64, Paging::without_windows(16), false).unwrap()).unwrap();
     for id in 1..=24 {
         let (prompt, root) = (vec![id as u32; 2], BlockHash::default());
-        let arrival = NewGroup { prompt, max_len: 20, branching: Branching::One, priority: 0, keep: false, prompt_logits: false, root };
+        let arrival = NewGroup {
+            prompt,
+            max_len: 20,
+            branching: Branching::One,
+            priority: 0,
+            keep: false,
+            logits_from: None,
+            prompt_only: false,
+            root,
+        };
         scheduler.add(SeqId::from_raw(id), arrival.prepare(&Paging::without_windows(16)).unwrap()).unwrap();
     }
     let before = executor.backend().matmuls();

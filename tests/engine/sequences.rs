@@ -608,6 +608,90 @@ fn an_echoed_prompt_has_the_log_probabilities_of_its_tokens() {
 }
 
 #[test]
+fn a_prompt_is_scored_without_a_generated_token() {
+    let model = Model::llama();
+    for (prefill_chunk, start) in [(None, 0), (Some(7), 0), (None, 21), (Some(7), 21)] {
+        let engine = Engine::create(&EngineOptions { prefill_chunk, max_seqs: 4, ..model.options.clone() }).unwrap();
+        let score = |params| {
+            let id = engine.add_request(request(prompt(30), SamplingParams { max_tokens: Some(0), logprobs: Some(2), ..params })).unwrap();
+            let outputs = drain(&engine);
+            let last = outputs.last().unwrap().clone();
+            assert!(outputs.iter().all(|output| output.request == id && output.generated_tokens == 0 && output.error.is_none()));
+            assert_eq!((last.finish, &last.stop, last.timing.first_token), (Some(FinishReason::Length), &None, None));
+            (outputs, last)
+        };
+        engine.add_request(request(prompt(30), SamplingParams { prompt_logprobs: Some(2), ..sampled(1, 4) })).unwrap();
+        let known: Vec<u32> = drain(&engine).iter().flat_map(|output| bits(&output.prompt_logprobs).0).collect();
+        let known = &known[start.max(1) - 1..];
+        for output in [OutputKind::Delta, OutputKind::Cumulative, OutputKind::Final] {
+            let params = SamplingParams { prompt_logprobs: Some(2), prompt_logprobs_start: start, output, ..sampled(1, 0) };
+            let (outputs, last) = score(params.clone());
+            let scored: Vec<u32> = match output {
+                OutputKind::Delta => outputs.iter().flat_map(|output| bits(&output.prompt_logprobs).0).collect(),
+                _ => bits(&last.prompt_logprobs).0,
+            };
+            assert_eq!(scored, known, "from {start}, {output:?}");
+            assert_eq!(last.timing.cached_tokens as usize, start / BLOCK * BLOCK, "tokens before the start are reused");
+            assert!(last.tokens.is_empty());
+            let (outputs, last) = score(SamplingParams { prompt_logprobs: None, echo: true, ..params });
+            let echo = if output == OutputKind::Delta { &outputs[0] } else { &last };
+            assert_eq!(echo.tokens, prompt(30));
+            let (nan, scored) = echo.logprobs.tokens.split_at(start.max(1));
+            assert!(nan.iter().all(|p| p.is_nan()));
+            assert_eq!(scored.iter().map(|p| p.to_bits()).collect::<Vec<_>>(), known);
+        }
+        assert_empty(&engine);
+    }
+}
+
+#[test]
+fn a_prompt_without_generation_can_fill_the_maximum_length_and_is_kept() {
+    let model = Model::llama();
+    let engine = Engine::create(&EngineOptions { max_model_len: Some(64), ..model.options.clone() }).unwrap();
+    let none = || SamplingParams { max_tokens: Some(0), ..SamplingParams::greedy() };
+    let refuse = |request| engine.add_request(request);
+    engine.add_request(request(prompt(64), SamplingParams { prompt_logprobs: Some(0), ..none() })).unwrap();
+    assert_eq!(drain(&engine).iter().map(|output| output.prompt_logprobs.tokens.len()).sum::<usize>(), 63);
+    assert_eq!(code(refuse(request(prompt(65), none())), "shorten the prompt to 64"), Code::InvalidArgument);
+    assert_eq!(code(refuse(Request { n: 2, ..request(prompt(9), none()) }), "request is for 2 samples"), Code::InvalidArgument);
+    let beam = Some(BeamParams { width: 2, ..BeamParams::default() });
+    assert_eq!(code(refuse(Request { beam, ..request(prompt(9), none()) }), "request is for beams"), Code::InvalidArgument);
+    let start = SamplingParams { prompt_logprobs: Some(0), prompt_logprobs_start: 9, ..none() };
+    assert_eq!(code(refuse(request(prompt(9), start.clone())), "prompt_logprobs_start is 9"), Code::InvalidArgument);
+    let useless = SamplingParams { prompt_logprobs: None, ..start };
+    assert_eq!(code(refuse(request(prompt(30), useless)), "no log probabilities of the prompt"), Code::InvalidArgument);
+
+    let kept = engine.add_request(Request { keep: true, ..request(prompt(30), none()) }).unwrap().sequence(0);
+    drain(&engine);
+    assert_eq!((engine.sequence(kept).unwrap().idle, engine.sequence(kept).unwrap().len), (true, 30));
+    engine.append(kept, vec![7, 8, 9]).unwrap();
+    engine.resume(kept, Resume::new(none())).unwrap();
+    assert_eq!(drain(&engine).iter().map(|output| output.finish).collect::<Vec<_>>(), [Some(FinishReason::Length)]);
+    let child = engine.fork(kept, 1, &Fork::default()).unwrap()[0];
+    for id in [kept, child] {
+        engine.resume(id, Resume { keep: false, ..Resume::new(sampled(1, 8)) }).unwrap();
+        assert_eq!(answers(&drain(&engine))[&id], alone(&model, &[prompt(30), vec![7, 8, 9]].concat(), sampled(1, 8)));
+    }
+    assert_empty(&engine);
+}
+
+#[test]
+fn tokens_appended_to_a_prompt_without_generation_are_computed_before_it_ends() {
+    let model = Model::llama();
+    let engine = Engine::create(&EngineOptions { max_model_len: Some(64), prefill_chunk: Some(8), ..model.options.clone() }).unwrap();
+    let none = SamplingParams { max_tokens: Some(0), ..SamplingParams::greedy() };
+    let id = engine.add_request(Request { keep: true, ..request(prompt(60), none) }).unwrap().sequence(0);
+    steps(&engine, 2);
+    engine.append(id, vec![1; 4]).unwrap();
+    assert_eq!(code(engine.append(id, vec![1]), "max_model_len is 64"), Code::InvalidArgument);
+    assert_eq!(drain(&engine).last().unwrap().finish, Some(FinishReason::Length));
+    assert_eq!(engine.sequence(id).unwrap().len, 64);
+    engine.free(id).unwrap();
+    engine.step().unwrap();
+    assert_empty(&engine);
+}
+
+#[test]
 fn truncate_prompt_tokens_keeps_the_last_tokens_of_the_prompt() {
     let model = Model::llama();
     let engine = model.engine();
@@ -1211,7 +1295,16 @@ fn windowed(alternate: bool, keeps_all: bool, forks: bool) -> (Vec<Vec<u32>>, us
     let mut scheduler = Scheduler::new(options, BlockManager::new(120, paging.clone(), true).unwrap()).unwrap();
     for (id, len) in [(1, 100), (2, 9)] {
         let (prompt, root) = (prompt(len), BlockHash::default());
-        let group = NewGroup { prompt, max_len: 160, branching: Branching::One, priority: 0, keep: false, prompt_logits: false, root };
+        let group = NewGroup {
+            prompt,
+            max_len: 160,
+            branching: Branching::One,
+            priority: 0,
+            keep: false,
+            logits_from: None,
+            prompt_only: false,
+            root,
+        };
         scheduler.add(SeqId::from_raw(id), group.prepare(&paging).unwrap()).unwrap();
     }
     let (mut logit_bits, mut max_used, mut events) = (Vec::new(), 0, Vec::new());

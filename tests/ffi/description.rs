@@ -153,7 +153,9 @@ fn named_sets(items: &[Item]) -> BTreeSet<String> {
 fn integer(expr: &Expr) -> Value {
     match expr {
         Expr::Lit(ExprLit { lit: Lit::Int(value), .. }) => json!(value.base10_parse::<u64>().unwrap()),
-        Expr::Path(path) if path.path.segments.last().is_some_and(|last| last.ident == "MAX") => json!(u64::MAX),
+        Expr::Path(path) if path.path.segments.last().is_some_and(|last| last.ident == "MAX") => {
+            json!(if path.path.segments[0].ident == "u32" { u32::MAX as u64 } else { u64::MAX })
+        }
         other => panic!("{other:?} is not a value of a constant"),
     }
 }

@@ -112,7 +112,8 @@ impl World {
         let prompt: Vec<u32> = (0..1 + self.random.below(100)).map(|i| if i < 20 { 0 } else { self.random.below(3) as u32 }).collect();
         let (max_len, keep) = (prompt.len() + 1 + self.random.below(60), self.random.below(4) == 0);
         let keep = keep && !matches!(branching, Branching::Beams(_));
-        let group = NewGroup { prompt, max_len, branching, priority: 0, keep, prompt_logits: false, root: BlockHash::default() };
+        let group =
+            NewGroup { prompt, max_len, branching, priority: 0, keep, logits_from: None, prompt_only: false, root: BlockHash::default() };
         let prepared = group.prepare(&Paging::without_windows(BLOCK)).unwrap();
         let first = RequestId::from_raw(self.next);
         // The lists of all sequences grow with their number. All other memory is reserved.

@@ -80,7 +80,7 @@ pub fn known(members: &Json, names: &str) {
 
 const SAMPLING: &str = "temperature top_p min_p top_k max_tokens min_tokens typical_p top_n_sigma xtc_probability xtc_threshold \
     mirostat_tau mirostat_eta presence_penalty frequency_penalty repetition_penalty no_repeat_ngram_size seed stop stop_token_ids \
-    ignore_eos logprobs prompt_logprobs echo include_stop output json_schema json_object regex choice lark dry logit_bias bad_words \
+    ignore_eos logprobs prompt_logprobs prompt_logprobs_start echo include_stop output json_schema json_object regex choice lark dry logit_bias bad_words \
     bad_words_ids allowed_token_ids";
 
 pub fn sampling(json: &Json, keep: &mut Keep) -> *const pllm_sampling {
@@ -91,7 +91,7 @@ pub fn sampling(json: &Json, keep: &mut Keep) -> *const pllm_sampling {
     let mut c = with_defaults(pllm_sampling_init);
     set!(c, json, temperature: f32, top_p: f32, min_p: f32, top_k: u32, max_tokens: u32, min_tokens: u32, typical_p: f32,
         top_n_sigma: f32, xtc_probability: f32, xtc_threshold: f32, mirostat_tau: f32, mirostat_eta: f32, presence_penalty: f32,
-        frequency_penalty: f32, repetition_penalty: f32, no_repeat_ngram_size: u32);
+        frequency_penalty: f32, repetition_penalty: f32, no_repeat_ngram_size: u32, prompt_logprobs_start: u64);
     if let Some(seed) = json["seed"].as_u64() {
         (c.seed, c.flags) = (seed, c.flags | PLLM_SAMPLING_SEED);
     }

@@ -50,7 +50,7 @@ TEST(Results, arrive_in_one_stream_that_ends_with_the_last_result) {
 
 TEST(Results, are_all_aborted_when_their_stream_is_destroyed) {
     pagedllm::Engine engine = open_engine();
-    (void)engine.stream(drawing(0, 3)).value().next();
+    (void)engine.stream(drawing(PLLM_UNLIMITED_TOKENS, 3)).value().next();
     EXPECT_TRUE(eventually([&] { return engine.stats().value().finished_abort == 3 && is_idle(engine); }));
 }
 
@@ -58,7 +58,7 @@ TEST(Results, have_their_own_errors) {
     std::optional<pagedllm::Stream> stream;
     {
         pagedllm::Engine engine = open_engine();
-        stream = engine.stream(drawing(0, 2)).value();
+        stream = engine.stream(drawing(PLLM_UNLIMITED_TOKENS, 2)).value();
         ASSERT_TRUE(stream->next().has_value());
     }
     const auto all = stream->collect_all().value();
@@ -95,7 +95,7 @@ TEST(Stream, keeps_the_first_error) {
     std::optional<pagedllm::Stream> stream;
     {
         pagedllm::Engine engine = open_engine();
-        pagedllm::Request request = drawing(0, 2);
+        pagedllm::Request request = drawing(PLLM_UNLIMITED_TOKENS, 2);
         request.logits_hook = break_logits;
         request.hook_data = &first_request;
         stream = engine.stream(request, 1).value();
@@ -218,6 +218,23 @@ TEST(Logprobs, of_an_echoed_prompt_begin_with_nan) {
     ASSERT_GT(whole.tokens.size(), whole.prompt_tokens);
     EXPECT_TRUE(std::isnan(whole.logprobs[0]));
     for (size_t i = 1; i < whole.logprobs.size(); i++) EXPECT_LE(whole.logprobs[i], 0) << i;
+}
+
+TEST(Logprobs, of_a_prompt_need_no_generated_token) {
+    pagedllm::Engine engine = open_engine();
+    const std::string prompt = chat(france.question);
+    pagedllm::Request request = greedy(prompt);
+    request.sampling.prompt_logprobs = true;
+    const std::vector<float> known = engine.generate(request).value().prompt_logprobs;
+    for (const size_t start : {0, 5}) {
+        request.sampling.max_tokens = 0;
+        request.sampling.prompt_logprobs_start = start;
+        const pagedllm::Completion scored = engine.generate(request).value();
+        EXPECT_EQ(scored.finish_reason, pagedllm::FinishReason::length);
+        EXPECT_TRUE(scored.tokens.empty() && scored.text.empty());
+        const std::vector<float> rest(known.begin() + std::max<ptrdiff_t>(start, 1) - 1, known.end());
+        EXPECT_EQ(scored.prompt_logprobs, rest);
+    }
 }
 
 TEST(OutputKind, does_not_change_the_result) {

@@ -13,8 +13,8 @@ static pagedllm::Sequence fork_of(const pagedllm::Sequence &parent, pagedllm::En
     return parent.fork(how).value();
 }
 
-// Generates this number of greedy tokens.
-static pagedllm::Resume more(uint32_t tokens) {
+// Generates this number of greedy tokens, or any number.
+static pagedllm::Resume more(std::optional<uint32_t> tokens) {
     pagedllm::Resume how;
     how.sampling.temperature = 0;
     how.sampling.logprobs = true;
@@ -24,7 +24,7 @@ static pagedllm::Resume more(uint32_t tokens) {
 
 // Generates up to max_model_len.
 static pagedllm::Resume endlessly() {
-    pagedllm::Resume how = more(0);
+    pagedllm::Resume how = more(std::nullopt);
     how.sampling.ignore_eos = true;
     return how;
 }
@@ -88,7 +88,7 @@ TEST_F(Sequences, compute_only_appended_tokens) {
     const auto turn = engine.tokenize("<|user|>\n"s + cow.question + "<|end|>\n<|assistant|>\n", false).value();
     const uint64_t before = engine.stats().value().prompt_tokens;
     EXPECT_TRUE(ok(sequence.append(turn)));
-    EXPECT_EQ(sequence.generate(more(0)).value().text, cow.answer);
+    EXPECT_EQ(sequence.generate(more(std::nullopt)).value().text, cow.answer);
     // The last token of a turn is sampled, but computed only in the next turn.
     const uint64_t computed = engine.stats().value().prompt_tokens - before;
     EXPECT_TRUE(computed == turn.size() || computed == turn.size() + 1) << computed << " of " << turn.size();

@@ -47,7 +47,8 @@ inline pagedllm::Request greedy(const std::string &prompt) {
 }
 
 // A greedy request for exactly max_tokens tokens; 0: up to max_model_len.
-inline pagedllm::Request endless(const std::string &prompt, uint32_t max_tokens = 0) {
+inline pagedllm::Request endless(const std::string &prompt,
+                                 uint32_t max_tokens = PLLM_UNLIMITED_TOKENS) {
     pagedllm::Request request = greedy(prompt);
     request.sampling.ignore_eos = true;
     request.sampling.max_tokens = max_tokens;

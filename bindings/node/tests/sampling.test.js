@@ -79,6 +79,15 @@ describe('sampling', () => {
     assert.ok(logprobs.slice(1).every((p) => p <= 0), logprobs);
   });
 
+  it('a prompt is scored without a generated token', async () => {
+    const { promptLogprobs } = await ask({ promptLogprobs: true });
+    for (const promptLogprobsStart of [0, 5]) {
+      const scored = await ask({ maxTokens: 0, promptLogprobs: true, promptLogprobsStart });
+      assert.deepEqual([scored.finishReason, scored.tokens, scored.text], ['length', [], '']);
+      assert.deepEqual(scored.promptLogprobs, promptLogprobs.slice(Math.max(promptLogprobsStart, 1) - 1));
+    }
+  });
+
   it('log probabilities of appended tokens are NaN', () => withEngine({ hostSteps: true }, async (engine) => {
     const sequence = await engine.add({ ...ENDLESS, maxTokens: 8, logprobs: true, outputKind: 'cumulative' });
     const outputs = [];

@@ -131,6 +131,14 @@ class SamplingParameters(Case):
         self.assertTrue(math.isnan(echoed.logprobs[0]), echoed.logprobs[0])
         self.assertEqual(echoed.logprobs[1:], known.prompt_logprobs + known.logprobs)
 
+    def test_a_prompt_is_scored_without_a_generated_token(self):
+        known = self.ask(max_tokens=3, prompt_logprobs=True)
+        for start in (0, 5):
+            scored = self.ask(max_tokens=0, prompt_logprobs=True, prompt_logprobs_start=start)
+            self.assertEqual(scored.finish_reason, FinishReason.LENGTH)
+            self.assertEqual((scored.tokens, scored.text), ([], ""))
+            self.assertEqual(scored.prompt_logprobs, known.prompt_logprobs[max(start, 1) - 1 :])
+
     def test_echo_puts_the_prompt_before_the_answer(self):
         known = EXPECTED[0]
         answer = self.engine.generate("Hello", Sampling(temperature=0, max_tokens=3, echo=True))

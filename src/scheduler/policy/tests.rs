@@ -24,7 +24,7 @@ fn batching(batching: BatchingPolicy) -> Options {
 
 fn add(s: &mut Scheduler, id: u64, prompt: usize, max_len: usize, priority: i32) {
     let (prompt, branching, root) = (vec![0; prompt], Branching::One, BlockHash::default());
-    add_group(s, seq_id(id), NewGroup { prompt, max_len, branching, priority, keep: false, prompt_logits: false, root });
+    add_group(s, seq_id(id), NewGroup { prompt, max_len, branching, priority, keep: false, logits_from: None, prompt_only: false, root });
 }
 
 /// Runs a step and returns its tokens per sequence.
@@ -94,11 +94,15 @@ fn ageing_prevents_starvation_of_a_low_priority() {
 fn forks_and_resumed_sequences_inherit_the_priority_of_the_request() {
     let mut s = scheduler(64, 64, 1, by_priority(1000));
     let (prompt, branching, root) = (vec![0; 8], Branching::One, BlockHash::default());
-    add_group(&mut s, seq_id(1), NewGroup { prompt, max_len: 9, branching, priority: 5, keep: true, prompt_logits: false, root });
+    add_group(
+        &mut s,
+        seq_id(1),
+        NewGroup { prompt, max_len: 9, branching, priority: 5, keep: true, logits_from: None, prompt_only: false, root },
+    );
     step(&mut s);
     s.fork(seq_id(1), None, seq_id(2), false).unwrap();
     add(&mut s, 3, 8, 20, 4);
-    s.resume(seq_id(2), 20, false).unwrap();
+    s.resume(seq_id(2), 20, false, false).unwrap();
     assert_eq!(step(&mut s), [(2, 1)]);
 }
 
@@ -213,7 +217,11 @@ fn a_request_with_blocks_for_max_tokens_is_never_preempted() {
 fn blocks_are_reserved_for_samples_that_are_not_forked_yet() {
     let mut s = scheduler(16, 64, 8, Options { allocation: AllocationPolicy::MaxTokens, ..Options::default() });
     let (prompt, branching, root) = (vec![0; 12], Branching::Samples(3), BlockHash::default());
-    add_group(&mut s, seq_id(1), NewGroup { prompt, max_len: 40, branching, priority: 0, keep: false, prompt_logits: false, root });
+    add_group(
+        &mut s,
+        seq_id(1),
+        NewGroup { prompt, max_len: 40, branching, priority: 0, keep: false, logits_from: None, prompt_only: false, root },
+    );
     add(&mut s, 10, 8, 32, 0);
     // One block of the shared prompt, and four more for each of three samples. No block is left for
     // the fourth block of the other request.

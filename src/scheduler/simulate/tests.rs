@@ -183,7 +183,11 @@ fn scheduler(policies: Policies) -> Scheduler {
 fn add(scheduler: &mut Scheduler, id: u64, prompt: usize, max_new_tokens: usize) {
     let (max_len, branching, root) = (prompt + max_new_tokens, Branching::One, BlockHash::default());
     let prompt = vec![0; prompt];
-    add_group(scheduler, seq_id(id), NewGroup { prompt, max_len, branching, priority: 0, keep: false, prompt_logits: false, root });
+    add_group(
+        scheduler,
+        seq_id(id),
+        NewGroup { prompt, max_len, branching, priority: 0, keep: false, logits_from: None, prompt_only: false, root },
+    );
 }
 
 fn snapshot_of(scheduler: &Scheduler) -> SchedulerSnapshot {

@@ -26,7 +26,11 @@ fn add(scheduler: &mut Scheduler, id: u64, prompt: Vec<u32>, max_len: usize) {
 
 fn add_branching(scheduler: &mut Scheduler, id: u64, prompt: Vec<u32>, max_len: usize, branching: Branching) {
     let root = BlockHash::default();
-    add_group(scheduler, seq_id(id), NewGroup { prompt, max_len, branching, priority: 0, keep: false, prompt_logits: false, root });
+    add_group(
+        scheduler,
+        seq_id(id),
+        NewGroup { prompt, max_len, branching, priority: 0, keep: false, logits_from: None, prompt_only: false, root },
+    );
 }
 
 pub fn add_group(scheduler: &mut Scheduler, id: SeqId, group: NewGroup) {
@@ -81,7 +85,8 @@ fn two_samples(s: &mut Scheduler, max_len: usize, prompt_logits: bool) {
         branching: Branching::Samples(2),
         priority: 0,
         keep: false,
-        prompt_logits,
+        logits_from: prompt_logits.then_some(0),
+        prompt_only: false,
         root: BlockHash::default(),
     };
     add_group(s, seq_id(1), group);

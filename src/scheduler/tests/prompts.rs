@@ -1,6 +1,7 @@
 //! The logits of prompts, and the prefix cache.
 
 use super::*;
+use crate::types::outputs::FinishReason;
 
 #[test]
 fn a_request_uses_the_prefix_cache_after_its_prompt_logits_are_delivered() {
@@ -26,7 +27,11 @@ fn record_prompt_rows(s: &mut Scheduler, rows: &mut Vec<(u64, usize)>) {
 
 fn add_with_prompt_logits(s: &mut Scheduler, prompt: Vec<u32>) {
     let (branching, root) = (Branching::One, BlockHash::default());
-    add_group(s, seq_id(1), NewGroup { prompt, max_len: 60, branching, priority: 0, keep: false, prompt_logits: true, root });
+    add_group(
+        s,
+        seq_id(1),
+        NewGroup { prompt, max_len: 60, branching, priority: 0, keep: false, logits_from: Some(0), prompt_only: false, root },
+    );
 }
 
 #[test]
@@ -77,13 +82,13 @@ fn appended_tokens_are_looked_up_in_the_prefix_cache_when_the_sequence_resumes()
         add_group(
             &mut s,
             seq_id(id),
-            NewGroup { prompt, max_len: len + 1, branching, priority: 0, keep: true, prompt_logits: false, root },
+            NewGroup { prompt, max_len: len + 1, branching, priority: 0, keep: true, logits_from: None, prompt_only: false, root },
         );
         step(&mut s, TokenOutcome::Token(99));
         s.rewind(seq_id(id), len).unwrap();
         s.append(seq_id(id), &prompt_from(len), 100).unwrap();
         let before = s.prefix();
-        s.resume(seq_id(id), 51, false).unwrap();
+        s.resume(seq_id(id), 51, false, false).unwrap();
         assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(id, 2)], "six blocks of eight tokens are cached");
         let after = s.prefix();
         assert_eq!((after.queries - before.queries, after.hits - before.hits), (49 - len as u64, 48 - len as u64));
@@ -93,4 +98,44 @@ fn appended_tokens_are_looked_up_in_the_prefix_cache_when_the_sequence_resumes()
 
 fn prompt_from(len: usize) -> Vec<u32> {
     (len as u32..50).collect()
+}
+
+#[test]
+fn a_request_for_its_prompt_only_ends_without_a_token_and_can_fill_the_maximum_length() {
+    let mut s = scheduler(16, 8, 64, 8, 64);
+    let add_prompt = |s: &mut Scheduler, id: u64, keep: bool| {
+        let (prompt, branching, root) = (vec![id as u32; 16], Branching::One, BlockHash::default());
+        let group = NewGroup { prompt, max_len: 16, branching, priority: 0, keep, logits_from: Some(8), prompt_only: true, root };
+        add_group(s, seq_id(id), group);
+    };
+    add_prompt(&mut s, 1, false);
+    add_prompt(&mut s, 2, true);
+    let (mut ended, mut rows) = (Vec::new(), Vec::new());
+    for _ in 0..8 {
+        let Some(plan) = s.schedule(|_| true) else { break };
+        for part in plan.sequences.iter().filter(|part| part.seq == seq_id(1)) {
+            rows.extend(part.first + part.tokens - part.logits..part.first + part.tokens);
+        }
+        let sampled: Vec<_> = plan.sampled().map(|part| sampled_token(part.seq, TokenOutcome::Complete)).collect();
+        let mut events = Vec::new();
+        s.commit(plan, &sampled, &mut events);
+        s.check();
+        ended.extend(events.iter().filter_map(|event| match event {
+            Event::Advanced { sampled_token, finish, .. } => Some((sampled[*sampled_token].child.get(), *finish)),
+            _ => None,
+        }));
+    }
+    assert_eq!(rows, (8..16).collect::<Vec<_>>(), "logits of no other row are computed");
+    ended.sort_by_key(|(id, _)| *id);
+    assert_eq!(ended, [(1, Some(FinishReason::Length)), (2, Some(FinishReason::Length))]);
+    assert!(s.find(seq_id(1)).is_none());
+    let kept = s.get(seq_id(2)).unwrap();
+    assert_eq!((kept.tokens.len(), kept.computed, kept.generated), (16, 16, 0));
+    // It can be resumed for its last token only, or to generate.
+    s.resume(seq_id(2), 16, true, true).unwrap();
+    assert_eq!(step(&mut s, TokenOutcome::Complete), [(2, 1)]);
+    assert!(s.resume(seq_id(2), 16, false, false).unwrap_err().message().contains("has 16 tokens of at most 16"));
+    s.resume(seq_id(2), 17, false, false).unwrap();
+    assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(2, 1)]);
+    assert_eq!(s.sequences.len(), 0);
 }

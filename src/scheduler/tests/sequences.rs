@@ -60,9 +60,9 @@ fn a_sequence_without_room_for_a_token_cannot_be_resumed() {
     let mut s = scheduler(16, 8, 64, 8, 64);
     add(&mut s, 1, vec![0; 9], 12);
     s.fork(seq_id(1), None, seq_id(2), false).unwrap();
-    assert!(s.resume(seq_id(2), 9, false).unwrap_err().message().contains("has 9 tokens of at most 9"));
+    assert!(s.resume(seq_id(2), 9, false, false).unwrap_err().message().contains("has 9 tokens of at most 9"));
     s.check();
-    s.resume(seq_id(2), 10, false).unwrap();
+    s.resume(seq_id(2), 10, false, false).unwrap();
     s.check();
 }
 
@@ -73,6 +73,16 @@ fn samples_that_share_a_recomputed_prompt_continue_in_the_same_step() {
     s.preempt_youngest();
     assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(1, 16)]);
     assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(1, 1), (2, 1)], "the second sample uses the blocks of the first");
+}
+
+#[test]
+fn a_sample_that_lost_its_blocks_shares_those_of_a_younger_one() {
+    let mut s = scheduler(16, 8, 64, 8, 64);
+    two_samples(&mut s, 30, false);
+    assert!(s.schedule(|_| false).is_none(), "both wait");
+    s.drop_blocks(seq_id(1));
+    s.recheck_paused();
+    assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(1, 1), (2, 1)], "nothing is recomputed");
 }
 
 #[test]
@@ -119,7 +129,11 @@ fn idle_sequences_lose_blocks_one_by_one_except_blocks_of_running_sequences() {
 fn blocks_shared_only_by_idle_sequences_count_as_free_and_are_freed_together() {
     let mut s = scheduler(3, 8, 64, 8, 64);
     let (prompt, branching, root) = (vec![0; 16], Branching::One, BlockHash::default());
-    add_group(&mut s, seq_id(1), NewGroup { prompt, max_len: 17, branching, priority: 0, keep: true, prompt_logits: false, root });
+    add_group(
+        &mut s,
+        seq_id(1),
+        NewGroup { prompt, max_len: 17, branching, priority: 0, keep: true, logits_from: None, prompt_only: false, root },
+    );
     step(&mut s, TokenOutcome::Token(9));
     idle_forks(&mut s, 2..102);
     assert_eq!((s.idle(), s.blocks().idle_blocks(), s.blocks().available()), (101, 2, 1));
@@ -169,7 +183,7 @@ fn rewinding_appended_tokens_restores_the_length_limit() {
     assert_eq!(s.get(seq_id(1)).unwrap().max_len(), 20);
     s.rewind(seq_id(1), 5).unwrap();
     assert_eq!(s.get(seq_id(1)).unwrap().max_len(), 20, "rewinding within the prompt does not change the limit");
-    s.resume(seq_id(2), 32, false).unwrap();
+    s.resume(seq_id(2), 32, false, false).unwrap();
     s.rewind(seq_id(2), 10).unwrap();
     assert_eq!(s.get(seq_id(2)).unwrap().max_len(), 12, "two more tokens, the number that it was resumed for");
     s.check();

@@ -112,7 +112,7 @@ fn an_idle_sequence_is_swapped_to_the_host_tier_and_resumes_without_recompute() 
     s.fork(seq_id(1), Some(9), seq_id(3), false).unwrap();
     s.check();
     s.remove(seq_id(2));
-    [1, 3].into_iter().for_each(|id| s.resume(seq_id(id), 40, false).unwrap());
+    [1, 3].into_iter().for_each(|id| s.resume(seq_id(id), 40, false, false).unwrap());
     assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(1, 1), (3, 1)]);
     assert_eq!((s.blocks().swapped(), s.blocks().host_used()), (0, 0));
 }
@@ -141,14 +141,14 @@ fn swapped_in_blocks_return_to_the_prefix_cache() {
     let mut s = Scheduler::new(options, BlockManager::new(4, Paging::without_windows(8), true).unwrap().with_host(4).unwrap()).unwrap();
     let group = |token, len: usize, max_len| {
         let (prompt, branching, root) = (vec![token; len], Branching::One, BlockHash::default());
-        NewGroup { prompt, max_len, branching, priority: 0, keep: max_len == 17, prompt_logits: false, root }
+        NewGroup { prompt, max_len, branching, priority: 0, keep: max_len == 17, logits_from: None, prompt_only: false, root }
     };
     add_group(&mut s, seq_id(1), group(7, 16, 17));
     step(&mut s, TokenOutcome::Token(9));
     // This request replaces all cached blocks.
     add_group(&mut s, seq_id(2), group(8, 31, 32));
     step(&mut s, TokenOutcome::Token(9));
-    s.resume(seq_id(1), 18, false).unwrap();
+    s.resume(seq_id(1), 18, false, false).unwrap();
     assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(1, 1)], "the resumed sequence ends with this token");
     let before = s.prefix().hits;
     add_group(&mut s, seq_id(3), group(7, 17, 18));
@@ -237,7 +237,7 @@ fn decodes_continue_under_every_policy_while_a_group_returns() {
         s.remove(seq_id(2));
         add(&mut s, 3, vec![2; 3], 20);
         assert_eq!(step(&mut s, TokenOutcome::Token(9)), [(3, 3)]);
-        s.resume(seq_id(1), 40, false).unwrap();
+        s.resume(seq_id(1), 40, false, false).unwrap();
         let steps = [(); 2].map(|()| step(&mut s, TokenOutcome::Token(9)));
         assert_eq!(steps, [vec![(3, 1)], vec![(3, 1), (1, 1)]], "{batching:?}");
     }

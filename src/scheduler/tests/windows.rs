@@ -72,7 +72,7 @@ fn a_pinned_prompt_is_found_in_the_prefix_cache_with_windows() {
         add_group(
             &mut s,
             seq_id(3),
-            NewGroup { prompt: vec![5; 48], max_len: 49, branching, priority: 0, keep: false, prompt_logits: false, root },
+            NewGroup { prompt: vec![5; 48], max_len: 49, branching, priority: 0, keep: false, logits_from: None, prompt_only: false, root },
         );
         while s.get(seq_id(3)).is_ok() {
             step(&mut s, TokenOutcome::Token(9));

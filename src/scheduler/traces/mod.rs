@@ -163,11 +163,13 @@ impl Trace {
             self.needs.insert(request, max_blocks);
         }
         let keep = !matches!(branching, Branching::Beams(_)) && self.random.below(2) == 0;
-        let prompt_logits = self.random.below(5) == 0;
+        let logits_from = (self.random.below(5) == 0).then(|| self.random.below(prompt_len));
+        let prompt_only = branching == Branching::One && self.random.below(6) == 0;
+        let max_len = if prompt_only { prompt_len } else { max_len };
         let priority = self.random.below(5) as i32 - 2;
         let id = request.sequence(0);
         self.tokens.insert(id, prompt.clone());
-        add_group(&mut self.s, id, NewGroup { prompt, max_len, branching, priority, keep, prompt_logits, root });
+        add_group(&mut self.s, id, NewGroup { prompt, max_len, branching, priority, keep, logits_from, prompt_only, root });
     }
 
     fn fork(&mut self) {
@@ -188,7 +190,7 @@ impl Trace {
         let more = self.random_tokens(more);
         let runs = self.sequence(&id).group.is_some();
         let len = self.tokens[&id].len() + more.len();
-        let fits = len < self.max_len_in_pool || (len == self.max_len_in_pool && !runs);
+        let fits = len < self.max_len_in_pool || (len == self.max_len_in_pool && (!runs || self.sequence(&id).request.prompt_only));
         assert_eq!(self.s.append(id, &more, self.max_len_in_pool).is_ok(), fits);
         if fits {
             self.tokens.get_mut(&id).unwrap().extend(more);
@@ -207,8 +209,9 @@ impl Trace {
         let Some(id) = self.random_sequence(true) else { return };
         let len = self.tokens[&id].len();
         let max_len = (len + self.random.below(3 * self.block_size())).min(self.max_len_in_pool);
-        let keep = self.random.below(2) == 0;
-        assert_eq!(self.s.resume(id, max_len, keep).is_ok(), len < max_len, "a resumed sequence has room for a token");
+        let (keep, prompt_only) = (self.random.below(2) == 0, self.random.below(5) == 0);
+        let has_room = len < max_len || (prompt_only && len == max_len);
+        assert_eq!(self.s.resume(id, max_len, keep, prompt_only).is_ok(), has_room, "a resumed sequence has room for a token");
     }
 
     fn end(&mut self) {
@@ -357,7 +360,7 @@ impl Trace {
         {
             tokens.push(match sampled.outcome {
                 TokenOutcome::Token(token) | TokenOutcome::Stop(token) => token,
-                TokenOutcome::Fail => 0,
+                TokenOutcome::Complete | TokenOutcome::Fail => 0,
             });
         }
         tokens

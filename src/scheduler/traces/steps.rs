@@ -108,12 +108,17 @@ impl Trace {
         for scheduled in &mut step.plan.sequences {
             let its = step.sampled.iter().find(|sampled| sampled.parent == scheduled.seq);
             let branching = self.s.get(scheduled.seq).ok().and_then(|s| Some(self.s.queues.groups[s.group?].branching));
-            let may_sample = scheduled.samples && scheduled.logits == 1 && branching == Some(Branching::One) && !scheduled.is_stale;
+            let may_sample = scheduled.samples
+                && scheduled.logits == 1
+                && branching == Some(Branching::One)
+                && !scheduled.is_stale
+                && !self.sequence(&scheduled.seq).request.prompt_only;
             if may_sample && self.random.below(5) > 0 {
                 scheduled.device_sample = Some(step.device_samples.len() as u32);
                 step.device_samples.push(match its.unwrap().outcome {
                     TokenOutcome::Token(token) | TokenOutcome::Stop(token) => token,
                     TokenOutcome::Fail => 0,
+                    TokenOutcome::Complete => panic!("no token is wanted"),
                 });
             }
         }
@@ -135,7 +140,10 @@ impl Trace {
             );
             match branching {
                 Branching::Pin => panic!("a pin was sampled"),
-                Branching::One => sampled.extend(members.iter().map(|&seq| sampled_token(seq, self.random_outcome(chance)))),
+                Branching::One => sampled.extend(members.iter().map(|&seq| match self.sequence(&seq).request.prompt_only {
+                    true => sampled_token(seq, TokenOutcome::Complete),
+                    false => sampled_token(seq, self.random_outcome(chance)),
+                })),
                 Branching::Samples(n) => {
                     let parent = members[0];
                     let children = parent.own_request().sequences(n as u32);

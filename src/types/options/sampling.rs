@@ -54,7 +54,8 @@ pub struct SamplingParams {
     pub allowed_token_ids: Vec<u32>,
     /// Seed. `None` derives it from the seed of the engine and the request id.
     pub seed: Option<u64>,
-    /// Maximum number of output tokens. `None` is limited by `max_model_len` only.
+    /// Maximum number of output tokens. 0 computes the prompt only. `None` is limited by
+    /// `max_model_len` only.
     pub max_tokens: Option<usize>,
     /// Number of tokens before which end-of-sequence tokens, stop tokens and stop strings are
     /// ignored.
@@ -72,6 +73,10 @@ pub struct SamplingParams {
     pub logprobs: Option<u32>,
     /// As `logprobs`, for all tokens of the prompt except the first.
     pub prompt_logprobs: Option<u32>,
+    /// First position of the prompt whose log probability is reported. Earlier tokens can come from
+    /// the prefix cache.
+    #[serde(default)]
+    pub prompt_logprobs_start: usize,
     /// Whether the output begins with the prompt.
     pub echo: bool,
     /// Contents of each output.
@@ -125,40 +130,6 @@ pub struct Mirostat {
     pub eta: f32,
 }
 
-/// The sampling parameters that generation_config.json recommends for a model, with the names of
-/// `SamplingParams`.
-#[allow(missing_docs)]
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct ModelDefaults {
-    /// 0 if the file has `"do_sample": false`.
-    pub temperature: Option<f32>,
-    pub top_k: Option<u32>,
-    pub top_p: Option<f32>,
-    pub min_p: Option<f32>,
-    pub typical_p: Option<f32>,
-    pub repetition_penalty: Option<f32>,
-    pub no_repeat_ngram_size: Option<u32>,
-}
-
-impl ModelDefaults {
-    /// Sets the parameters that have their default.
-    pub fn apply(&self, params: &mut SamplingParams) {
-        fn replace<T: PartialEq>(param: &mut T, default: T, value: Option<T>) {
-            if *param == default {
-                *param = value.unwrap_or(default);
-            }
-        }
-        let defaults = SamplingParams::default();
-        replace(&mut params.temperature, defaults.temperature, self.temperature);
-        replace(&mut params.top_k, defaults.top_k, self.top_k);
-        replace(&mut params.top_p, defaults.top_p, self.top_p);
-        replace(&mut params.min_p, defaults.min_p, self.min_p);
-        replace(&mut params.typical_p, defaults.typical_p, self.typical_p);
-        replace(&mut params.repetition_penalty, defaults.repetition_penalty, self.repetition_penalty);
-        replace(&mut params.no_repeat_ngram_size, defaults.no_repeat_ngram_size, self.no_repeat_ngram_size);
-    }
-}
-
 impl Default for SamplingParams {
     fn default() -> Self {
         SamplingParams {
@@ -190,6 +161,7 @@ impl Default for SamplingParams {
             include_stop: false,
             logprobs: None,
             prompt_logprobs: None,
+            prompt_logprobs_start: 0,
             echo: false,
             output: OutputKind::Delta,
             grammar: None,
@@ -228,6 +200,23 @@ impl SamplingParams {
         self.logprobs.filter(|_| self.echo)
     }
 
+    /// Returns the number of alternatives for each token of the prompt, if their log probabilities
+    /// are computed.
+    pub fn prompt_alternatives(&self) -> Option<u32> {
+        self.prompt_logprobs.max(self.echoed_logprobs())
+    }
+
+    /// Returns the first position of the prompt that has a log probability to report. The first
+    /// token has none.
+    pub fn first_scored(&self) -> usize {
+        self.prompt_logprobs_start.max(1)
+    }
+
+    /// Returns whether the prompt is computed and no token is generated.
+    pub fn is_prompt_only(&self) -> bool {
+        self.max_tokens == Some(0)
+    }
+
     /// The maximum number of reported alternatives per token.
     pub const MAX_LOGPROBS: u32 = 128;
     const MAX_TEMPERATURE: f32 = 1e4;
@@ -252,7 +241,14 @@ impl SamplingParams {
         self.validate_tokens(vocab_size)?;
         self.validate_end(vocab_size)?;
         at_most("logprobs", self.logprobs, Self::MAX_LOGPROBS)?;
-        at_most("prompt_logprobs", self.prompt_logprobs, Self::MAX_LOGPROBS)
+        at_most("prompt_logprobs", self.prompt_logprobs, Self::MAX_LOGPROBS)?;
+        match self.prompt_alternatives() {
+            None if self.prompt_logprobs_start > 0 => Err(Error::invalid(format!(
+                "prompt_logprobs_start is {} and no log probabilities of the prompt are requested; request them or set it to 0",
+                self.prompt_logprobs_start
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// Returns whether a parameter depends on how often a token has occurred.
@@ -352,9 +348,6 @@ impl SamplingParams {
     }
 
     fn validate_end(&self, vocab_size: usize) -> Result<()> {
-        if self.max_tokens == Some(0) {
-            return Err(Error::invalid("max_tokens is 0; must be at least 1"));
-        }
         if let Some(max) = self.max_tokens
             && self.min_tokens > max
         {

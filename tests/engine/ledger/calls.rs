@@ -46,7 +46,7 @@ impl Trace {
             repetition_penalty: [1.0, 1.2][random.below(2)],
             presence_penalty: [0.0, 0.5][random.below(2)],
             seed: Some(random.next()),
-            max_tokens: Some(1 + random.below(24)),
+            max_tokens: Some(random.below(25)),
             min_tokens: [0, 0, 1, 4][random.below(4)],
             ignore_eos: random.below(3) == 0,
             stop_token_ids: if random.below(4) == 0 { vec![70, 74, 264, 287] } else { vec![] },

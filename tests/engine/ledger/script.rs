@@ -80,7 +80,8 @@ impl Script {
             }
         }
         let unfinished = matches!(output.finish, Some(FinishReason::Abort | FinishReason::Error));
-        if !unfinished && !output.tokens.is_empty() {
+        // Without a generated token, an echo and the end have the same length.
+        if !unfinished && !output.tokens.is_empty() && output.generated_tokens > 0 && !params.is_prompt_only() {
             let end = (output.finish, scored.then_some(output.score.to_bits()));
             known += same(&mut self.ends, len, end, "the end");
         }

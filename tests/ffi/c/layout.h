@@ -61,6 +61,7 @@ ALWAYS(PLLM_SAMPLING_PROMPT_LOGPROBS == 8);
 ALWAYS(PLLM_SAMPLING_ECHO == 16);
 ALWAYS(PLLM_SAMPLING_INCLUDE_STOP == 32);
 ALWAYS(PLLM_SAMPLING_MODEL_DEFAULTS == 64);
+ALWAYS(PLLM_UNLIMITED_TOKENS == 4294967295);
 ALWAYS(PLLM_OUTPUT_DELTA == 0);
 ALWAYS(PLLM_OUTPUT_CUMULATIVE == 1);
 ALWAYS(PLLM_OUTPUT_FINAL == 2);
@@ -257,7 +258,7 @@ AT(pllm_dry, sequence_breakers, 24);
 AT(pllm_dry, sequence_breaker_lens, 32);
 AT(pllm_dry, sequence_breaker_count, 40);
 
-SIZE(pllm_sampling, 264);
+SIZE(pllm_sampling, 272);
 AT(pllm_sampling, struct_size, 0);
 AT(pllm_sampling, seed, 8);
 AT(pllm_sampling, stop_token_ids, 16);
@@ -302,6 +303,7 @@ AT(pllm_sampling, bad_words_ids, 232);
 AT(pllm_sampling, bad_words_ids_len, 240);
 AT(pllm_sampling, allowed_token_ids, 248);
 AT(pllm_sampling, allowed_token_ids_len, 256);
+AT(pllm_sampling, prompt_logprobs_start, 264);
 
 SIZE(pllm_beam, 32);
 AT(pllm_beam, struct_size, 0);

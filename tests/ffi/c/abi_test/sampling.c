@@ -60,6 +60,40 @@ static void generation_ends_at_max_tokens(const pllm_engine *engine) {
     }
 }
 
+static void prompt_is_scored_without_a_token(const pllm_engine *engine) {
+    for (uint64_t start = 0; start <= COUNT(PROMPT); start++) {
+        pllm_sampling sampling = greedy();
+        pllm_request request = token_request(&sampling);
+        pllm_outputs *outputs = NULL;
+        uint64_t id = 0;
+        sampling.max_tokens = 0;
+        sampling.flags = PLLM_SAMPLING_PROMPT_LOGPROBS;
+        sampling.output_kind = PLLM_OUTPUT_FINAL;
+        sampling.prompt_logprobs_start = start;
+        if (start == COUNT(PROMPT)) {
+            FAILS(PLLM_E_INVALID_ARGUMENT, pllm_engine_add_request(engine, &request, &id));
+            continue;
+        }
+        OK(pllm_engine_add_request(engine, &request, &id));
+        step_to_the_end(engine);
+        OK(pllm_queue_poll(pllm_engine_queue(engine), 0, &outputs));
+        CHECK(pllm_outputs_len(outputs) == 1);
+        const pllm_output *o = pllm_outputs_get(outputs, 0);
+        CHECK(o->finish_reason == PLLM_FINISH_LENGTH && o->tokens_len == 0);
+        CHECK(o->generated_tokens == 0 && o->prompt_tokens == COUNT(PROMPT));
+        CHECK(o->prompt_logprobs_len == COUNT(PROMPT) - (start ? start : 1));
+        for (uint64_t i = 0; i < o->prompt_logprobs_len; i++) CHECK(o->prompt_logprobs[i] < 0);
+        pllm_outputs_free(outputs);
+    }
+    pllm_sampling sampling = greedy();
+    pllm_request request = token_request(&sampling);
+    uint64_t id = 0;
+    sampling.max_tokens = 0;
+    request.n = 2;
+    FAILS(PLLM_E_INVALID_ARGUMENT, pllm_engine_add_request(engine, &request, &id));
+    CHECK(is_idle(engine));
+}
+
 static void ignore_eos_continues_past_the_eos_token(const pllm_engine *engine) {
     pllm_sampling sampling = greedy();
     pllm_request request = text_request(FRANCE, &sampling);
@@ -280,6 +314,7 @@ const test sampling_tests[] = {
     WITH_BUNDLED(invalid_sampling_is_refused),
     WITH_BUNDLED(logprobs_are_returned_only_with_their_flag),
     WITH_BUNDLED(generation_ends_at_max_tokens),
+    WITH_BUNDLED(prompt_is_scored_without_a_token),
     WITH_BUNDLED(ignore_eos_continues_past_the_eos_token),
     WITH_BUNDLED(stop_token_ends_generation_and_its_text_is_omitted),
     WITH_BUNDLED(stop_string_across_tokens_ends_generation_and_is_omitted),

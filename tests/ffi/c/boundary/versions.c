@@ -1,4 +1,6 @@
 // Programs that were built with an older header, or with a newer header than the library.
+#include <stddef.h>
+
 #include "boundary.h"
 
 // ---- older programs: shorter structs ----
@@ -151,6 +153,39 @@ static void program_with_the_first_header_runs(void) {
     pllm_engine_free(engine);
 }
 
+// Adds a request for 0 tokens with sampling parameters of this size, and returns whether it
+// generates tokens.
+static bool generates_with_0_tokens(const pllm_engine *engine, uint64_t struct_size) {
+    pllm_sampling sampling;
+    pllm_request request;
+    pllm_step step = {.struct_size = sizeof step, .unfinished = 1};
+    uint64_t id = 0, generated = 0;
+    pllm_sampling_init(&sampling, struct_size);
+    pllm_request_init(&request, sizeof request);
+    sampling.max_tokens = 0;
+    sampling.flags = PLLM_SAMPLING_IGNORE_EOS;
+    request.prompt = "Hello";
+    request.sampling = &sampling;
+    OK(pllm_engine_add_request(engine, &request, &id));
+    for (int i = 0; step.unfinished && i < 8; i++) OK(pllm_engine_step(engine, &step));
+    if (step.unfinished) OK(pllm_engine_abort(engine, id));
+    while (step.unfinished) OK(pllm_engine_step(engine, &step));
+    pllm_outputs *outputs = NULL;
+    OK(pllm_queue_poll(pllm_engine_queue(engine), 0, &outputs));
+    for (uint64_t i = 0; i < pllm_outputs_len(outputs); i++)
+        generated += pllm_outputs_get(outputs, i)->tokens_len;
+    pllm_outputs_free(outputs);
+    return generated > 0;
+}
+
+static void a_maximum_of_0_tokens_is_unlimited_for_older_programs_only(void) {
+    pllm_engine *engine = open_engine(model_dir);
+    CHECK(generates_with_0_tokens(engine, sizeof(old_sampling)));
+    CHECK(generates_with_0_tokens(engine, offsetof(pllm_sampling, prompt_logprobs_start)));
+    CHECK(!generates_with_0_tokens(engine, sizeof(pllm_sampling)));
+    pllm_engine_free(engine);
+}
+
 // ---- newer programs: one more field ----
 
 #define NEW(type)           \
@@ -265,6 +300,7 @@ static void unknown_output_fields_are_zero(void) {
 
 const test versions_tests[] = {
     TEST(program_with_the_first_header_runs),
+    TEST(a_maximum_of_0_tokens_is_unlimited_for_older_programs_only),
     TEST(unknown_fields_are_refused_unless_zero),
     TEST(unknown_fields_of_nested_and_sequence_structs_are_refused_unless_zero),
     TEST(unknown_output_fields_are_zero),

@@ -195,6 +195,7 @@ typedef struct {
     uint64_t user_data, max_tokens, prompt_tokens;  // prompt_tokens 0: not known
     unsigned queue;                                 // a number that is used only once in a program
     uint32_t kind, top, prompt_top;
+    bool limited;  // by max_tokens
     bool logprobs, prompt_logprobs, echo, grammar, keep, has_deadline;
     const uint32_t *reference;   // the tokens that it must begin with; NULL: not known
     bool changed_while_running;  // by a fork, a rewind or an append: its length is not known

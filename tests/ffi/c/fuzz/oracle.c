@@ -255,9 +255,10 @@ static void check_content(const request_record *r, const expected_run *t, const 
         o->prompt_tokens > 0 && (!t->prompt_tokens || o->prompt_tokens == t->prompt_tokens);
     EXPECT(matches, "prompt_tokens is %llu, not %llu", LLU(o->prompt_tokens),
            LLU(t->prompt_tokens));
-    EXPECT(!t->max_tokens || o->generated_tokens <= t->max_tokens,
+    EXPECT(!t->limited || o->generated_tokens <= t->max_tokens,
            "%llu tokens, max_tokens is %llu", LLU(o->generated_tokens), LLU(t->max_tokens));
-    EXPECT(o->finish_reason != PLLM_FINISH_LENGTH || o->generated_tokens == t->max_tokens ||
+    bool is_full = t->limited && o->generated_tokens == t->max_tokens;
+    EXPECT(o->finish_reason != PLLM_FINISH_LENGTH || is_full ||
                o->prompt_tokens + o->generated_tokens == r->max_model_len,
            "a request ended with PLLM_FINISH_LENGTH after %llu of %llu tokens",
            LLU(o->generated_tokens), LLU(t->max_tokens));

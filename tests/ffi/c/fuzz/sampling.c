@@ -147,7 +147,8 @@ static void choose_reports(worker *w, pllm_sampling *s, bool with_prompt) {
     if (one_in(w, 6)) s->flags |= PLLM_SAMPLING_INCLUDE_STOP;
     if (one_in(w, with_prompt ? 6 : 64)) s->flags |= PLLM_SAMPLING_ECHO;
     if (one_in(w, with_prompt ? 6 : 64))
-        s->flags |= PLLM_SAMPLING_PROMPT_LOGPROBS, s->prompt_top_logprobs = below(w, 4);
+        s->flags |= PLLM_SAMPLING_PROMPT_LOGPROBS, s->prompt_top_logprobs = below(w, 4),
+            s->prompt_logprobs_start = one_in(w, 3) ? below(w, 16) : 0;
     s->output_kind = one_in(w, 3) ? 1 + below(w, 2) : PLLM_OUTPUT_DELTA;
 }
 
@@ -171,11 +172,11 @@ static void corrupt_the_sampling(worker *w, pllm_sampling *s) {
     unsigned i = below(w, COUNT(numbers) + COUNT(counts) + 1);
     if (i < COUNT(numbers)) *numbers[i] = interesting_float(w);
     else if (i < COUNT(numbers) + COUNT(counts)) *counts[i - COUNT(numbers)] = interesting_u32(w);
-    else s->seed = interesting_u64(w);
+    else *(below(w, 2) ? &s->seed : &s->prompt_logprobs_start) = interesting_u64(w);
 }
 
 void record_sampling(expected_run *t, const pllm_sampling *s) {
-    t->max_tokens = s->max_tokens;
+    t->limited = s->max_tokens != PLLM_UNLIMITED_TOKENS, t->max_tokens = s->max_tokens;
     t->logprobs = s->flags & PLLM_SAMPLING_LOGPROBS;
     t->prompt_logprobs = s->flags & PLLM_SAMPLING_PROMPT_LOGPROBS;
     t->echo = s->flags & PLLM_SAMPLING_ECHO;
@@ -192,7 +193,7 @@ const pllm_sampling *any_sampling(worker *w, const engine_slot *e, bool with_pro
     s.temperature = below(w, 2) ? 0 : (float)below(w, 32) / 16;
     s.top_k = below(w, 2) ? below(w, 64) : 0;
     s.top_p = below(w, 2) ? 1 : (float)(1 + below(w, 16)) / 16;
-    s.max_tokens = 1 + below(w, 12);
+    s.max_tokens = below(w, 13);
     s.min_tokens = one_in(w, 4) ? below(w, s.max_tokens + 1) : 0;
     s.flags = byte(w) & (PLLM_SAMPLING_SEED | PLLM_SAMPLING_IGNORE_EOS | PLLM_SAMPLING_LOGPROBS);
     if (s.flags & PLLM_SAMPLING_SEED) s.seed = byte(w);
@@ -203,6 +204,8 @@ const pllm_sampling *any_sampling(worker *w, const engine_slot *e, bool with_pro
     if (one_in(w, e->has_text ? 10 : 64)) choose_grammar(w, &s);
     while (one_in(w, 8)) corrupt_the_sampling(w, &s);
     copy_fields(at, &sampling_type, &s, declared);
+    bool is_old = declared <= offsetof(pllm_sampling, prompt_logprobs_start);
+    if (is_old && s.max_tokens == 0) s.max_tokens = PLLM_UNLIMITED_TOKENS;
     record_sampling(t, &s);
     return at;
 }
