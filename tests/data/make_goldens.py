@@ -382,6 +382,12 @@ GOLDENS = {
                 tie_word_embeddings=False),
         F16_SDPA, nothing,
     ),
+    "falcon_rw_heads": (
+        # The slopes of 32 heads are not exact in bf16.
+        decoder("falcon", hidden_size=128, num_attention_heads=32, num_hidden_layers=1, ffn_hidden_size=96,
+                multi_query=False, parallel_attn=False, bias=True, alibi=True, tie_word_embeddings=False),
+        F16_SDPA, nothing,
+    ),
     "stablelm": (decoder("stablelm"), F16, nothing),
     "stablelm_odd": (
         decoder("stablelm", **ODD, use_qkv_bias=True, qk_layernorm=True,

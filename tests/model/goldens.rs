@@ -227,7 +227,7 @@ goldens!(
     gpt2 gpt2_odd opt opt_350m
     llama llama_v4 llama_odd llama_linear llama3_rope llama_bf16 llama_f16 llama_sharded llama_yarn llama_yarn_whole llama_dynamic
     mistral mistral_odd qwen2 qwen2_odd qwen2_own_head qwen3 qwen3_odd gemma gemma_odd gemma2 gemma2_odd
-    gemma3 gemma3_odd phi phi_odd phi3 phi3_odd gpt_neox gpt_neox_odd falcon falcon_odd falcon_11b falcon_rw
+    gemma3 gemma3_odd phi phi_odd phi3 phi3_odd gpt_neox gpt_neox_odd falcon falcon_odd falcon_11b falcon_rw falcon_rw_heads
     stablelm stablelm_odd starcoder2 starcoder2_odd olmo2 olmo2_odd granite granite_odd smollm3 smollm3_odd
     glm4 glm4_odd cohere cohere_odd cohere2 cohere2_odd
     mixtral mixtral_odd qwen2_moe qwen2_moe_odd qwen3_moe qwen3_moe_odd gpt_oss gpt_oss_odd gpt_oss_mxfp4_bf16
