@@ -48,14 +48,14 @@ pub fn engine(model: &Path, isa: Isa, settings: &Json) -> (*mut pllm_engine, Dev
 impl Device {
     /// Injects faults. `{"operation": n}`: the n-th operation from now on fails. "swap" and
     /// "export" work in the same way. `{"all": true}`: every step fails. `{"poison": true}`: every
-    /// step with token 126 fails.
+    /// step with token 126 fails. `{"panic": true}`: every operation panics.
     pub fn fail(&self, settings: &Json) {
         for (name, point) in [("operation", &self.faults.ops), ("swap", &self.faults.swaps), ("export", &self.faults.exports)] {
             if let Some(n) = settings[name].as_u64() {
                 point.fails_at.store(point.seen.load(SeqCst) + n, SeqCst);
             }
         }
-        for (name, flag) in [("all", &self.faults.dead), ("poison", &self.faults.poisoned)] {
+        for (name, flag) in [("all", &self.faults.dead), ("poison", &self.faults.poisoned), ("panic", &self.faults.panics)] {
             if let Some(on) = settings[name].as_bool() {
                 flag.store(on, SeqCst);
             }

@@ -78,7 +78,7 @@ fn sized<T>() -> T {
 type Call = fn(&mut Player, &Json) -> Json;
 
 /// All calls, by the member of the JSON object that selects the call.
-pub const CALLS: [(&str, Call); 27] = [
+pub const CALLS: [(&str, Call); 28] = [
     ("create", Player::create),
     ("free_engine", Player::free_engine),
     ("add", Player::add),
@@ -104,6 +104,7 @@ pub const CALLS: [(&str, Call); 27] = [
     ("tokenize", Player::tokenize),
     ("render", Player::render),
     ("stats", Player::stats),
+    ("health", Player::health),
     ("fail", Player::fail),
     ("advance", Player::advance),
 ];
@@ -257,7 +258,12 @@ impl Player {
         let mut batch = null_mut();
         // SAFETY: the queue is alive, and the batch is alive until it is freed.
         unsafe {
-            assert_eq!(code(pllm_queue_poll(queue, 0, &mut batch)), 0);
+            match code(pllm_queue_poll(queue, 0, &mut batch)) {
+                0 => {}
+                // An empty queue of a failed engine.
+                PLLM_E_INTERNAL => return,
+                other => panic!("poll: {other}"),
+            }
             for i in 0..pllm_outputs_len(batch) {
                 self.collect(engine, &*pllm_outputs_get(batch, i));
             }
@@ -518,6 +524,12 @@ impl Player {
             (text(name).to_string(), json!(count))
         });
         Json::Object(named.collect())
+    }
+
+    fn health(&mut self, call: &Json) -> Json {
+        known(call, "health engine");
+        // SAFETY: the engine is alive.
+        result(unsafe { pllm_engine_health(self.engine(call)) })
     }
 
     fn device(&self, call: &Json) -> &Device {

@@ -53,6 +53,8 @@ pub struct Faults {
     pub poisoned: AtomicBool,
     /// Every step fails.
     pub dead: AtomicBool,
+    /// Every operation has a defect: it panics.
+    pub panics: AtomicBool,
     /// A fault that has not been reported.
     broken: AtomicBool,
     pub reported: AtomicU64,
@@ -61,6 +63,7 @@ pub struct Faults {
 impl Faults {
     /// Returns whether an operation is computed.
     fn op(&self) -> bool {
+        assert!(!self.panics.load(SeqCst), "a planned defect");
         if self.ops.fails() || self.dead.load(SeqCst) {
             self.broken.store(true, SeqCst);
         }
