@@ -467,9 +467,9 @@ typedef struct {
 typedef struct {
   // sizeof(pllm_dry).
   uint64_t struct_size;
-  // Strength of the penalty. Default 0.8. 0 disables it.
+  // Strength of the penalty, 0 to 100. Default 0.8. 0 disables it.
   float multiplier;
-  // Base of the exponential growth. Default 1.75.
+  // Base of the exponential growth, 1 to 100. Default 1.75.
   float base;
   // Length in tokens of the longest repetition without a penalty. Default 2.
   uint32_t allowed_length;
@@ -500,10 +500,10 @@ typedef struct {
   // Number of groups of beams, each with its own search. Default 1.
   uint32_t groups;
   // Subtracted from the log probability of a token for each beam of an earlier group that chose
-  // it in the same step, before the repetition penalty. Default 0.
+  // it in the same step, before the repetition penalty, 0 to 1,000,000. Default 0.
   float diversity_penalty;
-  // The score of a beam is the sum of its log probabilities divided by its length to this power.
-  // Default 1.
+  // The score of a beam is the sum of its log probabilities divided by its length to this power,
+  // -5 to 5. Default 1.
   float length_penalty;
   // PLLM_EARLY_STOPPING_*. Default PLLM_EARLY_STOPPING_NO.
   uint32_t early_stopping;
@@ -764,12 +764,13 @@ typedef struct {
   const uint64_t *stop_lens;
   // Number of stop strings.
   uint64_t stop_count;
-  // Temperature. 0 selects greedy sampling. Default 1.
+  // Temperature, 0 to 10,000. 0 selects greedy sampling. Default 1.
   float temperature;
-  // Keeps the most probable tokens whose probabilities sum to at least this value. Default 1:
-  // all.
+  // Keeps the most probable tokens whose probabilities sum to at least this value, above 0 to 1.
+  // Default 1: all.
   float top_p;
-  // Keeps tokens whose probability is at least this fraction of the largest. Default 0: all.
+  // Keeps tokens whose probability is at least this fraction of the largest, 0 to 1. Default 0:
+  // all.
   float min_p;
   // Keeps the k most probable tokens. Default 0: all.
   uint32_t top_k;
@@ -785,25 +786,25 @@ typedef struct {
   // Must be 0.
   uint32_t reserved;
   // Keeps the tokens with the most typical surprise whose probabilities sum to at least this
-  // value. Default 1: all.
+  // value, above 0 to 1. Default 1: all.
   float typical_p;
-  // Keeps tokens whose logit is within this many standard deviations of the largest. Default 0:
-  // all.
+  // Keeps tokens whose logit is within this many standard deviations of the largest, 0 to 100.
+  // Default 0: all.
   float top_n_sigma;
-  // Probability with which XTC removes the most probable tokens. Default 0: never.
+  // Probability with which XTC removes the most probable tokens, 0 to 1. Default 0: never.
   float xtc_probability;
-  // Probability from which on a token counts as a top choice for XTC. Default 0.1.
+  // Probability from which on a token counts as a top choice for XTC, 0 to 0.5. Default 0.1.
   float xtc_threshold;
-  // Mirostat 2: target surprise in bits per token. Default 0: off.
+  // Mirostat 2: target surprise in bits per token, 0 to 100. Default 0: off.
   float mirostat_tau;
-  // Mirostat 2: learning rate. Default 0.1.
+  // Mirostat 2: learning rate, above 0 to 1. Default 0.1.
   float mirostat_eta;
-  // Subtracted from the logit of each token that has been generated. Default 0.
+  // Subtracted from the logit of each token that has been generated, -2 to 2. Default 0.
   float presence_penalty;
-  // Subtracted from the logit of a token for each time it has been generated. Default 0.
+  // Subtracted from the logit of a token for each time it has been generated, -2 to 2. Default 0.
   float frequency_penalty;
   // Divides positive logits, and multiplies negative logits, of all tokens of the prompt and the
-  // output. Default 1: off.
+  // output, 0.01 to 100. Default 1: off.
   float repetition_penalty;
   // No n-gram of this many tokens occurs twice. At most 256. Default 0: off.
   uint32_t no_repeat_ngram_size;

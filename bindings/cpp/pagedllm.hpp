@@ -718,9 +718,9 @@ struct Grammar {
 // The DRY penalty: a token that would extend a repetition of length tokens loses multiplier * base
 // ^ (length - allowed_length).
 struct Dry {
-    // Strength of the penalty. Default 0.8. 0 disables it.
+    // Strength of the penalty, 0 to 100. Default 0.8. 0 disables it.
     float multiplier = detail::dry_defaults().multiplier;
-    // Base of the exponential growth. Default 1.75.
+    // Base of the exponential growth, 1 to 100. Default 1.75.
     float base = detail::dry_defaults().base;
     // Length in tokens of the longest repetition without a penalty. Default 2.
     uint32_t allowed_length = detail::dry_defaults().allowed_length;
@@ -740,12 +740,13 @@ using LogitBias = pllm_logit_bias;
 // exclusions and the grammar; temperature; top-n-sigma, min-p, top-k, typical-p, top-p, XTC, or
 // mirostat in their place; the draw.
 struct Sampling {
-    // Temperature. 0 selects greedy sampling. Default 1.
+    // Temperature, 0 to 10,000. 0 selects greedy sampling. Default 1.
     float temperature = detail::sampling_defaults().temperature;
-    // Keeps the most probable tokens whose probabilities sum to at least this value. Default 1:
-    // all.
+    // Keeps the most probable tokens whose probabilities sum to at least this value, above 0 to 1.
+    // Default 1: all.
     float top_p = detail::sampling_defaults().top_p;
-    // Keeps tokens whose probability is at least this fraction of the largest. Default 0: all.
+    // Keeps tokens whose probability is at least this fraction of the largest, 0 to 1. Default 0:
+    // all.
     float min_p = detail::sampling_defaults().min_p;
     // Keeps the k most probable tokens. Default 0: all.
     uint32_t top_k = detail::sampling_defaults().top_k;
@@ -794,25 +795,25 @@ struct Sampling {
     // effect on beam search.
     bool model_defaults = (detail::sampling_defaults().flags & PLLM_SAMPLING_MODEL_DEFAULTS) != 0;
     // Keeps the tokens with the most typical surprise whose probabilities sum to at least this
-    // value. Default 1: all.
+    // value, above 0 to 1. Default 1: all.
     float typical_p = detail::sampling_defaults().typical_p;
-    // Keeps tokens whose logit is within this many standard deviations of the largest. Default 0:
-    // all.
+    // Keeps tokens whose logit is within this many standard deviations of the largest, 0 to 100.
+    // Default 0: all.
     float top_n_sigma = detail::sampling_defaults().top_n_sigma;
-    // Probability with which XTC removes the most probable tokens. Default 0: never.
+    // Probability with which XTC removes the most probable tokens, 0 to 1. Default 0: never.
     float xtc_probability = detail::sampling_defaults().xtc_probability;
-    // Probability from which on a token counts as a top choice for XTC. Default 0.1.
+    // Probability from which on a token counts as a top choice for XTC, 0 to 0.5. Default 0.1.
     float xtc_threshold = detail::sampling_defaults().xtc_threshold;
-    // Mirostat 2: target surprise in bits per token. Default 0: off.
+    // Mirostat 2: target surprise in bits per token, 0 to 100. Default 0: off.
     float mirostat_tau = detail::sampling_defaults().mirostat_tau;
-    // Mirostat 2: learning rate. Default 0.1.
+    // Mirostat 2: learning rate, above 0 to 1. Default 0.1.
     float mirostat_eta = detail::sampling_defaults().mirostat_eta;
-    // Subtracted from the logit of each token that has been generated. Default 0.
+    // Subtracted from the logit of each token that has been generated, -2 to 2. Default 0.
     float presence_penalty = detail::sampling_defaults().presence_penalty;
-    // Subtracted from the logit of a token for each time it has been generated. Default 0.
+    // Subtracted from the logit of a token for each time it has been generated, -2 to 2. Default 0.
     float frequency_penalty = detail::sampling_defaults().frequency_penalty;
     // Divides positive logits, and multiplies negative logits, of all tokens of the prompt and the
-    // output. Default 1: off.
+    // output, 0.01 to 100. Default 1: off.
     float repetition_penalty = detail::sampling_defaults().repetition_penalty;
     // No n-gram of this many tokens occurs twice. At most 256. Default 0: off.
     uint32_t no_repeat_ngram_size = detail::sampling_defaults().no_repeat_ngram_size;
@@ -859,10 +860,10 @@ struct Beam {
     // Number of groups of beams, each with its own search. Default 1.
     uint32_t groups = detail::beam_defaults().groups;
     // Subtracted from the log probability of a token for each beam of an earlier group that chose
-    // it in the same step, before the repetition penalty. Default 0.
+    // it in the same step, before the repetition penalty, 0 to 1,000,000. Default 0.
     float diversity_penalty = detail::beam_defaults().diversity_penalty;
-    // The score of a beam is the sum of its log probabilities divided by its length to this power.
-    // Default 1.
+    // The score of a beam is the sum of its log probabilities divided by its length to this power,
+    // -5 to 5. Default 1.
     float length_penalty = detail::beam_defaults().length_penalty;
     // When the search stops. Default EarlyStopping::no.
     EarlyStopping early_stopping = EarlyStopping(detail::beam_defaults().early_stopping);

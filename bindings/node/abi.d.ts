@@ -413,9 +413,9 @@ export interface Options {
  * ** (length - allowedLength).
  */
 export interface Dry {
-  /** Strength of the penalty. Default 0.8. 0 disables it. */
+  /** Strength of the penalty, 0 to 100. Default 0.8. 0 disables it. */
   multiplier?: number;
-  /** Base of the exponential growth. Default 1.75. */
+  /** Base of the exponential growth, 1 to 100. Default 1.75. */
   base?: number;
   /** Length in tokens of the longest repetition without a penalty. Default 2. */
   allowedLength?: number;
@@ -451,13 +451,17 @@ export interface Sampling {
    * At most 1024 strings of 16384 bytes in all.
    */
   stop?: string | Uint8Array | (string | Uint8Array)[];
-  /** Temperature. 0 selects greedy sampling. Default 1. */
+  /** Temperature, 0 to 10,000. 0 selects greedy sampling. Default 1. */
   temperature?: number;
   /**
-   * Keeps the most probable tokens whose probabilities sum to at least this value. Default 1: all.
+   * Keeps the most probable tokens whose probabilities sum to at least this value, above 0 to 1.
+   * Default 1: all.
    */
   topP?: number;
-  /** Keeps tokens whose probability is at least this fraction of the largest. Default 0: all. */
+  /**
+   * Keeps tokens whose probability is at least this fraction of the largest, 0 to 1. Default 0:
+   * all.
+   */
   minP?: number;
   /** Keeps the k most probable tokens. Default 0: all. */
   topK?: number;
@@ -472,30 +476,32 @@ export interface Sampling {
    */
   minTokens?: number;
   /**
-   * Keeps the tokens with the most typical surprise whose probabilities sum to at least this value.
-   * Default 1: all.
+   * Keeps the tokens with the most typical surprise whose probabilities sum to at least this value,
+   * above 0 to 1. Default 1: all.
    */
   typicalP?: number;
   /**
-   * Keeps tokens whose logit is within this many standard deviations of the largest. Default 0:
-   * all.
+   * Keeps tokens whose logit is within this many standard deviations of the largest, 0 to 100.
+   * Default 0: all.
    */
   topNSigma?: number;
-  /** Probability with which XTC removes the most probable tokens. Default 0: never. */
+  /** Probability with which XTC removes the most probable tokens, 0 to 1. Default 0: never. */
   xtcProbability?: number;
-  /** Probability from which on a token counts as a top choice for XTC. Default 0.1. */
+  /** Probability from which on a token counts as a top choice for XTC, 0 to 0.5. Default 0.1. */
   xtcThreshold?: number;
-  /** Mirostat 2: target surprise in bits per token. Default 0: off. */
+  /** Mirostat 2: target surprise in bits per token, 0 to 100. Default 0: off. */
   mirostatTau?: number;
-  /** Mirostat 2: learning rate. Default 0.1. */
+  /** Mirostat 2: learning rate, above 0 to 1. Default 0.1. */
   mirostatEta?: number;
-  /** Subtracted from the logit of each token that has been generated. Default 0. */
+  /** Subtracted from the logit of each token that has been generated, -2 to 2. Default 0. */
   presencePenalty?: number;
-  /** Subtracted from the logit of a token for each time it has been generated. Default 0. */
+  /**
+   * Subtracted from the logit of a token for each time it has been generated, -2 to 2. Default 0.
+   */
   frequencyPenalty?: number;
   /**
    * Divides positive logits, and multiplies negative logits, of all tokens of the prompt and the
-   * output. Default 1: off.
+   * output, 0.01 to 100. Default 1: off.
    */
   repetitionPenalty?: number;
   /** No n-gram of this many tokens occurs twice. At most 256. Default 0: off. */
@@ -596,12 +602,12 @@ export interface Beam {
   groups?: number;
   /**
    * Subtracted from the log probability of a token for each beam of an earlier group that chose it
-   * in the same step, before the repetition penalty. Default 0.
+   * in the same step, before the repetition penalty, 0 to 1,000,000. Default 0.
    */
   diversityPenalty?: number;
   /**
-   * The score of a beam is the sum of its log probabilities divided by its length to this power.
-   * Default 1.
+   * The score of a beam is the sum of its log probabilities divided by its length to this power, -5
+   * to 5. Default 1.
    */
   lengthPenalty?: number;
   /** When a beam search ends. Default 'no'. */

@@ -548,8 +548,9 @@ class Dry:
     """The DRY penalty: a token that would extend a repetition of length tokens loses multiplier
     * base ** (length - allowed_length).
     """
-    multiplier: Optional[float] = None  # Strength of the penalty. Default 0.8. 0 disables it.
-    base: Optional[float] = None  # Base of the exponential growth. Default 1.75.
+    # Strength of the penalty, 0 to 100. Default 0.8. 0 disables it.
+    multiplier: Optional[float] = None
+    base: Optional[float] = None  # Base of the exponential growth, 1 to 100. Default 1.75.
     # Length in tokens of the longest repetition without a penalty. Default 2.
     allowed_length: Optional[int] = None
     # Number of last tokens that are searched for repetitions. 0 (default): all.
@@ -573,10 +574,10 @@ class Beam:
     width: Optional[int] = None  # Number of beams, 2 to 64. Default 4.
     groups: Optional[int] = None  # Number of groups of beams, each with its own search. Default 1.
     # Subtracted from the log probability of a token for each beam of an earlier group that chose it
-    # in the same step, before the repetition penalty. Default 0.
+    # in the same step, before the repetition penalty, 0 to 1,000,000. Default 0.
     diversity_penalty: Optional[float] = None
-    # The score of a beam is the sum of its log probabilities divided by its length to this power.
-    # Default 1.
+    # The score of a beam is the sum of its log probabilities divided by its length to this power,
+    # -5 to 5. Default 1.
     length_penalty: Optional[float] = None
     early_stopping: Optional[EarlyStopping] = None  # Default EarlyStopping.NO.
 
@@ -589,10 +590,13 @@ class Sampling:
     penalty; DRY; exclusions and the grammar; temperature; top-n-sigma, min-p, top-k,
     typical-p, top-p, XTC, or mirostat in their place; the draw.
     """
-    temperature: Optional[float] = None  # Temperature. 0 selects greedy sampling. Default 1.
-    # Keeps the most probable tokens whose probabilities sum to at least this value. Default 1: all.
+    # Temperature, 0 to 10,000. 0 selects greedy sampling. Default 1.
+    temperature: Optional[float] = None
+    # Keeps the most probable tokens whose probabilities sum to at least this value, above 0 to 1.
+    # Default 1: all.
     top_p: Optional[float] = None
-    # Keeps tokens whose probability is at least this fraction of the largest. Default 0: all.
+    # Keeps tokens whose probability is at least this fraction of the largest, 0 to 1. Default 0:
+    # all.
     min_p: Optional[float] = None
     top_k: Optional[int] = None  # Keeps the k most probable tokens. Default 0: all.
     # Maximum number of generated tokens. 0: only the prompt is computed and reported; n must be 1.
@@ -637,24 +641,24 @@ class Sampling:
     # effect on beam search.
     model_defaults: Optional[bool] = None
     # Keeps the tokens with the most typical surprise whose probabilities sum to at least this
-    # value. Default 1: all.
+    # value, above 0 to 1. Default 1: all.
     typical_p: Optional[float] = None
-    # Keeps tokens whose logit is within this many standard deviations of the largest. Default 0:
-    # all.
+    # Keeps tokens whose logit is within this many standard deviations of the largest, 0 to 100.
+    # Default 0: all.
     top_n_sigma: Optional[float] = None
-    # Probability with which XTC removes the most probable tokens. Default 0: never.
+    # Probability with which XTC removes the most probable tokens, 0 to 1. Default 0: never.
     xtc_probability: Optional[float] = None
-    # Probability from which on a token counts as a top choice for XTC. Default 0.1.
+    # Probability from which on a token counts as a top choice for XTC, 0 to 0.5. Default 0.1.
     xtc_threshold: Optional[float] = None
-    # Mirostat 2: target surprise in bits per token. Default 0: off.
+    # Mirostat 2: target surprise in bits per token, 0 to 100. Default 0: off.
     mirostat_tau: Optional[float] = None
-    mirostat_eta: Optional[float] = None  # Mirostat 2: learning rate. Default 0.1.
-    # Subtracted from the logit of each token that has been generated. Default 0.
+    mirostat_eta: Optional[float] = None  # Mirostat 2: learning rate, above 0 to 1. Default 0.1.
+    # Subtracted from the logit of each token that has been generated, -2 to 2. Default 0.
     presence_penalty: Optional[float] = None
-    # Subtracted from the logit of a token for each time it has been generated. Default 0.
+    # Subtracted from the logit of a token for each time it has been generated, -2 to 2. Default 0.
     frequency_penalty: Optional[float] = None
     # Divides positive logits, and multiplies negative logits, of all tokens of the prompt and the
-    # output. Default 1: off.
+    # output, 0.01 to 100. Default 1: off.
     repetition_penalty: Optional[float] = None
     # No n-gram of this many tokens occurs twice. At most 256. Default 0: off.
     no_repeat_ngram_size: Optional[int] = None

@@ -112,9 +112,9 @@ pub struct pllm_token_list {
 pub struct pllm_dry {
     /// sizeof(pllm_dry).
     pub struct_size: u64,
-    /// Strength of the penalty. Default 0.8. 0 disables it.
+    /// Strength of the penalty, 0 to 100. Default 0.8. 0 disables it.
     pub multiplier: f32,
-    /// Base of the exponential growth. Default 1.75.
+    /// Base of the exponential growth, 1 to 100. Default 1.75.
     pub base: f32,
     /// Length in tokens of the longest repetition without a penalty. Default 2.
     pub allowed_length: u32,
@@ -198,12 +198,13 @@ pub struct pllm_sampling {
     pub stop_lens: *const u64,
     /// Number of stop strings.
     pub stop_count: u64,
-    /// Temperature. 0 selects greedy sampling. Default 1.
+    /// Temperature, 0 to 10,000. 0 selects greedy sampling. Default 1.
     pub temperature: f32,
-    /// Keeps the most probable tokens whose probabilities sum to at least this value. Default 1:
-    /// all.
+    /// Keeps the most probable tokens whose probabilities sum to at least this value, above 0 to 1.
+    /// Default 1: all.
     pub top_p: f32,
-    /// Keeps tokens whose probability is at least this fraction of the largest. Default 0: all.
+    /// Keeps tokens whose probability is at least this fraction of the largest, 0 to 1. Default 0:
+    /// all.
     pub min_p: f32,
     /// Keeps the k most probable tokens. Default 0: all.
     pub top_k: u32,
@@ -219,25 +220,25 @@ pub struct pllm_sampling {
     /// Must be 0.
     pub reserved: u32,
     /// Keeps the tokens with the most typical surprise whose probabilities sum to at least this
-    /// value. Default 1: all.
+    /// value, above 0 to 1. Default 1: all.
     pub typical_p: f32,
-    /// Keeps tokens whose logit is within this many standard deviations of the largest. Default 0:
-    /// all.
+    /// Keeps tokens whose logit is within this many standard deviations of the largest, 0 to 100.
+    /// Default 0: all.
     pub top_n_sigma: f32,
-    /// Probability with which XTC removes the most probable tokens. Default 0: never.
+    /// Probability with which XTC removes the most probable tokens, 0 to 1. Default 0: never.
     pub xtc_probability: f32,
-    /// Probability from which on a token counts as a top choice for XTC. Default 0.1.
+    /// Probability from which on a token counts as a top choice for XTC, 0 to 0.5. Default 0.1.
     pub xtc_threshold: f32,
-    /// Mirostat 2: target surprise in bits per token. Default 0: off.
+    /// Mirostat 2: target surprise in bits per token, 0 to 100. Default 0: off.
     pub mirostat_tau: f32,
-    /// Mirostat 2: learning rate. Default 0.1.
+    /// Mirostat 2: learning rate, above 0 to 1. Default 0.1.
     pub mirostat_eta: f32,
-    /// Subtracted from the logit of each token that has been generated. Default 0.
+    /// Subtracted from the logit of each token that has been generated, -2 to 2. Default 0.
     pub presence_penalty: f32,
-    /// Subtracted from the logit of a token for each time it has been generated. Default 0.
+    /// Subtracted from the logit of a token for each time it has been generated, -2 to 2. Default 0.
     pub frequency_penalty: f32,
     /// Divides positive logits, and multiplies negative logits, of all tokens of the prompt and the
-    /// output. Default 1: off.
+    /// output, 0.01 to 100. Default 1: off.
     pub repetition_penalty: f32,
     /// No n-gram of this many tokens occurs twice. At most 256. Default 0: off.
     pub no_repeat_ngram_size: u32,

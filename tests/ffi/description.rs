@@ -267,7 +267,9 @@ fn structs(items: &[Item], constants: &[Value], first: &Release) -> Vec<Value> {
                 if let Some(values) = &values {
                     entry.insert("default".into(), number(ty, &values[offset as usize..][..bytes as usize]));
                 }
-                entry.extend(unit(field_name).map(|unit| ("unit".into(), json!(unit))));
+                if entry["role"] != "choice" {
+                    entry.extend(unit(field_name, &text).map(|unit| ("unit".into(), json!(unit))));
+                }
                 entry.extend(range(&text).map(|range| ("range".into(), json!(range))));
                 entry.insert("doc".into(), json!(text));
                 entry.insert("since".into(), json!(first.since(&format!("{name}.{field_name}"))));
@@ -279,10 +281,16 @@ fn structs(items: &[Item], constants: &[Value], first: &Release) -> Vec<Value> {
         .collect()
 }
 
-/// Returns the unit that the name of a field ends with.
-fn unit(name: &str) -> Option<&'static str> {
+/// Returns the unit of a field: the one that its name ends with, or what a comment such as `Maximum
+/// number of prompt tokens` counts.
+fn unit(name: &str, text: &str) -> Option<&'static str> {
     let units = [("_bytes", "bytes"), ("_ms", "milliseconds"), ("_seconds", "seconds"), ("_tokens", "tokens"), ("_model_len", "tokens")];
-    units.into_iter().find(|(end, _)| name.ends_with(end)).map(|(_, unit)| unit)
+    let counted = || {
+        let count = text.strip_prefix("Maximum number of ").or(text.strip_prefix("Number of "))?;
+        let words = count.split([' ', '.', ',', ':', ';']).take(3);
+        words.filter_map(|word| ["tokens", "blocks", "bytes"].into_iter().find(|unit| *unit == word)).next()
+    };
+    units.into_iter().find(|(end, _)| name.ends_with(end)).map(|(_, unit)| unit).or_else(counted)
 }
 
 /// Returns the range that a comment states as `A to B` or `At most B`, of the value or of the number of
@@ -295,6 +303,66 @@ fn range(text: &str) -> Option<[f64; 2]> {
         ["At", "most", high] => Some([0.0, number(high)?]),
         _ => None,
     })
+}
+
+/// The library accepts both ends of each range of the sampling parameters, and nothing beyond them.
+#[test]
+fn the_described_ranges_are_those_that_the_library_checks() {
+    let description = describe(Path::new(env!("CARGO_MANIFEST_DIR")));
+    let mut checked = Vec::new();
+    for record in description["structs"].as_array().unwrap() {
+        let name = record["name"].as_str().unwrap();
+        if !["pllm_sampling", "pllm_dry", "pllm_beam"].contains(&name) {
+            continue;
+        }
+        for field in record["fields"].as_array().unwrap().iter().filter(|field| field["role"] == "number" && !field["range"].is_null()) {
+            let [low, high] = [0, 1].map(|end| field["range"][end].as_f64().unwrap());
+            let step = if field["type"] == "f32" { (high - low) * 1e-5 } else { 1.0 };
+            let excludes_low = field["doc"].as_str().unwrap().contains(&format!("above {low} to"));
+            for (value, accepted) in [(low, !excludes_low), (high, true), (low - step, false), (high + step, false)] {
+                if value >= 0.0 || field["type"] == "f32" {
+                    let result = check_field(name, field, value);
+                    assert_eq!(result.is_ok(), accepted, "{name}.{} = {value}: {result:?}", field["name"]);
+                }
+            }
+            checked.push(field["name"].as_str().unwrap());
+        }
+    }
+    assert!(checked.len() >= 18, "{checked:?}");
+}
+
+/// Checks the parameters of a request with one changed field.
+fn check_field(name: &str, field: &Value, value: f64) -> crate::error::Result<()> {
+    use super::*;
+    use crate::types::options::SamplingParams;
+    fn with<T: Versioned>(mut value: T, field: &Value, number: f64) -> T {
+        let at = (&raw mut value).cast::<u8>().wrapping_add(field["offset"].as_u64().unwrap() as usize);
+        // SAFETY: the field has this type and offset.
+        unsafe {
+            match field["type"].as_str().unwrap() {
+                "f32" => at.cast::<f32>().write(number as f32),
+                "u32" => at.cast::<u32>().write(number as u32),
+                other => panic!("a number of type {other}"),
+            }
+        }
+        value
+    }
+    if name == "pllm_beam" {
+        let groups = if field["name"] == "diversity_penalty" && value != 0.0 { 2 } else { 1 };
+        let beam = with(pllm_beam { groups, ..pllm_beam::defaults() }, field, value);
+        // SAFETY: the struct outlives the call.
+        return unsafe { pllm_beam::to_beam(&beam) }?.expect("it is not null").validate(1);
+    }
+    let dry = if name == "pllm_dry" { with(pllm_dry::defaults(), field, value) } else { pllm_dry::defaults() };
+    let mut sampling =
+        pllm_sampling { flags: PLLM_SAMPLING_LOGPROBS | PLLM_SAMPLING_PROMPT_LOGPROBS, dry: &dry, ..pllm_sampling::defaults() };
+    if name == "pllm_sampling" {
+        sampling.mirostat_tau = if field["name"] == "mirostat_eta" { 5.0 } else { 0.0 };
+        sampling = with(sampling, field, value);
+    }
+    // SAFETY: the structs outlive the call.
+    let params: SamplingParams = unsafe { pllm_sampling::to_params(&sampling) }?;
+    params.validate(1000)
 }
 
 /// Returns what a field is for: a number, a text with its length, a value of a set of constants...
