@@ -227,7 +227,11 @@ impl Lifecycle {
             // A generation that no step has processed is not part of the sequence yet.
             let runs = self.scheduler.find(last.sequence).is_some_and(|sequence| sequence.group.is_some());
             let output = match self.live.sequences.remove(&last.sequence).filter(|_| runs) {
-                Some(mut sequence) => sequence.close(FinishReason::Error, false, None, Output::default()),
+                Some(mut sequence) => {
+                    let echo = sequence.take_echo().unwrap_or_default();
+                    echo.into_iter().for_each(|echo| self.delivery.push(&sender, echo));
+                    sequence.close(FinishReason::Error, false, None, Output::default())
+                }
                 None => last,
             };
             self.end(&sender, complete(output));
