@@ -3,12 +3,16 @@
 use super::group::SequenceGroup;
 use super::slab::Slot;
 use super::{GroupId, Scheduler, SequenceKv, StepPlan};
+use crate::kv::blocks_for;
 use crate::types::SeqId;
 
 impl Scheduler {
     /// Replaces the youngest running groups with waiting groups that are older. The replaced groups
     /// keep their blocks while they wait.
     pub(super) fn preempt_for_higher_rank(&mut self, ready: &impl Fn(SeqId) -> bool) {
+        if self.chunks.is_some() {
+            return; // running groups keep their contiguous memory
+        }
         while let (Some(oldest), Some(&youngest)) = (self.queues.waiting.first(), self.queues.running.last()) {
             if oldest > youngest || !self.may_run(oldest) {
                 return;
@@ -60,7 +64,7 @@ impl Scheduler {
                 return;
             }
             let beside = *promised.get_or_insert_with(|| self.reserved_by_running());
-            if !self.fits(id, self.queues.running.len(), beside) {
+            if !self.fits(id, self.queues.running.len(), beside) || !self.take_chunks(id) {
                 return;
             }
             self.queues.waiting.pop_first();
@@ -72,6 +76,16 @@ impl Scheduler {
             promised = Some(beside + self.blocks_needed(id));
             next = self.first_waiting(ready);
         }
+    }
+
+    /// Takes contiguous memory for a waiting group, if the allocation policy wants it. A group that
+    /// does not fit an empty pool in this way runs nevertheless.
+    fn take_chunks(&mut self, id: GroupId) -> bool {
+        let Some(chunks) = &mut self.chunks else { return true };
+        chunks.retain(|owner| self.queues.running.contains(&owner));
+        let group = &self.queues.groups[id];
+        let longest = group.members.iter().map(|&slot| self.sequences[slot].max_len()).max().unwrap_or(0);
+        chunks.take(id, blocks_for(longest, self.blocks.block_size()), group.width()) || self.queues.running.is_empty()
     }
 
     /// Returns whether the group fits, with the watermark, beside `others` running groups that need

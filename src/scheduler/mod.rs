@@ -5,6 +5,7 @@ mod admission;
 mod allocation;
 mod block_hashes;
 mod check;
+mod chunks;
 mod commit;
 mod group;
 mod group_queues;
@@ -30,6 +31,7 @@ pub mod simulate;
 mod slab;
 mod swapping;
 
+use chunks::Chunks;
 pub use group::Branching;
 use group::Queue;
 use group_queues::GroupQueues;
@@ -94,6 +96,8 @@ pub struct Scheduler {
     queues: GroupQueues,
     reclaimable: ReclaimableSequences,
     pins: Pins,
+    /// Memory of the running groups, if the allocation policy wants it contiguous.
+    chunks: Option<Chunks>,
     preemption: PreemptionState,
     length_predictor: OutputLengthPredictor,
     prefix: PrefixCounts,
@@ -124,11 +128,12 @@ impl Scheduler {
     pub fn with_policies(options: SchedulerOptions, blocks: BlockManager, policies: Policies) -> Result<Scheduler> {
         Ok(Scheduler {
             options,
-            policies,
             sequences: Sequences::default(),
             queues: GroupQueues::new(options.max_seqs)?,
             reclaimable: ReclaimableSequences::default(),
             pins: Pins::default(),
+            chunks: policies.allocation.is_contiguous().then(|| Chunks::new(blocks.total())).transpose()?,
+            policies,
             preemption: PreemptionState::new(options.preemption),
             length_predictor: OutputLengthPredictor::default(),
             prefix: PrefixCounts::default(),

@@ -1,5 +1,6 @@
 //! The policies of the scheduler: order, batching and allocation. Each policy is a file.
 
+mod contiguous;
 mod decode_first;
 mod fcfs;
 mod max_tokens;
@@ -90,6 +91,11 @@ pub trait Allocation: Send + Sync {
     /// Returns the number of blocks that are reserved for running groups but not allocated. `needs`
     /// are the missing blocks of each group.
     fn reserved(&self, needs: &mut dyn Iterator<Item = usize>) -> usize;
+
+    /// Returns whether each sequence also needs contiguous memory of this length to start.
+    fn is_contiguous(&self) -> bool {
+        false
+    }
 }
 
 /// The policies of an engine.
@@ -116,6 +122,7 @@ impl Policies {
             allocation: match options.allocation {
                 AllocationPolicy::OnDemand => Arc::new(on_demand::OnDemand),
                 AllocationPolicy::MaxTokens => Arc::new(max_tokens::MaxTokens),
+                AllocationPolicy::Contiguous => Arc::new(contiguous::Contiguous),
             },
         }
     }

@@ -210,7 +210,36 @@ fn a_request_with_blocks_for_max_tokens_is_never_preempted() {
         assert!(on_demand.0 > 20, "only {} preemptions", on_demand.0);
         assert_eq!(reserved.0, 0);
         assert!(reserved.1 < on_demand.1, "fewer sequences run at once: {}, not {}", reserved.1, on_demand.1);
+        let contiguous = preemptions(AllocationPolicy::Contiguous, batching);
+        assert_eq!(contiguous.0, 0);
+        assert!(contiguous.1 <= reserved.1, "contiguous memory holds more: {}, not {}", contiguous.1, reserved.1);
     }
+}
+
+#[test]
+fn contiguous_memory_is_reserved_in_powers_of_two_and_released_at_the_end() {
+    let mut s = scheduler(20, 64, 8, Options { allocation: AllocationPolicy::Contiguous, ..Options::default() });
+    // Each needs 5 blocks, and takes 8 of the 16 and 4 of the pool.
+    (1..=3).for_each(|id| add(&mut s, id, 38, 40, 0));
+    add(&mut s, 4, 8, 9, 0);
+    assert_eq!(step(&mut s), [(1, 38), (2, 26)]);
+    assert_eq!(step(&mut s), [(1, 1), (2, 12)], "the first one that does not fit delays all others");
+    assert_eq!(step(&mut s), [(2, 1), (3, 38), (4, 8)], "in the memory of the first one, and in the last 4 blocks");
+    while !step(&mut s).is_empty() {}
+    assert_eq!((s.preemptions(), s.running(), s.waiting()), (0, 0, 0));
+}
+
+#[test]
+fn a_request_beyond_every_chunk_runs_alone() {
+    let mut s = scheduler(12, 64, 8, Options { allocation: AllocationPolicy::Contiguous, ..Options::default() });
+    add(&mut s, 1, 70, 80, 0);
+    add(&mut s, 2, 8, 16, 0);
+    let mut steps = Vec::new();
+    while s.running() + s.waiting() > 0 {
+        steps.push(step(&mut s));
+    }
+    assert_eq!(steps[0], [(1, 64)]);
+    assert!(steps.iter().any(|step| step.iter().any(|(id, _)| *id == 2)));
 }
 
 #[test]
