@@ -255,14 +255,14 @@
 // tokens.
 #define PLLM_SAMPLING_LOGPROBS 4
 
-// Report the log probability of each prompt token except the first, and of the prompt_top_logprobs
-// most probable tokens. Of several samples, the first reports them. A fork does not report them
+// Report the log probability of each prompt token except the first, from prompt_logprobs_start on,
+// and of the prompt_top_logprobs most probable tokens. Of several samples, the first reports them. A fork does not report them
 // again.
 #define PLLM_SAMPLING_PROMPT_LOGPROBS 8
 
 // The output begins with the prompt. With PLLM_SAMPLING_LOGPROBS, the tokens of the prompt have log
-// probabilities, too: the prompt is computed even if the prefix cache has it, and its output follows
-// then.
+// probabilities, too: the prompt is computed from prompt_logprobs_start on even if the prefix cache
+// has it, and its output follows then.
 #define PLLM_SAMPLING_ECHO 16
 
 // The stop string, or the text of the token that ends the sequence, stays in the text.
@@ -467,9 +467,9 @@ typedef struct {
 typedef struct {
   // sizeof(pllm_dry).
   uint64_t struct_size;
-  // Strength of the penalty, 0 to 100. Default 0.8. 0 disables it.
+  // Strength of the penalty. Range 0 to 100. Default 0.8. 0 disables it.
   float multiplier;
-  // Base of the exponential growth, 1 to 100. Default 1.75.
+  // Base of the exponential growth. Range 1 to 100. Default 1.75.
   float base;
   // Length in tokens of the longest repetition without a penalty. Default 2.
   uint32_t allowed_length;
@@ -500,10 +500,10 @@ typedef struct {
   // Number of groups of beams, each with its own search. Default 1.
   uint32_t groups;
   // Subtracted from the log probability of a token for each beam of an earlier group that chose
-  // it in the same step, before the repetition penalty, 0 to 1,000,000. Default 0.
+  // it in the same step, before the repetition penalty. Range 0 to 1,000,000. Default 0.
   float diversity_penalty;
-  // The score of a beam is the sum of its log probabilities divided by its length to this power,
-  // -5 to 5. Default 1.
+  // The score of a beam is the sum of its log probabilities divided by its length to this power.
+  // Range -5 to 5. Default 1.
   float length_penalty;
   // PLLM_EARLY_STOPPING_*. Default PLLM_EARLY_STOPPING_NO.
   uint32_t early_stopping;
@@ -764,19 +764,19 @@ typedef struct {
   const uint64_t *stop_lens;
   // Number of stop strings.
   uint64_t stop_count;
-  // Temperature, 0 to 10,000. 0 selects greedy sampling. Default 1.
+  // Temperature. 0 selects greedy sampling. Range 0 to 10,000. Default 1.
   float temperature;
-  // Keeps the most probable tokens whose probabilities sum to at least this value, above 0 to 1.
-  // Default 1: all.
+  // Keeps the most probable tokens whose probabilities sum to at least this value. Range above
+  // 0 to 1. Default 1: all.
   float top_p;
-  // Keeps tokens whose probability is at least this fraction of the largest, 0 to 1. Default 0:
-  // all.
+  // Keeps tokens whose probability is at least this fraction of the largest. Range 0 to 1.
+  // Default 0: all.
   float min_p;
   // Keeps the k most probable tokens. Default 0: all.
   uint32_t top_k;
-  // Maximum number of generated tokens. 0: only the prompt is computed and reported; n must be 1.
-  // PLLM_UNLIMITED_TOKENS (default): up to max_model_len. 0 is unlimited for programs built with a
-  // header without prompt_logprobs_start.
+  // Maximum number of generated tokens. 0: only the prompt is computed and reported; n and best_of
+  // must be 1, without a beam search. PLLM_UNLIMITED_TOKENS (default): up to max_model_len. 0 is
+  // unlimited for programs built with a header without prompt_logprobs_start.
   uint32_t max_tokens;
   // Number of tokens before which neither end-of-sequence tokens nor stops end the sequence.
   // Default 0.
@@ -786,25 +786,26 @@ typedef struct {
   // Must be 0.
   uint32_t reserved;
   // Keeps the tokens with the most typical surprise whose probabilities sum to at least this
-  // value, above 0 to 1. Default 1: all.
+  // value. Range above 0 to 1. Default 1: all.
   float typical_p;
-  // Keeps tokens whose logit is within this many standard deviations of the largest, 0 to 100.
-  // Default 0: all.
+  // Keeps tokens whose logit is within this many standard deviations of the largest. Range 0 to
+  // 100. Default 0: all.
   float top_n_sigma;
-  // Probability with which XTC removes the most probable tokens, 0 to 1. Default 0: never.
+  // Probability with which XTC removes the most probable tokens. Range 0 to 1. Default 0: never.
   float xtc_probability;
-  // Probability from which on a token counts as a top choice for XTC, 0 to 0.5. Default 0.1.
+  // Probability from which on a token counts as a top choice for XTC. Range 0 to 0.5. Default 0.1.
   float xtc_threshold;
-  // Mirostat 2: target surprise in bits per token, 0 to 100. Default 0: off.
+  // Mirostat 2: target surprise in bits per token. Range 0 to 100. Default 0: off.
   float mirostat_tau;
-  // Mirostat 2: learning rate, above 0 to 1. Default 0.1.
+  // Mirostat 2: learning rate. Range above 0 to 1. Default 0.1.
   float mirostat_eta;
-  // Subtracted from the logit of each token that has been generated, -2 to 2. Default 0.
+  // Subtracted from the logit of each token that has been generated. Range -2 to 2. Default 0.
   float presence_penalty;
-  // Subtracted from the logit of a token for each time it has been generated, -2 to 2. Default 0.
+  // Subtracted from the logit of a token for each time it has been generated. Range -2 to 2.
+  // Default 0.
   float frequency_penalty;
   // Divides positive logits, and multiplies negative logits, of all tokens of the prompt and the
-  // output, 0.01 to 100. Default 1: off.
+  // output. Range 0.01 to 100. Default 1: off.
   float repetition_penalty;
   // No n-gram of this many tokens occurs twice. At most 256. Default 0: off.
   uint32_t no_repeat_ngram_size;
@@ -855,7 +856,8 @@ typedef struct {
   uint64_t allowed_token_ids_len;
   // Position of the first prompt token whose log probability is reported, if
   // PLLM_SAMPLING_PROMPT_LOGPROBS or both PLLM_SAMPLING_ECHO and PLLM_SAMPLING_LOGPROBS are set.
-  // Tokens before it can come from the prefix cache. Default 0: all except the first token.
+  // Tokens before it can come from the prefix cache. It counts in the truncated prompt, and must be
+  // below its length. Default 0: all except the first token.
   uint64_t prompt_logprobs_start;
 } pllm_sampling;
 
@@ -1077,7 +1079,8 @@ typedef struct {
   // Number of tokens.
   uint64_t tokens_len;
   // Log probability of each token. NULL if the request did not ask for them. NaN for tokens that
-  // have none: the first one of an echoed prompt, and tokens that the host appended.
+  // have none: those of an echoed prompt before prompt_logprobs_start, its first one, and tokens that
+  // the host appended.
   const float *logprobs;
   // New text: UTF-8, not NUL-terminated, whole characters only. NULL if there is none. The text
   // can lag behind the tokens.
@@ -1111,8 +1114,8 @@ typedef struct {
   const pllm_logprob *top_logprobs;
   // Number of entries in top_logprobs.
   uint64_t top_logprobs_len;
-  // Log probabilities of the prompt tokens except the first, if the request asked for them. They
-  // come in order, before the first generated token, possibly in several outputs.
+  // Log probabilities of the prompt tokens except the first, from prompt_logprobs_start on, if the
+  // request asked for them. They come in order, before the first generated token, possibly in several outputs.
   const float *prompt_logprobs;
   // Number of entries in prompt_logprobs.
   uint64_t prompt_logprobs_len;

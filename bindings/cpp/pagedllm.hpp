@@ -718,9 +718,9 @@ struct Grammar {
 // The DRY penalty: a token that would extend a repetition of length tokens loses multiplier * base
 // ^ (length - allowed_length).
 struct Dry {
-    // Strength of the penalty, 0 to 100. Default 0.8. 0 disables it.
+    // Strength of the penalty. Range 0 to 100. Default 0.8. 0 disables it.
     float multiplier = detail::dry_defaults().multiplier;
-    // Base of the exponential growth, 1 to 100. Default 1.75.
+    // Base of the exponential growth. Range 1 to 100. Default 1.75.
     float base = detail::dry_defaults().base;
     // Length in tokens of the longest repetition without a penalty. Default 2.
     uint32_t allowed_length = detail::dry_defaults().allowed_length;
@@ -740,18 +740,18 @@ using LogitBias = pllm_logit_bias;
 // exclusions and the grammar; temperature; top-n-sigma, min-p, top-k, typical-p, top-p, XTC, or
 // mirostat in their place; the draw.
 struct Sampling {
-    // Temperature, 0 to 10,000. 0 selects greedy sampling. Default 1.
+    // Temperature. 0 selects greedy sampling. Range 0 to 10,000. Default 1.
     float temperature = detail::sampling_defaults().temperature;
-    // Keeps the most probable tokens whose probabilities sum to at least this value, above 0 to 1.
-    // Default 1: all.
+    // Keeps the most probable tokens whose probabilities sum to at least this value. Range above 0
+    // to 1. Default 1: all.
     float top_p = detail::sampling_defaults().top_p;
-    // Keeps tokens whose probability is at least this fraction of the largest, 0 to 1. Default 0:
-    // all.
+    // Keeps tokens whose probability is at least this fraction of the largest. Range 0 to 1.
+    // Default 0: all.
     float min_p = detail::sampling_defaults().min_p;
     // Keeps the k most probable tokens. Default 0: all.
     uint32_t top_k = detail::sampling_defaults().top_k;
-    // Maximum number of generated tokens. 0: only the prompt is computed and reported; n must be 1.
-    // nullopt (default): up to max_model_len.
+    // Maximum number of generated tokens. 0: only the prompt is computed and reported; n and
+    // best_of must be 1, without a beam search. nullopt (default): up to max_model_len.
     std::optional<uint32_t> max_tokens = std::nullopt;
     // Number of tokens before which neither end-of-sequence tokens nor stops end the sequence.
     // Default 0.
@@ -769,13 +769,13 @@ struct Sampling {
     std::vector<std::string> stop = {};
     // Tokens that end the sequence. They are reported in tokens, but not in the text. At most 1024.
     std::vector<uint32_t> stop_token_ids = {};
-    // Report the log probability of each prompt token except the first, and of the
-    // prompt_top_logprobs most probable tokens. Of several samples, the first reports them. A fork
-    // does not report them again.
+    // Report the log probability of each prompt token except the first, from prompt_logprobs_start
+    // on, and of the prompt_top_logprobs most probable tokens. Of several samples, the first
+    // reports them. A fork does not report them again.
     bool prompt_logprobs = (detail::sampling_defaults().flags & PLLM_SAMPLING_PROMPT_LOGPROBS) != 0;
     // The output begins with the prompt. With logprobs, the tokens of the prompt have log
-    // probabilities, too: the prompt is computed even if the prefix cache has it, and its output
-    // follows then.
+    // probabilities, too: the prompt is computed from prompt_logprobs_start on even if the prefix
+    // cache has it, and its output follows then.
     bool echo = (detail::sampling_defaults().flags & PLLM_SAMPLING_ECHO) != 0;
     // The stop string, or the text of the token that ends the sequence, stays in the text.
     bool include_stop = (detail::sampling_defaults().flags & PLLM_SAMPLING_INCLUDE_STOP) != 0;
@@ -795,25 +795,27 @@ struct Sampling {
     // effect on beam search.
     bool model_defaults = (detail::sampling_defaults().flags & PLLM_SAMPLING_MODEL_DEFAULTS) != 0;
     // Keeps the tokens with the most typical surprise whose probabilities sum to at least this
-    // value, above 0 to 1. Default 1: all.
+    // value. Range above 0 to 1. Default 1: all.
     float typical_p = detail::sampling_defaults().typical_p;
-    // Keeps tokens whose logit is within this many standard deviations of the largest, 0 to 100.
-    // Default 0: all.
+    // Keeps tokens whose logit is within this many standard deviations of the largest. Range 0 to
+    // 100. Default 0: all.
     float top_n_sigma = detail::sampling_defaults().top_n_sigma;
-    // Probability with which XTC removes the most probable tokens, 0 to 1. Default 0: never.
+    // Probability with which XTC removes the most probable tokens. Range 0 to 1. Default 0: never.
     float xtc_probability = detail::sampling_defaults().xtc_probability;
-    // Probability from which on a token counts as a top choice for XTC, 0 to 0.5. Default 0.1.
+    // Probability from which on a token counts as a top choice for XTC. Range 0 to 0.5. Default
+    // 0.1.
     float xtc_threshold = detail::sampling_defaults().xtc_threshold;
-    // Mirostat 2: target surprise in bits per token, 0 to 100. Default 0: off.
+    // Mirostat 2: target surprise in bits per token. Range 0 to 100. Default 0: off.
     float mirostat_tau = detail::sampling_defaults().mirostat_tau;
-    // Mirostat 2: learning rate, above 0 to 1. Default 0.1.
+    // Mirostat 2: learning rate. Range above 0 to 1. Default 0.1.
     float mirostat_eta = detail::sampling_defaults().mirostat_eta;
-    // Subtracted from the logit of each token that has been generated, -2 to 2. Default 0.
+    // Subtracted from the logit of each token that has been generated. Range -2 to 2. Default 0.
     float presence_penalty = detail::sampling_defaults().presence_penalty;
-    // Subtracted from the logit of a token for each time it has been generated, -2 to 2. Default 0.
+    // Subtracted from the logit of a token for each time it has been generated. Range -2 to 2.
+    // Default 0.
     float frequency_penalty = detail::sampling_defaults().frequency_penalty;
     // Divides positive logits, and multiplies negative logits, of all tokens of the prompt and the
-    // output, 0.01 to 100. Default 1: off.
+    // output. Range 0.01 to 100. Default 1: off.
     float repetition_penalty = detail::sampling_defaults().repetition_penalty;
     // No n-gram of this many tokens occurs twice. At most 256. Default 0: off.
     uint32_t no_repeat_ngram_size = detail::sampling_defaults().no_repeat_ngram_size;
@@ -833,8 +835,8 @@ struct Sampling {
     // has tokens.
     std::vector<uint32_t> allowed_token_ids = {};
     // Position of the first prompt token whose log probability is reported, if prompt_logprobs or
-    // both echo and logprobs are set. Tokens before it can come from the prefix cache. Default 0:
-    // all except the first token.
+    // both echo and logprobs are set. Tokens before it can come from the prefix cache. It counts in
+    // the truncated prompt, and must be below its length. Default 0: all except the first token.
     uint64_t prompt_logprobs_start = detail::sampling_defaults().prompt_logprobs_start;
 };
 
@@ -860,10 +862,10 @@ struct Beam {
     // Number of groups of beams, each with its own search. Default 1.
     uint32_t groups = detail::beam_defaults().groups;
     // Subtracted from the log probability of a token for each beam of an earlier group that chose
-    // it in the same step, before the repetition penalty, 0 to 1,000,000. Default 0.
+    // it in the same step, before the repetition penalty. Range 0 to 1,000,000. Default 0.
     float diversity_penalty = detail::beam_defaults().diversity_penalty;
-    // The score of a beam is the sum of its log probabilities divided by its length to this power,
-    // -5 to 5. Default 1.
+    // The score of a beam is the sum of its log probabilities divided by its length to this power.
+    // Range -5 to 5. Default 1.
     float length_penalty = detail::beam_defaults().length_penalty;
     // When the search stops. Default EarlyStopping::no.
     EarlyStopping early_stopping = EarlyStopping(detail::beam_defaults().early_stopping);
@@ -1520,7 +1522,8 @@ struct Output {
     // New tokens. Empty if there are none.
     Span<const uint32_t> tokens;
     // Log probability of each token. Empty if the request did not ask for them. NaN for tokens that
-    // have none: the first one of an echoed prompt, and tokens that the host appended.
+    // have none: those of an echoed prompt before prompt_logprobs_start, its first one, and tokens
+    // that the host appended.
     Span<const float> logprobs;
     // New text: UTF-8, not NUL-terminated, whole characters only. Empty if there is none. The text
     // can lag behind the tokens.
@@ -1546,8 +1549,9 @@ struct Output {
     // The most probable tokens at the position of each token, most probable first, the same number
     // for each. Empty if the request did not ask for them.
     Span<const Logprob> top_logprobs;
-    // Log probabilities of the prompt tokens except the first, if the request asked for them. They
-    // come in order, before the first generated token, possibly in several outputs.
+    // Log probabilities of the prompt tokens except the first, from prompt_logprobs_start on, if
+    // the request asked for them. They come in order, before the first generated token, possibly in
+    // several outputs.
     Span<const float> prompt_logprobs;
     // The most probable tokens at the position of each prompt token, as in top_logprobs.
     Span<const Logprob> prompt_top_logprobs;
@@ -1665,7 +1669,8 @@ struct Completion {
     // All tokens.
     std::vector<uint32_t> tokens;
     // Log probability of each token. Empty if the request did not ask for them. NaN for tokens that
-    // have none: the first one of an echoed prompt, and tokens that the host appended.
+    // have none: those of an echoed prompt before prompt_logprobs_start, its first one, and tokens
+    // that the host appended.
     std::vector<float> logprobs;
     // Reason of the end.
     FinishReason finish_reason = {};

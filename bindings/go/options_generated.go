@@ -282,12 +282,13 @@ type Sampling struct {
 	// Stop are strings that end the sequence, within a token or across tokens. They do not appear
 	// in the text. At most 1024 strings of 16384 bytes in all.
 	Stop []string
-	// Temperature is the temperature, 0 to 10,000. 0 selects greedy sampling. nil: 1.
+	// Temperature is the temperature. 0 selects greedy sampling. Range 0 to 10,000. nil: 1.
 	Temperature *float64
-	// TopP keeps the most probable tokens whose probabilities sum to at least this value, above 0
-	// to 1. 0: all.
+	// TopP keeps the most probable tokens whose probabilities sum to at least this value. Range
+	// above 0 to 1. 0: all.
 	TopP float64
-	// MinP keeps tokens whose probability is at least this fraction of the largest, 0 to 1. 0: all.
+	// MinP keeps tokens whose probability is at least this fraction of the largest. Range 0 to 1.
+	// 0: all.
 	MinP float64
 	// TopK keeps the k most probable tokens. 0: all.
 	TopK int
@@ -302,13 +303,13 @@ type Sampling struct {
 	// LogProbs reports the log probability of each generated token, and of the TopLogProbs most
 	// probable tokens.
 	LogProbs bool
-	// PromptLogProbs reports the log probability of each prompt token except the first, and of the
-	// PromptTopLogProbs most probable tokens. Of several samples, the first reports them. A fork
-	// does not report them again.
+	// PromptLogProbs reports the log probability of each prompt token except the first, from
+	// PromptLogProbsStart on, and of the PromptTopLogProbs most probable tokens. Of several
+	// samples, the first reports them. A fork does not report them again.
 	PromptLogProbs bool
 	// Echo: the output begins with the prompt. With LogProbs, the tokens of the prompt have log
-	// probabilities, too: the prompt is computed even if the prefix cache has it, and its output
-	// follows then.
+	// probabilities, too: the prompt is computed from PromptLogProbsStart on even if the prefix
+	// cache has it, and its output follows then.
 	Echo bool
 	// IncludeStop: the stop string, or the text of the token that ends the sequence, stays in the
 	// text.
@@ -319,28 +320,30 @@ type Sampling struct {
 	// effect on beam search.
 	ModelDefaults bool
 	// TypicalP keeps the tokens with the most typical surprise whose probabilities sum to at least
-	// this value, above 0 to 1. 0: all.
+	// this value. Range above 0 to 1. 0: all.
 	TypicalP float64
-	// TopNSigma keeps tokens whose logit is within this many standard deviations of the largest, 0
-	// to 100. 0: all.
+	// TopNSigma keeps tokens whose logit is within this many standard deviations of the largest.
+	// Range 0 to 100. 0: all.
 	TopNSigma float64
-	// XTCProbability is the probability with which XTC removes the most probable tokens, 0 to 1. 0:
-	// never.
+	// XTCProbability is the probability with which XTC removes the most probable tokens. Range 0 to
+	// 1. 0: never.
 	XTCProbability float64
-	// XTCThreshold is the probability from which on a token counts as a top choice for XTC, 0 to
-	// 0.5. nil: 0.1.
+	// XTCThreshold is the probability from which on a token counts as a top choice for XTC. Range 0
+	// to 0.5. nil: 0.1.
 	XTCThreshold *float64
-	// MirostatTau is, for mirostat 2, the target surprise in bits per token, 0 to 100. 0: off.
+	// MirostatTau is, for mirostat 2, the target surprise in bits per token. Range 0 to 100. 0:
+	// off.
 	MirostatTau float64
-	// MirostatEta is, for mirostat 2, the learning rate, above 0 to 1. 0: 0.1.
+	// MirostatEta is, for mirostat 2, the learning rate. Range above 0 to 1. 0: 0.1.
 	MirostatEta float64
-	// PresencePenalty is subtracted from the logit of each token that has been generated, -2 to 2.
+	// PresencePenalty is subtracted from the logit of each token that has been generated. Range -2
+	// to 2.
 	PresencePenalty float64
-	// FrequencyPenalty is subtracted from the logit of a token for each time it has been generated,
-	// -2 to 2.
+	// FrequencyPenalty is subtracted from the logit of a token for each time it has been generated.
+	// Range -2 to 2.
 	FrequencyPenalty float64
 	// RepetitionPenalty divides positive logits, and multiplies negative logits, of all tokens of
-	// the prompt and the output, 0.01 to 100. 0: off.
+	// the prompt and the output. Range 0.01 to 100. 0: off.
 	RepetitionPenalty float64
 	// NoRepeatNgramSize: no n-gram of this many tokens occurs twice. At most 256. 0: off.
 	NoRepeatNgramSize int
@@ -371,7 +374,8 @@ type Sampling struct {
 	AllowedTokens []uint32
 	// PromptLogProbsStart is the position of the first prompt token whose log probability is
 	// reported, if PromptLogProbs or both Echo and LogProbs are set. Tokens before it can come from
-	// the prefix cache. 0: all except the first token.
+	// the prefix cache. It counts in the truncated prompt, and must be below its length. 0: all
+	// except the first token.
 	PromptLogProbsStart int
 	// PromptOnly computes and reports the prompt, and generates no tokens. N must be 1, and
 	// MaxTokens 0.
@@ -443,9 +447,9 @@ func (s *Sampling) toC(args *arguments) *C.pllm_sampling {
 // DRY is the DRY penalty: a token that would extend a repetition of length tokens loses Multiplier
 // * Base ^ (length - AllowedLength). The zero value of each field selects the library's default.
 type DRY struct {
-	// Multiplier is the strength of the penalty, 0 to 100. nil: 0.8. 0 disables it.
+	// Multiplier is the strength of the penalty. Range 0 to 100. nil: 0.8. 0 disables it.
 	Multiplier *float64
-	// Base is the base of the exponential growth, 1 to 100. 0: 1.75.
+	// Base is the base of the exponential growth. Range 1 to 100. 0: 1.75.
 	Base float64
 	// AllowedLength is the length in tokens of the longest repetition without a penalty. nil: 2.
 	AllowedLength *int
@@ -483,10 +487,11 @@ type Beam struct {
 	// Groups is the number of groups of beams, each with its own search. 0: 1.
 	Groups int
 	// DiversityPenalty is subtracted from the log probability of a token for each beam of an
-	// earlier group that chose it in the same step, before the repetition penalty, 0 to 1,000,000.
+	// earlier group that chose it in the same step, before the repetition penalty. Range 0 to
+	// 1,000,000.
 	DiversityPenalty float64
 	// LengthPenalty: the score of a beam is the sum of its log probabilities divided by its length
-	// to this power, -5 to 5. nil: 1.
+	// to this power. Range -5 to 5. nil: 1.
 	LengthPenalty *float64
 	// EarlyStopping is the condition that ends a beam search. Default EarlyStoppingNo.
 	EarlyStopping EarlyStopping

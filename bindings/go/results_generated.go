@@ -311,8 +311,8 @@ type Output struct {
 	// Tokens are the new tokens. nil if there are none.
 	Tokens []uint32
 	// LogProbs has the log probability of each token. nil if the request did not ask for them. NaN
-	// for tokens that have none: the first one of an echoed prompt, and tokens that the host
-	// appended.
+	// for tokens that have none: those of an echoed prompt before PromptLogProbsStart, its first
+	// one, and tokens that the host appended.
 	LogProbs []float32
 	// Text is the new text, whole characters only. "" if there is none. The text can lag behind the
 	// tokens.
@@ -336,9 +336,9 @@ type Output struct {
 	// TopLogProbs has the most probable tokens at the position of each token, most probable first.
 	// nil if the request did not ask for them.
 	TopLogProbs [][]LogProb
-	// PromptLogProbs has the log probabilities of the prompt tokens except the first, if the
-	// request asked for them. They come in order, before the first generated token, possibly in
-	// several outputs.
+	// PromptLogProbs has the log probabilities of the prompt tokens except the first, from
+	// Sampling.PromptLogProbsStart on, if the request asked for them. They come in order, before
+	// the first generated token, possibly in several outputs.
 	PromptLogProbs []float32
 	// PromptTopLogProbs has the most probable tokens at the position of each token of
 	// PromptLogProbs.

@@ -413,9 +413,9 @@ export interface Options {
  * ** (length - allowedLength).
  */
 export interface Dry {
-  /** Strength of the penalty, 0 to 100. Default 0.8. 0 disables it. */
+  /** Strength of the penalty. Range 0 to 100. Default 0.8. 0 disables it. */
   multiplier?: number;
-  /** Base of the exponential growth, 1 to 100. Default 1.75. */
+  /** Base of the exponential growth. Range 1 to 100. Default 1.75. */
   base?: number;
   /** Length in tokens of the longest repetition without a penalty. Default 2. */
   allowedLength?: number;
@@ -451,23 +451,23 @@ export interface Sampling {
    * At most 1024 strings of 16384 bytes in all.
    */
   stop?: string | Uint8Array | (string | Uint8Array)[];
-  /** Temperature, 0 to 10,000. 0 selects greedy sampling. Default 1. */
+  /** Temperature. 0 selects greedy sampling. Range 0 to 10,000. Default 1. */
   temperature?: number;
   /**
-   * Keeps the most probable tokens whose probabilities sum to at least this value, above 0 to 1.
-   * Default 1: all.
+   * Keeps the most probable tokens whose probabilities sum to at least this value. Range above 0 to
+   * 1. Default 1: all.
    */
   topP?: number;
   /**
-   * Keeps tokens whose probability is at least this fraction of the largest, 0 to 1. Default 0:
-   * all.
+   * Keeps tokens whose probability is at least this fraction of the largest. Range 0 to 1. Default
+   * 0: all.
    */
   minP?: number;
   /** Keeps the k most probable tokens. Default 0: all. */
   topK?: number;
   /**
-   * Maximum number of generated tokens. 0: only the prompt is computed and reported; n must be 1.
-   * Default: up to maxModelLen.
+   * Maximum number of generated tokens. 0: only the prompt is computed and reported; n and bestOf
+   * must be 1, without a beam search. Default: up to maxModelLen.
    */
   maxTokens?: number;
   /**
@@ -476,32 +476,37 @@ export interface Sampling {
    */
   minTokens?: number;
   /**
-   * Keeps the tokens with the most typical surprise whose probabilities sum to at least this value,
-   * above 0 to 1. Default 1: all.
+   * Keeps the tokens with the most typical surprise whose probabilities sum to at least this value.
+   * Range above 0 to 1. Default 1: all.
    */
   typicalP?: number;
   /**
-   * Keeps tokens whose logit is within this many standard deviations of the largest, 0 to 100.
-   * Default 0: all.
+   * Keeps tokens whose logit is within this many standard deviations of the largest. Range 0 to
+   * 100. Default 0: all.
    */
   topNSigma?: number;
-  /** Probability with which XTC removes the most probable tokens, 0 to 1. Default 0: never. */
+  /**
+   * Probability with which XTC removes the most probable tokens. Range 0 to 1. Default 0: never.
+   */
   xtcProbability?: number;
-  /** Probability from which on a token counts as a top choice for XTC, 0 to 0.5. Default 0.1. */
+  /**
+   * Probability from which on a token counts as a top choice for XTC. Range 0 to 0.5. Default 0.1.
+   */
   xtcThreshold?: number;
-  /** Mirostat 2: target surprise in bits per token, 0 to 100. Default 0: off. */
+  /** Mirostat 2: target surprise in bits per token. Range 0 to 100. Default 0: off. */
   mirostatTau?: number;
-  /** Mirostat 2: learning rate, above 0 to 1. Default 0.1. */
+  /** Mirostat 2: learning rate. Range above 0 to 1. Default 0.1. */
   mirostatEta?: number;
-  /** Subtracted from the logit of each token that has been generated, -2 to 2. Default 0. */
+  /** Subtracted from the logit of each token that has been generated. Range -2 to 2. Default 0. */
   presencePenalty?: number;
   /**
-   * Subtracted from the logit of a token for each time it has been generated, -2 to 2. Default 0.
+   * Subtracted from the logit of a token for each time it has been generated. Range -2 to 2.
+   * Default 0.
    */
   frequencyPenalty?: number;
   /**
    * Divides positive logits, and multiplies negative logits, of all tokens of the prompt and the
-   * output, 0.01 to 100. Default 1: off.
+   * output. Range 0.01 to 100. Default 1: off.
    */
   repetitionPenalty?: number;
   /** No n-gram of this many tokens occurs twice. At most 256. Default 0: off. */
@@ -539,8 +544,8 @@ export interface Sampling {
   allowedTokenIds?: ArrayLike<number> & Iterable<number>;
   /**
    * Position of the first prompt token whose log probability is reported, if promptLogprobs or both
-   * echo and logprobs are set. Tokens before it can come from the prefix cache. Default 0: all
-   * except the first token.
+   * echo and logprobs are set. Tokens before it can come from the prefix cache. It counts in the
+   * truncated prompt, and must be below its length. Default 0: all except the first token.
    */
   promptLogprobsStart?: number | bigint;
   /** Do not stop at end-of-sequence tokens. */
@@ -551,15 +556,15 @@ export interface Sampling {
    */
   logprobs?: boolean;
   /**
-   * Report the log probability of each prompt token except the first, and of the promptTopLogprobs
-   * most probable tokens. Of several samples, the first reports them. A fork does not report them
-   * again.
+   * Report the log probability of each prompt token except the first, from promptLogprobsStart on,
+   * and of the promptTopLogprobs most probable tokens. Of several samples, the first reports them.
+   * A fork does not report them again.
    */
   promptLogprobs?: boolean;
   /**
    * The output begins with the prompt. With logprobs, the tokens of the prompt have log
-   * probabilities, too: the prompt is computed even if the prefix cache has it, and its output
-   * follows then.
+   * probabilities, too: the prompt is computed from promptLogprobsStart on even if the prefix cache
+   * has it, and its output follows then.
    */
   echo?: boolean;
   /** The stop string, or the text of the token that ends the sequence, stays in the text. */
@@ -602,12 +607,12 @@ export interface Beam {
   groups?: number;
   /**
    * Subtracted from the log probability of a token for each beam of an earlier group that chose it
-   * in the same step, before the repetition penalty, 0 to 1,000,000. Default 0.
+   * in the same step, before the repetition penalty. Range 0 to 1,000,000. Default 0.
    */
   diversityPenalty?: number;
   /**
-   * The score of a beam is the sum of its log probabilities divided by its length to this power, -5
-   * to 5. Default 1.
+   * The score of a beam is the sum of its log probabilities divided by its length to this power.
+   * Range -5 to 5. Default 1.
    */
   lengthPenalty?: number;
   /** When a beam search ends. Default 'no'. */
@@ -917,7 +922,8 @@ export interface Generated {
   tokens: number[];
   /**
    * Log probability of each token. null if the request did not ask for them. NaN for tokens that
-   * have none: the first one of an echoed prompt, and tokens that the host appended.
+   * have none: those of an echoed prompt before promptLogprobsStart, its first one, and tokens that
+   * the host appended.
    */
   logprobs: number[] | null;
   /**
@@ -942,9 +948,9 @@ export interface Generated {
    */
   topLogprobs: Logprob[][] | null;
   /**
-   * Log probabilities of the prompt tokens except the first, if the request asked for them. They
-   * come in order, before the first generated token, possibly in several outputs. null if the
-   * request did not ask for them.
+   * Log probabilities of the prompt tokens except the first, from promptLogprobsStart on, if the
+   * request asked for them. They come in order, before the first generated token, possibly in
+   * several outputs. null if the request did not ask for them.
    */
   promptLogprobs: number[] | null;
   /**

@@ -274,7 +274,8 @@ class Output:
     text: str  # New text, whole characters only. The text can lag behind the tokens.
     tokens: List[int]  # New tokens.
     # Log probability of each token. None if the request did not ask for them. NaN for tokens that
-    # have none: the first one of an echoed prompt, and tokens that the host appended.
+    # have none: those of an echoed prompt before prompt_logprobs_start, its first one, and tokens
+    # that the host appended.
     logprobs: Optional[List[float]]
     # Any value but FinishReason.NONE marks the last output of the sequence.
     finish_reason: FinishReason
@@ -293,8 +294,9 @@ class Output:
     # The most probable tokens at the position of each token, most probable first. None if the
     # request did not ask for them.
     top_logprobs: Optional[List[List[Logprob]]]
-    # Log probabilities of the prompt tokens except the first, if the request asked for them. They
-    # come in order, before the first generated token, possibly in several outputs.
+    # Log probabilities of the prompt tokens except the first, from prompt_logprobs_start on, if the
+    # request asked for them. They come in order, before the first generated token, possibly in
+    # several outputs.
     prompt_logprobs: Optional[List[float]]
     # The most probable tokens at the position of each prompt token, as in top_logprobs.
     prompt_top_logprobs: Optional[List[List[Logprob]]]
@@ -548,9 +550,9 @@ class Dry:
     """The DRY penalty: a token that would extend a repetition of length tokens loses multiplier
     * base ** (length - allowed_length).
     """
-    # Strength of the penalty, 0 to 100. Default 0.8. 0 disables it.
+    # Strength of the penalty. Range 0 to 100. Default 0.8. 0 disables it.
     multiplier: Optional[float] = None
-    base: Optional[float] = None  # Base of the exponential growth, 1 to 100. Default 1.75.
+    base: Optional[float] = None  # Base of the exponential growth. Range 1 to 100. Default 1.75.
     # Length in tokens of the longest repetition without a penalty. Default 2.
     allowed_length: Optional[int] = None
     # Number of last tokens that are searched for repetitions. 0 (default): all.
@@ -574,10 +576,10 @@ class Beam:
     width: Optional[int] = None  # Number of beams, 2 to 64. Default 4.
     groups: Optional[int] = None  # Number of groups of beams, each with its own search. Default 1.
     # Subtracted from the log probability of a token for each beam of an earlier group that chose it
-    # in the same step, before the repetition penalty, 0 to 1,000,000. Default 0.
+    # in the same step, before the repetition penalty. Range 0 to 1,000,000. Default 0.
     diversity_penalty: Optional[float] = None
-    # The score of a beam is the sum of its log probabilities divided by its length to this power,
-    # -5 to 5. Default 1.
+    # The score of a beam is the sum of its log probabilities divided by its length to this power.
+    # Range -5 to 5. Default 1.
     length_penalty: Optional[float] = None
     early_stopping: Optional[EarlyStopping] = None  # Default EarlyStopping.NO.
 
@@ -590,17 +592,17 @@ class Sampling:
     penalty; DRY; exclusions and the grammar; temperature; top-n-sigma, min-p, top-k,
     typical-p, top-p, XTC, or mirostat in their place; the draw.
     """
-    # Temperature, 0 to 10,000. 0 selects greedy sampling. Default 1.
+    # Temperature. 0 selects greedy sampling. Range 0 to 10,000. Default 1.
     temperature: Optional[float] = None
-    # Keeps the most probable tokens whose probabilities sum to at least this value, above 0 to 1.
-    # Default 1: all.
+    # Keeps the most probable tokens whose probabilities sum to at least this value. Range above 0
+    # to 1. Default 1: all.
     top_p: Optional[float] = None
-    # Keeps tokens whose probability is at least this fraction of the largest, 0 to 1. Default 0:
-    # all.
+    # Keeps tokens whose probability is at least this fraction of the largest. Range 0 to 1. Default
+    # 0: all.
     min_p: Optional[float] = None
     top_k: Optional[int] = None  # Keeps the k most probable tokens. Default 0: all.
-    # Maximum number of generated tokens. 0: only the prompt is computed and reported; n must be 1.
-    # None (default): up to max_model_len.
+    # Maximum number of generated tokens. 0: only the prompt is computed and reported; n and best_of
+    # must be 1, without a beam search. None (default): up to max_model_len.
     max_tokens: Optional[int] = None
     # Number of tokens before which neither end-of-sequence tokens nor stops end the sequence.
     # Default 0.
@@ -622,16 +624,16 @@ class Sampling:
     # Number of most probable tokens reported for each generated token. At most 128. Default 0.
     # Implies logprobs.
     top_logprobs: Optional[int] = None
-    # Report the log probability of each prompt token except the first, and of the
-    # prompt_top_logprobs most probable tokens. Of several samples, the first reports them. A fork
-    # does not report them again.
+    # Report the log probability of each prompt token except the first, from prompt_logprobs_start
+    # on, and of the prompt_top_logprobs most probable tokens. Of several samples, the first reports
+    # them. A fork does not report them again.
     prompt_logprobs: Optional[bool] = None
     # Number of most probable tokens reported for each prompt token. At most 128. Default 0. Implies
     # prompt_logprobs.
     prompt_top_logprobs: Optional[int] = None
     # The output begins with the prompt. With logprobs, the tokens of the prompt have log
-    # probabilities, too: the prompt is computed even if the prefix cache has it, and its output
-    # follows then.
+    # probabilities, too: the prompt is computed from prompt_logprobs_start on even if the prefix
+    # cache has it, and its output follows then.
     echo: Optional[bool] = None
     output_kind: Optional[OutputKind] = None  # Content of the outputs. Default OutputKind.DELTA.
     grammar: Optional[Grammar] = None  # Constraint on the output.
@@ -641,24 +643,26 @@ class Sampling:
     # effect on beam search.
     model_defaults: Optional[bool] = None
     # Keeps the tokens with the most typical surprise whose probabilities sum to at least this
-    # value, above 0 to 1. Default 1: all.
+    # value. Range above 0 to 1. Default 1: all.
     typical_p: Optional[float] = None
-    # Keeps tokens whose logit is within this many standard deviations of the largest, 0 to 100.
-    # Default 0: all.
+    # Keeps tokens whose logit is within this many standard deviations of the largest. Range 0 to
+    # 100. Default 0: all.
     top_n_sigma: Optional[float] = None
-    # Probability with which XTC removes the most probable tokens, 0 to 1. Default 0: never.
+    # Probability with which XTC removes the most probable tokens. Range 0 to 1. Default 0: never.
     xtc_probability: Optional[float] = None
-    # Probability from which on a token counts as a top choice for XTC, 0 to 0.5. Default 0.1.
+    # Probability from which on a token counts as a top choice for XTC. Range 0 to 0.5. Default 0.1.
     xtc_threshold: Optional[float] = None
-    # Mirostat 2: target surprise in bits per token, 0 to 100. Default 0: off.
+    # Mirostat 2: target surprise in bits per token. Range 0 to 100. Default 0: off.
     mirostat_tau: Optional[float] = None
-    mirostat_eta: Optional[float] = None  # Mirostat 2: learning rate, above 0 to 1. Default 0.1.
-    # Subtracted from the logit of each token that has been generated, -2 to 2. Default 0.
+    # Mirostat 2: learning rate. Range above 0 to 1. Default 0.1.
+    mirostat_eta: Optional[float] = None
+    # Subtracted from the logit of each token that has been generated. Range -2 to 2. Default 0.
     presence_penalty: Optional[float] = None
-    # Subtracted from the logit of a token for each time it has been generated, -2 to 2. Default 0.
+    # Subtracted from the logit of a token for each time it has been generated. Range -2 to 2.
+    # Default 0.
     frequency_penalty: Optional[float] = None
     # Divides positive logits, and multiplies negative logits, of all tokens of the prompt and the
-    # output, 0.01 to 100. Default 1: off.
+    # output. Range 0.01 to 100. Default 1: off.
     repetition_penalty: Optional[float] = None
     # No n-gram of this many tokens occurs twice. At most 256. Default 0: off.
     no_repeat_ngram_size: Optional[int] = None
@@ -676,8 +680,8 @@ class Sampling:
     # The only tokens that may be sampled. Empty: all. At most as many as the vocabulary has tokens.
     allowed_token_ids: Sequence[int] = ()
     # Position of the first prompt token whose log probability is reported, if prompt_logprobs or
-    # both echo and logprobs are set. Tokens before it can come from the prefix cache. Default 0:
-    # all except the first token.
+    # both echo and logprobs are set. Tokens before it can come from the prefix cache. It counts in
+    # the truncated prompt, and must be below its length. Default 0: all except the first token.
     prompt_logprobs_start: Optional[int] = None
 
 

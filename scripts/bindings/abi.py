@@ -41,6 +41,7 @@ class Field:
     default: object = None
     unit: Optional[str] = None
     range: Optional[List[float]] = None
+    excludes_low: bool = False  # whether the range lacks its lower end
 
     @property
     def target(self):

@@ -131,7 +131,7 @@ SPECIAL = {
     "output.error": Member("Err", "error", "Err is an *Error if FinishReason is FinishError, or FinishAbort because the engine was closed; else nil.",
                            "v.Err = goError(c.error_code, c.error, c.error_len)"),
     "output.logprobs": Member("LogProbs", "[]float32", "LogProbs has the log probability of each token. nil if the request did not ask for them. "
-                              "NaN for tokens that have none: the first one of an echoed prompt, and tokens that the host appended.",
+                              "NaN for tokens that have none: those of an echoed prompt before PromptLogProbsStart, its first one, and tokens that the host appended.",
                               "v.LogProbs = goFloats(c.logprobs, c.tokens_len)"),
     "output.top_logprobs": Member(
         "TopLogProbs", "[][]LogProb", "TopLogProbs has the most probable tokens at the position of each token, most probable first. nil if the request did not ask for them.",

@@ -190,7 +190,7 @@ impl AttentionShape {
 
     /// Returns the ALiBi slope of a head. If the number of heads is a power of two, slopes are
     /// powers of 2^(-8 / heads). Otherwise the first slopes are those of the next lower power of
-    /// two, and the others are every other slope of the next higher one. It is rounded to bf16.
+    /// two, and the others are every other slope of the next higher one. The slope is rounded to bf16.
     pub fn slope(&self, head: usize) -> f32 {
         let whole = 1 << self.heads.ilog2();
         let exponent = match head.checked_sub(whole) {
@@ -227,7 +227,8 @@ impl AttentionShape {
 /// whatever the type of the model, so that long distances have coarse biases.
 #[inline(always)]
 pub fn alibi_bias(slope: f32, position: usize) -> f32 {
-    round_to_bf16(slope * round_to_bf16(position as f32))
+    // AVX2 has no conversion from u64.
+    round_to_bf16(slope * round_to_bf16(position as i32 as f32))
 }
 
 /// Rounds a finite number. Unlike `half::bf16::from_f32`, loops over it are vectorized.

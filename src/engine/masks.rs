@@ -104,7 +104,7 @@ impl Masks {
     /// Starts the computation of the masks of a plan, in parallel with the forward pass.
     pub fn start(&mut self, plan: &StepPlan, live: &mut LiveRequests) {
         for part in plan.sampled() {
-            let Some(sequence) = live.sequences.get_mut(&part.seq) else { continue };
+            let Some(sequence) = live.sequences.get_mut(&part.seq).filter(|sequence| !sequence.params().is_prompt_only()) else { continue };
             let state = &mut sequence.generation.sampling.constraint;
             let ConstraintState::Present(constraint) = state else { continue };
             if constraint.has_mask() || self.reserve().is_err() {

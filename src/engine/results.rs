@@ -135,6 +135,9 @@ impl Lifecycle {
         sequence.samples.finish();
         sequence.generation.timing.set_stats(stats);
         let is_prompt_only = sequence.params().is_prompt_only();
+        if is_prompt_only {
+            self.telemetry.prompt_ends(sequence);
+        }
         let mut close = |finish| {
             let (stays, text, reusable) = (self.scheduler.find(seq).is_some(), self.text.as_deref(), self.delivery.empty_output());
             sequence.close(finish, stays, text, reusable)

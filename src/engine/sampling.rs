@@ -210,8 +210,8 @@ impl Sampling {
         Ok(())
     }
 
-    /// Samples one token, or one per sample at the end of a prompt, or none if the prompt is all
-    /// that is wanted.
+    /// Samples one token, or one per sample at the end of a prompt, or none if the request
+    /// computes its prompt only.
     fn samples(&mut self, part: &ScheduledSequence, logits: &[f32], scheduler: &Scheduler, requests: &mut LiveRequests) -> Result<()> {
         let tokens = &scheduler.get(part.seq)?.tokens;
         let sequence = requests.sampled(part.seq)?;

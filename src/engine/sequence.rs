@@ -225,8 +225,8 @@ impl Sequence {
         self.params().logprobs.is_some() || self.ranked
     }
 
-    /// Returns whether the device may sample the next token: one is wanted, no hook reads the logits,
-    /// and there is only one sample.
+    /// Returns whether the device may sample the next token: the request generates tokens, no hook
+    /// reads the logits, and there is only one sample.
     pub fn allows_device_sampling(&self) -> bool {
         self.generation.sampling.hook.is_none() && self.samples.count == 1 && !self.params().is_prompt_only()
     }

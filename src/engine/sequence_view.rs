@@ -66,6 +66,7 @@ impl SequenceView {
     /// Returns the waiting entry for a generation that starts at `at` and generates up to
     /// `max_new_tokens` tokens.
     pub fn waiting_entry(&self, max_new_tokens: usize, at: Duration) -> WaitingEntry {
+        let max_new_tokens = if self.prompt_only { 0 } else { max_new_tokens };
         WaitingEntry::new(self.fresh.max(1), max_new_tokens, self.priority, at)
     }
 }

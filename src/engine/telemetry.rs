@@ -89,7 +89,14 @@ impl Telemetry {
         timing.set_stats(stats);
         let tick = timing.record_token(self.published_at);
         self.histograms.token(tick);
-        let TokenLatency::First(_) = tick else { return };
+        if let TokenLatency::First(_) = tick {
+            self.prompt_ends(sequence);
+        }
+    }
+
+    /// Records that the prompt of the sequence has been computed.
+    pub fn prompt_ends(&mut self, sequence: &Sequence) {
+        let timing = &sequence.generation.timing;
         if sequence.index == 0 {
             // Samples share the cached blocks of their request, which counts once.
             self.cached_tokens += timing.cached_tokens;

@@ -58,10 +58,10 @@ pub struct pllm_beam {
     /// Number of groups of beams, each with its own search. Default 1.
     pub groups: u32,
     /// Subtracted from the log probability of a token for each beam of an earlier group that chose
-    /// it in the same step, before the repetition penalty, 0 to 1,000,000. Default 0.
+    /// it in the same step, before the repetition penalty. Range 0 to 1,000,000. Default 0.
     pub diversity_penalty: f32,
-    /// The score of a beam is the sum of its log probabilities divided by its length to this power,
-    /// -5 to 5. Default 1.
+    /// The score of a beam is the sum of its log probabilities divided by its length to this power.
+    /// Range -5 to 5. Default 1.
     pub length_penalty: f32,
     /// PLLM_EARLY_STOPPING_*. Default PLLM_EARLY_STOPPING_NO.
     pub early_stopping: u32,

@@ -15,13 +15,13 @@ pub const PLLM_SAMPLING_IGNORE_EOS: u32 = 2;
 /// Report the log probability of each generated token, and of the top_logprobs most probable
 /// tokens.
 pub const PLLM_SAMPLING_LOGPROBS: u32 = 4;
-/// Report the log probability of each prompt token except the first, and of the prompt_top_logprobs
-/// most probable tokens. Of several samples, the first reports them. A fork does not report them
+/// Report the log probability of each prompt token except the first, from prompt_logprobs_start on,
+/// and of the prompt_top_logprobs most probable tokens. Of several samples, the first reports them. A fork does not report them
 /// again.
 pub const PLLM_SAMPLING_PROMPT_LOGPROBS: u32 = 8;
 /// The output begins with the prompt. With PLLM_SAMPLING_LOGPROBS, the tokens of the prompt have log
-/// probabilities, too: the prompt is computed even if the prefix cache has it, and its output follows
-/// then.
+/// probabilities, too: the prompt is computed from prompt_logprobs_start on even if the prefix cache
+/// has it, and its output follows then.
 pub const PLLM_SAMPLING_ECHO: u32 = 16;
 /// The stop string, or the text of the token that ends the sequence, stays in the text.
 pub const PLLM_SAMPLING_INCLUDE_STOP: u32 = 32;
@@ -112,9 +112,9 @@ pub struct pllm_token_list {
 pub struct pllm_dry {
     /// sizeof(pllm_dry).
     pub struct_size: u64,
-    /// Strength of the penalty, 0 to 100. Default 0.8. 0 disables it.
+    /// Strength of the penalty. Range 0 to 100. Default 0.8. 0 disables it.
     pub multiplier: f32,
-    /// Base of the exponential growth, 1 to 100. Default 1.75.
+    /// Base of the exponential growth. Range 1 to 100. Default 1.75.
     pub base: f32,
     /// Length in tokens of the longest repetition without a penalty. Default 2.
     pub allowed_length: u32,
@@ -198,19 +198,19 @@ pub struct pllm_sampling {
     pub stop_lens: *const u64,
     /// Number of stop strings.
     pub stop_count: u64,
-    /// Temperature, 0 to 10,000. 0 selects greedy sampling. Default 1.
+    /// Temperature. 0 selects greedy sampling. Range 0 to 10,000. Default 1.
     pub temperature: f32,
-    /// Keeps the most probable tokens whose probabilities sum to at least this value, above 0 to 1.
-    /// Default 1: all.
+    /// Keeps the most probable tokens whose probabilities sum to at least this value. Range above
+    /// 0 to 1. Default 1: all.
     pub top_p: f32,
-    /// Keeps tokens whose probability is at least this fraction of the largest, 0 to 1. Default 0:
-    /// all.
+    /// Keeps tokens whose probability is at least this fraction of the largest. Range 0 to 1.
+    /// Default 0: all.
     pub min_p: f32,
     /// Keeps the k most probable tokens. Default 0: all.
     pub top_k: u32,
-    /// Maximum number of generated tokens. 0: only the prompt is computed and reported; n must be 1.
-    /// PLLM_UNLIMITED_TOKENS (default): up to max_model_len. 0 is unlimited for programs built with a
-    /// header without prompt_logprobs_start.
+    /// Maximum number of generated tokens. 0: only the prompt is computed and reported; n and best_of
+    /// must be 1, without a beam search. PLLM_UNLIMITED_TOKENS (default): up to max_model_len. 0 is
+    /// unlimited for programs built with a header without prompt_logprobs_start.
     pub max_tokens: u32,
     /// Number of tokens before which neither end-of-sequence tokens nor stops end the sequence.
     /// Default 0.
@@ -220,25 +220,26 @@ pub struct pllm_sampling {
     /// Must be 0.
     pub reserved: u32,
     /// Keeps the tokens with the most typical surprise whose probabilities sum to at least this
-    /// value, above 0 to 1. Default 1: all.
+    /// value. Range above 0 to 1. Default 1: all.
     pub typical_p: f32,
-    /// Keeps tokens whose logit is within this many standard deviations of the largest, 0 to 100.
-    /// Default 0: all.
+    /// Keeps tokens whose logit is within this many standard deviations of the largest. Range 0 to
+    /// 100. Default 0: all.
     pub top_n_sigma: f32,
-    /// Probability with which XTC removes the most probable tokens, 0 to 1. Default 0: never.
+    /// Probability with which XTC removes the most probable tokens. Range 0 to 1. Default 0: never.
     pub xtc_probability: f32,
-    /// Probability from which on a token counts as a top choice for XTC, 0 to 0.5. Default 0.1.
+    /// Probability from which on a token counts as a top choice for XTC. Range 0 to 0.5. Default 0.1.
     pub xtc_threshold: f32,
-    /// Mirostat 2: target surprise in bits per token, 0 to 100. Default 0: off.
+    /// Mirostat 2: target surprise in bits per token. Range 0 to 100. Default 0: off.
     pub mirostat_tau: f32,
-    /// Mirostat 2: learning rate, above 0 to 1. Default 0.1.
+    /// Mirostat 2: learning rate. Range above 0 to 1. Default 0.1.
     pub mirostat_eta: f32,
-    /// Subtracted from the logit of each token that has been generated, -2 to 2. Default 0.
+    /// Subtracted from the logit of each token that has been generated. Range -2 to 2. Default 0.
     pub presence_penalty: f32,
-    /// Subtracted from the logit of a token for each time it has been generated, -2 to 2. Default 0.
+    /// Subtracted from the logit of a token for each time it has been generated. Range -2 to 2.
+    /// Default 0.
     pub frequency_penalty: f32,
     /// Divides positive logits, and multiplies negative logits, of all tokens of the prompt and the
-    /// output, 0.01 to 100. Default 1: off.
+    /// output. Range 0.01 to 100. Default 1: off.
     pub repetition_penalty: f32,
     /// No n-gram of this many tokens occurs twice. At most 256. Default 0: off.
     pub no_repeat_ngram_size: u32,
@@ -289,7 +290,8 @@ pub struct pllm_sampling {
     pub allowed_token_ids_len: u64,
     /// Position of the first prompt token whose log probability is reported, if
     /// PLLM_SAMPLING_PROMPT_LOGPROBS or both PLLM_SAMPLING_ECHO and PLLM_SAMPLING_LOGPROBS are set.
-    /// Tokens before it can come from the prefix cache. Default 0: all except the first token.
+    /// Tokens before it can come from the prefix cache. It counts in the truncated prompt, and must be
+    /// below its length. Default 0: all except the first token.
     pub prompt_logprobs_start: u64,
 }
 
@@ -414,7 +416,7 @@ impl pllm_sampling {
     fn max_tokens(&self) -> Option<usize> {
         match self.max_tokens {
             PLLM_UNLIMITED_TOKENS => None,
-            // Older programs know no other value for it.
+            // In older headers, 0 means unlimited.
             0 if self.struct_size <= offset_of!(Self, prompt_logprobs_start) as u64 => None,
             tokens => Some(tokens as usize),
         }

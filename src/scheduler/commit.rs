@@ -1,7 +1,6 @@
 //! The end of a step: commit or rollback.
 
 use super::group::SequenceGroup;
-use super::sequence_kv::RequestProperties;
 use super::slab::Slot;
 use super::{Branching, Event, SampledToken, ScheduledSequence, Scheduler, StepPlan};
 use crate::kv::blocks_for;
@@ -74,15 +73,9 @@ impl Scheduler {
             let (table, hashes) = sequence.table_and_hashes();
             full.for_each(|place| self.blocks.index(table, place, hashes));
         }
-        let last = sequence.tokens.len() - 1;
-        let limit = match sequence.request {
-            // A sequence with the same prompt as a pin continues after a full block before its last
-            // token. The window at this point must therefore be kept.
-            RequestProperties { pinned: true, .. } => last / block_size * block_size,
-            // When it is resumed, it computes its last token again.
-            RequestProperties { prompt_only: true, .. } => last,
-            _ => computed,
-        };
+        // A sequence with the same prompt as a pin continues after a full block before its last
+        // token. The window at this point must therefore be kept.
+        let limit = if sequence.request.pinned { (sequence.tokens.len() - 1) / block_size * block_size } else { computed };
         self.blocks.drop_out_of_window(&mut sequence.table, computed.min(limit));
         // A pin without pending tokens is complete. It samples nothing.
         if !scheduled.samples && sequence.computed == sequence.tokens.len() {
@@ -155,12 +148,28 @@ impl Scheduler {
         }
     }
 
+    /// Takes the blocks of the sequences that cannot return to the block from which theirs was copied,
+    /// since another sequence has computed its tokens there. They are recomputed.
+    fn take_overwritten_blocks(&mut self, plan: &mut StepPlan, copies: &[BlockCopy]) {
+        let block_size = self.blocks.block_size() as u32;
+        let StepPlan { batch, sequences, .. } = plan;
+        for BlockCopy { to, .. } in copies.iter().filter(|copy| batch.slots.iter().any(|slot| slot / block_size == copy.from)) {
+            for scheduled in sequences.iter_mut().filter(|scheduled| !scheduled.is_stale) {
+                if self.sequences[scheduled.slot].table.blocks().contains(to) {
+                    self.take_blocks(scheduled.slot);
+                    scheduled.is_stale = true;
+                }
+            }
+        }
+    }
+
     /// Reverts the newest step in flight, which has failed. No length has changed. Reserved blocks
     /// stay with their sequences for the next attempt, except those for placeholders.
     pub fn rollback(&mut self, mut plan: StepPlan) {
         self.mark_stale(&mut plan);
         let mut copies = std::mem::take(&mut plan.batch.copies);
         self.take_copied_blocks(&plan, &copies);
+        self.take_overwritten_blocks(&mut plan, &copies);
         let current = plan.sequences.iter().filter(|scheduled| !scheduled.is_stale).map(|scheduled| scheduled.slot);
         self.undo_copies(0, current, &mut copies);
         plan.batch.copies = copies;

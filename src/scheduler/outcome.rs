@@ -20,7 +20,7 @@ pub enum TokenOutcome {
     Token(u32),
     /// This token ends the sequence.
     Stop(u32),
-    /// No token is wanted after the prompt.
+    /// The prompt is computed, and no token follows it.
     Complete,
     /// No token could be sampled.
     Fail,

@@ -145,8 +145,8 @@ impl Scheduler {
         }
     }
 
-    /// Shares the blocks of the longest common prefix with one of the `older` members, or one that a
-    /// `younger` member has computed. Returns the wait if that prefix is not computed yet.
+    /// Shares the blocks of the longest prefix in common with an `older` member, or with a `younger`
+    /// one that has computed it. Returns the wait if the older member has not computed it yet.
     fn share_prefix(&mut self, slot: Slot, older: &[Slot], younger: &[Slot]) -> Result<(), PrefixWait> {
         let sequence = &self.sequences[slot];
         if sequence.pending() == 1 {
@@ -159,10 +159,10 @@ impl Scheduler {
                 (common, best) = (more, Some(other));
             }
         }
-        // The older ones may have lost their blocks while the group waited.
-        for &other in younger {
+        // While the group waited, older members may have lost blocks that younger ones still have.
+        for &other in younger.iter().filter(|&&other| self.sequences[other].computed > sequence.computed) {
             let more = sequence.common(&self.sequences[other], common).unwrap_or(0).min(self.sequences[other].computed);
-            if more > common {
+            if more > common && !self.blocks.sees_null_block(&self.sequences[other].table, more) {
                 (common, best) = (more, Some(other));
             }
         }

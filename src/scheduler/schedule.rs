@@ -68,8 +68,8 @@ impl Scheduler {
         self.planning.waits_for_moves = false;
         self.pause_running(ready);
         let first = self.policies.batching.step_budget(&RunningGroups(self));
-        // If the policy allows nothing, the step ignores it. If the only running group has preempted
-        // itself then, it starts again.
+        // If the limits of the policy leave the step empty, the second pass plans without them. If the
+        // only running group preempts itself in that pass, the third pass starts it again.
         for budget in [first, StepBudget::UNLIMITED, StepBudget::UNLIMITED] {
             // If the policy allows no new group, a group that waits for moves must not change that.
             let new_groups = budget.new_groups && (first.new_groups || !self.planning.waits_for_moves);

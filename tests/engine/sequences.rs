@@ -640,6 +640,7 @@ fn a_prompt_is_scored_without_a_generated_token() {
             assert!(nan.iter().all(|p| p.is_nan()));
             assert_eq!(scored.iter().map(|p| p.to_bits()).collect::<Vec<_>>(), known);
         }
+        assert_eq!(engine.stats().prompt_tokens_cached, 6 * (start / BLOCK * BLOCK) as u64, "in six requests");
         assert_empty(&engine);
     }
 }

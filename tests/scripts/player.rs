@@ -260,8 +260,8 @@ impl Player {
         unsafe {
             match code(pllm_queue_poll(queue, 0, &mut batch)) {
                 0 => {}
-                // An empty queue of a failed engine.
-                PLLM_E_INTERNAL => return,
+                // An empty queue of an engine that the script has made fail.
+                PLLM_E_INTERNAL if self.engines[engine].device.is_some() => return,
                 other => panic!("poll: {other}"),
             }
             for i in 0..pllm_outputs_len(batch) {
@@ -529,7 +529,9 @@ impl Player {
     fn health(&mut self, call: &Json) -> Json {
         known(call, "health engine");
         // SAFETY: the engine is alive.
-        result(unsafe { pllm_engine_health(self.engine(call)) })
+        let code = code(unsafe { pllm_engine_health(self.engine(call)) });
+        assert_eq!(text(&call["health"]), if code == 0 { "works" } else { "failed" });
+        json!({ "code": code })
     }
 
     fn device(&self, call: &Json) -> &Device {

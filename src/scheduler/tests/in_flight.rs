@@ -170,3 +170,31 @@ fn a_step_may_sample_several_tokens_of_a_sequence() {
     assert_eq!(s.find(seq_id(1)).unwrap().tokens, [0, 0, 0, 9, 9, 8, 7]);
     assert_eq!(s.find(seq_id(2)).unwrap().tokens.len(), 5);
 }
+
+#[test]
+fn a_sequence_does_not_return_to_a_block_that_a_failed_step_may_have_overwritten() {
+    let mut s = decoding(&[1]);
+    for _ in 0..2 {
+        let plan = s.schedule(|_| true).unwrap();
+        commit_all(&mut s, plan, token);
+    }
+    // This step computes the second token of a block, and the fork computes it again.
+    let mut first = s.schedule(|_| true).unwrap();
+    sample(&mut s, &mut first, &[]);
+    s.fork(seq_id(1), None, seq_id(2), true).unwrap();
+    let second = s.schedule(|_| true).unwrap();
+    let copied: Vec<u32> = second.batch.copies.iter().map(|copy| copy.from).collect();
+    assert_eq!((seqs(&second), copied.len()), (vec![1, 2], 1));
+    assert!(second.batch.slots.iter().any(|slot| slot / 4 == copied[0]), "the fork writes the block that was copied");
+    s.mark_stale(&mut first);
+    s.commit(first, &[sampled_token(seq_id(1), token(1))], &mut Vec::new());
+    s.check_with(&second.batch.copies);
+    assert_eq!(s.find(seq_id(1)).unwrap().computed, 6);
+    s.rollback(second);
+    s.check();
+    assert_eq!(s.find(seq_id(1)).unwrap().computed, 0, "it is recomputed");
+    while let Some(plan) = s.schedule(|_| true) {
+        commit_all(&mut s, plan, token);
+    }
+    assert_eq!(s.blocks().used_blocks(), 0);
+}
