@@ -226,13 +226,13 @@ TEST(Logprobs, of_a_prompt_need_no_generated_token) {
     pagedllm::Request request = greedy(prompt);
     request.sampling.prompt_logprobs = true;
     const std::vector<float> known = engine.generate(request).value().prompt_logprobs;
-    for (const size_t start : {0, 5}) {
+    for (const std::ptrdiff_t start : {0, 5}) {
         request.sampling.max_tokens = 0;
-        request.sampling.prompt_logprobs_start = start;
+        request.sampling.prompt_logprobs_start = static_cast<uint64_t>(start);
         const pagedllm::Completion scored = engine.generate(request).value();
         EXPECT_EQ(scored.finish_reason, pagedllm::FinishReason::length);
         EXPECT_TRUE(scored.tokens.empty() && scored.text.empty());
-        const std::vector<float> rest(known.begin() + std::max<ptrdiff_t>(start, 1) - 1, known.end());
+        const std::vector<float> rest(known.begin() + std::max<std::ptrdiff_t>(start, 1) - 1, known.end());
         EXPECT_EQ(scored.prompt_logprobs, rest);
     }
 }

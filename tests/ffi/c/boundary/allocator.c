@@ -161,10 +161,10 @@ static void create_use_and_free(const char *model, unsigned i, char *text, size_
     check(pllm_queue_create(engine, 4, &queue));
     check(pllm_engine_start(engine));
     tokenize_new_words(engine, i * 300);
-    add_request(engine, queue, 0, 0);
+    add_request(engine, queue, PLLM_UNLIMITED_TOKENS, 0);
     read_to_the_end(queue, text, size);
     export_and_import(engine, queue);
-    add_request(engine, queue, 0, 0);  // ends with its engine
+    add_request(engine, queue, PLLM_UNLIMITED_TOKENS, 0);  // ends with its engine
     pllm_error_free(pllm_engine_abort(engine, 999));
     if (i % 2) pllm_queue_free(queue);
     pllm_engine_free(engine);
