@@ -256,8 +256,8 @@
 #define PLLM_SAMPLING_LOGPROBS 4
 
 // Report the log probability of each prompt token except the first, from prompt_logprobs_start on,
-// and of the prompt_top_logprobs most probable tokens. Of several samples, the first reports them. A fork does not report them
-// again.
+// and of the prompt_top_logprobs most probable tokens. Of several samples, the first reports them. A
+// fork does not report them again.
 #define PLLM_SAMPLING_PROMPT_LOGPROBS 8
 
 // The output begins with the prompt. With PLLM_SAMPLING_LOGPROBS, the tokens of the prompt have log
@@ -1115,7 +1115,8 @@ typedef struct {
   // Number of entries in top_logprobs.
   uint64_t top_logprobs_len;
   // Log probabilities of the prompt tokens except the first, from prompt_logprobs_start on, if the
-  // request asked for them. They come in order, before the first generated token, possibly in several outputs.
+  // request asked for them. They come in order, before the first generated token, possibly in
+  // several outputs.
   const float *prompt_logprobs;
   // Number of entries in prompt_logprobs.
   uint64_t prompt_logprobs_len;

@@ -115,7 +115,8 @@ pub struct pllm_output {
     /// Number of entries in top_logprobs.
     pub top_logprobs_len: u64,
     /// Log probabilities of the prompt tokens except the first, from prompt_logprobs_start on, if the
-    /// request asked for them. They come in order, before the first generated token, possibly in several outputs.
+    /// request asked for them. They come in order, before the first generated token, possibly in
+    /// several outputs.
     pub prompt_logprobs: *const f32,
     /// Number of entries in prompt_logprobs.
     pub prompt_logprobs_len: u64,

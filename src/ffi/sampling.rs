@@ -16,8 +16,8 @@ pub const PLLM_SAMPLING_IGNORE_EOS: u32 = 2;
 /// tokens.
 pub const PLLM_SAMPLING_LOGPROBS: u32 = 4;
 /// Report the log probability of each prompt token except the first, from prompt_logprobs_start on,
-/// and of the prompt_top_logprobs most probable tokens. Of several samples, the first reports them. A fork does not report them
-/// again.
+/// and of the prompt_top_logprobs most probable tokens. Of several samples, the first reports them. A
+/// fork does not report them again.
 pub const PLLM_SAMPLING_PROMPT_LOGPROBS: u32 = 8;
 /// The output begins with the prompt. With PLLM_SAMPLING_LOGPROBS, the tokens of the prompt have log
 /// probabilities, too: the prompt is computed from prompt_logprobs_start on even if the prefix cache
