@@ -50,7 +50,7 @@ struct Attention {
     const AttentionTile *tiles; // [gridDim.x]
     const u32 *positions;       // [rows]
     const u32 *tables;          // [places, table_groups]
-    const float *slopes;        // [heads] or null: ALiBi slopes, rounded to bf16
+    const float *slopes;        // [heads] or null: ALiBi slopes, by which a score decreases per position of distance
     const float *sinks;         // [heads] or null: scores that precede all others, without a value
     u32 row_width, heads, kv_heads;
     u32 head_dim, value_dim; // value_dim < head_dim: the values are the first dimensions of the keys
@@ -98,14 +98,9 @@ __device__ __forceinline__ u32 query_count(const AttentionTile &tile, u32 group,
     return min(limit, tile.rows * group - tile.first_query);
 }
 
-// The ALiBi bias of a position. Falcon computes it in bf16, whatever the type of the model.
-__device__ __forceinline__ float alibi_bias(float slope, u32 position) {
-    return to_float(from_float<bf16>(slope * to_float(from_float<bf16>(float(position)))));
-}
-
 // Applies ALiBi and the soft cap to a score.
 __device__ __forceinline__ float adjusted_score(const Attention &a, float score, float slope, u32 query, u32 token) {
-    if (a.slopes) score -= a.scale * (alibi_bias(slope, query) - alibi_bias(slope, token));
+    score -= slope * float(int(query - token));
     return a.soft_cap > 0.0f ? a.soft_cap * tanhf(score * (1.0f / a.soft_cap)) : score;
 }
 

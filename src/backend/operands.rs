@@ -169,15 +169,15 @@ pub struct AttentionShape {
     pub window: Option<usize>,
     /// Scores become cap * tanh(score / cap).
     pub soft_cap: Option<f32>,
-    /// Whether a score, before it is scaled, decreases by the difference of `alibi_bias` between the
-    /// positions of query and key.
-    pub alibi: bool,
+    /// ALiBi: a score decreases by this factor times the slope of the head, per position of
+    /// distance to the key.
+    pub alibi: Option<f32>,
 }
 
 impl AttentionShape {
     /// Creates a shape with full causal attention and values beside the keys.
     pub fn new(heads: usize, kv_heads: usize, head_dim: usize, scale: f32) -> AttentionShape {
-        AttentionShape { heads, kv_heads, head_dim, values: Values::Own, scale, window: None, soft_cap: None, alibi: false }
+        AttentionShape { heads, kv_heads, head_dim, values: Values::Own, scale, window: None, soft_cap: None, alibi: None }
     }
 
     pub fn q_width(&self) -> usize {
@@ -190,14 +190,14 @@ impl AttentionShape {
 
     /// Returns the ALiBi slope of a head. If the number of heads is a power of two, slopes are
     /// powers of 2^(-8 / heads). Otherwise the first slopes are those of the next lower power of
-    /// two, and the others are every other slope of the next higher one. The slope is rounded to bf16.
+    /// two, and the others are every other slope of the next higher one.
     pub fn slope(&self, head: usize) -> f32 {
         let whole = 1 << self.heads.ilog2();
         let exponent = match head.checked_sub(whole) {
             None => 8.0 * (head + 1) as f64 / whole as f64,
             Some(beyond) => 4.0 * (2 * beyond + 1) as f64 / whole as f64,
         };
-        round_to_bf16((-exponent).exp2() as f32)
+        (-exponent).exp2() as f32
     }
 
     pub fn qkv_width(&self) -> usize {
@@ -221,21 +221,6 @@ impl AttentionShape {
     pub fn out_width(&self) -> usize {
         self.heads * self.value_dim()
     }
-}
-
-/// Returns the ALiBi bias of a position for a head with this slope. Falcon computes it in bf16,
-/// whatever the type of the model, so that long distances have coarse biases.
-#[inline(always)]
-pub fn alibi_bias(slope: f32, position: usize) -> f32 {
-    // AVX2 has no conversion from u64.
-    round_to_bf16(slope * round_to_bf16(position as i32 as f32))
-}
-
-/// Rounds a finite number. Unlike `half::bf16::from_f32`, loops over it are vectorized.
-#[inline(always)]
-fn round_to_bf16(x: f32) -> f32 {
-    let bits = x.to_bits();
-    f32::from_bits((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF_0000)
 }
 
 /// Strided parts of a row: `count` strips of `dim` numbers. The first begins at `first`, and
@@ -272,26 +257,5 @@ mod tests {
         assert_eq!(slopes(4), [0.25, 0.0625, 0.015625, 0.00390625]);
         // The slopes of 4 heads, then the first and the third slope of 8 heads.
         assert_eq!(slopes(6), [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]);
-    }
-
-    #[test]
-    fn slopes_and_biases_are_those_of_transformers() {
-        let shape = AttentionShape::new(32, 32, 2, 1.0);
-        // slopes[..., None].bfloat16() * positions in torch 2.15.0, for heads 0, 1, 6 and 30.
-        let biases = |head| [1, 100, 257, 513, 1023, 2047].map(|position| alibi_bias(shape.slope(head), position));
-        assert_eq!(biases(0), [0.83984375, 84.0, 215.0, 430.0, 860.0, 1720.0]);
-        assert_eq!(biases(1), [0.70703125, 70.5, 181.0, 362.0, 724.0, 1448.0]);
-        assert_eq!(biases(6), [0.296875, 29.75, 76.0, 152.0, 304.0, 608.0]);
-        assert_eq!(biases(30), [0.004638672, 0.46484375, 1.1875, 2.375, 4.75, 9.5]);
-    }
-
-    #[test]
-    fn numbers_are_rounded_to_bf16_as_in_the_crate_half() {
-        for exponent in -60..60 {
-            for step in 0..999 {
-                let x = (1.0 + step as f32 / 997.0) * (exponent as f32).exp2();
-                assert_eq!(round_to_bf16(x).to_bits(), half::bf16::from_f32(x).to_f32().to_bits(), "{x}");
-            }
-        }
     }
 }

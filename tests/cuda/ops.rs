@@ -647,8 +647,8 @@ fn attention_with_windows_sinks_slopes_and_caps_equals_the_cpu() {
         let cases = [
             ("a window", with(AttentionShape { window: Some(37), ..plain })),
             ("a cap", with(AttentionShape { soft_cap: Some(2.0), ..plain })),
-            ("ALiBi", with(AttentionShape { alibi: true, ..plain })),
-            ("ALiBi and a cap", with(AttentionShape { alibi: true, soft_cap: Some(2.0), ..plain })),
+            ("ALiBi", with(AttentionShape { alibi: Some(0.5), ..plain })),
+            ("ALiBi and a cap", with(AttentionShape { alibi: Some(0.5), soft_cap: Some(2.0), ..plain })),
             ("sinks", Attend { sinks: true, ..with(plain) }),
             ("sinks and a window", Attend { sinks: true, ..with(AttentionShape { window: Some(3), ..plain }) }),
             ("neighbours that turn together", Attend { pairs: Pairs::Neighbours, ..with(plain) }),

@@ -33,6 +33,7 @@ from transformers import (
     OPTForCausalLM,
 )
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+from transformers.models.falcon import modeling_falcon
 from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import disable_progress_bar
 
@@ -602,6 +603,16 @@ def mend(model):
     return model.eval()
 
 
+def exact_alibi(attention_mask, num_heads, dtype):
+    """The slopes of ALiBi times the positions. transformers rounds both to bf16, for any dtype."""
+    nearest = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2 ** (-8 * i / nearest) for i in range(1, nearest + 1)]
+    slopes += [2 ** (-4 * i / nearest) for i in range(1, 2 * (num_heads - nearest), 2)]
+    positions = ((attention_mask.cumsum(dim=-1) - 1) * attention_mask)[:, None, :]
+    biases = torch.tensor(slopes)[:, None] * positions
+    return biases.reshape(-1, 1, attention_mask.shape[1]).to(dtype)
+
+
 def load(directory, attention):
     model = AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, attn_implementation=attention, experts_implementation="eager"
@@ -670,6 +681,7 @@ def make(name):
 def main():
     torch.set_num_threads(1)
     disable_progress_bar()
+    modeling_falcon.build_alibi_tensor = exact_alibi
     for name in sys.argv[1:] or GOLDENS:
         make(name)
 

@@ -136,13 +136,12 @@ impl Ops for CudaBackend {
     }
 
     fn attention(&self, inputs: &Inputs, group: usize, shape: &AttentionShape, sinks: Option<&Buf>, qkv: &Buf, kv: &Kv, out: &mut Buf) {
-        let slopes = || {
-            let bits = |head: usize| u64::from(shape.slope(head.min(shape.heads - 1)).to_bits());
+        let slopes = shape.alibi.map_or(Address::NULL, |steepness| {
+            let bits = |head: usize| u64::from((steepness * shape.slope(head.min(shape.heads - 1))).to_bits());
             // Two f32 per u64, the first in the low half.
             let pairs = (0..shape.heads.div_ceil(2)).map(|pair| bits(2 * pair) | bits(2 * pair + 1) << 32);
-            self.list(Key::Slopes(shape.heads), pairs)
-        };
-        let slopes = if shape.alibi { slopes() } else { Address::NULL };
+            self.list(Key::Slopes(shape.heads, steepness.to_bits()), pairs)
+        });
         attention::Args { inputs, group, shape, slopes, sinks, qkv, kv, out }.run(&self.device, self.partial().as_ref());
     }
 

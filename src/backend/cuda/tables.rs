@@ -45,6 +45,6 @@ pub enum Key {
     Levels(Address),
     Matrices(Address),
     Biases(Address),
-    /// ALiBi slopes, by number of heads.
-    Slopes(usize),
+    /// ALiBi slopes, by number of heads and bits of the factor.
+    Slopes(usize, u32),
 }

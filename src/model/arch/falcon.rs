@@ -20,7 +20,7 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
     };
     let biases = Biases::all_or_none(config.flag_or("bias", false)?);
     let mut base = Base { biases, ..Base::read(config, &defaults)? }.with_norms(NormKind::Layer, true);
-    base.shape.alibi = form.alibi;
+    base.shape.alibi = form.alibi.then_some(base.shape.scale);
     let model = base.model(|i| layer(&base, i, &form));
     let named = |name| Linear::new(name, base.vocab_size, base.hidden);
     Ok(ModelSpec {

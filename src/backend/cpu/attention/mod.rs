@@ -32,7 +32,7 @@ use super::lanes::{self, Kernel, Lanes, load_some, store_some};
 use super::matmul::{LINE, Machine};
 use super::pool::Pool;
 use super::{Buf, Inputs, SendPtr, elementwise};
-use crate::backend::{AttentionShape, KvShape, Values, alibi_bias};
+use crate::backend::{AttentionShape, KvShape, Values};
 use crate::error::{Result, try_vec};
 use crate::types::batch::Batch;
 
@@ -293,7 +293,7 @@ impl<E: Cached> Attend<'_, E> {
     /// Copies and scales the queries, and clears the sums.
     #[inline(always)]
     fn begin<L: Lanes>(&mut self) {
-        let AttentionShape { head_dim, scale, window, .. } = *self.args.shape;
+        let AttentionShape { head_dim, scale, window, alibi, .. } = *self.args.shape;
         for query in 0..self.queries() {
             let (row, head) = self.row_and_head(query);
             let from = &self.args.qkv[row * self.args.shape.row_width() + head * head_dim..][..head_dim];
@@ -310,7 +310,9 @@ impl<E: Cached> Attend<'_, E> {
             let sink = self.args.sinks.map(|sinks| sinks[head]);
             self.scratch.max[query] = sink.unwrap_or(f32::NEG_INFINITY);
             self.scratch.weight[query] = if sink.is_some() { 1.0 } else { 0.0 };
-            self.scratch.slope[query] = if self.args.shape.alibi { self.args.shape.slope(head) } else { 0.0 };
+            if let Some(steepness) = alibi {
+                self.scratch.slope[query] = steepness * self.args.shape.slope(head);
+            }
         }
         let len = self.queries() * self.args.shape.value_dim();
         self.scratch.sums[..len].fill(0.0);
@@ -348,11 +350,10 @@ impl<E: Cached> Attend<'_, E> {
                 continue;
             }
             let scores = &mut self.scratch.scores[query * SPAN..][..SPAN];
-            if self.args.shape.alibi {
-                let (scale, slope) = (self.args.shape.scale, self.scratch.slope[query]);
-                let own = alibi_bias(slope, self.scratch.range[query].end - 1);
+            if self.args.shape.alibi.is_some() {
+                let position = self.scratch.range[query].end - 1;
                 for (token, score) in scores.iter_mut().enumerate().take(end).skip(first) {
-                    *score -= scale * (own - alibi_bias(slope, span + token));
+                    *score -= self.scratch.slope[query] * (position - (span + token)) as f32;
                 }
             }
             // SAFETY: SPAN is a multiple of every path's lanes, as `greatest` requires.

@@ -100,9 +100,8 @@ impl Case {
             let kept = |p: usize, start: usize| as_cached(part(p, start), self.dtype);
             let score = |p: usize| {
                 let dot: f64 = part(position, head).iter().zip(kept(p, heads + kv_head)).map(|(q, k)| *q as f64 * k as f64).sum();
-                let bf16 = |x: f32| half::bf16::from_f32(x).to_f32();
-                let bias = |p: usize| if alibi { bf16(self.shape.slope(head) * bf16(p as f32)) as f64 } else { 0.0 };
-                let score = (dot + bias(p) - bias(position)) * scale as f64;
+                let far = alibi.map_or(0.0, |alibi| alibi as f64 * self.shape.slope(head) as f64 * (position - p) as f64);
+                let score = dot * scale as f64 - far;
                 soft_cap.map_or(score, |cap| cap as f64 * (score / cap as f64).tanh())
             };
             let weights: Vec<f64> = (first..=position).map(|p| score(p).exp()).collect();
@@ -132,7 +131,7 @@ fn attention_is_correct_and_batch_invariant_for_all_features() {
         (AttentionShape { window: Some(130), ..shape(4, 2, 16) }, plain()),
         (AttentionShape { window: Some(1), ..shape(2, 1, 80) }, plain()),
         (AttentionShape { soft_cap: Some(2.0), ..shape(5, 1, 48) }, plain()),
-        (AttentionShape { alibi: true, scale: 0.7, ..shape(6, 2, 20) }, plain()),
+        (AttentionShape { alibi: Some(0.7), ..shape(6, 2, 20) }, plain()),
         (shape(4, 2, 16), vec![5.0, -3.0, 0.0, 12.0]),
         (AttentionShape { window: Some(20), ..shape(2, 1, 24) }, vec![40.0, 1.0]),
         (latent(4, 40, 32), plain()),
