@@ -16,15 +16,21 @@ const VOCAB: usize = 2;
 const TOKEN: usize = 0;
 const EOS: usize = 1;
 
-/// Time of a step, without overlap, and size of the KV pool in tokens.
+/// Time of a step in seconds, and size of the KV pool in tokens.
 #[derive(Debug, Clone, Copy)]
 pub struct Machine {
+    /// Time per step that nothing overlaps.
+    pub overhead: f64,
     /// Time per step: reads the weights.
-    pub step: Duration,
+    pub step: f64,
     /// Time per token: multiplies with the weights.
-    pub row: Duration,
+    pub row: f64,
+    /// Whether the products of a step overlap the reads of the weights.
+    pub overlaps: bool,
+    /// Time per token: exchanges results with other devices.
+    pub exchange: f64,
     /// Time per visible position of a sequence in the step: reads its K and V.
-    pub position: Duration,
+    pub position: f64,
     pub slots: usize,
     pub max_model_len: usize,
 }
@@ -36,9 +42,12 @@ impl Machine {
     /// paper's Table 1. A real machine reaches about two thirds of its data sheet, so the rates
     /// here are higher.
     pub const PAPER: Machine = Machine {
-        step: Duration::from_nanos(16_720_000),
-        row: Duration::from_nanos(83_300),
-        position: Duration::from_nanos(527),
+        overhead: 0.0,
+        step: 16.72e-3,
+        row: 83.3e-6,
+        overlaps: false,
+        exchange: 0.0,
+        position: 527e-9,
         slots: 15_700,
         max_model_len: 2048,
     };
@@ -46,7 +55,10 @@ impl Machine {
     pub fn cost(&self, batch: &Batch) -> Duration {
         let last_position = |span: &Span| batch.positions[(span.first_token + span.tokens) as usize - 1];
         let positions: u32 = batch.spans.iter().map(|span| last_position(span) + 1).sum();
-        self.step + self.row * batch.token_count() as u32 + self.position * positions
+        let tokens = batch.token_count() as f64;
+        let products = self.row * tokens;
+        let weights = if self.overlaps { self.step.max(products) } else { self.step + products };
+        Duration::from_secs_f64(self.overhead + weights + self.exchange * tokens + self.position * f64::from(positions))
     }
 }
 

@@ -1,0 +1,117 @@
+//! Descriptions of machines.
+
+use std::path::Path;
+
+use serde::Deserialize;
+
+use super::Result;
+
+/// A device by its data sheet, and the parts of it that kernels reach.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Device {
+    pub name: String,
+    /// Origin of the numbers.
+    pub source: String,
+    pub memory_bytes: u64,
+    /// Bytes per second.
+    pub memory_bandwidth: f64,
+    /// Operations per second in 16 bits; a multiplication and an addition are two.
+    pub flops: f64,
+    /// Share of the bandwidth that a step reaches.
+    pub bandwidth_efficiency: f64,
+    /// Share of the operations that a step reaches.
+    pub compute_efficiency: f64,
+    /// Time per step that is neither reading nor computing, in microseconds.
+    pub step_overhead_us: f64,
+    /// Bytes per second to other devices, in one direction. 0: none.
+    #[serde(default)]
+    pub link_bandwidth: f64,
+    /// Time until a message arrives, in microseconds.
+    #[serde(default)]
+    pub link_latency_us: f64,
+}
+
+/// The descriptions in machines/.
+const KNOWN: [(&str, &str); 6] = [
+    ("a100-40gb", include_str!("machines/a100-40gb.json")),
+    ("a100-80gb", include_str!("machines/a100-80gb.json")),
+    ("h100", include_str!("machines/h100.json")),
+    ("h200", include_str!("machines/h200.json")),
+    ("b200", include_str!("machines/b200.json")),
+    ("epyc-9654", include_str!("machines/epyc-9654.json")),
+];
+
+impl Device {
+    /// Reads a file, or selects a known machine by its name.
+    pub fn load(name: &str) -> Result<Device> {
+        let known = KNOWN.into_iter().find(|(known, _)| *known == name).map(|(_, text)| text.to_string());
+        let text = known
+            .map_or_else(|| std::fs::read_to_string(Path::new(name)), Ok)
+            .map_err(|error| format!("machine {name}: {error}; pass a JSON file or one of {}", KNOWN.map(|(name, _)| name).join(", ")))?;
+        let device: Device = serde_json::from_str(&text).map_err(|error| format!("machine {name}: {error}"))?;
+        device.check().map_err(|problem| format!("machine {name}: {problem}"))?;
+        Ok(device)
+    }
+
+    fn check(&self) -> Result<()> {
+        let above_zero = [("memory_bandwidth", self.memory_bandwidth), ("flops", self.flops)];
+        if let Some((name, value)) = above_zero.into_iter().find(|(_, value)| !(*value > 0.0 && value.is_finite())) {
+            return Err(format!("{name} is {value}; must be above 0"));
+        }
+        let shares = [("bandwidth_efficiency", self.bandwidth_efficiency), ("compute_efficiency", self.compute_efficiency)];
+        if let Some((name, value)) = shares.into_iter().find(|(_, value)| !(*value > 0.0 && *value <= 1.0)) {
+            return Err(format!("{name} is {value}; must be above 0 to 1"));
+        }
+        let others = [
+            ("step_overhead_us", self.step_overhead_us),
+            ("link_bandwidth", self.link_bandwidth),
+            ("link_latency_us", self.link_latency_us),
+        ];
+        if let Some((name, value)) = others.into_iter().find(|(_, value)| !(*value >= 0.0 && value.is_finite())) {
+            return Err(format!("{name} is {value}; must be at least 0"));
+        }
+        if self.memory_bytes == 0 {
+            return Err("memory_bytes is 0; a machine needs memory".into());
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_known_machines_are_valid() {
+        for (name, _) in KNOWN {
+            assert!(!Device::load(name).unwrap().source.is_empty());
+        }
+    }
+
+    #[test]
+    fn impossible_machines_are_refused_with_the_field() {
+        let good: serde_json::Value = serde_json::from_str(KNOWN[0].1).unwrap();
+        let refused = |name: &str, value: f64| {
+            let mut bad = good.clone();
+            bad[name] = if name == "memory_bytes" { (value as u64).into() } else { value.into() };
+            serde_json::from_value::<Device>(bad).unwrap().check().unwrap_err()
+        };
+        for (name, value) in [
+            ("memory_bytes", 0.0),
+            ("memory_bandwidth", 0.0),
+            ("flops", -1.0),
+            ("bandwidth_efficiency", 1.1),
+            ("compute_efficiency", 0.0),
+            ("step_overhead_us", -1.0),
+            ("link_bandwidth", -1.0),
+        ] {
+            let problem = refused(name, value);
+            assert!(problem.starts_with(&format!("{name} is {value}")), "{problem}");
+        }
+        assert!(Device::load("no-such-machine").unwrap_err().contains("one of a100-40gb"));
+        let mut unknown = good.clone();
+        unknown["memory"] = 1.into();
+        assert!(serde_json::from_value::<Device>(unknown).is_err(), "a misspelled field is refused");
+    }
+}
