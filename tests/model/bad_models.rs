@@ -1158,7 +1158,7 @@ fn bad_requests() -> Vec<BadRequest> {
         ("min_p NaN", with(|p| p.min_p = f32::NAN), invalid, &["min_p is NaN"]),
         ("min_p -0.1", with(|p| p.min_p = -0.1), invalid, &["min_p is -0.1"]),
         ("min_p 2", with(|p| p.min_p = 2.0), invalid, &["min_p is 2"]),
-        ("max_tokens 0", with(|p| p.max_tokens = Some(0)), invalid, &["max_tokens is 0"]),
+        ("max_tokens 0 of two samples", Request { n: 2, ..with(|p| p.max_tokens = Some(0)) }, invalid, &["max_tokens is 0", "2 samples"]),
         ("min above max", with(|p| (p.min_tokens, p.max_tokens) = (5, Some(4))), invalid, &["min_tokens is 5", "max_tokens is 4"]),
         ("stop token out of range", with(|p| p.stop_token_ids = vec![3, 128]), invalid, &["stop token id 128", "128 tokens"]),
         ("empty stop string", with(|p| p.stop = vec![String::new()]), invalid, &["stop string is empty"]),
