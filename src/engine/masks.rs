@@ -104,16 +104,16 @@ impl Masks {
     /// Starts the computation of the masks of a plan, in parallel with the forward pass.
     pub fn start(&mut self, plan: &StepPlan, live: &mut LiveRequests) {
         for part in plan.sampled() {
-            let Some(sequence) = live.sequences.get_mut(&part.seq).filter(|sequence| !sequence.params().is_prompt_only()) else { continue };
-            let state = &mut sequence.generation.sampling.constraint;
-            let ConstraintState::Present(constraint) = state else { continue };
-            if constraint.has_mask() || self.reserve().is_err() {
+            let Some(sequence) = live.sequences.get_mut(&part.seq) else { continue };
+            let sampling = &mut sequence.generation.sampling;
+            let ConstraintState::Present(constraint) = &sampling.constraint else { continue };
+            if constraint.has_mask() || sampling.params().is_prompt_only() || self.reserve().is_err() {
                 continue; // without memory, the sampling computes the mask
             }
             self.awaited.push((part.seq, constraint.pace()));
             let id = self.next_id();
             self.ids.push(id);
-            self.submit(id, part.seq, state);
+            self.submit(id, part.seq, &mut sampling.constraint);
         }
     }
 

@@ -21,18 +21,21 @@ struct Chunk {
 }
 
 impl Chunks {
-    /// Creates a pool of `blocks` blocks.
+    /// Creates a pool of `blocks` blocks, with all memory that it needs.
     pub fn new(blocks: usize) -> Result<Chunks> {
         let orders = blocks.checked_ilog2().map_or(0, |order| order as usize + 1);
         let mut free = Vec::new();
         free.try_reserve_exact(orders)?;
         free.resize_with(orders, Vec::new);
+        free.iter_mut().enumerate().try_for_each(|(order, chunks)| chunks.try_reserve_exact(blocks >> order))?;
+        let mut taken = Vec::new();
+        taken.try_reserve_exact(blocks)?;
         let mut first = 0;
         for order in (0..orders).rev().filter(|order| blocks >> order & 1 == 1) {
             free[order].push(first);
             first += 1 << order;
         }
-        Ok(Chunks { free, taken: Vec::new() })
+        Ok(Chunks { free, taken })
     }
 
     /// Takes `count` chunks of at least `blocks` blocks for a group, or none.

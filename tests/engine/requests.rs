@@ -8,9 +8,9 @@ use crate::support;
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::engine::{Engine, Executor, Fork, InFlightStep, ModelExecutor, ModelInfo, Output, Prompt, Queue, Request, Stats, StepOutput};
 use pagedllm::error::{Code, Error, Result};
-use pagedllm::kv::{BlockHash, BlockManager, Paging};
+use pagedllm::kv::{BlockManager, Paging};
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
-use pagedllm::scheduler::{Branching, NewGroup, Scheduler, SchedulerOptions};
+use pagedllm::scheduler::{Scheduler, SchedulerOptions};
 use pagedllm::text::Text;
 use pagedllm::types::batch::Batch;
 use pagedllm::types::options::{BeamParams, EngineOptions, KvDtype, Preemption, SamplingParams};
@@ -522,17 +522,7 @@ fn a_step_runs_one_matmul_per_weight_for_any_number_of_sequences() {
     let options = SchedulerOptions { max_batch_tokens: 64, max_seqs: 32, prefill_chunk: 64, preemption: Preemption::Recompute };
     let mut scheduler = Scheduler::new(options, BlockManager::new(64, Paging::without_windows(16), false).unwrap()).unwrap();
     for id in 1..=24 {
-        let (prompt, root) = (vec![id as u32; 2], BlockHash::default());
-        let arrival = NewGroup {
-            prompt,
-            max_len: 20,
-            branching: Branching::One,
-            priority: 0,
-            keep: false,
-            logits_from: None,
-            prompt_only: false,
-            root,
-        };
+        let arrival = support::new_group(vec![id as u32; 2], 20);
         scheduler.add(SeqId::from_raw(id), arrival.prepare(&Paging::without_windows(16)).unwrap()).unwrap();
     }
     let before = executor.backend().matmuls();

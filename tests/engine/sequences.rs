@@ -1275,9 +1275,9 @@ fn a_forged_state_never_causes_a_defect() {
 fn windowed(alternate: bool, keeps_all: bool, forks: bool) -> (Vec<Vec<u32>>, usize) {
     use pagedllm::backend::cpu::CpuBackend;
     use pagedllm::engine::{Executor, ModelExecutor};
-    use pagedllm::kv::{BlockHash, BlockManager, Paging};
+    use pagedllm::kv::{BlockManager, Paging};
     use pagedllm::model::{BatchLimits, KvCache, KvLayout, KvPool, ModelFiles};
-    use pagedllm::scheduler::{Branching, NewGroup, SampledToken, Scheduler, SchedulerOptions, TokenOutcome};
+    use pagedllm::scheduler::{SampledToken, Scheduler, SchedulerOptions, TokenOutcome};
     use pagedllm::types::options::{KvDtype, Preemption};
 
     const WINDOW: usize = 21;
@@ -1295,17 +1295,7 @@ fn windowed(alternate: bool, keeps_all: bool, forks: bool) -> (Vec<Vec<u32>>, us
     let options = SchedulerOptions { max_batch_tokens: 16, max_seqs: 8, prefill_chunk: 16, preemption: Preemption::Recompute };
     let mut scheduler = Scheduler::new(options, BlockManager::new(120, paging.clone(), true).unwrap()).unwrap();
     for (id, len) in [(1, 100), (2, 9)] {
-        let (prompt, root) = (prompt(len), BlockHash::default());
-        let group = NewGroup {
-            prompt,
-            max_len: 160,
-            branching: Branching::One,
-            priority: 0,
-            keep: false,
-            logits_from: None,
-            prompt_only: false,
-            root,
-        };
+        let group = support::new_group(prompt(len), 160);
         scheduler.add(SeqId::from_raw(id), group.prepare(&paging).unwrap()).unwrap();
     }
     let (mut logit_bits, mut max_used, mut events) = (Vec::new(), 0, Vec::new());

@@ -15,9 +15,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use pagedllm::engine::{Clock, MemoryPlan, ModelInfo};
-use pagedllm::kv::Paging;
+use pagedllm::kv::{BlockHash, Paging};
 use pagedllm::model::spec::{Linear, Norm, Vector};
 use pagedllm::model::{Config, family};
+use pagedllm::scheduler::{Branching, NewGroup};
 use pagedllm::types::options::{BeamParams, EarlyStopping, KvDtype, SamplingParams};
 pub use random::Random;
 use safetensors::tensor::TensorView;
@@ -32,6 +33,12 @@ pub fn goldens() -> PathBuf {
 pub fn on_deep_stack(test: fn()) {
     let thread = std::thread::Builder::new().stack_size(256 << 20).spawn(test).unwrap();
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+}
+
+/// Returns a request of one sequence that ends at `max_len` tokens.
+pub fn new_group(prompt: Vec<u32>, max_len: usize) -> NewGroup {
+    let (branching, root) = (Branching::One, BlockHash::default());
+    NewGroup { prompt, max_len, branching, priority: 0, keep: false, logits_from: None, prompt_only: false, root }
 }
 
 pub fn bundled_model() -> PathBuf {

@@ -1,6 +1,5 @@
 //! The policies of the scheduler: order, batching and allocation. Each policy is a file.
 
-mod contiguous;
 mod decode_first;
 mod fcfs;
 mod max_tokens;
@@ -121,8 +120,8 @@ impl Policies {
             },
             allocation: match options.allocation {
                 AllocationPolicy::OnDemand => Arc::new(on_demand::OnDemand),
-                AllocationPolicy::MaxTokens => Arc::new(max_tokens::MaxTokens),
-                AllocationPolicy::Contiguous => Arc::new(contiguous::Contiguous),
+                AllocationPolicy::MaxTokens => Arc::new(max_tokens::MaxTokens { contiguous: false }),
+                AllocationPolicy::Contiguous => Arc::new(max_tokens::MaxTokens { contiguous: true }),
             },
         }
     }
