@@ -8,8 +8,8 @@ use pagedllm::engine::{Prompt, Request};
 use pagedllm::types::RequestId;
 use pagedllm::types::options::{AllocationPolicy, BatchingPolicy, EngineOptions, OrderPolicy, Policies, SamplingParams};
 
+use super::simulation::workload::{ALPACA, Lengths, SHAREGPT};
 use super::simulation::{Job, Machine, Simulation};
-use super::workload::{ALPACA, Lengths, SHAREGPT};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 

@@ -3,9 +3,9 @@
 use pagedllm::types::options::{AllocationPolicy, BatchingPolicy, OrderPolicy, Policies};
 
 use super::Result;
-use super::figures::{Figures, mean, options, percentile};
-use super::simulation::Job;
-use super::workload::{Lengths, SHAREGPT};
+use super::simulation::measurement::{Measurement, mean, options, percentile};
+use super::simulation::workload::{Lengths, SHAREGPT};
+use super::simulation::{Job, Machine, Served};
 
 const REQUESTS: usize = 3000;
 /// A rate at which no request waits for blocks, and the limit of the machine.
@@ -77,22 +77,22 @@ fn print_row(
     (batching_name, batching): (&str, BatchingPolicy),
     (allocation_name, allocation): (&str, AllocationPolicy),
 ) -> Result<()> {
-    let figures = Figures::measure(&options(Policies { order, batching, allocation }), jobs)?;
+    let run = Measurement::run(&options(Policies { order, batching, allocation }), Machine::PAPER, jobs)?;
     let ms = |time: std::time::Duration| format!("{:.0}", time.as_secs_f64() * 1e3);
-    let first = figures.times_to_first_token();
-    let urgent = figures.served.iter().zip(jobs).filter(|(_, job)| job.priority > 0).map(|(served, _)| served.time_to_first_token());
+    let first = run.times(Served::time_to_first_token);
+    let urgent = run.served.iter().zip(jobs).filter(|(_, job)| job.priority > 0).map(|(served, _)| served.time_to_first_token());
     println!(
         "| {order_name} | {batching_name} | {allocation_name} | {:.0} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
-        figures.throughput(),
+        run.throughput(),
         ms(mean(&first)),
         ms(percentile(&first, 90)),
         ms(mean(&urgent.collect::<Vec<_>>())),
-        ms(mean(&figures.gaps)),
-        ms(percentile(&figures.gaps, 90)),
-        ms(percentile(&figures.gaps, 99)),
-        ms(figures.normalized_latency()),
-        figures.preemptions,
-        figures.slots.map_or("-".into(), |slots| format!("{:.1} %", slots * 100.0)),
+        ms(mean(&run.gaps)),
+        ms(percentile(&run.gaps, 90)),
+        ms(percentile(&run.gaps, 99)),
+        ms(run.normalized_latency()),
+        run.preemptions,
+        if run.saturated.steps > 100 { format!("{:.1} %", run.saturated.filled * 100.0) } else { "-".into() },
     );
     Ok(())
 }

@@ -4,9 +4,9 @@ use pagedllm::engine::Engine;
 use pagedllm::types::options::{EngineOptions, Policies};
 
 use super::Result;
-use super::figures::options;
-use super::simulation::{Machine, Simulation};
-use super::workload::{ALPACA, Lengths, SHAREGPT};
+use super::simulation::measurement::options;
+use super::simulation::workload::{ALPACA, Lengths, SHAREGPT};
+use super::simulation::{Machine, OnStep, Simulation};
 
 const REQUESTS: usize = 2000;
 
@@ -30,7 +30,7 @@ fn shares(lengths: &Lengths, block_size: usize) -> Result<String> {
     let options = EngineOptions { block_size, ..options(Policies::default()) };
     let simulation = Simulation::new(&options, Machine::PAPER)?;
     let (mut steps, mut sums) = (0.0, [0.0; 3]);
-    let on_step = |engine: &Engine, _: &_| {
+    let on_step = |engine: &Engine| {
         let stats = engine.stats();
         // Only steps in which requests wait for blocks count.
         if stats.waiting < 10 || stats.blocks_used == 0 {
@@ -43,6 +43,6 @@ fn shares(lengths: &Lengths, block_size: usize) -> Result<String> {
         sums.iter_mut().zip(shares).for_each(|(sum, share)| *sum += share);
         steps += 1.0;
     };
-    simulation.serve(&lengths.jobs(REQUESTS, 1000.0, 3), on_step)?;
+    simulation.serve(&lengths.jobs(REQUESTS, 1000.0, 3), &mut OnStep(on_step))?;
     Ok(sums.map(|sum| format!("{:.1} %", 100.0 * sum / steps)).join(" | "))
 }

@@ -9,9 +9,9 @@ use pagedllm::types::SeqId;
 use pagedllm::types::options::{OrderPolicy, Policies, Preemption};
 
 use super::Result;
-use super::figures::{median, options};
-use super::simulation::{Machine, Simulation};
-use super::workload::{ALPACA, Lengths, SHAREGPT};
+use super::simulation::measurement::{median, options};
+use super::simulation::workload::{ALPACA, Lengths, SHAREGPT};
+use super::simulation::{Machine, OnStep, Simulation};
 
 const REQUESTS: usize = 100_000;
 
@@ -32,7 +32,7 @@ fn print_run(lengths: &Lengths, rate: f64) -> Result<()> {
     let jobs = lengths.jobs(REQUESTS, rate, 1);
     let start = Instant::now();
     let mut steps = 0;
-    let served = simulation.serve(&jobs, |_, _| steps += 1)?;
+    let served = simulation.serve(&jobs, &mut OnStep(|_: &_| steps += 1))?;
     let wall = start.elapsed();
     let outputs: usize = served.iter().map(|served| served.tokens).sum();
     let tokens: usize = served.iter().zip(&jobs).map(|(served, job)| served.tokens + job.prompt).sum();

@@ -1,23 +1,23 @@
 //! pagedllm-simulate: serves a trace with the production scheduler on a simulated machine.
 
-mod machine;
-mod model;
-#[path = "../../benches/serving/simulation.rs"]
+#[path = "../../benches/simulation/mod.rs"]
 mod simulation;
+#[cfg(test)]
+#[path = "../../benches/simulation/tests.rs"]
+mod simulation_tests;
 mod trace;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use machine::Device;
-use model::Model;
-use pagedllm::engine::Engine;
 use pagedllm::types::options::EngineOptions;
-use simulation::{Job, Machine, Served, Simulation};
+use simulation::device::{Device, Result};
+use simulation::measurement::{Measurement, percentile};
+use simulation::model::{Model, Parallel};
+use simulation::workload::next_arrival;
+use simulation::{Job, Machine, Served};
 use trace::Trace;
-
-type Result<T> = std::result::Result<T, String>;
 
 const USAGE: &str = "usage: pagedllm-simulate --trace FILE --machine FILE|NAME --model CONFIG.json [OPTION VALUE]...
 
@@ -27,7 +27,8 @@ the rate, latencies, the memory and its waste. Everything is in 16 bits.
   --trace FILE            Azure or BurstGPT CSV, Mooncake JSON lines, or ShareGPT JSON
   --machine FILE|NAME     a JSON description, or a100-40gb, a100-80gb, h100, h200, b200, epyc-9654
   --model CONFIG.json     config.json of a supported architecture
-  --tensor-parallel N     devices that share the model (1)
+  --tensor-parallel N     devices that share each layer (1)
+  --pipeline-parallel N   stages with different layers, each of N devices of --tensor-parallel (1)
   --rate R                requests per second, a Poisson process, instead of the times of the trace
   --requests N            only the first N requests
   --max-model-len N       maximum length of a sequence in tokens (the model's own)
@@ -39,7 +40,7 @@ struct Arguments {
     trace: PathBuf,
     machine: String,
     model: PathBuf,
-    tensor_parallel: usize,
+    parallel: Parallel,
     rate: Option<f64>,
     requests: usize,
     max_model_len: Option<usize>,
@@ -70,7 +71,10 @@ impl Arguments {
             trace: required(take("trace"), "trace")?.into(),
             machine: required(take("machine"), "machine")?,
             model: required(take("model"), "model")?.into(),
-            tensor_parallel: count(take("tensor-parallel"), "tensor-parallel", 1)?,
+            parallel: Parallel {
+                tensor: count(take("tensor-parallel"), "tensor-parallel", 1)?,
+                pipeline: count(take("pipeline-parallel"), "pipeline-parallel", 1)?,
+            },
             rate: rate.transpose()?,
             requests: count(take("requests"), "requests", usize::MAX)?,
             max_model_len: take("max-model-len").map(|text| count(Some(text), "max-model-len", 0)).transpose()?,
@@ -103,7 +107,7 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<()> {
     let device = Device::load(&arguments.machine)?;
     let model = Model::load(&arguments.model)?;
-    let machine = model.on(&device, arguments.tensor_parallel, arguments.max_model_len)?;
+    let machine = model.on(&device, arguments.parallel, arguments.max_model_len)?;
     let trace = Trace::load(&arguments.trace)?;
     let (jobs, too_long) = jobs(&trace, arguments, machine.max_model_len)?;
     let options = EngineOptions {
@@ -115,8 +119,8 @@ fn run(arguments: &Arguments) -> Result<()> {
         ..Default::default()
     };
     print_setup(arguments, &device, &model, &machine, &trace, too_long);
-    let results = Results::measure(&options, machine, &jobs)?;
-    results.print(&jobs);
+    let run = Measurement::run(&options, machine, &jobs).map_err(|error| error.to_string())?;
+    print_results(&run, &jobs);
     Ok(())
 }
 
@@ -130,19 +134,14 @@ fn jobs(trace: &Trace, arguments: &Arguments, max_model_len: usize) -> Result<(V
     for (number, request) in (0..).zip(wanted.filter(|request| fits(request))) {
         let time = match (arguments.rate, request.at) {
             (Some(rate), _) => {
-                at -= draw(number).ln() / rate;
+                at = next_arrival(at, rate, 1, number);
                 at
             }
             (None, Some(at)) => at,
             (None, None) => return Err("the trace has no times; set --rate".into()),
         };
-        jobs.push(Job {
-            at: Duration::try_from_secs_f64(time).map_err(|error| format!("time {time}: {error}"))?,
-            prompt: request.prompt,
-            output: request.output,
-            max_tokens: request.output,
-            priority: 0,
-        });
+        let at = Duration::try_from_secs_f64(time).map_err(|error| format!("time {time}: {error}"))?;
+        jobs.push(Job::new(at, request.prompt, request.output));
     }
     if jobs.is_empty() {
         return Err(format!("all {too_long} requests are longer than {max_model_len} tokens; raise --max-model-len or the memory"));
@@ -150,15 +149,9 @@ fn jobs(trace: &Trace, arguments: &Arguments, max_model_len: usize) -> Result<(V
     Ok((jobs, too_long))
 }
 
-/// Returns a number above 0 and at most 1 that depends only on `index`.
-fn draw(index: u64) -> f64 {
-    use pagedllm::generation::sampler::{Lane, uniform};
-    1.0 - uniform(1, index, Lane::Token)
-}
-
 fn print_setup(arguments: &Arguments, device: &Device, model: &Model, machine: &Machine, trace: &Trace, too_long: usize) {
     let gb = |bytes: f64| bytes / 1e9;
-    println!("machine   {} x {} ({})", arguments.tensor_parallel, device.name, device.source);
+    println!("machine   {} x {} ({})", arguments.parallel.tensor * arguments.parallel.pipeline, device.name, device.source);
     println!(
         "model     {}: {:.1} GB of weights, {:.1} kB of K and V per token, {} tokens at most",
         model.architecture,
@@ -175,79 +168,35 @@ fn print_setup(arguments: &Arguments, device: &Device, model: &Model, machine: &
     );
 }
 
-struct Results {
-    served: Vec<Served>,
-    /// Gaps between tokens, in ascending order.
-    gaps: Vec<Duration>,
-    preemptions: u64,
-    steps: u64,
-    /// Averages over all steps: running requests, waiting requests, share of used blocks, share of
-    /// the slots in used blocks that hold a token.
-    running: f64,
-    waiting: f64,
-    used: f64,
-    filled: f64,
-}
-
-impl Results {
-    fn measure(options: &EngineOptions, machine: Machine, jobs: &[Job]) -> Result<Results> {
-        let simulation = Simulation::new(options, machine).map_err(|error| error.to_string())?;
-        let (mut sums, mut steps, mut gaps) = ([0.0; 4], 0u32, Vec::new());
-        let on_step = |engine: &Engine, _: &_| {
-            let stats = engine.stats();
-            if stats.running > 0 {
-                let used = stats.blocks_used as f64 / stats.blocks_total as f64;
-                let values = [stats.running as f64, stats.waiting as f64, used, stats.slot_utilization];
-                sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
-                steps += 1;
-            }
-        };
-        let served = simulation.serve_with_gaps(jobs, on_step, |gap| gaps.push(gap)).map_err(|error| error.to_string())?;
-        gaps.sort_unstable();
-        let [running, waiting, used, filled] = sums.map(|sum| sum / f64::from(steps.max(1)));
-        let preemptions = simulation.engine.stats().preemptions;
-        Ok(Results { served, gaps, preemptions, steps: steps.into(), running, waiting, used, filled })
+fn print_results(run: &Measurement, jobs: &[Job]) {
+    let span = run.span.as_secs_f64();
+    let prompt: usize = jobs.iter().map(|job| job.prompt).sum();
+    println!(
+        "served    {} requests in {span:.1} s: {:.2} requests/s, {:.0} prompt and {:.0} output tokens/s",
+        jobs.len(),
+        jobs.len() as f64 / span,
+        prompt as f64 / span,
+        run.throughput()
+    );
+    println!("latency, ms                        p50       p90       p99");
+    for (name, times) in [
+        ("time to first token", &run.times(Served::time_to_first_token)),
+        ("time between tokens", &run.gaps),
+        ("end to end per output token", &run.times(Served::normalized_latency)),
+    ] {
+        let ms = |percent: usize| percentile(times, percent).as_secs_f64() * 1e3;
+        println!("  {name:<27} {:>9.1} {:>9.1} {:>9.1}", ms(50), ms(90), ms(99));
     }
-
-    fn print(&self, jobs: &[Job]) {
-        let end = self.served.iter().map(|served| served.last_token).max().unwrap_or_default();
-        let span = (end - jobs[0].at).as_secs_f64();
-        let tokens: usize = self.served.iter().map(|served| served.tokens).sum();
-        let prompt: usize = jobs.iter().map(|job| job.prompt).sum();
-        println!(
-            "served    {} requests in {span:.1} s: {:.2} requests/s, {:.0} prompt and {:.0} output tokens/s",
-            jobs.len(),
-            jobs.len() as f64 / span,
-            prompt as f64 / span,
-            tokens as f64 / span
-        );
-        let sorted = |time: fn(&Served) -> Duration| {
-            let mut times: Vec<Duration> = self.served.iter().map(time).collect();
-            times.sort_unstable();
-            times
-        };
-        println!("latency, ms                        p50       p90       p99");
-        for (name, times) in [
-            ("time to first token", &sorted(Served::time_to_first_token)),
-            ("time between tokens", &self.gaps),
-            ("end to end per output token", &sorted(Served::normalized_latency)),
-        ] {
-            let percentile = |percent: usize| {
-                let place = (times.len() * percent / 100).min(times.len().saturating_sub(1));
-                times.get(place).copied().unwrap_or_default().as_secs_f64() * 1e3
-            };
-            println!("  {name:<27} {:>9.1} {:>9.1} {:>9.1}", percentile(50), percentile(90), percentile(99));
-        }
-        println!(
-            "steps     {}; on average {:.1} running and {:.1} waiting requests, {:.1} % of the pool used; {} preemptions",
-            self.steps,
-            self.running,
-            self.waiting,
-            self.used * 100.0,
-            self.preemptions
-        );
-        println!("waste     {:.1} % of the used slots hold no token", (1.0 - self.filled) * 100.0);
-    }
+    let busy = run.busy;
+    println!(
+        "steps     {}; on average {:.1} running and {:.1} waiting requests, {:.1} % of the pool used; {} preemptions",
+        busy.steps,
+        busy.running,
+        busy.waiting,
+        busy.used * 100.0,
+        run.preemptions
+    );
+    println!("waste     {:.1} % of the used slots hold no token", (1.0 - busy.filled) * 100.0);
 }
 
 #[cfg(test)]
@@ -268,6 +217,7 @@ mod tests {
             (&format!("{all} --rate nan"), "--rate is nan"),
             (&format!("{all} --max-seqs -1"), "--max-seqs is -1"),
             (&format!("{all} --tensor-parallel 0"), "--tensor-parallel is 0"),
+            (&format!("{all} --pipeline-parallel x"), "--pipeline-parallel is x"),
             (&format!("{all} --speed 3"), "--speed is not an option"),
             (&format!("{all} --rate"), "--rate has no value"),
             ("trace t", "trace is not an option"),
@@ -286,10 +236,10 @@ mod tests {
         let (jobs, too_long) = jobs(&trace, &all, 4096).unwrap();
         assert_eq!((jobs.len(), too_long, jobs[1].at), (2, 1, Duration::from_secs(2)));
         let machine = Machine { slots: 4096, ..Machine::PAPER };
-        let results = Results::measure(&EngineOptions { prefix_cache: false, ..Default::default() }, machine, &jobs).unwrap();
-        assert_eq!(results.served.iter().map(|served| served.tokens).collect::<Vec<_>>(), [10, 5]);
+        let run = Measurement::run(&EngineOptions { prefix_cache: false, ..Default::default() }, machine, &jobs).unwrap();
+        assert_eq!(run.served.iter().map(|served| served.tokens).collect::<Vec<_>>(), [10, 5]);
         // The last step of each request leaves none running.
-        assert!(results.filled > 0.5 && results.steps == 9 + 4 && results.preemptions == 0);
+        assert!(run.busy.filled > 0.5 && run.busy.steps == 9 + 4 && run.preemptions == 0);
         let at_rate = arguments("--trace t --machine h100 --model config.json --rate 2").unwrap();
         assert!(super::jobs(&trace, &at_rate, 4096).unwrap().0.is_sorted_by_key(|job| job.at));
         assert!(super::jobs(&trace, &all, 20).err().unwrap().contains("all 3 requests are longer than 20"));

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::Result;
+use super::simulation::device::Result;
 
 /// Maximum length of a prompt or of an output. Longer ones are errors of the trace.
 const MAX_TOKENS: u64 = 10_000_000;

@@ -229,7 +229,8 @@ impl EngineOptions {
     pub const DEFAULT_KV_BYTES: u64 = 1 << 30;
     /// Default capacity of a queue in outputs.
     pub const DEFAULT_QUEUE_CAPACITY: usize = 1 << 16;
-    const MAX_BATCH_TOKENS: usize = 1 << 20;
+    /// Maximum of `max_batch_tokens`.
+    pub const MAX_BATCH_TOKENS: usize = 1 << 20;
     const MAX_SEQS: usize = 1 << 16;
     const MAX_THREADS: usize = 1024;
     const PROMPT_BYTES_PER_TOKEN: usize = 64;

@@ -3,10 +3,8 @@
 
 #[path = "../../benches/serving/forecast.rs"]
 mod forecast;
-#[path = "../../benches/serving/simulation.rs"]
+#[path = "../../benches/simulation/mod.rs"]
 mod simulation;
-#[path = "../../benches/serving/workload.rs"]
-mod workload;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,7 +19,7 @@ use pagedllm::types::SeqId;
 use pagedllm::types::batch::Batch;
 use pagedllm::types::options::{AllocationPolicy, BatchingPolicy, BeamParams, EngineOptions, OrderPolicy, Policies, SamplingParams};
 use pagedllm::types::outputs::FinishReason;
-use workload::SHAREGPT;
+use simulation::workload::SHAREGPT;
 
 const VOCAB: usize = 1000;
 

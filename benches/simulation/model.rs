@@ -7,9 +7,8 @@ use pagedllm::backend::Values;
 use pagedllm::model::spec::{Linear, Mlp, ModelSpec};
 use pagedllm::model::{Config, family};
 
-use super::Result;
-use super::machine::Device;
-use super::simulation::Machine;
+use super::device::{Device, Result};
+use super::machine::{Machine, Pipeline, Swap};
 
 /// Bytes per number of weights, activations and the KV cache.
 const BYTES: f64 = 2.0;
@@ -87,20 +86,24 @@ impl Model {
         self.kv * BYTES
     }
 
-    /// Returns the machine of `devices` devices that share the model by tensor parallelism.
-    pub fn on(&self, device: &Device, devices: usize, max_model_len: Option<usize>) -> Result<Machine> {
+    /// Returns the machine of devices that share the model.
+    pub fn on(&self, device: &Device, parallel: Parallel, max_model_len: Option<usize>) -> Result<Machine> {
+        let devices = parallel.tensor * parallel.pipeline;
         if devices > 1 && device.link_bandwidth == 0.0 {
             return Err(format!("{} has no link_bandwidth, and {devices} devices exchange results; set it", device.name));
         }
-        let count = devices as f64;
-        let memory = device.memory_bytes as f64 * MEMORY_SHARE * count;
+        if parallel.pipeline > self.layers {
+            return Err(format!("--pipeline-parallel is {}; the model has {} layers", parallel.pipeline, self.layers));
+        }
+        let count = parallel.tensor as f64;
+        let memory = device.memory_bytes as f64 * MEMORY_SHARE * devices as f64;
         let gb = |bytes: f64| bytes / 1e9;
         let pool = memory - self.weight_bytes();
         let slots = (pool / self.kv_bytes()).max(0.0) as usize;
         let max_model_len = max_model_len.unwrap_or(self.max_positions).min(self.max_positions).min(slots);
         if max_model_len < 2 {
             return Err(format!(
-                "the model does not fit ({:.1} GB of weights, {:.1} GB of memory in {devices} devices); raise --tensor-parallel",
+                "the model does not fit ({:.1} GB of weights, {:.1} GB of memory in {devices} devices); raise --tensor-parallel or --pipeline-parallel",
                 gb(self.weight_bytes()),
                 gb(memory)
             ));
@@ -108,65 +111,47 @@ impl Model {
         let bandwidth = device.memory_bandwidth * device.bandwidth_efficiency * count;
         // Each layer adds up the results of attention and of its MLP over all devices: a ring sends
         // every number twice, except the part of the device itself.
-        let sums = if devices > 1 { 2.0 * self.layers as f64 } else { 0.0 };
+        let sums = if parallel.tensor > 1 { 2.0 * self.layers as f64 } else { 0.0 };
         let sent = 2.0 * (count - 1.0) / count * self.hidden_size as f64 * BYTES;
         Ok(Machine {
             overhead: (device.step_overhead_us + sums * device.link_latency_us) * 1e-6,
             step: self.weight_bytes() / bandwidth,
             row: 2.0 * self.active / (device.flops * device.compute_efficiency * count),
             overlaps: true,
-            exchange: if devices > 1 { sums * sent / device.link_bandwidth } else { 0.0 },
+            exchange: if parallel.tensor > 1 { sums * sent / device.link_bandwidth } else { 0.0 },
             position: self.kv_bytes() / bandwidth,
+            pipeline: Pipeline {
+                stages: parallel.pipeline,
+                hop: device.link_latency_us * 1e-6,
+                hop_token: if parallel.pipeline > 1 { self.hidden_size as f64 * BYTES / device.link_bandwidth } else { 0.0 },
+            },
+            swap: self.swap(device, devices as f64),
             slots,
             max_model_len,
         })
     }
+
+    /// Every device copies its part of a block: K and V of each layer are one copy each.
+    fn swap(&self, device: &Device, devices: f64) -> Swap {
+        if device.host_bandwidth == 0.0 {
+            return Swap::NONE;
+        }
+        let copies = 2.0 * self.layers as f64;
+        Swap { block: copies * device.host_latency_us * 1e-6, slot: self.kv_bytes() / (device.host_bandwidth * devices) }
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
+/// Numbers of devices that share each layer, and of stages with different layers.
+#[derive(Debug, Clone, Copy)]
+pub struct Parallel {
+    pub tensor: usize,
+    pub pipeline: usize,
+}
 
-    use super::*;
+impl Parallel {
+    pub const NONE: Parallel = Parallel { tensor: 1, pipeline: 1 };
 
-    const LLAMA_8B: &str = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
-        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": false}"#;
-    const MIXTRAL: &str = r#"{"architectures": ["MixtralForCausalLM"], "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
-        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 32768, "rms_norm_eps": 1e-5,
-        "num_local_experts": 8, "num_experts_per_tok": 2, "tie_word_embeddings": false}"#;
-
-    fn model(config: &str) -> Result<Model> {
-        static FILES: AtomicUsize = AtomicUsize::new(0);
-        let number = FILES.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("pagedllm-simulate-{}-{number}.json", std::process::id()));
-        std::fs::write(&path, config).unwrap();
-        let model = Model::load(&path);
-        std::fs::remove_file(&path).unwrap();
-        model
-    }
-
-    #[test]
-    fn sizes_are_those_of_published_models() {
-        let llama = model(LLAMA_8B).unwrap();
-        // 8.03 billion with the embedding of 0.53 billion.
-        assert!((llama.weights / 7.505e9 - 1.0).abs() < 1e-3, "{}", llama.weights);
-        assert_eq!((llama.active, llama.kv_bytes()), (llama.weights, 131072.0));
-        let mixtral = model(MIXTRAL).unwrap();
-        // 46.7 and 12.9 billion with the embedding of 0.13 billion.
-        assert!((mixtral.weights / 46.57e9 - 1.0).abs() < 1e-3, "{}", mixtral.weights);
-        assert!((mixtral.active / 12.75e9 - 1.0).abs() < 2e-3, "{}", mixtral.active);
-    }
-
-    #[test]
-    fn a_model_that_does_not_fit_is_refused_with_both_sizes() {
-        let (mixtral, h100) = (model(MIXTRAL).unwrap(), Device::load("h100").unwrap());
-        let problem = mixtral.on(&h100, 1, None).unwrap_err();
-        assert!(problem.contains("93.1 GB of weights, 72.0 GB of memory in 1 devices"), "{problem}");
-        let two = mixtral.on(&h100, 2, None).unwrap();
-        assert!(two.slots > 300_000 && two.max_model_len == 32768 && two.exchange > 0.0);
-        let cpu = Device::load("epyc-9654").unwrap();
-        assert!(mixtral.on(&cpu, 2, None).unwrap_err().contains("link_bandwidth"));
-        assert!(model("{}").unwrap_err().contains("architecture"));
+    pub fn tensor(tensor: usize) -> Parallel {
+        Parallel { tensor, pipeline: 1 }
     }
 }
