@@ -26,7 +26,7 @@ export CGO_LDFLAGS := -L$(LIBDIR) -Wl,-rpath,$(LIBDIR)
 export PAGEDLLM_LIBRARY := $(LIB)
 
 .PHONY: demo test stages setup lib header manual lint test-rust test-soak soak test-c test-tsan test-abi test-cpp test-go test-python test-node test-examples \
-        test-install test-kernels cuda-toolkit install dist bench bench-engines bench-fairness bench-long bench-polling bench-quality bench-quick bench-scheduler bench-sequences bench-serving bench-swap fuzz clean
+        test-install test-kernels cuda-toolkit install dist bench bench-engines bench-fairness bench-long bench-polling bench-quality bench-quick bench-scheduler bench-sequences bench-serving bench-swap fuzz paper paper-quick clean
 
 demo: $(BUILD)/hello_cpp
 	$(BUILD)/hello_cpp $(MODEL)
@@ -37,7 +37,7 @@ test: setup
 	@CARGO_INCREMENTAL=0 $(MAKE) --no-print-directory --jobs=2 --output-sync=target stages
 	@echo "make test: everything passed"
 
-stages: lint test-c test-rust test-cpp test-soak test-kernels test-abi test-go test-python test-node test-peers test-examples test-install
+stages: lint test-c test-rust test-cpp test-soak test-kernels test-abi test-go test-python test-node test-peers test-examples test-install paper-quick
 
 setup:
 	@scripts/setup.sh test
@@ -219,6 +219,22 @@ bench-swap:
 # Serves a load on a simulated machine, to compare policies and to measure the engine's own time.
 bench-serving:
 	cargo bench --locked --bench serving
+
+# Repeats the evaluation of the PagedAttention paper: docs/evaluation.md, its plots and numbers.
+paper:
+	scripts/setup.sh paper
+	@mkdir -p docs/evaluation
+	cargo bench --locked --bench paper -- --out docs/evaluation/numbers.json
+	PYTHONPATH=build/paper benches/paper/report.py docs/evaluation/numbers.json docs
+
+# Runs a short form of the evaluation into target/paper-quick, and checks that the page is that of its
+# numbers.
+paper-quick:
+	scripts/setup.sh paper
+	@mkdir -p target/paper-quick
+	cargo bench --locked --bench paper -- --quick --out target/paper-quick/numbers.json
+	PYTHONPATH=build/paper benches/paper/report.py target/paper-quick/numbers.json target/paper-quick
+	benches/paper/report.py docs/evaluation/numbers.json docs --check
 
 # Measures the longest step while other requests and threads of the host attack the engine.
 bench-fairness:

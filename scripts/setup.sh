@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# usage: setup.sh demo|test|tsan
-# Installs the packages and tools for `make demo`, `make test` or `make test-tsan` on Debian or Ubuntu. If it cannot install
+# usage: setup.sh demo|test|tsan|paper
+# Installs the packages and tools for `make demo`, `make test`, `make test-tsan` or `make paper` on Debian or Ubuntu. If it cannot install
 # one (no root, no network), it prints the command that does.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -45,9 +45,21 @@ if [ "$what" = test ]; then
     header_of uv.h libuv1-dev
 fi
 [ "$what" != tsan ] || command_of clang clang
+[ "$what" != paper ] || command_of python3 python3
 install_missing
-if [ "$what" = test ]; then
+if [ "$what" = test ] || [ "$what" = paper ]; then
     python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)
+    install_missing
+fi
+# Installs the Python packages of a requirements file into a folder of build/. They do not change the
+# system's Python.
+python_packages() {
+    cmp -s "$1" "build/$2/requirements.txt" && return
+    pip_line="python3 -m pip install --quiet --upgrade --target build/$2 -r $1"
+    $pip_line || { echo "Python packages are missing. Run: $pip_line" >&2; exit 1; }
+    cp "$1" "build/$2/requirements.txt"
+}
+if [ "$what" = test ]; then
     # The sanitizers of clang are in a separate package, named after the version of clang.
     clang_version=$(clang -dumpversion | cut -d. -f1)
     [ -n "$(find "$(clang -print-resource-dir)" -name '*asan*.a' -print -quit 2>/dev/null)" ] || missing+=("libclang-rt-$clang_version-dev")
@@ -72,6 +84,7 @@ if [ "$what" = tsan ]; then
         $nightly_line || { echo "a nightly toolchain with rust-src is missing. Run: $nightly_line" >&2; exit 1; }
     fi
 fi
+[ "$what" != paper ] || python_packages benches/paper/requirements.txt paper
 [ "$what" = test ] || exit 0
 
 scripts/cuda-toolkit.sh
@@ -89,13 +102,8 @@ if [ -z "$have" ] || older "$have" "$needed"; then
     echo "installing Go into $HOME/.local/go"
     bash -o pipefail -c "$go_line" || { echo "Go $needed or newer is missing. Run: $go_line" >&2; exit 1; }
 fi
-# Python packages that random tests compare with. They do not change the system's Python.
-requirements=tests/data/templates/requirements.txt
-if ! cmp -s "$requirements" build/references/requirements.txt; then
-    pip_line="python3 -m pip install --quiet --upgrade --target build/references -r $requirements"
-    $pip_line || { echo "Python packages for tests are missing. Run: $pip_line" >&2; exit 1; }
-    cp "$requirements" build/references/requirements.txt
-fi
+# Random tests compare with these packages.
+python_packages tests/data/templates/requirements.txt references
 if older "$(node --version | sed 's/^v//')" 18; then
     echo "Node $(node --version) is installed, 18 or newer is needed; install it from https://nodejs.org" >&2
     exit 1

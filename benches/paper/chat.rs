@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::simulation::Job;
 use crate::simulation::workload::{SHAREGPT, draw, length, next_arrival};
 use crate::systems::*;
-use crate::{Result, Scale, map, round};
+use crate::{Result, Scale, map, round, trace_len};
 
 const SYSTEMS: [System; 5] = [OURS, VLLM, ORACLE, POW2, MAX];
 /// Maximum tokens of a prompt, and of an output.
@@ -35,7 +35,7 @@ fn jobs(rate: f64, seconds: f64) -> Vec<Job> {
         let output = length(SHAREGPT.output, SHAREGPT.deviation, LIMIT, SEED, next());
         Job::new(Duration::from_secs_f64(at), prompt.min(LIMIT), output)
     };
-    (0..(rate * seconds).ceil() as usize).map(job).collect()
+    (0..trace_len(rate, seconds)).map(job).collect()
 }
 
 pub fn figure_17(scale: &Scale) -> Result<Value> {

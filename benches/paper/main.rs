@@ -38,10 +38,15 @@ impl Scale {
         if self.quick { quick } else { full }
     }
 
-    /// Length of a trace in simulated seconds.
+    /// Length of a trace in simulated seconds, at rates for which `trace_len` sets no limit.
     pub fn seconds(&self) -> f64 {
-        self.of(1200.0, 60.0)
+        self.of(800.0, 40.0)
     }
+}
+
+/// Returns the number of requests of a trace: 2,000 to 10,000 for traces of 800 s.
+pub fn trace_len(rate: f64, seconds: f64) -> usize {
+    (seconds * rate.clamp(2.5, 12.5)).ceil() as usize
 }
 
 const FIGURES: [(&str, Figure); 16] = [
@@ -63,7 +68,8 @@ const FIGURES: [(&str, Figure); 16] = [
     ("engine", engine::engine),
 ];
 
-/// Arguments: `--quick`, `--out FILE`, and names of figures; the default is all.
+/// Arguments: `--quick`, `--out FILE`, and names of figures; the default is all. Figures of FILE that
+/// are not named stay as they are.
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
     let (mut scale, mut out, mut named) = (Scale { quick: false }, None, Vec::new());
@@ -75,7 +81,10 @@ fn main() -> Result<()> {
             _ => return Err(format!("{argument} is no figure; pass one of {}", FIGURES.map(|(name, _)| name).join(", ")).into()),
         }
     }
-    let mut numbers = Map::new();
+    let mut numbers: Map<String, Value> = match out.as_ref().filter(|_| !named.is_empty()).map(std::fs::read) {
+        Some(Ok(text)) => serde_json::from_slice(&text)?,
+        _ => Map::new(),
+    };
     numbers.insert("quick".into(), json!(scale.quick));
     for (name, figure) in FIGURES {
         if named.is_empty() || named.iter().any(|named| named == name) {

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::simulation::Job;
 use crate::simulation::workload::{Content, Lengths, MAX_LEN};
 use crate::systems::*;
-use crate::{Result, Scale, map, round};
+use crate::{Result, Scale, map, round, trace_len};
 
 /// A sentence and its translation. The paper does not publish these lengths: sentences of WMT16 have
 /// about 25 words.
@@ -16,7 +16,7 @@ const PREFIXES: [(&str, usize, f64); 2] = [("one shot", 80, 1.67), ("five shots"
 
 fn jobs(prefix: usize) -> impl Fn(f64, f64) -> Vec<Job> + Sync {
     move |rate, seconds| {
-        let mut jobs = SENTENCES.jobs((rate * seconds).ceil() as usize, rate, 3);
+        let mut jobs = SENTENCES.jobs(trace_len(rate, seconds), rate, 3);
         for job in &mut jobs {
             job.prompt += prefix;
             job.content = Content::Shared { text: 1, until: prefix };

@@ -4,14 +4,14 @@ use serde_json::{Value, json};
 
 use crate::simulation::workload::{ALPACA, Lengths, MAX_LEN, SHAREGPT};
 use crate::systems::*;
-use crate::{Result, Scale, map, round};
+use crate::{Result, Scale, map, round, trace_len};
 
 pub const SYSTEMS: [System; 7] = [OURS, VLLM, TRT_RESERVED, ORACLE, POW2, MAX, FASTER_TRANSFORMER];
 const SEED: u64 = 9;
 
 /// Returns `count` requests of a data set for a trace of this length.
 pub fn jobs(lengths: Lengths) -> impl Fn(f64, f64) -> Vec<crate::simulation::Job> + Sync {
-    move |rate, seconds| lengths.jobs((rate * seconds).ceil() as usize, rate, SEED)
+    move |rate, seconds| lengths.jobs(trace_len(rate, seconds), rate, SEED)
 }
 
 pub fn figure_12(scale: &Scale) -> Result<Value> {
@@ -24,13 +24,12 @@ pub fn figure_12(scale: &Scale) -> Result<Value> {
         let load = Load { machine: model.machine()?, jobs: &jobs, seconds: scale.seconds(), max_output: MAX_LEN };
         load.sustained(&system.options(), &system, if lengths.name == ALPACA.name { 20.0 } else { 1.5 })
     })?;
-    let highest = |run: usize| 1.2 * sustained[run / SYSTEMS.len() * SYSTEMS.len()];
     let indices: Vec<usize> = (0..runs.len()).collect();
     let curves = map(&indices, |&run| {
         let (model, lengths, system) = runs[run];
         let jobs = jobs(lengths);
         let load = Load { machine: model.machine()?, jobs: &jobs, seconds: scale.seconds(), max_output: MAX_LEN };
-        curve(&load, &system.options(), &system, highest(run), scale)
+        curve(&load, &system.options(), &system, 1.2 * sustained[run], scale)
     })?;
     let panel = |(number, (model, lengths)): (usize, &(Deployment, Lengths))| {
         let systems: Vec<Value> = (0..SYSTEMS.len())

@@ -117,6 +117,9 @@ impl Deployment {
 /// The highest normalized latency, in seconds per token, of a rate that a system sustains.
 pub const SUSTAINED: f64 = 0.2;
 
+/// The normalized latency at which the plots end.
+const END: f64 = 0.5;
+
 /// An experiment: requests at a rate on a machine.
 pub struct Load<'a> {
     pub machine: Machine,
@@ -136,13 +139,13 @@ impl Load<'_> {
         Ok(self.run(options, system, rate)?.normalized_latency().as_secs_f64())
     }
 
-    /// Returns the highest rate at which the normalized latency is below `SUSTAINED`, within 2 %. The
+    /// Returns the highest rate at which the normalized latency is below `SUSTAINED`, within 3 %. The
     /// search begins at `guess`.
     pub fn sustained(&self, options: &EngineOptions, system: &System, guess: f64) -> Result<f64> {
         self.highest(guess, |rate| Ok(self.latency(options, system, rate)? < SUSTAINED))
     }
 
-    /// Returns the highest rate that a system sustains, within 2 %.
+    /// Returns the highest rate that a system sustains, within 3 %.
     pub fn highest(&self, guess: f64, is_sustained: impl Fn(f64) -> Result<bool>) -> Result<f64> {
         let (mut low, mut high) = (guess, 2.0 * guess);
         if is_sustained(guess)? {
@@ -158,7 +161,7 @@ impl Load<'_> {
                 }
             }
         }
-        while high / low > 1.02 {
+        while high / low > 1.03 {
             let rate = (low * high).sqrt();
             match is_sustained(rate)? {
                 true => low = rate,
@@ -169,16 +172,15 @@ impl Load<'_> {
     }
 }
 
-/// Returns the latencies at ten rates up to `highest`, and stops above 1 s per token, the end of the
-/// axis in the paper.
+/// Returns the latencies at eight rates up to `highest`, and stops above `END`.
 pub fn curve(load: &Load, options: &EngineOptions, system: &System, highest: f64, scale: &Scale) -> Result<Vec<[f64; 2]>> {
-    let points = scale.of(10, 3);
+    let points = scale.of(8, 3);
     let mut curve = Vec::new();
     for point in 1..=points {
         let rate = highest * f64::from(point) / f64::from(points);
         let latency = load.latency(options, system, rate)?;
         curve.push([round(rate), round(latency)]);
-        if latency > 1.0 {
+        if latency > END {
             break;
         }
     }

@@ -10,7 +10,7 @@ use crate::simulation::measurement::{Measurement, mean, percentile};
 use crate::simulation::workload::{Content, MAX_LEN, SHAREGPT, length, next_arrival};
 use crate::simulation::{Job, Served};
 use crate::systems::*;
-use crate::{Result, Scale, map, round};
+use crate::{Result, Scale, map, round, trace_len};
 
 /// Limits of goodput: the time to first token, and the time per output token.
 const TTFT: Duration = Duration::from_millis(1000);
@@ -70,7 +70,7 @@ fn turns(rate: f64, seconds: f64) -> Vec<Job> {
         index += 2;
         index
     };
-    for conversation in 0..(rate * seconds / TURNS as f64).ceil() as u64 {
+    for conversation in 0..(trace_len(rate, seconds) / TURNS) as u64 {
         at = next_arrival(at, rate / TURNS as f64, 17, next());
         let (mut time, mut history) = (at, 0);
         for _ in 0..TURNS {
