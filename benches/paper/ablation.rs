@@ -1,4 +1,4 @@
-//! Which factor moves the ratio of sustained rates: one at a time, OPT-13B and ShareGPT.
+//! Which factor moves the ratio of sustained rates, one at a time, with the lengths of ShareGPT.
 
 use pagedllm::types::options::AllocationPolicy;
 use serde_json::{Value, json};
@@ -9,9 +9,19 @@ use crate::simulation::workload::{Lengths, MAX_LEN, SHAREGPT};
 use crate::systems::*;
 use crate::{Result, Scale, map, round};
 
-/// A change of the experiment: its name, the machine, the lengths, and the systems: on demand, and
-/// those that reserve.
-type Factor = (&'static str, fn(Machine) -> Machine, Lengths, [System; 4]);
+/// A change of the experiment.
+struct Factor {
+    name: &'static str,
+    deployment: Deployment,
+    machine: fn(Machine) -> Machine,
+    lengths: Lengths,
+    /// On demand, and three that reserve.
+    systems: [System; 4],
+}
+
+const NONE: Factor =
+    Factor { name: "as in Figure 12", deployment: OPT_13B, machine: |machine| machine, lengths: SHAREGPT, systems: CONTIGUOUS };
+const LARGE: Factor = Factor { deployment: OPT_175B, ..NONE };
 
 const CONTIGUOUS: [System; 4] = [OURS, ORACLE, POW2, MAX];
 const PROMPTS_FIRST: [System; 4] = [VLLM, ORACLE, POW2, MAX];
@@ -23,27 +33,44 @@ const fn in_blocks(system: System) -> System {
     system
 }
 
-const FACTORS: [Factor; 10] = [
-    ("as in Figure 12", |machine| machine, SHAREGPT, CONTIGUOUS),
-    ("reserved in blocks, not contiguous", |machine| machine, SHAREGPT, IN_BLOCKS),
-    ("prompts first (vLLM 0.1.2) instead of mixed steps", |machine| machine, SHAREGPT, PROMPTS_FIRST),
-    ("step costs of the data sheet, no overlap", |machine| Machine { slots: machine.slots, ..Machine::PAPER }, SHAREGPT, CONTIGUOUS),
-    ("20 ms more per step", |machine| Machine { overhead: machine.overhead + 20e-3, ..machine }, SHAREGPT, CONTIGUOUS),
-    ("K and V take no time to read", |machine| Machine { position: 0.0, ..machine }, SHAREGPT, CONTIGUOUS),
-    ("K and V take twice as long to read", |machine| Machine { position: 2.0 * machine.position, ..machine }, SHAREGPT, CONTIGUOUS),
-    ("pool of twice the size", |machine| Machine { slots: 2 * machine.slots, ..machine }, SHAREGPT, CONTIGUOUS),
-    ("lengths with half the deviation", |machine| machine, Lengths { deviation: 0.5, ..SHAREGPT }, CONTIGUOUS),
-    ("lengths with 1.3 times the deviation", |machine| machine, Lengths { deviation: 1.3, ..SHAREGPT }, CONTIGUOUS),
+fn slower<const MS: u32>(machine: Machine) -> Machine {
+    Machine { overhead: machine.overhead + f64::from(MS) * 1e-3, ..machine }
+}
+
+fn data_sheet(machine: Machine) -> Machine {
+    Machine { slots: machine.slots, ..Machine::PAPER }
+}
+
+const FACTORS: [Factor; 13] = [
+    NONE,
+    Factor { name: "reserved in blocks, not contiguous", systems: IN_BLOCKS, ..NONE },
+    Factor { name: "prompts first (vLLM 0.1.2) instead of mixed steps", systems: PROMPTS_FIRST, ..NONE },
+    Factor { name: "step costs of the data sheet, no overlap", machine: data_sheet, ..NONE },
+    Factor { name: "20 ms more per step", machine: slower::<20>, ..NONE },
+    Factor { name: "K and V take no time to read", machine: |machine| Machine { position: 0.0, ..machine }, ..NONE },
+    Factor {
+        name: "K and V take twice as long to read",
+        machine: |machine| Machine { position: 2.0 * machine.position, ..machine },
+        ..NONE
+    },
+    Factor { name: "pool of twice the size", machine: |machine| Machine { slots: 2 * machine.slots, ..machine }, ..NONE },
+    Factor { name: "lengths with half the deviation", lengths: Lengths { deviation: 0.5, ..SHAREGPT }, ..NONE },
+    Factor { name: "lengths with 1.3 times the deviation", lengths: Lengths { deviation: 1.3, ..SHAREGPT }, ..NONE },
+    LARGE,
+    Factor { name: "20 ms more per step", machine: slower::<20>, ..LARGE },
+    Factor { name: "50 ms more per step", machine: slower::<50>, ..LARGE },
 ];
 
 pub fn ablation(scale: &Scale) -> Result<Value> {
     let factors = &FACTORS[..scale.of(FACTORS.len(), 2)];
-    let rows = map(factors, |&(name, machine, lengths, [on_demand, oracle, pow2, max])| {
-        let jobs = jobs(lengths);
-        let load = Load { machine: machine(OPT_13B.machine()?), jobs: &jobs, seconds: scale.seconds(), max_output: MAX_LEN };
+    let rows = map(factors, |factor| {
+        let jobs = jobs(factor.lengths);
+        let machine = (factor.machine)(factor.deployment.machine()?);
+        let load = Load { machine, jobs: &jobs, seconds: scale.seconds(), max_output: MAX_LEN };
         let sustained = |system: System| load.sustained(&system.options(), &system, 1.5);
+        let [on_demand, oracle, pow2, max] = factor.systems;
         let ours = sustained(on_demand)?;
-        let mut row = json!({ "factor": name, "sustained": round(ours) });
+        let mut row = json!({ "model": factor.deployment.name, "factor": factor.name, "sustained": round(ours) });
         for (system, key) in [(oracle, "oracle"), (pow2, "pow2"), (max, "max")] {
             row[key] = json!(round(ours / sustained(system)?));
         }

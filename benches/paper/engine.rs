@@ -23,6 +23,9 @@ const SYSTEMS: [System; 6] = [OURS, VLLM, ORACLE, POW2, MAX, FASTER_TRANSFORMER]
 /// All lengths of the paper are divided by this number.
 const DIVISOR: usize = 4;
 const MAX_LEN: usize = crate::simulation::workload::MAX_LEN / DIVISOR;
+/// The pool has two sequences of the maximum length. A CPU with two cores gains little from a batch of
+/// more than 15, so that with the pool of the paper (7 sequences) all policies are as fast.
+const POOL: usize = 2 * MAX_LEN;
 /// The token that ends a sequence.
 const END: u32 = 5;
 
@@ -52,7 +55,7 @@ pub fn engine(scale: &Scale) -> Result<Value> {
             "latency": round(run.latency.as_secs_f64()), "running": round(run.running), "preemptions": run.preemptions }));
     }
     let model = if scale.quick { "examples/model" } else { "S" };
-    Ok(json!({ "model": model, "requests": jobs.len(), "pool_tokens": OPT_13B.slots / DIVISOR, "rows": rows }))
+    Ok(json!({ "model": model, "requests": jobs.len(), "pool_tokens": POOL, "rows": rows }))
 }
 
 struct Run {
@@ -74,7 +77,7 @@ fn serve(dir: &Path, system: &System, jobs: &[Job]) -> Result<Run> {
         ..system.options()
     };
     let block_bytes = Engine::plan(&options)?.block_bytes;
-    options.kv_bytes = Some((OPT_13B.slots / DIVISOR / options.block_size) as u64 * block_bytes);
+    options.kv_bytes = Some((POOL / options.block_size) as u64 * block_bytes);
     let engine = Engine::create(&options)?;
     for job in jobs {
         engine.add_request(request(system.jobs(vec![*job], MAX_LEN - job.prompt)[0]))?;

@@ -50,7 +50,7 @@ def save(drawing, path, legend_of=None):
     """Writes the SVG. The lines of one panel stand for those of all panels in the legend below."""
     if legend_of is not None:
         handles, labels = legend_of.get_legend_handles_labels()
-        drawing.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4))
+        drawing.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 3))
     drawing.savefig(path, transparent=True, metadata={"Date": None, "Creator": "benches/paper/report.py"})
     pyplot.close(drawing)
 

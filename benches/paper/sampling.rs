@@ -20,9 +20,10 @@ fn branched(lengths: Lengths, branching: Branching) -> impl Fn(f64, f64) -> Vec<
         let mut jobs = jobs(rate, seconds);
         for job in &mut jobs {
             job.branching = branching;
-            // The simulation writes the length of a beam search into three tokens of its prompt.
+            // The simulation writes the length of a beam search into three tokens of its prompt, and an
+            // output of one token has no beams.
             job.prompt = job.prompt.max(3);
-            job.output = job.output.min(MAX_LEN - job.prompt);
+            job.output = job.output.clamp(2, MAX_LEN - job.prompt);
         }
         jobs
     }
@@ -36,16 +37,14 @@ fn name(branching: Branching) -> String {
     }
 }
 
-/// A trace that is a tenth as long as those of one sequence, because beam search is slow to simulate.
 pub fn figure_14(scale: &Scale) -> Result<Value> {
     let samples = WIDTHS.map(Branching::Samples);
     let beams = WIDTHS.map(|width| Branching::Beams { width, scale: SCALES[1] });
     let panels: Vec<Branching> = [Branching::One].into_iter().chain(samples).chain(beams).take(scale.of(7, 2)).collect();
     let runs: Vec<(Branching, System)> = panels.iter().flat_map(|&branching| SYSTEMS.map(|system| (branching, system))).collect();
-    let seconds = scale.seconds() / scale.of(10.0, 4.0);
     let results = map(&runs, |&(branching, system)| {
         let jobs = branched(ALPACA, branching);
-        let load = Load { machine: OPT_13B.machine()?, jobs: &jobs, seconds, max_output: MAX_LEN };
+        let load = Load { machine: OPT_13B.machine()?, jobs: &jobs, seconds: scale.seconds(), max_output: MAX_LEN };
         let guess = 20.0 / branching.sequences() as f64;
         let sustained = load.sustained(&system.options(), &system, guess)?;
         Ok((sustained, curve(&load, &system.options(), &system, 1.2 * sustained, scale)?))
@@ -61,7 +60,7 @@ pub fn figure_14(scale: &Scale) -> Result<Value> {
             .collect();
         json!({ "branching": name(*branching), "systems": systems })
     };
-    Ok(json!({ "trace_seconds": seconds, "panels": panels.iter().enumerate().map(panel).collect::<Vec<_>>() }))
+    Ok(json!({ "trace_seconds": scale.seconds(), "panels": panels.iter().enumerate().map(panel).collect::<Vec<_>>() }))
 }
 
 /// Requests arrive so slowly that none waits.

@@ -13,6 +13,11 @@ PAPER_WASTE = {
 }
 # Section 6.2: bands of the ratios of sustained rates on ShareGPT.
 PAPER_RATIOS = {"Orca (Oracle)": (1.7, 2.7), "Orca (Max)": (2.7, 8.0), "FasterTransformer": (1.0, 22.0)}
+WHY_RATES = {
+    "OPT-13B": "no cost of Python per step here",
+    "OPT-66B": "no cost of Python per step here",
+    "OPT-175B": "its pool is large for its speed; 50 ms more per step, for Python and eight processes, would move it into the band ([ablation](#ablation))",
+}
 # Figure 13: requests batched at once with OPT-13B.
 PAPER_BATCHED = {
     "ShareGPT": {"Orca (Max)": 7.00, "Orca (Pow2)": 9.81, "Orca (Oracle)": 13.62, "vLLM 0.1.2": 30.42},
@@ -60,7 +65,7 @@ def table_1(numbers, folder):
         rows.append([row["model"], f"{row['devices']} x {row['device']}", row["memory_gb"], row["weights_gb"], row["pool_gb"],
                      f"{row['slots']:,}", f"{row['paper_slots']:,}", share])
         summary.append([f"Table 1, {row['model']}: KV slots", f"{row['paper_slots']:,}", f"{row['slots']:,}", share,
-                        "the data sheet's GB are 10^9 bytes; 10 % stay free"])
+                        "10 % of the memory stay free here"])
     text = "## Table 1: models and memory\n\nThe memory of a machine as `pagedllm-simulate` computes it. All other sections use the paper's number of slots.\n\n"
     head = ["model", "devices", "memory, GB", "weights, GB", "KV pool, GB", "KV slots", "paper", "ratio"]
     return summary, text + table(head, rows)
@@ -75,7 +80,7 @@ def figure_2(numbers, folder):
         rows.append([system["name"], *shares, " / ".join(map(str, paper)) if paper else "", f"{system['running']:.1f}"])
         if paper:
             summary.append([f"Figure 2, {system['name']}: slots with tokens", f"{paper[0]} %", f"{system['tokens']:.1f} %",
-                            ratio(system["tokens"], paper[0]), "pool always full here; published averages include other rates"])
+                            ratio(system["tokens"], paper[0]), "lengths are fits; here requests always wait"])
     if folder:
         drawing, (axes,) = plots().figure(1, width=5.5, height=3.2)
         labels = ["tokens", "reserved for later tokens", "internal fragmentation", "external fragmentation, free"]
@@ -85,8 +90,9 @@ def figure_2(numbers, folder):
     text = """## Figure 2: waste of the KV pool
 
 OPT-13B, ShareGPT, all requests at once: averages over the steps in which requests wait, in percent of
-the pool. *Reserved*: slots that a running request fills later. *Internal*: slots that a request has and
-never fills. *External*: the rest.
+the pool. *Reserved*: slots that a running request fills later. *Internal*: slots that are reserved
+for a request, or in its last block, and that it never fills. *External*: the rest, which is the rounding
+up to a power of two and free memory.
 
 """
     head = ["system", "tokens", "reserved", "internal", "external", "paper (in this order)", "requests at once"]
@@ -124,7 +130,7 @@ def figure_12(numbers, folder):
         for name, (low, high) in PAPER_RATIOS.items() if panel["data"] == "ShareGPT" else ():
             ours = named(panel["systems"], name)["ratio"]
             published = f"up to {high:g}" if low == 1.0 else f"{low} to {high:g}"
-            summary.append([f"Figure 12, {panel['model']}: rate over {name}", published, f"{ours:.2f}", band(ours, low, high), "see [ablation](#ablation)"])
+            summary.append([f"Figure 12, {panel['model']}: rate over {name}", published, f"{ours:.2f}", band(ours, low, high), WHY_RATES[panel["model"]]])
     if folder:
         columns = min(2, len(numbers["panels"]))
         drawing, all_axes = plots().figure(columns, -(-len(numbers["panels"]) // columns))
@@ -133,7 +139,8 @@ def figure_12(numbers, folder):
         plots().save(drawing, folder / "figure-12.svg", all_axes[0])
     text = """## Figure 12: normalized latency by request rate
 
-OPT-66B and OPT-175B run on 4 and 8 devices by simulated tensor parallelism.
+OPT-66B and OPT-175B run on 4 and 8 devices by simulated tensor parallelism. Reserving the maximum in
+blocks (TensorRT-LLM) sustains as much as Orca (Max), because the maximum is a power of two.
 
 Sustained requests per second:
 
@@ -152,14 +159,19 @@ def figure_13(numbers, folder):
         ours = named(panel["systems"], "vLLM 0.1.2")["running"] / named(panel["systems"], "Orca (Oracle)")["running"]
         published = paper["vLLM 0.1.2"] / paper["Orca (Oracle)"]
         summary.append([f"Figure 13, {panel['data']}: batch of vLLM over Orca (Oracle)", f"{published:.2f}", f"{ours:.2f}",
-                        ratio(ours, published), "the rate is relative to the limit of the simulated machine"])
+                        ratio(ours, published), "rate relative to the limit of the simulated machine; Alpaca's lengths are fits"])
     if folder:
         drawing, all_axes = plots().figure(2)
         for axes, panel in zip(all_axes, numbers["panels"]):
             systems = panel["systems"]
             plots().bars(axes, panel["data"], [s["name"] for s in systems], [round(s["running"], 1) for s in systems], "requests at once")
         plots().save(drawing, folder / "figure-13.svg")
-    text = """## Figure 13: requests batched at once
+    text = """#WHY_RATES = {
+    "OPT-13B": "no cost of Python per step here",
+    "OPT-66B": "no cost of Python per step here",
+    "OPT-175B": "its pool is large for its speed; 50 ms more per step, for Python and eight processes, would move it into the band ([ablation](#ablation))",
+}
+# Figure 13: requests batched at once
 
 OPT-13B, at the highest rate that the policies of vLLM 0.1.2 sustain. The paper uses 2/s (ShareGPT) and
 30/s (Alpaca).
@@ -174,7 +186,7 @@ def figure_14(numbers, folder):
     of = lambda panel: named(panel["systems"], "Orca (Oracle)")["ratio"]
     first, last = numbers["panels"][0], numbers["panels"][-1]
     summary = [
-        ["Figure 14, one sequence: rate over Orca (Oracle)", "1.3", f"{of(first):.2f}", ratio(of(first), 1.3), "Alpaca is short: the step costs matter more than memory"],
+        ["Figure 14, one sequence: rate over Orca (Oracle)", "1.3", f"{of(first):.2f}", ratio(of(first), 1.3), "here memory limits the batch of short requests; in 2023 the cost of Python per sequence did"],
         [f"Figure 14, {last['branching']}: rate over Orca (Oracle)", "2.3", f"{of(last):.2f}", ratio(of(last), 2.3),
          "random scores decide which beams survive; copies of contiguous beams are free here"],
     ]
@@ -187,9 +199,9 @@ def figure_14(numbers, folder):
         for axes in all_axes[len(panels):]:
             axes.remove()
         plots().save(drawing, folder / "figure-14.svg", all_axes[0])
-    text = f"""## Figure 14: parallel sampling and beam search
+    text = """## Figure 14: parallel sampling and beam search
 
-OPT-13B, Alpaca, traces of {numbers['trace_seconds']:.0f} s. All sequences of a request have the same length.
+OPT-13B, Alpaca. All sequences of a request have the same length.
 Sustained requests per second, and how many times as much libpagedllm sustains:
 
 """
@@ -208,7 +220,7 @@ def figure_15(numbers, folder):
         rows.append([row["data"], row["branching"], row["scale"] or "", f"{row['saved']:.1f} %", published])
         if row["data"] == "Alpaca" and row["width"] == 6 and row["scale"] in (None, scales[-1]):
             paper = PAPER_SAVED[kind][6]
-            why = "fits of lengths, blocks of 16" if kind == "samples" else f"random scores (scale {row['scale']:g})"
+            why = "lengths are fits, and all samples of a request are as long" if kind == "samples" else f"random scores (scale {row['scale']:g}), by which beams have common ancestors sooner"
             summary.append([f"Figure 15, Alpaca, {row['branching']}: blocks saved", f"{paper} %", f"{row['saved']:.1f} %", ratio(row["saved"], paper), why])
     if folder:
         drawing, all_axes = plots().figure(2)
@@ -237,7 +249,7 @@ def figure_16(numbers, folder):
             rows.append([panel["prefix"], system["name"], system["sustained"], f"{system['ratio']:.2f}"])
         ours = named(panel["systems"], "Orca (Oracle)")["ratio"]
         summary.append([f"Figure 16, {panel['prefix']}: rate over Orca (Oracle)", panel["paper_ratio"], f"{ours:.2f}",
-                        ratio(ours, panel["paper_ratio"]), "lengths of WMT16 are estimates; the cache keeps whole blocks only"])
+                        ratio(ours, panel["paper_ratio"]), "lengths of WMT16 are estimates: the shorter an output, the more the prefix matters"])
     if folder:
         drawing, all_axes = plots().figure(2)
         for axes, panel in zip(all_axes, numbers["panels"]):
@@ -255,7 +267,7 @@ traces of {numbers['trace_seconds']:.0f} s. Sentences have about 35 tokens and t
 def figure_17(numbers, folder):
     rows = [[system["name"], system["sustained"], f"{system['ratio']:.2f}"] for system in numbers["systems"]]
     ours = named(numbers["systems"], "Orca (Oracle)")["ratio"]
-    summary = [["Figure 17: rate over Orca (Oracle)", "2", f"{ours:.2f}", ratio(ours, 2), "lengths of turns are fits"]]
+    summary = [["Figure 17: rate over Orca (Oracle)", "2", f"{ours:.2f}", ratio(ours, 2), f"{100 * numbers['full_prompts']:.0f} % of the prompts have 1,024 tokens here, most have in the paper"]]
     if folder:
         drawing, (axes,) = plots().figure(1, width=4.5, height=3.0)
         plots().latency_panel(axes, "chat", numbers["systems"])
@@ -299,11 +311,12 @@ least 8 tokens, so that the paper's sizes 1 to 4 are missing.
 def figure_18b(numbers, folder):
     rows, summary = [], []
     for panel in numbers["panels"]:
-        best = min(panel["rows"], key=lambda row: row["latency"])
+        best = min(row["latency"] for row in panel["rows"])
+        good = [row["block_size"] for row in panel["rows"] if row["latency"] < 1.15 * best]
         for row in panel["rows"]:
             rows.append([panel["data"], row["block_size"], f"{row['kernel']:.2f}", f"{row['latency']:.3f}", row["sustained"]])
         published = "16 to 128" if panel["data"] == "ShareGPT" else "16 and 32"
-        summary.append([f"Figure 18b, {panel['data']}: best block size", published, best["block_size"], "", "kernel times are those of the CPU"])
+        summary.append([f"Figure 18b, {panel['data']}: best block sizes (within 15 %)", published, f"{good[0]} to {good[-1]}", "", "kernel times are those of the CPU"])
     if folder:
         drawing, (axes,) = plots().figure(1, width=4.5, height=3.0)
         series = {panel["data"]: [(row["block_size"], row["latency"]) for row in panel["rows"]] for panel in numbers["panels"]}
@@ -349,7 +362,7 @@ def figure_19a(numbers, folder):
 def figure_19b(numbers, folder):
     rows = [[row["block_size"], f"{row['recompute']:.3f}", f"{row['swap']:.3f}", f"{row['ratio']:.2f}", row["recomputed"], row["swapped"]] for row in numbers["rows"]]
     worst = max(row["ratio"] for row in numbers["rows"])
-    summary = [["Figure 19b: most latency of recomputation over swapping", "comparable from 16 to 64", f"{worst:.2f}", "", "few preemptions per request at a sustained rate"]]
+    summary = [["Figure 19b: most latency of recomputation over swapping", "comparable from 16 to 64", f"{worst:.2f}", "", "a preemption takes a small part of a request's time"]]
     if folder:
         drawing, (axes,) = plots().figure(1, width=4.5, height=3.0)
         series = {kind: [(row["block_size"], row[kind]) for row in numbers["rows"]] for kind in ("recompute", "swap")}
@@ -365,14 +378,16 @@ OPT-13B, ShareGPT, {numbers['rate']:.2f} requests/s, 2 % above the sustained rat
 
 
 def ablation(numbers, folder):
-    rows = [[row["factor"], row["sustained"], *(f"{row[key]:.2f}" for key in ("oracle", "pow2", "max"))] for row in numbers["rows"]]
+    rows = [[row["model"], row["factor"], row["sustained"], *(f"{row[key]:.2f}" for key in ("oracle", "pow2", "max"))] for row in numbers["rows"]]
     text = """## Ablation
 
-OPT-13B, ShareGPT, one change at a time. "reserved in blocks" shows what contiguity costs Orca: with the
-length known, the difference to the first row is the rounding up to a power of two.
+ShareGPT, one change at a time. "Reserved in blocks" shows what contiguity costs Orca: with the length
+known, the difference to the first row is the rounding up to a power of two, and it moves the ratio over
+Orca (Oracle) into the band of the paper. What a step costs besides memory reads moves all ratios: a
+constant cost makes large batches worth more, and K and V make them worth less.
 
 """
-    return [], text + table(["change", "sustained requests/s", "over Orca (Oracle)", "over Orca (Pow2)", "over Orca (Max)"], rows)
+    return [], text + table(["model", "change", "sustained requests/s", "over Orca (Oracle)", "over Orca (Pow2)", "over Orca (Max)"], rows)
 
 
 def today(numbers, folder):
@@ -416,7 +431,7 @@ def engine(numbers, folder):
     rows = [[row["name"], row["requests_per_second"], f"{row['ratio']:.2f}", f"{row['latency']:.3f}", f"{row['running']:.1f}", row["preemptions"]] for row in numbers["rows"]]
     over = named(numbers["rows"], "Orca (Oracle)")["ratio"], named(numbers["rows"], "Orca (Max)")["ratio"]
     summary = [["CPU engine: rate over Orca (Oracle), (Max)", "", f"{over[0]:.2f}, {over[1]:.2f}", "",
-                "a CPU is limited by arithmetic at small batches, so that larger batches gain less"]]
+                "a smaller pool, and a CPU gains less from large batches"]]
     if folder:
         drawing, (axes,) = plots().figure(1, width=5.0, height=3.2)
         plots().bars(axes, "CPU engine", [row["name"] for row in numbers["rows"]], [row["requests_per_second"] for row in numbers["rows"]], "requests per second")
@@ -425,6 +440,8 @@ def engine(numbers, folder):
 
 Measured: model {numbers['model']}, {numbers['requests']} requests at once, lengths of ShareGPT divided by four (at most 512
 tokens), a pool of {numbers['pool_tokens']:,} tokens. The engine computes every token; only the policies differ.
+The pool has two sequences of the maximum length: two cores gain little from a batch above 15, so that
+with the pool of the paper (7 sequences) no policy is faster than another.
 
 """
     head = ["system", "requests/s", "ratio", "seconds per token", "requests at once", "preemptions"]

@@ -18,7 +18,8 @@ struct Shares {
     tokens: f64,
     /// Slots that a running request will fill later.
     reserved: f64,
-    /// Slots that a request has and never fills.
+    /// Slots that are reserved for a request, or in its last block, and that it never fills. The rest of
+    /// the pool is external: rounding up to a power of two, and free memory.
     internal: f64,
 }
 
@@ -38,10 +39,9 @@ impl Accounting<'_> {
     fn contiguous(&self, served: &[Served]) -> Shares {
         let mut shares = Shares::default();
         for (job, served) in self.jobs.iter().zip(served).filter(|(_, served)| served.is_resident()) {
-            let chunk = (job.prompt + job.max_tokens).div_ceil(self.block_size).next_power_of_two() * self.block_size;
             shares.tokens += (job.prompt + served.tokens) as f64;
             shares.reserved += (job.output - served.tokens) as f64;
-            shares.internal += (chunk - job.prompt - job.output) as f64;
+            shares.internal += (job.max_tokens - job.output) as f64;
         }
         shares
     }

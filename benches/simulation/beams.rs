@@ -24,6 +24,12 @@ impl Ends {
     /// Writes the logits of all rows: random scores, and EOS at the end of a sequence. The larger
     /// `scale` is, the more the best token stands out.
     pub fn score(&mut self, batch: &Batch, scale: f32, logits: &mut [f32]) {
+        // A fork may have a copy of the first block.
+        for copy in &batch.copies {
+            if let Some(digits) = self.0.get(&copy.from).copied() {
+                self.0.insert(copy.to, digits);
+            }
+        }
         let mut rows = batch.logit_rows.iter().zip(logits.chunks_exact_mut(VOCAB)).peekable();
         for span in &batch.spans {
             let digits = self.0.entry(batch.tables[span.table as usize]).or_default();

@@ -122,6 +122,9 @@ fn samples_share_the_prompt_and_beams_share_more() {
     let beams = simulation.sharing.saved();
     assert!(beams > samples, "{beams}");
     assert_eq!(serve(Branching::One).1.sharing.saved(), 0.0);
+    // A prompt that does not fill its block, which the beams copy.
+    let short = Job { prompt: 5, branching: Branching::Beams { width: 4, scale: 2.0 }, max_tokens: 200, ..job };
+    assert_eq!(quick(&[short], &options(Policies::default())).0[0].tokens, 160);
 }
 
 #[test]
