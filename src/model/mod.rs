@@ -5,6 +5,7 @@ mod checkpoint;
 mod config;
 mod decoder;
 mod formats;
+pub mod gguf;
 mod kv_layout;
 mod latent;
 mod mxfp4;

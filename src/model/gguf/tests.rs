@@ -1,0 +1,227 @@
+use std::io::Write;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::*;
+use crate::error::Code;
+
+/// A file that the gguf package has written (tests/data/make_gguf.py).
+fn reference() -> Gguf {
+    Gguf::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/gguf_blocks.gguf")).unwrap()
+}
+
+fn read_all(file: &Gguf, name: &str) -> Vec<f32> {
+    let tensor = file.tensor(name).unwrap();
+    let mut numbers = vec![0.0; tensor.shape.iter().product()];
+    file.read_f32(tensor, 0, &mut numbers).unwrap();
+    numbers
+}
+
+#[test]
+fn every_type_has_the_numbers_of_the_reference_bit_for_bit() {
+    let file = reference();
+    let mut types = 0;
+    for (name, tensor) in file.tensors().filter(|(name, _)| !name.ends_with(".expected")) {
+        let bits = |name: &str| read_all(&file, name).iter().map(|number| number.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(name), bits(&format!("{name}.expected")), "{name}");
+        assert_eq!(name, tensor.kind.name());
+        // A part of the tensor.
+        let (first, mut part) = (256, [0.0; 512]);
+        file.read_f32(tensor, first, &mut part).unwrap();
+        assert_eq!(part.map(f32::to_bits)[..], bits(name)[first..first + 512], "{name}");
+        types += 1;
+    }
+    assert_eq!(types, 15);
+}
+
+#[test]
+fn values_are_those_that_were_written() {
+    let metadata = reference().metadata;
+    assert_eq!(metadata.whole("test.whole", 10).unwrap(), Some(7));
+    assert_eq!(metadata.text("test.text").unwrap(), Some("text"));
+    assert_eq!(metadata.get("test.float"), Some(&Value::Float(0.5)));
+    assert_eq!(metadata.get("test.flag"), Some(&Value::Flag(true)));
+    assert_eq!(metadata.get("test.integers"), Some(&Value::Integers(vec![-1, 2])));
+    assert_eq!(metadata.get("test.floats"), Some(&Value::Floats(vec![0.25, 2.0])));
+    assert_eq!(metadata.get("test.flags"), Some(&Value::Flags(vec![true, false])));
+    assert_eq!(metadata.get("test.texts"), Some(&Value::Texts(vec!["one".into(), String::new(), "drei".into()])));
+    assert_eq!(metadata.whole("test.missing", 10).unwrap(), None);
+    assert!(metadata.whole("test.whole", 6).unwrap_err().message().contains("test.whole is 7; must be 0 to 6"));
+    assert!(metadata.text("test.whole").unwrap_err().message().contains("is not a text"));
+}
+
+#[test]
+fn a_scale_that_is_not_finite_is_an_error() {
+    for (kind, at) in [(BlockType::Q4_0, 0), (BlockType::Q5_1, 2), (BlockType::Q4_K, 0), (BlockType::Q3_K, 108), (BlockType::Q6_K, 208)] {
+        for bits in [0x7C00u16, 0xFC00, 0x7E01] {
+            let mut block = vec![0; kind.block_bytes()];
+            block[at..at + 2].copy_from_slice(&bits.to_le_bytes());
+            let error = kind.unpack(&block, &mut vec![0.0; kind.block_len()]).unwrap_err();
+            assert!(error.code() == Code::Model && error.message().contains("a scale of a block is"), "{kind:?}: {error}");
+        }
+    }
+    let nan = BlockType::Mxfp4.unpack(&[255; 17], &mut [0.0; 32]).unwrap_err();
+    assert!(nan.message().contains("NaN"));
+}
+
+/// The parts of a small file, which a test may change.
+struct Parts {
+    version: u32,
+    tensors: u64,
+    values: u64,
+    /// Keys, types and values.
+    metadata: Vec<u8>,
+    /// Descriptions of tensors.
+    descriptions: Vec<u8>,
+    data: Vec<u8>,
+}
+
+fn text(text: &str) -> Vec<u8> {
+    [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
+}
+
+fn whole(key: &str, number: u32) -> Vec<u8> {
+    [text(key), 4u32.to_le_bytes().into(), number.to_le_bytes().into()].concat()
+}
+
+fn list(key: &str, kind: u32, count: u64, items: &[u8]) -> Vec<u8> {
+    [text(key), 9u32.to_le_bytes().into(), kind.to_le_bytes().into(), count.to_le_bytes().into(), items.into()].concat()
+}
+
+/// `sizes` begin with the innermost one, as in files.
+fn description(name: &str, sizes: &[u64], kind: u32, offset: u64) -> Vec<u8> {
+    let mut bytes = [text(name), (sizes.len() as u32).to_le_bytes().into()].concat();
+    sizes.iter().for_each(|size| bytes.extend(size.to_le_bytes()));
+    bytes.extend(kind.to_le_bytes());
+    bytes.extend(offset.to_le_bytes());
+    bytes
+}
+
+impl Parts {
+    /// Two tensors: 2 x 32 numbers in Q8_0, and 8 numbers in F32.
+    fn good() -> Parts {
+        Parts {
+            version: 3,
+            tensors: 2,
+            values: 3,
+            metadata: [whole("a", 1), list("b", 8, 2, &[text("x"), text("yz")].concat()), list("c", 6, 1, &0.5f32.to_le_bytes())].concat(),
+            descriptions: [description("q", &[32, 2], 8, 0), description("f", &[8], 0, 96)].concat(),
+            data: vec![0; 128],
+        }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let counts = [self.tensors.to_le_bytes(), self.values.to_le_bytes()].concat();
+        let mut bytes = [b"GGUF", &self.version.to_le_bytes()[..], &counts, &self.metadata, &self.descriptions].concat();
+        bytes.resize(bytes.len().next_multiple_of(32), 0);
+        bytes.extend(&self.data);
+        bytes
+    }
+}
+
+fn open(bytes: &[u8]) -> Result<Gguf> {
+    static FILES: AtomicUsize = AtomicUsize::new(0);
+    let number = FILES.fetch_add(1, Ordering::Relaxed);
+    let path = std::env::temp_dir().join(format!("pagedllm-gguf-{}-{number}.gguf", std::process::id()));
+    File::create(&path).unwrap().write_all(bytes).unwrap();
+    let file = Gguf::open(&path);
+    std::fs::remove_file(&path).unwrap();
+    file
+}
+
+fn refused(change: impl Fn(&mut Parts)) -> Error {
+    let mut parts = Parts::good();
+    change(&mut parts);
+    open(&parts.bytes()).unwrap_err()
+}
+
+#[test]
+fn impossible_headers_are_refused_with_the_number_and_the_limit() {
+    assert_eq!(open(&Parts::good().bytes()).unwrap().tensor("q").unwrap().shape, [2, 32]);
+    let huge = 1u64 << 60;
+    let one = |key, kind: u32, value: &[u8]| [text(key), kind.to_le_bytes().into(), value.into()].concat();
+    type Change<'a> = (&'a str, Code, Box<dyn Fn(&mut Parts) + 'a>);
+    let metadata =
+        |bytes: Vec<u8>| -> Box<dyn Fn(&mut Parts)> { Box::new(move |parts| (parts.values, parts.metadata) = (1, bytes.clone())) };
+    let described =
+        |bytes: Vec<u8>| -> Box<dyn Fn(&mut Parts)> { Box::new(move |parts| (parts.tensors, parts.descriptions) = (1, bytes.clone())) };
+    let cases: Vec<Change> = vec![
+        ("GGUF version 1; supported are 2 and 3", Code::Unsupported, Box::new(|parts| parts.version = 1)),
+        ("GGUF version 4; supported are 2 and 3", Code::Unsupported, Box::new(|parts| parts.version = 4)),
+        ("GGUF version 3 in big-endian order", Code::Unsupported, Box::new(|parts| parts.version = 3u32.swap_bytes())),
+        ("the list of tensors at byte 24 has 1152921504606846976 items", Code::Model, Box::new(|parts| parts.tensors = huge)),
+        ("the list of values at byte 24 has 1152921504606846976 items", Code::Model, Box::new(|parts| parts.values = huge)),
+        (
+            "has 1099511627776 items of at least 1 bytes",
+            Code::Model,
+            metadata([(1u64 << 40).to_le_bytes().into(), b"key".to_vec()].concat()),
+        ),
+        ("has 1099511627776 items of at least 1 bytes", Code::Model, metadata(one("k", 8, &(1u64 << 40).to_le_bytes()))),
+        ("k at byte", Code::Model, metadata(list("k", 6, huge, &[]))),
+        ("k at byte", Code::Model, metadata(list("k", 8, u64::MAX, &[]))),
+        ("k is a list of lists", Code::Unsupported, metadata(list("k", 9, 1, &[0; 12]))),
+        ("k is a list of the type 13", Code::Model, metadata(list("k", 13, 1, &[0; 12]))),
+        ("k has the type 99", Code::Model, metadata(one("k", 99, &[0; 8]))),
+        ("k is a bool with the byte 2", Code::Model, metadata(one("k", 7, &[2]))),
+        ("is not UTF-8", Code::Model, metadata(one("k", 8, &[2, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF]))),
+        ("an item of k is 18446744073709551615", Code::Model, metadata(list("k", 10, 1, &u64::MAX.to_le_bytes()))),
+        ("a has two values", Code::Model, Box::new(|parts| (parts.values, parts.metadata) = (2, [whole("a", 1), whole("a", 2)].concat()))),
+        ("general.alignment is 48; must be a power of two", Code::Model, metadata(whole("general.alignment", 48))),
+        ("general.alignment is 0; must be a power of two", Code::Model, metadata(whole("general.alignment", 0))),
+        ("tensor q is in the file twice", Code::Model, Box::new(|parts| parts.descriptions = description("q", &[32], 0, 0).repeat(2))),
+        ("it has 0 dimensions; must be 1 to 4", Code::Model, described(description("t", &[], 0, 0))),
+        ("it has 5 dimensions; must be 1 to 4", Code::Model, described(description("t", &[1; 5], 0, 0))),
+        ("a dimension is 0", Code::Model, described(description("t", &[32, 0], 0, 0))),
+        ("a dimension is 1152921504606846976", Code::Model, described(description("t", &[32, huge], 0, 0))),
+        ("tensor t: its storage type is 16; supported are F32, F16", Code::Unsupported, described(description("t", &[256], 16, 0))),
+        ("its rows have 48 numbers, which is no multiple of 32 (Q8_0)", Code::Model, described(description("t", &[48], 8, 0))),
+        ("its rows have 32 numbers, which is no multiple of 256 (Q4_K)", Code::Model, described(description("t", &[32, 8], 12, 0))),
+        ("its data begin at 8, which is no multiple of 32", Code::Model, described(description("t", &[8], 0, 8))),
+        ("tensor t has 256 bytes at 0 after the header of", Code::Model, described(description("t", &[64], 0, 0))),
+        ("tensor t has 32 bytes at 18446744073709551584", Code::Model, described(description("t", &[8], 0, u64::MAX - 31))),
+        (
+            "tensors q and f overlap",
+            Code::Model,
+            Box::new(|parts| parts.descriptions = [description("q", &[32, 2], 8, 0), description("f", &[8], 0, 64)].concat()),
+        ),
+    ];
+    for (part, code, change) in &cases {
+        let error = refused(change);
+        assert!(error.code() == *code && error.message().contains(part), "{part}: {error}");
+    }
+    assert!(open(b"").unwrap_err().message().contains("the magic"));
+    assert!(open(b"GGML\x03\0\0\0").unwrap_err().message().contains("bad magic"));
+}
+
+#[test]
+fn a_file_that_ends_too_early_is_an_error_wherever_it_ends() {
+    let bytes = Parts::good().bytes();
+    for len in 0..bytes.len() {
+        assert!(open(&bytes[..len]).is_err(), "{len} of {} bytes", bytes.len());
+    }
+}
+
+/// A file with random bytes is opened or refused, and its tensors can be read or not. A panic or an
+/// abort fails this test.
+#[test]
+fn random_changes_never_panic() {
+    let (good, reference) = (Parts::good().bytes(), std::fs::read("tests/data/gguf_blocks.gguf").unwrap());
+    // A linear congruential generator, of which the high bits count.
+    let mut state = 1u64;
+    let mut random = |below: usize| {
+        state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(1);
+        (state >> 33) as usize % below
+    };
+    for round in 0..2000 {
+        let mut bytes = if round % 10 == 0 { reference.clone() } else { good.clone() };
+        let header = bytes.len().min(3000);
+        for _ in 0..1 + round % 4 {
+            let at = random(header);
+            bytes[at] = [0, 1, 0x7F, 0x80, 0xFF, bytes[at] ^ 1, bytes[at].wrapping_add(1)][random(7)];
+        }
+        let Ok(file) = open(&bytes) else { continue };
+        for (_, tensor) in file.tensors() {
+            let mut numbers = vec![0.0; tensor.shape.iter().product()];
+            let _ = file.read_f32(tensor, 0, &mut numbers);
+        }
+    }
+}
