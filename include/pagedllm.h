@@ -522,7 +522,7 @@ typedef int32_t (*pllm_progress)(void *progress_data, uint64_t done, uint64_t to
 typedef struct {
   // sizeof(pllm_engine_options).
   uint64_t struct_size;
-  // Model directory in the layout of Hugging Face. UTF-8.
+  // Model directory in the layout of Hugging Face, or a GGUF file. UTF-8.
   const char *model_path;
   // Length of model_path in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t model_path_len;

@@ -517,7 +517,7 @@ enum class Allocation : uint32_t {
 
 // Options of an engine.
 struct Options {
-    // Model directory in the layout of Hugging Face. UTF-8.
+    // Model directory in the layout of Hugging Face, or a GGUF file. UTF-8.
     std::string model_path = {};
     // Device: "cpu" (default, also empty), or "cuda:0" (also "cuda") for the first CUDA device.
     // CUDA needs an NVIDIA driver for CUDA 13, compute capability 8.0 or newer, and weights in f32,

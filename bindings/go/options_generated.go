@@ -11,7 +11,7 @@ import "time"
 // field selects the library's default. A number that is negative or too large is
 // ErrInvalidArgument.
 type Options struct {
-	// ModelPath is the model directory in the layout of Hugging Face.
+	// ModelPath is the model directory in the layout of Hugging Face, or a GGUF file.
 	ModelPath string
 	// Device is the device: "cpu" (default, also ""), or "cuda:0" (also "cuda") for the first CUDA
 	// device. CUDA needs an NVIDIA driver for CUDA 13, compute capability 8.0 or newer, and weights

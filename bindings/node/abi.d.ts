@@ -254,7 +254,7 @@ export type Grammar =
 
 /** Options of an engine. */
 export interface Options {
-  /** Model directory in the layout of Hugging Face. */
+  /** Model directory in the layout of Hugging Face, or a GGUF file. */
   modelPath: string | Uint8Array;
   /**
    * Device: "cpu" (default), or "cuda:0" (also "cuda") for the first CUDA device. CUDA needs an

@@ -1,6 +1,7 @@
 //! Loading: from a model directory to an executor, with the memory plan and the tokenizer.
 
 use std::collections::HashSet;
+use std::path::Path;
 
 use crate::backend::Backend;
 use crate::backend::cpu::CpuBackend;
@@ -12,7 +13,7 @@ use crate::executor::{Executor, warmup};
 use crate::kv::Paging;
 use crate::memory::plan;
 use crate::memory::plan::MemoryPlan;
-use crate::model::{KvCache, KvPool, LoadProgress, ModelFiles, PackedReport};
+use crate::model::{KvCache, KvPool, LoadProgress, ModelFiles, PackedReport, is_gguf};
 use crate::sys::float::StandardMode;
 use crate::text::Text;
 use crate::types::options::{Device, EngineOptions, Isa, ModelDefaults};
@@ -83,7 +84,7 @@ impl EngineParts {
     /// Loads the model for a backend.
     fn load<B: Backend + 'static>(backend: B, options: &EngineOptions, progress: LoadProgress) -> Result<EngineParts> {
         let mut files = model_files(options)?;
-        let mut text = if options.skip_tokenizer { None } else { Some(Text::load(&options.model_dir)?) };
+        let mut text = if options.skip_tokenizer { None } else { Some(load_text(&options.model_dir)?) };
         let memory = MemoryPlan::for_model(&files, &backend, options)?;
         if let Some(text) = &mut text {
             text.limit_prompts(options.max_prompt_bytes(memory.max_model_len));
@@ -138,6 +139,18 @@ fn warm_up<B: Backend>(executor: &mut ModelExecutor<B>, files: &ModelFiles, opti
         kept.map_err(|e| Error::new(e.code(), format!("the device cannot record its decode steps: {}", e.message())))?;
     }
     if swap_blocks > 0 { executor.warm_up_swap() } else { Ok(()) }
+}
+
+/// Loads the tokenizer of a model directory, or that beside a GGUF file.
+fn load_text(model: &Path) -> Result<Text> {
+    let dir = if model.is_dir() { model } else { model.parent().unwrap_or(model) };
+    if is_gguf(model)? && !dir.join("tokenizer.json").exists() {
+        return Err(Error::unsupported(format!(
+            "{}: the tokenizer in a GGUF file is not supported; put the tokenizer.json of the model beside the file, or set skip_tokenizer",
+            model.display()
+        )));
+    }
+    Text::load(dir)
 }
 
 /// Opens the files of the model without reading the weights.

@@ -126,7 +126,7 @@ pub const PLLM_ALLOCATION_MAX_TOKENS: u32 = 1;
 pub struct pllm_engine_options {
     /// sizeof(pllm_engine_options).
     pub struct_size: u64,
-    /// Model directory in the layout of Hugging Face. UTF-8.
+    /// Model directory in the layout of Hugging Face, or a GGUF file. UTF-8.
     pub model_path: *const c_char,
     /// Length of model_path in bytes, or PLLM_NUL_TERMINATED (default).
     pub model_path_len: u64,
@@ -337,7 +337,7 @@ impl pllm_engine_options {
         // SAFETY: the caller's contract.
         let model_path = unsafe { string("model_path", c.model_path, c.model_path_len) }?;
         if model_path.is_empty() {
-            return Err(Error::invalid("model_path is empty; set a model directory"));
+            return Err(Error::invalid("model_path is empty; set a model directory or a GGUF file"));
         }
         // SAFETY: the caller's contract.
         let device = if c.device.is_null() { "cpu" } else { unsafe { string("device", c.device, c.device_len) }? };

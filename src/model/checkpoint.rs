@@ -1,4 +1,4 @@
-//! Tensors in safetensors files. Files are read by range instead of mapped, so that a truncated
+//! Tensors in safetensors files, or in a GGUF file. Files are read by range instead of mapped, so that a truncated
 //! file causes an error and not a signal.
 
 use std::collections::{BTreeMap, HashMap};
@@ -12,6 +12,8 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::config::Config;
+use super::gguf::model::tensor_name;
+use super::gguf::{BlockType, Gguf};
 use super::remedy;
 use crate::error::{Error, Result, try_vec};
 use crate::sys::files;
@@ -37,8 +39,12 @@ struct Shard {
 pub struct Tensor {
     file: usize,
     offset: u64,
+    /// F32 if the numbers are stored in blocks.
     pub dtype: safetensors::Dtype,
     pub shape: Vec<usize>,
+    /// The blocks of a quantized tensor of a GGUF file. They are read as the numbers that they
+    /// represent.
+    blocks: Option<BlockType>,
 }
 
 impl Checkpoint {
@@ -86,6 +92,7 @@ impl Checkpoint {
                 offset: data_start + info.data_offsets.0 as u64,
                 dtype: info.dtype,
                 shape: info.shape.clone(),
+                blocks: None,
             };
             self.tensors.try_reserve(1)?;
             if self.tensors.insert(name.clone(), tensor).is_some() {
@@ -94,6 +101,25 @@ impl Checkpoint {
         }
         self.files.push(Shard { path, file });
         Ok(())
+    }
+
+    /// Takes the tensors of a GGUF file, by their names in Hugging Face.
+    pub fn from_gguf(gguf: Gguf, prefix: &'static str) -> Result<Checkpoint> {
+        let mut tensors = HashMap::new();
+        tensors.try_reserve(gguf.tensors().count())?;
+        for (name, tensor) in gguf.tensors() {
+            let (dtype, blocks) = match tensor.kind {
+                BlockType::F32 => (safetensors::Dtype::F32, None),
+                BlockType::F16 => (safetensors::Dtype::F16, None),
+                BlockType::Bf16 => (safetensors::Dtype::BF16, None),
+                kind => (safetensors::Dtype::F32, Some(kind)),
+            };
+            let tensor = Tensor { file: 0, offset: tensor.offset, dtype, shape: tensor.shape.clone(), blocks };
+            if tensors.insert(tensor_name(name), tensor).is_some() {
+                return Err(Error::model(format!("{}: {name} has the name of another tensor", gguf.path.display())));
+            }
+        }
+        Ok(Checkpoint { files: vec![Shard { path: gguf.path, file: gguf.file }], tensors, prefix })
     }
 
     pub fn find(&self, name: &str) -> Option<&Tensor> {
@@ -138,9 +164,29 @@ impl Checkpoint {
 
     /// Fills `out` with the tensor's bytes from `start` on.
     pub fn read(&self, tensor: &Tensor, start: u64, out: &mut [u8]) -> Result<()> {
+        match tensor.blocks {
+            Some(kind) => self.read_blocks(tensor, kind, start as usize, out),
+            None => self.read_stored(tensor, start, out),
+        }
+    }
+
+    fn read_stored(&self, tensor: &Tensor, start: u64, out: &mut [u8]) -> Result<()> {
         let shard = &self.files[tensor.file];
         let read = shard.file.read_exact_at(out, tensor.offset + start);
         read.map_err(|e| Error::io(format!("{}: cannot read {} bytes at {}: {e}", shard.path.display(), out.len(), tensor.offset + start)))
+    }
+
+    /// Fills `out` with f32 numbers of quantized blocks. `start` is a byte among these numbers.
+    fn read_blocks(&self, tensor: &Tensor, kind: BlockType, start: usize, out: &mut [u8]) -> Result<()> {
+        let unpacked = kind.block_len() * size_of::<f32>();
+        let (first, end) = (start / unpacked, (start + out.len()).div_ceil(unpacked));
+        let mut packed = try_vec((end - first) * kind.block_bytes(), 0u8)?;
+        self.read_stored(tensor, (first * kind.block_bytes()) as u64, &mut packed)?;
+        let mut numbers = try_vec((end - first) * kind.block_len(), 0.0f32)?;
+        kind.unpack(&packed, &mut numbers).map_err(|error| error.within(self.files[tensor.file].path.display()))?;
+        let bytes = numbers.iter().flat_map(|number| number.to_le_bytes()).skip(start - first * unpacked);
+        out.iter_mut().zip(bytes).for_each(|(out, byte)| *out = byte);
+        Ok(())
     }
 
     /// Returns a hash of `what`, of every tensor's name, dtype and shape, and of samples of its
@@ -155,6 +201,9 @@ impl Checkpoint {
         add(what.as_bytes());
         for (name, tensor) in self.tensors.iter().collect::<BTreeMap<_, _>>() {
             add(format!("{name} {:?} {:?}", tensor.dtype, tensor.shape).as_bytes());
+            if let Some(kind) = tensor.blocks {
+                add(kind.name().as_bytes());
+            }
             self.sample(tensor, &mut add)?;
         }
         Ok(hash.finalize().into())

@@ -34,6 +34,11 @@ impl Config {
         }
     }
 
+    /// Returns a config with these fields. Errors name `file`.
+    pub fn new(file: String, fields: Map<String, Value>) -> Config {
+        Config { file, fields }
+    }
+
     /// Returns the field, unless it is absent or null.
     pub fn get(&self, name: &str) -> Option<&Value> {
         self.fields.get(name).filter(|value| !value.is_null())

@@ -32,6 +32,11 @@ use crate::backend::{Alloc, Backend};
 use crate::error::{Code, Error, Result, try_format};
 use crate::types::options::{Dtype, ModelDefaults, WeightFormat};
 
+/// Returns true if the model at this path is a GGUF file.
+pub fn is_gguf(path: &Path) -> Result<bool> {
+    Ok(gguf::model::find(path)?.is_some())
+}
+
 /// A model directory, opened and validated but not loaded.
 pub struct ModelFiles {
     pub architecture: &'static str,
@@ -48,23 +53,45 @@ pub struct ModelFiles {
 }
 
 impl ModelFiles {
-    pub fn open(dir: &Path) -> Result<ModelFiles> {
+    /// Opens a directory in the layout of Hugging Face, or a GGUF file.
+    pub fn open(path: &Path) -> Result<ModelFiles> {
+        match gguf::model::find(path)? {
+            Some(file) => ModelFiles::open_gguf(&file).map_err(|error| error.within(file.display())),
+            None => ModelFiles::open_directory(path),
+        }
+    }
+
+    fn open_directory(dir: &Path) -> Result<ModelFiles> {
         if !dir.is_dir() {
             return Err(Error::io(format!("model_path {:?} does not exist or is not a directory", dir.display().to_string())));
         }
         let config = Config::load(dir, "config.json")?;
         let family = family(&config)?;
-        let mut spec = (family.spec)(&config)?;
+        let spec = (family.spec)(&config)?;
         refuse_quantized(&config, &spec)?;
         let checkpoint = Checkpoint::open(dir, family.prefix)?;
+        let generation = Config::load_optional(dir, "generation_config.json")?.unwrap_or_default();
+        ModelFiles::check(family, spec, checkpoint, &config, &generation)
+    }
+
+    fn open_gguf(path: &Path) -> Result<ModelFiles> {
+        let file = gguf::Gguf::open_at(path)?;
+        let config = Config::new("as config.json".into(), gguf::model::config(&file)?);
+        let family = family(&config)?;
+        let mut spec = (family.spec)(&config)?;
+        gguf::model::adapt(&file, &mut spec)?;
+        let checkpoint = Checkpoint::from_gguf(file, family.prefix)?;
+        ModelFiles::check(family, spec, checkpoint, &config, &Config::default())
+    }
+
+    fn check(family: &Family, mut spec: ModelSpec, checkpoint: Checkpoint, config: &Config, generation: &Config) -> Result<ModelFiles> {
         if let Some(head) = weights::own_head(&spec, &checkpoint)? {
             spec.head.weight = Some(head);
         }
         weights::refuse_unused(&spec, &checkpoint)?;
         let dtype = weights::storage(&spec, &checkpoint)?;
-        let generation = Config::load_optional(dir, "generation_config.json")?.unwrap_or_default();
-        let eos_token_ids = eos_token_ids(&generation, &config, spec.vocab_size)?;
-        let sampling_defaults = sampling_defaults(&generation);
+        let eos_token_ids = eos_token_ids(generation, config, spec.vocab_size)?;
+        let sampling_defaults = sampling_defaults(generation);
         Ok(ModelFiles { architecture: family.architecture, spec, dtype, weight_format: None, eos_token_ids, sampling_defaults, checkpoint })
     }
 

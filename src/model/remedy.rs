@@ -15,8 +15,7 @@ pub fn for_files_of(dir: &Path) -> &'static str {
                 and save the result with save_pretrained";
     }
     if has(&|name| name.ends_with(".gguf")) {
-        return "the directory has a GGUF file, which is not supported; use the model in the layout of Hugging Face, \
-                with model.safetensors";
+        return "the directory has a GGUF file; set model_path to the file";
     }
     if has(&|name| name.starts_with("pytorch_model") && (name.ends_with(".bin") || name.ends_with(".bin.index.json"))) {
         return "the directory has only pytorch_model.bin; load it with from_pretrained of transformers, \

@@ -2,26 +2,46 @@
 
 Writes gguf_blocks.gguf: a tensor of random blocks for each storage type, and beside each the numbers of the gguf package,
 as a tensor "NAME.expected" in F32.
+
+Writes gguf_NAME/: models of random blocks of all types, and the logits of transformers with the numbers of the gguf package.
 """
 
-from pathlib import Path
+import sys
+import zlib
 
 import gguf
 import numpy as np
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
-TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4", "F16", "BF16"]
-# Bytes of scales and offsets in f16.
+from make_goldens import HERE, PROMPT, generate, logits_of, weakness
+
+# Types with rows of a multiple of 256 numbers, and of 32.
+LONG = ["Q4_K", "Q5_K", "Q6_K", "Q3_K", "Q2_K", "IQ4_XS"]
+SHORT = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4", "F16", "BF16"]
+# Bytes of the scale and of the offset, which are f16.
 SCALES = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2],
           "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0], "IQ4_XS": [0], "F16": [0]}
 NUMBERS = 1024
 
 
-def blocks(name, random):
-    kind = gguf.GGMLQuantizationType[name]
-    block_len, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-    data = random.integers(0, 256, size=(NUMBERS // block_len, block_bytes), dtype=np.uint8)
+def dequantize(name, rows):
+    return gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[name]).astype(np.float32)
+
+
+def random_bytes(name, numbers, random):
+    block_len, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
+    return random.integers(0, 256, size=(numbers // block_len, block_bytes), dtype=np.uint8)
+
+
+# --- blocks -----------------------------------------------------------------------
+
+
+def any_blocks(name, random):
+    """Returns blocks with any finite scales: large, subnormal, negative."""
+    data = random_bytes(name, NUMBERS, random)
     for at in SCALES.get(name, []):
-        # All finite scales: large, subnormal, negative.
         bits = random.integers(0, 1 << 16, size=len(data), dtype=np.uint16)
         bits[(bits & 0x7C00) == 0x7C00] &= 0x83FF
         data[:, at:at + 2] = bits[:, None].view(np.uint8)
@@ -30,13 +50,12 @@ def blocks(name, random):
         data[:3, 0] = [0, 1, 254]
     if name == "BF16":
         data[:, 1] &= 0xBF
-    rows = data.reshape(1, -1)
-    return kind, rows, gguf.quants.dequantize(rows, kind).astype(np.float32)
+    return data.reshape(1, -1)
 
 
-def main():
+def write_blocks():
     random = np.random.default_rng(1)
-    writer = gguf.GGUFWriter(Path(__file__).parent / "gguf_blocks.gguf", "test")
+    writer = gguf.GGUFWriter(HERE / "gguf_blocks.gguf", "test")
     writer.add_uint32("test.whole", 7)
     writer.add_float32("test.float", 0.5)
     writer.add_bool("test.flag", True)
@@ -45,15 +64,153 @@ def main():
     writer.add_array("test.floats", [0.25, 2.0])
     writer.add_array("test.flags", [True, False])
     writer.add_array("test.texts", ["one", "", "drei"])
-    for name in TYPES:
-        kind, rows, expected = blocks(name, random)
-        writer.add_tensor(name, rows, raw_dtype=kind)
-        writer.add_tensor(f"{name}.expected", expected)
+    for name in SHORT[:5] + LONG + SHORT[5:]:
+        rows = any_blocks(name, random)
+        writer.add_tensor(name, rows, raw_dtype=gguf.GGMLQuantizationType[name])
+        writer.add_tensor(f"{name}.expected", dequantize(name, rows))
+    finish(writer)
+
+
+def finish(writer):
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
+# --- models -----------------------------------------------------------------------
+
+SIZES = dict(vocab_size=96, hidden_size=256, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=128,
+             rms_norm_eps=1e-5, bos_token_id=1, eos_token_id=2)
+LLAMA3 = dict(rope_type="llama3", rope_theta=10000.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
+MODELS = {
+    "gguf_llama": LlamaConfig(num_key_value_heads=2, head_dim=16, tie_word_embeddings=False, rope_parameters=LLAMA3, **SIZES),
+    "gguf_qwen2": Qwen2Config(num_key_value_heads=4, tie_word_embeddings=True, **(SIZES | dict(num_hidden_layers=1))),
+    "gguf_qwen3": Qwen3Config(num_key_value_heads=1, head_dim=32, tie_word_embeddings=False, **SIZES),
+}
+NAMES = {"input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+         "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+         "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+
+
+def gguf_name(name):
+    base, suffix = name.rsplit(".", 1)
+    outside = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    if base in outside:
+        return f"{outside[base]}.{suffix}"
+    _, _, layer, part = base.split(".", 3)
+    return f"blk.{layer}.{NAMES[part]}.{suffix}"
+
+
+def weights(name, shape, deviation, random):
+    """Returns rows of random blocks whose numbers have a mean of 0 and this deviation."""
+    data = random_bytes(name, shape[0] * shape[1], random)
+    if name in ("F16", "BF16"):
+        numbers = (deviation * random.standard_normal(shape)).astype(np.float32)
+        return gguf.quants.quantize(numbers, gguf.GGMLQuantizationType[name]).view(np.uint8)
+    if name == "MXFP4":
+        data[:, 0] = 127 + round(np.log2(deviation / 3))
+        return data.reshape(shape[0], -1)
+
+    def with_scales(*scales):
+        for at, scale in zip(SCALES[name], scales):
+            data[:, at:at + 2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
+        return dequantize(name, data.reshape(1, -1))
+
+    scales = [1.0]
+    if len(SCALES[name]) == 2:
+        scales.append(-with_scales(1, 0).mean() / with_scales(0, 1).mean())
+    factor = deviation / with_scales(*scales).std()
+    with_scales(*(factor * scale for scale in scales))
+    return data.reshape(shape[0], -1)
+
+
+def in_order_of_transformers(rows, heads):
+    """Files of llama have the rows of the two halves of each head alternately."""
+    return rows.reshape(heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def build(name, seed):
+    """Returns the model, and its tensors for the file."""
+    config = MODELS[name]
+    random = np.random.default_rng(seed)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    tensors, used = [], 0
+    state = model.state_dict()
+    for key in state:
+        shape = state[key].shape
+        if key == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        if len(shape) == 1:
+            numbers = (1 if key.endswith("norm.weight") else 0) + 0.3 * random.standard_normal(shape[0]).astype(np.float32)
+            tensors.append((gguf_name(key), numbers, gguf.GGMLQuantizationType.F32))
+        else:
+            types = LONG if shape[1] % 256 == 0 else SHORT
+            kind = types[used % len(types)]
+            used += 1
+            deviation = 0.3 if "embed" in key else 2.0 / shape[1] ** 0.5
+            rows = weights(kind, shape, deviation, random)
+            numbers = dequantize(kind, rows).reshape(tuple(shape))
+            heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(key.split(".")[-2])
+            if heads and name == "gguf_llama":
+                numbers = in_order_of_transformers(numbers, heads)
+            tensors.append((gguf_name(key), rows, gguf.GGMLQuantizationType[kind]))
+        state[key].copy_(torch.from_numpy(np.ascontiguousarray(numbers)))
+    model.tie_weights()
+    return model, tensors
+
+
+def llama3_factors(config):
+    """Returns the factors by which frequencies are divided."""
+    dims, rope = config.head_dim, config.rope_parameters
+    lengths = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, dims, 2) / dims)
+    low, high = (rope["original_max_position_embeddings"] / rope[f"{kind}_freq_factor"] for kind in ("low", "high"))
+    smooth = (rope["original_max_position_embeddings"] / lengths - rope["low_freq_factor"]) / (rope["high_freq_factor"] - rope["low_freq_factor"])
+    between = 1 / ((1 - smooth) / rope["factor"] + smooth)
+    return np.where(lengths < high, 1, np.where(lengths > low, rope["factor"], between)).astype(np.float32)
+
+
+def write_model(name):
+    config = MODELS[name]
+    seed = zlib.crc32(name.encode())
+    while True:
+        model, tensors = build(name, seed)
+        prompt = np.random.default_rng(seed + 1).integers(3, config.vocab_size, size=PROMPT).tolist()
+        tokens = generate(model, prompt)
+        logits = logits_of(model, tokens)
+        reason = weakness(model, tokens, logits)
+        if reason is None:
+            break
+        print(f"{name}, seed {seed}: {reason}", file=sys.stderr)
+        seed += 1
+    directory = HERE / name
+    directory.mkdir(exist_ok=True)
+    architecture = config.model_type
+    writer = gguf.GGUFWriter(directory / "model.gguf", architecture)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_eos_token_id(config.eos_token_id)
+    if name == "gguf_llama":
+        tensors.append(("rope_freqs.weight", llama3_factors(config), gguf.GGMLQuantizationType.F32))
+    for tensor, rows, kind in tensors:
+        writer.add_tensor(tensor, rows, raw_dtype=kind)
+    finish(writer)
+    expected = {"tokens": torch.tensor(tokens), "prompt_len": torch.tensor([PROMPT]), "logits": logits.contiguous()}
+    save_file(expected, directory / "expected.safetensors")
+    for file in directory.iterdir():
+        file.chmod(0o644)
+    print(name, sum(file.stat().st_size for file in directory.iterdir()), "bytes, seed", seed)
+
+
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    write_blocks()
+    for name in MODELS:
+        write_model(name)

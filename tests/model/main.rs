@@ -7,6 +7,7 @@ mod support;
 
 mod bad_models;
 mod beams;
+mod gguf;
 mod goldens;
 mod packed;
 mod quality;

@@ -40,6 +40,16 @@ impl Metadata {
         }
     }
 
+    /// Returns a finite number, or `None` if the key is missing.
+    pub fn number(&self, key: &str) -> Result<Option<f64>> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(&Value::Float(number)) if number.is_finite() => Ok(Some(number)),
+            Some(&Value::Integer(number)) => Ok(Some(number as f64)),
+            Some(_) => Err(Error::model(format!("{key} is not a finite number"))),
+        }
+    }
+
     /// Returns a text, or `None` if the key is missing.
     pub fn text(&self, key: &str) -> Result<Option<&str>> {
         match self.get(key) {

@@ -3,6 +3,7 @@
 
 mod blocks;
 mod metadata;
+pub(super) mod model;
 #[cfg(test)]
 mod tests;
 
@@ -21,8 +22,8 @@ use metadata::{Header, MAX_DIMENSIONS};
 /// An open file.
 #[derive(Debug)]
 pub struct Gguf {
-    path: PathBuf,
-    file: File,
+    pub(super) path: PathBuf,
+    pub(super) file: File,
     /// The values of its header.
     pub metadata: Metadata,
     tensors: HashMap<String, Tensor>,
@@ -36,7 +37,7 @@ pub struct Tensor {
     /// The storage type of its numbers.
     pub kind: BlockType,
     /// Position of its first byte in the file.
-    offset: u64,
+    pub(super) offset: u64,
     bytes: u64,
 }
 
@@ -51,8 +52,13 @@ const MIN_TENSOR_BYTES: u64 = 24;
 impl Gguf {
     /// Opens a file and checks its header. The numbers of the tensors are not read.
     pub fn open(path: &Path) -> Result<Gguf> {
-        let file = files::open(path)?.ok_or_else(|| Error::io(format!("{}: not found", path.display())))?;
-        Gguf::read(path, file).map_err(|error| error.within(path.display()))
+        Gguf::open_at(path).map_err(|error| error.within(path.display()))
+    }
+
+    /// Like `open`. Errors do not name the file.
+    pub(super) fn open_at(path: &Path) -> Result<Gguf> {
+        let file = files::open(path)?.ok_or_else(|| Error::io("not found"))?;
+        Gguf::read(path, file)
     }
 
     fn read(path: &Path, file: File) -> Result<Gguf> {

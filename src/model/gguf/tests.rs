@@ -225,3 +225,70 @@ fn random_changes_never_panic() {
         }
     }
 }
+
+/// A file of the architecture qwen2 with one changed value or tensor.
+fn model_with(
+    change: impl Fn(&mut std::collections::BTreeMap<String, Value>, &mut HashMap<String, Tensor>),
+) -> Result<serde_json::Map<String, serde_json::Value>> {
+    let mut file = Gguf::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/gguf_qwen2/model.gguf"))?;
+    change(&mut file.metadata.0, &mut file.tensors);
+    model::config(&file)
+}
+
+#[test]
+fn a_model_that_is_not_supported_is_refused_with_the_key_and_the_value() {
+    let config = model_with(|_, _| ()).unwrap();
+    assert_eq!((&config["architectures"][0], &config["tie_word_embeddings"]), (&"Qwen2ForCausalLM".into(), &true.into()));
+    let text = |value: &str| Value::Text(value.into());
+    for (key, value, part) in [
+        ("general.architecture", text("bert"), "general.architecture is bert; supported in GGUF files are llama, qwen2, qwen3"),
+        ("general.architecture", Value::Integer(1), "general.architecture is not a text"),
+        ("split.count", Value::Integer(3), "llama-gguf-split --merge"),
+        ("qwen2.expert_count", Value::Integer(8), "qwen2.expert_count is above 0"),
+        ("qwen2.rope.dimension_count", Value::Integer(32), "qwen2.rope.dimension_count is 32; this architecture supports only 64"),
+        ("qwen2.attention.sliding_window", Value::Integer(32), "sliding_window is 32; this architecture supports only 128"),
+        ("qwen2.block_count", Value::Integer(-1), "qwen2.block_count is -1; must be 0 to"),
+        ("qwen2.block_count", text("x"), "qwen2.block_count is not a whole number"),
+        ("qwen2.rope.freq_base", Value::Float(f64::NAN), "qwen2.rope.freq_base is not a finite number"),
+        ("qwen2.rope.scaling.type", text("su"), "qwen2.rope.scaling.type is su; supported are none, linear, yarn"),
+    ] {
+        let error = model_with(|metadata, _| drop(metadata.insert(key.into(), value.clone()))).unwrap_err();
+        assert!(error.message().contains(part), "{key}: {error}");
+    }
+    for key in ["general.architecture", "qwen2.embedding_length", "qwen2.attention.head_count", "qwen2.context_length"] {
+        let error = model_with(|metadata, _| drop(metadata.remove(key))).unwrap_err();
+        assert!(error.message().contains(&format!("{key} is missing")), "{error}");
+    }
+    let error = model_with(|_, tensors| drop(tensors.remove("token_embd.weight"))).unwrap_err();
+    assert!(error.message().contains("token_embd.weight is missing"), "{error}");
+}
+
+#[test]
+fn names_are_those_of_hugging_face() {
+    for (name, expected) in [
+        ("token_embd.weight", "model.embed_tokens.weight"),
+        ("output.weight", "lm_head.weight"),
+        ("blk.12.attn_q.bias", "model.layers.12.self_attn.q_proj.bias"),
+        ("blk.0.unknown.weight", "model.layers.0.unknown.weight"),
+        ("rope_freqs.weight", "rope_freqs.weight"),
+        ("blk", "blk"),
+    ] {
+        assert_eq!(model::tensor_name(name), expected);
+    }
+}
+
+#[test]
+fn a_directory_with_one_file_is_that_file_and_with_two_an_error() {
+    let dir = std::env::temp_dir().join(format!("pagedllm-gguf-find-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    assert_eq!(model::find(&dir).unwrap(), None);
+    let one = dir.join("one.gguf");
+    std::fs::write(&one, "").unwrap();
+    assert_eq!(model::find(&dir).unwrap().as_deref(), Some(&*one));
+    assert_eq!(model::find(&one).unwrap().as_deref(), Some(&*one));
+    std::fs::write(dir.join("two.gguf"), "").unwrap();
+    assert!(model::find(&dir).unwrap_err().message().contains("has 2 GGUF files; set model_path to one of them"));
+    std::fs::write(dir.join("config.json"), "{}").unwrap();
+    assert_eq!(model::find(&dir).unwrap(), None);
+    std::fs::remove_dir_all(&dir).unwrap();
+}

@@ -1,0 +1,63 @@
+//! Engines on GGUF files. tests/model/goldens.rs compares their logits with transformers.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use pagedllm::engine::{Engine, Prompt, Request};
+use pagedllm::error::Code;
+use pagedllm::types::options::{EngineOptions, SamplingParams, WeightFormat};
+
+fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
+}
+
+fn options(path: PathBuf) -> EngineOptions {
+    EngineOptions { model_dir: path, skip_tokenizer: true, max_model_len: Some(64), kv_bytes: Some(1 << 20), ..Default::default() }
+}
+
+fn generate(options: &EngineOptions) -> Vec<u32> {
+    let engine = Engine::create(options).unwrap();
+    let sampling = SamplingParams { max_tokens: Some(20), ignore_eos: true, ..SamplingParams::greedy() };
+    engine.add_request(Request::new(Prompt::Tokens((3..40).collect()), sampling)).unwrap();
+    let mut tokens = Vec::new();
+    while engine.step().unwrap().unfinished > 0 {
+        tokens.extend(engine.queue().poll(Some(Duration::ZERO)).unwrap().into_iter().flat_map(|output| output.tokens));
+    }
+    tokens.extend(engine.queue().poll(Some(Duration::ZERO)).unwrap().into_iter().flat_map(|output| output.tokens));
+    tokens
+}
+
+#[test]
+fn a_file_and_its_directory_and_its_packed_form_generate_the_same() {
+    let file = options(data("gguf_llama/model.gguf"));
+    let tokens = generate(&file);
+    assert_eq!(tokens.len(), 20);
+    assert_eq!(generate(&options(data("gguf_llama"))), tokens);
+    let dir = std::env::temp_dir().join(format!("pagedllm-gguf-packed-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let packed = EngineOptions { packed_dir: Some(dir.clone()), ..file.clone() };
+    assert_eq!(generate(&packed), tokens);
+    assert_eq!(generate(&packed), tokens);
+    std::fs::remove_dir_all(&dir).unwrap();
+    generate(&EngineOptions { weight_format: Some(WeightFormat::Int8), ..file });
+}
+
+#[test]
+fn a_tokenizer_lies_beside_the_file_or_is_skipped() {
+    let error = Engine::create(&EngineOptions { skip_tokenizer: false, ..options(data("gguf_llama/model.gguf")) }).err().unwrap();
+    assert_eq!(error.code(), Code::Unsupported);
+    assert!(error.message().contains("put the tokenizer.json of the model beside the file, or set skip_tokenizer"), "{error}");
+}
+
+#[test]
+fn a_file_without_its_end_is_refused_with_its_name() {
+    let bytes = std::fs::read(data("gguf_llama/model.gguf")).unwrap();
+    let path = std::env::temp_dir().join(format!("pagedllm-short-{}.gguf", std::process::id()));
+    std::fs::write(&path, &bytes[..bytes.len() - 100]).unwrap();
+    let error = Engine::create(&options(path.clone())).err().unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert!(
+        error.code() == Code::Model && error.message().contains("pagedllm-short-") && error.message().contains("download the file again"),
+        "{error}"
+    );
+}
