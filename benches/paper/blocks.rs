@@ -23,13 +23,16 @@ pub fn figure_18b(scale: &Scale) -> Result<Value> {
         let load = |factor: f64| {
             let machine = OPT_13B.machine()?;
             let machine = Machine { position: factor * machine.position, ..machine };
-            Ok::<_, Box<dyn std::error::Error + Send + Sync>>(Load { machine, jobs: &jobs, seconds: scale.seconds(), max_output: MAX_LEN })
+            Result::Ok(Load { machine, jobs: &jobs, seconds: scale.seconds(), max_output: MAX_LEN })
         };
         let rate = load(factors[1])?.sustained(&OURS.options(), &OURS, guess)?;
         let sizes: Vec<(usize, f64)> = SIZES.into_iter().zip(factors.iter().copied()).collect();
         let rows = map(&sizes, |&(block_size, factor)| {
             let options = EngineOptions { block_size, ..OURS.options() };
-            let (latency, sustained) = (load(factor)?.latency(&options, &OURS, rate)?, load(factor)?.sustained(&options, &OURS, guess)?);
+            let (latency, sustained) = (
+                load(factor)?.run(&options, &OURS, rate)?.normalized_latency().as_secs_f64(),
+                load(factor)?.sustained(&options, &OURS, guess)?,
+            );
             Ok(json!({ "block_size": block_size, "kernel": round(factor), "latency": round(latency), "sustained": round(sustained) }))
         })?;
         results.push(json!({ "data": lengths.name, "rate": round(rate), "rows": rows }));

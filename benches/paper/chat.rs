@@ -4,21 +4,23 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::panels::{Entry, Panel, measure};
 use crate::simulation::Job;
 use crate::simulation::workload::{SHAREGPT, draw, length, next_arrival};
 use crate::systems::*;
-use crate::{Result, Scale, map, round, trace_len};
+use crate::{Result, Scale, round, trace_len};
 
 const SYSTEMS: [System; 5] = [OURS, VLLM, ORACLE, POW2, MAX];
 /// Maximum tokens of a prompt, and of an output.
 const LIMIT: usize = 1024;
-/// Mean number of turns of a conversation, as in ShareGPT. The number is geometric.
-const TURNS: f64 = 3.5;
+/// Mean numbers of turns of a conversation: as in ShareGPT, and so many that most prompts are full.
+/// The number is geometric.
+const TURNS: [f64; 2] = [3.5, 12.0];
 const SEED: u64 = 13;
 
 /// Each request is a random turn of a random conversation. The prompt has the questions and answers
 /// of all earlier turns.
-fn jobs(rate: f64, seconds: f64) -> Vec<Job> {
+fn jobs(turns: f64, rate: f64, seconds: f64) -> Vec<Job> {
     let mut at = 0.0;
     let mut index = 0;
     let mut next = || {
@@ -28,7 +30,7 @@ fn jobs(rate: f64, seconds: f64) -> Vec<Job> {
     let job = |_| {
         at = next_arrival(at, rate, SEED, next());
         let mut prompt = length(SHAREGPT.prompt, SHAREGPT.deviation, LIMIT, SEED, next());
-        while draw(SEED, next()) > 1.0 / TURNS && prompt < LIMIT {
+        while draw(SEED, next()) > 1.0 / turns && prompt < LIMIT {
             prompt += length(SHAREGPT.prompt, SHAREGPT.deviation, LIMIT, SEED, next());
             prompt += length(SHAREGPT.output, SHAREGPT.deviation, LIMIT, SEED, next());
         }
@@ -39,20 +41,24 @@ fn jobs(rate: f64, seconds: f64) -> Vec<Job> {
 }
 
 pub fn figure_17(scale: &Scale) -> Result<Value> {
-    let load = Load { machine: OPT_13B.machine()?, jobs: &jobs, seconds: scale.seconds(), max_output: LIMIT };
-    let results = map(&SYSTEMS, |system| {
-        let sustained = load.sustained(&system.options(), system, 1.0)?;
-        Ok((sustained, curve(&load, &system.options(), system, 1.2 * sustained, scale)?))
-    })?;
-    let row = |(system, (sustained, curve)): (&System, &(f64, Vec<[f64; 2]>))| json!({ "name": system.name, "sustained": round(*sustained), "ratio": round(results[0].0 / sustained), "curve": curve });
-    let jobs = jobs(100.0, 100.0);
-    let mean = |value: fn(&Job) -> usize| round(jobs.iter().map(value).sum::<usize>() as f64 / jobs.len() as f64);
-    let full = jobs.iter().filter(|job| job.prompt == LIMIT).count() as f64 / jobs.len() as f64;
-    Ok(json!({
-        "trace_seconds": scale.seconds(),
-        "mean_prompt": mean(|job| job.prompt),
-        "mean_output": mean(|job| job.output),
-        "full_prompts": round(full),
-        "systems": SYSTEMS.iter().zip(&results).map(row).collect::<Vec<_>>(),
-    }))
+    let panel = |turns: f64| {
+        let some = jobs(turns, 100.0, 100.0);
+        let mean = |value: fn(&Job) -> usize| round(some.iter().map(value).sum::<usize>() as f64 / some.len() as f64);
+        let full = some.iter().filter(|job| job.prompt == LIMIT).count() as f64 / some.len() as f64;
+        Ok(Panel {
+            about: json!({
+                "turns": turns,
+                "mean_prompt": mean(|job| job.prompt),
+                "mean_output": mean(|job| job.output),
+                "full_prompts": round(full),
+            }),
+            machine: OPT_13B.machine()?,
+            jobs: Box::new(move |rate, seconds| jobs(turns, rate, seconds)),
+            max_output: LIMIT,
+            guess: 1.0,
+            entries: SYSTEMS.map(Entry::from).into(),
+        })
+    };
+    let panels = TURNS.into_iter().map(panel).collect::<Result<Vec<_>>>()?;
+    Ok(json!({ "panels": measure(&panels, scale)? }))
 }

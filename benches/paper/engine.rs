@@ -23,9 +23,9 @@ const SYSTEMS: [System; 6] = [OURS, VLLM, ORACLE, POW2, MAX, FASTER_TRANSFORMER]
 /// All lengths of the paper are divided by this number.
 const DIVISOR: usize = 4;
 const MAX_LEN: usize = crate::simulation::workload::MAX_LEN / DIVISOR;
-/// The pool has two sequences of the maximum length. A CPU with two cores gains little from a batch of
-/// more than 15, so that with the pool of the paper (7 sequences) all policies are as fast.
-const POOL: usize = 2 * MAX_LEN;
+/// Sizes of the pool, in sequences of the maximum length: as in the paper, and smaller. A CPU with two
+/// cores gains little from a batch of more than about 15.
+const POOLS: [usize; 2] = [2, 7];
 /// The token that ends a sequence.
 const END: u32 = 5;
 
@@ -45,17 +45,21 @@ pub fn engine(scale: &Scale) -> Result<Value> {
         job.prompt = job.prompt.min(MAX_LEN / 2);
         job.output = job.output.min(MAX_LEN - job.prompt);
     }
-    let mut rows = Vec::new();
-    let mut ours = 0.0;
-    for system in SYSTEMS {
-        let run = serve(&dir, &system, &jobs)?;
-        let rate = jobs.len() as f64 / run.seconds;
-        ours = if rows.is_empty() { rate } else { ours };
-        rows.push(json!({ "name": system.name, "requests_per_second": round(rate), "ratio": round(ours / rate),
-            "latency": round(run.latency.as_secs_f64()), "running": round(run.running), "preemptions": run.preemptions }));
+    let mut panels = Vec::new();
+    for sequences in POOLS {
+        let pool = sequences * MAX_LEN;
+        let (mut rows, mut ours) = (Vec::new(), 0.0);
+        for system in SYSTEMS {
+            let run = serve(&dir, &system, &jobs, pool)?;
+            let rate = jobs.len() as f64 / run.seconds;
+            ours = if rows.is_empty() { rate } else { ours };
+            rows.push(json!({ "name": system.name, "requests_per_second": round(rate), "ratio": round(ours / rate),
+                "latency": round(run.latency.as_secs_f64()), "running": round(run.running), "preemptions": run.preemptions }));
+        }
+        panels.push(json!({ "pool_sequences": sequences, "pool_tokens": pool, "rows": rows }));
     }
     let model = if scale.quick { "examples/model" } else { "S" };
-    Ok(json!({ "model": model, "requests": jobs.len(), "pool_tokens": POOL, "rows": rows }))
+    Ok(json!({ "model": model, "requests": jobs.len(), "panels": panels }))
 }
 
 struct Run {
@@ -67,7 +71,7 @@ struct Run {
     preemptions: u64,
 }
 
-fn serve(dir: &Path, system: &System, jobs: &[Job]) -> Result<Run> {
+fn serve(dir: &Path, system: &System, jobs: &[Job], pool: usize) -> Result<Run> {
     let mut options = EngineOptions {
         model_dir: dir.into(),
         kv_dtype: Some(KvDtype::Bf16),
@@ -77,7 +81,7 @@ fn serve(dir: &Path, system: &System, jobs: &[Job]) -> Result<Run> {
         ..system.options()
     };
     let block_bytes = Engine::plan(&options)?.block_bytes;
-    options.kv_bytes = Some((POOL / options.block_size) as u64 * block_bytes);
+    options.kv_bytes = Some((pool / options.block_size) as u64 * block_bytes);
     let engine = Engine::create(&options)?;
     for job in jobs {
         engine.add_request(request(system.jobs(vec![*job], MAX_LEN - job.prompt)[0]))?;

@@ -8,6 +8,7 @@ mod chat;
 mod engine;
 mod kernel;
 mod lengths;
+mod panels;
 mod prefix;
 mod rates;
 mod sampling;
@@ -38,15 +39,15 @@ impl Scale {
         if self.quick { quick } else { full }
     }
 
-    /// Length of a trace in simulated seconds, at rates for which `trace_len` sets no limit.
+    /// Length of a trace in simulated seconds. Slow systems have longer ones (`trace_len`).
     pub fn seconds(&self) -> f64 {
-        self.of(800.0, 40.0)
+        self.of(400.0, 40.0)
     }
 }
 
-/// Returns the number of requests of a trace: 2,000 to 10,000 for traces of 800 s.
+/// Returns the number of requests of a trace: at least 1,000 for traces of 400 s.
 pub fn trace_len(rate: f64, seconds: f64) -> usize {
-    (seconds * rate.clamp(2.5, 12.5)).ceil() as usize
+    (seconds * rate.max(2.5)).ceil() as usize
 }
 
 const FIGURES: [(&str, Figure); 16] = [

@@ -19,30 +19,34 @@ COLOURS = {
 MARKERS = dict(zip(COLOURS, "os^DvPX"))
 OTHERS = ["#2b83f6", "#d2691e", "#2a9d5c", "#a565d8", "#e0457b", "#a58c10", INK]
 
-pyplot.rcParams.update({
-    # The same numbers give the same file.
-    "svg.hashsalt": "pagedllm",
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.size": 9,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": INK,
-    "axes.titlecolor": INK,
-    "axes.facecolor": "none",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "legend.frameon": False,
-    "lines.markersize": 3.5,
-    "lines.linewidth": 1.4,
-})
+pyplot.rcParams.update(
+    {
+        # The same numbers give the same file.
+        "svg.hashsalt": "pagedllm",
+        "svg.fonttype": "none",
+        "font.family": "sans-serif",
+        "font.size": 9,
+        "text.color": INK,
+        "axes.labelcolor": INK,
+        "axes.edgecolor": INK,
+        "axes.titlecolor": INK,
+        "axes.facecolor": "none",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "xtick.color": INK,
+        "ytick.color": INK,
+        "legend.frameon": False,
+        "lines.markersize": 3.5,
+        "lines.linewidth": 1.4,
+    }
+)
 
 
 def figure(columns, rows=1, width=3.1, height=2.5):
     """Returns a figure and its axes, as a list."""
-    drawing, axes = pyplot.subplots(rows, columns, figsize=(width * columns, height * rows), squeeze=False, layout="constrained")
+    drawing, axes = pyplot.subplots(
+        rows, columns, figsize=(width * columns, height * rows), squeeze=False, layout="constrained"
+    )
     return drawing, list(axes.flat)
 
 
@@ -51,7 +55,9 @@ def save(drawing, path, legend_of=None):
     if legend_of is not None:
         handles, labels = legend_of.get_legend_handles_labels()
         drawing.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 3))
-    drawing.savefig(path, transparent=True, metadata={"Date": None, "Creator": "benches/paper/report.py"})
+    drawing.savefig(
+        path, transparent=True, metadata={"Date": None, "Creator": "benches/paper/report.py"}
+    )
     pyplot.close(drawing)
 
 
@@ -64,7 +70,13 @@ def latency_panel(axes, title, systems, limit=None):
         axes.plot(rates, latencies, color=colour, marker=MARKERS.get(name, "o"), label=name)
     if limit is not None:
         axes.axhline(limit, color=INK, linewidth=0.7, linestyle=":")
-    axes.set(title=title, xlabel="requests per second", ylabel="seconds per token", ylim=(0, 0.5), xlim=(0, None))
+    axes.set(
+        title=title,
+        xlabel="requests per second",
+        ylabel="seconds per token",
+        ylim=(0, 0.5),
+        xlim=(0, None),
+    )
 
 
 def bars(axes, title, names, values, ylabel):
@@ -79,7 +91,9 @@ def bars(axes, title, names, values, ylabel):
 def stacked_bars(axes, names, parts):
     """Draws a bar per name, of parts in percent."""
     base = [0.0] * len(names)
-    for colour, (label, values) in zip([OTHERS[0], OTHERS[5], OTHERS[4], "#7a7f8780"], parts.items()):
+    for colour, (label, values) in zip(
+        [OTHERS[0], OTHERS[5], OTHERS[4], "#7a7f8780"], parts.items()
+    ):
         axes.bar(range(len(names)), values, bottom=base, color=colour, label=label)
         base = [below + value for below, value in zip(base, values)]
     axes.set_xticks(range(len(names)), names, rotation=20, ha="right")

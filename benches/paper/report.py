@@ -9,6 +9,7 @@ import json
 import sys
 from pathlib import Path
 
+import page_format
 import sections
 
 INTRODUCTION = """\
@@ -31,15 +32,14 @@ The systems of the paper are policies of the scheduler:
 | system | batching | KV memory |
 | --- | --- | --- |
 | libpagedllm | prompt chunks and decodes in one step | blocks on demand |
-| vLLM 0.1.2 | prompts first, in steps of their own | blocks on demand |
+| vLLM 0.1.2 | prompts first, in steps of their own; 2,560 tokens, 256 sequences. Unlike it, long prompts are cut | blocks on demand |
 | TensorRT-LLM, reserved | as libpagedllm | blocks for the maximum length; its other mode is on demand |
 | Orca (Oracle, Pow2, Max) | as libpagedllm | contiguous, from a buddy allocator, for the true length, the next power of two, or the maximum |
 | FasterTransformer | static batches | contiguous, for the maximum length |
 
-Requests arrive in a Poisson process, in traces of {seconds:.0f} s with 2,000 to 10,000 requests unless stated
-otherwise. A rate is
+Requests arrive in a Poisson process, for {seconds:.0f} s and until there are 1,000. A rate is
 sustained if the mean normalized latency (end-to-end time over output tokens) is below {limit} s per
-token. Ratios compare sustained rates: how many times as much libpagedllm sustains.
+token, within 3 %. Ratios compare sustained rates: how many times as much libpagedllm sustains.
 
 ## Summary
 
@@ -59,9 +59,11 @@ def page(numbers, folder):
     seconds = sum(values["seconds"] for values in numbers.values() if isinstance(values, dict))
     rates = numbers.get("figure_12", {})
     introduction = INTRODUCTION.format(
-        minutes=max(1, round(seconds / 60)), seconds=rates.get("trace_seconds", 0), limit=rates.get("limit", 0.2)
+        minutes=max(1, round(seconds / 60)),
+        seconds=numbers["ablation"]["trace_seconds"],
+        limit=rates.get("limit", 0.2),
     )
-    head = sections.table(["", "paper", "here", "ratio", "why they differ"], summary)
+    head = page_format.table(["", "paper", "here", "ratio", "why they differ"], summary)
     return introduction + head + "\n" + "\n".join(parts)
 
 
@@ -74,9 +76,13 @@ def main(arguments):
     missing = [section.__name__ for section in sections.ALL if section.__name__ not in numbers]
     if missing:
         sys.exit(f"{paths[0]} has no {', '.join(missing)}; run cargo bench --bench paper")
+    headings = sum(line.startswith("## ") for line in page(numbers, None).splitlines())
+    assert headings == len(sections.ALL) + 1, "every section has a heading, and the summary"
     if check:
         if (folder / "evaluation.md").read_text() != page(numbers, None):
-            sys.exit(f"{folder / 'evaluation.md'} is not the page of {paths[0]}; run benches/paper/report.py {paths[0]} {folder}")
+            sys.exit(
+                f"{folder / 'evaluation.md'} is not the page of {paths[0]}; run benches/paper/report.py {paths[0]} {folder}"
+            )
         return
     (folder / "evaluation").mkdir(parents=True, exist_ok=True)
     (folder / "evaluation.md").write_text(page(numbers, folder / "evaluation"))

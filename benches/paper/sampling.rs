@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::panels::{Entry, Panel, measure};
 use crate::rates::jobs;
 use crate::simulation::workload::{ALPACA, Branching, Lengths, MAX_LEN, SHAREGPT};
 use crate::simulation::{Job, Simulation};
@@ -10,9 +11,10 @@ use crate::{Result, Scale, map, round};
 
 const SYSTEMS: [System; 5] = [OURS, VLLM, ORACLE, POW2, MAX];
 const WIDTHS: [u32; 3] = [2, 4, 6];
-/// Scales of the random scores of beam search. The best token has a mean probability of 0.38, 0.66
-/// and 0.82 with them.
-const SCALES: [f32; 3] = [1.0, 2.0, 4.0];
+/// Scale of the random scores of beam search. The best token has a mean probability of 0.66.
+const SCALE: f32 = 2.0;
+/// Scales with which the best token has a mean probability of 0.38, 0.66 and 0.82.
+const SCALES: [f32; 3] = [1.0, SCALE, 4.0];
 
 fn branched(lengths: Lengths, branching: Branching) -> impl Fn(f64, f64) -> Vec<Job> + Sync {
     let jobs = jobs(lengths);
@@ -39,28 +41,20 @@ fn name(branching: Branching) -> String {
 
 pub fn figure_14(scale: &Scale) -> Result<Value> {
     let samples = WIDTHS.map(Branching::Samples);
-    let beams = WIDTHS.map(|width| Branching::Beams { width, scale: SCALES[1] });
-    let panels: Vec<Branching> = [Branching::One].into_iter().chain(samples).chain(beams).take(scale.of(7, 2)).collect();
-    let runs: Vec<(Branching, System)> = panels.iter().flat_map(|&branching| SYSTEMS.map(|system| (branching, system))).collect();
-    let results = map(&runs, |&(branching, system)| {
-        let jobs = branched(ALPACA, branching);
-        let load = Load { machine: OPT_13B.machine()?, jobs: &jobs, seconds: scale.seconds(), max_output: MAX_LEN };
-        let guess = 20.0 / branching.sequences() as f64;
-        let sustained = load.sustained(&system.options(), &system, guess)?;
-        Ok((sustained, curve(&load, &system.options(), &system, 1.2 * sustained, scale)?))
-    })?;
-    let panel = |(number, branching): (usize, &Branching)| {
-        let of = |system: usize| &results[number * SYSTEMS.len() + system];
-        let systems: Vec<Value> = (0..SYSTEMS.len())
-            .map(|system| {
-                let (sustained, curve) = of(system);
-                let ratio = of(0).0 / sustained;
-                json!({ "name": SYSTEMS[system].name, "sustained": round(*sustained), "ratio": round(ratio), "curve": curve })
-            })
-            .collect();
-        json!({ "branching": name(*branching), "systems": systems })
+    let beams = WIDTHS.map(|width| Branching::Beams { width, scale: SCALE });
+    let branchings = [Branching::One].into_iter().chain(samples).chain(beams).take(scale.of(7, 2));
+    let panel = |branching: Branching| {
+        Ok(Panel {
+            about: json!({ "branching": name(branching) }),
+            machine: OPT_13B.machine()?,
+            jobs: Box::new(branched(ALPACA, branching)),
+            max_output: MAX_LEN,
+            guess: 20.0 / branching.sequences() as f64,
+            entries: SYSTEMS.map(Entry::from).into(),
+        })
     };
-    Ok(json!({ "trace_seconds": scale.seconds(), "panels": panels.iter().enumerate().map(panel).collect::<Vec<_>>() }))
+    let panels = branchings.map(panel).collect::<Result<Vec<_>>>()?;
+    Ok(json!({ "panels": measure(&panels, scale)? }))
 }
 
 /// Requests arrive so slowly that none waits.
@@ -78,7 +72,8 @@ pub fn figure_15(scale: &Scale) -> Result<Value> {
         simulation.serve(&jobs, &mut ())?;
         let scale = if let Branching::Beams { scale, .. } = branching { json!(scale) } else { Value::Null };
         let saved = round(100.0 * simulation.sharing.saved());
-        Ok(json!({ "data": lengths.name, "branching": name(branching), "width": branching.sequences(), "scale": scale, "saved": saved }))
+        let width = branching.sequences();
+        Ok(json!({ "data": lengths.name, "branching": name(branching), "width": width, "scale": scale, "saved": saved }))
     })?;
     Ok(json!({ "rows": rows }))
 }

@@ -18,7 +18,8 @@ pub fn figure_19a(_: &Scale) -> Result<Value> {
     let ms = |seconds: f64| round(seconds * 1e3);
     let row = |block_size: usize| {
         let swap = machine.swap_time(TOKENS / block_size, block_size).as_secs_f64();
-        json!({ "block_size": block_size, "swap_out_ms": ms(swap), "swap_in_ms": ms(swap), "recompute_ms": ms(machine.seconds(TOKENS as f64, TOKENS as f64).as_secs_f64()) })
+        let recompute = machine.seconds(TOKENS as f64, TOKENS as f64).as_secs_f64();
+        json!({ "block_size": block_size, "swap_out_ms": ms(swap), "swap_in_ms": ms(swap), "recompute_ms": ms(recompute) })
     };
     let rows = [1, 2, 4, 8, 16, 32, 64, 128, 256].map(row);
     Ok(json!({ "tokens": TOKENS, "rows": rows }))
@@ -33,7 +34,7 @@ pub fn figure_19b(scale: &Scale) -> Result<Value> {
         let measure = |preemption| {
             let options = EngineOptions { block_size, preemption, ..OURS.options() };
             let run = load.run(&options, &OURS, rate)?;
-            Ok::<_, Box<dyn std::error::Error + Send + Sync>>((run.normalized_latency().as_secs_f64(), run.preemptions))
+            Result::Ok((run.normalized_latency().as_secs_f64(), run.preemptions))
         };
         let (recompute, recomputed) = measure(Preemption::Recompute)?;
         let (swap, swapped) = measure(Preemption::Swap)?;

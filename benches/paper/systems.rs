@@ -2,12 +2,12 @@
 
 use pagedllm::types::options::{AllocationPolicy, BatchingPolicy, EngineOptions, OrderPolicy, Policies};
 
+use crate::Result;
 use crate::simulation::device::Device;
 use crate::simulation::measurement::{Measurement, options};
 use crate::simulation::model::{Model, Parallel};
 use crate::simulation::workload::MAX_LEN;
-use crate::simulation::{Job, Machine};
-use crate::{Result, Scale, round};
+use crate::simulation::{Job, Machine, Observer, Served, Simulation};
 
 /// A serving system, as policies of the production scheduler.
 #[derive(Debug, Clone, Copy)]
@@ -16,6 +16,7 @@ pub struct System {
     pub policies: Policies,
     pub max_tokens: MaxTokens,
     pub max_batch_tokens: usize,
+    pub max_seqs: usize,
 }
 
 /// What a system knows of the length of an output.
@@ -45,25 +46,36 @@ const fn policies(batching: BatchingPolicy, allocation: AllocationPolicy) -> Pol
 }
 
 const fn mixed(name: &'static str, allocation: AllocationPolicy, max_tokens: MaxTokens) -> System {
-    System { name, policies: policies(BatchingPolicy::Mixed, allocation), max_tokens, max_batch_tokens: 2048 }
+    System { name, policies: policies(BatchingPolicy::Mixed, allocation), max_tokens, max_batch_tokens: 2048, max_seqs: 512 }
 }
 
-/// Prompts that all fit into a step of vLLM 0.1.2 come before decodes.
+/// Decodes run only in steps without prompts.
 const PREFILL_FIRST: BatchingPolicy = BatchingPolicy::PrefillFirst { threshold: EngineOptions::MAX_BATCH_TOKENS };
 
 pub const OURS: System = mixed("libpagedllm", AllocationPolicy::OnDemand, MaxTokens::Maximum);
-pub const VLLM: System =
-    System { name: "vLLM 0.1.2", policies: policies(PREFILL_FIRST, AllocationPolicy::OnDemand), max_batch_tokens: 2560, ..OURS };
+/// The default limits of vLLM 0.1.2. Unlike it, the scheduler may cut a prompt in two.
+pub const VLLM: System = System {
+    name: "vLLM 0.1.2",
+    policies: policies(PREFILL_FIRST, AllocationPolicy::OnDemand),
+    max_batch_tokens: 2560,
+    max_seqs: 256,
+    ..OURS
+};
 pub const TRT_RESERVED: System = mixed("TensorRT-LLM, reserved", AllocationPolicy::MaxTokens, MaxTokens::Maximum);
 pub const ORACLE: System = mixed("Orca (Oracle)", AllocationPolicy::Contiguous, MaxTokens::Known);
 pub const POW2: System = mixed("Orca (Pow2)", AllocationPolicy::Contiguous, MaxTokens::PowerOfTwo);
 pub const MAX: System = mixed("Orca (Max)", AllocationPolicy::Contiguous, MaxTokens::Maximum);
-pub const FASTER_TRANSFORMER: System =
-    System { name: "FasterTransformer", policies: policies(BatchingPolicy::Static, AllocationPolicy::Contiguous), ..MAX };
+/// A batch has as many requests as fit into memory: all their prompts are computed in one step.
+pub const FASTER_TRANSFORMER: System = System {
+    name: "FasterTransformer",
+    policies: policies(BatchingPolicy::Static, AllocationPolicy::Contiguous),
+    max_batch_tokens: 1 << 16,
+    ..MAX
+};
 
 impl System {
     pub fn options(&self) -> EngineOptions {
-        EngineOptions { max_batch_tokens: self.max_batch_tokens, ..options(self.policies) }
+        EngineOptions { max_batch_tokens: self.max_batch_tokens, max_seqs: self.max_seqs, ..options(self.policies) }
     }
 
     /// Returns the jobs with the `max_tokens` of this system, for outputs up to `max_output`.
@@ -117,8 +129,21 @@ impl Deployment {
 /// The highest normalized latency, in seconds per token, of a rate that a system sustains.
 pub const SUSTAINED: f64 = 0.2;
 
-/// The normalized latency at which the plots end.
-const END: f64 = 0.5;
+/// Ends a simulation when the latencies of finished requests alone are too high.
+struct LatencyLimit {
+    sum: f64,
+    max: f64,
+}
+
+impl Observer for LatencyLimit {
+    fn finished(&mut self, served: &Served) {
+        self.sum += served.normalized_latency().as_secs_f64();
+    }
+
+    fn is_over(&self) -> bool {
+        self.sum >= self.max
+    }
+}
 
 /// An experiment: requests at a rate on a machine.
 pub struct Load<'a> {
@@ -134,15 +159,15 @@ impl Load<'_> {
         Ok(Measurement::run(options, self.machine, &system.jobs((self.jobs)(rate, self.seconds), self.max_output))?)
     }
 
-    /// Returns the mean normalized latency in seconds per token.
-    pub fn latency(&self, options: &EngineOptions, system: &System, rate: f64) -> Result<f64> {
-        Ok(self.run(options, system, rate)?.normalized_latency().as_secs_f64())
-    }
-
     /// Returns the highest rate at which the normalized latency is below `SUSTAINED`, within 3 %. The
     /// search begins at `guess`.
     pub fn sustained(&self, options: &EngineOptions, system: &System, guess: f64) -> Result<f64> {
-        self.highest(guess, |rate| Ok(self.latency(options, system, rate)? < SUSTAINED))
+        self.highest(guess, |rate| {
+            let jobs = system.jobs((self.jobs)(rate, self.seconds), self.max_output);
+            let mut limit = LatencyLimit { sum: 0.0, max: SUSTAINED * jobs.len() as f64 };
+            Simulation::new(options, self.machine)?.serve(&jobs, &mut limit)?;
+            Ok(!limit.is_over())
+        })
     }
 
     /// Returns the highest rate that a system sustains, within 3 %.
@@ -170,19 +195,4 @@ impl Load<'_> {
         }
         Ok(low)
     }
-}
-
-/// Returns the latencies at eight rates up to `highest`, and stops above `END`.
-pub fn curve(load: &Load, options: &EngineOptions, system: &System, highest: f64, scale: &Scale) -> Result<Vec<[f64; 2]>> {
-    let points = scale.of(8, 3);
-    let mut curve = Vec::new();
-    for point in 1..=points {
-        let rate = highest * f64::from(point) / f64::from(points);
-        let latency = load.latency(options, system, rate)?;
-        curve.push([round(rate), round(latency)]);
-        if latency > END {
-            break;
-        }
-    }
-    Ok(curve)
 }

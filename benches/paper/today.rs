@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::rates::jobs;
 use crate::simulation::measurement::{Measurement, mean, percentile};
-use crate::simulation::workload::{Content, MAX_LEN, SHAREGPT, length, next_arrival};
+use crate::simulation::workload::{Content, MAX_LEN, SHAREGPT, draw, length, next_arrival};
 use crate::simulation::{Job, Served};
 use crate::systems::*;
 use crate::{Result, Scale, map, round, trace_len};
@@ -59,8 +59,8 @@ fn goodput(scale: &Scale) -> Result<Value> {
     Ok(json!({ "ttft_limit_ms": TTFT.as_millis() as u64, "tpot_limit_ms": TPOT.as_millis() as u64, "share": ATTAINED, "rows": rows }))
 }
 
-/// Seconds between an answer of average length and the next question.
-const THINKING: f64 = 30.0;
+/// Minimum and maximum seconds from one question of a conversation to the next.
+const PAUSES: (f64, f64) = (60.0, 180.0);
 const TURNS: usize = 4;
 
 /// Conversations of four turns that keep their whole history, up to the limit of the model.
@@ -82,7 +82,7 @@ fn turns(rate: f64, seconds: f64) -> Vec<Job> {
             let content = Content::Shared { text: conversation, until: usize::MAX };
             jobs.push(Job { content, ..Job::new(Duration::from_secs_f64(time), prompt, output) });
             history = prompt + output;
-            time = next_arrival(time, 1.0 / THINKING, 17, next());
+            time += PAUSES.0 + (PAUSES.1 - PAUSES.0) * draw(17, next());
         }
     }
     jobs.sort_by_key(|job| job.at);
@@ -90,14 +90,18 @@ fn turns(rate: f64, seconds: f64) -> Vec<Job> {
 }
 
 fn conversations(scale: &Scale) -> Result<Value> {
-    let load = Load { machine: OPT_13B.machine()?, jobs: &turns, seconds: scale.seconds(), max_output: MAX_LEN };
+    // Four times as long, since a conversation takes minutes.
+    let load = Load { machine: OPT_13B.machine()?, jobs: &turns, seconds: 4.0 * scale.seconds(), max_output: MAX_LEN };
     let rows = map(&[(OURS, true), (OURS, false), (ORACLE, false)], |&(system, prefix_cache)| {
         let options = EngineOptions { prefix_cache, ..system.options() };
         let rate = load.sustained(&options, &system, 1.0)?;
-        let first = load.run(&options, &system, rate)?.times(Served::time_to_first_token);
-        Ok(
-            json!({ "name": system.name, "prefix_cache": prefix_cache, "sustained": round(rate), "ttft_p50_ms": round(percentile(&first, 50).as_secs_f64() * 1e3) }),
-        )
+        let run = load.run(&options, &system, rate)?;
+        let first = run.times(Served::time_to_first_token);
+        // Turns beyond the maximum length are dropped, so that the real rate is lower.
+        let arrivals = run.served.iter().map(|served| served.arrived).max().unwrap_or_default();
+        let real = run.served.len() as f64 / arrivals.as_secs_f64();
+        let first_ms = round(percentile(&first, 50).as_secs_f64() * 1e3);
+        Ok(json!({ "name": system.name, "prefix_cache": prefix_cache, "sustained": round(real), "ttft_p50_ms": first_ms }))
     })?;
     Ok(json!({ "turns": TURNS, "rows": rows }))
 }
@@ -112,18 +116,16 @@ fn priorities(scale: &Scale) -> Result<Value> {
     };
     let load = Load { machine: OPT_13B.machine()?, jobs: &jobs, seconds: scale.seconds(), max_output: MAX_LEN };
     let limit = load.sustained(&OURS.options(), &OURS, 1.5)?;
-    let orders = [
-        ("first come, first served", OrderPolicy::Fcfs),
-        ("priority", OrderPolicy::Priority { ageing: Policies::DEFAULT_AGEING }),
-        ("shortest predicted", OrderPolicy::ShortestPredicted { ageing: Policies::DEFAULT_AGEING }),
-    ];
+    let orders =
+        [("first come, first served", OrderPolicy::Fcfs), ("priority", OrderPolicy::Priority { ageing: Policies::DEFAULT_AGEING })];
     let runs: Vec<_> = [0.5, 0.9, 1.1].into_iter().flat_map(|share| orders.map(|order| (share, order))).collect();
     let rows = map(&runs, |&(share, (name, order))| {
         let system = System { name, policies: Policies { order, ..OURS.policies }, ..OURS };
         let run = load.run(&system.options(), &system, share * limit)?;
         let times = |urgent: bool| {
             let of_kind = run.served.iter().enumerate().filter(|(index, _)| (index % 10 == 0) == urgent);
-            round(mean(&of_kind.map(|(_, served)| served.time_to_first_token()).collect::<Vec<_>>()).as_secs_f64())
+            let first: Vec<Duration> = of_kind.map(|(_, served)| served.time_to_first_token()).collect();
+            round(mean(&first).as_secs_f64())
         };
         Ok(json!({ "order": name, "load": share, "urgent_ttft_s": times(true), "other_ttft_s": times(false),
             "latency": round(run.normalized_latency().as_secs_f64()) }))

@@ -71,8 +71,8 @@ impl Observer for Accounting<'_> {
     }
 }
 
-/// All requests arrive in the first second, so that the pool is always full. The trace ends with the
-/// arrival of its last request: the rest would run in an emptying pool.
+/// All requests arrive in the first second. Only steps count in which requests wait, so that the pool is
+/// full.
 pub fn figure_2(scale: &Scale) -> Result<Value> {
     let machine = OPT_13B.machine()?;
     let rows = map(&SYSTEMS, |system| {
@@ -99,8 +99,8 @@ pub fn figure_2(scale: &Scale) -> Result<Value> {
     Ok(json!({ "systems": rows }))
 }
 
-/// The rate is that which our policies sustain, as the rates in the paper are near the limit of
-/// vLLM.
+/// The rate is that which the policies of vLLM 0.1.2 sustain, as the rates in the paper are near its
+/// limit.
 pub fn figure_13(scale: &Scale) -> Result<Value> {
     let panels = map(&[(SHAREGPT, 1.5), (ALPACA, 20.0)], |&(lengths, guess): &(Lengths, f64)| {
         let jobs = jobs(lengths);

@@ -28,7 +28,7 @@ pub struct Device {
     /// Bytes per second to other devices, in one direction. 0: none.
     #[serde(default)]
     pub link_bandwidth: f64,
-    /// Time until a message arrives, in microseconds.
+    /// Time of an exchange of a few bytes between all devices, in microseconds.
     #[serde(default)]
     pub link_latency_us: f64,
     /// Bytes per second to the memory of the host, in one direction. 0: swapping takes no time.
@@ -62,9 +62,14 @@ impl Device {
     }
 
     pub fn check(&self) -> Result<()> {
-        let above_zero = [("memory_bandwidth", self.memory_bandwidth), ("flops", self.flops)];
-        if let Some((name, value)) = above_zero.into_iter().find(|(_, value)| !(*value > 0.0 && value.is_finite())) {
-            return Err(format!("{name} is {value}; must be above 0"));
+        // Smaller numbers are in other units.
+        let rates = [("memory_bandwidth", self.memory_bandwidth), ("flops", self.flops)];
+        if let Some((name, value)) = rates.into_iter().find(|(_, value)| !(*value >= 1e9 && value.is_finite())) {
+            return Err(format!("{name} is {value}; must be at least 1e9 per second"));
+        }
+        let links = [("link_bandwidth", self.link_bandwidth), ("host_bandwidth", self.host_bandwidth)];
+        if let Some((name, value)) = links.into_iter().find(|(_, value)| !(*value == 0.0 || *value >= 1e6 && value.is_finite())) {
+            return Err(format!("{name} is {value}; must be 0 or at least 1e6 bytes per second"));
         }
         let shares = [("bandwidth_efficiency", self.bandwidth_efficiency), ("compute_efficiency", self.compute_efficiency)];
         if let Some((name, value)) = shares.into_iter().find(|(_, value)| !(*value > 0.0 && *value <= 1.0)) {
@@ -72,13 +77,11 @@ impl Device {
         }
         let others = [
             ("step_overhead_us", self.step_overhead_us),
-            ("link_bandwidth", self.link_bandwidth),
             ("link_latency_us", self.link_latency_us),
-            ("host_bandwidth", self.host_bandwidth),
             ("host_latency_us", self.host_latency_us),
         ];
-        if let Some((name, value)) = others.into_iter().find(|(_, value)| !(*value >= 0.0 && value.is_finite())) {
-            return Err(format!("{name} is {value}; must be at least 0"));
+        if let Some((name, value)) = others.into_iter().find(|(_, value)| !(0.0..=1e6).contains(value)) {
+            return Err(format!("{name} is {value}; must be 0 to 1e6"));
         }
         if self.memory_bytes == 0 {
             return Err("memory_bytes is 0; a machine needs memory".into());

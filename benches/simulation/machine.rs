@@ -16,7 +16,9 @@ pub struct Machine {
     pub row: f64,
     /// Whether the products of a step overlap the reads of the weights.
     pub overlaps: bool,
-    /// Time per token: exchanges results with other devices of the same layer.
+    /// Time to begin the exchanges of all layers with other devices of the same layer.
+    pub exchange_start: f64,
+    /// Time per token: exchanges results with these devices.
     pub exchange: f64,
     /// Time per visible position of a sequence in the step: reads its K and V.
     pub position: f64,
@@ -63,6 +65,7 @@ impl Machine {
         step: 16.72e-3,
         row: 83.3e-6,
         overlaps: false,
+        exchange_start: 0.0,
         exchange: 0.0,
         position: 527e-9,
         pipeline: Pipeline::NONE,
@@ -91,7 +94,8 @@ impl Machine {
             let weights = self.step / stages as f64;
             let weights = if self.overlaps { weights.max(products) } else { weights + products };
             let sent = if stages > 1 { hop + hop_token * tokens / parts as f64 } else { 0.0 };
-            let stage = weights + (self.exchange * tokens + self.position * positions) / share + sent;
+            let exchanged = self.exchange_start / stages as f64 + self.exchange * tokens / share;
+            let stage = weights + self.position * positions / share + exchanged + sent;
             (parts + stages - 1) as f64 * stage
         };
         let fastest = (1..=stages).map(time).fold(f64::INFINITY, f64::min);

@@ -166,6 +166,14 @@ pub trait Observer {
     /// Called after every step, with the times of all requests until then.
     fn step(&mut self, _engine: &Engine, _report: &StepReport, _served: &[Served]) {}
 
+    /// Called when all sequences of a request have finished.
+    fn finished(&mut self, _served: &Served) {}
+
+    /// Returns whether the simulation ends here. The times of unfinished requests are incomplete then.
+    fn is_over(&self) -> bool {
+        false
+    }
+
     /// Called with the time between a token of a request and the previous one.
     fn gap(&mut self, _gap: Duration) {}
 }
@@ -230,8 +238,14 @@ impl Simulation {
             let report = self.engine.step()?;
             self.collect(&ids, &mut served, observer)?;
             observer.step(&self.engine, &report, &served);
+            if observer.is_over() {
+                return Ok(served);
+            }
             if report.unfinished == 0 {
-                let Some(job) = jobs.get(ids.len()) else { return Ok(served) };
+                let Some(job) = jobs.get(ids.len()) else {
+                    check_lengths(jobs, &served);
+                    return Ok(served);
+                };
                 self.clock.advance_to(job.at);
             }
         }
@@ -251,9 +265,21 @@ impl Simulation {
             }
             served.last_token = now;
             served.tokens += output.tokens.len();
-            served.finished += usize::from(output.finish.is_some());
+            if output.finish.is_some() {
+                served.finished += 1;
+                if served.finished == served.sequences {
+                    observer.finished(served);
+                }
+            }
         }
         Ok(())
+    }
+}
+
+/// A simulation whose requests have other outputs than wanted measures something else.
+fn check_lengths(jobs: &[Job], served: &[Served]) {
+    for (job, served) in jobs.iter().zip(served) {
+        assert_eq!(served.tokens, served.sequences * job.output.min(job.max_tokens), "all tokens of {job:?}");
     }
 }
 

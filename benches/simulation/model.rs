@@ -25,6 +25,8 @@ pub struct Model {
     pub active: f64,
     /// Numbers in K and V of one token, in all layers. Windows are not considered.
     pub kv: f64,
+    /// The most KV heads of a layer.
+    pub kv_heads: usize,
     pub layers: usize,
     pub hidden_size: usize,
     pub max_positions: usize,
@@ -72,6 +74,7 @@ impl Model {
             weights,
             active: weights - idle.sum::<f64>(),
             kv: kv.sum::<usize>() as f64,
+            kv_heads: spec.layers.iter().map(|layer| layer.attention.shape().kv_heads).max().unwrap_or(1),
             layers: spec.layers.len(),
             hidden_size: spec.hidden_size,
             max_positions: spec.max_positions,
@@ -99,7 +102,12 @@ impl Model {
         let memory = device.memory_bytes as f64 * MEMORY_SHARE * devices as f64;
         let gb = |bytes: f64| bytes / 1e9;
         let pool = memory - self.weight_bytes();
-        let slots = (pool / self.kv_bytes()).max(0.0) as usize;
+        // Every device has at least one KV head.
+        let kv_bytes = self.kv_bytes() * (count / self.kv_heads as f64).max(1.0);
+        let slots = (pool / kv_bytes).max(0.0) as usize;
+        if let Some(max) = max_model_len.filter(|&max| max < 2) {
+            return Err(format!("--max-model-len is {max}; a request has at least 2 tokens"));
+        }
         let max_model_len = max_model_len.unwrap_or(self.max_positions).min(self.max_positions).min(slots);
         if max_model_len < 2 {
             return Err(format!(
@@ -114,30 +122,32 @@ impl Model {
         let sums = if parallel.tensor > 1 { 2.0 * self.layers as f64 } else { 0.0 };
         let sent = 2.0 * (count - 1.0) / count * self.hidden_size as f64 * BYTES;
         Ok(Machine {
-            overhead: (device.step_overhead_us + sums * device.link_latency_us) * 1e-6,
+            overhead: device.step_overhead_us * 1e-6,
             step: self.weight_bytes() / bandwidth,
             row: 2.0 * self.active / (device.flops * device.compute_efficiency * count),
             overlaps: true,
+            exchange_start: sums * device.link_latency_us * 1e-6,
             exchange: if parallel.tensor > 1 { sums * sent / device.link_bandwidth } else { 0.0 },
-            position: self.kv_bytes() / bandwidth,
+            position: kv_bytes / bandwidth,
             pipeline: Pipeline {
                 stages: parallel.pipeline,
                 hop: device.link_latency_us * 1e-6,
                 hop_token: if parallel.pipeline > 1 { self.hidden_size as f64 * BYTES / device.link_bandwidth } else { 0.0 },
             },
-            swap: self.swap(device, devices as f64),
+            swap: self.swap(device, parallel, kv_bytes),
             slots,
             max_model_len,
         })
     }
 
-    /// Every device copies its part of a block: K and V of each layer are one copy each.
-    fn swap(&self, device: &Device, devices: f64) -> Swap {
+    /// Every device copies its part of a block: K and V of each of its layers are one copy each.
+    fn swap(&self, device: &Device, parallel: Parallel, kv_bytes: f64) -> Swap {
         if device.host_bandwidth == 0.0 {
             return Swap::NONE;
         }
-        let copies = 2.0 * self.layers as f64;
-        Swap { block: copies * device.host_latency_us * 1e-6, slot: self.kv_bytes() / (device.host_bandwidth * devices) }
+        let copies = 2.0 * self.layers as f64 / parallel.pipeline as f64;
+        let devices = (parallel.tensor * parallel.pipeline) as f64;
+        Swap { block: copies * device.host_latency_us * 1e-6, slot: kv_bytes / (device.host_bandwidth * devices) }
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::simulation::device::{Device, KNOWN, Result};
-use crate::simulation::machine::{Machine, Pipeline};
+use crate::simulation::machine::{Machine, Pipeline, Swap};
 use crate::simulation::measurement::{Measurement, options};
 use crate::simulation::model::{Model, Parallel};
 use crate::simulation::workload::{Branching, Content, SHAREGPT};
@@ -30,6 +30,10 @@ fn impossible_machines_are_refused_with_the_field() {
         ("memory_bytes", 0.0),
         ("memory_bandwidth", 0.0),
         ("flops", -1.0),
+        // In GB/s.
+        ("memory_bandwidth", 3350.0),
+        ("step_overhead_us", 1e7),
+        ("link_bandwidth", 450.0),
         ("bandwidth_efficiency", 1.1),
         ("compute_efficiency", 0.0),
         ("step_overhead_us", -1.0),
@@ -96,6 +100,10 @@ fn a_model_that_does_not_fit_is_refused_with_both_sizes() {
     assert!(two.slots > 300_000 && two.max_model_len == 32768 && two.exchange > 0.0);
     let stages = mixtral.on(&h100, Parallel { tensor: 1, pipeline: 2 }, None).unwrap();
     assert_eq!((stages.slots, stages.pipeline.stages, stages.exchange), (two.slots, 2, 0.0));
+    // 16 devices and 8 KV heads: each head is on two devices.
+    let [eight, sixteen] = [8, 16].map(|n| mixtral.on(&h100, Parallel::tensor(n), None).unwrap());
+    assert!(sixteen.slots < 2 * eight.slots && sixteen.position == eight.position);
+    assert!(mixtral.on(&h100, Parallel::tensor(2), Some(1)).unwrap_err().contains("--max-model-len is 1"));
     assert!(mixtral.on(&h100, Parallel { tensor: 1, pipeline: 33 }, None).unwrap_err().contains("has 32 layers"));
     let cpu = Device::load("epyc-9654").unwrap();
     assert!(mixtral.on(&cpu, Parallel::tensor(2), None).unwrap_err().contains("link_bandwidth"));
@@ -143,11 +151,14 @@ fn shared_content_is_found_in_the_prefix_cache_up_to_its_end() {
 
 #[test]
 fn swapping_takes_the_time_of_its_copies() {
-    let machine = Machine { swap: crate::simulation::machine::Swap { block: 1e-3, slot: 1e-6 }, slots: 2048, ..Machine::PAPER };
+    let machine = Machine { swap: Swap { block: 1e-3, slot: 1e-6 }, slots: 2048, ..Machine::PAPER };
     assert_eq!(machine.swap_time(10, 16), Duration::from_micros(10_160));
     let jobs = SHAREGPT.jobs(40, 100.0, 1);
     let run = |preemption| Measurement::run(&EngineOptions { preemption, ..options(Policies::default()) }, machine, &jobs).unwrap();
     let (swap, recompute) = (run(Preemption::Swap), run(Preemption::Recompute));
     assert!(swap.preemptions > 0 && recompute.preemptions > 0);
     assert!(swap.served.iter().zip(&recompute.served).all(|(swap, recompute)| swap.tokens == recompute.tokens));
+    let slow = Machine { swap: Swap { block: 50e-3, slot: 1e-6 }, ..machine };
+    let options = EngineOptions { preemption: Preemption::Swap, ..options(Policies::default()) };
+    assert!(Measurement::run(&options, slow, &jobs).unwrap().span > swap.span + Duration::from_millis(100));
 }

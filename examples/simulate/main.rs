@@ -36,6 +36,9 @@ the rate, latencies, the memory and its waste. Everything is in 16 bits.
   --max-batch-tokens N    maximum number of tokens per step (2048)
   --block-size N          tokens per KV block (16)";
 
+/// Limit of all whole numbers. Products of two of them do not overflow.
+const MAX_COUNT: usize = 1 << 31;
+
 struct Arguments {
     trace: PathBuf,
     machine: String,
@@ -61,7 +64,11 @@ impl Arguments {
         let required = |value: Option<String>, name: &str| value.ok_or_else(|| format!("--{name} is missing"));
         let count = |value: Option<String>, name: &str, default: usize| match value {
             None => Ok(default),
-            Some(text) => text.parse().ok().filter(|&n| n > 0).ok_or_else(|| format!("--{name} is {text}; must be a whole number above 0")),
+            Some(text) => text
+                .parse()
+                .ok()
+                .filter(|n| (1..=MAX_COUNT).contains(n))
+                .ok_or_else(|| format!("--{name} is {text}; must be a whole number from 1 to {MAX_COUNT}")),
         };
         let rate = take("rate").map(|text| match text.parse::<f64>() {
             Ok(rate) if rate > 0.0 && rate.is_finite() => Ok(rate),
@@ -107,7 +114,9 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<()> {
     let device = Device::load(&arguments.machine)?;
     let model = Model::load(&arguments.model)?;
-    let machine = model.on(&device, arguments.parallel, arguments.max_model_len)?;
+    let mut machine = model.on(&device, arguments.parallel, arguments.max_model_len)?;
+    // A sequence of the maximum length fits into whole blocks.
+    machine.max_model_len = machine.max_model_len.min(machine.slots / arguments.block_size * arguments.block_size);
     let trace = Trace::load(&arguments.trace)?;
     let (jobs, too_long) = jobs(&trace, arguments, machine.max_model_len)?;
     let options = EngineOptions {

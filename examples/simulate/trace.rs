@@ -9,6 +9,8 @@ use super::simulation::device::Result;
 
 /// Maximum length of a prompt or of an output. Longer ones are errors of the trace.
 const MAX_TOKENS: u64 = 10_000_000;
+/// Maximum length of a trace. Larger numbers are in other units.
+const MAX_SECONDS: f64 = 1e9;
 /// Bytes of text per token, for traces with texts instead of lengths.
 const BYTES_PER_TOKEN: usize = 4;
 
@@ -153,6 +155,10 @@ impl Trace {
         if let Some(at) = at.filter(|at| !at.is_finite()) {
             return Err(format!("{line}: time is {at}; must be a number"));
         }
+        let after = at.zip(self.requests.first().and_then(|first| first.at)).map(|(at, first)| at - first);
+        if let Some(after) = after.filter(|after| *after > MAX_SECONDS) {
+            return Err(format!("{line}: time is {after} s after the first request; must be at most {MAX_SECONDS} s"));
+        }
         if let Some((at, before)) = at.zip(self.requests.last().and_then(|request| request.at)).filter(|(at, before)| at < before) {
             return Err(format!("{line}: time is {at} s, before the previous request ({before} s); sort the trace by time"));
         }
@@ -281,5 +287,7 @@ mod tests {
         refused("{\"timestamp\": 1, \"input_length\": -3, \"output_length\": 4}\n", 1, ["input_length is -3", "must be"]);
         refused("[{\"conversations\":\n [{\"from\": 1}]}]", 2, ["ShareGPT", "value"]);
         refused("Timestamp,Request tokens,Response tokens\nNaN,3,4\n", 2, ["time is NaN", "number"]);
+        // The second time is in nanoseconds.
+        refused("Timestamp,Request tokens,Response tokens\n1,3,4\n1700000000000000000,3,4\n", 3, ["time is 17", "at most 1000000000 s"]);
     }
 }

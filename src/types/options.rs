@@ -282,6 +282,11 @@ impl EngineOptions {
         if self.budget.is_some() && self.kv_bytes.is_some() {
             return Err(Error::invalid("kv_bytes and budget are both set; the pool has the bytes of the budget, so unset kv_bytes"));
         }
+        if self.budget.is_some() && self.policies.allocation == AllocationPolicy::Contiguous {
+            return Err(Error::invalid(
+                "budget is set and the allocation policy is Contiguous, whose pool has a fixed size; unset one of them",
+            ));
+        }
         within("max_batch_tokens", self.max_batch_tokens, Self::MAX_BATCH_TOKENS)?;
         within("max_seqs", self.max_seqs, Self::MAX_SEQS)?;
         if self.max_batch_tokens < self.max_seqs {

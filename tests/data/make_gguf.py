@@ -21,8 +21,21 @@ from make_goldens import HERE, PROMPT, generate, logits_of, weakness
 LONG = ["Q4_K", "Q5_K", "Q6_K", "Q3_K", "Q2_K", "IQ4_XS"]
 SHORT = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4", "F16", "BF16"]
 # Bytes of the scale and of the offset, which are f16.
-SCALES = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2],
-          "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0], "IQ4_XS": [0], "F16": [0]}
+SCALES = {
+    "Q4_0": [0],
+    "Q4_1": [0, 2],
+    "Q5_0": [0],
+    "Q5_1": [0, 2],
+    "Q8_0": [0],
+    "Q2_K": [80, 82],
+    "Q3_K": [108],
+    "Q4_K": [0, 2],
+    "Q5_K": [0, 2],
+    "Q6_K": [208],
+    "IQ4_NL": [0],
+    "IQ4_XS": [0],
+    "F16": [0],
+}
 NUMBERS = 1024
 
 
@@ -44,7 +57,7 @@ def any_blocks(name, random):
     for at in SCALES.get(name, []):
         bits = random.integers(0, 1 << 16, size=len(data), dtype=np.uint16)
         bits[(bits & 0x7C00) == 0x7C00] &= 0x83FF
-        data[:, at:at + 2] = bits[:, None].view(np.uint8)
+        data[:, at : at + 2] = bits[:, None].view(np.uint8)
     if name == "MXFP4":
         data[:, 0] = random.integers(0, 255, size=len(data))
         data[:3, 0] = [0, 1, 254]
@@ -80,17 +93,53 @@ def finish(writer):
 
 # --- models -----------------------------------------------------------------------
 
-SIZES = dict(vocab_size=96, hidden_size=256, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=128,
-             rms_norm_eps=1e-5, bos_token_id=1, eos_token_id=2)
-LLAMA3 = dict(rope_type="llama3", rope_theta=10000.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
+SIZES = dict(
+    vocab_size=96,
+    hidden_size=256,
+    intermediate_size=64,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    max_position_embeddings=128,
+    rms_norm_eps=1e-5,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+LLAMA3 = dict(
+    rope_type="llama3",
+    rope_theta=10000.0,
+    factor=4.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=32,
+)
 MODELS = {
-    "gguf_llama": LlamaConfig(num_key_value_heads=2, head_dim=16, tie_word_embeddings=False, rope_parameters=LLAMA3, **SIZES),
-    "gguf_qwen2": Qwen2Config(num_key_value_heads=4, tie_word_embeddings=True, **(SIZES | dict(num_hidden_layers=1))),
-    "gguf_qwen3": Qwen3Config(num_key_value_heads=1, head_dim=32, tie_word_embeddings=False, **SIZES),
+    "gguf_llama": LlamaConfig(
+        num_key_value_heads=2,
+        head_dim=16,
+        tie_word_embeddings=False,
+        rope_parameters=LLAMA3,
+        **SIZES,
+    ),
+    "gguf_qwen2": Qwen2Config(
+        num_key_value_heads=4, tie_word_embeddings=True, **(SIZES | dict(num_hidden_layers=1))
+    ),
+    "gguf_qwen3": Qwen3Config(
+        num_key_value_heads=1, head_dim=32, tie_word_embeddings=False, **SIZES
+    ),
 }
-NAMES = {"input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-         "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
-         "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
 
 
 def gguf_name(name):
@@ -114,7 +163,7 @@ def weights(name, shape, deviation, random):
 
     def with_scales(*scales):
         for at, scale in zip(SCALES[name], scales):
-            data[:, at:at + 2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
+            data[:, at : at + 2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
         return dequantize(name, data.reshape(1, -1))
 
     scales = [1.0]
@@ -142,7 +191,9 @@ def build(name, seed):
         if key == "lm_head.weight" and config.tie_word_embeddings:
             continue
         if len(shape) == 1:
-            numbers = (1 if key.endswith("norm.weight") else 0) + 0.3 * random.standard_normal(shape[0]).astype(np.float32)
+            numbers = (1 if key.endswith("norm.weight") else 0) + 0.3 * random.standard_normal(
+                shape[0]
+            ).astype(np.float32)
             tensors.append((gguf_name(key), numbers, gguf.GGMLQuantizationType.F32))
         else:
             types = LONG if shape[1] % 256 == 0 else SHORT
@@ -151,7 +202,10 @@ def build(name, seed):
             deviation = 0.3 if "embed" in key else 2.0 / shape[1] ** 0.5
             rows = weights(kind, shape, deviation, random)
             numbers = dequantize(kind, rows).reshape(tuple(shape))
-            heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(key.split(".")[-2])
+            heads = {
+                "q_proj": config.num_attention_heads,
+                "k_proj": config.num_key_value_heads,
+            }.get(key.split(".")[-2])
             if heads and name == "gguf_llama":
                 numbers = in_order_of_transformers(numbers, heads)
             tensors.append((gguf_name(key), rows, gguf.GGMLQuantizationType[kind]))
@@ -164,10 +218,17 @@ def llama3_factors(config):
     """Returns the factors by which frequencies are divided."""
     dims, rope = config.head_dim, config.rope_parameters
     lengths = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, dims, 2) / dims)
-    low, high = (rope["original_max_position_embeddings"] / rope[f"{kind}_freq_factor"] for kind in ("low", "high"))
-    smooth = (rope["original_max_position_embeddings"] / lengths - rope["low_freq_factor"]) / (rope["high_freq_factor"] - rope["low_freq_factor"])
+    low, high = (
+        rope["original_max_position_embeddings"] / rope[f"{kind}_freq_factor"]
+        for kind in ("low", "high")
+    )
+    smooth = (rope["original_max_position_embeddings"] / lengths - rope["low_freq_factor"]) / (
+        rope["high_freq_factor"] - rope["low_freq_factor"]
+    )
     between = 1 / ((1 - smooth) / rope["factor"] + smooth)
-    return np.where(lengths < high, 1, np.where(lengths > low, rope["factor"], between)).astype(np.float32)
+    return np.where(lengths < high, 1, np.where(lengths > low, rope["factor"], between)).astype(
+        np.float32
+    )
 
 
 def write_model(name):
@@ -175,7 +236,9 @@ def write_model(name):
     seed = zlib.crc32(name.encode())
     while True:
         model, tensors = build(name, seed)
-        prompt = np.random.default_rng(seed + 1).integers(3, config.vocab_size, size=PROMPT).tolist()
+        prompt = (
+            np.random.default_rng(seed + 1).integers(3, config.vocab_size, size=PROMPT).tolist()
+        )
         tokens = generate(model, prompt)
         logits = logits_of(model, tokens)
         reason = weakness(model, tokens, logits)
@@ -193,7 +256,9 @@ def write_model(name):
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    writer.add_key_length(
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_eos_token_id(config.eos_token_id)
@@ -202,7 +267,11 @@ def write_model(name):
     for tensor, rows, kind in tensors:
         writer.add_tensor(tensor, rows, raw_dtype=kind)
     finish(writer)
-    expected = {"tokens": torch.tensor(tokens), "prompt_len": torch.tensor([PROMPT]), "logits": logits.contiguous()}
+    expected = {
+        "tokens": torch.tensor(tokens),
+        "prompt_len": torch.tensor([PROMPT]),
+        "logits": logits.contiguous(),
+    }
     save_file(expected, directory / "expected.safetensors")
     for file in directory.iterdir():
         file.chmod(0o644)
