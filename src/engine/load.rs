@@ -13,7 +13,8 @@ use crate::executor::{Executor, warmup};
 use crate::kv::Paging;
 use crate::memory::plan;
 use crate::memory::plan::MemoryPlan;
-use crate::model::{KvCache, KvPool, LoadProgress, ModelFiles, PackedReport, is_gguf};
+use crate::model::gguf::{self, Gguf};
+use crate::model::{KvCache, KvPool, LoadProgress, ModelFiles, PackedReport, find_gguf};
 use crate::sys::float::StandardMode;
 use crate::text::Text;
 use crate::types::options::{Device, EngineOptions, Isa, ModelDefaults};
@@ -141,16 +142,16 @@ fn warm_up<B: Backend>(executor: &mut ModelExecutor<B>, files: &ModelFiles, opti
     if swap_blocks > 0 { executor.warm_up_swap() } else { Ok(()) }
 }
 
-/// Loads the tokenizer of a model directory, or that beside a GGUF file.
+/// Loads the tokenizer of a model directory, or of a GGUF file. A `tokenizer.json` beside the file has
+/// precedence.
 fn load_text(model: &Path) -> Result<Text> {
-    let dir = if model.is_dir() { model } else { model.parent().unwrap_or(model) };
-    if is_gguf(model)? && !dir.join("tokenizer.json").exists() {
-        return Err(Error::unsupported(format!(
-            "{}: the tokenizer in a GGUF file is not supported; put the tokenizer.json of the model beside the file, or set skip_tokenizer",
-            model.display()
-        )));
+    let Some(file) = find_gguf(model)? else { return Text::load(model) };
+    let dir = file.parent().unwrap_or(&file);
+    if dir.join("tokenizer.json").exists() {
+        return Text::load(dir);
     }
-    Text::load(dir)
+    let documents = gguf::text::documents(&Gguf::open(&file)?.metadata).map_err(|error| error.within(file.display()))?;
+    Text::from_documents(&file, documents.tokenizer, documents.config)
 }
 
 /// Opens the files of the model without reading the weights.

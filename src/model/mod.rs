@@ -15,7 +15,7 @@ mod remedy;
 pub mod spec;
 mod weights;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 pub use arch::{FAMILIES, Family, family};
 use checkpoint::Checkpoint;
@@ -32,9 +32,10 @@ use crate::backend::{Alloc, Backend};
 use crate::error::{Code, Error, Result, try_format};
 use crate::types::options::{Dtype, ModelDefaults, WeightFormat};
 
-/// Returns true if the model at this path is a GGUF file.
-pub fn is_gguf(path: &Path) -> Result<bool> {
-    Ok(gguf::model::find(path)?.is_some())
+/// Returns the GGUF file of the model at this path: the file itself, or that of a directory without a
+/// config.json.
+pub fn find_gguf(path: &Path) -> Result<Option<PathBuf>> {
+    gguf::model::find(path)
 }
 
 /// A model directory, opened and validated but not loaded.

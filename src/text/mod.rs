@@ -60,6 +60,17 @@ impl Text {
     fn read(dir: &Path) -> Result<Text> {
         let tokenizer = Tokenizer::load(&dir.join("tokenizer.json"))?;
         let config = read_config(&dir.join("tokenizer_config.json"))?;
+        Text::new(dir, tokenizer, config)
+    }
+
+    /// Like `load`, from the content of `tokenizer.json` and of `tokenizer_config.json` of the model
+    /// file `path`. A `chat_template.jinja` beside the file has precedence.
+    pub fn from_documents(path: &Path, tokenizer: Json, config: Json) -> Result<Text> {
+        let dir = path.parent().unwrap_or(path);
+        on_stack(LOAD_STACK_BYTES, || Text::new(dir, Tokenizer::from_json(path, tokenizer)?, config))
+    }
+
+    fn new(dir: &Path, tokenizer: Tokenizer, config: Json) -> Result<Text> {
         let tokens = SpecialTokens::load(dir, &config, tokenizer.padding_token())?;
         let eos = tokens.get("eos_token").and_then(|token| tokenizer.token_id(token));
         let boundary = BoundaryTokens::load(dir, &config, &tokens, &tokenizer)?;

@@ -43,6 +43,12 @@ impl Tokenizer {
         let file: Json = serde_json::from_slice(&bytes).map_err(|e| refused(format!("not a valid tokenizer: {e}")))?;
         // Freed first, because the values take several times as much memory as the text.
         drop(bytes);
+        Tokenizer::from_json(path, file)
+    }
+
+    /// Builds the tokenizer of a document. Errors name `path`.
+    pub fn from_json(path: &Path, file: Json) -> Result<Tokenizer> {
+        let refused = |problem: String| Error::model(format!("{}: {problem}", path.display()));
         let checked = check::check(&file).map_err(refused)?;
         let cuts = Cuts::new(&file, checked.expansion).map_err(refused)?;
         let padding_token = file["padding"]["pad_token"].as_str().map(str::to_string);

@@ -3,9 +3,12 @@
 Writes gguf_blocks.gguf: a tensor of random blocks for each storage type, and beside each the numbers of the gguf package,
 as a tensor "NAME.expected" in F32.
 
+Writes gguf_tokenizers/: tokenizers of make_tokenizers.py.
+
 Writes gguf_NAME/: models of random blocks of all types, and the logits of transformers with the numbers of the gguf package.
 """
 
+import json
 import sys
 import zlib
 
@@ -278,8 +281,41 @@ def write_model(name):
     print(name, sum(file.stat().st_size for file in directory.iterdir()), "bytes, seed", seed)
 
 
+# --- tokenizers -------------------------------------------------------------------
+
+
+def write_tokenizer(name, kind, pre):
+    """Writes a tokenizer.json of make_tokenizers.py as a file without tensors."""
+    document = json.loads((HERE / "tokenizers" / name / "tokenizer.json").read_text())
+    model = document["model"]
+    ids = dict(model["vocab"]) | {token["content"]: token["id"] for token in document["added_tokens"]}
+    tokens = sorted(ids, key=ids.get)
+    special = {token["content"] for token in document["added_tokens"] if token["special"]}
+    directory = HERE / "gguf_tokenizers"
+    directory.mkdir(exist_ok=True)
+    writer = gguf.GGUFWriter(directory / f"{name}.gguf", "llama")
+    writer.add_tokenizer_model(kind)
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token in special else 1 for token in tokens])
+    if kind == "llama":
+        ranks = {"".join(merge): rank for rank, merge in enumerate(model["merges"])}
+        writer.add_token_scores([-float(ranks.get(token, len(ranks))) for token in tokens])
+        writer.add_unk_token_id(ids["<unk>"])
+    else:
+        writer.add_token_merges([" ".join(merge) for merge in model["merges"]])
+    first = document["post_processor"]["single"][0]["SpecialToken"]["id"]
+    writer.add_bos_token_id(ids[first])
+    writer.add_eos_token_id(ids[first] + 1)
+    writer.add_add_bos_token(True)
+    writer.add_chat_template("{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}")
+    finish(writer)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     write_blocks()
     for name in MODELS:
         write_model(name)
+    write_tokenizer("byte_level", "gpt2", "llama-bpe")
+    write_tokenizer("llama2", "llama", "default")

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use pagedllm::engine::{Engine, Prompt, Request};
 use pagedllm::error::Code;
+use pagedllm::model::gguf::{self, Gguf};
+use pagedllm::text::Text;
 use pagedllm::types::options::{EngineOptions, SamplingParams, WeightFormat};
 
 fn data(name: &str) -> PathBuf {
@@ -42,11 +44,33 @@ fn a_file_and_its_directory_and_its_packed_form_generate_the_same() {
     generate(&EngineOptions { weight_format: Some(WeightFormat::Int8), ..file });
 }
 
+/// The tokenizers of tests/data/tokenizers, which make_gguf.py writes as GGUF.
 #[test]
-fn a_tokenizer_lies_beside_the_file_or_is_skipped() {
+fn a_tokenizer_in_a_file_encodes_like_the_tokenizer_json_that_it_comes_from() {
+    let cases: serde_json::Value = serde_json::from_slice(&std::fs::read(data("tokenizers/cases.json")).unwrap()).unwrap();
+    for name in ["byte_level", "llama2"] {
+        let path = data(&format!("gguf_tokenizers/{name}.gguf"));
+        let documents = gguf::text::documents(&Gguf::open(&path).unwrap().metadata).unwrap();
+        let text = Text::from_documents(&path, documents.tokenizer, documents.config).unwrap();
+        let mut compared = 0;
+        for case in cases.as_array().unwrap().iter().filter(|case| case["tokenizer"] == name) {
+            let ids = |field: &str| case[field].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect::<Vec<_>>();
+            assert_eq!(text.decode(&ids("ids_plain"), true).unwrap(), case["decoded"], "{name}: {case}");
+            // The others are only decoded.
+            let Some(plain) = case["text"].as_str() else { continue };
+            assert_eq!(text.encode(plain, true).unwrap(), ids("ids"), "{name}: {plain:?}");
+            assert_eq!(text.encode(plain, false).unwrap(), ids("ids_plain"), "{name}: {plain:?}");
+            compared += 1;
+        }
+        assert!(compared > 10, "{name}: {compared} texts");
+        assert_eq!(text.render_chat("{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}").unwrap(), "[user] Hi");
+    }
+}
+
+#[test]
+fn a_file_without_a_tokenizer_needs_one_beside_it_or_none() {
     let error = Engine::create(&EngineOptions { skip_tokenizer: false, ..options(data("gguf_llama/model.gguf")) }).err().unwrap();
-    assert_eq!(error.code(), Code::Unsupported);
-    assert!(error.message().contains("put the tokenizer.json of the model beside the file, or set skip_tokenizer"), "{error}");
+    assert!(error.message().contains("tokenizer.ggml.model is missing"), "{error}");
 }
 
 #[test]

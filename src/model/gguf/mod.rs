@@ -6,6 +6,7 @@ mod metadata;
 pub(super) mod model;
 #[cfg(test)]
 mod tests;
+pub mod text;
 
 use std::collections::HashMap;
 use std::fs::File;

@@ -292,3 +292,50 @@ fn a_directory_with_one_file_is_that_file_and_with_two_an_error() {
     assert_eq!(model::find(&dir).unwrap(), None);
     std::fs::remove_dir_all(&dir).unwrap();
 }
+
+/// The metadata of a tokenizer with the tokens a, b and ab.
+fn tokenizer(kind: &str) -> Metadata {
+    let texts = |texts: &[&str]| Value::Texts(texts.iter().map(|text| text.to_string()).collect());
+    let values = [
+        ("tokenizer.ggml.model", Value::Text(kind.into())),
+        ("tokenizer.ggml.pre", Value::Text("qwen2".into())),
+        ("tokenizer.ggml.tokens", texts(&["a", "b", "ab", "<s>"])),
+        ("tokenizer.ggml.token_type", Value::Integers(vec![1, 1, 1, 3])),
+        ("tokenizer.ggml.merges", texts(&["a b"])),
+        ("tokenizer.ggml.scores", Value::Floats(vec![0.0, 0.0, 1.0, 0.0])),
+        ("tokenizer.ggml.bos_token_id", Value::Integer(3)),
+    ];
+    Metadata(values.into_iter().map(|(key, value)| (key.to_string(), value)).collect())
+}
+
+#[test]
+fn a_tokenizer_that_is_not_supported_is_refused_with_the_key_and_the_value() {
+    assert_eq!(text::documents(&tokenizer("gpt2")).unwrap().config["bos_token"], "<s>");
+    let refused = |kind: &str, key: &str, value: Option<Value>| {
+        let mut metadata = tokenizer(kind);
+        let _ = match value {
+            Some(value) => metadata.0.insert(key.into(), value),
+            None => metadata.0.remove(key),
+        };
+        text::documents(&metadata).unwrap_err().message().to_string()
+    };
+    let words = |text: &str| Some(Value::Text(text.into()));
+    for (kind, key, value, part) in [
+        ("bert", "", words(""), "tokenizer.ggml.model is bert; supported are gpt2, llama"),
+        ("gpt2", "tokenizer.ggml.model", None, "tokenizer.ggml.model is missing"),
+        ("gpt2", "tokenizer.ggml.tokens", Some(Value::Integer(1)), "tokenizer.ggml.tokens is not a list of texts"),
+        ("gpt2", "tokenizer.ggml.token_type", Some(Value::Integers(vec![1])), "token_type is not a list of 4 whole numbers"),
+        ("gpt2", "tokenizer.ggml.merges", None, "tokenizer.ggml.merges is not a list of texts"),
+        ("gpt2", "tokenizer.ggml.merges", Some(Value::Texts(vec!["ab".into()])), "merges has ab, which is no pair of tokens"),
+        ("gpt2", "tokenizer.ggml.pre", words("tekken"), "tokenizer.ggml.pre is tekken; supported are gpt-2, phi-2"),
+        ("gpt2", "tokenizer.ggml.pre", None, "tokenizer.ggml.pre is default; supported are"),
+        ("gpt2", "tokenizer.ggml.bos_token_id", Some(Value::Integer(4)), "tokenizer.ggml.bos_token_id is 4; must be 0 to 3"),
+        ("gpt2", "tokenizer.ggml.add_eos_token", Some(Value::Flag(true)), "add_eos_token is true, and the file has no eos token"),
+        ("gpt2", "tokenizer.ggml.add_bos_token", Some(Value::Integer(1)), "tokenizer.ggml.add_bos_token is not a bool"),
+        ("llama", "tokenizer.ggml.bos_token_id", None, "add_bos_token is true, and the file has no bos token"),
+        ("llama", "tokenizer.ggml.scores", Some(Value::Floats(vec![0.0])), "tokenizer.ggml.scores is not a list of 4 numbers"),
+    ] {
+        let message = refused(kind, key, value);
+        assert!(message.contains(part), "{key}: {message}");
+    }
+}

@@ -1,0 +1,240 @@
+//! The tokenizer and the chat template of a GGUF file, as the documents of Hugging Face:
+//! `tokenizer.json` and `tokenizer_config.json`.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value as Json, json};
+
+use super::{Metadata, Value};
+use crate::error::{Error, Result};
+
+/// The documents of a tokenizer.
+#[derive(Debug)]
+pub struct TextDocuments {
+    /// As `tokenizer.json`.
+    pub tokenizer: Json,
+    /// As `tokenizer_config.json`.
+    pub config: Json,
+}
+
+/// Kinds of tokens in `tokenizer.ggml.token_type`.
+const CONTROL: i64 = 3;
+const USER_DEFINED: i64 = 4;
+
+/// The words of LLaMA 3: at most three digits at a time.
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// The words of Qwen2: every digit is a word.
+const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// How a text is cut into words before tokens are merged.
+#[derive(Clone, Copy)]
+enum Words {
+    Pattern(&'static str),
+    /// The words of GPT-2.
+    Gpt2,
+    /// As GPT-2, and every digit is a word.
+    Gpt2Digits,
+}
+
+/// Names of `tokenizer.ggml.pre`.
+const WORDS: [(&str, Words); 15] = [
+    ("gpt-2", Words::Gpt2),
+    ("phi-2", Words::Gpt2),
+    ("mpt", Words::Gpt2),
+    ("olmo", Words::Gpt2),
+    ("llama3", Words::Pattern(LLAMA3)),
+    ("llama-v3", Words::Pattern(LLAMA3)),
+    ("llama-bpe", Words::Pattern(LLAMA3)),
+    ("qwen2", Words::Pattern(QWEN2)),
+    ("stablelm2", Words::Pattern(QWEN2)),
+    ("deepseek-r1-qwen", Words::Pattern(QWEN2)),
+    ("smollm", Words::Gpt2Digits),
+    ("starcoder", Words::Gpt2Digits),
+    ("refact", Words::Gpt2Digits),
+    ("command-r", Words::Gpt2Digits),
+    ("codeshell", Words::Gpt2Digits),
+];
+
+/// The tokens of a file.
+struct Tokens<'a> {
+    metadata: &'a Metadata,
+    texts: &'a [String],
+    /// `[tokens]`, or empty: all are normal.
+    kinds: &'a [i64],
+}
+
+impl Tokens<'_> {
+    /// Returns the id and the text of a token that the metadata name.
+    fn named(&self, name: &str) -> Result<Option<(usize, &str)>> {
+        let key = format!("tokenizer.ggml.{name}_token_id");
+        let id = self.metadata.whole(&key, self.texts.len().saturating_sub(1))?;
+        Ok(id.map(|id| (id, self.texts[id].as_str())))
+    }
+
+    fn flag(&self, name: &str, default: bool) -> Result<bool> {
+        let key = format!("tokenizer.ggml.{name}");
+        match self.metadata.get(&key) {
+            None => Ok(default),
+            Some(Value::Flag(flag)) => Ok(*flag),
+            Some(_) => Err(Error::model(format!("{key} is not a bool"))),
+        }
+    }
+
+    /// Returns the tokens that are found in a text before words are.
+    fn added(&self) -> Vec<Json> {
+        let added = self.kinds.iter().enumerate().filter(|(_, kind)| [CONTROL, USER_DEFINED].contains(kind));
+        let token = |(id, kind): (usize, &i64)| {
+            json!({"id": id, "content": self.texts[id], "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": *kind == CONTROL})
+        };
+        added.map(token).collect()
+    }
+
+    fn vocabulary(&self) -> Json {
+        self.texts.iter().enumerate().map(|(id, text)| (text.clone(), id.into())).collect::<Map<_, _>>().into()
+    }
+
+    /// Returns the document that adds the first and the last token.
+    fn post_processor(&self, add_bos: bool) -> Result<Json> {
+        let (first, last) = (self.flag("add_bos_token", add_bos)?, self.flag("add_eos_token", false)?);
+        let required = |flag: &str, name: &str| {
+            self.named(name)?.ok_or_else(|| Error::model(format!("tokenizer.ggml.{flag} is true, and the file has no {name} token")))
+        };
+        let special = |text: &str| json!({"SpecialToken": {"id": text, "type_id": 0}});
+        let (mut template, mut tokens) = (vec![json!({"Sequence": {"id": "A", "type_id": 0}})], Map::new());
+        if first {
+            let (id, text) = required("add_bos_token", "bos")?;
+            template.insert(0, special(text));
+            tokens.insert(text.into(), json!({"id": text, "ids": [id], "tokens": [text]}));
+        }
+        if last {
+            let (id, text) = required("add_eos_token", "eos")?;
+            template.push(special(text));
+            tokens.insert(text.into(), json!({"id": text, "ids": [id], "tokens": [text]}));
+        }
+        Ok(json!({"type": "TemplateProcessing", "single": template, "pair": template, "special_tokens": tokens}))
+    }
+}
+
+/// Returns the documents of the tokenizer in a file.
+pub fn documents(metadata: &Metadata) -> Result<TextDocuments> {
+    let kind = metadata.text("tokenizer.ggml.model")?.ok_or_else(|| Error::model("tokenizer.ggml.model is missing"))?;
+    let texts = match metadata.get("tokenizer.ggml.tokens") {
+        Some(Value::Texts(texts)) => texts,
+        _ => return Err(Error::model("tokenizer.ggml.tokens is not a list of texts")),
+    };
+    let kinds = match metadata.get("tokenizer.ggml.token_type") {
+        None => &[][..],
+        Some(Value::Integers(kinds)) if kinds.len() == texts.len() => kinds,
+        Some(_) => return Err(Error::model(format!("tokenizer.ggml.token_type is not a list of {} whole numbers", texts.len()))),
+    };
+    let tokens = Tokens { metadata, texts, kinds };
+    let tokenizer = match kind {
+        "gpt2" => byte_level(&tokens)?,
+        "llama" => sentence_piece(&tokens)?,
+        other => return Err(Error::unsupported(format!("tokenizer.ggml.model is {other:.80}; supported are gpt2, llama"))),
+    };
+    Ok(TextDocuments { tokenizer, config: config(&tokens)? })
+}
+
+fn config(tokens: &Tokens) -> Result<Json> {
+    // The class adds no tokens, and the empty list says that no other file names special tokens.
+    let mut config = json!({"tokenizer_class": "PreTrainedTokenizer", "added_tokens_decoder": {}});
+    for (name, key) in [("bos", "bos_token"), ("eos", "eos_token"), ("unknown", "unk_token"), ("padding", "pad_token")] {
+        if let Some((_, text)) = tokens.named(name)? {
+            config[key] = text.into();
+        }
+    }
+    if let Some(template) = tokens.metadata.text("tokenizer.chat_template")? {
+        config["chat_template"] = template.into();
+    }
+    Ok(config)
+}
+
+/// Byte pair encoding of the bytes of a text.
+fn byte_level(tokens: &Tokens) -> Result<Json> {
+    let merges = match tokens.metadata.get("tokenizer.ggml.merges") {
+        Some(Value::Texts(merges)) => merges,
+        _ => return Err(Error::model("tokenizer.ggml.merges is not a list of texts")),
+    };
+    let pair = |merge: &String| match merge.split_once(' ') {
+        Some((left, right)) => Ok(json!([left, right])),
+        None => Err(Error::model(format!("tokenizer.ggml.merges has {merge:.80}, which is no pair of tokens"))),
+    };
+    let merges = merges.iter().map(pair).collect::<Result<Vec<_>>>()?;
+    let pre = tokens.metadata.text("tokenizer.ggml.pre")?.unwrap_or("default");
+    let Some((_, words)) = WORDS.into_iter().find(|(name, _)| *name == pre) else {
+        let known = WORDS.map(|(name, _)| name).join(", ");
+        return Err(Error::unsupported(format!("tokenizer.ggml.pre is {pre:.80}; supported are {known}")));
+    };
+    let bytes = |use_regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex});
+    let pre_tokenizer = match words {
+        Words::Gpt2 => bytes(true),
+        Words::Gpt2Digits => {
+            json!({"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": true}, bytes(true)]})
+        }
+        Words::Pattern(pattern) => {
+            let split = json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
+            json!({"type": "Sequence", "pretokenizers": [split, bytes(false)]})
+        }
+    };
+    // LLaMA 3 takes a word that is a token as it is.
+    let ignore_merges = matches!(words, Words::Pattern(LLAMA3));
+    Ok(json!({
+        "version": "1.0",
+        "added_tokens": tokens.added(),
+        "normalizer": null,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": tokens.post_processor(ignore_merges)?,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null, "end_of_word_suffix": null,
+            "fuse_unk": false, "byte_fallback": false, "ignore_merges": ignore_merges, "vocab": tokens.vocabulary(), "merges": merges},
+    }))
+}
+
+/// The space in tokens of SentencePiece.
+const SPACE: &str = "\u{2581}";
+
+/// SentencePiece, whose pairs are merged in the order of the scores of their results.
+fn sentence_piece(tokens: &Tokens) -> Result<Json> {
+    let scores = match tokens.metadata.get("tokenizer.ggml.scores") {
+        Some(Value::Floats(scores)) if scores.len() == tokens.texts.len() => scores,
+        _ => return Err(Error::model(format!("tokenizer.ggml.scores is not a list of {} numbers", tokens.texts.len()))),
+    };
+    let prefix = tokens.flag("add_space_prefix", true)?;
+    let replace = |from: &str, to: &str| json!({"type": "Replace", "pattern": {"String": from}, "content": to});
+    let mut normalizers = vec![replace(" ", SPACE)];
+    let mut decoders = vec![replace(SPACE, " "), json!({"type": "ByteFallback"}), json!({"type": "Fuse"})];
+    if prefix {
+        normalizers.insert(0, json!({"type": "Prepend", "prepend": SPACE}));
+        decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
+    }
+    let unknown = tokens.named("unknown")?.map(|(_, text)| text);
+    Ok(json!({
+        "version": "1.0",
+        "added_tokens": tokens.added(),
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": null,
+        "post_processor": tokens.post_processor(true)?,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": {"type": "BPE", "dropout": null, "unk_token": unknown, "continuing_subword_prefix": null, "end_of_word_suffix": null,
+            "fuse_unk": true, "byte_fallback": true, "ignore_merges": false, "vocab": tokens.vocabulary(),
+            "merges": merges_by_score(tokens.texts, scores)},
+    }))
+}
+
+/// Returns every pair of tokens that together are a token, those with the highest score first.
+fn merges_by_score(texts: &[String], scores: &[f32]) -> Vec<Json> {
+    let ids: HashMap<&str, usize> = texts.iter().enumerate().map(|(id, text)| (text.as_str(), id)).collect();
+    let mut merges = Vec::new();
+    for (text, score) in texts.iter().zip(scores) {
+        for (at, _) in text.char_indices().skip(1) {
+            let (left, right) = text.split_at(at);
+            if let (Some(&left), Some(&right)) = (ids.get(left), ids.get(right)) {
+                merges.push((*score, left, right));
+            }
+        }
+    }
+    merges.sort_by(|one, other| other.0.total_cmp(&one.0).then((one.1, one.2).cmp(&(other.1, other.2))));
+    merges.into_iter().map(|(_, left, right)| json!([texts[left], texts[right]])).collect()
+}
