@@ -12,8 +12,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::config::Config;
-use super::gguf::model::tensor_name;
-use super::gguf::{BlockType, Gguf};
+use super::gguf::{self, BlockType, Gguf};
 use super::remedy;
 use crate::error::{Error, Result, try_vec};
 use crate::sys::files;
@@ -106,17 +105,17 @@ impl Checkpoint {
     /// Takes the tensors of a GGUF file, by their names in Hugging Face.
     pub fn from_gguf(gguf: Gguf, prefix: &'static str) -> Result<Checkpoint> {
         let mut tensors = HashMap::new();
-        tensors.try_reserve(gguf.tensors().count())?;
-        for (name, tensor) in gguf.tensors() {
+        for (name, tensor) in gguf::model::tensors(&gguf)? {
             let (dtype, blocks) = match tensor.kind {
                 BlockType::F32 => (safetensors::Dtype::F32, None),
                 BlockType::F16 => (safetensors::Dtype::F16, None),
                 BlockType::Bf16 => (safetensors::Dtype::BF16, None),
                 kind => (safetensors::Dtype::F32, Some(kind)),
             };
-            let tensor = Tensor { file: 0, offset: tensor.offset, dtype, shape: tensor.shape.clone(), blocks };
-            if tensors.insert(tensor_name(name), tensor).is_some() {
-                return Err(Error::model(format!("{}: {name} has the name of another tensor", gguf.path.display())));
+            tensors.try_reserve(1)?;
+            let tensor = Tensor { file: 0, offset: tensor.offset, dtype, shape: tensor.shape, blocks };
+            if tensors.insert(name.clone(), tensor).is_some() {
+                return Err(Error::model(format!("two tensors are {name}")));
             }
         }
         Ok(Checkpoint { files: vec![Shard { path: gguf.path, file: gguf.file }], tensors, prefix })

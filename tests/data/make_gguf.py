@@ -16,7 +16,15 @@ import gguf
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MixtralConfig,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from make_goldens import HERE, PROMPT, generate, logits_of, weakness
 
@@ -130,7 +138,36 @@ MODELS = {
         num_key_value_heads=1, head_dim=32, tie_word_embeddings=False, **SIZES
     ),
 }
+SPARSE = dict(
+    num_key_value_heads=4,
+    tie_word_embeddings=False,
+    num_experts_per_tok=2,
+    **(SIZES | dict(num_hidden_layers=1)),
+)
+QWEN_EXPERTS = dict(
+    num_experts=4, moe_intermediate_size=32, decoder_sparse_step=1, mlp_only_layers=[]
+)
+MODELS["gguf_mixtral"] = MixtralConfig(num_local_experts=4, rope_theta=10000.0, **SPARSE)
+MODELS["gguf_qwen2_moe"] = Qwen2MoeConfig(
+    shared_expert_intermediate_size=64, norm_topk_prob=False, **QWEN_EXPERTS, **SPARSE
+)
+MODELS["gguf_qwen3_moe"] = Qwen3MoeConfig(
+    head_dim=16, norm_topk_prob=True, **QWEN_EXPERTS, **SPARSE
+)
+ARCHITECTURES = {
+    "gguf_llama": "llama",
+    "gguf_mixtral": "llama",
+    "gguf_qwen2": "qwen2",
+    "gguf_qwen3": "qwen3",
+    "gguf_qwen2_moe": "qwen2moe",
+    "gguf_qwen3_moe": "qwen3moe",
+}
 NAMES = {
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -182,6 +219,19 @@ def in_order_of_transformers(rows, heads):
     return rows.reshape(heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
+def parts_of(key, shape):
+    """Returns the names in GGUF and the shapes of the parts of a tensor, which lie along its last but one dimension."""
+    if key.endswith("mlp.experts.gate_up_proj"):
+        layer, half = key.split(".")[2], (shape[0], shape[1] // 2, shape[2])
+        return [
+            (f"blk.{layer}.ffn_gate_exps.weight", half),
+            (f"blk.{layer}.ffn_up_exps.weight", half),
+        ]
+    if key.endswith("mlp.experts.down_proj"):
+        return [(f"blk.{key.split('.')[2]}.ffn_down_exps.weight", tuple(shape))]
+    return [(gguf_name(key), tuple(shape))]
+
+
 def build(name, seed):
     """Returns the model, and its tensors for the file."""
     config = MODELS[name]
@@ -190,28 +240,36 @@ def build(name, seed):
     tensors, used = [], 0
     state = model.state_dict()
     for key in state:
-        shape = state[key].shape
         if key == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        if len(shape) == 1:
-            numbers = (1 if key.endswith("norm.weight") else 0) + 0.3 * random.standard_normal(
-                shape[0]
-            ).astype(np.float32)
-            tensors.append((gguf_name(key), numbers, gguf.GGMLQuantizationType.F32))
-        else:
-            types = LONG if shape[1] % 256 == 0 else SHORT
-            kind = types[used % len(types)]
-            used += 1
-            deviation = 0.3 if "embed" in key else 2.0 / shape[1] ** 0.5
-            rows = weights(kind, shape, deviation, random)
-            numbers = dequantize(kind, rows).reshape(tuple(shape))
-            heads = {
-                "q_proj": config.num_attention_heads,
-                "k_proj": config.num_key_value_heads,
-            }.get(key.split(".")[-2])
-            if heads and name == "gguf_llama":
-                numbers = in_order_of_transformers(numbers, heads)
-            tensors.append((gguf_name(key), rows, gguf.GGMLQuantizationType[kind]))
+        read = []
+        for part, shape in parts_of(key, state[key].shape):
+            if len(shape) == 1 or "gate_inp" in part:
+                deviation = 0.3 if len(shape) == 1 else 1.0 / shape[1] ** 0.5
+                numbers = random.standard_normal(shape).astype(np.float32)
+                numbers = (1 if key.endswith("norm.weight") else 0) + np.float32(
+                    deviation
+                ) * numbers
+                rows = numbers[0] if part.endswith("gate_inp_shexp.weight") else numbers
+                tensors.append((part, rows, gguf.GGMLQuantizationType.F32))
+            else:
+                types = LONG if shape[-1] % 256 == 0 else SHORT
+                kind = types[used % len(types)]
+                used += 1
+                deviation = 0.3 if "embed" in key else 2.0 / shape[-1] ** 0.5
+                rows = weights(kind, (int(np.prod(shape[:-1])), shape[-1]), deviation, random)
+                numbers = dequantize(kind, rows).reshape(shape)
+                heads = {
+                    "q_proj": config.num_attention_heads,
+                    "k_proj": config.num_key_value_heads,
+                }.get(key.split(".")[-2])
+                if heads and ARCHITECTURES[name] == "llama":
+                    numbers = in_order_of_transformers(numbers, heads)
+                tensors.append(
+                    (part, rows.reshape(*shape[:-1], -1), gguf.GGMLQuantizationType[kind])
+                )
+            read.append(numbers)
+        numbers = np.concatenate(read, axis=-2) if len(read) > 1 else read[0]
         state[key].copy_(torch.from_numpy(np.ascontiguousarray(numbers)))
     model.tie_weights()
     return model, tensors
@@ -251,8 +309,7 @@ def write_model(name):
         seed += 1
     directory = HERE / name
     directory.mkdir(exist_ok=True)
-    architecture = config.model_type
-    writer = gguf.GGUFWriter(directory / "model.gguf", architecture)
+    writer = gguf.GGUFWriter(directory / "model.gguf", ARCHITECTURES[name])
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -265,6 +322,13 @@ def write_model(name):
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_eos_token_id(config.eos_token_id)
+    if "moe" in name or "mixtral" in name:
+        writer.add_expert_count(4)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if "moe" in name:
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if name == "gguf_qwen2_moe":
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     if name == "gguf_llama":
         tensors.append(("rope_freqs.weight", llama3_factors(config), gguf.GGMLQuantizationType.F32))
     for tensor, rows, kind in tensors:
@@ -288,7 +352,9 @@ def write_tokenizer(name, kind, pre):
     """Writes a tokenizer.json of make_tokenizers.py as a file without tensors."""
     document = json.loads((HERE / "tokenizers" / name / "tokenizer.json").read_text())
     model = document["model"]
-    ids = dict(model["vocab"]) | {token["content"]: token["id"] for token in document["added_tokens"]}
+    ids = dict(model["vocab"]) | {
+        token["content"]: token["id"] for token in document["added_tokens"]
+    }
     tokens = sorted(ids, key=ids.get)
     special = {token["content"] for token in document["added_tokens"] if token["special"]}
     directory = HERE / "gguf_tokenizers"

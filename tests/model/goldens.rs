@@ -232,5 +232,5 @@ goldens!(
     glm4 glm4_odd cohere cohere_odd cohere2 cohere2_odd
     mixtral mixtral_odd qwen2_moe qwen2_moe_odd qwen3_moe qwen3_moe_odd gpt_oss gpt_oss_odd gpt_oss_mxfp4_bf16
     deepseek_v2 deepseek_v2_odd deepseek_v3 deepseek_v3_odd
-    gguf_llama gguf_qwen2 gguf_qwen3
+    gguf_llama gguf_mixtral gguf_qwen2 gguf_qwen3 gguf_qwen2_moe gguf_qwen3_moe
 );

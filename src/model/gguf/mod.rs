@@ -42,6 +42,20 @@ pub struct Tensor {
     bytes: u64,
 }
 
+impl Tensor {
+    /// Returns the tensors along the outermost dimension.
+    fn split(&self) -> impl Iterator<Item = Tensor> {
+        let count = self.shape[0];
+        let bytes = self.bytes / count as u64;
+        (0..count as u64).map(move |index| Tensor {
+            shape: self.shape[1..].to_vec(),
+            kind: self.kind,
+            offset: self.offset + index * bytes,
+            bytes,
+        })
+    }
+}
+
 /// Bytes at the multiples of which tensors begin, unless the metadata have another number.
 const ALIGNMENT: usize = 32;
 const MAX_ALIGNMENT: usize = 1 << 20;

@@ -4,25 +4,53 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value as Json, json};
 
-use super::{Gguf, Metadata};
+use super::{Gguf, Metadata, Tensor};
 use crate::error::{Error, Result};
 use crate::model::spec::{ModelSpec, Pairs};
 use crate::sys::files;
 
-/// A value of `general.architecture`, the architecture in Hugging Face, and which dimensions of a
-/// head rotate together. In files of "llama", the rows of queries and keys have another order than in
-/// Hugging Face, so that neighbours rotate.
-const ARCHITECTURES: [(&str, &str, Pairs); 3] = [
-    ("llama", "LlamaForCausalLM", Pairs::Neighbours),
-    ("qwen2", "Qwen2ForCausalLM", Pairs::Halves),
-    ("qwen3", "Qwen3ForCausalLM", Pairs::Halves),
+/// A value of `general.architecture`.
+#[derive(Clone, Copy)]
+struct Architecture {
+    name: &'static str,
+    /// The architecture in Hugging Face, and that of a model with experts.
+    dense: Option<&'static str>,
+    sparse: Option<(&'static str, ExpertNames)>,
+    /// The dimensions of a head that rotate together. In files of "llama", the rows of queries and keys
+    /// have another order than in Hugging Face, so that neighbours rotate.
+    pairs: Pairs,
+}
+
+/// Names that Hugging Face has for the experts of a layer.
+#[derive(Clone, Copy)]
+struct ExpertNames {
+    block: &'static str,
+    gate: &'static str,
+    up: &'static str,
+    down: &'static str,
+}
+
+const MIXTRAL: ExpertNames = ExpertNames { block: "block_sparse_moe", gate: "w1", up: "w3", down: "w2" };
+const QWEN: ExpertNames = ExpertNames { block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj" };
+
+const ARCHITECTURES: [Architecture; 5] = [
+    Architecture {
+        name: "llama",
+        dense: Some("LlamaForCausalLM"),
+        sparse: Some(("MixtralForCausalLM", MIXTRAL)),
+        pairs: Pairs::Neighbours,
+    },
+    Architecture { name: "qwen2", dense: Some("Qwen2ForCausalLM"), sparse: None, pairs: Pairs::Halves },
+    Architecture { name: "qwen3", dense: Some("Qwen3ForCausalLM"), sparse: None, pairs: Pairs::Halves },
+    Architecture { name: "qwen2moe", dense: None, sparse: Some(("Qwen2MoeForCausalLM", QWEN)), pairs: Pairs::Halves },
+    Architecture { name: "qwen3moe", dense: None, sparse: Some(("Qwen3MoeForCausalLM", QWEN)), pairs: Pairs::Halves },
 ];
 
 /// Names of tensors outside of layers: in GGUF, and in Hugging Face.
 const OUTSIDE: [(&str, &str); 3] = [("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")];
 
 /// Names of tensors of a layer.
-const OF_LAYER: [(&str, &str); 11] = [
+const OF_LAYER: [(&str, &str); 15] = [
     ("attn_norm", "input_layernorm"),
     ("attn_q", "self_attn.q_proj"),
     ("attn_k", "self_attn.k_proj"),
@@ -34,7 +62,17 @@ const OF_LAYER: [(&str, &str); 11] = [
     ("ffn_gate", "mlp.gate_proj"),
     ("ffn_up", "mlp.up_proj"),
     ("ffn_down", "mlp.down_proj"),
+    ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
+    ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
+    ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
+    (SHARED_GATE, "mlp.shared_expert_gate"),
 ];
+
+/// A vector, which is a matrix of one row in Hugging Face.
+const SHARED_GATE: &str = "ffn_gate_inp_shexp";
+
+/// Limit of the experts of a layer, each of which has a name.
+const MAX_EXPERTS: usize = 1 << 12;
 
 /// Limit of numbers in the metadata. The config has narrower ones.
 const MAX_NUMBER: usize = u32::MAX as usize;
@@ -54,16 +92,74 @@ pub fn find(path: &Path) -> Result<Option<PathBuf>> {
     }
 }
 
-/// Returns the name that Hugging Face has for a tensor. Other names stay as they are.
-pub fn tensor_name(name: &str) -> String {
-    let (base, suffix) = name.rsplit_once('.').unwrap_or((name, ""));
-    let renamed = |names: &[(&'static str, &'static str)], base: &str| names.iter().find(|(gguf, _)| *gguf == base).map(|(_, name)| *name);
-    if let Some(name) = renamed(&OUTSIDE, base) {
-        return format!("{name}.{suffix}");
+/// Returns the tensors of a file by the names that Hugging Face has for them. A tensor with all experts
+/// of a layer becomes one for each. Other names stay as they are.
+pub fn tensors(file: &Gguf) -> Result<Vec<(String, Tensor)>> {
+    let (_, experts) = architecture(&file.metadata)?.in_hugging_face(&file.metadata)?;
+    let mut named = Vec::new();
+    for (name, tensor) in file.tensors() {
+        let (base, suffix) = name.rsplit_once('.').unwrap_or((name, ""));
+        let Some((layer, part)) = base.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) else {
+            let renamed = OUTSIDE.iter().find(|(gguf, _)| *gguf == base);
+            named.push((renamed.map_or_else(|| name.into(), |(_, base)| format!("{base}.{suffix}")), tensor.clone()));
+            continue;
+        };
+        let layer = format!("model.layers.{layer}");
+        let expert = experts.and_then(|names| Some((names, names.matrix(part)?)));
+        match (expert, experts) {
+            (Some((names, matrix)), _) if tensor.shape.len() == 3 => {
+                let count = tensor.shape[0];
+                if count > MAX_EXPERTS {
+                    return Err(Error::model(format!("tensor {name} has {count} experts; at most {MAX_EXPERTS} are supported")));
+                }
+                for (index, expert) in tensor.split().enumerate() {
+                    named.push((format!("{layer}.{}.experts.{index}.{matrix}.{suffix}", names.block), expert));
+                }
+            }
+            (_, Some(names)) if part == "ffn_gate_inp" => {
+                named.push((format!("{layer}.{}.gate.{suffix}", names.block), tensor.clone()));
+            }
+            _ => {
+                let renamed = OF_LAYER.iter().find(|(gguf, _)| *gguf == part).map_or(part, |(_, name)| name);
+                let mut tensor = tensor.clone();
+                if part == SHARED_GATE && tensor.shape.len() == 1 {
+                    tensor.shape.insert(0, 1);
+                }
+                named.push((format!("{layer}.{renamed}.{suffix}"), tensor));
+            }
+        }
     }
-    match base.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
-        Some((layer, part)) => format!("model.layers.{layer}.{}.{suffix}", renamed(&OF_LAYER, part).unwrap_or(part)),
-        None => name.into(),
+    Ok(named)
+}
+
+impl ExpertNames {
+    /// Returns the name of a matrix of an expert.
+    fn matrix(&self, part: &str) -> Option<&'static str> {
+        match part {
+            "ffn_gate_exps" => Some(self.gate),
+            "ffn_up_exps" => Some(self.up),
+            "ffn_down_exps" => Some(self.down),
+            _ => None,
+        }
+    }
+}
+
+impl Architecture {
+    /// Returns the name of the architecture in Hugging Face, and the names of its experts.
+    fn in_hugging_face(&self, metadata: &Metadata) -> Result<(&'static str, Option<ExpertNames>)> {
+        let key = format!("{}.expert_count", self.name);
+        let experts = metadata.whole(&key, MAX_NUMBER)?.unwrap_or(0);
+        let refused = || {
+            Error::unsupported(format!(
+                "{key} is {experts}; GGUF files of {} must have {}",
+                self.name,
+                if experts > 0 { "none" } else { "experts" }
+            ))
+        };
+        match experts {
+            0 => Ok((self.dense.ok_or_else(refused)?, None)),
+            _ => self.sparse.map(|(name, names)| (name, Some(names))).ok_or_else(refused),
+        }
     }
 }
 
@@ -94,16 +190,11 @@ impl Fields<'_> {
 /// Returns the config.json of the model.
 pub fn config(file: &Gguf) -> Result<Map<String, Json>> {
     let metadata = &file.metadata;
-    let (architecture, name, _) = architecture(metadata)?;
-    let fields = Fields { metadata, architecture };
+    let architecture = architecture(metadata)?;
+    let (name, experts) = architecture.in_hugging_face(metadata)?;
+    let fields = Fields { metadata, architecture: architecture.name };
     if metadata.whole("split.count", MAX_NUMBER)?.is_some_and(|count| count > 1) {
         return Err(Error::unsupported("the model is split over several files; merge them with llama-gguf-split --merge"));
-    }
-    if fields.whole("expert_count")?.is_some_and(|count| count > 0) {
-        return Err(Error::unsupported(format!(
-            "{} is above 0; GGUF files of models with experts are not supported",
-            fields.key("expert_count")
-        )));
     }
     let embedding = file.tensor("token_embd.weight").ok_or_else(|| Error::model("tensor token_embd.weight is missing"))?;
     let heads = fields.required("attention.head_count")?;
@@ -120,7 +211,7 @@ pub fn config(file: &Gguf) -> Result<Map<String, Json>> {
         }
     }
     let has = |name: &str| file.tensor(name).is_some();
-    let config = json!({
+    let mut config = json!({
         "architectures": [name],
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
@@ -138,21 +229,26 @@ pub fn config(file: &Gguf) -> Result<Map<String, Json>> {
         "mlp_bias": has("blk.0.ffn_down.bias"),
         "eos_token_id": end_tokens(metadata)?,
     });
+    if experts.is_some() {
+        config["num_experts"] = fields.required("expert_count")?.into();
+        config["num_experts_per_tok"] = fields.required("expert_used_count")?.into();
+        config["moe_intermediate_size"] = fields.whole("expert_feed_forward_length")?.into();
+        config["shared_expert_intermediate_size"] = fields.whole("expert_shared_feed_forward_length")?.into();
+        // What llama.cpp computes: the weights of the chosen experts add up to 1 in Qwen3.
+        config["norm_topk_prob"] = (architecture.name == "qwen3moe").into();
+    }
     match config {
         Json::Object(fields) => Ok(fields),
         _ => unreachable!("the macro makes an object"),
     }
 }
 
-fn architecture(metadata: &Metadata) -> Result<(&str, &'static str, Pairs)> {
+fn architecture(metadata: &Metadata) -> Result<Architecture> {
     let name = metadata.text("general.architecture")?.ok_or_else(|| Error::model("general.architecture is missing"))?;
-    match ARCHITECTURES.into_iter().find(|(known, ..)| *known == name) {
-        Some((_, architecture, pairs)) => Ok((name, architecture, pairs)),
-        None => {
-            let known = ARCHITECTURES.map(|(known, ..)| known).join(", ");
-            Err(Error::unsupported(format!("general.architecture is {name:.80}; supported in GGUF files are {known}")))
-        }
-    }
+    ARCHITECTURES.into_iter().find(|known| known.name == name).ok_or_else(|| {
+        let known = ARCHITECTURES.map(|known| known.name).join(", ");
+        Error::unsupported(format!("general.architecture is {name:.80}; supported in GGUF files are {known}"))
+    })
 }
 
 fn rope_scaling(fields: &Fields) -> Result<Json> {
@@ -183,7 +279,7 @@ fn end_tokens(metadata: &Metadata) -> Result<Vec<usize>> {
 /// Changes what a file stores differently than Hugging Face: the pairs that rotate together, and the
 /// factors of the frequencies of LLaMA 3.
 pub fn adapt(file: &Gguf, spec: &mut ModelSpec) -> Result<()> {
-    let (_, _, pairs) = architecture(&file.metadata)?;
+    let pairs = architecture(&file.metadata)?.pairs;
     for rope in &mut spec.ropes {
         rope.pairs = pairs;
         if let Some(tensor) = file.tensor("rope_freqs.weight") {

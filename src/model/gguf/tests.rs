@@ -241,10 +241,14 @@ fn a_model_that_is_not_supported_is_refused_with_the_key_and_the_value() {
     assert_eq!((&config["architectures"][0], &config["tie_word_embeddings"]), (&"Qwen2ForCausalLM".into(), &true.into()));
     let text = |value: &str| Value::Text(value.into());
     for (key, value, part) in [
-        ("general.architecture", text("bert"), "general.architecture is bert; supported in GGUF files are llama, qwen2, qwen3"),
+        (
+            "general.architecture",
+            text("bert"),
+            "general.architecture is bert; supported in GGUF files are llama, qwen2, qwen3, qwen2moe, qwen3moe",
+        ),
         ("general.architecture", Value::Integer(1), "general.architecture is not a text"),
         ("split.count", Value::Integer(3), "llama-gguf-split --merge"),
-        ("qwen2.expert_count", Value::Integer(8), "qwen2.expert_count is above 0"),
+        ("qwen2.expert_count", Value::Integer(8), "qwen2.expert_count is 8; GGUF files of qwen2 must have none"),
         ("qwen2.rope.dimension_count", Value::Integer(32), "qwen2.rope.dimension_count is 32; this architecture supports only 64"),
         ("qwen2.attention.sliding_window", Value::Integer(32), "sliding_window is 32; this architecture supports only 128"),
         ("qwen2.block_count", Value::Integer(-1), "qwen2.block_count is -1; must be 0 to"),
@@ -265,6 +269,14 @@ fn a_model_that_is_not_supported_is_refused_with_the_key_and_the_value() {
 
 #[test]
 fn names_are_those_of_hugging_face() {
+    let mut file = Gguf::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/gguf_qwen2/model.gguf")).unwrap();
+    let vector = file.tensors["output_norm.weight"].clone();
+    let names = |file: &mut Gguf, name: &str, shape: &[usize]| {
+        file.tensors = HashMap::from([(name.to_string(), Tensor { shape: shape.into(), bytes: 24, ..vector.clone() })]);
+        let mut names: Vec<_> = model::tensors(file).unwrap().into_iter().map(|(name, tensor)| (name, tensor.shape)).collect();
+        names.sort();
+        names
+    };
     for (name, expected) in [
         ("token_embd.weight", "model.embed_tokens.weight"),
         ("output.weight", "lm_head.weight"),
@@ -273,8 +285,16 @@ fn names_are_those_of_hugging_face() {
         ("rope_freqs.weight", "rope_freqs.weight"),
         ("blk", "blk"),
     ] {
-        assert_eq!(model::tensor_name(name), expected);
+        assert_eq!(names(&mut file, name, &[6]), [(expected.to_string(), vec![6])]);
     }
+    file.metadata.0.insert("general.architecture".into(), Value::Text("qwen2moe".into()));
+    file.metadata.0.insert("qwen2moe.expert_count".into(), Value::Integer(2));
+    let expert = |index: usize| (format!("model.layers.1.mlp.experts.{index}.up_proj.weight"), vec![1, 3]);
+    assert_eq!(names(&mut file, "blk.1.ffn_up_exps.weight", &[2, 1, 3]), [expert(0), expert(1)]);
+    let gate = ("model.layers.1.mlp.shared_expert_gate.weight".to_string(), vec![1, 6]);
+    assert_eq!(names(&mut file, "blk.1.ffn_gate_inp_shexp.weight", &[6]), [gate]);
+    let router = ("model.layers.1.mlp.gate.weight".to_string(), vec![2, 3]);
+    assert_eq!(names(&mut file, "blk.1.ffn_gate_inp.weight", &[2, 3]), [router]);
 }
 
 #[test]
