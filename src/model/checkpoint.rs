@@ -113,12 +113,13 @@ impl Checkpoint {
                 kind => (safetensors::Dtype::F32, Some(kind)),
             };
             tensors.try_reserve(1)?;
-            let tensor = Tensor { file: 0, offset: tensor.offset, dtype, shape: tensor.shape, blocks };
+            let tensor = Tensor { file: tensor.file, offset: tensor.offset, dtype, shape: tensor.shape, blocks };
             if tensors.insert(name.clone(), tensor).is_some() {
                 return Err(Error::model(format!("two tensors are {name}")));
             }
         }
-        Ok(Checkpoint { files: vec![Shard { path: gguf.path, file: gguf.file }], tensors, prefix })
+        let files = gguf.files.into_iter().map(|(path, file)| Shard { path, file }).collect();
+        Ok(Checkpoint { files, tensors, prefix })
     }
 
     pub fn find(&self, name: &str) -> Option<&Tensor> {

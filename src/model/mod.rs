@@ -57,7 +57,7 @@ impl ModelFiles {
     /// Opens a directory in the layout of Hugging Face, or a GGUF file.
     pub fn open(path: &Path) -> Result<ModelFiles> {
         match gguf::model::find(path)? {
-            Some(file) => ModelFiles::open_gguf(&file).map_err(|error| error.within(file.display())),
+            Some(file) => ModelFiles::open_gguf(&file),
             None => ModelFiles::open_directory(path),
         }
     }
@@ -76,13 +76,16 @@ impl ModelFiles {
     }
 
     fn open_gguf(path: &Path) -> Result<ModelFiles> {
-        let file = gguf::Gguf::open_at(path)?;
-        let config = Config::new("as config.json".into(), gguf::model::config(&file)?);
-        let family = family(&config)?;
-        let mut spec = (family.spec)(&config)?;
-        gguf::model::adapt(&file, &mut spec)?;
-        let checkpoint = Checkpoint::from_gguf(file, family.prefix)?;
-        ModelFiles::check(family, spec, checkpoint, &config, &Config::default())
+        let file = gguf::Gguf::open(path)?;
+        let open = || {
+            let config = Config::new("as config.json".into(), gguf::model::config(&file)?);
+            let family = family(&config)?;
+            let mut spec = (family.spec)(&config)?;
+            gguf::model::adapt(&file, &mut spec)?;
+            let checkpoint = Checkpoint::from_gguf(file, family.prefix)?;
+            ModelFiles::check(family, spec, checkpoint, &config, &Config::default())
+        };
+        open().map_err(|error| error.within(path.display()))
     }
 
     fn check(family: &Family, mut spec: ModelSpec, checkpoint: Checkpoint, config: &Config, generation: &Config) -> Result<ModelFiles> {

@@ -4,6 +4,7 @@
 mod blocks;
 mod metadata;
 pub(super) mod model;
+mod split;
 #[cfg(test)]
 mod tests;
 pub mod text;
@@ -20,12 +21,11 @@ use crate::error::{Error, Result, try_vec};
 use crate::sys::files;
 use metadata::{Header, MAX_DIMENSIONS};
 
-/// An open file.
+/// An open file, or all files of a model that is split.
 #[derive(Debug)]
 pub struct Gguf {
-    pub(super) path: PathBuf,
-    pub(super) file: File,
-    /// The values of its header.
+    pub(super) files: Vec<(PathBuf, File)>,
+    /// The values of the first header.
     pub metadata: Metadata,
     tensors: HashMap<String, Tensor>,
 }
@@ -37,6 +37,8 @@ pub struct Tensor {
     pub shape: Vec<usize>,
     /// The storage type of its numbers.
     pub kind: BlockType,
+    /// Index of its file.
+    pub(super) file: usize,
     /// Position of its first byte in the file.
     pub(super) offset: u64,
     bytes: u64,
@@ -50,6 +52,7 @@ impl Tensor {
         (0..count as u64).map(move |index| Tensor {
             shape: self.shape[1..].to_vec(),
             kind: self.kind,
+            file: self.file,
             offset: self.offset + index * bytes,
             bytes,
         })
@@ -59,21 +62,59 @@ impl Tensor {
 /// Bytes at the multiples of which tensors begin, unless the metadata have another number.
 const ALIGNMENT: usize = 32;
 const MAX_ALIGNMENT: usize = 1 << 20;
+/// Maximum number of files of a model.
+const MAX_SPLITS: usize = 99_999;
 const MAGIC: u32 = u32::from_le_bytes(*b"GGUF");
 /// The least bytes of a value (key length, type, one byte) and of the description of a tensor.
 const MIN_VALUE_BYTES: u64 = 13;
 const MIN_TENSOR_BYTES: u64 = 24;
 
 impl Gguf {
-    /// Opens a file and checks its header. The numbers of the tensors are not read.
+    /// Opens a file and checks its header. The numbers of the tensors are not read. If the model is split
+    /// over files, the path is that of the first one.
     pub fn open(path: &Path) -> Result<Gguf> {
-        Gguf::open_at(path).map_err(|error| error.within(path.display()))
+        let mut first = Gguf::open_one(path)?;
+        let count = first.metadata.whole("split.count", MAX_SPLITS).map_err(|error| error.within(path.display()))?.unwrap_or(1);
+        first.check_split(0, count).map_err(|error| error.within(path.display()))?;
+        for index in 1..count {
+            let path = split::path(path, index, count).map_err(|error| error.within(path.display()))?;
+            let other = Gguf::open_one(&path)?;
+            let merged = other.check_split(index, count).and_then(|()| first.add(other));
+            merged.map_err(|error| error.within(path.display()))?;
+        }
+        Ok(first)
     }
 
-    /// Like `open`. Errors do not name the file.
-    pub(super) fn open_at(path: &Path) -> Result<Gguf> {
-        let file = files::open(path)?.ok_or_else(|| Error::io("not found"))?;
-        Gguf::read(path, file)
+    fn open_one(path: &Path) -> Result<Gguf> {
+        let file = files::open(path)?.ok_or_else(|| Error::io(format!("{}: not found", path.display())))?;
+        Gguf::read(path, file).map_err(|error| error.within(path.display()))
+    }
+
+    /// Checks that this file is the one with this index among `count`.
+    fn check_split(&self, index: usize, count: usize) -> Result<()> {
+        let number = |key: &str, default: usize| self.metadata.whole(key, MAX_SPLITS).map(|number| number.unwrap_or(default));
+        let (own_index, own_count) = (number("split.no", 0)?, number("split.count", 1)?);
+        match (own_index, own_count) == (index, count) {
+            true => Ok(()),
+            false => Err(Error::model(format!(
+                "the file is number {} of {own_count} of a split model, and must be number {} of {count}; set model_path to the first file",
+                own_index + 1,
+                index + 1
+            ))),
+        }
+    }
+
+    fn add(&mut self, other: Gguf) -> Result<()> {
+        let index = self.files.len();
+        self.files.extend(other.files);
+        self.tensors.try_reserve(other.tensors.len())?;
+        for (name, tensor) in other.tensors {
+            let tensor = Tensor { file: index, ..tensor };
+            if self.tensors.insert(name.clone(), tensor).is_some() {
+                return Err(Error::model(format!("tensor {name} is also in another file of the model")));
+            }
+        }
+        Ok(())
     }
 
     fn read(path: &Path, file: File) -> Result<Gguf> {
@@ -116,7 +157,7 @@ impl Gguf {
         }
         let start = header.position.next_multiple_of(alignment);
         place(&mut found, start, len)?;
-        Ok(Gguf { path: path.into(), file, metadata, tensors: found })
+        Ok(Gguf { files: vec![(path.into(), file)], metadata, tensors: found })
     }
 
     /// Returns the tensor with this name.
@@ -135,8 +176,9 @@ impl Gguf {
         let (start, end) = (first / kind.block_len() * kind.block_bytes(), (first + out.len()) / kind.block_len() * kind.block_bytes());
         let mut bytes = try_vec(end - start, 0u8)?;
         let position = tensor.offset + start as u64;
-        let read = self.file.read_exact_at(&mut bytes, position);
-        let place = |error: Error| error.within(self.path.display());
+        let (path, file) = &self.files[tensor.file];
+        let read = file.read_exact_at(&mut bytes, position);
+        let place = |error: Error| error.within(path.display());
         read.map_err(|error| place(Error::io(format!("cannot read {} bytes at {position}: {error}", end - start))))?;
         kind.unpack(&bytes, out).map_err(place)
     }
@@ -169,7 +211,7 @@ fn read_tensor(header: &mut Header, alignment: u64) -> Result<(String, Tensor)> 
     }
     let bytes = (numbers / kind.block_len()).checked_mul(kind.block_bytes());
     let bytes = bytes.ok_or_else(|| of(format!("it has {numbers} numbers, which no file holds")))? as u64;
-    Ok((name, Tensor { shape, kind, offset, bytes }))
+    Ok((name, Tensor { shape, kind, file: 0, offset, bytes }))
 }
 
 /// Moves the offsets to the start of the data. Tensors must lie in the file and must not overlap.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value as Json, json};
 
-use super::{Gguf, Metadata, Tensor};
+use super::{Gguf, Metadata, Tensor, split};
 use crate::error::{Error, Result};
 use crate::model::spec::{ModelSpec, Pairs};
 use crate::sys::files;
@@ -86,8 +86,10 @@ pub fn find(path: &Path) -> Result<Option<PathBuf>> {
         return Ok(None);
     }
     let mut found = files::with_extension(path, "gguf")?;
+    found.sort_unstable();
     match found.len() {
         0 | 1 => Ok(found.pop()),
+        _ if split::is_one_model(&found) => Ok(found.into_iter().next()),
         count => Err(Error::model(format!("{} has {count} GGUF files; set model_path to one of them", path.display()))),
     }
 }
@@ -193,9 +195,6 @@ pub fn config(file: &Gguf) -> Result<Map<String, Json>> {
     let architecture = architecture(metadata)?;
     let (name, experts) = architecture.in_hugging_face(metadata)?;
     let fields = Fields { metadata, architecture: architecture.name };
-    if metadata.whole("split.count", MAX_NUMBER)?.is_some_and(|count| count > 1) {
-        return Err(Error::unsupported("the model is split over several files; merge them with llama-gguf-split --merge"));
-    }
     let embedding = file.tensor("token_embd.weight").ok_or_else(|| Error::model("tensor token_embd.weight is missing"))?;
     let heads = fields.required("attention.head_count")?;
     let hidden = fields.required("embedding_length")?;

@@ -247,7 +247,6 @@ fn a_model_that_is_not_supported_is_refused_with_the_key_and_the_value() {
             "general.architecture is bert; supported in GGUF files are llama, qwen2, qwen3, qwen2moe, qwen3moe",
         ),
         ("general.architecture", Value::Integer(1), "general.architecture is not a text"),
-        ("split.count", Value::Integer(3), "llama-gguf-split --merge"),
         ("qwen2.expert_count", Value::Integer(8), "qwen2.expert_count is 8; GGUF files of qwen2 must have none"),
         ("qwen2.rope.dimension_count", Value::Integer(32), "qwen2.rope.dimension_count is 32; this architecture supports only 64"),
         ("qwen2.attention.sliding_window", Value::Integer(32), "sliding_window is 32; this architecture supports only 128"),
@@ -358,4 +357,40 @@ fn a_tokenizer_that_is_not_supported_is_refused_with_the_key_and_the_value() {
         let message = refused(kind, key, value);
         assert!(message.contains(part), "{key}: {message}");
     }
+}
+
+#[test]
+fn a_split_model_is_opened_by_its_first_file() {
+    let dir = std::env::temp_dir().join(format!("pagedllm-gguf-split-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let write = |name: &str, index: u32, count: u32, tensor: &str| {
+        let parts = Parts {
+            tensors: 1,
+            values: 2,
+            metadata: [whole("split.no", index), whole("split.count", count)].concat(),
+            descriptions: description(tensor, &[8], 0, 0),
+            data: [index as f32; 8].iter().flat_map(|number| number.to_le_bytes()).collect(),
+            ..Parts::good()
+        };
+        std::fs::write(dir.join(name), parts.bytes()).unwrap();
+    };
+    let (one, two) = ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf");
+    write(one, 0, 2, "a");
+    write(two, 1, 2, "b");
+    assert_eq!(model::find(&dir).unwrap(), Some(dir.join(one)));
+    let file = Gguf::open(&dir.join(one)).unwrap();
+    assert_eq!((read_all(&file, "a"), read_all(&file, "b")), (vec![0.0; 8], vec![1.0; 8]));
+    let refused = |name: &str| Gguf::open(&dir.join(name)).unwrap_err().message().to_string();
+    assert!(refused(two).contains("is number 2 of 2 of a split model, and must be number 1 of 2; set model_path to the first file"));
+    write(two, 1, 2, "a");
+    assert!(refused(one).contains("tensor a is also in another file"));
+    write(two, 0, 2, "b");
+    assert!(refused(one).contains("must be number 2 of 2"));
+    std::fs::remove_file(dir.join(two)).unwrap();
+    assert!(refused(one).contains("m-00002-of-00002.gguf: not found"));
+    write("other.gguf", 0, 2, "a");
+    assert!(refused("other.gguf").contains("must end with -00001-of-00002.gguf"));
+    write(one, 0, 100_000, "a");
+    assert!(refused(one).contains("split.count is 100000; must be 0 to 99999"));
+    std::fs::remove_dir_all(&dir).unwrap();
 }
