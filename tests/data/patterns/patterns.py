@@ -12,6 +12,7 @@ import json
 import pathlib
 import random
 import re
+import signal
 import subprocess
 import sys
 import warnings
@@ -535,11 +536,36 @@ def drawn(language, count, draw):
     return list(dict.fromkeys(pattern.pattern() for _ in range(count)))
 
 
+class Slow(Exception):
+    """Backtracking takes exponential time for one of the patterns."""
+
+
+# Seconds for all patterns of a language, which usually take one or two.
+LIMIT = 60
+
+
+def fresh_entries(language, count):
+    """Returns entries for new random patterns. Other patterns are drawn if a reference takes too long for these."""
+
+    def stop(*_):
+        raise Slow
+
+    signal.signal(signal.SIGALRM, stop)
+    while True:
+        draw = random.Random()
+        signal.alarm(LIMIT)
+        try:
+            return entries(language, drawn(language, count, draw), draw, 6)
+        except Slow:
+            continue
+        finally:
+            signal.alarm(0)
+
+
 def main():
     own = {"python": ONLY_PYTHON, "ecma": ONLY_ECMA}
     if sys.argv[1:2] == ["random"]:
-        draw = random.Random()
-        print(json.dumps({language: entries(language, drawn(language, int(sys.argv[2]), draw), draw, 6) for language in own}))
+        print(json.dumps({language: fresh_entries(language, int(sys.argv[2])) for language in own}))
         return
     for language in own:
         draw = random.Random(7)
