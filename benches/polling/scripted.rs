@@ -10,12 +10,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use pagedllm::engine::{Engine, Executor, InFlightStep, MemoryPlan, ModelInfo, StepOutput};
+use pagedllm::engine::{Engine, Executor, InFlightStep, ModelInfo, StepOutput};
 use pagedllm::error::Result;
 use pagedllm::ffi::pllm_engine;
-use pagedllm::kv::Paging;
 use pagedllm::types::batch::Batch;
-use pagedllm::types::options::{EngineOptions, KvDtype};
+use pagedllm::types::options::EngineOptions;
 
 const VOCAB: usize = 8;
 const MAX_SEQS: usize = 256;
@@ -58,35 +57,7 @@ pub extern "C" fn bench_engine_create(pace_us: u64) -> *mut pllm_engine {
     logits.chunks_exact_mut(VOCAB).for_each(|row| row[1] = 1.0);
     let executor = Scripted { logits, pace: Duration::from_micros(pace_us), next: Instant::now(), cpu_ns };
     let blocks = MAX_SEQS * MAX_LEN / BLOCK_SIZE;
-    let memory = MemoryPlan {
-        weight_bytes: 0,
-        kv_bytes: 0,
-        work_bytes: 0,
-        blocks,
-        block_size: BLOCK_SIZE,
-        groups: 1,
-        block_bytes: 0,
-        kv_dtype: KvDtype::F32,
-        max_model_len: MAX_LEN,
-        max_blocks: blocks,
-        full_sequences: MAX_SEQS,
-        swap_bytes: 0,
-        swap_blocks: 0,
-    };
-    let info = ModelInfo {
-        architecture: "scripted",
-        vocab_size: VOCAB,
-        layers: 0,
-        max_positions: MAX_LEN,
-        eos_token_ids: Vec::new(),
-        sampling_defaults: Ok(Default::default()),
-        isa: None,
-        threads: 1,
-        memory,
-        paging: Paging::without_windows(BLOCK_SIZE),
-        fingerprint: [0; 32],
-        packed: Default::default(),
-    };
+    let info = ModelInfo::without_model(VOCAB, BLOCK_SIZE, blocks, MAX_LEN);
     let options = EngineOptions { max_seqs: MAX_SEQS, ..EngineOptions::default() };
     Engine::with_executor(&options, info, None, Box::new(executor)).map_or(std::ptr::null_mut(), pllm_engine::into_raw)
 }

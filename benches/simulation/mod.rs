@@ -12,12 +12,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use pagedllm::engine::{Clock, Engine, Executor, InFlightStep, MemoryPlan, ModelInfo, Request, StepOutput, StepReport};
+use pagedllm::engine::{Clock, Engine, Executor, InFlightStep, ModelInfo, Request, StepOutput, StepReport};
 use pagedllm::error::Result;
-use pagedllm::kv::Paging;
 use pagedllm::types::RequestId;
 use pagedllm::types::batch::{Batch, BlockMove};
-use pagedllm::types::options::{EngineOptions, KvDtype, Preemption};
+use pagedllm::types::options::{EngineOptions, Preemption};
 
 pub use machine::Machine;
 use workload::Branching;
@@ -284,36 +283,12 @@ fn check_lengths(jobs: &[Job], served: &[Served]) {
 }
 
 fn model_info(options: &EngineOptions, machine: Machine) -> ModelInfo {
-    let Machine { slots, max_model_len, .. } = machine;
-    let (block_size, blocks) = (options.block_size, slots / options.block_size);
-    let memory = MemoryPlan {
-        weight_bytes: 0,
-        kv_bytes: 0,
-        work_bytes: 0,
-        blocks,
-        max_blocks: blocks,
-        block_size,
-        groups: 1,
-        block_bytes: 0,
-        kv_dtype: KvDtype::F32,
-        max_model_len,
-        full_sequences: slots / max_model_len,
-        swap_bytes: 0,
+    let (block_size, blocks) = (options.block_size, machine.slots / options.block_size);
+    let mut info = ModelInfo::without_model(VOCAB, block_size, blocks, machine.max_model_len);
+    info.eos_token_ids = vec![EOS as u32];
+    if options.preemption == Preemption::Swap {
         // The host has room for every sequence that fits into the pool.
-        swap_blocks: if options.preemption == Preemption::Swap { blocks } else { 0 },
-    };
-    ModelInfo {
-        architecture: "simulated",
-        vocab_size: VOCAB,
-        layers: 0,
-        max_positions: max_model_len,
-        eos_token_ids: vec![EOS as u32],
-        sampling_defaults: Ok(Default::default()),
-        isa: None,
-        threads: 1,
-        memory,
-        paging: Paging::without_windows(block_size),
-        fingerprint: [0; 32],
-        packed: Default::default(),
+        info.memory.swap_blocks = blocks;
     }
+    info
 }

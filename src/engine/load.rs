@@ -13,11 +13,10 @@ use crate::executor::{Executor, warmup};
 use crate::kv::Paging;
 use crate::memory::plan;
 use crate::memory::plan::MemoryPlan;
-use crate::model::gguf::{self, Gguf};
-use crate::model::{KvCache, KvPool, LoadProgress, ModelFiles, PackedReport, find_gguf};
+use crate::model::{GgufSource, KvCache, KvPool, LoadProgress, ModelFiles, PackedReport, gguf};
 use crate::sys::float::StandardMode;
 use crate::text::Text;
-use crate::types::options::{Device, EngineOptions, Isa, ModelDefaults};
+use crate::types::options::{Device, EngineOptions, Isa, KvDtype, ModelDefaults};
 
 /// The model and the limits of the engine.
 #[derive(Debug, Clone)]
@@ -50,6 +49,40 @@ pub struct ModelInfo {
 }
 
 impl ModelInfo {
+    /// Describes an executor without a model, for `Engine::with_executor`: a pool of `blocks` blocks, and
+    /// no bytes that are accounted for.
+    pub fn without_model(vocab_size: usize, block_size: usize, blocks: usize, max_model_len: usize) -> ModelInfo {
+        let memory = MemoryPlan {
+            weight_bytes: 0,
+            kv_bytes: 0,
+            work_bytes: 0,
+            blocks,
+            max_blocks: blocks,
+            block_size,
+            groups: 1,
+            block_bytes: 0,
+            kv_dtype: KvDtype::F32,
+            max_model_len,
+            full_sequences: blocks * block_size / max_model_len.max(1),
+            swap_bytes: 0,
+            swap_blocks: 0,
+        };
+        ModelInfo {
+            architecture: "none",
+            vocab_size,
+            layers: 0,
+            max_positions: max_model_len,
+            eos_token_ids: Vec::new(),
+            sampling_defaults: Ok(ModelDefaults::default()),
+            isa: None,
+            threads: 1,
+            memory,
+            paging: Paging::without_windows(block_size),
+            fingerprint: [0; 32],
+            packed: PackedReport::default(),
+        }
+    }
+
     /// Returns the name of the instruction path that determines the bits of the results.
     pub(super) fn isa_name(&self) -> &'static str {
         self.isa.map_or("", |isa| isa.bits().name())
@@ -85,7 +118,7 @@ impl EngineParts {
     /// Loads the model for a backend.
     fn load<B: Backend + 'static>(backend: B, options: &EngineOptions, progress: LoadProgress) -> Result<EngineParts> {
         let mut files = model_files(options)?;
-        let mut text = if options.skip_tokenizer { None } else { Some(load_text(&options.model_dir)?) };
+        let mut text = if options.skip_tokenizer { None } else { Some(load_text(&files, &options.model_dir)?) };
         let memory = MemoryPlan::for_model(&files, &backend, options)?;
         if let Some(text) = &mut text {
             text.limit_prompts(options.max_prompt_bytes(memory.max_model_len));
@@ -144,14 +177,14 @@ fn warm_up<B: Backend>(executor: &mut ModelExecutor<B>, files: &ModelFiles, opti
 
 /// Loads the tokenizer of a model directory, or of a GGUF file. A `tokenizer.json` beside the file has
 /// precedence.
-fn load_text(model: &Path) -> Result<Text> {
-    let Some(file) = find_gguf(model)? else { return Text::load(model) };
-    let dir = file.parent().unwrap_or(&file);
+fn load_text(files: &ModelFiles, model_dir: &Path) -> Result<Text> {
+    let Some(GgufSource { path, metadata }) = &files.gguf else { return Text::load(model_dir) };
+    let dir = path.parent().unwrap_or(path);
     if dir.join("tokenizer.json").exists() {
         return Text::load(dir);
     }
-    let documents = gguf::text::documents(&Gguf::open(&file)?.metadata).map_err(|error| error.within(file.display()))?;
-    Text::from_documents(&file, documents.tokenizer, documents.config)
+    let documents = gguf::text::documents(metadata).map_err(|error| error.within(path.display()))?;
+    Text::from_documents(path, documents.tokenizer, documents.config)
 }
 
 /// Opens the files of the model without reading the weights.

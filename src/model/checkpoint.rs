@@ -1,5 +1,5 @@
-//! Tensors in safetensors files, or in a GGUF file. Files are read by range instead of mapped, so that a truncated
-//! file causes an error and not a signal.
+//! Tensors in safetensors files, or in a GGUF file. Files are read by range instead of mapped, so that
+//! a truncated file causes an error and not a signal.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -102,17 +102,17 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Takes the tensors of a GGUF file, by their names in Hugging Face.
-    pub fn from_gguf(gguf: Gguf, prefix: &'static str) -> Result<Checkpoint> {
+    /// Takes the files of a GGUF model, and its tensors by their names in Hugging Face.
+    pub fn from_gguf(gguf: Gguf, named: Vec<(String, gguf::Tensor)>, prefix: &'static str) -> Result<Checkpoint> {
         let mut tensors = HashMap::new();
-        for (name, tensor) in gguf::model::tensors(&gguf)? {
+        tensors.try_reserve(named.len())?;
+        for (name, tensor) in named {
             let (dtype, blocks) = match tensor.kind {
                 BlockType::F32 => (safetensors::Dtype::F32, None),
                 BlockType::F16 => (safetensors::Dtype::F16, None),
                 BlockType::Bf16 => (safetensors::Dtype::BF16, None),
                 kind => (safetensors::Dtype::F32, Some(kind)),
             };
-            tensors.try_reserve(1)?;
             let tensor = Tensor { file: tensor.file, offset: tensor.offset, dtype, shape: tensor.shape, blocks };
             if tensors.insert(name.clone(), tensor).is_some() {
                 return Err(Error::model(format!("two tensors are {name}")));

@@ -183,7 +183,7 @@ fn is_positive(number: &f64) -> bool {
 impl Config {
     pub fn from_json(json: Value) -> Config {
         let Value::Object(fields) = json else { panic!("not an object") };
-        Config { file: "config.json".into(), fields }
+        Config::new("config.json".into(), fields)
     }
 }
 

@@ -32,12 +32,6 @@ use crate::backend::{Alloc, Backend};
 use crate::error::{Code, Error, Result, try_format};
 use crate::types::options::{Dtype, ModelDefaults, WeightFormat};
 
-/// Returns the GGUF file of the model at this path: the file itself, or that of a directory without a
-/// config.json.
-pub fn find_gguf(path: &Path) -> Result<Option<PathBuf>> {
-    gguf::model::find(path)
-}
-
 /// A model directory, opened and validated but not loaded.
 pub struct ModelFiles {
     pub architecture: &'static str,
@@ -50,7 +44,15 @@ pub struct ModelFiles {
     pub eos_token_ids: Vec<u32>,
     /// Sampling parameters of generation_config.json. An error affects only requests that want them.
     pub sampling_defaults: Result<ModelDefaults>,
+    /// The GGUF file of the model, if it is one.
+    pub gguf: Option<GgufSource>,
     checkpoint: Checkpoint,
+}
+
+/// A GGUF file and the values of its header.
+pub struct GgufSource {
+    pub path: PathBuf,
+    pub metadata: gguf::Metadata,
 }
 
 impl ModelFiles {
@@ -76,16 +78,19 @@ impl ModelFiles {
     }
 
     fn open_gguf(path: &Path) -> Result<ModelFiles> {
-        let file = gguf::Gguf::open(path)?;
+        let mut file = gguf::Gguf::open(path)?;
         let open = || {
             let config = Config::new("as config.json".into(), gguf::model::config(&file)?);
             let family = family(&config)?;
             let mut spec = (family.spec)(&config)?;
             gguf::model::adapt(&file, &mut spec)?;
-            let checkpoint = Checkpoint::from_gguf(file, family.prefix)?;
-            ModelFiles::check(family, spec, checkpoint, &config, &Config::default())
+            let tensors = gguf::model::tensors(&file)?;
+            let metadata = std::mem::take(&mut file.metadata);
+            let checkpoint = Checkpoint::from_gguf(file, tensors, family.prefix)?;
+            let files = ModelFiles::check(family, spec, checkpoint, &config, &Config::default())?;
+            Ok(ModelFiles { gguf: Some(GgufSource { path: path.into(), metadata }), ..files })
         };
-        open().map_err(|error| error.within(path.display()))
+        open().map_err(|error: Error| error.within(path.display()))
     }
 
     fn check(family: &Family, mut spec: ModelSpec, checkpoint: Checkpoint, config: &Config, generation: &Config) -> Result<ModelFiles> {
@@ -96,7 +101,16 @@ impl ModelFiles {
         let dtype = weights::storage(&spec, &checkpoint)?;
         let eos_token_ids = eos_token_ids(generation, config, spec.vocab_size)?;
         let sampling_defaults = sampling_defaults(generation);
-        Ok(ModelFiles { architecture: family.architecture, spec, dtype, weight_format: None, eos_token_ids, sampling_defaults, checkpoint })
+        Ok(ModelFiles {
+            architecture: family.architecture,
+            spec,
+            dtype,
+            weight_format: None,
+            eos_token_ids,
+            sampling_defaults,
+            gguf: None,
+            checkpoint,
+        })
     }
 
     /// Returns the bytes of the packed weights. Reports missing or misshapen tensors.

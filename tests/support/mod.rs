@@ -14,12 +14,12 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use pagedllm::engine::{Clock, MemoryPlan, ModelInfo};
-use pagedllm::kv::{BlockHash, Paging};
+use pagedllm::engine::{Clock, ModelInfo};
+use pagedllm::kv::BlockHash;
 use pagedllm::model::spec::{Linear, Norm, Vector};
 use pagedllm::model::{Config, family};
 use pagedllm::scheduler::{Branching, NewGroup};
-use pagedllm::types::options::{BeamParams, EarlyStopping, KvDtype, SamplingParams};
+use pagedllm::types::options::{BeamParams, EarlyStopping, SamplingParams};
 pub use random::Random;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
@@ -47,35 +47,7 @@ pub fn bundled_model() -> PathBuf {
 
 /// Returns the model description for an engine with an executor of the test. Blocks have 8 slots.
 pub fn model_info(vocab_size: usize, blocks: usize, max_model_len: usize, eos_token_ids: Vec<u32>) -> ModelInfo {
-    let memory = MemoryPlan {
-        weight_bytes: 0,
-        kv_bytes: 0,
-        work_bytes: 0,
-        blocks,
-        max_blocks: blocks,
-        block_size: 8,
-        groups: 1,
-        block_bytes: 0,
-        kv_dtype: KvDtype::F32,
-        max_model_len,
-        full_sequences: blocks * 8 / max_model_len,
-        swap_bytes: 0,
-        swap_blocks: 0,
-    };
-    ModelInfo {
-        architecture: "of the test",
-        vocab_size,
-        layers: 0,
-        max_positions: max_model_len,
-        eos_token_ids,
-        sampling_defaults: Ok(Default::default()),
-        isa: None,
-        threads: 1,
-        memory,
-        paging: Paging::without_windows(8),
-        fingerprint: [0; 32],
-        packed: Default::default(),
-    }
+    ModelInfo { architecture: "of the test", eos_token_ids, ..ModelInfo::without_model(vocab_size, 8, blocks, max_model_len) }
 }
 
 /// A clock that only the test advances.

@@ -86,7 +86,6 @@ pub fn find(path: &Path) -> Result<Option<PathBuf>> {
         return Ok(None);
     }
     let mut found = files::with_extension(path, "gguf")?;
-    found.sort_unstable();
     match found.len() {
         0 | 1 => Ok(found.pop()),
         _ if split::is_one_model(&found) => Ok(found.into_iter().next()),
