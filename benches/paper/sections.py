@@ -5,35 +5,25 @@ the summary and the text. A row has the figure, the paper's number, ours, their 
 the difference.
 """
 
-from cost_sections import figure_18a, figure_18b, figure_19a, figure_19b
-from more_sections import ablation, engine, today
-from serving_sections import (
-    figure_2,
-    figure_11,
-    figure_12,
-    figure_13,
-    figure_14,
-    figure_15,
-    figure_16,
-    figure_17,
-    table_1,
-)
+import cost_sections as cost
+import more_sections as more
+import serving_sections as serving
 
 ALL = [
-    table_1,
-    figure_2,
-    figure_11,
-    figure_12,
-    figure_13,
-    figure_14,
-    figure_15,
-    figure_16,
-    figure_17,
-    figure_18a,
-    figure_18b,
-    figure_19a,
-    figure_19b,
-    ablation,
-    today,
-    engine,
+    serving.table_1,
+    serving.figure_2,
+    serving.figure_11,
+    serving.figure_12,
+    serving.figure_13,
+    serving.figure_14,
+    serving.figure_15,
+    serving.figure_16,
+    serving.figure_17,
+    cost.figure_18a,
+    cost.figure_18b,
+    cost.figure_19a,
+    cost.figure_19b,
+    more.ablation,
+    more.today,
+    more.engine,
 ]

@@ -11,13 +11,10 @@ Writes gguf_NAME/: models of random blocks of all types, and the logits of trans
 """
 
 import json
-import sys
-import zlib
 
 import gguf
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -29,7 +26,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from make_goldens import HERE, PROMPT, generate, logits_of, weakness
+from make_goldens import HERE, PROMPT, strong, write_expected
 
 # Types with rows of a multiple of 256 numbers, and of 32.
 LONG = ["Q4_K", "Q5_K", "Q6_K", "Q3_K", "Q2_K", "IQ4_XS"]
@@ -236,7 +233,7 @@ def parts_of(key, shape):
 
 
 def build(name, seed):
-    """Returns the model, and its tensors for the file."""
+    """Returns the model, a prompt, and the tensors for the file."""
     config = MODELS[name]
     random = np.random.default_rng(seed)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
@@ -275,7 +272,8 @@ def build(name, seed):
         numbers = np.concatenate(read, axis=-2) if len(read) > 1 else read[0]
         state[key].copy_(torch.from_numpy(np.ascontiguousarray(numbers)))
     model.tie_weights()
-    return model, tensors
+    prompt = np.random.default_rng(seed + 1).integers(3, config.vocab_size, size=PROMPT).tolist()
+    return model, prompt, tensors
 
 
 def llama3_factors(config):
@@ -297,19 +295,7 @@ def llama3_factors(config):
 
 def write_model(name):
     config = MODELS[name]
-    seed = zlib.crc32(name.encode())
-    while True:
-        model, tensors = build(name, seed)
-        prompt = (
-            np.random.default_rng(seed + 1).integers(3, config.vocab_size, size=PROMPT).tolist()
-        )
-        tokens = generate(model, prompt)
-        logits = logits_of(model, tokens)
-        reason = weakness(model, tokens, logits)
-        if reason is None:
-            break
-        print(f"{name}, seed {seed}: {reason}", file=sys.stderr)
-        seed += 1
+    (_, _, tensors), tokens, logits, seed = strong(name, lambda seed: build(name, seed))
     directory = HERE / name
     directory.mkdir(exist_ok=True)
     writer = gguf.GGUFWriter(directory / "model.gguf", ARCHITECTURES[name])
@@ -337,15 +323,7 @@ def write_model(name):
     for tensor, rows, kind in tensors:
         writer.add_tensor(tensor, rows, raw_dtype=kind)
     finish(writer)
-    expected = {
-        "tokens": torch.tensor(tokens),
-        "prompt_len": torch.tensor([PROMPT]),
-        "logits": logits.contiguous(),
-    }
-    save_file(expected, directory / "expected.safetensors")
-    for file in directory.iterdir():
-        file.chmod(0o644)
-    print(name, sum(file.stat().st_size for file in directory.iterdir()), "bytes, seed", seed)
+    print(name, write_expected(directory, tokens, logits), "bytes, seed", seed)
 
 
 # --- tokenizers -------------------------------------------------------------------
