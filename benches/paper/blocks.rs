@@ -3,7 +3,7 @@
 use pagedllm::types::options::EngineOptions;
 use serde_json::{Value, json};
 
-use crate::rates::jobs;
+use crate::rates::{guess, jobs};
 use crate::simulation::Machine;
 use crate::simulation::workload::{ALPACA, MAX_LEN, SHAREGPT};
 use crate::systems::*;
@@ -16,9 +16,9 @@ pub const SIZES: [usize; 6] = [8, 16, 32, 64, 128, 256];
 /// contiguous K and V as the CPU kernel takes.
 pub fn figure_18b(scale: &Scale) -> Result<Value> {
     let factors = kernel::relative_times(16, 512, &SIZES, scale.of(201, 5))?;
-    let panels = [(SHAREGPT, 1.5), (ALPACA, 20.0)];
     let mut results = Vec::new();
-    for (lengths, guess) in panels {
+    for lengths in [SHAREGPT, ALPACA] {
+        let guess = guess(&lengths);
         let jobs = jobs(lengths);
         let load = |factor: f64| {
             let machine = OPT_13B.machine()?;

@@ -3,8 +3,8 @@
 use pagedllm::engine::{Engine, StepReport};
 use serde_json::{Value, json};
 
-use crate::rates::jobs;
-use crate::simulation::workload::{ALPACA, Lengths, MAX_LEN, SHAREGPT};
+use crate::rates::{guess, jobs};
+use crate::simulation::workload::{ALPACA, MAX_LEN, SHAREGPT};
 use crate::simulation::{Job, Observer, Served, Simulation};
 use crate::systems::*;
 use crate::{Result, Scale, map, round};
@@ -102,10 +102,10 @@ pub fn figure_2(scale: &Scale) -> Result<Value> {
 /// The rate is that which the policies of vLLM 0.1.2 sustain, as the rates in the paper are near its
 /// limit.
 pub fn figure_13(scale: &Scale) -> Result<Value> {
-    let panels = map(&[(SHAREGPT, 1.5), (ALPACA, 20.0)], |&(lengths, guess): &(Lengths, f64)| {
+    let panels = map(&[SHAREGPT, ALPACA], |&lengths| {
         let jobs = jobs(lengths);
         let load = Load { machine: OPT_13B.machine()?, jobs: &jobs, seconds: scale.seconds(), max_output: MAX_LEN };
-        let rate = load.sustained(&VLLM.options(), &VLLM, guess)?;
+        let rate = load.sustained(&VLLM.options(), &VLLM, guess(&lengths))?;
         let mut systems = Vec::new();
         for system in SYSTEMS {
             let run = load.run(&system.options(), &system, rate)?;

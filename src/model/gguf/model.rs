@@ -21,17 +21,20 @@ struct Architecture {
     pairs: Pairs,
 }
 
-/// Names that Hugging Face has for the experts of a layer.
+/// Names that Hugging Face has for the experts of a layer, and their routing.
 #[derive(Clone, Copy)]
 struct ExpertNames {
     block: &'static str,
     gate: &'static str,
     up: &'static str,
     down: &'static str,
+    /// Whether the weights of the chosen experts add up to 1 in llama.cpp, if the config has this field.
+    normalized: bool,
 }
 
-const MIXTRAL: ExpertNames = ExpertNames { block: "block_sparse_moe", gate: "w1", up: "w3", down: "w2" };
-const QWEN: ExpertNames = ExpertNames { block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj" };
+const MIXTRAL: ExpertNames = ExpertNames { block: "block_sparse_moe", gate: "w1", up: "w3", down: "w2", normalized: true };
+const QWEN2: ExpertNames = ExpertNames { block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj", normalized: false };
+const QWEN3: ExpertNames = ExpertNames { normalized: true, ..QWEN2 };
 
 const ARCHITECTURES: [Architecture; 5] = [
     Architecture {
@@ -42,8 +45,8 @@ const ARCHITECTURES: [Architecture; 5] = [
     },
     Architecture { name: "qwen2", dense: Some("Qwen2ForCausalLM"), sparse: None, pairs: Pairs::Halves },
     Architecture { name: "qwen3", dense: Some("Qwen3ForCausalLM"), sparse: None, pairs: Pairs::Halves },
-    Architecture { name: "qwen2moe", dense: None, sparse: Some(("Qwen2MoeForCausalLM", QWEN)), pairs: Pairs::Halves },
-    Architecture { name: "qwen3moe", dense: None, sparse: Some(("Qwen3MoeForCausalLM", QWEN)), pairs: Pairs::Halves },
+    Architecture { name: "qwen2moe", dense: None, sparse: Some(("Qwen2MoeForCausalLM", QWEN2)), pairs: Pairs::Halves },
+    Architecture { name: "qwen3moe", dense: None, sparse: Some(("Qwen3MoeForCausalLM", QWEN3)), pairs: Pairs::Halves },
 ];
 
 /// Names of tensors outside of layers: in GGUF, and in Hugging Face.
@@ -106,29 +109,27 @@ pub fn tensors(file: &Gguf) -> Result<Vec<(String, Tensor)>> {
             continue;
         };
         let layer = format!("model.layers.{layer}");
-        let expert = experts.and_then(|names| Some((names, names.matrix(part)?)));
-        match (expert, experts) {
-            (Some((names, matrix)), _) if tensor.shape.len() == 3 => {
-                let count = tensor.shape[0];
-                if count > MAX_EXPERTS {
-                    return Err(Error::model(format!("tensor {name} has {count} experts; at most {MAX_EXPERTS} are supported")));
-                }
-                for (index, expert) in tensor.split().enumerate() {
-                    named.push((format!("{layer}.{}.experts.{index}.{matrix}.{suffix}", names.block), expert));
-                }
+        if let Some(names) = experts
+            && let Some(matrix) = names.matrix(part)
+            && let [count, _, _] = tensor.shape[..]
+        {
+            if count > MAX_EXPERTS {
+                return Err(Error::model(format!("tensor {name} has {count} experts; at most {MAX_EXPERTS} are supported")));
             }
-            (_, Some(names)) if part == "ffn_gate_inp" => {
-                named.push((format!("{layer}.{}.gate.{suffix}", names.block), tensor.clone()));
+            for (index, expert) in tensor.split().enumerate() {
+                named.push((format!("{layer}.{}.experts.{index}.{matrix}.{suffix}", names.block), expert));
             }
-            _ => {
-                let renamed = OF_LAYER.iter().find(|(gguf, _)| *gguf == part).map_or(part, |(_, name)| name);
-                let mut tensor = tensor.clone();
-                if part == SHARED_GATE && tensor.shape.len() == 1 {
-                    tensor.shape.insert(0, 1);
-                }
-                named.push((format!("{layer}.{renamed}.{suffix}"), tensor));
-            }
+            continue;
         }
+        let renamed = match experts {
+            Some(names) if part == "ffn_gate_inp" => format!("{}.gate", names.block),
+            _ => OF_LAYER.iter().find(|(gguf, _)| *gguf == part).map_or(part, |(_, name)| name).to_string(),
+        };
+        let mut tensor = tensor.clone();
+        if part == SHARED_GATE && tensor.shape.len() == 1 {
+            tensor.shape.insert(0, 1);
+        }
+        named.push((format!("{layer}.{renamed}.{suffix}"), tensor));
     }
     Ok(named)
 }
@@ -227,13 +228,12 @@ pub fn config(file: &Gguf) -> Result<Map<String, Json>> {
         "mlp_bias": has("blk.0.ffn_down.bias"),
         "eos_token_id": end_tokens(metadata)?,
     });
-    if experts.is_some() {
+    if let Some(names) = experts {
         config["num_experts"] = fields.required("expert_count")?.into();
         config["num_experts_per_tok"] = fields.required("expert_used_count")?.into();
         config["moe_intermediate_size"] = fields.whole("expert_feed_forward_length")?.into();
         config["shared_expert_intermediate_size"] = fields.whole("expert_shared_feed_forward_length")?.into();
-        // What llama.cpp computes: the weights of the chosen experts add up to 1 in Qwen3.
-        config["norm_topk_prob"] = (architecture.name == "qwen3moe").into();
+        config["norm_topk_prob"] = names.normalized.into();
     }
     match config {
         Json::Object(fields) => Ok(fields),
