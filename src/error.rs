@@ -243,6 +243,13 @@ pub fn try_format(what: fmt::Arguments) -> Result<String> {
     Ok(text.0)
 }
 
+/// Returns an empty vector with space for `capacity` elements, or an out-of-memory error.
+pub fn try_with_capacity<T>(capacity: usize) -> Result<Vec<T>> {
+    let mut vec = Vec::new();
+    vec.try_reserve_exact(capacity)?;
+    Ok(vec)
+}
+
 /// Returns `len` copies of `value`, or an out-of-memory error. For every size that depends on
 /// options, a model file or a request.
 pub fn try_vec<T: Clone>(len: usize, value: T) -> Result<Vec<T>> {

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use pagedllm::backend::cpu::CpuBackend;
-use pagedllm::backend::{Alloc, BackendTypes, Ops, RowSource};
+use pagedllm::backend::{Alloc, BackendTypes, Ops, RowSource, Section};
 use pagedllm::types::options::{Dtype, WeightFormat};
 
 use crate::common::median;
@@ -70,8 +70,9 @@ impl Products {
                 Ok(())
             };
             let source = RowSource { read: &read, advance: &mut |_| Ok(()) };
-            let matrix = products.backend.matrix(width, cols, Dtype::Bf16, format, source)?;
-            products.bytes += products.backend.matrix_bytes(width, cols, format) as f64;
+            let sections = [Section::numbers(width, Dtype::Bf16, format)];
+            let matrix = products.backend.matrix(cols, &sections, source)?;
+            products.bytes += products.backend.matrix_bytes(cols, &sections) as f64;
             products.operations += (2 * width * cols) as f64;
             products.matrices.push((matrix, width, cols));
         }

@@ -3,7 +3,7 @@
 //! rows.
 
 use pagedllm::backend::cuda::CudaBackend;
-use pagedllm::backend::{Alloc, BackendTypes, Ops, RowSource};
+use pagedllm::backend::{Alloc, BackendTypes, Ops, RowSource, Section};
 use pagedllm::types::options::{Dtype, WeightFormat};
 use serde_json::json;
 
@@ -79,7 +79,7 @@ fn copies(backend: &CudaBackend, format: WeightFormat, outs: usize, cols: usize)
             weights.fill(first, out);
             Ok(())
         };
-        Ok(backend.matrix(outs, cols, Dtype::Bf16, format, RowSource { read: &read, advance: &mut |_| Ok(()) })?)
+        Ok(backend.matrix(cols, &[Section::numbers(outs, Dtype::Bf16, format)], RowSource { read: &read, advance: &mut |_| Ok(()) })?)
     };
     (0..count).map(copy).collect()
 }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::{AttentionShape, BackendTypes, Routing};
 use crate::error::{Error, Result};
 use crate::types::batch::Batch;
+use crate::types::blocks::BlockType;
 use crate::types::options::{Dtype, WeightFormat};
 
 /// Allocates memory, and transfers weights, batches and results.
@@ -21,22 +22,26 @@ pub trait Alloc: BackendTypes {
     /// Allocates a buffer with these numbers.
     fn vector(&self, values: &[f32]) -> Result<Self::Buf>;
 
-    /// Creates a matrix of `[rows, cols]` from numbers in `dtype`, and stores it in `format`,
-    /// packed in the backend's own layout. The group size of a format divides `cols`.
+    /// Creates a matrix of `[rows of all sections, cols]`, packed in the backend's own layout. The
+    /// group or block size of each section divides `cols`.
     ///
     /// Errors: `Model` if the format cannot represent a number, `Unsupported` if the backend does
     /// not support the format, and the errors of `source`.
-    fn matrix(&self, rows: usize, cols: usize, dtype: Dtype, format: WeightFormat, source: RowSource) -> Result<Self::Matrix>;
-    /// Returns the bytes that a matrix of `[rows, cols]` allocates.
-    fn matrix_bytes(&self, rows: usize, cols: usize, format: WeightFormat) -> u64;
+    fn matrix(&self, cols: usize, sections: &[Section], source: RowSource) -> Result<Self::Matrix>;
+    /// Returns the bytes that such a matrix allocates.
+    fn matrix_bytes(&self, cols: usize, sections: &[Section]) -> u64;
+    /// Returns whether matrices can have `Storage::Blocks`, and several sections.
+    fn stores_blocks(&self) -> bool {
+        false
+    }
     /// Returns the packed bytes of a matrix. Their number is `matrix_bytes`.
     ///
     /// Errors: `Unsupported` if the backend has no packed form.
     fn packed_bytes<'a>(&'a self, matrix: &'a Self::Matrix) -> Result<&'a [u8]>;
-    /// Creates a matrix of `[rows, cols]` from its packed bytes.
+    /// Creates a matrix from its packed bytes.
     ///
     /// Errors: `Unsupported` if the backend has no packed form, and the errors of `source`.
-    fn matrix_of_packed(&self, rows: usize, cols: usize, format: WeightFormat, source: PackedSource) -> Result<Self::Matrix>;
+    fn matrix_of_packed(&self, cols: usize, sections: &[Section], source: PackedSource) -> Result<Self::Matrix>;
     /// Returns the name of the packed layout. Packed bytes are valid for every backend with the
     /// same name.
     fn matrix_layout(&self) -> &'static str;
@@ -85,10 +90,41 @@ pub trait Alloc: BackendTypes {
     }
 }
 
+/// Consecutive rows of a matrix that are stored alike. The tensors of one matrix may differ.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Section {
+    pub rows: usize,
+    pub storage: Storage,
+}
+
+/// What a source has and what the matrix stores.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Storage {
+    /// Numbers, which are converted.
+    Numbers { from: Dtype, to: WeightFormat },
+    /// Blocks of integer codes, whose numbers are kept exactly.
+    Blocks(BlockType),
+}
+
+impl Section {
+    /// Returns a section of numbers, which are converted.
+    pub fn numbers(rows: usize, from: Dtype, to: WeightFormat) -> Section {
+        Section { rows, storage: Storage::Numbers { from, to } }
+    }
+
+    /// Returns the bytes of a row in the source.
+    pub fn row_bytes(&self, cols: usize) -> usize {
+        match self.storage {
+            Storage::Numbers { from, .. } => cols * from.bytes(),
+            Storage::Blocks(kind) => kind.row_bytes(cols),
+        }
+    }
+}
+
 /// Source of the rows of a matrix.
 pub struct RowSource<'a> {
-    /// Reads whole rows, starting at the given row, as little-endian bytes of the matrix's dtype.
-    /// Several threads may call it concurrently, in any order. Each row is read once.
+    /// Reads whole rows of one section, starting at the given row of the matrix: little-endian
+    /// numbers, or blocks. Several threads may call it concurrently, in any order. Each row is read once.
     pub read: &'a (dyn Fn(usize, &mut [u8]) -> Result<()> + Sync),
     /// Reports how many more bytes have been read. The loading thread calls it from time to time,
     /// while no thread reads. An error aborts the load.

@@ -8,6 +8,7 @@
 #![allow(unsafe_code)]
 
 mod alloc;
+pub(crate) mod blocks;
 pub mod cpu;
 pub mod cuda;
 mod e4m3;
@@ -17,7 +18,7 @@ mod operands;
 mod ops;
 mod sampling;
 
-pub use alloc::{Alloc, BatchSize, Extent, InputLimits, PACKED_PIECE, PackedSource, RowSource};
+pub use alloc::{Alloc, BatchSize, Extent, InputLimits, PACKED_PIECE, PackedSource, RowSource, Section, Storage};
 pub use graphs::Graphs;
 pub use kv::{KvOps, KvShape};
 pub use operands::{

@@ -12,10 +12,12 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::config::Config;
-use super::gguf::{self, BlockType, Gguf};
+use super::gguf::{self, Gguf};
 use super::remedy;
+use crate::backend::blocks;
 use crate::error::{Error, Result, try_vec};
 use crate::sys::files;
+use crate::types::blocks::BlockType;
 use crate::types::options::Dtype;
 
 /// The maximum header size of the safetensors format.
@@ -38,12 +40,19 @@ struct Shard {
 pub struct Tensor {
     file: usize,
     offset: u64,
-    /// F32 if the numbers are stored in blocks.
+    /// The type in which numbers are read: F32 for blocks, except that bf16 holds those of MXFP4.
     pub dtype: safetensors::Dtype,
     pub shape: Vec<usize>,
     /// The blocks of a quantized tensor of a GGUF file. They are read as the numbers that they
     /// represent.
     blocks: Option<BlockType>,
+}
+
+impl Tensor {
+    /// Returns the type of blocks in which the numbers are stored.
+    pub fn blocks(&self) -> Option<BlockType> {
+        self.blocks
+    }
 }
 
 impl Checkpoint {
@@ -111,6 +120,7 @@ impl Checkpoint {
                 BlockType::F32 => (safetensors::Dtype::F32, None),
                 BlockType::F16 => (safetensors::Dtype::F16, None),
                 BlockType::Bf16 => (safetensors::Dtype::BF16, None),
+                BlockType::Mxfp4 => (safetensors::Dtype::BF16, Some(BlockType::Mxfp4)),
                 kind => (safetensors::Dtype::F32, Some(kind)),
             };
             let tensor = Tensor { file: tensor.file, offset: tensor.offset, dtype, shape: tensor.shape, blocks };
@@ -170,22 +180,28 @@ impl Checkpoint {
         }
     }
 
-    fn read_stored(&self, tensor: &Tensor, start: u64, out: &mut [u8]) -> Result<()> {
+    /// Fills `out` with bytes of the file from byte `start` of the tensor on.
+    pub fn read_stored(&self, tensor: &Tensor, start: u64, out: &mut [u8]) -> Result<()> {
         let shard = &self.files[tensor.file];
         let read = shard.file.read_exact_at(out, tensor.offset + start);
         read.map_err(|e| Error::io(format!("{}: cannot read {} bytes at {}: {e}", shard.path.display(), out.len(), tensor.offset + start)))
     }
 
-    /// Fills `out` with f32 numbers of quantized blocks. `start` is a byte among these numbers.
+    /// Fills `out` with the numbers of quantized blocks. `start` is a byte among these numbers.
     fn read_blocks(&self, tensor: &Tensor, kind: BlockType, start: usize, out: &mut [u8]) -> Result<()> {
-        let unpacked = kind.block_len() * size_of::<f32>();
+        let number_bytes = tensor.dtype.bitsize() / 8;
+        let unpacked = kind.block_len() * number_bytes;
         let (first, end) = (start / unpacked, (start + out.len()).div_ceil(unpacked));
         let mut packed = try_vec((end - first) * kind.block_bytes(), 0u8)?;
         self.read_stored(tensor, (first * kind.block_bytes()) as u64, &mut packed)?;
         let mut numbers = try_vec((end - first) * kind.block_len(), 0.0f32)?;
-        kind.unpack(&packed, &mut numbers).map_err(|error| error.within(self.files[tensor.file].path.display()))?;
-        let bytes = numbers.iter().flat_map(|number| number.to_le_bytes()).skip(start - first * unpacked);
-        out.iter_mut().zip(bytes).for_each(|(out, byte)| *out = byte);
+        blocks::unpack(kind, &packed, &mut numbers).map_err(|error| error.within(self.files[tensor.file].path.display()))?;
+        if let Some(number) = numbers.iter().find(|number| !number.is_finite()) {
+            return Err(Error::model(format!("a block of {} has a scale that is too large: it gives the number {number}", kind.name())));
+        }
+        // The upper half of an f32 is its bf16.
+        let bytes = numbers.iter().flat_map(|number| number.to_le_bytes().into_iter().skip(4 - number_bytes));
+        out.iter_mut().zip(bytes.skip(start - first * unpacked)).for_each(|(out, byte)| *out = byte);
         Ok(())
     }
 

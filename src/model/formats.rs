@@ -3,26 +3,48 @@
 use super::checkpoint::Checkpoint;
 use super::parts::Parts;
 use super::spec::{Linear, ModelSpec, Role};
+use crate::backend::{Alloc, Section};
 use crate::error::{Error, Result};
-use crate::types::options::{Dtype, WeightFormat};
+use crate::types::options::WeightFormat;
 
-/// Visits every matrix in the order of loading, with its weight format.
-pub fn visit(
-    spec: &ModelSpec,
-    checkpoint: &Checkpoint,
+/// Selects the formats of a model's matrices on a backend.
+#[derive(Clone, Copy)]
+pub struct Formats<'a> {
+    checkpoint: &'a Checkpoint,
+    /// None: the storage type of each matrix.
     requested: Option<WeightFormat>,
-    mut visit: impl FnMut(&Linear, WeightFormat) -> Result<()>,
-) -> Result<()> {
-    let matrix = |linear: &Linear, role| {
-        let dtype = Parts::find(linear, checkpoint)?.dtype;
-        visit(linear, of_matrix(linear, dtype, for_role(requested, role))?)
-    };
-    spec.try_map(matrix, |_| Ok(()), |_| Ok(()))?;
-    Ok(())
+    stores_blocks: bool,
+}
+
+impl<'a> Formats<'a> {
+    pub fn new(backend: &impl Alloc, checkpoint: &'a Checkpoint, requested: Option<WeightFormat>) -> Formats<'a> {
+        Formats { checkpoint, requested, stores_blocks: backend.stores_blocks() }
+    }
+
+    /// Visits every matrix in the order of loading.
+    pub fn visit(self, spec: &ModelSpec, mut visit: impl FnMut(&Linear, &[Section]) -> Result<()>) -> Result<()> {
+        spec.try_map(|linear, role| visit(linear, &self.of_matrix(linear, role)?.1), |_| Ok(()), |_| Ok(()))?;
+        Ok(())
+    }
+
+    /// Returns the tensors of a matrix and their formats, or an error if the requested format is not
+    /// applicable.
+    pub fn of_matrix(self, linear: &Linear, role: Role) -> Result<(Parts<'a>, Vec<Section>)> {
+        let parts = Parts::find(linear, self.checkpoint)?;
+        let sections = match for_role(self.requested, role) {
+            // Products with blocks round the activations.
+            None if self.stores_blocks && role != Role::Exact => parts.as_stored()?,
+            wanted => {
+                let to = applicable(linear, wanted.unwrap_or(parts.dtype.into()))?;
+                vec![Section::numbers(linear.rows(), parts.dtype, to)]
+            }
+        };
+        Ok((parts, sections))
+    }
 }
 
 /// Returns the weight format for a role if `requested` is requested. None: the storage type.
-pub fn for_role(requested: Option<WeightFormat>, role: Role) -> Option<WeightFormat> {
+fn for_role(requested: Option<WeightFormat>, role: Role) -> Option<WeightFormat> {
     match (requested, role) {
         (_, Role::Exact) => None,
         // Every token passes through these matrices, and the head decides between tokens with close
@@ -33,10 +55,10 @@ pub fn for_role(requested: Option<WeightFormat>, role: Role) -> Option<WeightFor
     }
 }
 
-/// Returns the format of a matrix, or an error if the wanted format is not applicable.
-pub fn of_matrix(linear: &Linear, stored: Dtype, wanted: Option<WeightFormat>) -> Result<WeightFormat> {
-    match wanted {
-        Some(WeightFormat::Int4 { group, .. }) if !linear.cols.is_multiple_of(group) => {
+/// Refuses groups that do not divide the columns.
+fn applicable(linear: &Linear, format: WeightFormat) -> Result<WeightFormat> {
+    match format {
+        WeightFormat::Int4 { group, .. } if !linear.cols.is_multiple_of(group) => {
             let fits: Vec<_> = WeightFormat::GROUPS.into_iter().filter(|group| linear.cols.is_multiple_of(*group)).collect();
             let remedy = if fits.is_empty() { String::new() } else { format!("weight_group to one of {fits:?}, or ") };
             Err(Error::unsupported(format!(
@@ -45,6 +67,6 @@ pub fn of_matrix(linear: &Linear, stored: Dtype, wanted: Option<WeightFormat>) -
                 linear.cols
             )))
         }
-        wanted => Ok(wanted.unwrap_or(stored.into())),
+        format => Ok(format),
     }
 }

@@ -36,7 +36,7 @@ use crate::types::options::{Dtype, ModelDefaults, WeightFormat};
 pub struct ModelFiles {
     pub architecture: &'static str,
     pub spec: ModelSpec,
-    /// Storage type of the weights.
+    /// Storage type of the weights. It determines the default type of K and V.
     pub dtype: Dtype,
     /// Format of the loaded weights. None: their storage type.
     pub weight_format: Option<WeightFormat>,

@@ -18,9 +18,9 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use super::checkpoint::Checkpoint;
-use super::formats;
-use super::spec::{Linear, ModelSpec};
-use crate::backend::{Alloc, PACKED_PIECE};
+use super::formats::Formats;
+use super::spec::ModelSpec;
+use crate::backend::{Alloc, PACKED_PIECE, Section};
 use crate::error::{Error, Result, Text, try_format, try_vec};
 use crate::sys::files;
 use crate::types::options::WeightFormat;
@@ -69,9 +69,9 @@ impl TensorLocation {
         requested: Option<WeightFormat>,
     ) -> Result<TensorLocation> {
         let (mut made, mut matrix_bytes, mut pieces) = (Sha256::new(), 0, 0);
-        formats::visit(spec, checkpoint, requested, |linear: &Linear, format| {
-            made.update(try_format(format_args!("{linear:?} {format:?}\n"))?);
-            let bytes = backend.matrix_bytes(linear.rows(), linear.cols, format);
+        Formats::new(backend, checkpoint, requested).visit(spec, |linear, sections| {
+            made.update(try_format(format_args!("{linear:?} {sections:?}\n"))?);
+            let bytes = backend.matrix_bytes(linear.cols, sections);
             matrix_bytes += bytes;
             pieces += pieces_of(bytes);
             Ok(())
@@ -163,9 +163,9 @@ pub struct Reader {
 }
 
 impl Reader {
-    pub fn matrix<B: Alloc>(&mut self, backend: &B, rows: usize, cols: usize, format: WeightFormat) -> Result<B::Matrix> {
+    pub fn matrix<B: Alloc>(&mut self, backend: &B, cols: usize, sections: &[Section]) -> Result<B::Matrix> {
         let sums = self.sums.as_chunks::<SUM_BYTES>().0;
-        let matrix = backend.matrix_of_packed(rows, cols, format, &|piece, out| {
+        let matrix = backend.matrix_of_packed(cols, sections, &|piece, out| {
             let (number, offset) = (self.piece + piece, self.offset + (piece * PACKED_PIECE) as u64);
             let read = self.file.read_exact_at(out, offset);
             read.map_err(|e| Error::io(format!("{}: cannot read {} bytes at {offset}: {e}", self.path.display(), out.len())))?;
@@ -174,7 +174,7 @@ impl Reader {
                 false => Err(Error::io(format!("{}: wrong checksum ({} bytes at {offset})", self.path.display(), out.len()))),
             }
         })?;
-        let bytes = backend.matrix_bytes(rows, cols, format);
+        let bytes = backend.matrix_bytes(cols, sections);
         self.offset += bytes;
         self.piece += pieces_of(bytes);
         Ok(matrix)

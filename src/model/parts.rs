@@ -5,10 +5,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::checkpoint::{Checkpoint, Tensor};
 use super::mxfp4;
 use super::spec::{Layout, Linear, RowOrder, Source, TensorPart};
-use crate::error::{Result, try_vec};
+use crate::backend::{Section, Storage};
+use crate::error::{Result, try_vec, try_with_capacity};
+use crate::types::blocks::BlockType;
 use crate::types::options::Dtype;
 
-/// The tensors of one matrix, read by row with a common dtype.
+/// The tensors of one matrix, read by row.
 pub struct Parts<'a> {
     checkpoint: &'a Checkpoint,
     parts: Vec<Stored<'a>>,
@@ -56,21 +58,43 @@ impl<'a> Parts<'a> {
         Ok(Parts { checkpoint, parts, cols, layout, order, dtype, whole: Mutex::default() })
     }
 
-    /// Returns the bytes of this many rows.
-    pub fn bytes(&self, rows: usize) -> usize {
-        rows * self.cols * self.dtype.bytes()
+    /// Returns sections that keep blocks of codes. Without such blocks, all numbers have the common dtype.
+    pub fn as_stored(&self) -> Result<Vec<Section>> {
+        let storage = |part: &Stored| match part.tensor.blocks() {
+            Some(kind) if kind.codes().is_some() && self.layout == Layout::OutIn => Storage::Blocks(kind),
+            _ => Storage::Numbers { from: part.dtype, to: part.dtype.into() },
+        };
+        let mut sections: Vec<Section> = try_with_capacity(self.parts.len())?;
+        for part in &self.parts {
+            let storage = storage(part);
+            match sections.last_mut().filter(|last| last.storage == storage) {
+                Some(last) => last.rows += part.rows,
+                None => sections.push(Section { rows: part.rows, storage }),
+            }
+        }
+        if sections.len() > 1 && sections.iter().all(|section| matches!(section.storage, Storage::Numbers { .. })) {
+            let rows = sections.iter().map(|section| section.rows).sum();
+            sections.splice(.., [Section::numbers(rows, self.dtype, self.dtype.into())]);
+        }
+        Ok(sections)
     }
 
-    /// Fills `out` with whole rows from row `first` on.
-    pub fn read_rows(&self, first: usize, out: &mut [u8]) -> Result<()> {
-        let row_bytes = self.cols * self.dtype.bytes();
+    /// Fills `out` with whole rows of one of the matrix's sections, from row `first` of the matrix on.
+    pub fn read_rows(&self, sections: &[Section], first: usize, out: &mut [u8]) -> Result<()> {
+        let mut end = 0;
+        let section = sections.iter().find(|section| {
+            end += section.rows;
+            first < end
+        });
+        let section = section.expect("the row is in a section");
+        let row_bytes = section.row_bytes(self.cols);
         let (mut start, mut filled) = (0, 0);
         for part in 0..self.parts.len() {
             let rows = self.parts[part].rows;
             let (from, end) = (first + filled / row_bytes, first + out.len() / row_bytes);
             if from < start + rows && from < end {
                 let count = end.min(start + rows) - from;
-                self.read_part(part, from - start, count, &mut out[filled..filled + count * row_bytes])?;
+                self.read_part(section.storage, part, from - start, &mut out[filled..filled + count * row_bytes])?;
                 filled += count * row_bytes;
             }
             start += rows;
@@ -78,14 +102,35 @@ impl<'a> Parts<'a> {
         Ok(())
     }
 
-    fn read_part(&self, part: usize, first: usize, count: usize, out: &mut [u8]) -> Result<()> {
+    fn read_part(&self, storage: Storage, part: usize, first: usize, out: &mut [u8]) -> Result<()> {
         let dtype = self.parts[part].dtype;
-        if dtype == self.dtype {
+        let from = match storage {
+            Storage::Blocks(kind) => return self.read_blocks(kind, part, first, out),
+            Storage::Numbers { from, .. } => from,
+        };
+        if dtype == from {
             return self.read_stored(part, first, out);
         }
-        let mut piece = try_vec(count * self.cols * dtype.bytes(), 0u8)?;
+        // Different dtypes are read as f32.
+        let mut piece = try_vec(out.len() / size_of::<f32>() * dtype.bytes(), 0u8)?;
         self.read_stored(part, first, &mut piece)?;
         dtype.visit(&piece, |i, value| out[4 * i..][..4].copy_from_slice(&value.to_le_bytes()));
+        Ok(())
+    }
+
+    /// Reads rows of blocks.
+    fn read_blocks(&self, kind: BlockType, part: usize, first: usize, out: &mut [u8]) -> Result<()> {
+        let (Stored { tensor, rows, offset, .. }, row_bytes) = (self.parts[part], kind.row_bytes(self.cols));
+        let (mut row, mut out) = (first, out);
+        while !out.is_empty() {
+            let run = self.order.run_at(rows, row);
+            // Rows that are not adjacent in the file are read one by one.
+            let at_once = if run.step == 1 { run.rows } else { 1 };
+            let (now, rest) = out.split_at_mut(out.len().min(at_once * row_bytes));
+            self.checkpoint.read_stored(tensor, ((offset / self.cols + run.first) * row_bytes) as u64, now)?;
+            row += now.len() / row_bytes;
+            out = rest;
+        }
         Ok(())
     }
 

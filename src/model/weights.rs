@@ -4,11 +4,11 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 
 use super::checkpoint::{Checkpoint, Tensor};
-use super::formats;
+use super::formats::Formats;
 use super::packed::Reader;
 use super::parts::Parts;
 use super::spec::{Linear, Model, ModelSpec, Norm, Role, TensorPart, Vector};
-use crate::backend::{Alloc, BackendTypes, NormOf, RowSource};
+use crate::backend::{Alloc, BackendTypes, NormOf, RowSource, Section, Storage};
 use crate::error::{Code, Error, Result, try_vec};
 use crate::types::options::{Dtype, WeightFormat};
 
@@ -62,19 +62,23 @@ pub fn load<'a, B: Alloc>(
     origin: Origin<'a, B>,
     progress: LoadProgress<'a>,
 ) -> Result<LoadedModel<B>> {
-    let mut total = 0;
-    let count = |linear: &Linear, _| {
-        total += Parts::find(linear, checkpoint)?.bytes(linear.rows()) as u64;
-        Ok::<(), Error>(())
-    };
-    spec.try_map(count, |_| Ok(()), |_| Ok(()))?;
-    let mut loading = Loading { backend, checkpoint, requested, origin, meter: Meter { done: 0, total, tell: progress } };
+    let (formats, mut total) = (Formats::new(backend, checkpoint, requested), 0);
+    formats.visit(spec, |linear, sections| {
+        total += source_bytes(linear, sections);
+        Ok(())
+    })?;
+    let mut loading = Loading { backend, checkpoint, formats, origin, meter: Meter { done: 0, total, tell: progress } };
     loading.meter.advance(0)?;
     spec.try_map(
         |linear, role| loading.linear(linear, role),
         |norm| load_norm(backend, norm, checkpoint),
         |vector| load_vector(backend, vector, checkpoint),
     )
+}
+
+/// Returns the bytes of a matrix in the model's files.
+fn source_bytes(linear: &Linear, sections: &[Section]) -> u64 {
+    sections.iter().map(|section| section.rows as u64 * section.row_bytes(linear.cols) as u64).sum()
 }
 
 struct Meter<'a> {
@@ -84,8 +88,8 @@ struct Meter<'a> {
 }
 
 impl Meter<'_> {
-    fn advance(&mut self, bytes: usize) -> Result<()> {
-        self.done += bytes as u64;
+    fn advance(&mut self, bytes: u64) -> Result<()> {
+        self.done += bytes;
         match (self.tell)(self.done, self.total) {
             true => Ok(()),
             false => Err(Error::cancelled(format!("loading was cancelled after {} of {} bytes", self.done, self.total))),
@@ -95,20 +99,18 @@ impl Meter<'_> {
 
 /// Checks the name and shape of every tensor. Returns the bytes of the packed weights.
 pub fn bytes<B: Alloc>(backend: &B, spec: &ModelSpec, checkpoint: &Checkpoint, requested: Option<WeightFormat>) -> Result<u64> {
-    let total = Cell::new(0);
+    let (formats, total) = (Formats::new(backend, checkpoint, requested), Cell::new(0));
     let add = |bytes: Result<u64>| bytes.map(|bytes| total.set(total.get() + bytes));
     spec.try_map(
-        |linear, role| add(linear_bytes(backend, linear, checkpoint, formats::for_role(requested, role))),
+        |linear, role| add(linear_bytes(backend, linear, checkpoint, &formats.of_matrix(linear, role)?.1)),
         |norm| add(norm_bytes(norm, checkpoint)),
         |vector| add(checkpoint.tensor(&vector.name, &[vector.len]).map(|_| (vector.len * size_of::<f32>()) as u64)),
     )?;
     Ok(total.get())
 }
 
-fn linear_bytes<B: Alloc>(backend: &B, linear: &Linear, checkpoint: &Checkpoint, wanted: Option<WeightFormat>) -> Result<u64> {
-    let parts = Parts::find(linear, checkpoint)?;
-    let format = formats::of_matrix(linear, parts.dtype, wanted)?;
-    let mut bytes = backend.matrix_bytes(linear.rows(), linear.cols, format);
+fn linear_bytes<B: Alloc>(backend: &B, linear: &Linear, checkpoint: &Checkpoint, sections: &[Section]) -> Result<u64> {
+    let mut bytes = backend.matrix_bytes(linear.cols, sections);
     bias_of(linear, checkpoint, |part, _, _| {
         bytes += (part.rows * size_of::<f32>()) as u64;
         Ok(())
@@ -166,9 +168,12 @@ pub fn own_head(spec: &ModelSpec, checkpoint: &Checkpoint) -> Result<Option<Line
     Ok(None)
 }
 
-/// Returns the storage type of the model's matrices: that of its token embedding.
+/// Returns the storage type of the model's matrices: that of its token embedding. Quantized weights are
+/// usually made from bf16.
 pub fn storage(spec: &ModelSpec, checkpoint: &Checkpoint) -> Result<Dtype> {
-    Ok(Parts::find(&spec.embedding.tokens, checkpoint)?.dtype)
+    let parts = Parts::find(&spec.embedding.tokens, checkpoint)?;
+    let quantized = parts.as_stored()?.iter().any(|section| matches!(section.storage, Storage::Blocks(_)));
+    Ok(if quantized { Dtype::Bf16 } else { parts.dtype })
 }
 
 fn load_norm<B: Alloc>(backend: &B, norm: &Norm, checkpoint: &Checkpoint) -> Result<LoadedNorm<B>> {
@@ -190,35 +195,34 @@ fn load_vector<B: Alloc>(backend: &B, Vector { name, len }: &Vector, checkpoint:
 struct Loading<'a, B: Alloc> {
     backend: &'a B,
     checkpoint: &'a Checkpoint,
-    requested: Option<WeightFormat>,
+    formats: Formats<'a>,
     origin: Origin<'a, B>,
     meter: Meter<'a>,
 }
 
 impl<B: Alloc> Loading<'_, B> {
     fn linear(&mut self, linear: &Linear, role: Role) -> Result<LoadedLinear<B>> {
-        let parts = Parts::find(linear, self.checkpoint)?;
-        let (rows, format) = (linear.rows(), formats::of_matrix(linear, parts.dtype, formats::for_role(self.requested, role))?);
+        let (parts, sections) = self.formats.of_matrix(linear, role)?;
         let weight = match &mut self.origin {
             Origin::Packed(reader) => {
-                let weight = reader.matrix(self.backend, rows, linear.cols, format)?;
-                self.meter.advance(parts.bytes(rows))?;
+                let weight = reader.matrix(self.backend, linear.cols, &sections)?;
+                self.meter.advance(source_bytes(linear, &sections))?;
                 weight
             }
             Origin::Files(show) => {
-                let weight = pack(self.backend, linear, &parts, format, &mut self.meter)?;
+                let weight = pack(self.backend, linear, &parts, &sections, &mut self.meter)?;
                 show(&weight);
                 weight
             }
         };
         let bias = load_bias(self.backend, linear, self.checkpoint)?;
-        Ok(LoadedLinear { weight, bias, rows })
+        Ok(LoadedLinear { weight, bias, rows: linear.rows() })
     }
 }
 
-fn pack<B: Alloc>(backend: &B, linear: &Linear, parts: &Parts, format: WeightFormat, meter: &mut Meter) -> Result<B::Matrix> {
-    let source = RowSource { read: &|first, out| parts.read_rows(first, out), advance: &mut |bytes| meter.advance(bytes) };
-    let weight = backend.matrix(linear.rows(), linear.cols, parts.dtype, format, source);
+fn pack<B: Alloc>(backend: &B, linear: &Linear, parts: &Parts, sections: &[Section], meter: &mut Meter) -> Result<B::Matrix> {
+    let source = RowSource { read: &|first, out| parts.read_rows(sections, first, out), advance: &mut |bytes| meter.advance(bytes as u64) };
+    let weight = backend.matrix(linear.cols, sections, source);
     weight.map_err(|error| match error.code() {
         Code::Model => {
             let names: Vec<_> = linear.parts.iter().map(TensorPart::weight).collect();

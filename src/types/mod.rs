@@ -2,6 +2,8 @@
 
 #[doc(hidden)]
 pub mod batch; // the input of one forward pass as flat data
+#[doc(hidden)]
+pub mod blocks;
 pub(crate) mod id_map;
 mod ids;
 pub mod options;

@@ -10,7 +10,7 @@ use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::backend::cuda::CudaBackend;
 use pagedllm::backend::{
     Act, Alloc, AttentionShape, Backend, BackendTypes, BatchSize, ExpertGroups, Extent, Glu, Graphs, GroupScore, Heads, InputLimits, KvOps,
-    KvShape, NormKind, NormOf, Ops, Pairs, RotaryEmbedding, Routing, RowSource, Sampling, Scores, Strips, Values,
+    KvShape, NormKind, NormOf, Ops, Pairs, RotaryEmbedding, Routing, RowSource, Sampling, Scores, Section, Strips, Values,
 };
 use pagedllm::error::{Code, Error};
 use pagedllm::generation::sampler;
@@ -77,7 +77,7 @@ fn load<B: Backend>(backend: &B, values: &[f32], rows: usize, cols: usize, forma
         out.as_chunks_mut::<4>().0.iter_mut().zip(values).for_each(|(out, value)| *out = value.to_le_bytes());
         Ok(())
     };
-    backend.matrix(rows, cols, Dtype::F32, format, RowSource { read: &read, advance: &mut |_| Ok(()) })
+    backend.matrix(cols, &[Section::numbers(rows, Dtype::F32, format)], RowSource { read: &read, advance: &mut |_| Ok(()) })
 }
 
 fn is_cpu<B: Backend>(backend: &B) -> bool {

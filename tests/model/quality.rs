@@ -2,15 +2,15 @@
 //! text of its training distribution.
 
 #[path = "../../benches/quality/perplexity.rs"]
-mod perplexity;
+pub mod perplexity;
 
 use crate::support::bundled_model;
 use pagedllm::types::options::{Isa, KvDtype, WeightFormat};
-use perplexity::{Perplexity, narrow_formats};
+use perplexity::{Perplexity, Texts, narrow_formats};
 
 #[test]
 fn low_precision_kv_changes_perplexity_by_less_than_a_thousandth() {
-    let [exact, bf16, int8, f16, fp8] = KvDtype::ALL.map(|dtype| Perplexity::measure(&bundled_model(), None, dtype));
+    let [exact, bf16, int8, f16, fp8] = KvDtype::ALL.map(|dtype| Perplexity::measure(&bundled_model(), Texts::HeldOut, None, dtype));
     assert!(exact.logprobs.len() > 3_000 && exact.perplexity() < 2.0, "{} tokens, {}", exact.logprobs.len(), exact.perplexity());
     for (name, reading) in [("bf16", &bf16), ("int8", &int8), ("f16", &f16), ("fp8", &fp8)] {
         let change = reading.perplexity() / exact.perplexity() - 1.0;
@@ -35,8 +35,8 @@ fn products_in_bf16_change_perplexity_by_less_than_a_thousandth() {
         return println!("skipped: this machine lacks {}", Isa::Avx512Bf16.name());
     }
     // The stored weights are the same. Only products differ.
-    let exact = Perplexity::measure(&bundled_model(), None, KvDtype::Bf16);
-    let reading = Perplexity::measure_on(Isa::Avx512Bf16, &bundled_model(), None, KvDtype::Bf16);
+    let exact = Perplexity::measure(&bundled_model(), Texts::HeldOut, None, KvDtype::Bf16);
+    let reading = Perplexity::measure_on(Isa::Avx512Bf16, &bundled_model(), Texts::HeldOut, None, KvDtype::Bf16);
     let (change, (mean, max)) = (reading.perplexity() / exact.perplexity() - 1.0, reading.distance(&exact));
     println!("{:+.4} %, log probabilities change by {mean}, at most {max}", 100.0 * change);
     assert!(mean > 0.0, "no product was computed in bf16");
@@ -45,7 +45,7 @@ fn products_in_bf16_change_perplexity_by_less_than_a_thousandth() {
 
 #[test]
 fn integer_weights_change_perplexity_little_and_fewer_bits_more() {
-    let read = |format| Perplexity::measure(&bundled_model(), format, KvDtype::F32);
+    let read = |format| Perplexity::measure(&bundled_model(), Texts::HeldOut, format, KvDtype::F32);
     let exact = read(None);
     let mut int8 = f64::INFINITY;
     for format in narrow_formats() {

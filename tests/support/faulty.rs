@@ -8,11 +8,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::backend::{
     Act, Alloc, AttentionShape, BackendTypes, ExpertOf, Extent, Glu, Graphs, Heads, KvOps, KvShape, MatrixOf, MlpOf, NormOf, Ops,
-    PackedSource, RotaryEmbedding, Routing, RowSource, Sampling, Strips,
+    PackedSource, RotaryEmbedding, Routing, RowSource, Sampling, Section, Strips,
 };
 use pagedllm::error::{Error, Result};
 use pagedllm::types::batch::{Batch, BlockCopy, BlockMove, Tail};
-use pagedllm::types::options::{Dtype, WeightFormat};
 
 use super::Random;
 
@@ -151,8 +150,8 @@ impl Alloc for Faulty {
     makes! {
         fn buffer(len: usize) -> Buf;
         fn vector(values: &[f32]) -> Buf;
-        fn matrix(rows: usize, cols: usize, dtype: Dtype, format: WeightFormat, source: RowSource) -> Matrix;
-        fn matrix_of_packed(rows: usize, cols: usize, format: WeightFormat, source: PackedSource) -> Matrix;
+        fn matrix(cols: usize, sections: &[Section], source: RowSource) -> Matrix;
+        fn matrix_of_packed(cols: usize, sections: &[Section], source: PackedSource) -> Matrix;
         fn reserve(shape: &AttentionShape) -> ();
         fn reserve_rows(rows: usize, cols: usize) -> ();
         fn routes(rows: usize, max: Routing) -> Routes;
@@ -160,7 +159,8 @@ impl Alloc for Faulty {
 
     forwards! {
         fn free_bytes() -> Result<Option<u64>>;
-        fn matrix_bytes(rows: usize, cols: usize, format: WeightFormat) -> u64;
+        fn matrix_bytes(cols: usize, sections: &[Section]) -> u64;
+        fn stores_blocks() -> bool;
         fn matrix_layout() -> &'static str;
         fn reserved_bytes(shape: &AttentionShape) -> u64;
         fn reserved_rows_bytes(rows: usize, cols: usize) -> u64;

@@ -28,12 +28,12 @@ use routes::Routes;
 
 use super::{
     Act, Activation, Alloc, AttentionShape, BackendTypes, ExpertOf, Extent, Glu, Graphs, Heads, KvOps, KvShape, MatrixOf, MlpOf, NormOf,
-    Ops, PackedSource, RotaryEmbedding, Routing, RowSource, Sampling, Strips, WithBias,
+    Ops, PackedSource, RotaryEmbedding, Routing, RowSource, Sampling, Section, Strips, WithBias,
 };
 use crate::error::{Error, Result};
 use crate::sys::Numbers;
 use crate::types::batch::{Batch, BlockCopy, BlockMove, Tail};
-use crate::types::options::{Dtype, Isa, WeightFormat};
+use crate::types::options::Isa;
 
 /// Maximum number of rows that an MLP processes at once, which bounds its memory. The weights are
 /// read again for each part. On two cores, the arithmetic of this many rows hides these reads: it
@@ -203,20 +203,24 @@ impl Alloc for CpuBackend {
         Ok(buf)
     }
 
-    fn matrix(&self, rows: usize, cols: usize, dtype: Dtype, format: WeightFormat, source: RowSource) -> Result<Matrix> {
-        Matrix::load(self.machine(), rows, cols, dtype, format, source)
+    fn matrix(&self, cols: usize, sections: &[Section], source: RowSource) -> Result<Matrix> {
+        Matrix::load(self.machine(), cols, sections, source)
     }
 
-    fn matrix_bytes(&self, rows: usize, cols: usize, format: WeightFormat) -> u64 {
-        Matrix::bytes(rows, cols, format)
+    fn matrix_bytes(&self, cols: usize, sections: &[Section]) -> u64 {
+        Matrix::bytes(cols, sections)
+    }
+
+    fn stores_blocks(&self) -> bool {
+        true
     }
 
     fn packed_bytes<'a>(&'a self, matrix: &'a Matrix) -> Result<&'a [u8]> {
         Ok(matrix.packed())
     }
 
-    fn matrix_of_packed(&self, rows: usize, cols: usize, format: WeightFormat, source: PackedSource) -> Result<Matrix> {
-        Matrix::of_packed(&self.pool, rows, cols, format, source)
+    fn matrix_of_packed(&self, cols: usize, sections: &[Section], source: PackedSource) -> Result<Matrix> {
+        Matrix::of_packed(&self.pool, cols, sections, source)
     }
 
     fn matrix_layout(&self) -> &'static str {

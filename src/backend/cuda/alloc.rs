@@ -9,10 +9,9 @@ use super::matrix::Matrix;
 use super::routes::Routes;
 use super::steps::Steps;
 use super::{CudaBackend, attention};
-use crate::backend::{Alloc, AttentionShape, Extent, Graphs, InputLimits, PackedSource, Routing, RowSource};
+use crate::backend::{Alloc, AttentionShape, Extent, Graphs, InputLimits, PackedSource, Routing, RowSource, Section};
 use crate::error::{Error, Result};
 use crate::types::batch::Batch;
-use crate::types::options::{Dtype, WeightFormat};
 
 impl Alloc for CudaBackend {
     fn free_bytes(&self) -> Result<Option<u64>> {
@@ -27,19 +26,19 @@ impl Alloc for CudaBackend {
         Buf::from_numbers(&self.device, values)
     }
 
-    fn matrix(&self, rows: usize, cols: usize, dtype: Dtype, format: WeightFormat, source: RowSource) -> Result<Matrix> {
-        Matrix::load(&self.device, rows, cols, dtype, format, source)
+    fn matrix(&self, cols: usize, sections: &[Section], source: RowSource) -> Result<Matrix> {
+        Matrix::load(&self.device, cols, sections, source)
     }
 
-    fn matrix_bytes(&self, rows: usize, cols: usize, format: WeightFormat) -> u64 {
-        Matrix::bytes(rows, cols, format)
+    fn matrix_bytes(&self, cols: usize, sections: &[Section]) -> u64 {
+        sections.iter().map(|section| Matrix::bytes(cols, section)).sum()
     }
 
     fn packed_bytes<'a>(&'a self, _matrix: &'a Matrix) -> Result<&'a [u8]> {
         Err(no_packing())
     }
 
-    fn matrix_of_packed(&self, _rows: usize, _cols: usize, _format: WeightFormat, _source: PackedSource) -> Result<Matrix> {
+    fn matrix_of_packed(&self, _cols: usize, _sections: &[Section], _source: PackedSource) -> Result<Matrix> {
         Err(no_packing())
     }
 

@@ -7,10 +7,10 @@ use super::device::Device;
 use super::fp8;
 use super::memory::{Address, Memory};
 use super::stored::Stored;
-use crate::backend::RowSource;
 use crate::backend::alloc::no_such_number;
-use crate::error::{Result, try_vec};
-use crate::types::options::{Dtype, WeightFormat};
+use crate::backend::{RowSource, Section, Storage};
+use crate::error::{Error, Result, try_vec};
+use crate::types::options::Dtype;
 
 /// Bytes that are read from a file at a time.
 const LOAD_BYTES: usize = 16 << 20;
@@ -23,15 +23,19 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    pub fn bytes(rows: usize, cols: usize, format: WeightFormat) -> u64 {
+    pub fn bytes(cols: usize, section: &Section) -> u64 {
+        let Storage::Numbers { to, .. } = section.storage else { return 0 };
         // Loading reports formats that cannot be stored.
-        Stored::for_format(format).map_or(0, |stored| rows as u64 * (stored.row_bytes(cols) + stored.scale_bytes()) as u64)
+        Stored::for_format(to).map_or(0, |stored| section.rows as u64 * (stored.row_bytes(cols) + stored.scale_bytes()) as u64)
     }
 
-    /// Reads rows of `dtype` and stores them in `format`.
-    pub fn load(device: &Device, rows: usize, cols: usize, dtype: Dtype, format: WeightFormat, source: RowSource) -> Result<Matrix> {
+    /// Reads rows and stores them in the format of the section.
+    pub fn load(device: &Device, cols: usize, sections: &[Section], source: RowSource) -> Result<Matrix> {
+        let &[Section { rows, storage: Storage::Numbers { from: dtype, to: format } }] = sections else {
+            return Err(Error::unsupported("internal error: a matrix on a CUDA device has blocks, or several sections"));
+        };
         let stored = Stored::for_format(format)?;
-        let matrix = Matrix { rows, cols, stored, memory: device.memory(Self::bytes(rows, cols, format))? };
+        let matrix = Matrix { rows, cols, stored, memory: device.memory(Self::bytes(cols, &sections[0]))? };
         let (row, padded) = (cols * dtype.bytes(), stored.row_bytes(cols));
         let piece = (LOAD_BYTES / row.max(1)).clamp(1, rows.max(1));
         let mut read = try_vec(piece * row, 0u8)?;

@@ -1,7 +1,6 @@
 //! GGUF files, the format of llama.cpp: metadata and tensors. The reader is strict: a file that states
 //! anything impossible is refused, and memory stays in proportion to the size of the file.
 
-mod blocks;
 mod metadata;
 pub(super) mod model;
 mod split;
@@ -14,11 +13,12 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-pub use blocks::BlockType;
 pub use metadata::{Metadata, Value};
 
+use crate::backend::blocks;
 use crate::error::{Error, Result, try_vec};
 use crate::sys::files;
+use crate::types::blocks::BlockType;
 use metadata::{Header, MAX_DIMENSIONS};
 
 /// An open file, or all files of a model that is split.
@@ -180,7 +180,7 @@ impl Gguf {
         let read = file.read_exact_at(&mut bytes, position);
         let place = |error: Error| error.within(path.display());
         read.map_err(|error| place(Error::io(format!("cannot read {} bytes at {position}: {error}", end - start))))?;
-        kind.unpack(&bytes, out).map_err(place)
+        blocks::unpack(kind, &bytes, out).map_err(place)
     }
 }
 

@@ -55,11 +55,11 @@ fn a_scale_that_is_not_finite_is_an_error() {
         for bits in [0x7C00u16, 0xFC00, 0x7E01] {
             let mut block = vec![0; kind.block_bytes()];
             block[at..at + 2].copy_from_slice(&bits.to_le_bytes());
-            let error = kind.unpack(&block, &mut vec![0.0; kind.block_len()]).unwrap_err();
+            let error = blocks::unpack(kind, &block, &mut vec![0.0; kind.block_len()]).unwrap_err();
             assert!(error.code() == Code::Model && error.message().contains("a scale of a block is"), "{kind:?}: {error}");
         }
     }
-    let nan = BlockType::Mxfp4.unpack(&[255; 17], &mut [0.0; 32]).unwrap_err();
+    let nan = blocks::unpack(BlockType::Mxfp4, &[255; 17], &mut [0.0; 32]).unwrap_err();
     assert!(nan.message().contains("NaN"));
 }
 

@@ -51,6 +51,11 @@ pub trait Lanes: Copy + 'static {
     unsafe fn load_words(p: *const u32) -> Self::I;
     /// Bitwise and.
     unsafe fn and(a: Self::I, b: Self::I) -> Self::I;
+    /// Bitwise or.
+    unsafe fn or(a: Self::I, b: Self::I) -> Self::I;
+    /// Shifts each word to the left by `count` bits, or to the right if it is negative. It is a
+    /// constant of -3 to 4.
+    unsafe fn shift(words: Self::I, count: i32) -> Self::I;
     /// Converts signed integers to f32.
     unsafe fn to_f32(words: Self::I) -> Self::V;
     /// Converts the first bf16 of each pair. `high_bf16` converts the second.

@@ -106,6 +106,15 @@ impl<const PAIRS: bool> Lanes for Portable<PAIRS> {
         a
     }
     #[inline(always)]
+    unsafe fn or(mut a: [u32; 8], b: [u32; 8]) -> [u32; 8] {
+        a.iter_mut().zip(b).for_each(|(a, b)| *a |= b);
+        a
+    }
+    #[inline(always)]
+    unsafe fn shift(words: [u32; 8], count: i32) -> [u32; 8] {
+        if count < 0 { words.map(|word| word >> -count) } else { words.map(|word| word << count) }
+    }
+    #[inline(always)]
     unsafe fn to_f32(words: [u32; 8]) -> [f32; 8] {
         each(|i| words[i] as i32 as f32)
     }

@@ -88,7 +88,7 @@ macro_rules! lanes {
 }
 
 macro_rules! words {
-    (($i:ty, $v:ty, $splat:ident, $load:ident, $to_f32:ident, $cast:ident, $shift_up:ident, $shift_down:ident, $and:ident)) => {
+    (($i:ty, $v:ty, $splat:ident, $load:ident, $to_f32:ident, $cast:ident, $shift_up:ident, $shift_down:ident, $and:ident, $or:ident)) => {
         type I = $i;
         #[inline(always)]
         unsafe fn splat_word(x: u32) -> $i {
@@ -101,6 +101,26 @@ macro_rules! words {
         #[inline(always)]
         unsafe fn and(a: $i, b: $i) -> $i {
             unsafe { $and(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn or(a: $i, b: $i) -> $i {
+            unsafe { $or(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn shift(words: $i, count: i32) -> $i {
+            unsafe {
+                match count {
+                    -3 => $shift_down::<3>(words),
+                    -2 => $shift_down::<2>(words),
+                    -1 => $shift_down::<1>(words),
+                    0 => words,
+                    1 => $shift_up::<1>(words),
+                    2 => $shift_up::<2>(words),
+                    3 => $shift_up::<3>(words),
+                    4 => $shift_up::<4>(words),
+                    _ => unreachable!("the count is one of the constants above"),
+                }
+            }
         }
         #[inline(always)]
         unsafe fn to_f32(words: $i) -> $v {
@@ -150,7 +170,7 @@ macro_rules! avx512 {
     ($name:ident, $dot:tt $(, $more:tt)?) => {
         lanes!($name, 16, __m512, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_add_ps, _mm512_sub_ps, _mm512_mul_ps, _mm512_div_ps,
     _mm512_max_ps, _mm512_min_ps, _mm512_fmadd_ps,
-    words: (__m512i, __m512, _mm512_set1_epi32, _mm512_loadu_si512, _mm512_cvtepi32_ps, _mm512_castsi512_ps, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_and_si512),
+    words: (__m512i, __m512, _mm512_set1_epi32, _mm512_loadu_si512, _mm512_cvtepi32_ps, _mm512_castsi512_ps, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_and_si512, _mm512_or_si512),
     dot: $dot,
     bf16: |p| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast())))),
     f16: |p| _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())),
@@ -244,7 +264,7 @@ macro_rules! avx2 {
     ($name:ident, $dot:tt) => {
         lanes!($name, 8, __m256, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_add_ps, _mm256_sub_ps, _mm256_mul_ps, _mm256_div_ps,
     _mm256_max_ps, _mm256_min_ps, _mm256_fmadd_ps,
-    words: (__m256i, __m256, _mm256_set1_epi32, _mm256_loadu_si256, _mm256_cvtepi32_ps, _mm256_castsi256_ps, _mm256_slli_epi32, _mm256_srli_epi32, _mm256_and_si256),
+    words: (__m256i, __m256, _mm256_set1_epi32, _mm256_loadu_si256, _mm256_cvtepi32_ps, _mm256_castsi256_ps, _mm256_slli_epi32, _mm256_srli_epi32, _mm256_and_si256, _mm256_or_si256),
     dot: $dot,
     bf16: |p| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())))),
     f16: |p| _mm256_cvtph_ps(_mm_loadu_si128(p.cast())),

@@ -14,25 +14,35 @@ use super::{AHEAD, Args, BYTE_ROWS, Kept, LINE, PANEL, Stretch, Tiled, each_tile
 /// Bytes of one step of a panel: four columns in int8, or eight columns in int4.
 pub const STEP_BYTES: usize = PANEL * 4;
 
+/// Words of a row in a block with several groups.
+pub const BLOCK_WORDS: usize = 64;
+
+/// Returns the position of the lowest high bit of a code in its byte of the word: that of column
+/// `4 * word + byte` of the group. Shifted by less than a byte, it becomes bit 4.
+pub const fn high_bit(bits: u32, word: usize) -> u32 {
+    (4 + (bits - 4) * word as u32) % 8
+}
+
 /// An integer storage format of weights.
 pub trait Whole: Copy + 'static {
-    /// Words of a row per step.
-    const WORDS: usize;
+    /// Bits of a weight: 4, 5, 6 or 8.
+    const BITS: u32;
     /// True if each group has an offset per output. Otherwise sums start at the row's correction.
     const OFFSETS: bool;
+    /// Bytes of scales and offsets before the groups of each block of `BLOCK_WORDS` words.
+    const HEAD: usize = 0;
     /// Bytes of scales and offsets after the weights of each group of a panel.
     const TAIL: usize;
-    /// Returns the weights' bytes that belong to word `k` of a step.
-    ///
-    /// # Safety
-    /// As for `Lanes`.
-    unsafe fn bytes<L: Lanes>(step: L::I, k: usize) -> L::I;
+    /// Words of a row per step.
+    const WORDS: usize = if Self::BITS == 8 { 1 } else { 2 };
+    /// Bytes of the high bits before the weights of each group of a panel.
+    const HIGH: usize = if matches!(Self::BITS, 5 | 6) { STEP_BYTES } else { 0 };
     /// Converts vector `c` of a group's sums to f32, before it is scaled by the row's scale.
-    /// `correction` is the row's, `tail` the group's.
+    /// `correction` is the row's, `head` the block's, `tail` the group's.
     ///
     /// # Safety
-    /// As for `Lanes`. `tail` is valid for `TAIL` bytes.
-    unsafe fn value<L: Lanes>(dots: L::I, correction: u32, tail: *const u8, c: usize) -> L::V;
+    /// As for `Lanes`. `head` is valid for `HEAD` bytes, and `tail` for `TAIL` bytes.
+    unsafe fn value<L: Lanes>(dots: L::I, correction: u32, head: *const u8, tail: *const u8, c: usize) -> L::V;
     /// Finishes the sum over all groups. `_end` points behind the panel's last group.
     ///
     /// # Safety
@@ -44,18 +54,14 @@ pub trait Whole: Copy + 'static {
 
 /// One byte per weight, with one scale per output after all groups.
 #[derive(Clone, Copy)]
-pub struct Int8;
+pub struct PerOutput;
 
-impl Whole for Int8 {
-    const WORDS: usize = 1;
+impl Whole for PerOutput {
+    const BITS: u32 = 8;
     const OFFSETS: bool = false;
     const TAIL: usize = 0;
     #[inline(always)]
-    unsafe fn bytes<L: Lanes>(step: L::I, _k: usize) -> L::I {
-        step
-    }
-    #[inline(always)]
-    unsafe fn value<L: Lanes>(dots: L::I, _correction: u32, _tail: *const u8, _c: usize) -> L::V {
+    unsafe fn value<L: Lanes>(dots: L::I, _correction: u32, _head: *const u8, _tail: *const u8, _c: usize) -> L::V {
         // SAFETY: the caller upholds this function's contract.
         unsafe { L::to_f32(dots) }
     }
@@ -66,28 +72,48 @@ impl Whole for Int8 {
     }
 }
 
-/// Half a byte per weight. Each group of each output has a scale in f16, and, with `OFFSETS`, an
-/// offset in f16 for asymmetric quantization.
+/// Each group of each output has a scale in f16, and, with `OFFSETS`, an offset in f16 for asymmetric
+/// quantization.
 #[derive(Clone, Copy)]
-pub struct Int4<const OFFSETS: bool>;
+pub struct Grouped<const BITS: u32, const OFFSETS: bool>;
 
-impl<const OFFSETS: bool> Whole for Int4<OFFSETS> {
-    const WORDS: usize = 2;
+impl<const BITS: u32, const OFFSETS: bool> Whole for Grouped<BITS, OFFSETS> {
+    const BITS: u32 = BITS;
     const OFFSETS: bool = OFFSETS;
     const TAIL: usize = if OFFSETS { PANEL * 4 } else { PANEL * 2 };
     #[inline(always)]
-    unsafe fn bytes<L: Lanes>(step: L::I, k: usize) -> L::I {
-        // SAFETY: the caller upholds this function's contract.
-        unsafe { if k == 0 { L::low_halves(step) } else { L::high_halves(step) } }
-    }
-    #[inline(always)]
-    unsafe fn value<L: Lanes>(dots: L::I, correction: u32, tail: *const u8, c: usize) -> L::V {
+    unsafe fn value<L: Lanes>(dots: L::I, correction: u32, _head: *const u8, tail: *const u8, c: usize) -> L::V {
         let scales = tail.cast::<u16>();
         // SAFETY: the caller upholds this function's contract.
         unsafe {
             let value = L::mul(L::to_f32(dots), L::load_f16(scales.add(c * L::N)));
             match OFFSETS {
                 true => L::fma(L::load_f16(scales.add(PANEL + c * L::N)), L::splat(f32::from_bits(correction)), value),
+                false => value,
+            }
+        }
+    }
+}
+
+/// Each block of each output has a scale in f16. Each group has a signed byte, whose product with it is
+/// the scale of the group. With `OFFSETS`, the same applies to offsets.
+#[derive(Clone, Copy)]
+pub struct Nested<const BITS: u32, const OFFSETS: bool>;
+
+impl<const BITS: u32, const OFFSETS: bool> Whole for Nested<BITS, OFFSETS> {
+    const BITS: u32 = BITS;
+    const OFFSETS: bool = OFFSETS;
+    const HEAD: usize = if OFFSETS { PANEL * 4 } else { PANEL * 2 };
+    const TAIL: usize = if OFFSETS { PANEL * 2 } else { PANEL };
+    #[inline(always)]
+    unsafe fn value<L: Lanes>(dots: L::I, correction: u32, head: *const u8, tail: *const u8, c: usize) -> L::V {
+        let (block, group) = (head.cast::<u16>(), tail.cast::<i8>());
+        // SAFETY: the caller upholds this function's contract.
+        unsafe {
+            let number = |first: usize| L::mul(L::load_f16(block.add(first + c * L::N)), L::load_i8(group.add(first + c * L::N)));
+            let value = L::mul(L::to_f32(dots), number(0));
+            match OFFSETS {
+                true => L::fma(number(PANEL), L::splat(f32::from_bits(correction)), value),
                 false => value,
             }
         }
@@ -125,15 +151,23 @@ impl<W: Whole> Tiled for Bytes<'_, W> {
         // SAFETY: the caller guarantees panel, rows and stretch. Rows were packed to whole steps
         // and groups.
         unsafe {
-            let groups = stretch.first / rows.group_words; // preceding groups
-            let mut weights = self.args.w.panel(panel).add(stretch.first / W::WORDS * STEP_BYTES + groups * W::TAIL);
+            // Words, groups and blocks before the stretch.
+            let (words, groups) = (stretch.first, stretch.first / rows.group_words);
+            let before = words / W::WORDS * STEP_BYTES + groups * (W::HIGH + W::TAIL) + words / BLOCK_WORDS * W::HEAD;
+            let mut weights = self.args.w.panel(panel).add(before);
             let mut x = rows.words(first_row).add(stretch.first * R);
             let (mut scales, mut corrections) = (rows.scales(first_row).add(groups * R), rows.corrections(first_row).add(groups * R));
+            let mut head = weights;
             let mut sums = MaybeUninit::uninit();
             let sums = stretch.begin::<L, R, C>(kept, &mut sums);
             let mut words_left = stretch.len;
             while words_left > 0 {
                 let words = words_left.min(rows.group_words);
+                // A stretch consists of whole blocks.
+                if W::HEAD > 0 && (stretch.len - words_left).is_multiple_of(BLOCK_WORDS) {
+                    head = weights;
+                    weights = weights.add(W::HEAD);
+                }
                 words_left -= words;
                 let mut dots = [[L::splat_word(0); C]; R];
                 if !W::OFFSETS {
@@ -141,12 +175,16 @@ impl<W: Whole> Tiled for Bytes<'_, W> {
                         *dots = [L::splat_word(*corrections.add(r)); C];
                     }
                 }
-                dots_of::<L, W, R, C>(weights, x, words, &mut dots);
-                (weights, x) = (weights.add(words / W::WORDS * STEP_BYTES), x.add(words * R));
+                if W::HIGH > 0 {
+                    dots_with_high_bits::<L, W, R, C>(weights, x, &mut dots);
+                } else {
+                    dots_of::<L, W, R, C>(weights, x, words, &mut dots);
+                }
+                (weights, x) = (weights.add(W::HIGH + words / W::WORDS * STEP_BYTES), x.add(words * R));
                 for (r, sums) in sums.iter_mut().enumerate() {
                     let scale = L::splat(*scales.add(r));
                     for c in 0..C {
-                        sums[c] = L::fma(W::value::<L>(dots[r][c], *corrections.add(r), weights, c), scale, sums[c]);
+                        sums[c] = L::fma(W::value::<L>(dots[r][c], *corrections.add(r), head, weights, c), scale, sums[c]);
                     }
                 }
                 (scales, corrections, weights) = (scales.add(R), corrections.add(R), weights.add(W::TAIL));
@@ -156,6 +194,22 @@ impl<W: Whole> Tiled for Bytes<'_, W> {
             }
             for_sums!(R, C, |r, c| sums[r][c] = W::finish::<L>(sums[r][c], weights, c));
             self.args.store::<L, R, C>(panel, first_row, sums, kept);
+        }
+    }
+}
+
+/// Returns the low bits of the weights that belong to word `k` of a step.
+///
+/// # Safety
+/// As for `Lanes`.
+#[inline(always)]
+unsafe fn low_bits<L: Lanes, W: Whole>(step: L::I, k: usize) -> L::I {
+    // SAFETY: the caller upholds this function's contract.
+    unsafe {
+        match (W::WORDS, k) {
+            (1, _) => step,
+            (_, 0) => L::low_halves(step),
+            _ => L::high_halves(step),
         }
     }
 }
@@ -181,7 +235,7 @@ unsafe fn dots_of<L: Lanes, W: Whole, const R: usize, const C: usize>(
             for k in 0..W::WORDS {
                 let mut column = [L::splat_word(0); C];
                 for (c, column) in column.iter_mut().enumerate() {
-                    *column = W::bytes::<L>(L::load_words(weights.cast::<u32>().add(c * L::N)), k);
+                    *column = low_bits::<L, W>(L::load_words(weights.cast::<u32>().add(c * L::N)), k);
                 }
                 for (r, dots) in dots.iter_mut().enumerate() {
                     let x = L::splat_word(*x.add(k * R + r));
@@ -193,5 +247,50 @@ unsafe fn dots_of<L: Lanes, W: Whole, const R: usize, const C: usize>(
             weights = weights.add(STEP_BYTES);
             x = x.add(W::WORDS * R);
         }
+    }
+}
+
+/// `dots[r][c] +=` the products of a group whose weights have high bits. They fill one word per output.
+///
+/// # Safety
+/// As for `Lanes`. `weights` and `x` are valid for a group.
+#[inline(always)]
+unsafe fn dots_with_high_bits<L: Lanes, W: Whole, const R: usize, const C: usize>(
+    weights: *const u8,
+    x: *const u32,
+    dots: &mut [[L::I; C]; R],
+) {
+    let words = if W::BITS == 5 { 8 } else { 4 };
+    // SAFETY: the caller guarantees that `weights` and `x` are valid for `words` words.
+    unsafe {
+        let mut high = [L::splat_word(0); C];
+        for (c, high) in high.iter_mut().enumerate() {
+            *high = L::load_words(weights.cast::<u32>().add(c * L::N));
+        }
+        let mask = L::splat_word(if W::BITS == 5 { 0x1010_1010 } else { 0x3030_3030 });
+        // Unrolled, so that shifts are by constants.
+        macro_rules! each_word {
+            ($($word:literal)*) => {
+                $(if $word < words {
+                    let step = weights.add((1 + $word / 2) * STEP_BYTES);
+                    let mut column = [L::splat_word(0); C];
+                    for (c, column) in column.iter_mut().enumerate() {
+                        let low = low_bits::<L, W>(L::load_words(step.cast::<u32>().add(c * L::N)), $word % 2);
+                        let place = const { high_bit(W::BITS, $word) as i32 };
+                        *column = L::or(low, L::and(L::shift(high[c], 4 - place), mask));
+                    }
+                    for line in (0..STEP_BYTES / 2).step_by(LINE) {
+                        prefetch(step.wrapping_add(AHEAD + $word % 2 * STEP_BYTES / 2 + line));
+                    }
+                    for (r, dots) in dots.iter_mut().enumerate() {
+                        let x = L::splat_word(*x.add($word * R + r));
+                        for c in 0..C {
+                            dots[c] = L::dot_bytes(dots[c], column[c], x);
+                        }
+                    }
+                })*
+            };
+        }
+        each_word!(0 1 2 3 4 5 6 7);
     }
 }

@@ -8,6 +8,7 @@
 //!   f16. The low halves of four bytes are four columns, and the high halves the next four.
 //! - int4 with offsets: as int4, but 0 represents the minimum of a group. After its scales, a group
 //!   has `[32]` offsets in f16.
+//! - Blocks of a file: see `blocks`.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -17,13 +18,14 @@ use half::{bf16, f16};
 use super::super::SendPtr;
 use super::super::lanes::{Element, Kernel, Lanes, greatest_magnitude, load_some, prefetch, store_some};
 use super::super::pool::Pool;
+use super::blocks::PackBlocks;
 use super::bytes::STEP_BYTES;
 use super::quantize::{self, INT4_ZERO, INT8_ZERO};
 use super::rows::GROUP;
 use super::{Format, LINE, Machine, PANEL};
 use crate::backend::alloc::no_such_number;
-use crate::backend::{PACKED_PIECE, PackedSource, RowSource};
-use crate::error::{Error, Result, try_vec};
+use crate::backend::{PACKED_PIECE, PackedSource, RowSource, Section, Storage};
+use crate::error::{Error, Result, try_vec, try_with_capacity};
 use crate::sys::Pages;
 use crate::types::options::{Dtype, Isa, WeightFormat};
 
@@ -41,8 +43,38 @@ const ROWS_AHEAD: usize = 2;
 pub struct Matrix {
     pub rows: usize,
     pub cols: usize,
+    sections: Vec<PackedRange>,
+    pages: Pages, // the panels of all sections
+}
+
+/// Rows of a matrix in one format, which begin a panel of their own.
+#[derive(Clone, PartialEq)]
+struct PackedRange {
+    first_row: usize,
+    rows: usize,
+    format: Format,
+    /// Place of its panels in the pages.
+    bytes: Range<usize>,
+}
+
+/// A section of a matrix with its panels.
+#[derive(Clone, Copy)]
+pub struct PackedSection<'a> {
+    pub first_row: usize,
+    pub rows: usize,
+    pub cols: usize,
     pub format: Format,
-    pages: Pages, // [rows / 32 rounded up][panel_bytes]
+    panels: &'a [u8], // [rows / 32 rounded up][panel_bytes]
+}
+
+impl PackedSection<'_> {
+    pub fn panel_bytes(&self) -> usize {
+        panel_bytes(self.format, self.cols)
+    }
+
+    pub fn panel(&self, panel: usize) -> *const u8 {
+        self.panels[panel * self.panel_bytes()..].as_ptr()
+    }
 }
 
 fn panel_bytes(format: Format, cols: usize) -> usize {
@@ -52,7 +84,13 @@ fn panel_bytes(format: Format, cols: usize) -> usize {
         Format::Bf16 => cols.next_multiple_of(2) * PANEL * 2,
         Format::Int8 => cols.div_ceil(4) * STEP_BYTES + PANEL * size_of::<f32>(),
         Format::Int4 { group, offsets } => cols / group * group_bytes(group, offsets),
+        Format::Blocks(layout) => layout.panel_bytes(cols),
     }
+}
+
+/// Returns the bytes of a section.
+fn section_bytes(rows: usize, cols: usize, format: Format) -> usize {
+    rows.div_ceil(PANEL) * panel_bytes(format, cols)
 }
 
 /// Returns the bytes of a group of a panel in int4.
@@ -72,76 +110,48 @@ impl Matrix {
     /// cached on disk.
     pub const LAYOUT: &str = "cpu panels of 32, 2";
 
-    pub fn bytes(rows: usize, cols: usize, format: WeightFormat) -> u64 {
+    pub fn bytes(cols: usize, sections: &[Section]) -> u64 {
         // Loading reports formats that cannot be packed.
-        Format::for_weights(format).map_or(0, |format| rows.div_ceil(PANEL) as u64 * panel_bytes(format, cols) as u64)
+        let of_section =
+            |section: &Section| Format::for_storage(section.storage).map_or(0, |format| section_bytes(section.rows, cols, format) as u64);
+        sections.iter().map(of_section).sum()
     }
 
-    fn zeroed(rows: usize, cols: usize, format: WeightFormat) -> Result<Matrix> {
-        if let WeightFormat::Int4 { group, .. } = format
-            && !cols.is_multiple_of(group)
-        {
-            return Err(Error::unsupported(format!(
-                "weight_group is {group}, which does not divide {cols} columns; set weight_format to int8"
-            )));
+    fn zeroed(cols: usize, sections: &[Section]) -> Result<Matrix> {
+        let mut ranges = try_with_capacity(sections.len())?;
+        let (mut rows, mut bytes) = (0, 0);
+        for section in sections {
+            if let Storage::Numbers { to: WeightFormat::Int4 { group, .. }, .. } = section.storage
+                && !cols.is_multiple_of(group)
+            {
+                return Err(Error::unsupported(format!(
+                    "weight_group is {group}, which does not divide {cols} columns; set weight_format to int8"
+                )));
+            }
+            let format = Format::for_storage(section.storage)?;
+            let end = bytes + section_bytes(section.rows, cols, format);
+            ranges.push(PackedRange { first_row: rows, rows: section.rows, format, bytes: bytes..end });
+            (rows, bytes) = (rows + section.rows, end);
         }
-        let pages = Pages::zeroed(Self::bytes(rows, cols, format) as usize)?;
-        Ok(Matrix { rows, cols, format: Format::for_weights(format)?, pages })
+        Ok(Matrix { rows, cols, sections: ranges, pages: Pages::zeroed(bytes)? })
     }
 
-    /// Reads rows of `dtype` and packs them in `format`. Each thread packs the rows that it reads,
-    /// while they are in its core's cache.
-    pub fn load(machine: Machine, rows: usize, cols: usize, dtype: Dtype, format: WeightFormat, source: RowSource) -> Result<Matrix> {
-        let mut matrix = Self::zeroed(rows, cols, format)?;
-        let packing = Packing { isa: machine.isa, format: matrix.format, dtype, cols };
-        let (threads, row_bytes, panels) = (machine.pool.threads(), cols * dtype.bytes(), rows.div_ceil(PANEL));
-        let rows_of = |panels: &Range<usize>| panels.start * PANEL..rows.min(panels.end * PANEL);
-        // Small matrices are divided so that every thread has work.
-        let each = (LOAD_BYTES / (PANEL * row_bytes).max(1)).clamp(1, panels.div_ceil(2 * threads).max(1));
-        let at_once = each * threads.max(TOLD_BYTES / (each * PANEL * row_bytes).max(1));
-        let mut buffers: Vec<Mutex<Vec<u8>>> = Vec::new();
-        buffers.try_reserve_exact(threads)?;
-        buffers.resize_with(threads, Mutex::default);
-        for first in (0..panels).step_by(at_once) {
-            let some = first..panels.min(first + at_once);
-            matrix.for_panels(machine.pool, &some, each, |panels, worker, packed| {
-                let rows = rows_of(&panels);
-                let mut buffer = buffers[worker].lock().unwrap_or_else(PoisonError::into_inner);
-                if buffer.is_empty() {
-                    *buffer = try_vec(each * PANEL * row_bytes, 0u8)?;
-                }
-                let bytes = &mut buffer[..rows.len() * row_bytes];
-                (source.read)(rows.start, bytes)?;
-                packing.pack(bytes, packed).map_err(|row| no_such_number(rows.start + row, format))
-            })?;
-            (source.advance)(rows_of(&some).len() * row_bytes)?;
+    /// Reads the rows of all sections and packs them.
+    pub fn load(machine: Machine, cols: usize, sections: &[Section], mut source: RowSource) -> Result<Matrix> {
+        let mut matrix = Self::zeroed(cols, sections)?;
+        let mut buffers: Vec<Mutex<Vec<u8>>> = try_with_capacity(machine.pool.threads())?;
+        buffers.resize_with(machine.pool.threads(), Mutex::default);
+        for (section, range) in sections.iter().zip(matrix.sections.clone()) {
+            let (bytes, format) = (&mut matrix.pages.bytes_mut()[range.bytes.clone()], range.format);
+            let packing = Packing { isa: machine.isa, format, storage: section.storage, cols, row_bytes: section.row_bytes(cols) };
+            packing.load(machine.pool, range, bytes, &buffers, &mut source)?;
         }
         Ok(matrix)
     }
 
-    /// Calls `f` for groups of `each` panels with their indices, the thread's index and the panels'
-    /// bytes.
-    fn for_panels(
-        &mut self,
-        pool: &Pool,
-        panels: &Range<usize>,
-        each: usize,
-        f: impl Fn(Range<usize>, usize, &mut [u8]) -> Result<()> + Sync,
-    ) -> Result<()> {
-        let panel_bytes = self.panel_bytes();
-        let start = SendPtr(self.pages.bytes_mut()[panels.start * panel_bytes..panels.end * panel_bytes].as_mut_ptr());
-        pool.try_run(panels.len().div_ceil(each), &|task, worker| {
-            let piece = task * each..panels.len().min((task + 1) * each);
-            let first = start.get().wrapping_add(piece.start * panel_bytes);
-            // SAFETY: tasks have disjoint panels, inside the slice that is cut above.
-            let bytes = unsafe { std::slice::from_raw_parts_mut(first, piece.len() * panel_bytes) };
-            f(panels.start + piece.start..panels.start + piece.end, worker, bytes)
-        })
-    }
-
     /// Reads a matrix from the output of `packed`.
-    pub fn of_packed(pool: &Pool, rows: usize, cols: usize, format: WeightFormat, source: PackedSource) -> Result<Matrix> {
-        let mut matrix = Self::zeroed(rows, cols, format)?;
+    pub fn of_packed(pool: &Pool, cols: usize, sections: &[Section], source: PackedSource) -> Result<Matrix> {
+        let mut matrix = Self::zeroed(cols, sections)?;
         let bytes = matrix.pages.bytes().len();
         let start = SendPtr(matrix.pages.bytes_mut().as_mut_ptr());
         pool.try_run(bytes.div_ceil(PACKED_PIECE), &|piece, _| {
@@ -156,12 +166,14 @@ impl Matrix {
         self.pages.bytes()
     }
 
-    pub fn panel_bytes(&self) -> usize {
-        panel_bytes(self.format, self.cols)
+    /// Returns the number of sections.
+    pub fn sections(&self) -> usize {
+        self.sections.len()
     }
 
-    pub fn panel(&self, panel: usize) -> *const u8 {
-        self.pages.bytes()[panel * self.panel_bytes()..].as_ptr()
+    pub fn section(&self, section: usize) -> PackedSection<'_> {
+        let PackedRange { first_row, rows, format, ref bytes } = self.sections[section];
+        PackedSection { first_row, rows, cols: self.cols, format, panels: &self.pages.bytes()[bytes.clone()] }
     }
 
     /// out = scale * row `n`, as f32.
@@ -175,8 +187,11 @@ impl Matrix {
     }
 
     fn visit_row(&self, n: usize, mut visit: impl FnMut(usize, f32)) {
-        let (format, panel) = (self.format, &self.pages.bytes()[n / PANEL * self.panel_bytes()..][..self.panel_bytes()]);
-        let n = n % PANEL;
+        let section = self.sections.partition_point(|range| range.first_row + range.rows <= n);
+        let PackedSection { first_row, format, panels, .. } = self.section(section);
+        let n = n - first_row;
+        let bytes = panel_bytes(format, self.cols);
+        let (panel, n) = (&panels[n / PANEL * bytes..][..bytes], n % PANEL);
         let mut each = |value: &dyn Fn(usize) -> f32| (0..self.cols).for_each(|k| visit(k, value(k)));
         let (twos, fours) = (panel.as_chunks::<2>().0, panel.as_chunks::<4>().0);
         match format {
@@ -190,6 +205,7 @@ impl Matrix {
             Format::Int4 { group, offsets } => {
                 each(&|k| read_int4(&panel[k / group * group_bytes(group, offsets)..], group, offsets, k % group, n))
             }
+            Format::Blocks(layout) => layout.visit_row(panel, n, visit),
         }
     }
 }
@@ -198,28 +214,97 @@ impl Matrix {
 struct Packing {
     isa: Isa,
     format: Format,
-    dtype: Dtype,
+    storage: Storage,
     cols: usize,
+    row_bytes: usize,
 }
 
+/// The first row that cannot be packed, and why. None: the format cannot represent a number.
+type Refused = (usize, Option<Error>);
+
 impl Packing {
-    /// Packs rows, starting at the first row of a panel. If the format cannot represent a number,
-    /// the error is the index of the first such row.
-    fn pack(&self, rows: &[u8], panels: &mut [u8]) -> std::result::Result<(), usize> {
-        let (cols, row_bytes, mut refused) = (self.cols, self.cols * self.dtype.bytes(), usize::MAX);
+    /// Reads the rows of a section and packs them in `panels`. Each thread packs the rows that it reads,
+    /// while they are in its core's cache. `buffers` has one buffer per thread.
+    fn load(&self, pool: &Pool, range: PackedRange, panels: &mut [u8], buffers: &[Mutex<Vec<u8>>], source: &mut RowSource) -> Result<()> {
+        let (threads, row_bytes, count) = (pool.threads(), self.row_bytes, range.rows.div_ceil(PANEL));
+        let rows_of = |panels: &Range<usize>| panels.start * PANEL..range.rows.min(panels.end * PANEL);
+        // Small matrices are divided so that every thread has work.
+        let each = (LOAD_BYTES / (PANEL * row_bytes).max(1)).clamp(1, count.div_ceil(2 * threads).max(1));
+        let at_once = each * threads.max(TOLD_BYTES / (each * PANEL * row_bytes).max(1));
+        for first in (0..count).step_by(at_once) {
+            let some = first..count.min(first + at_once);
+            self.for_panels(pool, panels, &some, each, |panels, worker, packed| {
+                let rows = rows_of(&panels);
+                let mut buffer = buffers[worker].lock().unwrap_or_else(PoisonError::into_inner);
+                if buffer.len() < each * PANEL * row_bytes {
+                    *buffer = try_vec(each * PANEL * row_bytes, 0u8)?;
+                }
+                let bytes = &mut buffer[..rows.len() * row_bytes];
+                (source.read)(range.first_row + rows.start, bytes)?;
+                self.pack(bytes, packed).map_err(|(row, error)| self.refusal(range.first_row + rows.start + row, error))
+            })?;
+            (source.advance)(rows_of(&some).len() * row_bytes)?;
+        }
+        Ok(())
+    }
+
+    fn refusal(&self, row: usize, error: Option<Error>) -> Error {
+        match (error, self.storage) {
+            (Some(error), _) => error.within(format_args!("row {row}")),
+            (None, Storage::Numbers { to, .. }) => no_such_number(row, to),
+            (None, Storage::Blocks(_)) => unreachable!("blocks are refused with an error"),
+        }
+    }
+
+    /// Calls `f` for groups of `each` panels with their indices, the thread's index and the panels'
+    /// bytes.
+    fn for_panels(
+        &self,
+        pool: &Pool,
+        all: &mut [u8],
+        panels: &Range<usize>,
+        each: usize,
+        f: impl Fn(Range<usize>, usize, &mut [u8]) -> Result<()> + Sync,
+    ) -> Result<()> {
+        let panel_bytes = panel_bytes(self.format, self.cols);
+        let start = SendPtr(all[panels.start * panel_bytes..panels.end * panel_bytes].as_mut_ptr());
+        pool.try_run(panels.len().div_ceil(each), &|task, worker| {
+            let piece = task * each..panels.len().min((task + 1) * each);
+            let first = start.get().wrapping_add(piece.start * panel_bytes);
+            // SAFETY: tasks have disjoint panels, inside the slice that is cut above.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(first, piece.len() * panel_bytes) };
+            f(panels.start + piece.start..panels.start + piece.end, worker, bytes)
+        })
+    }
+
+    /// Packs rows, starting at the first row of a panel.
+    fn pack(&self, rows: &[u8], panels: &mut [u8]) -> std::result::Result<(), Refused> {
+        let (cols, row_bytes, mut refused) = (self.cols, self.row_bytes, None);
         let panels = panels.chunks_exact_mut(panel_bytes(self.format, cols).max(1));
         for (index, (bytes, panel)) in rows.chunks(PANEL * row_bytes.max(1)).zip(panels).enumerate() {
-            match (self.format, self.dtype) {
-                (Format::F16, Dtype::F16) => copy::<2>(bytes, row_bytes, panel),
-                (Format::F32, Dtype::F32) | (Format::Bf16, Dtype::Bf16) => copy::<4>(bytes, row_bytes, panel),
-                (format, dtype) => {
-                    let rows = StoredRows { dtype, cols, bytes };
+            let first = index * PANEL;
+            match (self.format, self.storage) {
+                (Format::Blocks(layout), _) => {
+                    let mut in_panel = None;
                     // SAFETY: the CPU supports the path.
-                    unsafe { self.isa.run(Convert { format, first: index * PANEL, rows, panel, refused: &mut refused }) }
+                    unsafe { self.isa.run(PackBlocks { layout, row_bytes, rows: bytes, panel, refused: &mut in_panel }) };
+                    if let Some((row, error)) = in_panel {
+                        return Err((first + row, Some(error)));
+                    }
                 }
+                (Format::F16, Storage::Numbers { from: Dtype::F16, .. }) => copy::<2>(bytes, row_bytes, panel),
+                (Format::F32, Storage::Numbers { from: Dtype::F32, .. }) | (Format::Bf16, Storage::Numbers { from: Dtype::Bf16, .. }) => {
+                    copy::<4>(bytes, row_bytes, panel)
+                }
+                (format, Storage::Numbers { from, .. }) => {
+                    let rows = StoredRows { dtype: from, cols, bytes };
+                    // SAFETY: the CPU supports the path.
+                    unsafe { self.isa.run(Convert { format, first, rows, panel, refused: &mut refused }) }
+                }
+                (_, Storage::Blocks(_)) => unreachable!("blocks are packed as blocks"),
             }
         }
-        if refused == usize::MAX { Ok(()) } else { Err(refused) }
+        refused.map_or(Ok(()), |row| Err((row, None)))
     }
 }
 
@@ -312,7 +397,7 @@ struct Convert<'a> {
     rows: StoredRows<'a>,
     panel: &'a mut [u8],
     /// Minimum index of a row that the format cannot represent.
-    refused: &'a mut usize,
+    refused: &'a mut Option<usize>,
 }
 
 impl Kernel for Convert<'_> {
@@ -351,7 +436,7 @@ impl Convert<'_> {
                 }
                 // The scales and offsets of a group are in f16.
                 if !f16::from_f32(2.0 * greatest_magnitude(&numbers)).is_finite() {
-                    *refused = (first + n).min(*refused);
+                    refuse(refused, first + n);
                 }
             }
         }
@@ -361,14 +446,13 @@ impl Convert<'_> {
     unsafe fn columns<L: Lanes>(self) {
         let Convert { format, first, rows, panel, refused } = self;
         let mut numbers = [0.0; AT_ONCE];
-        let mut refuse = |n: usize| *refused = (first + n).min(*refused);
         if format == Format::Int8 {
             for (n, row) in rows.each() {
                 // SAFETY: the caller guarantees the CPU features of `L`.
                 let scale = quantize::int8_scale(unsafe { rows.greatest_magnitude::<L>(row) });
                 scales_of_int8(panel)[n] = scale.to_le_bytes();
                 if !scale.is_finite() {
-                    refuse(n);
+                    refuse(refused, first + n);
                 }
             }
         }
@@ -379,11 +463,16 @@ impl Convert<'_> {
                 // SAFETY: the caller guarantees the CPU features of `L`.
                 unsafe { rows.read::<L>(row, k, x) };
                 if !store(format, panel, n, k, x) {
-                    refuse(n);
+                    refuse(refused, first + n);
                 }
             }
         }
     }
+}
+
+/// Records a row that the format cannot represent.
+fn refuse(refused: &mut Option<usize>, row: usize) {
+    *refused = Some(refused.map_or(row, |first| first.min(row)));
 }
 
 /// Returns the scales of a panel's outputs.
@@ -438,6 +527,7 @@ fn store(format: Format, panel: &mut [u8], n: usize, k: usize, x: &[f32]) -> boo
             true
         }
         Format::Int4 { .. } => unreachable!("int4 comes in groups"),
+        Format::Blocks(_) => unreachable!("blocks are packed as blocks"),
     }
 }
 

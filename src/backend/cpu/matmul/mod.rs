@@ -6,6 +6,7 @@
 //! registers (`floats`, `bytes`), and between two stretches of a panel in memory. So one row and a
 //! thousand rows give the same bits.
 
+mod blocks;
 mod bytes;
 mod floats;
 mod matrix;
@@ -22,11 +23,13 @@ use super::SendPtr;
 use super::lanes::Lanes;
 use super::pool::Pool;
 use crate::backend::MatrixOf;
+use crate::backend::Storage;
 use crate::error::{Error, Result};
 use crate::types::options::{Isa, WeightFormat};
-use bytes::{Bytes, Int4, Int8};
+use blocks::BlockLayout;
+use bytes::{BLOCK_WORDS, Bytes, Grouped, Nested, PerOutput};
 use floats::{Floats, Pairs};
-pub use matrix::Matrix;
+pub use matrix::{Matrix, PackedSection};
 pub use rows::PackedRows;
 use rows::{BYTE_ROWS, FLOAT_ROWS, GROUP, Packed, RowFormat, Tiles};
 
@@ -40,8 +43,8 @@ const AHEAD: usize = 8192;
 /// words. The weights of a stretch and the tiles' sums stay in the L1 cache.
 const TILES_TOGETHER: usize = 8;
 const STRETCH: usize = 64;
-// A stretch consists of whole groups and therefore of whole steps.
-const _: () = assert!(STRETCH.is_multiple_of(GROUP / 4));
+// A stretch consists of whole groups and blocks, and therefore of whole steps.
+const _: () = assert!(STRETCH.is_multiple_of(GROUP / 4) && STRETCH.is_multiple_of(BLOCK_WORDS));
 /// Bytes of a cache line.
 pub const LINE: usize = 64;
 
@@ -53,9 +56,17 @@ pub enum Format {
     Bf16,
     Int8,
     Int4 { group: usize, offsets: bool },
+    Blocks(BlockLayout),
 }
 
 impl Format {
+    fn for_storage(storage: Storage) -> Result<Format> {
+        match storage {
+            Storage::Numbers { to, .. } => Format::for_weights(to),
+            Storage::Blocks(kind) => BlockLayout::for_type(kind).map(Format::Blocks),
+        }
+    }
+
     fn for_weights(format: WeightFormat) -> Result<Format> {
         match format {
             WeightFormat::F32 => Ok(Format::F32),
@@ -102,19 +113,25 @@ pub fn product(machine: Machine, packed: &mut PackedRows, strips: Strips) {
     for first_strip in (0..count).step_by(strips_at_once) {
         for first_row in (0..rows).step_by(max_rows) {
             let piece = Piece {
+                section: 0,
                 first_strip,
                 strips: strips_at_once.min(count - first_strip),
                 first_row,
                 rows: max_rows.min(rows - first_row),
                 of_rows: rows,
             };
-            piece.multiply(machine, packed, x, matrix, bias, SendPtr(out.as_mut_ptr()));
+            for section in 0..matrix(0).sections() {
+                Piece { section, ..piece }.multiply(machine, packed, x, matrix, bias, SendPtr(out.as_mut_ptr()));
+            }
         }
     }
 }
 
-/// The rows and strips that are packed at once.
+/// The rows and strips that are packed at once, and the section of the matrices by which they are
+/// multiplied.
+#[derive(Clone, Copy)]
 struct Piece {
+    section: usize,
     first_strip: usize,
     strips: usize,
     first_row: usize,
@@ -133,8 +150,10 @@ impl Piece {
         bias: Option<&[f32]>,
         out: SendPtr<f32>,
     ) {
-        let w = matrix(self.first_strip);
-        let (cols, width, format) = (w.cols, w.rows, w.format);
+        let width = matrix(self.first_strip).rows;
+        let w = matrix(self.first_strip).section(self.section);
+        let PackedSection { first_row: first_output, rows: outputs, cols, format, .. } = w;
+        let bias = bias.map(|bias| &bias[first_output..][..outputs]);
         let row_format = RowFormat::for_weights(isa, format);
         let tiles = Tiles::for_rows(isa, row_format, self.rows);
         let first_row = |strip: usize| (self.first_strip + strip) * self.of_rows + self.first_row;
@@ -143,24 +162,26 @@ impl Piece {
         let panels = Panels::split(w, (pool.threads() * 4).div_ceil(self.strips));
         pool.run(self.strips * panels.tasks(), &|task, _| {
             let strip = task / panels.tasks();
-            let w = matrix(self.first_strip + strip);
+            let matrix = matrix(self.first_strip + strip);
+            let w = matrix.section(self.section);
             assert!(
-                (w.cols, w.rows) == (cols, width) && w.format == format,
+                (matrix.rows, w.cols, w.rows) == (width, cols, outputs) && w.format == format,
                 "the matrices of a product of strips differ in shape or format"
             );
-            let out = SendPtr(out.get().wrapping_add(first_row(strip) * width));
-            let args = Args { w, bias, out, rows: packed.of_strip(strip), row_format, tiles };
+            let out = SendPtr(out.get().wrapping_add(first_row(strip) * width + first_output));
+            let args = Args { w, bias, out, pitch: width, rows: packed.of_strip(strip), row_format, tiles };
             some_panels(isa, args, panels.of_task(task % panels.tasks()));
         });
     }
 }
 
-/// A strip's rows times a matrix.
+/// A strip's rows times a section of a matrix.
 #[derive(Clone, Copy)]
 struct Args<'a> {
-    w: &'a Matrix,
+    w: PackedSection<'a>,
     bias: Option<&'a [f32]>, // [w.rows]
-    out: SendPtr<f32>,       // [rows, w.rows]
+    out: SendPtr<f32>,       // [rows, w.rows], rows are `pitch` apart
+    pitch: usize,
     rows: Packed<'a>,
     row_format: RowFormat,
     tiles: Tiles,
@@ -175,7 +196,7 @@ struct Panels {
 
 impl Panels {
     /// Divides the panels into tasks. `tasks` is the number of tasks that suffices for all threads.
-    fn split(w: &Matrix, tasks: usize) -> Panels {
+    fn split(w: PackedSection, tasks: usize) -> Panels {
         let count = w.rows.div_ceil(PANEL);
         Panels { count, each: (TASK_BYTES / w.panel_bytes().max(1)).clamp(1, count.div_ceil(tasks).max(1)) }
     }
@@ -199,9 +220,21 @@ fn some_panels(isa: Isa, args: Args, panels: Range<usize>) {
             Format::F16 => isa.run(Floats::<f16>::new(args, panels)),
             Format::Bf16 if args.row_format == RowFormat::Pairs => isa.run(Pairs { args, panels }),
             Format::Bf16 => isa.run(Floats::<bf16>::new(args, panels)),
-            Format::Int8 => isa.run(Bytes::<Int8>::new(args, panels)),
-            Format::Int4 { offsets: false, .. } => isa.run(Bytes::<Int4<false>>::new(args, panels)),
-            Format::Int4 { offsets: true, .. } => isa.run(Bytes::<Int4<true>>::new(args, panels)),
+            Format::Int8 => isa.run(Bytes::<PerOutput>::new(args, panels)),
+            Format::Int4 { offsets: false, .. } => isa.run(Bytes::<Grouped<4, false>>::new(args, panels)),
+            Format::Int4 { offsets: true, .. } => isa.run(Bytes::<Grouped<4, true>>::new(args, panels)),
+            Format::Blocks(layout) => match (layout.is_nested(), layout.codes.bits, layout.codes.offsets()) {
+                (false, 4, false) => isa.run(Bytes::<Grouped<4, false>>::new(args, panels)),
+                (false, 4, true) => isa.run(Bytes::<Grouped<4, true>>::new(args, panels)),
+                (false, 8, false) => isa.run(Bytes::<Grouped<8, false>>::new(args, panels)),
+                (false, 8, true) => isa.run(Bytes::<Grouped<8, true>>::new(args, panels)),
+                (true, 4, false) => isa.run(Bytes::<Nested<4, false>>::new(args, panels)),
+                (true, 4, true) => isa.run(Bytes::<Nested<4, true>>::new(args, panels)),
+                (true, 5, true) => isa.run(Bytes::<Nested<5, true>>::new(args, panels)),
+                (true, 6, false) => isa.run(Bytes::<Nested<6, false>>::new(args, panels)),
+                (true, 8, false) => isa.run(Bytes::<Nested<8, false>>::new(args, panels)),
+                _ => unreachable!("no type has the layout {layout:?}"),
+            },
         }
     }
 }
@@ -361,7 +394,7 @@ impl Args<'_> {
         sums: &[[L::V; C]; R],
         kept: &mut Kept,
     ) {
-        let Args { w, bias, out, .. } = *self;
+        let Args { w, bias, out, pitch, .. } = *self;
         let first = panel * PANEL;
         // SAFETY: the caller guarantees that the tile is inside `out`. There are as many biases as
         // outputs.
@@ -370,12 +403,12 @@ impl Args<'_> {
                 kept.store::<L, R, C>(sums);
                 return self.store_end(first, first_row, R, kept);
             }
-            let out = out.get().add(first_row * w.rows + first);
+            let out = out.get().add(first_row * pitch + first);
             match bias.map(|bias| bias[first..].as_ptr()) {
                 Some(bias) => {
-                    for_sums!(R, C, |r, c| L::store(out.add(r * w.rows + c * L::N), L::add(sums[r][c], L::load(bias.add(c * L::N)))))
+                    for_sums!(R, C, |r, c| L::store(out.add(r * pitch + c * L::N), L::add(sums[r][c], L::load(bias.add(c * L::N)))))
                 }
-                None => for_sums!(R, C, |r, c| L::store(out.add(r * w.rows + c * L::N), sums[r][c])),
+                None => for_sums!(R, C, |r, c| L::store(out.add(r * pitch + c * L::N), sums[r][c])),
             }
         }
     }
@@ -385,13 +418,13 @@ impl Args<'_> {
     #[cold]
     #[inline(never)]
     unsafe fn store_end(&self, first: usize, first_row: usize, rows: usize, kept: &Kept) {
-        let Args { w, bias, out, .. } = *self;
+        let Args { w, bias, out, pitch, .. } = *self;
         for row in 0..rows {
             for n in first..w.rows {
                 // SAFETY: the caller guarantees the rows in `kept` and in `out`.
                 unsafe {
                     let sum = *kept.0.as_ptr().cast::<f32>().add(row * PANEL + n - first);
-                    *out.get().add((first_row + row) * w.rows + n) = bias.map_or(sum, |bias| sum + bias[n]);
+                    *out.get().add((first_row + row) * pitch + n) = bias.map_or(sum, |bias| sum + bias[n]);
                 }
             }
         }

@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use super::super::SendPtr;
 use super::super::lanes::{Kernel, Lanes, load_some};
+use super::blocks::BlockLayout;
 use super::quantize::{self, INT4_ZERO, INT8_ZERO};
 use super::{Format, Machine};
 use crate::error::{Result, try_vec};
@@ -27,6 +28,8 @@ pub const BYTE_ROWS: usize = 6;
 const MAX_ROWS: usize = 512;
 /// Columns of a row that share a scale if weights have no groups; also the largest group.
 pub const GROUP: usize = WeightFormat::GROUPS[2];
+/// The smallest group of all formats.
+const MIN_GROUP: usize = 16;
 
 /// A division of rows into tiles that fit the registers, as evenly as possible.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -76,6 +79,7 @@ impl RowFormat {
             Format::Bf16 => RowFormat::Floats { step: 2 },
             Format::Int8 => RowFormat::Bytes { group: GROUP, zero: Some(INT8_ZERO) },
             Format::Int4 { group, offsets } => RowFormat::Bytes { group, zero: (!offsets).then_some(INT4_ZERO) },
+            Format::Blocks(BlockLayout { codes, .. }) => RowFormat::Bytes { group: codes.group, zero: codes.zero },
         }
     }
 
@@ -164,7 +168,7 @@ impl Packed<'_> {
 impl Lens {
     /// Returns the maximum over all formats.
     fn maximum(cols: usize) -> Lens {
-        Lens { words: cols.next_multiple_of(2), groups: cols.div_ceil(WeightFormat::GROUPS[0]) }
+        Lens { words: cols.next_multiple_of(2), groups: cols.div_ceil(MIN_GROUP) }
     }
 
     fn for_row(format: RowFormat, cols: usize) -> Lens {
@@ -318,6 +322,7 @@ impl PackTile<'_> {
                     128 => self.quantize_group(r, place, group, &x[..128], zero),
                     64 => self.quantize_group(r, place, group, &x[..64], zero),
                     32 => self.quantize_group(r, place, group, &x[..32], zero),
+                    16 => self.quantize_group(r, place, group, &x[..16], zero),
                     _ => self.quantize_group(r, place, group, x, zero),
                 }
             }

@@ -16,7 +16,7 @@ fn the_layout_of_packed_weights_is_unchanged_for_its_version() {
         let sum = |format| {
             let matrix = matrix_in(&backend, &bytes, outs, cols, Dtype::F32, format).unwrap();
             let packed = backend.packed_bytes(&matrix).unwrap();
-            assert_eq!(packed.len() as u64, backend.matrix_bytes(outs, cols, format));
+            assert_eq!(packed.len() as u64, backend.matrix_bytes(cols, &[Section::numbers(outs, Dtype::F32, format)]));
             crc32fast::hash(packed)
         };
         assert_eq!(WeightFormat::all(64).map(sum), expected, "{}", backend.isa().name());
@@ -33,7 +33,7 @@ fn a_matrix_is_restored_from_packed_bytes_and_a_missing_piece_is_an_error() {
     let packed = backend.packed_bytes(&matrix).unwrap();
     assert!(packed.len() > 2 * PACKED_PIECE);
     let again = |missing: usize| {
-        backend.matrix_of_packed(outs, cols, WeightFormat::Bf16, &|piece, out| match piece == missing {
+        backend.matrix_of_packed(cols, &[Section::numbers(outs, Dtype::Bf16, WeightFormat::Bf16)], &|piece, out| match piece == missing {
             true => Err(Error::io(format!("piece {piece}"))),
             false => {
                 out.copy_from_slice(&packed[piece * PACKED_PIECE..][..out.len()]);
@@ -98,7 +98,9 @@ fn a_loaded_matrix_does_not_depend_on_the_number_of_threads() {
                 progress.push(bytes);
                 Ok(())
             };
-            let matrix = backend.matrix(rows, cols, Dtype::F32, format, RowSource { read: &read, advance: &mut advance }).unwrap();
+            let matrix = backend
+                .matrix(cols, &[Section::numbers(rows, Dtype::F32, format)], RowSource { read: &read, advance: &mut advance })
+                .unwrap();
             assert!(progress.len() > 1 && progress.iter().sum::<usize>() == 4 * rows * cols, "{threads} threads: {progress:?}");
             crc32fast::hash(backend.packed_bytes(&matrix).unwrap())
         });
@@ -121,7 +123,8 @@ fn loading_reports_the_first_error_and_progress_can_cancel_it() {
             calls += 1;
             if calls > max_calls { Err(Error::cancelled("enough")) } else { Ok(()) }
         };
-        let loaded = backend.matrix(rows, cols, Dtype::F32, WeightFormat::Int8, RowSource { read: &read, advance: &mut advance });
+        let section = Section::numbers(rows, Dtype::F32, WeightFormat::Int8);
+        let loaded = backend.matrix(cols, &[section], RowSource { read: &read, advance: &mut advance });
         loaded.err().unwrap().message().to_string()
     };
     for _ in 0..5 {

@@ -1,6 +1,7 @@
 //! Compares every kernel with an f64 reference, on odd shapes and on every path of this CPU.
 
 mod attention;
+mod blocks;
 mod cache;
 mod elementwise;
 mod loading;
@@ -10,7 +11,7 @@ use super::*;
 use crate::backend::e4m3::E4m3;
 use crate::backend::{NormKind, PACKED_PIECE, Pairs, Values};
 use crate::types::batch::{Span, Tail};
-use crate::types::options::KvDtype;
+use crate::types::options::{Dtype, KvDtype, WeightFormat};
 
 /// Rows and columns that products reserve. Some products have more rows, so that they are packed in
 /// pieces.
@@ -69,7 +70,7 @@ fn matrix_in(backend: &CpuBackend, bytes: &[u8], rows: usize, cols: usize, dtype
         out.copy_from_slice(&bytes[first * cols * dtype.bytes()..][..out.len()]);
         Ok(())
     };
-    backend.matrix(rows, cols, dtype, format, RowSource { read: &read, advance: &mut |_| Ok(()) })
+    backend.matrix(cols, &[Section::numbers(rows, dtype, format)], RowSource { read: &read, advance: &mut |_| Ok(()) })
 }
 
 fn assert_near(name: &str, found: &[f32], expected: &[f64], tolerance: f64) {

@@ -26,7 +26,7 @@ fn matmul_is_correct_for_all_shapes_types_and_paths() {
 }
 
 /// Quantizes rows as integer products do: groups of columns to -127..=127, to the nearest.
-fn quantized(x: &[f32], cols: usize, group: usize) -> Vec<f64> {
+pub(super) fn quantized(x: &[f32], cols: usize, group: usize) -> Vec<f64> {
     let of_group = |x: &[f32]| {
         let max = x.iter().fold(0.0f32, |max, x| max.max(x.abs()));
         let inverse = if max == 0.0 { 0.0 } else { 127.0 / max };
