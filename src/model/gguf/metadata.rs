@@ -51,6 +51,14 @@ impl Metadata {
     }
 
     /// Returns a text, or `None` if the key is missing.
+    pub fn flag(&self, key: &str) -> Result<Option<bool>> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Flag(flag)) => Ok(Some(*flag)),
+            Some(other) => Err(Error::model(format!("{key} is not a flag ({other:?})"))),
+        }
+    }
+
     pub fn text(&self, key: &str) -> Result<Option<&str>> {
         match self.get(key) {
             None => Ok(None),

@@ -1,6 +1,7 @@
 //! GGUF files, the format of llama.cpp: metadata and tensors. The reader is strict: a file that states
 //! anything impossible is refused, and memory stays in proportion to the size of the file.
 
+mod architecture;
 mod metadata;
 pub(super) mod model;
 mod split;

@@ -1,84 +1,15 @@
-//! The model of a GGUF file, in the terms of Hugging Face: its config, and the names of its tensors.
+//! The model of a GGUF file, in the terms of Hugging Face: its config, and its tensors by name.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value as Json, json};
 
+use super::architecture::{Architecture, ExpertNames, MAX_NUMBER};
 use super::{Gguf, Metadata, Tensor, split};
-use crate::error::{Error, Result};
-use crate::model::spec::{ModelSpec, Pairs};
+use crate::backend::NormKind;
+use crate::error::{Error, Result, try_vec};
+use crate::model::spec::{Layout, Linear, ModelSpec, Norm, RowOrder, Vector};
 use crate::sys::files;
-
-/// A value of `general.architecture`.
-#[derive(Clone, Copy)]
-struct Architecture {
-    name: &'static str,
-    /// The architecture in Hugging Face, and that of a model with experts.
-    dense: Option<&'static str>,
-    sparse: Option<(&'static str, ExpertNames)>,
-    /// The dimensions of a head that rotate together. In files of "llama", the rows of queries and keys
-    /// have another order than in Hugging Face, so that neighbours rotate.
-    pairs: Pairs,
-}
-
-/// Names that Hugging Face has for the experts of a layer, and their routing.
-#[derive(Clone, Copy)]
-struct ExpertNames {
-    block: &'static str,
-    gate: &'static str,
-    up: &'static str,
-    down: &'static str,
-    /// Whether the weights of the chosen experts add up to 1 in llama.cpp, if the config has this field.
-    normalized: bool,
-}
-
-const MIXTRAL: ExpertNames = ExpertNames { block: "block_sparse_moe", gate: "w1", up: "w3", down: "w2", normalized: true };
-const QWEN2: ExpertNames = ExpertNames { block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj", normalized: false };
-const QWEN3: ExpertNames = ExpertNames { normalized: true, ..QWEN2 };
-
-const ARCHITECTURES: [Architecture; 5] = [
-    Architecture {
-        name: "llama",
-        dense: Some("LlamaForCausalLM"),
-        sparse: Some(("MixtralForCausalLM", MIXTRAL)),
-        pairs: Pairs::Neighbours,
-    },
-    Architecture { name: "qwen2", dense: Some("Qwen2ForCausalLM"), sparse: None, pairs: Pairs::Halves },
-    Architecture { name: "qwen3", dense: Some("Qwen3ForCausalLM"), sparse: None, pairs: Pairs::Halves },
-    Architecture { name: "qwen2moe", dense: None, sparse: Some(("Qwen2MoeForCausalLM", QWEN2)), pairs: Pairs::Halves },
-    Architecture { name: "qwen3moe", dense: None, sparse: Some(("Qwen3MoeForCausalLM", QWEN3)), pairs: Pairs::Halves },
-];
-
-/// Names of tensors outside of layers: in GGUF, and in Hugging Face.
-const OUTSIDE: [(&str, &str); 3] = [("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")];
-
-/// Names of tensors of a layer.
-const OF_LAYER: [(&str, &str); 15] = [
-    ("attn_norm", "input_layernorm"),
-    ("attn_q", "self_attn.q_proj"),
-    ("attn_k", "self_attn.k_proj"),
-    ("attn_v", "self_attn.v_proj"),
-    ("attn_output", "self_attn.o_proj"),
-    ("attn_q_norm", "self_attn.q_norm"),
-    ("attn_k_norm", "self_attn.k_norm"),
-    ("ffn_norm", "post_attention_layernorm"),
-    ("ffn_gate", "mlp.gate_proj"),
-    ("ffn_up", "mlp.up_proj"),
-    ("ffn_down", "mlp.down_proj"),
-    ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
-    ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
-    ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
-    (SHARED_GATE, "mlp.shared_expert_gate"),
-];
-
-/// A vector, which is a matrix of one row in Hugging Face.
-const SHARED_GATE: &str = "ffn_gate_inp_shexp";
-
-/// Limit of the experts of a layer, each of which has a name.
-const MAX_EXPERTS: usize = 1 << 12;
-
-/// Limit of numbers in the metadata. The config has narrower ones.
-const MAX_NUMBER: usize = u32::MAX as usize;
 
 /// Returns the GGUF file at a path: the file itself, or that of a directory without a config.json.
 pub fn find(path: &Path) -> Result<Option<PathBuf>> {
@@ -96,84 +27,26 @@ pub fn find(path: &Path) -> Result<Option<PathBuf>> {
     }
 }
 
-/// Returns the tensors of a file by the names that Hugging Face has for them. A tensor with all experts
-/// of a layer becomes one for each. Other names stay as they are.
+/// Returns the tensors of a file by the names that Hugging Face has for them.
 pub fn tensors(file: &Gguf) -> Result<Vec<(String, Tensor)>> {
-    let (_, experts) = architecture(&file.metadata)?.in_hugging_face(&file.metadata)?;
+    let architecture = Architecture::of(&file.metadata)?;
+    let (_, experts) = architecture.in_hugging_face(&file.metadata)?;
     let mut named = Vec::new();
-    for (name, tensor) in file.tensors() {
-        let (base, suffix) = name.rsplit_once('.').unwrap_or((name, ""));
-        let Some((layer, part)) = base.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) else {
-            let renamed = OUTSIDE.iter().find(|(gguf, _)| *gguf == base);
-            named.push((renamed.map_or_else(|| name.into(), |(_, base)| format!("{base}.{suffix}")), tensor.clone()));
-            continue;
-        };
-        let layer = format!("model.layers.{layer}");
-        if let Some(names) = experts
-            && let Some(matrix) = names.matrix(part)
-            && let [count, _, _] = tensor.shape[..]
-        {
-            if count > MAX_EXPERTS {
-                return Err(Error::model(format!("tensor {name} has {count} experts; at most {MAX_EXPERTS} are supported")));
-            }
-            for (index, expert) in tensor.split().enumerate() {
-                named.push((format!("{layer}.{}.experts.{index}.{matrix}.{suffix}", names.block), expert));
-            }
-            continue;
-        }
-        let renamed = match experts {
-            Some(names) if part == "ffn_gate_inp" => format!("{}.gate", names.block),
-            _ => OF_LAYER.iter().find(|(gguf, _)| *gguf == part).map_or(part, |(_, name)| name).to_string(),
-        };
-        let mut tensor = tensor.clone();
-        if part == SHARED_GATE && tensor.shape.len() == 1 {
-            tensor.shape.insert(0, 1);
-        }
-        named.push((format!("{layer}.{renamed}.{suffix}"), tensor));
+    for tensor in file.tensors() {
+        architecture.rename(experts, |name| file.tensor(name).is_some(), tensor, &mut named)?;
     }
     Ok(named)
-}
-
-impl ExpertNames {
-    /// Returns the name of a matrix of an expert.
-    fn matrix(&self, part: &str) -> Option<&'static str> {
-        match part {
-            "ffn_gate_exps" => Some(self.gate),
-            "ffn_up_exps" => Some(self.up),
-            "ffn_down_exps" => Some(self.down),
-            _ => None,
-        }
-    }
-}
-
-impl Architecture {
-    /// Returns the name of the architecture in Hugging Face, and the names of its experts.
-    fn in_hugging_face(&self, metadata: &Metadata) -> Result<(&'static str, Option<ExpertNames>)> {
-        let key = format!("{}.expert_count", self.name);
-        let experts = metadata.whole(&key, MAX_NUMBER)?.unwrap_or(0);
-        let refused = || {
-            Error::unsupported(format!(
-                "{key} is {experts}; GGUF files of {} must have {}",
-                self.name,
-                if experts > 0 { "none" } else { "experts" }
-            ))
-        };
-        match experts {
-            0 => Ok((self.dense.ok_or_else(refused)?, None)),
-            _ => self.sparse.map(|(name, names)| (name, Some(names))).ok_or_else(refused),
-        }
-    }
 }
 
 /// Reads the values of one architecture, and names their keys in errors.
 struct Fields<'a> {
     metadata: &'a Metadata,
-    architecture: &'a str,
+    architecture: Architecture,
 }
 
 impl Fields<'_> {
     fn key(&self, name: &str) -> String {
-        format!("{}.{name}", self.architecture)
+        format!("{}.{name}", self.architecture.name)
     }
 
     fn whole(&self, name: &str) -> Result<Option<usize>> {
@@ -184,74 +57,149 @@ impl Fields<'_> {
         self.whole(name)?.ok_or_else(|| Error::model(format!("{} is missing; convert the model again", self.key(name))))
     }
 
+    /// Refuses another value than this one. The key may be missing.
+    fn require(&self, name: &str, value: usize) -> Result<()> {
+        match self.whole(name)?.filter(|&found| found != value) {
+            Some(found) => Err(Error::unsupported(format!("{} is {found}; this architecture supports only {value}", self.key(name)))),
+            None => Ok(()),
+        }
+    }
+
     fn number(&self, name: &str) -> Result<Option<f64>> {
         self.metadata.number(&self.key(name))
     }
 }
 
-/// Returns the config.json of the model.
+/// Returns the config.json of the model. It has the fields of all families; each reads its own.
 pub fn config(file: &Gguf) -> Result<Map<String, Json>> {
     let metadata = &file.metadata;
-    let architecture = architecture(metadata)?;
+    let architecture = Architecture::of(metadata)?;
     let (name, experts) = architecture.in_hugging_face(metadata)?;
-    let fields = Fields { metadata, architecture: architecture.name };
+    let fields = Fields { metadata, architecture };
+    let mut config = Map::new();
+    config.insert("architectures".into(), json!([name]));
+    config.insert("eos_token_id".into(), json!(end_tokens(metadata)?));
+    let head_dim = add_sizes(&fields, file, &mut config)?;
+    add_rope(&fields, file, head_dim, &mut config)?;
+    add_factors(&fields, head_dim, &mut config)?;
+    add_forms(&fields, file, &mut config)?;
+    if let Some(names) = experts {
+        add_experts(&fields, names, &mut config)?;
+    }
+    Ok(config)
+}
+
+/// Adds a value under each of its names in configs.
+fn add(config: &mut Map<String, Json>, names: &[&str], value: impl Into<Json>) {
+    let value = value.into();
+    config.extend(names.iter().map(|name| (name.to_string(), value.clone())));
+}
+
+/// Like `add`, unless the file has no value.
+fn add_some(config: &mut Map<String, Json>, names: &[&str], value: Option<impl Into<Json>>) {
+    if let Some(value) = value {
+        add(config, names, value);
+    }
+}
+
+/// Returns the dimensions of a head.
+fn add_sizes(fields: &Fields, file: &Gguf, config: &mut Map<String, Json>) -> Result<usize> {
     let embedding = file.tensor("token_embd.weight").ok_or_else(|| Error::model("tensor token_embd.weight is missing"))?;
-    let heads = fields.required("attention.head_count")?;
-    let hidden = fields.required("embedding_length")?;
+    let (heads, hidden) = (fields.required("attention.head_count")?, fields.required("embedding_length")?);
     let head_dim = match fields.whole("attention.key_length")? {
         Some(dim) => dim,
         None => hidden.checked_div(heads).unwrap_or(0),
     };
+    fields.require("attention.value_length", head_dim)?;
+    add(config, &["vocab_size"], embedding.shape[0]);
+    add(config, &["hidden_size", "n_embd"], hidden);
+    add(config, &["num_hidden_layers", "n_layer"], fields.required("block_count")?);
+    add(config, &["intermediate_size", "ffn_hidden_size", "n_inner"], fields.required("feed_forward_length")?);
+    add(config, &["num_attention_heads", "n_head"], heads);
+    add(config, &["num_key_value_heads", "num_kv_heads"], fields.whole("attention.head_count_kv")?.unwrap_or(heads));
+    add(config, &["head_dim"], head_dim);
     let positions = fields.required("context_length")?;
-    for (name, whole) in [("rope.dimension_count", head_dim), ("attention.value_length", head_dim), ("attention.sliding_window", positions)]
-    {
-        if let Some(value) = fields.whole(name)?.filter(|&value| value != whole) {
-            return Err(Error::unsupported(format!("{} is {value}; this architecture supports only {whole}", fields.key(name))));
+    add(config, &["max_position_embeddings", "n_positions"], positions);
+    match fields.architecture.windows {
+        true => add_some(config, &["sliding_window"], fields.whole("attention.sliding_window")?.filter(|&window| window > 0)),
+        false => fields.require("attention.sliding_window", positions)?,
+    }
+    Ok(head_dim)
+}
+
+fn add_rope(fields: &Fields, file: &Gguf, head_dim: usize, config: &mut Map<String, Json>) -> Result<()> {
+    add_some(config, &["rope_theta", "rotary_emb_base"], fields.number("rope.freq_base")?);
+    add_some(config, &["rope_local_base_freq"], fields.number("rope.freq_base_swa")?);
+    match fields.architecture.partial_rope {
+        true => {
+            // The family rounds the product with the dimensions down.
+            let part = |rotated| (rotated as f64 + 0.5) / head_dim as f64;
+            let rotated = fields.whole("rope.dimension_count")?.filter(|&rotated| rotated != head_dim);
+            add_some(config, &["partial_rotary_factor", "rotary_pct"], Some(rotated.map_or(1.0, part)));
         }
+        false => fields.require("rope.dimension_count", head_dim)?,
     }
+    add(config, &["rope_scaling"], rope_scaling(fields, file)?);
+    Ok(())
+}
+
+/// Adds numbers that norms, scores and logits use.
+fn add_factors(fields: &Fields, head_dim: usize, config: &mut Map<String, Json>) -> Result<()> {
+    add_some(config, &["rms_norm_eps"], fields.number("attention.layer_norm_rms_epsilon")?);
+    add_some(config, &["layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"], fields.number("attention.layer_norm_epsilon")?);
+    add_some(config, &["attn_logit_softcapping"], fields.number("attn_logit_softcapping")?);
+    add_some(config, &["final_logit_softcapping"], fields.number("final_logit_softcapping")?);
+    add_some(config, &["attention_multiplier"], fields.number("attention.scale")?);
+    add_some(config, &["embedding_multiplier"], fields.number("embedding_scale")?);
+    add_some(config, &["residual_multiplier"], fields.number("residual_scale")?);
+    add_some(config, &["logit_scale", "logits_scaling"], fields.number("logit_scale")?);
+    let by_width = fields.architecture.scaled_by_width == fields.whole("block_count")?;
+    let heads = fields.required("attention.head_count")?;
+    let scalar = if by_width { fields.required("embedding_length")?.checked_div(heads).unwrap_or(0) } else { head_dim };
+    add(config, &["query_pre_attn_scalar"], scalar);
+    Ok(())
+}
+
+/// Adds what the presence of tensors says.
+fn add_forms(fields: &Fields, file: &Gguf, config: &mut Map<String, Json>) -> Result<()> {
     let has = |name: &str| file.tensor(name).is_some();
-    let mut config = json!({
-        "architectures": [name],
-        "vocab_size": embedding.shape[0],
-        "hidden_size": hidden,
-        "num_hidden_layers": fields.required("block_count")?,
-        "intermediate_size": fields.required("feed_forward_length")?,
-        "num_attention_heads": heads,
-        "num_key_value_heads": fields.whole("attention.head_count_kv")?.unwrap_or(heads),
-        "head_dim": head_dim,
-        "max_position_embeddings": positions,
-        "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon")?,
-        "rope_theta": fields.number("rope.freq_base")?.unwrap_or(10_000.0),
-        "rope_scaling": rope_scaling(&fields)?,
-        "tie_word_embeddings": !has("output.weight"),
-        "attention_bias": has("blk.0.attn_output.bias"),
-        "mlp_bias": has("blk.0.ffn_down.bias"),
-        "eos_token_id": end_tokens(metadata)?,
-    });
-    if let Some(names) = experts {
-        config["num_experts"] = fields.required("expert_count")?.into();
-        config["num_experts_per_tok"] = fields.required("expert_used_count")?.into();
-        config["moe_intermediate_size"] = fields.whole("expert_feed_forward_length")?.into();
-        config["shared_expert_intermediate_size"] = fields.whole("expert_shared_feed_forward_length")?.into();
-        config["norm_topk_prob"] = names.normalized.into();
-    }
-    match config {
-        Json::Object(fields) => Ok(fields),
-        _ => unreachable!("the macro makes an object"),
-    }
+    let of_queries = has("blk.0.attn_q.bias") || has("blk.0.attn_qkv.bias");
+    add(config, &["tie_word_embeddings"], !has("output.weight"));
+    add(config, &["attention_bias"], has(&format!("blk.0.{}.bias", fields.architecture.biased)));
+    add(config, &["use_bias", "use_qkv_bias", "bias"], of_queries);
+    add(config, &["mlp_bias"], has("blk.0.ffn_down.bias"));
+    add(config, &["qk_layernorm", "use_qk_norm"], has("blk.0.attn_q_norm.weight"));
+    let parallel = match fields.architecture.parallel_norms {
+        true => fields.metadata.flag(&fields.key("use_parallel_residual"))?.unwrap_or(true),
+        false => !has("blk.0.ffn_norm.weight"),
+    };
+    add(config, &["use_parallel_residual"], parallel);
+    add(config, &["new_decoder_architecture"], true);
+    add(config, &["num_ln_in_parallel_attn"], if has("blk.0.attn_norm_2.weight") { 2 } else { 1 });
+    Ok(())
 }
 
-fn architecture(metadata: &Metadata) -> Result<Architecture> {
-    let name = metadata.text("general.architecture")?.ok_or_else(|| Error::model("general.architecture is missing"))?;
-    ARCHITECTURES.into_iter().find(|known| known.name == name).ok_or_else(|| {
-        let known = ARCHITECTURES.map(|known| known.name).join(", ");
-        Error::unsupported(format!("general.architecture is {name:.80}; supported in GGUF files are {known}"))
-    })
+fn add_experts(fields: &Fields, names: ExpertNames, config: &mut Map<String, Json>) -> Result<()> {
+    add(config, &["num_experts"], fields.required("expert_count")?);
+    add(config, &["num_experts_per_tok"], fields.required("expert_used_count")?);
+    add(config, &["moe_intermediate_size"], fields.whole("expert_feed_forward_length")?);
+    add(config, &["shared_expert_intermediate_size"], fields.whole("expert_shared_feed_forward_length")?);
+    add(config, &["norm_topk_prob"], names.normalized);
+    Ok(())
 }
 
-fn rope_scaling(fields: &Fields) -> Result<Json> {
+fn rope_scaling(fields: &Fields, file: &Gguf) -> Result<Json> {
     let key = fields.key("rope.scaling.type");
     let factor = fields.number("rope.scaling.factor")?;
+    if let (Some(long), Some(short)) = (file.tensor("rope_factors_long.weight"), file.tensor("rope_factors_short.weight")) {
+        return Ok(json!({
+            "rope_type": "longrope",
+            "long_factor": numbers(file, long)?,
+            "short_factor": numbers(file, short)?,
+            "original_max_position_embeddings": fields.required("rope.scaling.original_context_length")?,
+            "attention_factor": fields.number("rope.scaling.attn_factor")?,
+        }));
+    }
     match (fields.metadata.text(&key)?.unwrap_or("none"), factor) {
         ("none", _) | ("linear", None) => Ok(Json::Null),
         ("linear", Some(factor)) => Ok(json!({"rope_type": "linear", "factor": factor})),
@@ -264,6 +212,12 @@ fn rope_scaling(fields: &Fields) -> Result<Json> {
     }
 }
 
+fn numbers(file: &Gguf, tensor: &Tensor) -> Result<Vec<f32>> {
+    let mut numbers = try_vec(tensor.shape.iter().product(), 0.0)?;
+    file.read_f32(tensor, 0, &mut numbers)?;
+    Ok(numbers)
+}
+
 fn end_tokens(metadata: &Metadata) -> Result<Vec<usize>> {
     let mut tokens = Vec::new();
     for key in ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"] {
@@ -274,23 +228,35 @@ fn end_tokens(metadata: &Metadata) -> Result<Vec<usize>> {
     Ok(tokens)
 }
 
-/// Changes what a file stores differently than Hugging Face: the pairs that rotate together, and the
-/// factors of the frequencies of LLaMA 3.
+/// Changes what a file stores differently than Hugging Face: the pairs that rotate together, the
+/// factors of the frequencies of LLaMA 3, the order of rows and columns, and norms with an offset.
 pub fn adapt(file: &Gguf, spec: &mut ModelSpec) -> Result<()> {
-    let pairs = architecture(&file.metadata)?.pairs;
+    let architecture = Architecture::of(&file.metadata)?;
     for rope in &mut spec.ropes {
-        rope.pairs = pairs;
+        rope.pairs = architecture.pairs.unwrap_or(rope.pairs);
         if let Some(tensor) = file.tensor("rope_freqs.weight") {
-            let mut factors = vec![0.0; rope.frequencies.len()];
-            if tensor.shape != [factors.len()] {
-                return Err(Error::model(format!("rope_freqs.weight has shape {:?}; must be [{}]", tensor.shape, factors.len())));
+            if tensor.shape != [rope.frequencies.len()] {
+                return Err(Error::model(format!("rope_freqs.weight has shape {:?}; must be [{}]", tensor.shape, rope.frequencies.len())));
             }
-            file.read_f32(tensor, 0, &mut factors)?;
+            let factors = numbers(file, tensor)?;
             if let Some(factor) = factors.iter().find(|factor| !factor.is_normal() || **factor < 0.0) {
                 return Err(Error::model(format!("rope_freqs.weight has the factor {factor}; must be above 0")));
             }
             rope.frequencies.iter_mut().zip(&factors).for_each(|(frequency, factor)| *frequency /= factor);
         }
     }
+    *spec = spec.try_map(
+        |linear, _| {
+            // All queries precede all keys and values, and matrices are [out, in].
+            let order = if let RowOrder::ByKvHead { .. } = linear.order { RowOrder::Same } else { linear.order };
+            Ok::<Linear, Error>(Linear { layout: Layout::OutIn, order, ..linear.clone() })
+        },
+        |norm| {
+            // The weights include the offset.
+            let kind = if let NormKind::Rms { .. } = norm.kind { NormKind::Rms { unit_offset: false } } else { norm.kind };
+            Ok::<Norm, Error>(Norm { kind, ..norm.clone() })
+        },
+        |vector| Ok::<Vector, Error>(vector.clone()),
+    )?;
     Ok(())
 }

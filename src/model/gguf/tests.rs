@@ -244,7 +244,7 @@ fn a_model_that_is_not_supported_is_refused_with_the_key_and_the_value() {
         (
             "general.architecture",
             text("bert"),
-            "general.architecture is bert; supported in GGUF files are llama, qwen2, qwen3, qwen2moe, qwen3moe",
+            "general.architecture is bert; supported in GGUF files are llama, qwen2, qwen3, qwen2moe, qwen3moe, gemma,",
         ),
         ("general.architecture", Value::Integer(1), "general.architecture is not a text"),
         ("qwen2.expert_count", Value::Integer(8), "qwen2.expert_count is 8; GGUF files of qwen2 must have none"),
@@ -277,10 +277,10 @@ fn names_are_those_of_hugging_face() {
         names
     };
     for (name, expected) in [
-        ("token_embd.weight", "model.embed_tokens.weight"),
+        ("token_embd.weight", "embed_tokens.weight"),
         ("output.weight", "lm_head.weight"),
-        ("blk.12.attn_q.bias", "model.layers.12.self_attn.q_proj.bias"),
-        ("blk.0.unknown.weight", "model.layers.0.unknown.weight"),
+        ("blk.12.attn_q.bias", "layers.12.self_attn.q_proj.bias"),
+        ("blk.0.unknown.weight", "layers.0.unknown.weight"),
         ("rope_freqs.weight", "rope_freqs.weight"),
         ("blk", "blk"),
     ] {
@@ -288,11 +288,11 @@ fn names_are_those_of_hugging_face() {
     }
     file.metadata.0.insert("general.architecture".into(), Value::Text("qwen2moe".into()));
     file.metadata.0.insert("qwen2moe.expert_count".into(), Value::Integer(2));
-    let expert = |index: usize| (format!("model.layers.1.mlp.experts.{index}.up_proj.weight"), vec![1, 3]);
+    let expert = |index: usize| (format!("layers.1.mlp.experts.{index}.up_proj.weight"), vec![1, 3]);
     assert_eq!(names(&mut file, "blk.1.ffn_up_exps.weight", &[2, 1, 3]), [expert(0), expert(1)]);
-    let gate = ("model.layers.1.mlp.shared_expert_gate.weight".to_string(), vec![1, 6]);
+    let gate = ("layers.1.mlp.shared_expert_gate.weight".to_string(), vec![1, 6]);
     assert_eq!(names(&mut file, "blk.1.ffn_gate_inp_shexp.weight", &[6]), [gate]);
-    let router = ("model.layers.1.mlp.gate.weight".to_string(), vec![2, 3]);
+    let router = ("layers.1.mlp.gate.weight".to_string(), vec![2, 3]);
     assert_eq!(names(&mut file, "blk.1.ffn_gate_inp.weight", &[2, 3]), [router]);
 }
 
