@@ -7,10 +7,35 @@ use pagedllm::types::options::{EngineOptions, WeightFormat};
 use crate::model::{self, Shape};
 use crate::{Options, Result};
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct Cell {
     pub shape: &'static Shape,
-    pub weights: WeightFormat,
+    pub weights: Weights,
+}
+
+#[derive(Clone)]
+pub enum Weights {
+    /// The random model of the benchmark, converted to a format.
+    Made(WeightFormat),
+    /// A GGUF file of this name and path, in the types of the file.
+    File(String, PathBuf),
+}
+
+impl Weights {
+    pub fn name(&self) -> &str {
+        match self {
+            Weights::Made(format) => format.name(),
+            Weights::File(name, _) => name,
+        }
+    }
+
+    /// Returns the format that is multiplied by the same instruction.
+    pub fn arithmetic(&self) -> WeightFormat {
+        match self {
+            Weights::Made(format) => *format,
+            Weights::File(..) => WeightFormat::Int8,
+        }
+    }
 }
 
 impl Cell {
@@ -21,18 +46,22 @@ impl Cell {
     /// Number of int4 weights that share a scale.
     pub fn group(&self) -> Option<usize> {
         match self.weights {
-            WeightFormat::Int4 { group, .. } => Some(group),
+            Weights::Made(WeightFormat::Int4 { group, .. }) => Some(group),
             _ => None,
         }
     }
 
     /// Options of the engine. The prefix cache is off because no prompt occurs twice.
     pub fn engine(&self, options: &Options, max_seqs: usize) -> Result<EngineOptions> {
+        let (model_dir, weight_format) = match &self.weights {
+            Weights::Made(format) => (model::make(self.shape, &target()?.join("bench-models"))?, Some(*format)),
+            Weights::File(_, path) => (path.clone(), None),
+        };
         Ok(EngineOptions {
-            model_dir: model::make(self.shape, &target()?.join("bench-models"))?,
+            model_dir,
             threads: Some(options.threads),
             isa: Some(options.isa),
-            weight_format: Some(self.weights),
+            weight_format,
             kv_dtype: options.kv_dtype,
             max_seqs,
             prefix_cache: false,

@@ -62,11 +62,11 @@ pub struct Costs {
 
 impl Costs {
     pub fn new(Cell { shape, weights }: &Cell, plan: &MemoryPlan) -> Costs {
-        let table_row = match weights {
+        let table_row = match weights.arithmetic() {
             WeightFormat::F32 => 4 * shape.hidden,
             // With fp8 weights the table keeps its stored format.
             WeightFormat::F16 | WeightFormat::Bf16 | WeightFormat::Fp8 => 2 * shape.hidden,
-            // The table is in int8, with one scale per row.
+            // The table is in int8, with one scale per row. In files, it is about that size.
             WeightFormat::Int8 | WeightFormat::Int4 { .. } => shape.hidden + 4,
         };
         Costs {

@@ -16,15 +16,15 @@ static SHAPE: Shape = Shape { name: "S-long", positions: 33_024, ..crate::model:
 const SHORT: u64 = 128;
 
 pub fn bench(options: &Options) -> Result<()> {
-    let weights = options.cells()[0].weights;
-    let cell = Cell { shape: &SHAPE, weights };
+    let weights = options.cells()[0].weights.clone();
+    let cell = Cell { shape: &SHAPE, weights: weights.clone() };
     let (contexts, long, others, steps): (&[u64], u64, u64, usize) = match options.quick {
         true => (&[128, 512], 512, 3, 4),
         false => (&[2048, 8192, 32_768], 8192, 31, 64),
     };
     let kv_dtypes = options.kv_dtype.map_or(vec![KvDtype::Bf16, KvDtype::Int8], |dtype| vec![dtype]);
     let memory = Memory::new(options.probe_bytes(), options.threads);
-    let arithmetic = arithmetic(options, weights);
+    let arithmetic = arithmetic(options, weights.arithmetic());
     println!("model S, {} threads, {}, weights in {}", options.threads, options.isa.name(), weights.name());
     println!("| sequences | KV | tokens/s | share of the limit | GB/s read | memory GB/s | share of memory | cores busy |");
     println!("| --- | --- | --- | --- | --- | --- | --- | --- |");

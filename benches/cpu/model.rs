@@ -81,8 +81,9 @@ impl Shape {
     }
 }
 
-pub fn weights_file(dir: &Path) -> PathBuf {
-    dir.join("model.safetensors")
+/// Returns the file of the weights: that of a directory, or a GGUF file itself.
+pub fn weights_file(model: &Path) -> PathBuf {
+    if model.is_file() { model.into() } else { model.join("model.safetensors") }
 }
 
 /// The model's directory; makes it where the weights are missing or not of their full size.

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use pagedllm::types::options::{Isa, KvDtype, WeightFormat};
 
 use crate::Result;
-use crate::cell::Cell;
+use crate::cell::{Cell, Weights};
 use crate::model::{SHAPES, Shape};
 
 const USAGE: &str = "cargo bench --bench cpu -- [--model S|M] [--weights f32|f16|bf16|int8|int4|int4_asymmetric] [--group 32|64|128] \
     [--threads N] [--isa portable|avx2|avx_vnni|avx512|avx512_vnni|avx512_bf16] [--kv-dtype f32|bf16|int8] [--reps N] [--quick] \
-    [--table|--scheduler [--cells S-bf16,M-int4,...]] [--long|--attention|--matmul] [--json PATH]";
+    [--table|--scheduler [--cells S-bf16,M-int4,...] [--gguf DIR]] [--long|--attention|--matmul] [--json PATH]";
 
 /// Kind of measurement.
 #[derive(Clone, Copy, PartialEq)]
@@ -41,6 +41,8 @@ pub struct Options {
     pub reps: usize,
     /// Smoke test: small sizes, one repetition.
     pub quick: bool,
+    /// Directory of files CELL.gguf. A cell with a file has its weights.
+    gguf: Option<PathBuf>,
     /// Output file of the results.
     pub json: Option<PathBuf>,
 }
@@ -62,6 +64,7 @@ impl Options {
                 "--weights" => weights = Some(value()?),
                 "--group" => options.group = value()?.parse()?,
                 "--cells" => cells = Some(value()?),
+                "--gguf" => options.gguf = Some(value()?.into()),
                 "--json" => options.json = Some(value()?.into()),
                 "--table" => options.mode = Mode::Table,
                 "--scheduler" => options.mode = Mode::Scheduler,
@@ -87,8 +90,10 @@ impl Options {
         let shapes = if self.quick { &SHAPES[..1] } else { &SHAPES[..] };
         match self.mode {
             _ if !self.chosen.is_empty() => self.chosen.clone(),
-            Mode::Table | Mode::Scheduler => shapes.iter().flat_map(|shape| formats.map(|weights| Cell { shape, weights })).collect(),
-            _ => vec![Cell { shape: self.shape, weights: self.weights.unwrap_or(WeightFormat::Bf16) }],
+            Mode::Table | Mode::Scheduler => {
+                shapes.iter().flat_map(|shape| formats.map(|format| Cell { shape, weights: Weights::Made(format) })).collect()
+            }
+            _ => vec![Cell { shape: self.shape, weights: Weights::Made(self.weights.unwrap_or(WeightFormat::Bf16)) }],
         }
     }
 
@@ -99,7 +104,12 @@ impl Options {
 
     fn cell_named(&self, name: &str) -> Result<Cell> {
         let (shape, weights) = name.split_once('-').ok_or_else(|| format!("--cells: {name} is not a cell; use a name such as S-int8"))?;
-        Ok(Cell { shape: pick(&SHAPES, |shape| shape.name, shape)?, weights: format_named(weights, self.group)? })
+        let file = self.gguf.as_ref().map(|dir| dir.join(format!("{name}.gguf"))).filter(|path| path.exists());
+        let weights = match file {
+            Some(path) => Weights::File(weights.into(), path),
+            None => Weights::Made(format_named(weights, self.group)?),
+        };
+        Ok(Cell { shape: pick(&SHAPES, |shape| shape.name, shape)?, weights })
     }
 
     /// Size of the bandwidth probe: larger than any cache. The smoke test only needs some value.
@@ -121,6 +131,7 @@ impl Default for Options {
             group: 128,
             reps: 3,
             quick: false,
+            gguf: None,
             json: None,
         }
     }

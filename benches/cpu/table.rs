@@ -29,7 +29,7 @@ pub fn bench(options: &Options) -> Result<()> {
     for rep in 0..options.reps {
         for Line { cell, arithmetic: best, report } in &mut lines {
             eprintln!("repetition {} of {}: {}", rep + 1, options.reps, cell.name());
-            *best = best.max(arithmetic(options, cell.weights));
+            *best = best.max(arithmetic(options, cell.weights.arithmetic()));
             run::repeat(cell, options, options.mode == Mode::Cell, &memory, *best, report)?;
         }
     }
