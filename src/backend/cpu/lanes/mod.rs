@@ -67,6 +67,18 @@ pub trait Lanes: Copy + 'static {
     unsafe fn high_halves(words: Self::I) -> Self::I;
     /// sum + the products of each lane's four bytes; `a` is unsigned, `b` signed.
     unsafe fn dot_bytes(sum: Self::I, a: Self::I, b: Self::I) -> Self::I;
+    /// True if sums of small products are faster in 16 bits: the path has no instruction for
+    /// `dot_bytes`.
+    const SUMS_IN_16_BITS: bool = false;
+    /// Adds the products of each two bytes to 16-bit lanes; `a` is unsigned, `b` signed. The caller
+    /// guarantees that no sum overflows.
+    unsafe fn add_products(_sum: Self::I, _a: Self::I, _b: Self::I) -> Self::I {
+        unreachable!("the path sums in 32 bits")
+    }
+    /// sum + both 16-bit halves of each word, which are signed.
+    unsafe fn add_halves(_sum: Self::I, _halves: Self::I) -> Self::I {
+        unreachable!("the path sums in 32 bits")
+    }
     /// True if the path multiplies pairs of bf16.
     const PAIRS: bool = false;
     /// a * b + c, where each lane of a and b is a pair of bf16: both products are added.

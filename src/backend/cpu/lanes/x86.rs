@@ -154,7 +154,16 @@ macro_rules! dot {
             unsafe { $dot(sum, a, b) }
         }
     };
-    (($i:ty, $add:ident, $madd:ident, $and:ident, $set1:ident, $up:ident, $down:ident, $down_signed:ident)) => {
+    (($i:ty, $add:ident, $madd:ident, $and:ident, $set1:ident, $up:ident, $down:ident, $down_signed:ident, $add_16:ident, $madd_bytes:ident)) => {
+        const SUMS_IN_16_BITS: bool = true;
+        #[inline(always)]
+        unsafe fn add_products(sum: $i, a: $i, b: $i) -> $i {
+            unsafe { $add_16(sum, $madd_bytes(a, b)) }
+        }
+        #[inline(always)]
+        unsafe fn add_halves(sum: $i, halves: $i) -> $i {
+            unsafe { $add(sum, $madd(halves, $set1(1))) }
+        }
         #[inline(always)]
         unsafe fn dot_bytes(sum: $i, a: $i, b: $i) -> $i {
             unsafe {
@@ -254,7 +263,9 @@ avx512!(
         _mm512_set1_epi16,
         _mm512_slli_epi16,
         _mm512_srli_epi16,
-        _mm512_srai_epi16
+        _mm512_srai_epi16,
+        _mm512_add_epi16,
+        _mm512_maddubs_epi16
     )
 );
 avx512!(Avx512Vnni, (__m512i, _mm512_dpbusd_epi32));
@@ -292,7 +303,9 @@ avx2!(
         _mm256_set1_epi16,
         _mm256_slli_epi16,
         _mm256_srli_epi16,
-        _mm256_srai_epi16
+        _mm256_srai_epi16,
+        _mm256_add_epi16,
+        _mm256_maddubs_epi16
     )
 );
 avx2!(AvxVnni, (__m256i, _mm256_dpbusd_avx_epi32));

@@ -35,6 +35,13 @@ pub trait Whole: Copy + 'static {
     const TAIL: usize;
     /// Words of a row per step.
     const WORDS: usize = if Self::BITS == 8 { 1 } else { 2 };
+    /// Words whose products with a row's words have sums of less than 16 bits: a lane adds the products
+    /// of two bytes for each word.
+    const SMALL_WORDS: usize = match Self::BITS {
+        4 => 8,
+        5 => 4,
+        _ => 2,
+    };
     /// Bytes of the high bits before the weights of each group of a panel.
     const HIGH: usize = if matches!(Self::BITS, 5 | 6) { STEP_BYTES } else { 0 };
     /// Converts vector `c` of a group's sums to f32, before it is scaled by the row's scale.
@@ -228,24 +235,74 @@ unsafe fn dots_of<L: Lanes, W: Whole, const R: usize, const C: usize>(
     // SAFETY: the caller guarantees that `weights` and `x` are valid for `words` words.
     unsafe {
         let (mut weights, mut x) = (weights, x);
-        for _ in 0..words / W::WORDS {
-            for line in (0..STEP_BYTES).step_by(LINE) {
-                prefetch(weights.wrapping_add(AHEAD + line));
-            }
-            for k in 0..W::WORDS {
-                let mut column = [L::splat_word(0); C];
-                for (c, column) in column.iter_mut().enumerate() {
-                    *column = low_bits::<L, W>(L::load_words(weights.cast::<u32>().add(c * L::N)), k);
+        let at_once = if W::BITS < 8 && L::SUMS_IN_16_BITS { W::SMALL_WORDS } else { words };
+        let mut left = words;
+        while left > 0 {
+            let some = at_once.min(left);
+            left -= some;
+            let mut sums = Dots::<L, R, C>::begin::<W>(dots);
+            for _ in 0..some / W::WORDS {
+                for line in (0..STEP_BYTES).step_by(LINE) {
+                    prefetch(weights.wrapping_add(AHEAD + line));
                 }
-                for (r, dots) in dots.iter_mut().enumerate() {
-                    let x = L::splat_word(*x.add(k * R + r));
-                    for c in 0..C {
-                        dots[c] = L::dot_bytes(dots[c], column[c], x);
+                for k in 0..W::WORDS {
+                    let mut column = [L::splat_word(0); C];
+                    for (c, column) in column.iter_mut().enumerate() {
+                        *column = low_bits::<L, W>(L::load_words(weights.cast::<u32>().add(c * L::N)), k);
                     }
+                    sums.add::<W>(column, x.add(k * R));
+                }
+                weights = weights.add(STEP_BYTES);
+                x = x.add(W::WORDS * R);
+            }
+            sums.flush::<W>(dots);
+        }
+    }
+}
+
+/// Sums of products of a few words. Products of less than 8 bits are summed in 16 bits where that is
+/// faster.
+struct Dots<L: Lanes, const R: usize, const C: usize>([[L::I; C]; R]);
+
+impl<L: Lanes, const R: usize, const C: usize> Dots<L, R, C> {
+    /// # Safety
+    /// As for `Lanes`. The same applies to all functions.
+    #[inline(always)]
+    unsafe fn begin<W: Whole>(dots: &[[L::I; C]; R]) -> Self {
+        // SAFETY: the caller upholds this function's contract.
+        unsafe { if L::SUMS_IN_16_BITS && W::BITS < 8 { Dots([[L::splat_word(0); C]; R]) } else { Dots(*dots) } }
+    }
+
+    /// Adds the products of a word of the weights with a word of each row, which begin at `x`.
+    #[inline(always)]
+    unsafe fn add<W: Whole>(&mut self, column: [L::I; C], x: *const u32) {
+        // SAFETY: the caller upholds this function's contract, and `x` is valid for R words.
+        unsafe {
+            for (r, sums) in self.0.iter_mut().enumerate() {
+                let x = L::splat_word(*x.add(r));
+                for c in 0..C {
+                    sums[c] = match L::SUMS_IN_16_BITS && W::BITS < 8 {
+                        true => L::add_products(sums[c], column[c], x),
+                        false => L::dot_bytes(sums[c], column[c], x),
+                    };
                 }
             }
-            weights = weights.add(STEP_BYTES);
-            x = x.add(W::WORDS * R);
+        }
+    }
+
+    /// Moves the sums to `dots`.
+    #[inline(always)]
+    unsafe fn flush<W: Whole>(&mut self, dots: &mut [[L::I; C]; R]) {
+        // SAFETY: the caller upholds this function's contract.
+        unsafe {
+            for (dot, sum) in dots.as_flattened_mut().iter_mut().zip(self.0.as_flattened_mut()) {
+                if L::SUMS_IN_16_BITS && W::BITS < 8 {
+                    *dot = L::add_halves(*dot, *sum);
+                    *sum = L::splat_word(0);
+                } else {
+                    *dot = *sum;
+                }
+            }
         }
     }
 }
@@ -268,6 +325,7 @@ unsafe fn dots_with_high_bits<L: Lanes, W: Whole, const R: usize, const C: usize
             *high = L::load_words(weights.cast::<u32>().add(c * L::N));
         }
         let mask = L::splat_word(if W::BITS == 5 { 0x1010_1010 } else { 0x3030_3030 });
+        let mut sums = Dots::<L, R, C>::begin::<W>(dots);
         // Unrolled, so that shifts are by constants.
         macro_rules! each_word {
             ($($word:literal)*) => {
@@ -282,11 +340,9 @@ unsafe fn dots_with_high_bits<L: Lanes, W: Whole, const R: usize, const C: usize
                     for line in (0..STEP_BYTES / 2).step_by(LINE) {
                         prefetch(step.wrapping_add(AHEAD + $word % 2 * STEP_BYTES / 2 + line));
                     }
-                    for (r, dots) in dots.iter_mut().enumerate() {
-                        let x = L::splat_word(*x.add($word * R + r));
-                        for c in 0..C {
-                            dots[c] = L::dot_bytes(dots[c], column[c], x);
-                        }
+                    sums.add::<W>(column, x.add($word * R));
+                    if ($word + 1) % W::SMALL_WORDS == 0 {
+                        sums.flush::<W>(dots);
                     }
                 })*
             };
