@@ -346,7 +346,7 @@ fn a_tokenizer_that_is_not_supported_is_refused_with_the_key_and_the_value() {
         ("gpt2", "tokenizer.ggml.token_type", Some(Value::Integers(vec![1])), "token_type is not a list of 4 whole numbers"),
         ("gpt2", "tokenizer.ggml.merges", None, "tokenizer.ggml.merges is not a list of texts"),
         ("gpt2", "tokenizer.ggml.merges", Some(Value::Texts(vec!["ab".into()])), "merges has ab, which is no pair of tokens"),
-        ("gpt2", "tokenizer.ggml.pre", words("tekken"), "tokenizer.ggml.pre is tekken; supported are gpt-2, phi-2"),
+        ("gpt2", "tokenizer.ggml.pre", words("kimi-k2"), "tokenizer.ggml.pre is kimi-k2; supported are gpt-2, phi-2"),
         ("gpt2", "tokenizer.ggml.pre", None, "tokenizer.ggml.pre is default; supported are"),
         ("gpt2", "tokenizer.ggml.bos_token_id", Some(Value::Integer(4)), "tokenizer.ggml.bos_token_id is 4; must be 0 to 3"),
         ("gpt2", "tokenizer.ggml.add_eos_token", Some(Value::Flag(true)), "add_eos_token is true, and the file has no eos token"),

@@ -25,34 +25,68 @@ const USER_DEFINED: i64 = 4;
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// The words of Qwen2: every digit is a word.
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// The words of Mistral NeMo: a word begins at an upper-case letter after lower-case ones.
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// The words of GPT-4o, which include contractions.
+const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// The words of DeepSeek V3: digits, then Chinese and Japanese, then the rest.
+const DEEPSEEK3: [&str; 3] = [
+    r"\p{N}{1,3}",
+    "[一-龥\u{3040}-ゟ゠-ヿ]+",
+    r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##,
+];
 
 /// How a text is cut into words before tokens are merged.
 #[derive(Clone, Copy)]
 enum Words {
-    Pattern(&'static str),
+    /// Each pattern cuts the pieces of the preceding ones.
+    Patterns(&'static [&'static str]),
     /// The words of GPT-2.
     Gpt2,
     /// As GPT-2, and every digit is a word.
     Gpt2Digits,
+    /// As GPT-2, and punctuation and three digits are words.
+    Falcon,
 }
 
-/// Names of `tokenizer.ggml.pre`.
-const WORDS: [(&str, Words); 15] = [
-    ("gpt-2", Words::Gpt2),
-    ("phi-2", Words::Gpt2),
-    ("mpt", Words::Gpt2),
-    ("olmo", Words::Gpt2),
-    ("llama3", Words::Pattern(LLAMA3)),
-    ("llama-v3", Words::Pattern(LLAMA3)),
-    ("llama-bpe", Words::Pattern(LLAMA3)),
-    ("qwen2", Words::Pattern(QWEN2)),
-    ("stablelm2", Words::Pattern(QWEN2)),
-    ("deepseek-r1-qwen", Words::Pattern(QWEN2)),
-    ("smollm", Words::Gpt2Digits),
-    ("starcoder", Words::Gpt2Digits),
-    ("refact", Words::Gpt2Digits),
-    ("command-r", Words::Gpt2Digits),
-    ("codeshell", Words::Gpt2Digits),
+/// A form of tokenizers, with its names in `tokenizer.ggml.pre`.
+struct Form {
+    names: &'static [&'static str],
+    words: Words,
+    /// Whether texts become NFC.
+    nfc: bool,
+    /// Whether a word that is a token is not cut further. Such tokenizers add the first token, unless
+    /// the file says otherwise.
+    whole: bool,
+}
+
+const FORMS: [Form; 11] = [
+    Form {
+        names: &["gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "gigachat", "jina-es", "jina-de", "mellum", "a.x-4.0", "trillion"],
+        words: Words::Gpt2,
+        nfc: false,
+        whole: false,
+    },
+    Form {
+        names: &["llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"],
+        words: Words::Patterns(&[LLAMA3]),
+        nfc: false,
+        whole: true,
+    },
+    Form { names: &["dbrx", "smaug-bpe", "glm4", "chatglm-bpe"], words: Words::Patterns(&[LLAMA3]), nfc: false, whole: false },
+    Form { names: &["qwen2"], words: Words::Patterns(&[QWEN2]), nfc: true, whole: false },
+    Form {
+        names: &["stablelm2", "deepseek-r1-qwen", "kormo", "megrez", "hunyuan"],
+        words: Words::Patterns(&[QWEN2]),
+        nfc: false,
+        whole: false,
+    },
+    Form { names: &["tekken"], words: Words::Patterns(&[TEKKEN]), nfc: false, whole: true },
+    Form { names: &["gpt-4o", "llama4"], words: Words::Patterns(&[GPT4O]), nfc: false, whole: false },
+    Form { names: &["deepseek-v3"], words: Words::Patterns(&DEEPSEEK3), nfc: false, whole: false },
+    Form { names: &["command-r"], words: Words::Gpt2Digits, nfc: true, whole: false },
+    Form { names: &["smollm", "starcoder", "refact", "codeshell"], words: Words::Gpt2Digits, nfc: false, whole: false },
+    Form { names: &["falcon"], words: Words::Falcon, nfc: false, whole: false },
 ];
 
 /// The tokens of a file.
@@ -163,33 +197,37 @@ fn byte_level(tokens: &Tokens) -> Result<Json> {
     };
     let merges = merges.iter().map(pair).collect::<Result<Vec<_>>>()?;
     let pre = tokens.metadata.text("tokenizer.ggml.pre")?.unwrap_or("default");
-    let Some((_, words)) = WORDS.into_iter().find(|(name, _)| *name == pre) else {
-        let known = WORDS.map(|(name, _)| name).join(", ");
-        return Err(Error::unsupported(format!("tokenizer.ggml.pre is {pre:.80}; supported are {known}")));
+    let Some(Form { words, nfc, whole, .. }) = FORMS.iter().find(|form| form.names.contains(&pre)) else {
+        let known: Vec<_> = FORMS.iter().flat_map(|form| form.names).copied().collect();
+        return Err(Error::unsupported(format!("tokenizer.ggml.pre is {pre:.80}; supported are {}", known.join(", "))));
     };
-    let bytes = |use_regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex});
-    let pre_tokenizer = match words {
-        Words::Gpt2 => bytes(true),
-        Words::Gpt2Digits => {
-            json!({"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": true}, bytes(true)]})
-        }
-        Words::Pattern(pattern) => {
-            let split = json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
-            json!({"type": "Sequence", "pretokenizers": [split, bytes(false)]})
-        }
-    };
-    // LLaMA 3 takes a word that is a token as it is.
-    let ignore_merges = matches!(words, Words::Pattern(LLAMA3));
     Ok(json!({
         "version": "1.0",
         "added_tokens": tokens.added(),
-        "normalizer": null,
-        "pre_tokenizer": pre_tokenizer,
-        "post_processor": tokens.post_processor(ignore_merges)?,
+        "normalizer": if *nfc { json!({"type": "NFC"}) } else { Json::Null },
+        "pre_tokenizer": pre_tokenizer(*words),
+        "post_processor": tokens.post_processor(*whole)?,
         "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
         "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null, "end_of_word_suffix": null,
-            "fuse_unk": false, "byte_fallback": false, "ignore_merges": ignore_merges, "vocab": tokens.vocabulary(), "merges": merges},
+            "fuse_unk": false, "byte_fallback": false, "ignore_merges": whole, "vocab": tokens.vocabulary(), "merges": merges},
     }))
+}
+
+fn pre_tokenizer(words: Words) -> Json {
+    let bytes = |use_regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex});
+    let split = |pattern: &str| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
+    let steps = match words {
+        Words::Gpt2 => return bytes(true),
+        Words::Gpt2Digits => vec![json!({"type": "Digits", "individual_digits": true}), bytes(true)],
+        Words::Patterns(patterns) => patterns.iter().map(|pattern| split(pattern)).chain([bytes(false)]).collect(),
+        Words::Falcon => vec![
+            json!({"type": "Punctuation", "behavior": "Contiguous"}),
+            bytes(true),
+            json!({"type": "Digits", "individual_digits": false}),
+            split("[0-9][0-9][0-9]"),
+        ],
+    };
+    json!({"type": "Sequence", "pretokenizers": steps})
 }
 
 /// The space in tokens of SentencePiece.
