@@ -13,7 +13,9 @@ ROOT = HERE.parent.parent
 HOME = Path(os.environ.get("PEERS_HOME", "~/.cache/pagedllm-peers")).expanduser()
 
 MODELS, FORMATS = ("S", "M"), ("bf16", "int8", "int4")
-CELLS = [f"{model}-{format}" for model in MODELS for format in FORMATS]
+# Files of llama.cpp, which pagedllm and llama.cpp read both.
+GGUF_FORMATS = ("q8_0", "q4_0", "q4_k_m")
+CELLS = [f"{model}-{format}" for formats in (FORMATS, GGUF_FORMATS) for model in MODELS for format in formats]
 ROWS = ["prefill 512", "prefill 2048", "decode at 128", "decode at 2048", "batch", "load", "peak memory"]
 MAX_RUN_SECONDS = 3600
 MEMORY = 6 << 30  # bytes; more than any engine uses
@@ -42,15 +44,24 @@ def error_line(output):
     return ((named or lines or ["no output"])[-1])[:300]
 
 
+def is_gguf(cell):
+    return cell.split("-")[1] in GGUF_FORMATS
+
+
 @dataclass(frozen=True)
 class PagedLLM:
     name: str = "pagedllm"
     title: str = "pagedllm"
 
+    def supports(self, cell):
+        return True
+
     def run(self, cell, rows, threads, workload, seed):
         with tempfile.TemporaryDirectory() as work:
             answer = Path(work, "answer.json")
             bench = ["cargo", "bench", "--locked", "--bench", "cpu", "--", "--table", "--cells", cell, "--reps", "1"]
+            if is_gguf(cell):
+                bench += ["--gguf", str(HOME / "models" / "llama_cpp")]
             execute(bench + ["--threads", str(threads), "--json", str(answer)], {}, f"{self.title} on {cell}")
             return convert_own_results(json.loads(answer.read_text()), cell, rows)
 
@@ -84,6 +95,9 @@ class OtherEngine:
     suffix: str = ""  # of the converted model HOME/models/NAME/CELL
     preload: str = ""  # library of its environment for LD_PRELOAD
     environment: dict = field(default_factory=dict)
+
+    def supports(self, cell):
+        return self.suffix == ".gguf" or not is_gguf(cell)
 
     def run(self, cell, rows, threads, workload, seed):
         model = HOME / "models" / self.name / f"{cell}{self.suffix}"

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Converts a model for llama.cpp: `llama_cpp_models.py FROM TO.gguf bf16|int8|int4`. int8 is Q8_0 and int4 is Q4_0, both with one scale per 32
-inputs. In int4 the embedding and the head are Q8_0, as in OpenVINO."""
+"""Converts a model for llama.cpp: `llama_cpp_models.py FROM TO.gguf bf16|int8|int4|q4_k_m`. int8 is Q8_0 and int4 is Q4_0, both with one scale per
+32 inputs. In int4 the embedding and the head are Q8_0, as in OpenVINO. q4_k_m quantizes a file in bf16 as llama.cpp does."""
 
 import json
 import sys
@@ -66,4 +66,16 @@ def main(source, target, format):
     writer.close()
 
 
-main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+def quantize(source, target):
+    import llama_cpp as api
+
+    parameters = api.llama_model_quantize_default_params()
+    parameters.ftype = api.LLAMA_FTYPE_MOSTLY_Q4_K_M
+    if api.llama_model_quantize(str(source).encode(), str(target).encode(), parameters):
+        sys.exit(f"llama.cpp could not quantize {source}")
+
+
+if sys.argv[3] == "q4_k_m":
+    quantize(Path(sys.argv[1]), Path(sys.argv[2]))
+else:
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

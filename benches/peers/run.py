@@ -106,7 +106,7 @@ def bench(options, results):
     for repetition in range(1, options.reps + 1):
         for cell in options.cells:
             for engine in map(ENGINES.get, options.engines):
-                if results.has(cell, engine.name, repetition):
+                if not engine.supports(cell) or results.has(cell, engine.name, repetition):
                     continue
                 print(f"repetition {repetition} of {options.reps}: {engine.title}, {cell}", file=sys.stderr, flush=True)
                 results.put(measure(engine, cell, repetition, options, workload))

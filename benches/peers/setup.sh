@@ -64,4 +64,7 @@ for model in S M; do
         *) convert "$home/models/vllm/$model-$format" from_here vllm "$models/$model" $format ;;
         esac
     done
+    ln -sfn $model-int8.gguf "$home/models/llama_cpp/$model-q8_0.gguf"
+    ln -sfn $model-int4.gguf "$home/models/llama_cpp/$model-q4_0.gguf"
+    convert "$home/models/llama_cpp/$model-q4_k_m.gguf" from_here llama_cpp "$home/models/llama_cpp/$model-bf16.gguf" q4_k_m
 done
