@@ -4,11 +4,17 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::quality::perplexity::{Perplexity, Texts};
+use crate::support::Random;
+use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::engine::{Engine, Prompt, Request};
 use pagedllm::error::Code;
 use pagedllm::model::gguf::{self, Gguf};
+use pagedllm::model::{BatchLimits, ModelFiles};
 use pagedllm::text::Text;
 use pagedllm::types::options::{EngineOptions, KvDtype, SamplingParams, WeightFormat};
+
+/// Changed files per model.
+const CHANGED_MODELS: usize = 60;
 
 fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
@@ -113,7 +119,7 @@ fn a_published_file_answers_chats_with_the_tokens_of_transformers() {
 
 /// Products with blocks round activations to 8 bits. On 1,935 tokens, the change is 0.02 % (benches/quality).
 #[test]
-fn blocks_change_the_perplexity_of_a_published_file_by_less_than_three_percent() {
+fn blocks_change_the_perplexity_of_a_published_file_little() {
     let text = include_str!("../../LICENSE");
     let measure = |format| Perplexity::measure(&published_file(), Texts::Plain(text), format, KvDtype::F32);
     let (exact, blocks) = (measure(Some(WeightFormat::F32)), measure(None));
@@ -121,7 +127,7 @@ fn blocks_change_the_perplexity_of_a_published_file_by_less_than_three_percent()
     let (mean, _) = blocks.distance(&exact);
     println!("{} tokens: {:+.3} %, log probabilities change by {mean}", exact.logprobs.len(), 100.0 * change);
     assert!(mean > 0.0, "no product was computed with blocks");
-    assert!(change.abs() < 0.03, "{} changes to {}", exact.perplexity(), blocks.perplexity());
+    assert!(change.abs() < 0.025, "{} changes to {}", exact.perplexity(), blocks.perplexity());
 }
 
 #[test]
@@ -141,4 +147,45 @@ fn a_file_without_its_end_is_refused_with_its_name() {
         error.code() == Code::Model && error.message().contains("pagedllm-short-") && error.message().contains("download the file again"),
         "{error}"
     );
+}
+
+/// Files with random changes in their headers are opened and loaded, or refused. A panic or an abort
+/// fails this test.
+#[test]
+fn models_with_random_changes_are_loaded_or_refused() {
+    let path = std::env::temp_dir().join(format!("pagedllm-changed-{}.gguf", std::process::id()));
+    let directories = std::fs::read_dir(data("")).unwrap().map(|entry| entry.unwrap().path().join("model.gguf"));
+    let mut models: Vec<PathBuf> = directories.filter(|path| path.exists()).collect();
+    models.sort();
+    assert!(models.len() > 20, "{models:?}");
+    let (mut random, mut loaded, mut refused) = (Random(1), 0, 0);
+    for (index, model) in models.iter().enumerate() {
+        let good = std::fs::read(model).unwrap();
+        for _ in 0..CHANGED_MODELS {
+            let mut bytes = good.clone();
+            for _ in 0..=random.next() % 3 {
+                // Most changes are in the values, which precede the descriptions of tensors.
+                let header = if random.next().is_multiple_of(3) { 6_000 } else { 1_200 };
+                let at = random.next() as usize % header.min(bytes.len());
+                let values = [0, 1, 2, 3, 0x7F, 0x80, 0xFF, bytes[at] ^ 1, bytes[at].wrapping_add(1)];
+                bytes[at] = values[random.next() as usize % values.len()];
+            }
+            std::fs::write(&path, &bytes).unwrap();
+            let opened = ModelFiles::open(&path).and_then(|files| {
+                let backend = CpuBackend::new(1, None)?;
+                let planned = files.weight_bytes(&backend)?;
+                assert!(planned < 64 << 20, "{} changed: {planned} bytes of weights in a file of {}", model.display(), bytes.len());
+                files.load(backend, BatchLimits { tokens: 4, logits: 4 }, &mut |_, _| true).map(drop)
+            });
+            match opened {
+                Ok(()) => loaded += 1,
+                Err(error) => {
+                    assert!(!error.message().contains("internal error"), "{} changed: {error}", model.display());
+                    refused += 1;
+                }
+            }
+        }
+        assert!(loaded > index && refused > index, "{loaded} loaded, {refused} refused");
+    }
+    std::fs::remove_file(&path).unwrap();
 }

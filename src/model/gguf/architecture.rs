@@ -11,11 +11,12 @@ pub struct Architecture {
     /// The architecture in Hugging Face, and that of a model with experts.
     dense: Option<&'static str>,
     sparse: Option<(&'static str, ExpertNames)>,
-    /// The dimensions of a head that rotate together, if they differ from Hugging Face. Files of "llama"
-    /// and "granite" have the rows of queries and keys in another order, so that neighbours rotate.
+    /// The dimensions of a head that rotate together, if they differ from Hugging Face. The converter of
+    /// llama.cpp permutes the rows of queries and keys of "llama" and "granite", so that dimensions 2i
+    /// and 2i + 1 form a pair.
     pub pairs: Option<Pairs>,
-    /// Whether layers may have a sliding window, and heads a part that is not rotated.
-    pub windows: bool,
+    pub windows: Windows,
+    /// Whether a part of a head may stay unrotated.
     pub partial_rope: bool,
     /// The matrix that has a bias if `attention_bias` is set.
     pub biased: &'static str,
@@ -25,6 +26,16 @@ pub struct Architecture {
     /// say it.
     pub scaled_by_width: Option<usize>,
     names: Names,
+}
+
+/// The layers with a sliding window.
+#[derive(Clone, Copy)]
+pub enum Windows {
+    None,
+    /// All layers, if the file has a window.
+    Optional,
+    /// All layers but each nth.
+    ExceptEach(usize),
 }
 
 /// Names that Hugging Face has for the experts of a layer, and their routing.
@@ -141,7 +152,7 @@ const fn dense(name: &'static str, in_hugging_face: &'static str, names: Names) 
         dense: Some(in_hugging_face),
         sparse: None,
         pairs: None,
-        windows: false,
+        windows: Windows::None,
         partial_rope: false,
         biased: "attn_output",
         parallel_norms: false,
@@ -165,17 +176,17 @@ const ARCHITECTURES: [Architecture; 20] = [
     sparse("qwen2moe", "Qwen2MoeForCausalLM", QWEN2),
     sparse("qwen3moe", "Qwen3MoeForCausalLM", QWEN3),
     dense("gemma", "GemmaForCausalLM", USUAL),
-    Architecture { windows: true, scaled_by_width: Some(46), ..dense("gemma2", "Gemma2ForCausalLM", SANDWICH) },
-    Architecture { windows: true, scaled_by_width: Some(62), ..dense("gemma3", "Gemma3ForCausalLM", SANDWICH) },
+    Architecture { windows: Windows::ExceptEach(2), scaled_by_width: Some(46), ..dense("gemma2", "Gemma2ForCausalLM", SANDWICH) },
+    Architecture { windows: Windows::ExceptEach(6), scaled_by_width: Some(62), ..dense("gemma3", "Gemma3ForCausalLM", SANDWICH) },
     Architecture { partial_rope: true, ..dense("phi2", "PhiForCausalLM", PHI2) },
-    Architecture { windows: true, partial_rope: true, ..dense("phi3", "Phi3ForCausalLM", PHI3) },
+    Architecture { windows: Windows::Optional, partial_rope: true, ..dense("phi3", "Phi3ForCausalLM", PHI3) },
     dense("falcon", "FalconForCausalLM", FALCON),
-    Architecture { windows: true, ..dense("starcoder2", "Starcoder2ForCausalLM", STARCODER2) },
+    Architecture { windows: Windows::Optional, ..dense("starcoder2", "Starcoder2ForCausalLM", STARCODER2) },
     Architecture { partial_rope: true, ..dense("stablelm", "StableLmForCausalLM", STABLELM) },
     dense("gpt2", "GPT2LMHeadModel", GPT2),
     Architecture { partial_rope: true, parallel_norms: true, ..dense("gptneox", "GPTNeoXForCausalLM", GPTNEOX) },
     dense("command-r", "CohereForCausalLM", USUAL),
-    Architecture { windows: true, ..dense("cohere2", "Cohere2ForCausalLM", USUAL) },
+    Architecture { windows: Windows::ExceptEach(4), ..dense("cohere2", "Cohere2ForCausalLM", USUAL) },
     Architecture { partial_rope: true, biased: "attn_q", ..dense("glm4", "Glm4ForCausalLM", GLM4) },
     Architecture { pairs: Some(Pairs::Neighbours), ..dense("granite", "GraniteForCausalLM", USUAL) },
     dense("olmo2", "Olmo2ForCausalLM", SANDWICH),
@@ -187,7 +198,7 @@ pub const MAX_NUMBER: usize = u32::MAX as usize;
 const MAX_EXPERTS: usize = 1 << 12;
 
 impl Architecture {
-    pub fn of(metadata: &Metadata) -> Result<Architecture> {
+    pub fn from_metadata(metadata: &Metadata) -> Result<Architecture> {
         let name = metadata.text("general.architecture")?.ok_or_else(|| Error::model("general.architecture is missing"))?;
         ARCHITECTURES.into_iter().find(|known| known.name == name).ok_or_else(|| {
             let known = ARCHITECTURES.map(|known| known.name).join(", ");
@@ -228,6 +239,10 @@ impl Architecture {
             named.push((renamed.map_or_else(|| name.into(), |base| format!("{base}.{suffix}")), tensor.clone()));
             return Ok(());
         };
+        let Ok(number) = number.parse::<u32>() else {
+            named.push((name.into(), tensor.clone()));
+            return Ok(());
+        };
         let layer = format!("{}.{number}", self.names.layers);
         if let Some(names) = experts
             && let Some(matrix) = names.matrix(part)
@@ -266,6 +281,7 @@ fn split(tensor: &Tensor, name: &str, count: usize, named_as: impl Fn(usize) -> 
     if count > MAX_EXPERTS {
         return Err(Error::model(format!("tensor {name} has {count} experts or heads; at most {MAX_EXPERTS} are supported")));
     }
+    named.try_reserve(count)?;
     named.extend(tensor.split().enumerate().map(|(index, part)| (named_as(index), part)));
     Ok(())
 }

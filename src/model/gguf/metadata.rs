@@ -50,7 +50,7 @@ impl Metadata {
         }
     }
 
-    /// Returns a text, or `None` if the key is missing.
+    /// Returns a flag, or `None` if the key is missing.
     pub fn flag(&self, key: &str) -> Result<Option<bool>> {
         match self.get(key) {
             None => Ok(None),
@@ -59,6 +59,7 @@ impl Metadata {
         }
     }
 
+    /// Returns a text, or `None` if the key is missing.
     pub fn text(&self, key: &str) -> Result<Option<&str>> {
         match self.get(key) {
             None => Ok(None),

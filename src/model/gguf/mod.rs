@@ -63,6 +63,9 @@ impl Tensor {
 /// Bytes at the multiples of which tensors begin, unless the metadata have another number.
 const ALIGNMENT: usize = 32;
 const MAX_ALIGNMENT: usize = 1 << 20;
+/// Maximum bytes of the name of a tensor, and of a key, by the format.
+const MAX_NAME: usize = 64;
+const MAX_KEY: usize = u16::MAX as usize;
 /// Maximum number of files of a model.
 const MAX_SPLITS: usize = 99_999;
 const MAGIC: u32 = u32::from_le_bytes(*b"GGUF");
@@ -139,6 +142,9 @@ impl Gguf {
         let mut metadata = Metadata::default();
         for _ in 0..values {
             let key = header.text("a key")?;
+            if key.len() > MAX_KEY {
+                return Err(Error::model(format!("a key has {} bytes; at most {MAX_KEY} are allowed", key.len())));
+            }
             let value = header.value(&key)?;
             if metadata.0.insert(key.clone(), value).is_some() {
                 return Err(Error::model(format!("{key} has two values")));
@@ -188,6 +194,9 @@ impl Gguf {
 /// Reads the description of a tensor. Its offset counts from the start of the data.
 fn read_tensor(header: &mut Header, alignment: u64) -> Result<(String, Tensor)> {
     let name = header.text("the name of a tensor")?;
+    if name.len() > MAX_NAME {
+        return Err(Error::model(format!("the name of a tensor has {} bytes; at most {MAX_NAME} are allowed", name.len())));
+    }
     let of = |problem: String| Error::model(format!("tensor {name}: {problem}"));
     let dimensions = header.u32(&name)?;
     if !(1..=MAX_DIMENSIONS).contains(&dimensions) {

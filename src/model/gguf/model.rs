@@ -4,12 +4,15 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value as Json, json};
 
-use super::architecture::{Architecture, ExpertNames, MAX_NUMBER};
+use super::architecture::{Architecture, ExpertNames, MAX_NUMBER, Windows};
 use super::{Gguf, Metadata, Tensor, split};
 use crate::backend::NormKind;
 use crate::error::{Error, Result, try_vec};
 use crate::model::spec::{Layout, Linear, ModelSpec, Norm, RowOrder, Vector};
 use crate::sys::files;
+
+/// Limit of the pairs of a head that rotate.
+const MAX_PAIRS: usize = 1 << 12;
 
 /// Returns the GGUF file at a path: the file itself, or that of a directory without a config.json.
 pub fn find(path: &Path) -> Result<Option<PathBuf>> {
@@ -29,7 +32,7 @@ pub fn find(path: &Path) -> Result<Option<PathBuf>> {
 
 /// Returns the tensors of a file by the names that Hugging Face has for them.
 pub fn tensors(file: &Gguf) -> Result<Vec<(String, Tensor)>> {
-    let architecture = Architecture::of(&file.metadata)?;
+    let architecture = Architecture::from_metadata(&file.metadata)?;
     let (_, experts) = architecture.in_hugging_face(&file.metadata)?;
     let mut named = Vec::new();
     for tensor in file.tensors() {
@@ -73,7 +76,7 @@ impl Fields<'_> {
 /// Returns the config.json of the model. It has the fields of all families; each reads its own.
 pub fn config(file: &Gguf) -> Result<Map<String, Json>> {
     let metadata = &file.metadata;
-    let architecture = Architecture::of(metadata)?;
+    let architecture = Architecture::from_metadata(metadata)?;
     let (name, experts) = architecture.in_hugging_face(metadata)?;
     let fields = Fields { metadata, architecture };
     let mut config = Map::new();
@@ -120,15 +123,26 @@ fn add_sizes(fields: &Fields, file: &Gguf, config: &mut Map<String, Json>) -> Re
     add(config, &["head_dim"], head_dim);
     let positions = fields.required("context_length")?;
     add(config, &["max_position_embeddings", "n_positions"], positions);
+    const WINDOW: &str = "attention.sliding_window";
     match fields.architecture.windows {
-        true => add_some(config, &["sliding_window"], fields.whole("attention.sliding_window")?.filter(|&window| window > 0)),
-        false => fields.require("attention.sliding_window", positions)?,
+        Windows::None => fields.require(WINDOW, positions)?,
+        Windows::Optional => add_some(config, &["sliding_window"], fields.whole(WINDOW)?.filter(|&window| window > 0)),
+        Windows::ExceptEach(layers) => {
+            add(config, &["sliding_window"], fields.required(WINDOW)?);
+            fields.require("attention.sliding_window_pattern", layers)?;
+        }
     }
     Ok(head_dim)
 }
 
 fn add_rope(fields: &Fields, file: &Gguf, head_dim: usize, config: &mut Map<String, Json>) -> Result<()> {
-    add_some(config, &["rope_theta", "rotary_emb_base"], fields.number("rope.freq_base")?);
+    if let Some(sections) = fields.metadata.get(&fields.key("rope.dimension_sections")) {
+        return Err(Error::unsupported(format!(
+            "{} is {sections:?}; positions of several dimensions are not supported",
+            fields.key("rope.dimension_sections")
+        )));
+    }
+    add(config, &["rope_theta", "rotary_emb_base"], fields.number("rope.freq_base")?.unwrap_or(10_000.0));
     add_some(config, &["rope_local_base_freq"], fields.number("rope.freq_base_swa")?);
     match fields.architecture.partial_rope {
         true => {
@@ -149,7 +163,8 @@ fn add_factors(fields: &Fields, head_dim: usize, config: &mut Map<String, Json>)
     add_some(config, &["layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"], fields.number("attention.layer_norm_epsilon")?);
     add_some(config, &["attn_logit_softcapping"], fields.number("attn_logit_softcapping")?);
     add_some(config, &["final_logit_softcapping"], fields.number("final_logit_softcapping")?);
-    add_some(config, &["attention_multiplier"], fields.number("attention.scale")?);
+    let scale = fields.number("attention.scale")?.filter(|&scale| scale != 0.0);
+    add(config, &["attention_multiplier"], scale.unwrap_or(1.0 / (head_dim as f64).sqrt()));
     add_some(config, &["embedding_multiplier"], fields.number("embedding_scale")?);
     add_some(config, &["residual_multiplier"], fields.number("residual_scale")?);
     add_some(config, &["logit_scale", "logits_scaling"], fields.number("logit_scale")?);
@@ -212,7 +227,14 @@ fn rope_scaling(fields: &Fields, file: &Gguf) -> Result<Json> {
     }
 }
 
+/// Reads a number for each pair of a head's dimensions.
 fn numbers(file: &Gguf, tensor: &Tensor) -> Result<Vec<f32>> {
+    if !matches!(tensor.shape[..], [count] if count <= MAX_PAIRS) {
+        return Err(Error::model(format!(
+            "a tensor of RoPE factors has shape {:?}; must be one dimension up to {MAX_PAIRS}",
+            tensor.shape
+        )));
+    }
     let mut numbers = try_vec(tensor.shape.iter().product(), 0.0)?;
     file.read_f32(tensor, 0, &mut numbers)?;
     Ok(numbers)
@@ -231,7 +253,7 @@ fn end_tokens(metadata: &Metadata) -> Result<Vec<usize>> {
 /// Changes what a file stores differently than Hugging Face: the pairs that rotate together, the
 /// factors of the frequencies of LLaMA 3, the order of rows and columns, and norms with an offset.
 pub fn adapt(file: &Gguf, spec: &mut ModelSpec) -> Result<()> {
-    let architecture = Architecture::of(&file.metadata)?;
+    let architecture = Architecture::from_metadata(&file.metadata)?;
     for rope in &mut spec.ropes {
         rope.pairs = architecture.pairs.unwrap_or(rope.pairs);
         if let Some(tensor) = file.tensor("rope_freqs.weight") {

@@ -253,6 +253,11 @@ fn a_model_that_is_not_supported_is_refused_with_the_key_and_the_value() {
         ("qwen2.block_count", Value::Integer(-1), "qwen2.block_count is -1; must be 0 to"),
         ("qwen2.block_count", text("x"), "qwen2.block_count is not a whole number"),
         ("qwen2.rope.freq_base", Value::Float(f64::NAN), "qwen2.rope.freq_base is not a finite number"),
+        (
+            "qwen2.rope.dimension_sections",
+            Value::Integers(vec![8, 12, 12, 0]),
+            "qwen2.rope.dimension_sections is Integers([8, 12, 12, 0]); positions of several dimensions are not supported",
+        ),
         ("qwen2.rope.scaling.type", text("su"), "qwen2.rope.scaling.type is su; supported are none, linear, yarn"),
     ] {
         let error = model_with(|metadata, _| drop(metadata.insert(key.into(), value.clone()))).unwrap_err();
@@ -264,6 +269,51 @@ fn a_model_that_is_not_supported_is_refused_with_the_key_and_the_value() {
     }
     let error = model_with(|_, tensors| drop(tensors.remove("token_embd.weight"))).unwrap_err();
     assert!(error.message().contains("token_embd.weight is missing"), "{error}");
+}
+
+/// Like `model_with`, as another architecture with the values of qwen2.
+fn model_as(
+    architecture: &str,
+    change: impl Fn(&mut std::collections::BTreeMap<String, Value>),
+) -> Result<serde_json::Map<String, serde_json::Value>> {
+    model_with(|metadata, _| {
+        for (key, value) in metadata.clone() {
+            metadata.insert(key.replace("qwen2.", &format!("{architecture}.")), value);
+        }
+        metadata.insert("general.architecture".into(), Value::Text(architecture.into()));
+        change(metadata);
+    })
+}
+
+#[test]
+fn forms_of_a_family_that_files_do_not_name_follow_from_its_values() {
+    let with_window = |architecture: &str, key: &str, value: i128| {
+        model_as(architecture, |metadata| {
+            metadata.insert(format!("{architecture}.attention.sliding_window"), Value::Integer(20));
+            metadata.insert(format!("{architecture}.{key}"), Value::Integer(value));
+        })
+    };
+    // Models of 27 billion parameters scale scores by their width per head, 256 / 4, and others by key_length.
+    for (architecture, layers, scalar) in [("gemma2", 46, 64), ("gemma2", 26, 32), ("gemma3", 62, 64), ("gemma3", 46, 32)] {
+        let config = model_as(architecture, |metadata| {
+            metadata.insert(format!("{architecture}.attention.sliding_window"), Value::Integer(20));
+            metadata.insert(format!("{architecture}.block_count"), Value::Integer(layers));
+            for key in ["key_length", "value_length"] {
+                metadata.insert(format!("{architecture}.attention.{key}"), Value::Integer(32));
+            }
+            metadata.insert(format!("{architecture}.rope.dimension_count"), Value::Integer(32));
+        });
+        assert_eq!(config.unwrap()["query_pre_attn_scalar"], scalar, "{architecture} with {layers} layers");
+    }
+    assert_eq!(with_window("gemma3", "attention.sliding_window_pattern", 6).unwrap()["sliding_window"], 20);
+    let refused = |config: Result<serde_json::Map<_, _>>| config.unwrap_err().message().to_string();
+    assert!(refused(model_as("gemma3", |_| ())).contains("gemma3.attention.sliding_window is missing"));
+    assert!(refused(with_window("cohere2", "attention.sliding_window_pattern", 1)).contains("sliding_window_pattern is 1; this"));
+    // Half of each head rotates.
+    let part = model_as("phi2", |metadata| drop(metadata.insert("phi2.rope.dimension_count".into(), Value::Integer(32))));
+    assert_eq!((64.0 * part.unwrap()["partial_rotary_factor"].as_f64().unwrap()) as usize, 32);
+    // Without a scale of its own, Granite has the usual one.
+    assert_eq!(model_as("granite", |_| ()).unwrap()["attention_multiplier"], 0.125);
 }
 
 #[test]
@@ -310,6 +360,26 @@ fn a_directory_with_one_file_is_that_file_and_with_two_an_error() {
     std::fs::write(dir.join("config.json"), "{}").unwrap();
     assert_eq!(model::find(&dir).unwrap(), None);
     std::fs::remove_dir_all(&dir).unwrap();
+}
+
+/// The words are those of the published tokenizers of GPT-4o, Mistral NeMo, DeepSeek V3, LLaMA 3, Qwen
+/// 2.5 and Command R+, in the characters of byte level tokens.
+#[test]
+fn texts_are_cut_into_the_words_of_the_published_tokenizers() {
+    use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, PreTokenizerWrapper};
+    let cases: serde_json::Value = serde_json::from_str(include_str!("../../../tests/data/gguf_words.json")).unwrap();
+    for case in cases["words"].as_array().unwrap() {
+        let mut metadata = tokenizer("gpt2");
+        metadata.0.insert("tokenizer.ggml.pre".into(), Value::Text(case["pre"].as_str().unwrap().into()));
+        let document = text::documents(&metadata).unwrap().tokenizer;
+        let words: PreTokenizerWrapper = serde_json::from_value(document["pre_tokenizer"].clone()).unwrap();
+        for (text, expected) in cases["texts"].as_array().unwrap().iter().zip(case["words"].as_array().unwrap()) {
+            let mut pieces = PreTokenizedString::from(text.as_str().unwrap());
+            words.pre_tokenize(&mut pieces).unwrap();
+            let found: Vec<_> = pieces.get_splits(OffsetReferential::Original, OffsetType::Byte).into_iter().map(|piece| piece.0).collect();
+            assert_eq!(serde_json::json!(found), *expected, "{}: {text}", case["pre"]);
+        }
+    }
 }
 
 /// The metadata of a tokenizer with the tokens a, b and ab.

@@ -55,9 +55,8 @@ struct Form {
     words: Words,
     /// Whether texts become NFC.
     nfc: bool,
-    /// Whether a word that is a token is not cut further. Such tokenizers add the first token, unless
-    /// the file says otherwise.
-    whole: bool,
+    /// Whether a word that is a token is not cut further. If so, the first token is added by default.
+    ignore_merges: bool,
 }
 
 const FORMS: [Form; 11] = [
@@ -65,28 +64,28 @@ const FORMS: [Form; 11] = [
         names: &["gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "gigachat", "jina-es", "jina-de", "mellum", "a.x-4.0", "trillion"],
         words: Words::Gpt2,
         nfc: false,
-        whole: false,
+        ignore_merges: false,
     },
     Form {
         names: &["llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"],
         words: Words::Patterns(&[LLAMA3]),
         nfc: false,
-        whole: true,
+        ignore_merges: true,
     },
-    Form { names: &["dbrx", "smaug-bpe", "glm4", "chatglm-bpe"], words: Words::Patterns(&[LLAMA3]), nfc: false, whole: false },
-    Form { names: &["qwen2"], words: Words::Patterns(&[QWEN2]), nfc: true, whole: false },
+    Form { names: &["dbrx", "smaug-bpe", "glm4", "chatglm-bpe"], words: Words::Patterns(&[LLAMA3]), nfc: false, ignore_merges: false },
+    Form { names: &["qwen2"], words: Words::Patterns(&[QWEN2]), nfc: true, ignore_merges: false },
     Form {
         names: &["stablelm2", "deepseek-r1-qwen", "kormo", "megrez", "hunyuan"],
         words: Words::Patterns(&[QWEN2]),
         nfc: false,
-        whole: false,
+        ignore_merges: false,
     },
-    Form { names: &["tekken"], words: Words::Patterns(&[TEKKEN]), nfc: false, whole: true },
-    Form { names: &["gpt-4o", "llama4"], words: Words::Patterns(&[GPT4O]), nfc: false, whole: false },
-    Form { names: &["deepseek-v3"], words: Words::Patterns(&DEEPSEEK3), nfc: false, whole: false },
-    Form { names: &["command-r"], words: Words::Gpt2Digits, nfc: true, whole: false },
-    Form { names: &["smollm", "starcoder", "refact", "codeshell"], words: Words::Gpt2Digits, nfc: false, whole: false },
-    Form { names: &["falcon"], words: Words::Falcon, nfc: false, whole: false },
+    Form { names: &["tekken"], words: Words::Patterns(&[TEKKEN]), nfc: false, ignore_merges: true },
+    Form { names: &["gpt-4o", "llama4"], words: Words::Patterns(&[GPT4O]), nfc: false, ignore_merges: false },
+    Form { names: &["deepseek-v3"], words: Words::Patterns(&DEEPSEEK3), nfc: false, ignore_merges: false },
+    Form { names: &["command-r"], words: Words::Gpt2Digits, nfc: true, ignore_merges: false },
+    Form { names: &["smollm", "starcoder", "refact", "codeshell"], words: Words::Gpt2Digits, nfc: false, ignore_merges: false },
+    Form { names: &["falcon"], words: Words::Falcon, nfc: false, ignore_merges: false },
 ];
 
 /// The tokens of a file.
@@ -197,7 +196,7 @@ fn byte_level(tokens: &Tokens) -> Result<Json> {
     };
     let merges = merges.iter().map(pair).collect::<Result<Vec<_>>>()?;
     let pre = tokens.metadata.text("tokenizer.ggml.pre")?.unwrap_or("default");
-    let Some(Form { words, nfc, whole, .. }) = FORMS.iter().find(|form| form.names.contains(&pre)) else {
+    let Some(Form { words, nfc, ignore_merges, .. }) = FORMS.iter().find(|form| form.names.contains(&pre)) else {
         let known: Vec<_> = FORMS.iter().flat_map(|form| form.names).copied().collect();
         return Err(Error::unsupported(format!("tokenizer.ggml.pre is {pre:.80}; supported are {}", known.join(", "))));
     };
@@ -206,10 +205,10 @@ fn byte_level(tokens: &Tokens) -> Result<Json> {
         "added_tokens": tokens.added(),
         "normalizer": if *nfc { json!({"type": "NFC"}) } else { Json::Null },
         "pre_tokenizer": pre_tokenizer(*words),
-        "post_processor": tokens.post_processor(*whole)?,
+        "post_processor": tokens.post_processor(*ignore_merges)?,
         "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
         "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null, "end_of_word_suffix": null,
-            "fuse_unk": false, "byte_fallback": false, "ignore_merges": whole, "vocab": tokens.vocabulary(), "merges": merges},
+            "fuse_unk": false, "byte_fallback": false, "ignore_merges": ignore_merges, "vocab": tokens.vocabulary(), "merges": merges},
     }))
 }
 

@@ -1,13 +1,13 @@
 //! Panels of blocks, as files store them: codes, scales and offsets are packed, and never rounded
 //! again.
 //!
-//! Layout of a block of a panel of 32 outputs, where a number is in f16 if the block has one group, and
-//! otherwise a signed byte:
+//! Layout of a block of a panel of 32 outputs:
 //! - If the block has several groups: `[32]` scales of the block in f16, and then `[32]` offsets.
 //! - For each group:
 //!   - For codes of 5 and 6 bits, one word per output with their high bits: see `high_bit`.
 //!   - Codes, or their low four bits, as in int8 and int4.
-//!   - `[32]` scales, and then `[32]` offsets.
+//!   - `[32]` scales, and then `[32]` offsets: in f16 if the block has one group, and otherwise signed
+//!     bytes, which are multiplied by those of the block.
 //!
 //! Types without offsets have none of the offsets.
 
@@ -54,14 +54,14 @@ impl BlockLayout {
         self.kind.block_len() / self.codes.group
     }
 
-    /// Returns the numbers of each group and output: a scale, and an offset.
-    fn numbers(self) -> usize {
+    /// Returns 2 if groups have a scale and an offset, and 1 if they have a scale only.
+    fn factors(self) -> usize {
         1 + self.codes.offsets() as usize
     }
 
     /// Returns the bytes before the first group.
     fn head_bytes(self) -> usize {
-        if self.is_nested() { self.numbers() * PANEL * 2 } else { 0 }
+        if self.is_nested() { self.factors() * PANEL * 2 } else { 0 }
     }
 
     fn high_bytes(self) -> usize {
@@ -79,8 +79,8 @@ impl BlockLayout {
     }
 
     fn group_bytes(self) -> usize {
-        let number_bytes = if self.is_nested() { 1 } else { 2 };
-        self.high_bytes() + self.code_bytes() + self.numbers() * PANEL * number_bytes
+        let factor_bytes = if self.is_nested() { 1 } else { 2 };
+        self.high_bytes() + self.code_bytes() + self.factors() * PANEL * factor_bytes
     }
 
     /// Writes a block of output `n`.

@@ -17,8 +17,10 @@ pub const STEP_BYTES: usize = PANEL * 4;
 /// Words of a row in a block with several groups.
 pub const BLOCK_WORDS: usize = 64;
 
-/// Returns the position of the lowest high bit of a code in its byte of the word: that of column
-/// `4 * word + byte` of the group. Shifted by less than a byte, it becomes bit 4.
+/// Returns the position of a code's high bits in its byte of the word of high bits. The word of a group
+/// has the bits of column `4 * word + byte` in byte `byte`, from bit 4, 6, 0, 2 on for the four words of
+/// codes of 6 bits, and at bit 4, 5, 6, 7, 0, 1, 2, 3 for the eight words of codes of 5 bits. One shift
+/// of the whole word moves them to bit 4 of their bytes.
 pub const fn high_bit(bits: u32, word: usize) -> u32 {
     (4 + (bits - 4) * word as u32) % 8
 }
@@ -35,8 +37,8 @@ pub trait Whole: Copy + 'static {
     const TAIL: usize;
     /// Words of a row per step.
     const WORDS: usize = if Self::BITS == 8 { 1 } else { 2 };
-    /// Words whose products with a row's words have sums of less than 16 bits: a lane adds the products
-    /// of two bytes for each word.
+    /// Number of words whose products can be added in 16 bits. Each word adds two products of a code and
+    /// a byte of a row, of which the magnitude is at most 128: with 4 bits, 2 * 8 * 15 * 128 = 30,720.
     const SMALL_WORDS: usize = match Self::BITS {
         4 => 8,
         5 => 4,
@@ -269,6 +271,7 @@ impl<L: Lanes, const R: usize, const C: usize> Dots<L, R, C> {
     /// As for `Lanes`. The same applies to all functions.
     #[inline(always)]
     unsafe fn begin<W: Whole>(dots: &[[L::I; C]; R]) -> Self {
+        const { assert!(W::BITS == 8 || 2 * W::SMALL_WORDS * ((1 << W::BITS) - 1) * 128 <= i16::MAX as usize) };
         // SAFETY: the caller upholds this function's contract.
         unsafe { if L::SUMS_IN_16_BITS && W::BITS < 8 { Dots([[L::splat_word(0); C]; R]) } else { Dots(*dots) } }
     }

@@ -128,6 +128,11 @@ impl Matrix {
                     "weight_group is {group}, which does not divide {cols} columns; set weight_format to int8"
                 )));
             }
+            if let Storage::Blocks(kind) = section.storage
+                && !cols.is_multiple_of(kind.block_len())
+            {
+                return Err(Error::unsupported(format!("internal error: {} columns are no whole blocks of {}", cols, kind.name())));
+            }
             let format = Format::for_storage(section.storage)?;
             let end = bytes + section_bytes(section.rows, cols, format);
             ranges.push(PackedRange { first_row: rows, rows: section.rows, format, bytes: bytes..end });

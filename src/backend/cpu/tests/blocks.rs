@@ -203,3 +203,26 @@ fn a_block_with_a_scale_that_is_not_finite_is_refused_with_its_row() {
         assert!(error.message().starts_with(&format!("row {}: a scale of a block is NaN", row + 3)), "{}: {error}", kind.name());
     }
 }
+
+/// The largest sums of products: all codes at their maximum, and all inputs equal.
+#[test]
+fn the_largest_products_do_not_overflow() {
+    let (outs, cols) = (33, 512);
+    for backend in backends() {
+        for (kind, sign) in types().flat_map(|kind| [-1.0, 1.0].map(|sign| (kind, sign))) {
+            let mut part = blocks(kind, outs, cols, 1);
+            for block in part.bytes.chunks_exact_mut(kind.block_bytes()) {
+                block.fill(0xFF);
+                for at in halves(kind) {
+                    block[*at..at + 2].copy_from_slice(&half::f16::from_f32(0.001).to_le_bytes());
+                }
+            }
+            unpack(kind, &part.bytes, &mut part.numbers).unwrap();
+            let parts = [part];
+            let (x, bias) = (vec![sign; 3 * cols], vec![0.0; outs]);
+            let (w, mut out) = (load(&backend, cols, &parts).unwrap(), poisoned(&backend, 3 * outs));
+            backend.matmul(3, &buf(&backend, &x), &w, None, &mut out);
+            assert_near(&format!("{} {}", backend.isa().name(), kind.name()), &out, &expected(&parts, &x, cols, &bias), 2e-5);
+        }
+    }
+}
