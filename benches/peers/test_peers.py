@@ -71,6 +71,9 @@ class Scripted:
     def __init__(self, name, *answers):
         self.name, self.title, self.answers, self.calls = name, name, list(answers), []
 
+    def supports(self, cell):
+        return True
+
     def run(self, cell, rows, threads, workload, seed):
         self.calls.append((cell, rows, seed))
         answer = self.answers.pop(0)
@@ -117,6 +120,11 @@ class Driver(unittest.TestCase):
         self.assertIn("no such thing", text)
         self.assertEqual((len(bad.calls), len(good.calls)), (2, 1))
         self.assertEqual({entry["engine"]: entry["rows"]["batch"]["value"] for entry in saved["runs"]}, {"openvino": 9, "vllm": 8})
+
+    def test_only_two_engines_run_cells_of_gguf_files(self):
+        supported = {cell: [name for name, engine in engines.ENGINES.items() if engine.supports(cell)] for cell in engines.CELLS}
+        self.assertEqual(supported["S-int4"], list(engines.ENGINES))
+        self.assertEqual(supported["M-q4_k_m"], ["pagedllm", "llama_cpp"])
 
     def test_a_new_run_keeps_the_earlier_results(self):
         with tempfile.TemporaryDirectory() as work:
