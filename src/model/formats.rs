@@ -33,7 +33,7 @@ impl<'a> Formats<'a> {
         let parts = Parts::find(linear, self.checkpoint)?;
         let sections = match for_role(self.requested, role) {
             // Products with blocks round the activations.
-            None if self.stores_blocks && role != Role::Exact => parts.as_stored()?,
+            None if self.stores_blocks && role != Role::Exact && parts.has_blocks() => parts.as_stored()?,
             wanted => {
                 let to = applicable(linear, wanted.unwrap_or(parts.dtype.into()))?;
                 vec![Section::numbers(linear.rows(), parts.dtype, to)]

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::checkpoint::{Checkpoint, Tensor};
 use super::mxfp4;
-use super::spec::{Layout, Linear, RowOrder, Source, TensorPart};
+use super::spec::{Layout, Linear, RowOrder, Run, Source, TensorPart};
 use crate::backend::{Section, Storage};
 use crate::error::{Result, try_vec, try_with_capacity};
 use crate::types::blocks::BlockType;
@@ -58,23 +58,27 @@ impl<'a> Parts<'a> {
         Ok(Parts { checkpoint, parts, cols, layout, order, dtype, whole: Mutex::default() })
     }
 
-    /// Returns sections that keep blocks of codes. Without such blocks, all numbers have the common dtype.
+    /// Returns whether a part is stored in blocks of codes, which can be kept.
+    pub fn has_blocks(&self) -> bool {
+        self.parts.iter().any(|part| self.blocks_of(part).is_some())
+    }
+
+    fn blocks_of(&self, part: &Stored) -> Option<BlockType> {
+        part.tensor.blocks().filter(|kind| kind.codes().is_some() && self.layout == Layout::OutIn)
+    }
+
+    /// Returns sections that keep the storage of each part.
     pub fn as_stored(&self) -> Result<Vec<Section>> {
-        let storage = |part: &Stored| match part.tensor.blocks() {
-            Some(kind) if kind.codes().is_some() && self.layout == Layout::OutIn => Storage::Blocks(kind),
-            _ => Storage::Numbers { from: part.dtype, to: part.dtype.into() },
-        };
         let mut sections: Vec<Section> = try_with_capacity(self.parts.len())?;
         for part in &self.parts {
-            let storage = storage(part);
-            match sections.last_mut().filter(|last| last.storage == storage) {
-                Some(last) => last.rows += part.rows,
-                None => sections.push(Section { rows: part.rows, storage }),
+            let section = match self.blocks_of(part) {
+                Some(kind) => Section { rows: part.rows, storage: Storage::Blocks(kind) },
+                None => Section::numbers(part.rows, part.dtype, part.dtype.into()),
+            };
+            match sections.last_mut().filter(|last| last.storage == section.storage) {
+                Some(last) => last.rows += section.rows,
+                None => sections.push(section),
             }
-        }
-        if sections.len() > 1 && sections.iter().all(|section| matches!(section.storage, Storage::Numbers { .. })) {
-            let rows = sections.iter().map(|section| section.rows).sum();
-            sections.splice(.., [Section::numbers(rows, self.dtype, self.dtype.into())]);
         }
         Ok(sections)
     }
@@ -120,38 +124,45 @@ impl<'a> Parts<'a> {
 
     /// Reads rows of blocks.
     fn read_blocks(&self, kind: BlockType, part: usize, first: usize, out: &mut [u8]) -> Result<()> {
-        let (Stored { tensor, rows, offset, .. }, row_bytes) = (self.parts[part], kind.row_bytes(self.cols));
-        let (mut row, mut out) = (first, out);
-        while !out.is_empty() {
-            let run = self.order.run_at(rows, row);
-            // Rows that are not adjacent in the file are read one by one.
-            let at_once = if run.step == 1 { run.rows } else { 1 };
-            let (now, rest) = out.split_at_mut(out.len().min(at_once * row_bytes));
-            self.checkpoint.read_stored(tensor, ((offset / self.cols + run.first) * row_bytes) as u64, now)?;
-            row += now.len() / row_bytes;
-            out = rest;
-        }
-        Ok(())
+        let (Stored { tensor, offset, .. }, row_bytes) = (self.parts[part], kind.row_bytes(self.cols));
+        self.read_runs(part, first, row_bytes, false, out, |run, out| {
+            self.checkpoint.read_stored(tensor, ((offset / self.cols + run.first) * row_bytes) as u64, out)
+        })
     }
 
     /// Reads rows in the dtype of the part; MXFP4 is read as bf16.
     fn read_stored(&self, part: usize, first: usize, out: &mut [u8]) -> Result<()> {
-        let (Stored { tensor, scales, dtype, rows, offset }, cols) = (self.parts[part], self.cols);
+        let (Stored { tensor, scales, dtype, offset, .. }, cols) = (self.parts[part], self.cols);
         let bytes = dtype.bytes();
         if self.layout == Layout::InOut && scales.is_none() {
             return self.read_turned(part, first, out);
         }
-        let (row_bytes, mut row, mut out) = (cols * bytes, first, out);
-        while !out.is_empty() {
-            let run = self.order.run_at(rows, row);
-            // Rows that are not adjacent in the file are read one by one.
-            let at_once = if run.step == 1 || scales.is_some() { run.rows } else { 1 };
-            let (now, rest) = out.split_at_mut(out.len().min(at_once * row_bytes));
+        self.read_runs(part, first, cols * bytes, scales.is_some(), out, |run, out| {
             let start = offset + run.first * cols;
             match scales {
-                Some(scales) => mxfp4::StridedRows { blocks: tensor, scales, start, cols, step: run.step }.read(self.checkpoint, now)?,
-                None => self.checkpoint.read(tensor, (start * bytes) as u64, now)?,
+                Some(scales) => mxfp4::StridedRows { blocks: tensor, scales, start, cols, step: run.step }.read(self.checkpoint, out),
+                None => self.checkpoint.read(tensor, (start * bytes) as u64, out),
             }
+        })
+    }
+
+    /// Calls `read` for runs of rows in the file, with their bytes in `out`. Unless `strided`, rows that
+    /// are not adjacent in the file are read one by one.
+    fn read_runs(
+        &self,
+        part: usize,
+        first: usize,
+        row_bytes: usize,
+        strided: bool,
+        mut out: &mut [u8],
+        read: impl Fn(Run, &mut [u8]) -> Result<()>,
+    ) -> Result<()> {
+        let mut row = first;
+        while !out.is_empty() {
+            let run = self.order.run_at(self.parts[part].rows, row);
+            let at_once = if run.step == 1 || strided { run.rows } else { 1 };
+            let (now, rest) = out.split_at_mut(out.len().min(at_once * row_bytes));
+            read(run, now)?;
             row += now.len() / row_bytes;
             out = rest;
         }

@@ -11,7 +11,7 @@ use std::convert::Infallible;
 
 pub use map::Role;
 pub use rope::{Long, Longer, Rope};
-pub use tensors::{Layout, Linear, Norm, RowOrder, Source, TensorPart, Vector};
+pub use tensors::{Layout, Linear, Norm, RowOrder, Run, Source, TensorPart, Vector};
 
 pub use crate::backend::{Act, AttentionShape, Glu, NormKind, Pairs, Routing};
 

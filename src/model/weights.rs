@@ -8,7 +8,7 @@ use super::formats::Formats;
 use super::packed::Reader;
 use super::parts::Parts;
 use super::spec::{Linear, Model, ModelSpec, Norm, Role, TensorPart, Vector};
-use crate::backend::{Alloc, BackendTypes, NormOf, RowSource, Section, Storage};
+use crate::backend::{Alloc, BackendTypes, NormOf, RowSource, Section};
 use crate::error::{Code, Error, Result, try_vec};
 use crate::types::options::{Dtype, WeightFormat};
 
@@ -172,8 +172,7 @@ pub fn own_head(spec: &ModelSpec, checkpoint: &Checkpoint) -> Result<Option<Line
 /// usually made from bf16.
 pub fn storage(spec: &ModelSpec, checkpoint: &Checkpoint) -> Result<Dtype> {
     let parts = Parts::find(&spec.embedding.tokens, checkpoint)?;
-    let quantized = parts.as_stored()?.iter().any(|section| matches!(section.storage, Storage::Blocks(_)));
-    Ok(if quantized { Dtype::Bf16 } else { parts.dtype })
+    Ok(if parts.has_blocks() { Dtype::Bf16 } else { parts.dtype })
 }
 
 fn load_norm<B: Alloc>(backend: &B, norm: &Norm, checkpoint: &Checkpoint) -> Result<LoadedNorm<B>> {

@@ -11,26 +11,23 @@ import numpy as np
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from make_goldens import HERE, PROMPT, strong, write_expected
+from make_goldens import HERE, PROMPT, decoder, strong, write_expected
 from make_gguf import SHORT, dequantize, finish, in_order_of_transformers, weights
 
 F32 = gguf.GGMLQuantizationType.F32
 
 
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
 def config(model_type, **changes):
-    base = dict(
-        vocab_size=96,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=None,
-    )
-    return CONFIG_MAPPING[model_type](**(base | changes))
+    return decoder(model_type, **(SIZES | changes))[1]
 
 
 GEMMA3_ROPES = {

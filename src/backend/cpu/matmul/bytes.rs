@@ -237,12 +237,12 @@ unsafe fn dots_of<L: Lanes, W: Whole, const R: usize, const C: usize>(
     // SAFETY: the caller guarantees that `weights` and `x` are valid for `words` words.
     unsafe {
         let (mut weights, mut x) = (weights, x);
-        let at_once = if W::BITS < 8 && L::SUMS_IN_16_BITS { W::SMALL_WORDS } else { words };
+        let at_once = if Dots::<L, W, R, C>::IN_16_BITS { W::SMALL_WORDS } else { words };
         let mut left = words;
         while left > 0 {
             let some = at_once.min(left);
             left -= some;
-            let mut sums = Dots::<L, R, C>::begin::<W>(dots);
+            let mut sums = Dots::<L, W, R, C>::begin(dots);
             for _ in 0..some / W::WORDS {
                 for line in (0..STEP_BYTES).step_by(LINE) {
                     prefetch(weights.wrapping_add(AHEAD + line));
@@ -252,39 +252,41 @@ unsafe fn dots_of<L: Lanes, W: Whole, const R: usize, const C: usize>(
                     for (c, column) in column.iter_mut().enumerate() {
                         *column = low_bits::<L, W>(L::load_words(weights.cast::<u32>().add(c * L::N)), k);
                     }
-                    sums.add::<W>(column, x.add(k * R));
+                    sums.add(column, x.add(k * R));
                 }
                 weights = weights.add(STEP_BYTES);
                 x = x.add(W::WORDS * R);
             }
-            sums.flush::<W>(dots);
+            sums.flush(dots);
         }
     }
 }
 
-/// Sums of products of a few words. Products of less than 8 bits are summed in 16 bits where that is
-/// faster.
-struct Dots<L: Lanes, const R: usize, const C: usize>([[L::I; C]; R]);
+/// Sums of products of a few words.
+struct Dots<L: Lanes, W, const R: usize, const C: usize>([[L::I; C]; R], PhantomData<W>);
 
-impl<L: Lanes, const R: usize, const C: usize> Dots<L, R, C> {
+impl<L: Lanes, W: Whole, const R: usize, const C: usize> Dots<L, W, R, C> {
+    /// True if products are summed in 16 bits, where that is faster and they have less than 8 bits.
+    const IN_16_BITS: bool = L::SUMS_IN_16_BITS && W::BITS < 8;
+
     /// # Safety
     /// As for `Lanes`. The same applies to all functions.
     #[inline(always)]
-    unsafe fn begin<W: Whole>(dots: &[[L::I; C]; R]) -> Self {
+    unsafe fn begin(dots: &[[L::I; C]; R]) -> Self {
         const { assert!(W::BITS == 8 || 2 * W::SMALL_WORDS * ((1 << W::BITS) - 1) * 128 <= i16::MAX as usize) };
         // SAFETY: the caller upholds this function's contract.
-        unsafe { if L::SUMS_IN_16_BITS && W::BITS < 8 { Dots([[L::splat_word(0); C]; R]) } else { Dots(*dots) } }
+        Dots(unsafe { if Self::IN_16_BITS { [[L::splat_word(0); C]; R] } else { *dots } }, PhantomData)
     }
 
     /// Adds the products of a word of the weights with a word of each row, which begin at `x`.
     #[inline(always)]
-    unsafe fn add<W: Whole>(&mut self, column: [L::I; C], x: *const u32) {
+    unsafe fn add(&mut self, column: [L::I; C], x: *const u32) {
         // SAFETY: the caller upholds this function's contract, and `x` is valid for R words.
         unsafe {
             for (r, sums) in self.0.iter_mut().enumerate() {
                 let x = L::splat_word(*x.add(r));
                 for c in 0..C {
-                    sums[c] = match L::SUMS_IN_16_BITS && W::BITS < 8 {
+                    sums[c] = match Self::IN_16_BITS {
                         true => L::add_products(sums[c], column[c], x),
                         false => L::dot_bytes(sums[c], column[c], x),
                     };
@@ -295,11 +297,11 @@ impl<L: Lanes, const R: usize, const C: usize> Dots<L, R, C> {
 
     /// Moves the sums to `dots`.
     #[inline(always)]
-    unsafe fn flush<W: Whole>(&mut self, dots: &mut [[L::I; C]; R]) {
+    unsafe fn flush(&mut self, dots: &mut [[L::I; C]; R]) {
         // SAFETY: the caller upholds this function's contract.
         unsafe {
             for (dot, sum) in dots.as_flattened_mut().iter_mut().zip(self.0.as_flattened_mut()) {
-                if L::SUMS_IN_16_BITS && W::BITS < 8 {
+                if Self::IN_16_BITS {
                     *dot = L::add_halves(*dot, *sum);
                     *sum = L::splat_word(0);
                 } else {
@@ -328,7 +330,7 @@ unsafe fn dots_with_high_bits<L: Lanes, W: Whole, const R: usize, const C: usize
             *high = L::load_words(weights.cast::<u32>().add(c * L::N));
         }
         let mask = L::splat_word(if W::BITS == 5 { 0x1010_1010 } else { 0x3030_3030 });
-        let mut sums = Dots::<L, R, C>::begin::<W>(dots);
+        let mut sums = Dots::<L, W, R, C>::begin(dots);
         // Unrolled, so that shifts are by constants.
         macro_rules! each_word {
             ($($word:literal)*) => {
@@ -343,9 +345,9 @@ unsafe fn dots_with_high_bits<L: Lanes, W: Whole, const R: usize, const C: usize
                     for line in (0..STEP_BYTES / 2).step_by(LINE) {
                         prefetch(step.wrapping_add(AHEAD + $word % 2 * STEP_BYTES / 2 + line));
                     }
-                    sums.add::<W>(column, x.add($word * R));
+                    sums.add(column, x.add($word * R));
                     if ($word + 1) % W::SMALL_WORDS == 0 {
-                        sums.flush::<W>(dots);
+                        sums.flush(dots);
                     }
                 })*
             };

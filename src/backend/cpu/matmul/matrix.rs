@@ -48,7 +48,6 @@ pub struct Matrix {
 }
 
 /// Rows of a matrix in one format, which begin a panel of their own.
-#[derive(Clone, PartialEq)]
 struct PackedRange {
     first_row: usize,
     rows: usize,
@@ -146,7 +145,7 @@ impl Matrix {
         let mut matrix = Self::zeroed(cols, sections)?;
         let mut buffers: Vec<Mutex<Vec<u8>>> = try_with_capacity(machine.pool.threads())?;
         buffers.resize_with(machine.pool.threads(), Mutex::default);
-        for (section, range) in sections.iter().zip(matrix.sections.clone()) {
+        for (section, range) in sections.iter().zip(&matrix.sections) {
             let (bytes, format) = (&mut matrix.pages.bytes_mut()[range.bytes.clone()], range.format);
             let packing = Packing { isa: machine.isa, format, storage: section.storage, cols, row_bytes: section.row_bytes(cols) };
             packing.load(machine.pool, range, bytes, &buffers, &mut source)?;
@@ -224,13 +223,10 @@ struct Packing {
     row_bytes: usize,
 }
 
-/// The first row that cannot be packed, and why. None: the format cannot represent a number.
-type Refused = (usize, Option<Error>);
-
 impl Packing {
     /// Reads the rows of a section and packs them in `panels`. Each thread packs the rows that it reads,
     /// while they are in its core's cache. `buffers` has one buffer per thread.
-    fn load(&self, pool: &Pool, range: PackedRange, panels: &mut [u8], buffers: &[Mutex<Vec<u8>>], source: &mut RowSource) -> Result<()> {
+    fn load(&self, pool: &Pool, range: &PackedRange, panels: &mut [u8], buffers: &[Mutex<Vec<u8>>], source: &mut RowSource) -> Result<()> {
         let (threads, row_bytes, count) = (pool.threads(), self.row_bytes, range.rows.div_ceil(PANEL));
         let rows_of = |panels: &Range<usize>| panels.start * PANEL..range.rows.min(panels.end * PANEL);
         // Small matrices are divided so that every thread has work.
@@ -246,19 +242,11 @@ impl Packing {
                 }
                 let bytes = &mut buffer[..rows.len() * row_bytes];
                 (source.read)(range.first_row + rows.start, bytes)?;
-                self.pack(bytes, packed).map_err(|(row, error)| self.refusal(range.first_row + rows.start + row, error))
+                self.pack(range.first_row + rows.start, bytes, packed)
             })?;
             (source.advance)(rows_of(&some).len() * row_bytes)?;
         }
         Ok(())
-    }
-
-    fn refusal(&self, row: usize, error: Option<Error>) -> Error {
-        match (error, self.storage) {
-            (Some(error), _) => error.within(format_args!("row {row}")),
-            (None, Storage::Numbers { to, .. }) => no_such_number(row, to),
-            (None, Storage::Blocks(_)) => unreachable!("blocks are refused with an error"),
-        }
     }
 
     /// Calls `f` for groups of `each` panels with their indices, the thread's index and the panels'
@@ -282,34 +270,38 @@ impl Packing {
         })
     }
 
-    /// Packs rows, starting at the first row of a panel.
-    fn pack(&self, rows: &[u8], panels: &mut [u8]) -> std::result::Result<(), Refused> {
-        let (cols, row_bytes, mut refused) = (self.cols, self.row_bytes, None);
+    /// Packs rows, from the first row of a panel on. It is row `first` of the matrix. The error names the
+    /// first row that cannot be packed.
+    fn pack(&self, first: usize, rows: &[u8], panels: &mut [u8]) -> Result<()> {
+        let (cols, row_bytes) = (self.cols, self.row_bytes);
         let panels = panels.chunks_exact_mut(panel_bytes(self.format, cols).max(1));
         for (index, (bytes, panel)) in rows.chunks(PANEL * row_bytes.max(1)).zip(panels).enumerate() {
-            let first = index * PANEL;
+            let first = first + index * PANEL;
             match (self.format, self.storage) {
                 (Format::Blocks(layout), _) => {
-                    let mut in_panel = None;
+                    let mut refused = None;
                     // SAFETY: the CPU supports the path.
-                    unsafe { self.isa.run(PackBlocks { layout, row_bytes, rows: bytes, panel, refused: &mut in_panel }) };
-                    if let Some((row, error)) = in_panel {
-                        return Err((first + row, Some(error)));
+                    unsafe { self.isa.run(PackBlocks { layout, row_bytes, rows: bytes, panel, refused: &mut refused }) };
+                    if let Some((row, error)) = refused {
+                        return Err(error.within(format_args!("row {}", first + row)));
                     }
                 }
                 (Format::F16, Storage::Numbers { from: Dtype::F16, .. }) => copy::<2>(bytes, row_bytes, panel),
                 (Format::F32, Storage::Numbers { from: Dtype::F32, .. }) | (Format::Bf16, Storage::Numbers { from: Dtype::Bf16, .. }) => {
                     copy::<4>(bytes, row_bytes, panel)
                 }
-                (format, Storage::Numbers { from, .. }) => {
-                    let rows = StoredRows { dtype: from, cols, bytes };
+                (format, Storage::Numbers { from, to }) => {
+                    let (rows, mut refused) = (StoredRows { dtype: from, cols, bytes }, usize::MAX);
                     // SAFETY: the CPU supports the path.
-                    unsafe { self.isa.run(Convert { format, first, rows, panel, refused: &mut refused }) }
+                    unsafe { self.isa.run(Convert { format, rows, panel, refused: &mut refused }) };
+                    if refused != usize::MAX {
+                        return Err(no_such_number(first + refused, to));
+                    }
                 }
                 (_, Storage::Blocks(_)) => unreachable!("blocks are packed as blocks"),
             }
         }
-        refused.map_or(Ok(()), |row| Err((row, None)))
+        Ok(())
     }
 }
 
@@ -395,14 +387,13 @@ unsafe fn read_as<L: Lanes, E: Element>(mut from: *const E, out: &mut [f32]) {
     }
 }
 
-/// The rows of one panel. `first` is the index of the panel's first row in the call of `pack`.
+/// The rows of one panel.
 struct Convert<'a> {
     format: Format,
-    first: usize,
     rows: StoredRows<'a>,
     panel: &'a mut [u8],
-    /// Minimum index of a row that the format cannot represent.
-    refused: &'a mut Option<usize>,
+    /// Minimum index in the panel of a row that the format cannot represent.
+    refused: &'a mut usize,
 }
 
 impl Kernel for Convert<'_> {
@@ -429,7 +420,7 @@ impl Convert<'_> {
     /// unrolled without remainders.
     #[inline(always)]
     unsafe fn groups<L: Lanes, const N: usize>(self, offsets: bool) {
-        let Convert { first, rows, panel, refused, .. } = self;
+        let Convert { rows, panel, refused, .. } = self;
         let mut numbers = [0.0; N];
         for (group, out) in panel.chunks_exact_mut(group_bytes(N, offsets)).enumerate() {
             for (n, row) in rows.each() {
@@ -441,7 +432,7 @@ impl Convert<'_> {
                 }
                 // The scales and offsets of a group are in f16.
                 if !f16::from_f32(2.0 * greatest_magnitude(&numbers)).is_finite() {
-                    refuse(refused, first + n);
+                    *refused = n.min(*refused);
                 }
             }
         }
@@ -449,7 +440,7 @@ impl Convert<'_> {
 
     #[inline(always)]
     unsafe fn columns<L: Lanes>(self) {
-        let Convert { format, first, rows, panel, refused } = self;
+        let Convert { format, rows, panel, refused } = self;
         let mut numbers = [0.0; AT_ONCE];
         if format == Format::Int8 {
             for (n, row) in rows.each() {
@@ -457,7 +448,7 @@ impl Convert<'_> {
                 let scale = quantize::int8_scale(unsafe { rows.greatest_magnitude::<L>(row) });
                 scales_of_int8(panel)[n] = scale.to_le_bytes();
                 if !scale.is_finite() {
-                    refuse(refused, first + n);
+                    *refused = n.min(*refused);
                 }
             }
         }
@@ -468,16 +459,11 @@ impl Convert<'_> {
                 // SAFETY: the caller guarantees the CPU features of `L`.
                 unsafe { rows.read::<L>(row, k, x) };
                 if !store(format, panel, n, k, x) {
-                    refuse(refused, first + n);
+                    *refused = n.min(*refused);
                 }
             }
         }
     }
-}
-
-/// Records a row that the format cannot represent.
-fn refuse(refused: &mut Option<usize>, row: usize) {
-    *refused = Some(refused.map_or(row, |first| first.min(row)));
 }
 
 /// Returns the scales of a panel's outputs.

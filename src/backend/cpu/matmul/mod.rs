@@ -221,20 +221,33 @@ fn some_panels(isa: Isa, args: Args, panels: Range<usize>) {
             Format::Bf16 if args.row_format == RowFormat::Pairs => isa.run(Pairs { args, panels }),
             Format::Bf16 => isa.run(Floats::<bf16>::new(args, panels)),
             Format::Int8 => isa.run(Bytes::<PerOutput>::new(args, panels)),
-            Format::Int4 { offsets: false, .. } => isa.run(Bytes::<Grouped<4, false>>::new(args, panels)),
-            Format::Int4 { offsets: true, .. } => isa.run(Bytes::<Grouped<4, true>>::new(args, panels)),
-            Format::Blocks(layout) => match (layout.is_nested(), layout.codes.bits, layout.codes.offsets()) {
-                (false, 4, false) => isa.run(Bytes::<Grouped<4, false>>::new(args, panels)),
-                (false, 4, true) => isa.run(Bytes::<Grouped<4, true>>::new(args, panels)),
-                (false, 8, false) => isa.run(Bytes::<Grouped<8, false>>::new(args, panels)),
-                (false, 8, true) => isa.run(Bytes::<Grouped<8, true>>::new(args, panels)),
-                (true, 4, false) => isa.run(Bytes::<Nested<4, false>>::new(args, panels)),
-                (true, 4, true) => isa.run(Bytes::<Nested<4, true>>::new(args, panels)),
-                (true, 5, true) => isa.run(Bytes::<Nested<5, true>>::new(args, panels)),
-                (true, 6, false) => isa.run(Bytes::<Nested<6, false>>::new(args, panels)),
-                (true, 8, false) => isa.run(Bytes::<Nested<8, false>>::new(args, panels)),
-                _ => unreachable!("no type has the layout {layout:?}"),
-            },
+            Format::Int4 { offsets, .. } => panels_of_groups(isa, args, panels, (false, 4, offsets)),
+            Format::Blocks(layout) => {
+                panels_of_groups(isa, args, panels, (layout.is_nested(), layout.codes.bits, layout.codes.offsets()));
+            }
+        }
+    }
+}
+
+/// Multiplies all rows by a range of panels whose groups have scales: (scales are nested, bits of a
+/// code, groups have offsets).
+///
+/// # Safety
+/// As for `some_panels`: the CPU supports `isa`, and the arguments are those of the panels' format.
+unsafe fn panels_of_groups(isa: Isa, args: Args, panels: Range<usize>, form: (bool, u32, bool)) {
+    // SAFETY: the caller upholds this function's contract.
+    unsafe {
+        match form {
+            (false, 4, false) => isa.run(Bytes::<Grouped<4, false>>::new(args, panels)),
+            (false, 4, true) => isa.run(Bytes::<Grouped<4, true>>::new(args, panels)),
+            (false, 8, false) => isa.run(Bytes::<Grouped<8, false>>::new(args, panels)),
+            (false, 8, true) => isa.run(Bytes::<Grouped<8, true>>::new(args, panels)),
+            (true, 4, false) => isa.run(Bytes::<Nested<4, false>>::new(args, panels)),
+            (true, 4, true) => isa.run(Bytes::<Nested<4, true>>::new(args, panels)),
+            (true, 5, true) => isa.run(Bytes::<Nested<5, true>>::new(args, panels)),
+            (true, 6, false) => isa.run(Bytes::<Nested<6, false>>::new(args, panels)),
+            (true, 8, false) => isa.run(Bytes::<Nested<8, false>>::new(args, panels)),
+            form => unreachable!("no type has the form {form:?}"),
         }
     }
 }
