@@ -3,7 +3,7 @@
 Writes gguf_blocks.gguf: a tensor of random blocks for each storage type, and beside each the numbers of the gguf package,
 as a tensor "NAME.expected" in F32.
 
-Writes gguf_tokenizers/: tokenizers of make_tokenizers.py.
+Writes gguf_tokenizers/: tokenizers of make_tokenizers.py, and one of words and their pieces.
 
 Writes gguf_smollm2.json: chats with SmolLM2-135M-Instruct in Q4_1.
 
@@ -15,6 +15,8 @@ import json
 import gguf
 import numpy as np
 import torch
+from tokenizers import BertWordPieceTokenizer
+from tokenizers.processors import BertProcessing
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -305,9 +307,9 @@ def write_model(name):
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(
-        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    )
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_eos_token_id(config.eos_token_id)
@@ -359,6 +361,54 @@ def write_tokenizer(name, kind, pre):
     finish(writer)
 
 
+WORD_PIECE_TEXTS = [
+    "The engine serves requests, and the Engine's cache has pages.",
+    "Café naïve ÉCOLE (2024): 3.14!",
+    "日本語 and words",
+    "a\tb\n\nc  unbelievably~serving",
+    "🙂 unknown",
+    "",
+]
+
+
+def write_word_piece():
+    """Writes the tokenizer of a BERT, and the tokens of the package tokenizers."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer = BertWordPieceTokenizer(lowercase=True)
+    tokenizer.train_from_iterator(
+        WORD_PIECE_TEXTS[:-2] * 3,
+        vocab_size=160,
+        min_frequency=1,
+        special_tokens=special,
+        show_progress=False,
+    )
+    ids = tokenizer.get_vocab()
+    tokenizer.post_processor = BertProcessing(("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"]))
+
+    def in_file(token):
+        if token in special:
+            return token
+        return token[2:] if token.startswith("##") else "\u2581" + token
+
+    tokens = sorted(ids, key=ids.get)
+    writer = gguf.GGUFWriter(HERE / "gguf_tokenizers/word_piece.gguf", "llama")
+    writer.add_tokenizer_model("bert")
+    writer.add_token_list([in_file(token) for token in tokens])
+    writer.add_token_types([3 if token in special else 1 for token in tokens])
+    writer.add_bos_token_id(ids["[CLS]"])
+    writer.add_sep_token_id(ids["[SEP]"])
+    writer.add_unk_token_id(ids["[UNK]"])
+    writer.add_pad_token_id(ids["[PAD]"])
+    finish(writer)
+    encoded = [tokenizer.encode(text).ids for text in WORD_PIECE_TEXTS]
+    cases = [
+        {"text": text, "ids": ids, "decoded": tokenizer.decode(ids)}
+        for text, ids in zip(WORD_PIECE_TEXTS, encoded)
+    ]
+    target = HERE / "gguf_tokenizers/word_piece.json"
+    target.write_text(json.dumps(cases, indent=1, ensure_ascii=False) + "\n")
+
+
 # --- a published file -------------------------------------------------------------
 
 QUESTIONS = [
@@ -398,4 +448,5 @@ if __name__ == "__main__":
         write_model(name)
     write_tokenizer("byte_level", "gpt2", "llama-bpe")
     write_tokenizer("llama2", "llama", "default")
+    write_word_piece()
     write_answers()

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from make_goldens import HERE, PROMPT, decoder, strong, write_expected
+from make_goldens import HERE, PROMPT, decoder, mend, strong, write_expected
 from make_gguf import SHORT, dequantize, finish, in_order_of_transformers, weights
 
 F32 = gguf.GGMLQuantizationType.F32
@@ -41,7 +41,29 @@ LONG = {
     "long_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5],
     "original_max_position_embeddings": 32,
 }
-# The architecture of the file, and the model.
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
+LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
+# The architecture of the file, and the model. Rows use most experts: with rounded activations, they could
+# select another one of two nearly equal experts.
 FAMILIES = {
     "gemma": ("gemma", config("gemma", head_dim=24)),
     "gemma2": (
@@ -68,7 +90,6 @@ FAMILIES = {
             num_kv_heads=2,
             new_decoder_architecture=True,
             ffn_hidden_size=96,
-            bias=True,
         ),
     ),
     "falcon_mqa": ("falcon", config("falcon", num_kv_heads=1, ffn_hidden_size=96)),
@@ -110,40 +131,120 @@ FAMILIES = {
         ),
     ),
     "olmo2": ("olmo2", config("olmo2")),
+    "gpt_oss": (
+        "gpt-oss",
+        config(
+            "gpt_oss",
+            head_dim=16,
+            num_local_experts=4,
+            num_experts_per_tok=4,
+            sliding_window=20,
+            rope_parameters=YARN | {"truncate": False},
+        ),
+    ),
+    "deepseek_v2": (
+        "deepseek2",
+        config(
+            "deepseek_v2",
+            **LATENT | {"q_lora_rank": None},
+            topk_method="greedy",
+            n_group=1,
+            topk_group=1,
+            routed_scaling_factor=1.5,
+            rope_parameters=YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
+        ),
+    ),
+    "deepseek_v3": (
+        "deepseek2",
+        config(
+            "deepseek_v3",
+            **LATENT | {"num_experts_per_tok": 3},
+            n_group=2,
+            topk_group=1,
+            routed_scaling_factor=1.2,
+        ),
+    ),
 }
 
 
 def heads_of(config):
     """Returns the numbers of query heads and of KV heads, and the dimensions of a head."""
     heads = config.num_attention_heads
+    if config.model_type == "gpt_neox":
+        return heads, heads, config.hidden_size // heads
     kv_heads = getattr(config, "num_kv_heads", None) or getattr(
         config, "num_key_value_heads", heads
     )
     return heads, kv_heads, getattr(config, "head_dim", None) or config.hidden_size // heads
 
 
-def in_transformers(architecture, config, key, numbers):
-    """Returns the parameter of transformers for the numbers of a file."""
+def parts_in_file(config, names, key, shape):
+    """Returns the names and shapes of the tensors that a parameter of transformers becomes."""
+    layer, part = layer_and_part(key)
+    if part == "mlp.experts.gate_up_proj":
+        experts, rows, cols = shape
+        if config.model_type == "gpt_oss":
+            rows, cols = cols, rows
+        half = (experts, rows // 2, cols)
+        return [(f"blk.{layer}.ffn_{which}_exps.weight", half) for which in ("gate", "up")]
+    if part == "mlp.experts.gate_up_proj_bias":
+        half = (shape[0], shape[1] // 2)
+        return [(f"blk.{layer}.ffn_{which}_exps.bias", half) for which in ("gate", "up")]
+    if part.startswith("mlp.experts.down_proj"):
+        suffix = "bias" if part.endswith("bias") else "weight"
+        if config.model_type == "gpt_oss" and suffix == "weight":
+            shape = (shape[0], shape[2], shape[1])
+        return [(f"blk.{layer}.ffn_down_exps.{suffix}", shape)]
+    if part == "mlp.gate.e_score_correction_bias":
+        return [(f"blk.{layer}.exp_probs_b.bias", shape)]
+    if part == "self_attn.sinks":
+        return [(f"blk.{layer}.attn_sinks.weight", shape)]
+    if part == "self_attn.kv_b_proj.weight" and config.model_type == "deepseek_v3":
+        heads, rank = config.num_attention_heads, config.kv_lora_rank
+        return [
+            (f"blk.{layer}.attn_k_b.weight", (heads, rank, config.qk_nope_head_dim)),
+            (f"blk.{layer}.attn_v_b.weight", (heads, config.v_head_dim, rank)),
+        ]
+    if ".q_layernorm.norms." in key or ".k_layernorm.norms." in key:
+        which = part.split(".")[1][0]
+        return [(f"blk.{layer}.attn_{which}_norm.weight", shape)]
+    if config.model_type == "gpt2" and len(shape) == 2 and ".h." in key:
+        shape = shape[::-1]
+    return [(names.get_name(key, (".weight", ".bias")), shape)]
+
+
+def layer_and_part(key):
+    """Returns the number of the layer in a key, and what follows it."""
+    pieces = key.split(".")
+    number = next((i for i, piece in enumerate(pieces) if piece.isdigit()), len(pieces))
+    return "".join(pieces[number : number + 1]), ".".join(pieces[number + 1 :])
+
+
+def in_transformers(architecture, config, key, parts):
+    """Returns the parameter of transformers for the numbers of its tensors in a file."""
     heads, kv_heads, dim = heads_of(config)
+    _, part = layer_and_part(key)
+    numbers = parts[0]
+    if architecture == "gpt-oss" and part.startswith("mlp.experts."):
+        if not part.endswith("bias"):
+            parts = [numbers.swapaxes(1, 2) for numbers in parts]
+        # Gate and up alternate.
+        return np.stack(parts, axis=-1).reshape(*parts[0].shape[:-1], -1)
+    if part == "mlp.experts.gate_up_proj":
+        return np.concatenate(parts, axis=1)
+    if len(parts) == 2:  # kv_b_proj
+        keys, values = parts
+        return np.concatenate([keys.swapaxes(1, 2), values], axis=1).reshape(-1, values.shape[-1])
     if architecture == "gpt2" and numbers.ndim == 2 and ".h." in key:
         return numbers.T
     if architecture == "granite" and key.split(".")[-2] in ("q_proj", "k_proj"):
         return in_order_of_transformers(numbers, heads if "q_proj" in key else kv_heads)
     if "query_key_value" in key and architecture in ("falcon", "gptneox"):
-        if architecture == "gptneox":
-            kv_heads = heads
         rows = np.arange(numbers.shape[0])
         q, k, v = np.split(rows, [heads * dim, (heads + kv_heads) * dim])
         parts = (q.reshape(kv_heads, -1), k.reshape(kv_heads, dim), v.reshape(kv_heads, dim))
         return numbers[np.concatenate(parts, axis=1).reshape(-1)]
     return numbers
-
-
-def name_in_file(names, key):
-    if ".q_layernorm.norms." in key or ".k_layernorm.norms." in key:
-        _, _, layer, _, which, *_ = key.split(".")
-        return f"blk.{layer}.attn_{which[0]}_norm.weight"
-    return names.get_name(key, (".weight", ".bias"))
 
 
 def embedding_deviation(config):
@@ -153,43 +254,58 @@ def embedding_deviation(config):
     return 0.05 if "gemma" in config.model_type else 0.15
 
 
+def vector(in_file, key, shape, random):
+    """Returns numbers of a norm, a bias or a router, which files have in F32."""
+    center = 1 if ("norm" in key or ".ln_" in key) and not key.endswith("bias") else 0
+    if "exp_probs_b" in in_file:
+        center = 1  # transformers would prefer experts of other groups to those with scores below 0
+    deviation = 1.0 / shape[-1] ** 0.5 if "gate_inp.weight" in in_file else 0.3
+    return (center + deviation * random.standard_normal(shape)).astype(np.float32)
+
+
 def build(name, seed):
     """Returns the model, a prompt, and the tensors for the file."""
     architecture, config = FAMILIES[name]
     number = next(arch for arch, text in gguf.MODEL_ARCH_NAMES.items() if text == architecture)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     random = np.random.default_rng(seed)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    model = mend(model.float())
     state, tensors, used = model.state_dict(), {}, 0
     for key in state:
         if key in ("lm_head.weight", "embed_out.weight") and config.tie_word_embeddings:
             continue
-        shape = tuple(state[key].shape)
-        if architecture == "gpt2" and len(shape) == 2 and ".h." in key:
-            shape = shape[::-1]
-        in_file = name_in_file(names, key)
-        if len(shape) == 1 or "norm" in key:
-            center = 1 if "norm" in key or ".ln_" in key else 0
-            numbers = (0 if key.endswith("bias") else center) + 0.3 * random.standard_normal(shape)
-            numbers = numbers.astype(np.float32)
-            if architecture.startswith("gemma"):  # files have weights plus 1
-                numbers -= 1
-                tensors[in_file] = (numbers + np.float32(1), F32)
-            elif ".norms." in key:  # one tensor for all heads
-                rows = [*tensors[in_file][0], numbers] if in_file in tensors else [numbers]
-                tensors[in_file] = (np.stack(rows), F32)
+        parts = []
+        for in_file, shape in parts_in_file(config, names, key, tuple(state[key].shape)):
+            if (
+                len(shape) == 1
+                or in_file.endswith("bias")
+                or "norm" in key
+                or "gate_inp" in in_file
+            ):
+                numbers = vector(in_file, key, shape, random)
+                if architecture.startswith("gemma"):  # files have weights plus 1
+                    tensors[in_file] = (numbers, F32)
+                    numbers = numbers - np.float32(1)
+                elif ".norms." in key:  # one tensor for all heads
+                    rows = [*tensors[in_file][0], numbers] if in_file in tensors else [numbers]
+                    tensors[in_file] = (np.stack(rows), F32)
+                else:
+                    tensors[in_file] = (numbers, F32)
             else:
-                tensors[in_file] = (numbers, F32)
-        else:
-            kind = SHORT[used % len(SHORT)]
-            used += 1
-            deviation = (
-                embedding_deviation(config) if "token_embd" in in_file else 2.0 / shape[-1] ** 0.5
-            )
-            rows = weights(kind, shape, deviation, random)
-            numbers = dequantize(kind, rows).reshape(shape)
-            tensors[in_file] = (rows, gguf.GGMLQuantizationType[kind])
-        numbers = in_transformers(architecture, config, key, numbers)
+                kind = SHORT[used % len(SHORT)]
+                used += 1
+                deviation = (
+                    embedding_deviation(config)
+                    if "token_embd" in in_file
+                    else 2.0 / shape[-1] ** 0.5
+                )
+                rows = weights(kind, (int(np.prod(shape[:-1])), shape[-1]), deviation, random)
+                numbers = dequantize(kind, rows).reshape(shape)
+                rows = rows.reshape(*shape[:-1], -1)
+                tensors[in_file] = (rows, gguf.GGMLQuantizationType[kind])
+            parts.append(numbers)
+        numbers = in_transformers(architecture, config, key, parts)
         state[key].copy_(torch.from_numpy(np.ascontiguousarray(numbers)))
     model.tie_weights()
     prompt = np.random.default_rng(seed + 1).integers(3, config.vocab_size, size=PROMPT).tolist()
@@ -208,8 +324,11 @@ def write_parameters(writer, architecture, config):
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(inner)
     writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    if getattr(config, "head_dim", None):
+    # Latents are those of all heads, unless the file has the expanded form.
+    writer.add_head_count_kv(1 if config.model_type == "deepseek_v3" else kv_heads)
+    if architecture == "deepseek2":
+        write_latent(writer, config)
+    elif getattr(config, "head_dim", None):
         writer.add_key_length(dim)
         writer.add_value_length(dim)
     if hasattr(config, "rms_norm_eps"):
@@ -228,12 +347,43 @@ def write_parameters(writer, architecture, config):
         "logits_scaling": writer.add_logit_scale,
         "logit_scale": writer.add_logit_scale,
         "sliding_window": writer.add_sliding_window,
+        "num_experts_per_tok": writer.add_expert_used_count,
     }
     for field, add in numbers.items():
         if getattr(config, field, None) is not None:
             add(getattr(config, field))
+    if architecture == "gpt-oss":
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_feed_forward_length(config.intermediate_size)
     if architecture in ("gptneox", "stablelm"):
         writer.add_parallel_residual(config.use_parallel_residual)
+
+
+def write_latent(writer, config):
+    rotated, values = config.qk_rope_head_dim, config.v_head_dim
+    length = config.qk_nope_head_dim + rotated
+    sigmoid = config.model_type == "deepseek_v3"
+    if sigmoid:  # the form with kv_b_proj in two tensors
+        writer.add_key_length(config.kv_lora_rank + rotated)
+        writer.add_value_length(config.kv_lora_rank)
+        writer.add_key_length_mla(length)
+        writer.add_value_length_mla(values)
+        writer.add_q_lora_rank(config.q_lora_rank)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+    else:
+        writer.add_key_length(length)
+        writer.add_value_length(values)
+    kind = gguf.ExpertGatingFuncType.SIGMOID if sigmoid else gguf.ExpertGatingFuncType.SOFTMAX
+    writer.add_expert_gating_func(kind)
+    writer.add_kv_lora_rank(config.kv_lora_rank)
+    writer.add_rope_dimension_count(rotated)
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    writer.add_expert_count(config.n_routed_experts)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
 
 
 def write_rope(writer, config, dim):
@@ -242,10 +392,17 @@ def write_rope(writer, config, dim):
     if "rope_theta" not in rope:
         return
     writer.add_rope_freq_base(rope["rope_theta"])
-    writer.add_rope_dimension_count(int(dim * rope.get("partial_rotary_factor", 1.0)))
+    if not hasattr(config, "kv_lora_rank"):
+        writer.add_rope_dimension_count(int(dim * rope.get("partial_rotary_factor", 1.0)))
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if "mscale_all_dim" in rope:
+            writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
     if rope["rope_type"] == "longrope":
         original = rope["original_max_position_embeddings"]
         writer.add_rope_scaling_orig_ctx_len(original)

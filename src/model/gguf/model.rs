@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value as Json, json};
 
-use super::architecture::{Architecture, ExpertNames, MAX_NUMBER, Windows};
+use super::architecture::{Architecture, MAX_NUMBER, SCORES, SIGMOID, Windows};
+use super::names::{ExpertNames, Naming};
 use super::{Gguf, Metadata, Tensor, split};
 use crate::backend::NormKind;
 use crate::error::{Error, Result, try_vec};
-use crate::model::spec::{Layout, Linear, ModelSpec, Norm, RowOrder, Vector};
+use crate::model::spec::{Attention, LatentAttention, Layer, Layout, Linear, ModelSpec, Norm, RowOrder, Source, TensorPart, Vector};
 use crate::sys::files;
 
 /// Limit of the pairs of a head that rotate.
@@ -32,13 +33,13 @@ pub fn find(path: &Path) -> Result<Option<PathBuf>> {
 
 /// Returns the tensors of a file by the names that Hugging Face has for them.
 pub fn tensors(file: &Gguf) -> Result<Vec<(String, Tensor)>> {
-    let architecture = Architecture::from_metadata(&file.metadata)?;
-    let (_, experts) = architecture.in_hugging_face(&file.metadata)?;
-    let mut named = Vec::new();
-    for tensor in file.tensors() {
-        architecture.rename(experts, |name| file.tensor(name).is_some(), tensor, &mut named)?;
-    }
-    Ok(named)
+    let metadata = &file.metadata;
+    let architecture = Architecture::from_metadata(metadata)?;
+    let (_, experts) = architecture.in_hugging_face(metadata)?;
+    let fields = Fields { metadata, architecture };
+    let (heads, dim) = fields.heads()?;
+    let [queries, keys] = [heads, fields.kv_heads(heads)?].map(|heads| heads.saturating_mul(dim));
+    Naming { file, names: architecture.names, experts, qkv_rows: [queries, keys, keys] }.tensors()
 }
 
 /// Reads the values of one architecture, and names their keys in errors.
@@ -70,6 +71,19 @@ impl Fields<'_> {
 
     fn number(&self, name: &str) -> Result<Option<f64>> {
         self.metadata.number(&self.key(name))
+    }
+
+    /// Returns the number of query heads and the dimensions of each.
+    fn heads(&self) -> Result<(usize, usize)> {
+        let heads = self.required("attention.head_count")?;
+        match self.whole("attention.key_length")? {
+            Some(dim) => Ok((heads, dim)),
+            None => Ok((heads, self.required("embedding_length")?.checked_div(heads).unwrap_or(0))),
+        }
+    }
+
+    fn kv_heads(&self, heads: usize) -> Result<usize> {
+        Ok(self.whole("attention.head_count_kv")?.unwrap_or(heads))
     }
 }
 
@@ -105,21 +119,23 @@ fn add_some(config: &mut Map<String, Json>, names: &[&str], value: Option<impl I
     }
 }
 
-/// Returns the dimensions of a head.
+/// Returns the dimensions of a head, or with latent attention those that rotate.
 fn add_sizes(fields: &Fields, file: &Gguf, config: &mut Map<String, Json>) -> Result<usize> {
     let embedding = file.tensor("token_embd.weight").ok_or_else(|| Error::model("tensor token_embd.weight is missing"))?;
-    let (heads, hidden) = (fields.required("attention.head_count")?, fields.required("embedding_length")?);
-    let head_dim = match fields.whole("attention.key_length")? {
-        Some(dim) => dim,
-        None => hidden.checked_div(heads).unwrap_or(0),
+    let (heads, head_dim) = fields.heads()?;
+    let head_dim = match fields.whole("attention.kv_lora_rank")? {
+        Some(rank) => add_latent(fields, head_dim, rank, config)?,
+        None => {
+            fields.require("attention.value_length", head_dim)?;
+            head_dim
+        }
     };
-    fields.require("attention.value_length", head_dim)?;
     add(config, &["vocab_size"], embedding.shape[0]);
-    add(config, &["hidden_size", "n_embd"], hidden);
+    add(config, &["hidden_size", "n_embd"], fields.required("embedding_length")?);
     add(config, &["num_hidden_layers", "n_layer"], fields.required("block_count")?);
     add(config, &["intermediate_size", "ffn_hidden_size", "n_inner"], fields.required("feed_forward_length")?);
     add(config, &["num_attention_heads", "n_head"], heads);
-    add(config, &["num_key_value_heads", "num_kv_heads"], fields.whole("attention.head_count_kv")?.unwrap_or(heads));
+    add(config, &["num_key_value_heads", "num_kv_heads"], fields.kv_heads(heads)?);
     add(config, &["head_dim"], head_dim);
     let positions = fields.required("context_length")?;
     add(config, &["max_position_embeddings", "n_positions"], positions);
@@ -133,6 +149,23 @@ fn add_sizes(fields: &Fields, file: &Gguf, config: &mut Map<String, Json>) -> Re
         }
     }
     Ok(head_dim)
+}
+
+/// Adds the sizes of latent attention. Returns the dimensions of a head that rotate.
+fn add_latent(fields: &Fields, key_length: usize, rank: usize, config: &mut Map<String, Json>) -> Result<usize> {
+    // Files whose kv_b_proj has two parts have the sizes of latents under the usual keys.
+    let head_dim = fields.whole("attention.key_length_mla")?.unwrap_or(key_length);
+    let values = match fields.whole("attention.value_length_mla")? {
+        Some(values) => values,
+        None => fields.required("attention.value_length")?,
+    };
+    let rotated = fields.required("rope.dimension_count")?;
+    add(config, &["kv_lora_rank"], rank);
+    add_some(config, &["q_lora_rank"], fields.whole("attention.q_lora_rank")?.filter(|&rank| rank > 0));
+    add(config, &["qk_rope_head_dim"], rotated);
+    add(config, &["qk_nope_head_dim"], head_dim.saturating_sub(rotated));
+    add(config, &["v_head_dim"], values);
+    Ok(rotated)
 }
 
 fn add_rope(fields: &Fields, file: &Gguf, head_dim: usize, config: &mut Map<String, Json>) -> Result<()> {
@@ -195,11 +228,25 @@ fn add_forms(fields: &Fields, file: &Gguf, config: &mut Map<String, Json>) -> Re
 }
 
 fn add_experts(fields: &Fields, names: ExpertNames, config: &mut Map<String, Json>) -> Result<()> {
-    add(config, &["num_experts"], fields.required("expert_count")?);
+    add(config, &["num_experts", "n_routed_experts"], fields.required("expert_count")?);
     add(config, &["num_experts_per_tok"], fields.required("expert_used_count")?);
     add(config, &["moe_intermediate_size"], fields.whole("expert_feed_forward_length")?);
     add(config, &["shared_expert_intermediate_size"], fields.whole("expert_shared_feed_forward_length")?);
-    add(config, &["norm_topk_prob"], names.normalized);
+    add(config, &["norm_topk_prob"], fields.metadata.flag(&fields.key("expert_weights_norm"))?.unwrap_or(names.normalized));
+    add_some(config, &["n_shared_experts"], fields.whole("expert_shared_count")?.filter(|&shared| shared > 0));
+    add(config, &["first_k_dense_replace"], fields.whole("leading_dense_block_count")?.unwrap_or(0));
+    add(config, &["routed_scaling_factor"], fields.number("expert_weights_scale")?.filter(|&scale| scale != 0.0).unwrap_or(1.0));
+    // Files without these keys choose among all experts.
+    let groups = fields.whole("expert_group_count")?.filter(|&groups| groups > 0);
+    add(config, &["n_group"], groups.unwrap_or(1));
+    add(config, &["topk_group"], fields.whole("expert_group_used_count")?.filter(|_| groups.is_some()).unwrap_or(1));
+    let (scores, method) = match (fields.whole(SCORES)? == Some(SIGMOID), groups) {
+        (true, _) => ("sigmoid", "noaux_tc"),
+        (false, Some(2..)) => ("softmax", "group_limited_greedy"),
+        (false, _) => ("softmax", "greedy"),
+    };
+    add(config, &["scoring_func"], scores);
+    add(config, &["topk_method"], method);
     Ok(())
 }
 
@@ -218,13 +265,28 @@ fn rope_scaling(fields: &Fields, file: &Gguf) -> Result<Json> {
     match (fields.metadata.text(&key)?.unwrap_or("none"), factor) {
         ("none", _) | ("linear", None) => Ok(Json::Null),
         ("linear", Some(factor)) => Ok(json!({"rope_type": "linear", "factor": factor})),
-        ("yarn", factor) => Ok(json!({
-            "rope_type": "yarn",
-            "factor": factor,
-            "original_max_position_embeddings": fields.required("rope.scaling.original_context_length")?,
-        })),
+        ("yarn", factor) => yarn(fields, factor),
         (other, _) => Err(Error::unsupported(format!("{key} is {other:.80}; supported are none, linear, yarn"))),
     }
+}
+
+fn yarn(fields: &Fields, factor: Option<f64>) -> Result<Json> {
+    for name in ["rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_ext_factor"] {
+        if let Some(found) = fields.number(name)?.filter(|&found| found != 1.0) {
+            return Err(Error::unsupported(format!("{} is {found}; with YaRN, only 1 is supported", fields.key(name))));
+        }
+    }
+    // The file has a tenth of mscale_all_dim, to which it has no mscale: both are equal.
+    let scale = fields.number("rope.scaling.yarn_log_multiplier")?.map(|multiplier| 10.0 * multiplier);
+    let mut yarn = Map::new();
+    add(&mut yarn, &["rope_type"], "yarn");
+    add_some(&mut yarn, &["factor"], factor);
+    add(&mut yarn, &["original_max_position_embeddings"], fields.required("rope.scaling.original_context_length")?);
+    add_some(&mut yarn, &["beta_fast"], fields.number("rope.scaling.yarn_beta_fast")?);
+    add_some(&mut yarn, &["beta_slow"], fields.number("rope.scaling.yarn_beta_slow")?);
+    add_some(&mut yarn, &["mscale", "mscale_all_dim"], scale);
+    add(&mut yarn, &["truncate"], fields.architecture.whole_yarn);
+    Ok(yarn.into())
 }
 
 /// Reads a number for each pair of a head's dimensions.
@@ -251,7 +313,8 @@ fn end_tokens(metadata: &Metadata) -> Result<Vec<usize>> {
 }
 
 /// Changes what a file stores differently than Hugging Face: the pairs that rotate together, the
-/// factors of the frequencies of LLaMA 3, the order of rows and columns, and norms with an offset.
+/// factors of the frequencies of LLaMA 3, the order of rows and columns, norms with an offset, and
+/// matrices that are one tensor there and several here.
 pub fn adapt(file: &Gguf, spec: &mut ModelSpec) -> Result<()> {
     let architecture = Architecture::from_metadata(&file.metadata)?;
     for rope in &mut spec.ropes {
@@ -267,12 +330,11 @@ pub fn adapt(file: &Gguf, spec: &mut ModelSpec) -> Result<()> {
             rope.frequencies.iter_mut().zip(&factors).for_each(|(frequency, factor)| *frequency /= factor);
         }
     }
+    if file.tensor("blk.0.attn_k_b.weight").is_some() {
+        spec.layers.iter_mut().enumerate().for_each(|(index, layer)| separate_heads(index, layer));
+    }
     *spec = spec.try_map(
-        |linear, _| {
-            // All queries precede all keys and values, and matrices are [out, in].
-            let order = if let RowOrder::ByKvHead { .. } = linear.order { RowOrder::Same } else { linear.order };
-            Ok::<Linear, Error>(Linear { layout: Layout::OutIn, order, ..linear.clone() })
-        },
+        |linear, _| Ok::<Linear, Error>(matrix(linear)),
         |norm| {
             // The weights include the offset.
             let kind = if let NormKind::Rms { .. } = norm.kind { NormKind::Rms { unit_offset: false } } else { norm.kind };
@@ -281,4 +343,36 @@ pub fn adapt(file: &Gguf, spec: &mut ModelSpec) -> Result<()> {
         |vector| Ok::<Vector, Error>(vector.clone()),
     )?;
     Ok(())
+}
+
+/// Takes the matrices of the heads of latent attention from tensors for keys and for values.
+fn separate_heads(index: usize, layer: &mut Layer) {
+    let Attention::Latent(LatentAttention { keys, values, .. }) = &mut layer.attention else { return };
+    for (matrices, name) in [(keys, "k_b_proj"), (values, "v_b_proj")] {
+        for (head, matrix) in matrices.iter_mut().enumerate() {
+            *matrix = Linear::new(format!("layers.{index}.self_attn.{name}.{head}"), matrix.rows(), matrix.cols);
+        }
+    }
+}
+
+/// Returns where a matrix is in the file.
+fn matrix(linear: &Linear) -> Linear {
+    let mut linear = linear.clone();
+    if let [TensorPart { source: Source::Rows { .. }, .. }] = linear.parts[..] {
+        return linear;
+    }
+    if let [part] = &linear.parts[..]
+        && let Source::Expert { index, .. } = part.source
+        && let Some((block, matrix)) = part.name.rsplit_once('.')
+    {
+        let names = if matrix == "gate_up_proj" { &["gate_proj", "up_proj"][..] } else { &[matrix] };
+        let rows = part.rows / names.len();
+        linear.parts = names.iter().map(|name| TensorPart::own(format!("{block}.{index}.{name}"), rows)).collect();
+        linear.order = RowOrder::Same;
+    }
+    // All queries precede all keys and values, and matrices are [out, in].
+    if let RowOrder::ByKvHead { .. } = linear.order {
+        linear.order = RowOrder::Same;
+    }
+    linear.layout(Layout::OutIn)
 }

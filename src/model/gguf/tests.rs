@@ -336,10 +336,30 @@ fn names_are_those_of_hugging_face() {
     ] {
         assert_eq!(names(&mut file, name, &[6]), [(expected.to_string(), vec![6])]);
     }
+    // Queries, keys and values in one tensor, where Hugging Face has three.
+    for (key, number) in [("head_count", 2), ("head_count_kv", 1), ("key_length", 2)] {
+        file.metadata.0.insert(format!("qwen2.attention.{key}"), Value::Integer(number));
+    }
+    let projection = |which: &str, rows| (format!("layers.0.self_attn.{which}_proj.bias"), vec![rows]);
+    let fused = names(&mut file, "blk.0.attn_qkv.bias", &[8]);
+    assert_eq!(fused, [projection("k", 2), projection("q", 4), projection("v", 2)]);
+    let offset = |which: &str| {
+        let found = model::tensors(&file).unwrap().into_iter().find(|(name, _)| name.contains(which));
+        found.unwrap().1.offset - vector.offset
+    };
+    assert_eq!([offset("q_proj"), offset("k_proj"), offset("v_proj")], [0, 12, 18]);
+    file.metadata.0.insert("qwen2.attention.head_count".into(), Value::Integer(3));
+    let error = model::tensors(&file).unwrap_err();
+    assert!(error.message().contains("blk.0.attn_qkv.bias: 8 rows in F32; the metadata require [6, 2, 2]"), "{error}");
+    let values: Vec<_> = file.metadata.0.clone().into_iter().collect();
+    file.metadata.0.extend(values.into_iter().map(|(key, value)| (key.replace("qwen2.", "qwen2moe."), value)));
     file.metadata.0.insert("general.architecture".into(), Value::Text("qwen2moe".into()));
     file.metadata.0.insert("qwen2moe.expert_count".into(), Value::Integer(2));
     let expert = |index: usize| (format!("layers.1.mlp.experts.{index}.up_proj.weight"), vec![1, 3]);
     assert_eq!(names(&mut file, "blk.1.ffn_up_exps.weight", &[2, 1, 3]), [expert(0), expert(1)]);
+    let matrix = |index: usize, name: &str| (format!("layers.1.mlp.experts.{index}.{name}_proj.weight"), vec![1, 3]);
+    let both = [matrix(0, "gate"), matrix(0, "up"), matrix(1, "gate"), matrix(1, "up")];
+    assert_eq!(names(&mut file, "blk.1.ffn_gate_up_exps.weight", &[2, 2, 3]), both);
     let gate = ("layers.1.mlp.shared_expert_gate.weight".to_string(), vec![1, 6]);
     assert_eq!(names(&mut file, "blk.1.ffn_gate_inp_shexp.weight", &[6]), [gate]);
     let router = ("layers.1.mlp.gate.weight".to_string(), vec![2, 3]);
@@ -363,11 +383,16 @@ fn a_directory_with_one_file_is_that_file_and_with_two_an_error() {
 }
 
 /// The words are those of the published tokenizers of GPT-4o, Mistral NeMo, DeepSeek V3, LLaMA 3, Qwen
-/// 2.5 and Command R+, in the characters of byte level tokens.
+/// 2.5 and Command R+, and those of llama.cpp, in the characters of byte level tokens.
 #[test]
-fn texts_are_cut_into_the_words_of_the_published_tokenizers() {
+fn texts_are_cut_into_the_words_of_the_published_tokenizers_and_of_llama_cpp() {
+    are_cut_into(include_str!("../../../tests/data/gguf_words.json"));
+    are_cut_into(include_str!("../../../tests/data/gguf_words_llama_cpp.json"));
+}
+
+fn are_cut_into(cases: &str) {
     use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, PreTokenizerWrapper};
-    let cases: serde_json::Value = serde_json::from_str(include_str!("../../../tests/data/gguf_words.json")).unwrap();
+    let cases: serde_json::Value = serde_json::from_str(cases).unwrap();
     for case in cases["words"].as_array().unwrap() {
         let mut metadata = tokenizer("gpt2");
         metadata.0.insert("tokenizer.ggml.pre".into(), Value::Text(case["pre"].as_str().unwrap().into()));
@@ -410,7 +435,9 @@ fn a_tokenizer_that_is_not_supported_is_refused_with_the_key_and_the_value() {
     };
     let words = |text: &str| Some(Value::Text(text.into()));
     for (kind, key, value, part) in [
-        ("bert", "", words(""), "tokenizer.ggml.model is bert; supported are gpt2, llama"),
+        ("rwkv", "", words(""), "tokenizer.ggml.model is rwkv; supported are gpt2, llama, bert"),
+        ("bert", "", words(""), "tokenizer.ggml.unknown_token_id is missing"),
+        ("bert", "tokenizer.ggml.unknown_token_id", Some(Value::Integer(0)), "add_sep_token is true, and the file has no seperator token"),
         ("gpt2", "tokenizer.ggml.model", None, "tokenizer.ggml.model is missing"),
         ("gpt2", "tokenizer.ggml.tokens", Some(Value::Integer(1)), "tokenizer.ggml.tokens is not a list of texts"),
         ("gpt2", "tokenizer.ggml.token_type", Some(Value::Integers(vec![1])), "token_type is not a list of 4 whole numbers"),

@@ -36,6 +36,36 @@ const DEEPSEEK3: [&str; 3] = [
     r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##,
 ];
 
+/// The words of the first DeepSeek models: line ends, letters, punctuation, Chinese, Japanese and Korean,
+/// numbers. The letters are those with cases in Unicode, except for the Armenian and Georgian ones.
+const DEEPSEEK_LLM: [&str; 6] = [
+    r"[\r\n]",
+    "\\s?[A-Za-z\u{B5}\u{C0}-\u{D6}\u{D8}-\u{F6}\u{F8}-\u{1BA}\u{1BC}-\u{1BF}\u{1C4}-\u{293}\
+     \u{295}-\u{2AF}\u{370}-\u{373}\u{376}\u{377}\u{37B}-\u{37D}\u{37F}\u{386}\u{388}-\u{38A}\
+     \u{38C}\u{38E}-\u{3A1}\u{3A3}-\u{3F5}\u{3F7}-\u{481}\u{48A}-\u{52F}\u{531}-\u{556}\
+     \u{10A0}-\u{10C5}\u{13A0}-\u{13F5}\u{13F8}-\u{13FD}\u{1C90}-\u{1CBA}\u{1CBD}-\u{1CBF}\
+     \u{1D00}-\u{1D2B}\u{1D6B}-\u{1D77}\u{1D79}-\u{1D9A}\u{1E00}-\u{1F15}\u{1F18}-\u{1F1D}\
+     \u{1F20}-\u{1F45}\u{1F48}-\u{1F4D}\u{1F50}-\u{1F57}\u{1F59}\u{1F5B}\u{1F5D}\
+     \u{1F5F}-\u{1F7D}\u{1F80}-\u{1FB4}\u{1FB6}-\u{1FBC}\u{1FBE}\u{1FC2}-\u{1FC4}\
+     \u{1FC6}-\u{1FCC}\u{1FD0}-\u{1FD3}\u{1FD6}-\u{1FDB}\u{1FE0}-\u{1FEC}\u{1FF2}-\u{1FF4}\
+     \u{1FF6}-\u{1FFC}\u{2102}\u{2107}\u{210A}-\u{2113}\u{2115}\u{2119}-\u{211D}\u{2124}\
+     \u{2126}\u{2128}\u{212A}-\u{212D}\u{212F}-\u{2134}\u{2139}\u{213C}-\u{213F}\
+     \u{2145}-\u{2149}\u{214E}\u{2183}\u{2184}\u{2C00}-\u{2C7B}\u{2C7E}-\u{2CE4}\
+     \u{2CEB}-\u{2CEE}\u{2CF2}\u{2CF3}\u{A640}-\u{A66D}\u{A680}-\u{A69B}\u{A722}-\u{A76F}\
+     \u{A771}-\u{A787}\u{A78B}-\u{A78E}\u{AB70}-\u{ABBF}\u{FB00}-\u{FB06}\u{FB13}-\u{FB17}\
+     \u{FF21}-\u{FF3A}\u{FF41}-\u{FF5A}\u{10400}-\u{1044F}\u{104B0}-\u{104D3}\
+     \u{104D8}-\u{104FB}\u{10C80}-\u{10CB2}\u{10CC0}-\u{10CF2}\u{118A0}-\u{118DF}\
+     \u{1E900}-\u{1E943}]+",
+    "\\s?[!-/:-~\u{FF01}-\u{FF0F}\u{FF1A}-\u{FF5E}\u{2018}-\u{201F}\u{3000}-\u{3002}]+",
+    r"\s+$",
+    CHINESE_JAPANESE_KOREAN,
+    r"\p{N}+",
+];
+const DEEPSEEK_CODER: [&str; 5] = [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", CHINESE_JAPANESE_KOREAN, r"\p{N}"];
+const CHINESE_JAPANESE_KOREAN: &str = "[\u{4E00}-\u{9FA5}\u{800}-\u{4E00}\u{AC00}-\u{D7FF}]+";
+/// The words of BLOOM: all characters but spaces and punctuation that ends a sentence or its parts.
+const BLOOM: &str = " ?[^(\\s|.,!?\u{2026}\u{3002}\u{FF0C}\u{3001}\u{964}\u{6D4}\u{60C})]+";
+
 /// How a text is cut into words before tokens are merged.
 #[derive(Clone, Copy)]
 enum Words {
@@ -59,7 +89,7 @@ struct Form {
     ignore_merges: bool,
 }
 
-const FORMS: [Form; 11] = [
+const FORMS: [Form; 15] = [
     Form {
         names: &["gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "gigachat", "jina-es", "jina-de", "mellum", "a.x-4.0", "trillion"],
         words: Words::Gpt2,
@@ -83,8 +113,17 @@ const FORMS: [Form; 11] = [
     Form { names: &["tekken"], words: Words::Patterns(&[TEKKEN]), nfc: false, ignore_merges: true },
     Form { names: &["gpt-4o", "llama4"], words: Words::Patterns(&[GPT4O]), nfc: false, ignore_merges: false },
     Form { names: &["deepseek-v3"], words: Words::Patterns(&DEEPSEEK3), nfc: false, ignore_merges: false },
+    Form { names: &["deepseek-llm"], words: Words::Patterns(&DEEPSEEK_LLM), nfc: false, ignore_merges: false },
+    Form { names: &["deepseek-coder"], words: Words::Patterns(&DEEPSEEK_CODER), nfc: false, ignore_merges: false },
+    Form { names: &["bloom", "poro-chat", "gpt3-finnish"], words: Words::Patterns(&[BLOOM]), nfc: false, ignore_merges: false },
+    Form { names: &["viking"], words: Words::Patterns(&[BLOOM, r"\p{N}"]), nfc: false, ignore_merges: false },
     Form { names: &["command-r"], words: Words::Gpt2Digits, nfc: true, ignore_merges: false },
-    Form { names: &["smollm", "starcoder", "refact", "codeshell"], words: Words::Gpt2Digits, nfc: false, ignore_merges: false },
+    Form {
+        names: &["smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b"],
+        words: Words::Gpt2Digits,
+        nfc: false,
+        ignore_merges: false,
+    },
     Form { names: &["falcon"], words: Words::Falcon, nfc: false, ignore_merges: false },
 ];
 
@@ -127,27 +166,26 @@ impl Tokens<'_> {
         self.texts.iter().enumerate().map(|(id, text)| (text.clone(), id.into())).collect::<Map<_, _>>().into()
     }
 
-    /// Returns the document that adds the first and the last token.
-    fn post_processor(&self, add_bos: bool) -> Result<Json> {
-        let (first, last) = (self.flag("add_bos_token", add_bos)?, self.flag("add_eos_token", false)?);
-        let required = |flag: &str, name: &str| {
-            self.named(name)?.ok_or_else(|| Error::model(format!("tokenizer.ggml.{flag} is true, and the file has no {name} token")))
-        };
-        let special = |text: &str| json!({"SpecialToken": {"id": text, "type_id": 0}});
+    /// Returns the document that adds the first and the last token: the flags that say so, the names of
+    /// the tokens, and what is without a flag.
+    fn post_processor(&self, ends: [(&str, &str, bool); 2]) -> Result<Json> {
         let (mut template, mut tokens) = (vec![json!({"Sequence": {"id": "A", "type_id": 0}})], Map::new());
-        if first {
-            let (id, text) = required("add_bos_token", "bos")?;
-            template.insert(0, special(text));
-            tokens.insert(text.into(), json!({"id": text, "ids": [id], "tokens": [text]}));
-        }
-        if last {
-            let (id, text) = required("add_eos_token", "eos")?;
-            template.push(special(text));
+        for (end, (flag, name, default)) in ends.into_iter().enumerate() {
+            if !self.flag(flag, default)? {
+                continue;
+            }
+            let missing = || Error::model(format!("tokenizer.ggml.{flag} is true, and the file has no {name} token"));
+            let (id, text) = self.named(name)?.ok_or_else(missing)?;
+            let place = if end == 0 { 0 } else { template.len() };
+            template.insert(place, json!({"SpecialToken": {"id": text, "type_id": 0}}));
             tokens.insert(text.into(), json!({"id": text, "ids": [id], "tokens": [text]}));
         }
         Ok(json!({"type": "TemplateProcessing", "single": template, "pair": template, "special_tokens": tokens}))
     }
 }
+
+/// The last token of most tokenizers.
+const EOS: (&str, &str, bool) = ("add_eos_token", "eos", false);
 
 /// Returns the documents of the tokenizer in a file.
 pub fn documents(metadata: &Metadata) -> Result<TextDocuments> {
@@ -165,7 +203,8 @@ pub fn documents(metadata: &Metadata) -> Result<TextDocuments> {
     let tokenizer = match kind {
         "gpt2" => byte_level(&tokens)?,
         "llama" => sentence_piece(&tokens)?,
-        other => return Err(Error::unsupported(format!("tokenizer.ggml.model is {other:.80}; supported are gpt2, llama"))),
+        "bert" => word_piece(&tokens)?,
+        other => return Err(Error::unsupported(format!("tokenizer.ggml.model is {other:.80}; supported are gpt2, llama, bert"))),
     };
     Ok(TextDocuments { tokenizer, config: config(&tokens)? })
 }
@@ -205,7 +244,7 @@ fn byte_level(tokens: &Tokens) -> Result<Json> {
         "added_tokens": tokens.added(),
         "normalizer": if *nfc { json!({"type": "NFC"}) } else { Json::Null },
         "pre_tokenizer": pre_tokenizer(*words),
-        "post_processor": tokens.post_processor(*ignore_merges)?,
+        "post_processor": tokens.post_processor([("add_bos_token", "bos", *ignore_merges), EOS])?,
         "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
         "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null, "end_of_word_suffix": null,
             "fuse_unk": false, "byte_fallback": false, "ignore_merges": ignore_merges, "vocab": tokens.vocabulary(), "merges": merges},
@@ -252,7 +291,7 @@ fn sentence_piece(tokens: &Tokens) -> Result<Json> {
         "added_tokens": tokens.added(),
         "normalizer": {"type": "Sequence", "normalizers": normalizers},
         "pre_tokenizer": null,
-        "post_processor": tokens.post_processor(true)?,
+        "post_processor": tokens.post_processor([("add_bos_token", "bos", true), EOS])?,
         "decoder": {"type": "Sequence", "decoders": decoders},
         "model": {"type": "BPE", "dropout": null, "unk_token": unknown, "continuing_subword_prefix": null, "end_of_word_suffix": null,
             "fuse_unk": true, "byte_fallback": true, "ignore_merges": false, "vocab": tokens.vocabulary(),
@@ -274,4 +313,30 @@ fn merges_by_score(texts: &[String], scores: &[f32]) -> Vec<Json> {
     }
     merges.sort_by(|one, other| other.0.total_cmp(&one.0).then((one.1, one.2).cmp(&(other.1, other.2))));
     merges.into_iter().map(|(_, left, right)| json!([texts[left], texts[right]])).collect()
+}
+
+/// Prefix of a token within a word in Hugging Face. In files, tokens that begin a word have a prefix.
+const WITHIN_WORD: &str = "##";
+/// Characters of the longest word that is not unknown.
+const MAX_WORD: usize = 100;
+
+/// WordPiece, the tokenizer of BERT: words without accents and in lower case.
+fn word_piece(tokens: &Tokens) -> Result<Json> {
+    let (unknown_id, _) = tokens.named("unknown")?.ok_or_else(|| Error::model("tokenizer.ggml.unknown_token_id is missing"))?;
+    let text = |id: usize| match tokens.texts[id].strip_prefix(SPACE) {
+        Some(word) => word.to_string(),
+        None if tokens.texts[id].starts_with('[') && tokens.texts[id].ends_with(']') => tokens.texts[id].clone(),
+        None => format!("{WITHIN_WORD}{}", tokens.texts[id]),
+    };
+    let vocabulary: Map<_, _> = (0..tokens.texts.len()).map(|id| (text(id), id.into())).collect();
+    Ok(json!({
+        "version": "1.0",
+        "added_tokens": tokens.added(),
+        "normalizer": {"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null, "lowercase": true},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": tokens.post_processor([("add_bos_token", "bos", true), ("add_sep_token", "seperator", true)])?,
+        "decoder": {"type": "WordPiece", "prefix": WITHIN_WORD, "cleanup": true},
+        "model": {"type": "WordPiece", "vocab": vocabulary, "unk_token": text(unknown_id), "continuing_subword_prefix": WITHIN_WORD,
+            "max_input_chars_per_word": MAX_WORD},
+    }))
 }
