@@ -1,5 +1,6 @@
 // All kernels, compiled into one fatbin.
 #include "attention.cu"
+#include "blocks.cu"
 #include "cache.cu"
 #include "draw.cu"
 #include "elementwise.cu"

@@ -6,21 +6,8 @@
 // stored to shared memory. If w is in fp8, x is converted to bf16, which has the range of f32, and
 // w is converted to bf16 before the tensor cores multiply it. The rows of an fp8 matrix are
 // followed by one f32 scale per row, which multiplies the finished sums.
-//
-// Whatever the tile, each element of out is summed over k in order, by the same instructions, and
-// no sum is split among blocks or warps. Therefore a row has the same bits in every batch.
 // After the last k both operands are zeros, which do not change the sums.
-#include "tensor.cuh"
-
-// A tile of ROWS x OUTS elements, of which each warp computes WARP_ROWS x WARP_OUTS. A step has
-// STEP_BYTES of each row of x in shared memory. Shared memory holds STAGES steps of w.
-template <u32 ROWS_, u32 OUTS_, u32 WARP_ROWS_, u32 WARP_OUTS_, u32 STEP_BYTES_, u32 STAGES_> struct MatmulTile {
-    static constexpr u32 ROWS = ROWS_, OUTS = OUTS_, WARP_ROWS = WARP_ROWS_, WARP_OUTS = WARP_OUTS_;
-    static constexpr u32 STEP_BYTES = STEP_BYTES_, STAGES = STAGES_;
-    static constexpr u32 THREADS = ROWS / WARP_ROWS * (OUTS / WARP_OUTS) * WARP;
-    // A warp's part in tensor core fragments of 16 x 8 elements.
-    static constexpr u32 HIGH = WARP_ROWS / 16, WIDE = WARP_OUTS / 8;
-};
+#include "matmul.cuh"
 
 // Few rows: small tiles, so that all multiprocessors read weights, with 40 KiB in flight for each.
 typedef MatmulTile<16, 32, 16, 8, 256, 6> MatmulTile16;
@@ -28,68 +15,6 @@ typedef MatmulTile<16, 32, 16, 8, 512, 6> MatmulTile16OfBytes; // the same numbe
 typedef MatmulTile<64, 64, 32, 32, 128, 4> MatmulTile64;
 // Many rows: as many sums per loaded number as registers can hold.
 typedef MatmulTile<128, 128, 64, 64, 64, 4> MatmulTile128;
-
-// The type in which a product with a matrix in T is computed, to which x is converted.
-template <class T> struct MultipliedAs {
-    typedef T Number;
-};
-template <> struct MultipliedAs<e4m3> {
-    typedef bf16 Number;
-};
-
-// A step in shared memory. The pitch of rows is 16 bytes larger than the row, so that eight
-// consecutive rows are in different banks.
-template <class Tile, class T> struct StepOf {
-    typedef typename MultipliedAs<T>::Number X;
-    static constexpr u32 NUMBERS = Tile::STEP_BYTES / sizeof(X);
-    static constexpr u32 X_PITCH = NUMBERS + 16 / sizeof(X), W_PITCH = NUMBERS + 16 / sizeof(T);
-};
-
-// Tiles of rows that are scheduled together for the same weights.
-#define MATMUL_BAND 8
-
-// Returns the elements of a row in memory, a multiple of 16 bytes, padded with zeros.
-template <class T> __device__ __forceinline__ u32 pitch_of(u32 cols) {
-    constexpr u32 EACH = sizeof(T) == 1 ? 16 : 8;
-    return div_ceil(cols, EACH) * EACH;
-}
-
-// The operands of a block's product.
-template <class T> struct Product {
-    float *out;        // [rows, outs]
-    const float *x;    // [rows, cols]
-    const T *w;        // [outs, pitch], then, in fp8, [outs] scales
-    const float *bias; // [outs] or null
-    u32 rows, outs, cols, pitch;
-};
-
-// Returns the product of blockIdx.z: a strip of x with its own matrix, or the rows of an expert.
-template <class T>
-__device__ __forceinline__ Product<T> product_of_block(Product<T> all, const T *const *ws, const float *const *biases, const u32 *starts) {
-    if (!ws) return all;
-    u32 z = blockIdx.z;
-    u64 first = starts ? starts[z] : u64(z) * all.rows;
-    u32 rows = starts ? starts[z + 1] - starts[z] : all.rows;
-    Product<T> own = {all.out + first * all.outs, all.x + first * all.cols, ws[z], nullptr, rows, all.outs, all.cols, all.pitch};
-    if (biases) own.bias = biases[z];
-    return own;
-}
-
-struct TilePosition {
-    u32 row, out; // first row and first out
-    bool valid;
-};
-
-// Returns the tile of a block. Blocks start in the order of their numbers: a band of tiles of rows
-// first, and then the next outs. Weights are thus read from memory once per band, while the band's
-// x stays in L2.
-template <class Tile> __device__ __forceinline__ TilePosition tile_of_block(u32 rows) {
-    u32 outs_tiles = gridDim.x, rows_tiles = div_ceil(rows, Tile::ROWS), block = blockIdx.y * gridDim.x + blockIdx.x;
-    u32 above = block / (MATMUL_BAND * outs_tiles) * MATMUL_BAND, within = block % (MATMUL_BAND * outs_tiles);
-    if (above >= rows_tiles) return TilePosition{0, 0, false};
-    u32 height = rows_tiles - above < MATMUL_BAND ? rows_tiles - above : MATMUL_BAND;
-    return TilePosition{(above + within % height) * Tile::ROWS, within / height * Tile::OUTS, within < height * outs_tiles};
-}
 
 // Starts the copy of a step of w to shared memory, padded with zeros.
 template <class Tile, class T>
@@ -105,59 +30,6 @@ __device__ __forceinline__ void copy_w(T *to /* [OUTS, W_PITCH] */, const Produc
         copy_async_16(to + out * Step::W_PITCH + across, valid ? from + i * DOWN * p.pitch : p.w, valid);
     }
 }
-
-// A thread's part of a step of x.
-template <class Tile, class T> struct PartOfX {
-    typedef StepOf<Tile, T> Step;
-    static constexpr u32 ACROSS = Step::NUMBERS / 4, DOWN = Tile::THREADS / ACROSS, COUNT = Tile::ROWS / DOWN;
-    float4 numbers[COUNT];
-
-    static __device__ __forceinline__ u32 across() { return threadIdx.x % ACROSS * 4; }
-    static __device__ __forceinline__ u32 down(u32 i) { return threadIdx.x / ACROSS + i * DOWN; }
-
-    // Loads the part, padded with zeros.
-    __device__ __forceinline__ void load(const Product<T> &p, u32 first_row, u32 first_k) {
-        u32 k = first_k + across();
-        const float *from = p.x + u64(first_row + down(0)) * p.cols + k;
-        if (p.cols % 4 == 0) {
-#pragma unroll
-            for (u32 i = 0; i < COUNT; i++) {
-                bool valid = first_row + down(i) < p.rows && k < p.cols;
-                numbers[i] = valid ? *reinterpret_cast<const float4 *>(from + i * DOWN * p.cols) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            }
-        } else { // rows are not aligned
-#pragma unroll
-            for (u32 i = 0; i < COUNT; i++) {
-                const float *row = from + i * DOWN * p.cols;
-                u32 count = first_row + down(i) < p.rows && k < p.cols ? p.cols - k : 0;
-                numbers[i].x = count > 0 ? row[0] : 0.0f;
-                numbers[i].y = count > 1 ? row[1] : 0.0f;
-                numbers[i].z = count > 2 ? row[2] : 0.0f;
-                numbers[i].w = count > 3 ? row[3] : 0.0f;
-            }
-        }
-    }
-
-    __device__ __forceinline__ void store(typename Step::X *to /* [ROWS, X_PITCH] */) const {
-#pragma unroll
-        for (u32 i = 0; i < COUNT; i++) {
-            typename Step::X *row = to + down(i) * Step::X_PITCH;
-            if constexpr (sizeof(T) == 1) store_4_beside_bytes(row + across() / 16 * 16 + across() % 16 / 2, numbers[i]);
-            else store_4(row + across(), numbers[i]);
-        }
-    }
-
-    static __device__ __forceinline__ void store_4(float *to, float4 x) { *reinterpret_cast<float4 *>(to) = x; }
-    template <class Half> static __device__ __forceinline__ void store_4(Half *to, float4 x) {
-        *reinterpret_cast<uint2 *>(to) = make_uint2(pack2<Half>(x.x, x.y), pack2<Half>(x.z, x.w));
-    }
-    // Permutes 16 numbers to match the bytes of w. ldmatrix gives a lane four consecutive bytes of
-    // w, the even ones of which form one operand and the odd ones the other.
-    static __device__ __forceinline__ void store_4_beside_bytes(bf16 *to, float4 x) {
-        *reinterpret_cast<u32 *>(to) = pack2<bf16>(x.x, x.z);
-        *reinterpret_cast<u32 *>(to + 8) = pack2<bf16>(x.y, x.w);
-    }
-};
 
 // sums += x * w over a step, by a warp on tensor cores.
 template <class Tile, class T>
@@ -246,39 +118,6 @@ __device__ __forceinline__ void add_step_f32(float (&sums)[Tile::HIGH][Tile::WID
     }
 }
 
-// Returns the scales of an out and of the next one.
-template <class T> __device__ __forceinline__ float2 scales_of(const Product<T> &, u32) { return make_float2(1.0f, 1.0f); }
-__device__ __forceinline__ float2 scales_of(const Product<e4m3> &p, u32 out) {
-    const float *scales = reinterpret_cast<const float *>(p.w + u64(p.outs) * p.pitch);
-    return make_float2(out < p.outs ? scales[out] : 0.0f, out + 1 < p.outs ? scales[out + 1] : 0.0f);
-}
-
-// out = sums * scales + bias, for a warp that starts at this row and out.
-template <class Tile, class T>
-__device__ __forceinline__ void write_sums(const float (&sums)[Tile::HIGH][Tile::WIDE][4], const Product<T> &p, u32 first_row,
-                                           u32 first_out) {
-#pragma unroll
-    for (u32 wide = 0; wide < Tile::WIDE; wide++) {
-        u32 out = first_out + wide * 8 + lane_in_warp() % 4 * 2;
-        float2 scales = scales_of(p, out);
-        float bias[2] = {p.bias && out < p.outs ? p.bias[out] : 0.0f, p.bias && out + 1 < p.outs ? p.bias[out + 1] : 0.0f};
-#pragma unroll
-        for (u32 i = 0; i < 2 * Tile::HIGH; i++) {
-            u32 row = first_row + lane_in_warp() / 4 + i * 8;
-            if (row >= p.rows) continue;
-            float *to = p.out + u64(row) * p.outs + out;
-            const float(&sum)[4] = sums[i / 2][wide];
-            float low = fmaf(sum[i % 2 * 2], scales.x, bias[0]), high = fmaf(sum[i % 2 * 2 + 1], scales.y, bias[1]);
-            if (p.outs % 2 == 0 && out < p.outs) {
-                *reinterpret_cast<float2 *>(to) = make_float2(low, high);
-            } else {
-                if (out < p.outs) to[0] = low;
-                if (out + 1 < p.outs) to[1] = high;
-            }
-        }
-    }
-}
-
 template <class Tile, class T> __device__ __forceinline__ void multiply(const Product<T> &p, TilePosition tile) {
     typedef StepOf<Tile, T> Step;
     typedef typename Step::X X;
@@ -321,14 +160,14 @@ template <class Tile, class T> __device__ __forceinline__ void multiply(const Pr
 // OUTS rows of w, and of 2 * ROWS rows of x.
 #define MATMUL(name, T, Tile)                                                           \
     extern "C" __global__ void __launch_bounds__(Tile::THREADS) matmul_##name(          \
-        float *out /* [rows, outs], [strips, rows, outs] or [routes, outs] */,          \
+        float *out /* [rows, stride], [strips, rows, stride] or [routes, stride] */,    \
         const float *x /* [rows, cols], [strips, rows, cols] or [routes, cols] */,      \
         const T *w /* a matrix; null if there are ws */,                                        \
         const float *bias /* [outs] or null */,                                         \
         const T *const *ws /* [products] matrices, or null */,                       \
         const float *const *biases /* [products] of [outs] or null; or null */,         \
-        const u32 *starts /* [products + 1] or null */, u32 rows, u32 outs, u32 cols) { \
-        Product<T> all = {out, x, w, bias, rows, outs, cols, pitch_of<T>(cols)};        \
+        const u32 *starts /* [products + 1] or null */, u32 rows, u32 outs, u32 cols, u32 stride) { \
+        Product<T> all = {out, x, w, bias, rows, outs, cols, pitch_of<T>(cols), stride};        \
         Product<T> own = product_of_block(all, ws, biases, starts);                     \
         TilePosition tile = tile_of_block<Tile>(own.rows);                             \
         if (tile.valid) multiply<Tile>(own, tile);                                    \

@@ -4,7 +4,7 @@ use super::options::Dtype;
 use crate::error::{Error, Result};
 
 /// A storage type of GGUF files. Numbers are stored in blocks along the rows of a matrix.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // the names of the format
 #[allow(non_camel_case_types)]
 pub enum BlockType {

@@ -34,6 +34,10 @@ impl Alloc for CudaBackend {
         sections.iter().map(|section| Matrix::bytes(cols, section)).sum()
     }
 
+    fn stores_blocks(&self) -> bool {
+        true
+    }
+
     fn packed_bytes<'a>(&'a self, _matrix: &'a Matrix) -> Result<&'a [u8]> {
         Err(no_packing())
     }

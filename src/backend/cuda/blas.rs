@@ -20,7 +20,7 @@ use cudarc::cublaslt::sys::{self, cublasComputeType_t, cudaDataType};
 use super::context::Context;
 use super::device::Device;
 use super::function::{Shape, launch};
-use super::matrix::Matrix;
+use super::matrix::Part;
 use super::memory::{Address, Memory};
 use super::stored::Stored;
 use crate::error::Result;
@@ -77,7 +77,7 @@ struct Algorithm {
 pub struct Product<'a> {
     pub rows: usize,
     pub x: Address, // [rows, cols], f32
-    pub w: &'a Matrix,
+    pub w: &'a Part,
     pub bias: Address, // [outs] or null
     pub out: Address,  // [rows, outs], f32
 }
@@ -140,7 +140,7 @@ impl Blas {
             Ok(Algorithm { operation, layouts, algorithm })
         };
         match product.w.stored {
-            Stored::As(_) => find(false),
+            Stored::As(_) | Stored::Records(_) => find(false),
             Stored::Fp8 => find(true).or_else(|_: CublasError| find(false)),
         }
     }
@@ -162,7 +162,7 @@ impl Blas {
                 operation.handle,
                 from_ref(&one).cast(),
                 from_ref(&zero).cast(),
-                w.address().0 as *const c_void,
+                w.address.0 as *const c_void,
                 layouts.w.0,
                 x.0 as *const c_void,
                 layouts.x.0,
@@ -219,7 +219,7 @@ impl Product<'_> {
         match self.w.stored {
             Stored::Fp8 => launch!(device, kernels.conversions.to_fp8, shape, self.x, self.row_scales(), rows, cols),
             Stored::As(Dtype::F16) => launch!(device, kernels.conversions.to_f16, shape, self.x, rows, cols),
-            Stored::As(_) => launch!(device, kernels.conversions.to_bf16, shape, self.x, rows, cols),
+            Stored::As(_) | Stored::Records(_) => launch!(device, kernels.conversions.to_bf16, shape, self.x, rows, cols),
         }
     }
 
@@ -263,7 +263,8 @@ fn data_type(stored: Stored) -> cudaDataType {
     match stored {
         Stored::As(Dtype::F32) => cudaDataType::CUDA_R_32F,
         Stored::As(Dtype::F16) => cudaDataType::CUDA_R_16F,
-        Stored::As(Dtype::Bf16) => cudaDataType::CUDA_R_16BF,
+        // Records are not multiplied here.
+        Stored::As(Dtype::Bf16) | Stored::Records(_) => cudaDataType::CUDA_R_16BF,
         Stored::Fp8 => cudaDataType::CUDA_R_8F_E4M3,
     }
 }

@@ -14,7 +14,7 @@ pub const WARP: usize = 32;
 pub const FLAT: u32 = 256;
 
 /// A kernel of the device's module.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Function(sys::CUfunction);
 
 // SAFETY: the driver permits the use of its handles from any thread.

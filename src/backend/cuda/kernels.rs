@@ -1,9 +1,13 @@
 //! The kernels of `kernels/`, by family and name.
 
+use std::collections::HashMap;
+
 use super::function::{Function, Shape};
+use super::records::Records;
 use super::stored::Stored;
 use crate::backend::{Act, NormKind, Pairs};
 use crate::error::{Error, Result};
+use crate::types::blocks::BlockType;
 use crate::types::options::{Dtype, KvDtype};
 
 /// A function that returns a kernel by its name.
@@ -34,7 +38,8 @@ family! {
 family! {
     /// Reads of rows of a table, by its storage type.
     Tables {
-        add_positions_bf16, add_positions_f16, add_positions_f32, embed_bf16, embed_f16, embed_f32,
+        add_positions_bf16, add_positions_f16, add_positions_f32, embed_bf16, embed_codes4_by16, embed_codes4_by32, embed_codes5_by32,
+        embed_codes6_by16, embed_codes8_by32, embed_f16, embed_f32,
     }
 }
 
@@ -53,7 +58,9 @@ family! {
 family! {
     /// Products, by the storage type of the matrix and the rows of a tile.
     Products {
-        matmul_bf16_128, matmul_bf16_16, matmul_bf16_64, matmul_f16_128, matmul_f16_16, matmul_f16_64,
+        matmul_bf16_128, matmul_bf16_16, matmul_bf16_64, matmul_codes4_by16_16, matmul_codes4_by16_64, matmul_codes4_by32_16,
+        matmul_codes4_by32_64, matmul_codes5_by32_16, matmul_codes5_by32_64, matmul_codes6_by16_16, matmul_codes6_by16_64,
+        matmul_codes8_by32_16, matmul_codes8_by32_64, matmul_f16_128, matmul_f16_16, matmul_f16_64,
         matmul_f32_128, matmul_f32_16, matmul_f32_64, matmul_fp8_128, matmul_fp8_16, matmul_fp8_64,
     }
 }
@@ -117,7 +124,15 @@ impl Kernels {
 
 impl Tables {
     pub fn embed(&self, stored: Stored) -> Result<Function> {
-        by_dtype(stored, [self.embed_f32, self.embed_f16, self.embed_bf16])
+        let Stored::Records(records) = stored else { return by_dtype(stored, [self.embed_f32, self.embed_f16, self.embed_bf16]) };
+        match (records.bits, records.group) {
+            (4, 16) => Ok(self.embed_codes4_by16),
+            (4, 32) => Ok(self.embed_codes4_by32),
+            (5, 32) => Ok(self.embed_codes5_by32),
+            (6, 16) => Ok(self.embed_codes6_by16),
+            (8, 32) => Ok(self.embed_codes8_by32),
+            (bits, group) => Err(Error::internal(format!("table with codes of {bits} bits in groups of {group}"))),
+        }
     }
 
     pub fn add_positions(&self, stored: Stored) -> Result<Function> {
@@ -131,7 +146,7 @@ fn by_dtype(stored: Stored, [f32, f16, bf16]: [Function; 3]) -> Result<Function>
         Stored::As(Dtype::F32) => Ok(f32),
         Stored::As(Dtype::F16) => Ok(f16),
         Stored::As(Dtype::Bf16) => Ok(bf16),
-        Stored::Fp8 => Err(Error::internal("table in fp8")),
+        Stored::Fp8 | Stored::Records(_) => Err(Error::internal("table in fp8, or table of positions in blocks")),
     }
 }
 
@@ -209,37 +224,66 @@ impl Tile {
     pub const FEW_OF_BYTES: Tile = Tile { step: 512, ..Tile::FEW };
     pub const SOME: Tile = Tile { rows: 64, outs: 64, step: 128, stages: 4 };
     pub const MANY: Tile = Tile { rows: 128, outs: 128, step: 64, stages: 4 };
+    /// For records.
+    pub const FEW_OF_RECORDS: Tile = Tile { step: 512, ..Tile::FEW };
+    pub const SOME_OF_RECORDS: Tile = Tile { stages: 3, ..Tile::SOME };
     const THREADS: u32 = 128;
     /// Padding bytes between rows in shared memory.
     const BETWEEN: usize = 16;
 
     /// Returns the bytes of shared memory: all stages of weights, and two steps of rows. With
-    /// weights in fp8, rows are in bf16.
+    /// weights in fp8 or records, rows are in bf16.
     pub fn shared(self, stored: Stored) -> u32 {
-        let of_weights = if stored == Stored::Fp8 { self.step / 2 } else { self.step };
-        (self.stages * self.outs * (of_weights + Self::BETWEEN) + 2 * self.rows * (self.step + Self::BETWEEN)) as u32
+        let of_weights = match stored {
+            Stored::As(_) => self.step + Self::BETWEEN,
+            Stored::Fp8 => self.step / 2 + Self::BETWEEN,
+            // An odd number of 16 bytes.
+            Stored::Records(records) => records.bytes() | Self::BETWEEN,
+        };
+        (self.stages * self.outs * of_weights + 2 * self.rows * (self.step + Self::BETWEEN)) as u32
     }
 }
 
 impl Products {
     /// Permits the shared memory that exceeds the default limit.
     fn allow_shared(&self) -> Result<()> {
-        let stored = [Stored::As(Dtype::F32), Stored::As(Dtype::F16), Stored::As(Dtype::Bf16), Stored::Fp8];
-        let mut kernels =
-            stored.into_iter().flat_map(|stored| self.kernels(stored).map(|(function, tile)| (function, tile.shared(stored))));
-        kernels.try_for_each(|(function, shared)| function.allow_shared(shared))
+        let numbers = [Stored::As(Dtype::F32), Stored::As(Dtype::F16), Stored::As(Dtype::Bf16), Stored::Fp8];
+        let records = BlockType::all().filter_map(Records::of).map(Stored::Records);
+        let mut most: HashMap<Function, u32> = HashMap::new();
+        for stored in numbers.into_iter().chain(records) {
+            for (function, tile) in self.kernels(stored) {
+                let most = most.entry(function).or_default();
+                *most = tile.shared(stored).max(*most);
+            }
+        }
+        most.into_iter().try_for_each(|(function, shared)| function.allow_shared(shared))
     }
 
     /// Returns the kernels for few, some and many rows.
     fn kernels(&self, stored: Stored) -> [(Function, Tile); 3] {
+        let tile = if stored == Stored::Fp8 { Tile::FEW_OF_BYTES } else { Tile::FEW };
         let [few, some, many] = match stored {
             Stored::As(Dtype::F32) => [self.matmul_f32_16, self.matmul_f32_64, self.matmul_f32_128],
             Stored::As(Dtype::F16) => [self.matmul_f16_16, self.matmul_f16_64, self.matmul_f16_128],
             Stored::As(Dtype::Bf16) => [self.matmul_bf16_16, self.matmul_bf16_64, self.matmul_bf16_128],
             Stored::Fp8 => [self.matmul_fp8_16, self.matmul_fp8_64, self.matmul_fp8_128],
+            Stored::Records(records) => {
+                let [few, some] = self.of_records(records);
+                return [(few, Tile::FEW_OF_RECORDS), (some, Tile::SOME_OF_RECORDS), (some, Tile::SOME_OF_RECORDS)];
+            }
         };
-        let tile = if stored == Stored::Fp8 { Tile::FEW_OF_BYTES } else { Tile::FEW };
         [(few, tile), (some, Tile::SOME), (many, Tile::MANY)]
+    }
+
+    /// Returns the kernels for few and for some rows.
+    fn of_records(&self, records: Records) -> [Function; 2] {
+        match (records.bits, records.group) {
+            (4, 16) => [self.matmul_codes4_by16_16, self.matmul_codes4_by16_64],
+            (4, _) => [self.matmul_codes4_by32_16, self.matmul_codes4_by32_64],
+            (5, _) => [self.matmul_codes5_by32_16, self.matmul_codes5_by32_64],
+            (6, _) => [self.matmul_codes6_by16_16, self.matmul_codes6_by16_64],
+            _ => [self.matmul_codes8_by32_16, self.matmul_codes8_by32_64],
+        }
     }
 
     /// Returns the kernel for the expected number of rows, and its launch configuration for

@@ -9,7 +9,7 @@ use super::memory::{Address, Memory};
 use super::stored::Stored;
 use crate::backend::alloc::no_such_number;
 use crate::backend::{RowSource, Section, Storage};
-use crate::error::{Error, Result, try_vec};
+use crate::error::{Error, Result, try_vec, try_with_capacity};
 use crate::types::options::Dtype;
 
 /// Bytes that are read from a file at a time.
@@ -18,62 +18,122 @@ const LOAD_BYTES: usize = 16 << 20;
 pub struct Matrix {
     pub rows: usize,
     pub cols: usize,
-    pub stored: Stored,
+    /// At least one part.
+    parts: Vec<Part>,
     memory: Memory,
+}
+
+/// Consecutive rows of one storage type.
+#[derive(Debug, Clone, Copy)]
+pub struct Part {
+    /// Number of the first row in the matrix.
+    pub first: usize,
+    pub rows: usize,
+    pub cols: usize,
+    pub stored: Stored,
+    pub address: Address,
 }
 
 impl Matrix {
     pub fn bytes(cols: usize, section: &Section) -> u64 {
-        let Storage::Numbers { to, .. } = section.storage else { return 0 };
         // Loading reports formats that cannot be stored.
-        Stored::for_format(to).map_or(0, |stored| section.rows as u64 * (stored.row_bytes(cols) + stored.scale_bytes()) as u64)
+        Stored::for_storage(section.storage).map_or(0, |stored| bytes_of(stored, section.rows, cols).next_multiple_of(16) as u64)
     }
 
-    /// Reads rows and stores them in the format of the section.
-    pub fn load(device: &Device, cols: usize, sections: &[Section], source: RowSource) -> Result<Matrix> {
-        let &[Section { rows, storage: Storage::Numbers { from: dtype, to: format } }] = sections else {
-            return Err(Error::unsupported("internal error: a matrix on a CUDA device has blocks, or several sections"));
-        };
-        let stored = Stored::for_format(format)?;
-        let matrix = Matrix { rows, cols, stored, memory: device.memory(Self::bytes(cols, &sections[0]))? };
-        let (row, padded) = (cols * dtype.bytes(), stored.row_bytes(cols));
+    /// Reads rows and stores them in the formats of the sections.
+    pub fn load(device: &Device, cols: usize, sections: &[Section], mut source: RowSource) -> Result<Matrix> {
+        let memory = device.memory(sections.iter().map(|section| Self::bytes(cols, section)).sum())?;
+        let mut matrix = Matrix { rows: 0, cols, parts: try_with_capacity(sections.len())?, memory };
+        let mut offset = 0;
+        for section in sections {
+            let (first, rows, stored) = (matrix.rows, section.rows, Stored::for_storage(section.storage)?);
+            let part = Part { first, rows, cols, stored, address: matrix.memory.address().at(offset) };
+            Loading { device, memory: &matrix.memory, offset, part, section }.run(&mut source)?;
+            matrix.parts.push(part);
+            matrix.rows += rows;
+            offset += Self::bytes(cols, section);
+        }
+        Ok(matrix)
+    }
+
+    pub fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// Returns the part that has all rows. None: there are several.
+    pub fn only(&self) -> Option<&Part> {
+        if let [part] = &self.parts[..] { Some(part) } else { None }
+    }
+}
+
+impl Part {
+    /// Returns the address of the rows' scales, if they have scales.
+    pub fn scales(&self) -> Address {
+        self.address.at((self.rows * self.stored.row_bytes(self.cols)) as u64)
+    }
+
+    pub fn pitch(&self) -> usize {
+        self.stored.pitch(self.cols)
+    }
+}
+
+fn bytes_of(stored: Stored, rows: usize, cols: usize) -> usize {
+    rows * (stored.row_bytes(cols) + stored.scale_bytes())
+}
+
+/// The transfer of a part to the device.
+struct Loading<'a> {
+    device: &'a Device,
+    memory: &'a Memory,
+    /// Place of the part in the memory.
+    offset: u64,
+    part: Part,
+    section: &'a Section,
+}
+
+impl Loading<'_> {
+    fn run(&self, source: &mut RowSource) -> Result<()> {
+        let Part { first, rows, cols, stored, .. } = self.part;
+        let (row, padded) = (self.section.row_bytes(cols), stored.row_bytes(cols));
         let piece = (LOAD_BYTES / row.max(1)).clamp(1, rows.max(1));
         let mut read = try_vec(piece * row, 0u8)?;
         let mut written = try_vec(piece * padded, 0u8)?;
         let mut scales = try_vec(rows * stored.scale_bytes(), 0u8)?;
         let mut floats = try_vec(if stored == Stored::Fp8 { cols } else { 0 }, 0.0f32)?;
-        for first in (0..rows).step_by(piece) {
-            let count = piece.min(rows - first);
-            (source.read)(first, &mut read[..count * row])?;
+        for start in (0..rows).step_by(piece) {
+            let count = piece.min(rows - start);
+            (source.read)(first + start, &mut read[..count * row])?;
             (source.advance)(count * row)?;
-            for (i, (from, to)) in read.chunks_exact(row.max(1)).zip(written.chunks_exact_mut(padded.max(1))).take(count).enumerate() {
-                let converted = match stored {
-                    Stored::As(to_dtype) => convert(dtype, to_dtype, from, to),
-                    Stored::Fp8 => {
-                        dtype.visit(from, |k, x| floats[k] = x);
-                        let scale = fp8::store_row(&floats, to);
-                        scale.map(|scale| scales.as_chunks_mut().0[first + i] = scale.to_le_bytes()).ok_or(NoSuchNumber)
-                    }
-                };
-                converted.map_err(|NoSuchNumber| no_such_number(first + i, format))?;
+            let both = read.chunks_exact(row.max(1)).zip(written.chunks_exact_mut(padded.max(1)));
+            for (i, (from, to)) in both.take(count).enumerate() {
+                if let Some(scale) = self.store_row(start + i, from, to, &mut floats)? {
+                    scales.as_chunks_mut().0[start + i] = scale.to_le_bytes();
+                }
             }
-            device.write(&matrix.memory, (first * padded) as u64, &written[..count * padded])?;
+            self.device.write(self.memory, self.offset + (start * padded) as u64, &written[..count * padded])?;
         }
-        device.write(&matrix.memory, (rows * padded) as u64, &scales)?;
-        Ok(matrix)
+        self.device.write(self.memory, self.offset + (rows * padded) as u64, &scales)
     }
 
-    pub fn address(&self) -> Address {
-        self.memory.address()
-    }
-
-    /// Returns the address of the rows' scales, if they have scales.
-    pub fn scales(&self) -> Address {
-        self.address().at((self.rows * self.stored.row_bytes(self.cols)) as u64)
-    }
-
-    pub fn pitch(&self) -> usize {
-        self.stored.pitch(self.cols)
+    /// Stores a row of the part. Returns its scale, if rows have scales.
+    fn store_row(&self, row: usize, from: &[u8], to: &mut [u8], floats: &mut [f32]) -> Result<Option<f32>> {
+        let row = self.part.first + row;
+        match (self.section.storage, self.part.stored) {
+            (Storage::Blocks(_), Stored::Records(records)) => {
+                to.fill(0);
+                records.store_row(from, to).map(|()| None).map_err(|error| error.within(format_args!("row {row}")))
+            }
+            (Storage::Numbers { from: dtype, to: format }, Stored::As(to_dtype)) => {
+                convert(dtype, to_dtype, from, to).map(|()| None).map_err(|NoSuchNumber| no_such_number(row, format))
+            }
+            (Storage::Numbers { from: dtype, to: format }, Stored::Fp8) => {
+                dtype.visit(from, |k, x| floats[k] = x);
+                fp8::store_row(floats, to).map(Some).ok_or_else(|| no_such_number(row, format))
+            }
+            (Storage::Blocks(_), _) | (Storage::Numbers { .. }, Stored::Records(_)) => {
+                Err(Error::internal("a section is stored as another one"))
+            }
+        }
     }
 }
 

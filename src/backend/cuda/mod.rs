@@ -23,6 +23,7 @@ mod matrix;
 mod memory;
 mod moves;
 mod ops;
+mod records;
 mod routes;
 mod sampler;
 mod steps;

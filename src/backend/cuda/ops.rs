@@ -5,25 +5,21 @@ use super::function::{FLAT, Function, Shape, WARP, launch, row_threads};
 use super::inputs::{InputRange, Inputs};
 use super::kernels::{RowCounts, act_number, norm_number, pairs_number};
 use super::kv::Kv;
-use super::matrix::Matrix;
+use super::matrix::{Matrix, Part};
 use super::memory::Address;
 use super::routes::Routes;
 use super::stored::Stored;
 use super::tables::Key;
 use super::{CudaBackend, MANY_ROWS, attention, blas};
 use crate::backend::{Act, AttentionShape, ExpertOf, Glu, Heads, MatrixOf, NormOf, Ops, RotaryEmbedding, Routing, Strips};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::types::options::Dtype;
 
-/// The matrices and biases of a product in parts, and the first row of each part.
-struct Lists {
-    matrices: Address,
-    biases: Address,
+/// The matrices and biases of products of rows in groups, and the first row of each group.
+struct Groups<'a> {
+    count: usize,
+    of: ExpertOf<'a, Matrix, Buf>,
     starts: Address,
-}
-
-impl Lists {
-    const NONE: Lists = Lists { matrices: Address::NULL, biases: Address::NULL, starts: Address::NULL };
 }
 
 impl CudaBackend {
@@ -34,14 +30,49 @@ impl CudaBackend {
         Shape::new((blocks as u32, 1, 1), FLAT)
     }
 
-    /// Launches products of rows in parts, each with its own matrix. With `lists.starts`, the
-    /// number of rows per part is only known on the device.
-    fn product(&self, counts: RowCounts, x: &Buf, first: &Matrix, lists: Lists, bias: Option<&Buf>, out: &mut Buf) {
-        let (function, shape) = self.device.kernels.products.select(first.stored, first.rows, counts);
-        let Lists { matrices, biases, starts } = lists;
-        let (rows, outs, cols) = (counts.max as u32, first.rows as u32, first.cols as u32);
-        let (x, w, bias, out) = (x.address(), first.address(), address_of(bias), out.address());
-        launch!(self.device, function, shape, out, x, w, bias, matrices, biases, starts, rows, outs, cols);
+    /// Launches products with each part of a matrix. With groups of rows, each group has its own matrix,
+    /// of the same form as `w`. With `starts`, the number of rows per group is only known on the device.
+    fn product(&self, counts: RowCounts, x: &Buf, w: &Matrix, bias: Option<&Buf>, groups: Option<Groups>, out: &mut Buf) {
+        for (index, part) in w.parts().iter().enumerate() {
+            let at = |address: Address| if address == Address::NULL { address } else { address.at((part.first * size_of::<f32>()) as u64) };
+            let (mut matrices, mut biases, mut starts) = (Address::NULL, Address::NULL, Address::NULL);
+            if let Some(Groups { count, of, starts: first_rows }) = &groups {
+                starts = *first_rows;
+                matrices = self.list(Key::Matrices(part.address), (0..*count).map(|group| of(group).0.parts()[index].address.0));
+                let of_bias = |group| at(address_of(of(group).1));
+                if of_bias(0) != Address::NULL {
+                    biases = self.list(Key::Biases(of_bias(0)), (0..*count).map(|group| of_bias(group).0));
+                }
+            }
+            let (function, shape) = self.device.kernels.products.select(part.stored, part.rows, counts);
+            let (rows, outs, cols, stride) = (counts.max as u32, part.rows as u32, part.cols as u32, w.rows as u32);
+            let (x, bias, out) = (x.address(), at(address_of(bias)), at(out.address()));
+            let address = part.address;
+            match part.stored {
+                Stored::Records(records) => {
+                    let (bytes, flags) = (records.bytes() as u32, records.flags());
+                    launch!(
+                        self.device,
+                        function,
+                        shape,
+                        out,
+                        x,
+                        address,
+                        bias,
+                        matrices,
+                        biases,
+                        starts,
+                        rows,
+                        outs,
+                        cols,
+                        stride,
+                        bytes,
+                        flags
+                    );
+                }
+                _ => launch!(self.device, function, shape, out, x, address, bias, matrices, biases, starts, rows, outs, cols, stride),
+            }
+        }
     }
 
     /// Returns the value. After an error, nothing is launched until the next `check` reports it.
@@ -62,25 +93,36 @@ impl CudaBackend {
 
 impl Ops for CudaBackend {
     fn embed(&self, inputs: &Inputs, table: &Matrix, scale: f32, out: &mut Buf) {
+        let Some(table) = self.or_refuse(only(table)) else { return };
         let Some(function) = self.or_refuse(self.device.kernels.tables.embed(table.stored)) else { return };
         let (tokens, cols, pitch) = (inputs.address(inputs.tokens), table.cols as u32, table.pitch() as u32);
         let shape = Shape::for_numbers(inputs.rows as usize, table.cols);
-        launch!(self.device, function, shape, out.address(), table.address(), tokens, cols, pitch, scale);
+        let (out, address) = (out.address(), table.address);
+        match table.stored {
+            Stored::Records(records) => {
+                launch!(self.device, function, shape, out, address, tokens, cols, scale, records.bytes() as u32, records.flags())
+            }
+            _ => launch!(self.device, function, shape, out, address, tokens, cols, pitch, scale),
+        }
     }
 
     fn add_positions(&self, inputs: &Inputs, table: &Matrix, offset: usize, x: &mut Buf) {
+        let Some(table) = self.or_refuse(only(table)) else { return };
         let Some(function) = self.or_refuse(self.device.kernels.tables.add_positions(table.stored)) else { return };
         let (positions, cols, pitch) = (inputs.address(inputs.positions), table.cols as u32, table.pitch() as u32);
         let shape = Shape::for_numbers(inputs.rows as usize, table.cols);
-        launch!(self.device, function, shape, x.address(), table.address(), positions, cols, pitch, offset as u32);
+        launch!(self.device, function, shape, x.address(), table.address, positions, cols, pitch, offset as u32);
     }
 
     fn matmul(&self, rows: usize, x: &Buf, w: &Matrix, bias: Option<&Buf>, out: &mut Buf) {
-        let product = blas::Product { rows, x: x.address(), w, bias: address_of(bias), out: out.address() };
-        let many = rows > MANY_ROWS && w.stored != Stored::As(Dtype::F32);
-        if !many || !self.blas.as_ref().is_some_and(|blas| blas.multiply(&self.device, product)) {
-            self.product(RowCounts::alike(rows, 1), x, w, Lists::NONE, bias, out);
+        let by_blas = |part: &&Part| rows > MANY_ROWS && !matches!(part.stored, Stored::As(Dtype::F32) | Stored::Records(_));
+        if let (Some(blas), Some(part)) = (&self.blas, w.only().filter(by_blas)) {
+            let product = blas::Product { rows, x: x.address(), w: part, bias: address_of(bias), out: out.address() };
+            if blas.multiply(&self.device, product) {
+                return;
+            }
         }
+        self.product(RowCounts::alike(rows, 1), x, w, bias, None, out);
     }
 
     fn add(&self, len: usize, scale: f32, x: &mut Buf, y: &Buf) {
@@ -154,9 +196,8 @@ impl Ops for CudaBackend {
     }
 
     fn matmul_strips(&self, rows: usize, count: usize, x: &Buf, matrix: MatrixOf<Matrix>, out: &mut Buf) {
-        let first = matrix(0);
-        let matrices = self.list(Key::Matrices(first.address()), (0..count).map(|strip| matrix(strip).address().0));
-        self.product(RowCounts::alike(rows, count), x, first, Lists { matrices, ..Lists::NONE }, None, out);
+        let groups = Groups { count, of: &|strip| (matrix(strip), None), starts: Address::NULL };
+        self.product(RowCounts::alike(rows, count), x, matrix(0), None, Some(groups), out);
     }
 
     fn activate(&self, len: usize, act: Act, x: &mut Buf) {
@@ -190,14 +231,10 @@ impl Ops for CudaBackend {
     }
 
     fn matmul_routes(&self, routes: &Routes, x: &Buf, expert: ExpertOf<Matrix, Buf>, out: &mut Buf) {
-        let (first, bias) = expert(0);
-        let matrices = self.list(Key::Matrices(first.address()), (0..routes.experts).map(|e| expert(e).0.address().0));
-        let biases = bias
-            .map_or(Address::NULL, |bias| self.list(Key::Biases(bias.address()), (0..routes.experts).map(|e| address_of(expert(e).1).0)));
-        let lists = Lists { matrices, biases, starts: routes.starts.address() };
         // Each row chooses an expert at most once, so an expert has at most `routes.rows` rows.
         let rows = RowCounts { each: routes.len().div_ceil(routes.experts), max: routes.rows, parts: routes.experts };
-        self.product(rows, x, first, lists, None, out);
+        let groups = Groups { count: routes.experts, of: expert, starts: routes.starts.address() };
+        self.product(rows, x, expert(0).0, None, Some(groups), out);
     }
 
     fn combine_routes(&self, routes: &Routes, width: usize, x: &Buf, out: &mut Buf) {
@@ -222,4 +259,9 @@ impl Ops for CudaBackend {
         let cap = soft_cap.unwrap_or(0.0);
         launch!(self.device, self.device.kernels.elementwise.scale_and_cap, self.flat(len), x.address(), len as u64, scale, cap);
     }
+}
+
+/// Returns the rows of a table, which is one tensor.
+fn only(table: &Matrix) -> Result<&Part> {
+    table.only().ok_or_else(|| Error::internal("table in several parts"))
 }

@@ -1,18 +1,33 @@
 //! The storage types of matrices.
 
+use super::records::Records;
+use crate::backend::Storage;
 use crate::error::{Error, Result};
 use crate::types::options::{Dtype, WeightFormat};
 
-/// The storage type of a matrix. All types are floating-point.
+/// The storage type of the rows of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stored {
     As(Dtype),
     Fp8,
+    /// Blocks of integer codes.
+    Records(Records),
 }
 
 impl Stored {
+    /// Errors: `Unsupported` for the integer formats, and for blocks without codes.
+    pub fn for_storage(storage: Storage) -> Result<Stored> {
+        match storage {
+            Storage::Numbers { to, .. } => Stored::for_format(to),
+            Storage::Blocks(kind) => match Records::of(kind) {
+                Some(records) => Ok(Stored::Records(records)),
+                None => Err(Error::internal(format!("a section of {} blocks, which have no codes", kind.name()))),
+            },
+        }
+    }
+
     /// Errors: `Unsupported` for the integer formats.
-    pub fn for_format(format: WeightFormat) -> Result<Stored> {
+    fn for_format(format: WeightFormat) -> Result<Stored> {
         match format {
             WeightFormat::F32 => Ok(Stored::As(Dtype::F32)),
             WeightFormat::F16 => Ok(Stored::As(Dtype::F16)),
@@ -31,10 +46,14 @@ impl Stored {
     }
 
     pub fn row_bytes(self, cols: usize) -> usize {
-        self.pitch(cols) * if let Stored::As(dtype) = self { dtype.bytes() } else { 1 }
+        match self {
+            Stored::As(dtype) => self.pitch(cols) * dtype.bytes(),
+            Stored::Fp8 => self.pitch(cols),
+            Stored::Records(records) => records.row_bytes(cols),
+        }
     }
 
-    /// Returns the bytes of a row's scale.
+    /// Returns the bytes of a row's scale, which follows all rows.
     pub fn scale_bytes(self) -> usize {
         if self == Stored::Fp8 { size_of::<f32>() } else { 0 }
     }

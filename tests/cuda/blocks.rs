@@ -1,0 +1,230 @@
+//! Products and embeddings of quantized blocks on the CUDA backend, compared with the numbers of the
+//! blocks. The kernels run on the host (tests/cuda).
+
+#[path = "../support/mod.rs"]
+mod support;
+
+use half::f16;
+
+use pagedllm::backend::cpu::CpuBackend;
+use pagedllm::backend::cuda::CudaBackend;
+use pagedllm::backend::{Alloc, Backend, Ops, Routing, RowSource, Section, Storage};
+use pagedllm::error::{Code, Result};
+use pagedllm::types::batch::Batch;
+use pagedllm::types::blocks::BlockType;
+use pagedllm::types::options::{Dtype, Isa, WeightFormat};
+use support::{Random, cuda};
+
+fn types() -> impl Iterator<Item = BlockType> {
+    BlockType::all().filter(|kind| kind.codes().is_some())
+}
+
+/// Returns the places of the f16 numbers of a block.
+fn halves(kind: BlockType) -> &'static [usize] {
+    match kind {
+        BlockType::Q4_1 | BlockType::Q5_1 | BlockType::Q4_K | BlockType::Q5_K => &[0, 2],
+        BlockType::Q2_K => &[80, 82],
+        BlockType::Q3_K => &[108],
+        BlockType::Q6_K => &[208],
+        _ => &[0],
+    }
+}
+
+/// Numbers in -1..1 that bf16 represents.
+fn numbers(random: &mut Random, len: usize) -> Vec<f32> {
+    (0..len).map(|_| random.below(129) as f32 / 64.0 - 1.0).collect()
+}
+
+/// The rows of one section, as files have them.
+struct Rows {
+    section: Section,
+    bytes: Vec<u8>,
+}
+
+impl Rows {
+    fn blocks(kind: BlockType, rows: usize, cols: usize, random: &mut Random) -> Rows {
+        let mut bytes: Vec<u8> = (0..kind.row_bytes(cols) * rows).map(|_| random.below(256) as u8).collect();
+        for block in bytes.chunks_exact_mut(kind.block_bytes()) {
+            for &at in halves(kind) {
+                block[at..at + 2].copy_from_slice(&f16::from_f32(random.unit() / 100.0).to_le_bytes());
+            }
+        }
+        Rows { section: Section { rows, storage: Storage::Blocks(kind) }, bytes }
+    }
+
+    fn floats(rows: usize, cols: usize, random: &mut Random) -> Rows {
+        let bytes = numbers(random, rows * cols).iter().flat_map(|number| number.to_le_bytes()).collect();
+        Rows { section: Section::numbers(rows, Dtype::F32, WeightFormat::F32), bytes }
+    }
+
+    /// Returns the numbers. The CPU embeds blocks without rounding.
+    fn numbers(&self, cols: usize) -> Vec<f32> {
+        let cpu = CpuBackend::new(1, Some(Isa::Portable)).unwrap();
+        let table = load(&cpu, cols, std::slice::from_ref(self)).unwrap();
+        embedded(&cpu, &table, &(0..self.section.rows as u32).collect::<Vec<_>>(), cols)
+    }
+}
+
+fn load<B: Backend>(backend: &B, cols: usize, parts: &[Rows]) -> Result<B::Matrix> {
+    let read = |first: usize, out: &mut [u8]| {
+        let mut before = 0;
+        for part in parts {
+            let row_bytes = part.section.row_bytes(cols);
+            if first < before + part.section.rows {
+                out.copy_from_slice(&part.bytes[(first - before) * row_bytes..][..out.len()]);
+                return Ok(());
+            }
+            before += part.section.rows;
+        }
+        unreachable!("row {first} is in no section")
+    };
+    let sections: Vec<Section> = parts.iter().map(|part| part.section).collect();
+    backend.matrix(cols, &sections, RowSource { read: &read, advance: &mut |_| Ok(()) })
+}
+
+fn embedded<B: Backend>(backend: &B, table: &B::Matrix, tokens: &[u32], cols: usize) -> Vec<f32> {
+    let mut inputs = B::Inputs::default();
+    let positions = vec![0; tokens.len()];
+    backend.upload(&Batch { tokens: tokens.to_vec(), positions, ..Batch::default() }, &mut inputs).unwrap();
+    let mut out = backend.vector(&vec![f32::NAN; tokens.len() * cols]).unwrap();
+    backend.embed(&inputs, table, 1.0, &mut out);
+    backend.read(&mut out, tokens.len() * cols).unwrap().to_vec()
+}
+
+/// Checks products of `x` with a matrix of these numbers. Sums are near relative to their terms.
+fn assert_products(what: &str, found: &[f32], x: &[f32], w: &[f32], cols: usize, bias: &[f32]) {
+    let outs = w.len() / cols;
+    assert_eq!(found.len(), x.len() / cols * outs, "{what}");
+    for (i, found) in found.iter().enumerate() {
+        let (row, out) = (i / outs, i % outs);
+        let terms = x[row * cols..][..cols].iter().zip(&w[out * cols..][..cols]).map(|(x, w)| f64::from(*x) * f64::from(*w));
+        let (sum, size) = terms.fold((f64::from(bias[out]), 1.0), |(sum, size), term| (sum + term, size + term.abs()));
+        let error = (f64::from(*found) - sum).abs();
+        assert!(error <= 2e-6 * size, "{what}: row {row}, output {out} is {found}, and should be {sum}");
+    }
+}
+
+fn multiply(backend: &CudaBackend, cols: usize, parts: &[Rows], x: &[f32], bias: &[f32]) -> Vec<f32> {
+    let (rows, outs) = (x.len() / cols, bias.len());
+    let matrix = load(backend, cols, parts).unwrap();
+    let mut out = backend.vector(&vec![f32::NAN; rows * outs]).unwrap();
+    backend.matmul(rows, &backend.vector(x).unwrap(), &matrix, Some(&backend.vector(bias).unwrap()), &mut out);
+    backend.read(&mut out, rows * outs).unwrap().to_vec()
+}
+
+/// One row, the limits of the tiles, and partial records.
+#[test]
+fn products_have_the_numbers_of_the_blocks() {
+    let backend = cuda::backend();
+    for kind in types() {
+        let short = kind.block_len() == 32;
+        for (rows, cols, outs) in [(1, 256, 32), (3, 768, 33), (16, 512, 8), (17, 1280, 70), (65, 2048, 65)] {
+            let cols = if short { cols - 96 } else { cols };
+            let mut random = Random((rows * outs) as u64);
+            let w = Rows::blocks(kind, outs, cols, &mut random);
+            let (x, bias) = (numbers(&mut random, rows * cols), numbers(&mut random, outs));
+            let found = multiply(backend, cols, std::slice::from_ref(&w), &x, &bias);
+            assert_products(&format!("{} {rows}x{cols}x{outs}", kind.name()), &found, &x, &w.numbers(cols), cols, &bias);
+        }
+    }
+}
+
+/// Queries and keys in one type, values in another one, and floats. The second section begins at an odd output.
+#[test]
+fn sections_of_a_matrix_have_their_own_types() {
+    let (backend, cols) = (cuda::backend(), 512);
+    for rows in [1, 20, 70] {
+        let mut random = Random(rows as u64);
+        let parts = [
+            Rows::blocks(BlockType::Q4_K, 41, cols, &mut random),
+            Rows::blocks(BlockType::Q6_K, 32, cols, &mut random),
+            Rows::floats(5, cols, &mut random),
+        ];
+        let numbers_of: Vec<f32> = parts.iter().flat_map(|part| part.numbers(cols)).collect();
+        let (x, bias) = (numbers(&mut random, rows * cols), numbers(&mut random, 78));
+        let found = multiply(backend, cols, &parts, &x, &bias);
+        assert_products(&format!("{rows} rows"), &found, &x, &numbers_of, cols, &bias);
+    }
+}
+
+#[test]
+fn experts_multiply_their_rows_by_their_blocks() {
+    let (backend, cols, count, rows) = (cuda::backend(), 256, 3, 40);
+    let mut random = Random(9);
+    let routing = Routing::softmax(count, 2, true);
+    let mut routes = backend.routes(rows, routing).unwrap();
+    let logits = backend.vector(&numbers(&mut random, rows * count)).unwrap();
+    backend.route(rows, routing, None, &logits, &mut routes);
+    let x = numbers(&mut random, rows * cols);
+    let mut gathered = backend.vector(&vec![f32::NAN; rows * 2 * cols]).unwrap();
+    backend.gather_routes(&routes, cols, &backend.vector(&x).unwrap(), &mut gathered);
+    let experts: Vec<[Rows; 2]> = (0..count)
+        .map(|_| [Rows::blocks(BlockType::Q5_K, 20, cols, &mut random), Rows::blocks(BlockType::Q3_K, 20, cols, &mut random)])
+        .collect();
+    let matrices: Vec<_> = experts.iter().map(|parts| load(backend, cols, parts).unwrap()).collect();
+    let biases: Vec<_> = (0..count).map(|_| numbers(&mut random, 40)).collect();
+    let of_experts: Vec<_> = biases.iter().map(|bias| backend.vector(bias).unwrap()).collect();
+    let mut out = backend.vector(&vec![f32::NAN; rows * 2 * 40]).unwrap();
+    backend.matmul_routes(&routes, &gathered, &|expert| (&matrices[expert], Some(&of_experts[expert])), &mut out);
+    let found = backend.read(&mut out, rows * 2 * 40).unwrap().to_vec();
+    let rows_of_routes = backend.read(&mut gathered, rows * 2 * cols).unwrap().to_vec();
+    // Routes are sorted by expert. An expert's products fit one expert only.
+    let mut counted = vec![0; count];
+    for (x, found) in rows_of_routes.chunks_exact(cols).zip(found.chunks_exact(40)) {
+        let fits = |expert: &usize| {
+            let w: Vec<f32> = experts[*expert].iter().flat_map(|part| part.numbers(cols)).collect();
+            std::panic::catch_unwind(|| assert_products("", found, x, &w, cols, &biases[*expert])).is_ok()
+        };
+        let expert = (0..count).find(fits).expect("the products are those of an expert");
+        counted[expert] += 1;
+        assert!(counted[expert + 1..].iter().all(|&later| later == 0), "routes are sorted by expert: {counted:?}");
+    }
+    assert!(counted.iter().all(|&routes| routes > 0), "{counted:?}");
+}
+
+#[test]
+fn embeddings_have_the_numbers_of_the_blocks() {
+    let backend = cuda::backend();
+    for kind in types() {
+        let cols = if kind.block_len() == 32 { 288 } else { 512 };
+        let rows = Rows::blocks(kind, 9, cols, &mut Random(3));
+        let table = load(backend, cols, std::slice::from_ref(&rows)).unwrap();
+        let found = embedded(backend, &table, &[8, 0, 3], cols);
+        let all = rows.numbers(cols);
+        let expected = [8, 0, 3].map(|row| &all[row * cols..][..cols]).concat();
+        assert_eq!(found, expected, "{}", kind.name());
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_in_any_batch() {
+    let (backend, cols, outs, rows) = (cuda::invariant(), 768, 70, 80);
+    for kind in types() {
+        let mut random = Random(5);
+        let w = Rows::blocks(kind, outs, cols, &mut random);
+        let x: Vec<f32> = (0..rows * cols).map(|_| random.unit()).collect();
+        let bits = |rows: &[f32]| {
+            let found = multiply(backend, cols, std::slice::from_ref(&w), rows, &vec![0.0; outs]);
+            found.iter().map(|number| number.to_bits()).collect::<Vec<_>>()
+        };
+        let all = bits(&x);
+        for (first, count) in [(0, 1), (5, 16), (20, 17)] {
+            let some = bits(&x[first * cols..][..count * cols]);
+            assert_eq!(some, all[first * outs..][..count * outs], "{}: {count} rows from {first} on", kind.name());
+        }
+    }
+}
+
+#[test]
+fn a_matrix_takes_the_planned_bytes_and_a_scale_that_is_not_finite_is_refused_with_its_row() {
+    let (backend, mut random) = (cuda::backend(), Random(1));
+    // Records have 256 numbers. Scales: four bytes, and two for each group; or two or four for each group.
+    for (kind, record) in [(BlockType::Q4_0, 144), (BlockType::Q8_0, 272), (BlockType::Q4_K, 160), (BlockType::Q6_K, 224)] {
+        let section = Section { rows: 3, storage: Storage::Blocks(kind) };
+        assert_eq!(backend.matrix_bytes(512, &[section]), 3 * 2 * record, "{}", kind.name());
+    }
+    let mut rows = Rows::blocks(BlockType::Q8_0, 4, 64, &mut random);
+    rows.bytes[34 * 5..][..2].copy_from_slice(&f16::INFINITY.to_le_bytes());
+    let error = load(backend, 64, &[Rows::floats(2, 64, &mut random), rows]).err().unwrap();
+    assert!(error.code() == Code::Model && error.message().contains("row 4: a scale of a block is inf"), "{error}");
+}
