@@ -161,9 +161,11 @@ test-examples: $(BUILD)/hello_c $(BUILD)/chat_c $(BUILD)/hello_cpp test-node
 	cargo build --locked --example pagedllm-replay
 	python3 tests/replay/check.py target/debug/examples/pagedllm-replay $(MODEL)
 
-# Runs the fuzzer for an hour, before a release.
+# Runs the fuzzers for an hour and a quarter, before a release. That of GGUF files needs a nightly compiler.
 fuzz: lib
 	tests/ffi/c/fuzz/run.sh 3600
+	scripts/setup.sh tsan
+	tests/fuzz/run.sh 900
 
 # Builds and runs programs with the installed tree and with the packages, as users do.
 test-install: lib

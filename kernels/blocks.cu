@@ -9,17 +9,17 @@
 // - the low four bits of the codes, or all eight: for each 32 numbers and each of four lanes, the
 //   numbers 4 * lane to 4 * lane + 3 of the first 16, and those of the second 16;
 // - the fifth bits or the upper two bits, if codes have five or six;
-// - the scales. Nested: a scale and an offset in f16, and for each group an integer that multiplies
-//   the scale, and one that multiplies the offset. Otherwise a scale in f16 and an offset in f16 for
-//   each group. Without offsets, nothing is in place of them, except for the one of the record.
-// Whether codes have an offset and whether scales are nested is known when a kernel is launched.
+// - the scales. Nested: a scale and an offset in f16, integers for all groups that multiply the scale,
+//   and integers for all groups that multiply the offset. Otherwise a scale and an offset in f16 for
+//   each group. Groups without offsets have only scales.
+// Two flags say whether there are offsets, and whether scales are nested.
 #include "matmul.cuh"
 
 #define RECORD 256
 #define WITH_OFFSETS 1
 #define NESTED 2
 
-// As many bytes of weights in flight as in a product with fp8; the steps of x are whole records.
+// Few rows. A step of x has a whole record. In Q4_K, a block has 25 KiB of weights in flight.
 typedef MatmulTile<16, 32, 16, 8, 512, 6> RecordTile16;
 // Any number of rows: a record has four steps of x.
 typedef MatmulTile<64, 64, 32, 32, 128, 3> RecordTile64;
@@ -32,14 +32,18 @@ template <u32 BITS> struct RecordOf {
 // The form of a matrix.
 struct RecordForm {
     u32 bytes; // of a record
+    u32 pitch; // bytes between records in shared memory
     u32 flags;
 
     __device__ __forceinline__ bool offsets() const { return flags & WITH_OFFSETS; }
     __device__ __forceinline__ bool nested() const { return flags & NESTED; }
-    // Bytes between records in shared memory: an odd number of 16, so that eight consecutive records
-    // are in different banks.
-    __device__ __forceinline__ u32 pitch() const { return bytes | 16; }
 };
+
+// Returns the form. Records in shared memory are so far apart that the lanes of a warp, or of half a
+// warp if they read eight bytes, read different banks.
+template <u32 BITS> __device__ __forceinline__ RecordForm form_of(u32 bytes, u32 flags) {
+    return RecordForm{bytes, BITS == 8 ? div_ceil(bytes, 32) * 32 : bytes | 16, flags};
+}
 
 struct Scales {
     float scale, offset;
@@ -85,21 +89,21 @@ template <u32 BITS> __device__ __forceinline__ void codes_of(u32 (&b)[2][2], con
 
 // Starts the copy of a record of each row of w to shared memory. Rows beyond the last become zeros.
 template <class Tile>
-__device__ __forceinline__ void copy_records(u8 *to /* [OUTS, form.pitch()] */, const Product<code> &p, RecordForm form, u32 first_out,
+__device__ __forceinline__ void copy_records(u8 *to /* [OUTS, form.pitch] */, const Product<code> &p, RecordForm form, u32 first_out,
                                              u32 record) {
     u32 chunks = form.bytes / 16;
     const u8 *from = reinterpret_cast<const u8 *>(p.w) + u64(record) * form.bytes;
     for (u32 i = threadIdx.x; i < Tile::OUTS * chunks; i += Tile::THREADS) {
         u32 out = i / chunks, byte = i % chunks * 16;
         bool valid = first_out + out < p.outs;
-        copy_async_16(to + out * form.pitch() + byte, valid ? from + u64(first_out + out) * p.pitch + byte : from, valid);
+        copy_async_16(to + out * form.pitch + byte, valid ? from + u64(first_out + out) * p.pitch + byte : from, valid);
     }
 }
 
 // sums += x * w over 32 numbers of a record, by a warp.
 template <class Tile, u32 BITS, u32 GROUP>
 __device__ __forceinline__ void add_32(float (&sums)[Tile::HIGH][Tile::WIDE][4], const bf16 *x /* [WARP_ROWS, X_PITCH] */,
-                                       const u8 *w /* [WARP_OUTS, form.pitch()] */, RecordForm form, u32 thirty_two) {
+                                       const u8 *w /* [WARP_OUTS, form.pitch] */, RecordForm form, u32 thirty_two) {
     constexpr u32 X_PITCH = StepOf<Tile, code>::X_PITCH, GROUPS = 32 / GROUP, EACH = 2 / GROUPS; // products of a group
     const u32 ones[2] = {0x3f803f80, 0x3f803f80};
     const bf16 *x_lane = x + lane_in_warp() % 16 * X_PITCH + lane_in_warp() / 16 * 8;
@@ -112,15 +116,15 @@ __device__ __forceinline__ void add_32(float (&sums)[Tile::HIGH][Tile::WIDE][4],
     }
 #pragma unroll
     for (u32 wide = 0; wide < Tile::WIDE; wide++) {
-        const u8 *w_wide = w + wide * 8 * form.pitch();
+        const u8 *w_wide = w + wide * 8 * form.pitch;
         u32 b[2][2];
-        codes_of<BITS>(b, w_wide + lane_in_warp() / 4 * form.pitch(), thirty_two, form.offsets());
-        const u8 *scales = w_wide + lane_in_warp() % 4 * 2 * form.pitch() + RecordOf<BITS>::SCALES; // of the outs of a sum
+        codes_of<BITS>(b, w_wide + lane_in_warp() / 4 * form.pitch, thirty_two, form.offsets());
+        const u8 *scales = w_wide + lane_in_warp() % 4 * 2 * form.pitch + RecordOf<BITS>::SCALES; // of the outs of a sum
 #pragma unroll
         for (u32 group = 0; group < GROUPS; group++) {
             Scales of_outs[2];
 #pragma unroll
-            for (u32 i = 0; i < 2; i++) of_outs[i] = scales_of_group<GROUP>(scales + i * form.pitch(), thirty_two * GROUPS + group, form);
+            for (u32 i = 0; i < 2; i++) of_outs[i] = scales_of_group<GROUP>(scales + i * form.pitch, thirty_two * GROUPS + group, form);
 #pragma unroll
             for (u32 high = 0; high < Tile::HIGH; high++) {
                 float of_codes[4] = {};
@@ -141,8 +145,8 @@ template <class Tile, u32 BITS, u32 GROUP>
 __device__ __forceinline__ void multiply_records(const Product<code> &p, RecordForm form, TilePosition tile) {
     typedef StepOf<Tile, code> Step;
     constexpr u32 STEPS = RECORD / Step::NUMBERS, STAGES = Tile::STAGES; // steps of x in a record
-    DYNAMIC_SHARED(u8, w);                                              // [STAGES, OUTS, form.pitch()]
-    bf16 *x = reinterpret_cast<bf16 *>(w + STAGES * Tile::OUTS * form.pitch()); // [2, ROWS, X_PITCH], double buffered
+    DYNAMIC_SHARED(u8, w);                                              // [STAGES, OUTS, form.pitch]
+    bf16 *x = reinterpret_cast<bf16 *>(w + STAGES * Tile::OUTS * form.pitch); // [2, ROWS, X_PITCH], double buffered
     u32 records = div_ceil(p.cols, RECORD);
     u32 warp_row = warp_in_block() / (Tile::OUTS / Tile::WARP_OUTS) * Tile::WARP_ROWS;
     u32 warp_out = warp_in_block() % (Tile::OUTS / Tile::WARP_OUTS) * Tile::WARP_OUTS;
@@ -150,7 +154,7 @@ __device__ __forceinline__ void multiply_records(const Product<code> &p, RecordF
     PartOfX<Tile, code> x_part;
 
     auto begin_w = [&](u32 record) {
-        if (record < records) copy_records<Tile>(w + record % STAGES * Tile::OUTS * form.pitch(), p, form, tile.out, record);
+        if (record < records) copy_records<Tile>(w + record % STAGES * Tile::OUTS * form.pitch, p, form, tile.out, record);
         copy_async_commit(); // empty at the end, so that the number of groups to wait for is constant
     };
     for (u32 record = 0; record < STAGES - 1; record++) begin_w(record);
@@ -164,7 +168,7 @@ __device__ __forceinline__ void multiply_records(const Product<code> &p, RecordF
         __syncthreads(); // the step has arrived, and all warps have finished with the last one, whose memory is reused
         if (step % STEPS == 0) begin_w(record + STAGES - 1);
         const bf16 *x_warp = x_step + warp_row * Step::X_PITCH;
-        const u8 *w_warp = w + (record % STAGES * Tile::OUTS + warp_out) * form.pitch();
+        const u8 *w_warp = w + (record % STAGES * Tile::OUTS + warp_out) * form.pitch;
 #pragma unroll
         for (u32 i = 0; i < Step::NUMBERS / 32; i++)
             add_32<Tile, BITS, GROUP>(sums, x_warp + i * 32, w_warp, form, step % STEPS * (Step::NUMBERS / 32) + i);
@@ -173,14 +177,14 @@ __device__ __forceinline__ void multiply_records(const Product<code> &p, RecordF
 }
 
 // As MATMUL in matmul.cu. `bytes` and `flags` are the form of the records.
-#define MATMUL_RECORDS(name, BITS, GROUP, Tile)                                                                                    \
-    extern "C" __global__ void __launch_bounds__(Tile::THREADS) matmul_##name(                                                     \
-        float *out, const float *x, const code *w, const float *bias, const code *const *ws, const float *const *biases,           \
-        const u32 *starts, u32 rows, u32 outs, u32 cols, u32 stride, u32 bytes, u32 flags) {                                       \
-        Product<code> all = {out, x, w, bias, rows, outs, cols, div_ceil(cols, RECORD) * bytes, stride};                           \
-        Product<code> own = product_of_block(all, ws, biases, starts);                                                             \
-        TilePosition tile = tile_of_block<Tile>(own.rows);                                                                         \
-        if (tile.valid) multiply_records<Tile, BITS, GROUP>(own, RecordForm{bytes, flags}, tile);                                  \
+#define MATMUL_RECORDS(name, BITS, GROUP, Tile)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(Tile::THREADS) matmul_##name(                                                             \
+        float *out, const float *x, const code *w, const float *bias, const code *const *ws, const float *const *biases,                   \
+        const u32 *starts, u32 rows, u32 outs, u32 cols, u32 stride, u32 bytes, u32 flags) {                                               \
+        Product<code> all = {out, x, w, bias, rows, outs, cols, div_ceil(cols, RECORD) * bytes, stride};                                   \
+        Product<code> own = product_of_block(all, ws, biases, starts);                                                                     \
+        TilePosition tile = tile_of_block<Tile>(own.rows);                                                                                 \
+        if (tile.valid) multiply_records<Tile, BITS, GROUP>(own, form_of<BITS>(bytes, flags), tile);                                       \
     }
 
 MATMUL_RECORDS(codes4_by32_16, 4, 32, RecordTile16)
@@ -211,14 +215,14 @@ template <u32 BITS, u32 GROUP> __device__ __forceinline__ float number_of(const 
 }
 
 // out[r] = table[tokens[r]] * scale. Grid: rows, columns.
-#define EMBED_RECORDS(name, BITS, GROUP)                                                                                             \
-    extern "C" __global__ void embed_##name(float *out /* [rows, cols] */, const u8 *table /* [tokens, records] */,                 \
-                                            const u32 *tokens /* [rows] */, u32 cols, float scale, u32 bytes, u32 flags) {          \
-        u32 column = blockIdx.y * blockDim.x + threadIdx.x;                                                                          \
-        if (column >= cols) return;                                                                                                  \
-        const u8 *row = table + u64(tokens[blockIdx.x]) * div_ceil(cols, RECORD) * bytes;                                            \
-        const u8 *record = row + column / RECORD * bytes;                                                                            \
-        out[u64(blockIdx.x) * cols + column] = number_of<BITS, GROUP>(record, column % RECORD, RecordForm{bytes, flags}) * scale;    \
+#define EMBED_RECORDS(name, BITS, GROUP)                                                                                                   \
+    extern "C" __global__ void embed_##name(float *out /* [rows, cols] */, const u8 *table /* [tokens, records] */,                        \
+                                            const u32 *tokens /* [rows] */, u32 cols, float scale, u32 bytes, u32 flags) {                 \
+        u32 column = blockIdx.y * blockDim.x + threadIdx.x;                                                                                \
+        if (column >= cols) return;                                                                                                        \
+        const u8 *row = table + u64(tokens[blockIdx.x]) * div_ceil(cols, RECORD) * bytes;                                                  \
+        const u8 *record = row + column / RECORD * bytes;                                                                                  \
+        out[u64(blockIdx.x) * cols + column] = number_of<BITS, GROUP>(record, column % RECORD, form_of<BITS>(bytes, flags)) * scale;       \
     }
 
 EMBED_RECORDS(codes4_by32, 4, 32)

@@ -117,6 +117,7 @@ const PLAIN_TEXT: &[&str] = &[
     "tests/data",
     "tests/engine",
     "tests/ffi",
+    "tests/fuzz",
     "tests/model",
     "tests/process",
     "tests/replay",

@@ -2,7 +2,7 @@
 
 use super::checkpoint::Checkpoint;
 use super::parts::Parts;
-use super::spec::{Linear, ModelSpec, Role};
+use super::spec::{Attention, Experts, LatentAttention, Linear, Mlp, ModelSpec, Role};
 use crate::backend::{Alloc, Section};
 use crate::error::{Error, Result};
 use crate::types::options::WeightFormat;
@@ -24,6 +24,37 @@ impl<'a> Formats<'a> {
     /// Visits every matrix in the order of loading.
     pub fn visit(self, spec: &ModelSpec, mut visit: impl FnMut(&Linear, &[Section]) -> Result<()>) -> Result<()> {
         spec.try_map(|linear, role| visit(linear, &self.of_matrix(linear, role)?.1), |_| Ok(()), |_| Ok(()))?;
+        Ok(())
+    }
+
+    /// Refuses a layer whose experts, or whose heads, are stored differently: products with all of them
+    /// are one operation.
+    pub fn check_alike(self, spec: &ModelSpec) -> Result<()> {
+        for layer in &spec.layers {
+            if let Mlp::Experts(Experts { experts, .. }) = &layer.mlp {
+                self.check_all(experts.iter().map(|expert| &expert.gate_up), Role::Inner)?;
+                self.check_all(experts.iter().map(|expert| &expert.down), Role::Inner)?;
+            }
+            if let Attention::Latent(LatentAttention { keys, values, .. }) = &layer.attention {
+                self.check_all(keys.iter(), Role::Exact)?;
+                self.check_all(values.iter(), Role::Exact)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_all<'b>(self, matrices: impl Iterator<Item = &'b Linear>, role: Role) -> Result<()> {
+        let mut first = None;
+        for linear in matrices {
+            let (_, sections) = self.of_matrix(linear, role)?;
+            let first = first.get_or_insert_with(|| sections.clone());
+            if *first != sections {
+                return Err(Error::model(format!(
+                    "{} is stored in another type than the same matrix of other experts or heads; convert the model again",
+                    linear.parts[0].weight()
+                )));
+            }
+        }
         Ok(())
     }
 

@@ -63,6 +63,7 @@ pub fn load<'a, B: Alloc>(
     progress: LoadProgress<'a>,
 ) -> Result<LoadedModel<B>> {
     let (formats, mut total) = (Formats::new(backend, checkpoint, requested), 0);
+    formats.check_alike(spec)?;
     formats.visit(spec, |linear, sections| {
         total += source_bytes(linear, sections);
         Ok(())
@@ -100,6 +101,7 @@ impl Meter<'_> {
 /// Checks the name and shape of every tensor. Returns the bytes of the packed weights.
 pub fn bytes<B: Alloc>(backend: &B, spec: &ModelSpec, checkpoint: &Checkpoint, requested: Option<WeightFormat>) -> Result<u64> {
     let (formats, total) = (Formats::new(backend, checkpoint, requested), Cell::new(0));
+    formats.check_alike(spec)?;
     let add = |bytes: Result<u64>| bytes.map(|bytes| total.set(total.get() + bytes));
     spec.try_map(
         |linear, role| add(linear_bytes(backend, linear, checkpoint, &formats.of_matrix(linear, role)?.1)),

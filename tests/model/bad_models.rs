@@ -728,6 +728,26 @@ fn an_error_names_a_tensor_of_an_unsupported_type_and_the_supported_types() {
     failures.none();
 }
 
+/// Products with all experts of a layer are one operation.
+#[test]
+fn an_expert_that_is_stored_in_another_type_than_the_others_is_refused() {
+    let mut failures = Failures::default();
+    for matrix in ["w1", "w2"] {
+        let model = Model::golden("mixtral");
+        let mut tensors = tensors(&model.read("model.safetensors"));
+        for name in ["w1", "w3", "w2"].into_iter().filter(|name| (*name == "w2") == (matrix == "w2")) {
+            let key = format!("model.layers.1.block_sparse_moe.experts.2.{name}.weight");
+            let (stored, shape, data) = tensors.get_mut(&key).unwrap();
+            *stored = Dtype::F32;
+            *data = vec![0; shape.iter().product::<usize>() * 4];
+        }
+        model.write("model.safetensors", serialized(&tensors));
+        let words = [&format!("layers.1.block_sparse_moe.experts.2.{matrix}.weight")[..], "another type", "other experts"];
+        failures.refused(&format!("{matrix} in f32"), &model, Code::Model, &words);
+    }
+    failures.none();
+}
+
 const INDEX: &str = "model.safetensors.index.json";
 const FIRST: &str = "model-00001-of-00004.safetensors";
 const SECOND: &str = "model-00002-of-00004.safetensors";

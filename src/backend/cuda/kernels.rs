@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::function::{Function, Shape};
-use super::records::Records;
+use super::records::{Codes, Records};
 use super::stored::Stored;
 use crate::backend::{Act, NormKind, Pairs};
 use crate::error::{Error, Result};
@@ -125,14 +125,13 @@ impl Kernels {
 impl Tables {
     pub fn embed(&self, stored: Stored) -> Result<Function> {
         let Stored::Records(records) = stored else { return by_dtype(stored, [self.embed_f32, self.embed_f16, self.embed_bf16]) };
-        match (records.bits, records.group) {
-            (4, 16) => Ok(self.embed_codes4_by16),
-            (4, 32) => Ok(self.embed_codes4_by32),
-            (5, 32) => Ok(self.embed_codes5_by32),
-            (6, 16) => Ok(self.embed_codes6_by16),
-            (8, 32) => Ok(self.embed_codes8_by32),
-            (bits, group) => Err(Error::internal(format!("table with codes of {bits} bits in groups of {group}"))),
-        }
+        Ok(match records.codes() {
+            Codes::FourBy16 => self.embed_codes4_by16,
+            Codes::FourBy32 => self.embed_codes4_by32,
+            Codes::FiveBy32 => self.embed_codes5_by32,
+            Codes::SixBy16 => self.embed_codes6_by16,
+            Codes::EightBy32 => self.embed_codes8_by32,
+        })
     }
 
     pub fn add_positions(&self, stored: Stored) -> Result<Function> {
@@ -146,7 +145,8 @@ fn by_dtype(stored: Stored, [f32, f16, bf16]: [Function; 3]) -> Result<Function>
         Stored::As(Dtype::F32) => Ok(f32),
         Stored::As(Dtype::F16) => Ok(f16),
         Stored::As(Dtype::Bf16) => Ok(bf16),
-        Stored::Fp8 | Stored::Records(_) => Err(Error::internal("table in fp8, or table of positions in blocks")),
+        Stored::Fp8 => Err(Error::internal("table in fp8")),
+        Stored::Records(_) => Err(Error::internal("table of positions in blocks")),
     }
 }
 
@@ -192,22 +192,22 @@ fn stage_bytes(dtype: KvDtype, head_dim: usize) -> u32 {
     2 * tokens_at_once(head_dim) * token as u32
 }
 
-/// The rows of products in parts: the expected and the maximum number per part.
+/// The rows of products in groups: the expected and the maximum number per group.
 #[derive(Debug, Clone, Copy)]
 pub struct RowCounts {
     pub each: usize,
     pub max: usize,
-    pub parts: usize,
+    pub groups: usize,
 }
 
 impl RowCounts {
-    /// Returns parts of `rows` rows each.
-    pub fn alike(rows: usize, parts: usize) -> RowCounts {
-        RowCounts { each: rows, max: rows, parts }
+    /// Returns groups of `rows` rows each.
+    pub fn alike(rows: usize, groups: usize) -> RowCounts {
+        RowCounts { each: rows, max: rows, groups }
     }
 }
 
-/// The tile of a thread block, as defined in `kernels/matmul.cu`.
+/// The tile of a thread block, as defined in `kernels/matmul.cu` and `kernels/blocks.cu`.
 #[derive(Debug, Clone, Copy)]
 pub struct Tile {
     rows: usize,
@@ -237,8 +237,7 @@ impl Tile {
         let of_weights = match stored {
             Stored::As(_) => self.step + Self::BETWEEN,
             Stored::Fp8 => self.step / 2 + Self::BETWEEN,
-            // An odd number of 16 bytes.
-            Stored::Records(records) => records.bytes() | Self::BETWEEN,
+            Stored::Records(records) => records.shared_pitch(),
         };
         (self.stages * self.outs * of_weights + 2 * self.rows * (self.step + Self::BETWEEN)) as u32
     }
@@ -277,21 +276,21 @@ impl Products {
 
     /// Returns the kernels for few and for some rows.
     fn of_records(&self, records: Records) -> [Function; 2] {
-        match (records.bits, records.group) {
-            (4, 16) => [self.matmul_codes4_by16_16, self.matmul_codes4_by16_64],
-            (4, _) => [self.matmul_codes4_by32_16, self.matmul_codes4_by32_64],
-            (5, _) => [self.matmul_codes5_by32_16, self.matmul_codes5_by32_64],
-            (6, _) => [self.matmul_codes6_by16_16, self.matmul_codes6_by16_64],
-            _ => [self.matmul_codes8_by32_16, self.matmul_codes8_by32_64],
+        match records.codes() {
+            Codes::FourBy16 => [self.matmul_codes4_by16_16, self.matmul_codes4_by16_64],
+            Codes::FourBy32 => [self.matmul_codes4_by32_16, self.matmul_codes4_by32_64],
+            Codes::FiveBy32 => [self.matmul_codes5_by32_16, self.matmul_codes5_by32_64],
+            Codes::SixBy16 => [self.matmul_codes6_by16_16, self.matmul_codes6_by16_64],
+            Codes::EightBy32 => [self.matmul_codes8_by32_16, self.matmul_codes8_by32_64],
         }
     }
 
     /// Returns the kernel for the expected number of rows, and its launch configuration for
     /// products with `outs` outputs. A row has the same bits with every kernel.
-    pub fn select(&self, stored: Stored, outs: usize, RowCounts { each, max, parts }: RowCounts) -> (Function, Shape) {
+    pub fn select(&self, stored: Stored, outs: usize, RowCounts { each, max, groups }: RowCounts) -> (Function, Shape) {
         let all = self.kernels(stored);
         let (function, tile) = all.into_iter().find(|(_, tile)| each <= tile.rows).unwrap_or(all[2]);
-        let grid = (outs.div_ceil(tile.outs) as u32, max.div_ceil(tile.rows) as u32, parts as u32);
+        let grid = (outs.div_ceil(tile.outs) as u32, max.div_ceil(tile.rows) as u32, groups as u32);
         (function, Shape { shared: tile.shared(stored), ..Shape::new(grid, Tile::THREADS) })
     }
 }

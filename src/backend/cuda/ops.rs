@@ -15,7 +15,8 @@ use crate::backend::{Act, AttentionShape, ExpertOf, Glu, Heads, MatrixOf, NormOf
 use crate::error::{Error, Result};
 use crate::types::options::Dtype;
 
-/// The matrices and biases of products of rows in groups, and the first row of each group.
+/// Products of rows in groups, each with its own matrix and bias. `starts` is a list of the first row of
+/// each group, whose sizes only the device knows, or null.
 struct Groups<'a> {
     count: usize,
     of: ExpertOf<'a, Matrix, Buf>,
@@ -31,7 +32,7 @@ impl CudaBackend {
     }
 
     /// Launches products with each part of a matrix. With groups of rows, each group has its own matrix,
-    /// of the same form as `w`. With `starts`, the number of rows per group is only known on the device.
+    /// of the same form as `w`.
     fn product(&self, counts: RowCounts, x: &Buf, w: &Matrix, bias: Option<&Buf>, groups: Option<Groups>, out: &mut Buf) {
         for (index, part) in w.parts().iter().enumerate() {
             let at = |address: Address| if address == Address::NULL { address } else { address.at((part.first * size_of::<f32>()) as u64) };
@@ -232,7 +233,7 @@ impl Ops for CudaBackend {
 
     fn matmul_routes(&self, routes: &Routes, x: &Buf, expert: ExpertOf<Matrix, Buf>, out: &mut Buf) {
         // Each row chooses an expert at most once, so an expert has at most `routes.rows` rows.
-        let rows = RowCounts { each: routes.len().div_ceil(routes.experts), max: routes.rows, parts: routes.experts };
+        let rows = RowCounts { each: routes.len().div_ceil(routes.experts), max: routes.rows, groups: routes.experts };
         let groups = Groups { count: routes.experts, of: expert, starts: routes.starts.address() };
         self.product(rows, x, expert(0).0, None, Some(groups), out);
     }

@@ -4,15 +4,27 @@ use crate::backend::blocks::Block;
 use crate::error::Result;
 use crate::types::blocks::{BlockCodes, BlockType};
 
+/// The four pairs of a lane among 32 numbers, and their first and second numbers.
+const PAIRS: [(usize, usize); 8] = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)];
 /// Numbers per record. The last record of a row is padded with zeros.
 const RECORD: usize = 256;
+
+/// The codes for which there are kernels, by their bits and the numbers of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Codes {
+    FourBy16,
+    FourBy32,
+    FiveBy32,
+    SixBy16,
+    EightBy32,
+}
 
 /// The layout of the records of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Records {
     kind: BlockType,
-    pub bits: u32,
-    pub group: usize,
+    bits: u32,
+    group: usize,
     offsets: bool,
     /// Whether the scales of groups are integers times the scale of a block.
     nested: bool,
@@ -23,6 +35,21 @@ impl Records {
     pub fn of(kind: BlockType) -> Option<Records> {
         let codes @ BlockCodes { bits, group, .. } = kind.codes()?;
         Some(Records { kind, bits, group, offsets: codes.offsets(), nested: kind.block_len() == RECORD })
+    }
+
+    pub fn codes(self) -> Codes {
+        match (self.bits, self.group) {
+            (4, 16) => Codes::FourBy16,
+            (4, _) => Codes::FourBy32,
+            (5, _) => Codes::FiveBy32,
+            (6, _) => Codes::SixBy16,
+            _ => Codes::EightBy32,
+        }
+    }
+
+    /// Returns the bytes between records in shared memory, as `form_of` in `kernels/blocks.cu`.
+    pub fn shared_pitch(self) -> usize {
+        if self.bits == 8 { self.bytes().next_multiple_of(32) } else { self.bytes() | 16 }
     }
 
     /// Returns the bytes of a record, which are whole pieces of 16.
@@ -61,39 +88,56 @@ impl Records {
     /// Errors: `Model` if a scale is not finite.
     pub fn store_row(self, row: &[u8], out: &mut [u8]) -> Result<()> {
         let (kind, len) = (self.kind, self.kind.block_len());
+        let (zero, bytes, scales_at) = (self.code_of_zero(), self.bytes(), self.scales_at());
         let mut block = Block::new();
-        for (index, bytes) in row.chunks_exact(kind.block_bytes()).enumerate() {
-            block.decode(kind, bytes)?;
+        for (index, from) in row.chunks_exact(kind.block_bytes()).enumerate() {
+            block.decode(kind, from)?;
             let (record, first) = (index * len / RECORD, index * len % RECORD);
-            let record = &mut out[record * self.bytes()..][..self.bytes()];
-            block.codes[..len].iter().enumerate().for_each(|(k, &code)| self.store_code(record, first + k, code));
-            self.store_scales(&block, &mut record[self.scales_at()..], first / self.group);
+            let record = &mut out[record * bytes..][..bytes];
+            for (place, codes) in block.codes[..len].as_chunks().0.iter().enumerate() {
+                self.store_codes(record, first / 32 + place, codes, zero);
+            }
+            self.store_scales(&block, &mut record[scales_at..], first / self.group);
         }
         Ok(())
     }
 
-    /// Stores number `k` of a record.
-    fn store_code(self, record: &mut [u8], k: usize, code: u8) {
-        // Lanes have four consecutive numbers of the first 16, and of the second 16.
-        let (place, pair, second) = (k / 32 * 4 + k % 16 / 4, k % 32 / 16 * 2 + k % 4 / 2, k % 2);
-        let high = self.high_at();
-        if self.bits == 8 {
-            record[place * 8 + pair / 2 * 4 + pair % 2 + 2 * second] = code.wrapping_sub(self.zero());
-            return;
-        }
-        // The code of 0 in four bits without offsets is 8.
-        let code = if self.bits == 4 && !self.offsets { code + 8 - self.zero() } else { code };
-        record[place * 4 + pair / 2 + 2 * second] |= (code & 15) << (4 * (pair % 2));
-        match self.bits {
-            5 => record[high + place] |= (code >> 4) << (pair + 4 * second),
-            6 => record[high + place * 2 + second] |= (code >> 4) << (2 * pair),
-            _ => {}
+    /// Stores 32 codes. Each of four lanes has four consecutive numbers of the first 16, and four of the
+    /// second 16. They are four pairs; the second numbers of pairs follow the first ones.
+    #[inline(always)]
+    fn store_codes(self, record: &mut [u8], thirty_two: usize, codes: &[u8; 32], zero: u8) {
+        for lane in 0..4 {
+            let place = thirty_two * 4 + lane;
+            let of_lane = |pair: usize, second: usize| codes[pair / 2 * 16 + lane * 4 + pair % 2 * 2 + second];
+            if self.bits == 8 {
+                let to = &mut record[place * 8..][..8];
+                for (pair, second) in PAIRS {
+                    to[pair / 2 * 4 + pair % 2 + 2 * second] = of_lane(pair, second).wrapping_sub(zero);
+                }
+                continue;
+            }
+            let (mut low, mut high) = (0u32, 0u32);
+            let high_bits = self.bits - 4;
+            for (pair, second) in PAIRS {
+                let code = u32::from(of_lane(pair, second).wrapping_sub(zero));
+                low |= (code & 15) << (4 * pair + 16 * second);
+                high |= (code >> 4) << (high_bits as usize * (pair + 4 * second));
+            }
+            record[place * 4..][..4].copy_from_slice(&low.to_le_bytes());
+            let size = high_bits as usize;
+            record[RECORD / 2 + place * size..][..size].copy_from_slice(&high.to_le_bytes()[..size]);
         }
     }
 
-    /// Returns the code of 0.
-    fn zero(self) -> u8 {
-        self.kind.codes().and_then(|codes| codes.zero).unwrap_or(0) as u8
+    /// Returns what is subtracted from codes: in memory, the code of 0 is 0 in 8 bits, and 8 in 4 bits
+    /// without offsets.
+    fn code_of_zero(self) -> u8 {
+        let zero = self.kind.codes().and_then(|codes| codes.zero).unwrap_or(0) as u8;
+        match self.bits {
+            8 => zero,
+            4 if !self.offsets => zero.wrapping_sub(8),
+            _ => 0,
+        }
     }
 
     /// Stores the scales of a block, whose first group is this one of the record.

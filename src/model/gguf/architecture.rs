@@ -25,11 +25,14 @@ pub struct Architecture {
     pub biased: &'static str,
     /// Whether branches that are parallel have separate norms, as branches in sequence have.
     pub parallel_norms: bool,
-    /// The number of layers of the model that scales scores by its width per head. The file does not
-    /// say it.
+    /// The number of layers of the model that scales scores by its width per head, which files do not
+    /// state.
     pub scaled_by_width: Option<usize>,
-    /// Whether the bounds of YaRN are rounded to whole pairs. The file does not say it.
+    /// Whether the bounds of YaRN are rounded to whole pairs, which files do not state.
     pub whole_yarn: bool,
+    /// Whether `yarn_log_multiplier` is a tenth of mscale_all_dim, and mscale is the same. Otherwise it is
+    /// mscale_all_dim, and mscale is 1.
+    pub yarn_in_tenths: bool,
     pub names: Names,
 }
 
@@ -56,6 +59,7 @@ const fn dense(name: &'static str, in_hugging_face: &'static str, names: Names) 
         parallel_norms: false,
         scaled_by_width: None,
         whole_yarn: true,
+        yarn_in_tenths: false,
         names,
     }
 }
@@ -97,6 +101,7 @@ const ARCHITECTURES: [Architecture; 22] = [
     },
     Architecture {
         sigmoid: Some("DeepseekV3ForCausalLM"),
+        yarn_in_tenths: true,
         names: DEEPSEEK2,
         ..sparse("deepseek2", "DeepseekV2ForCausalLM", QWEN2_EXPERTS)
     },
@@ -104,10 +109,11 @@ const ARCHITECTURES: [Architecture; 22] = [
 
 /// Limit of numbers in the metadata. The config has narrower ones.
 pub const MAX_NUMBER: usize = u32::MAX as usize;
-/// Key of the function that gives the scores of experts, and its value for sigmoids. All others are a
-/// softmax.
+/// Key of the function that gives the scores of experts, and its values.
 pub const SCORES: &str = "expert_gating_func";
+const SOFTMAX: usize = 1;
 pub const SIGMOID: usize = 2;
+const SOFTMAX_OF_CHOSEN: usize = 3;
 
 impl Architecture {
     pub fn from_metadata(metadata: &Metadata) -> Result<Architecture> {
@@ -134,12 +140,15 @@ impl Architecture {
         }
         let (name, names) = self.sparse.ok_or_else(refused)?;
         let key = format!("{}.{SCORES}", self.name);
-        match metadata.whole(&key, MAX_NUMBER)? {
-            Some(SIGMOID) => {
-                let refused = || Error::unsupported(format!("{key} is {SIGMOID} (sigmoid); files of {} must have a softmax", self.name));
-                Ok((self.sigmoid.ok_or_else(refused)?, Some(names)))
+        match (metadata.whole(&key, MAX_NUMBER)?, self.sigmoid) {
+            (None | Some(0 | SOFTMAX), _) => Ok((name, Some(names))),
+            // Normalized weights are the softmax over the chosen experts.
+            (Some(SOFTMAX_OF_CHOSEN), _) if names.normalized => Ok((name, Some(names))),
+            (Some(SIGMOID), Some(sigmoid)) => Ok((sigmoid, Some(names))),
+            (Some(other), sigmoid) => {
+                let or_sigmoid = if sigmoid.is_some() { format!(" or {SIGMOID} (sigmoid)") } else { String::new() };
+                Err(Error::unsupported(format!("{key} is {other}; files of {} must have {SOFTMAX} (softmax){or_sigmoid}", self.name)))
             }
-            _ => Ok((name, Some(names))),
         }
     }
 }

@@ -39,7 +39,8 @@ pub fn tensors(file: &Gguf) -> Result<Vec<(String, Tensor)>> {
     let fields = Fields { metadata, architecture };
     let (heads, dim) = fields.heads()?;
     let [queries, keys] = [heads, fields.kv_heads(heads)?].map(|heads| heads.saturating_mul(dim));
-    Naming { file, names: architecture.names, experts, qkv_rows: [queries, keys, keys] }.tensors()
+    let expert_count = fields.whole("expert_count")?.unwrap_or(0);
+    Naming { file, names: architecture.names, experts, expert_count, heads, qkv_rows: [queries, keys, keys] }.tensors()
 }
 
 /// Reads the values of one architecture, and names their keys in errors.
@@ -276,15 +277,19 @@ fn yarn(fields: &Fields, factor: Option<f64>) -> Result<Json> {
             return Err(Error::unsupported(format!("{} is {found}; with YaRN, only 1 is supported", fields.key(name))));
         }
     }
-    // The file has a tenth of mscale_all_dim, to which it has no mscale: both are equal.
-    let scale = fields.number("rope.scaling.yarn_log_multiplier")?.map(|multiplier| 10.0 * multiplier);
+    let multiplier = fields.number("rope.scaling.yarn_log_multiplier")?;
+    let scales = multiplier.map(|multiplier| match fields.architecture.yarn_in_tenths {
+        true => (10.0 * multiplier, 10.0 * multiplier),
+        false => (1.0, multiplier),
+    });
     let mut yarn = Map::new();
     add(&mut yarn, &["rope_type"], "yarn");
     add_some(&mut yarn, &["factor"], factor);
     add(&mut yarn, &["original_max_position_embeddings"], fields.required("rope.scaling.original_context_length")?);
     add_some(&mut yarn, &["beta_fast"], fields.number("rope.scaling.yarn_beta_fast")?);
     add_some(&mut yarn, &["beta_slow"], fields.number("rope.scaling.yarn_beta_slow")?);
-    add_some(&mut yarn, &["mscale", "mscale_all_dim"], scale);
+    add_some(&mut yarn, &["mscale"], scales.map(|(scale, _)| scale));
+    add_some(&mut yarn, &["mscale_all_dim"], scales.map(|(_, all_dims)| all_dims));
     add(&mut yarn, &["truncate"], fields.architecture.whole_yarn);
     Ok(yarn.into())
 }

@@ -8,7 +8,8 @@ use crate::error::{Error, Result};
 pub struct Names {
     layers: &'static str,
     outside: &'static [(&'static str, &'static str)],
-    /// A name that ends with a dot precedes the number of a head: the tensor has those of all heads.
+    /// After a name that ends with a dot, Hugging Face has the number of a head: files have one tensor for
+    /// all heads.
     of_layer: &'static [(&'static str, &'static str)],
 }
 
@@ -148,6 +149,9 @@ pub struct Naming<'a> {
     pub file: &'a Gguf,
     pub names: Names,
     pub experts: Option<ExpertNames>,
+    pub expert_count: usize,
+    /// Query heads of a layer.
+    pub heads: usize,
     /// Rows of the queries, keys and values of a layer.
     pub qkv_rows: [usize; 3],
 }
@@ -186,7 +190,8 @@ impl Naming<'_> {
             && let Some(matrices) = experts.matrices(part)
             && tensor.shape.len() == if suffix == "bias" { 2 } else { 3 }
         {
-            for (index, expert) in split(tensor, named)?.enumerate() {
+            reserve(named, matrices.len(), tensor, self.expert_count)?;
+            for (index, expert) in tensor.clone().split().enumerate() {
                 let pieces = expert.pieces(&vec![expert.shape[0] / matrices.len(); matrices.len()])?;
                 let name = |matrix| format!("{prefix}.{}.experts.{index}.{matrix}.{suffix}", experts.block);
                 named.extend(matrices.iter().map(name).zip(pieces));
@@ -200,8 +205,9 @@ impl Naming<'_> {
             _ => find(self.names.of_layer, &OF_LAYER, part).unwrap_or(part),
         };
         if renamed.ends_with('.') && tensor.shape.len() > 1 {
-            let of_heads = split(tensor, named)?.enumerate();
-            named.extend(of_heads.map(|(head, tensor)| (format!("{prefix}.{renamed}{head}.{suffix}"), tensor)));
+            // Norms may belong to KV heads.
+            reserve(named, 1, tensor, tensor.shape[0].min(self.heads))?;
+            named.extend(tensor.clone().split().enumerate().map(|(head, tensor)| (format!("{prefix}.{renamed}{head}.{suffix}"), tensor)));
             return Ok(());
         }
         let mut tensor = tensor.clone();
@@ -220,15 +226,13 @@ fn find(own: &[(&str, &'static str)], usual: &[(&str, &'static str)], part: &str
     own.iter().chain(usual).find(|(gguf, _)| *gguf == part).map(|(_, name)| *name)
 }
 
-/// Returns the tensors along the outermost dimension, for which `named` has space then.
-fn split(tensor: &Tensor, named: &mut Named) -> Result<impl Iterator<Item = Tensor> + use<>> {
-    let count = tensor.shape[0];
-    if count > MAX_EXPERTS {
-        return Err(Error::model(format!("{count} experts or heads; at most {MAX_EXPERTS} are supported")));
+/// Reserves `each` places for every tensor along the outermost dimension, of which there must be `count`.
+fn reserve(named: &mut Named, each: usize, tensor: &Tensor, count: usize) -> Result<()> {
+    if tensor.shape[0] != count || count > MAX_EXPERTS {
+        let problem = format!("{} experts or heads; the metadata have {count}, of at most {MAX_EXPERTS}", tensor.shape[0]);
+        return Err(Error::model(problem));
     }
-    // An expert may become two matrices.
-    named.try_reserve(2 * count)?;
-    Ok(tensor.clone().split())
+    Ok(named.try_reserve(each * count)?)
 }
 
 impl ExpertNames {

@@ -309,6 +309,29 @@ fn forms_of_a_family_that_files_do_not_name_follow_from_its_values() {
     let refused = |config: Result<serde_json::Map<_, _>>| config.unwrap_err().message().to_string();
     assert!(refused(model_as("gemma3", |_| ())).contains("gemma3.attention.sliding_window is missing"));
     assert!(refused(with_window("cohere2", "attention.sliding_window_pattern", 1)).contains("sliding_window_pattern is 1; this"));
+    let sigmoid = model_as("qwen2moe", |metadata| {
+        for key in ["expert_count", "expert_gating_func"] {
+            metadata.insert(format!("qwen2moe.{key}"), Value::Integer(2));
+        }
+    });
+    assert!(refused(sigmoid).contains("qwen2moe.expert_gating_func is 2; files of qwen2moe must have 1 (softmax)"));
+    let yarn = |architecture: &str, factor: f64| {
+        model_as(architecture, |metadata| {
+            let mut insert = |key: &str, value| drop(metadata.insert(format!("{architecture}.{key}"), value));
+            insert("expert_count", Value::Integer(if architecture == "deepseek2" { 4 } else { 0 }));
+            insert("expert_used_count", Value::Integer(2));
+            insert("rope.scaling.type", Value::Text("yarn".into()));
+            insert("rope.scaling.original_context_length", Value::Integer(32));
+            insert("rope.scaling.yarn_log_multiplier", Value::Float(0.0625));
+            insert("rope.scaling.attn_factor", Value::Float(factor));
+        })
+    };
+    let scales = |architecture| {
+        let config = yarn(architecture, 1.0).unwrap();
+        ["mscale", "mscale_all_dim"].map(|name| config["rope_scaling"][name].as_f64().unwrap())
+    };
+    assert_eq!((scales("qwen2"), scales("deepseek2")), ([1.0, 0.0625], [0.625, 0.625]));
+    assert!(refused(yarn("qwen2", 0.5)).contains("qwen2.rope.scaling.attn_factor is 0.5; with YaRN, only 1 is supported"));
     // Half of each head rotates.
     let part = model_as("phi2", |metadata| drop(metadata.insert("phi2.rope.dimension_count".into(), Value::Integer(32))));
     assert_eq!((64.0 * part.unwrap()["partial_rotary_factor"].as_f64().unwrap()) as usize, 32);
@@ -355,6 +378,11 @@ fn names_are_those_of_hugging_face() {
     file.metadata.0.extend(values.into_iter().map(|(key, value)| (key.replace("qwen2.", "qwen2moe."), value)));
     file.metadata.0.insert("general.architecture".into(), Value::Text("qwen2moe".into()));
     file.metadata.0.insert("qwen2moe.expert_count".into(), Value::Integer(2));
+    let mut many = file.tensors["blk.0.attn_qkv.bias"].clone();
+    many.shape = vec![3, 1, 2];
+    file.tensors = HashMap::from([("blk.1.ffn_up_exps.weight".to_string(), many)]);
+    let error = model::tensors(&file).unwrap_err();
+    assert!(error.message().contains("blk.1.ffn_up_exps.weight: 3 experts or heads; the metadata have 2"), "{error}");
     let expert = |index: usize| (format!("layers.1.mlp.experts.{index}.up_proj.weight"), vec![1, 3]);
     assert_eq!(names(&mut file, "blk.1.ffn_up_exps.weight", &[2, 1, 3]), [expert(0), expert(1)]);
     let matrix = |index: usize, name: &str| (format!("layers.1.mlp.experts.{index}.{name}_proj.weight"), vec![1, 3]);
@@ -440,6 +468,7 @@ fn a_tokenizer_that_is_not_supported_is_refused_with_the_key_and_the_value() {
         ("bert", "tokenizer.ggml.unknown_token_id", Some(Value::Integer(0)), "add_sep_token is true, and the file has no seperator token"),
         ("gpt2", "tokenizer.ggml.model", None, "tokenizer.ggml.model is missing"),
         ("gpt2", "tokenizer.ggml.tokens", Some(Value::Integer(1)), "tokenizer.ggml.tokens is not a list of texts"),
+        ("gpt2", "tokenizer.ggml.tokens", Some(Value::Texts(vec![])), "tokenizer.ggml.tokens is not a list of texts, or has none"),
         ("gpt2", "tokenizer.ggml.token_type", Some(Value::Integers(vec![1])), "token_type is not a list of 4 whole numbers"),
         ("gpt2", "tokenizer.ggml.merges", None, "tokenizer.ggml.merges is not a list of texts"),
         ("gpt2", "tokenizer.ggml.merges", Some(Value::Texts(vec!["ab".into()])), "merges has ab, which is no pair of tokens"),

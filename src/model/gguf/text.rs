@@ -37,7 +37,7 @@ const DEEPSEEK3: [&str; 3] = [
 ];
 
 /// The words of the first DeepSeek models: line ends, letters, punctuation, Chinese, Japanese and Korean,
-/// numbers. The letters are those with cases in Unicode, except for the Armenian and Georgian ones.
+/// numbers. The letters are those with cases in Unicode, except for Armenian and Georgian lower case.
 const DEEPSEEK_LLM: [&str; 6] = [
     r"[\r\n]",
     "\\s?[A-Za-z\u{B5}\u{C0}-\u{D6}\u{D8}-\u{F6}\u{F8}-\u{1BA}\u{1BC}-\u{1BF}\u{1C4}-\u{293}\
@@ -63,7 +63,8 @@ const DEEPSEEK_LLM: [&str; 6] = [
 ];
 const DEEPSEEK_CODER: [&str; 5] = [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", CHINESE_JAPANESE_KOREAN, r"\p{N}"];
 const CHINESE_JAPANESE_KOREAN: &str = "[\u{4E00}-\u{9FA5}\u{800}-\u{4E00}\u{AC00}-\u{D7FF}]+";
-/// The words of BLOOM: all characters but spaces and punctuation that ends a sentence or its parts.
+/// The words of BLOOM: all characters but spaces, parentheses, bars, and punctuation that ends a sentence
+/// or its parts.
 const BLOOM: &str = " ?[^(\\s|.,!?\u{2026}\u{3002}\u{FF0C}\u{3001}\u{964}\u{6D4}\u{60C})]+";
 
 /// How a text is cut into words before tokens are merged.
@@ -143,6 +144,10 @@ impl Tokens<'_> {
         Ok(id.map(|id| (id, self.texts[id].as_str())))
     }
 
+    fn is_control(&self, id: usize) -> bool {
+        self.kinds.get(id) == Some(&CONTROL)
+    }
+
     fn flag(&self, name: &str, default: bool) -> Result<bool> {
         let key = format!("tokenizer.ggml.{name}");
         match self.metadata.get(&key) {
@@ -166,8 +171,8 @@ impl Tokens<'_> {
         self.texts.iter().enumerate().map(|(id, text)| (text.clone(), id.into())).collect::<Map<_, _>>().into()
     }
 
-    /// Returns the document that adds the first and the last token: the flags that say so, the names of
-    /// the tokens, and what is without a flag.
+    /// Returns the document that adds a first and a last token. An end has the name of its flag, the name
+    /// of its token, and whether it is added if the file has no flag.
     fn post_processor(&self, ends: [(&str, &str, bool); 2]) -> Result<Json> {
         let (mut template, mut tokens) = (vec![json!({"Sequence": {"id": "A", "type_id": 0}})], Map::new());
         for (end, (flag, name, default)) in ends.into_iter().enumerate() {
@@ -191,8 +196,8 @@ const EOS: (&str, &str, bool) = ("add_eos_token", "eos", false);
 pub fn documents(metadata: &Metadata) -> Result<TextDocuments> {
     let kind = metadata.text("tokenizer.ggml.model")?.ok_or_else(|| Error::model("tokenizer.ggml.model is missing"))?;
     let texts = match metadata.get("tokenizer.ggml.tokens") {
-        Some(Value::Texts(texts)) => texts,
-        _ => return Err(Error::model("tokenizer.ggml.tokens is not a list of texts")),
+        Some(Value::Texts(texts)) if !texts.is_empty() => texts,
+        _ => return Err(Error::model("tokenizer.ggml.tokens is not a list of texts, or has none")),
     };
     let kinds = match metadata.get("tokenizer.ggml.token_type") {
         None => &[][..],
@@ -323,9 +328,11 @@ const MAX_WORD: usize = 100;
 /// WordPiece, the tokenizer of BERT: words without accents and in lower case.
 fn word_piece(tokens: &Tokens) -> Result<Json> {
     let (unknown_id, _) = tokens.named("unknown")?.ok_or_else(|| Error::model("tokenizer.ggml.unknown_token_id is missing"))?;
+    // Older files have the first token under another name.
+    let first = if tokens.named("bos")?.is_some() { "bos" } else { "cls" };
     let text = |id: usize| match tokens.texts[id].strip_prefix(SPACE) {
         Some(word) => word.to_string(),
-        None if tokens.texts[id].starts_with('[') && tokens.texts[id].ends_with(']') => tokens.texts[id].clone(),
+        None if tokens.is_control(id) || tokens.texts[id].starts_with('[') && tokens.texts[id].ends_with(']') => tokens.texts[id].clone(),
         None => format!("{WITHIN_WORD}{}", tokens.texts[id]),
     };
     let vocabulary: Map<_, _> = (0..tokens.texts.len()).map(|id| (text(id), id.into())).collect();
@@ -334,7 +341,7 @@ fn word_piece(tokens: &Tokens) -> Result<Json> {
         "added_tokens": tokens.added(),
         "normalizer": {"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null, "lowercase": true},
         "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": tokens.post_processor([("add_bos_token", "bos", true), ("add_sep_token", "seperator", true)])?,
+        "post_processor": tokens.post_processor([("add_bos_token", first, true), ("add_sep_token", "seperator", true)])?,
         "decoder": {"type": "WordPiece", "prefix": WITHIN_WORD, "cleanup": true},
         "model": {"type": "WordPiece", "vocab": vocabulary, "unk_token": text(unknown_id), "continuing_subword_prefix": WITHIN_WORD,
             "max_input_chars_per_word": MAX_WORD},
