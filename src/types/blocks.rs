@@ -10,7 +10,6 @@ use crate::error::{Error, Result};
 pub enum BlockType {
     F32,
     F16,
-    Bf16,
     Q4_0,
     Q4_1,
     Q5_0,
@@ -23,6 +22,7 @@ pub enum BlockType {
     Q6_K,
     Iq4Nl,
     Iq4Xs,
+    Bf16,
     Mxfp4,
 }
 
@@ -45,6 +45,15 @@ const TYPES: [(BlockType, u32, &str, usize, usize); 16] = [
     (BlockType::Bf16, 30, "BF16", 1, 2),
     (BlockType::Mxfp4, 39, "MXFP4", 32, 17),
 ];
+
+// The index of a type in the table is its discriminant.
+const _: () = {
+    let mut index = 0;
+    while index < TYPES.len() {
+        assert!(TYPES[index].0 as usize == index, "the order of the types is that of the table");
+        index += 1;
+    }
+};
 
 /// The meaning of the codes of a block: a number is `scale * (code - zero)`, or, without a zero,
 /// `scale * code + offset`.
@@ -76,7 +85,7 @@ impl BlockType {
     }
 
     fn entry(self) -> &'static (BlockType, u32, &'static str, usize, usize) {
-        TYPES.iter().find(|entry| entry.0 == self).expect("every type is in the table")
+        &TYPES[self as usize]
     }
 
     /// Returns the name that the format has for the type.

@@ -179,10 +179,26 @@ pub struct PackBlocks<'a> {
 }
 
 impl Kernel for PackBlocks<'_> {
-    /// Packs one block of all rows at a time, so that the destination stays in the L1 cache.
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
+        // The compiler unrolls the loops of a constant type. All others share one copy of the code.
+        match self.layout.kind {
+            BlockType::Q4_0 => self.pack(BlockType::Q4_0),
+            BlockType::Q8_0 => self.pack(BlockType::Q8_0),
+            BlockType::Q4_K => self.pack(BlockType::Q4_K),
+            BlockType::Q5_K => self.pack(BlockType::Q5_K),
+            BlockType::Q6_K => self.pack(BlockType::Q6_K),
+            kind => self.pack(kind),
+        }
+    }
+}
+
+impl PackBlocks<'_> {
+    /// Packs one block of all rows at a time, so that the destination stays in the L1 cache.
+    #[inline(always)]
+    fn pack(self, kind: BlockType) {
         let PackBlocks { layout, row_bytes, rows, panel, refused } = self;
+        let layout = BlockLayout { kind, codes: kind.codes().unwrap_or(layout.codes) };
         let mut block = Block::new();
         for (place, out) in panel.chunks_exact_mut(layout.block_bytes()).enumerate() {
             for (n, row) in rows.chunks_exact(row_bytes).enumerate() {
