@@ -176,11 +176,11 @@ fn agrees_with_transformers(name: &str) {
             match on {
                 On::Cpu(isa) => {
                     let run = Run::new(&directory(name), CpuBackend::new(2, Some(isa)).unwrap(), format, kv_dtype);
-                    if roughly { golden.agrees_roughly(name, on, run) } else { golden.agrees(name, on, run) }
+                    golden.compare(name, on, roughly, run);
                 }
                 On::Cuda { .. } => {
                     let run = Run::new(&directory(name), cuda::open(false), format, kv_dtype);
-                    if roughly { golden.agrees_roughly(name, on, run) } else { golden.agrees(name, on, run) }
+                    golden.compare(name, on, roughly, run);
                 }
             }
         }
@@ -188,6 +188,10 @@ fn agrees_with_transformers(name: &str) {
 }
 
 impl Golden {
+    fn compare<B: Backend>(&self, name: &str, on: On, roughly: bool, run: Run<B>) {
+        if roughly { self.agrees_roughly(name, on, run) } else { self.agrees(name, on, run) }
+    }
+
     /// Prefill in one pass, then 32 decode steps with the same tokens, compared as a whole.
     fn agrees_roughly<B: Backend>(&self, name: &str, on: On, mut run: Run<B>) {
         let mut logits = run.logits(&self.tokens[..self.prompt_len], 0);

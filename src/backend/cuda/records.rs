@@ -66,16 +66,9 @@ impl Records {
         u32::from(self.offsets) | u32::from(self.nested) << 1
     }
 
-    /// Returns the place of the bits above the low four.
-    fn high_at(self) -> usize {
-        if self.bits == 8 { RECORD } else { RECORD / 2 }
-    }
-
+    /// Returns the place of the scales, after all bits of the codes.
     fn scales_at(self) -> usize {
-        match self.bits {
-            5 | 6 => self.high_at() + (self.bits as usize - 4) * RECORD / 8,
-            _ => self.high_at(),
-        }
+        self.bits as usize * RECORD / 8
     }
 
     fn scale_bytes(self) -> usize {
@@ -117,15 +110,15 @@ impl Records {
                 continue;
             }
             let (mut low, mut high) = (0u32, 0u32);
-            let high_bits = self.bits - 4;
+            // The bits above the low four. A lane has as many bytes of them as a code has such bits.
+            let high_bits = self.bits as usize - 4;
             for (pair, second) in PAIRS {
                 let code = u32::from(of_lane(pair, second).wrapping_sub(zero));
                 low |= (code & 15) << (4 * pair + 16 * second);
-                high |= (code >> 4) << (high_bits as usize * (pair + 4 * second));
+                high |= (code >> 4) << (high_bits * (pair + 4 * second));
             }
             record[place * 4..][..4].copy_from_slice(&low.to_le_bytes());
-            let size = high_bits as usize;
-            record[RECORD / 2 + place * size..][..size].copy_from_slice(&high.to_le_bytes()[..size]);
+            record[RECORD / 2 + place * high_bits..][..high_bits].copy_from_slice(&high.to_le_bytes()[..high_bits]);
         }
     }
 
