@@ -21,7 +21,8 @@ for program in "${programs[@]}"; do
     strip -o "$built/${name%-*}" "$program" # without cargo's hash
 done
 strip -o "$built/libpagedllm.so" target/release/libpagedllm.so
-cp bindings/python/pagedllm.py "$built/"
+cp -r bindings/python/pagedllm "$built/"
+ln -s ../libpagedllm.so "$built/pagedllm/"
 git describe --always --dirty --abbrev=12 >"$built/commit"
 tar -C "$built" -czf "$built.tar.gz" .
 rm -r "$built"

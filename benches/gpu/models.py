@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Logits of random models of every family, compared with transformers in float32 and in bfloat16 on the same device.
 
-    PYTHONPATH=DIR models.py [name ...]     DIR contains pagedllm.py and libpagedllm.so
+    PYTHONPATH=DIR models.py [name ...]     DIR contains the package pagedllm with libpagedllm.so
 
 An error is the median distance of a row from its float32 value: log probabilities for the prompt, logits for
 generated tokens. It is the median because a mixture of experts can select another expert of two with nearly equal

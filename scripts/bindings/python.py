@@ -1,4 +1,4 @@
-"""bindings/python/pagedllm.py: the hand-written parts, and what mirrors the C API.
+"""bindings/python/pagedllm/__init__.py: the hand-written parts, and what mirrors the C API.
 
 A line `# generated: KIND NAME` of a part is replaced by the text that the function of KIND returns.
 """
@@ -451,4 +451,4 @@ def files(abi, root):
     parts = root / "bindings" / "python" / "parts"
     source = "\n\n".join((parts / f"{part}.py").read_text() for part in PARTS)
     text = re.sub(r"^( *)# generated: (\w+) ?(\w*)\n", generated, source, flags=re.M)
-    return {"bindings/python/pagedllm.py": f"# {NOTICE}\n# The hand-written parts are in bindings/python/parts.\n{text}"}
+    return {"bindings/python/pagedllm/__init__.py": f"# {NOTICE}\n# The hand-written parts are in bindings/python/parts.\n{text}"}

@@ -1,6 +1,7 @@
 """libpagedllm for Python: LLM serving inside your own process.
 
-This is one module over ctypes. It needs nothing except the library.
+This is a wrapper over ctypes. It needs nothing except the library.
+`python -m pagedllm --help` shows its command line.
 
     import pagedllm
 
@@ -37,8 +38,8 @@ Processes. In a child of os.fork (multiprocessing's "fork"), every call on an en
 raises Code.UNSUPPORTED. The parent is not affected.
 
 The library is the first of: the file in the environment variable PAGEDLLM_LIBRARY; libpagedllm.so
-next to this module; target/release of the repository, or lib of the installation, that contains
-this module; and libpagedllm.so.1, as the system's loader finds it.
+in the folder of this package; target/release of the repository, or lib of the installation, that
+contains this package; and libpagedllm.so.1, as the system's loader finds it.
 """
 
 import array

@@ -2,7 +2,8 @@
 # The hand-written parts are in bindings/python/parts.
 """libpagedllm for Python: LLM serving inside your own process.
 
-This is one module over ctypes. It needs nothing except the library.
+This is a wrapper over ctypes. It needs nothing except the library.
+`python -m pagedllm --help` shows its command line.
 
     import pagedllm
 
@@ -39,8 +40,8 @@ Processes. In a child of os.fork (multiprocessing's "fork"), every call on an en
 raises Code.UNSUPPORTED. The parent is not affected.
 
 The library is the first of: the file in the environment variable PAGEDLLM_LIBRARY; libpagedllm.so
-next to this module; target/release of the repository, or lib of the installation, that contains
-this module; and libpagedllm.so.1, as the system's loader finds it.
+in the folder of this package; target/release of the repository, or lib of the installation, that
+contains this package; and libpagedllm.so.1, as the system's loader finds it.
 """
 
 import array
@@ -996,22 +997,49 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
 def _load() -> ctypes.CDLL:
     here = pathlib.Path(__file__).resolve().parent
     named = os.environ.get("PAGEDLLM_LIBRARY")
-    root = here.parents[1]
-    files = (here / "libpagedllm.so", root / "target" / "release" / "libpagedllm.so", root.parent / "lib" / "libpagedllm.so.1")
+    above = list(here.parents)
+    files = [here / "libpagedllm.so"]
+    files += [root / "target" / "release" / "libpagedllm.so" for root in above[2:3]]  # root/bindings/python/pagedllm
+    files += [prefix / "lib" / "libpagedllm.so.1" for prefix in above[3:4]]  # prefix/share/pagedllm/python/pagedllm
     path = named or next((str(file) for file in files if file.exists()), "libpagedllm.so.1")
     try:
         lib = ctypes.CDLL(path)
     except OSError as error:
-        raise ImportError(f"{error}; set PAGEDLLM_LIBRARY to the path of the library") from error
+        remedy = "install the package for this machine, or set PAGEDLLM_LIBRARY to the path of the library"
+        raise ImportError(f"{_why_not_loaded(path) or error}; {remedy}") from error
     if lib.pllm_abi_version() != _ABI_VERSION:
         raise ImportError(f"{path} has ABI version {lib.pllm_abi_version()} (this module: {_ABI_VERSION}); "
                           "use the module and the library of one release")
     for name, (result, arguments) in _FUNCTIONS.items():
-        function = getattr(lib, name)
+        function = getattr(lib, name, None)
+        if function is None:
+            version = ctypes.CFUNCTYPE(c_char_p)(("pllm_version", lib))().decode()
+            raise ImportError(f"{path} is version {version}, which has no {name}; "
+                              f"use the module and the library of one release")
         function.restype, function.argtypes = result, arguments
         if result is _Failure:
             function.errcheck = _check
     return lib
+
+
+def _why_not_loaded(path: str) -> Optional[str]:
+    """Return the reason if the file is for another machine. The message of the loader can be wrong then."""
+    try:
+        with open(path, "rb") as file, open("/proc/self/exe", "rb") as program:
+            header, own = file.read(20), program.read(20)
+    except OSError:
+        return None
+    if header[:4] != b"\x7fELF":
+        return f"{path} is no shared library (first bytes: {header[:4]!r})"
+    # The class, the byte order and the machine of an ELF file.
+    if header[4:6] + header[18:] == own[4:6] + own[18:]:
+        return None
+    return f"{path} is for another machine ({_machine(header)}, this process: {_machine(own)})"
+
+
+def _machine(header: bytes) -> str:
+    number = int.from_bytes(header[18:20], "little")
+    return {3: "x86", 40: "ARM", 62: "x86-64", 183: "AArch64"}.get(number, f"ELF machine {number}")
 
 
 def _check(error: _Failure, _function: Any, _arguments: Any) -> None:
