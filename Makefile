@@ -25,6 +25,8 @@ export CGO_CFLAGS := -O2 -I$(CURDIR)/include
 export CGO_LDFLAGS := -L$(LIBDIR) -Wl,-rpath,$(LIBDIR)
 export PAGEDLLM_LIBRARY := $(LIB)
 
+# Packages for the registries of languages, made and tested (scripts/wheel.sh, scripts/node-package.sh).
+.PHONY: wheel node-package test-packages
 .PHONY: demo test stages setup lib header manual lint test-rust test-soak soak test-c test-tsan test-abi test-cpp test-go test-python test-node test-examples \
         test-install test-kernels cuda-toolkit install dist bench bench-engines bench-fairness bench-long bench-polling bench-quality bench-quick bench-scheduler bench-sequences bench-serving bench-swap fuzz paper paper-quick clean
 
@@ -37,7 +39,7 @@ test: setup
 	@CARGO_INCREMENTAL=0 $(MAKE) --no-print-directory --jobs=2 --output-sync=target stages
 	@echo "make test: everything passed"
 
-stages: lint test-c test-rust test-cpp test-soak test-kernels test-abi test-go test-python test-node test-peers test-examples test-install paper-quick
+stages: lint test-c test-rust test-cpp test-soak test-kernels test-abi test-go test-python test-node test-peers test-examples test-install test-packages paper-quick
 
 setup:
 	@scripts/setup.sh test
@@ -174,6 +176,23 @@ test-install: lib
 	tests/consumer/run.sh $(BUILD)/installed $(MODEL) examples/hello.expected
 	scripts/dist.sh $(BUILD)/dist
 	tests/consumer/packages.sh $(BUILD)/dist $(MODEL) examples/hello.expected
+
+# Installs each package in an empty folder and runs the example with it.
+test-packages: lib
+	rm -rf $(BUILD)/packages
+	scripts/wheel.sh $(BUILD)/packages
+	tests/packages/python.sh $(BUILD)/packages $(MODEL) examples/hello.expected
+	scripts/node-package.sh $(BUILD)/packages
+	tests/packages/node.sh $(BUILD)/packages $(MODEL) examples/hello.expected
+	scripts/install.sh $(BUILD)/packages/tree
+	tests/packages/go.sh $(BUILD)/packages/tree $(MODEL) examples/hello.expected
+
+wheel: lib
+	@scripts/setup.sh wheel
+	scripts/wheel.sh dist
+
+node-package: lib
+	scripts/node-package.sh dist
 
 # Builds nothing, so that root does not compile: run `make lib`, then `sudo make install`.
 install:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# usage: setup.sh demo|test|tsan|paper
-# Installs the packages and tools for `make demo`, `make test`, `make test-tsan` or `make paper` on Debian or Ubuntu. If it cannot install
+# usage: setup.sh demo|test|tsan|paper|wheel
+# Installs the packages and tools for `make demo`, `make test`, `make test-tsan`, `make paper` or `make wheel` on Debian or Ubuntu. If it cannot install
 # one (no root, no network), it prints the command that does.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -31,6 +31,7 @@ command_of cargo curl ca-certificates
 if [ "$what" = test ]; then
     command_of curl curl ca-certificates
     command_of python3 python3
+    command_of git git
     command_of cmake cmake
     command_of pkg-config pkg-config
     command_of clang++ clang
@@ -43,11 +44,12 @@ if [ "$what" = test ]; then
     header_of gtest/gtest.h libgtest-dev
     header_of asio.hpp libasio-dev
     header_of uv.h libuv1-dev
+    python3 -c "import ensurepip" 2>/dev/null || missing+=(python3-venv)
 fi
 [ "$what" != tsan ] || command_of clang clang
-[ "$what" != paper ] || command_of python3 python3
+[ "$what" != paper ] && [ "$what" != wheel ] || command_of python3 python3
 install_missing
-if [ "$what" = test ] || [ "$what" = paper ]; then
+if [ "$what" = test ] || [ "$what" = paper ] || [ "$what" = wheel ]; then
     python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)
     install_missing
 fi
@@ -84,6 +86,7 @@ if [ "$what" = tsan ]; then
         $nightly_line || { echo "a nightly toolchain with rust-src is missing. Run: $nightly_line" >&2; exit 1; }
     fi
 fi
+[ "$what" != wheel ] && [ "$what" != test ] || python_packages scripts/wheel/requirements.txt wheel-tools
 [ "$what" != paper ] || python_packages benches/paper/requirements.txt paper
 [ "$what" = test ] || exit 0
 

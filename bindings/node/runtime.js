@@ -32,13 +32,44 @@ function loadLibrary(version) {
   try {
     library = koffi.load(file);
   } catch (error) {
-    throw new Error(`${file}: ${error.message}; set PAGEDLLM_LIBRARY to the path of the library`, { cause: error });
+    const remedy = 'install the package for this machine, or set PAGEDLLM_LIBRARY to the path of the library';
+    throw new Error(`${file} ${machineProblem(file) ?? `is not loaded: ${error.message}`}; ${remedy}`, { cause: error });
   }
   const abi = library.func('pllm_abi_version', 'uint32_t', [])();
   if (abi !== version) {
     throw new Error(`${file} has ABI version ${abi} (this module: ${version}); use the module and the library of one release`);
   }
-  return library;
+  return { func: (...declaration) => declare(library, file, declaration) };
+}
+
+function declare(library, file, declaration) {
+  try {
+    return library.func(...declaration);
+  } catch (error) {
+    const version = library.func('pllm_version', 'const char *', [])();
+    const [name] = declaration;
+    throw new Error(`${file} is version ${version}, which has no ${name}; use the module and the library of one release`, { cause: error });
+  }
+}
+
+// Returns the problem of a file for another machine. The message of the loader can be wrong then.
+function machineProblem(file) {
+  const header = (path) => {
+    const bytes = Buffer.alloc(20), descriptor = fs.openSync(path);
+    fs.readSync(descriptor, bytes);
+    fs.closeSync(descriptor);
+    return bytes;
+  };
+  const machine = (bytes) => ({ 3: 'x86', 40: 'ARM', 62: 'x86-64', 183: 'AArch64' })[bytes[18]] ?? `ELF machine ${bytes[18]}`;
+  let found, own;
+  try {
+    found = header(file);
+    own = header('/proc/self/exe');
+  } catch {
+    return null;
+  }
+  if (found.toString('latin1', 0, 4) !== '\x7fELF') return 'is no shared library';
+  return found[18] === own[18] ? null : `is for another machine (${machine(found)}, this process: ${machine(own)})`;
 }
 
 // Declares a struct of pagedllm.h, whose fields must have the layout of C.
