@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # usage: dist.sh OUT_DIR
-# Makes a tarball and a Debian package of the built library.
+# Makes a tarball and two Debian packages of the built library: the runtime, and what development needs.
 set -euo pipefail
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 cd "$(dirname "$0")/.."
@@ -14,25 +14,41 @@ name=libpagedllm-$version-linux-$machine
 scripts/install.sh "$work/$name"
 tar -C "$work" --owner=0 --group=0 --sort=name -czf "$out/$name.tar.gz" "$name"
 
-root=$work/deb
-mkdir -p "$root/DEBIAN" "$root/usr"
-cp -a "$work/$name/." "$root/usr/"
 case $machine in x86_64) architecture=amd64 ;; aarch64) architecture=arm64 ;; *) architecture=$machine ;; esac
-cat > "$root/DEBIAN/control" <<CONTROL
-Package: libpagedllm
+
+# usage: debian_package NAME SECTION DEPENDS SUMMARY DESCRIPTION, with the files in $work/NAME/usr
+debian_package() {
+    local root=$work/$1
+    mkdir -p "$root/DEBIAN"
+    cat > "$root/DEBIAN/control" <<CONTROL
+Package: $1
+Source: libpagedllm
 Version: $version
 Architecture: $architecture
 Maintainer: libpagedllm <libpagedllm@localhost>
-Section: libs
+Section: $2
 Priority: optional
 Installed-Size: $(du -sk "$root/usr" | cut -f1)
-Depends: libc6 (>= $glibc), libgcc-s1
-Description: LLM serving inside your own process
- Continuous batching over a paged KV cache behind a stable C ABI: the library,
- its headers for C and C++, pkg-config and CMake files, and its wrappers.
+Depends: $3
+Conflicts: libpagedllm
+Replaces: libpagedllm
+Description: LLM serving inside your own process ($4)
+ Continuous batching over a paged KV cache behind a stable C ABI.
+ This package contains $5.
 CONTROL
-printf '#!/bin/sh\nldconfig\n' > "$root/DEBIAN/postinst"
-cp "$root/DEBIAN/postinst" "$root/DEBIAN/postrm"
-chmod 755 "$root/DEBIAN/postinst" "$root/DEBIAN/postrm"
-dpkg-deb --root-owner-group --build "$root" "$out/libpagedllm_${version}_$architecture.deb" >/dev/null
-ls -l "$out/$name.tar.gz" "$out/libpagedllm_${version}_$architecture.deb" | awk '{print $5, $9}'
+    dpkg-deb --root-owner-group --build "$root" "$out/${1}_${version}_$architecture.deb" >/dev/null
+}
+
+# Releases of one ABI series replace each other, so the runtime package has the number of the soname.
+rm -f "$out"/libpagedllm*.deb
+runtime=libpagedllm1
+mkdir -p "$work/$runtime/usr/lib" "$work/$runtime/usr/share/doc/pagedllm" "$work/$runtime/DEBIAN" "$work/libpagedllm-dev/usr"
+cp -a "$work/$name/." "$work/libpagedllm-dev/usr/"
+mv "$work/libpagedllm-dev/usr/lib"/libpagedllm.so.* "$work/$runtime/usr/lib/"
+mv "$work/libpagedllm-dev/usr/share/doc/pagedllm"/{LICENSE,licences*} "$work/$runtime/usr/share/doc/pagedllm/"
+echo "activate-noawait ldconfig" > "$work/$runtime/DEBIAN/triggers"
+echo "libpagedllm 1 $runtime (>= $version)" > "$work/$runtime/DEBIAN/shlibs"
+debian_package $runtime libs "libc6 (>= $glibc), libgcc-s1" "shared library" "the shared library"
+debian_package libpagedllm-dev libdevel "$runtime (= $version)" "development files" \
+    "the headers for C and C++, the static library, files for pkg-config and CMake, and the wrappers for Go, Python and Node"
+ls -l "$out/$name.tar.gz" "$out"/libpagedllm*.deb | awk '{print $5, $9}'

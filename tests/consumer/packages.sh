@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # usage: packages.sh DIST MODEL EXPECTED
-# Checks that the tarball and the Debian package have the same tree, that the tree works in any
-# folder, and that it has no tests.
+# Checks that the tarball and the two Debian packages have the same tree, that the tree works in any
+# folder, that programs run with the runtime package alone, and that the tree has no tests.
 set -euo pipefail
 dist=$(cd "$1" && pwd) model=$2 expected=$3
 here=$(cd "$(dirname "$0")" && pwd)
@@ -9,8 +9,20 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/tar" "$work/deb"
 tar -C "$work/tar" --strip-components=1 -xzf "$dist"/libpagedllm-*.tar.gz
-dpkg-deb -x "$dist"/libpagedllm_*.deb "$work/deb"
-dpkg-deb --info "$dist"/libpagedllm_*.deb | grep -E '^ (Package|Version|Depends):'
+runtime=$(ls "$dist"/libpagedllm1_*.deb) development=$(ls "$dist"/libpagedllm-dev_*.deb)
+for package in "$runtime" "$development"; do
+    dpkg-deb --info "$package" | grep -E '^ (Package|Version|Depends):'
+    dpkg-deb --fsys-tarfile "$package" | tar -t | grep -v '/$' >> "$work/files"
+done
+twice=$(sort "$work/files" | uniq -d)
+if [ -n "$twice" ]; then
+    echo "both packages have $twice" >&2
+    exit 1
+fi
+dpkg-deb -x "$runtime" "$work/runtime"
+for package in "$runtime" "$development"; do dpkg-deb -x "$package" "$work/deb"; done
+cc -std=c11 "$here/../../examples/c/hello.c" -I"$work/deb/usr/include" -L"$work/deb/usr/lib" -lpagedllm -o "$work/hello"
+LD_LIBRARY_PATH=$work/runtime/usr/lib "$work/hello" "$model" 2>/dev/null | diff - "$expected"
 diff -r --no-dereference "$work/tar" "$work/deb/usr"
 for text in licences-of-dependencies.txt LICENSE; do [ -s "$work/tar/share/doc/pagedllm/$text" ]; done
 tests=$(find "$work/tar" -name tests -o -name '*test*')
@@ -19,4 +31,4 @@ if [ -n "$tests" ]; then
     exit 1
 fi
 "$here/run.sh" "$work/tar" "$model" "$expected" >/dev/null
-echo "packages: the tree of the tarball and of the Debian package works in any folder"
+echo "packages: the tree of the tarball and of the Debian packages works in any folder"
