@@ -5,6 +5,7 @@ mod bytes;
 mod chat;
 mod detokenizer;
 mod jinja;
+pub mod response;
 mod special_tokens;
 mod tokenizer;
 
