@@ -36,7 +36,7 @@ impl ResponseParser {
         let Some(named) = self.named() else { return };
         let blank = header.name.trim().is_empty() && header.held.is_empty();
         if named.brace && blank && header.id.is_none() && !header.ended && (c == '{' || (c == '[' && !self.raw.ends_with('['))) {
-            self.state = State::Open;
+            self.state = State::Open(false);
             return self.step(c, out);
         }
         if c == '{' && (header.ended || named.brace) {

@@ -57,8 +57,8 @@ enum Mark {
 #[derive(Debug)]
 enum State {
     Text,
-    /// After the marker of a JSON call: a list or an object follows.
-    Open,
+    /// After the marker of a JSON call: a list or an object follows. True: the list has begun.
+    Open(bool),
     Object(object::Object),
     Header(calls::Header),
     Arguments(calls::Arguments),
@@ -145,7 +145,7 @@ impl ResponseParser {
             State::Harmony(harmony) => self.finish_harmony(harmony, out),
             State::Object(object) if object.has_begun() => {}
             State::Arguments(_) | State::Rest => self.finish_rest(out),
-            State::Open | State::Object(_) | State::Header(_) => self.fall_back(out),
+            State::Open(_) | State::Object(_) | State::Header(_) => self.fall_back(out),
         }
         let mut plain = String::new();
         self.held.flush(&mut plain);
@@ -165,7 +165,7 @@ impl ResponseParser {
     fn step(&mut self, c: char, out: &mut Deltas) {
         match std::mem::replace(&mut self.state, State::Text) {
             State::Text => self.step_text(c, out),
-            State::Open => self.step_open(c, out),
+            State::Open(listed) => self.step_open(listed, c, out),
             State::Object(object) => self.step_object(object, c, out),
             State::Header(header) => self.step_header(header, c, out),
             State::Arguments(arguments) => self.step_arguments(arguments, c, out),
@@ -258,7 +258,7 @@ impl ResponseParser {
     fn begin_body(&mut self) {
         self.state = match &self.format.body {
             Body::None | Body::Harmony => State::Text,
-            Body::Json => State::Open,
+            Body::Json => State::Open(false),
             Body::Python => State::Python(python::Python::default()),
             Body::Tagged(_) => State::Tagged(tagged::Tagged::default()),
             Body::Named(_) => State::Header(calls::Header::default()),

@@ -130,22 +130,23 @@ impl Object {
 
 impl ResponseParser {
     /// Before a list or an object.
-    pub(super) fn step_open(&mut self, c: char, out: &mut Deltas) {
+    pub(super) fn step_open(&mut self, listed: bool, c: char, out: &mut Deltas) {
         match c {
             '{' => self.step_object(Object::new(), c, out),
-            '[' if !self.raw.trim_end().ends_with('[') || self.raw.trim_end().ends_with("[TOOL_CALLS]") => {
+            c if c.is_whitespace() || (c == '[' && !listed) => {
                 self.raw.push(c);
-                self.state = State::Open;
-            }
-            c if c.is_whitespace() => {
-                self.raw.push(c);
-                self.state = State::Open;
+                self.state = State::Open(listed || c == '[');
             }
             _ => {
                 self.fall_back(out);
                 self.step(c, out);
             }
         }
+    }
+
+    /// The call that is held back has no marker, and can be an answer that is JSON.
+    fn is_bare(&self) -> bool {
+        self.format.bare && !self.format.begin.iter().any(|marker| self.raw.trim_start().starts_with(marker))
     }
 
     pub(super) fn step_object(&mut self, mut object: Object, c: char, out: &mut Deltas) {
@@ -162,8 +163,8 @@ impl ResponseParser {
             self.raw.push(c);
         }
         let done = object.json.is_done();
-        let bare = self.format.bare && !self.format.begin.iter().any(|marker| self.raw.trim_start().starts_with(marker));
-        if !object.begun && object.name.as_deref().is_some_and(super::is_name) && (object.arguments.is_some() || (done && !bare)) {
+        if !object.begun && object.name.as_deref().is_some_and(super::is_name) && (object.arguments.is_some() || (done && !self.is_bare()))
+        {
             object.begun = true;
             let name = object.name.take().unwrap_or_default();
             self.begin_call(&name, None, out);
