@@ -443,6 +443,10 @@ typedef struct pllm_outputs pllm_outputs;
 // A queue of outputs. Any thread may poll it.
 typedef struct pllm_queue pllm_queue;
 
+// The parser of one response: it separates reasoning, content and tool calls while the response is
+// generated. The caller frees it with pllm_response_parser_free.
+typedef struct pllm_response_parser pllm_response_parser;
+
 // A list of token ids. The caller frees it with pllm_tokens_free.
 typedef struct pllm_tokens pllm_tokens;
 
@@ -1247,7 +1251,7 @@ uint32_t pllm_abi_version(void);
 const char *pllm_version(void);
 
 // Returns a JSON object that describes this build and machine: version, CPU backends, instruction
-// paths, model architectures.
+// paths, model architectures, formats of responses.
 const char *pllm_build_info(void);
 
 // Returns the code of an error, one of PLLM_E_*, or 0 for NULL (success).
@@ -1651,6 +1655,59 @@ uint64_t pllm_bytes_len(const pllm_bytes *bytes);
 
 // Frees a text. NULL is allowed.
 void pllm_bytes_free(pllm_bytes *bytes);
+
+// Creates the parser of a response. Feed it the texts of the outputs of one sequence, generated
+// without PLLM_TEXT_SKIP_SPECIAL, because special tokens mark the parts of a response.
+//
+// settings_json is an object with any of these members:
+//
+// - "format": how the model writes reasoning and tool calls. "auto" (default): the format that the
+//   chat template of the engine's model shows. Else one of "response_formats" of pllm_build_info.
+// - "prompt": the rendered prompt. If it ends with the opening tag of the reasoning, the response
+//   begins inside of the reasoning.
+// - "tools": the array of tools that the prompt contains, as OpenAI's API defines it. Formats whose
+//   arguments have no quotes take from it which arguments are strings.
+// - "tool_call_id_prefix": the id of a call is this prefix and the index of the call, unless the
+//   model writes an id. Default "call_". At most 256 bytes.
+//
+// engine may be NULL if "format" names a format. The parser does not keep it.
+//
+// Errors: PLLM_E_INVALID_ARGUMENT if the settings are invalid or a format is unknown;
+// PLLM_E_UNSUPPORTED if engine has no tokenizer. Any thread may call it.
+PLLM_NODISCARD
+pllm_error *pllm_response_parser_create(const pllm_engine *engine,
+                                        const char *settings_json,
+                                        uint64_t len,
+                                        pllm_response_parser **out_parser);
+
+// Parses the next piece of the response. *out_deltas is a JSON array of deltas as a chat completion
+// streams them, which may be empty: {"content": TEXT}, {"reasoning_content": TEXT}, {"tool_calls":
+// [{"index": I, "id": ID, "type": "function", "function": {"name": NAME, "arguments": ""}}]} at the
+// beginning of a call, and {"tool_calls": [{"index": I, "function": {"arguments": TEXT}}]} for the
+// parts of its arguments. The concatenated deltas do not depend on how the response is divided in
+// pieces. The caller frees *out_deltas with pllm_bytes_free.
+//
+// Malformed text is no error: if it is not the beginning of a call it is content, and after the
+// beginning of a call it belongs to the arguments. At most 64 KiB of text are held back until
+// their meaning is known.
+//
+// Errors: PLLM_E_INVALID_ARGUMENT if the text is not UTF-8 or has more than 16 MiB, or the response
+// has ended. Any thread may call it; calls on one parser wait for each other.
+PLLM_NODISCARD
+pllm_error *pllm_response_parser_feed(pllm_response_parser *parser,
+                                      const char *text,
+                                      uint64_t len,
+                                      pllm_bytes **out_deltas);
+
+// Ends the response. *out_deltas has the deltas of the text that was held back, as
+// pllm_response_parser_feed returns them. The caller frees it with pllm_bytes_free.
+//
+// Errors: PLLM_E_INVALID_ARGUMENT if the response has ended. Any thread may call it; calls on one
+// parser wait for each other.
+PLLM_NODISCARD pllm_error *pllm_response_parser_finish(pllm_response_parser *parser, pllm_bytes **out_deltas);
+
+// Frees a parser. NULL is allowed. No other call on the parser may be in progress.
+void pllm_response_parser_free(pllm_response_parser *parser);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -21,6 +21,7 @@ SECTIONS = [
     ("Sequences", r"pllm_(sequence|fork|resume|prefix|pin)|PLLM_(FORK_|RESUME_)"),
     ("Stepping", r"pllm_step\b|pllm_engine_(step|start|stop)"),
     ("Queues and outputs", r"pllm_(queue|outputs?|logprob)\b|pllm_(queue|outputs)_|pllm_engine_queue|PLLM_(FINISH|STOP|QUEUE)_"),
+    ("Responses", r"pllm_response_parser"),
     ("Text", r"pllm_(tokens|bytes)|pllm_engine_(tokenize|detokenize|get_token_bytes|render_chat)|PLLM_TEXT_"),
 ]
 

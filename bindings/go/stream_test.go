@@ -578,3 +578,41 @@ func TestRenderChatAcceptsAnyJSONValue(t *testing.T) {
 		wantErr(t, err, pagedllm.ErrInvalidArgument)
 	}
 }
+
+func TestResponseParserSeparatesContentAndToolCalls(t *testing.T) {
+	t.Parallel()
+	engine := open(t)
+	parser, err := engine.NewResponseParser(pagedllm.ResponseSettings{Format: "hermes", Prompt: "<think>\n"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var content, reasoning, arguments, name, id string
+	take := func(deltas []pagedllm.ResponseDelta, err error) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, delta := range deltas {
+			content += delta.Content
+			reasoning += delta.ReasoningContent
+			for _, call := range delta.ToolCalls {
+				id, name, arguments = id+call.ID, name+call.Function.Name, arguments+call.Function.Arguments
+			}
+		}
+	}
+	for _, r := range "Hm.</think>Yes <tool_call>{\"name\": \"f\", \"arguments\": {\"x\": [1, 2]}}</tool_call> <tool" {
+		take(parser.Feed(string(r)))
+	}
+	take(parser.Finish())
+	if reasoning != "Hm." || content != "Yes <tool" || id != "call_0" || name != "f" || arguments != `{"x": [1, 2]}` {
+		t.Errorf("%q %q %q %q %q", reasoning, content, id, name, arguments)
+	}
+	_, err = parser.Feed("x")
+	wantErr(t, err, pagedllm.ErrInvalidArgument)
+	parser.Close()
+	_, err = parser.Feed("x")
+	wantErr(t, err, pagedllm.ErrClosed)
+	for _, bad := range []pagedllm.ResponseSettings{{Format: "x"}, {Tools: 1}, {Tools: func() {}}} {
+		_, err := engine.NewResponseParser(bad)
+		wantErr(t, err, pagedllm.ErrInvalidArgument)
+	}
+}

@@ -450,6 +450,10 @@ declare('tokens_free', 'void', pointer);
 declare('bytes_data', pointer, pointer);
 declare('bytes_len', u64, pointer);
 declare('bytes_free', 'void', pointer);
+declare('response_parser_create', pointer, pointer, pointer, u64, koffi.out(to(pointer)));
+declare('response_parser_feed', pointer, pointer, pointer, u64, koffi.out(to(pointer)));
+declare('response_parser_finish', pointer, pointer, koffi.out(to(pointer)));
+declare('response_parser_free', 'void', pointer);
 
 // ---- options: setters in the order in which they apply
 

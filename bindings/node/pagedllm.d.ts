@@ -87,6 +87,48 @@ export class Budget {
   close(): void;
 }
 
+/** The settings of a ResponseParser. */
+export interface ResponseSettings {
+  /**
+   * How the model writes reasoning and tool calls: one of response_formats of buildInfo(). Default
+   * "auto": the format that the model's chat template shows.
+   */
+  format?: string;
+  /**
+   * The rendered prompt. If it ends with the opening tag of the reasoning, the response begins
+   * inside of the reasoning.
+   */
+  prompt?: string;
+  /**
+   * The tools that the prompt contains, as OpenAI's API defines them. Formats whose arguments have
+   * no quotes take from them which arguments are strings.
+   */
+  tools?: object[];
+  /** Precedes the index of a call in its id, unless the model writes an id. Default "call_". */
+  toolCallIdPrefix?: string;
+}
+
+/** A part of a response, as a chat completion streams it. It has one of its members. */
+export interface ResponseDelta {
+  content?: string;
+  reasoning_content?: string;
+  tool_calls?: { index: number; id?: string; type?: 'function'; function: { name?: string; arguments: string } }[];
+}
+
+/**
+ * Separates reasoning, content and tool calls of one response while it is generated. Feed it the
+ * texts of a request with skipSpecial false.
+ */
+export class ResponseParser {
+  private constructor();
+  /** Parses the next piece of the response. */
+  feed(text: string): ResponseDelta[];
+  /** Ends the response. Returns the deltas of the text that was held back. */
+  finish(): ResponseDelta[];
+  /** Frees the parser. */
+  close(): void;
+}
+
 /**
  * One model, its KV pool and its requests. Any number of requests can be in progress at once.
  *
@@ -245,6 +287,11 @@ export class Engine {
    * members, such as `continue_final_message`. The result is a prompt for addSpecial: false.
    */
   renderChat(messages: object): Promise<string>;
+  /**
+   * Creates the parser of one response of the model. It does not need the engine later. An unknown
+   * format is PLLM_E_INVALID_ARGUMENT.
+   */
+  responseParser(settings?: ResponseSettings): ResponseParser;
 
   /**
    * Returns null if the engine works, and the error that has stopped it if it has failed: after

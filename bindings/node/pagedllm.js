@@ -543,6 +543,13 @@ class Engine {
     return this.#textOf(lib.engine_render_chat, json, lengthOf(json));
   }
 
+  responseParser({ format, prompt, tools, toolCallIdPrefix } = {}) {
+    const settings = { format, prompt, tools, tool_call_id_prefix: toolCallIdPrefix };
+    const json = utf8('settings', JSON.stringify(settings)), pointer = [null];
+    check(lib.response_parser_create(this.#handle.pointer, json, lengthOf(json), pointer));
+    return new ResponseParser(pointer[0]);
+  }
+
   #textOf(call, ...args) {
     return this.#handle.during(async (engine) => {
       const bytes = [null];
@@ -569,9 +576,34 @@ class Engine {
     return taken(bytes[0]);
   }
 }
+
+class ResponseParser {
+  #handle;
+
+  // Internal: Engine.responseParser creates parsers.
+  constructor(pointer) {
+    this.#handle = new Handle('parser', pointer, lib.response_parser_free);
+  }
+
+  feed(given) {
+    const piece = utf8('text', given), deltas = [null];
+    check(lib.response_parser_feed(this.#handle.pointer, piece, lengthOf(piece), deltas));
+    return JSON.parse(taken(deltas[0]));
+  }
+
+  finish() {
+    const deltas = [null];
+    check(lib.response_parser_finish(this.#handle.pointer, deltas));
+    return JSON.parse(taken(deltas[0]));
+  }
+
+  close() {
+    this.#handle.close();
+  }
+}
 if (Symbol.asyncDispose) Engine.prototype[Symbol.asyncDispose] = Engine.prototype.close;
 
 const version = () => lib.version();
 const buildInfo = () => JSON.parse(lib.build_info());
 
-module.exports = { Budget, Engine, Queue, PagedllmError, version, buildInfo };
+module.exports = { Budget, Engine, Queue, ResponseParser, PagedllmError, version, buildInfo };

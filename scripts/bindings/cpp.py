@@ -6,7 +6,7 @@ import re
 from abi import NOTICE, wrapped
 
 FOLDER = "bindings/cpp/parts"
-PARTS = ["overview", "errors", "handles", "options", "c_structs", "outputs", "queues", "sequences", "engine"]
+PARTS = ["overview", "errors", "handles", "options", "c_structs", "outputs", "queues", "sequences", "engine", "responses"]
 HEADING = f"// {NOTICE}\n// The hand-written parts of this file are in {FOLDER} of the repository.\n"
 
 # ---- names of the wrapper ------------------------------------------------------------------------

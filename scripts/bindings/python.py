@@ -8,7 +8,7 @@ import textwrap
 
 from abi import NOTICE
 
-PARTS = ["intro", "enums", "results", "options", "library", "conversions", "handles", "queue", "budget", "engine"]
+PARTS = ["intro", "enums", "results", "options", "library", "conversions", "handles", "queue", "budget", "engine", "responses"]
 
 # The classes of results and options. The options of other structs are keywords of methods.
 RESULTS = {

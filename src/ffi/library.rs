@@ -5,6 +5,7 @@ use serde_json::json;
 
 use super::guard_or;
 use crate::model::FAMILIES;
+use crate::text::response::FORMATS;
 use crate::types::options::Isa;
 
 /// Version of the ABI, and of the soname libpagedllm.so.1. Programs that were built with another
@@ -29,7 +30,7 @@ pub extern "C" fn pllm_version() -> *const c_char {
 }
 
 /// Returns a JSON object that describes this build and machine: version, CPU backends, instruction
-/// paths, model architectures.
+/// paths, model architectures, formats of responses.
 #[unsafe(no_mangle)]
 pub extern "C" fn pllm_build_info() -> *const c_char {
     static INFO: OnceCell<CString> = OnceCell::new();
@@ -44,6 +45,7 @@ pub extern "C" fn pllm_build_info() -> *const c_char {
                 "backends": ["cpu"],
                 "isa": paths,
                 "architectures": architectures,
+                "response_formats": FORMATS.iter().map(|format| format.name).collect::<Vec<_>>(),
             });
             CString::new(info.to_string()).unwrap_or_default()
         })

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value as Json};
 
 use super::jinja::{self, Failure, Kind, Tree};
+use super::response::Format;
 use super::special_tokens::SpecialTokens;
 use super::{on_stack, read_if_there};
 use crate::error::{Error, Result};
@@ -28,6 +29,8 @@ pub(super) struct Chat {
     templates: Vec<(String, Template)>,
     /// `bos_token`, `eos_token` and other special tokens of the model.
     tokens: SpecialTokens,
+    /// The format of responses, by the template for tools, or else by the default one.
+    response_format: &'static Format,
 }
 
 enum Template {
@@ -38,7 +41,10 @@ enum Template {
 
 impl Chat {
     pub fn load(dir: &Path, config: &Json, tokens: SpecialTokens) -> Result<Chat> {
-        let templates = find_templates(dir, config)?.into_iter().map(|source| {
+        let sources = find_templates(dir, config)?;
+        let named = |name: &str| sources.iter().find(|source| source.name == name);
+        let response_format = Format::detect(named(TOOL_USE).or(named(DEFAULT)).map_or("", |source| &source.text));
+        let templates = sources.into_iter().map(|source| {
             let compiled = threads::with_stack(jinja::STACK_BYTES, || jinja::parse(&source.text))?;
             let template = match compiled {
                 Ok(Ok(tree)) => Template::Ready(Box::new(tree)),
@@ -47,7 +53,11 @@ impl Chat {
             };
             Ok((source.name, template))
         });
-        Ok(Chat { templates: templates.collect::<Result<_>>()?, tokens })
+        Ok(Chat { templates: templates.collect::<Result<_>>()?, tokens, response_format })
+    }
+
+    pub fn response_format(&self) -> &'static Format {
+        self.response_format
     }
 
     pub fn render(&self, json: &str) -> Result<String> {

@@ -156,6 +156,11 @@ impl Text {
         self.check_size("chat's prompt", &prompt)?;
         Ok(prompt)
     }
+
+    /// Returns the format of the model's responses, which its chat template shows.
+    pub fn response_format(&self) -> &'static response::Format {
+        self.chat.response_format()
+    }
 }
 
 fn read_config(path: &Path) -> Result<Json> {

@@ -10,8 +10,21 @@ use syn::{Expr, ExprLit, Fields, FnArg, Item, Lit, Meta, ReturnType, Type};
 use super::convert::Versioned;
 
 /// The files of src/ffi in the order of the header.
-pub const FILES: [&str; 12] =
-    ["library", "convert", "error", "budget", "options", "reports", "sampling", "request", "engine", "outputs", "sequences", "text"];
+pub const FILES: [&str; 13] = [
+    "library",
+    "convert",
+    "error",
+    "budget",
+    "options",
+    "reports",
+    "sampling",
+    "request",
+    "engine",
+    "outputs",
+    "sequences",
+    "text",
+    "response_parser",
+];
 
 /// The first release. Names that its header lacks are newer.
 const FIRST_RELEASE: &str = "0.3.0";

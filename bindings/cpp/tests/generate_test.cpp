@@ -18,6 +18,20 @@ TEST(Generate, returns_the_answer_and_its_counts) {
     EXPECT_TRUE(is_idle(engine));
 }
 
+TEST(ResponseParser, separates_content_and_tool_calls) {
+    pagedllm::Engine engine = open_engine();
+    auto parser = pagedllm::ResponseParser::create(engine, R"({"format": "hermes"})").value();
+    EXPECT_EQ(parser.feed("Hi <tool_call>{\"name").value(), R"([{"content":"Hi"}])");
+    const std::string call = parser.feed("\": \"f\", \"arguments\": {}}").value();
+    EXPECT_NE(call.find(R"("id":"call_0")"), std::string::npos) << call;
+    EXPECT_EQ(parser.feed({}).value(), "[]");
+    EXPECT_EQ(parser.finish().value(), "[]");
+    EXPECT_TRUE(fails(Code::invalid_argument, parser.finish()));
+    EXPECT_TRUE(fails(Code::invalid_argument, pagedllm::ResponseParser::create("{}")));
+    EXPECT_TRUE(fails(Code::invalid_argument, pagedllm::ResponseParser::create(engine, R"({"format": "x"})")));
+    EXPECT_TRUE(pagedllm::ResponseParser::create(R"({"format": "json"})"));
+}
+
 TEST(Generate, accepts_text_and_tokens) {
     pagedllm::Engine engine = open_engine();
     const std::string prompt = chat(france.question);

@@ -213,4 +213,20 @@ describe('invalid arguments', () => {
       await refused('UNSUPPORTED', '', () => engine.tokenBytes(70));
     });
   });
+
+  it('are refused by parsers of responses', async () => {
+    await refused('INVALID_ARGUMENT', 'the known ones are', () => engine.responseParser({ format: 'x' }));
+    const parser = engine.responseParser({ format: 'hermes', prompt: '<think>', toolCallIdPrefix: 'a' });
+    const text = 'Hm.</think>Yes <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>';
+    const deltas = [...text].flatMap((character) => parser.feed(character)).concat(parser.finish());
+    const joined = (pick) => deltas.map(pick).filter((part) => part !== undefined).join('');
+    assert.equal(joined((delta) => delta.reasoning_content), 'Hm.');
+    assert.equal(joined((delta) => delta.content), 'Yes');
+    assert.equal(joined((delta) => delta.tool_calls?.[0].id), 'a0');
+    assert.equal(joined((delta) => delta.tool_calls?.[0].function.arguments), '{"x": 1}');
+    await refused('INVALID_ARGUMENT', 'has ended', () => parser.feed('x'));
+    assert.throws(() => parser.feed(7), TypeError);
+    parser.close();
+    await refused('CLOSED', 'closed', () => parser.feed('x'));
+  });
 });

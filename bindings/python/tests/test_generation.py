@@ -37,6 +37,25 @@ class Generation(Case):
             )
             self.assertEqual(completion.finish_reason, FinishReason.STOP)
 
+    def test_a_response_is_separated_in_content_and_tool_calls(self):
+        tools = [{"function": {"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}}}}]
+        text = "<tool_call>f\n<arg_key>x</arg_key><arg_value>1</arg_value><arg_key>y</arg_key>"
+        text += "<arg_value>1</arg_value></tool_call>"
+        with pagedllm.ResponseParser(format="glm45", tools=tools) as parser:
+            deltas = [delta for character in text for delta in parser.feed(character)]
+            deltas += parser.finish()
+            self.assertRefused(Code.INVALID_ARGUMENT, "has ended", parser.feed, "x")
+        calls = [delta["tool_calls"][0] for delta in deltas]
+        self.assertEqual((calls[0]["id"], calls[0]["function"]["name"]), ("call_0", "f"))
+        arguments = "".join(call["function"]["arguments"] for call in calls)
+        self.assertEqual(arguments, '{"x": 1, "y": "1"}')
+        self.assertRefused(Code.CLOSED, "closed", parser.finish)
+        self.assertRefused(Code.INVALID_ARGUMENT, "engine", pagedllm.ResponseParser)
+        known = pagedllm.build_info()["response_formats"]
+        self.assertIn("hermes", known)
+        parser = pagedllm.ResponseParser(self.engine)  # the bundled model has no tools
+        self.assertEqual(parser.feed("<tool_call>"), [{"content": "<tool_call>"}])
+
     def test_a_stream_delivers_the_answer_in_pieces(self):
         outputs = list(self.engine.stream(LONG_CASE["prompt"], GREEDY, add_special=False))
         self.assertEqual("".join(output.text for output in outputs), LONG_CASE["answer"])

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use serde_json::{Value as Json, json};
+
 /// What a delta adds to the message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeltaKind {
@@ -38,6 +40,23 @@ pub struct Delta<'a> {
     pub id: &'a str,
 }
 
+impl Delta<'_> {
+    /// Returns the delta of a chat completion. None: it has none for the end of a call.
+    fn to_json(self) -> Option<Json> {
+        let Delta { kind, call, text, id } = self;
+        match kind {
+            DeltaKind::Content => Some(json!({"content": text})),
+            DeltaKind::Reasoning => Some(json!({"reasoning_content": text})),
+            DeltaKind::ToolCall => {
+                let function = json!({"name": text, "arguments": ""});
+                Some(json!({"tool_calls": [{"index": call, "id": id, "type": "function", "function": function}]}))
+            }
+            DeltaKind::Arguments => Some(json!({"tool_calls": [{"index": call, "function": {"arguments": text}}]})),
+            DeltaKind::ToolCallEnd => None,
+        }
+    }
+}
+
 /// A list of deltas. Neighbours of the same kind are one delta.
 #[derive(Debug, Clone, Default)]
 pub struct Deltas {
@@ -70,6 +89,11 @@ impl Deltas {
             text: &self.text[entry.text.clone()],
             id: &self.text[entry.id.clone()],
         })
+    }
+
+    /// Returns the deltas as a JSON array of deltas of a chat completion.
+    pub fn to_json(&self) -> String {
+        Json::from_iter(self.iter().filter_map(Delta::to_json)).to_string()
     }
 
     /// Appends text of a kind that is not `ToolCall`.

@@ -250,7 +250,7 @@ pub const FORMATS: &[Format] = &[
         end: &[],
         drop: &["<|eot_id|>", "<|eom_id|>"],
         bare: true,
-        template: &["<|python_tag|>"],
+        template: &["Environment: ipython"],
         ..HERMES
     },
     Format { name: "json", aliases: &["generic"], begin: &["```json"], end: &["```"], drop: &[], bare: true, template: &[], ..HERMES },
@@ -262,6 +262,11 @@ impl Format {
     /// Returns the format with this name or alias.
     pub fn find(name: &str) -> Option<&'static Format> {
         FORMATS.iter().find(|format| format.name == name || format.aliases.contains(&name))
+    }
+
+    /// Returns whether a response that follows the prompt begins inside of the reasoning.
+    pub fn is_reasoning_after(&self, prompt: &str) -> bool {
+        self.think.is_some_and(|think| think.open.iter().any(|tag| prompt.trim_end().ends_with(tag)))
     }
 
     /// Returns the format of the models that use this chat template, or the format without calls.

@@ -15,14 +15,14 @@ mod json;
 mod markers;
 mod object;
 mod python;
+mod settings;
 mod tagged;
 #[cfg(test)]
 mod tests;
 
 pub use deltas::{Delta, DeltaKind, Deltas};
 pub use formats::{FORMATS, Format};
-
-use std::collections::HashMap;
+pub use settings::Settings;
 
 use formats::Body;
 use markers::{Found, Held};
@@ -30,18 +30,6 @@ use markers::{Found, Held};
 /// Maximum size in bytes of text that is held back until its meaning is known. Longer text becomes
 /// content, or a part of a string.
 pub const MAX_HELD: usize = 64 << 10;
-
-/// What the parser is given besides the text.
-#[derive(Debug, Clone, Default)]
-pub struct Settings {
-    /// The prompt ends inside of the reasoning, after its opening tag.
-    pub in_reasoning: bool,
-    /// Prefix of the ids of calls, which the index follows. Empty: `call_`.
-    pub id_prefix: String,
-    /// The parameters of each tool that are not strings. Families with tags need them, since their
-    /// values have no quotes. Without a tool's entry all its parameters are strings.
-    pub typed: HashMap<String, Vec<String>>,
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mark {

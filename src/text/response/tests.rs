@@ -183,3 +183,36 @@ fn names_of_formats_are_unique() {
     names.dedup();
     assert_eq!(names.len(), count);
 }
+
+#[test]
+fn a_template_with_the_markers_of_a_format_is_detected() {
+    for format in FORMATS.iter().filter(|format| !format.template.is_empty()) {
+        let template = format!("{{% if tools %}}{}{{% endif %}}", format.template.join(" ... "));
+        assert_eq!(Format::detect(&template).name, format.name);
+    }
+    for (template, name) in [
+        ("", "text"),
+        ("{{ messages[0].content }}", "text"),
+        ("<tool_call>{{ call }}</tool_call> <think></think>", "hermes"),
+        ("{{ '[AVAILABLE_TOOLS]' }} {{ '[TOOL_CALLS]' }}", "mistral"),
+        ("<tool_call>\n<function=f>\n<parameter=x>\n</tool_call>", "qwen3_coder"),
+    ] {
+        assert_eq!(Format::detect(template).name, name, "{template}");
+    }
+}
+
+#[test]
+fn deltas_have_the_form_of_a_chat_completion() {
+    let mut parser = ResponseParser::new(Format::find("hermes").unwrap(), Settings { id_prefix: "id-".into(), ..Settings::default() });
+    let mut deltas = Deltas::default();
+    parser.feed("<think>a</think>b<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": \"\\\"\"}}</tool_call>", &mut deltas);
+    parser.finish(&mut deltas);
+    let json: Value = serde_json::from_str(&deltas.to_json()).unwrap();
+    let begin = serde_json::json!({"index": 0, "id": "id-0", "type": "function", "function": {"name": "f", "arguments": ""}});
+    let arguments = serde_json::json!({"index": 0, "function": {"arguments": "{\"x\": \"\\\"\"}"}});
+    assert_eq!(
+        json,
+        serde_json::json!([{"reasoning_content": "a"}, {"content": "b"}, {"tool_calls": [begin]}, {"tool_calls": [arguments]}])
+    );
+    assert_eq!(Deltas::default().to_json(), "[]");
+}

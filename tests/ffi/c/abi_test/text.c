@@ -57,6 +57,9 @@ static void text_needs_a_tokenizer(const pllm_engine *golden) {
     UNSUPPORTED(pllm_engine_tokenize(golden, "a", 1, 0, &tokens));
     UNSUPPORTED(pllm_engine_detokenize(golden, PROMPT, 1, 0, &bytes));
     UNSUPPORTED(pllm_engine_render_chat(golden, "[]", 2, &bytes));
+    pllm_response_parser *parser = UNTOUCHED;
+    UNSUPPORTED(pllm_response_parser_create(golden, "{}", 2, &parser));
+    CHECK(parser == UNTOUCHED);
     pllm_sampling sampling = greedy();
     sampling.stop = (const char *const[]){"x"};
     sampling.stop_count = 1;
@@ -216,7 +219,73 @@ static void outputs_report_what_ended_them(const pllm_engine *engine) {
     pllm_outputs_free(batch);
 }
 
+static void check_deltas(pllm_bytes *deltas, const char *expected) {
+    const char *data = pllm_bytes_data(deltas);
+    uint64_t len = pllm_bytes_len(deltas);
+    bool same = len == strlen(expected) && !memcmp(data, expected, len);
+    if (!same) printf("deltas are %.*s, not %s\n", (int)len, data, expected);
+    CHECK(same);
+    pllm_bytes_free(deltas);
+}
+
+static void responses_are_parsed_in_pieces(const pllm_engine *engine) {
+    static const char *const pieces[] = {"ger", "</think>\n\nOn it. <tool_", "call>{\"name\": \"f\", \"argum",
+                                         "ents\": {\"x\": 1}}</tool_call>"};
+    static const char *const expected[] = {
+        "[{\"reasoning_content\":\"ger\"}]",
+        "[{\"content\":\"On it.\"}]",
+        "[]",
+        "[{\"tool_calls\":[{\"function\":{\"arguments\":\"\",\"name\":\"f\"},\"id\":\"a0\",\"index\":0,\"type\":"
+        "\"function\"}]},{\"tool_calls\":[{\"function\":{\"arguments\":\"{\\\"x\\\": 1}\"},\"index\":0}]}]"};
+    const char *settings = "{\"format\": \"qwen3\", \"prompt\": \"Hi <think>\\n\", \"tool_call_id_prefix\": \"a\"}";
+    pllm_response_parser *parser = NULL;
+    pllm_bytes *deltas = NULL;
+    OK(pllm_response_parser_create(engine, settings, strlen(settings), &parser));
+    for (size_t i = 0; i < COUNT(pieces); i++) {
+        OK(pllm_response_parser_feed(parser, pieces[i], strlen(pieces[i]), &deltas));
+        check_deltas(deltas, expected[i]);
+    }
+    OK(pllm_response_parser_finish(parser, &deltas));
+    check_deltas(deltas, "[]");
+    deltas = UNTOUCHED;
+    INVALID(pllm_response_parser_finish(parser, &deltas));
+    INVALID(pllm_response_parser_feed(parser, "x", 1, &deltas));
+    pllm_response_parser_free(parser);
+
+    // Without an engine, and with the format of the engine's model.
+    OK(pllm_response_parser_create(NULL, "{\"format\": \"json\"}", PLLM_NUL_TERMINATED, &parser));
+    INVALID(pllm_response_parser_feed(parser, "\xff", 1, &deltas));
+    INVALID(pllm_response_parser_feed(parser, NULL, 1, &deltas));
+    INVALID(pllm_response_parser_feed(parser, "x", 1, NULL));
+    INVALID(pllm_response_parser_feed(NULL, "x", 1, &deltas));
+    INVALID(pllm_response_parser_finish(parser, NULL));
+    INVALID(pllm_response_parser_finish(NULL, &deltas));
+    CHECK(deltas == UNTOUCHED);
+    OK(pllm_response_parser_feed(parser, "x", 1, &deltas));
+    check_deltas(deltas, "[{\"content\":\"x\"}]");
+    pllm_response_parser_free(parser);
+    OK(pllm_response_parser_create(engine, "{}", PLLM_NUL_TERMINATED, &parser));
+    OK(pllm_response_parser_feed(parser, "<tool_call>", 11, &deltas));
+    check_deltas(deltas, "[{\"content\":\"<tool_call>\"}]");
+    pllm_response_parser_free(parser);
+    pllm_response_parser_free(NULL);
+}
+
+static void wrong_settings_of_parsers_are_refused(const pllm_engine *engine) {
+    static const char *const invalid[] = {"", "[]", "{", "{\"format\": \"x\"}", "{\"format\": 1}",
+                                          "{\"tools\": 1}", "{\"tools\": [{}]}", "{\"x\": 1}", "\xff"};
+    pllm_response_parser *parser = UNTOUCHED;
+    for (size_t i = 0; i < COUNT(invalid); i++)
+        INVALID(pllm_response_parser_create(engine, invalid[i], strlen(invalid[i]), &parser));
+    INVALID(pllm_response_parser_create(engine, NULL, 2, &parser));
+    INVALID(pllm_response_parser_create(engine, "{}", 2, NULL));
+    INVALID(pllm_response_parser_create(NULL, "{}", 2, &parser));
+    CHECK(parser == UNTOUCHED);
+}
+
 const test text_tests[] = {
+    WITH_BUNDLED(responses_are_parsed_in_pieces),
+    WITH_BUNDLED(wrong_settings_of_parsers_are_refused),
     WITH_BUNDLED(the_bytes_of_tokens_join_to_their_text),
     WITH_BUNDLED(a_prompt_that_is_too_long_reports_both_numbers),
     WITH_BUNDLED(outputs_report_what_ended_them),

@@ -44,6 +44,8 @@
     FALLIBLE(pllm_queue_poll) INFALLIBLE(pllm_outputs_len) INFALLIBLE(pllm_outputs_get)         \
     INFALLIBLE(pllm_outputs_free) FALLIBLE(pllm_engine_tokenize)                                \
     FALLIBLE(pllm_engine_detokenize) FALLIBLE(pllm_engine_render_chat)                          \
+    FALLIBLE(pllm_response_parser_create) FALLIBLE(pllm_response_parser_feed)                   \
+    FALLIBLE(pllm_response_parser_finish) INFALLIBLE(pllm_response_parser_free)                 \
     INFALLIBLE(pllm_tokens_data) INFALLIBLE(pllm_tokens_len) INFALLIBLE(pllm_tokens_free)       \
     INFALLIBLE(pllm_bytes_data) INFALLIBLE(pllm_bytes_len) INFALLIBLE(pllm_bytes_free)
 #define AS_NUMBER(function) N_##function,

@@ -33,6 +33,7 @@ static const operation operations[] = {
     {detokenize, 4, false},
     {check_null_handles, 1, false},
     {render_chat, 3, false},
+    {parse_response, 3, false},
     {free_any_kept, 3, false},
     {check_engine_queue, 1, false},
     {check_library_info, 1, false},

@@ -236,6 +236,7 @@ void check_health(worker *w);
 void tokenize(worker *w);
 void detokenize(worker *w);
 void render_chat(worker *w);
+void parse_response(worker *w);
 void check_library_info(worker *w);
 void check_null_handles(worker *w);
 void free_any_kept(worker *w);

@@ -96,6 +96,37 @@ void render_chat(worker *w) {
     if (!code) keep_text(w, out->pointer);
 }
 
+// Creates a parser with valid or random settings, feeds it random texts, and ends its response.
+void parse_response(worker *w) {
+    static const char *const valid[] = {"{\"format\": \"hermes\"}", "{\"format\": \"harmony\"}",
+                                        "{\"format\": \"pythonic\"}", "{\"format\": \"glm45\"}"};
+    const engine_slot *e = any_text_engine(w);
+    out_parameter *out = any_out_parameter(w);
+    pllm_response_parser **out_parser = out ? (pllm_response_parser **)&out->pointer : NULL;
+    argument random = any_chat(w);
+    const char *settings = one_in(w, 2) ? random.data : valid[below(w, 4)];
+    uint64_t len = settings == random.data ? random.len : strlen(settings);
+    int32_t code = TRY(pllm_response_parser_create, e->engine, settings, len, out_parser);
+    check_out_parameter(out, code, sizeof out->pointer);
+    if (code) return;
+    pllm_response_parser *parser = out->pointer;
+    for (unsigned n = below(w, 4); n > 0; n--) {
+        argument text = any_text(w);
+        out_parameter *deltas = any_out_parameter(w);
+        pllm_bytes **out_deltas = deltas ? (pllm_bytes **)&deltas->pointer : NULL;
+        code = TRY(pllm_response_parser_feed, parser, text.data, text.len, out_deltas);
+        check_out_parameter(deltas, code, sizeof deltas->pointer);
+        EXPECT(code || !text.must_be_refused, "a parser took invalid text");
+        if (!code) keep_text(w, deltas->pointer);
+    }
+    pllm_bytes *deltas = NULL;
+    EXPECT(!TRY(pllm_response_parser_finish, parser, &deltas), "a response could not be ended");
+    keep_text(w, deltas);
+    code = TRY(pllm_response_parser_finish, parser, &deltas);
+    EXPECT(code == PLLM_E_INVALID_ARGUMENT, "a response ended twice: code %d", code);
+    CALL(pllm_response_parser_free, parser);
+}
+
 void check_library_info(worker *w) {
     EXPECT(CALL_VOID(pllm_abi_version) == PLLM_ABI_VERSION, "the ABI's version differs");
     const char *info = CALL_VOID(pllm_build_info), *version = CALL_VOID(pllm_version);
