@@ -2433,11 +2433,6 @@ private:
     std::unique_ptr<pllm_engine, detail::FreeEngine> engine_;
 };
 
-}  // inline namespace
-}  // namespace pagedllm
-
-#endif  // PAGEDLLM_HPP
-
 // ---- responses -----------------------------------------------------------------------------------
 
 // Separates reasoning, content and tool calls of one response while it is generated.
@@ -2482,3 +2477,8 @@ private:
 
     Owned parser_;
 };
+
+}  // inline namespace
+}  // namespace pagedllm
+
+#endif  // PAGEDLLM_HPP

@@ -242,8 +242,3 @@ private:
 
     std::unique_ptr<pllm_engine, detail::FreeEngine> engine_;
 };
-
-}  // inline namespace
-}  // namespace pagedllm
-
-#endif  // PAGEDLLM_HPP

@@ -42,3 +42,8 @@ private:
 
     Owned parser_;
 };
+
+}  // inline namespace
+}  // namespace pagedllm
+
+#endif  // PAGEDLLM_HPP

@@ -222,22 +222,25 @@ static void outputs_report_what_ended_them(const pllm_engine *engine) {
 static void check_deltas(pllm_bytes *deltas, const char *expected) {
     const char *data = pllm_bytes_data(deltas);
     uint64_t len = pllm_bytes_len(deltas);
-    bool same = len == strlen(expected) && !memcmp(data, expected, len);
+    int same = len == strlen(expected) && !memcmp(data, expected, len);
     if (!same) printf("deltas are %.*s, not %s\n", (int)len, data, expected);
     CHECK(same);
     pllm_bytes_free(deltas);
 }
 
 static void responses_are_parsed_in_pieces(const pllm_engine *engine) {
-    static const char *const pieces[] = {"ger", "</think>\n\nOn it. <tool_", "call>{\"name\": \"f\", \"argum",
+    static const char *const pieces[] = {"Hm", "</think>\n\nOn it. <tool_",
+                                         "call>{\"name\": \"f\", \"argum",
                                          "ents\": {\"x\": 1}}</tool_call>"};
     static const char *const expected[] = {
-        "[{\"reasoning_content\":\"ger\"}]",
+        "[{\"reasoning_content\":\"Hm\"}]",
         "[{\"content\":\"On it.\"}]",
         "[]",
-        "[{\"tool_calls\":[{\"function\":{\"arguments\":\"\",\"name\":\"f\"},\"id\":\"a0\",\"index\":0,\"type\":"
-        "\"function\"}]},{\"tool_calls\":[{\"function\":{\"arguments\":\"{\\\"x\\\": 1}\"},\"index\":0}]}]"};
-    const char *settings = "{\"format\": \"qwen3\", \"prompt\": \"Hi <think>\\n\", \"tool_call_id_prefix\": \"a\"}";
+        "[{\"tool_calls\":[{\"index\":0,\"id\":\"a0\",\"type\":\"function\","
+        "\"function\":{\"name\":\"f\",\"arguments\":\"\"}}]},"
+        "{\"tool_calls\":[{\"index\":0,\"function\":{\"arguments\":\"{\\\"x\\\": 1}\"}}]}]"};
+    const char *settings = "{\"format\": \"qwen3\", \"prompt\": \"Hi <think>\\n\", "
+                           "\"tool_call_id_prefix\": \"a\"}";
     pllm_response_parser *parser = NULL;
     pllm_bytes *deltas = NULL;
     OK(pllm_response_parser_create(engine, settings, strlen(settings), &parser));
@@ -273,7 +276,8 @@ static void responses_are_parsed_in_pieces(const pllm_engine *engine) {
 
 static void wrong_settings_of_parsers_are_refused(const pllm_engine *engine) {
     static const char *const invalid[] = {"", "[]", "{", "{\"format\": \"x\"}", "{\"format\": 1}",
-                                          "{\"tools\": 1}", "{\"tools\": [{}]}", "{\"x\": 1}", "\xff"};
+                                          "{\"tools\": 1}", "{\"tools\": [{}]}", "{\"x\": 1}",
+                                          "\xff"};
     pllm_response_parser *parser = UNTOUCHED;
     for (size_t i = 0; i < COUNT(invalid); i++)
         INVALID(pllm_response_parser_create(engine, invalid[i], strlen(invalid[i]), &parser));
