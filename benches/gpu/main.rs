@@ -12,6 +12,7 @@ mod line;
 #[allow(dead_code)] // only the CPU benchmark uses the rest
 mod model;
 mod options;
+mod probe;
 mod products;
 mod random;
 mod timing;
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
     let run = || -> Result<()> {
         let options = Options::parse(std::env::args().skip(1))?;
         match options.part {
+            Part::Probe => probe::check(),
             Part::DecodeAttention => attention::decode(&options),
             Part::PrefillAttention => attention::prefill(&options),
             Part::Products => products::bench(&options),

@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use crate::Result;
 
-const USAGE: &str = "usage: gpu decode-attention|prefill-attention|products|draws|engine|determinism [--bandwidth=BYTES_PER_SECOND] \
+const USAGE: &str = "usage: gpu probe|decode-attention|prefill-attention|products|draws|engine|determinism [--bandwidth=BYTES_PER_SECOND] \
     [--flops=FLOP_PER_SECOND] [--model=DIR] [--models=DIR] [--small]";
 
 pub enum Part {
+    Probe,
     DecodeAttention,
     PrefillAttention,
     Products,
@@ -76,6 +77,7 @@ impl Options {
 impl Part {
     fn named(name: &str) -> Result<Part> {
         Ok(match name {
+            "probe" => Part::Probe,
             "decode-attention" => Part::DecodeAttention,
             "prefill-attention" => Part::PrefillAttention,
             "products" => Part::Products,

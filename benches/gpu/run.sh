@@ -18,7 +18,7 @@ trap 'rm -rf "$work" "$model"' EXIT
 lines=$work/lines
 built=$work/built
 mkdir -p "$results" "$lines" "$built" "$work/lib"
-tar -C "$built" -xzf "$root/target/gpu/built.tar.gz" || { echo "target/gpu/built.tar.gz is missing; run build.sh on a machine with Rust" >&2; exit 1; }
+tar -C "$built" -xJf "$root/target/gpu/built.tar.xz" || { echo "target/gpu/built.tar.xz is missing; run build.sh on a machine with Rust" >&2; exit 1; }
 cp "$built/commit" "$lines/"
 log=$results/log.txt
 : >"$log"
@@ -70,6 +70,7 @@ SANITIZED=(attention_on_tensor_cores attention_over_latents embeddings strips_an
 part ceilings 60 python3 "$here/peers.py" ceilings "$work/ceilings"
 # Writes the weights while parts run that are not timed.
 part weights 120 python3 "$here/peers.py" weights "$model" ${LAYERS:+"$LAYERS"} &
+part probe 20 "$built/gpu" probe
 part kernels 110 "$built/cuda" --test-threads=8
 part engine_tests 60 "$built/cuda_engine" --test-threads=2 "${ON_DEVICE[@]}"
 wait
