@@ -5,5 +5,6 @@
 #include "draw.cu"
 #include "elementwise.cu"
 #include "experts.cu"
+#include "few_rows.cu"
 #include "matmul.cu"
 #include "norm.cu"

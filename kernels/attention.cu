@@ -6,13 +6,14 @@
 //
 // A query is one head of one row. The queries of all heads that share a KV head, over all rows of a
 // sequence, are numbered row by row. A tile is a range of them, so that K and V are read once for
-// the tile. Grids are (tiles, kv_heads, z):
+// the tile. In decode, long sequences are divided into parts, each a tile with its own range of
+// tokens, and attention_merge combines their results. Grids are (tiles, kv_heads, z):
 //
-//     kernel                       a tile's queries  z                threads
-//     attention_prefill_<T>_<DIM>  64                1                128
-//     attention_decode_<T>_<DIM>   16, of one row    splits           32 * DECODE_WARPS
-//     attention_merge              16, of one row    min(16, group)   any number
-//     attention_plain_<T>          64                any number       128
+//     kernel                       a tile's queries        z                threads
+//     attention_prefill_<T>_<DIM>  64                      1                128
+//     attention_decode_<T>_<DIM>   16, of one row          1                32 * DECODE_WARPS
+//     attention_merge              16, of one row          min(16, group)   any number
+//     attention_plain_<T>          64                      any number       128
 //
 // group = heads / kv_heads, the heads that share a KV head. A tile without rows is skipped. Prefill
 // needs PREFILL_STAGES * STAGE_BYTES of dynamic shared memory. Decode needs DECODE_STAGES *
@@ -30,7 +31,6 @@
 #define PREFILL_WARPS 4
 #define PREFILL_STAGES 2
 #define DECODE_QUERIES 16
-#define MIN_SPLIT 256u // minimum number of tokens of a split, so that a thread block has enough work
 #define PLAIN_QUERIES 64
 #define PLAIN_WARPS 4
 #define PLAIN_MAX_DIM 576
@@ -40,6 +40,10 @@ struct AttentionTile {
     u32 first_row, rows; // of the sequence, in this step
     u32 table;           // index of the sequence's first entry in `tables`
     u32 first_query;
+    // In decode:
+    u32 first_token, end_token; // the part of the sequence; all of it for attention_merge
+    u32 parts;                  // of the sequence
+    u32 partial;                // index of the part's partial result, if there are several; for attention_merge that of the first
 };
 
 // The arguments of all attention kernels.
@@ -574,37 +578,26 @@ template <class T, u32 DIM> struct SharedPartials {
     }
 };
 
-// Returns the offset of the splits of a query of this block's tile. Each split has sums, maximum
-// score and weight.
-__device__ __forceinline__ u64 partial_of(u32 kv_heads, u32 group, u32 query, u32 splits, u32 dim) {
-    u64 first_of_tile = (u64(blockIdx.x) * kv_heads + blockIdx.y) * min(u32(DECODE_QUERIES), group);
-    return (first_of_tile + query) * splits * (dim + 2);
+// Returns the offset of a query's partial result: sums, maximum score and weight.
+__device__ __forceinline__ u64 partial_of(u32 index, u32 kv_heads, u32 group, u32 query, u32 dim) {
+    return ((u64(index) * kv_heads + blockIdx.y) * min(u32(DECODE_QUERIES), group) + query) * (dim + 2);
 }
-
-// The division of the longest sequence into at most `splits` parts, for split-K decode. The length
-// of a part is a multiple of 64 and at least MIN_SPLIT. A sequence's result depends on `len`, but
-// not on the number of parts beyond its end.
-struct SplitPlan {
-    u32 len, parts;
-    __device__ __forceinline__ SplitPlan(u32 max_len, u32 splits)
-        : len(max(MIN_SPLIT, (max_len + 64 * splits - 1) / (64 * splits) * 64)), parts((max_len + len - 1) / len) {}
-};
 
 // Writes `out` if there is one part, and otherwise this block's part of `partial` for
 // attention_merge.
 template <class T, u32 DIM>
-__device__ __forceinline__ void write_decode(const Attention &a, const AttentionTile &tile, const SharedPartials<T, DIM> &partials, u32 parts,
-                                             float *partial /* [tiles, kv_heads, min(16, group), splits, DIM + 2] */) {
+__device__ __forceinline__ void write_decode(const Attention &a, const AttentionTile &tile, const SharedPartials<T, DIM> &partials,
+                                             float *partial /* layout: see attention_merge */) {
     for (u32 i = threadIdx.x; i < query_count(tile, a.group(), DECODE_QUERIES) * DIM; i += blockDim.x) {
         u32 number = i / DIM, dim = i % DIM;
         Query query = query_of(a, tile, tile.first_query + number);
         PartialSoftmax part = partials.merged(number, dim);
-        if (parts == 1) {
+        if (tile.parts == 1) {
             PartialSoftmax result = initial_softmax(a.sinks, query.head);
             result.add(part);
             a.out[(u64(query.row) * a.heads + query.head) * DIM + dim] = result.sum / result.weight;
         } else {
-            float *to = partial + partial_of(a.kv_heads, a.group(), number, gridDim.z, DIM) + blockIdx.z * (DIM + 2);
+            float *to = partial + partial_of(tile.partial, a.kv_heads, a.group(), number, DIM);
             to[dim] = part.sum;
             if (dim == 0) to[DIM] = part.max_score, to[DIM + 1] = part.weight;
         }
@@ -612,15 +605,14 @@ __device__ __forceinline__ void write_decode(const Attention &a, const Attention
 }
 
 // Warps process 16 tokens each in turn, and each warp has its own copies of K and V.
-template <class T, u32 DIM> __device__ __forceinline__ void attend_decode(const Attention &a, float *partial, u32 max_len) {
+template <class T, u32 DIM> __device__ __forceinline__ void attend_decode(const Attention &a, float *partial) {
     typedef AttentionShared<T, DIM> Shared;
     constexpr u32 STAGES = Shared::DECODE_STAGES;
     DYNAMIC_SHARED(T, stages); // divided among the warps
     AttentionTile tile = a.tiles[blockIdx.x];
-    SplitPlan plan(max_len, gridDim.z);
-    if (tile.rows == 0 || blockIdx.z >= plan.parts) return;
+    if (tile.rows == 0) return;
     Query query_range = query_of(a, tile, tile.first_query); // the same for all queries of the row
-    u32 first = max(query_range.first, blockIdx.z * plan.len), end = min(query_range.last + 1, (blockIdx.z + 1) * plan.len);
+    u32 first = max(query_range.first, tile.first_token), end = min(query_range.last + 1, tile.end_token);
     u32 token = first / Shared::TOKENS * Shared::TOKENS + warp_in_block() * 16;
     typedef KvStream<T, DIM, 16, WARP, STAGES> Stream;
     T *own = stages + warp_in_block() * (STAGES * Stream::STAGE);
@@ -636,25 +628,24 @@ template <class T, u32 DIM> __device__ __forceinline__ void attend_decode(const 
     SharedPartials<T, DIM> &partials = *reinterpret_cast<SharedPartials<T, DIM> *>(stages);
     partials.put(queries);
     __syncthreads();
-    write_decode(a, tile, partials, plan.parts, partial);
+    write_decode(a, tile, partials, partial);
 }
 
 // out = the combination of all parts and the sink. If there is one part, attention_decode has
 // written the result.
 extern "C" __global__ void attention_merge(float *out /* [rows, heads, dim] */,
-                                           const float *partial /* [tiles, kv_heads, min(16, group), splits, dim + 2] */,
-                                           const AttentionTile *tiles /* [tiles] */, const float *sinks /* [heads] or null */,
-                                           const u32 *max_len /* [1] */, u32 heads, u32 kv_heads, u32 dim, u32 splits) {
+                                           const float *partial /* [partial results, kv_heads, min(16, group), dim + 2] */,
+                                           const AttentionTile *tiles /* [tiles] */, const float *sinks /* [heads] or null */, u32 heads,
+                                           u32 kv_heads, u32 dim) {
+    wait_for_previous_kernel();
     AttentionTile tile = tiles[blockIdx.x];
-    SplitPlan plan(*max_len, splits);
     u32 group = heads / kv_heads, number = tile.first_query + blockIdx.z;
-    if (plan.parts == 1 || blockIdx.z >= query_count(tile, group, DECODE_QUERIES)) return;
+    if (tile.parts <= 1 || blockIdx.z >= query_count(tile, group, DECODE_QUERIES)) return;
     u32 row = tile.first_row + number / group, head = blockIdx.y * group + number % group;
-    const float *parts = partial + partial_of(kv_heads, group, blockIdx.z, splits, dim);
     for (u32 i = threadIdx.x; i < dim; i += blockDim.x) {
         PartialSoftmax result = initial_softmax(sinks, head);
-        for (u32 nth = 0; nth < plan.parts; nth++) {
-            const float *part = parts + nth * (dim + 2);
+        for (u32 nth = 0; nth < tile.parts; nth++) {
+            const float *part = partial + partial_of(tile.partial + nth, kv_heads, group, blockIdx.z, dim);
             result.add({part[dim], part[dim + 1], part[i]});
         }
         out[(u64(row) * heads + head) * dim + i] = result.sum / result.weight;
@@ -789,12 +780,13 @@ template <class T> __device__ __forceinline__ void attend_plain(const Attention 
 #define ATTENTION_ON_TENSOR_CORES(name, T, DIM)                                                                                         \
     extern "C" __global__ void __launch_bounds__(PREFILL_WARPS *WARP, AttentionShared<T, DIM>::PREFILL_BLOCKS)                          \
         attention_prefill_##name##_##DIM(ATTENTION_POINTERS, ATTENTION_SCALARS) {                                                       \
+        wait_for_previous_kernel();                                                                                                     \
         attend_prefill<T, DIM>(ATTENTION_OF(DIM, DIM));                                                                                 \
     }                                                                                                                                   \
     extern "C" __global__ void __launch_bounds__(AttentionShared<T, DIM>::DECODE_WARPS *WARP)                                           \
-        attention_decode_##name##_##DIM(ATTENTION_POINTERS, ATTENTION_SCALARS, float *partial /* layout: see attention_merge */,        \
-                                        const u32 *max_len /* [1] */) {                                                                 \
-        attend_decode<T, DIM>(ATTENTION_OF(DIM, DIM), partial, *max_len);                                                               \
+        attention_decode_##name##_##DIM(ATTENTION_POINTERS, ATTENTION_SCALARS, float *partial /* layout: see attention_merge */) {       \
+        wait_for_previous_kernel();                                                                                                     \
+        attend_decode<T, DIM>(ATTENTION_OF(DIM, DIM), partial);                                                                         \
     }
 
 #define ATTENTION_OF_EACH_WIDTH(name, T)    \
@@ -808,6 +800,7 @@ template <class T> __device__ __forceinline__ void attend_plain(const Attention 
 #define ATTENTION_PLAIN(name, T)                                                                     \
     extern "C" __global__ void __launch_bounds__(PLAIN_WARPS *WARP, 4)                               \
         attention_plain_##name(ATTENTION_POINTERS, u32 head_dim, u32 value_dim, ATTENTION_SCALARS) { \
+        wait_for_previous_kernel();                                                                  \
         attend_plain<T>(ATTENTION_OF(head_dim, value_dim));                                          \
     }
 

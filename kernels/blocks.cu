@@ -158,6 +158,7 @@ __device__ __forceinline__ void multiply_records(const Product<code> &p, RecordF
         copy_async_commit(); // empty at the end, so that the number of groups to wait for is constant
     };
     for (u32 record = 0; record < STAGES - 1; record++) begin_w(record);
+    wait_for_previous_kernel(); // weights do not depend on it
     x_part.load(p, tile.row, 0);
     for (u32 step = 0; step < records * STEPS; step++) {
         u32 record = step / STEPS;
@@ -182,9 +183,11 @@ __device__ __forceinline__ void multiply_records(const Product<code> &p, RecordF
         float *out, const float *x, const code *w, const float *bias, const code *const *ws, const float *const *biases,                   \
         const u32 *starts, u32 rows, u32 outs, u32 cols, u32 stride, u32 bytes, u32 flags) {                                               \
         Product<code> all = {out, x, w, bias, rows, outs, cols, div_ceil(cols, RECORD) * bytes, stride};                                   \
+        if (starts) wait_for_previous_kernel();                                                                                            \
         Product<code> own = product_of_block(all, ws, biases, starts);                                                                     \
         TilePosition tile = tile_of_block<Tile>(own.rows);                                                                                 \
         if (tile.valid) multiply_records<Tile, BITS, GROUP>(own, form_of<BITS>(bytes, flags), tile);                                       \
+        else wait_for_previous_kernel();                                                                                                   \
     }
 
 MATMUL_RECORDS(codes4_by32_16, 4, 32, RecordTile16)
@@ -218,6 +221,7 @@ template <u32 BITS, u32 GROUP> __device__ __forceinline__ float number_of(const 
 #define EMBED_RECORDS(name, BITS, GROUP)                                                                                                   \
     extern "C" __global__ void embed_##name(float *out /* [rows, cols] */, const u8 *table /* [tokens, records] */,                        \
                                             const u32 *tokens /* [rows] */, u32 cols, float scale, u32 bytes, u32 flags) {                 \
+        wait_for_previous_kernel();                                                                                                        \
         u32 column = blockIdx.y * blockDim.x + threadIdx.x;                                                                                \
         if (column >= cols) return;                                                                                                        \
         const u8 *row = table + u64(tokens[blockIdx.x]) * div_ceil(cols, RECORD) * bytes;                                                  \

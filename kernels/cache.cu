@@ -22,6 +22,7 @@ __device__ void rotate(float *head /* [dim] */, const float *angles /* [rotated]
 // out[r] = [cosines, sines] of positions[r] * frequencies, times `amplitude`. Grid: rows.
 extern "C" __global__ void angles(float *out /* [rows, 2 * count] */, const u32 *positions /* [rows] */, const float *frequencies /* [count] */,
                                   u32 count, float amplitude) {
+    wait_for_previous_kernel();
     float *row = out + u64(blockIdx.x) * 2 * count;
     for (u32 i = threadIdx.x; i < count; i += blockDim.x) {
         float angle = float(positions[blockIdx.x]) * frequencies[i];
@@ -33,6 +34,7 @@ extern "C" __global__ void angles(float *out /* [rows, 2 * count] */, const u32 
 // Rotates heads of `dim` numbers, starting at `first`, with one warp per head. Grid: rows, heads.
 extern "C" __global__ void rope(float *x /* [rows, stride] */, const float *angles /* [rows, rotated] */, u32 first, u32 dim, u32 stride,
                                 u32 rotated, u32 pairs) {
+    wait_for_previous_kernel();
     rotate(x + u64(blockIdx.x) * stride + first + u64(blockIdx.y) * dim, angles + u64(blockIdx.x) * rotated, rotated, pairs);
 }
 
@@ -105,6 +107,7 @@ __device__ void store_kv(u8 *kv, float *qkv, const float *angles, const u32 *slo
                                                const float *angles /* [rows, rotated] or null */, const u32 *slots /* [rows, table_groups] */,  \
                                                u32 heads, u32 kv_heads, u32 halves, u32 dim, u32 rotated, u32 pairs, u32 block_shift,           \
                                                u32 table_groups, u32 table_group) {                                                             \
+        wait_for_previous_kernel();                                                                                                             \
         store_kv<T>(kv, qkv, angles, slots, heads, kv_heads, halves, dim, rotated, pairs, block_shift, table_groups, table_group);              \
     }
 STORE_KV(f32, float)
@@ -118,6 +121,7 @@ STORE_KV(fp8, e4m3)
 extern "C" __global__ void move_blocks(u8 *const *to_bases /* [levels] */, const u64 *to_strides /* [levels] */,
                                        u8 *const *from_bases /* [levels] */, const u64 *from_strides /* [levels] */,
                                        const u64 *bytes /* [levels] */, const u32 *moves /* [moves, (from, to)] */) {
+    wait_for_previous_kernel();
     u32 level = blockIdx.y, from = moves[2 * blockIdx.x], to = moves[2 * blockIdx.x + 1];
     u8 *target = to_bases[level] + u64(to) * to_strides[level];
     const u8 *source = from_bases[level] + u64(from) * from_strides[level];

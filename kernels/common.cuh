@@ -140,6 +140,19 @@ template <> __device__ __forceinline__ u32 pack2<f16>(float low, float high) {
 }
 #endif
 
+// Permits the next kernel of the stream to start, and waits until the previous ones have ended and
+// their writes are visible. With programmatic dependent launch, which exists since sm_90, a kernel
+// starts while the previous one is still running, so that the time of its launch is hidden. Every
+// thread of every kernel calls this, also if it then returns at once: the next kernel waits for
+// this one only. Before the call, a kernel accesses nothing that other kernels of the stream write,
+// and writes nothing to global memory. So it may read its parameters and the weights.
+__device__ __forceinline__ void wait_for_previous_kernel() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 __device__ __forceinline__ u32 thread_in_block() { return threadIdx.x; }
 __device__ __forceinline__ u32 lane_in_warp() { return threadIdx.x % WARP; }
 __device__ __forceinline__ u32 warp_in_block() { return threadIdx.x / WARP; }

@@ -298,6 +298,7 @@ __device__ void write_logprobs(const Draw &draw, const Row &row, DeviceSample *s
 // Grid: draws. 512 threads. Edits the rows in place.
 extern "C" __global__ void __launch_bounds__(DRAW_THREADS) draw_rows(DeviceSample *all /* [draws] */, float *logits /* [rows, vocab] */,
                                                                      const Draw *draws /* [draws] */, Edit *edits, const u32 *masks, u32 vocab) {
+    wait_for_previous_kernel();
     const Draw draw = draws[blockIdx.x];
     DeviceSample *sample = all + blockIdx.x;
     edits += draw.edits;
@@ -334,6 +335,7 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS) draw_rows(DeviceSampl
 // failed, the token is arbitrary, and the host ignores the row. One thread per placeholder.
 extern "C" __global__ void fill_placeholders(u32 *tokens /* [rows] */, const u32 *placeholders /* [count, 2]: token, sample */,
                                              const DeviceSample *samples, u32 count) {
+    wait_for_previous_kernel();
     u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;
     const DeviceSample &sample = samples[placeholders[2 * i + 1]];

@@ -18,6 +18,7 @@ __device__ __forceinline__ float activated(u32 act, float x) {
 
 // x = act(x)
 extern "C" __global__ void activate(float *x /* [count] */, u64 count, u32 act) {
+    wait_for_previous_kernel();
     FOR_EACH(i, count) x[i] = activated(act, x[i]);
 }
 
@@ -29,6 +30,7 @@ extern "C" __global__ void activate(float *x /* [count] */, u64 count, u32 act) 
 
 // out = act(gate) * up
 extern "C" __global__ void gate(float *out /* [rows, width] */, const float *x /* [rows, gate and up, width] */, u32 width, u32 act) {
+    wait_for_previous_kernel();
     ROW_AND_COLUMN(width);
     const float *both = x + row * 2 * width + column;
     out[row * width + column] = activated(act, both[0]) * both[width];
@@ -38,6 +40,7 @@ extern "C" __global__ void gate(float *out /* [rows, width] */, const float *x /
 // [-limit, limit].
 extern "C" __global__ void gate_clamped(float *out /* [rows, width] */, const float *x /* [rows, gate and up, width] */, u32 width, float alpha,
                                         float limit) {
+    wait_for_previous_kernel();
     ROW_AND_COLUMN(width);
     const float *both = x + row * 2 * width + column;
     float gate = both[0] > limit ? limit : both[0]; // propagates NaN
@@ -47,17 +50,20 @@ extern "C" __global__ void gate_clamped(float *out /* [rows, width] */, const fl
 
 // x += scale * y
 extern "C" __global__ void add(float *x /* [count] */, const float *y /* [count] */, u64 count, float scale) {
+    wait_for_previous_kernel();
     FOR_EACH(i, count) x[i] += scale * y[i];
 }
 
 // x += sigmoid(gate of the row) * y
 extern "C" __global__ void add_gated(float *x /* [rows, width] */, const float *y /* [rows, width] */, const float *gates /* [rows] */, u32 width) {
+    wait_for_previous_kernel();
     ROW_AND_COLUMN(width);
     x[row * width + column] += sigmoid(gates[row]) * y[row * width + column];
 }
 
 // x = cap * tanh(x * scale / cap), or x * scale if the cap is 0
 extern "C" __global__ void scale_and_cap(float *x /* [count] */, u64 count, float scale, float cap) {
+    wait_for_previous_kernel();
     FOR_EACH(i, count) {
         float scaled = x[i] * scale;
         x[i] = cap > 0.0f ? cap * tanhf(scaled / cap) : scaled;
@@ -68,6 +74,7 @@ extern "C" __global__ void scale_and_cap(float *x /* [count] */, u64 count, floa
 // `stride` apart. Grid: strips * rows, columns.
 extern "C" __global__ void split_strips(float *out /* [strips, rows, dim] */, const float *x /* [rows, stride] */, u32 rows, u32 first, u32 dim,
                                         u32 pitch, u32 stride) {
+    wait_for_previous_kernel();
     ROW_AND_COLUMN(dim);
     u32 strip = blockIdx.x / rows;
     out[row * dim + column] = x[u64(blockIdx.x % rows) * stride + first + u64(strip) * pitch + column];
@@ -76,6 +83,7 @@ extern "C" __global__ void split_strips(float *out /* [strips, rows, dim] */, co
 // strip h of row r = x[h][r]. Grid: strips * rows, columns.
 extern "C" __global__ void join_strips(float *out /* [rows, stride] */, const float *x /* [strips, rows, dim] */, u32 rows, u32 first, u32 dim,
                                        u32 pitch, u32 stride) {
+    wait_for_previous_kernel();
     ROW_AND_COLUMN(dim);
     u32 strip = blockIdx.x / rows;
     out[u64(blockIdx.x % rows) * stride + first + u64(strip) * pitch + column] = x[row * dim + column];
@@ -83,6 +91,7 @@ extern "C" __global__ void join_strips(float *out /* [rows, stride] */, const fl
 
 // out[i] = x[wanted[i]]
 extern "C" __global__ void gather(float *out /* [count, width] */, const float *x /* [rows, width] */, const u32 *wanted /* [count] */, u32 width) {
+    wait_for_previous_kernel();
     ROW_AND_COLUMN(width);
     out[row * width + column] = x[u64(wanted[row]) * width + column];
 }
@@ -102,10 +111,12 @@ template <class T> __device__ void add_positions(float *x, const T *table, const
 #define TABLES(name, T)                                                                                                                         \
     extern "C" __global__ void embed_##name(float *out /* [rows, cols] */, const T *table /* [tokens, pitch] */, const u32 *tokens /* [rows] */, \
                                             u32 cols, u32 pitch, float scale) {                                                                 \
+        wait_for_previous_kernel();                                                                                                             \
         embed(out, table, tokens, cols, pitch, scale);                                                                                          \
     }                                                                                                                                           \
     extern "C" __global__ void add_positions_##name(float *x /* [rows, cols] */, const T *table /* [positions, pitch] */,                       \
                                                     const u32 *positions /* [rows] */, u32 cols, u32 pitch, u32 offset) {                       \
+        wait_for_previous_kernel();                                                                                                             \
         add_positions(x, table, positions, cols, pitch, offset);                                                                                \
     }
 TABLES(f32, float)

@@ -129,6 +129,7 @@ extern "C" __global__ void route(u32 *experts_of /* [rows, top_k] */, float *wei
                                  const float *logits /* [rows, experts] */, const float *correction /* [experts] or null */, u32 rows,
                                  u32 experts, u32 top_k, u32 scores, u32 normalized, float scale, u32 groups, u32 groups_chosen,
                                  u32 group_score) {
+    wait_for_previous_kernel();
     __shared__ RouteWorkspace workspaces[ROUTE_WARPS];
     RouteWorkspace &workspace = workspaces[warp_in_block()];
     u32 row = blockIdx.x * ROUTE_WARPS + warp_in_block();
@@ -150,6 +151,7 @@ extern "C" __global__ void route(u32 *experts_of /* [rows, top_k] */, float *wei
 extern "C" __global__ void sort_routes(u32 *starts /* [experts + 1] */, u32 *__restrict__ sources /* [routes], the row of each */,
                                        u32 *__restrict__ places /* [rows, top_k], the route of each choice */,
                                        const u32 *__restrict__ experts_of /* [rows, top_k] */, u32 rows, u32 experts, u32 top_k) {
+    wait_for_previous_kernel();
     __shared__ u32 before[SORT_WARPS], own[SORT_WARPS];
     u32 routes = rows * top_k, expert = blockIdx.x, warp = warp_in_block(), lane = lane_in_warp();
     u32 part = div_ceil(div_ceil(routes, WARP), SORT_WARPS) * WARP, first = warp * part;
@@ -200,6 +202,7 @@ template <class N> __device__ __forceinline__ void copy_row(float *to, const flo
 // out[i] = x[sources[i]]. Grid: routes.
 extern "C" __global__ void gather_routes(float *out /* [routes, width] */, const float *x /* [rows, width] */,
                                          const u32 *sources /* [routes] */, u32 width) {
+    wait_for_previous_kernel();
     float *to = out + u64(blockIdx.x) * width;
     const float *from = x + u64(sources[blockIdx.x]) * width;
     if (width % 4 == 0) copy_row<float4>(to, from, width);
@@ -210,6 +213,7 @@ extern "C" __global__ void gather_routes(float *out /* [routes, width] */, const
 extern "C" __global__ void combine_routes(float *out /* [rows, width] */, const float *x /* [routes, width] */,
                                           const u32 *places /* [rows, top_k] */, const float *weights /* [rows, top_k] */, u32 width,
                                           u32 top_k) {
+    wait_for_previous_kernel();
     u64 choices = u64(blockIdx.x) * top_k;
     for (u32 column = threadIdx.x; column < width; column += blockDim.x) {
         float sum = 0.0f;

@@ -135,6 +135,7 @@ template <class Tile, class T> __device__ __forceinline__ void multiply(const Pr
         copy_async_commit(); // empty at the end, so that the number of groups to wait for is constant
     };
     for (u32 step = 0; step < STAGES - 1; step++) begin_w(step);
+    wait_for_previous_kernel(); // weights do not depend on it
     x_part.load(p, tile.row, 0);
     for (u32 step = 0; step < steps; step++) {
         X *x_step = x + step % 2 * Tile::ROWS * Step::X_PITCH;
@@ -168,9 +169,11 @@ template <class Tile, class T> __device__ __forceinline__ void multiply(const Pr
         const float *const *biases /* [products] of [outs] or null; or null */,         \
         const u32 *starts /* [products + 1] or null */, u32 rows, u32 outs, u32 cols, u32 stride) { \
         Product<T> all = {out, x, w, bias, rows, outs, cols, pitch_of<T>(cols), stride};        \
+        if (starts) wait_for_previous_kernel();                                         \
         Product<T> own = product_of_block(all, ws, biases, starts);                     \
         TilePosition tile = tile_of_block<Tile>(own.rows);                             \
         if (tile.valid) multiply<Tile>(own, tile);                                    \
+        else wait_for_previous_kernel();                                              \
     }
 
 // Converts x to the storage type of a matrix, padded with zeros, as an operand for cuBLASLt. Grid:
@@ -185,12 +188,14 @@ template <class T> __device__ void store_rounded(T *out, const float *x, u32 col
 
 #define TO_STORED(name, T)                                                                                           \
     extern "C" __global__ void to_##name(T *out /* [rows, pitch] */, const float *x /* [rows, cols] */, u32 cols) { \
+        wait_for_previous_kernel();                                                                                 \
         store_rounded(out, x, cols);                                                                                 \
     }
 
 // Converts x to fp8, with one scale per row. Rows below 1e-30 become zeros, because the inverse of
 // their scale would overflow. Grid: rows.
 extern "C" __global__ void to_fp8(e4m3 *out /* [rows, pitch] */, float *scales /* [rows] */, const float *x /* [rows, cols] */, u32 cols) {
+    wait_for_previous_kernel();
     const float *row = x + u64(blockIdx.x) * cols;
     float magnitude = 0.0f;
     for (u32 k = threadIdx.x; k < cols; k += blockDim.x) magnitude = max_magnitude(magnitude, row[k]);
@@ -209,6 +214,7 @@ extern "C" __global__ void to_fp8(e4m3 *out /* [rows, pitch] */, float *scales /
 // bias. Grid: rows, columns / blockDim.
 extern "C" __global__ void scale_product(float *out /* [rows, outs] */, const float *row_scales /* [rows] or null */,
                                          const float *out_scales /* [outs] */, const float *bias /* [outs] or null */, u32 outs) {
+    wait_for_previous_kernel();
     u32 column = blockIdx.y * blockDim.x + threadIdx.x;
     if (column >= outs) return;
     float *to = out + u64(blockIdx.x) * outs + column, scale = row_scales ? row_scales[blockIdx.x] * out_scales[column] : 1.0f;

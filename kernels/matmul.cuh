@@ -1,7 +1,8 @@
 // What the matrix products have in common: tiles, operands, and rows of x in shared memory.
 //
-// Whatever the tile, each element of out is summed over k in order, by the same instructions, and
-// no sum is split among blocks or warps. Therefore a row has the same bits in every batch.
+// In matmul.cu and blocks.cu, each element of out is summed over k in order, by the same
+// instructions, whatever the tile, and no sum is split among blocks or warps. Therefore a row has
+// the same bits in every batch.
 #pragma once
 #include "tensor.cuh"
 

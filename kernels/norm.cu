@@ -33,6 +33,7 @@ __device__ void write_normed(float *out /* [width] */, const float *x /* [width]
 // out = norm(x). Grid: rows.
 extern "C" __global__ void norm_rows(float *out /* [rows, width] */, const float *x /* [rows, width] */, const float *weight /* [width] */,
                                 const float *bias /* [width] or null */, u32 width, u32 kind, float eps) {
+    wait_for_previous_kernel();
     const float *row = x + u64(blockIdx.x) * width;
     write_normed(out + u64(blockIdx.x) * width, row, weight, bias, width, scaling_of(row, width, kind, eps));
 }
@@ -41,6 +42,7 @@ extern "C" __global__ void norm_rows(float *out /* [rows, width] */, const float
 extern "C" __global__ void add_norm(float *out /* [rows, width] */, float *x /* [rows, width] */, const float *y /* [rows, width] */,
                                     const float *weight /* [width] */, const float *bias /* [width] or null */, u32 width, u32 kind, float eps,
                                     float scale) {
+    wait_for_previous_kernel();
     float *row = x + u64(blockIdx.x) * width;
     const float *more = y + u64(blockIdx.x) * width;
     for (u32 i = threadIdx.x; i < width; i += blockDim.x) row[i] += scale * more[i];
@@ -52,6 +54,7 @@ extern "C" __global__ void add_norm(float *out /* [rows, width] */, float *x /* 
 // one for all heads, or one per head. Grid: rows, heads.
 extern "C" __global__ void norm_heads(float *x /* [rows, stride] */, const float *weight /* [own, dim] */,
                                       const float *bias /* [own, dim] or null */, u32 first, u32 dim, u32 stride, u32 own, u32 kind, float eps) {
+    wait_for_previous_kernel();
     float *head = x + u64(blockIdx.x) * stride + first + u64(blockIdx.y) * dim;
     u32 place = blockIdx.y % own * dim;
     write_normed(head, head, weight + place, bias ? bias + place : bias, dim, scaling_of(head, dim, kind, eps));

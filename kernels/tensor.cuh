@@ -65,6 +65,15 @@ __device__ __forceinline__ void copy_async_4(void *shared, const void *global, b
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(global), "r"(valid ? 4 : 0) : "memory");
 }
 
+// Loads 16 aligned bytes that no other thread loads, and that no kernel of this launch writes.
+__device__ __forceinline__ uint4 load_once(const void *global) {
+    uint4 x;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(global));
+    return x;
+}
+
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int n> __device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory"); }

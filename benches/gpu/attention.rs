@@ -34,25 +34,40 @@ fn attention_shape(heads: usize, kv_heads: usize) -> AttentionShape {
     AttentionShape::new(heads, kv_heads, HEAD_DIM, 1.0 / (HEAD_DIM as f32).sqrt())
 }
 
-/// Sequences of equal length. Their blocks are scattered over the pool.
+/// Sequences, all but the last one of equal length. Their blocks are scattered over the pool.
 #[derive(Clone, Copy)]
 struct Sequences {
     count: usize,
+    /// Length of each sequence but the last one.
     tokens: usize,
+    /// Length of the last sequence.
+    last: usize,
 }
 
 impl Sequences {
-    fn blocks_per_sequence(self) -> usize {
-        blocks_for(self.tokens, BLOCK_SIZE)
+    fn equal(count: usize, tokens: usize) -> Sequences {
+        Sequences { count, tokens, last: tokens }
+    }
+
+    fn tokens_of(self, sequence: usize) -> usize {
+        if sequence + 1 == self.count { self.last } else { self.tokens }
+    }
+
+    fn all_tokens(self) -> usize {
+        (self.count - 1) * self.tokens + self.last
+    }
+
+    fn blocks_of(self, sequence: usize) -> usize {
+        blocks_for(self.tokens_of(sequence), BLOCK_SIZE)
     }
 
     fn blocks(self) -> usize {
-        self.count * self.blocks_per_sequence()
+        (0..self.count).map(|sequence| self.blocks_of(sequence)).sum()
     }
 
     fn block(self, sequence: usize, index: usize) -> u32 {
         // 7919 is a prime that divides no number of blocks here, so no block occurs twice.
-        ((sequence * self.blocks_per_sequence() + index) * 7919 % self.blocks()) as u32
+        ((sequence * blocks_for(self.tokens, BLOCK_SIZE) + index) * 7919 % self.blocks()) as u32
     }
 
     fn slot(self, sequence: usize, position: usize) -> u32 {
@@ -60,12 +75,12 @@ impl Sequences {
     }
 
     /// A batch of the last `rows` tokens of each sequence.
-    fn last(self, rows: usize) -> Batch {
+    fn batch(self, rows: usize) -> Batch {
         let mut batch = Batch::default();
         for sequence in 0..self.count {
             batch.spans.push(Span { first_token: batch.tokens.len() as u32, tokens: rows as u32, table: batch.tables.len() as u32 });
-            self.push(&mut batch, sequence, self.tokens - rows..self.tokens);
-            batch.tables.extend((0..self.blocks_per_sequence()).map(|index| self.block(sequence, index)));
+            self.push(&mut batch, sequence, self.tokens_of(sequence) - rows..self.tokens_of(sequence));
+            batch.tables.extend((0..self.blocks_of(sequence)).map(|index| self.block(sequence, index)));
         }
         batch
     }
@@ -79,8 +94,9 @@ impl Sequences {
     /// Operations of attention for the last `rows` tokens: queries by keys, and probabilities by
     /// values.
     fn flops(self, rows: usize, shape: &AttentionShape) -> f64 {
-        let pairs: usize = (self.tokens - rows..self.tokens).map(|position| position + 1).sum();
-        4.0 * (self.count * pairs * shape.q_width()) as f64
+        let pairs = |tokens: usize| -> usize { (tokens - rows..tokens).map(|position| position + 1).sum() };
+        let all: usize = (0..self.count).map(|sequence| pairs(self.tokens_of(sequence))).sum();
+        4.0 * (all * shape.q_width()) as f64
     }
 }
 
@@ -109,9 +125,9 @@ impl Cache {
     fn fill(&mut self, backend: &CudaBackend, shape: &AttentionShape, sequences: Sequences) -> Result<()> {
         let mut rows = backend.vector(&numbers(CHUNK * shape.qkv_width()))?;
         for sequence in 0..sequences.count {
-            for first in (0..sequences.tokens).step_by(CHUNK) {
+            for first in (0..sequences.tokens_of(sequence)).step_by(CHUNK) {
                 let mut batch = Batch::default();
-                sequences.push(&mut batch, sequence, first..(first + CHUNK).min(sequences.tokens));
+                sequences.push(&mut batch, sequence, first..(first + CHUNK).min(sequences.tokens_of(sequence)));
                 backend.upload(&batch, &mut self.inputs)?;
                 self.layers.iter_mut().for_each(|layer| backend.store_kv(&self.inputs, 0, shape, None, &mut rows, layer));
             }
@@ -121,7 +137,7 @@ impl Cache {
 
     /// Seconds of attention for the last `rows` tokens of each sequence, in one layer.
     fn seconds(&mut self, backend: &CudaBackend, shape: &AttentionShape, sequences: Sequences, rows: usize) -> Result<f64> {
-        backend.upload(&sequences.last(rows), &mut self.inputs)?;
+        backend.upload(&sequences.batch(rows), &mut self.inputs)?;
         let qkv = backend.vector(&numbers(sequences.count * rows * shape.qkv_width()))?;
         let mut out = backend.buffer(sequences.count * rows * shape.out_width())?;
         seconds(backend, |call| {
@@ -138,23 +154,27 @@ fn time(options: &Options, backend: &CudaBackend, shape: &AttentionShape, sequen
     cache.map(|mut cache| cache.seconds(backend, shape, sequences, rows)).transpose()
 }
 
-/// Measures bytes of K and V read per second.
+/// Measures bytes of K and V read per second, for sequences of equal length and with a longer one.
 pub fn decode(options: &Options) -> Result<()> {
+    let equal = [1, 16, 64, 256].iter().flat_map(|&count| [512, 4096, 32_768].map(|tokens| Sequences::equal(count, tokens)));
+    let mixed = [(32, 1024, 32_768), (64, 512, 8192)].map(|(count, tokens, last)| Sequences { count, tokens, last });
+    let all: Vec<Sequences> = equal.chain(mixed).collect();
+    let small = [Sequences::equal(1, 200), Sequences { count: 3, tokens: 200, last: 900 }];
     let backend = CudaBackend::new(0, false)?;
     for (heads, kv_heads) in HEADS {
-        for &count in options.sizes(&[1, 16, 64, 256], &[1, 3]) {
-            for &tokens in options.sizes(&[512, 4096, 32_768], &[200]) {
-                let layer = attention_shape(heads, kv_heads);
-                let case = format!("{heads}/{kv_heads} heads, batch {count}, context {tokens}");
-                let bytes = 2 * count * tokens * kv_heads * KvDtype::Bf16.head_bytes(HEAD_DIM);
-                let shape = json!({"heads": heads, "kv_heads": kv_heads, "batch": count, "context": tokens, "bytes": bytes});
-                match time(options, &backend, &layer, Sequences { count, tokens }, 1)? {
-                    Some(seconds) => {
-                        let (value, limit) = (bytes as f64 / seconds, options.ceilings.bandwidth);
-                        Line { part: DECODE, case, shape, value, unit: "B/s", limit }.print();
-                    }
-                    None => skipped(DECODE, &case, &format!("the device has too little memory for {} MB of K and V", bytes / 1_000_000)),
+        for &sequences in options.sizes(&all, &small) {
+            let Sequences { count, tokens, last } = sequences;
+            let layer = attention_shape(heads, kv_heads);
+            let longest = if last == tokens { String::new() } else { format!(", one of {last}") };
+            let case = format!("{heads}/{kv_heads} heads, batch {count}, context {tokens}{longest}");
+            let bytes = 2 * sequences.all_tokens() * kv_heads * KvDtype::Bf16.head_bytes(HEAD_DIM);
+            let shape = json!({"heads": heads, "kv_heads": kv_heads, "batch": count, "context": tokens, "longest": last, "bytes": bytes});
+            match time(options, &backend, &layer, sequences, 1)? {
+                Some(seconds) => {
+                    let (value, limit) = (bytes as f64 / seconds, options.ceilings.bandwidth);
+                    Line { part: DECODE, case, shape, value, unit: "B/s", limit }.print();
                 }
+                None => skipped(DECODE, &case, &format!("the device has too little memory for {} MB of K and V", bytes / 1_000_000)),
             }
         }
     }
@@ -170,7 +190,7 @@ pub fn prefill(options: &Options) -> Result<()> {
     let backend = CudaBackend::new(0, false)?;
     for (heads, kv_heads) in HEADS {
         for &(tokens, rows) in options.sizes(&all, &[(100, 100), (100, 30)]) {
-            let (layer, sequences) = (attention_shape(heads, kv_heads), Sequences { count: 1, tokens });
+            let (layer, sequences) = (attention_shape(heads, kv_heads), Sequences::equal(1, tokens));
             let what = if rows == tokens { format!("{tokens} tokens") } else { format!("{rows} tokens after {}", tokens - rows) };
             let case = format!("{heads}/{kv_heads} heads, {what}");
             let shape = json!({"heads": heads, "kv_heads": kv_heads, "head_dim": HEAD_DIM, "tokens": tokens, "rows": rows});

@@ -14,7 +14,7 @@ use crate::random::{Weights, numbers};
 use crate::timing::seconds;
 
 const PART: &str = "products";
-const ROWS: [usize; 10] = [1, 4, 16, 64, 65, 128, 256, 1024, 2048, 4096];
+const ROWS: [usize; 11] = [1, 4, 8, 16, 32, 64, 128, 256, 1024, 2048, 4096];
 /// (name, outputs, inputs)
 const MATRICES: [(&str, usize, usize); 5] = [
     ("qkv", 6144, 4096),
@@ -29,11 +29,17 @@ const FORMATS: [WeightFormat; 2] = [WeightFormat::Bf16, WeightFormat::Fp8];
 /// More bytes than the caches of any device hold.
 const BEYOND_CACHES: usize = 256 << 20;
 
+/// Environment variable for experiments: the number of rows from which on products use cuBLASLt.
+const MIN_BLAS_ROWS: &str = "MIN_BLAS_ROWS";
+
 type Matrix = <CudaBackend as BackendTypes>::Matrix;
 
 pub fn bench(options: &Options) -> Result<()> {
     for invariant in [false, true] {
-        let backend = CudaBackend::new(0, invariant)?;
+        let mut backend = CudaBackend::new(0, invariant)?;
+        if let Ok(rows) = std::env::var(MIN_BLAS_ROWS) {
+            backend.use_blas_from(rows.parse()?);
+        }
         // Without cuBLASLt the backend reserves no workspace for it.
         if !invariant && backend.reserved_rows_bytes(1, 1) == 0 {
             skipped(PART, "default", "cuBLASLt was not found, so both modes are the same");

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{AttentionShape, BackendTypes, Routing};
+use super::{AttentionShape, BackendTypes, HeadGroups, Routing};
 use crate::error::{Error, Result};
 use crate::types::batch::Batch;
 use crate::types::blocks::BlockType;
@@ -168,8 +168,8 @@ impl Extent {
 #[derive(Debug, Clone, PartialEq)]
 pub struct InputLimits {
     pub max: BatchSize,
-    /// Query heads per KV head, for each kind of layer.
-    pub heads_per_kv: Vec<u32>,
+    /// The distinct divisions of heads of all layers.
+    pub heads: Vec<HeadGroups>,
 }
 
 /// Returns the error for a row with a number that the format cannot represent.

@@ -22,7 +22,7 @@ pub use alloc::{Alloc, BatchSize, Extent, InputLimits, PACKED_PIECE, PackedSourc
 pub use graphs::Graphs;
 pub use kv::{KvOps, KvShape};
 pub use operands::{
-    Act, Activation, AttentionShape, ExpertGroups, ExpertOf, Glu, GroupScore, Heads, MatrixOf, MlpOf, NormKind, NormOf, Pairs,
+    Act, Activation, AttentionShape, ExpertGroups, ExpertOf, Glu, GroupScore, HeadGroups, Heads, MatrixOf, MlpOf, NormKind, NormOf, Pairs,
     RotaryEmbedding, Routing, Scores, Strips, Values, WithBias,
 };
 pub use ops::Ops;

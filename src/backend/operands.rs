@@ -174,10 +174,22 @@ pub struct AttentionShape {
     pub alibi: Option<f32>,
 }
 
+/// A division of query heads into groups that share a KV head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HeadGroups {
+    pub kv_heads: u32,
+    /// Query heads per KV head.
+    pub each: u32,
+}
+
 impl AttentionShape {
     /// Creates a shape with full causal attention and values beside the keys.
     pub fn new(heads: usize, kv_heads: usize, head_dim: usize, scale: f32) -> AttentionShape {
         AttentionShape { heads, kv_heads, head_dim, values: Values::Own, scale, window: None, soft_cap: None, alibi: None }
+    }
+
+    pub fn head_groups(&self) -> HeadGroups {
+        HeadGroups { kv_heads: self.kv_heads as u32, each: (self.heads / self.kv_heads) as u32 }
     }
 
     pub fn q_width(&self) -> usize {

@@ -9,7 +9,8 @@ use super::spec::{
 };
 use super::weights::{LoadedLinear, LoadedModel, LoadedNorm};
 use crate::backend::{
-    Activation, Alloc, Backend, BackendTypes, BatchSize, Extent, Heads, InputLimits, KvOps, KvShape, MlpOf, Ops, RotaryEmbedding,
+    Activation, Alloc, Backend, BackendTypes, BatchSize, Extent, HeadGroups, Heads, InputLimits, KvOps, KvShape, MlpOf, Ops,
+    RotaryEmbedding,
 };
 use crate::error::{Error, Result};
 use crate::types::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits};
@@ -247,12 +248,11 @@ fn shared_lens<B: Ops>(backend: &B, limits: BatchLimits, widths: &Widths) -> [us
 /// Returns the largest batch within `limits`. The block tables of a sequence have `places` entries,
 /// summed over all groups.
 pub fn input_limits(spec: &ModelSpec, limits: BatchLimits, places: usize, groups: usize) -> InputLimits {
-    let shapes = spec.layers.iter().map(|layer| layer.attention.shape());
-    let mut heads_per_kv: Vec<u32> = shapes.map(|shape| (shape.heads / shape.kv_heads) as u32).collect();
-    heads_per_kv.sort_unstable();
-    heads_per_kv.dedup();
+    let mut heads: Vec<HeadGroups> = spec.layers.iter().map(|layer| layer.attention.shape().head_groups()).collect();
+    heads.sort_unstable();
+    heads.dedup();
     let BatchLimits { tokens: rows, logits } = limits;
-    InputLimits { max: BatchSize { tokens: rows, sequences: logits, logits, table_entries: logits * places, groups }, heads_per_kv }
+    InputLimits { max: BatchSize { tokens: rows, sequences: logits, logits, table_entries: logits * places, groups }, heads }
 }
 
 /// Returns the bytes of all activations, and of the working memory of `threads` threads, for

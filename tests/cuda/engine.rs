@@ -320,7 +320,7 @@ fn a_step_that_fails_beside_a_swap_is_retried() {
     let (mut swaps, mut failures) = (0, 0);
     // The failing launches include those of a sampling after which the next step begins with a swap.
     let graphs = (1..80).step_by(6).map(|nth| ("cuGraphLaunch", nth));
-    for (function, nth) in graphs.chain((104..=112).map(|nth| ("cuLaunchKernel", nth))) {
+    for (function, nth) in graphs.chain((104..=112).map(|nth| ("cuLaunchKernelEx", nth))) {
         let engine = Engine::create(&tight).unwrap();
         shim.fail(function, nth, OUT_OF_MEMORY);
         assert_eq!(tokens(&run(&engine, requests()).unwrap()), tokens(&expected), "{function}, call {nth}");
@@ -422,9 +422,9 @@ fn a_lost_device_ends_only_its_requests() {
     let expected = answers(&options, requests());
     for nth in [1, 9, 60] {
         let engine = Engine::create(&options).unwrap();
-        shim.fail("cuLaunchKernel", nth, ILLEGAL_ADDRESS);
+        shim.fail("cuLaunchKernelEx", nth, ILLEGAL_ADDRESS);
         let error = run(&engine, requests()).unwrap_err();
-        shim.fail("cuLaunchKernel", 0, 0);
+        shim.fail("cuLaunchKernelEx", 0, 0);
         assert!(error.message().contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
         assert_eq!(engine.add_request(request(9, 3, 3)).unwrap_err(), error, "later requests are refused");
         drop(engine);
@@ -442,9 +442,9 @@ fn a_step_is_retried_after_a_failed_launch() {
     let expected = answers(&options, requests());
     for nth in [1, 20, 75] {
         let engine = Engine::create(&options).unwrap();
-        shim.fail("cuLaunchKernel", nth, OUT_OF_MEMORY);
+        shim.fail("cuLaunchKernelEx", nth, OUT_OF_MEMORY);
         let found = run(&engine, requests()).unwrap();
-        shim.fail("cuLaunchKernel", 0, 0);
+        shim.fail("cuLaunchKernelEx", 0, 0);
         assert_eq!(tokens(&found), tokens(&expected));
     }
 }

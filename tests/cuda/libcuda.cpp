@@ -736,11 +736,19 @@ API CUresult cuFuncGetAttribute(int *value, int attribute, void *handle) {
         if (!function) return CUDA_ERROR_INVALID_HANDLE;
         switch (attribute) {
         case 0: return set_output(value, int(shim::MAX_THREADS)); // MAX_THREADS_PER_BLOCK
+        case 5: return set_output(value, 90); // PTX_VERSION
         case FUNCTION_MAX_DYNAMIC_SHARED: return set_output(value, int(function->max_shared));
         default: return CUDA_ERROR_INVALID_VALUE;
         }
     });
 }
+
+// CUlaunchConfig.
+struct LaunchConfig {
+    unsigned grid[3], block[3], shared;
+    void *stream, *attributes;
+    unsigned attribute_count;
+};
 
 static bool fits(const Function &function, dim3 grid, dim3 block, size_t shared) {
     if (!grid.x || !grid.y || !grid.z || grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535) return false;
@@ -755,16 +763,18 @@ static std::string run_kernel(const Kernel &kernel, dim3 grid, dim3 block, size_
     return error.empty() ? error : kernel.name + (": " + error);
 }
 
-API CUresult cuLaunchKernel(void *handle, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
-                            void *stream, void **parameters, void **extra) {
+// Attributes are accepted and have no effect: kernels of a stream run one after the other.
+API CUresult cuLaunchKernelEx(const LaunchConfig *config, void *handle, void **parameters, void **extra) {
     return context_call(__func__, [&](Context &context) {
         auto function = find<Function>(handle);
         if (!function) return CUDA_ERROR_INVALID_HANDLE;
         if (extra) return CUDA_ERROR_NOT_SUPPORTED;
-        dim3 grid(gx, gy, gz), block(bx, by, bz);
+        dim3 grid(config->grid[0], config->grid[1], config->grid[2]), block(config->block[0], config->block[1], config->block[2]);
+        size_t shared = config->shared;
         if (!fits(*function, grid, block, shared)) return CUDA_ERROR_INVALID_VALUE;
         const Kernel *kernel = function->kernel;
-        return enqueue(context, stream, [=, bound = kernel->bind(parameters)] { return run_kernel(*kernel, grid, block, shared, bound); });
+        return enqueue(context, config->stream,
+                       [=, bound = kernel->bind(parameters)] { return run_kernel(*kernel, grid, block, shared, bound); });
     });
 }
 

@@ -937,7 +937,7 @@ impl Kept {
         let max = BatchSize { tokens: Kept::ROWS, sequences: Kept::ROWS, logits: Kept::ROWS, table_entries: 2 * Kept::ROWS, groups: 1 };
         let names: Vec<f32> = (0..Kept::VOCAB).map(|token| token as f32).collect();
         let mut inputs = Default::default();
-        backend.reserve_inputs(&InputLimits { max, heads_per_kv: vec![] }, &mut inputs).unwrap();
+        backend.reserve_inputs(&InputLimits { max, heads: vec![] }, &mut inputs).unwrap();
         let mut kept = Kept {
             drawing: backend.sampler(DeviceSamplingLimits::for_rows(Kept::ROWS, Kept::VOCAB)).unwrap().unwrap(),
             table: matrix(&backend, &names, Kept::VOCAB, 1, WeightFormat::F32),

@@ -73,6 +73,8 @@ inline u32 fma_bf16x2(u32 a, u32 b, u32 c) {
     return pack2<bf16>(result(0), result(1));
 }
 
+inline uint4 load_once(const void *global) { return *static_cast<const uint4 *>(global); }
+
 inline void copy_async_16(void *shared, const void *global, bool valid) { shim::copy_async("copy_async_16", shared, global, valid, 16); }
 inline void copy_async_4(void *shared, const void *global, bool valid) { shim::copy_async("copy_async_4", shared, global, valid, 4); }
 inline void copy_async_commit() { shim::copy_async_commit(); }

@@ -379,7 +379,8 @@ struct Session {
     template <class... Arguments> CUresult launch(const char *name, dim3 grid, dim3 block, unsigned shared, Arguments... arguments) {
         void *function = nullptr, *parameters[] = {&arguments...};
         CHECK(!cuModuleGetFunction(&function, module, name));
-        return cuLaunchKernel(function, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared, stream, parameters, nullptr);
+        LaunchConfig config = {{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared, stream, nullptr, 0};
+        return cuLaunchKernelEx(&config, function, parameters, nullptr);
     }
 };
 
@@ -415,7 +416,8 @@ static void invalid_arguments_return_the_errors_of_the_driver() {
     CUdeviceptr out = x;
     u32 with_barrier = 1;
     void *parameters[] = {&out, &with_barrier};
-    CHECK(!cuLaunchKernel(function, 1, 1, 1, 16, 1, 1, 227 << 10, session.stream, parameters, nullptr) && !cuCtxSynchronize());
+    LaunchConfig config = {{1, 1, 1}, {16, 1, 1}, 227 << 10, session.stream, nullptr, 0};
+    CHECK(!cuLaunchKernelEx(&config, function, parameters, nullptr) && !cuCtxSynchronize());
     Context *popped;
     CHECK(!cuCtxPopCurrent_v2(&popped) && cuCtxSynchronize() == CUDA_ERROR_INVALID_CONTEXT && !cuCtxPushCurrent_v2(popped));
 }

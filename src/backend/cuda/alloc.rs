@@ -51,10 +51,9 @@ impl Alloc for CudaBackend {
     }
 
     fn reserve(&self, shape: &AttentionShape) -> Result<()> {
-        let mut kinds = self.heads_per_kv();
-        let heads_per_kv = attention::heads_per_kv(shape);
-        if !kinds.contains(&heads_per_kv) {
-            kinds.push(heads_per_kv);
+        let (mut kinds, heads) = (self.head_groups(), shape.head_groups());
+        if !kinds.contains(&heads) {
+            kinds.push(heads);
         }
         match self.invariant {
             true => Ok(()),
@@ -83,11 +82,11 @@ impl Alloc for CudaBackend {
     }
 
     fn reserve_inputs(&self, limits: &InputLimits, inputs: &mut Inputs) -> Result<()> {
-        inputs.fit(&self.device, Inputs::bytes(limits.max, &limits.heads_per_kv)).map(|_| ())
+        inputs.fit(&self.device, Inputs::bytes(limits.max, &limits.heads, self.device.blocks_at_once())).map(|_| ())
     }
 
     fn reserved_inputs_bytes(&self, limits: &InputLimits) -> u64 {
-        Inputs::bytes(limits.max, &limits.heads_per_kv) as u64
+        Inputs::bytes(limits.max, &limits.heads, self.device.blocks_at_once()) as u64
     }
 
     fn upload(&self, batch: &Batch, inputs: &mut Inputs) -> Result<Extent> {
@@ -95,13 +94,13 @@ impl Alloc for CudaBackend {
         let Steps { graphs, samples } = &mut *steps;
         graphs.abandon(&self.device);
         self.device.check()?;
-        let heads_per_kv = self.heads_per_kv();
+        let heads = self.head_groups();
         let mut kept = graphs.rows_for(batch);
-        if inputs.fit(&self.device, Inputs::bytes_of(batch, kept, &heads_per_kv))? {
+        if inputs.fit(&self.device, Inputs::bytes_of(batch, kept, &heads, self.device.blocks_at_once()))? {
             graphs.clear();
             kept = None;
         }
-        let extent = inputs.take(&self.device, batch, &heads_per_kv, kept)?;
+        let extent = inputs.take(&self.device, batch, &heads, kept)?;
         inputs.fill_placeholders(&self.device, *samples);
         if let Some(rows) = kept {
             graphs.begin(&self.device, rows);

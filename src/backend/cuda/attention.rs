@@ -1,9 +1,9 @@
-//! Selection of attention kernels, and the number of splits.
+//! Selection and launches of attention kernels.
 
 use super::buffer::{Buf, address_of};
 use super::device::Device;
 use super::function::{Shape, launch};
-use super::inputs::{DECODE_TILE, InputRange, Inputs, PREFILL_TILE};
+use super::inputs::{DECODE_TILE, InputRange, Inputs, PREFILL_TILE, Tiles};
 use super::kernels::TensorAttention;
 use super::kv::Kv;
 use super::memory::{Address, Memory};
@@ -25,19 +25,16 @@ pub struct Args<'a> {
     pub out: &'a Buf,
 }
 
-pub fn heads_per_kv(shape: &AttentionShape) -> u32 {
-    (shape.heads / shape.kv_heads) as u32
-}
-
-/// Returns the number of thread blocks that occupy the device: three per multiprocessor.
-fn wave(device: &Device) -> u32 {
-    3 * device.multiprocessors
+/// Returns the queries of a KV head that a decode tile has at most.
+fn queries_per_tile(shape: &AttentionShape) -> u32 {
+    shape.head_groups().each.min(DECODE_TILE)
 }
 
 /// Returns the maximum bytes of partial results: sums, maximum score and weight for each query of
-/// each split.
+/// each part. A sequence with several parts has at most twice as many as its share of the work.
 pub fn partial_bytes(device: &Device, shape: &AttentionShape) -> u64 {
-    u64::from(wave(device)) * u64::from(heads_per_kv(shape).min(DECODE_TILE)) * (shape.head_dim as u64 + 2) * size_of::<f32>() as u64
+    let parts = 2 * u64::from(device.blocks_at_once());
+    parts * u64::from(queries_per_tile(shape)) * (shape.head_dim as u64 + 2) * size_of::<f32>() as u64
 }
 
 /// Launches an attention kernel over some tiles. Only some kernels take the arguments in brackets.
@@ -73,14 +70,14 @@ macro_rules! attend {
 
 impl Args<'_> {
     pub fn run(&self, device: &Device, partial: Option<&Memory>) {
-        let Some(tiles) = self.inputs.tiles(heads_per_kv(self.shape)) else {
+        let Some(tiles) = self.inputs.tiles(self.shape.head_groups()) else {
             return device.refuse(Error::internal("no tiles for this shape of attention"));
         };
         let tensor = device.kernels.attention.tensor(self.kv.shape.dtype, self.shape.head_dim);
         match (tensor.filter(|_| self.shape.values == Values::Own), partial) {
             (Some(tensor), Some(partial)) => {
                 self.prefill(device, tensor, tiles.prefill);
-                self.decode(device, tensor, tiles.decode, partial);
+                self.decode(device, tensor, tiles, partial);
             }
             // In batch-invariant mode, one kernel processes all rows, so that a row has the same
             // bits in every batch.
@@ -95,30 +92,24 @@ impl Args<'_> {
         attend!(self, device, kernels.prefill, shape, tiles, [], []);
     }
 
-    /// Sequences with one row. If they are too few to occupy the device, each is split, and the
-    /// parts are merged.
-    fn decode(&self, device: &Device, kernels: TensorAttention, tiles: InputRange, partial: &Memory) {
-        let splits = self.splits(device, tiles);
-        let max_len = self.inputs.address(self.inputs.max_decode_len);
-        let shape = Shape { shared: kernels.decode_shared, ..self.shape_of(tiles, splits, kernels.decode_threads) };
-        attend!(self, device, kernels.decode, shape, tiles, [], [partial.address(), max_len]);
-        if splits > 1 {
-            self.merge(device, tiles, splits, partial);
-        }
+    /// Sequences with one row. Long ones are divided into parts, whose results are merged.
+    fn decode(&self, device: &Device, kernels: TensorAttention, tiles: Tiles, partial: &Memory) {
+        let shape = Shape { shared: kernels.decode_shared, ..self.shape_of(tiles.parts, 1, kernels.decode_threads) };
+        attend!(self, device, kernels.decode, shape, tiles.parts, [], [partial.address()]);
+        self.merge(device, tiles.decode, partial);
     }
 
-    fn merge(&self, device: &Device, tiles: InputRange, splits: u32, partial: &Memory) {
-        let shape = self.shape_of(tiles, heads_per_kv(self.shape).min(DECODE_TILE), THREADS);
+    fn merge(&self, device: &Device, tiles: InputRange, partial: &Memory) {
+        let shape = self.shape_of(tiles, queries_per_tile(self.shape), THREADS);
         let (heads, kv_heads, dim) = (self.shape.heads as u32, self.shape.kv_heads as u32, self.shape.head_dim as u32);
-        let (tiles, max_len) = (self.inputs.address(tiles), self.inputs.address(self.inputs.max_decode_len));
-        let (sinks, out) = (address_of(self.sinks), self.out.address());
-        launch!(device, device.kernels.attention.merge, shape, out, partial.address(), tiles, sinks, max_len, heads, kv_heads, dim, splits);
+        let (tiles, sinks, out) = (self.inputs.address(tiles), address_of(self.sinks), self.out.address());
+        launch!(device, device.kernels.attention.merge, shape, out, partial.address(), tiles, sinks, heads, kv_heads, dim);
     }
 
     /// Heads of any width, and K and V of any type.
     fn plain(&self, device: &Device, tiles: InputRange) {
         let (head_dim, value_dim) = (self.shape.head_dim as u32, self.shape.value_dim() as u32);
-        let sharing = (wave(device) / (tiles.count * self.shape.kv_heads as u32).max(1)).clamp(1, PREFILL_TILE);
+        let sharing = (device.blocks_at_once() / (tiles.count * self.shape.kv_heads as u32).max(1)).clamp(1, PREFILL_TILE);
         let shape = self.shape_of(tiles, sharing, THREADS);
         attend!(self, device, device.kernels.attention.plain(self.kv.shape.dtype), shape, tiles, [head_dim, value_dim], []);
     }
@@ -126,12 +117,5 @@ impl Args<'_> {
     /// Returns a grid of tiles, KV heads and `more`.
     fn shape_of(&self, tiles: InputRange, more: u32, threads: u32) -> Shape {
         Shape::new((tiles.count, self.shape.kv_heads as u32, more), threads)
-    }
-
-    /// Returns the number of splits per sequence that occupies the device. Kernels use fewer for
-    /// short sequences.
-    fn splits(&self, device: &Device, tiles: InputRange) -> u32 {
-        let blocks = (tiles.count * self.shape.kv_heads as u32).max(1);
-        (wave(device) / blocks).max(1)
     }
 }

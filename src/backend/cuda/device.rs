@@ -161,13 +161,14 @@ impl Device {
     }
 
     /// Queues a kernel, unless an error is pending or ops are skipped.
-    pub fn launch(&self, function: Function, Shape { grid, threads, shared }: Shape, arguments: &mut [*mut c_void]) {
+    pub fn launch(&self, function: Function, shape: Shape, arguments: &mut [*mut c_void]) {
+        let grid = shape.grid;
         if grid.0 == 0 || grid.1 == 0 || grid.2 == 0 || !self.takes_ops() {
             return;
         }
         // SAFETY: the function belongs to this context's module. The ops of `ops.rs` pass the
         // arguments of its signature, and buffers of the sizes that it states.
-        let launch = || unsafe { result::launch_kernel(function.handle(), grid, (threads, 1, 1), shared, self.stream(), arguments) };
+        let launch = || unsafe { function.launch(shape, self.stream(), arguments) };
         let queued = self.context.calling(launch);
         self.remember("launch a kernel", queued);
     }
@@ -281,6 +282,11 @@ impl Device {
 
     pub fn context(&self) -> &Arc<Context> {
         &self.context
+    }
+
+    /// Returns the number of thread blocks that occupy the device: three per multiprocessor.
+    pub fn blocks_at_once(&self) -> u32 {
+        3 * self.multiprocessors
     }
 
     /// Returns the stream of kernels.

@@ -5,6 +5,7 @@ use std::ffi::{CString, c_int, c_void};
 use cudarc::driver::result;
 use cudarc::driver::sys;
 
+use super::context::Called;
 use super::errors::{describe, failed};
 use super::memory::Address;
 use crate::error::{Error, Result};
@@ -13,9 +14,17 @@ pub const WARP: usize = 32;
 /// Threads per block of elementwise kernels.
 pub const FLAT: u32 = 256;
 
+/// The first PTX version whose kernels wait for the previous one themselves
+/// (`wait_for_previous_kernel` in `kernels/common.cuh`).
+const WAITING_PTX: c_int = 90;
+
 /// A kernel of the device's module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Function(sys::CUfunction);
+pub struct Function {
+    handle: sys::CUfunction,
+    /// True if the kernel may start while the previous one is running.
+    starts_early: bool,
+}
 
 // SAFETY: the driver permits the use of its handles from any thread.
 unsafe impl Send for Function {}
@@ -33,19 +42,46 @@ impl Function {
         // Loaded now and not at its first launch, because its code takes memory. SAFETY: the
         // function was just obtained from the module.
         unsafe { sys::cuFuncLoad(function) }.result().map_err(|e| failed("load a kernel", e))?;
-        Ok(Function(function))
+        let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PTX_VERSION;
+        // SAFETY: as above.
+        let version = unsafe { result::function::get_function_attribute(function, which) };
+        let version = version.map_err(|e| failed("report an attribute of a kernel", e))?;
+        Ok(Function { handle: function, starts_early: version >= WAITING_PTX })
     }
 
     /// Permits launches with more than the default 48 KiB of dynamic shared memory.
     pub fn allow_shared(self, bytes: u32) -> Result<()> {
         let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the function belongs to a module in the current context.
-        let allowed = unsafe { result::function::set_function_attribute(self.0, which, bytes as c_int) };
+        let allowed = unsafe { result::function::set_function_attribute(self.handle, which, bytes as c_int) };
         allowed.map_err(|e| failed("raise the limit of shared memory", e))
     }
 
-    pub fn handle(self) -> sys::CUfunction {
-        self.0
+    /// Queues the kernel.
+    ///
+    /// # Safety
+    /// The arguments are those of its signature, with buffers of the sizes that it states. Function
+    /// and stream belong to the current context.
+    pub unsafe fn launch(self, Shape { grid, threads, shared }: Shape, stream: sys::CUstream, arguments: &mut [*mut c_void]) -> Called<()> {
+        let mut early = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: Default::default(),
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid.0,
+            gridDimY: grid.1,
+            gridDimZ: grid.2,
+            blockDimX: threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared,
+            hStream: stream,
+            attrs: &mut early,
+            numAttrs: self.starts_early.into(),
+        };
+        // SAFETY: the caller guarantees the arguments, and the configuration outlives the call.
+        unsafe { sys::cuLaunchKernelEx(&config, self.handle, arguments.as_mut_ptr(), std::ptr::null_mut()) }.result()
     }
 }
 

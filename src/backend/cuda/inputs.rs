@@ -4,15 +4,19 @@ use super::context::{Event, Stream};
 use super::device::Device;
 use super::function::{Shape, launch};
 use super::memory::{Address, Memory, Pinned};
-use crate::backend::{BatchSize, Extent};
+use crate::backend::{BatchSize, Extent, HeadGroups};
 use crate::error::Result;
 use crate::types::batch::{Batch, NO_SLOT, Span};
 
 /// Queries per tile of attention, in prefill and in decode. A query is one head of one row.
 pub const PREFILL_TILE: u32 = 64;
 pub const DECODE_TILE: u32 = 16;
-/// Numbers per tile, which a kernel reads at once.
-const TILE_NUMBERS: usize = 4;
+/// Numbers per tile (`AttentionTile` in `kernels/attention.cu`), which a kernel reads in two loads.
+const TILE_NUMBERS: usize = 8;
+/// Lengths of the parts of a sequence in decode are multiples of this number of tokens.
+const PART_STEP: u64 = 64;
+/// The minimum length, so that a thread block has enough work.
+const MIN_PART: u64 = 256;
 /// Threads of a block that fills placeholders.
 const THREADS: u32 = 128;
 
@@ -23,14 +27,16 @@ pub struct InputRange {
     pub count: u32,
 }
 
-/// The attention tiles of layers with this many heads per KV head.
+/// The attention tiles of layers.
 #[derive(Debug, Clone, Copy)]
 pub struct Tiles {
-    heads_per_kv: u32,
+    heads: HeadGroups,
     /// Sequences with more than one row in the batch.
     pub prefill: InputRange,
     /// Sequences with one row.
     pub decode: InputRange,
+    /// The parts of the sequences in `decode`.
+    pub parts: InputRange,
     /// All sequences, in prefill tiles.
     pub all: InputRange,
 }
@@ -53,15 +59,13 @@ pub struct Inputs {
     placeholders: InputRange,
     pub logit_rows: InputRange,
     pub tiles: Vec<Tiles>,
-    /// One number: the context length of the longest sequence with one row, rounded up.
-    pub max_decode_len: InputRange,
 }
 
 impl Inputs {
-    /// Copies a batch to the device. `heads_per_kv` has the distinct values of all layers. `kept`:
-    /// the batch is padded to this many sequences of one row, and padding rows store nothing. The
-    /// offsets of all parts before the block tables then do not depend on the batch.
-    pub fn take(&mut self, device: &Device, batch: &Batch, heads_per_kv: &[u32], kept: Option<usize>) -> Result<Extent> {
+    /// Copies a batch to the device. `heads` has the distinct values of all layers. `kept`: the
+    /// batch is padded to this many sequences of one row, and padding rows store nothing. The
+    /// offsets of everything before the block tables then do not depend on the batch.
+    pub fn take(&mut self, device: &Device, batch: &Batch, heads: &[HeadGroups], kept: Option<usize>) -> Result<Extent> {
         if let Some(sent) = &self.sent {
             device.wait_for(sent)?; // the previous contents have been copied
         }
@@ -73,14 +77,15 @@ impl Inputs {
         self.positions = self.push(&batch.positions, missing, 0);
         self.slots = self.push(&batch.slots, missing * groups, NO_SLOT);
         self.logit_rows = self.push(&batch.logit_rows, extent.logits - of.logits, 0);
-        self.max_decode_len = self.push(&[max_decode_len(batch)], 0, 0);
         self.tiles.clear();
-        self.tiles.try_reserve(heads_per_kv.len())?;
-        for &heads_per_kv in heads_per_kv {
-            let prefill = self.push_tiles(batch.spans.iter().filter(|span| !is_decode(span)), heads_per_kv, PREFILL_TILE, 0);
-            let decode = self.push_tiles(batch.spans.iter().filter(is_decode), heads_per_kv, DECODE_TILE, missing);
-            let all = self.push_tiles(batch.spans.iter(), heads_per_kv, PREFILL_TILE, missing);
-            self.tiles.push(Tiles { heads_per_kv, prefill, decode, all });
+        self.tiles.try_reserve(heads.len())?;
+        for &heads in heads {
+            let prefill = self.push_tiles(batch.spans.iter().filter(|span| !is_decode(span)), heads.each, PREFILL_TILE, 0);
+            let all = self.push_tiles(batch.spans.iter(), heads.each, PREFILL_TILE, missing);
+            let division = Division::new(batch, heads, device.blocks_at_once());
+            let decode = self.push_decode(batch, &division, missing);
+            let parts = self.push_parts(batch, &division, kept.map(|_| decode.count));
+            self.tiles.push(Tiles { heads, prefill, decode, parts, all });
         }
         self.tables = self.push(&batch.tables, 0, 0);
         self.placeholders = InputRange { first: self.len, count: batch.placeholders.len() as u32 };
@@ -117,24 +122,23 @@ impl Inputs {
         self.memory.as_ref().map_or(Address::NULL, |memory| memory.address().at((part.first * size_of::<u32>()) as u64))
     }
 
-    pub fn tiles(&self, heads_per_kv: u32) -> Option<Tiles> {
-        self.tiles.iter().copied().find(|tiles| tiles.heads_per_kv == heads_per_kv)
+    pub fn tiles(&self, heads: HeadGroups) -> Option<Tiles> {
+        self.tiles.iter().copied().find(|tiles| tiles.heads == heads)
     }
 
-    /// Returns the maximum bytes of a batch on the device.
-    pub fn bytes(BatchSize { tokens: rows, sequences, logits, table_entries: places, groups }: BatchSize, heads_per_kv: &[u32]) -> usize {
-        let tiles: usize = heads_per_kv.iter().map(|&heads| tile_numbers(rows, sequences, heads as usize)).sum();
-        (rows * (2 + groups) + logits + 1 + places + 2 * sequences + tiles) * size_of::<u32>()
+    /// Returns the maximum bytes of a batch on a device with this many blocks at once.
+    pub fn bytes(size: BatchSize, heads: &[HeadGroups], blocks_at_once: u32) -> usize {
+        let BatchSize { tokens: rows, sequences, logits, table_entries: places, groups } = size;
+        let tiles: usize = heads.iter().map(|heads| tile_numbers(rows, sequences, heads, blocks_at_once)).sum();
+        (rows * (2 + groups) + logits + places + 2 * sequences + tiles) * size_of::<u32>()
     }
 
     /// Returns the bytes of this batch, padded to `kept` rows.
-    pub fn bytes_of(batch: &Batch, kept: Option<usize>, heads_per_kv: &[u32]) -> usize {
+    pub fn bytes_of(batch: &Batch, kept: Option<usize>, heads: &[HeadGroups], blocks_at_once: u32) -> usize {
         let Extent { rows, logits } = made(batch, kept);
         let sequences = batch.spans.len() + rows - batch.token_count();
-        Inputs::bytes(
-            BatchSize { tokens: rows, sequences, logits, table_entries: batch.tables.len(), groups: batch.groups() },
-            heads_per_kv,
-        )
+        let size = BatchSize { tokens: rows, sequences, logits, table_entries: batch.tables.len(), groups: batch.groups() };
+        Inputs::bytes(size, heads, blocks_at_once)
     }
 
     /// Grows the buffers to at least this many bytes. Returns true if they were reallocated.
@@ -157,21 +161,59 @@ impl Inputs {
         part
     }
 
-    /// Appends tiles: (first row, rows, block table, first query) of a sequence's part of the
-    /// batch. Tiles of padding rows have no rows.
+    /// Appends prefill tiles of the sequences. Tiles of padding rows have no rows.
     fn push_tiles<'a>(&mut self, spans: impl Iterator<Item = &'a Span>, heads_per_kv: u32, queries: u32, missing: usize) -> InputRange {
-        self.len = self.len.next_multiple_of(TILE_NUMBERS);
-        let mut part = InputRange { first: self.len, count: 0 };
+        let mut range = self.begin_tiles();
         for span in spans {
             for first_query in (0..span.tokens * heads_per_kv).step_by(queries as usize) {
-                [span.first_token, span.tokens, span.table, first_query].into_iter().for_each(|number| self.push_number(number));
-                part.count += 1;
+                self.push_tile(&mut range, [span.first_token, span.tokens, span.table, first_query, 0, 0, 0, 0]);
             }
         }
-        let missing = missing as u32 * heads_per_kv.div_ceil(queries);
-        (0..missing as usize * TILE_NUMBERS).for_each(|_| self.push_number(0));
-        part.count += missing;
-        part
+        (0..missing as u32 * heads_per_kv.div_ceil(queries)).for_each(|_| self.push_tile(&mut range, [0; TILE_NUMBERS]));
+        range
+    }
+
+    /// Appends decode tiles of the sequences, with their parts.
+    fn push_decode(&mut self, batch: &Batch, division: &Division, missing: usize) -> InputRange {
+        let (mut range, mut partial) = (self.begin_tiles(), 0);
+        for span in batch.spans.iter().filter(is_decode) {
+            let (len, parts) = (context_len(batch, span), division.parts(context_len(batch, span)));
+            for first_query in division.first_queries() {
+                self.push_tile(&mut range, [span.first_token, 1, span.table, first_query, 0, len, parts, partial]);
+                partial += if parts > 1 { parts } else { 0 };
+            }
+        }
+        (0..missing * division.first_queries().count()).for_each(|_| self.push_tile(&mut range, [0; TILE_NUMBERS]));
+        range
+    }
+
+    /// Appends a tile for each part of the sequences of `push_decode`. If `of_kept` is the number of
+    /// their tiles, so many empty ones follow that the total does not depend on the batch.
+    fn push_parts(&mut self, batch: &Batch, division: &Division, of_kept: Option<u32>) -> InputRange {
+        let (mut range, mut partial) = (self.begin_tiles(), 0);
+        for span in batch.spans.iter().filter(is_decode) {
+            let (len, parts) = (context_len(batch, span), division.parts(context_len(batch, span)));
+            for first_query in division.first_queries() {
+                for first in (0..parts).map(|part| part * division.part_len) {
+                    let end = len.min(first + division.part_len);
+                    self.push_tile(&mut range, [span.first_token, 1, span.table, first_query, first, end, parts, partial]);
+                    partial += u32::from(parts > 1);
+                }
+            }
+        }
+        let total = of_kept.map_or(range.count, |tiles| tiles + division.more_parts);
+        (range.count..total).for_each(|_| self.push_tile(&mut range, [0; TILE_NUMBERS]));
+        range
+    }
+
+    fn begin_tiles(&mut self) -> InputRange {
+        self.len = self.len.next_multiple_of(TILE_NUMBERS);
+        InputRange { first: self.len, count: 0 }
+    }
+
+    fn push_tile(&mut self, range: &mut InputRange, tile: [u32; TILE_NUMBERS]) {
+        tile.into_iter().for_each(|number| self.push_number(number));
+        range.count += 1;
     }
 
     fn push_number(&mut self, number: u32) {
@@ -187,23 +229,54 @@ fn made(batch: &Batch, kept: Option<usize>) -> Extent {
     kept.map_or(Extent::for_batch(batch), |rows| Extent { rows, logits: rows })
 }
 
-/// Returns the longest context of decode, rounded up so that it rarely changes: the division of
-/// sequences into splits, and so the bits of results, depends on it.
-fn max_decode_len(batch: &Batch) -> u32 {
-    rounded_up(batch.spans.iter().filter(is_decode).map(|span| batch.positions[span.first_token as usize] + 1))
+/// The division of sequences in decode into parts, of which about as many as thread blocks run at
+/// once have the same length. So a long sequence does not run alone at the end of a step.
+struct Division {
+    heads: HeadGroups,
+    /// Maximum number of tokens of a part.
+    part_len: u32,
+    /// Maximum number of parts beyond one per tile.
+    more_parts: u32,
 }
 
-fn rounded_up(lengths: impl Iterator<Item = u32>) -> u32 {
-    lengths.max().unwrap_or(0).next_power_of_two()
+impl Division {
+    fn new(batch: &Batch, heads: HeadGroups, blocks_at_once: u32) -> Division {
+        let tokens: u64 = batch.spans.iter().filter(is_decode).map(|span| u64::from(context_len(batch, span))).sum();
+        let division = Division { heads, part_len: 0, more_parts: more_parts(heads, blocks_at_once) };
+        let work = tokens * division.first_queries().count() as u64 * u64::from(heads.kv_heads);
+        let part_len = work.div_ceil(blocks_at_once.into()).next_multiple_of(PART_STEP).max(MIN_PART);
+        Division { part_len: part_len.try_into().unwrap_or(u32::MAX), ..division }
+    }
+
+    fn parts(&self, len: u32) -> u32 {
+        len.div_ceil(self.part_len)
+    }
+
+    /// The first query of each tile of a row.
+    fn first_queries(&self) -> impl Iterator<Item = u32> + use<> {
+        (0..self.heads.each).step_by(DECODE_TILE as usize)
+    }
+}
+
+/// A part has at least its share of the work, so this many parts are full, and each tile has at most
+/// one that is not.
+fn more_parts(heads: HeadGroups, blocks_at_once: u32) -> u32 {
+    blocks_at_once / heads.kv_heads.max(1)
+}
+
+/// Returns the number of tokens that the row of a sequence in decode attends to.
+fn context_len(batch: &Batch, span: &Span) -> u32 {
+    batch.positions[span.first_token as usize] + 1
 }
 
 fn is_decode(span: &&Span) -> bool {
     span.tokens == 1
 }
 
-/// Returns the numbers of all prefill, decode and combined tiles. Their count is at most that of
-/// full tiles plus one per sequence.
-fn tile_numbers(rows: usize, sequences: usize, heads_per_kv: usize) -> usize {
-    let tiles = (rows * heads_per_kv).div_ceil(DECODE_TILE.min(PREFILL_TILE) as usize) + sequences;
-    3 * TILE_NUMBERS + 2 * TILE_NUMBERS * tiles
+/// Returns the numbers of all tiles. In each list, their count is at most that of full tiles plus one
+/// per sequence, and parts are more by `more_parts`.
+fn tile_numbers(rows: usize, sequences: usize, heads: &HeadGroups, blocks_at_once: u32) -> usize {
+    let tiles = (rows * heads.each as usize).div_ceil(DECODE_TILE.min(PREFILL_TILE) as usize) + sequences;
+    // Prefill and decode tiles share the rows of the batch; parts and combined tiles have all of them.
+    TILE_NUMBERS * (4 + 3 * tiles + more_parts(*heads, blocks_at_once) as usize)
 }

@@ -66,6 +66,12 @@ family! {
 }
 
 family! {
+    /// Products of few rows, by the storage type of the matrix and the maximum number of rows. A row
+    /// has other bits than in `Products`.
+    FewRows { few_rows_bf16_16, few_rows_bf16_8, few_rows_f16_16, few_rows_f16_8, few_rows_fp8_16, few_rows_fp8_8 }
+}
+
+family! {
     /// The steps before and after a product of cuBLASLt.
     Conversions { scale_product, to_bf16, to_f16, to_fp8 }
 }
@@ -94,6 +100,7 @@ pub struct Kernels {
     pub rotation: Rotation,
     pub experts: Experts,
     pub products: Products,
+    pub few_rows: FewRows,
     pub conversions: Conversions,
     pub cache: Cache,
     pub attention: Attention,
@@ -111,6 +118,7 @@ impl Kernels {
             rotation: Rotation::load(find)?,
             experts: Experts::load(find)?,
             products: Products::load(find)?,
+            few_rows: FewRows::load(find)?,
             conversions: Conversions::load(find)?,
             cache: Cache::load(find)?,
             attention: Attention::load(find)?,
@@ -292,6 +300,25 @@ impl Products {
         let (function, tile) = all.into_iter().find(|(_, tile)| each <= tile.rows).unwrap_or(all[2]);
         let grid = (outs.div_ceil(tile.outs) as u32, max.div_ceil(tile.rows) as u32, groups as u32);
         (function, Shape { shared: tile.shared(stored), ..Shape::new(grid, Tile::THREADS) })
+    }
+}
+
+impl FewRows {
+    /// Outputs per thread block, and threads.
+    const OUTS: usize = 32;
+    const THREADS: u32 = 512;
+
+    /// Returns the kernel for a number of rows, and its launch configuration. None: there is none
+    /// for so many rows or this storage type.
+    pub fn select(&self, stored: Stored, rows: usize, outs: usize) -> Option<(Function, Shape)> {
+        let [eight, sixteen] = match stored {
+            Stored::As(Dtype::Bf16) => [self.few_rows_bf16_8, self.few_rows_bf16_16],
+            Stored::As(Dtype::F16) => [self.few_rows_f16_8, self.few_rows_f16_16],
+            Stored::Fp8 => [self.few_rows_fp8_8, self.few_rows_fp8_16],
+            Stored::As(Dtype::F32) | Stored::Records(_) => return None,
+        };
+        let function = [(8, eight), (16, sixteen)].into_iter().find(|(most, _)| rows <= *most)?.1;
+        Some((function, Shape::new((outs.div_ceil(Self::OUTS) as u32, 1, 1), Self::THREADS)))
     }
 }
 

@@ -46,25 +46,26 @@ use sampler::DeviceSampler;
 use steps::Steps;
 use tables::{Key, Tables};
 
-use super::BackendTypes;
+use super::{BackendTypes, HeadGroups};
 use crate::error::{Error, Result};
 
 /// The fatbin that build.rs compiled from `kernels/`. Empty if nvcc was missing.
 static IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/kernels.fatbin"));
 
-/// Products of more rows use cuBLASLt.
-const MANY_ROWS: usize = 64;
+/// Products of at least this many rows use cuBLASLt.
+const MIN_BLAS_ROWS: usize = 17;
 
 pub struct CudaBackend {
     /// For products of many rows. None: cuBLASLt is not available, and own kernels compute them.
     blas: Option<Blas>,
+    min_blas_rows: usize,
     device: Device,
     /// Batch-invariant mode: results do not depend on the batch, so neither product algorithms nor
     /// splits of sequences vary.
     invariant: bool,
-    /// Query heads per KV head, for each kind of layer.
-    heads_per_kv: Mutex<Vec<u32>>,
-    /// Partial attention results of split sequences, before they are merged.
+    /// The distinct divisions of heads of all layers.
+    head_groups: Mutex<Vec<HeadGroups>>,
+    /// Partial attention results of sequences in several parts, before they are merged.
     partial: Mutex<Option<Memory>>,
     tables: Tables,
     steps: Mutex<Steps>,
@@ -84,14 +85,20 @@ impl CudaBackend {
         let moves = Mutex::new(MoveList::new(&device)?);
         Ok(CudaBackend {
             blas: if invariant { None } else { Blas::open(&device) },
+            min_blas_rows: MIN_BLAS_ROWS,
             invariant,
             device,
-            heads_per_kv: Mutex::default(),
+            head_groups: Mutex::default(),
             partial: Mutex::default(),
             tables: Tables::default(),
             steps: Mutex::default(),
             moves,
         })
+    }
+
+    /// Sets the number of rows from which on products use cuBLASLt. Only benchmarks call it.
+    pub fn use_blas_from(&mut self, rows: usize) {
+        self.min_blas_rows = rows;
     }
 
     fn partial(&self) -> MutexGuard<'_, Option<Memory>> {
@@ -102,8 +109,8 @@ impl CudaBackend {
         self.steps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn heads_per_kv(&self) -> MutexGuard<'_, Vec<u32>> {
-        self.heads_per_kv.lock().unwrap_or_else(PoisonError::into_inner)
+    fn head_groups(&self) -> MutexGuard<'_, Vec<HeadGroups>> {
+        self.head_groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the address of a list. If it cannot be created, the next `check` reports the error,

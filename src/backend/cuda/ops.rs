@@ -10,7 +10,7 @@ use super::memory::Address;
 use super::routes::Routes;
 use super::stored::Stored;
 use super::tables::Key;
-use super::{CudaBackend, MANY_ROWS, attention, blas};
+use super::{CudaBackend, attention, blas};
 use crate::backend::{Act, AttentionShape, ExpertOf, Glu, Heads, MatrixOf, NormOf, Ops, RotaryEmbedding, Routing, Strips};
 use crate::error::{Error, Result};
 use crate::types::options::Dtype;
@@ -45,10 +45,15 @@ impl CudaBackend {
                     biases = self.list(Key::Biases(of_bias(0)), (0..*count).map(|group| of_bias(group).0));
                 }
             }
-            let (function, shape) = self.device.kernels.products.select(part.stored, part.rows, counts);
             let (rows, outs, cols, stride) = (counts.max as u32, part.rows as u32, part.cols as u32, w.rows as u32);
             let (x, bias, out) = (x.address(), at(address_of(bias)), at(out.address()));
             let address = part.address;
+            let few = self.device.kernels.few_rows.select(part.stored, counts.max, part.rows);
+            if let Some((function, shape)) = few.filter(|_| groups.is_none() && !self.invariant) {
+                launch!(self.device, function, shape, out, x, address, bias, rows, outs, cols, stride);
+                continue;
+            }
+            let (function, shape) = self.device.kernels.products.select(part.stored, part.rows, counts);
             match part.stored {
                 Stored::Records(records) => {
                     let (bytes, flags) = (records.bytes() as u32, records.flags());
@@ -116,7 +121,7 @@ impl Ops for CudaBackend {
     }
 
     fn matmul(&self, rows: usize, x: &Buf, w: &Matrix, bias: Option<&Buf>, out: &mut Buf) {
-        let by_blas = |part: &&Part| rows > MANY_ROWS && !matches!(part.stored, Stored::As(Dtype::F32) | Stored::Records(_));
+        let by_blas = |part: &&Part| rows >= self.min_blas_rows && !matches!(part.stored, Stored::As(Dtype::F32) | Stored::Records(_));
         if let (Some(blas), Some(part)) = (&self.blas, w.only().filter(by_blas)) {
             let product = blas::Product { rows, x: x.address(), w: part, bias: address_of(bias), out: out.address() };
             if blas.multiply(&self.device, product) {

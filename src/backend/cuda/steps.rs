@@ -3,10 +3,10 @@
 //! All work of a step is queued on one stream, so a step reads what the previous one has written:
 //! the sampled tokens replace the placeholders of the next batch before its first op.
 
+use super::CudaBackend;
 use super::graphs::CapturedGraphs;
 use super::inputs::Inputs;
 use super::memory::Address;
-use super::{CudaBackend, MANY_ROWS};
 use crate::backend::{BatchSize, Extent, Graphs};
 use crate::error::Result;
 use crate::types::batch::Batch;
@@ -35,9 +35,9 @@ impl Graphs for CudaBackend {
         steps.graphs.abandon(&self.device);
         self.device.check()?; // reports the errors of the last capture
         let Some(rows) = steps.graphs.next_rows(max) else { return self.device.wait().map(|()| None) };
-        let extent = inputs.take(&self.device, batch, &self.heads_per_kv(), Some(rows))?;
+        let extent = inputs.take(&self.device, batch, &self.head_groups(), Some(rows))?;
         // The first cuBLASLt call for a number of rows may not be capturable.
-        let is_new = rows > MANY_ROWS && self.blas.is_some();
+        let is_new = rows >= self.min_blas_rows && self.blas.is_some();
         steps.graphs.begin_recording(&self.device, rows, is_new);
         Ok(Some(extent))
     }
