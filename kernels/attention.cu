@@ -637,6 +637,7 @@ extern "C" __global__ void attention_merge(float *out /* [rows, heads, dim] */,
                                            const float *partial /* [partial results, kv_heads, min(16, group), dim + 2] */,
                                            const AttentionTile *tiles /* [tiles] */, const float *sinks /* [heads] or null */, u32 heads,
                                            u32 kv_heads, u32 dim) {
+    start_next_kernel();
     wait_for_previous_kernel();
     AttentionTile tile = tiles[blockIdx.x];
     u32 group = heads / kv_heads, number = tile.first_query + blockIdx.z;

@@ -22,6 +22,7 @@ __device__ void rotate(float *head /* [dim] */, const float *angles /* [rotated]
 // out[r] = [cosines, sines] of positions[r] * frequencies, times `amplitude`. Grid: rows.
 extern "C" __global__ void angles(float *out /* [rows, 2 * count] */, const u32 *positions /* [rows] */, const float *frequencies /* [count] */,
                                   u32 count, float amplitude) {
+    start_next_kernel();
     wait_for_previous_kernel();
     float *row = out + u64(blockIdx.x) * 2 * count;
     for (u32 i = threadIdx.x; i < count; i += blockDim.x) {
@@ -34,6 +35,7 @@ extern "C" __global__ void angles(float *out /* [rows, 2 * count] */, const u32 
 // Rotates heads of `dim` numbers, starting at `first`, with one warp per head. Grid: rows, heads.
 extern "C" __global__ void rope(float *x /* [rows, stride] */, const float *angles /* [rows, rotated] */, u32 first, u32 dim, u32 stride,
                                 u32 rotated, u32 pairs) {
+    start_next_kernel();
     wait_for_previous_kernel();
     rotate(x + u64(blockIdx.x) * stride + first + u64(blockIdx.y) * dim, angles + u64(blockIdx.x) * rotated, rotated, pairs);
 }
@@ -87,19 +89,19 @@ template <> struct Stored<e4m3> : StoredMultiples<e4m3> {
 };
 
 // Rotates queries and keys of a row, if there are angles, and writes its keys and values to its
-// slot. Each warp processes one head at a time. Grid: rows.
+// slot. Each warp processes one head. Grid: rows, heads / warps of a block.
 template <class T>
 __device__ void store_kv(u8 *kv, float *qkv, const float *angles, const u32 *slots, u32 heads, u32 kv_heads, u32 halves, u32 dim, u32 rotated,
                          u32 pairs, u32 block_shift, u32 table_groups, u32 table_group) {
     u32 row = blockIdx.x, slot = slots[u64(row) * table_groups + table_group], block_size = 1u << block_shift;
     u32 all = heads + halves * kv_heads, head_bytes = Stored<T>::head_bytes(block_size, dim);
     u8 *block = kv + u64(slot >> block_shift) * halves * kv_heads * head_bytes;
-    for (u32 head = warp_in_block(); head < all; head += blockDim.x / WARP) {
-        float *numbers = qkv + (u64(row) * all + head) * dim;
-        if (angles && head < heads + kv_heads) rotate(numbers, angles + u64(row) * rotated, rotated, pairs);
-        __syncwarp(); // other lanes read the rotated numbers
-        if (head >= heads && slot != NO_SLOT) Stored<T>::write(block + u64(head - heads) * head_bytes, numbers, slot & (block_size - 1), block_size, dim);
-    }
+    u32 head = blockIdx.y * (blockDim.x / WARP) + warp_in_block();
+    float *numbers = qkv + (u64(row) * all + head) * dim;
+    if (angles && head < heads + kv_heads) rotate(numbers, angles + u64(row) * rotated, rotated, pairs);
+    __syncwarp(); // other lanes read the rotated numbers
+    if (heads <= head && head < all && slot != NO_SLOT)
+        Stored<T>::write(block + u64(head - heads) * head_bytes, numbers, slot & (block_size - 1), block_size, dim);
 }
 
 #define STORE_KV(name, T)                                                                                                                       \
@@ -107,6 +109,7 @@ __device__ void store_kv(u8 *kv, float *qkv, const float *angles, const u32 *slo
                                                const float *angles /* [rows, rotated] or null */, const u32 *slots /* [rows, table_groups] */,  \
                                                u32 heads, u32 kv_heads, u32 halves, u32 dim, u32 rotated, u32 pairs, u32 block_shift,           \
                                                u32 table_groups, u32 table_group) {                                                             \
+        start_next_kernel();                                                                                                                    \
         wait_for_previous_kernel();                                                                                                             \
         store_kv<T>(kv, qkv, angles, slots, heads, kv_heads, halves, dim, rotated, pairs, block_shift, table_groups, table_group);              \
     }

@@ -140,16 +140,24 @@ template <> __device__ __forceinline__ u32 pack2<f16>(float low, float high) {
 }
 #endif
 
-// Permits the next kernel of the stream to start, and waits until the previous ones have ended and
-// their writes are visible. With programmatic dependent launch, which exists since sm_90, a kernel
-// starts while the previous one is still running, so that the time of its launch is hidden. Every
-// thread of every kernel calls this, also if it then returns at once: the next kernel waits for
-// this one only. Before the call, a kernel accesses nothing that other kernels of the stream write,
-// and writes nothing to global memory. So it may read its parameters and the weights.
+// Waits until the previous kernels of the stream have ended and their writes are visible. With
+// programmatic dependent launch, which exists since sm_90, a kernel may start before that, so that
+// the time of its launch is hidden. Every thread of every kernel calls this, also if it then returns
+// at once: the next kernel waits for this one only. Before the call, a kernel accesses nothing that
+// other kernels of the stream write, and writes nothing to global memory. So it may read its
+// parameters and the weights.
 __device__ __forceinline__ void wait_for_previous_kernel() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Permits the next kernel to start when all blocks of this one have started, and not only when they
+// end. Kernels with several large blocks per multiprocessor do not call it: the next kernel would
+// fill some multiprocessors and leave others empty. On an H100 this made a layer 13 % slower.
+__device__ __forceinline__ void start_next_kernel() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 

@@ -1,23 +1,13 @@
 // Elementwise ops: sums, activations, gates, soft caps, and row copies.
-#include "common.cuh"
+#include "activation.cuh"
 
 // Distributes `count` numbers over the threads of a one-dimensional grid (grid-stride loop).
 #define FOR_EACH(i, count) \
     for (u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x, end_ = (count); i < end_; i += u64(gridDim.x) * blockDim.x)
 
-enum Act { RELU, SILU, GELU, GELU_TANH };
-
-__device__ __forceinline__ float activated(u32 act, float x) {
-    switch (act) {
-    case RELU: return x < 0.0f ? 0.0f : x; // propagates NaN
-    case SILU: return x / (1.0f + expf(-x));
-    case GELU: return x * 0.5f * (1.0f + erff(x * 0.70710678f));
-    default: return x / (1.0f + expf(-1.595769f * (x + 0.044715f * x * x * x))); // x * (1 + tanh(u)) / 2 = x / (1 + e^(-2u))
-    }
-}
-
 // x = act(x)
 extern "C" __global__ void activate(float *x /* [count] */, u64 count, u32 act) {
+    start_next_kernel();
     wait_for_previous_kernel();
     FOR_EACH(i, count) x[i] = activated(act, x[i]);
 }
@@ -28,34 +18,26 @@ extern "C" __global__ void activate(float *x /* [count] */, u64 count, u32 act) 
     u64 row = blockIdx.x, column = u64(blockIdx.y) * blockDim.x + threadIdx.x; \
     if (column >= (width)) return
 
-// out = act(gate) * up
-extern "C" __global__ void gate(float *out /* [rows, width] */, const float *x /* [rows, gate and up, width] */, u32 width, u32 act) {
+// out = glu(gate, up)
+extern "C" __global__ void gate(float *out /* [rows, width] */, const float *x /* [rows, gate and up, width] */, u32 width, u32 act, float alpha,
+                                float limit) {
+    start_next_kernel();
     wait_for_previous_kernel();
     ROW_AND_COLUMN(width);
     const float *both = x + row * 2 * width + column;
-    out[row * width + column] = activated(act, both[0]) * both[width];
-}
-
-// out = gate * sigmoid(alpha * gate) * (up + 1), with `gate` clamped to at most `limit` and `up` to
-// [-limit, limit].
-extern "C" __global__ void gate_clamped(float *out /* [rows, width] */, const float *x /* [rows, gate and up, width] */, u32 width, float alpha,
-                                        float limit) {
-    wait_for_previous_kernel();
-    ROW_AND_COLUMN(width);
-    const float *both = x + row * 2 * width + column;
-    float gate = both[0] > limit ? limit : both[0]; // propagates NaN
-    float up = both[width] > limit ? limit : both[width] < -limit ? -limit : both[width];
-    out[row * width + column] = gate / (1.0f + expf(-alpha * gate)) * (up + 1.0f);
+    out[row * width + column] = gated(Glu{act, alpha, limit}, both[0], both[width]);
 }
 
 // x += scale * y
 extern "C" __global__ void add(float *x /* [count] */, const float *y /* [count] */, u64 count, float scale) {
+    start_next_kernel();
     wait_for_previous_kernel();
     FOR_EACH(i, count) x[i] += scale * y[i];
 }
 
 // x += sigmoid(gate of the row) * y
 extern "C" __global__ void add_gated(float *x /* [rows, width] */, const float *y /* [rows, width] */, const float *gates /* [rows] */, u32 width) {
+    start_next_kernel();
     wait_for_previous_kernel();
     ROW_AND_COLUMN(width);
     x[row * width + column] += sigmoid(gates[row]) * y[row * width + column];
@@ -63,6 +45,7 @@ extern "C" __global__ void add_gated(float *x /* [rows, width] */, const float *
 
 // x = cap * tanh(x * scale / cap), or x * scale if the cap is 0
 extern "C" __global__ void scale_and_cap(float *x /* [count] */, u64 count, float scale, float cap) {
+    start_next_kernel();
     wait_for_previous_kernel();
     FOR_EACH(i, count) {
         float scaled = x[i] * scale;
@@ -74,6 +57,7 @@ extern "C" __global__ void scale_and_cap(float *x /* [count] */, u64 count, floa
 // `stride` apart. Grid: strips * rows, columns.
 extern "C" __global__ void split_strips(float *out /* [strips, rows, dim] */, const float *x /* [rows, stride] */, u32 rows, u32 first, u32 dim,
                                         u32 pitch, u32 stride) {
+    start_next_kernel();
     wait_for_previous_kernel();
     ROW_AND_COLUMN(dim);
     u32 strip = blockIdx.x / rows;
@@ -83,6 +67,7 @@ extern "C" __global__ void split_strips(float *out /* [strips, rows, dim] */, co
 // strip h of row r = x[h][r]. Grid: strips * rows, columns.
 extern "C" __global__ void join_strips(float *out /* [rows, stride] */, const float *x /* [strips, rows, dim] */, u32 rows, u32 first, u32 dim,
                                        u32 pitch, u32 stride) {
+    start_next_kernel();
     wait_for_previous_kernel();
     ROW_AND_COLUMN(dim);
     u32 strip = blockIdx.x / rows;
@@ -91,6 +76,7 @@ extern "C" __global__ void join_strips(float *out /* [rows, stride] */, const fl
 
 // out[i] = x[wanted[i]]
 extern "C" __global__ void gather(float *out /* [count, width] */, const float *x /* [rows, width] */, const u32 *wanted /* [count] */, u32 width) {
+    start_next_kernel();
     wait_for_previous_kernel();
     ROW_AND_COLUMN(width);
     out[row * width + column] = x[u64(wanted[row]) * width + column];
@@ -111,11 +97,13 @@ template <class T> __device__ void add_positions(float *x, const T *table, const
 #define TABLES(name, T)                                                                                                                         \
     extern "C" __global__ void embed_##name(float *out /* [rows, cols] */, const T *table /* [tokens, pitch] */, const u32 *tokens /* [rows] */, \
                                             u32 cols, u32 pitch, float scale) {                                                                 \
+        start_next_kernel();                                                                                                                    \
         wait_for_previous_kernel();                                                                                                             \
         embed(out, table, tokens, cols, pitch, scale);                                                                                          \
     }                                                                                                                                           \
     extern "C" __global__ void add_positions_##name(float *x /* [rows, cols] */, const T *table /* [positions, pitch] */,                       \
                                                     const u32 *positions /* [rows] */, u32 cols, u32 pitch, u32 offset) {                       \
+        start_next_kernel();                                                                                                                    \
         wait_for_previous_kernel();                                                                                                             \
         add_positions(x, table, positions, cols, pitch, offset);                                                                                \
     }

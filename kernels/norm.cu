@@ -9,53 +9,88 @@ struct Scaling {
     float mean, factor, offset;
 };
 
-__device__ Scaling scaling_of(const float *x /* [width] */, u32 width, u32 kind, float eps) {
-    float sum = 0.0f;
-    if (kind == LAYER) {
-        for (u32 i = threadIdx.x; i < width; i += blockDim.x) sum += x[i];
-        sum = block_sum(sum);
-    }
-    float mean = sum / float(width), squares = 0.0f;
-    for (u32 i = threadIdx.x; i < width; i += blockDim.x) squares += (x[i] - mean) * (x[i] - mean);
-    squares = block_sum(squares);
-    return Scaling{mean, 1.0f / sqrtf(squares / float(width) + eps), kind == RMS_UNIT_OFFSET ? 1.0f : 0.0f};
-}
+#define KEPT 8u // numbers of a row that a thread keeps in registers
 
-// Writes a normalized row. Each thread reads and writes the same elements, so `out` may be `x`.
-__device__ void write_normed(float *out /* [width] */, const float *x /* [width] */, const float *weight /* [width] */,
-                             const float *bias /* [width] or null */, u32 width, Scaling by) {
-    for (u32 i = threadIdx.x; i < width; i += blockDim.x) {
-        float y = (x[i] - by.mean) * by.factor * (weight[i] + by.offset);
-        out[i] = bias ? y + bias[i] : y;
+// A row of a block. Its first numbers are in registers, and the others are read again for each use.
+struct NormRow {
+    const float *x; // [width]
+    u32 width;
+    float kept[KEPT]; // numbers threadIdx.x + i * blockDim.x
+
+    __device__ __forceinline__ NormRow(const float *row, u32 width) : x(row), width(width) {
+#pragma unroll
+        for (u32 i = 0; i < KEPT; i++) kept[i] = place(i) < width ? row[place(i)] : 0.0f;
     }
-}
+
+    // Adds scale * more to the row first, also in memory.
+    __device__ __forceinline__ NormRow(float *row, u32 width, const float *more /* [width] */, float scale) : x(row), width(width) {
+#pragma unroll
+        for (u32 i = 0; i < KEPT; i++) kept[i] = place(i) < width ? row[place(i)] + scale * more[place(i)] : 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < KEPT; i++)
+            if (place(i) < width) row[place(i)] = kept[i];
+        for (u32 i = place(KEPT); i < width; i += blockDim.x) row[i] += scale * more[i]; // each thread later reads what it wrote
+    }
+
+    static __device__ __forceinline__ u32 place(u32 i) { return threadIdx.x + i * blockDim.x; }
+
+    // Calls use(i, x[i]) for each number of this thread, in order.
+    template <class Use> __device__ __forceinline__ void for_each(Use use) const {
+#pragma unroll
+        for (u32 i = 0; i < KEPT; i++)
+            if (place(i) < width) use(place(i), kept[i]);
+        for (u32 i = place(KEPT); i < width; i += blockDim.x) use(i, x[i]);
+    }
+
+    __device__ __forceinline__ Scaling scaling(u32 kind, float eps) const {
+        float sum = 0.0f;
+        if (kind == LAYER) {
+            for_each([&](u32, float number) { sum += number; });
+            sum = block_sum(sum);
+        }
+        float mean = sum / float(width), squares = 0.0f;
+        for_each([&](u32, float number) { squares += (number - mean) * (number - mean); });
+        squares = block_sum(squares);
+        return Scaling{mean, 1.0f / sqrtf(squares / float(width) + eps), kind == RMS_UNIT_OFFSET ? 1.0f : 0.0f};
+    }
+
+    // Writes the normalized row. Each thread writes the numbers that it has read, so `out` may be `x`.
+    __device__ __forceinline__ void write(float *out /* [width] */, const float *weight /* [width] */, const float *bias /* [width] or null */,
+                                          Scaling by) const {
+        for_each([&](u32 i, float number) {
+            float y = (number - by.mean) * by.factor * (weight[i] + by.offset);
+            out[i] = bias ? y + bias[i] : y;
+        });
+    }
+};
 
 // out = norm(x). Grid: rows.
 extern "C" __global__ void norm_rows(float *out /* [rows, width] */, const float *x /* [rows, width] */, const float *weight /* [width] */,
-                                const float *bias /* [width] or null */, u32 width, u32 kind, float eps) {
+                                     const float *bias /* [width] or null */, u32 width, u32 kind, float eps) {
+    start_next_kernel();
     wait_for_previous_kernel();
-    const float *row = x + u64(blockIdx.x) * width;
-    write_normed(out + u64(blockIdx.x) * width, row, weight, bias, width, scaling_of(row, width, kind, eps));
+    NormRow row(x + u64(blockIdx.x) * width, width);
+    row.write(out + u64(blockIdx.x) * width, weight, bias, row.scaling(kind, eps));
 }
 
 // x += scale * y, out = norm(x). Grid: rows.
 extern "C" __global__ void add_norm(float *out /* [rows, width] */, float *x /* [rows, width] */, const float *y /* [rows, width] */,
                                     const float *weight /* [width] */, const float *bias /* [width] or null */, u32 width, u32 kind, float eps,
                                     float scale) {
+    start_next_kernel();
     wait_for_previous_kernel();
-    float *row = x + u64(blockIdx.x) * width;
-    const float *more = y + u64(blockIdx.x) * width;
-    for (u32 i = threadIdx.x; i < width; i += blockDim.x) row[i] += scale * more[i];
-    // No synchronization: each thread reads only elements that it wrote.
-    write_normed(out + u64(blockIdx.x) * width, row, weight, bias, width, scaling_of(row, width, kind, eps));
+    NormRow row(x + u64(blockIdx.x) * width, width, y + u64(blockIdx.x) * width, scale);
+    row.write(out + u64(blockIdx.x) * width, weight, bias, row.scaling(kind, eps));
 }
 
 // x = norm(x) for heads of `dim` numbers, starting at `first`. Weight and bias have `own` heads:
 // one for all heads, or one per head. Grid: rows, heads.
 extern "C" __global__ void norm_heads(float *x /* [rows, stride] */, const float *weight /* [own, dim] */,
                                       const float *bias /* [own, dim] or null */, u32 first, u32 dim, u32 stride, u32 own, u32 kind, float eps) {
+    start_next_kernel();
     wait_for_previous_kernel();
     float *head = x + u64(blockIdx.x) * stride + first + u64(blockIdx.y) * dim;
     u32 place = blockIdx.y % own * dim;
-    write_normed(head, head, weight + place, bias ? bias + place : bias, dim, scaling_of(head, dim, kind, eps));
+    NormRow row(head, dim);
+    row.write(head, weight + place, bias ? bias + place : bias, row.scaling(kind, eps));
 }

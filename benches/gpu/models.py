@@ -25,6 +25,8 @@ import make_goldens as goldens  # noqa: E402
 PART = "models"
 PROMPT, CHUNK, NEW = 300, 130, 48  # more rows per chunk than the library's own products compute
 GREEDY = 3  # maximum float32 distance of a token from the best one, in errors of bfloat16 in that row
+REROUTED = 5  # minimum error, in median errors, of a row in which another expert was selected
+MAX_REROUTED = 0.1  # share of such rows
 EAGER, SDPA = {"dtype": torch.bfloat16}, {"dtype": torch.bfloat16, "attention": "sdpa"}
 WIDE = dict(
     vocab_size=1024, hidden_size=256, intermediate_size=448, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
@@ -153,7 +155,7 @@ def compare(case, prompt, tokens, logprobs, logits, exact, rounded):
     logprobs_error = lambda numbers: float((numbers - prompt_logprobs(exact)).abs().median())
     error(f"{case}, prompt", logprobs_error(logprobs), logprobs_error(prompt_logprobs(rounded)))
     error(f"{case}, generated", logits_error(logits), logits_error(rounded[ends]))
-    greedy(f"{case}, greedy tokens", torch.tensor(tokens), exact[ends], rounded[ends])
+    greedy(f"{case}, greedy tokens", torch.tensor(tokens), logits, exact[ends], rounded[ends])
 
 
 def error(case, ours, theirs):
@@ -162,11 +164,16 @@ def error(case, ours, theirs):
     report(case, shape=shape, value=theirs, unit="error", peer="transformers in bf16")
 
 
-def greedy(case, tokens, exact, rounded):
+def greedy(case, tokens, ours, exact, rounded):
+    """Checks that each token is the best one but for rounding, except in rows in which another expert was selected."""
     lost = exact.amax(1) - exact.gather(1, tokens.unsqueeze(1)).squeeze(1)
-    wrong = int((lost > GREEDY * (rounded - exact).abs().amax(1)).sum())
-    others = int((lost > 0).sum())
-    report(case, ok=wrong == 0, why=f"{wrong} of {len(tokens)} are wrong" if wrong else None, not_the_best_in_float32=others)
+    distance = (ours - exact).norm(dim=1)
+    rerouted = distance > REROUTED * distance.median()
+    wrong = int(((lost > GREEDY * (rounded - exact).abs().amax(1)) & ~rerouted).sum())
+    count, others = int(rerouted.sum()), int((lost > 0).sum())
+    ok = wrong == 0 and count <= MAX_REROUTED * len(tokens)
+    why = f"{wrong} of {len(tokens)} are wrong, {count} rows are far from float32"
+    report(case, ok=ok, why=None if ok else why, rerouted=count, not_the_best_in_float32=others)
 
 
 if __name__ == "__main__":

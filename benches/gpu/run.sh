@@ -91,5 +91,5 @@ rm -rf "$model"
 part models 120 python3 "$here/models.py"
 ours determinism 60
 sanitized memcheck 60
-sanitized racecheck 60
+sanitized racecheck 150
 python3 "$here/report.py" "$lines" "$results" | tee -a "$log"

@@ -135,21 +135,22 @@ fn distance(found: &Answers, expected: &Answers) -> f32 {
 }
 
 /// A device with fp8 weights differs from the CPU with the same rounded weights only by rounding
-/// activations to bf16. Prompts, whose activations become fp8 too, differ more. Rounding the
-/// weights has a visible effect.
+/// activations to bf16. Steps of more rows, whose activations become fp8 too, differ more, but less
+/// than rounding the weights.
 #[test]
 fn fp8_weights_equal_rounded_weights_on_the_cpu() {
     let _one = alone();
     for (name, config) in configs(256) {
         let model = Model::new(&config, false);
-        let few_rows = EngineOptions { weight_format: Some(WeightFormat::Fp8), ..model.options("cuda:0") };
+        let fp8 = EngineOptions { weight_format: Some(WeightFormat::Fp8), ..model.options("cuda:0") };
+        let few_rows = EngineOptions { max_batch_tokens: 16, ..fp8 };
         let many_rows = EngineOptions { max_batch_tokens: 128, ..few_rows.clone() };
         let [few, many] = [few_rows, many_rows].map(|options| answers(&options, requests()));
         let before = answers(&model.options("cpu"), requests());
         support::fp8::round_model(&model.0.0);
         let rounded = answers(&model.options("cpu"), requests());
         let errors = [&few, &many, &before].map(|other| distance(other, &rounded));
-        assert!(errors[0] < 0.02 && errors[1] < 0.1 && errors[2] > 0.04, "{name}: {errors:?}");
+        assert!(errors[0] < 0.02 && errors[1] < 0.7 * errors[2] && errors[2] > 0.04, "{name}: {errors:?}");
     }
 }
 

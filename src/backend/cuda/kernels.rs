@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::function::{Function, Shape};
 use super::records::{Codes, Records};
 use super::stored::Stored;
-use crate::backend::{Act, NormKind, Pairs};
+use crate::backend::{Act, Glu, NormKind, Pairs};
 use crate::error::{Error, Result};
 use crate::types::blocks::BlockType;
 use crate::types::options::{Dtype, KvDtype};
@@ -31,7 +31,7 @@ macro_rules! family {
 
 family! {
     Elementwise {
-        activate, add, add_gated, gate, gate_clamped, gather, join_strips, scale_and_cap, split_strips,
+        activate, add, add_gated, gate, gather, join_strips, scale_and_cap, split_strips,
     }
 }
 
@@ -66,9 +66,12 @@ family! {
 }
 
 family! {
-    /// Products of few rows, by the storage type of the matrix and the maximum number of rows. A row
-    /// has other bits than in `Products`.
-    FewRows { few_rows_bf16_16, few_rows_bf16_8, few_rows_f16_16, few_rows_f16_8, few_rows_fp8_16, few_rows_fp8_8 }
+    /// Products of few rows, by the storage type of the matrix and the maximum number of rows, without
+    /// and with a gated activation. A row has other bits than in `Products`.
+    FewRows {
+        few_rows_bf16_16, few_rows_bf16_8, few_rows_f16_16, few_rows_f16_8, few_rows_fp8_16, few_rows_fp8_8, few_rows_gated_bf16_16,
+        few_rows_gated_bf16_8, few_rows_gated_f16_16, few_rows_gated_f16_8, few_rows_gated_fp8_16, few_rows_gated_fp8_8,
+    }
 }
 
 family! {
@@ -311,14 +314,29 @@ impl FewRows {
     /// Returns the kernel for a number of rows, and its launch configuration. None: there is none
     /// for so many rows or this storage type.
     pub fn select(&self, stored: Stored, rows: usize, outs: usize) -> Option<(Function, Shape)> {
-        let [eight, sixteen] = match stored {
+        let kernels = match stored {
             Stored::As(Dtype::Bf16) => [self.few_rows_bf16_8, self.few_rows_bf16_16],
             Stored::As(Dtype::F16) => [self.few_rows_f16_8, self.few_rows_f16_16],
             Stored::Fp8 => [self.few_rows_fp8_8, self.few_rows_fp8_16],
             Stored::As(Dtype::F32) | Stored::Records(_) => return None,
         };
+        Self::launch_of(kernels, rows, outs.div_ceil(Self::OUTS))
+    }
+
+    /// Like `select`, for a matrix whose outputs are `width` gates and as many numbers to multiply.
+    pub fn select_gated(&self, stored: Stored, rows: usize, width: usize) -> Option<(Function, Shape)> {
+        let kernels = match stored {
+            Stored::As(Dtype::Bf16) => [self.few_rows_gated_bf16_8, self.few_rows_gated_bf16_16],
+            Stored::As(Dtype::F16) => [self.few_rows_gated_f16_8, self.few_rows_gated_f16_16],
+            Stored::Fp8 => [self.few_rows_gated_fp8_8, self.few_rows_gated_fp8_16],
+            Stored::As(Dtype::F32) | Stored::Records(_) => return None,
+        };
+        Self::launch_of(kernels, rows, width.div_ceil(Self::OUTS / 2))
+    }
+
+    fn launch_of([eight, sixteen]: [Function; 2], rows: usize, blocks: usize) -> Option<(Function, Shape)> {
         let function = [(8, eight), (16, sixteen)].into_iter().find(|(most, _)| rows <= *most)?.1;
-        Some((function, Shape::new((outs.div_ceil(Self::OUTS) as u32, 1, 1), Self::THREADS)))
+        Some((function, Shape::new((blocks as u32, 1, 1), Self::THREADS)))
     }
 }
 
@@ -387,6 +405,15 @@ pub fn act_number(act: Act) -> u32 {
         Act::Silu => 1,
         Act::Gelu => 2,
         Act::GeluTanh => 3,
+    }
+}
+
+/// Returns a gated activation as in `kernels/activation.cuh`: its number, and the parameters of the
+/// clamped one.
+pub fn glu_numbers(glu: Glu) -> (u32, f32, f32) {
+    match glu {
+        Glu::Of(act) => (act_number(act), 0.0, 0.0),
+        Glu::Clamped { alpha, limit } => (4, alpha, limit),
     }
 }
 

@@ -14,6 +14,9 @@ use crate::backend::{AttentionShape, KvOps, KvShape, RotaryEmbedding, Values};
 use crate::error::{Error, Result};
 use crate::types::batch::{BlockCopy, BlockMove, Tail};
 
+/// Warps of a block that stores K and V, each of which stores one head.
+const STORING_WARPS: usize = 4;
+
 impl KvOps for CudaBackend {
     fn kv(&self, shape: KvShape) -> Result<Kv> {
         Kv::new(&self.device, shape)
@@ -46,7 +49,8 @@ impl KvOps for CudaBackend {
         let (heads, halves) = (if own { shape.heads } else { 0 }, kv::halves(&kv.shape));
         let (angles, rotated, pairs) =
             turn.map_or((Address::NULL, 0, 0), |turn| (turn.angles.address(), turn.rotated as u32, pairs_number(turn.pairs)));
-        let launched = Shape::new((inputs.rows, 1, 1), (WARP * (heads + halves * shape.kv_heads).clamp(1, 16)) as u32);
+        let blocks = (heads + halves * shape.kv_heads).div_ceil(STORING_WARPS);
+        let launched = Shape::new((inputs.rows, blocks as u32, 1), (STORING_WARPS * WARP) as u32);
         launch!(
             self.device,
             self.device.kernels.cache.store_kv(dtype),

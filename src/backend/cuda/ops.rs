@@ -3,7 +3,7 @@
 use super::buffer::{Buf, address_of};
 use super::function::{FLAT, Function, Shape, WARP, launch, row_threads};
 use super::inputs::{InputRange, Inputs};
-use super::kernels::{RowCounts, act_number, norm_number, pairs_number};
+use super::kernels::{RowCounts, act_number, glu_numbers, norm_number, pairs_number};
 use super::kv::Kv;
 use super::matrix::{Matrix, Part};
 use super::memory::Address;
@@ -11,7 +11,9 @@ use super::routes::Routes;
 use super::stored::Stored;
 use super::tables::Key;
 use super::{CudaBackend, attention, blas};
-use crate::backend::{Act, AttentionShape, ExpertOf, Glu, Heads, MatrixOf, NormOf, Ops, RotaryEmbedding, Routing, Strips};
+use crate::backend::{
+    Act, Activation, AttentionShape, ExpertOf, Glu, Heads, MatrixOf, MlpOf, NormOf, Ops, RotaryEmbedding, Routing, Strips, WithBias,
+};
 use crate::error::{Error, Result};
 use crate::types::options::Dtype;
 
@@ -81,6 +83,17 @@ impl CudaBackend {
         }
     }
 
+    /// Launches a product of few rows and its gated activation as one kernel. Returns false if there
+    /// is none for this product.
+    fn gated_product(&self, rows: usize, x: &Buf, (w, bias): WithBias<Matrix, Buf>, (glu, width): (Glu, usize), out: &mut Buf) -> bool {
+        let Some(part) = w.only().filter(|_| !self.invariant) else { return false };
+        let Some((function, shape)) = self.device.kernels.few_rows.select_gated(part.stored, rows, width) else { return false };
+        let ((act, alpha, limit), bias) = (glu_numbers(glu), address_of(bias));
+        let (rows, outs, cols, x, out) = (rows as u32, part.rows as u32, part.cols as u32, x.address(), out.address());
+        launch!(self.device, function, shape, out, x, part.address, bias, rows, outs, cols, act, alpha, limit);
+        true
+    }
+
     /// Returns the value. After an error, nothing is launched until the next `check` reports it.
     fn or_refuse<T>(&self, result: Result<T>) -> Option<T> {
         result.map_err(|error| self.device.refuse(error)).ok()
@@ -129,6 +142,24 @@ impl Ops for CudaBackend {
             }
         }
         self.product(RowCounts::alike(rows, 1), x, w, bias, None, out);
+    }
+
+    fn mlp(&self, rows: usize, x: &Buf, mlp: MlpOf<Matrix, Buf>, wide: &mut Buf, narrow: &mut Buf, out: &mut Buf) {
+        let MlpOf { up, activation, width, down } = mlp;
+        match activation {
+            Activation::Plain(act) => {
+                self.matmul(rows, x, up.0, up.1, wide);
+                self.activate(rows * width, act, wide);
+                self.matmul(rows, wide, down.0, down.1, out);
+            }
+            Activation::Gated(glu) => {
+                if !self.gated_product(rows, x, up, (glu, width), narrow) {
+                    self.matmul(rows, x, up.0, up.1, wide);
+                    self.gate(rows, width, glu, wide, narrow);
+                }
+                self.matmul(rows, narrow, down.0, down.1, out);
+            }
+        }
     }
 
     fn add(&self, len: usize, scale: f32, x: &mut Buf, y: &Buf) {
@@ -212,11 +243,8 @@ impl Ops for CudaBackend {
 
     fn gate(&self, rows: usize, width: usize, glu: Glu, x: &Buf, out: &mut Buf) {
         let (shape, kernels) = (Shape::for_numbers(rows, width), &self.device.kernels);
-        let (width, x, out) = (width as u32, x.address(), out.address());
-        match glu {
-            Glu::Of(act) => launch!(self.device, kernels.elementwise.gate, shape, out, x, width, act_number(act)),
-            Glu::Clamped { alpha, limit } => launch!(self.device, kernels.elementwise.gate_clamped, shape, out, x, width, alpha, limit),
-        }
+        let ((act, alpha, limit), width) = (glu_numbers(glu), width as u32);
+        launch!(self.device, kernels.elementwise.gate, shape, out.address(), x.address(), width, act, alpha, limit);
     }
 
     fn route(&self, rows: usize, routing: Routing, correction: Option<&Buf>, logits: &Buf, routes: &mut Routes) {
