@@ -874,7 +874,7 @@ fn random_rules(random: &mut Random, vocab: usize) -> ResolvedSampling {
         params.top_k = 1 + random.below(2 * vocab) as u32;
     }
     if one_in(random, 2) {
-        params.top_p = [1e-6, 0.3, 0.9, 0.999][random.below(4)];
+        params.top_p = [1e-6, 0.5, 0.9, 0.999][random.below(4)];
     }
     if one_in(random, 3) {
         params.min_p = [1e-5, 0.05, 1.0][random.below(3)];

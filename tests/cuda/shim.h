@@ -136,6 +136,15 @@ inline uint16_t float_to_bf16(float x) {
 } // namespace shim
 
 inline void __syncthreads() { shim::sync_block(); }
+inline int __syncthreads_count(bool vote) {
+    __shared__ unsigned votes;
+    __syncthreads(); // all threads have read the previous count
+    if (threadIdx.x == 0) votes = 0;
+    __syncthreads();
+    votes += vote;
+    __syncthreads();
+    return int(votes);
+}
 inline void __syncwarp(unsigned mask = 0xffffffffu) { shim::sync_warp("__syncwarp", mask, nullptr, shim::nothing); }
 
 template <class T> T __shfl_sync(unsigned mask, T x, int source) { return shim::shuffle("__shfl_sync", mask, x, unsigned(source) % 32); }
@@ -150,6 +159,14 @@ inline unsigned __ballot_sync(unsigned mask, bool vote) {
     unsigned votes = vote;
     shim::sync_warp("__ballot_sync", mask, &votes, shim::count_votes);
     return votes;
+}
+
+// The threads of a block take turns, so this is atomic within a block. Only for shared memory.
+template <class T> T atomicAdd(T *p, T x) {
+    shim::check_shared("atomicAdd", p, sizeof(T));
+    T before = *p;
+    *p += x;
+    return before;
 }
 
 template <class T> T __ldg(const T *p) { return *p; }

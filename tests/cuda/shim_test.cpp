@@ -45,6 +45,15 @@ extern "C" __global__ void block_sums(float *out /* [blocks] */, const float *x 
     if (threadIdx.x == 0) out[blockIdx.x] = sum;
 }
 
+extern "C" __global__ void histogram(u32 *out /* [3] */, u32 *befores /* [threads] */) {
+    __shared__ u32 bins[2];
+    if (threadIdx.x < 2) bins[threadIdx.x] = 0;
+    u32 fives = u32(__syncthreads_count(threadIdx.x % 5 == 0)), odd = u32(__syncthreads_count(threadIdx.x % 2));
+    befores[threadIdx.x] = atomicAdd(&bins[threadIdx.x % 2], 3u);
+    __syncthreads();
+    if (threadIdx.x == 0) out[0] = bins[0], out[1] = bins[1], out[2] = 1000 * fives + odd;
+}
+
 extern "C" __global__ void reversed(u32 *out /* [threads] */, u32 with_barrier) {
     DYNAMIC_SHARED(u32, tile);
     tile[threadIdx.x] = threadIdx.x;
@@ -208,6 +217,20 @@ static void in_four_threads(void (*body)()) {
     std::vector<std::thread> threads;
     for (int i = 0; i < 4; i++) threads.emplace_back(body);
     for (auto &thread : threads) thread.join();
+}
+
+static void counts_and_shared_sums_are_correct_in_every_order() {
+    for (u32 seed = 0; seed < 20; seed++) {
+        shim::seed(seed);
+        u32 out[3], befores[64];
+        CHECK(shim::launch(1, 64, 0, histogram, out, befores) == "");
+        CHECK(out[0] == 3 * 32 && out[1] == 3 * 32 && out[2] == 13032);
+        for (u32 first = 0; first < 2; first++) {
+            u32 sum = 0;
+            for (u32 i = first; i < 64; i += 2) sum += befores[i]; // 0, 3, .., 93 in some order
+            CHECK(sum == 3 * 31 * 32 / 2);
+        }
+    }
 }
 
 static void several_threads_can_launch_at_the_same_time() { in_four_threads(block_sums_are_correct_in_every_order); }
@@ -621,6 +644,7 @@ static void fp8_products_are_accepted_only_in_the_form_that_devices_accept() {
 int main() {
     RUN(shuffles_return_the_value_of_the_source_lane);
     RUN(block_sums_are_correct_in_every_order);
+    RUN(counts_and_shared_sums_are_correct_in_every_order);
     RUN(a_missing_barrier_gives_wrong_results);
     RUN(shared_memory_is_initialized_with_poison);
     RUN(every_thread_of_every_block_runs_once);
