@@ -42,58 +42,69 @@ template <> struct Sixteen<e4m3> {
     static __device__ __forceinline__ void of_x(u32 (&b)[2], float4 x) { b[0] = pack2<bf16>(x.x, x.z), b[1] = pack2<bf16>(x.y, x.w); }
 };
 
-// Returns four numbers of a row of x, padded with zeros.
-__device__ __forceinline__ float4 four_of_x(const float *row /* [cols] */, u32 k, u32 cols) {
-    if (cols % 4 == 0) return k < cols ? *reinterpret_cast<const float4 *>(row + k) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    return make_float4(k < cols ? row[k] : 0.0f, k + 1 < cols ? row[k + 1] : 0.0f, k + 2 < cols ? row[k + 2] : 0.0f,
-                       k + 3 < cols ? row[k + 3] : 0.0f);
-}
-
 // The rows of w of a block: two tiles of 16, of tensor cores. They are adjacent, or rows of the gate
 // and the same rows of `up`.
 struct RowsOfW {
     u32 first[2], end[2];
 };
 
-// A chunk of w of a warp: two times 16 bytes per lane of each row.
-template <class T> struct ChunkOfW {
-    static constexpr u32 NUMBERS = 2 * 4 * Sixteen<T>::NUMBERS; // of k
-    uint4 numbers[2][2][2]; // [tile of 16 rows, half of its rows, half of the chunk]
+// What a lane reads of w, in units of 16 bytes: its places in four rows, each half of a tile.
+template <class T> struct LaneOfW {
+    static constexpr u32 UNIT = Sixteen<T>::NUMBERS, CHUNK = 8 * UNIT; // numbers of a row that a lane reads at once, and a warp
+    const uint4 *w;
+    u32 places[2][2];
+    u32 units; // of a row
 
-    __device__ __forceinline__ void load(const Product<T> &p, const RowsOfW &rows, u32 first_k) {
+    __device__ __forceinline__ LaneOfW(const Product<T> &p, const RowsOfW &of_block)
+        : w(reinterpret_cast<const uint4 *>(p.w)), units(p.pitch / UNIT) {
 #pragma unroll
-        for (u32 i = 0; i < 8; i++) {
-            u32 k = first_k + i % 2 * (NUMBERS / 2) + lane_in_warp() % 4 * Sixteen<T>::NUMBERS;
-            u32 row = min(rows.first[i / 4] + i / 2 % 2 * 8 + lane_in_warp() / 4, rows.end[i / 4] - 1); // rows beyond the last duplicate it
-            numbers[i / 4][i / 2 % 2][i % 2] = k < p.pitch ? load_once(p.w + u64(row) * p.pitch + k) : make_uint4(0, 0, 0, 0);
+        for (u32 i = 0; i < 4; i++) {
+            u32 row = min(of_block.first[i / 2] + i % 2 * 8 + lane_in_warp() / 4, of_block.end[i / 2] - 1); // beyond the end, the last row again
+            places[i / 2][i % 2] = row * units + lane_in_warp() % 4;
         }
     }
 
-    // sums += w * transposed x
-    template <u32 TILES>
-    __device__ __forceinline__ void multiply(float (&sums)[2][TILES][4], const Product<T> &p, u32 first_k) const {
+    // Loads a chunk. If it is not WHOLE, zeros are behind the end of the rows.
+    template <bool WHOLE> __device__ __forceinline__ void load(uint4 (&numbers)[2][2][2], u32 chunk) const {
 #pragma unroll
-        for (u32 half = 0; half < 2; half++) {
-#pragma unroll
-            for (u32 step = 0; step < Sixteen<T>::STEPS; step++) {
-                u32 k = first_k + half * (NUMBERS / 2) + lane_in_warp() % 4 * Sixteen<T>::NUMBERS + step * 4;
-                u32 b[TILES][2];
-#pragma unroll
-                for (u32 tile = 0; tile < TILES; tile++) {
-                    u32 row = tile * 8 + lane_in_warp() / 4;
-                    Sixteen<T>::of_x(b[tile], four_of_x(p.x + u64(row) * p.cols, row < p.rows ? k : p.cols, p.cols));
-                }
-#pragma unroll
-                for (u32 high = 0; high < 2; high++) {
-                    u32 a[4];
-                    Sixteen<T>::of_w(a, numbers[high][0][half], numbers[high][1][half], step);
-#pragma unroll
-                    for (u32 tile = 0; tile < TILES; tile++) mma_16816<typename MultipliedAs<T>::Number>(sums[high][tile], a, b[tile]);
-                }
-            }
+        for (u32 i = 0; i < 8; i++) {
+            u32 unit = chunk * 8 + i % 2 * 4;
+            bool valid = WHOLE || unit + lane_in_warp() % 4 < units;
+            numbers[i / 4][i / 2 % 2][i % 2] = valid ? load_once(w + (places[i / 4][i / 2 % 2] + unit)) : make_uint4(0, 0, 0, 0);
         }
     }
 };
+
+// Returns numbers k to k + 3 of a row of x. If they are not WHOLE and aligned, zeros are behind its end.
+template <bool WHOLE> __device__ __forceinline__ float4 four_of_x(const float *row /* [cols] */, u32 k, u32 cols) {
+    if constexpr (WHOLE) return *reinterpret_cast<const float4 *>(row + k);
+    return make_float4(k < cols ? row[k] : 0.0f, k + 1 < cols ? row[k + 1] : 0.0f, k + 2 < cols ? row[k + 2] : 0.0f,
+                       k + 3 < cols ? row[k + 3] : 0.0f);
+}
+
+// sums += a chunk of w * transposed x, whose operands are all loaded first.
+template <bool WHOLE, class T, u32 TILES>
+__device__ __forceinline__ void add_chunk(float (&sums)[2][TILES][4], const uint4 (&numbers)[2][2][2], const Product<T> &p, u32 chunk) {
+    constexpr u32 STEPS = Sixteen<T>::STEPS;
+    u32 b[TILES][2 * STEPS][2];
+#pragma unroll
+    for (u32 i = 0; i < 2 * STEPS * TILES; i++) {
+        u32 step = i / TILES, tile = i % TILES, row = tile * 8 + lane_in_warp() / 4;
+        u32 k = chunk * LaneOfW<T>::CHUNK + (step / STEPS * 4 + lane_in_warp() % 4) * LaneOfW<T>::UNIT + step % STEPS * 4;
+        const float *x = p.x + u64(row) * p.cols;
+        Sixteen<T>::of_x(b[tile][step], row < p.rows ? four_of_x<WHOLE>(x, k, p.cols) : make_float4(0.0f, 0.0f, 0.0f, 0.0f));
+    }
+#pragma unroll
+    for (u32 step = 0; step < 2 * STEPS; step++) {
+#pragma unroll
+        for (u32 high = 0; high < 2; high++) {
+            u32 a[4];
+            Sixteen<T>::of_w(a, numbers[high][0][step / STEPS], numbers[high][1][step / STEPS], step % STEPS);
+#pragma unroll
+            for (u32 tile = 0; tile < TILES; tile++) mma_16816<typename MultipliedAs<T>::Number>(sums[high][tile], a, b[tile][step]);
+        }
+    }
+}
 
 // The sums of a block, by warp.
 template <u32 TILES> struct FewSums {
@@ -118,19 +129,27 @@ template <u32 TILES> struct FewSums {
 // Computes the sums of at most 8 * TILES rows of x with these rows of w.
 template <class T, u32 TILES>
 __device__ __forceinline__ void sum_few(FewSums<TILES> &result, const Product<T> &p, const RowsOfW &rows) {
-    constexpr u32 NUMBERS = ChunkOfW<T>::NUMBERS, STRIDE = FEW_WARPS * NUMBERS;
-    float sums[2][TILES][4] = {};
+    constexpr u32 CHUNK = LaneOfW<T>::CHUNK;
     start_next_kernel(); // a block occupies a multiprocessor alone
-    ChunkOfW<T> chunks[FEW_AHEAD];
+    float sums[2][TILES][4] = {};
+    uint4 ahead[FEW_AHEAD][2][2][2]; // [tile of 16 rows, half of its rows, half of the chunk]
+    LaneOfW<T> lane(p, rows);
+    u32 whole = p.cols % 4 == 0 ? p.cols / CHUNK : 0, warp = warp_in_block(); // chunks, in which rows of x are aligned
 #pragma unroll
-    for (u32 i = 0; i < FEW_AHEAD; i++) chunks[i].load(p, rows, (i * FEW_WARPS + warp_in_block()) * NUMBERS);
+    for (u32 i = 0; i < FEW_AHEAD; i++)
+        if (warp + i * FEW_WARPS < whole) lane.template load<true>(ahead[i], warp + i * FEW_WARPS);
     wait_for_previous_kernel(); // weights do not depend on it
-    for (u32 first = warp_in_block() * NUMBERS; first < p.cols; first += FEW_AHEAD * STRIDE) {
+    for (u32 first = warp; first < whole; first += FEW_AHEAD * FEW_WARPS) {
 #pragma unroll
         for (u32 i = 0; i < FEW_AHEAD; i++) {
-            chunks[i].multiply(sums, p, first + i * STRIDE);
-            chunks[i].load(p, rows, first + (i + FEW_AHEAD) * STRIDE);
+            u32 chunk = first + i * FEW_WARPS, next = chunk + FEW_AHEAD * FEW_WARPS;
+            if (chunk < whole) add_chunk<true>(sums, ahead[i], p, chunk);
+            if (next < whole) lane.template load<true>(ahead[i], next);
         }
+    }
+    for (u32 chunk = whole + warp; chunk * CHUNK < p.cols; chunk += FEW_WARPS) {
+        lane.template load<false>(ahead[0], chunk);
+        add_chunk<false>(sums, ahead[0], p, chunk);
     }
     result.put(sums);
     __syncthreads();
