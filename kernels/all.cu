@@ -1,5 +1,7 @@
 // All kernels, compiled into one fatbin.
 #include "attention.cu"
+#include "attention_hopper.cu"
+#include "attention_plain.cu"
 #include "blocks.cu"
 #include "cache.cu"
 #include "draw.cu"

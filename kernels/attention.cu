@@ -1,176 +1,23 @@
-// Attention over K and V in blocks, in the format of the KV cache.
+// Attention on tensor cores with mma.sync, for K and V of 8 and 16 bits. attention.cuh describes the
+// terms.
 //
-// K and V of a layer are stored as [block][K, V][kv_head][token][dim]. If the values are the first
-// dimensions of the keys, they are stored as [block][kv_head][token][dim]. In int8 and fp8, the
-// numbers of each head of K and of V are followed by one f32 scale per token.
+// In decode, long sequences are divided into parts, each a tile with its own range of tokens, and
+// attention_merge combines their results. Grids are (x, kv_heads, z):
 //
-// A query is one head of one row. The queries of all heads that share a KV head, over all rows of a
-// sequence, are numbered row by row. A tile is a range of them, so that K and V are read once for
-// the tile. In decode, long sequences are divided into parts, each a tile with its own range of
-// tokens, and attention_merge combines their results. Grids are (tiles, kv_heads, z):
+//     kernel                       x          a tile's queries  z                threads
+//     attention_prefill_<T>_<DIM>  2 * tiles  128               1                128
+//     attention_decode_<T>_<DIM>   tiles      16, of one row    1                32 * DECODE_WARPS
+//     attention_merge              tiles      16, of one row    min(16, group)   any number
 //
-//     kernel                       a tile's queries        z                threads
-//     attention_prefill_<T>_<DIM>  64                      1                128
-//     attention_decode_<T>_<DIM>   16, of one row          1                32 * DECODE_WARPS
-//     attention_merge              16, of one row          min(16, group)   any number
-//     attention_plain_<T>          64                      any number       128
-//
-// group = heads / kv_heads, the heads that share a KV head. A tile without rows is skipped. Prefill
-// needs PREFILL_STAGES * STAGE_BYTES of dynamic shared memory. Decode needs DECODE_STAGES *
-// STAGE_BYTES, and 16 KiB more of static shared memory for DIM 256 in int8 and fp8. The others need
+// Prefill needs PREFILL_STAGES * STAGE_BYTES of dynamic shared memory. Decode needs DECODE_STAGES *
+// STAGE_BYTES, and 16 KiB more of static shared memory for DIM 256 in int8 and fp8. The merge needs
 // none.
-//
-// Softmax runs online over tokens, counted from the start of the sequence, independent of the tile.
-// Tokens that a query does not attend to leave its sums unchanged, bit for bit (in 16-bit formats,
-// only if their stored numbers are finite). Therefore a query's result depends neither on the
-// other queries of its tile nor on how its sequence was divided into steps.
-#include "tensor.cuh"
+#include "attention.cuh"
 
-#define LOG2_E 1.44269504088896f
-#define PREFILL_QUERIES 64
+#define PREFILL_QUERIES 64 // half a tile
 #define PREFILL_WARPS 4
 #define PREFILL_STAGES 2
 #define DECODE_QUERIES 16
-#define PLAIN_QUERIES 64
-#define PLAIN_WARPS 4
-#define PLAIN_MAX_DIM 576
-#define ALL_POSITIONS 0x80000000u // greater than any sequence length
-
-struct AttentionTile {
-    u32 first_row, rows; // of the sequence, in this step
-    u32 table;           // index of the sequence's first entry in `tables`
-    u32 first_query;
-    // In decode:
-    u32 first_token, end_token; // the part of the sequence; all of it for attention_merge
-    u32 parts;                  // of the sequence
-    u32 partial;                // index of the part's partial result, if there are several; for attention_merge that of the first
-};
-
-// The arguments of all attention kernels.
-struct Attention {
-    float *out;                 // [rows, heads, value_dim]
-    const float *qkv;           // [rows, row_width], each row beginning with the queries: [heads, head_dim]
-    const u8 *kv;               // blocks
-    const AttentionTile *tiles; // [gridDim.x]
-    const u32 *positions;       // [rows]
-    const u32 *tables;          // [places, table_groups]
-    const float *slopes;        // [heads] or null: ALiBi slopes, by which a score decreases per position of distance
-    const float *sinks;         // [heads] or null: scores that precede all others, without a value
-    u32 row_width, heads, kv_heads;
-    u32 head_dim, value_dim; // value_dim < head_dim: the values are the first dimensions of the keys
-    u32 block_shift;         // log2 of the tokens per block
-    u32 table_groups, table_group;
-    u32 window;            // number of positions that a query attends to, including its own
-    float scale, soft_cap; // soft_cap is 0 if there is none
-
-    __device__ __forceinline__ u32 group() const { return heads / kv_heads; }
-};
-
-// Kernel parameters in their common order. Some kernels take more between and after them. `window`
-// is 0 for full causal attention.
-#define ATTENTION_POINTERS                                                                                           \
-    float *out, const float *qkv, const u8 *kv, const AttentionTile *tiles, const u32 *positions, const u32 *tables, \
-        const float *slopes, const float *sinks, u32 row_width, u32 heads, u32 kv_heads
-#define ATTENTION_SCALARS u32 block_shift, u32 table_groups, u32 table_group, u32 window, float scale, float soft_cap
-#define ATTENTION_OF(head_dim, value_dim)                                                                                        \
-    Attention{out, qkv, kv, tiles, positions, tables, slopes, sinks, row_width, heads, kv_heads, head_dim, value_dim, block_shift, \
-              table_groups, table_group, window == 0 ? ALL_POSITIONS : window, scale, soft_cap}
-
-// 2^x by the special function unit; exact for x = 0.
-__device__ __forceinline__ float exp2_of(float x) {
-#ifdef __CUDACC__
-    float power;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
-    return power;
-#else
-    return exp2f(x);
-#endif
-}
-
-// A query and the range of positions that it attends to.
-struct Query {
-    u32 row, head, first, last;
-};
-
-__device__ __forceinline__ Query query_of(const Attention &a, const AttentionTile &tile, u32 number) {
-    u32 row = tile.first_row + number / a.group(), last = a.positions[row];
-    return {row, blockIdx.y * a.group() + number % a.group(), last + 1 - min(last + 1, a.window), last};
-}
-
-// Returns the number of queries of a tile, at most `limit`.
-__device__ __forceinline__ u32 query_count(const AttentionTile &tile, u32 group, u32 limit) {
-    return min(limit, tile.rows * group - tile.first_query);
-}
-
-// Applies ALiBi and the soft cap to a score.
-__device__ __forceinline__ float adjusted_score(const Attention &a, float score, float slope, u32 query, u32 token) {
-    score -= slope * float(int(query - token));
-    return a.soft_cap > 0.0f ? a.soft_cap * tanhf(score * (1.0f / a.soft_cap)) : score;
-}
-
-// The cached K and V of one KV head of a sequence.
-struct StoredHead {
-    const u8 *kv;                 // blocks
-    const u32 *tables;            // [places, table_groups]
-    u32 table, table_groups;      // index of the sequence's first block, and the distance to the next
-    u32 block_shift, block_bytes; // block_bytes: K and V of all heads
-    u32 keys_offset, values_offset;   // byte offset of the head's K in a block, and of its V from its K
-
-    __device__ __forceinline__ u32 block(u32 token) const { return tables[table + (token >> block_shift) * table_groups]; }
-    __device__ __forceinline__ u32 slot(u32 token) const { return token & ((1u << block_shift) - 1); }
-    __device__ __forceinline__ const u8 *keys(u32 block) const { return kv + (u64(block) * block_bytes + keys_offset); }
-};
-
-__device__ __forceinline__ StoredHead stored_head(const Attention &a, const AttentionTile &tile, u32 token_bytes) {
-    u32 head_bytes = token_bytes << a.block_shift, half_bytes = a.kv_heads * head_bytes;
-    StoredHead head = {a.kv, a.tables, tile.table + a.table_group, a.table_groups, a.block_shift, half_bytes, blockIdx.y * head_bytes, 0};
-    if (a.value_dim == a.head_dim) head.block_bytes = 2 * half_bytes, head.values_offset = half_bytes;
-    return head;
-}
-
-// A partial softmax over some tokens: the maximum score, the sum of the weights 2^(score -
-// max_score), and the sum of the weighted values.
-struct PartialSoftmax {
-    float max_score, weight, sum;
-
-    __device__ __forceinline__ void add(PartialSoftmax part) {
-        if (part.max_score == MINUS_INFINITY && part.weight == 0.0f) return; // no tokens
-        float before = max_score;
-        max_score = fmaxf(before, part.max_score);
-        float rescale = exp2_of(before - max_score), part_rescale = exp2_of(part.max_score - max_score);
-        weight = fmaf(weight, rescale, part.weight * part_rescale);
-        sum = fmaf(sum, rescale, part.sum * part_rescale);
-    }
-};
-
-// Returns the initial partial softmax, before all tokens: the sink, if there is one.
-__device__ __forceinline__ PartialSoftmax initial_softmax(const float *sinks, u32 head) {
-    if (sinks) return {sinks[head] * LOG2_E, 1.0f, 0.0f};
-    return {MINUS_INFINITY, 0.0f, 0.0f};
-}
-
-// ---- on tensor cores
-
-// The type in which K and V of storage type T are multiplied. 8-bit types are converted to bf16,
-// which represents all their values and has the range of f32. So queries, and weights times a
-// scale, do not overflow, and they underflow only near the limit of f32.
-template <class T> struct Factor {
-    typedef T Type;
-    static constexpr bool SCALED = false, NARROW = false;
-};
-template <> struct Factor<signed char> {
-    typedef bf16 Type;
-    static constexpr bool SCALED = true, NARROW = false;
-};
-// f16 has a range of 2^-24 to 65504 only, so queries are scaled into it.
-template <> struct Factor<f16> {
-    typedef f16 Type;
-    static constexpr bool SCALED = false, NARROW = true;
-};
-template <> struct Factor<e4m3> : Factor<signed char> {};
-
-// Returns the bytes of K or V of one head and token.
-template <class T> __device__ __forceinline__ u32 token_bytes(u32 dim) { return dim * sizeof(T) + (Factor<T>::SCALED ? sizeof(float) : 0); }
 
 // K and V in shared memory, in their storage format: the numbers of both, followed by the scales of
 // both if the type has scales.
@@ -522,9 +369,14 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
     }
 };
 
-// Tiles with the longest context are last in a sequence and start first, which balances the load at
-// the end.
-__device__ __forceinline__ AttentionTile prefill_tile(const Attention &a) { return a.tiles[gridDim.x - 1 - blockIdx.x]; }
+// Returns this block's half of a tile. Tiles with the longest context are last in a sequence and
+// start first, which balances the load at the end.
+__device__ __forceinline__ AttentionTile prefill_tile(const Attention &a) {
+    u32 half = gridDim.x - 1 - blockIdx.x;
+    AttentionTile tile = a.tiles[half / 2];
+    tile.first_query += half % 2 * PREFILL_QUERIES;
+    return tile;
+}
 
 // Writes the result. Loads the tile again, so that it occupies no registers in the main loop.
 template <u32 DIM, class Queries> __device__ __forceinline__ void write_prefill(const Attention &a, const Queries &queries) {
@@ -653,141 +505,18 @@ extern "C" __global__ void attention_merge(float *out /* [rows, heads, dim] */,
     }
 }
 
-// ---- for heads of any width, and K and V of any type
-
-// A token's numbers and their scale.
-template <class T> struct StoredToken {
-    const T *numbers; // [dim]
-    float scale;
-};
-
-// The cached K and V of one KV head, for the plain kernels.
-template <class T> struct PlainHead {
-    StoredHead head;
-    u32 dim;
-
-    __device__ __forceinline__ StoredToken<T> keys(u32 token) const { return at(token, 0); }
-    __device__ __forceinline__ StoredToken<T> values(u32 token) const { return at(token, head.values_offset); }
-
-    __device__ __forceinline__ StoredToken<T> at(u32 token, u32 offset) const {
-        const T *numbers = reinterpret_cast<const T *>(head.keys(head.block(token)) + offset);
-        float scale = 1.0f;
-        if constexpr (Factor<T>::SCALED) scale = reinterpret_cast<const float *>(numbers + (dim << head.block_shift))[head.slot(token)];
-        return {numbers + head.slot(token) * dim, scale};
-    }
-};
-
-// The state of a warp's query while it iterates over K and V. Lanes divide the dimensions, and then
-// the scores of 32 tokens.
-template <class T> struct PlainQuery {
-    static constexpr u32 COUNT = PLAIN_MAX_DIM / WARP;
-    Query query_range;
-    float query[COUNT], sums[COUNT]; // dimensions lane, lane + 32, ...
-    float max_score, weight;         // the maximum score times log2(e)
-
-    __device__ __forceinline__ void begin(const Attention &a, const Query &of) {
-        const float *from = a.qkv + u64(of.row) * a.row_width + of.head * a.head_dim;
-        query_range = of;
-        max_score = MINUS_INFINITY;
-        weight = 0.0f;
-#pragma unroll
-        for (u32 i = 0; i < COUNT; i++) {
-            u32 dim = i * WARP + lane_in_warp();
-            query[i] = dim < a.head_dim ? from[dim] : 0.0f;
-            sums[i] = 0.0f;
-        }
-    }
-
-    // Processes 32 tokens starting at `token`, a multiple of 32. At least one of them is visible.
-    __device__ __forceinline__ void attend(const Attention &a, const PlainHead<T> &head, u32 token) {
-        u32 begin = max(query_range.first, token), end = min(query_range.last + 1, token + WARP);
-        float score = MINUS_INFINITY; // of this lane's token
-        for (u32 i = begin; i < end; i++) {
-            float product = dot(a, head.keys(i));
-            if (i - token == lane_in_warp()) score = product;
-        }
-        float slope = a.slopes ? a.slopes[query_range.head] : 0.0f;
-        if (score != MINUS_INFINITY) score = adjusted_score(a, score * a.scale, slope, query_range.last, token + lane_in_warp()) * LOG2_E;
-        float weight_of_token = update_softmax(score);
-        for (u32 i = begin; i < end; i++) add_value(a, __shfl_sync(ALL_LANES, weight_of_token, i - token), head.values(i));
-    }
-
-    __device__ __forceinline__ float dot(const Attention &a, StoredToken<T> key) const {
-        float sum = 0.0f;
-#pragma unroll
-        for (u32 i = 0; i < COUNT; i++) {
-            u32 dim = i * WARP + lane_in_warp();
-            if (dim < a.head_dim) sum += query[i] * to_float(key.numbers[dim]);
-        }
-        return warp_sum(sum) * key.scale;
-    }
-
-    // Replaces a score by its weight relative to the maximum so far.
-    __device__ __forceinline__ float update_softmax(float score) {
-        float before = max_score;
-        max_score = fmaxf(before, warp_max(score));
-        float rescale = exp2_of(before - max_score), weight_of_token = exp2_of(score - max_score);
-        weight = weight * rescale + warp_sum(weight_of_token);
-#pragma unroll
-        for (u32 i = 0; i < COUNT; i++) sums[i] *= rescale;
-        return weight_of_token;
-    }
-
-    __device__ __forceinline__ void add_value(const Attention &a, float weight_of_token, StoredToken<T> value) {
-        weight_of_token *= value.scale;
-#pragma unroll
-        for (u32 i = 0; i < COUNT; i++) {
-            u32 dim = i * WARP + lane_in_warp();
-            if (dim < a.value_dim) sums[i] += weight_of_token * to_float(value.numbers[dim]);
-        }
-    }
-
-    __device__ __forceinline__ void put(const Attention &a, float *to /* [value_dim] */, float *maxima, float *weights /* [warps] */) const {
-        maxima[warp_in_block()] = max_score; // all lanes write the same value
-        weights[warp_in_block()] = weight;
-#pragma unroll
-        for (u32 i = 0; i < COUNT; i++) {
-            u32 dim = i * WARP + lane_in_warp();
-            if (dim < a.value_dim) to[dim] = sums[i];
-        }
-    }
-};
-
-// A block processes every gridDim.z-th query of its tile. Its warps process 32 tokens each in turn.
-template <class T> __device__ __forceinline__ void attend_plain(const Attention &a) {
-    __shared__ float sums[PLAIN_WARPS][PLAIN_MAX_DIM], max_score[PLAIN_WARPS], weight[PLAIN_WARPS];
-    AttentionTile tile = a.tiles[blockIdx.x];
-    PlainHead<T> head = {stored_head(a, tile, token_bytes<T>(a.head_dim)), a.head_dim};
-    for (u32 i = blockIdx.z; i < query_count(tile, a.group(), PLAIN_QUERIES); i += gridDim.z) {
-        Query query_range = query_of(a, tile, tile.first_query + i);
-        PlainQuery<T> query;
-        query.begin(a, query_range);
-        for (u32 token = (query_range.first / WARP + warp_in_block()) * WARP; token <= query_range.last; token += PLAIN_WARPS * WARP)
-            query.attend(a, head, token);
-        query.put(a, sums[warp_in_block()], max_score, weight);
-        __syncthreads();
-        float *to = a.out + (u64(query_range.row) * a.heads + query_range.head) * a.value_dim;
-        for (u32 dim = threadIdx.x; dim < a.value_dim; dim += blockDim.x) {
-            PartialSoftmax result = initial_softmax(a.sinks, query_range.head);
-            for (u32 warp = 0; warp < PLAIN_WARPS; warp++) result.add({max_score[warp], weight[warp], sums[warp][dim]});
-            to[dim] = result.sum / result.weight;
-        }
-        __syncthreads(); // all partial results have been read
-    }
-}
-
 // ---- kernel definitions
 
 #define ATTENTION_ON_TENSOR_CORES(name, T, DIM)                                                                                         \
     extern "C" __global__ void __launch_bounds__(PREFILL_WARPS *WARP, AttentionShared<T, DIM>::PREFILL_BLOCKS)                          \
         attention_prefill_##name##_##DIM(ATTENTION_POINTERS, ATTENTION_SCALARS) {                                                       \
         wait_for_previous_kernel();                                                                                                     \
-        attend_prefill<T, DIM>(ATTENTION_OF(DIM, DIM));                                                                                 \
+        attend_prefill<T, DIM>(ATTENTION_OF(DIM, DIM, blockIdx.y));                                                                                 \
     }                                                                                                                                   \
     extern "C" __global__ void __launch_bounds__(AttentionShared<T, DIM>::DECODE_WARPS *WARP)                                           \
         attention_decode_##name##_##DIM(ATTENTION_POINTERS, ATTENTION_SCALARS, float *partial /* layout: see attention_merge */) {       \
         wait_for_previous_kernel();                                                                                                     \
-        attend_decode<T, DIM>(ATTENTION_OF(DIM, DIM), partial);                                                                         \
+        attend_decode<T, DIM>(ATTENTION_OF(DIM, DIM, blockIdx.y), partial);                                                                         \
     }
 
 #define ATTENTION_OF_EACH_WIDTH(name, T)    \
@@ -798,19 +527,7 @@ template <class T> __device__ __forceinline__ void attend_plain(const Attention 
     ATTENTION_ON_TENSOR_CORES(name, T, 128) \
     ATTENTION_ON_TENSOR_CORES(name, T, 256)
 
-#define ATTENTION_PLAIN(name, T)                                                                     \
-    extern "C" __global__ void __launch_bounds__(PLAIN_WARPS *WARP, 4)                               \
-        attention_plain_##name(ATTENTION_POINTERS, u32 head_dim, u32 value_dim, ATTENTION_SCALARS) { \
-        wait_for_previous_kernel();                                                                  \
-        attend_plain<T>(ATTENTION_OF(head_dim, value_dim));                                          \
-    }
-
 ATTENTION_OF_EACH_WIDTH(bf16, bf16)
 ATTENTION_OF_EACH_WIDTH(f16, f16)
 ATTENTION_OF_EACH_WIDTH(int8, signed char)
 ATTENTION_OF_EACH_WIDTH(fp8, e4m3)
-ATTENTION_PLAIN(f32, float)
-ATTENTION_PLAIN(bf16, bf16)
-ATTENTION_PLAIN(int8, signed char)
-ATTENTION_PLAIN(f16, f16)
-ATTENTION_PLAIN(fp8, e4m3)

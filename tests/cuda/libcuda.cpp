@@ -711,6 +711,8 @@ API CUresult cuModuleGetFunction(void **out, void *module, const char *name) {
         if (!find<Module>(module)) return CUDA_ERROR_INVALID_HANDLE;
         for (const Kernel *kernel = kernel_table; kernel->name; kernel++) {
             if (strcmp(kernel->name, name) != 0) continue;
+            // kernels/attention_hopper.cu: code for sm_90a only
+            if (strncmp(name, "attention_wgmma", 15) == 0 && driver.capability[0] != 9) break;
             auto function = make<Function>(context);
             function->kernel = kernel;
             return set_output<void *>(out, function.get());

@@ -791,6 +791,22 @@ fn prefill_has_the_same_bits_in_any_batch_and_with_any_chunks() {
     }
 }
 
+/// Devices of other compute capabilities than 9.0 have no kernels with wgmma.
+#[test]
+fn prefill_without_wgmma_equals_the_cpu() {
+    if !cuda::shim().pretends() {
+        return;
+    }
+    let _one = capability();
+    cuda::shim().pretend_capability(8, 6);
+    let backend = cuda::open(true);
+    cuda::shim().pretend_capability(9, 0);
+    for (head_dim, dtype) in [64, 128].into_iter().flat_map(|dim| [KvDtype::Bf16, KvDtype::F16].map(|dtype| (dim, dtype))) {
+        let case = Attend::new(AttentionShape::new(6, 2, head_dim, 0.125), dtype);
+        assert_equal_on_backend(&format!("heads of {head_dim}, {dtype:?}"), tensor(dtype), &case, &backend);
+    }
+}
+
 /// KV blocks of layers with different widths.
 fn layers<B: Backend>(backend: &B, dtype: KvDtype) -> (Vec<B::Kv>, u64) {
     let shape = |kv_heads| KvShape { blocks: 6, block_size: 8, kv_heads, head_dim: 3, values: Values::Own, dtype };

@@ -95,8 +95,9 @@ static void begin_at(Registers &registers, char *stack_end, void (*entry)()) {
 // The point at which a fiber waits, with its data for the work of the warp.
 struct WaitPoint {
     const char *name;
-    Work *work; // null: a barrier of the block
+    Work *work; // null: the warp waits for other warps
     void *data;
+    bool (*is_over)(void *data) = nullptr; // null: all warps wait for each other
 };
 
 struct Copy {
@@ -112,6 +113,18 @@ struct Fiber {
     WaitPoint waits_at;
     std::vector<Copy> copies; // pending
     unsigned groups;          // committed
+    std::vector<Product> products; // pending
+    unsigned product_groups;       // committed
+};
+
+// Copies after which their thread arrives at a barrier.
+struct LateArrival {
+    std::vector<Copy> copies;
+    uint64_t *barrier;
+};
+
+struct NamedBarrier {
+    unsigned arrived, phase;
 };
 
 // The state of an OS thread that runs blocks.
@@ -125,6 +138,8 @@ struct Executor {
     const std::function<void()> *kernel;
     std::minstd_rand random;
     std::string error;
+    std::vector<LateArrival> late_arrivals;
+    NamedBarrier named_barriers[16];
 };
 
 static PER_OS_THREAD Executor *executor = nullptr;
@@ -144,7 +159,7 @@ class Order {
     }
 };
 
-const char *const END = "the end of the kernel", *const BARRIER = "__syncthreads";
+const char *const START = "the start of the kernel", *const END = "the end of the kernel", *const BARRIER = "__syncthreads";
 
 static void wait_at(WaitPoint point) {
     Fiber &fiber = *executor->running;
@@ -187,7 +202,7 @@ static bool agree(unsigned first, unsigned end, unsigned step) {
     return true;
 }
 
-// Runs a warp until it waits for the block or ends. Returns false after an error.
+// Runs a warp until it waits for other warps or ends. Returns false after an error.
 static bool run_warp(unsigned first) {
     unsigned lanes = std::min(WARP_LANES, threads_in_block() - first);
     Order order(lanes, executor->random);
@@ -209,26 +224,59 @@ static void begin_block() {
     Executor &m = *executor;
     memset(m.dynamic_shared.end() - m.dynamic_shared_bytes, POISON, m.dynamic_shared_bytes);
     memset(m.static_shared, POISON, m.static_shared_end - m.static_shared);
+    memset(m.named_barriers, 0, sizeof(m.named_barriers));
+    m.late_arrivals.clear();
     for (unsigned thread = 0; thread < threads_in_block(); thread++) {
         Fiber &fiber = *m.fibers[thread];
         fiber.index = dim3(thread % blockDim.x, thread / blockDim.x % blockDim.y, thread / (blockDim.x * blockDim.y));
         fiber.copies.clear();
         fiber.groups = 0;
+        fiber.products.clear();
+        fiber.product_groups = 0;
+        fiber.waits_at = {START, nullptr, nullptr};
         // Stacks are page-aligned. Without an offset they would compete for the same cache lines.
         begin_at(fiber.registers, fiber.stack.end() - thread * 128 % STACK_SPREAD, fiber_main);
     }
 }
 
+// Completes the copies of a random thread, and arrives at its barrier. Returns false if none are pending.
+static bool complete_late_arrival();
+
+// Returns whether a warp can continue without a barrier of the whole block.
+static bool is_ready(unsigned first) {
+    const WaitPoint &point = executor->fibers[first]->waits_at;
+    return point.is_over ? point.is_over(point.data) : point.name == START;
+}
+
+// Runs all warps until each waits for another one or ends. Returns false after an error.
+static bool run_warps(unsigned warps) {
+    for (bool any = true; any;) {
+        any = false;
+        Order order(warps, executor->random);
+        for (unsigned i = 0; i < warps; i++) {
+            unsigned first = unsigned(order.next()) * WARP_LANES;
+            if (!is_ready(first)) continue;
+            any = true;
+            if (!run_warp(first)) return false;
+        }
+        if (!any) any = complete_late_arrival();
+    }
+    return true;
+}
+
 static bool run_block() {
     begin_block();
     unsigned threads = threads_in_block(), warps = (threads + WARP_LANES - 1) / WARP_LANES;
-    do {
-        Order order(warps, executor->random);
-        for (unsigned i = 0; i < warps; i++)
-            if (!run_warp(unsigned(order.next()) * WARP_LANES)) return false;
-        if (!agree(0, threads, WARP_LANES)) return false;
-    } while (executor->fibers[0]->waits_at.name == BARRIER);
-    return true;
+    for (;;) {
+        if (!run_warps(warps) || !agree(0, threads, WARP_LANES)) return false;
+        const char *name = executor->fibers[0]->waits_at.name;
+        if (name == END) return true;
+        if (name != BARRIER) {
+            executor->error = std::string("all threads wait forever at ") + name;
+            return false;
+        }
+        for (unsigned thread = 0; thread < threads; thread++) executor->fibers[thread]->waits_at.name = START;
+    }
 }
 
 // ---- launches
@@ -345,14 +393,106 @@ void copy_async(const char *what, void *shared, const void *global, bool valid, 
 
 void copy_async_commit() { executor->running->groups++; }
 
+static void complete(const Copy &copy) {
+    if (copy.global) memcpy(copy.shared, copy.global, copy.bytes);
+    else memset(copy.shared, 0, copy.bytes);
+}
+
 void copy_async_wait(unsigned pending) {
     Fiber &fiber = *executor->running;
     auto copy = fiber.copies.begin();
-    for (; copy != fiber.copies.end() && copy->group + pending < fiber.groups; ++copy) {
-        if (copy->global) memcpy(copy->shared, copy->global, copy->bytes);
-        else memset(copy->shared, 0, copy->bytes);
-    }
+    for (; copy != fiber.copies.end() && copy->group + pending < fiber.groups; ++copy) complete(*copy);
     fiber.copies.erase(fiber.copies.begin(), copy);
+}
+
+// ---- barriers in shared memory
+
+struct Phases {
+    uint16_t count, pending;
+    uint32_t completed;
+};
+static_assert(sizeof(Phases) == sizeof(uint64_t), "a barrier has 8 bytes");
+
+void barrier_begin(uint64_t *barrier, unsigned count) {
+    check_shared("barrier_begin", barrier, sizeof(*barrier));
+    Phases phases = {uint16_t(count), uint16_t(count), 0};
+    memcpy(barrier, &phases, sizeof(phases));
+}
+
+void barrier_arrive(uint64_t *barrier) {
+    Phases phases;
+    memcpy(&phases, barrier, sizeof(phases));
+    if (--phases.pending == 0) phases.pending = phases.count, phases.completed++;
+    memcpy(barrier, &phases, sizeof(phases));
+}
+
+void barrier_arrive_after_copies(uint64_t *barrier) {
+    executor->late_arrivals.push_back({std::move(executor->running->copies), barrier});
+    executor->running->copies.clear();
+}
+
+static bool complete_late_arrival() {
+    auto &all = executor->late_arrivals;
+    if (all.empty()) return false;
+    std::swap(all[executor->random() % all.size()], all.back());
+    std::for_each(all.back().copies.begin(), all.back().copies.end(), complete);
+    barrier_arrive(all.back().barrier);
+    all.pop_back();
+    return true;
+}
+
+struct AwaitedPhase {
+    const uint64_t *barrier;
+    unsigned parity;
+};
+
+static bool has_phase_ended(void *data) {
+    auto awaited = static_cast<const AwaitedPhase *>(data);
+    Phases phases;
+    memcpy(&phases, awaited->barrier, sizeof(phases));
+    return phases.completed % 2 != awaited->parity;
+}
+
+void barrier_wait(uint64_t *barrier, unsigned parity) {
+    check_shared("barrier_wait", barrier, sizeof(*barrier));
+    AwaitedPhase awaited = {barrier, parity};
+    wait_at({"barrier_wait", nullptr, &awaited, has_phase_ended});
+}
+
+struct AwaitedNamedBarrier {
+    const NamedBarrier *barrier;
+    unsigned phase;
+};
+
+static bool has_named_phase_ended(void *data) {
+    auto awaited = static_cast<const AwaitedNamedBarrier *>(data);
+    return awaited->barrier->phase != awaited->phase;
+}
+
+void named_barrier(unsigned number, unsigned threads, bool waits) {
+    if (number == 0 || number > 15) fail("named barrier " + std::to_string(number));
+    NamedBarrier &barrier = executor->named_barriers[number];
+    AwaitedNamedBarrier awaited = {&barrier, barrier.phase};
+    if (++barrier.arrived == threads) barrier.arrived = 0, barrier.phase++;
+    if (waits) wait_at({"named_barrier_wait", nullptr, &awaited, has_named_phase_ended});
+}
+
+// ---- products of warpgroups
+
+void product(Product product) {
+    Fiber &fiber = *executor->running;
+    product.group = fiber.product_groups;
+    fiber.products.push_back(product);
+}
+
+void products_commit() { executor->running->product_groups++; }
+
+void products_wait(unsigned pending) {
+    Fiber &fiber = *executor->running;
+    size_t ready = 0;
+    while (ready < fiber.products.size() && fiber.products[ready].group + pending < fiber.product_groups) ready++;
+    for (size_t i = 0; i < ready; i++) sync_warp("products_wait", 0xffffffffu, &fiber.products[i], fiber.products[i].work);
+    fiber.products.erase(fiber.products.begin(), fiber.products.begin() + ready);
 }
 
 void shuffle_lanes(void *const *lanes) {

@@ -83,6 +83,27 @@ void copy_async(const char *what, void *shared, const void *global, bool valid, 
 void copy_async_commit();
 void copy_async_wait(unsigned pending);
 
+// See kernels/hopper.cuh. Copies that a barrier waits for are as late as possible.
+void barrier_begin(uint64_t *barrier, unsigned count);
+void barrier_arrive(uint64_t *barrier);
+void barrier_arrive_after_copies(uint64_t *barrier);
+void barrier_wait(uint64_t *barrier, unsigned parity);
+void named_barrier(unsigned number, unsigned threads, bool waits);
+
+// A lane's part of a product of a warpgroup. A warp's products are computed when it waits for them.
+struct Product {
+    float *d;
+    uint64_t a_matrix; // in shared memory, if `a` is null
+    const uint32_t *a; // in registers
+    uint64_t b;
+    bool adds;
+    Work *work; // gets the lanes' products
+    unsigned group = 0;
+};
+void product(Product product);
+void products_commit();
+void products_wait(unsigned pending);
+
 struct Shuffle {
     uint64_t value;
     unsigned source;

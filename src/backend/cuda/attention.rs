@@ -10,7 +10,7 @@ use super::memory::{Address, Memory};
 use crate::backend::{AttentionShape, Values};
 use crate::error::Error;
 
-/// Threads per block, except in decode on tensor cores.
+/// Threads per block, except on tensor cores.
 const THREADS: u32 = 128;
 
 /// The arguments of a layer's attention.
@@ -88,8 +88,8 @@ impl Args<'_> {
 
     /// Sequences with more than one row, or all sequences.
     fn prefill(&self, device: &Device, kernels: TensorAttention, tiles: InputRange) {
-        let shape = Shape { shared: kernels.prefill_shared, ..self.shape_of(tiles, 1, THREADS) };
-        attend!(self, device, kernels.prefill, shape, tiles, [], []);
+        let (function, shape) = kernels.prefill.select(tiles.count, self.shape.kv_heads as u32);
+        attend!(self, device, function, shape, tiles, [], []);
     }
 
     /// Sequences with one row. Long ones are divided into parts, whose results are merged.

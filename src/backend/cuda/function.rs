@@ -2,11 +2,11 @@
 
 use std::ffi::{CString, c_int, c_void};
 
-use cudarc::driver::result;
-use cudarc::driver::sys;
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys::{self, CUresult};
 
 use super::context::Called;
-use super::errors::{describe, failed};
+use super::errors::failed;
 use super::memory::Address;
 use crate::error::{Error, Result};
 
@@ -32,13 +32,17 @@ unsafe impl Send for Function {}
 unsafe impl Sync for Function {}
 
 impl Function {
-    /// Loads a kernel by its name. The module's context is current.
-    pub fn load(module: sys::CUmodule, name: &str) -> Result<Function> {
+    /// Loads a kernel by its name. The module's context is current. None: the module has no such
+    /// kernel.
+    pub fn load(module: sys::CUmodule, name: &str) -> Result<Option<Function>> {
         let symbol = CString::new(name).map_err(|_| Error::internal("the name of a kernel has a NUL byte"))?;
         // SAFETY: the module was loaded in the current context, and is not unloaded before the
         // context is destroyed.
-        let function = unsafe { result::module::get_function(module, symbol) };
-        let function = function.map_err(|e| Error::internal(format!("the kernel {name} is missing: {}", describe(e))))?;
+        let function = match unsafe { result::module::get_function(module, symbol) } {
+            Ok(function) => function,
+            Err(DriverError(CUresult::CUDA_ERROR_NOT_FOUND)) => return Ok(None),
+            Err(e) => return Err(failed("find a kernel", e)),
+        };
         // Loaded now and not at its first launch, because its code takes memory. SAFETY: the
         // function was just obtained from the module.
         unsafe { sys::cuFuncLoad(function) }.result().map_err(|e| failed("load a kernel", e))?;
@@ -46,7 +50,7 @@ impl Function {
         // SAFETY: as above.
         let version = unsafe { result::function::get_function_attribute(function, which) };
         let version = version.map_err(|e| failed("report an attribute of a kernel", e))?;
-        Ok(Function { handle: function, starts_early: version >= WAITING_PTX })
+        Ok(Some(Function { handle: function, starts_early: version >= WAITING_PTX }))
     }
 
     /// Permits launches with more than the default 48 KiB of dynamic shared memory.

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::types::batch::{Batch, NO_SLOT, Span};
 
 /// Queries per tile of attention, in prefill and in decode. A query is one head of one row.
-pub const PREFILL_TILE: u32 = 64;
+pub const PREFILL_TILE: u32 = 128;
 pub const DECODE_TILE: u32 = 16;
 /// Numbers per tile (`AttentionTile` in `kernels/attention.cu`), which a kernel reads in two loads.
 const TILE_NUMBERS: usize = 8;

@@ -10,8 +10,12 @@ use crate::error::{Error, Result};
 use crate::types::blocks::BlockType;
 use crate::types::options::{Dtype, KvDtype};
 
-/// A function that returns a kernel by its name.
-type Find<'a> = &'a dyn Fn(&str) -> Result<Function>;
+/// A function that returns a kernel by its name. None: the code for this device has no such kernel.
+type Find<'a> = &'a dyn Fn(&str) -> Result<Option<Function>>;
+
+fn find_required(find: Find, name: &str) -> Result<Function> {
+    find(name)?.ok_or_else(|| Error::internal(format!("the kernel {name} is missing")))
+}
 
 /// Defines the kernels of one family, with fields of their names.
 macro_rules! family {
@@ -23,7 +27,7 @@ macro_rules! family {
 
         impl $family {
             fn load(find: Find) -> Result<$family> {
-                Ok($family { $($name: find(stringify!($name))?,)+ })
+                Ok($family { $($name: find_required(find, stringify!($name))?,)+ })
             }
         }
     };
@@ -112,7 +116,7 @@ pub struct Kernels {
 
 impl Kernels {
     /// Loads all kernels. `find` returns a kernel by its name.
-    pub fn load(find: impl Fn(&str) -> Result<Function>) -> Result<Kernels> {
+    pub fn load(find: impl Fn(&str) -> Result<Option<Function>>) -> Result<Kernels> {
         let find: Find = &find;
         let kernels = Kernels {
             elementwise: Elementwise::load(find)?,
@@ -170,24 +174,67 @@ const TENSOR_DTYPES: [KvDtype; 4] = [KvDtype::Bf16, KvDtype::F16, KvDtype::Int8,
 /// The tensor core kernels for a KV type and head width, with their bytes of shared memory.
 #[derive(Clone, Copy)]
 pub struct TensorAttention {
-    pub prefill: Function,
-    pub prefill_shared: u32,
+    pub prefill: Prefill,
     pub decode: Function,
     pub decode_shared: u32,
     /// Threads per block of `decode`.
     pub decode_threads: u32,
 }
 
+/// A prefill kernel, with its bytes of shared memory.
+#[derive(Clone, Copy)]
+pub enum Prefill {
+    /// `kernels/attention.cu`: a block processes half a tile.
+    MmaSync { function: Function, shared: u32 },
+    /// `kernels/attention_hopper.cu`: a block processes a tile.
+    Wgmma { function: Function, shared: u32 },
+}
+
+impl Prefill {
+    /// Returns the fastest kernel for this device.
+    fn find(find: Find, dtype: KvDtype, head_dim: usize) -> Result<Prefill> {
+        let name = |instruction| format!("attention_{instruction}_{}_{head_dim}", dtype.name());
+        if let Some(function) = find(&name("wgmma"))? {
+            return Ok(Prefill::Wgmma { function, shared: wgmma_shared(head_dim) });
+        }
+        Ok(Prefill::MmaSync { function: find_required(find, &name("prefill"))?, shared: 2 * stage_bytes(dtype, head_dim) })
+    }
+
+    /// Returns the kernel and its launch configuration for some tiles.
+    pub fn select(self, tiles: u32, kv_heads: u32) -> (Function, Shape) {
+        match self {
+            Prefill::MmaSync { function, shared } => (function, Shape { shared, ..Shape::new((2 * tiles, kv_heads, 1), 128) }),
+            Prefill::Wgmma { function, shared } => (function, Shape { shared, ..Shape::new((tiles * kv_heads, 1, 1), 384) }),
+        }
+    }
+
+    fn allow_shared(self) -> Result<()> {
+        let (Prefill::MmaSync { function, shared } | Prefill::Wgmma { function, shared }) = self;
+        function.allow_shared(shared)
+    }
+}
+
+/// Returns the bytes of `HopperShared` in `kernels/attention_hopper.cu`.
+fn wgmma_shared(head_dim: usize) -> u32 {
+    const QUERIES: usize = 128;
+    const TOKENS: usize = 128;
+    const STAGES: usize = 2;
+    const ALIGNMENT: usize = 1024;
+    let numbers = (QUERIES + 2 * STAGES * TOKENS) * head_dim * size_of::<u16>();
+    let barriers = 4 * STAGES * size_of::<u64>();
+    let rest = (barriers + QUERIES * size_of::<f32>()).next_multiple_of(size_of::<u64>());
+    (numbers + rest + ALIGNMENT) as u32
+}
+
 impl TensorAttention {
-    fn new(dtype: KvDtype, head_dim: usize, prefill: Function, decode: Function) -> TensorAttention {
+    fn new(dtype: KvDtype, head_dim: usize, find: Find) -> Result<TensorAttention> {
         let (tokens, stage) = (tokens_at_once(head_dim), stage_bytes(dtype, head_dim));
-        TensorAttention {
-            prefill,
-            prefill_shared: 2 * stage,
-            decode,
+        Ok(TensorAttention {
+            prefill: Prefill::find(find, dtype, head_dim)?,
+            decode: find_required(find, &format!("attention_decode_{}_{head_dim}", dtype.name()))?,
             decode_shared: 72 * 1024 / stage * stage,
             decode_threads: tokens / 16 * 32,
-        }
+        })
     }
 }
 
@@ -362,19 +409,15 @@ pub struct Attention {
 
 impl Attention {
     fn load(find: Find) -> Result<Attention> {
-        let tensor = |(dtype, dim): (KvDtype, usize)| {
-            let find = |what| find(&format!("attention_{what}_{}_{dim}", dtype.name()));
-            Ok((dtype, dim, TensorAttention::new(dtype, dim, find("prefill")?, find("decode")?)))
-        };
         let each = TENSOR_DTYPES.into_iter().flat_map(|dtype| HEAD_DIMS.map(|dim| (dtype, dim)));
-        let tensor = each.map(tensor).collect::<Result<_>>()?;
-        Ok(Attention { plain: PlainAttention::load(find)?, tensor, merge: find("attention_merge")? })
+        let tensor = each.map(|(dtype, dim)| Ok((dtype, dim, TensorAttention::new(dtype, dim, find)?))).collect::<Result<_>>()?;
+        Ok(Attention { plain: PlainAttention::load(find)?, tensor, merge: find_required(find, "attention_merge")? })
     }
 
     /// Permits the shared memory that exceeds the default limit.
     fn allow_shared(&self) -> Result<()> {
         for (_, _, tensor) in &self.tensor {
-            tensor.prefill.allow_shared(tensor.prefill_shared)?;
+            tensor.prefill.allow_shared()?;
             tensor.decode.allow_shared(tensor.decode_shared)?;
         }
         Ok(())
