@@ -532,7 +532,7 @@ __device__ void write_logprobs(const Draw &draw, const Row &row, u32 own_key, De
 }
 
 // Grid: draws. 512 threads. Edits the rows in place.
-extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 2) draw_rows(DeviceSample *all /* [draws] */, float *logits /* [rows, vocab] */,
+extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 1) draw_rows(DeviceSample *all /* [draws] */, float *logits /* [rows, vocab] */,
                                                                      const Draw *draws /* [draws] */, Edit *edits, const u32 *masks, u32 vocab) {
     wait_for_previous_kernel();
     __shared__ Scratch scratch;

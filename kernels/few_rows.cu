@@ -50,13 +50,13 @@ struct RowsOfW {
 
 // What a lane reads of w, in units of 16 bytes: its places in four rows, each half of a tile.
 template <class T> struct LaneOfW {
-    static constexpr u32 UNIT = Sixteen<T>::NUMBERS, CHUNK = 8 * UNIT; // numbers of a row that a lane reads at once, and a warp
+    static constexpr u32 EACH = Sixteen<T>::NUMBERS, CHUNK = 8 * EACH; // numbers of a row that a lane reads at once, and a warp
     const uint4 *w;
     u32 places[2][2];
     u32 units; // of a row
 
     __device__ __forceinline__ LaneOfW(const Product<T> &p, const RowsOfW &of_block)
-        : w(reinterpret_cast<const uint4 *>(p.w)), units(p.pitch / UNIT) {
+        : w(reinterpret_cast<const uint4 *>(p.w)), units(p.pitch / EACH) {
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
             u32 row = min(of_block.first[i / 2] + i % 2 * 8 + lane_in_warp() / 4, of_block.end[i / 2] - 1); // beyond the end, the last row again
@@ -82,26 +82,27 @@ template <bool WHOLE> __device__ __forceinline__ float4 four_of_x(const float *r
                        k + 3 < cols ? row[k + 3] : 0.0f);
 }
 
-// sums += a chunk of w * transposed x, whose operands are all loaded first.
+// sums += a chunk of w * transposed x. The operands of x are loaded first, as many as registers can
+// hold.
 template <bool WHOLE, class T, u32 TILES>
 __device__ __forceinline__ void add_chunk(float (&sums)[2][TILES][4], const uint4 (&numbers)[2][2][2], const Product<T> &p, u32 chunk) {
-    constexpr u32 STEPS = Sixteen<T>::STEPS;
-    u32 b[TILES][2 * STEPS][2];
+    constexpr u32 STEPS = Sixteen<T>::STEPS, HELD = TILES * STEPS > 4 ? STEPS : 2 * STEPS;
 #pragma unroll
-    for (u32 i = 0; i < 2 * STEPS * TILES; i++) {
-        u32 step = i / TILES, tile = i % TILES, row = tile * 8 + lane_in_warp() / 4;
-        u32 k = chunk * LaneOfW<T>::CHUNK + (step / STEPS * 4 + lane_in_warp() % 4) * LaneOfW<T>::UNIT + step % STEPS * 4;
-        const float *x = p.x + u64(row) * p.cols;
-        Sixteen<T>::of_x(b[tile][step], row < p.rows ? four_of_x<WHOLE>(x, k, p.cols) : make_float4(0.0f, 0.0f, 0.0f, 0.0f));
-    }
+    for (u32 first = 0; first < 2 * STEPS; first += HELD) {
+        u32 b[TILES][HELD][2];
 #pragma unroll
-    for (u32 step = 0; step < 2 * STEPS; step++) {
+        for (u32 i = 0; i < HELD * TILES; i++) {
+            u32 step = first + i / TILES, tile = i % TILES, row = tile * 8 + lane_in_warp() / 4;
+            u32 k = chunk * LaneOfW<T>::CHUNK + (step / STEPS * 4 + lane_in_warp() % 4) * LaneOfW<T>::EACH + step % STEPS * 4;
+            const float *x = p.x + u64(row) * p.cols;
+            Sixteen<T>::of_x(b[tile][step - first], row < p.rows ? four_of_x<WHOLE>(x, k, p.cols) : make_float4(0.0f, 0.0f, 0.0f, 0.0f));
+        }
 #pragma unroll
-        for (u32 high = 0; high < 2; high++) {
-            u32 a[4];
+        for (u32 i = 0; i < 2 * HELD; i++) {
+            u32 step = first + i / 2, high = i % 2, a[4];
             Sixteen<T>::of_w(a, numbers[high][0][step / STEPS], numbers[high][1][step / STEPS], step % STEPS);
 #pragma unroll
-            for (u32 tile = 0; tile < TILES; tile++) mma_16816<typename MultipliedAs<T>::Number>(sums[high][tile], a, b[tile][step]);
+            for (u32 tile = 0; tile < TILES; tile++) mma_16816<typename MultipliedAs<T>::Number>(sums[high][tile], a, b[tile][step - first]);
         }
     }
 }
