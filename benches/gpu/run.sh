@@ -55,7 +55,7 @@ ours() { # PART SECONDS [ARGUMENTS]
 
 sanitized() { # TOOL SECONDS
     command -v compute-sanitizer >/dev/null || { report "$1" skipped "this machine has no compute-sanitizer"; return; }
-    part "$1" "$2" compute-sanitizer --tool "$1" --error-exitcode 9 "$built/cuda" --test-threads=1 "${SANITIZED[@]}"
+    part "$1" "$2" compute-sanitizer --tool "$1" --report-api-errors no --error-exitcode 9 "$built/cuda" --test-threads=1 "${SANITIZED[@]}"
 }
 
 # Tests of injected faults need tests/cuda and are left out.
