@@ -104,6 +104,15 @@
 // The host's progress callback cancelled the call.
 #define PLLM_E_CANCELLED 11
 
+// The operation has succeeded.
+#define PLLM_KV_DONE 0
+
+// The store has no value of the key.
+#define PLLM_KV_MISSING 1
+
+// The operation has failed.
+#define PLLM_KV_FAILED 2
+
 // Selected by the library.
 #define PLLM_DTYPE_AUTO 0
 
@@ -466,6 +475,97 @@ typedef struct {
   uint64_t engines;
 } pllm_budget_info;
 
+// Starts to look for keys_len keys of 32 bytes each, back to back. Before the completion, sets
+// out_found[i] to 1 if the store has key i. The bytes are 0 before the call. Returns 0 if the
+// operation has started. After another value, there is no completion.
+typedef int32_t (*pllm_kv_exists)(void *user_data,
+                                  uint64_t token,
+                                  const uint8_t *keys,
+                                  uint64_t keys_len,
+                                  uint8_t *out_found);
+
+// A part of a value. An element of arrays, so it never grows.
+typedef struct {
+  // First byte.
+  void *data;
+  // Length in bytes.
+  uint64_t len;
+} pllm_kv_buffer;
+
+// Starts to read the value of a key of 32 bytes into buffers_len buffers, one after the other.
+// Returns as pllm_kv_exists.
+typedef int32_t (*pllm_kv_get)(void *user_data,
+                               uint64_t token,
+                               const uint8_t *key,
+                               const pllm_kv_buffer *buffers,
+                               uint64_t buffers_len);
+
+// Starts to write a value, which is the concatenation of the buffers. The store does not change the
+// buffers. If it has a value of this key, it may keep that one. Returns as pllm_kv_exists.
+typedef int32_t (*pllm_kv_put)(void *user_data,
+                               uint64_t token,
+                               const uint8_t *key,
+                               const pllm_kv_buffer *buffers,
+                               uint64_t buffers_len);
+
+// Starts to remove a value, which was damaged. Returns as pllm_kv_exists.
+typedef int32_t (*pllm_kv_remove)(void *user_data, uint64_t token, const uint8_t *key);
+
+// The end of an operation of a KV store. An element of arrays, so it never grows.
+typedef struct {
+  // Token of the operation.
+  uint64_t token;
+  // For get: the size of the stored value in bytes. If it differs from the size of the buffers,
+  // the value counts as damaged. Otherwise ignored.
+  uint64_t bytes;
+  // One of PLLM_KV_DONE, PLLM_KV_MISSING, PLLM_KV_FAILED. Other values count as PLLM_KV_FAILED.
+  uint32_t status;
+  // Ignored.
+  uint32_t reserved;
+} pllm_kv_completion;
+
+// Waits until operations end, at most timeout_us microseconds. Writes up to capacity completions and
+// returns their number.
+typedef uint64_t (*pllm_kv_poll)(void *user_data,
+                                 uint64_t timeout_us,
+                                 pllm_kv_completion *out_completions,
+                                 uint64_t capacity);
+
+// Ends all operations. After it returns, the store uses no buffer, and the engine calls no function.
+typedef void (*pllm_kv_close)(void *user_data);
+
+// A store that keeps KV blocks outside of the pool: on a disk, on another host. The functions start
+// operations and return at once; poll reports their end. A key names a block of one model, layout and
+// instruction path, and one salt, by its tokens. Values have a checksum. A store that fails, is slow
+// or returns damaged values costs computation, never correctness. It is trusted not to forge values,
+// unless kv_store_secret of pllm_engine_options is set.
+//
+// Threads: one thread of the engine calls all functions, one at a time. They must return normally:
+// no exception, no longjmp. They must not call the engine.
+//
+// Ownership: the engine copies the struct. user_data is valid until close returns. Keys are valid
+// during the call; buffers and out_found until the completion, or until close returns.
+typedef struct {
+  // sizeof(pllm_kv_store).
+  uint64_t struct_size;
+  // Passed to the functions.
+  void *user_data;
+  // Looks for keys. Required.
+  pllm_kv_exists exists;
+  // Reads a value. Required.
+  pllm_kv_get get;
+  // Writes a value. Required.
+  pllm_kv_put put;
+  // Removes a value. Required.
+  pllm_kv_remove remove;
+  // Reports the end of operations. Required.
+  pllm_kv_poll poll;
+  // Ends the use of the store. Required. pllm_engine_free waits for it, and for the last writes, up
+  // to kv_store_timeout_ms and 2 seconds. If close does not return by then, its thread is left
+  // behind, and user_data and the code of the store must stay valid.
+  pllm_kv_close close;
+} pllm_kv_store;
+
 // The DRY penalty: a token that would extend a repetition of length tokens loses multiplier * base
 // ^ (length - allowed_length). Call pllm_dry_init first.
 typedef struct {
@@ -661,6 +761,24 @@ typedef struct {
   // each byte of text, and up to 512 for each byte of a stretch of at most 2 MiB without a place
   // to cut (docs/models.md).
   uint64_t max_prompt_bytes;
+  // Store for KV blocks outside of the pool, which is copied. NULL (default): none. A request first
+  // waits for the blocks of its prompt that the store has. Full blocks are written to the store.
+  // Needs the prefix cache. Each engine needs a store of its own.
+  const pllm_kv_store *kv_store;
+  // Maximum number of bytes of the blocks that are read or written at a time. 0 (default):
+  // 268435456.
+  uint64_t kv_store_max_bytes;
+  // Maximum number of operations in flight, at most 65536. 0 (default): 64.
+  uint32_t kv_store_max_operations;
+  // Time in milliseconds after which a request no longer waits for the store, at most 3600000. If
+  // no block has arrived by then, requests do not wait for 8 times this time. 0 (default): 1000.
+  uint32_t kv_store_timeout_ms;
+  // Secret for the keys and checksums of the blocks (HMAC-SHA-256), at least 16 bytes, for a store
+  // that is not trusted. Only engines with the same secret share blocks. It is copied. NULL
+  // (default): none.
+  const uint8_t *kv_store_secret;
+  // Length of kv_store_secret in bytes.
+  uint64_t kv_store_secret_len;
 } pllm_engine_options;
 
 // Memory that an engine would allocate. Set struct_size before the call.
@@ -1058,6 +1176,21 @@ typedef struct {
   // Blocks that sequences do not hold because they are outside the windows of their layers.
   // Blocks of forks count once for each fork.
   uint64_t blocks_out_of_window;
+  // KV blocks looked up in the KV store.
+  uint64_t kv_store_queries;
+  // KV blocks read from the KV store, with a valid checksum.
+  uint64_t kv_store_hits;
+  // KV blocks written to the KV store.
+  uint64_t kv_store_stored;
+  // Full KV blocks that were not written to the KV store, because it was slow or the pool had evicted
+  // them.
+  uint64_t kv_store_dropped;
+  // Operations of the KV store that failed or took too long, and damaged blocks.
+  uint64_t kv_store_failures;
+  // Bytes read from the KV store.
+  uint64_t kv_store_bytes_read;
+  // Bytes written to the KV store.
+  uint64_t kv_store_bytes_written;
 } pllm_stats;
 
 // A token and its log probability in the model's own distribution, before sampling parameters
@@ -1302,6 +1435,9 @@ PLLM_NODISCARD pllm_error *pllm_budget_get_info(const pllm_budget *budget, pllm_
 // Returns the budget of the engine's KV pool: its own, or the one it was created with. Borrowed;
 // valid until the engine is freed. Returns NULL for NULL.
 const pllm_budget *pllm_engine_budget(const pllm_engine *engine);
+
+// Writes the defaults into a struct of struct_size bytes.
+void pllm_kv_store_init(pllm_kv_store *store, uint64_t struct_size);
 
 // Writes the defaults into a struct of struct_size bytes.
 void pllm_dry_init(pllm_dry *dry, uint64_t struct_size);

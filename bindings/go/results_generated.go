@@ -260,6 +260,22 @@ type Stats struct {
 	// BlocksOutOfWindow is the number of blocks that sequences do not hold because they are outside
 	// the windows of their layers. Blocks of forks count once for each fork.
 	BlocksOutOfWindow int
+	// KVStoreQueries is the number of KV blocks looked up in the KV store.
+	KVStoreQueries int
+	// KVStoreHits is the number of KV blocks read from the KV store, with a valid checksum.
+	KVStoreHits int
+	// KVStoreStored is the number of KV blocks written to the KV store.
+	KVStoreStored int
+	// KVStoreDropped is the full KV blocks that were not written to the KV store, because it was
+	// slow or the pool had evicted them.
+	KVStoreDropped int
+	// KVStoreFailures is the operations of the KV store that failed or took too long, and damaged
+	// blocks.
+	KVStoreFailures int
+	// KVStoreBytesRead is the number of bytes read from the KV store.
+	KVStoreBytesRead int
+	// KVStoreBytesWritten is the number of bytes written to the KV store.
+	KVStoreBytesWritten int
 }
 
 func (s *Stats) fromC(c *C.pllm_stats) {
@@ -298,6 +314,13 @@ func (s *Stats) fromC(c *C.pllm_stats) {
 	s.JournalStopped = c.journals_stopped != 0
 	s.DiscardFailures = int(c.discard_failures)
 	s.BlocksOutOfWindow = int(c.blocks_out_of_window)
+	s.KVStoreQueries = int(c.kv_store_queries)
+	s.KVStoreHits = int(c.kv_store_hits)
+	s.KVStoreStored = int(c.kv_store_stored)
+	s.KVStoreDropped = int(c.kv_store_dropped)
+	s.KVStoreFailures = int(c.kv_store_failures)
+	s.KVStoreBytesRead = int(c.kv_store_bytes_read)
+	s.KVStoreBytesWritten = int(c.kv_store_bytes_written)
 }
 
 // An Output is an output of one sequence: new tokens, new text, or its end.

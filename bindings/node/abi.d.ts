@@ -910,6 +910,23 @@ export interface Stats {
    * of forks count once for each fork.
    */
   blocksOutOfWindow: number;
+  /** KV blocks looked up in the KV store. */
+  kvStoreQueries: number;
+  /** KV blocks read from the KV store, with a valid checksum. */
+  kvStoreHits: number;
+  /** KV blocks written to the KV store. */
+  kvStoreStored: number;
+  /**
+   * Full KV blocks that were not written to the KV store, because it was slow or the pool had
+   * evicted them.
+   */
+  kvStoreDropped: number;
+  /** Operations of the KV store that failed or took too long, and damaged blocks. */
+  kvStoreFailures: number;
+  /** Bytes read from the KV store. */
+  kvStoreBytesRead: number;
+  /** Bytes written to the KV store. */
+  kvStoreBytesWritten: number;
 }
 
 /** The tokens and text of a sequence: all of them, or the new ones. */

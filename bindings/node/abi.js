@@ -65,7 +65,7 @@ const BudgetInfo = struct('pllm_budget_info', 48, {
   heldBytes: u64,
   engines: u64,
 });
-const EngineOptions = struct('pllm_engine_options', 296, {
+const EngineOptions = struct('pllm_engine_options', 336, {
   structSize: u64,
   modelPath: pointer,
   modelPathLen: u64,
@@ -113,6 +113,12 @@ const EngineOptions = struct('pllm_engine_options', 296, {
   memoryFraction: f32,
   reserved2: u32,
   maxPromptBytes: u64,
+  kvStore: pointer,
+  kvStoreMaxBytes: u64,
+  kvStoreMaxOperations: u32,
+  kvStoreTimeoutMs: u32,
+  kvStoreSecret: pointer,
+  kvStoreSecretLen: u64,
 });
 const Plan = struct('pllm_plan', 112, {
   structSize: u64,
@@ -163,7 +169,7 @@ const Step = struct('pllm_step', 48, {
   sequences: u64,
   paused: u64,
 });
-const Stats = struct('pllm_stats', 288, {
+const Stats = struct('pllm_stats', 344, {
   structSize: u64,
   waiting: u64,
   running: u64,
@@ -200,6 +206,13 @@ const Stats = struct('pllm_stats', 288, {
   journalsStopped: u64,
   discardFailures: u64,
   blocksOutOfWindow: u64,
+  kvStoreQueries: u64,
+  kvStoreHits: u64,
+  kvStoreStored: u64,
+  kvStoreDropped: u64,
+  kvStoreFailures: u64,
+  kvStoreBytesRead: u64,
+  kvStoreBytesWritten: u64,
 });
 const LogitBias = struct('pllm_logit_bias', 8, {
   token: u32,
@@ -722,6 +735,13 @@ function toStats(c) {
     journalsStopped: c.journalsStopped,
     discardFailures: c.discardFailures,
     blocksOutOfWindow: c.blocksOutOfWindow,
+    kvStoreQueries: c.kvStoreQueries,
+    kvStoreHits: c.kvStoreHits,
+    kvStoreStored: c.kvStoreStored,
+    kvStoreDropped: c.kvStoreDropped,
+    kvStoreFailures: c.kvStoreFailures,
+    kvStoreBytesRead: c.kvStoreBytesRead,
+    kvStoreBytesWritten: c.kvStoreBytesWritten,
   };
 }
 

@@ -127,6 +127,11 @@ class Abi:
         names = re.findall(r"PLLM_\w+\*?", field.doc) if field.is_flags else []
         return [constant for constant in self.constants if constant.name in names or f"{constant.set}_*" in names]
 
+    def without_stores(self):
+        """The API without KV stores, whose functions are written in C."""
+        keep = lambda items: [item for item in items if not item.name.lower().startswith("pllm_kv_")]
+        return Abi(keep(self.constants), keep(self.callbacks), keep(self.structs), keep(self.functions))
+
     @property
     def records(self):
         """The structs with fields."""

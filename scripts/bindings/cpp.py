@@ -46,6 +46,11 @@ NUMBERS = {
 HIDDEN = {
     "choices",
     "grammar_kind",
+    "kv_store",
+    "kv_store_max_bytes",
+    "kv_store_max_operations",
+    "kv_store_secret",
+    "kv_store_timeout_ms",
     "progress_data",
     "prompt_token_ids",
     "pllm_fork.n",

@@ -29,7 +29,8 @@ REQUIRED = {("pllm_engine_options", "model_path")}
 
 # Fields that the methods of Engine fill or read, or that belong to another option.
 HIDDEN = {"progress", "progress_data", "budget", "queue", "sampling", "logits_hook", "hook_data", "grammar_kind",
-          "choices", "sequence_state", "error_code"}
+          "choices", "sequence_state", "error_code", "kv_store", "kv_store_max_bytes", "kv_store_max_operations",
+          "kv_store_timeout_ms", "kv_store_secret"}
 # Hidden fields that the interface has.
 SHOWN = {("pllm_engine_options", "budget"): "Budget", ("pllm_fork", "queue"): "Queue"}
 

@@ -88,6 +88,7 @@ impl Lifecycle {
                 }
                 let sender = sequence.generation.sender.clone();
                 self.live.sequences.insert(id.sequence(0), sequence);
+                self.begin_lookup(id);
                 echoed.into_iter().for_each(|output| self.delivery.push(&sender, output));
             }
             Err(error) => {

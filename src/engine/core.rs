@@ -20,7 +20,7 @@ use super::sequence_table::SequenceTable;
 use super::snapshot::AdmissionSnapshot;
 use super::step_inputs::{EndedStep, Inputs, StepInputs};
 use super::telemetry::Telemetry;
-use super::transfers::{Completions, Transfers};
+use super::transfers::{Completions, StoreTransfers, Transfers};
 use crate::error::{Error, Result};
 use crate::executor::{Executor, InFlightStep};
 use crate::kv::connector::Progress;
@@ -97,7 +97,7 @@ impl EngineCore {
     pub fn new(
         scheduler: Box<Scheduler>,
         (source, executor): (Box<dyn Inputs>, Box<dyn Executor>),
-        journals: bool,
+        (store, journals): (Option<StoreTransfers>, bool),
         lease: Arc<Lease>,
         info: &ModelInfo,
         options: &EngineOptions,
@@ -116,7 +116,7 @@ impl EngineCore {
                 model,
                 (shared.table.clone(), shared.text.clone()),
                 telemetry,
-                Box::new(Transfers::new(shared.completions.clone(), executor.max_transfer_bytes())),
+                Box::new(Transfers::new(shared.completions.clone(), executor.max_transfer_bytes(), store)),
                 max_seqs,
                 journals,
             )?,
@@ -184,15 +184,17 @@ impl EngineCore {
     }
 
     fn apply_commands(&mut self) {
-        let StepInputs { now, commands, costs, finished_transfers, finished_masks, .. } = &mut self.inputs;
+        let StepInputs { now, commands, costs, finished_transfers, finished_masks, finished_lookups, store_room, .. } = &mut self.inputs;
         costs.iter().for_each(|&costs| self.lifecycle.scheduler.set_costs(costs));
         self.lifecycle.scheduler.begin_step(now.as_micros() as u64);
         self.lifecycle.complete_transfers(finished_transfers);
         self.lifecycle.complete_masks(finished_masks, &mut self.device);
         self.lifecycle.forks.begin_step();
         self.lifecycle.continue_forks(&mut self.device);
+        self.lifecycle.begin_store_transfers(finished_lookups, *store_room, *now);
         self.lifecycle.apply_all(commands, &mut self.device);
         self.lifecycle.copy_transfers(&mut self.device);
+        self.lifecycle.copy_store_transfers(&mut self.device);
         self.lifecycle.apply_released(&mut self.device);
         self.lifecycle.remove_lost_pins();
     }
@@ -227,10 +229,14 @@ impl EngineCore {
     /// back to the device fails, the affected sequences are recomputed, and the step is planned
     /// again.
     fn schedule(&mut self, groups: Option<&[SeqId]>) -> Option<StepPlan> {
-        let (Lifecycle { scheduler, live, masks, .. }, inputs, device) = (&mut self.lifecycle, &self.inputs, &mut self.device);
+        let (Lifecycle { scheduler, live, masks, transfers, .. }, inputs, device) = (&mut self.lifecycle, &self.inputs, &mut self.device);
         let is_ready = |seq| {
             let sequence = live.deliverer_of(seq);
-            sequence.is_none_or(|sequence| !inputs.is_full(sequence.generation.sender.id()) && !masks.is_late(sequence.request))
+            sequence.is_none_or(|sequence| {
+                !inputs.is_full(sequence.generation.sender.id())
+                    && !masks.is_late(sequence.request)
+                    && !transfers.has_lookup(sequence.request)
+            })
         };
         loop {
             let mut plan = match groups {
@@ -450,7 +456,8 @@ impl EngineCore {
         let has_groups = scheduler.running() + scheduler.waiting() + scheduler.paused() > 0;
         // The thread of the call may be the one that reads outputs.
         let host_can_act = delivery.has_delivered() || !self.inputs.full_queues().is_empty() || !masks.released.is_empty();
-        let must_wait = (masks.has_waiting(scheduler) && !host_can_act) || (!has_groups && transfers.pending() > 0);
+        let must_wait =
+            ((masks.has_waiting(scheduler) || transfers.has_lookups()) && !host_can_act) || (!has_groups && transfers.pending() > 0);
         must_wait && !scheduler.waits_for_moves() && forks.pending() == 0 && self.source.await_completion(self.max_sleep())
     }
 
@@ -462,7 +469,8 @@ impl EngineCore {
         if transfers.progress() == Progress::Copying || scheduler.waits_for_moves() || has_commands {
             return Some(Duration::ZERO);
         }
-        let first = self.shared.table.next_expiry().into_iter().chain(self.lifecycle.live.deadlines.first()).min()?;
+        let deadlines = self.lifecycle.live.deadlines.first().into_iter().chain(transfers.next_lookup_deadline());
+        let first = self.shared.table.next_expiry().into_iter().chain(deadlines).min()?;
         Some(first.saturating_sub(self.shared.clock.now()))
     }
 

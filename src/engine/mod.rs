@@ -37,6 +37,7 @@ mod sequence_view;
 mod snapshot;
 mod step_inputs;
 mod step_time;
+mod store_commands;
 #[cfg(test)]
 mod stored_names_test;
 mod telemetry;
@@ -59,7 +60,8 @@ pub use request::{Prompt, Request};
 pub use sequence_calls::{Continue, Fork, Resume, SequenceInfo};
 use sequence_table::SequenceTable;
 use step_inputs::{Inputs, LiveInputs};
-use transfers::Completions;
+use transfers::store::{Contents, StoreClient, ValueFormat};
+use transfers::{Completions, StoreTransfers};
 use wait_queue::QueueLimits;
 
 use crate::backend::cpu::CpuBackend;
@@ -83,9 +85,13 @@ use crate::scheduler::simulate::Capacity;
 use crate::scheduler::{Policies, Scheduler, SchedulerOptions};
 use crate::text::Text;
 use crate::types::RequestId;
+use crate::types::kv_store::KvStoreHandle;
 use crate::types::options::{Device, EngineOptions};
 pub use crate::types::outputs::{FinishReason, Logprobs, Output, OutputView};
 pub use crate::types::timing::Timing;
+
+/// Maximum number of changes of the prefix cache in one step that reach a KV store.
+const MAX_INDEX_CHANGES: usize = 1 << 14;
 
 /// Decorates what the core gets from outside: its inputs and the results of its executor.
 type Decorate = Box<dyn FnOnce(Box<dyn Inputs>, Box<dyn Executor>) -> (Box<dyn Inputs>, Box<dyn Executor>)>;
@@ -100,6 +106,8 @@ pub struct Engine {
     keeps_prefixes: bool,
     /// Whether a journal records all inputs.
     journals: bool,
+    /// KV store, for its counters.
+    store: Option<Arc<StoreClient>>,
     /// Storage layout of K and V.
     layout: String,
     shared: Shared,
@@ -181,7 +189,7 @@ impl Engine {
     ) -> Result<Engine> {
         let journals = decorate.is_some();
         let MemoryPlan { max_blocks, max_model_len, .. } = info.memory;
-        let (lease, scheduler) = pool(options, &info)?;
+        let (lease, mut scheduler) = pool(options, &info)?;
         let table = Arc::new(SequenceTable::new(QueueLimits::from_options(options), max_model_len, options.max_seqs));
         let shared = Shared {
             text: text.map(Arc::new),
@@ -193,12 +201,20 @@ impl Engine {
             budget_checks: Arc::default(),
             clock,
         };
+        let (client, store) = start_store(options, &info, executor.as_ref(), &shared, &mut scheduler)?;
         let layout = executor.layout();
         let capacity = scheduler.capacity();
-        let inputs = LiveInputs::new(shared.table.clone(), shared.clock.clone(), lease.clone(), shared.completions.clone(), max_blocks);
+        let inputs = LiveInputs::new(
+            shared.table.clone(),
+            shared.clock.clone(),
+            lease.clone(),
+            shared.completions.clone(),
+            client.clone(),
+            max_blocks,
+        );
         let decorate = decorate.unwrap_or_else(|| Box::new(|inputs, executor| (inputs, executor)));
         let seams = decorate(Box::new(inputs), executor);
-        let core = EngineCore::new(scheduler, seams, journals, lease.clone(), &info, options, shared.clone())?;
+        let core = EngineCore::new(scheduler, seams, (store, journals), lease.clone(), &info, options, shared.clone())?;
         let core = Arc::new(Mutex::new(core));
         lease.on_call(budget_client::callback(&core, &shared));
         // The callback is set now, so calls of the budget are not lost. Earlier changes are handled
@@ -213,6 +229,7 @@ impl Engine {
             capacity,
             keeps_prefixes: options.prefix_cache,
             journals,
+            store: client,
             layout,
             shared,
             core,
@@ -295,6 +312,7 @@ impl Engine {
     fn published(&self) -> Published {
         let mut published = *self.shared.published.lock().unwrap_or_else(PoisonError::into_inner);
         published.stats.admission_rejections = self.shared.table.rejections();
+        published.stats.store = self.store.as_ref().map_or_else(Default::default, |store| store.board.counts.read());
         published
     }
 
@@ -390,6 +408,36 @@ fn pool(options: &EngineOptions, info: &ModelInfo) -> Result<(Arc<Lease>, Box<Sc
     let lease = Arc::new(options.budget.clone().map_or_else(own, Ok)?.join(block_bytes, min_blocks)?);
     let blocks = BlockManager::new(max_blocks, info.paging.clone(), options.prefix_cache)?.with_host(swap_blocks)?;
     Ok((lease, Box::new(Scheduler::with_policies(scheduler_options, blocks, Policies::new(&options.policies))?)))
+}
+
+/// Starts the thread of the store of the options, and creates the transfers from and to it. A replay
+/// has transfers without a store.
+fn start_store(
+    options: &EngineOptions,
+    info: &ModelInfo,
+    executor: &dyn Executor,
+    shared: &Shared,
+    scheduler: &mut Scheduler,
+) -> Result<(Option<Arc<StoreClient>>, Option<StoreTransfers>)> {
+    let Some(options) = &options.kv_store else { return Ok((None, None)) };
+    let parts = executor.kv_part_bytes();
+    let contents = Contents {
+        model: &info.fingerprint,
+        layout: &executor.layout(),
+        isa: info.isa_name(),
+        block_size: info.paging.block_size(),
+        groups: info.paging.groups(),
+        parts: &parts,
+    };
+    let format = ValueFormat::new(&contents, options.secret.as_ref().map(|secret| secret.0.as_slice()));
+    let start = |handle: &KvStoreHandle| {
+        let store = handle.take().ok_or_else(|| Error::invalid("kv_store belongs to another engine; create a store for each engine"))?;
+        StoreClient::start(store, options, format, info.paging.clone(), shared.table.wakeup.clone()).map(Arc::new)
+    };
+    let client = options.store.as_ref().map(start).transpose()?;
+    scheduler.log_index_changes(MAX_INDEX_CHANGES)?;
+    let transfers = StoreTransfers::new(client.clone(), options.timeout, parts.iter().sum(), executor.max_transfer_bytes())?;
+    Ok((client, Some(transfers)))
 }
 
 /// Returns the name of the model directory.

@@ -9,6 +9,7 @@ use super::clock::Clock;
 use super::command::Command;
 use super::sequence_table::SequenceTable;
 use super::transfers::Completions;
+use super::transfers::store::StoreClient;
 use crate::error::Result;
 use crate::generation::grammar::MaskId;
 use crate::generation::grammar::Masker;
@@ -18,6 +19,7 @@ use crate::observability::journal::digests::OutputDigests;
 use crate::observability::stats::{Stats, StepReport};
 use crate::scheduler::Costs;
 use crate::types::QueueId;
+use crate::types::kv_store::FinishedLookup;
 
 /// Time that a step waits for masks after its forward pass. Quick masks take less than a
 /// millisecond. The rest is for threads that the system has not scheduled, since a late mask wastes
@@ -34,6 +36,10 @@ pub struct StepInputs {
     pub costs: Option<Costs>,
     /// Transfers that other threads have completed since the last step.
     pub finished_transfers: Vec<TransferId>,
+    /// Lookups of the KV store that have ended since the last step, with their blocks.
+    pub finished_lookups: Vec<FinishedLookup>,
+    /// Number of bytes that the KV store can take.
+    pub store_room: u64,
     /// Late masks that other threads have computed since the last step.
     pub finished_masks: Vec<MaskId>,
     /// Queues whose requests must pause, in ascending order.
@@ -113,6 +119,7 @@ pub struct LiveInputs {
     clock: Arc<dyn Clock>,
     lease: Arc<Lease>,
     completions: Completions,
+    store: Option<Arc<StoreClient>>,
     /// Maximum size of the pool in blocks.
     max_blocks: usize,
     /// Version of the full queues in the last step.
@@ -126,9 +133,10 @@ impl LiveInputs {
         clock: Arc<dyn Clock>,
         lease: Arc<Lease>,
         completions: Completions,
+        store: Option<Arc<StoreClient>>,
         max_blocks: usize,
     ) -> LiveInputs {
-        LiveInputs { table, clock, lease, completions, max_blocks, version: 0, full_queues: Vec::new() }
+        LiveInputs { table, clock, lease, completions, store, max_blocks, version: 0, full_queues: Vec::new() }
     }
 }
 
@@ -138,6 +146,11 @@ impl Inputs for LiveInputs {
         self.table.take_commands(inputs.now, &mut inputs.commands);
         inputs.finished_transfers.clear();
         self.completions.take(&mut inputs.finished_transfers);
+        inputs.finished_lookups.clear();
+        if let Some(store) = &self.store {
+            store.board.take_finished(inputs.now, &mut inputs.finished_lookups);
+            inputs.store_room = store.board.room();
+        }
         inputs.has_new_space = false;
         if self.table.wakeup.read_full_queues(&mut self.version, &mut self.full_queues) {
             inputs.swap_full_queues(&mut self.full_queues);

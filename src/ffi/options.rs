@@ -3,11 +3,13 @@ use std::path::PathBuf;
 use std::ptr::{null, null_mut};
 use std::time::Duration;
 
-use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, string};
-use super::pllm_budget;
+use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, slice, string};
+use super::kv_store::{StoreLimits, to_store};
+use super::{pllm_budget, pllm_kv_store};
 use crate::error::{Error, Result};
 use crate::types::options::{
-    AllocationPolicy, BatchingPolicy, EngineOptions, Isa, KvDtype, OrderPolicy, Policies, Preemption, WeightFormat, cpu_list,
+    AllocationPolicy, BatchingPolicy, EngineOptions, Isa, KvDtype, KvStoreOptions, OrderPolicy, Policies, Preemption, WeightFormat,
+    cpu_list,
 };
 
 /// Selected by the library.
@@ -261,6 +263,24 @@ pub struct pllm_engine_options {
     /// each byte of text, and up to 512 for each byte of a stretch of at most 2 MiB without a place
     /// to cut (docs/models.md).
     pub max_prompt_bytes: u64,
+    /// Store for KV blocks outside of the pool, which is copied. NULL (default): none. A request first
+    /// waits for the blocks of its prompt that the store has. Full blocks are written to the store.
+    /// Needs the prefix cache. Each engine needs a store of its own.
+    pub kv_store: *const pllm_kv_store,
+    /// Maximum number of bytes of the blocks that are read or written at a time. 0 (default):
+    /// 268435456.
+    pub kv_store_max_bytes: u64,
+    /// Maximum number of operations in flight, at most 65536. 0 (default): 64.
+    pub kv_store_max_operations: u32,
+    /// Time in milliseconds after which a request no longer waits for the store, at most 3600000. If
+    /// no block has arrived by then, requests do not wait for 8 times this time. 0 (default): 1000.
+    pub kv_store_timeout_ms: u32,
+    /// Secret for the keys and checksums of the blocks (HMAC-SHA-256), at least 16 bytes, for a store
+    /// that is not trusted. Only engines with the same secret share blocks. It is copied. NULL
+    /// (default): none.
+    pub kv_store_secret: *const u8,
+    /// Length of kv_store_secret in bytes.
+    pub kv_store_secret_len: u64,
 }
 
 /// Reports the bytes of weights that have been read, out of total, on the thread that creates the
@@ -324,6 +344,12 @@ unsafe impl Versioned for pllm_engine_options {
             memory_fraction: 0.0,
             reserved2: 0,
             max_prompt_bytes: 0,
+            kv_store: null(),
+            kv_store_max_bytes: 0,
+            kv_store_max_operations: 0,
+            kv_store_timeout_ms: 0,
+            kv_store_secret: null(),
+            kv_store_secret_len: 0,
         }
     }
 }
@@ -378,17 +404,14 @@ impl pllm_engine_options {
             max_waiting_requests: limit(c.max_waiting_requests),
             max_waiting_tokens: limit(c.max_waiting_tokens),
             max_prompt_bytes: limit(c.max_prompt_bytes),
-            queue_capacity: match c.queue_capacity {
-                // Programs of the first release know neither the field nor a bound.
-                0 if c.struct_size <= Self::FIRST_SIZE as u64 => usize::MAX,
-                0 => EngineOptions::DEFAULT_QUEUE_CAPACITY,
-                capacity => usize::try_from(capacity).unwrap_or(usize::MAX),
-            },
+            queue_capacity: queue_capacity(&c),
             preemption: preemption(c.preemption)?,
             swap_bytes: c.swap_bytes,
             swap_dir: swap_path.map(Into::into),
             policies: policies(&c)?,
             model_name: model_name.map(Into::into),
+            // SAFETY: the caller's contract.
+            kv_store: unsafe { kv_store(&c) }?,
         })
     }
 
@@ -401,6 +424,26 @@ impl pllm_engine_options {
         // SAFETY: the caller's contract.
         Ok(move |done, total| c.progress.is_none_or(|progress| unsafe { progress(c.progress_data, done, total) } == 0))
     }
+}
+
+fn queue_capacity(c: &pllm_engine_options) -> usize {
+    match c.queue_capacity {
+        // Programs of the first release know neither the field nor a bound.
+        0 if c.struct_size <= pllm_engine_options::FIRST_SIZE as u64 => usize::MAX,
+        0 => EngineOptions::DEFAULT_QUEUE_CAPACITY,
+        capacity => usize::try_from(capacity).unwrap_or(usize::MAX),
+    }
+}
+
+/// # Safety
+/// As `to_store`, and the secret is readable.
+unsafe fn kv_store(c: &pllm_engine_options) -> Result<Option<KvStoreOptions>> {
+    // SAFETY: the caller's contract.
+    let secret = unsafe { slice("kv_store_secret", c.kv_store_secret, c.kv_store_secret_len) }?;
+    let limits =
+        StoreLimits { max_bytes: c.kv_store_max_bytes, max_operations: c.kv_store_max_operations, timeout_ms: c.kv_store_timeout_ms };
+    // SAFETY: the caller's contract.
+    unsafe { to_store(c.kv_store, secret, limits) }
 }
 
 /// NULL: none.

@@ -335,6 +335,21 @@ pub struct pllm_stats {
     /// Blocks that sequences do not hold because they are outside the windows of their layers.
     /// Blocks of forks count once for each fork.
     pub blocks_out_of_window: u64,
+    /// KV blocks looked up in the KV store.
+    pub kv_store_queries: u64,
+    /// KV blocks read from the KV store, with a valid checksum.
+    pub kv_store_hits: u64,
+    /// KV blocks written to the KV store.
+    pub kv_store_stored: u64,
+    /// Full KV blocks that were not written to the KV store, because it was slow or the pool had evicted
+    /// them.
+    pub kv_store_dropped: u64,
+    /// Operations of the KV store that failed or took too long, and damaged blocks.
+    pub kv_store_failures: u64,
+    /// Bytes read from the KV store.
+    pub kv_store_bytes_read: u64,
+    /// Bytes written to the KV store.
+    pub kv_store_bytes_written: u64,
 }
 
 // SAFETY: repr(C), 64-bit numbers only.
@@ -384,6 +399,13 @@ impl From<Stats> for pllm_stats {
             journals_stopped: stats.journals_stopped,
             discard_failures: stats.discard_failures,
             blocks_out_of_window: stats.blocks_out_of_window,
+            kv_store_queries: stats.store.queries,
+            kv_store_hits: stats.store.hits,
+            kv_store_stored: stats.store.stored,
+            kv_store_dropped: stats.store.dropped,
+            kv_store_failures: stats.store.failures,
+            kv_store_bytes_read: stats.store.bytes_read,
+            kv_store_bytes_written: stats.store.bytes_written,
             ..pllm_stats::defaults()
         }
     }

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 pub use block_manager::{BlockManager, BlockTable, SwapLoad};
 pub use paging::Paging;
-pub use prefix_cache::{BlockHash, PrefixIndex};
+pub use prefix_cache::{BlockHash, IndexChange, Origin, PrefixIndex};
 
 /// The index of a block in its tier.
 pub type BlockId = u32;

@@ -98,6 +98,30 @@ impl Paging {
         window.map_or(usize::MAX, |window| self.size.blocks_for(window + rows - 1) + 1)
     }
 
+    /// Returns the first place whose block is visible to the group after `places` computed places.
+    pub fn first_visible(&self, group: usize, places: usize) -> usize {
+        self.blocks_out_of(self.windows[group], places * self.block_size())
+    }
+
+    /// Returns the end of the longest prefix of `places` places after which a sequence can continue,
+    /// if the blocks for which `has(place, group)` holds are there. The places before `from` are
+    /// there. All groups must have the other blocks that are visible at this end.
+    pub fn usable_prefix(&self, from: usize, places: usize, has: impl Fn(usize, usize) -> bool) -> usize {
+        let mut end = places;
+        for group in (0..self.groups()).filter(|&group| self.windows[group].is_none()) {
+            end = (from..end).find(|&place| !has(place, group)).unwrap_or(end);
+        }
+        // A block that is missing in a window is missing for every end at which it is visible.
+        let lacking = |end: usize| {
+            let lacks = |group| (self.first_visible(group, end).max(from)..end).rev().find(|&place| !has(place, group));
+            (0..self.groups()).filter(|&group| self.windows[group].is_some()).find_map(lacks)
+        };
+        while let Some(place) = lacking(end) {
+            end = place;
+        }
+        end.max(from)
+    }
+
     /// Returns the number of leading blocks that are out of the window after `computed` tokens. The
     /// last of these tokens may be recomputed, so its window is kept.
     #[inline]

@@ -1,8 +1,8 @@
 //! The prefix cache: finds full blocks by the hash of all tokens up to their end. Eviction is least
 //! recently used, leaf first.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 
 use sha2::{Digest, Sha256};
 
@@ -42,6 +42,11 @@ impl BlockHash {
         BlockHash(hash.finalize().into())
     }
 
+    /// Returns the bytes of the hash.
+    pub fn bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
     /// Returns the hash of the block of a layer group for the same tokens.
     pub fn for_group(mut self, group: usize) -> BlockHash {
         self.0.iter_mut().zip((group as u32).to_le_bytes()).for_each(|(byte, number)| *byte ^= number);
@@ -63,6 +68,43 @@ pub struct PrefixIndex {
     // [blocks] hash of the predecessor without which the block is useless
     before: Vec<Option<BlockHash>>,
     unused: Lru,
+    log: Option<ChangeLog>,
+}
+
+/// The source of a block in the index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// A step has computed it.
+    Computed,
+    /// A store had it.
+    Loaded,
+    /// Its hash is that of one sequence of this engine, and means nothing elsewhere.
+    Private,
+}
+
+/// A block that was inserted into the index or removed from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IndexChange {
+    Stored { hash: BlockHash, parent: Option<BlockHash>, origin: Origin },
+    Removed { hash: BlockHash },
+}
+
+/// The changes of the index since they were last taken.
+#[derive(Debug)]
+struct ChangeLog {
+    changes: VecDeque<IndexChange>,
+    max_len: usize,
+    /// Number of changes that had no space.
+    lost: u64,
+}
+
+impl ChangeLog {
+    fn push(&mut self, change: IndexChange) {
+        match self.changes.len() < self.max_len {
+            true => self.changes.push_back(change),
+            false => self.lost += 1,
+        }
+    }
 }
 
 impl PrefixIndex {
@@ -70,7 +112,38 @@ impl PrefixIndex {
         let mut map = HashMap::new();
         // A map that is at most half full is rehashed in place and does not allocate.
         map.try_reserve(2 * blocks)?;
-        Ok(PrefixIndex { blocks: map, hashes: try_vec(blocks, None)?, before: try_vec(blocks, None)?, unused: Lru::new(blocks)? })
+        Ok(PrefixIndex {
+            blocks: map,
+            hashes: try_vec(blocks, None)?,
+            before: try_vec(blocks, None)?,
+            unused: Lru::new(blocks)?,
+            log: None,
+        })
+    }
+
+    /// Logs the changes from now on, up to `max_len` of them between two calls of `next_change`.
+    pub fn log_changes(&mut self, max_len: usize) -> Result<()> {
+        let mut changes = VecDeque::new();
+        changes.try_reserve_exact(max_len)?;
+        self.log = Some(ChangeLog { changes, max_len, lost: 0 });
+        Ok(())
+    }
+
+    /// Returns the oldest change of the log and removes it.
+    pub fn next_change(&mut self) -> Option<IndexChange> {
+        self.log.as_mut()?.changes.pop_front()
+    }
+
+    /// Returns the number of changes that the log has lost.
+    pub fn lost_changes(&self) -> u64 {
+        self.log.as_ref().map_or(0, |log| log.lost)
+    }
+
+    /// Logs that a block was inserted, unless its hash is private.
+    pub fn log_stored(&mut self, hash: BlockHash, parent: Option<BlockHash>, origin: Origin) {
+        if let Some(log) = self.log.as_mut().filter(|_| origin != Origin::Private) {
+            log.push(IndexChange::Stored { hash, parent, origin });
+        }
     }
 
     pub fn find(&self, hash: &BlockHash) -> Option<BlockId> {
@@ -103,6 +176,9 @@ impl PrefixIndex {
     pub fn remove(&mut self, block: BlockId) {
         if let Some(hash) = self.hashes[block as usize].take() {
             self.blocks.remove(&hash);
+            if let Some(log) = &mut self.log {
+                log.push(IndexChange::Removed { hash });
+            }
         }
     }
 

@@ -176,7 +176,7 @@ impl Snapshot {
         ]
     }
 
-    fn counters(&self) -> [(&'static str, &'static str, u64); 16] {
+    fn counters(&self) -> [(&'static str, &'static str, u64); 23] {
         let stats = &self.stats;
         [
             ("prefix_cache_queries", "Tokens looked up in the prefix cache", stats.prefix_queries),
@@ -193,6 +193,13 @@ impl Snapshot {
             ("admission_rejections", "Requests refused because the waiting queue was full", stats.admission_rejections),
             ("traces_stopped", "Traces ended by a write error", stats.traces_stopped),
             ("journals_stopped", "Journals ended by a write error", stats.journals_stopped),
+            ("kv_store_queries", "KV blocks looked up in the KV store", stats.store.queries),
+            ("kv_store_hits", "KV blocks read from the KV store", stats.store.hits),
+            ("kv_store_stored", "KV blocks written to the KV store", stats.store.stored),
+            ("kv_store_dropped", "Full KV blocks that were not written to the KV store", stats.store.dropped),
+            ("kv_store_failures", "Failed or late operations of the KV store, and damaged blocks", stats.store.failures),
+            ("kv_store_bytes_read", "Bytes read from the KV store", stats.store.bytes_read),
+            ("kv_store_bytes_written", "Bytes written to the KV store", stats.store.bytes_written),
             ("steps", "Computed steps", stats.steps),
             ("steps_failed", "Failed steps, which were retried", stats.steps_failed),
         ]

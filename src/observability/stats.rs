@@ -97,6 +97,28 @@ pub struct Stats {
     pub traces_stopped: u64,
     /// Number of journals that have stopped because of a disk error: 0 or 1.
     pub journals_stopped: u64,
+    /// Counters of the KV store.
+    pub store: StoreStats,
+}
+
+/// Counters of the operations of a KV store.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StoreStats {
+    /// Number of blocks looked up.
+    pub queries: u64,
+    /// Number of blocks read, with a valid checksum.
+    pub hits: u64,
+    /// Number of blocks written.
+    pub stored: u64,
+    /// Number of full blocks that were not written, because the store was too slow or the pool had
+    /// evicted them.
+    pub dropped: u64,
+    /// Number of operations that failed or took too long, and of damaged blocks.
+    pub failures: u64,
+    /// Number of bytes read.
+    pub bytes_read: u64,
+    /// Number of bytes written.
+    pub bytes_written: u64,
 }
 
 impl Stats {

@@ -8,12 +8,23 @@ use crate::kv::BlockHash;
 pub(super) struct BlockHashes {
     /// Initial hash. Sequences with the same value share prefixes.
     root: BlockHash,
+    /// Whether the root is that of one sequence, so that the hashes mean nothing elsewhere.
+    is_private: bool,
     hashes: Vec<BlockHash>,
 }
 
 impl BlockHashes {
     pub fn new(root: BlockHash) -> BlockHashes {
-        BlockHashes { root, hashes: Vec::new() }
+        BlockHashes { root, is_private: false, hashes: Vec::new() }
+    }
+
+    /// Marks the root as that of one sequence.
+    pub fn mark_private(&mut self) {
+        self.is_private = true;
+    }
+
+    pub fn is_private(&self) -> bool {
+        self.is_private
     }
 
     /// Reserves space for `blocks` hashes in total.
@@ -23,7 +34,7 @@ impl BlockHashes {
 
     /// Makes this a copy of the first `blocks` hashes of `parent`, without an allocation.
     pub fn copy_from(&mut self, parent: &BlockHashes, blocks: usize) {
-        self.root = parent.root;
+        (self.root, self.is_private) = (parent.root, parent.is_private);
         self.hashes.clear();
         self.hashes.extend_from_slice(&parent.hashes[..parent.hashes.len().min(blocks)]);
     }

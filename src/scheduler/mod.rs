@@ -7,6 +7,7 @@ mod block_hashes;
 mod check;
 mod chunks;
 mod commit;
+mod external;
 mod group;
 mod group_queues;
 mod ids;
@@ -32,6 +33,7 @@ mod slab;
 mod swapping;
 
 use chunks::Chunks;
+pub use external::PrefixLookup;
 pub use group::Branching;
 use group::Queue;
 use group_queues::GroupQueues;

@@ -333,6 +333,7 @@ impl Scheduler {
         self.reserve(1, max_len.max(tokens.len()))?;
         let mut sequence = SequenceKv::new(id, tokens, max_len, root, self.blocks.paging())?;
         sequence.logits_from = logits_from;
+        sequence.hashes.mark_private();
         let slot = self.sequences.insert(sequence);
         self.make_idle(slot);
         Ok(())

@@ -3,7 +3,7 @@
 use super::group::Queue;
 use super::slab::Slot;
 use super::{BlocksResult, GroupId, Scheduler};
-use crate::kv::SwapLoad;
+use crate::kv::{Origin, SwapLoad};
 use crate::types::SeqId;
 use crate::types::batch::Moves;
 
@@ -133,8 +133,9 @@ impl Scheduler {
         if self.blocks.caches_prefixes() {
             let full = sequence.computed / block_size;
             sequence.block_hashes(full, block_size);
+            let origin = if sequence.hashes.is_private() { Origin::Private } else { Origin::Computed };
             let (table, hashes) = sequence.table_and_hashes();
-            (0..full).for_each(|place| self.blocks.index(table, place, hashes));
+            (0..full).for_each(|place| self.blocks.index(table, place, hashes, origin));
         }
     }
 

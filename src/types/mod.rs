@@ -6,6 +6,7 @@ pub mod batch; // the input of one forward pass as flat data
 pub mod blocks;
 pub(crate) mod id_map;
 mod ids;
+pub mod kv_store;
 pub mod options;
 pub mod outputs;
 pub(crate) mod sequence_state;

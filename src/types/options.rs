@@ -3,6 +3,7 @@
 mod beam;
 mod formats;
 mod grammar;
+mod kv_store;
 mod model_defaults;
 mod policies;
 mod sampling;
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 pub use beam::{BeamParams, EarlyStopping};
 pub use formats::{Dtype, KvDtype, WeightFormat};
 pub use grammar::Grammar;
+pub use kv_store::KvStoreOptions;
 pub use model_defaults::ModelDefaults;
 pub use policies::{AllocationPolicy, BatchingPolicy, OrderPolicy, Policies};
 pub use sampling::{Dry, Mirostat, OutputKind, SamplingParams};
@@ -181,6 +183,9 @@ pub struct EngineOptions {
     /// Name of the model in the metrics. `None` selects the name of the model directory.
     #[serde(skip)]
     pub model_name: Option<String>,
+    /// Store for KV blocks outside of the pool. `None`: blocks stay in the pool.
+    #[serde(default)]
+    pub kv_store: Option<KvStoreOptions>,
 }
 
 /// The limit of the priority of a request, which ranges from `-MAX_PRIORITY` to `MAX_PRIORITY`.
@@ -220,6 +225,7 @@ impl Default for EngineOptions {
             trace_path: None,
             journal_path: None,
             model_name: None,
+            kv_store: None,
         }
     }
 }
@@ -308,6 +314,14 @@ impl EngineOptions {
             && !WeightFormat::GROUPS.contains(&group)
         {
             return Err(Error::invalid(format!("weight_group is {group}; must be one of {:?}", WeightFormat::GROUPS)));
+        }
+        if let Some(store) = &self.kv_store {
+            store.validate()?;
+            if !self.prefix_cache {
+                return Err(Error::invalid(
+                    "kv_store is set and the prefix cache is disabled; unset PLLM_ENGINE_NO_PREFIX_CACHE or kv_store",
+                ));
+            }
         }
         self.policies.validate()?;
         self.validate_swapping()

@@ -10,11 +10,12 @@ use syn::{Expr, ExprLit, Fields, FnArg, Item, Lit, Meta, ReturnType, Type};
 use super::convert::Versioned;
 
 /// The files of src/ffi in the order of the header.
-pub const FILES: [&str; 13] = [
+pub const FILES: [&str; 14] = [
     "library",
     "convert",
     "error",
     "budget",
+    "kv_store",
     "options",
     "reports",
     "sampling",
@@ -435,6 +436,7 @@ fn defaults(name: &str) -> Option<Vec<u8>> {
     }
     use super::*;
     let all = [
+        bytes::<pllm_kv_store>(),
         bytes::<pllm_engine_options>(),
         bytes::<pllm_sampling>(),
         bytes::<pllm_dry>(),

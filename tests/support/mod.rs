@@ -7,6 +7,7 @@ pub mod faulty;
 pub mod fp8;
 pub mod progress;
 mod random;
+pub mod store;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -430,6 +430,16 @@ class Stats(NamedTuple):
     # Blocks that sequences do not hold because they are outside the windows of their layers. Blocks
     # of forks count once for each fork.
     blocks_out_of_window: int
+    kv_store_queries: int  # KV blocks looked up in the KV store.
+    kv_store_hits: int  # KV blocks read from the KV store, with a valid checksum.
+    kv_store_stored: int  # KV blocks written to the KV store.
+    # Full KV blocks that were not written to the KV store, because it was slow or the pool had
+    # evicted them.
+    kv_store_dropped: int
+    # Operations of the KV store that failed or took too long, and damaged blocks.
+    kv_store_failures: int
+    kv_store_bytes_read: int  # Bytes read from the KV store.
+    kv_store_bytes_written: int  # Bytes written to the KV store.
 
 
 class Admission(NamedTuple):
@@ -751,6 +761,9 @@ class _EngineOptions(ctypes.Structure):
         ("weight_format", c_uint32), ("weight_group", c_uint32), ("packed_path", c_char_p),
         ("packed_path_len", c_uint64), ("cpus", c_char_p), ("cpus_len", c_uint64),
         ("memory_fraction", c_float), ("reserved2", c_uint32), ("max_prompt_bytes", c_uint64),
+        ("kv_store", c_void_p), ("kv_store_max_bytes", c_uint64),
+        ("kv_store_max_operations", c_uint32), ("kv_store_timeout_ms", c_uint32),
+        ("kv_store_secret", c_char_p), ("kv_store_secret_len", c_uint64),
     ]
 
 
@@ -805,6 +818,9 @@ class _Stats(ctypes.Structure):
         ("swap_failures", c_uint64), ("prompt_tokens_cached", c_uint64),
         ("traces_stopped", c_uint64), ("journals_stopped", c_uint64),
         ("discard_failures", c_uint64), ("blocks_out_of_window", c_uint64),
+        ("kv_store_queries", c_uint64), ("kv_store_hits", c_uint64), ("kv_store_stored", c_uint64),
+        ("kv_store_dropped", c_uint64), ("kv_store_failures", c_uint64),
+        ("kv_store_bytes_read", c_uint64), ("kv_store_bytes_written", c_uint64),
     ]
 
 
@@ -1519,7 +1535,14 @@ def _py_stats(c: Any) -> Stats:
         traces_stopped=c.traces_stopped,
         journals_stopped=c.journals_stopped,
         discard_failures=c.discard_failures,
-        blocks_out_of_window=c.blocks_out_of_window)
+        blocks_out_of_window=c.blocks_out_of_window,
+        kv_store_queries=c.kv_store_queries,
+        kv_store_hits=c.kv_store_hits,
+        kv_store_stored=c.kv_store_stored,
+        kv_store_dropped=c.kv_store_dropped,
+        kv_store_failures=c.kv_store_failures,
+        kv_store_bytes_read=c.kv_store_bytes_read,
+        kv_store_bytes_written=c.kv_store_bytes_written)
 
 
 def _py_admission(c: Any) -> Admission:

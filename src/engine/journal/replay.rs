@@ -110,9 +110,9 @@ impl Replay {
     }
 
     fn step(&mut self, recorded: Recorded) -> std::result::Result<(), String> {
-        let Recorded { commands, ended, step } = recorded;
+        let Recorded { commands, ended, lookups, step } = recorded;
         self.summary.steps = step.number;
-        self.replayed.set_step(step.clone());
+        self.replayed.set_step(step.clone(), lookups);
         for _ in step.resized.iter().filter(|resized| resized.between) {
             self.engine.core.lock().unwrap_or_else(PoisonError::into_inner).resize_pool(false);
         }

@@ -10,6 +10,7 @@ use crate::kv::connector::TransferId;
 use crate::memory::budget::Need;
 use crate::observability::journal::records::{Failure, Step};
 use crate::scheduler::Costs;
+use crate::types::kv_store::FinishedLookup;
 
 /// The recorded step that is repeated. The decorators of both seams read it.
 #[derive(Clone, Default)]
@@ -19,6 +20,7 @@ pub struct Replayed(Arc<Mutex<ReplayedStep>>);
 #[derive(Default)]
 pub struct ReplayedStep {
     step: Step,
+    lookups: Vec<FinishedLookup>,
     /// Number of resizes that have been repeated, and whether the last of them failed.
     resizes: usize,
     fails_to_shrink: bool,
@@ -65,8 +67,8 @@ fn recorded(failures: &[Failure], number: u32) -> Result<()> {
 
 impl Replayed {
     /// Sets the step that is repeated next.
-    pub fn set_step(&self, step: Step) {
-        *self.lock() = ReplayedStep { step, ..ReplayedStep::default() };
+    pub fn set_step(&self, step: Step, lookups: Vec<FinishedLookup>) {
+        *self.lock() = ReplayedStep { step, lookups, ..ReplayedStep::default() };
     }
 
     pub fn lock(&self) -> MutexGuard<'_, ReplayedStep> {
@@ -89,8 +91,10 @@ impl ReplayedInputs {
 impl Inputs for ReplayedInputs {
     fn collect(&mut self, costs: Option<Costs>, inputs: &mut StepInputs) {
         self.inner.collect(costs, inputs);
-        let replayed = self.replayed.lock();
-        let Step { now, full_queues, costs, finished_transfers, .. } = &replayed.step;
+        let mut replayed = self.replayed.lock();
+        inputs.finished_lookups = std::mem::take(&mut replayed.lookups);
+        let Step { now, full_queues, costs, finished_transfers, store_room, .. } = &replayed.step;
+        inputs.store_room = *store_room;
         inputs.now = *now;
         inputs.finished_transfers.clear();
         inputs.finished_transfers.extend(finished_transfers.iter().copied().map(TransferId));

@@ -55,8 +55,10 @@ impl StepRecorder {
         failed_exchanges.clear();
         resized.clear();
         resized.append(&mut self.resized);
+        self.step.store_room = inputs.store_room;
         (self.step.now, self.step.costs) = (inputs.now, inputs.costs.map(|costs| (costs.block.to_bits(), costs.token.to_bits())));
         self.must_record = !self.step.resized.is_empty() || !self.failed_moves.is_empty() || !inputs.finished_transfers.is_empty();
+        self.must_record |= !inputs.finished_lookups.is_empty();
         (self.is_in_step, self.launches, self.waits, self.exchanges) = (true, 0, 0, 0);
     }
 

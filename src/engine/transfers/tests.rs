@@ -209,7 +209,7 @@ fn an_export_without_its_blocks_has_no_kv() {
 #[test]
 fn cancelled_transfers_have_no_results() {
     let ((completions, _), mut device) = (completions(), Blocks::numbered(10));
-    let mut transfers = Transfers::new(completions.clone(), 8);
+    let mut transfers = Transfers::new(completions.clone(), 8, None);
     for id in 1..3 {
         transfers.exports.reserve().unwrap();
         transfers.exports.enqueue(export(id, 2), seq(90 + id));

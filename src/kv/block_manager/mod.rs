@@ -2,6 +2,7 @@
 //! tier.
 
 mod checks;
+mod external;
 mod resize;
 mod swap;
 #[cfg(test)]
@@ -14,7 +15,7 @@ pub use swap::SwapLoad;
 
 use super::block_pool::BlockPool;
 use super::paging::Paging;
-use super::prefix_cache::{BlockHash, PrefixIndex};
+use super::prefix_cache::{BlockHash, Origin, PrefixIndex};
 use super::size::BlockSize;
 use super::{BlockId, NULL_BLOCK, NoSpace, first};
 use crate::error::{Result, try_vec};
@@ -451,28 +452,9 @@ impl BlockManager {
     }
 
     /// Returns the end of the longest prefix of `hashes` after which a sequence can continue. The
-    /// table already has the places before `from`. All groups must have the other blocks that are
-    /// visible at this end.
+    /// table already has the places before `from`.
     fn cached_prefix(&self, from: usize, hashes: &[BlockHash]) -> usize {
-        let mut end = hashes.len();
-        for group in (0..self.paging.groups()).filter(|&group| self.paging.windows()[group].is_none()) {
-            end = (from..end).find(|&place| self.find(group, &hashes[place]).is_none()).unwrap_or(end);
-        }
-        // A block that is missing in a window is missing for every end at which it is visible.
-        let lacking = |end: usize| {
-            let lacks =
-                |group| (self.first_kept(group, end).max(from)..end).rev().find(|&place| self.find(group, &hashes[place]).is_none());
-            (0..self.paging.groups()).filter(|&group| self.paging.windows()[group].is_some()).find_map(lacks)
-        };
-        while let Some(place) = lacking(end) {
-            end = place;
-        }
-        end.max(from)
-    }
-
-    /// Returns the first place that is visible to the group after `places` computed places.
-    fn first_kept(&self, group: usize, places: usize) -> usize {
-        self.paging.blocks_out_of(self.paging.windows()[group], places * self.size.tokens())
+        self.paging.usable_prefix(from, hashes.len(), |place, group| self.find(group, &hashes[place]).is_some())
     }
 
     fn find(&self, group: usize, hash: &BlockHash) -> Option<BlockId> {
@@ -490,13 +472,19 @@ impl BlockManager {
 
     /// Inserts the full blocks at `place` into the prefix cache. If the cache already has a block
     /// with the same tokens, the table uses that block and releases its own.
-    pub fn index(&mut self, table: &mut BlockTable, place: usize, hashes: &[BlockHash]) {
+    /// Logs the new blocks if they have the `origin` of a log.
+    pub fn index(&mut self, table: &mut BlockTable, place: usize, hashes: &[BlockHash], origin: Origin) {
         for group in 0..self.paging.groups() {
             let entry = place * self.paging.groups() + group;
             let (Some(own), Some(prefix)) = (table.at(entry), &mut self.prefix) else { continue };
             // With a window, a block is useful without its predecessors.
             let before = place.checked_sub(1).filter(|_| self.paging.windows()[group].is_none());
-            let found = prefix.find_or_insert(hashes[place].for_group(group), before.map(|before| hashes[before].for_group(group)), own);
+            let hash = hashes[place].for_group(group);
+            let found = prefix.find_or_insert(hash, before.map(|before| hashes[before].for_group(group)), own);
+            if found == own {
+                let parent = place.checked_sub(1).map(|before| hashes[before].for_group(group));
+                prefix.log_stored(hash, parent, origin);
+            }
             if found != own {
                 self.acquire(found);
                 table.blocks[entry] = found;

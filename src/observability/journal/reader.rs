@@ -10,6 +10,7 @@ use super::records::{Header, MAGIC, Record, RecordedCommand, RecordedEnd, Step, 
 use super::writer::{CHECKSUM, checksum};
 use crate::error::{Error, Result};
 use crate::sys::files;
+use crate::types::kv_store::FinishedLookup;
 
 /// An open journal.
 pub struct JournalFile {
@@ -37,6 +38,8 @@ pub enum Ending {
 pub struct Recorded {
     pub commands: Vec<RecordedCommand<'static>>,
     pub ended: Vec<RecordedEnd>,
+    /// The blocks that a KV store had returned.
+    pub lookups: Vec<FinishedLookup>,
     pub step: Step,
 }
 
@@ -73,6 +76,7 @@ impl JournalFile {
             match self.record() {
                 Ok(Record::Command(command)) => recorded.commands.push(command),
                 Ok(Record::End(ended)) => recorded.ended.push(ended),
+                Ok(Record::Lookup(lookup)) => recorded.lookups.push(lookup),
                 Ok(Record::Step(step)) => return Some(Recorded { step, ..recorded }),
                 Ok(Record::Closed) => self.ending = Some(Ending::Closed),
                 Err(ending) => self.ending = Some(ending),

@@ -6,13 +6,15 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Code, Error, Result};
+use crate::types::kv_store::FinishedLookup;
 use crate::types::options::{BeamParams, EngineOptions, SamplingParams};
 use crate::types::{PinId, QueueId, RequestId, SeqId};
 
 pub const MAGIC: &[u8; 8] = b"PLLMJRNL";
 /// Version of the format. Release 0.3.0 began version 2. Version 3 has the full queues of a step
 /// instead of the groups that were not ready, and the finished transfers. Version 4 has the late masks.
-pub const VERSION: u32 = 4;
+/// Version 5 has the blocks that a KV store returned.
+pub const VERSION: u32 = 5;
 
 /// The engine that wrote the journal. The header is JSON, so that other versions can read it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -73,6 +75,8 @@ pub enum Record {
     Step(Step),
     /// The engine was freed.
     Closed,
+    /// Blocks that a KV store returned. They belong to the next step.
+    Lookup(FinishedLookup),
 }
 
 /// The inputs of a step except its commands, and the digest of its outputs.
@@ -85,6 +89,8 @@ pub struct Step {
     pub full_queues: Vec<QueueId>,
     /// Transfers that other threads had completed.
     pub finished_transfers: Vec<u64>,
+    /// Number of bytes that the KV store could take.
+    pub store_room: u64,
     /// Masks for which the step did not wait, and earlier ones that had been computed.
     pub late_masks: Vec<u64>,
     pub finished_masks: Vec<u64>,

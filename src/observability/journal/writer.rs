@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 use super::records::{Header, MAGIC, RecordedCommand, RecordedEnd, Step, VERSION};
 use crate::error::{Error, Result};
 use crate::observability::log_file::LogFile;
+use crate::types::kv_store::FinishedLookup;
 
 /// Size of a checksum in bytes.
 pub const CHECKSUM: usize = 8;
@@ -26,6 +27,7 @@ enum Borrowed<'a> {
     End(&'a RecordedEnd),
     Step(&'a Step),
     Closed,
+    Lookup(&'a FinishedLookup),
 }
 
 impl JournalWriter {
@@ -54,6 +56,11 @@ impl JournalWriter {
 
     pub fn ended(&mut self, ended: &RecordedEnd) {
         self.write_record(&Borrowed::End(ended));
+    }
+
+    /// Writes the blocks that a KV store has returned.
+    pub fn lookup(&mut self, lookup: &FinishedLookup) {
+        self.write_record(&Borrowed::Lookup(lookup));
     }
 
     pub fn step(&mut self, step: &Step) {

@@ -14,6 +14,9 @@ ALWAYS(PLLM_E_OUT_OF_MEMORY == 8);
 ALWAYS(PLLM_E_INTERNAL == 9);
 ALWAYS(PLLM_E_CLOSED == 10);
 ALWAYS(PLLM_E_CANCELLED == 11);
+ALWAYS(PLLM_KV_DONE == 0);
+ALWAYS(PLLM_KV_MISSING == 1);
+ALWAYS(PLLM_KV_FAILED == 2);
 ALWAYS(PLLM_DTYPE_AUTO == 0);
 ALWAYS(PLLM_DTYPE_F32 == 1);
 ALWAYS(PLLM_DTYPE_BF16 == 2);
@@ -104,7 +107,27 @@ AT(pllm_budget_info, max_bytes, 24);
 AT(pllm_budget_info, held_bytes, 32);
 AT(pllm_budget_info, engines, 40);
 
-SIZE(pllm_engine_options, 296);
+SIZE(pllm_kv_buffer, 16);
+AT(pllm_kv_buffer, data, 0);
+AT(pllm_kv_buffer, len, 8);
+
+SIZE(pllm_kv_completion, 24);
+AT(pllm_kv_completion, token, 0);
+AT(pllm_kv_completion, bytes, 8);
+AT(pllm_kv_completion, status, 16);
+AT(pllm_kv_completion, reserved, 20);
+
+SIZE(pllm_kv_store, 64);
+AT(pllm_kv_store, struct_size, 0);
+AT(pllm_kv_store, user_data, 8);
+AT(pllm_kv_store, exists, 16);
+AT(pllm_kv_store, get, 24);
+AT(pllm_kv_store, put, 32);
+AT(pllm_kv_store, remove, 40);
+AT(pllm_kv_store, poll, 48);
+AT(pllm_kv_store, close, 56);
+
+SIZE(pllm_engine_options, 336);
 AT(pllm_engine_options, struct_size, 0);
 AT(pllm_engine_options, model_path, 8);
 AT(pllm_engine_options, model_path_len, 16);
@@ -152,6 +175,12 @@ AT(pllm_engine_options, cpus_len, 272);
 AT(pllm_engine_options, memory_fraction, 280);
 AT(pllm_engine_options, reserved2, 284);
 AT(pllm_engine_options, max_prompt_bytes, 288);
+AT(pllm_engine_options, kv_store, 296);
+AT(pllm_engine_options, kv_store_max_bytes, 304);
+AT(pllm_engine_options, kv_store_max_operations, 312);
+AT(pllm_engine_options, kv_store_timeout_ms, 316);
+AT(pllm_engine_options, kv_store_secret, 320);
+AT(pllm_engine_options, kv_store_secret_len, 328);
 
 SIZE(pllm_plan, 112);
 AT(pllm_plan, struct_size, 0);
@@ -202,7 +231,7 @@ AT(pllm_step, decode_tokens, 24);
 AT(pllm_step, sequences, 32);
 AT(pllm_step, paused, 40);
 
-SIZE(pllm_stats, 288);
+SIZE(pllm_stats, 344);
 AT(pllm_stats, struct_size, 0);
 AT(pllm_stats, waiting, 8);
 AT(pllm_stats, running, 16);
@@ -239,6 +268,13 @@ AT(pllm_stats, traces_stopped, 256);
 AT(pllm_stats, journals_stopped, 264);
 AT(pllm_stats, discard_failures, 272);
 AT(pllm_stats, blocks_out_of_window, 280);
+AT(pllm_stats, kv_store_queries, 288);
+AT(pllm_stats, kv_store_hits, 296);
+AT(pllm_stats, kv_store_stored, 304);
+AT(pllm_stats, kv_store_dropped, 312);
+AT(pllm_stats, kv_store_failures, 320);
+AT(pllm_stats, kv_store_bytes_read, 328);
+AT(pllm_stats, kv_store_bytes_written, 336);
 
 SIZE(pllm_logit_bias, 8);
 AT(pllm_logit_bias, token, 0);

@@ -1,0 +1,68 @@
+//! The transfers between the prefix cache and a KV store: lookups of new requests, the blocks that
+//! they have found, and the full blocks that are stored.
+
+use std::time::Duration;
+
+use super::device::Device;
+use super::lifecycle::Lifecycle;
+use super::transfers::StoreTransfers;
+use crate::kv::connector::Connector;
+use crate::kv::{IndexChange, Origin};
+use crate::scheduler::Scheduler;
+use crate::types::RequestId;
+use crate::types::kv_store::FinishedLookup;
+
+impl Lifecycle {
+    /// Begins a step: takes the blocks of the lookups that have ended, and the new blocks of the
+    /// prefix cache.
+    pub fn begin_store_transfers(&mut self, finished: &mut Vec<FinishedLookup>, room: u64, now: Duration) {
+        let Some(StoreTransfers { loads, saves }) = &mut self.transfers.store else { return finished.clear() };
+        loads.begin_step(now);
+        saves.begin_step(room);
+        finished.drain(..).for_each(|lookup| loads.receive(lookup));
+        while let Some(change) = self.scheduler.next_index_change() {
+            if let IndexChange::Stored { hash, origin: Origin::Computed, .. } = change {
+                saves.enqueue(hash);
+            }
+        }
+    }
+
+    /// Looks up the blocks of a new request that the prefix cache does not have. Until the lookup
+    /// ends, the request is paused. Without memory, the request computes its prompt.
+    pub(super) fn begin_lookup(&mut self, request: RequestId) {
+        let Some(StoreTransfers { loads, .. }) = &mut self.transfers.store else { return };
+        if loads.may_wait()
+            && let Ok(Some(lookup)) = self.scheduler.prefix_lookup(request.sequence(0))
+        {
+            let _ = loads.begin(request, lookup);
+        }
+    }
+
+    /// Copies the portion of this step from and to the store.
+    pub fn copy_store_transfers(&mut self, device: &mut Device) {
+        let Some(store) = &mut self.transfers.store else { return };
+        copy_loads(store, &mut self.scheduler, device);
+        while store.loads.poll().is_some() {
+            self.scheduler.recheck_paused();
+        }
+        while let Some(hash) = store.saves.next_to_copy() {
+            match self.scheduler.blocks().cached_block(&hash) {
+                Some(block) => store.saves.copy_from(hash, block, device),
+                // Evicted, or overwritten by its only owner.
+                None => store.saves.count_dropped(),
+            }
+        }
+    }
+}
+
+fn copy_loads(StoreTransfers { loads, .. }: &mut StoreTransfers, scheduler: &mut Scheduler, device: &mut Device) {
+    while let Some((hashes, from, entry)) = loads.next_to_copy() {
+        // The blocks before the first missing one must not be evicted for the others.
+        scheduler.refresh_prefix(&hashes[..from]);
+        match scheduler.insert_loaded(&hashes, entry, |block| loads.copy_to(block, device)) {
+            Ok(true) => loads.remove_copied(),
+            // The pool has no block without an owner, or the device has failed.
+            Ok(false) | Err(_) => loads.drop_rest(),
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! The state that the thread of a store shares with the stepping thread.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::error::{Result, try_vec};
+use crate::observability::stats::StoreStats;
+use crate::output::wakeup::Wakeup;
+use crate::types::kv_store::{FinishedLookup, LoadedBlock};
+
+/// Number of unused buffers that are kept.
+const SPARE_BUFFERS: usize = 64;
+
+/// The pending lookups, and the bytes that reads and writes occupy.
+pub struct Board {
+    state: Mutex<State>,
+    pub counts: Counts,
+    wakeup: Arc<Wakeup>,
+    /// Maximum number of bytes of all reads, and of all writes.
+    max_bytes: u64,
+    value_bytes: u64,
+    /// Whether the stepping thread has blocks to write that have no space.
+    wants_room: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    lookups: Vec<PendingLookup>,
+    read_bytes: u64,
+    write_bytes: u64,
+    spare: Vec<Vec<u8>>,
+}
+
+struct PendingLookup {
+    id: u64,
+    /// Time of the engine's clock at which the lookup ends with the blocks that it has.
+    deadline: Duration,
+    blocks: Vec<LoadedBlock>,
+    is_done: bool,
+}
+
+/// Counters of the store.
+#[derive(Default)]
+pub struct Counts {
+    pub queries: AtomicU64,
+    pub hits: AtomicU64,
+    pub stored: AtomicU64,
+    pub dropped: AtomicU64,
+    pub failures: AtomicU64,
+    pub bytes_read: AtomicU64,
+    pub bytes_written: AtomicU64,
+}
+
+impl Counts {
+    /// Adds to a counter.
+    pub fn add(counter: &AtomicU64, value: u64) {
+        counter.fetch_add(value, Relaxed);
+    }
+
+    pub fn read(&self) -> StoreStats {
+        StoreStats {
+            queries: self.queries.load(Relaxed),
+            hits: self.hits.load(Relaxed),
+            stored: self.stored.load(Relaxed),
+            dropped: self.dropped.load(Relaxed),
+            failures: self.failures.load(Relaxed),
+            bytes_read: self.bytes_read.load(Relaxed),
+            bytes_written: self.bytes_written.load(Relaxed),
+        }
+    }
+}
+
+impl Board {
+    /// Creates a board. `max_bytes` bounds the reads and writes together.
+    pub fn new(wakeup: Arc<Wakeup>, max_bytes: u64, value_bytes: usize) -> Board {
+        let value_bytes = value_bytes as u64;
+        // One value always has space.
+        let max_bytes = (max_bytes / 2).max(value_bytes);
+        Board { state: Mutex::default(), counts: Counts::default(), wakeup, max_bytes, value_bytes, wants_room: AtomicBool::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the maximum number of blocks that one lookup reads.
+    pub fn max_blocks(&self) -> usize {
+        (self.max_bytes / self.value_bytes) as usize
+    }
+
+    /// Adds a lookup that ends at `deadline` at the latest.
+    pub fn begin(&self, id: u64, deadline: Duration) -> Result<()> {
+        let mut state = self.state();
+        state.lookups.try_reserve(1)?;
+        state.lookups.push(PendingLookup { id, deadline, blocks: Vec::new(), is_done: false });
+        Ok(())
+    }
+
+    /// Returns whether a request still waits for the lookup.
+    pub fn is_pending(&self, id: u64) -> bool {
+        self.state().lookups.iter().any(|lookup| lookup.id == id)
+    }
+
+    /// Adds a block to a lookup. If no request waits for it, the block is dropped.
+    pub fn add(&self, id: u64, block: LoadedBlock) {
+        let mut state = self.state();
+        let lookup = state.lookups.iter_mut().find(|lookup| lookup.id == id);
+        match lookup.and_then(|lookup| lookup.blocks.try_reserve(1).is_ok().then_some(lookup)) {
+            Some(lookup) => {
+                lookup.blocks.push(block);
+                Counts::add(&self.counts.hits, 1);
+                Counts::add(&self.counts.bytes_read, self.value_bytes);
+            }
+            None => release_read(&mut state, block.value),
+        }
+    }
+
+    /// Ends a lookup, and wakes the stepping thread.
+    pub fn finish(&self, id: u64) {
+        if let Some(lookup) = self.state().lookups.iter_mut().find(|lookup| lookup.id == id) {
+            lookup.is_done = true;
+        }
+        self.wakeup.wake();
+    }
+
+    /// Appends the lookups that have ended, or whose time has passed.
+    pub fn take_finished(&self, now: Duration, finished: &mut Vec<FinishedLookup>) {
+        let mut state = self.state();
+        let mut next = 0;
+        while next < state.lookups.len() {
+            let lookup = &state.lookups[next];
+            // Without memory, the lookup waits for the next step.
+            if !(lookup.is_done || lookup.deadline <= now) || finished.try_reserve(1).is_err() {
+                next += 1;
+                continue;
+            }
+            let PendingLookup { id, blocks, is_done, .. } = state.lookups.remove(next);
+            Counts::add(&self.counts.failures, !is_done as u64);
+            finished.push(FinishedLookup { id, timed_out: !is_done, blocks });
+        }
+    }
+
+    /// Takes a buffer for a read, if the limit allows it.
+    pub fn take_for_read(&self) -> Option<Vec<u8>> {
+        let mut state = self.state();
+        if state.read_bytes + self.value_bytes > self.max_bytes {
+            return None;
+        }
+        let buffer = self.buffer(&mut state)?;
+        state.read_bytes += self.value_bytes;
+        Some(buffer)
+    }
+
+    /// Takes a buffer for a write, if the limit allows it.
+    pub fn take_for_write(&self) -> Option<Vec<u8>> {
+        let mut state = self.state();
+        let buffer = self.buffer(&mut state)?;
+        state.write_bytes += self.value_bytes;
+        Some(buffer)
+    }
+
+    fn buffer(&self, state: &mut State) -> Option<Vec<u8>> {
+        state.spare.pop().or_else(|| try_vec(self.value_bytes as usize, 0).ok())
+    }
+
+    /// Returns the buffer of a read.
+    pub fn end_read(&self, buffer: Vec<u8>) {
+        release_read(&mut self.state(), buffer);
+    }
+
+    /// Returns the buffer of a write. Wakes the stepping thread if it has waited for space.
+    pub fn end_write(&self, buffer: Vec<u8>) {
+        let mut state = self.state();
+        state.write_bytes = state.write_bytes.saturating_sub(buffer.len() as u64);
+        keep(&mut state.spare, buffer);
+        drop(state);
+        if self.wants_room.swap(false, SeqCst) {
+            self.wakeup.wake();
+        }
+    }
+
+    /// Returns the number of bytes that may be written now.
+    pub fn room(&self) -> u64 {
+        self.max_bytes.saturating_sub(self.state().write_bytes)
+    }
+
+    /// Makes the next `end_write` wake the stepping thread.
+    pub fn want_room(&self) {
+        self.wants_room.store(true, SeqCst);
+        // A write may have ended since this step has read `room`.
+        if self.room() >= self.value_bytes && self.wants_room.swap(false, SeqCst) {
+            self.wakeup.wake();
+        }
+    }
+}
+
+fn release_read(state: &mut State, buffer: Vec<u8>) {
+    state.read_bytes = state.read_bytes.saturating_sub(buffer.len() as u64);
+    keep(&mut state.spare, buffer);
+}
+
+fn keep(spare: &mut Vec<Vec<u8>>, buffer: Vec<u8>) {
+    if spare.len() < SPARE_BUFFERS && spare.try_reserve(1).is_ok() {
+        spare.push(buffer);
+    }
+}

@@ -1,0 +1,274 @@
+//! KV stores: requests find the blocks of earlier engines, and a faulty store costs hits only.
+
+use std::time::Duration;
+
+use crate::support::store::{Fault, Memory};
+use crate::support::{Random, TempDir, configs, model_info, write_random_model};
+use pagedllm::backend::cpu::CpuBackend;
+use pagedllm::engine::journal::{Ending, JournalFile, Replay};
+use pagedllm::engine::{Engine, Executor, ModelExecutor, ModelInfo, Prompt, Request, Stats};
+use pagedllm::error::Code;
+use pagedllm::memory::plan;
+use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
+use pagedllm::types::kv_store::StoreSecret;
+use pagedllm::types::options::{EngineOptions, KvDtype, KvStoreOptions, SamplingParams};
+
+const BLOCK: usize = 8;
+const BLOCKS: usize = 64;
+
+/// A small model. Its layers attend to all positions, or some to a window.
+struct Model {
+    dir: TempDir,
+    name: &'static str,
+}
+
+/// The tokens of a request with their log probabilities as bits.
+type Bits = (Vec<u32>, Vec<u32>);
+
+impl Model {
+    fn all() -> Vec<Model> {
+        let windowed = |name: &str| name.contains("windows");
+        let configs = configs(512);
+        let last = configs.len() - 1;
+        let wanted = configs.into_iter().enumerate().filter(|(place, (name, _))| *place == last || windowed(name));
+        let models = wanted.map(|(_, (name, config))| {
+            let dir = TempDir::new();
+            write_random_model(&dir.0, &config, false, 5);
+            Model { dir, name }
+        });
+        models.collect()
+    }
+
+    fn new(seed: u64) -> Model {
+        let dir = TempDir::new();
+        let (name, config) = configs(512).pop().unwrap();
+        write_random_model(&dir.0, &config, false, seed);
+        Model { dir, name }
+    }
+
+    fn device(&self) -> (ModelInfo, Box<dyn Executor>) {
+        let files = ModelFiles::open(&self.dir.0).unwrap();
+        let backend = CpuBackend::new(1, None).unwrap();
+        let pool = KvPool { blocks: BLOCKS, block_size: BLOCK, dtype: KvDtype::F32 };
+        let block_bytes = pool.block_bytes(&backend, &files.spec);
+        let kv = KvCache::new(&backend, &files.spec, pool).unwrap();
+        let decoder = files.load(backend, BatchLimits { tokens: 64, logits: 16 }, &mut |_, _| true).unwrap();
+        let mut info = model_info(files.spec.vocab_size, BLOCKS, 256, vec![]);
+        info.memory.block_bytes = block_bytes;
+        info.paging = plan::paging(&files, BLOCK);
+        info.fingerprint = files.fingerprint().unwrap();
+        (info, Box::new(ModelExecutor::new(decoder, kv)))
+    }
+
+    fn engine(&self, store: Option<KvStoreOptions>, journal: Option<&std::path::Path>) -> Engine {
+        let options = EngineOptions {
+            max_batch_tokens: 64,
+            max_seqs: 16,
+            journal_path: journal.map(Into::into),
+            kv_store: store,
+            ..Default::default()
+        };
+        let (info, executor) = self.device();
+        Engine::with_executor(&options, info, None, executor).unwrap()
+    }
+
+    /// Computes the requests on a new engine, and frees it.
+    fn run(&self, store: Option<KvStoreOptions>, prompts: &[Vec<u32>]) -> (Vec<Bits>, Stats) {
+        let engine = self.engine(store, None);
+        let bits = complete(&engine, prompts);
+        (bits, engine.stats())
+    }
+}
+
+fn options(memory: &Memory) -> KvStoreOptions {
+    KvStoreOptions { timeout: Duration::from_millis(200), ..KvStoreOptions::new(memory.handle()) }
+}
+
+fn prompt(seed: usize, len: usize) -> Vec<u32> {
+    (0..len).map(|place| ((place * 7 + seed * 31 + place / 5) % 120) as u32).collect()
+}
+
+fn request(prompt: &[u32]) -> Request {
+    let sampling = SamplingParams { max_tokens: Some(6), temperature: 0.0, ignore_eos: true, logprobs: Some(0), ..Default::default() };
+    Request::new(Prompt::Tokens(prompt.to_vec()), sampling)
+}
+
+/// Adds the requests and steps until all have ended and no full block waits.
+fn complete(engine: &Engine, prompts: &[Vec<u32>]) -> Vec<Bits> {
+    let ids: Vec<_> = prompts.iter().map(|prompt| engine.add_request(request(prompt)).unwrap()).collect();
+    let mut bits = vec![Bits::default(); ids.len()];
+    let mut rest = ids.len();
+    loop {
+        let report = engine.step().unwrap();
+        engine.check_invariants();
+        for output in engine.queue().poll(Some(Duration::ZERO)).unwrap() {
+            let place = ids.iter().position(|id| *id == output.request).unwrap();
+            assert!(output.error.is_none(), "{:?}", output.error);
+            bits[place].0.extend_from_slice(&output.tokens);
+            bits[place].1.extend(output.logprobs.tokens.iter().map(|value| value.to_bits()));
+            rest -= output.finish.is_some() as usize;
+        }
+        if rest == 0 && report.unfinished == 0 {
+            return bits;
+        }
+    }
+}
+
+#[test]
+fn a_new_engine_finds_the_blocks_of_an_earlier_one_with_the_same_bits() {
+    for model in Model::all() {
+        let memory = Memory::default();
+        let prompts = [prompt(1, 61), prompt(2, 40), prompt(1, 61)];
+        let (expected, _) = model.run(None, &prompts);
+        let (first, stats) = model.run(Some(options(&memory)), &prompts);
+        assert_eq!(first, expected, "{}", model.name);
+        assert_eq!(stats.store.hits, 0);
+        assert!(memory.len() > 0 && memory.closed.load(std::sync::atomic::Ordering::SeqCst) == 1, "{}", model.name);
+        let (second, stats) = model.run(Some(options(&memory)), &prompts);
+        assert_eq!(second, expected, "{}", model.name);
+        // The last block of a prompt is always computed.
+        assert!(stats.store.hits >= 11 && stats.prompt_tokens == 5 + 8 + 5, "{}: {stats:?}", model.name);
+        assert_eq!(stats.store.failures, 0);
+    }
+}
+
+#[test]
+fn a_faulty_store_costs_hits_and_changes_no_bits() {
+    let model = Model::new(5);
+    let prompts = [prompt(1, 61), prompt(2, 40)];
+    let (expected, _) = model.run(None, &prompts);
+    for fault in Fault::SINGLE {
+        let memory = Memory::default();
+        model.run(Some(options(&memory)), &prompts);
+        memory.set(fault);
+        let (bits, stats) = model.run(Some(options(&memory)), &prompts);
+        assert_eq!(bits, expected, "{fault:?}");
+        let has_hits = matches!(fault, Fault::None | Fault::Slow(_) | Fault::Claims);
+        assert_eq!((stats.store.hits > 0, stats.store.failures > 0), (has_hits, !has_hits), "{fault:?}: {stats:?}");
+        if fault == Fault::Damages {
+            memory.set(Fault::None);
+            let (bits, stats) = model.run(Some(options(&memory)), &prompts);
+            assert_eq!((bits, stats.store.failures), (expected.clone(), 0), "damaged blocks are replaced");
+            assert!(stats.store.hits > 0);
+        }
+    }
+}
+
+#[test]
+fn stores_are_shared_only_by_engines_with_the_same_model_salt_and_secret() {
+    let prompts = [prompt(1, 61)];
+    let memory = Memory::default();
+    let model = Model::new(5);
+    model.run(Some(options(&memory)), &prompts);
+    let other = Model::new(6);
+    assert_eq!(other.run(Some(options(&memory)), &prompts).1.store.hits, 0, "another model");
+    let secret = |byte: u8| KvStoreOptions { secret: Some(StoreSecret(vec![byte; 16])), ..options(&memory) };
+    assert_eq!(model.run(Some(secret(1)), &prompts).1.store.hits, 0, "a secret");
+    assert_eq!(model.run(Some(secret(2)), &prompts).1.store.hits, 0, "another secret");
+    assert_eq!(model.run(Some(secret(1)), &prompts).1.store.hits, 7, "the same secret");
+    let engine = model.engine(Some(options(&memory)), None);
+    engine.add_request(Request { salt: b"tenant".to_vec(), ..request(&prompts[0]) }).unwrap();
+    while engine.step().unwrap().unfinished > 0 {}
+    assert_eq!(engine.stats().store.hits, 0, "another salt");
+}
+
+#[test]
+fn requests_run_beside_one_that_waits_for_a_store() {
+    let model = Model::new(5);
+    let memory = Memory::default();
+    memory.set(Fault::Hangs);
+    let engine = model.engine(Some(KvStoreOptions { timeout: Duration::from_millis(300), ..options(&memory) }), None);
+    let waiting = engine.add_request(request(&prompt(1, 61))).unwrap();
+    // Too short for a full block before its last token, so it waits for nothing.
+    let running = engine.add_request(request(&prompt(2, 8))).unwrap();
+    let mut ended = Vec::new();
+    while ended.len() < 2 {
+        engine.step().unwrap();
+        let outputs = engine.queue().poll(Some(Duration::ZERO)).unwrap();
+        ended.extend(outputs.into_iter().filter(|output| output.finish.is_some()).map(|output| output.request));
+    }
+    assert_eq!(ended, [running, waiting]);
+    // After a lookup without an answer, requests do not wait.
+    let began = std::time::Instant::now();
+    complete(&engine, &[prompt(3, 61)]);
+    assert!(began.elapsed() < Duration::from_millis(250));
+    engine.add_request(request(&prompt(4, 61))).unwrap();
+}
+
+#[test]
+fn a_request_that_waits_for_a_store_can_be_aborted() {
+    let model = Model::new(5);
+    let memory = Memory::default();
+    memory.set(Fault::Hangs);
+    let engine = model.engine(Some(options(&memory)), None);
+    let id = engine.add_request(request(&prompt(1, 61))).unwrap();
+    engine.abort(id).unwrap();
+    while engine.step().unwrap().unfinished > 0 {}
+    let outputs = engine.queue().poll(Some(Duration::ZERO)).unwrap();
+    assert_eq!(outputs.len(), 1);
+    assert_eq!(complete(&engine, &[prompt(2, 30)]).len(), 1);
+}
+
+#[test]
+fn a_journal_with_a_store_is_replayed_without_it() {
+    let model = Model::new(5);
+    let memory = Memory::default();
+    let prompts = [prompt(1, 61), prompt(2, 40), prompt(1, 50)];
+    model.run(Some(options(&memory)), &prompts);
+    for fault in [Fault::None, Fault::Random(3), Fault::Random(99)] {
+        memory.set(fault);
+        let folder = TempDir::new();
+        let path = folder.0.join("journal");
+        let engine = model.engine(Some(options(&memory)), Some(&path));
+        complete(&engine, &prompts);
+        complete(&engine, &[prompt(7, 70), prompt(2, 40)]);
+        drop(engine);
+        let (info, executor) = model.device();
+        let summary = Replay::with_executor(JournalFile::open(&path).unwrap(), info, None, executor).unwrap().run().unwrap();
+        assert_eq!((summary.difference, summary.ending, summary.sequences), (None, Some(Ending::Closed), 5), "{fault:?}");
+    }
+}
+
+#[test]
+fn random_traces_with_a_random_faulty_store_have_the_bits_of_an_engine_without_one() {
+    let model = Model::new(5);
+    for seed in 1..6 {
+        let mut random = Random(seed);
+        let memory = Memory::default();
+        memory.set(Fault::Random(seed));
+        for _ in 0..3 {
+            // More prompts than the pool can cache, with common prefixes.
+            let prompts: Vec<_> = (0..6).map(|_| prompt(random.below(4), 9 + random.below(80))).collect();
+            let (expected, _) = model.run(None, &prompts);
+            let limits = KvStoreOptions {
+                timeout: Duration::from_millis(20 + random.below(40) as u64),
+                max_bytes: [1, 1 << 16, 1 << 28][random.below(3)],
+                max_operations: 1 + random.below(8),
+                ..options(&memory)
+            };
+            let engine = model.engine(Some(limits), None);
+            assert_eq!(complete(&engine, &prompts), expected, "seed {seed}");
+            assert_eq!(complete(&engine, &prompts), expected, "seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn options_of_a_store_are_checked() {
+    let model = Model::new(5);
+    let refused = |options: EngineOptions, part: &str| {
+        let error = options.validate().unwrap_err();
+        assert!(error.code() == Code::InvalidArgument && error.message().contains(part), "{error}");
+    };
+    let memory = Memory::default();
+    let with = |store: KvStoreOptions| EngineOptions { kv_store: Some(store), ..Default::default() };
+    refused(with(KvStoreOptions { max_operations: 0, ..options(&memory) }), "kv_store_max_operations is 0");
+    refused(with(KvStoreOptions { timeout: Duration::ZERO, ..options(&memory) }), "kv_store_timeout_ms is 0");
+    refused(with(KvStoreOptions { secret: Some(StoreSecret(vec![1; 15])), ..options(&memory) }), "kv_store_secret has 15 bytes");
+    refused(EngineOptions { prefix_cache: false, ..with(options(&memory)) }, "prefix cache");
+    let handle = options(&memory);
+    let _first = model.engine(Some(handle.clone()), None);
+    let (info, executor) = model.device();
+    let error = Engine::with_executor(&with(handle), info, None, executor).map(drop).unwrap_err();
+    assert!(error.message().contains("belongs to another engine"), "{error}");
+}
