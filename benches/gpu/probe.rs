@@ -100,7 +100,7 @@ impl Probe {
 fn pair(random: &mut Random, largest: u16) -> u32 {
     let mut number = || {
         let bits = random.next() as u32;
-        (bits & 0x7fff) % (u32::from(largest) + 1) | bits & 0x8000
+        ((bits & 0x7fff) % (u32::from(largest) + 1)) | (bits & 0x8000)
     };
     number() | number() << 16
 }
