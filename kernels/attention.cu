@@ -438,8 +438,9 @@ __device__ __forceinline__ u64 partial_of(u32 index, u32 kv_heads, u32 group, u3
 // Writes `out` if there is one part, and otherwise this block's part of `partial` for
 // attention_merge.
 template <class T, u32 DIM>
-__device__ __forceinline__ void write_decode(const Attention &a, const AttentionTile &tile, const SharedPartials<T, DIM> &partials,
+__device__ __forceinline__ void write_decode(const Attention &a, const SharedPartials<T, DIM> &partials,
                                              float *partial /* layout: see attention_merge */) {
+    AttentionTile tile = a.tiles[blockIdx.x]; // again, so that it occupies no registers in the main loop
     for (u32 i = threadIdx.x; i < query_count(tile, a.group(), DECODE_QUERIES) * DIM; i += blockDim.x) {
         u32 number = i / DIM, dim = i % DIM;
         Query query = query_of(a, tile, tile.first_query + number);
@@ -480,7 +481,7 @@ template <class T, u32 DIM> __device__ __forceinline__ void attend_decode(const 
     SharedPartials<T, DIM> &partials = *reinterpret_cast<SharedPartials<T, DIM> *>(stages);
     partials.put(queries);
     __syncthreads();
-    write_decode(a, tile, partials, partial);
+    write_decode(a, partials, partial);
 }
 
 // out = the combination of all parts and the sink. If there is one part, attention_decode has
