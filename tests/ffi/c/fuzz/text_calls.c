@@ -153,6 +153,10 @@ void check_null_handles(worker *w) {
     CALL(pllm_fork_init, NULL, size);
     CALL(pllm_resume_init, NULL, size);
     CALL(pllm_pin_init, NULL, size);
+    CALL(pllm_kv_store_init, NULL, size);
+    pllm_kv_store store;
+    CALL(pllm_kv_store_init, &store, sizeof store);
+    EXPECT(store.struct_size == sizeof store, "struct_size was not set");
 }
 
 void free_any_kept(worker *w) { free_kept(w, &w->kept_objects[below(w, COUNT(w->kept_objects))]); }
