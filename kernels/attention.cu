@@ -156,11 +156,7 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
         float magnitude = 0.0f;
 #pragma unroll
         for (u32 i = lane_in_warp() % 4; i < DIM; i += 4) magnitude = fmaxf(magnitude, fabsf(query[i]));
-        magnitude = fmaxf(magnitude, __shfl_xor_sync(ALL_LANES, magnitude, 1));
-        magnitude = fmaxf(magnitude, __shfl_xor_sync(ALL_LANES, magnitude, 2));
-        u32 exponent = min(max(float_to_bits(magnitude) >> 23, 1u), 253u);
-        restore = bits_to_float(exponent << 23);
-        factor = bits_to_float((254 - exponent) << 23);
+        narrowing_factor(query_max(magnitude), factor, restore);
     }
 
     __device__ __forceinline__ void load(const float *query /* [DIM] */, u32 half, float factor) {
@@ -192,7 +188,7 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
         else multiply_keys(scores, keys);
         if constexpr (Factor<T>::NARROW) restore_scale(scores);
         if (a.slopes || a.soft_cap > 0.0f) adjust(scores, a, token);
-        if (token < all_first || token + TOKENS - 1 > all_last) mask(scores, a.window, token);
+        if (token < all_first || token + TOKENS - 1 > all_last) mask_scores(scores, last, a.window, token);
         update_softmax(scores);
         if constexpr (SCALED) add_bytes_of_values(scores, keys + TOKENS * PITCH, scales + TOKENS);
         else add_values(scores, keys + TOKENS * PITCH);
@@ -233,7 +229,7 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
         }
 #pragma unroll
         for (u32 n = 0; n < TOKENS / 8; n++) {
-            float2 two = *reinterpret_cast<const float2 *>(scales + column(n, 0));
+            float2 two = *reinterpret_cast<const float2 *>(scales + score_column(n, 0));
 #pragma unroll
             for (u32 i = 0; i < 4; i++) scores[n][i] *= i % 2 ? two.y : two.x;
         }
@@ -244,26 +240,12 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
         for (u32 i = 0; i < TOKENS / 2; i++) scores[i / 4][i % 4] *= restore[i % 4 / 2];
     }
 
-    // Returns the token of score i of matrix n, relative to the first token.
-    static __device__ __forceinline__ u32 column(u32 n, u32 i) { return n * 8 + lane_in_warp() % 4 * 2 + i % 2; }
-
     __device__ __forceinline__ void adjust(float (&scores)[TOKENS / 8][4], const Attention &a, u32 token) {
 #pragma unroll
         for (u32 n = 0; n < TOKENS / 8; n++) {
 #pragma unroll
             for (u32 i = 0; i < 4; i++)
-                scores[n][i] = adjusted_score(a, scores[n][i] * a.scale, slope[i / 2], last[i / 2], token + column(n, i));
-        }
-    }
-
-    // Masks scores outside the window. For tokens after the query, the unsigned difference wraps to
-    // a value beyond every window.
-    __device__ __forceinline__ void mask(float (&scores)[TOKENS / 8][4], u32 window, u32 token) {
-#pragma unroll
-        for (u32 n = 0; n < TOKENS / 8; n++) {
-#pragma unroll
-            for (u32 i = 0; i < 4; i++)
-                if (last[i / 2] - (token + column(n, i)) >= window) scores[n][i] = MINUS_INFINITY;
+                scores[n][i] = adjusted_score(a, scores[n][i] * a.scale, slope[i / 2], last[i / 2], token + score_column(n, i));
         }
     }
 
@@ -274,9 +256,7 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
             float before = max_score[half], chunk_max = MINUS_INFINITY;
 #pragma unroll
             for (u32 n = 0; n < TOKENS / 8; n++) chunk_max = fmaxf(chunk_max, fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
-            chunk_max = fmaxf(chunk_max, __shfl_xor_sync(ALL_LANES, chunk_max, 1));
-            chunk_max = fmaxf(chunk_max, __shfl_xor_sync(ALL_LANES, chunk_max, 2));
-            max_score[half] = fmaxf(before, chunk_max * power);
+            max_score[half] = fmaxf(before, query_max(chunk_max) * power);
             float base = max_score[half] == MINUS_INFINITY ? 0.0f : max_score[half]; // if no token has been visible yet, all weights are 0
             float rescale = exp2_of(before - base);
             weight[half] *= rescale;
@@ -318,7 +298,7 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
             u32 a[4];
 #pragma unroll
             for (u32 i = 0; i < 4; i++) {
-                float2 two = *reinterpret_cast<const float2 *>(scales + column(2 * k + i / 2, 0));
+                float2 two = *reinterpret_cast<const float2 *>(scales + score_column(2 * k + i / 2, 0));
                 const float *pair = &weights[2 * k + i / 2][i % 2 * 2];
                 // The scale of a token outside the window may be NaN.
                 a[i] = pack2<Number>(pair[0] == 0.0f ? 0.0f : pair[0] * two.x, pair[1] == 0.0f ? 0.0f : pair[1] * two.y);
@@ -362,11 +342,7 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
     }
 
     // Returns a query's weight, summed over its four lanes.
-    __device__ __forceinline__ float total_weight(u32 half) const {
-        float sum = weight[half];
-        sum += __shfl_xor_sync(ALL_LANES, sum, 1);
-        return sum + __shfl_xor_sync(ALL_LANES, sum, 2);
-    }
+    __device__ __forceinline__ float total_weight(u32 half) const { return query_sum(weight[half]); }
 };
 
 // Returns this block's half of a tile. Tiles with the longest context are last in a sequence and

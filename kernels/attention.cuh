@@ -152,5 +152,39 @@ template <> struct Factor<f16> {
 };
 template <> struct Factor<e4m3> : Factor<signed char> {};
 
+// Computes the power of two that scales a query in a narrow type, whose largest magnitude this is, to
+// between 1 and 2, within the range of f32, and its inverse.
+__device__ __forceinline__ void narrowing_factor(float magnitude, float &factor, float &restore) {
+    u32 exponent = min(max(float_to_bits(magnitude) >> 23, 1u), 253u);
+    restore = bits_to_float(exponent << 23);
+    factor = bits_to_float((254 - exponent) << 23);
+}
+
+// Return the maximum and the sum over the four lanes that have a query's scores in the fragments of
+// tensor cores, in all of them.
+__device__ __forceinline__ float query_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 1));
+    return fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 2));
+}
+__device__ __forceinline__ float query_sum(float x) {
+    x += __shfl_xor_sync(ALL_LANES, x, 1);
+    return x + __shfl_xor_sync(ALL_LANES, x, 2);
+}
+
+// Returns the token of score i of fragment n, relative to the first token.
+__device__ __forceinline__ u32 score_column(u32 n, u32 i) { return n * 8 + lane_in_warp() % 4 * 2 + i % 2; }
+
+// Masks scores outside the window. For tokens after the query, the unsigned difference wraps to a
+// value beyond every window.
+template <u32 FRAGMENTS>
+__device__ __forceinline__ void mask_scores(float (&scores)[FRAGMENTS][4], const u32 (&last)[2], u32 window, u32 token) {
+#pragma unroll
+    for (u32 n = 0; n < FRAGMENTS; n++) {
+#pragma unroll
+        for (u32 i = 0; i < 4; i++)
+            if (last[i / 2] - (token + score_column(n, i)) >= window) scores[n][i] = MINUS_INFINITY;
+    }
+}
+
 // Returns the bytes of K or V of one head and token.
 template <class T> __device__ __forceinline__ u32 token_bytes(u32 dim) { return dim * sizeof(T) + (Factor<T>::SCALED ? sizeof(float) : 0); }

@@ -5,10 +5,10 @@
 // threads and HOPPER_SHARED bytes of dynamic shared memory. The kernels exist only in code for
 // sm_90a.
 //
-// One warpgroup copies K and V to shared memory, CHUNK tokens at a time. Two warpgroups compute 64
-// queries each. A warpgroup's tensor core products and its softmax overlap: the products of a chunk
-// are in progress while the softmax of the next one is computed. Furthermore, the warpgroups take
-// turns, so that one computes its softmax while the tensor cores work for the other.
+// One warpgroup copies K and V to shared memory, HOPPER_CHUNK tokens at a time. Two warpgroups
+// compute 64 queries each. A warpgroup's tensor core products and its softmax overlap: the products
+// of a chunk are in progress while the softmax of the next one is computed. Furthermore, the
+// warpgroups take turns, so that one computes its softmax while the tensor cores work for the other.
 #include "attention.cuh"
 #include "hopper.cuh"
 
@@ -20,22 +20,18 @@
 #define QUERIES_READY 1 // plus the index of the warpgroup
 #define TURN 3          // plus the index of the warpgroup
 
-// The variant of a kernel: tokens per chunk, chunks in shared memory, and whether warpgroups take
-// turns. The maximum score is updated if it would grow by more than TOLERANCE, as a log2.
-template <u32 CHUNK_, u32 STAGES_, bool TURNS_, int TOLERANCE_> struct HopperPlan {
-    static constexpr u32 CHUNK = CHUNK_, STAGES = STAGES_;
-    static constexpr bool TURNS = TURNS_;
-    static constexpr int TOLERANCE = TOLERANCE_;
-};
+#define HOPPER_CHUNK 128u     // tokens that are copied and multiplied at a time
+#define HOPPER_STAGES 2u      // chunks in shared memory
+#define HOPPER_TOLERANCE 8.0f // the maximum score is updated if it would grow by more than this, as a log2
 
 // The shared memory of a block. K, V and queries are matrices in panels.
-template <u32 DIM, class Plan> struct HopperShared {
+template <u32 DIM> struct HopperShared {
     static constexpr u32 PANELS = DIM / PANEL;
     u16 queries[2][PANELS][64][PANEL];
-    u16 keys[Plan::STAGES][PANELS][Plan::CHUNK][PANEL];
-    u16 values[Plan::STAGES][PANELS][Plan::CHUNK][PANEL];
-    PhaseBarrier keys_full[Plan::STAGES], values_full[Plan::STAGES];   // arrivals: the threads that copy
-    PhaseBarrier keys_empty[Plan::STAGES], values_empty[Plan::STAGES]; // arrivals: the warps that compute
+    u16 keys[HOPPER_STAGES][PANELS][HOPPER_CHUNK][PANEL];
+    u16 values[HOPPER_STAGES][PANELS][HOPPER_CHUNK][PANEL];
+    PhaseBarrier keys_full[HOPPER_STAGES], values_full[HOPPER_STAGES];   // arrivals: the threads that copy
+    PhaseBarrier keys_empty[HOPPER_STAGES], values_empty[HOPPER_STAGES]; // arrivals: the warps that compute
     float restore[HOPPER_QUERIES];                                     // narrow types only: see WarpgroupQueries
 
     // Dynamic shared memory is aligned to 16 bytes only.
@@ -46,7 +42,7 @@ template <u32 DIM, class Plan> struct HopperShared {
     }
 
     __device__ __forceinline__ void begin_barriers() {
-        for (u32 i = 0; i < Plan::STAGES; i++) {
+        for (u32 i = 0; i < HOPPER_STAGES; i++) {
             barrier_begin(keys_full[i], WARPGROUP);
             barrier_begin(values_full[i], WARPGROUP);
             barrier_begin(keys_empty[i], HOPPER_WARPS);
@@ -55,14 +51,14 @@ template <u32 DIM, class Plan> struct HopperShared {
     }
 };
 
-#define HOPPER_SHARED(DIM, PLAN) (sizeof(HopperShared<DIM, PLAN>) + HopperShared<DIM, PLAN>::ALIGNMENT)
+#define HOPPER_SHARED(DIM) (sizeof(HopperShared<DIM>) + HopperShared<DIM>::ALIGNMENT)
 
 // The next stage to fill or to read, and the parity of its phase.
-template <u32 STAGES> struct StageCursor {
+struct StageCursor {
     u32 stage, parity;
 
     __device__ __forceinline__ void advance() {
-        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        stage = stage + 1 == HOPPER_STAGES ? 0 : stage + 1;
         parity ^= stage == 0;
     }
 };
@@ -77,22 +73,21 @@ struct TokenRange {
 
 // ---- copying K and V
 
-// A warp of the warpgroup that copies. It copies CHUNK / 4 tokens of each chunk. The addresses of
+// A warp of the warpgroup that copies. It copies HOPPER_CHUNK / 4 tokens of each chunk. The addresses of
 // the tokens' keys are looked up by one lane each.
-template <u32 DIM, class Plan> struct HopperCopier {
-    static constexpr u32 CHUNK = Plan::CHUNK, TOKENS = CHUNK / 4, LANES = DIM / 8; // lanes per token
-    typedef StageCursor<Plan::STAGES> Cursor;
+template <u32 DIM> struct HopperCopier {
+    static constexpr u32 TOKENS = HOPPER_CHUNK / 4, LANES = DIM / 8; // lanes per token
     StoredHead head;
     TokenRange range;
     u32 first_row; // of this warp in a chunk
 
-    __device__ __forceinline__ void run(HopperShared<DIM, Plan> &shared, u32 token) {
-        Cursor keys = {0, 1}, values = {0, 1};
-        const u8 *now = keys_of(token), *next = keys_of(token + CHUNK);
+    __device__ __forceinline__ void run(HopperShared<DIM> &shared, u32 token) {
+        StageCursor keys = {0, 1}, values = {0, 1};
+        const u8 *now = keys_of(token), *next = keys_of(token + HOPPER_CHUNK);
         copy(shared.keys, shared.keys_full, shared.keys_empty, keys, now, token);
-        for (; token < range.end; token += CHUNK) {
-            const u8 *later = keys_of(token + 2 * CHUNK); // looked up now, so that its latency overlaps
-            if (token + CHUNK < range.end) copy(shared.keys, shared.keys_full, shared.keys_empty, keys, next, token + CHUNK);
+        for (; token < range.end; token += HOPPER_CHUNK) {
+            const u8 *later = keys_of(token + 2 * HOPPER_CHUNK); // looked up now, so that its latency overlaps
+            if (token + HOPPER_CHUNK < range.end) copy(shared.keys, shared.keys_full, shared.keys_empty, keys, next, token + HOPPER_CHUNK);
             copy(shared.values, shared.values_full, shared.values_empty, values, now + head.values_offset, token);
             now = next, next = later;
         }
@@ -104,8 +99,8 @@ template <u32 DIM, class Plan> struct HopperCopier {
         return head.keys(head.block(at)) + head.slot(at) * DIM * sizeof(u16);
     }
 
-    __device__ __forceinline__ void copy(u16 (&stages)[Plan::STAGES][DIM / PANEL][CHUNK][PANEL], PhaseBarrier (&full)[Plan::STAGES],
-                                         PhaseBarrier (&empty)[Plan::STAGES], Cursor &cursor, const u8 *from, u32 token) const {
+    __device__ __forceinline__ void copy(u16 (&stages)[HOPPER_STAGES][DIM / PANEL][HOPPER_CHUNK][PANEL], PhaseBarrier (&full)[HOPPER_STAGES],
+                                         PhaseBarrier (&empty)[HOPPER_STAGES], StageCursor &cursor, const u8 *from, u32 token) const {
         constexpr u32 AT_ONCE = WARP / LANES; // tokens
         u32 own = lane_in_warp() / LANES, chunk = lane_in_warp() % LANES;
         u8 *panel = reinterpret_cast<u8 *>(stages[cursor.stage][chunk / 8]);
@@ -127,9 +122,9 @@ template <u32 DIM, class Plan> struct HopperCopier {
 
 // The state of a warpgroup's 64 queries while it iterates over K and V. In the layout of tensor core
 // fragments, a lane holds parts of two queries of its warp: lane / 4 and lane / 4 + 8.
-template <class T, u32 DIM, class Plan, bool ADJUSTS> struct WarpgroupQueries {
-    static constexpr u32 CHUNK = Plan::CHUNK, LANES = DIM / 8; // lanes per query that is read
-    typedef HopperShared<DIM, Plan> Shared;
+template <class T, u32 DIM, bool ADJUSTS> struct WarpgroupQueries {
+    static constexpr u32 LANES = DIM / 8; // lanes per query that is read
+    typedef HopperShared<DIM> Shared;
     float sums[DIM / 8][4];
     float max_score[2], weight[2]; // the maximum score times log2(e); this lane's part of the weight
     float rescale[2];              // the factor of the sums after the last chunk
@@ -166,9 +161,9 @@ template <class T, u32 DIM, class Plan, bool ADJUSTS> struct WarpgroupQueries {
                                 fmaxf(fmaxf(fabsf(high.x), fabsf(high.y)), fmaxf(fabsf(high.z), fabsf(high.w))));
 #pragma unroll
         for (u32 step = 1; step < LANES; step *= 2) magnitude = fmaxf(magnitude, __shfl_xor_sync(ALL_LANES, magnitude, step));
-        u32 exponent = min(max(float_to_bits(magnitude) >> 23, 1u), 253u);
-        restore = bits_to_float(exponent << 23); // all lanes of the query write the same value
-        return bits_to_float((254 - exponent) << 23);
+        float factor;
+        narrowing_factor(magnitude, factor, restore); // all lanes of the query write the same value
+        return factor;
     }
 
     // Starts with this warp's queries: `number` and later.
@@ -191,40 +186,40 @@ template <class T, u32 DIM, class Plan, bool ADJUSTS> struct WarpgroupQueries {
         for (u32 i = 0; i < DIM / 8 * 4; i++) sums[i / 4][i % 4] = 0.0f;
     }
 
-    static __device__ __forceinline__ void multiply_keys(float (&scores)[CHUNK / 8][4], const u16 (&queries)[DIM / PANEL][64][PANEL],
-                                                         const u16 (&keys)[DIM / PANEL][CHUNK][PANEL]) {
+    static __device__ __forceinline__ void multiply_keys(float (&scores)[HOPPER_CHUNK / 8][4], const u16 (&queries)[DIM / PANEL][64][PANEL],
+                                                         const u16 (&keys)[DIM / PANEL][HOPPER_CHUNK][PANEL]) {
         MatrixDescriptor a(queries, 0), b(keys, 0);
         products_begin();
 #pragma unroll
         for (u32 k = 0; k < DIM / 16; k++) {
             u32 panel = k / 4, in_panel = k % 4 * 32;
-            multiply_64<T, CHUNK>(scores, a.at(panel * sizeof(queries[0]) + in_panel), b.at(panel * sizeof(keys[0]) + in_panel), k > 0);
+            multiply_64<T, HOPPER_CHUNK>(scores, a.at(panel * sizeof(queries[0]) + in_panel), b.at(panel * sizeof(keys[0]) + in_panel), k > 0);
         }
         products_commit();
     }
 
-    __device__ __forceinline__ void add_values(const u32 (&weights)[CHUNK / 16][4], const u16 (&values)[DIM / PANEL][CHUNK][PANEL]) {
+    __device__ __forceinline__ void add_values(const u32 (&weights)[HOPPER_CHUNK / 16][4], const u16 (&values)[DIM / PANEL][HOPPER_CHUNK][PANEL]) {
         MatrixDescriptor b(values, sizeof(values[0]));
         products_begin();
 #pragma unroll
-        for (u32 k = 0; k < CHUNK / 16; k++) add_product_64<T, DIM>(sums, weights[k], b.at(k * 16 * PANEL_ROW_BYTES));
+        for (u32 k = 0; k < HOPPER_CHUNK / 16; k++) add_product_64<T, DIM>(sums, weights[k], b.at(k * 16 * PANEL_ROW_BYTES));
         products_commit();
     }
 
     // Replaces products of queries and keys by weights.
-    __device__ __forceinline__ void weigh(float (&scores)[CHUNK / 8][4], const Attention &a, u32 token) {
+    __device__ __forceinline__ void weigh(float (&scores)[HOPPER_CHUNK / 8][4], const Attention &a, u32 token) {
         if constexpr (ADJUSTS) adjust(scores, a, token);
-        if (token < all_first || token + CHUNK - 1 > all_last) mask(scores, a.window, token);
+        if (token < all_first || token + HOPPER_CHUNK - 1 > all_last) mask_scores(scores, last, a.window, token);
 #pragma unroll
         for (u32 half = 0; half < 2; half++) update_softmax(scores, half);
     }
 
-    __device__ __forceinline__ void adjust(float (&scores)[CHUNK / 8][4], const Attention &a, u32 token) {
+    __device__ __forceinline__ void adjust(float (&scores)[HOPPER_CHUNK / 8][4], const Attention &a, u32 token) {
 #pragma unroll
-        for (u32 n = 0; n < CHUNK / 8; n++) {
+        for (u32 n = 0; n < HOPPER_CHUNK / 8; n++) {
 #pragma unroll
             for (u32 i = 0; i < 4; i++) {
-                float score = fmaf(-slope[i / 2], float(int(last[i / 2] - (token + column(n, i)))), scores[n][i] * factor[i / 2]);
+                float score = fmaf(-slope[i / 2], float(int(last[i / 2] - (token + score_column(n, i)))), scores[n][i] * factor[i / 2]);
                 scores[n][i] = a.soft_cap > 0.0f ? capped(score, a.soft_cap) : score;
             }
         }
@@ -236,36 +231,21 @@ template <class T, u32 DIM, class Plan, bool ADJUSTS> struct WarpgroupQueries {
         return soft_cap - __fdividef(2.0f * soft_cap, power + 1.0f);
     }
 
-    // Returns the token of score i of matrix n, relative to the first token.
-    static __device__ __forceinline__ u32 column(u32 n, u32 i) { return n * 8 + lane_in_warp() % 4 * 2 + i % 2; }
-
-    // Masks scores outside the window. For tokens after the query, the unsigned difference wraps to
-    // a value beyond every window.
-    __device__ __forceinline__ void mask(float (&scores)[CHUNK / 8][4], u32 window, u32 token) const {
-#pragma unroll
-        for (u32 n = 0; n < CHUNK / 8; n++) {
-#pragma unroll
-            for (u32 i = 0; i < 4; i++)
-                if (last[i / 2] - (token + column(n, i)) >= window) scores[n][i] = MINUS_INFINITY;
-        }
-    }
-
     // Replaces a query's scores by weights relative to a maximum score. The maximum is updated only if
-    // it would grow by more than TOLERANCE, because each update costs a multiplication of all sums.
-    // Weights are then at most 2^TOLERANCE.
-    __device__ __forceinline__ void update_softmax(float (&scores)[CHUNK / 8][4], u32 half) {
+    // it would grow by more than HOPPER_TOLERANCE, because each update costs a multiplication of all sums.
+    // Weights are then at most 2^HOPPER_TOLERANCE.
+    __device__ __forceinline__ void update_softmax(float (&scores)[HOPPER_CHUNK / 8][4], u32 half) {
         const float power = ADJUSTS ? LOG2_E : factor[half];
         float before = max_score[half], chunk_max = MINUS_INFINITY;
 #pragma unroll
-        for (u32 n = 0; n < CHUNK / 8; n++) chunk_max = fmaxf(chunk_max, fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
-        chunk_max = fmaxf(chunk_max, __shfl_xor_sync(ALL_LANES, chunk_max, 1));
-        chunk_max = fmaxf(chunk_max, __shfl_xor_sync(ALL_LANES, chunk_max, 2)) * power;
-        if (chunk_max > before + Plan::TOLERANCE) max_score[half] = chunk_max;
+        for (u32 n = 0; n < HOPPER_CHUNK / 8; n++) chunk_max = fmaxf(chunk_max, fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
+        chunk_max = query_max(chunk_max) * power;
+        if (chunk_max > before + HOPPER_TOLERANCE) max_score[half] = chunk_max;
         float base = max_score[half] == MINUS_INFINITY ? 0.0f : max_score[half]; // if no token has been visible yet, all weights are 0
         rescale[half] = exp2_of(before - base);
         float sum = 0.0f;
 #pragma unroll
-        for (u32 i = 0; i < CHUNK / 4; i++) {
+        for (u32 i = 0; i < HOPPER_CHUNK / 4; i++) {
             float &score = scores[i / 2][2 * half + i % 2];
             score = exp2_of(fmaf(score, power, -base));
             sum += score;
@@ -275,23 +255,21 @@ template <class T, u32 DIM, class Plan, bool ADJUSTS> struct WarpgroupQueries {
 
     // Multiplies the sums after an update of the maximum score. Multiplications by 1 are skipped.
     __device__ __forceinline__ void rescale_sums() {
-        if (Plan::TOLERANCE > 0 && !__any_sync(ALL_LANES, rescale[0] != 1.0f || rescale[1] != 1.0f)) return;
+        if (!__any_sync(ALL_LANES, rescale[0] != 1.0f || rescale[1] != 1.0f)) return;
 #pragma unroll
         for (u32 i = 0; i < DIM / 8 * 4; i++) sums[i / 4][i % 4] *= rescale[i % 4 / 2];
     }
 
-    static __device__ __forceinline__ void pack(u32 (&weights)[CHUNK / 16][4], const float (&scores)[CHUNK / 8][4]) {
+    static __device__ __forceinline__ void pack(u32 (&weights)[HOPPER_CHUNK / 16][4], const float (&scores)[HOPPER_CHUNK / 8][4]) {
 #pragma unroll
-        for (u32 i = 0; i < CHUNK / 4; i++) weights[i / 4][i % 4] = pack2<T>(scores[i / 2][i % 2 * 2], scores[i / 2][i % 2 * 2 + 1]);
+        for (u32 i = 0; i < HOPPER_CHUNK / 4; i++) weights[i / 4][i % 4] = pack2<T>(scores[i / 2][i % 2 * 2], scores[i / 2][i % 2 * 2 + 1]);
     }
 
     // Writes the results. Adding 0 normalizes -0, whose sign would depend on tokens outside the window.
     __device__ __forceinline__ void write(const Attention &a, const AttentionTile &tile, u32 number, u32 end) const {
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
-            float total = weight[half];
-            total += __shfl_xor_sync(ALL_LANES, total, 1);
-            total += __shfl_xor_sync(ALL_LANES, total, 2);
+            float total = query_sum(weight[half]);
             u32 own = number + lane_in_warp() / 4 + 8 * half;
             if (own >= end) continue;
             Query query = query_of(a, tile, own);
@@ -308,37 +286,37 @@ template <class T, u32 DIM, class Plan, bool ADJUSTS> struct WarpgroupQueries {
 // ---- the main loop
 
 // The warpgroups that compute take turns in issuing products.
-template <bool TURNS> struct Turns {
+struct Turns {
     u32 warpgroup; // 0 or 1
 
     __device__ __forceinline__ void begin() const {
-        if (TURNS && warpgroup == 1) end();
+        if (warpgroup == 1) end();
     }
     __device__ __forceinline__ void wait() const {
-        if (TURNS) named_barrier_wait(TURN + warpgroup, 2 * WARPGROUP);
+        named_barrier_wait(TURN + warpgroup, 2 * WARPGROUP);
     }
     __device__ __forceinline__ void end() const {
-        if (TURNS) named_barrier_arrive(TURN + 1 - warpgroup, 2 * WARPGROUP);
+        named_barrier_arrive(TURN + 1 - warpgroup, 2 * WARPGROUP);
     }
 };
 
 // Waits for a stage.
-template <u32 STAGES> __device__ __forceinline__ void wait_full(PhaseBarrier (&full)[STAGES], StageCursor<STAGES> cursor) {
+__device__ __forceinline__ void wait_full(PhaseBarrier (&full)[HOPPER_STAGES], StageCursor cursor) {
     barrier_wait(full[cursor.stage], cursor.parity);
     fence_shared_for_tensor_cores();
 }
 
 // Returns a stage that this warp's products have read.
-template <u32 STAGES> __device__ __forceinline__ void release(PhaseBarrier (&empty)[STAGES], StageCursor<STAGES> &cursor) {
+__device__ __forceinline__ void release(PhaseBarrier (&empty)[HOPPER_STAGES], StageCursor &cursor) {
     if (lane_in_warp() == 0) barrier_arrive(empty[cursor.stage]);
     cursor.advance();
 }
 
 // Computes 64 queries, from the tile's query 64 * warpgroup on.
-template <class T, u32 DIM, class Plan, bool ADJUSTS>
+template <class T, u32 DIM, bool ADJUSTS>
 __device__ __forceinline__ void attend_hopper_queries(const Attention &a, const AttentionTile &tile, TokenRange range, u32 token, u32 warpgroup) {
-    typedef WarpgroupQueries<T, DIM, Plan, ADJUSTS> Queries;
-    HopperShared<DIM, Plan> &shared = HopperShared<DIM, Plan>::get();
+    typedef WarpgroupQueries<T, DIM, ADJUSTS> Queries;
+    HopperShared<DIM> &shared = HopperShared<DIM>::get();
     u32 end = tile.first_query + query_count(tile, a.group(), HOPPER_QUERIES);
     u32 number = tile.first_query + warpgroup * 64, of_warp = warp_in_block() % 4 * 16;
     Queries::store(a, tile, shared.queries[warpgroup], shared.restore + warpgroup * 64, number, end);
@@ -347,10 +325,10 @@ __device__ __forceinline__ void attend_hopper_queries(const Attention &a, const 
 
     Queries queries;
     queries.begin(a, tile, shared.restore + warpgroup * 64 + of_warp, number + of_warp, end);
-    float scores[Plan::CHUNK / 8][4];
-    u32 weights[Plan::CHUNK / 16][4];
-    StageCursor<Plan::STAGES> keys = {0, 0}, values = {0, 0};
-    Turns<Plan::TURNS> turns = {warpgroup};
+    float scores[HOPPER_CHUNK / 8][4];
+    u32 weights[HOPPER_CHUNK / 16][4];
+    StageCursor keys = {0, 0}, values = {0, 0};
+    Turns turns = {warpgroup};
     const u16(&stored)[DIM / PANEL][64][PANEL] = shared.queries[warpgroup];
 
     turns.begin();
@@ -361,7 +339,7 @@ __device__ __forceinline__ void attend_hopper_queries(const Attention &a, const 
     release(shared.keys_empty, keys);
     queries.weigh(scores, a, token);
     Queries::pack(weights, scores);
-    for (token += Plan::CHUNK; token < range.end; token += Plan::CHUNK) {
+    for (token += HOPPER_CHUNK; token < range.end; token += HOPPER_CHUNK) {
         wait_full(shared.keys_full, keys);
         turns.wait();
         Queries::multiply_keys(scores, stored, shared.keys[keys.stage]);
@@ -391,33 +369,31 @@ __device__ __forceinline__ void attend_hopper_queries(const Attention &a, const 
 __device__ __forceinline__ u32 hopper_kv_head(u32 kv_heads) { return blockIdx.x % kv_heads; }
 __device__ __forceinline__ AttentionTile hopper_tile(const Attention &a) { return a.tiles[(gridDim.x - 1 - blockIdx.x) / a.kv_heads]; }
 
-template <class T, u32 DIM, class Plan> __device__ __forceinline__ void attend_hopper(const Attention &a, const AttentionTile &tile) {
-    HopperShared<DIM, Plan> &shared = HopperShared<DIM, Plan>::get();
+template <class T, u32 DIM> __device__ __forceinline__ void attend_hopper(const Attention &a, const AttentionTile &tile) {
+    HopperShared<DIM> &shared = HopperShared<DIM>::get();
     u32 count = query_count(tile, a.group(), HOPPER_QUERIES), warpgroup = warpgroup_in_block();
     if (count == 0) return;
     TokenRange range = {query_of(a, tile, tile.first_query).first, query_of(a, tile, tile.first_query + count - 1).last + 1};
-    u32 token = range.first / Plan::CHUNK * Plan::CHUNK;
+    u32 token = range.first / HOPPER_CHUNK * HOPPER_CHUNK;
     if (threadIdx.x == 0) shared.begin_barriers();
     __syncthreads();
     if (warpgroup == 0) {
         give_registers<40>();
-        HopperCopier<DIM, Plan> copier = {stored_head(a, tile, DIM * sizeof(u16)), range, warp_in_block() * (Plan::CHUNK / 4)};
+        HopperCopier<DIM> copier = {stored_head(a, tile, DIM * sizeof(u16)), range, warp_in_block() * (HOPPER_CHUNK / 4)};
         copier.run(shared, token);
     } else {
         take_registers<232>();
-        if (a.slopes || a.soft_cap > 0.0f) attend_hopper_queries<T, DIM, Plan, true>(a, tile, range, token, warpgroup - 1);
-        else attend_hopper_queries<T, DIM, Plan, false>(a, tile, range, token, warpgroup - 1);
+        if (a.slopes || a.soft_cap > 0.0f) attend_hopper_queries<T, DIM, true>(a, tile, range, token, warpgroup - 1);
+        else attend_hopper_queries<T, DIM, false>(a, tile, range, token, warpgroup - 1);
     }
 }
-
-typedef HopperPlan<128, 2, true, 8> DefaultHopperPlan;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDACC__)
 #define ATTENTION_ON_HOPPER(name, T, DIM)                                                                                       \
     extern "C" __global__ void __launch_bounds__(HOPPER_THREADS, 1) attention_wgmma_##name##_##DIM(ATTENTION_POINTERS, ATTENTION_SCALARS) { \
         wait_for_previous_kernel();                                                                                             \
         Attention attention = ATTENTION_OF(DIM, DIM, hopper_kv_head(kv_heads));                                                 \
-        attend_hopper<T, DIM, DefaultHopperPlan>(attention, hopper_tile(attention));                                            \
+        attend_hopper<T, DIM>(attention, hopper_tile(attention));                                            \
     }
 ATTENTION_ON_HOPPER(bf16, bf16, 64)
 ATTENTION_ON_HOPPER(bf16, bf16, 128)

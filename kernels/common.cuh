@@ -9,9 +9,9 @@
 // The same files compile for the host with tests/cuda/shim.h, which emulates threads with fibers.
 // Therefore kernels use only these features of CUDA: threadIdx, blockIdx, blockDim, gridDim (x, y,
 // z), __syncthreads, __syncthreads_count, __syncwarp, __shfl_sync, __shfl_xor_sync, __ballot_sync,
-// static `__shared__` arrays, DYNAMIC_SHARED, atomicAdd on integers in shared memory, plain math
-// functions, and the functions of tensor.cuh. All threads of a block, or all lanes of a warp,
-// execute each synchronizing call. No thread returns before all threads of its block have passed
+// __any_sync, static `__shared__` arrays, DYNAMIC_SHARED, atomicAdd on integers in shared memory,
+// plain math functions, and the functions of tensor.cuh and hopper.cuh. All threads of a block, or
+// all lanes of a warp, execute each synchronizing call, except for the barriers of hopper.cuh. No thread returns before all threads of its block have passed
 // the last one.
 #pragma once
 

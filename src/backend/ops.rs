@@ -2,6 +2,7 @@
 
 use super::{
     Act, Activation, AttentionShape, BackendTypes, ExpertOf, Glu, Heads, MatrixOf, MlpOf, NormOf, RotaryEmbedding, Routing, Strips,
+    WithBias,
 };
 
 /// Computes the operations of a forward pass. In the formulas, `r` is the index of a row.
@@ -28,17 +29,31 @@ pub trait Ops: BackendTypes {
         out: &mut Self::Buf,
     ) {
         let MlpOf { up, activation, width, down } = mlp;
-        self.matmul(rows, x, up.0, up.1, wide);
         match activation {
             Activation::Plain(act) => {
+                self.matmul(rows, x, up.0, up.1, wide);
                 self.activate(rows * width, act, wide);
                 self.matmul(rows, wide, down.0, down.1, out);
             }
             Activation::Gated(glu) => {
-                self.gate(rows, width, glu, wide, narrow);
+                self.gated_matmul(rows, x, up, (width, glu), wide, narrow);
                 self.matmul(rows, narrow, down.0, down.1, out);
             }
         }
+    }
+    /// `out[r] = glu(y[..width], y[width..])` with `y = w * x[r] + bias`. `wide` holds intermediate
+    /// results of `[rows, 2 * width]`.
+    fn gated_matmul(
+        &self,
+        rows: usize,
+        x: &Self::Buf,
+        (w, bias): WithBias<Self::Matrix, Self::Buf>,
+        (width, glu): (usize, Glu),
+        wide: &mut Self::Buf,
+        out: &mut Self::Buf,
+    ) {
+        self.matmul(rows, x, w, bias, wide);
+        self.gate(rows, width, glu, wide, out);
     }
     /// Returns how many of `rows` rows an MLP processes at once; the result does not decrease as
     /// `rows` grows. A backend that returns fewer than `rows` overrides `mlp`.

@@ -55,7 +55,7 @@ enum CUresult { RESULTS(NUMBER) };
 typedef uint64_t CUdeviceptr;
 
 const size_t DEFAULT_SHARED = 48 << 10;
-const int FUNCTION_MAX_DYNAMIC_SHARED = 8, CAPTURE_THREAD_LOCAL = 1, CAPTURE_RELAXED = 2, EVENT_DISABLE_TIMING = 2;
+const int FUNCTION_PTX_VERSION = 5, FUNCTION_MAX_DYNAMIC_SHARED = 8, CAPTURE_THREAD_LOCAL = 1, CAPTURE_RELAXED = 2, EVENT_DISABLE_TIMING = 2;
 
 // ---- state of the driver
 
@@ -738,7 +738,7 @@ API CUresult cuFuncGetAttribute(int *value, int attribute, void *handle) {
         if (!function) return CUDA_ERROR_INVALID_HANDLE;
         switch (attribute) {
         case 0: return set_output(value, int(shim::MAX_THREADS)); // MAX_THREADS_PER_BLOCK
-        case 5: return set_output(value, 90); // PTX_VERSION
+        case FUNCTION_PTX_VERSION: return set_output(value, 90);
         case FUNCTION_MAX_DYNAMIC_SHARED: return set_output(value, int(function->max_shared));
         default: return CUDA_ERROR_INVALID_VALUE;
         }

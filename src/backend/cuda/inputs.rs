@@ -173,32 +173,22 @@ impl Inputs {
         range
     }
 
-    /// Appends decode tiles of the sequences, with their parts.
+    /// Appends decode tiles of the sequences.
     fn push_decode(&mut self, batch: &Batch, division: &Division, missing: usize) -> InputRange {
-        let (mut range, mut partial) = (self.begin_tiles(), 0);
-        for span in batch.spans.iter().filter(is_decode) {
-            let (len, parts) = (context_len(batch, span), division.parts(context_len(batch, span)));
-            for first_query in division.first_queries() {
-                self.push_tile(&mut range, [span.first_token, 1, span.table, first_query, 0, len, parts, partial]);
-                partial += if parts > 1 { parts } else { 0 };
-            }
-        }
+        let mut range = self.begin_tiles();
+        division.tiles(batch).for_each(|tile| self.push_tile(&mut range, tile));
         (0..missing * division.first_queries().count()).for_each(|_| self.push_tile(&mut range, [0; TILE_NUMBERS]));
         range
     }
 
-    /// Appends a tile for each part of the sequences of `push_decode`. If `of_kept` is the number of
-    /// their tiles, so many empty ones follow that the total does not depend on the batch.
+    /// Appends a tile for each part of the decode tiles. If `of_kept` is the number of these, so many
+    /// empty ones follow that the total does not depend on the batch.
     fn push_parts(&mut self, batch: &Batch, division: &Division, of_kept: Option<u32>) -> InputRange {
-        let (mut range, mut partial) = (self.begin_tiles(), 0);
-        for span in batch.spans.iter().filter(is_decode) {
-            let (len, parts) = (context_len(batch, span), division.parts(context_len(batch, span)));
-            for first_query in division.first_queries() {
-                for first in (0..parts).map(|part| part * division.part_len) {
-                    let end = len.min(first + division.part_len);
-                    self.push_tile(&mut range, [span.first_token, 1, span.table, first_query, first, end, parts, partial]);
-                    partial += u32::from(parts > 1);
-                }
+        let mut range = self.begin_tiles();
+        for [row, rows, table, first_query, _, len, parts, partial] in division.tiles(batch) {
+            for part in 0..parts {
+                let (first, end) = (part * division.part_len, len.min((part + 1).saturating_mul(division.part_len)));
+                self.push_tile(&mut range, [row, rows, table, first_query, first, end, parts, partial + part]);
             }
         }
         let total = of_kept.map_or(range.count, |tiles| tiles + division.more_parts);
@@ -250,6 +240,17 @@ impl Division {
 
     fn parts(&self, len: u32) -> u32 {
         len.div_ceil(self.part_len)
+    }
+
+    /// The tiles of the sequences, each with all its tokens and the index of its first partial result.
+    fn tiles<'a>(&'a self, batch: &'a Batch) -> impl Iterator<Item = [u32; TILE_NUMBERS]> + 'a {
+        let of_spans = batch.spans.iter().filter(is_decode).flat_map(|span| self.first_queries().map(move |query| (span, query)));
+        of_spans.scan(0, |partial, (span, first_query)| {
+            let (len, first_partial) = (context_len(batch, span), *partial);
+            let parts = self.parts(len);
+            *partial += if parts > 1 { parts } else { 0 };
+            Some([span.first_token, 1, span.table, first_query, 0, len, parts, first_partial])
+        })
     }
 
     /// The first query of each tile of a row.

@@ -353,37 +353,35 @@ impl Products {
     }
 }
 
+/// What a product of few rows writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Output {
+    Plain,
+    /// Half as many numbers: the first half of the outputs gates the second.
+    Gated,
+}
+
 impl FewRows {
-    /// Outputs per thread block, and threads.
+    /// Rows of the matrix per thread block, and threads.
     const OUTS: usize = 32;
     const THREADS: u32 = 512;
 
-    /// Returns the kernel for a number of rows, and its launch configuration. None: there is none
-    /// for so many rows or this storage type.
-    pub fn select(&self, stored: Stored, rows: usize, outs: usize) -> Option<(Function, Shape)> {
-        let kernels = match stored {
-            Stored::As(Dtype::Bf16) => [self.few_rows_bf16_8, self.few_rows_bf16_16],
-            Stored::As(Dtype::F16) => [self.few_rows_f16_8, self.few_rows_f16_16],
-            Stored::Fp8 => [self.few_rows_fp8_8, self.few_rows_fp8_16],
+    /// Returns the kernel for a number of rows, and its launch configuration for a matrix with `outs`
+    /// rows. None: there is none for so many rows or this storage type.
+    pub fn select(&self, stored: Stored, rows: usize, outs: usize, output: Output) -> Option<(Function, Shape)> {
+        let [plain, gated] = match stored {
+            Stored::As(Dtype::Bf16) => {
+                [[self.few_rows_bf16_8, self.few_rows_bf16_16], [self.few_rows_gated_bf16_8, self.few_rows_gated_bf16_16]]
+            }
+            Stored::As(Dtype::F16) => {
+                [[self.few_rows_f16_8, self.few_rows_f16_16], [self.few_rows_gated_f16_8, self.few_rows_gated_f16_16]]
+            }
+            Stored::Fp8 => [[self.few_rows_fp8_8, self.few_rows_fp8_16], [self.few_rows_gated_fp8_8, self.few_rows_gated_fp8_16]],
             Stored::As(Dtype::F32) | Stored::Records(_) => return None,
         };
-        Self::launch_of(kernels, rows, outs.div_ceil(Self::OUTS))
-    }
-
-    /// Like `select`, for a matrix whose outputs are `width` gates and as many numbers to multiply.
-    pub fn select_gated(&self, stored: Stored, rows: usize, width: usize) -> Option<(Function, Shape)> {
-        let kernels = match stored {
-            Stored::As(Dtype::Bf16) => [self.few_rows_gated_bf16_8, self.few_rows_gated_bf16_16],
-            Stored::As(Dtype::F16) => [self.few_rows_gated_f16_8, self.few_rows_gated_f16_16],
-            Stored::Fp8 => [self.few_rows_gated_fp8_8, self.few_rows_gated_fp8_16],
-            Stored::As(Dtype::F32) | Stored::Records(_) => return None,
-        };
-        Self::launch_of(kernels, rows, width.div_ceil(Self::OUTS / 2))
-    }
-
-    fn launch_of([eight, sixteen]: [Function; 2], rows: usize, blocks: usize) -> Option<(Function, Shape)> {
+        let [eight, sixteen] = if output == Output::Gated { gated } else { plain };
         let function = [(8, eight), (16, sixteen)].into_iter().find(|(most, _)| rows <= *most)?.1;
-        Some((function, Shape::new((blocks as u32, 1, 1), Self::THREADS)))
+        Some((function, Shape::new((outs.div_ceil(Self::OUTS) as u32, 1, 1), Self::THREADS)))
     }
 }
 

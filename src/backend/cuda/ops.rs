@@ -3,7 +3,7 @@
 use super::buffer::{Buf, address_of};
 use super::function::{FLAT, Function, Shape, WARP, launch, row_threads};
 use super::inputs::{InputRange, Inputs};
-use super::kernels::{RowCounts, act_number, glu_numbers, norm_number, pairs_number};
+use super::kernels::{Output, RowCounts, act_number, glu_numbers, norm_number, pairs_number};
 use super::kv::Kv;
 use super::matrix::{Matrix, Part};
 use super::memory::Address;
@@ -11,9 +11,7 @@ use super::routes::Routes;
 use super::stored::Stored;
 use super::tables::Key;
 use super::{CudaBackend, attention, blas};
-use crate::backend::{
-    Act, Activation, AttentionShape, ExpertOf, Glu, Heads, MatrixOf, MlpOf, NormOf, Ops, RotaryEmbedding, Routing, Strips, WithBias,
-};
+use crate::backend::{Act, AttentionShape, ExpertOf, Glu, Heads, MatrixOf, NormOf, Ops, RotaryEmbedding, Routing, Strips, WithBias};
 use crate::error::{Error, Result};
 use crate::types::options::Dtype;
 
@@ -50,8 +48,7 @@ impl CudaBackend {
             let (rows, outs, cols, stride) = (counts.max as u32, part.rows as u32, part.cols as u32, w.rows as u32);
             let (x, bias, out) = (x.address(), at(address_of(bias)), at(out.address()));
             let address = part.address;
-            let few = self.device.kernels.few_rows.select(part.stored, counts.max, part.rows);
-            if let Some((function, shape)) = few.filter(|_| groups.is_none() && !self.invariant) {
+            if let Some((function, shape)) = self.few_rows(part, counts.max, Output::Plain).filter(|_| groups.is_none()) {
                 launch!(self.device, function, shape, out, x, address, bias, rows, outs, cols, stride);
                 continue;
             }
@@ -83,15 +80,10 @@ impl CudaBackend {
         }
     }
 
-    /// Launches a product of few rows and its gated activation as one kernel. Returns false if there
-    /// is none for this product.
-    fn gated_product(&self, rows: usize, x: &Buf, (w, bias): WithBias<Matrix, Buf>, (glu, width): (Glu, usize), out: &mut Buf) -> bool {
-        let Some(part) = w.only().filter(|_| !self.invariant) else { return false };
-        let Some((function, shape)) = self.device.kernels.few_rows.select_gated(part.stored, rows, width) else { return false };
-        let ((act, alpha, limit), bias) = (glu_numbers(glu), address_of(bias));
-        let (rows, outs, cols, x, out) = (rows as u32, part.rows as u32, part.cols as u32, x.address(), out.address());
-        launch!(self.device, function, shape, out, x, part.address, bias, rows, outs, cols, act, alpha, limit);
-        true
+    /// Returns the kernel for a product of few rows, and its launch configuration. None: there is none
+    /// for this product, or not in batch-invariant mode, because a row would have other bits.
+    fn few_rows(&self, part: &Part, rows: usize, output: Output) -> Option<(Function, Shape)> {
+        if self.invariant { None } else { self.device.kernels.few_rows.select(part.stored, rows, part.rows, output) }
     }
 
     /// Returns the value. After an error, nothing is launched until the next `check` reports it.
@@ -144,22 +136,23 @@ impl Ops for CudaBackend {
         self.product(RowCounts::alike(rows, 1), x, w, bias, None, out);
     }
 
-    fn mlp(&self, rows: usize, x: &Buf, mlp: MlpOf<Matrix, Buf>, wide: &mut Buf, narrow: &mut Buf, out: &mut Buf) {
-        let MlpOf { up, activation, width, down } = mlp;
-        match activation {
-            Activation::Plain(act) => {
-                self.matmul(rows, x, up.0, up.1, wide);
-                self.activate(rows * width, act, wide);
-                self.matmul(rows, wide, down.0, down.1, out);
-            }
-            Activation::Gated(glu) => {
-                if !self.gated_product(rows, x, up, (glu, width), narrow) {
-                    self.matmul(rows, x, up.0, up.1, wide);
-                    self.gate(rows, width, glu, wide, narrow);
-                }
-                self.matmul(rows, narrow, down.0, down.1, out);
-            }
-        }
+    fn gated_matmul(
+        &self,
+        rows: usize,
+        x: &Buf,
+        (w, bias): WithBias<Matrix, Buf>,
+        (width, glu): (usize, Glu),
+        wide: &mut Buf,
+        out: &mut Buf,
+    ) {
+        let few = w.only().and_then(|part| Some((part, self.few_rows(part, rows, Output::Gated)?)));
+        let Some((part, (function, shape))) = few else {
+            self.matmul(rows, x, w, bias, wide);
+            return self.gate(rows, width, glu, wide, out);
+        };
+        let ((act, alpha, limit), bias) = (glu_numbers(glu), address_of(bias));
+        let (rows, outs, cols, x, out) = (rows as u32, part.rows as u32, part.cols as u32, x.address(), out.address());
+        launch!(self.device, function, shape, out, x, part.address, bias, rows, outs, cols, act, alpha, limit);
     }
 
     fn add(&self, len: usize, scale: f32, x: &mut Buf, y: &Buf) {
