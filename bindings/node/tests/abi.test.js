@@ -11,7 +11,9 @@ const { fill } = require('../runtime.js');
 
 const description = JSON.parse(fs.readFileSync(path.join(__dirname, '../../abi.json')));
 const camel = (name) => name.replace(/_(.)/g, (_, letter) => letter.toUpperCase());
-const records = description.structs.filter((struct) => !struct.opaque).map((struct) => {
+// The functions of a KV store are written in C, so the wrapper has none of their structs.
+const isWrapped = ({ name, opaque }) => !opaque && !name.startsWith('pllm_kv_');
+const records = description.structs.filter(isWrapped).map((struct) => {
   const name = camel(struct.name.slice('pllm_'.length));
   return { ...struct, short: name, type: abi[name[0].toUpperCase() + name.slice(1)] };
 });
