@@ -686,9 +686,10 @@ typedef struct {
   // (default): none.
   uint64_t swap_bytes;
   // Directory for the host tier. The tier is an unnamed file there, which grows as it is written
-  // and disappears with the engine. NULL (default): the tier is in memory. If the file cannot be
-  // written or read, as on a full disk, the sequence is recomputed and swap_failures of
-  // pllm_stats counts it.
+  // and disappears with the engine. A thread of the engine reads and writes it, so that a slow
+  // disk delays only the sequences that return. NULL (default): the tier is in memory. If the
+  // file cannot be written or read, as on a full disk, the sequence is recomputed and
+  // swap_failures of pllm_stats counts it.
   const char *swap_path;
   // Length of swap_path in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t swap_path_len;
@@ -710,15 +711,17 @@ typedef struct {
   uint32_t allocation;
   // File for a trace of every step, in the format of Perfetto and chrome://tracing: the batch,
   // the times of its phases, and the phases of each sequence. UTF-8. An existing file is
-  // replaced. If the disk fails, the trace ends and traces_stopped of pllm_stats is 1. NULL
+  // replaced. A thread of the engine writes it, at most about one second late. If the disk fails
+  // or falls behind by 256 MiB, the trace ends and traces_stopped of pllm_stats is 1. NULL
   // (default): none.
   const char *trace_path;
   // Length of trace_path in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t trace_path_len;
   // File for a journal of all calls and of everything else on which steps depend.
   // pagedllm-replay repeats them bit for bit on a machine with the same instruction path. It
-  // contains prompts, as tokens, and cache salts. UTF-8. An existing file is replaced. If the
-  // disk fails, the journal ends and journals_stopped of pllm_stats is 1. NULL (default): none.
+  // contains prompts, as tokens, and cache salts. UTF-8. An existing file is replaced. A thread of
+  // the engine writes it, at most about one second late. If the disk fails or falls behind by 256
+  // MiB, the journal ends and journals_stopped of pllm_stats is 1. NULL (default): none.
   const char *journal_path;
   // Length of journal_path in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t journal_path_len;

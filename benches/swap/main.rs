@@ -5,7 +5,7 @@
 #[allow(dead_code)] // only the CPU benchmark uses the rest
 mod model;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pagedllm::backend::cpu::CpuBackend;
@@ -39,37 +39,25 @@ fn median(mut times: Vec<Duration>) -> Duration {
 /// Swaps one sequence out and in. Its blocks are scattered over the pool.
 fn one_sequence(dir: &Path) -> Result<()> {
     println!("One sequence of {TOKENS} tokens, model S, K and V in bf16; milliseconds, medians of 9 (recompute: of 3)\n");
-    // The benchmark does not flush or drop the file: reads come from the page cache.
-    println!(
-        "| Block size | out, memory | in, memory | out, file (cached) | in, file (cached) | recompute | recompute / memory | recompute / file |"
-    );
-    println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
+    // With a file, another thread makes the transfers: the second table has the whole effect.
+    println!("| Block size | out | in | recompute | recompute / swap |");
+    println!("| --- | --- | --- | --- | --- |");
     let files = ModelFiles::open(dir)?;
     for block_size in BLOCK_SIZES {
-        let [memory, file] = [None, Some(std::env::temp_dir())].map(|tier| moves(&files, block_size, tier));
-        let ((memory_out, memory_in), (file_out, file_in)) = (memory?, file?);
+        let (out, back) = moves(&files, block_size)?;
         let recompute = recompute(dir, block_size)?;
-        let ratio = |swap_out: Duration, swap_in: Duration| recompute.as_secs_f64() / (swap_out + swap_in).as_secs_f64();
-        println!(
-            "| {block_size} | {:.2} | {:.2} | {:.2} | {:.2} | {:.0} | {:.0}x | {:.0}x |",
-            ms(memory_out),
-            ms(memory_in),
-            ms(file_out),
-            ms(file_in),
-            ms(recompute),
-            ratio(memory_out, memory_in),
-            ratio(file_out, file_in)
-        );
+        let ratio = recompute.as_secs_f64() / (out + back).as_secs_f64();
+        println!("| {block_size} | {:.2} | {:.2} | {:.0} | {ratio:.0}x |", ms(out), ms(back), ms(recompute));
     }
     Ok(())
 }
 
-fn moves(files: &ModelFiles, block_size: usize, tier: Option<PathBuf>) -> Result<(Duration, Duration)> {
+fn moves(files: &ModelFiles, block_size: usize) -> Result<(Duration, Duration)> {
     let backend = CpuBackend::new(threads(), None)?;
     let blocks = blocks_for(TOKENS, block_size);
     let pool = KvPool { blocks: 4 * blocks, block_size, dtype: KvDtype::Bf16 };
     let mut kv = KvCache::new(&backend, &files.spec, pool)?;
-    kv.add_host_tier(&backend, 2 * blocks, pool.block_bytes(&backend, &files.spec), tier.as_deref())?;
+    kv.add_host_tier(&backend, 2 * blocks, pool.block_bytes(&backend, &files.spec))?;
     let scattered = |i: usize, n: usize| (i * 7919 % n) as u32; // a prime factor makes it a permutation
     let list: Vec<BlockMove> =
         (0..blocks).map(|i| BlockMove { device: scattered(i, 4 * blocks), host: scattered(i, 2 * blocks) }).collect();

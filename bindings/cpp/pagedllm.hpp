@@ -586,9 +586,10 @@ struct Options {
     // (default): none.
     uint64_t swap_bytes = detail::engine_options_defaults().swap_bytes;
     // Directory for the host tier. The tier is an unnamed file there, which grows as it is written
-    // and disappears with the engine. Empty (default): the tier is in memory. If the file cannot be
-    // written or read, as on a full disk, the sequence is recomputed and swap_failures of Stats
-    // counts it.
+    // and disappears with the engine. A thread of the engine reads and writes it, so that a slow
+    // disk delays only the sequences that return. Empty (default): the tier is in memory. If the
+    // file cannot be written or read, as on a full disk, the sequence is recomputed and
+    // swap_failures of Stats counts it.
     std::string swap_path = {};
     // Treatment of preempted requests. Default Preemption::recompute. The others need swap_bytes,
     // and swap_bytes needs one of the others.
@@ -606,12 +607,14 @@ struct Options {
     Allocation allocation = Allocation(detail::engine_options_defaults().allocation);
     // File for a trace of every step, in the format of Perfetto and chrome://tracing: the batch,
     // the times of its phases, and the phases of each sequence. UTF-8. An existing file is
-    // replaced. If the disk fails, the trace ends and traces_stopped of Stats is 1. Empty
-    // (default): none.
+    // replaced. A thread of the engine writes it, at most about one second late. If the disk fails
+    // or falls behind by 256 MiB, the trace ends and traces_stopped of Stats is 1. Empty (default):
+    // none.
     std::string trace_path = {};
     // File for a journal of all calls and of everything else on which steps depend. pagedllm-replay
     // repeats them bit for bit on a machine with the same instruction path. It contains prompts, as
-    // tokens, and cache salts. UTF-8. An existing file is replaced. If the disk fails, the journal
+    // tokens, and cache salts. UTF-8. An existing file is replaced. A thread of the engine writes
+    // it, at most about one second late. If the disk fails or falls behind by 256 MiB, the journal
     // ends and journals_stopped of Stats is 1. Empty (default): none.
     std::string journal_path = {};
     // Value of the label model_name in Engine::metrics. UTF-8. Empty (default): the name of the

@@ -73,9 +73,10 @@ type Options struct {
 	// idle sequences. 0: none.
 	SwapBytes int64
 	// SwapPath is a directory for the host tier. The tier is an unnamed file there, which grows as
-	// it is written and disappears with the engine. "": the tier is in memory. If the file cannot
-	// be written or read, as on a full disk, the sequence is recomputed and Stats.SwapFailures
-	// counts it.
+	// it is written and disappears with the engine. A thread of the engine reads and writes it, so
+	// that a slow disk delays only the sequences that return. "": the tier is in memory. If the
+	// file cannot be written or read, as on a full disk, the sequence is recomputed and
+	// Stats.SwapFailures counts it.
 	SwapPath string
 	// Preemption is the treatment of preempted requests. Default PreemptionRecompute. The others
 	// need SwapBytes, and SwapBytes needs one of the others.
@@ -94,13 +95,15 @@ type Options struct {
 	Allocation Allocation
 	// TracePath is a file for a trace of every step, in the format of Perfetto and
 	// chrome://tracing: the batch, the times of its phases, and the phases of each sequence. An
-	// existing file is replaced. If the disk fails, the trace ends and Stats.TraceStopped is true.
+	// existing file is replaced. A thread of the engine writes it, at most about one second late.
+	// If the disk fails or falls behind by 256 MiB, the trace ends and Stats.TraceStopped is true.
 	// "": none.
 	TracePath string
 	// JournalPath is a file for a journal of all calls and of everything else on which steps
 	// depend. pagedllm-replay repeats them bit for bit on a machine with the same instruction path.
-	// It contains prompts, as tokens, and cache salts. An existing file is replaced. If the disk
-	// fails, the journal ends and Stats.JournalStopped is true. "": none.
+	// It contains prompts, as tokens, and cache salts. An existing file is replaced. A thread of
+	// the engine writes it, at most about one second late. If the disk fails or falls behind by 256
+	// MiB, the journal ends and Stats.JournalStopped is true. "": none.
 	JournalPath string
 	// ModelName is the value of the label model_name in Engine.Metrics. "": the name of the model
 	// directory.

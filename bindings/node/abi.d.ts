@@ -320,8 +320,10 @@ export interface Options {
   swapBytes?: number | bigint;
   /**
    * Directory for the host tier. The tier is an unnamed file there, which grows as it is written
-   * and disappears with the engine. Default: the tier is in memory. If the file cannot be written
-   * or read, as on a full disk, the sequence is recomputed and swapFailures of stats() counts it.
+   * and disappears with the engine. A thread of the engine reads and writes it, so that a slow disk
+   * delays only the sequences that return. Default: the tier is in memory. If the file cannot be
+   * written or read, as on a full disk, the sequence is recomputed and swapFailures of stats()
+   * counts it.
    */
   swapPath?: string | Uint8Array;
   /**
@@ -344,14 +346,16 @@ export interface Options {
   allocation?: Allocation;
   /**
    * File for a trace of every step, in the format of Perfetto and chrome://tracing: the batch, the
-   * times of its phases, and the phases of each sequence. An existing file is replaced. If the disk
-   * fails, the trace ends and tracesStopped of stats() is 1. Default: none.
+   * times of its phases, and the phases of each sequence. An existing file is replaced. A thread of
+   * the engine writes it, at most about one second late. If the disk fails or falls behind by 256
+   * MiB, the trace ends and tracesStopped of stats() is 1. Default: none.
    */
   tracePath?: string | Uint8Array;
   /**
    * File for a journal of all calls and of everything else on which steps depend. pagedllm-replay
    * repeats them bit for bit on a machine with the same instruction path. It contains prompts, as
-   * tokens, and cache salts. An existing file is replaced. If the disk fails, the journal ends and
+   * tokens, and cache salts. An existing file is replaced. A thread of the engine writes it, at
+   * most about one second late. If the disk fails or falls behind by 256 MiB, the journal ends and
    * journalsStopped of stats() is 1. Default: none.
    */
   journalPath?: string | Uint8Array;

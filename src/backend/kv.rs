@@ -1,7 +1,5 @@
 //! The KV cache of a device, in blocks.
 
-use std::path::Path;
-
 use super::{AttentionShape, BackendTypes, RotaryEmbedding, Values};
 use crate::error::Result;
 use crate::types::batch::{BlockCopy, BlockMove, Tail};
@@ -42,11 +40,10 @@ pub trait KvOps: BackendTypes {
     /// Copies whole blocks in every layer. No block is both a source and a destination.
     fn copy_blocks(&self, copies: &[BlockCopy], layers: &mut [Self::Kv]);
 
-    /// Allocates a host tier of `blocks` blocks with `block_bytes` each, all layers included. The
-    /// memory is anonymous, or, if `dir` is set, an unnamed file in `dir`.
+    /// Allocates a host tier of `blocks` blocks with `block_bytes` each, all layers included.
     ///
-    /// Errors: `OutOfMemory`, and `Io` if the file cannot be created.
-    fn host(&self, blocks: usize, block_bytes: u64, dir: Option<&Path>) -> Result<Self::Host>;
+    /// Errors: `OutOfMemory`.
+    fn host(&self, blocks: usize, block_bytes: u64) -> Result<Self::Host>;
     /// Copies whole blocks, with all layers, to the host tier. Each host block occurs at most once.
     /// After an error, the contents of the destination blocks are undefined.
     fn swap_out(&self, moves: &[BlockMove], layers: &[Self::Kv], host: &mut Self::Host) -> Result<()>;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::ModelInfo;
 use super::budget_checks::BudgetChecks;
 use super::clock::Clock;
-use super::device::Device;
+use super::device::{Device, max_moves};
 use super::lifecycle::{Lifecycle, ModelIdentity};
 use super::pool_lease::PoolLease;
 use super::recovery::{self, RETRY_TIMEOUT, Recovery};
@@ -20,7 +20,7 @@ use super::sequence_table::SequenceTable;
 use super::snapshot::AdmissionSnapshot;
 use super::step_inputs::{EndedStep, Inputs, StepInputs};
 use super::telemetry::Telemetry;
-use super::transfers::{Completions, StoreTransfers, Transfers};
+use super::transfers::{Completions, StoreTransfers, SwapFile, Transfers};
 use crate::error::{Error, Result};
 use crate::executor::{Executor, InFlightStep};
 use crate::kv::connector::Progress;
@@ -97,7 +97,7 @@ impl EngineCore {
     pub fn new(
         scheduler: Box<Scheduler>,
         (source, executor): (Box<dyn Inputs>, Box<dyn Executor>),
-        (store, journals): (Option<StoreTransfers>, bool),
+        (store, swap_file, journals): (Option<StoreTransfers>, Option<SwapFile>, bool),
         lease: Arc<Lease>,
         info: &ModelInfo,
         options: &EngineOptions,
@@ -122,12 +122,12 @@ impl EngineCore {
             )?,
             sampling: Sampling::new(info.vocab_size, max_seqs, executor.sampling_limits())?,
             in_flight: VecDeque::new(),
-            device: Device::new(executor, shared.clock.clone()),
+            device: Device::new(executor, swap_file, shared.clock.clone()),
             pool: PoolLease::new(lease),
             recovery: Recovery::new(max_seqs)?,
             shared,
         };
-        core.device.limit_moves(&mut core.lifecycle.scheduler);
+        core.lifecycle.scheduler.limit_moves(max_moves(&*core.device.executor));
         core.in_flight.try_reserve_exact(depth)?;
         core.lifecycle.scheduler.reserve_steps(depth)?;
         core.shared.snapshot().scheduler.reserve(max_seqs)?;
@@ -184,9 +184,11 @@ impl EngineCore {
     }
 
     fn apply_commands(&mut self) {
-        let StepInputs { now, commands, costs, finished_transfers, finished_masks, finished_lookups, store_room, .. } = &mut self.inputs;
+        let StepInputs { now, commands, costs, finished_transfers, disk_transfers, finished_masks, finished_lookups, store_room, .. } =
+            &mut self.inputs;
         costs.iter().for_each(|&costs| self.lifecycle.scheduler.set_costs(costs));
         self.lifecycle.scheduler.begin_step(now.as_micros() as u64);
+        self.device.complete_disk_transfers(disk_transfers, &mut self.lifecycle.scheduler);
         self.lifecycle.complete_transfers(finished_transfers);
         self.lifecycle.complete_masks(finished_masks, &mut self.device);
         self.lifecycle.forks.begin_step();
@@ -449,16 +451,18 @@ impl EngineCore {
         }
     }
 
-    /// If the last step had no sequence because masks are late, or if transfers are all that the
-    /// engine has to do, waits until another step can continue. Returns whether to run that step.
+    /// If the last step had no sequence because masks or disks are late, or if transfers are all that
+    /// the engine has to do, waits until another step can continue. Returns whether to run that step.
     pub fn await_completion(&mut self) -> bool {
         let Lifecycle { scheduler, transfers, masks, delivery, forks, .. } = &self.lifecycle;
         let has_groups = scheduler.running() + scheduler.waiting() + scheduler.paused() > 0;
         // The thread of the call may be the one that reads outputs.
         let host_can_act = delivery.has_delivered() || !self.inputs.full_queues().is_empty() || !masks.released.is_empty();
-        let must_wait =
-            ((masks.has_waiting(scheduler) || transfers.has_lookups()) && !host_can_act) || (!has_groups && transfers.pending() > 0);
-        must_wait && !scheduler.waits_for_moves() && forks.pending() == 0 && self.source.await_completion(self.max_sleep())
+        let waits_for_disk = self.device.waits_for_disk();
+        let others_are_late = masks.has_waiting(scheduler) || transfers.has_lookups() || waits_for_disk;
+        let must_wait = (others_are_late && !host_can_act) || (!has_groups && transfers.pending() > 0);
+        let can_move = scheduler.waits_for_moves() && !waits_for_disk;
+        must_wait && !can_move && forks.pending() == 0 && self.source.await_completion(self.max_sleep())
     }
 
     /// Returns how long the engine may sleep: until the first deadline or the end of a pin, and not
@@ -466,7 +470,8 @@ impl EngineCore {
     pub fn max_sleep(&self) -> Option<Duration> {
         let Lifecycle { scheduler, transfers, masks, forks, .. } = &self.lifecycle;
         let has_commands = !masks.released.is_empty() || forks.pending() > 0;
-        if transfers.progress() == Progress::Copying || scheduler.waits_for_moves() || has_commands {
+        let can_copy = transfers.progress() == Progress::Copying || scheduler.waits_for_moves();
+        if (can_copy && !self.device.waits_for_disk()) || has_commands {
             return Some(Duration::ZERO);
         }
         let deadlines = self.lifecycle.live.deadlines.first().into_iter().chain(transfers.next_lookup_deadline());

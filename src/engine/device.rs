@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::clock::Clock;
 use super::step_time::{StepTimeModel, StepTimer};
-use super::transfers::{MovedBlocks, TierMoves};
-use crate::error::Result;
+use super::transfers::{DiskTime, EndedTransfer, MovedBlocks, SwapFile, TierMoves};
+use crate::error::{Error, Result};
 use crate::executor::Executor;
 use crate::kv::BlockId;
 use crate::kv::connector::{Connector, DeviceBlocks};
@@ -23,6 +23,8 @@ const TIER_MOVES: usize = 8;
 pub struct Device {
     pub executor: Box<dyn Executor>,
     block_bytes: usize,
+    /// The host tier, if it is a file. A tier in memory belongs to the executor.
+    swap_file: Option<SwapFile>,
     timer: StepTimer,
     clock: Arc<dyn Clock>,
     /// Counters of the blocks transferred between the tiers.
@@ -37,16 +39,51 @@ pub struct SwapCounts {
     pub failures: u64,
 }
 
+/// Returns how many blocks a step moves between the tiers at most in each direction.
+pub fn max_moves(executor: &dyn Executor) -> usize {
+    (executor.max_transfer_bytes().saturating_mul(TIER_MOVES) / block_bytes(executor).max(1)).max(1)
+}
+
+fn block_bytes(executor: &dyn Executor) -> usize {
+    executor.kv_part_bytes().iter().sum()
+}
+
 impl Device {
-    pub fn new(executor: Box<dyn Executor>, clock: Arc<dyn Clock>) -> Device {
-        let block_bytes = executor.kv_part_bytes().iter().sum();
-        Device { executor, block_bytes, timer: StepTimer::default(), clock, swaps: SwapCounts::default() }
+    pub fn new(executor: Box<dyn Executor>, swap_file: Option<SwapFile>, clock: Arc<dyn Clock>) -> Device {
+        let block_bytes = block_bytes(&*executor);
+        Device { executor, block_bytes, swap_file, timer: StepTimer::default(), clock, swaps: SwapCounts::default() }
     }
 
-    /// Limits the transfers between the tiers that the scheduler plans for one step.
-    pub fn limit_moves(&self, scheduler: &mut Scheduler) {
-        let max_bytes = self.executor.max_transfer_bytes().saturating_mul(TIER_MOVES);
-        scheduler.limit_moves(max_bytes / self.block_bytes.max(1));
+    /// Completes the transfers of the swap file that have ended, and limits those of this step.
+    pub fn complete_disk_transfers(&mut self, ended: &[EndedTransfer], scheduler: &mut Scheduler) {
+        let Some(file) = &mut self.swap_file else { return };
+        let mut disk_time = DiskTime::default();
+        for &end in ended {
+            match file.complete(end, &mut disk_time) {
+                Some(block) if scheduler.finish_read(block) => {}
+                Some(block) => file.take(block).into_iter().for_each(|buffer| file.recycle(buffer)),
+                None => self.swaps.failures += !end.succeeded as u64,
+            }
+        }
+        if disk_time.blocks > 0 {
+            self.timer.record_move(disk_time.blocks, disk_time.took);
+        }
+        scheduler.lower_limit_out(file.room());
+    }
+
+    /// Starts to read blocks that return from the swap file.
+    fn read_ahead(&mut self, scheduler: &mut Scheduler) {
+        let Some(file) = &mut self.swap_file else { return };
+        while file.reads_left() > 0
+            && let Some(block) = scheduler.next_to_read()
+        {
+            file.read(block);
+        }
+    }
+
+    /// Returns whether the end of a disk transfer will wake the stepping thread.
+    pub fn waits_for_disk(&self) -> bool {
+        self.swap_file.as_ref().is_some_and(SwapFile::is_busy)
     }
 
     /// Makes the transfers that the scheduler has planned, and reports their results to it. Returns
@@ -56,6 +93,7 @@ impl Device {
         let moves = scheduler.moves();
         if moves.is_empty() {
             scheduler.record_moves(true, true);
+            self.read_ahead(scheduler);
             return true;
         }
         let began = self.clock.now();
@@ -63,8 +101,8 @@ impl Device {
         let mut transfers = TierMoves::new(moves, self.block_bytes);
         while transfers.copy(self, usize::MAX) > 0 {}
         let MovedBlocks { out, back } = transfers.poll().unwrap_or(MovedBlocks { out: true, back: true });
-        // A failed transfer has no meaningful duration.
-        if out && back {
+        // A failed transfer has no meaningful duration. With a file, the disk takes the time.
+        if out && back && self.swap_file.is_none() {
             self.timer.record_move(moves.out.len() + moves.back.len(), self.clock.now().saturating_sub(began));
         }
         self.swaps.blocks_out += if out { moves.out.len() as u64 } else { 0 };
@@ -74,6 +112,8 @@ impl Device {
             roll_back(scheduler);
         }
         scheduler.record_moves(out, back);
+        self.swap_file.iter_mut().for_each(SwapFile::drop_contents);
+        self.read_ahead(scheduler);
         back
     }
 
@@ -104,10 +144,22 @@ impl DeviceBlocks for Device {
     }
 
     fn move_out(&mut self, moves: &[BlockMove]) -> Result<()> {
-        self.executor.swap_out(moves)
+        let Some(file) = &mut self.swap_file else { return self.executor.swap_out(moves) };
+        moves.iter().try_for_each(|&BlockMove { device, host }| {
+            let mut contents = file.take_buffer()?;
+            self.executor.read_blocks(&[device], Tail { blocks: 0, slots: 0 }, &mut contents)?;
+            file.write(host, contents);
+            Ok(())
+        })
     }
 
     fn move_in(&mut self, moves: &[BlockMove]) -> Result<()> {
-        self.executor.swap_in(moves)
+        let Some(file) = &mut self.swap_file else { return self.executor.swap_in(moves) };
+        moves.iter().try_for_each(|&BlockMove { device, host }| {
+            let contents = file.take(host).ok_or_else(|| Error::io("the swap file cannot be read"))?;
+            let written = self.executor.write_blocks(&[device], &contents);
+            file.recycle(contents);
+            written
+        })
     }
 }

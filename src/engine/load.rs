@@ -140,8 +140,8 @@ impl EngineParts {
         };
         let pool = KvPool { blocks: memory.max_blocks, block_size: memory.block_size, dtype: memory.kv_dtype };
         let mut kv = KvCache::new(&backend, &files.spec, pool)?;
-        if memory.swap_blocks > 0 {
-            kv.add_host_tier(&backend, memory.swap_blocks, memory.block_bytes, options.swap_dir.as_deref())?;
+        if memory.swap_blocks > 0 && options.swap_dir.is_none() {
+            kv.add_host_tier(&backend, memory.swap_blocks, memory.block_bytes)?;
         }
         let limits = plan::limits(options);
         let decoder = match &options.packed_dir {
@@ -172,7 +172,7 @@ fn warm_up<B: Backend>(executor: &mut ModelExecutor<B>, files: &ModelFiles, opti
         let kept = executor.record_steps(&limits.max, &batch);
         kept.map_err(|e| Error::new(e.code(), format!("the device cannot record its decode steps: {}", e.message())))?;
     }
-    if swap_blocks > 0 { executor.warm_up_swap() } else { Ok(()) }
+    if swap_blocks > 0 && options.swap_dir.is_none() { executor.warm_up_swap() } else { Ok(()) }
 }
 
 /// Loads the tokenizer of a model directory, or of a GGUF file. A `tokenizer.json` beside the file has

@@ -61,7 +61,7 @@ pub use sequence_calls::{Continue, Fork, Resume, SequenceInfo};
 use sequence_table::SequenceTable;
 use step_inputs::{Inputs, LiveInputs};
 use transfers::store::{Contents, StoreClient, ValueFormat};
-use transfers::{Completions, StoreTransfers};
+use transfers::{Completions, StoreTransfers, SwapFile};
 use wait_queue::QueueLimits;
 
 use crate::backend::cpu::CpuBackend;
@@ -202,19 +202,19 @@ impl Engine {
             clock,
         };
         let (client, store) = start_store(options, &info, executor.as_ref(), &shared, &mut scheduler)?;
-        let layout = executor.layout();
-        let capacity = scheduler.capacity();
+        let swap_file = start_swap_file(options, &info, executor.as_ref(), &shared, &mut scheduler)?;
+        let (layout, capacity) = (executor.layout(), scheduler.capacity());
         let inputs = LiveInputs::new(
             shared.table.clone(),
             shared.clock.clone(),
             lease.clone(),
             shared.completions.clone(),
-            client.clone(),
+            (client.clone(), swap_file.as_ref().map(SwapFile::ended)),
             max_blocks,
         );
         let decorate = decorate.unwrap_or_else(|| Box::new(|inputs, executor| (inputs, executor)));
         let seams = decorate(Box::new(inputs), executor);
-        let core = EngineCore::new(scheduler, seams, (store, journals), lease.clone(), &info, options, shared.clone())?;
+        let core = EngineCore::new(scheduler, seams, (store, swap_file, journals), lease.clone(), &info, options, shared.clone())?;
         let core = Arc::new(Mutex::new(core));
         lease.on_call(budget_client::callback(&core, &shared));
         // The callback is set now, so calls of the budget are not lost. Earlier changes are handled
@@ -408,6 +408,21 @@ fn pool(options: &EngineOptions, info: &ModelInfo) -> Result<(Arc<Lease>, Box<Sc
     let lease = Arc::new(options.budget.clone().map_or_else(own, Ok)?.join(block_bytes, min_blocks)?);
     let blocks = BlockManager::new(max_blocks, info.paging.clone(), options.prefix_cache)?.with_host(swap_blocks)?;
     Ok((lease, Box::new(Scheduler::with_policies(scheduler_options, blocks, Policies::new(&options.policies))?)))
+}
+
+/// Creates the file of the host tier, if the options have a directory for it.
+fn start_swap_file(
+    options: &EngineOptions,
+    info: &ModelInfo,
+    executor: &dyn Executor,
+    shared: &Shared,
+    scheduler: &mut Scheduler,
+) -> Result<Option<SwapFile>> {
+    let Some(dir) = options.swap_dir.as_deref().filter(|_| info.memory.swap_blocks > 0) else { return Ok(None) };
+    scheduler.read_host_ahead()?;
+    let block_bytes = executor.kv_part_bytes().iter().sum();
+    let wakeup = shared.table.wakeup.clone();
+    SwapFile::create(dir, info.memory.swap_blocks, block_bytes, device::max_moves(executor), wakeup).map(Some)
 }
 
 /// Starts the thread of the store of the options, and creates the transfers from and to it. A replay

@@ -5,11 +5,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crossbeam::channel::Receiver;
+
 use super::clock::Clock;
 use super::command::Command;
 use super::sequence_table::SequenceTable;
-use super::transfers::Completions;
 use super::transfers::store::StoreClient;
+use super::transfers::{Completions, EndedTransfer};
 use crate::error::Result;
 use crate::generation::grammar::MaskId;
 use crate::generation::grammar::Masker;
@@ -36,6 +38,8 @@ pub struct StepInputs {
     pub costs: Option<Costs>,
     /// Transfers that other threads have completed since the last step.
     pub finished_transfers: Vec<TransferId>,
+    /// Reads and writes of the swap file that have ended since the last step.
+    pub disk_transfers: Vec<EndedTransfer>,
     /// Lookups of the KV store that have ended since the last step, with their blocks.
     pub finished_lookups: Vec<FinishedLookup>,
     /// Number of bytes that the KV store can take.
@@ -120,6 +124,8 @@ pub struct LiveInputs {
     lease: Arc<Lease>,
     completions: Completions,
     store: Option<Arc<StoreClient>>,
+    /// The ends of reads and writes of the swap file.
+    disk_transfers: Option<Receiver<EndedTransfer>>,
     /// Maximum size of the pool in blocks.
     max_blocks: usize,
     /// Version of the full queues in the last step.
@@ -133,10 +139,10 @@ impl LiveInputs {
         clock: Arc<dyn Clock>,
         lease: Arc<Lease>,
         completions: Completions,
-        store: Option<Arc<StoreClient>>,
+        (store, disk_transfers): (Option<Arc<StoreClient>>, Option<Receiver<EndedTransfer>>),
         max_blocks: usize,
     ) -> LiveInputs {
-        LiveInputs { table, clock, lease, completions, store, max_blocks, version: 0, full_queues: Vec::new() }
+        LiveInputs { table, clock, lease, completions, store, disk_transfers, max_blocks, version: 0, full_queues: Vec::new() }
     }
 }
 
@@ -146,6 +152,13 @@ impl Inputs for LiveInputs {
         self.table.take_commands(inputs.now, &mut inputs.commands);
         inputs.finished_transfers.clear();
         self.completions.take(&mut inputs.finished_transfers);
+        inputs.disk_transfers.clear();
+        // Without memory, they wait for the next step.
+        while inputs.disk_transfers.try_reserve(1).is_ok()
+            && let Some(ended) = self.disk_transfers.as_ref().and_then(|ended| ended.try_recv().ok())
+        {
+            inputs.disk_transfers.push(ended);
+        }
         inputs.finished_lookups.clear();
         if let Some(store) = &self.store {
             store.board.take_finished(inputs.now, &mut inputs.finished_lookups);

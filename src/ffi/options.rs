@@ -188,9 +188,10 @@ pub struct pllm_engine_options {
     /// (default): none.
     pub swap_bytes: u64,
     /// Directory for the host tier. The tier is an unnamed file there, which grows as it is written
-    /// and disappears with the engine. NULL (default): the tier is in memory. If the file cannot be
-    /// written or read, as on a full disk, the sequence is recomputed and swap_failures of
-    /// pllm_stats counts it.
+    /// and disappears with the engine. A thread of the engine reads and writes it, so that a slow
+    /// disk delays only the sequences that return. NULL (default): the tier is in memory. If the
+    /// file cannot be written or read, as on a full disk, the sequence is recomputed and
+    /// swap_failures of pllm_stats counts it.
     pub swap_path: *const c_char,
     /// Length of swap_path in bytes, or PLLM_NUL_TERMINATED (default).
     pub swap_path_len: u64,
@@ -212,15 +213,17 @@ pub struct pllm_engine_options {
     pub allocation: u32,
     /// File for a trace of every step, in the format of Perfetto and chrome://tracing: the batch,
     /// the times of its phases, and the phases of each sequence. UTF-8. An existing file is
-    /// replaced. If the disk fails, the trace ends and traces_stopped of pllm_stats is 1. NULL
+    /// replaced. A thread of the engine writes it, at most about one second late. If the disk fails
+    /// or falls behind by 256 MiB, the trace ends and traces_stopped of pllm_stats is 1. NULL
     /// (default): none.
     pub trace_path: *const c_char,
     /// Length of trace_path in bytes, or PLLM_NUL_TERMINATED (default).
     pub trace_path_len: u64,
     /// File for a journal of all calls and of everything else on which steps depend.
     /// pagedllm-replay repeats them bit for bit on a machine with the same instruction path. It
-    /// contains prompts, as tokens, and cache salts. UTF-8. An existing file is replaced. If the
-    /// disk fails, the journal ends and journals_stopped of pllm_stats is 1. NULL (default): none.
+    /// contains prompts, as tokens, and cache salts. UTF-8. An existing file is replaced. A thread of
+    /// the engine writes it, at most about one second late. If the disk fails or falls behind by 256
+    /// MiB, the journal ends and journals_stopped of pllm_stats is 1. NULL (default): none.
     pub journal_path: *const c_char,
     /// Length of journal_path in bytes, or PLLM_NUL_TERMINATED (default).
     pub journal_path_len: u64,
@@ -407,7 +410,8 @@ impl pllm_engine_options {
             queue_capacity: queue_capacity(&c),
             preemption: preemption(c.preemption)?,
             swap_bytes: c.swap_bytes,
-            swap_dir: swap_path.map(Into::into),
+            // An empty path is the current directory, as for the system.
+            swap_dir: swap_path.map(|path| if path.is_empty() { ".".into() } else { path.into() }),
             policies: policies(&c)?,
             model_name: model_name.map(Into::into),
             // SAFETY: the caller's contract.

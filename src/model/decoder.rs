@@ -1,7 +1,5 @@
 //! The forward pass: interprets a spec, layer by layer, on any backend.
 
-use std::path::Path;
-
 use super::kv_layout::{KvLayout, LayerPlace};
 use super::spec::{
     Attention, AttentionShape, Embedding, Expert, Experts, Glu, Head, HeadAttention, Layer, Mlp, Model, ModelSpec, Pairs, QkNorm,
@@ -32,9 +30,9 @@ impl<B: KvOps> KvCache<B> {
         Ok(KvCache { levels, groups: layout.windows.len(), places: layout.places().to_vec(), host: None })
     }
 
-    /// Adds a host tier for swapped-out blocks: in memory, or in a file in `dir`.
-    pub fn add_host_tier(&mut self, backend: &B, blocks: usize, block_bytes: u64, dir: Option<&Path>) -> Result<()> {
-        self.host = Some(backend.host(blocks, block_bytes, dir)?);
+    /// Adds a host tier in memory for swapped-out blocks.
+    pub fn add_host_tier(&mut self, backend: &B, blocks: usize, block_bytes: u64) -> Result<()> {
+        self.host = Some(backend.host(blocks, block_bytes)?);
         Ok(())
     }
 

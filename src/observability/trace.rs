@@ -42,7 +42,7 @@ const MAX_LAPS: usize = 1024;
 
 /// A trace file.
 pub struct Trace {
-    sink: LogFile,
+    file: LogFile,
     /// Start of the current step, and end of its last phase.
     began: Duration,
     mark: Duration,
@@ -50,34 +50,30 @@ pub struct Trace {
     copies: usize,
     /// Number of preemptions so far.
     preemptions: u64,
-    /// Whether the file contains an event, so that the next one needs a comma.
-    has_records: bool,
 }
+
+/// The start of the file. The format allows an array without its end, so the file is readable even
+/// if the process is killed.
+const START: &[u8] = br#"[
+{"name":"process_name","ph":"M","pid":1,"tid":1,"args":{"name":"pagedllm"}},
+{"name":"thread_name","ph":"M","pid":1,"tid":1,"args":{"name":"steps"}}"#;
 
 impl Trace {
     pub fn create(path: &Path) -> Result<Trace> {
         let mut laps = Vec::new();
         laps.try_reserve_exact(MAX_LAPS)?;
-        let zero = Duration::ZERO;
-        let mut trace =
-            Trace { sink: LogFile::create(path)?, began: zero, mark: zero, laps, copies: 0, preemptions: 0, has_records: false };
-        // The format allows an array without its end, so the file is readable even if the process
-        // is killed.
-        trace.sink.push(b"[\n");
-        trace.event(format_args!(r#"{{"name":"process_name","ph":"M","pid":1,"tid":1,"args":{{"name":"pagedllm"}}}}"#));
-        trace.event(format_args!(r#"{{"name":"thread_name","ph":"M","pid":1,"tid":1,"args":{{"name":"steps"}}}}"#));
-        Ok(trace)
+        let (mut file, zero) = (LogFile::create(path, b"", |_| {})?, Duration::ZERO);
+        file.push(START);
+        Ok(Trace { file, began: zero, mark: zero, laps, copies: 0, preemptions: 0 })
     }
 
     pub fn has_stopped(&self) -> bool {
-        self.sink.has_stopped()
+        self.file.has_stopped()
     }
 
     fn event(&mut self, event: std::fmt::Arguments) {
-        if std::mem::replace(&mut self.has_records, true) {
-            self.sink.push(b",\n");
-        }
-        self.sink.print(event);
+        self.file.push(b",\n");
+        self.file.print(event);
     }
 
     pub fn begin(&mut self, now: Duration) {
@@ -117,9 +113,9 @@ impl Trace {
             }
         }
         match report {
-            // The stepping thread may sleep now, so the buffer is written.
-            Some(StepReport { sequences: 0, .. }) => self.sink.flush_now(),
-            _ => self.sink.settle(now),
+            // The stepping thread may sleep now.
+            Some(StepReport { sequences: 0, .. }) => self.file.send_buffer(),
+            _ => self.file.settle(now),
         }
     }
 
@@ -149,7 +145,7 @@ impl Trace {
 
 impl Drop for Trace {
     fn drop(&mut self) {
-        self.sink.push(b"\n]\n");
+        self.file.push(b"\n]\n");
     }
 }
 

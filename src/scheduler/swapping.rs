@@ -3,7 +3,8 @@
 use super::group::Queue;
 use super::slab::Slot;
 use super::{BlocksResult, GroupId, Scheduler};
-use crate::kv::{Origin, SwapLoad};
+use crate::error::Result;
+use crate::kv::{BlockId, Origin, SwapLoad};
 use crate::types::SeqId;
 use crate::types::batch::Moves;
 
@@ -142,6 +143,27 @@ impl Scheduler {
     /// Limits the transfers between the tiers to `max_moves` blocks per step and direction.
     pub fn limit_moves(&mut self, max_moves: usize) {
         self.blocks.limit_moves(max_moves);
+    }
+
+    /// Makes the host tier one whose contents another thread reads: `next_to_read`.
+    pub fn read_host_ahead(&mut self) -> Result<()> {
+        self.blocks.read_host_ahead()
+    }
+
+    /// Lowers the limit of this step's transfers to the host tier.
+    pub fn lower_limit_out(&mut self, max_moves: usize) {
+        self.blocks.lower_limit_out(max_moves);
+    }
+
+    /// Returns the next host block that another thread must read.
+    pub fn next_to_read(&mut self) -> Option<BlockId> {
+        self.blocks.next_to_read()
+    }
+
+    /// Schedules the transfer of a host block that another thread has read. Returns false if the
+    /// transfer was cancelled.
+    pub fn finish_read(&mut self, host: BlockId) -> bool {
+        self.blocks.finish_read(host)
     }
 
     /// Returns whether groups wait for transfers that the next step continues.

@@ -3,6 +3,7 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
+use std::os::fd::FromRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -62,6 +63,21 @@ pub fn nameless(dir: &Path, bytes: u64) -> Result<File> {
     let path = dir.join(name);
     let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path).map_err(io)?;
     std::fs::remove_file(&path).map_err(io)?;
+    file.set_len(bytes).map_err(io)?;
+    Ok(file)
+}
+
+/// Creates a file of `bytes` bytes in memory. Memory is allocated when the file is written.
+pub fn in_memory(bytes: u64) -> Result<File> {
+    let io = |e: std::io::Error| Error::io(format!("cannot create a file of {bytes} bytes in memory: {e}"));
+    within_limit(bytes)?;
+    // SAFETY: the name is a string with its end, and no other object has the new descriptor.
+    let file = unsafe {
+        match libc::memfd_create(c"pagedllm".as_ptr(), libc::MFD_CLOEXEC) {
+            -1 => return Err(io(std::io::Error::last_os_error())),
+            descriptor => File::from_raw_fd(descriptor),
+        }
+    };
     file.set_len(bytes).map_err(io)?;
     Ok(file)
 }

@@ -113,8 +113,8 @@ impl fmt::Debug for StoreSecret {
 pub struct LoadedBlock {
     /// Entry in the block table of the request: place * layer groups + group.
     pub entry: u32,
-    /// The stored value: a header, and the bytes of the block.
-    pub value: Vec<u8>,
+    /// The stored value: a header, and the bytes of the block. A journal shares it.
+    pub value: Arc<Vec<u8>>,
 }
 
 /// The end of the lookup of a request.

@@ -169,8 +169,8 @@ pub struct EngineOptions {
     /// Size of the host tier in bytes. 0 disables it.
     pub swap_bytes: u64,
     /// Directory for the host tier. The tier is an unlinked file there and disappears with the
-    /// engine. `None` keeps the tier in memory.
-    #[serde(skip)]
+    /// engine. `None` keeps the tier in memory. An empty path is a file in memory, for replays.
+    #[serde(with = "is_set")]
     pub swap_dir: Option<PathBuf>,
     /// Order, batching and allocation policies of the scheduler.
     pub policies: Policies,
@@ -435,6 +435,21 @@ fn within(name: &str, value: usize, max: usize) -> Result<()> {
         return Ok(());
     }
     Err(Error::invalid(format!("{name} is {value}; must be 1 to {max}")))
+}
+
+/// Records that a path is set, but not the path: it concerns only the host.
+mod is_set {
+    use std::path::PathBuf;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub fn serialize<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
+        path.is_some().serialize(serializer)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PathBuf>, D::Error> {
+        Ok(bool::deserialize(deserializer)?.then(PathBuf::new))
+    }
 }
 
 #[cfg(test)]

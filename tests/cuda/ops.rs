@@ -20,7 +20,7 @@ use pagedllm::types::batch::device_sampling::{DeviceSampling, DeviceSamplingLimi
 use pagedllm::types::batch::{Batch, BlockCopy, BlockMove, Placeholder, Span, Tail};
 use pagedllm::types::options::{Dry, Dtype, Isa, KvDtype, Mirostat, SamplingParams, WeightFormat};
 use support::fp8::in_fp8;
-use support::{Random, TempDir, cuda};
+use support::{Random, cuda};
 
 /// A sequence of ops that runs on any backend.
 trait Case {
@@ -831,7 +831,7 @@ fn many_moves_are_sent_in_several_parts() {
     let backend = cuda::backend();
     let shape = KvShape { blocks: 5000, block_size: 8, kv_heads: 1, head_dim: 2, values: Values::Own, dtype: KvDtype::Bf16 };
     let (mut layers, bytes) = (vec![backend.kv(shape).unwrap()], backend.kv_block_bytes(&shape));
-    let mut host = backend.host(5000, bytes, None).unwrap();
+    let mut host = backend.host(5000, bytes).unwrap();
     let number = |block: u32| (block % 251) as u8;
     (0..5000).for_each(|block| fill(backend, &mut layers, block, number(block), bytes));
     let moves = |to: fn(u32) -> u32| (0..5000).map(|host| BlockMove { device: to(host), host }).collect::<Vec<_>>();
@@ -846,10 +846,10 @@ fn many_moves_are_sent_in_several_parts() {
 
 #[test]
 fn copied_and_swapped_blocks_keep_their_bytes() {
-    let (backend, dir) = (cuda::backend(), TempDir::new());
-    for (dtype, tier) in KvDtype::ALL.into_iter().flat_map(|dtype| [(dtype, None), (dtype, Some(dir.0.as_path()))]) {
+    let backend = cuda::backend();
+    for dtype in KvDtype::ALL {
         let (mut layers, bytes) = layers(backend, dtype);
-        let mut host = backend.host(4, bytes, tier).unwrap();
+        let mut host = backend.host(4, bytes).unwrap();
         (0..6).for_each(|block| fill(backend, &mut layers, block, block as u8, bytes));
         let before: Vec<_> = (0..6).map(|block| bytes_of(backend, &layers, block)).collect();
         let moves = |pairs: [(u32, u32); 3]| pairs.map(|(device, host)| BlockMove { device, host });

@@ -42,7 +42,7 @@ fn engine_on(faults: &Arc<Faults>, dir: &TempDir, blocks: usize, preemption: Pre
     let pool = KvPool { blocks, block_size: BLOCK, dtype: KvDtype::F32 };
     let block_bytes = pool.block_bytes(&backend, &files.spec);
     let mut kv = KvCache::new(&backend, &files.spec, pool)?;
-    kv.add_host_tier(&backend, host_blocks, block_bytes, None)?;
+    kv.add_host_tier(&backend, host_blocks, block_bytes)?;
     let decoder = files.load(backend, BatchLimits { tokens: 32, logits: 16 }, &mut |_, _| true)?;
     let mut info = model_info(files.spec.vocab_size, blocks, 128, vec![]);
     info.memory.swap_blocks = host_blocks;

@@ -34,7 +34,7 @@ fn device(model: &Path) -> (ModelInfo, Box<dyn Executor>, Arc<Faults>) {
     let pool = KvPool { blocks: BLOCKS, block_size: 8, dtype: KvDtype::F32 };
     let mut kv = KvCache::new(&backend, &files.spec, pool).unwrap();
     let block_bytes = pool.block_bytes(&backend, &files.spec);
-    kv.add_host_tier(&backend, HOST_BLOCKS, block_bytes, None).unwrap();
+    kv.add_host_tier(&backend, HOST_BLOCKS, block_bytes).unwrap();
     let decoder = files.load(backend, BatchLimits { tokens: 32, logits: 16 }, &mut |_, _| true).unwrap();
     let mut info = model_info(files.spec.vocab_size, BLOCKS, 128, vec![2]);
     (info.memory.block_bytes, info.memory.swap_blocks) = (block_bytes, HOST_BLOCKS);
@@ -43,9 +43,16 @@ fn device(model: &Path) -> (ModelInfo, Box<dyn Executor>, Arc<Faults>) {
     (info, Box::new(executor), faults)
 }
 
-fn engine(model: &Path, journal: PathBuf, preemption: Preemption) -> (Engine, Arc<Faults>) {
-    let options =
-        EngineOptions { max_batch_tokens: 32, max_seqs: 16, seed: 7, journal_path: Some(journal), preemption, ..Default::default() };
+fn engine(model: &Path, journal: PathBuf, preemption: Preemption, swap_dir: Option<PathBuf>) -> (Engine, Arc<Faults>) {
+    let options = EngineOptions {
+        max_batch_tokens: 32,
+        max_seqs: 16,
+        seed: 7,
+        journal_path: Some(journal),
+        preemption,
+        swap_dir,
+        ..Default::default()
+    };
     let (info, executor, faults) = device(model);
     (Engine::with_executor(&options, info, None, executor).unwrap(), faults)
 }
@@ -113,7 +120,8 @@ fn host(engine: &Engine, seed: u64) {
 /// times.
 fn session(model: &Path, journal: PathBuf, seed: u64) -> Stats {
     let preemption = [Preemption::Recompute, Preemption::Swap, Preemption::Auto][seed as usize % 3];
-    let (engine, faults) = engine(model, journal, preemption);
+    let swap_dir = (seed >= 3).then(std::env::temp_dir);
+    let (engine, faults) = engine(model, journal, preemption, swap_dir);
     let done = AtomicBool::new(false);
     engine.start().unwrap();
     std::thread::scope(|scope| {
@@ -122,8 +130,8 @@ fn session(model: &Path, journal: PathBuf, seed: u64) -> Stats {
         scope.spawn(move || {
             let mut random = Random(!seed);
             while !done.load(SeqCst) {
-                for (point, after) in [(&faults.ops, 20), (&faults.swaps, 5), (&faults.exports, 3)] {
-                    point.fails_at.store(point.seen.load(SeqCst) + after, SeqCst);
+                for (point, others) in [(&faults.ops, 19), (&faults.swaps, 4), (&faults.exports, 2)] {
+                    point.fail_after(others);
                 }
                 let _ = engine.budget().resize((BLOCKS - random.below(20)) as u64 * engine.info().memory.block_bytes);
                 std::thread::sleep(Duration::from_millis(2));
@@ -171,7 +179,7 @@ fn a_replay_reports_the_first_difference() {
 
 /// Runs ten requests one after the other.
 fn short_session(model: &Path, journal: PathBuf) {
-    let (engine, _) = engine(model, journal, Preemption::Recompute);
+    let (engine, _) = engine(model, journal, Preemption::Recompute, None);
     for seed in 0..10 {
         engine.add_request(request(&mut Random(seed))).unwrap();
         while engine.step().unwrap().unfinished > 0 {}
@@ -182,7 +190,7 @@ fn short_session(model: &Path, journal: PathBuf) {
 fn a_journal_replays_exports_of_ended_and_freed_sequences() {
     let (model, dir) = (model(5), TempDir::new());
     let journal = dir.0.join("journal");
-    let (engine, _) = engine(&model.0, journal.clone(), Preemption::Recompute);
+    let (engine, _) = engine(&model.0, journal.clone(), Preemption::Recompute, None);
     let greedy = || SamplingParams { max_tokens: Some(3), ignore_eos: true, ..SamplingParams::greedy() };
     let add = |keep| engine.add_request(Request { keep, ..Request::new(Prompt::Tokens(vec![3; 9]), greedy()) }).unwrap().sequence(0);
     let run = || while engine.step().unwrap().unfinished > 0 {};
@@ -268,7 +276,7 @@ fn a_journal_of_another_engine_or_format_is_refused_with_the_mismatch() {
 fn a_replay_lists_the_requests_with_logits_hooks() {
     let (model, dir) = (model(5), TempDir::new());
     let journal = dir.0.join("journal");
-    let (engine, _) = engine(&model.0, journal.clone(), Preemption::Recompute);
+    let (engine, _) = engine(&model.0, journal.clone(), Preemption::Recompute, None);
     let hook: pagedllm::engine::LogitsHook = Arc::new(|_, _, logits: &mut [f32]| logits[17] = 1e9);
     let plain = Request { n: 1, best_of: None, beam: None, keep: false, ..request(&mut Random(1)) };
     engine.add_request(plain.clone()).unwrap();

@@ -51,7 +51,7 @@ impl Model {
         let pool = KvPool { blocks, block_size: BLOCK, dtype: KvDtype::F32 };
         let block_bytes = pool.block_bytes(&backend, &files.spec);
         let mut kv = KvCache::new(&backend, &files.spec, pool).unwrap();
-        kv.add_host_tier(&backend, BLOCKS, block_bytes, None).unwrap();
+        kv.add_host_tier(&backend, BLOCKS, block_bytes).unwrap();
         let decoder = files.load(backend, BatchLimits { tokens: 64, logits: 16 }, &mut |_, _| true).unwrap();
         let mut info = model_info(files.spec.vocab_size, blocks, 256, vec![]);
         (info.memory.block_bytes, info.memory.swap_blocks) = (block_bytes, BLOCKS);

@@ -32,7 +32,7 @@ pub fn engine(model: &Path, isa: Isa, settings: &Json) -> (*mut pllm_engine, Dev
     let mut kv = KvCache::new(&backend, &files.spec, pool).unwrap();
     let block_bytes = pool.block_bytes(&backend, &files.spec);
     if number("host_blocks") > 0 {
-        kv.add_host_tier(&backend, number("host_blocks"), block_bytes, None).unwrap();
+        kv.add_host_tier(&backend, number("host_blocks"), block_bytes).unwrap();
     }
     let decoder = files.load(backend, BatchLimits { tokens: 32, logits: 16 }, &mut |_, _| true).unwrap();
     let mut info = model_info(files.spec.vocab_size, pool.blocks, MAX_MODEL_LEN, vec![2]);

@@ -82,7 +82,7 @@ fn device(model: &Path, blocks: usize) -> (ModelInfo, Box<dyn Executor>, Arc<Fau
     let pool = KvPool { blocks, block_size: BLOCK, dtype: KvDtype::Int8 };
     let block_bytes = pool.block_bytes(&backend, &files.spec);
     let mut kv = KvCache::new(&backend, &files.spec, pool).unwrap();
-    kv.add_host_tier(&backend, SWAP_BLOCKS, block_bytes, None).unwrap();
+    kv.add_host_tier(&backend, SWAP_BLOCKS, block_bytes).unwrap();
     let decoder = files.load(backend, BatchLimits { tokens: 48, logits: 12 }, &mut |_, _| true).unwrap();
     let mut info = model_info(files.spec.vocab_size, blocks, MAX_MODEL_LEN, vec![]);
     (info.memory.block_bytes, info.memory.swap_blocks) = (block_bytes, SWAP_BLOCKS);

@@ -1,7 +1,6 @@
 //! A CPU backend that fails at points which the test selects.
 
 use std::convert::Infallible;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
@@ -30,6 +29,14 @@ pub struct Point {
 }
 
 impl Point {
+    /// Lets the call after `others` further ones fail, unless an earlier one is still to fail.
+    pub fn fail_after(&self, others: u64) {
+        let seen = self.seen.load(SeqCst);
+        if self.fails_at.load(SeqCst) <= seen {
+            self.fails_at.store(seen + 1 + others, SeqCst);
+        }
+    }
+
     fn fails(&self) -> bool {
         let call = self.seen.fetch_add(1, SeqCst) + 1;
         call == self.fails_at.load(SeqCst) || Random(call).next().checked_rem(self.one_in.load(SeqCst)) == Some(0)
@@ -189,7 +196,7 @@ impl Alloc for Faulty {
 impl KvOps for Faulty {
     makes! {
         fn kv(shape: KvShape) -> Kv;
-        fn host(blocks: usize, block_bytes: u64, dir: Option<&Path>) -> Host;
+        fn host(blocks: usize, block_bytes: u64) -> Host;
     }
 
     forwards! {

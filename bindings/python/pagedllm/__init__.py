@@ -1960,9 +1960,10 @@ class Engine:
     swap_bytes: Size in bytes of the host tier, which holds the KV of swapped requests and idle
         sequences. 0 (default): none.
     swap_path: Directory for the host tier. The tier is an unnamed file there, which grows as it is
-        written and disappears with the engine. None: the tier is in memory. If the file cannot be
-        written or read, as on a full disk, the sequence is recomputed and swap_failures of Stats
-        counts it.
+        written and disappears with the engine. A thread of the engine reads and writes it, so that
+        a slow disk delays only the sequences that return. None: the tier is in memory. If the file
+        cannot be written or read, as on a full disk, the sequence is recomputed and swap_failures
+        of Stats counts it.
     preemption: Default Preemption.RECOMPUTE. The others need swap_bytes, and swap_bytes needs one
         of the others.
     order: Order of the waiting requests. Default Order.FCFS.
@@ -1974,11 +1975,13 @@ class Engine:
     allocation: Number of blocks that a request needs to start. Default Allocation.ON_DEMAND.
     trace_path: File for a trace of every step, in the format of Perfetto and chrome://tracing: the
         batch, the times of its phases, and the phases of each sequence. An existing file is
-        replaced. If the disk fails, the trace ends and traces_stopped of Stats is 1.
+        replaced. A thread of the engine writes it, at most about one second late. If the disk fails
+        or falls behind by 256 MiB, the trace ends and traces_stopped of Stats is 1.
     journal_path: File for a journal of all calls and of everything else on which steps depend.
         pagedllm-replay repeats them bit for bit on a machine with the same instruction path. It
-        contains prompts, as tokens, and cache salts. An existing file is replaced. If the disk
-        fails, the journal ends and journals_stopped of Stats is 1.
+        contains prompts, as tokens, and cache salts. An existing file is replaced. A thread of the
+        engine writes it, at most about one second late. If the disk fails or falls behind by 256
+        MiB, the journal ends and journals_stopped of Stats is 1.
     model_name: Value of the label model_name in metrics(). None: the name of the model directory.
     weight_format: Format of the weights in memory. Fewer bits take less memory and time, and cost
         quality. Small tensors that affect quality (routers of experts, learned positions) and the

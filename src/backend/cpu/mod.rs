@@ -13,7 +13,6 @@ mod routes;
 mod tests;
 
 use std::convert::Infallible;
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -295,16 +294,18 @@ impl KvOps for CpuBackend {
         kv::copy_blocks(&self.pool, copies, layers);
     }
 
-    fn host(&self, blocks: usize, block_bytes: u64, dir: Option<&Path>) -> Result<Host> {
-        Host::new(blocks, block_bytes, dir)
+    fn host(&self, blocks: usize, block_bytes: u64) -> Result<Host> {
+        Host::new(blocks, block_bytes)
     }
 
     fn swap_out(&self, moves: &[BlockMove], layers: &[Kv], host: &mut Host) -> Result<()> {
-        host.swap_out(&self.pool, moves, layers)
+        host.swap_out(&self.pool, moves, layers);
+        Ok(())
     }
 
     fn swap_in(&self, moves: &[BlockMove], host: &mut Host, layers: &mut [Kv]) -> Result<()> {
-        host.swap_in(&self.pool, moves, layers)
+        host.swap_in(&self.pool, moves, layers);
+        Ok(())
     }
 
     fn read_blocks(&self, blocks: &[u32], tail: Tail, layer: &Kv, out: &mut Vec<u8>) -> Result<()> {

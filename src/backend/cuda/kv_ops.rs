@@ -1,7 +1,5 @@
 //! The operations of the KV cache.
 
-use std::path::Path;
-
 use super::CudaBackend;
 use super::buffer::Buf;
 use super::function::{Shape, WARP, launch};
@@ -80,24 +78,22 @@ impl KvOps for CudaBackend {
         copied.unwrap_or_else(|error| self.device.refuse(error));
     }
 
-    fn host(&self, blocks: usize, block_bytes: u64, dir: Option<&Path>) -> Result<Host> {
-        Host::new(&self.device, blocks, block_bytes, dir)
+    fn host(&self, blocks: usize, block_bytes: u64) -> Result<Host> {
+        Host::new(&self.device, blocks, block_bytes)
     }
 
     fn swap_out(&self, moves: &[BlockMove], layers: &[Kv], host: &mut Host) -> Result<()> {
-        host.take(moves, |moves, start| {
-            let pairs = moves.iter().map(|&BlockMove { device, host }| (device, host));
-            self.move_blocks(pairs, layers, self.pool(layers)?, self.host_tier(start, layers)?)?;
-            self.device.wait()
-        })
+        let tier = self.host_tier(host.address_for(moves)?, layers)?;
+        let pairs = moves.iter().map(|&BlockMove { device, host }| (device, host));
+        self.move_blocks(pairs, layers, self.pool(layers)?, tier)?;
+        self.device.wait()
     }
 
     fn swap_in(&self, moves: &[BlockMove], host: &mut Host, layers: &mut [Kv]) -> Result<()> {
-        host.give(moves, |moves, start| {
-            let pairs = moves.iter().map(|&BlockMove { device, host }| (host, device));
-            self.move_blocks(pairs, layers, self.host_tier(start, layers)?, self.pool(layers)?)?;
-            self.device.wait()
-        })
+        let tier = self.host_tier(host.address_for(moves)?, layers)?;
+        let pairs = moves.iter().map(|&BlockMove { device, host }| (host, device));
+        self.move_blocks(pairs, layers, tier, self.pool(layers)?)?;
+        self.device.wait()
     }
 
     fn read_blocks(&self, blocks: &[u32], tail: Tail, layer: &Kv, out: &mut Vec<u8>) -> Result<()> {

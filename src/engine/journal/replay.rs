@@ -258,7 +258,6 @@ impl JournalFile {
             memory_fraction: None,
             max_model_len: Some(*max_model_len),
             queue_capacity: usize::MAX,
-            swap_dir: None,
             max_waiting_requests: None,
             max_waiting_tokens: None,
             ..self.header.options.clone()

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::engine::step_inputs::{Inputs, StepInputs};
+use crate::engine::transfers::EndedTransfer;
 use crate::error::{Error, Result};
 use crate::generation::grammar::MaskId;
 use crate::generation::grammar::Masker;
@@ -93,8 +94,10 @@ impl Inputs for ReplayedInputs {
         self.inner.collect(costs, inputs);
         let mut replayed = self.replayed.lock();
         inputs.finished_lookups = std::mem::take(&mut replayed.lookups);
-        let Step { now, full_queues, costs, finished_transfers, store_room, .. } = &replayed.step;
+        let Step { now, full_queues, costs, finished_transfers, disk_transfers, store_room, .. } = &replayed.step;
         inputs.store_room = *store_room;
+        inputs.disk_transfers.clear();
+        inputs.disk_transfers.extend(disk_transfers.iter().map(|&(id, succeeded)| EndedTransfer { id, succeeded }));
         inputs.now = *now;
         inputs.finished_transfers.clear();
         inputs.finished_transfers.extend(finished_transfers.iter().copied().map(TransferId));

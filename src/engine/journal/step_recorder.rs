@@ -56,6 +56,8 @@ impl StepRecorder {
         resized.clear();
         resized.append(&mut self.resized);
         self.step.store_room = inputs.store_room;
+        self.step.disk_transfers.clear();
+        self.step.disk_transfers.extend(inputs.disk_transfers.iter().map(|ended| (ended.id, ended.succeeded)));
         (self.step.now, self.step.costs) = (inputs.now, inputs.costs.map(|costs| (costs.block.to_bits(), costs.token.to_bits())));
         self.must_record = !self.step.resized.is_empty() || !self.failed_moves.is_empty() || !inputs.finished_transfers.is_empty();
         self.must_record |= !inputs.finished_lookups.is_empty();

@@ -3,6 +3,7 @@
 mod exports;
 mod imports;
 pub mod store;
+mod swap_file;
 #[cfg(test)]
 mod tests;
 mod tier_moves;
@@ -13,6 +14,7 @@ use std::time::Duration;
 
 pub use exports::{Export, Exports};
 pub use imports::{Import, Imports};
+pub use swap_file::{DiskTime, EndedTransfer, SwapFile};
 pub use tier_moves::{MovedBlocks, TierMoves};
 pub use worker::Completions;
 

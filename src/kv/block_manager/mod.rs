@@ -1,6 +1,7 @@
 //! The block manager: reference counts, copy on write, block tables, the prefix cache and the host
 //! tier.
 
+mod block_queue;
 mod checks;
 mod external;
 mod resize;

@@ -11,7 +11,12 @@
 //! a reference, so that they are neither written nor reused. Transfers to the host tier are
 //! scheduled as soon as the limit allows. Transfers to the device are scheduled for one table at a
 //! time, in the order in which the scheduler plans the sequences.
+//!
+//! A tier in a file has contents that another thread must read before a step can copy them. Its
+//! transfers to the device are queued in the order in which tables return, and scheduled when the
+//! contents have been read.
 
+use super::block_queue::BlockQueue;
 use super::{BlockManager, BlockTable, Tier};
 use crate::error::{Result, try_vec};
 use crate::kv::block_pool::BlockPool;
@@ -33,8 +38,10 @@ pub(super) struct HostTier {
     transfers: Vec<Transfer>,
     /// Number of queued transfers to this tier.
     queued_out: usize,
-    /// Host block at which the search for the next queued transfer begins.
-    next_queued: BlockId,
+    /// The host blocks of these transfers. Also has some whose transfer was cancelled.
+    out_queue: BlockQueue,
+    /// The host blocks that another thread must read. `None` for a tier in memory.
+    unread: Option<BlockQueue>,
     limits: MoveLimits,
     /// Transfers of this step that are not made yet. A host block in `moves.back` keeps a reference
     /// until then.
@@ -51,6 +58,17 @@ enum Transfer {
     OutScheduled,
     /// To the device, in a later step. The host block keeps a reference.
     BackQueued,
+    /// As `BackQueued`, but another thread must read the contents first.
+    BackUnread,
+    /// As `BackQueued`, but another thread reads the contents.
+    BackReading,
+}
+
+impl Transfer {
+    /// Returns whether a device block waits for its contents.
+    fn is_back(self) -> bool {
+        matches!(self, Transfer::BackQueued | Transfer::BackUnread | Transfer::BackReading)
+    }
 }
 
 /// The limits of the transfers of one step, in blocks.
@@ -86,7 +104,8 @@ impl HostTier {
             mirror_of_host: try_vec(blocks, None)?,
             transfers: try_vec(blocks, Transfer::None)?,
             queued_out: 0,
-            next_queued: 0,
+            out_queue: BlockQueue::new(blocks)?,
+            unread: None,
             limits: MoveLimits { max_moves: usize::MAX, out: usize::MAX, back: usize::MAX },
             moves,
         })
@@ -129,7 +148,7 @@ impl HostTier {
     pub fn release_device_block(&mut self, device: BlockId) {
         let host = self.mirror_of_device[device as usize];
         self.end_mirroring(device);
-        if let Some(host) = host.filter(|&host| self.transfers[host as usize] == Transfer::BackQueued) {
+        if let Some(host) = host.filter(|&host| self.transfers[host as usize].is_back()) {
             self.transfers[host as usize] = Transfer::None;
             self.release_unqueued(host);
         } else if let Some(place) = self.moves.back.iter().position(|back| back.device == device) {
@@ -158,7 +177,7 @@ impl HostTier {
                 self.moves.out.retain(|out| out.host != host);
                 None
             }
-            Transfer::None | Transfer::BackQueued => None,
+            Transfer::None | Transfer::BackQueued | Transfer::BackUnread | Transfer::BackReading => None,
         }
     }
 
@@ -189,13 +208,10 @@ impl HostTier {
     /// Removes a transfer to this tier from the queue, if this step may make it. Returns the
     /// blocks.
     fn next_move_out(&mut self) -> Option<BlockMove> {
-        if self.queued_out == 0 || self.limits.out == 0 {
+        if self.limits.out == 0 {
             return None;
         }
-        while self.transfers[self.next_queued as usize] != Transfer::OutQueued {
-            self.next_queued = (self.next_queued + 1) % self.transfers.len() as BlockId;
-        }
-        let host = self.next_queued;
+        let host = self.out_queue.pop_if(|host| self.transfers[host as usize] == Transfer::OutQueued)?;
         self.transfers[host as usize] = Transfer::OutScheduled;
         self.queued_out -= 1;
         self.limits.out -= 1;
@@ -203,18 +219,33 @@ impl HostTier {
         Some(BlockMove { device, host })
     }
 
+    /// Queues the transfer of a host block to its mirrored device block.
+    fn queue_back(&mut self, host: BlockId) {
+        self.transfers[host as usize] = match &mut self.unread {
+            None => Transfer::BackQueued,
+            Some(unread) => {
+                unread.push(host);
+                Transfer::BackUnread
+            }
+        };
+    }
+
     /// Schedules the queued transfer to a device block, if this step may make it. Returns false if
     /// it stays queued.
     fn schedule_back(&mut self, device: BlockId) -> bool {
-        let queued = |host: &BlockId| self.transfers[*host as usize] == Transfer::BackQueued;
+        let queued = |host: &BlockId| self.transfers[*host as usize].is_back();
         let Some(host) = self.mirror_of_device[device as usize].filter(queued) else { return true };
-        if self.limits.back == 0 {
+        if self.transfers[host as usize] != Transfer::BackQueued || self.limits.back == 0 {
             return false;
         }
-        self.transfers[host as usize] = Transfer::None;
         self.limits.back -= 1;
-        self.moves.back.push(BlockMove { device, host });
+        self.move_back(device, host);
         true
+    }
+
+    fn move_back(&mut self, device: BlockId, host: BlockId) {
+        self.transfers[host as usize] = Transfer::None;
+        self.moves.back.push(BlockMove { device, host });
     }
 
     pub fn refs(&self, host: BlockId) -> u32 {
@@ -229,11 +260,15 @@ impl HostTier {
     /// tests.
     #[cfg(test)]
     pub fn location(&self, block: BlockId, hosted: bool) -> (BlockId, bool) {
+        let scheduled = self.moves.back.iter().find(|back| !hosted && back.device == block);
+        if let Some(back) = scheduled {
+            return (back.host, true);
+        }
         let mirror = if hosted { &self.mirror_of_host } else { &self.mirror_of_device }[block as usize];
         let host = if hosted { Some(block) } else { mirror };
         match (host.map(|host| self.transfers[host as usize]), mirror) {
             (Some(Transfer::OutQueued), Some(device)) if hosted => (device, false),
-            (Some(Transfer::BackQueued), Some(host)) if !hosted => (host, true),
+            (Some(transfer), Some(host)) if !hosted && transfer.is_back() => (host, true),
             _ => (block, hosted),
         }
     }
@@ -249,9 +284,9 @@ impl HostTier {
         self.moves.back.iter().for_each(|back| owners[back.host as usize] += 1);
         assert_eq!(self.sources().count(), self.queued_out, "the number of queued transfers is wrong");
         for (host, transfer) in self.transfers.iter().enumerate() {
-            owners[host] += (*transfer == Transfer::BackQueued) as u32;
+            owners[host] += transfer.is_back() as u32;
             let is_mirrored = self.mirror_of_host[host].is_some();
-            assert!(*transfer != Transfer::BackQueued || is_mirrored, "the target of a queued transfer is not mirrored");
+            assert!(!transfer.is_back() || is_mirrored, "the target of a queued transfer is not mirrored");
             let is_scheduled = self.moves.out.iter().any(|out| out.host == host as BlockId);
             assert_eq!(*transfer == Transfer::OutScheduled, is_scheduled, "host block {host} and the transfers of this step disagree");
         }
@@ -270,6 +305,12 @@ impl BlockManager {
     /// Adds a host tier of `blocks` blocks.
     pub fn with_host(self, blocks: usize) -> Result<BlockManager> {
         Ok(BlockManager { host: HostTier::new(self.capacity(), blocks)?, ..self })
+    }
+
+    /// Makes the host tier one whose contents another thread reads: `next_to_read`.
+    pub fn read_host_ahead(&mut self) -> Result<()> {
+        self.host.unread = Some(BlockQueue::new(self.host_total())?);
+        Ok(())
     }
 
     pub fn host_total(&self) -> usize {
@@ -336,6 +377,30 @@ impl BlockManager {
         (limits.out, limits.back) = (limits.max_moves, limits.max_moves);
     }
 
+    /// Lowers the limit of the transfers to the host tier for this step.
+    pub fn lower_limit_out(&mut self, max_moves: usize) {
+        self.host.limits.out = self.host.limits.out.min(max_moves);
+    }
+
+    /// Returns the next host block that another thread must read.
+    pub fn next_to_read(&mut self) -> Option<BlockId> {
+        let HostTier { unread, transfers, .. } = &mut self.host;
+        let host = unread.as_mut()?.pop_if(|host| transfers[host as usize] == Transfer::BackUnread)?;
+        transfers[host as usize] = Transfer::BackReading;
+        Some(host)
+    }
+
+    /// Schedules the transfer of a host block that another thread has read. Returns false if the
+    /// transfer was cancelled.
+    pub fn finish_read(&mut self, host: BlockId) -> bool {
+        if self.host.transfers.get(host as usize) != Some(&Transfer::BackReading) {
+            return false;
+        }
+        let device = self.host.mirror_of_host[host as usize].expect("the target of a queued transfer is mirrored");
+        self.host.move_back(device, host);
+        true
+    }
+
     /// Removes the limit of the transfers to the host tier for this step.
     pub fn lift_limit_out(&mut self) {
         self.host.limits.out = usize::MAX;
@@ -365,6 +430,7 @@ impl BlockManager {
                     self.host.mirror(device, host);
                     self.block_pool.acquire(device);
                     self.host.transfers[host as usize] = Transfer::OutQueued;
+                    self.host.out_queue.push(host);
                     self.host.queued_out += 1;
                     host
                 }
@@ -415,7 +481,7 @@ impl BlockManager {
                     self.filled_slots += self.filled[device as usize] as usize;
                     assert_eq!(self.host.transfers[host as usize], Transfer::None, "host block {host} is still being written");
                     // The reference of the table becomes the reference of the transfer.
-                    self.host.transfers[host as usize] = Transfer::BackQueued;
+                    self.host.queue_back(host);
                     self.host.mirror(device, host);
                     device
                 }

@@ -77,7 +77,7 @@ impl JournalFile {
                 Ok(Record::Command(command)) => recorded.commands.push(command),
                 Ok(Record::End(ended)) => recorded.ended.push(ended),
                 Ok(Record::Lookup(lookup)) => recorded.lookups.push(lookup),
-                Ok(Record::Step(step)) => return Some(Recorded { step, ..recorded }),
+                Ok(Record::Step(step)) => return Some(Recorded { step: *step, ..recorded }),
                 Ok(Record::Closed) => self.ending = Some(Ending::Closed),
                 Err(ending) => self.ending = Some(ending),
             }

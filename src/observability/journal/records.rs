@@ -13,8 +13,8 @@ use crate::types::{PinId, QueueId, RequestId, SeqId};
 pub const MAGIC: &[u8; 8] = b"PLLMJRNL";
 /// Version of the format. Release 0.3.0 began version 2. Version 3 has the full queues of a step
 /// instead of the groups that were not ready, and the finished transfers. Version 4 has the late masks.
-/// Version 5 has the blocks that a KV store returned.
-pub const VERSION: u32 = 5;
+/// Version 5 has the blocks that a KV store returned. Version 6 has the transfers of the swap file.
+pub const VERSION: u32 = 6;
 
 /// The engine that wrote the journal. The header is JSON, so that other versions can read it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -72,7 +72,7 @@ pub enum Record {
     Command(RecordedCommand<'static>),
     End(RecordedEnd),
     /// A step. The commands and ended sequences since the previous step belong to it.
-    Step(Step),
+    Step(Box<Step>),
     /// The engine was freed.
     Closed,
     /// Blocks that a KV store returned. They belong to the next step.
@@ -89,6 +89,8 @@ pub struct Step {
     pub full_queues: Vec<QueueId>,
     /// Transfers that other threads had completed.
     pub finished_transfers: Vec<u64>,
+    /// Reads and writes of the swap file that had ended, and whether they succeeded.
+    pub disk_transfers: Vec<(u64, bool)>,
     /// Number of bytes that the KV store could take.
     pub store_room: u64,
     /// Masks for which the step did not wait, and earlier ones that had been computed.

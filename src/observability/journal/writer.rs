@@ -1,5 +1,6 @@
 //! The writer of a journal. Each record has a length, a checksum and contents.
 
+use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
@@ -14,9 +15,12 @@ use crate::types::kv_store::FinishedLookup;
 /// Size of a checksum in bytes.
 pub const CHECKSUM: usize = 8;
 
-/// The writer of a journal.
+/// Number of bytes before the contents of a record.
+const HEAD: usize = 4 + CHECKSUM;
+
+/// The writer of a journal. A thread of its own computes checksums and writes the file.
 pub struct JournalWriter {
-    sink: LogFile,
+    file: LogFile,
     scratch: Vec<u8>,
 }
 
@@ -32,22 +36,16 @@ enum Borrowed<'a> {
 
 impl JournalWriter {
     pub fn create(path: &Path, header: &Header) -> Result<JournalWriter> {
-        let mut writer = JournalWriter { sink: LogFile::create(path)?, scratch: Vec::new() };
-        writer.sink.push(MAGIC);
-        writer.sink.push(&VERSION.to_le_bytes());
-        writer.scratch = serde_json::to_vec(header).map_err(|e| Error::internal(format!("the journal's header: {e}")))?;
-        writer.write();
-        writer.sink.flush_now();
-        match writer.has_stopped() {
-            true => {
-                Err(Error::io(format!("{}: cannot be written, the disk is full or has failed; set another path or none", path.display())))
-            }
-            false => Ok(writer),
-        }
+        let header = serde_json::to_vec(header).map_err(|e| Error::internal(format!("the journal's header: {e}")))?;
+        let (mut first, mut record) = ([MAGIC.as_slice(), &VERSION.to_le_bytes()].concat(), Vec::new());
+        append(&header, &mut record);
+        seal(&mut record);
+        first.extend(record);
+        Ok(JournalWriter { file: LogFile::create(path, &first, seal)?, scratch: Vec::new() })
     }
 
     pub fn has_stopped(&self) -> bool {
-        self.sink.has_stopped()
+        self.file.has_stopped()
     }
 
     pub fn command(&mut self, command: &RecordedCommand) {
@@ -58,9 +56,18 @@ impl JournalWriter {
         self.write_record(&Borrowed::End(ended));
     }
 
-    /// Writes the blocks that a KV store has returned.
+    /// Writes the blocks that a KV store has returned. They are many bytes, so the other thread
+    /// encodes them.
     pub fn lookup(&mut self, lookup: &FinishedLookup) {
-        self.write_record(&Borrowed::Lookup(lookup));
+        let lookup = lookup.clone(); // the values are shared
+        let len = lookup.blocks.iter().map(|block| block.value.len()).sum();
+        self.file.push_encoded(len, move || {
+            let (mut contents, mut record) = (Vec::new(), Vec::new());
+            encode(&Borrowed::Lookup(&lookup), &mut contents)?;
+            record.try_reserve_exact(HEAD + contents.len()).ok()?;
+            append(&contents, &mut record);
+            Some(record)
+        });
     }
 
     pub fn step(&mut self, step: &Step) {
@@ -69,37 +76,53 @@ impl JournalWriter {
 
     pub fn close(&mut self) {
         self.write_record(&Borrowed::Closed);
-        self.sink.flush_now();
+        self.file.send_buffer();
     }
 
-    /// Writes buffered records after a step. If `idle` is set, the stepping thread may sleep now.
+    /// Sends records to the other thread after a step. If `idle` is set, the stepping thread may
+    /// sleep now.
     pub fn settle(&mut self, now: Duration, idle: bool) {
         match idle {
-            true => self.sink.flush_now(),
-            false => self.sink.settle(now),
+            true => self.file.send_buffer(),
+            false => self.file.settle(now),
         }
     }
 
     fn write_record(&mut self, record: &Borrowed) {
-        if self.sink.has_stopped() {
+        if self.file.has_stopped() {
             return;
         }
-        let size = postcard::experimental::serialized_size(record).ok();
-        self.scratch.clear();
-        let fits = size.filter(|&size| u32::try_from(size).is_ok() && self.scratch.try_reserve(size).is_ok());
-        let Some(size) = fits else { return self.sink.stop() };
-        self.scratch.resize(size, 0);
-        match postcard::to_slice(record, &mut self.scratch) {
-            Ok(_) => self.write(),
-            Err(_) => self.sink.stop(),
+        match encode(record, &mut self.scratch) {
+            Some(()) => append(&self.scratch, &mut self.file),
+            None => self.file.stop(),
         }
     }
+}
 
-    /// Appends the record in `scratch` to the file.
-    fn write(&mut self) {
-        self.sink.push(&(self.scratch.len() as u32).to_le_bytes());
-        self.sink.push(&checksum(&self.scratch));
-        self.sink.push(&self.scratch);
+/// Replaces `contents` by the contents of a record. Returns `None` without memory for them.
+fn encode(record: &Borrowed, contents: &mut Vec<u8>) -> Option<()> {
+    let size = postcard::experimental::serialized_size(record).ok().filter(|&size| u32::try_from(size).is_ok())?;
+    contents.clear();
+    contents.try_reserve(size).ok()?;
+    contents.resize(size, 0);
+    postcard::to_slice(record, contents).ok().map(drop)
+}
+
+/// Appends a record with place for its checksum.
+fn append(contents: &[u8], to: &mut impl Write) {
+    for part in [(contents.len() as u32).to_le_bytes().as_slice(), &[0; CHECKSUM], contents] {
+        // A vector and a log file take all bytes. After a failure, the file has stopped.
+        let _ = to.write_all(part);
+    }
+}
+
+/// Writes the checksums of complete records.
+fn seal(mut records: &mut [u8]) {
+    while let Some((head, rest)) = records.split_first_chunk_mut::<HEAD>() {
+        let len = u32::from_le_bytes(*head.first_chunk().expect("the head is longer")) as usize;
+        let (contents, others) = rest.split_at_mut(len);
+        head[HEAD - CHECKSUM..].copy_from_slice(&checksum(contents));
+        records = others;
     }
 }
 

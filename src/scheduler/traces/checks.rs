@@ -83,7 +83,7 @@ impl Trace {
                         let (block, hosted) = self.s.blocks.location(table, block);
                         let slot = block as usize * size + position % size;
                         assert_eq!(
-                            if hosted { self.host[slot] } else { self.slots[slot] },
+                            if hosted { self.host.slots[slot] } else { self.slots[slot] },
                             content + group as u64,
                             "sequence {} at {position}: wrong contents",
                             sequence.id

@@ -5,7 +5,7 @@
 mod checks;
 mod steps;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use super::tests::{Random, add_group, sampled_token};
@@ -30,8 +30,7 @@ struct Trace {
     windows: Vec<Option<usize>>,
     /// [blocks * block_size]
     slots: Vec<Content>,
-    /// [host blocks * block_size]
-    host: Vec<Content>,
+    host: HostTier,
     /// Expected tokens of each sequence.
     tokens: HashMap<SeqId, Vec<u32>>,
     ids: IdAllocator,
@@ -44,6 +43,14 @@ struct Trace {
     events: Vec<Event>,
     /// The step in flight, whose outcomes the host does not know yet.
     in_flight: Option<LaunchedStep>,
+}
+
+/// The host tier as a device sees it.
+struct HostTier {
+    /// [host blocks * block_size]
+    slots: Vec<Content>,
+    /// The host blocks that another thread reads, if the tier is a file.
+    reads: Option<VecDeque<u32>>,
 }
 
 /// A step that the device has computed and the scheduler has not committed.
@@ -73,6 +80,10 @@ impl Trace {
         let policies = if seed.is_multiple_of(3) { options::Policies::default() } else { random_policies(&mut random) };
         let mut s = Scheduler::with_policies(options, manager, Policies::new(&policies)).unwrap();
         s.limit_moves(max_moves);
+        let reads = (random.below(3) == 0).then(VecDeque::new);
+        if reads.is_some() {
+            s.read_host_ahead().unwrap();
+        }
         Trace {
             s,
             policies,
@@ -80,7 +91,7 @@ impl Trace {
             max_len_in_pool,
             windows,
             slots: vec![GARBAGE; blocks * block_size],
-            host: vec![GARBAGE; host_blocks * block_size],
+            host: HostTier { slots: vec![GARBAGE; host_blocks * block_size], reads },
             tokens: HashMap::new(),
             ids: IdAllocator::default(),
             beams: HashMap::new(),
@@ -125,6 +136,8 @@ impl Trace {
         let few = self.tokens.len() < 30;
         self.now += self.random.below(20_000) as u64;
         self.s.begin_step(self.now);
+        let (ended, room) = (self.random.below(4), self.random.below(4));
+        self.end_reads(ended, room);
         match self.random.below(40) {
             0..4 if few => self.add(),
             4..7 if few => self.fork(),
@@ -262,8 +275,8 @@ impl Trace {
         }
         let mut moves = Vec::new();
         self.s.shrink_pool(total, &mut moves).unwrap();
-        let (out, back) = self.make_moves(true);
-        self.s.record_moves(out, back);
+        let moved = self.make_moves(true);
+        self.record_moves(moved);
         // Pins that the scheduler has removed are deleted from the model.
         self.delete_ended();
         self.check();
@@ -282,8 +295,8 @@ impl Trace {
         let Some(id) = self.random_sequence(false) else { return };
         if !self.sequence(&id).table.is_on_device() {
             self.s.swap_in_sequence(id);
-            let (out, back) = self.make_moves(true);
-            self.s.record_moves(out, back);
+            let moved = self.make_moves(true);
+            self.record_moves(moved);
         }
     }
 
@@ -300,17 +313,44 @@ impl Trace {
         let place = |block: u32| block as usize * size..(block as usize + 1) * size;
         for out in &moves.out {
             match works[0] {
-                true => self.host[place(out.host)].copy_from_slice(&self.slots[place(out.device)]),
-                false => self.host[place(out.host)].fill(GARBAGE),
+                true => self.host.slots[place(out.host)].copy_from_slice(&self.slots[place(out.device)]),
+                false => self.host.slots[place(out.host)].fill(GARBAGE),
             }
         }
         for back in &moves.back {
             match works[1] {
-                true => self.slots[place(back.device)].copy_from_slice(&self.host[place(back.host)]),
+                true => self.slots[place(back.device)].copy_from_slice(&self.host.slots[place(back.host)]),
                 false => self.slots[place(back.device)].fill(GARBAGE),
             }
         }
         (moves.out.is_empty() || works[0], moves.back.is_empty() || works[1])
+    }
+
+    /// Ends the oldest `ended` reads of a file. Only `room` blocks can be written to it in this step.
+    fn end_reads(&mut self, ended: usize, room: usize) {
+        let Some(reads) = &mut self.host.reads else { return };
+        let ended = ended.min(reads.len());
+        for block in reads.drain(..ended) {
+            self.s.finish_read(block);
+        }
+        self.s.lower_limit_out(room);
+    }
+
+    /// Starts reads as the engine does after the transfers of a step. A block that is read again
+    /// was cancelled before.
+    fn begin_reads(&mut self) {
+        let Some(reads) = &mut self.host.reads else { return };
+        while reads.len() < 3
+            && let Some(block) = self.s.next_to_read()
+        {
+            reads.retain(|&other| other != block);
+            reads.push_back(block);
+        }
+    }
+
+    fn record_moves(&mut self, (out, back): (bool, bool)) {
+        self.s.record_moves(out, back);
+        self.begin_reads();
     }
 
     fn delete_ended(&mut self) {
@@ -374,6 +414,7 @@ impl Trace {
         }
         loop {
             self.s.begin_step(self.now);
+            self.end_reads(1, 1);
             let plan = self.plan(|_| true, false);
             self.delete_ended();
             let Some(plan) = plan else {

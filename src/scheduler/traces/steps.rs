@@ -8,13 +8,13 @@ impl Trace {
         self.s.recheck_paused();
         loop {
             let plan = self.s.schedule(&ready);
-            let (out, back) = self.make_moves(chance);
-            if back {
-                self.s.record_moves(out, back);
+            let moved = self.make_moves(chance);
+            if moved.1 {
+                self.record_moves(moved);
                 return plan;
             }
             plan.into_iter().for_each(|plan| self.s.rollback(plan));
-            self.s.record_moves(out, back);
+            self.record_moves(moved);
         }
     }
 

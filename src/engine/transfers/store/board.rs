@@ -114,7 +114,7 @@ impl Board {
                 Counts::add(&self.counts.hits, 1);
                 Counts::add(&self.counts.bytes_read, self.value_bytes);
             }
-            None => release_read(&mut state, block.value),
+            None => self.release_read(&mut state, Arc::into_inner(block.value)),
         }
     }
 
@@ -166,9 +166,14 @@ impl Board {
         state.spare.pop().or_else(|| try_vec(self.value_bytes as usize, 0).ok())
     }
 
-    /// Returns the buffer of a read.
-    pub fn end_read(&self, buffer: Vec<u8>) {
-        release_read(&mut self.state(), buffer);
+    /// Ends the use of the buffer of a read, and returns it unless a journal still needs it.
+    pub fn end_read(&self, buffer: Option<Vec<u8>>) {
+        self.release_read(&mut self.state(), buffer);
+    }
+
+    fn release_read(&self, state: &mut State, buffer: Option<Vec<u8>>) {
+        state.read_bytes = state.read_bytes.saturating_sub(self.value_bytes);
+        buffer.into_iter().for_each(|buffer| keep(&mut state.spare, buffer));
     }
 
     /// Returns the buffer of a write. Wakes the stepping thread if it has waited for space.
@@ -195,11 +200,6 @@ impl Board {
             self.wakeup.wake();
         }
     }
-}
-
-fn release_read(state: &mut State, buffer: Vec<u8>) {
-    state.read_bytes = state.read_bytes.saturating_sub(buffer.len() as u64);
-    keep(&mut state.spare, buffer);
 }
 
 fn keep(spare: &mut Vec<Vec<u8>>, buffer: Vec<u8>) {

@@ -190,7 +190,8 @@ impl Loads {
 
     fn recycle(&self, block: LoadedBlock) {
         if let Some(client) = &self.client {
-            client.board.end_read(block.value);
+            // A journal that is not written yet may share the buffer.
+            client.board.end_read(Arc::into_inner(block.value));
         }
     }
 }

@@ -146,7 +146,7 @@ impl Worker {
             };
             let PendingGet { id, entry, key } = get;
             if let Err(Operation::Get { value, .. }) = self.start(Purpose::Get { id, entry }, Operation::Get { key, value }) {
-                self.board.end_read(value);
+                self.board.end_read(Some(value));
                 self.end_get(id);
             }
         }
@@ -245,12 +245,12 @@ impl Worker {
     }
 
     fn end_read(&mut self, id: u64, entry: usize, key: BlockKey, value: Vec<u8>, result: OperationResult) {
-        let OperationResult::Done(bytes) = result else { return self.board.end_read(value) };
+        let OperationResult::Done(bytes) = result else { return self.board.end_read(Some(value)) };
         if bytes == value.len() as u64 && self.format.is_valid(&key, &value) {
-            return self.board.add(id, LoadedBlock { entry: entry as u32, value });
+            return self.board.add(id, LoadedBlock { entry: entry as u32, value: Arc::new(value) });
         }
         Counts::add(&self.board.counts.failures, 1);
-        self.board.end_read(value);
+        self.board.end_read(Some(value));
         // Otherwise every later lookup would read the damaged block again.
         let _ = self.start(Purpose::Remove, Operation::Remove { key });
     }
