@@ -96,7 +96,9 @@ func jsonError(err error, offset int64) error {
 
 // memberName removes the names of embedded Go structs, which are not members of the request.
 func memberName(field string) string {
-	isEmbedded := func(name string) bool { return name == "samplingParams" || name == "extensions" }
+	isEmbedded := func(name string) bool {
+		return name == "samplingParams" || name == "extensions" || name == "chatPrompt"
+	}
 	return strings.Join(slices.DeleteFunc(strings.Split(field, "."), isEmbedded), ".")
 }
 

@@ -63,6 +63,7 @@ type extensions struct {
 	PromptLogprobs      *int               `json:"prompt_logprobs"`
 	PromptLogprobsStart *int               `json:"prompt_logprobs_start"`
 	TruncatePrompt      *int               `json:"truncate_prompt_tokens"`
+	ReturnTokenIDs      bool               `json:"return_token_ids"`
 	CacheSalt           string             `json:"cache_salt"`
 	Priority            int                `json:"priority"`
 	DeadlineMS          *int64             `json:"deadline_ms"`
@@ -141,7 +142,15 @@ func (p *samplingParams) request() (pagedllm.Request, error) {
 	if p.StreamOptions != nil && !p.Stream {
 		check.fail("stream_options", `stream_options is given without "stream": true; remove it`)
 	}
+	if p.PromptLogprobs != nil && p.Stream {
+		check.fail("prompt_logprobs", `prompt_logprobs cannot be streamed; remove "stream": true`)
+	}
 	return request, check.err
+}
+
+// wantsUsage reports whether a stream ends with the usage.
+func (p *samplingParams) wantsUsage() bool {
+	return p.StreamOptions != nil && p.StreamOptions.IncludeUsage
 }
 
 func (p *samplingParams) sampling(check *checks) pagedllm.Sampling {

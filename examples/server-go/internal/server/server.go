@@ -1,16 +1,193 @@
-// Package server has the parts of an HTTP server that do not depend on an endpoint: the strict
-// reading of JSON bodies, the sampling parameters, and the error objects of OpenAI and Anthropic.
+// Package server answers the HTTP APIs of OpenAI and Anthropic with engines of this process. Each
+// file has one topic:
+//
+//	server.go      the endpoints and what all of them share
+//	admission.go   models, limits, and the way of a request into its engine
+//	turn.go        one turn of a chat: chat completions, messages and responses share it
+//	stream.go      Server-Sent Events
 package server
 
-import "time"
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/libpagedllm/libpagedllm/bindings/go"
+)
 
 // Options are the limits of a server.
 type Options struct {
+	// Keys are the accepted API keys. Empty: every client is accepted.
+	Keys Keys
 	// MaxBodyBytes is the maximum length of the body of a request in bytes.
 	MaxBodyBytes int64
 	// ReadTimeout is the time within which the body of a request must arrive.
 	ReadTimeout time.Duration
+	// WriteTimeout is the time within which a client must take each part of its answer.
+	WriteTimeout time.Duration
+	// MaxRequests is the maximum number of requests in progress. More are refused with 429.
+	MaxRequests int
+	// MaxResults is the maximum number of sequences of one request: prompts, samples and beams.
+	MaxResults int
+	// MaxWait is the longest acceptable time to the first token. A request with a later forecast is
+	// refused with 429. 0: no limit.
+	MaxWait time.Duration
+	// MaxTime is the time after which a request ends with the tokens it has. 0: no limit.
+	MaxTime time.Duration
+	// KeepAlive is the time after which a stream without an output has a comment, so that proxies
+	// do not close the connection.
+	KeepAlive time.Duration
+	// Log has one line for each request.
+	Log *slog.Logger
+	// Exporter sends the spans of requests to a collector. nil: they are not sent.
+	Exporter *Exporter
+}
+
+// A Model is an engine and the name by which clients select it.
+type Model struct {
+	Name   string
+	Engine *pagedllm.Engine
+	// Format is the format of reasoning and tool calls. "": that of the chat template.
+	Format string
 }
 
 // A Server answers HTTP requests.
-type Server struct{ options Options }
+type Server struct {
+	options  Options
+	models   []Model
+	created  int64
+	slots    chan struct{} // one element for each request in progress
+	draining atomic.Bool
+	counters counters
+}
+
+// New creates a server. It does not close the engines.
+func New(models []Model, options Options) *Server {
+	return &Server{options: options, models: models, created: time.Now().Unix(), slots: make(chan struct{}, options.MaxRequests)}
+}
+
+// Drain makes /health fail, so that load balancers send no more requests.
+func (s *Server) Drain() { s.draining.Store(true) }
+
+// An endpoint answers a request, or returns an error before it has written anything.
+type endpoint func(http.ResponseWriter, *http.Request) error
+
+// Handler returns the handler of all endpoints.
+func (s *Server) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/health", s.handle(http.MethodGet, s.health))
+	mux.Handle("/metrics", s.handle(http.MethodGet, s.authorized(s.metrics)))
+	mux.Handle("/v1/models", s.handle(http.MethodGet, s.authorized(s.listModels)))
+	mux.Handle("/v1/models/{name...}", s.handle(http.MethodGet, s.authorized(s.getModel)))
+	for path, answer := range map[string]endpoint{
+		"/v1/completions":           s.completions,
+		"/v1/chat/completions":      s.chat,
+		"/v1/responses":             s.responses,
+		"/v1/messages":              s.messages,
+		"/v1/messages/count_tokens": s.countTokens,
+		"/tokenize":                 s.tokenize,
+		"/detokenize":               s.detokenize,
+	} {
+		mux.Handle(path, s.handle(http.MethodPost, s.authorized(s.limited(answer))))
+	}
+	mux.Handle("/", s.handle("", func(_ http.ResponseWriter, r *http.Request) error {
+		return &apiError{status: http.StatusNotFound, message: fmt.Sprintf("no endpoint has the path %q", r.URL.Path)}
+	}))
+	return mux
+}
+
+// handle is the outermost part of every endpoint: method, trace, errors and log.
+func (s *Server) handle(method string, answer endpoint) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		record := &record{begin: time.Now(), span: newSpan(r.Header.Get("traceparent"))}
+		writer := &responseWriter{ResponseWriter: w, timeout: s.options.WriteTimeout}
+		writer.Header().Set("traceresponse", record.span.header())
+		r = r.WithContext(context.WithValue(r.Context(), recordKey{}, record))
+		defer s.report(r, writer, record) // also after a panic, which net/http recovers
+		err := answerOnly(method, r, writer, answer)
+		if err != nil {
+			record.err = err
+			refuse(writer, r, err)
+		}
+	})
+}
+
+func answerOnly(method string, r *http.Request, w http.ResponseWriter, answer endpoint) error {
+	if method != "" && r.Method != method && !(method == http.MethodGet && r.Method == http.MethodHead) {
+		w.Header().Set("Allow", method)
+		return &apiError{status: http.StatusMethodNotAllowed, message: fmt.Sprintf("the method is %s; send %s", r.Method, method)}
+	}
+	return answer(w, r)
+}
+
+// limited refuses a request if too many are in progress. It runs before the body is read, so that
+// the bodies take at most MaxRequests * MaxBodyBytes of memory.
+func (s *Server) limited(answer endpoint) endpoint {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		select {
+		case s.slots <- struct{}{}:
+			defer func() { <-s.slots }()
+			return answer(w, r)
+		default:
+			return &apiError{status: http.StatusTooManyRequests, retryAfter: time.Second,
+				message: fmt.Sprintf("too many requests are in progress (limit %d); try again later", s.options.MaxRequests)}
+		}
+	}
+}
+
+func (s *Server) health(w http.ResponseWriter, _ *http.Request) error {
+	if s.draining.Load() {
+		return &apiError{status: http.StatusServiceUnavailable, message: "the server shuts down"}
+	}
+	for _, model := range s.models {
+		if err := model.Engine.Healthy(); err != nil {
+			return &apiError{status: http.StatusServiceUnavailable, message: fmt.Sprintf("model %q: %v", model.Name, err)}
+		}
+	}
+	writeJSON(w, http.StatusOK, map[string]string{"status": "ok"})
+	return nil
+}
+
+// A modelObject is a model in the lists of OpenAI and of Anthropic.
+type modelObject struct {
+	ID          string `json:"id"`
+	Object      string `json:"object"`
+	Created     int64  `json:"created"`
+	OwnedBy     string `json:"owned_by"`
+	MaxModelLen int    `json:"max_model_len"`
+	// Members of Anthropic.
+	Type        string `json:"type"`
+	DisplayName string `json:"display_name"`
+	CreatedAt   string `json:"created_at"`
+}
+
+func (s *Server) describe(model *Model) modelObject {
+	return modelObject{ID: model.Name, Object: "model", Created: s.created, OwnedBy: "pagedllm",
+		MaxModelLen: model.Engine.ModelInfo().MaxModelLen, Type: "model", DisplayName: model.Name,
+		CreatedAt: time.Unix(s.created, 0).UTC().Format(time.RFC3339)}
+}
+
+func (s *Server) listModels(w http.ResponseWriter, _ *http.Request) error {
+	list := struct {
+		Object  string        `json:"object"`
+		Data    []modelObject `json:"data"`
+		HasMore bool          `json:"has_more"`
+	}{Object: "list"}
+	for i := range s.models {
+		list.Data = append(list.Data, s.describe(&s.models[i]))
+	}
+	writeJSON(w, http.StatusOK, list)
+	return nil
+}
+
+func (s *Server) getModel(w http.ResponseWriter, r *http.Request) error {
+	model, err := s.model(r.Context(), r.PathValue("name"))
+	if err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusOK, s.describe(model))
+	return nil
+}

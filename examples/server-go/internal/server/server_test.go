@@ -16,7 +16,7 @@ import (
 // serve starts a server whose only endpoint reads sampling parameters.
 func serve(t *testing.T) *httptest.Server {
 	t.Helper()
-	s := &Server{Options{MaxBodyBytes: 1 << 16, ReadTimeout: 200 * time.Millisecond}}
+	s := New(nil, Options{MaxBodyBytes: 1 << 16, ReadTimeout: 200 * time.Millisecond})
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var params samplingParams
 		err := s.decode(w, r, &params)

@@ -1,0 +1,254 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/libpagedllm/libpagedllm/bindings/go"
+)
+
+// model returns the model of a request. A client may leave the name out if there is only one.
+func (s *Server) model(ctx context.Context, name string) (*Model, error) {
+	for i := range s.models {
+		if model := &s.models[i]; model.Name == name || name == "" && len(s.models) == 1 {
+			recordOf(ctx).model = model.Name
+			return model, nil
+		}
+	}
+	return nil, &apiError{status: http.StatusNotFound, code: "model_not_found", param: "model",
+		message: fmt.Sprintf("there is no model %q; /v1/models lists the models", name)}
+}
+
+// limit applies the limits of the server to a request for a number of prompts. It returns the
+// number of results of each prompt.
+func (s *Server) limit(request *pagedllm.Request, prompts int) (results int, err error) {
+	results = max(request.N, 1)
+	sequences := max(results, request.BestOf)
+	if request.Beam != nil {
+		sequences = max(sequences, request.Beam.Width)
+	}
+	if sequences > s.options.MaxResults/prompts {
+		return 0, badRequest("n", fmt.Sprintf("%d prompts have %d sequences each (limit %d in all); ask for fewer", prompts, sequences, s.options.MaxResults))
+	}
+	if limit := s.options.MaxTime; limit > 0 && (request.Deadline == 0 || request.Deadline > limit) {
+		request.Deadline = limit
+	}
+	return results, nil
+}
+
+// A generation is the work of the engine for one client: a queue, and one request for each prompt.
+// A queue of its own keeps a slow client from delaying the others.
+type generation struct {
+	model   *Model
+	queue   *pagedllm.Queue
+	record  *record
+	results int // of each prompt
+	open    int // sequences that have not ended
+	// streams is true if outputs are sent as they are generated.
+	streams bool
+}
+
+// start adds one request for each prompt. If one is refused, none runs. Close the generation; this
+// aborts the requests that have not ended.
+func (s *Server) start(ctx context.Context, model *Model, request pagedllm.Request, prompts []prompt, stream bool) (*generation, error) {
+	results, err := s.limit(&request, len(prompts))
+	if err != nil {
+		return nil, err
+	}
+	if !stream {
+		request.Sampling.OutputKind = pagedllm.OutputFinal
+	}
+	queue, err := model.Engine.NewQueue(64 + len(prompts)*results)
+	if err != nil {
+		return nil, err
+	}
+	for i, prompt := range prompts {
+		request.UserData = uint64(i)
+		request.Prompt, request.PromptTokenIDs = prompt.text, prompt.tokens
+		if err := s.add(queue, request); err != nil {
+			queue.Close()
+			return nil, err
+		}
+	}
+	return &generation{model: model, queue: queue, record: recordOf(ctx), results: results, open: len(prompts) * results, streams: stream}, nil
+}
+
+func (g *generation) close() { g.queue.Close() }
+
+// add adds a request, unless its first token would come too late.
+func (s *Server) add(queue *pagedllm.Queue, request pagedllm.Request) error {
+	if s.options.MaxWait > 0 {
+		forecast, err := queue.PredictAdmission(request)
+		if err != nil {
+			return canNeverRun(err)
+		}
+		if !forecast.Admits || forecast.FirstToken != nil && *forecast.FirstToken > s.options.MaxWait {
+			return tooBusy(&forecast)
+		}
+	}
+	_, err := queue.Add(request)
+	if !errors.Is(err, pagedllm.ErrCapacity) {
+		return err
+	}
+	// The engine is full, or the request can never fit. The forecast distinguishes them.
+	forecast, err := queue.PredictAdmission(request)
+	if err != nil {
+		return canNeverRun(err)
+	}
+	return tooBusy(&forecast)
+}
+
+// canNeverRun makes an error of the forecast an error of the client: later, the request would fail
+// again.
+func canNeverRun(err error) error {
+	e := toAPIError(err)
+	if e.status == http.StatusTooManyRequests {
+		e.status = http.StatusBadRequest
+	}
+	return e
+}
+
+func tooBusy(forecast *pagedllm.Admission) error {
+	e := &apiError{status: http.StatusTooManyRequests, retryAfter: time.Second,
+		message: fmt.Sprintf("%d requests with %d tokens are waiting; try again later", forecast.WaitingRequests, forecast.WaitingTokens)}
+	if forecast.FirstToken != nil {
+		e.retryAfter = max(e.retryAfter, *forecast.FirstToken)
+	}
+	return e
+}
+
+// errIdle is returned by next if there was no output for a while.
+var errIdle = errors.New("no output yet")
+
+// next waits for outputs, and returns none after the end of the last sequence. If wait passes
+// without an output, it returns errIdle. An output with an error is the end of the generation.
+func (g *generation) next(ctx context.Context, wait time.Duration) ([]pagedllm.Output, error) {
+	if g.open == 0 {
+		return nil, nil
+	}
+	waiting, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	outputs, err := g.queue.Poll(waiting)
+	if err != nil {
+		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+			err = errIdle
+		}
+		return nil, err
+	}
+	for i := range outputs {
+		if err := g.count(&outputs[i]); err != nil {
+			return nil, err
+		}
+	}
+	return outputs, nil
+}
+
+// count adds an output to the usage.
+func (g *generation) count(output *pagedllm.Output) error {
+	if output.Err != nil {
+		return output.Err
+	}
+	if output.FinishReason == pagedllm.FinishNone {
+		return nil
+	}
+	g.open--
+	usage := &g.record.usage
+	usage.CompletionTokens += output.GeneratedTokens
+	if output.Index == 0 { // samples share their prompt
+		usage.PromptTokens += output.PromptTokens
+		usage.addCached(min(output.CachedTokens, output.PromptTokens))
+	}
+	usage.TotalTokens = usage.PromptTokens + usage.CompletionTokens
+	if first := output.Timing.FirstToken; first > 0 && (g.record.firstToken == 0 || first < g.record.firstToken) {
+		g.record.firstToken = first
+	}
+	if output.FinishReason == pagedllm.FinishDeadline && output.GeneratedTokens == 0 && !g.streams {
+		return &apiError{status: http.StatusGatewayTimeout, message: "no token was generated before the deadline; try again later"}
+	}
+	return nil
+}
+
+// choice returns the index of the result of an output: results of the first prompt come first.
+func (g *generation) choice(output *pagedllm.Output) int {
+	return int(output.UserData)*g.results + output.Index
+}
+
+// all waits for the end of all sequences and returns their outputs in the order of the choices. It
+// is for generations without streams, which have one output for each sequence.
+func (g *generation) all(ctx context.Context) ([]pagedllm.Output, error) {
+	all := make([]pagedllm.Output, g.open)
+	for g.open > 0 {
+		outputs, err := g.next(ctx, time.Hour)
+		if err != nil && err != errIdle {
+			return nil, err
+		}
+		for _, output := range outputs {
+			if choice := g.choice(&output); output.FinishReason != pagedllm.FinishNone && choice < len(all) {
+				all[choice] = output
+			}
+		}
+	}
+	return all, nil
+}
+
+// each passes every output to send and flushes the stream after each batch. An error is the last
+// event.
+func (g *generation) each(ctx context.Context, s *Server, stream *eventStream, send func(*pagedllm.Output) error) error {
+	for g.open > 0 {
+		outputs, err := g.next(ctx, s.options.KeepAlive)
+		if err == errIdle {
+			err = stream.keepAlive()
+		}
+		for i := range outputs {
+			if err == nil {
+				err = send(&outputs[i])
+			}
+		}
+		if err == nil {
+			err = stream.flush()
+		}
+		if err != nil {
+			g.record.err = err
+			return err
+		}
+	}
+	return nil
+}
+
+// usage counts tokens in the form of OpenAI.
+type usage struct {
+	PromptTokens     int           `json:"prompt_tokens"`
+	CompletionTokens int           `json:"completion_tokens"`
+	TotalTokens      int           `json:"total_tokens"`
+	PromptDetails    promptDetails `json:"prompt_tokens_details"`
+}
+
+type promptDetails struct {
+	CachedTokens int `json:"cached_tokens"`
+}
+
+func (u *usage) addCached(tokens int) { u.PromptDetails.CachedTokens += tokens }
+
+// finishReason returns OpenAI's name for the end of a sequence, and the extension stop_reason: the
+// stop string or the id of the stop token, or "deadline". A sequence that a deadline has ended is
+// incomplete, as one that max_tokens has ended.
+func finishReason(output *pagedllm.Output) (reason string, stop any) {
+	switch output.FinishReason {
+	case pagedllm.FinishNone:
+		return "", nil
+	case pagedllm.FinishDeadline:
+		return "length", "deadline"
+	case pagedllm.FinishLength:
+		return "length", nil
+	}
+	switch output.StopReason {
+	case pagedllm.StopString:
+		return "stop", output.StopString
+	case pagedllm.StopToken:
+		return "stop", output.StopToken
+	}
+	return "stop", nil
+}

@@ -1,0 +1,93 @@
+package server
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"log/slog"
+	"net/http"
+	"strings"
+	"time"
+)
+
+// A span is the place of a request in a trace, as W3C Trace Context defines it.
+type span struct {
+	trace  [16]byte
+	id     [8]byte
+	parent [8]byte // zero if the client sent none
+	flags  byte
+}
+
+// newSpan continues the trace of the header traceparent, or begins a trace.
+func newSpan(traceparent string) (s span) {
+	rand.Read(s.id[:])
+	fields := strings.Split(traceparent, "-")
+	// Version 00 has four fields, and later versions can have more.
+	valid := len(fields) >= 4 && isHex(fields[0], 1) && fields[0] != "ff" && (fields[0] != "00" || len(fields) == 4) &&
+		isHex(fields[1], 16) && isHex(fields[2], 8) && isHex(fields[3], 1)
+	if valid {
+		hex.Decode(s.trace[:], []byte(fields[1]))
+		hex.Decode(s.parent[:], []byte(fields[2]))
+		var flags [1]byte
+		hex.Decode(flags[:], []byte(fields[3]))
+		s.flags = flags[0]
+	}
+	if s.trace == [16]byte{} || s.parent == [8]byte{} {
+		s = span{id: s.id, flags: 1}
+		rand.Read(s.trace[:])
+	}
+	return s
+}
+
+// isHex reports whether a text is the given number of bytes in lower-case hexadecimal.
+func isHex(text string, bytes int) bool {
+	return len(text) == 2*bytes && strings.Trim(text, "0123456789abcdef") == ""
+}
+
+// header returns the value of the header traceresponse.
+func (s *span) header() string {
+	return "00-" + hex.EncodeToString(s.trace[:]) + "-" + hex.EncodeToString(s.id[:]) + "-" + hex.EncodeToString([]byte{s.flags})
+}
+
+// A record is what the log, the metrics and the trace report about a request.
+type record struct {
+	begin      time.Time
+	span       span
+	model      string
+	usage      usage
+	firstToken time.Duration // 0: none
+	err        error         // of a refusal, or in a stream
+}
+
+type recordKey struct{}
+
+// recordOf returns the record of a request of handle.
+func recordOf(ctx context.Context) *record { return ctx.Value(recordKey{}).(*record) }
+
+// report ends the record of a request.
+func (s *Server) report(r *http.Request, w *responseWriter, record *record) {
+	status := w.status
+	if status == 0 {
+		status = errGone.status
+	}
+	duration := time.Since(record.begin)
+	s.counters.add(r.Pattern, status)
+	if s.options.Exporter != nil && record.span.flags&1 == 1 {
+		s.options.Exporter.add(finishedSpan{record, r.Method + " " + r.Pattern, status, record.begin.Add(duration)})
+	}
+	level, attributes := slog.LevelInfo, []slog.Attr{
+		slog.String("method", r.Method), slog.String("path", r.URL.Path), slog.Int("status", status),
+		slog.Duration("duration", duration), slog.String("trace_id", hex.EncodeToString(record.span.trace[:])),
+		slog.String("span_id", hex.EncodeToString(record.span.id[:]))}
+	if record.model != "" {
+		attributes = append(attributes, slog.String("model", record.model), slog.Int("prompt_tokens", record.usage.PromptTokens),
+			slog.Int("completion_tokens", record.usage.CompletionTokens), slog.Duration("first_token", record.firstToken))
+	}
+	if record.err != nil {
+		attributes = append(attributes, slog.String("error", record.err.Error()))
+		if status >= 500 {
+			level = slog.LevelError
+		}
+	}
+	s.options.Log.LogAttrs(context.Background(), level, "request", attributes...)
+}
