@@ -227,7 +227,8 @@ type usage struct {
 }
 
 type promptDetails struct {
-	CachedTokens int `json:"cached_tokens"`
+	CachedTokens     int `json:"cached_tokens"`
+	CacheWriteTokens int `json:"cache_write_tokens"` // always 0: writing to the prefix cache costs nothing
 }
 
 func (u *usage) addCached(tokens int) { u.PromptDetails.CachedTokens += tokens }

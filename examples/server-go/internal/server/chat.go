@@ -20,7 +20,9 @@ type chatRequest struct {
 	ToolChoice          toolChoice      `json:"tool_choice"`
 	ParallelToolCalls   *bool           `json:"parallel_tool_calls"`
 	Modalities          []string        `json:"modalities"`
-	Store               *bool           `json:"store"` // accepted without effect
+	// Accepted without effect on the answer.
+	Store     *bool  `json:"store"`
+	Verbosity string `json:"verbosity"`
 }
 
 // chatPrompt are the members from which a prompt is rendered.

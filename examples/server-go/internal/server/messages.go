@@ -19,8 +19,13 @@ type messagesRequest struct {
 	TopP          *float64 `json:"top_p"`
 	Seed          *int64   `json:"seed"`
 	// Accepted without effect on the answer.
-	Metadata    json.RawMessage `json:"metadata"`
-	ServiceTier string          `json:"service_tier"`
+	Metadata      json.RawMessage `json:"metadata"`
+	ServiceTier   string          `json:"service_tier"`
+	InferenceGeo  string          `json:"inference_geo"`
+	Speed         string          `json:"speed"`
+	UserProfileID string          `json:"user_profile_id"`
+	WorkspaceID   string          `json:"workspace_id"`
+	Diagnostics   json.RawMessage `json:"diagnostics"`
 	extensions
 }
 
@@ -32,6 +37,19 @@ type messagesPrompt struct {
 	Tools      []anthropicTool      `json:"tools"`
 	ToolChoice *anthropicToolChoice `json:"tool_choice"`
 	Thinking   *thinking            `json:"thinking"`
+	Output     *outputConfig        `json:"output_config"`
+	// The prefix cache needs no marks.
+	CacheControl json.RawMessage `json:"cache_control"`
+}
+
+// outputConfig has a schema for the answer, and an effort, which becomes the variable
+// reasoning_effort of the template.
+type outputConfig struct {
+	Effort string `json:"effort"`
+	Format *struct {
+		Type   string          `json:"type"`
+		Schema json.RawMessage `json:"schema"`
+	} `json:"format"`
 }
 
 // thinking becomes the variable enable_thinking of the template. A budget has no effect.
@@ -46,7 +64,8 @@ type anthropicTool struct {
 	Name         string          `json:"name"`
 	Description  string          `json:"description"`
 	InputSchema  json.RawMessage `json:"input_schema"`
-	CacheControl json.RawMessage `json:"cache_control"` // the prefix cache needs no marks
+	Strict       *bool           `json:"strict"`        // no effect, as in chat completions
+	CacheControl json.RawMessage `json:"cache_control"` // no effect
 }
 
 type anthropicToolChoice struct {
@@ -125,7 +144,24 @@ func (m *messagesPrompt) turn() (*turn, error) {
 	if err := m.ToolChoice.apply(t); err != nil {
 		return nil, err
 	}
+	if err := m.Output.apply(t); err != nil {
+		return nil, err
+	}
 	return t, checkTools(t.tools)
+}
+
+func (o *outputConfig) apply(t *turn) (err error) {
+	if o == nil {
+		return nil
+	}
+	if o.Effort != "" {
+		t.setVariable("reasoning_effort", o.Effort)
+	}
+	if o.Format != nil {
+		format := responseFormat{o.Format.Type, &schemaSpec{Schema: o.Format.Schema}}
+		t.format, err = format.grammar("output_config.format")
+	}
+	return err
 }
 
 func (c *anthropicToolChoice) apply(t *turn) error {

@@ -37,6 +37,9 @@ type responsesRequest struct {
 	ServiceTier    string          `json:"service_tier"`
 	SafetyID       string          `json:"safety_identifier"`
 	PromptCacheKey string          `json:"prompt_cache_key"`
+	CacheRetention string          `json:"prompt_cache_retention"`
+	CacheOptions   json.RawMessage `json:"prompt_cache_options"`
+	MaxToolCalls   *int            `json:"max_tool_calls"` // of tools that run in the server
 	StreamOptions  json.RawMessage `json:"stream_options"`
 	extensions
 }

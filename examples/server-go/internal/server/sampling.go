@@ -32,6 +32,7 @@ type samplingParams struct {
 	SafetyID        string          `json:"safety_identifier"`
 	PromptCacheKey  string          `json:"prompt_cache_key"`
 	PromptRetention string          `json:"prompt_cache_retention"`
+	PromptOptions   json.RawMessage `json:"prompt_cache_options"`
 	extensions
 }
 
