@@ -50,7 +50,7 @@ func parseFlags(arguments []string) (*config, error) {
 	flags.IntVar(&c.engine.MaxModelLen, "max-model-len", 0, "maximum length of a sequence in `tokens` (default: that of the model)")
 	flags.IntVar(&c.engine.MaxSeqs, "max-seqs", 64, "maximum number of running sequences of each model")
 	flags.IntVar(&c.engine.MaxBatchTokens, "max-batch-tokens", 512, "maximum number of `tokens` in one step")
-	flags.IntVar(&c.engine.MaxWaitingRequests, "max-waiting", 1024, "maximum number of waiting `requests` of each model")
+	flags.IntVar(&c.engine.MaxWaitingRequests, "max-waiting", 2048, "maximum number of waiting `requests` of each model")
 	flags.DurationVar(&c.server.MaxWait, "max-wait", 0, "longest acceptable forecast of the time to the first token (default: no limit)")
 	flags.DurationVar(&c.server.MaxTime, "max-time", 10*time.Minute, "time after which a request ends with the tokens it has; 0: no limit")
 	flags.IntVar(&c.server.MaxRequests, "max-requests", 2048, "maximum number of `requests` in progress")

@@ -120,22 +120,10 @@ func tooBusy(forecast *pagedllm.Admission) error {
 	return e
 }
 
-// errIdle is returned by next if there was no output for a while.
-var errIdle = errors.New("no output yet")
-
-// next waits for outputs, and returns none after the end of the last sequence. If wait passes
-// without an output, it returns errIdle. An output with an error is the end of the generation.
-func (g *generation) next(ctx context.Context, wait time.Duration) ([]pagedllm.Output, error) {
-	if g.open == 0 {
-		return nil, nil
-	}
-	waiting, cancel := context.WithTimeout(ctx, wait)
-	defer cancel()
-	outputs, err := g.queue.Poll(waiting)
+// next waits for outputs. An output with an error is the end of the generation.
+func (g *generation) next(ctx context.Context) ([]pagedllm.Output, error) {
+	outputs, err := g.queue.Poll(ctx)
 	if err != nil {
-		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-			err = errIdle
-		}
 		return nil, err
 	}
 	for i := range outputs {
@@ -181,8 +169,8 @@ func (g *generation) choice(output *pagedllm.Output) int {
 func (g *generation) all(ctx context.Context) ([]pagedllm.Output, error) {
 	all := make([]pagedllm.Output, g.open)
 	for g.open > 0 {
-		outputs, err := g.next(ctx, time.Hour)
-		if err != nil && err != errIdle {
+		outputs, err := g.next(ctx)
+		if err != nil {
 			return nil, err
 		}
 		for _, output := range outputs {
@@ -197,11 +185,16 @@ func (g *generation) all(ctx context.Context) ([]pagedllm.Output, error) {
 // each passes every output to send and flushes the stream after each batch. An error is the last
 // event.
 func (g *generation) each(ctx context.Context, s *Server, stream *eventStream, send func(*pagedllm.Output) error) error {
+	idle := newIdleContext(ctx, s.options.KeepAlive)
+	defer func() { idle.stop() }()
 	for g.open > 0 {
-		outputs, err := g.next(ctx, s.options.KeepAlive)
-		if err == errIdle {
+		outputs, err := g.next(idle)
+		if err != nil && idle.Err() != nil && ctx.Err() == nil {
 			err = stream.keepAlive()
+			idle.stop()
+			idle = newIdleContext(ctx, s.options.KeepAlive)
 		}
+		idle.timer.Reset(s.options.KeepAlive)
 		for i := range outputs {
 			if err == nil {
 				err = send(&outputs[i])
@@ -216,6 +209,24 @@ func (g *generation) each(ctx context.Context, s *Server, stream *eventStream, s
 		}
 	}
 	return nil
+}
+
+// An idleContext is done when its parent is done, or when its timer was not reset for a while. It
+// costs less for each token than a context with a deadline for each wait.
+type idleContext struct {
+	context.Context
+	cancel context.CancelFunc
+	timer  *time.Timer
+}
+
+func newIdleContext(parent context.Context, wait time.Duration) *idleContext {
+	ctx, cancel := context.WithCancel(parent)
+	return &idleContext{ctx, cancel, time.AfterFunc(wait, cancel)}
+}
+
+func (c *idleContext) stop() {
+	c.timer.Stop()
+	c.cancel()
 }
 
 // usage counts tokens in the form of OpenAI.

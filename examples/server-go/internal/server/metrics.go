@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -44,6 +46,10 @@ func (c *counters) text(inProgress int) string {
 	}
 	fmt.Fprintf(&text, "# HELP pagedllm_http_requests_in_progress HTTP requests in progress that use an engine.\n"+
 		"# TYPE pagedllm_http_requests_in_progress gauge\npagedllm_http_requests_in_progress %d\n", inProgress)
+	fmt.Fprintf(&text, "# HELP go_goroutines Goroutines of the process.\n# TYPE go_goroutines gauge\ngo_goroutines %d\n", runtime.NumGoroutine())
+	if descriptors, err := os.ReadDir("/proc/self/fd"); err == nil {
+		fmt.Fprintf(&text, "# HELP process_open_fds File descriptors of the process.\n# TYPE process_open_fds gauge\nprocess_open_fds %d\n", len(descriptors))
+	}
 	return text.String()
 }
 

@@ -30,6 +30,7 @@ type eventStream struct {
 	writer     http.ResponseWriter
 	connection *http.ResponseController
 	timeout    time.Duration
+	deadline   time.Time // of the next write
 	buffer     bytes.Buffer
 	encoder    *json.Encoder
 	// err is the first error of a write: the client has gone or does not read.
@@ -69,7 +70,11 @@ func (e *eventStream) flush() error {
 	if e.err != nil || e.buffer.Len() == 0 {
 		return e.err
 	}
-	e.connection.SetWriteDeadline(time.Now().Add(e.timeout))
+	// A deadline is renewed when a tenth of its time has passed, because that takes time.
+	if now := time.Now(); e.deadline.Sub(now) < e.timeout*9/10 {
+		e.deadline = now.Add(e.timeout)
+		e.connection.SetWriteDeadline(e.deadline)
+	}
 	if _, e.err = e.writer.Write(e.buffer.Bytes()); e.err == nil {
 		e.err = e.connection.Flush()
 	}
