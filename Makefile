@@ -28,7 +28,7 @@ export PAGEDLLM_LIBRARY := $(LIB)
 # Packages for the registries of languages, made and tested (scripts/wheel.sh, scripts/node-package.sh).
 .PHONY: wheel node-package test-packages
 .PHONY: demo test stages setup lib header manual lint test-rust test-soak soak test-c test-tsan test-abi test-cpp test-go test-python test-node test-examples \
-        test-install test-kernels cuda-toolkit install dist bench bench-engines bench-fairness bench-long bench-polling bench-quality bench-quick bench-scheduler bench-sequences bench-serving bench-swap fuzz paper paper-quick clean
+        test-server-go test-install test-kernels cuda-toolkit install dist bench bench-engines bench-fairness bench-long bench-polling bench-quality bench-quick bench-scheduler bench-sequences bench-serving bench-swap fuzz paper paper-quick clean
 
 demo: $(BUILD)/hello_cpp
 	$(BUILD)/hello_cpp $(MODEL)
@@ -39,7 +39,7 @@ test: setup
 	@CARGO_INCREMENTAL=0 $(MAKE) --no-print-directory --jobs=2 --output-sync=target stages
 	@echo "make test: everything passed"
 
-stages: lint test-c test-rust test-cpp test-soak test-kernels test-abi test-go test-python test-node test-peers test-examples test-install test-packages paper-quick
+stages: lint test-c test-rust test-cpp test-soak test-kernels test-abi test-go test-server-go test-python test-node test-peers test-examples test-install test-packages paper-quick
 
 setup:
 	@scripts/setup.sh test
@@ -143,6 +143,13 @@ test-go: lib
 	cd examples/go && go vet ./... && go test -timeout 60m -count=1 ./...
 	cd bindings/go && for fuzz in TokenizeRoundTrip:50000 Detokenize:2000 RenderChat:100000 Request:25000 Options:100000; do \
 		go test -timeout 60m -run '^$$' -fuzz="Fuzz$${fuzz%:*}\$$" -fuzztime="$${fuzz#*:}x" -parallel=2 . || exit 1; done
+
+# The tests of the Go server, then the official clients of OpenAI and Anthropic and a load against the
+# program.
+test-server-go: lib
+	@test -z "$$(gofmt -l examples/server-go)" || { gofmt -l examples/server-go; exit 1; }
+	cd examples/server-go && go vet ./... && go test -timeout 30m -count=1 -race ./...
+	tests/servers/go.sh
 
 test-python: lib
 	python3 -m unittest discover -s bindings/python/tests

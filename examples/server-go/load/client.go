@@ -16,8 +16,8 @@ import (
 
 // server is the server under load.
 type server struct {
-	url, key string
-	client   http.Client
+	url, key, model string
+	client          http.Client
 }
 
 // patience is the longest time that a client waits.
@@ -29,15 +29,18 @@ func (s *server) open() {
 }
 
 // body returns a request for question i.
-func body(i, tokens int, more map[string]any) []byte {
+func (s *server) body(i, tokens int, more map[string]any) []byte {
 	request := map[string]any{
 		"messages":       []any{map[string]string{"role": "user", "content": questions[i%len(questions)]}},
-		"model": "tiny", "temperature":    0.8,
+		"temperature":    0.8,
 		"seed":           i % len(questions),
 		"max_tokens":     tokens,
 		"ignore_eos":     true,
 		"stream":         true,
 		"stream_options": map[string]bool{"include_usage": true},
+	}
+	if s.model != "" {
+		request["model"] = s.model
 	}
 	for name, value := range more {
 		request[name] = value
@@ -78,7 +81,7 @@ type chunk struct {
 
 // stream reads the answer to question i and returns its text and the number of its tokens.
 func (s *server) stream(i, tokens int) (text string, received int, err error) {
-	response, err := s.request(context.Background(), http.MethodPost, "/v1/chat/completions", body(i, tokens, nil))
+	response, err := s.request(context.Background(), http.MethodPost, "/v1/chat/completions", s.body(i, tokens, nil))
 	if err != nil {
 		return "", 0, err
 	}
@@ -113,7 +116,7 @@ func (s *server) stream(i, tokens int) (text string, received int, err error) {
 func (s *server) vanish(i, tokens int) (received int, err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	response, err := s.request(ctx, http.MethodPost, "/v1/chat/completions", body(i, 20*tokens, nil))
+	response, err := s.request(ctx, http.MethodPost, "/v1/chat/completions", s.body(i, 20*tokens, nil))
 	if err != nil {
 		return 0, err
 	}
@@ -144,7 +147,7 @@ func (s *server) doNotRead(finished <-chan struct{}) error {
 	}
 	defer connection.Close()
 	connection.(*net.TCPConn).SetReadBuffer(4096)
-	content := body(0, 900, map[string]any{"logprobs": true, "top_logprobs": 100})
+	content := s.body(0, 900, map[string]any{"logprobs": true, "top_logprobs": 100})
 	_, err = fmt.Fprintf(connection, "POST /v1/chat/completions HTTP/1.1\r\nHost: load\r\nAuthorization: Bearer %s\r\n"+
 		"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", s.key, len(content), content)
 	<-finished

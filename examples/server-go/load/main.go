@@ -2,7 +2,7 @@
 // that send garbage, too. It checks that every text is that of a client alone, and that nothing is left
 // behind.
 //
-// usage: load -url URL [-key KEY] [-process ID] [-streams N] [-vanishing N] [-slow N] [-garbage N]
+// usage: load -url URL [-key KEY] [-model NAME] [-process ID] [-streams N] [-vanishing N] [-slow N] [-garbage N]
 package main
 
 import (
@@ -28,6 +28,7 @@ func main() {
 	var l load
 	flag.StringVar(&l.server.url, "url", "http://127.0.0.1:8080", "base `URL` of the server")
 	flag.StringVar(&l.server.key, "key", "", "API `key`")
+	flag.StringVar(&l.server.model, "model", "", "`name` of the model, if the server has several")
 	flag.IntVar(&l.process, "process", 0, "process `id` of the server, to measure its CPU time")
 	flag.IntVar(&l.tokens, "tokens", 48, "tokens of each stream")
 	flag.IntVar(&l.streams, "streams", 1000, "concurrent streams")
