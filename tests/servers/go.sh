@@ -20,6 +20,8 @@ done
 [ -n "$url" ] || { echo "the server did not start within 30 s" >&2; cat "$work/log" >&2; exit 1; }
 
 PYTHONPATH=build/servers python3 -B tests/servers/conformance.py "$url" --key test --model tiny || { tail -n 20 "$work/log" >&2; exit 1; }
+(cd tests/servers/node && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error)
+SERVER_URL=$url SERVER_KEY=test node --test tests/servers/node/*.test.js || { tail -n 20 "$work/log" >&2; exit 1; }
 "$work/load" -url "$url" -key test -process "$server" -streams "${STREAMS:-200}" -vanishing "${VANISHING:-40}" || { tail -n 20 "$work/log" >&2; exit 1; }
 
 # A signal ends the server without an error.
