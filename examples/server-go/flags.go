@@ -37,7 +37,7 @@ type namedPath struct{ name, path string }
 // parseFlags prints what is wrong, or the flags for -h, and returns an error then.
 func parseFlags(arguments []string) (*config, error) {
 	c := &config{formats: make(map[string]string), kvBytes: 1 << 30}
-	c.server.MaxBodyBytes = 8 << 20
+	c.server.MaxBodyBytes, c.server.MaxBodiesBytes = 8<<20, 256<<20
 	flags := flag.NewFlagSet("server-go", flag.ContinueOnError)
 	flags.Func("model", "`[NAME=]PATH` of a model directory or GGUF file; repeat it for several models", c.addModel)
 	flags.Func("format", "`[NAME=]FORMAT` of reasoning and tool calls, see docs/tools.md (default: that of the chat template)", c.addFormat)
@@ -56,6 +56,7 @@ func parseFlags(arguments []string) (*config, error) {
 	flags.IntVar(&c.server.MaxRequests, "max-requests", 2048, "maximum number of `requests` in progress")
 	flags.IntVar(&c.server.MaxResults, "max-results", 128, "maximum number of `sequences` of one request")
 	flags.Func("max-body", "maximum `size` of a request (default 8MiB)", sizeFlag(&c.server.MaxBodyBytes))
+	flags.Func("max-bodies", "maximum `size` of all requests in progress together (default 256MiB)", sizeFlag(&c.server.MaxBodiesBytes))
 	flags.DurationVar(&c.headerTimeout, "header-timeout", 10*time.Second, "time within which the headers of a request must arrive")
 	flags.DurationVar(&c.server.ReadTimeout, "read-timeout", 30*time.Second, "time within which the body of a request must arrive")
 	flags.DurationVar(&c.server.WriteTimeout, "write-timeout", 30*time.Second, "time within which a client must take each part of its answer")

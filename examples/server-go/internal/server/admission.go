@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,7 +29,7 @@ func (s *Server) limit(request *pagedllm.Request, prompts int) (results int, err
 	results = max(request.N, 1)
 	sequences := max(results, request.BestOf)
 	if request.Beam != nil {
-		sequences = max(sequences, request.Beam.Width)
+		sequences = max(sequences, cmp.Or(request.Beam.Width, 4)) // the library's default
 	}
 	if sequences > s.options.MaxResults/prompts {
 		return 0, badRequest("n", fmt.Sprintf("%d prompts have %d sequences each (limit %d in all); ask for fewer", prompts, sequences, s.options.MaxResults))

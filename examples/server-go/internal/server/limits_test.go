@@ -268,14 +268,30 @@ func TestTooManyRequestsInProgressAre429(t *testing.T) {
 	options := limits()
 	options.MaxRequests = 1
 	s := New([]Model{open(t, pagedllm.Options{})}, options)
-	s.slots <- struct{}{}
-	response, err := http.Post(httptestServer(t, s)+"/v1/completions", "application/json", strings.NewReader(`{`+france+`}`))
-	if err != nil {
-		t.Fatal(err)
+	url := httptestServer(t, s)
+	status := func() int {
+		response, err := http.Post(url+"/v1/completions", "application/json", strings.NewReader(`{`+france+`}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		if response.StatusCode == 429 && response.Header.Get("Retry-After") != "1" {
+			t.Error(response.Header)
+		}
+		return response.StatusCode
 	}
-	response.Body.Close()
-	if response.StatusCode != 429 || response.Header.Get("Retry-After") != "1" {
-		t.Error(response.Status)
+	s.slots <- struct{}{}
+	if got := status(); got != 429 {
+		t.Error(got)
+	}
+	<-s.slots
+	s.bodies.Add(options.MaxBodiesBytes - 10)
+	if got := status(); got != 429 {
+		t.Error(got)
+	}
+	s.bodies.Add(10 - options.MaxBodiesBytes)
+	if got := status(); got != 200 || s.bodies.Load() != 0 {
+		t.Error(got, s.bodies.Load())
 	}
 }
 

@@ -24,6 +24,9 @@ type Options struct {
 	Keys Keys
 	// MaxBodyBytes is the maximum length of the body of a request in bytes.
 	MaxBodyBytes int64
+	// MaxBodiesBytes is the maximum length of the bodies of all requests in progress in bytes. A
+	// request beyond it is refused with 429.
+	MaxBodiesBytes int64
 	// ReadTimeout is the time within which the body of a request must arrive.
 	ReadTimeout time.Duration
 	// WriteTimeout is the time within which a client must take each part of its answer.
@@ -60,6 +63,7 @@ type Server struct {
 	models   []Model
 	created  int64
 	slots    chan struct{} // one element for each request in progress
+	bodies   atomic.Int64  // bytes of the requests in progress
 	draining atomic.Bool
 	counters counters
 }
@@ -123,18 +127,27 @@ func answerOnly(method string, r *http.Request, w http.ResponseWriter, answer en
 	return answer(w, r)
 }
 
-// limited refuses a request if too many are in progress. It runs before the body is read, so that
-// the bodies take at most MaxRequests * MaxBodyBytes of memory.
+// limited refuses a request if too many are in progress, or if their bodies are too large together.
+// It runs before the body is read.
 func (s *Server) limited(answer endpoint) endpoint {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		select {
 		case s.slots <- struct{}{}:
 			defer func() { <-s.slots }()
-			return answer(w, r)
 		default:
 			return &apiError{status: http.StatusTooManyRequests, retryAfter: time.Second,
 				message: fmt.Sprintf("too many requests are in progress (limit %d); try again later", s.options.MaxRequests)}
 		}
+		length := r.ContentLength
+		if length < 0 || length > s.options.MaxBodyBytes { // not known, or refused by decode
+			length = s.options.MaxBodyBytes
+		}
+		defer s.bodies.Add(-length)
+		if s.bodies.Add(length) > s.options.MaxBodiesBytes {
+			return &apiError{status: http.StatusTooManyRequests, retryAfter: time.Second,
+				message: fmt.Sprintf("the requests in progress are too large together (limit %d bytes); try again later", s.options.MaxBodiesBytes)}
+		}
+		return answer(w, r)
 	}
 }
 

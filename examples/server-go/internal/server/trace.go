@@ -83,6 +83,9 @@ func (s *Server) report(r *http.Request, w *responseWriter, record *record) {
 		attributes = append(attributes, slog.String("model", record.model), slog.Int("prompt_tokens", record.usage.PromptTokens),
 			slog.Int("completion_tokens", record.usage.CompletionTokens), slog.Duration("first_token", record.firstToken))
 	}
+	if r.URL.Path == "/health" || r.URL.Path == "/metrics" {
+		level = slog.LevelDebug // they come every few seconds
+	}
 	if record.err != nil {
 		attributes = append(attributes, slog.String("error", record.err.Error()))
 		if status >= 500 {
