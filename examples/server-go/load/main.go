@@ -1,6 +1,6 @@
-// Loads a server with many concurrent streams, and then with clients that vanish, that do not read and
-// that send garbage, too. It checks that every text is that of a client alone, and that nothing is left
-// behind.
+// Loads a server with many concurrent streams, and then with clients that vanish, that do not read
+// and that send garbage, too. It checks that every text is that of a client alone, and that nothing
+// is left behind.
 //
 // usage: load -url URL [-key KEY] [-model NAME] [-process ID] [-streams N] [-vanishing N] [-slow N] [-garbage N]
 package main

@@ -77,9 +77,9 @@ type completionChoice struct {
 
 // choiceExtensions are what the library reports and OpenAI lacks.
 type choiceExtensions struct {
-	Score          *float64        `json:"score,omitempty"` // of a beam, or of the best of several samples
-	TokenIDs       []uint32        `json:"token_ids,omitempty"`
-	PromptLogprobs []*tokenLogprob `json:"prompt_logprobs,omitempty"`
+	Score          *float64         `json:"score,omitempty"` // of a beam, or of the best of several samples
+	TokenIDs       []uint32         `json:"token_ids,omitempty"`
+	PromptLogprobs []*promptLogprob `json:"prompt_logprobs,omitempty"`
 }
 
 func (s *Server) completions(w http.ResponseWriter, r *http.Request) error {

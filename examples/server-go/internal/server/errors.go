@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -189,9 +190,15 @@ func refuse(w http.ResponseWriter, r *http.Request, err error) {
 }
 
 func writeJSON(w http.ResponseWriter, status int, value any) {
+	var body bytes.Buffer
+	encoder := json.NewEncoder(&body)
+	encoder.SetEscapeHTML(false)
+	if err := encoder.Encode(value); err != nil { // a defect, such as a number that JSON lacks
+		status = http.StatusInternalServerError
+		body.Reset()
+		encoder.Encode((&apiError{status: status, message: "the answer cannot be encoded (" + err.Error() + ")"}).openAI())
+	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	encoder := json.NewEncoder(w)
-	encoder.SetEscapeHTML(false)
-	encoder.Encode(value) // fails only if the client has gone
+	w.Write(body.Bytes()) // fails only if the client has gone
 }

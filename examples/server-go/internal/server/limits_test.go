@@ -20,6 +20,45 @@ import (
 // endless is a request that ends only at its maximum length, after about a thousand tokens.
 const endless = `{"prompt": "Count", "max_tokens": 1000, "ignore_eos": true, "stream": true}`
 
+// badInput are bodies with the status and the code of their errors.
+var badInput = []struct {
+	path, body string
+	status     int
+	code       any
+}{
+	{"/v1/completions", `{"prompt": "a", `, 400, nil},
+	{"/v1/completions", `{"prompt": {"a": 1}}`, 400, nil},
+	{"/v1/completions", `{"prompt": ""}`, 400, nil},
+	{"/v1/completions", `{"prompt": []}`, 400, nil},
+	{"/v1/completions", `{"prompt": [-1]}`, 400, nil},
+	{"/v1/completions", `{"prompt": [99999]}`, 400, nil},
+	{"/v1/completions", `{"prompt": "a", "n": -1}`, 400, nil},
+	{"/v1/completions", `{"prompt": "a", "n": 1000000}`, 400, nil},
+	{"/v1/completions", `{"prompt": "a", "top_p": 2}`, 400, nil},
+	{"/v1/completions", `{"prompt": "a", "logprobs": 1000}`, 400, nil},
+	{"/v1/completions", `{"prompt": "a", "suffix": "b"}`, 400, "unsupported_parameter"},
+	{"/v1/completions", `{"prompt": "a", "colour": 1}`, 400, "unknown_parameter"},
+	{"/v1/completions", `{"prompt": "a", "model": "none"}`, 404, "model_not_found"},
+	{"/v1/completions", `{"prompt": "` + strings.Repeat("a b ", 5000) + `"}`, 400, "context_length_exceeded"},
+	{"/v1/completions", `{"prompt": "a", "structured_outputs": {"regex": "("}}`, 400, nil},
+	{"/v1/completions", "{\"prompt\": \"\xff\"}", 400, nil},
+	{"/v1/completions", strings.Repeat("[", 100000), 400, nil},
+	{"/v1/chat/completions", `{}`, 400, nil},
+	{"/v1/chat/completions", `{"messages": [{"role": "king", "content": "a"}]}`, 400, nil},
+	{"/v1/chat/completions", `{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}`, 400, "unsupported_parameter"},
+	{"/v1/chat/completions", `{"messages": "hello"}`, 400, nil},
+	{"/v1/chat/completions", `{"messages": [], "tools": [{"type": "web"}]}`, 400, "unsupported_parameter"},
+	{"/v1/chat/completions", `{` + sum + `, "top_logprobs": 3}`, 400, nil},
+	{"/v1/chat/completions", `{` + sum + `, "response_format": {"type": "xml"}}`, 400, nil},
+	{"/v1/chat/completions", `{` + sum + `, "max_tokens": 1, "max_completion_tokens": 2}`, 400, nil},
+	{"/v1/responses", `{"input": "a", "previous_response_id": "resp_1"}`, 400, "unsupported_parameter"},
+	{"/v1/responses", `{"input": 5}`, 400, nil},
+	{"/v1/responses", `{"input": [{"type": "computer_call"}]}`, 400, "unsupported_parameter"},
+	{"/tokenize", `{}`, 400, nil},
+	{"/detokenize", `{"tokens": [4000000000]}`, 400, nil},
+	{"/nothing", `{}`, 404, nil},
+}
+
 func TestBadInputIsRefusedAndOtherStreamsContinue(t *testing.T) {
 	model := open(t, pagedllm.Options{})
 	server := start(t, limits(), model)
@@ -28,43 +67,7 @@ func TestBadInputIsRefusedAndOtherStreamsContinue(t *testing.T) {
 	go func() {
 		other <- joined(stream(t, server, "/v1/completions", long+`, "stream": true}`), "choices", 0, "text")
 	}()
-	for _, test := range []struct {
-		path, body string
-		status     int
-		code       any
-	}{
-		{"/v1/completions", `{"prompt": "a", `, 400, nil},
-		{"/v1/completions", `{"prompt": {"a": 1}}`, 400, nil},
-		{"/v1/completions", `{"prompt": ""}`, 400, nil},
-		{"/v1/completions", `{"prompt": []}`, 400, nil},
-		{"/v1/completions", `{"prompt": [-1]}`, 400, nil},
-		{"/v1/completions", `{"prompt": [99999]}`, 400, nil},
-		{"/v1/completions", `{"prompt": "a", "n": -1}`, 400, nil},
-		{"/v1/completions", `{"prompt": "a", "n": 1000000}`, 400, nil},
-		{"/v1/completions", `{"prompt": "a", "top_p": 2}`, 400, nil},
-		{"/v1/completions", `{"prompt": "a", "logprobs": 1000}`, 400, nil},
-		{"/v1/completions", `{"prompt": "a", "suffix": "b"}`, 400, "unsupported_parameter"},
-		{"/v1/completions", `{"prompt": "a", "colour": 1}`, 400, "unknown_parameter"},
-		{"/v1/completions", `{"prompt": "a", "model": "none"}`, 404, "model_not_found"},
-		{"/v1/completions", `{"prompt": "` + strings.Repeat("a b ", 5000) + `"}`, 400, "context_length_exceeded"},
-		{"/v1/completions", `{"prompt": "a", "structured_outputs": {"regex": "("}}`, 400, nil},
-		{"/v1/completions", "{\"prompt\": \"\xff\"}", 400, nil},
-		{"/v1/completions", strings.Repeat("[", 100000), 400, nil},
-		{"/v1/chat/completions", `{}`, 400, nil},
-		{"/v1/chat/completions", `{"messages": [{"role": "king", "content": "a"}]}`, 400, nil},
-		{"/v1/chat/completions", `{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}`, 400, "unsupported_parameter"},
-		{"/v1/chat/completions", `{"messages": "hello"}`, 400, nil},
-		{"/v1/chat/completions", `{"messages": [], "tools": [{"type": "web"}]}`, 400, "unsupported_parameter"},
-		{"/v1/chat/completions", `{` + sum + `, "top_logprobs": 3}`, 400, nil},
-		{"/v1/chat/completions", `{` + sum + `, "response_format": {"type": "xml"}}`, 400, nil},
-		{"/v1/chat/completions", `{` + sum + `, "max_tokens": 1, "max_completion_tokens": 2}`, 400, nil},
-		{"/v1/responses", `{"input": "a", "previous_response_id": "resp_1"}`, 400, "unsupported_parameter"},
-		{"/v1/responses", `{"input": 5}`, 400, nil},
-		{"/v1/responses", `{"input": [{"type": "computer_call"}]}`, 400, "unsupported_parameter"},
-		{"/tokenize", `{}`, 400, nil},
-		{"/detokenize", `{"tokens": [4000000000]}`, 400, nil},
-		{"/nothing", `{}`, 404, nil},
-	} {
+	for _, test := range badInput {
 		answer := ask(t, server, test.path, test.body, test.status)
 		if message := at(t, answer, "error", "message"); message == "" || at(t, answer, "error", "code") != test.code {
 			t.Errorf("%s %.80s: %v", test.path, test.body, answer)

@@ -2,7 +2,6 @@ package server
 
 import (
 	"fmt"
-	"math"
 	"strings"
 	"unicode/utf8"
 
@@ -12,11 +11,17 @@ import (
 // A tokenLogprob is a token with its log probability in the form of a chat. Token has escapes
 // (\xe2) if the bytes of the token are not whole characters; Bytes is always exact.
 type tokenLogprob struct {
-	Token       string         `json:"token,omitempty"`
-	ID          *uint32        `json:"id,omitempty"`
-	Bytes       byteList       `json:"bytes,omitempty"`
+	Token       string         `json:"token"`
+	ID          uint32         `json:"id"`
+	Bytes       byteList       `json:"bytes"`
 	Logprob     float32        `json:"logprob"`
 	TopLogprobs []tokenLogprob `json:"top_logprobs"`
+}
+
+// A promptLogprob is the log probability of a token of a prompt.
+type promptLogprob struct {
+	Logprob     float32        `json:"logprob"`
+	TopLogprobs []tokenLogprob `json:"top_logprobs,omitempty"`
 }
 
 // byteList is an array of numbers in JSON, where []byte would be base64.
@@ -38,28 +43,25 @@ func (m *Model) tokenLogprob(token uint32, logprob float32, top []pagedllm.LogPr
 	if err != nil {
 		return entry, err
 	}
-	entry = tokenLogprob{Token: printable(bytes), ID: &token, Bytes: bytes, Logprob: finite(logprob), TopLogprobs: []tokenLogprob{}}
-	return entry, m.addTop(&entry, top)
+	entry = tokenLogprob{Token: printable(bytes), ID: token, Bytes: bytes, Logprob: finite(logprob)}
+	entry.TopLogprobs, err = m.topLogprobs(top)
+	return entry, err
 }
 
-func (m *Model) addTop(entry *tokenLogprob, top []pagedllm.LogProb) error {
+func (m *Model) topLogprobs(top []pagedllm.LogProb) ([]tokenLogprob, error) {
+	entries := make([]tokenLogprob, 0, len(top))
 	for _, candidate := range top {
-		other, err := m.tokenLogprob(candidate.Token, candidate.LogProb, nil)
+		entry, err := m.tokenLogprob(candidate.Token, candidate.LogProb, nil)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		entry.TopLogprobs = append(entry.TopLogprobs, other)
+		entries = append(entries, entry)
 	}
-	return nil
+	return entries, nil
 }
 
 // finite replaces -Inf, which JSON lacks, by the value that OpenAI documents for unlikely tokens.
-func finite(logprob float32) float32 {
-	if math.IsInf(float64(logprob), -1) {
-		return -9999
-	}
-	return logprob
-}
+func finite(logprob float32) float32 { return max(logprob, -9999) }
 
 func isNaN(value float32) bool { return value != value }
 
@@ -156,11 +158,11 @@ func (p *samplingParams) report(model *Model, output *pagedllm.Output) (x choice
 	if p.PromptLogprobsStart != nil {
 		start = max(start, *p.PromptLogprobsStart)
 	}
-	x.PromptLogprobs = make([]*tokenLogprob, start, start+len(output.PromptLogProbs))
+	x.PromptLogprobs = make([]*promptLogprob, start, start+len(output.PromptLogProbs))
 	for i, logprob := range output.PromptLogProbs {
-		entry := &tokenLogprob{Logprob: finite(logprob), TopLogprobs: []tokenLogprob{}}
+		entry := &promptLogprob{Logprob: finite(logprob)}
 		if i < len(output.PromptTopLogProbs) {
-			err = model.addTop(entry, output.PromptTopLogProbs[i])
+			entry.TopLogprobs, err = model.topLogprobs(output.PromptTopLogProbs[i])
 		}
 		if err != nil {
 			return x, err
