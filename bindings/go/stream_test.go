@@ -599,11 +599,11 @@ func TestResponseParserSeparatesContentAndToolCalls(t *testing.T) {
 			}
 		}
 	}
-	for _, r := range "Hm.</think>Yes <tool_call>{\"name\": \"f\", \"arguments\": {\"x\": [1, 2]}}</tool_call> <tool" {
+	for _, r := range "Hm.</think>Yes \"\\\n\u00e9\x01 <tool_call>{\"name\": \"f\", \"arguments\": {\"x\": [1, 2]}}</tool_call> <tool" {
 		take(parser.Feed(string(r)))
 	}
 	take(parser.Finish())
-	if reasoning != "Hm." || content != "Yes <tool" || id != "call_0" || name != "f" || arguments != `{"x": [1, 2]}` {
+	if reasoning != "Hm." || content != "Yes \"\\\n\u00e9\x01 <tool" || id != "call_0" || name != "f" || arguments != `{"x": [1, 2]}` {
 		t.Errorf("%q %q %q %q %q", reasoning, content, id, name, arguments)
 	}
 	_, err = parser.Feed("x")
