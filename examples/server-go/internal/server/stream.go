@@ -37,7 +37,7 @@ type eventStream struct {
 	err error
 }
 
-// newEventStream sends the headers, so that the client knows that its request was accepted.
+// newEventStream begins an answer. From now on, errors are events.
 func (s *Server) newEventStream(w http.ResponseWriter) *eventStream {
 	header := w.Header()
 	header.Set("Content-Type", "text/event-stream")

@@ -181,3 +181,39 @@ func TestAForcedCallIsValid(t *testing.T) {
 		ask(t, server, "/v1/chat/completions", body+choice+`}`, 400)
 	}
 }
+
+func TestSeveralStreamedChoicesEqualCompleteOnes(t *testing.T) {
+	server := start(t, limits(), open(t, pagedllm.Options{}))
+	body := `{"messages": [{"role": "user", "content": "Tell me a story about a dog."}], "n": 3, "seed": 2, "temperature": 1.2, "max_tokens": 60`
+	choices := at(t, ask(t, server, "/v1/chat/completions", body+`}`, 200), "choices").([]any)
+	texts := make([]string, 3)
+	for _, e := range stream(t, server, "/v1/chat/completions", body+`, "stream": true}`) {
+		if e.data != nil {
+			choice := at(t, e.data, "choices", 0)
+			content, _ := at(t, choice, "delta", "content").(string)
+			texts[int(at(t, choice, "index").(float64))] += content
+		}
+	}
+	for i, choice := range choices {
+		if want := at(t, choice, "message", "content"); texts[i] != want || want == "" {
+			t.Errorf("%d: %q, want %q", i, texts[i], want)
+		}
+	}
+	if texts[0] == texts[1] && texts[1] == texts[2] {
+		t.Errorf("three equal samples: %q", texts)
+	}
+}
+
+func TestTheFormatTextHasOnlyContent(t *testing.T) {
+	model := open(t, pagedllm.Options{})
+	model.Format = "text"
+	server := start(t, limits(), model)
+	body := `{` + sum + `, ` + scripted(t, reply)
+	message := at(t, ask(t, server, "/v1/chat/completions", body+`}`, 200), "choices", 0, "message")
+	if at(t, message, "content") != reply || at(t, message, "tool_calls") != nil {
+		t.Errorf("%v", message)
+	}
+	if text := joined(stream(t, server, "/v1/chat/completions", body+`, "stream": true}`), "choices", 0, "delta", "content"); text != reply {
+		t.Errorf("%q", text)
+	}
+}
