@@ -72,8 +72,8 @@ func (l *log) waitFor(t *testing.T, pattern string) string {
 
 func TestASignalEndsTheServerAfterItsRequests(t *testing.T) {
 	for _, test := range []struct {
-		grace, ends string
-	}{{"30s", `"finish_reason":"length"`}, {"1ms", `"error"`}} {
+		grace, length, ends string
+	}{{"60s", `"max_tokens": 100`, `"finish_reason":"length"`}, {"1ms", `"max_tokens": 1000, "n": 16`, `"error"`}} {
 		config, err := parseFlags(strings.Fields("-model tiny=../model -address 127.0.0.1:0 -kv-bytes 16MiB -threads 1 -grace " + test.grace))
 		if err != nil {
 			t.Fatal(err)
@@ -83,7 +83,7 @@ func TestASignalEndsTheServerAfterItsRequests(t *testing.T) {
 		go func() { ended <- run(config, slog.New(slog.NewTextHandler(output, nil))) }()
 		url := output.waitFor(t, `http://[0-9.:]+`)
 		response, err := http.Post(url+"/v1/completions", "application/json",
-			strings.NewReader(`{"prompt": "Count", "max_tokens": 1000, "ignore_eos": true, "stream": true, "n": 8}`))
+			strings.NewReader(`{"prompt": "Count", "ignore_eos": true, "stream": true, `+test.length+`}`))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import sys
+import time
 import typing
 import unittest
 import urllib.error
@@ -248,6 +249,7 @@ class Chats(Test):
         for _ in range(100):
             if self.aborted() >= before + 8:
                 return
+            time.sleep(0.1)
         self.fail("the request was not aborted")
 
     def aborted(self):

@@ -9,8 +9,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -136,31 +136,52 @@ func TestKeysAreRequired(t *testing.T) {
 }
 
 func TestAClientThatHangsUpAbortsItsRequest(t *testing.T) {
-	model := open(t, pagedllm.Options{})
+	model := open(t, pagedllm.Options{HostSteps: true}) // the answer cannot end before the client hangs up
 	server := start(t, limits(), model)
-	for _, streams := range []string{"true", "false"} {
-		ctx, hangUp := context.WithCancel(context.Background())
-		body := strings.Replace(endless, "true}", streams+"}", 1)
-		request, err := http.NewRequestWithContext(ctx, http.MethodPost, server.URL+"/v1/completions", strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
-		request.Header.Set("Content-Type", "application/json")
-		before, _ := model.Engine.Stats()
-		go func() {
-			response, err := http.DefaultClient.Do(request)
-			if err == nil {
-				io.Copy(io.Discard, response.Body)
-				response.Body.Close()
-			}
-		}()
-		waitUntil(t, "the request runs", func() bool { return !idle(t, model.Engine)() })
+	for i, streams := range []string{"true", "false"} {
+		hangUp := postInBackground(t, server, strings.Replace(endless, "true}", streams+"}", 1))
+		step := func() pagedllm.StepReport { return stepOf(t, model) }
+		waitUntil(t, "the request runs", func() bool { return step().Sequences == 1 })
 		hangUp()
-		waitUntil(t, "the request is aborted", idle(t, model.Engine))
-		if after, _ := model.Engine.Stats(); after.FinishedAbort != before.FinishedAbort+1 {
-			t.Errorf("stream %s: %d requests were aborted", streams, after.FinishedAbort-before.FinishedAbort)
+		waitUntil(t, "the request is aborted", func() bool { return step().Unfinished == 0 })
+		if stats, _ := model.Engine.Stats(); stats.FinishedAbort != i+1 || stats.BlocksUsed != 0 {
+			t.Errorf("stream %s: %+v", streams, stats)
 		}
 	}
+}
+
+// postInBackground posts a request and returns a function that hangs up.
+func postInBackground(t *testing.T, server *httptest.Server, body string) (hangUp func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, server.URL+"/v1/completions", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("Content-Type", "application/json")
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if response, err := http.DefaultClient.Do(request); err == nil {
+			io.Copy(io.Discard, response.Body)
+			response.Body.Close()
+		}
+	}()
+	hangUp = func() {
+		cancel()
+		<-ended
+	}
+	t.Cleanup(hangUp)
+	return hangUp
+}
+
+func stepOf(t *testing.T, model Model) pagedllm.StepReport {
+	t.Helper()
+	report, err := model.Engine.Step()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return report
 }
 
 // raw sends bytes to the server and returns the connection.
@@ -234,31 +255,12 @@ func TestPipelinedRequestsAreAnsweredInOrder(t *testing.T) {
 }
 
 func TestAFullServerAnswers429(t *testing.T) {
-	model := open(t, pagedllm.Options{MaxSeqs: 1, MaxWaitingRequests: 1})
-	options := limits()
-	options.MaxRequests = 3
-	server := start(t, options, model)
-	var clients sync.WaitGroup
-	ctx, hangUp := context.WithCancel(context.Background())
-	add := func() {
-		clients.Add(1)
-		go func() {
-			defer clients.Done()
-			request, _ := http.NewRequestWithContext(ctx, http.MethodPost, server.URL+"/v1/completions", strings.NewReader(endless))
-			request.Header.Set("Content-Type", "application/json")
-			if response, err := http.DefaultClient.Do(request); err == nil {
-				io.Copy(io.Discard, response.Body)
-				response.Body.Close()
-			}
-		}()
-	}
-	defer clients.Wait()
-	defer hangUp()
-	stats := func() pagedllm.Stats { stats, _ := model.Engine.Stats(); return stats }
-	add()
-	waitUntil(t, "one runs", func() bool { return stats().Running == 1 })
-	add()
-	waitUntil(t, "one waits", func() bool { return stats().Waiting == 1 })
+	model := open(t, pagedllm.Options{MaxSeqs: 1, MaxWaitingRequests: 1, HostSteps: true})
+	server := start(t, limits(), model)
+	postInBackground(t, server, endless)
+	waitUntil(t, "one runs", func() bool { return stepOf(t, model).Sequences == 1 })
+	postInBackground(t, server, endless)
+	waitUntil(t, "one waits", func() bool { return stepOf(t, model).Unfinished == 2 })
 	response, body := post(t, server, "/v1/completions", "application/json", `{`+france+`}`)
 	if response.StatusCode != 429 || response.Header.Get("Retry-After") == "" || !strings.Contains(string(body), "rate_limit_error") {
 		t.Errorf("%s: %s", response.Status, body)
@@ -312,24 +314,47 @@ func TestALateForecastIsRefused(t *testing.T) {
 }
 
 func TestTheTimeOfARequestIsLimited(t *testing.T) {
-	model := open(t, pagedllm.Options{HostSteps: true}) // no step: no token
+	model := open(t, pagedllm.Options{HostSteps: true}) // without steps, there is no token
 	options := limits()
-	options.MaxTime = 100 * time.Millisecond
+	options.MaxTime = 50 * time.Millisecond
 	options.KeepAlive = 20 * time.Millisecond
 	server := start(t, options, model)
-	expire := time.AfterFunc(300*time.Millisecond, func() { model.Engine.Start() })
-	defer expire.Stop()
+	expire := func() {
+		time.Sleep(2 * options.MaxTime)
+		if _, err := model.Engine.Step(); err != nil {
+			t.Error(err)
+		}
+	}
 	response, err := http.Post(server.URL+"/v1/completions", "application/json", strings.NewReader(endless))
 	if err != nil {
 		t.Fatal(err)
 	}
-	body, err := io.ReadAll(response.Body)
-	if err != nil || !strings.HasPrefix(string(body), ": waiting\n\n") || !strings.Contains(string(body), `"stop_reason":"deadline"`) {
+	reader := bufio.NewReader(response.Body)
+	if comment, err := reader.ReadString('\n'); err != nil || comment != ": waiting\n" {
+		t.Errorf("%q, %v", comment, err)
+	}
+	expire()
+	body, err := io.ReadAll(reader)
+	if err != nil || !strings.Contains(string(body), `"stop_reason":"deadline"`) {
 		t.Errorf("%s, %v", body, err)
 	}
-	model.Engine.Stop()
-	time.AfterFunc(300*time.Millisecond, func() { model.Engine.Start() })
+	go func() {
+		waitUntilAdded(t, model)
+		expire()
+	}()
 	ask(t, server, "/v1/completions", `{`+france+`}`, 504)
+}
+
+// waitUntilAdded waits until an engine without steps has a request.
+func waitUntilAdded(t *testing.T, model Model) {
+	for range 2000 {
+		admission, err := model.Engine.PredictAdmission(pagedllm.Request{Prompt: "a"})
+		if err != nil || admission.WaitingRequests > 0 {
+			return
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	t.Error("no request was added within 10 s")
 }
 
 func TestClosingTheEngineEndsStreamsWithAnError(t *testing.T) {
@@ -339,7 +364,10 @@ func TestClosingTheEngineEndsStreamsWithAnError(t *testing.T) {
 	} {
 		model := open(t, pagedllm.Options{HostSteps: true}) // without steps, the stream cannot end before
 		server := start(t, limits(), model)
-		time.AfterFunc(50*time.Millisecond, func() { model.Engine.Close() })
+		go func() {
+			waitUntilAdded(t, model)
+			model.Engine.Close()
+		}()
 		events := stream(t, server, path, body)
 		last := events[len(events)-1:]
 		if message := joined(last, "error", "message") + joined(last, "response", "error", "message"); !strings.Contains(message, "freed") {
