@@ -2,6 +2,9 @@ package server
 
 import (
 	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -215,5 +218,45 @@ func TestTheFormatTextHasOnlyContent(t *testing.T) {
 	}
 	if text := joined(stream(t, server, "/v1/chat/completions", body+`, "stream": true}`), "choices", 0, "delta", "content"); text != reply {
 		t.Errorf("%q", text)
+	}
+}
+
+// withTemplate makes a model directory with another chat template.
+func withTemplate(t *testing.T, template string) (path string) {
+	t.Helper()
+	path = t.TempDir()
+	for _, name := range []string{"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} {
+		original, err := filepath.Abs(filepath.Join("../../../model", name))
+		if err == nil {
+			err = os.Symlink(original, filepath.Join(path, name))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(path, "chat_template.jinja"), []byte(template), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestTheChatTemplateHasTheToolsAndSelectsTheFormat(t *testing.T) {
+	model := open(t, pagedllm.Options{ModelPath: withTemplate(t, `{% for tool in tools %}[{{ tool.function.name }}: {{ tool.function.parameters.type }}]{% endfor %}
+{%- for message in messages %}<|{{ message.role }}|>{{ message.content }}
+{%- for call in message.tool_calls %}<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>{% endfor %}
+{%- endfor %}{% if enable_thinking is false %}<think></think>{% endif %}`)})
+	model.Format = ""
+	server := start(t, limits(), model)
+	messages := `"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": null,
+		"tool_calls": [{"id": "1", "type": "function", "function": {"name": "add", "arguments": "{\"a\":7}"}}]}, {"role": "tool", "tool_call_id": "1", "content": "12"}]`
+	tokens := at(t, ask(t, server, "/tokenize", `{`+messages+`, `+tools+`, "chat_template_kwargs": {"enable_thinking": false}}`, 200), "tokens")
+	prompt := at(t, ask(t, server, "/detokenize", `{"tokens": `+strings.ReplaceAll(fmt.Sprint(tokens), " ", ", ")+`}`, 200), "prompt")
+	const want = `[add: object]<|user|>u<|assistant|><tool_call>{"name": "add", "arguments": {"a": 7}}</tool_call><|tool|>12<think></think>`
+	if prompt != want {
+		t.Errorf("%q, want %q", prompt, want)
+	}
+	choice := at(t, ask(t, server, "/v1/chat/completions", `{`+messages+`, `+tools+`, `+scripted(t, reply)+`}`, 200), "choices", 0)
+	if at(t, choice, "message", "tool_calls", 0, "function", "name") != "add" || at(t, choice, "finish_reason") != "tool_calls" {
+		t.Errorf("%v", choice)
 	}
 }
