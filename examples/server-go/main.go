@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"syscall"
 
 	"github.com/libpagedllm/libpagedllm/bindings/go"
@@ -24,6 +25,10 @@ func main() {
 	config, err := parseFlags(os.Args[1:])
 	if err != nil {
 		os.Exit(2) // the message has been printed
+	}
+	// The heap of Go is small beside the model, so that fewer collections cost little memory.
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(400)
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	if err := run(config, log); err != nil {
