@@ -44,6 +44,8 @@ pub trait KvOps: BackendTypes {
     ///
     /// Errors: `OutOfMemory`.
     fn host(&self, blocks: usize, block_bytes: u64) -> Result<Self::Host>;
+    /// Returns the bytes of a block of the host tier.
+    fn host_block<'a>(&self, host: &'a mut Self::Host, block: usize) -> &'a mut [u8];
     /// Copies whole blocks, with all layers, to the host tier. Each host block occurs at most once.
     /// After an error, the contents of the destination blocks are undefined.
     fn swap_out(&self, moves: &[BlockMove], layers: &[Self::Kv], host: &mut Self::Host) -> Result<()>;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::ModelInfo;
 use super::budget_checks::BudgetChecks;
 use super::clock::Clock;
-use super::device::{Device, max_moves};
+use super::device::Device;
 use super::lifecycle::{Lifecycle, ModelIdentity};
 use super::pool_lease::PoolLease;
 use super::recovery::{self, RETRY_TIMEOUT, Recovery};
@@ -127,7 +127,7 @@ impl EngineCore {
             recovery: Recovery::new(max_seqs)?,
             shared,
         };
-        core.lifecycle.scheduler.limit_moves(max_moves(&*core.device.executor));
+        core.device.limit_moves(&mut core.lifecycle.scheduler);
         core.in_flight.try_reserve_exact(depth)?;
         core.lifecycle.scheduler.reserve_steps(depth)?;
         core.shared.snapshot().scheduler.reserve(max_seqs)?;
@@ -188,7 +188,7 @@ impl EngineCore {
             &mut self.inputs;
         costs.iter().for_each(|&costs| self.lifecycle.scheduler.set_costs(costs));
         self.lifecycle.scheduler.begin_step(now.as_micros() as u64);
-        self.device.complete_disk_transfers(disk_transfers, &mut self.lifecycle.scheduler);
+        self.device.complete_disk_transfers(disk_transfers, *now, &mut self.lifecycle.scheduler);
         self.lifecycle.complete_transfers(finished_transfers);
         self.lifecycle.complete_masks(finished_masks, &mut self.device);
         self.lifecycle.forks.begin_step();
@@ -458,7 +458,7 @@ impl EngineCore {
         let has_groups = scheduler.running() + scheduler.waiting() + scheduler.paused() > 0;
         // The thread of the call may be the one that reads outputs.
         let host_can_act = delivery.has_delivered() || !self.inputs.full_queues().is_empty() || !masks.released.is_empty();
-        let waits_for_disk = self.device.waits_for_disk();
+        let waits_for_disk = self.device.waits_for_disk() && (scheduler.waits_for_moves() || transfers.waits_for_moves);
         let others_are_late = masks.has_waiting(scheduler) || transfers.has_lookups() || waits_for_disk;
         let must_wait = (others_are_late && !host_can_act) || (!has_groups && transfers.pending() > 0);
         let can_move = scheduler.waits_for_moves() && !waits_for_disk;
@@ -470,8 +470,9 @@ impl EngineCore {
     pub fn max_sleep(&self) -> Option<Duration> {
         let Lifecycle { scheduler, transfers, masks, forks, .. } = &self.lifecycle;
         let has_commands = !masks.released.is_empty() || forks.pending() > 0;
-        let can_copy = transfers.progress() == Progress::Copying || scheduler.waits_for_moves();
-        if (can_copy && !self.device.waits_for_disk()) || has_commands {
+        let waits_for_disk = self.device.waits_for_disk();
+        let can_move = scheduler.waits_for_moves() && !waits_for_disk;
+        if transfers.progress(waits_for_disk) == Progress::Copying || can_move || has_commands {
             return Some(Duration::ZERO);
         }
         let deadlines = self.lifecycle.live.deadlines.first().into_iter().chain(transfers.next_lookup_deadline());

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::clock::Clock;
 use super::step_time::{StepTimeModel, StepTimer};
-use super::transfers::{DiskTime, EndedTransfer, MovedBlocks, SwapFile, TierMoves};
-use crate::error::{Error, Result};
+use super::transfers::{CompletedTransfer, EndedTransfer, MovedBlocks, SwapFile, TierMoves};
+use crate::error::Result;
 use crate::executor::Executor;
 use crate::kv::BlockId;
 use crate::kv::connector::{Connector, DeviceBlocks};
@@ -25,6 +25,8 @@ pub struct Device {
     block_bytes: usize,
     /// The host tier, if it is a file. A tier in memory belongs to the executor.
     swap_file: Option<SwapFile>,
+    /// Time of the last step before which a transfer of the file had ended, or none was pending.
+    disk_ended_at: Duration,
     timer: StepTimer,
     clock: Arc<dyn Clock>,
     /// Counters of the blocks transferred between the tiers.
@@ -39,36 +41,52 @@ pub struct SwapCounts {
     pub failures: u64,
 }
 
-/// Returns how many blocks a step moves between the tiers at most in each direction.
-pub fn max_moves(executor: &dyn Executor) -> usize {
-    (executor.max_transfer_bytes().saturating_mul(TIER_MOVES) / block_bytes(executor).max(1)).max(1)
-}
+/// If a disk completes no transfer for this time, the sequences that it has not taken are recomputed.
+const DISK_TIMEOUT: Duration = Duration::from_secs(1);
 
-fn block_bytes(executor: &dyn Executor) -> usize {
-    executor.kv_part_bytes().iter().sum()
+/// Returns how many blocks a step moves between the tiers at most in each direction, if it copies at
+/// most `transfer_bytes` bytes for exports.
+pub fn max_moves(transfer_bytes: usize, block_bytes: usize) -> usize {
+    (transfer_bytes.saturating_mul(TIER_MOVES) / block_bytes.max(1)).max(1)
 }
 
 impl Device {
     pub fn new(executor: Box<dyn Executor>, swap_file: Option<SwapFile>, clock: Arc<dyn Clock>) -> Device {
-        let block_bytes = block_bytes(&*executor);
-        Device { executor, block_bytes, swap_file, timer: StepTimer::default(), clock, swaps: SwapCounts::default() }
+        let block_bytes = executor.kv_part_bytes().iter().sum();
+        let (timer, swaps) = (StepTimer::default(), SwapCounts::default());
+        Device { executor, block_bytes, swap_file, disk_ended_at: Duration::ZERO, timer, clock, swaps }
     }
 
-    /// Completes the transfers of the swap file that have ended, and limits those of this step.
-    pub fn complete_disk_transfers(&mut self, ended: &[EndedTransfer], scheduler: &mut Scheduler) {
+    /// Limits the transfers between the tiers that the scheduler plans for one step.
+    pub fn limit_moves(&self, scheduler: &mut Scheduler) {
+        scheduler.limit_moves(max_moves(self.executor.max_transfer_bytes(), self.block_bytes));
+    }
+
+    /// Completes the transfers of the swap file that have ended, and limits those of this step,
+    /// which begins at `now`.
+    pub fn complete_disk_transfers(&mut self, ended: &[EndedTransfer], now: Duration, scheduler: &mut Scheduler) {
         let Some(file) = &mut self.swap_file else { return };
-        let mut disk_time = DiskTime::default();
-        for &end in ended {
-            match file.complete(end, &mut disk_time) {
-                Some(block) if scheduler.finish_read(block) => {}
-                Some(block) => file.take(block).into_iter().for_each(|buffer| file.recycle(buffer)),
-                None => self.swaps.failures += !end.succeeded as u64,
+        if !ended.is_empty() || !file.is_busy() {
+            self.disk_ended_at = now;
+        }
+        let (mut blocks, mut disk_time) = (0, Duration::ZERO);
+        for CompletedTransfer { read, took } in ended.iter().filter_map(|&ended| file.complete(ended)) {
+            match read {
+                Some((block, true)) => drop(scheduler.finish_read(block)),
+                Some((block, false)) => self.swaps.failures += scheduler.fail_read(block) as u64,
+                None => {}
+            }
+            if let Some(took) = took {
+                (blocks, disk_time) = (blocks + 1, disk_time + took);
             }
         }
-        if disk_time.blocks > 0 {
-            self.timer.record_move(disk_time.blocks, disk_time.took);
+        if blocks > 0 {
+            self.timer.record_move(blocks, disk_time);
         }
         scheduler.lower_limit_out(file.room());
+        if now.saturating_sub(self.disk_ended_at) >= DISK_TIMEOUT && scheduler.drop_queued_out() {
+            self.disk_ended_at = now;
+        }
     }
 
     /// Starts to read blocks that return from the swap file.
@@ -144,22 +162,16 @@ impl DeviceBlocks for Device {
     }
 
     fn move_out(&mut self, moves: &[BlockMove]) -> Result<()> {
-        let Some(file) = &mut self.swap_file else { return self.executor.swap_out(moves) };
-        moves.iter().try_for_each(|&BlockMove { device, host }| {
-            let mut contents = file.take_buffer()?;
-            self.executor.read_blocks(&[device], Tail { blocks: 0, slots: 0 }, &mut contents)?;
-            file.write(host, contents);
-            Ok(())
-        })
+        match &mut self.swap_file {
+            None => self.executor.swap_out(moves),
+            Some(file) => file.move_out(&mut *self.executor, moves),
+        }
     }
 
     fn move_in(&mut self, moves: &[BlockMove]) -> Result<()> {
-        let Some(file) = &mut self.swap_file else { return self.executor.swap_in(moves) };
-        moves.iter().try_for_each(|&BlockMove { device, host }| {
-            let contents = file.take(host).ok_or_else(|| Error::io("the swap file cannot be read"))?;
-            let written = self.executor.write_blocks(&[device], &contents);
-            file.recycle(contents);
-            written
-        })
+        match &mut self.swap_file {
+            None => self.executor.swap_in(moves),
+            Some(file) => file.move_in(&mut *self.executor, moves),
+        }
     }
 }

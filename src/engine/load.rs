@@ -3,13 +3,14 @@
 use std::collections::HashSet;
 use std::path::Path;
 
+use super::device::max_moves;
 use crate::backend::Backend;
 use crate::backend::cpu::CpuBackend;
 use crate::backend::cuda::CudaBackend;
 use crate::error::{Error, Result};
 use crate::executor::local::ModelExecutor;
 use crate::executor::warmup::WarmupLimits;
-use crate::executor::{Executor, warmup};
+use crate::executor::{self, Executor, warmup};
 use crate::kv::Paging;
 use crate::memory::plan;
 use crate::memory::plan::MemoryPlan;
@@ -140,8 +141,11 @@ impl EngineParts {
         };
         let pool = KvPool { blocks: memory.max_blocks, block_size: memory.block_size, dtype: memory.kv_dtype };
         let mut kv = KvCache::new(&backend, &files.spec, pool)?;
-        if memory.swap_blocks > 0 && options.swap_dir.is_none() {
-            kv.add_host_tier(&backend, memory.swap_blocks, memory.block_bytes)?;
+        if memory.swap_blocks > 0 {
+            // With a file, the tier in memory has the blocks that a step moves.
+            let staged = max_moves(executor::MAX_TRANSFER_BYTES, memory.block_bytes as usize);
+            let blocks = if options.swap_dir.is_some() { memory.swap_blocks.min(staged) } else { memory.swap_blocks };
+            kv.add_host_tier(&backend, blocks, memory.block_bytes)?;
         }
         let limits = plan::limits(options);
         let decoder = match &options.packed_dir {
@@ -172,7 +176,7 @@ fn warm_up<B: Backend>(executor: &mut ModelExecutor<B>, files: &ModelFiles, opti
         let kept = executor.record_steps(&limits.max, &batch);
         kept.map_err(|e| Error::new(e.code(), format!("the device cannot record its decode steps: {}", e.message())))?;
     }
-    if swap_blocks > 0 && options.swap_dir.is_none() { executor.warm_up_swap() } else { Ok(()) }
+    if swap_blocks > 0 { executor.warm_up_swap() } else { Ok(()) }
 }
 
 /// Loads the tokenizer of a model directory, or of a GGUF file. A `tokenizer.json` beside the file has

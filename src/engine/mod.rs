@@ -420,9 +420,9 @@ fn start_swap_file(
 ) -> Result<Option<SwapFile>> {
     let Some(dir) = options.swap_dir.as_deref().filter(|_| info.memory.swap_blocks > 0) else { return Ok(None) };
     scheduler.read_host_ahead()?;
-    let block_bytes = executor.kv_part_bytes().iter().sum();
-    let wakeup = shared.table.wakeup.clone();
-    SwapFile::create(dir, info.memory.swap_blocks, block_bytes, device::max_moves(executor), wakeup).map(Some)
+    let MemoryPlan { swap_blocks, block_bytes, .. } = info.memory;
+    let max_moves = device::max_moves(executor.max_transfer_bytes(), block_bytes as usize);
+    SwapFile::create(dir, swap_blocks, block_bytes as usize, max_moves, shared.table.wakeup.clone()).map(Some)
 }
 
 /// Starts the thread of the store of the options, and creates the transfers from and to it. A replay

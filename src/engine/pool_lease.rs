@@ -38,6 +38,8 @@ impl PoolLease {
     }
 
     fn shrink(&mut self, blocks: usize, scheduler: &mut Scheduler, device: &mut Device) {
+        // If a transfer of this step fails, its blocks are not among those that are moved.
+        device.move_blocks(scheduler, |_| {});
         let smaller = scheduler.shrink_pool(blocks, &mut self.moves);
         // Preempted sequences may have transfers to the host tier.
         device.move_blocks(scheduler, |_| {});

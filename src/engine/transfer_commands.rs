@@ -56,8 +56,10 @@ impl Lifecycle {
 
     /// Copies the portion of this step of all exports and imports.
     pub fn copy_transfers(&mut self, device: &mut Device) {
+        self.transfers.waits_for_moves = false;
         while let Some((holder, computed)) = self.transfers.exports.next_to_copy() {
             if !self.swap_in(holder, device) {
+                self.transfers.waits_for_moves = true;
                 break;
             }
             let blocks = self.blocks_of(holder, computed);
@@ -72,6 +74,7 @@ impl Lifecycle {
                 // Other sequences may have been swapped out to free the blocks.
                 device.move_blocks(&mut self.scheduler, |_| {});
                 if adoption == BlocksResult::Pending {
+                    self.transfers.waits_for_moves = true;
                     break;
                 }
             }

@@ -134,6 +134,10 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         self.kv.swap_in(self.decoder.backend(), moves)
     }
 
+    fn host_block(&mut self, block: usize) -> &mut [u8] {
+        self.kv.host_block(self.decoder.backend(), block)
+    }
+
     fn read_blocks(&self, blocks: &[BlockId], tail: Tail, out: &mut Vec<u8>) -> Result<()> {
         self.keep_failure();
         self.kv.read(self.decoder.backend(), blocks, tail, out)

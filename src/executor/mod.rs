@@ -10,7 +10,7 @@ use crate::types::batch::{Batch, BlockCopy, BlockMove, Tail};
 
 /// Maximum number of bytes that a step copies for exports, and for imports. The copy takes less than
 /// 1 ms.
-const MAX_TRANSFER_BYTES: usize = 2 << 20;
+pub const MAX_TRANSFER_BYTES: usize = 2 << 20;
 
 /// Computes plans. The executor of an engine has a model. A test can replace it by one with given
 /// logits.
@@ -57,6 +57,11 @@ pub trait Executor: Send {
     /// Copies blocks back to the device.
     fn swap_in(&mut self, _moves: &[BlockMove]) -> Result<()> {
         Ok(())
+    }
+
+    /// Returns the bytes of a block of the host tier. An executor without KV has none.
+    fn host_block(&mut self, _block: usize) -> &mut [u8] {
+        &mut []
     }
 
     /// Appends the stored K and V of the blocks to `out`. An executor without KV appends nothing.

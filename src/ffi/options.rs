@@ -188,10 +188,10 @@ pub struct pllm_engine_options {
     /// (default): none.
     pub swap_bytes: u64,
     /// Directory for the host tier. The tier is an unnamed file there, which grows as it is written
-    /// and disappears with the engine. A thread of the engine reads and writes it, so that a slow
-    /// disk delays only the sequences that return. NULL (default): the tier is in memory. If the
-    /// file cannot be written or read, as on a full disk, the sequence is recomputed and
-    /// swap_failures of pllm_stats counts it.
+    /// and disappears with the engine. A thread of the engine reads and writes it. A slow disk
+    /// delays only the sequences that return from it; while it is behind, others are recomputed.
+    /// NULL (default): the tier is in memory. If the file cannot be written or read, as on a full
+    /// disk, the sequence is recomputed when it returns and swap_failures of pllm_stats counts it.
     pub swap_path: *const c_char,
     /// Length of swap_path in bytes, or PLLM_NUL_TERMINATED (default).
     pub swap_path_len: u64,

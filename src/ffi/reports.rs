@@ -325,9 +325,11 @@ pub struct pllm_stats {
     pub swap_failures: u64,
     /// Tokens at the start of sequences that were found in the prefix cache.
     pub prompt_tokens_cached: u64,
-    /// 1 if trace_path was set and the trace has ended because the disk failed.
+    /// 1 if trace_path was set and the trace has ended because the disk failed or fell
+    /// behind.
     pub traces_stopped: u64,
-    /// 1 if journal_path was set and the journal has ended because the disk failed.
+    /// 1 if journal_path was set and the journal has ended because the disk failed or fell
+    /// behind.
     pub journals_stopped: u64,
     /// Times that the KV pool shrank and the system did not take the memory back, as after
     /// mlockall. The budget is kept, but the memory of the process does not shrink.

@@ -45,6 +45,11 @@ impl<B: KvOps> KvCache<B> {
     }
 
     /// Appends the bytes of a sequence's blocks, level by level.
+    /// Returns the bytes of a block of the host tier. Without a tier there are none.
+    pub fn host_block(&mut self, backend: &B, block: usize) -> &mut [u8] {
+        self.host.as_mut().map_or(&mut [], |host| backend.host_block(host, block))
+    }
+
     pub fn read(&self, backend: &B, blocks: &[u32], tail: Tail, out: &mut Vec<u8>) -> Result<()> {
         self.levels.iter().try_for_each(|level| backend.read_blocks(blocks, tail, level, out))
     }

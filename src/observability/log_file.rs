@@ -106,6 +106,9 @@ impl LogFile {
             Ok(()) => self.buffer.extend_from_slice(bytes),
             Err(_) => self.stop(),
         }
+        if self.buffer.len() > MAX_WAITING {
+            self.stop();
+        }
     }
 
     /// Appends bytes that the thread encodes, about `len`. If there are none, the file stops
@@ -160,9 +163,15 @@ impl LogFile {
             return self.stop();
         }
         self.shared.waiting.fetch_add(len, Ordering::Relaxed);
-        match parts.try_send(part) {
-            Ok(()) => {}
-            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => self.stop(),
+        let Err(TrySendError::Full(part)) = parts.try_send(part) else { return };
+        // Many small parts wait. They are few bytes, so the buffer keeps the part.
+        self.shared.waiting.fetch_sub(len, Ordering::Relaxed);
+        match part {
+            Part::Bytes(bytes) => self.buffer = bytes,
+            Part::Encoded(_, encode) => match encode() {
+                Some(bytes) => self.push(&bytes),
+                None => self.stop(),
+            },
         }
     }
 
@@ -186,8 +195,11 @@ impl Write for LogFile {
 impl Drop for LogFile {
     /// Waits until everything is written.
     fn drop(&mut self) {
-        self.send_buffer();
-        self.parts = None;
+        if let Some(parts) = self.parts.take() {
+            let rest = std::mem::take(&mut self.buffer);
+            self.shared.waiting.fetch_add(rest.len(), Ordering::Relaxed);
+            let _ = parts.send(Part::Bytes(rest)); // fails only if the thread has ended
+        }
         if let Some(thread) = self.thread.take() {
             let _ = thread.join(); // its panics are caught
         }
@@ -310,6 +322,24 @@ mod tests {
         go.send(()).unwrap();
         drop(file);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "slow12", "what was sent is written");
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn many_small_parts_behind_a_slow_disk_are_kept() {
+        let path = path("small");
+        let mut file = LogFile::create(&path, b"", |_| {}).unwrap();
+        let (go, wait) = mpsc::channel::<()>();
+        file.push_encoded(1, move || wait.recv().ok().map(|()| b"0".into()));
+        for _ in 0..2 * MAX_PARTS {
+            file.push(b"1");
+            file.send_buffer();
+        }
+        file.push_encoded(1, || Some(b"2".into()));
+        assert!(!file.has_stopped());
+        go.send(()).unwrap();
+        drop(file);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), format!("0{}2", "1".repeat(2 * MAX_PARTS)));
         std::fs::remove_file(&path).unwrap();
     }
 

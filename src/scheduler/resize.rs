@@ -8,12 +8,13 @@ impl Scheduler {
     /// Reduces the number of used blocks to `total` between steps, and lists the moves to the
     /// lowest block numbers.
     ///
-    /// Transfers to the host tier are not limited. Cached blocks are evicted first. Then idle and
+    /// Transfers to a host tier in memory are not limited. Sequences that a tier in a file cannot
+    /// take at once are recomputed. Cached blocks are evicted first. Then idle and
     /// waiting sequences lose their blocks. Then the youngest running groups are preempted.
     pub fn shrink_pool(&mut self, total: usize, moves: &mut Vec<BlockCopy>) -> Result<()> {
         self.blocks.lift_limit_out();
         self.blocks.schedule_moves_out();
-        while self.blocks.used_blocks() > total && self.free_some_blocks() {}
+        while self.blocks.used_blocks() > total && (self.drop_queued_out() || self.free_some_blocks()) {}
         self.blocks.plan_moves(total, moves)
     }
 

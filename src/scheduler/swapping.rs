@@ -17,7 +17,7 @@ impl Scheduler {
         slots.iter().for_each(|&slot| self.cut_to_computed(slot));
         let load = self.swap_out_load(slots);
         let nothing = slots.iter().all(|slot| self.sequences[*slot].table.blocks().is_empty());
-        if nothing || !self.preemption.prefers_swap(load) || !self.free_host_blocks(slots) {
+        if nothing || self.blocks.is_disk_behind() || !self.preemption.prefers_swap(load) || !self.free_host_blocks(slots) {
             return false;
         }
         for &slot in slots {
@@ -166,6 +166,16 @@ impl Scheduler {
         self.blocks.finish_read(host)
     }
 
+    /// Lets the sequences that wait for a host block be recomputed, because another thread could not
+    /// read it. Returns false if the transfer was cancelled.
+    pub fn fail_read(&mut self, host: BlockId) -> bool {
+        let has_failed = self.blocks.fail_read(host);
+        if has_failed {
+            self.take_lost_blocks();
+        }
+        has_failed
+    }
+
     /// Returns whether groups wait for transfers that the next step continues.
     pub fn waits_for_moves(&self) -> bool {
         self.planning.waits_for_moves || (self.blocks.has_queued_out() && self.queues.waiting.first().is_some())
@@ -183,12 +193,26 @@ impl Scheduler {
         self.preemption.record_moves_out(out, self.blocks.has_queued_out());
         if !(out && back) {
             self.blocks.mark_lost(!out, !back);
-            for slot in self.sequences.slots() {
-                if self.sequences.in_slot(slot).is_some_and(|sequence| self.blocks.is_lost(&sequence.table)) {
-                    self.take_blocks(slot);
-                }
-            }
+            self.take_lost_blocks();
         }
         self.blocks.clear_moves();
+    }
+
+    /// Lets the sequences whose blocks a disk has not taken yet be recomputed. Returns false if there
+    /// are none.
+    pub fn drop_queued_out(&mut self) -> bool {
+        let has_some = self.blocks.mark_queued_out();
+        if has_some {
+            self.take_lost_blocks();
+        }
+        has_some
+    }
+
+    fn take_lost_blocks(&mut self) {
+        for slot in self.sequences.slots() {
+            if self.sequences.in_slot(slot).is_some_and(|sequence| self.blocks.is_lost(&sequence.table)) {
+                self.take_blocks(slot);
+            }
+        }
     }
 }

@@ -210,6 +210,10 @@ impl KvOps for Faulty {
         fn copy_blocks(copies: &[BlockCopy], layers: &mut [Kv]);
     }
 
+    fn host_block<'a>(&self, host: &'a mut Host, block: usize) -> &'a mut [u8] {
+        self.cpu.host_block(host, block)
+    }
+
     fn swap_out(&self, moves: &[BlockMove], layers: &[Kv], host: &mut Host) -> Result<()> {
         let result = self.faults.swap();
         // A transfer that fails has copied half of the blocks.

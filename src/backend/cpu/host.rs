@@ -20,6 +20,11 @@ impl Host {
         Ok(Host { block_bytes: block_bytes as usize, pages: Pages::partly_used(bytes)? })
     }
 
+    /// Returns the bytes of a block.
+    pub fn block(&mut self, block: usize) -> &mut [u8] {
+        &mut self.pages.bytes_mut()[block * self.block_bytes..(block + 1) * self.block_bytes]
+    }
+
     pub fn swap_out(&mut self, pool: &Pool, moves: &[BlockMove], layers: &[Kv]) {
         let (bytes, end) = (self.block_bytes, self.pages.bytes().len());
         let start = SendPtr(self.pages.bytes_mut().as_mut_ptr());

@@ -298,6 +298,10 @@ impl KvOps for CpuBackend {
         Host::new(blocks, block_bytes)
     }
 
+    fn host_block<'a>(&self, host: &'a mut Host, block: usize) -> &'a mut [u8] {
+        host.block(block)
+    }
+
     fn swap_out(&self, moves: &[BlockMove], layers: &[Kv], host: &mut Host) -> Result<()> {
         host.swap_out(&self.pool, moves, layers);
         Ok(())

@@ -19,6 +19,12 @@ impl Host {
         Ok(Host { block_bytes, blocks, pinned: device.pinned(bytes, "lower swap_bytes")? })
     }
 
+    /// Returns the bytes of a block.
+    pub fn block(&mut self, block: usize) -> &mut [u8] {
+        let bytes = self.block_bytes as usize;
+        &mut self.pinned.bytes_mut()[block * bytes..(block + 1) * bytes]
+    }
+
     /// Returns the address of the tier, which has the blocks of all moves.
     pub fn address_for(&self, moves: &[BlockMove]) -> Result<Address> {
         match moves.iter().find(|BlockMove { host, .. }| *host as usize >= self.blocks) {

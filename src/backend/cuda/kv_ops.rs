@@ -82,6 +82,10 @@ impl KvOps for CudaBackend {
         Host::new(&self.device, blocks, block_bytes)
     }
 
+    fn host_block<'a>(&self, host: &'a mut Host, block: usize) -> &'a mut [u8] {
+        host.block(block)
+    }
+
     fn swap_out(&self, moves: &[BlockMove], layers: &[Kv], host: &mut Host) -> Result<()> {
         let tier = self.host_tier(host.address_for(moves)?, layers)?;
         let pairs = moves.iter().map(|&BlockMove { device, host }| (device, host));

@@ -214,6 +214,10 @@ impl Executor for RecordedExecutor {
         self.recorded_move(result)
     }
 
+    fn host_block(&mut self, block: usize) -> &mut [u8] {
+        self.inner.host_block(block)
+    }
+
     fn read_blocks(&self, blocks: &[BlockId], tail: Tail, out: &mut Vec<u8>) -> Result<()> {
         let result = self.repeated(ReplayedStep::begin_exchange).and_then(|()| self.inner.read_blocks(blocks, tail, out));
         self.recorded_exchange(result)

@@ -60,7 +60,7 @@ impl StepRecorder {
         self.step.disk_transfers.extend(inputs.disk_transfers.iter().map(|ended| (ended.id, ended.succeeded)));
         (self.step.now, self.step.costs) = (inputs.now, inputs.costs.map(|costs| (costs.block.to_bits(), costs.token.to_bits())));
         self.must_record = !self.step.resized.is_empty() || !self.failed_moves.is_empty() || !inputs.finished_transfers.is_empty();
-        self.must_record |= !inputs.finished_lookups.is_empty();
+        self.must_record |= !inputs.finished_lookups.is_empty() || !inputs.disk_transfers.is_empty();
         (self.is_in_step, self.launches, self.waits, self.exchanges) = (true, 0, 0, 0);
     }
 
@@ -167,6 +167,7 @@ impl StepRecorder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::transfers::EndedTransfer;
 
     fn step(recorder: &mut StepRecorder, act: impl FnOnce(&mut StepRecorder), pool: usize) -> Option<Step> {
         recorder.begin(&StepInputs::default());
@@ -198,5 +199,11 @@ mod tests {
         assert_eq!((recorded.number, &recorded.failed_moves[..]), (2, &[1, 2][..]));
         let recorded = step(&mut recorder, |recorder| recorder.require(), 8).unwrap();
         assert_eq!((recorded.number, recorded.failed_moves.len()), (3, 0));
+        // The end of a disk transfer changes what later steps may move.
+        let mut inputs = StepInputs::default();
+        inputs.disk_transfers.push(EndedTransfer { id: 4, succeeded: true });
+        recorder.begin(&inputs);
+        assert!(recorder.end(true, 8, None));
+        assert_eq!(recorder.last_step().0.disk_transfers, [(4, true)]);
     }
 }

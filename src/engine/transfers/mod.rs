@@ -14,7 +14,7 @@ use std::time::Duration;
 
 pub use exports::{Export, Exports};
 pub use imports::{Import, Imports};
-pub use swap_file::{DiskTime, EndedTransfer, SwapFile};
+pub use swap_file::{CompletedTransfer, EndedTransfer, SwapFile};
 pub use tier_moves::{MovedBlocks, TierMoves};
 pub use worker::Completions;
 
@@ -31,6 +31,8 @@ const STORE_BYTES: usize = 8;
 pub struct Transfers {
     pub exports: Exports,
     pub imports: Imports,
+    /// Whether the next export or import needs blocks that move between the tiers.
+    pub waits_for_moves: bool,
     /// Transfers from and to the KV store, if the engine has one.
     pub store: Option<StoreTransfers>,
 }
@@ -58,7 +60,7 @@ impl StoreTransfers {
 impl Transfers {
     /// Creates the state for steps that copy at most `max_bytes` bytes in each direction.
     pub fn new(completions: Completions, max_bytes: usize, store: Option<StoreTransfers>) -> Transfers {
-        Transfers { exports: Exports::new(completions, max_bytes), imports: Imports::new(max_bytes), store }
+        Transfers { exports: Exports::new(completions, max_bytes), imports: Imports::new(max_bytes), waits_for_moves: false, store }
     }
 
     /// Returns whether the request waits for blocks of the store.
@@ -87,9 +89,12 @@ impl Transfers {
         self.exports.pending() + self.imports.pending() + self.store.as_ref().map_or(0, StoreTransfers::pending)
     }
 
-    pub fn progress(&self) -> Progress {
+    /// Returns what the transfers need next. `waits_for_disk` is set while a swap file is slow.
+    pub fn progress(&self, waits_for_disk: bool) -> Progress {
         let of_store = self.store.as_ref().map_or(Progress::Idle, |store| store.loads.progress().max(store.saves.progress()));
-        self.exports.progress().max(self.imports.progress()).max(of_store)
+        let others = self.exports.progress().max(self.imports.progress());
+        let is_blocked = self.waits_for_moves && waits_for_disk;
+        of_store.max(if is_blocked { others.min(Progress::Waiting) } else { others })
     }
 
     pub fn cancel_all(&mut self) {

@@ -1,9 +1,11 @@
 //! The host tier in a file. A thread reads and writes the file. The stepping thread only copies
-//! blocks between the device and buffers, and never waits for the disk.
+//! blocks, and never waits for the disk.
+//!
+//! The executor has a small tier in memory. Blocks that leave are moved there, and copied to buffers
+//! for the thread. Blocks that return take the opposite way, after the thread has read them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fs::File;
-use std::mem;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -13,9 +15,11 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{Receiver, Sender, bounded, unbounded};
 
 use crate::error::{Error, Result, try_vec};
+use crate::executor::Executor;
 use crate::kv::BlockId;
 use crate::output::wakeup::Wakeup;
 use crate::sys::{files, threads};
+use crate::types::batch::BlockMove;
 
 /// The end of a read or a write. It is an input of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,21 +34,34 @@ pub struct SwapFile {
     block_bytes: usize,
     /// Maximum number of reads, and of writes, that have not ended.
     max_pending: usize,
-    last_id: u64,
-    /// The reads and writes that have not ended.
-    reads: HashMap<u64, BlockId>,
-    writes: usize,
-    /// The last read of each block that is being read. Earlier ones were cancelled.
-    last_read: HashMap<BlockId, u64>,
+    /// Number of transfers that have ended. They end in the order of their starts.
+    ended_transfers: u64,
+    pending: VecDeque<Pending>,
+    reads: usize,
+    /// [blocks] The last read of each block. Earlier ones were cancelled.
+    last_read: Vec<u64>,
     /// Blocks that have been read, until this step copies them.
     contents: HashMap<BlockId, Vec<u8>>,
     /// Buffers of blocks.
     spare: Vec<Vec<u8>>,
+    /// Moves between the device and the executor's tier in memory.
+    staged: Vec<BlockMove>,
     jobs: Option<Sender<Job>>,
+    thread: DiskThread,
+}
+
+/// A transfer that has not ended.
+struct Pending {
+    block: BlockId,
+    is_write: bool,
+}
+
+/// The thread, and what it has done.
+struct DiskThread {
+    handle: Option<JoinHandle<()>>,
     waiting: Receiver<Job>,
     done: Receiver<Done>,
     ended: Receiver<EndedTransfer>,
-    thread: Option<JoinHandle<()>>,
 }
 
 /// Work of the thread.
@@ -57,17 +74,18 @@ struct Job {
 
 /// The result of a job with its buffer.
 struct Done {
-    id: u64,
     buffer: Vec<u8>,
     succeeded: bool,
     took: Duration,
 }
 
-/// Transfers that have ended, and the time that the disk has taken for them.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct DiskTime {
-    pub blocks: usize,
-    pub took: Duration,
+/// A read or write that was completed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CompletedTransfer {
+    /// The block that was read, if its contents are still wanted, and whether they are there.
+    pub read: Option<(BlockId, bool)>,
+    /// How long the disk has taken. `None` after a failure.
+    pub took: Option<Duration>,
 }
 
 impl SwapFile {
@@ -84,145 +102,152 @@ impl SwapFile {
 
     fn start(file: File, blocks: usize, block_bytes: usize, max_pending: usize, wakeup: Arc<Wakeup>) -> Result<SwapFile> {
         let max_pending = max_pending.clamp(1, blocks.max(1));
-        let (jobs, waiting) = bounded(2 * max_pending);
+        let (jobs, waiting) = bounded::<Job>(2 * max_pending);
         let (results, done) = unbounded();
         let (announce, ended) = unbounded();
         let mut disk = Disk { file, block_bytes, is_lost: try_vec(blocks, false)? };
         let queue = waiting.clone();
         let work = move || {
             for job in queue {
-                let result = disk.run(job);
-                let end = EndedTransfer { id: result.id, succeeded: result.succeeded };
+                let (id, result) = (job.id, disk.run(job));
+                let end = EndedTransfer { id, succeeded: result.succeeded };
                 // The order matters: a step that has the input takes the result.
                 let _ = (results.send(result), announce.send(end));
                 wakeup.wake();
             }
         };
-        let thread = threads::spawn("pagedllm-swap".into(), work)
+        let handle = threads::spawn("pagedllm-swap".into(), work)
             .map_err(|e| Error::capacity(format!("cannot start the thread of the swap file: {e}; raise the limit of threads")))?;
         let mut swap_file = SwapFile {
             block_bytes,
             max_pending,
-            last_id: 0,
-            reads: HashMap::new(),
-            writes: 0,
-            last_read: HashMap::new(),
+            ended_transfers: 0,
+            pending: VecDeque::new(),
+            reads: 0,
+            last_read: try_vec(blocks, 0)?,
             contents: HashMap::new(),
             spare: Vec::new(),
+            staged: Vec::new(),
             jobs: Some(jobs),
-            waiting,
-            done,
-            ended,
-            thread: Some(thread),
+            thread: DiskThread { handle: Some(handle), waiting, done, ended },
         };
-        swap_file.reads.try_reserve(max_pending)?;
-        swap_file.last_read.try_reserve(max_pending)?;
-        swap_file.contents.try_reserve(max_pending)?;
+        swap_file.pending.try_reserve_exact(2 * max_pending)?;
+        // A map that is at most half full does not allocate when entries come and go.
+        swap_file.contents.try_reserve(2 * max_pending)?;
         swap_file.spare.try_reserve_exact(2 * max_pending)?;
+        swap_file.staged.try_reserve_exact(max_pending)?;
         Ok(swap_file)
     }
 
     /// Returns where the ends of transfers appear, as inputs of a step.
     pub fn ended(&self) -> Receiver<EndedTransfer> {
-        self.ended.clone()
+        self.thread.ended.clone()
     }
 
-    /// Returns how many blocks can be written without waiting for the disk.
+    /// Returns how many blocks can be written now.
     pub fn room(&self) -> usize {
-        self.max_pending.saturating_sub(self.writes)
+        self.max_pending.saturating_sub(self.pending.len() - self.reads)
     }
 
     /// Returns how many blocks may be read now.
     pub fn reads_left(&self) -> usize {
-        self.max_pending.saturating_sub(self.reads.len())
+        self.max_pending.saturating_sub(self.reads)
     }
 
     /// Returns whether transfers have not ended. Their ends wake the stepping thread.
     pub fn is_busy(&self) -> bool {
-        self.writes + self.reads.len() > 0
+        !self.pending.is_empty()
     }
 
-    /// Returns an empty buffer for the contents of a block.
-    pub fn take_buffer(&mut self) -> Result<Vec<u8>> {
-        let mut buffer = self.spare.pop().unwrap_or_default();
-        buffer.clear();
-        buffer.try_reserve_exact(self.block_bytes)?;
-        Ok(buffer)
+    /// Starts to write blocks, for which there must be room.
+    pub fn move_out(&mut self, executor: &mut dyn Executor, moves: &[BlockMove]) -> Result<()> {
+        for portion in moves.chunks(self.max_pending) {
+            executor.swap_out(stage(&mut self.staged, portion))?;
+            for (slot, to) in portion.iter().enumerate() {
+                let mut buffer = self.take_buffer()?;
+                buffer.extend_from_slice(executor.host_block(slot));
+                self.start_transfer(to.host, buffer, true);
+            }
+        }
+        Ok(())
     }
 
-    /// Starts to write a block. If there is no room, waits for the disk.
-    pub fn write(&mut self, block: BlockId, contents: Vec<u8>) {
-        self.writes += 1;
-        self.submit(block, contents, true);
+    /// Copies blocks that were read to the device.
+    pub fn move_in(&mut self, executor: &mut dyn Executor, moves: &[BlockMove]) -> Result<()> {
+        for portion in moves.chunks(self.max_pending) {
+            for (slot, from) in portion.iter().enumerate() {
+                let contents = self.contents.remove(&from.host).ok_or_else(|| Error::internal("a host block was not read"))?;
+                executor.host_block(slot).copy_from_slice(&contents);
+                self.recycle(contents);
+            }
+            executor.swap_in(stage(&mut self.staged, portion))?;
+        }
+        Ok(())
     }
 
     /// Starts to read a block. An earlier read of the same block is cancelled. Without memory for
     /// the contents, the read fails when it ends.
     pub fn read(&mut self, block: BlockId) {
         let buffer = self.take_buffer().unwrap_or_default();
-        let id = self.submit(block, buffer, false);
-        // The memory was reserved when the file was created.
-        self.reads.insert(id, block);
-        self.last_read.insert(block, id);
+        self.last_read[block as usize] = self.start_transfer(block, buffer, false);
+        self.reads += 1;
     }
 
-    fn submit(&mut self, block: BlockId, buffer: Vec<u8>, is_write: bool) -> u64 {
-        self.last_id += 1;
-        let job = Job { id: self.last_id, block, buffer, is_write };
-        // The thread ends only after the sender is dropped.
+    fn take_buffer(&mut self) -> Result<Vec<u8>> {
+        let mut buffer = self.spare.pop().unwrap_or_default();
+        buffer.clear();
+        buffer.try_reserve_exact(self.block_bytes)?;
+        Ok(buffer)
+    }
+
+    fn start_transfer(&mut self, block: BlockId, buffer: Vec<u8>, is_write: bool) -> u64 {
+        self.pending.push_back(Pending { block, is_write });
+        let id = self.ended_transfers + self.pending.len() as u64;
         if let Some(jobs) = &self.jobs {
-            let _ = jobs.send(job);
+            // The channel has space for all transfers, and a receiver is here.
+            let _ = jobs.send(Job { id, block, buffer, is_write });
         }
-        self.last_id
+        id
     }
 
-    /// Completes a transfer that has ended. Returns the block that was read, if its contents are
-    /// still wanted. In a replay, the thread may be slower than in the recording: then this call
-    /// waits for it.
-    pub fn complete(&mut self, ended: EndedTransfer, disk_time: &mut DiskTime) -> Option<BlockId> {
-        // A journal that does not fit has the ends of other transfers.
-        if !self.is_busy() {
-            return None;
-        }
-        // The transfers end in the order of their starts.
-        let Done { id, buffer, succeeded, took } = self.done.recv().ok()?;
-        disk_time.blocks += 1;
-        disk_time.took += took;
-        let Some(block) = self.reads.remove(&id) else {
-            self.writes -= 1;
-            self.recycle(buffer);
-            return None;
-        };
-        if self.last_read.get(&block) != Some(&id) {
-            self.recycle(buffer);
-            return None;
-        }
-        self.last_read.remove(&block);
-        match succeeded && ended.succeeded && id == ended.id {
+    /// Completes a transfer that has ended. In a replay, the thread may be slower than in the
+    /// recording: then this call waits for it. Returns `None` if the end belongs to another file.
+    pub fn complete(&mut self, ended: EndedTransfer) -> Option<CompletedTransfer> {
+        let Pending { block, is_write } = self.pending.pop_front()?;
+        self.ended_transfers += 1;
+        let id = self.ended_transfers;
+        self.reads -= !is_write as usize;
+        let Done { buffer, succeeded, took } = self.thread.done.recv().ok()?;
+        let succeeded = succeeded && ended == EndedTransfer { id, succeeded: true };
+        let is_wanted = !is_write && self.last_read[block as usize] == id;
+        match is_wanted && succeeded {
             true => drop(self.contents.insert(block, buffer)),
             false => self.recycle(buffer),
         }
-        Some(block)
-    }
-
-    /// Takes the contents of a block that was read. They are `None` after a failure.
-    pub fn take(&mut self, block: BlockId) -> Option<Vec<u8>> {
-        self.contents.remove(&block)
+        Some(CompletedTransfer { read: is_wanted.then_some((block, succeeded)), took: succeeded.then_some(took) })
     }
 
     /// Drops the contents that the transfers of this step have not taken.
     pub fn drop_contents(&mut self) {
-        let mut contents = mem::take(&mut self.contents);
+        let mut contents = std::mem::take(&mut self.contents);
         contents.drain().for_each(|(_, buffer)| self.recycle(buffer));
         self.contents = contents;
     }
 
     /// Keeps a buffer for later transfers.
-    pub fn recycle(&mut self, buffer: Vec<u8>) {
+    fn recycle(&mut self, buffer: Vec<u8>) {
         if self.spare.len() < self.spare.capacity() {
             self.spare.push(buffer);
         }
     }
+}
+
+/// Lists moves between the blocks of a portion on the device and the first blocks of the tier in
+/// memory.
+fn stage<'a>(staged: &'a mut Vec<BlockMove>, portion: &[BlockMove]) -> &'a [BlockMove] {
+    staged.clear();
+    staged.extend((0..).zip(portion).map(|(host, of)| BlockMove { device: of.device, host }));
+    staged
 }
 
 /// The file as its thread sees it.
@@ -234,7 +259,7 @@ struct Disk {
 }
 
 impl Disk {
-    fn run(&mut self, Job { id, block, mut buffer, is_write }: Job) -> Done {
+    fn run(&mut self, Job { block, mut buffer, is_write, .. }: Job) -> Done {
         let (began, offset) = (Instant::now(), u64::from(block) * self.block_bytes as u64);
         let is_lost = &mut self.is_lost[block as usize];
         let succeeded = match is_write {
@@ -249,7 +274,7 @@ impl Disk {
         if is_write {
             *is_lost = !succeeded;
         }
-        Done { id, buffer, succeeded, took: began.elapsed() }
+        Done { buffer, succeeded, took: began.elapsed() }
     }
 }
 
@@ -257,9 +282,9 @@ impl Drop for SwapFile {
     fn drop(&mut self) {
         self.jobs = None;
         // Jobs that have not begun are dropped.
-        while self.waiting.try_recv().is_ok() {}
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join(); // nothing follows, even after a panic
+        while self.thread.waiting.try_recv().is_ok() {}
+        if let Some(handle) = self.thread.handle.take() {
+            let _ = handle.join(); // nothing follows, even after a panic
         }
     }
 }
@@ -267,88 +292,117 @@ impl Drop for SwapFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::executor::{InFlightStep, StepOutput};
+    use crate::types::batch::Batch;
 
     const BYTES: usize = 5;
+
+    /// An executor whose device has one byte for each block.
+    struct Bytes {
+        device: [u8; 4],
+        tier: [[u8; BYTES]; 2],
+    }
+
+    impl Executor for Bytes {
+        fn submit(&mut self, _: &Batch) -> Result<InFlightStep> {
+            Ok(InFlightStep::new(0))
+        }
+
+        fn wait(&mut self, _: InFlightStep) -> Result<StepOutput<'_>> {
+            Ok(StepOutput::from_logits(&[]))
+        }
+
+        fn swap_out(&mut self, moves: &[BlockMove]) -> Result<()> {
+            moves.iter().for_each(|of| self.tier[of.host as usize].fill(self.device[of.device as usize]));
+            Ok(())
+        }
+
+        fn swap_in(&mut self, moves: &[BlockMove]) -> Result<()> {
+            moves.iter().for_each(|of| self.device[of.device as usize] = self.tier[of.host as usize][0]);
+            Ok(())
+        }
+
+        fn host_block(&mut self, block: usize) -> &mut [u8] {
+            &mut self.tier[block]
+        }
+    }
+
+    fn executor(device: [u8; 4]) -> Bytes {
+        Bytes { device, tier: [[0; BYTES]; 2] }
+    }
 
     fn swap_file(file: File) -> SwapFile {
         SwapFile::start(file, 4, BYTES, 2, Arc::default()).unwrap()
     }
 
-    fn write(file: &mut SwapFile, block: BlockId, byte: u8) {
-        let mut contents = file.take_buffer().unwrap();
-        contents.resize(BYTES, byte);
-        file.write(block, contents);
+    fn in_memory() -> SwapFile {
+        swap_file(files::in_memory(4 * BYTES as u64).unwrap())
+    }
+
+    fn moves<const N: usize>(pairs: [(u32, u32); N]) -> [BlockMove; N] {
+        pairs.map(|(device, host)| BlockMove { device, host })
     }
 
     /// Waits for the next end of a transfer, and completes it.
-    fn complete(file: &mut SwapFile) -> (Option<BlockId>, bool) {
+    fn complete(file: &mut SwapFile) -> Option<(BlockId, bool)> {
         let ended = file.ended().recv().unwrap();
-        (file.complete(ended, &mut DiskTime::default()), ended.succeeded)
+        file.complete(ended).unwrap().read
     }
 
     #[test]
-    fn blocks_are_read_as_they_were_written_last() {
+    fn blocks_return_as_they_left_last() {
         for dir in [std::env::temp_dir(), Default::default()] {
             let mut file = SwapFile::create(&dir, 4, BYTES, 2, Arc::default()).unwrap();
-            write(&mut file, 3, 1);
-            write(&mut file, 0, 2);
+            let mut executor = executor([10, 11, 12, 13]);
+            file.move_out(&mut executor, &moves([(1, 3), (2, 0)])).unwrap();
             assert_eq!((file.room(), file.is_busy()), (0, true));
-            assert_eq!([complete(&mut file), complete(&mut file)], [(None, true), (None, true)]);
-            write(&mut file, 3, 3);
-            file.read(3);
-            file.read(0);
+            assert_eq!([complete(&mut file), complete(&mut file)], [None, None]);
+            file.move_out(&mut executor, &moves([(0, 3)])).unwrap();
+            [3, 0].into_iter().for_each(|block| file.read(block));
             assert_eq!((file.reads_left(), file.room()), (0, 1));
-            assert_eq!([0; 3].map(|_| complete(&mut file).0), [None, Some(3), Some(0)]);
-            assert_eq!([file.take(3), file.take(0), file.take(0)], [Some(vec![3; BYTES]), Some(vec![2; BYTES]), None]);
+            assert_eq!([0; 3].map(|_| complete(&mut file)), [None, Some((3, true)), Some((0, true))]);
+            executor.device = [0; 4];
+            file.move_in(&mut executor, &moves([(2, 0), (1, 3)])).unwrap();
+            assert_eq!(executor.device, [0, 10, 12, 0]);
             assert!(!file.is_busy());
         }
     }
 
     #[test]
     fn a_cancelled_read_has_no_contents_for_a_later_one() {
-        let mut file = swap_file(files::in_memory(4 * BYTES as u64).unwrap());
+        let (mut file, mut executor) = (in_memory(), executor([0, 7, 0, 0]));
         file.read(1);
         // The block is written again, so the first read is not used.
-        write(&mut file, 1, 7);
+        file.move_out(&mut executor, &moves([(1, 1)])).unwrap();
         file.read(1);
-        assert_eq!([0; 3].map(|_| complete(&mut file).0), [None, None, Some(1)]);
-        assert_eq!(file.take(1), Some(vec![7; BYTES]));
+        assert_eq!([0; 3].map(|_| complete(&mut file)), [None, None, Some((1, true))]);
+        file.move_in(&mut executor, &moves([(3, 1)])).unwrap();
+        assert_eq!(executor.device[3], 7);
         file.read(1);
-        assert_eq!(complete(&mut file).0, Some(1));
+        assert_eq!(complete(&mut file), Some((1, true)));
         file.drop_contents();
-        assert_eq!(file.take(1), None);
+        assert!(file.move_in(&mut executor, &moves([(3, 1)])).is_err());
     }
 
     #[test]
     fn a_block_whose_write_has_failed_cannot_be_read() {
         let mut file = swap_file(File::options().read(true).write(true).open("/dev/full").unwrap());
-        write(&mut file, 2, 1);
-        file.read(2);
-        assert_eq!(complete(&mut file), (None, false));
+        file.move_out(&mut executor([1; 4]), &moves([(0, 2)])).unwrap();
         // /dev/full can be read: as zeros.
-        assert_eq!(complete(&mut file), (Some(2), false));
-        assert_eq!(file.take(2), None);
+        file.read(2);
+        assert_eq!([0; 2].map(|_| complete(&mut file)), [None, Some((2, false))]);
     }
 
     #[test]
     fn a_recorded_failure_is_repeated() {
-        let mut file = swap_file(files::in_memory(4 * BYTES as u64).unwrap());
+        let mut file = in_memory();
         file.read(0);
-        let recorded = EndedTransfer { id: 1, succeeded: false };
-        assert_eq!(file.complete(recorded, &mut DiskTime::default()), Some(0));
-        assert_eq!(file.take(0), None);
-        // A journal that does not fit names transfers that were not started.
-        assert_eq!(file.complete(EndedTransfer { id: 2, succeeded: true }, &mut DiskTime::default()), None);
-    }
-
-    #[test]
-    fn a_write_without_room_waits_for_the_disk() {
-        let mut file = swap_file(files::in_memory(4 * BYTES as u64).unwrap());
-        (0..100).for_each(|i| write(&mut file, i % 4, i as u8));
-        assert_eq!(file.room(), 0);
-        assert!((0..100).all(|_| complete(&mut file) == (None, true)));
-        file.read(3);
-        assert_eq!((complete(&mut file).0, file.take(3)), (Some(3), Some(vec![99; BYTES])));
+        let failed = CompletedTransfer { read: Some((0, false)), took: None };
+        assert_eq!(file.complete(EndedTransfer { id: 1, succeeded: false }), Some(failed));
+        // A journal of another engine names transfers that were not started.
+        assert_eq!(file.complete(EndedTransfer { id: 2, succeeded: true }), None);
+        file.read(0);
+        assert_eq!(file.complete(EndedTransfer { id: 7, succeeded: true }), Some(failed));
     }
 
     #[test]

@@ -217,9 +217,9 @@ fn cancelled_transfers_have_no_results() {
     transfers.exports.set_blocks(Some(vec![1, 2]));
     transfers.exports.copy_portion(&mut device);
     transfers.imports.enqueue(import(5, 3)).unwrap();
-    assert_eq!((transfers.pending(), transfers.progress()), (3, Progress::Copying));
+    assert_eq!((transfers.pending(), transfers.progress(false)), (3, Progress::Copying));
     transfers.cancel_all();
-    assert_eq!((transfers.pending(), transfers.progress()), (0, Progress::Idle));
+    assert_eq!((transfers.pending(), transfers.progress(false)), (0, Progress::Idle));
     completed(&completions).into_iter().for_each(|id| transfers.exports.complete(id));
     assert!(transfers.exports.poll().is_none() && transfers.imports.poll().is_none());
 }

@@ -16,6 +16,8 @@
 //! transfers to the device are queued in the order in which tables return, and scheduled when the
 //! contents have been read.
 
+mod disk;
+
 use super::block_queue::BlockQueue;
 use super::{BlockManager, BlockTable, Tier};
 use crate::error::{Result, try_vec};
@@ -307,12 +309,6 @@ impl BlockManager {
         Ok(BlockManager { host: HostTier::new(self.capacity(), blocks)?, ..self })
     }
 
-    /// Makes the host tier one whose contents another thread reads: `next_to_read`.
-    pub fn read_host_ahead(&mut self) -> Result<()> {
-        self.host.unread = Some(BlockQueue::new(self.host_total())?);
-        Ok(())
-    }
-
     pub fn host_total(&self) -> usize {
         self.host.block_pool.total()
     }
@@ -377,33 +373,16 @@ impl BlockManager {
         (limits.out, limits.back) = (limits.max_moves, limits.max_moves);
     }
 
-    /// Lowers the limit of the transfers to the host tier for this step.
-    pub fn lower_limit_out(&mut self, max_moves: usize) {
-        self.host.limits.out = self.host.limits.out.min(max_moves);
+    fn unmark_all(&self) {
+        self.block_pool.unmark();
+        self.host.block_pool.unmark();
     }
 
-    /// Returns the next host block that another thread must read.
-    pub fn next_to_read(&mut self) -> Option<BlockId> {
-        let HostTier { unread, transfers, .. } = &mut self.host;
-        let host = unread.as_mut()?.pop_if(|host| transfers[host as usize] == Transfer::BackUnread)?;
-        transfers[host as usize] = Transfer::BackReading;
-        Some(host)
-    }
-
-    /// Schedules the transfer of a host block that another thread has read. Returns false if the
-    /// transfer was cancelled.
-    pub fn finish_read(&mut self, host: BlockId) -> bool {
-        if self.host.transfers.get(host as usize) != Some(&Transfer::BackReading) {
-            return false;
-        }
-        let device = self.host.mirror_of_host[host as usize].expect("the target of a queued transfer is mirrored");
-        self.host.move_back(device, host);
-        true
-    }
-
-    /// Removes the limit of the transfers to the host tier for this step.
+    /// Removes the limit of the transfers to a host tier in memory for this step.
     pub fn lift_limit_out(&mut self) {
-        self.host.limits.out = usize::MAX;
+        if self.host.unread.is_none() {
+            self.host.limits.out = usize::MAX;
+        }
     }
 
     /// Returns whether device blocks are kept until later steps have copied them to the host tier.
@@ -517,8 +496,7 @@ impl BlockManager {
 
     /// Marks the blocks whose transfer failed as lost and removes them from the prefix cache.
     pub fn mark_lost(&mut self, out_failed: bool, back_failed: bool) {
-        self.block_pool.unmark();
-        self.host.block_pool.unmark();
+        self.unmark_all();
         let moves = std::mem::take(&mut self.host.moves);
         for out in moves.out.iter().filter(|_| out_failed) {
             self.host.block_pool.mark(out.host);
@@ -532,7 +510,7 @@ impl BlockManager {
         self.host.moves = moves;
     }
 
-    /// Returns whether the table has blocks that `mark_lost` has marked.
+    /// Returns whether the table has blocks that are marked as lost.
     pub fn is_lost(&self, table: &BlockTable) -> bool {
         let tier = if table.swapped() { &self.host.block_pool } else { &self.block_pool };
         table.held().any(|block| tier.is_marked(block))

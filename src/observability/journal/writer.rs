@@ -15,6 +15,9 @@ use crate::types::kv_store::FinishedLookup;
 /// Size of a checksum in bytes.
 pub const CHECKSUM: usize = 8;
 
+/// Records of fewer bytes are encoded by the stepping thread.
+const MIN_ENCODED: usize = 64 << 10;
+
 /// Number of bytes before the contents of a record.
 const HEAD: usize = 4 + CHECKSUM;
 
@@ -56,11 +59,19 @@ impl JournalWriter {
         self.write_record(&Borrowed::End(ended));
     }
 
-    /// Writes the blocks that a KV store has returned. They are many bytes, so the other thread
+    /// Writes the blocks that a KV store has returned. If they are many bytes, the other thread
     /// encodes them.
     pub fn lookup(&mut self, lookup: &FinishedLookup) {
-        let lookup = lookup.clone(); // the values are shared
         let len = lookup.blocks.iter().map(|block| block.value.len()).sum();
+        if len < MIN_ENCODED {
+            return self.write_record(&Borrowed::Lookup(lookup));
+        }
+        let mut blocks = Vec::new();
+        if blocks.try_reserve_exact(lookup.blocks.len()).is_err() {
+            return self.file.stop();
+        }
+        blocks.extend(lookup.blocks.iter().cloned()); // the values are shared
+        let lookup = FinishedLookup { blocks, ..*lookup };
         self.file.push_encoded(len, move || {
             let (mut contents, mut record) = (Vec::new(), Vec::new());
             encode(&Borrowed::Lookup(&lookup), &mut contents)?;

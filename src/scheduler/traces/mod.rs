@@ -273,6 +273,8 @@ impl Trace {
         if let Some(step) = self.in_flight.take() {
             self.fail(step);
         }
+        let moved = self.make_moves(true);
+        self.record_moves(moved);
         let mut moves = Vec::new();
         self.s.shrink_pool(total, &mut moves).unwrap();
         let moved = self.make_moves(true);
@@ -331,7 +333,13 @@ impl Trace {
         let Some(reads) = &mut self.host.reads else { return };
         let ended = ended.min(reads.len());
         for block in reads.drain(..ended) {
-            self.s.finish_read(block);
+            match self.random.below(8) {
+                0 => self.s.fail_read(block),
+                _ => self.s.finish_read(block),
+            };
+        }
+        if self.random.below(50) == 0 {
+            self.s.drop_queued_out();
         }
         self.s.lower_limit_out(room);
     }
