@@ -524,8 +524,9 @@ typedef struct {
   uint32_t reserved;
 } pllm_kv_completion;
 
-// Waits until operations end, at most timeout_us microseconds. Writes up to capacity completions and
-// returns their number.
+// Waits until an operation ends, at most timeout_us microseconds; 0 does not wait. Writes up to
+// capacity completions and returns their number. The engine calls it only while operations are in
+// flight.
 typedef uint64_t (*pllm_kv_poll)(void *user_data,
                                  uint64_t timeout_us,
                                  pllm_kv_completion *out_completions,
@@ -543,8 +544,10 @@ typedef void (*pllm_kv_close)(void *user_data);
 // Threads: one thread of the engine calls all functions, one at a time. They must return normally:
 // no exception, no longjmp. They must not call the engine.
 //
-// Ownership: the engine copies the struct. user_data is valid until close returns. Keys are valid
-// during the call; buffers and out_found until the completion, or until close returns.
+// Ownership: the engine copies the struct. user_data is valid until close returns. If
+// pllm_engine_create fails, the engine calls no function, and the host may use or close the store.
+// Keys and arrays of buffers are valid during the call; the memory of buffers and out_found until the
+// completion, or until close returns.
 typedef struct {
   // sizeof(pllm_kv_store).
   uint64_t struct_size;

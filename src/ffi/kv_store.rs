@@ -57,8 +57,9 @@ pub type pllm_kv_put = Option<
 >;
 /// Starts to remove a value, which was damaged. Returns as pllm_kv_exists.
 pub type pllm_kv_remove = Option<unsafe extern "C" fn(user_data: *mut c_void, token: u64, key: *const u8) -> i32>;
-/// Waits until operations end, at most timeout_us microseconds. Writes up to capacity completions and
-/// returns their number.
+/// Waits until an operation ends, at most timeout_us microseconds; 0 does not wait. Writes up to
+/// capacity completions and returns their number. The engine calls it only while operations are in
+/// flight.
 pub type pllm_kv_poll =
     Option<unsafe extern "C" fn(user_data: *mut c_void, timeout_us: u64, out_completions: *mut pllm_kv_completion, capacity: u64) -> u64>;
 /// Ends all operations. After it returns, the store uses no buffer, and the engine calls no function.
@@ -73,8 +74,10 @@ pub type pllm_kv_close = Option<unsafe extern "C" fn(user_data: *mut c_void)>;
 /// Threads: one thread of the engine calls all functions, one at a time. They must return normally:
 /// no exception, no longjmp. They must not call the engine.
 ///
-/// Ownership: the engine copies the struct. user_data is valid until close returns. Keys are valid
-/// during the call; buffers and out_found until the completion, or until close returns.
+/// Ownership: the engine copies the struct. user_data is valid until close returns. If
+/// pllm_engine_create fails, the engine calls no function, and the host may use or close the store.
+/// Keys and arrays of buffers are valid during the call; the memory of buffers and out_found until the
+/// completion, or until close returns.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pllm_kv_store {

@@ -1,5 +1,6 @@
 //! KV stores: requests find the blocks of earlier engines, and a faulty store costs hits only.
 
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use crate::support::store::{Fault, Memory};
@@ -271,4 +272,18 @@ fn options_of_a_store_are_checked() {
     let (info, executor) = model.device();
     let error = Engine::with_executor(&with(handle), info, None, executor).map(drop).unwrap_err();
     assert!(error.message().contains("belongs to another engine"), "{error}");
+}
+
+/// The file of the trace is created when the thread of the store runs.
+#[test]
+fn a_store_stays_with_the_host_if_the_creation_of_the_engine_fails() {
+    let model = Model::new(5);
+    let memory = Memory::default();
+    let trace_path = Some("no/such/directory/trace".into());
+    let (info, executor) = model.device();
+    let with = EngineOptions { kv_store: Some(options(&memory)), trace_path, ..Default::default() };
+    assert_eq!(Engine::with_executor(&with, info, None, executor).map(drop).unwrap_err().code(), Code::Io);
+    assert_eq!(memory.closed.load(SeqCst), 0);
+    drop(model.engine(Some(options(&memory)), None));
+    assert_eq!(memory.closed.load(SeqCst), 1);
 }

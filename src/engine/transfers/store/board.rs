@@ -24,6 +24,8 @@ pub struct Board {
     value_bytes: u64,
     /// Whether the stepping thread has blocks to write that have no space.
     wants_room: AtomicBool,
+    /// Whether the creation of the engine has succeeded. Until then the host owns the store.
+    owns_store: AtomicBool,
 }
 
 #[derive(Default)]
@@ -79,7 +81,24 @@ impl Board {
         let value_bytes = value_bytes as u64;
         // One value always has space.
         let max_bytes = (max_bytes / 2).max(value_bytes);
-        Board { state: Mutex::default(), counts: Counts::default(), wakeup, max_bytes, value_bytes, wants_room: AtomicBool::default() }
+        Board {
+            state: Mutex::default(),
+            counts: Counts::default(),
+            wakeup,
+            max_bytes,
+            value_bytes,
+            wants_room: AtomicBool::default(),
+            owns_store: AtomicBool::default(),
+        }
+    }
+
+    /// Makes the engine the owner of the store, which it closes at its end.
+    pub fn own_store(&self) {
+        self.owns_store.store(true, SeqCst);
+    }
+
+    pub fn owns_store(&self) -> bool {
+        self.owns_store.load(SeqCst)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

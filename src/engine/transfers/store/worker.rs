@@ -81,7 +81,7 @@ impl Worker {
     }
 
     /// Processes jobs until their sender is dropped. Then writes what is left, for at most `grace`,
-    /// and closes the store.
+    /// and closes the store if the engine owns it.
     pub fn run(mut self, jobs: &Receiver<Job>, grace: Duration) {
         let mut end = None;
         loop {
@@ -107,7 +107,10 @@ impl Worker {
             self.start_all();
             self.poll();
         }
-        self.store.close();
+        // If the creation of the engine fails, the host closes its store.
+        if self.board.owns_store() {
+            self.store.close();
+        }
     }
 
     fn is_idle(&self) -> bool {

@@ -197,9 +197,26 @@ static void incomplete_stores_are_refused(void) {
     CHECK(memory.closed == 0);
 }
 
+// The file of the trace is created last, when the thread of the store runs.
+static void a_store_stays_with_the_host_if_no_engine_is_created(void) {
+    static memory_store memory;
+    const pllm_kv_store store = store_of(&memory);
+    pllm_engine_options options = options_for(golden_dir);
+    pllm_engine *engine;
+    options.kv_store = &store;
+    options.trace_path = "no/such/directory/trace";
+    FAILS(PLLM_E_IO, pllm_engine_create(&options, &engine));
+    CHECK(memory.closed == 0);
+    options.trace_path = NULL;
+    if (!OK(pllm_engine_create(&options, &engine))) return;
+    pllm_engine_free(engine);
+    CHECK(memory.closed == 1);
+}
+
 const test kv_store_tests[] = {
     ALONE(an_engine_reads_the_blocks_that_another_one_has_written),
     ALONE(an_engine_with_a_store_that_hangs_computes_and_is_freed),
     ALONE(incomplete_stores_are_refused),
+    ALONE(a_store_stays_with_the_host_if_no_engine_is_created),
     {0},
 };
