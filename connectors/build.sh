@@ -7,7 +7,7 @@ out=$(cd "$1" && pwd) sanitizers=${2:-}
 cd "$(dirname "$0")"
 read -ra flags <<< "${CXXFLAGS:--O2 -g1}"
 flags+=(-std=c++17 -fPIC -shared -fvisibility=hidden -pthread -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror
-    -I../include -Icommon -Wl,-z,defs -Wl,--as-needed)
+    -I../include -Icommon -Wl,--version-script=exports.map -Wl,-z,defs -Wl,--as-needed)
 [ -z "$sanitizers" ] || flags+=("-fsanitize=$sanitizers" -fno-sanitize-recover=all -fno-omit-frame-pointer)
 # The runtime of a sanitizer of clang is in the program only.
 [ -z "$sanitizers" ] || flags=("${flags[@]/-Wl,-z,defs/-Wl,-z,now}")

@@ -19,8 +19,8 @@ namespace {
 constexpr char FORMAT_FILE[] = "pagedllm-kv-store";
 constexpr std::string_view FORMAT = "pagedllm files store 1\n";
 constexpr char TEMPORARY[] = "tmp";
-// Eviction starts when this part of the budget is free, and frees twice as much, so that it is rare.
-// The same part bounds what a store writes between two scans.
+// Eviction starts when this part of the budget is free, and frees twice as much, so that it is
+// rare. The same part bounds what a store writes between two scans.
 constexpr uint64_t SLACK = 16;
 // Age at which a file in tmp is what a process has left behind.
 constexpr int64_t ABANDONED_NS = 600'000'000'000;
@@ -61,6 +61,15 @@ std::string excerpt(std::string text) {
     return text;
 }
 
+int open_or_create(const std::string &path) {
+    const int created = mkdir(path.c_str(), 0700), error = errno;
+    const int fd = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd >= 0) return fd;
+    fail(PLLM_E_IO, "the directory of the store cannot be opened or created",
+         path + ": " + std::strerror(created != 0 && error != EEXIST ? error : errno),
+         "its parent directory must exist, and the process must have the rights");
+}
+
 }  // namespace
 
 File::~File() {
@@ -80,11 +89,7 @@ struct Directory::Scan {
     uint64_t ties = 0;
 };
 
-Directory::Directory(const std::string &path, uint64_t max_bytes)
-    : directory_((mkdir(path.c_str(), 0700), open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC))), max_bytes_(max_bytes) {
-    if (!directory_)
-        fail(PLLM_E_IO, "the directory of the store cannot be opened or created", path + ": " + std::strerror(errno),
-             "its parent directory must exist, and the process must have the rights");
+Directory::Directory(const std::string &path, uint64_t max_bytes) : directory_(open_or_create(path)), max_bytes_(max_bytes) {
     uint8_t random[8];
     if (getrandom(random, sizeof random, 0) != sizeof random) throw Error{PLLM_E_IO, "the system returns no random bytes"};
     random_ = pllm_connector::hex(random, sizeof random);
@@ -139,7 +144,8 @@ void Directory::write_format(const std::string &path) {
 // A store deletes only its own files. But a directory with other files is more likely a mistake.
 void Directory::check_empty(const std::string &path) {
     const Dir dir = open_dir(fd(), ".");
-    if (!dir) fail(PLLM_E_IO, "the directory of the store cannot be read", path + ": " + std::strerror(errno), "the process must have the rights");
+    if (!dir)
+        fail(PLLM_E_IO, "the directory of the store cannot be read", path + ": " + std::strerror(errno), "the process must have the rights");
     while (const dirent *entry = readdir(dir.get())) {
         const std::string_view name = entry->d_name;
         // Another process may be creating the store.
@@ -197,7 +203,8 @@ void Directory::wake() {
     changed_.notify_all();
 }
 
-// The thread that evicts. It waits between two scans of a full disk, which may be full of other files.
+// The thread that evicts. It waits between two scans of a full disk, which may be full of other
+// files.
 void Directory::run() {
     std::unique_lock lock(mutex_);
     for (;;) {
@@ -216,8 +223,8 @@ void Directory::run() {
     }
 }
 
-// Scans the directory, which other stores may have changed. If the budget is nearly exhausted, evicts
-// the least recently used values.
+// Scans the directory, which other stores may have changed. If the budget is nearly exhausted,
+// evicts the least recently used values.
 void Directory::evict(bool is_disk_full) {
     const uint64_t written = written_;
     Scan first;
@@ -249,9 +256,11 @@ void Directory::scan(Scan &scan, bool evicts) {
     if (const Dir dir = open_dir(fd(), TEMPORARY)) {
         while (const dirent *entry = readdir(dir.get())) {
             struct stat status;
-            if (fstatat(dirfd(dir.get()), entry->d_name, &status, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(status.st_mode)) continue;
+            const int in = dirfd(dir.get());
+            if (fstatat(in, entry->d_name, &status, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(status.st_mode)) continue;
             const bool is_abandoned = now - modified_ns(status) > ABANDONED_NS;
-            if (!is_abandoned || unlinkat(dirfd(dir.get()), entry->d_name, 0) != 0) scan.total += pages(static_cast<uint64_t>(status.st_size));
+            if (is_abandoned && unlinkat(in, entry->d_name, 0) == 0) continue;
+            scan.total += pages(static_cast<uint64_t>(status.st_size));
         }
     }
     for (const char digit : std::string_view(DIGITS))

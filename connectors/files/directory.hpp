@@ -4,8 +4,8 @@
 //   a/ab34...             a value, named by its key in hexadecimal digits, below the first one
 //   tmp/...               values that are being written
 //
-// The directory is the only state. A value appears by an atomic rename and never changes, so several
-// stores can use the directory without locks.
+// The directory is the only state. A value appears by an atomic rename and never changes, so
+// several stores can use the directory without locks.
 #pragma once
 
 #include <atomic>
@@ -53,8 +53,8 @@ public:
     bool use(const std::string &name, int64_t time_ns);
     static int64_t now_ns();
 
-    // Counts a value of `bytes` bytes before it is written. Returns false if the budget does not allow
-    // it, because values are written faster than they are evicted.
+    // Counts a value of `bytes` bytes before it is written. Returns false if the budget does not
+    // allow it, because values are written faster than they are evicted.
     bool reserve(uint64_t bytes);
 
     // Makes the thread evict values, because the disk has no space. Ignores other errors.

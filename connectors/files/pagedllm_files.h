@@ -40,19 +40,19 @@ typedef struct {
 // Writes the defaults into a struct of struct_size bytes.
 void pllm_files_store_options_init(pllm_files_store_options *options, uint64_t struct_size);
 
-// Opens a store and writes its functions into out_store, whose struct_size must be set. Pass it to one
-// engine as kv_store of pllm_engine_options. The function reads the directory, so it may wait for the
-// disk.
+// Opens a store and writes its functions into out_store, whose struct_size must be set. Pass it to
+// one engine as kv_store of pllm_engine_options. The function reads the directory, so it may wait
+// for the disk.
 //
-// Errors: returns 0, or one of PLLM_E_*. Then out_error has the text of the error, NUL-terminated and
-// cut off at out_error_len bytes. out_error may be NULL. PLLM_E_UNSUPPORTED: another version has
-// written the directory, or the system does not permit io_uring. PLLM_E_INVALID_ARGUMENT: the
+// Errors: returns 0, or one of PLLM_E_*. Then out_error has the text of the error, NUL-terminated
+// and cut off at out_error_len bytes. out_error may be NULL. PLLM_E_UNSUPPORTED: another version
+// has written the directory, or the system does not permit io_uring. PLLM_E_INVALID_ARGUMENT: the
 // directory has other files. PLLM_E_IO: the directory cannot be created or read.
 //
 // Threads: any thread may call it.
 //
-// Ownership: out_store->close frees the store. The engine calls it. If no engine was created with the
-// store, the host calls it.
+// Ownership: out_store->close frees the store. The engine calls it. If no engine was created with
+// the store, the host calls it.
 PLLM_NODISCARD int32_t pllm_files_store_open(const pllm_files_store_options *options, pllm_kv_store *out_store,
                                              char *out_error, uint64_t out_error_len);
 

@@ -14,7 +14,8 @@
 namespace pllm_files {
 
 Completions::Completions() : event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    if (event_ < 0) throw Error{PLLM_E_CAPACITY, std::string("the system has no event descriptor (") + std::strerror(errno) + "); raise RLIMIT_NOFILE"};
+    if (event_ < 0)
+        throw Error{PLLM_E_CAPACITY, std::string("the system has no event descriptor (") + std::strerror(errno) + "); raise RLIMIT_NOFILE"};
 }
 
 Completions::~Completions() { ::close(event_); }
@@ -73,8 +74,8 @@ void advance(Parts &parts, size_t &first, size_t len) {
     }
 }
 
-// Calls `transfer` until all parts are done, the end of the file, or an error. Returns the number of
-// bytes, or -1.
+// Calls `transfer` until all parts are done, the end of the file, or an error. Returns the number
+// of bytes, or -1.
 template <class Transfer>
 int64_t transfer_all(Parts &parts, Transfer transfer) {
     int64_t done = 0;
@@ -161,13 +162,15 @@ void Threads::execute(Job &job) {
     }
 }
 
-// The keys are those of a prefix, in order. Its end is less useful than its beginning, so it counts as
-// used earlier.
+// The keys are those of a prefix, in order. Its end is less useful than its beginning, so it counts
+// as used earlier.
 void Threads::exists(Job &job) {
     const size_t count = job.keys.size() / pllm_connector::KEY_BYTES;
     const int64_t now = Directory::now_ns();
-    for (size_t i = 0; i < count; i++)
-        job.found[i] = directory_.use(Directory::value_name(&job.keys[i * pllm_connector::KEY_BYTES]), now - static_cast<int64_t>(i) * 1000);
+    for (size_t i = 0; i < count; i++) {
+        const std::string name = Directory::value_name(&job.keys[i * pllm_connector::KEY_BYTES]);
+        job.found[i] = directory_.use(name, now - static_cast<int64_t>(i) * 1000);
+    }
     completions_.add(job.token, PLLM_KV_DONE);
 }
 

@@ -16,8 +16,8 @@ namespace pllm_files {
 
 class Directory;
 
-// Starts a thread that runs no signal handler of the host. A write beyond RLIMIT_FSIZE then fails, and
-// its signal does not end the process.
+// Starts a thread that runs no signal handler of the host. A write beyond RLIMIT_FSIZE then fails,
+// and its signal does not end the process.
 template <class Function>
 std::thread spawn(Function &&function) {
     sigset_t all, before;

@@ -93,8 +93,8 @@ void Connection::connect(Clock::time_point now) {
     }
 }
 
-// Values are received into the buffers of their operations. Arrays are never received, and a hostile
-// server could make them large.
+// Values are received into the buffers of their operations. Arrays are never received, and a
+// hostile server could make them large.
 void Connection::install_reader() {
     redisReader *reader = context_->reader;
     default_functions_ = functions_ = *reader->fn;
@@ -281,8 +281,8 @@ bool Connection::process_of(Operation &operation, const redisReply &reply) {
     return false;
 }
 
-// Closes the connection and fails its operations. If the server has answered on it, the next operation
-// connects at once, otherwise after a pause that doubles.
+// Closes the connection and fails its operations. If the server has answered on it, the next
+// operation connects at once, otherwise after a pause that doubles.
 void Connection::fail(Clock::time_point now) {
     back_off_ = has_answered_ ? std::chrono::milliseconds(0) : std::clamp(2 * back_off_, MIN_BACK_OFF, MAX_BACK_OFF);
     next_attempt_ = now + back_off_;

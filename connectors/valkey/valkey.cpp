@@ -63,7 +63,8 @@ public:
         return start(reads_, std::move(operation));
     }
 
-    // One byte more than the buffers have, so that a longer value is noticed without reading all of it.
+    // One byte more than the buffers have, so that a longer value is noticed without reading all of
+    // it.
     bool get(uint64_t token, const uint8_t *key, const pllm_kv_buffer *buffers, uint64_t buffers_len) {
         Operation operation = transfer(Operation::GET, token, buffers, buffers_len);
         append_command(operation.text, {"GETRANGE", name(key), "0", std::to_string(operation.len)});
@@ -143,7 +144,8 @@ private:
 [[noreturn]] void refuse(const std::string &text) { throw Error{PLLM_E_INVALID_ARGUMENT, text}; }
 
 void check(const pllm_valkey_store_options &options, const std::string &host) {
-    if (host.empty() || host.find('\0') != std::string::npos) refuse("host is empty or contains a NUL byte; set it to a name, an address or a path");
+    if (host.empty() || host.find('\0') != std::string::npos)
+        refuse("host is empty or contains a NUL byte; set it to a name, an address or a path");
     if (host[0] == '/' && host.size() > MAX_SOCKET_PATH)
         refuse("host is too long for the path of a socket (" + std::to_string(host.size()) + ", limit " + std::to_string(MAX_SOCKET_PATH) +
                " bytes); use a shorter path");

@@ -1,4 +1,5 @@
-// The contract of pllm_kv_store as tests use it: operations of a store, and a test with random ones.
+// The contract of pllm_kv_store as tests use it: operations of a store, and a test with random
+// ones.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -7,6 +8,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -36,6 +38,12 @@ inline Value value_of(uint64_t number, size_t len) {
     return value;
 }
 
+// Forks. What is in the buffer of the standard output is not printed twice.
+inline pid_t fork_child() {
+    std::fflush(nullptr);
+    return fork();
+}
+
 // A folder that is removed at the end.
 struct TempDir {
     fs::path path;
@@ -58,8 +66,8 @@ struct Result {
 constexpr uint64_t REFUSED = 0;
 constexpr auto LONG = std::chrono::seconds(20);
 
-// Calls the functions of a store as the engine does. Its buffers are freed after the completion only,
-// so that AddressSanitizer notices a later use.
+// Calls the functions of a store as the engine does. Its buffers are freed after the completion
+// only, so that AddressSanitizer notices a later use.
 class Client {
 public:
     explicit Client(const pllm_kv_store &store) : store_(store) {}
@@ -89,7 +97,9 @@ public:
     uint64_t start_remove(const Key &key) {
         Operation operation;
         operation.keys.assign(key.begin(), key.end());
-        return start(std::move(operation), [&](uint64_t token, Operation &op) { return store_.remove(store_.user_data, token, op.keys.data()); });
+        return start(std::move(operation), [&](uint64_t token, Operation &op) {
+            return store_.remove(store_.user_data, token, op.keys.data());
+        });
     }
 
     // Polls once.
@@ -171,8 +181,8 @@ private:
     uint64_t last_token_ = 0;
 };
 
-// Runs rounds of random operations, each round with distinct keys in flight, and compares the results
-// with a map.
+// Runs rounds of random operations, each round with distinct keys in flight, and compares the
+// results with a map.
 inline void run_random_operations(Client &client, unsigned seed, int rounds) {
     std::mt19937 random(seed);
     const auto below = [&](size_t limit) { return static_cast<size_t>(random() % limit); };

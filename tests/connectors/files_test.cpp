@@ -82,7 +82,7 @@ size_t count_files(const fs::path &directory) {
 // Runs a function in a child process, and returns its status.
 template <class Function>
 int in_child(Function function) {
-    const pid_t child = fork();
+    const pid_t child = fork_child();
     if (child == 0) {
         function();
         _exit(testing::Test::HasFailure() ? 1 : 0);
@@ -325,7 +325,7 @@ int share_values(Client &client, unsigned seed, int count) {
 }
 
 TEST_P(Files, two_processes_share_values_within_the_budget) {
-    const pid_t child = fork();
+    const pid_t child = fork_child();
     if (child == 0) {
         {
             Client client(open(5 * MIB));
@@ -346,14 +346,14 @@ TEST_P(Files, two_processes_share_values_within_the_budget) {
     waitpid(child, &status, 0);
     EXPECT_EQ(status, 0);
     EXPECT_GT(hits, 100);
-    // All 300 values have 9 MB. Each process writes at most a sixteenth between its scans, and 100 values
-    // in flight.
+    // All 300 values have 9 MB. Each process writes at most a sixteenth between its scans, and 100
+    // values in flight.
     EXPECT_LT(most, 5 * MIB + 2 * 5 * MIB / 16 + 2 * MIB);
     EXPECT_TRUE(becomes_true([&] { return Client(open(5 * MIB)), bytes_in(directory) <= 5 * MIB; }));
 }
 
 TEST_P(Files, a_killed_process_leaves_complete_values) {
-    const pid_t child = fork();
+    const pid_t child = fork_child();
     if (child == 0) {
         Client client(open());
         for (uint64_t number = 0;; number++) client.wait(client.start_put(key_of(number), value_of(number, 200'000)));
@@ -408,7 +408,7 @@ TEST(FilesOpen, several_threads_create_one_store) {
         TempDir temporary;
         std::vector<pid_t> children;
         for (int child = 0; child < 4; child++) {
-            children.push_back(fork());
+            children.push_back(fork_child());
             if (children.back() == 0) _exit(error_of(temporary / "store").substr(0, 3) == "0: " ? 0 : 1);
         }
         for (const pid_t child : children) {

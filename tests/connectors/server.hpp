@@ -39,7 +39,7 @@ public:
                                               "--bind",   "127.0.0.1",   "--dir",              directory_.path.string(),
                                               "--logfile", directory_ / "log"};
         arguments.insert(arguments.end(), options_.begin(), options_.end());
-        process_ = fork();
+        process_ = fork_child();
         if (process_ == 0) {
             for (const char *program : {"valkey-server", "redis-server"}) {
                 std::vector<char *> pointers;

@@ -283,9 +283,13 @@ TEST(Valkey, answers_of_a_hostile_server_are_failures) {
         for (const uint64_t token : {put, exists, remove}) client.wait(token);
         EXPECT_NE(client.get(key_of(1), 1000).status, uint32_t{PLLM_KV_DONE}) << shown;
     }
+    // The answers themselves have 150 MB with the copy of one. Sanitizers use several times as
+    // much.
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
     rusage usage;
     getrusage(RUSAGE_SELF, &usage);
-    EXPECT_LT(usage.ru_maxrss, 1'000'000) << "KiB";
+    EXPECT_LT(usage.ru_maxrss, 400'000) << "KiB";
+#endif
 }
 
 TEST(Valkey, wrong_options_are_refused) {

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Tests the connectors: each store alone, and with an engine.
+# usage: run.sh [none | address,undefined | thread]...     default: none
+# PAGEDLLM_LIB_DIR     where libpagedllm.so is; default: target/release of this repository
+# BUILD                where to build; default: build/connectors-tests of this repository
+set -euo pipefail
+root=$(cd "$(dirname "$0")/../.." && pwd)
+here=$root/tests/connectors
+lib=${PAGEDLLM_LIB_DIR:-$root/target/release}
+build=${BUILD:-$root/build/connectors-tests}
+[ $# -gt 0 ] || set -- none
+warnings=(-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -g1 -O1)
+include=("-I$root/include" "-I$root/connectors/files" "-I$root/connectors/valkey" $(pkg-config --cflags hiredis))
+
+# usage: test_stores SANITIZERS
+test_stores() {
+    local out=$build/${1//,/-} sanitize=()
+    [ "$1" = none ] || sanitize=("-fsanitize=$1" -fno-sanitize-recover=all)
+    CXXFLAGS="-O1 -g1" "$root/connectors/build.sh" "$out" "${1#none}"
+    for store in files valkey; do
+        ${CXX:-c++} -std=c++17 "${warnings[@]}" "${sanitize[@]}" "${include[@]}" "$here/${store}_test.cpp" -o "$out/${store}_test" \
+            -L"$out" -lpagedllm_files -lpagedllm_valkey -Wl,-rpath,"$out" $(pkg-config --libs hiredis) -lgtest -lgtest_main -pthread
+        echo "store $store, sanitizer $1:"
+        TSAN_OPTIONS=die_after_fork=0 "$out/${store}_test" --gtest_brief=1
+    done
+}
+
+for sanitizers in "$@"; do test_stores "$sanitizers"; done
+
+# The headers stand alone in C.
+for header in files/pagedllm_files.h valkey/pagedllm_valkey.h; do
+    ${CC:-cc} -std=c11 "${warnings[@]}" "${include[@]}" -fsyntax-only -x c "$root/connectors/$header"
+done
+
+# Programs find the installed libraries.
+out=$build/none
+[ -e "$out/libpagedllm_files.so" ] || "$root/connectors/build.sh" "$out"
+"$root/connectors/install.sh" "$out" "$build/installed"
+export PKG_CONFIG_PATH=$build/installed/lib/pkgconfig
+${CC:-cc} -std=c11 "${warnings[@]}" "-I$root/include" $(pkg-config --cflags pagedllm_files pagedllm_valkey) "$here/engine.c" -o "$build/engine" \
+    $(pkg-config --libs pagedllm_files pagedllm_valkey) -L"$lib" -lpagedllm -Wl,-rpath,"$build/installed/lib:$lib"
+"$here/with_engine.sh" "$build/engine" "$root/examples/model"

@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# usage: with_engine.sh ENGINE MODEL
+# An engine in one process stores the blocks of a prompt, and engines in later processes read them. All
+# have the tokens and the bits of an engine without a store.
+set -euo pipefail
+engine=$1 model=$2
+work=$(mktemp -d)
+server=
+stop_server() {
+    if [ -n "$server" ]; then kill -CONT "$server" && kill -KILL "$server" && wait "$server" || true; fi 2>/dev/null
+    server=
+}
+trap 'stop_server; rm -rf "$work"' EXIT
+
+# usage: check NAME CONDITION STORE PLACE. The condition is about the variables hits and failures.
+check() {
+    "$engine" "$model" "${@:3}" > "$work/output" 2> "$work/statistics" || { cat "$work/statistics"; return 1; }
+    local hits failures
+    read -r _ hits _ failures < "$work/statistics"
+    diff "$work/expected" "$work/output" || { echo "$3: $1: the output differs"; return 1; }
+    (($2)) || { echo "$3: $1: $hits hits, $failures failures, expected $2"; return 1; }
+    echo "$3: $1: $hits hits, $failures failures"
+}
+
+start_server() {
+    local program
+    program=$(command -v valkey-server || command -v redis-server)
+    "$program" --port 0 --unixsocket "$work/socket" --save "" --dir "$work" --logfile "$work/log" &
+    server=$!
+    for _ in {1..200}; do [ ! -S "$work/socket" ] || return 0; sleep 0.05; done
+    cat "$work/log"
+    return 1
+}
+
+"$engine" "$model" none > "$work/expected" 2> "$work/statistics" || { cat "$work/statistics"; exit 1; }
+[ "$(wc -l < "$work/expected")" = 24 ]
+
+store=$work/store
+check "the first process computes" "hits == 0 && failures == 0" files "$store"
+check "the second process has hits" "hits == 31 && failures == 0" files "$store"
+find "$store" -type f -path '*/?/*' | sort | head -5 | while read -r file; do truncate -s -1 "$file"; done
+check "truncated values cost hits" "hits < 31 && failures > 0" files "$store"
+check "they are replaced" "hits == 31 && failures == 0" files "$store"
+find "$store" -type f -path '*/?/*' | while read -r file; do printf x | dd of="$file" bs=1 seek=1000 conv=notrunc status=none; done
+check "damaged values cost hits" "hits == 0 && failures > 0" files "$store"
+check "they are replaced" "hits == 31 && failures == 0" files "$store"
+"$engine" "$model" files "$store" > "$work/one" 2> /dev/null &
+first=$!
+check "two processes use the store at the same time" "hits == 31 && failures == 0" files "$store"
+wait "$first"
+diff "$work/expected" "$work/one"
+
+start_server
+check "the first process computes" "hits == 0 && failures == 0" valkey "$work/socket"
+check "the second process has hits" "hits == 31 && failures == 0" valkey "$work/socket"
+kill -STOP "$server"
+check "a server that hangs costs hits" "hits == 0 && failures > 0" valkey "$work/socket"
+stop_server
+check "a server that is not there costs hits" "hits == 0 && failures > 0" valkey "$work/socket"
