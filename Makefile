@@ -28,7 +28,7 @@ export PAGEDLLM_LIBRARY := $(LIB)
 # Packages for the registries of languages, made and tested (scripts/wheel.sh, scripts/node-package.sh).
 .PHONY: wheel node-package test-packages
 .PHONY: demo test stages setup lib header manual lint test-rust test-soak soak test-c test-tsan test-abi test-cpp test-go test-python test-node test-examples \
-        test-server-go test-install test-kernels cuda-toolkit install dist bench bench-engines bench-fairness bench-long bench-polling bench-quality bench-quick bench-scheduler bench-sequences bench-serving bench-swap fuzz paper paper-quick clean
+        test-server-go test-install test-kernels test-connectors connectors install-connectors cuda-toolkit install dist bench bench-engines bench-fairness bench-kv-store bench-long bench-polling bench-quality bench-quick bench-scheduler bench-sequences bench-serving bench-swap fuzz paper paper-quick clean
 
 demo: $(BUILD)/hello_cpp
 	$(BUILD)/hello_cpp $(MODEL)
@@ -39,7 +39,7 @@ test: setup
 	@CARGO_INCREMENTAL=0 $(MAKE) --no-print-directory --jobs=2 --output-sync=target stages
 	@echo "make test: everything passed"
 
-stages: lint test-c test-rust test-cpp test-soak test-kernels test-abi test-go test-server-go test-python test-node test-peers test-examples test-install test-packages paper-quick
+stages: lint test-c test-rust test-cpp test-soak test-kernels test-connectors test-abi test-go test-server-go test-python test-node test-peers test-examples test-install test-packages paper-quick
 
 setup:
 	@scripts/setup.sh test
@@ -124,6 +124,19 @@ test-abi: lib
 # Tests of the replacement for a CUDA device.
 test-kernels:
 	tests/cuda/build.sh target/cuda-shim test
+
+# Libraries with KV stores (docs/kv-stores.md). They need the header of the library only.
+connectors:
+	@scripts/setup.sh connectors
+	connectors/build.sh $(BUILD)/connectors
+
+# Builds nothing: run `make connectors` first.
+install-connectors:
+	connectors/install.sh $(BUILD)/connectors $(DESTDIR)$(PREFIX)
+
+# Tests the stores against the contract of pllm_kv_store, with faults, and with an engine.
+test-connectors: lib
+	tests/connectors/run.sh
 
 # Installs the CUDA compiler (300 MB). Needs neither a GPU nor root.
 cuda-toolkit:
@@ -267,6 +280,10 @@ paper-quick:
 # Measures the longest step while other requests and threads of the host attack the engine.
 bench-fairness:
 	cargo bench --locked --bench fairness
+
+# Measures the time to first token with the stores of connectors/.
+bench-kv-store: lib
+	benches/kv_store/run.sh
 
 bench-polling:
 	benches/polling/run.sh

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# usage: setup.sh demo|test|tsan|paper|wheel
-# Installs the packages and tools for `make demo`, `make test`, `make test-tsan`, `make paper` or `make wheel` on Debian or Ubuntu. If it cannot install
-# one (no root, no network), it prints the command that does.
+# usage: setup.sh demo|test|tsan|paper|wheel|connectors
+# Installs the packages and tools for `make demo`, `make test`, `make test-tsan`, `make paper`, `make wheel` or `make connectors` on Debian or Ubuntu.
+# If it cannot install one (no root, no network), it prints the command that does.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 what=${1:-test}
@@ -33,7 +33,6 @@ if [ "$what" = test ]; then
     command_of python3 python3
     command_of git git
     command_of cmake cmake
-    command_of pkg-config pkg-config
     command_of clang++ clang
     command_of valgrind valgrind
     command_of abidiff abigail-tools
@@ -45,6 +44,15 @@ if [ "$what" = test ]; then
     header_of asio.hpp libasio-dev
     header_of uv.h libuv1-dev
     python3 -c "import ensurepip" 2>/dev/null || missing+=(python3-venv)
+fi
+if [ "$what" = test ] || [ "$what" = connectors ]; then
+    command_of pkg-config pkg-config
+    header_of liburing.h liburing-dev
+    header_of hiredis/hiredis.h libhiredis-dev
+fi
+# Newer releases of Debian and Ubuntu have Valkey, older ones have Redis only.
+if [ "$what" = test ] && ! command -v valkey-server >/dev/null && ! command -v redis-server >/dev/null; then
+    apt-cache show valkey-server >/dev/null 2>&1 && missing+=(valkey-server) || missing+=(redis-server)
 fi
 [ "$what" != tsan ] || command_of clang clang
 [ "$what" != paper ] && [ "$what" != wheel ] || command_of python3 python3
