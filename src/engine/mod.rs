@@ -175,7 +175,11 @@ impl Engine {
             Ok::<_, Error>(decorate)
         });
         let record = record.transpose()?;
-        Engine::build(options, info, text, executor, clock, record)
+        let engine = Engine::build(options, info, text, executor, clock, record)?;
+        if let Some(client) = &engine.store {
+            client.board.own_store();
+        }
+        Ok(engine)
     }
 
     /// Creates an engine whose seams are decorated, to record or to replay a journal.
@@ -221,9 +225,6 @@ impl Engine {
         // here.
         core.lock().unwrap_or_else(PoisonError::into_inner).answer_caller();
         let queue = Arc::new(Queue::new(shared.table.new_sender(options.queue_capacity, options.max_seqs)?, &shared.table));
-        if let Some(client) = &client {
-            client.board.own_store();
-        }
         Ok(Engine {
             vocabulary: TokenTables { eos: info.eos_token_ids.as_slice().into(), grammars: OnceCell::new(), texts: OnceCell::new() },
             name: options.model_name.clone().unwrap_or_else(|| name_of(&options.model_dir, &info)),
