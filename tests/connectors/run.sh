@@ -32,6 +32,15 @@ for header in files/pagedllm_files.h valkey/pagedllm_valkey.h; do
     ${CC:-cc} -std=c11 "${warnings[@]}" "${include[@]}" -fsyntax-only -x c "$root/connectors/$header"
 done
 
+# The examples of docs/kv-stores.md compile.
+{
+    printf '#include <%s>\n' pagedllm_files.h pagedllm_valkey.h
+    echo 'int report(const char *text);'
+    awk '/^```c$/ { n++; print "int example_" n "(pllm_engine_options options);"; print "int example_" n "(pllm_engine_options options) {"; on = 1; next }
+         on && /^```$/ { print "return (int)options.struct_size; }"; on = 0 }
+         on && !/^#include/' "$root/docs/kv-stores.md"
+} | ${CC:-cc} -std=c11 "${warnings[@]}" "${include[@]}" -fsyntax-only -x c -
+
 # Programs find the installed libraries.
 out=$build/none
 [ -e "$out/libpagedllm_files.so" ] || "$root/connectors/build.sh" "$out"
