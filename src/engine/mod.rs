@@ -90,8 +90,8 @@ use crate::types::options::{Device, EngineOptions};
 pub use crate::types::outputs::{FinishReason, Logprobs, Output, OutputView};
 pub use crate::types::timing::Timing;
 
-/// Maximum number of changes of the prefix cache in one step that reach a KV store.
-const MAX_INDEX_CHANGES: usize = 1 << 14;
+/// Maximum number of blocks that one step computes and that reach a KV store.
+const MAX_COMPUTED_BLOCKS: usize = 1 << 14;
 
 /// Decorates what the core gets from outside: its inputs and the results of its executor.
 type Decorate = Box<dyn FnOnce(Box<dyn Inputs>, Box<dyn Executor>) -> (Box<dyn Inputs>, Box<dyn Executor>)>;
@@ -454,7 +454,7 @@ fn start_store(
         StoreClient::start(store, options, format, info.paging.clone(), shared.table.wakeup.clone()).map(Arc::new)
     };
     let client = options.store.as_ref().map(start).transpose()?;
-    scheduler.log_index_changes(MAX_INDEX_CHANGES)?;
+    scheduler.log_computed(MAX_COMPUTED_BLOCKS)?;
     let transfers = StoreTransfers::new(client.clone(), options.timeout, parts.iter().sum(), executor.max_transfer_bytes())?;
     Ok((client, Some(transfers)))
 }

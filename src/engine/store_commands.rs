@@ -7,7 +7,6 @@ use super::device::Device;
 use super::lifecycle::Lifecycle;
 use super::transfers::StoreTransfers;
 use crate::kv::connector::Connector;
-use crate::kv::{IndexChange, Origin};
 use crate::scheduler::Scheduler;
 use crate::types::RequestId;
 use crate::types::kv_store::FinishedLookup;
@@ -20,10 +19,8 @@ impl Lifecycle {
         loads.begin_step(now);
         saves.begin_step(room);
         finished.drain(..).for_each(|lookup| loads.receive(lookup));
-        while let Some(change) = self.scheduler.next_index_change() {
-            if let IndexChange::Stored { hash, origin: Origin::Computed, .. } = change {
-                saves.enqueue(hash);
-            }
+        while let Some(hash) = self.scheduler.next_computed() {
+            saves.enqueue(hash);
         }
     }
 
@@ -56,10 +53,10 @@ impl Lifecycle {
 }
 
 fn copy_loads(StoreTransfers { loads, .. }: &mut StoreTransfers, scheduler: &mut Scheduler, device: &mut Device) {
-    while let Some((hashes, from, entry)) = loads.next_to_copy() {
+    while let Some((prompt, from, entry)) = loads.next_to_copy() {
         // The blocks before the first missing one must not be evicted for the others.
-        scheduler.refresh_prefix(&hashes[..from]);
-        match scheduler.insert_loaded(&hashes, entry, |block| loads.copy_to(block, device)) {
+        scheduler.refresh_prefix(&prompt.hashes[..from]);
+        match scheduler.insert_loaded(&prompt, entry, |block| loads.copy_to(block, device)) {
             Ok(true) => loads.remove_copied(),
             // The pool has no block without an owner, or the device has failed.
             Ok(false) | Err(_) => loads.drop_rest(),

@@ -1,17 +1,20 @@
 //! The KV blocks: which block holds which tokens. It does not know the contents of blocks.
 
+mod block_hash;
 mod block_manager;
 mod block_pool;
 pub mod connector;
+pub mod events;
 mod paging;
 mod prefix_cache;
 mod size;
 
 use std::ops::Range;
 
+pub use block_hash::BlockHash;
 pub use block_manager::{BlockManager, BlockTable, SwapLoad};
 pub use paging::Paging;
-pub use prefix_cache::{BlockHash, IndexChange, Origin, PrefixIndex};
+pub use prefix_cache::{HashedTokens, Origin, PrefixIndex};
 
 /// The index of a block in its tier.
 pub type BlockId = u32;

@@ -4,55 +4,10 @@
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 
-use sha2::{Digest, Sha256};
-
 use super::BlockId;
+use super::block_hash::BlockHash;
+use super::events::{CacheRecord, CachedBlock};
 use crate::error::{Result, try_vec};
-use crate::types::SeqId;
-
-/// Tokens that are passed to the hash function at once.
-const AT_ONCE: usize = 16;
-
-/// The hash of a full block: of its tokens and of all tokens before them. SHA-256 excludes
-/// collisions that an attacker could construct.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub struct BlockHash([u8; 32]);
-
-impl BlockHash {
-    /// Returns the initial hash for a model and a salt. Sequences with different models or salts
-    /// share no blocks.
-    pub fn root(model: &[u8; 32], salt: &[u8]) -> BlockHash {
-        BlockHash(Sha256::new().chain_update(model).chain_update(b"salt").chain_update(salt).finalize().into())
-    }
-
-    /// Returns the initial hash for one sequence. No salt can produce it, so that the sequence
-    /// shares blocks only with its forks.
-    pub fn for_sequence(model: &[u8; 32], sequence: SeqId) -> BlockHash {
-        BlockHash(Sha256::new().chain_update(model).chain_update(b"sequence").chain_update(sequence.get().to_le_bytes()).finalize().into())
-    }
-
-    /// Returns the hash of the next block, which holds `tokens`.
-    pub fn next(&self, tokens: &[u32]) -> BlockHash {
-        let mut hash = Sha256::new().chain_update(self.0);
-        for tokens in tokens.chunks(AT_ONCE) {
-            let mut bytes = [0; 4 * AT_ONCE];
-            bytes.chunks_exact_mut(4).zip(tokens).for_each(|(bytes, token)| bytes.copy_from_slice(&token.to_le_bytes()));
-            hash.update(&bytes[..4 * tokens.len()]);
-        }
-        BlockHash(hash.finalize().into())
-    }
-
-    /// Returns the bytes of the hash.
-    pub fn bytes(&self) -> &[u8; 32] {
-        &self.0
-    }
-
-    /// Returns the hash of the block of a layer group for the same tokens.
-    pub fn for_group(mut self, group: usize) -> BlockHash {
-        self.0.iter_mut().zip((group as u32).to_le_bytes()).for_each(|(byte, number)| *byte ^= number);
-        self
-    }
-}
 
 /// The full blocks that can be found by their hash. Unreferenced blocks are cached until they are
 /// evicted.
@@ -68,7 +23,8 @@ pub struct PrefixIndex {
     // [blocks] hash of the predecessor without which the block is useless
     before: Vec<Option<BlockHash>>,
     unused: Lru,
-    log: Option<ChangeLog>,
+    computed: Option<ComputedLog>,
+    record: Option<Box<CacheRecord>>,
 }
 
 /// The source of a block in the index.
@@ -82,29 +38,35 @@ pub enum Origin {
     Private,
 }
 
-/// A block that was inserted into the index or removed from it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum IndexChange {
-    Stored { hash: BlockHash, parent: Option<BlockHash>, origin: Origin },
-    Removed { hash: BlockHash },
+/// The tokens of a sequence and the hashes of its full blocks.
+#[derive(Debug, Clone, Copy)]
+pub struct HashedTokens<'a> {
+    /// Initial hash.
+    pub root: BlockHash,
+    /// [places]
+    pub hashes: &'a [BlockHash],
+    /// Tokens of these places. May be empty if no events are recorded.
+    pub tokens: &'a [u32],
+    pub origin: Origin,
 }
 
-/// The changes of the index since they were last taken.
-#[derive(Debug)]
-struct ChangeLog {
-    changes: VecDeque<IndexChange>,
-    max_len: usize,
-    /// Number of changes that had no space.
-    lost: u64,
-}
-
-impl ChangeLog {
-    fn push(&mut self, change: IndexChange) {
-        match self.changes.len() < self.max_len {
-            true => self.changes.push_back(change),
-            false => self.lost += 1,
-        }
+impl HashedTokens<'_> {
+    /// Returns the hash of the block at `place`.
+    fn hash(&self, place: usize, group: usize) -> BlockHash {
+        self.hashes[place].for_group(group)
     }
+
+    /// Returns the hash of the predecessor. `None` for the first block.
+    fn before(&self, place: usize, group: usize) -> Option<BlockHash> {
+        Some(self.hash(place.checked_sub(1)?, group))
+    }
+}
+
+/// The blocks that steps have computed, in the order in which they were inserted.
+#[derive(Debug)]
+struct ComputedLog {
+    hashes: VecDeque<BlockHash>,
+    max_len: usize,
 }
 
 impl PrefixIndex {
@@ -117,33 +79,57 @@ impl PrefixIndex {
             hashes: try_vec(blocks, None)?,
             before: try_vec(blocks, None)?,
             unused: Lru::new(blocks)?,
-            log: None,
+            computed: None,
+            record: None,
         })
     }
 
-    /// Logs the changes from now on, up to `max_len` of them between two calls of `next_change`.
-    pub fn log_changes(&mut self, max_len: usize) -> Result<()> {
-        let mut changes = VecDeque::new();
-        changes.try_reserve_exact(max_len)?;
-        self.log = Some(ChangeLog { changes, max_len, lost: 0 });
+    /// Logs the hashes of computed blocks, up to `max_len` of them between two calls of
+    /// `next_computed`.
+    pub fn log_computed(&mut self, max_len: usize) -> Result<()> {
+        let mut hashes = VecDeque::new();
+        hashes.try_reserve_exact(max_len)?;
+        self.computed = Some(ComputedLog { hashes, max_len });
         Ok(())
     }
 
-    /// Returns the oldest change of the log and removes it.
-    pub fn next_change(&mut self) -> Option<IndexChange> {
-        self.log.as_mut()?.changes.pop_front()
+    /// Returns the oldest hash of the log and removes it.
+    pub fn next_computed(&mut self) -> Option<BlockHash> {
+        self.computed.as_mut()?.hashes.pop_front()
     }
 
-    /// Returns the number of changes that the log has lost.
-    pub fn lost_changes(&self) -> u64 {
-        self.log.as_ref().map_or(0, |log| log.lost)
+    /// Records the insertions and removals from now on, for events. The index must be empty.
+    pub fn record_events(&mut self, block_size: usize) -> Result<()> {
+        self.record = Some(Box::new(CacheRecord::new(self.hashes.len(), block_size)?));
+        Ok(())
     }
 
-    /// Logs that a block was inserted, unless its hash is private.
-    pub fn log_stored(&mut self, hash: BlockHash, parent: Option<BlockHash>, origin: Origin) {
-        if let Some(log) = self.log.as_mut().filter(|_| origin != Origin::Private) {
-            log.push(IndexChange::Stored { hash, parent, origin });
+    /// Returns the record for events.
+    pub fn record(&mut self) -> Option<&mut CacheRecord> {
+        self.record.as_deref_mut()
+    }
+
+    pub fn records_events(&self) -> bool {
+        self.record.is_some()
+    }
+
+    /// Inserts the block at `place` of a sequence, unless there is one with its hash. Returns the
+    /// block with this hash. With a window, the block is useful without its predecessors.
+    pub fn insert(&mut self, block: BlockId, source: &HashedTokens, place: usize, group: usize, is_windowed: bool) -> BlockId {
+        let (hash, before) = (source.hash(place, group), source.before(place, group));
+        let found = self.find_or_insert(hash, before.filter(|_| !is_windowed), block);
+        if found != block || source.origin == Origin::Private {
+            return found;
         }
+        if let Some(log) = self.computed.as_mut().filter(|log| source.origin == Origin::Computed && log.hashes.len() < log.max_len) {
+            log.hashes.push_back(hash);
+        }
+        if let Some(record) = &mut self.record {
+            let parent = before.unwrap_or_else(|| source.root.for_group(group));
+            let cached = CachedBlock { hash, parent, place: place as u32, group: group as u32 };
+            record.insert(block, cached, &source.tokens[place * record.block_size()..][..record.block_size()]);
+        }
+        found
     }
 
     pub fn find(&self, hash: &BlockHash) -> Option<BlockId> {
@@ -161,7 +147,7 @@ impl PrefixIndex {
 
     /// Returns the block with this hash. If there is none, inserts `block` with the predecessor
     /// `before`.
-    pub fn find_or_insert(&mut self, hash: BlockHash, before: Option<BlockHash>, block: BlockId) -> BlockId {
+    fn find_or_insert(&mut self, hash: BlockHash, before: Option<BlockHash>, block: BlockId) -> BlockId {
         match self.blocks.entry(hash) {
             Entry::Occupied(found) => *found.get(),
             Entry::Vacant(place) => {
@@ -176,8 +162,8 @@ impl PrefixIndex {
     pub fn remove(&mut self, block: BlockId) {
         if let Some(hash) = self.hashes[block as usize].take() {
             self.blocks.remove(&hash);
-            if let Some(log) = &mut self.log {
-                log.push(IndexChange::Removed { hash });
+            if let Some(record) = &mut self.record {
+                record.remove(block);
             }
         }
     }
@@ -215,6 +201,9 @@ impl PrefixIndex {
             self.blocks.insert(hash, to);
         }
         (self.hashes[to as usize], self.before[to as usize]) = (hash, self.before[from as usize].take());
+        if let Some(record) = &mut self.record {
+            record.relocate(from, to);
+        }
         if self.is_unused(from) {
             self.unused.relocate(from, to);
         }
@@ -338,24 +327,5 @@ mod tests {
         let order: Vec<BlockId> = std::iter::successors(lru.oldest(), |&block| lru.next(block)).collect();
         assert_eq!((order, lru.len), (vec![2, 1, 0], 3));
         assert!(!lru.contains(3) && !lru.contains(4));
-    }
-
-    #[test]
-    fn hashes_depend_on_model_salt_tokens_and_position() {
-        let root = BlockHash::root(&[0; 32], b"");
-        let one = root.next(&[1, 2]);
-        let others = [
-            root,
-            root.next(&[2, 1]),
-            one.next(&[1, 2]),
-            BlockHash::root(&[1; 32], b"").next(&[1, 2]),
-            BlockHash::root(&[0; 32], b"tenant").next(&[1, 2]),
-            BlockHash::for_sequence(&[0; 32], SeqId::from_raw(0)).next(&[1, 2]),
-            BlockHash::for_sequence(&[0; 32], SeqId::from_raw(1)).next(&[1, 2]),
-            // A salt that imitates the hash of a sequence.
-            BlockHash::root(&[0; 32], &[&b"sequence"[..], &[0; 8]].concat()).next(&[1, 2]),
-        ];
-        assert!(others.iter().all(|other| *other != one));
-        assert_eq!(root.next(&[1, 2]), one);
     }
 }

@@ -1,7 +1,7 @@
 //! The block hashes of a sequence.
 
 use crate::error::Result;
-use crate::kv::BlockHash;
+use crate::kv::{BlockHash, HashedTokens, Origin};
 
 /// The hashes of the full blocks of a sequence, as far as they are computed.
 #[derive(Debug, Default)]
@@ -21,6 +21,11 @@ impl BlockHashes {
     /// Marks the root as that of one sequence.
     pub fn mark_private(&mut self) {
         self.is_private = true;
+    }
+
+    /// Returns the initial hash.
+    pub fn root(&self) -> BlockHash {
+        self.root
     }
 
     pub fn is_private(&self) -> bool {
@@ -50,6 +55,12 @@ impl BlockHashes {
             let hash = before.next(&tokens[place * block_size..][..block_size]);
             self.hashes.push(hash);
         }
+    }
+
+    /// Returns the hashes that have been computed so far, with the tokens.
+    pub fn of_tokens<'a>(&'a self, tokens: &'a [u32]) -> HashedTokens<'a> {
+        let origin = if self.is_private { Origin::Private } else { Origin::Computed };
+        HashedTokens { root: self.root, hashes: &self.hashes, tokens, origin }
     }
 
     /// Returns the hashes that have been computed so far.

@@ -3,7 +3,7 @@
 use super::group::SequenceGroup;
 use super::slab::Slot;
 use super::{Branching, Event, SampledToken, ScheduledSequence, Scheduler, StepPlan};
-use crate::kv::{Origin, blocks_for};
+use crate::kv::blocks_for;
 use crate::types::SeqId;
 use crate::types::batch::BlockCopy;
 use crate::types::outputs::FinishReason;
@@ -70,9 +70,8 @@ impl Scheduler {
         let full = self.blocks.full(scheduled.first)..self.blocks.full(computed);
         if self.blocks.caches_prefixes() && !full.is_empty() {
             sequence.block_hashes(full.end, block_size);
-            let origin = if sequence.hashes.is_private() { Origin::Private } else { Origin::Computed };
-            let (table, hashes) = sequence.table_and_hashes();
-            full.for_each(|place| self.blocks.index(table, place, hashes, origin));
+            let (table, source) = sequence.table_and_hashes();
+            full.for_each(|place| self.blocks.index(table, place, &source));
         }
         // A sequence with the same prompt as a pin continues after a full block before its last
         // token. The window at this point must therefore be kept.

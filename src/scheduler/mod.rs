@@ -33,7 +33,7 @@ mod slab;
 mod swapping;
 
 use chunks::Chunks;
-pub use external::PrefixLookup;
+pub use external::{PrefixLookup, PromptBlocks};
 pub use group::Branching;
 use group::Queue;
 use group_queues::GroupQueues;

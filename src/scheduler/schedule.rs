@@ -170,8 +170,8 @@ impl Scheduler {
             let useful = sequence.logits_from.unwrap_or(usize::MAX).min(sequence.tokens.len() - 1);
             let (before, place) = (sequence.computed, sequence.computed / block_size);
             sequence.block_hashes(useful / block_size, block_size);
-            let (table, hashes) = sequence.table_and_hashes();
-            let found = self.blocks.reuse(table, place, &hashes[..useful / block_size]);
+            let (table, source) = sequence.table_and_hashes();
+            let found = self.blocks.reuse(table, place, &source.hashes[..useful / block_size]);
             sequence.computed = before.max((place + found) * block_size);
             let found = sequence.computed - before;
             self.prefix.count(useful.saturating_sub(before), found);

@@ -4,7 +4,7 @@ use super::in_flight::InFlight;
 use super::length_limit::LengthLimit;
 use super::outcome::TokenOutcome;
 use crate::error::Result;
-use crate::kv::{BlockHash, BlockTable, Paging, blocks_for};
+use crate::kv::{BlockHash, BlockTable, HashedTokens, Paging, blocks_for};
 use crate::types::SeqId;
 use crate::types::outputs::FinishReason;
 use crate::types::timing::SequenceStats;
@@ -194,8 +194,8 @@ impl SequenceKv {
         &self.hashes.known()[..blocks]
     }
 
-    pub fn table_and_hashes(&mut self) -> (&mut BlockTable, &[BlockHash]) {
-        (&mut self.table, self.hashes.known())
+    pub fn table_and_hashes(&mut self) -> (&mut BlockTable, HashedTokens<'_>) {
+        (&mut self.table, self.hashes.of_tokens(&self.tokens))
     }
 
     /// Returns the length of the common prefix if it exceeds `min_len`. The last token of each

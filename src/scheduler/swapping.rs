@@ -4,7 +4,7 @@ use super::group::Queue;
 use super::slab::Slot;
 use super::{BlocksResult, GroupId, Scheduler};
 use crate::error::Result;
-use crate::kv::{BlockId, Origin, SwapLoad};
+use crate::kv::{BlockId, SwapLoad};
 use crate::types::SeqId;
 use crate::types::batch::Moves;
 
@@ -134,9 +134,8 @@ impl Scheduler {
         if self.blocks.caches_prefixes() {
             let full = sequence.computed / block_size;
             sequence.block_hashes(full, block_size);
-            let origin = if sequence.hashes.is_private() { Origin::Private } else { Origin::Computed };
-            let (table, hashes) = sequence.table_and_hashes();
-            (0..full).for_each(|place| self.blocks.index(table, place, hashes, origin));
+            let (table, source) = sequence.table_and_hashes();
+            (0..full).for_each(|place| self.blocks.index(table, place, &source));
         }
     }
 

@@ -66,6 +66,12 @@ impl BlockManager {
         }
     }
 
+    /// Returns the hashes of all blocks of the prefix cache.
+    #[cfg(test)]
+    pub fn cached_hashes(&self) -> impl Iterator<Item = BlockHash> {
+        self.prefix.iter().flat_map(|prefix| (0..self.capacity() as super::BlockId).filter_map(|block| prefix.hash(block)))
+    }
+
     /// Panics if a cached block would be evicted before a block that depends on it.
     #[cfg(test)]
     pub fn check_order(&self, before: impl Fn(&BlockHash) -> Option<BlockHash>) {

@@ -2,24 +2,36 @@
 
 use super::BlockManager;
 use crate::error::Result;
-use crate::kv::prefix_cache::{BlockHash, IndexChange, Origin};
-use crate::kv::{BlockId, NoSpace};
+use crate::kv::events::CacheRecord;
+use crate::kv::prefix_cache::HashedTokens;
+use crate::kv::{BlockHash, BlockId, NoSpace};
 
 impl BlockManager {
-    /// Logs the changes of the prefix cache, up to `max_len` of them between two calls of
-    /// `next_change`.
-    pub fn log_changes(&mut self, max_len: usize) -> Result<()> {
-        self.prefix.as_mut().map_or(Ok(()), |prefix| prefix.log_changes(max_len))
+    /// Logs the hashes of computed blocks that enter the prefix cache, up to `max_len` of them between
+    /// two calls of `next_computed`.
+    pub fn log_computed(&mut self, max_len: usize) -> Result<()> {
+        self.prefix.as_mut().map_or(Ok(()), |prefix| prefix.log_computed(max_len))
     }
 
-    /// Returns the oldest change of the prefix cache and removes it from the log.
-    pub fn next_change(&mut self) -> Option<IndexChange> {
-        self.prefix.as_mut()?.next_change()
+    /// Returns the oldest hash of the log and removes it.
+    pub fn next_computed(&mut self) -> Option<BlockHash> {
+        self.prefix.as_mut()?.next_computed()
     }
 
-    /// Returns the number of changes that the log has lost.
-    pub fn lost_changes(&self) -> u64 {
-        self.prefix.as_ref().map_or(0, |prefix| prefix.lost_changes())
+    /// Records the changes of the empty prefix cache from now on.
+    pub fn record_events(&mut self) -> Result<()> {
+        let block_size = self.block_size();
+        self.prefix.as_mut().map_or(Ok(()), |prefix| prefix.record_events(block_size))
+    }
+
+    /// Returns the changes of the prefix cache, if they are recorded.
+    pub fn cache_record(&mut self) -> Option<&mut CacheRecord> {
+        self.prefix.as_mut()?.record()
+    }
+
+    /// Returns whether the changes of the prefix cache are recorded.
+    pub fn records_events(&self) -> bool {
+        self.prefix.as_ref().is_some_and(|prefix| prefix.records_events())
     }
 
     /// Returns the block with this hash of a layer group.
@@ -57,14 +69,11 @@ impl BlockManager {
     }
 
     /// Inserts a block of `take_for_load` into the prefix cache, without an owner. `place` is its
-    /// place in `hashes`.
-    pub fn insert_loaded(&mut self, block: BlockId, group: usize, place: usize, hashes: &[BlockHash]) {
-        let (tokens, of_group) = (self.size.tokens(), |place: usize| hashes[place].for_group(group));
-        let is_windowed = self.paging.windows()[group].is_some();
+    /// place in `source`.
+    pub fn insert_loaded(&mut self, block: BlockId, group: usize, place: usize, source: &HashedTokens) {
+        let (tokens, is_windowed) = (self.size.tokens(), self.paging.windows()[group].is_some());
         let Some(prefix) = &mut self.prefix else { return self.release(block) };
-        let parent = place.checked_sub(1).map(of_group);
-        if prefix.find_or_insert(of_group(place), parent.filter(|_| !is_windowed), block) == block {
-            prefix.log_stored(of_group(place), parent, Origin::Loaded);
+        if prefix.insert(block, source, place, group, is_windowed) == block {
             self.filled[block as usize] = tokens as u16;
             self.filled_slots += tokens;
         }

@@ -14,9 +14,10 @@ use std::ops::Range;
 use swap::HostTier;
 pub use swap::SwapLoad;
 
+use super::block_hash::BlockHash;
 use super::block_pool::BlockPool;
 use super::paging::Paging;
-use super::prefix_cache::{BlockHash, Origin, PrefixIndex};
+use super::prefix_cache::{HashedTokens, PrefixIndex};
 use super::size::BlockSize;
 use super::{BlockId, NULL_BLOCK, NoSpace, first};
 use crate::error::{Result, try_vec};
@@ -473,19 +474,11 @@ impl BlockManager {
 
     /// Inserts the full blocks at `place` into the prefix cache. If the cache already has a block
     /// with the same tokens, the table uses that block and releases its own.
-    /// Logs the new blocks if they have the `origin` of a log.
-    pub fn index(&mut self, table: &mut BlockTable, place: usize, hashes: &[BlockHash], origin: Origin) {
+    pub fn index(&mut self, table: &mut BlockTable, place: usize, source: &HashedTokens) {
         for group in 0..self.paging.groups() {
             let entry = place * self.paging.groups() + group;
             let (Some(own), Some(prefix)) = (table.at(entry), &mut self.prefix) else { continue };
-            // With a window, a block is useful without its predecessors.
-            let before = place.checked_sub(1).filter(|_| self.paging.windows()[group].is_none());
-            let hash = hashes[place].for_group(group);
-            let found = prefix.find_or_insert(hash, before.map(|before| hashes[before].for_group(group)), own);
-            if found == own {
-                let parent = place.checked_sub(1).map(|before| hashes[before].for_group(group));
-                prefix.log_stored(hash, parent, origin);
-            }
+            let found = prefix.insert(own, source, place, group, self.paging.windows()[group].is_some());
             if found != own {
                 self.acquire(found);
                 table.blocks[entry] = found;

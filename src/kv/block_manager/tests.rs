@@ -1,4 +1,5 @@
 use super::*;
+use crate::kv::Origin;
 
 const SIZE: usize = 4;
 
@@ -68,6 +69,10 @@ impl Pool {
     fn check(&self, owners: &[&Owner]) {
         self.manager.check(owners.iter().map(|owner| &owner.table), &[]);
     }
+}
+
+fn computed(hashes: &[BlockHash]) -> HashedTokens<'_> {
+    HashedTokens { root: BlockHash::default(), hashes, tokens: &[], origin: Origin::Computed }
 }
 
 #[test]
@@ -186,7 +191,7 @@ fn a_prefix_is_found_after_its_sequence_has_been_freed() {
     let root = BlockHash::root(&[0; 32], b"");
     let hashes = [root.next(&[1]), root.next(&[1]).next(&[2])];
     let mut owner = pool.owner(2 * SIZE + 1);
-    (0..hashes.len()).for_each(|place| pool.manager.index(&mut owner.table, place, &hashes, Origin::Computed));
+    (0..hashes.len()).for_each(|place| pool.manager.index(&mut owner.table, place, &computed(&hashes)));
     let blocks = owner.table.blocks().to_vec();
     pool.manager.free(&mut owner.table);
     assert_eq!((pool.manager.cached_blocks(), pool.manager.free_blocks(), pool.manager.used_blocks()), (2, 6, 0));
@@ -204,7 +209,7 @@ fn cached_blocks_are_evicted_from_the_end_of_the_prefix() {
     let mut pool = Pool::new(4, true);
     let hashes = three_hashes();
     let mut owner = pool.owner(3 * SIZE);
-    (0..hashes.len()).for_each(|place| pool.manager.index(&mut owner.table, place, &hashes, Origin::Computed));
+    (0..hashes.len()).for_each(|place| pool.manager.index(&mut owner.table, place, &computed(&hashes)));
     pool.manager.free(&mut owner.table);
     let other = pool.owner(2 * SIZE);
     assert_eq!((pool.manager.cached_blocks(), pool.manager.free_blocks()), (2, 0));
@@ -223,7 +228,7 @@ fn blocks_out_of_the_window_are_evicted_first_and_the_others_suffice() {
     let mut pool = Pool::windowed(3, true, &[Some(SIZE)]);
     let hashes = three_hashes();
     let mut owner = pool.owner(3 * SIZE);
-    (0..hashes.len()).for_each(|place| pool.manager.index(&mut owner.table, place, &hashes, Origin::Computed));
+    (0..hashes.len()).for_each(|place| pool.manager.index(&mut owner.table, place, &computed(&hashes)));
     pool.manager.drop_out_of_window(&mut owner.table, 3 * SIZE);
     assert_eq!((pool.manager.cached_blocks(), pool.manager.dropped_blocks()), (2, 2));
     pool.manager.free(&mut owner.table);
@@ -268,7 +273,7 @@ fn a_prefix_match_needs_the_visible_blocks_of_all_layer_groups() {
     let mut pool = Pool::windowed(16, true, &[None, Some(SIZE)]);
     let hashes = three_hashes();
     let mut owner = pool.owner(3 * SIZE);
-    (0..3).for_each(|place| pool.manager.index(&mut owner.table, place, &hashes, Origin::Computed));
+    (0..3).for_each(|place| pool.manager.index(&mut owner.table, place, &computed(&hashes)));
     pool.manager.drop_out_of_window(&mut owner.table, 3 * SIZE);
     pool.manager.free(&mut owner.table);
     let found = |pool: &mut Pool, hashes: &[BlockHash]| {
@@ -295,8 +300,8 @@ fn equal_computed_blocks_are_deduplicated() {
     let mut pool = Pool::new(8, true);
     let hash = BlockHash::root(&[0; 32], b"").next(&[1]);
     let (mut a, mut b) = (pool.owner(SIZE), pool.owner(SIZE));
-    pool.manager.index(&mut a.table, 0, &[hash], Origin::Computed);
-    pool.manager.index(&mut b.table, 0, &[hash], Origin::Computed);
+    pool.manager.index(&mut a.table, 0, &computed(&[hash]));
+    pool.manager.index(&mut b.table, 0, &computed(&[hash]));
     assert_eq!(a.table.blocks(), b.table.blocks());
     assert_eq!((pool.manager.used_blocks(), pool.manager.filled_slots()), (1, SIZE));
     pool.check(&[&a, &b]);
@@ -307,7 +312,7 @@ fn a_cached_block_leaves_the_prefix_cache_before_it_is_written() {
     let mut pool = Pool::new(8, true);
     let hash = BlockHash::root(&[0; 32], b"").next(&[1]);
     let mut owner = pool.owner(SIZE);
-    pool.manager.index(&mut owner.table, 0, &[hash], Origin::Computed);
+    pool.manager.index(&mut owner.table, 0, &computed(&[hash]));
     owner.len = 2;
     pool.manager.truncate(&mut owner.table, 2);
     assert_eq!(pool.write(&mut owner, 1).unwrap(), []);
@@ -338,7 +343,7 @@ fn a_table_that_ends_within_a_block_continues_with_a_cached_block() {
     let mut pool = Pool::new(8, true);
     let hashes = three_hashes();
     let mut owner = pool.owner(3 * SIZE);
-    (0..hashes.len()).for_each(|place| pool.manager.index(&mut owner.table, place, &hashes, Origin::Computed));
+    (0..hashes.len()).for_each(|place| pool.manager.index(&mut owner.table, place, &computed(&hashes)));
     let mut other = pool.owner(SIZE + 2);
     assert_eq!(pool.manager.reuse(&mut other.table, 2, &hashes[..2]), 0, "the table has only these blocks");
     assert_eq!(pool.manager.reuse(&mut other.table, 1, &hashes), 2);

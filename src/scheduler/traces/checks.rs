@@ -56,7 +56,7 @@ impl Trace {
             sequence.check_chains(self.s.blocks.block_size());
             for group in (0..self.windows.len()).filter(|&group| self.windows[group].is_none()) {
                 let of_group = |pair: &[BlockHash]| (pair[1].for_group(group), pair[0].for_group(group));
-                self.before.extend(sequence.known_block_hashes().windows(2).map(of_group));
+                self.cache.before.extend(sequence.known_block_hashes().windows(2).map(of_group));
             }
         }
     }
@@ -68,7 +68,7 @@ impl Trace {
         for (id, tokens) in &self.tokens {
             assert_eq!(*tokens, self.sequence(id).tokens, "sequence {id}");
         }
-        self.s.blocks.check_order(|hash| self.before.get(hash).copied());
+        self.s.blocks.check_order(|hash| self.cache.before.get(hash).copied());
         self.check_contents();
     }
 

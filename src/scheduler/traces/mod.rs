@@ -3,10 +3,13 @@
 //! prefix shows as wrong contents.
 
 mod checks;
+mod reader;
 mod steps;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
+
+use reader::{EventCounts, EventReader};
 
 use super::tests::{Random, add_group, sampled_token};
 use super::*;
@@ -38,8 +41,7 @@ struct Trace {
     beams: HashMap<SeqId, RequestId>,
     /// Maximum number of blocks of each request with beams.
     needs: HashMap<RequestId, usize>,
-    /// Predecessor of each known block hash.
-    before: HashMap<BlockHash, BlockHash>,
+    cache: CacheModel,
     events: Vec<Event>,
     /// The step in flight, whose outcomes the host does not know yet.
     in_flight: Option<LaunchedStep>,
@@ -51,6 +53,13 @@ struct HostTier {
     slots: Vec<Content>,
     /// The host blocks that another thread reads, if the tier is a file.
     reads: Option<VecDeque<u32>>,
+}
+
+/// What is known of the prefix cache.
+struct CacheModel {
+    /// Predecessor of each known block hash.
+    before: HashMap<BlockHash, BlockHash>,
+    reader: EventReader,
 }
 
 /// A step that the device has computed and the scheduler has not committed.
@@ -84,6 +93,7 @@ impl Trace {
         if reads.is_some() {
             s.read_host_ahead().unwrap();
         }
+        let reader = EventReader::new(&mut s, seed);
         Trace {
             s,
             policies,
@@ -96,7 +106,7 @@ impl Trace {
             ids: IdAllocator::default(),
             beams: HashMap::new(),
             needs: HashMap::new(),
-            before: HashMap::new(),
+            cache: CacheModel { before: HashMap::new(), reader },
             events: Vec::new(),
             in_flight: None,
             random,
@@ -152,6 +162,7 @@ impl Trace {
             _ => self.step(),
         }
         self.check();
+        self.cache.reader.read(&mut self.s);
     }
 
     fn add(&mut self) {
@@ -415,7 +426,7 @@ impl Trace {
     }
 
     /// Runs until all sequences have ended, and checks that nothing is left.
-    fn drain(&mut self) {
+    fn drain(&mut self) -> EventCounts {
         let mut steps = 0;
         if let Some(step) = self.in_flight.take() {
             self.commit(step);
@@ -447,6 +458,7 @@ impl Trace {
         self.s.check();
         assert_eq!((self.s.blocks.used_blocks(), self.s.blocks.filled_slots(), self.s.idle()), (0, 0, 0));
         assert_eq!((self.s.blocks.host_used(), self.s.blocks.swapped()), (0, 0));
+        self.cache.reader.finish(&mut self.s)
     }
 }
 
@@ -487,9 +499,11 @@ fn contents(tokens: &[u32]) -> Vec<Content> {
 
 #[test]
 fn every_token_attends_to_its_own_sequence_and_all_sequences_end() {
+    let mut counts = EventCounts::default();
     for seed in 0..SEEDS {
         let mut trace = Trace::new(seed);
         (0..2000).for_each(|_| trace.act());
-        trace.drain();
+        counts += trace.drain();
     }
+    assert!(counts.stored > 5000 && counts.removed > 3000 && counts.cleared > 100, "the traces have few events: {counts:?}");
 }

@@ -21,9 +21,9 @@ pub use value::{Contents, HEADER, ValueFormat};
 pub use worker::Job;
 
 use crate::error::Result;
+use crate::kv::BlockId;
 use crate::kv::connector::{Connector, DeviceBlocks, Progress, TransferId};
-use crate::kv::{BlockHash, BlockId};
-use crate::scheduler::PrefixLookup;
+use crate::scheduler::{PrefixLookup, PromptBlocks};
 use crate::types::RequestId;
 use crate::types::kv_store::{FinishedLookup, LoadedBlock};
 
@@ -51,7 +51,7 @@ pub struct Loads {
 /// A lookup and the requests that wait for it.
 struct Lookup {
     id: u64,
-    hashes: Arc<[BlockHash]>,
+    prompt: Arc<PromptBlocks>,
     from: usize,
     requests: Vec<RequestId>,
     deadline: Duration,
@@ -94,8 +94,8 @@ impl Loads {
     /// Makes a request wait for a lookup. If another request already waits for the same block, they
     /// wait for one lookup.
     pub fn begin(&mut self, request: RequestId, lookup: PrefixLookup) -> Result<()> {
-        let first = lookup.hashes[lookup.from];
-        let is_same = |other: &&mut Lookup| other.from <= lookup.from && other.hashes.get(lookup.from) == Some(&first);
+        let first = lookup.prompt.hashes[lookup.from];
+        let is_same = |other: &&mut Lookup| other.from <= lookup.from && other.prompt.hashes.get(lookup.from) == Some(&first);
         if let Some(same) = self.pending.iter_mut().find(is_same) {
             same.requests.try_reserve(1)?;
             same.requests.push(request);
@@ -105,7 +105,7 @@ impl Loads {
         self.copying.try_reserve(self.pending.len() + 1)?;
         self.finished.try_reserve(self.copying.len() + self.pending.len() + 1)?;
         let (id, deadline) = (self.last_id + 1, self.now + self.timeout);
-        let hashes = lookup.hashes.as_slice().into();
+        let prompt = lookup.prompt.clone();
         let mut requests = Vec::new();
         requests.try_reserve(1)?;
         requests.push(request);
@@ -115,7 +115,7 @@ impl Loads {
             client.submit(Job::Lookup { id, lookup });
         }
         self.last_id = id;
-        self.pending.push(Lookup { id, hashes, from, requests, deadline });
+        self.pending.push(Lookup { id, prompt, from, requests, deadline });
         Ok(())
     }
 
@@ -146,16 +146,16 @@ impl Loads {
         self.pending.iter().map(|lookup| lookup.deadline).min()
     }
 
-    /// Returns the hashes of the next block's prompt, the number of places that were cached before
+    /// Returns the prompt of the next block, the number of places that were cached before
     /// (only once for each lookup), and the entry of the block. `None` ends the copies of this step.
-    pub fn next_to_copy(&mut self) -> Option<(Arc<[BlockHash]>, usize, usize)> {
+    pub fn next_to_copy(&mut self) -> Option<(Arc<PromptBlocks>, usize, usize)> {
         if self.bytes_left == 0 {
             return None;
         }
         while let Some(FoundBlocks { lookup, blocks }) = self.copying.front_mut() {
             if let Some(block) = blocks.last() {
                 let from = std::mem::take(&mut lookup.from);
-                return Some((lookup.hashes.clone(), from, block.entry as usize));
+                return Some((lookup.prompt.clone(), from, block.entry as usize));
             }
             self.finish_first();
         }

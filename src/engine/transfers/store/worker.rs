@@ -179,7 +179,7 @@ impl Worker {
         let groups = self.paging.groups();
         let missing = |(place, _): &(usize, &bool)| !lookup.cached[*place];
         let entries: Vec<usize> = lookup.cached.iter().enumerate().filter(missing).map(|(place, _)| lookup.from * groups + place).collect();
-        let key = |&entry: &usize| self.format.key(&lookup.hashes[entry / groups].for_group(entry % groups));
+        let key = |&entry: &usize| self.format.key(&lookup.prompt.hashes[entry / groups].for_group(entry % groups));
         let keys: Vec<BlockKey> = entries.iter().map(key).collect();
         Counts::add(&self.board.counts.queries, keys.len() as u64);
         let found = vec![0; keys.len()];
@@ -231,7 +231,7 @@ impl Worker {
 
     /// Queues the reads of the blocks that the request can use.
     fn queue_gets(&mut self, id: u64, lookup: &PrefixLookup, entries: &[usize], keys: &[BlockKey], found: &[u8]) {
-        let (groups, places) = (self.paging.groups(), lookup.hashes.len());
+        let (groups, places) = (self.paging.groups(), lookup.prompt.hashes.len());
         let mut has = lookup.cached.clone();
         let first = lookup.from * groups;
         entries.iter().zip(found).for_each(|(entry, found)| has[entry - first] |= *found == 1);
