@@ -426,6 +426,18 @@
 // otherwise it ends again with PLLM_FINISH_ERROR.
 #define PLLM_RESUME_CONTINUE 4
 
+// The block is in the cache from now on.
+#define PLLM_KV_EVENT_STORED 0
+
+// The block is no longer in the cache.
+#define PLLM_KV_EVENT_REMOVED 1
+
+// No block is in the cache. PLLM_KV_EVENT_STORED of each block that is there follows.
+#define PLLM_KV_EVENT_CLEARED 2
+
+// The KV pool of the engine, in the memory of its device.
+#define PLLM_KV_MEDIUM_POOL 0
+
 // A memory budget for KV pools. Several engines of a process can share it, and its size can change
 // while they run. Any thread may use it.
 //
@@ -434,7 +446,7 @@
 // that has requests. An engine without requests gives them back at once.
 typedef struct pllm_budget pllm_budget;
 
-// A UTF-8 text. The caller frees it with pllm_bytes_free.
+// A UTF-8 text, or the hashes of pllm_engine_hash_prompt. The caller frees it with pllm_bytes_free.
 typedef struct pllm_bytes pllm_bytes;
 
 // An engine: one model, its KV pool and its requests. Any thread may use it; one thread at a time
@@ -444,6 +456,10 @@ typedef struct pllm_engine pllm_engine;
 // An error: a stable code, and a message with the numbers and the remedy. The caller frees it with
 // pllm_error_free.
 typedef struct pllm_error pllm_error;
+
+// A batch of KV events. The caller frees it with pllm_kv_events_free. It stays valid after the
+// engine is freed.
+typedef struct pllm_kv_events pllm_kv_events;
 
 // A batch of outputs. The caller frees it with pllm_outputs_free. It stays valid after the engine
 // is freed.
@@ -785,6 +801,11 @@ typedef struct {
   const uint8_t *kv_store_secret;
   // Length of kv_store_secret in bytes.
   uint64_t kv_store_secret_len;
+  // Maximum number of KV events that wait for pllm_engine_poll_kv_events, at most 1048576. 0
+  // (default): no events are recorded. 16384 suits most hosts. Needs the prefix cache. Events take
+  // memory of the host: about 100 bytes and 4 for each token of a block, for each event and twice
+  // for each block of the pool.
+  uint64_t kv_events_capacity;
 } pllm_engine_options;
 
 // Memory that an engine would allocate. Set struct_size before the call.
@@ -1379,6 +1400,37 @@ typedef struct {
   uint64_t inexact;
 } pllm_sequence_info;
 
+// An event of the prefix cache. Pointers are valid until the batch is freed.
+typedef struct {
+  // Size of this struct in the library. Fields beyond it do not exist.
+  uint64_t struct_size;
+  // Number of the step with this event. The first step with events has 1, and each further step
+  // with events adds 1. All events of a step take effect together.
+  uint64_t sequence_number;
+  // Time of the step in seconds since 1970 (UTC).
+  double time_seconds;
+  // Hash of the block, 32 bytes: its key in a KV store. NULL for PLLM_KV_EVENT_CLEARED.
+  const uint8_t *hash;
+  // Hash of the block before a stored block, 32 bytes. If first_token is 0, a hash that differs
+  // between salts. NULL unless kind is PLLM_KV_EVENT_STORED.
+  const uint8_t *parent_hash;
+  // Tokens of a stored block. NULL if there are none.
+  const uint32_t *tokens;
+  // Number of tokens.
+  uint64_t tokens_len;
+  // Position of the first token of the block in its sequence.
+  uint64_t first_token;
+  // Kind of the event: PLLM_KV_EVENT_*.
+  uint32_t kind;
+  // Place of the block: PLLM_KV_MEDIUM_*. Values can be added.
+  uint32_t medium;
+  // Layer group of the block. Models whose layers have different attention windows have a block in
+  // each group for the same tokens. Group 0 has the longest window.
+  uint32_t group;
+  // 0.
+  uint32_t reserved;
+} pllm_kv_event;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -1850,6 +1902,58 @@ PLLM_NODISCARD pllm_error *pllm_response_parser_finish(pllm_response_parser *par
 
 // Frees a parser. NULL is allowed. No other call on the parser may be in progress.
 void pllm_response_parser_free(pllm_response_parser *parser);
+
+// Takes the events of the prefix cache since the last call, in their order. If there are none, waits
+// for the first one, up to timeout_ms milliseconds. If the time runs out, the batch is empty; this is
+// not an error.
+//
+// If more than kv_events_capacity events were not read, they are dropped, and the batch is that of
+// pllm_engine_snapshot_kv_events instead. A reader that applies the events in their order therefore
+// always ends with the blocks that are cached.
+//
+// Errors: PLLM_E_UNSUPPORTED if kv_events_capacity is 0; PLLM_E_OUT_OF_MEMORY, with the events still
+// to be read; the error of an engine that has failed. Any thread may call it, also during a step. Two
+// threads get different events. Free the batch with pllm_kv_events_free.
+PLLM_NODISCARD
+pllm_error *pllm_engine_poll_kv_events(const pllm_engine *engine,
+                                       uint32_t timeout_ms,
+                                       pllm_kv_events **out_events);
+
+// Lists the blocks of the prefix cache: PLLM_KV_EVENT_CLEARED, and PLLM_KV_EVENT_STORED of each
+// block. The events have the number and the time of the last step with events, or 0. Later changes
+// have larger numbers. The events that pllm_engine_poll_kv_events returns are not affected.
+//
+// Errors, threads and ownership: as pllm_engine_poll_kv_events. A step that ends waits while the
+// blocks are copied, about 2 ms for 100,000 blocks.
+PLLM_NODISCARD pllm_error *pllm_engine_snapshot_kv_events(const pllm_engine *engine, pllm_kv_events **out_events);
+
+// Computes the hashes of the full blocks of a prompt, as events and stores have them: 32 bytes for
+// each block, in the order of the blocks. Two engines have the same hashes if they have the same
+// model and weight format, kv_dtype, block_size, instruction path, kind of device, and
+// kv_store_secret. Of the request, only the prompt, text_flags, truncate_prompt_tokens and
+// cache_salt are used. Nothing is added to the engine. A request computes at least the last token of
+// its prompt, so it never uses the last block if the prompt ends with it.
+//
+// group is a layer group, below the number of groups of the model; 0 exists in every model.
+//
+// Errors: PLLM_E_INVALID_ARGUMENT if the prompt is invalid or group is too large;
+// PLLM_E_UNSUPPORTED if the prompt is a text and the engine has no tokenizer. Any thread may call it.
+// Free the hashes with pllm_bytes_free.
+PLLM_NODISCARD
+pllm_error *pllm_engine_hash_prompt(const pllm_engine *engine,
+                                    const pllm_request *request,
+                                    uint32_t group,
+                                    pllm_bytes **out_hashes);
+
+// Returns the number of events in a batch, 0 for NULL.
+uint64_t pllm_kv_events_len(const pllm_kv_events *events);
+
+// Returns event i of a batch, or NULL if there is none. Borrowed; valid until the batch is freed.
+// Consecutive events are struct_size bytes apart.
+const pllm_kv_event *pllm_kv_events_get(const pllm_kv_events *events, uint64_t i);
+
+// Frees a batch. NULL is allowed.
+void pllm_kv_events_free(pllm_kv_events *events);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -14,7 +14,7 @@ Made from the comments of [include/pagedllm.h](../include/pagedllm.h) by `script
 SECTIONS = [
     ("The library", r"pllm_(abi_version|version|build_info)|PLLM_ABI|PLLM_NUL"),
     ("Errors", r"pllm_error|PLLM_E_"),
-    ("Engines", r"pllm_engine_(options|plan|create|free|health|get_(?!token))|pllm_engine\b|pllm_(plan|model_info|stats|progress)\b|pllm_kv_|PLLM_(DTYPE|ISA|ENGINE|ORDER|BATCHING|ALLOCATION|PREEMPTION|WEIGHTS|PACKED|KV)_"),
+    ("Engines", r"pllm_engine_(options|plan|create|free|health|get_(?!token))|pllm_engine\b|pllm_(plan|model_info|stats|progress)\b|pllm_kv_(?!event)|PLLM_(DTYPE|ISA|ENGINE|ORDER|BATCHING|ALLOCATION|PREEMPTION|WEIGHTS|PACKED|KV)_(?!EVENT|MEDIUM)"),
     ("Memory", r"pllm_(budget|engine_budget)"),
     ("Requests", r"pllm_(request|beam|logits_hook|admission)|pllm_engine_(add_request|predict_admission|abort)|PLLM_(REQUEST|EARLY_STOPPING)_"),
     ("Sampling", r"pllm_(sampling|dry|logit_bias|token_list)|PLLM_(SAMPLING|OUTPUT|GRAMMAR|UNLIMITED)_"),
@@ -22,6 +22,7 @@ SECTIONS = [
     ("Stepping", r"pllm_step\b|pllm_engine_(step|start|stop)"),
     ("Queues and outputs", r"pllm_(queue|outputs?|logprob)\b|pllm_(queue|outputs)_|pllm_engine_queue|PLLM_(FINISH|STOP|QUEUE)_"),
     ("Responses", r"pllm_response_parser"),
+    ("KV events", r"pllm_kv_events?(_|\b)|pllm_engine_(poll_kv_events|snapshot_kv_events|hash_prompt)|PLLM_KV_(EVENT|MEDIUM)_"),
     ("Text", r"pllm_(tokens|bytes)|pllm_engine_(tokenize|detokenize|get_token_bytes|render_chat)|PLLM_TEXT_"),
 ]
 

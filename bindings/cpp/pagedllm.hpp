@@ -49,6 +49,7 @@
 #include <functional>
 #include <future>
 #include <iterator>
+#include <limits>
 #include <memory>
 #include <new>
 #include <optional>
@@ -303,11 +304,15 @@ inline std::string_view view(const char *text, uint64_t len) noexcept { return {
 
 // Copies the fields that the library provides. An older library provides fewer; the others are
 // zero.
-inline pllm_output known(const pllm_output &record) noexcept {
-    pllm_output c{};
+template <class T>
+T known(const T &record) noexcept {
+    T c{};
     std::memcpy(&c, &record, std::min(static_cast<size_t>(record.struct_size), sizeof c));
     return c;
 }
+
+// Returns the 32 bytes of a hash, or none for null.
+inline std::string_view hash(const uint8_t *data) noexcept { return {reinterpret_cast<const char *>(data), data ? size_t{32} : 0}; }
 
 template <class T>
 Span<const T> view(const T *data, uint64_t len) noexcept {
@@ -639,6 +644,11 @@ struct Options {
     // thread: the engine's own thread (Engine::start) is pinned, a thread of the program is not.
     // Empty (default): threads are not pinned.
     std::string cpus = {};
+    // Maximum number of KV events that wait for Engine::poll_kv_events, at most 1048576. 0
+    // (default): no events are recorded. 16384 suits most hosts. Needs the prefix cache. Events
+    // take memory of the host: about 100 bytes and 4 for each token of a block, for each event and
+    // twice for each block of the pool.
+    uint64_t kv_events_capacity = detail::engine_options_defaults().kv_events_capacity;
 };
 
 // Content of the outputs.
@@ -1144,6 +1154,7 @@ struct COptions {
         native.weight_group = from.weight_group;
         set_optional_text(native.packed_path, native.packed_path_len, from.packed_path);
         set_optional_text(native.cpus, native.cpus_len, from.cpus);
+        native.kv_events_capacity = from.kv_events_capacity;
     }
     COptions(const COptions &) = delete;
     COptions &operator=(const COptions &) = delete;
@@ -1476,6 +1487,47 @@ enum class StopReason : uint32_t {
     grammar = PLLM_STOP_GRAMMAR,
 };
 
+// Kind of a KV event. A newer library can return values without a name here.
+enum class KvEventKind : uint32_t {
+    // The block is in the cache from now on.
+    stored = PLLM_KV_EVENT_STORED,
+    // The block is no longer in the cache.
+    removed = PLLM_KV_EVENT_REMOVED,
+    // No block is in the cache. KvEventKind::stored of each block that is there follows.
+    cleared = PLLM_KV_EVENT_CLEARED,
+};
+
+// Place of a KV block. A newer library can return values without a name here.
+enum class KvMedium : uint32_t {
+    // The KV pool of the engine, in the memory of its device.
+    pool = PLLM_KV_MEDIUM_POOL,
+};
+
+// An event of the prefix cache. Its views are valid until the batch is freed.
+struct KvEvent {
+    // Number of the step with this event. The first step with events has 1, and each further step
+    // with events adds 1. All events of a step take effect together.
+    uint64_t sequence_number;
+    // Time of the step in seconds since 1970 (UTC).
+    Seconds time;
+    // Hash of the block, 32 bytes: its key in a KV store. Empty for KvEventKind::cleared.
+    std::string_view hash;
+    // Hash of the block before a stored block, 32 bytes. If first_token is 0, a hash that differs
+    // between salts. Empty unless kind is KvEventKind::stored.
+    std::string_view parent_hash;
+    // Tokens of a stored block. Empty if there are none.
+    Span<const uint32_t> tokens;
+    // Position of the first token of the block in its sequence.
+    uint64_t first_token;
+    // Kind of the event.
+    KvEventKind kind;
+    // Place of the block. Values can be added.
+    KvMedium medium;
+    // Layer group of the block. Models whose layers have different attention windows have a block
+    // in each group for the same tokens. Group 0 has the longest window.
+    uint32_t group;
+};
+
 namespace detail {
 
 inline Timing to_timing(const pllm_output &c) {
@@ -1483,6 +1535,20 @@ inline Timing to_timing(const pllm_output &c) {
     to.queued = Seconds(c.queued_seconds);
     to.first_token = Seconds(c.first_token_seconds);
     to.last_token = Seconds(c.last_token_seconds);
+    return to;
+}
+
+inline KvEvent to_kv_event(const pllm_kv_event &c) {
+    KvEvent to{};
+    to.sequence_number = c.sequence_number;
+    to.time = Seconds(c.time_seconds);
+    to.hash = detail::hash(c.hash);
+    to.parent_hash = detail::hash(c.parent_hash);
+    to.tokens = detail::view(c.tokens, c.tokens_len);
+    to.first_token = c.first_token;
+    to.kind = KvEventKind(c.kind);
+    to.medium = KvMedium(c.medium);
+    to.group = c.group;
     return to;
 }
 
@@ -1663,6 +1729,31 @@ private:
     explicit Outputs(Batch batch) noexcept : batch_(std::move(batch)) {}
 
     Batch batch_;
+};
+
+// A batch of KV events in their order. It owns the memory of its KvEvent views and stays valid after
+// the engine is freed.
+class KvEvents {
+public:
+    KvEvents() = default;  // empty
+
+    [[nodiscard]] size_t size() const noexcept { return events_.size(); }
+    [[nodiscard]] bool empty() const noexcept { return events_.empty(); }
+    [[nodiscard]] const KvEvent &operator[](size_t i) const noexcept { return events_[i]; }
+    [[nodiscard]] auto begin() const noexcept { return events_.begin(); }
+    [[nodiscard]] auto end() const noexcept { return events_.end(); }
+
+private:
+    using Batch = detail::Handle<pllm_kv_events, pllm_kv_events_free>;
+    friend class Engine;
+    explicit KvEvents(Batch batch) : batch_(std::move(batch)) {
+        const uint64_t len = pllm_kv_events_len(batch_.get());
+        events_.reserve(static_cast<size_t>(len));
+        for (uint64_t i = 0; i < len; i++) events_.push_back(detail::to_kv_event(detail::known(*pllm_kv_events_get(batch_.get(), i))));
+    }
+
+    Batch batch_;
+    std::vector<KvEvent> events_;
 };
 
 // Everything that one sequence generated.
@@ -2258,6 +2349,33 @@ public:
     // As above, with outputs to the engine's own queue.
     Result<Admission> predict_admission(const Request &request) const { return predict_admission(request, nullptr); }
 
+    // Takes the events of the prefix cache since the last call. If there are none, waits for the first
+    // one until the time has passed. Needs Options::kv_events_capacity. If more events were not read,
+    // the batch is that of snapshot_kv_events instead. Any thread may call it.
+    Result<KvEvents> poll_kv_events(std::chrono::milliseconds timeout = std::chrono::milliseconds(0)) const {
+        constexpr auto max = std::numeric_limits<uint32_t>::max();
+        const auto time = static_cast<uint32_t>(std::clamp<int64_t>(timeout.count(), 0, max));
+        return events([&](pllm_kv_events **out) { return pllm_engine_poll_kv_events(native(), time, out); });
+    }
+
+    // Lists the blocks of the prefix cache as events: KvEventKind::cleared, and KvEventKind::stored of
+    // each block. The events of poll_kv_events are not affected. Any thread may call it.
+    Result<KvEvents> snapshot_kv_events() const {
+        return events([&](pllm_kv_events **out) { return pllm_engine_snapshot_kv_events(native(), out); });
+    }
+
+    // Computes the hashes of the full blocks of a prompt, as events have them. Only the prompt and the
+    // salt of the request are used. Any thread may call it.
+    Result<std::vector<std::string>> hash_prompt(const Request &request, uint32_t group = 0) const {
+        detail::CRequest c(request);
+        const auto bytes = detail::copied(detail::create<pllm_bytes, pllm_bytes_free>(
+            [&](pllm_bytes **out) { return pllm_engine_hash_prompt(native(), c.to(nullptr), group, out); }));
+        if (!bytes) return bytes.error();
+        std::vector<std::string> hashes;
+        for (size_t at = 0; at < bytes->size(); at += 32) hashes.push_back(bytes->substr(at, 32));
+        return hashes;
+    }
+
     // Adds a request and returns its id. `queue`, a queue of this engine, receives its outputs.
     Result<uint64_t> add(const Request &request, const QueueView &queue) {
         const auto named = queue.named();
@@ -2406,6 +2524,13 @@ private:
     Result<Stream> stream_of_one(const Request &request) {
         if (Status one = Stream::only_one(request.n); !one) return one.error();
         return stream(request);
+    }
+
+    template <class Make>
+    static Result<KvEvents> events(Make make) {
+        auto batch = detail::create<pllm_kv_events, pllm_kv_events_free>(make);
+        if (!batch) return batch.error();
+        return KvEvents(std::move(*batch));
     }
 
     Result<uint64_t> add(const Request &request, const pllm_queue *queue) {

@@ -274,6 +274,48 @@ func (f FinishReason) String() string {
 	return fmt.Sprintf("%d", uint32(f))
 }
 
+// KVEventKind is the kind of a KV event.
+type KVEventKind uint32
+
+const (
+	// KVStored: the block is in the cache from now on.
+	KVStored KVEventKind = C.PLLM_KV_EVENT_STORED
+	// KVRemoved: the block is no longer in the cache.
+	KVRemoved KVEventKind = C.PLLM_KV_EVENT_REMOVED
+	// KVCleared: no block is in the cache. KVStored of each block that is there follows.
+	KVCleared KVEventKind = C.PLLM_KV_EVENT_CLEARED
+)
+
+// String returns the name, such as "removed".
+func (k KVEventKind) String() string {
+	switch k {
+	case KVStored:
+		return "stored"
+	case KVRemoved:
+		return "removed"
+	case KVCleared:
+		return "cleared"
+	}
+	return fmt.Sprintf("%d", uint32(k))
+}
+
+// KVMedium is the place of a KV block.
+type KVMedium uint32
+
+const (
+	// KVMediumPool: the KV pool of the engine, in the memory of its device.
+	KVMediumPool KVMedium = C.PLLM_KV_MEDIUM_POOL
+)
+
+// String returns the name, such as "pool".
+func (k KVMedium) String() string {
+	switch k {
+	case KVMediumPool:
+		return "pool"
+	}
+	return fmt.Sprintf("%d", uint32(k))
+}
+
 // StopReason is the condition that ended a sequence with FinishStop.
 type StopReason uint32
 

@@ -137,6 +137,11 @@ type Options struct {
 	// for each byte of text, and up to 512 for each byte of a stretch of at most 2 MiB without a
 	// place to cut (docs/models.md).
 	MaxPromptBytes int64
+	// KVEventsCapacity is the maximum number of KV events that wait for Engine.PollKVEvents, at
+	// most 1048576. 0: no events are recorded. 16384 suits most hosts. Needs the prefix cache.
+	// Events take memory of the host: about 100 bytes and 4 for each token of a block, for each
+	// event and twice for each block of the pool.
+	KVEventsCapacity int
 	// HostSteps is true if the host steps the engine with Engine.Step, or starts it later with
 	// Engine.Start. By default, Open starts the engine's own thread.
 	HostSteps bool
@@ -187,6 +192,7 @@ func (o *Options) toC(args *arguments) *C.pllm_engine_options {
 	args.setText(&c.cpus, &c.cpus_len, o.CPUs)
 	args.setFloat(&c.memory_fraction, o.MemoryFraction)
 	args.setUint64(&c.max_prompt_bytes, "MaxPromptBytes", o.MaxPromptBytes)
+	args.setUint64(&c.kv_events_capacity, "KVEventsCapacity", int64(o.KVEventsCapacity))
 	return c
 }
 

@@ -498,3 +498,40 @@ func (s *SequenceInfo) fromC(c *C.pllm_sequence_info) {
 	s.Idle = c.idle != 0
 	s.Inexact = c.inexact != 0
 }
+
+// A KVEvent is an event of the prefix cache.
+type KVEvent struct {
+	// SequenceNumber is the number of the step with this event. The first step with events has 1,
+	// and each further step with events adds 1. All events of a step take effect together.
+	SequenceNumber uint64
+	// Time is the time of the step.
+	Time time.Time
+	// Hash is the hash of the block: its key in a KV store. Zero for KVCleared.
+	Hash KVHash
+	// ParentHash is the hash of the block before a stored block. If FirstToken is 0, it is a hash
+	// that differs between salts. Zero unless Kind is KVStored.
+	ParentHash KVHash
+	// Tokens are the tokens of a stored block. nil if there are none.
+	Tokens []uint32
+	// FirstToken is the position of the first token of the block in its sequence.
+	FirstToken int
+	// Kind is the kind of the event.
+	Kind KVEventKind
+	// Medium is the place of the block. Values can be added.
+	Medium KVMedium
+	// Group is the layer group of the block. Models whose layers have different attention windows
+	// have a block in each group for the same tokens. Group 0 has the longest window.
+	Group int
+}
+
+func (k *KVEvent) fromC(c *C.pllm_kv_event) {
+	k.SequenceNumber = uint64(c.sequence_number)
+	k.Time = goTime(c.time_seconds)
+	k.Hash = goHash(c.hash)
+	k.ParentHash = goHash(c.parent_hash)
+	k.Tokens = goTokens(c.tokens, c.tokens_len)
+	k.FirstToken = int(c.first_token)
+	k.Kind = KVEventKind(c.kind)
+	k.Medium = KVMedium(c.medium)
+	k.Group = int(c.group)
+}

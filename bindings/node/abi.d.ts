@@ -198,6 +198,22 @@ export type FinishReason = 'stop' | 'length' | 'abort' | 'error' | 'deadline' | 
  */
 export type StopReason = 'eos' | 'token' | 'string' | 'grammar' | 'other' | null;
 
+/**
+ * What has happened to a block of the prefix cache.
+ *
+ * - 'stored': The block is in the cache from now on.
+ * - 'removed': The block is no longer in the cache.
+ * - 'cleared': No block is in the cache. 'stored' of each block that is there follows.
+ */
+export type KvEventKind = 'stored' | 'removed' | 'cleared';
+
+/**
+ * Place of a KV block.
+ *
+ * - 'pool': The KV pool of the engine, in the memory of its device.
+ */
+export type KvMedium = 'pool';
+
 /** A constraint on the output: one of these. */
 export type Grammar =
   /**
@@ -401,6 +417,13 @@ export interface Options {
    * (docs/models.md).
    */
   maxPromptBytes?: number | bigint;
+  /**
+   * Maximum number of KV events that wait for pollKvEvents(), at most 1048576. 0 (default): no
+   * events are recorded. 16384 suits most hosts. Needs the prefix cache. Events take memory of the
+   * host: about 100 bytes and 4 for each token of a block, for each event and twice for each block
+   * of the pool.
+   */
+  kvEventsCapacity?: number | bigint;
   /** Serve token ids only: no tokenizer is loaded, and text calls throw PLLM_E_UNSUPPORTED. */
   skipTokenizer?: boolean;
   /** false disables the prefix cache. Default true. */
@@ -1040,4 +1063,35 @@ export interface SequenceInfo {
    * bits.
    */
   inexact: boolean;
+}
+
+/** An event of the prefix cache. */
+export interface KvEvent {
+  /**
+   * Number of the step with this event. The first step with events has 1, and each further step
+   * with events adds 1. All events of a step take effect together.
+   */
+  sequenceNumber: number;
+  /** Time of the step in milliseconds since 1970 (UTC). */
+  timeMs: number;
+  /** Hash of the block, 32 bytes: its key in a KV store. null for 'cleared'. */
+  hash: string | null;
+  /**
+   * Hash of the block before a stored block, 32 bytes. If firstToken is 0, a hash that differs
+   * between salts. null unless kind is 'stored'.
+   */
+  parentHash: string | null;
+  /** Tokens of a stored block. Empty if there are none. */
+  tokens: number[];
+  /** Position of the first token of the block in its sequence. */
+  firstToken: number;
+  /** Kind of the event. */
+  kind: KvEventKind;
+  /** Place of the block. Values can be added. */
+  medium: KvMedium;
+  /**
+   * Layer group of the block. Models whose layers have different attention windows have a block in
+   * each group for the same tokens. Group 0 has the longest window.
+   */
+  group: number;
 }

@@ -2,7 +2,7 @@
 // Generated from src/ffi by `make header`. Do not edit.
 // The constants, structs and functions of C, and the conversion of options and results.
 const {
-  PagedllmError, alternatives, array, arrayOrNull, koffi, loadLibrary, nameOf, reasonOf, set,
+  PagedllmError, alternatives, array, arrayOrNull, hash, koffi, loadLibrary, nameOf, reasonOf, set,
   struct, text,
 } = require('./runtime.js');
 
@@ -42,6 +42,8 @@ const FINISH = { none: 0, stop: 1, length: 2, abort: 3, error: 4, deadline: 5 };
 const STOP = { none: 0, eos: 1, token: 2, string: 3, grammar: 4 };
 const FORK = { seed: 1, idle: 2, userData: 4 };
 const RESUME = { userData: 2, continue: 4 };
+const KV_EVENT = { stored: 0, removed: 1, cleared: 2 };
+const KV_MEDIUM = { pool: 0 };
 
 // ---- structs and callbacks
 
@@ -65,7 +67,7 @@ const BudgetInfo = struct('pllm_budget_info', 48, {
   heldBytes: u64,
   engines: u64,
 });
-const EngineOptions = struct('pllm_engine_options', 336, {
+const EngineOptions = struct('pllm_engine_options', 344, {
   structSize: u64,
   modelPath: pointer,
   modelPathLen: u64,
@@ -119,6 +121,7 @@ const EngineOptions = struct('pllm_engine_options', 336, {
   kvStoreTimeoutMs: u32,
   kvStoreSecret: pointer,
   kvStoreSecretLen: u64,
+  kvEventsCapacity: u64,
 });
 const Plan = struct('pllm_plan', 112, {
   structSize: u64,
@@ -393,6 +396,20 @@ const Pin = struct('pllm_pin', 72, {
   priority: u32,
   textFlags: u32,
 });
+const KvEvent = struct('pllm_kv_event', 80, {
+  structSize: u64,
+  sequenceNumber: u64,
+  timeSeconds: f64,
+  hash: pointer,
+  parentHash: pointer,
+  tokens: pointer,
+  tokensLen: u64,
+  firstToken: u64,
+  kind: u32,
+  medium: u32,
+  group: u32,
+  reserved: u32,
+});
 
 // ---- functions
 
@@ -467,6 +484,12 @@ declare('response_parser_create', pointer, pointer, pointer, u64, koffi.out(to(p
 declare('response_parser_feed', pointer, pointer, pointer, u64, koffi.out(to(pointer)));
 declare('response_parser_finish', pointer, pointer, koffi.out(to(pointer)));
 declare('response_parser_free', 'void', pointer);
+declare('engine_poll_kv_events', pointer, pointer, u32, koffi.out(to(pointer)));
+declare('engine_snapshot_kv_events', pointer, pointer, koffi.out(to(pointer)));
+declare('engine_hash_prompt', pointer, pointer, to(Request), u32, koffi.out(to(pointer)));
+declare('kv_events_len', u64, pointer);
+declare('kv_events_get', pointer, pointer, u64);
+declare('kv_events_free', 'void', pointer);
 
 // ---- options: setters in the order in which they apply
 
@@ -507,6 +530,7 @@ const engineOptions = {
     cpus: set.text,
     memoryFraction: set.f32,
     maxPromptBytes: set.u64,
+    kvEventsCapacity: set.u64,
     skipTokenizer: set.flag('flags', ENGINE.skipTokenizer),
     prefixCache: set.notFlag('flags', ENGINE.noPrefixCache),
     batchInvariant: set.flag('flags', ENGINE.batchInvariant),
@@ -783,12 +807,26 @@ function toSequenceInfo(c) {
   };
 }
 
+function toKvEvent(c) {
+  return {
+    sequenceNumber: c.sequenceNumber,
+    timeMs: c.timeSeconds * 1000,
+    hash: hash(c.hash),
+    parentHash: hash(c.parentHash),
+    tokens: array(c.tokens, u32, c.tokensLen),
+    firstToken: c.firstToken,
+    kind: nameOf(KV_EVENT, c.kind),
+    medium: nameOf(KV_MEDIUM, c.medium),
+    group: c.group,
+  };
+}
+
 module.exports = {
   ABI_VERSION, NUL_TERMINATED, UNLIMITED_TOKENS, QUEUE_CAPACITY, FORK_AT_END, E, DTYPE, ISA,
   WEIGHTS, PACKED, ENGINE, PREEMPTION, ORDER, BATCHING, ALLOCATION, SAMPLING, OUTPUT, GRAMMAR, TEXT,
-  REQUEST, EARLY_STOPPING, FINISH, STOP, FORK, RESUME, BudgetInfo, EngineOptions, Plan, ModelInfo,
-  Admission, Step, Stats, LogitBias, TokenList, Dry, Sampling, Beam, Request, Logprob, Output, Fork,
-  Resume, SequenceInfo, Pin, engineOptions, dry, sampling, beam, request, fork, resume, pin,
-  toBudgetInfo, toPlan, toModelInfo, toAdmission, toStep, toStats, toOutput, toSequenceInfo, codeOf,
-  errorOf, lib,
+  REQUEST, EARLY_STOPPING, FINISH, STOP, FORK, RESUME, KV_EVENT, KV_MEDIUM, BudgetInfo,
+  EngineOptions, Plan, ModelInfo, Admission, Step, Stats, LogitBias, TokenList, Dry, Sampling, Beam,
+  Request, Logprob, Output, Fork, Resume, SequenceInfo, Pin, KvEvent, engineOptions, dry, sampling,
+  beam, request, fork, resume, pin, toBudgetInfo, toPlan, toModelInfo, toAdmission, toStep, toStats,
+  toOutput, toSequenceInfo, toKvEvent, codeOf, errorOf, lib,
 };

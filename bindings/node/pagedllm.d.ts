@@ -1,5 +1,6 @@
 import type {
-  Admission, BudgetInfo, Code, ForkOptions, Generated, ModelInfo, Options, Output, Pin, Plan, Request, Sampling, SequenceInfo, Stats, Step,
+  Admission, BudgetInfo, Code, ForkOptions, Generated, KvEvent, ModelInfo, Options, Output, Pin, Plan, Request, Sampling, SequenceInfo,
+  Stats, Step,
 } from './abi.js';
 
 export * from './abi.js';
@@ -181,6 +182,24 @@ export class Engine {
    * compiled. Calls run in their order, together with those of add().
    */
   predictAdmission(request: Request & { queue?: Queue }): Promise<Admission>;
+  /**
+   * Takes the events of the prefix cache since the last call, in their order, without waiting. Needs
+   * Options.kvEventsCapacity. If more events were not read, the result is that of snapshotKvEvents()
+   * instead. A reader that applies the events in their order therefore always ends with the blocks
+   * that are cached.
+   */
+  pollKvEvents(): KvEvent[];
+  /**
+   * Lists the blocks of the prefix cache as events: 'cleared', and 'stored' of each block. The events
+   * of pollKvEvents() are not affected.
+   */
+  snapshotKvEvents(): KvEvent[];
+  /**
+   * Computes the hashes of the full blocks of a prompt, as events have them, in hexadecimal. Only the
+   * prompt and the salt of the request are used, and nothing is added to the engine. `group` is a
+   * layer group, below Plan.kvGroups; 0 (default) exists in every model.
+   */
+  hashPrompt(request: Request & { group?: number }): Promise<string[]>;
   /**
    * Aborts a request at the next step. Its last output has 'abort'. If it has ended:
    * PLLM_E_NOT_FOUND.

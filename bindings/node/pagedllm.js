@@ -558,6 +558,36 @@ class Engine {
     });
   }
 
+  pollKvEvents() {
+    return this.#kvEvents(lib.engine_poll_kv_events, 0);
+  }
+
+  snapshotKvEvents() {
+    return this.#kvEvents(lib.engine_snapshot_kv_events);
+  }
+
+  #kvEvents(call, ...args) {
+    const batch = [null];
+    check(call(this.#handle.pointer, ...args, batch));
+    try {
+      const read = (_, i) => abi.toKvEvent(koffi.decode(lib.kv_events_get(batch[0], i), abi.KvEvent));
+      return Array.from({ length: lib.kv_events_len(batch[0]) }, read);
+    } finally {
+      lib.kv_events_free(batch[0]);
+    }
+  }
+
+  async hashPrompt({ group = 0, ...request }) {
+    const c = toRequest(request);
+    return this.#handle.during(async (engine) => {
+      const out = [null];
+      check(await onPool(lib.engine_hash_prompt, engine, c, unsigned('group', group, 32), out));
+      const all = array(lib.bytes_data(out[0]), 'uint8_t', lib.bytes_len(out[0]));
+      lib.bytes_free(out[0]);
+      return Array.from({ length: all.length / 32 }, (_, i) => Buffer.from(all.slice(32 * i, 32 * (i + 1))).toString('hex'));
+    });
+  }
+
   health() {
     return takenError(lib.engine_health(this.#handle.pointer));
   }

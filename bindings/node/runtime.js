@@ -226,6 +226,7 @@ function setCopied(c, name, copied) {
 
 const text = (address, length) => (address ? koffi.decode.string(address, length) : '');
 const array = (address, type, length) => (address ? Array.from(koffi.decode(address, type, length)) : []);
+const hash = (address) => (address ? Buffer.from(koffi.view(address, 32)).toString('hex') : null);
 const arrayOrNull = (address, type, length) => (address ? array(address, type, length) : null);
 const nameOf = (names, value) => Object.keys(names).find((name) => names[name] === value);
 const reasonOf = (names, value) => (value === names.none ? null : nameOf(names, value) ?? 'other');
@@ -238,6 +239,6 @@ function alternatives(address, type, length, tokens) {
 }
 
 module.exports = {
-  PagedllmError, alternatives, array, arrayOrNull, bytes, fill, flag, koffi, lengthOf, loadLibrary, nameOf, reasonOf, set, split,
+  PagedllmError, alternatives, array, arrayOrNull, bytes, fill, flag, hash, koffi, lengthOf, loadLibrary, nameOf, reasonOf, set, split,
   struct, text, tokenIds, unsigned, utf8,
 };

@@ -129,7 +129,8 @@ class Abi:
 
     def without_stores(self):
         """The API without KV stores, whose functions are written in C."""
-        keep = lambda items: [item for item in items if not item.name.lower().startswith("pllm_kv_")]
+        is_store = lambda name: re.match(r"pllm_kv_(?!event|medium)", name.lower())
+        keep = lambda items: [item for item in items if not is_store(item.name)]
         return Abi(keep(self.constants), keep(self.callbacks), keep(self.structs), keep(self.functions))
 
     @property

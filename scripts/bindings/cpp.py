@@ -17,6 +17,7 @@ TYPES = {
     "pllm_pin": "Prefix",
     "PLLM_E": "Code",
     "PLLM_FINISH": "FinishReason",
+    "PLLM_KV_EVENT": "KvEventKind",
     "PLLM_GRAMMAR": "GrammarKind",
     "PLLM_OUTPUT": "OutputKind",
     "PLLM_STOP": "StopReason",
@@ -395,6 +396,8 @@ class Wrapper:
         doc = self.text(field.doc, "empty", struct)
         if field.role == "text":
             return Member(name, "std::string_view", doc=doc, read=f"detail::view({value}, c.{field.len})")
+        if field.role == "pointer" and field.target == "u8":
+            return Member(name, "std::string_view", doc=doc, read=f"detail::hash({value})")
         if field.role in ("array", "pointer"):
             # The only pointer without a length has an element for each token.
             length = f"c.{field.len}" if field.role == "array" else f"{value} ? c.tokens_len : 0"

@@ -31,7 +31,7 @@ POINTERS = ["sampling.temperature", "sampling.xtc_threshold", "dry.multiplier", 
 # Numbers with a Go type of their own.
 TYPES = {
     "seed": "uint64", "user_data": "uint64", "output.request": "RequestID", "output.sequence": "SequenceID", "output.stop_token": "uint32",
-    "sequence_info.request": "RequestID",
+    "sequence_info.request": "RequestID", "kv_event.sequence_number": "uint64",
 }
 
 # What a pointer to a struct is in Go, how it is converted, and functions for arrays.
@@ -63,6 +63,8 @@ SETS = {
     "PLLM_OUTPUT": Set("OutputKind", "the content of each output.", "Output", None),
     "PLLM_EARLY_STOPPING": Set("EarlyStopping", "the condition that ends a beam search.", "EarlyStopping", None),
     "PLLM_FINISH": Set("FinishReason", "the reason why a sequence ended.", "Finish"),
+    "PLLM_KV_EVENT": Set("KVEventKind", "the kind of a KV event.", "KV"),
+    "PLLM_KV_MEDIUM": Set("KVMedium", "the place of a KV block.", "KVMedium"),
     "PLLM_STOP": Set("StopReason", "the condition that ended a sequence with FinishStop.", "Stop"),
 }
 
@@ -98,6 +100,7 @@ RESULTS = {
     "stats": Type("Stats", "Stats are"),
     "output": Type("Output", "An Output is"),
     "sequence_info": Type("SequenceInfo", "SequenceInfo is"),
+    "kv_event": Type("KVEvent", "A KVEvent is"),
 }
 STRUCTS = {**OPTIONS, **RESULTS}
 
@@ -126,6 +129,11 @@ SPECIAL = {
     "fork.n": None,
     "sampling.grammar_kind": Member("Grammar", "Grammar", "Grammar is the constraint on the output.", "v.Grammar.set(args, c)"),
     "sampling.grammar": None, "sampling.choices": None,
+    "kv_event.time_seconds": Member("Time", "time.Time", "Time is the time of the step.", "v.Time = goTime(c.time_seconds)"),
+    "kv_event.hash": Member("Hash", "KVHash", "Hash is the hash of the block: its key in a KV store. Zero for KVCleared.", "v.Hash = goHash(c.hash)"),
+    "kv_event.parent_hash": Member(
+        "ParentHash", "KVHash", "ParentHash is the hash of the block before a stored block. If FirstToken is 0, it is a hash that differs between salts. "
+                                "Zero unless Kind is KVStored.", "v.ParentHash = goHash(c.parent_hash)"),
     "output.error_code": None,
     "output.queued_seconds": Member(
         "Timing", "Timing", "Timing has the times of the sequence, in its last output. It is zero in all other outputs.",
@@ -194,7 +202,7 @@ DOCS = {
 # Functions and structs in docs.
 NAMES = {
     "pllm_engine_add_request": "Queue.Add", "pllm_engine_free": "Engine.Close", "pllm_engine_get_metrics": "Engine.Metrics",
-    "pllm_engine_start": "Engine.Start", "pllm_queue_create": "Engine.NewQueue",
+    "pllm_engine_poll_kv_events": "Engine.PollKVEvents", "pllm_engine_start": "Engine.Start", "pllm_queue_create": "Engine.NewQueue",
     **{f"pllm_{short}": entry.name for short, entry in STRUCTS.items()},
 }
 
@@ -488,7 +496,7 @@ class Writer:
         """The method String of a set."""
         receiver = entry.type[0].lower()
         cases = "".join(f'\tcase {name}:\n\t\treturn "{text}"\n' for name, text in names.items())
-        example = list(names.values())[1]
+        example = list(names.values())[:2][-1]
         return (f'\n// String returns the name, such as "{example}".\nfunc ({receiver} {entry.type}) String() string {{\n\tswitch {receiver} {{\n'
                 f'{cases}\t}}\n\treturn fmt.Sprintf("{entry.unknown}", {entry.integer}({receiver}))\n}}\n')
 

@@ -8,13 +8,15 @@ from abi import NOTICE, camel, wrapped
 # Types of sets whose name is not that of the set in camel case.
 UNIONS = {
     "PLLM_E": "Code", "PLLM_WEIGHTS": "WeightFormat", "PLLM_OUTPUT": "OutputKind", "PLLM_FINISH": "FinishReason",
-    "PLLM_STOP": "StopReason",
+    "PLLM_STOP": "StopReason", "PLLM_KV_EVENT": "KvEventKind",
 }
 # Sets of reasons: none is null, and a reason that only a newer library knows is 'other'.
 REASONS = {"PLLM_FINISH", "PLLM_STOP"}
 # Summaries of sets whose fields have none.
 SUMMARIES = {
     "PLLM_E": "Code of an error. A newer library can have codes without a name here: PLLM_E_ and a number.",
+    "PLLM_KV_EVENT": "What has happened to a block of the prefix cache.",
+    "PLLM_KV_MEDIUM": "Place of a KV block.",
     "PLLM_PREEMPTION": "Treatment of preempted requests.",
     "PLLM_EARLY_STOPPING": "When a beam search ends.",
     "PLLM_FINISH": "Why a sequence ended. null: it has not ended. 'other': a reason that only a newer library knows.",
@@ -66,6 +68,8 @@ RESULTS = {
         "alternatives(c.promptTopLogprobs, Logprob, c.promptTopLogprobsLen, c.promptLogprobsLen)"),
     ("pllm_admission", "first_token_seconds"): (
         "firstTokenMs", "number | null", "c.firstTokenSeconds < 0 ? null : c.firstTokenSeconds * 1000"),
+    ("pllm_kv_event", "hash"): ("hash", "string | null", "hash(c.hash)"),
+    ("pllm_kv_event", "parent_hash"): ("parentHash", "string | null", "hash(c.parentHash)"),
     ("pllm_plan", "kv_dtype"): ("kvDtype", "Exclude<Dtype, 'auto'>", "nameOf(DTYPE, c.kvDtype)"),
 }
 
@@ -92,7 +96,7 @@ DOCS = {
 REFERENCES = {
     "pllm_engine_get_metrics": "metrics()", "pllm_queue_create": "createQueue()", "pllm_engine_add_request": "add()",
     "pllm_sequence_resume": "resume()", "pllm_sequence_free": "free()", "pllm_engine_start": "start()",
-    "pllm_engine_free": "close()", "pllm_stats": "stats()", "pllm_model_info": "modelInfo()",
+    "pllm_engine_free": "close()", "pllm_engine_poll_kv_events": "pollKvEvents()", "pllm_stats": "stats()", "pllm_model_info": "modelInfo()",
 }
 # Phrases of docs about C, and their replacements.
 PHRASES = [
@@ -339,7 +343,7 @@ class Node:
     def module(self):
         text = f"'use strict';\n// {NOTICE}\n"
         text += "// The constants, structs and functions of C, and the conversion of options and results.\n"
-        text += statement("const { PagedllmError, alternatives, array, arrayOrNull, koffi, loadLibrary, nameOf, reasonOf, set, "
+        text += statement("const { PagedllmError, alternatives, array, arrayOrNull, hash, koffi, loadLibrary, nameOf, reasonOf, set, "
                           "struct, text } = require('./runtime.js');") + "\n"
         exported = []
         for constant in self.abi.constants:

@@ -14,13 +14,14 @@ PARTS = ["intro", "enums", "results", "options", "library", "conversions", "hand
 RESULTS = {
     "pllm_output": "Output", "pllm_sequence_info": "SequenceInfo", "pllm_step": "Step", "pllm_stats": "Stats",
     "pllm_admission": "Admission", "pllm_budget_info": "BudgetInfo", "pllm_plan": "Plan", "pllm_model_info": "ModelInfo",
+    "pllm_kv_event": "KvEvent",
 }
 OPTIONS = {"pllm_dry": "Dry", "pllm_beam": "Beam", "pllm_sampling": "Sampling"}
 DATACLASSES = ["pllm_output", "pllm_sequence_info", *OPTIONS]
 ENUMS = {
     "PLLM_E": "Code", "PLLM_FINISH": "FinishReason", "PLLM_STOP": "StopReason", "PLLM_PACKED": "Packed", "PLLM_DTYPE": "DType",
     "PLLM_ISA": "Isa", "PLLM_WEIGHTS": "Weights", "PLLM_PREEMPTION": "Preemption", "PLLM_ORDER": "Order", "PLLM_BATCHING": "Batching",
-    "PLLM_ALLOCATION": "Allocation", "PLLM_OUTPUT": "OutputKind", "PLLM_EARLY_STOPPING": "EarlyStopping",
+    "PLLM_ALLOCATION": "Allocation", "PLLM_KV_EVENT": "KvEventKind", "PLLM_KV_MEDIUM": "KvMedium", "PLLM_OUTPUT": "OutputKind", "PLLM_EARLY_STOPPING": "EarlyStopping",
 }
 # The fields that come first, because programs can pass them by position. The others follow as in C.
 FIRST = {
@@ -90,7 +91,7 @@ TEXTS = {
 # Names of C in texts, and what Python has in their place.
 NAMES = {
     "PLLM_FORK_AT_END": "None", "PLLM_UNLIMITED_TOKENS": "None", "pllm_engine_add_request": "add()", "pllm_engine_free": "close()", "pllm_engine_get_metrics": "metrics()",
-    "pllm_engine_start": "start()", "pllm_queue_create": "create_queue()", "pllm_request": "add()",
+    "pllm_engine_poll_kv_events": "poll_kv_events()", "pllm_engine_start": "start()", "pllm_queue_create": "create_queue()", "pllm_request": "add()",
     "pllm_sampling_init": "Sampling", "pllm_sequence_free": "free()", "pllm_sequence_resume": "resume()", "PLLM_RESUME_*": "resume()",
 }
 # Changes to texts, as regular expressions. The first ones remove what only a C program needs.
@@ -259,6 +260,8 @@ def result_form(struct, field):
         return "bool", f"bool({value})"
     if "Negative if" in field.doc:
         return "Optional[float]", f"None if {value} < 0 else {value}"
+    if field.role == "pointer" and field.target == "u8":
+        return "Optional[bytes]", f"_hash({value})"
     if field.role == "choice":
         return ENUMS[field.set], f"_member({ENUMS[field.set]}, {value})"
     if field.role == "text":

@@ -12,6 +12,7 @@ use super::ModelInfo;
 use super::budget_checks::BudgetChecks;
 use super::clock::Clock;
 use super::device::Device;
+use super::kv_events::EventQueue;
 use super::lifecycle::{Lifecycle, ModelIdentity};
 use super::pool_lease::PoolLease;
 use super::recovery::{self, RETRY_TIMEOUT, Recovery};
@@ -78,6 +79,8 @@ pub struct Shared {
     pub budget_checks: Arc<BudgetChecks>,
     /// Transfers that other threads have completed.
     pub completions: Completions,
+    /// Events of the prefix cache. `None` if they are not recorded.
+    pub events: Option<Arc<EventQueue>>,
 }
 
 impl Shared {
@@ -507,10 +510,17 @@ impl EngineCore {
         *self.shared.published.lock().unwrap_or_else(PoisonError::into_inner) = published;
         self.update_snapshot(&mut self.shared.snapshot());
         self.lifecycle.delivery.finish_step();
-        if let Err(error) = self.shared.table.check() {
-            self.shared.table.close_queues(&error);
+        match self.shared.table.check() {
+            Ok(()) => self.publish_events(),
+            Err(error) => self.shared.table.close_queues(&error),
         }
         stats
+    }
+
+    fn publish_events(&mut self) {
+        if let (Some(events), Some(record)) = (&self.shared.events, self.lifecycle.scheduler.cache_record()) {
+            events.publish(record);
+        }
     }
 
     fn update_snapshot(&self, snapshot: &mut AdmissionSnapshot) {

@@ -18,6 +18,7 @@ mod held_forks;
 mod inbox;
 #[doc(hidden)]
 pub mod journal;
+mod kv_events;
 mod late_masks;
 #[cfg(test)]
 mod late_masks_test;
@@ -53,6 +54,8 @@ pub use admission::Admission;
 pub use clock::{Clock, SystemClock};
 use driver::Driver;
 use journal::Recording;
+use kv_events::EventQueue;
+pub use kv_events::{KvEventKind, KvEventView, KvEvents};
 pub use load::ModelInfo;
 use load::{EngineParts, model_files};
 use once_cell::sync::OnceCell;
@@ -106,8 +109,7 @@ pub struct Engine {
     keeps_prefixes: bool,
     /// Whether a journal records all inputs.
     journals: bool,
-    /// KV store, for its counters.
-    store: Option<Arc<StoreClient>>,
+    external: ExternalBlocks,
     /// Storage layout of K and V.
     layout: String,
     shared: Shared,
@@ -118,6 +120,14 @@ pub struct Engine {
     driver_cpu: Option<usize>,
     queue: Arc<Queue>,
     vocabulary: TokenTables,
+}
+
+/// The blocks of the engine outside of it.
+struct ExternalBlocks {
+    /// KV store, for its counters.
+    store: Option<Arc<StoreClient>>,
+    /// The names of the blocks.
+    format: ValueFormat,
 }
 
 /// What requests need to know of the tokens of the vocabulary.
@@ -203,9 +213,10 @@ impl Engine {
             snapshot: Arc::default(),
             wants_check: Arc::default(),
             budget_checks: Arc::default(),
+            events: start_events(options, &info, &mut scheduler)?,
             clock,
         };
-        let (client, store) = start_store(options, &info, executor.as_ref(), &shared, &mut scheduler)?;
+        let (external, store) = start_store(options, &info, executor.as_ref(), &shared, &mut scheduler)?;
         let swap_file = start_swap_file(options, &info, executor.as_ref(), &shared, &mut scheduler)?;
         let (layout, capacity) = (executor.layout(), scheduler.capacity());
         let inputs = LiveInputs::new(
@@ -213,7 +224,7 @@ impl Engine {
             shared.clock.clone(),
             lease.clone(),
             shared.completions.clone(),
-            (client.clone(), swap_file.as_ref().map(SwapFile::ended)),
+            (external.store.clone(), swap_file.as_ref().map(SwapFile::ended)),
             max_blocks,
         );
         let decorate = decorate.unwrap_or_else(|| Box::new(|inputs, executor| (inputs, executor)));
@@ -221,8 +232,7 @@ impl Engine {
         let core = EngineCore::new(scheduler, seams, (store, swap_file, journals), lease.clone(), &info, options, shared.clone())?;
         let core = Arc::new(Mutex::new(core));
         lease.on_call(budget_client::callback(&core, &shared));
-        // The callback is set now, so calls of the budget are not lost. Earlier changes are handled
-        // here.
+        // From now on, calls of the budget reach the callback. Earlier changes are handled here.
         core.lock().unwrap_or_else(PoisonError::into_inner).answer_caller();
         let queue = Arc::new(Queue::new(shared.table.new_sender(options.queue_capacity, options.max_seqs)?, &shared.table));
         Ok(Engine {
@@ -233,7 +243,7 @@ impl Engine {
             capacity,
             keeps_prefixes: options.prefix_cache,
             journals,
-            store: client,
+            external,
             layout,
             shared,
             core,
@@ -316,7 +326,7 @@ impl Engine {
     fn published(&self) -> Published {
         let mut published = *self.shared.published.lock().unwrap_or_else(PoisonError::into_inner);
         published.stats.admission_rejections = self.shared.table.rejections();
-        published.stats.store = self.store.as_ref().map_or_else(Default::default, |store| store.board.counts.read());
+        published.stats.store = self.external.store.as_ref().map_or_else(Default::default, |store| store.board.counts.read());
         published
     }
 
@@ -429,6 +439,20 @@ fn start_swap_file(
     SwapFile::create(dir, swap_blocks, block_bytes as usize, max_moves, shared.table.wakeup.clone()).map(Some)
 }
 
+/// Returns the format of blocks outside of the engine.
+fn value_format(options: &EngineOptions, info: &ModelInfo, executor: &dyn Executor) -> ValueFormat {
+    let contents = Contents {
+        model: &info.fingerprint,
+        layout: &executor.layout(),
+        isa: info.isa_name(),
+        block_size: info.paging.block_size(),
+        groups: info.paging.groups(),
+        parts: &executor.kv_part_bytes(),
+    };
+    let secret = options.kv_store.as_ref().and_then(|store| store.secret.as_ref());
+    ValueFormat::new(&contents, secret.map(|secret| secret.0.as_slice()))
+}
+
 /// Starts the thread of the store of the options, and creates the transfers from and to it. A replay
 /// has transfers without a store.
 fn start_store(
@@ -437,26 +461,28 @@ fn start_store(
     executor: &dyn Executor,
     shared: &Shared,
     scheduler: &mut Scheduler,
-) -> Result<(Option<Arc<StoreClient>>, Option<StoreTransfers>)> {
-    let Some(options) = &options.kv_store else { return Ok((None, None)) };
-    let parts = executor.kv_part_bytes();
-    let contents = Contents {
-        model: &info.fingerprint,
-        layout: &executor.layout(),
-        isa: info.isa_name(),
-        block_size: info.paging.block_size(),
-        groups: info.paging.groups(),
-        parts: &parts,
-    };
-    let format = ValueFormat::new(&contents, options.secret.as_ref().map(|secret| secret.0.as_slice()));
+) -> Result<(ExternalBlocks, Option<StoreTransfers>)> {
+    let format = value_format(options, info, executor);
+    let Some(options) = &options.kv_store else { return Ok((ExternalBlocks { store: None, format }, None)) };
     let start = |handle: &KvStoreHandle| {
         let store = handle.take().ok_or_else(|| Error::invalid("kv_store belongs to another engine; create a store for each engine"))?;
-        StoreClient::start(store, options, format, info.paging.clone(), shared.table.wakeup.clone()).map(Arc::new)
+        StoreClient::start(store, options, format.clone(), info.paging.clone(), shared.table.wakeup.clone()).map(Arc::new)
     };
     let client = options.store.as_ref().map(start).transpose()?;
     scheduler.log_computed(MAX_COMPUTED_BLOCKS)?;
-    let transfers = StoreTransfers::new(client.clone(), options.timeout, parts.iter().sum(), executor.max_transfer_bytes())?;
-    Ok((client, Some(transfers)))
+    let block_bytes = executor.kv_part_bytes().iter().sum();
+    let transfers = StoreTransfers::new(client.clone(), options.timeout, block_bytes, executor.max_transfer_bytes())?;
+    Ok((ExternalBlocks { store: client, format }, Some(transfers)))
+}
+
+/// Makes the prefix cache record its changes for KV events, if the options ask for them.
+fn start_events(options: &EngineOptions, info: &ModelInfo, scheduler: &mut Scheduler) -> Result<Option<Arc<EventQueue>>> {
+    if options.kv_events_capacity == 0 {
+        return Ok(None);
+    }
+    scheduler.record_events()?;
+    let queue = EventQueue::new(info.memory.max_blocks, info.paging.block_size(), options.kv_events_capacity)?;
+    Ok(Some(Arc::new(queue)))
 }
 
 /// Returns the name of the model directory.

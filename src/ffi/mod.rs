@@ -17,6 +17,7 @@ mod description;
 #[cfg(test)]
 #[path = "../../tests/ffi/header.rs"]
 mod header;
+mod kv_events;
 mod kv_store;
 mod library;
 mod options;
@@ -31,6 +32,7 @@ mod text;
 pub use budget::*;
 pub use engine::*;
 pub use error::*;
+pub use kv_events::*;
 pub use kv_store::*;
 pub use library::*;
 pub use options::*;

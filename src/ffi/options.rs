@@ -284,6 +284,11 @@ pub struct pllm_engine_options {
     pub kv_store_secret: *const u8,
     /// Length of kv_store_secret in bytes.
     pub kv_store_secret_len: u64,
+    /// Maximum number of KV events that wait for pllm_engine_poll_kv_events, at most 1048576. 0
+    /// (default): no events are recorded. 16384 suits most hosts. Needs the prefix cache. Events take
+    /// memory of the host: about 100 bytes and 4 for each token of a block, for each event and twice
+    /// for each block of the pool.
+    pub kv_events_capacity: u64,
 }
 
 /// Reports the bytes of weights that have been read, out of total, on the thread that creates the
@@ -353,6 +358,7 @@ unsafe impl Versioned for pllm_engine_options {
             kv_store_timeout_ms: 0,
             kv_store_secret: null(),
             kv_store_secret_len: 0,
+            kv_events_capacity: 0,
         }
     }
 }
@@ -416,6 +422,7 @@ impl pllm_engine_options {
             model_name: model_name.map(Into::into),
             // SAFETY: the caller's contract.
             kv_store: unsafe { kv_store(&c) }?,
+            kv_events_capacity: usize::try_from(c.kv_events_capacity).unwrap_or(usize::MAX),
         })
     }
 

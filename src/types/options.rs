@@ -186,6 +186,9 @@ pub struct EngineOptions {
     /// Store for KV blocks outside of the pool. `None`: blocks stay in the pool.
     #[serde(default)]
     pub kv_store: Option<KvStoreOptions>,
+    /// Maximum number of unread events of the prefix cache. 0: none are recorded.
+    #[serde(skip)]
+    pub kv_events_capacity: usize,
 }
 
 /// The limit of the priority of a request, which ranges from `-MAX_PRIORITY` to `MAX_PRIORITY`.
@@ -226,6 +229,7 @@ impl Default for EngineOptions {
             journal_path: None,
             model_name: None,
             kv_store: None,
+            kv_events_capacity: 0,
         }
     }
 }
@@ -237,6 +241,8 @@ impl EngineOptions {
     pub const DEFAULT_QUEUE_CAPACITY: usize = 1 << 16;
     /// Maximum of `max_batch_tokens`.
     pub const MAX_BATCH_TOKENS: usize = 1 << 20;
+    /// Maximum of `kv_events_capacity`.
+    pub const MAX_KV_EVENTS: usize = 1 << 20;
     const MAX_SEQS: usize = 1 << 16;
     const MAX_THREADS: usize = 1024;
     const PROMPT_BYTES_PER_TOKEN: usize = 64;
@@ -315,16 +321,28 @@ impl EngineOptions {
         {
             return Err(Error::invalid(format!("weight_group is {group}; must be one of {:?}", WeightFormat::GROUPS)));
         }
-        if let Some(store) = &self.kv_store {
-            store.validate()?;
-            if !self.prefix_cache {
-                return Err(Error::invalid(
-                    "kv_store is set and the prefix cache is disabled; unset PLLM_ENGINE_NO_PREFIX_CACHE or kv_store",
-                ));
-            }
-        }
+        self.validate_prefix_cache()?;
         self.policies.validate()?;
         self.validate_swapping()
+    }
+
+    /// Validates the options that need the prefix cache.
+    fn validate_prefix_cache(&self) -> Result<()> {
+        self.kv_store.as_ref().map_or(Ok(()), KvStoreOptions::validate)?;
+        if self.kv_events_capacity > Self::MAX_KV_EVENTS {
+            return Err(Error::invalid(format!(
+                "kv_events_capacity is {}; must be at most {}",
+                self.kv_events_capacity,
+                Self::MAX_KV_EVENTS
+            )));
+        }
+        let needs = [("kv_store", self.kv_store.is_some()), ("kv_events_capacity", self.kv_events_capacity > 0)];
+        match needs.into_iter().find(|(_, is_set)| *is_set && !self.prefix_cache) {
+            Some((name, _)) => {
+                Err(Error::invalid(format!("{name} is set and the prefix cache is disabled; unset PLLM_ENGINE_NO_PREFIX_CACHE or {name}")))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Validates options for the CPU. A fraction of its memory is not supported, since the host

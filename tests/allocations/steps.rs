@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pagedllm::engine::{Engine, Prompt, Request};
+use pagedllm::engine::{Engine, KvEventKind, Prompt, Request};
 use pagedllm::types::RequestId;
 use pagedllm::types::options::{EngineOptions, Grammar, Preemption, SamplingParams};
 use pagedllm::types::outputs::FinishReason;
@@ -22,7 +22,8 @@ const FOR_OTHER_CRATES: &[&str] = &["src/text/tokenizer.rs"];
 /// Number of unfinished requests. Not all of them can run at once, so some always wait.
 const UNFINISHED: u64 = 14;
 
-/// Creates an engine whose pool is so small that requests are preempted.
+/// Creates an engine whose pool is so small that requests are preempted. With a host tier, it records
+/// events of the prefix cache.
 fn engine(preemption: Preemption, trace: Option<PathBuf>) -> Engine {
     Engine::create(&EngineOptions {
         model_dir: bundled_model(),
@@ -33,6 +34,7 @@ fn engine(preemption: Preemption, trace: Option<PathBuf>) -> Engine {
         swap_bytes: if preemption == Preemption::Recompute { 0 } else { 1 << 20 },
         preemption,
         trace_path: trace,
+        kv_events_capacity: if preemption == Preemption::Recompute { 0 } else { 100 },
         ..Default::default()
     })
     .unwrap()
@@ -62,6 +64,9 @@ struct Host {
     last: RequestId,
     ends: HashMap<FinishReason, usize>,
     text: usize,
+    /// Number of events of the prefix cache, and of snapshots in their place.
+    events: usize,
+    snapshots: usize,
 }
 
 impl Host {
@@ -77,6 +82,12 @@ impl Host {
         if step % 50 == 49 {
             let _ = self.engine.abort(self.last);
         }
+        if step.is_multiple_of(13)
+            && let Ok(events) = self.engine.poll_kv_events(Duration::ZERO, |_| Ok(()))
+        {
+            self.events += events.len();
+            self.snapshots += events.iter().filter(|event| event.kind == KvEventKind::Cleared).count();
+        }
         let outputs = self.engine.queue().poll_batch(Some(Duration::ZERO), |_| Ok(())).unwrap();
         for (output, view) in outputs.iter() {
             self.text += view.text.len();
@@ -91,7 +102,8 @@ type Allocations = Vec<(Site, usize)>;
 /// Returns the allocations in a window of steps: those of this crate, and those of others.
 fn allocations_in_steps(preemption: Preemption, trace: Option<PathBuf>) -> (Allocations, Allocations) {
     let is_own = |(site, _): &(Site, usize)| site.name().starts_with("src/") && !FOR_OTHER_CRATES.contains(&site.name().as_str());
-    let mut host = Host { engine: engine(preemption, trace), added: 0, last: RequestId::default(), ends: HashMap::new(), text: 0 };
+    let engine = engine(preemption, trace);
+    let mut host = Host { engine, added: 0, last: RequestId::default(), ends: HashMap::new(), text: 0, events: 0, snapshots: 0 };
     for step in 0..WARM_UP {
         host.act(step);
         host.engine.step().unwrap();
@@ -112,12 +124,15 @@ fn allocations_in_steps(preemption: Preemption, trace: Option<PathBuf>) -> (Allo
     }
     let after = host.engine.stats();
     println!(
-        "{preemption:?}: {} preemptions, {} of them swapped, {:?}, {} bytes of text",
+        "{preemption:?}: {} preemptions, {} of them swapped, {:?}, {} bytes of text, {} events, {} snapshots",
         after.preemptions - before.preemptions,
         after.preemptions_swapped - before.preemptions_swapped,
         host.ends,
-        host.text
+        host.text,
+        host.events,
+        host.snapshots
     );
+    assert_eq!(host.events > 1000, preemption != Preemption::Recompute);
     assert!(after.preemptions - before.preemptions > 20);
     assert_eq!(after.preemptions_swapped > before.preemptions_swapped, preemption == Preemption::Swap);
     for finish in [FinishReason::Stop, FinishReason::Length, FinishReason::Abort] {

@@ -18,16 +18,16 @@ const BLOCK: usize = 8;
 const BLOCKS: usize = 64;
 
 /// A small model. Its layers attend to all positions, or some to a window.
-struct Model {
+pub struct Model {
     dir: TempDir,
-    name: &'static str,
+    pub name: &'static str,
 }
 
 /// The tokens of a request with their log probabilities as bits.
-type Bits = (Vec<u32>, Vec<u32>);
+pub type Bits = (Vec<u32>, Vec<u32>);
 
 impl Model {
-    fn all() -> Vec<Model> {
+    pub fn all() -> Vec<Model> {
         let windowed = |name: &str| name.contains("windows");
         let configs = configs(512);
         let last = configs.len() - 1;
@@ -40,14 +40,14 @@ impl Model {
         models.collect()
     }
 
-    fn new(seed: u64) -> Model {
+    pub fn new(seed: u64) -> Model {
         let dir = TempDir::new();
         let (name, config) = configs(512).pop().unwrap();
         write_random_model(&dir.0, &config, false, seed);
         Model { dir, name }
     }
 
-    fn device(&self) -> (ModelInfo, Box<dyn Executor>) {
+    pub fn device(&self) -> (ModelInfo, Box<dyn Executor>) {
         let files = ModelFiles::open(&self.dir.0).unwrap();
         let backend = CpuBackend::new(1, None).unwrap();
         let pool = KvPool { blocks: BLOCKS, block_size: BLOCK, dtype: KvDtype::F32 };
@@ -62,13 +62,11 @@ impl Model {
     }
 
     fn engine(&self, store: Option<KvStoreOptions>, journal: Option<&std::path::Path>) -> Engine {
-        let options = EngineOptions {
-            max_batch_tokens: 64,
-            max_seqs: 16,
-            journal_path: journal.map(Into::into),
-            kv_store: store,
-            ..Default::default()
-        };
+        self.engine_with(EngineOptions { journal_path: journal.map(Into::into), kv_store: store, ..Default::default() })
+    }
+
+    pub fn engine_with(&self, options: EngineOptions) -> Engine {
+        let options = EngineOptions { max_batch_tokens: 64, max_seqs: 16, ..options };
         let (info, executor) = self.device();
         Engine::with_executor(&options, info, None, executor).unwrap()
     }
@@ -81,21 +79,21 @@ impl Model {
     }
 }
 
-fn options(memory: &Memory) -> KvStoreOptions {
+pub fn options(memory: &Memory) -> KvStoreOptions {
     KvStoreOptions { timeout: Duration::from_millis(200), ..KvStoreOptions::new(memory.handle()) }
 }
 
-fn prompt(seed: usize, len: usize) -> Vec<u32> {
+pub fn prompt(seed: usize, len: usize) -> Vec<u32> {
     (0..len).map(|place| ((place * 7 + seed * 31 + place / 5) % 120) as u32).collect()
 }
 
-fn request(prompt: &[u32]) -> Request {
+pub fn request(prompt: &[u32]) -> Request {
     let sampling = SamplingParams { max_tokens: Some(6), temperature: 0.0, ignore_eos: true, logprobs: Some(0), ..Default::default() };
     Request::new(Prompt::Tokens(prompt.to_vec()), sampling)
 }
 
 /// Adds the requests and steps until all have ended and no full block waits.
-fn complete(engine: &Engine, prompts: &[Vec<u32>]) -> Vec<Bits> {
+pub fn complete(engine: &Engine, prompts: &[Vec<u32>]) -> Vec<Bits> {
     let ids: Vec<_> = prompts.iter().map(|prompt| engine.add_request(request(prompt)).unwrap()).collect();
     let mut bits = vec![Bits::default(); ids.len()];
     let mut rest = ids.len();

@@ -10,6 +10,7 @@ mod dense_model;
 mod faults;
 mod in_flight;
 mod journal;
+mod kv_events;
 mod kv_store;
 mod ledger;
 mod requests;

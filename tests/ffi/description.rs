@@ -10,7 +10,7 @@ use syn::{Expr, ExprLit, Fields, FnArg, Item, Lit, Meta, ReturnType, Type};
 use super::convert::Versioned;
 
 /// The files of src/ffi in the order of the header.
-pub const FILES: [&str; 14] = [
+pub const FILES: [&str; 15] = [
     "library",
     "convert",
     "error",
@@ -25,6 +25,7 @@ pub const FILES: [&str; 14] = [
     "sequences",
     "text",
     "response_parser",
+    "kv_events",
 ];
 
 /// The first release. Names that its header lacks are newer.

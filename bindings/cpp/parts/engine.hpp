@@ -65,6 +65,33 @@ public:
     // As above, with outputs to the engine's own queue.
     Result<Admission> predict_admission(const Request &request) const { return predict_admission(request, nullptr); }
 
+    // Takes the events of the prefix cache since the last call. If there are none, waits for the first
+    // one until the time has passed. Needs Options::kv_events_capacity. If more events were not read,
+    // the batch is that of snapshot_kv_events instead. Any thread may call it.
+    Result<KvEvents> poll_kv_events(std::chrono::milliseconds timeout = std::chrono::milliseconds(0)) const {
+        constexpr auto max = std::numeric_limits<uint32_t>::max();
+        const auto time = static_cast<uint32_t>(std::clamp<int64_t>(timeout.count(), 0, max));
+        return events([&](pllm_kv_events **out) { return pllm_engine_poll_kv_events(native(), time, out); });
+    }
+
+    // Lists the blocks of the prefix cache as events: KvEventKind::cleared, and KvEventKind::stored of
+    // each block. The events of poll_kv_events are not affected. Any thread may call it.
+    Result<KvEvents> snapshot_kv_events() const {
+        return events([&](pllm_kv_events **out) { return pllm_engine_snapshot_kv_events(native(), out); });
+    }
+
+    // Computes the hashes of the full blocks of a prompt, as events have them. Only the prompt and the
+    // salt of the request are used. Any thread may call it.
+    Result<std::vector<std::string>> hash_prompt(const Request &request, uint32_t group = 0) const {
+        detail::CRequest c(request);
+        const auto bytes = detail::copied(detail::create<pllm_bytes, pllm_bytes_free>(
+            [&](pllm_bytes **out) { return pllm_engine_hash_prompt(native(), c.to(nullptr), group, out); }));
+        if (!bytes) return bytes.error();
+        std::vector<std::string> hashes;
+        for (size_t at = 0; at < bytes->size(); at += 32) hashes.push_back(bytes->substr(at, 32));
+        return hashes;
+    }
+
     // Adds a request and returns its id. `queue`, a queue of this engine, receives its outputs.
     Result<uint64_t> add(const Request &request, const QueueView &queue) {
         const auto named = queue.named();
@@ -213,6 +240,13 @@ private:
     Result<Stream> stream_of_one(const Request &request) {
         if (Status one = Stream::only_one(request.n); !one) return one.error();
         return stream(request);
+    }
+
+    template <class Make>
+    static Result<KvEvents> events(Make make) {
+        auto batch = detail::create<pllm_kv_events, pllm_kv_events_free>(make);
+        if (!batch) return batch.error();
+        return KvEvents(std::move(*batch));
     }
 
     Result<uint64_t> add(const Request &request, const pllm_queue *queue) {

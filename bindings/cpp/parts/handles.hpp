@@ -62,11 +62,15 @@ inline std::string_view view(const char *text, uint64_t len) noexcept { return {
 
 // Copies the fields that the library provides. An older library provides fewer; the others are
 // zero.
-inline pllm_output known(const pllm_output &record) noexcept {
-    pllm_output c{};
+template <class T>
+T known(const T &record) noexcept {
+    T c{};
     std::memcpy(&c, &record, std::min(static_cast<size_t>(record.struct_size), sizeof c));
     return c;
 }
+
+// Returns the 32 bytes of a hash, or none for null.
+inline std::string_view hash(const uint8_t *data) noexcept { return {reinterpret_cast<const char *>(data), data ? size_t{32} : 0}; }
 
 template <class T>
 Span<const T> view(const T *data, uint64_t len) noexcept {

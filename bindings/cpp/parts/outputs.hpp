@@ -38,9 +38,22 @@ struct ModelInfo {
 // without a name here.
 //: enum StopReason
 
+// Kind of a KV event. A newer library can return values without a name here.
+//: enum KvEventKind
+
+// Place of a KV block. A newer library can return values without a name here.
+//: enum KvMedium
+
+//: doc KvEvent
+struct KvEvent {
+    //: fields KvEvent
+};
+
 namespace detail {
 
 //: conversion Timing
+
+//: conversion KvEvent
 
 //: conversion Admission
 
@@ -120,6 +133,31 @@ private:
     explicit Outputs(Batch batch) noexcept : batch_(std::move(batch)) {}
 
     Batch batch_;
+};
+
+// A batch of KV events in their order. It owns the memory of its KvEvent views and stays valid after
+// the engine is freed.
+class KvEvents {
+public:
+    KvEvents() = default;  // empty
+
+    [[nodiscard]] size_t size() const noexcept { return events_.size(); }
+    [[nodiscard]] bool empty() const noexcept { return events_.empty(); }
+    [[nodiscard]] const KvEvent &operator[](size_t i) const noexcept { return events_[i]; }
+    [[nodiscard]] auto begin() const noexcept { return events_.begin(); }
+    [[nodiscard]] auto end() const noexcept { return events_.end(); }
+
+private:
+    using Batch = detail::Handle<pllm_kv_events, pllm_kv_events_free>;
+    friend class Engine;
+    explicit KvEvents(Batch batch) : batch_(std::move(batch)) {
+        const uint64_t len = pllm_kv_events_len(batch_.get());
+        events_.reserve(static_cast<size_t>(len));
+        for (uint64_t i = 0; i < len; i++) events_.push_back(detail::to_kv_event(detail::known(*pllm_kv_events_get(batch_.get(), i))));
+    }
+
+    Batch batch_;
+    std::vector<KvEvent> events_;
 };
 
 // Everything that one sequence generated.

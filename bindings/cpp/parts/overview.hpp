@@ -47,6 +47,7 @@
 #include <functional>
 #include <future>
 #include <iterator>
+#include <limits>
 #include <memory>
 #include <new>
 #include <optional>

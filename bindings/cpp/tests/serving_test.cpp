@@ -274,3 +274,34 @@ TEST(Metrics, are_an_openmetrics_text) {
     EXPECT_NE(text.find("} " + std::to_string(answer.tokens.size()) + "\n"), std::string::npos) << text;
     EXPECT_EQ(text.substr(text.size() - 6), "# EOF\n");
 }
+
+TEST(KvEvents, give_the_blocks_of_a_prompt_with_the_hashes_of_hash_prompt) {
+    pagedllm::Options options = light_options();
+    options.kv_events_capacity = 1000;
+    Engine engine = Engine::create(options).value();
+    std::string prompt = "One";
+    for (int i = 0; i < 40; i++) prompt += " and one";
+    const pagedllm::Request request = endless(prompt, 40);
+    const std::vector<std::string> hashes = engine.hash_prompt(request).value();
+    ASSERT_GE(hashes.size(), 2u);
+    ASSERT_TRUE(ok(engine.generate(request)));
+    const pagedllm::KvEvents events = engine.poll_kv_events(1s).value();
+    ASSERT_GE(events.size(), hashes.size());
+    for (size_t i = 0; i < hashes.size(); i++) {
+        EXPECT_EQ(events[i].kind, pagedllm::KvEventKind::stored);
+        EXPECT_EQ(events[i].medium, pagedllm::KvMedium::pool);
+        EXPECT_EQ(events[i].hash, hashes[i]);
+        EXPECT_EQ(events[i].first_token, 16 * i);
+        EXPECT_EQ(events[i].tokens.size(), 16u);
+        EXPECT_GT(events[i].time.count(), 1e9);
+        EXPECT_EQ(events[i].parent_hash == hashes[i - (i > 0)], i > 0);
+    }
+    EXPECT_TRUE(engine.poll_kv_events().value().empty());
+    const pagedllm::KvEvents all = engine.snapshot_kv_events().value();
+    EXPECT_EQ(all[0].kind, pagedllm::KvEventKind::cleared);
+    EXPECT_TRUE(all[0].hash.empty() && all[0].tokens.empty());
+    EXPECT_EQ(all.size(), events.size() + 1);
+    EXPECT_TRUE(fails(Code::invalid_argument, engine.hash_prompt(request, 1)));
+    EXPECT_TRUE(fails(Code::unsupported, open_engine().poll_kv_events()));
+    EXPECT_TRUE(fails(Code::unsupported, open_engine().snapshot_kv_events()));
+}

@@ -308,3 +308,33 @@ describe('telemetry', () => {
     }
   });
 });
+
+describe('KV events', () => {
+  it('give the blocks of a prompt with the hashes of hashPrompt()', async () => {
+    const promptTokenIds = Uint32Array.from({ length: 48 }, (_, i) => 10 + i);
+    await withEngine({ kvEventsCapacity: 1000 }, async (engine) => {
+      const hashes = await engine.hashPrompt({ promptTokenIds });
+      assert.deepEqual(hashes.map((hash) => hash.length), [64, 64, 64]);
+      await engine.generate({ promptTokenIds, maxTokens: 2 });
+      const events = [];
+      await eventually(() => events.push(...engine.pollKvEvents()) >= 3, 'the events come');
+      assert.deepEqual(events.map(({ hash }) => hash), hashes);
+      assert.deepEqual(events.slice(1).map(({ parentHash }) => parentHash), hashes.slice(0, 2));
+      assert.deepEqual(events.map(({ kind, medium, firstToken }) => [kind, medium, firstToken]),
+        [['stored', 'pool', 0], ['stored', 'pool', 16], ['stored', 'pool', 32]]);
+      assert.deepEqual(events.flatMap(({ tokens }) => tokens), [...promptTokenIds]);
+      assert.ok(Math.abs(Date.now() - events[0].timeMs) < 3_600_000);
+      const [first, ...blocks] = engine.snapshotKvEvents();
+      assert.deepEqual([first.kind, first.hash, first.parentHash, first.tokens], ['cleared', null, null, []]);
+      assert.deepEqual(blocks.map(({ hash }) => hash).sort(), [...hashes].sort());
+      const salted = await engine.hashPrompt({ promptTokenIds, cacheSalt: 'tenant' });
+      assert.ok(!salted.includes(hashes[0]));
+      await refused('INVALID_ARGUMENT', 'group', () => engine.hashPrompt({ promptTokenIds, group: 1 }));
+    });
+  });
+
+  it('are refused by an engine without them', async () => {
+    await refused('UNSUPPORTED', 'kv_events_capacity', () => engine.pollKvEvents());
+    await refused('UNSUPPORTED', 'kv_events_capacity', () => engine.snapshotKvEvents());
+  });
+});

@@ -224,6 +224,18 @@ class Allocation(enum.IntEnum):
     MAX_TOKENS = 1
 
 
+class KvEventKind(enum.IntEnum):
+    """What has happened to a block of the prefix cache."""
+    STORED = 0  # The block is in the cache from now on.
+    REMOVED = 1  # The block is no longer in the cache.
+    CLEARED = 2  # No block is in the cache. STORED of each block that is there follows.
+
+
+class KvMedium(enum.IntEnum):
+    """Place of a KV block."""
+    POOL = 0  # The KV pool of the engine, in the memory of its device.
+
+
 class OutputKind(enum.IntEnum):
     """Content of each output."""
     DELTA = 0  # Each output has the new tokens and the new text only.
@@ -504,6 +516,26 @@ class ModelInfo(NamedTuple):
     packed_reason: str
 
 
+class KvEvent(NamedTuple):
+    """An event of the prefix cache."""
+    # Number of the step with this event. The first step with events has 1, and each further step
+    # with events adds 1. All events of a step take effect together.
+    sequence_number: int
+    time_seconds: float  # Time of the step in seconds since 1970 (UTC).
+    # Hash of the block, 32 bytes: its key in a KV store. None for KvEventKind.CLEARED.
+    hash: Optional[bytes]
+    # Hash of the block before a stored block, 32 bytes. If first_token is 0, a hash that differs
+    # between salts. None unless kind is KvEventKind.STORED.
+    parent_hash: Optional[bytes]
+    tokens: List[int]  # Tokens of a stored block.
+    first_token: int  # Position of the first token of the block in its sequence.
+    kind: KvEventKind  # Kind of the event.
+    medium: KvMedium  # Place of the block. Values can be added.
+    # Layer group of the block. Models whose layers have different attention windows have a block in
+    # each group for the same tokens. Group 0 has the longest window.
+    group: int
+
+
 # ---- options -------------------------------------------------------------------------------------
 
 Text = Union[str, bytes]  # bytes are UTF-8
@@ -764,6 +796,7 @@ class _EngineOptions(ctypes.Structure):
         ("kv_store", c_void_p), ("kv_store_max_bytes", c_uint64),
         ("kv_store_max_operations", c_uint32), ("kv_store_timeout_ms", c_uint32),
         ("kv_store_secret", c_char_p), ("kv_store_secret_len", c_uint64),
+        ("kv_events_capacity", c_uint64),
     ]
 
 
@@ -944,6 +977,15 @@ class _Pin(ctypes.Structure):
     ]
 
 
+class _KvEvent(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint64), ("sequence_number", c_uint64), ("time_seconds", c_double),
+        ("hash", c_void_p), ("parent_hash", c_void_p), ("tokens", c_void_p),
+        ("tokens_len", c_uint64), ("first_token", c_uint64), ("kind", c_uint32),
+        ("medium", c_uint32), ("group", c_uint32), ("reserved", c_uint32),
+    ]
+
+
 _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "pllm_abi_version": (c_uint32, []),
     "pllm_version": (c_char_p, []),
@@ -1011,6 +1053,12 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "pllm_response_parser_feed": (_Failure, [c_void_p, c_char_p, c_uint64, c_void_p]),
     "pllm_response_parser_finish": (_Failure, [c_void_p, c_void_p]),
     "pllm_response_parser_free": (None, [c_void_p]),
+    "pllm_engine_poll_kv_events": (_Failure, [c_void_p, c_uint32, c_void_p]),
+    "pllm_engine_snapshot_kv_events": (_Failure, [c_void_p, c_void_p]),
+    "pllm_engine_hash_prompt": (_Failure, [c_void_p, c_void_p, c_uint32, c_void_p]),
+    "pllm_kv_events_len": (c_uint64, [c_void_p]),
+    "pllm_kv_events_get": (c_void_p, [c_void_p, c_uint64]),
+    "pllm_kv_events_free": (None, [c_void_p]),
 }
 
 
@@ -1254,7 +1302,8 @@ def _c_engine_options(*, model_path: Optional[Path] = None, device: Optional[str
                       weight_format: Optional[Weights] = None, weight_group: Optional[int] = None,
                       packed_path: Optional[Path] = None, cpus: Optional[str] = None,
                       memory_fraction: Optional[float] = None,
-                      max_prompt_bytes: Optional[int] = None) -> Any:
+                      max_prompt_bytes: Optional[int] = None,
+                      kv_events_capacity: Optional[int] = None) -> Any:
     c = _defaults(_EngineOptions, _lib.pllm_engine_options_init)
     _assign_path(c, "model_path", model_path)
     _assign_text(c, "device", device)
@@ -1288,6 +1337,7 @@ def _c_engine_options(*, model_path: Optional[Path] = None, device: Optional[str
     _assign_text(c, "cpus", cpus)
     _assign(c, "memory_fraction", memory_fraction)
     _assign(c, "max_prompt_bytes", max_prompt_bytes)
+    _assign(c, "kv_events_capacity", kv_events_capacity)
     _assign_flag(c, "flags", _ENGINE_SKIP_TOKENIZER, skip_tokenizer)
     _assign_flag(c, "flags", _ENGINE_NO_PREFIX_CACHE, _inverted(prefix_cache))
     _assign_flag(c, "flags", _ENGINE_BATCH_INVARIANT, batch_invariant)
@@ -1424,6 +1474,10 @@ def _text(address: Optional[int], length: int) -> str:
 
 def _numbers(kind: Any, address: Optional[int], length: int) -> List[Any]:
     return (kind * length).from_address(address)[:] if address else []
+
+
+def _hash(address: Optional[int]) -> Optional[bytes]:
+    return ctypes.string_at(address, 32) if address else None
 
 
 _Member = TypeVar("_Member", bound=enum.IntEnum)
@@ -1594,20 +1648,33 @@ def _py_model_info(c: Any) -> ModelInfo:
         packed_reason=_text(c.packed_reason, c.packed_reason_len))
 
 
-def _c_output(address: int) -> Any:
-    c = _Output()
+def _py_kv_event(c: Any) -> KvEvent:
+    return KvEvent(
+        sequence_number=c.sequence_number,
+        time_seconds=c.time_seconds,
+        hash=_hash(c.hash),
+        parent_hash=_hash(c.parent_hash),
+        tokens=_numbers(c_uint32, c.tokens, c.tokens_len),
+        first_token=c.first_token,
+        kind=_member(KvEventKind, c.kind),
+        medium=_member(KvMedium, c.medium),
+        group=c.group)
+
+
+def _record(kind: Any, address: int) -> Any:
+    c = kind()
     # The struct of an older library is shorter.
     ctypes.memmove(byref(c), address, min(c_uint64.from_address(address).value, sizeof(c)))
     return c
 
 
 def _output(address: int) -> Output:
-    return _py_output(_c_output(address))
+    return _py_output(_record(_Output, address))
 
 
 def _state(address: int) -> bytes:
     """Return the state of an exported sequence."""
-    c = _c_output(address)
+    c = _record(_Output, address)
     error = _py_error(c)
     if error is not None:
         raise error
@@ -1898,6 +1965,7 @@ def plan(model_path: Path, *,
          weight_format: Optional[Weights] = None, weight_group: Optional[int] = None,
          packed_path: Optional[Path] = None, cpus: Optional[str] = None,
          memory_fraction: Optional[float] = None, max_prompt_bytes: Optional[int] = None,
+         kv_events_capacity: Optional[int] = None,
          ) -> Plan:
     """Compute what an Engine with these options would allocate, without allocating it."""
     c = _c_engine_options(
@@ -1912,7 +1980,7 @@ def plan(model_path: Path, *,
         allocation=allocation, trace_path=trace_path, journal_path=journal_path,
         model_name=model_name, weight_format=weight_format, weight_group=weight_group,
         packed_path=packed_path, cpus=cpus, memory_fraction=memory_fraction,
-        max_prompt_bytes=max_prompt_bytes,
+        max_prompt_bytes=max_prompt_bytes, kv_events_capacity=kv_events_capacity,
     )
     with _held(budget):
         c.budget = _pointer(budget)
@@ -2006,6 +2074,10 @@ class Engine:
         (default): 64 for each token of max_model_len, at least 1048576. Tokenization takes up to 16
         bytes of memory for each byte of text, and up to 512 for each byte of a stretch of at most 2
         MiB without a place to cut (docs/models.md).
+    kv_events_capacity: Maximum number of KV events that wait for poll_kv_events(), at most 1048576.
+        0 (default): no events are recorded. 16384 suits most hosts. Needs the prefix cache. Events
+        take memory of the host: about 100 bytes and 4 for each token of a block, for each event and
+        twice for each block of the pool.
     host_steps: If True, call step(), or start() later. If False, a thread of the engine steps it
         from the start.
     progress: Called as progress(done, total) with bytes of weights. An exception cancels the
@@ -2031,7 +2103,7 @@ class Engine:
                  model_name: Optional[str] = None, weight_format: Optional[Weights] = None,
                  weight_group: Optional[int] = None, packed_path: Optional[Path] = None,
                  cpus: Optional[str] = None, memory_fraction: Optional[float] = None,
-                 max_prompt_bytes: Optional[int] = None,
+                 max_prompt_bytes: Optional[int] = None, kv_events_capacity: Optional[int] = None,
                  host_steps: bool = False, progress: Optional[Callable[[int, int], Any]] = None) -> None:
         options = _c_engine_options(
             model_path=model_path,
@@ -2046,6 +2118,7 @@ class Engine:
             journal_path=journal_path, model_name=model_name, weight_format=weight_format,
             weight_group=weight_group, packed_path=packed_path, cpus=cpus,
             memory_fraction=memory_fraction, max_prompt_bytes=max_prompt_bytes,
+            kv_events_capacity=kv_events_capacity,
         )
         self._hooks = _Hooks()
         self._handle = _create(options, budget, progress, self._hooks.free_engine)
@@ -2407,6 +2480,53 @@ class Engine:
         """Unpin a prompt. If the pin has expired or was dropped, raise Code.NOT_FOUND."""
         with self._handle as engine:
             _lib.pllm_prefix_unpin(engine, _u64("pin", pin))
+
+    # -- KV events
+
+    def poll_kv_events(self, timeout: float = 0.0) -> List[KvEvent]:
+        """Take the events of the prefix cache since the last call, in their order.
+
+        If there are none, wait up to `timeout` seconds for the first one. Needs kv_events_capacity.
+        If more events were not read, the list is that of snapshot_kv_events() instead. A reader that
+        applies the events in their order therefore always ends with the blocks that are cached. Two
+        threads get different events.
+        """
+        if not 0 <= timeout < 2**32 / 1000:
+            raise Error(Code.INVALID_ARGUMENT, f"timeout is {timeout}; must be 0 to {2**32 // 1000 - 1} seconds")
+        return self._kv_events(_lib.pllm_engine_poll_kv_events, math.ceil(timeout * 1000))
+
+    def snapshot_kv_events(self) -> List[KvEvent]:
+        """List the blocks of the prefix cache: KvEventKind.CLEARED, and STORED of each block.
+
+        The events that poll_kv_events() returns are not affected.
+        """
+        return self._kv_events(_lib.pllm_engine_snapshot_kv_events)
+
+    def hash_prompt(self, prompt: Prompt, *, group: int = 0, **request: Any) -> List[bytes]:
+        """Compute the hashes of the full blocks of a prompt, as events have them.
+
+        Nothing is added to the engine. `group`: a layer group, below Plan.kv_groups; 0 exists in every
+        model. `request`: further keywords of add(), of which only cache_salt, add_special and
+        truncate_prompt_tokens are used.
+        """
+        c, hashes = _c_request(prompt=prompt, sampling=None, **request), c_void_p()
+        with self._handle as engine:
+            _lib.pllm_engine_hash_prompt(engine, byref(c), _u32("group", group), byref(hashes))
+        try:
+            data = ctypes.string_at(_lib.pllm_bytes_data(hashes), _lib.pllm_bytes_len(hashes))
+        finally:
+            _lib.pllm_bytes_free(hashes)
+        return [data[start:start + 32] for start in range(0, len(data), 32)]
+
+    def _kv_events(self, call: Callable[..., None], *arguments: Any) -> List[KvEvent]:
+        batch = c_void_p()
+        with self._handle as engine:
+            call(engine, *arguments, byref(batch))
+        try:
+            records = [_lib.pllm_kv_events_get(batch, i) for i in range(_lib.pllm_kv_events_len(batch))]
+            return [_py_kv_event(_record(_KvEvent, record)) for record in records]
+        finally:
+            _lib.pllm_kv_events_free(batch)
 
     # -- stepping
 

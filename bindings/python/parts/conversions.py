@@ -160,6 +160,10 @@ def _numbers(kind: Any, address: Optional[int], length: int) -> List[Any]:
     return (kind * length).from_address(address)[:] if address else []
 
 
+def _hash(address: Optional[int]) -> Optional[bytes]:
+    return ctypes.string_at(address, 32) if address else None
+
+
 _Member = TypeVar("_Member", bound=enum.IntEnum)
 
 
@@ -191,20 +195,20 @@ def _py_error(c: Any) -> Optional[Error]:
 # generated: readers
 
 
-def _c_output(address: int) -> Any:
-    c = _Output()
+def _record(kind: Any, address: int) -> Any:
+    c = kind()
     # The struct of an older library is shorter.
     ctypes.memmove(byref(c), address, min(c_uint64.from_address(address).value, sizeof(c)))
     return c
 
 
 def _output(address: int) -> Output:
-    return _py_output(_c_output(address))
+    return _py_output(_record(_Output, address))
 
 
 def _state(address: int) -> bytes:
     """Return the state of an exported sequence."""
-    c = _c_output(address)
+    c = _record(_Output, address)
     error = _py_error(c)
     if error is not None:
         raise error

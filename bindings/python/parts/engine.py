@@ -337,6 +337,53 @@ class Engine:
         with self._handle as engine:
             _lib.pllm_prefix_unpin(engine, _u64("pin", pin))
 
+    # -- KV events
+
+    def poll_kv_events(self, timeout: float = 0.0) -> List[KvEvent]:
+        """Take the events of the prefix cache since the last call, in their order.
+
+        If there are none, wait up to `timeout` seconds for the first one. Needs kv_events_capacity.
+        If more events were not read, the list is that of snapshot_kv_events() instead. A reader that
+        applies the events in their order therefore always ends with the blocks that are cached. Two
+        threads get different events.
+        """
+        if not 0 <= timeout < 2**32 / 1000:
+            raise Error(Code.INVALID_ARGUMENT, f"timeout is {timeout}; must be 0 to {2**32 // 1000 - 1} seconds")
+        return self._kv_events(_lib.pllm_engine_poll_kv_events, math.ceil(timeout * 1000))
+
+    def snapshot_kv_events(self) -> List[KvEvent]:
+        """List the blocks of the prefix cache: KvEventKind.CLEARED, and STORED of each block.
+
+        The events that poll_kv_events() returns are not affected.
+        """
+        return self._kv_events(_lib.pllm_engine_snapshot_kv_events)
+
+    def hash_prompt(self, prompt: Prompt, *, group: int = 0, **request: Any) -> List[bytes]:
+        """Compute the hashes of the full blocks of a prompt, as events have them.
+
+        Nothing is added to the engine. `group`: a layer group, below Plan.kv_groups; 0 exists in every
+        model. `request`: further keywords of add(), of which only cache_salt, add_special and
+        truncate_prompt_tokens are used.
+        """
+        c, hashes = _c_request(prompt=prompt, sampling=None, **request), c_void_p()
+        with self._handle as engine:
+            _lib.pllm_engine_hash_prompt(engine, byref(c), _u32("group", group), byref(hashes))
+        try:
+            data = ctypes.string_at(_lib.pllm_bytes_data(hashes), _lib.pllm_bytes_len(hashes))
+        finally:
+            _lib.pllm_bytes_free(hashes)
+        return [data[start:start + 32] for start in range(0, len(data), 32)]
+
+    def _kv_events(self, call: Callable[..., None], *arguments: Any) -> List[KvEvent]:
+        batch = c_void_p()
+        with self._handle as engine:
+            call(engine, *arguments, byref(batch))
+        try:
+            records = [_lib.pllm_kv_events_get(batch, i) for i in range(_lib.pllm_kv_events_len(batch))]
+            return [_py_kv_event(_record(_KvEvent, record)) for record in records]
+        finally:
+            _lib.pllm_kv_events_free(batch)
+
     # -- stepping
 
     def step(self) -> Step:

@@ -66,6 +66,16 @@ class Allocation(enum.IntEnum):
     # generated: members PLLM_ALLOCATION
 
 
+class KvEventKind(enum.IntEnum):
+    """What has happened to a block of the prefix cache."""
+    # generated: members PLLM_KV_EVENT
+
+
+class KvMedium(enum.IntEnum):
+    """Place of a KV block."""
+    # generated: members PLLM_KV_MEDIUM
+
+
 class OutputKind(enum.IntEnum):
     """Content of each output."""
     # generated: members PLLM_OUTPUT

@@ -51,3 +51,6 @@ class Logprob(NamedTuple):
 
 
 # generated: class pllm_model_info
+
+
+# generated: class pllm_kv_event

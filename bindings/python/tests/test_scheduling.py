@@ -32,6 +32,8 @@ from pagedllm import (
     Code,
     DType,
     FinishReason,
+    KvEventKind,
+    KvMedium,
     Order,
     Preemption,
     Sampling,
@@ -486,6 +488,37 @@ class Telemetry(Case):
             events = json.loads(trace.read_text(encoding="utf-8"))
             self.assertEqual(sum(event["name"] == "step" for event in events), 3)
             self.assertTrue(pathlib.Path(os.fsdecode(journal)).read_bytes().startswith(b"PLLMJRNL"))
+
+
+class KvEvents(Case):
+    def test_events_give_the_blocks_of_a_prompt_with_the_hashes_of_hash_prompt(self):
+        tokens = list(range(10, 58))
+        with open_engine(host_steps=True, kv_events_capacity=1000) as engine:
+            hashes = engine.hash_prompt(tokens)
+            self.assertEqual([len(one) for one in hashes], [32] * 3)
+            engine.add(tokens, Sampling(max_tokens=2))
+            while engine.step().unfinished:
+                pass
+            events = engine.poll_kv_events(1.0)
+            self.assertEqual([event.kind for event in events], [KvEventKind.STORED] * 3)
+            self.assertEqual([event.hash for event in events], hashes)
+            self.assertEqual([event.parent_hash for event in events[1:]], hashes[:2])
+            self.assertEqual([event.first_token for event in events], [0, 16, 32])
+            self.assertEqual(sum((event.tokens for event in events), []), tokens)
+            self.assertLess(abs(time.time() - events[0].time_seconds), 3600)
+            self.assertEqual(events[0].medium, KvMedium.POOL)
+            self.assertEqual(engine.poll_kv_events(), [])
+            first, *blocks = engine.snapshot_kv_events()
+            self.assertEqual((first.kind, first.hash, first.parent_hash, first.tokens), (KvEventKind.CLEARED, None, None, []))
+            self.assertEqual({event.hash for event in blocks}, set(hashes))
+            self.assertFalse(set(engine.hash_prompt(tokens, cache_salt="tenant")) & set(hashes))
+            self.assertRefused(Code.INVALID_ARGUMENT, "group", engine.hash_prompt, tokens, group=1)
+            self.assertRefused(Code.INVALID_ARGUMENT, "timeout", engine.poll_kv_events, -1)
+
+    def test_calls_without_events_are_refused(self):
+        with open_engine() as engine:
+            self.assertRefused(Code.UNSUPPORTED, "kv_events_capacity", engine.poll_kv_events)
+            self.assertRefused(Code.UNSUPPORTED, "kv_events_capacity", engine.snapshot_kv_events)
 
 
 if __name__ == "__main__":

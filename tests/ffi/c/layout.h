@@ -98,6 +98,10 @@ ALWAYS(PLLM_FORK_IDLE == 2);
 ALWAYS(PLLM_FORK_USER_DATA == 4);
 ALWAYS(PLLM_RESUME_USER_DATA == 2);
 ALWAYS(PLLM_RESUME_CONTINUE == 4);
+ALWAYS(PLLM_KV_EVENT_STORED == 0);
+ALWAYS(PLLM_KV_EVENT_REMOVED == 1);
+ALWAYS(PLLM_KV_EVENT_CLEARED == 2);
+ALWAYS(PLLM_KV_MEDIUM_POOL == 0);
 
 SIZE(pllm_budget_info, 48);
 AT(pllm_budget_info, struct_size, 0);
@@ -127,7 +131,7 @@ AT(pllm_kv_store, remove, 40);
 AT(pllm_kv_store, poll, 48);
 AT(pllm_kv_store, close, 56);
 
-SIZE(pllm_engine_options, 336);
+SIZE(pllm_engine_options, 344);
 AT(pllm_engine_options, struct_size, 0);
 AT(pllm_engine_options, model_path, 8);
 AT(pllm_engine_options, model_path_len, 16);
@@ -181,6 +185,7 @@ AT(pllm_engine_options, kv_store_max_operations, 312);
 AT(pllm_engine_options, kv_store_timeout_ms, 316);
 AT(pllm_engine_options, kv_store_secret, 320);
 AT(pllm_engine_options, kv_store_secret_len, 328);
+AT(pllm_engine_options, kv_events_capacity, 336);
 
 SIZE(pllm_plan, 112);
 AT(pllm_plan, struct_size, 0);
@@ -454,3 +459,17 @@ AT(pllm_pin, cache_salt_len, 48);
 AT(pllm_pin, time_to_live_ms, 56);
 AT(pllm_pin, priority, 64);
 AT(pllm_pin, text_flags, 68);
+
+SIZE(pllm_kv_event, 80);
+AT(pllm_kv_event, struct_size, 0);
+AT(pllm_kv_event, sequence_number, 8);
+AT(pllm_kv_event, time_seconds, 16);
+AT(pllm_kv_event, hash, 24);
+AT(pllm_kv_event, parent_hash, 32);
+AT(pllm_kv_event, tokens, 40);
+AT(pllm_kv_event, tokens_len, 48);
+AT(pllm_kv_event, first_token, 56);
+AT(pllm_kv_event, kind, 64);
+AT(pllm_kv_event, medium, 68);
+AT(pllm_kv_event, group, 72);
+AT(pllm_kv_event, reserved, 76);

@@ -16,7 +16,7 @@ static const test *const files[] = {
     null_arguments_tests, options_tests,   sampling_tests,      requests_tests,
     text_tests,           sequences_tests, export_import_tests, damaged_states_tests,
     pins_tests,           admission_tests, budgets_tests,       swap_tests,
-    files_tests,          threads_tests,   kv_store_tests,
+    files_tests,          threads_tests,   kv_store_tests,      kv_events_tests,
 };
 
 // Engines that tests share, opened on first use.

@@ -21,6 +21,18 @@ uint64_t checksum_of_batch(worker *w, const pllm_outputs *outputs) {
     return sum;
 }
 
+static uint64_t checksum_of_events(worker *w, const pllm_kv_events *events) {
+    uint64_t sum = 4, len = CALL(pllm_kv_events_len, events);
+    for (uint64_t i = 0; i < len; i++) {
+        const pllm_kv_event *event = CALL(pllm_kv_events_get, events, i);
+        uint64_t hash = mix(mix(event->sequence_number, event->kind), event->first_token);
+        hash = mix_bytes(hash, event->hash, event->hash ? 32 : 0);
+        hash = mix_bytes(hash, event->parent_hash, event->parent_hash ? 32 : 0);
+        sum += mix_bytes(hash, event->tokens, event->tokens_len * sizeof *event->tokens);
+    }
+    return sum;
+}
+
 uint64_t checksum(worker *w, const kept_object *k) {
     switch (k->kind) {
     case ERROR: {
@@ -36,6 +48,7 @@ uint64_t checksum(worker *w, const kept_object *k) {
         uint64_t len = CALL(pllm_bytes_len, k->as.bytes);
         return mix_bytes(3, CALL(pllm_bytes_data, k->as.bytes), len);
     }
+    case KV_EVENTS: return checksum_of_events(w, k->as.kv_events);
     case NOTHING: break;
     }
     return 0;
@@ -50,6 +63,7 @@ void free_kept(worker *w, kept_object *k) {
     CALL(pllm_outputs_free, k->kind == OUTPUTS ? k->as.outputs : NULL);
     CALL(pllm_tokens_free, k->kind == TOKENS ? k->as.tokens : NULL);
     CALL(pllm_bytes_free, k->kind == BYTES ? k->as.bytes : NULL);
+    CALL(pllm_kv_events_free, k->kind == KV_EVENTS ? k->as.kv_events : NULL);
     *k = (kept_object){.kind = NOTHING};
 }
 

@@ -64,6 +64,8 @@ static void choose_policies(worker *w, pllm_engine_options *o) {
     if (one_in(w, 3)) o->max_waiting_requests = 1 + below(w, 3);
     if (one_in(w, 3)) o->max_waiting_tokens = 1 + byte(w);
     if (one_in(w, 8)) o->max_prompt_bytes = 1 + byte(w);
+    bool has_cache = !(o->flags & PLLM_ENGINE_NO_PREFIX_CACHE);
+    if (has_cache && below(w, 2)) o->kv_events_capacity = 1 + byte(w);
 }
 
 static void choose_memory(worker *w, pllm_engine_options *o) {
@@ -81,7 +83,7 @@ static void choose_memory(worker *w, pllm_engine_options *o) {
 static void corrupt_an_option(worker *w, pllm_engine_options *o, bool dry) {
     static const uint32_t invalid[] = {0, UINT32_MAX, (1 << 20) + 1, 1u << 31};
     uint32_t value = dry ? interesting_u32(w) : invalid[below(w, COUNT(invalid))];
-    switch (below(w, 24)) {
+    switch (below(w, 25)) {
     case 0: o->kv_bytes = dry ? interesting_u64(w) : below(w, 200); break;
     case 1: o->block_size = interesting_u32(w); break;
     case 2: o->kv_dtype = interesting_u32(w); break;
@@ -109,6 +111,7 @@ static void corrupt_an_option(worker *w, pllm_engine_options *o, bool dry) {
     case 20: o->memory_fraction = below(w, 2) ? 0.5f : -1.0f; break;
     case 21: o->weight_format = interesting_u32(w); break;
     case 22: o->weight_group = interesting_u32(w); break;
+    case 23: o->kv_events_capacity = interesting_u64(w); break;
     default: o->queue_capacity = interesting_u64(w); break;
     }
 }

@@ -48,6 +48,9 @@
     FALLIBLE(pllm_response_parser_create) FALLIBLE(pllm_response_parser_feed)                   \
     FALLIBLE(pllm_response_parser_finish) INFALLIBLE(pllm_response_parser_free)                 \
     INFALLIBLE(pllm_tokens_data) INFALLIBLE(pllm_tokens_len) INFALLIBLE(pllm_tokens_free)       \
+    FALLIBLE(pllm_engine_poll_kv_events) FALLIBLE(pllm_engine_snapshot_kv_events)               \
+    FALLIBLE(pllm_engine_hash_prompt) INFALLIBLE(pllm_kv_events_len)                            \
+    INFALLIBLE(pllm_kv_events_get) INFALLIBLE(pllm_kv_events_free)                              \
     INFALLIBLE(pllm_bytes_data) INFALLIBLE(pllm_bytes_len) INFALLIBLE(pllm_bytes_free)
 #define AS_NUMBER(function) N_##function,
 enum { FUNCTIONS(AS_NUMBER, AS_NUMBER) FUNCTION_COUNT };
@@ -134,12 +137,13 @@ bool every_function_was_covered(void);
 
 // An object that a worker keeps for a while, and its checksum at the beginning.
 typedef struct {
-    enum { NOTHING, ERROR, OUTPUTS, TOKENS, BYTES } kind;
+    enum { NOTHING, ERROR, OUTPUTS, TOKENS, BYTES, KV_EVENTS } kind;
     union {
         pllm_error *error;
         pllm_outputs *outputs;
         pllm_tokens *tokens;
         pllm_bytes *bytes;
+        pllm_kv_events *kv_events;
     } as;
     uint64_t checksum;
 } kept_object;

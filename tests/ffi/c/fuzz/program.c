@@ -57,6 +57,9 @@ static const operation operations[] = {
     {shrink_budget_during_requests, 4, false},
     {get_budget_info, 2, false},
     {check_engine_budget, 1, false},
+    {poll_kv_events, 3, false},
+    {snapshot_kv_events, 2, false},
+    {hash_prompt, 3, false},
 };
 
 static const operation *any_operation(worker *w) {

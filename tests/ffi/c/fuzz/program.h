@@ -226,6 +226,12 @@ void shrink_budget_during_requests(worker *w);
 
 void check_engine_budget(worker *w);
 
+// ---- kv_event_calls.c ----
+
+void poll_kv_events(worker *w);
+void snapshot_kv_events(worker *w);
+void hash_prompt(worker *w);
+
 // ---- text_calls.c ----
 
 // Metrics contain times, so they are not part of the hash.

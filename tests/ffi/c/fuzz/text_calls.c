@@ -142,6 +142,8 @@ void check_null_handles(worker *w) {
            "NULL tokens are not empty");
     EXPECT(CALL(pllm_bytes_len, NULL) == 0 && CALL(pllm_bytes_data, NULL) == NULL,
            "NULL bytes are not empty");
+    EXPECT(CALL(pllm_kv_events_len, NULL) == 0 && CALL(pllm_kv_events_get, NULL, 0) == NULL,
+           "NULL events are not empty");
     EXPECT(CALL(pllm_engine_queue, NULL) == NULL, "NULL has a queue");
     EXPECT(CALL(pllm_engine_budget, NULL) == NULL, "NULL has a budget");
     uint64_t size = interesting_u64(w);
