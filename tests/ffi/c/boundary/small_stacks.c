@@ -114,12 +114,29 @@ static void use_sequences(pllm_engine *engine) {
     stats_of(engine);
 }
 
+static void use_kv_events(pllm_engine *engine) {
+    pllm_request request;
+    pllm_request_init(&request, sizeof request);
+    request.prompt = "Hello";
+    pllm_bytes *hashes = NULL;
+    OK(pllm_engine_hash_prompt(engine, &request, 0, &hashes));
+    pllm_bytes_free(hashes);
+    pllm_kv_events *events = NULL;
+    OK(pllm_engine_snapshot_kv_events(engine, &events));
+    pllm_kv_events_free(events);
+    OK(pllm_engine_poll_kv_events(engine, 1, &events));
+    CHECK(pllm_kv_events_len(events) > 0);
+    pllm_kv_events_free(events);
+}
+
 static void *make_every_call(void *unused) {
     (void)unused;
     pllm_engine_options options = options_for(model_dir);
+    options.kv_events_capacity = 1000;
     pllm_plan plan = {.struct_size = sizeof plan};
     OK(pllm_engine_plan(&options, &plan));
-    pllm_engine *engine = open_engine(model_dir);
+    pllm_engine *engine = NULL;
+    OK(pllm_engine_create(&options, &engine));
     generation *generations = calloc(64, sizeof *generations);
     use_text(engine);
     use_sampling(engine);
@@ -128,6 +145,7 @@ static void *make_every_call(void *unused) {
     step_to_the_end(engine);
     for (unsigned i = 0; i < 64; i++)
         CHECK(generations[i].ends == 1 && generations[i].tokens_len == 30);
+    use_kv_events(engine);
     pllm_engine_free(engine);
     free(generations);
     return NULL;
