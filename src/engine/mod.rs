@@ -186,7 +186,7 @@ impl Engine {
         });
         let record = record.transpose()?;
         let engine = Engine::build(options, info, text, executor, clock, record)?;
-        if let Some(client) = &engine.store {
+        if let Some(client) = &engine.external.store {
             client.board.own_store();
         }
         Ok(engine)

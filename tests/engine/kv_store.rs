@@ -79,8 +79,14 @@ impl Model {
     }
 }
 
+/// Options for a store that answers, also on a busy machine.
 pub fn options(memory: &Memory) -> KvStoreOptions {
-    KvStoreOptions { timeout: Duration::from_millis(200), ..KvStoreOptions::new(memory.handle()) }
+    KvStoreOptions { timeout: Duration::from_secs(60), ..KvStoreOptions::new(memory.handle()) }
+}
+
+/// Options for a store that may not answer.
+fn impatient(memory: &Memory) -> KvStoreOptions {
+    KvStoreOptions { timeout: Duration::from_millis(200), ..options(memory) }
 }
 
 pub fn prompt(seed: usize, len: usize) -> Vec<u32> {
@@ -140,7 +146,8 @@ fn a_faulty_store_costs_hits_and_changes_no_bits() {
         let memory = Memory::default();
         model.run(Some(options(&memory)), &prompts);
         memory.set(fault);
-        let (bits, stats) = model.run(Some(options(&memory)), &prompts);
+        let limits = if fault == Fault::Hangs { impatient(&memory) } else { options(&memory) };
+        let (bits, stats) = model.run(Some(limits), &prompts);
         assert_eq!(bits, expected, "{fault:?}");
         let has_hits = matches!(fault, Fault::None | Fault::Slow(_) | Fault::Claims);
         assert_eq!((stats.store.hits > 0, stats.store.failures > 0), (has_hits, !has_hits), "{fault:?}: {stats:?}");
@@ -176,7 +183,7 @@ fn requests_run_beside_one_that_waits_for_a_store() {
     let model = Model::new(5);
     let memory = Memory::default();
     memory.set(Fault::Hangs);
-    let engine = model.engine(Some(KvStoreOptions { timeout: Duration::from_millis(300), ..options(&memory) }), None);
+    let engine = model.engine(Some(KvStoreOptions { timeout: Duration::from_secs(1), ..options(&memory) }), None);
     let waiting = engine.add_request(request(&prompt(1, 61))).unwrap();
     // Too short for a full block before its last token, so it waits for nothing.
     let running = engine.add_request(request(&prompt(2, 8))).unwrap();
@@ -187,10 +194,10 @@ fn requests_run_beside_one_that_waits_for_a_store() {
         ended.extend(outputs.into_iter().filter(|output| output.finish.is_some()).map(|output| output.request));
     }
     assert_eq!(ended, [running, waiting]);
-    // After a lookup without an answer, requests do not wait.
-    let began = std::time::Instant::now();
+    // After a lookup without an answer, the store is not asked for a while.
+    let asked = engine.stats().store.queries;
     complete(&engine, &[prompt(3, 61)]);
-    assert!(began.elapsed() < Duration::from_millis(250));
+    assert_eq!(engine.stats().store.queries, asked);
     engine.add_request(request(&prompt(4, 61))).unwrap();
 }
 
@@ -199,7 +206,7 @@ fn a_request_that_waits_for_a_store_can_be_aborted() {
     let model = Model::new(5);
     let memory = Memory::default();
     memory.set(Fault::Hangs);
-    let engine = model.engine(Some(options(&memory)), None);
+    let engine = model.engine(Some(impatient(&memory)), None);
     let id = engine.add_request(request(&prompt(1, 61))).unwrap();
     engine.abort(id).unwrap();
     while engine.step().unwrap().unfinished > 0 {}
@@ -218,7 +225,8 @@ fn a_journal_with_a_store_is_replayed_without_it() {
         memory.set(fault);
         let folder = TempDir::new();
         let path = folder.0.join("journal");
-        let engine = model.engine(Some(options(&memory)), Some(&path));
+        let limits = if fault == Fault::None { options(&memory) } else { impatient(&memory) };
+        let engine = model.engine(Some(limits), Some(&path));
         complete(&engine, &prompts);
         complete(&engine, &[prompt(7, 70), prompt(2, 40)]);
         drop(engine);
