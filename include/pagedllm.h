@@ -705,10 +705,10 @@ typedef struct {
   // (default): none.
   uint64_t swap_bytes;
   // Directory for the host tier. The tier is an unnamed file there, which grows as it is written
-  // and disappears with the engine. A thread of the engine reads and writes it, so that a slow
-  // disk delays only the sequences that return. NULL (default): the tier is in memory. If the
-  // file cannot be written or read, as on a full disk, the sequence is recomputed and
-  // swap_failures of pllm_stats counts it.
+  // and disappears with the engine. A thread of the engine reads and writes it. A slow disk
+  // delays only the sequences that return from it; while it is behind, others are recomputed.
+  // NULL (default): the tier is in memory. If the file cannot be written or read, as on a full
+  // disk, the sequence is recomputed when it returns and swap_failures of pllm_stats counts it.
   const char *swap_path;
   // Length of swap_path in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t swap_path_len;
@@ -1193,9 +1193,11 @@ typedef struct {
   uint64_t swap_failures;
   // Tokens at the start of sequences that were found in the prefix cache.
   uint64_t prompt_tokens_cached;
-  // 1 if trace_path was set and the trace has ended because the disk failed.
+  // 1 if trace_path was set and the trace has ended because the disk failed or fell
+  // behind.
   uint64_t traces_stopped;
-  // 1 if journal_path was set and the journal has ended because the disk failed.
+  // 1 if journal_path was set and the journal has ended because the disk failed or fell
+  // behind.
   uint64_t journals_stopped;
   // Times that the KV pool shrank and the system did not take the memory back, as after
   // mlockall. The budget is kept, but the memory of the process does not shrink.

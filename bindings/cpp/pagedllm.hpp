@@ -591,10 +591,10 @@ struct Options {
     // (default): none.
     uint64_t swap_bytes = detail::engine_options_defaults().swap_bytes;
     // Directory for the host tier. The tier is an unnamed file there, which grows as it is written
-    // and disappears with the engine. A thread of the engine reads and writes it, so that a slow
-    // disk delays only the sequences that return. Empty (default): the tier is in memory. If the
-    // file cannot be written or read, as on a full disk, the sequence is recomputed and
-    // swap_failures of Stats counts it.
+    // and disappears with the engine. A thread of the engine reads and writes it. A slow disk
+    // delays only the sequences that return from it; while it is behind, others are recomputed.
+    // Empty (default): the tier is in memory. If the file cannot be written or read, as on a full
+    // disk, the sequence is recomputed when it returns and swap_failures of Stats counts it.
     std::string swap_path = {};
     // Treatment of preempted requests. Default Preemption::recompute. The others need swap_bytes,
     // and swap_bytes needs one of the others.

@@ -73,10 +73,10 @@ type Options struct {
 	// idle sequences. 0: none.
 	SwapBytes int64
 	// SwapPath is a directory for the host tier. The tier is an unnamed file there, which grows as
-	// it is written and disappears with the engine. A thread of the engine reads and writes it, so
-	// that a slow disk delays only the sequences that return. "": the tier is in memory. If the
-	// file cannot be written or read, as on a full disk, the sequence is recomputed and
-	// Stats.SwapFailures counts it.
+	// it is written and disappears with the engine. A thread of the engine reads and writes it. A
+	// slow disk delays only the sequences that return from it; while it is behind, others are
+	// recomputed. "": the tier is in memory. If the file cannot be written or read, as on a full
+	// disk, the sequence is recomputed when it returns and Stats.SwapFailures counts it.
 	SwapPath string
 	// Preemption is the treatment of preempted requests. Default PreemptionRecompute. The others
 	// need SwapBytes, and SwapBytes needs one of the others.

@@ -248,10 +248,10 @@ type Stats struct {
 	// prefix cache.
 	PromptTokensCached int
 	// TraceStopped is true if Options.TracePath was set and the trace has ended because the disk
-	// failed.
+	// failed or fell behind.
 	TraceStopped bool
 	// JournalStopped is true if Options.JournalPath was set and the journal has ended because the
-	// disk failed.
+	// disk failed or fell behind.
 	JournalStopped bool
 	// DiscardFailures is the number of times that the KV pool shrank and the system did not take
 	// the memory back, as after mlockall. The budget is kept, but the memory of the process does

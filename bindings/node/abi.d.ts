@@ -336,10 +336,10 @@ export interface Options {
   swapBytes?: number | bigint;
   /**
    * Directory for the host tier. The tier is an unnamed file there, which grows as it is written
-   * and disappears with the engine. A thread of the engine reads and writes it, so that a slow disk
-   * delays only the sequences that return. Default: the tier is in memory. If the file cannot be
-   * written or read, as on a full disk, the sequence is recomputed and swapFailures of stats()
-   * counts it.
+   * and disappears with the engine. A thread of the engine reads and writes it. A slow disk delays
+   * only the sequences that return from it; while it is behind, others are recomputed. Default: the
+   * tier is in memory. If the file cannot be written or read, as on a full disk, the sequence is
+   * recomputed when it returns and swapFailures of stats() counts it.
    */
   swapPath?: string | Uint8Array;
   /**
@@ -923,9 +923,9 @@ export interface Stats {
   swapFailures: number;
   /** Tokens at the start of sequences that were found in the prefix cache. */
   promptTokensCached: number;
-  /** 1 if tracePath was set and the trace has ended because the disk failed. */
+  /** 1 if tracePath was set and the trace has ended because the disk failed or fell behind. */
   tracesStopped: number;
-  /** 1 if journalPath was set and the journal has ended because the disk failed. */
+  /** 1 if journalPath was set and the journal has ended because the disk failed or fell behind. */
   journalsStopped: number;
   /**
    * Times that the KV pool shrank and the system did not take the memory back, as after mlockall.

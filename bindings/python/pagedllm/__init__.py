@@ -433,8 +433,9 @@ class Stats(NamedTuple):
     swap_failures: int  # Moves that failed, as on a full disk. Their sequences were recomputed.
     # Tokens at the start of sequences that were found in the prefix cache.
     prompt_tokens_cached: int
-    traces_stopped: int  # 1 if trace_path was set and the trace has ended because the disk failed.
-    # 1 if journal_path was set and the journal has ended because the disk failed.
+    # 1 if trace_path was set and the trace has ended because the disk failed or fell behind.
+    traces_stopped: int
+    # 1 if journal_path was set and the journal has ended because the disk failed or fell behind.
     journals_stopped: int
     # Times that the KV pool shrank and the system did not take the memory back, as after mlockall.
     # The budget is kept, but the memory of the process does not shrink.
@@ -2028,10 +2029,10 @@ class Engine:
     swap_bytes: Size in bytes of the host tier, which holds the KV of swapped requests and idle
         sequences. 0 (default): none.
     swap_path: Directory for the host tier. The tier is an unnamed file there, which grows as it is
-        written and disappears with the engine. A thread of the engine reads and writes it, so that
-        a slow disk delays only the sequences that return. None: the tier is in memory. If the file
-        cannot be written or read, as on a full disk, the sequence is recomputed and swap_failures
-        of Stats counts it.
+        written and disappears with the engine. A thread of the engine reads and writes it. A slow
+        disk delays only the sequences that return from it; while it is behind, others are
+        recomputed. None: the tier is in memory. If the file cannot be written or read, as on a full
+        disk, the sequence is recomputed when it returns and swap_failures of Stats counts it.
     preemption: Default Preemption.RECOMPUTE. The others need swap_bytes, and swap_bytes needs one
         of the others.
     order: Order of the waiting requests. Default Order.FCFS.
