@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/libpagedllm/libpagedllm/bindings/go"
@@ -19,8 +20,9 @@ func (s *Server) model(ctx context.Context, name string) (*Model, error) {
 			return model, nil
 		}
 	}
-	return nil, &apiError{status: http.StatusNotFound, code: "model_not_found", param: "model",
-		message: fmt.Sprintf("there is no model %q; /v1/models lists the models", name)}
+	e := refusal(http.StatusNotFound, fmt.Sprintf("there is no model %q; /v1/models lists the models", name))
+	e.code, e.param = "model_not_found", "model"
+	return nil, e
 }
 
 // limit applies the limits of the server to a request for a number of prompts. It returns the
@@ -44,12 +46,18 @@ func (s *Server) limit(request *pagedllm.Request, prompts int) (results int, err
 // A queue of its own keeps a slow client from delaying the others.
 type generation struct {
 	model   *Model
-	queue   *pagedllm.Queue
+	queue   outputQueue
 	record  *record
 	results int // of each prompt
 	open    int // sequences that have not ended
 	// streams is true if outputs are sent as they are generated.
 	streams bool
+}
+
+// An outputQueue is a *pagedllm.Queue.
+type outputQueue interface {
+	Poll(ctx context.Context) ([]pagedllm.Output, error)
+	Close() error
 }
 
 // start adds one request for each prompt. If one is refused, none runs. Close the generation; this
@@ -64,7 +72,7 @@ func (s *Server) start(ctx context.Context, model *Model, request pagedllm.Reque
 	}
 	queue, err := model.Engine.NewQueue(64 + len(prompts)*results)
 	if err != nil {
-		return nil, err
+		return nil, noQueue(err)
 	}
 	for i, prompt := range prompts {
 		request.UserData = uint64(i)
@@ -79,12 +87,20 @@ func (s *Server) start(ctx context.Context, model *Model, request pagedllm.Reque
 
 func (g *generation) close() { g.queue.Close() }
 
+// noQueue converts an error of NewQueue. The process has a descriptor again when a request has ended.
+func noQueue(err error) error {
+	if errors.Is(err, pagedllm.ErrCapacity) {
+		return tryLater(http.StatusServiceUnavailable, toAPIError(err).message)
+	}
+	return err
+}
+
 // add adds a request, unless its first token would come too late.
 func (s *Server) add(queue *pagedllm.Queue, request pagedllm.Request) error {
 	if s.options.MaxWait > 0 {
 		forecast, err := queue.PredictAdmission(request)
 		if err != nil {
-			return canNeverRun(err)
+			return err
 		}
 		if !forecast.Admits || forecast.FirstToken != nil && *forecast.FirstToken > s.options.MaxWait {
 			return tooBusy(&forecast)
@@ -97,51 +113,37 @@ func (s *Server) add(queue *pagedllm.Queue, request pagedllm.Request) error {
 	// The engine is full, or the request can never fit. The forecast distinguishes them.
 	forecast, err := queue.PredictAdmission(request)
 	if err != nil {
-		return canNeverRun(err)
+		return err
 	}
 	return tooBusy(&forecast)
 }
 
-// canNeverRun makes an error of the forecast an error of the client: later, the request would fail
-// again.
-func canNeverRun(err error) error {
-	e := toAPIError(err)
-	if e.status == http.StatusTooManyRequests {
-		e.status = http.StatusBadRequest
-	}
-	return e
-}
-
 func tooBusy(forecast *pagedllm.Admission) error {
-	e := &apiError{status: http.StatusTooManyRequests, retryAfter: time.Second,
-		message: fmt.Sprintf("%d requests with %d tokens are waiting; try again later", forecast.WaitingRequests, forecast.WaitingTokens)}
+	e := tryLater(http.StatusTooManyRequests,
+		fmt.Sprintf("%d requests with %d tokens are waiting; try again later", forecast.WaitingRequests, forecast.WaitingTokens))
 	if forecast.FirstToken != nil {
 		e.retryAfter = max(e.retryAfter, *forecast.FirstToken)
 	}
 	return e
 }
 
-// next waits for outputs. An output with an error is the end of the generation.
+// next waits for outputs. An output with an error is the end of the generation: next returns the
+// outputs before it, and the error.
 func (g *generation) next(ctx context.Context) ([]pagedllm.Output, error) {
 	outputs, err := g.queue.Poll(ctx)
-	if err != nil {
-		return nil, err
-	}
 	for i := range outputs {
-		if err := g.count(&outputs[i]); err != nil {
-			return nil, err
+		g.count(&outputs[i])
+		if outputs[i].Err != nil {
+			return outputs[:i], outputs[i].Err
 		}
 	}
-	return outputs, nil
+	return outputs, err
 }
 
 // count adds an output to the usage.
-func (g *generation) count(output *pagedllm.Output) error {
-	if output.Err != nil {
-		return output.Err
-	}
+func (g *generation) count(output *pagedllm.Output) {
 	if output.FinishReason == pagedllm.FinishNone {
-		return nil
+		return
 	}
 	g.open--
 	usage := &g.record.usage
@@ -154,10 +156,6 @@ func (g *generation) count(output *pagedllm.Output) error {
 	if first := output.Timing.FirstToken; first > 0 && (g.record.firstToken == 0 || first < g.record.firstToken) {
 		g.record.firstToken = first
 	}
-	if output.FinishReason == pagedllm.FinishDeadline && output.GeneratedTokens == 0 && !g.streams {
-		return &apiError{status: http.StatusGatewayTimeout, message: "no token was generated before the deadline; try again later"}
-	}
-	return nil
 }
 
 // choice returns the index of the result of an output: results of the first prompt come first.
@@ -180,32 +178,37 @@ func (g *generation) all(ctx context.Context) ([]pagedllm.Output, error) {
 			}
 		}
 	}
+	// If at least one sequence has a token or has ended, the answer has what there is.
+	late := func(output pagedllm.Output) bool {
+		return output.FinishReason == pagedllm.FinishDeadline && output.GeneratedTokens == 0
+	}
+	if !slices.ContainsFunc(all, func(output pagedllm.Output) bool { return !late(output) }) {
+		return nil, refusal(http.StatusGatewayTimeout, "no token was generated before the deadline; try again later")
+	}
 	return all, nil
 }
 
-// each passes every output to send and flushes the stream after each batch. An error is the last
-// event.
+// each passes every output to send and flushes the stream after each batch.
 func (g *generation) each(ctx context.Context, s *Server, stream *eventStream, send func(*pagedllm.Output) error) error {
 	idle := newIdleContext(ctx, s.options.KeepAlive)
 	defer func() { idle.stop() }()
 	for g.open > 0 {
 		outputs, err := g.next(idle)
-		if err != nil && idle.Err() != nil && ctx.Err() == nil {
+		if errors.Is(err, context.Canceled) && ctx.Err() == nil { // the timer, not the client
 			err = stream.keepAlive()
 			idle.stop()
 			idle = newIdleContext(ctx, s.options.KeepAlive)
 		}
 		idle.timer.Reset(s.options.KeepAlive)
-		for i := range outputs {
-			if err == nil {
-				err = send(&outputs[i])
+		for i := range outputs { // also those before an error
+			if failed := send(&outputs[i]); failed != nil {
+				return failed
 			}
 		}
-		if err == nil {
-			err = stream.flush()
-		}
 		if err != nil {
-			g.record.err = err
+			return err
+		}
+		if err := stream.flush(); err != nil {
 			return err
 		}
 	}

@@ -237,7 +237,7 @@ func TestMetricsOfSeveralModelsAreOneText(t *testing.T) {
 
 func TestTheListOfModelsAndTheHealthAreReported(t *testing.T) {
 	model := open(t, pagedllm.Options{})
-	handler := New([]Model{model}, limits())
+	handler := newServer(t, limits(), model)
 	server := start(t, limits(), model)
 	if response, body := get(t, server.URL+"/v1/models/tiny"); response.StatusCode != 200 || !strings.Contains(body, `"max_model_len":1024`) {
 		t.Errorf("%s", body)
@@ -272,12 +272,20 @@ func TestTheTraceOfTheClientIsContinued(t *testing.T) {
 		"ff-" + trace + "-b7ad6b7169203331-01":                  false,
 		"00-" + trace + "-0000000000000000-01":                  false,
 		"00-" + strings.ToUpper(trace) + "-b7ad6b7169203331-01": false,
-		"": false,
+		"":                                     false,
+		"00-" + trace + "-b7ad6b7169203331-ff": true,
 	} {
 		response, _ := get(t, server.URL+"/health", "traceparent", header)
 		answer := response.Header.Get("traceresponse")
 		if strings.HasPrefix(answer, "00-"+trace+"-") != continued || len(answer) != 55 || strings.Contains(answer, "b7ad6b7169203331") {
 			t.Errorf("%q: %q", header, answer)
 		}
+		if !strings.HasSuffix(answer, "-01") { // other flags are not passed on
+			t.Errorf("%q: %q", header, answer)
+		}
+	}
+	header := "00-" + trace + "-b7ad6b7169203331-01"
+	if two := newSpan([]string{header, header}); strings.Contains(two.header(), trace) {
+		t.Error(two.header())
 	}
 }

@@ -47,12 +47,17 @@ func (s *Server) authorized(answer endpoint) endpoint {
 			key = strings.TrimSpace(token)
 		}
 		if key == "" {
-			return &apiError{status: http.StatusUnauthorized, code: "missing_api_key",
-				message: "the request has no API key; send it as bearer token or in x-api-key"}
+			return unauthorized("missing_api_key", "the request has no API key; send it as bearer token or in x-api-key")
 		}
 		if !s.options.Keys.has(key) {
-			return &apiError{status: http.StatusUnauthorized, code: "invalid_api_key", message: "the API key is not valid"}
+			return unauthorized("invalid_api_key", "the API key is not valid; send one of the keys of the server")
 		}
 		return answer(w, r)
 	}
+}
+
+func unauthorized(code, message string) *apiError {
+	e := refusal(http.StatusUnauthorized, message)
+	e.code = code
+	return e
 }

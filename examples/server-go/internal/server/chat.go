@@ -274,7 +274,7 @@ func (c *chatRequest) choice(conversation *conversation, output *pagedllm.Output
 }
 
 func (s *Server) streamChat(w http.ResponseWriter, r *http.Request, c *conversation, body *chatRequest, event chatCompletion) {
-	stream := s.newEventStream(w)
+	stream := newEventStream(w)
 	event.Choices = make([]chatChoice, 1)
 	hasCalls := make([]bool, c.open)
 	for i := range hasCalls {
@@ -288,8 +288,7 @@ func (s *Server) streamChat(w http.ResponseWriter, r *http.Request, c *conversat
 		})
 	}
 	if err != nil {
-		stream.add("", toAPIError(err).openAI())
-		stream.flush()
+		stream.fail(r.Context(), err, "", toAPIError(err).openAI())
 		return
 	}
 	if body.wantsUsage() {

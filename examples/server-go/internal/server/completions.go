@@ -162,7 +162,7 @@ func (c *completionRequest) choice(g *generation, output *pagedllm.Output, offse
 }
 
 func (s *Server) streamCompletion(w http.ResponseWriter, r *http.Request, g *generation, body *completionRequest, event completion) error {
-	stream := s.newEventStream(w)
+	stream := newEventStream(w)
 	event.Choices = make([]completionChoice, 1)
 	offsets := make([]int, g.open)
 	err := g.each(r.Context(), s, stream, func(output *pagedllm.Output) error {
@@ -177,8 +177,7 @@ func (s *Server) streamCompletion(w http.ResponseWriter, r *http.Request, g *gen
 		return nil
 	})
 	if err != nil {
-		stream.add("", toAPIError(err).openAI())
-		stream.flush()
+		stream.fail(r.Context(), err, "", toAPIError(err).openAI())
 		return nil
 	}
 	if body.wantsUsage() {

@@ -18,11 +18,11 @@ import (
 // decode reads the JSON body of a request into a value. Unknown members are errors, so that no
 // parameter is ignored silently.
 func (s *Server) decode(w http.ResponseWriter, r *http.Request, value any) error {
-	// A browser sends JSON to another origin only after it has asked, so that pages of strangers
-	// cannot use a server on the loopback interface.
+	// A browser sends JSON to another origin only after that origin has allowed it, so that the pages
+	// of other sites cannot use a server on the loopback interface.
 	if kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")); kind != "application/json" {
-		return &apiError{status: http.StatusUnsupportedMediaType,
-			message: fmt.Sprintf("content type is %q; send application/json", r.Header.Get("Content-Type"))}
+		return refusal(http.StatusUnsupportedMediaType,
+			fmt.Sprintf("content type is %q; send application/json", r.Header.Get("Content-Type")))
 	}
 	body, err := s.readBody(w, r)
 	if err != nil {
@@ -35,8 +35,8 @@ func (s *Server) decode(w http.ResponseWriter, r *http.Request, value any) error
 }
 
 func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
-	tooLarge := &apiError{status: http.StatusRequestEntityTooLarge,
-		message: fmt.Sprintf("the body is too large (limit %d bytes); send a shorter request", s.options.MaxBodyBytes)}
+	tooLarge := refusal(http.StatusRequestEntityTooLarge,
+		fmt.Sprintf("the body is too large (limit %d bytes); send a shorter request", s.options.MaxBodyBytes))
 	if r.ContentLength > s.options.MaxBodyBytes {
 		return nil, tooLarge
 	}
@@ -49,12 +49,12 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error
 		return nil, tooLarge
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		w.Header().Set("Connection", "close")
-		return nil, &apiError{status: http.StatusRequestTimeout,
-			message: fmt.Sprintf("the body did not arrive in time (limit %v); send it at once", s.options.ReadTimeout)}
+		return nil, refusal(http.StatusRequestTimeout,
+			fmt.Sprintf("the body did not arrive in time (limit %v); send it at once", s.options.ReadTimeout))
 	case err != nil:
 		return nil, badRequest("", "the body cannot be read ("+err.Error()+")")
 	}
-	// From now on a read only waits for the client to hang up.
+	// net/http continues to read, to notice that the client hangs up. This read has no deadline.
 	connection.SetReadDeadline(time.Time{})
 	return body, nil
 }
@@ -88,10 +88,15 @@ func jsonError(err error, offset int64) error {
 	}
 	if name, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
 		name = strings.Trim(name, `"`)
-		return &apiError{status: http.StatusBadRequest, code: "unknown_parameter", param: name,
-			message: fmt.Sprintf("unknown parameter %q; remove it", name)}
+		return unknown(name, "remove it")
 	}
 	return badRequest("", strings.TrimPrefix(err.Error(), "json: "))
+}
+
+func unknown(name, remedy string) *apiError {
+	e := badRequest(name, fmt.Sprintf("unknown parameter %q; %s", name, remedy))
+	e.code = "unknown_parameter"
+	return e
 }
 
 // memberName removes the names of embedded Go structs, which are not members of the request.

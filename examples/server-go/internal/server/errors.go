@@ -26,17 +26,46 @@ type apiError struct {
 
 func (e *apiError) Error() string { return e.message }
 
+// refusal creates an error. Its message can repeat text of the client, so that it is shortened.
+func refusal(status int, message string) *apiError {
+	return &apiError{status: status, message: shorten(message)}
+}
+
 func badRequest(param, message string) *apiError {
-	return &apiError{status: http.StatusBadRequest, param: param, message: message}
+	e := refusal(http.StatusBadRequest, message)
+	e.param = shorten(param)
+	return e
 }
 
 // unsupported refuses a member that the server knows but cannot honour.
 func unsupported(param, message string) *apiError {
-	return &apiError{status: http.StatusBadRequest, code: "unsupported_parameter", param: param, message: message}
+	e := badRequest(param, message)
+	e.code = "unsupported_parameter"
+	return e
 }
 
-// errGone is the end of a request whose client has hung up. It is logged and not sent.
-var errGone = &apiError{status: 499, message: "the client has closed the connection"}
+// tryLater refuses a request that can succeed later.
+func tryLater(status int, message string) *apiError {
+	e := refusal(status, message)
+	e.retryAfter = time.Second
+	return e
+}
+
+// shorten removes the middle of a long text. The beginning of a message is the problem, and the end
+// is the remedy.
+func shorten(text string) string {
+	const head, tail = 600, 200
+	if len(text) <= head+tail {
+		return text
+	}
+	return strings.ToValidUTF8(text[:head], "") + " ... " + strings.ToValidUTF8(text[len(text)-tail:], "")
+}
+
+// statusGone is the status of a request whose client has hung up or does not read. It is logged and
+// not sent.
+const statusGone = 499
+
+var errGone = refusal(statusGone, "the client has closed the connection")
 
 // toAPIError maps every error of the library to its HTTP status.
 func toAPIError(err error) *apiError {
@@ -49,9 +78,9 @@ func toAPIError(err error) *apiError {
 	}
 	var library *pagedllm.Error
 	if !errors.As(err, &library) {
-		return &apiError{status: http.StatusInternalServerError, message: err.Error()}
+		return refusal(http.StatusInternalServerError, err.Error())
 	}
-	e := &apiError{status: statusOf(library.Code), message: library.Message}
+	e := refusal(statusOf(library.Code), library.Message)
 	switch {
 	case library.PromptTokens > 0:
 		e.code = "context_length_exceeded"
@@ -66,12 +95,11 @@ func toAPIError(err error) *apiError {
 
 func statusOf(code pagedllm.Code) int {
 	switch code {
-	case pagedllm.ErrInvalidArgument, pagedllm.ErrUnsupported:
+	case pagedllm.ErrInvalidArgument, pagedllm.ErrUnsupported, pagedllm.ErrCapacity:
+		// Of the errors of capacity, only those of a full engine can end: see add and noQueue.
 		return http.StatusBadRequest
 	case pagedllm.ErrNotFound:
 		return http.StatusNotFound
-	case pagedllm.ErrCapacity:
-		return http.StatusTooManyRequests
 	case pagedllm.ErrOutOfMemory, pagedllm.ErrClosed, pagedllm.ErrBusy, pagedllm.ErrCancelled:
 		return http.StatusServiceUnavailable
 	default: // ErrInternal, ErrIO, ErrModel and codes of later releases
@@ -173,9 +201,6 @@ func orNull(text string) *string {
 // refuse answers a request with an error, in the form of the API to which the path belongs.
 func refuse(w http.ResponseWriter, r *http.Request, err error) {
 	e := toAPIError(err)
-	if e == errGone {
-		return
-	}
 	if e.retryAfter > 0 {
 		w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(e.retryAfter.Seconds()))))
 	}
@@ -196,7 +221,7 @@ func writeJSON(w http.ResponseWriter, status int, value any) {
 	if err := encoder.Encode(value); err != nil { // a defect, such as a number that JSON lacks
 		status = http.StatusInternalServerError
 		body.Reset()
-		encoder.Encode((&apiError{status: status, message: "the answer cannot be encoded (" + err.Error() + ")"}).openAI())
+		encoder.Encode(refusal(status, "the answer cannot be encoded ("+err.Error()+")").openAI())
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)

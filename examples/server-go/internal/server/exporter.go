@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"strconv"
@@ -100,6 +101,8 @@ func (e *Exporter) send(batch []finishedSpan) error {
 		return err
 	}
 	defer response.Body.Close()
+	// The connection is used again only if the body has been read.
+	io.Copy(io.Discard, io.LimitReader(response.Body, 1<<20))
 	if response.StatusCode/100 != 2 {
 		return fmt.Errorf("the collector answers %s", response.Status)
 	}
@@ -147,8 +150,8 @@ func (f *finishedSpan) otlp() otlpSpan {
 			intAttribute("gen_ai.usage.input_tokens", r.usage.PromptTokens), intAttribute("gen_ai.usage.output_tokens", r.usage.CompletionTokens))
 	}
 	if r.err != nil {
-		s.Status = map[string]any{"message": r.err.Error()}
-		if f.status >= 500 || f.status == http.StatusOK { // in a stream, the status was sent before the error
+		s.Status = map[string]any{"message": r.err.message}
+		if f.status >= 500 {
 			s.Status["code"] = statusError
 		}
 	}

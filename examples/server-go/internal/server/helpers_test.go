@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -38,10 +39,33 @@ func open(t *testing.T, options pagedllm.Options) Model {
 	return Model{Name: "tiny", Engine: engine, Format: "hermes"}
 }
 
+// A lockedBuffer collects the log of a server.
+type lockedBuffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (b *lockedBuffer) Write(text []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(text)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}
+
+func newServer(t *testing.T, options Options, models ...Model) *Server {
+	t.Helper()
+	return New(models, options)
+}
+
 // start starts a server with the timeouts of a program.
 func start(t *testing.T, options Options, models ...Model) *httptest.Server {
 	t.Helper()
-	server := httptest.NewUnstartedServer(New(models, options).Handler())
+	server := httptest.NewUnstartedServer(newServer(t, options, models...).Handler())
 	server.Config.ReadHeaderTimeout = time.Second
 	server.Config.ReadTimeout = 2 * time.Second
 	server.Start()

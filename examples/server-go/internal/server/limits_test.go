@@ -272,7 +272,7 @@ func TestAFullServerAnswers429(t *testing.T) {
 func TestTooManyRequestsInProgressAre429(t *testing.T) {
 	options := limits()
 	options.MaxRequests = 1
-	s := New([]Model{open(t, pagedllm.Options{})}, options)
+	s := newServer(t, options, open(t, pagedllm.Options{}))
 	url := httptestServer(t, s)
 	status := func() int {
 		response, err := http.Post(url+"/v1/completions", "application/json", strings.NewReader(`{`+france+`}`))

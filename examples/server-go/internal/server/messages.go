@@ -341,7 +341,7 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *Server) streamMessage(w http.ResponseWriter, r *http.Request, c *conversation, answer messagesResponse) {
-	stream := s.newEventStream(w)
+	stream := newEventStream(w)
 	answer.Usage = &anthropicUsage{} // known at the end
 	stream.add("message_start", map[string]any{"type": "message_start", "message": answer})
 	err := stream.flush()
@@ -351,8 +351,7 @@ func (s *Server) streamMessage(w http.ResponseWriter, r *http.Request, c *conver
 		last, err = c.stream(r.Context(), s, stream, divided)
 	}
 	if err != nil {
-		stream.add("error", toAPIError(err).anthropic())
-		stream.flush()
+		stream.fail(r.Context(), err, "error", toAPIError(err).anthropic())
 		return
 	}
 	reason, sequence := anthropicStop(&last, divided.hasCalls())

@@ -98,14 +98,16 @@ func (e *itemEvents) next() int {
 	return e.sequence - 1
 }
 
-// sendState sends an event with the whole response.
-func (e *itemEvents) sendState(kind string, r *response) {
-	e.stream.add(kind, struct {
-		Type     string    `json:"type"`
-		Sequence int       `json:"sequence_number"`
-		Response *response `json:"response"`
-	}{kind, e.next(), r})
+// A stateEvent has the whole response.
+type stateEvent struct {
+	Type     string    `json:"type"`
+	Sequence int       `json:"sequence_number"`
+	Response *response `json:"response"`
 }
+
+func (e *itemEvents) state(kind string, r *response) stateEvent { return stateEvent{kind, e.next(), r} }
+
+func (e *itemEvents) sendState(kind string, r *response) { e.stream.add(kind, e.state(kind, r)) }
 
 func (e *itemEvents) begin(index int, p *part) {
 	id := e.ids.of(index, p)
@@ -148,7 +150,7 @@ func (e *itemEvents) end(index int, p *part) {
 }
 
 func (s *Server) streamResponse(w http.ResponseWriter, r *http.Request, c *conversation, answer *response) {
-	events := &itemEvents{stream: s.newEventStream(w)}
+	events := &itemEvents{stream: newEventStream(w)}
 	events.sendState("response.created", answer)
 	events.sendState("response.in_progress", answer)
 	divided := &parts{handler: events}
@@ -160,15 +162,13 @@ func (s *Server) streamResponse(w http.ResponseWriter, r *http.Request, c *conve
 	if err == nil {
 		err = answer.complete(c, &last, divided, &events.ids)
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		e := toAPIError(err)
 		answer.Status, answer.Error = "failed", &responseError{Code: nonEmpty(e.code, e.kind()), Message: e.message}
-		events.sendState("response.failed", answer)
-	case answer.Status == "incomplete":
-		events.sendState("response.incomplete", answer)
-	default:
-		events.sendState("response.completed", answer)
+		event := events.state("response.failed", answer)
+		events.stream.fail(r.Context(), err, event.Type, event)
+		return
 	}
+	events.sendState("response."+answer.Status, answer)
 	events.stream.flush()
 }

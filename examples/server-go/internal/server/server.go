@@ -2,7 +2,7 @@
 // file has one topic:
 //
 //	server.go      the endpoints and what all of them share
-//	admission.go   models, limits, and the way of a request into its engine
+//	admission.go   models, limits, and how a request is added to its engine
 //	turn.go        one turn of a chat: chat completions, messages and responses share it
 //	stream.go      Server-Sent Events
 package server
@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"runtime/debug"
 	"sync/atomic"
 	"time"
 
@@ -98,7 +99,7 @@ func (s *Server) Handler() http.Handler {
 		mux.Handle(path, s.handle(http.MethodPost, s.authorized(s.limited(answer))))
 	}
 	mux.Handle("/", s.handle("", func(_ http.ResponseWriter, r *http.Request) error {
-		return &apiError{status: http.StatusNotFound, message: fmt.Sprintf("no endpoint has the path %q", r.URL.Path)}
+		return refusal(http.StatusNotFound, fmt.Sprintf("no endpoint has the path %q", r.URL.Path))
 	}))
 	return mux
 }
@@ -106,23 +107,37 @@ func (s *Server) Handler() http.Handler {
 // handle is the outermost part of every endpoint: method, trace, errors and log.
 func (s *Server) handle(method string, answer endpoint) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		record := &record{begin: time.Now(), span: newSpan(r.Header.Get("traceparent"))}
+		record := &record{begin: time.Now(), span: newSpan(r.Header["Traceparent"])}
 		writer := &responseWriter{ResponseWriter: w, timeout: s.options.WriteTimeout}
 		writer.Header().Set("traceresponse", record.span.header())
 		r = r.WithContext(context.WithValue(r.Context(), recordKey{}, record))
-		defer s.report(r, writer, record) // also after a panic, which net/http recovers
-		err := answerOnly(method, r, writer, answer)
+		err := s.recovered(method, r, writer, answer)
 		if err != nil {
-			record.err = err
+			record.fail(err)
+		}
+		// An answer that cannot be completed must not look complete: the connection is closed.
+		abort := err != nil && (writer.status != 0 || toAPIError(err).status == statusGone)
+		if err != nil && !abort {
 			refuse(writer, r, err)
+		}
+		s.report(r, writer, record)
+		if abort {
+			panic(http.ErrAbortHandler)
 		}
 	})
 }
 
-func answerOnly(method string, r *http.Request, w http.ResponseWriter, answer endpoint) error {
+// recovered answers a request. A panic becomes an error.
+func (s *Server) recovered(method string, r *http.Request, w http.ResponseWriter, answer endpoint) (err error) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			s.options.Log.Error("panic", "cause", fmt.Sprint(cause), "stack", string(debug.Stack()))
+			err = refusal(http.StatusInternalServerError, "internal error: a defect of the server; its log has the cause")
+		}
+	}()
 	if method != "" && r.Method != method && !(method == http.MethodGet && r.Method == http.MethodHead) {
 		w.Header().Set("Allow", method)
-		return &apiError{status: http.StatusMethodNotAllowed, message: fmt.Sprintf("the method is %s; send %s", r.Method, method)}
+		return refusal(http.StatusMethodNotAllowed, fmt.Sprintf("the method is %s; send %s", r.Method, method))
 	}
 	return answer(w, r)
 }
@@ -135,8 +150,8 @@ func (s *Server) limited(answer endpoint) endpoint {
 		case s.slots <- struct{}{}:
 			defer func() { <-s.slots }()
 		default:
-			return &apiError{status: http.StatusTooManyRequests, retryAfter: time.Second,
-				message: fmt.Sprintf("too many requests are in progress (limit %d); try again later", s.options.MaxRequests)}
+			return tryLater(http.StatusTooManyRequests,
+				fmt.Sprintf("too many requests are in progress (limit %d); try again later", s.options.MaxRequests))
 		}
 		length := r.ContentLength
 		if length < 0 || length > s.options.MaxBodyBytes { // not known, or refused by decode
@@ -144,8 +159,8 @@ func (s *Server) limited(answer endpoint) endpoint {
 		}
 		defer s.bodies.Add(-length)
 		if s.bodies.Add(length) > s.options.MaxBodiesBytes {
-			return &apiError{status: http.StatusTooManyRequests, retryAfter: time.Second,
-				message: fmt.Sprintf("the requests in progress are too large together (limit %d bytes); try again later", s.options.MaxBodiesBytes)}
+			return tryLater(http.StatusTooManyRequests,
+				fmt.Sprintf("the requests in progress are too large together (limit %d bytes); try again later", s.options.MaxBodiesBytes))
 		}
 		return answer(w, r)
 	}
@@ -153,11 +168,11 @@ func (s *Server) limited(answer endpoint) endpoint {
 
 func (s *Server) health(w http.ResponseWriter, _ *http.Request) error {
 	if s.draining.Load() {
-		return &apiError{status: http.StatusServiceUnavailable, message: "the server shuts down"}
+		return refusal(http.StatusServiceUnavailable, "the server shuts down")
 	}
 	for _, model := range s.models {
 		if err := model.Engine.Healthy(); err != nil {
-			return &apiError{status: http.StatusServiceUnavailable, message: fmt.Sprintf("model %q: %v", model.Name, err)}
+			return refusal(http.StatusServiceUnavailable, fmt.Sprintf("model %q: %v", model.Name, err))
 		}
 	}
 	writeJSON(w, http.StatusOK, map[string]string{"status": "ok"})

@@ -16,7 +16,7 @@ import (
 // serve starts a server whose only endpoint reads sampling parameters.
 func serve(t *testing.T) *httptest.Server {
 	t.Helper()
-	s := New(nil, Options{MaxBodyBytes: 1 << 16, ReadTimeout: 200 * time.Millisecond})
+	s := newServer(t, Options{MaxBodyBytes: 1 << 16, ReadTimeout: 200 * time.Millisecond})
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var params samplingParams
 		err := s.decode(w, r, &params)
@@ -123,7 +123,7 @@ func TestABodyThatDoesNotArriveIsATimeout(t *testing.T) {
 func TestEveryCodeOfTheLibraryHasAStatus(t *testing.T) {
 	for code, status := range map[pagedllm.Code]int{
 		pagedllm.ErrInvalidArgument: 400, pagedllm.ErrUnsupported: 400, pagedllm.ErrNotFound: 404,
-		pagedllm.ErrCapacity: 429, pagedllm.ErrOutOfMemory: 503, pagedllm.ErrClosed: 503,
+		pagedllm.ErrCapacity: 400, pagedllm.ErrOutOfMemory: 503, pagedllm.ErrClosed: 503,
 		pagedllm.ErrInternal: 500, pagedllm.Code(999): 500,
 	} {
 		if e := toAPIError(&pagedllm.Error{Code: code, Message: "x"}); e.status != status {

@@ -18,10 +18,14 @@ type span struct {
 	flags  byte
 }
 
-// newSpan continues the trace of the header traceparent, or begins a trace.
-func newSpan(traceparent string) (s span) {
+// newSpan continues the trace of the header traceparent, or begins a trace. With several such
+// headers, none of them is valid.
+func newSpan(traceparents []string) (s span) {
 	rand.Read(s.id[:])
-	fields := strings.Split(traceparent, "-")
+	var fields []string
+	if len(traceparents) == 1 {
+		fields = strings.Split(traceparents[0], "-")
+	}
 	// Version 00 has four fields, and later versions can have more.
 	valid := len(fields) >= 4 && isHex(fields[0], 1) && fields[0] != "ff" && (fields[0] != "00" || len(fields) == 4) &&
 		isHex(fields[1], 16) && isHex(fields[2], 8) && isHex(fields[3], 1)
@@ -30,7 +34,7 @@ func newSpan(traceparent string) (s span) {
 		hex.Decode(s.parent[:], []byte(fields[2]))
 		var flags [1]byte
 		hex.Decode(flags[:], []byte(fields[3]))
-		s.flags = flags[0]
+		s.flags = flags[0] & 1 // the only flag that this server knows: the trace is sampled
 	}
 	if s.trace == [16]byte{} || s.parent == [8]byte{} {
 		s = span{id: s.id, flags: 1}
@@ -56,7 +60,19 @@ type record struct {
 	model      string
 	usage      usage
 	firstToken time.Duration // 0: none
-	err        error         // of a refusal, or in a stream
+	err        *apiError     // of a refusal, or in a stream
+}
+
+// fail records why a request failed.
+func (r *record) fail(err error) { r.err = toAPIError(err) }
+
+// outcome returns the status of a request. The status of an error in a stream, whose header was sent
+// before the error, is that of the error.
+func (r *record) outcome(sent int) int {
+	if r.err != nil {
+		return r.err.status
+	}
+	return sent
 }
 
 type recordKey struct{}
@@ -66,17 +82,14 @@ func recordOf(ctx context.Context) *record { return ctx.Value(recordKey{}).(*rec
 
 // report ends the record of a request.
 func (s *Server) report(r *http.Request, w *responseWriter, record *record) {
-	status := w.status
-	if status == 0 {
-		status = errGone.status
-	}
+	status := record.outcome(w.status)
 	duration := time.Since(record.begin)
 	s.counters.add(r.Pattern, status)
 	if s.options.Exporter != nil && record.span.flags&1 == 1 {
 		s.options.Exporter.add(finishedSpan{record, r.Method + " " + r.Pattern, status, record.begin.Add(duration)})
 	}
 	level, attributes := slog.LevelInfo, []slog.Attr{
-		slog.String("method", r.Method), slog.String("path", r.URL.Path), slog.Int("status", status),
+		slog.String("method", r.Method), slog.String("path", shorten(r.URL.Path)), slog.Int("status", status),
 		slog.Duration("duration", duration), slog.String("trace_id", hex.EncodeToString(record.span.trace[:])),
 		slog.String("span_id", hex.EncodeToString(record.span.id[:]))}
 	if record.model != "" {
@@ -87,7 +100,7 @@ func (s *Server) report(r *http.Request, w *responseWriter, record *record) {
 		level = slog.LevelDebug // they come every few seconds
 	}
 	if record.err != nil {
-		attributes = append(attributes, slog.String("error", record.err.Error()))
+		attributes = append(attributes, slog.String("error", record.err.message))
 		if status >= 500 {
 			level = slog.LevelError
 		}
