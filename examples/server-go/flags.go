@@ -55,6 +55,8 @@ func parseFlags(arguments []string) (*config, error) {
 	flags.DurationVar(&c.server.MaxTime, "max-time", 10*time.Minute, "time after which a request ends with the tokens it has; 0: no limit")
 	flags.IntVar(&c.server.MaxRequests, "max-requests", 2048, "maximum number of `requests` in progress")
 	flags.IntVar(&c.server.MaxResults, "max-results", 128, "maximum number of `sequences` of one request")
+	flags.IntVar(&c.server.MaxLogprobs, "max-logprobs", 20, "maximum number of `alternatives` for each token")
+	flags.Func("max-prompt-bytes", "maximum `size` of a text to tokenize (default: 64 for each token of the maximum length)", sizeFlag(&c.engine.MaxPromptBytes))
 	flags.Func("max-body", "maximum `size` of a request (default 8MiB)", sizeFlag(&c.server.MaxBodyBytes))
 	flags.Func("max-bodies", "maximum `size` of all requests in progress together (default 256MiB)", sizeFlag(&c.server.MaxBodiesBytes))
 	flags.DurationVar(&c.headerTimeout, "header-timeout", 10*time.Second, "time within which the headers of a request must arrive")
@@ -108,6 +110,8 @@ func (c *config) check(rest []string) error {
 		return fmt.Errorf("unexpected argument %q", rest[0])
 	case len(c.models) == 0:
 		return errors.New("no model; give -model PATH")
+	case c.server.MaxLogprobs < 0:
+		return errors.New("-max-logprobs must not be negative")
 	case c.server.MaxRequests < 1 || c.server.MaxResults < 1:
 		return errors.New("-max-requests and -max-results must be positive")
 	case c.server.ReadTimeout <= 0 || c.server.WriteTimeout <= 0 || c.headerTimeout <= 0 || c.idleTimeout <= 0 || c.server.KeepAlive <= 0:

@@ -82,7 +82,7 @@ func run(config *config, log *slog.Logger) error {
 }
 
 // shutDown takes no more requests, waits for those in progress, and ends the rest.
-func shutDown(httpServer *http.Server, handler *server.Server, models []server.Model, config *config, log *slog.Logger) error {
+func shutDown(httpServer *http.Server, handler *server.Server, models []*server.Model, config *config, log *slog.Logger) error {
 	log.Info("shutting down", "grace", config.grace)
 	handler.Drain()
 	grace, cancel := context.WithTimeout(context.Background(), config.grace)
@@ -103,7 +103,7 @@ func shutDown(httpServer *http.Server, handler *server.Server, models []server.M
 
 // openModels opens the engines. Their KV pools share one budget. It returns the models that are
 // open also with an error.
-func openModels(ctx context.Context, config *config, log *slog.Logger) (models []server.Model, err error) {
+func openModels(ctx context.Context, config *config, log *slog.Logger) (models []*server.Model, err error) {
 	options := config.engine
 	if options.MemoryFraction == 0 {
 		if options.Budget, err = pagedllm.NewBudget(config.kvBytes, 0); err != nil {
@@ -119,12 +119,12 @@ func openModels(ctx context.Context, config *config, log *slog.Logger) (models [
 		}
 		info := engine.ModelInfo()
 		log.Info("loaded", "model", model.name, "architecture", info.Architecture, "max_model_len", info.MaxModelLen, "isa", info.ISA)
-		models = append(models, server.Model{Name: model.name, Engine: engine, Format: config.formats[model.name]})
+		models = append(models, &server.Model{Name: model.name, Engine: engine, Format: config.formats[model.name]})
 	}
 	return models, nil
 }
 
-func closeModels(models []server.Model) {
+func closeModels(models []*server.Model) {
 	for _, model := range models {
 		model.Engine.Close()
 	}

@@ -12,10 +12,21 @@ import (
 	"github.com/libpagedllm/libpagedllm/bindings/go"
 )
 
+// An apiRequest is the body of a request for a model.
+type apiRequest interface{ modelName() string }
+
+// read decodes the body of a request and returns its model.
+func (s *Server) read(w http.ResponseWriter, r *http.Request, body apiRequest) (*Model, error) {
+	if err := s.decode(w, r, body); err != nil {
+		return nil, err
+	}
+	return s.model(r.Context(), body.modelName())
+}
+
 // model returns the model of a request. A client may leave the name out if there is only one.
 func (s *Server) model(ctx context.Context, name string) (*Model, error) {
-	for i := range s.models {
-		if model := &s.models[i]; model.Name == name || name == "" && len(s.models) == 1 {
+	for _, model := range s.models {
+		if model.Name == name || name == "" && len(s.models) == 1 {
 			recordOf(ctx).model = model.Name
 			return model, nil
 		}
@@ -29,17 +40,26 @@ func (s *Server) model(ctx context.Context, name string) (*Model, error) {
 // number of results of each prompt.
 func (s *Server) limit(request *pagedllm.Request, prompts int) (results int, err error) {
 	results = max(request.N, 1)
-	sequences := max(results, request.BestOf)
-	if request.Beam != nil {
-		sequences = max(sequences, cmp.Or(request.Beam.Width, 4)) // the library's default
-	}
+	sequences := sequencesOf(request)
 	if sequences > s.options.MaxResults/prompts {
 		return 0, badRequest("n", fmt.Sprintf("%d prompts have %d sequences each (limit %d in all); ask for fewer", prompts, sequences, s.options.MaxResults))
+	}
+	if top := max(request.Sampling.TopLogProbs, request.Sampling.PromptTopLogProbs); top > s.options.MaxLogprobs {
+		return 0, badRequest("logprobs", fmt.Sprintf("the request asks for %d log probabilities of each token (limit %d); ask for fewer", top, s.options.MaxLogprobs))
 	}
 	if limit := s.options.MaxTime; limit > 0 && (request.Deadline == 0 || request.Deadline > limit) {
 		request.Deadline = limit
 	}
 	return results, nil
+}
+
+// sequencesOf returns the number of sequences of a request.
+func sequencesOf(request *pagedllm.Request) int {
+	sequences := max(request.N, request.BestOf, 1)
+	if request.Beam != nil {
+		sequences = max(sequences, cmp.Or(request.Beam.Width, 4)) // the library's default
+	}
+	return sequences
 }
 
 // A generation is the work of the engine for one client: a queue, and one request for each prompt.
@@ -70,19 +90,40 @@ func (s *Server) start(ctx context.Context, model *Model, request pagedllm.Reque
 	if !stream {
 		request.Sampling.OutputKind = pagedllm.OutputFinal
 	}
+	if err := s.compute(ctx, func() error { return model.tokenize(ctx, prompts, !request.RawPrompt) }); err != nil {
+		return nil, err
+	}
+	if err := model.limitLogprobs(&request, prompts, stream); err != nil {
+		return nil, err
+	}
 	queue, err := model.Engine.NewQueue(64 + len(prompts)*results)
 	if err != nil {
 		return nil, noQueue(err)
 	}
 	for i, prompt := range prompts {
-		request.UserData = uint64(i)
-		request.Prompt, request.PromptTokenIDs = prompt.text, prompt.tokens
+		request.UserData, request.PromptTokenIDs = uint64(i), prompt.tokens
 		if err := s.add(queue, request); err != nil {
 			queue.Close()
 			return nil, err
 		}
 	}
 	return &generation{model: model, queue: queue, record: recordOf(ctx), results: results, open: len(prompts) * results, streams: stream}, nil
+}
+
+// tokenize replaces the texts of prompts by their tokens.
+func (m *Model) tokenize(ctx context.Context, prompts []prompt, addSpecial bool) (err error) {
+	for i := range prompts {
+		if prompts[i].text == "" {
+			continue
+		}
+		if prompts[i].tokens, err = m.Engine.Tokenize(prompts[i].text, addSpecial); err != nil {
+			return err
+		}
+		if err := ctx.Err(); err != nil { // the client has gone
+			return err
+		}
+	}
+	return nil
 }
 
 func (g *generation) close() { g.queue.Close() }

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -199,23 +200,12 @@ type chatDelta struct {
 
 func (s *Server) chat(w http.ResponseWriter, r *http.Request) error {
 	var body chatRequest
-	if err := s.decode(w, r, &body); err != nil {
-		return err
-	}
-	model, err := s.model(r.Context(), body.Model)
-	if err != nil {
-		return err
-	}
-	turn, err := body.turn()
-	if err != nil {
-		return err
-	}
-	c, err := s.startTurn(r.Context(), model, turn)
+	c, err := s.begin(w, r, &body)
 	if err != nil {
 		return err
 	}
 	defer c.close()
-	answer := chatCompletion{ID: newID("chatcmpl-"), Object: "chat.completion", Created: now(), Model: model.Name}
+	answer := chatCompletion{ID: newID("chatcmpl-"), Object: "chat.completion", Created: now(), Model: c.model.Name}
 	if body.Stream {
 		answer.Object = "chat.completion.chunk"
 		s.streamChat(w, r, c, &body, answer)
@@ -226,7 +216,7 @@ func (s *Server) chat(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	for i := range outputs {
-		choice, err := body.choice(c, &outputs[i], divided[i].hasCalls())
+		choice, err := body.choice(r.Context(), c, &outputs[i], divided[i].hasCalls())
 		if err != nil {
 			return err
 		}
@@ -254,14 +244,14 @@ func (p *parts) chatAnswer() *chatAnswer {
 }
 
 // choice returns the end and the log probabilities of an output.
-func (c *chatRequest) choice(conversation *conversation, output *pagedllm.Output, hasCalls bool) (choice chatChoice, err error) {
+func (c *chatRequest) choice(ctx context.Context, conversation *conversation, output *pagedllm.Output, hasCalls bool) (choice chatChoice, err error) {
 	reason, stop := finishReason(output)
 	if reason == "stop" && hasCalls {
 		reason = "tool_calls"
 	}
 	choice = chatChoice{Index: conversation.choice(output), FinishReason: orNull(reason), StopReason: stop}
 	if c.Logprobs {
-		rows, err := conversation.model.chatLogprobs(output)
+		rows, err := conversation.model.chatLogprobs(ctx, output)
 		if err != nil {
 			return choice, err
 		}
@@ -269,7 +259,7 @@ func (c *chatRequest) choice(conversation *conversation, output *pagedllm.Output
 			choice.Logprobs = &chatLogprobs{rows}
 		}
 	}
-	choice.choiceExtensions, err = c.samplingParams.report(conversation.model, output)
+	choice.choiceExtensions, err = c.samplingParams.report(ctx, conversation.model, output)
 	return choice, err
 }
 
@@ -284,7 +274,7 @@ func (s *Server) streamChat(w http.ResponseWriter, r *http.Request, c *conversat
 	err := stream.flush()
 	if err == nil {
 		err = c.each(r.Context(), s, stream, func(output *pagedllm.Output) error {
-			return body.sendDeltas(stream, &event, c, output, hasCalls)
+			return body.sendDeltas(r.Context(), stream, &event, c, output, hasCalls)
 		})
 	}
 	if err != nil {
@@ -300,7 +290,7 @@ func (s *Server) streamChat(w http.ResponseWriter, r *http.Request, c *conversat
 
 // sendDeltas sends one event for each delta of an output. The last one also has the log
 // probabilities and, at the end of a choice, the reason.
-func (c *chatRequest) sendDeltas(stream *eventStream, event *chatCompletion, conversation *conversation, output *pagedllm.Output, hasCalls []bool) error {
+func (c *chatRequest) sendDeltas(ctx context.Context, stream *eventStream, event *chatCompletion, conversation *conversation, output *pagedllm.Output, hasCalls []bool) error {
 	deltas, err := conversation.deltas(output)
 	if err != nil {
 		return err
@@ -313,7 +303,7 @@ func (c *chatRequest) sendDeltas(stream *eventStream, event *chatCompletion, con
 			stream.add("", event)
 		}
 	}
-	last, err := c.choice(conversation, output, hasCalls[index])
+	last, err := c.choice(ctx, conversation, output, hasCalls[index])
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
@@ -84,10 +85,7 @@ type choiceExtensions struct {
 
 func (s *Server) completions(w http.ResponseWriter, r *http.Request) error {
 	var body completionRequest
-	if err := s.decode(w, r, &body); err != nil {
-		return err
-	}
-	model, err := s.model(r.Context(), body.Model)
+	model, err := s.read(w, r, &body)
 	if err != nil {
 		return err
 	}
@@ -109,7 +107,7 @@ func (s *Server) completions(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	for i := range outputs {
-		choice, err := body.choice(g, &outputs[i], new(int))
+		choice, err := body.choice(r.Context(), g, &outputs[i], &textPosition{})
 		if err != nil {
 			return err
 		}
@@ -146,28 +144,27 @@ func (c *completionRequest) request() (pagedllm.Request, error) {
 	return request, check.err
 }
 
-// choice returns what an output adds to its choice. offset is the number of characters of the
-// choice so far.
-func (c *completionRequest) choice(g *generation, output *pagedllm.Output, offset *int) (completionChoice, error) {
+// choice returns what an output adds to its choice. position is the end of the choice so far.
+func (c *completionRequest) choice(ctx context.Context, g *generation, output *pagedllm.Output, position *textPosition) (completionChoice, error) {
 	reason, stop := finishReason(output)
 	choice := completionChoice{Index: g.choice(output), Text: output.Text, FinishReason: orNull(reason), StopReason: stop}
 	var err error
 	if c.Logprobs != nil {
-		if choice.Logprobs, err = g.model.completionLogprobs(output, *c.Logprobs, offset); err != nil {
+		if choice.Logprobs, err = g.model.completionLogprobs(ctx, output, *c.Logprobs, position); err != nil {
 			return choice, err
 		}
 	}
-	choice.choiceExtensions, err = c.samplingParams.report(g.model, output)
+	choice.choiceExtensions, err = c.samplingParams.report(ctx, g.model, output)
 	return choice, err
 }
 
 func (s *Server) streamCompletion(w http.ResponseWriter, r *http.Request, g *generation, body *completionRequest, event completion) error {
 	stream := newEventStream(w)
 	event.Choices = make([]completionChoice, 1)
-	offsets := make([]int, g.open)
+	positions := make([]textPosition, g.open)
 	err := g.each(r.Context(), s, stream, func(output *pagedllm.Output) error {
 		var err error
-		if event.Choices[0], err = body.choice(g, output, &offsets[g.choice(output)]); err != nil {
+		if event.Choices[0], err = body.choice(r.Context(), g, output, &positions[g.choice(output)]); err != nil {
 			return err
 		}
 		// A token can be a part of a character, which comes with a later token.

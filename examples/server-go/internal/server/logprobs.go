@@ -1,27 +1,107 @@
 package server
 
 import (
+	"context"
 	"fmt"
+	"strconv"
 	"strings"
+	"sync/atomic"
 	"unicode/utf8"
 
 	"github.com/libpagedllm/libpagedllm/bindings/go"
 )
 
-// A tokenLogprob is a token with its log probability in the form of a chat. Token has escapes
-// (\xe2) if the bytes of the token are not whole characters; Bytes is always exact.
+// maxLogprobs is the maximum number of log probabilities that the server holds for one request.
+// Each takes about 150 bytes with its JSON.
+const maxLogprobs = 4 << 20
+
+// limitLogprobs refuses a request whose log probabilities take too much memory. A stream holds only
+// those of its prompts.
+func (m *Model) limitLogprobs(request *pagedllm.Request, prompts []prompt, stream bool) error {
+	sampling, count := &request.Sampling, 0
+	for _, prompt := range prompts {
+		length := len(prompt.tokens)
+		if request.TruncatePrompt > 0 {
+			length = min(length, request.TruncatePrompt)
+		}
+		generated := max(0, m.Engine.ModelInfo().MaxModelLen-length)
+		if sampling.MaxTokens > 0 || sampling.PromptOnly {
+			generated = min(generated, sampling.MaxTokens)
+		}
+		if stream {
+			generated = 0
+		}
+		if sampling.PromptLogProbs {
+			count += length * (sampling.PromptTopLogProbs + 1)
+		}
+		if sampling.LogProbs && sampling.Echo {
+			generated += length
+		}
+		if sampling.LogProbs {
+			count += sequencesOf(request) * generated * (sampling.TopLogProbs + 1)
+		}
+	}
+	if count > maxLogprobs {
+		return badRequest("logprobs", fmt.Sprintf(
+			"the answer can have %d log probabilities (limit %d); lower max_tokens or the number of alternatives, or stream it", count, maxLogprobs))
+	}
+	return nil
+}
+
+// A tokenTable caches the texts of tokens. Each is added when it is first needed.
+type tokenTable []atomic.Pointer[tokenText]
+
+// A tokenText is a token as text. printable has escapes (\xe2) if the bytes of the token are not
+// whole characters.
+type tokenText struct {
+	printable string
+	bytes     byteList
+	// hidden is true for a special token, which the text of an answer leaves out.
+	hidden bool
+}
+
+func (m *Model) tokenText(token uint32) (*tokenText, error) {
+	if int(token) >= len(m.tokens) {
+		return nil, badRequest("", fmt.Sprintf("the token id %d is not in the vocabulary (%d tokens); use a smaller id", token, len(m.tokens)))
+	}
+	if text := m.tokens[token].Load(); text != nil {
+		return text, nil
+	}
+	bytes, err := m.Engine.TokenBytes(token)
+	if err != nil {
+		return nil, err
+	}
+	visible, err := m.Engine.Detokenize([]uint32{token}, true)
+	if err != nil {
+		return nil, err
+	}
+	shown, err := m.Engine.Detokenize([]uint32{token}, false)
+	if err != nil {
+		return nil, err
+	}
+	text := &tokenText{printable(bytes), bytes, visible == "" && shown != ""}
+	m.tokens[token].Store(text)
+	return text, nil
+}
+
+// A tokenScore is a token with its log probability.
+type tokenScore struct {
+	Token   string   `json:"token"`
+	ID      uint32   `json:"id"`
+	Bytes   byteList `json:"bytes"`
+	Logprob float32  `json:"logprob"`
+}
+
+// A tokenLogprob is a token of an answer with its alternatives, in the form of a chat.
 type tokenLogprob struct {
-	Token       string         `json:"token"`
-	ID          uint32         `json:"id"`
-	Bytes       byteList       `json:"bytes"`
-	Logprob     float32        `json:"logprob"`
-	TopLogprobs []tokenLogprob `json:"top_logprobs"`
+	tokenScore
+	TopLogprobs []tokenScore `json:"top_logprobs"`
 }
 
 // A promptLogprob is the log probability of a token of a prompt.
 type promptLogprob struct {
-	Logprob     float32        `json:"logprob"`
-	TopLogprobs []tokenLogprob `json:"top_logprobs,omitempty"`
+	Logprob     float32      `json:"logprob"`
+	TopLogprobs []tokenScore `json:"top_logprobs,omitempty"`
 }
 
 // byteList is an array of numbers in JSON, where []byte would be base64.
@@ -33,31 +113,29 @@ func (b byteList) MarshalJSON() ([]byte, error) {
 		if i > 0 {
 			text = append(text, ',')
 		}
-		text = fmt.Append(text, value)
+		text = strconv.AppendInt(text, int64(value), 10)
 	}
 	return append(text, ']'), nil
 }
 
-func (m *Model) tokenLogprob(token uint32, logprob float32, top []pagedllm.LogProb) (entry tokenLogprob, err error) {
-	bytes, err := m.Engine.TokenBytes(token)
+func (m *Model) score(token uint32, logprob float32) (tokenScore, error) {
+	text, err := m.tokenText(token)
 	if err != nil {
-		return entry, err
+		return tokenScore{}, err
 	}
-	entry = tokenLogprob{Token: printable(bytes), ID: token, Bytes: bytes, Logprob: finite(logprob)}
-	entry.TopLogprobs, err = m.topLogprobs(top)
-	return entry, err
+	return tokenScore{Token: text.printable, ID: token, Bytes: text.bytes, Logprob: finite(logprob)}, nil
 }
 
-func (m *Model) topLogprobs(top []pagedllm.LogProb) ([]tokenLogprob, error) {
-	entries := make([]tokenLogprob, 0, len(top))
+func (m *Model) scores(top []pagedllm.LogProb) ([]tokenScore, error) {
+	scores := make([]tokenScore, 0, len(top))
 	for _, candidate := range top {
-		entry, err := m.tokenLogprob(candidate.Token, candidate.LogProb, nil)
+		score, err := m.score(candidate.Token, candidate.LogProb)
 		if err != nil {
 			return nil, err
 		}
-		entries = append(entries, entry)
+		scores = append(scores, score)
 	}
-	return entries, nil
+	return scores, nil
 }
 
 // finite replaces -Inf, which JSON lacks, by the value that OpenAI documents for unlikely tokens.
@@ -85,18 +163,42 @@ type completionLogprobs struct {
 	TextOffset    []int                `json:"text_offset"`
 }
 
+// A textPosition counts the characters of a text that is made of tokens.
+type textPosition struct {
+	characters int
+	partial    []byte // of the next character
+}
+
+// advance adds a token and returns the position of its first character. A token within a character
+// has the position of that character.
+func (p *textPosition) advance(token *tokenText) (offset int) {
+	offset = p.characters
+	if token.hidden {
+		return offset
+	}
+	p.partial = append(p.partial, token.bytes...)
+	for len(p.partial) > 0 && utf8.FullRune(p.partial) {
+		_, size := utf8.DecodeRune(p.partial)
+		p.partial = p.partial[size:]
+		p.characters++
+	}
+	return offset
+}
+
 // completionLogprobs converts the log probabilities of an output. The first token of an echoed
-// prompt has none. offset is the number of characters before the output.
-func (m *Model) completionLogprobs(output *pagedllm.Output, top int, offset *int) (*completionLogprobs, error) {
-	columns := &completionLogprobs{Tokens: []string{}, TokenLogprobs: []*float32{}, TextOffset: []int{}}
+// prompt has none. position is that before the output.
+func (m *Model) completionLogprobs(ctx context.Context, output *pagedllm.Output, top int, position *textPosition) (*completionLogprobs, error) {
+	columns := &completionLogprobs{}
 	for i, token := range output.Tokens {
-		bytes, err := m.Engine.TokenBytes(token)
+		if err := ctx.Err(); err != nil { // the client has gone
+			return nil, err
+		}
+		text, err := m.tokenText(token)
 		if err != nil {
 			return nil, err
 		}
-		columns.Tokens = append(columns.Tokens, printable(bytes))
-		columns.TextOffset = append(columns.TextOffset, *offset)
-		*offset += utf8.RuneCount(bytes)
+		columns.Tokens = append(columns.Tokens, text.printable)
+		columns.TextOffset = append(columns.TextOffset, position.advance(text))
 		var logprob *float32
 		var candidates map[string]float32
 		if i < len(output.LogProbs) && !isNaN(output.LogProbs[i]) {
@@ -104,11 +206,11 @@ func (m *Model) completionLogprobs(output *pagedllm.Output, top int, offset *int
 			if top > 0 && i < len(output.TopLogProbs) {
 				candidates = make(map[string]float32)
 				for _, candidate := range output.TopLogProbs[i] {
-					bytes, err := m.Engine.TokenBytes(candidate.Token)
+					text, err := m.tokenText(candidate.Token)
 					if err != nil {
 						return nil, err
 					}
-					candidates[printable(bytes)] = finite(candidate.LogProb)
+					candidates[text.printable] = finite(candidate.LogProb)
 				}
 			}
 		}
@@ -125,17 +227,20 @@ type chatLogprobs struct {
 	Content []tokenLogprob `json:"content"`
 }
 
-func (m *Model) chatLogprobs(output *pagedllm.Output) (rows []tokenLogprob, err error) {
-	for i, token := range output.Tokens {
-		if i >= len(output.LogProbs) {
-			break
+func (m *Model) chatLogprobs(ctx context.Context, output *pagedllm.Output) (rows []tokenLogprob, err error) {
+	for i := range min(len(output.Tokens), len(output.LogProbs)) {
+		var row tokenLogprob
+		if row.tokenScore, err = m.score(output.Tokens[i], output.LogProbs[i]); err != nil {
+			return nil, err
 		}
 		var top []pagedllm.LogProb
 		if i < len(output.TopLogProbs) {
 			top = output.TopLogProbs[i]
 		}
-		row, err := m.tokenLogprob(token, output.LogProbs[i], top)
-		if err != nil {
+		if row.TopLogprobs, err = m.scores(top); err != nil {
+			return nil, err
+		}
+		if err := ctx.Err(); err != nil { // the client has gone
 			return nil, err
 		}
 		rows = append(rows, row)
@@ -144,7 +249,7 @@ func (m *Model) chatLogprobs(output *pagedllm.Output) (rows []tokenLogprob, err 
 }
 
 // report returns the extensions of a choice that the request asked for.
-func (p *samplingParams) report(model *Model, output *pagedllm.Output) (x choiceExtensions, err error) {
+func (p *samplingParams) report(ctx context.Context, model *Model, output *pagedllm.Output) (x choiceExtensions, err error) {
 	if p.ReturnTokenIDs {
 		x.TokenIDs = output.Tokens
 	}
@@ -162,7 +267,10 @@ func (p *samplingParams) report(model *Model, output *pagedllm.Output) (x choice
 	for i, logprob := range output.PromptLogProbs {
 		entry := &promptLogprob{Logprob: finite(logprob)}
 		if i < len(output.PromptTopLogProbs) {
-			entry.TopLogprobs, err = model.topLogprobs(output.PromptTopLogProbs[i])
+			entry.TopLogprobs, err = model.scores(output.PromptTopLogProbs[i])
+		}
+		if err == nil {
+			err = ctx.Err() // the client has gone
 		}
 		if err != nil {
 			return x, err

@@ -42,6 +42,8 @@ type messagesPrompt struct {
 	CacheControl json.RawMessage `json:"cache_control"`
 }
 
+func (m *messagesPrompt) modelName() string { return m.Model }
+
 // outputConfig has a schema for the answer, and an effort, which becomes the variable
 // reasoning_effort of the template.
 type outputConfig struct {
@@ -306,23 +308,12 @@ func anthropicStop(output *pagedllm.Output, hasCalls bool) (reason string, seque
 
 func (s *Server) messages(w http.ResponseWriter, r *http.Request) error {
 	var body messagesRequest
-	if err := s.decode(w, r, &body); err != nil {
-		return err
-	}
-	model, err := s.model(r.Context(), body.Model)
-	if err != nil {
-		return err
-	}
-	turn, err := body.turn()
-	if err != nil {
-		return err
-	}
-	c, err := s.startTurn(r.Context(), model, turn)
+	c, err := s.begin(w, r, &body)
 	if err != nil {
 		return err
 	}
 	defer c.close()
-	answer := messagesResponse{ID: newID("msg_"), Type: "message", Role: "assistant", Model: model.Name, Content: []contentBlock{}}
+	answer := messagesResponse{ID: newID("msg_"), Type: "message", Role: "assistant", Model: c.model.Name, Content: []contentBlock{}}
 	if body.Stream {
 		s.streamMessage(w, r, c, answer)
 		return nil
@@ -405,22 +396,18 @@ func (e blockEvents) end(index int, _ *part) {
 // countTokens answers with the number of tokens of a prompt.
 func (s *Server) countTokens(w http.ResponseWriter, r *http.Request) error {
 	var body messagesPrompt
-	if err := s.decode(w, r, &body); err != nil {
-		return err
-	}
-	model, err := s.model(r.Context(), body.Model)
+	model, turn, err := s.readTurn(w, r, &body)
 	if err != nil {
 		return err
 	}
-	turn, err := body.turn()
-	if err != nil {
+	var tokens []uint32
+	err = s.compute(r.Context(), func() (err error) {
+		prompt, err := model.render(turn)
+		if err == nil {
+			tokens, err = model.Engine.Tokenize(prompt.text, false)
+		}
 		return err
-	}
-	prompt, err := model.render(turn)
-	if err != nil {
-		return err
-	}
-	tokens, err := model.Engine.Tokenize(prompt.text, false)
+	})
 	if err != nil {
 		return err
 	}

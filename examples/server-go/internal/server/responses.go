@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -43,6 +44,8 @@ type responsesRequest struct {
 	StreamOptions  json.RawMessage `json:"stream_options"`
 	extensions
 }
+
+func (b *responsesRequest) modelName() string { return b.Model }
 
 type responsesTool struct {
 	Type        string          `json:"type"`
@@ -273,7 +276,7 @@ func (b *responsesRequest) response(model *Model, t *turn) *response {
 }
 
 // complete sets the state at the end of the response.
-func (r *response) complete(c *conversation, last *pagedllm.Output, divided *parts, ids *itemIDs) error {
+func (r *response) complete(ctx context.Context, s *Server, c *conversation, last *pagedllm.Output, divided *parts, ids *itemIDs) error {
 	r.Status = "completed"
 	if reason, _ := finishReason(last); reason == "length" {
 		r.Status, r.IncompleteDetails = "incomplete", &incompleteDetails{"max_output_tokens"}
@@ -281,7 +284,11 @@ func (r *response) complete(c *conversation, last *pagedllm.Output, divided *par
 	for i, part := range divided.all {
 		r.Output = append(r.Output, part.item(ids.of(i, part), "completed"))
 	}
-	reasoning, err := c.model.Engine.Tokenize(divided.text(reasoningPart), false)
+	var reasoning []uint32
+	err := s.compute(ctx, func() (err error) {
+		reasoning, err = c.model.Engine.Tokenize(divided.text(reasoningPart), false)
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -293,23 +300,12 @@ func (r *response) complete(c *conversation, last *pagedllm.Output, divided *par
 
 func (s *Server) responses(w http.ResponseWriter, r *http.Request) error {
 	var body responsesRequest
-	if err := s.decode(w, r, &body); err != nil {
-		return err
-	}
-	model, err := s.model(r.Context(), body.Model)
-	if err != nil {
-		return err
-	}
-	turn, err := body.turn()
-	if err != nil {
-		return err
-	}
-	c, err := s.startTurn(r.Context(), model, turn)
+	c, err := s.begin(w, r, &body)
 	if err != nil {
 		return err
 	}
 	defer c.close()
-	answer := body.response(model, turn)
+	answer := body.response(c.model, c.turn)
 	if body.Stream {
 		s.streamResponse(w, r, c, answer)
 		return nil
@@ -318,7 +314,7 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := answer.complete(c, &outputs[0], &divided[0], &itemIDs{}); err != nil {
+	if err := answer.complete(r.Context(), s, c, &outputs[0], &divided[0], &itemIDs{}); err != nil {
 		return err
 	}
 	writeJSON(w, http.StatusOK, answer)

@@ -160,7 +160,7 @@ func (s *Server) streamResponse(w http.ResponseWriter, r *http.Request, c *conve
 		last, err = c.stream(r.Context(), s, events.stream, divided)
 	}
 	if err == nil {
-		err = answer.complete(c, &last, divided, &events.ids)
+		err = answer.complete(r.Context(), s, c, &last, divided, &events.ids)
 	}
 	if err != nil {
 		e := toAPIError(err)

@@ -70,6 +70,8 @@ type extensions struct {
 	DeadlineMS          *int64             `json:"deadline_ms"`
 }
 
+func (p *samplingParams) modelName() string { return p.Model }
+
 type streamOptions struct {
 	IncludeUsage bool `json:"include_usage"`
 	// Padding against attacks on encrypted streams. The server sends none.

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"runtime"
 	"runtime/debug"
 	"sync/atomic"
 	"time"
@@ -36,6 +37,8 @@ type Options struct {
 	MaxRequests int
 	// MaxResults is the maximum number of sequences of one request: prompts, samples and beams.
 	MaxResults int
+	// MaxLogprobs is the maximum number of alternatives for each token.
+	MaxLogprobs int
 	// MaxWait is the longest acceptable time to the first token. A request with a later forecast is
 	// refused with 429. 0: no limit.
 	MaxWait time.Duration
@@ -56,22 +59,41 @@ type Model struct {
 	Engine *pagedllm.Engine
 	// Format is the format of reasoning and tool calls. "": that of the chat template.
 	Format string
+
+	tokens tokenTable
 }
 
 // A Server answers HTTP requests.
 type Server struct {
 	options  Options
-	models   []Model
+	models   []*Model
 	created  int64
 	slots    chan struct{} // one element for each request in progress
+	cpus     chan struct{} // one element for each call of compute
 	bodies   atomic.Int64  // bytes of the requests in progress
 	draining atomic.Bool
 	counters counters
 }
 
 // New creates a server. It does not close the engines.
-func New(models []Model, options Options) *Server {
-	return &Server{options: options, models: models, created: time.Now().Unix(), slots: make(chan struct{}, options.MaxRequests)}
+func New(models []*Model, options Options) *Server {
+	for _, model := range models {
+		model.tokens = make(tokenTable, model.Engine.ModelInfo().VocabSize)
+	}
+	return &Server{options: options, models: models, created: time.Now().Unix(),
+		slots: make(chan struct{}, options.MaxRequests), cpus: make(chan struct{}, runtime.GOMAXPROCS(0))}
+}
+
+// compute runs work on a text of a client: rendering or tokenizing. At most as many goroutines do so
+// at once as there are CPUs, so that long texts leave time to the engines.
+func (s *Server) compute(ctx context.Context, work func() error) error {
+	select {
+	case s.cpus <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { <-s.cpus }()
+	return work()
 }
 
 // Drain makes /health fail, so that load balancers send no more requests.
@@ -204,8 +226,8 @@ func (s *Server) listModels(w http.ResponseWriter, _ *http.Request) error {
 		Data    []modelObject `json:"data"`
 		HasMore bool          `json:"has_more"`
 	}{Object: "list"}
-	for i := range s.models {
-		list.Data = append(list.Data, s.describe(&s.models[i]))
+	for _, model := range s.models {
+		list.Data = append(list.Data, s.describe(model))
 	}
 	writeJSON(w, http.StatusOK, list)
 	return nil

@@ -13,6 +13,8 @@ type tokenizeRequest struct {
 	chatPrompt
 }
 
+func (t *tokenizeRequest) modelName() string { return t.Model }
+
 type tokenizeResponse struct {
 	Count       int      `json:"count"`
 	MaxModelLen int      `json:"max_model_len"`
@@ -22,14 +24,15 @@ type tokenizeResponse struct {
 
 func (s *Server) tokenize(w http.ResponseWriter, r *http.Request) error {
 	var body tokenizeRequest
-	if err := s.decode(w, r, &body); err != nil {
-		return err
-	}
-	model, err := s.model(r.Context(), body.Model)
+	model, err := s.read(w, r, &body)
 	if err != nil {
 		return err
 	}
-	tokens, err := body.tokens(model)
+	var tokens []uint32
+	err = s.compute(r.Context(), func() (err error) {
+		tokens, err = body.tokens(model)
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -41,11 +44,11 @@ func (s *Server) tokenize(w http.ResponseWriter, r *http.Request) error {
 		if !body.ReturnTokenStrs {
 			break
 		}
-		bytes, err := model.Engine.TokenBytes(token)
+		text, err := model.tokenText(token)
 		if err != nil {
 			return err
 		}
-		answer.TokenStrs = append(answer.TokenStrs, printable(bytes))
+		answer.TokenStrs = append(answer.TokenStrs, text.printable)
 	}
 	writeJSON(w, http.StatusOK, answer)
 	return nil
@@ -69,20 +72,25 @@ func (t *tokenizeRequest) tokens(model *Model) ([]uint32, error) {
 	return model.Engine.Tokenize(prompt.text, t.AddSpecialTokens != nil && *t.AddSpecialTokens)
 }
 
+type detokenizeRequest struct {
+	Model             string   `json:"model"`
+	Tokens            []uint32 `json:"tokens"`
+	SkipSpecialTokens bool     `json:"skip_special_tokens"`
+}
+
+func (d *detokenizeRequest) modelName() string { return d.Model }
+
 func (s *Server) detokenize(w http.ResponseWriter, r *http.Request) error {
-	var body struct {
-		Model             string   `json:"model"`
-		Tokens            []uint32 `json:"tokens"`
-		SkipSpecialTokens bool     `json:"skip_special_tokens"`
-	}
-	if err := s.decode(w, r, &body); err != nil {
-		return err
-	}
-	model, err := s.model(r.Context(), body.Model)
+	var body detokenizeRequest
+	model, err := s.read(w, r, &body)
 	if err != nil {
 		return err
 	}
-	text, err := model.Engine.Detokenize(body.Tokens, body.SkipSpecialTokens)
+	var text string
+	err = s.compute(r.Context(), func() (err error) {
+		text, err = model.Engine.Detokenize(body.Tokens, body.SkipSpecialTokens)
+		return err
+	})
 	if err != nil {
 		return err
 	}

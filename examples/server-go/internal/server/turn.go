@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -68,10 +69,36 @@ func newToolCall(id, name, arguments string) (call messageToolCall, err error) {
 // A conversation is the generation of a turn.
 type conversation struct {
 	*generation
+	turn *turn
 	// parsers separate reasoning, content and tool calls of each choice. nil: all is content.
 	parsers []*pagedllm.ResponseParser
 	// onlyCalls is true if a grammar allows only calls.
 	onlyCalls bool
+}
+
+// A chatBody is a request for a turn of a chat in the form of its API.
+type chatBody interface {
+	apiRequest
+	turn() (*turn, error)
+}
+
+// readTurn decodes the body of a request, and converts it.
+func (s *Server) readTurn(w http.ResponseWriter, r *http.Request, body chatBody) (*Model, *turn, error) {
+	model, err := s.read(w, r, body)
+	if err != nil {
+		return nil, nil, err
+	}
+	turn, err := body.turn()
+	return model, turn, err
+}
+
+// begin reads a request and starts its turn. Close the conversation.
+func (s *Server) begin(w http.ResponseWriter, r *http.Request, body chatBody) (*conversation, error) {
+	model, turn, err := s.readTurn(w, r, body)
+	if err != nil {
+		return nil, err
+	}
+	return s.startTurn(r.Context(), model, turn)
 }
 
 // startTurn renders the chat and adds its request. Close the conversation.
@@ -90,13 +117,17 @@ func (s *Server) startTurn(ctx context.Context, model *Model, t *turn) (*convers
 	if t.choice.forced() {
 		format = "json"
 	}
-	prompt, err := model.render(t)
+	var prompt prompt
+	err = s.compute(ctx, func() (err error) {
+		prompt, err = model.render(t)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
 	// Special tokens mark the parts of a response.
 	request.RawPrompt, request.ShowSpecial = true, request.ShowSpecial || format != "text"
-	c := &conversation{onlyCalls: t.choice.forced()}
+	c := &conversation{turn: t, onlyCalls: t.choice.forced()}
 	if format != "text" {
 		if err := c.addParsers(model, t, format, prompt.text, max(request.N, 1)); err != nil {
 			c.closeParsers()
