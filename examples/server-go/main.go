@@ -58,7 +58,10 @@ func run(config *config, log *slog.Logger) error {
 		defer options.Exporter.Close()
 	}
 	warnIfOpen(listener.Addr(), len(options.Keys) > 0, log)
-	handler := server.New(models, options)
+	handler, err := server.New(models, options)
+	if err != nil {
+		return err
+	}
 	httpServer := &http.Server{
 		Handler:           handler.Handler(),
 		ReadHeaderTimeout: config.headerTimeout,

@@ -186,11 +186,18 @@ type chatChoice struct {
 }
 
 type chatAnswer struct {
-	Role             string                   `json:"role"`
-	Content          *string                  `json:"content"`
-	Refusal          *string                  `json:"refusal"`
-	ReasoningContent string                   `json:"reasoning_content,omitempty"`
-	ToolCalls        []pagedllm.ToolCallDelta `json:"tool_calls,omitempty"`
+	Role             string       `json:"role"`
+	Content          *string      `json:"content"`
+	Refusal          *string      `json:"refusal"`
+	ReasoningContent string       `json:"reasoning_content,omitempty"`
+	ToolCalls        []answerCall `json:"tool_calls,omitempty"`
+}
+
+// An answerCall is a tool call of an answer that is not streamed.
+type answerCall struct {
+	ID       string                    `json:"id"`
+	Type     string                    `json:"type"`
+	Function pagedllm.ToolFunctionCall `json:"function"`
 }
 
 type chatDelta struct {
@@ -233,7 +240,7 @@ func (p *parts) chatAnswer() *chatAnswer {
 	answer := &chatAnswer{Role: "assistant", ReasoningContent: p.text(reasoningPart)}
 	for _, part := range p.all {
 		if part.kind == callPart {
-			answer.ToolCalls = append(answer.ToolCalls, pagedllm.ToolCallDelta{Index: len(answer.ToolCalls), ID: part.id, Type: "function",
+			answer.ToolCalls = append(answer.ToolCalls, answerCall{ID: part.id, Type: "function",
 				Function: pagedllm.ToolFunctionCall{Name: part.name, Arguments: part.text.String()}})
 		}
 	}

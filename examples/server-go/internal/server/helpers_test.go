@@ -63,7 +63,11 @@ func newServer(t *testing.T, options Options, models ...Model) *Server {
 	for i := range models {
 		pointers[i] = &models[i]
 	}
-	return New(pointers, options)
+	s, err := New(pointers, options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
 }
 
 // start starts a server with the timeouts of a program.

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/libpagedllm/libpagedllm/bindings/go"
@@ -282,10 +283,6 @@ func (p *part) block(text string) contentBlock {
 	case reasoningPart:
 		return contentBlock{Type: "thinking", Thinking: &text, Signature: new(string)}
 	case callPart:
-		// The model can have stopped within the arguments.
-		if !json.Valid([]byte(text)) {
-			text = "{}"
-		}
 		return contentBlock{Type: "tool_use", ID: p.id, Name: p.name, Input: json.RawMessage(text)}
 	}
 	return contentBlock{Type: "text", Text: &text}
@@ -322,6 +319,8 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	// An input has to be an object. The model can have stopped within it.
+	divided[0].all = slices.DeleteFunc(divided[0].all, func(p *part) bool { return p.kind == callPart && !isObject(p.text.String()) })
 	for _, part := range divided[0].all {
 		answer.Content = append(answer.Content, part.block(part.text.String()))
 	}
@@ -373,7 +372,11 @@ type blockDelta struct {
 }
 
 func (e blockEvents) begin(index int, p *part) {
-	e.stream.add("content_block_start", blockStart{"content_block_start", index, p.block("")})
+	begin := ""
+	if p.kind == callPart {
+		begin = "{}"
+	}
+	e.stream.add("content_block_start", blockStart{"content_block_start", index, p.block(begin)})
 }
 
 func (e blockEvents) extend(index int, p *part, text string) {

@@ -282,7 +282,7 @@ func (r *response) complete(ctx context.Context, s *Server, c *conversation, las
 		r.Status, r.IncompleteDetails = "incomplete", &incompleteDetails{"max_output_tokens"}
 	}
 	for i, part := range divided.all {
-		r.Output = append(r.Output, part.item(ids.of(i, part), "completed"))
+		r.Output = append(r.Output, part.item(ids.of(i, part), part.status()))
 	}
 	var reasoning []uint32
 	err := s.compute(ctx, func() (err error) {

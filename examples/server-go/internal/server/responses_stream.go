@@ -33,6 +33,14 @@ func (p *part) piece(text string) contentPiece {
 	return contentPiece{Type: "output_text", Text: text, Annotations: &[]string{}}
 }
 
+// status returns the status of a part that has ended.
+func (p *part) status() string {
+	if p.cut {
+		return "incomplete"
+	}
+	return "completed"
+}
+
 // item returns a part as an item. While it is in progress, it has no content.
 func (p *part) item(id, status string) outputItem {
 	item := outputItem{ID: id, Status: status}
@@ -42,7 +50,7 @@ func (p *part) item(id, status string) outputItem {
 		return item
 	}
 	content := []contentPiece{}
-	if status == "completed" {
+	if status != "in_progress" {
 		content = append(content, p.piece(text))
 	}
 	item.Content = &content
@@ -145,7 +153,7 @@ func (e *itemEvents) end(index int, p *part) {
 		piece := p.piece(text)
 		e.send(itemEvent{Type: "response.content_part.done", OutputIndex: index, ItemID: id, ContentIndex: new(int), Part: &piece})
 	}
-	item := p.item(id, "completed")
+	item := p.item(id, p.status())
 	e.send(itemEvent{Type: "response.output_item.done", OutputIndex: index, Item: &item})
 }
 

@@ -61,6 +61,10 @@ type Model struct {
 	Format string
 
 	tokens tokenTable
+	// formatWithoutCalls is the format of responses to requests without tools.
+	formatWithoutCalls string
+	// beginsWithReasoning is true if a response begins inside of the reasoning.
+	beginsWithReasoning bool
 }
 
 // A Server answers HTTP requests.
@@ -75,13 +79,17 @@ type Server struct {
 	counters counters
 }
 
-// New creates a server. It does not close the engines.
-func New(models []*Model, options Options) *Server {
+// New creates a server. It does not close the engines. It returns an error if the format of a model
+// does not exist.
+func New(models []*Model, options Options) (*Server, error) {
 	for _, model := range models {
+		if err := model.detectFormat(); err != nil {
+			return nil, fmt.Errorf("the format %q of model %q: %w", model.Format, model.Name, err)
+		}
 		model.tokens = make(tokenTable, model.Engine.ModelInfo().VocabSize)
 	}
 	return &Server{options: options, models: models, created: time.Now().Unix(),
-		slots: make(chan struct{}, options.MaxRequests), cpus: make(chan struct{}, runtime.GOMAXPROCS(0))}
+		slots: make(chan struct{}, options.MaxRequests), cpus: make(chan struct{}, runtime.GOMAXPROCS(0))}, nil
 }
 
 // compute runs work on a text of a client: rendering or tokenizing. At most as many goroutines do so

@@ -1,10 +1,11 @@
 package server
 
 import (
-	"bytes"
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/libpagedllm/libpagedllm/bindings/go"
 )
@@ -30,6 +31,9 @@ func checkTools(tools []tool) error {
 		}
 		if tools[i].Function.Name == "" {
 			return badRequest("tools", fmt.Sprintf("tools[%d] has no name", i))
+		}
+		if string(tools[i].Function.Parameters) == "null" {
+			tools[i].Function.Parameters = nil
 		}
 		tools[i].Function.Strict = nil // not for the chat template
 	}
@@ -72,7 +76,7 @@ func (c *toolChoice) UnmarshalJSON(data []byte) error {
 func (t *turn) callGrammar() (pagedllm.Grammar, error) {
 	var items []any
 	definitions := map[string]json.RawMessage{}
-	for _, tool := range t.tools {
+	for i, tool := range t.tools {
 		if t.choice.mode == "named" && tool.Function.Name != t.choice.name {
 			continue
 		}
@@ -80,18 +84,21 @@ func (t *turn) callGrammar() (pagedllm.Grammar, error) {
 		if parameters == nil {
 			parameters = json.RawMessage(`{"type": "object"}`)
 		}
-		if err := hoistDefinitions(parameters, definitions); err != nil {
-			return pagedllm.Grammar{}, err
+		name := fmt.Sprintf("tool%d", i)
+		rebased, err := rebased(parameters, "#/$defs/"+name)
+		if err != nil {
+			return pagedllm.Grammar{}, notASchema(err)
 		}
+		definitions[name] = rebased
 		items = append(items, map[string]any{
 			"type":                 "object",
-			"properties":           callProperties{tool.Function.Name, parameters},
+			"properties":           callProperties{tool.Function.Name, name},
 			"required":             []string{"name", "arguments"},
 			"additionalProperties": false,
 		})
 	}
 	if len(items) == 0 {
-		return pagedllm.Grammar{}, badRequest("tool_choice", fmt.Sprintf("tool_choice forces a call of %q, which is not in tools", nonEmpty(t.choice.name, "a tool")))
+		return pagedllm.Grammar{}, badRequest("tool_choice", fmt.Sprintf("tool_choice forces a call of %q, which is not in tools; send the tool", nonEmpty(t.choice.name, "a tool")))
 	}
 	schema := map[string]any{"type": "array", "minItems": 1, "items": map[string]any{"anyOf": items}, "$defs": definitions}
 	if t.oneCall || t.choice.mode == "named" {
@@ -99,38 +106,38 @@ func (t *turn) callGrammar() (pagedllm.Grammar, error) {
 	}
 	text, err := json.Marshal(schema)
 	if err != nil {
-		return pagedllm.Grammar{}, badRequest("tools", "the parameters of a tool are not a JSON schema ("+err.Error()+")")
+		return pagedllm.Grammar{}, notASchema(err)
 	}
 	return pagedllm.JSONSchema(string(text)), nil
 }
 
-// callProperties are the properties of a call in the order in which the model has to write them.
-type callProperties struct {
-	name       string
-	parameters json.RawMessage
+func notASchema(err error) *apiError {
+	return badRequest("tools", "the parameters of a tool are not a JSON schema ("+err.Error()+")")
 }
+
+// callProperties are the properties of a call in the order in which the model has to write them.
+type callProperties struct{ name, definition string }
 
 func (c callProperties) MarshalJSON() ([]byte, error) {
 	name, err := json.Marshal(c.name)
-	return fmt.Appendf(nil, `{"name": {"const": %s}, "arguments": %s}`, name, c.parameters), err
+	return fmt.Appendf(nil, `{"name": {"const": %s}, "arguments": {"$ref": "#/$defs/%s"}}`, name, c.definition), err
 }
 
-// hoistDefinitions copies the definitions of a schema to those of the whole grammar, because
-// references such as #/$defs/x are resolved from its root.
-func hoistDefinitions(schema json.RawMessage, definitions map[string]json.RawMessage) error {
-	var parsed struct {
-		Defs map[string]json.RawMessage `json:"$defs"`
+// isObject reports whether a text is a JSON object.
+func isObject(text string) bool {
+	return strings.HasPrefix(strings.TrimSpace(text), "{") && json.Valid([]byte(text))
+}
+
+// newCallID returns an id for a tool call. The templates of Mistral take only ids of nine letters and
+// digits.
+func newCallID() string {
+	const letters = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+	var id [9]byte
+	rand.Read(id[:])
+	for i := range id {
+		id[i] = letters[id[i]%62]
 	}
-	if err := json.Unmarshal(schema, &parsed); err != nil {
-		return badRequest("tools", "the parameters of a tool are not a JSON schema ("+err.Error()+")")
-	}
-	for name, definition := range parsed.Defs {
-		if other, ok := definitions[name]; ok && !bytes.Equal(other, definition) {
-			return badRequest("tools", fmt.Sprintf("two tools define $defs/%s differently; rename one", name))
-		}
-		definitions[name] = definition
-	}
-	return nil
+	return string(id[:])
 }
 
 // responseFormat is the format of the content in chats, and, without the level of json_schema, in

@@ -72,8 +72,8 @@ type conversation struct {
 	turn *turn
 	// parsers separate reasoning, content and tool calls of each choice. nil: all is content.
 	parsers []*pagedllm.ResponseParser
-	// onlyCalls is true if a grammar allows only calls.
-	onlyCalls bool
+	// inCall has, for each choice, whether the last delta was a call that asContent has begun.
+	inCall []bool
 }
 
 // A chatBody is a request for a turn of a chat in the form of its API.
@@ -113,10 +113,7 @@ func (s *Server) startTurn(ctx context.Context, model *Model, t *turn) (*convers
 	if err != nil {
 		return nil, err
 	}
-	format := model.Format
-	if t.choice.forced() {
-		format = "json"
-	}
+	format := model.formatFor(t)
 	var prompt prompt
 	err = s.compute(ctx, func() (err error) {
 		prompt, err = model.render(t)
@@ -127,7 +124,7 @@ func (s *Server) startTurn(ctx context.Context, model *Model, t *turn) (*convers
 	}
 	// Special tokens mark the parts of a response.
 	request.RawPrompt, request.ShowSpecial = true, request.ShowSpecial || format != "text"
-	c := &conversation{turn: t, onlyCalls: t.choice.forced()}
+	c := &conversation{turn: t, inCall: make([]bool, max(request.N, 1))}
 	if format != "text" {
 		if err := c.addParsers(model, t, format, prompt.text, max(request.N, 1)); err != nil {
 			c.closeParsers()
@@ -189,6 +186,60 @@ func (m *Model) render(t *turn) (prompt, error) {
 	return prompt{text: text}, err
 }
 
+// formatFor returns the format of the parser of a response.
+func (m *Model) formatFor(t *turn) string {
+	switch {
+	case t.choice.forced():
+		return "json"
+	case t.format != nil: // the grammar allows only content
+		return "text"
+	case len(t.tools) == 0:
+		return m.formatWithoutCalls
+	}
+	return m.Format
+}
+
+// detectFormat checks the format of a model, and finds the format of responses without tool calls.
+// Most formats have the tags <think> and </think>, which the format "think" takes.
+func (m *Model) detectFormat() error {
+	m.formatWithoutCalls = m.Format
+	tags, err := m.reasoning("<think>a</think>b")
+	if err != nil {
+		return err
+	}
+	begun, err := m.reasoning("a</think>b")
+	if err != nil {
+		return err
+	}
+	sentence, err := m.reasoning("Here is my thought process: a") // of Granite, besides its tags
+	if err != nil {
+		return err
+	}
+	m.beginsWithReasoning = begun == "a"
+	if m.beginsWithReasoning || tags == "a" && sentence == "" {
+		m.formatWithoutCalls = "think"
+	}
+	return nil
+}
+
+// reasoning returns what the parser of the model's format takes for reasoning.
+func (m *Model) reasoning(response string) (reasoning string, err error) {
+	parser, err := m.Engine.NewResponseParser(pagedllm.ResponseSettings{Format: m.Format})
+	if err != nil {
+		return "", err
+	}
+	defer parser.Close()
+	deltas, err := parser.Feed(response)
+	if err != nil {
+		return "", err
+	}
+	rest, err := parser.Finish()
+	for _, delta := range append(deltas, rest...) {
+		reasoning += delta.ReasoningContent
+	}
+	return reasoning, err
+}
+
 // tailBytes is the part of a prompt in which a parser looks for the beginning of the reasoning.
 const tailBytes = 256
 
@@ -196,9 +247,10 @@ func (c *conversation) addParsers(model *Model, t *turn, format, prompt string, 
 	settings := pagedllm.ResponseSettings{Format: format, Prompt: prompt[max(0, len(prompt)-tailBytes):]}
 	if len(t.tools) > 0 {
 		settings.Tools = t.tools
+	} else if model.beginsWithReasoning {
+		settings.Prompt = "<think>"
 	}
 	for range count {
-		settings.ToolCallIDPrefix = newID("call_") + "_"
 		parser, err := model.Engine.NewResponseParser(settings)
 		if err != nil {
 			return err
@@ -242,10 +294,61 @@ func (c *conversation) deltas(output *pagedllm.Output) ([]pagedllm.ResponseDelta
 		}
 		deltas = append(deltas, rest...)
 	}
-	if c.onlyCalls { // a call that max_tokens has cut before its arguments is no content
+	return c.allowed(deltas, output), nil
+}
+
+// allowed converts deltas to those that the request allows.
+func (c *conversation) allowed(deltas []pagedllm.ResponseDelta, output *pagedllm.Output) []pagedllm.ResponseDelta {
+	switch {
+	case c.turn.choice.forced(): // a call that max_tokens has cut before its arguments is no content
 		deltas = slices.DeleteFunc(deltas, func(d pagedllm.ResponseDelta) bool { return d.Content != "" })
+	case len(c.turn.tools) == 0:
+		return c.asContent(deltas, output)
 	}
-	return deltas, nil
+	for i := range deltas {
+		calls := deltas[i].ToolCalls
+		for k := range calls {
+			if strings.HasPrefix(calls[k].ID, "call_") { // the parser's. Models can have ids of their own.
+				calls[k].ID = newCallID()
+			}
+		}
+		if c.turn.oneCall {
+			deltas[i].ToolCalls = slices.DeleteFunc(calls, func(call pagedllm.ToolCallDelta) bool { return call.Index > 0 })
+		}
+	}
+	return slices.DeleteFunc(deltas, func(d pagedllm.ResponseDelta) bool {
+		return d.Content == "" && d.ReasoningContent == "" && len(d.ToolCalls) == 0
+	})
+}
+
+// asContent writes the calls of a request without tools as JSON into the content.
+func (c *conversation) asContent(deltas []pagedllm.ResponseDelta, output *pagedllm.Output) []pagedllm.ResponseDelta {
+	inCall := &c.inCall[output.Index]
+	end := func() string {
+		if !*inCall {
+			return ""
+		}
+		*inCall = false
+		return "}"
+	}
+	for i := range deltas {
+		if deltas[i].ToolCalls == nil {
+			deltas[i].Content = end() + deltas[i].Content
+		}
+		for _, call := range deltas[i].ToolCalls {
+			if call.ID != "" {
+				name, _ := json.Marshal(call.Function.Name)
+				deltas[i].Content += end() + `{"name": ` + string(name) + `, "arguments": `
+				*inCall = true
+			}
+			deltas[i].Content += call.Function.Arguments
+		}
+		deltas[i].ToolCalls = nil
+	}
+	if output.FinishReason != pagedllm.FinishNone && *inCall {
+		deltas = append(deltas, pagedllm.ResponseDelta{Content: end()})
+	}
+	return deltas
 }
 
 // A part is a stretch of reasoning, of content, or a tool call.
@@ -253,6 +356,8 @@ type part struct {
 	kind     partKind
 	id, name string // of a tool call
 	text     strings.Builder
+	// cut is true if the response has ended within the part.
+	cut bool
 }
 
 type partKind int
@@ -318,6 +423,19 @@ func (p *parts) end() {
 	}
 }
 
+// finish ends the response. A call is complete if its arguments are an object.
+func (p *parts) finish(output *pagedllm.Output) {
+	if len(p.all) > 0 {
+		last := p.all[len(p.all)-1]
+		reason, _ := finishReason(output)
+		last.cut = reason == "length"
+		if last.kind == callPart {
+			last.cut = !isObject(last.text.String())
+		}
+	}
+	p.end()
+}
+
 // text returns the texts of all parts of a kind.
 func (p *parts) text(kind partKind) string {
 	var text strings.Builder
@@ -352,6 +470,7 @@ func (c *conversation) answer(ctx context.Context) (outputs []pagedllm.Output, d
 		for d := range deltas {
 			divided[i].add(&deltas[d])
 		}
+		divided[i].finish(&outputs[i])
 	}
 	return outputs, divided, nil
 }
@@ -364,7 +483,7 @@ func (c *conversation) stream(ctx context.Context, s *Server, events *eventStrea
 			divided.add(&deltas[i])
 		}
 		if output.FinishReason != pagedllm.FinishNone {
-			divided.end()
+			divided.finish(output)
 			last = *output
 		}
 		return err
