@@ -69,25 +69,39 @@ func (c *chatContent) UnmarshalJSON(data []byte) error {
 	return err
 }
 
+// A textPart is a part of a content.
+type textPart struct {
+	Type    string `json:"type"`
+	Text    string `json:"text"`
+	Refusal string `json:"refusal"`
+	// Members of answers that clients send back, and marks that the prefix cache does not need.
+	Annotations  json.RawMessage `json:"annotations"`
+	Logprobs     json.RawMessage `json:"logprobs"`
+	Citations    json.RawMessage `json:"citations"`
+	CacheControl json.RawMessage `json:"cache_control"`
+}
+
 // textOf returns a string, or the texts of an array of parts with one of the given types.
 func textOf(data []byte, param string, types ...string) (string, error) {
 	var text string
 	if json.Unmarshal(data, &text) == nil { // also null
 		return text, nil
 	}
-	var parts []struct {
-		Type    string `json:"type"`
-		Text    string `json:"text"`
-		Refusal string `json:"refusal"`
-	}
+	var parts []textPart
 	if err := json.Unmarshal(data, &parts); err != nil {
 		return "", badRequest(param, "a content is neither a string nor an array of parts; send one of them")
 	}
-	var texts []string
-	for _, part := range parts {
+	for _, part := range parts { // other types have other members
 		if !slices.Contains(types, part.Type) {
 			return "", unsupported(param, fmt.Sprintf("a part of a content has the type %q; send %s", part.Type, strings.Join(types, " or ")))
 		}
+	}
+	parts = nil
+	if err := decodeStrictly(data, &parts); err != nil {
+		return "", err
+	}
+	var texts []string
+	for _, part := range parts {
 		texts = append(texts, nonEmpty(part.Text, part.Refusal))
 	}
 	return strings.Join(texts, "\n"), nil

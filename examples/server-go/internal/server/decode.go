@@ -9,6 +9,7 @@ import (
 	"mime"
 	"net/http"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -68,7 +69,7 @@ func decodeStrictly(body []byte, value any) error {
 	if _, err := decoder.Token(); err != io.EOF {
 		return badRequest("", fmt.Sprintf("the body has more than one JSON value (at byte %d); send one object", decoder.InputOffset()))
 	}
-	return nil
+	return checkKeys(body, reflect.TypeOf(value))
 }
 
 func jsonError(err error, offset int64) error {

@@ -103,7 +103,16 @@ type anthropicBlock struct {
 	Input     json.RawMessage `json:"input"`       // tool_use
 	ToolUseID string          `json:"tool_use_id"` // tool_result
 	Content   json.RawMessage `json:"content"`     // tool_result: a text, or text blocks
+	// Members without effect: that of a result is its content, and those of answers are sent back.
+	IsError      *bool           `json:"is_error"`      // tool_result
+	CacheControl json.RawMessage `json:"cache_control"` // all
+	Citations    json.RawMessage `json:"citations"`     // text
+	Signature    string          `json:"signature"`     // thinking
+	Data         string          `json:"data"`          // redacted_thinking
+	Caller       json.RawMessage `json:"caller"`        // tool_use
 }
+
+var blockTypes = []string{"text", "thinking", "redacted_thinking", "tool_use", "tool_result"}
 
 func (b *anthropicBlocks) UnmarshalJSON(data []byte) error {
 	var text string
@@ -111,10 +120,16 @@ func (b *anthropicBlocks) UnmarshalJSON(data []byte) error {
 		*b = anthropicBlocks{{Type: "text", Text: text}}
 		return nil
 	}
-	if json.Unmarshal(data, (*[]anthropicBlock)(b)) != nil {
+	var blocks []anthropicBlock
+	if json.Unmarshal(data, &blocks) != nil {
 		return badRequest("messages", "a content is neither a string nor an array of blocks; send one of them")
 	}
-	return nil
+	for _, block := range blocks { // other types have other members
+		if !slices.Contains(blockTypes, block.Type) {
+			return unsupported("messages", fmt.Sprintf("a block has the type %q; send text, thinking, tool_use or tool_result", block.Type))
+		}
+	}
+	return decodeStrictly(data, (*[]anthropicBlock)(b))
 }
 
 // turn converts the messages.
@@ -196,7 +211,6 @@ func (t *turn) addBlocks(m *anthropicMessage) error {
 			texts = append(texts, block.Text)
 		case "thinking":
 			next.ReasoningContent += block.Thinking
-		case "redacted_thinking":
 		case "tool_use":
 			call, err := newToolCall(block.ID, block.Name, string(block.Input))
 			if err != nil {
@@ -213,8 +227,6 @@ func (t *turn) addBlocks(m *anthropicMessage) error {
 			}
 			t.messages = append(t.messages, message{Role: "tool", ToolCallID: block.ToolUseID, Content: text})
 			hasResults = true
-		default:
-			return unsupported("messages", fmt.Sprintf("a block has the type %q; send text, thinking, tool_use or tool_result", block.Type))
 		}
 	}
 	next.Content = strings.Join(texts, "\n")

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 
 	"github.com/libpagedllm/libpagedllm/bindings/go"
 )
@@ -32,7 +33,7 @@ type responsesRequest struct {
 	Truncation         string          `json:"truncation"`
 	// Accepted without effect on the answer.
 	Store          *bool           `json:"store"`
-	Include        []string        `json:"include"`
+	Include        []string        `json:"include"` // reasoning is never encrypted
 	Metadata       json.RawMessage `json:"metadata"`
 	User           string          `json:"user"`
 	ServiceTier    string          `json:"service_tier"`
@@ -83,7 +84,13 @@ type inputItem struct {
 	Name      string          `json:"name"`
 	Arguments string          `json:"arguments"`
 	Output    json.RawMessage `json:"output"`
+	// Members of answers that clients send back.
+	Status           string          `json:"status"`
+	Summary          json.RawMessage `json:"summary"`
+	EncryptedContent string          `json:"encrypted_content"`
 }
+
+var itemTypes = []string{"", "message", "reasoning", "function_call", "function_call_output"}
 
 func (in *responsesInput) UnmarshalJSON(data []byte) error {
 	var text string
@@ -92,10 +99,16 @@ func (in *responsesInput) UnmarshalJSON(data []byte) error {
 		*in = responsesInput{{Role: "user", Content: content}}
 		return err
 	}
-	if json.Unmarshal(data, (*[]inputItem)(in)) != nil {
+	var items []inputItem
+	if json.Unmarshal(data, &items) != nil {
 		return badRequest("input", "input is neither a string nor an array of items; send one of them")
 	}
-	return nil
+	for i, item := range items { // other types have other members
+		if !slices.Contains(itemTypes, item.Type) {
+			return unsupported("input", fmt.Sprintf("input[%d].type is %q; send message, reasoning, function_call or function_call_output", i, item.Type))
+		}
+	}
+	return decodeStrictly(data, (*[]inputItem)(in))
 }
 
 // turn converts the request.
@@ -141,6 +154,8 @@ func (b *responsesRequest) refuseUnsupported() error {
 		return unsupported("background", "background is not supported; wait for the answer, or stream it")
 	case b.Truncation != "" && b.Truncation != "disabled":
 		return unsupported("truncation", `truncation is not supported; send "disabled", or truncate_prompt_tokens`)
+	case slices.ContainsFunc(b.Include, func(name string) bool { return name != "reasoning.encrypted_content" }):
+		return unsupported("include", `include has more than "reasoning.encrypted_content"; remove the others`)
 	case b.BestOf != nil || b.Beam != nil || b.PromptLogprobs != nil || b.ReturnTokenIDs:
 		return unsupported("", "best_of, beam, prompt_logprobs and return_token_ids are not supported here; use /v1/chat/completions")
 	}
@@ -189,8 +204,6 @@ func (t *turn) addItem(i int, item *inputItem) error {
 			return err
 		}
 		t.messages = append(t.messages, message{Role: "tool", ToolCallID: item.CallID, Content: text})
-	default:
-		return unsupported(param, fmt.Sprintf("%s.type is %q; send message, reasoning, function_call or function_call_output", param, item.Type))
 	}
 	return nil
 }

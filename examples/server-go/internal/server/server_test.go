@@ -2,6 +2,7 @@ package server
 
 import (
 	"encoding/json"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -150,5 +151,52 @@ func TestAnExplicitDefaultDisablesTheDefaultsOfTheModel(t *testing.T) {
 		if err != nil || request.Sampling.ModelDefaults != modelDefaults {
 			t.Errorf("%s: %v, %v", body, request.Sampling.ModelDefaults, err)
 		}
+	}
+}
+
+func TestKeysAreUniqueAndHaveTheirCase(t *testing.T) {
+	for body, param := range map[string]string{
+		`{"n": 1, "n": 2}`:                 "n",
+		`{"N": 1}`:                         "N",
+		`{"n": 1, "N": 2}`:                 "N",
+		`{"Beam": {}}`:                     "Beam",
+		`{"beam": {"Width": 2}}`:           "Width",
+		`{"beam": {"ſtrict": 2}}`:          "ſtrict",
+		`{"logit_bias": {"5": 1, "5": 2}}`: "5",
+		`{"tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": {"b": 1, "b": 2}}}}]}`: "b",
+		`{"tools": [{"type": "function", "function": {"Name": "f"}}]}`:                                        "Name",
+		`{"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "colour": 1}]}]}`:           "colour",
+		`{"messages": [{"role": "user", "content": [{"type": "text", "Text": "a"}]}]}`:                        "Text",
+		`{"tool_choice": {"type": "function", "function": {"name": "f", "strength": 5}}}`:                     "strength",
+	} {
+		var request chatRequest
+		err := decodeStrictly([]byte(body), &request)
+		var api *apiError
+		if !errors.As(err, &api) || api.status != 400 || api.param != param {
+			t.Errorf("%s: %+v", body, err)
+		}
+	}
+	for body, value := range map[string]any{
+		`{"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "a", "is_errror": true}]}]}`: &messagesRequest{},
+		`{"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "text": "b"}]}]}`:                                     &messagesRequest{},
+		`{"input": [{"role": "user", "content": "a", "colour": 1}]}`:                                                                    &responsesRequest{},
+	} {
+		if err := decodeStrictly([]byte(body), value); err == nil {
+			t.Error(body)
+		}
+	}
+	for body, value := range map[string]any{
+		`{"chat_template_kwargs": {"a": 1, "A": 2}, "logit_bias": {"5": 1, "6": 2}, "n": 1, "tools": [{"type": "function", "function": {"name": "f",
+			"parameters": {"Type": 1, "type": 2}}}], "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]}`: &chatRequest{},
+		`{"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "a", "is_error": true}]}]}`: &messagesRequest{},
+		`{"input": [{"type": "reasoning", "id": "rs_1", "summary": [], "status": "completed"}]}`:                                       &responsesRequest{},
+	} {
+		if err := decodeStrictly([]byte(body), value); err != nil {
+			t.Errorf("%s: %v", body, err)
+		}
+	}
+	include := responsesRequest{Include: []string{"message.output_text.logprobs"}}
+	if err := include.refuseUnsupported(); err == nil {
+		t.Error("include")
 	}
 }

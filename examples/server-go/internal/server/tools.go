@@ -67,6 +67,9 @@ func (c *toolChoice) UnmarshalJSON(data []byte) error {
 	if json.Unmarshal(data, &named) != nil || named.Type != "function" {
 		return unsupported("tool_choice", `tool_choice is not supported; send "auto", "none", "required" or a function`)
 	}
+	if err := decodeStrictly(data, &named); err != nil {
+		return err
+	}
 	c.mode, c.name = "named", nonEmpty(named.Function.Name, named.Name)
 	return nil
 }
