@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -20,16 +21,18 @@ const keysVariable = "PAGEDLLM_API_KEYS"
 
 // config has the values of the flags.
 type config struct {
-	models        []namedPath
-	formats       map[string]string
-	address       string
-	kvBytes       int64
-	engine        pagedllm.Options
-	server        server.Options
-	headerTimeout time.Duration
-	idleTimeout   time.Duration
-	grace         time.Duration
-	traceEndpoint string
+	models         []namedPath
+	formats        map[string]string
+	address        string
+	maxConnections int
+	kvBytes        int64
+	engine         pagedllm.Options
+	server         server.Options
+	headerTimeout  time.Duration
+	idleTimeout    time.Duration
+	drain          time.Duration
+	grace          time.Duration
+	traceEndpoint  string
 }
 
 type namedPath struct{ name, path string }
@@ -53,6 +56,7 @@ func parseFlags(arguments []string) (*config, error) {
 	flags.IntVar(&c.engine.MaxWaitingRequests, "max-waiting", 2048, "maximum number of waiting `requests` of each model")
 	flags.DurationVar(&c.server.MaxWait, "max-wait", 0, "longest acceptable forecast of the time to the first token (default: no limit)")
 	flags.DurationVar(&c.server.MaxTime, "max-time", 10*time.Minute, "time after which a request ends with the tokens it has; 0: no limit")
+	flags.IntVar(&c.maxConnections, "max-connections", 4096, "maximum number of open `connections`; further clients wait")
 	flags.IntVar(&c.server.MaxRequests, "max-requests", 2048, "maximum number of `requests` in progress")
 	flags.IntVar(&c.server.MaxResults, "max-results", 128, "maximum number of `sequences` of one request")
 	flags.IntVar(&c.server.MaxLogprobs, "max-logprobs", 20, "maximum number of `alternatives` for each token")
@@ -64,6 +68,7 @@ func parseFlags(arguments []string) (*config, error) {
 	flags.DurationVar(&c.server.WriteTimeout, "write-timeout", 30*time.Second, "time within which a client must take each part of its answer")
 	flags.DurationVar(&c.idleTimeout, "idle-timeout", 2*time.Minute, "time after which an idle connection is closed")
 	flags.DurationVar(&c.server.KeepAlive, "keep-alive", 15*time.Second, "time after which a silent stream has a comment")
+	flags.DurationVar(&c.drain, "drain", 5*time.Second, "time for which /health fails before the server accepts no more connections")
 	flags.DurationVar(&c.grace, "grace", 30*time.Second, "time for the requests in progress when the server shuts down")
 	flags.StringVar(&c.traceEndpoint, "trace-endpoint", "", "`URL` of an OpenTelemetry collector for spans, such as http://localhost:4318/v1/traces (default: none)")
 	if err := flags.Parse(arguments); err != nil {
@@ -81,9 +86,12 @@ func parseFlags(arguments []string) (*config, error) {
 
 func (c *config) addModel(text string) error {
 	name, path, named := strings.Cut(text, "=")
-	if !named {
+	if !named || strings.Contains(name, "/") { // a "=" within the path
 		path = text
 		name = strings.TrimSuffix(filepath.Base(filepath.Clean(path)), ".gguf")
+	}
+	if name == "" || path == "" {
+		return errors.New("the name or the path is empty; give [NAME=]PATH")
 	}
 	for _, other := range c.models {
 		if other.name == name {
@@ -112,10 +120,17 @@ func (c *config) check(rest []string) error {
 		return errors.New("no model; give -model PATH")
 	case c.server.MaxLogprobs < 0:
 		return errors.New("-max-logprobs must not be negative")
-	case c.server.MaxRequests < 1 || c.server.MaxResults < 1:
-		return errors.New("-max-requests and -max-results must be positive")
+	case c.maxConnections < 1 || c.server.MaxRequests < 1 || c.server.MaxResults < 1:
+		return errors.New("-max-connections, -max-requests and -max-results must be positive")
+	case c.drain < 0 || c.grace < 0:
+		return errors.New("-drain and -grace must not be negative")
 	case c.server.ReadTimeout <= 0 || c.server.WriteTimeout <= 0 || c.headerTimeout <= 0 || c.idleTimeout <= 0 || c.server.KeepAlive <= 0:
 		return errors.New("timeouts must be positive")
+	}
+	for name := range c.formats {
+		if name != "" && !slices.ContainsFunc(c.models, func(model namedPath) bool { return model.name == name }) {
+			return fmt.Errorf("-format names the model %q, which no -model has", name)
+		}
 	}
 	for _, model := range c.models {
 		if _, ok := c.formats[model.name]; !ok {
@@ -139,7 +154,7 @@ func readKeys(path string) (server.Keys, error) {
 	defer file.Close()
 	keys, err := server.ReadKeys(file)
 	if err == nil && len(keys) == 0 {
-		err = fmt.Errorf("%s has no API key; an empty file would let every client in", path)
+		err = fmt.Errorf("%s has no API key; without keys, every client could use the server", path)
 	}
 	return keys, err
 }

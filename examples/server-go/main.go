@@ -9,6 +9,7 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"log/slog"
 	"net"
 	"net/http"
@@ -16,6 +17,7 @@ import (
 	"os/signal"
 	"runtime/debug"
 	"syscall"
+	"time"
 
 	"github.com/libpagedllm/libpagedllm/bindings/go"
 	"github.com/libpagedllm/libpagedllm/examples/server-go/internal/server"
@@ -23,12 +25,19 @@ import (
 
 func main() {
 	config, err := parseFlags(os.Args[1:])
+	if errors.Is(err, flag.ErrHelp) {
+		return
+	}
 	if err != nil {
 		os.Exit(2) // the message has been printed
 	}
-	// The heap of Go is small beside the model, so that fewer collections cost little memory.
+	// The heap of Go is small beside the model, so that fewer collections cost little memory. If
+	// large answers make it grow, the usual number of collections bounds it.
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(400)
+	}
+	if os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(heapLimit)
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	if err := run(config, log); err != nil {
@@ -36,6 +45,9 @@ func main() {
 		os.Exit(1)
 	}
 }
+
+// heapLimit is a soft limit in bytes for the memory of Go, which the models do not use.
+const heapLimit = 2 << 30
 
 // run serves until SIGINT or SIGTERM. A second signal ends the process.
 func run(config *config, log *slog.Logger) error {
@@ -57,7 +69,12 @@ func run(config *config, log *slog.Logger) error {
 		options.Exporter = server.NewExporter(config.traceEndpoint, log)
 		defer options.Exporter.Close()
 	}
-	warnIfOpen(listener.Addr(), len(options.Keys) > 0, log)
+	if len(options.Keys) == 0 {
+		options.LocalHostsOnly = isLoopback(listener.Addr())
+		if !options.LocalHostsOnly {
+			log.Warn("the server has no API keys and is not limited to this machine; set -api-keys", "address", listener.Addr().String())
+		}
+	}
 	handler, err := server.New(models, options)
 	if err != nil {
 		return err
@@ -73,7 +90,7 @@ func run(config *config, log *slog.Logger) error {
 		ErrorLog:       slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
 	served := make(chan error, 1)
-	go func() { served <- httpServer.Serve(listener) }()
+	go func() { served <- httpServer.Serve(limitConnections(listener, config.maxConnections)) }()
 	log.Info("listening on http://" + listener.Addr().String())
 	select {
 	case err := <-served:
@@ -81,13 +98,18 @@ func run(config *config, log *slog.Logger) error {
 	case <-interrupted.Done():
 	}
 	stop() // a second signal is not caught
-	return shutDown(httpServer, handler, models, config, log)
+	log.Info("shutting down", "drain", config.drain, "grace", config.grace)
+	handler.Drain()
+	select { // load balancers notice that /health fails, and choose another server
+	case err := <-served:
+		return err
+	case <-time.After(config.drain):
+	}
+	return shutDown(httpServer, models, config, log)
 }
 
-// shutDown takes no more requests, waits for those in progress, and ends the rest.
-func shutDown(httpServer *http.Server, handler *server.Server, models []*server.Model, config *config, log *slog.Logger) error {
-	log.Info("shutting down", "grace", config.grace)
-	handler.Drain()
+// shutDown accepts no more connections, waits for those in progress, and ends the rest.
+func shutDown(httpServer *http.Server, models []*server.Model, config *config, log *slog.Logger) error {
 	grace, cancel := context.WithTimeout(context.Background(), config.grace)
 	defer cancel()
 	err := httpServer.Shutdown(grace)
@@ -133,9 +155,7 @@ func closeModels(models []*server.Model) {
 	}
 }
 
-// warnIfOpen warns if other machines can use the server without a key.
-func warnIfOpen(address net.Addr, hasKeys bool, log *slog.Logger) {
-	if tcp, ok := address.(*net.TCPAddr); ok && !tcp.IP.IsLoopback() && !hasKeys {
-		log.Warn("the server has no API keys and is not limited to this machine; set -api-keys", "address", address.String())
-	}
+func isLoopback(address net.Addr) bool {
+	tcp, ok := address.(*net.TCPAddr)
+	return ok && tcp.IP.IsLoopback()
 }

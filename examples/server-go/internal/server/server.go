@@ -11,9 +11,11 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"runtime"
 	"runtime/debug"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -24,6 +26,9 @@ import (
 type Options struct {
 	// Keys are the accepted API keys. Empty: every client is accepted.
 	Keys Keys
+	// LocalHostsOnly refuses requests whose Host header does not name this machine. A page of another
+	// site can let its own name resolve to 127.0.0.1, and would then have the same origin as the server.
+	LocalHostsOnly bool
 	// MaxBodyBytes is the maximum length of the body of a request in bytes.
 	MaxBodyBytes int64
 	// MaxBodiesBytes is the maximum length of the bodies of all requests in progress in bytes. A
@@ -165,11 +170,24 @@ func (s *Server) recovered(method string, r *http.Request, w http.ResponseWriter
 			err = refusal(http.StatusInternalServerError, "internal error: a defect of the server; its log has the cause")
 		}
 	}()
+	if s.options.LocalHostsOnly && !isLocalHost(r.Host) {
+		return refusal(http.StatusForbidden, fmt.Sprintf("the Host header is %q; send localhost, or set API keys", r.Host))
+	}
 	if method != "" && r.Method != method && !(method == http.MethodGet && r.Method == http.MethodHead) {
 		w.Header().Set("Allow", method)
 		return refusal(http.StatusMethodNotAllowed, fmt.Sprintf("the method is %s; send %s", r.Method, method))
 	}
 	return answer(w, r)
+}
+
+// isLocalHost reports whether a Host header names this machine. Clients of HTTP/1.0 send none.
+func isLocalHost(host string) bool {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	host = strings.Trim(host, "[]")
+	ip := net.ParseIP(host)
+	return host == "" || strings.EqualFold(host, "localhost") || ip != nil && ip.IsLoopback()
 }
 
 // limited refuses a request if too many are in progress, or if their bodies are too large together.

@@ -91,6 +91,17 @@ func TestABadBodyIsRefusedWithItsStatusAndParameter(t *testing.T) {
 	}
 }
 
+func TestHostsOfThisMachineAreKnown(t *testing.T) {
+	for host, local := range map[string]bool{
+		"localhost": true, "LocalHost:8080": true, "127.0.0.1:1": true, "[::1]:80": true, "[::1]": true, "::1": true, "": true,
+		"localhost.example": false, "127.0.0.1.example:80": false, "192.168.0.1": false, "attacker": false,
+	} {
+		if isLocalHost(host) != local {
+			t.Errorf("%q: %v", host, !local)
+		}
+	}
+}
+
 func TestOtherContentTypesAreRefused(t *testing.T) {
 	server := serve(t)
 	if response, _ := post(t, server, "/v1/completions", "text/plain", `{}`); response.StatusCode != 415 {
