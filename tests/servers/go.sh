@@ -9,7 +9,7 @@ server=
 trap '[ -z "$server" ] || kill "$server" 2>/dev/null || true; rm -rf "$work"' EXIT
 (cd examples/server-go && go build -o "$work/server" . && go build -o "$work/load" ./load)
 
-PAGEDLLM_API_KEYS=test "$work/server" -model tiny=examples/model -format hermes -address 127.0.0.1:0 -kv-bytes 256MiB -write-timeout 5s -drain 0s 2> "$work/log" &
+PAGEDLLM_API_KEYS=test "$work/server" -model tiny=examples/model -format hermes -address 127.0.0.1:0 -kv-bytes 256MiB -write-timeout 5s -drain 0s -max-logprobs 100 2> "$work/log" &
 server=$!
 for _ in $(seq 300); do
     url=$(sed -n 's|.*msg="listening on \(http://[^"]*\)".*|\1|p' "$work/log")

@@ -20,12 +20,12 @@ type server struct {
 	client          http.Client
 }
 
-// patience is the longest time that a client waits.
-const patience = 5 * time.Minute
+// clientTimeout is the longest time that a client waits.
+const clientTimeout = 5 * time.Minute
 
 func (s *server) open() {
 	s.client.Transport = &http.Transport{MaxIdleConnsPerHost: 1}
-	s.client.Timeout = patience
+	s.client.Timeout = clientTimeout
 }
 
 // body returns a request for question i.
@@ -132,14 +132,15 @@ func (s *server) vanish(i, tokens int) (received int, err error) {
 
 // dial opens a connection without the HTTP client.
 func (s *server) dial() (net.Conn, error) {
-	connection, err := net.DialTimeout("tcp", strings.TrimPrefix(s.url, "http://"), patience)
+	connection, err := net.DialTimeout("tcp", strings.TrimPrefix(s.url, "http://"), clientTimeout)
 	if err == nil {
-		connection.SetDeadline(time.Now().Add(patience))
+		connection.SetDeadline(time.Now().Add(clientTimeout))
 	}
 	return connection, err
 }
 
-// doNotRead asks for an answer that is larger than the buffers of the system, and reads nothing.
+// doNotRead asks for an answer that is larger than the buffers of the system, and reads nothing. The
+// server needs -max-logprobs 100.
 func (s *server) doNotRead(finished <-chan struct{}) error {
 	connection, err := s.dial()
 	if err != nil {

@@ -69,9 +69,9 @@ type generation struct {
 	queue   outputQueue
 	record  *record
 	results int // of each prompt
-	open    int // sequences that have not ended
-	// streams is true if outputs are sent as they are generated.
-	streams bool
+	// promptTokens is the number of tokens of all prompts.
+	promptTokens int
+	open         int // sequences that have not ended
 }
 
 // An outputQueue is a *pagedllm.Queue.
@@ -107,7 +107,11 @@ func (s *Server) start(ctx context.Context, model *Model, request pagedllm.Reque
 			return nil, err
 		}
 	}
-	return &generation{model: model, queue: queue, record: recordOf(ctx), results: results, open: len(prompts) * results, streams: stream}, nil
+	g := &generation{model: model, queue: queue, record: recordOf(ctx), results: results, open: len(prompts) * results}
+	for _, prompt := range prompts {
+		g.promptTokens += len(prompt.tokens)
+	}
+	return g, nil
 }
 
 // tokenize replaces the texts of prompts by their tokens.

@@ -344,7 +344,7 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request) error {
 
 func (s *Server) streamMessage(w http.ResponseWriter, r *http.Request, c *conversation, answer messagesResponse) {
 	stream := newEventStream(w)
-	answer.Usage = &anthropicUsage{} // known at the end
+	answer.Usage = &anthropicUsage{InputTokens: c.promptTokens} // the end has all counts
 	stream.add("message_start", map[string]any{"type": "message_start", "message": answer})
 	err := stream.flush()
 	divided := &parts{handler: blockEvents{stream}}

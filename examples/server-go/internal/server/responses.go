@@ -116,6 +116,9 @@ func (b *responsesRequest) turn() (*turn, error) {
 	if err := b.refuseUnsupported(); err != nil {
 		return nil, err
 	}
+	if len(b.Input) == 0 {
+		return nil, badRequest("input", "the request has no input; send a text or items")
+	}
 	var check checks
 	t := &turn{stream: b.Stream, choice: b.ToolChoice, oneCall: b.ParallelToolCalls != nil && !*b.ParallelToolCalls}
 	if b.Instructions != "" {

@@ -260,3 +260,34 @@ func TestTheChatTemplateHasTheToolsAndSelectsTheFormat(t *testing.T) {
 		t.Errorf("%v", choice)
 	}
 }
+
+func TestTokensOfPromptsAreCounted(t *testing.T) {
+	// The bundled template has no tools.
+	model := open(t, pagedllm.Options{ModelPath: withTemplate(t, `{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% for message in messages %}{{ message.content }}{% endfor %}`)})
+	server := start(t, limits(), model)
+	count := func(extra string) any {
+		body := `{"messages": [{"role": "user", "content": "What is 7 + 5?"}]` + extra
+		count := at(t, ask(t, server, "/v1/messages/count_tokens", body+`}`, 200), "input_tokens")
+		events := stream(t, server, "/v1/messages", body+`, "max_tokens": 1, "stream": true}`)
+		if streamed := at(t, events[0].data, "message", "usage", "input_tokens"); streamed != count {
+			t.Errorf("%s: a stream begins with %v, want %v", extra, streamed, count)
+		}
+		return count
+	}
+	const tool = `, "tools": [{"name": "add", "input_schema": {"type": "object"}}], "tool_choice": `
+	without, none, auto := count(``), count(tool+`{"type": "none"}`), count(tool+`{"type": "auto"}`)
+	if without != none || auto.(float64) <= none.(float64) {
+		t.Errorf("%v, %v, %v", without, none, auto)
+	}
+}
+
+func TestAnEmptyInputIsNamed(t *testing.T) {
+	server := start(t, limits(), open(t, pagedllm.Options{}))
+	for path, want := range map[string]string{"/v1/responses": "input", "/v1/chat/completions": "messages"} {
+		for _, body := range []string{`{}`, `{"` + want + `": []}`} {
+			if param := at(t, ask(t, server, path, body, 400), "error", "param"); param != want {
+				t.Errorf("%s %s: %v", path, body, param)
+			}
+		}
+	}
+}

@@ -88,8 +88,17 @@ func (s *Server) readTurn(w http.ResponseWriter, r *http.Request, body chatBody)
 	if err != nil {
 		return nil, nil, err
 	}
-	turn, err := body.turn()
-	return model, turn, err
+	t, err := body.turn()
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(t.messages) == 0 {
+		return nil, nil, badRequest("messages", "the request has no messages; send at least one")
+	}
+	if t.choice.mode == "none" {
+		t.tools = nil
+	}
+	return model, t, nil
 }
 
 // begin reads a request and starts its turn. Close the conversation.
@@ -103,12 +112,6 @@ func (s *Server) begin(w http.ResponseWriter, r *http.Request, body chatBody) (*
 
 // startTurn renders the chat and adds its request. Close the conversation.
 func (s *Server) startTurn(ctx context.Context, model *Model, t *turn) (*conversation, error) {
-	if len(t.messages) == 0 {
-		return nil, badRequest("messages", "the request has no messages; send at least one")
-	}
-	if t.choice.mode == "none" {
-		t.tools = nil
-	}
 	request, err := t.request()
 	if err != nil {
 		return nil, err
