@@ -42,35 +42,63 @@ func parseFlags(arguments []string) (*config, error) {
 	c := &config{formats: make(map[string]string), kvBytes: 1 << 30}
 	c.server.MaxBodyBytes, c.server.MaxBodiesBytes = 8<<20, 256<<20
 	flags := flag.NewFlagSet("server-go", flag.ContinueOnError)
-	flags.Func("model", "`[NAME=]PATH` of a model directory or GGUF file; repeat it for several models", c.addModel)
-	flags.Func("format", "`[NAME=]FORMAT` of reasoning and tool calls, see docs/tools.md (default: that of the chat template)", c.addFormat)
+	flags.Func("model", "`[NAME=]PATH` of a model directory or GGUF file; repeat it for several "+
+		"models", c.addModel)
+	flags.Func("format", "`[NAME=]FORMAT` of reasoning and tool calls, see docs/tools.md "+
+		"(default: that of the chat template)", c.addFormat)
 	flags.StringVar(&c.address, "address", "127.0.0.1:8080", "`address` to listen on")
-	keys := flags.String("api-keys", "", "`file` with one API key in each line (default: the keys in $"+keysVariable+")")
-	flags.Func("kv-bytes", "`size` of the KV pools of all models together, such as 4GiB (default 1GiB)", sizeFlag(&c.kvBytes))
+	keys := flags.String("api-keys", "", "`file` with one API key in each line (default: the keys "+
+		"in $"+keysVariable+")")
+	flags.Func("kv-bytes", "`size` of the KV pools of all models together, such as 4GiB (default "+
+		"1GiB)", sizeFlag(&c.kvBytes))
 	flags.StringVar(&c.engine.Device, "device", "cpu", "cpu or cuda:0")
-	flags.Float64Var(&c.engine.MemoryFraction, "memory-fraction", 0, "CUDA: `fraction` of the free device memory for the KV pool, instead of -kv-bytes")
-	flags.IntVar(&c.engine.Threads, "threads", 0, "threads of each model (default: the CPUs divided by the models)")
-	flags.IntVar(&c.engine.MaxModelLen, "max-model-len", 0, "maximum length of a sequence in `tokens` (default: that of the model)")
-	flags.IntVar(&c.engine.MaxSeqs, "max-seqs", 64, "maximum number of running sequences of each model")
-	flags.IntVar(&c.engine.MaxBatchTokens, "max-batch-tokens", 512, "maximum number of `tokens` in one step")
-	flags.IntVar(&c.engine.MaxWaitingRequests, "max-waiting", 2048, "maximum number of waiting `requests` of each model")
-	flags.DurationVar(&c.server.MaxWait, "max-wait", 0, "longest acceptable forecast of the time to the first token (default: no limit)")
-	flags.DurationVar(&c.server.MaxTime, "max-time", 10*time.Minute, "time after which a request ends with the tokens it has; 0: no limit")
-	flags.IntVar(&c.maxConnections, "max-connections", 4096, "maximum number of open `connections`; further clients wait")
-	flags.IntVar(&c.server.MaxRequests, "max-requests", 2048, "maximum number of `requests` in progress")
-	flags.IntVar(&c.server.MaxResults, "max-results", 128, "maximum number of `sequences` of one request")
-	flags.IntVar(&c.server.MaxLogprobs, "max-logprobs", 20, "maximum number of `alternatives` for each token")
-	flags.Func("max-prompt-bytes", "maximum `size` of a text to tokenize (default: 64 for each token of the maximum length)", sizeFlag(&c.engine.MaxPromptBytes))
-	flags.Func("max-body", "maximum `size` of a request (default 8MiB)", sizeFlag(&c.server.MaxBodyBytes))
-	flags.Func("max-bodies", "maximum `size` of all requests in progress together (default 256MiB)", sizeFlag(&c.server.MaxBodiesBytes))
-	flags.DurationVar(&c.headerTimeout, "header-timeout", 10*time.Second, "time within which the headers of a request must arrive")
-	flags.DurationVar(&c.server.ReadTimeout, "read-timeout", 30*time.Second, "time within which the body of a request must arrive")
-	flags.DurationVar(&c.server.WriteTimeout, "write-timeout", 30*time.Second, "time within which a client must take each part of its answer")
-	flags.DurationVar(&c.idleTimeout, "idle-timeout", 2*time.Minute, "time after which an idle connection is closed")
-	flags.DurationVar(&c.server.KeepAlive, "keep-alive", 15*time.Second, "time after which a silent stream has a comment")
-	flags.DurationVar(&c.drain, "drain", 5*time.Second, "time for which /health fails before the server accepts no more connections")
-	flags.DurationVar(&c.grace, "grace", 30*time.Second, "time for the requests in progress when the server shuts down")
-	flags.StringVar(&c.traceEndpoint, "trace-endpoint", "", "`URL` of an OpenTelemetry collector for spans, such as http://localhost:4318/v1/traces (default: none)")
+	flags.Float64Var(&c.engine.MemoryFraction, "memory-fraction", 0,
+		"CUDA: `fraction` of the free device memory for the KV pool, instead of -kv-bytes")
+	flags.IntVar(&c.engine.Threads, "threads", 0,
+		"threads of each model (default: the CPUs divided by the models)")
+	flags.IntVar(&c.engine.MaxModelLen, "max-model-len", 0,
+		"maximum length of a sequence in `tokens` (default: that of the model)")
+	flags.IntVar(&c.engine.MaxSeqs, "max-seqs", 64,
+		"maximum number of running sequences of each model")
+	flags.IntVar(&c.engine.MaxBatchTokens, "max-batch-tokens", 512,
+		"maximum number of `tokens` in one step")
+	flags.IntVar(&c.engine.MaxWaitingRequests, "max-waiting", 2048,
+		"maximum number of waiting `requests` of each model")
+	flags.DurationVar(&c.server.MaxWait, "max-wait", 0,
+		"longest acceptable forecast of the time to the first token (default: no limit)")
+	flags.DurationVar(&c.server.MaxTime, "max-time", 10*time.Minute,
+		"time after which a request ends with the tokens it has; 0: no limit")
+	flags.IntVar(&c.maxConnections, "max-connections", 4096,
+		"maximum number of open `connections`; further clients wait")
+	flags.IntVar(&c.server.MaxRequests, "max-requests", 2048,
+		"maximum number of `requests` in progress")
+	flags.IntVar(&c.server.MaxResults, "max-results", 128,
+		"maximum number of `sequences` of one request")
+	flags.IntVar(&c.server.MaxLogprobs, "max-logprobs", 20,
+		"maximum number of `alternatives` for each token")
+	flags.Func("max-prompt-bytes", "maximum `size` of a text to tokenize (default: 64 for each "+
+		"token of the maximum length)", sizeFlag(&c.engine.MaxPromptBytes))
+	flags.Func("max-body", "maximum `size` of a request (default 8MiB)",
+		sizeFlag(&c.server.MaxBodyBytes))
+	flags.Func("max-bodies", "maximum `size` of all requests in progress together (default 256MiB)",
+		sizeFlag(&c.server.MaxBodiesBytes))
+	flags.DurationVar(&c.headerTimeout, "header-timeout", 10*time.Second,
+		"time within which the headers of a request must arrive")
+	flags.DurationVar(&c.server.ReadTimeout, "read-timeout", 30*time.Second,
+		"time within which the body of a request must arrive")
+	flags.DurationVar(&c.server.WriteTimeout, "write-timeout", 30*time.Second,
+		"time within which a client must take each part of its answer")
+	flags.DurationVar(&c.idleTimeout, "idle-timeout", 2*time.Minute,
+		"time after which an idle connection is closed")
+	flags.DurationVar(&c.server.KeepAlive, "keep-alive", 15*time.Second,
+		"time after which a silent stream has a comment")
+	flags.DurationVar(&c.drain, "drain", 5*time.Second,
+		"time for which /health fails before the server accepts no more connections")
+	flags.DurationVar(&c.grace, "grace", 30*time.Second,
+		"time for the requests in progress when the server shuts down")
+	flags.StringVar(&c.traceEndpoint, "trace-endpoint", "",
+		"`URL` of an OpenTelemetry collector for spans, such as http://localhost:4318/v1/traces "+
+			"(default: none)")
 	if err := flags.Parse(arguments); err != nil {
 		return nil, err
 	}
@@ -124,11 +152,13 @@ func (c *config) check(rest []string) error {
 		return errors.New("-max-connections, -max-requests and -max-results must be positive")
 	case c.drain < 0 || c.grace < 0:
 		return errors.New("-drain and -grace must not be negative")
-	case c.server.ReadTimeout <= 0 || c.server.WriteTimeout <= 0 || c.headerTimeout <= 0 || c.idleTimeout <= 0 || c.server.KeepAlive <= 0:
+	case c.server.ReadTimeout <= 0 || c.server.WriteTimeout <= 0 || c.headerTimeout <= 0 ||
+		c.idleTimeout <= 0 || c.server.KeepAlive <= 0:
 		return errors.New("timeouts must be positive")
 	}
 	for name := range c.formats {
-		if name != "" && !slices.ContainsFunc(c.models, func(model namedPath) bool { return model.name == name }) {
+		if name != "" && !slices.ContainsFunc(c.models,
+			func(model namedPath) bool { return model.name == name }) {
 			return fmt.Errorf("-format names the model %q, which no -model has", name)
 		}
 	}
@@ -145,7 +175,8 @@ func (c *config) check(rest []string) error {
 
 func readKeys(path string) (server.Keys, error) {
 	if path == "" {
-		return server.ReadKeys(strings.NewReader(strings.Join(strings.Fields(os.Getenv(keysVariable)), "\n")))
+		keys := strings.Fields(os.Getenv(keysVariable))
+		return server.ReadKeys(strings.NewReader(strings.Join(keys, "\n")))
 	}
 	file, err := os.Open(path)
 	if err != nil {

@@ -16,10 +16,11 @@ type limitedListener struct {
 
 func limitConnections(listener net.Listener, limit int) *limitedListener {
 	closed := make(chan struct{})
-	return &limitedListener{listener, make(chan struct{}, limit), closed, sync.OnceValue(func() error {
-		close(closed)
-		return listener.Close()
-	})}
+	return &limitedListener{listener, make(chan struct{}, limit), closed,
+		sync.OnceValue(func() error {
+			close(closed)
+			return listener.Close()
+		})}
 }
 
 func (l *limitedListener) Accept() (net.Conn, error) {

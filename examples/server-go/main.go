@@ -72,7 +72,8 @@ func run(config *config, log *slog.Logger) error {
 	if len(options.Keys) == 0 {
 		options.LocalHostsOnly = isLoopback(listener.Addr())
 		if !options.LocalHostsOnly {
-			log.Warn("the server has no API keys and is not limited to this machine; set -api-keys", "address", listener.Addr().String())
+			log.Warn("the server has no API keys and is not limited to this machine; set -api-keys",
+				"address", listener.Addr().String())
 		}
 	}
 	handler, err := server.New(models, options)
@@ -109,7 +110,8 @@ func run(config *config, log *slog.Logger) error {
 }
 
 // shutDown accepts no more connections, waits for those in progress, and ends the rest.
-func shutDown(httpServer *http.Server, models []*server.Model, config *config, log *slog.Logger) error {
+func shutDown(httpServer *http.Server, models []*server.Model, config *config,
+	log *slog.Logger) error {
 	grace, cancel := context.WithTimeout(context.Background(), config.grace)
 	defer cancel()
 	err := httpServer.Shutdown(grace)
@@ -128,7 +130,8 @@ func shutDown(httpServer *http.Server, models []*server.Model, config *config, l
 
 // openModels opens the engines. Their KV pools share one budget. It returns the models that are
 // open also with an error.
-func openModels(ctx context.Context, config *config, log *slog.Logger) (models []*server.Model, err error) {
+func openModels(ctx context.Context, config *config, log *slog.Logger) (
+	models []*server.Model, err error) {
 	options := config.engine
 	if options.MemoryFraction == 0 {
 		if options.Budget, err = pagedllm.NewBudget(config.kvBytes, 0); err != nil {
@@ -143,8 +146,10 @@ func openModels(ctx context.Context, config *config, log *slog.Logger) (models [
 			return models, err
 		}
 		info := engine.ModelInfo()
-		log.Info("loaded", "model", model.name, "architecture", info.Architecture, "max_model_len", info.MaxModelLen, "isa", info.ISA)
-		models = append(models, &server.Model{Name: model.name, Engine: engine, Format: config.formats[model.name]})
+		log.Info("loaded", "model", model.name, "architecture", info.Architecture, "max_model_len",
+			info.MaxModelLen, "isa", info.ISA)
+		models = append(models, &server.Model{Name: model.name, Engine: engine,
+			Format: config.formats[model.name]})
 	}
 	return models, nil
 }

@@ -85,10 +85,12 @@ func (l *log) waitFor(t *testing.T, pattern string) string {
 func TestASignalEndsTheServerAfterItsRequests(t *testing.T) {
 	for _, test := range []struct {
 		grace, length, ends string
-	}{{"60s", `"max_tokens": 100`, `"finish_reason":"length"`}, {"1ms", `"max_tokens": 1000, "n": 16`, `"error"`}} {
+	}{{"60s", `"max_tokens": 100`, `"finish_reason":"length"`},
+		{"1ms", `"max_tokens": 1000, "n": 16`, `"error"`}} {
 		url, ended := serving(t, "-drain 0s -grace "+test.grace)
 		response, err := http.Post(url+"/v1/completions", "application/json",
-			strings.NewReader(`{"prompt": "Count", "ignore_eos": true, "stream": true, `+test.length+`}`))
+			strings.NewReader(`{"prompt": "Count", "ignore_eos": true, "stream": true, `+
+				test.length+`}`))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -103,10 +105,12 @@ func TestASignalEndsTheServerAfterItsRequests(t *testing.T) {
 	}
 }
 
+const tinyFlags = "-model tiny=../model -address 127.0.0.1:0 -kv-bytes 16MiB -threads 1 "
+
 // serving starts the program and returns its address.
 func serving(t *testing.T, flags string) (url string, ended chan error) {
 	t.Helper()
-	config, err := parseFlags(strings.Fields("-model tiny=../model -address 127.0.0.1:0 -kv-bytes 16MiB -threads 1 " + flags))
+	config, err := parseFlags(strings.Fields(tinyFlags + flags))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +131,8 @@ func TestHealthFailsBeforeTheServerCloses(t *testing.T) {
 		response.Body.Close()
 		status = response.StatusCode
 	}
-	response, err := http.Post(url+"/v1/completions", "application/json", strings.NewReader(`{"prompt": "a"}`))
+	response, err := http.Post(url+"/v1/completions", "application/json",
+		strings.NewReader(`{"prompt": "a"}`))
 	if err != nil || response.StatusCode != 200 {
 		t.Error(response, err) // requests are still accepted
 	}
@@ -147,7 +152,8 @@ func TestFurtherConnectionsWait(t *testing.T) {
 	if _, err := first.Read(make([]byte, 4)); err != nil {
 		t.Fatal(err)
 	}
-	client := http.Client{Timeout: 300 * time.Millisecond, Transport: &http.Transport{DisableKeepAlives: true}}
+	client := http.Client{Timeout: 300 * time.Millisecond,
+		Transport: &http.Transport{DisableKeepAlives: true}}
 	if response, err := client.Get(url + "/health"); err == nil {
 		t.Error(response.Status)
 	}
@@ -163,7 +169,7 @@ func TestFurtherConnectionsWait(t *testing.T) {
 }
 
 func TestAnUnknownFormatEndsTheProgram(t *testing.T) {
-	config, err := parseFlags(strings.Fields("-model tiny=../model -address 127.0.0.1:0 -kv-bytes 16MiB -format klingon"))
+	config, err := parseFlags(strings.Fields(tinyFlags + "-format klingon"))
 	if err == nil {
 		err = run(config, slog.New(slog.NewTextHandler(io.Discard, nil)))
 	}

@@ -31,7 +31,8 @@ func (s *server) open() {
 // body returns a request for question i.
 func (s *server) body(i, tokens int, more map[string]any) []byte {
 	request := map[string]any{
-		"messages":       []any{map[string]string{"role": "user", "content": questions[i%len(questions)]}},
+		"messages": []any{map[string]string{"role": "user",
+			"content": questions[i%len(questions)]}},
 		"temperature":    0.8,
 		"seed":           i % len(questions),
 		"max_tokens":     tokens,
@@ -52,7 +53,8 @@ func (s *server) body(i, tokens int, more map[string]any) []byte {
 	return text
 }
 
-func (s *server) request(ctx context.Context, method, path string, body []byte) (*http.Response, error) {
+func (s *server) request(ctx context.Context, method, path string, body []byte) (
+	*http.Response, error) {
 	request, err := http.NewRequestWithContext(ctx, method, s.url+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
@@ -81,7 +83,8 @@ type chunk struct {
 
 // stream reads the answer to question i and returns its text and the number of its tokens.
 func (s *server) stream(i, tokens int) (text string, received int, err error) {
-	response, err := s.request(context.Background(), http.MethodPost, "/v1/chat/completions", s.body(i, tokens, nil))
+	response, err := s.request(context.Background(), http.MethodPost, "/v1/chat/completions",
+		s.body(i, tokens, nil))
 	if err != nil {
 		return "", 0, err
 	}
@@ -107,7 +110,8 @@ func (s *server) stream(i, tokens int) (text string, received int, err error) {
 		}
 	}
 	if received != tokens {
-		return "", 0, fmt.Errorf("stream %d has %d tokens, want %d (%v)", i, received, tokens, lines.Err())
+		return "", 0, fmt.Errorf("stream %d has %d tokens, want %d (%v)", i, received, tokens,
+			lines.Err())
 	}
 	return answer.String(), received, nil
 }
@@ -116,7 +120,8 @@ func (s *server) stream(i, tokens int) (text string, received int, err error) {
 func (s *server) vanish(i, tokens int) (received int, err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	response, err := s.request(ctx, http.MethodPost, "/v1/chat/completions", s.body(i, 20*tokens, nil))
+	response, err := s.request(ctx, http.MethodPost, "/v1/chat/completions",
+		s.body(i, 20*tokens, nil))
 	if err != nil {
 		return 0, err
 	}
@@ -139,8 +144,8 @@ func (s *server) dial() (net.Conn, error) {
 	return connection, err
 }
 
-// doNotRead asks for an answer that is larger than the buffers of the system, and reads nothing. The
-// server needs -max-logprobs 100.
+// doNotRead asks for an answer that is larger than the buffers of the system, and reads nothing.
+// The server needs -max-logprobs 100.
 func (s *server) doNotRead(finished <-chan struct{}) error {
 	connection, err := s.dial()
 	if err != nil {
@@ -149,8 +154,10 @@ func (s *server) doNotRead(finished <-chan struct{}) error {
 	defer connection.Close()
 	connection.(*net.TCPConn).SetReadBuffer(4096)
 	content := s.body(0, 900, map[string]any{"logprobs": true, "top_logprobs": 100})
-	_, err = fmt.Fprintf(connection, "POST /v1/chat/completions HTTP/1.1\r\nHost: load\r\nAuthorization: Bearer %s\r\n"+
-		"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", s.key, len(content), content)
+	_, err = fmt.Fprintf(connection, "POST /v1/chat/completions HTTP/1.1\r\n"+
+		"Host: load\r\nAuthorization: Bearer %s\r\n"+
+		"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", s.key, len(content),
+		content)
 	<-finished
 	return err
 }
@@ -166,8 +173,10 @@ func (s *server) sendGarbage(i int) error {
 	bytes := make([]byte, 1+rand.Intn(8000))
 	rand.Read(bytes)
 	if i%2 == 0 {
-		fmt.Fprintf(connection, "POST /v1/chat/completions HTTP/1.1\r\nHost: load\r\nAuthorization: Bearer %s\r\n"+
-			"Content-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n", s.key, len(bytes))
+		fmt.Fprintf(connection, "POST /v1/chat/completions HTTP/1.1\r\n"+
+			"Host: load\r\nAuthorization: Bearer %s\r\n"+
+			"Content-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n",
+			s.key, len(bytes))
 	}
 	connection.Write(bytes)
 	connection.(*net.TCPConn).CloseWrite()

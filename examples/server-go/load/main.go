@@ -2,7 +2,8 @@
 // and that send garbage, too. It checks that every text is that of a client alone, and that nothing
 // is left behind.
 //
-// usage: load -url URL [-key KEY] [-model NAME] [-process ID] [-streams N] [-vanishing N] [-slow N] [-garbage N]
+// usage: load -url URL [-key KEY] [-model NAME] [-process ID] [-streams N] [-vanishing N] [-slow N]
+// [-garbage N]
 package main
 
 import (
@@ -62,7 +63,8 @@ func (l *load) run() error {
 	if _, err := l.all(alone); err != nil {
 		return err
 	}
-	fmt.Printf("load: with %d clients that vanished, %d that did not read and %d that sent garbage: %.1f s, texts as alone\n",
+	fmt.Printf("load: with %d clients that vanished, %d that did not read and %d that sent "+
+		"garbage: %.1f s, texts as alone\n",
 		l.vanishing, l.slow, l.garbage, time.Since(begin).Seconds())
 	return l.server.waitForState(before)
 }
@@ -83,16 +85,21 @@ func (l *load) measure(alone []string) error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("load: %d streams of %d tokens: %.1f s, %.0f tokens/s, texts as alone\n", l.streams, l.tokens, wall, float64(received)/wall)
+	fmt.Printf("load: %d streams of %d tokens: %.1f s, %.0f tokens/s, texts as alone\n", l.streams,
+		l.tokens, wall, float64(received)/wall)
 	if l.process != 0 {
-		fmt.Printf("load: %.1f us of CPU time for each token, without the threads of the engine\n", (after-before).Seconds()*1e6/float64(received))
+		fmt.Printf("load: %.1f us of CPU time for each token, without the threads of the engine\n",
+			(after-before).Seconds()*1e6/float64(received))
 	}
 	return nil
 }
 
 // questions have answers of the wanted length, because end tokens are ignored.
-var questions = []string{"Tell me a story about a dog.", "What is 7 + 5?", "Count from 1.", "What is the capital of France?",
-	"Give JSON for Anna, 31, Paris.", "What comes after Monday?", "Hello!", "What sound does a cow make?"}
+var questions = []string{
+	"Tell me a story about a dog.", "What is 7 + 5?", "Count from 1.",
+	"What is the capital of France?", "Give JSON for Anna, 31, Paris.",
+	"What comes after Monday?", "Hello!", "What sound does a cow make?",
+}
 
 func (l *load) textsAlone() ([]string, error) {
 	texts := make([]string, len(questions))
@@ -150,7 +157,8 @@ func (l *load) all(alone []string) (received int, err error) {
 		received += tokens
 		mu.Unlock()
 		if err == nil && text != alone[i%len(alone)] {
-			err = fmt.Errorf("stream %d has another text than alone: %q, want %q", i, text, alone[i%len(alone)])
+			err = fmt.Errorf("stream %d has another text than alone: %q, want %q", i, text,
+				alone[i%len(alone)])
 		}
 		return err
 	})

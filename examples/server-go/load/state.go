@@ -28,8 +28,10 @@ func (s *server) state() (now state, err error) {
 		return now, err
 	}
 	sums := map[string]*float64{
-		"pagedllm_num_requests_running": &now.running, "pagedllm_num_requests_waiting": &now.waiting, "pagedllm_kv_cache_usage_perc": &now.blocks,
-		"go_goroutines": &now.goroutines, "process_open_fds": &now.descriptors,
+		"pagedllm_num_requests_running": &now.running,
+		"pagedllm_num_requests_waiting": &now.waiting,
+		"pagedllm_kv_cache_usage_perc":  &now.blocks,
+		"go_goroutines":                 &now.goroutines, "process_open_fds": &now.descriptors,
 	}
 	for _, line := range strings.Split(string(text), "\n") {
 		name, value, _ := strings.Cut(line, " ")
@@ -55,7 +57,9 @@ func (s *server) waitUntilIdle() error {
 
 // idleState waits until no request is left, and returns the state then.
 func (s *server) idleState() (state, error) {
-	return s.waitFor("requests are left", func(now state) bool { return now.running == 0 && now.waiting == 0 && now.blocks == 0 })
+	return s.waitFor("requests are left", func(now state) bool {
+		return now.running == 0 && now.waiting == 0 && now.blocks == 0
+	})
 }
 
 // waitForState waits until the server holds no more than before the load. A few goroutines and
@@ -63,10 +67,12 @@ func (s *server) idleState() (state, error) {
 func (s *server) waitForState(before state) error {
 	s.client.CloseIdleConnections()
 	after, err := s.waitFor("something is left behind", func(now state) bool {
-		return now.running == 0 && now.blocks == 0 && now.goroutines <= before.goroutines+4 && now.descriptors <= before.descriptors+4
+		return now.running == 0 && now.blocks == 0 && now.goroutines <= before.goroutines+4 &&
+			now.descriptors <= before.descriptors+4
 	})
 	if err == nil {
-		fmt.Printf("load: nothing is left behind: %.0f goroutines (%.0f before), %.0f descriptors (%.0f before)\n",
+		fmt.Printf("load: nothing is left behind: %.0f goroutines (%.0f before), %.0f descriptors "+
+			"(%.0f before)\n",
 			after.goroutines, before.goroutines, after.descriptors, before.descriptors)
 	}
 	return err

@@ -31,7 +31,8 @@ func (s *Server) model(ctx context.Context, name string) (*Model, error) {
 			return model, nil
 		}
 	}
-	e := refusal(http.StatusNotFound, fmt.Sprintf("there is no model %q; /v1/models lists the models", name))
+	e := refusal(http.StatusNotFound, fmt.Sprintf("there is no model %q; /v1/models lists the "+
+		"models", name))
 	e.code, e.param = "model_not_found", "model"
 	return nil, e
 }
@@ -42,12 +43,16 @@ func (s *Server) limit(request *pagedllm.Request, prompts int) (results int, err
 	results = max(request.N, 1)
 	sequences := sequencesOf(request)
 	if sequences > s.options.MaxResults/prompts {
-		return 0, badRequest("n", fmt.Sprintf("%d prompts have %d sequences each (limit %d in all); ask for fewer", prompts, sequences, s.options.MaxResults))
+		return 0, badRequest("n", fmt.Sprintf("%d prompts have %d sequences each (limit %d in "+
+			"all); ask for fewer", prompts, sequences, s.options.MaxResults))
 	}
-	if top := max(request.Sampling.TopLogProbs, request.Sampling.PromptTopLogProbs); top > s.options.MaxLogprobs {
-		return 0, badRequest("logprobs", fmt.Sprintf("the request asks for %d log probabilities of each token (limit %d); ask for fewer", top, s.options.MaxLogprobs))
+	top := max(request.Sampling.TopLogProbs, request.Sampling.PromptTopLogProbs)
+	if top > s.options.MaxLogprobs {
+		return 0, badRequest("logprobs", fmt.Sprintf("the request asks for %d log probabilities "+
+			"of each token (limit %d); ask for fewer", top, s.options.MaxLogprobs))
 	}
-	if limit := s.options.MaxTime; limit > 0 && (request.Deadline == 0 || request.Deadline > limit) {
+	if limit := s.options.MaxTime; limit > 0 &&
+		(request.Deadline == 0 || request.Deadline > limit) {
 		request.Deadline = limit
 	}
 	return results, nil
@@ -82,7 +87,8 @@ type outputQueue interface {
 
 // start adds one request for each prompt. If one is refused, none runs. Close the generation; this
 // aborts the requests that have not ended.
-func (s *Server) start(ctx context.Context, model *Model, request pagedllm.Request, prompts []prompt, stream bool) (*generation, error) {
+func (s *Server) start(ctx context.Context, model *Model, request pagedllm.Request,
+	prompts []prompt, stream bool) (*generation, error) {
 	results, err := s.limit(&request, len(prompts))
 	if err != nil {
 		return nil, err
@@ -90,7 +96,8 @@ func (s *Server) start(ctx context.Context, model *Model, request pagedllm.Reque
 	if !stream {
 		request.Sampling.OutputKind = pagedllm.OutputFinal
 	}
-	if err := s.compute(ctx, func() error { return model.tokenize(ctx, prompts, !request.RawPrompt) }); err != nil {
+	err = s.compute(ctx, func() error { return model.tokenize(ctx, prompts, !request.RawPrompt) })
+	if err != nil {
 		return nil, err
 	}
 	if err := model.limitLogprobs(&request, prompts, stream); err != nil {
@@ -107,7 +114,8 @@ func (s *Server) start(ctx context.Context, model *Model, request pagedllm.Reque
 			return nil, err
 		}
 	}
-	g := &generation{model: model, queue: queue, record: recordOf(ctx), results: results, open: len(prompts) * results}
+	g := &generation{model: model, queue: queue, record: recordOf(ctx), results: results,
+		open: len(prompts) * results}
 	for _, prompt := range prompts {
 		g.promptTokens += len(prompt.tokens)
 	}
@@ -132,7 +140,8 @@ func (m *Model) tokenize(ctx context.Context, prompts []prompt, addSpecial bool)
 
 func (g *generation) close() { g.queue.Close() }
 
-// noQueue converts an error of NewQueue. The process has a descriptor again when a request has ended.
+// noQueue converts an error of NewQueue. The process has a descriptor again when a request has
+// ended.
 func noQueue(err error) error {
 	if errors.Is(err, pagedllm.ErrCapacity) {
 		return tryLater(http.StatusServiceUnavailable, toAPIError(err).message)
@@ -147,7 +156,8 @@ func (s *Server) add(queue *pagedllm.Queue, request pagedllm.Request) error {
 		if err != nil {
 			return err
 		}
-		if !forecast.Admits || forecast.FirstToken != nil && *forecast.FirstToken > s.options.MaxWait {
+		if !forecast.Admits ||
+			forecast.FirstToken != nil && *forecast.FirstToken > s.options.MaxWait {
 			return tooBusy(&forecast)
 		}
 	}
@@ -165,7 +175,8 @@ func (s *Server) add(queue *pagedllm.Queue, request pagedllm.Request) error {
 
 func tooBusy(forecast *pagedllm.Admission) error {
 	e := tryLater(http.StatusTooManyRequests,
-		fmt.Sprintf("%d requests with %d tokens are waiting; try again later", forecast.WaitingRequests, forecast.WaitingTokens))
+		fmt.Sprintf("%d requests with %d tokens are waiting; try again later",
+			forecast.WaitingRequests, forecast.WaitingTokens))
 	if forecast.FirstToken != nil {
 		e.retryAfter = max(e.retryAfter, *forecast.FirstToken)
 	}
@@ -198,7 +209,8 @@ func (g *generation) count(output *pagedllm.Output) {
 		usage.addCached(min(output.CachedTokens, output.PromptTokens))
 	}
 	usage.TotalTokens = usage.PromptTokens + usage.CompletionTokens
-	if first := output.Timing.FirstToken; first > 0 && (g.record.firstToken == 0 || first < g.record.firstToken) {
+	if first := output.Timing.FirstToken; first > 0 &&
+		(g.record.firstToken == 0 || first < g.record.firstToken) {
 		g.record.firstToken = first
 	}
 }
@@ -218,7 +230,8 @@ func (g *generation) all(ctx context.Context) ([]pagedllm.Output, error) {
 			return nil, err
 		}
 		for _, output := range outputs {
-			if choice := g.choice(&output); output.FinishReason != pagedllm.FinishNone && choice < len(all) {
+			choice := g.choice(&output)
+			if output.FinishReason != pagedllm.FinishNone && choice < len(all) {
 				all[choice] = output
 			}
 		}
@@ -228,13 +241,15 @@ func (g *generation) all(ctx context.Context) ([]pagedllm.Output, error) {
 		return output.FinishReason == pagedllm.FinishDeadline && output.GeneratedTokens == 0
 	}
 	if !slices.ContainsFunc(all, func(output pagedllm.Output) bool { return !late(output) }) {
-		return nil, refusal(http.StatusGatewayTimeout, "no token was generated before the deadline; try again later")
+		return nil, refusal(http.StatusGatewayTimeout,
+			"no token was generated before the deadline; try again later")
 	}
 	return all, nil
 }
 
 // each passes every output to send and flushes the stream after each batch.
-func (g *generation) each(ctx context.Context, s *Server, stream *eventStream, send func(*pagedllm.Output) error) error {
+func (g *generation) each(ctx context.Context, s *Server, stream *eventStream,
+	send func(*pagedllm.Output) error) error {
 	idle := newIdleContext(ctx, s.options.KeepAlive)
 	defer func() { idle.stop() }()
 	for g.open > 0 {
@@ -287,8 +302,9 @@ type usage struct {
 }
 
 type promptDetails struct {
-	CachedTokens     int `json:"cached_tokens"`
-	CacheWriteTokens int `json:"cache_write_tokens"` // always 0: writing to the prefix cache costs nothing
+	CachedTokens int `json:"cached_tokens"`
+	// CacheWriteTokens is always 0: writing to the prefix cache costs nothing.
+	CacheWriteTokens int `json:"cache_write_tokens"`
 }
 
 func (u *usage) addCached(tokens int) { u.PromptDetails.CachedTokens += tokens }

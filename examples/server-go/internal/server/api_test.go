@@ -20,14 +20,16 @@ const (
 
 func TestStreamedCompletionsEqualCompleteOnes(t *testing.T) {
 	server := start(t, limits(), open(t, pagedllm.Options{}))
-	for _, extra := range []string{``, `, "max_tokens": 40, "ignore_eos": true`, `, "echo": true`, `, "stop": ["ari"]`, `, "n": 2, "seed": 5, "temperature": 1`,
+	for _, extra := range []string{``, `, "max_tokens": 40, "ignore_eos": true`, `, "echo": true`,
+		`, "stop": ["ari"]`, `, "n": 2, "seed": 5, "temperature": 1`,
 		`, "echo": true, "max_tokens": 0`, `, "best_of": 3, "temperature": 0.9, "seed": 1`} {
 		body := `{` + strings.Replace(france, `, "temperature": 0`, "", 1) + extra
 		if !strings.Contains(extra, "temperature") {
 			body += `, "temperature": 0`
 		}
 		whole := ask(t, server, "/v1/completions", body+`}`, 200)
-		events := stream(t, server, "/v1/completions", body+`, "stream": true, "stream_options": {"include_usage": true}}`)
+		events := stream(t, server, "/v1/completions", body+
+			`, "stream": true, "stream_options": {"include_usage": true}}`)
 		choices := at(t, whole, "choices").([]any)
 		for i, choice := range choices {
 			var text, reason string
@@ -39,7 +41,8 @@ func TestStreamedCompletionsEqualCompleteOnes(t *testing.T) {
 					}
 				}
 			}
-			if want := at(t, choice, "text"); text != want || reason != at(t, choice, "finish_reason") {
+			if want := at(t, choice, "text"); text != want ||
+				reason != at(t, choice, "finish_reason") {
 				t.Errorf("%s: %q, %q, want %v", extra, text, reason, choice)
 			}
 		}
@@ -61,9 +64,11 @@ func TestCompletionsTakePromptsInEveryForm(t *testing.T) {
 	if !strings.HasPrefix(want.(string), " Paris.") {
 		t.Fatalf("%q", want)
 	}
-	tokens := at(t, ask(t, server, "/tokenize", `{"prompt": "The capital of France is"}`, 200), "tokens")
+	tokens := at(t, ask(t, server, "/tokenize", `{"prompt": "The capital of France is"}`, 200),
+		"tokens")
 	ids := strings.ReplaceAll(fmt.Sprint(tokens), " ", ", ")
-	for _, prompt := range []string{`["The capital of France is"]`, ids, `[` + ids + `, ` + ids + `]`} {
+	for _, prompt := range []string{`["The capital of France is"]`, ids, `[` + ids + `, ` + ids +
+		`]`} {
 		answer := ask(t, server, "/v1/completions", `{"prompt": `+prompt+`, "temperature": 0}`, 200)
 		for i, choice := range at(t, answer, "choices").([]any) {
 			if at(t, choice, "text") != want || at(t, choice, "index") != float64(i) {
@@ -71,7 +76,8 @@ func TestCompletionsTakePromptsInEveryForm(t *testing.T) {
 			}
 		}
 	}
-	text := at(t, ask(t, server, "/detokenize", `{"tokens": `+ids+`, "skip_special_tokens": true}`, 200), "prompt")
+	text := at(t, ask(t, server, "/detokenize", `{"tokens": `+ids+`, "skip_special_tokens": true}`,
+		200), "prompt")
 	if text != "The capital of France is" {
 		t.Errorf("%q", text)
 	}
@@ -79,7 +85,8 @@ func TestCompletionsTakePromptsInEveryForm(t *testing.T) {
 
 func TestCompletionsReportLogProbabilities(t *testing.T) {
 	server := start(t, limits(), open(t, pagedllm.Options{}))
-	answer := ask(t, server, "/v1/completions", `{`+france+`, "logprobs": 2, "echo": true, "prompt_logprobs": 1}`, 200)
+	answer := ask(t, server, "/v1/completions", `{`+france+
+		`, "logprobs": 2, "echo": true, "prompt_logprobs": 1}`, 200)
 	columns := at(t, answer, "choices", 0, "logprobs")
 	tokens := at(t, columns, "tokens").([]any)
 	for _, name := range []string{"token_logprobs", "top_logprobs", "text_offset"} {
@@ -87,19 +94,23 @@ func TestCompletionsReportLogProbabilities(t *testing.T) {
 			t.Errorf("%s has %d entries, want %d", name, len(column), len(tokens))
 		}
 	}
-	if at(t, columns, "token_logprobs", 0) != nil || at(t, columns, "token_logprobs", 1).(float64) >= 0 {
+	if at(t, columns, "token_logprobs", 0) != nil ||
+		at(t, columns, "token_logprobs", 1).(float64) >= 0 {
 		t.Errorf("%v", columns)
 	}
 	scores := at(t, answer, "choices", 0, "prompt_logprobs").([]any)
-	if len(scores) != 8 || scores[0] != nil || at(t, scores[1], "logprob") != at(t, columns, "token_logprobs", 1) {
+	if len(scores) != 8 || scores[0] != nil ||
+		at(t, scores[1], "logprob") != at(t, columns, "token_logprobs", 1) {
 		t.Errorf("%v", scores)
 	}
 }
 
 func TestBeamSearchReturnsTheBestBeamsFirst(t *testing.T) {
 	server := start(t, limits(), open(t, pagedllm.Options{}))
-	answer := ask(t, server, "/v1/completions", `{"prompt": "The capital of", "beam": {"width": 3}, "n": 3}`, 200)
-	first, last := at(t, answer, "choices", 0, "score").(float64), at(t, answer, "choices", 2, "score").(float64)
+	answer := ask(t, server, "/v1/completions",
+		`{"prompt": "The capital of", "beam": {"width": 3}, "n": 3}`, 200)
+	first, last := at(t, answer, "choices", 0, "score").(float64),
+		at(t, answer, "choices", 2, "score").(float64)
 	if first < last || at(t, answer, "choices", 0, "text") == at(t, answer, "choices", 1, "text") {
 		t.Errorf("%v", answer)
 	}
@@ -109,11 +120,13 @@ func TestChatsAnswerWithLogProbabilitiesOfBytes(t *testing.T) {
 	server := start(t, limits(), open(t, pagedllm.Options{}))
 	body := `{` + sum + `, "logprobs": true, "top_logprobs": 2`
 	whole := ask(t, server, "/v1/chat/completions", body+`}`, 200)
-	if at(t, whole, "choices", 0, "message", "content") != "12" || at(t, whole, "choices", 0, "finish_reason") != "stop" {
+	if at(t, whole, "choices", 0, "message", "content") != "12" ||
+		at(t, whole, "choices", 0, "finish_reason") != "stop" {
 		t.Errorf("%v", whole)
 	}
 	rows := at(t, whole, "choices", 0, "logprobs", "content").([]any)
-	if len(rows) != 2 || !reflect.DeepEqual(at(t, rows[0], "bytes"), []any{49.0, 50.0}) || len(at(t, rows[0], "top_logprobs").([]any)) != 2 {
+	if len(rows) != 2 || !reflect.DeepEqual(at(t, rows[0], "bytes"), []any{49.0, 50.0}) ||
+		len(at(t, rows[0], "top_logprobs").([]any)) != 2 {
 		t.Errorf("%v", rows)
 	}
 	events := stream(t, server, "/v1/chat/completions", body+`, "stream": true}`)
@@ -123,7 +136,8 @@ func TestChatsAnswerWithLogProbabilitiesOfBytes(t *testing.T) {
 			streamed = append(streamed, at(t, logprobs, "content").([]any)...)
 		}
 	}
-	if !reflect.DeepEqual(streamed, rows) || joined(events, "choices", 0, "delta", "content") != "12" {
+	if !reflect.DeepEqual(streamed, rows) ||
+		joined(events, "choices", 0, "delta", "content") != "12" {
 		t.Errorf("%v", events)
 	}
 }
@@ -134,7 +148,8 @@ func TestChatsTakeDeveloperMessagesAndParts(t *testing.T) {
 		return at(t, ask(t, server, "/tokenize", `{"messages": `+messages+`}`, 200), "tokens")
 	}
 	plain := render(`[{"role": "system", "content": "a\nb"}, {"role": "user", "content": "c"}]`)
-	parts := render(`[{"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, {"role": "user", "content": "c"}]`)
+	parts := render(`[{"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": ` +
+		`"text", "text": "b"}]}, {"role": "user", "content": "c"}]`)
 	if !reflect.DeepEqual(plain, parts) {
 		t.Errorf("%v, want %v", parts, plain)
 	}
@@ -142,18 +157,24 @@ func TestChatsTakeDeveloperMessagesAndParts(t *testing.T) {
 
 func TestResponseFormatsConstrainTheAnswer(t *testing.T) {
 	server := start(t, limits(), open(t, pagedllm.Options{}))
-	schema := `{"type": "object", "properties": {"name": {"enum": ["Anna"]}, "age": {"type": "integer", "maximum": 99}}, "required": ["name", "age"], "additionalProperties": false}`
-	question := `"messages": [{"role": "user", "content": "Give JSON for Anna, 31, Paris."}], "temperature": 0`
+	schema := `{"type": "object", "properties": {"name": {"enum": ["Anna"]}, "age": {"type": ` +
+		`"integer", "maximum": 99}}, "required": ["name", "age"], "additionalProperties": false}`
+	question := `"messages": [{"role": "user", "content": "Give JSON for Anna, 31, Paris."}], ` +
+		`"temperature": 0`
 	for path, format := range map[string]string{
-		"/v1/chat/completions": `"response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": ` + schema + `}}`,
-		"/v1/responses":        `"text": {"format": {"type": "json_schema", "name": "person", "schema": ` + schema + `}}`,
+		"/v1/chat/completions": `"response_format": {"type": "json_schema", "json_schema": ` +
+			`{"name": "person", "schema": ` + schema + `}}`,
+		"/v1/responses": `"text": {"format": {"type": "json_schema", "name": "person", ` +
+			`"schema": ` + schema + `}}`,
 	} {
 		body, content := question, []any{"choices", 0, "message", "content"}
 		if path == "/v1/responses" {
-			body, content = strings.Replace(question, "messages", "input", 1), []any{"output", 0, "content", 0, "text"}
+			body, content = strings.Replace(question, "messages", "input", 1),
+				[]any{"output", 0, "content", 0, "text"}
 		}
 		text := at(t, ask(t, server, path, `{`+body+`, `+format+`}`, 200), content...).(string)
-		if compact := strings.Join(strings.Fields(text), ""); !strings.HasPrefix(compact, `{"name":"Anna","age":`) || !strings.HasSuffix(compact, "}") {
+		if compact := strings.Join(strings.Fields(text), ""); !strings.HasPrefix(compact,
+			`{"name":"Anna","age":`) || !strings.HasSuffix(compact, "}") {
 			t.Errorf("%s: %q", path, text)
 		}
 	}
@@ -166,21 +187,27 @@ func TestTheGGUFModelAnswersAChat(t *testing.T) {
 	smol := open(t, pagedllm.Options{ModelPath: gguf, MaxModelLen: 512})
 	smol.Name, smol.Format = "smol", ""
 	server := start(t, limits(), open(t, pagedllm.Options{}), smol)
-	body := `{"model": "smol", "messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0, "max_tokens": 24`
-	whole := at(t, ask(t, server, "/v1/chat/completions", body+`}`, 200), "choices", 0, "message", "content").(string)
-	prompt, err := smol.Engine.RenderChat([]pagedllm.Message{{Role: "user", Content: "What is the capital of France?"}})
+	body := `{"model": "smol", "messages": [{"role": "user", "content": "What is the capital of ` +
+		`France?"}], "temperature": 0, "max_tokens": 24`
+	whole := at(t, ask(t, server, "/v1/chat/completions", body+`}`, 200), "choices", 0, "message",
+		"content").(string)
+	prompt, err := smol.Engine.RenderChat([]pagedllm.Message{{Role: "user",
+		Content: "What is the capital of France?"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	alone, err := smol.Engine.Generate(context.Background(), pagedllm.Request{Prompt: prompt, RawPrompt: true,
-		Sampling: pagedllm.Sampling{Temperature: pagedllm.Ptr(0.0), MaxTokens: 24}})
+	alone, err := smol.Engine.Generate(context.Background(),
+		pagedllm.Request{Prompt: prompt, RawPrompt: true,
+			Sampling: pagedllm.Sampling{Temperature: pagedllm.Ptr(0.0), MaxTokens: 24}})
 	if err != nil || whole == "" || whole != alone.Text {
 		t.Errorf("%q, want %q, %v", whole, alone.Text, err)
 	}
-	if text := joined(stream(t, server, "/v1/chat/completions", body+`, "stream": true}`), "choices", 0, "delta", "content"); text != whole {
+	if text := joined(stream(t, server, "/v1/chat/completions", body+`, "stream": true}`),
+		"choices", 0, "delta", "content"); text != whole {
 		t.Errorf("%q, want %q", text, whole)
 	}
-	if message := at(t, ask(t, server, "/v1/chat/completions", `{"messages": []}`, 404), "error", "code"); message != "model_not_found" {
+	if message := at(t, ask(t, server, "/v1/chat/completions", `{"messages": []}`, 404), "error",
+		"code"); message != "model_not_found" {
 		t.Errorf("%v", message) // there are two models
 	}
 }
@@ -213,7 +240,8 @@ func TestMetricsOfSeveralModelsAreOneText(t *testing.T) {
 	server := start(t, limits(), first, second)
 	ask(t, server, "/v1/completions", `{"model": "other", `+france+`}`, 200)
 	response, text := get(t, server.URL+"/metrics")
-	if kind := response.Header.Get("Content-Type"); !strings.HasPrefix(kind, "application/openmetrics-text; version=1.0.0") {
+	if kind := response.Header.Get("Content-Type"); !strings.HasPrefix(kind,
+		"application/openmetrics-text; version=1.0.0") {
 		t.Error(kind)
 	}
 	if strings.Count(text, "# EOF\n") != 1 || !strings.HasSuffix(text, "# EOF\n") {
@@ -228,7 +256,8 @@ func TestMetricsOfSeveralModelsAreOneText(t *testing.T) {
 			types[name] = true
 		}
 	}
-	for _, sample := range []string{`pagedllm_generation_tokens_total{model_name="tiny"} 0`, `pagedllm_http_requests_total{path="/v1/completions",status="200"} 1`} {
+	for _, sample := range []string{`pagedllm_generation_tokens_total{model_name="tiny"} 0`,
+		`pagedllm_http_requests_total{path="/v1/completions",status="200"} 1`} {
 		if !strings.Contains(text, sample+"\n") {
 			t.Errorf("%s is missing", sample)
 		}
@@ -239,7 +268,8 @@ func TestTheListOfModelsAndTheHealthAreReported(t *testing.T) {
 	model := open(t, pagedllm.Options{})
 	handler := newServer(t, limits(), model)
 	server := start(t, limits(), model)
-	if response, body := get(t, server.URL+"/v1/models/tiny"); response.StatusCode != 200 || !strings.Contains(body, `"max_model_len":1024`) {
+	if response, body := get(t, server.URL+"/v1/models/tiny"); response.StatusCode != 200 ||
+		!strings.Contains(body, `"max_model_len":1024`) {
 		t.Errorf("%s", body)
 	}
 	if response, _ := get(t, server.URL+"/v1/models/none"); response.StatusCode != 404 {
@@ -257,7 +287,8 @@ func TestTheListOfModelsAndTheHealthAreReported(t *testing.T) {
 	if response, _ := get(t, server.URL+"/health"); response.StatusCode != 503 {
 		t.Error(response.Status)
 	}
-	if code := at(t, ask(t, server, "/v1/completions", `{`+france+`}`, 503), "error", "type"); code != "server_error" {
+	if code := at(t, ask(t, server, "/v1/completions", `{`+france+`}`, 503), "error",
+		"type"); code != "server_error" {
 		t.Error(code)
 	}
 }
@@ -277,7 +308,8 @@ func TestTheTraceOfTheClientIsContinued(t *testing.T) {
 	} {
 		response, _ := get(t, server.URL+"/health", "traceparent", header)
 		answer := response.Header.Get("traceresponse")
-		if strings.HasPrefix(answer, "00-"+trace+"-") != continued || len(answer) != 55 || strings.Contains(answer, "b7ad6b7169203331") {
+		if strings.HasPrefix(answer, "00-"+trace+"-") != continued || len(answer) != 55 ||
+			strings.Contains(answer, "b7ad6b7169203331") {
 			t.Errorf("%q: %q", header, answer)
 		}
 		if !strings.HasSuffix(answer, "-01") { // other flags are not passed on

@@ -47,10 +47,12 @@ func (s *Server) authorized(answer endpoint) endpoint {
 			key = strings.TrimSpace(token)
 		}
 		if key == "" {
-			return unauthorized("missing_api_key", "the request has no API key; send it as bearer token or in x-api-key")
+			return unauthorized("missing_api_key",
+				"the request has no API key; send it as bearer token or in x-api-key")
 		}
 		if !s.options.Keys.has(key) {
-			return unauthorized("invalid_api_key", "the API key is not valid; send one of the keys of the server")
+			return unauthorized("invalid_api_key",
+				"the API key is not valid; send one of the keys of the server")
 		}
 		return answer(w, r)
 	}

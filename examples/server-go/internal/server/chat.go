@@ -89,11 +89,13 @@ func textOf(data []byte, param string, types ...string) (string, error) {
 	}
 	var parts []textPart
 	if err := json.Unmarshal(data, &parts); err != nil {
-		return "", badRequest(param, "a content is neither a string nor an array of parts; send one of them")
+		return "", badRequest(param, "a content is neither a string nor an array of parts; send "+
+			"one of them")
 	}
 	for _, part := range parts { // other types have other members
 		if !slices.Contains(types, part.Type) {
-			return "", unsupported(param, fmt.Sprintf("a part of a content has the type %q; send %s", part.Type, strings.Join(types, " or ")))
+			return "", unsupported(param, fmt.Sprintf("a part of a content has the type %q; send "+
+				"%s", part.Type, strings.Join(types, " or ")))
 		}
 	}
 	parts = nil
@@ -118,7 +120,9 @@ func (c *chatPrompt) turn() (*turn, error) {
 		case "developer":
 			m.Role = "system"
 		default:
-			return nil, badRequest(fmt.Sprintf("messages[%d].role", i), fmt.Sprintf("messages[%d].role is %q; must be system, developer, user, assistant or tool", i, m.Role))
+			return nil, badRequest(fmt.Sprintf("messages[%d].role", i),
+				fmt.Sprintf("messages[%d].role is %q; must be system, developer, user, assistant "+
+					"or tool", i, m.Role))
 		}
 		next := message{Role: m.Role, Content: nonEmpty(string(m.Content), m.Refusal), Name: m.Name,
 			ReasoningContent: m.ReasoningContent, ToolCallID: m.ToolCallID}
@@ -156,7 +160,8 @@ func (c *chatRequest) turn() (*turn, error) {
 	}
 	if c.MaxCompletionTokens != nil {
 		if c.MaxTokens != nil && *c.MaxTokens != *c.MaxCompletionTokens {
-			check.fail("max_tokens", "max_tokens and max_completion_tokens differ; send max_completion_tokens")
+			check.fail("max_tokens", "max_tokens and max_completion_tokens differ; send "+
+				"max_completion_tokens")
 		}
 		check.atLeast("max_completion_tokens", c.MaxCompletionTokens, 0)
 		c.MaxTokens = c.MaxCompletionTokens
@@ -226,7 +231,8 @@ func (s *Server) chat(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer c.close()
-	answer := chatCompletion{ID: newID("chatcmpl-"), Object: "chat.completion", Created: now(), Model: c.model.Name}
+	answer := chatCompletion{ID: newID("chatcmpl-"), Object: "chat.completion", Created: now(),
+		Model: c.model.Name}
 	if body.Stream {
 		answer.Object = "chat.completion.chunk"
 		s.streamChat(w, r, c, &body, answer)
@@ -255,7 +261,8 @@ func (p *parts) chatAnswer() *chatAnswer {
 	for _, part := range p.all {
 		if part.kind == callPart {
 			answer.ToolCalls = append(answer.ToolCalls, answerCall{ID: part.id, Type: "function",
-				Function: pagedllm.ToolFunctionCall{Name: part.name, Arguments: part.text.String()}})
+				Function: pagedllm.ToolFunctionCall{Name: part.name,
+					Arguments: part.text.String()}})
 		}
 	}
 	if content := p.text(contentPart); content != "" || answer.ToolCalls == nil {
@@ -265,12 +272,14 @@ func (p *parts) chatAnswer() *chatAnswer {
 }
 
 // choice returns the end and the log probabilities of an output.
-func (c *chatRequest) choice(ctx context.Context, conversation *conversation, output *pagedllm.Output, hasCalls bool) (choice chatChoice, err error) {
+func (c *chatRequest) choice(ctx context.Context, conversation *conversation,
+	output *pagedllm.Output, hasCalls bool) (choice chatChoice, err error) {
 	reason, stop := finishReason(output)
 	if reason == "stop" && hasCalls {
 		reason = "tool_calls"
 	}
-	choice = chatChoice{Index: conversation.choice(output), FinishReason: orNull(reason), StopReason: stop}
+	choice = chatChoice{Index: conversation.choice(output), FinishReason: orNull(reason),
+		StopReason: stop}
 	if c.Logprobs {
 		rows, err := conversation.model.chatLogprobs(ctx, output)
 		if err != nil {
@@ -284,7 +293,8 @@ func (c *chatRequest) choice(ctx context.Context, conversation *conversation, ou
 	return choice, err
 }
 
-func (s *Server) streamChat(w http.ResponseWriter, r *http.Request, c *conversation, body *chatRequest, event chatCompletion) {
+func (s *Server) streamChat(w http.ResponseWriter, r *http.Request, c *conversation,
+	body *chatRequest, event chatCompletion) {
 	stream := newEventStream(w)
 	event.Choices = make([]chatChoice, 1)
 	hasCalls := make([]bool, c.open)
@@ -311,7 +321,8 @@ func (s *Server) streamChat(w http.ResponseWriter, r *http.Request, c *conversat
 
 // sendDeltas sends one event for each delta of an output. The last one also has the log
 // probabilities and, at the end of a choice, the reason.
-func (c *chatRequest) sendDeltas(ctx context.Context, stream *eventStream, event *chatCompletion, conversation *conversation, output *pagedllm.Output, hasCalls []bool) error {
+func (c *chatRequest) sendDeltas(ctx context.Context, stream *eventStream, event *chatCompletion,
+	conversation *conversation, output *pagedllm.Output, hasCalls []bool) error {
 	deltas, err := conversation.deltas(output)
 	if err != nil {
 		return err

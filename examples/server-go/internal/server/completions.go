@@ -52,7 +52,8 @@ func (p *prompts) UnmarshalJSON(data []byte) error {
 			*p = append(*p, prompt{tokens: tokens})
 		}
 	default:
-		return badRequest("prompt", "prompt is neither a string nor token ids; send one of them, or an array of one kind")
+		return badRequest("prompt", "prompt is neither a string nor token ids; send one of them, "+
+			"or an array of one kind")
 	}
 	return nil
 }
@@ -78,7 +79,8 @@ type completionChoice struct {
 
 // choiceExtensions are what the library reports and OpenAI lacks.
 type choiceExtensions struct {
-	Score          *float64         `json:"score,omitempty"` // of a beam, or of the best of several samples
+	// Score is that of a beam, or of the best of several samples.
+	Score          *float64         `json:"score,omitempty"`
 	TokenIDs       []uint32         `json:"token_ids,omitempty"`
 	PromptLogprobs []*promptLogprob `json:"prompt_logprobs,omitempty"`
 }
@@ -98,7 +100,8 @@ func (s *Server) completions(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer g.close()
-	answer := completion{ID: newID("cmpl-"), Object: "text_completion", Created: now(), Model: model.Name}
+	answer := completion{ID: newID("cmpl-"), Object: "text_completion", Created: now(),
+		Model: model.Name}
 	if body.Stream {
 		return s.streamCompletion(w, r, g, &body, answer)
 	}
@@ -124,11 +127,13 @@ func (c *completionRequest) request() (pagedllm.Request, error) {
 		return pagedllm.Request{}, unsupported("suffix", "suffix is not supported; remove it")
 	}
 	if len(c.Prompt) == 0 {
-		return pagedllm.Request{}, badRequest("prompt", "the request has no prompt; send a string or token ids")
+		return pagedllm.Request{}, badRequest("prompt",
+			"the request has no prompt; send a string or token ids")
 	}
 	for i, prompt := range c.Prompt {
 		if prompt.text == "" && len(prompt.tokens) == 0 {
-			return pagedllm.Request{}, badRequest("prompt", fmt.Sprintf("prompt %d is empty; send at least one token", i))
+			return pagedllm.Request{}, badRequest("prompt",
+				fmt.Sprintf("prompt %d is empty; send at least one token", i))
 		}
 	}
 	if c.MaxTokens == nil {
@@ -145,12 +150,15 @@ func (c *completionRequest) request() (pagedllm.Request, error) {
 }
 
 // choice returns what an output adds to its choice. position is the end of the choice so far.
-func (c *completionRequest) choice(ctx context.Context, g *generation, output *pagedllm.Output, position *textPosition) (completionChoice, error) {
+func (c *completionRequest) choice(ctx context.Context, g *generation, output *pagedllm.Output,
+	position *textPosition) (completionChoice, error) {
 	reason, stop := finishReason(output)
-	choice := completionChoice{Index: g.choice(output), Text: output.Text, FinishReason: orNull(reason), StopReason: stop}
+	choice := completionChoice{Index: g.choice(output), Text: output.Text,
+		FinishReason: orNull(reason), StopReason: stop}
 	var err error
 	if c.Logprobs != nil {
-		if choice.Logprobs, err = g.model.completionLogprobs(ctx, output, *c.Logprobs, position); err != nil {
+		if choice.Logprobs, err = g.model.completionLogprobs(ctx, output, *c.Logprobs,
+			position); err != nil {
 			return choice, err
 		}
 	}
@@ -158,17 +166,20 @@ func (c *completionRequest) choice(ctx context.Context, g *generation, output *p
 	return choice, err
 }
 
-func (s *Server) streamCompletion(w http.ResponseWriter, r *http.Request, g *generation, body *completionRequest, event completion) error {
+func (s *Server) streamCompletion(w http.ResponseWriter, r *http.Request, g *generation,
+	body *completionRequest, event completion) error {
 	stream := newEventStream(w)
 	event.Choices = make([]completionChoice, 1)
 	positions := make([]textPosition, g.open)
 	err := g.each(r.Context(), s, stream, func(output *pagedllm.Output) error {
 		var err error
-		if event.Choices[0], err = body.choice(r.Context(), g, output, &positions[g.choice(output)]); err != nil {
+		if event.Choices[0], err = body.choice(r.Context(), g, output,
+			&positions[g.choice(output)]); err != nil {
 			return err
 		}
 		// A token can be a part of a character, which comes with a later token.
-		if output.Text != "" || output.FinishReason != pagedllm.FinishNone || body.Logprobs != nil || body.ReturnTokenIDs {
+		if output.Text != "" || output.FinishReason != pagedllm.FinishNone ||
+			body.Logprobs != nil || body.ReturnTokenIDs {
 			stream.add("", event)
 		}
 		return nil

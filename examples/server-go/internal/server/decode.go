@@ -19,8 +19,8 @@ import (
 // decode reads the JSON body of a request into a value. Unknown members are errors, so that no
 // parameter is ignored silently.
 func (s *Server) decode(w http.ResponseWriter, r *http.Request, value any) error {
-	// A browser sends JSON to another origin only after that origin has allowed it, so that the pages
-	// of other sites cannot use a server on the loopback interface.
+	// A browser sends JSON to another origin only after that origin has allowed it, so that the
+	// pages of other sites cannot use a server on the loopback interface.
 	if kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")); kind != "application/json" {
 		return refusal(http.StatusUnsupportedMediaType,
 			fmt.Sprintf("content type is %q; send application/json", r.Header.Get("Content-Type")))
@@ -37,7 +37,8 @@ func (s *Server) decode(w http.ResponseWriter, r *http.Request, value any) error
 
 func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	tooLarge := refusal(http.StatusRequestEntityTooLarge,
-		fmt.Sprintf("the body is too large (limit %d bytes); send a shorter request", s.options.MaxBodyBytes))
+		fmt.Sprintf("the body is too large (limit %d bytes); send a shorter request",
+			s.options.MaxBodyBytes))
 	if r.ContentLength > s.options.MaxBodyBytes {
 		return nil, tooLarge
 	}
@@ -51,7 +52,8 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		w.Header().Set("Connection", "close")
 		return nil, refusal(http.StatusRequestTimeout,
-			fmt.Sprintf("the body did not arrive in time (limit %v); send it at once", s.options.ReadTimeout))
+			fmt.Sprintf("the body did not arrive in time (limit %v); send it at once",
+				s.options.ReadTimeout))
 	case err != nil:
 		return nil, badRequest("", "the body cannot be read ("+err.Error()+")")
 	}
@@ -67,7 +69,8 @@ func decodeStrictly(body []byte, value any) error {
 		return jsonError(err, decoder.InputOffset())
 	}
 	if _, err := decoder.Token(); err != io.EOF {
-		return badRequest("", fmt.Sprintf("the body has more than one JSON value (at byte %d); send one object", decoder.InputOffset()))
+		return badRequest("", fmt.Sprintf("the body has more than one JSON value (at byte %d); "+
+			"send one object", decoder.InputOffset()))
 	}
 	return checkKeys(body, reflect.TypeOf(value))
 }
@@ -80,12 +83,15 @@ func jsonError(err error, offset int64) error {
 	case errors.As(err, &api): // of an UnmarshalJSON method
 		return api
 	case errors.As(err, &syntax):
-		return badRequest("", fmt.Sprintf("the body is not JSON (at byte %d: %s)", syntax.Offset, syntax))
+		return badRequest("", fmt.Sprintf("the body is not JSON (at byte %d: %s)", syntax.Offset,
+			syntax))
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return badRequest("", fmt.Sprintf("the JSON ends too early (at byte %d); send a complete object", offset))
+		return badRequest("", fmt.Sprintf("the JSON ends too early (at byte %d); send a complete "+
+			"object", offset))
 	case errors.As(err, &wrongType):
 		name := memberName(wrongType.Field)
-		return badRequest(name, fmt.Sprintf("%s is a %s; must be of type %s", nonEmpty(name, "the body"), wrongType.Value, jsonType(wrongType.Type.Kind().String())))
+		return badRequest(name, fmt.Sprintf("%s is a %s; must be of type %s",
+			nonEmpty(name, "the body"), wrongType.Value, jsonType(wrongType.Type.Kind().String())))
 	}
 	if name, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
 		name = strings.Trim(name, `"`)

@@ -58,7 +58,8 @@ func shorten(text string) string {
 	if len(text) <= head+tail {
 		return text
 	}
-	return strings.ToValidUTF8(text[:head], "") + " ... " + strings.ToValidUTF8(text[len(text)-tail:], "")
+	return strings.ToValidUTF8(text[:head], "") + " ... " +
+		strings.ToValidUTF8(text[len(text)-tail:], "")
 }
 
 // statusGone is the status of a request whose client has hung up or does not read. It is logged and
@@ -111,7 +112,8 @@ func statusOf(code pagedllm.Code) int {
 // or "".
 func leadingName(message string) string {
 	name, rest, _ := strings.Cut(message, " ")
-	isName := strings.IndexFunc(name, func(r rune) bool { return r != '_' && (r < 'a' || r > 'z') }) < 0
+	isOther := func(r rune) bool { return r != '_' && (r < 'a' || r > 'z') }
+	isName := strings.IndexFunc(name, isOther) < 0
 	if isName && (strings.HasPrefix(rest, "is ") || strings.HasPrefix(rest, "has ")) {
 		return name
 	}

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// An Exporter sends the spans of requests to a collector, by the protocol OTLP over HTTP in JSON. It
-// never delays a request: if the collector is slow, spans are dropped.
+// An Exporter sends the spans of requests to a collector, by the protocol OTLP over HTTP in JSON.
+// It never delays a request: if the collector is slow, spans are dropped.
 type Exporter struct {
 	url    string
 	log    *slog.Logger
@@ -38,7 +38,8 @@ const (
 
 // NewExporter starts an exporter. url is that of the collector for traces.
 func NewExporter(url string, log *slog.Logger) *Exporter {
-	e := &Exporter{url: url, log: log, client: http.Client{Timeout: 10 * time.Second}, spans: make(chan finishedSpan, 4*maxSpans), quit: make(chan struct{})}
+	e := &Exporter{url: url, log: log, client: http.Client{Timeout: 10 * time.Second},
+		spans: make(chan finishedSpan, 4*maxSpans), quit: make(chan struct{})}
 	e.done.Add(1)
 	go e.run()
 	return e
@@ -92,7 +93,8 @@ func (e *Exporter) send(batch []finishedSpan) error {
 	}
 	scope := map[string]any{"scope": map[string]string{"name": "server-go"}, "spans": spans}
 	resource := map[string]any{"attributes": []attribute{textAttribute("service.name", "pagedllm")}}
-	body, err := json.Marshal(map[string]any{"resourceSpans": []any{map[string]any{"resource": resource, "scopeSpans": []any{scope}}}})
+	body, err := json.Marshal(map[string]any{"resourceSpans": []any{
+		map[string]any{"resource": resource, "scopeSpans": []any{scope}}}})
 	if err != nil {
 		return err
 	}
@@ -139,15 +141,19 @@ func intAttribute(key string, value int) attribute {
 func (f *finishedSpan) otlp() otlpSpan {
 	const kindServer, statusError = 2, 2
 	r := f.record
-	s := otlpSpan{TraceID: hex.EncodeToString(r.span.trace[:]), SpanID: hex.EncodeToString(r.span.id[:]), Name: f.name, Kind: kindServer,
-		Begin: strconv.FormatInt(r.begin.UnixNano(), 10), End: strconv.FormatInt(f.end.UnixNano(), 10),
-		Attributes: []attribute{intAttribute("http.response.status_code", f.status)}, Status: map[string]any{}}
+	s := otlpSpan{TraceID: hex.EncodeToString(r.span.trace[:]),
+		SpanID: hex.EncodeToString(r.span.id[:]), Name: f.name, Kind: kindServer,
+		Begin:      strconv.FormatInt(r.begin.UnixNano(), 10),
+		End:        strconv.FormatInt(f.end.UnixNano(), 10),
+		Attributes: []attribute{intAttribute("http.response.status_code", f.status)},
+		Status:     map[string]any{}}
 	if r.span.parent != [8]byte{} {
 		s.ParentID = hex.EncodeToString(r.span.parent[:])
 	}
 	if r.model != "" {
 		s.Attributes = append(s.Attributes, textAttribute("gen_ai.request.model", r.model),
-			intAttribute("gen_ai.usage.input_tokens", r.usage.PromptTokens), intAttribute("gen_ai.usage.output_tokens", r.usage.CompletionTokens))
+			intAttribute("gen_ai.usage.input_tokens", r.usage.PromptTokens),
+			intAttribute("gen_ai.usage.output_tokens", r.usage.CompletionTokens))
 	}
 	if r.err != nil {
 		s.Status = map[string]any{"message": r.err.message}

@@ -25,20 +25,26 @@ func TestSpansReachTheCollector(t *testing.T) {
 	options := limits()
 	options.Exporter = NewExporter(collector.URL+"/v1/traces", options.Log)
 	server := start(t, options, open(t, pagedllm.Options{}))
-	get(t, server.URL+"/v1/models", "traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
-	get(t, server.URL+"/v1/models", "traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00") // not sampled
+	get(t, server.URL+"/v1/models", "traceparent",
+		"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+	// not sampled
+	get(t, server.URL+"/v1/models", "traceparent",
+		"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00")
 	ask(t, server, "/v1/completions", `{`+france+`}`, 200)
 	server.Close() // all requests have ended and been reported
 	options.Exporter.Close()
 	close(received)
 	var spans []any
 	for message := range received {
-		spans = append(spans, at(t, message, "resourceSpans", 0, "scopeSpans", 0, "spans").([]any)...)
+		spans = append(spans, at(t, message, "resourceSpans", 0, "scopeSpans", 0,
+			"spans").([]any)...)
 	}
 	if len(spans) != 2 {
 		t.Fatalf("%v", spans)
 	}
-	if at(t, spans[0], "traceId") != "0af7651916cd43dd8448eb211c80319c" || at(t, spans[0], "parentSpanId") != "b7ad6b7169203331" || at(t, spans[0], "name") != "GET /v1/models" {
+	if at(t, spans[0], "traceId") != "0af7651916cd43dd8448eb211c80319c" ||
+		at(t, spans[0], "parentSpanId") != "b7ad6b7169203331" ||
+		at(t, spans[0], "name") != "GET /v1/models" {
 		t.Errorf("%v", spans[0])
 	}
 	attributes := make(map[string]any)
@@ -47,14 +53,18 @@ func TestSpansReachTheCollector(t *testing.T) {
 			attributes[at(t, a, "key").(string)] = value
 		}
 	}
-	if attributes["gen_ai.usage.input_tokens"] != "8" || attributes["http.response.status_code"] != "200" {
+	if attributes["gen_ai.usage.input_tokens"] != "8" ||
+		attributes["http.response.status_code"] != "200" {
 		t.Errorf("%v", attributes)
 	}
 }
 
 func TestASlowCollectorDelaysNoRequest(t *testing.T) {
 	release := make(chan struct{})
-	collector := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-release }))
+	collector := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter,
+		*http.Request) {
+		<-release
+	}))
 	defer collector.Close()
 	exporter := NewExporter(collector.URL, limits().Log)
 	begin := time.Now()

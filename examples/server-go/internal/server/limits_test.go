@@ -39,19 +39,24 @@ var badInput = []struct {
 	{"/v1/completions", `{"prompt": "a", "suffix": "b"}`, 400, "unsupported_parameter"},
 	{"/v1/completions", `{"prompt": "a", "colour": 1}`, 400, "unknown_parameter"},
 	{"/v1/completions", `{"prompt": "a", "model": "none"}`, 404, "model_not_found"},
-	{"/v1/completions", `{"prompt": "` + strings.Repeat("a b ", 5000) + `"}`, 400, "context_length_exceeded"},
+	{"/v1/completions", `{"prompt": "` + strings.Repeat("a b ", 5000) + `"}`, 400,
+		"context_length_exceeded"},
 	{"/v1/completions", `{"prompt": "a", "structured_outputs": {"regex": "("}}`, 400, nil},
 	{"/v1/completions", "{\"prompt\": \"\xff\"}", 400, nil},
 	{"/v1/completions", strings.Repeat("[", 100000), 400, nil},
 	{"/v1/chat/completions", `{}`, 400, nil},
 	{"/v1/chat/completions", `{"messages": [{"role": "king", "content": "a"}]}`, 400, nil},
-	{"/v1/chat/completions", `{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}`, 400, "unsupported_parameter"},
+	{"/v1/chat/completions", `{"messages": [{"role": "user", "content": [{"type": "image_url", ` +
+		`"image_url": {"url": "x"}}]}]}`, 400, "unsupported_parameter"},
 	{"/v1/chat/completions", `{"messages": "hello"}`, 400, nil},
-	{"/v1/chat/completions", `{"messages": [], "tools": [{"type": "web"}]}`, 400, "unsupported_parameter"},
+	{"/v1/chat/completions", `{"messages": [], "tools": [{"type": "web"}]}`, 400,
+		"unsupported_parameter"},
 	{"/v1/chat/completions", `{` + sum + `, "top_logprobs": 3}`, 400, nil},
 	{"/v1/chat/completions", `{` + sum + `, "response_format": {"type": "xml"}}`, 400, nil},
-	{"/v1/chat/completions", `{` + sum + `, "max_tokens": 1, "max_completion_tokens": 2}`, 400, nil},
-	{"/v1/responses", `{"input": "a", "previous_response_id": "resp_1"}`, 400, "unsupported_parameter"},
+	{"/v1/chat/completions", `{` + sum + `, "max_tokens": 1, "max_completion_tokens": 2}`, 400,
+		nil},
+	{"/v1/responses", `{"input": "a", "previous_response_id": "resp_1"}`, 400,
+		"unsupported_parameter"},
 	{"/v1/responses", `{"input": 5}`, 400, nil},
 	{"/v1/responses", `{"input": [{"type": "computer_call"}]}`, 400, "unsupported_parameter"},
 	{"/tokenize", `{}`, 400, nil},
@@ -65,20 +70,25 @@ func TestBadInputIsRefusedAndOtherStreamsContinue(t *testing.T) {
 	other := make(chan string, 1)
 	const long = `{"prompt": "Count", "max_tokens": 400, "ignore_eos": true, "temperature": 0`
 	go func() {
-		other <- joined(stream(t, server, "/v1/completions", long+`, "stream": true}`), "choices", 0, "text")
+		other <- joined(stream(t, server, "/v1/completions", long+`, "stream": true}`), "choices",
+			0, "text")
 	}()
 	for _, test := range badInput {
 		answer := ask(t, server, test.path, test.body, test.status)
-		if message := at(t, answer, "error", "message"); message == "" || at(t, answer, "error", "code") != test.code {
+		if message := at(t, answer, "error", "message"); message == "" ||
+			at(t, answer, "error", "code") != test.code {
 			t.Errorf("%s %.80s: %v", test.path, test.body, answer)
 		}
 	}
-	for _, body := range []string{`{"messages": [{"role": "user", "content": "a"}]}`, `{"max_tokens": 5, "messages": [{"role": "system", "content": "a"}]}`} {
-		if kind := at(t, ask(t, server, "/v1/messages", body, 400), "error", "type"); kind != "invalid_request_error" {
+	for _, body := range []string{`{"messages": [{"role": "user", "content": "a"}]}`,
+		`{"max_tokens": 5, "messages": [{"role": "system", "content": "a"}]}`} {
+		if kind := at(t, ask(t, server, "/v1/messages", body, 400), "error",
+			"type"); kind != "invalid_request_error" {
 			t.Error(kind)
 		}
 	}
-	if response, _ := get(t, server.URL+"/v1/completions"); response.StatusCode != 405 || response.Header.Get("Allow") != "POST" {
+	if response, _ := get(t, server.URL+"/v1/completions"); response.StatusCode != 405 ||
+		response.Header.Get("Allow") != "POST" {
 		t.Error(response.Status)
 	}
 	alone := at(t, ask(t, server, "/v1/completions", long+`}`, 200), "choices", 0, "text")
@@ -114,14 +124,17 @@ func TestKeysAreRequired(t *testing.T) {
 		header, value string
 		status        int
 	}{
-		{"Authorization", "Bearer one", 200}, {"authorization", "bearer two", 200}, {"X-Api-Key", "one", 200},
-		{"Authorization", "Bearer three", 401}, {"Authorization", "Bearer ", 401}, {"Authorization", "one", 401}, {"X", "", 401},
+		{"Authorization", "Bearer one", 200}, {"authorization", "bearer two", 200},
+		{"X-Api-Key", "one", 200},
+		{"Authorization", "Bearer three", 401}, {"Authorization", "Bearer ", 401},
+		{"Authorization", "one", 401}, {"X", "", 401},
 	} {
 		response, body := get(t, server.URL+"/v1/models", test.header, test.value)
 		if response.StatusCode != test.status {
 			t.Errorf("%v: %s", test, response.Status)
 		}
-		if test.status == 401 && (response.Header.Get("WWW-Authenticate") == "" || !strings.Contains(body, "authentication_error")) {
+		if test.status == 401 && (response.Header.Get("WWW-Authenticate") == "" ||
+			!strings.Contains(body, "authentication_error")) {
 			t.Errorf("%v: %s", test, body)
 		}
 	}
@@ -136,7 +149,8 @@ func TestKeysAreRequired(t *testing.T) {
 }
 
 func TestAClientThatHangsUpAbortsItsRequest(t *testing.T) {
-	model := open(t, pagedllm.Options{HostSteps: true}) // the answer cannot end before the client hangs up
+	// the answer cannot end before the client hangs up
+	model := open(t, pagedllm.Options{HostSteps: true})
 	server := start(t, limits(), model)
 	for i, streams := range []string{"true", "false"} {
 		hangUp := postInBackground(t, server, strings.Replace(endless, "true}", streams+"}", 1))
@@ -154,7 +168,8 @@ func TestAClientThatHangsUpAbortsItsRequest(t *testing.T) {
 func postInBackground(t *testing.T, server *httptest.Server, body string) (hangUp func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, server.URL+"/v1/completions", strings.NewReader(body))
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, server.URL+"/v1/completions",
+		strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -200,7 +215,8 @@ func raw(t *testing.T, address, text string) net.Conn {
 }
 
 func rawPost(body string) string {
-	return fmt.Sprintf("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+	return fmt.Sprintf("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: "+
+		"application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 }
 
 func TestASlowReaderEndsAndOthersAreUndisturbed(t *testing.T) {
@@ -209,7 +225,8 @@ func TestASlowReaderEndsAndOthersAreUndisturbed(t *testing.T) {
 	options.WriteTimeout = 300 * time.Millisecond
 	server := start(t, options, model)
 	// An answer with log probabilities is larger than the buffers of the connection.
-	body := `{"prompt": "Count", "max_tokens": 1000, "ignore_eos": true, "stream": true, "logprobs": 100, "n": 8}`
+	body := `{"prompt": "Count", "max_tokens": 1000, "ignore_eos": true, "stream": true, ` +
+		`"logprobs": 100, "n": 8}`
 	connection := raw(t, server.Listener.Addr().String(), rawPost(body))
 	connection.(*net.TCPConn).SetReadBuffer(4096)
 	waitUntil(t, "the request runs", func() bool { return !idle(t, model.Engine)() })
@@ -225,10 +242,12 @@ func TestSlowSendersAreDisconnected(t *testing.T) {
 	options.Keys = Keys{sha256.Sum256([]byte("one"))}
 	server := start(t, options, open(t, pagedllm.Options{}))
 	for name, text := range map[string]string{
-		"headers":         "POST /v1/completions HTTP/1.1\r\nHost: x\r\n",
-		"garbage":         "\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03\r\n\r\n",
-		"refused by key":  "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{",
-		"body of a valid": "POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer one\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{",
+		"headers": "POST /v1/completions HTTP/1.1\r\nHost: x\r\n",
+		"garbage": "\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03\r\n\r\n",
+		"refused by key": "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: " +
+			"application/json\r\nContent-Length: 50\r\n\r\n{",
+		"body of a valid": "POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " +
+			"one\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{",
 	} {
 		begin := time.Now()
 		if _, err := io.ReadAll(raw(t, server.Listener.Addr().String(), text)); err != nil {
@@ -248,7 +267,8 @@ func TestPipelinedRequestsAreAnsweredInOrder(t *testing.T) {
 			t.Fatal(err)
 		}
 		body, err := io.ReadAll(response.Body)
-		if err != nil || response.StatusCode != status || status == 200 && !strings.HasSuffix(string(body), "data: [DONE]\n\n") {
+		if err != nil || response.StatusCode != status || status == 200 &&
+			!strings.HasSuffix(string(body), "data: [DONE]\n\n") {
 			t.Errorf("request %d: %s, %q, %v", i, response.Status, body, err)
 		}
 	}
@@ -262,7 +282,8 @@ func TestAFullServerAnswers429(t *testing.T) {
 	postInBackground(t, server, endless)
 	waitUntil(t, "one waits", func() bool { return stepOf(t, model).Unfinished == 2 })
 	response, body := post(t, server, "/v1/completions", "application/json", `{`+france+`}`)
-	if response.StatusCode != 429 || response.Header.Get("Retry-After") == "" || !strings.Contains(string(body), "rate_limit_error") {
+	if response.StatusCode != 429 || response.Header.Get("Retry-After") == "" ||
+		!strings.Contains(string(body), "rate_limit_error") {
 		t.Errorf("%s: %s", response.Status, body)
 	}
 	// A request that can never fit is an error of the client.
@@ -275,7 +296,8 @@ func TestTooManyRequestsInProgressAre429(t *testing.T) {
 	s := newServer(t, options, open(t, pagedllm.Options{}))
 	url := httptestServer(t, s)
 	status := func() int {
-		response, err := http.Post(url+"/v1/completions", "application/json", strings.NewReader(`{`+france+`}`))
+		response, err := http.Post(url+"/v1/completions", "application/json",
+			strings.NewReader(`{`+france+`}`))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -325,7 +347,8 @@ func TestTheTimeOfARequestIsLimited(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	response, err := http.Post(server.URL+"/v1/completions", "application/json", strings.NewReader(endless))
+	response, err := http.Post(server.URL+"/v1/completions", "application/json",
+		strings.NewReader(endless))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -360,9 +383,11 @@ func waitUntilAdded(t *testing.T, model Model) {
 func TestClosingTheEngineEndsStreamsWithAnError(t *testing.T) {
 	for path, body := range map[string]string{
 		"/v1/completions": endless, "/v1/chat/completions": `{` + sum + `, "stream": true}`,
-		"/v1/messages": `{` + sum + `, "max_tokens": 9, "stream": true}`, "/v1/responses": `{"input": "a", "stream": true}`,
+		"/v1/messages":  `{` + sum + `, "max_tokens": 9, "stream": true}`,
+		"/v1/responses": `{"input": "a", "stream": true}`,
 	} {
-		model := open(t, pagedllm.Options{HostSteps: true}) // without steps, the stream cannot end before
+		// without steps, the stream cannot end before
+		model := open(t, pagedllm.Options{HostSteps: true})
 		server := start(t, limits(), model)
 		go func() {
 			waitUntilAdded(t, model)
@@ -370,7 +395,8 @@ func TestClosingTheEngineEndsStreamsWithAnError(t *testing.T) {
 		}()
 		events := stream(t, server, path, body)
 		last := events[len(events)-1:]
-		if message := joined(last, "error", "message") + joined(last, "response", "error", "message"); !strings.Contains(message, "freed") {
+		if message := joined(last, "error", "message") +
+			joined(last, "response", "error", "message"); !strings.Contains(message, "freed") {
 			t.Errorf("%s: %v", path, events)
 		}
 	}

@@ -43,7 +43,8 @@ func (m *Model) limitLogprobs(request *pagedllm.Request, prompts []prompt, strea
 	}
 	if count > maxLogprobs {
 		return badRequest("logprobs", fmt.Sprintf(
-			"the answer can have %d log probabilities (limit %d); lower max_tokens or the number of alternatives, or stream it", count, maxLogprobs))
+			"the answer can have %d log probabilities (limit %d); lower max_tokens or the number "+
+				"of alternatives, or stream it", count, maxLogprobs))
 	}
 	return nil
 }
@@ -62,7 +63,8 @@ type tokenText struct {
 
 func (m *Model) tokenText(token uint32) (*tokenText, error) {
 	if int(token) >= len(m.tokens) {
-		return nil, badRequest("", fmt.Sprintf("the token id %d is not in the vocabulary (%d tokens); use a smaller id", token, len(m.tokens)))
+		return nil, badRequest("", fmt.Sprintf("the token id %d is not in the vocabulary (%d "+
+			"tokens); use a smaller id", token, len(m.tokens)))
 	}
 	if text := m.tokens[token].Load(); text != nil {
 		return text, nil
@@ -123,7 +125,8 @@ func (m *Model) score(token uint32, logprob float32) (tokenScore, error) {
 	if err != nil {
 		return tokenScore{}, err
 	}
-	return tokenScore{Token: text.printable, ID: token, Bytes: text.bytes, Logprob: finite(logprob)}, nil
+	return tokenScore{Token: text.printable, ID: token, Bytes: text.bytes,
+		Logprob: finite(logprob)}, nil
 }
 
 func (m *Model) scores(top []pagedllm.LogProb) ([]tokenScore, error) {
@@ -187,7 +190,8 @@ func (p *textPosition) advance(token *tokenText) (offset int) {
 
 // completionLogprobs converts the log probabilities of an output. The first token of an echoed
 // prompt has none. position is that before the output.
-func (m *Model) completionLogprobs(ctx context.Context, output *pagedllm.Output, top int, position *textPosition) (*completionLogprobs, error) {
+func (m *Model) completionLogprobs(ctx context.Context, output *pagedllm.Output, top int,
+	position *textPosition) (*completionLogprobs, error) {
 	columns := &completionLogprobs{}
 	for i, token := range output.Tokens {
 		if err := ctx.Err(); err != nil { // the client has gone
@@ -227,7 +231,8 @@ type chatLogprobs struct {
 	Content []tokenLogprob `json:"content"`
 }
 
-func (m *Model) chatLogprobs(ctx context.Context, output *pagedllm.Output) (rows []tokenLogprob, err error) {
+func (m *Model) chatLogprobs(ctx context.Context, output *pagedllm.Output) (
+	rows []tokenLogprob, err error) {
 	for i := range min(len(output.Tokens), len(output.LogProbs)) {
 		var row tokenLogprob
 		if row.tokenScore, err = m.score(output.Tokens[i], output.LogProbs[i]); err != nil {
@@ -249,7 +254,8 @@ func (m *Model) chatLogprobs(ctx context.Context, output *pagedllm.Output) (rows
 }
 
 // report returns the extensions of a choice that the request asked for.
-func (p *samplingParams) report(ctx context.Context, model *Model, output *pagedllm.Output) (x choiceExtensions, err error) {
+func (p *samplingParams) report(ctx context.Context, model *Model,
+	output *pagedllm.Output) (x choiceExtensions, err error) {
 	if p.ReturnTokenIDs {
 		x.TokenIDs = output.Tokens
 	}

@@ -20,11 +20,13 @@ func TestLogProbabilitiesAreLimited(t *testing.T) {
 	// 256 sequences of up to a thousand tokens with 21 log probabilities each
 	body := `{"prompt": "a", "n": 256, "logprobs": 20, "max_tokens": `
 	answer := ask(t, server, "/v1/completions", body+`1000}`, 400)
-	if message := at(t, answer, "error", "message"); !strings.Contains(message.(string), "5376000 log probabilities") {
+	if message := at(t, answer, "error", "message"); !strings.Contains(message.(string),
+		"5376000 log probabilities") {
 		t.Error(message)
 	}
 	ask(t, server, "/v1/completions", body+`1}`, 200)
-	request := pagedllm.Request{N: 256, Sampling: pagedllm.Sampling{LogProbs: true, TopLogProbs: 20, MaxTokens: 1000}}
+	request := pagedllm.Request{N: 256, Sampling: pagedllm.Sampling{LogProbs: true, TopLogProbs: 20,
+		MaxTokens: 1000}}
 	model := open(t, pagedllm.Options{})
 	if err := model.limitLogprobs(&request, []prompt{{tokens: []uint32{1}}}, true); err != nil {
 		t.Error(err) // a stream holds one part at a time
@@ -33,14 +35,16 @@ func TestLogProbabilitiesAreLimited(t *testing.T) {
 
 func TestOffsetsAreThoseOfTheText(t *testing.T) {
 	server := start(t, limits(), open(t, pagedllm.Options{}))
-	answer := ask(t, server, "/v1/completions", `{"prompt": "été 😀 x", "temperature": 0, "echo": true, "logprobs": 0}`, 200)
+	answer := ask(t, server, "/v1/completions",
+		`{"prompt": "été 😀 x", "temperature": 0, "echo": true, "logprobs": 0}`, 200)
 	text := []rune(at(t, answer, "choices", 0, "text").(string))
 	tokens := at(t, answer, "choices", 0, "logprobs", "tokens").([]any)
 	offsets := at(t, answer, "choices", 0, "logprobs", "text_offset").([]any)
 	whole := 0
 	for i, token := range tokens {
 		token, offset := token.(string), int(offsets[i].(float64))
-		if strings.HasPrefix(token, `\x`) || strings.HasPrefix(token, "<") { // a part of a character, a special token
+		// a part of a character, a special token
+		if strings.HasPrefix(token, `\x`) || strings.HasPrefix(token, "<") {
 			continue
 		}
 		whole++
@@ -55,13 +59,15 @@ func TestOffsetsAreThoseOfTheText(t *testing.T) {
 
 func TestAlternativesHaveNoAlternatives(t *testing.T) {
 	server := start(t, limits(), open(t, pagedllm.Options{}))
-	answer := ask(t, server, "/v1/chat/completions", `{`+sum+`, "logprobs": true, "top_logprobs": 2}`, 200)
+	answer := ask(t, server, "/v1/chat/completions", `{`+sum+
+		`, "logprobs": true, "top_logprobs": 2}`, 200)
 	row := at(t, answer, "choices", 0, "logprobs", "content", 0)
 	if nested, ok := at(t, row, "top_logprobs", 0).(map[string]any)["top_logprobs"]; ok {
 		t.Error(nested)
 	}
 	answer = ask(t, server, "/v1/chat/completions", `{`+sum+`, "logprobs": true}`, 200)
-	if row := at(t, answer, "choices", 0, "logprobs", "content", 0); len(at(t, row, "top_logprobs").([]any)) != 0 {
+	if row := at(t, answer, "choices", 0, "logprobs", "content",
+		0); len(at(t, row, "top_logprobs").([]any)) != 0 {
 		t.Error(row)
 	}
 }
@@ -75,7 +81,8 @@ func TestTextsWaitForACPU(t *testing.T) {
 	}
 	answered := make(chan string, 4)
 	for path, body := range map[string]string{
-		"/tokenize": `{"prompt": "a"}`, "/v1/completions": `{` + france + `}`, "/v1/chat/completions": `{` + sum + `}`,
+		"/tokenize": `{"prompt": "a"}`, "/v1/completions": `{` + france + `}`,
+		"/v1/chat/completions":      `{` + sum + `}`,
 		"/v1/messages/count_tokens": `{"messages": [{"role": "user", "content": "a"}]}`,
 	} {
 		go func() {

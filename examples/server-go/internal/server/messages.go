@@ -122,11 +122,13 @@ func (b *anthropicBlocks) UnmarshalJSON(data []byte) error {
 	}
 	var blocks []anthropicBlock
 	if json.Unmarshal(data, &blocks) != nil {
-		return badRequest("messages", "a content is neither a string nor an array of blocks; send one of them")
+		return badRequest("messages", "a content is neither a string nor an array of blocks; send "+
+			"one of them")
 	}
 	for _, block := range blocks { // other types have other members
 		if !slices.Contains(blockTypes, block.Type) {
-			return unsupported("messages", fmt.Sprintf("a block has the type %q; send text, thinking, tool_use or tool_result", block.Type))
+			return unsupported("messages", fmt.Sprintf("a block has the type %q; send text, "+
+				"thinking, tool_use or tool_result", block.Type))
 		}
 	}
 	return decodeStrictly(data, (*[]anthropicBlock)(b))
@@ -140,7 +142,8 @@ func (m *messagesPrompt) turn() (*turn, error) {
 	}
 	for i := range m.Messages {
 		if role := m.Messages[i].Role; role != "user" && role != "assistant" {
-			return nil, badRequest(fmt.Sprintf("messages[%d].role", i), fmt.Sprintf("messages[%d].role is %q; must be user or assistant", i, role))
+			return nil, badRequest(fmt.Sprintf("messages[%d].role", i),
+				fmt.Sprintf("messages[%d].role is %q; must be user or assistant", i, role))
 		}
 		if err := t.addBlocks(&m.Messages[i]); err != nil {
 			return nil, err
@@ -152,9 +155,13 @@ func (m *messagesPrompt) turn() (*turn, error) {
 	}
 	for _, given := range m.Tools {
 		if given.Type != "" && given.Type != "custom" {
-			return nil, unsupported("tools", fmt.Sprintf("the tool %q has the type %q; only functions of the client are supported", given.Name, given.Type))
+			return nil, unsupported("tools",
+				fmt.Sprintf("the tool %q has the type %q; only functions of the client are "+
+					"supported", given.Name, given.Type))
 		}
-		t.tools = append(t.tools, tool{Type: "function", Function: toolFunction{Name: given.Name, Description: given.Description, Parameters: given.InputSchema}})
+		t.tools = append(t.tools, tool{Type: "function",
+			Function: toolFunction{Name: given.Name, Description: given.Description,
+				Parameters: given.InputSchema}})
 	}
 	if m.Thinking != nil {
 		t.setVariable("enable_thinking", m.Thinking.Type != "disabled")
@@ -195,7 +202,8 @@ func (c *anthropicToolChoice) apply(t *turn) error {
 	case "tool":
 		t.choice = toolChoice{"named", c.Name}
 	default:
-		return badRequest("tool_choice", fmt.Sprintf("tool_choice.type is %q; must be auto, any, tool or none", c.Type))
+		return badRequest("tool_choice", fmt.Sprintf("tool_choice.type is %q; must be auto, any, "+
+			"tool or none", c.Type))
 	}
 	return nil
 }
@@ -225,7 +233,8 @@ func (t *turn) addBlocks(m *anthropicMessage) error {
 					return err
 				}
 			}
-			t.messages = append(t.messages, message{Role: "tool", ToolCallID: block.ToolUseID, Content: text})
+			t.messages = append(t.messages, message{Role: "tool", ToolCallID: block.ToolUseID,
+				Content: text})
 			hasResults = true
 		}
 	}
@@ -242,13 +251,16 @@ func (m *messagesRequest) turn() (*turn, error) {
 		return nil, err
 	}
 	if m.MaxTokens == nil {
-		return nil, badRequest("max_tokens", "the request has no max_tokens; send the maximum number of tokens of the answer")
+		return nil, badRequest("max_tokens",
+			"the request has no max_tokens; send the maximum number of tokens of the answer")
 	}
 	t.stream = m.Stream
-	t.params = &samplingParams{MaxTokens: m.MaxTokens, Stop: m.StopSequences, Temperature: m.Temperature, TopP: m.TopP, Seed: m.Seed,
+	t.params = &samplingParams{MaxTokens: m.MaxTokens, Stop: m.StopSequences,
+		Temperature: m.Temperature, TopP: m.TopP, Seed: m.Seed,
 		Stream: m.Stream, extensions: m.extensions}
 	if m.BestOf != nil || m.Beam != nil || m.PromptLogprobs != nil || m.ReturnTokenIDs {
-		return nil, unsupported("", "best_of, beam, prompt_logprobs and return_token_ids are not supported here; use /v1/chat/completions")
+		return nil, unsupported("", "best_of, beam, prompt_logprobs and return_token_ids are not "+
+			"supported here; use /v1/chat/completions")
 	}
 	return t, nil
 }
@@ -275,7 +287,8 @@ type anthropicUsage struct {
 // anthropicUsage counts the cached tokens separately, as Anthropic does.
 func (u *usage) anthropic() *anthropicUsage {
 	cached := u.PromptDetails.CachedTokens
-	return &anthropicUsage{InputTokens: u.PromptTokens - cached, CacheReadInputTokens: cached, OutputTokens: u.CompletionTokens}
+	return &anthropicUsage{InputTokens: u.PromptTokens - cached, CacheReadInputTokens: cached,
+		OutputTokens: u.CompletionTokens}
 }
 
 // A contentBlock has the members of its type: text, thinking or tool_use.
@@ -322,7 +335,8 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer c.close()
-	answer := messagesResponse{ID: newID("msg_"), Type: "message", Role: "assistant", Model: c.model.Name, Content: []contentBlock{}}
+	answer := messagesResponse{ID: newID("msg_"), Type: "message", Role: "assistant",
+		Model: c.model.Name, Content: []contentBlock{}}
 	if body.Stream {
 		s.streamMessage(w, r, c, answer)
 		return nil
@@ -332,17 +346,20 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	// An input has to be an object. The model can have stopped within it.
-	divided[0].all = slices.DeleteFunc(divided[0].all, func(p *part) bool { return p.kind == callPart && !isObject(p.text.String()) })
+	divided[0].all = slices.DeleteFunc(divided[0].all,
+		func(p *part) bool { return p.kind == callPart && !isObject(p.text.String()) })
 	for _, part := range divided[0].all {
 		answer.Content = append(answer.Content, part.block(part.text.String()))
 	}
 	reason, sequence := anthropicStop(&outputs[0], divided[0].hasCalls())
-	answer.StopReason, answer.StopSequence, answer.Usage = &reason, sequence, c.record.usage.anthropic()
+	answer.StopReason, answer.StopSequence, answer.Usage = &reason, sequence,
+		c.record.usage.anthropic()
 	writeJSON(w, http.StatusOK, answer)
 	return nil
 }
 
-func (s *Server) streamMessage(w http.ResponseWriter, r *http.Request, c *conversation, answer messagesResponse) {
+func (s *Server) streamMessage(w http.ResponseWriter, r *http.Request, c *conversation,
+	answer messagesResponse) {
 	stream := newEventStream(w)
 	answer.Usage = &anthropicUsage{InputTokens: c.promptTokens} // the end has all counts
 	stream.add("message_start", map[string]any{"type": "message_start", "message": answer})
@@ -357,7 +374,8 @@ func (s *Server) streamMessage(w http.ResponseWriter, r *http.Request, c *conver
 		return
 	}
 	reason, sequence := anthropicStop(&last, divided.hasCalls())
-	stream.add("message_delta", map[string]any{"type": "message_delta", "usage": c.record.usage.anthropic(),
+	stream.add("message_delta", map[string]any{"type": "message_delta",
+		"usage": c.record.usage.anthropic(),
 		"delta": map[string]any{"stop_reason": reason, "stop_sequence": sequence}})
 	stream.add("message_stop", map[string]any{"type": "message_stop"})
 	stream.flush()

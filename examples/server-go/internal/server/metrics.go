@@ -37,18 +37,23 @@ func (c *counters) text(inProgress int) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var text strings.Builder
-	text.WriteString("# HELP pagedllm_http_requests HTTP requests by endpoint and status.\n# TYPE pagedllm_http_requests counter\n")
+	text.WriteString("# HELP pagedllm_http_requests HTTP requests by endpoint and status.\n" +
+		"# TYPE pagedllm_http_requests counter\n")
 	byName := func(a, b endpointStatus) int {
 		return cmp.Or(cmp.Compare(a.path, b.path), cmp.Compare(a.status, b.status))
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(c.requests), byName) {
-		fmt.Fprintf(&text, "pagedllm_http_requests_total{path=%q,status=\"%d\"} %d\n", key.path, key.status, c.requests[key])
+		fmt.Fprintf(&text, "pagedllm_http_requests_total{path=%q,status=\"%d\"} %d\n", key.path,
+			key.status, c.requests[key])
 	}
-	fmt.Fprintf(&text, "# HELP pagedllm_http_requests_in_progress HTTP requests in progress that use an engine.\n"+
-		"# TYPE pagedllm_http_requests_in_progress gauge\npagedllm_http_requests_in_progress %d\n", inProgress)
-	fmt.Fprintf(&text, "# HELP go_goroutines Goroutines of the process.\n# TYPE go_goroutines gauge\ngo_goroutines %d\n", runtime.NumGoroutine())
+	fmt.Fprintf(&text, "# HELP pagedllm_http_requests_in_progress Requests in progress that use "+
+		"an engine.\n# TYPE pagedllm_http_requests_in_progress gauge\n"+
+		"pagedllm_http_requests_in_progress %d\n", inProgress)
+	fmt.Fprintf(&text, "# HELP go_goroutines Goroutines of the process.\n"+
+		"# TYPE go_goroutines gauge\ngo_goroutines %d\n", runtime.NumGoroutine())
 	if descriptors, err := os.ReadDir("/proc/self/fd"); err == nil {
-		fmt.Fprintf(&text, "# HELP process_open_fds File descriptors of the process.\n# TYPE process_open_fds gauge\nprocess_open_fds %d\n", len(descriptors))
+		fmt.Fprintf(&text, "# HELP process_open_fds File descriptors of the process.\n"+
+			"# TYPE process_open_fds gauge\nprocess_open_fds %d\n", len(descriptors))
 	}
 	return text.String()
 }

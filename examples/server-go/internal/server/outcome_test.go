@@ -38,11 +38,13 @@ func (q *fakeQueue) Poll(ctx context.Context) ([]pagedllm.Output, error) {
 func (q *fakeQueue) Close() error { return nil }
 
 func fakeGeneration(sequences int, err error, batches ...[]pagedllm.Output) *generation {
-	return &generation{queue: &fakeQueue{batches, err}, record: &record{}, results: sequences, open: sequences}
+	return &generation{queue: &fakeQueue{batches, err}, record: &record{}, results: sequences,
+		open: sequences}
 }
 
 // texts runs each and returns the texts that it passes on.
-func texts(ctx context.Context, g *generation, keepAlive time.Duration) (texts []string, written string, err error) {
+func texts(ctx context.Context, g *generation, keepAlive time.Duration) (texts []string,
+	written string, err error) {
 	recorder := httptest.NewRecorder()
 	s := &Server{options: Options{KeepAlive: keepAlive}}
 	stream := newEventStream(&responseWriter{ResponseWriter: recorder, timeout: time.Second})
@@ -55,7 +57,8 @@ func texts(ctx context.Context, g *generation, keepAlive time.Duration) (texts [
 
 func TestOutputsBeforeAnErrorAreSent(t *testing.T) {
 	failure := errors.New("it failed")
-	g := fakeGeneration(2, nil, []pagedllm.Output{{Text: "a"}, {Err: failure, FinishReason: pagedllm.FinishError}, {Text: "b"}})
+	g := fakeGeneration(2, nil, []pagedllm.Output{{Text: "a"},
+		{Err: failure, FinishReason: pagedllm.FinishError}, {Text: "b"}})
 	sent, _, err := texts(context.Background(), g, time.Minute)
 	if strings.Join(sent, "") != "a" || err != failure || g.open != 1 {
 		t.Errorf("%q, %v, %d open", sent, err, g.open)
@@ -88,7 +91,8 @@ func (q slowQueue) Poll(ctx context.Context) ([]pagedllm.Output, error) {
 
 func TestADeadlineKeepsTheResultsOfOtherSequences(t *testing.T) {
 	late := pagedllm.Output{Index: 0, FinishReason: pagedllm.FinishDeadline}
-	some := pagedllm.Output{Index: 1, FinishReason: pagedllm.FinishDeadline, GeneratedTokens: 3, Text: "abc"}
+	some := pagedllm.Output{Index: 1, FinishReason: pagedllm.FinishDeadline, GeneratedTokens: 3,
+		Text: "abc"}
 	outputs, err := fakeGeneration(2, nil, []pagedllm.Output{late, some}).all(context.Background())
 	if err != nil || len(outputs) != 2 || outputs[1].Text != "abc" {
 		t.Errorf("%v, %v", outputs, err)
@@ -125,13 +129,18 @@ func counted(t *testing.T, s *Server, status string) {
 }
 
 func TestAPanicBeforeTheAnswerIsStatus500(t *testing.T) {
-	s, server, log := handled(t, func(http.ResponseWriter, *http.Request) error { panic("a broken invariant") })
+	s, server, log := handled(t, func(http.ResponseWriter,
+		*http.Request) error {
+		panic("a broken invariant")
+	})
 	response, body := get(t, server.URL+"/")
-	if response.StatusCode != 500 || !strings.Contains(body, "internal error") || strings.Contains(body, "invariant") {
+	if response.StatusCode != 500 || !strings.Contains(body, "internal error") ||
+		strings.Contains(body, "invariant") {
 		t.Errorf("%s: %s", response.Status, body)
 	}
 	counted(t, s, "500")
-	if !strings.Contains(log(), "a broken invariant") || !strings.Contains(log(), "outcome_test.go") {
+	if !strings.Contains(log(), "a broken invariant") ||
+		!strings.Contains(log(), "outcome_test.go") {
 		t.Errorf("%s", log())
 	}
 }
@@ -165,7 +174,8 @@ func TestAnErrorInAStreamIsItsOutcome(t *testing.T) {
 	}
 	counted(t, s, "503")
 	waitUntil(t, "it is logged", func() bool {
-		return strings.Contains(log(), "level=ERROR msg=request") && strings.Contains(log(), "status=503")
+		return strings.Contains(log(), "level=ERROR msg=request") &&
+			strings.Contains(log(), "status=503")
 	})
 }
 
@@ -189,13 +199,16 @@ func TestErrorsRepeatOnlyAPartOfALongText(t *testing.T) {
 	for body, remedy := range map[string]string{
 		`{"model": "` + long + `"}`: "lists the models",
 		`{"` + long + `": 1}`:       "remove it",
-		`{"prompt": "a", "structured_outputs": {"regex": "(` + long + `"}}`:                  "",
-		`{"prompt": "a", "beam": {"early_stopping": "` + long + `"}}`:                        `"never"`,
-		`{"prompt": "a", "logit_bias": {"` + long + `": 1}}`:                                 "token ids",
+		`{"prompt": "a", "structured_outputs": {"regex": "(` + long + `"}}`: "",
+		`{"prompt": "a", "beam": {"early_stopping": "` + long +
+			`"}}`: `"never"`,
+		`{"prompt": "a", "logit_bias": {"` + long +
+			`": 1}}`: "token ids",
 		`{"prompt": "a", "structured_outputs": {"grammar": "start: \"` + long + ` \u0000"}}`: "",
 	} {
 		response, answer := post(t, server, "/v1/completions", "application/json", body)
-		if response.StatusCode/100 != 4 || len(answer) > 4000 || !strings.Contains(strings.ReplaceAll(string(answer), `\"`, `"`), remedy) {
+		if response.StatusCode/100 != 4 || len(answer) > 4000 ||
+			!strings.Contains(strings.ReplaceAll(string(answer), `\"`, `"`), remedy) {
 			t.Errorf("%.40s: %s, %d bytes: %.300s", body, response.Status, len(answer), answer)
 		}
 	}
@@ -214,7 +227,8 @@ func TestALargeAnswerHasADeadlineForEachPart(t *testing.T) {
 		ended <- err
 	}))
 	defer server.Close()
-	connection := raw(t, server.Listener.Addr().String(), "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+	connection := raw(t, server.Listener.Addr().String(),
+		"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
 	connection.SetDeadline(time.Now().Add(time.Minute))
 	reader, total, begin := bufio.NewReaderSize(connection, 1<<20), 0, time.Now()
 	for buffer := make([]byte, 1<<20); ; time.Sleep(20 * time.Millisecond) {
@@ -230,14 +244,16 @@ func TestALargeAnswerHasADeadlineForEachPart(t *testing.T) {
 }
 
 func TestPermanentErrorsOfCapacityAre400(t *testing.T) {
-	model := open(t, pagedllm.Options{ModelPath: withTemplate(t, `{% for i in range(100000) %}{% for k in range(100000) %}{{ k }}{% endfor %}{% endfor %}`)})
+	model := open(t, pagedllm.Options{ModelPath: withTemplate(t,
+		`{% for i in range(100000) %}{% for k in range(100000) %}{{ k }}{% endfor %}{% endfor %}`)})
 	server := start(t, limits(), model)
 	_, err := model.Engine.RenderChat([]pagedllm.Message{{Role: "user", Content: "a"}})
 	if !errors.Is(err, pagedllm.ErrCapacity) {
 		t.Fatal(err) // the test needs a template beyond a limit
 	}
 	ask(t, server, "/v1/chat/completions", `{`+sum+`}`, 400)
-	e := toAPIError(noQueue(&pagedllm.Error{Code: pagedllm.ErrCapacity, Message: "no file descriptor"}))
+	e := toAPIError(noQueue(&pagedllm.Error{Code: pagedllm.ErrCapacity,
+		Message: "no file descriptor"}))
 	if e.status != 503 || e.retryAfter == 0 {
 		t.Errorf("%+v", e)
 	}

@@ -10,8 +10,8 @@ import (
 	"github.com/libpagedllm/libpagedllm/bindings/go"
 )
 
-// responsesRequest is a request of OpenAI's Responses API. The server stores no responses, so that a
-// client sends the whole conversation as input. The parameters of the library are extensions.
+// responsesRequest is a request of OpenAI's Responses API. The server stores no responses, so that
+// a client sends the whole conversation as input. The parameters of the library are extensions.
 type responsesRequest struct {
 	Model             string            `json:"model"`
 	Input             responsesInput    `json:"input"`
@@ -101,11 +101,13 @@ func (in *responsesInput) UnmarshalJSON(data []byte) error {
 	}
 	var items []inputItem
 	if json.Unmarshal(data, &items) != nil {
-		return badRequest("input", "input is neither a string nor an array of items; send one of them")
+		return badRequest("input", "input is neither a string nor an array of items; send one of "+
+			"them")
 	}
 	for i, item := range items { // other types have other members
 		if !slices.Contains(itemTypes, item.Type) {
-			return unsupported("input", fmt.Sprintf("input[%d].type is %q; send message, reasoning, function_call or function_call_output", i, item.Type))
+			return unsupported("input", fmt.Sprintf("input[%d].type is %q; send message, "+
+				"reasoning, function_call or function_call_output", i, item.Type))
 		}
 	}
 	return decodeStrictly(data, (*[]inputItem)(in))
@@ -120,7 +122,8 @@ func (b *responsesRequest) turn() (*turn, error) {
 		return nil, badRequest("input", "the request has no input; send a text or items")
 	}
 	var check checks
-	t := &turn{stream: b.Stream, choice: b.ToolChoice, oneCall: b.ParallelToolCalls != nil && !*b.ParallelToolCalls}
+	t := &turn{stream: b.Stream, choice: b.ToolChoice,
+		oneCall: b.ParallelToolCalls != nil && !*b.ParallelToolCalls}
 	if b.Instructions != "" {
 		t.messages = append(t.messages, message{Role: "system", Content: b.Instructions})
 	}
@@ -130,7 +133,9 @@ func (b *responsesRequest) turn() (*turn, error) {
 		}
 	}
 	for _, given := range b.Tools {
-		t.tools = append(t.tools, tool{Type: given.Type, Function: toolFunction{Name: given.Name, Description: given.Description, Parameters: given.Parameters}})
+		t.tools = append(t.tools, tool{Type: given.Type,
+			Function: toolFunction{Name: given.Name, Description: given.Description,
+				Parameters: given.Parameters}})
 	}
 	if b.Reasoning != nil && b.Reasoning.Effort != "" {
 		t.setVariable("reasoning_effort", b.Reasoning.Effort)
@@ -140,7 +145,8 @@ func (b *responsesRequest) turn() (*turn, error) {
 		t.format, check.err = format.grammar("text.format")
 	}
 	check.atLeast("max_output_tokens", b.MaxOutputTokens, 1)
-	t.params = &samplingParams{MaxTokens: b.MaxOutputTokens, Temperature: b.Temperature, TopP: b.TopP, Seed: b.Seed, Stream: b.Stream, extensions: b.extensions}
+	t.params = &samplingParams{MaxTokens: b.MaxOutputTokens, Temperature: b.Temperature,
+		TopP: b.TopP, Seed: b.Seed, Stream: b.Stream, extensions: b.extensions}
 	if check.err != nil {
 		return nil, check.err
 	}
@@ -150,17 +156,25 @@ func (b *responsesRequest) turn() (*turn, error) {
 func (b *responsesRequest) refuseUnsupported() error {
 	switch {
 	case b.PreviousResponseID != "":
-		return unsupported("previous_response_id", "previous_response_id is not supported, because responses are not stored; send the whole conversation as input")
+		return unsupported("previous_response_id",
+			"previous_response_id is not supported, because responses are not stored; send the "+
+				"whole conversation as input")
 	case len(b.Conversation) > 0 && string(b.Conversation) != "null":
-		return unsupported("conversation", "conversation is not supported, because conversations are not stored; send the whole conversation as input")
+		return unsupported("conversation", "conversation is not supported, because conversations "+
+			"are not stored; send the whole conversation as input")
 	case b.Background:
-		return unsupported("background", "background is not supported; wait for the answer, or stream it")
+		return unsupported("background", "background is not supported; wait for the answer, or "+
+			"stream it")
 	case b.Truncation != "" && b.Truncation != "disabled":
-		return unsupported("truncation", `truncation is not supported; send "disabled", or truncate_prompt_tokens`)
-	case slices.ContainsFunc(b.Include, func(name string) bool { return name != "reasoning.encrypted_content" }):
-		return unsupported("include", `include has more than "reasoning.encrypted_content"; remove the others`)
+		return unsupported("truncation", `truncation is not supported; send "disabled", or `+
+			`truncate_prompt_tokens`)
+	case slices.ContainsFunc(b.Include,
+		func(name string) bool { return name != "reasoning.encrypted_content" }):
+		return unsupported("include", `include has more than "reasoning.encrypted_content"; `+
+			`remove the others`)
 	case b.BestOf != nil || b.Beam != nil || b.PromptLogprobs != nil || b.ReturnTokenIDs:
-		return unsupported("", "best_of, beam, prompt_logprobs and return_token_ids are not supported here; use /v1/chat/completions")
+		return unsupported("", "best_of, beam, prompt_logprobs and return_token_ids are not "+
+			"supported here; use /v1/chat/completions")
 	}
 	return nil
 }
@@ -183,7 +197,9 @@ func (t *turn) addItem(i int, item *inputItem) error {
 			return nil
 		case "system", "user":
 		default:
-			return badRequest(param+".role", fmt.Sprintf("%s.role is %q; must be system, developer, user or assistant", param, role))
+			return badRequest(param+".role",
+				fmt.Sprintf("%s.role is %q; must be system, developer, user or assistant", param,
+					role))
 		}
 		t.messages = append(t.messages, message{Role: role, Content: text})
 	case "reasoning":
@@ -206,7 +222,8 @@ func (t *turn) addItem(i int, item *inputItem) error {
 		if err != nil {
 			return err
 		}
-		t.messages = append(t.messages, message{Role: "tool", ToolCallID: item.CallID, Content: text})
+		t.messages = append(t.messages, message{Role: "tool", ToolCallID: item.CallID,
+			Content: text})
 	}
 	return nil
 }
@@ -269,9 +286,12 @@ type responseUsage struct {
 
 // response returns the response to a request before its first output.
 func (b *responsesRequest) response(model *Model, t *turn) *response {
-	r := &response{ID: newID("resp_"), Object: "response", CreatedAt: now(), Status: "in_progress", Model: model.Name, Output: []outputItem{},
-		Instructions: orNull(b.Instructions), MaxOutputTokens: b.MaxOutputTokens, Metadata: b.Metadata, ParallelToolCalls: !t.oneCall,
-		Temperature: b.Temperature, TopP: b.TopP, Tools: b.Tools, ToolChoice: nonEmpty(t.choice.mode, "auto"), Truncation: "disabled"}
+	r := &response{ID: newID("resp_"), Object: "response", CreatedAt: now(), Status: "in_progress",
+		Model: model.Name, Output: []outputItem{},
+		Instructions: orNull(b.Instructions), MaxOutputTokens: b.MaxOutputTokens,
+		Metadata: b.Metadata, ParallelToolCalls: !t.oneCall,
+		Temperature: b.Temperature, TopP: b.TopP, Tools: b.Tools,
+		ToolChoice: nonEmpty(t.choice.mode, "auto"), Truncation: "disabled"}
 	if t.choice.mode == "named" {
 		r.ToolChoice = map[string]string{"type": "function", "name": t.choice.name}
 	}
@@ -292,7 +312,8 @@ func (b *responsesRequest) response(model *Model, t *turn) *response {
 }
 
 // complete sets the state at the end of the response.
-func (r *response) complete(ctx context.Context, s *Server, c *conversation, last *pagedllm.Output, divided *parts, ids *itemIDs) error {
+func (r *response) complete(ctx context.Context, s *Server, c *conversation, last *pagedllm.Output,
+	divided *parts, ids *itemIDs) error {
 	r.Status = "completed"
 	if reason, _ := finishReason(last); reason == "length" {
 		r.Status, r.IncompleteDetails = "incomplete", &incompleteDetails{"max_output_tokens"}
@@ -309,8 +330,11 @@ func (r *response) complete(ctx context.Context, s *Server, c *conversation, las
 		return err
 	}
 	usage := &c.record.usage
-	r.Usage = &responseUsage{InputTokens: usage.PromptTokens, InputDetails: usage.PromptDetails, OutputTokens: usage.CompletionTokens,
-		OutputDetails: map[string]int{"reasoning_tokens": min(len(reasoning), usage.CompletionTokens)}, TotalTokens: usage.TotalTokens}
+	r.Usage = &responseUsage{InputTokens: usage.PromptTokens, InputDetails: usage.PromptDetails,
+		OutputTokens: usage.CompletionTokens,
+		OutputDetails: map[string]int{
+			"reasoning_tokens": min(len(reasoning), usage.CompletionTokens)},
+		TotalTokens: usage.TotalTokens}
 	return nil
 }
 

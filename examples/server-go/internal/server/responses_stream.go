@@ -68,7 +68,8 @@ type itemIDs struct{ ids []string }
 // of returns the id of item i. It is made when it is first needed.
 func (ids *itemIDs) of(i int, p *part) string {
 	for len(ids.ids) <= i {
-		ids.ids = append(ids.ids, newID(map[partKind]string{reasoningPart: "rs_", contentPart: "msg_", callPart: "fc_"}[p.kind]))
+		ids.ids = append(ids.ids, newID(map[partKind]string{reasoningPart: "rs_",
+			contentPart: "msg_", callPart: "fc_"}[p.kind]))
 	}
 	return ids.ids[i]
 }
@@ -113,7 +114,9 @@ type stateEvent struct {
 	Response *response `json:"response"`
 }
 
-func (e *itemEvents) state(kind string, r *response) stateEvent { return stateEvent{kind, e.next(), r} }
+func (e *itemEvents) state(kind string, r *response) stateEvent {
+	return stateEvent{kind, e.next(), r}
+}
 
 func (e *itemEvents) sendState(kind string, r *response) { e.stream.add(kind, e.state(kind, r)) }
 
@@ -123,7 +126,8 @@ func (e *itemEvents) begin(index int, p *part) {
 	e.send(itemEvent{Type: "response.output_item.added", OutputIndex: index, Item: &item})
 	if p.kind != callPart {
 		piece := p.piece("")
-		e.send(itemEvent{Type: "response.content_part.added", OutputIndex: index, ItemID: id, ContentIndex: new(int), Part: &piece})
+		e.send(itemEvent{Type: "response.content_part.added", OutputIndex: index, ItemID: id,
+			ContentIndex: new(int), Part: &piece})
 	}
 }
 
@@ -133,7 +137,8 @@ func (e *itemEvents) extend(index int, p *part, text string) {
 	case reasoningPart:
 		event.Type, event.ContentIndex = "response.reasoning_text.delta", new(int)
 	case contentPart:
-		event.Type, event.ContentIndex, event.Logprobs = "response.output_text.delta", new(int), &[]string{}
+		event.Type, event.ContentIndex, event.Logprobs = "response.output_text.delta", new(int),
+			&[]string{}
 	case callPart:
 		event.Type = "response.function_call_arguments.delta"
 	}
@@ -143,21 +148,25 @@ func (e *itemEvents) extend(index int, p *part, text string) {
 func (e *itemEvents) end(index int, p *part) {
 	id, text := e.ids.of(index, p), p.text.String()
 	if p.kind == callPart {
-		e.send(itemEvent{Type: "response.function_call_arguments.done", OutputIndex: index, ItemID: id, Name: p.name, Arguments: &text})
+		e.send(itemEvent{Type: "response.function_call_arguments.done", OutputIndex: index,
+			ItemID: id, Name: p.name, Arguments: &text})
 	} else {
-		done := itemEvent{Type: "response.output_text.done", OutputIndex: index, ItemID: id, ContentIndex: new(int), Text: &text, Logprobs: &[]string{}}
+		done := itemEvent{Type: "response.output_text.done", OutputIndex: index, ItemID: id,
+			ContentIndex: new(int), Text: &text, Logprobs: &[]string{}}
 		if p.kind == reasoningPart {
 			done.Type, done.Logprobs = "response.reasoning_text.done", nil
 		}
 		e.send(done)
 		piece := p.piece(text)
-		e.send(itemEvent{Type: "response.content_part.done", OutputIndex: index, ItemID: id, ContentIndex: new(int), Part: &piece})
+		e.send(itemEvent{Type: "response.content_part.done", OutputIndex: index, ItemID: id,
+			ContentIndex: new(int), Part: &piece})
 	}
 	item := p.item(id, p.status())
 	e.send(itemEvent{Type: "response.output_item.done", OutputIndex: index, Item: &item})
 }
 
-func (s *Server) streamResponse(w http.ResponseWriter, r *http.Request, c *conversation, answer *response) {
+func (s *Server) streamResponse(w http.ResponseWriter, r *http.Request, c *conversation,
+	answer *response) {
 	events := &itemEvents{stream: newEventStream(w)}
 	events.sendState("response.created", answer)
 	events.sendState("response.in_progress", answer)
@@ -172,7 +181,8 @@ func (s *Server) streamResponse(w http.ResponseWriter, r *http.Request, c *conve
 	}
 	if err != nil {
 		e := toAPIError(err)
-		answer.Status, answer.Error = "failed", &responseError{Code: nonEmpty(e.code, e.kind()), Message: e.message}
+		answer.Status, answer.Error = "failed",
+			&responseError{Code: nonEmpty(e.code, e.kind()), Message: e.message}
 		event := events.state("response.failed", answer)
 		events.stream.fail(r.Context(), err, event.Type, event)
 		return

@@ -115,7 +115,8 @@ func (t *textOrTexts) UnmarshalJSON(data []byte) error {
 		return nil
 	}
 	if json.Unmarshal(data, (*[]string)(t)) != nil {
-		return badRequest("stop", "stop is neither a string nor an array of strings; send one of them")
+		return badRequest("stop", "stop is neither a string nor an array of strings; send one of "+
+			"them")
 	}
 	return nil
 }
@@ -134,7 +135,8 @@ func (p *samplingParams) request() (pagedllm.Request, error) {
 	}
 	if p.DeadlineMS != nil {
 		if *p.DeadlineMS < 1 || *p.DeadlineMS > int64(math.MaxInt64/time.Millisecond) {
-			check.fail("deadline_ms", fmt.Sprintf("deadline_ms is %d; must be positive", *p.DeadlineMS))
+			check.fail("deadline_ms", fmt.Sprintf("deadline_ms is %d; must be positive",
+				*p.DeadlineMS))
 		} else {
 			request.Deadline = time.Duration(*p.DeadlineMS) * time.Millisecond
 		}
@@ -204,7 +206,8 @@ func (p *samplingParams) sampling(check *checks) pagedllm.Sampling {
 func (p *samplingParams) asksForLibraryDefaults() bool {
 	isFloat := func(p *float64, value float64) bool { return p != nil && *p == value }
 	isInt := func(p *int, value int) bool { return p != nil && *p == value }
-	return isFloat(p.Temperature, 1) || isFloat(p.TopP, 1) || isFloat(p.MinP, 0) || isFloat(p.TypicalP, 1) ||
+	return isFloat(p.Temperature, 1) || isFloat(p.TopP, 1) || isFloat(p.MinP, 0) ||
+		isFloat(p.TypicalP, 1) ||
 		isFloat(p.RepetitionPenalty, 1) || isInt(p.TopK, 0) || isInt(p.NoRepeatNgramSize, 0)
 }
 
@@ -236,7 +239,8 @@ func (b *beamParams) beam(check *checks) *pagedllm.Beam {
 	case "never":
 		beam.EarlyStopping = pagedllm.EarlyStoppingNever
 	default:
-		check.fail("beam.early_stopping", fmt.Sprintf(`beam.early_stopping is %q; must be "no", "yes" or "never"`, b.EarlyStopping))
+		check.fail("beam.early_stopping", fmt.Sprintf(`beam.early_stopping is %q; must be "no", `+
+			`"yes" or "never"`, b.EarlyStopping))
 	}
 	return beam
 }
@@ -262,7 +266,8 @@ func (s *structuredOutputs) grammar(check *checks) pagedllm.Grammar {
 		all = append(all, pagedllm.Lark(*s.Grammar))
 	}
 	if len(all) != 1 {
-		check.fail("structured_outputs", fmt.Sprintf("structured_outputs has %d constraints; give one of json, json_object, regex, choice and grammar", len(all)))
+		check.fail("structured_outputs", fmt.Sprintf("structured_outputs has %d constraints; give "+
+			"one of json, json_object, regex, choice and grammar", len(all)))
 		return pagedllm.Grammar{}
 	}
 	return all[0]

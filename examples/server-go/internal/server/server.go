@@ -26,8 +26,9 @@ import (
 type Options struct {
 	// Keys are the accepted API keys. Empty: every client is accepted.
 	Keys Keys
-	// LocalHostsOnly refuses requests whose Host header does not name this machine. A page of another
-	// site can let its own name resolve to 127.0.0.1, and would then have the same origin as the server.
+	// LocalHostsOnly refuses requests whose Host header does not name this machine. A page of
+	// another site can let its own name resolve to 127.0.0.1, and would then have the same origin
+	// as the server.
 	LocalHostsOnly bool
 	// MaxBodyBytes is the maximum length of the body of a request in bytes.
 	MaxBodyBytes int64
@@ -94,11 +95,12 @@ func New(models []*Model, options Options) (*Server, error) {
 		model.tokens = make(tokenTable, model.Engine.ModelInfo().VocabSize)
 	}
 	return &Server{options: options, models: models, created: time.Now().Unix(),
-		slots: make(chan struct{}, options.MaxRequests), cpus: make(chan struct{}, runtime.GOMAXPROCS(0))}, nil
+		slots: make(chan struct{}, options.MaxRequests),
+		cpus:  make(chan struct{}, runtime.GOMAXPROCS(0))}, nil
 }
 
-// compute runs work on a text of a client: rendering or tokenizing. At most as many goroutines do so
-// at once as there are CPUs, so that long texts leave time to the engines.
+// compute runs work on a text of a client: rendering or tokenizing. At most as many goroutines do
+// so at once as there are CPUs, so that long texts leave time to the engines.
 func (s *Server) compute(ctx context.Context, work func() error) error {
 	select {
 	case s.cpus <- struct{}{}:
@@ -163,19 +165,24 @@ func (s *Server) handle(method string, answer endpoint) http.Handler {
 }
 
 // recovered answers a request. A panic becomes an error.
-func (s *Server) recovered(method string, r *http.Request, w http.ResponseWriter, answer endpoint) (err error) {
+func (s *Server) recovered(method string, r *http.Request, w http.ResponseWriter,
+	answer endpoint) (err error) {
 	defer func() {
 		if cause := recover(); cause != nil {
 			s.options.Log.Error("panic", "cause", fmt.Sprint(cause), "stack", string(debug.Stack()))
-			err = refusal(http.StatusInternalServerError, "internal error: a defect of the server; its log has the cause")
+			err = refusal(http.StatusInternalServerError,
+				"internal error: a defect of the server; its log has the cause")
 		}
 	}()
 	if s.options.LocalHostsOnly && !isLocalHost(r.Host) {
-		return refusal(http.StatusForbidden, fmt.Sprintf("the Host header is %q; send localhost, or set API keys", r.Host))
+		return refusal(http.StatusForbidden,
+			fmt.Sprintf("the Host header is %q; send localhost, or set API keys", r.Host))
 	}
-	if method != "" && r.Method != method && !(method == http.MethodGet && r.Method == http.MethodHead) {
+	if method != "" && r.Method != method &&
+		!(method == http.MethodGet && r.Method == http.MethodHead) {
 		w.Header().Set("Allow", method)
-		return refusal(http.StatusMethodNotAllowed, fmt.Sprintf("the method is %s; send %s", r.Method, method))
+		return refusal(http.StatusMethodNotAllowed,
+			fmt.Sprintf("the method is %s; send %s", r.Method, method))
 	}
 	return answer(w, r)
 }
@@ -199,7 +206,8 @@ func (s *Server) limited(answer endpoint) endpoint {
 			defer func() { <-s.slots }()
 		default:
 			return tryLater(http.StatusTooManyRequests,
-				fmt.Sprintf("too many requests are in progress (limit %d); try again later", s.options.MaxRequests))
+				fmt.Sprintf("too many requests are in progress (limit %d); try again later",
+					s.options.MaxRequests))
 		}
 		length := r.ContentLength
 		if length < 0 || length > s.options.MaxBodyBytes { // not known, or refused by decode
@@ -208,7 +216,8 @@ func (s *Server) limited(answer endpoint) endpoint {
 		defer s.bodies.Add(-length)
 		if s.bodies.Add(length) > s.options.MaxBodiesBytes {
 			return tryLater(http.StatusTooManyRequests,
-				fmt.Sprintf("the requests in progress are too large together (limit %d bytes); try again later", s.options.MaxBodiesBytes))
+				fmt.Sprintf("the requests in progress are too large together (limit %d bytes); "+
+					"try again later", s.options.MaxBodiesBytes))
 		}
 		return answer(w, r)
 	}
@@ -220,7 +229,8 @@ func (s *Server) health(w http.ResponseWriter, _ *http.Request) error {
 	}
 	for _, model := range s.models {
 		if err := model.Engine.Healthy(); err != nil {
-			return refusal(http.StatusServiceUnavailable, fmt.Sprintf("model %q: %v", model.Name, err))
+			return refusal(http.StatusServiceUnavailable,
+				fmt.Sprintf("model %q: %v", model.Name, err))
 		}
 	}
 	writeJSON(w, http.StatusOK, map[string]string{"status": "ok"})

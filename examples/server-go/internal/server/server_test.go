@@ -76,13 +76,15 @@ func TestABadBodyIsRefusedWithItsStatusAndParameter(t *testing.T) {
 	} {
 		response, answer := post(t, server, "/v1/completions", "application/json", test.body)
 		if response.StatusCode != test.status {
-			t.Errorf("%.60q: status %d, want %d: %s", test.body, response.StatusCode, test.status, answer)
+			t.Errorf("%.60q: status %d, want %d: %s", test.body, response.StatusCode, test.status,
+				answer)
 		}
 		if test.status == 200 {
 			continue
 		}
 		var body errorBody
-		if err := json.Unmarshal(answer, &body); err != nil || body.Error.Type != "invalid_request_error" || body.Error.Message == "" {
+		if err := json.Unmarshal(answer, &body); err != nil ||
+			body.Error.Type != "invalid_request_error" || body.Error.Message == "" {
 			t.Errorf("%.60q: %s, %v", test.body, answer, err)
 		}
 		if param := body.Error.Param; test.param != "" && (param == nil || *param != test.param) {
@@ -93,8 +95,10 @@ func TestABadBodyIsRefusedWithItsStatusAndParameter(t *testing.T) {
 
 func TestHostsOfThisMachineAreKnown(t *testing.T) {
 	for host, local := range map[string]bool{
-		"localhost": true, "LocalHost:8080": true, "127.0.0.1:1": true, "[::1]:80": true, "[::1]": true, "::1": true, "": true,
-		"localhost.example": false, "127.0.0.1.example:80": false, "192.168.0.1": false, "attacker": false,
+		"localhost": true, "LocalHost:8080": true, "127.0.0.1:1": true, "[::1]:80": true,
+		"[::1]": true, "::1": true, "": true,
+		"localhost.example": false, "127.0.0.1.example:80": false, "192.168.0.1": false,
+		"attacker": false,
 	} {
 		if isLocalHost(host) != local {
 			t.Errorf("%q: %v", host, !local)
@@ -104,7 +108,8 @@ func TestHostsOfThisMachineAreKnown(t *testing.T) {
 
 func TestOtherContentTypesAreRefused(t *testing.T) {
 	server := serve(t)
-	if response, _ := post(t, server, "/v1/completions", "text/plain", `{}`); response.StatusCode != 415 {
+	if response, _ := post(t, server, "/v1/completions", "text/plain",
+		`{}`); response.StatusCode != 415 {
 		t.Errorf("status %d", response.StatusCode)
 	}
 }
@@ -112,7 +117,8 @@ func TestOtherContentTypesAreRefused(t *testing.T) {
 func TestTheErrorsOfMessagesHaveTheFormOfAnthropic(t *testing.T) {
 	_, answer := post(t, serve(t), "/v1/messages", "application/json", `{"n": 0}`)
 	var body anthropicError
-	if err := json.Unmarshal(answer, &body); err != nil || body.Type != "error" || body.Error.Type != "invalid_request_error" {
+	if err := json.Unmarshal(answer, &body); err != nil || body.Type != "error" ||
+		body.Error.Type != "invalid_request_error" {
 		t.Errorf("%s, %v", answer, err)
 	}
 }
@@ -124,7 +130,8 @@ func TestABodyThatDoesNotArriveIsATimeout(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer connection.Close()
-	io.WriteString(connection, "POST / HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{")
+	io.WriteString(connection, "POST / HTTP/1.1\r\nHost: x\r\nContent-Type: "+
+		"application/json\r\nContent-Length: 50\r\n\r\n{")
 	connection.SetReadDeadline(time.Now().Add(5 * time.Second))
 	answer, err := io.ReadAll(connection) // the server closes the connection
 	if err != nil || !strings.HasPrefix(string(answer), "HTTP/1.1 408 ") {
@@ -142,18 +149,21 @@ func TestEveryCodeOfTheLibraryHasAStatus(t *testing.T) {
 			t.Errorf("%v: status %d, want %d", code, e.status, status)
 		}
 	}
-	e := toAPIError(&pagedllm.Error{Code: pagedllm.ErrInvalidArgument, Message: "top_p is 2; must be above 0 to 1"})
+	e := toAPIError(&pagedllm.Error{Code: pagedllm.ErrInvalidArgument,
+		Message: "top_p is 2; must be above 0 to 1"})
 	if e.param != "top_p" {
 		t.Errorf("parameter %q", e.param)
 	}
-	long := toAPIError(&pagedllm.Error{Code: pagedllm.ErrInvalidArgument, Message: "x", PromptTokens: 9, MaxModelLen: 8})
+	long := toAPIError(&pagedllm.Error{Code: pagedllm.ErrInvalidArgument, Message: "x",
+		PromptTokens: 9, MaxModelLen: 8})
 	if long.code != "context_length_exceeded" {
 		t.Errorf("code %q", long.code)
 	}
 }
 
 func TestAnExplicitDefaultDisablesTheDefaultsOfTheModel(t *testing.T) {
-	for body, modelDefaults := range map[string]bool{`{}`: true, `{"temperature": 0.7}`: true, `{"temperature": 1}`: false, `{"top_k": 0}`: false} {
+	for body, modelDefaults := range map[string]bool{`{}`: true, `{"temperature": 0.7}`: true,
+		`{"temperature": 1}`: false, `{"top_k": 0}`: false} {
 		var params samplingParams
 		if err := decodeStrictly([]byte(body), &params); err != nil {
 			t.Fatal(err)
@@ -174,11 +184,16 @@ func TestKeysAreUniqueAndHaveTheirCase(t *testing.T) {
 		`{"beam": {"Width": 2}}`:           "Width",
 		`{"beam": {"ſtrict": 2}}`:          "ſtrict",
 		`{"logit_bias": {"5": 1, "5": 2}}`: "5",
-		`{"tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": {"b": 1, "b": 2}}}}]}`: "b",
-		`{"tools": [{"type": "function", "function": {"Name": "f"}}]}`:                                        "Name",
-		`{"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "colour": 1}]}]}`:           "colour",
-		`{"messages": [{"role": "user", "content": [{"type": "text", "Text": "a"}]}]}`:                        "Text",
-		`{"tool_choice": {"type": "function", "function": {"name": "f", "strength": 5}}}`:                     "strength",
+		`{"tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": {"b": 1, ` +
+			`"b": 2}}}}]}`: "b",
+		`{"tools": [{"type": "function", "function": {"Name": ` +
+			`"f"}}]}`: "Name",
+		`{"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "colour": ` +
+			`1}]}]}`: "colour",
+		`{"messages": [{"role": "user", "content": [{"type": "text", "Text": ` +
+			`"a"}]}]}`: "Text",
+		`{"tool_choice": {"type": "function", "function": {"name": "f", "strength": ` +
+			`5}}}`: "strength",
 	} {
 		var request chatRequest
 		err := decodeStrictly([]byte(body), &request)
@@ -188,19 +203,27 @@ func TestKeysAreUniqueAndHaveTheirCase(t *testing.T) {
 		}
 	}
 	for body, value := range map[string]any{
-		`{"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "a", "is_errror": true}]}]}`: &messagesRequest{},
-		`{"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "text": "b"}]}]}`:                                     &messagesRequest{},
-		`{"input": [{"role": "user", "content": "a", "colour": 1}]}`:                                                                    &responsesRequest{},
+		`{"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", ` +
+			`"content": "a", "is_errror": true}]}]}`: &messagesRequest{},
+		`{"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "text": ` +
+			`"b"}]}]}`: &messagesRequest{},
+		`{"input": [{"role": "user", "content": "a", "colour": ` +
+			`1}]}`: &responsesRequest{},
 	} {
 		if err := decodeStrictly([]byte(body), value); err == nil {
 			t.Error(body)
 		}
 	}
 	for body, value := range map[string]any{
-		`{"chat_template_kwargs": {"a": 1, "A": 2}, "logit_bias": {"5": 1, "6": 2}, "n": 1, "tools": [{"type": "function", "function": {"name": "f",
-			"parameters": {"Type": 1, "type": 2}}}], "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]}`: &chatRequest{},
-		`{"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "a", "is_error": true}]}]}`: &messagesRequest{},
-		`{"input": [{"type": "reasoning", "id": "rs_1", "summary": [], "status": "completed"}]}`:                                       &responsesRequest{},
+		`{"chat_template_kwargs": {"a": 1, "A": 2}, "logit_bias": {"5": 1, "6": 2}, "n": 1,
+			"tools": [{"type": "function", "function": {"name": "f",
+			"parameters": {"Type": 1, "type": 2}}}], "messages": [{"role": "user",
+				"content": [{"type": "text", "text": "a"}, {"type": "text",
+				"text": "b"}]}]}`: &chatRequest{},
+		`{"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", ` +
+			`"content": "a", "is_error": true}]}]}`: &messagesRequest{},
+		`{"input": [{"type": "reasoning", "id": "rs_1", "summary": [], "status": ` +
+			`"completed"}]}`: &responsesRequest{},
 	} {
 		if err := decodeStrictly([]byte(body), value); err != nil {
 			t.Errorf("%s: %v", body, err)

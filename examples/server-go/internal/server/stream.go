@@ -40,8 +40,8 @@ func (w *responseWriter) Write(data []byte) (written int, err error) {
 	return written, err
 }
 
-// extendDeadline sets the deadline of the next write. To save time, it does nothing within a tenth of
-// the timeout after the last call.
+// extendDeadline sets the deadline of the next write. To save time, it does nothing within a tenth
+// of the timeout after the last call.
 func (w *responseWriter) extendDeadline() {
 	if now := time.Now(); w.deadline.Sub(now) < w.timeout*9/10 {
 		w.deadline = now.Add(w.timeout)
@@ -96,14 +96,15 @@ func (e *eventStream) flush() error {
 		err = e.connection.Flush()
 	}
 	if err != nil {
-		e.err = refusal(statusGone, "the client does not read its answer, or has closed the connection ("+err.Error()+")")
+		e.err = refusal(statusGone, "the client does not read its answer, or has closed the "+
+			"connection ("+err.Error()+")")
 	}
 	e.buffer.Reset()
 	return e.err
 }
 
-// fail ends a stream with an error, which event shows in the form of the API. The error is also that
-// of the record.
+// fail ends a stream with an error, which event shows in the form of the API. The error is also
+// that of the record.
 func (e *eventStream) fail(ctx context.Context, err error, name string, event any) {
 	recordOf(ctx).fail(err)
 	e.add(name, event)

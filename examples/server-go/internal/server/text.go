@@ -36,7 +36,8 @@ func (s *Server) tokenize(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	answer := tokenizeResponse{Count: len(tokens), MaxModelLen: model.Engine.ModelInfo().MaxModelLen, Tokens: tokens}
+	answer := tokenizeResponse{Count: len(tokens),
+		MaxModelLen: model.Engine.ModelInfo().MaxModelLen, Tokens: tokens}
 	if tokens == nil {
 		answer.Tokens = []uint32{}
 	}
@@ -56,7 +57,8 @@ func (s *Server) tokenize(w http.ResponseWriter, r *http.Request) error {
 
 func (t *tokenizeRequest) tokens(model *Model) ([]uint32, error) {
 	if (t.Prompt != nil) == (t.Messages != nil) {
-		return nil, badRequest("prompt", "the request needs either prompt or messages; send one of them")
+		return nil, badRequest("prompt", "the request needs either prompt or messages; send one "+
+			"of them")
 	}
 	if t.Prompt != nil {
 		return model.Engine.Tokenize(*t.Prompt, t.AddSpecialTokens == nil || *t.AddSpecialTokens)

@@ -27,7 +27,8 @@ type toolFunction struct {
 func checkTools(tools []tool) error {
 	for i := range tools {
 		if tools[i].Type != "function" {
-			return unsupported("tools", fmt.Sprintf(`tools[%d].type is %q; must be "function"`, i, tools[i].Type))
+			return unsupported("tools", fmt.Sprintf(`tools[%d].type is %q; must be "function"`, i,
+				tools[i].Type))
 		}
 		if tools[i].Function.Name == "" {
 			return badRequest("tools", fmt.Sprintf("tools[%d] has no name", i))
@@ -53,7 +54,9 @@ func (c *toolChoice) forced() bool { return c.mode == "required" || c.mode == "n
 func (c *toolChoice) UnmarshalJSON(data []byte) error {
 	if json.Unmarshal(data, &c.mode) == nil {
 		if !slices.Contains([]string{"", "auto", "none", "required"}, c.mode) {
-			return badRequest("tool_choice", fmt.Sprintf(`tool_choice is %q; must be "auto", "none", "required" or a function`, c.mode))
+			return badRequest("tool_choice",
+				fmt.Sprintf(`tool_choice is %q; must be "auto", "none", "required" or a function`,
+					c.mode))
 		}
 		return nil
 	}
@@ -65,7 +68,8 @@ func (c *toolChoice) UnmarshalJSON(data []byte) error {
 		} `json:"function"`
 	}
 	if json.Unmarshal(data, &named) != nil || named.Type != "function" {
-		return unsupported("tool_choice", `tool_choice is not supported; send "auto", "none", "required" or a function`)
+		return unsupported("tool_choice", `tool_choice is not supported; send "auto", "none", `+
+			`"required" or a function`)
 	}
 	if err := decodeStrictly(data, &named); err != nil {
 		return err
@@ -74,8 +78,8 @@ func (c *toolChoice) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// callGrammar allows only calls of the tools: a JSON array of objects with name and arguments, which
-// the parser of the format "json" takes.
+// callGrammar allows only calls of the tools: a JSON array of objects with name and arguments,
+// which the parser of the format "json" takes.
 func (t *turn) callGrammar() (pagedllm.Grammar, error) {
 	var items []any
 	definitions := map[string]json.RawMessage{}
@@ -101,9 +105,12 @@ func (t *turn) callGrammar() (pagedllm.Grammar, error) {
 		})
 	}
 	if len(items) == 0 {
-		return pagedllm.Grammar{}, badRequest("tool_choice", fmt.Sprintf("tool_choice forces a call of %q, which is not in tools; send the tool", nonEmpty(t.choice.name, "a tool")))
+		return pagedllm.Grammar{}, badRequest("tool_choice",
+			fmt.Sprintf("tool_choice forces a call of %q, which is not in tools; send the tool",
+				nonEmpty(t.choice.name, "a tool")))
 	}
-	schema := map[string]any{"type": "array", "minItems": 1, "items": map[string]any{"anyOf": items}, "$defs": definitions}
+	schema := map[string]any{"type": "array", "minItems": 1,
+		"items": map[string]any{"anyOf": items}, "$defs": definitions}
 	if t.oneCall || t.choice.mode == "named" {
 		schema["maxItems"] = 1
 	}
@@ -123,7 +130,8 @@ type callProperties struct{ name, definition string }
 
 func (c callProperties) MarshalJSON() ([]byte, error) {
 	name, err := json.Marshal(c.name)
-	return fmt.Appendf(nil, `{"name": {"const": %s}, "arguments": {"$ref": "#/$defs/%s"}}`, name, c.definition), err
+	return fmt.Appendf(nil, `{"name": {"const": %s}, "arguments": {"$ref": "#/$defs/%s"}}`, name,
+		c.definition), err
 }
 
 // isObject reports whether a text is a JSON object.
@@ -131,8 +139,8 @@ func isObject(text string) bool {
 	return strings.HasPrefix(strings.TrimSpace(text), "{") && json.Valid([]byte(text))
 }
 
-// newCallID returns an id for a tool call. The templates of Mistral take only ids of nine letters and
-// digits.
+// newCallID returns an id for a tool call. The templates of Mistral take only ids of nine letters
+// and digits.
 func newCallID() string {
 	const letters = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 	var id [9]byte
@@ -169,5 +177,6 @@ func (f *responseFormat) grammar(param string) (*pagedllm.Grammar, error) {
 	case f.Type == "json_schema":
 		return nil, badRequest(param, param+" has no schema; send one")
 	}
-	return nil, badRequest(param, fmt.Sprintf(`%s.type is %q; must be "text", "json_object" or "json_schema"`, param, f.Type))
+	return nil, badRequest(param, fmt.Sprintf(`%s.type is %q; must be "text", "json_object" or `+
+		`"json_schema"`, param, f.Type))
 }

@@ -27,7 +27,8 @@ func newSpan(traceparents []string) (s span) {
 		fields = strings.Split(traceparents[0], "-")
 	}
 	// Version 00 has four fields, and later versions can have more.
-	valid := len(fields) >= 4 && isHex(fields[0], 1) && fields[0] != "ff" && (fields[0] != "00" || len(fields) == 4) &&
+	valid := len(fields) >= 4 && isHex(fields[0], 1) && fields[0] != "ff" &&
+		(fields[0] != "00" || len(fields) == 4) &&
 		isHex(fields[1], 16) && isHex(fields[2], 8) && isHex(fields[3], 1)
 	if valid {
 		hex.Decode(s.trace[:], []byte(fields[1]))
@@ -50,7 +51,8 @@ func isHex(text string, bytes int) bool {
 
 // header returns the value of the header traceresponse.
 func (s *span) header() string {
-	return "00-" + hex.EncodeToString(s.trace[:]) + "-" + hex.EncodeToString(s.id[:]) + "-" + hex.EncodeToString([]byte{s.flags})
+	return "00-" + hex.EncodeToString(s.trace[:]) + "-" + hex.EncodeToString(s.id[:]) + "-" +
+		hex.EncodeToString([]byte{s.flags})
 }
 
 // A record is what the log, the metrics and the trace report about a request.
@@ -66,8 +68,8 @@ type record struct {
 // fail records why a request failed.
 func (r *record) fail(err error) { r.err = toAPIError(err) }
 
-// outcome returns the status of a request. The status of an error in a stream, whose header was sent
-// before the error, is that of the error.
+// outcome returns the status of a request. The status of an error in a stream, whose header was
+// sent before the error, is that of the error.
 func (r *record) outcome(sent int) int {
 	if r.err != nil {
 		return r.err.status
@@ -86,15 +88,20 @@ func (s *Server) report(r *http.Request, w *responseWriter, record *record) {
 	duration := time.Since(record.begin)
 	s.counters.add(r.Pattern, status)
 	if s.options.Exporter != nil && record.span.flags&1 == 1 {
-		s.options.Exporter.add(finishedSpan{record, r.Method + " " + r.Pattern, status, record.begin.Add(duration)})
+		s.options.Exporter.add(finishedSpan{record, r.Method + " " + r.Pattern, status,
+			record.begin.Add(duration)})
 	}
 	level, attributes := slog.LevelInfo, []slog.Attr{
-		slog.String("method", r.Method), slog.String("path", shorten(r.URL.Path)), slog.Int("status", status),
-		slog.Duration("duration", duration), slog.String("trace_id", hex.EncodeToString(record.span.trace[:])),
+		slog.String("method", r.Method), slog.String("path", shorten(r.URL.Path)),
+		slog.Int("status", status),
+		slog.Duration("duration", duration),
+		slog.String("trace_id", hex.EncodeToString(record.span.trace[:])),
 		slog.String("span_id", hex.EncodeToString(record.span.id[:]))}
 	if record.model != "" {
-		attributes = append(attributes, slog.String("model", record.model), slog.Int("prompt_tokens", record.usage.PromptTokens),
-			slog.Int("completion_tokens", record.usage.CompletionTokens), slog.Duration("first_token", record.firstToken))
+		attributes = append(attributes, slog.String("model", record.model),
+			slog.Int("prompt_tokens", record.usage.PromptTokens),
+			slog.Int("completion_tokens", record.usage.CompletionTokens),
+			slog.Duration("first_token", record.firstToken))
 	}
 	if r.URL.Path == "/health" || r.URL.Path == "/metrics" {
 		level = slog.LevelDebug // they come every few seconds

@@ -61,7 +61,8 @@ func newToolCall(id, name, arguments string) (call messageToolCall, err error) {
 	}
 	var object map[string]json.RawMessage
 	if json.Unmarshal(call.Function.Arguments, &object) != nil || object == nil {
-		return call, badRequest("", fmt.Sprintf("the arguments of tool call %q are not a JSON object; send the text of an object", id))
+		return call, badRequest("", fmt.Sprintf("the arguments of tool call %q are not a JSON "+
+			"object; send the text of an object", id))
 	}
 	return call, nil
 }
@@ -83,7 +84,8 @@ type chatBody interface {
 }
 
 // readTurn decodes the body of a request, and converts it.
-func (s *Server) readTurn(w http.ResponseWriter, r *http.Request, body chatBody) (*Model, *turn, error) {
+func (s *Server) readTurn(w http.ResponseWriter, r *http.Request, body chatBody,
+) (*Model, *turn, error) {
 	model, err := s.read(w, r, body)
 	if err != nil {
 		return nil, nil, err
@@ -102,7 +104,8 @@ func (s *Server) readTurn(w http.ResponseWriter, r *http.Request, body chatBody)
 }
 
 // begin reads a request and starts its turn. Close the conversation.
-func (s *Server) begin(w http.ResponseWriter, r *http.Request, body chatBody) (*conversation, error) {
+func (s *Server) begin(w http.ResponseWriter, r *http.Request, body chatBody,
+) (*conversation, error) {
 	model, turn, err := s.readTurn(w, r, body)
 	if err != nil {
 		return nil, err
@@ -148,13 +151,15 @@ func (t *turn) request() (pagedllm.Request, error) {
 		return request, err
 	}
 	constraints := 0
-	for _, is := range []bool{t.params.StructuredOutputs != nil, t.format != nil, t.choice.forced()} {
+	for _, is := range []bool{t.params.StructuredOutputs != nil, t.format != nil,
+		t.choice.forced()} {
 		if is {
 			constraints++
 		}
 	}
 	if constraints > 1 {
-		return request, badRequest("", "the request has several constraints on the output; give one of structured_outputs, a response format, and a tool choice that forces a call")
+		return request, badRequest("", "the request has several constraints on the output; give "+
+			"one of structured_outputs, a response format, and a tool choice that forces a call")
 	}
 	if t.format != nil {
 		request.Sampling.Grammar = *t.format
@@ -175,7 +180,9 @@ func (m *Model) render(t *turn) (prompt, error) {
 	chat := map[string]any{"messages": t.messages}
 	for name, value := range t.variables {
 		if name == "messages" || name == "tools" {
-			return prompt{}, badRequest("chat_template_kwargs", fmt.Sprintf("chat_template_kwargs has %q; send it as a member of the request", name))
+			return prompt{}, badRequest("chat_template_kwargs",
+				fmt.Sprintf("chat_template_kwargs has %q; send it as a member of the request",
+					name))
 		}
 		chat[name] = value
 	}
@@ -247,7 +254,8 @@ func (m *Model) reasoning(response string) (reasoning string, err error) {
 const tailBytes = 256
 
 func (c *conversation) addParsers(model *Model, t *turn, format, prompt string, count int) error {
-	settings := pagedllm.ResponseSettings{Format: format, Prompt: prompt[max(0, len(prompt)-tailBytes):]}
+	settings := pagedllm.ResponseSettings{Format: format,
+		Prompt: prompt[max(0, len(prompt)-tailBytes):]}
 	if len(t.tools) > 0 {
 		settings.Tools = t.tools
 	} else if model.beginsWithReasoning {
@@ -301,22 +309,27 @@ func (c *conversation) deltas(output *pagedllm.Output) ([]pagedllm.ResponseDelta
 }
 
 // allowed converts deltas to those that the request allows.
-func (c *conversation) allowed(deltas []pagedllm.ResponseDelta, output *pagedllm.Output) []pagedllm.ResponseDelta {
+func (c *conversation) allowed(deltas []pagedllm.ResponseDelta,
+	output *pagedllm.Output) []pagedllm.ResponseDelta {
 	switch {
-	case c.turn.choice.forced(): // a call that max_tokens has cut before its arguments is no content
-		deltas = slices.DeleteFunc(deltas, func(d pagedllm.ResponseDelta) bool { return d.Content != "" })
+	case c.turn.choice.forced():
+		// A call that max_tokens has cut before its arguments is no content.
+		deltas = slices.DeleteFunc(deltas,
+			func(d pagedllm.ResponseDelta) bool { return d.Content != "" })
 	case len(c.turn.tools) == 0:
 		return c.asContent(deltas, output)
 	}
 	for i := range deltas {
 		calls := deltas[i].ToolCalls
 		for k := range calls {
-			if strings.HasPrefix(calls[k].ID, "call_") { // the parser's. Models can have ids of their own.
+			// Ids with this prefix are the parser's. Models can have ids of their own.
+			if strings.HasPrefix(calls[k].ID, "call_") {
 				calls[k].ID = newCallID()
 			}
 		}
 		if c.turn.oneCall {
-			deltas[i].ToolCalls = slices.DeleteFunc(calls, func(call pagedllm.ToolCallDelta) bool { return call.Index > 0 })
+			deltas[i].ToolCalls = slices.DeleteFunc(calls,
+				func(call pagedllm.ToolCallDelta) bool { return call.Index > 0 })
 		}
 	}
 	return slices.DeleteFunc(deltas, func(d pagedllm.ResponseDelta) bool {
@@ -325,7 +338,8 @@ func (c *conversation) allowed(deltas []pagedllm.ResponseDelta, output *pagedllm
 }
 
 // asContent writes the calls of a request without tools as JSON into the content.
-func (c *conversation) asContent(deltas []pagedllm.ResponseDelta, output *pagedllm.Output) []pagedllm.ResponseDelta {
+func (c *conversation) asContent(deltas []pagedllm.ResponseDelta,
+	output *pagedllm.Output) []pagedllm.ResponseDelta {
 	inCall := &c.inCall[output.Index]
 	end := func() string {
 		if !*inCall {
@@ -460,7 +474,8 @@ func (p *parts) hasCalls() bool {
 }
 
 // answer waits for a response that is not streamed, and divides it.
-func (c *conversation) answer(ctx context.Context) (outputs []pagedllm.Output, divided []parts, err error) {
+func (c *conversation) answer(ctx context.Context) (
+	outputs []pagedllm.Output, divided []parts, err error) {
 	if outputs, err = c.all(ctx); err != nil {
 		return nil, nil, err
 	}
@@ -479,7 +494,8 @@ func (c *conversation) answer(ctx context.Context) (outputs []pagedllm.Output, d
 }
 
 // stream passes the parts of the only response to a handler, and returns its last output.
-func (c *conversation) stream(ctx context.Context, s *Server, events *eventStream, divided *parts) (last pagedllm.Output, err error) {
+func (c *conversation) stream(ctx context.Context, s *Server, events *eventStream,
+	divided *parts) (last pagedllm.Output, err error) {
 	err = c.each(ctx, s, events, func(output *pagedllm.Output) error {
 		deltas, err := c.deltas(output)
 		for i := range deltas {
