@@ -32,30 +32,54 @@ type prompt struct {
 type prompts []prompt
 
 func (p *prompts) UnmarshalJSON(data []byte) error {
-	var text string
-	var texts []string
-	var tokens []uint32
-	var lists [][]uint32
-	switch {
-	case string(data) == "null":
+	wrong := badRequest("prompt", "prompt is neither a string nor token ids; send one of them, "+
+		"or an array of one kind")
+	// The beginning shows the kind. Trying each would parse a long prompt several times.
+	var err error
+	switch first, second := beginning(data); {
+	case first == 'n': // null
 		return nil
-	case json.Unmarshal(data, &text) == nil:
+	case first == '"':
+		var text string
+		err = json.Unmarshal(data, &text)
 		*p = prompts{{text: text}}
-	case json.Unmarshal(data, &texts) == nil:
+	case first == '[' && second == '"':
+		var texts []string
+		err = json.Unmarshal(data, &texts)
 		for _, text := range texts {
 			*p = append(*p, prompt{text: text})
 		}
-	case json.Unmarshal(data, &tokens) == nil:
-		*p = prompts{{tokens: tokens}}
-	case json.Unmarshal(data, &lists) == nil:
+	case first == '[' && second == '[':
+		var lists [][]uint32
+		err = json.Unmarshal(data, &lists)
 		for _, tokens := range lists {
 			*p = append(*p, prompt{tokens: tokens})
 		}
-	default:
-		return badRequest("prompt", "prompt is neither a string nor token ids; send one of them, "+
-			"or an array of one kind")
+	case first == '[' && second != ']' && second != 'n':
+		var tokens []uint32
+		err = json.Unmarshal(data, &tokens)
+		*p = prompts{{tokens: tokens}}
+	case first != '[':
+		return wrong
+	}
+	if err != nil {
+		return wrong
 	}
 	return nil
+}
+
+// beginning returns the first two bytes of a JSON value that are no spaces.
+func beginning(data []byte) (first, second byte) {
+	for _, b := range data {
+		switch {
+		case b == ' ' || b == '\t' || b == '\r' || b == '\n':
+		case first == 0:
+			first = b
+		default:
+			return first, b
+		}
+	}
+	return first, 0
 }
 
 // A completion is an answer, or one event of a stream.
