@@ -51,6 +51,26 @@ func parseFlags(arguments []string) (*config, error) {
 		"in $"+keysVariable+")")
 	flags.Func("kv-bytes", "`size` of the KV pools of all models together, such as 4GiB (default "+
 		"1GiB)", sizeFlag(&c.kvBytes))
+	flags.StringVar(&c.traceEndpoint, "trace-endpoint", "",
+		"`URL` of an OpenTelemetry collector for spans, such as http://localhost:4318/v1/traces "+
+			"(default: none)")
+	c.addEngineFlags(flags)
+	c.addLimits(flags)
+	c.addTimes(flags)
+	if err := flags.Parse(arguments); err != nil {
+		return nil, err
+	}
+	err := c.check(flags.Args())
+	if err == nil {
+		c.server.Keys, err = readKeys(*keys)
+	}
+	if err != nil {
+		fmt.Fprintln(flags.Output(), "server-go:", err)
+	}
+	return c, err
+}
+
+func (c *config) addEngineFlags(flags *flag.FlagSet) {
 	flags.StringVar(&c.engine.Device, "device", "cpu", "cpu or cuda:0")
 	flags.Float64Var(&c.engine.MemoryFraction, "memory-fraction", 0,
 		"CUDA: `fraction` of the free device memory for the KV pool, instead of -kv-bytes")
@@ -64,10 +84,9 @@ func parseFlags(arguments []string) (*config, error) {
 		"maximum number of `tokens` in one step")
 	flags.IntVar(&c.engine.MaxWaitingRequests, "max-waiting", 2048,
 		"maximum number of waiting `requests` of each model")
-	flags.DurationVar(&c.server.MaxWait, "max-wait", 0,
-		"longest acceptable forecast of the time to the first token (default: no limit)")
-	flags.DurationVar(&c.server.MaxTime, "max-time", 10*time.Minute,
-		"time after which a request ends with the tokens it has; 0: no limit")
+}
+
+func (c *config) addLimits(flags *flag.FlagSet) {
 	flags.IntVar(&c.maxConnections, "max-connections", 4096,
 		"maximum number of open `connections`; further clients wait")
 	flags.IntVar(&c.server.MaxRequests, "max-requests", 2048,
@@ -82,6 +101,13 @@ func parseFlags(arguments []string) (*config, error) {
 		sizeFlag(&c.server.MaxBodyBytes))
 	flags.Func("max-bodies", "maximum `size` of all requests in progress together (default 256MiB)",
 		sizeFlag(&c.server.MaxBodiesBytes))
+}
+
+func (c *config) addTimes(flags *flag.FlagSet) {
+	flags.DurationVar(&c.server.MaxWait, "max-wait", 0,
+		"longest acceptable forecast of the time to the first token (default: no limit)")
+	flags.DurationVar(&c.server.MaxTime, "max-time", 10*time.Minute,
+		"time after which a request ends with the tokens it has; 0: no limit")
 	flags.DurationVar(&c.headerTimeout, "header-timeout", 10*time.Second,
 		"time within which the headers of a request must arrive")
 	flags.DurationVar(&c.server.ReadTimeout, "read-timeout", 30*time.Second,
@@ -96,20 +122,6 @@ func parseFlags(arguments []string) (*config, error) {
 		"time for which /health fails before the server accepts no more connections")
 	flags.DurationVar(&c.grace, "grace", 30*time.Second,
 		"time for the requests in progress when the server shuts down")
-	flags.StringVar(&c.traceEndpoint, "trace-endpoint", "",
-		"`URL` of an OpenTelemetry collector for spans, such as http://localhost:4318/v1/traces "+
-			"(default: none)")
-	if err := flags.Parse(arguments); err != nil {
-		return nil, err
-	}
-	err := c.check(flags.Args())
-	if err == nil {
-		c.server.Keys, err = readKeys(*keys)
-	}
-	if err != nil {
-		fmt.Fprintln(flags.Output(), "server-go:", err)
-	}
-	return c, err
 }
 
 func (c *config) addModel(text string) error {

@@ -1,10 +1,11 @@
 // Package server answers the HTTP APIs of OpenAI and Anthropic with engines of this process. Each
 // file has one topic:
 //
-//	server.go      the endpoints and what all of them share
-//	admission.go   models, limits, and how a request is added to its engine
-//	turn.go        one turn of a chat: chat completions, messages and responses share it
-//	stream.go      Server-Sent Events
+//	server.go        the endpoints and what all of them share
+//	admission.go     models, limits, and how a request is added to its engine
+//	turn.go          a turn of a chat: chat completions, messages and responses share it
+//	conversation.go  the generation of a turn: reasoning, content and tool calls
+//	stream.go        Server-Sent Events
 package server
 
 import (
