@@ -109,7 +109,8 @@ func (s *Server) start(ctx context.Context, model *Model, request pagedllm.Reque
 	}
 	for i, prompt := range prompts {
 		request.UserData, request.PromptTokenIDs = uint64(i), prompt.tokens
-		if err := s.add(queue, request); err != nil {
+		// The engine tokenizes stop strings and bad words.
+		if err := s.compute(ctx, func() error { return s.add(queue, request) }); err != nil {
 			queue.Close()
 			return nil, err
 		}

@@ -77,3 +77,22 @@ func TestASlowCollectorDelaysNoRequest(t *testing.T) {
 	close(release)
 	exporter.Close()
 }
+
+func TestTheConnectionToTheCollectorIsUsedAgain(t *testing.T) {
+	clients := make(map[string]bool)
+	collector := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		clients[r.RemoteAddr] = true
+		w.Write(make([]byte, 100000))
+	}))
+	defer collector.Close()
+	exporter := NewExporter(collector.URL, limits().Log)
+	defer exporter.Close()
+	for range 3 {
+		if err := exporter.send([]finishedSpan{{record: &record{}}}); err != nil {
+			t.Error(err)
+		}
+	}
+	if len(clients) != 1 {
+		t.Errorf("%d connections", len(clients))
+	}
+}

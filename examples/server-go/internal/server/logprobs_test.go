@@ -1,8 +1,10 @@
 package server
 
 import (
+	"context"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -106,5 +108,36 @@ func TestTextsWaitForACPU(t *testing.T) {
 		if status := <-answered; status != "200 OK" {
 			t.Error(status)
 		}
+	}
+}
+
+func TestAClientThatHasGoneNeedsNoCPU(t *testing.T) {
+	model := open(t, pagedllm.Options{})
+	s := newServer(t, limits(), model)
+	server := httptest.NewServer(s.Handler())
+	t.Cleanup(server.Close)
+	for range cap(s.cpus) {
+		s.cpus <- struct{}{}
+	}
+	hangUp := postInBackground(t, server, `{`+france+`}`)
+	waitUntil(t, "the request is in progress", func() bool { return len(s.slots) == 1 })
+	hangUp()
+	waitUntil(t, "the request ends without a CPU", func() bool { return len(s.slots) == 0 })
+
+	gone, cancel := context.WithCancel(context.Background())
+	cancel()
+	output := pagedllm.Output{Tokens: []uint32{1}, LogProbs: []float32{-1},
+		PromptLogProbs: []float32{-1}}
+	served := s.models[0]
+	if _, err := served.chatLogprobs(gone, &output); err != context.Canceled {
+		t.Error(err)
+	}
+	if _, err := served.completionLogprobs(gone, &output, 0,
+		&textPosition{}); err != context.Canceled {
+		t.Error(err)
+	}
+	params := samplingParams{extensions: extensions{PromptLogprobs: pagedllm.Ptr(0)}}
+	if _, err := params.report(gone, served, &output); err != context.Canceled {
+		t.Error(err)
 	}
 }

@@ -100,8 +100,8 @@ func New(models []*Model, options Options) (*Server, error) {
 		cpus:  make(chan struct{}, runtime.GOMAXPROCS(0))}, nil
 }
 
-// compute runs work on a text of a client: rendering or tokenizing. At most as many goroutines do
-// so at once as there are CPUs, so that long texts leave time to the engines.
+// compute runs work on texts of a client: rendering, tokenizing, adding a request. At most as many
+// goroutines do so at once as there are CPUs, so that long texts leave time to the engines.
 func (s *Server) compute(ctx context.Context, work func() error) error {
 	select {
 	case s.cpus <- struct{}{}:
