@@ -74,6 +74,8 @@ type generation struct {
 	queue   outputQueue
 	record  *record
 	results int // of each prompt
+	// release ends the reservation of log probabilities.
+	release func()
 	// promptTokens is the number of tokens of all prompts.
 	promptTokens int
 	open         int // sequences that have not ended
@@ -88,9 +90,14 @@ type outputQueue interface {
 // start adds one request for each prompt. If one is refused, none runs. Close the generation; this
 // aborts the requests that have not ended.
 func (s *Server) start(ctx context.Context, model *Model, request pagedllm.Request,
-	prompts []prompt, stream bool) (*generation, error) {
-	results, err := s.limit(&request, len(prompts))
-	if err != nil {
+	prompts []prompt, stream bool) (_ *generation, err error) {
+	g := &generation{model: model, record: recordOf(ctx)}
+	defer func() {
+		if err != nil {
+			g.close()
+		}
+	}()
+	if g.results, err = s.limit(&request, len(prompts)); err != nil {
 		return nil, err
 	}
 	if !stream {
@@ -100,25 +107,22 @@ func (s *Server) start(ctx context.Context, model *Model, request pagedllm.Reque
 	if err != nil {
 		return nil, err
 	}
-	if err := model.limitLogprobs(&request, prompts, stream); err != nil {
+	if g.release, err = s.reserveLogprobs(model, &request, prompts, stream); err != nil {
 		return nil, err
 	}
-	queue, err := model.Engine.NewQueue(64 + len(prompts)*results)
+	g.open = len(prompts) * g.results
+	queue, err := model.Engine.NewQueue(64 + g.open)
 	if err != nil {
 		return nil, noQueue(err)
 	}
+	g.queue = queue
 	for i, prompt := range prompts {
 		request.UserData, request.PromptTokenIDs = uint64(i), prompt.tokens
+		g.promptTokens += len(prompt.tokens)
 		// The engine tokenizes stop strings and bad words.
 		if err := s.compute(ctx, func() error { return s.add(queue, request) }); err != nil {
-			queue.Close()
 			return nil, err
 		}
-	}
-	g := &generation{model: model, queue: queue, record: recordOf(ctx), results: results,
-		open: len(prompts) * results}
-	for _, prompt := range prompts {
-		g.promptTokens += len(prompt.tokens)
 	}
 	return g, nil
 }
@@ -139,7 +143,14 @@ func (m *Model) tokenize(ctx context.Context, prompts []prompt, addSpecial bool)
 	return nil
 }
 
-func (g *generation) close() { g.queue.Close() }
+func (g *generation) close() {
+	if g.queue != nil {
+		g.queue.Close()
+	}
+	if g.release != nil {
+		g.release()
+	}
+}
 
 // noQueue converts an error of NewQueue. The process has a descriptor again when a request has
 // ended.

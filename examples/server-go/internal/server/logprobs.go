@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -11,14 +12,37 @@ import (
 	"github.com/libpagedllm/libpagedllm/bindings/go"
 )
 
-// maxLogprobs is the maximum number of log probabilities that the server holds for one request.
-// Each takes about 150 bytes with its JSON.
-const maxLogprobs = 4 << 20
+// Limits of the log probabilities that the server holds: of one request, and of all requests in
+// progress. Each takes about 150 bytes with its JSON.
+const (
+	maxLogprobs    = 4 << 20
+	maxAllLogprobs = 4 * maxLogprobs
+)
 
-// limitLogprobs refuses a request whose log probabilities take too much memory. A stream holds only
-// those of its prompts.
-func (m *Model) limitLogprobs(request *pagedllm.Request, prompts []prompt, stream bool) error {
-	sampling, count := &request.Sampling, 0
+// reserveLogprobs refuses a request whose log probabilities would take too much memory. Call
+// release when the request has ended.
+func (s *Server) reserveLogprobs(model *Model, request *pagedllm.Request, prompts []prompt,
+	stream bool) (release func(), err error) {
+	count := int64(model.heldLogprobs(request, prompts, stream))
+	if count > maxLogprobs {
+		return nil, badRequest("logprobs", fmt.Sprintf(
+			"the answer can have %d log probabilities (limit %d); lower max_tokens or the number "+
+				"of alternatives, or stream it", count, maxLogprobs))
+	}
+	release = func() { s.logprobs.Add(-count) }
+	if s.logprobs.Add(count) > maxAllLogprobs {
+		release()
+		return nil, tryLater(http.StatusTooManyRequests, fmt.Sprintf(
+			"the requests in progress have too many log probabilities together (limit %d); "+
+				"try again later, lower max_tokens, or stream the answer", maxAllLogprobs))
+	}
+	return release, nil
+}
+
+// heldLogprobs returns the maximum number of log probabilities that an answer holds at once. A
+// stream holds those of its prompts, and all if it has only the best of several sequences.
+func (m *Model) heldLogprobs(request *pagedllm.Request, prompts []prompt, stream bool) (count int) {
+	sampling, sequences := &request.Sampling, sequencesOf(request)
 	for _, prompt := range prompts {
 		length := len(prompt.tokens)
 		if request.TruncatePrompt > 0 {
@@ -28,25 +52,20 @@ func (m *Model) limitLogprobs(request *pagedllm.Request, prompts []prompt, strea
 		if sampling.MaxTokens > 0 || sampling.PromptOnly {
 			generated = min(generated, sampling.MaxTokens)
 		}
-		if stream {
+		if stream && request.Beam == nil && sequences == max(request.N, 1) {
 			generated = 0
+		}
+		if sampling.Echo {
+			generated += length
+		}
+		if sampling.LogProbs {
+			count += sequences * generated * (sampling.TopLogProbs + 1)
 		}
 		if sampling.PromptLogProbs {
 			count += length * (sampling.PromptTopLogProbs + 1)
 		}
-		if sampling.LogProbs && sampling.Echo {
-			generated += length
-		}
-		if sampling.LogProbs {
-			count += sequencesOf(request) * generated * (sampling.TopLogProbs + 1)
-		}
 	}
-	if count > maxLogprobs {
-		return badRequest("logprobs", fmt.Sprintf(
-			"the answer can have %d log probabilities (limit %d); lower max_tokens or the number "+
-				"of alternatives, or stream it", count, maxLogprobs))
-	}
-	return nil
+	return count
 }
 
 // A tokenTable caches the texts of tokens. Each is added when it is first needed.

@@ -27,12 +27,56 @@ func TestLogProbabilitiesAreLimited(t *testing.T) {
 		t.Error(message)
 	}
 	ask(t, server, "/v1/completions", body+`1}`, 200)
-	request := pagedllm.Request{N: 256, Sampling: pagedllm.Sampling{LogProbs: true, TopLogProbs: 20,
-		MaxTokens: 1000}}
+}
+
+func TestOnlyHeldLogProbabilitiesCount(t *testing.T) {
 	model := open(t, pagedllm.Options{})
-	if err := model.limitLogprobs(&request, []prompt{{tokens: []uint32{1}}}, true); err != nil {
-		t.Error(err) // a stream holds one part at a time
+	scores := pagedllm.Sampling{LogProbs: true, TopLogProbs: 4, MaxTokens: 100}
+	echo := scores
+	echo.Echo = true
+	prompts := []prompt{{tokens: make([]uint32, 10)}, {tokens: make([]uint32, 10)}}
+	for i, test := range []struct {
+		request pagedllm.Request
+		stream  bool
+		want    int
+	}{
+		{pagedllm.Request{Sampling: scores}, false, 2 * 100 * 5},
+		{pagedllm.Request{Sampling: scores, N: 3}, false, 2 * 3 * 100 * 5},
+		{pagedllm.Request{Sampling: scores, N: 3}, true, 0},
+		{pagedllm.Request{Sampling: scores, BestOf: 3}, true, 2 * 3 * 100 * 5},
+		{pagedllm.Request{Sampling: echo}, false, 2 * 110 * 5},
+		{pagedllm.Request{Sampling: echo, TruncatePrompt: 4}, true, 2 * 4 * 5},
+		{pagedllm.Request{Sampling: pagedllm.Sampling{LogProbs: true}}, false, 2 * (1024 - 10)},
+		{pagedllm.Request{Sampling: pagedllm.Sampling{PromptLogProbs: true, PromptTopLogProbs: 1}},
+			false, 2 * 10 * 2},
+		{pagedllm.Request{Sampling: pagedllm.Sampling{PromptLogProbs: true, PromptOnly: true,
+			LogProbs: true}}, false, 2 * 10},
+		{pagedllm.Request{}, false, 0},
+	} {
+		if got := model.heldLogprobs(&test.request, prompts, test.stream); got != test.want {
+			t.Errorf("%d: %d, want %d", i, got, test.want)
+		}
 	}
+}
+
+func TestRequestsShareTheLimitOfLogProbabilities(t *testing.T) {
+	s := newServer(t, limits(), open(t, pagedllm.Options{}))
+	url := httptestServer(t, s)
+	ask := func(want int) {
+		t.Helper()
+		response, err := http.Post(url+"/v1/completions", "application/json",
+			strings.NewReader(`{`+france+`, "logprobs": 1}`))
+		if err != nil || response.StatusCode != want ||
+			(response.Header.Get("Retry-After") != "") != (want == 429) {
+			t.Error(response, err)
+		}
+		response.Body.Close()
+	}
+	s.logprobs.Add(maxAllLogprobs - 10)
+	ask(429)
+	s.logprobs.Add(10 - maxAllLogprobs)
+	ask(200)
+	waitUntil(t, "the reservation ends", func() bool { return s.logprobs.Load() == 0 })
 }
 
 func TestOffsetsAreThoseOfTheText(t *testing.T) {

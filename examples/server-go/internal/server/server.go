@@ -82,6 +82,7 @@ type Server struct {
 	slots    chan struct{} // one element for each request in progress
 	cpus     chan struct{} // one element for each call of compute
 	bodies   atomic.Int64  // bytes of the requests in progress
+	logprobs atomic.Int64  // log probabilities of the requests in progress
 	draining atomic.Bool
 	counters counters
 }
