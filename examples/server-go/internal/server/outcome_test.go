@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -257,4 +258,25 @@ func TestPermanentErrorsOfCapacityAre400(t *testing.T) {
 	if e.status != 503 || e.retryAfter == 0 {
 		t.Errorf("%+v", e)
 	}
+}
+
+func TestWithoutADescriptorARequestCanBeRepeated(t *testing.T) {
+	server := start(t, limits(), open(t, pagedllm.Options{}))
+	ask(t, server, "/v1/completions", `{`+france+`}`, 200) // opens the connection
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	none := syscall.Rlimit{Cur: 3, Max: limit.Max} // open descriptors remain
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &none); err != nil {
+		t.Fatal(err)
+	}
+	response, body := post(t, server, "/v1/completions", "application/json", `{`+france+`}`)
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if response.StatusCode != 503 || response.Header.Get("Retry-After") == "" {
+		t.Errorf("%s: %s", response.Status, body)
+	}
+	ask(t, server, "/v1/completions", `{`+france+`}`, 200)
 }
