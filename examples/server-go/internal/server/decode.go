@@ -32,7 +32,7 @@ func (s *Server) decode(w http.ResponseWriter, r *http.Request, value any) error
 	if !utf8.Valid(body) {
 		return badRequest("", "the body is not UTF-8; encode it as UTF-8")
 	}
-	return decodeStrictly(body, value)
+	return s.compute(r.Context(), func() error { return decodeStrictly(body, value) })
 }
 
 func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {

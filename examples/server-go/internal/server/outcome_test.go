@@ -180,6 +180,19 @@ func TestAnErrorInAStreamIsItsOutcome(t *testing.T) {
 	})
 }
 
+func TestAnAnswerThatIsNotTakenIsItsOutcome(t *testing.T) {
+	s, server, _ := handled(t, func(w http.ResponseWriter, _ *http.Request) error {
+		writeJSON(w, http.StatusOK, strings.Repeat("a", 48<<20))
+		return nil
+	})
+	connection := raw(t, server.Listener.Addr().String(), "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+	if _, err := io.ReadFull(connection, make([]byte, 1000)); err != nil {
+		t.Fatal(err)
+	}
+	connection.Close()
+	counted(t, s, "499")
+}
+
 func TestAClientThatEndsItsHalfOfTheConnectionHasNoEmptyAnswer(t *testing.T) {
 	model := open(t, pagedllm.Options{HostSteps: true}) // the answer cannot end
 	server := start(t, limits(), model)

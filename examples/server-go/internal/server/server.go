@@ -101,8 +101,8 @@ func New(models []*Model, options Options) (*Server, error) {
 		cpus:  make(chan struct{}, runtime.GOMAXPROCS(0))}, nil
 }
 
-// compute runs work on texts of a client: rendering, tokenizing, adding a request. At most as many
-// goroutines do so at once as there are CPUs, so that long texts leave time to the engines.
+// compute runs work on texts of a client: decoding, rendering, tokenizing, adding a request. At most
+// as many goroutines do so at once as there are CPUs, so that long texts leave time to the engines.
 func (s *Server) compute(ctx context.Context, work func() error) error {
 	select {
 	case s.cpus <- struct{}{}:
@@ -151,8 +151,11 @@ func (s *Server) handle(method string, answer endpoint) http.Handler {
 		writer.Header().Set("traceresponse", record.span.header())
 		r = r.WithContext(context.WithValue(r.Context(), recordKey{}, record))
 		err := s.recovered(method, r, writer, answer)
-		if err != nil {
+		switch {
+		case err != nil:
 			record.fail(err)
+		case writer.err != nil && record.err == nil:
+			record.fail(notTaken(writer.err))
 		}
 		// An answer that cannot be completed must not look complete: the connection is closed.
 		abort := err != nil && (writer.status != 0 || toAPIError(err).status == statusGone)

@@ -15,6 +15,7 @@ type responseWriter struct {
 	timeout  time.Duration
 	status   int
 	deadline time.Time // of the next write
+	err      error     // of the first write that failed
 }
 
 // partBytes is the maximum length of a part of an answer.
@@ -36,6 +37,9 @@ func (w *responseWriter) Write(data []byte) (written int, err error) {
 		var n int
 		n, err = w.ResponseWriter.Write(data[written:min(len(data), written+partBytes)])
 		written += n
+	}
+	if w.err == nil {
+		w.err = err
 	}
 	return written, err
 }
@@ -96,11 +100,16 @@ func (e *eventStream) flush() error {
 		err = e.connection.Flush()
 	}
 	if err != nil {
-		e.err = refusal(statusGone, "the client does not read its answer, or has closed the "+
-			"connection ("+err.Error()+")")
+		e.err = notTaken(err)
 	}
 	e.buffer.Reset()
 	return e.err
+}
+
+// notTaken converts the error of a write.
+func notTaken(err error) *apiError {
+	return refusal(statusGone, "the client does not read its answer, or has closed the connection ("+
+		err.Error()+")")
 }
 
 // fail ends a stream with an error, which event shows in the form of the API. The error is also
