@@ -23,7 +23,7 @@ const MAX_AGE: Duration = Duration::from_secs(1);
 const MAX_WAITING: usize = 256 << 20;
 
 /// Maximum number of parts that wait for the thread.
-const MAX_PARTS: usize = 256;
+const MAX_PARTS: usize = 32;
 
 /// A part of the file.
 enum Part {

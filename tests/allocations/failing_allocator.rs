@@ -12,8 +12,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Minimum bytes of a large allocation. The size of each large allocation depends on options,
 /// models or requests.
 pub const LARGE: usize = 2048;
-/// The start of the name of the threads that encode exports.
-const EXPORT_THREAD: &[u8] = b"pagedllm-transf";
+/// The starts of the names of the threads that encode exports, and that write files.
+const HELPERS: [&[u8]; 3] = [b"pagedllm-transf", b"pagedllm-log", b"pagedllm-swap"];
 
 thread_local! {
     static LIVE: Live = const { Live(Cell::new(0)) };
@@ -26,17 +26,17 @@ thread_local! {
 /// The bytes that a thread has allocated and not freed.
 struct Live(Cell<isize>);
 
-/// The bytes that the ended threads of exports have allocated and not freed. They take memory of the
-/// stepping thread and return other memory to it. Tests that export or measure hold `alone`.
-static ENDED_EXPORTS: AtomicIsize = AtomicIsize::new(0);
+/// The bytes that the ended helpers have allocated and not freed. They take memory of the stepping
+/// thread and return other memory to it. Tests that use helpers or measure hold `alone`.
+static ENDED_HELPERS: AtomicIsize = AtomicIsize::new(0);
 
 impl Drop for Live {
     fn drop(&mut self) {
         let mut name = [0_u8; 16];
         // SAFETY: the buffer has the size that the system requires.
         unsafe { libc::pthread_getname_np(libc::pthread_self(), name.as_mut_ptr().cast(), name.len()) };
-        if name.starts_with(EXPORT_THREAD) {
-            ENDED_EXPORTS.fetch_add(self.0.get(), SeqCst);
+        if HELPERS.iter().any(|helper| name.starts_with(helper)) {
+            ENDED_HELPERS.fetch_add(self.0.get(), SeqCst);
         }
     }
 }
@@ -214,10 +214,9 @@ pub fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the number of bytes that this thread and the ended threads of exports have allocated and
-/// not freed.
+/// Returns the number of bytes that this thread and the ended helpers have allocated and not freed.
 pub fn live_bytes() -> isize {
-    LIVE.with(|live| live.0.get()) + ENDED_EXPORTS.load(SeqCst)
+    LIVE.with(|live| live.0.get()) + ENDED_HELPERS.load(SeqCst)
 }
 
 /// Runs `act` and fails its large fallible allocation after `passed` others. Returns the result and

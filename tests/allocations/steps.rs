@@ -9,7 +9,7 @@ use pagedllm::types::RequestId;
 use pagedllm::types::options::{EngineOptions, Grammar, Preemption, SamplingParams};
 use pagedllm::types::outputs::FinishReason;
 
-use super::failing_allocator::{Site, count_allocations};
+use super::failing_allocator::{Site, alone, count_allocations};
 use crate::support::{TempDir, bundled_model, configs, write_random_model};
 
 const WARM_UP: usize = 2000;
@@ -198,6 +198,7 @@ fn a_warm_step_allocates_nothing_for_any_model_family() {
 
 #[test]
 fn a_warm_step_allocates_nothing() {
+    let _alone = alone();
     let trace = std::env::temp_dir().join(format!("pagedllm-steps-{}.json", std::process::id()));
     for (preemption, trace) in [(Preemption::Recompute, None), (Preemption::Swap, Some(trace.clone()))] {
         let (own, others) = allocations_in_steps(preemption, trace);

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::{Receiver, Sender, bounded, unbounded};
+use crossbeam::channel::{Receiver, Sender, unbounded};
 
 use crate::error::{Error, Result, try_vec};
 use crate::executor::Executor;
@@ -102,7 +102,7 @@ impl SwapFile {
 
     fn start(file: File, blocks: usize, block_bytes: usize, max_pending: usize, wakeup: Arc<Wakeup>) -> Result<SwapFile> {
         let max_pending = max_pending.clamp(1, blocks.max(1));
-        let (jobs, waiting) = bounded::<Job>(2 * max_pending);
+        let (jobs, waiting) = unbounded::<Job>();
         let (results, done) = unbounded();
         let (announce, ended) = unbounded();
         let mut disk = Disk { file, block_bytes, is_lost: try_vec(blocks, false)? };
@@ -204,7 +204,7 @@ impl SwapFile {
         self.pending.push_back(Pending { block, is_write });
         let id = self.ended_transfers + self.pending.len() as u64;
         if let Some(jobs) = &self.jobs {
-            // The channel has space for all transfers, and a receiver is here.
+            // `waiting` is a receiver of this channel, so the send cannot fail.
             let _ = jobs.send(Job { id, block, buffer, is_write });
         }
         id

@@ -40,10 +40,13 @@ enum Borrowed<'a> {
 impl JournalWriter {
     pub fn create(path: &Path, header: &Header) -> Result<JournalWriter> {
         let header = serde_json::to_vec(header).map_err(|e| Error::internal(format!("the journal's header: {e}")))?;
-        let (mut first, mut record) = ([MAGIC.as_slice(), &VERSION.to_le_bytes()].concat(), Vec::new());
-        append(&header, &mut record);
-        seal(&mut record);
-        first.extend(record);
+        let (version, mut first) = (VERSION.to_le_bytes(), Vec::new());
+        first.try_reserve_exact(MAGIC.len() + version.len() + HEAD + header.len())?;
+        first.extend_from_slice(MAGIC);
+        first.extend_from_slice(&version);
+        let start = first.len();
+        append(&header, &mut first);
+        seal(&mut first[start..]);
         Ok(JournalWriter { file: LogFile::create(path, &first, seal)?, scratch: Vec::new() })
     }
 
