@@ -1,0 +1,169 @@
+#include "generation.hpp"
+
+#include <ctime>
+#include <random>
+
+#include "logprobs.hpp"
+
+namespace server {
+
+using pagedllm::FinishReason;
+using pagedllm::Output;
+using pagedllm::StopReason;
+
+std::string new_id(const std::string &prefix) {
+    std::random_device random;
+    std::string id = prefix;
+    for (int i = 0; i < 3; i++) {
+        char digits[9];
+        snprintf(digits, sizeof digits, "%08x", random());
+        id += digits;
+    }
+    return id;
+}
+
+void Usage::write(JsonWriter &json) const {
+    json.begin_object().member("prompt_tokens", prompt_tokens).member("completion_tokens", completion_tokens);
+    json.member("total_tokens", prompt_tokens + completion_tokens);
+    json.key("prompt_tokens_details").begin_object().member("cached_tokens", cached_tokens).end_object();
+    json.end_object();
+}
+
+Generation::Generation(Model &model, Parameters parameters, const char *id_prefix, const char *object)
+    : model_(model), parameters_(std::move(parameters)) {
+    JsonWriter json(head_);
+    json.begin_object().member("id", new_id(id_prefix)).member("object", object);
+    json.member("created", static_cast<int64_t>(std::time(nullptr))).member("model", model.name).key("choices").begin_array();
+    event_begin_ = "data: " + head_;
+}
+
+void Generation::start(pagedllm::Request request, const std::vector<Prompt> &prompts, const Limits &limits) {
+    results_ = request.n;
+    size_t sequences = std::max(request.n, request.best_of);
+    if (request.beam) sequences = std::max<size_t>(sequences, request.beam->width);
+    if (sequences > static_cast<size_t>(limits.max_results) / prompts.size()) {
+        throw bad_request("n", std::to_string(prompts.size()) + " prompts have " + std::to_string(sequences) + " sequences each (limit " +
+                                   std::to_string(limits.max_results) + " in all); ask for fewer");
+    }
+    const bool has_limit = limits.max_time.count() > 0;
+    if (has_limit && (request.deadline.count() == 0 || request.deadline > limits.max_time)) request.deadline = limits.max_time;
+    if (!streams()) request.sampling.output_kind = pagedllm::OutputKind::final;
+    open_ = choices_ = prompts.size() * results_;
+    outputs_.resize(streams() ? 0 : choices_);
+    queue_ = value_of(model_.engine.create_queue(64 + choices_));
+    for (size_t i = 0; i < prompts.size(); i++) {
+        request.user_data = i;
+        request.prompt = prompts[i].view();
+        add(request, limits);
+    }
+}
+
+static ApiError too_busy(const pagedllm::Admission &forecast) {
+    const pagedllm::Seconds wait = forecast.first_token.value_or(pagedllm::Seconds(0));
+    return too_many_requests(std::to_string(forecast.waiting_requests) + " requests with " + std::to_string(forecast.waiting_tokens) +
+                                 " tokens are waiting; try again later",
+                             std::chrono::duration_cast<std::chrono::milliseconds>(wait));
+}
+
+// Adds a request, unless its first token would come too late.
+void Generation::add(const pagedllm::Request &request, const Limits &limits) {
+    if (limits.max_wait.count() > 0) {
+        const pagedllm::Admission forecast = predict(request);
+        if (!forecast.admits || forecast.first_token > limits.max_wait) throw too_busy(forecast);
+    }
+    const pagedllm::Result<uint64_t> added = model_.engine.add(request, *queue_);
+    if (added.ok()) return;
+    if (added.error().code != pagedllm::Code::capacity) throw to_api_error(added.error());
+    // The engine is full, or the request can never fit. The forecast distinguishes them.
+    throw too_busy(predict(request));
+}
+
+pagedllm::Admission Generation::predict(const pagedllm::Request &request) const {
+    const pagedllm::Result<pagedllm::Admission> forecast = model_.engine.predict_admission(request, *queue_);
+    if (forecast.ok()) return *forecast;
+    ApiError error = to_api_error(forecast.error());
+    if (error.status == 429) error.status = 400;  // later, the request would fail again
+    throw error;
+}
+
+void Generation::take(std::string &events) {
+    pagedllm::Outputs batch = value_of(queue_->poll());
+    for (const Output &output : batch) {
+        count(output);
+        if (streams()) {
+            add_events(output, events);
+        } else if (output.is_last() && choice(output) < outputs_.size()) {
+            outputs_[choice(output)] = output;
+        }
+    }
+    if (!streams()) {
+        batches_.push_back(std::move(batch));
+    } else if (ended()) {
+        if (parameters_.wants_usage()) {
+            events += event_begin_ + "],\"usage\":";
+            JsonWriter json(events);
+            usage_.write(json);
+            events += "}\n\n";
+        }
+        events += "data: [DONE]\n\n";
+    }
+}
+
+// Adds an output to the usage. An output with an error is the end of the generation.
+void Generation::count(const Output &output) {
+    if (output.error_code != pagedllm::Code{}) throw to_api_error({output.error_code, std::string(output.error_message)});
+    if (!output.is_last()) return;
+    open_--;
+    usage_.completion_tokens += output.generated_tokens;
+    if (output.index == 0) {  // samples share their prompt
+        usage_.prompt_tokens += output.prompt_tokens;
+        usage_.cached_tokens += std::min(output.cached_tokens, output.prompt_tokens);
+    }
+    const pagedllm::Seconds first = output.timing.first_token;
+    if (first.count() > 0 && (first_token_.count() == 0 || first < first_token_)) first_token_ = first;
+    if (output.finish_reason == FinishReason::deadline && output.generated_tokens == 0 && !streams()) {
+        throw ApiError(504, "no token was generated before the deadline; try again later");
+    }
+}
+
+std::string Generation::answer() {
+    std::string text = head_;
+    for (size_t i = 0; i < outputs_.size(); i++) {
+        if (i > 0) text += ',';
+        JsonWriter json(text);
+        write_choice(outputs_[i].value(), json);
+    }
+    text += "],\"usage\":";
+    JsonWriter json(text);
+    usage_.write(json);
+    text += "}\n";
+    return text;
+}
+
+void Generation::write_finish(const Output &output, bool calls, JsonWriter &json) const {
+    json.key("finish_reason");
+    switch (output.finish_reason) {
+        case FinishReason::none: json.value(nullptr); return;
+        case FinishReason::length: json.value("length"); return;
+        // A sequence that a deadline has ended is incomplete, as one that max_tokens has ended.
+        case FinishReason::deadline: json.value("length").member("stop_reason", "deadline"); return;
+        default: json.value(calls ? "tool_calls" : "stop");
+    }
+    if (output.stop_reason == StopReason::string) json.member("stop_reason", output.stop_string);
+    if (output.stop_reason == StopReason::token) json.member("stop_reason", output.stop_token);
+}
+
+void Generation::write_extensions(const Output &output, JsonWriter &json) const {
+    if (parameters_.return_token_ids && !output.tokens.empty()) {
+        json.key("token_ids").begin_array();
+        for (const uint32_t token : output.tokens) json.value(token);
+        json.end_array();
+    }
+    if (output.is_last() && (parameters_.beam || parameters_.best_of)) json.member("score", output.score);
+    if (!parameters_.prompt_logprobs || output.index != 0) return;  // of several samples, the first reports them
+    const int64_t start = std::max<int64_t>(1, parameters_.prompt_logprobs_start.value_or(0));
+    json.key("prompt_logprobs");
+    write_prompt_logprobs(model_.engine, output, static_cast<size_t>(start), json);
+}
+
+}  // namespace server
