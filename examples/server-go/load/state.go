@@ -14,7 +14,9 @@ import (
 )
 
 // state is what a server holds.
-type state struct{ running, waiting, blocks, goroutines, descriptors float64 }
+//
+// tasks are goroutines, or the connections of a server without goroutines.
+type state struct{ running, waiting, blocks, tasks, descriptors float64 }
 
 // state reads the metrics.
 func (s *server) state() (now state, err error) {
@@ -31,7 +33,9 @@ func (s *server) state() (now state, err error) {
 		"pagedllm_num_requests_running": &now.running,
 		"pagedllm_num_requests_waiting": &now.waiting,
 		"pagedllm_kv_cache_usage_perc":  &now.blocks,
-		"go_goroutines":                 &now.goroutines, "process_open_fds": &now.descriptors,
+		"go_goroutines":                 &now.tasks,
+		"pagedllm_http_connections":     &now.tasks,
+		"process_open_fds":              &now.descriptors,
 	}
 	for _, line := range strings.Split(string(text), "\n") {
 		name, value, _ := strings.Cut(line, " ")
@@ -44,8 +48,8 @@ func (s *server) state() (now state, err error) {
 			*sum += number
 		}
 	}
-	if now.goroutines == 0 {
-		return now, errors.New("the server has no metric go_goroutines")
+	if now.tasks == 0 {
+		return now, errors.New("the server has neither the metric go_goroutines nor pagedllm_http_connections")
 	}
 	return now, nil
 }
@@ -67,13 +71,13 @@ func (s *server) idleState() (state, error) {
 func (s *server) waitForState(before state) error {
 	s.client.CloseIdleConnections()
 	after, err := s.waitFor("something is left behind", func(now state) bool {
-		return now.running == 0 && now.blocks == 0 && now.goroutines <= before.goroutines+4 &&
+		return now.running == 0 && now.blocks == 0 && now.tasks <= before.tasks+4 &&
 			now.descriptors <= before.descriptors+4
 	})
 	if err == nil {
-		fmt.Printf("load: nothing is left behind: %.0f goroutines (%.0f before), %.0f descriptors "+
+		fmt.Printf("load: nothing is left behind: %.0f goroutines or connections (%.0f before), %.0f descriptors "+
 			"(%.0f before)\n",
-			after.goroutines, before.goroutines, after.descriptors, before.descriptors)
+			after.tasks, before.tasks, after.descriptors, before.descriptors)
 	}
 	return err
 }
