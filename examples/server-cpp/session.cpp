@@ -131,7 +131,7 @@ void Session::on_header(ErrorCode error) {
     exchange.request.content_type = head[http::field::content_type].to_string();
     exchange.request.authorization = head[http::field::authorization].to_string();
     exchange.request.api_key = head["X-Api-Key"].to_string();
-    exchange.span = Span::from_header(to_std(head["traceparent"]));
+    exchange.trace = TraceContext::from_header(to_std(head["traceparent"]));
     exchange.head_only = head.method() == http::verb::head;
     exchange.is_http_10 = head.version() < 11;
     exchange.endpoint = service_.server.find(exchange.request.path);
@@ -239,7 +239,7 @@ void Session::begin_stream() {
     head.set(http::field::content_type, "text/event-stream");
     head.set(http::field::cache_control, "no-cache");
     head.set("X-Accel-Buffering", "no");  // nginx would collect the events
-    head.set("traceresponse", exchange_->span.header());
+    head.set("traceresponse", exchange_->trace.header());
     if (exchange_->is_http_10) keep_alive_ = false;  // the end of the connection ends the stream
     head.keep_alive(keep_alive_);
     if (!exchange_->is_http_10) head.chunked(true);
@@ -296,7 +296,7 @@ void Session::write_reply(Reply reply) {
     exchange_->logged_status = reply.status;
     response_.emplace(static_cast<http::status>(reply.status), exchange_->is_http_10 ? 10 : 11);
     response_->set(http::field::content_type, reply.content_type);
-    response_->set("traceresponse", exchange_->span.header());
+    response_->set("traceresponse", exchange_->trace.header());
     for (const auto &[name, value] : reply.headers) response_->set(name, value);
     response_->content_length(reply.body.size());
     response_->keep_alive(keep_alive_ && !service_.draining);
@@ -363,8 +363,8 @@ void Session::report() {
               {"path", exchange.request.path},
               {"status", std::to_string(exchange.logged_status)},
               {"duration", milliseconds(Clock::now() - exchange.begin)},
-              {"trace_id", exchange.span.trace_id},
-              {"span_id", exchange.span.span_id},
+              {"trace_id", exchange.trace.trace_id},
+              {"span_id", exchange.trace.span_id},
               {"model", generation_ ? generation_->model() : std::string()},
               {"prompt_tokens", std::to_string(usage.prompt_tokens)},
               {"completion_tokens", std::to_string(usage.completion_tokens)},
@@ -402,7 +402,9 @@ void Session::on_deadline() {
             text_ = ": waiting\n\n";
             return write_events();
         case State::body: return static_cast<void>(socket_.cancel());  // on_body refuses the request
-        default: return close();
+        default:
+            if (state_ == State::writing && exchange_) exchange_->reply.error = "the client did not read in time";
+            return close();
     }
 }
 

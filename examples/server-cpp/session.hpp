@@ -60,7 +60,7 @@ private:
         HttpRequest request;
         const Endpoint *endpoint = nullptr;
         std::unique_ptr<Slot> slot;
-        Span span;
+        TraceContext trace;
         Clock::time_point begin = Clock::now();
         bool head_only = false;  // HEAD: the answer has no body
         bool is_http_10 = false;

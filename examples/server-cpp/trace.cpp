@@ -9,7 +9,7 @@
 namespace server {
 
 static std::string quoted(const std::string &text) {
-    if (!text.empty() && text.find_first_of(" =\"\\\n\r\t") == std::string::npos) return text;
+    if (text.find_first_of(" =\"\\\n\r\t") == std::string::npos) return text;
     std::string result = "\"";
     for (const char c : text) {
         if (c == '"' || c == '\\') result += '\\';
@@ -30,7 +30,9 @@ void log_line(const char *level, std::string_view message,
         const size_t length = std::strftime(time, sizeof time, "%Y-%m-%dT%H:%M:%S", &utc);
         snprintf(time + length, sizeof time - length, ".%03dZ", static_cast<int>(milliseconds));
         std::string line = std::string("time=") + time + " level=" + level + " msg=" + quoted(std::string(message));
-        for (const auto &[name, value] : attributes) line += " " + std::string(name) + "=" + quoted(value);
+        for (const auto &[name, value] : attributes) {
+            if (!value.empty()) line += " " + std::string(name) + "=" + quoted(value);
+        }
         line += '\n';
         std::fwrite(line.data(), 1, line.size(), stderr);
     } catch (...) {  // without memory, the line is lost
@@ -54,7 +56,7 @@ static bool is_hex(std::string_view text, size_t bytes) {
 
 static bool is_zero(std::string_view text) { return text.find_first_not_of('0') == std::string_view::npos; }
 
-Span Span::from_header(std::string_view traceparent) {
+TraceContext TraceContext::from_header(std::string_view traceparent) {
     std::vector<std::string_view> fields;
     for (size_t begin = 0; begin <= traceparent.size() && fields.size() < 6;) {
         const size_t end = std::min(traceparent.find('-', begin), traceparent.size());
