@@ -28,7 +28,7 @@ export PAGEDLLM_LIBRARY := $(LIB)
 # Packages for the registries of languages, made and tested (scripts/wheel.sh, scripts/node-package.sh).
 .PHONY: wheel node-package test-packages
 .PHONY: demo test stages setup lib header manual lint test-rust test-soak soak test-c test-tsan test-abi test-cpp test-go test-python test-node test-examples \
-        test-server-go test-install test-kernels test-connectors connectors install-connectors cuda-toolkit install dist bench bench-engines bench-fairness bench-kv-store bench-long bench-polling bench-quality bench-quick bench-scheduler bench-sequences bench-serving bench-swap fuzz paper paper-quick clean
+        test-server-go test-server-cpp test-install test-kernels test-connectors connectors install-connectors cuda-toolkit install dist bench bench-engines bench-fairness bench-kv-store bench-long bench-polling bench-quality bench-quick bench-scheduler bench-sequences bench-serving bench-swap fuzz paper paper-quick clean
 
 demo: $(BUILD)/hello_cpp
 	$(BUILD)/hello_cpp $(MODEL)
@@ -39,7 +39,7 @@ test: setup
 	@CARGO_INCREMENTAL=0 $(MAKE) --no-print-directory --jobs=2 --output-sync=target stages
 	@echo "make test: everything passed"
 
-stages: lint test-c test-rust test-cpp test-soak test-kernels test-connectors test-abi test-go test-server-go test-python test-node test-peers test-examples test-install test-packages paper-quick
+stages: lint test-c test-rust test-cpp test-soak test-kernels test-connectors test-abi test-go test-server-go test-python test-node test-peers test-examples test-install test-packages test-server-cpp paper-quick
 
 setup:
 	@scripts/setup.sh test
@@ -163,6 +163,10 @@ test-server-go: lib
 	@test -z "$$(gofmt -l examples/server-go)" || { gofmt -l examples/server-go; exit 1; }
 	cd examples/server-go && go vet ./... && go test -timeout 30m -count=1 -race ./...
 	tests/servers/go.sh
+
+# The same checks of the C++ server. SANITIZE=address,undefined or SANITIZE=thread builds it with sanitizers.
+test-server-cpp: lib
+	tests/servers/cpp.sh
 
 test-python: lib
 	python3 -m unittest discover -s bindings/python/tests

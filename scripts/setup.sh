@@ -43,6 +43,8 @@ if [ "$what" = test ]; then
     header_of gtest/gtest.h libgtest-dev
     header_of asio.hpp libasio-dev
     header_of uv.h libuv1-dev
+    header_of boost/beast.hpp libboost-dev
+    header_of rapidjson/document.h rapidjson-dev
     python3 -c "import ensurepip" 2>/dev/null || missing+=(python3-venv)
 fi
 if [ "$what" = test ] || [ "$what" = connectors ]; then

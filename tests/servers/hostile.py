@@ -1,0 +1,398 @@
+#!/usr/bin/env python3
+"""Checks a server with bad input, hostile clients, full queues and signals.
+
+usage: hostile.py PROGRAM [TEST ...]
+
+PROGRAM is server-go or server-cpp, or another program with the same flags. The script starts it with the
+bundled model, and with the further flags in SERVER_FLAGS.
+"""
+
+import http.client
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+MODEL = pathlib.Path(__file__).parents[2] / "examples/model"
+KEY = "test"
+FRANCE = {"prompt": "The capital of France is", "temperature": 0, "max_tokens": 4, "stop": "."}
+PARIS = " Paris"
+CHAT = {"messages": [{"role": "user", "content": "What is 7 + 5?"}], "temperature": 0}
+# Ends only at its length, after some hundred milliseconds or more.
+LONG = {"prompt": "Count", "max_tokens": 400, "ignore_eos": True, "temperature": 0, "stop": None}
+# An answer with log probabilities is larger than the buffers of a connection.
+HUGE = {**CHAT, "max_tokens": 900, "ignore_eos": True, "stream": True, "logprobs": True, "top_logprobs": 100}
+FUNCTION = {"type": "function", "function": {"name": "f"}}
+program = ""
+
+# Path, body, status, code of the error.
+BAD_INPUT = [
+    ("/v1/completions", '{"prompt": "a", ', 400, None),
+    ("/v1/completions", '{"prompt": "a"} {}', 400, None),
+    ("/v1/completions", '{"prompt": {"a": 1}}', 400, None),
+    ("/v1/completions", '{"prompt": ""}', 400, None),
+    ("/v1/completions", '{"prompt": []}', 400, None),
+    ("/v1/completions", '{"prompt": [-1]}', 400, None),
+    ("/v1/completions", '{"prompt": ["a", 1]}', 400, None),
+    ("/v1/completions", '{"prompt": [99999]}', 400, None),
+    ("/v1/completions", '{"prompt": "a", "n": -1}', 400, None),
+    ("/v1/completions", '{"prompt": "a", "n": "2"}', 400, None),
+    ("/v1/completions", '{"prompt": "a", "n": 1.5}', 400, None),
+    ("/v1/completions", '{"prompt": "a", "n": 1000000}', 400, None),
+    ("/v1/completions", '{"prompt": "a", "n": 99999999999999999999}', 400, None),
+    ("/v1/completions", '{"prompt": "a", "max_tokens": -1}', 400, None),
+    ("/v1/completions", '{"prompt": "a", "top_p": 2}', 400, None),
+    ("/v1/completions", '{"prompt": "a", "temperature": 1e400}', 400, None),
+    ("/v1/completions", '{"prompt": "a", "temperature": NaN}', 400, None),
+    ("/v1/completions", '{"prompt": "a", "seed": "x"}', 400, None),
+    ("/v1/completions", '{"prompt": "a", "stop": 5}', 400, None),
+    ("/v1/completions", '{"prompt": "a", "logit_bias": {"x": 1}}', 400, None),
+    ("/v1/completions", '{"prompt": "a", "logprobs": 1000}', 400, None),
+    ("/v1/completions", '{"prompt": "a", "stream_options": {"include_usage": true}}', 400, None),
+    ("/v1/completions", '{"prompt": "a", "suffix": "b"}', 400, "unsupported_parameter"),
+    ("/v1/completions", '{"prompt": "a", "colour": 1}', 400, "unknown_parameter"),
+    ("/v1/completions", '{"prompt": "a", "dry": {"colour": 1}}', 400, "unknown_parameter"),
+    ("/v1/completions", '{"prompt": "a", "model": "none"}', 404, "model_not_found"),
+    ("/v1/completions", '{"prompt": "' + "a b " * 5000 + '"}', 400, "context_length_exceeded"),
+    ("/v1/completions", '{"prompt": "a", "structured_outputs": {"regex": "("}}', 400, None),
+    ("/v1/completions", '{"prompt": "a", "structured_outputs": {"regex": "a", "json_object": true}}', 400, None),
+    ("/v1/completions", b'{"prompt": "\xff"}', 400, None),
+    ("/v1/completions", "[" * 100000, 400, None),
+    ("/v1/completions", '{"a":' * 50000, 400, None),
+    ("/v1/completions", "", 400, None),
+    ("/v1/chat/completions", "{}", 400, None),
+    ("/v1/chat/completions", '{"messages": [{"role": "king", "content": "a"}]}', 400, None),
+    ("/v1/chat/completions", '{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}', 400, "unsupported_parameter"),
+    ("/v1/chat/completions", '{"messages": "hello"}', 400, None),
+    ("/v1/chat/completions", '{"messages": [1]}', 400, None),
+    ("/v1/chat/completions", '{"messages": [], "tools": [{"type": "web"}]}', 400, "unsupported_parameter"),
+    ("/v1/chat/completions", json.dumps({**CHAT, "top_logprobs": 3}), 400, None),
+    ("/v1/chat/completions", json.dumps({**CHAT, "response_format": {"type": "xml"}}), 400, None),
+    ("/v1/chat/completions", json.dumps({**CHAT, "response_format": {"type": "json_schema"}}), 400, None),
+    ("/v1/chat/completions", json.dumps({**CHAT, "max_tokens": 1, "max_completion_tokens": 2}), 400, None),
+    ("/v1/chat/completions", json.dumps({**CHAT, "tool_choice": "required"}), 400, None),
+    ("/v1/chat/completions", json.dumps({**CHAT, "tool_choice": "perhaps"}), 400, None),
+    ("/v1/chat/completions", json.dumps({**CHAT, "tools": [FUNCTION], "tool_choice": {"type": "function", "function": {"name": "g"}}}), 400, None),
+    ("/tokenize", "{}", 400, None),
+    ("/detokenize", '{"tokens": [4000000000]}', 400, None),
+    ("/nothing", "{}", 404, None),
+]
+
+
+class Server:
+    """A process of the program under test."""
+
+    def __init__(self, *flags):
+        self.log = tempfile.NamedTemporaryFile("w+", suffix=".log")
+        command = [program, "-model", f"tiny={MODEL}", "-format", "hermes", "-address", "127.0.0.1:0", "-kv-bytes", "256MiB", *os.environ.get("SERVER_FLAGS", "").split(), *flags]
+        self.process = subprocess.Popen(command, stderr=self.log, env={**os.environ, "PAGEDLLM_API_KEYS": "other " + KEY})
+        for _ in range(600):
+            found = re.search(r"listening on http://127.0.0.1:(\d+)", self.text())
+            if found or self.process.poll() is not None:
+                break
+            time.sleep(0.1)
+        if not found:
+            self.process.kill()
+            raise RuntimeError("the server did not start within 60 s:\n" + self.text())
+        self.port = int(found[1])
+
+    def text(self):
+        return pathlib.Path(self.log.name).read_text()
+
+    def stop(self):
+        """Ends the process, and returns its exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(30)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self.log.close()
+
+    def connect(self):
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+
+    def ask(self, path, body=None, method=None, **headers):
+        """Returns the status, the headers and the body of an answer."""
+        connection = self.connect()
+        try:
+            body = json.dumps(body) if isinstance(body, dict) else body
+            headers = {"Authorization": "Bearer " + KEY, "Content-Type": "application/json", **headers}
+            connection.request(method or ("GET" if body is None else "POST"), path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.headers, answer.read()
+        finally:
+            connection.close()
+
+    def complete(self, **options):
+        status, _, body = self.ask("/v1/completions", {**FRANCE, **options})
+        assert status == 200, body
+        return json.loads(body)["choices"][0]["text"]
+
+    def raw(self, data, buffer=None):
+        connection = socket.socket()
+        if buffer:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+        connection.settimeout(30)
+        connection.connect(("127.0.0.1", self.port))
+        connection.sendall(data)
+        return connection
+
+    def metric(self, name, label=""):
+        text = self.ask("/metrics")[2].decode()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if re.match(name + r"[ {]", line) and label in line)
+
+    def wait_for(self, condition):
+        for _ in range(600):
+            if condition():
+                return
+            time.sleep(0.05)
+        raise AssertionError("the condition did not become true within 30 s\n" + self.text()[-2000:])
+
+    def running(self):
+        return self.metric("pagedllm_num_requests_running")
+
+    def aborted(self):
+        return self.metric("pagedllm_request_success_total", 'finished_reason="abort"')
+
+
+def raw_post(body, path="/v1/completions", headers=""):
+    """Returns the bytes of a request."""
+    text = body if isinstance(body, str) else json.dumps(body)
+    return (f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(text)}\r\n{headers}\r\n{text}").encode()
+
+
+def huge_post():
+    return raw_post(HUGE, "/v1/chat/completions")
+
+
+class Background(threading.Thread):
+    """A call whose result is read later."""
+
+    def __init__(self, call):
+        super().__init__(daemon=True)
+        self.call = call
+        self.start()
+
+    def run(self):
+        self.result = self.call()
+
+    def wait(self):
+        self.join(60)
+        return self.result
+
+
+class Hostile(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server("-max-body", "1MiB", "-header-timeout", "1s", "-read-timeout", "1s", "-write-timeout", "1s", "-max-results", "64")
+        cls.addClassCleanup(cls.server.stop)
+
+    def tearDown(self):
+        self.assertIsNone(self.server.process.poll(), self.server.text())
+        self.assertEqual(self.server.complete(), PARIS)
+
+    def test_bad_input_is_refused_and_other_streams_continue(self):
+        alone = self.server.complete(**LONG)
+        other = Background(lambda: self.server.ask("/v1/completions", {**LONG, "stream": True}))
+        for path, body, status, code in BAD_INPUT:
+            answer = self.server.ask(path, body)
+            error = json.loads(answer[2])["error"]
+            self.assertEqual((answer[0], error["code"]), (status, code), (body[:100], error))
+            self.assertTrue(error["message"], body[:100])
+        events = [line[6:] for line in other.wait()[2].decode().splitlines() if line.startswith("data: ")]
+        self.assertEqual(events.pop(), "[DONE]")
+        self.assertEqual("".join(json.loads(event)["choices"][0]["text"] for event in events), alone)
+
+    def test_a_huge_body_is_refused_without_being_read(self):
+        for chunked in (False, True):
+            connection = self.server.connect()
+            try:
+                body = (bytes(1 << 20) for _ in range(100)) if chunked else bytes(100 << 20)
+                headers = {"Authorization": "Bearer " + KEY, "Content-Type": "application/json"}
+                connection.request("POST", "/v1/completions", body, headers, encode_chunked=chunked)
+                self.assertEqual(connection.getresponse().status, 413)
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # the server has closed the connection while the client was writing
+            finally:
+                connection.close()
+
+    def test_slow_senders_are_disconnected(self):
+        whole = raw_post(FRANCE)
+        for name, data, begin in [
+            ("nothing of the header's end", whole[:30], b""),
+            ("a header without its body", whole[:-20], b"HTTP/1.1 408 "),
+            ("no HTTP", b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03\r\n\r\n", b"HTTP/1.1 400 "),
+            ("a refused key", whole[:-20].replace(KEY.encode(), b"none"), b""),
+        ]:
+            start = time.monotonic()
+            with self.server.raw(data) as connection:
+                answer = b""
+                while data := connection.recv(65536):
+                    answer += data
+            self.assertTrue(answer.startswith(begin), (name, answer))
+            self.assertLess(time.monotonic() - start, 20, name)
+
+    def test_a_drop_in_each_second_does_not_renew_the_deadline(self):
+        start = time.monotonic()
+        with self.server.raw(b"GET /health HTTP/1.1\r\n") as connection, self.assertRaises((BrokenPipeError, ConnectionResetError)):
+            for i in range(100):
+                connection.sendall(f"X-{i}: 1\r\n".encode())
+                time.sleep(0.2)
+        self.assertLess(time.monotonic() - start, 15)
+
+    def test_pipelined_requests_are_answered_in_order(self):
+        data = raw_post({**FRANCE, "stream": True}) + raw_post(FRANCE) + raw_post('{"n": ') + raw_post(FRANCE, headers="Connection: close\r\n")
+        with self.server.raw(data) as connection:
+            stream = connection.makefile("rb").read().decode()
+        statuses = [int(status) for status in re.findall(r"HTTP/1\.1 (\d+) ", stream)]
+        self.assertEqual(statuses, [200, 200, 400, 200], stream)
+        self.assertLess(stream.index("data: [DONE]"), stream.index('"text_completion"', stream.index("data: [DONE]")))
+
+    def test_many_pipelined_requests_are_answered(self):
+        count = 300
+        data = raw_post({**FRANCE, "max_tokens": 1}) * count + raw_post(FRANCE, headers="Connection: close\r\n")
+        with self.server.raw(b"") as connection:
+            sender = Background(lambda: connection.sendall(data))
+            stream = connection.makefile("rb").read()
+            sender.wait()
+        self.assertEqual(stream.count(b"HTTP/1.1 200 "), count + 1)
+
+    def test_keys_are_required(self):
+        for headers, status in [
+            ({"Authorization": "Bearer " + KEY}, 200), ({"Authorization": "bearer other"}, 200), ({"Authorization": "", "X-Api-Key": KEY}, 200),
+            ({"Authorization": "Bearer wrong"}, 401), ({"Authorization": "Bearer "}, 401), ({"Authorization": KEY}, 401),
+            ({"Authorization": "Bearer " + KEY + "x"}, 401), ({"Authorization": "Bearer " + KEY[:-1]}, 401), ({"Authorization": ""}, 401),
+        ]:
+            got, answer_headers, body = self.server.ask("/v1/models", **headers)
+            self.assertEqual(got, status, headers)
+            if status == 401:
+                self.assertEqual(json.loads(body)["error"]["type"], "authentication_error")
+                self.assertTrue(answer_headers["WWW-Authenticate"])
+        self.assertEqual(self.server.ask("/health", Authorization="")[0], 200)
+
+    def test_methods_types_and_versions_of_http(self):
+        status, headers, _ = self.server.ask("/v1/completions", method="GET")
+        self.assertEqual((status, headers["Allow"]), (405, "POST"))
+        self.assertEqual(self.server.ask("/v1/completions", FRANCE, **{"Content-Type": "text/plain"})[0], 415)
+        status, headers, body = self.server.ask("/health", method="HEAD")
+        self.assertEqual((status, body), (200, b""))
+        trace = "0af7651916cd43dd8448eb211c80319c"
+        _, headers, _ = self.server.ask("/health", traceparent=f"00-{trace}-b7ad6b7169203331-01")
+        self.assertEqual(headers["traceresponse"].split("-")[1], trace)
+        with self.server.raw(raw_post({**FRANCE, "stream": True}).replace(b"HTTP/1.1", b"HTTP/1.0")) as connection:
+            answer = connection.makefile("rb").read()
+        self.assertTrue(answer.endswith(b"data: [DONE]\n\n"), answer)
+        self.assertNotIn(b"chunked", answer)
+        head, body = raw_post(FRANCE, headers="Expect: 100-continue\r\nConnection: close\r\n").split(b"\r\n\r\n")
+        with self.server.raw(head + b"\r\n\r\n") as connection:
+            self.assertTrue(connection.recv(1000).startswith(b"HTTP/1.1 100 "))
+            connection.sendall(body)
+            self.assertIn(b"200 OK", connection.makefile("rb").read())
+
+    def test_long_headers_are_refused(self):
+        for data in (b"GET /health HTTP/1.1\r\nX: " + b"a" * 200_000 + b"\r\n\r\n", b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\n\r\n"):
+            try:
+                with self.server.raw(data) as connection:
+                    self.assertIn(b" 431 ", connection.makefile("rb").readline())
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # the server has closed the connection while the client was writing
+
+    def test_a_slow_reader_is_disconnected_and_others_are_undisturbed(self):
+        before = self.server.aborted()
+        with self.server.raw(huge_post(), buffer=4096):
+            self.server.wait_for(lambda: self.server.running() > 0)
+            self.assertEqual(self.server.complete(), PARIS)
+            self.server.wait_for(lambda: self.server.running() == 0)
+        self.assertGreater(self.server.aborted(), before)
+
+    def test_a_client_that_hangs_up_aborts_its_request(self):
+        for stream in (True, False):
+            before = self.server.aborted()
+            with self.server.raw(raw_post({**LONG, "max_tokens": 1000, "n": 32, "stream": stream})):
+                self.server.wait_for(lambda: self.server.running() > 0)
+            self.server.wait_for(lambda: self.server.running() == 0)
+            self.assertGreater(self.server.aborted(), before, stream)
+
+
+class Full(unittest.TestCase):
+    def test_a_full_queue_is_429(self):
+        server = Server("-max-seqs", "1", "-max-waiting", "1")
+        self.addCleanup(server.stop)
+        with server.raw(huge_post(), buffer=4096):
+            server.wait_for(lambda: server.running() == 1)
+            waiting = server.raw(huge_post())
+            self.addCleanup(waiting.close)
+            server.wait_for(lambda: server.metric("pagedllm_num_requests_waiting") == 1)
+            status, headers, answer = server.ask("/v1/completions", FRANCE)
+            self.assertEqual((status, json.loads(answer)["error"]["type"]), (429, "rate_limit_error"))
+            self.assertGreaterEqual(int(headers["Retry-After"]), 1)
+            # A request that can never fit is an error of the client.
+            self.assertEqual(server.ask("/v1/completions", {"prompt": "a b " * 5000})[0], 400)
+
+    def test_too_many_requests_are_429(self):
+        server = Server("-max-requests", "1", "-max-body", "1MiB", "-max-bodies", "2MiB")
+        self.addCleanup(server.stop)
+        with server.raw(huge_post(), buffer=4096):
+            server.wait_for(lambda: server.running() == 1)
+            status, headers, _ = server.ask("/v1/completions", FRANCE)
+            self.assertEqual((status, headers["Retry-After"]), (429, "1"))
+            self.assertEqual(server.ask("/health")[0], 200)
+        server.wait_for(lambda: server.ask("/v1/completions", FRANCE)[0] == 200)
+
+    def test_a_late_forecast_is_429(self):
+        server = Server("-max-wait", "1ms", "-max-seqs", "1")
+        self.addCleanup(server.stop)
+        with server.raw(huge_post(), buffer=4096):
+            server.wait_for(lambda: server.running() == 1)
+            server.wait_for(lambda: server.ask("/v1/completions", FRANCE)[0] == 429)
+
+    def test_the_time_of_a_request_is_limited(self):
+        server = Server("-max-time", "1s", "-keep-alive", "50ms", "-max-seqs", "1")
+        self.addCleanup(server.stop)
+        with server.raw(huge_post(), buffer=4096):
+            server.wait_for(lambda: server.running() == 1)
+            # The second request waits until the first has reached its limit, which its client does not read.
+            _, _, body = server.ask("/v1/completions", {**LONG, "max_tokens": 1000, "stream": True})
+            self.assertTrue(b": waiting\n\n" in body or b'"finish_reason"' in body, body[:200])
+        server.wait_for(lambda: server.running() == 0)
+
+
+class Shutdown(unittest.TestCase):
+    def test_a_signal_ends_the_server_after_its_requests(self):
+        server = Server()
+        alone = server.complete(**LONG)
+        idle = server.raw(b"")
+        other = Background(lambda: server.complete(**LONG))
+        server.wait_for(lambda: server.running() > 0 or not other.is_alive())
+        self.assertEqual(server.stop(), 0)
+        self.assertEqual(other.wait(), alone)
+        self.assertEqual(idle.recv(1), b"")
+        idle.close()
+
+    def test_requests_end_with_an_error_after_the_grace(self):
+        server = Server("-grace", "100ms", "-write-timeout", "5s")
+        body = {**LONG, "max_tokens": 1000, "n": 32}
+        stream = Background(lambda: server.ask("/v1/completions", {**body, "stream": True}))
+        whole = Background(lambda: server.ask("/v1/completions", body))
+        server.wait_for(lambda: server.running() >= 33)
+        self.assertEqual(server.stop(), 0)
+        self.assertEqual(whole.wait()[0], 503)
+        events = stream.wait()[2].decode().strip().split("\n\n")
+        self.assertIn("error", json.loads(events[-1].removeprefix("data: ")))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    program = sys.argv[1]
+    unittest.main(argv=[sys.argv[0], *sys.argv[2:]])
