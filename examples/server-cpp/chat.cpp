@@ -216,8 +216,9 @@ void Chat::write_choice(const Output &output, JsonWriter &json) {
     if (!response.reasoning.empty()) json.member("reasoning_content", response.reasoning);
     if (!response.calls.empty()) {
         json.key("tool_calls").begin_array();
-        for (const ToolCall &call : response.calls) {
-            json.begin_object().member("id", call.id).member("type", "function").key("function").begin_object();
+        for (size_t i = 0; i < response.calls.size(); i++) {
+            const ToolCall &call = response.calls[i];
+            json.begin_object().member("index", static_cast<uint64_t>(i)).member("id", call.id).member("type", "function").key("function").begin_object();
             json.member("name", call.name).member("arguments", call.arguments).end_object().end_object();
         }
         json.end_array();

@@ -28,11 +28,11 @@ void read(const JsonValue &value, const std::string &name, Tool &to) {
     };
     // Tools of another type have other members.
     if (value.IsObject() && value.HasMember("type") && value["type"].IsString() && view(value["type"]) != "function") {
-        throw unsupported("tools", name + " has the type \"" + std::string(view(value["type"])) + "\"; must be \"function\"");
+        throw unsupported("tools", name + ".type is \"" + std::string(view(value["type"])) + "\"; must be \"function\"");
     }
     read_object(value, name, Part{to, fields});
     if (to.type != "function") throw unsupported("tools", name + ".type is not given; must be \"function\"");
-    if (to.name.empty()) throw bad_request("tools", "a tool has no name");
+    if (to.name.empty()) throw bad_request("tools", name + " has no name");
 }
 
 static void read_call(ToolCall &to, const JsonValue &value, const std::string &name) {

@@ -25,7 +25,8 @@ std::string new_id(const std::string &prefix) {
 void Usage::write(JsonWriter &json) const {
     json.begin_object().member("prompt_tokens", prompt_tokens).member("completion_tokens", completion_tokens);
     json.member("total_tokens", prompt_tokens + completion_tokens);
-    json.key("prompt_tokens_details").begin_object().member("cached_tokens", cached_tokens).end_object();
+    json.key("prompt_tokens_details").begin_object().member("cached_tokens", cached_tokens);
+    json.member("cache_write_tokens", 0).end_object();  // writing to the prefix cache costs nothing
     json.end_object();
 }
 

@@ -62,7 +62,11 @@ template <class T>
 void read(const JsonValue &value, const std::string &name, std::vector<T> &to) {
     if (!value.IsArray()) wrong_type(name, value, "array");
     to.clear();
-    for (const JsonValue &element : value.GetArray()) read(element, name, to.emplace_back());
+    for (const JsonValue &element : value.GetArray()) {
+        // Only the names of members need the index.
+        const std::string path = element.IsObject() ? name + "[" + std::to_string(to.size()) + "]" : name;
+        read(element, path, to.emplace_back());
+    }
 }
 
 template <class T>

@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 import unittest
+from random import Random
 
 MODEL = pathlib.Path(__file__).parents[2] / "examples/model"
 KEY = "test"
@@ -28,6 +29,8 @@ PARIS = " Paris"
 CHAT = {"messages": [{"role": "user", "content": "What is 7 + 5?"}], "temperature": 0}
 # Ends only at its length, after some hundred milliseconds or more.
 LONG = {"prompt": "Count", "max_tokens": 400, "ignore_eos": True, "temperature": 0, "stop": None}
+# 32 sequences of the maximum length.
+MANY = {**LONG, "max_tokens": 1000, "n": 32}
 # An answer with log probabilities is larger than the buffers of a connection.
 HUGE = {**CHAT, "max_tokens": 900, "ignore_eos": True, "stream": True, "logprobs": True, "top_logprobs": 100}
 FUNCTION = {"type": "function", "function": {"name": "f"}}
@@ -160,6 +163,9 @@ class Server:
     def running(self):
         return self.metric("pagedllm_num_requests_running")
 
+    def in_progress(self):
+        return self.metric("pagedllm_http_requests_in_progress")
+
     def aborted(self):
         return self.metric("pagedllm_request_success_total", 'finished_reason="abort"')
 
@@ -212,6 +218,34 @@ class Hostile(unittest.TestCase):
         events = [line[6:] for line in other.wait()[2].decode().splitlines() if line.startswith("data: ")]
         self.assertEqual(events.pop(), "[DONE]")
         self.assertEqual("".join(json.loads(event)["choices"][0]["text"] for event in events), alone)
+
+    def test_random_changes_of_valid_requests_are_answered(self):
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}}
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+        messages = [*CHAT["messages"], {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "12"}]}]
+        seeds = [
+            ("/v1/completions", {**FRANCE, "n": 2, "logit_bias": {"5": 1}, "logprobs": 2, "echo": True, "dry": {"multiplier": 0.5}}),
+            ("/v1/completions", {"prompt": [[1, 2], [3]], "max_tokens": 2, "beam": {"width": 2}, "prompt_logprobs": 1}),
+            ("/v1/chat/completions", {"messages": messages, "tools": [tool], "tool_choice": "auto", "max_tokens": 3, "logprobs": True, "top_logprobs": 2}),
+            ("/v1/chat/completions", {**CHAT, "tools": [tool], "tool_choice": "required", "max_tokens": 3, "stream": True}),
+            ("/v1/chat/completions", {**CHAT, "max_tokens": 3, "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": tool["function"]["parameters"]}}}),
+            ("/tokenize", {"messages": messages, "return_token_strs": True}),
+            ("/detokenize", {"tokens": [1, 2, 3]}),
+        ]
+        random = Random(1)
+        pieces = [b'"', b"{", b"}", b"[", b"]", b",", b":", b"null", b"-1", b"1e9", b"true", b'""', b"\\u0000", b"\\ud800", b"\xff", b"{}", b"[]", b'"stream":true,']
+        statuses = set()
+        for i in range(300):
+            path, body = seeds[i % len(seeds)]
+            text = bytearray(json.dumps(body).encode())
+            for _ in range(random.randint(1, 3)):
+                at = random.randrange(len(text))
+                text[at:at + random.choice((0, 1, 1, 5))] = random.choice(pieces)
+            status, _, answer = self.server.ask(path, bytes(text))
+            self.assertTrue(answer)
+            statuses.add(status)
+            self.assertIn(status, (200, 400, 404, 429), (bytes(text), answer))
+        self.assertLessEqual({200, 400}, statuses)
 
     def test_a_huge_body_is_refused_without_being_read(self):
         for chunked in (False, True):
@@ -310,28 +344,32 @@ class Hostile(unittest.TestCase):
     def test_a_slow_reader_is_disconnected_and_others_are_undisturbed(self):
         before = self.server.aborted()
         with self.server.raw(huge_post(), buffer=4096):
-            self.server.wait_for(lambda: self.server.running() > 0)
+            self.server.wait_for(lambda: self.server.in_progress() > 0)
             self.assertEqual(self.server.complete(), PARIS)
             self.server.wait_for(lambda: self.server.aborted() > before)
 
     def test_a_client_that_hangs_up_aborts_its_request(self):
         for stream in (True, False):
             before = self.server.aborted()
-            with self.server.raw(raw_post({**LONG, "max_tokens": 1000, "n": 32, "stream": stream})):
+            with self.server.raw(raw_post({**MANY, "stream": stream})):
                 self.server.wait_for(lambda: self.server.running() > 0)
             self.server.wait_for(lambda: self.server.aborted() > before)
             self.server.wait_for(lambda: self.server.running() == 0)
 
 
 class Full(unittest.TestCase):
-    def test_a_full_queue_is_429(self):
-        server = Server("-max-seqs", "1", "-max-waiting", "1")
+    def start(self, *flags):
+        server = Server(*flags)
         self.addCleanup(server.stop)
-        with server.raw(huge_post(), buffer=4096):
-            server.wait_for(lambda: server.running() == 1)
-            waiting = server.raw(huge_post())
+        return server
+
+    def test_a_full_queue_is_429(self):
+        server = self.start("-max-seqs", "32", "-max-waiting", "1")
+        with server.raw(raw_post(MANY)):
+            server.wait_for(lambda: server.running() == 32)
+            waiting = server.raw(raw_post(MANY))
             self.addCleanup(waiting.close)
-            server.wait_for(lambda: server.metric("pagedllm_num_requests_waiting") == 1)
+            server.wait_for(lambda: server.metric("pagedllm_num_requests_waiting") > 0)
             status, headers, answer = server.ask("/v1/completions", FRANCE)
             self.assertEqual((status, json.loads(answer)["error"]["type"]), (429, "rate_limit_error"))
             self.assertGreaterEqual(int(headers["Retry-After"]), 1)
@@ -339,31 +377,34 @@ class Full(unittest.TestCase):
             self.assertEqual(server.ask("/v1/completions", {"prompt": "a b " * 5000})[0], 400)
 
     def test_too_many_requests_are_429(self):
-        server = Server("-max-requests", "1", "-max-body", "1MiB", "-max-bodies", "2MiB")
-        self.addCleanup(server.stop)
-        with server.raw(huge_post(), buffer=4096):
-            server.wait_for(lambda: server.running() == 1)
+        server = self.start("-max-requests", "1")
+        with server.raw(raw_post(MANY)):
+            server.wait_for(lambda: server.in_progress() == 1)
             status, headers, _ = server.ask("/v1/completions", FRANCE)
             self.assertEqual((status, headers["Retry-After"]), (429, "1"))
             self.assertEqual(server.ask("/health")[0], 200)
         server.wait_for(lambda: server.ask("/v1/completions", FRANCE)[0] == 200)
 
+    def test_too_large_requests_are_429(self):
+        server = self.start("-max-body", "1MiB", "-max-bodies", "1MiB")
+        with server.raw(raw_post(" " * 600_000)[:-1]):  # waits for its last byte
+            server.wait_for(lambda: server.in_progress() == 1)
+            self.assertEqual(server.ask("/v1/completions", json.dumps(FRANCE) + " " * 600_000)[0], 429)
+            self.assertEqual(server.ask("/v1/completions", FRANCE)[0], 200)
+
     def test_a_late_forecast_is_429(self):
-        server = Server("-max-wait", "1ms", "-max-seqs", "1")
-        self.addCleanup(server.stop)
-        with server.raw(huge_post(), buffer=4096):
-            server.wait_for(lambda: server.running() == 1)
+        server = self.start("-max-wait", "1ms", "-max-seqs", "32")
+        with server.raw(raw_post(MANY)):
             server.wait_for(lambda: server.ask("/v1/completions", FRANCE)[0] == 429)
 
     def test_the_time_of_a_request_is_limited(self):
-        server = Server("-max-time", "1s", "-keep-alive", "50ms", "-max-seqs", "1")
-        self.addCleanup(server.stop)
-        with server.raw(huge_post(), buffer=4096):
-            server.wait_for(lambda: server.running() == 1)
-            # The second request waits until the first has reached its limit, which its client does not read.
-            _, _, body = server.ask("/v1/completions", {**LONG, "max_tokens": 1000, "stream": True})
-            self.assertTrue(b": waiting\n\n" in body or b'"finish_reason"' in body, body[:200])
-        server.wait_for(lambda: server.running() == 0)
+        server = self.start("-max-time", "1s", "-keep-alive", "50ms", "-max-seqs", "32")
+        with server.raw(raw_post(MANY)) as connection:
+            server.wait_for(lambda: server.running() == 32)
+            _, _, body = server.ask("/v1/completions", {**LONG, "stream": True})
+            self.assertIn(b": waiting\n\n", body)
+            answer = connection.recv(1000)
+        self.assertTrue(answer.startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 504 ")), answer)
 
 
 class Shutdown(unittest.TestCase):
@@ -372,7 +413,7 @@ class Shutdown(unittest.TestCase):
         alone = server.complete(**LONG)
         idle = server.raw(b"")
         other = Background(lambda: server.complete(**LONG))
-        server.wait_for(lambda: server.running() > 0 or not other.is_alive())
+        server.wait_for(lambda: server.in_progress() > 0 or not other.is_alive())
         self.assertEqual(server.stop(), 0)
         self.assertEqual(other.wait(), alone)
         self.assertEqual(idle.recv(1), b"")
@@ -380,10 +421,9 @@ class Shutdown(unittest.TestCase):
 
     def test_requests_end_with_an_error_after_the_grace(self):
         server = Server("-grace", "100ms", "-write-timeout", "5s")
-        body = {**LONG, "max_tokens": 1000, "n": 32}
-        stream = Background(lambda: server.ask("/v1/completions", {**body, "stream": True}))
-        whole = Background(lambda: server.ask("/v1/completions", body))
-        server.wait_for(lambda: server.running() >= 33)
+        stream = Background(lambda: server.ask("/v1/completions", {**MANY, "stream": True}))
+        whole = Background(lambda: server.ask("/v1/completions", MANY))
+        server.wait_for(lambda: server.in_progress() == 2)
         self.assertEqual(server.stop(), 0)
         self.assertEqual(whole.wait()[0], 503)
         events = stream.wait()[2].decode().strip().split("\n\n")
