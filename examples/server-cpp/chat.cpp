@@ -99,7 +99,8 @@ void Chat::constrain(pagedllm::Request &request, const ChatRequest &body, const 
 // Returns the end of a prompt, in which a parser looks for the beginning of the reasoning.
 static std::string_view tail_of(std::string_view prompt) {
     size_t begin = prompt.size() > 256 ? prompt.size() - 256 : 0;
-    while (begin < prompt.size() && (static_cast<unsigned char>(prompt[begin]) & 0xc0) == 0x80) begin++;  // whole characters
+    // The first bytes can be a part of a character.
+    while (begin < prompt.size() && (static_cast<unsigned char>(prompt[begin]) & 0xc0) == 0x80) begin++;
     return prompt.substr(begin);
 }
 
@@ -139,7 +140,8 @@ void Chat::parse(const Output &output, Use use) {
         if (output.text.empty()) return;
         JsonValue delta(rapidjson::kObjectType);
         rapidjson::MemoryPoolAllocator<> allocator;
-        delta.AddMember("content", JsonValue(output.text.data(), static_cast<rapidjson::SizeType>(output.text.size()), allocator), allocator);
+        const auto length = static_cast<rapidjson::SizeType>(output.text.size());
+        delta.AddMember("content", JsonValue(output.text.data(), length, allocator), allocator);
         use(delta);
         return;
     }
@@ -160,7 +162,8 @@ void Chat::end_choice(const Output &output, JsonWriter &json) {
     json.end_object();
 }
 
-// The last event of an output also has the log probabilities and, at the end of a choice, the reason.
+// The last event of an output also has the log probabilities and, at the end of a choice, the
+// reason.
 void Chat::add_events(const Output &output, std::string &events) {
     std::string previous;
     const size_t index = choice(output);
@@ -218,7 +221,8 @@ void Chat::write_choice(const Output &output, JsonWriter &json) {
         json.key("tool_calls").begin_array();
         for (size_t i = 0; i < response.calls.size(); i++) {
             const ToolCall &call = response.calls[i];
-            json.begin_object().member("index", static_cast<uint64_t>(i)).member("id", call.id).member("type", "function").key("function").begin_object();
+            json.begin_object().member("index", static_cast<uint64_t>(i)).member("id", call.id).member("type", "function");
+            json.key("function").begin_object();
             json.member("name", call.name).member("arguments", call.arguments).end_object().end_object();
         }
         json.end_array();

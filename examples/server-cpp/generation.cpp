@@ -161,7 +161,8 @@ void Generation::write_extensions(const Output &output, JsonWriter &json) const 
         json.end_array();
     }
     if (output.is_last() && (parameters_.beam || parameters_.best_of)) json.member("score", output.score);
-    if (!parameters_.prompt_logprobs || output.index != 0) return;  // of several samples, the first reports them
+    // Of several samples, the first reports the prompt.
+    if (!parameters_.prompt_logprobs || output.index != 0) return;
     const int64_t start = std::max<int64_t>(1, parameters_.prompt_logprobs_start.value_or(0));
     json.key("prompt_logprobs");
     write_prompt_logprobs(model_.engine, output, static_cast<size_t>(start), json);

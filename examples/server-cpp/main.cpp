@@ -41,7 +41,9 @@ private:
     static tcp::endpoint endpoint_of(const std::string &address) {
         const size_t colon = address.rfind(':');
         std::string host = address.substr(0, colon);
-        if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);  // IPv6
+        if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
+            host = host.substr(1, host.size() - 2);  // IPv6
+        }
         const unsigned long port = std::stoul(address.substr(colon + 1));
         return {asio::ip::make_address(host), static_cast<unsigned short>(port)};
     }
@@ -122,7 +124,11 @@ static std::vector<std::unique_ptr<Model>> open_models(Flags &flags) {
         flags.engine.model_name = model.name;
         pagedllm::Engine engine = pagedllm::Engine::create(flags.engine).value();
         const pagedllm::ModelInfo info = engine.model_info().value();
-        log_line("INFO", "loaded", {{"model", model.name}, {"architecture", std::string(info.architecture)}, {"max_model_len", std::to_string(info.max_model_len)}, {"isa", std::string(info.isa)}});
+        log_line("INFO", "loaded", 
+                 {{"model", model.name},
+                  {"architecture", std::string(info.architecture)},
+                  {"max_model_len", std::to_string(info.max_model_len)},
+                  {"isa", std::string(info.isa)}});
         const uint64_t max_model_len = info.max_model_len;
         models.push_back(std::unique_ptr<Model>(new Model{model.name, flags.format_of(model.name), std::move(engine), max_model_len}));
     }

@@ -35,8 +35,8 @@ std::string Server::http_metrics() {
 
 namespace {
 
-// Merges the metrics of several engines, which the label model_name distinguishes. OpenMetrics wants
-// each family once, with all of its samples, and one end of the text.
+// Merges the metrics of several engines, which the label model_name distinguishes. OpenMetrics
+// wants each family once, with all of its samples, and one end of the text.
 class Merger {
 public:
     void add(const std::string &text) {

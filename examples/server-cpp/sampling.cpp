@@ -154,8 +154,9 @@ static std::vector<pagedllm::LogitBias> to_biases(const std::map<std::string, do
     return biases;
 }
 
-// True if the request sets a parameter to the default of the library. The library cannot distinguish
-// this from a parameter that is not set, and would replace it by the default of the model.
+// True if the request sets a parameter to the default of the library. The library cannot
+// distinguish this from a parameter that is not set, and would replace it by the default of the
+// model.
 static bool asks_for_library_defaults(const Parameters &p) {
     return p.temperature == 1.0 || p.top_p == 1.0 || p.min_p == 0.0 || p.typical_p == 1.0 || p.repetition_penalty == 1.0 ||
            p.top_k == 0 || p.no_repeat_ngram_size == 0;

@@ -3,6 +3,7 @@
 #include <boost/asio/buffers_iterator.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/write.hpp>
+#include <charconv>
 #include <limits>
 #include <sstream>
 
@@ -44,7 +45,8 @@ auto Session::handler(Call call) {
     return [self = shared_from_this(), call = std::move(call)](auto... arguments) mutable { self->guard([&] { call(arguments...); }); };
 }
 
-// If the client hangs up, on_reply is not called, and a generation in the reply ends with the exchange.
+// If the client hangs up, on_reply is not called, and a generation in the reply ends with the
+// exchange.
 template <class Work>
 void Session::run_on_worker(Work work) {
     set_state(State::computing, std::chrono::milliseconds(0));
@@ -100,10 +102,11 @@ void Session::read_header() {
 // Decodes %XX.
 static std::string decoded(std::string_view text) {
     std::string result;
-    const auto digit = [](char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1; };
     for (size_t i = 0; i < text.size(); i++) {
-        if (text[i] == '%' && i + 2 < text.size() && digit(text[i + 1]) >= 0 && digit(text[i + 2]) >= 0) {
-            result += static_cast<char>(digit(text[i + 1]) * 16 + digit(text[i + 2]));
+        unsigned byte = 0;
+        const char *begin = text.data() + i + 1;
+        if (text[i] == '%' && i + 2 < text.size() && std::from_chars(begin, begin + 2, byte, 16).ptr == begin + 2) {
+            result += static_cast<char>(byte);
             i += 2;
         } else {
             result += text[i];
@@ -255,8 +258,8 @@ void Session::begin_stream() {
                       }));
 }
 
-// Writes the events in text_. Outputs that come meanwhile are one write later: a client may be as slow
-// as its own answer.
+// Writes the events in text_. Outputs that come meanwhile are one write later: a client may be as
+// slow as its own answer.
 void Session::write_events() {
     set_state(State::writing, service_.server.options().write_timeout);
     auto done = handler([this](ErrorCode error, size_t) {
@@ -315,7 +318,8 @@ void Session::finish_exchange() {
     next_request();
 }
 
-// If the connection were closed while the client is sending, the client might not receive the answer.
+// If the connection were closed while the client is sending, the client might not receive the
+// answer.
 void Session::linger() {
     if (state_ != State::lingering) {
         ErrorCode ignored;
@@ -352,7 +356,8 @@ void Session::end() {
 void Session::report() {
     const Exchange &exchange = *exchange_;
     service_.server.count(exchange.endpoint, exchange.logged_status);
-    const bool is_frequent = exchange.endpoint && !exchange.endpoint->is_limited && exchange.logged_status == 200;  // such as /health
+    // Probes such as /health come every few seconds.
+    const bool is_frequent = exchange.endpoint && !exchange.endpoint->is_limited && exchange.logged_status == 200;
     if (is_frequent) return;
     const auto milliseconds = [](auto time) {
         return std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(time).count()) + "ms";

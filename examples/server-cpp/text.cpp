@@ -60,7 +60,8 @@ std::string answer_detokenize(const JsonValue &body, const FindModel &find_model
     read_object(body, "", Part{request, fields});
     Model &model = find_model(request.model);
     std::string answer;
-    JsonWriter(answer).begin_object().member("prompt", value_of(model.engine.detokenize(request.tokens, request.skip_special_tokens))).end_object();
+    const std::string text = value_of(model.engine.detokenize(request.tokens, request.skip_special_tokens));
+    JsonWriter(answer).begin_object().member("prompt", text).end_object();
     return answer;
 }
 
