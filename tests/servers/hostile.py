@@ -393,8 +393,10 @@ class Full(unittest.TestCase):
             self.assertEqual(server.ask("/v1/completions", FRANCE)[0], 200)
 
     def test_a_late_forecast_is_429(self):
-        server = self.start("-max-wait", "1ms", "-max-seqs", "32")
+        # Before the first step there is no forecast, and a request waits until the others end.
+        server = self.start("-max-wait", "1ms", "-max-seqs", "32", "-max-time", "5s")
         with server.raw(raw_post(MANY)):
+            server.wait_for(lambda: server.running() == 32)
             server.wait_for(lambda: server.ask("/v1/completions", FRANCE)[0] == 429)
 
     def test_the_time_of_a_request_is_limited(self):
