@@ -85,12 +85,14 @@ impl LogFile {
         };
         // The channel has room for both.
         let _ = (returns.send(buffer()?), returns.send(buffer()?));
+        // Nothing fails after the start of the thread, which `drop` joins.
+        let buffer = buffer()?;
         let shared = Arc::new(Shared::default());
         let mut writer = Writer { file, len, seal, shared: shared.clone() };
         let work = move || received.iter().for_each(|part| writer.write(part, &returns));
         let thread = threads::spawn("pagedllm-log".into(), work)
             .map_err(|e| Error::capacity(format!("cannot start a thread that writes the file: {e}; raise the limit of threads")))?;
-        Ok(LogFile { buffer: buffer()?, sent: Duration::ZERO, shared, parts: Some(parts), empty, thread: Some(thread) })
+        Ok(LogFile { buffer, sent: Duration::ZERO, shared, parts: Some(parts), empty, thread: Some(thread) })
     }
 
     pub fn has_stopped(&self) -> bool {

@@ -106,6 +106,7 @@ impl SwapFile {
         let (results, done) = unbounded();
         let (announce, ended) = unbounded();
         let mut disk = Disk { file, block_bytes, is_lost: try_vec(blocks, false)? };
+        let last_read = try_vec(blocks, 0)?;
         let queue = waiting.clone();
         let work = move || {
             for job in queue {
@@ -124,7 +125,7 @@ impl SwapFile {
             ended_transfers: 0,
             pending: VecDeque::new(),
             reads: 0,
-            last_read: try_vec(blocks, 0)?,
+            last_read,
             contents: HashMap::new(),
             spare: Vec::new(),
             staged: Vec::new(),
