@@ -464,18 +464,21 @@ impl EngineCore {
         let waits_for_disk = self.device.waits_for_disk() && (scheduler.waits_for_moves() || transfers.waits_for_moves);
         let others_are_late = masks.has_waiting(scheduler) || transfers.has_lookups() || waits_for_disk;
         let must_wait = (others_are_late && !host_can_act) || (!has_groups && transfers.pending() > 0);
-        let can_move = scheduler.waits_for_moves() && !waits_for_disk;
-        must_wait && !can_move && forks.pending() == 0 && self.source.await_completion(self.max_sleep())
+        must_wait && !self.can_move() && forks.pending() == 0 && self.source.await_completion(self.max_sleep())
+    }
+
+    /// Returns whether the next step continues moves between the tiers that do not wait for a disk.
+    fn can_move(&self) -> bool {
+        self.lifecycle.scheduler.waits_for_moves() && !self.device.waits_for_disk()
     }
 
     /// Returns how long the engine may sleep: until the first deadline or the end of a pin, and not
     /// at all while there are blocks to copy or commands to apply.
     pub fn max_sleep(&self) -> Option<Duration> {
-        let Lifecycle { scheduler, transfers, masks, forks, .. } = &self.lifecycle;
+        let Lifecycle { transfers, masks, forks, .. } = &self.lifecycle;
         let has_commands = !masks.released.is_empty() || forks.pending() > 0;
-        let waits_for_disk = self.device.waits_for_disk();
-        let can_move = scheduler.waits_for_moves() && !waits_for_disk;
-        if transfers.progress(waits_for_disk) == Progress::Copying || can_move || has_commands {
+        let can_copy = transfers.progress(self.device.waits_for_disk()) == Progress::Copying;
+        if can_copy || self.can_move() || has_commands {
             return Some(Duration::ZERO);
         }
         let deadlines = self.lifecycle.live.deadlines.first().into_iter().chain(transfers.next_lookup_deadline());

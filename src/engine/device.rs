@@ -72,7 +72,7 @@ impl Device {
         let (mut blocks, mut disk_time) = (0, Duration::ZERO);
         for CompletedTransfer { read, took } in ended.iter().filter_map(|&ended| file.complete(ended)) {
             match read {
-                Some((block, true)) => drop(scheduler.finish_read(block)),
+                Some((block, true)) => scheduler.finish_read(block),
                 Some((block, false)) => self.swaps.failures += scheduler.fail_read(block) as u64,
                 None => {}
             }
@@ -89,29 +89,31 @@ impl Device {
         }
     }
 
-    /// Starts to read blocks that return from the swap file.
-    fn read_ahead(&mut self, scheduler: &mut Scheduler) {
-        let Some(file) = &mut self.swap_file else { return };
-        while file.reads_left() > 0
-            && let Some(block) = scheduler.next_to_read()
-        {
-            file.read(block);
-        }
-    }
-
     /// Returns whether the end of a disk transfer will wake the stepping thread.
     pub fn waits_for_disk(&self) -> bool {
         self.swap_file.as_ref().is_some_and(SwapFile::is_busy)
     }
 
-    /// Makes the transfers that the scheduler has planned, and reports their results to it. Returns
-    /// false if a transfer back to the device has failed, so that a plan must be rolled back first:
-    /// `roll_back` does this.
+    /// Makes the transfers that the scheduler has planned, and reports their results to it. Then starts
+    /// to read blocks that return from the swap file. Returns false if a transfer back to the device
+    /// has failed, so that a plan must be rolled back first: `roll_back` does this.
     pub fn move_blocks(&mut self, scheduler: &mut Scheduler, roll_back: impl FnOnce(&mut Scheduler)) -> bool {
+        let have_returned = self.make_moves(scheduler, roll_back);
+        if let Some(file) = &mut self.swap_file {
+            file.drop_contents();
+            while file.reads_left() > 0
+                && let Some(block) = scheduler.next_to_read()
+            {
+                file.read(block);
+            }
+        }
+        have_returned
+    }
+
+    fn make_moves(&mut self, scheduler: &mut Scheduler, roll_back: impl FnOnce(&mut Scheduler)) -> bool {
         let moves = scheduler.moves();
         if moves.is_empty() {
             scheduler.record_moves(true, true);
-            self.read_ahead(scheduler);
             return true;
         }
         let began = self.clock.now();
@@ -130,8 +132,6 @@ impl Device {
             roll_back(scheduler);
         }
         scheduler.record_moves(out, back);
-        self.swap_file.iter_mut().for_each(SwapFile::drop_contents);
-        self.read_ahead(scheduler);
         back
     }
 

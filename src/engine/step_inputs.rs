@@ -11,7 +11,7 @@ use super::clock::Clock;
 use super::command::Command;
 use super::sequence_table::SequenceTable;
 use super::transfers::store::StoreClient;
-use super::transfers::{Completions, EndedTransfer};
+use super::transfers::{Completions, EndedTransfer, receive_all};
 use crate::error::Result;
 use crate::generation::grammar::MaskId;
 use crate::generation::grammar::Masker;
@@ -153,12 +153,7 @@ impl Inputs for LiveInputs {
         inputs.finished_transfers.clear();
         self.completions.take(&mut inputs.finished_transfers);
         inputs.disk_transfers.clear();
-        // Without memory, they wait for the next step.
-        while inputs.disk_transfers.try_reserve(1).is_ok()
-            && let Some(ended) = self.disk_transfers.as_ref().and_then(|ended| ended.try_recv().ok())
-        {
-            inputs.disk_transfers.push(ended);
-        }
+        self.disk_transfers.iter().for_each(|ended| receive_all(ended, &mut inputs.disk_transfers));
         inputs.finished_lookups.clear();
         if let Some(store) = &self.store {
             store.board.take_finished(inputs.now, &mut inputs.finished_lookups);

@@ -159,10 +159,9 @@ impl Scheduler {
         self.blocks.next_to_read()
     }
 
-    /// Schedules the transfer of a host block that another thread has read. Returns false if the
-    /// transfer was cancelled.
-    pub fn finish_read(&mut self, host: BlockId) -> bool {
-        self.blocks.finish_read(host)
+    /// Schedules the transfer of a host block that another thread has read, unless it was cancelled.
+    pub fn finish_read(&mut self, host: BlockId) {
+        self.blocks.finish_read(host);
     }
 
     /// Lets the sequences that wait for a host block be recomputed, because another thread could not

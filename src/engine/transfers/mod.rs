@@ -16,7 +16,7 @@ pub use exports::{Export, Exports};
 pub use imports::{Import, Imports};
 pub use swap_file::{CompletedTransfer, EndedTransfer, SwapFile};
 pub use tier_moves::{MovedBlocks, TierMoves};
-pub use worker::Completions;
+pub use worker::{Completions, receive_all};
 
 use store::{Loads, Saves, StoreClient};
 

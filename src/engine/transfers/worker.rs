@@ -36,11 +36,16 @@ impl Completions {
     /// Appends the ids that were announced since the last call. Without memory, they wait for the
     /// next one.
     pub fn take(&self, ids: &mut Vec<TransferId>) {
-        while ids.try_reserve(1).is_ok()
-            && let Ok(id) = self.announced.try_recv()
-        {
-            ids.push(id);
-        }
+        receive_all(&self.announced, ids);
+    }
+}
+
+/// Appends all messages of a channel. Without memory, they stay in it.
+pub fn receive_all<T>(channel: &Receiver<T>, to: &mut Vec<T>) {
+    while to.try_reserve(1).is_ok()
+        && let Ok(message) = channel.try_recv()
+    {
+        to.push(message);
     }
 }
 

@@ -29,6 +29,10 @@ impl BlockQueue {
         }
     }
 
+    pub fn iter(&self) -> impl Iterator<Item = BlockId> {
+        self.blocks.iter().copied()
+    }
+
     /// Removes blocks up to the first one that is wanted, and returns that one.
     pub fn pop_if(&mut self, is_wanted: impl Fn(BlockId) -> bool) -> Option<BlockId> {
         while let Some(block) = self.blocks.pop_front() {

@@ -344,10 +344,11 @@ impl Trace {
         let Some(reads) = &mut self.host.reads else { return };
         let ended = ended.min(reads.len());
         for block in reads.drain(..ended) {
-            match self.random.below(8) {
-                0 => self.s.fail_read(block),
-                _ => self.s.finish_read(block),
-            };
+            if self.random.below(8) == 0 {
+                self.s.fail_read(block);
+            } else {
+                self.s.finish_read(block);
+            }
         }
         if self.random.below(50) == 0 {
             self.s.drop_queued_out();

@@ -98,23 +98,29 @@ func ask(t *testing.T, server *httptest.Server, path, body string, status int) m
 	return value
 }
 
-// at returns a member of a decoded JSON value: a name for an object, a number for an array.
+// member returns a member of a decoded JSON value: a name for an object, a number for an array.
+func member(value any, step any) (any, bool) {
+	switch v := value.(type) {
+	case map[string]any:
+		name, _ := step.(string)
+		return v[name], true
+	case []any:
+		if index, ok := step.(int); ok && index < len(v) {
+			return v[index], true
+		}
+	}
+	return nil, false
+}
+
+// at returns the value at a path of members.
 func at(t *testing.T, value any, path ...any) any {
 	t.Helper()
 	for i, step := range path {
-		switch v := value.(type) {
-		case map[string]any:
-			name, _ := step.(string)
-			value = v[name]
-		case []any:
-			index, isIndex := step.(int)
-			if !isIndex || index >= len(v) {
-				t.Fatalf("%v of %v", path[:i+1], value)
-			}
-			value = v[index]
-		default:
+		next, ok := member(value, step)
+		if !ok {
 			t.Fatalf("%v of %v", path[:i+1], value)
 		}
+		value = next
 	}
 	return value
 }
@@ -165,17 +171,7 @@ func joined(events []event, path ...any) string {
 	for _, e := range events {
 		var value any = e.data
 		for _, step := range path {
-			switch v := value.(type) {
-			case map[string]any:
-				name, _ := step.(string)
-				value = v[name]
-			case []any:
-				if index, ok := step.(int); ok && index < len(v) {
-					value = v[index]
-				} else {
-					value = nil
-				}
-			}
+			value, _ = member(value, step)
 		}
 		if piece, ok := value.(string); ok {
 			text.WriteString(piece)

@@ -26,24 +26,17 @@ impl BlockManager {
         Some(host)
     }
 
-    /// Schedules the transfer of a host block that another thread has read. Returns false if the
-    /// transfer was cancelled.
-    pub fn finish_read(&mut self, host: BlockId) -> bool {
-        if self.host.transfers.get(host as usize) != Some(&Transfer::BackReading) {
-            return false;
+    /// Schedules the transfer of a host block that another thread has read, unless it was cancelled.
+    pub fn finish_read(&mut self, host: BlockId) {
+        if let Some(device) = self.target_of_read(host) {
+            self.host.move_back(device, host);
         }
-        let device = self.host.mirror_of_host[host as usize].expect("the target of a queued transfer is mirrored");
-        self.host.move_back(device, host);
-        true
     }
 
     /// Cancels the transfer of a host block that another thread could not read, and marks the block
     /// as lost. Returns false if the transfer was cancelled before.
     pub fn fail_read(&mut self, host: BlockId) -> bool {
-        if self.host.transfers.get(host as usize) != Some(&Transfer::BackReading) {
-            return false;
-        }
-        let device = self.host.mirror_of_host[host as usize].expect("the target of a queued transfer is mirrored");
+        let Some(device) = self.target_of_read(host) else { return false };
         self.unmark_all();
         self.block_pool.mark(device);
         self.host.transfers[host as usize] = Transfer::None;
@@ -53,6 +46,12 @@ impl BlockManager {
         true
     }
 
+    /// Returns the device block that waits until another thread has read the host block.
+    fn target_of_read(&self, host: BlockId) -> Option<BlockId> {
+        let is_read = self.host.transfers.get(host as usize) == Some(&Transfer::BackReading);
+        is_read.then(|| self.host.mirror_of_host[host as usize].expect("the target of a queued transfer is mirrored"))
+    }
+
     /// Marks the blocks that are queued to a tier in a file as lost. Returns false if there are
     /// none.
     pub fn mark_queued_out(&mut self) -> bool {
@@ -60,10 +59,8 @@ impl BlockManager {
             return false;
         }
         self.unmark_all();
-        for host in 0..self.host.transfers.len() {
-            if self.host.transfers[host] == Transfer::OutQueued {
-                self.host.block_pool.mark(host as BlockId);
-            }
+        for host in self.host.out_queue.iter().filter(|&host| self.host.transfers[host as usize] == Transfer::OutQueued) {
+            self.host.block_pool.mark(host);
         }
         true
     }
