@@ -13,18 +13,22 @@ mod source;
 
 /// Each module, and the modules that it may use.
 const ARROWS: &[(&str, &[&str])] = &[
-    ("ffi", &["engine", "scheduler", "model", "memory", "observability", "output", "text"]),
-    ("engine", &["scheduler", "generation", "executor", "output", "memory", "observability", "text", "kv", "model", "backend"]),
+    ("ffi", &["engine", "scheduler", "communicator", "model", "memory", "observability", "output", "text"]),
+    (
+        "engine",
+        &["scheduler", "generation", "executor", "output", "memory", "observability", "text", "kv", "model", "backend", "communicator"],
+    ),
     ("scheduler", &["kv"]),
-    ("executor", &["model", "kv", "backend"]),
+    ("executor", &["model", "kv", "backend", "communicator"]),
     ("memory", &["model", "kv", "backend"]),
     ("generation", &["text"]),
     ("observability", &["memory"]),
-    ("model", &["backend"]),
+    ("model", &["backend", "communicator"]),
     ("output", &[]),
     ("kv", &[]),
     ("text", &[]),
-    ("backend", &[]),
+    ("backend", &["communicator"]),
+    ("communicator", &[]),
     ("error", &[]),
     ("sys", &[]),
     ("types", &[]),

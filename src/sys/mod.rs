@@ -2,6 +2,7 @@
 //! type.
 #![allow(unsafe_code)]
 
+pub mod bytes;
 #[cfg(test)]
 #[path = "../../tests/support/counting.rs"]
 pub mod counting;
