@@ -13,28 +13,29 @@ mod source;
 
 /// Each module, and the modules that it may use.
 const ARROWS: &[(&str, &[&str])] = &[
-    ("ffi", &["engine", "scheduler", "communicator", "model", "memory", "observability", "output", "text"]),
+    ("ffi", &["engine", "scheduler", "model", "memory", "observability", "output", "text"]),
     (
         "engine",
-        &["scheduler", "generation", "executor", "output", "memory", "observability", "text", "kv", "model", "backend", "communicator"],
+        &["scheduler", "generation", "executor", "output", "memory", "observability", "text", "kv", "model", "backend"],
     ),
     ("scheduler", &["kv"]),
-    ("executor", &["model", "kv", "backend", "communicator"]),
+    ("executor", &["model", "kv", "backend"]),
     ("memory", &["model", "kv", "backend"]),
     ("generation", &["text"]),
     ("observability", &["memory"]),
-    ("model", &["backend", "communicator"]),
+    ("model", &["backend"]),
     ("output", &[]),
     ("kv", &[]),
     ("text", &[]),
-    ("backend", &["communicator"]),
+    ("backend", &[]),
     ("communicator", &[]),
     ("error", &[]),
     ("sys", &[]),
     ("types", &[]),
 ];
-/// Modules that every module may use. The options of an engine refer to its budget.
-const LEAVES: &[&str] = &["error", "sys", "types", "memory::budget"];
+/// Modules that every module may use. The options of an engine refer to its budget and to its
+/// communicator.
+const LEAVES: &[&str] = &["communicator", "error", "sys", "types", "memory::budget"];
 const UNSAFE_MODULES: &[&str] = &["ffi", "backend", "sys"];
 const MAX_FUNCTION_LINES: usize = 60;
 const MAX_FILE_LINES: usize = 600;

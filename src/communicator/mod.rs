@@ -1,12 +1,14 @@
 //! Communication between the workers of one engine: rank 0, which schedules, and the others, which
 //! follow it.
 
+mod handle;
 pub mod local;
 mod reduce;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use handle::CommunicatorHandle;
 pub use reduce::OrderedSum;
 
 use crate::error::Result;

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use super::{Executor, InFlightStep, MAX_TRANSFER_BYTES, StepOutput};
-use crate::backend::{Backend, BatchSize, InputLimits};
+use crate::backend::{Backend, BatchSize, Extent, InputLimits};
 use crate::error::{Error, Result};
 use crate::kv::BlockId;
 use crate::model::{Decoder, KvCache};
@@ -55,6 +55,22 @@ impl<B: Backend> ModelExecutor<B> {
         self.decoder.backend()
     }
 
+    /// Uploads the batch of a step, which `run` computes.
+    pub fn begin(&mut self, batch: &Batch) -> Result<Extent> {
+        self.keep_failure();
+        if let Some(error) = &*self.failure.borrow() {
+            return Err(error.clone());
+        }
+        self.decoder.begin(batch, &mut self.kv)
+    }
+
+    /// Starts to compute the uploaded batch.
+    pub fn run(&mut self, extent: Extent) -> InFlightStep {
+        self.decoder.run(extent, &mut self.kv);
+        self.in_flight += 1;
+        InFlightStep::new(extent.logits)
+    }
+
     /// Runs the largest batches, so that later steps allocate no device memory. K and V are
     /// undefined afterwards.
     pub fn warm_up(&mut self, limits: &InputLimits, batches: &[Batch]) -> Result<()> {
@@ -86,13 +102,8 @@ impl<B: Backend> Executor for ModelExecutor<B> {
     }
 
     fn submit(&mut self, batch: &Batch) -> Result<InFlightStep> {
-        self.keep_failure();
-        if let Some(error) = &*self.failure.borrow() {
-            return Err(error.clone());
-        }
-        self.decoder.forward(batch, &mut self.kv)?;
-        self.in_flight += 1;
-        Ok(InFlightStep::new(batch.logit_rows.len()))
+        let extent = self.begin(batch)?;
+        Ok(InFlightStep { logits: batch.logit_rows.len(), ..self.run(extent) })
     }
 
     fn sample(&mut self, step: &mut InFlightStep, sampling: &DeviceSampling) -> Result<()> {
@@ -138,7 +149,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         self.kv.host_block(self.decoder.backend(), block)
     }
 
-    fn read_blocks(&self, blocks: &[BlockId], tail: Tail, out: &mut Vec<u8>) -> Result<()> {
+    fn read_blocks(&mut self, blocks: &[BlockId], tail: Tail, out: &mut Vec<u8>) -> Result<()> {
         self.keep_failure();
         self.kv.read(self.decoder.backend(), blocks, tail, out)
     }

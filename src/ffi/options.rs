@@ -9,7 +9,7 @@ use super::{pllm_budget, pllm_kv_store};
 use crate::error::{Error, Result};
 use crate::types::options::{
     AllocationPolicy, BatchingPolicy, EngineOptions, Isa, KvDtype, KvStoreOptions, OrderPolicy, Policies, Preemption, WeightFormat,
-    cpu_list,
+    WorkerOptions, cpu_list,
 };
 
 /// Selected by the library.
@@ -423,6 +423,7 @@ impl pllm_engine_options {
             // SAFETY: the caller's contract.
             kv_store: unsafe { kv_store(&c) }?,
             kv_events_capacity: usize::try_from(c.kv_events_capacity).unwrap_or(usize::MAX),
+            workers: WorkerOptions::default(),
         })
     }
 

@@ -2,10 +2,12 @@
 
 mod arch;
 mod checkpoint;
+mod collective;
 mod config;
 mod decoder;
 mod formats;
 pub mod gguf;
+mod kv_cache;
 mod kv_layout;
 mod latent;
 mod mxfp4;
@@ -20,7 +22,8 @@ use std::path::{Path, PathBuf};
 pub use arch::{FAMILIES, Family, family};
 use checkpoint::Checkpoint;
 pub use config::Config;
-pub use decoder::{BatchLimits, Decoder, KvCache, KvPool, input_limits, work_bytes};
+pub use decoder::{BatchLimits, Decoder, input_limits, work_bytes};
+pub use kv_cache::{KvCache, KvPool};
 pub use kv_layout::KvLayout;
 pub use packed::{PackedForm, PackedReport};
 use packed::{TensorLocation, Writer};
@@ -28,9 +31,10 @@ use spec::ModelSpec;
 pub use weights::LoadProgress;
 use weights::{LoadedModel, Origin};
 
-use crate::backend::{Alloc, Backend};
+use crate::backend::{Alloc, Backend, KvOps};
 use crate::error::{Code, Error, Result, try_format};
 use crate::types::options::{Dtype, ModelDefaults, WeightFormat};
+use crate::types::parallel::WorkerPlace;
 
 /// A model directory, opened and validated but not loaded.
 pub struct ModelFiles {
@@ -46,6 +50,10 @@ pub struct ModelFiles {
     pub sampling_defaults: Result<ModelDefaults>,
     /// The GGUF file of the model, if it is one.
     pub gguf: Option<GgufSource>,
+    /// The place of this worker among those that divide the model.
+    pub place: WorkerPlace,
+    /// The part of a divided model that this worker computes.
+    part: Option<ModelSpec>,
     checkpoint: Checkpoint,
 }
 
@@ -109,13 +117,40 @@ impl ModelFiles {
             eos_token_ids,
             sampling_defaults,
             gguf: None,
+            place: WorkerPlace::default(),
+            part: None,
             checkpoint,
         })
     }
 
+    /// Selects the part of the model that one of several workers computes.
+    ///
+    /// Errors: `InvalidArgument` if the model cannot be divided in this way.
+    pub fn divide(&mut self, place: WorkerPlace) -> Result<()> {
+        self.part = if place.is_alone() { None } else { Some(self.spec.part(place)?) };
+        self.place = place;
+        Ok(())
+    }
+
+    /// Selects the rotary frequencies for sequences of at most `max_len` positions.
+    pub fn fit(&mut self, max_len: usize) {
+        self.spec.fit(max_len);
+        self.part.iter_mut().for_each(|part| part.fit(max_len));
+    }
+
+    /// Allocates the KV cache of this worker's layers.
+    pub fn kv_cache<B: KvOps>(&self, backend: &B, pool: KvPool) -> Result<KvCache<B>> {
+        KvCache::new(backend, self.part(), pool)
+    }
+
+    /// Returns the part of the model that this worker computes.
+    pub fn part(&self) -> &ModelSpec {
+        self.part.as_ref().unwrap_or(&self.spec)
+    }
+
     /// Returns the bytes of the packed weights. Reports missing or misshapen tensors.
     pub fn weight_bytes<B: Alloc>(&self, backend: &B) -> Result<u64> {
-        weights::bytes(backend, &self.spec, &self.checkpoint, self.weight_format)
+        weights::bytes(backend, self.part(), &self.checkpoint, self.weight_format)
     }
 
     /// Returns a hash of the architecture, of the weight format, of every tensor's name, dtype and
@@ -127,7 +162,7 @@ impl ModelFiles {
 
     pub fn load<B: Backend>(&self, backend: B, limits: BatchLimits, progress: LoadProgress) -> Result<Decoder<B>> {
         let model = self.load_from(&backend, Origin::Files(&mut |_| ()), progress)?;
-        Decoder::new(backend, &self.spec, model, limits)
+        Decoder::new(backend, self.part(), model, limits, self.place)
     }
 
     /// Like `load`, from the packed form in this directory. If it is absent, damaged or of another
@@ -142,7 +177,7 @@ impl ModelFiles {
         if !dir.is_dir() {
             return Err(Error::io(format!("packed_path {} does not exist or is not a directory", dir.display())));
         }
-        let place = TensorLocation::for_model(dir, &backend, &self.spec, &self.checkpoint, self.weight_format)?;
+        let place = TensorLocation::for_model(dir, &backend, self.part(), &self.checkpoint, self.weight_format)?;
         let read = place.open().and_then(|reader| self.load_from(&backend, Origin::Packed(reader), &mut *progress));
         let (model, report) = match read {
             Ok(model) => (model, PackedReport { form: PackedForm::Read, reason: String::new() }),
@@ -150,7 +185,7 @@ impl ModelFiles {
             // If the model's files cause the error, loading from them reports it again.
             Err(why) => self.load_and_save(&place, &backend, why, progress)?,
         };
-        Ok((Decoder::new(backend, &self.spec, model, limits)?, report))
+        Ok((Decoder::new(backend, self.part(), model, limits, self.place)?, report))
     }
 
     /// Loads the weights from the model's files and writes the packed form. `why` is the reason why
@@ -179,7 +214,7 @@ impl ModelFiles {
     }
 
     fn load_from<'a, B: Alloc>(&'a self, backend: &'a B, origin: Origin<'a, B>, progress: LoadProgress<'a>) -> Result<LoadedModel<B>> {
-        weights::load(backend, &self.spec, &self.checkpoint, self.weight_format, origin, progress)
+        weights::load(backend, self.part(), &self.checkpoint, self.weight_format, origin, progress)
     }
 }
 

@@ -17,6 +17,7 @@ pub struct LoadedLinear<B: BackendTypes> {
     pub weight: B::Matrix,
     pub bias: Option<B::Buf>,
     pub rows: usize,
+    pub cols: usize,
 }
 
 impl<B: BackendTypes> LoadedLinear<B> {
@@ -217,7 +218,7 @@ impl<B: Alloc> Loading<'_, B> {
             }
         };
         let bias = load_bias(self.backend, linear, self.checkpoint)?;
-        Ok(LoadedLinear { weight, bias, rows: linear.rows() })
+        Ok(LoadedLinear { weight, bias, rows: linear.rows(), cols: linear.cols })
     }
 }
 

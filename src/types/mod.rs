@@ -9,6 +9,8 @@ mod ids;
 pub mod kv_store;
 pub mod options;
 pub mod outputs;
+#[doc(hidden)]
+pub mod parallel; // the division of an engine among workers
 pub(crate) mod sequence_state;
 pub mod timing;
 

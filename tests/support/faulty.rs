@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::backend::{
-    Act, Alloc, AttentionShape, BackendTypes, ExpertOf, Extent, Glu, Graphs, Heads, KvOps, KvShape, MatrixOf, MlpOf, NormOf, Ops,
+    Act, Alloc, AttentionShape, BackendTypes, Collectives, ExpertOf, Extent, Glu, Graphs, Heads, KvOps, KvShape, MatrixOf, MlpOf, NormOf, Ops,
     PackedSource, RotaryEmbedding, Routing, RowSource, Sampling, Section, Strips,
 };
 use pagedllm::error::{Error, Result};
@@ -280,6 +280,8 @@ impl Ops for Faulty {
 }
 
 impl Sampling for Faulty {}
+
+impl Collectives for Faulty {}
 
 impl Graphs for Faulty {
     fn wait(&self) -> Result<()> {

@@ -2,6 +2,7 @@
 //! number of threads.
 
 mod attention;
+mod collectives;
 mod elementwise;
 mod host;
 mod kv;
@@ -17,6 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use attention::{AttentionScratch, Tile};
+use collectives::Exchange;
 use elementwise::{Activate, Add, Gate, Norm, NormHead, NormRow, ScaleAndCap, TurnHeads};
 use host::Host;
 use kv::Kv;
@@ -26,8 +28,8 @@ use pool::Pool;
 use routes::Routes;
 
 use super::{
-    Act, Activation, Alloc, AttentionShape, BackendTypes, ExpertOf, Extent, Glu, Graphs, Heads, KvOps, KvShape, MatrixOf, MlpOf, NormOf,
-    Ops, PackedSource, RotaryEmbedding, Routing, RowSource, Sampling, Section, Strips, WithBias,
+    Act, Activation, Alloc, AttentionShape, BackendTypes, Collectives, ColumnPart, ExpertOf, Extent, Glu, Graphs, Heads, KvOps, KvShape, MatrixOf, MlpOf, NormOf,
+    Ops, PackedSource, RotaryEmbedding, Routing, RowSource, Sampling, Section, Strips, WithBias, Workers,
 };
 use crate::error::{Error, Result};
 use crate::sys::Numbers;
@@ -47,6 +49,7 @@ pub struct CpuBackend {
     scratch: Vec<Mutex<AttentionScratch>>, // [threads]
     packed: Mutex<PackedRows>,
     matmuls: AtomicU64,
+    exchange: Exchange,
 }
 
 /// One-dimensional weights, and activations.
@@ -101,7 +104,7 @@ impl CpuBackend {
         }
         let pool = pool()?;
         let scratch = (0..pool.threads()).map(|_| Mutex::new(AttentionScratch::empty())).collect();
-        Ok(CpuBackend { isa, pool, scratch, packed: Mutex::default(), matmuls: AtomicU64::new(0) })
+        Ok(CpuBackend { isa, pool, scratch, packed: Mutex::default(), matmuls: AtomicU64::new(0), exchange: Exchange::default() })
     }
 
     pub fn isa(&self) -> Isa {
@@ -257,6 +260,7 @@ impl Alloc for CpuBackend {
     }
 
     fn read<'a>(&'a self, buf: &'a mut Buf, len: usize) -> Result<&'a [f32]> {
+        self.exchange.check()?;
         Ok(&buf[..len])
     }
 }
@@ -493,4 +497,43 @@ impl Ops for CpuBackend {
 
 impl Sampling for CpuBackend {}
 
-impl Graphs for CpuBackend {}
+impl Graphs for CpuBackend {
+    fn check(&self) -> Result<()> {
+        self.exchange.check()
+    }
+
+    fn wait(&self) -> Result<()> {
+        self.exchange.check()
+    }
+
+    fn is_lost(&self) -> bool {
+        self.exchange.check().is_err()
+    }
+}
+
+impl Collectives for CpuBackend {
+    fn join(&mut self, workers: Workers) -> Result<()> {
+        self.exchange = Exchange::new(workers);
+        Ok(())
+    }
+
+    fn all_reduce(&self, len: usize, x: &mut Buf) {
+        self.exchange.all_reduce(&mut x[..len]);
+    }
+
+    fn all_gather(&self, len: usize, x: &Buf, out: &mut Buf) {
+        self.exchange.all_gather(&x[..len], out);
+    }
+
+    fn send(&self, len: usize, x: &Buf, to: usize) {
+        self.exchange.send(&x[..len], to);
+    }
+
+    fn receive(&self, len: usize, x: &mut Buf, from: usize) {
+        self.exchange.receive(&mut x[..len], from);
+    }
+
+    fn receive_columns(&self, rows: usize, width: usize, parts: &[ColumnPart], x: &mut Buf) {
+        self.exchange.receive_columns(rows, width, parts, x);
+    }
+}

@@ -1,0 +1,61 @@
+//! The work of the ranks other than 0: they do what rank 0 sends.
+
+use super::command::{Kind, Message};
+use super::group::Group;
+use super::describe_blocks;
+use crate::backend::Backend;
+use crate::error::{Error, Result};
+use crate::executor::Executor;
+use crate::executor::local::ModelExecutor;
+use crate::types::batch::Batch;
+
+/// Follows rank 0 until its engine is freed. Errors: those of this worker, and `Internal` if another
+/// worker has ended or does not respond in time. Rank 0 fails then, too.
+pub fn serve<B: Backend>(mut local: ModelExecutor<B>, group: &Group) -> Result<()> {
+    let (part_bytes, _) = describe_blocks(&local, group)?;
+    let own_bytes: usize = part_bytes[group.place.rank()].iter().sum();
+    let (mut message, mut batch, mut bytes) = (Message::default(), Batch::default(), Vec::new());
+    let (mut moves, mut copies, mut blocks) = (Vec::new(), Vec::new(), Vec::new());
+    loop {
+        match message.receive(&*group.world, group.timeout)? {
+            Kind::Step => {
+                message.take_step(&mut batch)?;
+                let extent = local.begin(&batch)?;
+                // The logits go to rank 0 during the step.
+                let _ = local.run(extent);
+                local.discard(None);
+            }
+            Kind::SwapOut => {
+                message.take_moves(&mut moves)?;
+                local.swap_out(&moves)?;
+            }
+            Kind::SwapIn => {
+                message.take_moves(&mut moves)?;
+                local.swap_in(&moves)?;
+            }
+            Kind::Read => {
+                let tail = message.take_blocks(&mut blocks)?;
+                bytes.clear();
+                local.read_blocks(&blocks, tail, &mut bytes)?;
+                group.world.send(&bytes, 0, Some(group.timeout))?;
+            }
+            Kind::Write => {
+                message.take_blocks(&mut blocks)?;
+                let len = blocks.len() * own_bytes;
+                bytes.try_reserve(len.saturating_sub(bytes.len()))?;
+                bytes.resize(len, 0);
+                group.world.receive(&mut bytes, 0, Some(group.timeout))?;
+                local.write_blocks(&blocks, &bytes)?;
+            }
+            Kind::Shrink => {
+                let blocks = message.take_shrink(&mut copies)?;
+                local.shrink(&copies, blocks)?;
+            }
+            Kind::Exit => return Ok(()),
+        }
+        local.backend().check()?;
+        if local.is_lost() {
+            return Err(Error::internal("the device is lost"));
+        }
+    }
+}
