@@ -3,7 +3,7 @@
 use crate::backend::{Alloc, Backend, InputLimits};
 use crate::error::{Error, Result};
 use crate::kv::Paging;
-use crate::model::{BatchLimits, KvLayout, KvPool, ModelFiles, input_limits, work_bytes};
+use crate::model::{BatchLimits, KvPool, ModelFiles, input_limits, work_bytes};
 use crate::types::options::{Dtype, EngineOptions, KvDtype};
 
 /// The large allocations of an engine, and the limits that follow from them.
@@ -89,7 +89,7 @@ impl MemoryPlan {
 }
 
 pub fn paging(files: &ModelFiles, block_size: usize) -> Paging {
-    Paging::new(block_size, &KvLayout::for_spec(&files.spec).windows)
+    Paging::new(block_size, &files.windows())
 }
 
 pub fn limits(options: &EngineOptions) -> BatchLimits {

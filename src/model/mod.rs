@@ -138,6 +138,11 @@ impl ModelFiles {
         self.part.iter_mut().for_each(|part| part.fit(max_len));
     }
 
+    /// Returns the window of each group of layers, which has block tables of its own.
+    pub fn windows(&self) -> Vec<Option<usize>> {
+        KvLayout::for_spec(&self.spec).windows
+    }
+
     /// Allocates the KV cache of this worker's layers.
     pub fn kv_cache<B: KvOps>(&self, backend: &B, pool: KvPool) -> Result<KvCache<B>> {
         KvCache::new(backend, self.part(), pool)

@@ -1,0 +1,116 @@
+//! Models that several workers compute give the logits of transformers, and refuse divisions that
+//! do not divide them.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use pagedllm::backend::cpu::CpuBackend;
+use pagedllm::backend::{Collectives, Graphs, Workers};
+use pagedllm::communicator::Communicator;
+use pagedllm::communicator::local::Local;
+use pagedllm::error::{Error, Result};
+use pagedllm::model::{BatchLimits, KvPool, ModelFiles};
+use pagedllm::types::options::{Isa, KvDtype, WeightFormat};
+use pagedllm::types::parallel::Division;
+
+use crate::goldens::{BLOCK_SIZE, Golden, LONGEST, NAMES, Run, TOLERANCE, directory};
+
+const TIMEOUT: Duration = Duration::from_secs(600);
+
+/// Computes the tokens of a golden on one rank: the prompt in one pass, and the others one by one.
+/// Returns all logits on rank 0.
+fn compute(golden: &Golden, mut files: ModelFiles, world: Local, division: Division) -> Result<Vec<f32>> {
+    let world: Arc<dyn Communicator> = Arc::new(world);
+    let place = division.place(world.rank());
+    let tensor = world.split(place.stage, Some(TIMEOUT))?;
+    let mut backend = CpuBackend::new(1, Some(Isa::Portable))?;
+    backend.join(Workers { world, tensor, timeout: TIMEOUT })?;
+    files.fit(LONGEST);
+    let groups = files.windows().len();
+    let kv = files.kv_cache(&backend, KvPool { blocks: 11 * groups, block_size: BLOCK_SIZE, dtype: KvDtype::F32 })?;
+    let vocab = files.spec.vocab_size;
+    let decoder = files.load(backend, BatchLimits { tokens: 80, logits: 80 }, &mut |_, _| true)?;
+    let mut run = Run { decoder, kv, groups, experts: false, vocab, kv_dtype: KvDtype::F32 };
+    let mut logits = Vec::new();
+    let passes = std::iter::once((0, golden.prompt_len)).chain((golden.prompt_len..golden.tokens.len()).map(|start| (start, 1)));
+    for (start, count) in passes {
+        let tokens = &golden.tokens[start..][..count];
+        match place.rank() {
+            0 => logits.extend(run.logits(tokens, start)),
+            _ => run.forward(tokens, start),
+        }
+    }
+    run.decoder.backend().check()?;
+    Ok(logits)
+}
+
+/// Returns the logits that the workers of a division compute for a golden.
+fn divided(name: &str, golden: &Arc<Golden>, division: Division) -> Result<Vec<f32>> {
+    let open = |rank: usize| {
+        let mut files = ModelFiles::open(&directory(name))?;
+        files.weight_format = name.starts_with("gguf_").then_some(WeightFormat::F32);
+        files.divide(division.place(rank))?;
+        Ok::<_, Error>(files)
+    };
+    let files = (0..division.workers()).map(open).collect::<Result<Vec<_>>>()?;
+    let ranks = files.into_iter().zip(Local::group(division.workers())).map(|(files, world)| {
+        let golden = golden.clone();
+        thread::spawn(move || compute(&golden, files, world, division))
+    });
+    let ranks: Vec<_> = ranks.collect();
+    let mut logits = ranks.into_iter().map(|rank| rank.join().unwrap());
+    let first = logits.next().unwrap();
+    logits.try_for_each(|other| other.map(drop))?;
+    first
+}
+
+/// Compares each golden with the workers of a division. Returns the goldens that cannot be divided
+/// in this way, with the reason.
+fn compare(tensor: usize, pipeline: usize) -> Vec<(&'static str, String)> {
+    let (mut refused, mut compared) = (Vec::new(), 0);
+    for &name in NAMES {
+        let golden = Arc::new(Golden::read(name));
+        match divided(name, &golden, Division { tensor, pipeline }) {
+            Err(error) => refused.push((name, error.message().to_string())),
+            Ok(logits) => {
+                assert_eq!(logits.len(), golden.logits.len());
+                for (i, (ours, theirs)) in logits.iter().zip(&golden.logits).enumerate() {
+                    let near = (ours - theirs).abs() <= TOLERANCE;
+                    assert!(near, "{name} on {tensor} x {pipeline} workers: number {i} is {ours}, transformers {theirs}");
+                }
+                compared += 1;
+            }
+        }
+    }
+    assert!(compared > 0, "{tensor} x {pipeline}");
+    refused
+}
+
+#[test]
+fn two_workers_that_divide_each_layer_agree_with_transformers() {
+    for (name, why) in compare(2, 1) {
+        println!("{name}: {why}");
+    }
+}
+
+#[test]
+fn four_workers_that_divide_each_layer_agree_with_transformers() {
+    for (name, why) in compare(4, 1) {
+        println!("{name}: {why}");
+    }
+}
+
+#[test]
+fn two_stages_agree_with_transformers() {
+    for (name, why) in compare(1, 2) {
+        println!("{name}: {why}");
+    }
+}
+
+#[test]
+fn two_stages_of_two_workers_agree_with_transformers() {
+    for (name, why) in compare(2, 2) {
+        println!("{name}: {why}");
+    }
+}
