@@ -14,10 +14,7 @@ mod source;
 /// Each module, and the modules that it may use.
 const ARROWS: &[(&str, &[&str])] = &[
     ("ffi", &["engine", "scheduler", "model", "memory", "observability", "output", "text"]),
-    (
-        "engine",
-        &["scheduler", "generation", "executor", "output", "memory", "observability", "text", "kv", "model", "backend"],
-    ),
+    ("engine", &["scheduler", "generation", "executor", "output", "memory", "observability", "text", "kv", "model", "backend"]),
     ("scheduler", &["kv"]),
     ("executor", &["model", "kv", "backend"]),
     ("memory", &["model", "kv", "backend"]),

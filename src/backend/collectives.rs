@@ -37,7 +37,9 @@ pub trait Collectives: BackendTypes {
     ///
     /// Errors: `Unsupported` if the backend cannot exchange buffers.
     fn join(&mut self, _workers: Workers) -> Result<()> {
-        Err(Error::unsupported("several workers compute on CPUs only; set device to \"cpu\", or tensor_parallel and pipeline_parallel to 1"))
+        Err(Error::unsupported(
+            "several workers compute on CPUs only; set device to \"cpu\", or tensor_parallel and pipeline_parallel to 1",
+        ))
     }
     /// `x` becomes the sum over the workers of the same layers, added in the order of their ranks;
     /// over `len` numbers.

@@ -130,7 +130,8 @@ impl EngineParts {
 pub fn run_worker(options: &EngineOptions, progress: LoadProgress) -> Result<()> {
     let _mode = StandardMode::enter();
     options.validate()?;
-    let group = group(options)?.ok_or_else(|| Error::invalid("a worker needs others; set tensor_parallel or pipeline_parallel to more than 1"))?;
+    let group =
+        group(options)?.ok_or_else(|| Error::invalid("a worker needs others; set tensor_parallel or pipeline_parallel to more than 1"))?;
     if group.place.rank() == 0 {
         return Err(Error::invalid("the communicator has rank 0, which creates the engine; run workers on the other ranks"));
     }
@@ -177,7 +178,7 @@ impl<B: Backend + 'static> LoadedPart<B> {
         let (files, mut text) = agree.on(open(options, place))?;
         agree.on_settings(&files, options, isa)?;
         if let Some(group) = &group {
-            group.agree(group.workers().and_then(|workers| backend.join(workers)))?;
+            group.agree(backend.join(group.workers()))?;
         }
         let memory = agree.on_blocks(MemoryPlan::for_model(&files, &backend, options), &files, options)?;
         if let Some(text) = &mut text {

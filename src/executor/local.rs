@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use super::{Executor, InFlightStep, MAX_TRANSFER_BYTES, StepOutput};
-use crate::backend::{Backend, BatchSize, Extent, InputLimits};
+use crate::backend::{Backend, BatchSize, ColumnPart, Extent, InputLimits};
 use crate::error::{Error, Result};
 use crate::kv::BlockId;
 use crate::model::{Decoder, KvCache};
@@ -64,11 +64,26 @@ impl<B: Backend> ModelExecutor<B> {
         self.decoder.begin(batch, &mut self.kv)
     }
 
-    /// Starts to compute the uploaded batch.
-    pub fn run(&mut self, extent: Extent) -> InFlightStep {
-        self.decoder.run(extent, &mut self.kv);
+    /// Computes the layers of this worker.
+    pub fn compute(&mut self, extent: Extent) {
+        self.decoder.compute(extent, &mut self.kv);
+    }
+
+    /// Delivers the results of the layers: the logits, or what the next stage needs.
+    pub fn deliver(&mut self, extent: Extent) -> InFlightStep {
+        self.decoder.deliver(extent);
         self.in_flight += 1;
         InFlightStep::new(extent.logits)
+    }
+
+    /// Returns the columns of the logits that each worker computes, and the size of the vocabulary.
+    pub fn logit_parts(&self) -> (&[ColumnPart], usize) {
+        self.decoder.logit_parts()
+    }
+
+    /// Receives the logits of the oldest step from the workers that have computed them.
+    pub fn receive_logits(&mut self, rows: usize) {
+        self.decoder.receive_logits(rows);
     }
 
     /// Runs the largest batches, so that later steps allocate no device memory. K and V are
@@ -103,7 +118,8 @@ impl<B: Backend> Executor for ModelExecutor<B> {
 
     fn submit(&mut self, batch: &Batch) -> Result<InFlightStep> {
         let extent = self.begin(batch)?;
-        Ok(InFlightStep { logits: batch.logit_rows.len(), ..self.run(extent) })
+        self.compute(extent);
+        Ok(InFlightStep { logits: batch.logit_rows.len(), ..self.deliver(extent) })
     }
 
     fn sample(&mut self, step: &mut InFlightStep, sampling: &DeviceSampling) -> Result<()> {

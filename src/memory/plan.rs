@@ -71,7 +71,12 @@ impl MemoryPlan {
 
     /// Returns the plan with other numbers of blocks: of the pool, of the largest pool, and of the
     /// host tier.
-    pub fn with_blocks(self, files: &ModelFiles, options: &EngineOptions, [blocks, max_blocks, swap_blocks]: [usize; 3]) -> Result<MemoryPlan> {
+    pub fn with_blocks(
+        self,
+        files: &ModelFiles,
+        options: &EngineOptions,
+        [blocks, max_blocks, swap_blocks]: [usize; 3],
+    ) -> Result<MemoryPlan> {
         let (paging, block_bytes) = (paging(files, self.block_size), self.block_bytes);
         let max_len = model_max_len(options, files.spec.max_positions)?;
         let max_model_len = max_len_in_pool(options, &paging, max_len, blocks, block_bytes)?;

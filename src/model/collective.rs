@@ -3,7 +3,7 @@
 use super::decoder::{Pass, Widths};
 use super::spec::{HeadAttention, QkNorm, QkNormOver};
 use super::weights::LoadedNorm;
-use crate::backend::{Backend, Collectives, ColumnPart, Heads, KvOps, Ops, Strips};
+use crate::backend::{Collectives, ColumnPart, Heads, KvOps, Ops, Strips};
 use crate::error::{Result, try_with_capacity};
 use crate::types::parallel::{WorkerPlace, part_of};
 
@@ -20,13 +20,6 @@ pub fn logit_parts(vocab: usize, place: WorkerPlace) -> Result<Vec<ColumnPart>> 
 /// Returns the columns of the logits that a worker has space for.
 pub fn logit_width(vocab: usize, place: WorkerPlace) -> usize {
     if place.rank() == 0 { vocab } else { part_of(vocab, place.tensor_rank, place.division.tensor).len() }
-}
-
-/// Completes the logits of a pass with the columns of other workers.
-pub fn receive_logits<B: Backend>(backend: &B, parts: &[ColumnPart], rows: usize, vocab: usize, logits: &mut B::Buf) {
-    if rows > 0 && !parts.is_empty() {
-        backend.receive_columns(rows, vocab, parts, logits);
-    }
 }
 
 impl Widths {

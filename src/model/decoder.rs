@@ -3,16 +3,17 @@
 use super::collective;
 use super::kv_cache::KvCache;
 use super::spec::{
-    Attention, Embedding, Expert, Experts, Glu, Head, HeadAttention, Layer, Mlp, Model, ModelSpec, Pairs, QkNorm,
-    QkNormOver, Residual, Rope, Routing, SharedExpert,
+    Attention, Embedding, Expert, Experts, Glu, Head, HeadAttention, Layer, Mlp, Model, ModelSpec, Pairs, QkNorm, QkNormOver, Residual,
+    Rope, Routing, SharedExpert,
 };
 use super::weights::{LoadedLinear, LoadedModel, LoadedNorm};
 use crate::backend::{
-    Activation, Alloc, Backend, BackendTypes, BatchSize, Collectives, ColumnPart, Extent, HeadGroups, Heads, InputLimits, KvOps, MlpOf, Ops, RotaryEmbedding,
+    Activation, Alloc, Backend, BackendTypes, BatchSize, Collectives, ColumnPart, Extent, HeadGroups, Heads, InputLimits, KvOps, MlpOf,
+    Ops, RotaryEmbedding,
 };
 use crate::error::{Error, Result};
-use crate::types::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits};
 use crate::types::batch::Batch;
+use crate::types::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits};
 use crate::types::parallel::WorkerPlace;
 
 /// The largest batch, which determines the size of the activations.
@@ -256,9 +257,14 @@ impl<B: Backend> Decoder<B> {
         Ok(())
     }
 
-    /// Computes the layers of this worker. The residual stream comes from the previous stage and goes
-    /// to the next one; the logits go to rank 0.
-    pub fn run(&mut self, Extent { rows, logits }: Extent, kv: &mut KvCache<B>) {
+    /// Computes the uploaded batch.
+    pub fn run(&mut self, extent: Extent, kv: &mut KvCache<B>) {
+        self.compute(extent, kv);
+        self.deliver(extent);
+    }
+
+    /// Computes the layers of this worker. The residual stream comes from the previous stage.
+    pub fn compute(&mut self, Extent { rows, .. }: Extent, kv: &mut KvCache<B>) {
         let Decoder { backend, model, work, inputs, place, .. } = self;
         let pass = Pass { backend, inputs, rows, place: *place };
         pass.angles(work);
@@ -269,16 +275,36 @@ impl<B: Backend> Decoder<B> {
         for (layer, place) in model.layers.iter().zip(&kv.places) {
             pass.layer(layer, LayerKv { group: place.group, kv: &mut kv.levels[place.level] }, work);
         }
+    }
+
+    /// Sends the residual stream to the next stage. The last stage computes the logits and sends them
+    /// to rank 0.
+    pub fn deliver(&mut self, Extent { rows, logits }: Extent) {
+        let Decoder { backend, model, work, inputs, place, .. } = self;
         match place.is_last_stage() {
-            true => pass.head(model, logits, work),
+            true => Pass { backend, inputs, rows, place: *place }.head(model, logits, work),
             false => backend.send(rows * model.hidden_size, &work.x, place.next()),
         }
         backend.launch_step();
     }
 
+    /// Returns the columns of the logits that each worker computes, and the size of the vocabulary. Empty
+    /// for a single worker and on other ranks than 0.
+    pub fn logit_parts(&self) -> (&[ColumnPart], usize) {
+        (&self.logit_parts, self.model.vocab_size)
+    }
+
+    /// Receives the columns of the logits that other workers have computed. Does nothing on other ranks
+    /// than 0.
+    pub fn receive_logits(&mut self, rows: usize) {
+        if rows > 0 && !self.logit_parts.is_empty() {
+            self.backend.receive_columns(rows, self.model.vocab_size, &self.logit_parts, &mut self.work.scratch.wide);
+        }
+    }
+
     /// Returns the logits of the last pass, `[rows, vocab]`: one row per entry of `logit_rows`.
     pub fn logits(&mut self, rows: usize) -> Result<&[f32]> {
-        collective::receive_logits(&self.backend, &self.logit_parts, rows, self.model.vocab_size, &mut self.work.scratch.wide);
+        self.receive_logits(rows);
         self.backend.read(&mut self.work.scratch.wide, rows * self.model.vocab_size)
     }
 
@@ -301,8 +327,7 @@ impl<B: Backend> Decoder<B> {
     /// Waits for `start_outputs`. Returns the logits, which are unspecified for sampled rows, and
     /// the samples.
     pub fn outputs(&mut self, rows: usize, samples: usize) -> Result<(&[f32], &[DeviceSample])> {
-        let Decoder { backend, model, work: Work { scratch: Scratch { wide: logits, .. }, .. }, device_sampler, logit_parts, .. } = self;
-        collective::receive_logits(backend, logit_parts, rows, model.vocab_size, logits);
+        let Decoder { backend, model, work: Work { scratch: Scratch { wide: logits, .. }, .. }, device_sampler, .. } = self;
         let samples = match samples {
             0 => &[],
             _ => backend.finish_sampling(device_sampler.as_mut().ok_or_else(no_sampler)?, samples)?,

@@ -255,5 +255,7 @@ impl HeadAttention {
 }
 
 impl ModelSpec {
-    pub fn part(&self, _: crate::types::parallel::WorkerPlace) -> crate::error::Result<ModelSpec> { unimplemented!() }
+    pub fn part(&self, _: crate::types::parallel::WorkerPlace) -> crate::error::Result<ModelSpec> {
+        unimplemented!()
+    }
 }

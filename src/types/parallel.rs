@@ -100,7 +100,9 @@ mod tests {
         }
         let place = division.place(3);
         assert_eq!((place.stage, place.tensor_rank, place.previous(), place.next()), (1, 1, 1, 5));
-        assert!(!place.is_first_stage() && !place.is_last_stage() && division.place(1).is_first_stage() && division.place(4).is_last_stage());
+        assert!(
+            !place.is_first_stage() && !place.is_last_stage() && division.place(1).is_first_stage() && division.place(4).is_last_stage()
+        );
         assert_eq!(place.heads(7).collect::<Vec<_>>(), [(4, 0..4), (5, 4..7)]);
     }
 

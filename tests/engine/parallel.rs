@@ -294,7 +294,10 @@ fn wrong_uses_are_refused() {
     let division = Division { tensor: 2, pipeline: 1 };
     let alone = EngineOptions { workers: WorkerOptions { division, ..Default::default() }, ..options.clone() };
     let error = Engine::create(&alone).err().unwrap();
-    assert_eq!(error.message(), "tensor_parallel times pipeline_parallel is 2 and communicator is NULL; set a communicator with this many ranks");
+    assert_eq!(
+        error.message(),
+        "tensor_parallel times pipeline_parallel is 2 and communicator is NULL; set a communicator with this many ranks"
+    );
     let error = Engine::run_worker(&options).unwrap_err();
     assert!(error.message().starts_with("a worker needs others"), "{error}");
 

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::backend::{
-    Act, Alloc, AttentionShape, BackendTypes, Collectives, ExpertOf, Extent, Glu, Graphs, Heads, KvOps, KvShape, MatrixOf, MlpOf, NormOf, Ops,
-    PackedSource, RotaryEmbedding, Routing, RowSource, Sampling, Section, Strips,
+    Act, Alloc, AttentionShape, BackendTypes, Collectives, ExpertOf, Extent, Glu, Graphs, Heads, KvOps, KvShape, MatrixOf, MlpOf, NormOf,
+    Ops, PackedSource, RotaryEmbedding, Routing, RowSource, Sampling, Section, Strips,
 };
 use pagedllm::error::{Error, Result};
 use pagedllm::types::batch::{Batch, BlockCopy, BlockMove, Tail};

@@ -28,8 +28,8 @@ use pool::Pool;
 use routes::Routes;
 
 use super::{
-    Act, Activation, Alloc, AttentionShape, BackendTypes, Collectives, ColumnPart, ExpertOf, Extent, Glu, Graphs, Heads, KvOps, KvShape, MatrixOf, MlpOf, NormOf,
-    Ops, PackedSource, RotaryEmbedding, Routing, RowSource, Sampling, Section, Strips, WithBias, Workers,
+    Act, Activation, Alloc, AttentionShape, BackendTypes, Collectives, ColumnPart, ExpertOf, Extent, Glu, Graphs, Heads, KvOps, KvShape,
+    MatrixOf, MlpOf, NormOf, Ops, PackedSource, RotaryEmbedding, Routing, RowSource, Sampling, Section, Strips, WithBias, Workers,
 };
 use crate::error::{Error, Result};
 use crate::sys::Numbers;

@@ -1,10 +1,8 @@
-//! The commands that rank 0 broadcasts to the other workers, as plain numbers.
+//! The commands that rank 0 sends to the other workers, as plain numbers.
 
-use std::time::Duration;
-
-use crate::communicator::Communicator;
+use super::group::Group;
 use crate::error::{Error, Result};
-use crate::sys::bytes::as_bytes_mut;
+use crate::sys::bytes::{as_bytes, as_bytes_mut};
 use crate::types::batch::{Batch, BlockCopy, BlockMove, Placeholder, Span, Tail};
 
 /// What all workers do next.
@@ -65,27 +63,46 @@ impl Message {
         Ok(words.as_chunks::<N>().0.iter().copied())
     }
 
-    /// Sends the message from rank 0 to all other workers.
-    pub fn broadcast(&mut self, world: &dyn Communicator, timeout: Duration) -> Result<()> {
+    /// Sends the message from rank 0 to the workers of its stage. Each worker relays it to the next
+    /// stage.
+    pub fn broadcast(&mut self, group: &Group) -> Result<()> {
         self.words[1] = (self.words.len() - HEADER) as u32;
+        if group.place.division.tensor == 1 {
+            return Ok(());
+        }
         let (header, lists) = self.words.split_at_mut(HEADER);
-        world.broadcast(as_bytes_mut(header), 0, Some(timeout))?;
-        if lists.is_empty() { Ok(()) } else { world.broadcast(as_bytes_mut(lists), 0, Some(timeout)) }
+        group.tensor.broadcast(as_bytes_mut(header), 0, Some(group.timeout))?;
+        if lists.is_empty() { Ok(()) } else { group.tensor.broadcast(as_bytes_mut(lists), 0, Some(group.timeout)) }
     }
 
-    /// Waits for the next message of rank 0, without a limit: an engine may be idle for any time.
-    pub fn receive(&mut self, world: &dyn Communicator, timeout: Duration) -> Result<Kind> {
+    /// Sends the message to the next stage, if there is one.
+    pub fn relay(&self, group: &Group) -> Result<()> {
+        if group.place.is_last_stage() {
+            return Ok(());
+        }
+        let (header, lists) = self.words.split_at(HEADER);
+        group.world.send(as_bytes(header), group.place.next(), Some(group.timeout))?;
+        if lists.is_empty() { Ok(()) } else { group.world.send(as_bytes(lists), group.place.next(), Some(group.timeout)) }
+    }
+
+    /// Waits for the next message, without a limit: an engine may be idle for any time.
+    pub fn receive(&mut self, group: &Group) -> Result<Kind> {
+        let receive = |words: &mut [u32], timeout| match group.place.is_first_stage() {
+            true => group.tensor.broadcast(as_bytes_mut(words), 0, timeout),
+            false => group.world.receive(as_bytes_mut(words), group.place.previous(), timeout),
+        };
         let mut header = [0; HEADER];
-        world.broadcast(as_bytes_mut(&mut header), 0, None)?;
+        receive(&mut header, None)?;
         let [kind, len] = header;
         let kind = Kind::ALL.into_iter().find(|&known| known as u32 == kind);
         let kind = kind.ok_or_else(|| Error::internal("rank 0 has sent an unknown command"))?;
         self.next = HEADER;
         self.words.clear();
         self.words.try_reserve(HEADER + len as usize)?;
+        self.words.extend(header);
         self.words.resize(HEADER + len as usize, 0);
         if len > 0 {
-            world.broadcast(as_bytes_mut(&mut self.words[HEADER..]), 0, Some(timeout))?;
+            receive(&mut self.words[HEADER..], Some(group.timeout))?;
         }
         Ok(kind)
     }
@@ -97,7 +114,8 @@ impl Message {
     pub fn put_step(&mut self, batch: &Batch) -> Result<()> {
         let Batch { tokens, positions, slots, spans, tables, logit_rows, copies, placeholders } = batch;
         let numbers = [tokens, positions, slots, tables, logit_rows];
-        let capacity = numbers.iter().map(|list| 1 + list.len()).sum::<usize>() + 3 + 3 * spans.len() + 2 * (copies.len() + placeholders.len());
+        let capacity =
+            numbers.iter().map(|list| 1 + list.len()).sum::<usize>() + 3 + 3 * spans.len() + 2 * (copies.len() + placeholders.len());
         self.begin(Kind::Step, capacity)?;
         numbers.iter().for_each(|list| self.put(list.iter().map(|&number| [number])));
         self.put(spans.iter().map(|span| [span.first_token, span.tokens, span.table]));
@@ -165,10 +183,13 @@ fn fill<T>(list: &mut Vec<T>, items: impl ExactSizeIterator<Item = T>) -> Result
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::thread;
+    use std::time::Duration;
 
     use super::*;
     use crate::communicator::local::Local;
+    use crate::types::parallel::Division;
 
     fn batch() -> Batch {
         Batch {
@@ -183,41 +204,55 @@ mod tests {
         }
     }
 
+    /// Reads all commands on a worker, and passes them on.
+    fn follow(group: &Group) {
+        let (mut message, mut received) = (Message::default(), Batch::default());
+        let (mut moves, mut blocks, mut copies) = (Vec::new(), Vec::new(), Vec::new());
+        let next = |message: &mut Message, kind| {
+            assert_eq!(message.receive(group).unwrap(), kind);
+            message.relay(group).unwrap();
+        };
+        next(&mut message, Kind::Step);
+        message.take_step(&mut received).unwrap();
+        assert_eq!(received, batch());
+        next(&mut message, Kind::SwapIn);
+        message.take_moves(&mut moves).unwrap();
+        assert_eq!(moves, [BlockMove { device: 1, host: 2 }]);
+        next(&mut message, Kind::Read);
+        assert_eq!(message.take_blocks(&mut blocks).unwrap(), Tail { blocks: 1, slots: 3 });
+        assert_eq!(blocks, [8, 9]);
+        next(&mut message, Kind::Shrink);
+        assert_eq!(message.take_shrink(&mut copies).unwrap(), 77);
+        assert_eq!(copies, [BlockCopy { from: 1, to: 0 }]);
+        next(&mut message, Kind::Exit);
+        assert!(message.take_blocks(&mut blocks).is_err(), "an exit has no lists");
+    }
+
     #[test]
-    fn commands_arrive_as_they_were_sent() {
-        let timeout = Duration::from_secs(60);
-        let mut ranks = Local::group(2).into_iter();
-        let (sender, receiver) = (ranks.next().unwrap(), ranks.next().unwrap());
-        let receiving = thread::spawn(move || {
-            let (mut message, mut received, mut moves, mut blocks) = (Message::default(), Batch::default(), Vec::new(), Vec::new());
-            assert_eq!(message.receive(&receiver, timeout).unwrap(), Kind::Step);
-            message.take_step(&mut received).unwrap();
-            assert_eq!(received, batch());
-            assert_eq!(message.receive(&receiver, timeout).unwrap(), Kind::SwapIn);
-            message.take_moves(&mut moves).unwrap();
-            assert_eq!(moves, [BlockMove { device: 1, host: 2 }]);
-            assert_eq!(message.receive(&receiver, timeout).unwrap(), Kind::Read);
-            assert_eq!(message.take_blocks(&mut blocks).unwrap(), Tail { blocks: 1, slots: 3 });
-            assert_eq!(blocks, [8, 9]);
-            let mut copies = Vec::new();
-            assert_eq!(message.receive(&receiver, timeout).unwrap(), Kind::Shrink);
-            assert_eq!(message.take_shrink(&mut copies).unwrap(), 77);
-            assert_eq!(copies, [BlockCopy { from: 1, to: 0 }]);
-            assert_eq!(message.receive(&receiver, timeout).unwrap(), Kind::Exit);
-            assert!(message.take_blocks(&mut blocks).is_err(), "an exit has no lists");
-        });
-        let mut message = Message::default();
-        message.put_step(&batch()).unwrap();
-        message.broadcast(&sender, timeout).unwrap();
-        message.put_moves(Kind::SwapIn, &[BlockMove { device: 1, host: 2 }]).unwrap();
-        message.broadcast(&sender, timeout).unwrap();
-        message.put_blocks(Kind::Read, &[8, 9], Tail { blocks: 1, slots: 3 }).unwrap();
-        message.broadcast(&sender, timeout).unwrap();
-        message.put_shrink(&[BlockCopy { from: 1, to: 0 }], 77).unwrap();
-        message.broadcast(&sender, timeout).unwrap();
-        message.put_exit().unwrap();
-        message.broadcast(&sender, timeout).unwrap();
-        receiving.join().unwrap();
+    fn commands_reach_all_workers_of_all_stages() {
+        for (tensor, pipeline) in [(2, 1), (1, 3), (2, 2), (3, 2)] {
+            let division = Division { tensor, pipeline };
+            let ranks = Local::group(division.workers()).into_iter().map(|world| {
+                thread::spawn(move || {
+                    let group = Group::new(Arc::new(world), division, Duration::from_secs(600)).unwrap();
+                    if group.place.rank() > 0 {
+                        return follow(&group);
+                    }
+                    let mut message = Message::default();
+                    let mut send = |write: &dyn Fn(&mut Message) -> Result<()>| {
+                        write(&mut message).unwrap();
+                        message.broadcast(&group).unwrap();
+                        message.relay(&group).unwrap();
+                    };
+                    send(&|message| message.put_step(&batch()));
+                    send(&|message| message.put_moves(Kind::SwapIn, &[BlockMove { device: 1, host: 2 }]));
+                    send(&|message| message.put_blocks(Kind::Read, &[8, 9], Tail { blocks: 1, slots: 3 }));
+                    send(&|message| message.put_shrink(&[BlockCopy { from: 1, to: 0 }], 77));
+                    send(&Message::put_exit);
+                })
+            });
+            ranks.collect::<Vec<_>>().into_iter().for_each(|rank| rank.join().unwrap());
+        }
     }
 
     #[test]

@@ -14,6 +14,8 @@ use crate::types::parallel::{Division, WorkerPlace};
 pub struct Group {
     /// All workers.
     pub world: Arc<dyn Communicator>,
+    /// The workers of the same stage.
+    pub tensor: Arc<dyn Communicator>,
     /// The place of this worker.
     pub place: WorkerPlace,
     /// Limit of each wait for other workers.
@@ -40,18 +42,17 @@ impl Group {
         if rank >= size {
             return Err(Error::invalid(format!("the communicator has rank {rank} of {size}; ranks are numbered from 0")));
         }
-        let group = Group { world, place: division.place(rank), timeout };
+        let mut group = Group { tensor: world.clone(), world, place: division.place(rank), timeout };
         group.compare_versions()?;
+        if division.pipeline > 1 && division.tensor > 1 {
+            group.tensor = group.world.split(group.place.stage, Some(timeout))?;
+        }
         Ok(group)
     }
 
-    /// Divides the group into the workers that share their layers.
-    pub fn workers(&self) -> Result<Workers> {
-        let tensor = match self.place.division.pipeline {
-            1 => self.world.clone(),
-            _ => self.world.split(self.place.stage, Some(self.timeout))?,
-        };
-        Ok(Workers { world: self.world.clone(), tensor, timeout: self.timeout })
+    /// Returns the groups for the backend.
+    pub fn workers(&self) -> Workers {
+        Workers { world: self.world.clone(), tensor: self.tensor.clone(), timeout: self.timeout }
     }
 
     fn compare_versions(&self) -> Result<()> {
@@ -190,6 +191,9 @@ mod tests {
     fn a_communicator_of_another_size_is_refused() {
         let world = Arc::new(Local::group(2).remove(0));
         let error = Group::new(world, Division { tensor: 2, pipeline: 2 }, Duration::ZERO).err().unwrap();
-        assert!(error.message().starts_with("tensor_parallel 2 times pipeline_parallel 2 is 4, but the communicator has 2 ranks"), "{error}");
+        assert!(
+            error.message().starts_with("tensor_parallel 2 times pipeline_parallel 2 is 4, but the communicator has 2 ranks"),
+            "{error}"
+        );
     }
 }

@@ -3,13 +3,14 @@
 
 mod command;
 mod group;
+mod logits;
 mod worker;
 
-use std::collections::VecDeque;
 use std::fmt::Write;
 
 use command::{Kind, Message};
 pub use group::Group;
+use logits::PipelineLogits;
 use sha2::{Digest, Sha256};
 pub use worker::serve;
 
@@ -31,8 +32,8 @@ pub struct ParallelExecutor<B: Backend> {
     /// Bytes of one block in the arrays of `read_blocks`, for each worker.
     part_bytes: Vec<Vec<usize>>,
     layout: String,
-    /// Number of logit rows of each step in flight, whose columns other workers send.
-    in_flight: VecDeque<usize>,
+    /// The steps in flight, if there are several stages. A single stage computes one step at a time.
+    pipeline: Option<PipelineLogits>,
     /// The first error of an exchange with other workers.
     failure: Option<Error>,
 }
@@ -41,18 +42,26 @@ impl<B: Backend> ParallelExecutor<B> {
     /// Creates the executor of rank 0, while the other ranks start `serve`.
     pub fn new(local: ModelExecutor<B>, group: Group) -> Result<ParallelExecutor<B>> {
         let (part_bytes, layout) = describe_blocks(&local, &group)?;
-        let in_flight = VecDeque::with_capacity(local.depth());
-        Ok(ParallelExecutor { local, group, message: Message::default(), part_bytes, layout, in_flight, failure: None })
+        let stages = group.place.division.pipeline;
+        let (parts, vocab) = local.logit_parts();
+        let pipeline = if stages > 1 { Some(PipelineLogits::new(parts, vocab, stages)?) } else { None };
+        Ok(ParallelExecutor { local, group, message: Message::default(), part_bytes, layout, pipeline, failure: None })
     }
 
-    /// Makes a change that all workers make too. `write` writes the message for them. Nothing is sent
-    /// if there is no memory for it.
+    /// Makes a change that all workers make too. `write` writes the message for them.
     fn command(&mut self, write: impl FnOnce(&mut Message) -> Result<()>) -> Result<()> {
+        self.begin_command(write)?;
+        let relayed = self.message.relay(&self.group);
+        self.keep_failure(relayed)
+    }
+
+    /// Sends a message to the workers of this stage. Nothing is sent if there is no memory for it.
+    fn begin_command(&mut self, write: impl FnOnce(&mut Message) -> Result<()>) -> Result<()> {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }
         write(&mut self.message)?;
-        let sent = self.message.broadcast(&*self.group.world, self.group.timeout);
+        let sent = self.message.broadcast(&self.group);
         self.keep_failure(sent)
     }
 
@@ -64,6 +73,19 @@ impl<B: Backend> ParallelExecutor<B> {
         result
     }
 
+    /// Receives logits until at most `left` steps are pending. A worker that waits for this rank to
+    /// take its logits does nothing else.
+    fn receive_logits(&mut self, left: usize) -> Result<()> {
+        while let Some(pipeline) = self.pipeline.as_mut().filter(|pipeline| pipeline.pending() > left) {
+            let received = match &self.failure {
+                Some(failure) => Err(failure.clone()),
+                None => pipeline.receive(&self.group),
+            };
+            self.keep_failure(received)?;
+        }
+        Ok(())
+    }
+
     /// Returns the bytes that a worker stores for each block.
     fn block_bytes(&self, rank: usize) -> usize {
         self.part_bytes[rank].iter().sum()
@@ -71,23 +93,46 @@ impl<B: Backend> ParallelExecutor<B> {
 }
 
 impl<B: Backend> Executor for ParallelExecutor<B> {
+    /// Returns the number of stages, each of which can compute another step.
+    fn depth(&self) -> usize {
+        self.group.place.division.pipeline
+    }
+
     fn submit(&mut self, batch: &Batch) -> Result<InFlightStep> {
+        let rows = batch.logit_rows.len();
         // An error before the plan is sent concerns this step only.
+        let logits = self.pipeline.as_mut().map(|pipeline| pipeline.reserve(rows)).transpose()?;
         let extent = self.local.begin(batch)?;
-        self.command(|message| message.put_step(batch))?;
-        self.in_flight.push_back(batch.logit_rows.len());
-        Ok(self.local.run(extent))
+        self.begin_command(|message| message.put_step(batch))?;
+        self.local.compute(extent);
+        // With a step on each other stage, the last one could wait for this rank to take its logits,
+        // and this rank for the next stage to take the new step.
+        self.receive_logits(self.depth().saturating_sub(2))?;
+        let relayed = self.message.relay(&self.group);
+        self.keep_failure(relayed)?;
+        if let (Some(pipeline), Some(logits)) = (&mut self.pipeline, logits) {
+            pipeline.push(rows, logits);
+        }
+        Ok(self.local.deliver(extent))
     }
 
     fn wait(&mut self, step: InFlightStep) -> Result<StepOutput<'_>> {
-        self.in_flight.pop_front();
-        self.local.wait(step)
+        let pending = self.pipeline.as_ref().map_or(0, |pipeline| pipeline.pending());
+        match &self.pipeline {
+            None => self.local.receive_logits(step.logits),
+            Some(pipeline) if pipeline.oldest_is_pending() => self.receive_logits(pending - 1)?,
+            Some(_) => {}
+        }
+        let Some(pipeline) = &mut self.pipeline else { return self.local.wait(step) };
+        self.local.wait(InFlightStep::new(0))?;
+        Ok(StepOutput::from_logits(pipeline.take()))
     }
 
     fn discard(&mut self, error: Option<&Error>) {
-        while let Some(logits) = self.in_flight.pop_front() {
-            // The workers send the logits of each step. An error is reported by every later call.
-            let _ = self.local.wait(InFlightStep::new(logits));
+        // The last stage sends the logits of each step. An error is reported by every later call.
+        let _ = self.receive_logits(0);
+        if let Some(pipeline) = &mut self.pipeline {
+            pipeline.clear();
         }
         self.local.discard(error);
     }
@@ -112,6 +157,7 @@ impl<B: Backend> Executor for ParallelExecutor<B> {
         let start = out.len();
         self.local.read_blocks(blocks, tail, out)?;
         debug_assert_eq!(out.len() - start, blocks.len() * own);
+        self.receive_logits(0)?;
         self.command(|message| message.put_blocks(Kind::Read, blocks, tail))?;
         for rank in 1..self.part_bytes.len() {
             let start = out.len();
@@ -128,6 +174,7 @@ impl<B: Backend> Executor for ParallelExecutor<B> {
             return Err(Error::invalid(format!("the stored blocks are too short ({} bytes of {all})", bytes.len())));
         }
         let (own, mut rest) = bytes.split_at(blocks.len() * self.block_bytes(0));
+        self.receive_logits(0)?;
         self.command(|message| message.put_blocks(Kind::Write, blocks, Tail { blocks: 0, slots: 0 }))?;
         for rank in 1..self.part_bytes.len() {
             let (now, later) = rest.split_at(blocks.len() * self.block_bytes(rank));
@@ -163,7 +210,7 @@ impl<B: Backend> Executor for ParallelExecutor<B> {
 impl<B: Backend> Drop for ParallelExecutor<B> {
     fn drop(&mut self) {
         // The others notice a lost connection, too.
-        let _ = self.command(Message::put_exit);
+        let _ = self.receive_logits(0).and_then(|()| self.command(Message::put_exit));
     }
 }
 

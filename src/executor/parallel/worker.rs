@@ -1,8 +1,8 @@
 //! The work of the ranks other than 0: they do what rank 0 sends.
 
 use super::command::{Kind, Message};
-use super::group::Group;
 use super::describe_blocks;
+use super::group::Group;
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::executor::Executor;
@@ -17,12 +17,18 @@ pub fn serve<B: Backend>(mut local: ModelExecutor<B>, group: &Group) -> Result<(
     let (mut message, mut batch, mut bytes) = (Message::default(), Batch::default(), Vec::new());
     let (mut moves, mut copies, mut blocks) = (Vec::new(), Vec::new(), Vec::new());
     loop {
-        match message.receive(&*group.world, group.timeout)? {
+        let kind = message.receive(group)?;
+        if kind != Kind::Step {
+            message.relay(group)?;
+        }
+        match kind {
             Kind::Step => {
                 message.take_step(&mut batch)?;
                 let extent = local.begin(&batch)?;
-                // The logits go to rank 0 during the step.
-                let _ = local.run(extent);
+                local.compute(extent);
+                // Only now, because the next stage may be busy.
+                message.relay(group)?;
+                let _ = local.deliver(extent);
                 local.discard(None);
             }
             Kind::SwapOut => {
