@@ -4,6 +4,7 @@
 mod handle;
 pub mod local;
 mod reduce;
+pub mod shared_memory;
 
 use std::sync::Arc;
 use std::time::Duration;

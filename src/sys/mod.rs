@@ -11,10 +11,12 @@ pub mod counting;
 #[allow(dead_code)] // the integration tests use all of it
 pub mod cpu_time;
 pub mod event;
+pub mod file_locks;
 pub mod files;
 pub mod float;
 pub mod process;
 pub mod quiet;
+pub mod shared_mapping;
 pub mod threads;
 
 use std::marker::PhantomData;
