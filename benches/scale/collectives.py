@@ -1,10 +1,10 @@
-"""Times of collectives: a latency (alpha) for each phase, and the bytes of a phase over the bandwidth (beta)."""
+"""Times of collectives: the latency of each phase (alpha), and its bytes over the bandwidth (beta)."""
 
 import math
 
 
 def exchange(machine, near, far):
-    """One phase. Each device sends `near` bytes within its node and `far` bytes to other nodes, at once."""
+    """One phase. Each device sends `near` bytes in its node and `far` bytes to other nodes."""
     if near == 0 and far == 0:
         return 0.0
     latency = machine.network_latency if far else machine.link_latency
@@ -28,7 +28,7 @@ def gathered_sum(machine, devices, size):
 
 
 def gathered_sum_limit(machine, devices):
-    """The size in bytes up to which the gathered sum is faster than the ordered sum within a node."""
+    """The bytes up to which the gathered sum is faster than the ordered sum within a node."""
     phases = machine.link_latency * machine.link
     return phases * devices / ((devices - 1) * (devices - 2)) if devices > 2 else math.inf
 

@@ -14,15 +14,21 @@ FILE = ROOT / "docs" / "scale.svg"
 
 
 def series():
-    """Returns by name: ms per token of one sequence, and tokens per second and device, each by number of devices."""
+    """Returns by name and number of devices: ms per token, and tokens per second and device."""
     latencies, rates = {}, {}
     for name, device in PAIRS:
         m, k, context, limit = bound(name, device)
         title = f"{WORKLOADS[name][0]}, {MACHINES[device]}"
         ones = [(devices, layouts.fastest(m, k, devices, context)) for devices in DEVICES]
-        many = [(devices, layouts.largest_rate(m, k, devices, context, limit)) for devices in DEVICES]
-        latencies[title] = [(devices, round(1e3 * best[1].seconds, 2)) for devices, best in ones if best]
-        rates[title] = [(devices, round(best[2].rate / devices, 1)) for devices, best in many if best]
+        many = [
+            (devices, layouts.largest_rate(m, k, devices, context, limit)) for devices in DEVICES
+        ]
+        latencies[title] = [
+            (devices, round(1e3 * best[1].seconds, 2)) for devices, best in ones if best
+        ]
+        rates[title] = [
+            (devices, round(best[2].rate / devices, 1)) for devices, best in many if best
+        ]
     return latencies, rates
 
 
@@ -31,7 +37,7 @@ def digest():
 
 
 def is_stale():
-    """Returns whether the plot has other numbers: it contains a digest of those that it was made from."""
+    """Returns whether the plot has other numbers. It contains a digest of its own."""
     found = re.search(r"numbers ([0-9a-f]{16})", FILE.read_text()) if FILE.exists() else None
     return found is None or found[1] != digest()
 
@@ -56,4 +62,10 @@ def draw():
     for axes, ticks in ((left, (5, 10, 20, 40)), (right, (100, 200, 500, 1000, 2000))):
         axes.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
         axes.minorticks_off()
-    plots.save(drawing, FILE, legend_of=left, creator="benches/scale/scale.py", description=f"numbers {digest()}")
+    plots.save(
+        drawing,
+        FILE,
+        legend_of=left,
+        creator="benches/scale/scale.py",
+        description=f"numbers {digest()}",
+    )

@@ -10,7 +10,9 @@ def divides(model, tensor):
 def layouts(model, machine, devices, across_nodes=False):
     """Tensor parallel devices are in one node, unless `across_nodes`."""
     found = []
-    for stages in (count for count in range(1, devices + 1) if devices % count == 0 and count <= model.layers):
+    for stages in (
+        count for count in range(1, devices + 1) if devices % count == 0 and count <= model.layers
+    ):
         group = devices // stages
         if divides(model, group) and (group <= machine.node or across_nodes):
             found.append(Layout(tensor=group, pipeline=stages))
@@ -22,11 +24,15 @@ def layouts(model, machine, devices, across_nodes=False):
 def fitting(model, machine, devices, context, across_nodes=False):
     """The layouts whose KV pools hold at least one sequence."""
     all_layouts = layouts(model, machine, devices, across_nodes)
-    return [layout for layout in all_layouts if capacity(model, machine, layout) >= context * layout.data]
+    return [
+        layout
+        for layout in all_layouts
+        if capacity(model, machine, layout) >= context * layout.data
+    ]
 
 
 def most_sequences(model, machine, layout, context, limit):
-    """The most sequences that the KV pool holds and whose step takes at most `limit` seconds; 0 if none."""
+    """The most sequences that fit in the KV pool and whose step takes at most `limit` seconds."""
     unit = layout.pipeline * layout.data
     low, high = 0, int(capacity(model, machine, layout) / context / unit)
     while low < high:
@@ -40,7 +46,10 @@ def most_sequences(model, machine, layout, context, limit):
 
 def fastest(model, machine, devices, context, across_nodes=False):
     """Returns the layout and the step in which one sequence waits least for a token, or None."""
-    steps = [(layout, decode(model, machine, layout, 1, context)) for layout in fitting(model, machine, devices, context, across_nodes)]
+    steps = [
+        (layout, decode(model, machine, layout, 1, context))
+        for layout in fitting(model, machine, devices, context, across_nodes)
+    ]
     return min(steps, key=lambda pair: pair[1].seconds, default=None)
 
 
@@ -59,11 +68,17 @@ def largest_rate(model, machine, devices, context, limit):
 
 def fastest_prompt(model, machine, devices, tokens):
     """Returns the layout and the time of a prompt that waits least for its first token, or None."""
-    steps = [(layout, prefill(model, machine, layout, tokens)) for layout in fitting(model, machine, devices, tokens)]
+    steps = [
+        (layout, prefill(model, machine, layout, tokens))
+        for layout in fitting(model, machine, devices, tokens)
+    ]
     return min(steps, key=lambda pair: pair[1].seconds, default=None)
 
 
 def largest_prompt_rate(model, machine, devices, prompt):
     """Returns the layout and the prompt tokens per second of the fastest one, or None."""
-    rates = [(layout, prefill_rate(model, machine, layout, prompt)) for layout in fitting(model, machine, devices, prompt)]
+    rates = [
+        (layout, prefill_rate(model, machine, layout, prompt))
+        for layout in fitting(model, machine, devices, prompt)
+    ]
     return max(rates, key=lambda pair: pair[1], default=None)

@@ -11,7 +11,8 @@ DATA = json.loads((HERE / "machines.json").read_text())
 
 @dataclass(frozen=True)
 class Machine:
-    """Rates are those that kernels and links reach, in bytes or operations per second; times are in seconds."""
+    """Rates are those that kernels and links reach, in bytes or operations per second. Times are in
+    seconds."""
 
     name: str
     memory: float  # bytes of a device
@@ -30,7 +31,7 @@ class Machine:
 
 
 def load(name):
-    """Reads the device of the simulator, and from machines.json what the simulator does not need."""
+    """Reads the device of the simulator, and from machines.json what the simulator lacks."""
     if name not in DATA["machines"]:
         raise ValueError(f"machine {name} is unknown; use one of {', '.join(DATA['machines'])}")
     own, kernels, links = DATA["machines"][name], DATA["kernels"], DATA["links"]

@@ -61,7 +61,9 @@ class Model:
 
     def total(self):
         """Parameters, without norms and biases."""
-        return self._numbers(self.experts.count if self.experts else 0) + self.table * (1 if self.tied else 2)
+        return self._numbers(self.experts.count if self.experts else 0) + self.table * (
+            1 if self.tied else 2
+        )
 
     def active(self):
         """Numbers with which a token is multiplied."""
@@ -77,14 +79,20 @@ def _grouped(config):
     kv_heads = config.get("num_key_value_heads", heads)
     width = hidden // heads
     pair = 4.0 * heads * width
-    return Attention(heads, kv_heads, 2.0 * hidden * heads * width, 2.0 * hidden * width, 2 * width, pair, pair)
+    return Attention(
+        heads, kv_heads, 2.0 * hidden * heads * width, 2.0 * hidden * width, 2 * width, pair, pair
+    )
 
 
 def _latent(config):
-    """All heads share a latent: it is the only KV head. In a decode step the heads attend to the latents."""
+    """All heads share the latent, which is the only KV head. Decode steps attend to latents."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     query, latent = config["q_lora_rank"], config["kv_lora_rank"]
-    plain, rotary, value = config["qk_nope_head_dim"], config["qk_rope_head_dim"], config["v_head_dim"]
+    plain, rotary, value = (
+        config["qk_nope_head_dim"],
+        config["qk_rope_head_dim"],
+        config["v_head_dim"],
+    )
     split = heads * (query * (plain + rotary) + latent * (plain + value) + value * hidden)
     return Attention(
         heads=heads,
@@ -111,7 +119,9 @@ def _experts(config):
 
 
 def load(name, weight_bytes=2.0):
-    path = next((folder / f"{name}.json" for folder in FOLDERS if (folder / f"{name}.json").exists()), None)
+    path = next(
+        (folder / f"{name}.json" for folder in FOLDERS if (folder / f"{name}.json").exists()), None
+    )
     if path is None:
         raise ValueError(f"model {name} is unknown; add benches/scale/models/{name}.json")
     config = json.loads(path.read_text())

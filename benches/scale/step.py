@@ -18,8 +18,9 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True)
 class Layout:
-    """`tensor` devices share each layer, `pipeline` stages have different layers. With `data` devices, attention is
-    replicated, each device has its own sequences, and the experts are divided among all of them."""
+    """`tensor` devices share each layer, and `pipeline` stages have different layers. With `data`
+    devices, attention is replicated, each device has its own sequences, and the experts are divided
+    among all of them."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -34,7 +35,9 @@ class Layout:
         return self.stage_devices * self.pipeline
 
     def __str__(self):
-        group = f"EP {self.data}" if self.data > 1 else f"TP {self.tensor}" if self.tensor > 1 else ""
+        group = (
+            f"EP {self.data}" if self.data > 1 else f"TP {self.tensor}" if self.tensor > 1 else ""
+        )
         stages = f"PP {self.pipeline}" if self.pipeline > 1 else ""
         return " x ".join(part for part in (group, stages) if part) or "one device"
 
@@ -78,7 +81,8 @@ class Work(NamedTuple):
 
 
 def stages(model, layout):
-    """Divides the layers. The first and the last stage, which have the tables, get no extra layer if possible."""
+    """Divides the layers. If possible, the first and the last stage get no extra layer, since they
+    have the tables."""
     count = layout.pipeline
     least, extra = divmod(model.layers, count)
     order = sorted(range(count), key=lambda stage: (stage in (0, count - 1), stage))
@@ -94,7 +98,9 @@ def stages(model, layout):
 def attention_numbers(model, layout):
     """Numbers of weights of a layer's attention on a device. A device has at least one KV head."""
     attention = model.attention
-    return attention.split / layout.tensor + attention.per_kv_head * max(1.0, attention.kv_heads / layout.tensor)
+    return attention.split / layout.tensor + attention.per_kv_head * max(
+        1.0, attention.kv_heads / layout.tensor
+    )
 
 
 def kv_bytes(model, layout):
@@ -104,7 +110,9 @@ def kv_bytes(model, layout):
 
 def weight_bytes(model, layout, stage):
     """Bytes of the weights of a stage on a device."""
-    numbers = stage.layers * attention_numbers(model, layout) + stage.plain * model.mlp / layout.tensor
+    numbers = (
+        stage.layers * attention_numbers(model, layout) + stage.plain * model.mlp / layout.tensor
+    )
     if stage.expert:
         experts = model.experts
         numbers += stage.expert * (experts.router + experts.shared / layout.tensor)
@@ -157,11 +165,16 @@ def expert_time(model, machine, layout, work):
     # Each token selects its experts evenly.
     touched = 1 - (1 - experts.active / experts.count) ** work.tokens
     routed = experts.size * experts.active / group
-    products = multiply(shared, shared, work.local_tokens) + multiply(routed, own * touched, work.tokens)
+    products = multiply(shared, shared, work.local_tokens) + multiply(
+        routed, own * touched, work.tokens
+    )
     if layout.data == 1:
         return products, 0.0
     near, far = routed_bytes(model, machine, layout, work)
-    sent = sum(collectives.exchange(machine, near * size, far * size) for size in (DISPATCH_BYTES, COMBINE_BYTES))
+    sent = sum(
+        collectives.exchange(machine, near * size, far * size)
+        for size in (DISPATCH_BYTES, COMBINE_BYTES)
+    )
     return products, sent
 
 
@@ -176,9 +189,9 @@ def layer_time(model, machine, layout, work, has_experts):
     else:
         mlp = model.mlp / layout.tensor
         products += product(machine, mlp, mlp, work.local_tokens, model.weight_bytes, has_8bit)
-    if layout.tensor > 1:
-        size = SUM_BYTES * work.tokens * model.hidden
-        communication += 2 * collectives.ordered_sum(machine, layout.tensor, size)
+    communication += 2 * collectives.ordered_sum(
+        machine, layout.tensor, SUM_BYTES * work.tokens * model.hidden
+    )
     pair = model.attention.decode_flops if work.is_decode else model.attention.prefill_flops
     reading = work.local_positions * kv_bytes(model, layout) / machine.bandwidth
     computing = work.local_pairs * pair / layout.tensor / machine.flops
@@ -189,8 +202,8 @@ def layer_time(model, machine, layout, work, has_experts):
 
 
 def plan_bytes(tokens, sequences, context):
-    """Bytes of a batch as plain data (src/types/batch): token, position and slot of each token; span, row of logits,
-    placeholder and block table of each sequence."""
+    """Bytes of a batch as plain data (src/types/batch): token, position and slot of each token; span,
+    row of logits, placeholder and block table of each sequence."""
     return tokens * 12 + sequences * (12 + 4 + 8 + 4 * math.ceil(context / BLOCK_SIZE))
 
 
@@ -201,15 +214,22 @@ def stage_time(model, machine, layout, stage, work, plan=0.0):
     if stage.expert:
         time = time.plus(layer_time(model, machine, layout, work, True), stage.expert)
     if stage.first:
-        sent = collectives.broadcast(machine, layout.devices, plan) if layout.devices > 1 else 0.0
-        if layout.tensor > 1:
-            sent += collectives.ordered_sum(machine, layout.tensor, SUM_BYTES * work.tokens * model.hidden)
+        sent = collectives.broadcast(machine, layout.devices, plan)
+        sent += collectives.ordered_sum(
+            machine, layout.tensor, SUM_BYTES * work.tokens * model.hidden
+        )
         time = time.plus(Parts(fixed=machine.step, communication=sent))
     if stage.last:
         table = model.table / layout.tensor
         rows = work.logits / layout.data
-        gathered = collectives.to_all(machine, layout.tensor, LOGIT_BYTES * rows * model.vocab / layout.tensor)
-        time = time.plus(Parts(products=product(machine, table, table, rows, TABLE_BYTES), communication=gathered))
+        gathered = collectives.to_all(
+            machine, layout.tensor, LOGIT_BYTES * rows * model.vocab / layout.tensor
+        )
+        time = time.plus(
+            Parts(
+                products=product(machine, table, table, rows, TABLE_BYTES), communication=gathered
+            )
+        )
     return time
 
 
@@ -223,7 +243,9 @@ def hop(model, machine, layout, stage, work):
 
 
 class Step(NamedTuple):
-    seconds: float  # from a token of a sequence to its next one, or from a prompt to its first token
+    seconds: (
+        float  # from a token of a sequence to its next one, or from a prompt to its first token
+    )
     parts: Parts
     rate: float  # tokens per second
 
@@ -237,13 +259,17 @@ def passes(model, machine, layout, work, plan):
     times = [stage_time(model, machine, layout, stage, work, plan) for stage in divided]
     last = len(times) - 1
     return [
-        time if number == last else time.plus(Parts(communication=hop(model, machine, layout, number, work)))
+        (
+            time
+            if number == last
+            else time.plus(Parts(communication=hop(model, machine, layout, number, work)))
+        )
         for number, time in enumerate(times)
     ]
 
 
 def decode(model, machine, layout, sequences, context):
-    """A step of all sequences. A pipeline has as many batches in flight as stages, which share the sequences."""
+    """A step of all sequences. A pipeline has as many batches in flight as stages."""
     groups = min(layout.pipeline, sequences)
     each = sequences / groups
     local = max(1.0, each / layout.data)
@@ -257,23 +283,36 @@ def decode(model, machine, layout, sequences, context):
 
 
 def prefill(model, machine, layout, tokens):
-    """One prompt on an idle machine. A pipeline computes it in the number of chunks that is fastest."""
+    """One prompt on an idle machine. A pipeline computes it in the fastest number of chunks."""
 
     def chunked(chunks):
         each = tokens / chunks
         pairs = tokens * (tokens + 1) / 2 / chunks
         work = Work(each, each, pairs, tokens / 2, 1, 1, False)
         times = passes(model, machine, layout, work, plan_bytes(each, 1, tokens))
-        seconds = sum(time.total() for time in times) + (chunks - 1) * max(time.total() for time in times)
+        seconds = sum(time.total() for time in times) + (chunks - 1) * max(
+            time.total() for time in times
+        )
         parts = Parts(*(chunks * sum(column) for column in zip(*times)))
         return Step(seconds, parts, tokens / seconds)
 
-    counts = [2**power for power in range(7) if layout.pipeline > 1 and tokens >= 128 << power] or [1]
+    counts = [
+        2**power for power in range(7) if layout.pipeline > 1 and tokens >= 128 << power
+    ] or [1]
     return min((chunked(count) for count in counts), key=lambda step: step.seconds)
 
 
 def prefill_rate(model, machine, layout, prompt, tokens=8192):
-    """Prompts without a pause, in steps of `tokens` tokens on each device that has its own sequences."""
-    work = Work(tokens * layout.data, tokens, tokens * prompt / 2, tokens / 2, tokens / prompt, layout.data * tokens / prompt, False)
+    """Tokens per second of prompts without a pause. Each group of devices with its own sequences
+    computes `tokens` tokens at once."""
+    work = Work(
+        tokens * layout.data,
+        tokens,
+        tokens * prompt / 2,
+        tokens / 2,
+        tokens / prompt,
+        layout.data * tokens / prompt,
+        False,
+    )
     times = passes(model, machine, layout, work, plan_bytes(work.tokens, work.logits, prompt))
     return work.tokens / max(time.total() for time in times)

@@ -5,7 +5,19 @@ import layouts
 import machine
 import measured
 import model
-from step import LOGIT_BYTES, SUM_BYTES, Layout, capacity, decode, hop, kv_bytes, plan_bytes, prefill, prefill_rate, Work
+from step import (
+    LOGIT_BYTES,
+    SUM_BYTES,
+    Layout,
+    capacity,
+    decode,
+    hop,
+    kv_bytes,
+    plan_bytes,
+    prefill,
+    prefill_rate,
+    Work,
+)
 
 DEVICES = (1, 2, 4, 8, 16, 32, 64)
 # Title, bytes of a weight, machines, context in tokens, and the longest time per token in seconds.
@@ -16,7 +28,13 @@ WORKLOADS = {
     "llama-3.1-405b": ("Llama-3.1-405B", 2.0, ["h100", "h200"], 4096, 0.05),
     "deepseek-v3": ("DeepSeek-V3", 1.0, ["h100", "h200"], 4096, 0.05),
 }
-MACHINES = {"a100-40gb": "A100 40 GB", "a100-80gb": "A100 80 GB", "h100": "H100", "h200": "H200", "b200": "B200"}
+MACHINES = {
+    "a100-40gb": "A100 40 GB",
+    "a100-80gb": "A100 80 GB",
+    "h100": "H100",
+    "h200": "H200",
+    "b200": "B200",
+}
 PAIRS = [(name, device) for name, workload in WORKLOADS.items() for device in workload[2]]
 NONE = "does not fit"
 
@@ -48,9 +66,25 @@ def machines():
     def row(name, title):
         m = machine.load(name)
         fp8 = digits(m.flops_8bit / 1e12) if m.flops_8bit else "none"
-        return [title, digits(m.memory / 1e9), digits(m.bandwidth / 1e12), digits(m.flops / 1e12), fp8, digits(m.link / 1e9), digits(m.network / 1e9)]
+        return [
+            title,
+            digits(m.memory / 1e9),
+            digits(m.bandwidth / 1e12),
+            digits(m.flops / 1e12),
+            fp8,
+            digits(m.link / 1e9),
+            digits(m.network / 1e9),
+        ]
 
-    head = ["device", "memory, GB", "bandwidth, TB/s", "16 bits, TFLOP/s", "fp8, TFLOP/s", "to the node, GB/s", "to other nodes, GB/s"]
+    head = [
+        "device",
+        "memory, GB",
+        "bandwidth, TB/s",
+        "16 bits, TFLOP/s",
+        "fp8, TFLOP/s",
+        "to the node, GB/s",
+        "to other nodes, GB/s",
+    ]
     return table(head, [row(*item) for item in MACHINES.items()])
 
 
@@ -61,9 +95,27 @@ def models():
         total = sum_of_weights(m)
         heads = f"{m.attention.heads} / {m.attention.kv_heads}"
         kv = m.layers * kv_bytes(m, Layout())
-        return [title, m.layers, f"{m.hidden:,}", heads, digits(m.total() / 1e9), digits(m.active() / 1e9), digits(total / 1e9), digits(kv / 1e3)]
+        return [
+            title,
+            m.layers,
+            f"{m.hidden:,}",
+            heads,
+            digits(m.total() / 1e9),
+            digits(m.active() / 1e9),
+            digits(total / 1e9),
+            digits(kv / 1e3),
+        ]
 
-    head = ["model", "layers", "hidden", "heads / KV heads", "parameters, billions", "used by a token", "weights, GB", "KV of a token, KB"]
+    head = [
+        "model",
+        "layers",
+        "hidden",
+        "heads / KV heads",
+        "parameters, billions",
+        "used by a token",
+        "weights, GB",
+        "KV of a token, KB",
+    ]
     return table(head, [row(name) for name in WORKLOADS])
 
 
@@ -73,15 +125,34 @@ def sum_of_weights(m):
 
 
 def calibration():
-    rows = [[what, digits(ours), digits(theirs), f"{theirs / ours - 1:+.1%}"] for what, ours, theirs in measured.gpu_steps()]
+    rows = [
+        [what, digits(ours), digits(theirs), f"{theirs / ours - 1:+.1%}"]
+        for what, ours, theirs in measured.gpu_steps()
+    ]
     return table(["LLaMA-3-8B on one H100", "measured, ms", "model, ms", "difference"], rows)
 
 
 def experts_check():
     def row(devices, there, our_there, back, our_back):
-        return [devices, there, f"{our_there:.0f}", f"{our_there / there - 1:+.0%}", back, f"{our_back:.0f}", f"{our_back / back - 1:+.0%}"]
+        return [
+            devices,
+            there,
+            f"{our_there:.0f}",
+            f"{our_there / there - 1:+.0%}",
+            back,
+            f"{our_back:.0f}",
+            f"{our_back / back - 1:+.0%}",
+        ]
 
-    head = ["devices", "to the experts, us", "model", "difference", "back, us", "model", "difference"]
+    head = [
+        "devices",
+        "to the experts, us",
+        "model",
+        "difference",
+        "back, us",
+        "model",
+        "difference",
+    ]
     return table(head, [row(*line) for line in measured.expert_exchanges()])
 
 
@@ -90,9 +161,27 @@ def paper():
 
     def row(r):
         slots = [f"{r[key]:,.0f}" for key in ("paper_slots", "simulated_slots", "slots")]
-        return [r["name"], r["machine"], *slots, r["sequences"], digits(r["ms"]), digits(r["simulated_rate"]), digits(r["rate"])]
+        return [
+            r["name"],
+            r["machine"],
+            *slots,
+            r["sequences"],
+            digits(r["ms"]),
+            digits(r["simulated_rate"]),
+            digits(r["rate"]),
+        ]
 
-    head = ["model", "machine", "KV tokens: paper", "simulator", "model", "sequences", "ms per token", "requests/s: simulator", "model"]
+    head = [
+        "model",
+        "machine",
+        "KV tokens: paper",
+        "simulator",
+        "model",
+        "sequences",
+        "ms per token",
+        "requests/s: simulator",
+        "model",
+    ]
     return table(head, [row(r) for r in rows])
 
 
@@ -102,10 +191,18 @@ def sums():
 
     def row(tokens):
         size = SUM_BYTES * tokens * llama.hidden
-        cells = [f"{1e6 * form(h100, devices, size):,.0f}" for devices in (2, 4, 8, 16) for form in (collectives.ordered_sum, collectives.gathered_sum)]
+        cells = [
+            f"{1e6 * form(h100, devices, size):,.0f}"
+            for devices in (2, 4, 8, 16)
+            for form in (collectives.ordered_sum, collectives.gathered_sum)
+        ]
         return [f"{tokens:,}", digits(size / 1e6), *cells]
 
-    head = ["tokens", "MB"] + [f"{devices} devices: {form}" for devices in (2, 4, 8, 16) for form in ("ordered", "gathered")]
+    head = ["tokens", "MB"] + [
+        f"{devices} devices: {form}"
+        for devices in (2, 4, 8, 16)
+        for form in ("ordered", "gathered")
+    ]
     return table(head, [row(tokens) for tokens in (1, 8, 16, 64, 256, 1024, 4096)])
 
 
@@ -120,16 +217,42 @@ def messages():
     within, between = (hop(llama, h100, Layout(tensor, 2), 0, work) for tensor in (4, 8))
 
     def row(what, count, size, seconds):
-        return [what, count, digits(size / 1e3), digits(1e6 * seconds), digits(1e3 * count * seconds)]
+        return [
+            what,
+            count,
+            digits(size / 1e3),
+            digits(1e6 * seconds),
+            digits(1e3 * count * seconds),
+        ]
 
     rows = [
         row("plan of the step, to all", 1, plan, collectives.broadcast(h100, 8, plan)),
         row("sum of the embeddings", 1, hidden, collectives.ordered_sum(h100, 8, hidden)),
-        row("sum after attention or MLP, ordered", 2 * llama.layers, hidden, collectives.ordered_sum(h100, 8, hidden)),
-        row("the same, gathered", 2 * llama.layers, hidden, collectives.gathered_sum(h100, 8, hidden)),
-        row("the same, ordered, in 16 bits", 2 * llama.layers, hidden / 2, collectives.ordered_sum(h100, 8, hidden / 2)),
+        row(
+            "sum after attention or MLP, ordered",
+            2 * llama.layers,
+            hidden,
+            collectives.ordered_sum(h100, 8, hidden),
+        ),
+        row(
+            "the same, gathered",
+            2 * llama.layers,
+            hidden,
+            collectives.gathered_sum(h100, 8, hidden),
+        ),
+        row(
+            "the same, ordered, in 16 bits",
+            2 * llama.layers,
+            hidden / 2,
+            collectives.ordered_sum(h100, 8, hidden / 2),
+        ),
         row("logits of all devices", 1, logits, collectives.to_all(h100, 8, logits / 8)),
-        row("the best token of each device instead", 1, 8 * sequences, collectives.to_all(h100, 8, 8 * sequences)),
+        row(
+            "the best token of each device instead",
+            1,
+            8 * sequences,
+            collectives.to_all(h100, 8, 8 * sequences),
+        ),
         row("hidden states to a stage in the node", 1, hidden, within),
         row("hidden states to a stage in another node", 1, hidden, between),
     ]
@@ -142,8 +265,16 @@ def latency():
         best = layouts.fastest(m, k, devices, context)
         return f"{digits(1e3 * best[1].seconds)} ({best[0]})" if best else NONE
 
-    rows = [[f"{WORKLOADS[name][0]}, {MACHINES[device]}"] + [cell(name, device, devices) for devices in DEVICES] for name, device in PAIRS]
-    return table(["ms per token"] + [f"{devices} devices" if devices > 1 else "1 device" for devices in DEVICES], rows)
+    rows = [
+        [f"{WORKLOADS[name][0]}, {MACHINES[device]}"]
+        + [cell(name, device, devices) for devices in DEVICES]
+        for name, device in PAIRS
+    ]
+    return table(
+        ["ms per token"]
+        + [f"{devices} devices" if devices > 1 else "1 device" for devices in DEVICES],
+        rows,
+    )
 
 
 def rates(name, device):
@@ -155,10 +286,25 @@ def rates(name, device):
     def row(devices):
         layout, sequences, step = found[devices]
         kv = f"{capacity(m, k, layout) / 1e3:,.0f}"
-        cells = [kv, f"{sequences:,}", digits(1e3 * step.seconds), f"{step.rate:,.0f}", f"{step.rate / devices:,.0f}"]
+        cells = [
+            kv,
+            f"{sequences:,}",
+            digits(1e3 * step.seconds),
+            f"{step.rate:,.0f}",
+            f"{step.rate / devices:,.0f}",
+        ]
         return [devices, layout, *cells, percent(step.communication_share())]
 
-    head = ["devices", "layout", "KV, thousand tokens", "sequences", "ms per token", "tokens/s", "per device", "communication"]
+    head = [
+        "devices",
+        "layout",
+        "KV, thousand tokens",
+        "sequences",
+        "ms per token",
+        "tokens/s",
+        "per device",
+        "communication",
+    ]
     too_few = ", ".join(str(devices) for devices in DEVICES if not found[devices])
     rows = [[too_few, NONE] + [""] * 6] if too_few else []
     return table(head, rows + [row(devices) for devices in DEVICES if found[devices]])
@@ -167,11 +313,25 @@ def rates(name, device):
 def prompts():
     def cell(name, device, devices):
         m, k, context, _ = bound(name, device)
-        best, rate = layouts.fastest_prompt(m, k, devices, context), layouts.largest_prompt_rate(m, k, devices, context)
-        return f"{digits(1e3 * best[1].seconds)} ({best[0]}); {rate[1] / devices:,.0f}" if best else NONE
+        best, rate = layouts.fastest_prompt(m, k, devices, context), layouts.largest_prompt_rate(
+            m, k, devices, context
+        )
+        return (
+            f"{digits(1e3 * best[1].seconds)} ({best[0]}); {rate[1] / devices:,.0f}"
+            if best
+            else NONE
+        )
 
-    rows = [[f"{WORKLOADS[name][0]}, {MACHINES[device]}"] + [cell(name, device, devices) for devices in DEVICES] for name, device in PAIRS]
-    return table(["ms; tokens/s per device"] + [f"{devices} devices" if devices > 1 else "1 device" for devices in DEVICES], rows)
+    rows = [
+        [f"{WORKLOADS[name][0]}, {MACHINES[device]}"]
+        + [cell(name, device, devices) for devices in DEVICES]
+        for name, device in PAIRS
+    ]
+    return table(
+        ["ms; tokens/s per device"]
+        + [f"{devices} devices" if devices > 1 else "1 device" for devices in DEVICES],
+        rows,
+    )
 
 
 def choices(m, k, devices, context, limit):
@@ -184,13 +344,39 @@ def choices(m, k, devices, context, limit):
         batch = ["none in time", "", ""]
         if sequences:
             step = decode(m, k, layout, sequences, context)
-            batch = [f"{sequences:,}", f"{step.rate / devices:,.0f}", percent(step.communication_share())]
+            batch = [
+                f"{sequences:,}",
+                f"{step.rate / devices:,.0f}",
+                percent(step.communication_share()),
+            ]
         first = prefill(m, k, layout, context).seconds
-        return [layout, kv, digits(1e3 * one), *batch, digits(1e3 * first), f"{prefill_rate(m, k, layout, context) / devices:,.0f}"]
+        return [
+            layout,
+            kv,
+            digits(1e3 * one),
+            *batch,
+            digits(1e3 * first),
+            f"{prefill_rate(m, k, layout, context) / devices:,.0f}",
+        ]
 
-    head = ["layout", "KV, thousand tokens", "one sequence, ms per token", f"sequences within {1e3 * limit:.0f} ms", "tokens/s per device", "communication", "first token, ms", "prompt tokens/s per device"]
+    head = [
+        "layout",
+        "KV, thousand tokens",
+        "one sequence, ms per token",
+        f"sequences within {1e3 * limit:.0f} ms",
+        "tokens/s per device",
+        "communication",
+        "first token, ms",
+        "prompt tokens/s per device",
+    ]
     found = layouts.fitting(m, k, devices, context)
-    return table(head, [row(layout) for layout in sorted(found, key=lambda layout: (layout.pipeline, layout.data))])
+    return table(
+        head,
+        [
+            row(layout)
+            for layout in sorted(found, key=lambda layout: (layout.pipeline, layout.data))
+        ],
+    )
 
 
 def workload_choices(name, device, devices):
@@ -208,25 +394,56 @@ def across_nodes():
         m, k, context, _ = bound(name, device)
         for layout in choice:
             steps = [decode(m, k, layout, sequences, context) for sequences in (1, 16, 64)]
-            cells = [f"{digits(1e3 * step.seconds)} ({percent(step.communication_share())})" for step in steps]
-            rows.append([f"{WORKLOADS[name][0]}, {MACHINES[device]}", layout.devices, layout, *cells])
-    return table(["model", "devices", "layout", "1 sequence, ms per token", "16 sequences", "64 sequences"], rows)
+            cells = [
+                f"{digits(1e3 * step.seconds)} ({percent(step.communication_share())})"
+                for step in steps
+            ]
+            rows.append(
+                [f"{WORKLOADS[name][0]}, {MACHINES[device]}", layout.devices, layout, *cells]
+            )
+    return table(
+        ["model", "devices", "layout", "1 sequence, ms per token", "16 sequences", "64 sequences"],
+        rows,
+    )
 
 
 def compared():
     """Eight devices of each kind."""
     rows = []
-    for name, weight_bytes in (("llama-3-70b", 2.0), ("llama-3-70b", 1.0), ("llama-3.1-405b", 2.0), ("llama-3.1-405b", 1.0), ("deepseek-v3", 1.0)):
+    for name, weight_bytes in (
+        ("llama-3-70b", 2.0),
+        ("llama-3-70b", 1.0),
+        ("llama-3.1-405b", 2.0),
+        ("llama-3.1-405b", 1.0),
+        ("deepseek-v3", 1.0),
+    ):
         title = WORKLOADS[name][0] + (", fp8" if weight_bytes == 1 else "")
         for device in ("h100", "h200", "b200"):
             _, k, context, limit = bound(name, device)
             m = model.load(name, weight_bytes)
-            one, many = layouts.fastest(m, k, 8, context), layouts.largest_rate(m, k, 8, context, limit)
+            one, many = layouts.fastest(m, k, 8, context), layouts.largest_rate(
+                m, k, 8, context, limit
+            )
             cells = [NONE, "", "", ""]
             if one and many:
-                cells = [f"{digits(1e3 * one[1].seconds)} ({one[0]})", many[0], f"{many[1]:,}", f"{many[2].rate / 8:,.0f}"]
+                cells = [
+                    f"{digits(1e3 * one[1].seconds)} ({one[0]})",
+                    many[0],
+                    f"{many[1]:,}",
+                    f"{many[2].rate / 8:,.0f}",
+                ]
             rows.append([title, MACHINES[device], *cells])
-    return table(["model", "8 devices", "one sequence, ms per token", "layout for many", "sequences", "tokens/s per device"], rows)
+    return table(
+        [
+            "model",
+            "8 devices",
+            "one sequence, ms per token",
+            "layout for many",
+            "sequences",
+            "tokens/s per device",
+        ],
+        rows,
+    )
 
 
 ALL = {
@@ -245,4 +462,9 @@ ALL = {
     "choices-405b": lambda: workload_choices("llama-3.1-405b", "h100", 16),
     "choices-deepseek": lambda: workload_choices("deepseek-v3", "h200", 16),
 }
-ALL.update({f"rates-{name}-{device}": (lambda name=name, device=device: rates(name, device)) for name, device in PAIRS})
+ALL.update(
+    {
+        f"rates-{name}-{device}": (lambda name=name, device=device: rates(name, device))
+        for name, device in PAIRS
+    }
+)

@@ -29,7 +29,14 @@ PUBLISHED = {
     "llama-3.1-405b": (405.85, 403.7),
     "deepseek-v3": (671, 37),
 }
-FREE = {"step": 0.0, "layer": 0.0, "expert_layer": 0.0, "sequence_layer": 0.0, "link_latency": 0.0, "network_latency": 0.0}
+FREE = {
+    "step": 0.0,
+    "layer": 0.0,
+    "expert_layer": 0.0,
+    "sequence_layer": 0.0,
+    "link_latency": 0.0,
+    "network_latency": 0.0,
+}
 
 
 def ideal(**changes):
@@ -50,7 +57,9 @@ class Sizes(unittest.TestCase):
         self.assertEqual(model.load("llama-3-70b").kv_numbers(), 80 * 2 * 8 * 128)
 
     def test_unknown_names_are_refused_with_the_remedy(self):
-        with self.assertRaisesRegex(ValueError, "model gpt-5 is unknown; add benches/scale/models/gpt-5.json"):
+        with self.assertRaisesRegex(
+            ValueError, "model gpt-5 is unknown; add benches/scale/models/gpt-5.json"
+        ):
             model.load("gpt-5")
         with self.assertRaisesRegex(ValueError, "machine tpu is unknown; use one of a100-40gb"):
             machine.load("tpu")
@@ -69,7 +78,12 @@ class Collectives(unittest.TestCase):
         self.h100 = machine.load("h100")
 
     def test_one_device_sends_nothing(self):
-        for send in (collectives.ordered_sum, collectives.gathered_sum, collectives.to_all, collectives.broadcast):
+        for send in (
+            collectives.ordered_sum,
+            collectives.gathered_sum,
+            collectives.to_all,
+            collectives.broadcast,
+        ):
             self.assertEqual(send(self.h100, 1, 1e6), 0)
         for name in PUBLISHED:
             sizes = model.load(name)
@@ -80,16 +94,23 @@ class Collectives(unittest.TestCase):
         for devices in (2, 4, 8):
             size = 1e6
             ring = 2 * (devices - 1) / devices * size / self.h100.link
-            self.assertAlmostEqual(collectives.ordered_sum(self.h100, devices, size), 2 * self.h100.link_latency + ring)
+            self.assertAlmostEqual(
+                collectives.ordered_sum(self.h100, devices, size), 2 * self.h100.link_latency + ring
+            )
             gathered = (devices - 1) * size / self.h100.link
-            self.assertAlmostEqual(collectives.gathered_sum(self.h100, devices, size), self.h100.link_latency + gathered)
+            self.assertAlmostEqual(
+                collectives.gathered_sum(self.h100, devices, size),
+                self.h100.link_latency + gathered,
+            )
 
     def test_the_limit_separates_the_two_sums(self):
         for devices in (3, 4, 8):
             limit = collectives.gathered_sum_limit(self.h100, devices)
             for size, is_faster in ((0.99 * limit, True), (1.01 * limit, False)):
                 gathered = collectives.gathered_sum(self.h100, devices, size)
-                self.assertEqual(gathered < collectives.ordered_sum(self.h100, devices, size), is_faster)
+                self.assertEqual(
+                    gathered < collectives.ordered_sum(self.h100, devices, size), is_faster
+                )
         # Two devices exchange the same bytes in both forms, in one phase less.
         self.assertEqual(collectives.gathered_sum_limit(self.h100, 2), float("inf"))
 
@@ -113,23 +134,31 @@ class Steps(unittest.TestCase):
             # Attention to latents is limited by operations.
             sizes, slow = model.load(name), ideal(flops=1e30)
             fast = replace(slow, bandwidth=2 * slow.bandwidth)
-            before, after = (decode(sizes, device, Layout(), 1, 2048).seconds for device in (slow, fast))
+            before, after = (
+                decode(sizes, device, Layout(), 1, 2048).seconds for device in (slow, fast)
+            )
             self.assertAlmostEqual(before / after, 2, places=6, msg=name)
 
     def test_twice_the_operations_halve_a_long_prompt(self):
         llama, fast = model.load("llama-3-70b"), ideal(flops=2 * ideal().flops)
-        before, after = (prefill(llama, device, Layout(), 8192).seconds for device in (ideal(), fast))
+        before, after = (
+            prefill(llama, device, Layout(), 8192).seconds for device in (ideal(), fast)
+        )
         self.assertAlmostEqual(before / after, 2, places=2)
 
     def test_free_links_divide_a_step_by_the_devices(self):
         llama, free = model.load("llama-3-70b"), ideal(link=1e30, network=1e30)
-        one, eight = (decode(llama, free, Layout(tensor=tensor), 16, 4096).seconds for tensor in (1, 8))
+        one, eight = (
+            decode(llama, free, Layout(tensor=tensor), 16, 4096).seconds for tensor in (1, 8)
+        )
         self.assertAlmostEqual(one / eight, 8, places=6)
 
     def test_a_step_reads_each_weight_once(self):
         llama = model.load("llama-3-70b")
         weights = 2 * (llama.total() - llama.table)
-        self.assertAlmostEqual(decode(llama, ideal(), Layout(), 1, 0).seconds * ideal().bandwidth / weights, 1)
+        self.assertAlmostEqual(
+            decode(llama, ideal(), Layout(), 1, 0).seconds * ideal().bandwidth / weights, 1
+        )
 
     def test_a_step_reads_the_experts_that_its_tokens_select(self):
         deepseek = model.load("deepseek-v3", 1.0)
@@ -150,20 +179,32 @@ class Steps(unittest.TestCase):
         self.assertEqual(eight, 2 * 2 * 128)
         self.assertEqual(sixteen, eight)
         # Tensor parallel devices all store the latents.
-        self.assertEqual(step.kv_bytes(deepseek, Layout(tensor=8)), step.kv_bytes(deepseek, Layout()))
+        self.assertEqual(
+            step.kv_bytes(deepseek, Layout(tensor=8)), step.kv_bytes(deepseek, Layout())
+        )
 
     def test_a_plan_has_the_fields_of_a_batch(self):
         text = BATCH.read_text()
-        fields = re.findall(r"pub (\w+): (?:Vec<)?(\w+)", re.search(r"pub struct Batch \{(.*?)\n\}", text, re.S)[1])
+        fields = re.findall(
+            r"pub (\w+): (?:Vec<)?(\w+)", re.search(r"pub struct Batch \{(.*?)\n\}", text, re.S)[1]
+        )
         sizes = {"u32": 4, "Span": 12, "BlockCopy": 8, "Placeholder": 8}
         for name in ("Span", "BlockCopy", "Placeholder"):
             numbers = re.search(rf"pub struct {name} \{{(.*?)\n\}}", text, re.S)[1].count(": u32")
             self.assertEqual(sizes[name], 4 * numbers, name)
-        of_token, of_sequence = ["tokens", "positions", "slots"], ["spans", "logit_rows", "placeholders"]
+        of_token, of_sequence = ["tokens", "positions", "slots"], [
+            "spans",
+            "logit_rows",
+            "placeholders",
+        ]
         # A decode step copies no blocks, except for the first token after a fork.
-        self.assertEqual({name for name, _ in fields}, {*of_token, *of_sequence, "tables", "copies"})
+        self.assertEqual(
+            {name for name, _ in fields}, {*of_token, *of_sequence, "tables", "copies"}
+        )
         each = dict(fields)
-        expected = sum(sizes[each[name]] for name in of_token + of_sequence) + 256 * sizes[each["tables"]]
+        expected = (
+            sum(sizes[each[name]] for name in of_token + of_sequence) + 256 * sizes[each["tables"]]
+        )
         self.assertEqual(step.plan_bytes(1, 1, 4096), expected)
 
 
@@ -176,7 +217,9 @@ class Pipelines(unittest.TestCase):
                 divided = step.stages(sizes, layout)
                 self.assertEqual(sum(stage.layers for stage in divided), sizes.layers)
                 self.assertEqual(sum(stage.plain for stage in divided), sizes.plain_layers)
-                self.assertLessEqual(max(s.layers for s in divided) - min(s.layers for s in divided), 1)
+                self.assertLessEqual(
+                    max(s.layers for s in divided) - min(s.layers for s in divided), 1
+                )
                 weights = sum(step.weight_bytes(sizes, layout, stage) for stage in divided)
                 # The last stage needs the table too, even if the model has it once.
                 again = 2 * sizes.table if sizes.tied and count > 1 else 0
@@ -191,16 +234,24 @@ class Pipelines(unittest.TestCase):
         # Without the head, which only the last stage has.
         llama = replace(model.load("llama-3-70b"), vocab=1)
         for stages in (2, 4, 8):
-            one, all_of_them = (decode(llama, ideal(), Layout(8, stages), count, 4096) for count in (1, stages))
+            one, all_of_them = (
+                decode(llama, ideal(), Layout(8, stages), count, 4096) for count in (1, stages)
+            )
             self.assertAlmostEqual(all_of_them.rate / one.rate / stages, 1, delta=0.01)
 
     def test_a_prompt_in_chunks_waits_for_the_bubble(self):
-        llama, free = replace(model.load("llama-3-70b"), vocab=1), ideal(bandwidth=1e30, link=1e30, network=1e30)
+        llama, free = replace(model.load("llama-3-70b"), vocab=1), ideal(
+            bandwidth=1e30, link=1e30, network=1e30
+        )
         one = prefill(llama, free, Layout(), 8192).seconds
         for stages in (2, 4, 8):
             chunks = 64
             waiting = (stages - 1) / (chunks + stages - 1)
-            self.assertAlmostEqual(prefill(llama, free, Layout(pipeline=stages), 8192).seconds, one / stages / (1 - waiting), delta=1e-6)
+            self.assertAlmostEqual(
+                prefill(llama, free, Layout(pipeline=stages), 8192).seconds,
+                one / stages / (1 - waiting),
+                delta=1e-6,
+            )
 
     def test_hidden_states_cross_the_network_only_between_nodes(self):
         llama, h100 = model.load("llama-3-70b"), machine.load("h100")
@@ -227,7 +278,9 @@ class Memory(unittest.TestCase):
 
     def test_latents_of_all_sequences_are_divided_with_expert_parallelism_only(self):
         deepseek, h200 = model.load("deepseek-v3", 1.0), machine.load("h200")
-        tensor, experts = (capacity(deepseek, h200, layout) for layout in (Layout(tensor=8), Layout(data=8)))
+        tensor, experts = (
+            capacity(deepseek, h200, layout) for layout in (Layout(tensor=8), Layout(data=8))
+        )
         self.assertGreater(experts, 5 * tensor)
 
 
@@ -241,17 +294,26 @@ class Search(unittest.TestCase):
             self.assertEqual(len(set(found)), len(found))
         self.assertIn(Layout(tensor=16), layouts.layouts(deepseek, h100, 16, across_nodes=True))
         # 72 heads do not divide by 16.
-        self.assertNotIn(Layout(tensor=16), layouts.layouts(model.load("opt-66b"), h100, 16, across_nodes=True))
+        self.assertNotIn(
+            Layout(tensor=16), layouts.layouts(model.load("opt-66b"), h100, 16, across_nodes=True)
+        )
 
     def test_sequences_are_the_most_within_memory_and_time(self):
         llama, h100 = model.load("llama-3-70b"), machine.load("h100")
-        for layout, limit in ((Layout(4), 0.05), (Layout(8), 0.05), (Layout(4, 4), 0.05), (Layout(4, 2), 0.03)):
+        for layout, limit in (
+            (Layout(4), 0.05),
+            (Layout(8), 0.05),
+            (Layout(4, 4), 0.05),
+            (Layout(4, 2), 0.03),
+        ):
             sequences = layouts.most_sequences(llama, h100, layout, 4096, limit)
             self.assertLessEqual(sequences * 4096, capacity(llama, h100, layout))
             self.assertLessEqual(decode(llama, h100, layout, sequences, 4096).seconds, limit)
             more = sequences + layout.pipeline
             fits = more * 4096 <= capacity(llama, h100, layout)
-            self.assertFalse(fits and decode(llama, h100, layout, more, 4096).seconds <= limit, layout)
+            self.assertFalse(
+                fits and decode(llama, h100, layout, more, 4096).seconds <= limit, layout
+            )
 
 
 class Measured(unittest.TestCase):
@@ -264,7 +326,9 @@ class Measured(unittest.TestCase):
     def test_products_in_fp8_reach_the_measured_share(self):
         kernels = machine.DATA["kernels"]
         ratio = measured.products_share("fp8") / measured.products_share("bf16")
-        self.assertAlmostEqual(kernels["flops_8bit_share"] / kernels["flops_share"], ratio, delta=0.02)
+        self.assertAlmostEqual(
+            kernels["flops_8bit_share"] / kernels["flops_share"], ratio, delta=0.02
+        )
 
     def test_exchanges_between_nodes_are_those_of_deepep(self):
         for devices, there, our_there, back, our_back in measured.expert_exchanges():
@@ -288,31 +352,52 @@ class Page(unittest.TestCase):
         m, k, _, _ = tables.bound("llama-3-70b", "h100")
         tokens = [round(capacity(m, k, Layout(tensor=tensor)) / 1e3) for tensor in (2, 4)]
         self.assertEqual(tokens, [41, 513])
-        two, four = (self.best("llama-3-70b", "h100", devices)[2].rate / devices for devices in (2, 4))
+        two, four = (
+            self.best("llama-3-70b", "h100", devices)[2].rate / devices for devices in (2, 4)
+        )
         self.assertAlmostEqual(four / two, 5.4, delta=0.1)
 
     def test_doubling_the_devices_of_a_node_shortens_a_token(self):
-        for name, device, counts in (("opt-66b", "a100-40gb", (4, 8)), ("llama-3-70b", "h100", (2, 4, 8)), ("llama-3-70b", "h200", (2, 4, 8))):
+        for name, device, counts in (
+            ("opt-66b", "a100-40gb", (4, 8)),
+            ("llama-3-70b", "h100", (2, 4, 8)),
+            ("llama-3-70b", "h200", (2, 4, 8)),
+        ):
             times = [self.one(name, device, devices).seconds for devices in counts]
             for earlier, later in zip(times, times[1:]):
                 self.assertTrue(0.545 <= later / earlier <= 0.65, (name, later / earlier))
         parts = self.one("llama-3-70b", "h100", 8).parts
-        self.assertAlmostEqual((parts.fixed + parts.communication) / parts.total(), 1 / 3, delta=0.02)
+        self.assertAlmostEqual(
+            (parts.fixed + parts.communication) / parts.total(), 1 / 3, delta=0.02
+        )
 
     def test_tensor_parallelism_across_nodes_helps_one_sequence_only(self):
         m, k, context, _ = tables.bound("llama-3.1-405b", "h100")
-        times = [[1e3 * decode(m, k, layout, count, context).seconds for layout in (Layout(8, 2), Layout(16))] for count in (1, 64)]
+        times = [
+            [
+                1e3 * decode(m, k, layout, count, context).seconds
+                for layout in (Layout(8, 2), Layout(16))
+            ]
+            for count in (1, 64)
+        ]
         self.assertEqual([[round(time) for time in row] for row in times], [[43, 27], [50, 62]])
 
     def test_more_stages_bring_the_first_token_sooner(self):
         m, k, context, _ = tables.bound("llama-3-70b", "h100")
-        eight, all_of_them = (layouts.fastest_prompt(m, k, devices, context)[1].seconds for devices in (8, 64))
+        eight, all_of_them = (
+            layouts.fastest_prompt(m, k, devices, context)[1].seconds for devices in (8, 64)
+        )
         self.assertAlmostEqual(eight / all_of_them, 3.7, delta=0.05)
 
     def test_the_rate_of_a_device_stops_growing(self):
         for device, best in (("h100", (8, 16)), ("h200", (4,))):
-            rates = {devices: self.best("llama-3-70b", device, devices)[2].rate / devices for devices in tables.DEVICES[1:]}
-            within = [devices for devices, rate in rates.items() if rate > 0.99 * max(rates.values())]
+            rates = {
+                devices: self.best("llama-3-70b", device, devices)[2].rate / devices
+                for devices in tables.DEVICES[1:]
+            }
+            within = [
+                devices for devices, rate in rates.items() if rate > 0.99 * max(rates.values())
+            ]
             self.assertEqual(tuple(devices for devices in within if devices in best), best)
             self.assertLess(rates[64], rates[best[-1]])
 
@@ -320,13 +405,22 @@ class Page(unittest.TestCase):
         m, k, context, limit = tables.bound("deepseek-v3", "h200")
         tensor, experts = Layout(8, 2), Layout(data=16)
         self.assertAlmostEqual(capacity(m, k, experts) / capacity(m, k, tensor), 6.5, delta=0.05)
-        rates = [decode(m, k, layout, layouts.most_sequences(m, k, layout, context, limit), context).rate for layout in (tensor, experts)]
+        rates = [
+            decode(m, k, layout, layouts.most_sequences(m, k, layout, context, limit), context).rate
+            for layout in (tensor, experts)
+        ]
         self.assertAlmostEqual(rates[1] / rates[0], 4.1, delta=0.05)
-        ones = [round(1e3 * decode(m, k, layout, 1, context).seconds, 1) for layout in (tensor, experts)]
+        ones = [
+            round(1e3 * decode(m, k, layout, 1, context).seconds, 1) for layout in (tensor, experts)
+        ]
         self.assertEqual(ones, [5.3, 8.7])
 
     def test_exchanges_of_experts_between_nodes_take_a_large_share(self):
-        found = [self.best("deepseek-v3", device, devices) for device in ("h100", "h200") for devices in (16, 32, 64)]
+        found = [
+            self.best("deepseek-v3", device, devices)
+            for device in ("h100", "h200")
+            for devices in (16, 32, 64)
+        ]
         across = [round(100 * best[2].communication_share()) for best in found if best[0].data > 8]
         self.assertEqual((min(across), max(across)), (21, 42))
 
@@ -334,12 +428,17 @@ class Page(unittest.TestCase):
         llama, h100 = model.load("llama-3-70b"), machine.load("h100")
         of_token = step.SUM_BYTES * llama.hidden
         self.assertEqual(int(collectives.gathered_sum_limit(h100, 8) / of_token), 10)
-        gathered, ordered = (form(h100, 8, 64 * of_token) for form in (collectives.gathered_sum, collectives.ordered_sum))
+        gathered, ordered = (
+            form(h100, 8, 64 * of_token)
+            for form in (collectives.gathered_sum, collectives.ordered_sum)
+        )
         self.assertGreater(gathered, 2 * ordered)
 
     def test_the_service_of_deepseek_is_a_little_faster_than_the_model(self):
         sequences, ms, rate, share = measured.served()
-        self.assertEqual((sequences, round(ms), round(rate, -1), round(100 * share)), (88, 54, 1630, 45))
+        self.assertEqual(
+            (sequences, round(ms), round(rate, -1), round(100 * share)), (88, 54, 1630, 45)
+        )
 
     def test_the_text_has_the_context_of_the_measurements(self):
         self.assertEqual(measured.CONTEXT, 560)
@@ -367,12 +466,17 @@ class Report(unittest.TestCase):
     def test_a_case_of_the_command_line_has_its_layouts(self):
         output = io.StringIO()
         with contextlib.redirect_stdout(output):
-            scale.main(["--model", "llama-3.1-405b", "--machine", "h100", "--devices", "8", "--fp8"])
+            scale.main(
+                ["--model", "llama-3.1-405b", "--machine", "h100", "--devices", "8", "--fp8"]
+            )
         self.assertIn("| TP 8 |", output.getvalue())
 
     def test_a_case_that_is_impossible_is_refused_with_the_remedy(self):
         for arguments, problem in (
-            (["--devices", "8"], r"does not fit into --devices 8 \(812 GB of weights, 618 GB of memory, 4096 tokens\); raise --devices or pass --fp8"),
+            (
+                ["--devices", "8"],
+                r"does not fit into --devices 8 \(812 GB of weights, 618 GB of memory, 4096 tokens\); raise --devices or pass --fp8",
+            ),
             (["--devices", "0"], "--devices is 0; must be at least 1"),
             (["--context", "0"], "--context is 0; must be at least 1"),
             (["--limit-ms", "0"], "--limit-ms is 0; must be at least 0.1"),
