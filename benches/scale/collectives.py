@@ -1,4 +1,4 @@
-"""Times of collectives: the latency of each phase (alpha), and its bytes over the bandwidth (beta)."""
+"""Times of collectives: the latency of each phase, and its bytes over the bandwidth."""
 
 import math
 

@@ -104,8 +104,8 @@ def served():
 
 
 def evaluation():
-    """The machines of the PagedAttention paper. Returns the tokens of a running sequence, and for each
-    machine the results of docs/evaluation.md and of the model."""
+    """The machines of the PagedAttention paper. Returns the tokens of a running sequence, and
+    for each machine the results of docs/evaluation.md and of the model."""
     numbers = json.loads(EVALUATION.read_text())
     lengths = next(panel for panel in numbers["figure_11"]["panels"] if panel["data"] == "ShareGPT")
     waste = next(

@@ -202,8 +202,8 @@ def layer_time(model, machine, layout, work, has_experts):
 
 
 def plan_bytes(tokens, sequences, context):
-    """Bytes of a batch as plain data (src/types/batch): token, position and slot of each token; span,
-    row of logits, placeholder and block table of each sequence."""
+    """Bytes of a batch as plain data (src/types/batch): token, position and slot of each token;
+    span, row of logits, placeholder and block table of each sequence."""
     return tokens * 12 + sequences * (12 + 4 + 8 + 4 * math.ceil(context / BLOCK_SIZE))
 
 

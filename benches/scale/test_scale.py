@@ -440,6 +440,16 @@ class Page(unittest.TestCase):
             (sequences, round(ms), round(rate, -1), round(100 * share)), (88, 54, 1630, 45)
         )
 
+    def test_batch_invariant_steps_are_slower_as_measured(self):
+        line = r"^batch {}, 32 layers, {} +([\d.]+) ms"
+        ratios = []
+        for batch in (1, 256):
+            modes = ("batch_invariant", "default")
+            (slow,), (fast,) = (measured.numbers_of(line.format(batch, mode))[0] for mode in modes)
+            ratios.append(slow / fast)
+        self.assertAlmostEqual(ratios[0], 1.16, delta=0.005)
+        self.assertAlmostEqual(ratios[1], 2.3, delta=0.05)
+
     def test_the_text_has_the_context_of_the_measurements(self):
         self.assertEqual(measured.CONTEXT, 560)
         self.assertEqual(round(measured.evaluation()[0]), 501)
