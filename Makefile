@@ -28,7 +28,7 @@ export PAGEDLLM_LIBRARY := $(LIB)
 # Packages for the registries of languages, made and tested (scripts/wheel.sh, scripts/node-package.sh).
 .PHONY: wheel node-package test-packages
 .PHONY: demo test stages setup lib header manual lint test-rust test-soak soak test-c test-tsan test-abi test-cpp test-go test-python test-node test-examples \
-        test-server-go test-server-cpp test-install test-kernels test-connectors connectors install-connectors cuda-toolkit install dist bench bench-engines bench-fairness bench-kv-store bench-long bench-polling bench-quality bench-quick bench-scheduler bench-sequences bench-serving bench-swap fuzz paper paper-quick clean
+        test-server-go test-server-cpp test-install test-kernels test-connectors connectors install-connectors cuda-toolkit install dist bench bench-engines bench-fairness bench-kv-store bench-long bench-polling bench-quality bench-quick bench-scheduler bench-sequences bench-serving bench-swap fuzz paper paper-quick scale clean
 
 demo: $(BUILD)/hello_cpp
 	$(BUILD)/hello_cpp $(MODEL)
@@ -39,7 +39,7 @@ test: setup
 	@CARGO_INCREMENTAL=0 $(MAKE) --no-print-directory --jobs=2 --output-sync=target stages
 	@echo "make test: everything passed"
 
-stages: lint test-c test-rust test-cpp test-soak test-kernels test-connectors test-abi test-go test-server-go test-python test-node test-peers test-examples test-install test-packages test-server-cpp paper-quick
+stages: lint test-c test-rust test-cpp test-soak test-kernels test-connectors test-abi test-go test-server-go test-python test-node test-peers test-scale test-examples test-install test-packages test-server-cpp paper-quick
 
 setup:
 	@scripts/setup.sh test
@@ -79,6 +79,7 @@ lint:
 	scripts/manual.py --check
 	scripts/bindings/__main__.py --check
 	scripts/licences.py --check
+	benches/scale/scale.py --check
 
 # Before a commit: formatting, clippy, the unit tests, and the generated files: header (a unit test), manual, licences.
 check: lint
@@ -281,6 +282,11 @@ paper-quick:
 	PYTHONPATH=build/paper benches/paper/report.py target/paper-quick/numbers.json target/paper-quick
 	benches/paper/report.py docs/evaluation/numbers.json docs --check
 
+# Writes the tables and the plot of docs/scale.md.
+scale:
+	scripts/setup.sh paper
+	PYTHONPATH=build/paper benches/scale/scale.py
+
 # Measures the longest step while other requests and threads of the host attack the engine.
 bench-fairness:
 	cargo bench --locked --bench fairness
@@ -301,6 +307,11 @@ bench-peers:
 # Tests of the comparison's scripts. They run none of the other engines.
 test-peers:
 	python3 -B -m unittest discover -s benches/peers
+
+# Tests of the model of docs/scale.md.
+.PHONY: test-scale
+test-scale:
+	python3 -B -m unittest discover -s benches/scale
 
 clean:
 	rm -rf $(BUILD) dist

@@ -50,14 +50,13 @@ def figure(columns, rows=1, width=3.1, height=2.5):
     return drawing, list(axes.flat)
 
 
-def save(drawing, path, legend_of=None):
+def save(drawing, path, legend_of=None, creator="benches/paper/report.py", description=None):
     """Writes the SVG. The lines of one panel stand for those of all panels in the legend below."""
     if legend_of is not None:
         handles, labels = legend_of.get_legend_handles_labels()
         drawing.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 3))
-    drawing.savefig(
-        path, transparent=True, metadata={"Date": None, "Creator": "benches/paper/report.py"}
-    )
+    metadata = {"Date": None, "Creator": creator, "Description": description}
+    drawing.savefig(path, transparent=True, metadata=metadata)
     pyplot.close(drawing)
 
 
