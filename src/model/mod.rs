@@ -12,6 +12,8 @@ mod mxfp4;
 mod packed;
 mod parts;
 mod remedy;
+#[cfg(test)]
+mod shard_test;
 pub mod spec;
 mod weights;
 
