@@ -44,7 +44,7 @@ impl MemoryPlan {
         let weight_bytes = files.weight_bytes(backend)?;
         let kv_dtype = options.kv_dtype.unwrap_or(if files.dtype == Dtype::F32 { KvDtype::F32 } else { KvDtype::Bf16 });
         let block_size = options.block_size;
-        let block_bytes = KvPool { blocks: 1, block_size, dtype: kv_dtype }.block_bytes(backend, files.part());
+        let block_bytes = files.kv_block_bytes(backend, KvPool { blocks: 1, block_size, dtype: kv_dtype });
         let max_len = model_max_len(options, files.spec.max_positions)?;
         let paging = paging(files, block_size);
         let inputs = backend.reserved_inputs_bytes(&inputs(files, options, &paging, max_len));

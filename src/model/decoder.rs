@@ -363,11 +363,11 @@ impl<B: Ops + KvOps + Collectives> Pass<'_, B> {
         let Embedding { tokens, scale, project, positions } = &model.embedding;
         match project {
             None => {
-                self.backend.embed(self.inputs, &tokens.weight, *scale, &mut work.x);
+                self.backend.embed(self.inputs, &tokens.weight, tokens.first_row, *scale, &mut work.x);
                 self.all_reduce(model.hidden_size, &mut work.x);
             }
             Some(project) => {
-                self.backend.embed(self.inputs, &tokens.weight, *scale, &mut work.normed);
+                self.backend.embed(self.inputs, &tokens.weight, tokens.first_row, *scale, &mut work.normed);
                 self.all_reduce(tokens.cols, &mut work.normed);
                 self.linear(project, &work.normed, &mut work.x);
             }
@@ -473,15 +473,18 @@ impl<B: Ops + KvOps + Collectives> Pass<'_, B> {
 
     /// Rows of the same expert are multiplied together.
     fn experts(&self, experts: &Experts<LoadedLinear<B>, B::Buf>, x: &B::Buf, scratch: &mut Scratch<B>, out: &mut B::Buf) {
-        let Experts { router, correction, routing, glu, experts, shared } = experts;
+        let local = experts.local();
+        let Experts { router, correction, routing, glu, experts, shared, .. } = experts;
         let Scratch { wide, narrow, routed, routes, .. } = scratch;
-        let (hidden, inner) = (experts[0].down.rows, experts[0].gate_up.rows / 2);
+        let (hidden, first) = (router.cols, local.start);
         self.linear(router, x, narrow);
-        self.backend.route(self.rows, *routing, correction.as_ref(), narrow, routes);
-        self.backend.gather_routes(routes, hidden, x, routed);
-        self.backend.matmul_routes(routes, routed, &|expert| experts[expert].gate_up.parts(), wide);
-        self.backend.gate(self.rows * routing.top_k, inner, *glu, wide, narrow);
-        self.backend.matmul_routes(routes, narrow, &|expert| experts[expert].down.parts(), routed);
+        self.backend.route(self.rows, *routing, local, correction.as_ref(), narrow, routes);
+        if let Some(Expert { gate_up, .. }) = experts.first() {
+            self.backend.gather_routes(routes, hidden, x, routed);
+            self.backend.matmul_routes(routes, routed, &|expert| experts[expert - first].gate_up.parts(), wide);
+            self.backend.gate(self.rows * routing.top_k, gate_up.rows / 2, *glu, wide, narrow);
+            self.backend.matmul_routes(routes, narrow, &|expert| experts[expert - first].down.parts(), routed);
+        }
         self.backend.combine_routes(routes, hidden, routed, out);
         if let Some(SharedExpert { expert, gate }) = shared {
             self.up_and_down(&expert.gate_up, Activation::Gated(*glu), &expert.down, x, [wide, narrow, routed]);
@@ -511,8 +514,11 @@ impl<B: Ops + KvOps + Collectives> Pass<'_, B> {
             std::mem::swap(delta, normed);
         }
         let weight = weight.as_ref().unwrap_or(&embedding.tokens);
-        last.linear(weight, delta, out);
-        if *scale != 1.0 || soft_cap.is_some() {
+        // A rank has no tokens if there are more ranks than tokens.
+        if weight.rows > 0 {
+            last.linear(weight, delta, out);
+        }
+        if weight.rows > 0 && (*scale != 1.0 || soft_cap.is_some()) {
             self.backend.scale_and_cap(logits * weight.rows, *scale, *soft_cap, out);
         }
         last.send_logits(weight.rows, out);

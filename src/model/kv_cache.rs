@@ -16,8 +16,13 @@ pub struct KvCache<B: BackendTypes> {
 }
 
 impl<B: KvOps> KvCache<B> {
+    /// Allocates the cache of a whole model.
     pub fn new(backend: &B, spec: &ModelSpec, pool: KvPool) -> Result<KvCache<B>> {
-        let layout = KvLayout::for_spec(spec);
+        KvCache::with_layout(backend, spec, &KvLayout::for_spec(spec), pool)
+    }
+
+    /// Allocates the cache of a part of a model.
+    pub fn with_layout(backend: &B, spec: &ModelSpec, layout: &KvLayout, pool: KvPool) -> Result<KvCache<B>> {
         let levels = layout.of_levels(&spec.layers).map(|layer| backend.kv(pool.shape(layer))).collect::<Result<_>>()?;
         Ok(KvCache { levels, groups: layout.windows.len(), places: layout.places().to_vec(), host: None })
     }
@@ -91,8 +96,13 @@ impl KvPool {
         KvShape { blocks: self.blocks, block_size: self.block_size, kv_heads, head_dim, values, dtype: self.dtype }
     }
 
-    /// Returns the bytes of one block: one layer of each level.
+    /// Returns the bytes of one block of a whole model.
     pub fn block_bytes<B: KvOps>(&self, backend: &B, spec: &ModelSpec) -> u64 {
-        KvLayout::for_spec(spec).of_levels(&spec.layers).map(|layer| backend.kv_block_bytes(&self.shape(layer))).sum()
+        self.block_bytes_with(backend, spec, &KvLayout::for_spec(spec))
+    }
+
+    /// Returns the bytes of one block of a part of a model: one layer of each level.
+    pub fn block_bytes_with<B: KvOps>(&self, backend: &B, spec: &ModelSpec, layout: &KvLayout) -> u64 {
+        layout.of_levels(&spec.layers).map(|layer| backend.kv_block_bytes(&self.shape(layer))).sum()
     }
 }

@@ -14,6 +14,8 @@ mod mxfp4;
 mod packed;
 mod parts;
 mod remedy;
+#[cfg(test)]
+mod shard_test;
 pub mod spec;
 mod weights;
 
@@ -27,7 +29,7 @@ pub use kv_cache::{KvCache, KvPool};
 pub use kv_layout::KvLayout;
 pub use packed::{PackedForm, PackedReport};
 use packed::{TensorLocation, Writer};
-use spec::ModelSpec;
+use spec::{ModelSpec, Shard, Stage};
 pub use weights::LoadProgress;
 use weights::{LoadedModel, Origin};
 
@@ -54,6 +56,8 @@ pub struct ModelFiles {
     pub place: WorkerPlace,
     /// The part of a divided model that this worker computes.
     part: Option<ModelSpec>,
+    /// Groups and levels of the layers of that part.
+    kv_layout: KvLayout,
     checkpoint: Checkpoint,
 }
 
@@ -109,6 +113,7 @@ impl ModelFiles {
         let dtype = weights::storage(&spec, &checkpoint)?;
         let eos_token_ids = eos_token_ids(generation, config, spec.vocab_size)?;
         let sampling_defaults = sampling_defaults(generation);
+        let kv_layout = KvLayout::for_spec(&spec);
         Ok(ModelFiles {
             architecture: family.architecture,
             spec,
@@ -119,6 +124,7 @@ impl ModelFiles {
             gguf: None,
             place: WorkerPlace::default(),
             part: None,
+            kv_layout,
             checkpoint,
         })
     }
@@ -127,7 +133,10 @@ impl ModelFiles {
     ///
     /// Errors: `InvalidArgument` if the model cannot be divided in this way.
     pub fn divide(&mut self, place: WorkerPlace) -> Result<()> {
-        self.part = if place.is_alone() { None } else { Some(self.spec.part(place)?) };
+        let WorkerPlace { division, tensor_rank, stage } = place;
+        let (shard, stage) = (Shard { rank: tensor_rank, ranks: division.tensor }, Stage { stage, stages: division.pipeline });
+        self.kv_layout = self.kv_layout.for_stage(stage.layers(self.spec.layers.len())?);
+        self.part = if place.is_alone() { None } else { Some(self.spec.stage(stage)?.shard(shard)?) };
         self.place = place;
         Ok(())
     }
@@ -140,12 +149,17 @@ impl ModelFiles {
 
     /// Returns the window of each group of layers, which has block tables of its own.
     pub fn windows(&self) -> Vec<Option<usize>> {
-        KvLayout::for_spec(&self.spec).windows
+        self.kv_layout.windows.clone()
+    }
+
+    /// Returns the bytes of one block of this worker.
+    pub fn kv_block_bytes<B: KvOps>(&self, backend: &B, pool: KvPool) -> u64 {
+        pool.block_bytes_with(backend, self.part(), &self.kv_layout)
     }
 
     /// Allocates the KV cache of this worker's layers.
     pub fn kv_cache<B: KvOps>(&self, backend: &B, pool: KvPool) -> Result<KvCache<B>> {
-        KvCache::new(backend, self.part(), pool)
+        KvCache::with_layout(backend, self.part(), &self.kv_layout, pool)
     }
 
     /// Returns the part of the model that this worker computes.

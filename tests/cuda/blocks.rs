@@ -87,7 +87,7 @@ fn embedded<B: Backend>(backend: &B, table: &B::Matrix, tokens: &[u32], cols: us
     let positions = vec![0; tokens.len()];
     backend.upload(&Batch { tokens: tokens.to_vec(), positions, ..Batch::default() }, &mut inputs).unwrap();
     let mut out = backend.vector(&vec![f32::NAN; tokens.len() * cols]).unwrap();
-    backend.embed(&inputs, table, 1.0, &mut out);
+    backend.embed(&inputs, table, 0, 1.0, &mut out);
     backend.read(&mut out, tokens.len() * cols).unwrap().to_vec()
 }
 
@@ -171,7 +171,7 @@ fn check_experts(rows: usize, count: usize) {
     let routing = Routing::softmax(count, 2, true);
     let mut routes = backend.routes(rows, routing).unwrap();
     let logits = backend.vector(&numbers(&mut random, rows * count)).unwrap();
-    backend.route(rows, routing, None, &logits, &mut routes);
+    backend.route(rows, routing, 0..routing.experts, None, &logits, &mut routes);
     let mut gathered = backend.vector(&vec![f32::NAN; rows * 2 * cols]).unwrap();
     let x = backend.vector(&numbers(&mut random, rows * cols)).unwrap();
     backend.gather_routes(&routes, cols, &x, &mut gathered);

@@ -14,6 +14,7 @@ mod routes;
 mod tests;
 
 use std::convert::Infallible;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -330,9 +331,12 @@ impl KvOps for CpuBackend {
 }
 
 impl Ops for CpuBackend {
-    fn embed(&self, inputs: &Inputs, table: &Matrix, scale: f32, out: &mut Buf) {
+    fn embed(&self, inputs: &Inputs, table: &Matrix, first: usize, scale: f32, out: &mut Buf) {
         let tokens = &inputs.batch.tokens;
-        self.rows(tokens.len(), table.cols, out, |row, out| table.read_row(tokens[row] as usize, scale, out));
+        self.rows(tokens.len(), table.cols, out, |row, out| match (tokens[row] as usize).checked_sub(first) {
+            Some(place) if place < table.rows => table.read_row(place, scale, out),
+            _ => out.fill(0.0),
+        });
     }
 
     fn add_positions(&self, inputs: &Inputs, table: &Matrix, offset: usize, x: &mut Buf) {
@@ -453,17 +457,22 @@ impl Ops for CpuBackend {
         });
     }
 
-    fn route(&self, rows: usize, routing: Routing, correction: Option<&Buf>, logits: &Buf, routes: &mut Routes) {
+    fn route(&self, rows: usize, routing: Routing, local: Range<usize>, correction: Option<&Buf>, logits: &Buf, routes: &mut Routes) {
         routes.choose(&self.pool, rows, routing, correction.map(|correction| &correction[..routing.experts]), logits);
+        routes.limit_to(local);
     }
 
     fn gather_routes(&self, routes: &Routes, width: usize, x: &Buf, out: &mut Buf) {
-        let sources = routes.sources();
-        self.rows(sources.len(), width, out, |route, out| out.copy_from_slice(&x[sources[route] as usize * width..][..width]));
+        let (sources, local) = (routes.sources(), routes.local_routes());
+        self.rows(sources.len(), width, out, |route, out| {
+            if local.contains(&route) {
+                out.copy_from_slice(&x[sources[route] as usize * width..][..width]);
+            }
+        });
     }
 
     fn matmul_routes(&self, routes: &Routes, x: &Buf, expert: ExpertOf<Matrix, Buf>, out: &mut Buf) {
-        for (place, to) in (0..routes.experts()).map(|place| (place, routes.to(place))).filter(|(_, to)| !to.is_empty()) {
+        for (place, to) in routes.local().map(|place| (place, routes.to(place))).filter(|(_, to)| !to.is_empty()) {
             let (w, bias) = expert(place);
             self.linear(to.len(), &x[to.start * w.cols..], (w, bias), &mut out[to.start * w.rows..]);
         }
