@@ -104,7 +104,11 @@ impl Group {
             record.extend((error.code() as i32).to_le_bytes());
             record.extend(error.message().bytes());
         }
-        for (rank, record) in self.gather(&record)?.into_iter().enumerate().filter(|(_, record)| !record.is_empty()) {
+        let records = match (self.gather(&record), &result) {
+            (Err(_), Err(_)) => return result,
+            (records, _) => records?,
+        };
+        for (rank, record) in records.into_iter().enumerate().filter(|(_, record)| !record.is_empty()) {
             if result.is_err() {
                 break;
             }

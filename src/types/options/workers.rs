@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::EngineOptions;
+use super::{Device, EngineOptions};
 use crate::communicator::CommunicatorHandle;
 use crate::error::{Error, Result};
 use crate::types::parallel::Division;
@@ -29,6 +29,8 @@ impl WorkerOptions {
     pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
     /// Maximum of `tensor` and `pipeline`.
     pub const MAX_WORKERS: usize = 1024;
+    /// Maximum number of devices of one process.
+    pub const MAX_DEVICES: usize = 64;
 
     /// Checks the values together with the other options.
     pub(super) fn validate(&self, options: &EngineOptions) -> Result<()> {
@@ -37,11 +39,66 @@ impl WorkerOptions {
         if self.timeout.is_zero() {
             return Err(Error::invalid("worker_timeout_ms is 0; give at least 1"));
         }
-        if self.division.workers() > 1 && options.swap_dir.is_some() {
+        self.validate_devices(options)?;
+        if options.division()?.workers() > 1 && options.swap_dir.is_some() {
             return Err(Error::unsupported(
                 "swap_path is set and several workers divide the model, which keep the host tier in memory; unset swap_path",
             ));
         }
         Ok(())
+    }
+
+    /// Checks a list of devices.
+    fn validate_devices(&self, options: &EngineOptions) -> Result<()> {
+        let devices = options.devices()?;
+        let refused = |what: &str| Err(Error::invalid(format!("device is {:?} and {what}", options.device)));
+        if devices.len() == 1 {
+            return Ok(());
+        }
+        if devices.iter().any(|device| (*device == Device::Cpu) != (devices[0] == Device::Cpu)) {
+            return refused("has CPUs and CUDA devices; all workers compute on the same kind");
+        }
+        if let Some(again) = (1..devices.len()).find(|&i| devices[i] != Device::Cpu && devices[..i].contains(&devices[i])) {
+            return refused(&format!("names device {} twice; give each worker a device of its own", again + 1));
+        }
+        if self.communicator.is_some() {
+            return refused("communicator is set; workers of other processes have one device each, so give one device");
+        }
+        if options.cpus.is_some() {
+            return refused("cpus is set, which is for one worker; leave cpus out");
+        }
+        options.division().map(|_| ())
+    }
+}
+
+impl EngineOptions {
+    /// Returns the division among workers. By default, all devices divide each layer.
+    pub fn division(&self) -> Result<Division> {
+        let (devices, division) = (self.devices()?.len(), self.workers.division);
+        let Division { tensor, pipeline } = division;
+        match devices {
+            1 => Ok(division),
+            _ if division.workers() == devices => Ok(division),
+            _ if tensor == 1 && pipeline > 0 && devices.is_multiple_of(pipeline) => Ok(Division { tensor: devices / pipeline, pipeline }),
+            _ => Err(Error::invalid(format!(
+                "device names {devices} devices, and tensor_parallel {tensor} times pipeline_parallel {pipeline} is {}; give the same \
+                 number, or leave tensor_parallel out",
+                division.workers()
+            ))),
+        }
+    }
+
+    /// Returns the options of one of several workers of this process. A budget applies to rank 0.
+    pub fn for_device(&self, rank: usize) -> Result<EngineOptions> {
+        let mut options = self.clone();
+        options.device = self.device.split(',').nth(rank).unwrap_or_default().into();
+        options.workers.division = self.division()?;
+        options.threads = Some(self.thread_count());
+        if rank > 0
+            && let Some(budget) = options.budget.take()
+        {
+            options.kv_bytes = Some(budget.available().1);
+        }
+        Ok(options)
     }
 }
