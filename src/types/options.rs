@@ -100,7 +100,7 @@ pub struct EngineOptions {
     /// Model directory in the layout of Hugging Face.
     #[serde(skip)]
     pub model_dir: PathBuf,
-    /// Device: "cpu", "cuda" or "cuda:N".
+    /// Device: "cpu", "cuda" or "cuda:N", or a list of devices that divide the model.
     pub device: String,
     /// Size of the KV pool in bytes. `None` selects the size of `max_seqs` full sequences, at most
     /// 1 GiB.
