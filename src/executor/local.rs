@@ -76,6 +76,12 @@ impl<B: Backend> ModelExecutor<B> {
         InFlightStep::new(extent.logits)
     }
 
+    /// Waits until all steps are complete.
+    pub fn finish(&mut self) -> Result<()> {
+        self.in_flight = 0;
+        self.failure.take().map_or(Ok(()), Err).and(self.backend().wait())
+    }
+
     /// Returns the number of tokens in the vocabulary.
     pub fn vocab_size(&self) -> usize {
         self.decoder.vocab_size()

@@ -6,7 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use pagedllm::backend::cpu::CpuBackend;
-use pagedllm::backend::{Collectives, Graphs, Workers};
+use pagedllm::backend::cuda::CudaBackend;
+use pagedllm::backend::{Backend, Workers};
 use pagedllm::communicator::Communicator;
 use pagedllm::communicator::local::Local;
 use pagedllm::error::{Error, Result};
@@ -15,16 +16,16 @@ use pagedllm::types::options::{Isa, KvDtype, WeightFormat};
 use pagedllm::types::parallel::Division;
 
 use crate::goldens::{BLOCK_SIZE, Golden, LONGEST, NAMES, Run, TOLERANCE, directory};
+use crate::support::cuda;
 
 const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Computes the tokens of a golden on one rank: the prompt in one pass, and the others one by one.
 /// Returns all logits on rank 0.
-fn compute(golden: &Golden, mut files: ModelFiles, world: Local, division: Division) -> Result<Vec<f32>> {
+fn compute<B: Backend>(golden: &Golden, mut backend: B, mut files: ModelFiles, world: Local, division: Division) -> Result<Vec<f32>> {
     let world: Arc<dyn Communicator> = Arc::new(world);
     let place = division.place(world.rank());
     let tensor = world.split(place.stage, Some(TIMEOUT))?;
-    let mut backend = CpuBackend::new(1, Some(Isa::Portable))?;
     backend.join(Workers { world, tensor, timeout: TIMEOUT })?;
     files.fit(LONGEST);
     let groups = files.windows().len();
@@ -41,22 +42,32 @@ fn compute(golden: &Golden, mut files: ModelFiles, world: Local, division: Divis
             _ => run.forward(tokens, start),
         }
     }
-    run.decoder.backend().check()?;
+    run.decoder.backend().wait()?;
     Ok(logits)
 }
 
+/// The kind of device of all workers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum On {
+    Cpu,
+    Cuda,
+}
+
 /// Returns the logits that the workers of a division compute for a golden.
-fn divided(name: &str, golden: &Arc<Golden>, division: Division) -> Result<Vec<f32>> {
+fn divided(name: &str, golden: &Arc<Golden>, on: On, division: Division) -> Result<Vec<f32>> {
     let open = |rank: usize| {
         let mut files = ModelFiles::open(&directory(name))?;
-        files.weight_format = name.starts_with("gguf_").then_some(WeightFormat::F32);
+        files.weight_format = (on == On::Cuda || name.starts_with("gguf_")).then_some(WeightFormat::F32);
         files.divide(division.place(rank))?;
         Ok::<_, Error>(files)
     };
     let files = (0..division.workers()).map(open).collect::<Result<Vec<_>>>()?;
     let ranks = files.into_iter().zip(Local::group(division.workers())).map(|(files, world)| {
         let golden = golden.clone();
-        thread::spawn(move || compute(&golden, files, world, division))
+        thread::spawn(move || match on {
+            On::Cpu => compute(&golden, CpuBackend::new(1, Some(Isa::Portable))?, files, world, division),
+            On::Cuda => compute(&golden, CudaBackend::for_worker(world.rank(), false)?, files, world, division),
+        })
     });
     let ranks: Vec<_> = ranks.collect();
     let mut logits = ranks.into_iter().map(|rank| rank.join().unwrap());
@@ -65,19 +76,19 @@ fn divided(name: &str, golden: &Arc<Golden>, division: Division) -> Result<Vec<f
     first
 }
 
-/// Compares each golden with the workers of a division. Returns the goldens that cannot be divided
-/// in this way, with the reason.
-fn compare(tensor: usize, pipeline: usize) -> Vec<(&'static str, String)> {
+/// Compares goldens with the workers of a division. Returns the goldens that cannot be divided in this
+/// way, with the reason.
+fn compare(names: &[&'static str], on: On, (tensor, pipeline): (usize, usize)) -> Vec<(&'static str, String)> {
     let (mut refused, mut compared) = (Vec::new(), 0);
-    for &name in NAMES {
+    for &name in names {
         let golden = Arc::new(Golden::read(name));
-        match divided(name, &golden, Division { tensor, pipeline }) {
+        match divided(name, &golden, on, Division { tensor, pipeline }) {
             Err(error) => refused.push((name, error.message().to_string())),
             Ok(logits) => {
                 assert_eq!(logits.len(), golden.logits.len());
                 for (i, (ours, theirs)) in logits.iter().zip(&golden.logits).enumerate() {
                     let near = (ours - theirs).abs() <= TOLERANCE;
-                    assert!(near, "{name} on {tensor} x {pipeline} workers: number {i} is {ours}, transformers {theirs}");
+                    assert!(near, "{name} on {tensor} x {pipeline} workers ({on:?}): number {i} is {ours}, transformers {theirs}");
                 }
                 compared += 1;
             }
@@ -89,28 +100,41 @@ fn compare(tensor: usize, pipeline: usize) -> Vec<(&'static str, String)> {
 
 #[test]
 fn two_workers_that_divide_each_layer_agree_with_transformers() {
-    for (name, why) in compare(2, 1) {
+    for (name, why) in compare(NAMES, On::Cpu, (2, 1)) {
         println!("{name}: {why}");
     }
 }
 
 #[test]
 fn four_workers_that_divide_each_layer_agree_with_transformers() {
-    for (name, why) in compare(4, 1) {
+    for (name, why) in compare(NAMES, On::Cpu, (4, 1)) {
         println!("{name}: {why}");
     }
 }
 
 #[test]
 fn two_stages_agree_with_transformers() {
-    for (name, why) in compare(1, 2) {
+    for (name, why) in compare(NAMES, On::Cpu, (1, 2)) {
         println!("{name}: {why}");
     }
 }
 
 #[test]
 fn two_stages_of_two_workers_agree_with_transformers() {
-    for (name, why) in compare(2, 2) {
+    for (name, why) in compare(NAMES, On::Cpu, (2, 2)) {
         println!("{name}: {why}");
+    }
+}
+
+/// Sums, gathered norms (olmo2), experts, latents and tied heads, on simulated devices.
+#[test]
+fn cuda_devices_that_divide_the_model_agree_with_transformers() {
+    if cuda::nccl().is_none() {
+        return;
+    }
+    cuda::shim().pretend_devices(4);
+    for division in [(2, 1), (1, 2), (2, 2)] {
+        let refused = compare(&["gpt2", "llama", "gemma3", "olmo2", "qwen3_moe", "deepseek_v3"], On::Cuda, division);
+        assert!(refused.is_empty(), "{division:?}: {refused:?}");
     }
 }

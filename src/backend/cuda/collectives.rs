@@ -248,13 +248,13 @@ impl Collectives for CudaBackend {
             let len = rows * part.count;
             let Some(scratch) = exchange.scratch(&self.device, len) else { return };
             let bytes = len * NUMBER;
-            // SAFETY: `x` has `[rows, width]` numbers, and the scratch memory was checked.
-            match part.rank == rank {
-                true => unsafe { self.device.copy(scratch, x.address(), bytes) },
-                false => unsafe {
-                    let transfer = NcclTransfer::Receive { from: part.rank, to: scratch, bytes };
-                    exchange.run(&self.device, Among::All, [transfer].into_iter());
-                },
+            if part.rank == rank {
+                // SAFETY: `x` has `[rows, width]` numbers, and the size of the scratch memory was checked.
+                unsafe { self.device.copy(scratch, x.address(), bytes) };
+            } else {
+                let transfer = NcclTransfer::Receive { from: part.rank, to: scratch, bytes };
+                // SAFETY: the size of the scratch memory was checked.
+                unsafe { exchange.run(&self.device, Among::All, [transfer].into_iter()) };
             }
             let strips = Strips { first: part.first, count: 1, dim: part.count, pitch: part.count, stride: width };
             self.copy_strips(self.device.kernels.elementwise.join_strips, rows, strips, scratch, x.address());

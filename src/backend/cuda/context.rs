@@ -64,6 +64,18 @@ impl Context {
         Ok(self.module)
     }
 
+    /// Frees the streams and the kernels, which nothing uses any more.
+    fn free_objects(&self) {
+        for stream in self.streams.into_iter().filter(|stream| !stream.is_null()) {
+            // SAFETY: `new` created the stream, which is destroyed once.
+            let _ = unsafe { result::stream::destroy(stream) };
+        }
+        if !self.module.is_null() {
+            // SAFETY: `load_module` loaded the module, which is unloaded once.
+            let _ = unsafe { result::module::unload(self.module) };
+        }
+    }
+
     pub fn stream(&self, which: Stream) -> sys::CUstream {
         self.streams[which as usize]
     }
@@ -91,20 +103,15 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: every user holds a reference to the context, so none is left. Everything that an own
-        // context owns is freed with it. Of the primary context, only the objects of this library are.
         match self.kind {
-            ContextKind::Own => _ = unsafe { sys::cuCtxDestroy_v2(self.handle) },
+            ContextKind::Own => {
+                // SAFETY: every user holds a reference to the context, so none is left. Everything that
+                // the context owns is freed with it.
+                unsafe { sys::cuCtxDestroy_v2(self.handle) };
+            }
             ContextKind::Primary(device) => {
-                let free = || {
-                    for stream in self.streams.into_iter().filter(|stream| !stream.is_null()) {
-                        let _ = unsafe { result::stream::destroy(stream) };
-                    }
-                    if !self.module.is_null() {
-                        let _ = unsafe { result::module::unload(self.module) };
-                    }
-                };
-                let _ = self.within(free);
+                let _ = self.within(|| self.free_objects());
+                // SAFETY: `new` retained the context, and its users have freed what they own in it.
                 let _ = unsafe { result::primary_ctx::release(device) };
             }
         }

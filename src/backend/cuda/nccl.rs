@@ -101,11 +101,12 @@ impl Nccl {
     fn describe(&self, result: c_int) -> String {
         // SAFETY: NCCL returns a constant text for any number.
         let text = unsafe { (self.get_error_string)(result) };
-        match text.is_null() {
-            true => format!("error {result}"),
-            // SAFETY: the text is a C string.
-            false => format!("{} ({result})", unsafe { CStr::from_ptr(text) }.to_string_lossy()),
+        if text.is_null() {
+            return format!("error {result}");
         }
+        // SAFETY: the text is a C string.
+        let text = unsafe { CStr::from_ptr(text) };
+        format!("{} ({result})", text.to_string_lossy())
     }
 }
 
@@ -178,14 +179,15 @@ impl NcclRank {
         self.nccl.check("begin an exchange", unsafe { group_start() })?;
         let mut queued = SUCCESS;
         for transfer in transfers {
-            // SAFETY: the caller guarantees the addresses. The stream belongs to the device of this rank.
             let result = match transfer {
-                NcclTransfer::Send { to, from, bytes } => unsafe {
-                    send(from.0 as *const c_void, bytes, BYTE, to as c_int, self.handle, stream)
-                },
-                NcclTransfer::Receive { from, to, bytes } => unsafe {
-                    receive(to.0 as *mut c_void, bytes, BYTE, from as c_int, self.handle, stream)
-                },
+                NcclTransfer::Send { to, from, bytes } => {
+                    // SAFETY: the caller guarantees the address. The stream belongs to the device.
+                    unsafe { send(from.0 as *const c_void, bytes, BYTE, to as c_int, self.handle, stream) }
+                }
+                NcclTransfer::Receive { from, to, bytes } => {
+                    // SAFETY: as above.
+                    unsafe { receive(to.0 as *mut c_void, bytes, BYTE, from as c_int, self.handle, stream) }
+                }
             };
             queued = if queued == SUCCESS { result } else { queued };
         }

@@ -106,6 +106,12 @@ impl<B: Backend> ParallelExecutor<B> {
         }
     }
 
+    /// Receives all logits. A worker that waits for this rank to take its logits reads no command.
+    fn receive_all(&mut self) -> Result<()> {
+        self.receive_newest();
+        self.receive_logits(0)
+    }
+
     /// Returns the bytes that a worker stores for each block.
     fn block_bytes(&self, rank: usize) -> usize {
         self.part_bytes[rank].iter().sum()
@@ -168,8 +174,7 @@ impl<B: Backend> Executor for ParallelExecutor<B> {
 
     fn discard(&mut self, error: Option<&Error>) {
         // The others send the logits of each step. An error is reported by every later call.
-        self.receive_newest();
-        let _ = self.receive_logits(0);
+        let _ = self.receive_all();
         if let Some(pipeline) = &mut self.pipeline {
             pipeline.clear();
         }
@@ -196,7 +201,7 @@ impl<B: Backend> Executor for ParallelExecutor<B> {
         let start = out.len();
         self.local.read_blocks(blocks, tail, out)?;
         debug_assert_eq!(out.len() - start, blocks.len() * own);
-        self.receive_logits(0)?;
+        self.receive_all()?;
         self.command(|message| message.put_blocks(Kind::Read, blocks, tail))?;
         for rank in 1..self.part_bytes.len() {
             let start = out.len();
@@ -213,7 +218,7 @@ impl<B: Backend> Executor for ParallelExecutor<B> {
             return Err(Error::invalid(format!("the stored blocks are too short ({} bytes of {all})", bytes.len())));
         }
         let (own, mut rest) = bytes.split_at(blocks.len() * self.block_bytes(0));
-        self.receive_logits(0)?;
+        self.receive_all()?;
         self.command(|message| message.put_blocks(Kind::Write, blocks, Tail { blocks: 0, slots: 0 }))?;
         for rank in 1..self.part_bytes.len() {
             let (now, later) = rest.split_at(blocks.len() * self.block_bytes(rank));
