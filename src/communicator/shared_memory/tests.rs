@@ -384,6 +384,25 @@ fn another_number_of_ranks_is_an_error_of_all_ranks() {
 }
 
 #[test]
+fn another_version_of_the_format_is_an_error_of_all_ranks() {
+    let path = TestPath::new();
+    thread::scope(|scope| {
+        let first = scope.spawn(|| join(&path, 0, 2, STALL).err().unwrap());
+        while std::fs::metadata(&path.0).map_or(0, |file| file.len()) < file_bytes(2) as u64 {
+            assert!(!first.is_finished());
+            thread::yield_now();
+        }
+        let file = std::fs::File::options().write(true).open(&path.0).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &99u32.to_ne_bytes(), 8).unwrap();
+        let second = join(&path, 1, 2, STALL).err().unwrap();
+        assert!(second.message().contains("version 99 of the format, this library has 1"), "{second}");
+        let first = first.join().unwrap();
+        assert!(first.message().contains("rank 1 has version 1 of the format"), "{first}");
+        assert_eq!((first.code(), second.code()), (Code::Unsupported, Code::Unsupported));
+    });
+}
+
+#[test]
 fn the_file_of_a_rank_0_that_has_ended_is_replaced() {
     let path = TestPath::new();
     // The states of a file that a killed process left.
