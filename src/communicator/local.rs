@@ -102,6 +102,7 @@ impl Communicator for Local {
                 bytes.copy_from_slice(&message);
                 return Ok(());
             }
+            // Another rank may be the first to be done. Those that wait for it fail and end too.
             if state.ended.contains(&from) {
                 return Err(Error::internal(format!("rank {from} has ended")));
             }

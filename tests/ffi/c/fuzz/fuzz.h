@@ -32,7 +32,8 @@
     FALLIBLE(pllm_budget_get_info) FALLIBLE(pllm_engine_step) FALLIBLE(pllm_engine_start)       \
     FALLIBLE(pllm_engine_stop) INFALLIBLE(pllm_dry_init) INFALLIBLE(pllm_beam_init)             \
     INFALLIBLE(pllm_fork_init) INFALLIBLE(pllm_resume_init) INFALLIBLE(pllm_pin_init)           \
-    INFALLIBLE(pllm_kv_store_init)                                                              \
+    INFALLIBLE(pllm_kv_store_init) INFALLIBLE(pllm_communicator_init)                           \
+    FALLIBLE(pllm_communicator_shared_memory)                                                   \
     FALLIBLE(pllm_sequence_fork) FALLIBLE(pllm_sequence_append)                                 \
     FALLIBLE(pllm_sequence_rewind) FALLIBLE(pllm_sequence_resume)                               \
     FALLIBLE(pllm_sequence_free) FALLIBLE(pllm_sequence_get_info) FALLIBLE(pllm_prefix_pin)     \
