@@ -95,7 +95,14 @@ impl Lifecycle {
     }
 
     /// Adds the child of a sequence, with `sequence` as a copy of its state.
-    fn add_fork(&mut self, sequence: Box<Sequence>, parent: SeqId, len: Option<usize>, child: &ForkedSequence, runs: bool) -> Result<Box<Sequence>> {
+    fn add_fork(
+        &mut self,
+        sequence: Box<Sequence>,
+        parent: SeqId,
+        len: Option<usize>,
+        child: &ForkedSequence,
+        runs: bool,
+    ) -> Result<Box<Sequence>> {
         self.live.sequences.try_reserve(1)?;
         self.live.watch(child.id.own_request(), sequence.generation.deadline)?;
         self.scheduler.fork(parent, len, child.id, runs)?;

@@ -59,7 +59,10 @@ impl LiveRequests {
 
     /// Returns a sequence for which a token is sampled.
     pub fn sampled(&mut self, seq: SeqId) -> Result<&mut Sequence> {
-        self.sequences.get_mut(&seq).map(|sequence| &mut **sequence).ok_or_else(|| Error::internal("a sequence that the engine does not know was sampled"))
+        self.sequences
+            .get_mut(&seq)
+            .map(|sequence| &mut **sequence)
+            .ok_or_else(|| Error::internal("a sequence that the engine does not know was sampled"))
     }
 
     /// Returns the request of the beam `seq`, or `None` if `seq` is not a beam.

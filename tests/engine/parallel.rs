@@ -239,7 +239,10 @@ fn an_engine_fails_if_a_worker_ends() {
         move || {
             let ending = Ending { world: second, left: 200.into() };
             let communicator = Some(CommunicatorHandle::new(Arc::new(ending)));
-            Engine::run_worker(&EngineOptions { workers: WorkerOptions { division, communicator, timeout: TIMEOUT }, ..options }, &mut |_, _| true)
+            Engine::run_worker(
+                &EngineOptions { workers: WorkerOptions { division, communicator, timeout: TIMEOUT }, ..options },
+                &mut |_, _| true,
+            )
         }
     });
     let engine = Engine::create(&first).unwrap();
