@@ -348,7 +348,7 @@ fn biases_norms_and_vectors_are_those_of_the_shard() {
                         Leaf::Vector(vector) => (vector.name, vector.shard),
                     };
                     let (Some(local), Some(whole)) = (local.get(&key), whole.get(&key)) else { continue };
-                    let ranges = ranges.unwrap_or_else(|| Vec::from_iter([0..whole.len()]));
+                    let ranges = ranges.unwrap_or_else(|| std::iter::once(0..whole.len()).collect());
                     let expected: Vec<f32> = ranges.into_iter().flatten().map(|i| whole[i]).collect();
                     assert_eq!(*local, expected, "{name}: {key}");
                     compared += usize::from(local.len() < whole.len());
@@ -445,6 +445,25 @@ fn columns_that_are_not_whole_blocks_or_groups_are_refused_with_the_numbers() {
         compared += 1;
     }
     assert!(compared > 3, "{compared}");
+}
+
+#[test]
+fn columns_of_mxfp4_are_read_in_whole_blocks() {
+    let files = ModelFiles::open(&golden("gpt_oss_mxfp4_bf16")).unwrap();
+    let Mlp::Experts(experts) = &files.spec.layers[1].mlp else { panic!("experts") };
+    // The rows of `gate_up` alternate in the file.
+    let down = &experts.experts[1].down;
+    for (matrix, cols) in [(&experts.experts[2].gate_up, 32..64), (down, 32..64), (down, 32..96), (down, 0..32)] {
+        let shard = matrix.clone().with_cols(cols.clone());
+        for (all, some) in numbers(&files, matrix).chunks_exact(matrix.cols).zip(numbers(&files, &shard).chunks_exact(cols.len())) {
+            assert_eq!(all[cols.clone()], *some);
+        }
+        // 16 bytes of numbers and one of scales for 32 columns.
+        assert_eq!(bytes_read(&files, || drop(numbers(&files, &shard))), (shard.rows() * cols.len() / 32 * 17) as u64);
+    }
+    let error = Parts::find(&down.clone().with_cols(0..48), &files.checkpoint).err().unwrap();
+    let expected = "a rank has 48 of 96 columns, which are not whole blocks of MXFP4 (32 numbers each)";
+    assert!(error.message().contains(expected), "{error}");
 }
 
 #[test]
