@@ -4,14 +4,15 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
-use super::ModelFiles;
 use super::formats::Formats;
 use super::parts::Parts;
 use super::spec::{Attention, HeadAttention, LatentAttention, Linear, Mlp, ModelSpec, Norm, QkNormOver, Role, Shard, Stage, Vector};
 use super::weights;
+use super::{BatchLimits, ModelFiles, PackedForm};
 use crate::backend::cpu::{Buf, CpuBackend};
-use crate::backend::{Section, Values};
+use crate::backend::{Section, Storage, Values};
 use crate::error::Error;
+use crate::types::blocks::BlockType;
 use crate::types::options::WeightFormat;
 
 fn golden(name: &str) -> PathBuf {
@@ -464,6 +465,51 @@ fn columns_of_mxfp4_are_read_in_whole_blocks() {
     let error = Parts::find(&down.clone().with_cols(0..48), &files.checkpoint).err().unwrap();
     let expected = "a rank has 48 of 96 columns, which are not whole blocks of MXFP4 (32 numbers each)";
     assert!(error.message().contains(expected), "{error}");
+}
+
+/// Reads a matrix as it is stored. None: it is not in blocks, or in blocks of several types.
+fn blocks(files: &ModelFiles, linear: &Linear) -> Option<(BlockType, Vec<u8>)> {
+    let parts = Parts::find(linear, &files.checkpoint).unwrap();
+    let sections = parts.as_stored().unwrap();
+    let [Section { rows, storage: Storage::Blocks(kind) }] = sections[..] else { return None };
+    let mut bytes = vec![0; rows * kind.row_bytes(linear.cols)];
+    parts.read_rows(&sections, 0, &mut bytes).unwrap();
+    Some((kind, bytes))
+}
+
+#[test]
+fn a_shard_of_a_matrix_in_blocks_has_the_blocks_of_its_rows_and_columns() {
+    let mut compared = 0;
+    for (name, files) in goldens().into_iter().filter(|(_, files)| files.gguf.is_some()) {
+        for matrix in matrices(&files.spec) {
+            let Some((kind, whole)) = blocks(&files, &matrix) else { continue };
+            let (row, block) = (kind.row_bytes(matrix.cols), kind.block_len());
+            let (rows, cols) = ([5..8, 0..2], matrix.cols - block..matrix.cols);
+            let (_, some) = blocks(&files, &matrix.clone().with_rows(&rows).with_cols(cols.clone())).unwrap();
+            let expected = rows.into_iter().flatten().map(|n| &whole[n * row + kind.row_bytes(cols.start)..(n + 1) * row]);
+            assert_eq!(some, expected.collect::<Vec<_>>().concat(), "{name}: {}", matrix.parts[0].name);
+            compared += usize::from(cols.start > 0);
+        }
+    }
+    assert!(compared > 20, "{compared}");
+}
+
+#[test]
+fn each_rank_has_a_packed_form_of_its_own() {
+    let dir = std::env::temp_dir().join(format!("pagedllm-shard-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    for rank in 0..2 {
+        let mut files = ModelFiles::open(&golden("llama")).unwrap();
+        files.spec = files.spec.shard(Shard { rank, ranks: 2 }).unwrap();
+        for expected in [PackedForm::Saved, PackedForm::Read] {
+            let backend = CpuBackend::new(1, None).unwrap();
+            let limits = BatchLimits { tokens: 4, logits: 2 };
+            let (_, report) = files.load_packed(&dir, backend, limits, &mut |_, _| true).unwrap();
+            assert_eq!(report.form, expected, "{}", report.reason);
+        }
+    }
+    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 2);
+    std::fs::remove_dir_all(&dir).unwrap();
 }
 
 #[test]
