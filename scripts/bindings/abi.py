@@ -6,6 +6,9 @@ import textwrap
 from typing import Dict, List, Optional
 
 NOTICE = "Generated from src/ffi by `make header`. Do not edit."
+# Options of an engine that need a struct of functions, which only hosts in C and C++ write.
+INTERFACE_OPTIONS = {"kv_store", "kv_store_max_bytes", "kv_store_max_operations", "kv_store_timeout_ms", "kv_store_secret",
+                     "communicator", "tensor_parallel", "pipeline_parallel", "worker_timeout_ms"}
 
 
 @dataclasses.dataclass(frozen=True)

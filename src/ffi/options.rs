@@ -1,6 +1,5 @@
 use std::ffi::{c_char, c_void};
 use std::path::PathBuf;
-use std::ptr::{null, null_mut};
 use std::time::Duration;
 
 use super::communicator::to_communicator;
@@ -318,65 +317,23 @@ unsafe impl Versioned for pllm_engine_options {
     const FIRST_SIZE: usize = 96;
     fn defaults() -> Self {
         let options = EngineOptions::default();
+        // SAFETY: zero is a valid number, a null pointer, and None of a nullable function.
+        let zero: Self = unsafe { std::mem::zeroed() };
         pllm_engine_options {
             struct_size: size_of::<Self>() as u64,
-            model_path: null(),
             model_path_len: PLLM_NUL_TERMINATED,
-            device: null(),
             device_len: PLLM_NUL_TERMINATED,
-            kv_bytes: 0,
             seed: options.seed,
             block_size: options.block_size as u32,
-            kv_dtype: PLLM_DTYPE_AUTO,
-            max_model_len: 0,
             max_batch_tokens: options.max_batch_tokens as u32,
             max_seqs: options.max_seqs as u32,
-            prefill_chunk: 0,
-            threads: 0,
-            isa: PLLM_ISA_AUTO,
-            flags: 0,
-            reserved: 0,
-            queue_capacity: 0,
-            progress: None,
-            progress_data: null_mut(),
-            max_waiting_requests: 0,
-            max_waiting_tokens: 0,
-            budget: null(),
-            swap_bytes: 0,
-            swap_path: null(),
             swap_path_len: PLLM_NUL_TERMINATED,
-            preemption: PLLM_PREEMPTION_RECOMPUTE,
-            order: PLLM_ORDER_FCFS,
-            ageing_ms: 0,
-            batching: PLLM_BATCHING_MIXED,
-            prefill_budget: 0,
-            allocation: PLLM_ALLOCATION_ON_DEMAND,
-            trace_path: null(),
             trace_path_len: PLLM_NUL_TERMINATED,
-            journal_path: null(),
             journal_path_len: PLLM_NUL_TERMINATED,
-            model_name: null(),
             model_name_len: PLLM_NUL_TERMINATED,
-            weight_format: PLLM_WEIGHTS_AS_STORED,
-            weight_group: 0,
-            packed_path: null(),
             packed_path_len: PLLM_NUL_TERMINATED,
-            cpus: null(),
             cpus_len: PLLM_NUL_TERMINATED,
-            memory_fraction: 0.0,
-            reserved2: 0,
-            max_prompt_bytes: 0,
-            kv_store: null(),
-            kv_store_max_bytes: 0,
-            kv_store_max_operations: 0,
-            kv_store_timeout_ms: 0,
-            kv_store_secret: null(),
-            kv_store_secret_len: 0,
-            kv_events_capacity: 0,
-            communicator: null(),
-            tensor_parallel: 0,
-            pipeline_parallel: 0,
-            worker_timeout_ms: 0,
+            ..zero
         }
     }
 }

@@ -40,3 +40,20 @@ void join_communicator(worker *w) {
     communicator.close(communicator.user_data);
     EXPECT(access(path, F_OK) != 0, "a file was left behind");
 }
+
+// Runs a worker that has no others, or that is rank 0.
+void run_worker_in_vain(worker *w) {
+    char path[64];
+    snprintf(path, sizeof path, "/tmp/pllm-fuzz-worker-%d-%u", (int)getpid(), w->index);
+    pllm_communicator communicator = {.struct_size = sizeof communicator};
+    bool has_communicator = !one_in(w, 3) && !TRY(pllm_communicator_shared_memory, path, 0, 1, 1, &communicator);
+    pllm_engine_options options;
+    CALL(pllm_engine_options_init, &options, sizeof options);
+    options.model_path = model_dir;
+    options.tensor_parallel = interesting_u32(w), options.pipeline_parallel = below(w, 3);
+    options.communicator = has_communicator ? &communicator : NULL;
+    options.worker_timeout_ms = 1 + below(w, 3);
+    int32_t code = TRY(pllm_worker_run, one_in(w, 16) ? NULL : &options);
+    EXPECT(code == PLLM_E_INVALID_ARGUMENT, "a worker without others ran, or failed with %d", code);
+    if (has_communicator) communicator.close(communicator.user_data);
+}

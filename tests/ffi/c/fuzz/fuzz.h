@@ -24,7 +24,7 @@
     INFALLIBLE(pllm_abi_version) INFALLIBLE(pllm_version) INFALLIBLE(pllm_build_info)           \
     INFALLIBLE(pllm_error_code) INFALLIBLE(pllm_error_message) INFALLIBLE(pllm_error_free)      \
     INFALLIBLE(pllm_engine_options_init) FALLIBLE(pllm_engine_plan)                             \
-    FALLIBLE(pllm_engine_create) INFALLIBLE(pllm_engine_free)                                   \
+    FALLIBLE(pllm_engine_create) INFALLIBLE(pllm_engine_free) FALLIBLE(pllm_worker_run)         \
     FALLIBLE(pllm_engine_get_model_info) INFALLIBLE(pllm_request_init)                          \
     INFALLIBLE(pllm_sampling_init) FALLIBLE(pllm_engine_add_request)                            \
     FALLIBLE(pllm_engine_predict_admission) FALLIBLE(pllm_engine_abort)                         \

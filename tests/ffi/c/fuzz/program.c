@@ -61,6 +61,7 @@ static const operation operations[] = {
     {snapshot_kv_events, 2, false},
     {hash_prompt, 3, false},
     {join_communicator, 2, false},
+    {run_worker_in_vain, 1, false},
 };
 
 static const operation *any_operation(worker *w) {

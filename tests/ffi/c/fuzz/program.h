@@ -235,6 +235,7 @@ void hash_prompt(worker *w);
 // ---- communicator_calls.c ----
 
 void join_communicator(worker *w);
+void run_worker_in_vain(worker *w);
 
 // ---- text_calls.c ----
 
