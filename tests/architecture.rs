@@ -123,6 +123,7 @@ const PLAIN_TEXT: &[&str] = &[
     "tests/ffi",
     "tests/fuzz",
     "tests/model",
+    "tests/mpi",
     "tests/process",
     "tests/replay",
     "tests/scheduler",

@@ -1,13 +1,13 @@
 //! Ranks that are threads of one process.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Communicator;
 use crate::error::{Error, Result};
 
-/// A rank of a group of threads. Dropping it makes the waits of the other ranks fail.
+/// A rank of a group of threads. After it is dropped, waits for its messages fail.
 pub struct Local {
     group: Arc<Group>,
     rank: usize,
@@ -25,8 +25,8 @@ struct State {
     messages: HashMap<(usize, usize), VecDeque<Vec<u8>>>,
     /// Groups of a division that not all members have taken yet, by color.
     divisions: HashMap<usize, (Arc<Group>, usize)>,
-    /// The first rank that has ended.
-    ended: Option<usize>,
+    /// The ranks that have ended.
+    ended: HashSet<usize>,
 }
 
 impl Group {
@@ -102,8 +102,9 @@ impl Communicator for Local {
                 bytes.copy_from_slice(&message);
                 return Ok(());
             }
-            if let Some(ended) = state.ended {
-                return Err(Error::internal(format!("rank {ended} has ended")));
+            // Another rank may be the first to be done. Those that wait for it fail and end too.
+            if state.ended.contains(&from) {
+                return Err(Error::internal(format!("rank {from} has ended")));
             }
             let left = timeout.map_or(Duration::MAX, |timeout| timeout.saturating_sub(began.elapsed()));
             if left.is_zero() {
@@ -133,7 +134,7 @@ impl Communicator for Local {
 
 impl Drop for Local {
     fn drop(&mut self) {
-        self.group.lock().ended.get_or_insert(self.rank);
+        self.group.lock().ended.insert(self.rank);
         self.group.changed.notify_all();
     }
 }

@@ -17,8 +17,8 @@ impl OrderedSum {
     /// Reserves memory for sums of up to `len` numbers over `size` ranks.
     pub fn reserve(&mut self, len: usize, size: usize) -> Result<()> {
         let padded = len.next_multiple_of(size);
-        self.parts.try_reserve(padded)?;
-        Ok(self.received.try_reserve(padded)?)
+        self.parts.try_reserve(padded.saturating_sub(self.parts.len()))?;
+        Ok(self.received.try_reserve(padded.saturating_sub(self.received.len()))?)
     }
 
     /// Each rank adds one part of the numbers in the order of the ranks, and all ranks gather the

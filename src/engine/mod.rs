@@ -162,13 +162,17 @@ impl Engine {
     /// load, and cancels the loading if it returns false.
     pub fn load(options: &EngineOptions, progress: LoadProgress) -> Result<Engine> {
         let EngineParts { info, text, executor } = EngineParts::load_on_device(options, progress)?;
-        Engine::with_executor(options, info, text, executor)
+        let engine = Engine::with_executor(options, info, text, executor)?;
+        options.workers.adopt();
+        Ok(engine)
     }
 
     /// Runs one of several workers that compute a model with the engine of rank 0, in another process or
     /// thread. Returns when that engine is freed, or with an error, which ends the engine too.
-    pub fn run_worker(options: &EngineOptions) -> Result<()> {
-        load::run_worker(options, &mut |_, _| true)
+    pub fn run_worker(options: &EngineOptions, progress: LoadProgress) -> Result<()> {
+        load::run_worker(options, progress)?;
+        options.workers.adopt();
+        Ok(())
     }
 
     /// Creates an engine with any executor: that of a model, or one whose logits a test sets.

@@ -1,7 +1,7 @@
 //! The forward pass: interprets a spec, layer by layer, on any backend.
 
-use super::collective;
 use super::kv_cache::KvCache;
+use super::logits;
 use super::spec::{
     Attention, Embedding, Expert, Experts, Glu, Head, HeadAttention, Layer, Mlp, Model, ModelSpec, Pairs, QkNorm, QkNormOver, Residual,
     Rope, Routing, SharedExpert,
@@ -113,7 +113,7 @@ impl Widths {
             narrow: 0,
             mlp_wide: 0,
             mlp_narrow: 0,
-            vocab: collective::logit_width(spec.vocab_size, place),
+            vocab: logits::logit_width(spec.vocab_size, place),
             routed: 0,
             queries: 0,
             routing: Routing::softmax(0, 0, false),
@@ -221,7 +221,7 @@ impl<B: Backend> Decoder<B> {
         };
         let draw_limits = limits.draws(spec);
         let device_sampler = backend.sampler(draw_limits)?;
-        let logit_parts = collective::logit_parts(spec.vocab_size, place)?;
+        let logit_parts = logits::logit_parts(spec.vocab_size, place)?;
         Ok(Decoder { device_sampler, backend, model, work, inputs: B::Inputs::default(), draw_limits, place, logit_parts })
     }
 

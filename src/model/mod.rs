@@ -10,6 +10,7 @@ pub mod gguf;
 mod kv_cache;
 mod kv_layout;
 mod latent;
+mod logits;
 mod mxfp4;
 mod packed;
 mod parts;

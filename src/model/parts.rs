@@ -46,7 +46,8 @@ impl<'a> Stored<'a> {
         if let Source::Expert { index, count } = part.source
             && let Some((tensor, scales)) = mxfp4::find(checkpoint, &part.name, [count, rows, cols])?
         {
-            check_blocks(&linear.col_range(), cols, mxfp4::BLOCK, "MXFP4").map_err(|error| error.within(&part.name))?;
+            let remedy = "lower tensor_parallel";
+            check_blocks(&linear.col_range(), cols, (mxfp4::BLOCK, "MXFP4"), remedy).map_err(|error| error.within(&part.name))?;
             return Ok(Stored { tensor, scales: Some(scales), dtype: Dtype::Bf16, rows, offset: index * rows * cols });
         }
         let shape = linear.stored_shape(part);
@@ -86,7 +87,8 @@ impl<'a> Parts<'a> {
             let part = &self.parts[part];
             let section = match self.blocks_of(part) {
                 Some(kind) => {
-                    check_blocks(&self.cols, self.stored_cols, kind.block_len(), kind.name())?;
+                    let remedy = "set weight_format to int8 or lower tensor_parallel";
+                    check_blocks(&self.cols, self.stored_cols, (kind.block_len(), kind.name()), remedy)?;
                     Section { rows, storage: Storage::Blocks(kind) }
                 }
                 None => Section::numbers(rows, part.dtype, part.dtype.into()),
@@ -235,12 +237,12 @@ impl<'a> Parts<'a> {
 }
 
 /// Refuses columns of a shard that begin or end within a block of the row.
-fn check_blocks(cols: &Range<usize>, stored_cols: usize, block: usize, kind: &str) -> Result<()> {
+fn check_blocks(cols: &Range<usize>, stored_cols: usize, (block, kind): (usize, &str), remedy: &str) -> Result<()> {
     if cols.len() == stored_cols || cols.start.is_multiple_of(block) && cols.len().is_multiple_of(block) {
         return Ok(());
     }
     Err(Error::unsupported(format!(
-        "a rank has {} of {stored_cols} columns, which are not whole blocks of {kind} ({block} numbers each); lower tensor_parallel or set weight_format",
+        "a rank has {} of {stored_cols} columns, which are not whole blocks of {kind} ({block} numbers each); {remedy}",
         cols.len()
     )))
 }

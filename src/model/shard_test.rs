@@ -4,14 +4,15 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
-use super::ModelFiles;
 use super::formats::Formats;
 use super::parts::Parts;
 use super::spec::{Attention, HeadAttention, LatentAttention, Linear, Mlp, ModelSpec, Norm, QkNormOver, Role, Shard, Stage, Vector};
 use super::weights;
+use super::{BatchLimits, ModelFiles, PackedForm};
 use crate::backend::cpu::{Buf, CpuBackend};
-use crate::backend::{Section, Values};
+use crate::backend::{Section, Storage, Values};
 use crate::error::Error;
+use crate::types::blocks::BlockType;
 use crate::types::options::WeightFormat;
 
 fn golden(name: &str) -> PathBuf {
@@ -348,7 +349,7 @@ fn biases_norms_and_vectors_are_those_of_the_shard() {
                         Leaf::Vector(vector) => (vector.name, vector.shard),
                     };
                     let (Some(local), Some(whole)) = (local.get(&key), whole.get(&key)) else { continue };
-                    let ranges = ranges.unwrap_or_else(|| Vec::from_iter([0..whole.len()]));
+                    let ranges = ranges.unwrap_or_else(|| std::iter::once(0..whole.len()).collect());
                     let expected: Vec<f32> = ranges.into_iter().flatten().map(|i| whole[i]).collect();
                     assert_eq!(*local, expected, "{name}: {key}");
                     compared += usize::from(local.len() < whole.len());
@@ -445,6 +446,70 @@ fn columns_that_are_not_whole_blocks_or_groups_are_refused_with_the_numbers() {
         compared += 1;
     }
     assert!(compared > 3, "{compared}");
+}
+
+#[test]
+fn columns_of_mxfp4_are_read_in_whole_blocks() {
+    let files = ModelFiles::open(&golden("gpt_oss_mxfp4_bf16")).unwrap();
+    let Mlp::Experts(experts) = &files.spec.layers[1].mlp else { panic!("experts") };
+    // The rows of `gate_up` alternate in the file.
+    let down = &experts.experts[1].down;
+    for (matrix, cols) in [(&experts.experts[2].gate_up, 32..64), (down, 32..64), (down, 32..96), (down, 0..32)] {
+        let shard = matrix.clone().with_cols(cols.clone());
+        for (all, some) in numbers(&files, matrix).chunks_exact(matrix.cols).zip(numbers(&files, &shard).chunks_exact(cols.len())) {
+            assert_eq!(all[cols.clone()], *some);
+        }
+        // 16 bytes of numbers and one of scales for 32 columns.
+        assert_eq!(bytes_read(&files, || drop(numbers(&files, &shard))), (shard.rows() * cols.len() / 32 * 17) as u64);
+    }
+    let error = Parts::find(&down.clone().with_cols(0..48), &files.checkpoint).err().unwrap();
+    let expected = "a rank has 48 of 96 columns, which are not whole blocks of MXFP4 (32 numbers each)";
+    assert!(error.message().contains(expected), "{error}");
+}
+
+/// Reads a matrix as it is stored. None: it is not in blocks, or in blocks of several types.
+fn blocks(files: &ModelFiles, linear: &Linear) -> Option<(BlockType, Vec<u8>)> {
+    let parts = Parts::find(linear, &files.checkpoint).unwrap();
+    let sections = parts.as_stored().unwrap();
+    let [Section { rows, storage: Storage::Blocks(kind) }] = sections[..] else { return None };
+    let mut bytes = vec![0; rows * kind.row_bytes(linear.cols)];
+    parts.read_rows(&sections, 0, &mut bytes).unwrap();
+    Some((kind, bytes))
+}
+
+#[test]
+fn a_shard_of_a_matrix_in_blocks_has_the_blocks_of_its_rows_and_columns() {
+    let mut compared = 0;
+    for (name, files) in goldens().into_iter().filter(|(_, files)| files.gguf.is_some()) {
+        for matrix in matrices(&files.spec) {
+            let Some((kind, whole)) = blocks(&files, &matrix) else { continue };
+            let (row, block) = (kind.row_bytes(matrix.cols), kind.block_len());
+            let (rows, cols) = ([5..8, 0..2], matrix.cols - block..matrix.cols);
+            let (_, some) = blocks(&files, &matrix.clone().with_rows(&rows).with_cols(cols.clone())).unwrap();
+            let expected = rows.into_iter().flatten().map(|n| &whole[n * row + kind.row_bytes(cols.start)..(n + 1) * row]);
+            assert_eq!(some, expected.collect::<Vec<_>>().concat(), "{name}: {}", matrix.parts[0].name);
+            compared += usize::from(cols.start > 0);
+        }
+    }
+    assert!(compared > 20, "{compared}");
+}
+
+#[test]
+fn each_rank_has_a_packed_form_of_its_own() {
+    let dir = std::env::temp_dir().join(format!("pagedllm-shard-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    for rank in 0..2 {
+        let mut files = ModelFiles::open(&golden("llama")).unwrap();
+        files.spec = files.spec.shard(Shard { rank, ranks: 2 }).unwrap();
+        for expected in [PackedForm::Saved, PackedForm::Read] {
+            let backend = CpuBackend::new(1, None).unwrap();
+            let limits = BatchLimits { tokens: 4, logits: 2 };
+            let (_, report) = files.load_packed(&dir, backend, limits, &mut |_, _| true).unwrap();
+            assert_eq!(report.form, expected, "{}", report.reason);
+        }
+    }
+    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 2);
+    std::fs::remove_dir_all(&dir).unwrap();
 }
 
 #[test]

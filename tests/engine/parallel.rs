@@ -78,7 +78,7 @@ impl Team {
         let first = with(options, division, ranks.next().unwrap());
         let workers = ranks.map(|world| {
             let options = with(options, division, world);
-            thread::spawn(move || Engine::run_worker(&options))
+            thread::spawn(move || Engine::run_worker(&options, &mut |_, _| true))
         });
         let workers = workers.collect();
         Team { engine: Engine::create(&first).unwrap(), workers }
@@ -239,7 +239,10 @@ fn an_engine_fails_if_a_worker_ends() {
         move || {
             let ending = Ending { world: second, left: 200.into() };
             let communicator = Some(CommunicatorHandle::new(Arc::new(ending)));
-            Engine::run_worker(&EngineOptions { workers: WorkerOptions { division, communicator, timeout: TIMEOUT }, ..options })
+            Engine::run_worker(
+                &EngineOptions { workers: WorkerOptions { division, communicator, timeout: TIMEOUT }, ..options },
+                &mut |_, _| true,
+            )
         }
     });
     let engine = Engine::create(&first).unwrap();
@@ -278,7 +281,7 @@ fn workers_with_other_options_are_refused_on_all_ranks() {
         let mut ranks = Local::group(2).into_iter();
         let first = with(&options, division, ranks.next().unwrap());
         let second = with(&other, other_division, ranks.next().unwrap());
-        let worker = thread::spawn(move || Engine::run_worker(&second).unwrap_err());
+        let worker = thread::spawn(move || Engine::run_worker(&second, &mut |_, _| true).unwrap_err());
         let error = Engine::create(&first).err().unwrap();
         let other_error = worker.join().unwrap();
         assert!(error.message().contains(message), "{error}");
@@ -298,13 +301,13 @@ fn wrong_uses_are_refused() {
         error.message(),
         "tensor_parallel times pipeline_parallel is 2 and communicator is NULL; set a communicator with this many ranks"
     );
-    let error = Engine::run_worker(&options).unwrap_err();
+    let error = Engine::run_worker(&options, &mut |_, _| true).unwrap_err();
     assert!(error.message().starts_with("a worker needs others"), "{error}");
 
     // Rank 1 creates an engine, and rank 0 runs a worker.
     let mut ranks = Local::group(2).into_iter();
     let (first, second) = (with(&options, division, ranks.next().unwrap()), with(&options, division, ranks.next().unwrap()));
-    let reversed = thread::spawn(move || Engine::run_worker(&first).unwrap_err());
+    let reversed = thread::spawn(move || Engine::run_worker(&first, &mut |_, _| true).unwrap_err());
     let error = Engine::create(&second).err().unwrap();
     assert!(error.message().starts_with("the communicator has rank 1"), "{error}");
     assert!(reversed.join().unwrap().message().starts_with("the communicator has rank 0"));

@@ -4,6 +4,7 @@
 //! Its functions are declared here: cudarc does not look for the name `libnccl.so.2`, which NCCL has
 //! without its development files, and panics if a function is missing.
 
+use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -62,7 +63,7 @@ impl Nccl {
         // SAFETY: loading the library runs only its initializers, for which it is designed.
         let open = |name: &str| unsafe { Library::new(name) };
         let library = NAMES[1..].iter().fold(open(NAMES[0]), |found, name| found.or_else(|error| open(name).map_err(|_| error)));
-        let library = Box::leak(Box::new(library.map_err(|error| cannot_load(&error.to_string()))?));
+        let library = Box::leak(Box::new(library.map_err(cannot_load)?));
         Ok(Nccl {
             get_version: function(library, "ncclGetVersion")?,
             get_unique_id: function(library, "ncclGetUniqueId")?,
@@ -115,10 +116,11 @@ fn function<F: Copy + 'static>(library: &'static Library, name: &str) -> Result<
     // SAFETY: the fields of `Nccl` have the signatures of NCCL's header, which do not change within its
     // major version.
     let symbol = unsafe { library.get::<F>(name) };
-    symbol.map(|symbol| *symbol).map_err(|error| cannot_load(&error.to_string()))
+    symbol.map(|symbol| *symbol).map_err(cannot_load)
 }
 
-fn cannot_load(why: &str) -> Error {
+fn cannot_load(error: libloading::Error) -> Error {
+    let why = error.source().map_or_else(|| error.to_string(), ToString::to_string);
     Error::unsupported(format!(
         "{} cannot be loaded ({why}); install NCCL, or set tensor_parallel and pipeline_parallel to 1 and device to one device",
         NAMES[0]

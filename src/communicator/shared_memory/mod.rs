@@ -24,7 +24,7 @@ use std::time::Duration;
 use self::collectives::{Access, Operation};
 use self::join::Group;
 use self::segment::{LEFT, SLOT_BYTES, Segment, rank_lock};
-use self::waiting::{Limits, group_error};
+use self::waiting::{Limits, group_error, spins};
 use super::{Communicator, OrderedSum};
 use crate::error::{Error, Result};
 use crate::sys::bytes::{as_bytes, as_bytes_mut};
@@ -48,6 +48,8 @@ pub struct SharedMemory {
     /// The receivers to which this rank has a ring, one bit each.
     rings: AtomicU64,
     splits: AtomicUsize,
+    /// Tests of a counter before a wait sleeps.
+    spins: u32,
 }
 
 impl SharedMemory {
@@ -72,6 +74,7 @@ impl SharedMemory {
             failed: OnceLock::new(),
             rings: AtomicU64::new(0),
             splits: AtomicUsize::new(0),
+            spins: spins(group.size),
         };
         let met = rank.meet(limits);
         rank.call(|| met).map_err(|error| error.within(group.path.display()))?;

@@ -9,8 +9,8 @@ use crate::error::{Code, Error, Result};
 
 /// Tests of a counter before a wait sleeps. Between two kernels, a rank is late by microseconds.
 const SPINS: u32 = 2_000;
-/// Tests between which a wait lets another thread run, since there may be more ranks than CPUs.
-const SPINS_PER_YIELD: u32 = 50;
+/// The same if there are more ranks than CPUs, so that the others need this one.
+const SHORT_SPINS: u32 = 50;
 /// Time after which a sleeping wait looks for ended processes, at first and later.
 const MIN_SLICE: Duration = Duration::from_millis(5);
 const MAX_SLICE: Duration = Duration::from_millis(100);
@@ -57,18 +57,23 @@ impl Limits<'_> {
     }
 }
 
+/// Returns how often a wait of one of `size` ranks tests a counter before it sleeps.
+pub fn spins(size: usize) -> u32 {
+    match std::thread::available_parallelism() {
+        Ok(cpus) if cpus.get() >= size => SPINS,
+        _ => SHORT_SPINS,
+    }
+}
+
 impl SharedMemory {
     /// Waits until a counter of rank `of` meets a condition. Returns its value.
     pub(super) fn wait(&self, counter: Counter, of: usize, limits: &Limits, is_met: impl Fn(u32) -> bool) -> Result<u32> {
-        for spin in 1..=SPINS {
+        for _ in 0..self.spins {
             let value = counter.load();
             if is_met(value) {
                 return Ok(value);
             }
-            match spin % SPINS_PER_YIELD {
-                0 => std::thread::yield_now(),
-                _ => std::hint::spin_loop(),
-            }
+            std::hint::spin_loop();
         }
         let mut slice = MIN_SLICE;
         loop {

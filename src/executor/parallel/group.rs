@@ -108,15 +108,13 @@ impl Group {
             (Err(_), Err(_)) => return result,
             (records, _) => records?,
         };
-        for (rank, record) in records.into_iter().enumerate().filter(|(_, record)| !record.is_empty()) {
-            if result.is_err() {
-                break;
+        match records.iter().enumerate().find_map(|(rank, record)| Some((rank, record.split_first_chunk()?))) {
+            Some((rank, (code, message))) if result.is_ok() => {
+                let code = Code::from_number(i32::from_le_bytes(*code)).unwrap_or(Code::Internal);
+                Err(Error::new(code, format!("rank {rank}: {}", String::from_utf8_lossy(message))))
             }
-            let (code, message) = record.split_first_chunk().unwrap_or((&[0; 4], &[]));
-            let code = Code::from_number(i32::from_le_bytes(*code)).unwrap_or(Code::Internal);
-            return Err(Error::new(code, format!("rank {rank}: {}", String::from_utf8_lossy(message))));
+            _ => result,
         }
-        result
     }
 
     /// Fails on all workers if their settings differ. `settings` has a line for each, with the name

@@ -190,7 +190,7 @@ impl Linear {
     pub fn row_ranges(&self) -> Vec<Range<usize>> {
         match &self.shard {
             Some(shard) => shard.rows.clone(),
-            None => Vec::from_iter([0..self.parts.iter().map(|part| part.rows).sum()]),
+            None => std::iter::once(0..self.parts.iter().map(|part| part.rows).sum()).collect(),
         }
     }
 

@@ -32,6 +32,11 @@ impl WorkerOptions {
     /// Maximum number of devices of one process.
     pub const MAX_DEVICES: usize = 64;
 
+    /// Makes the communicator belong to the library, when nothing can fail any more.
+    pub(crate) fn adopt(&self) {
+        self.communicator.iter().for_each(CommunicatorHandle::adopt);
+    }
+
     /// Checks the values together with the other options.
     pub(super) fn validate(&self, options: &EngineOptions) -> Result<()> {
         super::within("tensor_parallel", self.division.tensor, Self::MAX_WORKERS)?;

@@ -131,6 +131,19 @@ AT(pllm_kv_store, remove, 40);
 AT(pllm_kv_store, poll, 48);
 AT(pllm_kv_store, close, 56);
 
+SIZE(pllm_communicator, 80);
+AT(pllm_communicator, struct_size, 0);
+AT(pllm_communicator, user_data, 8);
+AT(pllm_communicator, rank, 16);
+AT(pllm_communicator, size, 20);
+AT(pllm_communicator, broadcast, 24);
+AT(pllm_communicator, all_gather, 32);
+AT(pllm_communicator, all_to_all, 40);
+AT(pllm_communicator, send, 48);
+AT(pllm_communicator, receive, 56);
+AT(pllm_communicator, split, 64);
+AT(pllm_communicator, close, 72);
+
 SIZE(pllm_engine_options, 344);
 AT(pllm_engine_options, struct_size, 0);
 AT(pllm_engine_options, model_path, 8);

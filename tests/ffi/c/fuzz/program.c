@@ -60,6 +60,8 @@ static const operation operations[] = {
     {poll_kv_events, 3, false},
     {snapshot_kv_events, 2, false},
     {hash_prompt, 3, false},
+    {join_communicator, 2, false},
+    {run_worker_in_vain, 1, false},
 };
 
 static const operation *any_operation(worker *w) {
