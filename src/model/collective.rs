@@ -1,10 +1,10 @@
 //! The parts of a forward pass in which the workers of an engine exchange results.
 
 use super::decoder::{BatchLimits, Pass, Widths};
-use super::spec::{ModelSpec, HeadAttention, QkNorm, QkNormOver};
+use super::spec::{HeadAttention, ModelSpec, QkNorm, QkNormOver};
 use super::weights::LoadedNorm;
 use crate::backend::{Collectives, Heads, KvOps, Ops, Strips};
-use crate::types::parallel::WorkerPlace;
+use crate::types::parallel::{WorkerPlace, part_of};
 
 impl Widths {
     /// Returns the maximum number of numbers that a worker exchanges at once: rows of partial results,

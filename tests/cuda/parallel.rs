@@ -80,10 +80,10 @@ impl Model {
     }
 }
 
-/// Options that let a worker hang only for a short time.
+/// Options with small steps, and a short limit for waits.
 fn impatient(options: EngineOptions) -> EngineOptions {
-    let workers = WorkerOptions { timeout: Duration::from_millis(1500), ..options.workers.clone() };
-    EngineOptions { workers, ..options }
+    let workers = WorkerOptions { timeout: Duration::from_secs(4), ..options.workers.clone() };
+    EngineOptions { workers, max_batch_tokens: 8, max_seqs: 2, ..options }
 }
 
 fn request(number: usize, prompt: usize, tokens: usize) -> Request {
@@ -219,14 +219,14 @@ fn assert_ends(nccl: &Nccl, options: &EngineOptions, fail: impl FnOnce(), expect
     run(&engine, [request(0, 5, 4)].into_iter()).unwrap();
     fail();
     let began = Instant::now();
-    let error = run(&engine, [request(1, 5, 60)].into_iter()).unwrap_err();
+    let error = run(&engine, [request(1, 5, 60)].into_iter()).expect_err("a worker has failed");
     assert!(error.message().contains(expected), "{error}");
     assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
     let after = engine.step().err().or(engine.add_request(request(2, 5, 4)).err()).expect("the engine has failed");
     assert_eq!(after.code(), Code::Internal, "{after}");
     drop(engine);
     assert_freed(nccl);
-    answers(options).unwrap();
+    run(&Engine::create(options).unwrap(), [request(3, 5, 4)].into_iter()).unwrap();
 }
 
 #[test]
@@ -255,7 +255,7 @@ fn a_worker_that_hangs_ends_the_engine_after_the_timeout() {
     for division in [(2, 1), (1, 2)] {
         let options = impatient(model.divided("cuda:0,cuda:1", division.0, division.1));
         let fail = || cuda::shim().fail("nccl_exchange", 9, IN_PROGRESS);
-        assert_ends(nccl, &options, fail, "another worker has not responded for 1.5s");
+        assert_ends(nccl, &options, fail, "another worker has not responded for 4s");
     }
 }
 
@@ -274,13 +274,13 @@ fn workers_that_cannot_connect_are_an_error_on_all_ranks() {
     let options = impatient(model.options("cuda:0,cuda:1"));
     cuda::shim().fail("ncclGetUniqueId", 1, SYSTEM_ERROR);
     let error = Engine::create(&options).err().unwrap();
-    assert_eq!(error.message(), "NCCL failed to create an identity: unhandled system error (2)");
+    assert_eq!(error.message(), "internal error: NCCL failed to create an identity: unhandled system error (2)");
     assert_freed(nccl);
     // One rank fails, and the other one waits for it in vain.
     cuda::shim().fail("ncclCommInitRank", 1, SYSTEM_ERROR);
     let error = Engine::create(&options).err().unwrap();
     assert!(error.message().contains("NCCL"), "{error}");
-    answers(&options).unwrap();
+    run(&Engine::create(&options).unwrap(), [request(0, 5, 4)].into_iter()).unwrap();
 }
 
 #[test]
@@ -292,7 +292,7 @@ fn a_rank_that_never_comes_is_an_error_after_the_timeout() {
     options.workers.communicator = Some(CommunicatorHandle::new(Arc::new(ranks.remove(0))));
     let error = Engine::create(&options).err().unwrap();
     assert_eq!(error.code(), Code::Internal);
-    assert!(error.message().starts_with("rank 1 has sent nothing for 1."), "{error}");
+    assert!(error.message().starts_with("internal error: rank 1 has sent nothing for 4."), "{error}");
 }
 
 #[test]

@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::backend::{
     Act, Alloc, AttentionShape, BackendTypes, Collectives, ExpertOf, Extent, Glu, Graphs, Heads, KvOps, KvShape, MatrixOf, MlpOf, NormOf,
-    Ops, PackedSource, RotaryEmbedding, Routing, RowSource, Sampling, Section, Strips,
-    Workers,
+    Ops, PackedSource, RotaryEmbedding, Routing, RowSource, Sampling, Section, Strips, Workers,
 };
 use pagedllm::error::{Error, Result};
 use pagedllm::types::batch::{Batch, BlockCopy, BlockMove, Tail};

@@ -344,7 +344,7 @@ impl Device {
         if !failure.lost {
             let cause = failure.first.take().unwrap_or(error);
             let message = format!("{}; other workers depend on this one, so free this engine and create another", cause.message());
-            *failure = DeviceError { first: Some(Error::internal(message)), lost: true };
+            *failure = DeviceError { first: Some(Error::new(Code::Internal, message)), lost: true };
         }
     }
 
