@@ -235,7 +235,7 @@ impl<B: Backend + 'static> LoadedPart<B> {
     fn load(mut backend: B, options: &EngineOptions, group: Option<Group>, isa: &str, progress: LoadProgress) -> Result<LoadedPart<B>> {
         let agree = Agreement(group.as_ref());
         let place = group.as_ref().map(|group| group.place).unwrap_or_default();
-        let (files, mut text) = agree.on(open(options, place))?;
+        let (mut files, mut text) = agree.on(open(options, place))?;
         agree.on_settings(&files, options, isa)?;
         if let Some(group) = &group {
             group.agree(backend.check_collectives())?;
@@ -245,7 +245,10 @@ impl<B: Backend + 'static> LoadedPart<B> {
         if let Some(text) = &mut text {
             text.limit_prompts(options.max_prompt_bytes(memory.max_model_len));
         }
-        let (info, executor) = agree.on(load_weights(backend, files, options, memory, text.as_ref(), progress))?;
+        files.fit(memory.max_model_len);
+        let (info, mut executor) = agree.on(load_weights(backend, &files, options, memory, text.as_ref(), progress))?;
+        // Only if all have loaded their parts, because they exchange data.
+        agree.on(warm_up(&mut executor, &files, options, &info))?;
         Ok(LoadedPart { info, text, executor, group })
     }
 
@@ -307,24 +310,23 @@ fn open(options: &EngineOptions, place: WorkerPlace) -> Result<(ModelFiles, Opti
 /// Loads the weights, and allocates the KV pool and the working memory.
 fn load_weights<B: Backend>(
     backend: B,
-    mut files: ModelFiles,
+    files: &ModelFiles,
     options: &EngineOptions,
     memory: MemoryPlan,
     text: Option<&Text>,
     progress: LoadProgress,
 ) -> Result<(ModelInfo, ModelExecutor<B>)> {
-    files.fit(memory.max_model_len);
     let mut info = ModelInfo {
         architecture: files.architecture,
         vocab_size: files.spec.vocab_size,
         layers: files.spec.layers.len(),
         max_positions: files.spec.max_positions,
-        eos_token_ids: eos_token_ids(&files, text),
+        eos_token_ids: eos_token_ids(files, text),
         sampling_defaults: files.sampling_defaults.clone(),
         isa: None,
         threads: options.thread_count(),
         memory,
-        paging: plan::paging(&files, memory.block_size),
+        paging: plan::paging(files, memory.block_size),
         fingerprint: files.fingerprint()?,
         packed: PackedReport::default(),
     };
@@ -345,15 +347,14 @@ fn load_weights<B: Backend>(
             decoder
         }
     };
-    let mut executor = ModelExecutor::new(decoder, kv);
-    if executor.backend().free_bytes()?.is_some() {
-        warm_up(&mut executor, &files, options, &info)?;
-    }
-    Ok((info, executor))
+    Ok((info, ModelExecutor::new(decoder, kv)))
 }
 
 /// Makes a device allocate all the memory that it will ever need.
 fn warm_up<B: Backend>(executor: &mut ModelExecutor<B>, files: &ModelFiles, options: &EngineOptions, info: &ModelInfo) -> Result<()> {
+    if executor.backend().free_bytes()?.is_none() {
+        return Ok(());
+    }
     let MemoryPlan { max_blocks: blocks, block_size, max_model_len, swap_blocks, .. } = info.memory;
     let (rows, sequences) = (options.max_batch_tokens, options.max_seqs);
     let stage = WarmupLimits { tokens: rows, sequences, blocks, block_size, groups: info.paging.groups(), max_len: max_model_len };

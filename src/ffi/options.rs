@@ -292,11 +292,12 @@ pub struct pllm_engine_options {
     /// for each block of the pool.
     pub kv_events_capacity: u64,
     /// Connection with the other workers that compute the model (docs/parallel.md), which is copied.
-    /// NULL (default): this engine computes it alone. Its ranks are tensor_parallel *
-    /// pipeline_parallel. Each engine or worker needs a communicator of its own.
+    /// NULL (default): this engine computes it with the devices of this process. Its ranks are
+    /// tensor_parallel * pipeline_parallel. Each engine or worker needs a communicator of its own.
     pub communicator: *const pllm_communicator,
-    /// Number of workers that divide each layer. 0 (default): 1. The number of attention heads and
-    /// the widths of MLPs must be multiples of it.
+    /// Number of workers that divide each layer. 0 (default): 1, or with a list of devices their
+    /// number divided by pipeline_parallel. The number of attention heads and the widths of MLPs
+    /// must be multiples of it.
     pub tensor_parallel: u32,
     /// Number of groups of workers, each with some of the layers. 0 (default): 1.
     pub pipeline_parallel: u32,

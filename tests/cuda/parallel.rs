@@ -82,7 +82,7 @@ impl Model {
 
 /// Options with small steps, and a short limit for waits.
 fn impatient(options: EngineOptions) -> EngineOptions {
-    let workers = WorkerOptions { timeout: Duration::from_secs(4), ..options.workers.clone() };
+    let workers = WorkerOptions { timeout: Duration::from_secs(5), ..options.workers.clone() };
     EngineOptions { workers, max_batch_tokens: 8, max_seqs: 2, ..options }
 }
 
@@ -255,7 +255,7 @@ fn a_worker_that_hangs_ends_the_engine_after_the_timeout() {
     for division in [(2, 1), (1, 2)] {
         let options = impatient(model.divided("cuda:0,cuda:1", division.0, division.1));
         let fail = || cuda::shim().fail("nccl_exchange", 9, IN_PROGRESS);
-        assert_ends(nccl, &options, fail, "another worker has not responded for 4s");
+        assert_ends(nccl, &options, fail, "another worker has not responded for 5s");
     }
 }
 
@@ -292,7 +292,7 @@ fn a_rank_that_never_comes_is_an_error_after_the_timeout() {
     options.workers.communicator = Some(CommunicatorHandle::new(Arc::new(ranks.remove(0))));
     let error = Engine::create(&options).err().unwrap();
     assert_eq!(error.code(), Code::Internal);
-    assert!(error.message().starts_with("internal error: rank 1 has sent nothing for 4."), "{error}");
+    assert!(error.message().starts_with("internal error: rank 1 has sent nothing for 5."), "{error}");
 }
 
 #[test]

@@ -107,3 +107,44 @@ impl EngineOptions {
         Ok(options)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(device: &str, tensor: usize, pipeline: usize) -> EngineOptions {
+        let mut options = EngineOptions { device: device.into(), ..EngineOptions::default() };
+        options.workers.division = Division { tensor, pipeline };
+        options
+    }
+
+    #[test]
+    fn all_devices_divide_each_layer_by_default() {
+        let division = |device, tensor, pipeline| options(device, tensor, pipeline).division();
+        assert_eq!(division("cuda:0", 1, 1), Ok(Division { tensor: 1, pipeline: 1 }));
+        assert_eq!(division("cpu", 4, 2), Ok(Division { tensor: 4, pipeline: 2 }), "workers of other processes");
+        assert_eq!(division("cuda:0,cuda:1", 1, 1), Ok(Division { tensor: 2, pipeline: 1 }));
+        assert_eq!(division("cuda:0,cuda:1,cuda:2,cuda:3", 1, 2), Ok(Division { tensor: 2, pipeline: 2 }));
+        assert_eq!(division("cuda:0,cuda:1", 1, 2), Ok(Division { tensor: 1, pipeline: 2 }));
+        let error = division("cuda:0,cuda:1,cuda:2", 1, 2).unwrap_err();
+        assert_eq!(
+            error.message(),
+            "device names 3 devices, and tensor_parallel 1 times pipeline_parallel 2 is 2; give the same number, or leave tensor_parallel out"
+        );
+    }
+
+    #[test]
+    fn each_worker_of_this_process_has_one_device() {
+        let options = EngineOptions { threads: Some(3), ..options("cpu,cpu", 1, 1) };
+        let second = options.for_device(1).unwrap();
+        assert_eq!((second.device.as_str(), second.threads, second.workers.division), ("cpu", Some(3), Division { tensor: 2, pipeline: 1 }));
+        assert!(second.validate().is_ok());
+        let many = (0..65).map(|i| format!("cuda:{i}")).collect::<Vec<_>>().join(",");
+        assert_eq!(options_error(&many), "device names 65 devices; give at most 64");
+        assert!(options_error("cuda:3,cuda:3").contains("names device 2 twice"));
+    }
+
+    fn options_error(device: &str) -> String {
+        options(device, 1, 1).validate().unwrap_err().message().to_string()
+    }
+}
