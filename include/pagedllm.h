@@ -899,6 +899,18 @@ typedef struct {
   // memory of the host: about 100 bytes and 4 for each token of a block, for each event and twice
   // for each block of the pool.
   uint64_t kv_events_capacity;
+  // Connection with the other workers that compute the model (docs/parallel.md), which is copied.
+  // NULL (default): this engine computes it alone. Its ranks are tensor_parallel *
+  // pipeline_parallel. Each engine or worker needs a communicator of its own.
+  const pllm_communicator *communicator;
+  // Number of workers that divide each layer. 0 (default): 1. The number of attention heads and
+  // the widths of MLPs must be multiples of it.
+  uint32_t tensor_parallel;
+  // Number of groups of workers, each with some of the layers. 0 (default): 1.
+  uint32_t pipeline_parallel;
+  // Time in milliseconds after which a wait for another worker fails, also while the workers load
+  // their parts of the model. 0 (default): 60000.
+  uint64_t worker_timeout_ms;
 } pllm_engine_options;
 
 // Memory that an engine would allocate. Set struct_size before the call.
@@ -1642,6 +1654,18 @@ PLLM_NODISCARD pllm_error *pllm_engine_plan(const pllm_engine_options *options, 
 // the options leave too little memory for one sequence, PLLM_E_OUT_OF_MEMORY, PLLM_E_CANCELLED.
 // Free the engine with pllm_engine_free.
 PLLM_NODISCARD pllm_error *pllm_engine_create(const pllm_engine_options *options, pllm_engine **out_engine);
+
+// Runs one of several workers that compute a model with the engine of rank 0, which is in another
+// process or thread (docs/parallel.md). The options are those of the engine: the same model and
+// formats, and a communicator with another rank. Loads this worker's part of the model, and returns
+// NULL when the engine is freed. Its progress function can cancel the loading.
+//
+// An error ends the engine, too: its calls return PLLM_E_INTERNAL.
+//
+// Errors: those of pllm_engine_create, on all ranks if one of them cannot load its part;
+// PLLM_E_INVALID_ARGUMENT if the communicator is NULL or has rank 0; PLLM_E_INTERNAL if another rank
+// has ended or does not respond within worker_timeout_ms.
+PLLM_NODISCARD pllm_error *pllm_worker_run(const pllm_engine_options *options);
 
 // Ends every request, joins the engine's threads and returns its memory. NULL is allowed. No other
 // call on this engine may be in progress, including a poll of its own queue.
