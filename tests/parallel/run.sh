@@ -76,7 +76,10 @@ code=0 && wait "$worker" || code=$?
 has "$work/worker.log" "refused 9: .*rank 0 has ended"
 echo "a killed engine: $(grep refused "$work/worker.log")"
 
-start 60000 100000
+# Enough to start, and too little for the weights.
+start 60000 52000
+await "$work/engine.log" "ready\|refused"
+has "$work/engine.log" refused
 code=0 && wait "$engine" || code=$?
 [ "$code" = 3 ] || fail "the engine ended with $code"
 has "$work/engine.log" "refused"
