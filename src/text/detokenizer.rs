@@ -247,7 +247,7 @@ fn say(text: &str, out: &mut String) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::random::Random;
+    use crate::sys::random::Random;
     use super::super::tests::golden_dir;
     use super::*;
 

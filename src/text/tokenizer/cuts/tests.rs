@@ -3,7 +3,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use super::super::super::random::Random;
+use crate::sys::random::Random;
 use super::super::super::tests::{fresh_dir, golden_dir};
 use super::super::Tokenizer;
 use super::*;

@@ -1,4 +1,4 @@
-use super::super::super::random::Random;
+use crate::sys::random::Random;
 use super::*;
 
 /// The parts of random expressions.
