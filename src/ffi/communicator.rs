@@ -198,7 +198,6 @@ fn milliseconds(timeout: Option<Duration>) -> u64 {
 /// Returns a handle of a communicator. It belongs to the library when the handle is adopted.
 /// # Safety
 /// As `convert::read`, and the functions keep to their contract until `close` returns.
-#[allow(dead_code)]
 pub(super) unsafe fn to_communicator(communicator: *const pllm_communicator) -> Result<Option<CommunicatorHandle>> {
     if communicator.is_null() {
         return Ok(None);
