@@ -1620,9 +1620,10 @@ void pllm_communicator_init(pllm_communicator *communicator, uint64_t struct_siz
 //
 // Errors: PLLM_E_INVALID_ARGUMENT if a rank is started twice, is not below size, or other ranks have
 // another size; PLLM_E_UNSUPPORTED if another rank has another version of the library;
-// PLLM_E_CAPACITY if there is no memory for the file; PLLM_E_IO if the file cannot be created, or is
-// not that of a communicator; PLLM_E_INTERNAL if a rank does not join in time, or has ended. The
-// functions of the communicator return the code of the error.
+// PLLM_E_CAPACITY if there is no memory for the file; PLLM_E_IO if the file cannot be created or is
+// not that of a communicator, or if a rank does not join in time or has ended. The functions of the
+// communicator return the code of the error: PLLM_E_INTERNAL if another rank has ended or failed, or
+// has not done its part in time.
 //
 // Ownership: the host calls close, unless a call that takes the communicator has succeeded. Set
 // struct_size of out_communicator before the call.
