@@ -4,9 +4,9 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use super::device::max_moves;
-use crate::backend::Backend;
 use crate::backend::cpu::CpuBackend;
 use crate::backend::cuda::CudaBackend;
+use crate::backend::{Backend, BatchSize};
 use crate::error::{Error, Result, try_format};
 use crate::executor::local::ModelExecutor;
 use crate::executor::parallel::{self, Group, ParallelExecutor};
@@ -167,7 +167,8 @@ struct LoadedPart<B: Backend> {
     info: ModelInfo,
     text: Option<Text>,
     executor: ModelExecutor<B>,
-    group: Option<Group>,
+    /// The other workers, if there are any, and the largest batch.
+    group: Option<(Group, BatchSize)>,
 }
 
 impl<B: Backend + 'static> LoadedPart<B> {
@@ -178,26 +179,29 @@ impl<B: Backend + 'static> LoadedPart<B> {
         let (files, mut text) = agree.on(open(options, place))?;
         agree.on_settings(&files, options, isa)?;
         if let Some(group) = &group {
-            group.agree(backend.join(group.workers()))?;
+            group.agree(backend.join(group.workers.clone()))?;
         }
         let memory = agree.on_blocks(MemoryPlan::for_model(&files, &backend, options), &files, options)?;
         if let Some(text) = &mut text {
             text.limit_prompts(options.max_prompt_bytes(memory.max_model_len));
         }
+        let inputs = plan::inputs(&files, options, &plan::paging(&files, memory.block_size), memory.max_model_len);
         let (info, executor) = agree.on(load_weights(backend, files, options, memory, text.as_ref(), progress))?;
-        Ok(LoadedPart { info, text, executor, group })
+        Ok(LoadedPart { info, text, executor, group: group.map(|group| (group, inputs.max)) })
     }
 
     fn into_parts(self) -> Result<EngineParts> {
         let executor: Box<dyn Executor> = match self.group {
             None => Box::new(self.executor),
-            Some(group) => Box::new(ParallelExecutor::new(self.executor, group)?),
+            Some((group, max)) => Box::new(ParallelExecutor::new(self.executor, group, &max)?),
         };
         Ok(EngineParts { info: self.info, text: self.text, executor })
     }
 
     fn serve(self) -> Result<()> {
-        self.group.map_or(Ok(()), |group| parallel::serve(self.executor, &group))
+        let MemoryPlan { max_blocks: blocks, block_size, kv_dtype: dtype, .. } = self.info.memory;
+        let pool = KvPool { blocks, block_size, dtype };
+        self.group.map_or(Ok(()), |(group, max)| parallel::serve(self.executor, &group, &max, pool))
     }
 }
 
@@ -220,10 +224,11 @@ impl Agreement<'_> {
             let EngineOptions { block_size, kv_dtype, max_model_len, max_batch_tokens, max_seqs, .. } = options;
             try_format(format_args!(
                 "model {} with fingerprint {:016x}\ninstruction path {isa}\nweight_format {:?}\nblock_size {block_size}\nkv_dtype {kv_dtype:?}\n\
-                 max_model_len {max_model_len:?}\nmax_batch_tokens {max_batch_tokens}\nmax_seqs {max_seqs}\n",
+                 max_model_len {max_model_len:?}\nmax_batch_tokens {max_batch_tokens}\nmax_seqs {max_seqs}\nprefill_chunk {:?}\n",
                 files.architecture,
                 u64::from_be_bytes(*fingerprint),
                 options.weight_format,
+                options.prefill_chunk,
             ))
         });
         group.compare(&group.agree(settings)?)
@@ -233,7 +238,7 @@ impl Agreement<'_> {
     fn on_blocks(&self, plan: Result<MemoryPlan>, files: &ModelFiles, options: &EngineOptions) -> Result<MemoryPlan> {
         let Some(group) = self.0 else { return plan };
         let plan = group.agree(plan)?;
-        let blocks = group.least([plan.blocks, plan.max_blocks, plan.swap_blocks].map(|blocks| blocks as u64))?;
+        let blocks = group.min_over_workers([plan.blocks, plan.max_blocks, plan.swap_blocks].map(|blocks| blocks as u64))?;
         group.agree(plan.with_blocks(files, options, blocks.map(|blocks| blocks as usize)))
     }
 }

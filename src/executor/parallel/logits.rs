@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::group::Group;
 use crate::backend::ColumnPart;
-use crate::error::{Result, try_with_capacity};
+use crate::error::{Result, try_vec, try_with_capacity};
 use crate::sys::bytes::as_bytes_mut;
 
 /// The steps in flight of a pipeline, the oldest first. A step's logits can be received before they
@@ -28,14 +28,19 @@ struct Step {
 }
 
 impl PipelineLogits {
-    /// Creates the logits of up to `depth` steps. `parts` are the columns of each worker.
-    pub fn new(parts: &[ColumnPart], vocab: usize, depth: usize) -> Result<PipelineLogits> {
+    /// Creates the logits of up to `depth` steps with up to `max_rows` rows each. `parts` are the columns
+    /// of each worker.
+    pub fn new(parts: &[ColumnPart], vocab: usize, depth: usize, max_rows: usize) -> Result<PipelineLogits> {
         let mut own = try_with_capacity(parts.len())?;
         own.extend_from_slice(parts);
-        let (mut steps, mut spare) = (VecDeque::new(), Vec::new());
+        let (mut steps, mut spare) = (VecDeque::new(), try_with_capacity(depth + 1)?);
         steps.try_reserve_exact(depth)?;
-        spare.try_reserve_exact(depth + 1)?;
-        Ok(PipelineLogits { parts: own, vocab, steps, received: 0, taken: Vec::new(), spare, columns: Vec::new() })
+        for _ in 0..depth {
+            spare.push(try_vec(max_rows * vocab, 0.0)?);
+        }
+        let widest = parts.iter().map(|part| part.count).max().unwrap_or(0);
+        let columns = try_vec(max_rows * widest, 0.0)?;
+        Ok(PipelineLogits { parts: own, vocab, steps, received: 0, taken: try_vec(max_rows * vocab, 0.0)?, spare, columns })
     }
 
     /// Returns memory for the logits of a new step.
@@ -78,7 +83,7 @@ impl PipelineLogits {
             let len = *rows * part.count;
             self.columns.try_reserve(len.saturating_sub(self.columns.len()))?;
             self.columns.resize(len.max(self.columns.len()), 0.0);
-            group.world.receive(as_bytes_mut(&mut self.columns[..len]), part.rank, Some(group.timeout))?;
+            group.world().receive(as_bytes_mut(&mut self.columns[..len]), part.rank, group.timeout())?;
             for (row, columns) in self.columns[..len].chunks_exact(part.count).enumerate() {
                 logits[row * self.vocab + part.first..][..part.count].copy_from_slice(columns);
             }
