@@ -398,8 +398,7 @@ impl pllm_engine_options {
             // SAFETY: the caller's contract.
             kv_store: unsafe { kv_store(&c) }?,
             kv_events_capacity: usize::try_from(c.kv_events_capacity).unwrap_or(usize::MAX),
-            // SAFETY: the caller's contract.
-            workers: unsafe { workers(&c) }?,
+            workers: unsafe { workers(&c) }?, // SAFETY: the caller's contract.
         })
     }
 
