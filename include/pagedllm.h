@@ -609,8 +609,7 @@ typedef int32_t (*pllm_communicator_all_to_all)(void *user_data,
                                                 void *out,
                                                 uint64_t timeout_ms);
 
-// Sends len bytes to another rank. Must return before the other rank receives them, unless several
-// messages are on their way to it: otherwise two ranks could wait for each other. Returns as
+// Sends len bytes to another rank. May return before the other rank has them. Returns as
 // pllm_communicator_broadcast.
 typedef int32_t (*pllm_communicator_send)(void *user_data,
                                           const void *bytes,
@@ -649,9 +648,10 @@ typedef void (*pllm_communicator_close)(void *user_data);
 // Threads: one thread at a time calls the functions, not always the same one. They must return
 // normally: no exception, no longjmp. They must not call the engine.
 //
-// Ownership: a call that takes a communicator copies the struct. If it succeeds, the library calls
-// close, once and last. If it fails, the host closes the communicator. user_data is valid until close
-// returns. A communicator is for one engine or worker.
+// Ownership: pllm_engine_create and pllm_worker_run copy the struct. If they succeed, the library calls
+// close, once and last. If they fail, the host closes the communicator, which the other ranks wait for.
+// The library closes what split returns in any case, before the communicator itself. user_data is valid
+// until close returns. A communicator is for one engine or worker. pllm_engine_plan ignores it.
 typedef struct {
   // sizeof(pllm_communicator).
   uint64_t struct_size;
@@ -904,12 +904,14 @@ typedef struct {
   // pipeline_parallel. Each engine or worker needs a communicator of its own.
   const pllm_communicator *communicator;
   // Number of workers that divide each layer. 0 (default): 1. The number of attention heads and
-  // the widths of MLPs must be multiples of it.
+  // the widths of MLPs must be multiples of it, and so must the number of KV heads, unless it is
+  // a multiple of that.
   uint32_t tensor_parallel;
   // Number of groups of workers, each with some of the layers. 0 (default): 1.
   uint32_t pipeline_parallel;
-  // Time in milliseconds after which a wait for another worker fails, also while the workers load
-  // their parts of the model. 0 (default): 60000.
+  // Time in milliseconds after which a wait for another worker fails. It must be longer than any
+  // step, and than the difference between the times in which the workers load their parts of the
+  // model. 0 (default): 60000.
   uint64_t worker_timeout_ms;
 } pllm_engine_options;
 
@@ -1668,7 +1670,8 @@ PLLM_NODISCARD pllm_error *pllm_engine_create(const pllm_engine_options *options
 // has ended or does not respond within worker_timeout_ms.
 PLLM_NODISCARD pllm_error *pllm_worker_run(const pllm_engine_options *options);
 
-// Ends every request, joins the engine's threads and returns its memory. NULL is allowed. No other
+// Ends every request, joins the engine's threads and returns its memory. Ends the other workers of the
+// model; one that hangs is waited for, at most for worker_timeout_ms. NULL is allowed. No other
 // call on this engine may be in progress, including a poll of its own queue.
 //
 // Queues from pllm_queue_create stay valid. They return the outputs they hold, a last output for

@@ -295,12 +295,14 @@ pub struct pllm_engine_options {
     /// pipeline_parallel. Each engine or worker needs a communicator of its own.
     pub communicator: *const pllm_communicator,
     /// Number of workers that divide each layer. 0 (default): 1. The number of attention heads and
-    /// the widths of MLPs must be multiples of it.
+    /// the widths of MLPs must be multiples of it, and so must the number of KV heads, unless it is
+    /// a multiple of that.
     pub tensor_parallel: u32,
     /// Number of groups of workers, each with some of the layers. 0 (default): 1.
     pub pipeline_parallel: u32,
-    /// Time in milliseconds after which a wait for another worker fails, also while the workers load
-    /// their parts of the model. 0 (default): 60000.
+    /// Time in milliseconds after which a wait for another worker fails. It must be longer than any
+    /// step, and than the difference between the times in which the workers load their parts of the
+    /// model. 0 (default): 60000.
     pub worker_timeout_ms: u64,
 }
 
