@@ -609,8 +609,7 @@ typedef int32_t (*pllm_communicator_all_to_all)(void *user_data,
                                                 void *out,
                                                 uint64_t timeout_ms);
 
-// Sends len bytes to another rank. Must return before the other rank receives them, unless several
-// messages are on their way to it: otherwise two ranks could wait for each other. Returns as
+// Sends len bytes to another rank. May return before the other rank has them. Returns as
 // pllm_communicator_broadcast.
 typedef int32_t (*pllm_communicator_send)(void *user_data,
                                           const void *bytes,
@@ -649,9 +648,10 @@ typedef void (*pllm_communicator_close)(void *user_data);
 // Threads: one thread at a time calls the functions, not always the same one. They must return
 // normally: no exception, no longjmp. They must not call the engine.
 //
-// Ownership: a call that takes a communicator copies the struct. If it succeeds, the library calls
-// close, once and last. If it fails, the host closes the communicator. user_data is valid until close
-// returns. A communicator is for one engine or worker.
+// Ownership: pllm_engine_create and pllm_worker_run copy the struct. If they succeed, the library calls
+// close, once and last. If they fail, the host closes the communicator, which the other ranks wait for.
+// The library closes what split returns in any case, before the communicator itself. user_data is valid
+// until close returns. A communicator is for one engine or worker. pllm_engine_plan ignores it.
 typedef struct {
   // sizeof(pllm_communicator).
   uint64_t struct_size;
@@ -899,6 +899,20 @@ typedef struct {
   // memory of the host: about 100 bytes and 4 for each token of a block, for each event and twice
   // for each block of the pool.
   uint64_t kv_events_capacity;
+  // Connection with the other workers that compute the model (docs/parallel.md), which is copied.
+  // NULL (default): this engine computes it alone. Its ranks are tensor_parallel *
+  // pipeline_parallel. Each engine or worker needs a communicator of its own.
+  const pllm_communicator *communicator;
+  // Number of workers that divide each layer. 0 (default): 1. The number of attention heads and
+  // the widths of MLPs must be multiples of it, and so must the number of KV heads, unless it is
+  // a multiple of that.
+  uint32_t tensor_parallel;
+  // Number of groups of workers, each with some of the layers. 0 (default): 1.
+  uint32_t pipeline_parallel;
+  // Time in milliseconds after which a wait for another worker fails. It must be longer than any
+  // step, and than the difference between the times in which the workers load their parts of the
+  // model. 0 (default): 60000.
+  uint64_t worker_timeout_ms;
 } pllm_engine_options;
 
 // Memory that an engine would allocate. Set struct_size before the call.
@@ -1608,9 +1622,10 @@ void pllm_communicator_init(pllm_communicator *communicator, uint64_t struct_siz
 //
 // Errors: PLLM_E_INVALID_ARGUMENT if a rank is started twice, is not below size, or other ranks have
 // another size; PLLM_E_UNSUPPORTED if another rank has another version of the library;
-// PLLM_E_CAPACITY if there is no memory for the file; PLLM_E_IO if the file cannot be created, or is
-// not that of a communicator; PLLM_E_INTERNAL if a rank does not join in time, or has ended. The
-// functions of the communicator return the code of the error.
+// PLLM_E_CAPACITY if there is no memory for the file; PLLM_E_IO if the file cannot be created or is
+// not that of a communicator, or if a rank does not join in time or has ended. The functions of the
+// communicator return the code of the error: PLLM_E_INTERNAL if another rank has ended or failed, or
+// has not done its part in time.
 //
 // Ownership: the host calls close, unless a call that takes the communicator has succeeded. Set
 // struct_size of out_communicator before the call.
@@ -1643,7 +1658,20 @@ PLLM_NODISCARD pllm_error *pllm_engine_plan(const pllm_engine_options *options, 
 // Free the engine with pllm_engine_free.
 PLLM_NODISCARD pllm_error *pllm_engine_create(const pllm_engine_options *options, pllm_engine **out_engine);
 
-// Ends every request, joins the engine's threads and returns its memory. NULL is allowed. No other
+// Runs one of several workers that compute a model with the engine of rank 0, which is in another
+// process or thread (docs/parallel.md). The options are those of the engine: the same model and
+// formats, and a communicator with another rank. Loads this worker's part of the model, and returns
+// NULL when the engine is freed. Its progress function can cancel the loading.
+//
+// An error ends the engine, too: its calls return PLLM_E_INTERNAL.
+//
+// Errors: those of pllm_engine_create, on all ranks if one of them cannot load its part;
+// PLLM_E_INVALID_ARGUMENT if the communicator is NULL or has rank 0; PLLM_E_INTERNAL if another rank
+// has ended or does not respond within worker_timeout_ms.
+PLLM_NODISCARD pllm_error *pllm_worker_run(const pllm_engine_options *options);
+
+// Ends every request, joins the engine's threads and returns its memory. Ends the other workers of the
+// model; one that hangs is waited for, at most for worker_timeout_ms. NULL is allowed. No other
 // call on this engine may be in progress, including a poll of its own queue.
 //
 // Queues from pllm_queue_create stay valid. They return the outputs they hold, a last output for

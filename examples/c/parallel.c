@@ -51,7 +51,8 @@ static void ask(pllm_engine *engine, const char *question) {
     request.prompt_len = pllm_bytes_len(prompt);
     request.text_flags = PLLM_TEXT_SKIP_SPECIAL;  // the template has written the special tokens
     request.sampling = &greedy;
-    check(pllm_engine_add_request(engine, &request, NULL));
+    uint64_t id;
+    check(pllm_engine_add_request(engine, &request, &id));
     pllm_bytes_free(prompt);
     pllm_step step = {.struct_size = sizeof step};
     do {

@@ -10,10 +10,10 @@ use crate::error::Result;
 /// The groups of workers to which a device belongs.
 #[derive(Clone)]
 pub struct Workers {
+    /// The workers that divide the same layers. Dropped before `world`, of which they may be a part.
+    pub tensor: Arc<dyn Communicator>,
     /// All workers.
     pub world: Arc<dyn Communicator>,
-    /// The workers that divide the same layers.
-    pub tensor: Arc<dyn Communicator>,
     /// Limit of each wait for other workers.
     pub timeout: Duration,
 }

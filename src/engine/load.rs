@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::device::max_moves;
-use crate::backend::Backend;
 use crate::backend::cpu::CpuBackend;
 use crate::backend::cuda::CudaBackend;
+use crate::backend::{Backend, BatchSize};
 use crate::communicator::Communicator;
 use crate::communicator::local::Local;
 use crate::error::{Error, Result, try_format};
@@ -227,7 +227,8 @@ struct LoadedPart<B: Backend> {
     info: ModelInfo,
     text: Option<Text>,
     executor: ModelExecutor<B>,
-    group: Option<Group>,
+    /// The other workers, if there are any, and the largest batch.
+    group: Option<(Group, BatchSize)>,
 }
 
 impl<B: Backend + 'static> LoadedPart<B> {
@@ -239,29 +240,32 @@ impl<B: Backend + 'static> LoadedPart<B> {
         agree.on_settings(&files, options, isa)?;
         if let Some(group) = &group {
             group.agree(backend.check_collectives())?;
-            group.agree(backend.join(group.workers()))?;
+            group.agree(backend.join(group.workers.clone()))?;
         }
         let memory = agree.on_blocks(MemoryPlan::for_model(&files, &backend, options), &files, options)?;
         if let Some(text) = &mut text {
             text.limit_prompts(options.max_prompt_bytes(memory.max_model_len));
         }
         files.fit(memory.max_model_len);
+        let inputs = plan::inputs(&files, options, &plan::paging(&files, memory.block_size), memory.max_model_len);
         let (info, mut executor) = agree.on(load_weights(backend, &files, options, memory, text.as_ref(), progress))?;
         // Only if all have loaded their parts, because they exchange data.
         agree.on(warm_up(&mut executor, &files, options, &info))?;
-        Ok(LoadedPart { info, text, executor, group })
+        Ok(LoadedPart { info, text, executor, group: group.map(|group| (group, inputs.max)) })
     }
 
     fn into_parts(self, threads: WorkerThreads) -> Result<EngineParts> {
         let executor: Box<dyn Executor> = match self.group {
             None => Box::new(self.executor),
-            Some(group) => Box::new(ParallelExecutor::new(threads, self.executor, group)?),
+            Some((group, max)) => Box::new(ParallelExecutor::new(threads, self.executor, group, &max)?),
         };
         Ok(EngineParts { info: self.info, text: self.text, executor })
     }
 
     fn serve(self) -> Result<()> {
-        self.group.map_or(Ok(()), |group| parallel::serve(self.executor, &group))
+        let MemoryPlan { max_blocks: blocks, block_size, kv_dtype: dtype, .. } = self.info.memory;
+        let pool = KvPool { blocks, block_size, dtype };
+        self.group.map_or(Ok(()), |(group, max)| parallel::serve(self.executor, &group, &max, pool))
     }
 }
 
@@ -281,10 +285,11 @@ impl Agreement<'_> {
             let EngineOptions { block_size, kv_dtype, max_model_len, max_batch_tokens, max_seqs, .. } = options;
             try_format(format_args!(
                 "model {} with fingerprint {:016x}\ninstruction path {isa}\nweight_format {:?}\nblock_size {block_size}\nkv_dtype {kv_dtype:?}\n\
-                 max_model_len {max_model_len:?}\nmax_batch_tokens {max_batch_tokens}\nmax_seqs {max_seqs}\n",
+                 max_model_len {max_model_len:?}\nmax_batch_tokens {max_batch_tokens}\nmax_seqs {max_seqs}\nprefill_chunk {:?}\n",
                 files.architecture,
                 u64::from_be_bytes(*fingerprint),
                 options.weight_format,
+                options.prefill_chunk,
             ))
         });
         group.compare(&group.agree(settings)?)
@@ -294,7 +299,7 @@ impl Agreement<'_> {
     fn on_blocks(&self, plan: Result<MemoryPlan>, files: &ModelFiles, options: &EngineOptions) -> Result<MemoryPlan> {
         let Some(group) = self.0 else { return plan };
         let plan = group.agree(plan)?;
-        let blocks = group.least([plan.blocks, plan.max_blocks, plan.swap_blocks].map(|blocks| blocks as u64))?;
+        let blocks = group.min_over_workers([plan.blocks, plan.max_blocks, plan.swap_blocks].map(|blocks| blocks as u64))?;
         group.agree(plan.with_blocks(files, options, blocks.map(|blocks| blocks as usize)))
     }
 }

@@ -120,6 +120,11 @@ impl<B: Backend> ModelExecutor<B> {
         self.decoder.keep_steps(max, batch, &mut self.kv)
     }
 
+    /// Returns the memory of all blocks from `blocks` on to the system.
+    pub fn free_blocks(&mut self, blocks: usize) {
+        self.discard_failures += self.kv.discard(self.decoder.backend(), blocks).is_err() as u64;
+    }
+
     /// Swaps a block out and in, for the same purpose.
     pub fn warm_up_swap(&mut self) -> Result<()> {
         let there_and_back = [BlockMove { device: 0, host: 0 }];
@@ -196,7 +201,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         self.kv.copy(self.decoder.backend(), moves);
         self.decoder.backend().wait()?;
         // The moves are complete and need not be reverted if the discard fails.
-        self.discard_failures += self.kv.discard(self.decoder.backend(), blocks).is_err() as u64;
+        self.free_blocks(blocks);
         Ok(())
     }
 

@@ -1,10 +1,11 @@
+use std::collections::BTreeMap;
 use std::ffi::{c_char, c_void};
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, borrow, init, not_null, slice, string};
+use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, init, not_null, slice, string};
 use super::{guard, guard_or, pllm_error};
 use crate::communicator::shared_memory::SharedMemory;
 use crate::communicator::{Communicator, CommunicatorHandle};
@@ -26,8 +27,7 @@ pub type pllm_communicator_all_gather =
 /// back. Part i of out comes from rank i. Returns as pllm_communicator_broadcast.
 pub type pllm_communicator_all_to_all =
     Option<unsafe extern "C" fn(user_data: *mut c_void, bytes: *const c_void, len: u64, out: *mut c_void, timeout_ms: u64) -> i32>;
-/// Sends len bytes to another rank. Must return before the other rank receives them, unless several
-/// messages are on their way to it: otherwise two ranks could wait for each other. Returns as
+/// Sends len bytes to another rank. May return before the other rank has them. Returns as
 /// pllm_communicator_broadcast.
 pub type pllm_communicator_send =
     Option<unsafe extern "C" fn(user_data: *mut c_void, bytes: *const c_void, len: u64, to: u32, timeout_ms: u64) -> i32>;
@@ -61,9 +61,10 @@ pub type pllm_communicator_close = Option<unsafe extern "C" fn(user_data: *mut c
 /// Threads: one thread at a time calls the functions, not always the same one. They must return
 /// normally: no exception, no longjmp. They must not call the engine.
 ///
-/// Ownership: a call that takes a communicator copies the struct. If it succeeds, the library calls
-/// close, once and last. If it fails, the host closes the communicator. user_data is valid until close
-/// returns. A communicator is for one engine or worker.
+/// Ownership: pllm_engine_create and pllm_worker_run copy the struct. If they succeed, the library calls
+/// close, once and last. If they fail, the host closes the communicator, which the other ranks wait for.
+/// The library closes what split returns in any case, before the communicator itself. user_data is valid
+/// until close returns. A communicator is for one engine or worker. pllm_engine_plan ignores it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pllm_communicator {
@@ -159,9 +160,10 @@ pub unsafe extern "C" fn pllm_communicator_init(communicator: *mut pllm_communic
 ///
 /// Errors: PLLM_E_INVALID_ARGUMENT if a rank is started twice, is not below size, or other ranks have
 /// another size; PLLM_E_UNSUPPORTED if another rank has another version of the library;
-/// PLLM_E_CAPACITY if there is no memory for the file; PLLM_E_IO if the file cannot be created, or is
-/// not that of a communicator; PLLM_E_INTERNAL if a rank does not join in time, or has ended. The
-/// functions of the communicator return the code of the error.
+/// PLLM_E_CAPACITY if there is no memory for the file; PLLM_E_IO if the file cannot be created or is
+/// not that of a communicator, or if a rank does not join in time or has ended. The functions of the
+/// communicator return the code of the error: PLLM_E_INTERNAL if another rank has ended or failed, or
+/// has not done its part in time.
 ///
 /// Ownership: the host calls close, unless a call that takes the communicator has succeeded. Set
 /// struct_size of out_communicator before the call.
@@ -197,7 +199,6 @@ fn milliseconds(timeout: Option<Duration>) -> u64 {
 /// Returns a handle of a communicator. It belongs to the library when the handle is adopted.
 /// # Safety
 /// As `convert::read`, and the functions keep to their contract until `close` returns.
-#[allow(dead_code)]
 pub(super) unsafe fn to_communicator(communicator: *const pllm_communicator) -> Result<Option<CommunicatorHandle>> {
     if communicator.is_null() {
         return Ok(None);
@@ -205,13 +206,8 @@ pub(super) unsafe fn to_communicator(communicator: *const pllm_communicator) -> 
     // SAFETY: the caller's contract.
     let functions = unsafe { convert::read(communicator) }?;
     functions.check()?;
-    // SAFETY: the communicator is one of the library, so its user data is the library's.
-    if let Some((communicator, user_data)) = unsafe { own::find(&functions) } {
-        let adopt = move || {
-            // SAFETY: the host may no longer close it.
-            unsafe { user_data.close() }
-        };
-        return Ok(Some(CommunicatorHandle::with_owner(communicator, adopt)));
+    if let Some((communicator, number)) = own::find(&functions)? {
+        return Ok(Some(CommunicatorHandle::with_owner(communicator, move || own::release(number))));
     }
     let communicator = Arc::new(HostCommunicator { functions, is_owned: AtomicBool::new(false), has_failed: AtomicBool::new(false) });
     let adopted = communicator.clone();
@@ -328,22 +324,28 @@ impl Drop for HostCommunicator {
     }
 }
 
-/// The functions of the library's communicators, whose user data is a boxed `Arc<dyn Communicator>`.
+/// The functions of the library's communicators. The user data is a number, so that a communicator that
+/// was closed is found out.
 mod own {
     use super::*;
 
-    /// The user data of a struct.
-    pub struct UserData(*mut c_void);
-    // SAFETY: the communicator behind it can be sent.
-    unsafe impl Send for UserData {}
+    /// The communicators of the host, by their numbers.
+    static COMMUNICATORS: Mutex<BTreeMap<usize, Arc<dyn Communicator>>> = Mutex::new(BTreeMap::new());
+    static NEXT: AtomicUsize = AtomicUsize::new(1);
 
-    impl UserData {
-        /// # Safety
-        /// As `close` of the struct.
-        pub unsafe fn close(self) {
-            // SAFETY: the caller's contract.
-            unsafe { close(self.0) };
-        }
+    fn communicators() -> MutexGuard<'static, BTreeMap<usize, Arc<dyn Communicator>>> {
+        COMMUNICATORS.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn get(user_data: *mut c_void) -> Result<Arc<dyn Communicator>> {
+        let communicator = communicators().get(&user_data.addr()).cloned();
+        communicator.ok_or_else(|| Error::invalid("the communicator is closed, or belongs to an engine or a worker; create another one"))
+    }
+
+    /// Removes the communicator from those of the host. It is closed when nothing uses it.
+    pub fn release(number: usize) {
+        let communicator = communicators().remove(&number);
+        drop(communicator); // not under the lock
     }
 
     /// A static, so that each function has one address.
@@ -368,32 +370,28 @@ mod own {
     /// Returns a communicator for the host.
     pub fn publish(communicator: Arc<dyn Communicator>) -> pllm_communicator {
         let (rank, size) = (communicator.rank() as u32, communicator.size() as u32);
-        pllm_communicator { user_data: Box::into_raw(Box::new(communicator)).cast(), rank, size, ..FUNCTIONS.0 }
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        communicators().insert(number, communicator);
+        pllm_communicator { user_data: std::ptr::without_provenance_mut(number), rank, size, ..FUNCTIONS.0 }
     }
 
-    /// Returns the communicator of a struct that `publish` has returned, so that the library can use it
-    /// directly. `None` for another one, also if only one function differs.
-    /// # Safety
-    /// A struct of `publish` has not been closed.
-    pub unsafe fn find(functions: &pllm_communicator) -> Option<(Arc<dyn Communicator>, UserData)> {
+    /// Returns the communicator of a struct that `publish` has returned, and its number, so that the
+    /// library can use it directly. `None` for another one, also if only one function differs. Errors:
+    /// the communicator is closed.
+    pub fn find(functions: &pllm_communicator) -> Result<Option<(Arc<dyn Communicator>, usize)>> {
         if functions.functions() != FUNCTIONS.0.functions() {
-            return None;
+            return Ok(None);
         }
-        // SAFETY: the functions are private, so the user data is that of `publish`.
-        let communicator = unsafe { functions.user_data.cast::<Arc<dyn Communicator>>().as_ref() }?;
+        let communicator = get(functions.user_data)?;
         let is_unchanged = communicator.rank() == functions.rank as usize && communicator.size() == functions.size as usize;
-        is_unchanged.then(|| (communicator.clone(), UserData(functions.user_data)))
+        Ok(is_unchanged.then(|| (communicator, functions.user_data.addr())))
     }
 
     /// Runs a call of the host. Returns 0 or the code of the error.
     /// # Safety
     /// As `borrow`.
     unsafe fn run(user_data: *mut c_void, body: impl FnOnce(&dyn Communicator) -> Result<()>) -> i32 {
-        let call = || {
-            // SAFETY: the caller's contract.
-            let communicator = unsafe { borrow("user_data", user_data.cast::<Arc<dyn Communicator>>()) }?;
-            body(&**communicator)
-        };
+        let call = || body(&*get(user_data)?);
         guard_or(Code::Internal as i32, || call().map_or_else(|error| error.code() as i32, |()| 0))
     }
 
@@ -478,9 +476,6 @@ mod own {
     }
 
     unsafe extern "C" fn close(user_data: *mut c_void) {
-        if !user_data.is_null() {
-            // SAFETY: the user data of `publish`, for the last time.
-            guard_or((), || drop(unsafe { Box::from_raw(user_data.cast::<Arc<dyn Communicator>>()) }));
-        }
+        guard_or((), || release(user_data.addr()));
     }
 }

@@ -99,7 +99,8 @@ pub unsafe extern "C" fn pllm_worker_run(options: *const pllm_engine_options) ->
     })
 }
 
-/// Ends every request, joins the engine's threads and returns its memory. NULL is allowed. No other
+/// Ends every request, joins the engine's threads and returns its memory. Ends the other workers of the
+/// model; one that hangs is waited for, at most for worker_timeout_ms. NULL is allowed. No other
 /// call on this engine may be in progress, including a poll of its own queue.
 ///
 /// Queues from pllm_queue_create stay valid. They return the outputs they hold, a last output for

@@ -297,12 +297,13 @@ pub struct pllm_engine_options {
     pub communicator: *const pllm_communicator,
     /// Number of workers that divide each layer. 0 (default): 1, or with a list of devices their
     /// number divided by pipeline_parallel. The number of attention heads and the widths of MLPs
-    /// must be multiples of it.
+    /// must be multiples of it, and so must the number of KV heads, unless it is a multiple of that.
     pub tensor_parallel: u32,
     /// Number of groups of workers, each with some of the layers. 0 (default): 1.
     pub pipeline_parallel: u32,
-    /// Time in milliseconds after which a wait for another worker fails, also while the workers load
-    /// their parts of the model. 0 (default): 60000.
+    /// Time in milliseconds after which a wait for another worker fails. It must be longer than any
+    /// step, and than the difference between the times in which the workers load their parts of the
+    /// model. 0 (default): 60000.
     pub worker_timeout_ms: u64,
 }
 
@@ -356,9 +357,11 @@ impl pllm_engine_options {
         known_flags("flags", c.flags, PLLM_ENGINE_SKIP_TOKENIZER | PLLM_ENGINE_NO_PREFIX_CACHE | PLLM_ENGINE_BATCH_INVARIANT)?;
         [("reserved", c.reserved), ("reserved2", c.reserved2)].into_iter().try_for_each(|(name, value)| known_flags(name, value, 0))?;
         // SAFETY: the caller's contract.
-        let model_name = if c.model_name.is_null() { None } else { Some(unsafe { string("model_name", c.model_name, c.model_name_len) }?) };
+        let model_name = unsafe { optional("model_name", c.model_name, c.model_name_len) }?;
         // SAFETY: the caller's contract.
-        let swap_path = if c.swap_path.is_null() { None } else { Some(unsafe { string("swap_path", c.swap_path, c.swap_path_len) }?) };
+        let swap_path = unsafe { optional("swap_path", c.swap_path, c.swap_path_len) }?;
+        // SAFETY: the caller's contract.
+        let (kv_store, workers) = unsafe { (kv_store(&c)?, workers(&c)?) };
         Ok(EngineOptions {
             model_dir: model_path.into(),
             device: device.into(),
@@ -397,11 +400,9 @@ impl pllm_engine_options {
             swap_dir: swap_path.map(|path| if path.is_empty() { ".".into() } else { path.into() }),
             policies: policies(&c)?,
             model_name: model_name.map(Into::into),
-            // SAFETY: the caller's contract.
-            kv_store: unsafe { kv_store(&c) }?,
+            kv_store,
             kv_events_capacity: usize::try_from(c.kv_events_capacity).unwrap_or(usize::MAX),
-            // SAFETY: the caller's contract.
-            workers: unsafe { workers(&c) }?,
+            workers,
         })
     }
 
@@ -449,6 +450,14 @@ unsafe fn workers(c: &pllm_engine_options) -> Result<WorkerOptions> {
             milliseconds => Duration::from_millis(milliseconds),
         },
     })
+}
+
+/// NULL: none.
+/// # Safety
+/// As `string`.
+unsafe fn optional<'a>(name: &str, data: *const c_char, len: u64) -> Result<Option<&'a str>> {
+    // SAFETY: the caller's contract.
+    if data.is_null() { Ok(None) } else { Ok(Some(unsafe { string(name, data, len) }?)) }
 }
 
 /// NULL: none.

@@ -16,6 +16,10 @@ pub mod files;
 pub mod float;
 pub mod process;
 pub mod quiet;
+#[cfg(test)]
+#[path = "../../tests/support/random.rs"]
+#[allow(dead_code)] // the integration tests use all of it
+pub mod random;
 pub mod shared_mapping;
 pub mod threads;
 

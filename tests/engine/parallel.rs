@@ -11,6 +11,7 @@ use pagedllm::communicator::local::Local;
 use pagedllm::communicator::{Communicator, CommunicatorHandle};
 use pagedllm::engine::{Engine, Fork, Output, Prompt, Request, Resume};
 use pagedllm::error::{Code, Result};
+use pagedllm::memory::budget::MemoryBudget;
 use pagedllm::types::SeqId;
 use pagedllm::types::options::{EngineOptions, Isa, KvDtype, Preemption, SamplingParams, WorkerOptions};
 use pagedllm::types::outputs::FinishReason;
@@ -19,23 +20,36 @@ use pagedllm::types::parallel::Division;
 const BLOCK: usize = 8;
 const TIMEOUT: Duration = Duration::from_secs(600);
 const ALONE: Division = Division { tensor: 1, pipeline: 1 };
-const DIVISIONS: [Division; 4] = [
+const DIVISIONS: [Division; 6] = [
     Division { tensor: 2, pipeline: 1 },
     Division { tensor: 4, pipeline: 1 },
     Division { tensor: 1, pipeline: 2 },
+    Division { tensor: 1, pipeline: 3 },
+    Division { tensor: 1, pipeline: 4 },
     Division { tensor: 2, pipeline: 2 },
 ];
 
-/// A small LLaMA that two or four workers can divide.
+/// A small model that two or four workers can divide.
 struct Model(TempDir);
 
 impl Model {
+    /// Creates a LLaMA.
     fn new() -> Model {
+        Model::of_family("llama", 8, 52)
+    }
+
+    /// Creates a Gemma 2, whose layers alternate between two groups of blocks.
+    fn with_windows() -> Model {
+        Model::of_family("gemma 2", 4, 52)
+    }
+
+    fn of_family(family: &str, heads: u64, width: u64) -> Model {
         let dir = TempDir::new();
-        let (_, mut config) = configs(512).pop().unwrap();
+        let (_, mut config) = configs(512).into_iter().find(|(name, _)| name.starts_with(family)).unwrap();
         let sizes = config.as_object_mut().unwrap();
-        sizes.insert("num_attention_heads".into(), 8.into());
-        sizes.insert("intermediate_size".into(), 52.into());
+        sizes.insert("num_attention_heads".into(), heads.into());
+        sizes.insert("intermediate_size".into(), width.into());
+        sizes.insert("num_hidden_layers".into(), 4.into());
         write_random_model(&dir.0, &config, false, 5);
         Model(dir)
     }
@@ -71,11 +85,16 @@ fn with(options: &EngineOptions, division: Division, world: Local) -> EngineOpti
 
 impl Team {
     fn new(options: &EngineOptions, division: Division) -> Team {
+        Team::with_first(options, options, division)
+    }
+
+    /// Starts rank 0 with options of its own.
+    fn with_first(first: &EngineOptions, options: &EngineOptions, division: Division) -> Team {
         if division == ALONE {
-            return Team { engine: Engine::create(options).unwrap(), workers: Vec::new() };
+            return Team { engine: Engine::create(first).unwrap(), workers: Vec::new() };
         }
         let mut ranks = Local::group(division.workers()).into_iter();
-        let first = with(options, division, ranks.next().unwrap());
+        let first = with(first, division, ranks.next().unwrap());
         let workers = ranks.map(|world| {
             let options = with(options, division, world);
             thread::spawn(move || Engine::run_worker(&options, &mut |_, _| true))
@@ -103,14 +122,18 @@ impl Team {
         loop {
             let unfinished = self.engine.step().unwrap().unfinished;
             self.engine.check_invariants();
-            for output in self.engine.queue().poll(Some(Duration::ZERO)).unwrap() {
-                assert_ne!(output.finish, Some(FinishReason::Error), "{output:?}");
-                let pairs = output.tokens.iter().copied().zip(output.logprobs.tokens.iter().copied());
-                results.entry(output.sequence).or_default().extend(pairs);
-            }
+            self.collect(&mut results);
             if unfinished == 0 {
                 return results;
             }
+        }
+    }
+
+    fn collect(&self, results: &mut BTreeMap<SeqId, Vec<(u32, f32)>>) {
+        for output in self.engine.queue().poll(Some(Duration::ZERO)).unwrap() {
+            assert_ne!(output.finish, Some(FinishReason::Error), "{output:?}");
+            let pairs = output.tokens.iter().copied().zip(output.logprobs.tokens.iter().copied());
+            results.entry(output.sequence).or_default().extend(pairs);
         }
     }
 }
@@ -152,14 +175,47 @@ fn assert_near(ours: &[Vec<(u32, f32)>], alone: &[Vec<(u32, f32)>], what: &str) 
 
 #[test]
 fn several_workers_give_the_results_of_one_whatever_the_batch() {
-    let model = Model::new();
-    let options = model.options(200);
-    let alone = generate(&Team::new(&options, ALONE), true);
+    for model in [Model::new(), Model::with_windows()] {
+        let options = model.options(200);
+        let alone = generate(&Team::new(&options, ALONE), true);
+        for division in DIVISIONS {
+            let team = Team::new(&options, division);
+            let together = generate(&team, true);
+            assert_near(&together, &alone, &format!("{division:?}"));
+            assert_eq!(generate(&team, false), together, "{division:?}: the bits do not depend on the batch");
+            team.end();
+        }
+    }
+}
+
+#[test]
+fn all_workers_free_the_blocks_that_a_budget_takes_back() {
+    let model = Model::with_windows();
+    let alone = generate(&Team::new(&model.options(400), ALONE), true);
     for division in DIVISIONS {
-        let team = Team::new(&options, division);
-        let together = generate(&team, true);
-        assert_near(&together, &alone, &format!("{division:?}"));
-        assert_eq!(generate(&team, false), together, "{division:?}: the bits do not depend on the batch");
+        let options = model.options(400);
+        let workers = WorkerOptions { division, ..Default::default() };
+        let block_bytes = Engine::plan(&EngineOptions { workers, kv_bytes: None, ..options.clone() }).unwrap().block_bytes;
+        let budget = MemoryBudget::new(400 * block_bytes, 400 * block_bytes).unwrap();
+        let first = EngineOptions { kv_bytes: None, budget: Some(budget.clone()), ..options.clone() };
+        let team = Team::with_first(&first, &EngineOptions { kv_bytes: Some(400 * block_bytes), ..options }, division);
+        for number in 0..6 {
+            team.add(prompt(number), greedy(20), false);
+        }
+        for _ in 0..5 {
+            team.engine.step().unwrap();
+        }
+        budget.resize(60 * block_bytes).unwrap();
+        team.engine.step().unwrap();
+        assert!(team.engine.stats().blocks_total <= 60, "{:?}", team.engine.stats());
+        let mut results: BTreeMap<SeqId, Vec<(u32, f32)>> = BTreeMap::new();
+        team.collect(&mut results);
+        while team.engine.step().unwrap().unfinished > 0 {
+            team.engine.check_invariants();
+            team.collect(&mut results);
+        }
+        team.collect(&mut results);
+        assert_near(&results.into_values().collect::<Vec<_>>(), &alone, &format!("{division:?}"));
         team.end();
     }
 }
@@ -299,7 +355,7 @@ fn wrong_uses_are_refused() {
     let error = Engine::create(&alone).err().unwrap();
     assert_eq!(
         error.message(),
-        "tensor_parallel times pipeline_parallel is 2 and communicator is NULL; set a communicator with this many ranks"
+        "tensor_parallel times pipeline_parallel is 2 and communicator is NULL; set a communicator with this many ranks, or give as many devices"
     );
     let error = Engine::run_worker(&options, &mut |_, _| true).unwrap_err();
     assert!(error.message().starts_with("a worker needs others"), "{error}");

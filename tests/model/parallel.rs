@@ -10,7 +10,7 @@ use pagedllm::backend::cuda::CudaBackend;
 use pagedllm::backend::{Backend, Workers};
 use pagedllm::communicator::Communicator;
 use pagedllm::communicator::local::Local;
-use pagedllm::error::{Error, Result};
+use pagedllm::error::{Code, Result};
 use pagedllm::model::{BatchLimits, KvPool, ModelFiles};
 use pagedllm::types::options::{Isa, KvDtype, WeightFormat};
 use pagedllm::types::parallel::Division;
@@ -19,6 +19,8 @@ use crate::goldens::{BLOCK_SIZE, Golden, LONGEST, NAMES, Run, TOLERANCE, directo
 use crate::support::cuda;
 
 const TIMEOUT: Duration = Duration::from_secs(600);
+/// Goldens with experts, for CUDA devices.
+const EXPERTS: &[&str] = &["qwen3_moe", "deepseek_v3"];
 
 /// Computes the tokens of a golden on one rank: the prompt in one pass, and the others one by one.
 /// Returns all logits on rank 0.
@@ -53,77 +55,84 @@ enum On {
     Cuda,
 }
 
-/// Returns the logits that the workers of a division compute for a golden.
+/// Returns the logits that the workers of a division compute for a golden. Errors: the division is
+/// refused.
 fn divided(name: &str, golden: &Arc<Golden>, on: On, division: Division) -> Result<Vec<f32>> {
     let open = |rank: usize| {
-        let mut files = ModelFiles::open(&directory(name))?;
+        let mut files = ModelFiles::open(&directory(name)).unwrap();
         files.weight_format = (on == On::Cuda || name.starts_with("gguf_")).then_some(WeightFormat::F32);
-        files.divide(division.place(rank))?;
-        Ok::<_, Error>(files)
+        files.divide(division.place(rank)).map(|()| files)
     };
     let files = (0..division.workers()).map(open).collect::<Result<Vec<_>>>()?;
     let ranks = files.into_iter().zip(Local::group(division.workers())).map(|(files, world)| {
         let golden = golden.clone();
-        thread::spawn(move || match on {
-            On::Cpu => compute(&golden, CpuBackend::new(1, Some(Isa::Portable))?, files, world, division),
-            On::Cuda => compute(&golden, CudaBackend::for_worker(world.rank(), false)?, files, world, division),
+        thread::spawn(move || {
+            let logits = match on {
+                On::Cpu => compute(&golden, CpuBackend::new(1, Some(Isa::Portable)).unwrap(), files, world, division),
+                On::Cuda => compute(&golden, CudaBackend::for_worker(world.rank(), false).unwrap(), files, world, division),
+            };
+            logits.unwrap()
         })
     });
-    let ranks: Vec<_> = ranks.collect();
-    let mut logits = ranks.into_iter().map(|rank| rank.join().unwrap());
+    let mut logits = ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap());
     let first = logits.next().unwrap();
-    logits.try_for_each(|other| other.map(drop))?;
-    first
+    logits.for_each(drop);
+    Ok(first)
 }
 
-/// Compares goldens with the workers of a division. Returns the goldens that cannot be divided in this
-/// way, with the reason.
-fn compare(names: &[&'static str], on: On, (tensor, pipeline): (usize, usize)) -> Vec<(&'static str, String)> {
-    let (mut refused, mut compared) = (Vec::new(), 0);
+/// Compares goldens with the workers of a division. Exactly the goldens that `is_refused` selects
+/// cannot be divided in this way.
+fn compare(names: &[&str], on: On, (tensor, pipeline): (usize, usize), is_refused: fn(&str) -> bool) {
     for &name in names {
+        // On CUDA devices, the inputs of a router are rounded to its stored type.
+        let tolerance = if on == On::Cuda && EXPERTS.contains(&name) { 25.0 * TOLERANCE } else { TOLERANCE };
         let golden = Arc::new(Golden::read(name));
         match divided(name, &golden, on, Division { tensor, pipeline }) {
-            Err(error) => refused.push((name, error.message().to_string())),
+            Err(error) => {
+                assert!(is_refused(name) && error.code() == Code::InvalidArgument, "{name} on {tensor} x {pipeline} workers: {error}");
+                let numbers = [tensor, pipeline].map(|number| number.to_string());
+                assert!(numbers.iter().any(|number| error.message().contains(number)), "{error}");
+            }
             Ok(logits) => {
+                assert!(!is_refused(name), "{name} on {tensor} x {pipeline} workers");
                 assert_eq!(logits.len(), golden.logits.len());
                 for (i, (ours, theirs)) in logits.iter().zip(&golden.logits).enumerate() {
-                    let near = (ours - theirs).abs() <= TOLERANCE;
-                    assert!(near, "{name} on {tensor} x {pipeline} workers ({on:?}): number {i} is {ours}, transformers {theirs}");
+                    let near = (ours - theirs).abs() <= tolerance;
+                    assert!(near, "{name} on {tensor} x {pipeline} workers: number {i} is {ours}, transformers {theirs}");
                 }
-                compared += 1;
             }
         }
     }
-    assert!(compared > 0, "{tensor} x {pipeline}");
-    refused
+}
+
+/// Goldens with 3 heads.
+fn has_three_heads(name: &str) -> bool {
+    name.ends_with("_odd") && name != "falcon_odd"
+}
+
+fn has_one_layer(name: &str) -> bool {
+    ModelFiles::open(&directory(name)).unwrap().spec.layers.len() == 1
 }
 
 #[test]
 fn two_workers_that_divide_each_layer_agree_with_transformers() {
-    for (name, why) in compare(NAMES, On::Cpu, (2, 1)) {
-        println!("{name}: {why}");
-    }
+    compare(NAMES, On::Cpu, (2, 1), has_three_heads);
 }
 
 #[test]
 fn four_workers_that_divide_each_layer_agree_with_transformers() {
-    for (name, why) in compare(NAMES, On::Cpu, (4, 1)) {
-        println!("{name}: {why}");
-    }
+    // Two others have 6 and 2 heads.
+    compare(NAMES, On::Cpu, (4, 1), |name| has_three_heads(name) || ["falcon_odd", "llama3_rope"].contains(&name));
 }
 
 #[test]
 fn two_stages_agree_with_transformers() {
-    for (name, why) in compare(NAMES, On::Cpu, (1, 2)) {
-        println!("{name}: {why}");
-    }
+    compare(NAMES, On::Cpu, (1, 2), has_one_layer);
 }
 
 #[test]
 fn two_stages_of_two_workers_agree_with_transformers() {
-    for (name, why) in compare(NAMES, On::Cpu, (2, 2)) {
-        println!("{name}: {why}");
-    }
+    compare(NAMES, On::Cpu, (2, 2), |name| has_three_heads(name) || has_one_layer(name));
 }
 
 /// Sums, gathered norms (olmo2), experts, latents and tied heads, on simulated devices.
@@ -134,7 +143,7 @@ fn cuda_devices_that_divide_the_model_agree_with_transformers() {
     }
     cuda::shim().pretend_devices(4);
     for division in [(2, 1), (1, 2), (2, 2)] {
-        let refused = compare(&["gpt2", "llama", "gemma3", "olmo2", "qwen3_moe", "deepseek_v3"], On::Cuda, division);
-        assert!(refused.is_empty(), "{division:?}: {refused:?}");
+        compare(&["gpt2", "llama", "gemma3", "olmo2"], On::Cuda, division, |_| false);
+        compare(EXPERTS, On::Cuda, division, |_| false);
     }
 }

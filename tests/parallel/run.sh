@@ -59,7 +59,7 @@ has "$work/engine.log" "code 9, finish 4"
 has "$work/engine.log" "alive, and alone: finish 2"
 echo "a killed worker: $(grep "step failed" "$work/engine.log")"
 
-start 2000
+start 15000
 await "$work/engine.log" ready
 kill -STOP "$worker"
 wait "$engine" || fail "the engine did not survive a worker that hangs"
@@ -76,10 +76,16 @@ code=0 && wait "$worker" || code=$?
 has "$work/worker.log" "refused 9: .*rank 0 has ended"
 echo "a killed engine: $(grep refused "$work/worker.log")"
 
-start 60000 100000
-code=0 && wait "$engine" || code=$?
-[ "$code" = 3 ] || fail "the engine ended with $code"
-has "$work/engine.log" "refused"
+# Enough to start, and too little for the weights.
+start 60000 52000
+await "$work/engine.log" "ready\|refused"
+has "$work/engine.log" refused
+for process in "$engine" "$worker"; do
+    code=0 && wait "$process" || code=$?
+    [ "$code" = 3 ] || fail "a process ended with $code"
+done
+has "$work/engine.log" "refused 8"
+has "$work/worker.log" "refused 8"
 echo "a worker without memory: $(grep refused "$work/engine.log")"
 
 for mpi in openmpi mpich; do

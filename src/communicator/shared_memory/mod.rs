@@ -26,7 +26,7 @@ use self::join::Group;
 use self::segment::{LEFT, SLOT_BYTES, Segment, rank_lock};
 use self::waiting::{Limits, group_error, spins};
 use super::{Communicator, OrderedSum};
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 use crate::sys::bytes::{as_bytes, as_bytes_mut};
 use crate::sys::process::{Owner, ProcessHandle};
 use crate::sys::{file_locks, files};
@@ -58,10 +58,15 @@ impl SharedMemory {
     ///
     /// # Errors
     /// `InvalidArgument` if the size is not 1 to 64, the rank is not below it or already in use, or
-    /// other ranks have another size. `Io` or `Capacity` if the file cannot be created. `Internal` if
-    /// a rank has not joined in time or has ended.
+    /// other ranks have another size. `Capacity` if the file cannot be allocated. `Io` if it cannot be
+    /// created, or if a rank has not joined in time or has ended.
     pub fn join(path: &Path, rank: usize, size: usize, timeout: Option<Duration>) -> Result<SharedMemory> {
-        SharedMemory::join_group(&Group { path, rank, size }, &Limits::to_join(timeout, None))
+        let group = SharedMemory::join_group(&Group { path, rank, size }, &Limits::to_join(timeout, None));
+        // No engine stops because of it yet.
+        group.map_err(|error| match error.code() {
+            Code::Internal => Error::io(error.message().to_string()),
+            _ => error,
+        })
     }
 
     fn join_group(group: &Group, limits: &Limits) -> Result<SharedMemory> {

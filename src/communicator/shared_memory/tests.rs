@@ -5,14 +5,9 @@ use std::thread;
 
 use super::segment::{JOINED, RING_BYTES, SLOTS, file_bytes};
 use super::*;
-use crate::error::Code;
 use crate::sys::counting::peak_of;
+use crate::sys::random::Random;
 use crate::sys::shared_mapping::SharedMapping;
-
-#[allow(dead_code)] // other tests use all of it
-#[path = "../../../tests/support/random.rs"]
-mod random;
-use random::Random;
 
 /// A call that makes no progress for this time fails, also on a busy machine.
 const STALL: Option<Duration> = Some(Duration::from_secs(300));
@@ -341,6 +336,7 @@ fn a_rank_that_does_not_come_is_named() {
     let error = join(&path, 1, 3, short).err().unwrap();
     assert!(error.message().contains("rank 0 has not joined within ") && error.message().ends_with("start all 3 ranks"), "{error}");
     let error = join(&path, 0, 3, short).err().unwrap();
+    assert_eq!(error.code(), Code::Io);
     assert!(error.message().contains("rank 1 has not joined within "), "{error}");
     assert!(path.files().is_empty());
 }

@@ -1,6 +1,7 @@
 //! The commands that rank 0 sends to the other workers, as plain numbers.
 
 use super::group::Group;
+use crate::backend::BatchSize;
 use crate::error::{Error, Result};
 use crate::sys::bytes::{as_bytes, as_bytes_mut};
 use crate::types::batch::{Batch, BlockCopy, BlockMove, Placeholder, Span, Tail};
@@ -40,6 +41,15 @@ pub struct Message {
 }
 
 impl Message {
+    /// Creates a message with memory for the plans of batches up to `max`.
+    pub fn for_batches(max: &BatchSize) -> Result<Message> {
+        let BatchSize { tokens, sequences, logits, table_entries, groups } = *max;
+        let lists = 8 + tokens * (2 + groups) + table_entries + logits + sequences * (3 + 2 * groups + 2);
+        let mut words = Vec::new();
+        words.try_reserve_exact(HEADER + lists)?;
+        Ok(Message { words, next: 0 })
+    }
+
     /// Starts a message that will have at most `capacity` numbers in its lists.
     fn begin(&mut self, kind: Kind, capacity: usize) -> Result<()> {
         self.words.clear();
@@ -71,8 +81,8 @@ impl Message {
             return Ok(());
         }
         let (header, lists) = self.words.split_at_mut(HEADER);
-        group.tensor.broadcast(as_bytes_mut(header), 0, Some(group.timeout))?;
-        if lists.is_empty() { Ok(()) } else { group.tensor.broadcast(as_bytes_mut(lists), 0, Some(group.timeout)) }
+        group.workers.tensor.broadcast(as_bytes_mut(header), 0, group.timeout())?;
+        if lists.is_empty() { Ok(()) } else { group.workers.tensor.broadcast(as_bytes_mut(lists), 0, group.timeout()) }
     }
 
     /// Sends the message to the next stage, if there is one.
@@ -81,15 +91,15 @@ impl Message {
             return Ok(());
         }
         let (header, lists) = self.words.split_at(HEADER);
-        group.world.send(as_bytes(header), group.place.next(), Some(group.timeout))?;
-        if lists.is_empty() { Ok(()) } else { group.world.send(as_bytes(lists), group.place.next(), Some(group.timeout)) }
+        group.world().send(as_bytes(header), group.place.next(), group.timeout())?;
+        if lists.is_empty() { Ok(()) } else { group.world().send(as_bytes(lists), group.place.next(), group.timeout()) }
     }
 
     /// Waits for the next message, without a limit: an engine may be idle for any time.
     pub fn receive(&mut self, group: &Group) -> Result<Kind> {
         let receive = |words: &mut [u32], timeout| match group.place.is_first_stage() {
-            true => group.tensor.broadcast(as_bytes_mut(words), 0, timeout),
-            false => group.world.receive(as_bytes_mut(words), group.place.previous(), timeout),
+            true => group.workers.tensor.broadcast(as_bytes_mut(words), 0, timeout),
+            false => group.world().receive(as_bytes_mut(words), group.place.previous(), timeout),
         };
         let mut header = [0; HEADER];
         receive(&mut header, None)?;
@@ -102,7 +112,7 @@ impl Message {
         self.words.extend(header);
         self.words.resize(HEADER + len as usize, 0);
         if len > 0 {
-            receive(&mut self.words[HEADER..], Some(group.timeout))?;
+            receive(&mut self.words[HEADER..], group.timeout())?;
         }
         Ok(kind)
     }

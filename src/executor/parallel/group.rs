@@ -12,14 +12,10 @@ use crate::types::parallel::{Division, WorkerPlace};
 /// The workers of one engine, as one of them sees them.
 #[derive(Clone)]
 pub struct Group {
-    /// All workers.
-    pub world: Arc<dyn Communicator>,
-    /// The workers of the same stage.
-    pub tensor: Arc<dyn Communicator>,
+    /// The communicators of this worker.
+    pub workers: Workers,
     /// The place of this worker.
     pub place: WorkerPlace,
-    /// Limit of each wait for other workers.
-    pub timeout: Duration,
 }
 
 /// Bytes of the text with the version.
@@ -42,17 +38,23 @@ impl Group {
         if rank >= size {
             return Err(Error::invalid(format!("the communicator has rank {rank} of {size}; ranks are numbered from 0")));
         }
-        let mut group = Group { tensor: world.clone(), world, place: division.place(rank), timeout };
+        let workers = Workers { tensor: world.clone(), world, timeout };
+        let mut group = Group { workers, place: division.place(rank) };
         group.compare_versions()?;
         if division.pipeline > 1 && division.tensor > 1 {
-            group.tensor = group.world.split(group.place.stage, Some(timeout))?;
+            group.workers.tensor = group.world().split(group.place.stage, Some(timeout))?;
         }
         Ok(group)
     }
 
-    /// Returns the groups for the backend.
-    pub fn workers(&self) -> Workers {
-        Workers { world: self.world.clone(), tensor: self.tensor.clone(), timeout: self.timeout }
+    /// Returns the communicator of all workers.
+    pub fn world(&self) -> &dyn Communicator {
+        &*self.workers.world
+    }
+
+    /// Returns the limit of a wait for other workers.
+    pub fn timeout(&self) -> Option<Duration> {
+        Some(self.workers.timeout)
     }
 
     fn compare_versions(&self) -> Result<()> {
@@ -60,8 +62,8 @@ impl Group {
         let Division { tensor, pipeline } = self.place.division;
         let text = format!("{}, tensor_parallel {tensor}, pipeline_parallel {pipeline}", env!("CARGO_PKG_VERSION"));
         own[..text.len()].copy_from_slice(text.as_bytes());
-        let mut all = try_vec(VERSION_BYTES * self.world.size(), 0)?;
-        self.world.all_gather(&own, &mut all, Some(self.timeout))?;
+        let mut all = try_vec(VERSION_BYTES * self.world().size(), 0)?;
+        self.world().all_gather(&own, &mut all, self.timeout())?;
         match all.chunks_exact(VERSION_BYTES).position(|version| version != own) {
             None => Ok(()),
             Some(rank) => {
@@ -76,19 +78,22 @@ impl Group {
 
     /// Returns the bytes of each worker, which may differ in length.
     pub fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let mut lens = try_vec(self.world.size(), 0u64)?;
-        self.world.all_gather(as_bytes(&[bytes.len() as u64]), as_bytes_mut(&mut lens), Some(self.timeout))?;
+        let mut lens = try_vec(self.world().size(), 0u64)?;
+        self.world().all_gather(as_bytes(&[bytes.len() as u64]), as_bytes_mut(&mut lens), self.timeout())?;
         let longest = lens.iter().copied().max().unwrap_or(0);
+        if lens[self.world().rank()] != bytes.len() as u64 {
+            return Err(Error::internal("the communicator has changed the bytes of this rank"));
+        }
         if longest > MAX_RECORD {
             return Err(Error::internal(format!("a worker has sent a record of {longest} bytes; the limit is {MAX_RECORD}")));
         }
         let mut own = try_vec(longest as usize, 0)?;
         own[..bytes.len()].copy_from_slice(bytes);
-        let mut all = try_vec(own.len() * self.world.size(), 0)?;
+        let mut all = try_vec(own.len() * self.world().size(), 0)?;
         if longest > 0 {
-            self.world.all_gather(&own, &mut all, Some(self.timeout))?;
+            self.world().all_gather(&own, &mut all, self.timeout())?;
         }
-        let mut records = try_with_capacity(self.world.size())?;
+        let mut records = try_with_capacity(self.world().size())?;
         for (rank, &len) in lens.iter().enumerate() {
             let mut record = try_with_capacity(len as usize)?;
             record.extend_from_slice(&all[rank * own.len()..][..len as usize]);
@@ -104,9 +109,9 @@ impl Group {
             record.extend((error.code() as i32).to_le_bytes());
             record.extend(error.message().bytes());
         }
-        let records = match (self.gather(&record), &result) {
-            (Err(_), Err(_)) => return result,
-            (records, _) => records?,
+        let records = match self.gather(&record) {
+            Ok(records) => records,
+            Err(error) => return result.and(Err(error)),
         };
         match records.iter().enumerate().find_map(|(rank, record)| Some((rank, record.split_first_chunk()?))) {
             Some((rank, (code, message))) if result.is_ok() => {
@@ -133,9 +138,9 @@ impl Group {
     }
 
     /// Returns the smallest number of all workers for each number of this one.
-    pub fn least<const N: usize>(&self, numbers: [u64; N]) -> Result<[u64; N]> {
-        let mut all = try_vec(N * self.world.size(), 0u64)?;
-        self.world.all_gather(as_bytes(&numbers), as_bytes_mut(&mut all), Some(self.timeout))?;
+    pub fn min_over_workers<const N: usize>(&self, numbers: [u64; N]) -> Result<[u64; N]> {
+        let mut all = try_vec(N * self.world().size(), 0u64)?;
+        self.world().all_gather(as_bytes(&numbers), as_bytes_mut(&mut all), self.timeout())?;
         Ok(std::array::from_fn(|i| all.iter().skip(i).step_by(N).copied().min().unwrap_or(0)))
     }
 }
@@ -184,8 +189,8 @@ mod tests {
         for records in on_ranks(3, |group| group.gather(&vec![7; 5 * group.place.rank()]).unwrap()) {
             assert_eq!(records, [vec![], vec![7; 5], vec![7; 10]]);
         }
-        for least in on_ranks(3, |group| group.least([group.place.rank() as u64, 9 - group.place.rank() as u64]).unwrap()) {
-            assert_eq!(least, [0, 7]);
+        for min in on_ranks(3, |group| group.min_over_workers([group.place.rank() as u64, 9 - group.place.rank() as u64]).unwrap()) {
+            assert_eq!(min, [0, 7]);
         }
     }
 

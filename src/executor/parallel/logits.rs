@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::backend::Backend;
-use crate::error::Result;
+use crate::error::{Result, try_vec, try_with_capacity};
 use crate::executor::local::ModelExecutor;
 
 /// The steps in flight of a pipeline, the oldest first. A step's logits can be received before they
@@ -25,12 +25,14 @@ struct Step {
 }
 
 impl PipelineLogits {
-    /// Creates the logits of up to `depth` steps.
-    pub fn new(vocab: usize, depth: usize) -> Result<PipelineLogits> {
-        let (mut steps, mut spare) = (VecDeque::new(), Vec::new());
+    /// Creates the logits of up to `depth` steps with up to `max_rows` rows each.
+    pub fn new(vocab: usize, depth: usize, max_rows: usize) -> Result<PipelineLogits> {
+        let (mut steps, mut spare) = (VecDeque::new(), try_with_capacity(depth + 1)?);
         steps.try_reserve_exact(depth)?;
-        spare.try_reserve_exact(depth + 1)?;
-        Ok(PipelineLogits { vocab, steps, received: 0, taken: Vec::new(), spare })
+        for _ in 0..depth {
+            spare.push(try_vec(max_rows * vocab, 0.0)?);
+        }
+        Ok(PipelineLogits { vocab, steps, received: 0, taken: try_vec(max_rows * vocab, 0.0)?, spare })
     }
 
     /// Returns memory for the logits of a new step.

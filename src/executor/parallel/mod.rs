@@ -18,7 +18,7 @@ pub use worker::serve;
 
 use super::local::ModelExecutor;
 use super::{Executor, InFlightStep, StepOutput};
-use crate::backend::Backend;
+use crate::backend::{Backend, BatchSize};
 use crate::error::{Error, Result, try_with_capacity};
 use crate::kv::BlockId;
 use crate::sys::bytes::as_bytes;
@@ -49,16 +49,23 @@ pub struct ParallelExecutor<B: Backend> {
 impl<B: Backend> ParallelExecutor<B> {
     /// Creates the executor of rank 0, while the other ranks start `serve`. `threads` are those of them
     /// that are threads of this process.
-    pub fn new(threads: WorkerThreads, local: ModelExecutor<B>, group: Group) -> Result<ParallelExecutor<B>> {
+    ///
+    /// All memory of steps with batches up to `max` is reserved.
+    pub fn new(threads: WorkerThreads, local: ModelExecutor<B>, group: Group, max: &BatchSize) -> Result<ParallelExecutor<B>> {
         let (part_bytes, layout) = describe_blocks(&local, &group)?;
-        let stages = group.place.division.pipeline;
-        let pipeline = if stages > 1 { Some(PipelineLogits::new(local.vocab_size(), stages)?) } else { None };
-        let message = Message::default();
+        let reserved = Message::for_batches(max).and_then(|message| {
+            let stages = group.place.division.pipeline;
+            let logits = || PipelineLogits::new(local.vocab_size(), stages, max.logits);
+            Ok((message, if stages > 1 { Some(logits()?) } else { None }))
+        });
+        let (message, pipeline) = group.agree(reserved)?;
         Ok(ParallelExecutor { local, group, message, part_bytes, layout, pipeline, unreceived: None, failure: None, threads })
     }
 
-    /// Makes a change that all workers make too. `write` writes the message for them.
+    /// Makes a change that all workers make too. `write` writes the message for them. No worker waits
+    /// for this rank to take its logits, so that it can take the message.
     fn command(&mut self, write: impl FnOnce(&mut Message) -> Result<()>) -> Result<()> {
+        self.receive_all()?;
         self.begin_command(write)?;
         let relayed = self.message.relay(&self.group);
         self.keep_failure(relayed)
@@ -106,7 +113,7 @@ impl<B: Backend> ParallelExecutor<B> {
         }
     }
 
-    /// Receives all logits. A worker that waits for this rank to take its logits reads no command.
+    /// Receives all logits.
     fn receive_all(&mut self) -> Result<()> {
         self.receive_newest();
         self.receive_logits(0)
@@ -201,12 +208,11 @@ impl<B: Backend> Executor for ParallelExecutor<B> {
         let start = out.len();
         self.local.read_blocks(blocks, tail, out)?;
         debug_assert_eq!(out.len() - start, blocks.len() * own);
-        self.receive_all()?;
         self.command(|message| message.put_blocks(Kind::Read, blocks, tail))?;
         for rank in 1..self.part_bytes.len() {
             let start = out.len();
             out.resize(start + blocks.len() * self.block_bytes(rank), 0);
-            let received = self.group.world.receive(&mut out[start..], rank, Some(self.group.timeout));
+            let received = self.group.world().receive(&mut out[start..], rank, self.group.timeout());
             self.keep_failure(received)?;
         }
         Ok(())
@@ -218,11 +224,10 @@ impl<B: Backend> Executor for ParallelExecutor<B> {
             return Err(Error::invalid(format!("the stored blocks are too short ({} bytes of {all})", bytes.len())));
         }
         let (own, mut rest) = bytes.split_at(blocks.len() * self.block_bytes(0));
-        self.receive_all()?;
         self.command(|message| message.put_blocks(Kind::Write, blocks, Tail { blocks: 0, slots: 0 }))?;
         for rank in 1..self.part_bytes.len() {
             let (now, later) = rest.split_at(blocks.len() * self.block_bytes(rank));
-            let sent = self.group.world.send(now, rank, Some(self.group.timeout));
+            let sent = self.group.world().send(now, rank, self.group.timeout());
             self.keep_failure(sent)?;
             rest = later;
         }
@@ -230,6 +235,11 @@ impl<B: Backend> Executor for ParallelExecutor<B> {
     }
 
     fn shrink(&mut self, moves: &[BlockCopy], blocks: usize) -> Result<()> {
+        if self.is_lost() && moves.is_empty() {
+            // The memory returns to the budget without the other workers.
+            self.local.free_blocks(blocks);
+            return Ok(());
+        }
         self.command(|message| message.put_shrink(moves, blocks))?;
         self.local.shrink(moves, blocks)
     }
@@ -264,7 +274,7 @@ impl<B: Backend> Drop for ParallelExecutor<B> {
 /// the sizes for each worker, and one layout for all.
 fn describe_blocks<B: Backend>(local: &ModelExecutor<B>, group: &Group) -> Result<(Vec<Vec<usize>>, String)> {
     let own: Vec<u64> = local.kv_part_bytes().into_iter().map(|bytes| bytes as u64).collect();
-    let mut part_bytes = try_with_capacity(group.world.size())?;
+    let mut part_bytes = try_with_capacity(group.world().size())?;
     for record in group.gather(as_bytes(&own))? {
         part_bytes.push(record.as_chunks().0.iter().map(|&bytes| u64::from_ne_bytes(bytes) as usize).collect());
     }

@@ -13,6 +13,7 @@ use super::{
 };
 use crate::backend::HeadShard;
 use crate::error::{Error, Result};
+use crate::types::parallel::part_of;
 
 /// A rank of tensor parallelism.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,8 +126,7 @@ impl Shard {
     /// Returns the tokens of this rank, of a vocabulary with `vocab_size` tokens. All ranks have equally
     /// many, except the last ones, which may have fewer or none.
     pub fn tokens(self, vocab_size: usize) -> Range<usize> {
-        let each = vocab_size.div_ceil(self.ranks);
-        (self.rank * each).min(vocab_size)..((self.rank + 1) * each).min(vocab_size)
+        part_of(vocab_size, self.rank, self.ranks)
     }
 
     /// Returns the part of this rank. `what` names what is divided.

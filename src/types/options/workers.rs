@@ -137,7 +137,10 @@ mod tests {
     fn each_worker_of_this_process_has_one_device() {
         let options = EngineOptions { threads: Some(3), ..options("cpu,cpu", 1, 1) };
         let second = options.for_device(1).unwrap();
-        assert_eq!((second.device.as_str(), second.threads, second.workers.division), ("cpu", Some(3), Division { tensor: 2, pipeline: 1 }));
+        assert_eq!(
+            (second.device.as_str(), second.threads, second.workers.division),
+            ("cpu", Some(3), Division { tensor: 2, pipeline: 1 })
+        );
         assert!(second.validate().is_ok());
         let many = (0..65).map(|i| format!("cuda:{i}")).collect::<Vec<_>>().join(",");
         assert_eq!(options_error(&many), "device names 65 devices; give at most 64");

@@ -144,7 +144,7 @@ AT(pllm_communicator, receive, 56);
 AT(pllm_communicator, split, 64);
 AT(pllm_communicator, close, 72);
 
-SIZE(pllm_engine_options, 344);
+SIZE(pllm_engine_options, 368);
 AT(pllm_engine_options, struct_size, 0);
 AT(pllm_engine_options, model_path, 8);
 AT(pllm_engine_options, model_path_len, 16);
@@ -199,6 +199,10 @@ AT(pllm_engine_options, kv_store_timeout_ms, 316);
 AT(pllm_engine_options, kv_store_secret, 320);
 AT(pllm_engine_options, kv_store_secret_len, 328);
 AT(pllm_engine_options, kv_events_capacity, 336);
+AT(pllm_engine_options, communicator, 344);
+AT(pllm_engine_options, tensor_parallel, 352);
+AT(pllm_engine_options, pipeline_parallel, 356);
+AT(pllm_engine_options, worker_timeout_ms, 360);
 
 SIZE(pllm_plan, 112);
 AT(pllm_plan, struct_size, 0);

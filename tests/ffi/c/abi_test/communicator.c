@@ -92,8 +92,8 @@ static void invalid_groups_are_refused(void) {
     INVALID(pllm_communicator_shared_memory(group_path(), 0, 0, 1, &c));
     INVALID(pllm_communicator_shared_memory(group_path(), 0, 65, 1, &c));
     INVALID(pllm_communicator_shared_memory(group_path(), 2, 2, 1, &c));
-    FAILS(PLLM_E_INTERNAL, pllm_communicator_shared_memory(group_path(), 0, 2, 1, &c));
-    FAILS(PLLM_E_INTERNAL, pllm_communicator_shared_memory(group_path(), 1, 2, 1, &c));
+    FAILS(PLLM_E_IO, pllm_communicator_shared_memory(group_path(), 0, 2, 1, &c));
+    FAILS(PLLM_E_IO, pllm_communicator_shared_memory(group_path(), 1, 2, 1, &c));
     FAILS(PLLM_E_IO, pllm_communicator_shared_memory("/nonexistent/group", 0, 1, 1, &c));
     CHECK(all_bytes_are(&c, 8, sizeof c, POISON));
     c.struct_size = sizeof c - 8;

@@ -187,7 +187,13 @@ static void workers_that_do_not_fit_are_refused(void) {
     INVALID(pllm_engine_create(&options, &engine));
     options.tensor_parallel = 1;
     INVALID(pllm_worker_run(&options));
-    if (OK(pllm_engine_create(&options, &engine))) pllm_engine_free(engine);
+    if (!OK(pllm_engine_create(&options, &engine))) return;
+    // The communicator belongs to the engine.
+    pllm_engine *second = UNTOUCHED;
+    INVALID(pllm_engine_create(&options, &second));
+    pllm_engine_free(engine);
+    INVALID(pllm_engine_create(&options, &second));
+    CHECK(second == UNTOUCHED);
 }
 
 const test workers_tests[] = {
