@@ -356,9 +356,11 @@ impl pllm_engine_options {
         known_flags("flags", c.flags, PLLM_ENGINE_SKIP_TOKENIZER | PLLM_ENGINE_NO_PREFIX_CACHE | PLLM_ENGINE_BATCH_INVARIANT)?;
         [("reserved", c.reserved), ("reserved2", c.reserved2)].into_iter().try_for_each(|(name, value)| known_flags(name, value, 0))?;
         // SAFETY: the caller's contract.
-        let model_name = if c.model_name.is_null() { None } else { Some(unsafe { string("model_name", c.model_name, c.model_name_len) }?) };
+        let model_name = unsafe { optional("model_name", c.model_name, c.model_name_len) }?;
         // SAFETY: the caller's contract.
-        let swap_path = if c.swap_path.is_null() { None } else { Some(unsafe { string("swap_path", c.swap_path, c.swap_path_len) }?) };
+        let swap_path = unsafe { optional("swap_path", c.swap_path, c.swap_path_len) }?;
+        // SAFETY: the caller's contract.
+        let (kv_store, workers) = unsafe { (kv_store(&c)?, workers(&c)?) };
         Ok(EngineOptions {
             model_dir: model_path.into(),
             device: device.into(),
@@ -397,10 +399,9 @@ impl pllm_engine_options {
             swap_dir: swap_path.map(|path| if path.is_empty() { ".".into() } else { path.into() }),
             policies: policies(&c)?,
             model_name: model_name.map(Into::into),
-            // SAFETY: the caller's contract.
-            kv_store: unsafe { kv_store(&c) }?,
+            kv_store,
             kv_events_capacity: usize::try_from(c.kv_events_capacity).unwrap_or(usize::MAX),
-            workers: unsafe { workers(&c) }?, // SAFETY: the caller's contract.
+            workers,
         })
     }
 
@@ -448,6 +449,14 @@ unsafe fn workers(c: &pllm_engine_options) -> Result<WorkerOptions> {
             milliseconds => Duration::from_millis(milliseconds),
         },
     })
+}
+
+/// NULL: none.
+/// # Safety
+/// As `string`.
+unsafe fn optional<'a>(name: &str, data: *const c_char, len: u64) -> Result<Option<&'a str>> {
+    // SAFETY: the caller's contract.
+    if data.is_null() { Ok(None) } else { Ok(Some(unsafe { string(name, data, len) }?)) }
 }
 
 /// NULL: none.
