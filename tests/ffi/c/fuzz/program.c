@@ -44,7 +44,7 @@ static const operation operations[] = {
     {free_sequence, 2, false},
     {get_sequence_info, 3, false},
     {pin_prefix, 2, false},
-    {unpin_any, 2, false},
+    {unpin_any, 4, false},
     {export_sequence, 2, false},
     {import_sequence, 2, false},
     {predict_only, 2, false},
