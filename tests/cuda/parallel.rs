@@ -102,8 +102,11 @@ type Answers = BTreeMap<u64, Vec<(u32, u32)>>;
 
 /// Returns the outputs of all requests, or the error of a failed one.
 fn run(engine: &Engine, requests: impl Iterator<Item = Request>) -> Result<Answers, Error> {
-    let expected = requests.map(|request| engine.add_request(request).unwrap()).count();
-    let (mut answers, mut failure, mut ended) = (Answers::new(), None, 0);
+    let (mut answers, mut failure, mut ended, mut expected) = (Answers::new(), None, 0, 0);
+    for request in requests {
+        engine.add_request(request).unwrap();
+        expected += 1;
+    }
     while ended < expected {
         let _ = engine.step();
         for output in engine.queue().poll(Some(Default::default())).unwrap() {
