@@ -28,7 +28,7 @@ export PAGEDLLM_LIBRARY := $(LIB)
 # Packages for the registries of languages, made and tested (scripts/wheel.sh, scripts/node-package.sh).
 .PHONY: wheel node-package test-packages
 .PHONY: demo test stages setup lib header manual lint test-rust test-soak soak test-c test-tsan test-abi test-cpp test-go test-python test-node test-examples \
-        test-server-go test-server-cpp test-install test-kernels test-connectors connectors install-connectors cuda-toolkit install dist bench bench-engines bench-fairness bench-kv-store bench-long bench-polling bench-quality bench-quick bench-scheduler bench-sequences bench-serving bench-swap fuzz paper paper-quick scale clean
+        test-server-go test-server-cpp test-install test-kernels test-connectors test-mpi test-parallel connectors install-connectors cuda-toolkit install dist bench bench-engines bench-fairness bench-kv-store bench-long bench-polling bench-quality bench-quick bench-scheduler bench-sequences bench-serving bench-swap fuzz paper paper-quick scale clean
 
 demo: $(BUILD)/hello_cpp
 	$(BUILD)/hello_cpp $(MODEL)
@@ -39,7 +39,7 @@ test: setup
 	@CARGO_INCREMENTAL=0 $(MAKE) --no-print-directory --jobs=2 --output-sync=target stages
 	@echo "make test: everything passed"
 
-stages: lint test-c test-rust test-cpp test-soak test-kernels test-connectors test-abi test-go test-server-go test-python test-node test-peers test-scale test-examples test-install test-packages test-server-cpp paper-quick
+stages: lint test-c test-rust test-cpp test-soak test-kernels test-connectors test-mpi test-parallel test-abi test-go test-server-go test-python test-node test-peers test-scale test-examples test-install test-packages test-server-cpp paper-quick
 
 setup:
 	@scripts/setup.sh test
@@ -138,6 +138,14 @@ install-connectors:
 # Tests the stores against the contract of pllm_kv_store, with faults, and with an engine.
 test-connectors: lib
 	tests/connectors/run.sh
+
+# Tests the communicator of bindings/mpi with Open MPI and MPICH. It needs no library.
+test-mpi:
+	tests/mpi/run.sh
+
+# Divides the bundled model among processes, and kills, stops and limits some of them.
+test-parallel: lib
+	tests/parallel/run.sh $(LIBDIR) $(BUILD)/parallel $(MODEL)
 
 # Installs the CUDA compiler (300 MB). Needs neither a GPU nor root.
 cuda-toolkit:

@@ -585,6 +585,99 @@ typedef struct {
   pllm_kv_close close;
 } pllm_kv_store;
 
+// Copies len bytes of rank root to all ranks. The root may return before the other ranks have them.
+// Returns 0, or another number for an error.
+typedef int32_t (*pllm_communicator_broadcast)(void *user_data,
+                                               void *bytes,
+                                               uint64_t len,
+                                               uint32_t root,
+                                               uint64_t timeout_ms);
+
+// Copies len bytes of each rank to all ranks: those of rank i to out + i * len. Returns as
+// pllm_communicator_broadcast.
+typedef int32_t (*pllm_communicator_all_gather)(void *user_data,
+                                                const void *bytes,
+                                                uint64_t len,
+                                                void *out,
+                                                uint64_t timeout_ms);
+
+// Copies part i of the bytes to rank i. bytes and out have a part of len bytes for each rank, back to
+// back. Part i of out comes from rank i. Returns as pllm_communicator_broadcast.
+typedef int32_t (*pllm_communicator_all_to_all)(void *user_data,
+                                                const void *bytes,
+                                                uint64_t len,
+                                                void *out,
+                                                uint64_t timeout_ms);
+
+// Sends len bytes to another rank. May return before the other rank has them. Returns as
+// pllm_communicator_broadcast.
+typedef int32_t (*pllm_communicator_send)(void *user_data,
+                                          const void *bytes,
+                                          uint64_t len,
+                                          uint32_t to,
+                                          uint64_t timeout_ms);
+
+// Receives the next len bytes that another rank sends. Both ranks give the same length. Returns as
+// pllm_communicator_broadcast.
+typedef int32_t (*pllm_communicator_receive)(void *user_data,
+                                             void *bytes,
+                                             uint64_t len,
+                                             uint32_t from,
+                                             uint64_t timeout_ms);
+
+// Divides the group: ranks with the same color form a new group, in the order of their ranks. Writes
+// the user data, the rank and the size of a communicator of that group. It has the same functions, and
+// is closed on its own. Returns as pllm_communicator_broadcast.
+typedef int32_t (*pllm_communicator_split)(void *user_data,
+                                           uint32_t color,
+                                           uint64_t timeout_ms,
+                                           void **out_user_data,
+                                           uint32_t *out_rank,
+                                           uint32_t *out_size);
+
+// Leaves the group. The calls of the other ranks that wait for this rank should then fail.
+typedef void (*pllm_communicator_close)(void *user_data);
+
+// A rank of a group whose ranks exchange bytes: the workers of one engine. A host can use that of
+// pllm_communicator_shared_memory, that of bindings/mpi, or its own.
+//
+// All ranks call the same functions in the same order. A function waits until the other ranks have
+// done their part, at most timeout_ms milliseconds; 0 is no limit. After an error, all later calls
+// of the rank fail, and those of the other ranks should.
+//
+// Threads: one thread at a time calls the functions, not always the same one. They must return
+// normally: no exception, no longjmp. They must not call the engine.
+//
+// Ownership: pllm_engine_create and pllm_worker_run copy the struct. If they succeed, the library calls
+// close, once and last. If they fail, the host closes the communicator, which the other ranks wait for.
+// The library closes what split returns in any case, before the communicator itself. user_data is valid
+// until close returns. A communicator is for one engine or worker. pllm_engine_plan ignores it.
+typedef struct {
+  // sizeof(pllm_communicator).
+  uint64_t struct_size;
+  // Passed to the functions.
+  void *user_data;
+  // Number of this rank, below size.
+  uint32_t rank;
+  // Number of ranks.
+  uint32_t size;
+  // Copies bytes of one rank to all. Required.
+  pllm_communicator_broadcast broadcast;
+  // Copies bytes of each rank to all. Required.
+  pllm_communicator_all_gather all_gather;
+  // Copies different bytes to each rank. Required.
+  pllm_communicator_all_to_all all_to_all;
+  // Sends bytes to one rank. Required.
+  pllm_communicator_send send;
+  // Receives bytes from one rank. Required.
+  pllm_communicator_receive receive;
+  // Divides the group. NULL: not possible, so an engine cannot have tensor and pipeline parallelism
+  // together.
+  pllm_communicator_split split;
+  // Leaves the group. Required.
+  pllm_communicator_close close;
+} pllm_communicator;
+
 // The DRY penalty: a token that would extend a repetition of length tokens loses multiplier * base
 // ^ (length - allowed_length). Call pllm_dry_init first.
 typedef struct {
@@ -806,6 +899,20 @@ typedef struct {
   // memory of the host: about 100 bytes and 4 for each token of a block, for each event and twice
   // for each block of the pool.
   uint64_t kv_events_capacity;
+  // Connection with the other workers that compute the model (docs/parallel.md), which is copied.
+  // NULL (default): this engine computes it alone. Its ranks are tensor_parallel *
+  // pipeline_parallel. Each engine or worker needs a communicator of its own.
+  const pllm_communicator *communicator;
+  // Number of workers that divide each layer. 0 (default): 1. The number of attention heads and
+  // the widths of MLPs must be multiples of it, and so must the number of KV heads, unless it is
+  // a multiple of that.
+  uint32_t tensor_parallel;
+  // Number of groups of workers, each with some of the layers. 0 (default): 1.
+  uint32_t pipeline_parallel;
+  // Time in milliseconds after which a wait for another worker fails. It must be longer than any
+  // step, and than the difference between the times in which the workers load their parts of the
+  // model. 0 (default): 60000.
+  uint64_t worker_timeout_ms;
 } pllm_engine_options;
 
 // Memory that an engine would allocate. Set struct_size before the call.
@@ -1499,6 +1606,36 @@ const pllm_budget *pllm_engine_budget(const pllm_engine *engine);
 // Writes the defaults into a struct of struct_size bytes.
 void pllm_kv_store_init(pllm_kv_store *store, uint64_t struct_size);
 
+// Writes the defaults into a struct of struct_size bytes: no functions.
+void pllm_communicator_init(pllm_communicator *communicator, uint64_t struct_size);
+
+// Joins a group of processes, or threads, of this host, which communicate through shared memory.
+// Waits until all ranks have joined.
+//
+// Rank 0 creates the file at the NUL-terminated path, usually below /dev/shm, where a file system in
+// memory is. It removes the file when it closes the communicator, and replaces one whose rank 0 has
+// ended. The file takes 1 MiB for each rank, and 4 MiB for each pair of ranks that send to each
+// other. size is 1 to 64. timeout_ms limits the wait; 0 is no limit.
+//
+// The end of a process ends the waits of the other ranks within about 0.1 seconds. A forked child
+// cannot use the communicator.
+//
+// Errors: PLLM_E_INVALID_ARGUMENT if a rank is started twice, is not below size, or other ranks have
+// another size; PLLM_E_UNSUPPORTED if another rank has another version of the library;
+// PLLM_E_CAPACITY if there is no memory for the file; PLLM_E_IO if the file cannot be created or is
+// not that of a communicator, or if a rank does not join in time or has ended. The functions of the
+// communicator return the code of the error: PLLM_E_INTERNAL if another rank has ended or failed, or
+// has not done its part in time.
+//
+// Ownership: the host calls close, unless a call that takes the communicator has succeeded. Set
+// struct_size of out_communicator before the call.
+PLLM_NODISCARD
+pllm_error *pllm_communicator_shared_memory(const char *path,
+                                            uint32_t rank,
+                                            uint32_t size,
+                                            uint64_t timeout_ms,
+                                            pllm_communicator *out_communicator);
+
 // Writes the defaults into a struct of struct_size bytes.
 void pllm_dry_init(pllm_dry *dry, uint64_t struct_size);
 
@@ -1521,7 +1658,20 @@ PLLM_NODISCARD pllm_error *pllm_engine_plan(const pllm_engine_options *options, 
 // Free the engine with pllm_engine_free.
 PLLM_NODISCARD pllm_error *pllm_engine_create(const pllm_engine_options *options, pllm_engine **out_engine);
 
-// Ends every request, joins the engine's threads and returns its memory. NULL is allowed. No other
+// Runs one of several workers that compute a model with the engine of rank 0, which is in another
+// process or thread (docs/parallel.md). The options are those of the engine: the same model and
+// formats, and a communicator with another rank. Loads this worker's part of the model, and returns
+// NULL when the engine is freed. Its progress function can cancel the loading.
+//
+// An error ends the engine, too: its calls return PLLM_E_INTERNAL.
+//
+// Errors: those of pllm_engine_create, on all ranks if one of them cannot load its part;
+// PLLM_E_INVALID_ARGUMENT if the communicator is NULL or has rank 0; PLLM_E_INTERNAL if another rank
+// has ended or does not respond within worker_timeout_ms.
+PLLM_NODISCARD pllm_error *pllm_worker_run(const pllm_engine_options *options);
+
+// Ends every request, joins the engine's threads and returns its memory. Ends the other workers of the
+// model; one that hangs is waited for, at most for worker_timeout_ms. NULL is allowed. No other
 // call on this engine may be in progress, including a poll of its own queue.
 //
 // Queues from pllm_queue_create stay valid. They return the outputs they hold, a last output for

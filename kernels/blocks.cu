@@ -217,16 +217,19 @@ template <u32 BITS, u32 GROUP> __device__ __forceinline__ float number_of(const 
     return fmaf(own.scale, code, own.offset);
 }
 
-// out[r] = table[tokens[r]] * scale. Grid: rows, columns.
+// out[r] = table[tokens[r] - first] * scale, or 0 for a token that is not among the `count` of the table.
+// Grid: rows, columns.
 #define EMBED_RECORDS(name, BITS, GROUP)                                                                                                   \
-    extern "C" __global__ void embed_##name(float *out /* [rows, cols] */, const u8 *table /* [tokens, records] */,                        \
-                                            const u32 *tokens /* [rows] */, u32 cols, float scale, u32 bytes, u32 flags) {                 \
+    extern "C" __global__ void embed_##name(float *out /* [rows, cols] */, const u8 *table /* [count, records] */,                         \
+                                            const u32 *tokens /* [rows] */, u32 first, u32 count, u32 cols, float scale, u32 bytes,        \
+                                            u32 flags) {                                                                                   \
         wait_for_previous_kernel();                                                                                                        \
         u32 column = blockIdx.y * blockDim.x + threadIdx.x;                                                                                \
         if (column >= cols) return;                                                                                                        \
-        const u8 *row = table + u64(tokens[blockIdx.x]) * div_ceil(cols, RECORD) * bytes;                                                  \
-        const u8 *record = row + column / RECORD * bytes;                                                                                  \
-        out[u64(blockIdx.x) * cols + column] = number_of<BITS, GROUP>(record, column % RECORD, form_of<BITS>(bytes, flags)) * scale;       \
+        u32 place = tokens[blockIdx.x] - first; /* too large for a token below `first` */                                                  \
+        const u8 *record = table + u64(place) * div_ceil(cols, RECORD) * bytes + column / RECORD * bytes;                                  \
+        float number = place < count ? number_of<BITS, GROUP>(record, column % RECORD, form_of<BITS>(bytes, flags)) * scale : 0.0f;        \
+        out[u64(blockIdx.x) * cols + column] = number;                                                                                     \
     }
 
 EMBED_RECORDS(codes4_by32, 4, 32)

@@ -82,10 +82,12 @@ extern "C" __global__ void gather(float *out /* [count, width] */, const float *
     out[row * width + column] = x[u64(wanted[row]) * width + column];
 }
 
-// out[r] = table[tokens[r]] * scale
-template <class T> __device__ void embed(float *out, const T *table, const u32 *tokens, u32 cols, u32 pitch, float scale) {
+// out[r] = table[tokens[r] - first] * scale, or 0 for a token that is not among the `count` of the table
+template <class T>
+__device__ void embed(float *out, const T *table, const u32 *tokens, u32 first, u32 count, u32 cols, u32 pitch, float scale) {
     ROW_AND_COLUMN(cols);
-    out[row * cols + column] = to_float(table[u64(tokens[row]) * pitch + column]) * scale;
+    u32 place = tokens[row] - first; // too large for a token below `first`
+    out[row * cols + column] = place < count ? to_float(table[u64(place) * pitch + column]) * scale : 0.0f;
 }
 
 // x[r] += table[positions[r] + offset]
@@ -95,11 +97,11 @@ template <class T> __device__ void add_positions(float *x, const T *table, const
 }
 
 #define TABLES(name, T)                                                                                                                         \
-    extern "C" __global__ void embed_##name(float *out /* [rows, cols] */, const T *table /* [tokens, pitch] */, const u32 *tokens /* [rows] */, \
-                                            u32 cols, u32 pitch, float scale) {                                                                 \
+    extern "C" __global__ void embed_##name(float *out /* [rows, cols] */, const T *table /* [count, pitch] */, const u32 *tokens /* [rows] */,  \
+                                            u32 first, u32 count, u32 cols, u32 pitch, float scale) {                                           \
         start_next_kernel();                                                                                                                    \
         wait_for_previous_kernel();                                                                                                             \
-        embed(out, table, tokens, cols, pitch, scale);                                                                                          \
+        embed(out, table, tokens, first, count, cols, pitch, scale);                                                                            \
     }                                                                                                                                           \
     extern "C" __global__ void add_positions_##name(float *x /* [rows, cols] */, const T *table /* [positions, pitch] */,                       \
                                                     const u32 *positions /* [rows] */, u32 cols, u32 pitch, u32 offset) {                       \

@@ -199,26 +199,32 @@ template <class N> __device__ __forceinline__ void copy_row(float *to, const flo
         reinterpret_cast<N *>(to)[i] = reinterpret_cast<const N *>(from)[i];
 }
 
-// out[i] = x[sources[i]]. Grid: routes.
+// out[i] = x[sources[i]] for the routes to `experts` experts. Grid: routes.
 extern "C" __global__ void gather_routes(float *out /* [routes, width] */, const float *x /* [rows, width] */,
-                                         const u32 *sources /* [routes] */, u32 width) {
+                                         const u32 *sources /* [routes] */, const u32 *starts /* [experts + 1] */, u32 experts, u32 width) {
     wait_for_previous_kernel();
+    if (blockIdx.x < starts[0] || blockIdx.x >= starts[experts]) return;
     float *to = out + u64(blockIdx.x) * width;
     const float *from = x + u64(sources[blockIdx.x]) * width;
     if (width % 4 == 0) copy_row<float4>(to, from, width);
     else copy_row<float>(to, from, width);
 }
 
-// out[r] = sum of x[place] * weight over the choices of row r, by descending score. Grid: rows.
+// out[r] = sum of x[place] * weight over the choices of row r among `experts` experts, by descending
+// score. Grid: rows.
 extern "C" __global__ void combine_routes(float *out /* [rows, width] */, const float *x /* [routes, width] */,
-                                          const u32 *places /* [rows, top_k] */, const float *weights /* [rows, top_k] */, u32 width,
-                                          u32 top_k) {
+                                          const u32 *places /* [rows, top_k] */, const float *weights /* [rows, top_k] */,
+                                          const u32 *starts /* [experts + 1] */, u32 experts, u32 width, u32 top_k) {
     wait_for_previous_kernel();
     u64 choices = u64(blockIdx.x) * top_k;
+    u32 first = starts[0], end = starts[experts];
     for (u32 column = threadIdx.x; column < width; column += blockDim.x) {
         float sum = 0.0f;
 #pragma unroll 4
-        for (u32 i = 0; i < top_k; i++) sum += x[u64(places[choices + i]) * width + column] * weights[choices + i];
+        for (u32 i = 0; i < top_k; i++) {
+            u32 place = places[choices + i];
+            if (place >= first && place < end) sum += x[u64(place) * width + column] * weights[choices + i];
+        }
         out[u64(blockIdx.x) * width + column] = sum;
     }
 }

@@ -10,7 +10,7 @@ version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-mkdir -p "$prefix"/{include,lib/pkgconfig,lib/cmake/pagedllm,share/doc/pagedllm,share/pagedllm/{go,python/pagedllm,node}}
+mkdir -p "$prefix"/{include,lib/pkgconfig,lib/cmake/pagedllm,share/doc/pagedllm,share/pagedllm/{go,python/pagedllm,node,mpi}}
 
 # The shared library without line tables.
 strip --strip-unneeded -o "$work/libpagedllm.so" "$built/libpagedllm.so"
@@ -43,6 +43,8 @@ install -m 644 bindings/go/go.mod bindings/go/*.h $(ls bindings/go/*.go | grep -
 install -m 644 bindings/python/README.md "$prefix/share/pagedllm/python/"
 install -m 644 bindings/python/pagedllm/{*.py,py.typed} "$prefix/share/pagedllm/python/pagedllm/"
 install -m 644 bindings/node/{pagedllm.js,pagedllm.d.ts,abi.js,abi.d.ts,runtime.js,package.json,package-lock.json,README.md} "$prefix/share/pagedllm/node/"
+install -m 644 bindings/mpi/{pagedllm_mpi.c,pagedllm_mpi.h,README.md} "$prefix/share/pagedllm/mpi/"
+install -m 755 bindings/mpi/build.sh "$prefix/share/pagedllm/mpi/"
 
 install -m 644 README.md CHANGELOG.md LICENSE docs/manual.md docs/licences.md "$prefix/share/doc/pagedllm/"
 python3 scripts/licences.py --texts > "$prefix/share/doc/pagedllm/licences-of-dependencies.txt"

@@ -45,6 +45,9 @@ if [ "$what" = test ]; then
     header_of uv.h libuv1-dev
     header_of boost/beast.hpp libboost-dev
     header_of rapidjson/document.h rapidjson-dev
+    command_of mpicc.openmpi openmpi-bin libopenmpi-dev
+    command_of mpirun.openmpi openmpi-bin
+    command_of mpicc.mpich mpich libmpich-dev
     python3 -c "import ensurepip" 2>/dev/null || missing+=(python3-venv)
 fi
 if [ "$what" = test ] || [ "$what" = connectors ]; then

@@ -39,6 +39,8 @@
 
 #[doc(hidden)]
 pub mod backend; // the ops of a forward pass, on the CPU and on CUDA devices
+#[doc(hidden)]
+pub mod communicator; // bytes between the workers of one engine
 pub mod engine; // requests, sequences and steps; it connects all other modules
 pub mod error;
 #[doc(hidden)]

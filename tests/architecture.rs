@@ -25,12 +25,14 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("kv", &[]),
     ("text", &[]),
     ("backend", &[]),
+    ("communicator", &[]),
     ("error", &[]),
     ("sys", &[]),
     ("types", &[]),
 ];
-/// Modules that every module may use. The options of an engine refer to its budget.
-const LEAVES: &[&str] = &["error", "sys", "types", "memory::budget"];
+/// Modules that every module may use. The options of an engine refer to its budget and to its
+/// communicator.
+const LEAVES: &[&str] = &["communicator", "error", "sys", "types", "memory::budget"];
 const UNSAFE_MODULES: &[&str] = &["ffi", "backend", "sys"];
 const MAX_FUNCTION_LINES: usize = 60;
 const MAX_FILE_LINES: usize = 600;
@@ -121,6 +123,7 @@ const PLAIN_TEXT: &[&str] = &[
     "tests/ffi",
     "tests/fuzz",
     "tests/model",
+    "tests/mpi",
     "tests/process",
     "tests/replay",
     "tests/scheduler",

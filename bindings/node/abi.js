@@ -67,7 +67,7 @@ const BudgetInfo = struct('pllm_budget_info', 48, {
   heldBytes: u64,
   engines: u64,
 });
-const EngineOptions = struct('pllm_engine_options', 344, {
+const EngineOptions = struct('pllm_engine_options', 368, {
   structSize: u64,
   modelPath: pointer,
   modelPathLen: u64,
@@ -122,6 +122,10 @@ const EngineOptions = struct('pllm_engine_options', 344, {
   kvStoreSecret: pointer,
   kvStoreSecretLen: u64,
   kvEventsCapacity: u64,
+  communicator: pointer,
+  tensorParallel: u32,
+  pipelineParallel: u32,
+  workerTimeoutMs: u64,
 });
 const Plan = struct('pllm_plan', 112, {
   structSize: u64,
@@ -436,6 +440,7 @@ declare('beam_init', 'void', koffi.inout(to(Beam)), u64);
 declare('engine_options_init', 'void', koffi.inout(to(EngineOptions)), u64);
 declare('engine_plan', pointer, to(EngineOptions), koffi.inout(to(Plan)));
 declare('engine_create', pointer, to(EngineOptions), koffi.out(to(pointer)));
+declare('worker_run', pointer, to(EngineOptions));
 declare('engine_free', 'void', pointer);
 declare('engine_health', pointer, pointer);
 declare('engine_get_model_info', pointer, pointer, koffi.inout(to(ModelInfo)));

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 
-from abi import NOTICE, wrapped
+from abi import INTERFACE_OPTIONS, NOTICE, wrapped
 
 FOLDER = "bindings/cpp/parts"
 PARTS = ["overview", "errors", "handles", "options", "c_structs", "outputs", "queues", "sequences", "engine", "responses"]
@@ -44,14 +44,9 @@ NUMBERS = {
 }
 
 # Fields without a member: the wrapper's functions set them, or another member covers them.
-HIDDEN = {
+HIDDEN = INTERFACE_OPTIONS | {
     "choices",
     "grammar_kind",
-    "kv_store",
-    "kv_store_max_bytes",
-    "kv_store_max_operations",
-    "kv_store_secret",
-    "kv_store_timeout_ms",
     "progress_data",
     "prompt_token_ids",
     "pllm_fork.n",

@@ -3,7 +3,7 @@ import dataclasses
 import re
 from typing import List
 
-from abi import NOTICE, wrapped
+from abi import INTERFACE_OPTIONS, NOTICE, wrapped
 
 # Go tools recognize a generated file by this form of the notice.
 HEAD = f'// Code generated{NOTICE.removeprefix("Generated").split(".")[0].replace("`", "")}. DO NOT EDIT.\n\npackage pagedllm\n'
@@ -121,9 +121,7 @@ SPECIAL = {
         "Progress, if not nil, reports the bytes of weights that have been read, out of total, from time to time and once at the end. "
         "It runs on the goroutine that called Open. To cancel the loading, cancel the context of Open."),
     "engine_options.progress_data": None,
-    # A store is a struct of C functions.
-    "engine_options.kv_store": None, "engine_options.kv_store_max_bytes": None, "engine_options.kv_store_max_operations": None,
-    "engine_options.kv_store_timeout_ms": None, "engine_options.kv_store_secret": None,
+    **{f"engine_options.{name}": None for name in INTERFACE_OPTIONS},
     "request.queue": None, "request.logits_hook": None, "request.hook_data": None,
     "resume.queue": None, "resume.logits_hook": None, "resume.hook_data": None,
     "fork.n": None,

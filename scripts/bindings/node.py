@@ -3,7 +3,7 @@ of options and results, and their types."""
 import dataclasses
 import re
 
-from abi import NOTICE, camel, wrapped
+from abi import INTERFACE_OPTIONS, NOTICE, camel, wrapped
 
 # Types of sets whose name is not that of the set in camel case.
 UNIONS = {
@@ -31,8 +31,7 @@ REQUIRED = {("pllm_engine_options", "model_path")}
 
 # Fields that the methods of Engine fill or read, or that belong to another option.
 HIDDEN = {"progress", "progress_data", "budget", "queue", "sampling", "logits_hook", "hook_data", "grammar_kind",
-          "choices", "sequence_state", "error_code", "kv_store", "kv_store_max_bytes", "kv_store_max_operations",
-          "kv_store_timeout_ms", "kv_store_secret"}
+          "choices", "sequence_state", "error_code"} | INTERFACE_OPTIONS
 # Hidden fields that the interface has.
 SHOWN = {("pllm_engine_options", "budget"): "Budget", ("pllm_fork", "queue"): "Queue"}
 

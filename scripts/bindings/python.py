@@ -6,7 +6,7 @@ import dataclasses
 import re
 import textwrap
 
-from abi import NOTICE
+from abi import INTERFACE_OPTIONS, NOTICE
 
 PARTS = ["intro", "enums", "results", "options", "library", "conversions", "handles", "queue", "budget", "engine", "responses"]
 
@@ -34,8 +34,7 @@ FIRST = {
 # Names that differ from those of C.
 RENAMED = {"deadline_ms": "deadline", "len": "length", "PLLM_RESUME_CONTINUE": "continue_generation"}
 # Fields that Python combines with another field or does not have.
-HIDDEN = {"grammar_kind", "choices", "prompt_token_ids", "error_code", "sequence_state", "kv_store", "kv_store_max_bytes",
-          "kv_store_max_operations", "kv_store_timeout_ms", "kv_store_secret"}
+HIDDEN = {"grammar_kind", "choices", "prompt_token_ids", "error_code", "sequence_state"} | INTERFACE_OPTIONS
 # Parameters that a part declares and passes itself.
 BY_HAND = {
     "pllm_engine_options": ["model_path", "progress"], "pllm_request": ["prompt", "sampling"], "pllm_fork": ["n"],

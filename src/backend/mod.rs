@@ -1,14 +1,16 @@
 //! The operations of a device, as the trait `Backend`. The module knows neither sequences nor model
 //! names.
 //!
-//! A backend implements five traits: `Alloc` allocates and transfers memory, `KvOps` manages the KV
-//! cache, `Ops` is the arithmetic of the forward pass, `Sampling` samples on the device, and
-//! `Graphs` controls the execution of whole steps. A function names the traits that it needs, or
+//! A backend implements six traits: `Alloc` allocates and transfers memory, `KvOps` manages the KV
+//! cache, `Ops` is the arithmetic of the forward pass, `Sampling` samples on the device,
+//! `Graphs` controls the execution of whole steps, and `Collectives` exchanges activations with other
+//! workers. A function names the traits that it needs, or
 //! `Backend` for all of them.
 #![allow(unsafe_code)]
 
 mod alloc;
 pub(crate) mod blocks;
+mod collectives;
 pub mod cpu;
 pub mod cuda;
 mod e4m3;
@@ -19,11 +21,12 @@ mod ops;
 mod sampling;
 
 pub use alloc::{Alloc, BatchSize, Extent, InputLimits, PACKED_PIECE, PackedSource, RowSource, Section, Storage};
+pub use collectives::{Collectives, ColumnPart, Workers};
 pub use graphs::Graphs;
 pub use kv::{KvOps, KvShape};
 pub use operands::{
-    Act, Activation, AttentionShape, ExpertGroups, ExpertOf, Glu, GroupScore, HeadGroups, Heads, MatrixOf, MlpOf, NormKind, NormOf, Pairs,
-    RotaryEmbedding, Routing, Scores, Strips, Values, WithBias,
+    Act, Activation, AttentionShape, ExpertGroups, ExpertOf, Glu, GroupScore, HeadGroups, HeadShard, Heads, MatrixOf, MlpOf, NormKind,
+    NormOf, Pairs, RotaryEmbedding, Routing, Scores, Strips, Values, WithBias,
 };
 pub use ops::Ops;
 pub use sampling::Sampling;
@@ -54,6 +57,6 @@ pub trait BackendTypes: Send + Sync {
 ///
 /// A device may defer operations. Functions without a `Result` only queue their work. The device
 /// skips all work after an error, and the next function that returns a `Result` reports it.
-pub trait Backend: Alloc + KvOps + Ops + Sampling + Graphs {}
+pub trait Backend: Alloc + KvOps + Ops + Sampling + Graphs + Collectives {}
 
-impl<B: Alloc + KvOps + Ops + Sampling + Graphs> Backend for B {}
+impl<B: Alloc + KvOps + Ops + Sampling + Graphs + Collectives> Backend for B {}

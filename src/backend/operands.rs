@@ -1,5 +1,7 @@
 //! The parameters of operations: shapes, norms, activations, rotary embeddings and routing.
 
+use crate::types::debug::debug_without_none;
+
 /// Function from the index of a head to its matrix.
 pub type MatrixOf<'a, M> = &'a (dyn Fn(usize) -> &'a M + Sync);
 
@@ -156,7 +158,7 @@ pub enum Values {
 /// The shape of one attention layer, over rows of `[heads + 2 * kv_heads, head_dim]`: queries,
 /// keys, values. With `Values::OfKeys`, rows hold queries only, and the keys to store come in a
 /// separate buffer.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, PartialEq)]
 pub struct AttentionShape {
     pub heads: usize,
     pub kv_heads: usize,
@@ -172,6 +174,19 @@ pub struct AttentionShape {
     /// ALiBi: a score decreases by this factor times the slope of the head, per position of
     /// distance to the key.
     pub alibi: Option<f32>,
+    /// The place of these query heads in the whole model. None: they are all of its heads.
+    pub shard: Option<HeadShard>,
+}
+
+debug_without_none!(AttentionShape { heads, kv_heads, head_dim, values, scale, window, soft_cap, alibi; shard });
+
+/// Query heads of one rank, which are consecutive in the whole model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeadShard {
+    /// Index of the first one in the whole model.
+    pub first: usize,
+    /// Query heads of the whole model.
+    pub of: usize,
 }
 
 /// A division of query heads into groups that share a KV head.
@@ -185,7 +200,7 @@ pub struct HeadGroups {
 impl AttentionShape {
     /// Creates a shape with full causal attention and values beside the keys.
     pub fn new(heads: usize, kv_heads: usize, head_dim: usize, scale: f32) -> AttentionShape {
-        AttentionShape { heads, kv_heads, head_dim, values: Values::Own, scale, window: None, soft_cap: None, alibi: None }
+        AttentionShape { heads, kv_heads, head_dim, values: Values::Own, scale, window: None, soft_cap: None, alibi: None, shard: None }
     }
 
     pub fn head_groups(&self) -> HeadGroups {
@@ -200,11 +215,12 @@ impl AttentionShape {
         self.kv_heads * self.head_dim
     }
 
-    /// Returns the ALiBi slope of a head. If the number of heads is a power of two, slopes are
-    /// powers of 2^(-8 / heads). Otherwise the first slopes are those of the next lower power of
-    /// two, and the others are every other slope of the next higher one.
+    /// Returns the ALiBi slope of a head. If the number of heads in the whole model is a power of
+    /// two, slopes are powers of 2^(-8 / heads). Otherwise the first slopes are those of the next
+    /// lower power of two, and the others are every other slope of the next higher one.
     pub fn slope(&self, head: usize) -> f32 {
-        let whole = 1 << self.heads.ilog2();
+        let HeadShard { first, of } = self.shard.unwrap_or(HeadShard { first: 0, of: self.heads });
+        let (head, whole) = (first + head, 1 << of.ilog2());
         let exponent = match head.checked_sub(whole) {
             None => 8.0 * (head + 1) as f64 / whole as f64,
             Some(beyond) => 4.0 * (2 * beyond + 1) as f64 / whole as f64,
@@ -269,5 +285,14 @@ mod tests {
         assert_eq!(slopes(4), [0.25, 0.0625, 0.015625, 0.00390625]);
         // The slopes of 4 heads, then the first and the third slope of 8 heads.
         assert_eq!(slopes(6), [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]);
+    }
+
+    #[test]
+    fn slopes_of_a_shard_are_those_of_its_heads_in_the_whole_model() {
+        let whole = AttentionShape::new(6, 6, 8, 1.0);
+        for first in [0, 2, 4] {
+            let shape = AttentionShape { shard: Some(HeadShard { first, of: 6 }), ..AttentionShape::new(2, 2, 8, 1.0) };
+            assert_eq!([0, 1].map(|head| shape.slope(head)), [0, 1].map(|head| whole.slope(first + head)));
+        }
     }
 }

@@ -1,5 +1,7 @@
 //! The arithmetic of the forward pass.
 
+use std::ops::Range;
+
 use super::{
     Act, Activation, AttentionShape, BackendTypes, ExpertOf, Glu, Heads, MatrixOf, MlpOf, NormOf, RotaryEmbedding, Routing, Strips,
     WithBias,
@@ -9,8 +11,9 @@ use super::{
 ///
 /// No operation returns an error: `Alloc::read` reports errors of the device.
 pub trait Ops: BackendTypes {
-    /// `out[r] = table[tokens[r]] * scale`. `table` is `[vocab, width]`, `out` is `[rows, width]`.
-    fn embed(&self, inputs: &Self::Inputs, table: &Self::Matrix, scale: f32, out: &mut Self::Buf);
+    /// `out[r] = table[tokens[r] - first] * scale`. `table` is `[tokens, width]` and begins with token
+    /// `first`, `out` is `[rows, width]`. Tokens that are not in the table give 0.
+    fn embed(&self, inputs: &Self::Inputs, table: &Self::Matrix, first: usize, scale: f32, out: &mut Self::Buf);
     /// `x[r] += table[positions[r] + offset]`. `table` is `[positions, width]`, `x` is
     /// `[rows, width]`.
     fn add_positions(&self, inputs: &Self::Inputs, table: &Self::Matrix, offset: usize, x: &mut Self::Buf);
@@ -109,15 +112,24 @@ pub trait Ops: BackendTypes {
     /// `out[r] = glu(x[r][..width], x[r][width..])`. `x` is `[rows, 2 * width]`.
     fn gate(&self, rows: usize, width: usize, glu: Glu, x: &Self::Buf, out: &mut Self::Buf);
     /// Chooses the experts with the best scores for each row, and computes their weights. `logits`
-    /// is `[rows, experts]`, `correction` is `[experts]`.
-    fn route(&self, rows: usize, routing: Routing, correction: Option<&Self::Buf>, logits: &Self::Buf, routes: &mut Self::Routes);
+    /// is `[rows, experts]`, `correction` is `[experts]`. The following operations process only routes
+    /// to `local` experts. Other rows of their outputs are unspecified.
+    fn route(
+        &self,
+        rows: usize,
+        routing: Routing,
+        local: Range<usize>,
+        correction: Option<&Self::Buf>,
+        logits: &Self::Buf,
+        routes: &mut Self::Routes,
+    );
     /// `out[i] = x[row of route i]`, rows of `width`. Routes to the same expert are adjacent.
     fn gather_routes(&self, routes: &Self::Routes, width: usize, x: &Self::Buf, out: &mut Self::Buf);
-    /// `out[i] = w * x[i] + bias`, with w and bias of route i's expert: one product per expert that
-    /// has rows.
+    /// `out[i] = w * x[i] + bias`, with w and bias of route i's expert: one product per local expert
+    /// that has rows. `expert` maps the index in the layer.
     fn matmul_routes(&self, routes: &Self::Routes, x: &Self::Buf, expert: ExpertOf<Self::Matrix, Self::Buf>, out: &mut Self::Buf);
-    /// `out[r]` = sum of `x[i] * weight` over the routes of row r, in order of descending score;
-    /// rows of `width`.
+    /// `out[r]` = sum of `x[i] * weight` over the routes of row r to local experts, in order of
+    /// descending score; rows of `width`.
     fn combine_routes(&self, routes: &Self::Routes, width: usize, x: &Self::Buf, out: &mut Self::Buf);
     /// `x[r] += sigmoid(gates[r]) * y[r]`, rows of `width`.
     fn add_gated(&self, rows: usize, width: usize, gates: &Self::Buf, x: &mut Self::Buf, y: &Self::Buf);

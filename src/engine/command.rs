@@ -106,7 +106,7 @@ pub struct ForkedSequence {
 
 /// A sequence that an import creates. The calling thread has decoded its state.
 pub struct ImportedSequence {
-    pub sequence: Sequence,
+    pub sequence: Box<Sequence>,
     pub header: Header<'static>,
     pub kv: Vec<u8>,
     /// The bytes of the call, if a journal records them.

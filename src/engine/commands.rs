@@ -8,7 +8,7 @@ use super::device::Device;
 use super::lifecycle::Lifecycle;
 use super::live_requests::BestOfGroup;
 use super::request::PreparedRequest;
-use super::sequence::{Generation, Sequence};
+use super::sequence::Generation;
 use crate::error::{Error, Result};
 use crate::generation::ConstraintState;
 use crate::types::outputs::{FinishReason, Output};
@@ -37,7 +37,7 @@ impl Lifecycle {
             }
             Command::Continue { seq, keep, hook, deadline, pending, requested_at } => {
                 if let Err(error) = self.continue_sequence(seq, keep, hook, Timing::new(requested_at), deadline, &pending) {
-                    let last = self.live.sequences.get(&seq).map_or(pending.last, Sequence::output);
+                    let last = self.live.sequences.get(&seq).map_or(pending.last, |sequence| sequence.output());
                     self.end(&pending.sender, last.failed(error));
                 }
             }

@@ -34,7 +34,7 @@ impl Lifecycle {
     }
 
     /// Copies the state of a sequence to a hidden idle one.
-    fn hold(&mut self, parent: SeqId, len: Option<usize>) -> Result<(SeqId, Sequence)> {
+    fn hold(&mut self, parent: SeqId, len: Option<usize>) -> Result<(SeqId, Box<Sequence>)> {
         self.forks.all.try_reserve(1)?;
         let sequence = self.copy_sequence(parent)?;
         let holder = self.transfers.exports.next_holder();
@@ -80,12 +80,12 @@ impl Lifecycle {
 
     /// Copies a sequence for a child that shares the first `len` tokens (`None`: all), and adds the
     /// child to the scheduler.
-    fn try_fork(&mut self, parent: SeqId, len: Option<usize>, child: &ForkedSequence, runs: bool) -> Result<Sequence> {
+    fn try_fork(&mut self, parent: SeqId, len: Option<usize>, child: &ForkedSequence, runs: bool) -> Result<Box<Sequence>> {
         let sequence = self.copy_sequence(parent)?;
         self.add_fork(sequence, parent, len, child, runs)
     }
 
-    fn copy_sequence(&self, parent: SeqId) -> Result<Sequence> {
+    fn copy_sequence(&self, parent: SeqId) -> Result<Box<Sequence>> {
         let gone = || {
             Error::not_found(format!(
                 "sequence {parent} ended before the fork and was not kept; set PLLM_REQUEST_KEEP to fork sequences that have ended"
@@ -95,7 +95,14 @@ impl Lifecycle {
     }
 
     /// Adds the child of a sequence, with `sequence` as a copy of its state.
-    fn add_fork(&mut self, sequence: Sequence, parent: SeqId, len: Option<usize>, child: &ForkedSequence, runs: bool) -> Result<Sequence> {
+    fn add_fork(
+        &mut self,
+        sequence: Box<Sequence>,
+        parent: SeqId,
+        len: Option<usize>,
+        child: &ForkedSequence,
+        runs: bool,
+    ) -> Result<Box<Sequence>> {
         self.live.sequences.try_reserve(1)?;
         self.live.watch(child.id.own_request(), sequence.generation.deadline)?;
         self.scheduler.fork(parent, len, child.id, runs)?;
@@ -103,7 +110,7 @@ impl Lifecycle {
     }
 
     /// Rewinds the copy of `parent` to the tokens that `child` shares.
-    fn rewind_copy(&self, mut sequence: Sequence, parent: SeqId, child: SeqId) -> Result<Sequence> {
+    fn rewind_copy(&self, mut sequence: Box<Sequence>, parent: SeqId, child: SeqId) -> Result<Box<Sequence>> {
         let tokens = &self.scheduler.get(child)?.tokens;
         if tokens.len() < self.scheduler.get(parent)?.tokens.len() {
             sequence.rewind(tokens, self.text.as_deref())?;
@@ -112,7 +119,7 @@ impl Lifecycle {
     }
 
     /// Ends the creation of a child.
-    fn finish_fork(&mut self, child: ForkedSequence, sequence: Result<Sequence>, idle: bool, runs: bool) {
+    fn finish_fork(&mut self, child: ForkedSequence, sequence: Result<Box<Sequence>>, idle: bool, runs: bool) {
         let ForkedSequence { id, seed, user_data, sender, requested_at } = child;
         let last = Output { request: id.own_request(), sequence: id, user_data, ..Output::default() };
         let mut sequence = match sequence {

@@ -26,7 +26,7 @@ pub struct HeldForks {
 pub struct HeldFork {
     pub holder: SeqId,
     /// State of the holder, from which children are copied.
-    pub sequence: Sequence,
+    pub sequence: Box<Sequence>,
     /// Whether the children run. If not, they are idle because the host asked for it, or because
     /// the parent was idle.
     pub runs: bool,

@@ -210,7 +210,7 @@ impl Lifecycle {
             return;
         }
         for seq in self.table.ids(request) {
-            if self.live.sequences.get(&seq).is_some_and(&which) {
+            if self.live.sequences.get(&seq).is_some_and(|sequence| which(sequence)) {
                 self.end_sequence(seq, finish, &complete);
             }
         }
@@ -292,7 +292,7 @@ impl Lifecycle {
     }
 
     /// Removes a sequence in any state, without an output.
-    pub fn remove_sequence(&mut self, id: SeqId) -> Option<Sequence> {
+    pub fn remove_sequence(&mut self, id: SeqId) -> Option<Box<Sequence>> {
         self.scheduler.remove(id);
         self.delivery.forget(id);
         self.masks.forget(id);

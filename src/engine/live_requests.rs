@@ -14,8 +14,9 @@ use crate::types::{PinId, RequestId, SeqId};
 /// The sequences, searches, pins and deadlines of an engine.
 #[derive(Default)]
 pub struct LiveRequests {
-    /// Sequences with outputs. A beam search has one, for all its beams, with the id of sample 0.
-    pub sequences: IdMap<SeqId, Sequence>,
+    /// Sequences with outputs, each in memory of its own, so that no step moves all of them when the
+    /// map grows. A beam search has one, for all its beams, with the id of sample 0.
+    pub sequences: IdMap<SeqId, Box<Sequence>>,
     /// Beam searches by request. The beam in slot i has the id of sample i.
     pub beams: BTreeMap<RequestId, Box<Beams>>,
     /// Best-of groups by request.
@@ -46,18 +47,22 @@ impl LiveRequests {
     /// Returns the sequence that delivers the outputs of `seq`. `None` for a pin, which has no
     /// outputs.
     pub fn deliverer_of(&self, seq: SeqId) -> Option<&Sequence> {
-        self.sequences.get(&seq).or_else(|| self.sequences.get(&self.request_of_beam(seq)?.sequence(0)))
+        let sequence = self.sequences.get(&seq).or_else(|| self.sequences.get(&self.request_of_beam(seq)?.sequence(0)));
+        sequence.map(|sequence| &**sequence)
     }
 
     /// As `deliverer_of`.
     pub fn deliverer_of_mut(&mut self, seq: SeqId) -> Option<&mut Sequence> {
         let deliverer = if self.sequences.contains_key(&seq) { seq } else { self.request_of_beam(seq)?.sequence(0) };
-        self.sequences.get_mut(&deliverer)
+        self.sequences.get_mut(&deliverer).map(|sequence| &mut **sequence)
     }
 
     /// Returns a sequence for which a token is sampled.
     pub fn sampled(&mut self, seq: SeqId) -> Result<&mut Sequence> {
-        self.sequences.get_mut(&seq).ok_or_else(|| Error::internal("a sequence that the engine does not know was sampled"))
+        self.sequences
+            .get_mut(&seq)
+            .map(|sequence| &mut **sequence)
+            .ok_or_else(|| Error::internal("a sequence that the engine does not know was sampled"))
     }
 
     /// Returns the request of the beam `seq`, or `None` if `seq` is not a beam.

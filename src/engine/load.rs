@@ -4,20 +4,22 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use super::device::max_moves;
-use crate::backend::Backend;
 use crate::backend::cpu::CpuBackend;
 use crate::backend::cuda::CudaBackend;
-use crate::error::{Error, Result};
+use crate::backend::{Backend, BatchSize};
+use crate::error::{Error, Result, try_format};
 use crate::executor::local::ModelExecutor;
+use crate::executor::parallel::{self, Group, ParallelExecutor};
 use crate::executor::warmup::WarmupLimits;
 use crate::executor::{self, Executor, warmup};
 use crate::kv::Paging;
 use crate::memory::plan;
 use crate::memory::plan::MemoryPlan;
-use crate::model::{GgufSource, KvCache, KvPool, LoadProgress, ModelFiles, PackedReport, gguf};
+use crate::model::{GgufSource, KvPool, LoadProgress, ModelFiles, PackedReport, gguf};
 use crate::sys::float::StandardMode;
 use crate::text::Text;
-use crate::types::options::{Device, EngineOptions, Isa, KvDtype, ModelDefaults};
+use crate::types::options::{Device, EngineOptions, Isa, KvDtype, ModelDefaults, WorkerOptions};
+use crate::types::parallel::WorkerPlace;
 
 /// The model and the limits of the engine.
 #[derive(Debug, Clone)]
@@ -98,70 +100,203 @@ pub struct EngineParts {
 }
 
 impl EngineParts {
-    /// Opens the device and loads the model.
+    /// Opens the device and loads the model. With several workers, this is rank 0.
     pub fn load_on_device(options: &EngineOptions, progress: LoadProgress) -> Result<EngineParts> {
         let _mode = StandardMode::enter();
         options.validate()?;
+        let group = group(options)?;
+        if let Some(rank) = group.as_ref().map(|group| group.place.rank()).filter(|&rank| rank > 0) {
+            return Err(Error::invalid(format!("the communicator has rank {rank}; the engine has rank 0, run a worker on the others")));
+        }
         match (options.device()?, &options.cpus) {
-            (Device::Cpu, None) => EngineParts::on_cpu(CpuBackend::new(options.thread_count(), options.isa)?, options, progress),
-            (Device::Cpu, Some(cpus)) => EngineParts::on_cpu(CpuBackend::pinned(cpus, options.isa)?, options, progress),
-            (Device::Cuda(ordinal), _) => EngineParts::load(CudaBackend::new(ordinal, options.batch_invariant)?, options, progress),
+            (Device::Cpu, None) => EngineParts::on_cpu(CpuBackend::new(options.thread_count(), options.isa)?, options, group, progress),
+            (Device::Cpu, Some(cpus)) => EngineParts::on_cpu(CpuBackend::pinned(cpus, options.isa)?, options, group, progress),
+            (Device::Cuda(ordinal), _) => {
+                let backend = CudaBackend::new(ordinal, options.batch_invariant)?;
+                Ok(LoadedPart::load(backend, options, group, "", progress)?.into_parts()?)
+            }
         }
     }
 
-    fn on_cpu(backend: CpuBackend, options: &EngineOptions, progress: LoadProgress) -> Result<EngineParts> {
+    fn on_cpu(backend: CpuBackend, options: &EngineOptions, group: Option<Group>, progress: LoadProgress) -> Result<EngineParts> {
         let (isa, threads) = (backend.isa(), backend.threads());
-        let mut parts = EngineParts::load(backend, options, progress)?;
+        let mut parts = LoadedPart::load(backend, options, group, isa.bits().name(), progress)?.into_parts()?;
         (parts.info.isa, parts.info.threads) = (Some(isa), threads);
         Ok(parts)
     }
+}
 
-    /// Loads the model for a backend.
-    fn load<B: Backend + 'static>(backend: B, options: &EngineOptions, progress: LoadProgress) -> Result<EngineParts> {
-        let mut files = model_files(options)?;
-        let mut text = if options.skip_tokenizer { None } else { Some(load_text(&files, &options.model_dir)?) };
-        let memory = MemoryPlan::for_model(&files, &backend, options)?;
+/// Runs a worker other than rank 0 until the engine of rank 0 is freed.
+pub fn run_worker(options: &EngineOptions, progress: LoadProgress) -> Result<()> {
+    let _mode = StandardMode::enter();
+    options.validate()?;
+    let group =
+        group(options)?.ok_or_else(|| Error::invalid("a worker needs others; set tensor_parallel or pipeline_parallel to more than 1"))?;
+    if group.place.rank() == 0 {
+        return Err(Error::invalid("the communicator has rank 0, which creates the engine; run workers on the other ranks"));
+    }
+    let backend = match (options.device()?, &options.cpus) {
+        (Device::Cpu, None) => CpuBackend::new(options.thread_count(), options.isa)?,
+        (Device::Cpu, Some(cpus)) => CpuBackend::pinned(cpus, options.isa)?,
+        (Device::Cuda(ordinal), _) => {
+            let backend = CudaBackend::new(ordinal, options.batch_invariant)?;
+            return LoadedPart::load(backend, options, Some(group), "", progress)?.serve();
+        }
+    };
+    let isa = backend.isa().bits().name();
+    LoadedPart::load(backend, options, Some(group), isa, progress)?.serve()
+}
+
+/// Returns the group of the workers, if there are several.
+fn group(options: &EngineOptions) -> Result<Option<Group>> {
+    let WorkerOptions { division, communicator, timeout } = &options.workers;
+    match (division.workers(), communicator) {
+        (1, None) => Ok(None),
+        (workers, None) => Err(Error::invalid(format!(
+            "tensor_parallel times pipeline_parallel is {workers} and communicator is NULL; set a communicator with this many ranks"
+        ))),
+        (_, Some(communicator)) => {
+            let world = communicator.take().ok_or_else(|| Error::invalid("the communicator is in use by another engine or worker"))?;
+            Group::new(world, *division, *timeout).map(Some)
+        }
+    }
+}
+
+/// The part of the model that this worker computes. A single worker has the whole model.
+struct LoadedPart<B: Backend> {
+    info: ModelInfo,
+    text: Option<Text>,
+    executor: ModelExecutor<B>,
+    /// The other workers, if there are any, and the largest batch.
+    group: Option<(Group, BatchSize)>,
+}
+
+impl<B: Backend + 'static> LoadedPart<B> {
+    /// Loads the part of this worker. If one of several workers fails, all of them fail.
+    fn load(mut backend: B, options: &EngineOptions, group: Option<Group>, isa: &str, progress: LoadProgress) -> Result<LoadedPart<B>> {
+        let agree = Agreement(group.as_ref());
+        let place = group.as_ref().map(|group| group.place).unwrap_or_default();
+        let (files, mut text) = agree.on(open(options, place))?;
+        agree.on_settings(&files, options, isa)?;
+        if let Some(group) = &group {
+            group.agree(backend.join(group.workers.clone()))?;
+        }
+        let memory = agree.on_blocks(MemoryPlan::for_model(&files, &backend, options), &files, options)?;
         if let Some(text) = &mut text {
             text.limit_prompts(options.max_prompt_bytes(memory.max_model_len));
         }
-        files.spec.fit(memory.max_model_len);
-        let mut info = ModelInfo {
-            architecture: files.architecture,
-            vocab_size: files.spec.vocab_size,
-            layers: files.spec.layers.len(),
-            max_positions: files.spec.max_positions,
-            eos_token_ids: eos_token_ids(&files, text.as_ref()),
-            sampling_defaults: files.sampling_defaults.clone(),
-            isa: None,
-            threads: options.thread_count(),
-            memory,
-            paging: plan::paging(&files, memory.block_size),
-            fingerprint: files.fingerprint()?,
-            packed: PackedReport::default(),
-        };
-        let pool = KvPool { blocks: memory.max_blocks, block_size: memory.block_size, dtype: memory.kv_dtype };
-        let mut kv = KvCache::new(&backend, &files.spec, pool)?;
-        if memory.swap_blocks > 0 {
-            // With a file, the tier in memory has the blocks that a step moves.
-            let staged = max_moves(executor::MAX_TRANSFER_BYTES, memory.block_bytes as usize);
-            let blocks = if options.swap_dir.is_some() { memory.swap_blocks.min(staged) } else { memory.swap_blocks };
-            kv.add_host_tier(&backend, blocks, memory.block_bytes)?;
-        }
-        let limits = plan::limits(options);
-        let decoder = match &options.packed_dir {
-            None => files.load(backend, limits, progress)?,
-            Some(dir) => {
-                let (decoder, report) = files.load_packed(dir, backend, limits, progress)?;
-                info.packed = report;
-                decoder
-            }
-        };
-        let mut executor = ModelExecutor::new(decoder, kv);
-        if executor.backend().free_bytes()?.is_some() {
-            warm_up(&mut executor, &files, options, &info)?;
-        }
-        Ok(EngineParts { info, text, executor: Box::new(executor) })
+        let inputs = plan::inputs(&files, options, &plan::paging(&files, memory.block_size), memory.max_model_len);
+        let (info, executor) = agree.on(load_weights(backend, files, options, memory, text.as_ref(), progress))?;
+        Ok(LoadedPart { info, text, executor, group: group.map(|group| (group, inputs.max)) })
     }
+
+    fn into_parts(self) -> Result<EngineParts> {
+        let executor: Box<dyn Executor> = match self.group {
+            None => Box::new(self.executor),
+            Some((group, max)) => Box::new(ParallelExecutor::new(self.executor, group, &max)?),
+        };
+        Ok(EngineParts { info: self.info, text: self.text, executor })
+    }
+
+    fn serve(self) -> Result<()> {
+        let MemoryPlan { max_blocks: blocks, block_size, kv_dtype: dtype, .. } = self.info.memory;
+        let pool = KvPool { blocks, block_size, dtype };
+        self.group.map_or(Ok(()), |(group, max)| parallel::serve(self.executor, &group, &max, pool))
+    }
+}
+
+/// What several workers agree on while they load. A single worker agrees with itself.
+struct Agreement<'a>(Option<&'a Group>);
+
+impl Agreement<'_> {
+    fn on<T>(&self, result: Result<T>) -> Result<T> {
+        match self.0 {
+            Some(group) => group.agree(result),
+            None => result,
+        }
+    }
+
+    /// Compares what must be the same on all workers.
+    fn on_settings(&self, files: &ModelFiles, options: &EngineOptions, isa: &str) -> Result<()> {
+        let Some(group) = self.0 else { return Ok(()) };
+        let settings = files.fingerprint().and_then(|fingerprint| {
+            let [fingerprint, ..] = fingerprint.as_chunks().0 else { return Err(Error::internal("a short fingerprint")) };
+            let EngineOptions { block_size, kv_dtype, max_model_len, max_batch_tokens, max_seqs, .. } = options;
+            try_format(format_args!(
+                "model {} with fingerprint {:016x}\ninstruction path {isa}\nweight_format {:?}\nblock_size {block_size}\nkv_dtype {kv_dtype:?}\n\
+                 max_model_len {max_model_len:?}\nmax_batch_tokens {max_batch_tokens}\nmax_seqs {max_seqs}\nprefill_chunk {:?}\n",
+                files.architecture,
+                u64::from_be_bytes(*fingerprint),
+                options.weight_format,
+                options.prefill_chunk,
+            ))
+        });
+        group.compare(&group.agree(settings)?)
+    }
+
+    /// Limits the pools to the smallest one, since all workers have the same blocks.
+    fn on_blocks(&self, plan: Result<MemoryPlan>, files: &ModelFiles, options: &EngineOptions) -> Result<MemoryPlan> {
+        let Some(group) = self.0 else { return plan };
+        let plan = group.agree(plan)?;
+        let blocks = group.min_over_workers([plan.blocks, plan.max_blocks, plan.swap_blocks].map(|blocks| blocks as u64))?;
+        group.agree(plan.with_blocks(files, options, blocks.map(|blocks| blocks as usize)))
+    }
+}
+
+/// Opens the part of the model of one worker, and the tokenizer, which only rank 0 needs.
+fn open(options: &EngineOptions, place: WorkerPlace) -> Result<(ModelFiles, Option<Text>)> {
+    let mut files = model_files(options)?;
+    files.divide(place)?;
+    let text = if options.skip_tokenizer || place.rank() > 0 { None } else { Some(load_text(&files, &options.model_dir)?) };
+    Ok((files, text))
+}
+
+/// Loads the weights, and allocates the KV pool and the working memory.
+fn load_weights<B: Backend>(
+    backend: B,
+    mut files: ModelFiles,
+    options: &EngineOptions,
+    memory: MemoryPlan,
+    text: Option<&Text>,
+    progress: LoadProgress,
+) -> Result<(ModelInfo, ModelExecutor<B>)> {
+    files.fit(memory.max_model_len);
+    let mut info = ModelInfo {
+        architecture: files.architecture,
+        vocab_size: files.spec.vocab_size,
+        layers: files.spec.layers.len(),
+        max_positions: files.spec.max_positions,
+        eos_token_ids: eos_token_ids(&files, text),
+        sampling_defaults: files.sampling_defaults.clone(),
+        isa: None,
+        threads: options.thread_count(),
+        memory,
+        paging: plan::paging(&files, memory.block_size),
+        fingerprint: files.fingerprint()?,
+        packed: PackedReport::default(),
+    };
+    let pool = KvPool { blocks: memory.max_blocks, block_size: memory.block_size, dtype: memory.kv_dtype };
+    let mut kv = files.kv_cache(&backend, pool)?;
+    if memory.swap_blocks > 0 {
+        // With a file, the tier in memory has the blocks that a step moves.
+        let staged = max_moves(executor::MAX_TRANSFER_BYTES, memory.block_bytes as usize);
+        let blocks = if options.swap_dir.is_some() { memory.swap_blocks.min(staged) } else { memory.swap_blocks };
+        kv.add_host_tier(&backend, blocks, memory.block_bytes)?;
+    }
+    let limits = plan::limits(options);
+    let decoder = match &options.packed_dir {
+        None => files.load(backend, limits, progress)?,
+        Some(dir) => {
+            let (decoder, report) = files.load_packed(dir, backend, limits, progress)?;
+            info.packed = report;
+            decoder
+        }
+    };
+    let mut executor = ModelExecutor::new(decoder, kv);
+    if executor.backend().free_bytes()?.is_some() {
+        warm_up(&mut executor, &files, options, &info)?;
+    }
+    Ok((info, executor))
 }
 
 /// Makes a device allocate all the memory that it will ever need.

@@ -144,7 +144,8 @@ impl Engine {
     /// Computes the memory plan from the headers of the model files, without large allocations.
     pub fn plan(options: &EngineOptions) -> Result<MemoryPlan> {
         options.validate()?;
-        let files = model_files(options)?;
+        let mut files = model_files(options)?;
+        files.divide(options.workers.division.place(0))?;
         match options.device()? {
             // One thread is enough to compute sizes.
             Device::Cpu => MemoryPlan::for_model(&files, &CpuBackend::new(1, options.isa)?, options),
@@ -161,7 +162,17 @@ impl Engine {
     /// load, and cancels the loading if it returns false.
     pub fn load(options: &EngineOptions, progress: LoadProgress) -> Result<Engine> {
         let EngineParts { info, text, executor } = EngineParts::load_on_device(options, progress)?;
-        Engine::with_executor(options, info, text, executor)
+        let engine = Engine::with_executor(options, info, text, executor)?;
+        options.workers.adopt();
+        Ok(engine)
+    }
+
+    /// Runs one of several workers that compute a model with the engine of rank 0, in another process or
+    /// thread. Returns when that engine is freed, or with an error, which ends the engine too.
+    pub fn run_worker(options: &EngineOptions, progress: LoadProgress) -> Result<()> {
+        load::run_worker(options, progress)?;
+        options.workers.adopt();
+        Ok(())
     }
 
     /// Creates an engine with any executor: that of a model, or one whose logits a test sets.

@@ -133,7 +133,7 @@ pub struct PreparedRequest {
     pub group: PreparedGroup,
     /// Number of results that the host expects.
     pub returned: usize,
-    pub sequence: Sequence,
+    pub sequence: Box<Sequence>,
     pub beams: Option<Box<Beams>>,
     /// Reservation of KV blocks, if the sequences can need more than one sequence of maximum
     /// length.

@@ -94,7 +94,7 @@ impl Lifecycle {
     }
 
     /// Returns the sequence of a sample, and the output with the echoed prompt.
-    fn sample_of(&self, parent: &Sequence, unstarted: Option<Sequence>, child: SeqId) -> Result<(Sequence, Option<Output>)> {
+    fn sample_of(&self, parent: &Sequence, unstarted: Option<Box<Sequence>>, child: SeqId) -> Result<(Box<Sequence>, Option<Output>)> {
         let index = parent.request.sample_of(child).expect("a sample has an id of its request");
         let mut sequence = match unstarted {
             Some(mut sequence) => sequence.copy(parent).map(|()| sequence),

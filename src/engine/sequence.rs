@@ -74,7 +74,8 @@ pub struct UnstartedSamples {
     /// Number of samples, including the sequence itself.
     pub count: usize,
     /// Preallocated sequences for the others, so that no step allocates them.
-    pub preallocated: Vec<Sequence>,
+    #[allow(clippy::vec_box)] // each becomes a live sequence, which has memory of its own
+    pub preallocated: Vec<Box<Sequence>>,
     /// The echoed prompt, which the outputs of each sample begin with.
     echo: Option<Box<Output>>,
 }
@@ -94,15 +95,15 @@ impl UnstartedSamples {
 impl Sequence {
     /// Creates a sequence without an id that generates at most `max_new_tokens` tokens after the
     /// prompt.
-    pub fn new(mut generation: Generation, prompt: &[u32], max_new_tokens: usize) -> Result<Sequence> {
+    pub fn new(mut generation: Generation, prompt: &[u32], max_new_tokens: usize) -> Result<Box<Sequence>> {
         generation.sampling.start(prompt)?;
         let mut sequence = Sequence::unstarted(generation);
         sequence.start(prompt, max_new_tokens)?;
         Ok(sequence)
     }
 
-    fn unstarted(generation: Generation) -> Sequence {
-        Sequence {
+    fn unstarted(generation: Generation) -> Box<Sequence> {
+        Box::new(Sequence {
             request: RequestId::default(),
             id: SeqId::default(),
             index: 0,
@@ -112,7 +113,7 @@ impl Sequence {
             inexact: false,
             echo: None,
             processor: OutputProcessor::default(),
-        }
+        })
     }
 
     fn start(&mut self, prompt: &[u32], max_new_tokens: usize) -> Result<()> {
@@ -150,7 +151,7 @@ impl Sequence {
     }
 
     /// Returns a copy for a fork, which forks no samples.
-    pub fn fork(&self) -> Result<Sequence> {
+    pub fn fork(&self) -> Result<Box<Sequence>> {
         let mut fork = Sequence::unstarted(self.generation.unstarted());
         fork.copy(self)?;
         Ok(fork)
@@ -205,7 +206,7 @@ impl Sequence {
     }
 
     /// Creates a sequence with the state of an exported one. It has no ids yet.
-    pub fn restore(generation: Generation, header: &Header, text: Option<&Text>) -> Result<Sequence> {
+    pub fn restore(generation: Generation, header: &Header, text: Option<&Text>) -> Result<Box<Sequence>> {
         let (prompt, generated) = header.tokens.split_at(header.prompt_len);
         let mut sequence = Sequence::new(generation, prompt, generated.len())?;
         let mirostat = header.mirostat.as_ref().map(|(first, mus)| Ok::<_, Error>((*first, numbers(mus)?))).transpose()?;

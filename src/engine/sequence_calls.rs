@@ -208,8 +208,8 @@ impl Engine {
                 header.max_len, memory.max_model_len
             )));
         }
-        let expected = self.info.paging.visible_blocks(header.computed) as u64 * memory.block_bytes;
-        if kv as u64 != expected {
+        let expected = self.info.paging.visible_blocks(header.computed) * self.external.format.block_bytes();
+        if kv != expected {
             return Err(Error::invalid(format!("the sequence state is damaged: it has {kv} bytes of K and V instead of {expected}")));
         }
         self.check_sampling(&header.params)

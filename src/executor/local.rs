@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use super::{Executor, InFlightStep, MAX_TRANSFER_BYTES, StepOutput};
-use crate::backend::{Backend, BatchSize, InputLimits};
+use crate::backend::{Backend, BatchSize, ColumnPart, Extent, InputLimits};
 use crate::error::{Error, Result};
 use crate::kv::BlockId;
 use crate::model::{Decoder, KvCache};
@@ -55,6 +55,37 @@ impl<B: Backend> ModelExecutor<B> {
         self.decoder.backend()
     }
 
+    /// Uploads the batch of a step, which `run` computes.
+    pub fn begin(&mut self, batch: &Batch) -> Result<Extent> {
+        self.keep_failure();
+        if let Some(error) = &*self.failure.borrow() {
+            return Err(error.clone());
+        }
+        self.decoder.begin(batch, &mut self.kv)
+    }
+
+    /// Computes the layers of this worker.
+    pub fn compute(&mut self, extent: Extent) {
+        self.decoder.compute(extent, &mut self.kv);
+    }
+
+    /// Delivers the results of the layers: the logits, or what the next stage needs.
+    pub fn deliver(&mut self, extent: Extent) -> InFlightStep {
+        self.decoder.deliver(extent);
+        self.in_flight += 1;
+        InFlightStep::new(extent.logits)
+    }
+
+    /// Returns the columns of the logits that each worker computes, and the size of the vocabulary.
+    pub fn logit_parts(&self) -> (&[ColumnPart], usize) {
+        self.decoder.logit_parts()
+    }
+
+    /// Receives the logits of the oldest step from the workers that have computed them.
+    pub fn receive_logits(&mut self, rows: usize) {
+        self.decoder.receive_logits(rows);
+    }
+
     /// Runs the largest batches, so that later steps allocate no device memory. K and V are
     /// undefined afterwards.
     pub fn warm_up(&mut self, limits: &InputLimits, batches: &[Batch]) -> Result<()> {
@@ -72,6 +103,11 @@ impl<B: Backend> ModelExecutor<B> {
         self.decoder.keep_steps(max, batch, &mut self.kv)
     }
 
+    /// Returns the memory of all blocks from `blocks` on to the system.
+    pub fn free_blocks(&mut self, blocks: usize) {
+        self.discard_failures += self.kv.discard(self.decoder.backend(), blocks).is_err() as u64;
+    }
+
     /// Swaps a block out and in, for the same purpose.
     pub fn warm_up_swap(&mut self) -> Result<()> {
         let there_and_back = [BlockMove { device: 0, host: 0 }];
@@ -86,13 +122,9 @@ impl<B: Backend> Executor for ModelExecutor<B> {
     }
 
     fn submit(&mut self, batch: &Batch) -> Result<InFlightStep> {
-        self.keep_failure();
-        if let Some(error) = &*self.failure.borrow() {
-            return Err(error.clone());
-        }
-        self.decoder.forward(batch, &mut self.kv)?;
-        self.in_flight += 1;
-        Ok(InFlightStep::new(batch.logit_rows.len()))
+        let extent = self.begin(batch)?;
+        self.compute(extent);
+        Ok(InFlightStep { logits: batch.logit_rows.len(), ..self.deliver(extent) })
     }
 
     fn sample(&mut self, step: &mut InFlightStep, sampling: &DeviceSampling) -> Result<()> {
@@ -138,7 +170,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         self.kv.host_block(self.decoder.backend(), block)
     }
 
-    fn read_blocks(&self, blocks: &[BlockId], tail: Tail, out: &mut Vec<u8>) -> Result<()> {
+    fn read_blocks(&mut self, blocks: &[BlockId], tail: Tail, out: &mut Vec<u8>) -> Result<()> {
         self.keep_failure();
         self.kv.read(self.decoder.backend(), blocks, tail, out)
     }
@@ -152,7 +184,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         self.kv.copy(self.decoder.backend(), moves);
         self.decoder.backend().wait()?;
         // The moves are complete and need not be reverted if the discard fails.
-        self.discard_failures += self.kv.discard(self.decoder.backend(), blocks).is_err() as u64;
+        self.free_blocks(blocks);
         Ok(())
     }
 

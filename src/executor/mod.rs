@@ -1,6 +1,7 @@
 //! The interface between scheduling and computation.
 
 pub mod local;
+pub mod parallel;
 pub mod warmup;
 
 use crate::error::{Error, Result};
@@ -65,7 +66,7 @@ pub trait Executor: Send {
     }
 
     /// Appends the stored K and V of the blocks to `out`. An executor without KV appends nothing.
-    fn read_blocks(&self, _blocks: &[BlockId], _tail: Tail, _out: &mut Vec<u8>) -> Result<()> {
+    fn read_blocks(&mut self, _blocks: &[BlockId], _tail: Tail, _out: &mut Vec<u8>) -> Result<()> {
         Ok(())
     }
 

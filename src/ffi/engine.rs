@@ -79,7 +79,28 @@ pub unsafe extern "C" fn pllm_engine_create(options: *const pllm_engine_options,
     })
 }
 
-/// Ends every request, joins the engine's threads and returns its memory. NULL is allowed. No other
+/// Runs one of several workers that compute a model with the engine of rank 0, which is in another
+/// process or thread (docs/parallel.md). The options are those of the engine: the same model and
+/// formats, and a communicator with another rank. Loads this worker's part of the model, and returns
+/// NULL when the engine is freed. Its progress function can cancel the loading.
+///
+/// An error ends the engine, too: its calls return PLLM_E_INTERNAL.
+///
+/// Errors: those of pllm_engine_create, on all ranks if one of them cannot load its part;
+/// PLLM_E_INVALID_ARGUMENT if the communicator is NULL or has rank 0; PLLM_E_INTERNAL if another rank
+/// has ended or does not respond within worker_timeout_ms.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pllm_worker_run(options: *const pllm_engine_options) -> *mut pllm_error {
+    // SAFETY: the caller's contract.
+    guard(|| unsafe {
+        let mut progress = pllm_engine_options::to_progress(options)?;
+        Engine::run_worker(&pllm_engine_options::to_options(options)?, &mut progress)
+    })
+}
+
+/// Ends every request, joins the engine's threads and returns its memory. Ends the other workers of the
+/// model; one that hangs is waited for, at most for worker_timeout_ms. NULL is allowed. No other
 /// call on this engine may be in progress, including a poll of its own queue.
 ///
 /// Queues from pllm_queue_create stay valid. They return the outputs they hold, a last output for

@@ -6,6 +6,7 @@
 #![allow(clippy::missing_safety_doc)]
 
 mod budget;
+mod communicator;
 mod convert;
 pub use convert::PLLM_NUL_TERMINATED;
 mod engine;
@@ -30,6 +31,7 @@ mod sequences;
 mod text;
 
 pub use budget::*;
+pub use communicator::*;
 pub use engine::*;
 pub use error::*;
 pub use kv_events::*;

@@ -1,16 +1,17 @@
 use std::ffi::{c_char, c_void};
 use std::path::PathBuf;
-use std::ptr::{null, null_mut};
 use std::time::Duration;
 
+use super::communicator::to_communicator;
 use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, slice, string};
 use super::kv_store::{StoreLimits, to_store};
-use super::{pllm_budget, pllm_kv_store};
+use super::{pllm_budget, pllm_communicator, pllm_kv_store};
 use crate::error::{Error, Result};
 use crate::types::options::{
     AllocationPolicy, BatchingPolicy, EngineOptions, Isa, KvDtype, KvStoreOptions, OrderPolicy, Policies, Preemption, WeightFormat,
-    cpu_list,
+    WorkerOptions, cpu_list,
 };
+use crate::types::parallel::Division;
 
 /// Selected by the library.
 pub const PLLM_DTYPE_AUTO: u32 = 0;
@@ -289,6 +290,20 @@ pub struct pllm_engine_options {
     /// memory of the host: about 100 bytes and 4 for each token of a block, for each event and twice
     /// for each block of the pool.
     pub kv_events_capacity: u64,
+    /// Connection with the other workers that compute the model (docs/parallel.md), which is copied.
+    /// NULL (default): this engine computes it alone. Its ranks are tensor_parallel *
+    /// pipeline_parallel. Each engine or worker needs a communicator of its own.
+    pub communicator: *const pllm_communicator,
+    /// Number of workers that divide each layer. 0 (default): 1. The number of attention heads and
+    /// the widths of MLPs must be multiples of it, and so must the number of KV heads, unless it is
+    /// a multiple of that.
+    pub tensor_parallel: u32,
+    /// Number of groups of workers, each with some of the layers. 0 (default): 1.
+    pub pipeline_parallel: u32,
+    /// Time in milliseconds after which a wait for another worker fails. It must be longer than any
+    /// step, and than the difference between the times in which the workers load their parts of the
+    /// model. 0 (default): 60000.
+    pub worker_timeout_ms: u64,
 }
 
 /// Reports the bytes of weights that have been read, out of total, on the thread that creates the
@@ -304,61 +319,23 @@ unsafe impl Versioned for pllm_engine_options {
     const FIRST_SIZE: usize = 96;
     fn defaults() -> Self {
         let options = EngineOptions::default();
+        // SAFETY: zero is a valid number, a null pointer, and None of a nullable function.
+        let zero: Self = unsafe { std::mem::zeroed() };
         pllm_engine_options {
             struct_size: size_of::<Self>() as u64,
-            model_path: null(),
             model_path_len: PLLM_NUL_TERMINATED,
-            device: null(),
             device_len: PLLM_NUL_TERMINATED,
-            kv_bytes: 0,
             seed: options.seed,
             block_size: options.block_size as u32,
-            kv_dtype: PLLM_DTYPE_AUTO,
-            max_model_len: 0,
             max_batch_tokens: options.max_batch_tokens as u32,
             max_seqs: options.max_seqs as u32,
-            prefill_chunk: 0,
-            threads: 0,
-            isa: PLLM_ISA_AUTO,
-            flags: 0,
-            reserved: 0,
-            queue_capacity: 0,
-            progress: None,
-            progress_data: null_mut(),
-            max_waiting_requests: 0,
-            max_waiting_tokens: 0,
-            budget: null(),
-            swap_bytes: 0,
-            swap_path: null(),
             swap_path_len: PLLM_NUL_TERMINATED,
-            preemption: PLLM_PREEMPTION_RECOMPUTE,
-            order: PLLM_ORDER_FCFS,
-            ageing_ms: 0,
-            batching: PLLM_BATCHING_MIXED,
-            prefill_budget: 0,
-            allocation: PLLM_ALLOCATION_ON_DEMAND,
-            trace_path: null(),
             trace_path_len: PLLM_NUL_TERMINATED,
-            journal_path: null(),
             journal_path_len: PLLM_NUL_TERMINATED,
-            model_name: null(),
             model_name_len: PLLM_NUL_TERMINATED,
-            weight_format: PLLM_WEIGHTS_AS_STORED,
-            weight_group: 0,
-            packed_path: null(),
             packed_path_len: PLLM_NUL_TERMINATED,
-            cpus: null(),
             cpus_len: PLLM_NUL_TERMINATED,
-            memory_fraction: 0.0,
-            reserved2: 0,
-            max_prompt_bytes: 0,
-            kv_store: null(),
-            kv_store_max_bytes: 0,
-            kv_store_max_operations: 0,
-            kv_store_timeout_ms: 0,
-            kv_store_secret: null(),
-            kv_store_secret_len: 0,
-            kv_events_capacity: 0,
+            ..zero
         }
     }
 }
@@ -379,9 +356,11 @@ impl pllm_engine_options {
         known_flags("flags", c.flags, PLLM_ENGINE_SKIP_TOKENIZER | PLLM_ENGINE_NO_PREFIX_CACHE | PLLM_ENGINE_BATCH_INVARIANT)?;
         [("reserved", c.reserved), ("reserved2", c.reserved2)].into_iter().try_for_each(|(name, value)| known_flags(name, value, 0))?;
         // SAFETY: the caller's contract.
-        let model_name = if c.model_name.is_null() { None } else { Some(unsafe { string("model_name", c.model_name, c.model_name_len) }?) };
+        let model_name = unsafe { optional("model_name", c.model_name, c.model_name_len) }?;
         // SAFETY: the caller's contract.
-        let swap_path = if c.swap_path.is_null() { None } else { Some(unsafe { string("swap_path", c.swap_path, c.swap_path_len) }?) };
+        let swap_path = unsafe { optional("swap_path", c.swap_path, c.swap_path_len) }?;
+        // SAFETY: the caller's contract.
+        let (kv_store, workers) = unsafe { (kv_store(&c)?, workers(&c)?) };
         Ok(EngineOptions {
             model_dir: model_path.into(),
             device: device.into(),
@@ -420,9 +399,9 @@ impl pllm_engine_options {
             swap_dir: swap_path.map(|path| if path.is_empty() { ".".into() } else { path.into() }),
             policies: policies(&c)?,
             model_name: model_name.map(Into::into),
-            // SAFETY: the caller's contract.
-            kv_store: unsafe { kv_store(&c) }?,
+            kv_store,
             kv_events_capacity: usize::try_from(c.kv_events_capacity).unwrap_or(usize::MAX),
+            workers,
         })
     }
 
@@ -455,6 +434,29 @@ unsafe fn kv_store(c: &pllm_engine_options) -> Result<Option<KvStoreOptions>> {
         StoreLimits { max_bytes: c.kv_store_max_bytes, max_operations: c.kv_store_max_operations, timeout_ms: c.kv_store_timeout_ms };
     // SAFETY: the caller's contract.
     unsafe { to_store(c.kv_store, secret, limits) }
+}
+
+/// # Safety
+/// As `to_communicator`.
+unsafe fn workers(c: &pllm_engine_options) -> Result<WorkerOptions> {
+    let size = |value: u32| some(value).unwrap_or(1);
+    Ok(WorkerOptions {
+        division: Division { tensor: size(c.tensor_parallel), pipeline: size(c.pipeline_parallel) },
+        // SAFETY: the caller's contract.
+        communicator: unsafe { to_communicator(c.communicator) }?,
+        timeout: match c.worker_timeout_ms {
+            0 => WorkerOptions::DEFAULT_TIMEOUT,
+            milliseconds => Duration::from_millis(milliseconds),
+        },
+    })
+}
+
+/// NULL: none.
+/// # Safety
+/// As `string`.
+unsafe fn optional<'a>(name: &str, data: *const c_char, len: u64) -> Result<Option<&'a str>> {
+    // SAFETY: the caller's contract.
+    if data.is_null() { Ok(None) } else { Ok(Some(unsafe { string(name, data, len) }?)) }
 }
 
 /// NULL: none.

@@ -3,7 +3,7 @@
 use crate::backend::{Alloc, Backend, InputLimits};
 use crate::error::{Error, Result};
 use crate::kv::Paging;
-use crate::model::{BatchLimits, KvLayout, KvPool, ModelFiles, input_limits, work_bytes};
+use crate::model::{BatchLimits, KvPool, ModelFiles, input_limits, work_bytes};
 use crate::types::options::{Dtype, EngineOptions, KvDtype};
 
 /// The large allocations of an engine, and the limits that follow from them.
@@ -44,35 +44,57 @@ impl MemoryPlan {
         let weight_bytes = files.weight_bytes(backend)?;
         let kv_dtype = options.kv_dtype.unwrap_or(if files.dtype == Dtype::F32 { KvDtype::F32 } else { KvDtype::Bf16 });
         let block_size = options.block_size;
-        let block_bytes = KvPool { blocks: 1, block_size, dtype: kv_dtype }.block_bytes(backend, &files.spec);
+        let block_bytes = files.kv_block_bytes(backend, KvPool { blocks: 1, block_size, dtype: kv_dtype });
         let max_len = model_max_len(options, files.spec.max_positions)?;
         let paging = paging(files, block_size);
         let inputs = backend.reserved_inputs_bytes(&inputs(files, options, &paging, max_len));
-        let work_bytes = work_bytes(backend, &files.spec, limits(options), options.thread_count()) + inputs;
+        let work_bytes = work_bytes(backend, files.part(), limits(options), options.thread_count(), files.place) + inputs;
         let share = device_share(options, backend, weight_bytes + work_bytes)?;
         let (blocks, max_blocks) = blocks(options, share, &paging, max_len, block_bytes);
-        let swap_blocks = swap_blocks(options, block_bytes)?;
-        let max_model_len = max_len_in_pool(options, &paging, max_len, blocks, block_bytes)?;
-        Ok(MemoryPlan {
+        let plan = MemoryPlan {
             weight_bytes,
-            kv_bytes: blocks as u64 * block_bytes,
+            kv_bytes: 0,
             work_bytes,
-            blocks,
-            max_blocks,
+            blocks: 0,
+            max_blocks: 0,
             block_size,
             groups: paging.groups(),
             block_bytes,
             kv_dtype,
+            max_model_len: 0,
+            full_sequences: 0,
+            swap_bytes: 0,
+            swap_blocks: 0,
+        };
+        plan.with_blocks(files, options, [blocks, max_blocks, swap_blocks(options, block_bytes)?])
+    }
+
+    /// Returns the plan with other numbers of blocks: of the pool, of the largest pool, and of the
+    /// host tier.
+    pub fn with_blocks(
+        self,
+        files: &ModelFiles,
+        options: &EngineOptions,
+        [blocks, max_blocks, swap_blocks]: [usize; 3],
+    ) -> Result<MemoryPlan> {
+        let (paging, block_bytes) = (paging(files, self.block_size), self.block_bytes);
+        let max_len = model_max_len(options, files.spec.max_positions)?;
+        let max_model_len = max_len_in_pool(options, &paging, max_len, blocks, block_bytes)?;
+        Ok(MemoryPlan {
+            kv_bytes: blocks as u64 * block_bytes,
+            blocks,
+            max_blocks,
             max_model_len,
             full_sequences: blocks / paging.max_blocks(max_model_len, options.rows_at_once()),
             swap_bytes: swap_blocks as u64 * block_bytes,
             swap_blocks,
+            ..self
         })
     }
 }
 
 pub fn paging(files: &ModelFiles, block_size: usize) -> Paging {
-    Paging::new(block_size, &KvLayout::for_spec(&files.spec).windows)
+    Paging::new(block_size, &files.windows())
 }
 
 pub fn limits(options: &EngineOptions) -> BatchLimits {
@@ -81,7 +103,7 @@ pub fn limits(options: &EngineOptions) -> BatchLimits {
 
 /// Returns the size of the largest batch with sequences of up to `max_len` tokens.
 pub fn inputs(files: &ModelFiles, options: &EngineOptions, paging: &Paging, max_len: usize) -> InputLimits {
-    input_limits(&files.spec, limits(options), paging.entries(max_len), paging.groups())
+    input_limits(files.part(), limits(options), paging.entries(max_len), paging.groups())
 }
 
 /// Returns the maximum length that the options and the model allow, without regard to the pool.

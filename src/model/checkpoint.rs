@@ -6,6 +6,8 @@ use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+#[cfg(test)]
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use safetensors::tensor::Metadata;
 use serde_json::Value;
@@ -29,6 +31,8 @@ pub struct Checkpoint {
     /// Prefix of tensor names that checkpoints of a whole model have and those of its base model
     /// lack.
     prefix: &'static str,
+    #[cfg(test)]
+    pub(super) bytes_read: AtomicU64,
 }
 
 struct Shard {
@@ -58,7 +62,7 @@ impl Tensor {
 impl Checkpoint {
     /// Opens `model.safetensors`, or the shards that `model.safetensors.index.json` lists.
     pub fn open(dir: &Path, prefix: &'static str) -> Result<Checkpoint> {
-        let mut checkpoint = Checkpoint { files: Vec::new(), tensors: HashMap::new(), prefix };
+        let mut checkpoint = Checkpoint::with_files(Vec::new(), HashMap::new(), prefix);
         match Config::load_optional(dir, "model.safetensors.index.json")? {
             Some(index) => checkpoint.open_shards(dir, &index)?,
             None => checkpoint.open_file(dir.join("model.safetensors"), remedy::for_files_of(dir))?,
@@ -129,7 +133,17 @@ impl Checkpoint {
             }
         }
         let files = gguf.files.into_iter().map(|(path, file)| Shard { path, file }).collect();
-        Ok(Checkpoint { files, tensors, prefix })
+        Ok(Checkpoint::with_files(files, tensors, prefix))
+    }
+
+    fn with_files(files: Vec<Shard>, tensors: HashMap<String, Tensor>, prefix: &'static str) -> Checkpoint {
+        Checkpoint {
+            files,
+            tensors,
+            prefix,
+            #[cfg(test)]
+            bytes_read: AtomicU64::new(0),
+        }
     }
 
     pub fn find(&self, name: &str) -> Option<&Tensor> {
@@ -183,6 +197,8 @@ impl Checkpoint {
     /// Fills `out` with bytes of the file from byte `start` of the tensor on.
     pub fn read_stored(&self, tensor: &Tensor, start: u64, out: &mut [u8]) -> Result<()> {
         let shard = &self.files[tensor.file];
+        #[cfg(test)]
+        self.bytes_read.fetch_add(out.len() as u64, Ordering::Relaxed);
         let read = shard.file.read_exact_at(out, tensor.offset + start);
         read.map_err(|e| Error::io(format!("{}: cannot read {} bytes at {}: {e}", shard.path.display(), out.len(), tensor.offset + start)))
     }

@@ -1,109 +1,20 @@
 //! The forward pass: interprets a spec, layer by layer, on any backend.
 
-use super::kv_layout::{KvLayout, LayerPlace};
+use super::kv_cache::KvCache;
+use super::logits;
 use super::spec::{
-    Attention, AttentionShape, Embedding, Expert, Experts, Glu, Head, HeadAttention, Layer, Mlp, Model, ModelSpec, Pairs, QkNorm,
-    QkNormOver, Residual, Rope, Routing, SharedExpert,
+    Attention, Embedding, Expert, Experts, Glu, Head, HeadAttention, Layer, Mlp, Model, ModelSpec, Pairs, QkNorm, QkNormOver, Residual,
+    Rope, Routing, SharedExpert,
 };
 use super::weights::{LoadedLinear, LoadedModel, LoadedNorm};
 use crate::backend::{
-    Activation, Alloc, Backend, BackendTypes, BatchSize, Extent, HeadGroups, Heads, InputLimits, KvOps, KvShape, MlpOf, Ops,
-    RotaryEmbedding,
+    Activation, Alloc, Backend, BackendTypes, BatchSize, Collectives, ColumnPart, Extent, HeadGroups, Heads, InputLimits, KvOps, MlpOf,
+    Ops, RotaryEmbedding,
 };
 use crate::error::{Error, Result};
+use crate::types::batch::Batch;
 use crate::types::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits};
-use crate::types::batch::{Batch, BlockCopy, BlockMove, Tail};
-use crate::types::options::KvDtype;
-
-/// The paged KV cache of all layers.
-pub struct KvCache<B: BackendTypes> {
-    levels: Vec<B::Kv>,
-    places: Vec<LayerPlace>, // [layers]
-    groups: usize,
-    host: Option<B::Host>,
-}
-
-impl<B: KvOps> KvCache<B> {
-    pub fn new(backend: &B, spec: &ModelSpec, pool: KvPool) -> Result<KvCache<B>> {
-        let layout = KvLayout::for_spec(spec);
-        let levels = layout.of_levels(&spec.layers).map(|layer| backend.kv(pool.shape(layer))).collect::<Result<_>>()?;
-        Ok(KvCache { levels, groups: layout.windows.len(), places: layout.places().to_vec(), host: None })
-    }
-
-    /// Adds a host tier in memory for swapped-out blocks.
-    pub fn add_host_tier(&mut self, backend: &B, blocks: usize, block_bytes: u64) -> Result<()> {
-        self.host = Some(backend.host(blocks, block_bytes)?);
-        Ok(())
-    }
-
-    pub fn swap_out(&mut self, backend: &B, moves: &[BlockMove]) -> Result<()> {
-        backend.swap_out(moves, &self.levels, self.host.as_mut().ok_or_else(no_host)?)
-    }
-
-    pub fn swap_in(&mut self, backend: &B, moves: &[BlockMove]) -> Result<()> {
-        backend.swap_in(moves, self.host.as_mut().ok_or_else(no_host)?, &mut self.levels)
-    }
-
-    /// Appends the bytes of a sequence's blocks, level by level.
-    /// Returns the bytes of a block of the host tier. Without a tier there are none.
-    pub fn host_block(&mut self, backend: &B, block: usize) -> &mut [u8] {
-        self.host.as_mut().map_or(&mut [], |host| backend.host_block(host, block))
-    }
-
-    pub fn read(&self, backend: &B, blocks: &[u32], tail: Tail, out: &mut Vec<u8>) -> Result<()> {
-        self.levels.iter().try_for_each(|level| backend.read_blocks(blocks, tail, level, out))
-    }
-
-    /// Returns the bytes of one block in each of the arrays in which `read` stores blocks.
-    pub fn part_bytes(&self, backend: &B) -> Vec<usize> {
-        self.levels.iter().flat_map(|level| backend.kv_part_bytes(level)).collect()
-    }
-
-    pub fn write(&mut self, backend: &B, blocks: &[u32], bytes: &[u8]) -> Result<()> {
-        self.levels.iter_mut().try_fold(bytes, |bytes, level| backend.write_blocks(blocks, level, bytes)).map(|_| ())
-    }
-
-    /// Copies whole blocks. An asynchronous device reports errors at the next read.
-    pub fn copy(&mut self, backend: &B, copies: &[BlockCopy]) {
-        backend.copy_blocks(copies, &mut self.levels);
-    }
-
-    /// Returns the memory of all blocks from index `blocks` on to the system, on all levels. An
-    /// error on one level does not skip the others.
-    pub fn discard(&mut self, backend: &B, blocks: usize) -> Result<()> {
-        self.levels.iter_mut().map(|level| backend.discard_blocks(blocks, level)).fold(Ok(()), Result::and)
-    }
-
-    /// Returns a description of the KV layout of all layers.
-    pub fn layout(&self, backend: &B) -> String {
-        let levels = self.levels.iter().map(|level| backend.kv_layout(level)).collect::<Vec<_>>().join("; ");
-        if self.groups == 1 { levels } else { format!("{} groups of {levels}", self.groups) }
-    }
-}
-
-fn no_host() -> Error {
-    Error::internal("swap without a host tier")
-}
-
-/// The size of a KV cache.
-#[derive(Debug, Clone, Copy)]
-pub struct KvPool {
-    pub blocks: usize,
-    pub block_size: usize,
-    pub dtype: KvDtype,
-}
-
-impl KvPool {
-    fn shape<L, N, V>(&self, layer: &Layer<L, N, V>) -> KvShape {
-        let AttentionShape { kv_heads, head_dim, values, .. } = *layer.attention.shape();
-        KvShape { blocks: self.blocks, block_size: self.block_size, kv_heads, head_dim, values, dtype: self.dtype }
-    }
-
-    /// Returns the bytes of one block: one layer of each level.
-    pub fn block_bytes<B: KvOps>(&self, backend: &B, spec: &ModelSpec) -> u64 {
-        KvLayout::for_spec(spec).of_levels(&spec.layers).map(|layer| backend.kv_block_bytes(&self.shape(layer))).sum()
-    }
-}
+use crate::types::parallel::WorkerPlace;
 
 /// The largest batch, which determines the size of the activations.
 #[derive(Debug, Clone, Copy)]
@@ -125,6 +36,9 @@ pub struct Decoder<B: Backend> {
     inputs: B::Inputs,
     device_sampler: Option<B::Sampler>,
     draw_limits: DeviceSamplingLimits,
+    pub(super) place: WorkerPlace,
+    /// The columns of the logits that other workers compute too. Empty for a single worker.
+    logit_parts: Vec<ColumnPart>,
 }
 
 /// The activations. Each buffer has the width of the widest layer.
@@ -191,7 +105,7 @@ pub(super) struct Widths {
 }
 
 impl Widths {
-    fn for_spec(spec: &ModelSpec) -> Widths {
+    fn for_spec(spec: &ModelSpec, place: WorkerPlace) -> Widths {
         let mut widths = Widths {
             hidden: spec.hidden_size,
             normed: spec.hidden_size.max(spec.embedding.tokens.cols),
@@ -199,14 +113,17 @@ impl Widths {
             narrow: 0,
             mlp_wide: 0,
             mlp_narrow: 0,
-            vocab: spec.vocab_size,
+            vocab: logits::logit_width(spec.vocab_size, place),
             routed: 0,
             queries: 0,
             routing: Routing::softmax(0, 0, false),
         };
         for layer in &spec.layers {
             match &layer.attention {
-                Attention::Heads(heads) => widths.hold(heads.shape.qkv_width(), heads.shape.q_width()),
+                Attention::Heads(heads) => {
+                    widths.hold(heads.shape.qkv_width(), heads.shape.q_width());
+                    widths.hold_norm_of_all(heads, place);
+                }
                 Attention::Latent(latent) => widths.hold_latent(latent),
             }
             match &layer.mlp {
@@ -260,8 +177,8 @@ pub fn input_limits(spec: &ModelSpec, limits: BatchLimits, places: usize, groups
 
 /// Returns the bytes of all activations, and of the working memory of `threads` threads, for
 /// batches within `limits`.
-pub fn work_bytes<B: Backend>(backend: &B, spec: &ModelSpec, limits: BatchLimits, threads: usize) -> u64 {
-    let widths = Widths::for_spec(spec);
+pub fn work_bytes<B: Backend>(backend: &B, spec: &ModelSpec, limits: BatchLimits, threads: usize, place: WorkerPlace) -> u64 {
+    let widths = Widths::for_spec(spec, place);
     let [wide, narrow] = shared_lens(backend, limits, &widths);
     let Widths { hidden, normed, routed, queries, routing, .. } = widths;
     let angles: usize = spec.ropes.iter().map(Rope::rotated).sum();
@@ -274,8 +191,8 @@ pub fn work_bytes<B: Backend>(backend: &B, spec: &ModelSpec, limits: BatchLimits
 }
 
 impl<B: Backend> Decoder<B> {
-    pub fn new(backend: B, spec: &ModelSpec, model: LoadedModel<B>, limits: BatchLimits) -> Result<Decoder<B>> {
-        let widths = Widths::for_spec(spec);
+    pub fn new(backend: B, spec: &ModelSpec, model: LoadedModel<B>, limits: BatchLimits, place: WorkerPlace) -> Result<Decoder<B>> {
+        let widths = Widths::for_spec(spec, place);
         let [wide, narrow] = shared_lens(&backend, limits, &widths);
         let Widths { hidden, normed, routed, queries, routing, .. } = widths;
         let rows = |width: usize| backend.buffer(limits.tokens * width);
@@ -296,7 +213,9 @@ impl<B: Backend> Decoder<B> {
             angles: spec.ropes.iter().map(|rope| Angles::new(&backend, rope, limits.tokens)).collect::<Result<_>>()?,
         };
         let draw_limits = limits.draws(spec);
-        Ok(Decoder { device_sampler: backend.sampler(draw_limits)?, backend, model, work, inputs: B::Inputs::default(), draw_limits })
+        let device_sampler = backend.sampler(draw_limits)?;
+        let logit_parts = logits::logit_parts(spec.vocab_size, place)?;
+        Ok(Decoder { device_sampler, backend, model, work, inputs: B::Inputs::default(), draw_limits, place, logit_parts })
     }
 
     pub fn backend(&self) -> &B {
@@ -310,6 +229,13 @@ impl<B: Backend> Decoder<B> {
 
     /// Runs the forward pass of a batch.
     pub fn forward(&mut self, batch: &Batch, kv: &mut KvCache<B>) -> Result<()> {
+        let extent = self.begin(batch, kv)?;
+        self.run(extent, kv);
+        Ok(())
+    }
+
+    /// Uploads a batch, which `run` computes.
+    pub fn begin(&mut self, batch: &Batch, kv: &mut KvCache<B>) -> Result<Extent> {
         if batch.groups() != kv.groups {
             return Err(Error::internal(format!(
                 "the batch has block tables for {} groups of layers, the model has {}",
@@ -319,32 +245,66 @@ impl<B: Backend> Decoder<B> {
         }
         let extent = self.backend.upload(batch, &mut self.inputs)?;
         self.backend.copy_blocks(&batch.copies, &mut kv.levels);
-        self.pass(extent, kv);
-        Ok(())
+        Ok(extent)
     }
 
     /// Lets the device capture the decode steps that it replays later, within `max`. `batch` has
     /// one row.
     pub fn keep_steps(&mut self, max: &BatchSize, batch: &Batch, kv: &mut KvCache<B>) -> Result<()> {
         while let Some(extent) = self.backend.capture(max, batch, &mut self.inputs)? {
-            self.pass(extent, kv);
+            self.run(extent, kv);
         }
         Ok(())
     }
 
-    fn pass(&mut self, Extent { rows, logits }: Extent, kv: &mut KvCache<B>) {
-        let Decoder { backend, model, work, inputs, .. } = self;
-        let pass = Pass { backend, inputs, rows };
-        pass.embed(model, work);
+    /// Computes the uploaded batch.
+    pub fn run(&mut self, extent: Extent, kv: &mut KvCache<B>) {
+        self.compute(extent, kv);
+        self.deliver(extent);
+    }
+
+    /// Computes the layers of this worker. The residual stream comes from the previous stage.
+    pub fn compute(&mut self, Extent { rows, .. }: Extent, kv: &mut KvCache<B>) {
+        let Decoder { backend, model, work, inputs, place, .. } = self;
+        let pass = Pass { backend, inputs, rows, place: *place };
+        pass.angles(work);
+        match place.is_first_stage() {
+            true => pass.embed(model, work),
+            false => backend.receive(rows * model.hidden_size, &mut work.x, place.previous()),
+        }
         for (layer, place) in model.layers.iter().zip(&kv.places) {
             pass.layer(layer, LayerKv { group: place.group, kv: &mut kv.levels[place.level] }, work);
         }
-        pass.head(model, logits, work);
+    }
+
+    /// Sends the residual stream to the next stage. The last stage computes the logits and sends them
+    /// to rank 0.
+    pub fn deliver(&mut self, Extent { rows, logits }: Extent) {
+        let Decoder { backend, model, work, inputs, place, .. } = self;
+        match place.is_last_stage() {
+            true => Pass { backend, inputs, rows, place: *place }.head(model, logits, work),
+            false => backend.send(rows * model.hidden_size, &work.x, place.next()),
+        }
         backend.launch_step();
+    }
+
+    /// Returns the columns of the logits that each worker computes, and the size of the vocabulary. Empty
+    /// for a single worker and on other ranks than 0.
+    pub fn logit_parts(&self) -> (&[ColumnPart], usize) {
+        (&self.logit_parts, self.model.vocab_size)
+    }
+
+    /// Receives the columns of the logits that other workers have computed. Does nothing on other ranks
+    /// than 0.
+    pub fn receive_logits(&mut self, rows: usize) {
+        if rows > 0 && !self.logit_parts.is_empty() {
+            self.backend.receive_columns(rows, self.model.vocab_size, &self.logit_parts, &mut self.work.scratch.wide);
+        }
     }
 
     /// Returns the logits of the last pass, `[rows, vocab]`: one row per entry of `logit_rows`.
     pub fn logits(&mut self, rows: usize) -> Result<&[f32]> {
+        self.receive_logits(rows);
         self.backend.read(&mut self.work.scratch.wide, rows * self.model.vocab_size)
     }
 
@@ -387,53 +347,64 @@ pub(super) struct Pass<'a, B: BackendTypes> {
     pub backend: &'a B,
     pub inputs: &'a B::Inputs,
     pub rows: usize,
+    pub place: WorkerPlace,
 }
 
-type LoadedLayer<B> = Layer<LoadedLinear<B>, LoadedNorm<B>, <B as BackendTypes>::Buf>;
+pub(super) type LoadedLayer<B> = Layer<LoadedLinear<B>, LoadedNorm<B>, <B as BackendTypes>::Buf>;
 
-impl<B: Ops + KvOps> Pass<'_, B> {
+impl<B: Ops + KvOps + Collectives> Pass<'_, B> {
+    fn angles(&self, work: &mut Work<B>) {
+        for Angles { frequencies, amplitude, buf, .. } in &mut work.angles {
+            self.backend.angles(self.inputs, frequencies, *amplitude, buf);
+        }
+    }
+
     fn embed(&self, model: &LoadedModel<B>, work: &mut Work<B>) {
         let Embedding { tokens, scale, project, positions } = &model.embedding;
         match project {
-            None => self.backend.embed(self.inputs, &tokens.weight, *scale, &mut work.x),
+            None => {
+                self.backend.embed(self.inputs, &tokens.weight, tokens.first_row, *scale, &mut work.x);
+                self.all_reduce(model.hidden_size, &mut work.x);
+            }
             Some(project) => {
-                self.backend.embed(self.inputs, &tokens.weight, *scale, &mut work.normed);
+                self.backend.embed(self.inputs, &tokens.weight, tokens.first_row, *scale, &mut work.normed);
+                self.all_reduce(tokens.cols, &mut work.normed);
                 self.linear(project, &work.normed, &mut work.x);
             }
         }
         if let Some(positions) = positions {
             self.backend.add_positions(self.inputs, &positions.table.weight, positions.offset, &mut work.x);
         }
-        for Angles { frequencies, amplitude, buf, .. } in &mut work.angles {
-            self.backend.angles(self.inputs, frequencies, *amplitude, buf);
-        }
     }
 
     fn layer(&self, layer: &LoadedLayer<B>, mut kv: LayerKv<B>, work: &mut Work<B>) {
         let Work { x, normed, delta, scratch, angles, .. } = work;
-        let mut attention = |x: &B::Buf, out: &mut B::Buf| match &layer.attention {
-            Attention::Heads(heads) => self.attention(heads, x, &mut kv, angles, scratch, out),
-            Attention::Latent(latent) => self.latent_attention(latent, x, &mut kv, angles, scratch, out),
+        let mut attention = |x: &B::Buf, out: &mut B::Buf| {
+            match &layer.attention {
+                Attention::Heads(heads) => self.attention(heads, x, &mut kv, angles, scratch, out),
+                Attention::Latent(latent) => self.latent_attention(latent, x, &mut kv, angles, scratch, out),
+            }
+            self.all_reduce(layer.attention.out().rows, out);
         };
         match &layer.residual {
             Residual::PreNorm { attention: before, mlp } => {
                 self.norm(before, x, normed);
                 attention(normed, delta);
                 self.add_norm(x, delta, layer, mlp, normed);
-                self.mlp(&layer.mlp, normed, scratch, delta);
+                self.mlp(layer, normed, scratch, delta);
                 self.add(x, delta, layer);
             }
             Residual::PostNorm { attention: after, mlp } => {
                 attention(x, delta);
                 self.add_norm(x, delta, layer, after, normed);
-                self.mlp(&layer.mlp, normed, scratch, delta);
+                self.mlp(layer, normed, scratch, delta);
                 self.add_norm(normed, delta, layer, mlp, x);
             }
             Residual::BranchNorm { attention: after, mlp } => {
                 attention(x, delta);
                 self.norm(after, delta, normed);
                 self.add(x, normed, layer);
-                self.mlp(&layer.mlp, x, scratch, delta);
+                self.mlp(layer, x, scratch, delta);
                 self.norm(mlp, delta, normed);
                 self.add(x, normed, layer);
             }
@@ -444,7 +415,7 @@ impl<B: Ops + KvOps> Pass<'_, B> {
                     self.norm(mlp, x, normed);
                 }
                 self.add(x, delta, layer);
-                self.mlp(&layer.mlp, normed, scratch, delta);
+                self.mlp(layer, normed, scratch, delta);
                 self.add(x, delta, layer);
             }
             Residual::Sandwich { attention: before, after_attention, mlp, after_mlp } => {
@@ -453,7 +424,7 @@ impl<B: Ops + KvOps> Pass<'_, B> {
                 self.norm(after_attention, delta, normed);
                 self.add_norm(x, normed, layer, mlp, delta);
                 std::mem::swap(normed, delta);
-                self.mlp(&layer.mlp, normed, scratch, delta);
+                self.mlp(layer, normed, scratch, delta);
                 self.norm(after_mlp, delta, normed);
                 self.add(x, normed, layer);
             }
@@ -471,42 +442,49 @@ impl<B: Ops + KvOps> Pass<'_, B> {
         scratch: &mut Scratch<B>,
         out: &mut B::Buf,
     ) {
-        let Scratch { wide, narrow, .. } = scratch;
+        let Scratch { wide, narrow, routed, queries, .. } = scratch;
         let HeadAttention { shape, qkv, out: project, qk_norm, rope, sinks } = attention;
         let heads = |first, count| Heads { first, count, dim: shape.head_dim, stride: shape.qkv_width() };
         let all = |heads: Heads| Heads { count: 1, dim: heads.count * heads.dim, ..heads };
         self.linear(qkv, x, wide);
         if let Some(QkNorm { over, q, k }) = qk_norm {
-            let (queries, keys) = (heads(0, shape.heads), heads(shape.q_width(), shape.kv_heads));
-            let normed = |heads| if *over == QkNormOver::AllHeads { all(heads) } else { heads };
-            self.norm_heads(q, normed(queries), wide);
-            self.norm_heads(k, normed(keys), wide);
+            for (norm, heads) in [(q, heads(0, shape.heads)), (k, heads(shape.q_width(), shape.kv_heads))] {
+                match over {
+                    QkNormOver::EachHead => self.norm_heads(norm, heads, wide),
+                    QkNormOver::AllHeads if self.place.division.tensor == 1 => self.norm_heads(norm, all(heads), wide),
+                    QkNormOver::AllHeads => self.norm_heads_of_all(norm, heads, wide, [routed, queries]),
+                }
+            }
         }
         self.backend.store_kv(self.inputs, *group, shape, rope.map(|rope| angles[rope].turn()), wide, kv);
         self.backend.attention(self.inputs, *group, shape, sinks.as_ref(), wide, kv, narrow);
         self.linear(project, narrow, out);
     }
 
-    fn mlp(&self, mlp: &Mlp<LoadedLinear<B>, B::Buf>, x: &B::Buf, scratch: &mut Scratch<B>, out: &mut B::Buf) {
+    fn mlp(&self, layer: &LoadedLayer<B>, x: &B::Buf, scratch: &mut Scratch<B>, out: &mut B::Buf) {
         let Scratch { wide, narrow, .. } = scratch;
-        match mlp {
+        match &layer.mlp {
             Mlp::Plain { up, act, down } => self.up_and_down(up, Activation::Plain(*act), down, x, [wide, narrow, out]),
             Mlp::Gated { gate_up, act, down } => self.up_and_down(gate_up, Activation::Gated(Glu::Of(*act)), down, x, [wide, narrow, out]),
             Mlp::Experts(experts) => self.experts(experts, x, scratch, out),
         }
+        self.all_reduce(layer.attention.out().rows, out);
     }
 
     /// Rows of the same expert are multiplied together.
     fn experts(&self, experts: &Experts<LoadedLinear<B>, B::Buf>, x: &B::Buf, scratch: &mut Scratch<B>, out: &mut B::Buf) {
-        let Experts { router, correction, routing, glu, experts, shared } = experts;
+        let local = experts.local();
+        let Experts { router, correction, routing, glu, experts, shared, .. } = experts;
         let Scratch { wide, narrow, routed, routes, .. } = scratch;
-        let (hidden, inner) = (experts[0].down.rows, experts[0].gate_up.rows / 2);
+        let (hidden, first) = (router.cols, local.start);
         self.linear(router, x, narrow);
-        self.backend.route(self.rows, *routing, correction.as_ref(), narrow, routes);
-        self.backend.gather_routes(routes, hidden, x, routed);
-        self.backend.matmul_routes(routes, routed, &|expert| experts[expert].gate_up.parts(), wide);
-        self.backend.gate(self.rows * routing.top_k, inner, *glu, wide, narrow);
-        self.backend.matmul_routes(routes, narrow, &|expert| experts[expert].down.parts(), routed);
+        self.backend.route(self.rows, *routing, local, correction.as_ref(), narrow, routes);
+        if let Some(Expert { gate_up, .. }) = experts.first() {
+            self.backend.gather_routes(routes, hidden, x, routed);
+            self.backend.matmul_routes(routes, routed, &|expert| experts[expert - first].gate_up.parts(), wide);
+            self.backend.gate(self.rows * routing.top_k, gate_up.rows / 2, *glu, wide, narrow);
+            self.backend.matmul_routes(routes, narrow, &|expert| experts[expert - first].down.parts(), routed);
+        }
         self.backend.combine_routes(routes, hidden, routed, out);
         if let Some(SharedExpert { expert, gate }) = shared {
             self.up_and_down(&expert.gate_up, Activation::Gated(*glu), &expert.down, x, [wide, narrow, routed]);
@@ -535,10 +513,15 @@ impl<B: Ops + KvOps> Pass<'_, B> {
             last.linear(project, delta, normed);
             std::mem::swap(delta, normed);
         }
-        last.linear(weight.as_ref().unwrap_or(&embedding.tokens), delta, out);
-        if *scale != 1.0 || soft_cap.is_some() {
-            self.backend.scale_and_cap(logits * model.vocab_size, *scale, *soft_cap, out);
+        let weight = weight.as_ref().unwrap_or(&embedding.tokens);
+        // A rank has no tokens if there are more ranks than tokens.
+        if weight.rows > 0 {
+            last.linear(weight, delta, out);
         }
+        if weight.rows > 0 && (*scale != 1.0 || soft_cap.is_some()) {
+            self.backend.scale_and_cap(logits * weight.rows, *scale, *soft_cap, out);
+        }
+        last.send_logits(weight.rows, out);
     }
 
     pub fn linear(&self, linear: &LoadedLinear<B>, x: &B::Buf, out: &mut B::Buf) {

@@ -64,7 +64,9 @@ impl<'a> Formats<'a> {
         let parts = Parts::find(linear, self.checkpoint)?;
         let sections = match for_role(self.requested, role) {
             // Products with blocks round the activations.
-            None if self.stores_blocks && role != Role::Exact && parts.has_blocks() => parts.as_stored()?,
+            None if self.stores_blocks && role != Role::Exact && parts.has_blocks() => {
+                parts.as_stored().map_err(|error| error.within(linear.parts[0].weight()))?
+            }
             wanted => {
                 let to = applicable(linear, wanted.unwrap_or(parts.dtype.into()))?;
                 vec![Section::numbers(linear.rows(), parts.dtype, to)]
@@ -93,9 +95,10 @@ fn applicable(linear: &Linear, format: WeightFormat) -> Result<WeightFormat> {
             let fits: Vec<_> = WeightFormat::GROUPS.into_iter().filter(|group| linear.cols.is_multiple_of(*group)).collect();
             let remedy = if fits.is_empty() { String::new() } else { format!("weight_group to one of {fits:?}, or ") };
             Err(Error::unsupported(format!(
-                "weight_format is int4 in groups of {group}, but {} has {} columns; set {remedy}weight_format to int8",
+                "weight_format is int4 in groups of {group}, but {} has {} columns{}; set {remedy}weight_format to int8",
                 linear.parts[0].weight(),
-                linear.cols
+                linear.cols,
+                if linear.shard.is_some() { " per rank" } else { "" }
             )))
         }
         format => Ok(format),

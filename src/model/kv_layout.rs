@@ -1,6 +1,8 @@
 //! The division of layers into groups that share block tables, and the position of each layer's K
 //! and V in a block.
 
+use std::ops::Range;
+
 use super::spec::{Layer, ModelSpec};
 
 /// Layers with the same window are divided into groups of equal size, with one block table per
@@ -80,6 +82,17 @@ impl KvLayout {
         KvLayout { windows: vec![window], levels: layers, places: (0..layers).map(|level| LayerPlace { group: 0, level }).collect() }
     }
 
+    /// Returns the layout of the stage with these layers. It has the same groups, since all stages use
+    /// the same block tables, and only the levels of its layers.
+    pub fn for_stage(&self, layers: Range<usize>) -> KvLayout {
+        let places = &self.places[layers];
+        let mut levels: Vec<usize> = places.iter().map(|place| place.level).collect();
+        levels.sort_unstable();
+        levels.dedup();
+        let local = |place: &LayerPlace| LayerPlace { level: levels.partition_point(|level| *level < place.level), ..*place };
+        KvLayout { windows: self.windows.clone(), levels: levels.len(), places: places.iter().map(local).collect() }
+    }
+
     pub fn places(&self) -> &[LayerPlace] {
         &self.places
     }
@@ -141,6 +154,27 @@ mod tests {
         let one = |window, layers| KvLayout::group(&vec![window; layers], true);
         assert_eq!((one(None, 5).windows, one(None, 5).levels), (vec![None], 5));
         assert_eq!((one(Some(7), 5).windows, one(Some(7), 5).levels), (vec![Some(7)], 5));
+    }
+
+    #[test]
+    fn a_stage_has_the_groups_of_the_model_and_the_levels_of_its_layers() {
+        let windows: Vec<_> = (0..26).map(|layer| (layer % 2 == 0).then_some(512)).collect();
+        let whole = KvLayout::group(&windows, true);
+        assert_eq!((whole.windows.len(), whole.levels), (2, 13));
+        for layers in [0..9, 9..18, 18..26, 0..26] {
+            let stage = whole.for_stage(layers.clone());
+            assert_eq!(stage.windows, whole.windows);
+            assert_eq!(stage.levels, layers.len().div_ceil(2));
+            let mut used: Vec<usize> = stage.places.iter().map(|place| place.level).collect();
+            used.sort_unstable();
+            used.dedup();
+            assert!(used.into_iter().eq(0..stage.levels));
+            let (first, others) = (layers.start, stage.places.iter().zip(&whole.places[layers]));
+            for (place, of_whole) in others {
+                assert_eq!((place.group, place.level), (of_whole.group, of_whole.level - whole.places[first].level));
+            }
+        }
+        assert_eq!(whole.for_stage(0..26), whole);
     }
 
     #[test]

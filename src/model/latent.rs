@@ -4,7 +4,7 @@
 use super::decoder::{Angles, LayerKv, Pass, Scratch, Widths};
 use super::spec::{LatentAttention, LatentQueries};
 use super::weights::{LoadedLinear, LoadedNorm};
-use crate::backend::{Heads, KvOps, Ops, Strips};
+use crate::backend::{Collectives, Heads, KvOps, Ops, Strips};
 
 /// The dimensions of a row.
 struct Dims {
@@ -43,7 +43,7 @@ impl Widths {
     }
 }
 
-impl<B: Ops + KvOps> Pass<'_, B> {
+impl<B: Ops + KvOps + Collectives> Pass<'_, B> {
     /// Reads `x` and writes `out`. Stores the rows' latents in the cache.
     #[allow(clippy::too_many_arguments)]
     pub fn latent_attention(

@@ -2,16 +2,21 @@
 
 mod arch;
 mod checkpoint;
+mod collective;
 mod config;
 mod decoder;
 mod formats;
 pub mod gguf;
+mod kv_cache;
 mod kv_layout;
 mod latent;
+mod logits;
 mod mxfp4;
 mod packed;
 mod parts;
 mod remedy;
+#[cfg(test)]
+mod shard_test;
 pub mod spec;
 mod weights;
 
@@ -20,17 +25,19 @@ use std::path::{Path, PathBuf};
 pub use arch::{FAMILIES, Family, family};
 use checkpoint::Checkpoint;
 pub use config::Config;
-pub use decoder::{BatchLimits, Decoder, KvCache, KvPool, input_limits, work_bytes};
+pub use decoder::{BatchLimits, Decoder, input_limits, work_bytes};
+pub use kv_cache::{KvCache, KvPool};
 pub use kv_layout::KvLayout;
 pub use packed::{PackedForm, PackedReport};
 use packed::{TensorLocation, Writer};
-use spec::ModelSpec;
+use spec::{ModelSpec, Shard, Stage};
 pub use weights::LoadProgress;
 use weights::{LoadedModel, Origin};
 
-use crate::backend::{Alloc, Backend};
+use crate::backend::{Alloc, Backend, KvOps};
 use crate::error::{Code, Error, Result, try_format};
 use crate::types::options::{Dtype, ModelDefaults, WeightFormat};
+use crate::types::parallel::WorkerPlace;
 
 /// A model directory, opened and validated but not loaded.
 pub struct ModelFiles {
@@ -46,6 +53,12 @@ pub struct ModelFiles {
     pub sampling_defaults: Result<ModelDefaults>,
     /// The GGUF file of the model, if it is one.
     pub gguf: Option<GgufSource>,
+    /// The place of this worker among those that divide the model.
+    pub place: WorkerPlace,
+    /// The part of a divided model that this worker computes.
+    part: Option<ModelSpec>,
+    /// Groups and levels of the layers of that part.
+    kv_layout: KvLayout,
     checkpoint: Checkpoint,
 }
 
@@ -101,6 +114,7 @@ impl ModelFiles {
         let dtype = weights::storage(&spec, &checkpoint)?;
         let eos_token_ids = eos_token_ids(generation, config, spec.vocab_size)?;
         let sampling_defaults = sampling_defaults(generation);
+        let kv_layout = KvLayout::for_spec(&spec);
         Ok(ModelFiles {
             architecture: family.architecture,
             spec,
@@ -109,13 +123,54 @@ impl ModelFiles {
             eos_token_ids,
             sampling_defaults,
             gguf: None,
+            place: WorkerPlace::default(),
+            part: None,
+            kv_layout,
             checkpoint,
         })
     }
 
+    /// Selects the part of the model that one of several workers computes.
+    ///
+    /// Errors: `InvalidArgument` if the model cannot be divided in this way.
+    pub fn divide(&mut self, place: WorkerPlace) -> Result<()> {
+        let WorkerPlace { division, tensor_rank, stage } = place;
+        let (shard, stage) = (Shard { rank: tensor_rank, ranks: division.tensor }, Stage { stage, stages: division.pipeline });
+        self.kv_layout = self.kv_layout.for_stage(stage.layers(self.spec.layers.len())?);
+        self.part = if place.is_alone() { None } else { Some(self.spec.stage(stage)?.shard(shard)?) };
+        self.place = place;
+        Ok(())
+    }
+
+    /// Selects the rotary frequencies for sequences of at most `max_len` positions.
+    pub fn fit(&mut self, max_len: usize) {
+        self.spec.fit(max_len);
+        self.part.iter_mut().for_each(|part| part.fit(max_len));
+    }
+
+    /// Returns the window of each group of layers, which has block tables of its own.
+    pub fn windows(&self) -> Vec<Option<usize>> {
+        self.kv_layout.windows.clone()
+    }
+
+    /// Returns the bytes of one block of this worker.
+    pub fn kv_block_bytes<B: KvOps>(&self, backend: &B, pool: KvPool) -> u64 {
+        pool.block_bytes_with(backend, self.part(), &self.kv_layout)
+    }
+
+    /// Allocates the KV cache of this worker's layers.
+    pub fn kv_cache<B: KvOps>(&self, backend: &B, pool: KvPool) -> Result<KvCache<B>> {
+        KvCache::with_layout(backend, self.part(), &self.kv_layout, pool)
+    }
+
+    /// Returns the part of the model that this worker computes.
+    pub fn part(&self) -> &ModelSpec {
+        self.part.as_ref().unwrap_or(&self.spec)
+    }
+
     /// Returns the bytes of the packed weights. Reports missing or misshapen tensors.
     pub fn weight_bytes<B: Alloc>(&self, backend: &B) -> Result<u64> {
-        weights::bytes(backend, &self.spec, &self.checkpoint, self.weight_format)
+        weights::bytes(backend, self.part(), &self.checkpoint, self.weight_format)
     }
 
     /// Returns a hash of the architecture, of the weight format, of every tensor's name, dtype and
@@ -127,7 +182,7 @@ impl ModelFiles {
 
     pub fn load<B: Backend>(&self, backend: B, limits: BatchLimits, progress: LoadProgress) -> Result<Decoder<B>> {
         let model = self.load_from(&backend, Origin::Files(&mut |_| ()), progress)?;
-        Decoder::new(backend, &self.spec, model, limits)
+        Decoder::new(backend, self.part(), model, limits, self.place)
     }
 
     /// Like `load`, from the packed form in this directory. If it is absent, damaged or of another
@@ -142,7 +197,7 @@ impl ModelFiles {
         if !dir.is_dir() {
             return Err(Error::io(format!("packed_path {} does not exist or is not a directory", dir.display())));
         }
-        let place = TensorLocation::for_model(dir, &backend, &self.spec, &self.checkpoint, self.weight_format)?;
+        let place = TensorLocation::for_model(dir, &backend, self.part(), &self.checkpoint, self.weight_format)?;
         let read = place.open().and_then(|reader| self.load_from(&backend, Origin::Packed(reader), &mut *progress));
         let (model, report) = match read {
             Ok(model) => (model, PackedReport { form: PackedForm::Read, reason: String::new() }),
@@ -150,7 +205,7 @@ impl ModelFiles {
             // If the model's files cause the error, loading from them reports it again.
             Err(why) => self.load_and_save(&place, &backend, why, progress)?,
         };
-        Ok((Decoder::new(backend, &self.spec, model, limits)?, report))
+        Ok((Decoder::new(backend, self.part(), model, limits, self.place)?, report))
     }
 
     /// Loads the weights from the model's files and writes the packed form. `why` is the reason why
@@ -179,7 +234,7 @@ impl ModelFiles {
     }
 
     fn load_from<'a, B: Alloc>(&'a self, backend: &'a B, origin: Origin<'a, B>, progress: LoadProgress<'a>) -> Result<LoadedModel<B>> {
-        weights::load(backend, &self.spec, &self.checkpoint, self.weight_format, origin, progress)
+        weights::load(backend, self.part(), &self.checkpoint, self.weight_format, origin, progress)
     }
 }
 

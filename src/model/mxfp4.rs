@@ -6,7 +6,7 @@ use super::checkpoint::{Checkpoint, Tensor};
 use crate::error::{Error, Result, try_vec};
 
 /// Numbers per scale.
-const BLOCK: usize = 32;
+pub const BLOCK: usize = 32;
 
 /// The values of FP4 E2M1: one sign bit, two exponent bits, one mantissa bit.
 const NUMBERS: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];

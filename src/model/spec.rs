@@ -5,15 +5,19 @@
 
 mod map;
 mod rope;
+mod shard;
 mod tensors;
 
 use std::convert::Infallible;
+use std::ops::Range;
 
 pub use map::Role;
 pub use rope::{Long, Longer, Rope};
-pub use tensors::{Layout, Linear, Norm, RowOrder, Run, Source, TensorPart, Vector};
+pub use shard::{Shard, Stage};
+pub use tensors::{Layout, Linear, LinearShard, Norm, PartRows, RowOrder, Run, Source, TensorPart, Vector};
 
 pub use crate::backend::{Act, AttentionShape, Glu, NormKind, Pairs, Routing};
+use crate::types::debug::debug_without_none;
 
 /// A decoder-only transformer.
 #[derive(Debug, Clone)]
@@ -208,16 +212,28 @@ pub enum Mlp<L = Linear, V = Vector> {
     Experts(Experts<L, V>),
 }
 
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Experts<L = Linear, V = Vector> {
-    /// Projection from the hidden size to one logit per expert.
+    /// Projection from the hidden size to one logit per expert of the layer.
     pub router: L,
-    /// `[experts]` Correction of the scores in the choice of experts.
+    /// `[experts of the layer]` Correction of the scores in the choice of experts.
     pub correction: Option<V>,
     pub routing: Routing,
     pub glu: Glu,
+    /// The experts of this rank.
     pub experts: Vec<Expert<L>>,
     pub shared: Option<SharedExpert<L>>,
+    /// The indices of this rank's experts in the layer. None: all experts.
+    pub local: Option<Range<usize>>,
+}
+
+debug_without_none!(Experts<L, V> { router, correction, routing, glu, experts, shared; local });
+
+impl<L, V> Experts<L, V> {
+    /// Returns the indices of this rank's experts in the layer.
+    pub fn local(&self) -> Range<usize> {
+        self.local.clone().unwrap_or(0..self.experts.len())
+    }
 }
 
 #[derive(Debug, Clone)]

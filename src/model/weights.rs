@@ -2,14 +2,15 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
+use std::ops::Range;
 
 use super::checkpoint::{Checkpoint, Tensor};
 use super::formats::Formats;
 use super::packed::Reader;
 use super::parts::Parts;
-use super::spec::{Linear, Model, ModelSpec, Norm, Role, TensorPart, Vector};
+use super::spec::{Linear, Model, ModelSpec, Norm, PartRows, Role, TensorPart, Vector};
 use crate::backend::{Alloc, BackendTypes, NormOf, RowSource, Section};
-use crate::error::{Code, Error, Result, try_vec};
+use crate::error::{Code, Error, Result, try_vec, try_with_capacity};
 use crate::types::options::{Dtype, WeightFormat};
 
 /// A linear map with its weights.
@@ -17,6 +18,9 @@ pub struct LoadedLinear<B: BackendTypes> {
     pub weight: B::Matrix,
     pub bias: Option<B::Buf>,
     pub rows: usize,
+    pub cols: usize,
+    /// Number of the first row in the whole matrix. Rows of a table are consecutive.
+    pub first_row: usize,
 }
 
 impl<B: BackendTypes> LoadedLinear<B> {
@@ -106,18 +110,15 @@ pub fn bytes<B: Alloc>(backend: &B, spec: &ModelSpec, checkpoint: &Checkpoint, r
     spec.try_map(
         |linear, role| add(linear_bytes(backend, linear, checkpoint, &formats.of_matrix(linear, role)?.1)),
         |norm| add(norm_bytes(norm, checkpoint)),
-        |vector| add(checkpoint.tensor(&vector.name, &[vector.len]).map(|_| (vector.len * size_of::<f32>()) as u64)),
+        |vector| add(checkpoint.tensor(&vector.name, &[vector.len]).map(|_| (vector.width() * size_of::<f32>()) as u64)),
     )?;
     Ok(total.get())
 }
 
 fn linear_bytes<B: Alloc>(backend: &B, linear: &Linear, checkpoint: &Checkpoint, sections: &[Section]) -> Result<u64> {
-    let mut bytes = backend.matrix_bytes(linear.cols, sections);
-    bias_of(linear, checkpoint, |part, _, _| {
-        bytes += (part.rows * size_of::<f32>()) as u64;
-        Ok(())
-    })?;
-    Ok(bytes)
+    bias_of(linear, checkpoint, |_, _, _| Ok(()))?;
+    let bias_rows = if linear.bias { linear.rows() } else { 0 };
+    Ok(backend.matrix_bytes(linear.cols, sections) + (bias_rows * size_of::<f32>()) as u64)
 }
 
 fn norm_bytes(norm: &Norm, checkpoint: &Checkpoint) -> Result<u64> {
@@ -177,20 +178,28 @@ pub fn storage(spec: &ModelSpec, checkpoint: &Checkpoint) -> Result<Dtype> {
     Ok(if parts.has_blocks() { Dtype::Bf16 } else { parts.dtype })
 }
 
-fn load_norm<B: Alloc>(backend: &B, norm: &Norm, checkpoint: &Checkpoint) -> Result<LoadedNorm<B>> {
+pub(super) fn load_norm<B: Alloc>(backend: &B, norm: &Norm, checkpoint: &Checkpoint) -> Result<LoadedNorm<B>> {
     let vector = |suffix: &str| {
         let mut values = try_vec(0, 0.0f32)?;
-        values.try_reserve_exact(norm.width())?;
+        values.try_reserve_exact(norm.stored_width())?;
         for part in &norm.parts {
             values.extend_from_slice(&checkpoint.numbers(&format!("{part}.{suffix}"), &norm.shape)?);
         }
-        backend.vector(&values)
+        backend.vector(&of_shard(values, norm.shard.as_deref())?)
     };
     Ok(LoadedNorm { spec: norm.clone(), weight: vector("weight")?, bias: norm.bias.then(|| vector("bias")).transpose()? })
 }
 
-fn load_vector<B: Alloc>(backend: &B, Vector { name, len }: &Vector, checkpoint: &Checkpoint) -> Result<B::Buf> {
-    backend.vector(&checkpoint.numbers(name, &[*len])?)
+pub(super) fn load_vector<B: Alloc>(backend: &B, Vector { name, len, shard }: &Vector, checkpoint: &Checkpoint) -> Result<B::Buf> {
+    backend.vector(&of_shard(checkpoint.numbers(name, &[*len])?, shard.as_deref())?)
+}
+
+/// Returns the elements of a shard.
+fn of_shard(values: Vec<f32>, shard: Option<&[Range<usize>]>) -> Result<Vec<f32>> {
+    let Some(ranges) = shard else { return Ok(values) };
+    let mut of_shard = try_with_capacity(ranges.iter().map(Range::len).sum())?;
+    ranges.iter().for_each(|range| of_shard.extend_from_slice(&values[range.clone()]));
+    Ok(of_shard)
 }
 
 struct Loading<'a, B: Alloc> {
@@ -217,7 +226,8 @@ impl<B: Alloc> Loading<'_, B> {
             }
         };
         let bias = load_bias(self.backend, linear, self.checkpoint)?;
-        Ok(LoadedLinear { weight, bias, rows: linear.rows() })
+        let first_row = linear.row_ranges().first().map_or(0, |range| range.start);
+        Ok(LoadedLinear { weight, bias, rows: linear.rows(), cols: linear.cols, first_row })
     }
 }
 
@@ -233,15 +243,21 @@ fn pack<B: Alloc>(backend: &B, linear: &Linear, parts: &Parts, sections: &[Secti
     })
 }
 
-fn load_bias<B: Alloc>(backend: &B, linear: &Linear, checkpoint: &Checkpoint) -> Result<Option<B::Buf>> {
-    let mut bias = try_vec(0, 0.0f32)?;
+pub(super) fn load_bias<B: Alloc>(backend: &B, linear: &Linear, checkpoint: &Checkpoint) -> Result<Option<B::Buf>> {
+    let mut parts = try_with_capacity(linear.parts.len())?;
     bias_of(linear, checkpoint, |part, tensor, dtype| {
-        let values = checkpoint.read_f32(tensor, dtype, part.offset(&[part.rows]), part.rows)?;
-        bias.try_reserve_exact(values.len())?;
-        bias.extend((0..values.len()).map(|row| values[linear.order.run_at(values.len(), row).first]));
+        parts.push(checkpoint.read_f32(tensor, dtype, part.offset(&[part.rows]), part.rows)?);
         Ok(())
     })?;
-    linear.bias.then(|| backend.vector(&bias)).transpose()
+    if !linear.bias {
+        return Ok(None);
+    }
+    let mut bias = try_with_capacity(linear.rows())?;
+    for PartRows { part, first, rows } in linear.part_rows() {
+        let values = &parts[part];
+        bias.extend((first..first + rows).map(|row| values[linear.order.run_at(values.len(), row).first]));
+    }
+    backend.vector(&bias).map(Some)
 }
 
 /// Visits the biases of the parts, if there are any.

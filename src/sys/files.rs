@@ -3,7 +3,7 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
-use std::os::fd::FromRawFd;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -128,6 +128,28 @@ pub fn is_at(file: &File, path: &Path) -> bool {
 pub fn append(file: &mut File, len: u64, bytes: &[u8]) -> Result<()> {
     within_limit(len + bytes.len() as u64)?;
     file.write_all(bytes).map_err(|e| Error::io(format!("cannot be written: {e}")))
+}
+
+/// Allocates space for a range of a file, so that no access to its mapping can fail.
+pub fn reserve(file: &File, offset: u64, len: u64) -> Result<()> {
+    within_limit(offset + len)?;
+    loop {
+        // SAFETY: a call without pointers.
+        match unsafe { libc::posix_fallocate(file.as_raw_fd(), offset as libc::off_t, len as libc::off_t) } {
+            0 => return Ok(()),
+            libc::EINTR => {}
+            code => {
+                let reason = std::io::Error::from_raw_os_error(code);
+                return Err(Error::capacity(format!("cannot allocate {len} bytes: {reason}; free space of the file system")));
+            }
+        }
+    }
+}
+
+/// Changes the length of a file. The new bytes are zeros without space of their own.
+pub fn set_len(file: &File, len: u64) -> Result<()> {
+    within_limit(len)?;
+    file.set_len(len).map_err(|e| Error::io(format!("cannot extend to {len} bytes: {e}")))
 }
 
 /// Checks the file size limit of the process. A write beyond it raises SIGXFSZ, which kills the

@@ -2,6 +2,7 @@
 //! type.
 #![allow(unsafe_code)]
 
+pub mod bytes;
 #[cfg(test)]
 #[path = "../../tests/support/counting.rs"]
 pub mod counting;
@@ -10,10 +11,16 @@ pub mod counting;
 #[allow(dead_code)] // the integration tests use all of it
 pub mod cpu_time;
 pub mod event;
+pub mod file_locks;
 pub mod files;
 pub mod float;
 pub mod process;
 pub mod quiet;
+#[cfg(test)]
+#[path = "../../tests/support/random.rs"]
+#[allow(dead_code)] // the integration tests use all of it
+pub mod random;
+pub mod shared_mapping;
 pub mod threads;
 
 use std::marker::PhantomData;

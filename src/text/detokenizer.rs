@@ -247,9 +247,9 @@ fn say(text: &str, out: &mut String) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::random::Random;
     use super::super::tests::golden_dir;
     use super::*;
+    use crate::sys::random::Random;
 
     fn text(name: &str) -> Text {
         Text::load(&golden_dir().join(name)).unwrap()

@@ -177,12 +177,6 @@ fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>> {
     files::read(path, MAX_FILE_BYTES)
 }
 
-/// The random numbers of the integration tests.
-#[cfg(test)]
-#[allow(dead_code)]
-#[path = "../../tests/support/random.rs"]
-mod random;
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -7,6 +7,7 @@ mod kv_store;
 mod model_defaults;
 mod policies;
 mod sampling;
+mod workers;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,6 +21,7 @@ pub use kv_store::KvStoreOptions;
 pub use model_defaults::ModelDefaults;
 pub use policies::{AllocationPolicy, BatchingPolicy, OrderPolicy, Policies};
 pub use sampling::{Dry, Mirostat, OutputKind, SamplingParams};
+pub use workers::WorkerOptions;
 
 use crate::error::{Error, Result};
 use crate::memory::budget::MemoryBudget;
@@ -189,6 +191,9 @@ pub struct EngineOptions {
     /// Maximum number of unread events of the prefix cache. 0: none are recorded.
     #[serde(skip)]
     pub kv_events_capacity: usize,
+    /// Division of the model among several workers.
+    #[serde(skip)]
+    pub workers: WorkerOptions,
 }
 
 /// The limit of the priority of a request, which ranges from `-MAX_PRIORITY` to `MAX_PRIORITY`.
@@ -230,6 +235,7 @@ impl Default for EngineOptions {
             model_name: None,
             kv_store: None,
             kv_events_capacity: 0,
+            workers: WorkerOptions::default(),
         }
     }
 }
@@ -323,6 +329,7 @@ impl EngineOptions {
         }
         self.validate_prefix_cache()?;
         self.policies.validate()?;
+        self.workers.validate(self)?;
         self.validate_swapping()
     }
 

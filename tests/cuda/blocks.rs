@@ -61,7 +61,7 @@ impl Rows {
     fn numbers(&self, cols: usize) -> Vec<f32> {
         let cpu = CpuBackend::new(1, Some(Isa::Portable)).unwrap();
         let table = load(&cpu, cols, std::slice::from_ref(self)).unwrap();
-        embedded(&cpu, &table, &(0..self.section.rows as u32).collect::<Vec<_>>(), cols)
+        embedded(&cpu, &table, 0, &(0..self.section.rows as u32).collect::<Vec<_>>(), cols)
     }
 }
 
@@ -82,12 +82,13 @@ fn load<B: Backend>(backend: &B, cols: usize, parts: &[Rows]) -> Result<B::Matri
     backend.matrix(cols, &sections, RowSource { read: &read, advance: &mut |_| Ok(()) })
 }
 
-fn embedded<B: Backend>(backend: &B, table: &B::Matrix, tokens: &[u32], cols: usize) -> Vec<f32> {
+/// Returns the embeddings of tokens. `first` is the first token of the table.
+fn embedded<B: Backend>(backend: &B, table: &B::Matrix, first: usize, tokens: &[u32], cols: usize) -> Vec<f32> {
     let mut inputs = B::Inputs::default();
     let positions = vec![0; tokens.len()];
     backend.upload(&Batch { tokens: tokens.to_vec(), positions, ..Batch::default() }, &mut inputs).unwrap();
     let mut out = backend.vector(&vec![f32::NAN; tokens.len() * cols]).unwrap();
-    backend.embed(&inputs, table, 1.0, &mut out);
+    backend.embed(&inputs, table, first, 1.0, &mut out);
     backend.read(&mut out, tokens.len() * cols).unwrap().to_vec()
 }
 
@@ -171,7 +172,7 @@ fn check_experts(rows: usize, count: usize) {
     let routing = Routing::softmax(count, 2, true);
     let mut routes = backend.routes(rows, routing).unwrap();
     let logits = backend.vector(&numbers(&mut random, rows * count)).unwrap();
-    backend.route(rows, routing, None, &logits, &mut routes);
+    backend.route(rows, routing, 0..routing.experts, None, &logits, &mut routes);
     let mut gathered = backend.vector(&vec![f32::NAN; rows * 2 * cols]).unwrap();
     let x = backend.vector(&numbers(&mut random, rows * cols)).unwrap();
     backend.gather_routes(&routes, cols, &x, &mut gathered);
@@ -204,10 +205,14 @@ fn embeddings_have_the_numbers_of_the_blocks() {
         let cols = if kind.block_len() == 32 { 288 } else { 512 };
         let rows = Rows::blocks(kind, 9, cols, &mut Random(3));
         let table = load(backend, cols, std::slice::from_ref(&rows)).unwrap();
-        let found = embedded(backend, &table, &[8, 0, 3], cols);
+        let found = embedded(backend, &table, 0, &[8, 0, 3], cols);
         let all = rows.numbers(cols);
         let expected = [8, 0, 3].map(|row| &all[row * cols..][..cols]).concat();
         assert_eq!(found, expected, "{}", kind.name());
+        // A shard of the table, which has tokens 20 to 28.
+        let found = embedded(backend, &table, 20, &[19, 28, 20, 23, 29], cols);
+        let zeros = vec![0.0; cols];
+        assert_eq!(found, [&zeros[..], &expected, &zeros].concat(), "{}", kind.name());
     }
 }
 

@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pagedllm::backend::cpu::CpuBackend;
@@ -298,6 +299,8 @@ fn a_row_of_a_product_has_the_same_bits_in_any_batch() {
 struct Tables {
     cols: usize,
     format: WeightFormat,
+    /// The first token of the table.
+    first: usize,
 }
 
 impl Case for Tables {
@@ -308,7 +311,7 @@ impl Case for Tables {
         let batch = Batch { tokens: vec![8, 0, 3], positions: vec![0, 5, 6], ..Batch::default() };
         backend.upload(&batch, &mut inputs).unwrap();
         let mut out = unwritten(backend, 3 * cols);
-        backend.embed(&inputs, &table, 0.75, &mut out);
+        backend.embed(&inputs, &table, self.first, 0.75, &mut out);
         backend.add_positions(&inputs, &table, 2, &mut out);
         read(backend, out, 3 * cols)
     }
@@ -317,7 +320,10 @@ impl Case for Tables {
 #[test]
 fn embeddings_equal_those_of_the_cpu() {
     for (cols, format) in [1, 7, 64, 300].into_iter().flat_map(|cols| FLOATS.map(|format| (cols, format))) {
-        assert_equal_on_both_backends(&format!("{cols} {format:?}"), 1e-6, &Tables { cols, format });
+        // The table begins with token 0, with the last token, or after it.
+        for first in [0, 8, 9] {
+            assert_equal_on_both_backends(&format!("{cols} {format:?} from {first}"), 1e-6, &Tables { cols, format, first });
+        }
     }
 }
 
@@ -476,12 +482,13 @@ fn strips_and_selected_rows_equal_those_of_the_cpu() {
 struct Experts {
     rows: usize,
     routing: Routing,
+    local: Range<usize>,
     format: WeightFormat,
 }
 
 impl Case for Experts {
     fn run<B: Backend>(&self, backend: &B) -> Vec<f32> {
-        let Experts { rows, routing, format } = *self;
+        let Experts { rows, routing, local: Range { start: first, end }, format } = *self;
         let (width, outs, mut random) = (24, 17, seeded(rows));
         let count = rows * routing.top_k;
         let mut routes = backend.routes(rows + 2, Routing { experts: routing.experts + 1, top_k: routing.top_k + 1, ..routing }).unwrap();
@@ -489,7 +496,7 @@ impl Case for Experts {
         let logits = backend.vector(&numbers(&mut random, rows * routing.experts)).unwrap();
         let correction = backend.vector(&numbers(&mut random, routing.experts)).unwrap();
         let corrects = routing.scores == Scores::Sigmoid;
-        backend.route(rows, routing, corrects.then_some(&correction), &logits, &mut routes);
+        backend.route(rows, routing, first..end, corrects.then_some(&correction), &logits, &mut routes);
         let x = backend.vector(&numbers(&mut random, rows * width)).unwrap();
         let mut gathered = unwritten(backend, count * width);
         backend.gather_routes(&routes, width, &x, &mut gathered);
@@ -525,7 +532,12 @@ fn experts_equal_those_of_the_cpu() {
     ];
     for (rows, routing) in [1, 5, 40].into_iter().flat_map(|rows| routings.map(|routing| (rows, routing))) {
         for format in [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Fp8] {
-            assert_equal_on_both_backends(&format!("{rows} rows, {format:?}, {routing:?}"), 1e-5, &Experts { rows, routing, format });
+            // All experts, those of one of two ranks, and none.
+            let half = routing.experts / 2;
+            for local in [0..routing.experts, 0..half, half..routing.experts] {
+                let name = format!("{rows} rows, {format:?}, {local:?} of {routing:?}");
+                assert_equal_on_both_backends(&name, 1e-5, &Experts { rows, routing, local, format });
+            }
         }
     }
 }
@@ -1049,7 +1061,7 @@ impl Kept {
     }
 
     fn ops(&mut self) {
-        self.backend.embed(&self.inputs, &self.table, 1.0, &mut self.tokens);
+        self.backend.embed(&self.inputs, &self.table, 0, 1.0, &mut self.tokens);
         self.backend.angles(&self.inputs, &self.frequencies, 1.0, &mut self.angles);
         self.backend.launch_step();
     }

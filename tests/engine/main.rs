@@ -13,6 +13,7 @@ mod journal;
 mod kv_events;
 mod kv_store;
 mod ledger;
+mod parallel;
 mod requests;
 mod sequences;
 mod structured;

@@ -10,12 +10,13 @@ use syn::{Expr, ExprLit, Fields, FnArg, Item, Lit, Meta, ReturnType, Type};
 use super::convert::Versioned;
 
 /// The files of src/ffi in the order of the header.
-pub const FILES: [&str; 15] = [
+pub const FILES: [&str; 16] = [
     "library",
     "convert",
     "error",
     "budget",
     "kv_store",
+    "communicator",
     "options",
     "reports",
     "sampling",
@@ -438,6 +439,7 @@ fn defaults(name: &str) -> Option<Vec<u8>> {
     use super::*;
     let all = [
         bytes::<pllm_kv_store>(),
+        bytes::<pllm_communicator>(),
         bytes::<pllm_engine_options>(),
         bytes::<pllm_sampling>(),
         bytes::<pllm_dry>(),

@@ -10,7 +10,7 @@ use pagedllm::model::{BatchLimits, Decoder, KvCache, KvLayout, KvPool, ModelFile
 use pagedllm::types::batch::{Batch, Span};
 use pagedllm::types::options::{Isa, KvDtype, WeightFormat};
 
-const TOLERANCE: f32 = 2e-4;
+pub const TOLERANCE: f32 = 2e-4;
 const TOLERANCE_BF16: f32 = 0.04;
 /// Bound for one position if K, V, queries and attention probabilities are rounded as well. With K
 /// and V in bf16 alone, one position of the golden is off by 3 %.
@@ -21,23 +21,23 @@ const TOLERANCE_F16: f32 = 0.02;
 const TOLERANCE_BLOCKS: f32 = 0.05;
 const TOLERANCE_BLOCKS_BF16: f32 = 0.02;
 const TOLERANCE_BLOCKS_EXPERTS: f32 = 0.12;
-const BLOCK_SIZE: usize = 16;
+pub const BLOCK_SIZE: usize = 16;
 /// Tokens of each golden.
-const LONGEST: usize = 69;
+pub const LONGEST: usize = 69;
 
 /// The results of transformers.
-struct Golden {
-    tokens: Vec<u32>,
-    prompt_len: usize,
-    logits: Vec<f32>, // [tokens, vocab]
+pub struct Golden {
+    pub tokens: Vec<u32>,
+    pub prompt_len: usize,
+    pub logits: Vec<f32>, // [tokens, vocab]
 }
 
-fn directory(name: &str) -> PathBuf {
+pub fn directory(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
 }
 
 impl Golden {
-    fn read(name: &str) -> Golden {
+    pub fn read(name: &str) -> Golden {
         let bytes = std::fs::read(directory(name).join("expected.safetensors")).unwrap();
         let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
         let ints = |name: &str| -> Vec<i64> {
@@ -103,13 +103,13 @@ impl On {
 }
 
 /// A sequence with its own decoder. Its blocks have a scattered order.
-struct Run<B: Backend> {
-    decoder: Decoder<B>,
-    kv: KvCache<B>,
-    groups: usize,
-    experts: bool,
-    vocab: usize,
-    kv_dtype: KvDtype,
+pub struct Run<B: Backend> {
+    pub decoder: Decoder<B>,
+    pub kv: KvCache<B>,
+    pub groups: usize,
+    pub experts: bool,
+    pub vocab: usize,
+    pub kv_dtype: KvDtype,
 }
 
 impl<B: Backend> Run<B> {
@@ -125,7 +125,13 @@ impl<B: Backend> Run<B> {
     }
 
     /// Returns the logits of all `tokens`, which follow the first `start` ones.
-    fn logits(&mut self, tokens: &[u32], start: usize) -> Vec<f32> {
+    pub fn logits(&mut self, tokens: &[u32], start: usize) -> Vec<f32> {
+        self.forward(tokens, start);
+        self.decoder.logits(tokens.len()).unwrap().to_vec()
+    }
+
+    /// Computes `tokens`, which follow the first `start` ones.
+    pub fn forward(&mut self, tokens: &[u32], start: usize) {
         let table: Vec<u32> = (0..5 * self.groups as u32).map(|block| block * 7 % (11 * self.groups as u32)).collect();
         let positions: Vec<u32> = (start..start + tokens.len()).map(|p| p as u32).collect();
         let blocks = |p: &u32| table[*p as usize / BLOCK_SIZE * self.groups..][..self.groups].iter();
@@ -140,7 +146,6 @@ impl<B: Backend> Run<B> {
             ..Batch::default()
         };
         self.decoder.forward(&batch, &mut self.kv).unwrap();
-        self.decoder.logits(tokens.len()).unwrap().to_vec()
     }
 }
 
@@ -253,14 +258,16 @@ macro_rules! goldens {
             agrees_with_transformers(stringify!($name));
         })*
 
+        /// All goldens.
+        pub const NAMES: &[&str] = &[$(stringify!($name)),*];
+
         /// A golden without a test would verify nothing.
         #[test]
         fn every_golden_is_tested() {
-            let tested = [$(stringify!($name)),*];
             for entry in std::fs::read_dir(directory("")).unwrap() {
                 let path = entry.unwrap().path();
                 let name = path.file_name().unwrap().to_str().unwrap();
-                assert!(!path.join("expected.safetensors").exists() || tested.contains(&name), "{name} is not tested");
+                assert!(!path.join("expected.safetensors").exists() || NAMES.contains(&name), "{name} is not tested");
             }
         }
     };

@@ -10,5 +10,6 @@ mod beams;
 mod gguf;
 mod goldens;
 mod packed;
+mod parallel;
 mod quality;
 mod tokenizers;

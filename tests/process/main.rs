@@ -5,6 +5,7 @@
 mod support;
 
 mod budget;
+mod communicator;
 mod threads;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

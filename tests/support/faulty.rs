@@ -1,13 +1,14 @@
 //! A CPU backend that fails at points which the test selects.
 
 use std::convert::Infallible;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::backend::{
-    Act, Alloc, AttentionShape, BackendTypes, ExpertOf, Extent, Glu, Graphs, Heads, KvOps, KvShape, MatrixOf, MlpOf, NormOf, Ops,
-    PackedSource, RotaryEmbedding, Routing, RowSource, Sampling, Section, Strips,
+    Act, Alloc, AttentionShape, BackendTypes, Collectives, ExpertOf, Extent, Glu, Graphs, Heads, KvOps, KvShape, MatrixOf, MlpOf, NormOf,
+    Ops, PackedSource, RotaryEmbedding, Routing, RowSource, Sampling, Section, Strips,
 };
 use pagedllm::error::{Error, Result};
 use pagedllm::types::batch::{Batch, BlockCopy, BlockMove, Tail};
@@ -253,7 +254,7 @@ impl Ops for Faulty {
     }
 
     ops! {
-        fn embed(inputs: &Inputs, table: &Matrix, scale: f32, out: &mut Buf);
+        fn embed(inputs: &Inputs, table: &Matrix, first: usize, scale: f32, out: &mut Buf);
         fn add_positions(inputs: &Inputs, table: &Matrix, offset: usize, x: &mut Buf);
         fn matmul(rows: usize, x: &Buf, w: &Matrix, bias: Option<&Buf>, out: &mut Buf);
         fn add(len: usize, scale: f32, x: &mut Buf, y: &Buf);
@@ -269,7 +270,7 @@ impl Ops for Faulty {
         fn matmul_strips(rows: usize, count: usize, x: &Buf, matrix: MatrixOf<Matrix>, out: &mut Buf);
         fn activate(len: usize, act: Act, x: &mut Buf);
         fn gate(rows: usize, width: usize, glu: Glu, x: &Buf, out: &mut Buf);
-        fn route(rows: usize, routing: Routing, correction: Option<&Buf>, logits: &Buf, routes: &mut Routes);
+        fn route(rows: usize, routing: Routing, local: Range<usize>, correction: Option<&Buf>, logits: &Buf, routes: &mut Routes);
         fn gather_routes(routes: &Routes, width: usize, x: &Buf, out: &mut Buf);
         fn matmul_routes(routes: &Routes, x: &Buf, expert: ExpertOf<Matrix, Buf>, out: &mut Buf);
         fn combine_routes(routes: &Routes, width: usize, x: &Buf, out: &mut Buf);
@@ -280,6 +281,8 @@ impl Ops for Faulty {
 }
 
 impl Sampling for Faulty {}
+
+impl Collectives for Faulty {}
 
 impl Graphs for Faulty {
     fn wait(&self) -> Result<()> {

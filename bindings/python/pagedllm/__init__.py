@@ -797,7 +797,8 @@ class _EngineOptions(ctypes.Structure):
         ("kv_store", c_void_p), ("kv_store_max_bytes", c_uint64),
         ("kv_store_max_operations", c_uint32), ("kv_store_timeout_ms", c_uint32),
         ("kv_store_secret", c_char_p), ("kv_store_secret_len", c_uint64),
-        ("kv_events_capacity", c_uint64),
+        ("kv_events_capacity", c_uint64), ("communicator", c_void_p), ("tensor_parallel", c_uint32),
+        ("pipeline_parallel", c_uint32), ("worker_timeout_ms", c_uint64),
     ]
 
 
@@ -1006,6 +1007,7 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "pllm_engine_options_init": (None, [c_void_p, c_uint64]),
     "pllm_engine_plan": (_Failure, [c_void_p, c_void_p]),
     "pllm_engine_create": (_Failure, [c_void_p, c_void_p]),
+    "pllm_worker_run": (_Failure, [c_void_p]),
     "pllm_engine_free": (None, [c_void_p]),
     "pllm_engine_health": (_Failure, [c_void_p]),
     "pllm_engine_get_model_info": (_Failure, [c_void_p, c_void_p]),

@@ -2,6 +2,7 @@
 //! number of threads.
 
 mod attention;
+mod collectives;
 mod elementwise;
 mod host;
 mod kv;
@@ -13,10 +14,12 @@ mod routes;
 mod tests;
 
 use std::convert::Infallible;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use attention::{AttentionScratch, Tile};
+use collectives::Exchange;
 use elementwise::{Activate, Add, Gate, Norm, NormHead, NormRow, ScaleAndCap, TurnHeads};
 use host::Host;
 use kv::Kv;
@@ -26,8 +29,8 @@ use pool::Pool;
 use routes::Routes;
 
 use super::{
-    Act, Activation, Alloc, AttentionShape, BackendTypes, ExpertOf, Extent, Glu, Graphs, Heads, KvOps, KvShape, MatrixOf, MlpOf, NormOf,
-    Ops, PackedSource, RotaryEmbedding, Routing, RowSource, Sampling, Section, Strips, WithBias,
+    Act, Activation, Alloc, AttentionShape, BackendTypes, Collectives, ColumnPart, ExpertOf, Extent, Glu, Graphs, Heads, KvOps, KvShape,
+    MatrixOf, MlpOf, NormOf, Ops, PackedSource, RotaryEmbedding, Routing, RowSource, Sampling, Section, Strips, WithBias, Workers,
 };
 use crate::error::{Error, Result};
 use crate::sys::Numbers;
@@ -47,6 +50,7 @@ pub struct CpuBackend {
     scratch: Vec<Mutex<AttentionScratch>>, // [threads]
     packed: Mutex<PackedRows>,
     matmuls: AtomicU64,
+    exchange: Exchange,
 }
 
 /// One-dimensional weights, and activations.
@@ -101,7 +105,7 @@ impl CpuBackend {
         }
         let pool = pool()?;
         let scratch = (0..pool.threads()).map(|_| Mutex::new(AttentionScratch::empty())).collect();
-        Ok(CpuBackend { isa, pool, scratch, packed: Mutex::default(), matmuls: AtomicU64::new(0) })
+        Ok(CpuBackend { isa, pool, scratch, packed: Mutex::default(), matmuls: AtomicU64::new(0), exchange: Exchange::default() })
     }
 
     pub fn isa(&self) -> Isa {
@@ -257,6 +261,7 @@ impl Alloc for CpuBackend {
     }
 
     fn read<'a>(&'a self, buf: &'a mut Buf, len: usize) -> Result<&'a [f32]> {
+        self.exchange.check()?;
         Ok(&buf[..len])
     }
 }
@@ -326,9 +331,12 @@ impl KvOps for CpuBackend {
 }
 
 impl Ops for CpuBackend {
-    fn embed(&self, inputs: &Inputs, table: &Matrix, scale: f32, out: &mut Buf) {
+    fn embed(&self, inputs: &Inputs, table: &Matrix, first: usize, scale: f32, out: &mut Buf) {
         let tokens = &inputs.batch.tokens;
-        self.rows(tokens.len(), table.cols, out, |row, out| table.read_row(tokens[row] as usize, scale, out));
+        self.rows(tokens.len(), table.cols, out, |row, out| match (tokens[row] as usize).checked_sub(first) {
+            Some(place) if place < table.rows => table.read_row(place, scale, out),
+            _ => out.fill(0.0),
+        });
     }
 
     fn add_positions(&self, inputs: &Inputs, table: &Matrix, offset: usize, x: &mut Buf) {
@@ -449,17 +457,22 @@ impl Ops for CpuBackend {
         });
     }
 
-    fn route(&self, rows: usize, routing: Routing, correction: Option<&Buf>, logits: &Buf, routes: &mut Routes) {
+    fn route(&self, rows: usize, routing: Routing, local: Range<usize>, correction: Option<&Buf>, logits: &Buf, routes: &mut Routes) {
         routes.choose(&self.pool, rows, routing, correction.map(|correction| &correction[..routing.experts]), logits);
+        routes.limit_to(local);
     }
 
     fn gather_routes(&self, routes: &Routes, width: usize, x: &Buf, out: &mut Buf) {
-        let sources = routes.sources();
-        self.rows(sources.len(), width, out, |route, out| out.copy_from_slice(&x[sources[route] as usize * width..][..width]));
+        let (sources, local) = (routes.sources(), routes.local_routes());
+        self.rows(sources.len(), width, out, |route, out| {
+            if local.contains(&route) {
+                out.copy_from_slice(&x[sources[route] as usize * width..][..width]);
+            }
+        });
     }
 
     fn matmul_routes(&self, routes: &Routes, x: &Buf, expert: ExpertOf<Matrix, Buf>, out: &mut Buf) {
-        for (place, to) in (0..routes.experts()).map(|place| (place, routes.to(place))).filter(|(_, to)| !to.is_empty()) {
+        for (place, to) in routes.local().map(|place| (place, routes.to(place))).filter(|(_, to)| !to.is_empty()) {
             let (w, bias) = expert(place);
             self.linear(to.len(), &x[to.start * w.cols..], (w, bias), &mut out[to.start * w.rows..]);
         }
@@ -493,4 +506,43 @@ impl Ops for CpuBackend {
 
 impl Sampling for CpuBackend {}
 
-impl Graphs for CpuBackend {}
+impl Graphs for CpuBackend {
+    fn check(&self) -> Result<()> {
+        self.exchange.check()
+    }
+
+    fn wait(&self) -> Result<()> {
+        self.exchange.check()
+    }
+
+    fn is_lost(&self) -> bool {
+        self.exchange.check().is_err()
+    }
+}
+
+impl Collectives for CpuBackend {
+    fn join(&mut self, workers: Workers) -> Result<()> {
+        self.exchange = Exchange::new(workers);
+        Ok(())
+    }
+
+    fn all_reduce(&self, len: usize, x: &mut Buf) {
+        self.exchange.all_reduce(&mut x[..len]);
+    }
+
+    fn all_gather(&self, len: usize, x: &Buf, out: &mut Buf) {
+        self.exchange.all_gather(&x[..len], out);
+    }
+
+    fn send(&self, len: usize, x: &Buf, to: usize) {
+        self.exchange.send(&x[..len], to);
+    }
+
+    fn receive(&self, len: usize, x: &mut Buf, from: usize) {
+        self.exchange.receive(&mut x[..len], from);
+    }
+
+    fn receive_columns(&self, rows: usize, width: usize, parts: &[ColumnPart], x: &mut Buf) {
+        self.exchange.receive_columns(rows, width, parts, x);
+    }
+}

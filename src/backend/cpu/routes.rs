@@ -1,5 +1,7 @@
 //! The routing of rows to experts, sorted by expert.
 
+use std::ops::Range;
+
 use super::SendPtr;
 use super::pool::Pool;
 use crate::backend::{ExpertGroups, GroupScore, Routing, Scores};
@@ -15,6 +17,7 @@ pub struct Routes {
     choices: Vec<Choice>, // [rows, top_k], by descending score within a row
     sources: Vec<u32>,    // [routes], the row of each route
     starts: Vec<u32>,     // [experts + 1], the first route to each expert
+    local: Range<usize>,  // the experts of this rank
 }
 
 #[derive(Clone, Copy, Default)]
@@ -37,6 +40,7 @@ impl Routes {
             choices: try_vec(routes, Choice::default())?,
             sources: try_vec(routes, 0)?,
             starts: try_vec(max.experts + 1, 0)?,
+            local: 0..0,
         })
     }
 
@@ -46,10 +50,10 @@ impl Routes {
     }
 
     /// Chooses experts and weights for all rows. `logits` is `[rows, experts]`, `correction` is
-    /// `[experts]`.
+    /// `[experts]`. All experts are local.
     pub fn choose(&mut self, pool: &Pool, rows: usize, routing: Routing, correction: Option<&[f32]>, logits: &[f32]) {
         let Routing { experts, top_k, .. } = routing;
-        (self.rows, self.experts, self.top_k) = (rows, experts, top_k);
+        (self.rows, self.experts, self.top_k, self.local) = (rows, experts, top_k, 0..experts);
         let choices = SendPtr(self.choices[..rows * top_k].as_mut_ptr());
         pool.run(rows.div_ceil(ROWS), &|task, _| {
             for row in task * ROWS..rows.min((task + 1) * ROWS) {
@@ -79,13 +83,24 @@ impl Routes {
         self.starts[0] = 0;
     }
 
+    /// Ignores routes to other experts than these.
+    pub fn limit_to(&mut self, local: Range<usize>) {
+        self.local = local;
+    }
+
     /// Returns the routes to an expert.
-    pub fn to(&self, expert: usize) -> std::ops::Range<usize> {
+    pub fn to(&self, expert: usize) -> Range<usize> {
         self.starts[expert] as usize..self.starts[expert + 1] as usize
     }
 
-    pub fn experts(&self) -> usize {
-        self.experts
+    /// Returns the experts of this rank.
+    pub fn local(&self) -> Range<usize> {
+        self.local.clone()
+    }
+
+    /// Returns the routes to the experts of this rank, which are adjacent.
+    pub fn local_routes(&self) -> Range<usize> {
+        self.starts[self.local.start] as usize..self.starts[self.local.end] as usize
     }
 
     /// Returns the row of each route.
@@ -93,9 +108,11 @@ impl Routes {
         &self.sources[..self.rows * self.top_k]
     }
 
-    /// Returns the routes of a row with their weights, by descending score.
+    /// Returns the routes of a row to the experts of this rank with their weights, by descending score.
     pub fn for_row(&self, row: usize) -> impl Iterator<Item = (usize, f32)> {
-        self.choices[row * self.top_k..][..self.top_k].iter().map(|choice| (choice.route as usize, choice.weight))
+        let choices = self.choices[row * self.top_k..][..self.top_k].iter();
+        let local = choices.filter(|choice| self.local.contains(&(choice.expert as usize)));
+        local.map(|choice| (choice.route as usize, choice.weight))
     }
 
     pub fn rows(&self) -> usize {
@@ -256,6 +273,24 @@ mod tests {
         near(&chosen(&[0.0; 6]), [2, 3]);
         near(&chosen(&[0.0, 0.0, 0.0, 0.0, 1.0, 0.0]), [4, 2]);
         near(&chosen(&[0.0, 1.0, 0.0, 0.0, 0.0, 0.0]), [1, 0]);
+    }
+
+    #[test]
+    fn routes_to_experts_of_other_ranks_are_ignored() {
+        let logits = [0.0, 3.0, 1.0, 5.0, 2.0, 2.0, 0.0, 9.0, 1.0];
+        let whole = routes(3, Routing::softmax(3, 2, false), &logits);
+        let of_row = |routes: &Routes, row| routes.for_row(row).collect::<Vec<_>>();
+        for local in [0..2, 2..3, 1..1, 0..3] {
+            let mut routes = routes(3, Routing::softmax(3, 2, false), &logits);
+            routes.limit_to(local.clone());
+            let before = |expert| (0..expert).map(|expert| whole.to(expert).len()).sum();
+            assert_eq!(routes.local_routes(), before(local.start)..before(local.end));
+            for row in 0..3 {
+                let mut expected = of_row(&whole, row);
+                expected.retain(|(route, _)| routes.local_routes().contains(route));
+                assert_eq!(of_row(&routes, row), expected);
+            }
+        }
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The operations of the forward pass: the launches of their kernels.
 
+use std::ops::Range;
+
 use super::buffer::{Buf, address_of};
 use super::function::{FLAT, Function, Shape, WARP, launch, row_threads};
 use super::inputs::{InputRange, Inputs};
@@ -103,17 +105,30 @@ impl CudaBackend {
 }
 
 impl Ops for CudaBackend {
-    fn embed(&self, inputs: &Inputs, table: &Matrix, scale: f32, out: &mut Buf) {
+    fn embed(&self, inputs: &Inputs, table: &Matrix, first: usize, scale: f32, out: &mut Buf) {
         let Some(table) = self.or_refuse(only(table)) else { return };
         let Some(function) = self.or_refuse(self.device.kernels.tables.embed(table.stored)) else { return };
         let (tokens, cols, pitch) = (inputs.address(inputs.tokens), table.cols as u32, table.pitch() as u32);
         let shape = Shape::for_numbers(inputs.rows as usize, table.cols);
-        let (out, address) = (out.address(), table.address);
+        let (out, address, first, count) = (out.address(), table.address, first as u32, table.rows as u32);
         match table.stored {
             Stored::Records(records) => {
-                launch!(self.device, function, shape, out, address, tokens, cols, scale, records.bytes() as u32, records.flags())
+                launch!(
+                    self.device,
+                    function,
+                    shape,
+                    out,
+                    address,
+                    tokens,
+                    first,
+                    count,
+                    cols,
+                    scale,
+                    records.bytes() as u32,
+                    records.flags()
+                )
             }
-            _ => launch!(self.device, function, shape, out, address, tokens, cols, pitch, scale),
+            _ => launch!(self.device, function, shape, out, address, tokens, first, count, cols, pitch, scale),
         }
     }
 
@@ -240,8 +255,8 @@ impl Ops for CudaBackend {
         launch!(self.device, kernels.elementwise.gate, shape, out.address(), x.address(), width, act, alpha, limit);
     }
 
-    fn route(&self, rows: usize, routing: Routing, correction: Option<&Buf>, logits: &Buf, routes: &mut Routes) {
-        routes.choose(&self.device, rows, routing, address_of(correction), logits.address());
+    fn route(&self, rows: usize, routing: Routing, local: Range<usize>, correction: Option<&Buf>, logits: &Buf, routes: &mut Routes) {
+        routes.choose(&self.device, rows, routing, local, address_of(correction), logits.address());
     }
 
     fn gather_routes(&self, routes: &Routes, width: usize, x: &Buf, out: &mut Buf) {
@@ -253,21 +268,26 @@ impl Ops for CudaBackend {
             out.address(),
             x.address(),
             routes.sources.address(),
+            routes.local_starts(),
+            routes.local.len() as u32,
             width as u32
         );
     }
 
     fn matmul_routes(&self, routes: &Routes, x: &Buf, expert: ExpertOf<Matrix, Buf>, out: &mut Buf) {
         // Each row chooses an expert at most once, so an expert has at most `routes.rows` rows.
-        let rows = RowCounts { each: routes.len().div_ceil(routes.experts), max: routes.rows, groups: routes.experts };
-        let groups = Groups { count: routes.experts, of: expert, starts: routes.starts.address() };
-        self.product(rows, x, expert(0).0, None, Some(groups), out);
+        let (first, count) = (routes.local.start, routes.local.len());
+        let rows = RowCounts { each: routes.len().div_ceil(routes.experts), max: routes.rows, groups: count };
+        let groups = Groups { count, of: &|local| expert(first + local), starts: routes.local_starts() };
+        self.product(rows, x, expert(first).0, None, Some(groups), out);
     }
 
     fn combine_routes(&self, routes: &Routes, width: usize, x: &Buf, out: &mut Buf) {
         let shape = Shape::for_rows(routes.rows, width);
         let (places, weights, x, out) = (routes.places.address(), routes.weights.address(), x.address(), out.address());
-        launch!(self.device, self.device.kernels.experts.combine_routes, shape, out, x, places, weights, width as u32, routes.top_k as u32);
+        let (starts, experts, width, top_k) = (routes.local_starts(), routes.local.len() as u32, width as u32, routes.top_k as u32);
+        let combine_routes = self.device.kernels.experts.combine_routes;
+        launch!(self.device, combine_routes, shape, out, x, places, weights, starts, experts, width, top_k);
     }
 
     fn add_gated(&self, rows: usize, width: usize, gates: &Buf, x: &mut Buf, y: &Buf) {

@@ -1,5 +1,7 @@
 //! The routing of rows to experts, sorted by expert.
 
+use std::ops::Range;
+
 use super::device::Device;
 use super::function::{Shape, WARP, launch};
 use super::memory::{Address, Memory};
@@ -17,6 +19,8 @@ pub struct Routes {
     pub rows: usize,
     pub experts: usize,
     pub top_k: usize,
+    /// The experts of this rank.
+    pub local: Range<usize>,
     pub choices: Memory, // [rows, top_k] experts, by descending score within a row
     pub weights: Memory, // [rows, top_k]
     pub places: Memory,  // [rows, top_k] the route of each choice
@@ -38,6 +42,7 @@ impl Routes {
             rows: 0,
             experts: max.experts,
             top_k: max.top_k,
+            local: 0..0,
             choices: numbers(routes)?,
             weights: numbers(routes)?,
             places: numbers(routes)?,
@@ -52,8 +57,8 @@ impl Routes {
 
     /// Chooses experts and weights for all rows. `logits` is `[rows, experts]`, `correction` is
     /// `[experts]` or null.
-    pub fn choose(&mut self, device: &Device, rows: usize, routing: Routing, correction: Address, logits: Address) {
-        (self.rows, self.experts, self.top_k) = (rows, routing.experts, routing.top_k);
+    pub fn choose(&mut self, device: &Device, rows: usize, routing: Routing, local: Range<usize>, correction: Address, logits: Address) {
+        (self.rows, self.experts, self.top_k, self.local) = (rows, routing.experts, routing.top_k, local);
         let (choices, weights, places) = (self.choices.address(), self.weights.address(), self.places.address());
         let (sources, starts) = (self.sources.address(), self.starts.address());
         let (groups, chosen, best_two) =
@@ -82,6 +87,12 @@ impl Routes {
         );
         let shape = Shape::new((experts, 1, 1), (SORT_WARPS * WARP) as u32);
         launch!(device, device.kernels.experts.sort_routes, shape, starts, sources, places, choices, rows, experts, top_k);
+    }
+
+    /// Returns the address of the first route to each local expert, followed by that of the first route
+    /// after them: `[local experts + 1]`.
+    pub fn local_starts(&self) -> Address {
+        self.starts.address().at((self.local.start * size_of::<u32>()) as u64)
     }
 
     pub fn len(&self) -> usize {

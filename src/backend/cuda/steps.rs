@@ -7,7 +7,7 @@ use super::CudaBackend;
 use super::graphs::CapturedGraphs;
 use super::inputs::Inputs;
 use super::memory::Address;
-use crate::backend::{BatchSize, Extent, Graphs};
+use crate::backend::{BatchSize, Collectives, Extent, Graphs};
 use crate::error::Result;
 use crate::types::batch::Batch;
 
@@ -23,6 +23,8 @@ impl Default for Steps {
         Steps { graphs: CapturedGraphs::default(), samples: Address::NULL }
     }
 }
+
+impl Collectives for CudaBackend {}
 
 impl Graphs for CudaBackend {
     /// Launches the captured graph if the step has one.

@@ -218,8 +218,9 @@ impl Executor for RecordedExecutor {
         self.inner.host_block(block)
     }
 
-    fn read_blocks(&self, blocks: &[BlockId], tail: Tail, out: &mut Vec<u8>) -> Result<()> {
-        let result = self.repeated(ReplayedStep::begin_exchange).and_then(|()| self.inner.read_blocks(blocks, tail, out));
+    fn read_blocks(&mut self, blocks: &[BlockId], tail: Tail, out: &mut Vec<u8>) -> Result<()> {
+        let repeated = self.repeated(ReplayedStep::begin_exchange);
+        let result = repeated.and_then(|()| self.inner.read_blocks(blocks, tail, out));
         self.recorded_exchange(result)
     }
 

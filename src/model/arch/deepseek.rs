@@ -138,7 +138,7 @@ impl Sparse {
 
     fn mlp(&self, base: &Base, layer: usize) -> Mlp {
         let mlp = format!("layers.{layer}.mlp");
-        let correction = Vector { name: format!("{mlp}.gate.e_score_correction_bias"), len: self.routing.experts };
+        let correction = Vector::new(format!("{mlp}.gate.e_score_correction_bias"), self.routing.experts);
         let expert = |name: &str, inner| expert(&format!("{mlp}.{name}"), NAMES, base.hidden, inner);
         Mlp::Experts(Experts {
             router: Linear::new(format!("{mlp}.gate"), self.routing.experts, base.hidden),
@@ -147,6 +147,7 @@ impl Sparse {
             glu: Glu::Of(base.act),
             experts: (0..self.routing.experts).map(|e| expert(&format!("experts.{e}"), self.inner)).collect(),
             shared: self.shared.map(|inner| SharedExpert { expert: expert("shared_experts", inner), gate: None }),
+            local: None,
         })
     }
 }

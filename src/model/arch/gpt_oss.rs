@@ -25,7 +25,7 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
 }
 
 fn attention(base: &Base, layer: usize) -> HeadAttention {
-    let sinks = Vector { name: format!("layers.{layer}.self_attn.sinks"), len: base.shape.heads };
+    let sinks = Vector::new(format!("layers.{layer}.self_attn.sinks"), base.shape.heads);
     HeadAttention { sinks: Some(sinks), ..base.attention(layer) }
 }
 
@@ -46,5 +46,6 @@ fn experts(base: &Base, layer: usize, routing: Routing, glu: Glu) -> Experts {
         glu,
         experts: (0..routing.experts).map(expert).collect(),
         shared: None,
+        local: None,
     }
 }

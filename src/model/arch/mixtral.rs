@@ -23,6 +23,7 @@ pub fn spec(config: &Config) -> Result<ModelSpec> {
             glu: Glu::Of(base.act),
             experts: (0..routing.experts).map(|e| expert(&format!("{moe}.experts.{e}"), NAMES, base.hidden, base.inner)).collect(),
             shared: None,
+            local: None,
         };
         Layer { mlp: Mlp::Experts(experts), ..base.layer(i) }
     }))

@@ -61,6 +61,7 @@ impl Sparse {
                 expert: expert(&format!("{mlp}.shared_expert"), NAMES, base.hidden, inner),
                 gate: Some(Linear::new(format!("{mlp}.shared_expert_gate"), 1, base.hidden)),
             }),
+            local: None,
         })
     }
 }

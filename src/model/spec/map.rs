@@ -139,6 +139,7 @@ impl Experts {
             glu: self.glu,
             experts,
             shared: shared.map(|(expert, gate)| SharedExpert { expert, gate }),
+            local: self.local.clone(),
         })
     }
 }

@@ -3,7 +3,7 @@
 
 pub mod device_sampling;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// The tokens of all sequences of a step back to back, without padding. Prefill chunks and
 /// decode tokens are mixed.
@@ -111,6 +111,30 @@ impl Batch {
         Ok(())
     }
 
+    /// Checks that no index is out of range. A batch of another process may have any numbers. The block
+    /// tables refer to `blocks` blocks of `block_size` tokens.
+    pub fn check(&self, blocks: usize, block_size: usize, groups: usize) -> Result<()> {
+        let (tokens, below) = (self.token_count(), |index: u32, limit: usize| (index as usize) < limit);
+        let tables_are_complete = |span: &Span| {
+            let (first, end) = (span.first_token as usize, span.first_token as usize + span.tokens as usize);
+            let last = end.checked_sub(1).filter(|&last| last >= first && last < tokens)?;
+            let entries = (self.positions[last] as usize / block_size + 1).checked_mul(groups)?;
+            Some((span.table as usize).checked_add(entries)? <= self.tables.len())
+        };
+        let is_valid = self.positions.len() == tokens
+            && self.slots.len() == tokens * groups
+            && self.slots.iter().all(|&slot| slot == NO_SLOT || below(slot, blocks * block_size))
+            && self.spans.iter().all(|span| tables_are_complete(span) == Some(true))
+            && self.tables.iter().all(|&block| below(block, blocks))
+            && self.logit_rows.iter().all(|&row| below(row, tokens))
+            && self.copies.iter().all(|copy| below(copy.from, blocks) && below(copy.to, blocks))
+            && self.placeholders.iter().all(|placeholder| below(placeholder.token, tokens));
+        match is_valid {
+            true => Ok(()),
+            false => Err(Error::internal("a batch refers to tokens or blocks that it does not have")),
+        }
+    }
+
     pub fn token_count(&self) -> usize {
         self.tokens.len()
     }
@@ -129,5 +153,49 @@ impl Batch {
         self.logit_rows.clear();
         self.copies.clear();
         self.placeholders.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two groups of layers, two sequences, blocks of 8 tokens.
+    fn batch() -> Batch {
+        Batch {
+            tokens: vec![5, 6, 7],
+            positions: vec![0, 1, 9],
+            slots: vec![16, 17, NO_SLOT, 16, 17, 39],
+            spans: vec![Span { first_token: 0, tokens: 2, table: 0 }, Span { first_token: 2, tokens: 1, table: 2 }],
+            tables: vec![1, 1, 2, 2, 3, 4],
+            logit_rows: vec![1, 2],
+            copies: vec![BlockCopy { from: 3, to: 4 }],
+            placeholders: vec![Placeholder { token: 2, sample: 0 }],
+        }
+    }
+
+    #[test]
+    fn indices_out_of_range_are_found() {
+        assert_eq!(batch().check(5, 8, 2), Ok(()));
+        assert!(batch().check(4, 8, 2).is_err() && batch().check(5, 4, 2).is_err() && batch().check(5, 8, 1).is_err());
+        let changes: [fn(&mut Batch); 12] = [
+            |batch| batch.positions[2] = 16,
+            |batch| batch.positions[2] = u32::MAX,
+            |batch| _ = batch.positions.pop(),
+            |batch| _ = batch.slots.pop(),
+            |batch| batch.slots[0] = 40,
+            |batch| batch.spans[1].first_token = 3,
+            |batch| batch.spans[1].tokens = 0,
+            |batch| batch.spans[1].tokens = u32::MAX,
+            |batch| batch.spans[1].table = 3,
+            |batch| batch.tables[5] = 5,
+            |batch| batch.logit_rows[1] = 3,
+            |batch| batch.copies[0].to = 5,
+        ];
+        for (number, change) in changes.into_iter().enumerate() {
+            let mut batch = batch();
+            change(&mut batch);
+            assert!(batch.check(5, 8, 2).is_err(), "change {number}");
+        }
     }
 }

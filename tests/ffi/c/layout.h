@@ -131,7 +131,20 @@ AT(pllm_kv_store, remove, 40);
 AT(pllm_kv_store, poll, 48);
 AT(pllm_kv_store, close, 56);
 
-SIZE(pllm_engine_options, 344);
+SIZE(pllm_communicator, 80);
+AT(pllm_communicator, struct_size, 0);
+AT(pllm_communicator, user_data, 8);
+AT(pllm_communicator, rank, 16);
+AT(pllm_communicator, size, 20);
+AT(pllm_communicator, broadcast, 24);
+AT(pllm_communicator, all_gather, 32);
+AT(pllm_communicator, all_to_all, 40);
+AT(pllm_communicator, send, 48);
+AT(pllm_communicator, receive, 56);
+AT(pllm_communicator, split, 64);
+AT(pllm_communicator, close, 72);
+
+SIZE(pllm_engine_options, 368);
 AT(pllm_engine_options, struct_size, 0);
 AT(pllm_engine_options, model_path, 8);
 AT(pllm_engine_options, model_path_len, 16);
@@ -186,6 +199,10 @@ AT(pllm_engine_options, kv_store_timeout_ms, 316);
 AT(pllm_engine_options, kv_store_secret, 320);
 AT(pllm_engine_options, kv_store_secret_len, 328);
 AT(pllm_engine_options, kv_events_capacity, 336);
+AT(pllm_engine_options, communicator, 344);
+AT(pllm_engine_options, tensor_parallel, 352);
+AT(pllm_engine_options, pipeline_parallel, 356);
+AT(pllm_engine_options, worker_timeout_ms, 360);
 
 SIZE(pllm_plan, 112);
 AT(pllm_plan, struct_size, 0);

@@ -91,7 +91,7 @@ impl Case {
 
     /// Computes one row for all heads in f64, over K and V as stored.
     fn reference<'a>(&self, position: usize, at: impl Fn(usize) -> &'a [f32]) -> Vec<f64> {
-        let AttentionShape { heads, kv_heads, head_dim, values, scale, window, soft_cap, alibi } = self.shape;
+        let AttentionShape { heads, kv_heads, head_dim, values, scale, window, soft_cap, alibi, .. } = self.shape;
         let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
         let mut out = Vec::new();
         for head in 0..heads {

@@ -10,8 +10,17 @@ struct Cached {
 }
 
 impl Cached {
-    const SHAPE: AttentionShape =
-        AttentionShape { heads: 2, kv_heads: 2, head_dim: 20, values: Values::Own, scale: 0.3, window: None, soft_cap: None, alibi: None };
+    const SHAPE: AttentionShape = AttentionShape {
+        heads: 2,
+        kv_heads: 2,
+        head_dim: 20,
+        values: Values::Own,
+        scale: 0.3,
+        window: None,
+        soft_cap: None,
+        alibi: None,
+        shard: None,
+    };
     const BLOCK: usize = 16;
     const BLOCKS: usize = 4;
 

@@ -9,13 +9,32 @@ fn an_embedding_equals_the_row_of_the_table() {
         let mut inputs = Inputs::default();
         backend.upload(&Batch { tokens: vec![0, 49, 31, 32], positions: vec![0, 1, 2, 3], ..Default::default() }, &mut inputs).unwrap();
         let mut out = poisoned(&backend, 4 * 11);
-        backend.embed(&inputs, &table, 2.0, &mut out);
+        backend.embed(&inputs, &table, 0, 2.0, &mut out);
         backend.add_positions(&inputs, &table, 3, &mut out);
         for (row, (token, position)) in [(0, 3), (49, 4), (31, 5), (32, 6)].into_iter().enumerate() {
             for k in 0..11 {
                 assert_eq!(out[row * 11 + k], 2.0 * rounded[token * 11 + k] + rounded[position * 11 + k]);
             }
         }
+    }
+}
+
+#[test]
+fn tokens_outside_of_a_table_give_zeros() {
+    for backend in backends() {
+        let (table, rounded) = matrix(&backend, &numbers(10 * 11, 4), 10, 11, Dtype::F16);
+        let mut inputs = Inputs::default();
+        backend.upload(&Batch { tokens: vec![19, 20, 29, 30], positions: vec![0, 1, 2, 3], ..Default::default() }, &mut inputs).unwrap();
+        let mut out = poisoned(&backend, 4 * 11);
+        backend.embed(&inputs, &table, 20, 1.0, &mut out);
+        assert_eq!(out[..11], [0.0; 11]);
+        assert_eq!(out[11..22], rounded[..11]);
+        assert_eq!(out[22..33], rounded[9 * 11..]);
+        assert_eq!(out[33..], [0.0; 11]);
+
+        let (empty, _) = matrix(&backend, &[], 0, 11, Dtype::F16);
+        backend.embed(&inputs, &empty, 0, 1.0, &mut out);
+        assert_eq!(out[..], [0.0; 44]);
     }
 }
 

@@ -53,6 +53,11 @@ impl ValueFormat {
         ValueFormat { namespace: hash.finalize().into(), secret: secret.map(<[u8]>::to_vec), block_bytes: parts.iter().sum() }
     }
 
+    /// Returns the bytes of a block, of all workers.
+    pub fn block_bytes(&self) -> usize {
+        self.block_bytes
+    }
+
     /// Returns the size of a value in bytes.
     pub fn value_bytes(&self) -> usize {
         HEADER + self.block_bytes

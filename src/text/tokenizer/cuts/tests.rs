@@ -3,10 +3,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use super::super::super::random::Random;
 use super::super::super::tests::{fresh_dir, golden_dir};
 use super::super::Tokenizer;
 use super::*;
+use crate::sys::random::Random;
 
 /// The parts of random texts: scripts, white space, digits, marks, and the beginnings of
 /// contractions, prefixes and numbers.

@@ -1,5 +1,5 @@
-use super::super::super::random::Random;
 use super::*;
+use crate::sys::random::Random;
 
 /// The parts of random expressions.
 const ELEMENTS: [&str; 37] = [

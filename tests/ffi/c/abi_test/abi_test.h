@@ -35,7 +35,7 @@ extern const test lengths_tests[], library_tests[], process_tests[], struct_size
     null_arguments_tests[], options_tests[], sampling_tests[], requests_tests[], text_tests[],
     sequences_tests[], export_import_tests[], damaged_states_tests[], pins_tests[],
     admission_tests[], budgets_tests[], swap_tests[], files_tests[], threads_tests[],
-    kv_store_tests[], kv_events_tests[];
+    kv_store_tests[], kv_events_tests[], communicator_tests[], workers_tests[];
 
 // ---- checks ----
 

@@ -17,6 +17,7 @@ static const test *const files[] = {
     text_tests,           sequences_tests, export_import_tests, damaged_states_tests,
     pins_tests,           admission_tests, budgets_tests,       swap_tests,
     files_tests,          threads_tests,   kv_store_tests,      kv_events_tests,
+    communicator_tests,   workers_tests,
 };
 
 // Engines that tests share, opened on first use.

@@ -203,6 +203,7 @@ static void init_beam(void *to, uint64_t size) { pllm_beam_init(to, size); }
 static void init_fork(void *to, uint64_t size) { pllm_fork_init(to, size); }
 static void init_resume(void *to, uint64_t size) { pllm_resume_init(to, size); }
 static void init_pin(void *to, uint64_t size) { pllm_pin_init(to, size); }
+static void init_communicator(void *to, uint64_t size) { pllm_communicator_init(to, size); }
 
 static void unknown_struct_sizes_of_sequence_calls_are_refused(const pllm_engine *engine) {
     pllm_dry dry;
@@ -220,6 +221,7 @@ static void unknown_struct_sizes_of_sequence_calls_are_refused(const pllm_engine
     check_init_stays_within_struct_size(init_fork, 48, sizeof options);
     check_init_stays_within_struct_size(init_resume, 56, sizeof resume);
     check_init_stays_within_struct_size(init_pin, 72, sizeof pin);
+    check_init_stays_within_struct_size(init_communicator, 80, sizeof(pllm_communicator));
     check_input_struct_sizes(engine, use_dry, &dry, 48, sizeof dry);
     check_input_struct_sizes(engine, use_beam, &beam, 32, sizeof beam);
     check_input_struct_sizes(engine, use_fork, &options, 48, sizeof options);

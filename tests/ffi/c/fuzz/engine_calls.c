@@ -83,7 +83,7 @@ static void choose_memory(worker *w, pllm_engine_options *o) {
 static void corrupt_an_option(worker *w, pllm_engine_options *o, bool dry) {
     static const uint32_t invalid[] = {0, UINT32_MAX, (1 << 20) + 1, 1u << 31};
     uint32_t value = dry ? interesting_u32(w) : invalid[below(w, COUNT(invalid))];
-    switch (below(w, 25)) {
+    switch (below(w, 26)) {
     case 0: o->kv_bytes = dry ? interesting_u64(w) : below(w, 200); break;
     case 1: o->block_size = interesting_u32(w); break;
     case 2: o->kv_dtype = interesting_u32(w); break;
@@ -112,6 +112,8 @@ static void corrupt_an_option(worker *w, pllm_engine_options *o, bool dry) {
     case 21: o->weight_format = interesting_u32(w); break;
     case 22: o->weight_group = interesting_u32(w); break;
     case 23: o->kv_events_capacity = interesting_u64(w); break;
+    // Without a communicator, or with too many workers.
+    case 24: *(below(w, 2) ? &o->tensor_parallel : &o->pipeline_parallel) = 2 + interesting_u32(w); break;
     default: o->queue_capacity = interesting_u64(w); break;
     }
 }

@@ -24,7 +24,7 @@
     INFALLIBLE(pllm_abi_version) INFALLIBLE(pllm_version) INFALLIBLE(pllm_build_info)           \
     INFALLIBLE(pllm_error_code) INFALLIBLE(pllm_error_message) INFALLIBLE(pllm_error_free)      \
     INFALLIBLE(pllm_engine_options_init) FALLIBLE(pllm_engine_plan)                             \
-    FALLIBLE(pllm_engine_create) INFALLIBLE(pllm_engine_free)                                   \
+    FALLIBLE(pllm_engine_create) INFALLIBLE(pllm_engine_free) FALLIBLE(pllm_worker_run)         \
     FALLIBLE(pllm_engine_get_model_info) INFALLIBLE(pllm_request_init)                          \
     INFALLIBLE(pllm_sampling_init) FALLIBLE(pllm_engine_add_request)                            \
     FALLIBLE(pllm_engine_predict_admission) FALLIBLE(pllm_engine_abort)                         \
@@ -32,7 +32,8 @@
     FALLIBLE(pllm_budget_get_info) FALLIBLE(pllm_engine_step) FALLIBLE(pllm_engine_start)       \
     FALLIBLE(pllm_engine_stop) INFALLIBLE(pllm_dry_init) INFALLIBLE(pllm_beam_init)             \
     INFALLIBLE(pllm_fork_init) INFALLIBLE(pllm_resume_init) INFALLIBLE(pllm_pin_init)           \
-    INFALLIBLE(pllm_kv_store_init)                                                              \
+    INFALLIBLE(pllm_kv_store_init) INFALLIBLE(pllm_communicator_init)                           \
+    FALLIBLE(pllm_communicator_shared_memory)                                                   \
     FALLIBLE(pllm_sequence_fork) FALLIBLE(pllm_sequence_append)                                 \
     FALLIBLE(pllm_sequence_rewind) FALLIBLE(pllm_sequence_resume)                               \
     FALLIBLE(pllm_sequence_free) FALLIBLE(pllm_sequence_get_info) FALLIBLE(pllm_prefix_pin)     \

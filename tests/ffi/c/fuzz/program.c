@@ -44,7 +44,7 @@ static const operation operations[] = {
     {free_sequence, 2, false},
     {get_sequence_info, 3, false},
     {pin_prefix, 2, false},
-    {unpin_any, 2, false},
+    {unpin_any, 4, false},
     {export_sequence, 2, false},
     {import_sequence, 2, false},
     {predict_only, 2, false},
@@ -60,6 +60,8 @@ static const operation operations[] = {
     {poll_kv_events, 3, false},
     {snapshot_kv_events, 2, false},
     {hash_prompt, 3, false},
+    {join_communicator, 2, false},
+    {run_worker_in_vain, 1, false},
 };
 
 static const operation *any_operation(worker *w) {

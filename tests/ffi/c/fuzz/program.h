@@ -232,6 +232,11 @@ void poll_kv_events(worker *w);
 void snapshot_kv_events(worker *w);
 void hash_prompt(worker *w);
 
+// ---- communicator_calls.c ----
+
+void join_communicator(worker *w);
+void run_worker_in_vain(worker *w);
+
 // ---- text_calls.c ----
 
 // Metrics contain times, so they are not part of the hash.

@@ -159,6 +159,10 @@ void check_null_handles(worker *w) {
     pllm_kv_store store;
     CALL(pllm_kv_store_init, &store, sizeof store);
     EXPECT(store.struct_size == sizeof store, "struct_size was not set");
+    CALL(pllm_communicator_init, NULL, size);
+    pllm_communicator communicator;
+    CALL(pllm_communicator_init, &communicator, sizeof communicator);
+    EXPECT(communicator.struct_size == sizeof communicator, "struct_size was not set");
 }
 
 void free_any_kept(worker *w) { free_kept(w, &w->kept_objects[below(w, COUNT(w->kept_objects))]); }

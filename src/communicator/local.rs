@@ -1,0 +1,140 @@
+//! Ranks that are threads of one process.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::Communicator;
+use crate::error::{Error, Result};
+
+/// A rank of a group of threads. After it is dropped, waits for its messages fail.
+pub struct Local {
+    group: Arc<Group>,
+    rank: usize,
+}
+
+struct Group {
+    size: usize,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Messages on their way, by sender and receiver.
+    messages: HashMap<(usize, usize), VecDeque<Vec<u8>>>,
+    /// Groups of a division that not all members have taken yet, by color.
+    divisions: HashMap<usize, (Arc<Group>, usize)>,
+    /// The ranks that have ended.
+    ended: HashSet<usize>,
+}
+
+impl Group {
+    fn new(size: usize) -> Arc<Group> {
+        Arc::new(Group { size, state: Mutex::default(), changed: Condvar::new() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Local {
+    /// Creates a group of this many ranks.
+    pub fn group(size: usize) -> Vec<Local> {
+        let group = Group::new(size);
+        (0..size).map(|rank| Local { group: group.clone(), rank }).collect()
+    }
+
+    fn others(&self) -> impl Iterator<Item = usize> {
+        let rank = self.rank;
+        (0..self.group.size).filter(move |&other| other != rank)
+    }
+}
+
+impl Communicator for Local {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.group.size
+    }
+
+    fn broadcast(&self, bytes: &mut [u8], root: usize, timeout: Option<Duration>) -> Result<()> {
+        match self.rank == root {
+            true => self.others().try_for_each(|other| self.send(bytes, other, timeout)),
+            false => self.receive(bytes, root, timeout),
+        }
+    }
+
+    fn all_gather(&self, bytes: &[u8], out: &mut [u8], timeout: Option<Duration>) -> Result<()> {
+        self.others().try_for_each(|other| self.send(bytes, other, timeout))?;
+        let part = bytes.len();
+        out[self.rank * part..][..part].copy_from_slice(bytes);
+        self.others().try_for_each(|other| self.receive(&mut out[other * part..][..part], other, timeout))
+    }
+
+    fn all_to_all(&self, bytes: &[u8], out: &mut [u8], timeout: Option<Duration>) -> Result<()> {
+        let part = bytes.len() / self.group.size;
+        self.others().try_for_each(|other| self.send(&bytes[other * part..][..part], other, timeout))?;
+        out[self.rank * part..][..part].copy_from_slice(&bytes[self.rank * part..][..part]);
+        self.others().try_for_each(|other| self.receive(&mut out[other * part..][..part], other, timeout))
+    }
+
+    fn send(&self, bytes: &[u8], to: usize, _timeout: Option<Duration>) -> Result<()> {
+        let mut message = Vec::new();
+        message.try_reserve_exact(bytes.len())?;
+        message.extend_from_slice(bytes);
+        self.group.lock().messages.entry((self.rank, to)).or_default().push_back(message);
+        self.group.changed.notify_all();
+        Ok(())
+    }
+
+    fn receive(&self, bytes: &mut [u8], from: usize, timeout: Option<Duration>) -> Result<()> {
+        let began = Instant::now();
+        let mut state = self.group.lock();
+        loop {
+            if let Some(message) = state.messages.get_mut(&(from, self.rank)).and_then(VecDeque::pop_front) {
+                if message.len() != bytes.len() {
+                    return Err(Error::internal(format!("rank {from} has sent {} bytes, {} were expected", message.len(), bytes.len())));
+                }
+                bytes.copy_from_slice(&message);
+                return Ok(());
+            }
+            // Another rank may be the first to be done. Those that wait for it fail and end too.
+            if state.ended.contains(&from) {
+                return Err(Error::internal(format!("rank {from} has ended")));
+            }
+            let left = timeout.map_or(Duration::MAX, |timeout| timeout.saturating_sub(began.elapsed()));
+            if left.is_zero() {
+                return Err(Error::internal(format!("rank {from} has sent nothing for {:?}", began.elapsed())));
+            }
+            let limit = left.min(Duration::from_secs(3600));
+            state = self.group.changed.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn split(&self, color: usize, timeout: Option<Duration>) -> Result<Arc<dyn Communicator>> {
+        let mut colors = vec![0; size_of::<usize>() * self.group.size];
+        self.all_gather(&color.to_ne_bytes(), &mut colors, timeout)?;
+        let colors = colors.as_chunks().0.iter().map(|&bytes| usize::from_ne_bytes(bytes));
+        let members: Vec<usize> = colors.enumerate().filter(|&(_, other)| other == color).map(|(rank, _)| rank).collect();
+        let mut state = self.group.lock();
+        let (group, taken) = state.divisions.entry(color).or_insert_with(|| (Group::new(members.len()), 0));
+        *taken += 1;
+        let (group, complete) = (group.clone(), *taken == members.len());
+        if complete {
+            state.divisions.remove(&color);
+        }
+        let rank = members.iter().position(|&member| member == self.rank).unwrap_or(0);
+        Ok(Arc::new(Local { group, rank }))
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        self.group.lock().ended.insert(self.rank);
+        self.group.changed.notify_all();
+    }
+}

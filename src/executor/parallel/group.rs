@@ -1,0 +1,206 @@
+//! The group of workers, and what they agree on before the first step.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::Workers;
+use crate::communicator::Communicator;
+use crate::error::{Code, Error, Result, try_vec, try_with_capacity};
+use crate::sys::bytes::{as_bytes, as_bytes_mut};
+use crate::types::parallel::{Division, WorkerPlace};
+
+/// The workers of one engine, as one of them sees them.
+#[derive(Clone)]
+pub struct Group {
+    /// The communicators of this worker.
+    pub workers: Workers,
+    /// The place of this worker.
+    pub place: WorkerPlace,
+}
+
+/// Bytes of the text with the version.
+const VERSION_BYTES: usize = 128;
+/// Maximum number of bytes that a worker tells the others about itself.
+const MAX_RECORD: u64 = 1 << 20;
+
+impl Group {
+    /// Creates the group and checks that all workers have the same library and the same division.
+    pub fn new(world: Arc<dyn Communicator>, division: Division, timeout: Duration) -> Result<Group> {
+        let (rank, size) = (world.rank(), world.size());
+        if size != division.workers() {
+            return Err(Error::invalid(format!(
+                "tensor_parallel {} times pipeline_parallel {} is {}, but the communicator has {size} ranks; give them the same number",
+                division.tensor,
+                division.pipeline,
+                division.workers()
+            )));
+        }
+        if rank >= size {
+            return Err(Error::invalid(format!("the communicator has rank {rank} of {size}; ranks are numbered from 0")));
+        }
+        let workers = Workers { tensor: world.clone(), world, timeout };
+        let mut group = Group { workers, place: division.place(rank) };
+        group.compare_versions()?;
+        if division.pipeline > 1 && division.tensor > 1 {
+            group.workers.tensor = group.world().split(group.place.stage, Some(timeout))?;
+        }
+        Ok(group)
+    }
+
+    /// Returns the communicator of all workers.
+    pub fn world(&self) -> &dyn Communicator {
+        &*self.workers.world
+    }
+
+    /// Returns the limit of a wait for other workers.
+    pub fn timeout(&self) -> Option<Duration> {
+        Some(self.workers.timeout)
+    }
+
+    fn compare_versions(&self) -> Result<()> {
+        let mut own = [0; VERSION_BYTES];
+        let Division { tensor, pipeline } = self.place.division;
+        let text = format!("{}, tensor_parallel {tensor}, pipeline_parallel {pipeline}", env!("CARGO_PKG_VERSION"));
+        own[..text.len()].copy_from_slice(text.as_bytes());
+        let mut all = try_vec(VERSION_BYTES * self.world().size(), 0)?;
+        self.world().all_gather(&own, &mut all, self.timeout())?;
+        match all.chunks_exact(VERSION_BYTES).position(|version| version != own) {
+            None => Ok(()),
+            Some(rank) => {
+                let other = String::from_utf8_lossy(&all[rank * VERSION_BYTES..][..VERSION_BYTES]);
+                let other = other.trim_end_matches('\0');
+                Err(Error::invalid(format!(
+                    "rank {rank} has version {other}, this rank has version {text}; give all ranks the same library and options"
+                )))
+            }
+        }
+    }
+
+    /// Returns the bytes of each worker, which may differ in length.
+    pub fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let mut lens = try_vec(self.world().size(), 0u64)?;
+        self.world().all_gather(as_bytes(&[bytes.len() as u64]), as_bytes_mut(&mut lens), self.timeout())?;
+        let longest = lens.iter().copied().max().unwrap_or(0);
+        if lens[self.world().rank()] != bytes.len() as u64 {
+            return Err(Error::internal("the communicator has changed the bytes of this rank"));
+        }
+        if longest > MAX_RECORD {
+            return Err(Error::internal(format!("a worker has sent a record of {longest} bytes; the limit is {MAX_RECORD}")));
+        }
+        let mut own = try_vec(longest as usize, 0)?;
+        own[..bytes.len()].copy_from_slice(bytes);
+        let mut all = try_vec(own.len() * self.world().size(), 0)?;
+        if longest > 0 {
+            self.world().all_gather(&own, &mut all, self.timeout())?;
+        }
+        let mut records = try_with_capacity(self.world().size())?;
+        for (rank, &len) in lens.iter().enumerate() {
+            let mut record = try_with_capacity(len as usize)?;
+            record.extend_from_slice(&all[rank * own.len()..][..len as usize]);
+            records.push(record);
+        }
+        Ok(records)
+    }
+
+    /// Returns the result of this worker if no worker has failed. Otherwise all workers fail.
+    pub fn agree<T>(&self, result: Result<T>) -> Result<T> {
+        let mut record = try_with_capacity(0)?;
+        if let Err(error) = &result {
+            record.extend((error.code() as i32).to_le_bytes());
+            record.extend(error.message().bytes());
+        }
+        let records = match self.gather(&record) {
+            Ok(records) => records,
+            Err(error) => return result.and(Err(error)),
+        };
+        match records.iter().enumerate().find_map(|(rank, record)| Some((rank, record.split_first_chunk()?))) {
+            Some((rank, (code, message))) if result.is_ok() => {
+                let code = Code::from_number(i32::from_le_bytes(*code)).unwrap_or(Code::Internal);
+                Err(Error::new(code, format!("rank {rank}: {}", String::from_utf8_lossy(message))))
+            }
+            _ => result,
+        }
+    }
+
+    /// Fails on all workers if their settings differ. `settings` has a line for each, with the name
+    /// first.
+    pub fn compare(&self, settings: &str) -> Result<()> {
+        let all = self.gather(settings.as_bytes())?;
+        let first = String::from_utf8_lossy(&all[0]);
+        for (rank, other) in all.iter().enumerate() {
+            let other = String::from_utf8_lossy(other);
+            let mut pairs = first.lines().zip(other.lines());
+            if let Some((expected, found)) = pairs.find(|(expected, found)| expected != found) {
+                return Err(Error::invalid(format!("rank 0 has {expected}, rank {rank} has {found}; give all ranks the same")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the smallest number of all workers for each number of this one.
+    pub fn min_over_workers<const N: usize>(&self, numbers: [u64; N]) -> Result<[u64; N]> {
+        let mut all = try_vec(N * self.world().size(), 0u64)?;
+        self.world().all_gather(as_bytes(&numbers), as_bytes_mut(&mut all), self.timeout())?;
+        Ok(std::array::from_fn(|i| all.iter().skip(i).step_by(N).copied().min().unwrap_or(0)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+    use crate::communicator::local::Local;
+
+    /// Runs `body` on all ranks. Returns their results.
+    fn on_ranks<T: Send + 'static>(tensor: usize, body: fn(Group) -> T) -> Vec<T> {
+        let division = Division { tensor, pipeline: 1 };
+        let run = |world: Local| thread::spawn(move || body(Group::new(Arc::new(world), division, Duration::from_secs(60)).unwrap()));
+        let ranks: Vec<_> = Local::group(tensor).into_iter().map(run).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    }
+
+    #[test]
+    fn an_error_of_one_rank_is_an_error_of_all() {
+        let results = on_ranks(3, |group| {
+            let own = if group.place.rank() == 1 { Err(Error::capacity("no room (3, 2)")) } else { Ok(()) };
+            group.agree(own).unwrap_err()
+        });
+        let messages: Vec<_> = results.iter().map(|error| (error.code(), error.message())).collect();
+        let others = (Code::Capacity, "rank 1: no room (3, 2)");
+        assert_eq!(messages, [others, (Code::Capacity, "no room (3, 2)"), others]);
+        assert!(on_ranks(3, |group| group.agree(Ok(7))).into_iter().all(|result| result == Ok(7)));
+    }
+
+    #[test]
+    fn different_settings_are_refused_on_all_ranks() {
+        let results = on_ranks(2, |group| {
+            let size = 16 << group.place.rank();
+            group.compare(&format!("isa avx2\nblock_size {size}\n")).unwrap_err()
+        });
+        for error in results {
+            assert_eq!(error.message(), "rank 0 has block_size 16, rank 1 has block_size 32; give all ranks the same");
+        }
+        assert!(on_ranks(2, |group| group.compare("block_size 16\n")).into_iter().all(|result| result.is_ok()));
+    }
+
+    #[test]
+    fn records_may_differ_in_length() {
+        for records in on_ranks(3, |group| group.gather(&vec![7; 5 * group.place.rank()]).unwrap()) {
+            assert_eq!(records, [vec![], vec![7; 5], vec![7; 10]]);
+        }
+        for min in on_ranks(3, |group| group.min_over_workers([group.place.rank() as u64, 9 - group.place.rank() as u64]).unwrap()) {
+            assert_eq!(min, [0, 7]);
+        }
+    }
+
+    #[test]
+    fn a_communicator_of_another_size_is_refused() {
+        let world = Arc::new(Local::group(2).remove(0));
+        let error = Group::new(world, Division { tensor: 2, pipeline: 2 }, Duration::ZERO).err().unwrap();
+        assert!(
+            error.message().starts_with("tensor_parallel 2 times pipeline_parallel 2 is 4, but the communicator has 2 ranks"),
+            "{error}"
+        );
+    }
+}

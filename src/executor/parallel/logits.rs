@@ -1,0 +1,101 @@
+//! The logits of steps in flight, which rank 0 receives from the last stage.
+
+use std::collections::VecDeque;
+
+use super::group::Group;
+use crate::backend::ColumnPart;
+use crate::error::{Result, try_vec, try_with_capacity};
+use crate::sys::bytes::as_bytes_mut;
+
+/// The steps in flight of a pipeline, the oldest first. A step's logits can be received before they
+/// are needed, so that the last stage does not wait for rank 0.
+pub struct PipelineLogits {
+    parts: Vec<ColumnPart>,
+    vocab: usize,
+    steps: VecDeque<Step>,
+    /// Number of steps, from the oldest on, whose logits have been received.
+    received: usize,
+    /// Logits of the last step that has been taken.
+    taken: Vec<f32>,
+    /// Memory for the next steps.
+    spare: Vec<Vec<f32>>,
+    columns: Vec<f32>,
+}
+
+struct Step {
+    rows: usize,
+    logits: Vec<f32>, // [rows, vocab]
+}
+
+impl PipelineLogits {
+    /// Creates the logits of up to `depth` steps with up to `max_rows` rows each. `parts` are the columns
+    /// of each worker.
+    pub fn new(parts: &[ColumnPart], vocab: usize, depth: usize, max_rows: usize) -> Result<PipelineLogits> {
+        let mut own = try_with_capacity(parts.len())?;
+        own.extend_from_slice(parts);
+        let (mut steps, mut spare) = (VecDeque::new(), try_with_capacity(depth + 1)?);
+        steps.try_reserve_exact(depth)?;
+        for _ in 0..depth {
+            spare.push(try_vec(max_rows * vocab, 0.0)?);
+        }
+        let widest = parts.iter().map(|part| part.count).max().unwrap_or(0);
+        let columns = try_vec(max_rows * widest, 0.0)?;
+        Ok(PipelineLogits { parts: own, vocab, steps, received: 0, taken: try_vec(max_rows * vocab, 0.0)?, spare, columns })
+    }
+
+    /// Returns memory for the logits of a new step.
+    pub fn reserve(&mut self, rows: usize) -> Result<Vec<f32>> {
+        let mut logits = self.spare.pop().unwrap_or_default();
+        let len = rows * self.vocab;
+        logits.try_reserve(len.saturating_sub(logits.len()))?;
+        logits.resize(len.max(logits.len()), 0.0);
+        Ok(logits)
+    }
+
+    /// Adds a step with the memory of `reserve`.
+    pub fn push(&mut self, rows: usize, logits: Vec<f32>) {
+        self.steps.push_back(Step { rows, logits });
+    }
+
+    /// Returns the number of steps whose logits have not been received.
+    pub fn pending(&self) -> usize {
+        self.steps.len() - self.received
+    }
+
+    /// Returns whether the logits of the oldest step have not been received.
+    pub fn oldest_is_pending(&self) -> bool {
+        self.received == 0 && !self.steps.is_empty()
+    }
+
+    /// Removes all steps.
+    pub fn clear(&mut self) {
+        self.received = 0;
+        while let Some(step) = self.steps.pop_front() {
+            self.spare.push(step.logits);
+        }
+    }
+
+    /// Receives the logits of the oldest step whose logits have not been received.
+    pub fn receive(&mut self, group: &Group) -> Result<()> {
+        let Some(Step { rows, logits }) = self.steps.get_mut(self.received) else { return Ok(()) };
+        self.received += 1;
+        for part in self.parts.iter().filter(|part| *rows > 0 && part.count > 0) {
+            let len = *rows * part.count;
+            self.columns.try_reserve(len.saturating_sub(self.columns.len()))?;
+            self.columns.resize(len.max(self.columns.len()), 0.0);
+            group.world().receive(as_bytes_mut(&mut self.columns[..len]), part.rank, group.timeout())?;
+            for (row, columns) in self.columns[..len].chunks_exact(part.count).enumerate() {
+                logits[row * self.vocab + part.first..][..part.count].copy_from_slice(columns);
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the oldest step. Returns its logits, which have been received.
+    pub fn take(&mut self) -> &[f32] {
+        let Some(step) = self.steps.pop_front() else { return &[] };
+        self.received = self.received.saturating_sub(1);
+        self.spare.push(std::mem::replace(&mut self.taken, step.logits));
+        &self.taken[..step.rows * self.vocab]
+    }
+}

@@ -1,0 +1,71 @@
+//! The work of the ranks other than 0: they do what rank 0 sends.
+
+use super::command::{Kind, Message};
+use super::describe_blocks;
+use super::group::Group;
+use crate::backend::{Backend, BatchSize};
+use crate::error::{Error, Result};
+use crate::executor::Executor;
+use crate::executor::local::ModelExecutor;
+use crate::model::KvPool;
+use crate::types::batch::Batch;
+
+/// Follows rank 0, whose batches for this pool are up to `max`, until its engine is freed. Errors: those of this worker, and `Internal` if another
+/// worker has ended or does not respond in time. Rank 0 fails then, too.
+pub fn serve<B: Backend>(mut local: ModelExecutor<B>, group: &Group, max: &BatchSize, pool: KvPool) -> Result<()> {
+    let (part_bytes, _) = describe_blocks(&local, group)?;
+    let own_bytes: usize = part_bytes[group.place.rank()].iter().sum();
+    let mut batch = Batch::default();
+    let reserved = batch.reserve(max.tokens, max.sequences, max.table_entries, max.groups).and_then(|()| Message::for_batches(max));
+    let mut message = group.agree(reserved)?;
+    let (mut moves, mut copies, mut blocks, mut bytes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    loop {
+        let kind = message.receive(group)?;
+        if kind != Kind::Step {
+            message.relay(group)?;
+        }
+        match kind {
+            Kind::Step => {
+                message.take_step(&mut batch)?;
+                batch.check(pool.blocks, pool.block_size, max.groups)?;
+                let extent = local.begin(&batch)?;
+                local.compute(extent);
+                // Only now, because the next stage may be busy.
+                message.relay(group)?;
+                let _ = local.deliver(extent);
+                local.discard(None);
+            }
+            Kind::SwapOut => {
+                message.take_moves(&mut moves)?;
+                local.swap_out(&moves)?;
+            }
+            Kind::SwapIn => {
+                message.take_moves(&mut moves)?;
+                local.swap_in(&moves)?;
+            }
+            Kind::Read => {
+                let tail = message.take_blocks(&mut blocks)?;
+                bytes.clear();
+                local.read_blocks(&blocks, tail, &mut bytes)?;
+                group.world().send(&bytes, 0, group.timeout())?;
+            }
+            Kind::Write => {
+                message.take_blocks(&mut blocks)?;
+                let len = blocks.len() * own_bytes;
+                bytes.try_reserve(len.saturating_sub(bytes.len()))?;
+                bytes.resize(len, 0);
+                group.world().receive(&mut bytes, 0, group.timeout())?;
+                local.write_blocks(&blocks, &bytes)?;
+            }
+            Kind::Shrink => {
+                let blocks = message.take_shrink(&mut copies)?;
+                local.shrink(&copies, blocks)?;
+            }
+            Kind::Exit => return Ok(()),
+        }
+        local.backend().check()?;
+        if local.is_lost() {
+            return Err(Error::internal("the device is lost"));
+        }
+    }
+}

@@ -1,0 +1,421 @@
+//! Engines of several workers: rank 0 is the engine, the others are threads. They give the results
+//! of one worker, in any batch, and end when one of them ends.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crate::support::{TempDir, configs, write_random_model};
+use pagedllm::communicator::local::Local;
+use pagedllm::communicator::{Communicator, CommunicatorHandle};
+use pagedllm::engine::{Engine, Fork, Output, Prompt, Request, Resume};
+use pagedllm::error::{Code, Result};
+use pagedllm::memory::budget::MemoryBudget;
+use pagedllm::types::SeqId;
+use pagedllm::types::options::{EngineOptions, Isa, KvDtype, Preemption, SamplingParams, WorkerOptions};
+use pagedllm::types::outputs::FinishReason;
+use pagedllm::types::parallel::Division;
+
+const BLOCK: usize = 8;
+const TIMEOUT: Duration = Duration::from_secs(600);
+const ALONE: Division = Division { tensor: 1, pipeline: 1 };
+const DIVISIONS: [Division; 6] = [
+    Division { tensor: 2, pipeline: 1 },
+    Division { tensor: 4, pipeline: 1 },
+    Division { tensor: 1, pipeline: 2 },
+    Division { tensor: 1, pipeline: 3 },
+    Division { tensor: 1, pipeline: 4 },
+    Division { tensor: 2, pipeline: 2 },
+];
+
+/// A small model that two or four workers can divide.
+struct Model(TempDir);
+
+impl Model {
+    /// Creates a LLaMA.
+    fn new() -> Model {
+        Model::of_family("llama", 8, 52)
+    }
+
+    /// Creates a Gemma 2, whose layers alternate between two groups of blocks.
+    fn with_windows() -> Model {
+        Model::of_family("gemma 2", 4, 52)
+    }
+
+    fn of_family(family: &str, heads: u64, width: u64) -> Model {
+        let dir = TempDir::new();
+        let (_, mut config) = configs(512).into_iter().find(|(name, _)| name.starts_with(family)).unwrap();
+        let sizes = config.as_object_mut().unwrap();
+        sizes.insert("num_attention_heads".into(), heads.into());
+        sizes.insert("intermediate_size".into(), width.into());
+        sizes.insert("num_hidden_layers".into(), 4.into());
+        write_random_model(&dir.0, &config, false, 5);
+        Model(dir)
+    }
+
+    fn options(&self, blocks: usize) -> EngineOptions {
+        let options = EngineOptions {
+            model_dir: self.0.0.clone(),
+            kv_dtype: Some(KvDtype::F32),
+            isa: Some(Isa::Portable),
+            block_size: BLOCK,
+            max_model_len: Some(160),
+            max_batch_tokens: 64,
+            max_seqs: 16,
+            threads: Some(1),
+            skip_tokenizer: true,
+            ..Default::default()
+        };
+        let block_bytes = Engine::plan(&options).unwrap().block_bytes;
+        EngineOptions { kv_bytes: Some(blocks as u64 * block_bytes), ..options }
+    }
+}
+
+/// An engine and its workers.
+struct Team {
+    engine: Engine,
+    workers: Vec<JoinHandle<Result<()>>>,
+}
+
+fn with(options: &EngineOptions, division: Division, world: Local) -> EngineOptions {
+    let communicator = Some(CommunicatorHandle::new(Arc::new(world)));
+    EngineOptions { workers: WorkerOptions { division, communicator, timeout: TIMEOUT }, ..options.clone() }
+}
+
+impl Team {
+    fn new(options: &EngineOptions, division: Division) -> Team {
+        Team::with_first(options, options, division)
+    }
+
+    /// Starts rank 0 with options of its own.
+    fn with_first(first: &EngineOptions, options: &EngineOptions, division: Division) -> Team {
+        if division == ALONE {
+            return Team { engine: Engine::create(first).unwrap(), workers: Vec::new() };
+        }
+        let mut ranks = Local::group(division.workers()).into_iter();
+        let first = with(first, division, ranks.next().unwrap());
+        let workers = ranks.map(|world| {
+            let options = with(options, division, world);
+            thread::spawn(move || Engine::run_worker(&options, &mut |_, _| true))
+        });
+        let workers = workers.collect();
+        Team { engine: Engine::create(&first).unwrap(), workers }
+    }
+
+    /// Frees the engine, which ends the workers.
+    fn end(self) {
+        drop(self.engine);
+        for worker in self.workers {
+            worker.join().unwrap().unwrap();
+        }
+    }
+
+    fn add(&self, prompt: Vec<u32>, sampling: SamplingParams, keep: bool) -> SeqId {
+        self.engine.add_request(Request { keep, ..Request::new(Prompt::Tokens(prompt), sampling) }).unwrap().sequence(0)
+    }
+
+    /// Runs steps until all requests have ended. Returns the tokens and log probabilities of each
+    /// sequence.
+    fn drain(&self) -> BTreeMap<SeqId, Vec<(u32, f32)>> {
+        let mut results: BTreeMap<SeqId, Vec<(u32, f32)>> = BTreeMap::new();
+        loop {
+            let unfinished = self.engine.step().unwrap().unfinished;
+            self.engine.check_invariants();
+            self.collect(&mut results);
+            if unfinished == 0 {
+                return results;
+            }
+        }
+    }
+
+    fn collect(&self, results: &mut BTreeMap<SeqId, Vec<(u32, f32)>>) {
+        for output in self.engine.queue().poll(Some(Duration::ZERO)).unwrap() {
+            assert_ne!(output.finish, Some(FinishReason::Error), "{output:?}");
+            let pairs = output.tokens.iter().copied().zip(output.logprobs.tokens.iter().copied());
+            results.entry(output.sequence).or_default().extend(pairs);
+        }
+    }
+}
+
+fn greedy(max_tokens: usize) -> SamplingParams {
+    SamplingParams { max_tokens: Some(max_tokens), logprobs: Some(0), ignore_eos: true, ..SamplingParams::greedy() }
+}
+
+fn prompt(number: usize) -> Vec<u32> {
+    (0..7 + 11 * number as u32).map(|k| (k * 5 + number as u32) % 120).collect()
+}
+
+/// Generates from several prompts. `together`: in one batch.
+fn generate(team: &Team, together: bool) -> Vec<Vec<(u32, f32)>> {
+    let mut results = Vec::new();
+    let mut sequences = Vec::new();
+    for number in 0..6 {
+        sequences.push(team.add(prompt(number), greedy(20), false));
+        if !together {
+            results.extend(team.drain().into_values());
+        }
+    }
+    if together {
+        results.extend(team.drain().into_values());
+    }
+    assert_eq!(results.len(), sequences.len());
+    results
+}
+
+fn assert_near(ours: &[Vec<(u32, f32)>], alone: &[Vec<(u32, f32)>], what: &str) {
+    for (ours, alone) in ours.iter().zip(alone) {
+        assert_eq!(ours.len(), alone.len(), "{what}");
+        for ((token, logprob), (expected, expected_logprob)) in ours.iter().zip(alone) {
+            assert_eq!(token, expected, "{what}");
+            assert!((logprob - expected_logprob).abs() < 2e-4, "{what}: {logprob}, alone {expected_logprob}");
+        }
+    }
+}
+
+#[test]
+fn several_workers_give_the_results_of_one_whatever_the_batch() {
+    for model in [Model::new(), Model::with_windows()] {
+        let options = model.options(200);
+        let alone = generate(&Team::new(&options, ALONE), true);
+        for division in DIVISIONS {
+            let team = Team::new(&options, division);
+            let together = generate(&team, true);
+            assert_near(&together, &alone, &format!("{division:?}"));
+            assert_eq!(generate(&team, false), together, "{division:?}: the bits do not depend on the batch");
+            team.end();
+        }
+    }
+}
+
+#[test]
+fn all_workers_free_the_blocks_that_a_budget_takes_back() {
+    let model = Model::with_windows();
+    let alone = generate(&Team::new(&model.options(400), ALONE), true);
+    for division in DIVISIONS {
+        let options = model.options(400);
+        let workers = WorkerOptions { division, ..Default::default() };
+        let block_bytes = Engine::plan(&EngineOptions { workers, kv_bytes: None, ..options.clone() }).unwrap().block_bytes;
+        let budget = MemoryBudget::new(400 * block_bytes, 400 * block_bytes).unwrap();
+        let first = EngineOptions { kv_bytes: None, budget: Some(budget.clone()), ..options.clone() };
+        let team = Team::with_first(&first, &EngineOptions { kv_bytes: Some(400 * block_bytes), ..options }, division);
+        for number in 0..6 {
+            team.add(prompt(number), greedy(20), false);
+        }
+        for _ in 0..5 {
+            team.engine.step().unwrap();
+        }
+        budget.resize(60 * block_bytes).unwrap();
+        team.engine.step().unwrap();
+        assert!(team.engine.stats().blocks_total <= 60, "{:?}", team.engine.stats());
+        let mut results: BTreeMap<SeqId, Vec<(u32, f32)>> = BTreeMap::new();
+        team.collect(&mut results);
+        while team.engine.step().unwrap().unfinished > 0 {
+            team.engine.check_invariants();
+            team.collect(&mut results);
+        }
+        team.collect(&mut results);
+        assert_near(&results.into_values().collect::<Vec<_>>(), &alone, &format!("{division:?}"));
+        team.end();
+    }
+}
+
+#[test]
+fn all_workers_swap_and_recompute_the_same_blocks() {
+    let model = Model::new();
+    let alone = generate(&Team::new(&model.options(200), ALONE), true);
+    for division in DIVISIONS {
+        for preemption in [Preemption::Recompute, Preemption::Swap] {
+            let small = model.options(20);
+            let swap_bytes = if preemption == Preemption::Swap { small.kv_bytes.unwrap() * 3 } else { 0 };
+            let options = EngineOptions { preemption, swap_bytes, max_model_len: Some(96), prefix_cache: false, ..small };
+            // Each worker has a part of a block, so that the same bytes hold more blocks.
+            let blocks = |options: &EngineOptions| {
+                let workers = WorkerOptions { division, ..Default::default() };
+                Engine::plan(&EngineOptions { workers, ..options.clone() }).unwrap().block_bytes
+            };
+            let kv_bytes = Some(20 * blocks(&options));
+            let team = Team::new(&EngineOptions { kv_bytes, ..options }, division);
+            let together = generate(&team, true);
+            let stats = team.engine.stats();
+            assert!(stats.preemptions > 0, "{stats:?}");
+            assert!(preemption == Preemption::Recompute || stats.blocks_swapped_out > 0, "{stats:?}");
+            assert_near(&together, &alone, &format!("{division:?} {preemption:?}"));
+            team.end();
+        }
+    }
+}
+
+#[test]
+fn sequences_can_be_forked_exported_and_imported() {
+    let model = Model::new();
+    let options = model.options(200);
+    for division in DIVISIONS {
+        let team = Team::new(&options, division);
+        let kept = team.add(prompt(3), greedy(9), true);
+        team.drain();
+        let engine = &team.engine;
+        engine.export(kept, None).unwrap();
+        let mut state = Vec::new();
+        while state.is_empty() {
+            engine.step().unwrap();
+            for output in engine.queue().poll(Some(Duration::ZERO)).unwrap() {
+                state.extend_from_slice(&output.sequence_state);
+            }
+        }
+        let [fork, import] = [engine.fork(kept, 1, &Fork::default()).unwrap()[0], engine.import(engine.queue(), &state).unwrap()];
+        for seq in [kept, fork, import] {
+            engine.append(seq, vec![5, 6, 7]).unwrap();
+            engine.resume(seq, Resume::new(greedy(12))).unwrap();
+        }
+        let results = team.drain();
+        assert_eq!(results[&kept].len(), 12);
+        assert_eq!(results[&fork], results[&kept], "{division:?}");
+        assert_eq!(results[&import], results[&kept], "{division:?}");
+        team.end();
+    }
+}
+
+/// A communicator that fails after a number of calls, as if the process had ended.
+struct Ending {
+    world: Local,
+    left: std::sync::atomic::AtomicU64,
+}
+
+#[test]
+fn an_engine_fails_if_a_worker_ends() {
+    let model = Model::new();
+    let options = model.options(200);
+    let division = Division { tensor: 2, pipeline: 1 };
+    let mut ranks = Local::group(2).into_iter();
+    let first = with(&options, division, ranks.next().unwrap());
+    let second = ranks.next().unwrap();
+    let worker = thread::spawn({
+        let options = options.clone();
+        move || {
+            let ending = Ending { world: second, left: 200.into() };
+            let communicator = Some(CommunicatorHandle::new(Arc::new(ending)));
+            Engine::run_worker(
+                &EngineOptions { workers: WorkerOptions { division, communicator, timeout: TIMEOUT }, ..options },
+                &mut |_, _| true,
+            )
+        }
+    });
+    let engine = Engine::create(&first).unwrap();
+    for number in 0..3 {
+        engine.add_request(Request::new(Prompt::Tokens(prompt(number)), greedy(100))).unwrap();
+    }
+    let error = loop {
+        match engine.step() {
+            Ok(report) => assert!(report.unfinished > 0, "the worker ends first"),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.code(), Code::Internal);
+    assert!(error.message().contains("rank 1"), "{error}");
+    let outputs: Vec<Output> = engine.queue().poll(Some(Duration::ZERO)).unwrap().into();
+    let ended = outputs.iter().filter(|output| output.finish == Some(FinishReason::Error)).count();
+    assert_eq!(ended, 3, "each request ends with an error");
+    assert_eq!(engine.check().unwrap_err().code(), Code::Internal);
+    assert_eq!(worker.join().unwrap().unwrap_err().message(), "internal error: ended by the test");
+}
+
+#[test]
+fn workers_with_other_options_are_refused_on_all_ranks() {
+    let model = Model::new();
+    let options = model.options(200);
+    let division = Division { tensor: 2, pipeline: 1 };
+    let other_block = EngineOptions { block_size: 16, ..options.clone() };
+    let mut missing = options.clone();
+    missing.model_dir = "does-not-exist".into();
+    let cases = [
+        (other_block, division, "rank 0 has block_size 8, rank 1 has block_size 16"),
+        (missing, division, "does-not-exist"),
+        (options.clone(), Division { tensor: 1, pipeline: 2 }, "tensor_parallel 1, pipeline_parallel 2"),
+    ];
+    for (other, other_division, message) in cases {
+        let mut ranks = Local::group(2).into_iter();
+        let first = with(&options, division, ranks.next().unwrap());
+        let second = with(&other, other_division, ranks.next().unwrap());
+        let worker = thread::spawn(move || Engine::run_worker(&second, &mut |_, _| true).unwrap_err());
+        let error = Engine::create(&first).err().unwrap();
+        let other_error = worker.join().unwrap();
+        assert!(error.message().contains(message), "{error}");
+        assert!(other_error.message().contains(message) || other_division != division, "{other_error}");
+        assert_eq!(error.code(), other_error.code());
+    }
+}
+
+#[test]
+fn wrong_uses_are_refused() {
+    let model = Model::new();
+    let options = model.options(200);
+    let division = Division { tensor: 2, pipeline: 1 };
+    let alone = EngineOptions { workers: WorkerOptions { division, ..Default::default() }, ..options.clone() };
+    let error = Engine::create(&alone).err().unwrap();
+    assert_eq!(
+        error.message(),
+        "tensor_parallel times pipeline_parallel is 2 and communicator is NULL; set a communicator with this many ranks"
+    );
+    let error = Engine::run_worker(&options, &mut |_, _| true).unwrap_err();
+    assert!(error.message().starts_with("a worker needs others"), "{error}");
+
+    // Rank 1 creates an engine, and rank 0 runs a worker.
+    let mut ranks = Local::group(2).into_iter();
+    let (first, second) = (with(&options, division, ranks.next().unwrap()), with(&options, division, ranks.next().unwrap()));
+    let reversed = thread::spawn(move || Engine::run_worker(&first, &mut |_, _| true).unwrap_err());
+    let error = Engine::create(&second).err().unwrap();
+    assert!(error.message().starts_with("the communicator has rank 1"), "{error}");
+    assert!(reversed.join().unwrap().message().starts_with("the communicator has rank 0"));
+    let error = Engine::create(&second).err().unwrap();
+    assert_eq!(error.message(), "the communicator is in use by another engine or worker");
+
+    // Heads that do not divide.
+    let three = Division { tensor: 3, pipeline: 1 };
+    let error = Engine::plan(&EngineOptions { workers: WorkerOptions { division: three, ..Default::default() }, ..options }).unwrap_err();
+    assert!(error.message().contains('8') && error.message().contains('3'), "{error}");
+}
+
+impl Ending {
+    fn call<T>(&self, call: impl FnOnce(&Local) -> Result<T>) -> Result<T> {
+        use std::sync::atomic::Ordering::SeqCst;
+        match self.left.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)) {
+            Ok(_) => call(&self.world),
+            Err(_) => Err(pagedllm::error::Error::internal("ended by the test")),
+        }
+    }
+}
+
+impl Communicator for Ending {
+    fn rank(&self) -> usize {
+        self.world.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.world.size()
+    }
+
+    fn broadcast(&self, bytes: &mut [u8], root: usize, timeout: Option<Duration>) -> Result<()> {
+        self.call(|world| world.broadcast(bytes, root, timeout))
+    }
+
+    fn all_gather(&self, bytes: &[u8], out: &mut [u8], timeout: Option<Duration>) -> Result<()> {
+        self.call(|world| world.all_gather(bytes, out, timeout))
+    }
+
+    fn all_to_all(&self, bytes: &[u8], out: &mut [u8], timeout: Option<Duration>) -> Result<()> {
+        self.call(|world| world.all_to_all(bytes, out, timeout))
+    }
+
+    fn send(&self, bytes: &[u8], to: usize, timeout: Option<Duration>) -> Result<()> {
+        self.call(|world| world.send(bytes, to, timeout))
+    }
+
+    fn receive(&self, bytes: &mut [u8], from: usize, timeout: Option<Duration>) -> Result<()> {
+        self.call(|world| world.receive(bytes, from, timeout))
+    }
+
+    fn split(&self, color: usize, timeout: Option<Duration>) -> Result<Arc<dyn Communicator>> {
+        self.call(|world| world.split(color, timeout))
+    }
+}
