@@ -353,15 +353,14 @@ impl pllm_engine_options {
             return Err(Error::invalid("model_path is empty; set a model directory or a GGUF file"));
         }
         // SAFETY: the caller's contract.
-        let device = if c.device.is_null() { "cpu" } else { unsafe { string("device", c.device, c.device_len) }? };
+        let device = unsafe { optional("device", c.device, c.device_len) }?.unwrap_or("cpu");
         known_flags("flags", c.flags, PLLM_ENGINE_SKIP_TOKENIZER | PLLM_ENGINE_NO_PREFIX_CACHE | PLLM_ENGINE_BATCH_INVARIANT)?;
         [("reserved", c.reserved), ("reserved2", c.reserved2)].into_iter().try_for_each(|(name, value)| known_flags(name, value, 0))?;
         // SAFETY: the caller's contract.
-        let model_name = unsafe { optional("model_name", c.model_name, c.model_name_len) }?;
+        let (model_name, kv_store, workers) =
+            unsafe { (optional("model_name", c.model_name, c.model_name_len)?, kv_store(&c)?, workers(&c)?) };
         // SAFETY: the caller's contract.
         let swap_path = unsafe { optional("swap_path", c.swap_path, c.swap_path_len) }?;
-        // SAFETY: the caller's contract.
-        let (kv_store, workers) = unsafe { (kv_store(&c)?, workers(&c)?) };
         Ok(EngineOptions {
             model_dir: model_path.into(),
             device: device.into(),
@@ -397,7 +396,7 @@ impl pllm_engine_options {
             preemption: preemption(c.preemption)?,
             swap_bytes: c.swap_bytes,
             // An empty path is the current directory, as for the system.
-            swap_dir: swap_path.map(|path| if path.is_empty() { ".".into() } else { path.into() }),
+            swap_dir: swap_path.map(|path| if path.is_empty() { "." } else { path }.into()),
             policies: policies(&c)?,
             model_name: model_name.map(Into::into),
             kv_store,
