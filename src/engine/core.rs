@@ -133,6 +133,9 @@ impl EngineCore {
         core.device.limit_moves(&mut core.lifecycle.scheduler);
         core.in_flight.try_reserve_exact(depth)?;
         core.lifecycle.scheduler.reserve_steps(depth)?;
+        if core.device.executor.sampling_limits().is_none() {
+            core.lifecycle.scheduler.divide_decodes(depth);
+        }
         core.shared.snapshot().scheduler.reserve(max_seqs)?;
         Ok(core)
     }

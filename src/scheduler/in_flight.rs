@@ -47,6 +47,12 @@ impl Scheduler {
         self.planning.reserve(steps, &self.options, &self.blocks)
     }
 
+    /// Divides the decodes among `stages` steps in flight: the host samples their tokens, so a sequence
+    /// takes part in one of them.
+    pub fn divide_decodes(&mut self, stages: usize) {
+        self.planning.stages = stages;
+    }
+
     /// Records that the plan is launched.
     pub(super) fn launch(&mut self, plan: &mut StepPlan) {
         self.planning.launched += 1;

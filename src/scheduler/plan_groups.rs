@@ -33,7 +33,7 @@ impl Scheduler {
                 return true;
             }
         }
-        if !self.can_be_planned(id) {
+        if !self.can_be_planned(id) || self.is_left_to_next_step(id, plan) {
             return true;
         }
         match self.queues.groups[id].members[..] {
@@ -48,6 +48,12 @@ impl Scheduler {
         let members = || self.queues.groups[id].members.iter().map(|&slot| &self.sequences[slot]);
         members().all(SequenceKv::can_be_planned)
             && (members().len() == 1 || members().all(|s| s.in_flight.tokens == 0) || members().all(|s| s.pending() == 1))
+    }
+
+    /// Returns whether the decodes of the group are left to the next step in flight.
+    fn is_left_to_next_step(&self, id: GroupId, plan: &StepPlan) -> bool {
+        plan.sequences.len() >= self.planning.max_decodes
+            && self.queues.groups[id].members.iter().all(|&slot| self.sequences[slot].pending() == 1)
     }
 
     /// Plans the only member of a group, with as many tokens as the step allows.

@@ -25,6 +25,10 @@ pub(super) struct PlanningState {
     larger_tables: Vec<Vec<u32>>,
     /// Number of steps in flight.
     pub launched: usize,
+    /// Number of steps among which the decodes are divided, so that each stage of a pipeline has some.
+    pub stages: usize,
+    /// Number of sequences of a step after which decodes are left to the next one.
+    pub max_decodes: usize,
     /// Whether the last plan left out groups because transfers of their blocks are queued.
     pub waits_for_moves: bool,
     /// The buffer for the members of one group.
@@ -40,6 +44,8 @@ impl PlanningState {
             spare_plans: Vec::new(),
             larger_tables: Vec::new(),
             launched: 0,
+            stages: 1,
+            max_decodes: usize::MAX,
             waits_for_moves: false,
             scheduled,
         };

@@ -67,6 +67,7 @@ impl Scheduler {
         let mut plan = self.planning.take_plan();
         self.planning.waits_for_moves = false;
         self.pause_running(ready);
+        self.limit_decodes();
         let first = self.policies.batching.step_budget(&RunningGroups(self));
         // If the limits of the policy leave the step empty, the second pass plans without them. If the
         // only running group preempts itself in that pass, the third pass starts it again.
@@ -95,6 +96,14 @@ impl Scheduler {
         }
         self.launch(&mut plan);
         Some(plan)
+    }
+
+    /// Divides the running sequences among the steps in flight.
+    fn limit_decodes(&mut self) {
+        if self.planning.stages > 1 {
+            let running: usize = self.queues.running.iter().map(|&id| self.queues.groups[id].members.len()).sum();
+            self.planning.max_decodes = running.div_ceil(self.planning.stages).max(1);
+        }
     }
 
     pub(super) fn is_ready(&self, id: GroupId, ready: &impl Fn(SeqId) -> bool) -> bool {

@@ -198,3 +198,27 @@ fn a_sequence_does_not_return_to_a_block_that_a_failed_step_may_have_overwritten
     }
     assert_eq!(s.blocks().used_blocks(), 0);
 }
+
+#[test]
+fn decodes_are_divided_among_the_stages_of_a_pipeline() {
+    for (ids, stages, expected) in [
+        (&[1, 2, 3, 4, 5][..], 2, &[&[1, 2, 3][..], &[4, 5]][..]),
+        (&[1, 2, 3, 4, 5], 3, &[&[1, 2], &[3, 4], &[5]]),
+        (&[1, 2], 3, &[&[1], &[2], &[]]),
+    ] {
+        let mut s = scheduler(16, 4, 32, 5, 10);
+        s.reserve_steps(stages).unwrap();
+        s.divide_decodes(stages);
+        ids.iter().for_each(|&id| add(&mut s, id, vec![0; 3], 30));
+        // The prompts are in one step.
+        let plan = s.schedule(|_| true).unwrap();
+        assert_eq!(seqs(&plan), ids);
+        commit_all(&mut s, plan, token);
+        for _ in 0..3 {
+            let plans: Vec<StepPlan> = (0..stages).map_while(|_| s.schedule(|_| true)).collect();
+            let planned: Vec<Vec<u64>> = plans.iter().map(seqs).collect();
+            assert!(planned.iter().eq(expected.iter().filter(|seqs| !seqs.is_empty())), "{planned:?}");
+            plans.into_iter().for_each(|plan| commit_all(&mut s, plan, token));
+        }
+    }
+}
