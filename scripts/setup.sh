@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# usage: setup.sh demo|test|tsan|paper|wheel|connectors
-# Installs the packages and tools for `make demo`, `make test`, `make test-tsan`, `make paper`, `make wheel` or `make connectors` on Debian or Ubuntu.
+# usage: setup.sh demo|test|tool|tsan|paper|wheel|connectors
+# Installs the packages and tools for `make lib`, `make test`, `make tool`, `make test-tsan`, `make paper`, `make wheel` or `make connectors` on Debian or Ubuntu.
 # If it cannot install one (no root, no network), it prints the command that does.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -44,11 +44,14 @@ if [ "$what" = test ]; then
     header_of asio.hpp libasio-dev
     header_of uv.h libuv1-dev
     header_of boost/beast.hpp libboost-dev
-    header_of rapidjson/document.h rapidjson-dev
     command_of mpicc.openmpi openmpi-bin libopenmpi-dev
     command_of mpirun.openmpi openmpi-bin
     command_of mpicc.mpich mpich libmpich-dev
     python3 -c "import ensurepip" 2>/dev/null || missing+=(python3-venv)
+fi
+if [ "$what" = test ] || [ "$what" = tool ]; then
+    header_of CLI/CLI.hpp libcli11-dev
+    header_of rapidjson/document.h rapidjson-dev
 fi
 if [ "$what" = test ] || [ "$what" = connectors ]; then
     command_of pkg-config pkg-config

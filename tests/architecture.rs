@@ -131,6 +131,7 @@ const PLAIN_TEXT: &[&str] = &[
     "tests/servers",
     "tests/soak",
     "tests/support",
+    "tests/tool",
 ];
 
 fn root() -> &'static Path {

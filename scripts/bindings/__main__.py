@@ -5,6 +5,7 @@ import pathlib
 import sys
 
 import c_layout
+import command_line
 import cpp
 import go
 import node
@@ -12,7 +13,7 @@ import python
 from abi import Abi
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-LANGUAGES = [c_layout, cpp, go, node, python]
+LANGUAGES = [c_layout, command_line, cpp, go, node, python]
 
 
 def main():
