@@ -74,11 +74,10 @@ $(BUILD)/tool/%.o: examples/pagedllm/%.cpp $(wildcard examples/pagedllm/*.hpp) i
 	@mkdir -p $(BUILD)/tool
 	$(CXX) -std=c++17 -O2 $(WARNINGS) -Wshadow -Wconversion -Iinclude -Ibindings/cpp -c $< -o $@
 
-# The library has no C++, so the program can bring its own copy of that runtime.
 $(TOOL): $(TOOL_OBJECTS) | lib
 	@mkdir -p $(dir $@)
 	@ln -sfn $(LIBDIR) $(BUILD)/tool/lib
-	$(CXX) $^ -o $@ -L$(LIBDIR) -lpagedllm -Wl,-rpath,'$$ORIGIN/../lib' -static-libstdc++ -static-libgcc -pthread
+	$(CXX) $^ -o $@ -L$(LIBDIR) -lpagedllm -Wl,-rpath,'$$ORIGIN/../lib' -pthread
 
 $(BUILD)/abi_test: $(wildcard tests/ffi/c/abi_test/*) include/pagedllm.h | lib
 	@mkdir -p $(BUILD)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # usage: install.sh PREFIX
-# Installs the built library, its headers and wrappers into PREFIX. No installed file contains PREFIX, so
+# Installs the built library, its headers and wrappers, and the built tool into PREFIX. No installed file contains PREFIX, so
 # the tree can be moved.
 set -euo pipefail
 prefix=$(mkdir -p "$1" && cd "$1" && pwd)
@@ -36,6 +36,14 @@ for template in scripts/package/*.in; do
         *.cmake) install -m 644 "$work/$name" "$prefix/lib/cmake/pagedllm/" ;;
     esac
 done
+
+tool=build/tool/bin/pagedllm
+if [ -f "$tool" ]; then
+    mkdir -p "$prefix/bin"
+    install -m 755 -s "$tool" "$prefix/bin/pagedllm"
+else
+    echo "bin/pagedllm is not installed ($tool is missing): run 'make tool' first" >&2
+fi
 
 # Wrappers as source. The host's build compiles or loads them.
 install -m 644 bindings/go/README.md "$prefix/share/pagedllm/go/"
