@@ -30,7 +30,7 @@ export PAGEDLLM_LIBRARY := $(LIB)
 
 # Packages for the registries of languages, made and tested (scripts/wheel.sh, scripts/node-package.sh).
 .PHONY: wheel node-package test-packages
-.PHONY: demo test stages setup lib tool tool-setup header manual lint test-rust test-soak soak test-c test-tsan test-abi test-cpp test-go test-python test-node test-examples test-tool \
+.PHONY: demo test stages setup lib tool tool-setup header manual lint test-rust test-soak soak test-c test-tsan test-abi test-cpp test-go test-python test-java test-node test-examples test-tool \
         test-server-go test-server-cpp test-install test-kernels test-connectors test-mpi test-parallel connectors install-connectors cuda-toolkit install dist bench bench-engines bench-fairness bench-kv-store bench-long bench-polling bench-quality bench-quick bench-scheduler bench-sequences bench-serving bench-swap fuzz paper paper-quick scale clean
 
 demo: $(TOOL)
@@ -46,7 +46,7 @@ test: setup
 	@CARGO_INCREMENTAL=0 $(MAKE) --no-print-directory --jobs=2 --output-sync=target stages
 	@echo "make test: everything passed"
 
-stages: lint test-c test-rust test-cpp test-soak test-kernels test-connectors test-mpi test-parallel test-abi test-go test-server-go test-python test-node test-peers test-scale test-examples test-tool test-install test-packages test-server-cpp paper-quick
+stages: lint test-c test-rust test-cpp test-soak test-kernels test-connectors test-mpi test-parallel test-abi test-go test-server-go test-python test-java test-node test-peers test-scale test-examples test-tool test-install test-packages test-server-cpp paper-quick
 
 setup:
 	@scripts/setup.sh test
@@ -205,7 +205,10 @@ test-node: lib
 	cd bindings/node && npm ci --ignore-scripts --no-audit --no-fund
 	node --test bindings/node/tests/*.test.js
 
-# The same program in five languages prints the committed output, and pagedllm-replay repeats a journal.
+test-java: lib
+	bindings/java/tests/run.sh $(MODEL)
+
+# The same program prints the committed output, and pagedllm-replay repeats a journal.
 test-examples: $(BUILD)/hello_c $(BUILD)/chat_c $(BUILD)/hello_cpp test-node
 	$(BUILD)/hello_c $(MODEL) | diff - examples/hello.expected
 	$(BUILD)/chat_c $(MODEL) | diff - examples/c/chat.expected
@@ -244,6 +247,7 @@ test-packages: lib
 	tests/packages/node.sh $(BUILD)/packages $(MODEL) examples/hello.expected
 	scripts/install.sh $(BUILD)/packages/tree
 	tests/packages/go.sh $(BUILD)/packages/tree $(MODEL) examples/hello.expected
+	tests/packages/java.sh $(BUILD)/packages/tree $(MODEL) examples/hello.expected
 
 wheel: lib
 	@scripts/setup.sh wheel

@@ -52,7 +52,7 @@ echo "activate-noawait ldconfig" > "$work/$runtime/DEBIAN/triggers"
 echo "libpagedllm 1 $runtime (>= $version)" > "$work/$runtime/DEBIAN/shlibs"
 debian_package $runtime libs "libc6 (>= $glibc), libgcc-s1" "shared library" "the shared library"
 debian_package libpagedllm-dev libdevel "$runtime (= $version)" "development files" \
-    "the headers for C and C++, the static library, files for pkg-config and CMake, and the wrappers for Go, Python and Node"
+    "the headers for C and C++, the static library, files for pkg-config and CMake, and the wrappers for Go, Python, Node and Java"
 debian_package pagedllm utils "$runtime (= $version), libc6 (>= $glibc), libstdc++6 (>= 11)" "command-line tool" \
     "the command pagedllm, which chats with models, measures them and prints the memory that they need"
 ls -l "$out/$name.tar.gz" "$out"/libpagedllm*.deb "$out"/pagedllm_*.deb | awk '{print $5, $9}'

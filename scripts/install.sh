@@ -10,7 +10,7 @@ version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-mkdir -p "$prefix"/{include,lib/pkgconfig,lib/cmake/pagedllm,share/doc/pagedllm,share/pagedllm/{go,python/pagedllm,node,mpi}}
+mkdir -p "$prefix"/{include,lib/pkgconfig,lib/cmake/pagedllm,share/doc/pagedllm,share/pagedllm/{go,python/pagedllm,node,java/pagedllm,mpi}}
 
 # The shared library without line tables.
 strip --strip-unneeded -o "$work/libpagedllm.so" "$built/libpagedllm.so"

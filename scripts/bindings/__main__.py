@@ -8,12 +8,13 @@ import c_layout
 import command_line
 import cpp
 import go
+import java
 import node
 import python
 from abi import Abi
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-LANGUAGES = [c_layout, command_line, cpp, go, node, python]
+LANGUAGES = [c_layout, command_line, cpp, go, java, node, python]
 
 
 def main():
