@@ -25,9 +25,8 @@ static void on_interrupt(int signal) {
         return;
     }
     const int error = errno;
-    interrupt_pending = 1;
     const uint64_t one = 1;
-    if (write(interrupt_event, &one, sizeof one) < 0) interrupt_pending = 1;  // nothing to do about it here
+    interrupt_pending = write(interrupt_event, &one, sizeof one) > 0;  // cannot fail: its counter is 0 or 1
     errno = error;
 }
 
@@ -49,10 +48,16 @@ bool is_terminal(int descriptor) { return isatty(descriptor) == 1; }
 bool is_interrupted() { return interrupt_pending != 0; }
 
 bool take_interrupt() {
-    if (!interrupt_pending) return false;
+    // A signal between the two resets would leave one of them behind.
+    sigset_t signals, former;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &signals, &former);
+    const bool was_pending = is_interrupted();
     uint64_t count = 0;
-    interrupt_pending = read(interrupt_event, &count, sizeof count) < 0 && errno != EAGAIN;
-    return true;
+    if (was_pending && read(interrupt_event, &count, sizeof count) > 0) interrupt_pending = 0;
+    pthread_sigmask(SIG_SETMASK, &former, nullptr);
+    return was_pending;
 }
 
 // Waits for events of a descriptor. Returns false if Ctrl-C comes first.
@@ -85,9 +90,7 @@ void print(std::string_view text) {
 }
 
 void print_note(const std::string &line) {
-    const std::string text = line + "\n";
-    // NOLINTNEXTLINE: there is no place to report an error of standard error
-    if (write(STDERR_FILENO, text.data(), text.size()) < 0) return;
+    std::fputs((line + "\n").c_str(), stderr);  // unbuffered
 }
 
 bool Input::read_more() {
