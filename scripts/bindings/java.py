@@ -38,12 +38,14 @@ RESULTS = {
     ("pllm_output", "prompt_logprobs"): ("float[]", "floats(c, {offset}, {len})"),
     ("pllm_output", "top_logprobs"): ("Logprob[][]", "candidates(c, {offset}, {len}, {tokens_len})"),
     ("pllm_output", "prompt_top_logprobs"): ("Logprob[][]", "candidates(c, {offset}, {len}, {prompt_logprobs_len})"),
+    ("pllm_output", "sequence_state"): ("byte[]", "isNull(c, {offset}) ? null : bytes(c, {offset}, {len})"),
     ("pllm_kv_event", "hash"): ("byte[]", "hash(c, {offset})"),
     ("pllm_kv_event", "parent_hash"): ("byte[]", "hash(c, {offset})"),
 }
 # Docs that differ from those of C: (class, member).
 DOCS = {
     ("Options", "modelPath"): "Model directory in the layout of Hugging Face, or a GGUF file.",
+    ("Options", "queueCapacity"): "Capacity, in outputs, of the engine's own queue. See createQueue(). 0 (default): 65536.",
     ("Options", "prefixCache"): "false disables the prefix cache. Default true.",
     ("Options", "modelName"): "Value of the label model_name in metrics(). Default: the name of the model directory.",
     ("ForkOptions", "at"): "Number of tokens that the children share with their parent: 1 to its length. null (default): all.",

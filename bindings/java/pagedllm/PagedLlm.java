@@ -621,7 +621,6 @@ public final class PagedLlm {
         public boolean batchInvariant = false;
         /**
          * Capacity, in outputs, of the engine's own queue. See createQueue(). 0 (default): 65536.
-         * Unlimited for programs built with a header without this field.
          */
         public long queueCapacity = 0L;
         /**
@@ -1792,7 +1791,7 @@ public final class PagedLlm {
             topLogprobs = candidates(c, 128, 136, 40);
             promptLogprobs = floats(c, 144, 152);
             promptTopLogprobs = candidates(c, 160, 168, 152);
-            sequenceState = bytes(c, 176, 184);
+            sequenceState = isNull(c, 176) ? null : bytes(c, 176, 184);
             queuedSeconds = c.get(JAVA_DOUBLE, 192);
             firstTokenSeconds = c.get(JAVA_DOUBLE, 200);
             lastTokenSeconds = c.get(JAVA_DOUBLE, 208);
@@ -2134,14 +2133,16 @@ public final class PagedLlm {
         private final Engine engine;
         private final Queue queue;
         private final long request;
+        private final OutputKind kind;
         private int left;
         private Iterator<Output> batch = List.<Output>of().iterator();
 
-        private Stream(Engine engine, Queue queue, long request, int sequences) {
+        private Stream(Engine engine, Queue queue, long id, Request request) {
             this.engine = engine;
             this.queue = queue;
-            this.request = request;
-            this.left = sequences;
+            this.request = id;
+            this.left = request.n;
+            this.kind = request.sampling == null ? OutputKind.DELTA : request.sampling.outputKind;
         }
 
         /** Returns the id of the request, for Engine.abort. */
@@ -2176,6 +2177,8 @@ public final class PagedLlm {
             while (hasNext()) {
                 Output output = next();
                 while (byIndex.size() <= output.index) byIndex.add(new ArrayList<>());
+                // A cumulative output has everything so far.
+                if (kind == OutputKind.CUMULATIVE) byIndex.get(output.index).clear();
                 byIndex.get(output.index).add(output);
             }
             return byIndex.stream().map(Stream::completion).toList();
@@ -2322,7 +2325,7 @@ public final class PagedLlm {
         public Stream stream(Request request) {
             Queue own = createQueue(Native.QUEUE_CAPACITY);
             try {
-                return new Stream(this, own, add(request, own), request.n);
+                return new Stream(this, own, add(request, own), request);
             } catch (RuntimeException error) {
                 own.close();
                 throw error;

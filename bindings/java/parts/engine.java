@@ -117,7 +117,7 @@
         public Stream stream(Request request) {
             Queue own = createQueue(Native.QUEUE_CAPACITY);
             try {
-                return new Stream(this, own, add(request, own), request.n);
+                return new Stream(this, own, add(request, own), request);
             } catch (RuntimeException error) {
                 own.close();
                 throw error;

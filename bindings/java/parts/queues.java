@@ -71,14 +71,16 @@
         private final Engine engine;
         private final Queue queue;
         private final long request;
+        private final OutputKind kind;
         private int left;
         private Iterator<Output> batch = List.<Output>of().iterator();
 
-        private Stream(Engine engine, Queue queue, long request, int sequences) {
+        private Stream(Engine engine, Queue queue, long id, Request request) {
             this.engine = engine;
             this.queue = queue;
-            this.request = request;
-            this.left = sequences;
+            this.request = id;
+            this.left = request.n;
+            this.kind = request.sampling == null ? OutputKind.DELTA : request.sampling.outputKind;
         }
 
         /** Returns the id of the request, for Engine.abort. */
@@ -113,6 +115,8 @@
             while (hasNext()) {
                 Output output = next();
                 while (byIndex.size() <= output.index) byIndex.add(new ArrayList<>());
+                // A cumulative output has everything so far.
+                if (kind == OutputKind.CUMULATIVE) byIndex.get(output.index).clear();
                 byIndex.get(output.index).add(output);
             }
             return byIndex.stream().map(Stream::completion).toList();

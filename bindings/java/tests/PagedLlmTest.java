@@ -162,6 +162,21 @@ public final class PagedLlmTest {
         }
     }
 
+    public static void each_kind_of_output_makes_the_same_completion() {
+        try (Engine engine = open()) {
+            Request request = chat(engine, FRANCE);
+            request.sampling.logprobs = true;
+            int[] tokens = engine.generate(request).tokens();
+            for (OutputKind kind : OutputKind.values()) {
+                request.sampling.outputKind = kind;
+                Completion completion = engine.generate(request);
+                equal(PARIS, completion.text());
+                isTrue(Arrays.equals(tokens, completion.tokens()), "other tokens");
+                equal(tokens.length, completion.logprobs().length);
+            }
+        }
+    }
+
     public static void closing_a_stream_aborts_its_request() {
         try (Engine engine = open()) {
             Request request = chat(engine, "Tell me a short story.");
