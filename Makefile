@@ -67,7 +67,8 @@ $(BUILD)/%_cpp: examples/cpp/%.cpp include/pagedllm.h bindings/cpp/pagedllm.hpp 
 
 tool: $(TOOL)
 
-tool-setup:
+# After `lib`, because both install packages.
+tool-setup: lib
 	@scripts/setup.sh tool
 
 $(BUILD)/tool/%.o: examples/pagedllm/%.cpp $(wildcard examples/pagedllm/*.hpp) include/pagedllm.h bindings/cpp/pagedllm.hpp | tool-setup

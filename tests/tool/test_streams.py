@@ -38,6 +38,7 @@ class WrongArguments(ToolTest):
             ("--system names the file \"/\", which cannot be read", "chat", MODEL, "--system", "@/"),
             ("--batch is \"0\"; must be at least 1", "bench", MODEL, "--batch", "0"),
             ("--repeats is \"0\"; must be at least 1", "bench", MODEL, "--repeats", "0"),
+            ("--batch is 8, of which a step ran", "bench", MODEL, "--batch", "8", "--kv-bytes", "2MiB"),
             ("need sequences of", "bench", MODEL, "--prompt-tokens", "2000000"),
         ]:
             self.assert_fails(2, message, *arguments)
