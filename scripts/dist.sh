@@ -44,8 +44,9 @@ rm -f "$out"/libpagedllm*.deb "$out"/pagedllm_*.deb
 runtime=libpagedllm1
 mkdir -p "$work/$runtime/usr/lib" "$work/$runtime/usr/share/doc/pagedllm" "$work/$runtime/DEBIAN" "$work/libpagedllm-dev/usr"
 cp -a "$work/$name/." "$work/libpagedllm-dev/usr/"
-mkdir -p "$work/pagedllm/usr"
+mkdir -p "$work/pagedllm/usr/share/doc/pagedllm"
 mv "$work/libpagedllm-dev/usr/bin" "$work/pagedllm/usr/"
+mv "$work/libpagedllm-dev/usr/share/doc/pagedllm/licences-of-tool.txt" "$work/pagedllm/usr/share/doc/pagedllm/"
 mv "$work/libpagedllm-dev/usr/lib"/libpagedllm.so.* "$work/$runtime/usr/lib/"
 mv "$work/libpagedllm-dev/usr/share/doc/pagedllm"/{LICENSE,licences*} "$work/$runtime/usr/share/doc/pagedllm/"
 echo "activate-noawait ldconfig" > "$work/$runtime/DEBIAN/triggers"

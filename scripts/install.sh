@@ -42,6 +42,7 @@ tool=build/tool/bin/pagedllm
 if [ -f "$tool" ]; then
     mkdir -p "$prefix/bin"
     install -m 755 -s "$tool" "$prefix/bin/pagedllm"
+    install -m 644 examples/pagedllm/licences.txt "$prefix/share/doc/pagedllm/licences-of-tool.txt"
 else
     echo "bin/pagedllm is not installed ($tool is missing): run 'make tool' first" >&2
 fi

@@ -57,6 +57,7 @@ class PagedLlm(ConanFile):
         rmdir(self, os.path.join(self.package_folder, "lib", "pkgconfig"))
         for folder in ("bin", os.path.join("share", "pagedllm")):  # the tool and other languages
             rmdir(self, os.path.join(self.package_folder, folder))
+        rm(self, "licences-of-tool.txt", os.path.join(self.package_folder, "share", "doc", "pagedllm"))
         rm(self, "*.a" if self.options.shared else "*.so*", os.path.join(self.package_folder, "lib"))
         copy(self, "LICENSE", self.build_folder, os.path.join(self.package_folder, "licenses"))
         copy(self, "licences-of-dependencies.txt", os.path.join(self.package_folder, "share", "doc", "pagedllm"),

@@ -34,7 +34,7 @@ for version in GLIBC_:"$(sed -n 's/^GLIBC_FLOOR := //p' "$here/../../Makefile")"
     fi
 done
 diff -r --no-dereference "$work/tar" "$work/deb/usr"
-for text in licences-of-dependencies.txt LICENSE; do [ -s "$work/tar/share/doc/pagedllm/$text" ]; done
+for text in licences-of-dependencies.txt licences-of-tool.txt LICENSE; do [ -s "$work/tar/share/doc/pagedllm/$text" ]; done
 tests=$(find "$work/tar" -name tests -o -name '*test*')
 if [ -n "$tests" ]; then
     echo "the packages have tests: $tests" >&2
