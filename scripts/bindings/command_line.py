@@ -5,7 +5,7 @@ generator until it has one of the two."""
 import re
 import textwrap
 
-from abi import NOTICE
+from abi import INTERFACE_OPTIONS, NOTICE
 from cpp import type_name, value_name
 
 PATH = "examples/pagedllm/options_generated.hpp"
@@ -24,11 +24,7 @@ OMITTED = {
     "pllm_engine_options.progress": "the progress bar",
     "pllm_engine_options.progress_data": "the progress bar",
     "pllm_engine_options.budget": "the tool has one engine",
-    "pllm_engine_options.kv_store": "a store is code",
-    "pllm_engine_options.kv_store_max_bytes": "a store is code",
-    "pllm_engine_options.kv_store_max_operations": "a store is code",
-    "pllm_engine_options.kv_store_timeout_ms": "a store is code",
-    "pllm_engine_options.kv_store_secret": "a store is code",
+    **{f"pllm_engine_options.{name}": "needs code" for name in INTERFACE_OPTIONS},
     "pllm_engine_options.kv_events_capacity": "no command reads events",
     "pllm_sampling.output_kind": "the tool selects it",
     "pllm_sampling.grammar_kind": "--json-schema and others, in grammar.cpp",

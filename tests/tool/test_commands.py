@@ -195,7 +195,8 @@ class Help(ToolTest):
     # Fields whose options have other names, or that the tool sets itself: scripts/bindings/command_line.py has the reasons.
     WITHOUT = {"pllm_engine_options": {"model_path", "seed", "model_name", "queue_capacity", "progress", "progress_data", "budget", "kv_store",
                                        "kv_store_max_bytes", "kv_store_max_operations", "kv_store_timeout_ms", "kv_store_secret",
-                                       "kv_events_capacity", "flags"},
+                                       "kv_events_capacity", "communicator", "tensor_parallel", "pipeline_parallel",
+                                       "worker_timeout_ms", "flags"},
                "pllm_sampling": {"output_kind", "grammar_kind", "grammar", "choices", "dry", "flags"}}
 
     def test_each_option_of_the_library_has_an_option(self):

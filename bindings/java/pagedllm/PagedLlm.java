@@ -52,7 +52,8 @@ import java.util.function.Function;
  * <p>Numbers. A u32 or u64 of C is an int or a long with the same bits. Integer.toUnsignedString and
  * its relatives read a number that is larger than its type allows.
  *
- * <p>Logits hooks and KV stores are not available: they would call Java for each token or block.
+ * <p>Logits hooks, KV stores and communicators are not available: the engine would call Java for each
+ * token, block or message.
  */
 public final class PagedLlm {
     private PagedLlm() {}
@@ -744,8 +745,8 @@ public final class PagedLlm {
         private static final long BUDGET_OFFSET = 136;
 
         private MemorySegment toC(Arena arena) {
-            MemorySegment c = arena.allocate(344, 8);
-            Native.engine_options_init(c, 344);
+            MemorySegment c = arena.allocate(368, 8);
+            Native.engine_options_init(c, 368);
             putText(c, 8, 16, modelPath, arena);
             putText(c, 24, 32, device, arena);
             c.set(JAVA_LONG, 40, kvBytes);
@@ -2845,6 +2846,17 @@ public final class PagedLlm {
         static MemorySegment engine_create(MemorySegment options, MemorySegment outEngine) {
             try {
                 return (MemorySegment) ENGINE_CREATE.invokeExact(options, outEngine);
+            } catch (Throwable thrown) {
+                throw unexpected(thrown);
+            }
+        }
+
+        private static final MethodHandle WORKER_RUN = find("pllm_worker_run",
+                FunctionDescriptor.of(ADDRESS, ADDRESS));
+
+        static MemorySegment worker_run(MemorySegment options) {
+            try {
+                return (MemorySegment) WORKER_RUN.invokeExact(options);
             } catch (Throwable thrown) {
                 throw unexpected(thrown);
             }

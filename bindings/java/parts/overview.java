@@ -50,7 +50,8 @@ import java.util.function.Function;
  * <p>Numbers. A u32 or u64 of C is an int or a long with the same bits. Integer.toUnsignedString and
  * its relatives read a number that is larger than its type allows.
  *
- * <p>Logits hooks and KV stores are not available: they would call Java for each token or block.
+ * <p>Logits hooks, KV stores and communicators are not available: the engine would call Java for each
+ * token, block or message.
  */
 public final class PagedLlm {
     private PagedLlm() {}
