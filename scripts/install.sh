@@ -55,6 +55,8 @@ install -m 644 bindings/python/pagedllm/{*.py,py.typed} "$prefix/share/pagedllm/
 install -m 644 bindings/node/{pagedllm.js,pagedllm.d.ts,abi.js,abi.d.ts,runtime.js,package.json,package-lock.json,README.md} "$prefix/share/pagedllm/node/"
 install -m 644 bindings/mpi/{pagedllm_mpi.c,pagedllm_mpi.h,README.md} "$prefix/share/pagedllm/mpi/"
 install -m 755 bindings/mpi/build.sh "$prefix/share/pagedllm/mpi/"
+install -m 644 bindings/java/README.md "$prefix/share/pagedllm/java/"
+install -m 644 bindings/java/pagedllm/PagedLlm.java "$prefix/share/pagedllm/java/pagedllm/"
 
 install -m 644 README.md CHANGELOG.md LICENSE docs/manual.md docs/licences.md "$prefix/share/doc/pagedllm/"
 python3 scripts/licences.py --texts > "$prefix/share/doc/pagedllm/licences-of-dependencies.txt"
