@@ -31,7 +31,7 @@ export PAGEDLLM_LIBRARY := $(LIB)
 # Packages for the registries of languages, made and tested (scripts/wheel.sh, scripts/node-package.sh).
 .PHONY: wheel node-package test-packages
 .PHONY: demo test stages setup lib tool tool-setup header manual lint test-rust test-soak soak test-c test-tsan test-abi test-cpp test-go test-python test-java test-node test-examples test-tool \
-        test-server-go test-server-cpp test-install test-kernels test-connectors test-mpi test-parallel connectors install-connectors cuda-toolkit install dist bench bench-engines bench-fairness bench-kv-store bench-long bench-polling bench-quality bench-quick bench-scheduler bench-sequences bench-serving bench-swap fuzz paper paper-quick scale clean
+        test-server-go test-server-cpp test-install test-kernels test-connectors test-mpi test-parallel connectors install-connectors cuda-toolkit install dist bench bench-engines bench-fairness bench-kv-store bench-workers bench-long bench-polling bench-quality bench-quick bench-scheduler bench-sequences bench-serving bench-swap fuzz paper paper-quick scale clean
 
 demo: $(TOOL)
 	$(TOOL) inspect $(MODEL)
@@ -334,6 +334,10 @@ bench-fairness:
 # Measures the time to first token with the stores of connectors/.
 bench-kv-store: lib
 	benches/kv_store/run.sh
+
+# Measures one model in one process and in two.
+bench-workers: lib
+	benches/parallel/run.sh
 
 bench-polling:
 	benches/polling/run.sh
