@@ -12,6 +12,9 @@ LIB := $(LIBDIR)/libpagedllm.so
 BUILD := $(CURDIR)/build
 MODEL := examples/model
 LINK := -L$(LIBDIR) -lpagedllm -Wl,-rpath,$(LIBDIR)
+# The command-line tool. It finds the library in ../lib, here and where it is installed.
+TOOL := $(BUILD)/tool/bin/pagedllm
+TOOL_OBJECTS := $(patsubst examples/pagedllm/%.cpp,$(BUILD)/tool/%.o,$(wildcard examples/pagedllm/*.cpp))
 # Duration of the fuzzer in `make test-c`, in seconds.
 FUZZ := 60
 # Duration of the random programs in `make test-tsan`, in seconds.
@@ -27,11 +30,15 @@ export PAGEDLLM_LIBRARY := $(LIB)
 
 # Packages for the registries of languages, made and tested (scripts/wheel.sh, scripts/node-package.sh).
 .PHONY: wheel node-package test-packages
-.PHONY: demo test stages setup lib header manual lint test-rust test-soak soak test-c test-tsan test-abi test-cpp test-go test-python test-node test-examples \
-        test-server-go test-server-cpp test-install test-kernels test-connectors test-mpi test-parallel connectors install-connectors cuda-toolkit install dist bench bench-engines bench-fairness bench-kv-store bench-long bench-polling bench-quality bench-quick bench-scheduler bench-sequences bench-serving bench-swap fuzz paper paper-quick scale clean
+.PHONY: demo test stages setup lib tool tool-setup header manual lint test-rust test-soak soak test-c test-tsan test-abi test-cpp test-go test-python test-java test-node test-examples test-tool \
+        test-server-go test-server-cpp test-install test-kernels test-connectors test-mpi test-parallel connectors install-connectors cuda-toolkit install dist bench bench-engines bench-fairness bench-kv-store bench-workers bench-long bench-polling bench-quality bench-quick bench-scheduler bench-sequences bench-serving bench-swap fuzz paper paper-quick scale clean
 
-demo: $(BUILD)/hello_cpp
-	$(BUILD)/hello_cpp $(MODEL)
+demo: $(TOOL)
+	$(TOOL) inspect $(MODEL)
+	@echo
+	$(TOOL) chat $(MODEL) --show-messages < examples/pagedllm/demo.txt
+	@echo
+	@echo "To chat yourself: $(TOOL) chat $(MODEL)"
 
 # Runs two stages at a time, because some of them mostly wait. Neighbouring stages build in different
 # folders.
@@ -39,7 +46,7 @@ test: setup
 	@CARGO_INCREMENTAL=0 $(MAKE) --no-print-directory --jobs=2 --output-sync=target stages
 	@echo "make test: everything passed"
 
-stages: lint test-c test-rust test-cpp test-soak test-kernels test-connectors test-mpi test-parallel test-abi test-go test-server-go test-python test-node test-peers test-scale test-examples test-install test-packages test-server-cpp paper-quick
+stages: lint test-c test-rust test-cpp test-soak test-kernels test-connectors test-mpi test-parallel test-abi test-go test-server-go test-python test-java test-node test-peers test-scale test-examples test-tool test-install test-packages test-server-cpp paper-quick
 
 setup:
 	@scripts/setup.sh test
@@ -57,6 +64,21 @@ $(BUILD)/%_c: examples/c/%.c include/pagedllm.h | lib
 $(BUILD)/%_cpp: examples/cpp/%.cpp include/pagedllm.h bindings/cpp/pagedllm.hpp | lib
 	@mkdir -p $(BUILD)
 	$(CXX) -std=c++17 -O2 $(WARNINGS) -Iinclude -Ibindings/cpp $< -o $@ $(LINK) -pthread
+
+tool: $(TOOL)
+
+# After `lib`, because both install packages.
+tool-setup: lib
+	@scripts/setup.sh tool
+
+$(BUILD)/tool/%.o: examples/pagedllm/%.cpp $(wildcard examples/pagedllm/*.hpp) include/pagedllm.h bindings/cpp/pagedllm.hpp | tool-setup
+	@mkdir -p $(BUILD)/tool
+	$(CXX) -std=c++17 -O2 $(WARNINGS) -Wshadow -Wconversion -Iinclude -Ibindings/cpp -c $< -o $@
+
+$(TOOL): $(TOOL_OBJECTS) | lib
+	@mkdir -p $(dir $@)
+	@ln -sfn $(LIBDIR) $(BUILD)/tool/lib
+	$(CXX) $^ -o $@ -L$(LIBDIR) -lpagedllm -Wl,-rpath,'$$ORIGIN/../lib' -pthread
 
 $(BUILD)/abi_test: $(wildcard tests/ffi/c/abi_test/*) include/pagedllm.h | lib
 	@mkdir -p $(BUILD)
@@ -184,7 +206,10 @@ test-node: lib
 	cd bindings/node && npm ci --ignore-scripts --no-audit --no-fund
 	node --test bindings/node/tests/*.test.js
 
-# The same program in five languages prints the committed output, and pagedllm-replay repeats a journal.
+test-java: lib
+	bindings/java/tests/run.sh $(MODEL)
+
+# The same program prints the committed output, and pagedllm-replay repeats a journal.
 test-examples: $(BUILD)/hello_c $(BUILD)/chat_c $(BUILD)/hello_cpp test-node
 	$(BUILD)/hello_c $(MODEL) | diff - examples/hello.expected
 	$(BUILD)/chat_c $(MODEL) | diff - examples/c/chat.expected
@@ -196,6 +221,10 @@ test-examples: $(BUILD)/hello_c $(BUILD)/chat_c $(BUILD)/hello_cpp test-node
 	cargo build --locked --example pagedllm-replay
 	python3 tests/replay/check.py target/debug/examples/pagedllm-replay $(MODEL)
 
+# Runs each command of the tool, also with wrong arguments and streams.
+test-tool: $(TOOL)
+	PAGEDLLM_TOOL=$(TOOL) python3 -B -m unittest discover -s tests/tool
+
 # Runs the fuzzers for an hour and a quarter, before a release. That of GGUF files needs a nightly compiler.
 fuzz: lib
 	tests/ffi/c/fuzz/run.sh 3600
@@ -203,7 +232,7 @@ fuzz: lib
 	tests/fuzz/run.sh 900
 
 # Builds and runs programs with the installed tree and with the packages, as users do.
-test-install: lib
+test-install: lib $(TOOL)
 	rm -rf $(BUILD)/installed $(BUILD)/dist
 	$(MAKE) install PREFIX=$(BUILD)/installed
 	tests/consumer/run.sh $(BUILD)/installed $(MODEL) examples/hello.expected
@@ -219,6 +248,9 @@ test-packages: lib
 	tests/packages/node.sh $(BUILD)/packages $(MODEL) examples/hello.expected
 	scripts/install.sh $(BUILD)/packages/tree
 	tests/packages/go.sh $(BUILD)/packages/tree $(MODEL) examples/hello.expected
+	tests/packages/java.sh $(BUILD)/packages/tree $(MODEL) examples/hello.expected
+	tests/packages/conan.sh $(MODEL) examples/hello.expected
+	tests/packages/vcpkg.sh $(MODEL) examples/hello.expected
 
 wheel: lib
 	@scripts/setup.sh wheel
@@ -227,12 +259,12 @@ wheel: lib
 node-package: lib
 	scripts/node-package.sh dist
 
-# Builds nothing, so that root does not compile: run `make lib`, then `sudo make install`.
+# Builds nothing, so that root does not compile: run `make lib` and `make tool`, then `sudo make install`.
 install:
 	@[ -f $(LIB) ] || { echo "$(LIB) is missing: run 'make lib' first" >&2; exit 1; }
 	scripts/install.sh $(DESTDIR)$(PREFIX)
 
-dist: lib
+dist: lib $(TOOL)
 	scripts/dist.sh dist
 
 # Measures the table of benches/README.md. The machine must be idle.
@@ -302,6 +334,10 @@ bench-fairness:
 # Measures the time to first token with the stores of connectors/.
 bench-kv-store: lib
 	benches/kv_store/run.sh
+
+# Measures one model in one process and in two.
+bench-workers: lib
+	benches/parallel/run.sh
 
 bench-polling:
 	benches/polling/run.sh

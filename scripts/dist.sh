@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # usage: dist.sh OUT_DIR
-# Makes a tarball and two Debian packages of the built library: the runtime, and what development needs.
+# Makes a tarball and three Debian packages of the built library: the runtime, what development needs, and the tool.
 set -euo pipefail
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 cd "$(dirname "$0")/.."
@@ -40,15 +40,20 @@ CONTROL
 }
 
 # Releases of one ABI series replace each other, so the runtime package has the number of the soname.
-rm -f "$out"/libpagedllm*.deb
+rm -f "$out"/libpagedllm*.deb "$out"/pagedllm_*.deb
 runtime=libpagedllm1
 mkdir -p "$work/$runtime/usr/lib" "$work/$runtime/usr/share/doc/pagedllm" "$work/$runtime/DEBIAN" "$work/libpagedllm-dev/usr"
 cp -a "$work/$name/." "$work/libpagedllm-dev/usr/"
+mkdir -p "$work/pagedllm/usr/share/doc/pagedllm"
+mv "$work/libpagedllm-dev/usr/bin" "$work/pagedllm/usr/"
+mv "$work/libpagedllm-dev/usr/share/doc/pagedllm/licences-of-tool.txt" "$work/pagedllm/usr/share/doc/pagedllm/"
 mv "$work/libpagedllm-dev/usr/lib"/libpagedllm.so.* "$work/$runtime/usr/lib/"
 mv "$work/libpagedllm-dev/usr/share/doc/pagedllm"/{LICENSE,licences*} "$work/$runtime/usr/share/doc/pagedllm/"
 echo "activate-noawait ldconfig" > "$work/$runtime/DEBIAN/triggers"
 echo "libpagedllm 1 $runtime (>= $version)" > "$work/$runtime/DEBIAN/shlibs"
 debian_package $runtime libs "libc6 (>= $glibc), libgcc-s1" "shared library" "the shared library"
 debian_package libpagedllm-dev libdevel "$runtime (= $version)" "development files" \
-    "the headers for C and C++, the static library, files for pkg-config and CMake, and the wrappers for Go, Python and Node"
-ls -l "$out/$name.tar.gz" "$out"/libpagedllm*.deb | awk '{print $5, $9}'
+    "the headers for C and C++, the static library, files for pkg-config and CMake, and the wrappers for Go, Python, Node and Java"
+debian_package pagedllm utils "$runtime (= $version), libc6 (>= $glibc), libstdc++6 (>= 11)" "command-line tool" \
+    "the command pagedllm, which chats with models, measures them and prints the memory that they need"
+ls -l "$out/$name.tar.gz" "$out"/libpagedllm*.deb "$out"/pagedllm_*.deb | awk '{print $5, $9}'

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
 # usage: install.sh PREFIX
-# Installs the built library, its headers and wrappers into PREFIX. No installed file contains PREFIX, so
-# the tree can be moved.
+# Installs the built library, its headers and wrappers, and the built tool into PREFIX. No installed file
+# contains PREFIX, so the tree can be moved.
+# BUILT where the libraries were built; default: target/release
 set -euo pipefail
 prefix=$(mkdir -p "$1" && cd "$1" && pwd)
 cd "$(dirname "$0")/.."
-built=target/release
+built=${BUILT:-target/release}
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-mkdir -p "$prefix"/{include,lib/pkgconfig,lib/cmake/pagedllm,share/doc/pagedllm,share/pagedllm/{go,python/pagedllm,node,mpi}}
+mkdir -p "$prefix"/{include,lib/pkgconfig,lib/cmake/pagedllm,share/doc/pagedllm,share/pagedllm/{go,python/pagedllm,node,java/pagedllm,mpi}}
 
 # The shared library without line tables.
 strip --strip-unneeded -o "$work/libpagedllm.so" "$built/libpagedllm.so"
@@ -37,6 +38,15 @@ for template in scripts/package/*.in; do
     esac
 done
 
+tool=build/tool/bin/pagedllm
+if [ -f "$tool" ]; then
+    mkdir -p "$prefix/bin"
+    install -m 755 -s "$tool" "$prefix/bin/pagedllm"
+    install -m 644 examples/pagedllm/licences.txt "$prefix/share/doc/pagedllm/licences-of-tool.txt"
+else
+    echo "bin/pagedllm is not installed ($tool is missing): run 'make tool' first" >&2
+fi
+
 # Wrappers as source. The host's build compiles or loads them.
 install -m 644 bindings/go/README.md "$prefix/share/pagedllm/go/"
 install -m 644 bindings/go/go.mod bindings/go/*.h $(ls bindings/go/*.go | grep -vE '_test.go|scripted.go') "$prefix/share/pagedllm/go/"
@@ -45,6 +55,8 @@ install -m 644 bindings/python/pagedllm/{*.py,py.typed} "$prefix/share/pagedllm/
 install -m 644 bindings/node/{pagedllm.js,pagedllm.d.ts,abi.js,abi.d.ts,runtime.js,package.json,package-lock.json,README.md} "$prefix/share/pagedllm/node/"
 install -m 644 bindings/mpi/{pagedllm_mpi.c,pagedllm_mpi.h,README.md} "$prefix/share/pagedllm/mpi/"
 install -m 755 bindings/mpi/build.sh "$prefix/share/pagedllm/mpi/"
+install -m 644 bindings/java/README.md "$prefix/share/pagedllm/java/"
+install -m 644 bindings/java/pagedllm/PagedLlm.java "$prefix/share/pagedllm/java/pagedllm/"
 
 install -m 644 README.md CHANGELOG.md LICENSE docs/manual.md docs/licences.md "$prefix/share/doc/pagedllm/"
 python3 scripts/licences.py --texts > "$prefix/share/doc/pagedllm/licences-of-dependencies.txt"

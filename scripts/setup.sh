@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# usage: setup.sh demo|test|tsan|paper|wheel|connectors
-# Installs the packages and tools for `make demo`, `make test`, `make test-tsan`, `make paper`, `make wheel` or `make connectors` on Debian or Ubuntu.
+# usage: setup.sh demo|test|tool|tsan|paper|wheel|connectors
+# Installs the packages and tools for `make lib`, `make test`, `make tool`, `make test-tsan`, `make paper`, `make wheel` or `make connectors` on Debian or Ubuntu.
 # If it cannot install one (no root, no network), it prints the command that does.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -44,11 +44,14 @@ if [ "$what" = test ]; then
     header_of asio.hpp libasio-dev
     header_of uv.h libuv1-dev
     header_of boost/beast.hpp libboost-dev
-    header_of rapidjson/document.h rapidjson-dev
     command_of mpicc.openmpi openmpi-bin libopenmpi-dev
     command_of mpirun.openmpi openmpi-bin
     command_of mpicc.mpich mpich libmpich-dev
     python3 -c "import ensurepip" 2>/dev/null || missing+=(python3-venv)
+fi
+if [ "$what" = test ] || [ "$what" = tool ]; then
+    header_of CLI/CLI.hpp libcli11-dev
+    header_of rapidjson/document.h rapidjson-dev
 fi
 if [ "$what" = test ] || [ "$what" = connectors ]; then
     command_of pkg-config pkg-config
@@ -121,8 +124,19 @@ fi
 # Random tests compare with these packages.
 python_packages tests/data/templates/requirements.txt references
 python_packages tests/servers/requirements.txt servers
+python_packages packaging/conan/requirements.txt conan
 # Only the file of the package is needed.
 python_packages tests/data/published/requirements.txt models --no-deps
+# Java 22 or newer, which older releases of Debian and Ubuntu do not have.
+java_release=$(javac -version 2>/dev/null | sed -n 's/^javac \([0-9]*\).*/\1/p')
+if [ "${java_release:-0}" -lt 22 ]; then
+    python_packages bindings/java/tests/requirements.txt java
+    command_of mvn maven
+    install_missing
+    ecj=org.eclipse.jdt:ecj:3.44.0
+    ecj_line="mvn -q -B dependency:copy -Dartifact=$ecj -DoutputDirectory=$PWD/build/java"
+    [ -e "build/java/ecj-${ecj##*:}.jar" ] || $ecj_line || { echo "a compiler for Java 22 is missing. Run: $ecj_line" >&2; exit 1; }
+fi
 if older "$(node --version | sed 's/^v//')" 18; then
     echo "Node $(node --version) is installed, 18 or newer is needed; install it from https://nodejs.org" >&2
     exit 1

@@ -5,14 +5,16 @@ import pathlib
 import sys
 
 import c_layout
+import command_line
 import cpp
 import go
+import java
 import node
 import python
 from abi import Abi
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-LANGUAGES = [c_layout, cpp, go, node, python]
+LANGUAGES = [c_layout, command_line, cpp, go, java, node, python]
 
 
 def main():

@@ -59,6 +59,8 @@ wrapper=$tree/share/pagedllm/node
 npm install --no-audit --no-fund --silent "$wrapper"
 sed "s#'../../bindings/node/pagedllm.js'#'pagedllm'#" "$examples/node/hello.js" > hello.js
 name="Node, npm install"; check_output node hello.js
+"$here/../tool/installed.sh" "$tree/bin/pagedllm" "$model"
+echo "consumer: the installed tool has the expected output"
 cd "$work/go"
 
 for program in "$work/c_static" "$work/cmake/hello_static" ./hello_static; do

@@ -1,6 +1,7 @@
 // Calls on communicators of shared memory. Groups of several ranks wait in vain.
 #include "program.h"
 
+#include <pthread.h>
 #include <unistd.h>
 
 enum { LEN = 3000 };
@@ -56,4 +57,49 @@ void run_worker_in_vain(worker *w) {
     int32_t code = TRY(pllm_worker_run, one_in(w, 16) ? NULL : &options);
     EXPECT(code == PLLM_E_INVALID_ARGUMENT, "a worker without others ran, or failed with %d", code);
     if (has_communicator) communicator.close(communicator.user_data);
+}
+
+enum { WORKER_LIMIT_MS = 60000 };
+
+static pllm_engine_options options_of_pair(const pllm_communicator *communicator) {
+    pllm_engine_options options;
+    pllm_engine_options_init(&options, sizeof options);
+    options.model_path = golden_dir;
+    options.flags |= PLLM_ENGINE_SKIP_TOKENIZER;
+    options.threads = 1;
+    options.kv_bytes = 1 << 20;
+    options.tensor_parallel = 2;
+    options.communicator = communicator;
+    options.worker_timeout_ms = WORKER_LIMIT_MS;
+    return options;
+}
+
+// Creates and frees the engine of a worker. These calls are not counted, since their thread has no
+// program.
+static void *run_first_rank(void *path) {
+    pllm_communicator communicator = {.struct_size = sizeof communicator};
+    pllm_engine *engine = NULL;
+    pllm_error *error =
+        pllm_communicator_shared_memory(path, 0, 2, WORKER_LIMIT_MS, &communicator);
+    pllm_engine_options options = options_of_pair(&communicator);
+    if (!error) error = pllm_engine_create(&options, &engine);
+    EXPECT(!error, "an engine of two workers: %s", pllm_error_message(error));
+    pllm_engine_free(engine);
+    return NULL;
+}
+
+// Runs a worker until its engine is freed.
+void run_worker_of_an_engine(worker *w) {
+    char path[64];
+    snprintf(path, sizeof path, "/tmp/pllm-fuzz-pair-%d-%u", (int)getpid(), w->index);
+    pthread_t first;
+    if (pthread_create(&first, NULL, run_first_rank, path)) perror("pthread_create"), exit(2);
+    pllm_communicator communicator = {.struct_size = sizeof communicator};
+    int32_t code =
+        TRY(pllm_communicator_shared_memory, path, 1, 2, WORKER_LIMIT_MS, &communicator);
+    EXPECT(!code, "the second of two ranks could not join: code %d", code);
+    pllm_engine_options options = options_of_pair(&communicator);
+    code = TRY(pllm_worker_run, &options);
+    EXPECT(!code, "a worker whose engine was freed failed with %d", code);
+    pthread_join(first, NULL);
 }

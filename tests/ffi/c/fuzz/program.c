@@ -62,6 +62,7 @@ static const operation operations[] = {
     {hash_prompt, 3, false},
     {join_communicator, 2, false},
     {run_worker_in_vain, 1, false},
+    {run_worker_of_an_engine, 1, true},
 };
 
 static const operation *any_operation(worker *w) {

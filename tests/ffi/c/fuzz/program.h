@@ -236,6 +236,7 @@ void hash_prompt(worker *w);
 
 void join_communicator(worker *w);
 void run_worker_in_vain(worker *w);
+void run_worker_of_an_engine(worker *w);
 
 // ---- text_calls.c ----
 
