@@ -744,7 +744,8 @@ typedef struct {
   uint64_t model_path_len;
   // Device: "cpu" (default, also NULL), or "cuda:0" (also "cuda") for the first CUDA device.
   // CUDA needs an NVIDIA driver for CUDA 13, compute capability 8.0 or newer, and weights in
-  // f32, f16, bf16 or fp8.
+  // f32, f16, bf16 or fp8. A list such as "cuda:0,cuda:1" divides the model among up to 64
+  // devices of one kind, which needs NCCL (libnccl.so.2). Not tested on GPUs yet.
   const char *device;
   // Length of device in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t device_len;
@@ -900,12 +901,12 @@ typedef struct {
   // for each block of the pool.
   uint64_t kv_events_capacity;
   // Connection with the other workers that compute the model (docs/parallel.md), which is copied.
-  // NULL (default): this engine computes it alone. Its ranks are tensor_parallel *
-  // pipeline_parallel. Each engine or worker needs a communicator of its own.
+  // NULL (default): this engine computes it with the devices of this process. Its ranks are
+  // tensor_parallel * pipeline_parallel. Each engine or worker needs a communicator of its own.
   const pllm_communicator *communicator;
-  // Number of workers that divide each layer. 0 (default): 1. The number of attention heads and
-  // the widths of MLPs must be multiples of it, and so must the number of KV heads, unless it is
-  // a multiple of that.
+  // Number of workers that divide each layer. 0 (default): 1, or with a list of devices their
+  // number divided by pipeline_parallel. The number of attention heads and the widths of MLPs
+  // must be multiples of it, and so must the number of KV heads, unless it is a multiple of that.
   uint32_t tensor_parallel;
   // Number of groups of workers, each with some of the layers. 0 (default): 1.
   uint32_t pipeline_parallel;

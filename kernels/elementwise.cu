@@ -35,6 +35,18 @@ extern "C" __global__ void add(float *x /* [count] */, const float *y /* [count]
     FOR_EACH(i, count) x[i] += scale * y[i];
 }
 
+// x = the sum of the numbers of all ranks, added in their order. Those of this rank are in x.
+extern "C" __global__ void sum_ranks(float *x /* [count] */, const float *received /* [ranks, pitch] */, u64 count, u64 pitch, u32 ranks,
+                                     u32 own) {
+    start_next_kernel();
+    wait_for_previous_kernel();
+    FOR_EACH(i, count) {
+        float sum = own == 0 ? x[i] : received[i];
+        for (u32 rank = 1; rank < ranks; rank++) sum += rank == own ? x[i] : received[rank * pitch + i];
+        x[i] = sum;
+    }
+}
+
 // x += sigmoid(gate of the row) * y
 extern "C" __global__ void add_gated(float *x /* [rows, width] */, const float *y /* [rows, width] */, const float *gates /* [rows] */, u32 width) {
     start_next_kernel();

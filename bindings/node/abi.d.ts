@@ -275,7 +275,8 @@ export interface Options {
   /**
    * Device: "cpu" (default), or "cuda:0" (also "cuda") for the first CUDA device. CUDA needs an
    * NVIDIA driver for CUDA 13, compute capability 8.0 or newer, and weights in f32, f16, bf16 or
-   * fp8.
+   * fp8. A list such as "cuda:0,cuda:1" divides the model among up to 64 devices of one kind, which
+   * needs NCCL (libnccl.so.2). Not tested on GPUs yet.
    */
   device?: string | Uint8Array;
   /**

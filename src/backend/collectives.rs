@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::BackendTypes;
 use crate::communicator::Communicator;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// The groups of workers to which a device belongs.
 #[derive(Clone)]
@@ -33,13 +33,21 @@ pub struct ColumnPart {
 /// worker fails or does not respond in time, the device is lost: all further exchanges are skipped,
 /// and the next function that returns a `Result` reports the error.
 pub trait Collectives: BackendTypes {
-    /// Makes this device one of several workers.
+    /// Checks that the device can exchange buffers, before all workers `join` at the same time.
     ///
-    /// Errors: `Unsupported` if the backend cannot exchange buffers.
-    fn join(&mut self, _workers: Workers) -> Result<()> {
-        Err(Error::unsupported(
-            "several workers compute on CPUs only; set device to \"cpu\", or tensor_parallel and pipeline_parallel to 1",
-        ))
+    /// Errors: `Unsupported` if a library is missing.
+    fn check_collectives(&self) -> Result<()> {
+        Ok(())
+    }
+    /// Makes this device one of several workers.
+    fn join(&mut self, workers: Workers) -> Result<()>;
+    /// Allocates memory for exchanges of up to `_len` numbers at once.
+    fn reserve_exchange(&self, _len: usize) -> Result<()> {
+        Ok(())
+    }
+    /// Returns the bytes that `reserve_exchange` allocates if `_ranks` workers divide each layer.
+    fn reserved_exchange_bytes(&self, _len: usize, _ranks: usize) -> u64 {
+        0
     }
     /// `x` becomes the sum over the workers of the same layers, added in the order of their ranks;
     /// over `len` numbers.

@@ -2,14 +2,17 @@
 
 use std::collections::HashSet;
 use std::path::Path;
+use std::sync::Arc;
 
 use super::device::max_moves;
 use crate::backend::cpu::CpuBackend;
 use crate::backend::cuda::CudaBackend;
 use crate::backend::{Backend, BatchSize};
+use crate::communicator::Communicator;
+use crate::communicator::local::Local;
 use crate::error::{Error, Result, try_format};
 use crate::executor::local::ModelExecutor;
-use crate::executor::parallel::{self, Group, ParallelExecutor};
+use crate::executor::parallel::{self, Group, ParallelExecutor, WorkerThreads};
 use crate::executor::warmup::WarmupLimits;
 use crate::executor::{self, Executor, warmup};
 use crate::kv::Paging;
@@ -100,65 +103,122 @@ pub struct EngineParts {
 }
 
 impl EngineParts {
-    /// Opens the device and loads the model. With several workers, this is rank 0.
+    /// Opens the device and loads the model. With several workers, this is rank 0. If the options name
+    /// several devices, threads of this process are the other ranks.
     pub fn load_on_device(options: &EngineOptions, progress: LoadProgress) -> Result<EngineParts> {
-        let _mode = StandardMode::enter();
         options.validate()?;
-        let group = group(options)?;
+        let devices = options.devices()?.len();
+        let mut threads = WorkerThreads::default();
+        if devices == 1 {
+            return EngineParts::load_rank(options, threads, None, progress);
+        }
+        let mut ranks = Local::group(devices).into_iter().map(|rank| Arc::new(rank) as Arc<dyn Communicator>);
+        let first = ranks.next();
+        for world in ranks {
+            let options = options.for_device(world.rank())?;
+            threads.spawn(world, move |world| run_rank(&options, Some(world), &mut |_, _| true))?;
+        }
+        EngineParts::load_rank(&options.for_device(0)?, threads, first, progress)
+    }
+
+    /// Loads one device. `threads` are workers of this process, which are connected by `world`.
+    fn load_rank(
+        options: &EngineOptions,
+        threads: WorkerThreads,
+        world: Option<Arc<dyn Communicator>>,
+        progress: LoadProgress,
+    ) -> Result<EngineParts> {
+        let _mode = StandardMode::enter();
+        let group = group(options, world)?;
         if let Some(rank) = group.as_ref().map(|group| group.place.rank()).filter(|&rank| rank > 0) {
             return Err(Error::invalid(format!("the communicator has rank {rank}; the engine has rank 0, run a worker on the others")));
         }
-        match (options.device()?, &options.cpus) {
-            (Device::Cpu, None) => EngineParts::on_cpu(CpuBackend::new(options.thread_count(), options.isa)?, options, group, progress),
-            (Device::Cpu, Some(cpus)) => EngineParts::on_cpu(CpuBackend::pinned(cpus, options.isa)?, options, group, progress),
-            (Device::Cuda(ordinal), _) => {
-                let backend = CudaBackend::new(ordinal, options.batch_invariant)?;
-                Ok(LoadedPart::load(backend, options, group, "", progress)?.into_parts()?)
+        match options.device()? {
+            Device::Cpu => {
+                let backend = cpu_backend(options)?;
+                let (isa, cpu_threads) = (backend.isa(), backend.threads());
+                let mut parts = LoadedPart::load(backend, options, group, isa.bits().name(), progress)?.into_parts(threads)?;
+                (parts.info.isa, parts.info.threads) = (Some(isa), cpu_threads);
+                Ok(parts)
+            }
+            Device::Cuda(ordinal) => {
+                let backend = cuda_backend(ordinal, options, group.is_some());
+                LoadedPart::load(on_all(group.as_ref(), backend)?, options, group, "", progress)?.into_parts(threads)
             }
         }
-    }
-
-    fn on_cpu(backend: CpuBackend, options: &EngineOptions, group: Option<Group>, progress: LoadProgress) -> Result<EngineParts> {
-        let (isa, threads) = (backend.isa(), backend.threads());
-        let mut parts = LoadedPart::load(backend, options, group, isa.bits().name(), progress)?.into_parts()?;
-        (parts.info.isa, parts.info.threads) = (Some(isa), threads);
-        Ok(parts)
     }
 }
 
 /// Runs a worker other than rank 0 until the engine of rank 0 is freed.
 pub fn run_worker(options: &EngineOptions, progress: LoadProgress) -> Result<()> {
-    let _mode = StandardMode::enter();
     options.validate()?;
-    let group =
-        group(options)?.ok_or_else(|| Error::invalid("a worker needs others; set tensor_parallel or pipeline_parallel to more than 1"))?;
+    if options.devices()?.len() > 1 {
+        return Err(Error::invalid(format!("device is {:?}; a worker has one device, so give one", options.device)));
+    }
+    run_rank(options, None, progress)
+}
+
+/// Runs a worker. `world` connects workers of this process.
+fn run_rank(options: &EngineOptions, world: Option<Arc<dyn Communicator>>, progress: LoadProgress) -> Result<()> {
+    let _mode = StandardMode::enter();
+    let group = group(options, world)?;
+    let group = group.ok_or_else(|| Error::invalid("a worker needs others; set tensor_parallel or pipeline_parallel to more than 1"))?;
     if group.place.rank() == 0 {
         return Err(Error::invalid("the communicator has rank 0, which creates the engine; run workers on the other ranks"));
     }
-    let backend = match (options.device()?, &options.cpus) {
-        (Device::Cpu, None) => CpuBackend::new(options.thread_count(), options.isa)?,
-        (Device::Cpu, Some(cpus)) => CpuBackend::pinned(cpus, options.isa)?,
-        (Device::Cuda(ordinal), _) => {
-            let backend = CudaBackend::new(ordinal, options.batch_invariant)?;
-            return LoadedPart::load(backend, options, Some(group), "", progress)?.serve();
+    match options.device()? {
+        Device::Cpu => {
+            let backend = cpu_backend(options)?;
+            let isa = backend.isa().bits().name();
+            LoadedPart::load(backend, options, Some(group), isa, progress)?.serve()
         }
-    };
-    let isa = backend.isa().bits().name();
-    LoadedPart::load(backend, options, Some(group), isa, progress)?.serve()
+        Device::Cuda(ordinal) => {
+            let backend = on_all(Some(&group), cuda_backend(ordinal, options, true))?;
+            LoadedPart::load(backend, options, Some(group), "", progress)?.serve()
+        }
+    }
 }
 
-/// Returns the group of the workers, if there are several.
-fn group(options: &EngineOptions) -> Result<Option<Group>> {
+fn cpu_backend(options: &EngineOptions) -> Result<CpuBackend> {
+    match &options.cpus {
+        None => CpuBackend::new(options.thread_count(), options.isa),
+        Some(cpus) => CpuBackend::pinned(cpus, options.isa),
+    }
+}
+
+/// Opens a CUDA device, alone or as one of several workers.
+fn cuda_backend(ordinal: usize, options: &EngineOptions, is_worker: bool) -> Result<CudaBackend> {
+    match is_worker {
+        false => CudaBackend::new(ordinal, options.batch_invariant),
+        true => CudaBackend::for_worker(ordinal, options.batch_invariant),
+    }
+}
+
+/// Returns the group of the workers, if there are several. Those of other processes are connected by the
+/// communicator of the options.
+fn group(options: &EngineOptions, world: Option<Arc<dyn Communicator>>) -> Result<Option<Group>> {
     let WorkerOptions { division, communicator, timeout } = &options.workers;
-    match (division.workers(), communicator) {
-        (1, None) => Ok(None),
-        (workers, None) => Err(Error::invalid(format!(
-            "tensor_parallel times pipeline_parallel is {workers} and communicator is NULL; set a communicator with this many ranks"
-        ))),
-        (_, Some(communicator)) => {
-            let world = communicator.take().ok_or_else(|| Error::invalid("the communicator is in use by another engine or worker"))?;
-            Group::new(world, *division, *timeout).map(Some)
+    let world = match (division.workers(), communicator, world) {
+        (_, _, Some(world)) => world,
+        (1, None, _) => return Ok(None),
+        (workers, None, _) => {
+            return Err(Error::invalid(format!(
+                "tensor_parallel times pipeline_parallel is {workers} and communicator is NULL; set a communicator with this many \
+                 ranks, or give as many devices"
+            )));
         }
+        (_, Some(communicator), _) => {
+            communicator.take().ok_or_else(|| Error::invalid("the communicator is in use by another engine or worker"))?
+        }
+    };
+    Group::new(world, *division, *timeout).map(Some)
+}
+
+/// Returns the result if no worker has failed.
+fn on_all<T>(group: Option<&Group>, result: Result<T>) -> Result<T> {
+    match group {
+        Some(group) => group.agree(result),
+        None => result,
     }
 }
 
@@ -176,24 +236,28 @@ impl<B: Backend + 'static> LoadedPart<B> {
     fn load(mut backend: B, options: &EngineOptions, group: Option<Group>, isa: &str, progress: LoadProgress) -> Result<LoadedPart<B>> {
         let agree = Agreement(group.as_ref());
         let place = group.as_ref().map(|group| group.place).unwrap_or_default();
-        let (files, mut text) = agree.on(open(options, place))?;
+        let (mut files, mut text) = agree.on(open(options, place))?;
         agree.on_settings(&files, options, isa)?;
         if let Some(group) = &group {
+            group.agree(backend.check_collectives())?;
             group.agree(backend.join(group.workers.clone()))?;
         }
         let memory = agree.on_blocks(MemoryPlan::for_model(&files, &backend, options), &files, options)?;
         if let Some(text) = &mut text {
             text.limit_prompts(options.max_prompt_bytes(memory.max_model_len));
         }
+        files.fit(memory.max_model_len);
         let inputs = plan::inputs(&files, options, &plan::paging(&files, memory.block_size), memory.max_model_len);
-        let (info, executor) = agree.on(load_weights(backend, files, options, memory, text.as_ref(), progress))?;
+        let (info, mut executor) = agree.on(load_weights(backend, &files, options, memory, text.as_ref(), progress))?;
+        // Only if all have loaded their parts, because they exchange data.
+        agree.on(warm_up(&mut executor, &files, options, &info))?;
         Ok(LoadedPart { info, text, executor, group: group.map(|group| (group, inputs.max)) })
     }
 
-    fn into_parts(self) -> Result<EngineParts> {
+    fn into_parts(self, threads: WorkerThreads) -> Result<EngineParts> {
         let executor: Box<dyn Executor> = match self.group {
             None => Box::new(self.executor),
-            Some((group, max)) => Box::new(ParallelExecutor::new(self.executor, group, &max)?),
+            Some((group, max)) => Box::new(ParallelExecutor::new(threads, self.executor, group, &max)?),
         };
         Ok(EngineParts { info: self.info, text: self.text, executor })
     }
@@ -210,10 +274,7 @@ struct Agreement<'a>(Option<&'a Group>);
 
 impl Agreement<'_> {
     fn on<T>(&self, result: Result<T>) -> Result<T> {
-        match self.0 {
-            Some(group) => group.agree(result),
-            None => result,
-        }
+        on_all(self.0, result)
     }
 
     /// Compares what must be the same on all workers.
@@ -254,24 +315,23 @@ fn open(options: &EngineOptions, place: WorkerPlace) -> Result<(ModelFiles, Opti
 /// Loads the weights, and allocates the KV pool and the working memory.
 fn load_weights<B: Backend>(
     backend: B,
-    mut files: ModelFiles,
+    files: &ModelFiles,
     options: &EngineOptions,
     memory: MemoryPlan,
     text: Option<&Text>,
     progress: LoadProgress,
 ) -> Result<(ModelInfo, ModelExecutor<B>)> {
-    files.fit(memory.max_model_len);
     let mut info = ModelInfo {
         architecture: files.architecture,
         vocab_size: files.spec.vocab_size,
         layers: files.spec.layers.len(),
         max_positions: files.spec.max_positions,
-        eos_token_ids: eos_token_ids(&files, text),
+        eos_token_ids: eos_token_ids(files, text),
         sampling_defaults: files.sampling_defaults.clone(),
         isa: None,
         threads: options.thread_count(),
         memory,
-        paging: plan::paging(&files, memory.block_size),
+        paging: plan::paging(files, memory.block_size),
         fingerprint: files.fingerprint()?,
         packed: PackedReport::default(),
     };
@@ -292,15 +352,14 @@ fn load_weights<B: Backend>(
             decoder
         }
     };
-    let mut executor = ModelExecutor::new(decoder, kv);
-    if executor.backend().free_bytes()?.is_some() {
-        warm_up(&mut executor, &files, options, &info)?;
-    }
-    Ok((info, executor))
+    Ok((info, ModelExecutor::new(decoder, kv)))
 }
 
 /// Makes a device allocate all the memory that it will ever need.
 fn warm_up<B: Backend>(executor: &mut ModelExecutor<B>, files: &ModelFiles, options: &EngineOptions, info: &ModelInfo) -> Result<()> {
+    if executor.backend().free_bytes()?.is_none() {
+        return Ok(());
+    }
     let MemoryPlan { max_blocks: blocks, block_size, max_model_len, swap_blocks, .. } = info.memory;
     let (rows, sequences) = (options.max_batch_tokens, options.max_seqs);
     let stage = WarmupLimits { tokens: rows, sequences, blocks, block_size, groups: info.paging.groups(), max_len: max_model_len };

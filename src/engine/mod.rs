@@ -145,7 +145,7 @@ impl Engine {
     pub fn plan(options: &EngineOptions) -> Result<MemoryPlan> {
         options.validate()?;
         let mut files = model_files(options)?;
-        files.divide(options.workers.division.place(0))?;
+        files.divide(options.division()?.place(0))?;
         match options.device()? {
             // One thread is enough to compute sizes.
             Device::Cpu => MemoryPlan::for_model(&files, &CpuBackend::new(1, options.isa)?, options),

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use super::{Executor, InFlightStep, MAX_TRANSFER_BYTES, StepOutput};
-use crate::backend::{Backend, BatchSize, ColumnPart, Extent, InputLimits};
+use crate::backend::{Backend, BatchSize, Extent, InputLimits};
 use crate::error::{Error, Result};
 use crate::kv::BlockId;
 use crate::model::{Decoder, KvCache};
@@ -76,14 +76,30 @@ impl<B: Backend> ModelExecutor<B> {
         InFlightStep::new(extent.logits)
     }
 
-    /// Returns the columns of the logits that each worker computes, and the size of the vocabulary.
-    pub fn logit_parts(&self) -> (&[ColumnPart], usize) {
-        self.decoder.logit_parts()
+    /// Waits until all steps are complete.
+    pub fn finish(&mut self) -> Result<()> {
+        self.in_flight = 0;
+        self.failure.take().map_or(Ok(()), Err).and(self.backend().wait())
+    }
+
+    /// Returns the number of tokens in the vocabulary.
+    pub fn vocab_size(&self) -> usize {
+        self.decoder.vocab_size()
+    }
+
+    /// Returns the number of steps that were submitted and not waited for.
+    pub fn steps_in_flight(&self) -> usize {
+        self.in_flight
     }
 
     /// Receives the logits of the oldest step from the workers that have computed them.
     pub fn receive_logits(&mut self, rows: usize) {
         self.decoder.receive_logits(rows);
+    }
+
+    /// Receives the logits of the oldest step, and waits for them.
+    pub fn logits(&mut self, rows: usize) -> Result<&[f32]> {
+        self.decoder.logits(rows)
     }
 
     /// Runs the largest batches, so that later steps allocate no device memory. K and V are
@@ -92,10 +108,11 @@ impl<B: Backend> ModelExecutor<B> {
         self.decoder.reserve_inputs(limits)?;
         for batch in batches.iter().filter(|batch| batch.token_count() > 0) {
             self.decoder.forward(batch, &mut self.kv)?;
-            // Reading the maximum number of logits also allocates their host buffer.
-            self.decoder.logits(limits.max.logits)?;
+            self.decoder.receive_logits(batch.logit_rows.len());
+            self.backend().wait()?;
         }
-        Ok(())
+        // Reading the maximum number of logits allocates their host buffer.
+        self.decoder.read_logits(limits.max.logits)
     }
 
     /// Makes the device record its decode steps. `batch` is a decode step with one token.

@@ -135,7 +135,8 @@ pub struct pllm_engine_options {
     pub model_path_len: u64,
     /// Device: "cpu" (default, also NULL), or "cuda:0" (also "cuda") for the first CUDA device.
     /// CUDA needs an NVIDIA driver for CUDA 13, compute capability 8.0 or newer, and weights in
-    /// f32, f16, bf16 or fp8.
+    /// f32, f16, bf16 or fp8. A list such as "cuda:0,cuda:1" divides the model among up to 64
+    /// devices of one kind, which needs NCCL (libnccl.so.2). Not tested on GPUs yet.
     pub device: *const c_char,
     /// Length of device in bytes, or PLLM_NUL_TERMINATED (default).
     pub device_len: u64,
@@ -291,12 +292,12 @@ pub struct pllm_engine_options {
     /// for each block of the pool.
     pub kv_events_capacity: u64,
     /// Connection with the other workers that compute the model (docs/parallel.md), which is copied.
-    /// NULL (default): this engine computes it alone. Its ranks are tensor_parallel *
-    /// pipeline_parallel. Each engine or worker needs a communicator of its own.
+    /// NULL (default): this engine computes it with the devices of this process. Its ranks are
+    /// tensor_parallel * pipeline_parallel. Each engine or worker needs a communicator of its own.
     pub communicator: *const pllm_communicator,
-    /// Number of workers that divide each layer. 0 (default): 1. The number of attention heads and
-    /// the widths of MLPs must be multiples of it, and so must the number of KV heads, unless it is
-    /// a multiple of that.
+    /// Number of workers that divide each layer. 0 (default): 1, or with a list of devices their
+    /// number divided by pipeline_parallel. The number of attention heads and the widths of MLPs
+    /// must be multiples of it, and so must the number of KV heads, unless it is a multiple of that.
     pub tensor_parallel: u32,
     /// Number of groups of workers, each with some of the layers. 0 (default): 1.
     pub pipeline_parallel: u32,

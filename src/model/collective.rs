@@ -1,12 +1,19 @@
 //! The parts of a forward pass in which the workers of an engine exchange results.
 
-use super::decoder::{Pass, Widths};
-use super::spec::{HeadAttention, QkNorm, QkNormOver};
+use super::decoder::{BatchLimits, Pass, Widths};
+use super::spec::{HeadAttention, ModelSpec, QkNorm, QkNormOver};
 use super::weights::LoadedNorm;
 use crate::backend::{Collectives, Heads, KvOps, Ops, Strips};
-use crate::types::parallel::WorkerPlace;
+use crate::types::parallel::{WorkerPlace, part_of};
 
 impl Widths {
+    /// Returns the maximum number of numbers that a worker exchanges at once: rows of partial results,
+    /// and on rank 0 the logits of another worker.
+    pub fn exchanged(&self, limits: BatchLimits, spec: &ModelSpec, place: WorkerPlace) -> usize {
+        let logits = if place.rank() == 0 { limits.logits * part_of(spec.vocab_size, 0, place.division.tensor).len() } else { 0 };
+        (limits.tokens * self.normed).max(logits)
+    }
+
     /// Makes room for the norm over the heads of all workers.
     pub fn hold_norm_of_all(&mut self, HeadAttention { shape, qk_norm, .. }: &HeadAttention, place: WorkerPlace) {
         let tensor = place.division.tensor;

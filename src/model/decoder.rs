@@ -90,7 +90,7 @@ impl<B: BackendTypes> Angles<B> {
 /// The columns of each buffer in `Work`.
 pub(super) struct Widths {
     hidden: usize,
-    normed: usize,
+    pub normed: usize,
     wide: usize,
     narrow: usize,
     /// Intermediate width of MLPs. They use `wide` and `narrow` too, but for fewer rows at once.
@@ -187,7 +187,11 @@ pub fn work_bytes<B: Backend>(backend: &B, spec: &ModelSpec, limits: BatchLimits
     let routes = backend.routes_bytes(limits.tokens, routing);
     let packed = backend.reserved_rows_bytes(limits.tokens, spec.max_cols());
     let drawing = backend.sampler_bytes(limits.draws(spec));
-    (floats * size_of::<f32>()) as u64 + routes + packed + drawing + reserved.unwrap_or(0) * threads as u64
+    let exchanged = match place.is_alone() {
+        true => 0,
+        false => backend.reserved_exchange_bytes(widths.exchanged(limits, spec, place), place.division.tensor),
+    };
+    (floats * size_of::<f32>()) as u64 + routes + packed + drawing + exchanged + reserved.unwrap_or(0) * threads as u64
 }
 
 impl<B: Backend> Decoder<B> {
@@ -198,6 +202,9 @@ impl<B: Backend> Decoder<B> {
         let rows = |width: usize| backend.buffer(limits.tokens * width);
         spec.layers.iter().try_for_each(|layer| backend.reserve(layer.attention.shape()))?;
         backend.reserve_rows(limits.tokens, spec.max_cols())?;
+        if !place.is_alone() {
+            backend.reserve_exchange(widths.exchanged(limits, spec, place))?;
+        }
         let work = Work {
             x: rows(hidden)?,
             normed: rows(normed)?,
@@ -288,10 +295,8 @@ impl<B: Backend> Decoder<B> {
         backend.launch_step();
     }
 
-    /// Returns the columns of the logits that each worker computes, and the size of the vocabulary. Empty
-    /// for a single worker and on other ranks than 0.
-    pub fn logit_parts(&self) -> (&[ColumnPart], usize) {
-        (&self.logit_parts, self.model.vocab_size)
+    pub fn vocab_size(&self) -> usize {
+        self.model.vocab_size
     }
 
     /// Receives the columns of the logits that other workers have computed. Does nothing on other ranks
@@ -306,6 +311,15 @@ impl<B: Backend> Decoder<B> {
     pub fn logits(&mut self, rows: usize) -> Result<&[f32]> {
         self.receive_logits(rows);
         self.backend.read(&mut self.work.scratch.wide, rows * self.model.vocab_size)
+    }
+
+    /// Reads the first `rows` rows of logits, which may be undefined. Does nothing on workers that do not
+    /// sample.
+    pub fn read_logits(&mut self, rows: usize) -> Result<()> {
+        match self.place.rank() {
+            0 => self.backend.read(&mut self.work.scratch.wide, rows * self.model.vocab_size).map(|_| ()),
+            _ => Ok(()),
+        }
     }
 
     /// Returns the limits of on-device sampling. None: the device does not sample, and only logits

@@ -100,7 +100,7 @@ pub struct EngineOptions {
     /// Model directory in the layout of Hugging Face.
     #[serde(skip)]
     pub model_dir: PathBuf,
-    /// Device: "cpu", "cuda" or "cuda:N".
+    /// Device: "cpu", "cuda" or "cuda:N", or a list of devices that divide the model.
     pub device: String,
     /// Size of the KV pool in bytes. `None` selects the size of `max_seqs` full sequences, at most
     /// 1 GiB.
@@ -265,27 +265,47 @@ impl EngineOptions {
         self.prefill_chunk.map_or(self.max_batch_tokens, |chunk| chunk.min(self.max_batch_tokens))
     }
 
-    /// Parses `device`.
-    pub fn device(&self) -> Result<Device> {
+    /// Parses `device`, which is one device, or one for each of several workers of this process.
+    pub fn devices(&self) -> Result<Vec<Device>> {
         let digits = |name: &&str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
         let ordinal = |name: &str| name.strip_prefix("cuda:").filter(digits)?.parse().ok();
-        match self.device.as_str() {
-            "cpu" => Ok(Device::Cpu),
-            "cuda" => Ok(Device::Cuda(0)),
-            name => ordinal(name).map(Device::Cuda).ok_or_else(|| {
-                Error::unsupported(format!("device is {name:?}; must be \"cpu\" or \"cuda:N\", where N is the number of a CUDA device"))
-            }),
+        let names = self.device.split(',').count();
+        if names > WorkerOptions::MAX_DEVICES {
+            return Err(Error::invalid(format!("device names {names} devices; give at most {}", WorkerOptions::MAX_DEVICES)));
         }
+        let mut devices = Vec::new();
+        for name in self.device.split(',') {
+            let device = match name {
+                "cpu" => Some(Device::Cpu),
+                "cuda" => Some(Device::Cuda(0)),
+                name => ordinal(name).map(Device::Cuda),
+            };
+            devices.push(device.ok_or_else(|| {
+                Error::unsupported(format!(
+                    "device is {:?}; must be \"cpu\" or \"cuda:N\", where N is the number of a CUDA device, or a list such as \
+                     \"cuda:0,cuda:1\"",
+                    self.device
+                ))
+            })?);
+        }
+        Ok(devices)
     }
 
-    /// Returns the number of compute threads. Other devices than the CPU use only the stepping
-    /// thread.
+    /// Returns the device, or the first one of several.
+    pub fn device(&self) -> Result<Device> {
+        self.devices().map(|devices| devices[0])
+    }
+
+    /// Returns the number of compute threads of a worker. Other devices than the CPU use only the
+    /// stepping thread.
     pub fn thread_count(&self) -> usize {
-        if !matches!(self.device(), Ok(Device::Cpu)) {
-            return 1;
-        }
+        let devices = match self.devices() {
+            Ok(devices) if devices[0] == Device::Cpu => devices.len(),
+            _ => return 1,
+        };
         let pinned = self.cpus.as_ref().map(Vec::len);
-        self.threads.or(pinned).unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()))
+        let available = || (std::thread::available_parallelism().map_or(1, |n| n.get()) / devices).max(1);
+        self.threads.or(pinned).unwrap_or_else(available)
     }
 
     /// Checks the values of the options.

@@ -1,5 +1,5 @@
 #!/bin/bash
-# build.sh OUT_DIR: builds libcuda.so and libcublasLt.so for machines without a device, if their sources are newer.
+# build.sh OUT_DIR: builds libcuda.so, libcublasLt.so and libnccl.so.2 for machines without a device, if their sources are newer.
 # build.sh OUT_DIR test: runs the tests of the shim instead.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -34,6 +34,7 @@ build_libraries() {
     g++ "${FLAGS[@]}" -shared -Wl,-soname,libcuda.so kernels.o shim.o libcuda.o -o libcuda.so
     g++ "${FLAGS[@]}" -O3 -shared -Wl,-soname,libcublasLt.so "$here/libcublaslt.cpp" -L. -l:libcuda.so -Wl,-rpath,'$ORIGIN' \
         -o libcublasLt.so
+    g++ "${FLAGS[@]}" -shared -Wl,-soname,libnccl.so.2 "$here/libnccl.cpp" -L. -l:libcuda.so -Wl,-rpath,'$ORIGIN' -o libnccl.so.2
 }
 
 if [ "${2:-}" = test ]; then

@@ -115,6 +115,7 @@ struct Context {
     bool alive = true;
     CUresult error = CUDA_SUCCESS; // result of every later call
     bool busy = false; // a thread runs queued work
+    int retained = 0; // users of a primary context
     std::shared_ptr<Stream> default_stream = std::make_shared<Stream>();
 };
 
@@ -138,6 +139,8 @@ struct Driver {
     size_t memory_total = size_t(1) << 30, memory_used_by_others = 0;
     std::map<void *, std::shared_ptr<Object>> objects;
     std::map<CUdeviceptr, Allocation> allocations;
+    std::map<int, Context *> primary; // by device, while it is retained
+    uint64_t left_in_primary = 0; // objects that were not destroyed before the last release
     std::map<std::string, PlannedFailure> planned;
     bool others_first = false;
     uint64_t launches = 0;
@@ -570,17 +573,65 @@ API CUresult cuCtxCreate_v4(Context **out, const void *, unsigned, int device) {
     });
 }
 
-// Destroys all objects of the context.
+// Destroys all objects of the context. Returns their number, without the functions of modules.
+static uint64_t destroy_context(Context &context) {
+    wait_for(context);
+    context.alive = false;
+    uint64_t destroyed = 0;
+    for (auto i = driver.objects.begin(); i != driver.objects.end();) {
+        bool owned = i->second->owner == &context;
+        destroyed += owned && !std::dynamic_pointer_cast<Function>(i->second);
+        i = owned ? driver.objects.erase(i) : std::next(i);
+    }
+    for (auto i = driver.allocations.begin(); i != driver.allocations.end();) {
+        bool owned = i->second.owner == &context;
+        destroyed += owned;
+        i = owned ? driver.allocations.erase(i) : std::next(i);
+    }
+    if (current() == &context) stack.depth--;
+    return destroyed;
+}
+
 API CUresult cuCtxDestroy_v2(Context *context) {
     return driver_call(__func__, [&] {
-        if (!context || !context->alive) return CUDA_ERROR_INVALID_CONTEXT;
-        wait_for(*context);
-        context->alive = false;
-        for (auto i = driver.objects.begin(); i != driver.objects.end();)
-            i = i->second->owner == context ? driver.objects.erase(i) : std::next(i);
-        for (auto i = driver.allocations.begin(); i != driver.allocations.end();)
-            i = i->second.owner == context ? driver.allocations.erase(i) : std::next(i);
-        if (current() == context) stack.depth--;
+        if (!context || !context->alive || context->retained) return CUDA_ERROR_INVALID_CONTEXT;
+        destroy_context(*context);
+        return CUDA_SUCCESS;
+    });
+}
+
+API CUresult cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
+    return device_call(__func__, device, [&] {
+        *flags = 0;
+        return set_output(active, int(driver.primary.count(device)));
+    });
+}
+
+API CUresult cuDevicePrimaryCtxSetFlags_v2(int device, unsigned) {
+    return device_call(__func__, device, [&] { return CUDA_SUCCESS; });
+}
+
+API CUresult cuDevicePrimaryCtxRetain(Context **out, int device) {
+    return device_call(__func__, device, [&] {
+        Context *&context = driver.primary[device];
+        if (!context) {
+            context = new Context;
+            context->device = device;
+        }
+        context->retained++;
+        return set_output(out, context);
+    });
+}
+
+// The last release destroys all objects. The library destroys its own objects before, since the application may use the context longer.
+API CUresult cuDevicePrimaryCtxRelease_v2(int device) {
+    return device_call(__func__, device, [&] {
+        auto found = driver.primary.find(device);
+        if (found == driver.primary.end()) return CUDA_ERROR_INVALID_CONTEXT;
+        Context &context = *found->second;
+        if (--context.retained > 0) return CUDA_SUCCESS;
+        driver.primary.erase(found);
+        driver.left_in_primary += destroy_context(context);
         return CUDA_SUCCESS;
     });
 }
@@ -846,7 +897,7 @@ API CUresult cuGraphLaunch(void *handle, void *stream) {
 API CUresult cuGraphExecDestroy(void *handle) { return destroy<GraphExec>(__func__, handle); }
 API CUresult cuGraphDestroy(void *handle) { return destroy<Graph>(__func__, handle); }
 
-// ---- functions for libcublasLt.so
+// ---- functions for libcublasLt.so and libnccl.so.2
 
 // Queues a function with a copy of its data.
 API CUresult shim_enqueue(void *stream, void (*function)(void *data), const void *data, size_t bytes) {
@@ -863,6 +914,20 @@ API CUresult shim_enqueue(void *stream, void (*function)(void *data), const void
 API int shim_planned_failure(const char *api) {
     std::lock_guard<std::mutex> lock(driver.mutex);
     return planned_failure(api);
+}
+
+// Returns the device of the current context, and whether the context is the primary one.
+API CUresult shim_current_device(int *device, int *primary) {
+    return context_call(__func__, [&](Context &context) {
+        *primary = context.retained > 0;
+        return set_output(device, context.device);
+    });
+}
+
+// Returns whether these bytes are allocated.
+API int shim_is_allocated(CUdeviceptr address, size_t bytes) {
+    std::lock_guard<std::mutex> lock(driver.mutex);
+    return is_allocated(address, bytes);
 }
 
 // Returns the compute capability times 10.
@@ -922,6 +987,11 @@ API uint64_t shim_live_bytes() {
 // Bytes of pinned memory.
 API uint64_t shim_pinned_bytes() {
     return locked([] { return uint64_t(pinned_bytes()); });
+}
+
+// Number of objects that were left in primary contexts when they were released.
+API uint64_t shim_left_in_primary() {
+    return locked([] { return driver.left_in_primary; });
 }
 
 // Whether the work of all other streams runs before the work that is waited for.

@@ -355,7 +355,7 @@ fn wrong_uses_are_refused() {
     let error = Engine::create(&alone).err().unwrap();
     assert_eq!(
         error.message(),
-        "tensor_parallel times pipeline_parallel is 2 and communicator is NULL; set a communicator with this many ranks"
+        "tensor_parallel times pipeline_parallel is 2 and communicator is NULL; set a communicator with this many ranks, or give as many devices"
     );
     let error = Engine::run_worker(&options, &mut |_, _| true).unwrap_err();
     assert!(error.message().starts_with("a worker needs others"), "{error}");

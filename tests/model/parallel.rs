@@ -6,7 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use pagedllm::backend::cpu::CpuBackend;
-use pagedllm::backend::{Collectives, Graphs, Workers};
+use pagedllm::backend::cuda::CudaBackend;
+use pagedllm::backend::{Backend, Workers};
 use pagedllm::communicator::Communicator;
 use pagedllm::communicator::local::Local;
 use pagedllm::error::{Code, Result};
@@ -15,16 +16,18 @@ use pagedllm::types::options::{Isa, KvDtype, WeightFormat};
 use pagedllm::types::parallel::Division;
 
 use crate::goldens::{BLOCK_SIZE, Golden, LONGEST, NAMES, Run, TOLERANCE, directory};
+use crate::support::cuda;
 
 const TIMEOUT: Duration = Duration::from_secs(600);
+/// Goldens with experts, for CUDA devices.
+const EXPERTS: &[&str] = &["qwen3_moe", "deepseek_v3"];
 
 /// Computes the tokens of a golden on one rank: the prompt in one pass, and the others one by one.
 /// Returns all logits on rank 0.
-fn compute(golden: &Golden, mut files: ModelFiles, world: Local, division: Division) -> Result<Vec<f32>> {
+fn compute<B: Backend>(golden: &Golden, mut backend: B, mut files: ModelFiles, world: Local, division: Division) -> Result<Vec<f32>> {
     let world: Arc<dyn Communicator> = Arc::new(world);
     let place = division.place(world.rank());
     let tensor = world.split(place.stage, Some(TIMEOUT))?;
-    let mut backend = CpuBackend::new(1, Some(Isa::Portable))?;
     backend.join(Workers { world, tensor, timeout: TIMEOUT })?;
     files.fit(LONGEST);
     let groups = files.windows().len();
@@ -41,22 +44,35 @@ fn compute(golden: &Golden, mut files: ModelFiles, world: Local, division: Divis
             _ => run.forward(tokens, start),
         }
     }
-    run.decoder.backend().check()?;
+    run.decoder.backend().wait()?;
     Ok(logits)
+}
+
+/// The kind of device of all workers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum On {
+    Cpu,
+    Cuda,
 }
 
 /// Returns the logits that the workers of a division compute for a golden. Errors: the division is
 /// refused.
-fn divided(name: &str, golden: &Arc<Golden>, division: Division) -> Result<Vec<f32>> {
+fn divided(name: &str, golden: &Arc<Golden>, on: On, division: Division) -> Result<Vec<f32>> {
     let open = |rank: usize| {
         let mut files = ModelFiles::open(&directory(name)).unwrap();
-        files.weight_format = name.starts_with("gguf_").then_some(WeightFormat::F32);
+        files.weight_format = (on == On::Cuda || name.starts_with("gguf_")).then_some(WeightFormat::F32);
         files.divide(division.place(rank)).map(|()| files)
     };
     let files = (0..division.workers()).map(open).collect::<Result<Vec<_>>>()?;
     let ranks = files.into_iter().zip(Local::group(division.workers())).map(|(files, world)| {
         let golden = golden.clone();
-        thread::spawn(move || compute(&golden, files, world, division).unwrap())
+        thread::spawn(move || {
+            let logits = match on {
+                On::Cpu => compute(&golden, CpuBackend::new(1, Some(Isa::Portable)).unwrap(), files, world, division),
+                On::Cuda => compute(&golden, CudaBackend::for_worker(world.rank(), false).unwrap(), files, world, division),
+            };
+            logits.unwrap()
+        })
     });
     let mut logits = ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap());
     let first = logits.next().unwrap();
@@ -64,12 +80,14 @@ fn divided(name: &str, golden: &Arc<Golden>, division: Division) -> Result<Vec<f
     Ok(first)
 }
 
-/// Compares each golden with the workers of a division. Exactly the goldens that `is_refused` selects
+/// Compares goldens with the workers of a division. Exactly the goldens that `is_refused` selects
 /// cannot be divided in this way.
-fn compare(tensor: usize, pipeline: usize, is_refused: fn(&str) -> bool) {
-    for &name in NAMES {
+fn compare(names: &[&str], on: On, (tensor, pipeline): (usize, usize), is_refused: fn(&str) -> bool) {
+    for &name in names {
+        // On CUDA devices, the inputs of a router are rounded to its stored type.
+        let tolerance = if on == On::Cuda && EXPERTS.contains(&name) { 100.0 * TOLERANCE } else { TOLERANCE };
         let golden = Arc::new(Golden::read(name));
-        match divided(name, &golden, Division { tensor, pipeline }) {
+        match divided(name, &golden, on, Division { tensor, pipeline }) {
             Err(error) => {
                 assert!(is_refused(name) && error.code() == Code::InvalidArgument, "{name} on {tensor} x {pipeline} workers: {error}");
                 let numbers = [tensor, pipeline].map(|number| number.to_string());
@@ -79,7 +97,7 @@ fn compare(tensor: usize, pipeline: usize, is_refused: fn(&str) -> bool) {
                 assert!(!is_refused(name), "{name} on {tensor} x {pipeline} workers");
                 assert_eq!(logits.len(), golden.logits.len());
                 for (i, (ours, theirs)) in logits.iter().zip(&golden.logits).enumerate() {
-                    let near = (ours - theirs).abs() <= TOLERANCE;
+                    let near = (ours - theirs).abs() <= tolerance;
                     assert!(near, "{name} on {tensor} x {pipeline} workers: number {i} is {ours}, transformers {theirs}");
                 }
             }
@@ -98,21 +116,34 @@ fn has_one_layer(name: &str) -> bool {
 
 #[test]
 fn two_workers_that_divide_each_layer_agree_with_transformers() {
-    compare(2, 1, has_three_heads);
+    compare(NAMES, On::Cpu, (2, 1), has_three_heads);
 }
 
 #[test]
 fn four_workers_that_divide_each_layer_agree_with_transformers() {
     // Two others have 6 and 2 heads.
-    compare(4, 1, |name| has_three_heads(name) || ["falcon_odd", "llama3_rope"].contains(&name));
+    compare(NAMES, On::Cpu, (4, 1), |name| has_three_heads(name) || ["falcon_odd", "llama3_rope"].contains(&name));
 }
 
 #[test]
 fn two_stages_agree_with_transformers() {
-    compare(1, 2, has_one_layer);
+    compare(NAMES, On::Cpu, (1, 2), has_one_layer);
 }
 
 #[test]
 fn two_stages_of_two_workers_agree_with_transformers() {
-    compare(2, 2, |name| has_three_heads(name) || has_one_layer(name));
+    compare(NAMES, On::Cpu, (2, 2), |name| has_three_heads(name) || has_one_layer(name));
+}
+
+/// Sums, gathered norms (olmo2), experts, latents and tied heads, on simulated devices.
+#[test]
+fn cuda_devices_that_divide_the_model_agree_with_transformers() {
+    if cuda::nccl().is_none() {
+        return;
+    }
+    cuda::shim().pretend_devices(4);
+    compare(&["gpt2", "llama", "gemma3", "olmo2"], On::Cuda, (2, 1), |_| false);
+    compare(EXPERTS, On::Cuda, (2, 1), |_| false);
+    compare(&["llama", "gemma3", "deepseek_v3"], On::Cuda, (1, 2), |_| false);
+    compare(&["llama"], On::Cuda, (2, 2), |_| false);
 }

@@ -39,6 +39,40 @@ pub fn shim() -> &'static Shim {
     })
 }
 
+/// Loads the replacement for NCCL, on which the driver's devices exchange data. None: the tests use a
+/// device of this machine, which may have only one.
+pub fn nccl() -> Option<&'static Nccl> {
+    static NCCL: OnceLock<Nccl> = OnceLock::new();
+    if !shim().pretends() {
+        print_line("skipped: several workers are tested on the replacement driver only");
+        return None;
+    }
+    let out = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/cuda-shim");
+    Some(NCCL.get_or_init(|| Nccl(Library::load(out.join("libnccl.so.2")))))
+}
+
+/// The replacement for NCCL.
+pub struct Nccl(Library);
+
+impl Nccl {
+    /// Returns the number of ranks that have not been freed.
+    pub fn ranks(&self) -> u64 {
+        self.number(c"shim_nccl_ranks")
+    }
+
+    /// Returns the number of exchanges so far.
+    pub fn exchanges(&self) -> u64 {
+        self.number(c"shim_nccl_exchanges")
+    }
+
+    fn number(&self, name: &CStr) -> u64 {
+        // SAFETY: the functions of tests/cuda/libnccl.cpp with this signature.
+        let call = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> u64>(self.0.symbol(name)) };
+        // SAFETY: as above.
+        unsafe { call() }
+    }
+}
+
 /// Prints a line, also if the test harness captures output.
 fn print_line(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
@@ -108,6 +142,12 @@ impl Shim {
     pub fn queued(&self) -> u64 {
         // SAFETY: as above.
         self.call(c"shim_queued", |call: unsafe extern "C" fn() -> u64| unsafe { call() }).unwrap_or(0)
+    }
+
+    /// Returns the number of objects that were left in primary contexts.
+    pub fn left_in_primary(&self) -> u64 {
+        // SAFETY: as above.
+        self.call(c"shim_left_in_primary", |call: unsafe extern "C" fn() -> u64| unsafe { call() }).unwrap_or(0)
     }
 
     /// Sets whether the work of all other streams runs before the work that is waited for.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::backend::{
     Act, Alloc, AttentionShape, BackendTypes, Collectives, ExpertOf, Extent, Glu, Graphs, Heads, KvOps, KvShape, MatrixOf, MlpOf, NormOf,
-    Ops, PackedSource, RotaryEmbedding, Routing, RowSource, Sampling, Section, Strips,
+    Ops, PackedSource, RotaryEmbedding, Routing, RowSource, Sampling, Section, Strips, Workers,
 };
 use pagedllm::error::{Error, Result};
 use pagedllm::types::batch::{Batch, BlockCopy, BlockMove, Tail};
@@ -282,7 +282,11 @@ impl Ops for Faulty {
 
 impl Sampling for Faulty {}
 
-impl Collectives for Faulty {}
+impl Collectives for Faulty {
+    fn join(&mut self, _workers: Workers) -> Result<()> {
+        Err(Error::unsupported("no other workers"))
+    }
+}
 
 impl Graphs for Faulty {
     fn wait(&self) -> Result<()> {

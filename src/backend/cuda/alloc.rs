@@ -101,7 +101,17 @@ impl Alloc for CudaBackend {
             kept = None;
         }
         let extent = inputs.take(&self.device, batch, &heads, kept)?;
-        inputs.fill_placeholders(&self.device, *samples);
+        match &self.exchange {
+            Some(exchange) if !batch.placeholders.is_empty() => {
+                // Only rank 0 samples.
+                if exchange.is_first() {
+                    inputs.fill_placeholders(&self.device, *samples);
+                }
+                let tokens = inputs.address(inputs.tokens);
+                exchange.broadcast(&self.device, inputs.tokens.count as usize * size_of::<u32>(), tokens);
+            }
+            _ => inputs.fill_placeholders(&self.device, *samples),
+        }
         if let Some(rows) = kept {
             graphs.begin(&self.device, rows);
         }

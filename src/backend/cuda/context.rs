@@ -9,11 +9,23 @@ use cudarc::driver::sys;
 /// The result of a driver function.
 pub type Called<T> = std::result::Result<T, DriverError>;
 
-/// The library's own context on a device, separate from the host application's contexts. Destroying
-/// it frees everything that it owns.
+/// A context on a device.
 pub struct Context {
     handle: sys::CUcontext,
     streams: [sys::CUstream; 2],
+    /// The kernels of the library. Null until they are loaded.
+    module: sys::CUmodule,
+    kind: ContextKind,
+}
+
+/// The owner of a context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ContextKind {
+    /// The library's own context, separate from the host application's contexts. Destroying it frees
+    /// everything that it owns.
+    Own,
+    /// The primary context of the device, which the host application may use too. NCCL uses no other.
+    Primary(sys::CUdevice),
 }
 
 /// A queue of device work. Streams run concurrently, except for waits on events.
@@ -32,21 +44,36 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    pub fn new(device: sys::CUdevice) -> Called<Context> {
-        let mut handle = null_mut();
-        let mut plain = sys::CUctxCreateParams { execAffinityParams: null_mut(), numExecAffinityParams: 0, cigParams: null_mut() };
-        // Threads that wait for the device sleep instead of spinning, to leave the cores to the
-        // host application.
-        let flags = sys::CUctx_flags::CU_CTX_SCHED_BLOCKING_SYNC as u32;
-        // SAFETY: the driver is initialized, the device is valid, and the parameters are empty.
-        unsafe { sys::cuCtxCreate_v4(&mut handle, &mut plain, flags, device) }.result()?;
-        let mut context = Context { handle, streams: [null_mut(); 2] };
-        // Creation makes the context current.
-        let create = || result::stream::create(result::stream::StreamKind::NonBlocking);
-        let streams = create().and_then(|first| Ok([first, create()?]));
-        pop_current();
-        context.streams = streams?;
+    pub fn new(device: sys::CUdevice, primary: bool) -> Called<Context> {
+        let (handle, kind) = match primary {
+            false => (create(device)?, ContextKind::Own),
+            true => (retain_primary(device)?, ContextKind::Primary(device)),
+        };
+        let mut context = Context { handle, streams: [null_mut(); 2], module: null_mut(), kind };
+        for which in [Stream::Compute, Stream::Copies] {
+            let stream = context.calling(|| result::stream::create(result::stream::StreamKind::NonBlocking))?;
+            context.streams[which as usize] = stream;
+        }
         Ok(context)
+    }
+
+    /// Loads the kernels. `image` is their fatbin.
+    pub fn load_module(&mut self, image: &[u8]) -> Called<sys::CUmodule> {
+        // SAFETY: the image is a fatbin that outlives the call, and the driver copies what it needs.
+        self.module = self.calling(|| unsafe { result::module::load_data(image.as_ptr().cast()) })?;
+        Ok(self.module)
+    }
+
+    /// Frees the streams and the kernels, which nothing uses any more.
+    fn free_objects(&self) {
+        for stream in self.streams.into_iter().filter(|stream| !stream.is_null()) {
+            // SAFETY: `new` created the stream, which is destroyed once.
+            let _ = unsafe { result::stream::destroy(stream) };
+        }
+        if !self.module.is_null() {
+            // SAFETY: `load_module` loaded the module, which is unloaded once.
+            let _ = unsafe { result::module::unload(self.module) };
+        }
     }
 
     pub fn stream(&self, which: Stream) -> sys::CUstream {
@@ -76,9 +103,46 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: every user holds a reference to the context, so none is left. Everything that the
-        // context owns is freed with it.
-        unsafe { sys::cuCtxDestroy_v2(self.handle) };
+        match self.kind {
+            ContextKind::Own => {
+                // SAFETY: every user holds a reference to the context, so none is left. Everything that
+                // the context owns is freed with it.
+                unsafe { sys::cuCtxDestroy_v2(self.handle) };
+            }
+            ContextKind::Primary(device) => {
+                let _ = self.within(|| self.free_objects());
+                // SAFETY: `new` retained the context, and its users have freed what they own in it.
+                let _ = unsafe { result::primary_ctx::release(device) };
+            }
+        }
+    }
+}
+
+/// Threads that wait for the device sleep instead of spinning, to leave the cores to the host
+/// application.
+const FLAGS: u32 = sys::CUctx_flags::CU_CTX_SCHED_BLOCKING_SYNC as u32;
+
+/// Creates a context. It is not current.
+fn create(device: sys::CUdevice) -> Called<sys::CUcontext> {
+    let mut handle = null_mut();
+    let mut plain = sys::CUctxCreateParams { execAffinityParams: null_mut(), numExecAffinityParams: 0, cigParams: null_mut() };
+    // SAFETY: the driver is initialized, the device is valid, and the parameters are empty.
+    unsafe { sys::cuCtxCreate_v4(&mut handle, &mut plain, FLAGS, device) }.result()?;
+    // Creation makes the context current.
+    pop_current();
+    Ok(handle)
+}
+
+/// Retains the primary context. Its flags are those of its first user.
+fn retain_primary(device: sys::CUdevice) -> Called<sys::CUcontext> {
+    let (mut flags, mut active) = (0, 0);
+    // SAFETY: the driver is initialized, and the device is valid.
+    unsafe {
+        sys::cuDevicePrimaryCtxGetState(device, &mut flags, &mut active).result()?;
+        if active == 0 {
+            sys::cuDevicePrimaryCtxSetFlags_v2(device, FLAGS).result()?;
+        }
+        result::primary_ctx::retain(device)
     }
 }
 

@@ -7,7 +7,7 @@
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUresult};
@@ -17,6 +17,7 @@ use super::errors::{failed, is_sticky, lost, no_device, no_pinned_memory};
 use super::function::{Function, Shape};
 use super::kernels::Kernels;
 use super::memory::{Address, Memory, Pinned};
+use super::watchdog::Watchdog;
 use crate::error::{Code, Error, Result};
 
 /// The minimum driver version for the kernels' machine code.
@@ -54,11 +55,14 @@ pub struct Device {
     failure: Mutex<DeviceError>,
     /// True if ops are skipped instead of queued.
     skips: AtomicBool,
+    /// Limits waits for other workers, if there are any.
+    watchdog: OnceLock<Watchdog>,
 }
 
 impl Device {
-    /// Opens a device. `image` is the fatbin of the kernels.
-    pub fn open(ordinal: usize, image: &[u8]) -> Result<Device> {
+    /// Opens a device. `image` is the fatbin of the kernels. `primary`: the primary context of the device
+    /// is used, for exchanges with other devices.
+    pub fn open(ordinal: usize, image: &[u8], primary: bool) -> Result<Device> {
         check_driver(ordinal)?;
         let count = result::device::get_count().map_err(|e| failed("count the devices", e))?;
         if ordinal >= count.max(0) as usize {
@@ -68,15 +72,27 @@ impl Device {
         let device = result::device::get(ordinal as c_int).map_err(opening)?;
         check_capability(ordinal, device)?;
         let multiprocessors = attribute(device, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
-        let context = Context::new(device).map_err(opening)?;
-        let load = || {
-            // SAFETY: the image is a fatbin that outlives the call, and the driver copies what it
-            // needs.
-            let module = unsafe { result::module::load_data(image.as_ptr().cast()) }.map_err(|e| failed("load the kernels", e))?;
-            Kernels::load(|name| Function::load(module, name))
-        };
-        let kernels = context.within(load).map_err(opening)??;
-        Ok(Device { context: Arc::new(context), kernels, multiprocessors, failure: Mutex::default(), skips: AtomicBool::new(false) })
+        let mut context = Context::new(device, primary).map_err(opening)?;
+        let module = context.load_module(image).map_err(|e| failed("load the kernels", e))?;
+        let kernels = context.within(|| Kernels::load(|name| Function::load(module, name))).map_err(opening)??;
+        let context = Arc::new(context);
+        let (failure, skips) = (Mutex::default(), AtomicBool::new(false));
+        Ok(Device { context, kernels, multiprocessors, failure, skips, watchdog: OnceLock::new() })
+    }
+
+    /// Sets the watchdog, which limits all waits from now on.
+    pub fn set_watchdog(&self, watchdog: Watchdog) {
+        let _ = self.watchdog.set(watchdog);
+    }
+
+    /// Waits for the device, and at most as long as other workers may take.
+    fn watched<T>(&self, wait: impl FnOnce() -> Called<T>) -> Called<T> {
+        let Some(watchdog) = self.watchdog.get() else { return wait() };
+        let result = watchdog.watch(wait);
+        if let Some(error) = watchdog.failure() {
+            self.lose(error);
+        }
+        result
     }
 
     pub fn memory(&self, bytes: u64) -> Result<Memory> {
@@ -207,6 +223,18 @@ impl Device {
         self.remember("copy results from the device", queued);
     }
 
+    /// Queues a copy within the device.
+    ///
+    /// # Safety
+    /// Both addresses have this many bytes.
+    pub unsafe fn copy(&self, to: Address, from: Address, bytes: usize) {
+        if bytes > 0 && self.takes_ops() {
+            // SAFETY: the caller guarantees the addresses.
+            let queued = self.context.calling(|| unsafe { result::memcpy_dtod_async(to.0, from.0, bytes, self.stream()) });
+            self.remember("copy on the device", queued);
+        }
+    }
+
     pub fn event(&self) -> Result<Event> {
         Event::new(&self.context).map_err(|e| failed("create an event", e))
     }
@@ -223,7 +251,12 @@ impl Device {
 
     /// Waits for an event, and reports pending errors.
     pub fn wait_for(&self, event: &Event) -> Result<()> {
-        self.report("wait for an event", event.wait())
+        self.report("wait for an event", self.watched(|| event.wait()))
+    }
+
+    /// Waits for an event, and leaves its error pending.
+    pub fn wait_for_pending(&self, event: &Event) {
+        self.remember("wait for an event", self.watched(|| event.wait()));
     }
 
     /// Copies bytes to an offset, and waits for the copy.
@@ -238,7 +271,7 @@ impl Device {
         // been waited for.
         let write =
             || unsafe { result::memcpy_htod_async(to.address().0 + offset, from, self.stream()) }.and_then(|()| self.context.synchronize());
-        let written = self.context.calling(write);
+        let written = self.watched(|| self.context.calling(write));
         self.report("copy to the device", written)
     }
 
@@ -262,13 +295,13 @@ impl Device {
             let waited = self.context.synchronize();
             copied.and(waited)
         };
-        let copied = self.context.calling(read);
+        let copied = self.watched(|| self.context.calling(read));
         self.report("read results", copied)
     }
 
     /// Waits for all queued work, and reports pending errors.
     pub fn wait(&self) -> Result<()> {
-        let waited = self.context.calling(|| self.context.synchronize());
+        let waited = self.watched(|| self.context.calling(|| self.context.synchronize()));
         self.remember("wait for the device", waited);
         self.check()
     }
@@ -302,6 +335,17 @@ impl Device {
     /// Records an error. Nothing is launched until it has been reported.
     pub fn refuse(&self, error: Error) {
         self.failure().first.get_or_insert(error);
+    }
+
+    /// Marks the device as lost: no exchange with other workers is possible after this error. An earlier
+    /// error that has not been reported is its cause.
+    pub fn lose(&self, error: Error) {
+        let mut failure = self.failure();
+        if !failure.lost {
+            let cause = failure.first.take().unwrap_or(error);
+            let message = format!("{}; other workers depend on this one, so free this engine and create another", cause.message());
+            *failure = DeviceError { first: Some(Error::new(Code::Internal, message)), lost: true };
+        }
     }
 
     fn no_memory(&self, bytes: u64, e: DriverError) -> Error {

@@ -36,6 +36,7 @@ macro_rules! family {
 family! {
     Elementwise {
         activate, add, add_gated, gate, gather, join_strips, scale_and_cap, split_strips,
+        sum_ranks,
     }
 }
 

@@ -8,6 +8,8 @@ mod alloc;
 mod attention;
 mod blas;
 mod buffer;
+mod collectives;
+mod connections;
 mod context;
 mod device;
 mod errors;
@@ -22,6 +24,7 @@ mod kv_ops;
 mod matrix;
 mod memory;
 mod moves;
+mod nccl;
 mod ops;
 mod records;
 mod routes;
@@ -29,11 +32,13 @@ mod sampler;
 mod steps;
 mod stored;
 mod tables;
+mod watchdog;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use blas::Blas;
 use buffer::Buf;
+use collectives::Exchange;
 use device::Device;
 use host::Host;
 use inputs::Inputs;
@@ -70,18 +75,30 @@ pub struct CudaBackend {
     tables: Tables,
     steps: Mutex<Steps>,
     moves: Mutex<MoveList>,
+    /// The other workers, if there are any.
+    exchange: Option<Exchange>,
 }
 
 impl CudaBackend {
     /// Opens the device with this ordinal. `invariant`: a row has the same bits in every batch.
     pub fn new(ordinal: usize, invariant: bool) -> Result<CudaBackend> {
+        CudaBackend::open(ordinal, invariant, false)
+    }
+
+    /// Opens the device of one of several workers, which `join` each other. It uses the primary context
+    /// of the device.
+    pub fn for_worker(ordinal: usize, invariant: bool) -> Result<CudaBackend> {
+        CudaBackend::open(ordinal, invariant, true)
+    }
+
+    fn open(ordinal: usize, invariant: bool, primary: bool) -> Result<CudaBackend> {
         if IMAGE.is_empty() {
             return Err(Error::unsupported(format!(
                 "device is cuda:{ordinal}, but this library was built without CUDA kernels; \
                  build it with nvcc (make cuda-toolkit installs one), or set device to \"cpu\""
             )));
         }
-        let device = Device::open(ordinal, IMAGE)?;
+        let device = Device::open(ordinal, IMAGE, primary)?;
         let moves = Mutex::new(MoveList::new(&device)?);
         Ok(CudaBackend {
             blas: if invariant { None } else { Blas::open(&device) },
@@ -93,6 +110,7 @@ impl CudaBackend {
             tables: Tables::default(),
             steps: Mutex::default(),
             moves,
+            exchange: None,
         })
     }
 

@@ -96,11 +96,11 @@ impl CudaBackend {
 
 impl CudaBackend {
     /// Runs a kernel that copies strips between two layouts.
-    fn copy_strips(&self, kernel: Function, rows: usize, strips: Strips, x: &Buf, out: &mut Buf) {
+    pub(super) fn copy_strips(&self, kernel: Function, rows: usize, strips: Strips, x: Address, out: Address) {
         let Strips { first, count, dim, pitch, stride } = strips;
         let shape = Shape::for_numbers(count * rows, dim);
         let [rows, first, dim, pitch, stride] = [rows, first, dim, pitch, stride].map(|number| number as u32);
-        launch!(self.device, kernel, shape, out.address(), x.address(), rows, first, dim, pitch, stride);
+        launch!(self.device, kernel, shape, out, x, rows, first, dim, pitch, stride);
     }
 }
 
@@ -233,11 +233,11 @@ impl Ops for CudaBackend {
     }
 
     fn split_strips(&self, rows: usize, strips: Strips, x: &Buf, out: &mut Buf) {
-        self.copy_strips(self.device.kernels.elementwise.split_strips, rows, strips, x, out);
+        self.copy_strips(self.device.kernels.elementwise.split_strips, rows, strips, x.address(), out.address());
     }
 
     fn join_strips(&self, rows: usize, strips: Strips, x: &Buf, out: &mut Buf) {
-        self.copy_strips(self.device.kernels.elementwise.join_strips, rows, strips, x, out);
+        self.copy_strips(self.device.kernels.elementwise.join_strips, rows, strips, x.address(), out.address());
     }
 
     fn matmul_strips(&self, rows: usize, count: usize, x: &Buf, matrix: MatrixOf<Matrix>, out: &mut Buf) {

@@ -7,7 +7,7 @@ use super::CudaBackend;
 use super::graphs::CapturedGraphs;
 use super::inputs::Inputs;
 use super::memory::Address;
-use crate::backend::{BatchSize, Collectives, Extent, Graphs};
+use crate::backend::{BatchSize, Extent, Graphs};
 use crate::error::Result;
 use crate::types::batch::Batch;
 
@@ -24,8 +24,6 @@ impl Default for Steps {
     }
 }
 
-impl Collectives for CudaBackend {}
-
 impl Graphs for CudaBackend {
     /// Launches the captured graph if the step has one.
     fn launch_step(&self) {
@@ -33,6 +31,10 @@ impl Graphs for CudaBackend {
     }
 
     fn capture(&self, max: &BatchSize, batch: &Batch, inputs: &mut Inputs) -> Result<Option<Extent>> {
+        if self.exchange.is_some() {
+            // The steps of all workers would have to be captured at the same time.
+            return Ok(None);
+        }
         let mut steps = self.steps();
         steps.graphs.abandon(&self.device);
         self.device.check()?; // reports the errors of the last capture

@@ -2,15 +2,13 @@
 
 use std::collections::VecDeque;
 
-use super::group::Group;
-use crate::backend::ColumnPart;
+use crate::backend::Backend;
 use crate::error::{Result, try_vec, try_with_capacity};
-use crate::sys::bytes::as_bytes_mut;
+use crate::executor::local::ModelExecutor;
 
 /// The steps in flight of a pipeline, the oldest first. A step's logits can be received before they
 /// are needed, so that the last stage does not wait for rank 0.
 pub struct PipelineLogits {
-    parts: Vec<ColumnPart>,
     vocab: usize,
     steps: VecDeque<Step>,
     /// Number of steps, from the oldest on, whose logits have been received.
@@ -19,7 +17,6 @@ pub struct PipelineLogits {
     taken: Vec<f32>,
     /// Memory for the next steps.
     spare: Vec<Vec<f32>>,
-    columns: Vec<f32>,
 }
 
 struct Step {
@@ -28,19 +25,14 @@ struct Step {
 }
 
 impl PipelineLogits {
-    /// Creates the logits of up to `depth` steps with up to `max_rows` rows each. `parts` are the columns
-    /// of each worker.
-    pub fn new(parts: &[ColumnPart], vocab: usize, depth: usize, max_rows: usize) -> Result<PipelineLogits> {
-        let mut own = try_with_capacity(parts.len())?;
-        own.extend_from_slice(parts);
+    /// Creates the logits of up to `depth` steps with up to `max_rows` rows each.
+    pub fn new(vocab: usize, depth: usize, max_rows: usize) -> Result<PipelineLogits> {
         let (mut steps, mut spare) = (VecDeque::new(), try_with_capacity(depth + 1)?);
         steps.try_reserve_exact(depth)?;
         for _ in 0..depth {
             spare.push(try_vec(max_rows * vocab, 0.0)?);
         }
-        let widest = parts.iter().map(|part| part.count).max().unwrap_or(0);
-        let columns = try_vec(max_rows * widest, 0.0)?;
-        Ok(PipelineLogits { parts: own, vocab, steps, received: 0, taken: try_vec(max_rows * vocab, 0.0)?, spare, columns })
+        Ok(PipelineLogits { vocab, steps, received: 0, taken: try_vec(max_rows * vocab, 0.0)?, spare })
     }
 
     /// Returns memory for the logits of a new step.
@@ -75,18 +67,13 @@ impl PipelineLogits {
         }
     }
 
-    /// Receives the logits of the oldest step whose logits have not been received.
-    pub fn receive(&mut self, group: &Group) -> Result<()> {
+    /// Receives the logits of the oldest step whose logits have not been received. They pass through a
+    /// buffer that the next step overwrites.
+    pub fn receive<B: Backend>(&mut self, local: &mut ModelExecutor<B>) -> Result<()> {
         let Some(Step { rows, logits }) = self.steps.get_mut(self.received) else { return Ok(()) };
         self.received += 1;
-        for part in self.parts.iter().filter(|part| *rows > 0 && part.count > 0) {
-            let len = *rows * part.count;
-            self.columns.try_reserve(len.saturating_sub(self.columns.len()))?;
-            self.columns.resize(len.max(self.columns.len()), 0.0);
-            group.world().receive(as_bytes_mut(&mut self.columns[..len]), part.rank, group.timeout())?;
-            for (row, columns) in self.columns[..len].chunks_exact(part.count).enumerate() {
-                logits[row * self.vocab + part.first..][..part.count].copy_from_slice(columns);
-            }
+        if *rows > 0 {
+            logits[..*rows * self.vocab].copy_from_slice(local.logits(*rows)?);
         }
         Ok(())
     }

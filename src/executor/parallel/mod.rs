@@ -4,6 +4,7 @@
 mod command;
 mod group;
 mod logits;
+mod threads;
 mod worker;
 
 use std::fmt::Write;
@@ -12,6 +13,7 @@ use command::{Kind, Message};
 pub use group::Group;
 use logits::PipelineLogits;
 use sha2::{Digest, Sha256};
+pub use threads::WorkerThreads;
 pub use worker::serve;
 
 use super::local::ModelExecutor;
@@ -20,6 +22,7 @@ use crate::backend::{Backend, BatchSize};
 use crate::error::{Error, Result, try_with_capacity};
 use crate::kv::BlockId;
 use crate::sys::bytes::as_bytes;
+use crate::types::batch::device_sampling::{DeviceSampling, DeviceSamplingLimits};
 use crate::types::batch::{Batch, BlockCopy, BlockMove, Tail};
 
 /// The executor of rank 0. The other ranks run `serve`.
@@ -32,32 +35,37 @@ pub struct ParallelExecutor<B: Backend> {
     /// Bytes of one block in the arrays of `read_blocks`, for each worker.
     part_bytes: Vec<Vec<usize>>,
     layout: String,
-    /// The steps in flight, if there are several stages. A single stage computes one step at a time.
+    /// The steps in flight, if there are several stages.
     pipeline: Option<PipelineLogits>,
+    /// With a single stage: rows of logits of the newest step, until they are received.
+    unreceived: Option<usize>,
     /// The first error of an exchange with other workers.
     failure: Option<Error>,
+    /// The workers that are threads of this process. They end after the communicator is dropped, which
+    /// stands before.
+    threads: WorkerThreads,
 }
 
 impl<B: Backend> ParallelExecutor<B> {
-    /// Creates the executor of rank 0, while the other ranks start `serve`.
+    /// Creates the executor of rank 0, while the other ranks start `serve`. `threads` are those of them
+    /// that are threads of this process.
     ///
     /// All memory of steps with batches up to `max` is reserved.
-    pub fn new(local: ModelExecutor<B>, group: Group, max: &BatchSize) -> Result<ParallelExecutor<B>> {
+    pub fn new(threads: WorkerThreads, local: ModelExecutor<B>, group: Group, max: &BatchSize) -> Result<ParallelExecutor<B>> {
         let (part_bytes, layout) = describe_blocks(&local, &group)?;
-        let (parts, vocab) = local.logit_parts();
         let reserved = Message::for_batches(max).and_then(|message| {
             let stages = group.place.division.pipeline;
-            let logits = || PipelineLogits::new(parts, vocab, stages, max.logits);
+            let logits = || PipelineLogits::new(local.vocab_size(), stages, max.logits);
             Ok((message, if stages > 1 { Some(logits()?) } else { None }))
         });
         let (message, pipeline) = group.agree(reserved)?;
-        Ok(ParallelExecutor { local, group, message, part_bytes, layout, pipeline, failure: None })
+        Ok(ParallelExecutor { local, group, message, part_bytes, layout, pipeline, unreceived: None, failure: None, threads })
     }
 
     /// Makes a change that all workers make too. `write` writes the message for them. No worker waits
     /// for this rank to take its logits, so that it can take the message.
     fn command(&mut self, write: impl FnOnce(&mut Message) -> Result<()>) -> Result<()> {
-        self.receive_logits(0)?;
+        self.receive_all()?;
         self.begin_command(write)?;
         let relayed = self.message.relay(&self.group);
         self.keep_failure(relayed)
@@ -75,10 +83,14 @@ impl<B: Backend> ParallelExecutor<B> {
 
     /// Remembers an error of an exchange.
     fn keep_failure(&mut self, result: Result<()>) -> Result<()> {
-        if let Err(error) = &result {
-            self.failure.get_or_insert_with(|| error.clone());
-        }
-        result
+        let Err(error) = result else { return Ok(()) };
+        let failure = match (&self.failure, self.threads.failure()) {
+            (Some(failure), _) => failure.clone(),
+            (None, Some(cause)) => Error::internal(format!("{}; {}", error.message(), cause.message())),
+            (None, None) => error,
+        };
+        self.failure.get_or_insert_with(|| failure.clone());
+        Err(failure)
     }
 
     /// Receives logits until at most `left` steps are pending. A worker that waits for this rank to
@@ -87,11 +99,24 @@ impl<B: Backend> ParallelExecutor<B> {
         while let Some(pipeline) = self.pipeline.as_mut().filter(|pipeline| pipeline.pending() > left) {
             let received = match &self.failure {
                 Some(failure) => Err(failure.clone()),
-                None => pipeline.receive(&self.group),
+                None => pipeline.receive(&mut self.local),
             };
             self.keep_failure(received)?;
         }
         Ok(())
+    }
+
+    /// Receives the logits of the newest step of a single stage, if they have not been received.
+    fn receive_newest(&mut self) {
+        if let Some(rows) = self.unreceived.take() {
+            self.local.receive_logits(rows);
+        }
+    }
+
+    /// Receives all logits.
+    fn receive_all(&mut self) -> Result<()> {
+        self.receive_newest();
+        self.receive_logits(0)
     }
 
     /// Returns the bytes that a worker stores for each block.
@@ -101,13 +126,16 @@ impl<B: Backend> ParallelExecutor<B> {
 }
 
 impl<B: Backend> Executor for ParallelExecutor<B> {
-    /// Returns the number of stages, each of which can compute another step.
+    /// Returns the number of stages, each of which can compute another step. A single stage has as many
+    /// steps in flight as its devices.
     fn depth(&self) -> usize {
-        self.group.place.division.pipeline
+        if self.pipeline.is_some() { self.group.place.division.pipeline } else { self.local.depth() }
     }
 
     fn submit(&mut self, batch: &Batch) -> Result<InFlightStep> {
         let rows = batch.logit_rows.len();
+        // Of a step whose sampling could not be prepared.
+        self.receive_newest();
         // An error before the plan is sent concerns this step only.
         let logits = self.pipeline.as_mut().map(|pipeline| pipeline.reserve(rows)).transpose()?;
         let extent = self.local.begin(batch)?;
@@ -118,18 +146,33 @@ impl<B: Backend> Executor for ParallelExecutor<B> {
         self.receive_logits(self.depth().saturating_sub(2))?;
         let relayed = self.message.relay(&self.group);
         self.keep_failure(relayed)?;
-        if let (Some(pipeline), Some(logits)) = (&mut self.pipeline, logits) {
-            pipeline.push(rows, logits);
+        match (&mut self.pipeline, logits) {
+            (Some(pipeline), Some(logits)) => pipeline.push(rows, logits),
+            _ => self.unreceived = Some(rows),
         }
         Ok(self.local.deliver(extent))
+    }
+
+    /// The device of rank 0 samples. It sends the samples to the others with the next step.
+    fn sample(&mut self, step: &mut InFlightStep, sampling: &DeviceSampling) -> Result<()> {
+        if self.pipeline.is_some() {
+            return Ok(());
+        }
+        self.receive_newest();
+        self.local.sample(step, sampling)
+    }
+
+    fn sampling_limits(&self) -> Option<DeviceSamplingLimits> {
+        if self.pipeline.is_some() { None } else { self.local.sampling_limits() }
     }
 
     fn wait(&mut self, step: InFlightStep) -> Result<StepOutput<'_>> {
         let pending = self.pipeline.as_ref().map_or(0, |pipeline| pipeline.pending());
         match &self.pipeline {
-            None => self.local.receive_logits(step.logits),
+            // Steps whose sampling could not be prepared.
+            None if self.local.steps_in_flight() == 1 => self.receive_newest(),
             Some(pipeline) if pipeline.oldest_is_pending() => self.receive_logits(pending - 1)?,
-            Some(_) => {}
+            _ => {}
         }
         let Some(pipeline) = &mut self.pipeline else { return self.local.wait(step) };
         self.local.wait(InFlightStep::new(0))?;
@@ -137,8 +180,8 @@ impl<B: Backend> Executor for ParallelExecutor<B> {
     }
 
     fn discard(&mut self, error: Option<&Error>) {
-        // The last stage sends the logits of each step. An error is reported by every later call.
-        let _ = self.receive_logits(0);
+        // The others send the logits of each step. An error is reported by every later call.
+        let _ = self.receive_all();
         if let Some(pipeline) = &mut self.pipeline {
             pipeline.clear();
         }
@@ -220,6 +263,8 @@ impl<B: Backend> Executor for ParallelExecutor<B> {
 
 impl<B: Backend> Drop for ParallelExecutor<B> {
     fn drop(&mut self) {
+        // The devices of the others must not end an exchange in which this one still takes part.
+        self.discard(None);
         // The others notice a lost connection, too.
         let _ = self.command(Message::put_exit);
     }

@@ -33,7 +33,7 @@ pub fn serve<B: Backend>(mut local: ModelExecutor<B>, group: &Group, max: &Batch
                 // Only now, because the next stage may be busy.
                 message.relay(group)?;
                 let _ = local.deliver(extent);
-                local.discard(None);
+                local.finish()?;
             }
             Kind::SwapOut => {
                 message.take_moves(&mut moves)?;

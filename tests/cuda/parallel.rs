@@ -1,0 +1,347 @@
+//! Engines on several simulated CUDA devices, which exchange data by a replacement for NCCL
+//! (tests/cuda). On a machine with a device, these tests are skipped.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use pagedllm::communicator::CommunicatorHandle;
+use pagedllm::communicator::local::Local;
+use pagedllm::engine::{Engine, Prompt, Request};
+use pagedllm::error::{Code, Error};
+use pagedllm::types::options::{EngineOptions, SamplingParams, WorkerOptions};
+use pagedllm::types::outputs::FinishReason;
+use pagedllm::types::parallel::Division;
+use serde_json::{Value, json};
+use support::cuda::Nccl;
+use support::{Random, TempDir, configs, cuda, write_random_model};
+
+/// Results of NCCL.
+const SYSTEM_ERROR: i32 = 2;
+const REMOTE_ERROR: i32 = 6;
+const IN_PROGRESS: i32 = 7;
+
+/// The replacements, for one test at a time, because their settings affect all threads. Before NCCL is
+/// loaded, the error of an engine without it is kept. None: a device of this machine is used.
+fn alone() -> Option<(MutexGuard<'static, ()>, &'static Nccl)> {
+    static ONE: Mutex<()> = Mutex::new(());
+    let guard = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    without_nccl();
+    cuda::nccl().map(|nccl| (guard, nccl))
+}
+
+/// Returns the error of an engine with two devices before NCCL was loaded.
+fn without_nccl() -> &'static Option<Error> {
+    static ERROR: OnceLock<Option<Error>> = OnceLock::new();
+    ERROR.get_or_init(|| {
+        if !cuda::shim().pretends() {
+            return None;
+        }
+        cuda::shim().pretend_devices(4);
+        let model = Model::new(&llama());
+        Engine::create(&model.options("cuda:0,cuda:1")).err()
+    })
+}
+
+fn llama() -> Value {
+    json!({"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "num_hidden_layers": 2, "intermediate_size": 96, "vocab_size": 127, "max_position_embeddings": 256, "eos_token_id": 2})
+}
+
+struct Model(TempDir);
+
+impl Model {
+    fn new(config: &Value) -> Model {
+        let dir = TempDir::new();
+        write_random_model(&dir.0, config, false, 3);
+        Model(dir)
+    }
+
+    fn options(&self, device: &str) -> EngineOptions {
+        EngineOptions {
+            model_dir: self.0.0.clone(),
+            device: device.into(),
+            skip_tokenizer: true,
+            kv_bytes: Some(1 << 20),
+            max_batch_tokens: 64,
+            max_seqs: 8,
+            threads: device.starts_with("cpu").then_some(1),
+            ..Default::default()
+        }
+    }
+
+    fn divided(&self, device: &str, tensor: usize, pipeline: usize) -> EngineOptions {
+        let mut options = self.options(device);
+        options.workers.division = Division { tensor, pipeline };
+        options
+    }
+}
+
+/// Options with small steps, and a short limit for waits.
+fn impatient(options: EngineOptions) -> EngineOptions {
+    let workers = WorkerOptions { timeout: Duration::from_secs(8), ..options.workers.clone() };
+    EngineOptions { workers, max_batch_tokens: 8, max_seqs: 2, ..options }
+}
+
+/// The same options with a limit that no machine exceeds.
+fn patient(options: &EngineOptions) -> EngineOptions {
+    let workers = WorkerOptions { timeout: Duration::from_secs(600), ..options.workers.clone() };
+    EngineOptions { workers, ..options.clone() }
+}
+
+fn request(number: usize, prompt: usize, tokens: usize) -> Request {
+    let mut random = Random(number as u64 + 9);
+    let prompt = (0..prompt).map(|_| random.below(127) as u32).collect();
+    let sampling = SamplingParams { temperature: 0.0, max_tokens: Some(tokens), ignore_eos: true, logprobs: Some(0), ..Default::default() };
+    Request { user_data: number as u64, ..Request::new(Prompt::Tokens(prompt), sampling) }
+}
+
+fn requests() -> impl Iterator<Item = Request> {
+    [5, 1, 40, 17, 90].into_iter().enumerate().map(|(i, prompt)| request(i, prompt, 8))
+}
+
+/// Tokens of each request, with the bits of their log probabilities.
+type Answers = BTreeMap<u64, Vec<(u32, u32)>>;
+
+/// Returns the outputs of all requests, or the error of a failed one.
+fn run(engine: &Engine, requests: impl Iterator<Item = Request>) -> Result<Answers, Error> {
+    let (mut answers, mut failure, mut ended, mut expected) = (Answers::new(), None, 0, 0);
+    for request in requests {
+        engine.add_request(request).unwrap();
+        expected += 1;
+    }
+    while ended < expected {
+        let _ = engine.step();
+        for output in engine.queue().poll(Some(Default::default())).unwrap() {
+            ended += output.finish.is_some() as usize;
+            if output.finish == Some(FinishReason::Error) {
+                failure = output.error.or(failure);
+            }
+            let pairs = output.tokens.iter().copied().zip(output.logprobs.tokens.iter().map(|p| p.to_bits()));
+            answers.entry(output.user_data).or_default().extend(pairs);
+        }
+    }
+    failure.map_or(Ok(answers), Err)
+}
+
+fn answers(options: &EngineOptions) -> Result<Answers, Error> {
+    let engine = Engine::create(options)?;
+    Ok(run(&engine, requests()).unwrap_or_else(|e| panic!("{e}: {}", cuda::shim().last_error())))
+}
+
+/// Checks that tokens are equal up to equally probable ones. Returns the number of equal tokens.
+fn compare(what: &str, found: &Answers, expected: &Answers) -> usize {
+    let mut equal = 0;
+    for (request, expected) in expected {
+        for (i, ((token, logprob), (expected, of_one))) in found[request].iter().zip(expected).enumerate() {
+            let [logprob, of_one] = [logprob, of_one].map(|bits| f32::from_bits(*bits));
+            assert!((logprob - of_one).abs() < 1e-3, "{what}: token {i} of request {request}: {logprob}, with one worker {of_one}");
+            if token != expected {
+                break;
+            }
+            equal += 1;
+        }
+    }
+    assert!(equal > 25, "{what}: only {equal} of 40 tokens are equal");
+    equal
+}
+
+/// Checks that nothing of an engine is left.
+fn assert_freed(nccl: &Nccl) {
+    let shim = cuda::shim();
+    assert_eq!((nccl.ranks(), shim.live_bytes(), shim.pinned_bytes(), shim.left_in_primary()), (0, 0, 0, 0));
+}
+
+#[test]
+fn a_missing_nccl_is_an_error_with_its_name() {
+    let Some(_one) = alone() else { return };
+    let error = without_nccl().as_ref().expect("there was no NCCL");
+    assert_eq!(error.code(), Code::Unsupported);
+    assert!(error.message().starts_with("libnccl.so.2 cannot be loaded (libnccl.so.2: cannot open"), "{error}");
+    assert!(error.message().contains("install NCCL, or set tensor_parallel"), "{error}");
+}
+
+#[test]
+fn two_devices_have_the_outputs_of_the_cpu() {
+    let Some((_one, nccl)) = alone() else { return };
+    let mut divided = 0;
+    for (name, config) in configs(256).into_iter().chain([("llama of four heads", llama())]) {
+        let model = Model::new(&config);
+        let on_cpu = answers(&model.options("cpu")).unwrap();
+        for (tensor, pipeline) in [(2, 1), (1, 2)] {
+            match answers(&model.divided("cuda:0,cuda:1", tensor, pipeline)) {
+                Ok(found) => divided += compare(&format!("{name} on {tensor} x {pipeline}"), &found, &on_cpu).min(1),
+                Err(error) => assert!(tensor == 2 && error.code() == Code::InvalidArgument, "{name}: {error}"),
+            }
+            assert_freed(nccl);
+        }
+    }
+    assert!(divided >= 12, "only {divided} divisions");
+}
+
+#[test]
+fn four_devices_in_two_stages_have_the_outputs_of_the_cpu() {
+    let Some((_one, nccl)) = alone() else { return };
+    let model = Model::new(&llama());
+    let on_cpu = answers(&model.options("cpu")).unwrap();
+    for (tensor, pipeline) in [(2, 2), (4, 1)] {
+        let found = answers(&model.divided("cuda:0,cuda:1,cuda:2,cuda:3", tensor, pipeline)).unwrap();
+        compare(&format!("{tensor} x {pipeline}"), &found, &on_cpu);
+        assert_freed(nccl);
+    }
+}
+
+/// The order of addition depends on neither the length of a message nor the batch.
+#[test]
+fn the_bits_of_a_sequence_do_not_depend_on_the_batch() {
+    let Some((_one, _)) = alone() else { return };
+    let model = Model::new(&llama());
+    let options = EngineOptions { batch_invariant: true, ..model.options("cuda:0,cuda:1") };
+    let together = answers(&options).unwrap();
+    let engine = Engine::create(&options).unwrap();
+    for (number, request) in requests().enumerate() {
+        let alone = run(&engine, [request].into_iter()).unwrap();
+        assert_eq!(alone[&(number as u64)], together[&(number as u64)], "request {number}");
+    }
+}
+
+/// Rank 0 samples on its device, and the others get the tokens from it, so logits stay on the device.
+#[test]
+fn sampling_stays_on_the_device_of_rank_0() {
+    let Some((_one, _)) = alone() else { return };
+    let model = Model::new(&llama());
+    let engine = Engine::create(&model.options("cuda:0,cuda:1")).unwrap();
+    let sampled = |request: Request| Request { sampling: SamplingParams { logprobs: None, ..request.sampling.clone() }, ..request };
+    let before = cuda::shim().bytes_read();
+    run(&engine, [request(1, 10, 30)].into_iter().map(sampled)).unwrap();
+    let each = (cuda::shim().bytes_read() - before) / 30;
+    assert!(each < 4 * 127, "{each} bytes are read for each token");
+}
+
+/// Checks that an engine with this failure ends its request within a bounded time, and that the process
+/// can create another.
+fn assert_ends(nccl: &Nccl, options: &EngineOptions, fail: impl FnOnce(), expected: &str) {
+    let engine = Engine::create(options).unwrap();
+    run(&engine, [request(0, 5, 4)].into_iter()).unwrap();
+    fail();
+    let error = run(&engine, [request(1, 5, 60)].into_iter()).expect_err("a worker has failed");
+    assert!(error.message().contains(expected), "{error}");
+    let after = engine.step().err().or(engine.add_request(request(2, 5, 4)).err()).expect("the engine has failed");
+    assert_eq!(after.code(), Code::Internal, "{after}");
+    drop(engine);
+    assert_freed(nccl);
+    run(&Engine::create(&patient(options)).unwrap(), [request(3, 5, 4)].into_iter()).unwrap();
+}
+
+#[test]
+fn an_error_of_a_call_ends_the_engine() {
+    let Some((_one, nccl)) = alone() else { return };
+    let model = Model::new(&llama());
+    for division in [(2, 1), (1, 2)] {
+        let options = impatient(model.divided("cuda:0,cuda:1", division.0, division.1));
+        // Of either worker: the other one waits for it in vain.
+        assert_ends(nccl, &options, || cuda::shim().fail("ncclGroupEnd", 21, SYSTEM_ERROR), "");
+    }
+}
+
+#[test]
+fn an_error_during_an_exchange_ends_the_engine() {
+    let Some((_one, nccl)) = alone() else { return };
+    let model = Model::new(&llama());
+    let options = impatient(model.options("cuda:0,cuda:1"));
+    assert_ends(nccl, &options, || cuda::shim().fail("nccl_exchange", 12, REMOTE_ERROR), "");
+}
+
+#[test]
+fn a_worker_that_hangs_ends_the_engine_after_the_timeout() {
+    let Some((_one, nccl)) = alone() else { return };
+    let model = Model::new(&llama());
+    for division in [(2, 1), (1, 2)] {
+        let options = impatient(model.divided("cuda:0,cuda:1", division.0, division.1));
+        let fail = || cuda::shim().fail("nccl_exchange", 9, IN_PROGRESS);
+        assert_ends(nccl, &options, fail, "another worker has not responded for 8s");
+    }
+}
+
+#[test]
+fn an_operation_that_fails_on_one_device_ends_the_engine() {
+    let Some((_one, nccl)) = alone() else { return };
+    let model = Model::new(&llama());
+    let options = impatient(model.options("cuda:0,cuda:1"));
+    assert_ends(nccl, &options, || cuda::shim().fail("cuLaunchKernelEx", 31, 701), "");
+}
+
+#[test]
+fn workers_that_cannot_connect_are_an_error_on_all_ranks() {
+    let Some((_one, nccl)) = alone() else { return };
+    let model = Model::new(&llama());
+    let options = impatient(model.options("cuda:0,cuda:1"));
+    cuda::shim().fail("ncclGetUniqueId", 1, SYSTEM_ERROR);
+    let error = Engine::create(&options).err().unwrap();
+    assert_eq!(error.message(), "internal error: NCCL failed to create an identity: unhandled system error (2)");
+    assert_freed(nccl);
+    // One rank fails, and the other one waits for it in vain.
+    cuda::shim().fail("ncclCommInitRank", 1, SYSTEM_ERROR);
+    let error = Engine::create(&options).err().unwrap();
+    assert!(error.message().contains("NCCL"), "{error}");
+    run(&Engine::create(&patient(&options)).unwrap(), [request(0, 5, 4)].into_iter()).unwrap();
+}
+
+#[test]
+fn a_rank_that_never_comes_is_an_error_after_the_timeout() {
+    let Some((_one, _)) = alone() else { return };
+    let model = Model::new(&llama());
+    let mut ranks = Local::group(2);
+    let mut options = impatient(model.divided("cuda:0", 2, 1));
+    options.workers.communicator = Some(CommunicatorHandle::new(Arc::new(ranks.remove(0))));
+    let error = Engine::create(&options).err().unwrap();
+    assert_eq!(error.code(), Code::Internal);
+    assert!(error.message().starts_with("internal error: rank 1 has sent nothing for 8."), "{error}");
+}
+
+#[test]
+fn the_memory_plan_counts_the_exchange_and_steps_allocate_nothing() {
+    let Some((_one, _)) = alone() else { return };
+    let model = Model::new(&llama());
+    let options = model.options("cuda:0,cuda:1");
+    let planned = Engine::plan(&options).unwrap();
+    let engine = Engine::create(&options).unwrap();
+    assert_eq!(engine.info().memory, planned);
+    // The largest sum has 64 rows of 64 numbers, which each rank sends at once.
+    let alone = Engine::plan(&model.divided("cuda:0", 1, 1)).unwrap();
+    assert!(planned.work_bytes >= 2 * 64 * 64 * 4, "{} and {}", planned.work_bytes, alone.work_bytes);
+    run(&engine, [request(0, 5, 3)].into_iter()).unwrap();
+    let before = cuda::shim().allocation_calls();
+    run(&engine, requests()).unwrap();
+    assert_eq!(cuda::shim().allocation_calls(), before);
+}
+
+#[test]
+fn lists_of_devices_must_match_the_numbers_of_workers() {
+    let Some((_one, _)) = alone() else { return };
+    let model = Model::new(&llama());
+    let message = |options: &EngineOptions| Engine::create(options).err().unwrap().message().to_string();
+    let three = message(&model.divided("cuda:0,cuda:1,cuda:2", 2, 1));
+    assert_eq!(
+        three,
+        "device names 3 devices, and tensor_parallel 2 times pipeline_parallel 1 is 2; give the same number, or leave tensor_parallel out"
+    );
+    assert!(message(&model.options("cuda:0,cpu")).contains("has CPUs and CUDA devices"));
+    assert!(message(&model.options("cuda:1,cuda:1")).contains("names device 2 twice"));
+    assert!(message(&model.options("cuda:0,")).contains("must be \"cpu\" or \"cuda:N\""));
+    assert!(message(&impatient(model.options("cuda:0,cuda:7"))).contains("this machine has 4 CUDA devices"));
+}
+
+/// The same engine on the CPU, which needs no libraries.
+#[test]
+fn two_threads_of_workers_compute_on_cpus() {
+    let Some((_one, _)) = alone() else { return };
+    let model = Model::new(&llama());
+    let on_one = answers(&model.options("cpu")).unwrap();
+    for pipeline in [1, 2] {
+        compare("cpu,cpu", &answers(&model.divided("cpu,cpu", 1, pipeline)).unwrap(), &on_one);
+    }
+}
