@@ -11,8 +11,8 @@ const { fill } = require('../runtime.js');
 
 const description = JSON.parse(fs.readFileSync(path.join(__dirname, '../../abi.json')));
 const camel = (name) => name.replace(/_(.)/g, (_, letter) => letter.toUpperCase());
-// The functions of a KV store are written in C, so the wrapper has none of their structs.
-const isWrapped = ({ name, opaque }) => !opaque && !/^pllm_kv_(?!event)/.test(name);
+// The functions of KV stores and communicators are written in C, so the wrapper has none of their structs.
+const isWrapped = ({ name, opaque }) => !opaque && !/^pllm_(kv_(?!event)|communicator)/.test(name);
 const records = description.structs.filter(isWrapped).map((struct) => {
   const name = camel(struct.name.slice('pllm_'.length));
   return { ...struct, short: name, type: abi[name[0].toUpperCase() + name.slice(1)] };
