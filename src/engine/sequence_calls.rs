@@ -12,6 +12,7 @@ use crate::generation::sampler::branch_seed;
 use crate::kv::BlockHash;
 use crate::output::queue::Queue;
 use crate::scheduler::NewGroup;
+use crate::types::hex::Hex;
 use crate::types::options::SamplingParams;
 use crate::types::sequence_state::{Header, SequenceState};
 use crate::types::{PinId, RequestId, SeqId};
@@ -188,8 +189,7 @@ impl Engine {
     fn check_state(&self, header: &Header, kv: usize) -> Result<()> {
         let memory = &self.info.memory;
         if header.model != self.info.fingerprint {
-            let hex = |hash: &[u8; 32]| hash[..4].iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-            let (theirs, ours) = (hex(&header.model), hex(&self.info.fingerprint));
+            let (theirs, ours) = (Hex(&header.model[..4]), Hex(&self.info.fingerprint[..4]));
             return Err(Error::invalid(format!(
                 "the sequence state has another model ({theirs}..., this engine serves {ours}...); import it into an engine of that model"
             )));

@@ -23,6 +23,7 @@ use super::spec::ModelSpec;
 use crate::backend::{Alloc, PACKED_PIECE, Section};
 use crate::error::{Error, Result, Text, try_format, try_vec};
 use crate::sys::files;
+use crate::types::hex::Hex;
 use crate::types::options::WeightFormat;
 
 /// Version of the file format. The backend has its own version of the matrix layout.
@@ -142,9 +143,7 @@ impl TensorLocation {
 }
 
 fn hex(hash: &[u8]) -> Result<String> {
-    let mut text = Text::default();
-    hash.iter().try_for_each(|byte| write!(text, "{byte:02x}")).map_err(|_| Error::out_of_memory())?;
-    Ok(text.0)
+    try_format(format_args!("{}", Hex(hash)))
 }
 
 /// Returns the number of pieces of a matrix.

@@ -5,6 +5,7 @@ pub mod batch; // the input of one forward pass as flat data
 #[doc(hidden)]
 pub mod blocks;
 pub(crate) mod debug;
+pub(crate) mod hex;
 pub(crate) mod id_map;
 mod ids;
 pub mod kv_store;

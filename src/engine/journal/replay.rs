@@ -20,6 +20,7 @@ use crate::observability::journal::reader::{Ending, JournalFile, Recorded};
 use crate::observability::journal::records::{Header, RecordedCommand, RecordedEnd, RecordedFork, RecordedRequest, Step};
 use crate::output::queue::Queue;
 use crate::text::Text;
+use crate::types::hex::Hex;
 use crate::types::options::{EngineOptions, Isa};
 use crate::types::{QueueId, SeqId};
 
@@ -150,7 +151,10 @@ impl Replay {
         self.summary.tokens += ended.iter().map(|ended| ended.generated).sum::<u64>();
         let name = |ended: Option<&RecordedEnd>| match ended {
             Some(RecordedEnd { request, sequence, finish, generated, digest, .. }) => {
-                format!("sequence {sequence} of request {request} ends here by {finish} after {generated} tokens, digest {}", hex(digest))
+                format!(
+                    "sequence {sequence} of request {request} ends here by {finish} after {generated} tokens, digest {}",
+                    Hex(&digest[..8])
+                )
             }
             None => "no further sequence ends here".into(),
         };
@@ -277,8 +281,4 @@ fn check_id<T: PartialEq + Display>(recorded: T, replayed: T) -> Result<()> {
         true => Ok(()),
         false => Err(Error::internal(format!("the id was {recorded} and is {replayed}"))),
     }
-}
-
-fn hex(digest: &[u8; 32]) -> String {
-    digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Code, Error, Result};
+use crate::types::hex::Hex;
 use crate::types::kv_store::FinishedLookup;
 use crate::types::options::{BeamParams, EngineOptions, SamplingParams};
 use crate::types::{PinId, QueueId, RequestId, SeqId};
@@ -39,12 +40,11 @@ pub struct Header {
 impl Header {
     /// Checks whether the engine with the header `here` computes the same as the recorded one.
     pub fn check(&self, here: &Header) -> Result<()> {
-        let hex = |hash: &[u8; 32]| hash[..4].iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         if self.model != here.model {
             return Err(Error::invalid(format!(
                 "the journal has another model ({}..., this is {}...); pass the directory of the model that it was written with",
-                hex(&self.model),
-                hex(&here.model)
+                Hex(&self.model[..4]),
+                Hex(&here.model[..4])
             )));
         }
         if self.isa != here.isa {
