@@ -21,6 +21,11 @@ impl OrderedSum {
         Ok(self.received.try_reserve(padded.saturating_sub(self.received.len()))?)
     }
 
+    /// Returns the bytes that `reserve` allocates.
+    pub fn bytes(len: usize, size: usize) -> u64 {
+        (2 * len.next_multiple_of(size) * size_of::<f32>()) as u64
+    }
+
     /// Each rank adds one part of the numbers in the order of the ranks, and all ranks gather the
     /// sums. A rank sends and receives twice the numbers, as in a ring.
     pub fn all_reduce<C: Communicator + ?Sized>(&mut self, group: &C, x: &mut [f32], timeout: Option<Duration>) -> Result<()> {

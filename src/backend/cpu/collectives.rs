@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::backend::{ColumnPart, Workers};
 use crate::communicator::OrderedSum;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, try_vec};
 use crate::sys::bytes::{as_bytes, as_bytes_mut};
 
 /// The other workers, and the memory for exchanges with them.
@@ -41,6 +41,19 @@ impl Exchange {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).failure.clone().map_or(Ok(()), Err)
     }
 
+    /// Allocates memory for exchanges of up to `len` numbers at once, so that no step allocates.
+    pub fn reserve(&self, len: usize) -> Result<()> {
+        let Some(workers) = &self.workers else { return Ok(()) };
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.received = try_vec(len, 0.0)?;
+        state.sums.reserve(len, workers.tensor.size())
+    }
+
+    /// Returns the bytes that `reserve` allocates if `ranks` workers divide each layer.
+    pub fn reserved_bytes(len: usize, ranks: usize) -> u64 {
+        (len * size_of::<f32>()) as u64 + OrderedSum::bytes(len, ranks)
+    }
+
     pub fn all_reduce(&self, x: &mut [f32]) {
         self.run(|workers, state| workers.tensor.all_reduce(x, &mut state.sums, Some(workers.timeout)));
     }
@@ -67,8 +80,6 @@ impl Exchange {
             }
             for part in parts.iter().filter(|part| part.rank != world.rank() && part.count > 0) {
                 let len = rows * part.count;
-                received.try_reserve(len.saturating_sub(received.len()))?;
-                received.resize(received.len().max(len), 0.0);
                 world.receive(as_bytes_mut(&mut received[..len]), part.rank, Some(*timeout))?;
                 for (row, columns) in received[..len].chunks_exact(part.count).enumerate() {
                     x[row * width + part.first..][..part.count].copy_from_slice(columns);

@@ -526,6 +526,14 @@ impl Collectives for CpuBackend {
         Ok(())
     }
 
+    fn reserve_exchange(&self, len: usize) -> Result<()> {
+        self.exchange.reserve(len)
+    }
+
+    fn reserved_exchange_bytes(&self, len: usize, ranks: usize) -> u64 {
+        Exchange::reserved_bytes(len, ranks)
+    }
+
     fn all_reduce(&self, len: usize, x: &mut Buf) {
         self.exchange.all_reduce(&mut x[..len]);
     }
