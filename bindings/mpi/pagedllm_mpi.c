@@ -150,34 +150,32 @@ static int32_t broadcast(void *user_data, void *bytes, uint64_t len, uint32_t ro
     return result(g, error);
 }
 
-static int32_t all_gather(void *user_data, const void *bytes, uint64_t len, void *out,
-                          uint64_t timeout_ms) {
-    group *g = user_data;
-    (void)timeout_ms;
+typedef int collective(const void *, int, MPI_Datatype, void *, int, MPI_Datatype, MPI_Comm,
+                       MPI_Request *);
+
+// Runs a collective operation in which each rank gives len bytes to each other one.
+static int32_t run(group *g, collective *operation, const void *bytes, uint64_t len, void *out) {
     if (g->has_failed) return MPI_ERR_OTHER;
     MPI_Datatype type;
     MPI_Request request;
     int count, error = describe(len, &type, &count);
     if (error != MPI_SUCCESS) return fail(g, error);
-    error = MPI_Iallgather(bytes, count, type, out, count, type, g->comm, &request);
+    error = operation(bytes, count, type, out, count, type, g->comm, &request);
     if (error == MPI_SUCCESS) error = wait_for(&request);
     free_type(&type);
     return result(g, error);
 }
 
+static int32_t all_gather(void *user_data, const void *bytes, uint64_t len, void *out,
+                          uint64_t timeout_ms) {
+    (void)timeout_ms;
+    return run(user_data, MPI_Iallgather, bytes, len, out);
+}
+
 static int32_t all_to_all(void *user_data, const void *bytes, uint64_t len, void *out,
                           uint64_t timeout_ms) {
-    group *g = user_data;
     (void)timeout_ms;
-    if (g->has_failed) return MPI_ERR_OTHER;
-    MPI_Datatype type;
-    MPI_Request request;
-    int count, error = describe(len, &type, &count);
-    if (error != MPI_SUCCESS) return fail(g, error);
-    error = MPI_Ialltoall(bytes, count, type, out, count, type, g->comm, &request);
-    if (error == MPI_SUCCESS) error = wait_for(&request);
-    free_type(&type);
-    return result(g, error);
+    return run(user_data, MPI_Ialltoall, bytes, len, out);
 }
 
 static int32_t send_bytes(void *user_data, const void *bytes, uint64_t len, uint32_t to,

@@ -143,7 +143,8 @@ impl EngineParts {
             }
             Device::Cuda(ordinal) => {
                 let backend = cuda_backend(ordinal, options, group.is_some());
-                LoadedPart::load(on_all(group.as_ref(), backend)?, options, group, "", progress)?.into_parts(threads)
+                let backend = Agreement(group.as_ref()).on(backend)?;
+                LoadedPart::load(backend, options, group, "", progress)?.into_parts(threads)
             }
         }
     }
@@ -173,7 +174,7 @@ fn run_rank(options: &EngineOptions, world: Option<Arc<dyn Communicator>>, progr
             LoadedPart::load(backend, options, Some(group), isa, progress)?.serve()
         }
         Device::Cuda(ordinal) => {
-            let backend = on_all(Some(&group), cuda_backend(ordinal, options, true))?;
+            let backend = group.agree(cuda_backend(ordinal, options, true))?;
             LoadedPart::load(backend, options, Some(group), "", progress)?.serve()
         }
     }
@@ -212,14 +213,6 @@ fn group(options: &EngineOptions, world: Option<Arc<dyn Communicator>>) -> Resul
         }
     };
     Group::new(world, *division, *timeout).map(Some)
-}
-
-/// Returns the result if no worker has failed.
-fn on_all<T>(group: Option<&Group>, result: Result<T>) -> Result<T> {
-    match group {
-        Some(group) => group.agree(result),
-        None => result,
-    }
 }
 
 /// The part of the model that this worker computes. A single worker has the whole model.
@@ -274,7 +267,10 @@ struct Agreement<'a>(Option<&'a Group>);
 
 impl Agreement<'_> {
     fn on<T>(&self, result: Result<T>) -> Result<T> {
-        on_all(self.0, result)
+        match self.0 {
+            Some(group) => group.agree(result),
+            None => result,
+        }
     }
 
     /// Compares what must be the same on all workers.

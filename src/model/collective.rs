@@ -14,7 +14,7 @@ impl Widths {
         (limits.tokens * self.normed).max(logits)
     }
 
-    /// Makes room for the norm over the heads of all workers.
+    /// Includes the buffers for the norm over the heads of all workers.
     pub fn hold_norm_of_all(&mut self, HeadAttention { shape, qk_norm, .. }: &HeadAttention, place: WorkerPlace) {
         let tensor = place.division.tensor;
         if tensor > 1 && matches!(qk_norm, Some(QkNorm { over: QkNormOver::AllHeads, .. })) {

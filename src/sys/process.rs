@@ -35,7 +35,7 @@ impl Owner {
     }
 }
 
-/// Another process. It can be asked for its end, also while its children live.
+/// Another process. Its end is detected even if its children are alive.
 pub struct ProcessHandle(OwnedFd);
 
 impl ProcessHandle {

@@ -20,7 +20,7 @@ pub struct Group {
 
 /// Bytes of the text with the version.
 const VERSION_BYTES: usize = 128;
-/// Maximum number of bytes that a worker tells the others about itself.
+/// Maximum number of bytes in the record of a worker.
 const MAX_RECORD: u64 = 1 << 20;
 
 impl Group {

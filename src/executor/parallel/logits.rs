@@ -35,17 +35,9 @@ impl PipelineLogits {
         Ok(PipelineLogits { vocab, steps, received: 0, taken: try_vec(max_rows * vocab, 0.0)?, spare })
     }
 
-    /// Returns memory for the logits of a new step.
-    pub fn reserve(&mut self, rows: usize) -> Result<Vec<f32>> {
-        let mut logits = self.spare.pop().unwrap_or_default();
-        let len = rows * self.vocab;
-        logits.try_reserve(len.saturating_sub(logits.len()))?;
-        logits.resize(len.max(logits.len()), 0.0);
-        Ok(logits)
-    }
-
-    /// Adds a step with the memory of `reserve`.
-    pub fn push(&mut self, rows: usize, logits: Vec<f32>) {
+    /// Adds a step. There is spare memory for as many steps as may be in flight.
+    pub fn push(&mut self, rows: usize) {
+        let logits = self.spare.pop().unwrap_or_default();
         self.steps.push_back(Step { rows, logits });
     }
 

@@ -7,8 +7,6 @@ mod logits;
 mod threads;
 mod worker;
 
-use std::fmt::Write;
-
 use command::{Kind, Message};
 pub use group::Group;
 use logits::PipelineLogits;
@@ -24,6 +22,8 @@ use crate::kv::BlockId;
 use crate::sys::bytes::as_bytes;
 use crate::types::batch::device_sampling::{DeviceSampling, DeviceSamplingLimits};
 use crate::types::batch::{Batch, BlockCopy, BlockMove, Tail};
+use crate::types::hex::Hex;
+use crate::types::parallel::Division;
 
 /// The executor of rank 0. The other ranks run `serve`.
 ///
@@ -41,8 +41,8 @@ pub struct ParallelExecutor<B: Backend> {
     unreceived: Option<usize>,
     /// The first error of an exchange with other workers.
     failure: Option<Error>,
-    /// The workers that are threads of this process. They end after the communicator is dropped, which
-    /// stands before.
+    /// The workers that are threads of this process. They end after `group` is dropped, so this field
+    /// comes later.
     threads: WorkerThreads,
 }
 
@@ -134,10 +134,9 @@ impl<B: Backend> Executor for ParallelExecutor<B> {
 
     fn submit(&mut self, batch: &Batch) -> Result<InFlightStep> {
         let rows = batch.logit_rows.len();
-        // Of a step whose sampling could not be prepared.
+        // The sampling of the previous step may have failed before its logits were received.
         self.receive_newest();
         // An error before the plan is sent concerns this step only.
-        let logits = self.pipeline.as_mut().map(|pipeline| pipeline.reserve(rows)).transpose()?;
         let extent = self.local.begin(batch)?;
         self.begin_command(|message| message.put_step(batch))?;
         self.local.compute(extent);
@@ -146,9 +145,9 @@ impl<B: Backend> Executor for ParallelExecutor<B> {
         self.receive_logits(self.depth().saturating_sub(2))?;
         let relayed = self.message.relay(&self.group);
         self.keep_failure(relayed)?;
-        match (&mut self.pipeline, logits) {
-            (Some(pipeline), Some(logits)) => pipeline.push(rows, logits),
-            _ => self.unreceived = Some(rows),
+        match &mut self.pipeline {
+            Some(pipeline) => pipeline.push(rows),
+            None => self.unreceived = Some(rows),
         }
         Ok(self.local.deliver(extent))
     }
@@ -169,7 +168,7 @@ impl<B: Backend> Executor for ParallelExecutor<B> {
     fn wait(&mut self, step: InFlightStep) -> Result<StepOutput<'_>> {
         let pending = self.pipeline.as_ref().map_or(0, |pipeline| pipeline.pending());
         match &self.pipeline {
-            // Steps whose sampling could not be prepared.
+            // The sampling of the step may have failed before its logits were received.
             None if self.local.steps_in_flight() == 1 => self.receive_newest(),
             Some(pipeline) if pipeline.oldest_is_pending() => self.receive_logits(pending - 1)?,
             _ => {}
@@ -283,8 +282,7 @@ fn describe_blocks<B: Backend>(local: &ModelExecutor<B>, group: &Group) -> Resul
         hash.update((layout.len() as u64).to_le_bytes());
         hash.update(layout);
     }
-    let division = group.place.division;
-    let mut layout = format!("{} stages of {} workers: {}; all: ", division.pipeline, division.tensor, local.layout());
-    hash.finalize().iter().for_each(|byte| _ = write!(layout, "{byte:02x}"));
+    let Division { tensor, pipeline } = group.place.division;
+    let layout = format!("{pipeline} stages of {tensor} workers: {}; all: {}", local.layout(), Hex(&hash.finalize()));
     Ok((part_bytes, layout))
 }
