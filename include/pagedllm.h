@@ -1379,7 +1379,7 @@ typedef struct {
   int32_t error_code;
   // 0.
   uint32_t reserved;
-  // Sum of the log probabilities of all generated tokens, if the request asked for log
+  // Sum of the log probabilities of all generated tokens, if the request enables log
   // probabilities or for the best of several samples. For a beam: its score after the length
   // penalty. Else 0.
   double score;
@@ -1389,7 +1389,7 @@ typedef struct {
   // Number of entries in top_logprobs.
   uint64_t top_logprobs_len;
   // Log probabilities of the prompt tokens except the first, from prompt_logprobs_start on, if the
-  // request asked for them. They come in order, before the first generated token, possibly in
+  // request enables them. They come in order, before the first generated token, possibly in
   // several outputs.
   const float *prompt_logprobs;
   // Number of entries in prompt_logprobs.

@@ -1612,7 +1612,7 @@ struct Output {
     FinishReason finish_reason;
     // Code of the error. Code::closed if the engine was freed. 0 if there is no error.
     Code error_code;
-    // Sum of the log probabilities of all generated tokens, if the request asked for log
+    // Sum of the log probabilities of all generated tokens, if the request enables log
     // probabilities or for the best of several samples. For a beam: its score after the length
     // penalty. Else 0.
     double score;
@@ -1620,7 +1620,7 @@ struct Output {
     // for each. Empty if the request did not ask for them.
     Span<const Logprob> top_logprobs;
     // Log probabilities of the prompt tokens except the first, from prompt_logprobs_start on, if
-    // the request asked for them. They come in order, before the first generated token, possibly in
+    // the request enables them. They come in order, before the first generated token, possibly in
     // several outputs.
     Span<const float> prompt_logprobs;
     // The most probable tokens at the position of each prompt token, as in top_logprobs.
@@ -1775,7 +1775,7 @@ struct Completion {
     uint64_t generated_tokens = 0;
     // Id of the sequence: the argument of Engine::sequence if the sequence is kept.
     uint64_t sequence = 0;
-    // Sum of the log probabilities of all generated tokens, if the request asked for log
+    // Sum of the log probabilities of all generated tokens, if the request enables log
     // probabilities or for the best of several samples. For a beam: its score after the length
     // penalty. Else 0.
     double score = 0;

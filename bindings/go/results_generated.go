@@ -352,16 +352,16 @@ type Output struct {
 	// FinishReason is the reason why a sequence ended. Any value but FinishNone marks the last
 	// output of the sequence.
 	FinishReason FinishReason
-	// Score is the sum of the log probabilities of all generated tokens, if the request asked for
-	// log probabilities or for the best of several samples. For a beam: its score after the length
+	// Score is the sum of the log probabilities of all generated tokens, if the request enables log
+	// probabilities or for the best of several samples. For a beam: its score after the length
 	// penalty. Else 0.
 	Score float64
 	// TopLogProbs has the most probable tokens at the position of each token, most probable first.
 	// nil if the request did not ask for them.
 	TopLogProbs [][]LogProb
 	// PromptLogProbs has the log probabilities of the prompt tokens except the first, from
-	// Sampling.PromptLogProbsStart on, if the request asked for them. They come in order, before
-	// the first generated token, possibly in several outputs.
+	// Sampling.PromptLogProbsStart on, if the request enables them. They come in order, before the
+	// first generated token, possibly in several outputs.
 	PromptLogProbs []float32
 	// PromptTopLogProbs has the most probable tokens at the position of each token of
 	// PromptLogProbs.

@@ -982,9 +982,8 @@ export interface Generated {
   /** Why a sequence ended. Any value but null marks the last output of the sequence. */
   finishReason: FinishReason;
   /**
-   * Sum of the log probabilities of all generated tokens, if the request asked for log
-   * probabilities or for the best of several samples. For a beam: its score after the length
-   * penalty. Else 0.
+   * Sum of the log probabilities of all generated tokens, if the request enables log probabilities
+   * or for the best of several samples. For a beam: its score after the length penalty. Else 0.
    */
   score: number;
   /**
@@ -994,8 +993,8 @@ export interface Generated {
   topLogprobs: Logprob[][] | null;
   /**
    * Log probabilities of the prompt tokens except the first, from promptLogprobsStart on, if the
-   * request asked for them. They come in order, before the first generated token, possibly in
-   * several outputs. null if the request did not ask for them.
+   * request enables them. They come in order, before the first generated token, possibly in several
+   * outputs. null if the request did not ask for them.
    */
   promptLogprobs: number[] | null;
   /**

@@ -105,7 +105,7 @@ pub struct pllm_output {
     pub error_code: i32,
     /// 0.
     pub reserved: u32,
-    /// Sum of the log probabilities of all generated tokens, if the request asked for log
+    /// Sum of the log probabilities of all generated tokens, if the request enables log
     /// probabilities or for the best of several samples. For a beam: its score after the length
     /// penalty. Else 0.
     pub score: f64,
@@ -115,7 +115,7 @@ pub struct pllm_output {
     /// Number of entries in top_logprobs.
     pub top_logprobs_len: u64,
     /// Log probabilities of the prompt tokens except the first, from prompt_logprobs_start on, if the
-    /// request asked for them. They come in order, before the first generated token, possibly in
+    /// request enables them. They come in order, before the first generated token, possibly in
     /// several outputs.
     pub prompt_logprobs: *const f32,
     /// Number of entries in prompt_logprobs.

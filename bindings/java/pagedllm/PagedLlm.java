@@ -1733,7 +1733,7 @@ public final class PagedLlm {
          */
         public final FinishReason finishReason;
         /**
-         * Sum of the log probabilities of all generated tokens, if the request asked for log
+         * Sum of the log probabilities of all generated tokens, if the request enables log
          * probabilities or for the best of several samples. For a beam: its score after the length
          * penalty. Else 0.
          */
@@ -1745,8 +1745,8 @@ public final class PagedLlm {
         public final Logprob[][] topLogprobs;
         /**
          * Log probabilities of the prompt tokens except the first, from promptLogprobsStart on, if
-         * the request asked for them. They come in order, before the first generated token,
-         * possibly in several outputs.
+         * the request enables them. They come in order, before the first generated token, possibly
+         * in several outputs.
          */
         public final float[] promptLogprobs;
         /** The most probable tokens at the position of each prompt token, as in topLogprobs. */

@@ -300,15 +300,14 @@ class Output:
     user_data: int  # user_data of the request.
     sequence: int  # Id of the sequence.
     index: int  # Index of the sequence in its request, from 0.
-    # Sum of the log probabilities of all generated tokens, if the request asked for log
-    # probabilities or for the best of several samples. For a beam: its score after the length
-    # penalty. Else 0.
+    # Sum of the log probabilities of all generated tokens, if the request enables log probabilities
+    # or for the best of several samples. For a beam: its score after the length penalty. Else 0.
     score: float
     # The most probable tokens at the position of each token, most probable first. None if the
     # request did not ask for them.
     top_logprobs: Optional[List[List[Logprob]]]
     # Log probabilities of the prompt tokens except the first, from prompt_logprobs_start on, if the
-    # request asked for them. They come in order, before the first generated token, possibly in
+    # request enables them. They come in order, before the first generated token, possibly in
     # several outputs.
     prompt_logprobs: Optional[List[float]]
     # The most probable tokens at the position of each prompt token, as in top_logprobs.
