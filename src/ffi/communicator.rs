@@ -337,13 +337,31 @@ mod own {
         COMMUNICATORS.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns a number that no other communicator of this process or of its parents has.
+    fn new_number() -> usize {
+        (std::process::id() as usize) << 32 | NEXT.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Returns whether the communicator belongs to a parent of this process. The lock may then have been
+    /// held during the fork.
+    fn is_of_parent(number: usize) -> bool {
+        let process = number >> 32;
+        process != 0 && process != std::process::id() as usize
+    }
+
     fn get(user_data: *mut c_void) -> Result<Arc<dyn Communicator>> {
+        if is_of_parent(user_data.addr()) {
+            return Err(Error::unsupported("the communicator belongs to the parent of this process; create one after the fork"));
+        }
         let communicator = communicators().get(&user_data.addr()).cloned();
         communicator.ok_or_else(|| Error::invalid("the communicator is closed, or belongs to an engine or a worker; create another one"))
     }
 
     /// Removes the communicator from those of the host. It is closed when nothing uses it.
     pub fn release(number: usize) {
+        if is_of_parent(number) {
+            return; // the memory is freed when this process ends
+        }
         let communicator = communicators().remove(&number);
         drop(communicator); // not under the lock
     }
@@ -370,7 +388,7 @@ mod own {
     /// Returns a communicator for the host.
     pub fn publish(communicator: Arc<dyn Communicator>) -> pllm_communicator {
         let (rank, size) = (communicator.rank() as u32, communicator.size() as u32);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let number = new_number();
         communicators().insert(number, communicator);
         pllm_communicator { user_data: std::ptr::without_provenance_mut(number), rank, size, ..FUNCTIONS.0 }
     }
