@@ -156,3 +156,17 @@ fn concurrent_engines_with_more_threads_than_cores_give_the_same_bits() {
         }
     });
 }
+
+#[test]
+fn workers_of_this_process_block_all_signals_and_end_with_the_engine() {
+    let _alone = alone();
+    let ranks = || threads().into_iter().filter(|(name, _)| name.starts_with("pagedllm-rank")).collect::<Vec<_>>();
+    let engine = Engine::create(&EngineOptions { device: "cpu,cpu".into(), threads: Some(1), ..options() }).unwrap();
+    let [(_, id)] = &ranks()[..] else { panic!("one worker is a thread") };
+    let blocked = u64::from_str_radix(&status(id, "SigBlk"), 16).unwrap();
+    let handled =
+        [libc::SIGINT, libc::SIGUSR1, libc::SIGTERM, libc::SIGCHLD, libc::SIGPROF].iter().fold(0, |set, signal| set | 1 << (signal - 1));
+    assert_eq!(blocked & handled, handled, "{blocked:x}");
+    drop(engine);
+    assert!(ranks().is_empty());
+}

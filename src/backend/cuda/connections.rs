@@ -11,6 +11,7 @@ use crate::backend::Workers;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result, try_vec, try_with_capacity};
 use crate::sys::bytes::{as_bytes, as_bytes_mut};
+use crate::sys::threads;
 use crate::types::parallel::{Division, WorkerPlace};
 
 /// A group of workers.
@@ -56,7 +57,7 @@ impl Connections {
             // If the receiver has given up, this frees the ranks.
             let _ = sender.send(ranks.map(|ranks| (ranks, scratch)));
         };
-        let thread = std::thread::Builder::new().name("pllm-connect".into()).spawn(connect);
+        let thread = threads::spawn("pagedllm-connect".into(), connect);
         thread.map_err(|e| Error::internal(format!("cannot start the thread that connects the workers: {e}")))?;
         let (ranks, scratch) = receiver.recv_timeout(workers.timeout).map_err(|error| match error {
             RecvTimeoutError::Timeout => {

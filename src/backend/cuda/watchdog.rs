@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::connections::Connections;
 use crate::error::{Error, Result};
+use crate::sys::threads;
 
 /// Time between two looks for errors during a wait.
 const POLL: Duration = Duration::from_millis(50);
@@ -42,7 +43,7 @@ impl Watchdog {
     pub fn start(connections: Arc<Connections>, timeout: Duration) -> Result<Watchdog> {
         let shared = Arc::new(Shared { connections, timeout, state: Mutex::default(), changed: Condvar::new() });
         let watching = shared.clone();
-        let thread = std::thread::Builder::new().name("pllm-watchdog".into()).spawn(move || watching.run());
+        let thread = threads::spawn("pagedllm-watchdog".into(), move || watching.run());
         let thread = thread.map_err(|e| Error::internal(format!("cannot start the thread that watches other workers: {e}")))?;
         Ok(Watchdog { shared, thread: Some(thread) })
     }

@@ -1,11 +1,11 @@
 //! Workers that are threads of the process of rank 0.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
+use crate::sys::{quiet, threads};
 
 /// The threads of the other ranks. Dropping it waits for them, so drop the communicator of rank 0
 /// before.
@@ -26,14 +26,14 @@ impl WorkerThreads {
         let run = move || {
             // Rank 0 notices the end of a rank when its communicator is dropped.
             let kept = world.clone();
-            let result = catch_unwind(AssertUnwindSafe(|| work(world)));
+            let result = quiet::no_panic(|| work(world));
             if let Err(error) = result.unwrap_or_else(|_| Err(Error::internal("the worker has panicked"))) {
                 let error = Error::new(error.code(), format!("rank {rank}: {}", error.message()));
                 failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
             }
             drop(kept);
         };
-        let thread = std::thread::Builder::new().name(format!("pllm-rank-{rank}")).spawn(run);
+        let thread = threads::spawn(format!("pagedllm-rank-{rank}"), run);
         let thread = thread.map_err(|e| Error::internal(format!("cannot start the thread of rank {rank}: {e}")))?;
         self.threads.push(thread);
         Ok(())
