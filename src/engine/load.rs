@@ -134,19 +134,32 @@ impl EngineParts {
             return Err(Error::invalid(format!("the communicator has rank {rank}; the engine has rank 0, run a worker on the others")));
         }
         match options.device()? {
-            Device::Cpu => {
-                let backend = cpu_backend(options)?;
-                let (isa, cpu_threads) = (backend.isa(), backend.threads());
-                let mut parts = LoadedPart::load(backend, options, group, isa.bits().name(), progress)?.into_parts(threads)?;
-                (parts.info.isa, parts.info.threads) = (Some(isa), cpu_threads);
-                Ok(parts)
-            }
-            Device::Cuda(ordinal) => {
-                let backend = cuda_backend(ordinal, options, group.is_some());
-                let backend = Agreement(group.as_ref()).on(backend)?;
-                LoadedPart::load(backend, options, group, "", progress)?.into_parts(threads)
-            }
+            Device::Cpu => EngineParts::load_on_cpu(options, threads, group, progress),
+            Device::Cuda(ordinal) => EngineParts::load_on_cuda(ordinal, options, threads, group, progress),
         }
+    }
+
+    // Not inlined: the frames of one backend have space on a small stack, those of both do not.
+    #[inline(never)]
+    fn load_on_cpu(options: &EngineOptions, threads: WorkerThreads, group: Option<Group>, progress: LoadProgress) -> Result<EngineParts> {
+        let backend = cpu_backend(options)?;
+        let (isa, cpu_threads) = (backend.isa(), backend.threads());
+        let mut parts = LoadedPart::load(backend, options, group, isa.bits().name(), progress)?.into_parts(threads)?;
+        (parts.info.isa, parts.info.threads) = (Some(isa), cpu_threads);
+        Ok(parts)
+    }
+
+    #[inline(never)]
+    fn load_on_cuda(
+        ordinal: usize,
+        options: &EngineOptions,
+        threads: WorkerThreads,
+        group: Option<Group>,
+        progress: LoadProgress,
+    ) -> Result<EngineParts> {
+        let backend = cuda_backend(ordinal, options, group.is_some());
+        let backend = Agreement(group.as_ref()).on(backend)?;
+        LoadedPart::load(backend, options, group, "", progress)?.into_parts(threads)
     }
 }
 
@@ -218,8 +231,8 @@ fn group(options: &EngineOptions, world: Option<Arc<dyn Communicator>>) -> Resul
 /// The part of the model that this worker computes. A single worker has the whole model.
 struct LoadedPart<B: Backend> {
     info: ModelInfo,
-    text: Option<Text>,
-    executor: ModelExecutor<B>,
+    text: Option<Box<Text>>,
+    executor: Box<ModelExecutor<B>>,
     /// The other workers, if there are any, and the largest batch.
     group: Option<(Group, BatchSize)>,
 }
@@ -241,7 +254,7 @@ impl<B: Backend + 'static> LoadedPart<B> {
         }
         files.fit(memory.max_model_len);
         let inputs = plan::inputs(&files, options, &plan::paging(&files, memory.block_size), memory.max_model_len);
-        let (info, mut executor) = agree.on(load_weights(backend, &files, options, memory, text.as_ref(), progress))?;
+        let (info, mut executor) = agree.on(load_weights(backend, &files, options, memory, text.as_deref(), progress))?;
         // Only if all have loaded their parts, because they exchange data.
         agree.on(warm_up(&mut executor, &files, options, &info))?;
         Ok(LoadedPart { info, text, executor, group: group.map(|group| (group, inputs.max)) })
@@ -249,10 +262,10 @@ impl<B: Backend + 'static> LoadedPart<B> {
 
     fn into_parts(self, threads: WorkerThreads) -> Result<EngineParts> {
         let executor: Box<dyn Executor> = match self.group {
-            None => Box::new(self.executor),
+            None => self.executor,
             Some((group, max)) => Box::new(ParallelExecutor::new(threads, self.executor, group, &max)?),
         };
-        Ok(EngineParts { info: self.info, text: self.text, executor })
+        Ok(EngineParts { info: self.info, text: self.text.map(|text| *text), executor })
     }
 
     fn serve(self) -> Result<()> {
@@ -301,10 +314,10 @@ impl Agreement<'_> {
 }
 
 /// Opens the part of the model of one worker, and the tokenizer, which only rank 0 needs.
-fn open(options: &EngineOptions, place: WorkerPlace) -> Result<(ModelFiles, Option<Text>)> {
-    let mut files = model_files(options)?;
+fn open(options: &EngineOptions, place: WorkerPlace) -> Result<(Box<ModelFiles>, Option<Box<Text>>)> {
+    let mut files = Box::new(model_files(options)?);
     files.divide(place)?;
-    let text = if options.skip_tokenizer || place.rank() > 0 { None } else { Some(load_text(&files, &options.model_dir)?) };
+    let text = if options.skip_tokenizer || place.rank() > 0 { None } else { Some(Box::new(load_text(&files, &options.model_dir)?)) };
     Ok((files, text))
 }
 
@@ -316,7 +329,7 @@ fn load_weights<B: Backend>(
     memory: MemoryPlan,
     text: Option<&Text>,
     progress: LoadProgress,
-) -> Result<(ModelInfo, ModelExecutor<B>)> {
+) -> Result<(ModelInfo, Box<ModelExecutor<B>>)> {
     let mut info = ModelInfo {
         architecture: files.architecture,
         vocab_size: files.spec.vocab_size,
@@ -348,7 +361,7 @@ fn load_weights<B: Backend>(
             decoder
         }
     };
-    Ok((info, ModelExecutor::new(decoder, kv)))
+    Ok((info, Box::new(ModelExecutor::new(decoder, kv))))
 }
 
 /// Makes a device allocate all the memory that it will ever need.

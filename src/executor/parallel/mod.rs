@@ -29,7 +29,7 @@ use crate::types::parallel::Division;
 ///
 /// If another worker fails or does not respond in time, the device is lost.
 pub struct ParallelExecutor<B: Backend> {
-    local: ModelExecutor<B>,
+    local: Box<ModelExecutor<B>>,
     group: Group,
     message: Message,
     /// Bytes of one block in the arrays of `read_blocks`, for each worker.
@@ -51,7 +51,7 @@ impl<B: Backend> ParallelExecutor<B> {
     /// that are threads of this process.
     ///
     /// All memory of steps with batches up to `max` is reserved.
-    pub fn new(threads: WorkerThreads, local: ModelExecutor<B>, group: Group, max: &BatchSize) -> Result<ParallelExecutor<B>> {
+    pub fn new(threads: WorkerThreads, local: Box<ModelExecutor<B>>, group: Group, max: &BatchSize) -> Result<ParallelExecutor<B>> {
         let (part_bytes, layout) = describe_blocks(&local, &group)?;
         let reserved = Message::for_batches(max).and_then(|message| {
             let stages = group.place.division.pipeline;

@@ -12,7 +12,7 @@ use crate::types::batch::Batch;
 
 /// Follows rank 0, whose batches for this pool are up to `max`, until its engine is freed. Errors: those of this worker, and `Internal` if another
 /// worker has ended or does not respond in time. Rank 0 fails then, too.
-pub fn serve<B: Backend>(mut local: ModelExecutor<B>, group: &Group, max: &BatchSize, pool: KvPool) -> Result<()> {
+pub fn serve<B: Backend>(mut local: Box<ModelExecutor<B>>, group: &Group, max: &BatchSize, pool: KvPool) -> Result<()> {
     let (part_bytes, _) = describe_blocks(&local, group)?;
     let own_bytes: usize = part_bytes[group.place.rank()].iter().sum();
     let mut batch = Batch::default();

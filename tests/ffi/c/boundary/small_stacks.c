@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 // A conversation with the maximum nesting that the library accepts.
 static const char *nested_chat(void) {
@@ -129,8 +130,49 @@ static void use_kv_events(pllm_engine *engine) {
     pllm_kv_events_free(events);
 }
 
-static void *make_every_call(void *unused) {
+static bool start_thread(pthread_t *thread, const size_t *stack_kib, void *(*run)(void *)) {
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    return pthread_attr_setstacksize(&attributes, *stack_kib << 10) == 0 &&
+           pthread_create(thread, &attributes, run, (void *)stack_kib) == 0;
+}
+
+// Options of one of two workers of this process.
+static pllm_engine_options worker_options(pllm_communicator *communicator, uint32_t rank) {
+    enum { TIMEOUT_MS = 20000 };
+    char path[64];
+    const char *dir = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
+    snprintf(path, sizeof path, "%s/pagedllm-small-stacks-%d", dir, (int)getpid());
+    pllm_communicator_init(communicator, sizeof *communicator);
+    OK(pllm_communicator_shared_memory(path, rank, 2, TIMEOUT_MS, communicator));
+    pllm_engine_options options = options_for(model_dir);
+    options.tensor_parallel = 2;
+    options.communicator = communicator;
+    options.worker_timeout_ms = TIMEOUT_MS;
+    return options;
+}
+
+static void *run_worker(void *unused) {
     (void)unused;
+    pllm_communicator communicator;
+    pllm_engine_options options = worker_options(&communicator, 1);
+    OK(pllm_worker_run(&options));
+    return NULL;
+}
+
+// Loads, runs and ends two workers, both on small stacks.
+static void use_workers(const size_t *stack_kib) {
+    pthread_t worker;
+    if (!CHECK(start_thread(&worker, stack_kib, run_worker))) return;
+    pllm_communicator communicator;
+    pllm_engine_options options = worker_options(&communicator, 0);
+    pllm_engine *engine = NULL;
+    if (OK(pllm_engine_create(&options, &engine))) use_sequences(engine);
+    pllm_engine_free(engine);
+    pthread_join(worker, NULL);
+}
+
+static void *make_every_call(void *stack_kib) {
     pllm_engine_options options = options_for(model_dir);
     options.kv_events_capacity = 1000;
     pllm_plan plan = {.struct_size = sizeof plan};
@@ -148,6 +190,7 @@ static void *make_every_call(void *unused) {
     use_kv_events(engine);
     pllm_engine_free(engine);
     free(generations);
+    use_workers(stack_kib);
     return NULL;
 }
 
@@ -157,11 +200,7 @@ static bool works_with_stack(size_t kib) {
     pid_t child = fork();
     if (child == 0) {
         pthread_t thread;
-        pthread_attr_t attributes;
-        pthread_attr_init(&attributes);
-        bool started = pthread_attr_setstacksize(&attributes, kib << 10) == 0 &&
-                       pthread_create(&thread, &attributes, make_every_call, NULL) == 0;
-        if (!started) _exit(2);
+        if (!start_thread(&thread, &kib, make_every_call)) _exit(2);
         pthread_join(thread, NULL);
         fflush(stdout);
         _exit(exit_code());
