@@ -106,12 +106,12 @@ impl EngineParts {
     /// Opens the device and loads the model. With several workers, this is rank 0. If the options name
     /// several devices, threads of this process are the other ranks.
     pub fn load_on_device(options: &EngineOptions, progress: LoadProgress) -> Result<EngineParts> {
-        options.validate()?;
-        let devices = options.devices()?.len();
         let mut threads = WorkerThreads::default();
-        if devices == 1 {
+        if options.workers.communicator.is_some() || options.devices().is_ok_and(|devices| devices.len() == 1) {
             return EngineParts::load_rank(options, threads, None, progress);
         }
+        options.validate()?;
+        let devices = options.devices()?.len();
         let mut ranks = Local::group(devices).into_iter().map(|rank| Arc::new(rank) as Arc<dyn Communicator>);
         let first = ranks.next();
         for world in ranks {
@@ -129,10 +129,10 @@ impl EngineParts {
         progress: LoadProgress,
     ) -> Result<EngineParts> {
         let _mode = StandardMode::enter();
-        let group = group(options, world)?;
-        if let Some(rank) = group.as_ref().map(|group| group.place.rank()).filter(|&rank| rank > 0) {
-            return Err(Error::invalid(format!("the communicator has rank {rank}; the engine has rank 0, run a worker on the others")));
-        }
+        let group = join(options, world, |rank| match rank {
+            0 => Ok(()),
+            _ => Err(Error::invalid(format!("the communicator has rank {rank}; the engine has rank 0, run a worker on the others"))),
+        })?;
         match options.device()? {
             Device::Cpu => EngineParts::load_on_cpu(options, threads, group, progress),
             Device::Cuda(ordinal) => EngineParts::load_on_cuda(ordinal, options, threads, group, progress),
@@ -142,7 +142,7 @@ impl EngineParts {
     // Not inlined: the frames of one backend have space on a small stack, those of both do not.
     #[inline(never)]
     fn load_on_cpu(options: &EngineOptions, threads: WorkerThreads, group: Option<Group>, progress: LoadProgress) -> Result<EngineParts> {
-        let backend = cpu_backend(options)?;
+        let backend = Agreement(group.as_ref()).on(cpu_backend(options))?;
         let (isa, cpu_threads) = (backend.isa(), backend.threads());
         let mut parts = LoadedPart::load(backend, options, group, isa.bits().name(), progress)?.into_parts(threads)?;
         (parts.info.isa, parts.info.threads) = (Some(isa), cpu_threads);
@@ -159,14 +159,13 @@ impl EngineParts {
     ) -> Result<EngineParts> {
         let backend = cuda_backend(ordinal, options, group.is_some());
         let backend = Agreement(group.as_ref()).on(backend)?;
-        LoadedPart::load(backend, options, group, "", progress)?.into_parts(threads)
+        LoadedPart::load(backend, options, group, NO_ISA, progress)?.into_parts(threads)
     }
 }
 
 /// Runs a worker other than rank 0 until the engine of rank 0 is freed.
 pub fn run_worker(options: &EngineOptions, progress: LoadProgress) -> Result<()> {
-    options.validate()?;
-    if options.devices()?.len() > 1 {
+    if options.workers.communicator.is_none() && options.devices()?.len() > 1 {
         return Err(Error::invalid(format!("device is {:?}; a worker has one device, so give one", options.device)));
     }
     run_rank(options, None, progress)
@@ -175,20 +174,20 @@ pub fn run_worker(options: &EngineOptions, progress: LoadProgress) -> Result<()>
 /// Runs a worker. `world` connects workers of this process.
 fn run_rank(options: &EngineOptions, world: Option<Arc<dyn Communicator>>, progress: LoadProgress) -> Result<()> {
     let _mode = StandardMode::enter();
-    let group = group(options, world)?;
+    let group = join(options, world, |rank| match rank {
+        0 => Err(Error::invalid("the communicator has rank 0, which creates the engine; run workers on the other ranks")),
+        _ => Ok(()),
+    })?;
     let group = group.ok_or_else(|| Error::invalid("a worker needs others; set tensor_parallel or pipeline_parallel to more than 1"))?;
-    if group.place.rank() == 0 {
-        return Err(Error::invalid("the communicator has rank 0, which creates the engine; run workers on the other ranks"));
-    }
     match options.device()? {
         Device::Cpu => {
-            let backend = cpu_backend(options)?;
+            let backend = group.agree(cpu_backend(options))?;
             let isa = backend.isa().bits().name();
             LoadedPart::load(backend, options, Some(group), isa, progress)?.serve()
         }
         Device::Cuda(ordinal) => {
             let backend = group.agree(cuda_backend(ordinal, options, true))?;
-            LoadedPart::load(backend, options, Some(group), "", progress)?.serve()
+            LoadedPart::load(backend, options, Some(group), NO_ISA, progress)?.serve()
         }
     }
 }
@@ -200,12 +199,28 @@ fn cpu_backend(options: &EngineOptions) -> Result<CpuBackend> {
     }
 }
 
+/// What workers on CUDA devices have instead of an instruction path.
+const NO_ISA: &str = "none (a CUDA device)";
+
 /// Opens a CUDA device, alone or as one of several workers.
 fn cuda_backend(ordinal: usize, options: &EngineOptions, is_worker: bool) -> Result<CudaBackend> {
     match is_worker {
         false => CudaBackend::new(ordinal, options.batch_invariant),
         true => CudaBackend::for_worker(ordinal, options.batch_invariant),
     }
+}
+
+/// Connects this worker with the others, if there are several. If the options of one worker are invalid,
+/// or its rank is refused, all workers fail.
+fn join(options: &EngineOptions, world: Option<Arc<dyn Communicator>>, check_rank: fn(usize) -> Result<()>) -> Result<Option<Group>> {
+    let valid = options.validate();
+    let group = match group(options, world) {
+        Ok(Some(group)) => group,
+        Ok(None) => return valid.map(|()| None),
+        Err(error) => return valid.and(Err(error)),
+    };
+    group.agree(valid.and_then(|()| check_rank(group.place.rank())))?;
+    Ok(Some(group))
 }
 
 /// Returns the group of the workers, if there are several. Those of other processes are connected by the
@@ -294,11 +309,12 @@ impl Agreement<'_> {
             let EngineOptions { block_size, kv_dtype, max_model_len, max_batch_tokens, max_seqs, .. } = options;
             try_format(format_args!(
                 "model {} with fingerprint {:016x}\ninstruction path {isa}\nweight_format {:?}\nblock_size {block_size}\nkv_dtype {kv_dtype:?}\n\
-                 max_model_len {max_model_len:?}\nmax_batch_tokens {max_batch_tokens}\nmax_seqs {max_seqs}\nprefill_chunk {:?}\n",
+                 max_model_len {max_model_len:?}\nmax_batch_tokens {max_batch_tokens}\nmax_seqs {max_seqs}\nprefill_chunk {:?}\nbatch_invariant {}\n",
                 files.architecture,
                 u64::from_be_bytes(*fingerprint),
                 options.weight_format,
                 options.prefill_chunk,
+                options.batch_invariant,
             ))
         });
         group.compare(&group.agree(settings)?)

@@ -22,7 +22,7 @@ impl Default for Division {
 impl Division {
     /// Returns the number of workers.
     pub fn workers(self) -> usize {
-        self.tensor * self.pipeline
+        self.tensor.saturating_mul(self.pipeline)
     }
 
     /// Returns the place of the worker with this rank. The workers of a stage have consecutive ranks.

@@ -328,10 +328,18 @@ fn workers_with_other_options_are_refused_on_all_ranks() {
     let other_block = EngineOptions { block_size: 16, ..options.clone() };
     let mut missing = options.clone();
     missing.model_dir = "does-not-exist".into();
+    let no_batch = EngineOptions { max_seqs: 0, ..options.clone() };
+    let no_device = EngineOptions { device: "gpu".into(), ..options.clone() };
+    let no_cpu = EngineOptions { cpus: Some(vec![1023]), threads: None, ..options.clone() };
     let cases = [
         (other_block, division, "rank 0 has block_size 8, rank 1 has block_size 16"),
         (missing, division, "does-not-exist"),
+        (no_batch, division, "max_seqs is 0"),
+        (no_device, division, "device is \"gpu\""),
+        (no_cpu, division, "1023"),
         (options.clone(), Division { tensor: 1, pipeline: 2 }, "tensor_parallel 1, pipeline_parallel 2"),
+        (options.clone(), Division { tensor: 3, pipeline: 1 }, "tensor_parallel 3, pipeline_parallel 1"),
+        (options.clone(), ALONE, "tensor_parallel 1, pipeline_parallel 1"),
     ];
     for (other, other_division, message) in cases {
         let mut ranks = Local::group(2).into_iter();

@@ -27,6 +27,11 @@ impl Group {
     /// Creates the group and checks that all workers have the same library and the same division.
     pub fn new(world: Arc<dyn Communicator>, division: Division, timeout: Duration) -> Result<Group> {
         let (rank, size) = (world.rank(), world.size());
+        if rank >= size {
+            return Err(Error::invalid(format!("the communicator has rank {rank} of {size}; ranks are numbered from 0")));
+        }
+        // First, because an error before it would leave the other ranks waiting.
+        compare_versions(&*world, division, timeout)?;
         if size != division.workers() {
             return Err(Error::invalid(format!(
                 "tensor_parallel {} times pipeline_parallel {} is {}, but the communicator has {size} ranks; give them the same number",
@@ -35,12 +40,8 @@ impl Group {
                 division.workers()
             )));
         }
-        if rank >= size {
-            return Err(Error::invalid(format!("the communicator has rank {rank} of {size}; ranks are numbered from 0")));
-        }
         let workers = Workers { tensor: world.clone(), world, timeout };
         let mut group = Group { workers, place: division.place(rank) };
-        group.compare_versions()?;
         if division.pipeline > 1 && division.tensor > 1 {
             group.workers.tensor = group.world().split(group.place.stage, Some(timeout))?;
         }
@@ -55,25 +56,6 @@ impl Group {
     /// Returns the limit of a wait for other workers.
     pub fn timeout(&self) -> Option<Duration> {
         Some(self.workers.timeout)
-    }
-
-    fn compare_versions(&self) -> Result<()> {
-        let mut own = [0; VERSION_BYTES];
-        let Division { tensor, pipeline } = self.place.division;
-        let text = format!("{}, tensor_parallel {tensor}, pipeline_parallel {pipeline}", env!("CARGO_PKG_VERSION"));
-        own[..text.len()].copy_from_slice(text.as_bytes());
-        let mut all = try_vec(VERSION_BYTES * self.world().size(), 0)?;
-        self.world().all_gather(&own, &mut all, self.timeout())?;
-        match all.chunks_exact(VERSION_BYTES).position(|version| version != own) {
-            None => Ok(()),
-            Some(rank) => {
-                let other = String::from_utf8_lossy(&all[rank * VERSION_BYTES..][..VERSION_BYTES]);
-                let other = other.trim_end_matches('\0');
-                Err(Error::invalid(format!(
-                    "rank {rank} has version {other}, this rank has version {text}; give all ranks the same library and options"
-                )))
-            }
-        }
     }
 
     /// Returns the bytes of each worker, which may differ in length.
@@ -145,6 +127,26 @@ impl Group {
     }
 }
 
+/// Fails on all ranks if their libraries or their divisions differ.
+fn compare_versions(world: &dyn Communicator, division: Division, timeout: Duration) -> Result<()> {
+    let mut own = [0; VERSION_BYTES];
+    let Division { tensor, pipeline } = division;
+    let text = format!("{}, tensor_parallel {tensor}, pipeline_parallel {pipeline}", env!("CARGO_PKG_VERSION"));
+    own[..text.len()].copy_from_slice(text.as_bytes());
+    let mut all = try_vec(VERSION_BYTES * world.size(), 0)?;
+    world.all_gather(&own, &mut all, Some(timeout))?;
+    match all.chunks_exact(VERSION_BYTES).position(|version| version != own) {
+        None => Ok(()),
+        Some(rank) => {
+            let other = String::from_utf8_lossy(&all[rank * VERSION_BYTES..][..VERSION_BYTES]);
+            let other = other.trim_end_matches('\0');
+            Err(Error::invalid(format!(
+                "rank {rank} has version {other}, this rank has version {text}; give all ranks the same library and options"
+            )))
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::thread;
@@ -196,11 +198,14 @@ mod tests {
 
     #[test]
     fn a_communicator_of_another_size_is_refused() {
-        let world = Arc::new(Local::group(2).remove(0));
-        let error = Group::new(world, Division { tensor: 2, pipeline: 2 }, Duration::ZERO).err().unwrap();
-        assert!(
-            error.message().starts_with("tensor_parallel 2 times pipeline_parallel 2 is 4, but the communicator has 2 ranks"),
-            "{error}"
-        );
+        let new = |world: Local| Group::new(Arc::new(world), Division { tensor: 2, pipeline: 2 }, Duration::from_secs(60));
+        let ranks: Vec<_> = Local::group(2).into_iter().map(|world| thread::spawn(move || new(world).err().unwrap())).collect();
+        for rank in ranks {
+            let error = rank.join().unwrap();
+            assert!(
+                error.message().starts_with("tensor_parallel 2 times pipeline_parallel 2 is 4, but the communicator has 2 ranks"),
+                "{error}"
+            );
+        }
     }
 }
