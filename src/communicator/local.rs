@@ -19,19 +19,53 @@ struct Group {
     changed: Condvar,
 }
 
-#[derive(Default)]
 struct State {
-    /// Messages on their way, by sender and receiver.
-    messages: HashMap<(usize, usize), VecDeque<Vec<u8>>>,
+    /// Messages from each rank to each rank: `[sender * size + receiver]`.
+    channels: Vec<Channel>,
     /// Groups of a division that not all members have taken yet, by color.
     divisions: HashMap<usize, (Arc<Group>, usize)>,
     /// The ranks that have ended.
     ended: HashSet<usize>,
 }
 
+/// Messages on their way from one rank to another. The memory is used again, so that steps allocate
+/// nothing.
+#[derive(Default)]
+struct Channel {
+    lens: VecDeque<usize>,
+    /// The bytes of the messages, one after the other.
+    bytes: VecDeque<u8>,
+}
+
+impl Channel {
+    fn push(&mut self, message: &[u8]) -> Result<()> {
+        self.lens.try_reserve(1)?;
+        self.bytes.try_reserve(message.len())?;
+        self.lens.push_back(message.len());
+        self.bytes.extend(message);
+        Ok(())
+    }
+
+    /// Removes the next message, which has the length of `out`. Returns whether there is one.
+    fn pop(&mut self, out: &mut [u8], from: usize) -> Result<bool> {
+        let Some(len) = self.lens.pop_front() else { return Ok(false) };
+        if len != out.len() {
+            return Err(Error::internal(format!("rank {from} has sent {len} bytes, {} were expected", out.len())));
+        }
+        let (first, second) = self.bytes.as_slices();
+        let split = len.min(first.len());
+        out[..split].copy_from_slice(&first[..split]);
+        out[split..].copy_from_slice(&second[..len - split]);
+        self.bytes.drain(..len);
+        Ok(true)
+    }
+}
+
 impl Group {
     fn new(size: usize) -> Arc<Group> {
-        Arc::new(Group { size, state: Mutex::default(), changed: Condvar::new() })
+        let channels = (0..size * size).map(|_| Channel::default()).collect();
+        let state = State { channels, divisions: HashMap::new(), ended: HashSet::new() };
+        Arc::new(Group { size, state: Mutex::new(state), changed: Condvar::new() })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -83,10 +117,7 @@ impl Communicator for Local {
     }
 
     fn send(&self, bytes: &[u8], to: usize, _timeout: Option<Duration>) -> Result<()> {
-        let mut message = Vec::new();
-        message.try_reserve_exact(bytes.len())?;
-        message.extend_from_slice(bytes);
-        self.group.lock().messages.entry((self.rank, to)).or_default().push_back(message);
+        self.group.lock().channels[self.rank * self.group.size + to].push(bytes)?;
         self.group.changed.notify_all();
         Ok(())
     }
@@ -95,11 +126,7 @@ impl Communicator for Local {
         let began = Instant::now();
         let mut state = self.group.lock();
         loop {
-            if let Some(message) = state.messages.get_mut(&(from, self.rank)).and_then(VecDeque::pop_front) {
-                if message.len() != bytes.len() {
-                    return Err(Error::internal(format!("rank {from} has sent {} bytes, {} were expected", message.len(), bytes.len())));
-                }
-                bytes.copy_from_slice(&message);
+            if state.channels[from * self.group.size + self.rank].pop(bytes, from)? {
                 return Ok(());
             }
             // Another rank may be the first to be done. Those that wait for it fail and end too.

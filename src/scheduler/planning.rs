@@ -23,6 +23,8 @@ pub(super) struct PlanningState {
     spare_plans: Vec<StepPlan>,
     /// Larger buffers for the block tables of the plans that are in flight.
     larger_tables: Vec<Vec<u32>>,
+    /// Number of entries of block tables for which each plan has space.
+    table_entries: usize,
     /// Number of steps in flight.
     pub launched: usize,
     /// Number of steps among which the decodes are divided, so that each stage of a pipeline has some.
@@ -43,6 +45,7 @@ impl PlanningState {
             budget: StepBudget::UNLIMITED,
             spare_plans: Vec::new(),
             larger_tables: Vec::new(),
+            table_entries: 0,
             launched: 0,
             stages: 1,
             max_decodes: usize::MAX,
@@ -59,7 +62,8 @@ impl PlanningState {
         self.larger_tables.try_reserve_exact(steps)?;
         while self.spare_plans.len() < steps {
             let mut plan = StepPlan::default();
-            plan.batch.reserve(options.max_batch_tokens, options.max_seqs, blocks.total(), blocks.paging().groups())?;
+            let entries = blocks.total().max(self.table_entries);
+            plan.batch.reserve(options.max_batch_tokens, options.max_seqs, entries, blocks.paging().groups())?;
             plan.sequences.try_reserve(options.max_seqs)?;
             self.spare_plans.push(plan);
         }
@@ -68,6 +72,9 @@ impl PlanningState {
 
     /// Reserves space for `entries` entries of block tables in each plan.
     pub fn reserve_tables(&mut self, entries: usize) -> Result<()> {
+        if entries <= self.table_entries {
+            return Ok(());
+        }
         self.spare_plans.iter_mut().try_for_each(|plan| plan.batch.tables.try_reserve_exact(entries))?;
         self.larger_tables.clear();
         for _ in 0..self.launched {
@@ -75,6 +82,7 @@ impl PlanningState {
             tables.try_reserve_exact(entries)?;
             self.larger_tables.push(tables);
         }
+        self.table_entries = entries;
         Ok(())
     }
 

@@ -246,9 +246,19 @@ pub fn record_infallible(act: impl FnOnce()) -> BTreeSet<Site> {
 
 /// Runs `act` and adds the number of its allocations by site to `found`.
 pub fn count_allocations<T>(found: &mut BTreeMap<Site, usize>, act: impl FnOnce() -> T) -> T {
-    WATCH.set(Watch::Count);
+    start_counting();
     let result = act();
+    stop_counting(found);
+    result
+}
+
+/// Counts the allocations of this thread from now on.
+pub fn start_counting() {
+    WATCH.set(Watch::Count);
+}
+
+/// Stops `start_counting`, and adds the number of allocations by site to `found`.
+pub fn stop_counting(found: &mut BTreeMap<Site, usize>) {
     WATCH.set(Watch::Off);
     FOUND.take().into_iter().for_each(|(site, count)| *found.entry(site).or_default() += count);
-    result
 }

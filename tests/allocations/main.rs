@@ -7,6 +7,7 @@ mod outputs;
 mod steps;
 #[path = "../support/mod.rs"]
 mod support;
+mod workers;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

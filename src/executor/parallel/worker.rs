@@ -10,15 +10,20 @@ use crate::executor::local::ModelExecutor;
 use crate::model::KvPool;
 use crate::types::batch::Batch;
 
-/// Follows rank 0, whose batches for this pool are up to `max`, until its engine is freed. Errors: those of this worker, and `Internal` if another
-/// worker has ended or does not respond in time. Rank 0 fails then, too.
+/// Follows rank 0, whose batches for this pool are up to `max`, until its engine is freed. Errors:
+/// those of this worker, and `Internal` if another worker has ended or does not respond in time.
+/// Rank 0 fails then, too.
 pub fn serve<B: Backend>(mut local: Box<ModelExecutor<B>>, group: &Group, max: &BatchSize, pool: KvPool) -> Result<()> {
     let (part_bytes, _) = describe_blocks(&local, group)?;
     let own_bytes: usize = part_bytes[group.place.rank()].iter().sum();
     let mut batch = Batch::default();
-    let reserved = batch.reserve(max.tokens, max.sequences, max.table_entries, max.groups).and_then(|()| Message::for_batches(max));
-    let mut message = group.agree(reserved)?;
     let (mut moves, mut copies, mut blocks, mut bytes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut reserve = || {
+        batch.reserve(max.tokens, max.sequences, max.table_entries, max.groups)?;
+        moves.try_reserve(pool.blocks)?;
+        Message::for_batches(max)
+    };
+    let mut message = group.agree(reserve())?;
     loop {
         let kind = message.receive(group)?;
         if kind != Kind::Step {
