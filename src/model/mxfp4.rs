@@ -90,7 +90,7 @@ mod tests {
         assert_eq!(unpacked(0xF7, 130).unwrap(), [48.0, -48.0]);
         assert_eq!(unpacked(0x19, 120).unwrap(), [-0.5 / 128.0, 0.5 / 128.0]);
         // The extremes: subnormals of bf16, and its largest power.
-        assert_eq!(unpacked(0x21, 0).unwrap(), [2f32.powi(-128), 2f32.powi(-127)]);
+        assert_eq!(unpacked(0x21, 0).unwrap(), [f32::MIN_POSITIVE / 4.0, f32::MIN_POSITIVE / 2.0]);
         assert_eq!(unpacked(0x77, 252).unwrap(), [6.0 * 2f32.powi(125); 2]);
         assert!(unpacked(0x77, 253).unwrap_err().message().contains("byte 253"));
     }

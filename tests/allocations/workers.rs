@@ -10,7 +10,7 @@ use std::time::Duration;
 use pagedllm::communicator::local::Local;
 use pagedllm::communicator::shared_memory::SharedMemory;
 use pagedllm::communicator::{Communicator, CommunicatorHandle, OrderedSum};
-use pagedllm::engine::{Engine, Prompt, Request};
+use pagedllm::engine::{Engine, Prompt, Request, StepReport};
 use pagedllm::error::Result;
 use pagedllm::types::options::{EngineOptions, Preemption, SamplingParams, WorkerOptions};
 use pagedllm::types::parallel::Division;
@@ -119,14 +119,14 @@ fn options(model: PathBuf, division: Division, world: Arc<dyn Communicator>) -> 
 }
 
 /// Adds a request if there are few, and runs a step.
-fn step(engine: &Engine, number: usize, step: impl FnOnce()) {
+fn step(engine: &Engine, number: usize, step: impl FnOnce() -> StepReport) {
     if engine.stats().waiting + engine.stats().running < 14 {
         let temperature = (number % 2) as f32;
         let sampling = SamplingParams { temperature, ignore_eos: true, max_tokens: Some(30 + number % 80), ..Default::default() };
         let prompt = (0..20 + number % 60).map(|place| (place * 7 + number * 11) as u32 % 120).collect();
         engine.add_request(Request::new(Prompt::Tokens(prompt), sampling)).unwrap();
     }
-    step();
+    assert!(step().unfinished > 0);
     drop(engine.queue().poll_batch(Some(Duration::ZERO), |_| Ok(())).unwrap());
 }
 
@@ -134,10 +134,10 @@ fn step(engine: &Engine, number: usize, step: impl FnOnce()) {
 fn window(engine: &Engine, workers: &[Arc<Counts>]) -> BTreeMap<Site, usize> {
     let mut found = BTreeMap::new();
     workers.iter().for_each(|worker| worker.is_on.store(true, SeqCst));
-    (0..STEPS).for_each(|number| step(engine, number, || drop(count_allocations(&mut found, || engine.step()).unwrap())));
+    (0..STEPS).for_each(|number| step(engine, number, || count_allocations(&mut found, || engine.step()).unwrap()));
     workers.iter().for_each(|worker| worker.is_on.store(false, SeqCst));
     // In these steps, all workers notice it.
-    (0..WARM_UP).for_each(|number| step(engine, number, || drop(engine.step().unwrap())));
+    (0..WARM_UP).for_each(|number| step(engine, number, || engine.step().unwrap()));
     for worker in workers {
         assert!(worker.calls.swap(0, SeqCst) >= STEPS, "{worker:?}");
         found.append(&mut worker.found.lock().unwrap());
@@ -165,7 +165,7 @@ fn run(division: Division, join: impl Fn(usize) -> Arc<dyn Communicator> + Sync)
             .collect();
         let engine = Engine::create(&options(model.0.clone(), division, join(0))).unwrap();
         let counts: Vec<_> = workers.iter().map(|(_, counts)| counts.clone()).collect();
-        (0..WARM_UP).for_each(|number| step(&engine, number, || drop(engine.step().unwrap())));
+        (0..WARM_UP).for_each(|number| step(&engine, number, || engine.step().unwrap()));
         let mut found = BTreeMap::new();
         let is_free = (0..WINDOWS).any(|_| {
             found = window(&engine, &counts);

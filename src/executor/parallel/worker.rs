@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::executor::Executor;
 use crate::executor::local::ModelExecutor;
 use crate::model::KvPool;
-use crate::types::batch::Batch;
+use crate::types::batch::{Batch, BlockMove};
 
 /// Follows rank 0, whose batches for this pool are up to `max`, until its engine is freed. Errors:
 /// those of this worker, and `Internal` if another worker has ended or does not respond in time.
@@ -16,14 +16,8 @@ use crate::types::batch::Batch;
 pub fn serve<B: Backend>(mut local: Box<ModelExecutor<B>>, group: &Group, max: &BatchSize, pool: KvPool) -> Result<()> {
     let (part_bytes, _) = describe_blocks(&local, group)?;
     let own_bytes: usize = part_bytes[group.place.rank()].iter().sum();
-    let mut batch = Batch::default();
-    let (mut moves, mut copies, mut blocks, mut bytes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    let mut reserve = || {
-        batch.reserve(max.tokens, max.sequences, max.table_entries, max.groups)?;
-        moves.try_reserve(pool.blocks)?;
-        Message::for_batches(max)
-    };
-    let mut message = group.agree(reserve())?;
+    let (mut message, mut batch, mut moves) = group.agree(reserve(max, pool))?;
+    let (mut copies, mut blocks, mut bytes) = (Vec::new(), Vec::new(), Vec::new());
     loop {
         let kind = message.receive(group)?;
         if kind != Kind::Step {
@@ -73,4 +67,12 @@ pub fn serve<B: Backend>(mut local: Box<ModelExecutor<B>>, group: &Group, max: &
             return Err(Error::internal("the device is lost"));
         }
     }
+}
+
+/// Reserves what steps need: a message, a batch, and the list of the blocks that a step moves.
+fn reserve(max: &BatchSize, pool: KvPool) -> Result<(Message, Batch, Vec<BlockMove>)> {
+    let (mut batch, mut moves) = (Batch::default(), Vec::new());
+    batch.reserve(max.tokens, max.sequences, max.table_entries, max.groups)?;
+    moves.try_reserve(pool.blocks)?;
+    Ok((Message::for_batches(max)?, batch, moves))
 }
