@@ -30,7 +30,7 @@ use crate::observability::metrics::Histograms;
 use crate::observability::stats::{Stats, StepReport};
 use crate::observability::trace::{Phase, Trace};
 use crate::scheduler::simulate::StepLoad;
-use crate::scheduler::{Scheduler, StepPlan};
+use crate::scheduler::{Costs, Scheduler, StepPlan};
 use crate::sys::float::StandardMode;
 use crate::sys::quiet;
 use crate::text::Text;
@@ -130,7 +130,7 @@ impl EngineCore {
             recovery: Recovery::new(max_seqs)?,
             shared,
         };
-        core.device.limit_moves(&mut core.lifecycle.scheduler);
+        core.device.limit_moves(Costs::default(), &mut core.lifecycle.scheduler);
         core.in_flight.try_reserve_exact(depth)?;
         core.lifecycle.scheduler.reserve_steps(depth)?;
         if core.device.executor.sampling_limits().is_none() {
@@ -147,7 +147,7 @@ impl EngineCore {
         self.shared.table.check()?;
         let _mode = StandardMode::enter();
         // The scheduler knows no other durations.
-        let costs = (self.lifecycle.scheduler.preemption() == Preemption::Auto).then(|| self.device.costs());
+        let costs = (self.lifecycle.scheduler.preemption() != Preemption::Recompute).then(|| self.device.costs());
         self.source.collect(costs, &mut self.inputs);
         self.lifecycle.masks.read_finished(&mut *self.source, &mut self.inputs.finished_masks);
         self.lifecycle.delivery.begin_step();
@@ -192,7 +192,10 @@ impl EngineCore {
     fn apply_commands(&mut self) {
         let StepInputs { now, commands, costs, finished_transfers, disk_transfers, finished_masks, finished_lookups, store_room, .. } =
             &mut self.inputs;
-        costs.iter().for_each(|&costs| self.lifecycle.scheduler.set_costs(costs));
+        if let Some(costs) = *costs {
+            self.lifecycle.scheduler.set_costs(costs);
+            self.device.limit_moves(costs, &mut self.lifecycle.scheduler);
+        }
         self.lifecycle.scheduler.begin_step(now.as_micros() as u64);
         self.device.complete_disk_transfers(disk_transfers, *now, &mut self.lifecycle.scheduler);
         self.lifecycle.complete_transfers(finished_transfers);

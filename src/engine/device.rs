@@ -15,9 +15,12 @@ use crate::scheduler::{Costs, Scheduler};
 use crate::types::batch::{BlockMove, Tail};
 
 /// A step moves at most this many times the bytes between the tiers that it copies for exports: by
-/// default 16 MiB in each direction, which take 2 to 4 ms. A block is one copy, without an
-/// encoding.
+/// default 16 MiB in each direction, which take 2 to 4 ms on most machines. A block is one copy,
+/// without an encoding.
 const TIER_MOVES: usize = 8;
+/// Maximum time of the transfers of a step between the tiers in each direction. It applies where
+/// memory is slower, by the measured times.
+const MAX_MOVE_TIME: Duration = Duration::from_micros(2500);
 
 /// The executor and the measurements of its steps and transfers.
 pub struct Device {
@@ -58,8 +61,14 @@ impl Device {
     }
 
     /// Limits the transfers between the tiers that the scheduler plans for one step.
-    pub fn limit_moves(&self, scheduler: &mut Scheduler) {
-        scheduler.limit_moves(max_moves(self.executor.max_transfer_bytes(), self.block_bytes));
+    pub fn limit_moves(&self, costs: Costs, scheduler: &mut Scheduler) {
+        let by_bytes = max_moves(self.executor.max_transfer_bytes(), self.block_bytes);
+        // A file's transfers take place outside the step.
+        let by_time = match costs.block > 0.0 && self.swap_file.is_none() {
+            true => (MAX_MOVE_TIME.as_secs_f64() / costs.block) as usize,
+            false => usize::MAX,
+        };
+        scheduler.limit_moves(by_bytes.min(by_time));
     }
 
     /// Completes the transfers of the swap file that have ended, and limits those of this step,

@@ -259,32 +259,64 @@ impl Executor for TimedExecutor {
     }
 }
 
-#[test]
-fn auto_preemption_eventually_retries_a_slow_host_tier() {
-    let (clock, block_time) = (Arc::new(support::ManualClock::default()), Arc::new(AtomicU64::new(1000)));
+/// Creates an engine with a pool of 16 blocks, and the time to swap a block.
+fn timed_engine(preemption: Preemption, block_time: u64) -> (Engine, Arc<AtomicU64>) {
+    let (clock, block_time) = (Arc::new(support::ManualClock::default()), Arc::new(AtomicU64::new(block_time)));
     let mut info = support::model_info(8, 16, 96, vec![]);
     info.memory.swap_blocks = 64;
-    let options = EngineOptions {
-        preemption: Preemption::Auto,
-        swap_bytes: 1,
-        prefix_cache: false,
-        max_batch_tokens: 512,
-        ..EngineOptions::default()
-    };
+    let options = EngineOptions { preemption, swap_bytes: 1, prefix_cache: false, max_batch_tokens: 512, ..EngineOptions::default() };
     let executor = TimedExecutor { logits: Vec::new(), clock: clock.clone(), block_time: block_time.clone() };
-    let engine = Engine::with_clock(&options, info, None, Box::new(executor), clock).unwrap();
-    // Runs two requests that together exceed the pool. Returns the number of preemptions and of
-    // those that swapped.
+    (Engine::with_clock(&options, info, None, Box::new(executor), clock).unwrap(), block_time)
+}
+
+/// Runs two requests that together exceed the pool. Calls `after_step` with the statistics before and
+/// after each step.
+fn serve_two(engine: &Engine, mut after_step: impl FnMut(&Stats, &Stats)) {
+    for _ in 0..2 {
+        engine
+            .add_request(Request::new(Prompt::Tokens(vec![1; 8]), SamplingParams { max_tokens: Some(80), ..SamplingParams::greedy() }))
+            .unwrap();
+    }
+    loop {
+        let before = engine.stats();
+        let unfinished = engine.step().unwrap().unfinished;
+        after_step(&before, &engine.stats());
+        engine.queue().poll(Some(Duration::ZERO)).unwrap();
+        if unfinished == 0 {
+            break;
+        }
+    }
+}
+
+/// A step swaps for at most 2.5 ms in each direction, by the measured times.
+#[test]
+fn a_step_swaps_fewer_blocks_if_memory_is_slow() {
+    let (engine, block_time) = timed_engine(Preemption::Swap, 1);
+    // Returns the largest number of blocks that a step has swapped in each direction.
+    let largest = || {
+        let mut largest = (0, 0);
+        serve_two(&engine, |before, after| {
+            let moved = (after.blocks_swapped_out - before.blocks_swapped_out, after.blocks_swapped_in - before.blocks_swapped_in);
+            largest = (largest.0.max(moved.0), largest.1.max(moved.1));
+        });
+        largest
+    };
+    let fast = largest();
+    assert!(fast.0 > 4 && fast.1 > 4, "{fast:?}");
+    block_time.store(1000, Ordering::Relaxed);
+    for _ in 0..50 {
+        largest();
+    }
+    assert_eq!(largest(), (2, 2));
+}
+
+#[test]
+fn auto_preemption_eventually_retries_a_slow_host_tier() {
+    let (engine, block_time) = timed_engine(Preemption::Auto, 1000);
+    // Returns the number of preemptions and of those that swapped.
     let serve = || {
         let before = engine.stats();
-        for _ in 0..2 {
-            engine
-                .add_request(Request::new(Prompt::Tokens(vec![1; 8]), SamplingParams { max_tokens: Some(80), ..SamplingParams::greedy() }))
-                .unwrap();
-        }
-        while engine.step().unwrap().unfinished > 0 {
-            engine.queue().poll(Some(Duration::ZERO)).unwrap();
-        }
+        serve_two(&engine, |_, _| {});
         let after = engine.stats();
         (after.preemptions - before.preemptions, after.preemptions_swapped - before.preemptions_swapped)
     };
