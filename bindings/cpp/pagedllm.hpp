@@ -17,9 +17,9 @@
  * standard library throws: std::bad_alloc, and std::system_error if generate_async cannot start a
  * thread.
  *
- * Ownership. Engine, Budget, Queue, Outputs, Stream, Sequence and Pin are move-only and free what
- * they own. A moved-from object can be destroyed and assigned to. Its other calls return
- * Code::invalid_argument, and its ranges are empty.
+ * Ownership. Engine, Budget, Communicator, Queue, Outputs, Stream, Sequence and Pin are move-only
+ * and free what they own. A moved-from object can be destroyed and assigned to. Its other calls
+ * return Code::invalid_argument, and its ranges are empty.
  *
  * Views. A std::string_view or Span argument needs to be valid only during the call. A returned
  * view is valid as long as its source: an Output as long as its Outputs, a ModelInfo as long as its
@@ -27,10 +27,10 @@
  *
  * Threads. Unless Options::host_steps is set, a thread of the engine steps it, and sleeps while
  * there is nothing to do. Any thread may call any function of an Engine, Budget, Queue or Sequence
- * at any time. Only one thread at a time may use a Stream or an Outputs. While a call on an object
- * is in progress, no thread may move, assign or destroy the object. A call on a Sequence or a Pin
- * is also a call on its engine. All of these objects can outlive their engine: requests in progress
- * end as aborted, and later calls return Code::closed.
+ * at any time. Only one thread at a time may use a Stream, an Outputs or a Communicator. While a
+ * call on an object is in progress, no thread may move, assign or destroy the object. A call on a
+ * Sequence or a Pin is also a call on its engine. All of these objects can outlive their engine:
+ * requests in progress end as aborted, and later calls return Code::closed.
  */
 
 #ifndef PAGEDLLM_HPP
@@ -405,6 +405,89 @@ private:
     Owned owned_;
 };
 
+// ---- workers of several processes ---------------------------------------------------------------
+
+// A rank of a group whose ranks compute one model: rank 0 with Engine::create, each other rank with
+// run_worker. Both take the communicator of Options::communicator if they succeed, and the library
+// then closes it. If they fail, destroying the communicator closes it, which the other ranks wait for.
+//
+//     auto world = pagedllm::Communicator::shared_memory("/dev/shm/my-service", rank, 2).value();
+//     options.communicator = &world;
+//     options.tensor_parallel = 2;
+//     if (rank > 0) return pagedllm::run_worker(options).ok() ? 0 : 1;
+//     auto engine = pagedllm::Engine::create(options).value();
+class Communicator {
+public:
+    // Joins a group of processes, or threads, of this host, which communicate through shared memory.
+    // Waits until all ranks have joined. Rank 0 creates the file at `path`, usually below /dev/shm. A
+    // timeout of 0 is no limit. See pllm_communicator_shared_memory.
+    static Result<Communicator> shared_memory(const std::string &path, uint32_t rank, uint32_t size,
+                                              std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
+        if (path.find('\0') != std::string::npos) {
+            return Error{Code::invalid_argument, "path has a NUL byte; pass a path of a file"};
+        }
+        // A negative duration becomes the shortest one.
+        const auto limit = timeout.count() < 0 ? uint64_t{1} : static_cast<uint64_t>(timeout.count());
+        auto c = detail::filled<pllm_communicator>([&](pllm_communicator *out) {
+            return pllm_communicator_shared_memory(path.c_str(), rank, size, limit, out);
+        });
+        if (!c) return c.error();
+        return Communicator(*c);
+    }
+
+    // Takes ownership of a communicator of the host: its own struct of functions, or that of
+    // bindings/mpi.
+    //
+    //     pllm_communicator mpi{};
+    //     mpi.struct_size = sizeof mpi;
+    //     if (pllm_mpi_communicator(MPI_COMM_WORLD, &mpi) != MPI_SUCCESS) return 1;
+    //     auto world = pagedllm::Communicator::adopt(mpi);
+    [[nodiscard]] static Communicator adopt(const pllm_communicator &c) { return Communicator(c); }
+
+    Communicator(Communicator &&other) noexcept : c_(other.c_), state_(std::exchange(other.state_, State::moved)) {}
+    Communicator &operator=(Communicator &&other) noexcept {
+        if (this != &other) {
+            close();
+            c_ = other.c_;
+            state_ = std::exchange(other.state_, State::moved);
+        }
+        return *this;
+    }
+    ~Communicator() { close(); }
+
+    // Number of this rank, below size.
+    [[nodiscard]] uint32_t rank() const noexcept { return c_.rank; }
+    // Number of ranks.
+    [[nodiscard]] uint32_t size() const noexcept { return c_.size; }
+
+    // Returns the C struct. A communicator that an engine or a worker has taken, or that has been
+    // moved from, is an error.
+    Result<const pllm_communicator *> named() const {
+        if (state_ == State::taken) {
+            return Error{Code::invalid_argument, "the communicator is closed, or belongs to an engine or a worker; create another one"};
+        }
+        if (state_ == State::moved) {
+            return Error{Code::invalid_argument, "the communicator has been moved from; pass another communicator"};
+        }
+        return &c_;
+    }
+
+    // Gives the communicator to a call of the C API that has succeeded.
+    void release() noexcept { state_ = State::taken; }
+
+private:
+    enum class State { owned, taken, moved };
+
+    explicit Communicator(const pllm_communicator &c) noexcept : c_(c) {}
+
+    void close() noexcept {
+        if (state_ == State::owned && c_.close) c_.close(c_.user_data);
+    }
+
+    pllm_communicator c_;
+    State state_ = State::owned;
+};
+
 // ---- options and requests -----------------------------------------------------------------------
 
 // Data type of KV blocks.
@@ -650,6 +733,20 @@ struct Options {
     // take memory of the host: about 100 bytes and 4 for each token of a block, for each event and
     // twice for each block of the pool.
     uint64_t kv_events_capacity = detail::engine_options_defaults().kv_events_capacity;
+    // Connection with the other workers that compute the model. Its ranks are tensor_parallel *
+    // pipeline_parallel. Null (default): this engine computes the model with the devices of this
+    // process.
+    Communicator *communicator = nullptr;
+    // Number of workers that divide each layer. 0 (default): 1, or with a list of devices their
+    // number divided by pipeline_parallel. The number of attention heads and the widths of MLPs
+    // must be multiples of it, and so must the number of KV heads, unless it is a multiple of that.
+    uint32_t tensor_parallel = detail::engine_options_defaults().tensor_parallel;
+    // Number of groups of workers, each with some of the layers. 0 (default): 1.
+    uint32_t pipeline_parallel = detail::engine_options_defaults().pipeline_parallel;
+    // Time after which a wait for another worker fails. It must be longer than any step, and than
+    // the difference between the times in which the workers load their parts of the model. 0
+    // (default): 60 seconds.
+    std::chrono::milliseconds worker_timeout{detail::engine_options_defaults().worker_timeout_ms};
 };
 
 // Content of the outputs.
@@ -1156,6 +1253,10 @@ struct COptions {
         set_optional_text(native.packed_path, native.packed_path_len, from.packed_path);
         set_optional_text(native.cpus, native.cpus_len, from.cpus);
         native.kv_events_capacity = from.kv_events_capacity;
+        set_handle(native.communicator, from.communicator, status);
+        native.tensor_parallel = from.tensor_parallel;
+        native.pipeline_parallel = from.pipeline_parallel;
+        set_milliseconds(native.worker_timeout_ms, from.worker_timeout);
     }
     COptions(const COptions &) = delete;
     COptions &operator=(const COptions &) = delete;
@@ -1369,6 +1470,20 @@ private:
     std::exception_ptr thrown_;
 #endif
 };
+
+// Makes a call that loads a model. If it succeeds, the library has the communicator.
+template <class Call>
+auto load(const Options &options, Call call) -> decltype(call(std::declval<const pllm_engine_options *>())) {
+    if (Status same = check_abi(); !same) return same.error();
+    auto c = c_options(options);
+    if (!c) return c.error();
+    ProgressCall progress(options);
+    progress.install(*c);
+    auto result = call(&*c);
+    progress.rethrow();
+    if (result && options.communicator) options.communicator->release();
+    return result;
+}
 
 }  // namespace detail
 
@@ -2297,13 +2412,9 @@ public:
 
     // Loads a model and creates an engine for it.
     static Result<Engine> create(const Options &options) {
-        if (Status same = check_abi(); !same) return same.error();
-        auto c = detail::c_options(options);
-        if (!c) return c.error();
-        detail::ProgressCall progress(options);
-        progress.install(*c);
-        auto engine = detail::create<pllm_engine, pllm_engine_free>([&](pllm_engine **out) { return pllm_engine_create(&*c, out); });
-        progress.rethrow();
+        auto engine = detail::load(options, [](const pllm_engine_options *c) {
+            return detail::create<pllm_engine, pllm_engine_free>([&](pllm_engine **out) { return pllm_engine_create(c, out); });
+        });
         if (!engine) return engine.error();
         Engine created(std::move(*engine));
         if (Status started = options.host_steps ? Status() : created.start(); !started) return started.error();
@@ -2561,6 +2672,14 @@ private:
 
     std::unique_ptr<pllm_engine, detail::FreeEngine> engine_;
 };
+
+// Runs one of several workers that compute a model with the engine of rank 0, which is in another
+// process or thread. The options are those of the engine, with a communicator of another rank. Loads
+// this worker's part of the model, and returns success when the engine is destroyed.
+// Options::progress can cancel the loading. An error ends the engine, too. See pllm_worker_run.
+inline Status run_worker(const Options &options) {
+    return detail::load(options, [](const pllm_engine_options *c) { return detail::status(pllm_worker_run(c)); });
+}
 
 // ---- responses -----------------------------------------------------------------------------------
 

@@ -143,6 +143,21 @@ type Options struct {
 	// Events take memory of the host: about 100 bytes and 4 for each token of a block, for each
 	// event and twice for each block of the pool.
 	KVEventsCapacity int
+	// Communicator is the connection with the other workers that compute the model. Its size is
+	// TensorParallel * PipelineParallel. nil: this engine computes the model with the devices of
+	// this process.
+	Communicator *Communicator
+	// TensorParallel is the number of workers that divide each layer. 0: 1, or with a list of
+	// devices their number divided by PipelineParallel. The number of attention heads and the
+	// widths of MLPs must be multiples of it, and so must the number of KV heads, unless it is a
+	// multiple of that.
+	TensorParallel int
+	// PipelineParallel is the number of groups of workers, each with some of the layers. 0: 1.
+	PipelineParallel int
+	// WorkerTimeout is the time, in whole milliseconds, after which a wait for another worker
+	// fails. It must be longer than any step, and than the difference between the times in which
+	// the workers load their parts of the model. 0: 60 s.
+	WorkerTimeout time.Duration
 	// HostSteps is true if the host steps the engine with Engine.Step, or starts it later with
 	// Engine.Start. By default, Open starts the engine's own thread.
 	HostSteps bool
@@ -194,6 +209,9 @@ func (o *Options) toC(args *arguments) *C.pllm_engine_options {
 	args.setFloat(&c.memory_fraction, o.MemoryFraction)
 	args.setUint64(&c.max_prompt_bytes, "MaxPromptBytes", o.MaxPromptBytes)
 	args.setUint64(&c.kv_events_capacity, "KVEventsCapacity", int64(o.KVEventsCapacity))
+	args.setUint32(&c.tensor_parallel, "TensorParallel", o.TensorParallel)
+	args.setUint32(&c.pipeline_parallel, "PipelineParallel", o.PipelineParallel)
+	args.setMilliseconds64(&c.worker_timeout_ms, "WorkerTimeout", o.WorkerTimeout)
 	return c
 }
 

@@ -425,6 +425,20 @@ export interface Options {
    * of the pool.
    */
   kvEventsCapacity?: number | bigint;
+  /**
+   * Number of workers that divide each layer. 0 (default): 1, or with a list of devices their
+   * number divided by pipelineParallel. The number of attention heads and the widths of MLPs must
+   * be multiples of it, and so must the number of KV heads, unless it is a multiple of that.
+   */
+  tensorParallel?: number;
+  /** Number of groups of workers, each with some of the layers. 0 (default): 1. */
+  pipelineParallel?: number;
+  /**
+   * Time in milliseconds after which a wait for another worker fails. It must be longer than any
+   * step, and than the difference between the times in which the workers load their parts of the
+   * model. 0 (default): 60000.
+   */
+  workerTimeoutMs?: number | bigint;
   /** Serve token ids only: no tokenizer is loaded, and text calls throw PLLM_E_UNSUPPORTED. */
   skipTokenizer?: boolean;
   /** false disables the prefix cache. Default true. */

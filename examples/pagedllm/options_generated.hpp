@@ -93,7 +93,8 @@ inline constexpr Choice<pagedllm::StopReason> stop_reason_choices[] = {
 inline std::vector<Option> engine_options(pagedllm::Options &to) {
     return {
         text("--device", "TEXT", to.device,
-            "\"cpu\" (default), or \"cuda:0\" for the first CUDA device."),
+            "\"cpu\" (default), or \"cuda:0\" for the first CUDA device. A list such as "
+            "\"cuda:0,cuda:1\" divides the model among these devices."),
         size("--kv-bytes", "SIZE", to.kv_bytes,
             "KV pool size in bytes. 0 (default): enough for --max-seqs sequences of "
             "--max-model-len tokens, at most 1 GiB."),
@@ -180,6 +181,17 @@ inline std::vector<Option> engine_options(pagedllm::Options &to) {
         size("--max-prompt-bytes", "SIZE", to.max_prompt_bytes,
             "Maximum length in bytes of a prompt. 0 (default): 64 for each token of "
             "--max-model-len, at least 1048576."),
+        number("--tensor-parallel", "N", to.tensor_parallel,
+            "Number of workers that divide each layer. 0 (default): 1, or with a list of "
+            "devices their number divided by --pipeline-parallel. The number of attention "
+            "heads and the widths of MLPs must be multiples of it, and so must the number of "
+            "KV heads, unless it is a multiple of that."),
+        number("--pipeline-parallel", "N", to.pipeline_parallel,
+            "Number of groups of workers, each with some of the layers. 0 (default): 1."),
+        duration("--worker-timeout-ms", "MS", to.worker_timeout,
+            "Time in milliseconds after which a wait for another worker fails. It must be "
+            "longer than any step, and than the difference between the times in which the "
+            "workers load their parts of the model. 0 (default): 60000."),
     };
 }
 

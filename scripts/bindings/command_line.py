@@ -25,6 +25,7 @@ OMITTED = {
     "pllm_engine_options.progress_data": "the progress bar",
     "pllm_engine_options.budget": "the tool has one engine",
     **{f"pllm_engine_options.{name}": "needs code" for name in INTERFACE_OPTIONS},
+    "pllm_engine_options.communicator": "the tool is one process",
     "pllm_engine_options.kv_events_capacity": "no command reads events",
     "pllm_sampling.output_kind": "the tool selects it",
     "pllm_sampling.grammar_kind": "--json-schema and others, in grammar.cpp",
@@ -49,7 +50,8 @@ OMITTED = {
 SHOWN = ["PLLM_FINISH", "PLLM_STOP", "PLLM_PACKED"]
 # Helps that differ from the documentation of the field or flag.
 HELPS = {
-    "pllm_engine_options.device": "\"cpu\" (default), or \"cuda:0\" for the first CUDA device.",
+    "pllm_engine_options.device": "\"cpu\" (default), or \"cuda:0\" for the first CUDA device. A list such as "
+    "\"cuda:0,cuda:1\" divides the model among these devices.",
     "pllm_engine_options.threads": "Number of threads. 0 (default): the number of CPUs on which the process may run.",
     "pllm_engine_options.max_waiting_requests": "Maximum number of requests that wait for their first step. 0 (default): no limit.",
     "pllm_engine_options.swap_path": "Directory for the host tier, which is a file there. Default: the tier is in memory.",

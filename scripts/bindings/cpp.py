@@ -6,7 +6,7 @@ import re
 from abi import INTERFACE_OPTIONS, NOTICE, wrapped
 
 FOLDER = "bindings/cpp/parts"
-PARTS = ["overview", "errors", "handles", "options", "c_structs", "outputs", "queues", "sequences", "engine", "responses"]
+PARTS = ["overview", "errors", "handles", "communicators", "options", "c_structs", "outputs", "queues", "sequences", "engine", "responses"]
 HEADING = f"// {NOTICE}\n// The hand-written parts of this file are in {FOLDER} of the repository.\n"
 
 # ---- names of the wrapper ------------------------------------------------------------------------
@@ -77,6 +77,8 @@ NOT_COMPLETED = {"request", "user_data", "index", "error_code", "error_message",
 
 # Docs that differ from those of C, by `Struct.member` or constant.
 DOCS = {
+    "Options.communicator": "Connection with the other workers that compute the model. Its ranks are tensor_parallel * "
+    "pipeline_parallel. Null (default): this engine computes the model with the devices of this process.",
     "Completion.text": "The whole text.",
     "Completion.tokens": "All tokens.",
     "Completion.finish_reason": "Reason of the end.",
@@ -112,6 +114,7 @@ PHRASES = [
     (r"Pointers are valid", "Its views are valid"),
     (r"See error and error_code", "See error_message and error_code"),
     (r"0 \(default\): 10,000\.", "0 (default): 10 seconds."),
+    (r"0 \(default\): 60000\.", "0 (default): 60 seconds."),
     (r"priority of pllm_request first", "Request::priority first"),
     (r"^Passed to logits_hook\.$", "Passed to logits_hook. Must be valid until the last output has been made."),
     (r"^PLLM_PREEMPTION_\*", "Treatment of preempted requests"),
@@ -171,6 +174,8 @@ class Member:
 
 # Members without a field of C or in another form, by the name of the field.
 SPECIAL = {
+    "communicator": Member("communicator", "Communicator *", " = nullptr",
+                           write="set_handle(native.communicator, from.communicator, status);", can_fail=True),
     "cache_salt": Member("cache_salt", "std::string_view", " = {}", write="set_salt(native, from.cache_salt);"),
     "grammar": Member("grammar", "Grammar", " = {}", write="set_grammar(native, choices, from.grammar);", storage="CStrings choices"),
     "progress": Member("progress", "std::function<bool(uint64_t done, uint64_t total)>", " = nullptr"),

@@ -35,7 +35,8 @@ TYPES = {
 }
 
 # What a pointer to a struct is in Go, how it is converted, and functions for arrays.
-POINTED = {"pllm_sampling": "Sampling", "pllm_dry": "*DRY", "pllm_beam": "*Beam", "pllm_budget": "*Budget", "pllm_queue": "*Queue"}
+POINTED = {"pllm_sampling": "Sampling", "pllm_dry": "*DRY", "pllm_beam": "*Beam", "pllm_budget": "*Budget", "pllm_queue": "*Queue",
+           "pllm_communicator": "*Communicator"}
 ARRAYS = {
     "u32": ("[]uint32", "tokens", "goTokens"), "u8": ("[]byte", "bytes", "goBytes"), "f32": ("[]float32", None, "goFloats"),
     "pllm_logit_bias": ("map[uint32]float64", "biases", None), "pllm_token_list": ("[][]uint32", "tokenLists", None),
@@ -175,6 +176,8 @@ COMPLETION = {
 
 # Docs for which the C text does not suit.
 DOCS = {
+    "engine_options.communicator": "Communicator is the connection with the other workers that compute the model. Its size is TensorParallel * "
+                                   "PipelineParallel. nil: this engine computes the model with the devices of this process.",
     "engine_options.queue_capacity": "QueueCapacity is the number of unread outputs at which the requests that write to a queue pause. "
                                      "0: 65536 for the engine's own queue, and 64 for the queue of each stream.",
     "sampling.max_tokens": "MaxTokens is the maximum number of generated tokens. 0: up to Options.MaxModelLen. See also PromptOnly.",
@@ -424,7 +427,7 @@ class Writer:
             return f"if {value} != nil {{\n\t{target} = C.uint64_t(*{value})\n\tc.flags |= C.{flag}\n}}"
         if field.name == "prompt":
             return "c.prompt, c.prompt_len, c.prompt_token_ids, c.prompt_token_ids_len = args.prompt(v.Prompt, v.PromptTokenIDs)"
-        if field.name == "prompt_token_ids" or field.target in ("pllm_budget", "pllm_queue"):
+        if field.name == "prompt_token_ids" or field.target in ("pllm_budget", "pllm_queue", "pllm_communicator"):
             return ""  # prompt sets it, or the caller
         if field.role == "text":
             required = "NULL" not in field.doc

@@ -16,7 +16,8 @@ LAYOUTS = {"int": "JAVA_INT", "long": "JAVA_LONG", "float": "JAVA_FLOAT", "doubl
 ENUMS = ["PLLM_E", "PLLM_DTYPE", "PLLM_ISA", "PLLM_WEIGHTS", "PLLM_PACKED", "PLLM_PREEMPTION", "PLLM_ORDER", "PLLM_BATCHING",
          "PLLM_ALLOCATION", "PLLM_OUTPUT", "PLLM_EARLY_STOPPING", "PLLM_FINISH", "PLLM_STOP", "PLLM_KV_EVENT", "PLLM_KV_MEDIUM"]
 # Fields of options that the parts set, or that Java does not have.
-HIDDEN = {"progress", "progress_data", "queue", "budget", "logits_hook", "hook_data", "grammar_kind", "choices"} | INTERFACE_OPTIONS
+HIDDEN = {"progress", "progress_data", "queue", "budget", "logits_hook", "hook_data", "grammar_kind", "choices",
+          "communicator"} | INTERFACE_OPTIONS
 # Hidden pointers whose places the parts need.
 PLACED = {"progress", "queue", "budget"}
 # Fields of results that the parts or another field cover.

@@ -31,7 +31,7 @@ REQUIRED = {("pllm_engine_options", "model_path")}
 
 # Fields that the methods of Engine fill or read, or that belong to another option.
 HIDDEN = {"progress", "progress_data", "budget", "queue", "sampling", "logits_hook", "hook_data", "grammar_kind",
-          "choices", "sequence_state", "error_code"} | INTERFACE_OPTIONS
+          "choices", "sequence_state", "error_code", "communicator"} | INTERFACE_OPTIONS
 # Hidden fields that the interface has.
 SHOWN = {("pllm_engine_options", "budget"): "Budget", ("pllm_fork", "queue"): "Queue"}
 

@@ -8,7 +8,7 @@ import textwrap
 
 from abi import INTERFACE_OPTIONS, NOTICE
 
-PARTS = ["intro", "enums", "results", "options", "library", "conversions", "handles", "queue", "budget", "engine", "responses"]
+PARTS = ["intro", "enums", "results", "options", "library", "conversions", "handles", "queue", "budget", "communicator", "engine", "responses"]
 
 # The classes of results and options. The options of other structs are keywords of methods.
 RESULTS = {
@@ -35,6 +35,8 @@ FIRST = {
 RENAMED = {"deadline_ms": "deadline", "len": "length", "PLLM_RESUME_CONTINUE": "continue_generation"}
 # Fields that Python combines with another field or does not have.
 HIDDEN = {"grammar_kind", "choices", "prompt_token_ids", "error_code", "sequence_state"} | INTERFACE_OPTIONS
+# Structs that the library fills, or that have no options of their own.
+WITHOUT_OPTIONS = ["pllm_communicator"]
 # Parameters that a part declares and passes itself.
 BY_HAND = {
     "pllm_engine_options": ["model_path", "progress"], "pllm_request": ["prompt", "sampling"], "pllm_fork": ["n"],
@@ -72,6 +74,8 @@ NOT_OF_COMPLETION = ["error", "generated_tokens", "user_data"]
 
 # Texts for which that of C makes no sense in Python.
 TEXTS = {
+    "pllm_engine_options.communicator": "Connection with the other workers that compute the model. Its size is tensor_parallel * "
+                                        "pipeline_parallel. None: this engine computes the model with the devices of this process.",
     "PLLM_FINISH_ERROR": "The computation failed. See error.",
     "pllm_output.error": "The error, with FinishReason.ERROR, with FinishReason.ABORT if the engine was closed, and, with "
                          "FinishReason.NONE, if a change of an idle sequence failed.",
@@ -411,7 +415,7 @@ def functions(abi, _name, width):
 def setters(abi, _name, width):
     """The functions that convert options to C structs."""
     texts = []
-    for struct in (one for one in abi.records if one.init):
+    for struct in (one for one in abi.records if one.init and one.name not in WITHOUT_OPTIONS):
         mine = [one for one in options(abi, struct) if one.code]
         short = struct.short
         if struct.name in OPTIONS:

@@ -176,4 +176,18 @@ private:
 #endif
 };
 
+// Makes a call that loads a model. If it succeeds, the library has the communicator.
+template <class Call>
+auto load(const Options &options, Call call) -> decltype(call(std::declval<const pllm_engine_options *>())) {
+    if (Status same = check_abi(); !same) return same.error();
+    auto c = c_options(options);
+    if (!c) return c.error();
+    ProgressCall progress(options);
+    progress.install(*c);
+    auto result = call(&*c);
+    progress.rethrow();
+    if (result && options.communicator) options.communicator->release();
+    return result;
+}
+
 }  // namespace detail

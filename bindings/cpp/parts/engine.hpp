@@ -12,13 +12,9 @@ public:
 
     // Loads a model and creates an engine for it.
     static Result<Engine> create(const Options &options) {
-        if (Status same = check_abi(); !same) return same.error();
-        auto c = detail::c_options(options);
-        if (!c) return c.error();
-        detail::ProgressCall progress(options);
-        progress.install(*c);
-        auto engine = detail::create<pllm_engine, pllm_engine_free>([&](pllm_engine **out) { return pllm_engine_create(&*c, out); });
-        progress.rethrow();
+        auto engine = detail::load(options, [](const pllm_engine_options *c) {
+            return detail::create<pllm_engine, pllm_engine_free>([&](pllm_engine **out) { return pllm_engine_create(c, out); });
+        });
         if (!engine) return engine.error();
         Engine created(std::move(*engine));
         if (Status started = options.host_steps ? Status() : created.start(); !started) return started.error();
@@ -276,3 +272,11 @@ private:
 
     std::unique_ptr<pllm_engine, detail::FreeEngine> engine_;
 };
+
+// Runs one of several workers that compute a model with the engine of rank 0, which is in another
+// process or thread. The options are those of the engine, with a communicator of another rank. Loads
+// this worker's part of the model, and returns success when the engine is destroyed.
+// Options::progress can cancel the loading. An error ends the engine, too. See pllm_worker_run.
+inline Status run_worker(const Options &options) {
+    return detail::load(options, [](const pllm_engine_options *c) { return detail::status(pllm_worker_run(c)); });
+}

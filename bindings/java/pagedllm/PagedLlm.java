@@ -742,6 +742,21 @@ public final class PagedLlm {
          * twice for each block of the pool.
          */
         public long kvEventsCapacity = 0L;
+        /**
+         * Number of workers that divide each layer. 0 (default): 1, or with a list of devices their
+         * number divided by pipelineParallel. The number of attention heads and the widths of MLPs
+         * must be multiples of it, and so must the number of KV heads, unless it is a multiple of
+         * that.
+         */
+        public int tensorParallel = 0;
+        /** Number of groups of workers, each with some of the layers. 0 (default): 1. */
+        public int pipelineParallel = 0;
+        /**
+         * Time in milliseconds after which a wait for another worker fails. It must be longer than
+         * any step, and than the difference between the times in which the workers load their parts
+         * of the model. 0 (default): 60000.
+         */
+        public long workerTimeoutMs = 0L;
         private static final long PROGRESS_OFFSET = 104;
         private static final long BUDGET_OFFSET = 136;
 
@@ -784,6 +799,9 @@ public final class PagedLlm {
             c.set(JAVA_FLOAT, 280, memoryFraction);
             c.set(JAVA_LONG, 288, maxPromptBytes);
             c.set(JAVA_LONG, 336, kvEventsCapacity);
+            c.set(JAVA_INT, 352, tensorParallel);
+            c.set(JAVA_INT, 356, pipelineParallel);
+            c.set(JAVA_LONG, 360, workerTimeoutMs);
             return c;
         }
     }

@@ -63,10 +63,10 @@ from dataclasses import dataclass, field, fields
 from typing import (Any, AsyncGenerator, Callable, ContextManager, Dict, Generator, Iterable, List, Mapping, NamedTuple, Optional,
                     Sequence, Tuple, Type, TypeVar, Union)
 
-__all__ = ["Admission", "Allocation", "Batching", "Beam", "Budget", "BudgetInfo", "Code", "Completion", "DType", "Dry",
+__all__ = ["Admission", "Allocation", "Batching", "Beam", "Budget", "BudgetInfo", "Code", "Communicator", "Completion", "DType", "Dry",
            "EarlyStopping", "Engine", "Error", "FinishReason", "Grammar", "Isa", "LogitsHook", "Logprob", "ModelInfo", "Order",
            "Output", "OutputKind", "Packed", "Plan", "Preemption", "Queue", "Sampling", "SequenceInfo", "Stats", "Step", "StopReason",
-           "Weights", "build_info", "plan", "version"]
+           "Weights", "build_info", "plan", "run_worker", "version"]
 
 
 # ---- enums ---------------------------------------------------------------------------------------
@@ -765,6 +765,13 @@ class _Failure(c_void_p):
     """A pllm_error. _check raises it as an Error."""
 
 
+_CommunicatorBroadcast = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_uint64, c_uint32, c_uint64)
+_CommunicatorAllGather = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_uint64, c_void_p, c_uint64)
+_CommunicatorAllToAll = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_uint64, c_void_p, c_uint64)
+_CommunicatorSend = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_uint64, c_uint32, c_uint64)
+_CommunicatorReceive = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_uint64, c_uint32, c_uint64)
+_CommunicatorSplit = ctypes.CFUNCTYPE(c_int32, c_void_p, c_uint32, c_uint64, c_void_p, c_void_p, c_void_p)
+_CommunicatorClose = ctypes.CFUNCTYPE(None, c_void_p)
 _Progress = ctypes.CFUNCTYPE(c_int32, c_void_p, c_uint64, c_uint64)
 _LogitsHook = ctypes.CFUNCTYPE(None, c_void_p, c_uint64, c_void_p, c_uint64, c_void_p, c_uint64)
 
@@ -773,6 +780,16 @@ class _BudgetInfo(ctypes.Structure):
     _fields_ = [
         ("struct_size", c_uint64), ("bytes", c_uint64), ("min_bytes", c_uint64),
         ("max_bytes", c_uint64), ("held_bytes", c_uint64), ("engines", c_uint64),
+    ]
+
+
+class _Communicator(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint64), ("user_data", c_void_p), ("rank", c_uint32), ("size", c_uint32),
+        ("broadcast", _CommunicatorBroadcast), ("all_gather", _CommunicatorAllGather),
+        ("all_to_all", _CommunicatorAllToAll), ("send", _CommunicatorSend),
+        ("receive", _CommunicatorReceive), ("split", _CommunicatorSplit),
+        ("close", _CommunicatorClose),
     ]
 
 
@@ -796,8 +813,9 @@ class _EngineOptions(ctypes.Structure):
         ("kv_store", c_void_p), ("kv_store_max_bytes", c_uint64),
         ("kv_store_max_operations", c_uint32), ("kv_store_timeout_ms", c_uint32),
         ("kv_store_secret", c_char_p), ("kv_store_secret_len", c_uint64),
-        ("kv_events_capacity", c_uint64), ("communicator", c_void_p), ("tensor_parallel", c_uint32),
-        ("pipeline_parallel", c_uint32), ("worker_timeout_ms", c_uint64),
+        ("kv_events_capacity", c_uint64), ("communicator", ctypes.POINTER(_Communicator)),
+        ("tensor_parallel", c_uint32), ("pipeline_parallel", c_uint32),
+        ("worker_timeout_ms", c_uint64),
     ]
 
 
@@ -1001,6 +1019,8 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "pllm_budget_resize": (_Failure, [c_void_p, c_uint64]),
     "pllm_budget_get_info": (_Failure, [c_void_p, c_void_p]),
     "pllm_engine_budget": (c_void_p, [c_void_p]),
+    "pllm_communicator_init": (None, [c_void_p, c_uint64]),
+    "pllm_communicator_shared_memory": (_Failure, [c_char_p, c_uint32, c_uint32, c_uint64, c_void_p]),
     "pllm_dry_init": (None, [c_void_p, c_uint64]),
     "pllm_beam_init": (None, [c_void_p, c_uint64]),
     "pllm_engine_options_init": (None, [c_void_p, c_uint64]),
@@ -1305,7 +1325,10 @@ def _c_engine_options(*, model_path: Optional[Path] = None, device: Optional[str
                       packed_path: Optional[Path] = None, cpus: Optional[str] = None,
                       memory_fraction: Optional[float] = None,
                       max_prompt_bytes: Optional[int] = None,
-                      kv_events_capacity: Optional[int] = None) -> Any:
+                      kv_events_capacity: Optional[int] = None,
+                      tensor_parallel: Optional[int] = None,
+                      pipeline_parallel: Optional[int] = None,
+                      worker_timeout_ms: Optional[int] = None) -> Any:
     c = _defaults(_EngineOptions, _lib.pllm_engine_options_init)
     _assign_path(c, "model_path", model_path)
     _assign_text(c, "device", device)
@@ -1340,6 +1363,9 @@ def _c_engine_options(*, model_path: Optional[Path] = None, device: Optional[str
     _assign(c, "memory_fraction", memory_fraction)
     _assign(c, "max_prompt_bytes", max_prompt_bytes)
     _assign(c, "kv_events_capacity", kv_events_capacity)
+    _assign(c, "tensor_parallel", tensor_parallel)
+    _assign(c, "pipeline_parallel", pipeline_parallel)
+    _assign(c, "worker_timeout_ms", worker_timeout_ms)
     _assign_flag(c, "flags", _ENGINE_SKIP_TOKENIZER, skip_tokenizer)
     _assign_flag(c, "flags", _ENGINE_NO_PREFIX_CACHE, _inverted(prefix_cache))
     _assign_flag(c, "flags", _ENGINE_BATCH_INVARIANT, batch_invariant)
@@ -1946,6 +1972,159 @@ class Budget:
         self.close()
 
 
+class Communicator:
+    """A rank of a group of processes that compute one model, created by shared_memory().
+
+    Rank 0 is an Engine, and each other rank calls run_worker(). Both take the communicator if they
+    succeed, and the library then closes it. If they fail, close it: the other ranks wait for that.
+
+        with Communicator.shared_memory("/dev/shm/my-service", rank, 2) as world:
+            options = {"communicator": world, "tensor_parallel": 2}
+            if rank > 0:
+                run_worker("models/mine", **options)  # returns when rank 0 closes its engine
+            else:
+                with Engine("models/mine", **options) as engine:
+                    print(engine.generate("Once upon a time").text)
+
+    A with statement closes it at its end. This has no effect on an engine or a worker.
+    """
+
+    def __init__(self, struct: Any) -> None:
+        struct.is_taken = False  # whether it belongs to an engine or a worker
+
+        def close(user_data: int) -> None:
+            if not struct.is_taken:
+                struct.close(user_data)
+
+        self._struct = struct
+        self._handle = _Handle("communicator", struct.user_data, close)
+
+    @classmethod
+    def shared_memory(cls, path: Path, rank: int, size: int, timeout: Optional[float] = 60) -> "Communicator":
+        """Join a group of processes, or threads, of this host. Wait until all ranks have joined.
+
+        They communicate through shared memory. Rank 0 creates the file at the path, usually below
+        /dev/shm, where a file system in memory is. It removes the file when its communicator is
+        closed. `timeout` limits the wait, in seconds; None is no limit. If a rank does not join in
+        time, the call raises Code.IO. Ctrl-C ends the call; the rank leaves the group when the wait
+        has ended.
+        """
+        name = os.fsencode(path)
+        if b"\0" in name:
+            raise Error(Code.INVALID_ARGUMENT, "path has a NUL byte; pass a path of a file")
+        limit_ms = 0 if timeout is None else max(1, math.ceil(timeout * 1000))  # in C, 0 is no limit
+        numbers = _u32("rank", rank), _u32("size", size), _u64("timeout in milliseconds", limit_ms)
+
+        def join() -> "Communicator":
+            struct = _Communicator(sizeof(_Communicator))
+            _lib.pllm_communicator_shared_memory(name, *numbers, byref(struct))
+            return cls(struct)
+
+        return _on_thread("pagedllm-join", join)
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank, below size."""
+        return self._struct.rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self._struct.size
+
+    def close(self) -> None:
+        """Leave the group. No effect on an engine or a worker that has the communicator."""
+        self._handle.close()
+
+    def __enter__(self) -> "Communicator":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+class _Loading:
+    """The progress function of a call that loads a model. It can cancel the loading."""
+
+    # After the interpreter has ended, Python ends a thread that calls into it. So no thread of a worker
+    # may report progress then.
+    _in_use: "weakref.WeakSet[_Loading]" = weakref.WeakSet()
+
+    def __init__(self, progress: Optional[Callable[[int, int], Any]]) -> None:
+        self._progress = progress
+        self._finished = threading.Event()  # there are no further reports
+        self._cancelled = False
+        self._raised: Optional[BaseException] = None
+        self._in_use.add(self)
+
+    def load(self, call: Callable[..., None], options: Any, budget: Optional[Budget],
+             communicator: Optional[Communicator], *results: Any) -> None:
+        """Make the call with the options. If it succeeds, the library has the communicator."""
+        options.progress = _Progress(self._report)
+        try:
+            with _held(budget), _held(communicator):
+                options.budget = _pointer(budget)
+                if communicator is not None:
+                    options.communicator = ctypes.pointer(communicator._struct)
+                call(byref(options), *results)
+                if communicator is not None:
+                    communicator._struct.is_taken = True
+        except Error:
+            if self._raised is not None:
+                raise self._raised
+            raise
+        finally:
+            self._finished.set()
+
+    def cancel(self) -> None:
+        self._cancelled = True
+
+    def _report(self, _data: Any, done: int, total: int) -> bool:
+        if self._cancelled:
+            return True
+        try:
+            if self._progress is not None:
+                self._progress(done, total)
+        except BaseException as error:
+            self._raised = error
+            self.cancel()
+        if done == total:
+            self._finished.set()
+        return self._cancelled
+
+    @classmethod
+    def finish(cls) -> None:
+        for loading in list(cls._in_use):
+            loading.cancel()
+            loading._finished.wait()
+
+
+atexit.register(_Loading.finish)
+
+_Value = TypeVar("_Value")
+
+
+def _on_thread(name: str, call: Callable[[], _Value]) -> _Value:
+    """Return the result of a call on another thread, so that Ctrl-C ends the wait.
+
+    The thread does not delay the end of the process.
+    """
+    def run(future: "Optional[concurrent.futures.Future[_Value]]") -> None:
+        assert future is not None
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+            future = None  # the error refers to this frame
+
+    result: "concurrent.futures.Future[_Value]" = concurrent.futures.Future()
+    threading.Thread(target=run, args=(result,), name=name, daemon=True).start()
+    try:
+        return result.result()
+    finally:
+        del result  # an error refers to this frame
+
+
 # ---- engines -------------------------------------------------------------------------------------
 
 
@@ -1967,7 +2146,9 @@ def plan(model_path: Path, *,
          weight_format: Optional[Weights] = None, weight_group: Optional[int] = None,
          packed_path: Optional[Path] = None, cpus: Optional[str] = None,
          memory_fraction: Optional[float] = None, max_prompt_bytes: Optional[int] = None,
-         kv_events_capacity: Optional[int] = None,
+         kv_events_capacity: Optional[int] = None, communicator: Optional[Communicator] = None,
+         tensor_parallel: Optional[int] = None, pipeline_parallel: Optional[int] = None,
+         worker_timeout_ms: Optional[int] = None,
          ) -> Plan:
     """Compute what an Engine with these options would allocate, without allocating it."""
     c = _c_engine_options(
@@ -1983,6 +2164,8 @@ def plan(model_path: Path, *,
         model_name=model_name, weight_format=weight_format, weight_group=weight_group,
         packed_path=packed_path, cpus=cpus, memory_fraction=memory_fraction,
         max_prompt_bytes=max_prompt_bytes, kv_events_capacity=kv_events_capacity,
+        tensor_parallel=tensor_parallel, pipeline_parallel=pipeline_parallel,
+        worker_timeout_ms=worker_timeout_ms,
     )
     with _held(budget):
         c.budget = _pointer(budget)
@@ -2081,6 +2264,17 @@ class Engine:
         0 (default): no events are recorded. 16384 suits most hosts. Needs the prefix cache. Events
         take memory of the host: about 100 bytes and 4 for each token of a block, for each event and
         twice for each block of the pool.
+    communicator: Connection with the other workers that compute the model. Its size is
+        tensor_parallel * pipeline_parallel. None: this engine computes the model with the devices
+        of this process.
+    tensor_parallel: Number of workers that divide each layer. 0 (default): 1, or with a list of
+        devices their number divided by pipeline_parallel. The number of attention heads and the
+        widths of MLPs must be multiples of it, and so must the number of KV heads, unless it is a
+        multiple of that.
+    pipeline_parallel: Number of groups of workers, each with some of the layers. 0 (default): 1.
+    worker_timeout_ms: Time in milliseconds after which a wait for another worker fails. It must be
+        longer than any step, and than the difference between the times in which the workers load
+        their parts of the model. 0 (default): 60000.
     host_steps: If True, call step(), or start() later. If False, a thread of the engine steps it
         from the start.
     progress: Called as progress(done, total) with bytes of weights. An exception cancels the
@@ -2107,6 +2301,8 @@ class Engine:
                  weight_group: Optional[int] = None, packed_path: Optional[Path] = None,
                  cpus: Optional[str] = None, memory_fraction: Optional[float] = None,
                  max_prompt_bytes: Optional[int] = None, kv_events_capacity: Optional[int] = None,
+                 communicator: Optional[Communicator] = None, tensor_parallel: Optional[int] = None,
+                 pipeline_parallel: Optional[int] = None, worker_timeout_ms: Optional[int] = None,
                  host_steps: bool = False, progress: Optional[Callable[[int, int], Any]] = None) -> None:
         options = _c_engine_options(
             model_path=model_path,
@@ -2121,10 +2317,11 @@ class Engine:
             journal_path=journal_path, model_name=model_name, weight_format=weight_format,
             weight_group=weight_group, packed_path=packed_path, cpus=cpus,
             memory_fraction=memory_fraction, max_prompt_bytes=max_prompt_bytes,
-            kv_events_capacity=kv_events_capacity,
+            kv_events_capacity=kv_events_capacity, tensor_parallel=tensor_parallel,
+            pipeline_parallel=pipeline_parallel, worker_timeout_ms=worker_timeout_ms,
         )
         self._hooks = _Hooks()
-        self._handle = _create(options, budget, progress, self._hooks.free_engine)
+        self._handle = _create(options, budget, communicator, progress, self._hooks.free_engine)
         if not host_steps:
             self.start()
 
@@ -2661,38 +2858,77 @@ class Engine:
         return _taken(text)
 
 
-def _create(options: Any, budget: Optional[Budget], progress: Optional[Callable[[int, int], Any]],
-            free: Callable[[int], None]) -> _Handle:
+def _create(options: Any, budget: Optional[Budget], communicator: Optional[Communicator],
+            progress: Optional[Callable[[int, int], Any]], free: Callable[[int], None]) -> _Handle:
     """Create an engine on another thread. ctypes would lose a KeyboardInterrupt in the callback."""
-    cancelled = threading.Event()
-    raised: List[BaseException] = []
-
-    def report(_data: Any, done: int, total: int) -> bool:
-        try:
-            if progress is not None:
-                progress(done, total)
-        except BaseException as error:
-            raised.append(error)
-        return bool(raised) or cancelled.is_set()
+    loading = _Loading(progress)
 
     def load() -> _Handle:
         created = c_void_p()
-        options.progress = _Progress(report)
-        with _held(budget):
-            options.budget = _pointer(budget)
-            _lib.pllm_engine_create(byref(options), byref(created))
+        loading.load(_lib.pllm_engine_create, options, budget, communicator, byref(created))
         return _Handle("engine", created.value or 0, free)
 
     loader = concurrent.futures.ThreadPoolExecutor(1, "pagedllm-load")
     try:
         return loader.submit(load).result()
-    except Error:
-        if raised:
-            raise raised[0]
-        raise
     finally:
-        cancelled.set()
+        loading.cancel()
         loader.shutdown(wait=False)
+
+
+def run_worker(model_path: Path, *,
+               device: Optional[str] = None, kv_bytes: Optional[int] = None,
+               seed: Optional[int] = None, block_size: Optional[int] = None,
+               kv_dtype: Optional[DType] = None, max_model_len: Optional[int] = None,
+               max_batch_tokens: Optional[int] = None, max_seqs: Optional[int] = None,
+               prefill_chunk: Optional[int] = None, threads: Optional[int] = None,
+               isa: Optional[Isa] = None, skip_tokenizer: Optional[bool] = None,
+               prefix_cache: Optional[bool] = None, batch_invariant: Optional[bool] = None,
+               queue_capacity: Optional[int] = None, max_waiting_requests: Optional[int] = None,
+               max_waiting_tokens: Optional[int] = None, budget: Optional[Budget] = None,
+               swap_bytes: Optional[int] = None, swap_path: Optional[Path] = None,
+               preemption: Optional[Preemption] = None, order: Optional[Order] = None,
+               ageing_ms: Optional[int] = None, batching: Optional[Batching] = None,
+               prefill_budget: Optional[int] = None, allocation: Optional[Allocation] = None,
+               trace_path: Optional[Path] = None, journal_path: Optional[Path] = None,
+               model_name: Optional[str] = None, weight_format: Optional[Weights] = None,
+               weight_group: Optional[int] = None, packed_path: Optional[Path] = None,
+               cpus: Optional[str] = None, memory_fraction: Optional[float] = None,
+               max_prompt_bytes: Optional[int] = None, kv_events_capacity: Optional[int] = None,
+               communicator: Optional[Communicator] = None, tensor_parallel: Optional[int] = None,
+               pipeline_parallel: Optional[int] = None, worker_timeout_ms: Optional[int] = None,
+               progress: Optional[Callable[[int, int], Any]] = None) -> None:
+    """Run one of several workers that compute a model with the Engine of rank 0.
+
+    That engine is in another process or thread. The options are those of the engine: the same model
+    and formats, and a communicator with another rank. The call loads this worker's part of the
+    model, and returns when the engine is closed. An error ends the engine, too: its calls raise
+    Code.INTERNAL.
+
+    progress: As for Engine. Ctrl-C ends the call and cancels the loading. A worker that has loaded
+        its part continues on another thread, until the engine is closed or this process ends.
+    """
+    options = _c_engine_options(
+        model_path=model_path,
+        device=device, kv_bytes=kv_bytes, seed=seed, block_size=block_size, kv_dtype=kv_dtype,
+        max_model_len=max_model_len, max_batch_tokens=max_batch_tokens, max_seqs=max_seqs,
+        prefill_chunk=prefill_chunk, threads=threads, isa=isa, skip_tokenizer=skip_tokenizer,
+        prefix_cache=prefix_cache, batch_invariant=batch_invariant, queue_capacity=queue_capacity,
+        max_waiting_requests=max_waiting_requests, max_waiting_tokens=max_waiting_tokens,
+        swap_bytes=swap_bytes, swap_path=swap_path, preemption=preemption, order=order,
+        ageing_ms=ageing_ms, batching=batching, prefill_budget=prefill_budget,
+        allocation=allocation, trace_path=trace_path, journal_path=journal_path,
+        model_name=model_name, weight_format=weight_format, weight_group=weight_group,
+        packed_path=packed_path, cpus=cpus, memory_fraction=memory_fraction,
+        max_prompt_bytes=max_prompt_bytes, kv_events_capacity=kv_events_capacity,
+        tensor_parallel=tensor_parallel, pipeline_parallel=pipeline_parallel,
+        worker_timeout_ms=worker_timeout_ms,
+    )
+    loading = _Loading(progress)
+    try:
+        _on_thread("pagedllm-worker", lambda: loading.load(_lib.pllm_worker_run, options, budget, communicator))
+    finally:
+        loading.cancel()
 
 
 def _collected(outputs: Generator[Output, None, None], sampling: Optional[Sampling]) -> List[Completion]:
@@ -2709,7 +2945,7 @@ def _refuse_continuation(how: Mapping[str, Any]) -> None:
         raise TypeError("continue_generation needs stream_resumed() or astream_resumed()")
 
 
-def _held(thing: Union[Queue, Budget, None]) -> ContextManager[Any]:
+def _held(thing: Union[Queue, Budget, Communicator, None]) -> ContextManager[Any]:
     """Keep an object from being freed in a with statement."""
     return contextlib.nullcontext() if thing is None else thing._handle
 

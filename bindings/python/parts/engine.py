@@ -34,7 +34,7 @@ class Engine:
             # generated: arguments pllm_engine_options
         )
         self._hooks = _Hooks()
-        self._handle = _create(options, budget, progress, self._hooks.free_engine)
+        self._handle = _create(options, budget, communicator, progress, self._hooks.free_engine)
         if not host_steps:
             self.start()
 
@@ -514,38 +514,46 @@ class Engine:
         return _taken(text)
 
 
-def _create(options: Any, budget: Optional[Budget], progress: Optional[Callable[[int, int], Any]],
-            free: Callable[[int], None]) -> _Handle:
+def _create(options: Any, budget: Optional[Budget], communicator: Optional[Communicator],
+            progress: Optional[Callable[[int, int], Any]], free: Callable[[int], None]) -> _Handle:
     """Create an engine on another thread. ctypes would lose a KeyboardInterrupt in the callback."""
-    cancelled = threading.Event()
-    raised: List[BaseException] = []
-
-    def report(_data: Any, done: int, total: int) -> bool:
-        try:
-            if progress is not None:
-                progress(done, total)
-        except BaseException as error:
-            raised.append(error)
-        return bool(raised) or cancelled.is_set()
+    loading = _Loading(progress)
 
     def load() -> _Handle:
         created = c_void_p()
-        options.progress = _Progress(report)
-        with _held(budget):
-            options.budget = _pointer(budget)
-            _lib.pllm_engine_create(byref(options), byref(created))
+        loading.load(_lib.pllm_engine_create, options, budget, communicator, byref(created))
         return _Handle("engine", created.value or 0, free)
 
     loader = concurrent.futures.ThreadPoolExecutor(1, "pagedllm-load")
     try:
         return loader.submit(load).result()
-    except Error:
-        if raised:
-            raise raised[0]
-        raise
     finally:
-        cancelled.set()
+        loading.cancel()
         loader.shutdown(wait=False)
+
+
+def run_worker(model_path: Path, *,
+               # generated: parameters pllm_engine_options
+               progress: Optional[Callable[[int, int], Any]] = None) -> None:
+    """Run one of several workers that compute a model with the Engine of rank 0.
+
+    That engine is in another process or thread. The options are those of the engine: the same model
+    and formats, and a communicator with another rank. The call loads this worker's part of the
+    model, and returns when the engine is closed. An error ends the engine, too: its calls raise
+    Code.INTERNAL.
+
+    progress: As for Engine. Ctrl-C ends the call and cancels the loading. A worker that has loaded
+        its part continues on another thread, until the engine is closed or this process ends.
+    """
+    options = _c_engine_options(
+        model_path=model_path,
+        # generated: arguments pllm_engine_options
+    )
+    loading = _Loading(progress)
+    try:
+        _on_thread("pagedllm-worker", lambda: loading.load(_lib.pllm_worker_run, options, budget, communicator))
+    finally:
+        loading.cancel()
 
 
 def _collected(outputs: Generator[Output, None, None], sampling: Optional[Sampling]) -> List[Completion]:
@@ -562,7 +570,7 @@ def _refuse_continuation(how: Mapping[str, Any]) -> None:
         raise TypeError("continue_generation needs stream_resumed() or astream_resumed()")
 
 
-def _held(thing: Union[Queue, Budget, None]) -> ContextManager[Any]:
+def _held(thing: Union[Queue, Budget, Communicator, None]) -> ContextManager[Any]:
     """Keep an object from being freed in a with statement."""
     return contextlib.nullcontext() if thing is None else thing._handle
 

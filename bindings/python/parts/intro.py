@@ -61,7 +61,7 @@ from dataclasses import dataclass, field, fields
 from typing import (Any, AsyncGenerator, Callable, ContextManager, Dict, Generator, Iterable, List, Mapping, NamedTuple, Optional,
                     Sequence, Tuple, Type, TypeVar, Union)
 
-__all__ = ["Admission", "Allocation", "Batching", "Beam", "Budget", "BudgetInfo", "Code", "Completion", "DType", "Dry",
+__all__ = ["Admission", "Allocation", "Batching", "Beam", "Budget", "BudgetInfo", "Code", "Communicator", "Completion", "DType", "Dry",
            "EarlyStopping", "Engine", "Error", "FinishReason", "Grammar", "Isa", "LogitsHook", "Logprob", "ModelInfo", "Order",
            "Output", "OutputKind", "Packed", "Plan", "Preemption", "Queue", "Sampling", "SequenceInfo", "Stats", "Step", "StopReason",
-           "Weights", "build_info", "plan", "version"]
+           "Weights", "build_info", "plan", "run_worker", "version"]
