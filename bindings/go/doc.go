@@ -22,6 +22,12 @@
 // preempted requests and the number of waiting requests. [Engine.PredictAdmission] predicts the
 // admission of a request. [Engine.Metrics] returns metrics for Prometheus.
 //
+// # Several processes
+//
+// A model can be divided among processes. Each joins a group with [SharedMemoryCommunicator], which
+// is Options.Communicator. Rank 0 opens the engine, and the others call [RunWorker]. A list of devices
+// in Options.Device divides the model within one process, without a communicator.
+//
 // # Defaults
 //
 // The zero value of each field selects the library's default. If 0 has a meaning of its own, the
@@ -49,7 +55,7 @@
 // Any number of goroutines may use every object. A goroutine that waits is parked on the network
 // poller of the runtime and blocks no thread. Each stream and each queue needs two file
 // descriptors. The library never calls into Go, so the package has no logits hook. Only Open, Plan,
-// Step, Stop and Close block a thread while they run.
+// Step, Stop, Close, RunWorker and SharedMemoryCommunicator block a thread while they run.
 //
 // # Closing
 //

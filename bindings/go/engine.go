@@ -22,7 +22,7 @@ type Engine struct {
 // configuration and the tokenizer are read to their end. After Open has returned, the context has
 // no effect on the engine.
 func Open(ctx context.Context, options Options) (*Engine, error) {
-	engine, err := load(ctx, &options)
+	engine, err := load(ctx, &options, nil, func(state *loading) (*Engine, error) { return create(&options, state) })
 	if err != nil {
 		return nil, err
 	}

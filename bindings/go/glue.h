@@ -50,4 +50,13 @@ static inline pllm_error *create_engine(const pllm_engine_options *options, load
     return pllm_engine_create(&watched, out_engine);
 }
 
+static inline pllm_error *run_worker(const pllm_engine_options *options, load_state *state) {
+    pllm_engine_options watched = *options;
+    watched.progress = note_progress;
+    watched.progress_data = state;
+    return pllm_worker_run(&watched);
+}
+
+static inline void close_communicator(const pllm_communicator *communicator) { communicator->close(communicator->user_data); }
+
 #endif

@@ -16,52 +16,61 @@ type loading C.load_state
 
 func (l *loading) cancel() { atomic.StoreUint32((*uint32)(&l.cancelled), 1) }
 
-func (l *loading) report(progress func(done, total int64)) {
-	total := atomic.LoadUint64((*uint64)(&l.total))
+// report returns whether the weights have been read.
+func (l *loading) report(progress func(done, total int64)) bool {
+	total, done := atomic.LoadUint64((*uint64)(&l.total)), atomic.LoadUint64((*uint64)(&l.done))
 	if progress != nil && total > 0 {
-		progress(int64(atomic.LoadUint64((*uint64)(&l.done))), int64(total))
+		progress(int64(done), int64(total))
 	}
+	return total > 0 && done == total
 }
 
-// load starts a goroutine that creates the engine, reports its progress and waits for its end.
-func load(ctx context.Context, options *Options) (*Engine, error) {
+// load starts a goroutine that makes a call which loads a model, reports its progress and waits for its
+// end, or until abandoned is readable.
+func load[T any](ctx context.Context, options *Options, abandoned <-chan struct{}, call func(*loading) (T, error)) (T, error) {
+	var nothing T
 	if err := ctx.Err(); err != nil {
-		return nil, err
+		return nothing, err
 	}
 	state := new(loading)
 	defer context.AfterFunc(ctx, state.cancel)()
 	// If Progress panics, the loading is cancelled, or the engine is closed by its cleanup.
 	defer state.cancel()
 	type result struct {
-		engine *Engine
-		err    error
+		value T
+		err   error
 	}
 	results := make(chan result, 1)
 	go func() {
-		engine, err := create(options, state)
-		results <- result{engine, err}
+		value, err := call(state)
+		results <- result{value, err}
 	}()
 	ticks := time.NewTicker(50 * time.Millisecond)
 	defer ticks.Stop()
+	isRead := false
 	for {
 		select {
 		case <-ticks.C:
-			state.report(options.Progress)
-		case result := <-results:
-			if errors.Is(result.err, ErrCancelled) {
-				return nil, ctx.Err()
+			if isRead = state.report(options.Progress); isRead {
+				ticks.Stop()
 			}
-			if result.err == nil {
+		case <-abandoned:
+			return nothing, ctx.Err()
+		case result := <-results:
+			if errors.Is(result.err, ErrCancelled) && ctx.Err() != nil {
+				return nothing, ctx.Err()
+			}
+			if result.err == nil && !isRead {
 				state.report(options.Progress)
 			}
-			return result.engine, result.err
+			return result.value, result.err
 		}
 	}
 }
 
 func create(options *Options, state *loading) (*Engine, error) {
 	var engine *C.pllm_engine
-	err := options.use(func(c *C.pllm_engine_options) error {
+	err := options.take(func(c *C.pllm_engine_options) error {
 		return check(C.create_engine(c, (*C.load_state)(state), &engine))
 	})
 	if err != nil {

@@ -3,7 +3,10 @@ package pagedllm
 // #include "glue.h"
 import "C"
 
-import "fmt"
+import (
+	"fmt"
+	"runtime"
+)
 
 // Plan computes what Open would allocate, from the headers of the model's files, without allocating
 // it.
@@ -18,7 +21,24 @@ func (o Options) Plan() (Plan, error) {
 	return plan, nil
 }
 
-// use makes a call with the options as a C struct.
+// take makes a call with the options as a C struct, including the communicator. If the call succeeds,
+// the library has the communicator.
+func (o *Options) take(call func(*C.pllm_engine_options) error) error {
+	if o.Communicator == nil {
+		return o.use(call)
+	}
+	return o.Communicator.use(func(rank *groupRank) error {
+		var pinner runtime.Pinner
+		defer pinner.Unpin()
+		pinner.Pin(rank)
+		return o.use(func(options *C.pllm_engine_options) error {
+			options.communicator = rank.c()
+			return call(options)
+		})
+	})
+}
+
+// use makes a call with the options as a C struct, without the communicator.
 func (o *Options) use(call func(*C.pllm_engine_options) error) error {
 	if version := C.pllm_abi_version(); version != C.PLLM_ABI_VERSION {
 		return &Error{Code: ErrUnsupported, Message: fmt.Sprintf("the library has ABI version %d (this package: %d); "+
