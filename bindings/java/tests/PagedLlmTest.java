@@ -443,6 +443,27 @@ public final class PagedLlmTest {
         }
     }
 
+    // ---- workers
+
+    public static void workers_of_a_list_of_devices_have_the_tokens_of_one() {
+        Options options = options();
+        options.device = "cpu,cpu";
+        options.workerTimeoutMs = 300_000;
+        try (Engine alone = open(); Engine layers = Engine.open(options)) {
+            options.pipelineParallel = 2;
+            try (Engine stages = Engine.open(options)) {
+                for (String question : List.of(FRANCE, "What is 7 + 5?", "What does a cow say?")) {
+                    Request request = chat(alone, question);
+                    int[] expected = alone.generate(request).tokens();
+                    isTrue(Arrays.equals(expected, layers.generate(request).tokens()), "other tokens of two parts of each layer");
+                    isTrue(Arrays.equals(expected, stages.generate(request).tokens()), "other tokens of two stages");
+                }
+            }
+        }
+        options.tensorParallel = 3;
+        fails(Code.INVALID_ARGUMENT, "tensor_parallel", () -> Engine.open(options));
+    }
+
     // ---- main
 
     public static void main(String[] arguments) throws Exception {

@@ -15,6 +15,21 @@ let engine;
 beforeEach(async () => { engine = await Engine.open(SMALL); });
 afterEach(() => engine.close());
 
+describe('workers', () => {
+  it('of a list of devices have the tokens of one', async () => {
+    for (const division of [{}, { tensorParallel: 2 }, { pipelineParallel: 2 }]) {
+      await withEngine({ device: 'cpu,cpu', workerTimeoutMs: LAST_RESORT_MS, ...division }, async (divided) => {
+        for (const { request, answer } of EXPECTED.slice(0, 3)) {
+          const { tokens, text } = await divided.generate(request);
+          assert.deepEqual(tokens, (await engine.generate(request)).tokens);
+          assert.equal(text, answer);
+        }
+      });
+    }
+    await refused('INVALID_ARGUMENT', 'tensor_parallel', () => Engine.open({ ...SMALL, device: 'cpu,cpu', tensorParallel: 3 }));
+  });
+});
+
 describe('scheduling', () => {
   // Returns the index of the request in `waiting` that runs first. All wait for the only slot.
   const firstOf = (waiting, options) => withEngine({ hostSteps: true, maxSeqs: 1, ...options }, async (engine) => {
