@@ -37,9 +37,21 @@ def worker(group, block_size):
 
 
 class Workers(Case):
-    def start(self, block_size=16, **keywords):
+    def start(self, block_size=16):
         run = [sys.executable, __file__, "worker", GROUP, str(block_size)]
-        process = subprocess.Popen(run, stderr=subprocess.PIPE, text=True, **keywords)
+        process = subprocess.Popen(run, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        return process
+
+    def run_code(self, code, rank):
+        """Start a process that joins the group and runs the code."""
+        start = f"""import sys
+sys.path[:0] = {sys.path!r}
+from test_workers import *
+world = Communicator.shared_memory({GROUP!r}, {rank}, 2)
+"""
+        process = subprocess.Popen([sys.executable, "-c", start + code], stderr=subprocess.PIPE, text=True)
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
         return process
@@ -87,13 +99,10 @@ class Workers(Case):
             open_engine(communicator=world).close()
 
     def test_the_end_of_the_engine_is_an_error_of_the_worker(self):
-        code = f"""import sys; sys.path[:0] = {sys.path!r}
-from test_workers import *
-engine = Engine(MODEL, communicator=Communicator.shared_memory({GROUP!r}, 0, 2), **OF_TWO)
+        self.run_code("""
+engine = Engine(MODEL, communicator=world, **OF_TWO)
 os.kill(os.getpid(), signal.SIGKILL)
-"""
-        process = subprocess.Popen([sys.executable, "-c", code])
-        self.addCleanup(process.wait)
+""", rank=0)
         with join(1) as world:
             self.assertRefused(Code.INTERNAL, "rank 0", run_worker, MODEL, communicator=world, **OF_TWO)
 
@@ -130,6 +139,19 @@ os.kill(os.getpid(), signal.SIGKILL)
                 while True:
                     engine.step()
             self.assertEqual(engine.health().code, Code.INTERNAL)
+
+    def test_a_process_ends_after_its_worker_has_stopped_loading(self):
+        process = self.run_code("""
+import time
+def interrupt(done, total):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(1)  # the main thread ends meanwhile
+run_worker(MODEL, communicator=world, progress=interrupt, **OF_TWO)
+""", rank=1)
+        with join(0) as world:
+            self.assertRefused(Code.CANCELLED, "rank 1", Engine, MODEL, communicator=world, **OF_TWO)
+        self.assertEqual(process.wait(LAST_RESORT), -signal.SIGINT)
+        self.assertIn("KeyboardInterrupt", process.stderr.read())
 
     def test_a_worker_releases_the_gil(self):
         failures = []
