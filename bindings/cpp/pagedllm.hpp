@@ -409,7 +409,8 @@ private:
 
 // A rank of a group whose ranks compute one model: rank 0 with Engine::create, each other rank with
 // run_worker. Both take the communicator of Options::communicator if they succeed, and the library
-// then closes it. If they fail, destroying the communicator closes it, which the other ranks wait for.
+// then closes it. If they fail, destroying the communicator closes it, which the other ranks wait
+// for.
 //
 //     auto world = pagedllm::Communicator::shared_memory("/dev/shm/my-service", rank, 2).value();
 //     options.communicator = &world;
@@ -418,9 +419,9 @@ private:
 //     auto engine = pagedllm::Engine::create(options).value();
 class Communicator {
 public:
-    // Joins a group of processes, or threads, of this host, which communicate through shared memory.
-    // Waits until all ranks have joined. Rank 0 creates the file at `path`, usually below /dev/shm. A
-    // timeout of 0 is no limit. See pllm_communicator_shared_memory.
+    // Joins a group of processes, or threads, of this host, which communicate through shared
+    // memory. Waits until all ranks have joined. Rank 0 creates the file at `path`, usually below
+    // /dev/shm. A timeout of 0 is no limit. See pllm_communicator_shared_memory.
     static Result<Communicator> shared_memory(const std::string &path, uint32_t rank, uint32_t size,
                                               std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
         if (path.find('\0') != std::string::npos) {
@@ -2674,8 +2675,8 @@ private:
 };
 
 // Runs one of several workers that compute a model with the engine of rank 0, which is in another
-// process or thread. The options are those of the engine, with a communicator of another rank. Loads
-// this worker's part of the model, and returns success when the engine is destroyed.
+// process or thread. The options are those of the engine, with a communicator of another rank.
+// Loads this worker's part of the model, and returns success when the engine is destroyed.
 // Options::progress can cancel the loading. An error ends the engine, too. See pllm_worker_run.
 inline Status run_worker(const Options &options) {
     return detail::load(options, [](const pllm_engine_options *c) { return detail::status(pllm_worker_run(c)); });

@@ -17,8 +17,8 @@ import (
 // engine or the worker has the communicator and closes it at its end. If it fails, close the
 // communicator: the other ranks wait for that.
 //
-// Communicators with functions of the host's own, such as those of bindings/mpi, are for programs in C
-// and C++.
+// Communicators with functions of the host's own, such as those of bindings/mpi, are for programs
+// in C and C++.
 type Communicator struct{ rank *groupRank }
 
 // groupRank is a pllm_communicator of the library. Its words have no pointer type, because the user
@@ -33,11 +33,11 @@ type groupRank struct {
 
 func (r *groupRank) c() *C.pllm_communicator { return (*C.pllm_communicator)(unsafe.Pointer(&r.words)) }
 
-// SharedMemoryCommunicator joins a group of processes, or goroutines, of this host, which communicate
-// through shared memory. Rank 0 creates the file at the path, usually below /dev/shm, where a file
-// system in memory is. It removes the file when its communicator is closed. size is the number of
-// ranks. The function blocks its thread until all ranks have joined, at most for the timeout; 0 is no
-// limit. If a rank does not join in time, it returns ErrIO.
+// SharedMemoryCommunicator joins a group of processes, or goroutines, of this host, which
+// communicate through shared memory. Rank 0 creates the file at the path, usually below /dev/shm,
+// where a file system in memory is. It removes the file when its communicator is closed. size is
+// the number of ranks. The function blocks its thread until all ranks have joined, at most for the
+// timeout; 0 is no limit. If a rank does not join in time, it returns ErrIO.
 func SharedMemoryCommunicator(path string, rank, size int, timeout time.Duration) (*Communicator, error) {
 	var args arguments
 	defer args.Unpin()
@@ -70,7 +70,8 @@ func (c *Communicator) Rank() int { return int(c.rank.c().rank) }
 func (c *Communicator) Size() int { return int(c.rank.c().size) }
 
 // Close leaves the group. It has no effect on an engine or a worker that has the communicator, and
-// waits for nothing. It may be called at any time, from any goroutine, more than once. It returns nil.
+// waits for nothing. It may be called at any time, from any goroutine, more than once. It returns
+// nil.
 func (c *Communicator) Close() error {
 	c.rank.close()
 	return nil
@@ -113,9 +114,10 @@ func (r *groupRank) close() {
 }
 
 // RunWorker runs one of several workers that compute a model with the engine of rank 0, which is in
-// another process or goroutine. The options are those of the engine: the same model and formats, and
-// a communicator with another rank. RunWorker loads this worker's part of the model, and returns nil
-// when the engine is closed. An error ends the engine, too: its calls return ErrInternal.
+// another process or goroutine. The options are those of the engine: the same model and formats,
+// and a communicator with another rank. RunWorker loads this worker's part of the model, and
+// returns nil when the engine is closed. An error ends the engine, too: its calls return
+// ErrInternal.
 //
 // The worker has a thread of its own. If the context is done, RunWorker returns its error, and the
 // loading stops. A worker that has loaded its part continues until the engine is closed or this

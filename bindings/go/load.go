@@ -25,8 +25,8 @@ func (l *loading) report(progress func(done, total int64)) bool {
 	return total > 0 && done == total
 }
 
-// load starts a goroutine that makes a call which loads a model, reports its progress and waits for its
-// end, or until abandoned is readable.
+// load starts a goroutine that makes a call which loads a model, reports its progress and waits for
+// its end, or until abandoned is readable.
 func load[T any](ctx context.Context, options *Options, abandoned <-chan struct{}, call func(*loading) (T, error)) (T, error) {
 	var nothing T
 	if err := ctx.Err(); err != nil {

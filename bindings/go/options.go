@@ -21,8 +21,8 @@ func (o Options) Plan() (Plan, error) {
 	return plan, nil
 }
 
-// take makes a call with the options as a C struct, including the communicator. If the call succeeds,
-// the library has the communicator.
+// take makes a call with the options as a C struct, including the communicator. If the call
+// succeeds, the library has the communicator.
 func (o *Options) take(call func(*C.pllm_engine_options) error) error {
 	if o.Communicator == nil {
 		return o.use(call)

@@ -2,7 +2,8 @@
 
 // A rank of a group whose ranks compute one model: rank 0 with Engine::create, each other rank with
 // run_worker. Both take the communicator of Options::communicator if they succeed, and the library
-// then closes it. If they fail, destroying the communicator closes it, which the other ranks wait for.
+// then closes it. If they fail, destroying the communicator closes it, which the other ranks wait
+// for.
 //
 //     auto world = pagedllm::Communicator::shared_memory("/dev/shm/my-service", rank, 2).value();
 //     options.communicator = &world;
@@ -11,9 +12,9 @@
 //     auto engine = pagedllm::Engine::create(options).value();
 class Communicator {
 public:
-    // Joins a group of processes, or threads, of this host, which communicate through shared memory.
-    // Waits until all ranks have joined. Rank 0 creates the file at `path`, usually below /dev/shm. A
-    // timeout of 0 is no limit. See pllm_communicator_shared_memory.
+    // Joins a group of processes, or threads, of this host, which communicate through shared
+    // memory. Waits until all ranks have joined. Rank 0 creates the file at `path`, usually below
+    // /dev/shm. A timeout of 0 is no limit. See pllm_communicator_shared_memory.
     static Result<Communicator> shared_memory(const std::string &path, uint32_t rank, uint32_t size,
                                               std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
         if (path.find('\0') != std::string::npos) {

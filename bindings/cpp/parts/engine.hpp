@@ -274,8 +274,8 @@ private:
 };
 
 // Runs one of several workers that compute a model with the engine of rank 0, which is in another
-// process or thread. The options are those of the engine, with a communicator of another rank. Loads
-// this worker's part of the model, and returns success when the engine is destroyed.
+// process or thread. The options are those of the engine, with a communicator of another rank.
+// Loads this worker's part of the model, and returns success when the engine is destroyed.
 // Options::progress can cancel the loading. An error ends the engine, too. See pllm_worker_run.
 inline Status run_worker(const Options &options) {
     return detail::load(options, [](const pllm_engine_options *c) { return detail::status(pllm_worker_run(c)); });

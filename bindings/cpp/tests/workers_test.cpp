@@ -221,7 +221,8 @@ TEST(Communicators, of_the_host_connect_workers_and_are_closed_once) {
     {
         pagedllm::Engine engine = pagedllm::Engine::create(options_of_two(world)).value();
         expect_answers(engine);
-        // Its user data may be invalid after the engine has closed it, so no second call reaches the library.
+        // Its user data may be invalid after the engine has closed it, so no second call reaches
+        // the library.
         EXPECT_TRUE(fails(Code::invalid_argument, pagedllm::Engine::create(options_of_two(world))));
         EXPECT_EQ(group.closed, 0);
     }
