@@ -27,19 +27,24 @@ typedef struct {
     uint32_t rank, tensor, pipeline, block_size;
     // Number of messages that the worker receives before its communicator fails. 0: no limit.
     uint32_t max_messages;
-    int32_t code;  // result of pllm_worker_run
+    int has_failed;  // whether its communicator has failed
+    int32_t code;    // result of pllm_worker_run
 } worker;
 
 // A communicator that fails after a number of broadcasts.
 typedef struct {
     pllm_communicator inner;
     atomic_uint left;
+    atomic_int has_failed;
 } limited;
 
 static int32_t limited_broadcast(void *data, void *bytes, uint64_t len, uint32_t root,
                                  uint64_t timeout_ms) {
     limited *l = data;
-    if (atomic_fetch_sub(&l->left, 1) == 1) return PLLM_E_IO;
+    if (atomic_fetch_sub(&l->left, 1) == 1) {
+        l->has_failed = 1;
+        return PLLM_E_IO;
+    }
     return l->inner.broadcast(l->inner.user_data, bytes, len, root, timeout_ms);
 }
 
@@ -72,22 +77,32 @@ static void limited_close(void *data) {
     l->inner.close(l->inner.user_data);
 }
 
+// Returns a struct of the host's functions, which use the library's communicator.
+static pllm_communicator wrapped(limited *l) {
+    return (pllm_communicator){.struct_size = sizeof(pllm_communicator),
+                               .user_data = l,
+                               .rank = l->inner.rank,
+                               .size = l->inner.size,
+                               .broadcast = limited_broadcast,
+                               .all_gather = limited_all_gather,
+                               .all_to_all = limited_all_to_all,
+                               .send = limited_send,
+                               .receive = limited_receive,
+                               .close = limited_close};
+}
+
 static void *run_worker(void *data) {
     worker *w = data;
     limited l = {.inner = {.struct_size = sizeof l.inner}, .left = w->max_messages};
     uint32_t size = w->tensor * w->pipeline;
     if (!OK(pllm_communicator_shared_memory(group_path(), w->rank, size, LIMIT_MS, &l.inner)))
         return NULL;
-    // Like the library's own, but a struct of the host's.
-    pllm_communicator own = {.struct_size = sizeof own, .user_data = &l, .rank = w->rank,
-                             .size = size, .broadcast = limited_broadcast,
-                             .all_gather = limited_all_gather, .all_to_all = limited_all_to_all,
-                             .send = limited_send, .receive = limited_receive,
-                             .close = limited_close};
+    pllm_communicator own = wrapped(&l);
     pllm_communicator *c = w->max_messages ? &own : &l.inner;
     pllm_engine_options options = options_of(w->tensor, w->pipeline, c);
     if (w->block_size) options.block_size = w->block_size;
     w->code = code_of(pllm_worker_run(&options));
+    w->has_failed = l.has_failed;
     if (w->code) c->close(c->user_data);
     return NULL;
 }
@@ -131,9 +146,10 @@ static void several_workers_answer_as_one(void) {
 
 static void an_engine_ends_with_its_worker(void) {
     worker workers[2] = {{0}, {.max_messages = 20}};
-    pllm_communicator c;
+    limited l = {.left = 0};
     start_workers(workers, 2, 1);
-    join_group(&c, 2);
+    join_group(&l.inner, 2);
+    pllm_communicator c = wrapped(&l);  // all ranks have a communicator of the same kind
     pllm_engine_options options = options_of(2, 1, &c);
     pllm_engine *engine = NULL;
     if (!OK(pllm_engine_create(&options, &engine))) return;
@@ -152,7 +168,7 @@ static void an_engine_ends_with_its_worker(void) {
     collect_outputs(engine, id, &a);
     CHECK(a.finish_reason == PLLM_FINISH_ERROR && a.error_code == PLLM_E_INTERNAL);
     pthread_join(workers[1].thread, NULL);
-    CHECK(workers[1].code == PLLM_E_INTERNAL);
+    CHECK(workers[1].code == PLLM_E_INTERNAL && workers[1].has_failed);
     pllm_engine_free(engine);
 }
 
