@@ -1,14 +1,21 @@
-// A libnccl.so.2 for machines without a device: ranks are threads of one process, each with a device of libcuda.cpp. Functions for tests
-// begin with shim_nccl_.
+// A libnccl.so.2 for machines without a device: ranks are threads of one process or of several, each
+// with a device of libcuda.cpp. Functions for tests begin with shim_nccl_.
 //
-// An exchange is queued on its stream. When it runs, it blocks until every peer has taken what this rank sends, because NCCL promises no
-// buffers. So an order of exchanges that could block forever on a device blocks here too, until a rank is aborted.
+// Messages are copied through memory that all ranks share. An exchange is queued on its stream. When
+// it runs, it blocks until every peer has taken what this rank sends, because NCCL promises no
+// buffers. So an order of exchanges that could block forever on a device blocks here too, until the
+// rank is aborted. The end of a peer's process does not end the wait.
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <condition_variable>
-#include <deque>
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -25,30 +32,71 @@ API int shim_is_allocated(uint64_t address, size_t bytes);
 
 enum Result { SUCCESS, UNHANDLED_CUDA_ERROR, SYSTEM_ERROR, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, IN_PROGRESS };
 
+const int MAX_RANKS = 64;
+const size_t PART_BYTES = 4 << 10; // less than messages of the tests have
+
+// Names the shared memory of a group, a file without a path that the creator of the group has open.
+// The system frees it with the last process that uses it, also if processes are killed.
 struct UniqueId {
-    char bytes[128];
+    pid_t process;
+    int file;
+    char unused[120];
+};
+static_assert(sizeof(UniqueId) == 128);
+
+// A message from one rank to another, a part at a time. The sender fills an empty box, the receiver empties it.
+struct Box {
+    std::atomic<bool> full;
+    size_t message_bytes, part_bytes;
+    char part[PART_BYTES];
 };
 
-// A message that its sender offers.
-struct Message {
-    const void *from;
-    size_t bytes;
-    bool taken = false;
+struct Member {
+    std::atomic<pid_t> process; // 0: the rank has not come
+    int device;
 };
 
-// The ranks of a communicator. `changed` is notified after each change.
+// The shared memory of a communicator, zero at first. It has no locks, because a process may be killed
+// at any time.
 struct Group {
-    int size;
-    std::vector<int> devices; // of the ranks that have come
-    std::map<std::pair<int, int>, std::deque<std::shared_ptr<Message>>> messages; // by sender and receiver
-    std::condition_variable changed;
+    std::atomic<uint32_t> changes; // a futex, which counts the changes of the other fields
+    std::atomic<int> size, members_come;
+    std::atomic<bool> closed; // whether the creator has closed the file
+    Member members[MAX_RANKS];
+    Box boxes[MAX_RANKS][MAX_RANKS]; // by sender and receiver
 };
+static_assert(std::atomic<uint32_t>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
+
+static void notify(Group &group) {
+    group.changes++;
+    syscall(SYS_futex, &group.changes, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+// Waits until a condition is met. `is_met` is called after each change.
+template <class Condition> void wait(Group &group, Condition is_met) {
+    for (;;) {
+        uint32_t seen = group.changes;
+        if (is_met()) return;
+        syscall(SYS_futex, &group.changes, FUTEX_WAIT, seen, nullptr, nullptr, 0);
+    }
+}
+
+// Returns null if the creator has ended or has closed the file.
+static std::shared_ptr<Group> open_group_of(const UniqueId &id) {
+    std::string path = "/proc/" + std::to_string(id.process) + "/fd/" + std::to_string(id.file);
+    int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    if (file < 0) return nullptr;
+    void *mapped = mmap(nullptr, sizeof(Group), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    if (mapped == MAP_FAILED) return nullptr;
+    return {static_cast<Group *>(mapped), [](Group *group) { munmap(group, sizeof *group); }};
+}
 
 struct Comm {
     std::shared_ptr<Group> group;
     int rank, device;
-    bool aborted = false;
-    int error = SUCCESS;
+    std::atomic<bool> aborted{false};
+    std::atomic<int> error{SUCCESS};
 };
 
 struct Transfer {
@@ -58,10 +106,10 @@ struct Transfer {
     uint64_t address;
     size_t bytes;
     int peer;
+    size_t moved = 0; // bytes that were sent or received
 };
 
-static std::mutex mutex; // protects everything
-static std::map<std::string, std::shared_ptr<Group>> groups;
+static std::mutex mutex; // protects the following variables
 static std::map<Comm *, std::shared_ptr<Comm>> comms;
 static uint64_t exchanges = 0;
 static int version = 22703;
@@ -86,101 +134,130 @@ API const char *ncclGetErrorString(int result) {
 
 API int ncclGetUniqueId(UniqueId *id) {
     if (int planned = shim_planned_failure(__func__)) return planned;
-    static uint64_t created = 0;
-    std::lock_guard<std::mutex> lock(mutex);
-    memset(id->bytes, 0, sizeof id->bytes);
-    memcpy(id->bytes, &++created, sizeof created);
+    int file = memfd_create("nccl", MFD_CLOEXEC);
+    if (file < 0) return SYSTEM_ERROR;
+    if (ftruncate(file, sizeof(Group))) {
+        close(file);
+        return SYSTEM_ERROR;
+    }
+    *id = {getpid(), file, {}};
     return SUCCESS;
 }
 
-// Waits for all ranks without a limit. As NCCL, it refuses contexts other than the primary one, and two ranks with one device.
+// Adds a rank to its group. As NCCL, it refuses two ranks with one device. Each process has devices of
+// its own.
+static int enter(Group &group, int size, int rank, int device) {
+    std::lock_guard<std::mutex> lock(mutex); // two threads of this process may enter
+    for (auto &other : group.members)
+        if (other.process == getpid() && other.device == device) return INVALID_USAGE;
+    int unknown = 0;
+    if (!group.size.compare_exchange_strong(unknown, size) && unknown != size) return INVALID_USAGE;
+    pid_t absent = 0;
+    if (!group.members[rank].process.compare_exchange_strong(absent, getpid())) return INVALID_USAGE;
+    group.members[rank].device = device;
+    group.members_come++;
+    notify(group);
+    return SUCCESS;
+}
+
+// Waits for all ranks without a limit. As NCCL, it refuses contexts other than the primary one.
 API int ncclCommInitRank(Comm **out, int size, UniqueId id, int rank) {
     if (int planned = shim_planned_failure(__func__)) return planned;
     int device, primary;
     if (shim_current_device(&device, &primary) || !primary) return UNHANDLED_CUDA_ERROR;
-    if (rank < 0 || rank >= size) return INVALID_ARGUMENT;
-    std::unique_lock<std::mutex> lock(mutex);
-    auto &group = groups[std::string(id.bytes, sizeof id.bytes)];
-    if (!group) group = std::make_shared<Group>();
-    group->size = size;
-    if (std::count(group->devices.begin(), group->devices.end(), device)) return INVALID_USAGE;
-    group->devices.push_back(device);
-    group->changed.notify_all();
-    auto waiting = group;
-    waiting->changed.wait(lock, [&] { return int(waiting->devices.size()) == size; });
-    auto comm = std::make_shared<Comm>(Comm{waiting, rank, device});
+    if (rank < 0 || rank >= size || size > MAX_RANKS) return INVALID_ARGUMENT;
+    auto group = open_group_of(id);
+    if (!group) return SYSTEM_ERROR;
+    if (int refused = enter(*group, size, rank, device)) return refused;
+    wait(*group, [&] { return group->members_come == size; });
+    if (id.process == getpid() && !group->closed.exchange(true)) close(id.file);
+    auto comm = std::make_shared<Comm>();
+    comm->group = group, comm->rank = rank, comm->device = device;
+    std::lock_guard<std::mutex> lock(mutex);
     *out = comm.get();
     comms[comm.get()] = comm;
     return SUCCESS;
 }
 
-API int ncclCommAbort(Comm *comm) {
+static std::shared_ptr<Comm> find(Comm *comm) {
     std::lock_guard<std::mutex> lock(mutex);
     auto found = comms.find(comm);
-    if (found == comms.end()) return INVALID_ARGUMENT;
-    found->second->aborted = true;
-    found->second->group->changed.notify_all();
-    comms.erase(found);
+    return found == comms.end() ? nullptr : found->second;
+}
+
+API int ncclCommAbort(Comm *handle) {
+    std::unique_lock<std::mutex> lock(mutex);
+    auto ended = comms.extract(handle);
+    lock.unlock();
+    if (ended.empty()) return INVALID_ARGUMENT;
+    ended.mapped()->aborted = true;
+    notify(*ended.mapped()->group);
     return SUCCESS;
 }
 
-API int ncclCommGetAsyncError(Comm *comm, int *error) {
-    std::lock_guard<std::mutex> lock(mutex);
-    auto found = comms.find(comm);
-    if (found == comms.end()) return INVALID_ARGUMENT;
-    *error = found->second->error;
+API int ncclCommGetAsyncError(Comm *handle, int *error) {
+    auto comm = find(handle);
+    if (!comm) return INVALID_ARGUMENT;
+    *error = comm->error;
     return SUCCESS;
 }
 
-// An exchange on its stream. It has references of its own, since the communicator may be aborted before.
+// An exchange on its stream. It has references of its own, since the communicator may be aborted
+// before.
 struct Exchange {
     std::shared_ptr<Comm> comm;
     std::vector<Transfer> transfers;
 };
 
-static std::shared_ptr<Message> offer(Group &group, const Transfer &transfer, int rank) {
-    auto message = std::make_shared<Message>(Message{reinterpret_cast<const void *>(transfer.address), transfer.bytes});
-    group.messages[{rank, transfer.peer}].push_back(message);
-    group.changed.notify_all();
-    return message;
+static void report_and_hang(Comm &comm, int error) {
+    comm.error = error;
+    wait(*comm.group, [&] { return comm.aborted.load(); });
 }
 
-static void take(std::unique_lock<std::mutex> &lock, Comm &comm, const Transfer &transfer) {
+// Moves the next part of a message, if its box permits it.
+static bool move_part(Comm &comm, Transfer &transfer) {
     Group &group = *comm.group;
-    auto &queue = group.messages[{transfer.peer, comm.rank}];
-    group.changed.wait(lock, [&] { return comm.aborted || !queue.empty(); });
-    if (comm.aborted) return;
-    auto message = queue.front();
-    if (message->bytes != transfer.bytes) {
-        comm.error = INTERNAL_ERROR;
-        group.changed.wait(lock, [&] { return comm.aborted; });
-        return;
+    Box &box = transfer.sends ? group.boxes[comm.rank][transfer.peer] : group.boxes[transfer.peer][comm.rank];
+    if (transfer.moved == transfer.bytes || box.full == transfer.sends) return false;
+    char *own = reinterpret_cast<char *>(transfer.address) + transfer.moved;
+    if (transfer.sends) {
+        box.message_bytes = transfer.bytes;
+        box.part_bytes = std::min(PART_BYTES, transfer.bytes - transfer.moved);
+        memcpy(box.part, own, box.part_bytes);
+    } else if (box.message_bytes != transfer.bytes) {
+        report_and_hang(comm, INTERNAL_ERROR);
+        return false;
+    } else {
+        memcpy(own, box.part, box.part_bytes);
     }
-    memcpy(reinterpret_cast<void *>(transfer.address), message->from, message->bytes);
-    queue.pop_front();
-    message->taken = true;
-    group.changed.notify_all();
+    transfer.moved += box.part_bytes;
+    box.full = transfer.sends;
+    notify(group);
+    return true;
+}
+
+// Returns whether the receiver has the whole message.
+static bool is_complete(const Comm &comm, const Transfer &transfer) {
+    return transfer.moved == transfer.bytes && !(transfer.sends && comm.group->boxes[comm.rank][transfer.peer].full);
 }
 
 static void run(void *data) {
     std::unique_ptr<Exchange> exchange(*static_cast<Exchange **>(data));
     int planned = shim_planned_failure("nccl_exchange");
     Comm &comm = *exchange->comm;
-    std::unique_lock<std::mutex> lock(mutex);
-    exchanges++;
-    if (planned) { // the exchange hangs, and reports the error asynchronously, except IN_PROGRESS
-        comm.error = planned == IN_PROGRESS ? SUCCESS : planned;
-        comm.group->changed.wait(lock, [&] { return comm.aborted; });
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        exchanges++;
     }
-    std::vector<std::shared_ptr<Message>> offered;
-    for (auto &transfer : exchange->transfers)
-        if (transfer.sends && !comm.aborted) offered.push_back(offer(*comm.group, transfer, comm.rank));
-    for (auto &transfer : exchange->transfers)
-        if (!transfer.sends) take(lock, comm, transfer);
-    for (auto &message : offered) comm.group->changed.wait(lock, [&] { return comm.aborted || message->taken; });
-    if (!comm.aborted) return;
-    for (auto &[ranks, queue] : comm.group->messages) // their memory may be freed now
-        queue.erase(std::remove_if(queue.begin(), queue.end(), [&, from = ranks.first](auto &) { return from == comm.rank; }), queue.end());
+    // The exchange hangs. The failure is reported asynchronously, except IN_PROGRESS.
+    if (planned) report_and_hang(comm, planned == IN_PROGRESS ? SUCCESS : planned);
+    auto &transfers = exchange->transfers;
+    wait(*comm.group, [&] {
+        for (auto &transfer : transfers)
+            while (!comm.aborted && move_part(comm, transfer)) continue;
+        auto completed = [&](const Transfer &transfer) { return is_complete(comm, transfer); };
+        return comm.aborted || std::all_of(transfers.begin(), transfers.end(), completed);
+    });
 }
 
 API int ncclGroupStart() {
@@ -195,27 +272,26 @@ API int ncclGroupEnd() {
     open_group.transfers.clear();
     if (int planned = shim_planned_failure(__func__)) return planned;
     if (transfers.empty()) return SUCCESS;
-    std::unique_lock<std::mutex> lock(mutex);
-    auto found = comms.find(transfers[0].comm);
-    if (found == comms.end()) return INVALID_ARGUMENT;
-    auto exchange = new Exchange{found->second, transfers};
-    lock.unlock();
+    auto comm = find(transfers[0].comm);
+    if (!comm) return INVALID_ARGUMENT;
+    auto exchange = new Exchange{comm, transfers};
     return shim_enqueue(transfers[0].stream, run, &exchange, sizeof exchange) ? UNHANDLED_CUDA_ERROR : SUCCESS;
 }
 
-// Only exchanges in a group of one communicator and one stream, of bytes.
+// Only exchanges in a group of one communicator and one stream, of bytes, with one message to and from
+// each peer.
 static int queue(Transfer transfer, int type) {
     int device, primary;
     if (shim_current_device(&device, &primary)) return UNHANDLED_CUDA_ERROR;
-    std::lock_guard<std::mutex> lock(mutex);
-    auto found = comms.find(transfer.comm);
-    if (found == comms.end() || type != 0 || open_group.depth == 0) return INVALID_ARGUMENT;
-    Comm &comm = *found->second;
-    if (!primary || device != comm.device) return INVALID_USAGE;
-    if (transfer.peer < 0 || transfer.peer >= comm.group->size || transfer.peer == comm.rank) return INVALID_ARGUMENT;
+    auto comm = find(transfer.comm);
+    if (!comm || type != 0 || open_group.depth == 0) return INVALID_ARGUMENT;
+    if (!primary || device != comm->device) return INVALID_USAGE;
+    if (transfer.peer < 0 || transfer.peer >= comm->group->size || transfer.peer == comm->rank) return INVALID_ARGUMENT;
     if (transfer.bytes == 0 || !shim_is_allocated(transfer.address, transfer.bytes)) return INVALID_ARGUMENT;
-    for (auto &other : open_group.transfers)
+    for (auto &other : open_group.transfers) {
         if (other.comm != transfer.comm || other.stream != transfer.stream) return INVALID_USAGE;
+        if (other.peer == transfer.peer && other.sends == transfer.sends) return INVALID_USAGE;
+    }
     open_group.transfers.push_back(transfer);
     return SUCCESS;
 }

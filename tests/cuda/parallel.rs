@@ -1,10 +1,12 @@
 //! Engines on several simulated CUDA devices, which exchange data by a replacement for NCCL
 //! (tests/cuda). On a machine with a device, these tests are skipped.
 
+mod processes;
 #[path = "../support/mod.rs"]
 mod support;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -61,22 +63,26 @@ impl Model {
     }
 
     fn options(&self, device: &str) -> EngineOptions {
-        EngineOptions {
-            model_dir: self.0.0.clone(),
-            device: device.into(),
-            skip_tokenizer: true,
-            kv_bytes: Some(1 << 20),
-            max_batch_tokens: 64,
-            max_seqs: 8,
-            threads: device.starts_with("cpu").then_some(1),
-            ..Default::default()
-        }
+        options_for(&self.0.0, device)
     }
 
     fn divided(&self, device: &str, tensor: usize, pipeline: usize) -> EngineOptions {
         let mut options = self.options(device);
         options.workers.division = Division { tensor, pipeline };
         options
+    }
+}
+
+fn options_for(model: &Path, device: &str) -> EngineOptions {
+    EngineOptions {
+        model_dir: model.into(),
+        device: device.into(),
+        skip_tokenizer: true,
+        kv_bytes: Some(1 << 20),
+        max_batch_tokens: 64,
+        max_seqs: 8,
+        threads: device.starts_with("cpu").then_some(1),
+        ..Default::default()
     }
 }
 
