@@ -95,6 +95,8 @@ int64_t poll_and_check(worker *w, queue_slot *q, int64_t timeout_ms) {
 // True if an output must arrive, so that an unlimited timeout is safe.
 static bool must_receive_output(const queue_slot *q) {
     if (program.racing || !q->queue) return false;
+    // The oracle expects the lost output, which does not come.
+    if (mutation == last_output_is_lost || mutation == sample_is_lost) return false;
     const engine_slot *e = engine_numbered(q->engine);
     return q->engine_freed || (e && e->started && oracle_expects_outputs(q->number));
 }
