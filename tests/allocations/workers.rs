@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use pagedllm::communicator::local::Local;
 use pagedllm::communicator::shared_memory::SharedMemory;
-use pagedllm::communicator::{Communicator, CommunicatorHandle, OrderedSum};
+use pagedllm::communicator::{Communicator, CommunicatorHandle};
 use pagedllm::engine::{Engine, Prompt, Request, StepReport};
-use pagedllm::error::Result;
 use pagedllm::types::options::{EngineOptions, Preemption, SamplingParams, WorkerOptions};
 use pagedllm::types::parallel::Division;
 
 use super::failing_allocator::{Site, count_allocations, start_counting, stop_counting};
+use crate::support::communicator::Intercepted;
 use crate::support::{TempDir, configs, write_random_model};
 
 const TIMEOUT: Duration = Duration::from_secs(600);
@@ -27,11 +27,6 @@ const WINDOWS: usize = 4;
 
 /// Counts the allocations of a worker's thread while `is_on` is set. The worker calls its communicator
 /// in each step.
-struct Counting {
-    world: Arc<dyn Communicator>,
-    counts: Arc<Counts>,
-}
-
 #[derive(Debug, Default)]
 struct Counts {
     is_on: AtomicBool,
@@ -39,54 +34,24 @@ struct Counts {
     found: Mutex<BTreeMap<Site, usize>>,
 }
 
-impl Counting {
-    fn call<T>(&self, call: impl FnOnce(&dyn Communicator) -> Result<T>) -> Result<T> {
-        if self.counts.is_on.load(SeqCst) {
-            self.counts.calls.fetch_add(1, SeqCst);
+impl Counts {
+    fn before_call(&self) {
+        if self.is_on.load(SeqCst) {
+            self.calls.fetch_add(1, SeqCst);
             start_counting();
         } else {
-            stop_counting(&mut self.counts.found.lock().unwrap());
+            stop_counting(&mut self.found.lock().unwrap());
         }
-        call(&*self.world)
     }
 }
 
-impl Communicator for Counting {
-    fn rank(&self) -> usize {
-        self.world.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.world.size()
-    }
-
-    fn broadcast(&self, bytes: &mut [u8], root: usize, timeout: Option<Duration>) -> Result<()> {
-        self.call(|world| world.broadcast(bytes, root, timeout))
-    }
-
-    fn all_gather(&self, bytes: &[u8], out: &mut [u8], timeout: Option<Duration>) -> Result<()> {
-        self.call(|world| world.all_gather(bytes, out, timeout))
-    }
-
-    fn all_to_all(&self, bytes: &[u8], out: &mut [u8], timeout: Option<Duration>) -> Result<()> {
-        self.call(|world| world.all_to_all(bytes, out, timeout))
-    }
-
-    fn send(&self, bytes: &[u8], to: usize, timeout: Option<Duration>) -> Result<()> {
-        self.call(|world| world.send(bytes, to, timeout))
-    }
-
-    fn receive(&self, bytes: &mut [u8], from: usize, timeout: Option<Duration>) -> Result<()> {
-        self.call(|world| world.receive(bytes, from, timeout))
-    }
-
-    fn all_reduce(&self, x: &mut [f32], scratch: &mut OrderedSum, timeout: Option<Duration>) -> Result<()> {
-        self.call(|world| world.all_reduce(x, scratch, timeout))
-    }
-
-    fn split(&self, color: usize, timeout: Option<Duration>) -> Result<Arc<dyn Communicator>> {
-        self.world.split(color, timeout)
-    }
+/// Returns a communicator that counts the allocations of the thread that calls it.
+fn counting(world: Arc<dyn Communicator>, counts: Arc<Counts>) -> Arc<dyn Communicator> {
+    let before = move || {
+        counts.before_call();
+        Ok(())
+    };
+    Arc::new(Intercepted { world, before })
 }
 
 /// Writes a LLaMA that four workers can divide.
@@ -153,13 +118,9 @@ fn run(division: Division, join: impl Fn(usize) -> Arc<dyn Communicator> + Sync)
         let workers: Vec<_> = (1..division.workers())
             .map(|rank| {
                 let counts = Arc::new(Counts::default());
-                let (world, join, model) = (counts.clone(), &join, &model);
-                let run = move || {
-                    Engine::run_worker(
-                        &options(model.0.clone(), division, Arc::new(Counting { world: join(rank), counts: world })),
-                        &mut |_, _| true,
-                    )
-                };
+                let (own_counts, join, model) = (counts.clone(), &join, &model);
+                let run =
+                    move || Engine::run_worker(&options(model.0.clone(), division, counting(join(rank), own_counts)), &mut |_, _| true);
                 (scope.spawn(run), counts)
             })
             .collect();

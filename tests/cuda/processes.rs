@@ -1,11 +1,8 @@
 //! Workers that are processes, each with simulated devices of its own: their outputs, and what remains
-//! when one of them is killed or stopped. A rank is this program, started with the name of a test that
-//! only runs in such a process.
+//! when one of them is killed or stopped.
 
 use std::collections::VecDeque;
-use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,6 +16,7 @@ use pagedllm::types::parallel::Division;
 use serde::{Deserialize, Serialize};
 
 use super::support::cuda::{self, Nccl};
+use super::support::rank_process::RankProcess;
 use super::{Model, alone, answers, assert_freed, compare, impatient, llama, options_for, request, run};
 
 const PLACE: &str = "PLLM_TEST_PLACE";
@@ -62,53 +60,8 @@ impl Place {
     }
 }
 
-/// A process with one rank.
-struct Rank {
-    process: Child,
-    answers: BufReader<ChildStdout>,
-}
-
-impl Rank {
-    fn start(place: &Place) -> Rank {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["processes::rank_of_another_test", "--exact", "--nocapture", "--test-threads=1"]);
-        command.env(PLACE, serde_json::to_string(place).unwrap()).stdin(Stdio::null()).stdout(Stdio::piped());
-        let mut process = command.spawn().unwrap();
-        let answers = BufReader::new(process.stdout.take().unwrap());
-        Rank { process, answers }
-    }
-
-    /// Returns the next answer. Lines of the test runner are skipped.
-    fn answer(&mut self) -> String {
-        let mut lines = (&mut self.answers).lines().map(Result::unwrap);
-        lines.find_map(|line| line.strip_prefix("answer: ").map(String::from)).expect("the process has not ended")
-    }
-
-    /// Waits until the process ends by itself, having freed everything. Returns its last answer.
-    fn end(mut self) -> String {
-        let began = Instant::now();
-        let status = loop {
-            if let Some(status) = self.process.try_wait().unwrap() {
-                break status;
-            }
-            assert!(began.elapsed() < BOUND, "the process has not ended");
-            std::thread::sleep(Duration::from_millis(10));
-        };
-        assert!(status.success(), "{status}");
-        self.answer()
-    }
-
-    fn signal(&self, signal: i32) {
-        // SAFETY: a call without pointers. Nothing has waited for the process, so the id is its own.
-        assert_eq!(unsafe { libc::kill(self.process.id() as i32, signal) }, 0);
-    }
-}
-
-impl Drop for Rank {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
+fn start_rank(place: &Place) -> RankProcess {
+    RankProcess::start("processes::rank_of_another_test", PLACE, &serde_json::to_string(place).unwrap())
 }
 
 /// Runs one rank for another test. Does nothing otherwise.
@@ -148,14 +101,14 @@ fn poll(engine: &Engine) -> VecDeque<Output> {
     engine.queue().poll(Some(Duration::ZERO)).unwrap()
 }
 
-fn start(place: &Place) -> (Engine, Rank) {
-    let worker = Rank::start(&place.worker("cuda:1"));
+fn start(place: &Place) -> (Engine, RankProcess) {
+    let worker = start_rank(&place.worker("cuda:1"));
     (Engine::create(&place.options()).unwrap(), worker)
 }
 
 /// Checks that an engine whose worker has failed in mid-generation ends all requests in time, and that
 /// the process can create another engine. Returns the time, an error and the failed worker.
-fn assert_ends(nccl: &Nccl, place: &Place, fail: impl FnOnce(&Rank)) -> (Duration, Error, Rank) {
+fn assert_ends(nccl: &Nccl, place: &Place, fail: impl FnOnce(&RankProcess)) -> (Duration, Error, RankProcess) {
     let (engine, failing) = start(&place.impatient());
     generate(&engine, 10);
     let began = Instant::now();
@@ -177,7 +130,7 @@ fn assert_ends(nccl: &Nccl, place: &Place, fail: impl FnOnce(&Rank)) -> (Duratio
     let (engine, worker) = start(place);
     run(&engine, [request(3, 5, 4)].into_iter()).unwrap();
     drop(engine);
-    assert_eq!(worker.end(), "the engine was freed");
+    assert_eq!(worker.end(BOUND), "the engine was freed");
     (elapsed, errors.remove(0), failing)
 }
 
@@ -186,14 +139,14 @@ fn two_processes_have_the_outputs_of_the_cpu() {
     let Some((_one, nccl)) = alone() else { return };
     let model = Model::new(&llama());
     let on_cpu = answers(&model.options("cpu")).unwrap();
-    // The worker may have the same device, because its process is another machine.
+    // The worker may have the same device, because each process has simulated devices of its own.
     for (division, device) in DIVISIONS.into_iter().zip(["cuda:1", "cuda:0"]) {
         let place = Place::engine(&model, division);
-        let worker = Rank::start(&place.worker(device));
+        let worker = start_rank(&place.worker(device));
         let before = nccl.exchanges();
         compare(&format!("{division:?}"), &answers(&place.options()).unwrap(), &on_cpu);
         assert!(nccl.exchanges() > before);
-        assert_eq!(worker.end(), "the engine was freed");
+        assert_eq!(worker.end(BOUND), "the engine was freed");
         assert_freed(nccl);
     }
 }
@@ -220,7 +173,7 @@ fn a_stopped_worker_process_ends_the_engine_after_the_timeout() {
         assert!(error.message().contains("another worker has not responded for 8s"), "{error}");
         // If the worker continues, it notices the failure too.
         stopped.signal(libc::SIGCONT);
-        let ended = stopped.end();
+        let ended = stopped.end(BOUND);
         assert!(ended.starts_with("Internal, "), "{ended}");
     }
 }
@@ -231,12 +184,12 @@ fn a_worker_process_ends_by_itself_when_the_engine_is_killed() {
     let model = Model::new(&llama());
     for division in DIVISIONS {
         let place = Place::engine(&model, division).impatient();
-        let worker = Rank::start(&place.worker("cuda:1"));
-        let mut engine = Rank::start(&place);
+        let worker = start_rank(&place.worker("cuda:1"));
+        let mut engine = start_rank(&place);
         assert_eq!(engine.answer(), "ready");
         engine.signal(libc::SIGKILL);
         let began = Instant::now();
-        let ended = worker.end();
+        let ended = worker.end(BOUND);
         assert!(ended.starts_with("Internal, "), "{ended}");
         assert!(began.elapsed() < 2 * SHORT, "{:?}", began.elapsed());
     }

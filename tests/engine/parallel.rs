@@ -3,14 +3,16 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use crate::support::communicator::Intercepted;
 use crate::support::{TempDir, configs, write_random_model};
+use pagedllm::communicator::CommunicatorHandle;
 use pagedllm::communicator::local::Local;
-use pagedllm::communicator::{Communicator, CommunicatorHandle};
 use pagedllm::engine::{Engine, Fork, Output, Prompt, Request, Resume};
-use pagedllm::error::{Code, Result};
+use pagedllm::error::{Code, Error, Result};
 use pagedllm::memory::budget::MemoryBudget;
 use pagedllm::types::SeqId;
 use pagedllm::types::options::{EngineOptions, Isa, KvDtype, Preemption, SamplingParams, WorkerOptions};
@@ -276,12 +278,6 @@ fn sequences_can_be_forked_exported_and_imported() {
     }
 }
 
-/// A communicator that fails after a number of calls, as if the process had ended.
-struct Ending {
-    world: Local,
-    left: std::sync::atomic::AtomicU64,
-}
-
 #[test]
 fn an_engine_fails_if_a_worker_ends() {
     let model = Model::new();
@@ -293,8 +289,13 @@ fn an_engine_fails_if_a_worker_ends() {
     let worker = thread::spawn({
         let options = options.clone();
         move || {
-            let ending = Ending { world: second, left: 200.into() };
-            let communicator = Some(CommunicatorHandle::new(Arc::new(ending)));
+            // It fails after a number of calls, as if the process had ended.
+            let calls = AtomicU64::new(0);
+            let before = move || match calls.fetch_add(1, SeqCst) < 200 {
+                true => Ok(()),
+                false => Err(Error::internal("ended by the test")),
+            };
+            let communicator = Some(CommunicatorHandle::new(Arc::new(Intercepted { world: Arc::new(second), before })));
             Engine::run_worker(
                 &EngineOptions { workers: WorkerOptions { division, communicator, timeout: TIMEOUT }, ..options },
                 &mut |_, _| true,
@@ -382,48 +383,4 @@ fn wrong_uses_are_refused() {
     let three = Division { tensor: 3, pipeline: 1 };
     let error = Engine::plan(&EngineOptions { workers: WorkerOptions { division: three, ..Default::default() }, ..options }).unwrap_err();
     assert!(error.message().contains('8') && error.message().contains('3'), "{error}");
-}
-
-impl Ending {
-    fn call<T>(&self, call: impl FnOnce(&Local) -> Result<T>) -> Result<T> {
-        use std::sync::atomic::Ordering::SeqCst;
-        match self.left.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)) {
-            Ok(_) => call(&self.world),
-            Err(_) => Err(pagedllm::error::Error::internal("ended by the test")),
-        }
-    }
-}
-
-impl Communicator for Ending {
-    fn rank(&self) -> usize {
-        self.world.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.world.size()
-    }
-
-    fn broadcast(&self, bytes: &mut [u8], root: usize, timeout: Option<Duration>) -> Result<()> {
-        self.call(|world| world.broadcast(bytes, root, timeout))
-    }
-
-    fn all_gather(&self, bytes: &[u8], out: &mut [u8], timeout: Option<Duration>) -> Result<()> {
-        self.call(|world| world.all_gather(bytes, out, timeout))
-    }
-
-    fn all_to_all(&self, bytes: &[u8], out: &mut [u8], timeout: Option<Duration>) -> Result<()> {
-        self.call(|world| world.all_to_all(bytes, out, timeout))
-    }
-
-    fn send(&self, bytes: &[u8], to: usize, timeout: Option<Duration>) -> Result<()> {
-        self.call(|world| world.send(bytes, to, timeout))
-    }
-
-    fn receive(&self, bytes: &mut [u8], from: usize, timeout: Option<Duration>) -> Result<()> {
-        self.call(|world| world.receive(bytes, from, timeout))
-    }
-
-    fn split(&self, color: usize, timeout: Option<Duration>) -> Result<Arc<dyn Communicator>> {
-        self.call(|world| world.split(color, timeout))
-    }
 }

@@ -1,12 +1,10 @@
-//! Ranks that are processes: their start, and the end of one while the others wait for it. A rank is
-//! this program, started with the name of a test that only runs in such a process.
+//! Ranks that are processes: their start, and the end of one while the others wait for it.
 
-use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::alone;
+use crate::support::rank_process::RankProcess;
 use pagedllm::communicator::Communicator;
 use pagedllm::communicator::shared_memory::SharedMemory;
 use pagedllm::error::Error;
@@ -36,50 +34,9 @@ impl Drop for TestPath {
     }
 }
 
-/// A process with one rank. It obeys commands, one a line, and answers each with a line.
-struct Rank {
-    process: Child,
-    commands: ChildStdin,
-    answers: BufReader<ChildStdout>,
-}
-
-impl Rank {
-    fn start(path: &Path, rank: usize) -> Rank {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["communicator::rank_of_another_test", "--exact", "--nocapture", "--test-threads=1"]);
-        command.env(RANK, format!("{rank} {}", path.display())).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut process = command.spawn().unwrap();
-        let (commands, answers) = (process.stdin.take().unwrap(), BufReader::new(process.stdout.take().unwrap()));
-        Rank { process, commands, answers }
-    }
-
-    fn command(&mut self, command: &str) {
-        writeln!(self.commands, "{command}").unwrap();
-    }
-
-    /// Returns the answer to a command. Lines of the test runner are skipped.
-    fn answer(&mut self) -> String {
-        let mut line = String::new();
-        while self.answers.read_line(&mut line).unwrap() > 0 {
-            if let Some((_, answer)) = line.trim().split_once("answer: ") {
-                return answer.into();
-            }
-            line.clear();
-        }
-        panic!("the rank has ended")
-    }
-
-    /// Ends the process. It stays a zombie, as that of a parent that does not wait.
-    fn kill(&mut self) {
-        self.process.kill().unwrap();
-    }
-}
-
-impl Drop for Rank {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
+/// Starts a process with this rank. It obeys commands, one a line, and answers each with a line.
+fn start_rank(path: &Path, rank: usize) -> RankProcess {
+    RankProcess::start("communicator::rank_of_another_test", RANK, &format!("{rank} {}", path.display()))
 }
 
 /// Runs the commands of another test. Does nothing otherwise.
@@ -130,8 +87,8 @@ fn fork_and_sleep() -> i32 {
     }
 }
 
-fn start(path: &Path) -> [Rank; SIZE] {
-    let mut ranks = [2, 1, 0].map(|rank| Rank::start(path, rank));
+fn start(path: &Path) -> [RankProcess; SIZE] {
+    let mut ranks = [2, 1, 0].map(|rank| start_rank(path, rank));
     ranks.reverse();
     for rank in &mut ranks {
         assert_eq!(rank.answer(), "joined");
@@ -139,20 +96,20 @@ fn start(path: &Path) -> [Rank; SIZE] {
     ranks
 }
 
-fn all_gather(ranks: &mut [Rank; SIZE]) {
+fn all_gather(ranks: &mut [RankProcess; SIZE]) {
     ranks.iter_mut().for_each(|rank| rank.command("gather"));
     ranks.iter_mut().for_each(|rank| assert_eq!(rank.answer(), "done"));
 }
 
 /// Kills a rank while the others wait for different ranks. They see it in time.
-fn kill_and_check(ranks: &mut [Rank; SIZE], killed: usize) {
+fn kill_and_check(ranks: &mut [RankProcess; SIZE], killed: usize) {
     let others: Vec<usize> = (0..SIZE).filter(|&rank| rank != killed).collect();
     ranks[others[0]].command("gather");
     ranks[others[1]].command("receive");
     // Both ranks sleep in their calls, or soon will.
     std::thread::sleep(Duration::from_millis(100));
     let began = Instant::now();
-    ranks[killed].kill();
+    ranks[killed].signal(libc::SIGKILL);
     let answers: Vec<String> = others.iter().map(|&rank| ranks[rank].answer()).collect();
     let elapsed = began.elapsed();
     assert!(elapsed < BOUND, "{elapsed:?}");
@@ -206,7 +163,7 @@ fn a_second_process_with_the_same_rank_is_refused() {
     let mut ranks = start(&path.0);
     for rank in 0..SIZE {
         let expected = format!("{}: rank {rank} is already in use; start each rank once, or choose another path", path.0.display());
-        assert_eq!(Rank::start(&path.0, rank).answer(), expected);
+        assert_eq!(start_rank(&path.0, rank).answer(), expected);
     }
     all_gather(&mut ranks);
 }

@@ -1,12 +1,14 @@
 //! Random models of any family, generated from its spec, and stored beam searches.
 #![allow(dead_code)] // each test file uses a part of this module
 
+pub mod communicator;
 pub mod cpu_time;
 pub mod cuda;
 pub mod faulty;
 pub mod fp8;
 pub mod progress;
 mod random;
+pub mod rank_process;
 pub mod store;
 
 use std::collections::BTreeMap;
