@@ -156,7 +156,7 @@ static void *run_worker(void *unused) {
     (void)unused;
     pllm_communicator communicator;
     pllm_engine_options options = worker_options(&communicator, 1);
-    OK(pllm_worker_run(&options));
+    if (!OK(pllm_worker_run(&options))) communicator.close(communicator.user_data);
     return NULL;
 }
 
@@ -168,6 +168,7 @@ static void use_workers(const size_t *stack_kib) {
     pllm_engine_options options = worker_options(&communicator, 0);
     pllm_engine *engine = NULL;
     if (OK(pllm_engine_create(&options, &engine))) use_sequences(engine);
+    else communicator.close(communicator.user_data);
     pllm_engine_free(engine);
     pthread_join(worker, NULL);
 }

@@ -186,18 +186,18 @@ static admission_prediction predict_admission(worker *w, const engine_slot *e,
                     !isnan(p.admission.first_token_seconds);
     EXPECT(p.code || possible, "an admission is inconsistent");
     p.holds &= has_valid_size(&out);
-    if (mutation == admission_is_too_optimistic && p.code) p.code = 0, p.admission.admits = 1;
     return p;
 }
 
 // `code`: the result of adding the request. Grammars are compiled only when a request is added.
-static void check_admission(const admission_prediction *p, bool has_grammar, int32_t code) {
-    int32_t expected = p->code ? p->code : p->admission.admits ? 0 : PLLM_E_CAPACITY;
+static void check_admission(admission_prediction p, bool has_grammar, int32_t code) {
+    if (mutation == admission_is_too_optimistic && p.code) p.code = 0, p.admission.admits = 1;
+    int32_t expected = p.code ? p.code : p.admission.admits ? 0 : PLLM_E_CAPACITY;
     bool refused_by_grammar =
-        !p->code && has_grammar && (code == PLLM_E_INVALID_ARGUMENT || code == PLLM_E_UNSUPPORTED);
-    EXPECT(!p->holds || code == expected || refused_by_grammar,
-           "predict_admission returned %d (admits: %llu), and add_request returned %d", p->code,
-           LLU(p->admission.admits), code);
+        !p.code && has_grammar && (code == PLLM_E_INVALID_ARGUMENT || code == PLLM_E_UNSUPPORTED);
+    EXPECT(!p.holds || code == expected || refused_by_grammar,
+           "predict_admission returned %d (admits: %llu), and add_request returned %d", p.code,
+           LLU(p.admission.admits), code);
 }
 
 void add_request(worker *w) {
@@ -237,7 +237,7 @@ void add_request(worker *w) {
     out_parameter *out = any_out_parameter(w);
     int32_t code = TRY(pllm_engine_add_request, e->engine, at, out ? &out->number : NULL);
     check_out_parameter(out, code, sizeof out->number);
-    if (out) check_admission(&p, t.grammar, code);
+    if (out) check_admission(p, t.grammar, code);
     bool in_range = q.deadline_ms >= 0 && q.priority >= -100 && q.priority <= 100;
     EXPECT(code || in_range, "a deadline of %lld ms and a priority of %d were accepted",
            (long long)q.deadline_ms, q.priority);
@@ -260,9 +260,7 @@ void predict_only(worker *w) {
     q.deadline_ms = any_deadline(w);
     copy_fields(at, &request_type, &q, declared);
     admission_prediction p = predict_admission(w, e, at);
-    // The mutation has accepted what the library has refused.
-    EXPECT(p.code || q.deadline_ms >= 0 || mutation == admission_is_too_optimistic,
-           "predict_admission accepted a negative deadline");
+    EXPECT(p.code || q.deadline_ms >= 0, "predict_admission accepted a negative deadline");
 }
 
 void abort_request(worker *w) {
