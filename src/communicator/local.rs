@@ -50,6 +50,7 @@ impl Channel {
     fn pop(&mut self, out: &mut [u8], from: usize) -> Result<bool> {
         let Some(len) = self.lens.pop_front() else { return Ok(false) };
         if len != out.len() {
+            self.bytes.drain(..len);
             return Err(Error::internal(format!("rank {from} has sent {len} bytes, {} were expected", out.len())));
         }
         let (first, second) = self.bytes.as_slices();

@@ -107,11 +107,11 @@ impl EngineParts {
     /// several devices, threads of this process are the other ranks.
     pub fn load_on_device(options: &EngineOptions, progress: LoadProgress) -> Result<EngineParts> {
         let mut threads = WorkerThreads::default();
-        if options.workers.communicator.is_some() || options.devices().is_ok_and(|devices| devices.len() == 1) {
+        let devices = options.devices().map_or(1, |devices| devices.len());
+        if devices == 1 || options.workers.communicator.is_some() {
             return EngineParts::load_rank(options, threads, None, progress);
         }
         options.validate()?;
-        let devices = options.devices()?.len();
         let mut ranks = Local::group(devices).into_iter().map(|rank| Arc::new(rank) as Arc<dyn Communicator>);
         let first = ranks.next();
         for world in ranks {
@@ -139,7 +139,7 @@ impl EngineParts {
         }
     }
 
-    // Not inlined: the frames of one backend have space on a small stack, those of both do not.
+    // Inlined, both backends would have their frames on the stack, which may be small.
     #[inline(never)]
     fn load_on_cpu(options: &EngineOptions, threads: WorkerThreads, group: Option<Group>, progress: LoadProgress) -> Result<EngineParts> {
         let backend = Agreement(group.as_ref()).on(cpu_backend(options))?;
@@ -217,6 +217,7 @@ fn join(options: &EngineOptions, world: Option<Arc<dyn Communicator>>, check_ran
     let group = match group(options, world) {
         Ok(Some(group)) => group,
         Ok(None) => return valid.map(|()| None),
+        // Invalid options are reported first.
         Err(error) => return valid.and(Err(error)),
     };
     group.agree(valid.and_then(|()| check_rank(group.place.rank())))?;

@@ -30,7 +30,7 @@ impl Group {
         if rank >= size {
             return Err(Error::invalid(format!("the communicator has rank {rank} of {size}; ranks are numbered from 0")));
         }
-        // First, because an error before it would leave the other ranks waiting.
+        // All ranks exchange this before any of them can fail, so that none of them waits in vain.
         compare_versions(&*world, division, timeout)?;
         if size != division.workers() {
             return Err(Error::invalid(format!(
