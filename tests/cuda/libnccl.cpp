@@ -52,7 +52,7 @@ struct Box {
 };
 
 struct Member {
-    std::atomic<pid_t> process; // 0: the rank has not come
+    std::atomic<pid_t> process; // 0: the rank has not joined
     int device;
 };
 
@@ -60,7 +60,7 @@ struct Member {
 // at any time.
 struct Group {
     std::atomic<uint32_t> changes; // a futex, which counts the changes of the other fields
-    std::atomic<int> size, members_come;
+    std::atomic<int> size, members_joined;
     std::atomic<bool> closed; // whether the creator has closed the file
     Member members[MAX_RANKS];
     Box boxes[MAX_RANKS][MAX_RANKS]; // by sender and receiver
@@ -144,7 +144,7 @@ API int ncclGetUniqueId(UniqueId *id) {
     return SUCCESS;
 }
 
-// Adds a rank to its group. As NCCL, it refuses two ranks with one device. Each process has devices of
+// Adds a rank to its group. Like NCCL, it refuses two ranks with one device. Each process has devices of
 // its own.
 static int enter(Group &group, int size, int rank, int device) {
     std::lock_guard<std::mutex> lock(mutex); // two threads of this process may enter
@@ -155,12 +155,12 @@ static int enter(Group &group, int size, int rank, int device) {
     pid_t absent = 0;
     if (!group.members[rank].process.compare_exchange_strong(absent, getpid())) return INVALID_USAGE;
     group.members[rank].device = device;
-    group.members_come++;
+    group.members_joined++;
     notify(group);
     return SUCCESS;
 }
 
-// Waits for all ranks without a limit. As NCCL, it refuses contexts other than the primary one.
+// Waits for all ranks without a limit. Like NCCL, it refuses contexts other than the primary one.
 API int ncclCommInitRank(Comm **out, int size, UniqueId id, int rank) {
     if (int planned = shim_planned_failure(__func__)) return planned;
     int device, primary;
@@ -169,7 +169,7 @@ API int ncclCommInitRank(Comm **out, int size, UniqueId id, int rank) {
     auto group = open_group_of(id);
     if (!group) return SYSTEM_ERROR;
     if (int refused = enter(*group, size, rank, device)) return refused;
-    wait(*group, [&] { return group->members_come == size; });
+    wait(*group, [&] { return group->members_joined == size; });
     if (id.process == getpid() && !group->closed.exchange(true)) close(id.file);
     auto comm = std::make_shared<Comm>();
     comm->group = group, comm->rank = rank, comm->device = device;
