@@ -158,11 +158,31 @@ impl Communicator for Local {
         let rank = members.iter().position(|&member| member == self.rank).unwrap_or(0);
         Ok(Arc::new(Local { group, rank }))
     }
+
+    fn check(&self) -> Result<()> {
+        match self.group.lock().ended.iter().min() {
+            None => Ok(()),
+            Some(rank) => Err(Error::internal(format!("rank {rank} has ended"))),
+        }
+    }
 }
 
 impl Drop for Local {
     fn drop(&mut self) {
         self.group.lock().ended.insert(self.rank);
         self.group.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_that_has_ended_is_noticed_without_a_call() {
+        let mut ranks = Local::group(3);
+        assert_eq!(ranks[0].check(), Ok(()));
+        drop(ranks.remove(1));
+        assert!(ranks.iter().all(|rank| rank.check().unwrap_err().message() == "internal error: rank 1 has ended"));
     }
 }

@@ -49,6 +49,12 @@ pub trait Communicator: Send + Sync {
     /// Errors: `Unsupported` if the communicator cannot be divided.
     fn split(&self, color: usize, timeout: Option<Duration>) -> Result<Arc<dyn Communicator>>;
 
+    /// Returns an error if another rank has ended or failed, as far as the communicator notices it. Any
+    /// thread may call it, also during another call.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Adds the numbers of all ranks: `x[i]` becomes the sum of the ranks' `x[i]`, added in the order
     /// of the ranks, so that the result depends neither on the length nor on the time of arrival.
     /// `scratch` keeps its memory for the next call.

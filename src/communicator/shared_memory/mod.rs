@@ -231,6 +231,10 @@ impl Communicator for SharedMemory {
         self.call(|| self.divide(color, timeout))
     }
 
+    fn check(&self) -> Result<()> {
+        self.check_others()
+    }
+
     fn all_reduce(&self, x: &mut [f32], scratch: &mut OrderedSum, timeout: Option<Duration>) -> Result<()> {
         let size = self.size();
         if size == 1 || x.is_empty() {

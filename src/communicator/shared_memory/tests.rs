@@ -261,6 +261,19 @@ fn a_failure_ends_the_waits_of_the_other_ranks() {
 }
 
 #[test]
+fn a_rank_that_has_left_is_noticed_without_a_call() {
+    let path = TestPath::new();
+    let [first, second] = [0, 1].map(|rank| {
+        let path = path.0.clone();
+        std::thread::spawn(move || SharedMemory::join(&path, rank, 2, STALL).unwrap())
+    });
+    let [first, second] = [first, second].map(|thread| thread.join().unwrap());
+    assert_eq!(second.check(), Ok(()));
+    drop(first);
+    assert_eq!(second.check().unwrap_err().message(), "rank 0 has left the group");
+}
+
+#[test]
 fn a_rank_without_its_lock_counts_as_ended() {
     let unlocked = Barrier::new(2);
     with_ranks(2, |group| {
@@ -272,6 +285,7 @@ fn a_rank_without_its_lock_counts_as_ended() {
         if group.rank() == 1 {
             let error = group.receive(&mut [0], 0, STALL).unwrap_err();
             assert_eq!(error.message(), "the process of rank 0 has ended");
+            assert!(group.check().is_err());
         }
         unlocked.wait();
     });

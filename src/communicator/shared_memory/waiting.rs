@@ -117,6 +117,12 @@ impl SharedMemory {
         None
     }
 
+    /// Fails if another rank has left, ended or failed.
+    pub(super) fn check_others(&self) -> Result<()> {
+        let left = (0..self.segment.size()).find(|&rank| self.segment.state(rank).load() == LEFT);
+        self.obstacle(left.unwrap_or(self.rank)).map_or(Ok(()), Err)
+    }
+
     fn has_ended(&self, rank: usize) -> bool {
         let process = self.processes.get(rank).and_then(Option::as_ref);
         process.is_some_and(|process| process.has_ended()) || !self.segment.is_locked(rank)
