@@ -14,16 +14,20 @@ pub struct OrderedSum {
 }
 
 impl OrderedSum {
-    /// Reserves memory for sums of up to `len` numbers over `size` ranks.
+    /// Reserves memory for sums of up to `len` numbers over `size` ranks. A single rank needs none.
     pub fn reserve(&mut self, len: usize, size: usize) -> Result<()> {
-        let padded = len.next_multiple_of(size);
+        let padded = OrderedSum::padded(len, size);
         self.parts.try_reserve(padded.saturating_sub(self.parts.len()))?;
         Ok(self.received.try_reserve(padded.saturating_sub(self.received.len()))?)
     }
 
     /// Returns the bytes that `reserve` allocates.
     pub fn bytes(len: usize, size: usize) -> u64 {
-        (2 * len.next_multiple_of(size) * size_of::<f32>()) as u64
+        (2 * OrderedSum::padded(len, size) * size_of::<f32>()) as u64
+    }
+
+    fn padded(len: usize, size: usize) -> usize {
+        if size == 1 { 0 } else { len.next_multiple_of(size) }
     }
 
     /// Each rank adds one part of the numbers in the order of the ranks, and all ranks gather the

@@ -7,11 +7,12 @@ use crate::backend::{Collectives, Heads, KvOps, Ops, Strips};
 use crate::types::parallel::{WorkerPlace, part_of};
 
 impl Widths {
-    /// Returns the maximum number of numbers that a worker exchanges at once: rows of partial results,
-    /// and on rank 0 the logits of another worker.
+    /// Returns the maximum number of numbers that a worker receives at once: rows of partial results if
+    /// several workers divide a layer, and on rank 0 the logits of another worker.
     pub fn exchanged(&self, limits: BatchLimits, spec: &ModelSpec, place: WorkerPlace) -> usize {
         let logits = if place.rank() == 0 { limits.logits * part_of(spec.vocab_size, 0, place.division.tensor).len() } else { 0 };
-        (limits.tokens * self.normed).max(logits)
+        let sums = if place.division.tensor > 1 { limits.tokens * self.normed } else { 0 };
+        sums.max(logits)
     }
 
     /// Includes the buffers for the norm over the heads of all workers.
