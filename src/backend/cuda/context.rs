@@ -13,6 +13,8 @@ pub type Called<T> = std::result::Result<T, DriverError>;
 pub struct Context {
     handle: sys::CUcontext,
     streams: [sys::CUstream; 2],
+    /// For waits in a primary context, one for each stream. Null in an own context.
+    waits: [sys::CUevent; 2],
     /// The kernels of the library. Null until they are loaded.
     module: sys::CUmodule,
     kind: ContextKind,
@@ -47,12 +49,17 @@ impl Context {
     pub fn new(device: sys::CUdevice, primary: bool) -> Called<Context> {
         let (handle, kind) = match primary {
             false => (create(device)?, ContextKind::Own),
-            true => (retain_primary(device)?, ContextKind::Primary(device)),
+            // Its flags stay as they are, because they concern the application too.
+            // SAFETY: the driver is initialized, and the device is valid.
+            true => (unsafe { result::primary_ctx::retain(device) }?, ContextKind::Primary(device)),
         };
-        let mut context = Context { handle, streams: [null_mut(); 2], module: null_mut(), kind };
+        let mut context = Context { handle, streams: [null_mut(); 2], waits: [null_mut(); 2], module: null_mut(), kind };
         for which in [Stream::Compute, Stream::Copies] {
             let stream = context.calling(|| result::stream::create(result::stream::StreamKind::NonBlocking))?;
             context.streams[which as usize] = stream;
+            if primary {
+                context.waits[which as usize] = context.calling(create_event)?;
+            }
         }
         Ok(context)
     }
@@ -70,6 +77,10 @@ impl Context {
             // SAFETY: `new` created the stream, which is destroyed once.
             let _ = unsafe { result::stream::destroy(stream) };
         }
+        for event in self.waits.into_iter().filter(|event| !event.is_null()) {
+            // SAFETY: `new` created the event, which is destroyed once.
+            let _ = unsafe { result::event::destroy(event) };
+        }
         if !self.module.is_null() {
             // SAFETY: `load_module` loaded the module, which is unloaded once.
             let _ = unsafe { result::module::unload(self.module) };
@@ -81,9 +92,17 @@ impl Context {
     }
 
     /// Waits for all queued work. Call it inside `within`.
+    ///
+    /// The thread sleeps. In a primary context, the flags of its owner determine whether waits for a stream
+    /// do, so it waits for an event there.
     pub fn synchronize(&self) -> Called<()> {
-        // SAFETY: the streams live as long as the context.
-        self.streams.into_iter().map(|stream| unsafe { result::stream::synchronize(stream) }).fold(Ok(()), Result::and)
+        let wait = |(stream, event): (sys::CUstream, sys::CUevent)| match event.is_null() {
+            // SAFETY: the streams live as long as the context.
+            true => unsafe { result::stream::synchronize(stream) },
+            // SAFETY: the same for the events.
+            false => unsafe { result::event::record(event, stream).and_then(|()| result::event::synchronize(event)) },
+        };
+        self.streams.into_iter().zip(self.waits).map(wait).fold(Ok(()), Result::and)
     }
 
     /// Calls a function with this context as the thread's current one, and restores the previous
@@ -133,17 +152,13 @@ fn create(device: sys::CUdevice) -> Called<sys::CUcontext> {
     Ok(handle)
 }
 
-/// Retains the primary context. Its flags are those of its first user.
-fn retain_primary(device: sys::CUdevice) -> Called<sys::CUcontext> {
-    let (mut flags, mut active) = (0, 0);
-    // SAFETY: the driver is initialized, and the device is valid.
-    unsafe {
-        sys::cuDevicePrimaryCtxGetState(device, &mut flags, &mut active).result()?;
-        if active == 0 {
-            sys::cuDevicePrimaryCtxSetFlags_v2(device, FLAGS).result()?;
-        }
-        result::primary_ctx::retain(device)
-    }
+/// Creates an event in the current context. Threads that wait for it sleep, and no timing is recorded.
+fn create_event() -> Called<sys::CUevent> {
+    let flags = sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32 | sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+    let mut handle = null_mut();
+    // SAFETY: the driver writes to the pointer and does not read it.
+    unsafe { sys::cuEventCreate(&mut handle, flags) }.result()?;
+    Ok(handle)
 }
 
 struct Entered;
@@ -173,12 +188,7 @@ unsafe impl Sync for Event {}
 
 impl Event {
     pub fn new(context: &Arc<Context>) -> Called<Event> {
-        // Waiting threads sleep, and no timing is recorded.
-        let flags = sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32 | sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-        let mut handle = null_mut();
-        // SAFETY: the driver writes to the pointer and does not read it.
-        context.calling(|| unsafe { sys::cuEventCreate(&mut handle, flags) }.result())?;
-        Ok(Event { context: context.clone(), handle })
+        Ok(Event { context: context.clone(), handle: context.calling(create_event)? })
     }
 
     /// Records the event in a stream, after all work queued so far.
