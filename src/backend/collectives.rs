@@ -5,7 +5,11 @@ use std::time::Duration;
 
 use super::BackendTypes;
 use crate::communicator::Communicator;
-use crate::error::Result;
+use crate::error::{Code, Error, Result, try_vec, try_with_capacity};
+use crate::sys::bytes::{as_bytes, as_bytes_mut};
+
+/// Maximum number of bytes in the record of a worker.
+const MAX_RECORD: u64 = 1 << 20;
 
 /// The groups of workers to which a device belongs.
 #[derive(Clone)]
@@ -16,6 +20,54 @@ pub struct Workers {
     pub world: Arc<dyn Communicator>,
     /// Limit of each wait for other workers.
     pub timeout: Duration,
+}
+
+impl Workers {
+    /// Returns the bytes of each worker, which may differ in length.
+    pub fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let mut lens = try_vec(self.world.size(), 0u64)?;
+        self.world.all_gather(as_bytes(&[bytes.len() as u64]), as_bytes_mut(&mut lens), Some(self.timeout))?;
+        let longest = lens.iter().copied().max().unwrap_or(0);
+        if lens[self.world.rank()] != bytes.len() as u64 {
+            return Err(Error::internal("the communicator has changed the bytes of this rank"));
+        }
+        if longest > MAX_RECORD {
+            return Err(Error::internal(format!("a worker has sent a record of {longest} bytes; the limit is {MAX_RECORD}")));
+        }
+        let mut own = try_vec(longest as usize, 0)?;
+        own[..bytes.len()].copy_from_slice(bytes);
+        let mut all = try_vec(own.len() * self.world.size(), 0)?;
+        if longest > 0 {
+            self.world.all_gather(&own, &mut all, Some(self.timeout))?;
+        }
+        let mut records = try_with_capacity(self.world.size())?;
+        for (rank, &len) in lens.iter().enumerate() {
+            let mut record = try_with_capacity(len as usize)?;
+            record.extend_from_slice(&all[rank * own.len()..][..len as usize]);
+            records.push(record);
+        }
+        Ok(records)
+    }
+
+    /// Returns the result of this worker if no worker has failed. Otherwise all workers fail.
+    pub fn agree<T>(&self, result: Result<T>) -> Result<T> {
+        let mut record = try_with_capacity(0)?;
+        if let Err(error) = &result {
+            record.extend((error.code() as i32).to_le_bytes());
+            record.extend(error.message().bytes());
+        }
+        let records = match self.gather(&record) {
+            Ok(records) => records,
+            Err(error) => return result.and(Err(error)),
+        };
+        match records.iter().enumerate().find_map(|(rank, record)| Some((rank, record.split_first_chunk()?))) {
+            Some((rank, (code, message))) if result.is_ok() => {
+                let code = Code::from_number(i32::from_le_bytes(*code)).unwrap_or(Code::Internal);
+                Err(Error::new(code, format!("rank {rank}: {}", String::from_utf8_lossy(message))))
+            }
+            _ => result,
+        }
+    }
 }
 
 /// Columns of a matrix that one worker computes.
@@ -33,13 +85,10 @@ pub struct ColumnPart {
 /// worker fails or does not respond in time, the device is lost: all further exchanges are skipped,
 /// and the next function that returns a `Result` reports the error.
 pub trait Collectives: BackendTypes {
-    /// Checks that the device can exchange buffers, before all workers `join` at the same time.
+    /// Makes this device one of several workers, which call this at the same time.
     ///
-    /// Errors: `Unsupported` if a library is missing.
-    fn check_collectives(&self) -> Result<()> {
-        Ok(())
-    }
-    /// Makes this device one of several workers.
+    /// Errors: `Unsupported` if a library is missing. If one worker fails, all of them fail, because they
+    /// agree or because a worker that has failed ends.
     fn join(&mut self, workers: Workers) -> Result<()>;
     /// Allocates memory for exchanges of up to `_len` numbers at once.
     fn reserve_exchange(&self, _len: usize) -> Result<()> {

@@ -261,8 +261,7 @@ impl<B: Backend + 'static> LoadedPart<B> {
         let (mut files, mut text) = agree.on(open(options, place))?;
         agree.on_settings(&files, options, isa)?;
         if let Some(group) = &group {
-            group.agree(backend.check_collectives())?;
-            group.agree(backend.join(group.workers.clone()))?;
+            backend.join(group.workers.clone())?;
         }
         let memory = agree.on_blocks(MemoryPlan::for_model(&files, &backend, options), &files, options)?;
         if let Some(text) = &mut text {

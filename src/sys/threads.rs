@@ -3,6 +3,7 @@
 use std::io;
 use std::ops::Range;
 use std::os::unix::thread::JoinHandleExt;
+use std::sync::mpsc::{Receiver, channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
@@ -60,6 +61,14 @@ pub fn pin(thread: &JoinHandle<()>, cpu: usize) -> Result<()> {
 pub fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     let builder = Builder::new().name(name);
     with_signals_blocked(|| builder.spawn(|| isolated(body)))
+}
+
+/// Starts a function on a thread of the library. Its result comes through the receiver. If the receiver
+/// is dropped before, the thread is left behind with everything that the function owns.
+pub fn start<T: Send + 'static>(name: &str, body: impl FnOnce() -> T + Send + 'static) -> Result<Receiver<T>> {
+    let (sender, receiver) = channel();
+    let thread = spawn(name.into(), move || drop(sender.send(body())));
+    thread.map(|_| receiver).map_err(|e| Error::internal(format!("cannot start the thread {name}: {e}")))
 }
 
 /// Priority of threads whose work must not take time from the steps of engines. The system gives such
@@ -194,6 +203,16 @@ mod tests {
             assert!(std::time::Instant::now() < until);
         }
         assert!(slept < Duration::from_millis(25), "{slept:?}");
+    }
+
+    #[test]
+    fn started_functions_return_a_result_or_are_left_behind() {
+        assert_eq!(start("pagedllm-test", || 7).unwrap().recv(), Ok(7));
+        let (release, released) = channel::<()>();
+        let stuck = start("pagedllm-test", move || released.recv().is_ok()).unwrap();
+        assert!(stuck.recv_timeout(Duration::from_millis(20)).is_err());
+        release.send(()).unwrap();
+        assert_eq!(stuck.recv(), Ok(true));
     }
 
     #[test]

@@ -48,6 +48,11 @@ impl WorkerPlace {
         self.stage * self.division.tensor + self.tensor_rank
     }
 
+    /// Returns the rank among all workers of the one with this tensor rank in the same stage.
+    pub fn rank_in_stage(self, tensor_rank: usize) -> usize {
+        WorkerPlace { tensor_rank, ..self }.rank()
+    }
+
     /// Returns whether this is the only worker.
     pub fn is_alone(self) -> bool {
         self.division.workers() == 1
@@ -100,6 +105,7 @@ mod tests {
         }
         let place = division.place(3);
         assert_eq!((place.stage, place.tensor_rank, place.previous(), place.next()), (1, 1, 1, 5));
+        assert_eq!([0, 1].map(|rank| place.rank_in_stage(rank)), [2, 3]);
         assert!(
             !place.is_first_stage() && !place.is_last_stage() && division.place(1).is_first_stage() && division.place(4).is_last_stage()
         );

@@ -4,42 +4,33 @@
 //! Sums are added in the order of the ranks by a kernel, so that their bits depend on neither the length
 //! nor the algorithm that NCCL would choose. NCCL only copies.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::CudaBackend;
 use super::buffer::Buf;
-use super::connections::{Among, Connections, place};
-use super::context::{Event, Stream};
+use super::connections::{Connections, place};
 use super::device::Device;
 use super::function::{Shape, launch};
 use super::memory::{Address, Memory};
-use super::nccl::{Nccl, NcclTransfer};
+use super::nccl::NcclTransfer;
 use super::watchdog::Watchdog;
+use super::{CudaBackend, backlog};
 use crate::backend::{Collectives, ColumnPart, Strips, Workers};
 use crate::error::{Error, Result};
-use crate::types::parallel::{WorkerPlace, part_of};
+use crate::types::parallel::WorkerPlace;
 
 /// Sums of at most this many bytes over all ranks are exchanged at once: each rank sends all of its
 /// numbers. This takes one exchange instead of two. The limit is not measured.
 const DIRECT_BYTES: usize = 512 << 10;
-/// Exchanges after which the host waits for the device. If a worker does not respond, the queues of the
-/// driver and of NCCL do not become full, so the host waits only where the watchdog ends its wait.
-const WINDOW: usize = 16;
 const NUMBER: usize = size_of::<f32>();
+/// Numbers of 16 bytes.
+const ALIGNED: usize = 4;
 
 /// The connections with other workers, and memory for exchanges.
 pub struct Exchange {
     connections: Arc<Connections>,
     place: WorkerPlace,
-    state: Mutex<State>,
-}
-
-struct State {
-    scratch: Option<Memory>,
-    /// Exchanges in the current window.
-    count: usize,
-    /// Events after the last exchanges of the previous window and of the one before.
-    windows: [Event; 2],
+    scratch: Mutex<Option<Memory>>,
 }
 
 /// How a sum is exchanged.
@@ -47,110 +38,134 @@ struct State {
 enum SumBy {
     /// Each rank adds all numbers.
     All,
-    /// Each rank adds one part of them, at most this many numbers.
-    Parts(usize),
+    /// Each rank adds one part of them.
+    Parts,
 }
 
-impl SumBy {
-    fn new(len: usize, ranks: usize) -> SumBy {
-        if len * ranks * NUMBER <= DIRECT_BYTES { SumBy::All } else { SumBy::Parts(len.div_ceil(ranks)) }
+/// The division of a sum among ranks. Parts are multiples of 16 bytes, except for the end of the sum, because
+/// NCCL copies aligned bytes faster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Sum {
+    by: SumBy,
+    len: usize,
+    /// Numbers of a part, and of the memory for what a rank receives from each other one.
+    pitch: usize,
+}
+
+impl Sum {
+    fn new(len: usize, ranks: usize) -> Sum {
+        let (by, part) = if len <= direct_len(ranks) { (SumBy::All, len) } else { (SumBy::Parts, len.div_ceil(ranks)) };
+        Sum { by, len, pitch: part.next_multiple_of(ALIGNED) }
     }
 
-    /// Returns the numbers that a rank receives from each other rank.
-    fn pitch(self, len: usize) -> usize {
-        match self {
-            SumBy::All => len,
-            SumBy::Parts(part) => part,
+    /// Returns the numbers that a rank adds.
+    fn part(&self, rank: usize) -> Range<usize> {
+        match self.by {
+            SumBy::All => 0..self.len,
+            SumBy::Parts => (rank * self.pitch).min(self.len)..((rank + 1) * self.pitch).min(self.len),
         }
     }
 }
 
+/// Returns the length of the longest sum that is exchanged at once.
+fn direct_len(ranks: usize) -> usize {
+    DIRECT_BYTES / NUMBER / ranks
+}
+
 /// Returns the numbers that a worker receives at once for sums of up to `len` numbers.
 fn scratch_len(len: usize, ranks: usize) -> usize {
-    let direct = (DIRECT_BYTES / NUMBER).min(len * ranks);
-    direct.max(len.next_multiple_of(ranks))
+    let [longest, direct] = [len, len.min(direct_len(ranks))].map(|len| Sum::new(len, ranks).pitch * ranks);
+    longest.max(direct)
 }
 
 impl Exchange {
     /// Connects the workers, which call this at the same time.
     fn new(device: &Device, workers: &Workers) -> Result<Exchange> {
-        let connections = Arc::new(Connections::open(Nccl::load()?, device.context(), workers)?);
-        device.set_watchdog(Watchdog::start(connections.clone(), workers.timeout)?);
+        // The memory of the first exchange is dropped after the connections, so it is not freed while in use.
+        let (connections, scratch) = Connections::open(device.context(), workers)?;
+        let scratch = Mutex::new(Some(scratch));
+        let connections = Arc::new(connections);
+        device.set_watchdog(Watchdog::start(connections.clone(), workers)?)?;
         device.wait()?;
-        let windows = [device.event()?, device.event()?];
-        let state = Mutex::new(State { scratch: None, count: 0, windows });
-        Ok(Exchange { connections, place: place(workers), state })
+        Ok(Exchange { connections, place: place(workers), scratch })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn memory(&self) -> MutexGuard<'_, Option<Memory>> {
+        self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the address of the scratch memory. If it is too small, the device is lost.
     fn scratch(&self, device: &Device, len: usize) -> Option<Address> {
-        let state = self.state();
-        let bytes = state.scratch.as_ref().map_or(0, Memory::bytes);
-        if bytes < (len * NUMBER) as u64 {
-            device.lose(Error::internal(format!("no memory for an exchange of {len} numbers (it has {bytes} bytes)")));
+        let memory = self.memory();
+        let (bytes, address) = memory.as_ref().map(|memory| (memory.bytes(), memory.address())).unzip();
+        if bytes.unwrap_or(0) < (len * NUMBER) as u64 {
+            self.fail(device, Error::internal(format!("no memory for an exchange of {len} numbers (it has {bytes:?} bytes)")));
+            return None;
         }
-        state.scratch.as_ref().map(Memory::address).filter(|_| device.is_sound())
+        address
     }
 
-    /// Queues an exchange. If an earlier operation has failed, or this one does, the device is lost,
-    /// because the other workers wait for this exchange.
+    /// Marks the device as lost, because other workers depend on the failed exchange, and ends those that
+    /// are unfinished.
+    fn fail(&self, device: &Device, error: Error) {
+        device.lose(error);
+        self.connections.abort();
+    }
+
+    /// Queues an exchange. If an earlier operation has failed, or this one does, the device is lost.
     ///
     /// # Safety
     /// The addresses have their numbers of bytes on the device.
-    unsafe fn run(&self, device: &Device, among: Among, transfers: impl Iterator<Item = NcclTransfer>) {
-        if !device.takes_ops() {
-            return device.lose(Error::internal("an exchange with other workers was skipped"));
-        }
-        // SAFETY: the caller guarantees the addresses.
-        if let Err(error) = unsafe { self.connections.exchange(among, transfers) } {
-            return device.lose(error);
-        }
-        let mut state = self.state();
-        state.count += 1;
-        if state.count == WINDOW {
-            state.count = 0;
-            state.windows.swap(0, 1);
-            device.wait_for_pending(&state.windows[0]);
-            device.record(&state.windows[0], Stream::Compute);
+    unsafe fn run(&self, device: &Device, transfers: impl Iterator<Item = NcclTransfer>) {
+        let queued = match device.takes_ops() {
+            // SAFETY: the caller guarantees the addresses.
+            true => unsafe { self.connections.exchange(transfers) },
+            false => Err(Error::internal("an exchange with other workers was skipped")),
+        };
+        match queued {
+            Ok(()) => device.count_launches(backlog::OF_EXCHANGE),
+            Err(error) => self.fail(device, error),
         }
     }
 
     fn all_reduce(&self, device: &Device, len: usize, x: Address) {
         let (own, ranks) = (self.place.tensor_rank, self.place.division.tensor);
-        let by = SumBy::new(len, ranks);
-        let pitch = by.pitch(len);
         if ranks == 1 || len == 0 {
             return;
         }
-        let Some(scratch) = self.scratch(device, pitch * ranks) else { return };
-        let part = |rank: usize| match by {
-            SumBy::All => 0..len,
-            SumBy::Parts(_) => part_of(len, rank, ranks),
-        };
-        let (peers, owned) = ((0..ranks).filter(|&peer| peer != own), part(own));
+        let sum = Sum::new(len, ranks);
+        let Some(scratch) = self.scratch(device, sum.pitch * ranks) else { return };
+        let (peers, owned) = ((0..ranks).filter(|&peer| peer != own), sum.part(own));
         let numbers = |start: Address, first: usize| start.at((first * NUMBER) as u64);
         let gather = peers.clone().flat_map(|peer| {
-            let theirs = part(peer);
-            let send = NcclTransfer::Send { to: peer, from: numbers(x, theirs.start), bytes: theirs.len() * NUMBER };
-            [send, NcclTransfer::Receive { from: peer, to: numbers(scratch, peer * pitch), bytes: owned.len() * NUMBER }]
+            let theirs = sum.part(peer);
+            let (rank, bytes) = (self.place.rank_in_stage(peer), owned.len() * NUMBER);
+            let send = NcclTransfer::Send { to: rank, from: numbers(x, theirs.start), bytes: theirs.len() * NUMBER };
+            [send, NcclTransfer::Receive { from: rank, to: numbers(scratch, peer * sum.pitch), bytes }]
         });
         // SAFETY: `x` has `len` numbers, and the scratch memory a part of each rank.
-        unsafe { self.run(device, Among::Stage, gather.filter(NcclTransfer::has_bytes)) };
-        sum(device, numbers(x, owned.start), owned.len(), scratch, (pitch, ranks, own));
-        if by == SumBy::All {
+        unsafe { self.run(device, gather.filter(NcclTransfer::has_bytes)) };
+        self.add(device, numbers(x, owned.start), owned.len(), scratch, sum.pitch);
+        if sum.by == SumBy::All {
             return;
         }
         let spread = peers.flat_map(|peer| {
-            let theirs = part(peer);
-            let send = NcclTransfer::Send { to: peer, from: numbers(x, owned.start), bytes: owned.len() * NUMBER };
-            [send, NcclTransfer::Receive { from: peer, to: numbers(x, theirs.start), bytes: theirs.len() * NUMBER }]
+            let theirs = sum.part(peer);
+            let (rank, bytes) = (self.place.rank_in_stage(peer), owned.len() * NUMBER);
+            let receive = NcclTransfer::Receive { from: rank, to: numbers(x, theirs.start), bytes: theirs.len() * NUMBER };
+            [NcclTransfer::Send { to: rank, from: numbers(x, owned.start), bytes }, receive]
         });
         // SAFETY: the parts are disjoint parts of the `len` numbers of `x`.
-        unsafe { self.run(device, Among::Stage, spread.filter(NcclTransfer::has_bytes)) };
+        unsafe { self.run(device, spread.filter(NcclTransfer::has_bytes)) };
+    }
+
+    /// x = the sum over all ranks. The numbers of the others are in `received`, as `[ranks, pitch]`.
+    fn add(&self, device: &Device, x: Address, len: usize, received: Address, pitch: usize) {
+        let shape = Shape::for_numbers(1, len);
+        let shape = Shape::new((shape.grid.1.min(32 * device.multiprocessors), 1, 1), shape.threads);
+        let (len, pitch) = (len as u64, pitch as u64);
+        let (ranks, own) = (self.place.division.tensor as u32, self.place.tensor_rank as u32);
+        launch!(device, device.kernels.elementwise.sum_ranks, shape, x, received, len, pitch, ranks, own);
     }
 
     fn all_gather(&self, device: &Device, len: usize, x: Address, out: Address) {
@@ -159,10 +174,11 @@ impl Exchange {
         // SAFETY: `x` has `len` numbers, and `out` as many for each rank.
         unsafe { device.copy(place(own), x, bytes) };
         let transfers = (0..ranks).filter(|&peer| peer != own).flat_map(|peer| {
-            [NcclTransfer::Send { to: peer, from: x, bytes }, NcclTransfer::Receive { from: peer, to: place(peer), bytes }]
+            let rank = self.place.rank_in_stage(peer);
+            [NcclTransfer::Send { to: rank, from: x, bytes }, NcclTransfer::Receive { from: rank, to: place(peer), bytes }]
         });
         // SAFETY: as above.
-        unsafe { self.run(device, Among::Stage, transfers.filter(NcclTransfer::has_bytes)) };
+        unsafe { self.run(device, transfers.filter(NcclTransfer::has_bytes)) };
     }
 
     /// Copies bytes of rank 0 to all workers.
@@ -174,7 +190,7 @@ impl Exchange {
             _ => NcclTransfer::Receive { from: peer, to: x, bytes },
         });
         // SAFETY: the caller of this module gives a buffer of this many bytes.
-        unsafe { self.run(device, Among::All, transfers.filter(NcclTransfer::has_bytes)) };
+        unsafe { self.run(device, transfers.filter(NcclTransfer::has_bytes)) };
     }
 
     /// Returns whether this worker has rank 0.
@@ -183,19 +199,7 @@ impl Exchange {
     }
 }
 
-/// x = the sum over all ranks. The numbers of the others are in `received`, as `[ranks, pitch]`.
-fn sum(device: &Device, x: Address, len: usize, received: Address, (pitch, ranks, own): (usize, usize, usize)) {
-    let shape = Shape::for_numbers(1, len);
-    let shape = Shape::new((shape.grid.1.min(32 * device.multiprocessors), 1, 1), shape.threads);
-    let (len, pitch, ranks, own) = (len as u64, pitch as u64, ranks as u32, own as u32);
-    launch!(device, device.kernels.elementwise.sum_ranks, shape, x, received, len, pitch, ranks, own);
-}
-
 impl Collectives for CudaBackend {
-    fn check_collectives(&self) -> Result<()> {
-        Nccl::load().map(|_| ())
-    }
-
     fn join(&mut self, workers: Workers) -> Result<()> {
         self.exchange = Some(Exchange::new(&self.device, &workers)?);
         Ok(())
@@ -204,7 +208,7 @@ impl Collectives for CudaBackend {
     fn reserve_exchange(&self, len: usize) -> Result<()> {
         let Some(exchange) = &self.exchange else { return Ok(()) };
         let bytes = self.reserved_exchange_bytes(len, exchange.place.division.tensor);
-        self.device.grow(&mut exchange.state().scratch, bytes).map(|_| ())
+        self.device.grow(&mut exchange.memory(), bytes).map(|_| ())
     }
 
     fn reserved_exchange_bytes(&self, len: usize, ranks: usize) -> u64 {
@@ -227,7 +231,7 @@ impl Collectives for CudaBackend {
         let transfer = NcclTransfer::Send { to, from: x.address(), bytes: len * NUMBER };
         if let Some(exchange) = self.exchange.as_ref().filter(|_| len > 0) {
             // SAFETY: `x` has `len` numbers.
-            unsafe { exchange.run(&self.device, Among::All, [transfer].into_iter()) };
+            unsafe { exchange.run(&self.device, [transfer].into_iter()) };
         }
     }
 
@@ -235,7 +239,7 @@ impl Collectives for CudaBackend {
         let transfer = NcclTransfer::Receive { from, to: x.address(), bytes: len * NUMBER };
         if let Some(exchange) = self.exchange.as_ref().filter(|_| len > 0) {
             // SAFETY: `x` has `len` numbers.
-            unsafe { exchange.run(&self.device, Among::All, [transfer].into_iter()) };
+            unsafe { exchange.run(&self.device, [transfer].into_iter()) };
         }
     }
 
@@ -254,7 +258,7 @@ impl Collectives for CudaBackend {
             } else {
                 let transfer = NcclTransfer::Receive { from: part.rank, to: scratch, bytes };
                 // SAFETY: the size of the scratch memory was checked.
-                unsafe { exchange.run(&self.device, Among::All, [transfer].into_iter()) };
+                unsafe { exchange.run(&self.device, [transfer].into_iter()) };
             }
             let strips = Strips { first: part.first, count: 1, dim: part.count, pitch: part.count, stride: width };
             self.copy_strips(self.device.kernels.elementwise.join_strips, rows, strips, scratch, x.address());
@@ -267,11 +271,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn parts_of_sums_are_complete_and_aligned() {
+        for (len, ranks) in [(200_000, 2), (200_001, 3), (131_075, 5), (131_072, 6), (131_077, 64)] {
+            let sum = Sum::new(len, ranks);
+            let parts: Vec<_> = (0..ranks).map(|rank| sum.part(rank)).collect();
+            assert_eq!((sum.by, parts[0].start, parts[ranks - 1].end), (SumBy::Parts, 0, len));
+            assert!(parts.windows(2).all(|two| two[0].end == two[1].start), "{parts:?}");
+            assert!(parts.iter().all(|part| part.start % ALIGNED == 0 || part.is_empty()), "{parts:?}");
+        }
+        assert_eq!(Sum::new(7, 3), Sum { by: SumBy::All, len: 7, pitch: 8 });
+    }
+
+    #[test]
     fn scratch_memory_holds_every_sum() {
         for ranks in [2, 3, 8] {
             for max in [1, 7, 1 << 10, DIRECT_BYTES / NUMBER, 1 << 20] {
                 for len in [1, max / 3, max / 2, max].into_iter().filter(|&len| len > 0) {
-                    let needed = SumBy::new(len, ranks).pitch(len) * ranks;
+                    let needed = Sum::new(len, ranks).pitch * ranks;
                     assert!(needed <= scratch_len(max, ranks), "{len} of {max} numbers, {ranks} ranks");
                 }
             }

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUresult};
 
+use super::backlog::Backlog;
 use super::context::{Called, Context, Event, Stream};
 use super::errors::{failed, is_sticky, lost, no_device, no_pinned_memory};
 use super::function::{Function, Shape};
@@ -57,6 +58,8 @@ pub struct Device {
     skips: AtomicBool,
     /// Limits waits for other workers, if there are any.
     watchdog: OnceLock<Watchdog>,
+    /// Limits the queued work, so that all waits are watched.
+    backlog: OnceLock<Backlog>,
 }
 
 impl Device {
@@ -77,12 +80,22 @@ impl Device {
         let kernels = context.within(|| Kernels::load(|name| Function::load(module, name))).map_err(opening)??;
         let context = Arc::new(context);
         let (failure, skips) = (Mutex::default(), AtomicBool::new(false));
-        Ok(Device { context, kernels, multiprocessors, failure, skips, watchdog: OnceLock::new() })
+        Ok(Device { context, kernels, multiprocessors, failure, skips, watchdog: OnceLock::new(), backlog: OnceLock::new() })
     }
 
     /// Sets the watchdog, which limits all waits from now on.
-    pub fn set_watchdog(&self, watchdog: Watchdog) {
+    pub fn set_watchdog(&self, watchdog: Watchdog) -> Result<()> {
         let _ = self.watchdog.set(watchdog);
+        let _ = self.backlog.set(Backlog::new([self.event()?, self.event()?]));
+        Ok(())
+    }
+
+    /// Counts work that was queued. With other workers, it waits if too much is queued.
+    pub fn count_launches(&self, launches: usize) {
+        if let Some(windows) = self.backlog.get().and_then(|backlog| backlog.count(launches)) {
+            self.wait_for_pending(&windows.ends[0]);
+            self.record(&windows.ends[0], Stream::Compute);
+        }
     }
 
     /// Waits for the device, and at most as long as other workers may take.
@@ -187,6 +200,7 @@ impl Device {
         let launch = || unsafe { function.launch(shape, self.stream(), arguments) };
         let queued = self.context.calling(launch);
         self.remember("launch a kernel", queued);
+        self.count_launches(1);
     }
 
     /// Queues a copy of these bytes to the same offset on the device. The bytes must not change

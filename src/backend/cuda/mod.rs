@@ -6,6 +6,7 @@
 
 mod alloc;
 mod attention;
+mod backlog;
 mod blas;
 mod buffer;
 mod collectives;

@@ -7,7 +7,9 @@
 use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
+use std::sync::atomic::AtomicPtr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use cudarc::driver::sys::CUstream;
 use libloading::Library;
@@ -16,6 +18,7 @@ use super::context::{Context, Stream};
 use super::errors::failed;
 use super::memory::Address;
 use crate::error::{Error, Result};
+use crate::sys::threads;
 
 /// The names of the library, the one that is installed for programs first.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
@@ -62,7 +65,7 @@ impl Nccl {
     fn open() -> Result<Nccl> {
         // SAFETY: loading the library runs only its initializers, for which it is designed.
         let open = |name: &str| unsafe { Library::new(name) };
-        let library = NAMES[1..].iter().fold(open(NAMES[0]), |found, name| found.or_else(|error| open(name).map_err(|_| error)));
+        let library = open(NAMES[0]).or_else(|error| open(NAMES[1]).map_err(|_| error));
         let library = Box::leak(Box::new(library.map_err(cannot_load)?));
         Ok(Nccl {
             get_version: function(library, "ncclGetVersion")?,
@@ -86,7 +89,8 @@ impl Nccl {
         Ok(version.max(0) as u32)
     }
 
-    /// Returns the identity of a new communicator.
+    /// Returns the identity of a new communicator. NCCL starts a thread for it, which inherits the signal
+    /// mask of the calling thread.
     pub fn unique_id(&self) -> Result<UniqueId> {
         let mut id = UniqueId([0; ID_BYTES]);
         // SAFETY: NCCL writes one identity.
@@ -132,6 +136,8 @@ pub struct NcclRank {
     nccl: &'static Nccl,
     context: Arc<Context>,
     handle: Handle,
+    /// Limit of its end.
+    timeout: Duration,
 }
 
 // SAFETY: NCCL permits the use of a communicator from any thread, one at a time.
@@ -154,12 +160,12 @@ impl NcclTransfer {
 impl NcclRank {
     /// Waits for all ranks, which call this at the same time, without a limit. `context` is the primary
     /// context of the device, since NCCL uses no other.
-    pub fn new(nccl: &'static Nccl, context: &Arc<Context>, id: UniqueId, rank: usize, size: usize) -> Result<NcclRank> {
+    pub fn new(nccl: &'static Nccl, context: &Arc<Context>, id: UniqueId, [rank, size]: [usize; 2], timeout: Duration) -> Result<NcclRank> {
         let mut handle = null_mut();
         // SAFETY: NCCL writes the handle.
         let create = || unsafe { (nccl.init_rank)(&mut handle, size as c_int, id, rank as c_int) };
         let created = context.within(create).map_err(|e| failed("connect the workers", e))?;
-        nccl.check("connect the workers", created).map(|()| NcclRank { nccl, context: context.clone(), handle })
+        nccl.check("connect the workers", created).map(|()| NcclRank { nccl, context: context.clone(), handle, timeout })
     }
 
     /// Queues the transfers as one exchange, so that their order does not matter.
@@ -210,8 +216,17 @@ impl NcclRank {
 
 impl Drop for NcclRank {
     /// Ends unfinished exchanges and frees the rank. An orderly destruction would wait for the peers.
+    ///
+    /// NCCL has no limit for this. If it does not end in time, or no thread can be started for it, the rank
+    /// is left behind with its context.
     fn drop(&mut self) {
-        // SAFETY: `new` created the rank, which is freed once.
-        let _ = self.context.within(|| unsafe { (self.nccl.abort)(self.handle) });
+        let (nccl, context, handle) = (self.nccl, self.context.clone(), AtomicPtr::new(self.handle));
+        let abort = move || {
+            // SAFETY: `new` created the rank, which is freed once.
+            let _ = context.within(|| unsafe { (nccl.abort)(handle.into_inner()) });
+        };
+        if let Ok(aborted) = threads::start("pagedllm-abort", abort) {
+            let _ = aborted.recv_timeout(self.timeout);
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::backend::Workers;
 use crate::communicator::Communicator;
-use crate::error::{Code, Error, Result, try_vec, try_with_capacity};
+use crate::error::{Error, Result, try_vec};
 use crate::sys::bytes::{as_bytes, as_bytes_mut};
 use crate::types::parallel::{Division, WorkerPlace};
 
@@ -20,8 +20,6 @@ pub struct Group {
 
 /// Bytes of the text with the version.
 const VERSION_BYTES: usize = 128;
-/// Maximum number of bytes in the record of a worker.
-const MAX_RECORD: u64 = 1 << 20;
 
 impl Group {
     /// Creates the group and checks that all workers have the same library and the same division.
@@ -60,48 +58,12 @@ impl Group {
 
     /// Returns the bytes of each worker, which may differ in length.
     pub fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let mut lens = try_vec(self.world().size(), 0u64)?;
-        self.world().all_gather(as_bytes(&[bytes.len() as u64]), as_bytes_mut(&mut lens), self.timeout())?;
-        let longest = lens.iter().copied().max().unwrap_or(0);
-        if lens[self.world().rank()] != bytes.len() as u64 {
-            return Err(Error::internal("the communicator has changed the bytes of this rank"));
-        }
-        if longest > MAX_RECORD {
-            return Err(Error::internal(format!("a worker has sent a record of {longest} bytes; the limit is {MAX_RECORD}")));
-        }
-        let mut own = try_vec(longest as usize, 0)?;
-        own[..bytes.len()].copy_from_slice(bytes);
-        let mut all = try_vec(own.len() * self.world().size(), 0)?;
-        if longest > 0 {
-            self.world().all_gather(&own, &mut all, self.timeout())?;
-        }
-        let mut records = try_with_capacity(self.world().size())?;
-        for (rank, &len) in lens.iter().enumerate() {
-            let mut record = try_with_capacity(len as usize)?;
-            record.extend_from_slice(&all[rank * own.len()..][..len as usize]);
-            records.push(record);
-        }
-        Ok(records)
+        self.workers.gather(bytes)
     }
 
     /// Returns the result of this worker if no worker has failed. Otherwise all workers fail.
     pub fn agree<T>(&self, result: Result<T>) -> Result<T> {
-        let mut record = try_with_capacity(0)?;
-        if let Err(error) = &result {
-            record.extend((error.code() as i32).to_le_bytes());
-            record.extend(error.message().bytes());
-        }
-        let records = match self.gather(&record) {
-            Ok(records) => records,
-            Err(error) => return result.and(Err(error)),
-        };
-        match records.iter().enumerate().find_map(|(rank, record)| Some((rank, record.split_first_chunk()?))) {
-            Some((rank, (code, message))) if result.is_ok() => {
-                let code = Code::from_number(i32::from_le_bytes(*code)).unwrap_or(Code::Internal);
-                Err(Error::new(code, format!("rank {rank}: {}", String::from_utf8_lossy(message))))
-            }
-            _ => result,
-        }
+        self.workers.agree(result)
     }
 
     /// Fails on all workers if their settings differ. `settings` has a line for each, with the name
@@ -153,6 +115,7 @@ mod tests {
 
     use super::*;
     use crate::communicator::local::Local;
+    use crate::error::Code;
 
     /// Runs `body` on all ranks. Returns their results.
     fn on_ranks<T: Send + 'static>(tensor: usize, body: fn(Group) -> T) -> Vec<T> {
