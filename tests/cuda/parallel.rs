@@ -7,11 +7,15 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use pagedllm::communicator::CommunicatorHandle;
+use pagedllm::backend::cuda::CudaBackend;
+use pagedllm::backend::{Alloc, Collectives, Workers};
 use pagedllm::communicator::local::Local;
+use pagedllm::communicator::{Communicator, CommunicatorHandle};
 use pagedllm::engine::{Engine, Prompt, Request};
 use pagedllm::error::{Code, Error};
 use pagedllm::types::options::{EngineOptions, SamplingParams, WorkerOptions};
@@ -21,6 +25,7 @@ use serde_json::{Value, json};
 use support::cuda::Nccl;
 use support::{Random, TempDir, configs, cuda, write_random_model};
 
+const PATIENCE: Duration = Duration::from_secs(600);
 /// Results of NCCL.
 const SYSTEM_ERROR: i32 = 2;
 const REMOTE_ERROR: i32 = 6;
@@ -66,6 +71,14 @@ impl Model {
         options_for(&self.0.0, device)
     }
 
+    /// Creates a model of many small layers.
+    fn deep(layers: usize) -> Model {
+        let mut config = llama();
+        let sizes = [("num_hidden_layers", layers), ("hidden_size", 16), ("num_attention_heads", 1), ("num_key_value_heads", 1)];
+        sizes.into_iter().for_each(|(name, size)| config[name] = size.into());
+        Model::new(&config)
+    }
+
     fn divided(&self, device: &str, tensor: usize, pipeline: usize) -> EngineOptions {
         let mut options = self.options(device);
         options.workers.division = Division { tensor, pipeline };
@@ -94,8 +107,16 @@ fn impatient(options: EngineOptions) -> EngineOptions {
 
 /// The same options with a limit that no machine exceeds.
 fn patient(options: &EngineOptions) -> EngineOptions {
-    let workers = WorkerOptions { timeout: Duration::from_secs(600), ..options.workers.clone() };
+    let workers = WorkerOptions { timeout: PATIENCE, ..options.workers.clone() };
     EngineOptions { workers, ..options.clone() }
+}
+
+/// Runs something that must end long before the limit of patient options.
+fn at_once<T>(body: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let result = body();
+    assert!(start.elapsed() < PATIENCE / 2, "it took {:?}", start.elapsed());
+    result
 }
 
 fn request(number: usize, prompt: usize, tokens: usize) -> Request {
@@ -200,6 +221,94 @@ fn four_devices_in_two_stages_have_the_outputs_of_the_cpu() {
     }
 }
 
+/// The end of one communicator could wait for an exchange of another one.
+#[test]
+fn each_device_has_one_communicator() {
+    let Some((_one, nccl)) = alone() else { return };
+    let model = Model::new(&llama());
+    let engine = Engine::create(&model.divided("cuda:0,cuda:1,cuda:2,cuda:3", 2, 2)).unwrap();
+    assert_eq!(nccl.ranks(), 4);
+    drop(engine);
+    assert_freed(nccl);
+}
+
+/// Runs `body` on a device for each rank. Returns the results in the order of the ranks.
+fn on_devices<T: Send + 'static>(ranks: usize, body: impl Fn(CudaBackend, usize) -> T + Copy + Send + 'static) -> Vec<T> {
+    cuda::shim().pretend_devices(4);
+    let start = |world: Local| {
+        thread::spawn(move || {
+            let (rank, world) = (world.rank(), Arc::new(world));
+            let mut backend = CudaBackend::for_worker(rank, false).unwrap();
+            backend.join(Workers { tensor: world.clone(), world, timeout: PATIENCE }).unwrap();
+            body(backend, rank)
+        })
+    };
+    let threads: Vec<_> = Local::group(ranks).into_iter().map(start).collect();
+    threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+}
+
+/// Both sides of the limit up to which each rank adds all numbers.
+#[test]
+fn sums_are_added_in_the_order_of_the_ranks() {
+    let Some((_one, _)) = alone() else { return };
+    fn numbers(rank: usize, len: usize) -> Vec<f32> {
+        let mut random = Random(rank as u64 + 1);
+        (0..len).map(|_| (random.below(2_000_001) as f32 - 1e6) * 10f32.powi(random.below(9) as i32 - 12)).collect()
+    }
+    for (ranks, len) in [(2, 1), (2, 65_536), (2, 65_537), (3, 7), (3, 43_690), (3, 43_691), (3, 100_001)] {
+        let expected: Vec<u32> = {
+            let all: Vec<Vec<f32>> = (0..ranks).map(|rank| numbers(rank, len)).collect();
+            (0..len).map(|i| all.iter().skip(1).fold(all[0][i], |sum, x| sum + x[i]).to_bits()).collect()
+        };
+        let found = on_devices(ranks, move |backend, rank| {
+            backend.reserve_exchange(len).unwrap();
+            let mut x = backend.vector(&numbers(rank, len)).unwrap();
+            backend.all_reduce(len, &mut x);
+            backend.read(&mut x, len).unwrap().iter().map(|x| x.to_bits()).collect::<Vec<u32>>()
+        });
+        for (rank, found) in found.into_iter().enumerate() {
+            assert!(found == expected, "{len} numbers on rank {rank} of {ranks}");
+        }
+    }
+}
+
+/// The application may share the primary context, and its flags make a wait for a stream spin or sleep.
+#[test]
+fn the_flags_of_primary_contexts_do_not_matter() {
+    let Some((_one, _)) = alone() else { return };
+    let model = Model::new(&llama());
+    let unused = ["cuDevicePrimaryCtxSetFlags_v2", "cuStreamSynchronize"];
+    unused.into_iter().for_each(|function| cuda::shim().fail(function, 1, 999));
+    answers(&model.options("cuda:0,cuda:1")).unwrap();
+    unused.into_iter().for_each(|function| cuda::shim().fail(function, 0, 0));
+}
+
+/// A launch blocks if about 1,000 launches are queued, and the watchdog cannot end that. The simulated
+/// devices run their queues only when the host waits.
+#[test]
+fn the_queue_of_a_device_is_limited() {
+    let Some((_one, _)) = alone() else { return };
+    // A stage has more than 900 launches.
+    let model = Model::deep(150);
+    let engine = Engine::create(&patient(&impatient(model.divided("cuda:0,cuda:1", 1, 2)))).unwrap();
+    let ended = AtomicBool::new(false);
+    let most = thread::scope(|scope| {
+        let observer = scope.spawn(|| {
+            let mut most = 0;
+            while !ended.load(Relaxed) {
+                most = cuda::shim().queued().max(most);
+                thread::sleep(Duration::from_millis(1));
+            }
+            most
+        });
+        run(&engine, [request(0, 1, 2)].into_iter()).unwrap();
+        ended.store(true, Relaxed);
+        observer.join().unwrap()
+    });
+    // Of both devices.
+    assert!((400..1400).contains(&most), "{most} launches are queued");
+}
+
 /// The order of addition depends on neither the length of a message nor the batch.
 #[test]
 fn the_bits_of_a_sequence_do_not_depend_on_the_batch() {
@@ -229,12 +338,12 @@ fn sampling_stays_on_the_device_of_rank_0() {
 
 /// Checks that an engine with this failure ends its request within a bounded time, and that the process
 /// can create another.
-fn assert_ends(nccl: &Nccl, options: &EngineOptions, fail: impl FnOnce(), expected: &str) {
+fn assert_ends(nccl: &Nccl, options: &EngineOptions, fail: impl FnOnce(), expected: &[&str]) {
     let engine = Engine::create(options).unwrap();
     run(&engine, [request(0, 5, 4)].into_iter()).unwrap();
     fail();
     let error = run(&engine, [request(1, 5, 60)].into_iter()).expect_err("a worker has failed");
-    assert!(error.message().contains(expected), "{error}");
+    assert!(expected.iter().any(|expected| error.message().contains(expected)), "{error}");
     let after = engine.step().err().or(engine.add_request(request(2, 5, 4)).err()).expect("the engine has failed");
     assert_eq!(after.code(), Code::Internal, "{after}");
     drop(engine);
@@ -247,9 +356,9 @@ fn an_error_of_a_call_ends_the_engine() {
     let Some((_one, nccl)) = alone() else { return };
     let model = Model::new(&llama());
     for division in [(2, 1), (1, 2)] {
-        let options = impatient(model.divided("cuda:0,cuda:1", division.0, division.1));
-        // Of either worker: the other one waits for it in vain.
-        assert_ends(nccl, &options, || cuda::shim().fail("ncclGroupEnd", 21, SYSTEM_ERROR), "");
+        let options = patient(&impatient(model.divided("cuda:0,cuda:1", division.0, division.1)));
+        let expected = ["NCCL failed to exchange data with other workers: unhandled system error (2)", "rank 1 has ended"];
+        at_once(|| assert_ends(nccl, &options, || cuda::shim().fail("ncclGroupEnd", 21, SYSTEM_ERROR), &expected));
     }
 }
 
@@ -257,8 +366,9 @@ fn an_error_of_a_call_ends_the_engine() {
 fn an_error_during_an_exchange_ends_the_engine() {
     let Some((_one, nccl)) = alone() else { return };
     let model = Model::new(&llama());
-    let options = impatient(model.options("cuda:0,cuda:1"));
-    assert_ends(nccl, &options, || cuda::shim().fail("nccl_exchange", 12, REMOTE_ERROR), "");
+    let options = patient(&impatient(model.options("cuda:0,cuda:1")));
+    let expected = ["remote process exited or there was a network error (6)", "rank 1 has ended"];
+    at_once(|| assert_ends(nccl, &options, || cuda::shim().fail("nccl_exchange", 12, REMOTE_ERROR), &expected));
 }
 
 #[test]
@@ -268,7 +378,7 @@ fn a_worker_that_hangs_ends_the_engine_after_the_timeout() {
     for division in [(2, 1), (1, 2)] {
         let options = impatient(model.divided("cuda:0,cuda:1", division.0, division.1));
         let fail = || cuda::shim().fail("nccl_exchange", 9, IN_PROGRESS);
-        assert_ends(nccl, &options, fail, "another worker has not responded for 8s");
+        assert_ends(nccl, &options, fail, &["another worker has not responded for 8s"]);
     }
 }
 
@@ -276,8 +386,33 @@ fn a_worker_that_hangs_ends_the_engine_after_the_timeout() {
 fn an_operation_that_fails_on_one_device_ends_the_engine() {
     let Some((_one, nccl)) = alone() else { return };
     let model = Model::new(&llama());
-    let options = impatient(model.options("cuda:0,cuda:1"));
-    assert_ends(nccl, &options, || cuda::shim().fail("cuLaunchKernelEx", 31, 701), "");
+    let options = patient(&impatient(model.options("cuda:0,cuda:1")));
+    let expected = ["too many resources requested for launch", "rank 1 has ended"];
+    at_once(|| assert_ends(nccl, &options, || cuda::shim().fail("cuLaunchKernelEx", 31, 701), &expected));
+}
+
+/// Memory that the first exchange uses is freed only when that has ended.
+#[test]
+fn a_first_exchange_that_hangs_is_an_error_after_the_timeout() {
+    let Some((_one, nccl)) = alone() else { return };
+    let model = Model::new(&llama());
+    cuda::shim().fail("nccl_exchange", 1, IN_PROGRESS);
+    let error = Engine::create(&impatient(model.options("cuda:0,cuda:1"))).err().unwrap();
+    assert!(error.message().contains("another worker has not responded for 8s") || error.message().contains("rank 1"), "{error}");
+    assert_freed(nccl);
+}
+
+/// An error before the ranks connect is an error of all, with its reason.
+#[test]
+fn a_rank_that_cannot_prepare_is_an_error_on_all_ranks() {
+    let Some((_one, nccl)) = alone() else { return };
+    let model = Model::new(&llama());
+    for nth in [1, 2] {
+        cuda::shim().fail("ncclGetVersion", nth, SYSTEM_ERROR);
+        let error = Engine::create(&patient(&model.options("cuda:0,cuda:1"))).err().unwrap();
+        assert!(error.message().ends_with("NCCL failed to report its version: unhandled system error (2)"), "{error}");
+        assert_freed(nccl);
+    }
 }
 
 #[test]
@@ -291,8 +426,9 @@ fn workers_that_cannot_connect_are_an_error_on_all_ranks() {
     assert_freed(nccl);
     // One rank fails, and the other one waits for it in vain.
     cuda::shim().fail("ncclCommInitRank", 1, SYSTEM_ERROR);
-    let error = Engine::create(&options).err().unwrap();
-    assert!(error.message().contains("NCCL"), "{error}");
+    let error = at_once(|| Engine::create(&patient(&options)).err().unwrap());
+    let expected = ["internal error: NCCL failed to connect the workers: unhandled system error (2)", "internal error: rank 1 has ended"];
+    assert!(expected.contains(&error.message()), "{error}");
     run(&Engine::create(&patient(&options)).unwrap(), [request(0, 5, 4)].into_iter()).unwrap();
 }
 
@@ -316,13 +452,29 @@ fn the_memory_plan_counts_the_exchange_and_steps_allocate_nothing() {
     let planned = Engine::plan(&options).unwrap();
     let engine = Engine::create(&options).unwrap();
     assert_eq!(engine.info().memory, planned);
-    // The largest sum has 64 rows of 64 numbers, which each rank sends at once.
-    let alone = Engine::plan(&model.divided("cuda:0", 1, 1)).unwrap();
-    assert!(planned.work_bytes >= 2 * 64 * 64 * 4, "{} and {}", planned.work_bytes, alone.work_bytes);
     run(&engine, [request(0, 5, 3)].into_iter()).unwrap();
     let before = cuda::shim().allocation_calls();
     run(&engine, requests()).unwrap();
     assert_eq!(cuda::shim().allocation_calls(), before);
+}
+
+#[test]
+fn the_memory_for_exchanges_is_that_of_the_plan() {
+    let Some((_one, _)) = alone() else { return };
+    let model = Model::new(&llama());
+    // Workers of one stage add rows of partial results. Stages only send them, and rank 0 receives logits.
+    let work_bytes = |tensor, pipeline| Engine::plan(&model.divided("cuda:0", tensor, pipeline)).unwrap().work_bytes;
+    assert_eq!(work_bytes(1, 2) - work_bytes(1, 1), 8 * 127 * 4);
+    let backend = on_devices(2, |backend, _| backend).pop().unwrap();
+    assert_eq!(backend.reserved_exchange_bytes(64 * 64, 2), 2 * 64 * 64 * 4);
+    let mut reserved = 0;
+    for (number, len) in [1_024, 64 * 64, 100_001].into_iter().enumerate() {
+        let (before, planned) = (cuda::shim().live_bytes(), backend.reserved_exchange_bytes(len, 2));
+        backend.reserve_exchange(len).unwrap();
+        // The memory of the first exchange is replaced, too.
+        assert!(number == 0 || cuda::shim().live_bytes() - before == planned - reserved, "{len} numbers");
+        reserved = planned;
+    }
 }
 
 #[test]
@@ -339,15 +491,4 @@ fn lists_of_devices_must_match_the_numbers_of_workers() {
     assert!(message(&model.options("cuda:1,cuda:1")).contains("names device 2 twice"));
     assert!(message(&model.options("cuda:0,")).contains("must be \"cpu\" or \"cuda:N\""));
     assert!(message(&impatient(model.options("cuda:0,cuda:7"))).contains("this machine has 4 CUDA devices"));
-}
-
-/// The same engine on the CPU, which needs no libraries.
-#[test]
-fn two_threads_of_workers_compute_on_cpus() {
-    let Some((_one, _)) = alone() else { return };
-    let model = Model::new(&llama());
-    let on_one = answers(&model.options("cpu")).unwrap();
-    for pipeline in [1, 2] {
-        compare("cpu,cpu", &answers(&model.divided("cpu,cpu", 1, pipeline)).unwrap(), &on_one);
-    }
 }

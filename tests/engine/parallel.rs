@@ -190,6 +190,23 @@ fn several_workers_give_the_results_of_one_whatever_the_batch() {
     }
 }
 
+/// A list of CPUs makes the workers threads of the engine.
+#[test]
+fn a_list_of_devices_gives_the_results_of_one() {
+    let model = Model::new();
+    let options = model.options(200);
+    let one = Team::new(&options, ALONE);
+    let alone = generate(&one, true);
+    one.end();
+    for division in [Division { tensor: 2, pipeline: 1 }, Division { tensor: 1, pipeline: 2 }] {
+        let workers = WorkerOptions { division, ..options.workers.clone() };
+        let listed = EngineOptions { device: "cpu,cpu".into(), workers, ..options.clone() };
+        let team = Team { engine: Engine::create(&listed).unwrap(), workers: Vec::new() };
+        assert_near(&generate(&team, true), &alone, &format!("{division:?}"));
+        team.end();
+    }
+}
+
 #[test]
 fn all_workers_free_the_blocks_that_a_budget_takes_back() {
     let model = Model::with_windows();
