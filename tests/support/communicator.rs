@@ -51,6 +51,11 @@ impl<F: Fn() -> Result<()> + Send + Sync> Communicator for Intercepted<F> {
         self.world.split(color, timeout)
     }
 
+    /// Is not an operation of the group, so it does not call `before`.
+    fn check(&self) -> Result<()> {
+        self.world.check()
+    }
+
     /// Calls that of the other communicator, because all ranks must make the same calls.
     fn all_reduce(&self, x: &mut [f32], scratch: &mut OrderedSum, timeout: Option<Duration>) -> Result<()> {
         (self.before)()?;
