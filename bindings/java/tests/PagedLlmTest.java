@@ -40,6 +40,13 @@ public final class PagedLlmTest {
         throw new AssertionError("no error " + code);
     }
 
+    /** Returns a request with more outputs than the queue of a stream holds, so that it pauses until they are read. */
+    private static Request endless(Engine engine) {
+        Request request = chat(engine, "Tell me a short story.");
+        request.sampling.ignoreEos = true;
+        return request;
+    }
+
     private static Options options() {
         Options options = new Options();
         options.modelPath = model;
@@ -179,8 +186,7 @@ public final class PagedLlmTest {
 
     public static void closing_a_stream_aborts_its_request() {
         try (Engine engine = open()) {
-            Request request = chat(engine, "Tell me a short story.");
-            request.sampling.ignoreEos = true;
+            Request request = endless(engine);
             for (int i = 0; i < 20; i++) {
                 try (Stream stream = engine.stream(request)) {
                     stream.next();
@@ -405,7 +411,7 @@ public final class PagedLlmTest {
     public static void closed_objects_refuse_calls() {
         Engine engine = open();
         Queue queue = engine.createQueue(10);
-        Stream stream = engine.stream(chat(engine, FRANCE));
+        Stream stream = engine.stream(endless(engine));
         engine.close();
         engine.close();
         fails(Code.CLOSED, "the engine is closed", engine::stats);
@@ -424,8 +430,7 @@ public final class PagedLlmTest {
     public static void objects_can_be_closed_while_threads_use_them() throws Exception {
         for (int i = 0; i < 10; i++) {
             Engine engine = open();
-            Request request = chat(engine, "Tell me a short story.");
-            request.sampling.ignoreEos = true;
+            Request request = endless(engine);
             try (ExecutorService threads = Executors.newFixedThreadPool(4)) {
                 Callable<String> read = () -> {
                     try {
