@@ -37,15 +37,18 @@ impl Drop for TestPath {
     }
 }
 
-/// Runs `body` on a thread for each rank. Returns the results in the order of the ranks.
+/// Runs `body` on a thread for each rank once all have joined, so that a failing call of one rank
+/// cannot fail the start of another. Returns the results in the order of the ranks.
 fn with_ranks<T: Send>(size: usize, body: impl Fn(SharedMemory) -> T + Sync) -> Vec<T> {
     let path = TestPath::new();
+    let joined = Barrier::new(size);
+    let run = |rank| {
+        let group = SharedMemory::join(&path.0, rank, size, STALL);
+        joined.wait();
+        body(group.unwrap())
+    };
     let results = thread::scope(|scope| {
-        let start = |rank| {
-            let (path, body) = (&path, &body);
-            scope.spawn(move || body(SharedMemory::join(&path.0, rank, size, STALL).unwrap()))
-        };
-        let ranks: Vec<_> = (0..size).map(start).collect();
+        let ranks: Vec<_> = (0..size).map(|rank| scope.spawn(move || run(rank))).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     });
     assert_eq!(path.files(), Vec::<PathBuf>::new(), "all files are removed");
