@@ -49,6 +49,11 @@ pub trait Communicator: Send + Sync {
     /// Errors: `Unsupported` if the communicator cannot be divided.
     fn split(&self, color: usize, timeout: Option<Duration>) -> Result<Arc<dyn Communicator>>;
 
+    /// Returns an error if `split` is not supported.
+    fn check_split(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Returns an error if another rank has ended or failed, as far as the communicator notices it. Any
     /// thread may call it, also during another call.
     fn check(&self) -> Result<()> {

@@ -198,7 +198,7 @@ fn options(preemption: Preemption) -> EngineOptions {
 
 fn setup(share: f64, seed: u64, depth: usize, options: &EngineOptions, journal: Option<&Path>) -> Setup {
     let until_failure = Arc::new(AtomicU32::new(0));
-    let EngineParts { info, text, executor } = parts(options, depth, &until_failure);
+    let EngineParts { info, text, executor, .. } = parts(options, depth, &until_failure);
     let lateness = Arc::new(Mutex::new(Lateness { share, seed, ..Lateness::default() }));
     let late = lateness.clone();
     let writer = journal.map(|path| JournalWriter::create(path, &journal::header(options, &info, &executor.layout())).unwrap());
@@ -560,7 +560,7 @@ fn a_journal_with_late_masks_is_replayed_bit_for_bit() {
         let count = recorded.lateness.lock().unwrap().count;
         assert!(share == 0.0 || count > 20, "{count}");
         drop(recorded);
-        let EngineParts { info, text, executor } = parts(&options, depth, &Arc::default());
+        let EngineParts { info, text, executor, .. } = parts(&options, depth, &Arc::default());
         let replay = Replay::with_executor(JournalFile::open(&path).unwrap(), info, text, executor).unwrap();
         let summary = replay.run().unwrap();
         std::fs::remove_file(&path).unwrap();

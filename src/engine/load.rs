@@ -12,7 +12,7 @@ use crate::communicator::Communicator;
 use crate::communicator::local::Local;
 use crate::error::{Error, Result, try_format};
 use crate::executor::local::ModelExecutor;
-use crate::executor::parallel::{self, Group, ParallelExecutor, WorkerThreads};
+use crate::executor::parallel::{self, Group, Lead, ParallelExecutor, WorkerThreads};
 use crate::executor::warmup::WarmupLimits;
 use crate::executor::{self, Executor, warmup};
 use crate::kv::Paging;
@@ -100,9 +100,20 @@ pub struct EngineParts {
     pub info: ModelInfo,
     pub text: Option<Text>,
     pub executor: Box<dyn Executor>,
+    /// The other workers, if there are any. They wait until `create` has been called.
+    pub(super) lead: Option<Arc<Lead>>,
 }
 
 impl EngineParts {
+    /// Creates an engine from its parts. If this fails, the other workers fail too.
+    pub fn create<T>(self, create: impl FnOnce(ModelInfo, Option<Text>, Box<dyn Executor>) -> Result<T>) -> Result<T> {
+        let engine = create(self.info, self.text, self.executor);
+        match self.lead {
+            Some(lead) => lead.agree_on_engine(engine),
+            None => engine,
+        }
+    }
+
     /// Opens the device and loads the model. With several workers, this is rank 0. If the options name
     /// several devices, threads of this process are the other ranks.
     pub fn load_on_device(options: &EngineOptions, progress: LoadProgress) -> Result<EngineParts> {
@@ -214,7 +225,7 @@ fn cuda_backend(ordinal: usize, options: &EngineOptions, is_worker: bool) -> Res
 /// or its rank is refused, all workers fail.
 fn join(options: &EngineOptions, world: Option<Arc<dyn Communicator>>, check_rank: fn(usize) -> Result<()>) -> Result<Option<Group>> {
     let valid = options.validate();
-    let group = match group(options, world) {
+    let group = match group(&options.workers, world) {
         Ok(Some(group)) => group,
         Ok(None) => return valid.map(|()| None),
         // Invalid options are reported first.
@@ -224,10 +235,19 @@ fn join(options: &EngineOptions, world: Option<Arc<dyn Communicator>>, check_ran
     Ok(Some(group))
 }
 
+/// Makes the other workers fail because options of this one are refused, which are not in
+/// `EngineOptions` yet. Returns the error of this worker.
+pub fn refuse(workers: &WorkerOptions, error: Error) -> Error {
+    if let Ok(Some(group)) = group(workers, None) {
+        let _ = group.agree::<()>(Err(error.clone()));
+    }
+    error
+}
+
 /// Returns the group of the workers, if there are several. Those of other processes are connected by the
 /// communicator of the options.
-fn group(options: &EngineOptions, world: Option<Arc<dyn Communicator>>) -> Result<Option<Group>> {
-    let WorkerOptions { division, communicator, timeout } = &options.workers;
+fn group(options: &WorkerOptions, world: Option<Arc<dyn Communicator>>) -> Result<Option<Group>> {
+    let WorkerOptions { division, communicator, timeout } = options;
     let world = match (division.workers(), communicator, world) {
         (_, _, Some(world)) => world,
         (1, None, _) => return Ok(None),
@@ -276,11 +296,14 @@ impl<B: Backend + 'static> LoadedPart<B> {
     }
 
     fn into_parts(self, threads: WorkerThreads) -> Result<EngineParts> {
-        let executor: Box<dyn Executor> = match self.group {
-            None => self.executor,
-            Some((group, max)) => Box::new(ParallelExecutor::new(threads, self.executor, group, &max)?),
+        let (executor, lead): (Box<dyn Executor>, _) = match self.group {
+            None => (self.executor, None),
+            Some((group, max)) => {
+                let lead = Arc::new(Lead::new(group, threads));
+                (Box::new(ParallelExecutor::new(lead.clone(), self.executor, &max)?), Some(lead))
+            }
         };
-        Ok(EngineParts { info: self.info, text: self.text.map(|text| *text), executor })
+        Ok(EngineParts { info: self.info, text: self.text.map(|text| *text), executor, lead })
     }
 
     fn serve(self) -> Result<()> {

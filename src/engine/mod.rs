@@ -89,7 +89,7 @@ use crate::scheduler::{Policies, Scheduler, SchedulerOptions};
 use crate::text::Text;
 use crate::types::RequestId;
 use crate::types::kv_store::KvStoreHandle;
-use crate::types::options::{Device, EngineOptions};
+use crate::types::options::{Device, EngineOptions, WorkerOptions};
 pub use crate::types::outputs::{FinishReason, Logprobs, Output, OutputView};
 pub use crate::types::timing::Timing;
 
@@ -161,8 +161,8 @@ impl Engine {
     /// Creates an engine. `progress` is called with (bytes read, total bytes) while the weights
     /// load, and cancels the loading if it returns false.
     pub fn load(options: &EngineOptions, progress: LoadProgress) -> Result<Engine> {
-        let EngineParts { info, text, executor } = EngineParts::load_on_device(options, progress)?;
-        let engine = Engine::with_executor(options, info, text, executor)?;
+        let parts = EngineParts::load_on_device(options, progress)?;
+        let engine = parts.create(|info, text, executor| Engine::with_executor(options, info, text, executor))?;
         options.workers.adopt();
         Ok(engine)
     }
@@ -173,6 +173,11 @@ impl Engine {
         load::run_worker(options, progress)?;
         options.workers.adopt();
         Ok(())
+    }
+
+    /// Makes the other workers fail if the options of this one cannot be read. Returns the error.
+    pub fn refuse_options(workers: &WorkerOptions, error: Error) -> Error {
+        load::refuse(workers, error)
     }
 
     /// Creates an engine with any executor: that of a model, or one whose logits a test sets.

@@ -294,10 +294,15 @@ impl Communicator for HostCommunicator {
         self.call("receive", |host| Some(unsafe { self.functions.receive?(host, data, len, from as u32, milliseconds(timeout)) }))
     }
 
-    fn split(&self, color: usize, timeout: Option<Duration>) -> Result<Arc<dyn Communicator>> {
-        if self.functions.split.is_none() {
-            return Err(Error::unsupported("pllm_communicator.split is NULL; set it, or use only tensor_parallel or pipeline_parallel"));
+    fn check_split(&self) -> Result<()> {
+        match self.functions.split {
+            Some(_) => Ok(()),
+            None => Err(Error::unsupported("pllm_communicator.split is NULL; set it, or use only tensor_parallel or pipeline_parallel")),
         }
+    }
+
+    fn split(&self, color: usize, timeout: Option<Duration>) -> Result<Arc<dyn Communicator>> {
+        self.check_split()?;
         let color = u32::try_from(color).map_err(|_| Error::internal(format!("color is {color}; must be below 2^32")))?;
         let (mut user_data, mut rank, mut size) = (std::ptr::null_mut(), 0, 0);
         let results = (&raw mut user_data, &raw mut rank, &raw mut size);

@@ -1,6 +1,7 @@
 //! Checked conversion of structs, arrays and strings of the host.
 
 use std::ffi::{CStr, c_char};
+use std::path::PathBuf;
 
 use crate::error::{Error, Result, try_concat};
 
@@ -177,6 +178,48 @@ pub unsafe fn borrow<'a, T>(name: &str, pointer: *const T) -> Result<&'a T> {
 /// Checks the pointer to an output before the work is done.
 pub fn not_null<T>(name: &str, out: *mut T) -> Result<*mut T> {
     if out.is_null() { Err(Error::invalid(format!("{name} is NULL"))) } else { Ok(out) }
+}
+
+/// Returns a string. NULL: none.
+/// # Safety
+/// As `string`.
+pub unsafe fn optional<'a>(name: &str, data: *const c_char, len: u64) -> Result<Option<&'a str>> {
+    // SAFETY: the caller's contract.
+    if data.is_null() { Ok(None) } else { Ok(Some(unsafe { string(name, data, len) }?)) }
+}
+
+/// Returns a path. NULL: none.
+/// # Safety
+/// As `string`.
+pub unsafe fn path(name: &str, data: *const c_char, len: u64) -> Result<Option<PathBuf>> {
+    if data.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the caller's contract.
+    match unsafe { string(name, data, len) }? {
+        "" => Err(Error::invalid(format!("{name} is empty; set a path or NULL"))),
+        path => Ok(Some(path.into())),
+    }
+}
+
+/// 0 lets the library choose.
+pub fn some(value: u32) -> Option<usize> {
+    (value > 0).then_some(value as usize)
+}
+
+/// 0 is no limit.
+pub fn limit(value: u64) -> Option<usize> {
+    (value > 0).then_some(usize::try_from(value).unwrap_or(usize::MAX))
+}
+
+/// Refuses flags that this library does not know.
+pub fn known_flags(name: &str, flags: u32, known: u32) -> Result<()> {
+    match flags & !known {
+        0 => Ok(()),
+        unknown => Err(Error::unsupported(format!(
+            "{name} has bits {unknown:#x} that this library does not support; clear them or use a newer library"
+        ))),
+    }
 }
 
 #[cfg(test)]

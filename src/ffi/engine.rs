@@ -73,7 +73,7 @@ pub unsafe extern "C" fn pllm_engine_create(options: *const pllm_engine_options,
     guard(|| unsafe {
         not_null("out_engine", out_engine)?;
         let mut progress = pllm_engine_options::to_progress(options)?;
-        let engine = Engine::load(&pllm_engine_options::to_options(options)?, &mut progress)?;
+        let engine = Engine::load(&pllm_engine_options::to_options_of_worker(options)?, &mut progress)?;
         out_engine.write(pllm_engine::into_raw(engine));
         Ok(())
     })
@@ -86,7 +86,8 @@ pub unsafe extern "C" fn pllm_engine_create(options: *const pllm_engine_options,
 ///
 /// An error ends the engine, too: its calls return PLLM_E_INTERNAL.
 ///
-/// Errors: those of pllm_engine_create, on all ranks if one of them cannot load its part;
+/// Errors: those of pllm_engine_create, on all ranks if one of them is refused its options or cannot load
+/// its part, or if rank 0 cannot create the engine;
 /// PLLM_E_INVALID_ARGUMENT if the communicator is NULL or has rank 0; PLLM_E_INTERNAL if another rank
 /// has ended or does not respond within worker_timeout_ms.
 #[must_use]
@@ -95,7 +96,7 @@ pub unsafe extern "C" fn pllm_worker_run(options: *const pllm_engine_options) ->
     // SAFETY: the caller's contract.
     guard(|| unsafe {
         let mut progress = pllm_engine_options::to_progress(options)?;
-        Engine::run_worker(&pllm_engine_options::to_options(options)?, &mut progress)
+        Engine::run_worker(&pllm_engine_options::to_options_of_worker(options)?, &mut progress)
     })
 }
 

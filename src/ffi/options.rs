@@ -1,11 +1,11 @@
 use std::ffi::{c_char, c_void};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use super::communicator::to_communicator;
-use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, slice, string};
+use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, known_flags, limit, optional, path, slice, some, string};
 use super::kv_store::{StoreLimits, to_store};
 use super::{pllm_budget, pllm_communicator, pllm_kv_store};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::types::options::{
     AllocationPolicy, BatchingPolicy, EngineOptions, Isa, KvDtype, KvStoreOptions, OrderPolicy, Policies, Preemption, WeightFormat,
@@ -346,7 +346,28 @@ impl pllm_engine_options {
     /// As `convert::read`, and the strings are readable.
     pub(super) unsafe fn to_options(options: *const Self) -> Result<EngineOptions> {
         // SAFETY: the caller's contract.
-        let c = unsafe { convert::read(options) }?;
+        unsafe {
+            let c = convert::read(options)?;
+            Self::convert(&c, workers(&c)?)
+        }
+    }
+
+    /// Converts the options of one of several workers. If they are refused, the other workers fail too,
+    /// provided that the communicator can be used.
+    /// # Safety
+    /// As `to_options`.
+    pub(super) unsafe fn to_options_of_worker(options: *const Self) -> Result<EngineOptions> {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let c = convert::read(options)?;
+            let workers = workers(&c)?;
+            Self::convert(&c, workers.clone()).map_err(|error| Engine::refuse_options(&workers, error))
+        }
+    }
+
+    /// # Safety
+    /// The strings are readable.
+    unsafe fn convert(c: &Self, workers: WorkerOptions) -> Result<EngineOptions> {
         // SAFETY: the caller's contract.
         let model_path = unsafe { string("model_path", c.model_path, c.model_path_len) }?;
         if model_path.is_empty() {
@@ -357,8 +378,7 @@ impl pllm_engine_options {
         known_flags("flags", c.flags, PLLM_ENGINE_SKIP_TOKENIZER | PLLM_ENGINE_NO_PREFIX_CACHE | PLLM_ENGINE_BATCH_INVARIANT)?;
         [("reserved", c.reserved), ("reserved2", c.reserved2)].into_iter().try_for_each(|(name, value)| known_flags(name, value, 0))?;
         // SAFETY: the caller's contract.
-        let (model_name, kv_store, workers) =
-            unsafe { (optional("model_name", c.model_name, c.model_name_len)?, kv_store(&c)?, workers(&c)?) };
+        let (model_name, kv_store) = unsafe { (optional("model_name", c.model_name, c.model_name_len)?, kv_store(c)?) };
         // SAFETY: the caller's contract.
         let swap_path = unsafe { optional("swap_path", c.swap_path, c.swap_path_len) }?;
         Ok(EngineOptions {
@@ -392,12 +412,12 @@ impl pllm_engine_options {
             max_waiting_requests: limit(c.max_waiting_requests),
             max_waiting_tokens: limit(c.max_waiting_tokens),
             max_prompt_bytes: limit(c.max_prompt_bytes),
-            queue_capacity: queue_capacity(&c),
+            queue_capacity: queue_capacity(c),
             preemption: preemption(c.preemption)?,
             swap_bytes: c.swap_bytes,
             // An empty path is the current directory, as for the system.
             swap_dir: swap_path.map(|path| if path.is_empty() { "." } else { path }.into()),
-            policies: policies(&c)?,
+            policies: policies(c)?,
             model_name: model_name.map(Into::into),
             kv_store,
             kv_events_capacity: usize::try_from(c.kv_events_capacity).unwrap_or(usize::MAX),
@@ -449,46 +469,6 @@ unsafe fn workers(c: &pllm_engine_options) -> Result<WorkerOptions> {
             milliseconds => Duration::from_millis(milliseconds),
         },
     })
-}
-
-/// NULL: none.
-/// # Safety
-/// As `string`.
-unsafe fn optional<'a>(name: &str, data: *const c_char, len: u64) -> Result<Option<&'a str>> {
-    // SAFETY: the caller's contract.
-    if data.is_null() { Ok(None) } else { Ok(Some(unsafe { string(name, data, len) }?)) }
-}
-
-/// NULL: none.
-/// # Safety
-/// As `string`.
-unsafe fn path(name: &str, data: *const c_char, len: u64) -> Result<Option<PathBuf>> {
-    if data.is_null() {
-        return Ok(None);
-    }
-    // SAFETY: the caller's contract.
-    match unsafe { string(name, data, len) }? {
-        "" => Err(Error::invalid(format!("{name} is empty; set a path or NULL"))),
-        path => Ok(Some(path.into())),
-    }
-}
-
-/// 0 lets the library choose.
-pub(super) fn some(value: u32) -> Option<usize> {
-    (value > 0).then_some(value as usize)
-}
-
-fn limit(value: u64) -> Option<usize> {
-    (value > 0).then_some(usize::try_from(value).unwrap_or(usize::MAX))
-}
-
-pub(super) fn known_flags(name: &str, flags: u32, known: u32) -> Result<()> {
-    match flags & !known {
-        0 => Ok(()),
-        unknown => Err(Error::unsupported(format!(
-            "{name} has bits {unknown:#x} that this library does not support; clear them or use a newer library"
-        ))),
-    }
 }
 
 fn kv_dtype(value: u32) -> Result<Option<KvDtype>> {

@@ -3,8 +3,7 @@ use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, slice, string};
-use super::options::{known_flags, some};
+use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, known_flags, slice, some, string};
 use super::outputs::pllm_queue;
 use super::sampling::pllm_sampling;
 use crate::engine::{LogitsHook, Prompt, Request};

@@ -2,8 +2,7 @@ use std::ffi::c_char;
 use std::mem::offset_of;
 use std::ptr::null;
 
-use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, slice, string, strings};
-use super::options::{known_flags, some};
+use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, known_flags, slice, some, string, strings};
 use crate::error::{Error, Result, try_concat, try_copy};
 use crate::types::options::{Dry, Grammar, Mirostat, OutputKind, SamplingParams};
 

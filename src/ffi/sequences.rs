@@ -2,8 +2,7 @@ use std::ffi::{c_char, c_void};
 use std::ptr::{null, null_mut};
 use std::time::Duration;
 
-use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, init, not_null, out_size, slice};
-use super::options::known_flags;
+use super::convert::{self, PLLM_NUL_TERMINATED, Versioned, init, known_flags, not_null, out_size, slice};
 use super::outputs::pllm_queue;
 use super::request::{PLLM_REQUEST_KEEP, PLLM_TEXT_ADD_SPECIAL, PLLM_TEXT_SKIP_SPECIAL, deadline, hook, pllm_logits_hook, prompt};
 use super::sampling::pllm_sampling;

@@ -1,8 +1,8 @@
 use std::ffi::c_char;
 use std::ptr::null;
 
-use super::convert::{not_null, slice, start, string};
-use super::{PLLM_TEXT_ADD_SPECIAL, PLLM_TEXT_SKIP_SPECIAL, guard, guard_or, known_flags, pllm_engine, pllm_error};
+use super::convert::{known_flags, not_null, slice, start, string};
+use super::{PLLM_TEXT_ADD_SPECIAL, PLLM_TEXT_SKIP_SPECIAL, guard, guard_or, pllm_engine, pllm_error};
 
 /// A list of token ids. The caller frees it with pllm_tokens_free.
 pub struct pllm_tokens(Vec<u32>);

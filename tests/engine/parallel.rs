@@ -1,18 +1,18 @@
 //! Engines of several workers: rank 0 is the engine, the others are threads. They give the results
-//! of one worker, in any batch, and end when one of them ends.
+//! of one worker, in any batch.
+
+mod failures;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crate::support::communicator::Intercepted;
 use crate::support::{TempDir, configs, write_random_model};
 use pagedllm::communicator::CommunicatorHandle;
 use pagedllm::communicator::local::Local;
-use pagedllm::engine::{Engine, Fork, Output, Prompt, Request, Resume};
-use pagedllm::error::{Code, Error, Result};
+use pagedllm::engine::{Engine, Fork, Prompt, Request, Resume};
+use pagedllm::error::Result;
 use pagedllm::memory::budget::MemoryBudget;
 use pagedllm::types::SeqId;
 use pagedllm::types::options::{EngineOptions, Isa, KvDtype, Preemption, SamplingParams, WorkerOptions};
@@ -37,22 +37,27 @@ struct Model(TempDir);
 impl Model {
     /// Creates a LLaMA.
     fn new() -> Model {
-        Model::of_family("llama", 8, 52)
+        Model::with_seed(5)
+    }
+
+    /// Creates a LLaMA with other weights.
+    fn with_seed(seed: u64) -> Model {
+        Model::of_family("llama", 8, 52, seed)
     }
 
     /// Creates a Gemma 2, whose layers alternate between two groups of blocks.
     fn with_windows() -> Model {
-        Model::of_family("gemma 2", 4, 52)
+        Model::of_family("gemma 2", 4, 52, 5)
     }
 
-    fn of_family(family: &str, heads: u64, width: u64) -> Model {
+    fn of_family(family: &str, heads: u64, width: u64, seed: u64) -> Model {
         let dir = TempDir::new();
         let (_, mut config) = configs(512).into_iter().find(|(name, _)| name.starts_with(family)).unwrap();
         let sizes = config.as_object_mut().unwrap();
         sizes.insert("num_attention_heads".into(), heads.into());
         sizes.insert("intermediate_size".into(), width.into());
         sizes.insert("num_hidden_layers".into(), 4.into());
-        write_random_model(&dir.0, &config, false, 5);
+        write_random_model(&dir.0, &config, false, seed);
         Model(dir)
     }
 
@@ -293,111 +298,4 @@ fn sequences_can_be_forked_exported_and_imported() {
         assert_eq!(results[&import], results[&kept], "{division:?}");
         team.end();
     }
-}
-
-#[test]
-fn an_engine_fails_if_a_worker_ends() {
-    let model = Model::new();
-    let options = model.options(200);
-    let division = Division { tensor: 2, pipeline: 1 };
-    let mut ranks = Local::group(2).into_iter();
-    let first = with(&options, division, ranks.next().unwrap());
-    let second = ranks.next().unwrap();
-    let worker = thread::spawn({
-        let options = options.clone();
-        move || {
-            // It fails after a number of calls, as if the process had ended.
-            let calls = AtomicU64::new(0);
-            let before = move || match calls.fetch_add(1, SeqCst) < 200 {
-                true => Ok(()),
-                false => Err(Error::internal("ended by the test")),
-            };
-            let communicator = Some(CommunicatorHandle::new(Arc::new(Intercepted { world: Arc::new(second), before })));
-            Engine::run_worker(
-                &EngineOptions { workers: WorkerOptions { division, communicator, timeout: TIMEOUT }, ..options },
-                &mut |_, _| true,
-            )
-        }
-    });
-    let engine = Engine::create(&first).unwrap();
-    for number in 0..3 {
-        engine.add_request(Request::new(Prompt::Tokens(prompt(number)), greedy(100))).unwrap();
-    }
-    let error = loop {
-        match engine.step() {
-            Ok(report) => assert!(report.unfinished > 0, "the worker ends first"),
-            Err(error) => break error,
-        }
-    };
-    assert_eq!(error.code(), Code::Internal);
-    assert!(error.message().contains("rank 1"), "{error}");
-    let outputs: Vec<Output> = engine.queue().poll(Some(Duration::ZERO)).unwrap().into();
-    let ended = outputs.iter().filter(|output| output.finish == Some(FinishReason::Error)).count();
-    assert_eq!(ended, 3, "each request ends with an error");
-    assert_eq!(engine.check().unwrap_err().code(), Code::Internal);
-    assert_eq!(worker.join().unwrap().unwrap_err().message(), "internal error: ended by the test");
-}
-
-#[test]
-fn workers_with_other_options_are_refused_on_all_ranks() {
-    let model = Model::new();
-    let options = model.options(200);
-    let division = Division { tensor: 2, pipeline: 1 };
-    let other_block = EngineOptions { block_size: 16, ..options.clone() };
-    let mut missing = options.clone();
-    missing.model_dir = "does-not-exist".into();
-    let no_batch = EngineOptions { max_seqs: 0, ..options.clone() };
-    let no_device = EngineOptions { device: "gpu".into(), ..options.clone() };
-    let no_cpu = EngineOptions { cpus: Some(vec![1023]), threads: None, ..options.clone() };
-    let cases = [
-        (other_block, division, "rank 0 has block_size 8, rank 1 has block_size 16"),
-        (missing, division, "does-not-exist"),
-        (no_batch, division, "max_seqs is 0"),
-        (no_device, division, "device is \"gpu\""),
-        (no_cpu, division, "1023"),
-        (options.clone(), Division { tensor: 1, pipeline: 2 }, "tensor_parallel 1, pipeline_parallel 2"),
-        (options.clone(), Division { tensor: 3, pipeline: 1 }, "tensor_parallel 3, pipeline_parallel 1"),
-        (options.clone(), ALONE, "tensor_parallel 1, pipeline_parallel 1"),
-    ];
-    for (other, other_division, message) in cases {
-        let mut ranks = Local::group(2).into_iter();
-        let first = with(&options, division, ranks.next().unwrap());
-        let second = with(&other, other_division, ranks.next().unwrap());
-        let worker = thread::spawn(move || Engine::run_worker(&second, &mut |_, _| true).unwrap_err());
-        let error = Engine::create(&first).err().unwrap();
-        let other_error = worker.join().unwrap();
-        assert!(error.message().contains(message), "{error}");
-        assert!(other_error.message().contains(message) || other_division != division, "{other_error}");
-        assert_eq!(error.code(), other_error.code());
-    }
-}
-
-#[test]
-fn wrong_uses_are_refused() {
-    let model = Model::new();
-    let options = model.options(200);
-    let division = Division { tensor: 2, pipeline: 1 };
-    let alone = EngineOptions { workers: WorkerOptions { division, ..Default::default() }, ..options.clone() };
-    let error = Engine::create(&alone).err().unwrap();
-    assert_eq!(
-        error.message(),
-        "tensor_parallel times pipeline_parallel is 2 and communicator is NULL; set a communicator with this many ranks, or give as many devices"
-    );
-    let error = Engine::run_worker(&options, &mut |_, _| true).unwrap_err();
-    assert!(error.message().starts_with("a worker needs others"), "{error}");
-
-    // Rank 1 creates an engine, and rank 0 runs a worker.
-    let mut ranks = Local::group(2).into_iter();
-    let (first, second) = (with(&options, division, ranks.next().unwrap()), with(&options, division, ranks.next().unwrap()));
-    let reversed = thread::spawn(move || Engine::run_worker(&first, &mut |_, _| true).unwrap_err());
-    let error = Engine::create(&second).err().unwrap();
-    assert!(error.message().starts_with("the communicator has rank 1"), "{error}");
-    assert!(reversed.join().unwrap().message().starts_with("the communicator has rank 0"));
-    let error = Engine::create(&second).err().unwrap();
-    assert_eq!(error.message(), "the communicator is in use by another engine or worker");
-
-    // Heads that do not divide.
-    let three = Division { tensor: 3, pipeline: 1 };
-    let error = Engine::plan(&EngineOptions { workers: WorkerOptions { division: three, ..Default::default() }, ..options }).unwrap_err();
-    assert!(error.message().contains('8') && error.message().contains('3'), "{error}");
 }

@@ -52,6 +52,11 @@ impl<F: Fn() -> Result<()> + Send + Sync> Communicator for Intercepted<F> {
     }
 
     /// Is not an operation of the group, so it does not call `before`.
+    fn check_split(&self) -> Result<()> {
+        self.world.check_split()
+    }
+
+    /// Is not an operation of the group, so it does not call `before`.
     fn check(&self) -> Result<()> {
         self.world.check()
     }

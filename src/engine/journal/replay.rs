@@ -81,8 +81,8 @@ impl Replay {
     /// Loads the model with which the journal was written.
     pub fn load(file: JournalFile, model_dir: &Path) -> Result<Replay> {
         let options = EngineOptions { model_dir: model_dir.into(), ..file.options()? };
-        let EngineParts { info, text, executor } = EngineParts::load_on_device(&options, &mut |_, _| true)?;
-        Replay::with_executor(file, info, text, executor)
+        let parts = EngineParts::load_on_device(&options, &mut |_, _| true)?;
+        parts.create(|info, text, executor| Replay::with_executor(file, info, text, executor))
     }
 
     /// Creates a replay with any executor.

@@ -20,6 +20,8 @@ pub struct Group {
 
 /// Bytes of the text with the version.
 const VERSION_BYTES: usize = 128;
+/// Maximum size of a group, which bounds what a wrong size allocates.
+const MAX_RANKS: usize = 1 << 16;
 
 impl Group {
     /// Creates the group and checks that all workers have the same library and the same division.
@@ -27,6 +29,9 @@ impl Group {
         let (rank, size) = (world.rank(), world.size());
         if rank >= size {
             return Err(Error::invalid(format!("the communicator has rank {rank} of {size}; ranks are numbered from 0")));
+        }
+        if size > MAX_RANKS {
+            return Err(Error::invalid(format!("the communicator has {size} ranks; must be at most {MAX_RANKS}")));
         }
         // All ranks exchange this before any of them can fail, so that none of them waits in vain.
         compare_versions(&*world, division, timeout)?;
@@ -41,6 +46,7 @@ impl Group {
         let workers = Workers { tensor: world.clone(), world, timeout };
         let mut group = Group { workers, place: division.place(rank) };
         if division.pipeline > 1 && division.tensor > 1 {
+            group.agree(group.world().check_split())?;
             group.workers.tensor = group.world().split(group.place.stage, Some(timeout))?;
         }
         Ok(group)
@@ -157,6 +163,21 @@ mod tests {
         for min in on_ranks(3, |group| group.min_over_workers([group.place.rank() as u64, 9 - group.place.rank() as u64]).unwrap()) {
             assert_eq!(min, [0, 7]);
         }
+    }
+
+    #[test]
+    fn another_version_of_the_library_is_refused() {
+        let ranks: Vec<_> = Local::group(2).into_iter().collect();
+        let [first, second] = <[Local; 2]>::try_from(ranks).ok().unwrap();
+        let other = thread::spawn(move || {
+            let mut version = [0; VERSION_BYTES];
+            version[..5].copy_from_slice(b"0.0.1");
+            second.all_gather(&version, &mut [0; 2 * VERSION_BYTES], None)
+        });
+        let group = Group::new(Arc::new(first), Division { tensor: 2, pipeline: 1 }, Duration::from_secs(60));
+        let error = group.err().unwrap();
+        assert!(error.message().starts_with("rank 1 has version 0.0.1, this rank has version "), "{error}");
+        assert_eq!((error.code(), other.join().unwrap()), (Code::InvalidArgument, Ok(())));
     }
 
     #[test]

@@ -3,14 +3,17 @@
 
 mod command;
 mod group;
+mod lead;
 mod logits;
 mod threads;
 mod worker;
 
 use command::{Kind, Message};
 pub use group::Group;
+pub use lead::Lead;
 use logits::PipelineLogits;
 use sha2::{Digest, Sha256};
+use std::sync::Arc;
 pub use threads::WorkerThreads;
 pub use worker::serve;
 
@@ -30,7 +33,6 @@ use crate::types::parallel::Division;
 /// If another worker fails or does not respond in time, the device is lost.
 pub struct ParallelExecutor<B: Backend> {
     local: Box<ModelExecutor<B>>,
-    group: Group,
     message: Message,
     /// Bytes of one block in the arrays of `read_blocks`, for each worker.
     part_bytes: Vec<Vec<usize>>,
@@ -41,25 +43,25 @@ pub struct ParallelExecutor<B: Backend> {
     unreceived: Option<usize>,
     /// The first error of an exchange with other workers.
     failure: Option<Error>,
-    /// The workers that are threads of this process. They end after `group` is dropped, so this field
-    /// comes later.
-    threads: WorkerThreads,
+    /// Dropped after `local`, which uses the group: its threads wait until nothing does.
+    lead: Arc<Lead>,
 }
 
 impl<B: Backend> ParallelExecutor<B> {
-    /// Creates the executor of rank 0, while the other ranks start `serve`. `threads` are those of them
-    /// that are threads of this process.
+    /// Creates the executor of rank 0, while the other ranks start `serve`. Commands can be sent after
+    /// `Lead::agree_on_engine`.
     ///
     /// All memory of steps with batches up to `max` is reserved.
-    pub fn new(threads: WorkerThreads, local: Box<ModelExecutor<B>>, group: Group, max: &BatchSize) -> Result<ParallelExecutor<B>> {
-        let (part_bytes, layout) = describe_blocks(&local, &group)?;
+    pub fn new(lead: Arc<Lead>, local: Box<ModelExecutor<B>>, max: &BatchSize) -> Result<ParallelExecutor<B>> {
+        let group = &lead.group;
+        let (part_bytes, layout) = describe_blocks(&local, group)?;
         let reserved = Message::for_batches(max).and_then(|message| {
             let stages = group.place.division.pipeline;
             let logits = || PipelineLogits::new(local.vocab_size(), stages, max.logits);
             Ok((message, if stages > 1 { Some(logits()?) } else { None }))
         });
         let (message, pipeline) = group.agree(reserved)?;
-        Ok(ParallelExecutor { local, group, message, part_bytes, layout, pipeline, unreceived: None, failure: None, threads })
+        Ok(ParallelExecutor { local, message, part_bytes, layout, pipeline, unreceived: None, failure: None, lead })
     }
 
     /// Makes a change that all workers make too. `write` writes the message for them. No worker waits
@@ -67,7 +69,7 @@ impl<B: Backend> ParallelExecutor<B> {
     fn command(&mut self, write: impl FnOnce(&mut Message) -> Result<()>) -> Result<()> {
         self.receive_all()?;
         self.begin_command(write)?;
-        let relayed = self.message.relay(&self.group);
+        let relayed = self.message.relay(&self.lead.group);
         self.keep_failure(relayed)
     }
 
@@ -77,14 +79,14 @@ impl<B: Backend> ParallelExecutor<B> {
             return Err(failure.clone());
         }
         write(&mut self.message)?;
-        let sent = self.message.broadcast(&self.group);
+        let sent = self.message.broadcast(&self.lead.group);
         self.keep_failure(sent)
     }
 
     /// Remembers an error of an exchange.
     fn keep_failure(&mut self, result: Result<()>) -> Result<()> {
         let Err(error) = result else { return Ok(()) };
-        let failure = match (&self.failure, self.threads.failure()) {
+        let failure = match (&self.failure, self.lead.threads.failure()) {
             (Some(failure), _) => failure.clone(),
             (None, Some(cause)) => Error::internal(format!("{}; {}", error.message(), cause.message())),
             (None, None) => error,
@@ -129,7 +131,7 @@ impl<B: Backend> Executor for ParallelExecutor<B> {
     /// Returns the number of stages, each of which can compute another step. A single stage has as many
     /// steps in flight as its devices.
     fn depth(&self) -> usize {
-        if self.pipeline.is_some() { self.group.place.division.pipeline } else { self.local.depth() }
+        if self.pipeline.is_some() { self.lead.group.place.division.pipeline } else { self.local.depth() }
     }
 
     fn submit(&mut self, batch: &Batch) -> Result<InFlightStep> {
@@ -143,7 +145,7 @@ impl<B: Backend> Executor for ParallelExecutor<B> {
         // With a step on each other stage, the last one could wait for this rank to take its logits,
         // and this rank for the next stage to take the new step.
         self.receive_logits(self.depth().saturating_sub(2))?;
-        let relayed = self.message.relay(&self.group);
+        let relayed = self.message.relay(&self.lead.group);
         self.keep_failure(relayed)?;
         match &mut self.pipeline {
             Some(pipeline) => pipeline.push(rows),
@@ -211,7 +213,7 @@ impl<B: Backend> Executor for ParallelExecutor<B> {
         for rank in 1..self.part_bytes.len() {
             let start = out.len();
             out.resize(start + blocks.len() * self.block_bytes(rank), 0);
-            let received = self.group.world().receive(&mut out[start..], rank, self.group.timeout());
+            let received = self.lead.group.world().receive(&mut out[start..], rank, self.lead.group.timeout());
             self.keep_failure(received)?;
         }
         Ok(())
@@ -226,7 +228,7 @@ impl<B: Backend> Executor for ParallelExecutor<B> {
         self.command(|message| message.put_blocks(Kind::Write, blocks, Tail { blocks: 0, slots: 0 }))?;
         for rank in 1..self.part_bytes.len() {
             let (now, later) = rest.split_at(blocks.len() * self.block_bytes(rank));
-            let sent = self.group.world().send(now, rank, self.group.timeout());
+            let sent = self.lead.group.world().send(now, rank, self.lead.group.timeout());
             self.keep_failure(sent)?;
             rest = later;
         }
@@ -264,8 +266,10 @@ impl<B: Backend> Drop for ParallelExecutor<B> {
     fn drop(&mut self) {
         // The devices of the others must not end an exchange in which this one still takes part.
         self.discard(None);
-        // The others notice a lost connection, too.
-        let _ = self.command(Message::put_exit);
+        if self.lead.has_engine() {
+            // The others notice a lost connection, too.
+            let _ = self.command(Message::put_exit);
+        }
     }
 }
 

@@ -17,6 +17,8 @@ pub fn serve<B: Backend>(mut local: Box<ModelExecutor<B>>, group: &Group, max: &
     let (part_bytes, _) = describe_blocks(&local, group)?;
     let own_bytes: usize = part_bytes[group.place.rank()].iter().sum();
     let (mut message, mut batch, mut moves) = group.agree(reserve(max, pool))?;
+    // Rank 0 creates its engine now, which can fail.
+    group.agree(Ok(()))?;
     let (mut copies, mut blocks, mut bytes) = (Vec::new(), Vec::new(), Vec::new());
     loop {
         let kind = message.receive(group)?;

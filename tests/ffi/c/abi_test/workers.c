@@ -24,7 +24,11 @@ static pllm_engine_options options_of(uint32_t tensor, uint32_t pipeline,
 // A worker that runs on a thread.
 typedef struct {
     pthread_t thread;
-    uint32_t rank, tensor, pipeline, block_size;
+    uint32_t rank, tensor, pipeline;
+    // Changes the options of the worker. NULL: no change.
+    void (*change)(pllm_engine_options *);
+    // Changes the functions of the worker's communicator. NULL: no change.
+    void (*change_functions)(pllm_communicator *);
     // Number of messages that the worker receives before its communicator fails. 0: no limit.
     uint32_t max_messages;
     int has_failed;  // whether its communicator has failed
@@ -98,9 +102,10 @@ static void *run_worker(void *data) {
     if (!OK(pllm_communicator_shared_memory(group_path(), w->rank, size, LIMIT_MS, &l.inner)))
         return NULL;
     pllm_communicator own = wrapped(&l);
-    pllm_communicator *c = w->max_messages ? &own : &l.inner;
+    if (w->change_functions) w->change_functions(&own);
+    pllm_communicator *c = w->max_messages || w->change_functions ? &own : &l.inner;
     pllm_engine_options options = options_of(w->tensor, w->pipeline, c);
-    if (w->block_size) options.block_size = w->block_size;
+    if (w->change) w->change(&options);
     w->code = code_of(pllm_worker_run(&options));
     w->has_failed = l.has_failed;
     if (w->code) c->close(c->user_data);
@@ -172,8 +177,90 @@ static void an_engine_ends_with_its_worker(void) {
     pllm_engine_free(engine);
 }
 
+static void change_block_size(pllm_engine_options *o) { o->block_size = 32; }
+static void change_isa(pllm_engine_options *o) { o->isa = 99; }
+static void change_dtype(pllm_engine_options *o) { o->kv_dtype = 99; }
+static void change_flags(pllm_engine_options *o) { o->flags = 1u << 31; }
+static void change_device(pllm_engine_options *o) { o->device = "\xff"; }
+static void change_model(pllm_engine_options *o) { o->model_path = NULL; }
+
+// Starts two ranks, one of which has other options. Both must refuse them.
+static void refused_by_both(uint32_t other_rank, void (*change)(pllm_engine_options *),
+                            int32_t code) {
+    worker workers[2] = {{0}, {.change = other_rank == 1 ? change : NULL}};
+    pllm_communicator c;
+    pllm_engine *engine = UNTOUCHED;
+    start_workers(workers, 2, 1);
+    join_group(&c, 2);
+    pllm_engine_options options = options_of(2, 1, &c);
+    if (other_rank == 0) change(&options);
+    CHECK(code_of(pllm_engine_create(&options, &engine)) == code && engine == UNTOUCHED);
+    // The other rank has its error before the communicator is closed.
+    pthread_join(workers[1].thread, NULL);
+    CHECK(workers[1].code == code);
+    c.close(c.user_data);
+}
+
+static void options_that_one_rank_refuses_are_errors_of_both(void) {
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        refused_by_both(rank, change_block_size, PLLM_E_INVALID_ARGUMENT);
+        refused_by_both(rank, change_isa, PLLM_E_INVALID_ARGUMENT);
+        refused_by_both(rank, change_dtype, PLLM_E_INVALID_ARGUMENT);
+        refused_by_both(rank, change_flags, PLLM_E_UNSUPPORTED);
+        refused_by_both(rank, change_device, PLLM_E_INVALID_ARGUMENT);
+        refused_by_both(rank, change_model, PLLM_E_INVALID_ARGUMENT);
+    }
+}
+
+static void remove_send(pllm_communicator *c) { c->send = NULL; }
+static void keep_functions(pllm_communicator *c) { (void)c; }
+
+static void a_missing_function_of_one_rank_ends_both(void) {
+    worker workers[2] = {{0}, {.change_functions = remove_send}};
+    limited l = {.left = 0};
+    pllm_engine *engine = UNTOUCHED;
+    start_workers(workers, 2, 1);
+    join_group(&l.inner, 2);
+    pllm_communicator c = wrapped(&l);
+    pllm_engine_options options = options_of(2, 1, &c);
+    // The other rank leaves the group because its struct is refused.
+    CHECK(code_of(pllm_engine_create(&options, &engine)) == PLLM_E_INTERNAL);
+    c.close(c.user_data);
+    pthread_join(workers[1].thread, NULL);
+    CHECK(workers[1].code == PLLM_E_INVALID_ARGUMENT && engine == UNTOUCHED);
+}
+
+// Rank 3 has functions without split, the others have the library's.
+static void a_group_that_one_rank_cannot_divide_is_refused_by_all(void) {
+    worker workers[4] = {{0}, {0}, {0}, {.change_functions = keep_functions}};
+    pllm_communicator c;
+    pllm_engine *engine = UNTOUCHED;
+    start_workers(workers, 2, 2);
+    join_group(&c, 4);
+    pllm_engine_options options = options_of(2, 2, &c);
+    CHECK(code_of(pllm_engine_create(&options, &engine)) == PLLM_E_UNSUPPORTED);
+    for (uint32_t rank = 1; rank < 4; rank++) {
+        pthread_join(workers[rank].thread, NULL);
+        CHECK(workers[rank].code == PLLM_E_UNSUPPORTED);
+    }
+    c.close(c.user_data);
+}
+
+static void a_rank_0_without_an_engine_ends_its_workers(void) {
+    worker workers[2] = {{0}};
+    pllm_communicator c;
+    pllm_engine *engine = UNTOUCHED;
+    start_workers(workers, 2, 1);
+    join_group(&c, 2);
+    pllm_engine_options options = options_of(2, 1, &c);
+    options.journal_path = "/does-not-exist/journal";
+    CHECK(code_of(pllm_engine_create(&options, &engine)) == PLLM_E_IO);
+    pthread_join(workers[1].thread, NULL);
+    CHECK(workers[1].code == PLLM_E_IO && engine == UNTOUCHED);
+    c.close(c.user_data);
+}
+
 static void workers_that_do_not_fit_are_refused(void) {
-    worker workers[2] = {{0}, {.block_size = 32}};
     pllm_communicator c;
     pllm_engine *engine = UNTOUCHED;
     pllm_engine_options options = options_of(2, 1, NULL);
@@ -189,20 +276,16 @@ static void workers_that_do_not_fit_are_refused(void) {
     options.tensor_parallel = 1025;
     INVALID(pllm_engine_plan(&options, &divided));
 
-    // All ranks refuse a group whose options differ.
-    start_workers(workers, 2, 1);
-    join_group(&c, 2);
-    options = options_of(2, 1, &c);
-    INVALID(pllm_engine_create(&options, &engine));
-    c.close(c.user_data);
-    pthread_join(workers[1].thread, NULL);
-    CHECK(workers[1].code == PLLM_E_INVALID_ARGUMENT && engine == UNTOUCHED);
-
     // A group of one rank is too small for two workers, and rank 0 is no worker.
     join_group(&c, 1);
     INVALID(pllm_engine_create(&options, &engine));
     options.tensor_parallel = 1;
     INVALID(pllm_worker_run(&options));
+    pllm_communicator huge = c;
+    huge.size = UINT32_MAX;
+    options.communicator = &huge;
+    INVALID(pllm_engine_create(&options, &engine));
+    options.communicator = &c;
     if (!OK(pllm_engine_create(&options, &engine))) return;
     // The communicator belongs to the engine.
     pllm_engine *second = UNTOUCHED;
@@ -215,6 +298,10 @@ static void workers_that_do_not_fit_are_refused(void) {
 const test workers_tests[] = {
     ALONE(several_workers_answer_as_one),
     ALONE(an_engine_ends_with_its_worker),
+    ALONE(options_that_one_rank_refuses_are_errors_of_both),
+    ALONE(a_missing_function_of_one_rank_ends_both),
+    ALONE(a_group_that_one_rank_cannot_divide_is_refused_by_all),
+    ALONE(a_rank_0_without_an_engine_ends_its_workers),
     ALONE(workers_that_do_not_fit_are_refused),
     {0},
 };
