@@ -113,6 +113,7 @@ static std::mutex mutex; // protects the following variables
 static std::map<Comm *, std::shared_ptr<Comm>> comms;
 static uint64_t exchanges = 0;
 static int version = 22703;
+static std::atomic<bool> holds_aborts{false};
 
 struct OpenGroup {
     int depth = 0;
@@ -185,6 +186,7 @@ static std::shared_ptr<Comm> find(Comm *comm) {
     return found == comms.end() ? nullptr : found->second;
 }
 
+// Ends the exchanges at once. NCCL then waits for its own threads, which shim_nccl_hold_aborts simulates.
 API int ncclCommAbort(Comm *handle) {
     std::unique_lock<std::mutex> lock(mutex);
     auto ended = comms.extract(handle);
@@ -192,6 +194,7 @@ API int ncclCommAbort(Comm *handle) {
     if (ended.empty()) return INVALID_ARGUMENT;
     ended.mapped()->aborted = true;
     notify(*ended.mapped()->group);
+    while (holds_aborts) usleep(1000);
     return SUCCESS;
 }
 
@@ -312,6 +315,11 @@ API int ncclRecv(void *to, size_t count, int type, int peer, Comm *comm, void *s
 API uint64_t shim_nccl_exchanges() {
     std::lock_guard<std::mutex> lock(mutex);
     return exchanges;
+}
+
+// Calls of ncclCommAbort do not return while this is set.
+API void shim_nccl_hold_aborts(int hold) {
+    holds_aborts = hold != 0;
 }
 
 // Number of ranks that have not been aborted.

@@ -383,6 +383,32 @@ fn a_worker_that_hangs_ends_the_engine_after_the_timeout() {
 }
 
 #[test]
+fn an_abort_that_does_not_return_is_left_behind() {
+    let Some((_one, nccl)) = alone() else { return };
+    let model = Model::new(&llama());
+    let engine = Engine::create(&impatient(model.options("cuda:0,cuda:1"))).unwrap();
+    nccl.hold_aborts(true);
+    cuda::shim().fail("nccl_exchange", 12, REMOTE_ERROR);
+    let error = run(&engine, [request(1, 5, 60)].into_iter()).expect_err("a worker has failed");
+    assert_eq!(error.code(), Code::Internal, "{error}");
+    drop(engine);
+    assert_eq!(aborting_threads(), 2, "both devices");
+    nccl.hold_aborts(false);
+    let began = Instant::now();
+    while aborting_threads() > 0 {
+        assert!(began.elapsed() < PATIENCE);
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert_freed(nccl);
+}
+
+/// Returns the number of threads that call ncclCommAbort.
+fn aborting_threads() -> usize {
+    let threads = std::fs::read_dir("/proc/self/task").unwrap().map(|thread| thread.unwrap().path());
+    threads.filter(|thread| std::fs::read_to_string(thread.join("comm")).is_ok_and(|name| name == "pagedllm-abort\n")).count()
+}
+
+#[test]
 fn an_operation_that_fails_on_one_device_ends_the_engine() {
     let Some((_one, nccl)) = alone() else { return };
     let model = Model::new(&llama());

@@ -65,6 +65,14 @@ impl Nccl {
         self.number(c"shim_nccl_exchanges")
     }
 
+    /// Lets calls of ncclCommAbort wait until this is called with false.
+    pub fn hold_aborts(&self, hold: bool) {
+        // SAFETY: a function of tests/cuda/libnccl.cpp with this signature.
+        let call = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(c_int)>(self.0.symbol(c"shim_nccl_hold_aborts")) };
+        // SAFETY: as above.
+        unsafe { call(hold.into()) }
+    }
+
     fn number(&self, name: &CStr) -> u64 {
         // SAFETY: the functions of tests/cuda/libnccl.cpp with this signature.
         let call = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> u64>(self.0.symbol(name)) };
