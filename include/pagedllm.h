@@ -265,13 +265,13 @@
 #define PLLM_SAMPLING_LOGPROBS 4
 
 // Report the log probability of each prompt token except the first, from prompt_logprobs_start on,
-// and of the prompt_top_logprobs most probable tokens. Of several samples, the first reports them. A
-// fork does not report them again.
+// and of the prompt_top_logprobs most probable tokens. Of several samples, the first reports them.
+// A fork does not report them again.
 #define PLLM_SAMPLING_PROMPT_LOGPROBS 8
 
-// The output begins with the prompt. With PLLM_SAMPLING_LOGPROBS, the tokens of the prompt have log
-// probabilities, too: the prompt is computed from prompt_logprobs_start on even if the prefix cache
-// has it, and its output follows then.
+// The output begins with the prompt. With PLLM_SAMPLING_LOGPROBS, the tokens of the prompt have
+// log probabilities, too: the prompt is computed from prompt_logprobs_start on even if the prefix
+// cache has it, and its output follows then.
 #define PLLM_SAMPLING_ECHO 16
 
 // The stop string, or the text of the token that ends the sequence, stays in the text.
@@ -446,7 +446,8 @@
 // that has requests. An engine without requests gives them back at once.
 typedef struct pllm_budget pllm_budget;
 
-// A UTF-8 text, or the hashes of pllm_engine_hash_prompt. The caller frees it with pllm_bytes_free.
+// A UTF-8 text, or the hashes of pllm_engine_hash_prompt. The caller frees it with
+// pllm_bytes_free.
 typedef struct pllm_bytes pllm_bytes;
 
 // An engine: one model, its KV pool and its requests. Any thread may use it; one thread at a time
@@ -516,8 +517,8 @@ typedef int32_t (*pllm_kv_get)(void *user_data,
                                const pllm_kv_buffer *buffers,
                                uint64_t buffers_len);
 
-// Starts to write a value, which is the concatenation of the buffers. The store does not change the
-// buffers. If it has a value of this key, it may keep that one. Returns as pllm_kv_exists.
+// Starts to write a value, which is the concatenation of the buffers. The store does not change
+// the buffers. If it has a value of this key, it may keep that one. Returns as pllm_kv_exists.
 typedef int32_t (*pllm_kv_put)(void *user_data,
                                uint64_t token,
                                const uint8_t *key,
@@ -548,22 +549,23 @@ typedef uint64_t (*pllm_kv_poll)(void *user_data,
                                  pllm_kv_completion *out_completions,
                                  uint64_t capacity);
 
-// Ends all operations. After it returns, the store uses no buffer, and the engine calls no function.
+// Ends all operations. After it returns, the store uses no buffer, and the engine calls no
+// function.
 typedef void (*pllm_kv_close)(void *user_data);
 
-// A store that keeps KV blocks outside of the pool: on a disk, on another host. The functions start
-// operations and return at once; poll reports their end. A key names a block of one model, layout and
-// instruction path, and one salt, by its tokens. Values have a checksum. A store that fails, is slow
-// or returns damaged values costs computation, never correctness. It is trusted not to forge values,
-// unless kv_store_secret of pllm_engine_options is set.
+// A store that keeps KV blocks outside of the pool: on a disk, on another host. The functions
+// start operations and return at once; poll reports their end. A key names a block of one model,
+// layout and instruction path, and one salt, by its tokens. Values have a checksum. A store that
+// fails, is slow or returns damaged values costs computation, never correctness. It is trusted not
+// to forge values, unless kv_store_secret of pllm_engine_options is set.
 //
 // Threads: one thread of the engine calls all functions, one at a time. They must return normally:
 // no exception, no longjmp. They must not call the engine.
 //
 // Ownership: the engine copies the struct. user_data is valid until close returns. If
 // pllm_engine_create fails, the engine calls no function, and the host may use or close the store.
-// Keys and arrays of buffers are valid during the call; the memory of buffers and out_found until the
-// completion, or until close returns.
+// Keys and arrays of buffers are valid during the call; the memory of buffers and out_found until
+// the completion, or until close returns.
 typedef struct {
   // sizeof(pllm_kv_store).
   uint64_t struct_size;
@@ -579,14 +581,14 @@ typedef struct {
   pllm_kv_remove remove;
   // Reports the end of operations. Required.
   pllm_kv_poll poll;
-  // Ends the use of the store. Required. pllm_engine_free waits for it, and for the last writes, up
-  // to kv_store_timeout_ms and 2 seconds. If close does not return by then, its thread is left
-  // behind, and user_data and the code of the store must stay valid.
+  // Ends the use of the store. Required. pllm_engine_free waits for it, and for the last writes,
+  // up to kv_store_timeout_ms and 2 seconds. If close does not return by then, its thread is
+  // left behind, and user_data and the code of the store must stay valid.
   pllm_kv_close close;
 } pllm_kv_store;
 
-// Copies len bytes of rank root to all ranks. The root may return before the other ranks have them.
-// Returns 0, or another number for an error.
+// Copies len bytes of rank root to all ranks. The root may return before the other ranks have
+// them. Returns 0, or another number for an error.
 typedef int32_t (*pllm_communicator_broadcast)(void *user_data,
                                                void *bytes,
                                                uint64_t len,
@@ -601,8 +603,8 @@ typedef int32_t (*pllm_communicator_all_gather)(void *user_data,
                                                 void *out,
                                                 uint64_t timeout_ms);
 
-// Copies part i of the bytes to rank i. bytes and out have a part of len bytes for each rank, back to
-// back. Part i of out comes from rank i. Returns as pllm_communicator_broadcast.
+// Copies part i of the bytes to rank i. bytes and out have a part of len bytes for each rank, back
+// to back. Part i of out comes from rank i. Returns as pllm_communicator_broadcast.
 typedef int32_t (*pllm_communicator_all_to_all)(void *user_data,
                                                 const void *bytes,
                                                 uint64_t len,
@@ -625,9 +627,9 @@ typedef int32_t (*pllm_communicator_receive)(void *user_data,
                                              uint32_t from,
                                              uint64_t timeout_ms);
 
-// Divides the group: ranks with the same color form a new group, in the order of their ranks. Writes
-// the user data, the rank and the size of a communicator of that group. It has the same functions, and
-// is closed on its own. Returns as pllm_communicator_broadcast.
+// Divides the group: ranks with the same color form a new group, in the order of their ranks.
+// Writes the user data, the rank and the size of a communicator of that group. It has the same
+// functions, and is closed on its own. Returns as pllm_communicator_broadcast.
 typedef int32_t (*pllm_communicator_split)(void *user_data,
                                            uint32_t color,
                                            uint64_t timeout_ms,
@@ -648,10 +650,11 @@ typedef void (*pllm_communicator_close)(void *user_data);
 // Threads: one thread at a time calls the functions, not always the same one. They must return
 // normally: no exception, no longjmp. They must not call the engine.
 //
-// Ownership: pllm_engine_create and pllm_worker_run copy the struct. If they succeed, the library calls
-// close, once and last. If they fail, the host closes the communicator, which the other ranks wait for.
-// The library closes what split returns in any case, before the communicator itself. user_data is valid
-// until close returns. A communicator is for one engine or worker. pllm_engine_plan ignores it.
+// Ownership: pllm_engine_create and pllm_worker_run copy the struct. If they succeed, the library
+// calls close, once and last. If they fail, the host closes the communicator, which the other
+// ranks wait for. The library closes what split returns in any case, before the communicator
+// itself. user_data is valid until close returns. A communicator is for one engine or worker.
+// pllm_engine_plan ignores it.
 typedef struct {
   // sizeof(pllm_communicator).
   uint64_t struct_size;
@@ -671,8 +674,8 @@ typedef struct {
   pllm_communicator_send send;
   // Receives bytes from one rank. Required.
   pllm_communicator_receive receive;
-  // Divides the group. NULL: not possible, so an engine cannot have tensor and pipeline parallelism
-  // together.
+  // Divides the group. NULL: not possible, so an engine cannot have tensor and pipeline
+  // parallelism together.
   pllm_communicator_split split;
   // Leaves the group. Required.
   pllm_communicator_close close;
@@ -693,8 +696,8 @@ typedef struct {
   uint32_t penalty_last_n;
   // Texts that end a repetition, within a token or across tokens. NULL with a count of 0
   // (default): newline, colon, quotation mark and asterisk, or none with
-  // PLLM_ENGINE_SKIP_TOKENIZER. A non-NULL pointer with a count of 0: none. At most 64 texts of at
-  // most 128 bytes each.
+  // PLLM_ENGINE_SKIP_TOKENIZER. A non-NULL pointer with a count of 0: none. At most 64 texts of
+  // at most 128 bytes each.
   const char *const *sequence_breakers;
   // Length of each text in bytes. NULL: the texts are NUL-terminated.
   const uint64_t *sequence_breaker_lens;
@@ -832,9 +835,10 @@ typedef struct {
   uint64_t trace_path_len;
   // File for a journal of all calls and of everything else on which steps depend.
   // pagedllm-replay repeats them bit for bit on a machine with the same instruction path. It
-  // contains prompts, as tokens, and cache salts. UTF-8. An existing file is replaced. A thread of
-  // the engine writes it, at most about one second late. If the disk fails or falls behind by 256
-  // MiB, the journal ends and journals_stopped of pllm_stats is 1. NULL (default): none.
+  // contains prompts, as tokens, and cache salts. UTF-8. An existing file is replaced. A thread
+  // of the engine writes it, at most about one second late. If the disk fails or falls
+  // behind by 256 MiB, the journal ends and journals_stopped of pllm_stats is 1. NULL
+  // (default): none.
   const char *journal_path;
   // Length of journal_path in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t journal_path_len;
@@ -877,36 +881,39 @@ typedef struct {
   // each byte of text, and up to 512 for each byte of a stretch of at most 2 MiB without a place
   // to cut (docs/models.md).
   uint64_t max_prompt_bytes;
-  // Store for KV blocks outside of the pool, which is copied. NULL (default): none. A request first
-  // waits for the blocks of its prompt that the store has. Full blocks are written to the store.
-  // Needs the prefix cache. Each engine needs a store of its own.
+  // Store for KV blocks outside of the pool, which is copied. NULL (default): none. A request
+  // first waits for the blocks of its prompt that the store has. Full blocks are written to
+  // the store. Needs the prefix cache. Each engine needs a store of its own.
   const pllm_kv_store *kv_store;
   // Maximum number of bytes of the blocks that are read or written at a time. 0 (default):
   // 268435456.
   uint64_t kv_store_max_bytes;
   // Maximum number of operations in flight, at most 65536. 0 (default): 64.
   uint32_t kv_store_max_operations;
-  // Time in milliseconds after which a request no longer waits for the store, at most 3600000. If
-  // no block has arrived by then, requests do not wait for 8 times this time. 0 (default): 1000.
+  // Time in milliseconds after which a request no longer waits for the store, at most 3600000.
+  // If no block has arrived by then, requests do not wait for 8 times this time. 0
+  // (default): 1000.
   uint32_t kv_store_timeout_ms;
-  // Secret for the keys and checksums of the blocks (HMAC-SHA-256), at least 16 bytes, for a store
-  // that is not trusted. Only engines with the same secret share blocks. It is copied. NULL
-  // (default): none.
+  // Secret for the keys and checksums of the blocks (HMAC-SHA-256), at least 16 bytes, for a
+  // store that is not trusted. Only engines with the same secret share blocks. It is copied.
+  // NULL (default): none.
   const uint8_t *kv_store_secret;
   // Length of kv_store_secret in bytes.
   uint64_t kv_store_secret_len;
   // Maximum number of KV events that wait for pllm_engine_poll_kv_events, at most 1048576. 0
-  // (default): no events are recorded. 16384 suits most hosts. Needs the prefix cache. Events take
-  // memory of the host: about 100 bytes and 4 for each token of a block, for each event and twice
-  // for each block of the pool.
+  // (default): no events are recorded. 16384 suits most hosts. Needs the prefix cache. Events
+  // take memory of the host: about 100 bytes and 4 for each token of a block, for each event
+  // and twice for each block of the pool.
   uint64_t kv_events_capacity;
-  // Connection with the other workers that compute the model (docs/parallel.md), which is copied.
-  // NULL (default): this engine computes it with the devices of this process. Its ranks are
-  // tensor_parallel * pipeline_parallel. Each engine or worker needs a communicator of its own.
+  // Connection with the other workers that compute the model (docs/parallel.md), which is
+  // copied. NULL (default): this engine computes it with the devices of this process. Its
+  // ranks are tensor_parallel * pipeline_parallel. Each engine or worker needs a
+  // communicator of its own.
   const pllm_communicator *communicator;
   // Number of workers that divide each layer. 0 (default): 1, or with a list of devices their
   // number divided by pipeline_parallel. The number of attention heads and the widths of MLPs
-  // must be multiples of it, and so must the number of KV heads, unless it is a multiple of that.
+  // must be multiples of it, and so must the number of KV heads, unless it is a multiple of
+  // that.
   uint32_t tensor_parallel;
   // Number of groups of workers, each with some of the layers. 0 (default): 1.
   uint32_t pipeline_parallel;
@@ -1010,7 +1017,8 @@ typedef struct {
   // Seed, used with PLLM_SAMPLING_SEED. A request with a seed generates the same tokens in any
   // batch.
   uint64_t seed;
-  // Tokens that end the sequence. They are reported in tokens, but not in the text. At most 1024.
+  // Tokens that end the sequence. They are reported in tokens, but not in the text. At most
+  // 1024.
   const uint32_t *stop_token_ids;
   // Number of stop tokens.
   uint64_t stop_token_ids_len;
@@ -1031,9 +1039,10 @@ typedef struct {
   float min_p;
   // Keeps the k most probable tokens. Default 0: all.
   uint32_t top_k;
-  // Maximum number of generated tokens. 0: only the prompt is computed and reported; n and best_of
-  // must be 1, without a beam search. PLLM_UNLIMITED_TOKENS (default): up to max_model_len. 0 is
-  // unlimited for programs built with a header without prompt_logprobs_start.
+  // Maximum number of generated tokens. 0: only the prompt is computed and reported; n and
+  // best_of must be 1, without a beam search. PLLM_UNLIMITED_TOKENS (default): up to
+  // max_model_len. 0 is unlimited for programs built with a header without
+  // prompt_logprobs_start.
   uint32_t max_tokens;
   // Number of tokens before which neither end-of-sequence tokens nor stops end the sequence.
   // Default 0.
@@ -1050,7 +1059,8 @@ typedef struct {
   float top_n_sigma;
   // Probability with which XTC removes the most probable tokens. Range 0 to 1. Default 0: never.
   float xtc_probability;
-  // Probability from which on a token counts as a top choice for XTC. Range 0 to 0.5. Default 0.1.
+  // Probability from which on a token counts as a top choice for XTC. Range 0 to 0.5. Default
+  // 0.1.
   float xtc_threshold;
   // Mirostat 2: target surprise in bits per token. Range 0 to 100. Default 0: off.
   float mirostat_tau;
@@ -1101,8 +1111,8 @@ typedef struct {
   const uint64_t *bad_word_lens;
   // Number of bad words.
   uint64_t bad_word_count;
-  // Token sequences that the output must not contain. At most 1024 sequences of at most 256 tokens
-  // each.
+  // Token sequences that the output must not contain. At most 1024 sequences of at most 256
+  // tokens each.
   const pllm_token_list *bad_words_ids;
   // Number of token sequences.
   uint64_t bad_words_ids_len;
@@ -1113,8 +1123,8 @@ typedef struct {
   uint64_t allowed_token_ids_len;
   // Position of the first prompt token whose log probability is reported, if
   // PLLM_SAMPLING_PROMPT_LOGPROBS or both PLLM_SAMPLING_ECHO and PLLM_SAMPLING_LOGPROBS are set.
-  // Tokens before it can come from the prefix cache. It counts in the truncated prompt, and must be
-  // below its length. Default 0: all except the first token.
+  // Tokens before it can come from the prefix cache. It counts in the truncated prompt, and must
+  // be below its length. Default 0: all except the first token.
   uint64_t prompt_logprobs_start;
 } pllm_sampling;
 
@@ -1217,9 +1227,9 @@ typedef struct {
 typedef struct {
   // sizeof(pllm_step).
   uint64_t struct_size;
-  // Number of requests, exports and imports that have not ended, and of commands left to the next
-  // steps. While it is not 0, step again, and poll the queues: requests whose queue is full wait
-  // for that.
+  // Number of requests, exports and imports that have not ended, and of commands left to the
+  // next steps. While it is not 0, step again, and poll the queues: requests whose queue is
+  // full wait for that.
   uint64_t unfinished;
   // Number of prompt tokens computed.
   uint64_t prefill_tokens;
@@ -1227,8 +1237,8 @@ typedef struct {
   uint64_t decode_tokens;
   // Number of sequences in the step.
   uint64_t sequences;
-  // Number of sequences that were skipped because their queue is full, or because they wait for a
-  // slow grammar.
+  // Number of sequences that were skipped because their queue is full, or because they wait for
+  // a slow grammar.
   uint64_t paused;
 } pllm_step;
 
@@ -1268,8 +1278,8 @@ typedef struct {
   uint64_t finished_abort;
   // Results that ended with PLLM_FINISH_ERROR: one for each sequence of a request.
   uint64_t finished_error;
-  // Waiting sequences that the last step skipped because their queue is full, or because they wait
-  // for a slow grammar.
+  // Waiting sequences that the last step skipped because their queue is full, or because they
+  // wait for a slow grammar.
   uint64_t paused;
   // Kept sequences that wait to be resumed or freed.
   uint64_t idle;
@@ -1319,8 +1329,8 @@ typedef struct {
   uint64_t kv_store_hits;
   // KV blocks written to the KV store.
   uint64_t kv_store_stored;
-  // Full KV blocks that were not written to the KV store, because it was slow or the pool had evicted
-  // them.
+  // Full KV blocks that were not written to the KV store, because it was slow or the pool had
+  // evicted them.
   uint64_t kv_store_dropped;
   // Operations of the KV store that failed or took too long, and damaged blocks.
   uint64_t kv_store_failures;
@@ -1353,8 +1363,8 @@ typedef struct {
   // Number of tokens.
   uint64_t tokens_len;
   // Log probability of each token. NULL if the request did not ask for them. NaN for tokens that
-  // have none: those of an echoed prompt before prompt_logprobs_start, its first one, and tokens that
-  // the host appended.
+  // have none: those of an echoed prompt before prompt_logprobs_start, its first one, and tokens
+  // that the host appended.
   const float *logprobs;
   // New text: UTF-8, not NUL-terminated, whole characters only. NULL if there is none. The text
   // can lag behind the tokens.
@@ -1388,9 +1398,9 @@ typedef struct {
   const pllm_logprob *top_logprobs;
   // Number of entries in top_logprobs.
   uint64_t top_logprobs_len;
-  // Log probabilities of the prompt tokens except the first, from prompt_logprobs_start on, if the
-  // request enables them. They come in order, before the first generated token, possibly in
-  // several outputs.
+  // Log probabilities of the prompt tokens except the first, from prompt_logprobs_start on, if
+  // the request enables them. They come in order, before the first generated token, possibly
+  // in several outputs.
   const float *prompt_logprobs;
   // Number of entries in prompt_logprobs.
   uint64_t prompt_logprobs_len;
@@ -1534,8 +1544,8 @@ typedef struct {
   uint32_t kind;
   // Place of the block: PLLM_KV_MEDIUM_*. Values can be added.
   uint32_t medium;
-  // Layer group of the block. Models whose layers have different attention windows have a block in
-  // each group for the same tokens. Group 0 has the longest window.
+  // Layer group of the block. Models whose layers have different attention windows have a block
+  // in each group for the same tokens. Group 0 has the longest window.
   uint32_t group;
   // 0.
   uint32_t reserved;
@@ -1613,20 +1623,20 @@ void pllm_communicator_init(pllm_communicator *communicator, uint64_t struct_siz
 // Joins a group of processes, or threads, of this host, which communicate through shared memory.
 // Waits until all ranks have joined.
 //
-// Rank 0 creates the file at the NUL-terminated path, usually below /dev/shm, where a file system in
-// memory is. It removes the file when it closes the communicator, and replaces one whose rank 0 has
-// ended. The file takes 1 MiB for each rank, and 4 MiB for each pair of ranks that send to each
-// other. size is 1 to 64. timeout_ms limits the wait; 0 is no limit.
+// Rank 0 creates the file at the NUL-terminated path, usually below /dev/shm, where a file system
+// in memory is. It removes the file when it closes the communicator, and replaces one whose rank 0
+// has ended. The file takes 1 MiB for each rank, and 4 MiB for each pair of ranks that send to
+// each other. size is 1 to 64. timeout_ms limits the wait; 0 is no limit.
 //
 // The end of a process ends the waits of the other ranks within about 0.1 seconds. A forked child
 // cannot use the communicator.
 //
-// Errors: PLLM_E_INVALID_ARGUMENT if a rank is started twice, is not below size, or other ranks have
-// another size; PLLM_E_UNSUPPORTED if another rank has another version of the library;
-// PLLM_E_CAPACITY if there is no memory for the file; PLLM_E_IO if the file cannot be created or is
-// not that of a communicator, or if a rank does not join in time or has ended. The functions of the
-// communicator return the code of the error: PLLM_E_INTERNAL if another rank has ended or failed, or
-// has not done its part in time.
+// Errors: PLLM_E_INVALID_ARGUMENT if a rank is started twice, is not below size, or other ranks
+// have another size; PLLM_E_UNSUPPORTED if another rank has another version of the library;
+// PLLM_E_CAPACITY if there is no memory for the file; PLLM_E_IO if the file cannot be created or
+// is not that of a communicator, or if a rank does not join in time or has ended. The functions of
+// the communicator return the code of the error: PLLM_E_INTERNAL if another rank has ended or
+// failed, or has not done its part in time.
 //
 // Ownership: the host calls close, unless a call that takes the communicator has succeeded. Set
 // struct_size of out_communicator before the call.
@@ -1661,20 +1671,20 @@ PLLM_NODISCARD pllm_error *pllm_engine_create(const pllm_engine_options *options
 
 // Runs one of several workers that compute a model with the engine of rank 0, which is in another
 // process or thread (docs/parallel.md). The options are those of the engine: the same model and
-// formats, and a communicator with another rank. Loads this worker's part of the model, and returns
-// NULL when the engine is freed. Its progress function can cancel the loading.
+// formats, and a communicator with another rank. Loads this worker's part of the model, and
+// returns NULL when the engine is freed. Its progress function can cancel the loading.
 //
 // An error ends the engine, too: its calls return PLLM_E_INTERNAL.
 //
-// Errors: those of pllm_engine_create, on all ranks if one of them is refused its options or cannot load
-// its part, or if rank 0 cannot create the engine;
-// PLLM_E_INVALID_ARGUMENT if the communicator is NULL or has rank 0; PLLM_E_INTERNAL if another rank
-// has ended or does not respond within worker_timeout_ms.
+// Errors: those of pllm_engine_create, on all ranks if one of them is refused its options or
+// cannot load its part, or if rank 0 cannot create the engine;
+// PLLM_E_INVALID_ARGUMENT if the communicator is NULL or has rank 0; PLLM_E_INTERNAL if another
+// rank has ended or does not respond within worker_timeout_ms.
 PLLM_NODISCARD pllm_error *pllm_worker_run(const pllm_engine_options *options);
 
-// Ends every request, joins the engine's threads and returns its memory. Ends the other workers of the
-// model; one that hangs is waited for, at most for worker_timeout_ms. NULL is allowed. No other
-// call on this engine may be in progress, including a poll of its own queue.
+// Ends every request, joins the engine's threads and returns its memory. Ends the other workers of
+// the model; one that hangs is waited for, at most for worker_timeout_ms. NULL is allowed. No
+// other call on this engine may be in progress, including a poll of its own queue.
 //
 // Queues from pllm_queue_create stay valid. They return the outputs they hold, a last output for
 // each request that was live, and then PLLM_E_CLOSED. Batches that have been polled stay valid.
@@ -1719,8 +1729,8 @@ pllm_error *pllm_engine_predict_admission(const pllm_engine *engine,
                                           const pllm_request *request,
                                           pllm_admission *out_admission);
 
-// Aborts a request at the next step. Its last output has PLLM_FINISH_ABORT. If earlier calls for the
-// request wait for a slow grammar, the abort takes effect after them.
+// Aborts a request at the next step. Its last output has PLLM_FINISH_ABORT. If earlier calls for
+// the request wait for a slow grammar, the abort takes effect after them.
 //
 // Errors: PLLM_E_NOT_FOUND if the id is unknown or the request has ended. Any thread may call it.
 PLLM_NODISCARD pllm_error *pllm_engine_abort(const pllm_engine *engine, uint64_t request);
@@ -2013,8 +2023,8 @@ void pllm_bytes_free(pllm_bytes *bytes);
 //   chat template of the engine's model shows. Else one of "response_formats" of pllm_build_info.
 // - "prompt": the rendered prompt. If it ends with the opening tag of the reasoning, the response
 //   begins inside of the reasoning.
-// - "tools": the array of tools that the prompt contains, as OpenAI's API defines it. Formats whose
-//   arguments have no quotes take from it which arguments are strings.
+// - "tools": the array of tools that the prompt contains, as OpenAI's API defines it. Formats
+//   whose arguments have no quotes take from it which arguments are strings.
 // - "tool_call_id_prefix": the id of a call is this prefix and the index of the call, unless the
 //   model writes an id. Default "call_". At most 256 bytes.
 //
@@ -2028,19 +2038,19 @@ pllm_error *pllm_response_parser_create(const pllm_engine *engine,
                                         uint64_t len,
                                         pllm_response_parser **out_parser);
 
-// Parses the next piece of the response. *out_deltas is a JSON array of deltas as a chat completion
-// streams them, which may be empty: {"content": TEXT}, {"reasoning_content": TEXT}, {"tool_calls":
-// [{"index": I, "id": ID, "type": "function", "function": {"name": NAME, "arguments": ""}}]} at the
-// beginning of a call, and {"tool_calls": [{"index": I, "function": {"arguments": TEXT}}]} for the
-// parts of its arguments. The concatenated deltas do not depend on how the response is divided in
-// pieces. The caller frees *out_deltas with pllm_bytes_free.
+// Parses the next piece of the response. *out_deltas is a JSON array of deltas as a chat
+// completion streams them, which may be empty: {"content": TEXT}, {"reasoning_content": TEXT},
+// {"tool_calls": [{"index": I, "id": ID, "type": "function", "function": {"name": NAME,
+// "arguments": ""}}]} at the beginning of a call, and {"tool_calls": [{"index": I, "function":
+// {"arguments": TEXT}}]} for the parts of its arguments. The concatenated deltas do not depend on
+// how the response is divided in pieces. The caller frees *out_deltas with pllm_bytes_free.
 //
 // Malformed text is no error: if it is not the beginning of a call it is content, and after the
 // beginning of a call it belongs to the arguments. At most 64 KiB of text are held back until
 // their meaning is known.
 //
-// Errors: PLLM_E_INVALID_ARGUMENT if the text is not UTF-8 or has more than 16 MiB, or the response
-// has ended. Any thread may call it; calls on one parser wait for each other.
+// Errors: PLLM_E_INVALID_ARGUMENT if the text is not UTF-8 or has more than 16 MiB, or the
+// response has ended. Any thread may call it; calls on one parser wait for each other.
 PLLM_NODISCARD
 pllm_error *pllm_response_parser_feed(pllm_response_parser *parser,
                                       const char *text,
@@ -2057,17 +2067,17 @@ PLLM_NODISCARD pllm_error *pllm_response_parser_finish(pllm_response_parser *par
 // Frees a parser. NULL is allowed. No other call on the parser may be in progress.
 void pllm_response_parser_free(pllm_response_parser *parser);
 
-// Takes the events of the prefix cache since the last call, in their order. If there are none, waits
-// for the first one, up to timeout_ms milliseconds. If the time runs out, the batch is empty; this is
-// not an error.
+// Takes the events of the prefix cache since the last call, in their order. If there are none,
+// waits for the first one, up to timeout_ms milliseconds. If the time runs out, the batch is
+// empty; this is not an error.
 //
 // If more than kv_events_capacity events were not read, they are dropped, and the batch is that of
-// pllm_engine_snapshot_kv_events instead. A reader that applies the events in their order therefore
-// always ends with the blocks that are cached.
+// pllm_engine_snapshot_kv_events instead. A reader that applies the events in their order
+// therefore always ends with the blocks that are cached.
 //
-// Errors: PLLM_E_UNSUPPORTED if kv_events_capacity is 0; PLLM_E_OUT_OF_MEMORY, with the events still
-// to be read; the error of an engine that has failed. Any thread may call it, also during a step. Two
-// threads get different events. Free the batch with pllm_kv_events_free.
+// Errors: PLLM_E_UNSUPPORTED if kv_events_capacity is 0; PLLM_E_OUT_OF_MEMORY, with the events
+// still to be read; the error of an engine that has failed. Any thread may call it, also during a
+// step. Two threads get different events. Free the batch with pllm_kv_events_free.
 PLLM_NODISCARD
 pllm_error *pllm_engine_poll_kv_events(const pllm_engine *engine,
                                        uint32_t timeout_ms,
@@ -2085,14 +2095,14 @@ PLLM_NODISCARD pllm_error *pllm_engine_snapshot_kv_events(const pllm_engine *eng
 // each block, in the order of the blocks. Two engines have the same hashes if they have the same
 // model and weight format, kv_dtype, block_size, instruction path, kind of device, and
 // kv_store_secret. Of the request, only the prompt, text_flags, truncate_prompt_tokens and
-// cache_salt are used. Nothing is added to the engine. A request computes at least the last token of
-// its prompt, so it never uses the last block if the prompt ends with it.
+// cache_salt are used. Nothing is added to the engine. A request computes at least the last token
+// of its prompt, so it never uses the last block if the prompt ends with it.
 //
 // group is a layer group, below the number of groups of the model; 0 exists in every model.
 //
 // Errors: PLLM_E_INVALID_ARGUMENT if the prompt is invalid or group is too large;
-// PLLM_E_UNSUPPORTED if the prompt is a text and the engine has no tokenizer. Any thread may call it.
-// Free the hashes with pllm_bytes_free.
+// PLLM_E_UNSUPPORTED if the prompt is a text and the engine has no tokenizer. Any thread may call
+// it. Free the hashes with pllm_bytes_free.
 PLLM_NODISCARD
 pllm_error *pllm_engine_hash_prompt(const pllm_engine *engine,
                                     const pllm_request *request,

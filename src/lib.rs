@@ -29,9 +29,9 @@
 //! ```
 //!
 //! [`engine`] has requests, sequences, steps and outputs, [`types`] the options of engines and of
-//! sampling and the ids, [`text`] the tokenizer and the chat template, [`memory::budget`] the memory
-//! that several engines share, and [`error`] the error type. The other modules are internal and not
-//! listed here. They can change in any release. The stable interface is the C ABI
+//! sampling and the ids, [`text`] the tokenizer and the chat template, [`memory::budget`] the
+//! memory that several engines share, and [`error`] the error type. The other modules are internal
+//! and not listed here. They can change in any release. The stable interface is the C ABI
 //! (`include/pagedllm.h`); `docs/` describes both.
 
 #![deny(unsafe_code)]

@@ -1,7 +1,7 @@
 //! The longest step and the longest wait for a token while other requests and host threads attack
 //! the engine.
 //!
-//! usage: fairness [--seconds N] [NAME]...     part of a name selects attacks; N is the time per attack
+//! usage: fairness [--seconds N] [NAME]...     part of a name selects attacks, each of N seconds
 
 mod attacks;
 #[path = "../../tests/support/cpu_time.rs"]

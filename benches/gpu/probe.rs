@@ -1,6 +1,6 @@
-//! The instruction on which equal bits rest: `mma.sync` returns its third operand with the same bits
-//! where the product is zero. Tiles are padded with zeros in the number of tokens, so attention
-//! would otherwise depend on the padding.
+//! The instruction on which equal bits rest: `mma.sync` returns its third operand with the same
+//! bits where the product is zero. Tiles are padded with zeros in the number of tokens, so
+//! attention would otherwise depend on the padding.
 
 use std::ffi::{CString, c_void};
 use std::ptr::null_mut;

@@ -23,8 +23,8 @@ const SYSTEMS: [System; 6] = [OURS, VLLM, ORACLE, POW2, MAX, FASTER_TRANSFORMER]
 /// All lengths of the paper are divided by this number.
 const DIVISOR: usize = 4;
 const MAX_LEN: usize = crate::simulation::workload::MAX_LEN / DIVISOR;
-/// Sizes of the pool, in sequences of the maximum length: as in the paper, and smaller. A CPU with two
-/// cores gains little from a batch of more than about 15.
+/// Sizes of the pool, in sequences of the maximum length: as in the paper, and smaller. A CPU with
+/// two cores gains little from a batch of more than about 15.
 const POOLS: [usize; 2] = [2, 7];
 /// The token that ends a sequence.
 const END: u32 = 5;

@@ -73,8 +73,8 @@ impl Case {
     }
 }
 
-/// Returns the times of each block size relative to one block per sequence: the medians of pairs that
-/// run one after the other.
+/// Returns the times of each block size relative to one block per sequence: the medians of pairs
+/// that run one after the other.
 pub fn relative_times(rows: usize, context: usize, sizes: &[usize], pairs: usize) -> Result<Vec<f64>> {
     let mut contiguous = Case::new(rows, context, context)?;
     sizes

@@ -1,6 +1,6 @@
-//! The evaluation of the PagedAttention paper (Kwon et al., SOSP 2023), repeated with the production
-//! scheduler and block manager on simulated machines, and with the CPU engine. Writes every number as
-//! JSON; report.py makes the page and the plots.
+//! The evaluation of the PagedAttention paper (Kwon et al., SOSP 2023), repeated with the
+//! production scheduler and block manager on simulated machines, and with the CPU engine. Writes
+//! every number as JSON; report.py makes the page and the plots.
 
 mod ablation;
 mod blocks;
@@ -69,8 +69,8 @@ const FIGURES: [(&str, Figure); 16] = [
     ("engine", engine::engine),
 ];
 
-/// Arguments: `--quick`, `--out FILE`, and names of figures; the default is all. Figures of FILE that
-/// are not named stay as they are.
+/// Arguments: `--quick`, `--out FILE`, and names of figures; the default is all. Figures of FILE
+/// that are not named stay as they are.
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
     let (mut scale, mut out, mut named) = (Scale { quick: false }, None, Vec::new());

@@ -9,8 +9,8 @@ use crate::simulation::workload::{Content, Lengths, MAX_LEN};
 use crate::systems::*;
 use crate::{Result, Scale, trace_len};
 
-/// A sentence and its translation. The paper does not publish these lengths: sentences of WMT16 have
-/// about 25 words.
+/// A sentence and its translation. The paper does not publish these lengths: sentences of WMT16
+/// have about 25 words.
 const SENTENCES: Lengths = Lengths { name: "sentences", prompt: 35.0, output: 40.0, deviation: 0.5 };
 /// Tokens of the shared prefix: an instruction with one example and with five examples.
 const PREFIXES: [(&str, usize); 2] = [("one shot", 80), ("five shots", 341)];

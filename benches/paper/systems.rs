@@ -159,8 +159,8 @@ impl Load<'_> {
         Ok(Measurement::run(options, self.machine, &system.jobs((self.jobs)(rate, self.seconds), self.max_output))?)
     }
 
-    /// Returns the highest rate at which the normalized latency is below `SUSTAINED`, within 3 %. The
-    /// search begins at `guess`.
+    /// Returns the highest rate at which the normalized latency is below `SUSTAINED`, within 3 %.
+    /// The search begins at `guess`.
     pub fn sustained(&self, options: &EngineOptions, system: &System, guess: f64) -> Result<f64> {
         self.highest(guess, |rate| {
             let jobs = system.jobs((self.jobs)(rate, self.seconds), self.max_output);

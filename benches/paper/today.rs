@@ -1,4 +1,5 @@
-//! What came after the paper: chunked prefill, goodput, prefix caching of conversations, priorities.
+//! What came after the paper: chunked prefill, goodput, prefix caching of conversations,
+//! priorities.
 
 use std::time::Duration;
 

@@ -18,8 +18,8 @@ struct Shares {
     tokens: f64,
     /// Slots that a running request will fill later.
     reserved: f64,
-    /// Slots that are reserved for a request, or in its last block, and that it never fills. The rest of
-    /// the pool is external: rounding up to a power of two, and free memory.
+    /// Slots that are reserved for a request, or in its last block, and that it never fills. The
+    /// rest of the pool is external: rounding up to a power of two, and free memory.
     internal: f64,
 }
 
@@ -71,8 +71,8 @@ impl Observer for Accounting<'_> {
     }
 }
 
-/// All requests arrive in the first second. Only steps count in which requests wait, so that the pool is
-/// full.
+/// All requests arrive in the first second. Only steps count in which requests wait, so that the
+/// pool is full.
 pub fn figure_2(scale: &Scale) -> Result<Value> {
     let machine = OPT_13B.machine()?;
     let rows = map(&SYSTEMS, |system| {
@@ -99,8 +99,8 @@ pub fn figure_2(scale: &Scale) -> Result<Value> {
     Ok(json!({ "systems": rows }))
 }
 
-/// The rate is that which the policies of vLLM 0.1.2 sustain, as the rates in the paper are near its
-/// limit.
+/// The rate is that which the policies of vLLM 0.1.2 sustain, as the rates in the paper are near
+/// its limit.
 pub fn figure_13(scale: &Scale) -> Result<Value> {
     let panels = map(&[SHAREGPT, ALPACA], |&lengths| {
         let jobs = jobs(lengths);

@@ -168,7 +168,8 @@ pub trait Observer {
     /// Called when all sequences of a request have finished.
     fn finished(&mut self, _served: &Served) {}
 
-    /// Returns whether the simulation ends here. The times of unfinished requests are incomplete then.
+    /// Returns whether the simulation ends here. The times of unfinished requests are incomplete
+    /// then.
     fn is_over(&self) -> bool {
         false
     }

@@ -33,8 +33,8 @@ pub enum Branching {
     One,
     /// Parallel sampling.
     Samples(u32),
-    /// Beam search. Scores are random, with this scale: the larger, the more a token stands out. The
-    /// prompt has at least three tokens and no content of its own.
+    /// Beam search. Scores are random, with this scale: the larger, the more a token stands out.
+    /// The prompt has at least three tokens and no content of its own.
     Beams { width: u32, scale: f32 },
 }
 

@@ -124,7 +124,8 @@ impl Section {
 /// Source of the rows of a matrix.
 pub struct RowSource<'a> {
     /// Reads whole rows of one section, starting at the given row of the matrix: little-endian
-    /// numbers, or blocks. Several threads may call it concurrently, in any order. Each row is read once.
+    /// numbers, or blocks. Several threads may call it concurrently, in any order. Each row is read
+    /// once.
     pub read: &'a (dyn Fn(usize, &mut [u8]) -> Result<()> + Sync),
     /// Reports how many more bytes have been read. The loading thread calls it from time to time,
     /// while no thread reads. An error aborts the load.

@@ -11,9 +11,9 @@ const MAX_GROUPS: usize = 16;
 
 /// A block of integer codes. `BlockType::codes` has the group size and the code of 0.
 ///
-/// The scale of a group is the block's scale times an integer, and so is its offset. The products are
-/// exact in f32. In a block of one group, the integers are 1. Files that subtract an offset have it
-/// negated here.
+/// The scale of a group is the block's scale times an integer, and so is its offset. The products
+/// are exact in f32. In a block of one group, the integers are 1. Files that subtract an offset
+/// have it negated here.
 pub struct Block {
     pub codes: [u8; MAX_CODES],
     pub scale: f16,
@@ -155,8 +155,8 @@ impl Block {
         }
     }
 
-    /// Sixteen groups, each with a scale of eight bits. The upper two bits of the codes have bytes of
-    /// their own.
+    /// Sixteen groups, each with a scale of eight bits. The upper two bits of the codes have bytes
+    /// of their own.
     fn q6_k(&mut self, block: &[u8; 210]) {
         let (low, rest) = block.split_at(128);
         let (high, scales) = rest.split_at(64);

@@ -14,7 +14,8 @@ const MAX_RECORD: u64 = 1 << 20;
 /// The groups of workers to which a device belongs.
 #[derive(Clone)]
 pub struct Workers {
-    /// The workers that divide the same layers. Dropped before `world`, of which they may be a part.
+    /// The workers that divide the same layers. Dropped before `world`, of which they may be a
+    /// part.
     pub tensor: Arc<dyn Communicator>,
     /// All workers.
     pub world: Arc<dyn Communicator>,
@@ -87,8 +88,8 @@ pub struct ColumnPart {
 pub trait Collectives: BackendTypes {
     /// Makes this device one of several workers, which call this at the same time.
     ///
-    /// Errors: `Unsupported` if a library is missing. If one worker fails, all of them fail, because they
-    /// agree or because a worker that has failed ends.
+    /// Errors: `Unsupported` if a library is missing. If one worker fails, all of them fail,
+    /// because they agree or because a worker that has failed ends.
     fn join(&mut self, workers: Workers) -> Result<()>;
     /// Allocates memory for exchanges of up to `_len` numbers at once.
     fn reserve_exchange(&self, _len: usize) -> Result<()> {

@@ -3,8 +3,8 @@
 //!
 //! A backend implements six traits: `Alloc` allocates and transfers memory, `KvOps` manages the KV
 //! cache, `Ops` is the arithmetic of the forward pass, `Sampling` samples on the device,
-//! `Graphs` controls the execution of whole steps, and `Collectives` exchanges activations with other
-//! workers. A function names the traits that it needs, or
+//! `Graphs` controls the execution of whole steps, and `Collectives` exchanges activations with
+//! other workers. A function names the traits that it needs, or
 //! `Backend` for all of them.
 #![allow(unsafe_code)]
 

@@ -11,8 +11,8 @@ use super::{
 ///
 /// No operation returns an error: `Alloc::read` reports errors of the device.
 pub trait Ops: BackendTypes {
-    /// `out[r] = table[tokens[r] - first] * scale`. `table` is `[tokens, width]` and begins with token
-    /// `first`, `out` is `[rows, width]`. Tokens that are not in the table give 0.
+    /// `out[r] = table[tokens[r] - first] * scale`. `table` is `[tokens, width]` and begins with
+    /// token `first`, `out` is `[rows, width]`. Tokens that are not in the table give 0.
     fn embed(&self, inputs: &Self::Inputs, table: &Self::Matrix, first: usize, scale: f32, out: &mut Self::Buf);
     /// `x[r] += table[positions[r] + offset]`. `table` is `[positions, width]`, `x` is
     /// `[rows, width]`.
@@ -112,8 +112,8 @@ pub trait Ops: BackendTypes {
     /// `out[r] = glu(x[r][..width], x[r][width..])`. `x` is `[rows, 2 * width]`.
     fn gate(&self, rows: usize, width: usize, glu: Glu, x: &Self::Buf, out: &mut Self::Buf);
     /// Chooses the experts with the best scores for each row, and computes their weights. `logits`
-    /// is `[rows, experts]`, `correction` is `[experts]`. The following operations process only routes
-    /// to `local` experts. Other rows of their outputs are unspecified.
+    /// is `[rows, experts]`, `correction` is `[experts]`. The following operations process only
+    /// routes to `local` experts. Other rows of their outputs are unspecified.
     fn route(
         &self,
         rows: usize,
@@ -125,8 +125,8 @@ pub trait Ops: BackendTypes {
     );
     /// `out[i] = x[row of route i]`, rows of `width`. Routes to the same expert are adjacent.
     fn gather_routes(&self, routes: &Self::Routes, width: usize, x: &Self::Buf, out: &mut Self::Buf);
-    /// `out[i] = w * x[i] + bias`, with w and bias of route i's expert: one product per local expert
-    /// that has rows. `expert` maps the index in the layer.
+    /// `out[i] = w * x[i] + bias`, with w and bias of route i's expert: one product per local
+    /// expert that has rows. `expert` maps the index in the layer.
     fn matmul_routes(&self, routes: &Self::Routes, x: &Self::Buf, expert: ExpertOf<Self::Matrix, Self::Buf>, out: &mut Self::Buf);
     /// `out[r]` = sum of `x[i] * weight` over the routes of row r to local experts, in order of
     /// descending score; rows of `width`.

@@ -54,15 +54,15 @@ pub trait Communicator: Send + Sync {
         Ok(())
     }
 
-    /// Returns an error if another rank has ended or failed, as far as the communicator notices it. Any
-    /// thread may call it, also during another call.
+    /// Returns an error if another rank has ended or failed, as far as the communicator notices it.
+    /// Any thread may call it, also during another call.
     fn check(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Adds the numbers of all ranks: `x[i]` becomes the sum of the ranks' `x[i]`, added in the order
-    /// of the ranks, so that the result depends neither on the length nor on the time of arrival.
-    /// `scratch` keeps its memory for the next call.
+    /// Adds the numbers of all ranks: `x[i]` becomes the sum of the ranks' `x[i]`, added in the
+    /// order of the ranks, so that the result depends neither on the length nor on the time of
+    /// arrival. `scratch` keeps its memory for the next call.
     fn all_reduce(&self, x: &mut [f32], scratch: &mut OrderedSum, timeout: Option<Duration>) -> Result<()> {
         scratch.all_reduce(self, x, timeout)
     }

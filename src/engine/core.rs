@@ -460,8 +460,9 @@ impl EngineCore {
         }
     }
 
-    /// If the last step had no sequence because masks or disks are late, or if transfers are all that
-    /// the engine has to do, waits until another step can continue. Returns whether to run that step.
+    /// If the last step had no sequence because masks or disks are late, or if transfers are all
+    /// that the engine has to do, waits until another step can continue. Returns whether to run
+    /// that step.
     pub fn await_completion(&mut self) -> bool {
         let Lifecycle { scheduler, transfers, masks, delivery, forks, .. } = &self.lifecycle;
         let has_groups = scheduler.running() + scheduler.waiting() + scheduler.paused() > 0;

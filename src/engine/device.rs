@@ -44,11 +44,12 @@ pub struct SwapCounts {
     pub failures: u64,
 }
 
-/// If a disk completes no transfer for this time, the sequences that it has not taken are recomputed.
+/// If a disk completes no transfer for this time, the sequences that it has not taken are
+/// recomputed.
 const DISK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Returns how many blocks a step moves between the tiers at most in each direction, if it copies at
-/// most `transfer_bytes` bytes for exports.
+/// Returns how many blocks a step moves between the tiers at most in each direction, if it copies
+/// at most `transfer_bytes` bytes for exports.
 pub fn max_moves(transfer_bytes: usize, block_bytes: usize) -> usize {
     (transfer_bytes.saturating_mul(TIER_MOVES) / block_bytes.max(1)).max(1)
 }
@@ -103,9 +104,10 @@ impl Device {
         self.swap_file.as_ref().is_some_and(SwapFile::is_busy)
     }
 
-    /// Makes the transfers that the scheduler has planned, and reports their results to it. Then starts
-    /// to read blocks that return from the swap file. Returns false if a transfer back to the device
-    /// has failed, so that a plan must be rolled back first: `roll_back` does this.
+    /// Makes the transfers that the scheduler has planned, and reports their results to it. Then
+    /// starts to read blocks that return from the swap file. Returns false if a transfer back
+    /// to the device has failed, so that a plan must be rolled back first: `roll_back` does
+    /// this.
     pub fn move_blocks(&mut self, scheduler: &mut Scheduler, roll_back: impl FnOnce(&mut Scheduler)) -> bool {
         let have_returned = self.make_moves(scheduler, roll_back);
         if let Some(file) = &mut self.swap_file {

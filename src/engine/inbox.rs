@@ -8,7 +8,8 @@ use crate::error::Result;
 
 /// Work of a command without tokens. The unit is the copy of one token.
 const COMMAND_WORK: usize = 1024;
-/// Maximum work of the commands of a step, a few milliseconds. Each step takes at least one command.
+/// Maximum work of the commands of a step, a few milliseconds. Each step takes at least one
+/// command.
 const STEP_WORK: usize = 1024 * COMMAND_WORK;
 
 /// Commands in the order of their calls, except for the urgent ones.

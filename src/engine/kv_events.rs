@@ -1,8 +1,8 @@
-//! KV events: what a router needs to know of the prefix cache, and the hashes with which it finds the
-//! blocks of a prompt.
+//! KV events: what a router needs to know of the prefix cache, and the hashes with which it finds
+//! the blocks of a prompt.
 //!
-//! The stepping thread appends the changes of a step to the feed. Everything else, as the keys of the
-//! blocks, is computed on the threads of the readers.
+//! The stepping thread appends the changes of a step to the feed. Everything else, as the keys of
+//! the blocks, is computed on the threads of the readers.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -203,8 +203,8 @@ impl Engine {
         Ok(KvEvents { batch, keys }.name(&self.external.format))
     }
 
-    /// Returns a `Cleared` event and the events of all cached blocks. They have the number of the last
-    /// step. The events of `poll_kv_events` are not affected.
+    /// Returns a `Cleared` event and the events of all cached blocks. They have the number of the
+    /// last step. The events of `poll_kv_events` are not affected.
     ///
     /// # Errors
     /// As `poll_kv_events`.
@@ -215,8 +215,8 @@ impl Engine {
         Ok(KvEvents { batch, keys }.name(&self.external.format))
     }
 
-    /// Returns the hashes of the full blocks of a prompt in a layer group, as events have them. Only
-    /// the prompt and the salt of the request are used.
+    /// Returns the hashes of the full blocks of a prompt in a layer group, as events have them.
+    /// Only the prompt and the salt of the request are used.
     ///
     /// # Errors
     /// The prompt is invalid, or the model has no such group.

@@ -10,7 +10,8 @@ use super::step_inputs::Inputs;
 use crate::generation::grammar::MaskId;
 use crate::scheduler::StepPlan;
 
-/// Maximum number of commands that a step applies after masks, imports and forks have released them.
+/// Maximum number of commands that a step applies after masks, imports and forks have released
+/// them.
 const MAX_RELEASED: usize = 1024;
 
 impl Lifecycle {

@@ -1,5 +1,5 @@
-//! Engines whose masks are late at random, or until a test releases them. The device is scripted: its
-//! logits follow from the last token and its position.
+//! Engines whose masks are late at random, or until a test releases them. The device is scripted:
+//! its logits follow from the last token and its position.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

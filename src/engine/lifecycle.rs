@@ -20,7 +20,8 @@ use crate::types::outputs::FinishReason;
 use crate::types::outputs::Output;
 use crate::types::{PinId, RequestId, SeqId};
 
-/// Maximum number of passed deadlines that a step handles. The other requests end in the next steps.
+/// Maximum number of passed deadlines that a step handles. The other requests end in the next
+/// steps.
 const MAX_OVERDUE: usize = 1024;
 
 /// All that the engine knows of its sequences: where they stand in the scheduler, what is sampled
@@ -238,7 +239,8 @@ impl Lifecycle {
         });
     }
 
-    /// Ends the generations whose deadline has passed: all that run, and a bounded number of others.
+    /// Ends the generations whose deadline has passed: all that run, and a bounded number of
+    /// others.
     pub fn end_overdue(&mut self, now: Duration) {
         for _ in 0..MAX_OVERDUE {
             let Some(request) = self.live.deadlines.take_due(now) else { return };

@@ -14,8 +14,8 @@ use crate::types::{PinId, RequestId, SeqId};
 /// The sequences, searches, pins and deadlines of an engine.
 #[derive(Default)]
 pub struct LiveRequests {
-    /// Sequences with outputs, each in memory of its own, so that no step moves all of them when the
-    /// map grows. A beam search has one, for all its beams, with the id of sample 0.
+    /// Sequences with outputs, each in memory of its own, so that no step moves all of them when
+    /// the map grows. A beam search has one, for all its beams, with the id of sample 0.
     pub sequences: IdMap<SeqId, Box<Sequence>>,
     /// Beam searches by request. The beam in slot i has the id of sample i.
     pub beams: BTreeMap<RequestId, Box<Beams>>,

@@ -37,8 +37,8 @@ pub struct ModelInfo {
     pub max_positions: usize,
     /// End-of-sequence tokens.
     pub eos_token_ids: Vec<u32>,
-    /// Sampling parameters of the model's generation_config.json. An error affects only requests that
-    /// want them.
+    /// Sampling parameters of the model's generation_config.json. An error affects only requests
+    /// that want them.
     pub sampling_defaults: Result<ModelDefaults>,
     /// Instruction path of the CPU kernels. `None` on a CUDA device.
     pub isa: Option<Isa>,
@@ -55,8 +55,8 @@ pub struct ModelInfo {
 }
 
 impl ModelInfo {
-    /// Describes an executor without a model, for `Engine::with_executor`: a pool of `blocks` blocks, and
-    /// no bytes that are accounted for.
+    /// Describes an executor without a model, for `Engine::with_executor`: a pool of `blocks`
+    /// blocks, and no bytes that are accounted for.
     pub fn without_model(vocab_size: usize, block_size: usize, blocks: usize, max_model_len: usize) -> ModelInfo {
         let memory = MemoryPlan {
             weight_bytes: 0,
@@ -114,8 +114,8 @@ impl EngineParts {
         }
     }
 
-    /// Opens the device and loads the model. With several workers, this is rank 0. If the options name
-    /// several devices, threads of this process are the other ranks.
+    /// Opens the device and loads the model. With several workers, this is rank 0. If the options
+    /// name several devices, threads of this process are the other ranks.
     pub fn load_on_device(options: &EngineOptions, progress: LoadProgress) -> Result<EngineParts> {
         let mut threads = WorkerThreads::default();
         let devices = options.devices().map_or(1, |devices| devices.len());
@@ -221,8 +221,8 @@ fn cuda_backend(ordinal: usize, options: &EngineOptions, is_worker: bool) -> Res
     }
 }
 
-/// Connects this worker with the others, if there are several. If the options of one worker are invalid,
-/// or its rank is refused, all workers fail.
+/// Connects this worker with the others, if there are several. If the options of one worker are
+/// invalid, or its rank is refused, all workers fail.
 fn join(options: &EngineOptions, world: Option<Arc<dyn Communicator>>, check_rank: fn(usize) -> Result<()>) -> Result<Option<Group>> {
     let valid = options.validate();
     let group = match group(&options.workers, world) {
@@ -244,8 +244,8 @@ pub fn refuse(workers: &WorkerOptions, error: Error) -> Error {
     error
 }
 
-/// Returns the group of the workers, if there are several. Those of other processes are connected by the
-/// communicator of the options.
+/// Returns the group of the workers, if there are several. Those of other processes are connected
+/// by the communicator of the options.
 fn group(options: &WorkerOptions, world: Option<Arc<dyn Communicator>>) -> Result<Option<Group>> {
     let WorkerOptions { division, communicator, timeout } = options;
     let world = match (division.workers(), communicator, world) {
@@ -421,8 +421,8 @@ fn warm_up<B: Backend>(executor: &mut ModelExecutor<B>, files: &ModelFiles, opti
     if swap_blocks > 0 { executor.warm_up_swap() } else { Ok(()) }
 }
 
-/// Loads the tokenizer of a model directory, or of a GGUF file. A `tokenizer.json` beside the file has
-/// precedence.
+/// Loads the tokenizer of a model directory, or of a GGUF file. A `tokenizer.json` beside the file
+/// has precedence.
 fn load_text(files: &ModelFiles, model_dir: &Path) -> Result<Text> {
     let Some(GgufSource { path, metadata }) = &files.gguf else { return Text::load(model_dir) };
     let dir = path.parent().unwrap_or(path);

@@ -167,8 +167,9 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Runs one of several workers that compute a model with the engine of rank 0, in another process or
-    /// thread. Returns when that engine is freed, or with an error, which ends the engine too.
+    /// Runs one of several workers that compute a model with the engine of rank 0, in another
+    /// process or thread. Returns when that engine is freed, or with an error, which ends the
+    /// engine too.
     pub fn run_worker(options: &EngineOptions, progress: LoadProgress) -> Result<()> {
         load::run_worker(options, progress)?;
         options.workers.adopt();
@@ -363,8 +364,8 @@ impl Engine {
 
     /// Runs one step. Without requests, it returns when the pending exports and imports are
     /// complete. If all requests wait for late masks, it returns when one has come, or if there are
-    /// outputs to read. Returns `Busy` if another thread is stepping, or if the engine has a stepping
-    /// thread.
+    /// outputs to read. Returns `Busy` if another thread is stepping, or if the engine has a
+    /// stepping thread.
     pub fn step(&self) -> Result<StepReport> {
         // The stepping thread may have started without holding the lock of the core yet.
         if self.driver.try_lock().map_or(true, |driver| driver.is_some()) {
@@ -469,8 +470,8 @@ fn value_format(options: &EngineOptions, info: &ModelInfo, executor: &dyn Execut
     ValueFormat::new(&contents, secret.map(|secret| secret.0.as_slice()))
 }
 
-/// Starts the thread of the store of the options, and creates the transfers from and to it. A replay
-/// has transfers without a store.
+/// Starts the thread of the store of the options, and creates the transfers from and to it. A
+/// replay has transfers without a store.
 fn start_store(
     options: &EngineOptions,
     info: &ModelInfo,

@@ -18,8 +18,8 @@ use crate::types::options::{BeamParams, Dry, MAX_PRIORITY, OutputKind, SamplingP
 use crate::types::timing::Timing;
 use crate::types::{RequestId, SeqId};
 
-/// The parameters of a request. It owns its data, since the host may free those of the C struct after
-/// the call.
+/// The parameters of a request. It owns its data, since the host may free those of the C struct
+/// after the call.
 #[derive(Clone)]
 pub struct Request {
     /// Prompt.

@@ -119,8 +119,8 @@ impl Lifecycle {
         self.finish(&sender, output);
     }
 
-    /// Turns a committed sampled token into an output. If its grammar takes long, the output follows
-    /// with the mask.
+    /// Turns a committed sampled token into an output. If its grammar takes long, the output
+    /// follows with the mask.
     fn emit_token(
         &mut self,
         seq: SeqId,

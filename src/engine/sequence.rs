@@ -267,8 +267,8 @@ impl Sequence {
     }
 
     /// Returns the output for a committed token, in the lists of `reusable`. `top` are its most
-    /// probable alternatives. `complete` is whether the grammar has ended with it. A stop string can
-    /// end the sequence here, too.
+    /// probable alternatives. `complete` is whether the grammar has ended with it. A stop string
+    /// can end the sequence here, too.
     pub fn advance(
         &mut self,
         new: &NewToken,
@@ -361,8 +361,8 @@ impl Sequence {
     }
 
     /// Returns outputs with log probabilities of prompt tokens, which have as many alternatives as
-    /// `SamplingParams::prompt_alternatives` says: one for `prompt_logprobs`, and the echo when it is
-    /// complete.
+    /// `SamplingParams::prompt_alternatives` says: one for `prompt_logprobs`, and the echo when it
+    /// is complete.
     pub fn emit_prompt(&mut self, logprobs: &[f32], top: &[(u32, f32)], reusable: Output) -> Result<[Option<Output>; 2]> {
         let k = self.params().prompt_alternatives().unwrap_or(0) as usize;
         let echo = self.score_echo(logprobs, top, k)?;

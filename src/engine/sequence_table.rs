@@ -400,8 +400,8 @@ impl SequenceTable {
         self.lock().inbox.keep_order();
     }
 
-    /// Makes sure that the table has the idle sequence of a journal's command. The sequence may have
-    /// failed to be created after the original call, which then ends with an error.
+    /// Makes sure that the table has the idle sequence of a journal's command. The sequence may
+    /// have failed to be created after the original call, which then ends with an error.
     pub fn replay_idle(&self, seq: SeqId, sender: &Arc<OutputSender>) -> Result<()> {
         let mut state = self.lock();
         state.sequences.try_reserve(1)?;

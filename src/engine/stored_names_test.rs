@@ -1,7 +1,7 @@
 //! The names in the JSON headers of sequence states and journals do not change with the names in
 //! the code. To rename a field or a variant, keep its stored name with `#[serde(rename)]`. A change
-//! of the stored names needs a new version of the format, and new files in tests/data/formats. A new
-//! field needs `#[serde(default)]`, and a value in these files.
+//! of the stored names needs a new version of the format, and new files in tests/data/formats. A
+//! new field needs `#[serde(default)]`, and a value in these files.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

@@ -9,8 +9,8 @@ use crate::kv::BlockId;
 use crate::types::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits};
 use crate::types::batch::{Batch, BlockCopy, BlockMove, Tail};
 
-/// Maximum number of bytes that a step copies for exports, and for imports. The copy takes less than
-/// 1 ms.
+/// Maximum number of bytes that a step copies for exports, and for imports. The copy takes less
+/// than 1 ms.
 pub const MAX_TRANSFER_BYTES: usize = 2 << 20;
 
 /// Computes plans. The executor of an engine has a model. A test can replace it by one with given
@@ -87,8 +87,8 @@ pub trait Executor: Send {
         0
     }
 
-    /// Returns the storage layout of K and V. Blocks can be exchanged between executors with the same
-    /// layout.
+    /// Returns the storage layout of K and V. Blocks can be exchanged between executors with the
+    /// same layout.
     fn layout(&self) -> String {
         String::new()
     }

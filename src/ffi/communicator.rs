@@ -15,16 +15,16 @@ use crate::error::{Code, Error, Result};
 #[path = "../../tests/ffi/communicator.rs"]
 mod tests;
 
-/// Copies len bytes of rank root to all ranks. The root may return before the other ranks have them.
-/// Returns 0, or another number for an error.
+/// Copies len bytes of rank root to all ranks. The root may return before the other ranks have
+/// them. Returns 0, or another number for an error.
 pub type pllm_communicator_broadcast =
     Option<unsafe extern "C" fn(user_data: *mut c_void, bytes: *mut c_void, len: u64, root: u32, timeout_ms: u64) -> i32>;
 /// Copies len bytes of each rank to all ranks: those of rank i to out + i * len. Returns as
 /// pllm_communicator_broadcast.
 pub type pllm_communicator_all_gather =
     Option<unsafe extern "C" fn(user_data: *mut c_void, bytes: *const c_void, len: u64, out: *mut c_void, timeout_ms: u64) -> i32>;
-/// Copies part i of the bytes to rank i. bytes and out have a part of len bytes for each rank, back to
-/// back. Part i of out comes from rank i. Returns as pllm_communicator_broadcast.
+/// Copies part i of the bytes to rank i. bytes and out have a part of len bytes for each rank, back
+/// to back. Part i of out comes from rank i. Returns as pllm_communicator_broadcast.
 pub type pllm_communicator_all_to_all =
     Option<unsafe extern "C" fn(user_data: *mut c_void, bytes: *const c_void, len: u64, out: *mut c_void, timeout_ms: u64) -> i32>;
 /// Sends len bytes to another rank. May return before the other rank has them. Returns as
@@ -35,9 +35,9 @@ pub type pllm_communicator_send =
 /// pllm_communicator_broadcast.
 pub type pllm_communicator_receive =
     Option<unsafe extern "C" fn(user_data: *mut c_void, bytes: *mut c_void, len: u64, from: u32, timeout_ms: u64) -> i32>;
-/// Divides the group: ranks with the same color form a new group, in the order of their ranks. Writes
-/// the user data, the rank and the size of a communicator of that group. It has the same functions, and
-/// is closed on its own. Returns as pllm_communicator_broadcast.
+/// Divides the group: ranks with the same color form a new group, in the order of their ranks.
+/// Writes the user data, the rank and the size of a communicator of that group. It has the same
+/// functions, and is closed on its own. Returns as pllm_communicator_broadcast.
 pub type pllm_communicator_split = Option<
     unsafe extern "C" fn(
         user_data: *mut c_void,
@@ -61,10 +61,11 @@ pub type pllm_communicator_close = Option<unsafe extern "C" fn(user_data: *mut c
 /// Threads: one thread at a time calls the functions, not always the same one. They must return
 /// normally: no exception, no longjmp. They must not call the engine.
 ///
-/// Ownership: pllm_engine_create and pllm_worker_run copy the struct. If they succeed, the library calls
-/// close, once and last. If they fail, the host closes the communicator, which the other ranks wait for.
-/// The library closes what split returns in any case, before the communicator itself. user_data is valid
-/// until close returns. A communicator is for one engine or worker. pllm_engine_plan ignores it.
+/// Ownership: pllm_engine_create and pllm_worker_run copy the struct. If they succeed, the library
+/// calls close, once and last. If they fail, the host closes the communicator, which the other
+/// ranks wait for. The library closes what split returns in any case, before the communicator
+/// itself. user_data is valid until close returns. A communicator is for one engine or worker.
+/// pllm_engine_plan ignores it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pllm_communicator {
@@ -86,8 +87,8 @@ pub struct pllm_communicator {
     pub send: pllm_communicator_send,
     /// Receives bytes from one rank. Required.
     pub receive: pllm_communicator_receive,
-    /// Divides the group. NULL: not possible, so an engine cannot have tensor and pipeline parallelism
-    /// together.
+    /// Divides the group. NULL: not possible, so an engine cannot have tensor and pipeline
+    /// parallelism together.
     pub split: pllm_communicator_split,
     /// Leaves the group. Required.
     pub close: pllm_communicator_close,
@@ -150,20 +151,20 @@ pub unsafe extern "C" fn pllm_communicator_init(communicator: *mut pllm_communic
 /// Joins a group of processes, or threads, of this host, which communicate through shared memory.
 /// Waits until all ranks have joined.
 ///
-/// Rank 0 creates the file at the NUL-terminated path, usually below /dev/shm, where a file system in
-/// memory is. It removes the file when it closes the communicator, and replaces one whose rank 0 has
-/// ended. The file takes 1 MiB for each rank, and 4 MiB for each pair of ranks that send to each
-/// other. size is 1 to 64. timeout_ms limits the wait; 0 is no limit.
+/// Rank 0 creates the file at the NUL-terminated path, usually below /dev/shm, where a file system
+/// in memory is. It removes the file when it closes the communicator, and replaces one whose rank 0
+/// has ended. The file takes 1 MiB for each rank, and 4 MiB for each pair of ranks that send to
+/// each other. size is 1 to 64. timeout_ms limits the wait; 0 is no limit.
 ///
 /// The end of a process ends the waits of the other ranks within about 0.1 seconds. A forked child
 /// cannot use the communicator.
 ///
-/// Errors: PLLM_E_INVALID_ARGUMENT if a rank is started twice, is not below size, or other ranks have
-/// another size; PLLM_E_UNSUPPORTED if another rank has another version of the library;
-/// PLLM_E_CAPACITY if there is no memory for the file; PLLM_E_IO if the file cannot be created or is
-/// not that of a communicator, or if a rank does not join in time or has ended. The functions of the
-/// communicator return the code of the error: PLLM_E_INTERNAL if another rank has ended or failed, or
-/// has not done its part in time.
+/// Errors: PLLM_E_INVALID_ARGUMENT if a rank is started twice, is not below size, or other ranks
+/// have another size; PLLM_E_UNSUPPORTED if another rank has another version of the library;
+/// PLLM_E_CAPACITY if there is no memory for the file; PLLM_E_IO if the file cannot be created or
+/// is not that of a communicator, or if a rank does not join in time or has ended. The functions of
+/// the communicator return the code of the error: PLLM_E_INTERNAL if another rank has ended or
+/// failed, or has not done its part in time.
 ///
 /// Ownership: the host calls close, unless a call that takes the communicator has succeeded. Set
 /// struct_size of out_communicator before the call.
@@ -329,8 +330,8 @@ impl Drop for HostCommunicator {
     }
 }
 
-/// The functions of the library's communicators. The user data is a number, so that a communicator that
-/// was closed is found out.
+/// The functions of the library's communicators. The user data is a number, so that a communicator
+/// that was closed is found out.
 mod own {
     use super::*;
 
@@ -347,8 +348,8 @@ mod own {
         (std::process::id() as usize) << 32 | NEXT.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Returns whether the communicator belongs to a parent of this process. The lock may then have been
-    /// held during the fork.
+    /// Returns whether the communicator belongs to a parent of this process. The lock may then have
+    /// been held during the fork.
     fn is_of_parent(number: usize) -> bool {
         let process = number >> 32;
         process != 0 && process != std::process::id() as usize
@@ -398,9 +399,9 @@ mod own {
         pllm_communicator { user_data: std::ptr::without_provenance_mut(number), rank, size, ..FUNCTIONS.0 }
     }
 
-    /// Returns the communicator of a struct that `publish` has returned, and its number, so that the
-    /// library can use it directly. `None` for another one, also if only one function differs. Errors:
-    /// the communicator is closed.
+    /// Returns the communicator of a struct that `publish` has returned, and its number, so that
+    /// the library can use it directly. `None` for another one, also if only one function
+    /// differs. Errors: the communicator is closed.
     pub fn find(functions: &pllm_communicator) -> Result<Option<(Arc<dyn Communicator>, usize)>> {
         if functions.functions() != FUNCTIONS.0.functions() {
             return Ok(None);

@@ -81,15 +81,15 @@ pub unsafe extern "C" fn pllm_engine_create(options: *const pllm_engine_options,
 
 /// Runs one of several workers that compute a model with the engine of rank 0, which is in another
 /// process or thread (docs/parallel.md). The options are those of the engine: the same model and
-/// formats, and a communicator with another rank. Loads this worker's part of the model, and returns
-/// NULL when the engine is freed. Its progress function can cancel the loading.
+/// formats, and a communicator with another rank. Loads this worker's part of the model, and
+/// returns NULL when the engine is freed. Its progress function can cancel the loading.
 ///
 /// An error ends the engine, too: its calls return PLLM_E_INTERNAL.
 ///
-/// Errors: those of pllm_engine_create, on all ranks if one of them is refused its options or cannot load
-/// its part, or if rank 0 cannot create the engine;
-/// PLLM_E_INVALID_ARGUMENT if the communicator is NULL or has rank 0; PLLM_E_INTERNAL if another rank
-/// has ended or does not respond within worker_timeout_ms.
+/// Errors: those of pllm_engine_create, on all ranks if one of them is refused its options or
+/// cannot load its part, or if rank 0 cannot create the engine;
+/// PLLM_E_INVALID_ARGUMENT if the communicator is NULL or has rank 0; PLLM_E_INTERNAL if another
+/// rank has ended or does not respond within worker_timeout_ms.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_worker_run(options: *const pllm_engine_options) -> *mut pllm_error {
@@ -100,9 +100,9 @@ pub unsafe extern "C" fn pllm_worker_run(options: *const pllm_engine_options) ->
     })
 }
 
-/// Ends every request, joins the engine's threads and returns its memory. Ends the other workers of the
-/// model; one that hangs is waited for, at most for worker_timeout_ms. NULL is allowed. No other
-/// call on this engine may be in progress, including a poll of its own queue.
+/// Ends every request, joins the engine's threads and returns its memory. Ends the other workers of
+/// the model; one that hangs is waited for, at most for worker_timeout_ms. NULL is allowed. No
+/// other call on this engine may be in progress, including a poll of its own queue.
 ///
 /// Queues from pllm_queue_create stay valid. They return the outputs they hold, a last output for
 /// each request that was live, and then PLLM_E_CLOSED. Batches that have been polled stay valid.
@@ -203,8 +203,8 @@ pub unsafe extern "C" fn pllm_engine_predict_admission(
     })
 }
 
-/// Aborts a request at the next step. Its last output has PLLM_FINISH_ABORT. If earlier calls for the
-/// request wait for a slow grammar, the abort takes effect after them.
+/// Aborts a request at the next step. Its last output has PLLM_FINISH_ABORT. If earlier calls for
+/// the request wait for a slow grammar, the abort takes effect after them.
 ///
 /// Errors: PLLM_E_NOT_FOUND if the id is unknown or the request has ended. Any thread may call it.
 #[must_use]

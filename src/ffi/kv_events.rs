@@ -42,8 +42,8 @@ pub struct pllm_kv_event {
     pub kind: u32,
     /// Place of the block: PLLM_KV_MEDIUM_*. Values can be added.
     pub medium: u32,
-    /// Layer group of the block. Models whose layers have different attention windows have a block in
-    /// each group for the same tokens. Group 0 has the longest window.
+    /// Layer group of the block. Models whose layers have different attention windows have a block
+    /// in each group for the same tokens. Group 0 has the longest window.
     pub group: u32,
     /// 0.
     pub reserved: u32,
@@ -87,17 +87,17 @@ fn record(event: KvEventView) -> pllm_kv_event {
     }
 }
 
-/// Takes the events of the prefix cache since the last call, in their order. If there are none, waits
-/// for the first one, up to timeout_ms milliseconds. If the time runs out, the batch is empty; this is
-/// not an error.
+/// Takes the events of the prefix cache since the last call, in their order. If there are none,
+/// waits for the first one, up to timeout_ms milliseconds. If the time runs out, the batch is
+/// empty; this is not an error.
 ///
 /// If more than kv_events_capacity events were not read, they are dropped, and the batch is that of
-/// pllm_engine_snapshot_kv_events instead. A reader that applies the events in their order therefore
-/// always ends with the blocks that are cached.
+/// pllm_engine_snapshot_kv_events instead. A reader that applies the events in their order
+/// therefore always ends with the blocks that are cached.
 ///
-/// Errors: PLLM_E_UNSUPPORTED if kv_events_capacity is 0; PLLM_E_OUT_OF_MEMORY, with the events still
-/// to be read; the error of an engine that has failed. Any thread may call it, also during a step. Two
-/// threads get different events. Free the batch with pllm_kv_events_free.
+/// Errors: PLLM_E_UNSUPPORTED if kv_events_capacity is 0; PLLM_E_OUT_OF_MEMORY, with the events
+/// still to be read; the error of an engine that has failed. Any thread may call it, also during a
+/// step. Two threads get different events. Free the batch with pllm_kv_events_free.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_poll_kv_events(
@@ -147,14 +147,14 @@ fn reserve(records: &mut Vec<pllm_kv_event>, len: usize) -> Result<()> {
 /// each block, in the order of the blocks. Two engines have the same hashes if they have the same
 /// model and weight format, kv_dtype, block_size, instruction path, kind of device, and
 /// kv_store_secret. Of the request, only the prompt, text_flags, truncate_prompt_tokens and
-/// cache_salt are used. Nothing is added to the engine. A request computes at least the last token of
-/// its prompt, so it never uses the last block if the prompt ends with it.
+/// cache_salt are used. Nothing is added to the engine. A request computes at least the last token
+/// of its prompt, so it never uses the last block if the prompt ends with it.
 ///
 /// group is a layer group, below the number of groups of the model; 0 exists in every model.
 ///
 /// Errors: PLLM_E_INVALID_ARGUMENT if the prompt is invalid or group is too large;
-/// PLLM_E_UNSUPPORTED if the prompt is a text and the engine has no tokenizer. Any thread may call it.
-/// Free the hashes with pllm_bytes_free.
+/// PLLM_E_UNSUPPORTED if the prompt is a text and the engine has no tokenizer. Any thread may call
+/// it. Free the hashes with pllm_bytes_free.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_hash_prompt(

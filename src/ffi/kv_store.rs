@@ -50,8 +50,8 @@ pub type pllm_kv_exists =
 pub type pllm_kv_get = Option<
     unsafe extern "C" fn(user_data: *mut c_void, token: u64, key: *const u8, buffers: *const pllm_kv_buffer, buffers_len: u64) -> i32,
 >;
-/// Starts to write a value, which is the concatenation of the buffers. The store does not change the
-/// buffers. If it has a value of this key, it may keep that one. Returns as pllm_kv_exists.
+/// Starts to write a value, which is the concatenation of the buffers. The store does not change
+/// the buffers. If it has a value of this key, it may keep that one. Returns as pllm_kv_exists.
 pub type pllm_kv_put = Option<
     unsafe extern "C" fn(user_data: *mut c_void, token: u64, key: *const u8, buffers: *const pllm_kv_buffer, buffers_len: u64) -> i32,
 >;
@@ -62,22 +62,23 @@ pub type pllm_kv_remove = Option<unsafe extern "C" fn(user_data: *mut c_void, to
 /// flight.
 pub type pllm_kv_poll =
     Option<unsafe extern "C" fn(user_data: *mut c_void, timeout_us: u64, out_completions: *mut pllm_kv_completion, capacity: u64) -> u64>;
-/// Ends all operations. After it returns, the store uses no buffer, and the engine calls no function.
+/// Ends all operations. After it returns, the store uses no buffer, and the engine calls no
+/// function.
 pub type pllm_kv_close = Option<unsafe extern "C" fn(user_data: *mut c_void)>;
 
-/// A store that keeps KV blocks outside of the pool: on a disk, on another host. The functions start
-/// operations and return at once; poll reports their end. A key names a block of one model, layout and
-/// instruction path, and one salt, by its tokens. Values have a checksum. A store that fails, is slow
-/// or returns damaged values costs computation, never correctness. It is trusted not to forge values,
-/// unless kv_store_secret of pllm_engine_options is set.
+/// A store that keeps KV blocks outside of the pool: on a disk, on another host. The functions
+/// start operations and return at once; poll reports their end. A key names a block of one model,
+/// layout and instruction path, and one salt, by its tokens. Values have a checksum. A store that
+/// fails, is slow or returns damaged values costs computation, never correctness. It is trusted not
+/// to forge values, unless kv_store_secret of pllm_engine_options is set.
 ///
 /// Threads: one thread of the engine calls all functions, one at a time. They must return normally:
 /// no exception, no longjmp. They must not call the engine.
 ///
 /// Ownership: the engine copies the struct. user_data is valid until close returns. If
 /// pllm_engine_create fails, the engine calls no function, and the host may use or close the store.
-/// Keys and arrays of buffers are valid during the call; the memory of buffers and out_found until the
-/// completion, or until close returns.
+/// Keys and arrays of buffers are valid during the call; the memory of buffers and out_found until
+/// the completion, or until close returns.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pllm_kv_store {
@@ -95,9 +96,9 @@ pub struct pllm_kv_store {
     pub remove: pllm_kv_remove,
     /// Reports the end of operations. Required.
     pub poll: pllm_kv_poll,
-    /// Ends the use of the store. Required. pllm_engine_free waits for it, and for the last writes, up
-    /// to kv_store_timeout_ms and 2 seconds. If close does not return by then, its thread is left
-    /// behind, and user_data and the code of the store must stay valid.
+    /// Ends the use of the store. Required. pllm_engine_free waits for it, and for the last writes,
+    /// up to kv_store_timeout_ms and 2 seconds. If close does not return by then, its thread is
+    /// left behind, and user_data and the code of the store must stay valid.
     pub close: pllm_kv_close,
 }
 
@@ -170,8 +171,8 @@ pub(super) unsafe fn to_store(store: *const pllm_kv_store, secret: &[u8], limits
 /// Maximum number of completions of one poll.
 const COMPLETIONS: usize = 64;
 
-/// A store of the host. It owns the buffers of the operations in flight. The heap memory of a vector
-/// does not move with the vector.
+/// A store of the host. It owns the buffers of the operations in flight. The heap memory of a
+/// vector does not move with the vector.
 struct HostStore {
     store: pllm_kv_store,
     in_flight: HashMap<u64, Operation>,

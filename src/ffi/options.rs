@@ -223,9 +223,10 @@ pub struct pllm_engine_options {
     pub trace_path_len: u64,
     /// File for a journal of all calls and of everything else on which steps depend.
     /// pagedllm-replay repeats them bit for bit on a machine with the same instruction path. It
-    /// contains prompts, as tokens, and cache salts. UTF-8. An existing file is replaced. A thread of
-    /// the engine writes it, at most about one second late. If the disk fails or falls behind by 256
-    /// MiB, the journal ends and journals_stopped of pllm_stats is 1. NULL (default): none.
+    /// contains prompts, as tokens, and cache salts. UTF-8. An existing file is replaced. A thread
+    /// of the engine writes it, at most about one second late. If the disk fails or falls
+    /// behind by 256 MiB, the journal ends and journals_stopped of pllm_stats is 1. NULL
+    /// (default): none.
     pub journal_path: *const c_char,
     /// Length of journal_path in bytes, or PLLM_NUL_TERMINATED (default).
     pub journal_path_len: u64,
@@ -268,36 +269,39 @@ pub struct pllm_engine_options {
     /// each byte of text, and up to 512 for each byte of a stretch of at most 2 MiB without a place
     /// to cut (docs/models.md).
     pub max_prompt_bytes: u64,
-    /// Store for KV blocks outside of the pool, which is copied. NULL (default): none. A request first
-    /// waits for the blocks of its prompt that the store has. Full blocks are written to the store.
-    /// Needs the prefix cache. Each engine needs a store of its own.
+    /// Store for KV blocks outside of the pool, which is copied. NULL (default): none. A request
+    /// first waits for the blocks of its prompt that the store has. Full blocks are written to
+    /// the store. Needs the prefix cache. Each engine needs a store of its own.
     pub kv_store: *const pllm_kv_store,
     /// Maximum number of bytes of the blocks that are read or written at a time. 0 (default):
     /// 268435456.
     pub kv_store_max_bytes: u64,
     /// Maximum number of operations in flight, at most 65536. 0 (default): 64.
     pub kv_store_max_operations: u32,
-    /// Time in milliseconds after which a request no longer waits for the store, at most 3600000. If
-    /// no block has arrived by then, requests do not wait for 8 times this time. 0 (default): 1000.
+    /// Time in milliseconds after which a request no longer waits for the store, at most 3600000.
+    /// If no block has arrived by then, requests do not wait for 8 times this time. 0
+    /// (default): 1000.
     pub kv_store_timeout_ms: u32,
-    /// Secret for the keys and checksums of the blocks (HMAC-SHA-256), at least 16 bytes, for a store
-    /// that is not trusted. Only engines with the same secret share blocks. It is copied. NULL
-    /// (default): none.
+    /// Secret for the keys and checksums of the blocks (HMAC-SHA-256), at least 16 bytes, for a
+    /// store that is not trusted. Only engines with the same secret share blocks. It is copied.
+    /// NULL (default): none.
     pub kv_store_secret: *const u8,
     /// Length of kv_store_secret in bytes.
     pub kv_store_secret_len: u64,
     /// Maximum number of KV events that wait for pllm_engine_poll_kv_events, at most 1048576. 0
-    /// (default): no events are recorded. 16384 suits most hosts. Needs the prefix cache. Events take
-    /// memory of the host: about 100 bytes and 4 for each token of a block, for each event and twice
-    /// for each block of the pool.
+    /// (default): no events are recorded. 16384 suits most hosts. Needs the prefix cache. Events
+    /// take memory of the host: about 100 bytes and 4 for each token of a block, for each event
+    /// and twice for each block of the pool.
     pub kv_events_capacity: u64,
-    /// Connection with the other workers that compute the model (docs/parallel.md), which is copied.
-    /// NULL (default): this engine computes it with the devices of this process. Its ranks are
-    /// tensor_parallel * pipeline_parallel. Each engine or worker needs a communicator of its own.
+    /// Connection with the other workers that compute the model (docs/parallel.md), which is
+    /// copied. NULL (default): this engine computes it with the devices of this process. Its
+    /// ranks are tensor_parallel * pipeline_parallel. Each engine or worker needs a
+    /// communicator of its own.
     pub communicator: *const pllm_communicator,
     /// Number of workers that divide each layer. 0 (default): 1, or with a list of devices their
     /// number divided by pipeline_parallel. The number of attention heads and the widths of MLPs
-    /// must be multiples of it, and so must the number of KV heads, unless it is a multiple of that.
+    /// must be multiples of it, and so must the number of KV heads, unless it is a multiple of
+    /// that.
     pub tensor_parallel: u32,
     /// Number of groups of workers, each with some of the layers. 0 (default): 1.
     pub pipeline_parallel: u32,
@@ -352,8 +356,8 @@ impl pllm_engine_options {
         }
     }
 
-    /// Converts the options of one of several workers. If they are refused, the other workers fail too,
-    /// provided that the communicator can be used.
+    /// Converts the options of one of several workers. If they are refused, the other workers fail
+    /// too, provided that the communicator can be used.
     /// # Safety
     /// As `to_options`.
     pub(super) unsafe fn to_options_of_worker(options: *const Self) -> Result<EngineOptions> {

@@ -79,8 +79,8 @@ pub struct pllm_output {
     /// Number of tokens.
     pub tokens_len: u64,
     /// Log probability of each token. NULL if the request did not ask for them. NaN for tokens that
-    /// have none: those of an echoed prompt before prompt_logprobs_start, its first one, and tokens that
-    /// the host appended.
+    /// have none: those of an echoed prompt before prompt_logprobs_start, its first one, and tokens
+    /// that the host appended.
     pub logprobs: *const f32,
     /// New text: UTF-8, not NUL-terminated, whole characters only. NULL if there is none. The text
     /// can lag behind the tokens.
@@ -114,9 +114,9 @@ pub struct pllm_output {
     pub top_logprobs: *const pllm_logprob,
     /// Number of entries in top_logprobs.
     pub top_logprobs_len: u64,
-    /// Log probabilities of the prompt tokens except the first, from prompt_logprobs_start on, if the
-    /// request enables them. They come in order, before the first generated token, possibly in
-    /// several outputs.
+    /// Log probabilities of the prompt tokens except the first, from prompt_logprobs_start on, if
+    /// the request enables them. They come in order, before the first generated token, possibly
+    /// in several outputs.
     pub prompt_logprobs: *const f32,
     /// Number of entries in prompt_logprobs.
     pub prompt_logprobs_len: u64,

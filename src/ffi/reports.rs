@@ -223,9 +223,9 @@ impl From<Admission> for pllm_admission {
 pub struct pllm_step {
     /// sizeof(pllm_step).
     pub struct_size: u64,
-    /// Number of requests, exports and imports that have not ended, and of commands left to the next
-    /// steps. While it is not 0, step again, and poll the queues: requests whose queue is full wait
-    /// for that.
+    /// Number of requests, exports and imports that have not ended, and of commands left to the
+    /// next steps. While it is not 0, step again, and poll the queues: requests whose queue is
+    /// full wait for that.
     pub unfinished: u64,
     /// Number of prompt tokens computed.
     pub prefill_tokens: u64,
@@ -233,8 +233,8 @@ pub struct pllm_step {
     pub decode_tokens: u64,
     /// Number of sequences in the step.
     pub sequences: u64,
-    /// Number of sequences that were skipped because their queue is full, or because they wait for a
-    /// slow grammar.
+    /// Number of sequences that were skipped because their queue is full, or because they wait for
+    /// a slow grammar.
     pub paused: u64,
 }
 
@@ -292,8 +292,8 @@ pub struct pllm_stats {
     pub finished_abort: u64,
     /// Results that ended with PLLM_FINISH_ERROR: one for each sequence of a request.
     pub finished_error: u64,
-    /// Waiting sequences that the last step skipped because their queue is full, or because they wait
-    /// for a slow grammar.
+    /// Waiting sequences that the last step skipped because their queue is full, or because they
+    /// wait for a slow grammar.
     pub paused: u64,
     /// Kept sequences that wait to be resumed or freed.
     pub idle: u64,
@@ -343,8 +343,8 @@ pub struct pllm_stats {
     pub kv_store_hits: u64,
     /// KV blocks written to the KV store.
     pub kv_store_stored: u64,
-    /// Full KV blocks that were not written to the KV store, because it was slow or the pool had evicted
-    /// them.
+    /// Full KV blocks that were not written to the KV store, because it was slow or the pool had
+    /// evicted them.
     pub kv_store_dropped: u64,
     /// Operations of the KV store that failed or took too long, and damaged blocks.
     pub kv_store_failures: u64,

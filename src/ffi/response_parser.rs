@@ -39,8 +39,8 @@ fn ended() -> Error {
 ///   chat template of the engine's model shows. Else one of "response_formats" of pllm_build_info.
 /// - "prompt": the rendered prompt. If it ends with the opening tag of the reasoning, the response
 ///   begins inside of the reasoning.
-/// - "tools": the array of tools that the prompt contains, as OpenAI's API defines it. Formats whose
-///   arguments have no quotes take from it which arguments are strings.
+/// - "tools": the array of tools that the prompt contains, as OpenAI's API defines it. Formats
+///   whose arguments have no quotes take from it which arguments are strings.
 /// - "tool_call_id_prefix": the id of a call is this prefix and the index of the call, unless the
 ///   model writes an id. Default "call_". At most 256 bytes.
 ///
@@ -67,19 +67,19 @@ pub unsafe extern "C" fn pllm_response_parser_create(
     })
 }
 
-/// Parses the next piece of the response. *out_deltas is a JSON array of deltas as a chat completion
-/// streams them, which may be empty: {"content": TEXT}, {"reasoning_content": TEXT}, {"tool_calls":
-/// [{"index": I, "id": ID, "type": "function", "function": {"name": NAME, "arguments": ""}}]} at the
-/// beginning of a call, and {"tool_calls": [{"index": I, "function": {"arguments": TEXT}}]} for the
-/// parts of its arguments. The concatenated deltas do not depend on how the response is divided in
-/// pieces. The caller frees *out_deltas with pllm_bytes_free.
+/// Parses the next piece of the response. *out_deltas is a JSON array of deltas as a chat
+/// completion streams them, which may be empty: {"content": TEXT}, {"reasoning_content": TEXT},
+/// {"tool_calls": [{"index": I, "id": ID, "type": "function", "function": {"name": NAME,
+/// "arguments": ""}}]} at the beginning of a call, and {"tool_calls": [{"index": I, "function":
+/// {"arguments": TEXT}}]} for the parts of its arguments. The concatenated deltas do not depend on
+/// how the response is divided in pieces. The caller frees *out_deltas with pllm_bytes_free.
 ///
 /// Malformed text is no error: if it is not the beginning of a call it is content, and after the
 /// beginning of a call it belongs to the arguments. At most 64 KiB of text are held back until
 /// their meaning is known.
 ///
-/// Errors: PLLM_E_INVALID_ARGUMENT if the text is not UTF-8 or has more than 16 MiB, or the response
-/// has ended. Any thread may call it; calls on one parser wait for each other.
+/// Errors: PLLM_E_INVALID_ARGUMENT if the text is not UTF-8 or has more than 16 MiB, or the
+/// response has ended. Any thread may call it; calls on one parser wait for each other.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_response_parser_feed(

@@ -15,12 +15,12 @@ pub const PLLM_SAMPLING_IGNORE_EOS: u32 = 2;
 /// tokens.
 pub const PLLM_SAMPLING_LOGPROBS: u32 = 4;
 /// Report the log probability of each prompt token except the first, from prompt_logprobs_start on,
-/// and of the prompt_top_logprobs most probable tokens. Of several samples, the first reports them. A
-/// fork does not report them again.
+/// and of the prompt_top_logprobs most probable tokens. Of several samples, the first reports them.
+/// A fork does not report them again.
 pub const PLLM_SAMPLING_PROMPT_LOGPROBS: u32 = 8;
-/// The output begins with the prompt. With PLLM_SAMPLING_LOGPROBS, the tokens of the prompt have log
-/// probabilities, too: the prompt is computed from prompt_logprobs_start on even if the prefix cache
-/// has it, and its output follows then.
+/// The output begins with the prompt. With PLLM_SAMPLING_LOGPROBS, the tokens of the prompt have
+/// log probabilities, too: the prompt is computed from prompt_logprobs_start on even if the prefix
+/// cache has it, and its output follows then.
 pub const PLLM_SAMPLING_ECHO: u32 = 16;
 /// The stop string, or the text of the token that ends the sequence, stays in the text.
 pub const PLLM_SAMPLING_INCLUDE_STOP: u32 = 32;
@@ -121,8 +121,8 @@ pub struct pllm_dry {
     pub penalty_last_n: u32,
     /// Texts that end a repetition, within a token or across tokens. NULL with a count of 0
     /// (default): newline, colon, quotation mark and asterisk, or none with
-    /// PLLM_ENGINE_SKIP_TOKENIZER. A non-NULL pointer with a count of 0: none. At most 64 texts of at
-    /// most 128 bytes each.
+    /// PLLM_ENGINE_SKIP_TOKENIZER. A non-NULL pointer with a count of 0: none. At most 64 texts of
+    /// at most 128 bytes each.
     pub sequence_breakers: *const *const c_char,
     /// Length of each text in bytes. NULL: the texts are NUL-terminated.
     pub sequence_breaker_lens: *const u64,
@@ -186,7 +186,8 @@ pub struct pllm_sampling {
     /// Seed, used with PLLM_SAMPLING_SEED. A request with a seed generates the same tokens in any
     /// batch.
     pub seed: u64,
-    /// Tokens that end the sequence. They are reported in tokens, but not in the text. At most 1024.
+    /// Tokens that end the sequence. They are reported in tokens, but not in the text. At most
+    /// 1024.
     pub stop_token_ids: *const u32,
     /// Number of stop tokens.
     pub stop_token_ids_len: u64,
@@ -207,9 +208,10 @@ pub struct pllm_sampling {
     pub min_p: f32,
     /// Keeps the k most probable tokens. Default 0: all.
     pub top_k: u32,
-    /// Maximum number of generated tokens. 0: only the prompt is computed and reported; n and best_of
-    /// must be 1, without a beam search. PLLM_UNLIMITED_TOKENS (default): up to max_model_len. 0 is
-    /// unlimited for programs built with a header without prompt_logprobs_start.
+    /// Maximum number of generated tokens. 0: only the prompt is computed and reported; n and
+    /// best_of must be 1, without a beam search. PLLM_UNLIMITED_TOKENS (default): up to
+    /// max_model_len. 0 is unlimited for programs built with a header without
+    /// prompt_logprobs_start.
     pub max_tokens: u32,
     /// Number of tokens before which neither end-of-sequence tokens nor stops end the sequence.
     /// Default 0.
@@ -226,7 +228,8 @@ pub struct pllm_sampling {
     pub top_n_sigma: f32,
     /// Probability with which XTC removes the most probable tokens. Range 0 to 1. Default 0: never.
     pub xtc_probability: f32,
-    /// Probability from which on a token counts as a top choice for XTC. Range 0 to 0.5. Default 0.1.
+    /// Probability from which on a token counts as a top choice for XTC. Range 0 to 0.5. Default
+    /// 0.1.
     pub xtc_threshold: f32,
     /// Mirostat 2: target surprise in bits per token. Range 0 to 100. Default 0: off.
     pub mirostat_tau: f32,
@@ -277,8 +280,8 @@ pub struct pllm_sampling {
     pub bad_word_lens: *const u64,
     /// Number of bad words.
     pub bad_word_count: u64,
-    /// Token sequences that the output must not contain. At most 1024 sequences of at most 256 tokens
-    /// each.
+    /// Token sequences that the output must not contain. At most 1024 sequences of at most 256
+    /// tokens each.
     pub bad_words_ids: *const pllm_token_list,
     /// Number of token sequences.
     pub bad_words_ids_len: u64,
@@ -289,8 +292,8 @@ pub struct pllm_sampling {
     pub allowed_token_ids_len: u64,
     /// Position of the first prompt token whose log probability is reported, if
     /// PLLM_SAMPLING_PROMPT_LOGPROBS or both PLLM_SAMPLING_ECHO and PLLM_SAMPLING_LOGPROBS are set.
-    /// Tokens before it can come from the prefix cache. It counts in the truncated prompt, and must be
-    /// below its length. Default 0: all except the first token.
+    /// Tokens before it can come from the prefix cache. It counts in the truncated prompt, and must
+    /// be below its length. Default 0: all except the first token.
     pub prompt_logprobs_start: u64,
 }
 

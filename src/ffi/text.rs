@@ -7,7 +7,8 @@ use super::{PLLM_TEXT_ADD_SPECIAL, PLLM_TEXT_SKIP_SPECIAL, guard, guard_or, pllm
 /// A list of token ids. The caller frees it with pllm_tokens_free.
 pub struct pllm_tokens(Vec<u32>);
 
-/// A UTF-8 text, or the hashes of pllm_engine_hash_prompt. The caller frees it with pllm_bytes_free.
+/// A UTF-8 text, or the hashes of pllm_engine_hash_prompt. The caller frees it with
+/// pllm_bytes_free.
 pub struct pllm_bytes(Vec<u8>);
 
 impl pllm_bytes {

@@ -1,5 +1,5 @@
-//! Generation: from logits to tokens and text. It depends on the parameters of one request and on its
-//! sequence so far.
+//! Generation: from logits to tokens and text. It depends on the parameters of one request and on
+//! its sequence so far.
 
 pub mod beam;
 pub mod grammar;

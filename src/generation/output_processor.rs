@@ -247,8 +247,8 @@ impl OutputProcessor {
     }
 
     /// Adds the text that was held back to the last output of a generation that ends without a new
-    /// token. If the sequence stays, its detokenizer and stop-string state do not change, so that it
-    /// can continue.
+    /// token. If the sequence stays, its detokenizer and stop-string state do not change, so that
+    /// it can continue.
     pub fn close(&mut self, stays: bool, text: Option<&Text>, output: &mut Output) -> Result<()> {
         self.fresh.clear();
         if let Some(text) = text.filter(|_| !stays) {

@@ -137,7 +137,8 @@ impl SamplingState {
         }
     }
 
-    /// Reserves memory for a copy of `other` and `more` tokens. A copy of a grammar still allocates.
+    /// Reserves memory for a copy of `other` and `more` tokens. A copy of a grammar still
+    /// allocates.
     pub fn reserve_copy(&mut self, other: &SamplingState, more: usize) -> Result<()> {
         self.history.copy(&other.history)?;
         self.history.reserve(&self.resolved, more)

@@ -47,11 +47,11 @@ impl StopMatcher {
     }
 
     /// Adds text, and appends to `out` what certainly precedes every stop string. Returns the index
-    /// of the stop string that is complete, if there is one. Text after it is dropped, and so is the stop string unless
-    /// `include_stop` is set.
+    /// of the stop string that is complete, if there is one. Text after it is dropped, and so is
+    /// the stop string unless `include_stop` is set.
     ///
-    /// The stop string that ends first matches, so that the result does not depend on the pieces. If
-    /// there are several, the longest one matches.
+    /// The stop string that ends first matches, so that the result does not depend on the pieces.
+    /// If there are several, the longest one matches.
     pub fn push(&mut self, text: &str, out: &mut String) -> Option<usize> {
         let ResolvedSampling { params, stops, .. } = &*self.sampling;
         if stops.is_empty() {

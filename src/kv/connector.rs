@@ -107,8 +107,8 @@ impl BlockArrays {
         starts.zip(&self.parts).map(move |(start, &part)| (start + block * part, part))
     }
 
-    /// Calls `copy` for the blocks from `copied` on: as many as `max_bytes` bytes have, but at least
-    /// one. Advances `copied`, and returns the number of bytes.
+    /// Calls `copy` for the blocks from `copied` on: as many as `max_bytes` bytes have, but at
+    /// least one. Advances `copied`, and returns the number of bytes.
     pub fn copy_portion(&self, copied: &mut usize, max_bytes: usize, mut copy: impl FnMut(usize) -> Result<()>) -> Result<usize> {
         let first = *copied;
         while *copied < self.blocks && (*copied == first || (*copied - first + 1) * self.block_bytes() <= max_bytes) {

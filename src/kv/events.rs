@@ -3,9 +3,9 @@
 //!
 //! `CacheRecord` belongs to the prefix cache and lists the entries that have changed. `EventFeed`
 //! belongs to the readers and has a copy of all entries. At the end of a step, `EventFeed::update`
-//! compares the changed entries with its copy. The differences are the events of the step. A block that
-//! is inserted and removed within one step is therefore in no event, and the number of events of a
-//! step is bounded by the number of blocks.
+//! compares the changed entries with its copy. The differences are the events of the step. A block
+//! that is inserted and removed within one step is therefore in no event, and the number of events
+//! of a step is bounded by the number of blocks.
 
 use super::BlockId;
 use super::block_hash::BlockHash;
@@ -153,8 +153,8 @@ pub struct EventBatch {
 }
 
 impl EventBatch {
-    /// Reserves space for `events` events in an empty batch. Writes to it, so that the system does not
-    /// supply its pages while a reader holds the lock.
+    /// Reserves space for `events` events in an empty batch. Writes to it, so that the system does
+    /// not supply its pages while a reader holds the lock.
     pub fn reserve(&mut self, events: usize, block_size: usize) -> Result<()> {
         self.block_size = block_size;
         self.events.try_reserve_exact(events)?;

@@ -103,9 +103,9 @@ impl Paging {
         self.blocks_out_of(self.windows[group], places * self.block_size())
     }
 
-    /// Returns the end of the longest prefix of `places` places after which a sequence can continue,
-    /// if the blocks for which `has(place, group)` holds are there. The places before `from` are
-    /// there. All groups must have the other blocks that are visible at this end.
+    /// Returns the end of the longest prefix of `places` places after which a sequence can
+    /// continue, if the blocks for which `has(place, group)` holds are there. The places before
+    /// `from` are there. All groups must have the other blocks that are visible at this end.
     pub fn usable_prefix(&self, from: usize, places: usize, has: impl Fn(usize, usize) -> bool) -> usize {
         let mut end = places;
         for group in (0..self.groups()).filter(|&group| self.windows[group].is_none()) {

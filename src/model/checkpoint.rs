@@ -1,5 +1,5 @@
-//! Tensors in safetensors files, or in a GGUF file. Files are read by range instead of mapped, so that
-//! a truncated file causes an error and not a signal.
+//! Tensors in safetensors files, or in a GGUF file. Files are read by range instead of mapped, so
+//! that a truncated file causes an error and not a signal.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;

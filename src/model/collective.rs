@@ -7,8 +7,8 @@ use crate::backend::{Collectives, Heads, KvOps, Ops, Strips};
 use crate::types::parallel::{WorkerPlace, part_of};
 
 impl Widths {
-    /// Returns the maximum number of numbers that a worker receives at once: rows of partial results if
-    /// several workers divide a layer, and on rank 0 the logits of another worker.
+    /// Returns the maximum number of numbers that a worker receives at once: rows of partial
+    /// results if several workers divide a layer, and on rank 0 the logits of another worker.
     pub fn exchanged(&self, limits: BatchLimits, spec: &ModelSpec, place: WorkerPlace) -> usize {
         let logits = if place.rank() == 0 { limits.logits * part_of(spec.vocab_size, 0, place.division.tensor).len() } else { 0 };
         let sums = if place.division.tensor > 1 { limits.tokens * self.normed } else { 0 };
@@ -33,8 +33,8 @@ impl<B: Ops + KvOps + Collectives> Pass<'_, B> {
         }
     }
 
-    /// Sends this worker's columns of the logits to rank 0, which receives them when it waits for the
-    /// step.
+    /// Sends this worker's columns of the logits to rank 0, which receives them when it waits for
+    /// the step.
     pub fn send_logits(&self, columns: usize, logits: &B::Buf) {
         if self.place.rank() > 0 && self.rows > 0 && columns > 0 {
             self.backend.send(self.rows * columns, logits, 0);

@@ -284,8 +284,8 @@ impl<B: Backend> Decoder<B> {
         }
     }
 
-    /// Sends the residual stream to the next stage. The last stage computes the logits and sends them
-    /// to rank 0.
+    /// Sends the residual stream to the next stage. The last stage computes the logits and sends
+    /// them to rank 0.
     pub fn deliver(&mut self, Extent { rows, logits }: Extent) {
         let Decoder { backend, model, work, inputs, place, .. } = self;
         match place.is_last_stage() {
@@ -299,8 +299,8 @@ impl<B: Backend> Decoder<B> {
         self.model.vocab_size
     }
 
-    /// Receives the columns of the logits that other workers have computed. Does nothing on other ranks
-    /// than 0.
+    /// Receives the columns of the logits that other workers have computed. Does nothing on other
+    /// ranks than 0.
     pub fn receive_logits(&mut self, rows: usize) {
         if rows > 0 && !self.logit_parts.is_empty() {
             self.backend.receive_columns(rows, self.model.vocab_size, &self.logit_parts, &mut self.work.scratch.wide);
@@ -313,8 +313,8 @@ impl<B: Backend> Decoder<B> {
         self.backend.read(&mut self.work.scratch.wide, rows * self.model.vocab_size)
     }
 
-    /// Reads the first `rows` rows of logits, which may be undefined. Does nothing on workers that do not
-    /// sample.
+    /// Reads the first `rows` rows of logits, which may be undefined. Does nothing on workers that
+    /// do not sample.
     pub fn read_logits(&mut self, rows: usize) -> Result<()> {
         match self.place.rank() {
             0 => self.backend.read(&mut self.work.scratch.wide, rows * self.model.vocab_size).map(|_| ()),

@@ -27,8 +27,8 @@ impl<'a> Formats<'a> {
         Ok(())
     }
 
-    /// Refuses a layer whose experts, or whose heads, are stored differently: products with all of them
-    /// are one operation.
+    /// Refuses a layer whose experts, or whose heads, are stored differently: products with all of
+    /// them are one operation.
     pub fn check_alike(self, spec: &ModelSpec) -> Result<()> {
         for layer in &spec.layers {
             if let Mlp::Experts(Experts { experts, .. }) = &layer.mlp {
@@ -58,8 +58,8 @@ impl<'a> Formats<'a> {
         Ok(())
     }
 
-    /// Returns the tensors of a matrix and their formats, or an error if the requested format is not
-    /// applicable.
+    /// Returns the tensors of a matrix and their formats, or an error if the requested format is
+    /// not applicable.
     pub fn of_matrix(self, linear: &Linear, role: Role) -> Result<(Parts<'a>, Vec<Section>)> {
         let parts = Parts::find(linear, self.checkpoint)?;
         let sections = match for_role(self.requested, role) {

@@ -82,8 +82,8 @@ impl KvLayout {
         KvLayout { windows: vec![window], levels: layers, places: (0..layers).map(|level| LayerPlace { group: 0, level }).collect() }
     }
 
-    /// Returns the layout of the stage with these layers. It has the same groups, since all stages use
-    /// the same block tables, and only the levels of its layers.
+    /// Returns the layout of the stage with these layers. It has the same groups, since all stages
+    /// use the same block tables, and only the levels of its layers.
     pub fn for_stage(&self, layers: Range<usize>) -> KvLayout {
         let places = &self.places[layers];
         let mut levels: Vec<usize> = places.iter().map(|place| place.level).collect();

@@ -4,8 +4,8 @@ use crate::backend::ColumnPart;
 use crate::error::{Result, try_with_capacity};
 use crate::types::parallel::{WorkerPlace, part_of};
 
-/// Returns the columns of the logits that rank 0 receives from the workers of the last stage. Empty if
-/// it computes all of them, and on other ranks.
+/// Returns the columns of the logits that rank 0 receives from the workers of the last stage. Empty
+/// if it computes all of them, and on other ranks.
 pub fn logit_parts(vocab: usize, place: WorkerPlace) -> Result<Vec<ColumnPart>> {
     let mut parts = try_with_capacity(place.division.tensor)?;
     if place.rank() == 0 && !place.is_alone() {

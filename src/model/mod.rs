@@ -49,7 +49,8 @@ pub struct ModelFiles {
     pub weight_format: Option<WeightFormat>,
     /// Tokens that end a sequence.
     pub eos_token_ids: Vec<u32>,
-    /// Sampling parameters of generation_config.json. An error affects only requests that want them.
+    /// Sampling parameters of generation_config.json. An error affects only requests that want
+    /// them.
     pub sampling_defaults: Result<ModelDefaults>,
     /// The GGUF file of the model, if it is one.
     pub gguf: Option<GgufSource>,

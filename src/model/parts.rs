@@ -101,7 +101,8 @@ impl<'a> Parts<'a> {
         Ok(sections)
     }
 
-    /// Fills `out` with whole rows of one of the matrix's sections, from row `first` of the matrix on.
+    /// Fills `out` with whole rows of one of the matrix's sections, from row `first` of the matrix
+    /// on.
     pub fn read_rows(&self, sections: &[Section], first: usize, out: &mut [u8]) -> Result<()> {
         let mut end = 0;
         let section = sections.iter().find(|section| {
@@ -169,8 +170,9 @@ impl<'a> Parts<'a> {
         })
     }
 
-    /// Calls `read` for runs of rows in the file, with their bytes in `out`. Rows are read one by one if
-    /// they are not adjacent in the file. `strided`: `read` skips the rows between whole rows.
+    /// Calls `read` for runs of rows in the file, with their bytes in `out`. Rows are read one by
+    /// one if they are not adjacent in the file. `strided`: `read` skips the rows between whole
+    /// rows.
     fn read_runs(
         &self,
         piece: usize,
@@ -212,8 +214,8 @@ impl<'a> Parts<'a> {
         if self.order == RowOrder::Same { first..first + rows } else { 0..self.part_of(piece).rows }
     }
 
-    /// Returns the bytes of a piece as `[cols, turned_rows]`. The first thread that needs them reads
-    /// them. At the boundary of two pieces, both may be in memory briefly.
+    /// Returns the bytes of a piece as `[cols, turned_rows]`. The first thread that needs them
+    /// reads them. At the boundary of two pieces, both may be in memory briefly.
     fn turned(&self, piece: usize) -> Result<Arc<Vec<u8>>> {
         let mut held = self.turned.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((index, turned)) = &*held

@@ -171,8 +171,8 @@ pub fn own_head(spec: &ModelSpec, checkpoint: &Checkpoint) -> Result<Option<Line
     Ok(None)
 }
 
-/// Returns the storage type of the model's matrices: that of its token embedding. Quantized weights are
-/// usually made from bf16.
+/// Returns the storage type of the model's matrices: that of its token embedding. Quantized weights
+/// are usually made from bf16.
 pub fn storage(spec: &ModelSpec, checkpoint: &Checkpoint) -> Result<Dtype> {
     let parts = Parts::find(&spec.embedding.tokens, checkpoint)?;
     Ok(if parts.has_blocks() { Dtype::Bf16 } else { parts.dtype })

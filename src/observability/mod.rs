@@ -1,5 +1,5 @@
-//! What the host can observe: statistics, metrics, traces, and the files of journals. No decision of
-//! the engine depends on them.
+//! What the host can observe: statistics, metrics, traces, and the files of journals. No decision
+//! of the engine depends on them.
 
 pub mod journal;
 pub mod log_file;

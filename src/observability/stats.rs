@@ -25,8 +25,8 @@ pub struct Stats {
     pub waiting: u64,
     /// Number of running sequences.
     pub running: u64,
-    /// Number of waiting sequences that the last step skipped because their queue is full, or because
-    /// they wait for a slow grammar.
+    /// Number of waiting sequences that the last step skipped because their queue is full, or
+    /// because they wait for a slow grammar.
     pub paused: u64,
     /// Number of idle sequences, which wait to be resumed or freed.
     pub idle: u64,

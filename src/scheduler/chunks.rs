@@ -1,11 +1,12 @@
-//! Contiguous memory for sequences, which systems before PagedAttention reserve. It limits admission
-//! only: the blocks of a sequence lie anywhere, so that its results are those of every policy.
+//! Contiguous memory for sequences, which systems before PagedAttention reserve. It limits
+//! admission only: the blocks of a sequence lie anywhere, so that its results are those of every
+//! policy.
 
 use super::GroupId;
 use crate::error::Result;
 
-/// A buddy allocator: chunks of a power of two of blocks, each at a multiple of its size. A pool that
-/// is no power of two consists of several.
+/// A buddy allocator: chunks of a power of two of blocks, each at a multiple of its size. A pool
+/// that is no power of two consists of several.
 #[derive(Debug)]
 pub(super) struct Chunks {
     /// Positions of the free chunks of 1, 2, 4, ... blocks.
@@ -69,7 +70,8 @@ impl Chunks {
         }
     }
 
-    /// Removes the smallest sufficient chunk from the free ones. The rest of a larger one stays free.
+    /// Removes the smallest sufficient chunk from the free ones. The rest of a larger one stays
+    /// free.
     fn split(&mut self, blocks: usize) -> Option<(usize, usize)> {
         let order = blocks.next_power_of_two().ilog2() as usize;
         let mut larger = (order..self.free.len()).find(|&order| !self.free[order].is_empty())?;

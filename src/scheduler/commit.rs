@@ -136,8 +136,8 @@ impl Scheduler {
         Some(())
     }
 
-    /// Takes the blocks of the sequences that have shared a copied block since the launch, since the
-    /// copy may not have been made. They are recomputed.
+    /// Takes the blocks of the sequences that have shared a copied block since the launch, since
+    /// the copy may not have been made. They are recomputed.
     fn take_copied_blocks(&mut self, plan: &StepPlan, copies: &[BlockCopy]) {
         for BlockCopy { to, .. } in copies {
             let holds = |s: &Scheduler, slot: Slot| s.sequences.in_slot(slot).is_some_and(|sequence| sequence.table.blocks().contains(to));
@@ -148,8 +148,8 @@ impl Scheduler {
         }
     }
 
-    /// Takes the blocks of the sequences that cannot return to the block from which theirs was copied,
-    /// since another sequence has computed its tokens there. They are recomputed.
+    /// Takes the blocks of the sequences that cannot return to the block from which theirs was
+    /// copied, since another sequence has computed its tokens there. They are recomputed.
     fn take_overwritten_blocks(&mut self, plan: &mut StepPlan, copies: &[BlockCopy]) {
         let block_size = self.blocks.block_size() as u32;
         let StepPlan { batch, sequences, .. } = plan;

@@ -29,8 +29,8 @@ pub struct PrefixLookup {
 }
 
 impl Scheduler {
-    /// Returns the blocks that a waiting sequence could use. `None` if it needs no others than those
-    /// of the prefix cache, or if its hashes mean nothing in a store.
+    /// Returns the blocks that a waiting sequence could use. `None` if it needs no others than
+    /// those of the prefix cache, or if its hashes mean nothing in a store.
     pub fn prefix_lookup(&mut self, id: SeqId) -> Result<Option<PrefixLookup>> {
         let block_size = self.blocks.block_size();
         let Some(slot) = self.sequences.find(id) else { return Ok(None) };
@@ -63,8 +63,8 @@ impl Scheduler {
         self.blocks.refresh(hashes);
     }
 
-    /// Inserts a block into the prefix cache. `write` writes its contents. Returns false if the pool
-    /// has no block without an owner.
+    /// Inserts a block into the prefix cache. `write` writes its contents. Returns false if the
+    /// pool has no block without an owner.
     pub fn insert_loaded(&mut self, prompt: &PromptBlocks, entry: usize, write: impl FnOnce(BlockId) -> Result<()>) -> Result<bool> {
         let PromptBlocks { root, hashes, tokens } = prompt;
         let groups = self.blocks.paging().groups();
@@ -84,8 +84,8 @@ impl Scheduler {
         Ok(true)
     }
 
-    /// Logs the hashes of computed blocks that enter the prefix cache, up to `max_len` of them between
-    /// two calls of `next_computed`.
+    /// Logs the hashes of computed blocks that enter the prefix cache, up to `max_len` of them
+    /// between two calls of `next_computed`.
     pub fn log_computed(&mut self, max_len: usize) -> Result<()> {
         self.blocks.log_computed(max_len)
     }

@@ -1,5 +1,6 @@
 //! Steps in flight: what launched steps, which are not committed yet, compute of a sequence. The
-//! next step is planned as if they had succeeded, with placeholders for the tokens that they sample.
+//! next step is planned as if they had succeeded, with placeholders for the tokens that they
+//! sample.
 
 use super::slab::Slot;
 use super::{ScheduledSequence, Scheduler, SequenceKv, StepPlan};
@@ -47,8 +48,8 @@ impl Scheduler {
         self.planning.reserve(steps, &self.options, &self.blocks)
     }
 
-    /// Divides the decodes among `stages` steps in flight: the host samples their tokens, so a sequence
-    /// takes part in one of them.
+    /// Divides the decodes among `stages` steps in flight: the host samples their tokens, so a
+    /// sequence takes part in one of them.
     pub fn divide_decodes(&mut self, stages: usize) {
         self.planning.stages = stages;
     }

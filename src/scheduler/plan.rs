@@ -33,10 +33,11 @@ pub struct ScheduledSequence {
     pub generated: usize,
     /// Whether this is its first step since it was added, forked or resumed.
     pub begins: bool,
-    /// Index of the device sample of its token. `None` if the host samples it, or before sampling is
-    /// planned.
+    /// Index of the device sample of its token. `None` if the host samples it, or before sampling
+    /// is planned.
     pub device_sample: Option<u32>,
-    /// Whether it has ended or changed since the step was launched, so that its results are ignored.
+    /// Whether it has ended or changed since the step was launched, so that its results are
+    /// ignored.
     pub is_stale: bool,
     /// Value of `InFlight::version` at the launch.
     pub(super) version: u32,

@@ -121,8 +121,8 @@ impl Scheduler {
 
     /// Plans the missing tokens of the members, except their last ones.
     ///
-    /// A member shares the blocks of the longest common prefix that another one has computed. It waits
-    /// for an older one that will compute a longer prefix.
+    /// A member shares the blocks of the longest common prefix that another one has computed. It
+    /// waits for an older one that will compute a longer prefix.
     fn schedule_members(&mut self, members: &[Slot], mut budget: usize, plan: &StepPlan, chunks: &mut Vec<ScheduledTokens>) {
         for (place, &slot) in members.iter().enumerate() {
             if let Err(PrefixWait { on, common }) = self.share_prefix(slot, &members[..place], &members[place + 1..]) {
@@ -151,8 +151,9 @@ impl Scheduler {
         }
     }
 
-    /// Shares the blocks of the longest prefix in common with an `older` member, or with a `younger`
-    /// one that has computed it. Returns the wait if the older member has not computed it yet.
+    /// Shares the blocks of the longest prefix in common with an `older` member, or with a
+    /// `younger` one that has computed it. Returns the wait if the older member has not
+    /// computed it yet.
     fn share_prefix(&mut self, slot: Slot, older: &[Slot], younger: &[Slot]) -> Result<(), PrefixWait> {
         let sequence = &self.sequences[slot];
         if sequence.pending() == 1 {

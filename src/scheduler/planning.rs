@@ -27,7 +27,8 @@ pub(super) struct PlanningState {
     table_entries: usize,
     /// Number of steps in flight.
     pub launched: usize,
-    /// Number of steps among which the decodes are divided, so that each stage of a pipeline has some.
+    /// Number of steps among which the decodes are divided, so that each stage of a pipeline has
+    /// some.
     pub stages: usize,
     /// Number of sequences of a step after which decodes are left to the next one.
     pub max_decodes: usize,

@@ -52,8 +52,8 @@ pub(super) struct RequestProperties {
 }
 
 impl RequestProperties {
-    /// Returns whether a sequence of `len` tokens that ends at `max_len` has room for the tokens that
-    /// it generates.
+    /// Returns whether a sequence of `len` tokens that ends at `max_len` has room for the tokens
+    /// that it generates.
     pub fn has_room(&self, len: usize, max_len: usize) -> bool {
         if self.prompt_only { len <= max_len } else { len < max_len }
     }

@@ -159,13 +159,14 @@ impl Scheduler {
         self.blocks.next_to_read()
     }
 
-    /// Schedules the transfer of a host block that another thread has read, unless it was cancelled.
+    /// Schedules the transfer of a host block that another thread has read, unless it was
+    /// cancelled.
     pub fn finish_read(&mut self, host: BlockId) {
         self.blocks.finish_read(host);
     }
 
-    /// Lets the sequences that wait for a host block be recomputed, because another thread could not
-    /// read it. Returns false if the transfer was cancelled.
+    /// Lets the sequences that wait for a host block be recomputed, because another thread could
+    /// not read it. Returns false if the transfer was cancelled.
     pub fn fail_read(&mut self, host: BlockId) -> bool {
         let has_failed = self.blocks.fail_read(host);
         if has_failed {
@@ -196,8 +197,8 @@ impl Scheduler {
         self.blocks.clear_moves();
     }
 
-    /// Lets the sequences whose blocks a disk has not taken yet be recomputed. Returns false if there
-    /// are none.
+    /// Lets the sequences whose blocks a disk has not taken yet be recomputed. Returns false if
+    /// there are none.
     pub fn drop_queued_out(&mut self) -> bool {
         let has_some = self.blocks.mark_queued_out();
         if has_some {

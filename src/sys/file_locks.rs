@@ -1,6 +1,6 @@
 //! Locks on single bytes of a file. A lock belongs to an open file description: the system releases
-//! it when the last descriptor is closed, at the latest when the process ends. Descriptors of forked
-//! children count, until the children close them, run another program or end.
+//! it when the last descriptor is closed, at the latest when the process ends. Descriptors of
+//! forked children count, until the children close them, run another program or end.
 
 use std::fs::File;
 use std::io;

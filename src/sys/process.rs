@@ -1,5 +1,5 @@
-//! Processes: the one that owns an engine, since threads and locks do not survive a fork, and others
-//! that may end.
+//! Processes: the one that owns an engine, since threads and locks do not survive a fork, and
+//! others that may end.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

@@ -36,8 +36,8 @@ impl SharedMapping {
         Ok(SharedMapping { start, len })
     }
 
-    /// Returns the address of a range. The offsets are computed by the library, so an invalid one is
-    /// a defect.
+    /// Returns the address of a range. The offsets are computed by the library, so an invalid one
+    /// is a defect.
     fn at(&self, offset: usize, len: usize) -> *mut u8 {
         assert!(offset <= self.len && len <= self.len - offset, "{len} bytes at {offset} exceed {}", self.len);
         // SAFETY: the range is within the mapping.

@@ -63,16 +63,16 @@ pub fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> io::Result<J
     with_signals_blocked(|| builder.spawn(|| isolated(body)))
 }
 
-/// Starts a function on a thread of the library. Its result comes through the receiver. If the receiver
-/// is dropped before, the thread is left behind with everything that the function owns.
+/// Starts a function on a thread of the library. Its result comes through the receiver. If the
+/// receiver is dropped before, the thread is left behind with everything that the function owns.
 pub fn start<T: Send + 'static>(name: &str, body: impl FnOnce() -> T + Send + 'static) -> Result<Receiver<T>> {
     let (sender, receiver) = channel();
     let thread = spawn(name.into(), move || drop(sender.send(body())));
     thread.map(|_| receiver).map_err(|e| Error::internal(format!("cannot start the thread {name}: {e}")))
 }
 
-/// Priority of threads whose work must not take time from the steps of engines. The system gives such
-/// a thread about a tenth of the time of a thread of the host if both compete for a CPU.
+/// Priority of threads whose work must not take time from the steps of engines. The system gives
+/// such a thread about a tenth of the time of a thread of the host if both compete for a CPU.
 const LOW_PRIORITY: libc::c_int = 10;
 
 /// Lowers the priority of the calling thread, which the library has started. On other systems than

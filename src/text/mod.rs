@@ -64,8 +64,8 @@ impl Text {
         Text::new(dir, tokenizer, config)
     }
 
-    /// Like `load`, from the content of `tokenizer.json` and of `tokenizer_config.json` of the model
-    /// file `path`. A `chat_template.jinja` beside the file has precedence.
+    /// Like `load`, from the content of `tokenizer.json` and of `tokenizer_config.json` of the
+    /// model file `path`. A `chat_template.jinja` beside the file has precedence.
     pub fn from_documents(path: &Path, tokenizer: Json, config: Json) -> Result<Text> {
         let dir = path.parent().unwrap_or(path);
         on_stack(LOAD_STACK_BYTES, || Text::new(dir, Tokenizer::from_json(path, tokenizer)?, config))

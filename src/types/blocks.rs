@@ -26,7 +26,8 @@ pub enum BlockType {
     Mxfp4,
 }
 
-/// A storage type with its number in files, its name, the numbers per block and the bytes per block.
+/// A storage type with its number in files, its name, the numbers per block and the bytes per
+/// block.
 const TYPES: [(BlockType, u32, &str, usize, usize); 16] = [
     (BlockType::F32, 0, "F32", 1, 4),
     (BlockType::F16, 1, "F16", 1, 2),
@@ -120,8 +121,8 @@ impl BlockType {
 
     /// Returns the meaning of the codes. None: the numbers are not scaled integers.
     ///
-    /// Codes have at least the bits of the file. Types that are rare in files have more, so that they
-    /// need no kernels of their own.
+    /// Codes have at least the bits of the file. Types that are rare in files have more, so that
+    /// they need no kernels of their own.
     pub fn codes(self) -> Option<BlockCodes> {
         let codes = |bits, group, zero| Some(BlockCodes { bits, group, zero });
         match self {

@@ -16,7 +16,8 @@ pub trait KvStore: Send {
     /// refuses the operation returns it.
     fn start(&mut self, token: u64, operation: Operation) -> std::result::Result<(), Operation>;
 
-    /// Waits until an operation ends or the time has passed. Appends the operations that have ended.
+    /// Waits until an operation ends or the time has passed. Appends the operations that have
+    /// ended.
     fn poll(&mut self, timeout: Duration, ended: &mut Vec<Completion>);
 
     /// Ends all operations. Their buffers are not used afterwards.

@@ -25,7 +25,8 @@ impl Division {
         self.tensor.saturating_mul(self.pipeline)
     }
 
-    /// Returns the place of the worker with this rank. The workers of a stage have consecutive ranks.
+    /// Returns the place of the worker with this rank. The workers of a stage have consecutive
+    /// ranks.
     pub fn place(self, rank: usize) -> WorkerPlace {
         WorkerPlace { division: self, tensor_rank: rank % self.tensor, stage: rank / self.tensor }
     }
@@ -78,7 +79,8 @@ impl WorkerPlace {
         self.rank() + self.division.tensor
     }
 
-    /// Returns the ranks that compute logits, each with its tokens of a vocabulary of `vocab` tokens.
+    /// Returns the ranks that compute logits, each with its tokens of a vocabulary of `vocab`
+    /// tokens.
     pub fn heads(self, vocab: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
         let tensor = self.division.tensor;
         let first = (self.division.pipeline - 1) * tensor;
@@ -86,7 +88,8 @@ impl WorkerPlace {
     }
 }
 
-/// Returns part `rank` of `count` things that are divided among `ranks`. The last parts may be smaller.
+/// Returns part `rank` of `count` things that are divided among `ranks`. The last parts may be
+/// smaller.
 pub fn part_of(count: usize, rank: usize, ranks: usize) -> Range<usize> {
     let each = count.div_ceil(ranks);
     (rank * each).min(count)..((rank + 1) * each).min(count)

@@ -22,8 +22,8 @@ const FOR_OTHER_CRATES: &[&str] = &["src/text/tokenizer.rs"];
 /// Number of unfinished requests. Not all of them can run at once, so some always wait.
 const UNFINISHED: u64 = 14;
 
-/// Creates an engine whose pool is so small that requests are preempted. With a host tier, it records
-/// events of the prefix cache.
+/// Creates an engine whose pool is so small that requests are preempted. With a host tier, it
+/// records events of the prefix cache.
 fn engine(preemption: Preemption, trace: Option<PathBuf>) -> Engine {
     Engine::create(&EngineOptions {
         model_dir: bundled_model(),

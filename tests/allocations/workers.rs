@@ -21,12 +21,12 @@ use crate::support::{TempDir, configs, write_random_model};
 const TIMEOUT: Duration = Duration::from_secs(600);
 const WARM_UP: usize = 300;
 const STEPS: usize = 150;
-/// Number of windows of `STEPS` steps, one of which must be free of allocations, because a later step can
-/// be larger than all before it.
+/// Number of windows of `STEPS` steps, one of which must be free of allocations, because a later
+/// step can be larger than all before it.
 const WINDOWS: usize = 4;
 
-/// Counts the allocations of a worker's thread while `is_on` is set. The worker calls its communicator
-/// in each step.
+/// Counts the allocations of a worker's thread while `is_on` is set. The worker calls its
+/// communicator in each step.
 #[derive(Debug, Default)]
 struct Counts {
     is_on: AtomicBool,

@@ -1,5 +1,5 @@
-//! Products and embeddings of quantized blocks on the CUDA backend, compared with the numbers of the
-//! blocks. The kernels run on the host (tests/cuda).
+//! Products and embeddings of quantized blocks on the CUDA backend, compared with the numbers of
+//! the blocks. The kernels run on the host (tests/cuda).
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -140,7 +140,8 @@ fn products_have_the_numbers_of_the_blocks() {
     }
 }
 
-/// Queries and keys in one type, values in another one, and floats. The second section begins at an odd output.
+/// Queries and keys in one type, values in another one, and floats. The second section begins at an
+/// odd output.
 #[test]
 fn sections_of_a_matrix_have_their_own_types() {
     let (backend, cols) = (cuda::backend(), 512);
@@ -158,7 +159,8 @@ fn sections_of_a_matrix_have_their_own_types() {
     }
 }
 
-/// Experts with many rows, and experts with few rows or none. The second section begins at an odd output.
+/// Experts with many rows, and experts with few rows or none. The second section begins at an odd
+/// output.
 #[test]
 fn experts_multiply_their_rows_by_their_blocks() {
     for (rows, count) in [(40, 3), (3, 12)] {
@@ -242,7 +244,8 @@ fn a_matrix_takes_the_planned_bytes_and_a_scale_that_is_not_finite_is_refused_wi
     let parts = [Rows::floats(5, 512, &mut random), Rows::blocks(BlockType::Q8_0, 3, 512, &mut random)];
     let sections: Vec<Section> = parts.iter().map(|part| part.section).collect();
     assert_eq!(backend.matrix_bytes(512, &sections), 5 * 512 * 4 + 3 * 2 * 272);
-    // Records have 256 numbers. Scales: four bytes, and two for each group; or two or four for each group.
+    // Records have 256 numbers. Scales: four bytes, and two for each group; or two or four for each
+    // group.
     for (kind, record) in [(BlockType::Q4_0, 144), (BlockType::Q8_0, 272), (BlockType::Q4_K, 160), (BlockType::Q6_K, 224)] {
         let section = Section { rows: 3, storage: Storage::Blocks(kind) };
         assert_eq!(backend.matrix_bytes(512, &[section]), 3 * 2 * record, "{}", kind.name());

@@ -1102,8 +1102,8 @@ fn at(position: u32) -> i32 {
     ((position as f32).cos() * 1000.0).round() as i32
 }
 
-/// A step that is uploaded before the host knows the tokens of the previous one has them in place of
-/// its placeholders, whatever the order of its rows.
+/// A step that is uploaded before the host knows the tokens of the previous one has them in place
+/// of its placeholders, whatever the order of its rows.
 #[test]
 fn placeholders_are_replaced_by_the_samples_of_the_previous_step() {
     let mut kept = Kept::new();

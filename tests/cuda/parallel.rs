@@ -31,8 +31,8 @@ const SYSTEM_ERROR: i32 = 2;
 const REMOTE_ERROR: i32 = 6;
 const IN_PROGRESS: i32 = 7;
 
-/// The replacements, for one test at a time, because their settings affect all threads. Before NCCL is
-/// loaded, the error of an engine without it is kept. None: a device of this machine is used.
+/// The replacements, for one test at a time, because their settings affect all threads. Before NCCL
+/// is loaded, the error of an engine without it is kept. None: a device of this machine is used.
 fn alone() -> Option<(MutexGuard<'static, ()>, &'static Nccl)> {
     static ONE: Mutex<()> = Mutex::new(());
     let guard = ONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -272,7 +272,8 @@ fn sums_are_added_in_the_order_of_the_ranks() {
     }
 }
 
-/// The application may share the primary context, and its flags make a wait for a stream spin or sleep.
+/// The application may share the primary context, and its flags make a wait for a stream spin or
+/// sleep.
 #[test]
 fn the_flags_of_primary_contexts_do_not_matter() {
     let Some((_one, _)) = alone() else { return };
@@ -283,8 +284,8 @@ fn the_flags_of_primary_contexts_do_not_matter() {
     unused.into_iter().for_each(|function| cuda::shim().fail(function, 0, 0));
 }
 
-/// A launch blocks if about 1,000 launches are queued, and the watchdog cannot end that. The simulated
-/// devices run their queues only when the host waits.
+/// A launch blocks if about 1,000 launches are queued, and the watchdog cannot end that. The
+/// simulated devices run their queues only when the host waits.
 #[test]
 fn the_queue_of_a_device_is_limited() {
     let Some((_one, _)) = alone() else { return };
@@ -323,7 +324,8 @@ fn the_bits_of_a_sequence_do_not_depend_on_the_batch() {
     }
 }
 
-/// Rank 0 samples on its device, and the others get the tokens from it, so logits stay on the device.
+/// Rank 0 samples on its device, and the others get the tokens from it, so logits stay on the
+/// device.
 #[test]
 fn sampling_stays_on_the_device_of_rank_0() {
     let Some((_one, _)) = alone() else { return };
@@ -336,8 +338,8 @@ fn sampling_stays_on_the_device_of_rank_0() {
     assert!(each < 4 * 127, "{each} bytes are read for each token");
 }
 
-/// Checks that an engine with this failure ends its request within a bounded time, and that the process
-/// can create another.
+/// Checks that an engine with this failure ends its request within a bounded time, and that the
+/// process can create another.
 fn assert_ends(nccl: &Nccl, options: &EngineOptions, fail: impl FnOnce(), expected: &[&str]) {
     let engine = Engine::create(options).unwrap();
     run(&engine, [request(0, 5, 4)].into_iter()).unwrap();
@@ -488,7 +490,8 @@ fn the_memory_plan_counts_the_exchange_and_steps_allocate_nothing() {
 fn the_memory_for_exchanges_is_that_of_the_plan() {
     let Some((_one, _)) = alone() else { return };
     let model = Model::new(&llama());
-    // Workers of one stage add rows of partial results. Stages only send them, and rank 0 receives logits.
+    // Workers of one stage add rows of partial results. Stages only send them, and rank 0 receives
+    // logits.
     let work_bytes = |tensor, pipeline| Engine::plan(&model.divided("cuda:0", tensor, pipeline)).unwrap().work_bytes;
     assert_eq!(work_bytes(1, 2) - work_bytes(1, 1), 8 * 127 * 4);
     let backend = on_devices(2, |backend, _| backend).pop().unwrap();

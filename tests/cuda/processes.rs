@@ -1,5 +1,5 @@
-//! Workers that are processes, each with simulated devices of its own: their outputs, and what remains
-//! when one of them is killed or stopped.
+//! Workers that are processes, each with simulated devices of its own: their outputs, and what
+//! remains when one of them is killed or stopped.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -107,8 +107,8 @@ fn start(place: &Place) -> (Engine, RankProcess) {
     (Engine::create(&place.options()).unwrap(), worker)
 }
 
-/// Checks that an engine whose worker has failed in mid-generation ends all requests in time, and that
-/// the process can create another engine. Returns the time, an error and the failed worker.
+/// Checks that an engine whose worker has failed in mid-generation ends all requests in time, and
+/// that the process can create another engine. Returns the time, an error and the failed worker.
 fn assert_ends(nccl: &Nccl, place: &Place, fail: impl FnOnce(&RankProcess)) -> (Duration, Error, RankProcess) {
     let (engine, failing) = start(&place.impatient());
     generate(&engine, 10);

@@ -165,7 +165,8 @@ fn a_slow_reader_gets_all_cached_blocks_instead_of_the_events_that_it_has_missed
     assert_eq!(router.blocks, Router::of_snapshot(&engine).blocks);
     assert_eq!(router.overlap(&hashes(&engine, &prompt(19, 61))), 7);
     assert_eq!(poll(&engine).len(), 0);
-    // The next events follow without a gap. Two new blocks, and those that they replace, fit the capacity.
+    // The next events follow without a gap. Two new blocks, and those that they replace, fit the
+    // capacity.
     complete(&engine, &[prompt(30, 16)]);
     router.read(&engine);
     assert_eq!((router.cleared, router.overlap(&hashes(&engine, &prompt(30, 16)))), (1, 2));

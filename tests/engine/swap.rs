@@ -224,7 +224,8 @@ fn an_invalid_host_tier_is_refused_with_the_limits() {
     assert_eq!((plan.swap_blocks, plan.swap_bytes), (10, 10 * model.block_bytes));
 }
 
-/// An executor whose steps take one millisecond per token. The test sets the time to swap one block.
+/// An executor whose steps take one millisecond per token. The test sets the time to swap one
+/// block.
 struct TimedExecutor {
     logits: Vec<f32>,
     clock: Arc<support::ManualClock>,
@@ -269,8 +270,8 @@ fn timed_engine(preemption: Preemption, block_time: u64) -> (Engine, Arc<AtomicU
     (Engine::with_clock(&options, info, None, Box::new(executor), clock).unwrap(), block_time)
 }
 
-/// Runs two requests that together exceed the pool. Calls `after_step` with the statistics before and
-/// after each step.
+/// Runs two requests that together exceed the pool. Calls `after_step` with the statistics before
+/// and after each step.
 fn serve_two(engine: &Engine, mut after_step: impl FnMut(&Stats, &Stats)) {
     for _ in 0..2 {
         engine

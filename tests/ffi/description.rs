@@ -312,8 +312,8 @@ fn unit(name: &str, text: &str) -> Option<&'static str> {
     units.into_iter().find(|(end, _)| name.ends_with(end)).map(|(_, unit)| unit).or_else(counted)
 }
 
-/// Returns the range that a comment states as `A to B` or `At most B`, of the value or of the number of
-/// elements.
+/// Returns the range that a comment states as `A to B` or `At most B`, of the value or of the
+/// number of elements.
 fn range(text: &str) -> Option<[f64; 2]> {
     let words: Vec<&str> = text.split_whitespace().map(|word| word.trim_end_matches([',', '.', ':', ';'])).collect();
     let number = |word: &str| word.replace(',', "").parse::<f64>().ok();

@@ -130,7 +130,8 @@ fn a_published_file_answers_chats_with_the_tokens_of_transformers() {
     }
 }
 
-/// Products with blocks round activations to 8 bits. On 1,935 tokens, the change is 0.02 % (benches/quality).
+/// Products with blocks round activations to 8 bits. On 1,935 tokens, the change is 0.02 %
+/// (benches/quality).
 #[test]
 fn blocks_change_the_perplexity_of_a_published_file_little() {
     let text = include_str!("../../LICENSE");
@@ -162,8 +163,8 @@ fn a_file_without_its_end_is_refused_with_its_name() {
     );
 }
 
-/// Files with random changes in their headers are opened and loaded, or refused. A panic or an abort
-/// fails this test.
+/// Files with random changes in their headers are opened and loaded, or refused. A panic or an
+/// abort fails this test.
 #[test]
 fn models_with_random_changes_are_loaded_or_refused() {
     let path = std::env::temp_dir().join(format!("pagedllm-changed-{}.gguf", std::process::id()));

@@ -16,8 +16,8 @@ const TOLERANCE_BF16: f32 = 0.04;
 /// and V in bf16 alone, one position of the golden is off by 3 %.
 const TOLERANCE_ALL_BF16: f32 = 0.12;
 const TOLERANCE_F16: f32 = 0.02;
-/// Bound over all positions if products with blocks round activations: to 8 bits on the CPU, to bf16 on
-/// CUDA devices. Rounding changes the experts of some tokens.
+/// Bound over all positions if products with blocks round activations: to 8 bits on the CPU, to
+/// bf16 on CUDA devices. Rounding changes the experts of some tokens.
 const TOLERANCE_BLOCKS: f32 = 0.05;
 const TOLERANCE_BLOCKS_BF16: f32 = 0.02;
 const TOLERANCE_BLOCKS_EXPERTS: f32 = 0.12;
@@ -80,8 +80,8 @@ impl On {
         }
     }
 
-    /// Returns the weight formats. Quantized weights are computed with as they are stored, unless another
-    /// format is requested.
+    /// Returns the weight formats. Quantized weights are computed with as they are stored, unless
+    /// another format is requested.
     fn formats(self, golden: &str) -> &'static [Option<WeightFormat>] {
         match self {
             On::Cpu(_) if golden.starts_with("gguf_") => &[Some(WeightFormat::F32), None],

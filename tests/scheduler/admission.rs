@@ -1,5 +1,5 @@
-//! Tests of admission, deadlines and forecasts, with an executor that counts tokens and a clock that
-//! the test advances.
+//! Tests of admission, deadlines and forecasts, with an executor that counts tokens and a clock
+//! that the test advances.
 
 #[path = "../../benches/serving/forecast.rs"]
 mod forecast;
@@ -23,8 +23,8 @@ use simulation::workload::SHAREGPT;
 
 const VOCAB: usize = 1000;
 
-/// An executor whose next token is the last one plus one. It counts tokens, and each step advances the
-/// clock.
+/// An executor whose next token is the last one plus one. It counts tokens, and each step advances
+/// the clock.
 struct Counting {
     logits: Vec<f32>,
     rows: Arc<AtomicUsize>,

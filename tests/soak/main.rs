@@ -101,8 +101,8 @@ fn vary_budget(budget: &MemoryBudget, stop: &AtomicBool) {
     budget.resize(max_bytes).unwrap();
 }
 
-/// Samples (seconds, resident bytes) while the hosts run, for this elapsed time and this CPU time, so
-/// that a busy machine runs as many requests. Skips the first half, in which the heap
+/// Samples (seconds, resident bytes) while the hosts run, for this elapsed time and this CPU time,
+/// so that a busy machine runs as many requests. Skips the first half, in which the heap
 /// grows to its working size.
 fn sample_memory(time: Duration) -> Vec<(f64, f64)> {
     let start = Instant::now();

@@ -39,8 +39,8 @@ pub fn shim() -> &'static Shim {
     })
 }
 
-/// Loads the replacement for NCCL, on which the driver's devices exchange data. None: the tests use a
-/// device of this machine, which may have only one.
+/// Loads the replacement for NCCL, on which the driver's devices exchange data. None: the tests use
+/// a device of this machine, which may have only one.
 pub fn nccl() -> Option<&'static Nccl> {
     static NCCL: OnceLock<Nccl> = OnceLock::new();
     if !shim().pretends() {

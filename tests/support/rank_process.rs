@@ -1,5 +1,5 @@
-//! Ranks that are processes. A rank is the test program, started with the name of a test that only runs
-//! in such a process.
+//! Ranks that are processes. A rank is the test program, started with the name of a test that only
+//! runs in such a process.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};

@@ -90,8 +90,8 @@ impl Exchange {
     }
 }
 
-/// Moves the rows of `[rows, part]` to their places in `[rows, width]`, the last one first, so that no
-/// row is overwritten before it has moved.
+/// Moves the rows of `[rows, part]` to their places in `[rows, width]`, the last one first, so that
+/// no row is overwritten before it has moved.
 fn spread(rows: usize, width: usize, part: &ColumnPart, x: &mut [f32]) {
     for row in (0..rows).rev() {
         x.copy_within(row * part.count..(row + 1) * part.count, row * width + part.first);

@@ -108,7 +108,8 @@ impl Routes {
         &self.sources[..self.rows * self.top_k]
     }
 
-    /// Returns the routes of a row to the experts of this rank with their weights, by descending score.
+    /// Returns the routes of a row to the experts of this rank with their weights, by descending
+    /// score.
     pub fn for_row(&self, row: usize) -> impl Iterator<Item = (usize, f32)> {
         let choices = self.choices[row * self.top_k..][..self.top_k].iter();
         let local = choices.filter(|choice| self.local.contains(&(choice.expert as usize)));

@@ -1,8 +1,8 @@
 //! The exchange of activations with other workers, from device to device. All work is queued on the
 //! stream of the kernels.
 //!
-//! Sums are added in the order of the ranks by a kernel, so that their bits depend on neither the length
-//! nor the algorithm that NCCL would choose. NCCL only copies.
+//! Sums are added in the order of the ranks by a kernel, so that their bits depend on neither the
+//! length nor the algorithm that NCCL would choose. NCCL only copies.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -42,8 +42,8 @@ enum SumBy {
     Parts,
 }
 
-/// The division of a sum among ranks. Parts are multiples of 16 bytes, except for the end of the sum, because
-/// NCCL copies aligned bytes faster.
+/// The division of a sum among ranks. Parts are multiples of 16 bytes, except for the end of the
+/// sum, because NCCL copies aligned bytes faster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Sum {
     by: SumBy,
@@ -81,7 +81,8 @@ fn scratch_len(len: usize, ranks: usize) -> usize {
 impl Exchange {
     /// Connects the workers, which call this at the same time.
     fn new(device: &Device, workers: &Workers) -> Result<Exchange> {
-        // The memory of the first exchange is dropped after the connections, so it is not freed while in use.
+        // The memory of the first exchange is dropped after the connections, so it is not freed while in
+        // use.
         let (connections, scratch) = Connections::open(device.context(), workers)?;
         let scratch = Mutex::new(Some(scratch));
         let connections = Arc::new(connections);
@@ -105,14 +106,15 @@ impl Exchange {
         address
     }
 
-    /// Marks the device as lost, because other workers depend on the failed exchange, and ends those that
-    /// are unfinished.
+    /// Marks the device as lost, because other workers depend on the failed exchange, and ends
+    /// those that are unfinished.
     fn fail(&self, device: &Device, error: Error) {
         device.lose(error);
         self.connections.abort();
     }
 
-    /// Queues an exchange. If an earlier operation has failed, or this one does, the device is lost.
+    /// Queues an exchange. If an earlier operation has failed, or this one does, the device is
+    /// lost.
     ///
     /// # Safety
     /// The addresses have their numbers of bytes on the device.
@@ -159,7 +161,8 @@ impl Exchange {
         unsafe { self.run(device, spread.filter(NcclTransfer::has_bytes)) };
     }
 
-    /// x = the sum over all ranks. The numbers of the others are in `received`, as `[ranks, pitch]`.
+    /// x = the sum over all ranks. The numbers of the others are in `received`, as `[ranks,
+    /// pitch]`.
     fn add(&self, device: &Device, x: Address, len: usize, received: Address, pitch: usize) {
         let shape = Shape::for_numbers(1, len);
         let shape = Shape::new((shape.grid.1.min(32 * device.multiprocessors), 1, 1), shape.threads);

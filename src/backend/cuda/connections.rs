@@ -14,7 +14,8 @@ use crate::sys::bytes::{as_bytes, as_bytes_mut};
 use crate::sys::threads;
 use crate::types::parallel::{Division, WorkerPlace};
 
-/// The connections of a worker, until they are aborted. Every pair of workers that exchange data has one.
+/// The connections of a worker, until they are aborted. Every pair of workers that exchange data
+/// has one.
 pub struct Connections(Mutex<Option<NcclRank>>);
 
 /// Bytes of the first message to each peer.
@@ -35,8 +36,8 @@ struct Prepared {
 }
 
 impl Connections {
-    /// Connects all workers, which call this at the same time. The returned memory is in use until the
-    /// first exchange, which is queued, is complete.
+    /// Connects all workers, which call this at the same time. The returned memory is in use until
+    /// the first exchange, which is queued, is complete.
     pub fn open(context: &Arc<Context>, workers: &Workers) -> Result<(Connections, Memory)> {
         let (place, limit) = (place(workers), workers.timeout.max(MIN_CONNECT_TIMEOUT));
         // A worker that fails alone after this ends, and so do the others.
@@ -146,7 +147,8 @@ fn first_exchange(rank: &mut NcclRank, place: WorkerPlace, scratch: Address) -> 
         let [from, to] = [2 * index, 2 * index + 1].map(|part| scratch.at((part * FIRST_BYTES) as u64));
         [NcclTransfer::Send { to: peer, from, bytes: FIRST_BYTES }, NcclTransfer::Receive { from: peer, to, bytes: FIRST_BYTES }]
     });
-    // SAFETY: `scratch` has two messages for each worker. The caller keeps it until the exchange is complete.
+    // SAFETY: `scratch` has two messages for each worker. The caller keeps it until the exchange is
+    // complete.
     unsafe { rank.exchange(transfers) }
 }
 

@@ -23,10 +23,11 @@ pub struct Context {
 /// The owner of a context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ContextKind {
-    /// The library's own context, separate from the host application's contexts. Destroying it frees
-    /// everything that it owns.
+    /// The library's own context, separate from the host application's contexts. Destroying it
+    /// frees everything that it owns.
     Own,
-    /// The primary context of the device, which the host application may use too. NCCL uses no other.
+    /// The primary context of the device, which the host application may use too. NCCL uses no
+    /// other.
     Primary(sys::CUdevice),
 }
 
@@ -93,8 +94,8 @@ impl Context {
 
     /// Waits for all queued work. Call it inside `within`.
     ///
-    /// The thread sleeps. In a primary context, the flags of its owner determine whether waits for a stream
-    /// do, so it waits for an event there.
+    /// The thread sleeps. In a primary context, the flags of its owner determine whether waits for
+    /// a stream do, so it waits for an event there.
     pub fn synchronize(&self) -> Called<()> {
         let wait = |(stream, event): (sys::CUstream, sys::CUevent)| match event.is_null() {
             // SAFETY: the streams live as long as the context.
@@ -152,7 +153,8 @@ fn create(device: sys::CUdevice) -> Called<sys::CUcontext> {
     Ok(handle)
 }
 
-/// Creates an event in the current context. Threads that wait for it sleep, and no timing is recorded.
+/// Creates an event in the current context. Threads that wait for it sleep, and no timing is
+/// recorded.
 fn create_event() -> Called<sys::CUevent> {
     let flags = sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32 | sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
     let mut handle = null_mut();

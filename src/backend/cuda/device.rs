@@ -63,8 +63,8 @@ pub struct Device {
 }
 
 impl Device {
-    /// Opens a device. `image` is the fatbin of the kernels. `primary`: the primary context of the device
-    /// is used, for exchanges with other devices.
+    /// Opens a device. `image` is the fatbin of the kernels. `primary`: the primary context of the
+    /// device is used, for exchanges with other devices.
     pub fn open(ordinal: usize, image: &[u8], primary: bool) -> Result<Device> {
         check_driver(ordinal)?;
         let count = result::device::get_count().map_err(|e| failed("count the devices", e))?;
@@ -351,8 +351,8 @@ impl Device {
         self.failure().first.get_or_insert(error);
     }
 
-    /// Marks the device as lost: no exchange with other workers is possible after this error. An earlier
-    /// error that has not been reported is its cause.
+    /// Marks the device as lost: no exchange with other workers is possible after this error. An
+    /// earlier error that has not been reported is its cause.
     pub fn lose(&self, error: Error) {
         let mut failure = self.failure();
         if !failure.lost {

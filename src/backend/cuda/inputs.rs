@@ -181,8 +181,8 @@ impl Inputs {
         range
     }
 
-    /// Appends a tile for each part of the decode tiles. If `of_kept` is the number of these, so many
-    /// empty ones follow that the total does not depend on the batch.
+    /// Appends a tile for each part of the decode tiles. If `of_kept` is the number of these, so
+    /// many empty ones follow that the total does not depend on the batch.
     fn push_parts(&mut self, batch: &Batch, division: &Division, of_kept: Option<u32>) -> InputRange {
         let mut range = self.begin_tiles();
         for [row, rows, table, first_query, _, len, parts, partial] in division.tiles(batch) {
@@ -242,7 +242,8 @@ impl Division {
         len.div_ceil(self.part_len)
     }
 
-    /// The tiles of the sequences, each with all its tokens and the index of its first partial result.
+    /// The tiles of the sequences, each with all its tokens and the index of its first partial
+    /// result.
     fn tiles<'a>(&'a self, batch: &'a Batch) -> impl Iterator<Item = [u32; TILE_NUMBERS]> + 'a {
         let of_spans = batch.spans.iter().filter(is_decode).flat_map(|span| self.first_queries().map(move |query| (span, query)));
         of_spans.scan(0, |partial, (span, first_query)| {
@@ -259,8 +260,8 @@ impl Division {
     }
 }
 
-/// A part has at least its share of the work, so this many parts are full, and each tile has at most
-/// one that is not.
+/// A part has at least its share of the work, so this many parts are full, and each tile has at
+/// most one that is not.
 fn more_parts(heads: HeadGroups, blocks_at_once: u32) -> u32 {
     blocks_at_once / heads.kv_heads.max(1)
 }
@@ -274,8 +275,8 @@ fn is_decode(span: &&Span) -> bool {
     span.tokens == 1
 }
 
-/// Returns the numbers of all tiles. In each list, their count is at most that of full tiles plus one
-/// per sequence, and parts are more by `more_parts`.
+/// Returns the numbers of all tiles. In each list, their count is at most that of full tiles plus
+/// one per sequence, and parts are more by `more_parts`.
 fn tile_numbers(rows: usize, sequences: usize, heads: &HeadGroups, blocks_at_once: u32) -> usize {
     let tiles = (rows * heads.each as usize).div_ceil(DECODE_TILE.min(PREFILL_TILE) as usize) + sequences;
     // Prefill and decode tiles share the rows of the batch; parts and combined tiles have all of them.

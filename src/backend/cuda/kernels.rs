@@ -367,8 +367,8 @@ impl FewRows {
     const OUTS: usize = 32;
     const THREADS: u32 = 512;
 
-    /// Returns the kernel for a number of rows, and its launch configuration for a matrix with `outs`
-    /// rows. None: there is none for so many rows or this storage type.
+    /// Returns the kernel for a number of rows, and its launch configuration for a matrix with
+    /// `outs` rows. None: there is none for so many rows or this storage type.
     pub fn select(&self, stored: Stored, rows: usize, outs: usize, output: Output) -> Option<(Function, Shape)> {
         let [plain, gated] = match stored {
             Stored::As(Dtype::Bf16) => {

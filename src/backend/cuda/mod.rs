@@ -86,8 +86,8 @@ impl CudaBackend {
         CudaBackend::open(ordinal, invariant, false)
     }
 
-    /// Opens the device of one of several workers, which `join` each other. It uses the primary context
-    /// of the device.
+    /// Opens the device of one of several workers, which `join` each other. It uses the primary
+    /// context of the device.
     pub fn for_worker(ordinal: usize, invariant: bool) -> Result<CudaBackend> {
         CudaBackend::open(ordinal, invariant, true)
     }

@@ -1,8 +1,8 @@
 //! NCCL, which carries buffers between devices. It is loaded when the first engine with several
 //! workers is created.
 //!
-//! Its functions are declared here: cudarc does not look for the name `libnccl.so.2`, which NCCL has
-//! without its development files, and panics if a function is missing.
+//! Its functions are declared here: cudarc does not look for the name `libnccl.so.2`, which NCCL
+//! has without its development files, and panics if a function is missing.
 
 use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -89,8 +89,8 @@ impl Nccl {
         Ok(version.max(0) as u32)
     }
 
-    /// Returns the identity of a new communicator. NCCL starts a thread for it, which inherits the signal
-    /// mask of the calling thread.
+    /// Returns the identity of a new communicator. NCCL starts a thread for it, which inherits the
+    /// signal mask of the calling thread.
     pub fn unique_id(&self) -> Result<UniqueId> {
         let mut id = UniqueId([0; ID_BYTES]);
         // SAFETY: NCCL writes one identity.
@@ -158,8 +158,8 @@ impl NcclTransfer {
 }
 
 impl NcclRank {
-    /// Waits for all ranks, which call this at the same time, without a limit. `context` is the primary
-    /// context of the device, since NCCL uses no other.
+    /// Waits for all ranks, which call this at the same time, without a limit. `context` is the
+    /// primary context of the device, since NCCL uses no other.
     pub fn new(nccl: &'static Nccl, context: &Arc<Context>, id: UniqueId, [rank, size]: [usize; 2], timeout: Duration) -> Result<NcclRank> {
         let mut handle = null_mut();
         // SAFETY: NCCL writes the handle.
@@ -215,10 +215,11 @@ impl NcclRank {
 }
 
 impl Drop for NcclRank {
-    /// Ends unfinished exchanges and frees the rank. An orderly destruction would wait for the peers.
+    /// Ends unfinished exchanges and frees the rank. An orderly destruction would wait for the
+    /// peers.
     ///
-    /// NCCL has no limit for this. If it does not end in time, or no thread can be started for it, the rank
-    /// is left behind with its context.
+    /// NCCL has no limit for this. If it does not end in time, or no thread can be started for it,
+    /// the rank is left behind with its context.
     fn drop(&mut self) {
         let (nccl, context, handle) = (self.nccl, self.context.clone(), AtomicPtr::new(self.handle));
         let abort = move || {

@@ -17,8 +17,8 @@ use crate::backend::{Act, AttentionShape, ExpertOf, Glu, Heads, MatrixOf, NormOf
 use crate::error::{Error, Result};
 use crate::types::options::Dtype;
 
-/// Products of rows in groups, each with its own matrix and bias. `starts` is a list of the first row of
-/// each group, whose sizes only the device knows, or null.
+/// Products of rows in groups, each with its own matrix and bias. `starts` is a list of the first
+/// row of each group, whose sizes only the device knows, or null.
 struct Groups<'a> {
     count: usize,
     of: ExpertOf<'a, Matrix, Buf>,
@@ -33,8 +33,8 @@ impl CudaBackend {
         Shape::new((blocks as u32, 1, 1), FLAT)
     }
 
-    /// Launches products with each part of a matrix. With groups of rows, each group has its own matrix,
-    /// of the same form as `w`.
+    /// Launches products with each part of a matrix. With groups of rows, each group has its own
+    /// matrix, of the same form as `w`.
     fn product(&self, counts: RowCounts, x: &Buf, w: &Matrix, bias: Option<&Buf>, groups: Option<Groups>, out: &mut Buf) {
         for (index, part) in w.parts().iter().enumerate() {
             let at = |address: Address| if address == Address::NULL { address } else { address.at((part.first * size_of::<f32>()) as u64) };
@@ -82,8 +82,9 @@ impl CudaBackend {
         }
     }
 
-    /// Returns the kernel for a product of few rows, and its launch configuration. None: there is none
-    /// for this product, or not in batch-invariant mode, because a row would have other bits.
+    /// Returns the kernel for a product of few rows, and its launch configuration. None: there is
+    /// none for this product, or not in batch-invariant mode, because a row would have other
+    /// bits.
     fn few_rows(&self, part: &Part, rows: usize, output: Output) -> Option<(Function, Shape)> {
         if self.invariant { None } else { self.device.kernels.few_rows.select(part.stored, rows, part.rows, output) }
     }

@@ -95,8 +95,9 @@ impl Records {
         Ok(())
     }
 
-    /// Stores 32 codes. Each of four lanes has four consecutive numbers of the first 16, and four of the
-    /// second 16. They are four pairs; the second numbers of pairs follow the first ones.
+    /// Stores 32 codes. Each of four lanes has four consecutive numbers of the first 16, and four
+    /// of the second 16. They are four pairs; the second numbers of pairs follow the first
+    /// ones.
     #[inline(always)]
     fn store_codes(self, record: &mut [u8], thirty_two: usize, codes: &[u8; 32], zero: u8) {
         for lane in 0..4 {
@@ -122,8 +123,8 @@ impl Records {
         }
     }
 
-    /// Returns what is subtracted from codes: in memory, the code of 0 is 0 in 8 bits, and 8 in 4 bits
-    /// without offsets.
+    /// Returns what is subtracted from codes: in memory, the code of 0 is 0 in 8 bits, and 8 in 4
+    /// bits without offsets.
     fn code_of_zero(self) -> u8 {
         let zero = self.kind.codes().and_then(|codes| codes.zero).unwrap_or(0) as u8;
         match self.bits {

@@ -89,8 +89,8 @@ impl Routes {
         launch!(device, device.kernels.experts.sort_routes, shape, starts, sources, places, choices, rows, experts, top_k);
     }
 
-    /// Returns the address of the first route to each local expert, followed by that of the first route
-    /// after them: `[local experts + 1]`.
+    /// Returns the address of the first route to each local expert, followed by that of the first
+    /// route after them: `[local experts + 1]`.
     pub fn local_starts(&self) -> Address {
         self.starts.address().at((self.local.start * size_of::<u32>()) as u64)
     }

@@ -1,8 +1,8 @@
 //! The limit of waits for other workers.
 //!
-//! A device waits for the data of another worker without a limit, and the host waits for the device. So a
-//! thread watches the waits of the host. If one takes too long, NCCL reports an error or another worker has
-//! ended, the thread ends the exchanges, and the wait returns.
+//! A device waits for the data of another worker without a limit, and the host waits for the
+//! device. So a thread watches the waits of the host. If one takes too long, NCCL reports an error
+//! or another worker has ended, the thread ends the exchanges, and the wait returns.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -16,8 +16,8 @@ use crate::sys::threads;
 
 /// Time between two looks for errors during a wait.
 const POLL: Duration = Duration::from_millis(50);
-/// Limit of waits after another worker has ended. It may be the first to do so, when the engine is freed
-/// and this worker completes its last step.
+/// Limit of waits after another worker has ended. It may be the first to do so, when the engine is
+/// freed and this worker completes its last step.
 const MAX_LAST_STEP: Duration = Duration::from_secs(5);
 
 pub struct Watchdog {

@@ -1,5 +1,6 @@
-//! Operations of all ranks. The chunks of all operations are numbered, the same on all ranks. Chunk n
-//! of a rank is in its slot n % SLOTS, which is free when all ranks are done with chunk n - SLOTS.
+//! Operations of all ranks. The chunks of all operations are numbered, the same on all ranks. Chunk
+//! n of a rank is in its slot n % SLOTS, which is free when all ranks are done with chunk n -
+//! SLOTS.
 
 use std::ops::Range;
 
@@ -64,8 +65,8 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Exchanges `bytes` bytes in chunks. `access` writes a range to a slot of this rank, then reads it
-    /// from the slot of each rank, in the order of the ranks.
+    /// Exchanges `bytes` bytes in chunks. `access` writes a range to a slot of this rank, then
+    /// reads it from the slot of each rank, in the order of the ranks.
     pub(super) fn exchange(
         &self,
         operation: Operation,

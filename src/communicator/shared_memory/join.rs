@@ -61,8 +61,8 @@ impl Group<'_> {
         Error::invalid(format!("rank {} is already in use; start each rank once, or choose another path", self.rank))
     }
 
-    /// Creates the file. Returns `None` if another one was there, which is now removed, or if another
-    /// rank 0 is creating one.
+    /// Creates the file. Returns `None` if another one was there, which is now removed, or if
+    /// another rank 0 is creating one.
     fn create(&self) -> Result<Option<Segment>> {
         let mut options = OpenOptions::new();
         match options.read(true).write(true).create_new(true).mode(0o600).open(self.path) {

@@ -58,8 +58,8 @@ impl SharedMemory {
     ///
     /// # Errors
     /// `InvalidArgument` if the size is not 1 to 64, the rank is not below it or already in use, or
-    /// other ranks have another size. `Capacity` if the file cannot be allocated. `Io` if it cannot be
-    /// created, or if a rank has not joined in time or has ended.
+    /// other ranks have another size. `Capacity` if the file cannot be allocated. `Io` if it cannot
+    /// be created, or if a rank has not joined in time or has ended.
     pub fn join(path: &Path, rank: usize, size: usize, timeout: Option<Duration>) -> Result<SharedMemory> {
         let group = SharedMemory::join_group(&Group { path, rank, size }, &Limits::to_join(timeout, None));
         // No engine stops because of it yet.

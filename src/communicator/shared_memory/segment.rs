@@ -127,7 +127,8 @@ pub fn first_process(file: &File) -> (u32, u32) {
     (read_word(file, PAGE + PID), read_word(file, PAGE + PID_NAMESPACE))
 }
 
-/// Makes the group of a file fail, from a rank that cannot join it. A complete group is not affected.
+/// Makes the group of a file fail, from a rank that cannot join it. A complete group is not
+/// affected.
 pub fn refuse(file: &File, header: &Header, rank: usize, failure: Failure) {
     let ranks = (header.size as usize).min(MAX_RANKS);
     let is_complete = header.version == VERSION && (0..ranks).all(|rank| read_word(file, PAGE + 3 * rank * LINE) != ABSENT);
@@ -206,7 +207,8 @@ impl Segment {
         self.line(3 * rank)
     }
 
-    /// Chunks of collective operations that the rank has written. Those that it need not write count.
+    /// Chunks of collective operations that the rank has written. Those that it need not write
+    /// count.
     pub fn posted(&self, rank: usize) -> Counter<'_> {
         self.line(3 * rank + 1)
     }

@@ -25,8 +25,8 @@ pub struct Limits<'a> {
     parent: Option<&'a SharedMemory>,
 }
 
-/// Returns an error that another rank has caused. It is no defect of the library, although the engine
-/// stops.
+/// Returns an error that another rank has caused. It is no defect of the library, although the
+/// engine stops.
 pub fn group_error(message: impl Into<Cow<'static, str>>) -> Error {
     Error::new(Code::Internal, message)
 }

@@ -1,9 +1,9 @@
-//! The journal of an engine: all inputs of its steps, from which they can be repeated bit for bit. It
-//! has no output tokens, only digests that show whether they are the same.
+//! The journal of an engine: all inputs of its steps, from which they can be repeated bit for bit.
+//! It has no output tokens, only digests that show whether they are the same.
 //!
-//! The inputs of a step are its commands, its time, the full queues, the size of the pool, late masks,
-//! finished masks and transfers, and the failures of the device: of plans, of transfers between the
-//! tiers, of exports and imports.
+//! The inputs of a step are its commands, its time, the full queues, the size of the pool, late
+//! masks, finished masks and transfers, and the failures of the device: of plans, of transfers
+//! between the tiers, of exports and imports.
 //! `recording` has the decorators that record them, `replay` repeats them, and
 //! `observability::journal` has the format of the file.
 

@@ -1,8 +1,9 @@
 //! The host tier in a file. A thread reads and writes the file. The stepping thread only copies
 //! blocks, and never waits for the disk.
 //!
-//! The executor has a small tier in memory. Blocks that leave are moved there, and copied to buffers
-//! for the thread. Blocks that return take the opposite way, after the thread has read them.
+//! The executor has a small tier in memory. Blocks that leave are moved there, and copied to
+//! buffers for the thread. Blocks that return take the opposite way, after the thread has read
+//! them.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
@@ -89,8 +90,8 @@ pub struct CompletedTransfer {
 }
 
 impl SwapFile {
-    /// Creates a file of `blocks` blocks in `dir`, and its thread. At most `max_pending` reads and as
-    /// many writes are pending. An empty `dir` stands for a file in memory, for replays.
+    /// Creates a file of `blocks` blocks in `dir`, and its thread. At most `max_pending` reads and
+    /// as many writes are pending. An empty `dir` stands for a file in memory, for replays.
     pub fn create(dir: &Path, blocks: usize, block_bytes: usize, max_pending: usize, wakeup: Arc<Wakeup>) -> Result<SwapFile> {
         let bytes = (blocks as u64).checked_mul(block_bytes as u64).ok_or_else(Error::out_of_memory)?;
         let file = match dir.as_os_str().is_empty() {
@@ -255,7 +256,8 @@ fn stage<'a>(staged: &'a mut Vec<BlockMove>, portion: &[BlockMove]) -> &'a [Bloc
 struct Disk {
     file: File,
     block_bytes: usize,
-    /// [blocks] Whether the last write of the block has failed, so that the file has other contents.
+    /// [blocks] Whether the last write of the block has failed, so that the file has other
+    /// contents.
     is_lost: Vec<bool>,
 }
 

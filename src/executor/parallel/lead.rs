@@ -9,8 +9,8 @@ use crate::error::Result;
 /// The group of rank 0, and the workers that are threads of its process.
 pub struct Lead {
     pub group: Group,
-    /// Whether the engine exists. Before, the other ranks wait for the result of its creation, and after
-    /// it for commands.
+    /// Whether the engine exists. Before, the other ranks wait for the result of its creation, and
+    /// after it for commands.
     has_engine: AtomicBool,
     /// The threads end after `group` is dropped, so this field comes later.
     pub threads: WorkerThreads,

@@ -59,8 +59,8 @@ impl PipelineLogits {
         }
     }
 
-    /// Receives the logits of the oldest step whose logits have not been received. They pass through a
-    /// buffer that the next step overwrites.
+    /// Receives the logits of the oldest step whose logits have not been received. They pass
+    /// through a buffer that the next step overwrites.
     pub fn receive<B: Backend>(&mut self, local: &mut ModelExecutor<B>) -> Result<()> {
         let Some(Step { rows, logits }) = self.steps.get_mut(self.received) else { return Ok(()) };
         self.received += 1;

@@ -1,5 +1,5 @@
-//! One model on several workers. Rank 0 schedules; before each step it sends the plan to the others,
-//! which hold the same block tables and their own part of each block.
+//! One model on several workers. Rank 0 schedules; before each step it sends the plan to the
+//! others, which hold the same block tables and their own part of each block.
 
 mod command;
 mod group;
@@ -48,8 +48,8 @@ pub struct ParallelExecutor<B: Backend> {
 }
 
 impl<B: Backend> ParallelExecutor<B> {
-    /// Creates the executor of rank 0, while the other ranks start `serve`. Commands can be sent after
-    /// `Lead::agree_on_engine`.
+    /// Creates the executor of rank 0, while the other ranks start `serve`. Commands can be sent
+    /// after `Lead::agree_on_engine`.
     ///
     /// All memory of steps with batches up to `max` is reserved.
     pub fn new(lead: Arc<Lead>, local: Box<ModelExecutor<B>>, max: &BatchSize) -> Result<ParallelExecutor<B>> {
@@ -64,8 +64,8 @@ impl<B: Backend> ParallelExecutor<B> {
         Ok(ParallelExecutor { local, message, part_bytes, layout, pipeline, unreceived: None, failure: None, lead })
     }
 
-    /// Makes a change that all workers make too. `write` writes the message for them. No worker waits
-    /// for this rank to take its logits, so that it can take the message.
+    /// Makes a change that all workers make too. `write` writes the message for them. No worker
+    /// waits for this rank to take its logits, so that it can take the message.
     fn command(&mut self, write: impl FnOnce(&mut Message) -> Result<()>) -> Result<()> {
         self.receive_all()?;
         self.begin_command(write)?;
@@ -128,8 +128,8 @@ impl<B: Backend> ParallelExecutor<B> {
 }
 
 impl<B: Backend> Executor for ParallelExecutor<B> {
-    /// Returns the number of stages, each of which can compute another step. A single stage has as many
-    /// steps in flight as its devices.
+    /// Returns the number of stages, each of which can compute another step. A single stage has as
+    /// many steps in flight as its devices.
     fn depth(&self) -> usize {
         if self.pipeline.is_some() { self.lead.group.place.division.pipeline } else { self.local.depth() }
     }

@@ -36,8 +36,8 @@ pub(super) fn limits() -> ParserLimits {
     }
 }
 
-/// The compilations that run at the same time, in all engines of the process. More of them would take
-/// the CPUs from the steps.
+/// The compilations that run at the same time, in all engines of the process. More of them would
+/// take the CPUs from the steps.
 pub(super) struct Compilations {
     running: Mutex<usize>,
     ended: Condvar,

@@ -1,5 +1,5 @@
-//! The places in a sequence where a sequence breaker of DRY ends, independent of the tokenization of
-//! the breaker.
+//! The places in a sequence where a sequence breaker of DRY ends, independent of the tokenization
+//! of the breaker.
 //!
 //! Most breakers are parts of longer tokens, such as `":` or ` "`. llama.cpp
 //! (`get_overlapping_token_sequences`, after koboldcpp's pull request 982) also uses every token
@@ -10,8 +10,8 @@ use super::resolved::ResolvedSampling;
 use super::text_matcher::MatchState;
 use crate::error::{Result, try_refill};
 
-/// The breakers in the tokens so far. Each token is searched once, when it is appended. Empty without
-/// breakers.
+/// The breakers in the tokens so far. Each token is searched once, when it is appended. Empty
+/// without breakers.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Breaks {
     /// Number of tokens.

@@ -31,7 +31,8 @@ impl DryScratch {
     }
 }
 
-/// Applies the penalty. A repetition ends at a breaker, and tokens that contain one have no penalty.
+/// Applies the penalty. A repetition ends at a breaker, and tokens that contain one have no
+/// penalty.
 pub fn apply(
     logits: &mut [f32],
     scratch: &mut DryScratch,

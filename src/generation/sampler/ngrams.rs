@@ -39,8 +39,8 @@ pub fn continuations(tokens: &[u32], n: usize, mut found: impl FnMut(u32)) {
     }
 }
 
-/// Returns the places among the first `count` of `tokens` at which `prefix` occurs, one bit each. The
-/// compiler vectorizes the comparisons.
+/// Returns the places among the first `count` of `tokens` at which `prefix` occurs, one bit each.
+/// The compiler vectorizes the comparisons.
 fn places_of(prefix: &[u32], tokens: &[u32], count: usize) -> u64 {
     let mut equal = [u32::MAX; BLOCK];
     equal[count..].fill(0);

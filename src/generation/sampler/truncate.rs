@@ -165,8 +165,8 @@ const MANY: usize = 512;
 /// Maximum number of bits of an id that one pass distributes. Two passes suffice for a vocabulary.
 const MAX_DIGIT_BITS: u32 = 11;
 
-/// Restores the order by id. Many candidates are distributed by the lower and then by the upper half
-/// of their ids, if the list has memory for as many more.
+/// Restores the order by id. Many candidates are distributed by the lower and then by the upper
+/// half of their ids, if the list has memory for as many more.
 fn sort_by_token(candidates: &mut Vec<Candidate>) {
     let count = candidates.len();
     let max = candidates.iter().map(|candidate| candidate.token).max().unwrap_or(0);

@@ -7,8 +7,8 @@ use crate::kv::prefix_cache::HashedTokens;
 use crate::kv::{BlockHash, BlockId, NoSpace};
 
 impl BlockManager {
-    /// Logs the hashes of computed blocks that enter the prefix cache, up to `max_len` of them between
-    /// two calls of `next_computed`.
+    /// Logs the hashes of computed blocks that enter the prefix cache, up to `max_len` of them
+    /// between two calls of `next_computed`.
     pub fn log_computed(&mut self, max_len: usize) -> Result<()> {
         self.prefix.as_mut().map_or(Ok(()), |prefix| prefix.log_computed(max_len))
     }

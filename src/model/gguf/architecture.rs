@@ -14,9 +14,9 @@ pub struct Architecture {
     sparse: Option<(&'static str, ExpertNames)>,
     /// The architecture in Hugging Face of a model with experts whose scores are sigmoids.
     sigmoid: Option<&'static str>,
-    /// The dimensions of a head that rotate together, if they differ from Hugging Face. The converter of
-    /// llama.cpp permutes the rows of queries and keys of "llama" and "granite", so that dimensions 2i
-    /// and 2i + 1 form a pair.
+    /// The dimensions of a head that rotate together, if they differ from Hugging Face. The
+    /// converter of llama.cpp permutes the rows of queries and keys of "llama" and "granite",
+    /// so that dimensions 2i and 2i + 1 form a pair.
     pub pairs: Option<Pairs>,
     pub windows: Windows,
     /// Whether a part of a head may stay unrotated.
@@ -25,13 +25,13 @@ pub struct Architecture {
     pub biased: &'static str,
     /// Whether branches that are parallel have separate norms, as branches in sequence have.
     pub parallel_norms: bool,
-    /// The number of layers of the model that scales scores by its width per head, which files do not
-    /// state.
+    /// The number of layers of the model that scales scores by its width per head, which files do
+    /// not state.
     pub scaled_by_width: Option<usize>,
     /// Whether the bounds of YaRN are rounded to whole pairs, which files do not state.
     pub whole_yarn: bool,
-    /// Whether `yarn_log_multiplier` is a tenth of mscale_all_dim, and mscale is the same. Otherwise it is
-    /// mscale_all_dim, and mscale is 1.
+    /// Whether `yarn_log_multiplier` is a tenth of mscale_all_dim, and mscale is the same.
+    /// Otherwise it is mscale_all_dim, and mscale is 1.
     pub yarn_in_tenths: bool,
     pub names: Names,
 }

@@ -72,8 +72,8 @@ impl Metadata {
 /// Maximum nesting and number of dimensions, by the format.
 pub(super) const MAX_DIMENSIONS: u32 = 4;
 
-/// Reads a header from its start. No length that the file states is trusted: a text or a list that is
-/// longer than the rest of the file is an error before memory is reserved.
+/// Reads a header from its start. No length that the file states is trusted: a text or a list that
+/// is longer than the rest of the file is an error before memory is reserved.
 pub(super) struct Header<'a> {
     source: BufReader<&'a File>,
     /// Position in the file.

@@ -1,5 +1,5 @@
-//! GGUF files, the format of llama.cpp: metadata and tensors. The reader is strict: a file that states
-//! anything impossible is refused, and memory stays in proportion to the size of the file.
+//! GGUF files, the format of llama.cpp: metadata and tensors. The reader is strict: a file that
+//! states anything impossible is refused, and memory stays in proportion to the size of the file.
 
 mod architecture;
 mod metadata;
@@ -93,8 +93,8 @@ const MIN_VALUE_BYTES: u64 = 13;
 const MIN_TENSOR_BYTES: u64 = 24;
 
 impl Gguf {
-    /// Opens a file and checks its header. The numbers of the tensors are not read. If the model is split
-    /// over files, the path is that of the first one.
+    /// Opens a file and checks its header. The numbers of the tensors are not read. If the model is
+    /// split over files, the path is that of the first one.
     pub fn open(path: &Path) -> Result<Gguf> {
         let mut first = Gguf::open_one(path)?;
         let count = first.metadata.whole("split.count", MAX_SPLITS).map_err(|error| error.within(path.display()))?.unwrap_or(1);

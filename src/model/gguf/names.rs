@@ -8,8 +8,8 @@ use crate::error::{Error, Result};
 pub struct Names {
     layers: &'static str,
     outside: &'static [(&'static str, &'static str)],
-    /// After a name that ends with a dot, Hugging Face has the number of a head: files have one tensor for
-    /// all heads.
+    /// After a name that ends with a dot, Hugging Face has the number of a head: files have one
+    /// tensor for all heads.
     of_layer: &'static [(&'static str, &'static str)],
 }
 
@@ -226,7 +226,8 @@ fn find(own: &[(&str, &'static str)], usual: &[(&str, &'static str)], part: &str
     own.iter().chain(usual).find(|(gguf, _)| *gguf == part).map(|(_, name)| *name)
 }
 
-/// Reserves `each` places for every tensor along the outermost dimension, of which there must be `count`.
+/// Reserves `each` places for every tensor along the outermost dimension, of which there must be
+/// `count`.
 fn reserve(named: &mut Named, each: usize, tensor: &Tensor, count: usize) -> Result<()> {
     if tensor.shape[0] != count || count > MAX_EXPERTS {
         let problem = format!("{} experts or heads; the metadata have {count}, of at most {MAX_EXPERTS}", tensor.shape[0]);

@@ -293,7 +293,8 @@ fn forms_of_a_family_that_files_do_not_name_follow_from_its_values() {
             metadata.insert(format!("{architecture}.{key}"), Value::Integer(value));
         })
     };
-    // Models of 27 billion parameters scale scores by their width per head, 256 / 4, and others by key_length.
+    // Models of 27 billion parameters scale scores by their width per head, 256 / 4, and others by
+    // key_length.
     for (architecture, layers, scalar) in [("gemma2", 46, 64), ("gemma2", 26, 32), ("gemma3", 62, 64), ("gemma3", 46, 32)] {
         let config = model_as(architecture, |metadata| {
             metadata.insert(format!("{architecture}.attention.sliding_window"), Value::Integer(20));
@@ -410,8 +411,8 @@ fn a_directory_with_one_file_is_that_file_and_with_two_an_error() {
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
-/// The words are those of the published tokenizers of GPT-4o, Mistral NeMo, DeepSeek V3, LLaMA 3, Qwen
-/// 2.5 and Command R+, and those of llama.cpp, in the characters of byte level tokens.
+/// The words are those of the published tokenizers of GPT-4o, Mistral NeMo, DeepSeek V3, LLaMA 3,
+/// Qwen 2.5 and Command R+, and those of llama.cpp, in the characters of byte level tokens.
 #[test]
 fn texts_are_cut_into_the_words_of_the_published_tokenizers_and_of_llama_cpp() {
     are_cut_into(include_str!("../../../tests/data/gguf_words.json"));

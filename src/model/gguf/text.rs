@@ -36,8 +36,9 @@ const DEEPSEEK3: [&str; 3] = [
     r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##,
 ];
 
-/// The words of the first DeepSeek models: line ends, letters, punctuation, Chinese, Japanese and Korean,
-/// numbers. The letters are those with cases in Unicode, except for Armenian and Georgian lower case.
+/// The words of the first DeepSeek models: line ends, letters, punctuation, Chinese, Japanese and
+/// Korean, numbers. The letters are those with cases in Unicode, except for Armenian and Georgian
+/// lower case.
 const DEEPSEEK_LLM: [&str; 6] = [
     r"[\r\n]",
     "\\s?[A-Za-z\u{B5}\u{C0}-\u{D6}\u{D8}-\u{F6}\u{F8}-\u{1BA}\u{1BC}-\u{1BF}\u{1C4}-\u{293}\
@@ -63,8 +64,8 @@ const DEEPSEEK_LLM: [&str; 6] = [
 ];
 const DEEPSEEK_CODER: [&str; 5] = [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", CHINESE_JAPANESE_KOREAN, r"\p{N}"];
 const CHINESE_JAPANESE_KOREAN: &str = "[\u{4E00}-\u{9FA5}\u{800}-\u{4E00}\u{AC00}-\u{D7FF}]+";
-/// The words of BLOOM: all characters but spaces, parentheses, bars, and punctuation that ends a sentence
-/// or its parts.
+/// The words of BLOOM: all characters but spaces, parentheses, bars, and punctuation that ends a
+/// sentence or its parts.
 const BLOOM: &str = " ?[^(\\s|.,!?\u{2026}\u{3002}\u{FF0C}\u{3001}\u{964}\u{6D4}\u{60C})]+";
 
 /// How a text is cut into words before tokens are merged.
@@ -86,7 +87,8 @@ struct Form {
     words: Words,
     /// Whether texts become NFC.
     nfc: bool,
-    /// Whether a word that is a token is not cut further. If so, the first token is added by default.
+    /// Whether a word that is a token is not cut further. If so, the first token is added by
+    /// default.
     ignore_merges: bool,
 }
 
@@ -171,8 +173,8 @@ impl Tokens<'_> {
         self.texts.iter().enumerate().map(|(id, text)| (text.clone(), id.into())).collect::<Map<_, _>>().into()
     }
 
-    /// Returns the document that adds a first and a last token. An end has the name of its flag, the name
-    /// of its token, and whether it is added if the file has no flag.
+    /// Returns the document that adds a first and a last token. An end has the name of its flag,
+    /// the name of its token, and whether it is added if the file has no flag.
     fn post_processor(&self, ends: [(&str, &str, bool); 2]) -> Result<Json> {
         let (mut template, mut tokens) = (vec![json!({"Sequence": {"id": "A", "type_id": 0}})], Map::new());
         for (end, (flag, name, default)) in ends.into_iter().enumerate() {
@@ -320,7 +322,8 @@ fn merges_by_score(texts: &[String], scores: &[f32]) -> Vec<Json> {
     merges.into_iter().map(|(_, left, right)| json!([texts[left], texts[right]])).collect()
 }
 
-/// Prefix of a token within a word in Hugging Face. In files, tokens that begin a word have a prefix.
+/// Prefix of a token within a word in Hugging Face. In files, tokens that begin a word have a
+/// prefix.
 const WITHIN_WORD: &str = "##";
 /// Characters of the longest word that is not unknown.
 const MAX_WORD: usize = 100;

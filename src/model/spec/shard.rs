@@ -2,7 +2,8 @@
 //!
 //! Tensor parallelism divides each layer: attention by heads, an MLP by its intermediate width,
 //! experts by their number, and the vocabulary by tokens. The outputs of attention and MLP are sums
-//! over all ranks. Everything else is the same on all ranks. Pipeline parallelism divides the layers.
+//! over all ranks. Everything else is the same on all ranks. Pipeline parallelism divides the
+//! layers.
 
 use std::ops::Range;
 use std::slice::from_ref;
@@ -60,9 +61,9 @@ impl ModelSpec {
 
     /// Returns the spec of a stage. With one stage, it is the same spec.
     ///
-    /// Only the first stage has the embedding, and only the last one the final norm and the head. In
-    /// the other stages, their matrices have no rows, or are absent. If the head is tied to the
-    /// embedding, the first and the last stage have the matrix.
+    /// Only the first stage has the embedding, and only the last one the final norm and the head.
+    /// In the other stages, their matrices have no rows, or are absent. If the head is tied to
+    /// the embedding, the first and the last stage have the matrix.
     ///
     /// Errors: `InvalidArgument` if there are more stages than layers.
     pub fn stage(&self, stage: Stage) -> Result<ModelSpec> {
@@ -88,8 +89,8 @@ impl ModelSpec {
         Ok(spec)
     }
 
-    /// Returns the tokens of this rank: those of its logits if it has the head, or else those of its
-    /// embedding. Empty if it has neither, or if there are fewer tokens than ranks.
+    /// Returns the tokens of this rank: those of its logits if it has the head, or else those of
+    /// its embedding. Empty if it has neither, or if there are fewer tokens than ranks.
     pub fn vocab(&self) -> Range<usize> {
         let of_head = self.head.weight.as_ref().filter(|weight| weight.rows() > 0);
         of_head.unwrap_or(&self.embedding.tokens).row_ranges().first().cloned().unwrap_or(0..0)
@@ -97,8 +98,9 @@ impl ModelSpec {
 }
 
 impl Stage {
-    /// Returns the layers of the stage, of a model with `layers` layers. If the stages do not divide
-    /// them, earlier stages have one more, because the last one also computes the logits.
+    /// Returns the layers of the stage, of a model with `layers` layers. If the stages do not
+    /// divide them, earlier stages have one more, because the last one also computes the
+    /// logits.
     ///
     /// Errors: `InvalidArgument` if there are more stages than layers.
     pub fn layers(self, layers: usize) -> Result<Range<usize>> {
@@ -123,8 +125,8 @@ fn share(count: usize, index: usize, of: usize) -> Range<usize> {
 }
 
 impl Shard {
-    /// Returns the tokens of this rank, of a vocabulary with `vocab_size` tokens. All ranks have equally
-    /// many, except the last ones, which may have fewer or none.
+    /// Returns the tokens of this rank, of a vocabulary with `vocab_size` tokens. All ranks have
+    /// equally many, except the last ones, which may have fewer or none.
     pub fn tokens(self, vocab_size: usize) -> Range<usize> {
         part_of(vocab_size, self.rank, self.ranks)
     }
@@ -140,8 +142,8 @@ impl Shard {
         }
     }
 
-    /// Returns the KV heads of this rank: its part, or the one that its queries share with those of other
-    /// ranks.
+    /// Returns the KV heads of this rank: its part, or the one that its queries share with those of
+    /// other ranks.
     fn kv_heads(self, count: usize) -> Result<Range<usize>> {
         let Shard { rank, ranks } = self;
         match ranks.is_multiple_of(count) {
@@ -171,8 +173,8 @@ impl Shard {
         })
     }
 
-    /// Returns the norm over the keys of all ranks, in the order of ranks. If ranks share KV heads, they
-    /// occur several times, which does not change the mean.
+    /// Returns the norm over the keys of all ranks, in the order of ranks. If ranks share KV heads,
+    /// they occur several times, which does not change the mean.
     fn norm_of_all_keys(self, norm: Norm, shape: &AttentionShape) -> Norm {
         if self.ranks <= shape.kv_heads {
             return norm;
@@ -233,8 +235,8 @@ impl Shard {
         Ok(Expert { gate_up: gate_up.with_rows(&rows), down: self.summed(down, width) })
     }
 
-    /// Returns the shard of a matrix whose outputs are summed over all ranks. Only the first rank adds
-    /// the bias.
+    /// Returns the shard of a matrix whose outputs are summed over all ranks. Only the first rank
+    /// adds the bias.
     fn summed(self, matrix: Linear, cols: Range<usize>) -> Linear {
         let bias = matrix.bias && self.rank == 0;
         matrix.with_cols(cols).bias(bias)
@@ -245,8 +247,8 @@ fn of_shape(shape: AttentionShape, heads: &Range<usize>) -> AttentionShape {
     AttentionShape { heads: heads.len(), shard: Some(HeadShard { first: heads.start, of: shape.heads }), ..shape }
 }
 
-/// Returns the norm of these heads, which has either the weights of one head for all, or weights per
-/// head.
+/// Returns the norm of these heads, which has either the weights of one head for all, or weights
+/// per head.
 fn of_heads(norm: Norm, heads: &Range<usize>, shape: &AttentionShape) -> Norm {
     match norm.stored_width() == shape.head_dim {
         true => norm,

@@ -3,8 +3,8 @@ use super::Allocation;
 /// Reserves blocks for the maximum length of a sequence, so that its growth causes no preemption.
 /// Forks and appended tokens of running sequences are not part of the reservation.
 ///
-/// With `contiguous`, the memory of a sequence is one piece, rounded up to a power of two of blocks.
-/// Systems before PagedAttention worked this way, and the paper compares with it.
+/// With `contiguous`, the memory of a sequence is one piece, rounded up to a power of two of
+/// blocks. Systems before PagedAttention worked this way, and the paper compares with it.
 pub struct MaxTokens {
     pub contiguous: bool,
 }

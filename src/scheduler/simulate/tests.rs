@@ -210,7 +210,8 @@ fn the_scheduler_and_the_forecast_follow_a_policy_that_neither_knows() {
     assert!((predicted.first_token.unwrap() / actual - 1.0).abs() < 1e-9, "{predicted:?}, actual {actual}");
 }
 
-/// Returns the predicted and the actual seconds until the first token of a request behind 40 others.
+/// Returns the predicted and the actual seconds until the first token of a request behind 40
+/// others.
 fn behind_40_requests(policies: Policies) -> (f64, f64) {
     let (prompt, max_new_tokens) = (500, 20);
     let mut s = scheduler(policies);

@@ -339,7 +339,8 @@ impl Trace {
         (moves.out.is_empty() || works[0], moves.back.is_empty() || works[1])
     }
 
-    /// Ends the oldest `ended` reads of a file. Only `room` blocks can be written to it in this step.
+    /// Ends the oldest `ended` reads of a file. Only `room` blocks can be written to it in this
+    /// step.
     fn end_reads(&mut self, ended: usize, room: usize) {
         let Some(reads) = &mut self.host.reads else { return };
         let ended = ended.min(reads.len());

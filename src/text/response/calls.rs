@@ -59,8 +59,8 @@ impl ResponseParser {
         }
     }
 
-    /// The arguments begin with `c`. In the format of DeepSeek V3 the name stands between the marker
-    /// and the fence before the arguments, and a type before the marker.
+    /// The arguments begin with `c`. In the format of DeepSeek V3 the name stands between the
+    /// marker and the fence before the arguments, and a type before the marker.
     fn end_header(&mut self, header: Header, c: char, out: &mut Deltas) {
         let text = header.name.trim();
         let text = text.strip_suffix("```json").unwrap_or(text).trim_end();

@@ -23,7 +23,8 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Reads the JSON object of `pllm_response_parser_create`. `detected` is the format of the model.
+    /// Reads the JSON object of `pllm_response_parser_create`. `detected` is the format of the
+    /// model.
     pub fn parse(json: &str, detected: Option<&'static Format>) -> Result<(&'static Format, Settings)> {
         let mut given: Map<String, Json> = serde_json::from_str(json)
             .map_err(|error| Error::invalid(format!("settings_json is not a JSON object ({error}); pass {{}} for the defaults")))?;

@@ -1,5 +1,5 @@
-//! Sampling on the device, as flat data. `generation::sampler` writes the parameters and a backend samples.
-//! Neither module depends on the other.
+//! Sampling on the device, as flat data. `generation::sampler` writes the parameters and a backend
+//! samples. Neither module depends on the other.
 
 use std::ops::Range;
 

@@ -77,8 +77,8 @@ pub struct Span {
     pub first_token: u32,
     pub tokens: u32,
     /// Index of the first entry of the block table in `Batch::tables`. The table covers all
-    /// positions up to the last token. An entry outside the window of all tokens refers to the newest
-    /// block of its group.
+    /// positions up to the last token. An entry outside the window of all tokens refers to the
+    /// newest block of its group.
     pub table: u32,
 }
 
@@ -111,8 +111,8 @@ impl Batch {
         Ok(())
     }
 
-    /// Checks that no index is out of range. A batch of another process may have any numbers. The block
-    /// tables refer to `blocks` blocks of `block_size` tokens.
+    /// Checks that no index is out of range. A batch of another process may have any numbers. The
+    /// block tables refer to `blocks` blocks of `block_size` tokens.
     pub fn check(&self, blocks: usize, block_size: usize, groups: usize) -> Result<()> {
         let (tokens, below) = (self.token_count(), |index: u32, limit: usize| (index as usize) < limit);
         let tables_are_complete = |span: &Span| {

@@ -56,8 +56,9 @@ pub enum AllocationPolicy {
     OnDemand,
     /// The maximum number of tokens. The growth of a running request causes no preemption.
     MaxTokens,
-    /// As `MaxTokens`, in contiguous memory of a power of two of blocks, for comparisons with systems
-    /// before PagedAttention. Forecasts take it for `MaxTokens`. The C API does not have it.
+    /// As `MaxTokens`, in contiguous memory of a power of two of blocks, for comparisons with
+    /// systems before PagedAttention. Forecasts take it for `MaxTokens`. The C API does not
+    /// have it.
     Contiguous,
 }
 

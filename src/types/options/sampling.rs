@@ -222,7 +222,8 @@ impl SamplingParams {
     const MAX_TEMPERATURE: f32 = 1e4;
     /// The maximum number of stop strings, stop tokens or bad words.
     const MAX_STOPS: usize = 1024;
-    /// The maximum size of all stop strings in bytes. Their automaton takes 24 times as much memory.
+    /// The maximum size of all stop strings in bytes. Their automaton takes 24 times as much
+    /// memory.
     const MAX_STOP_BYTES: usize = 16 << 10;
     /// The maximum size of all bad words in bytes. Each is tokenized in four ways.
     const MAX_BAD_WORD_BYTES: usize = 64 << 10;

@@ -129,8 +129,8 @@ fn rank_0_that_cannot_create_its_engine_fails_all_ranks() {
     assert_eq!(error.code(), Code::Io, "{error}");
 }
 
-/// Runs a request on several workers. All exchanges of one of them fail from this number on. Returns
-/// how the engine and the workers end.
+/// Runs a request on several workers. All exchanges of one of them fail from this number on.
+/// Returns how the engine and the workers end.
 fn run_with_failure(options: &EngineOptions, division: Division, failing: usize, exchange: u64) -> (Result<()>, Vec<Result<()>>) {
     let exchanges = AtomicU64::new(0);
     let before = move || match exchanges.fetch_add(1, SeqCst) < exchange {

@@ -6,8 +6,8 @@
 //! - For each group:
 //!   - For codes of 5 and 6 bits, one word per output with their high bits: see `high_bit`.
 //!   - Codes, or their low four bits, as in int8 and int4.
-//!   - `[32]` scales, and then `[32]` offsets: in f16 if the block has one group, and otherwise signed
-//!     bytes, which are multiplied by those of the block.
+//!   - `[32]` scales, and then `[32]` offsets: in f16 if the block has one group, and otherwise
+//!     signed bytes, which are multiplied by those of the block.
 //!
 //! Types without offsets have none of the offsets.
 

@@ -17,10 +17,10 @@ pub const STEP_BYTES: usize = PANEL * 4;
 /// Words of a row in a block with several groups.
 pub const BLOCK_WORDS: usize = 64;
 
-/// Returns the position of a code's high bits in its byte of the word of high bits. The word of a group
-/// has the bits of column `4 * word + byte` in byte `byte`, from bit 4, 6, 0, 2 on for the four words of
-/// codes of 6 bits, and at bit 4, 5, 6, 7, 0, 1, 2, 3 for the eight words of codes of 5 bits. One shift
-/// of the whole word moves them to bit 4 of their bytes.
+/// Returns the position of a code's high bits in its byte of the word of high bits. The word of a
+/// group has the bits of column `4 * word + byte` in byte `byte`, from bit 4, 6, 0, 2 on for the
+/// four words of codes of 6 bits, and at bit 4, 5, 6, 7, 0, 1, 2, 3 for the eight words of codes of
+/// 5 bits. One shift of the whole word moves them to bit 4 of their bytes.
 pub const fn high_bit(bits: u32, word: usize) -> u32 {
     (4 + (bits - 4) * word as u32) % 8
 }
@@ -37,8 +37,9 @@ pub trait Whole: Copy + 'static {
     const TAIL: usize;
     /// Words of a row per step.
     const WORDS: usize = if Self::BITS == 8 { 1 } else { 2 };
-    /// Number of words whose products can be added in 16 bits. Each word adds two products of a code and
-    /// a byte of a row, of which the magnitude is at most 128: with 4 bits, 2 * 8 * 15 * 128 = 30,720.
+    /// Number of words whose products can be added in 16 bits. Each word adds two products of a
+    /// code and a byte of a row, of which the magnitude is at most 128: with 4 bits,
+    /// 2 * 8 * 15 * 128 = 30,720.
     const SMALL_WORDS: usize = match Self::BITS {
         4 => 8,
         5 => 4,
@@ -81,8 +82,8 @@ impl Whole for PerOutput {
     }
 }
 
-/// Each group of each output has a scale in f16, and, with `OFFSETS`, an offset in f16 for asymmetric
-/// quantization.
+/// Each group of each output has a scale in f16, and, with `OFFSETS`, an offset in f16 for
+/// asymmetric quantization.
 #[derive(Clone, Copy)]
 pub struct Grouped<const BITS: u32, const OFFSETS: bool>;
 
@@ -104,8 +105,8 @@ impl<const BITS: u32, const OFFSETS: bool> Whole for Grouped<BITS, OFFSETS> {
     }
 }
 
-/// Each block of each output has a scale in f16. Each group has a signed byte, whose product with it is
-/// the scale of the group. With `OFFSETS`, the same applies to offsets.
+/// Each block of each output has a scale in f16. Each group has a signed byte, whose product with
+/// it is the scale of the group. With `OFFSETS`, the same applies to offsets.
 #[derive(Clone, Copy)]
 pub struct Nested<const BITS: u32, const OFFSETS: bool>;
 
@@ -312,7 +313,8 @@ impl<L: Lanes, W: Whole, const R: usize, const C: usize> Dots<L, W, R, C> {
     }
 }
 
-/// `dots[r][c] +=` the products of a group whose weights have high bits. They fill one word per output.
+/// `dots[r][c] +=` the products of a group whose weights have high bits. They fill one word per
+/// output.
 ///
 /// # Safety
 /// As for `Lanes`. `weights` and `x` are valid for a group.

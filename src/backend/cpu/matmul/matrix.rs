@@ -224,8 +224,8 @@ struct Packing {
 }
 
 impl Packing {
-    /// Reads the rows of a section and packs them in `panels`. Each thread packs the rows that it reads,
-    /// while they are in its core's cache. `buffers` has one buffer per thread.
+    /// Reads the rows of a section and packs them in `panels`. Each thread packs the rows that it
+    /// reads, while they are in its core's cache. `buffers` has one buffer per thread.
     fn load(&self, pool: &Pool, range: &PackedRange, panels: &mut [u8], buffers: &[Mutex<Vec<u8>>], source: &mut RowSource) -> Result<()> {
         let (threads, row_bytes, count) = (pool.threads(), self.row_bytes, range.rows.div_ceil(PANEL));
         let rows_of = |panels: &Range<usize>| panels.start * PANEL..range.rows.min(panels.end * PANEL);
@@ -270,8 +270,8 @@ impl Packing {
         })
     }
 
-    /// Packs rows, from the first row of a panel on. It is row `first` of the matrix. The error names the
-    /// first row that cannot be packed.
+    /// Packs rows, from the first row of a panel on. It is row `first` of the matrix. The error
+    /// names the first row that cannot be packed.
     fn pack(&self, first: usize, rows: &[u8], panels: &mut [u8]) -> Result<()> {
         let (cols, row_bytes) = (self.cols, self.row_bytes);
         let panels = panels.chunks_exact_mut(panel_bytes(self.format, cols).max(1));

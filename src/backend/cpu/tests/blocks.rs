@@ -82,7 +82,8 @@ fn load(backend: &CpuBackend, cols: usize, parts: &[Stored]) -> Result<Matrix> {
     Ok(matrix)
 }
 
-/// Returns the product of each output with the rows of `x`, which are rounded as the section requires.
+/// Returns the product of each output with the rows of `x`, which are rounded as the section
+/// requires.
 fn expected(parts: &[Stored], x: &[f32], cols: usize, bias: &[f32]) -> Vec<f64> {
     let rows = x.len() / cols;
     let outs: usize = parts.iter().map(|part| part.section.rows).sum();

@@ -20,8 +20,8 @@ use crate::types::options::KvStoreOptions;
 /// does not return.
 const CLOSE_TIME: Duration = Duration::from_secs(2);
 
-/// A store and its thread. Dropping the client writes the blocks that wait, within the time limit of
-/// the options, and closes the store. If the store does not return, its thread is left behind.
+/// A store and its thread. Dropping the client writes the blocks that wait, within the time limit
+/// of the options, and closes the store. If the store does not return, its thread is left behind.
 pub struct StoreClient {
     pub board: Arc<Board>,
     jobs: Option<Sender<Job>>,

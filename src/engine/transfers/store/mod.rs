@@ -147,7 +147,8 @@ impl Loads {
     }
 
     /// Returns the prompt of the next block, the number of places that were cached before
-    /// (only once for each lookup), and the entry of the block. `None` ends the copies of this step.
+    /// (only once for each lookup), and the entry of the block. `None` ends the copies of this
+    /// step.
     pub fn next_to_copy(&mut self) -> Option<(Arc<PromptBlocks>, usize, usize)> {
         if self.bytes_left == 0 {
             return None;

@@ -26,7 +26,8 @@ impl BlockManager {
         Some(host)
     }
 
-    /// Schedules the transfer of a host block that another thread has read, unless it was cancelled.
+    /// Schedules the transfer of a host block that another thread has read, unless it was
+    /// cancelled.
     pub fn finish_read(&mut self, host: BlockId) {
         if let Some(device) = self.target_of_read(host) {
             self.host.move_back(device, host);
