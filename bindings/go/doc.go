@@ -39,8 +39,8 @@
 // Every error is an [*Error] with the library's message, except the error of a context that is
 // done. Distinguish kinds with errors.Is(err, pagedllm.ErrCapacity). An error in a request, an
 // option or a model never ends the process. If a prompt is too long, Error.PromptTokens and
-// Error.MaxModelLen have the numbers. [Engine.Healthy] returns the error that has stopped the
-// engine.
+// Error.MaxModelLen have the numbers. If the same call can succeed later, Error.IsTemporary is set.
+// [Engine.Healthy] returns the error that has stopped the engine.
 //
 // # Contexts
 //

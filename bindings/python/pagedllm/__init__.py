@@ -260,14 +260,16 @@ class Error(Exception):
 
     prompt_tokens: Number of tokens of a prompt that is too long. None for any other error.
     max_model_len: The limit of the engine for which a prompt is too long. None for any other error.
+    is_temporary: Whether the same call can succeed later without a change, for example when fewer requests wait.
     """
 
     def __init__(self, code: int, message: str, prompt_tokens: Optional[int] = None,
-                 max_model_len: Optional[int] = None) -> None:
+                 max_model_len: Optional[int] = None, is_temporary: bool = False) -> None:
         self.code = _member(Code, code)
         self.message = message
         self.prompt_tokens = prompt_tokens
         self.max_model_len = max_model_len
+        self.is_temporary = is_temporary
         super().__init__(self.code, message)
 
     def __str__(self) -> str:
@@ -1013,6 +1015,7 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "pllm_error_message": (c_char_p, [c_void_p]),
     "pllm_error_prompt_tokens": (c_uint64, [c_void_p]),
     "pllm_error_max_model_len": (c_uint64, [c_void_p]),
+    "pllm_error_is_temporary": (c_int32, [c_void_p]),
     "pllm_error_free": (None, [c_void_p]),
     "pllm_budget_create": (_Failure, [c_uint64, c_uint64, c_void_p]),
     "pllm_budget_free": (None, [c_void_p]),
@@ -1137,7 +1140,8 @@ def _check(error: _Failure, _function: Any, _arguments: Any) -> None:
         try:
             # Both numbers are 0 unless a prompt is too long.
             raise Error(_lib.pllm_error_code(error), _lib.pllm_error_message(error).decode(),
-                        _lib.pllm_error_prompt_tokens(error) or None, _lib.pllm_error_max_model_len(error) or None)
+                        _lib.pllm_error_prompt_tokens(error) or None, _lib.pllm_error_max_model_len(error) or None,
+                        _lib.pllm_error_is_temporary(error) != 0)
         finally:
             _lib.pllm_error_free(error)
 
