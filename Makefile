@@ -157,7 +157,8 @@ connectors:
 install-connectors:
 	connectors/install.sh $(BUILD)/connectors $(DESTDIR)$(PREFIX)
 
-# Tests the stores against the contract of pllm_kv_store, with faults, and with an engine.
+# Tests the stores against the contract of pllm_kv_store, with faults, with an engine, and in
+# examples/disaggregated.
 test-connectors: lib
 	tests/connectors/run.sh
 
