@@ -1,5 +1,5 @@
-// What the libraries in connectors/ export, as their headers declare it. The package loads them when
-// a store is opened, so that a build does not need them.
+// What the libraries in connectors/ export, as their headers declare it. The package loads them
+// when a store is opened, so that a build does not need them.
 #ifndef PAGEDLLM_GO_CONNECTORS_H
 #define PAGEDLLM_GO_CONNECTORS_H
 

@@ -20,7 +20,8 @@ import (
 // the store. Each engine needs a store of its own; several stores may refer to the same data.
 type KVStore struct{ store *hostStore }
 
-// hostStore is a pllm_kv_store of a connector. The struct is in memory of C, because it points there.
+// hostStore is a pllm_kv_store of a connector. The struct is in memory of C, because it points
+// there.
 type hostStore struct {
 	mu      sync.Mutex
 	c       *C.pllm_kv_store // nil after it has been closed, or taken by an engine

@@ -202,7 +202,8 @@ func TestAStoreBelongsToOneEngine(t *testing.T) {
 
 func TestStoresAreClosedOnce(t *testing.T) {
 	directory := t.TempDir() + "/store"
-	open(t, withStore(filesStore(t, directory))).Close() // the library creates descriptors and threads once
+	// The first engine creates descriptors that stay.
+	open(t, withStore(filesStore(t, directory))).Close()
 	before := openDescriptors(t)
 	for range 20 {
 		store := filesStore(t, directory)

@@ -32,8 +32,10 @@ def arguments():
                         help="what carries the KV blocks (default here: %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="port of the router, 0 for a free one (default: %(default)s)")
     parser.add_argument("--connectors", metavar="DIR", help="folder of the libraries of the stores (default: build/connectors)")
-    parser.add_argument("--threads", default=max(1, (os.cpu_count() or 1) // 4), help="threads of each engine (default here: %(default)s)")
-    parser.add_argument("--store-timeout-ms", default=1000, help="time for which a request waits for the store (default: %(default)s)")
+    parser.add_argument("--threads", default=max(1, (os.cpu_count() or 1) // 4),
+                        help="threads of each engine (default here: %(default)s)")
+    parser.add_argument("--store-timeout-ms", default=1000,
+                        help="time for which a request waits for the store (default: %(default)s)")
     given = parser.parse_args()
     if given.store == "valkey" and SERVER is None:
         parser.error("neither valkey-server nor redis-server is installed; install one, or use --store files")

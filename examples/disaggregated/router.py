@@ -118,7 +118,7 @@ class Router:
         raise web.Refused(503, f"the engine {instance.name} has ended within the answer; send the request again")
 
     def attempt(self, instance, call):
-        """Return the result of a call, or None if the instance has failed. Errors of a request are raised."""
+        """Return the result of a call, None if the instance has failed. Errors of requests are raised."""
         try:
             return call()
         except web.Refused as refused:

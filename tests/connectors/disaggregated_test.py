@@ -87,7 +87,7 @@ class Example(unittest.TestCase):
         return fetch(f"{self.instances()[name]['url']}/stats")
 
     def complete(self, seed, length=300, **changes):
-        """Check the tokens of a request. Return the number of tokens that the decode engine had cached."""
+        """Check the tokens of a request. Return how many of its prompt were cached."""
         answer = fetch(f"{self.url}/v1/completions", request(seed, length, **changes))
         expected = self.engine.generate(prompt(seed, length), Sampling(temperature=0, max_tokens=TOKENS, ignore_eos=True))
         self.assertEqual(answer["choices"][0]["token_ids"], expected.tokens)
@@ -109,7 +109,8 @@ class Whole(Example):
     def assertCarried(self, store):
         """Check that prompts are computed by the prefill engines only."""
         self.start(store, self.addCleanup)
-        # 18 full blocks and 12 tokens. An engine without measured times comes first, so all take part.
+        # Each prompt has 18 full blocks and 12 tokens. An engine without measured times comes first,
+        # so all engines take part.
         self.assertEqual([self.complete(seed) for seed in range(2)], [288, 288])
         with concurrent.futures.ThreadPoolExecutor(6) as pool:
             self.assertEqual(list(pool.map(self.complete, range(2, 8))), [288] * 6)
@@ -157,6 +158,8 @@ class Whole(Example):
         self.assertEqual([self.complete(seed) for seed in (2, 3, 4)], [0, 0, 0])
         failures = [self.stats(f"{role}-{i}")["kv_store_failures"] for role in ("prefill", "decode") for i in range(2)]
         self.assertGreater(sum(failures), 0)
+        # It is a failure of the store, and of no engine.
+        self.assertEqual({one["failures"] for one in self.instances().values()}, {0})
 
     def test_requests_survive_a_decode_engine_that_is_killed(self):
         self.start("files", self.addCleanup)
@@ -268,11 +271,11 @@ class Routing(unittest.TestCase):
         self.assertEqual(lines[0], b'data: {"part": 1}\n')
         self.assertEqual((instance.load, instance.failures), (0, 1))
 
-    def test_a_client_that_has_gone_is_no_failure_of_an_engine(self):
+    def test_a_client_that_disconnects_is_no_failure_of_an_engine(self):
         routing, instance = self.broken()
 
         def send(_line):
-            raise BrokenPipeError("the client has gone")
+            raise BrokenPipeError("the client has disconnected")
 
         with self.assertRaises(BrokenPipeError):
             routing.completions({"prompt": "a", "stream": True}, send)

@@ -130,7 +130,7 @@ class _Connector:
 
 @contextlib.contextmanager
 def _offered(store: Optional[KvStore], options: Any) -> Generator[None, None, None]:
-    """Make the store an option of a call in a with statement. If the call succeeds, the engine has it."""
+    """Make the store an option of the call in a with statement, which takes it if it succeeds."""
     if store is None:
         yield
         return

@@ -50,7 +50,7 @@ class Stores(Case):
         self.directory = self.folder / "store"
 
     def assertShared(self, open_store, **options):
-        """Check that a second engine has the blocks of the first, and the tokens of an engine without a store."""
+        """Check that a second engine has the blocks of the first, and the same tokens."""
         expected = self.engine.generate(PROMPT, ANSWER)
         self.assertEqual((expected.cached_tokens, len(expected.tokens)), (0, 24))
         for cached, hits in ((0, 0), (496, 31)):
