@@ -157,7 +157,8 @@ connectors:
 install-connectors:
 	connectors/install.sh $(BUILD)/connectors $(DESTDIR)$(PREFIX)
 
-# Tests the stores against the contract of pllm_kv_store, with faults, and with an engine.
+# Tests the stores against the contract of pllm_kv_store, with faults, with an engine, and in
+# examples/disaggregated.
 test-connectors: lib
 	tests/connectors/run.sh
 
@@ -175,12 +176,12 @@ cuda-toolkit:
 
 # Runs the tests of the C++ wrapper with g++ and clang++: without sanitizers, with AddressSanitizer and
 # UBSan, and with ThreadSanitizer.
-test-cpp: lib
+test-cpp: lib connectors
 	bindings/cpp/tests/run.sh
 
 # The fuzzers have a number of runs and no time limit: with a time limit, go test sometimes fails with
 # "context deadline exceeded".
-test-go: lib
+test-go: lib connectors
 	@test -z "$$(gofmt -l bindings/go examples/go benches/polling/go)" || { gofmt -l bindings/go examples/go benches/polling/go; exit 1; }
 	cd bindings/go && go vet ./... && go test -timeout 60m -count=1 ./... && go test -race -timeout 60m -count=1 ./...
 	cd bindings/go && GODEBUG=cgocheck=1 go test -timeout 60m -count=1 -tags pagedllm_static ./...
@@ -199,7 +200,7 @@ test-server-go: lib
 test-server-cpp: lib
 	tests/servers/cpp.sh
 
-test-python: lib
+test-python: lib connectors
 	python3 -m unittest discover -s bindings/python/tests
 
 test-node: lib

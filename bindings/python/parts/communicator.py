@@ -84,11 +84,11 @@ class _Loading:
         self._in_use.add(self)
 
     def load(self, call: Callable[..., None], options: Any, budget: Optional[Budget],
-             communicator: Optional[Communicator], *results: Any) -> None:
-        """Make the call with the options. If it succeeds, the library has the communicator."""
+             communicator: Optional[Communicator], kv_store: Optional[KvStore], *results: Any) -> None:
+        """Make the call with the options. If it succeeds, the library has the communicator and the store."""
         options.progress = _Progress(self._report)
         try:
-            with _held(budget), _held(communicator):
+            with _held(budget), _held(communicator), _offered(kv_store, options):
                 options.budget = _pointer(budget)
                 if communicator is not None:
                     options.communicator = ctypes.pointer(communicator._struct)
