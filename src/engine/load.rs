@@ -99,9 +99,9 @@ impl ModelInfo {
 
 /// The parts of a new engine.
 pub struct EngineParts {
-    pub info: ModelInfo,
-    pub text: Option<Text>,
-    pub executor: Box<dyn Executor>,
+    pub(super) info: ModelInfo,
+    pub(super) text: Option<Text>,
+    pub(super) executor: Box<dyn Executor>,
     /// The other workers, if there are any. They wait until `create` has been called.
     pub(super) lead: Option<Arc<Lead>>,
 }
