@@ -48,6 +48,27 @@ static T parse_number(std::string_view text) {
     return static_cast<T>(number);
 }
 
+static float parse_fraction(const std::string &text) {
+    size_t end = 0;
+    const float fraction = std::stof(text, &end);
+    if (end != text.size()) throw invalid_argument("must be a number");
+    return fraction;
+}
+
+static boost::asio::ip::tcp::endpoint parse_address(std::string_view text) {
+    const size_t colon = text.rfind(':');
+    if (colon == std::string_view::npos) throw invalid_argument("must be such as 127.0.0.1:8080 or [::1]:8080");
+    std::string_view host = text.substr(0, colon);
+    if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);  // IPv6
+    text.remove_prefix(colon + 1);
+    const uint64_t port = take_number(text);
+    if (!text.empty() || port > UINT16_MAX) throw invalid_argument("the port must be 0 to 65535");
+    boost::system::error_code error;
+    const auto address = boost::asio::ip::make_address(std::string(host), error);
+    if (error) throw invalid_argument("\"" + std::string(host) + "\" is not an IP address");
+    return {address, static_cast<uint16_t>(port)};
+}
+
 static ModelFlag parse_model(const std::string &text) {
     if (const size_t equals = text.find('='); equals != std::string::npos) return {text.substr(0, equals), text.substr(equals + 1)};
     std::string name = text.substr(0, text.find_last_not_of('/') + 1);
@@ -93,13 +114,13 @@ static std::vector<Flag> all_flags(Flags &f) {
         {"model", "[NAME=]PATH of a model directory or GGUF file; repeat it for several models",
          [&f](const std::string &text) { f.models.push_back(parse_model(text)); }},
         {"format", "[NAME=]FORMAT of reasoning and tool calls, see docs/tools.md (default: that of the chat template)", add_format},
-        {"address", "IP:PORT to listen on (default 127.0.0.1:8080)", [&f](const std::string &text) { f.address = text; }},
+        {"address", "IP:PORT to listen on (default 127.0.0.1:8080)", [&f](const std::string &text) { f.address = parse_address(text); }},
         {"api-keys", "file with one API key in each line (default: the keys in $PAGEDLLM_API_KEYS)",
          [&f](const std::string &text) { f.server.keys = read_keys(text); }},
         {"kv-bytes", "size of the KV pools of all models together (default 1GiB)", size(f.kv_bytes)},
         {"device", "cpu (default) or cuda:0", [&f](const std::string &text) { f.engine.device = text; }},
         {"memory-fraction", "CUDA: fraction of the free device memory for the KV pool, instead of -kv-bytes",
-         [&f](const std::string &text) { f.engine.memory_fraction = std::stof(text); }},
+         [&f](const std::string &text) { f.engine.memory_fraction = parse_fraction(text); }},
         {"threads", "threads of each model (default: the CPUs divided by the models)", number(f.engine.threads)},
         {"max-model-len", "maximum length of a sequence in tokens (default: that of the model)", number(f.engine.max_model_len)},
         {"max-seqs", "maximum number of running sequences of each model (default 64)", number(f.engine.max_seqs)},

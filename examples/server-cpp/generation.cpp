@@ -38,20 +38,32 @@ Generation::Generation(Model &model, Parameters parameters, const char *id_prefi
     event_begin_ = "data: " + head_;
 }
 
-void Generation::start(pagedllm::Request request, const std::vector<Prompt> &prompts, const Limits &limits) {
-    results_ = request.n;
+static void check_results(const pagedllm::Request &request, size_t prompts, const Limits &limits) {
     size_t sequences = std::max(request.n, request.best_of);
     if (request.beam) sequences = std::max<size_t>(sequences, request.beam->width);
-    if (sequences > static_cast<size_t>(limits.max_results) / prompts.size()) {
-        throw bad_request("n", std::to_string(prompts.size()) + " prompts have " + std::to_string(sequences) + " sequences each (limit " +
+    if (sequences > static_cast<size_t>(limits.max_results) / prompts) {
+        throw bad_request("n", std::to_string(prompts) + " prompts have " + std::to_string(sequences) + " sequences each (limit " +
                                    std::to_string(limits.max_results) + " in all); ask for fewer");
     }
+}
+
+// The process has a descriptor again when a request has ended.
+template <class T>
+static T value_with_descriptor(pagedllm::Result<T> result) {
+    if (!result.ok() && result.error().code == pagedllm::Code::capacity) throw try_later(503, result.error().message);
+    return value_of(std::move(result));
+}
+
+void Generation::start(pagedllm::Request request, const std::vector<Prompt> &prompts, const Limits &limits) {
+    check_results(request, prompts.size(), limits);
+    results_ = request.n;
     const bool has_limit = limits.max_time.count() > 0;
     if (has_limit && (request.deadline.count() == 0 || request.deadline > limits.max_time)) request.deadline = limits.max_time;
     if (!streams()) request.sampling.output_kind = pagedllm::OutputKind::final;
     open_ = choices_ = prompts.size() * results_;
     outputs_.resize(streams() ? 0 : choices_);
-    queue_ = value_of(model_.engine.create_queue(64 + choices_));
+    queue_ = value_with_descriptor(model_.engine.create_queue(64 + choices_));
+    event_fd_ = value_with_descriptor(queue_->event_fd());
     for (size_t i = 0; i < prompts.size(); i++) {
         request.user_data = i;
         request.prompt = prompts[i].view();
@@ -61,7 +73,7 @@ void Generation::start(pagedllm::Request request, const std::vector<Prompt> &pro
 
 static ApiError too_busy(const pagedllm::Admission &forecast) {
     const pagedllm::Seconds wait = forecast.first_token.value_or(pagedllm::Seconds(0));
-    return too_many_requests(std::to_string(forecast.waiting_requests) + " requests with " + std::to_string(forecast.waiting_tokens) +
+    return try_later(429, std::to_string(forecast.waiting_requests) + " requests with " + std::to_string(forecast.waiting_tokens) +
                                  " tokens are waiting; try again later",
                              std::chrono::duration_cast<std::chrono::milliseconds>(wait));
 }
@@ -122,7 +134,9 @@ void Generation::count(const Output &output) {
     }
     const pagedllm::Seconds first = output.timing.first_token;
     if (first.count() > 0 && (first_token_.count() == 0 || first < first_token_)) first_token_ = first;
-    if (output.finish_reason == FinishReason::deadline && output.generated_tokens == 0 && !streams()) {
+    late_ += output.finish_reason == FinishReason::deadline && output.generated_tokens == 0;
+    // An answer has what there is.
+    if (late_ == choices_ && !streams()) {
         throw ApiError(504, "no token was generated before the deadline; try again later");
     }
 }

@@ -59,7 +59,7 @@ public:
     Generation &operator=(const Generation &) = delete;
 
     // Returns a descriptor that is readable if take has something to do. The generation owns it.
-    [[nodiscard]] int event_fd() const { return value_of(queue_->event_fd()); }
+    [[nodiscard]] int event_fd() const { return event_fd_; }
 
     [[nodiscard]] bool streams() const { return parameters_.stream; }
     [[nodiscard]] bool ended() const { return open_ == 0; }
@@ -93,10 +93,16 @@ protected:
     // Writes an event with one choice.
     template <class Write>
     void add_event(std::string &events, Write write) const {
-        events += event_begin_;
-        JsonWriter json(events);
-        write(json);
-        events += "]}\n\n";
+        const size_t size = events.size();
+        try {
+            events += event_begin_;
+            JsonWriter json(events);
+            write(json);
+            events += "]}\n\n";
+        } catch (...) {
+            events.resize(size);  // the event of the error follows
+            throw;
+        }
     }
 
     // Returns the index of the choice of an output: those of the first prompt come first.
@@ -117,11 +123,13 @@ private:
     void count(const pagedllm::Output &output);
 
     std::optional<pagedllm::Queue> queue_;
+    int event_fd_ = -1;
     std::string event_begin_;  // of each event, up to its choice
     std::string head_;         // of the answer, up to its choices
     size_t results_ = 1;       // of each prompt
     size_t choices_ = 0;
     size_t open_ = 0;  // sequences that have not ended
+    size_t late_ = 0;  // sequences that the deadline has ended before their first token
     Usage usage_;
     pagedllm::Seconds first_token_{0};
     // Without a stream: one output for each choice, and the memory to which they refer.

@@ -23,7 +23,7 @@ using ErrorCode = boost::system::error_code;
 class Listener {
 public:
     Listener(asio::io_context &loop, Service &service, const Flags &flags)
-        : loop_(loop), service_(service), acceptor_(loop, endpoint_of(flags.address)), signals_(loop, SIGINT, SIGTERM), timer_(loop) {
+        : loop_(loop), service_(service), acceptor_(loop, flags.address), signals_(loop, SIGINT, SIGTERM), timer_(loop) {
         const tcp::endpoint local = acceptor_.local_endpoint();
         if (!local.address().is_loopback() && service.server.options().keys.empty()) {
             log_line("WARN", "the server has no API keys and is not limited to this machine; set -api-keys");
@@ -38,16 +38,6 @@ public:
     }
 
 private:
-    static tcp::endpoint endpoint_of(const std::string &address) {
-        const size_t colon = address.rfind(':');
-        std::string host = address.substr(0, colon);
-        if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
-            host = host.substr(1, host.size() - 2);  // IPv6
-        }
-        const unsigned long port = std::stoul(address.substr(colon + 1));
-        return {asio::ip::make_address(host), static_cast<unsigned short>(port)};
-    }
-
     void accept() {
         acceptor_.async_accept([this](ErrorCode error, tcp::socket socket) {
             if (!acceptor_.is_open()) return;

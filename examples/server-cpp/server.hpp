@@ -60,6 +60,8 @@ struct Endpoint {
     bool needs_key;
     // True if the requests count against max_requests and max_bodies.
     bool is_limited;
+    // True if the thread of the event loop answers, so that no other request delays the answer.
+    bool is_quick;
     Reply (Server::*answer)(const HttpRequest &request);
 };
 
