@@ -130,6 +130,8 @@ static std::vector<Flag> all_flags(Flags &f) {
         {"max-time", "time after which a request ends with the tokens it has; 0s: no limit (default 10m)",
          time(f.server.limits.max_time)},
         {"max-requests", "maximum number of requests in progress (default 2048)", number(f.server.max_requests)},
+        {"max-connections", "maximum number of open connections; further clients wait (default 4096)", number(f.server.max_connections)},
+        {"max-logprobs", "maximum number of alternatives for each token (default 20)", number(f.server.limits.max_logprobs)},
         {"max-results", "maximum number of sequences of one request (default 128)", number(f.server.limits.max_results)},
         {"max-body", "maximum size of a request (default 8MiB)", size(f.server.max_body)},
         {"max-bodies", "maximum size of all requests in progress together (default 256MiB)", size(f.server.max_bodies)},
@@ -138,6 +140,7 @@ static std::vector<Flag> all_flags(Flags &f) {
         {"write-timeout", "time within which a client must take each part of its answer (default 30s)", time(f.server.write_timeout)},
         {"idle-timeout", "time after which an idle connection is closed (default 2m)", time(f.server.idle_timeout)},
         {"keep-alive", "time after which a silent stream has a comment (default 15s)", time(f.server.keep_alive)},
+        {"drain", "time for which /health fails before the server accepts no more connections (default 5s)", time(f.server.drain)},
         {"grace", "time for the requests in progress when the server shuts down (default 30s)", time(f.server.grace)},
         {"workers", "threads that parse, tokenize and format requests (default 2)", number(f.workers)},
     };
@@ -156,8 +159,8 @@ static void check(Flags &f) {
         for (const ModelFlag &other : f.models) count += other.name == model.name;
         if (count > 1) throw invalid_argument("two models have the name " + model.name + "; name them: NAME=PATH");
     }
-    if (f.server.max_requests < 1 || f.server.limits.max_results < 1 || f.workers < 1) {
-        throw invalid_argument("-max-requests, -max-results and -workers must be positive");
+    if (f.server.max_connections < 1 || f.server.max_requests < 1 || f.server.limits.max_results < 1 || f.workers < 1) {
+        throw invalid_argument("-max-connections, -max-requests, -max-results and -workers must be positive");
     }
     for (const auto time : {f.server.header_timeout, f.server.read_timeout, f.server.write_timeout, f.server.idle_timeout, f.server.keep_alive}) {
         if (time.count() <= 0) throw invalid_argument("timeouts must be positive");

@@ -1,5 +1,6 @@
 #include "server.hpp"
 
+#include <boost/asio/ip/address.hpp>
 #include <ctime>
 
 #include "chat.hpp"
@@ -80,7 +81,24 @@ static std::string_view key_of(const HttpRequest &request) {
     return begin == std::string_view::npos ? std::string_view() : header.substr(begin);
 }
 
+// Returns whether a Host header names this machine. Clients of HTTP/1.0 send none.
+static bool is_local_host(std::string host) {
+    if (!host.empty() && host.front() == '[') {
+        host = host.substr(1, host.find(']') - 1);  // IPv6
+    } else {
+        host = host.substr(0, host.find(':'));
+    }
+    make_lower(host);
+    if (host.empty() || host == "localhost") return true;
+    boost::system::error_code error;
+    const auto address = boost::asio::ip::make_address(host, error);
+    return !error && address.is_loopback();
+}
+
 void Server::check(const Endpoint *endpoint, const HttpRequest &request) const {
+    if (options_.local_hosts_only && !is_local_host(request.host)) {
+        throw ApiError(403, "the Host header is \"" + request.host + "\"; send localhost, or set API keys");
+    }
     if (!endpoint) throw ApiError(404, "no endpoint has the path \"" + request.path + "\"");
     if (request.method != endpoint->method && !(endpoint->method == "GET" && request.method == "HEAD")) {
         ApiError error(405, "the method is " + request.method + "; send " + endpoint->method);

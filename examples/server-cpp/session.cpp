@@ -30,6 +30,7 @@ Session::~Session() {
     release_generation();
     service_.sessions.erase(this);
     service_.server.add_connections(-1);
+    if (service_.on_end) service_.on_end();
 }
 
 template <class Call>
@@ -140,6 +141,7 @@ void Session::on_header(ErrorCode error) {
     exchange.request.method = head.method_string().to_string();
     const std::string_view target = to_std(head.target());
     exchange.request.path = decoded(target.substr(0, target.find('?')));
+    exchange.request.host = head[http::field::host].to_string();
     exchange.request.content_type = head[http::field::content_type].to_string();
     exchange.request.authorization = head[http::field::authorization].to_string();
     exchange.request.api_key = head["X-Api-Key"].to_string();

@@ -8,6 +8,7 @@
 #include <boost/asio/thread_pool.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http.hpp>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -26,6 +27,7 @@ struct Service {
     Server &server;
     boost::asio::thread_pool &workers;
     std::set<Session *> sessions;
+    std::function<void()> on_end = nullptr;  // called after the end of a session
     bool draining = false;  // no further request on a connection
     bool ending = false;    // no further output
 };

@@ -62,6 +62,7 @@ BAD_INPUT = [
     ("/v1/completions", '{"prompt": "a", "stop": 5}', 400, None),
     ("/v1/completions", '{"prompt": "a", "logit_bias": {"x": 1}}', 400, None),
     ("/v1/completions", '{"prompt": "a", "logprobs": 1000}', 400, None),
+    ("/v1/completions", '{"prompt": "a", "logprobs": 100, "n": 64, "max_tokens": 1000}', 400, None),
     ("/v1/completions", '{"prompt": "a", "stream_options": {"include_usage": true}}', 400, None),
     ("/v1/completions", '{"prompt": "a", "suffix": "b"}', 400, "unsupported_parameter"),
     ("/v1/completions", '{"prompt": "a", "colour": 1}', 400, "unknown_parameter"),
@@ -101,11 +102,11 @@ BAD_INPUT = [
 class Server:
     """A process of the program under test."""
 
-    def __init__(self, *flags, descriptors=None):
+    def __init__(self, *flags, descriptors=None, keys="other " + KEY):
         self.log = tempfile.NamedTemporaryFile("w+", suffix=".log")
         command = [program, "-model", f"tiny={MODEL}", "-format", "hermes", "-address", "127.0.0.1:0", "-kv-bytes", "256MiB", *os.environ.get("SERVER_FLAGS", "").split(), *flags]
         limit = descriptors and functools.partial(resource.setrlimit, resource.RLIMIT_NOFILE, (descriptors, descriptors))
-        self.process = subprocess.Popen(command, stderr=self.log, env={**os.environ, "PAGEDLLM_API_KEYS": "other " + KEY}, preexec_fn=limit)
+        self.process = subprocess.Popen(command, stderr=self.log, env={**os.environ, "PAGEDLLM_API_KEYS": keys}, preexec_fn=limit)
         for _ in range(600):
             found = re.search(r"listening on http://127.0.0.1:(\d+)", self.text())
             if found or self.process.poll() is not None:
@@ -437,6 +438,38 @@ class Full(unittest.TestCase):
             self.assertEqual(server.ask("/v1/completions", json.dumps(FRANCE) + " " * 600_000)[0], 429)
             self.assertEqual(server.ask("/v1/completions", FRANCE)[0], 200)
 
+    def test_too_many_log_probabilities_are_429(self):
+        # Each answer can have 40 x 1000 x 101 of them, and four such requests are accepted.
+        server = self.start("-max-seqs", "1")
+        body = {**LONG, "prompt": ["Count"] * 40, "max_tokens": 1000, "logprobs": 100}
+        clients = [server.raw(raw_post(body)) for _ in range(4)]
+        server.wait_for(lambda: server.metric("pagedllm_num_requests_waiting") + server.running() > 3 * 40)
+        status, headers, _ = server.ask("/v1/completions", body)
+        self.assertEqual((status, headers["Retry-After"]), (429, "1"))
+        for client in clients:
+            client.close()
+        server.wait_for(lambda: server.running() == 0)
+        with server.raw(raw_post(body)):
+            server.wait_for(lambda: server.running() == 1)
+
+    def test_further_connections_wait(self):
+        server = self.start("-max-connections", "2")
+        first, second = server.raw(b""), server.raw(b"")
+        self.addCleanup(second.close)
+        third = server.raw(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        self.addCleanup(third.close)
+        self.assertEqual(select.select([third], [], [], 0.5)[0], [])
+        first.close()
+        self.assertEqual(third.recv(12), b"HTTP/1.1 200")
+
+    def test_without_keys_the_host_must_be_local(self):
+        server = self.start(keys="")
+        for host, status in [
+            ("localhost", 200), ("LocalHost:80", 200), ("127.0.0.1:1", 200), ("[::1]:1", 200), ("", 200),
+            ("example.org", 403), ("127.0.0.1.example.org", 403), ("localhost.example.org:80", 403), ("10.0.0.1", 403), ("[::2]", 403),
+        ]:
+            self.assertEqual(server.ask("/v1/models", Host=host)[0], status, host)
+
     def test_a_late_forecast_is_429(self):
         # Before the first step there is no forecast, and a request waits until the others end.
         server = self.start("-max-wait", "1ms", "-max-seqs", "32", "-max-time", "5s")
@@ -506,6 +539,14 @@ class Shutdown(unittest.TestCase):
         self.assertEqual(other.wait(), alone)
         self.assertEqual(idle.recv(1), b"")
         idle.close()
+
+    def test_health_fails_before_the_server_accepts_no_more_connections(self):
+        server = Server("-drain", "3s")
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for(lambda: server.ask("/health")[0] == 503)
+        self.assertEqual(server.complete(), PARIS)
+        self.assertEqual(server.process.wait(30), 0)
+        server.log.close()
 
     def test_requests_end_with_an_error_after_the_grace(self):
         server = Server("-grace", "100ms", "-write-timeout", "5s")
