@@ -30,7 +30,7 @@ export PAGEDLLM_LIBRARY := $(LIB)
 
 # Packages for the registries of languages, made and tested (scripts/wheel.sh, scripts/node-package.sh).
 .PHONY: wheel node-package test-packages
-.PHONY: demo test stages setup lib tool tool-setup header manual lint test-rust test-soak soak test-c test-tsan test-abi test-cpp test-go test-python test-java test-node test-examples test-tool \
+.PHONY: demo test stages setup lib tool tool-setup header man manual lint test-rust test-soak soak test-c test-tsan test-abi test-cpp test-go test-python test-java test-node test-examples test-tool \
         test-server-go test-server-cpp test-install test-kernels test-connectors test-mpi test-parallel connectors install-connectors cuda-toolkit install dist bench bench-engines bench-fairness bench-kv-store bench-workers bench-long bench-polling bench-quality bench-quick bench-scheduler bench-sequences bench-serving bench-swap fuzz paper paper-quick scale clean
 
 demo: $(TOOL)
@@ -94,6 +94,10 @@ header:
 	PLLM_WRITE_HEADER=1 cargo test --locked --lib ffi::
 	scripts/manual.py
 	scripts/bindings/__main__.py
+
+# Writes the man page of the tool from its help; test-tool fails when the page is stale.
+man: $(TOOL)
+	scripts/man.py $(TOOL)
 
 lint:
 	cargo fmt --check

@@ -46,6 +46,8 @@ mkdir -p "$work/$runtime/usr/lib" "$work/$runtime/usr/share/doc/pagedllm" "$work
 cp -a "$work/$name/." "$work/libpagedllm-dev/usr/"
 mkdir -p "$work/pagedllm/usr/share/doc/pagedllm"
 mv "$work/libpagedllm-dev/usr/bin" "$work/pagedllm/usr/"
+mv "$work/libpagedllm-dev/usr/share/man" "$work/pagedllm/usr/share/"
+gzip -9n "$work/pagedllm/usr/share/man/man1/pagedllm.1"  # as the policy of Debian wants it
 mv "$work/libpagedllm-dev/usr/share/doc/pagedllm/licences-of-tool.txt" "$work/pagedllm/usr/share/doc/pagedllm/"
 mv "$work/libpagedllm-dev/usr/lib"/libpagedllm.so.* "$work/$runtime/usr/lib/"
 mv "$work/libpagedllm-dev/usr/share/doc/pagedllm"/{LICENSE,licences*} "$work/$runtime/usr/share/doc/pagedllm/"

@@ -40,8 +40,9 @@ done
 
 tool=build/tool/bin/pagedllm
 if [ -f "$tool" ]; then
-    mkdir -p "$prefix/bin"
+    mkdir -p "$prefix/bin" "$prefix/share/man/man1"
     install -m 755 -s "$tool" "$prefix/bin/pagedllm"
+    install -m 644 docs/pagedllm.1 "$prefix/share/man/man1/"
     install -m 644 examples/pagedllm/licences.txt "$prefix/share/doc/pagedllm/licences-of-tool.txt"
 else
     echo "bin/pagedllm is not installed ($tool is missing): run 'make tool' first" >&2

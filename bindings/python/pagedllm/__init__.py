@@ -2237,7 +2237,9 @@ class _Loading:
 
     def __init__(self, progress: Optional[Callable[[int, int], Any]]) -> None:
         self._progress = progress
-        self._finished = threading.Event()  # there are no further reports
+        # Set while there are no reports: a thread that cannot be started makes none.
+        self._finished = threading.Event()
+        self._finished.set()
         self._cancelled = False
         self._raised: Optional[BaseException] = None
         self._in_use.add(self)
@@ -2246,7 +2248,11 @@ class _Loading:
              communicator: Optional[Communicator], kv_store: Optional[KvStore], *results: Any) -> None:
         """Make the call with the options. If it succeeds, the library has the communicator and the store."""
         options.progress = _Progress(self._report)
+        # In this order: finish() cancels first, so it waits for this thread or keeps it from calling.
+        self._finished.clear()
         try:
+            if self._cancelled:
+                raise Error(Code.CANCELLED, "the loading is cancelled")
             with _held(budget), _held(communicator), _offered(kv_store, options):
                 options.budget = _pointer(budget)
                 if communicator is not None:
@@ -2279,12 +2285,19 @@ class _Loading:
 
     @classmethod
     def finish(cls) -> None:
+        """Cancel each load, and wait until it makes no further report.
+
+        A load that waits for other ranks makes its next report after that wait. So this can take
+        worker_timeout_ms. A limit here would let the library call an interpreter that has ended.
+        """
         for loading in list(cls._in_use):
             loading.cancel()
             loading._finished.wait()
 
 
 atexit.register(_Loading.finish)
+# A forked child has no thread that loads.
+os.register_at_fork(after_in_child=_Loading._in_use.clear)
 
 _Value = TypeVar("_Value")
 
@@ -2480,7 +2493,8 @@ class Engine:
         from the start.
     progress: Called as progress(done, total) with bytes of weights. An exception cancels the
         loading, and this constructor raises it. The model is loaded on another thread, so that
-        Ctrl-C cancels the loading as well.
+        Ctrl-C cancels the loading as well. A process that then ends first waits for the loading. If
+        the loading waits for other workers, this can take worker_timeout_ms.
     """
 
     def __init__(self, model_path: Path, *,
@@ -3116,8 +3130,9 @@ def run_worker(model_path: Path, *,
     worker's part of the model, and returns when the engine is closed. An error ends the engine,
     too: its calls raise Code.INTERNAL.
 
-    progress: As for Engine. Ctrl-C ends the call and cancels the loading. A worker that has loaded
-        its part continues on another thread, until the engine is closed or this process ends.
+    progress: As for Engine. Ctrl-C ends the call and cancels the loading, and the end of the process
+        waits for it as for that of an engine. A worker that has loaded its part continues on another
+        thread, until the engine is closed or this process ends.
     """
     options = _c_engine_options(
         model_path=model_path,

@@ -23,7 +23,8 @@ class Engine:
         from the start.
     progress: Called as progress(done, total) with bytes of weights. An exception cancels the
         loading, and this constructor raises it. The model is loaded on another thread, so that
-        Ctrl-C cancels the loading as well.
+        Ctrl-C cancels the loading as well. A process that then ends first waits for the loading. If
+        the loading waits for other workers, this can take worker_timeout_ms.
     """
 
     def __init__(self, model_path: Path, *,
@@ -542,8 +543,9 @@ def run_worker(model_path: Path, *,
     worker's part of the model, and returns when the engine is closed. An error ends the engine,
     too: its calls raise Code.INTERNAL.
 
-    progress: As for Engine. Ctrl-C ends the call and cancels the loading. A worker that has loaded
-        its part continues on another thread, until the engine is closed or this process ends.
+    progress: As for Engine. Ctrl-C ends the call and cancels the loading, and the end of the process
+        waits for it as for that of an engine. A worker that has loaded its part continues on another
+        thread, until the engine is closed or this process ends.
     """
     options = _c_engine_options(
         model_path=model_path,
