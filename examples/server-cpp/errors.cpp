@@ -52,9 +52,9 @@ ApiError try_later(unsigned status, const std::string &message, std::chrono::mil
 static unsigned status_of(Code code) {
     switch (code) {
         case Code::invalid_argument:
-        case Code::unsupported: return 400;
+        case Code::unsupported:
+        case Code::capacity: return 400;  // a full engine, whose error is temporary: see Generation::add
         case Code::not_found: return 404;
-        case Code::capacity: return 429;
         case Code::out_of_memory:
         case Code::closed:
         case Code::busy:

@@ -135,17 +135,13 @@ void Generation::add(const pagedllm::Request &request, const Limits &limits) {
     }
     const pagedllm::Result<uint64_t> added = model_.engine.add(request, *queue_);
     if (added.ok()) return;
-    if (added.error().code != pagedllm::Code::capacity) throw to_api_error(added.error());
-    // The engine is full, or the request can never fit. The forecast distinguishes them.
+    const pagedllm::Error &error = added.error();
+    if (error.code != pagedllm::Code::capacity || !error.is_temporary) throw to_api_error(error);
     throw too_busy(predict(request));
 }
 
 pagedllm::Admission Generation::predict(const pagedllm::Request &request) const {
-    const pagedllm::Result<pagedllm::Admission> forecast = model_.engine.predict_admission(request, *queue_);
-    if (forecast.ok()) return *forecast;
-    ApiError error = to_api_error(forecast.error());
-    if (error.status == 429) error.status = 400;  // later, the request would fail again
-    throw error;
+    return value_of(model_.engine.predict_admission(request, *queue_));
 }
 
 void Generation::take(std::string &events) {

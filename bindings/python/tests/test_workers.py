@@ -195,7 +195,7 @@ if child:
     def test_a_load_that_is_cancelled_before_it_starts_makes_no_call(self):
         loading = pagedllm._Loading(None)
         loading.cancel()
-        self.assertRefused(Code.CANCELLED, "cancelled", loading.load, self.fail, pagedllm._EngineOptions(), None, None)
+        self.assertRefused(Code.CANCELLED, "cancelled", loading.load, self.fail, pagedllm._EngineOptions(), None, None, None)
         self.assertTrue(loading._finished.is_set())
 
     def test_a_worker_releases_the_gil(self):
