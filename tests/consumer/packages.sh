@@ -33,6 +33,7 @@ for version in GLIBC_:"$(sed -n 's/^GLIBC_FLOOR := //p' "$here/../../Makefile")"
         exit 1
     fi
 done
+gunzip "$work/deb/usr/share/man/man1/pagedllm.1.gz"  # the tarball has it as text
 diff -r --no-dereference "$work/tar" "$work/deb/usr"
 for text in licences-of-dependencies.txt licences-of-tool.txt LICENSE; do [ -s "$work/tar/share/doc/pagedllm/$text" ]; done
 tests=$(find "$work/tar" -name tests -o -name '*test*')
