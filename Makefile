@@ -157,7 +157,7 @@ connectors:
 	@scripts/setup.sh connectors
 	connectors/build.sh $(BUILD)/connectors
 
-# Builds nothing: run `make connectors` first.
+# Installs the stores alone, as `make install` does with the rest. Builds nothing: run `make connectors` first.
 install-connectors:
 	connectors/install.sh $(BUILD)/connectors $(DESTDIR)$(PREFIX)
 
@@ -237,15 +237,16 @@ fuzz: lib
 	tests/fuzz/run.sh 900
 
 # Builds and runs programs with the installed tree and with the packages, as users do.
-test-install: lib $(TOOL)
+test-install: lib $(TOOL) connectors
 	rm -rf $(BUILD)/installed $(BUILD)/dist
 	$(MAKE) install PREFIX=$(BUILD)/installed
 	tests/consumer/run.sh $(BUILD)/installed $(MODEL) examples/hello.expected
 	scripts/dist.sh $(BUILD)/dist
 	tests/consumer/packages.sh $(BUILD)/dist $(MODEL) examples/hello.expected
 
-# Installs each package in an empty folder and runs the example with it.
-test-packages: lib
+# Installs each package in an empty folder and runs the example with it. After `connectors`, because
+# scripts/install.sh installs them.
+test-packages: lib connectors
 	rm -rf $(BUILD)/packages
 	scripts/wheel.sh $(BUILD)/packages
 	tests/packages/python.sh $(BUILD)/packages $(MODEL) examples/hello.expected
@@ -264,12 +265,13 @@ wheel: lib
 node-package: lib
 	scripts/node-package.sh dist
 
-# Builds nothing, so that root does not compile: run `make lib` and `make tool`, then `sudo make install`.
+# Builds nothing, so that root does not compile: run `make lib`, `make tool` and `make connectors`, then
+# `sudo make install`.
 install:
 	@[ -f $(LIB) ] || { echo "$(LIB) is missing: run 'make lib' first" >&2; exit 1; }
 	scripts/install.sh $(DESTDIR)$(PREFIX)
 
-dist: lib $(TOOL)
+dist: lib $(TOOL) connectors
 	scripts/dist.sh dist
 
 # Measures the table of benches/README.md. The machine must be idle.
