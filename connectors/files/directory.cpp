@@ -97,6 +97,8 @@ Directory::Directory(const std::string &path, uint64_t max_bytes) : directory_(o
     // If the directory is read-only, its values can still be read.
     mkdirat(fd(), TEMPORARY, 0700);
     for (const char digit : std::string_view(DIGITS)) mkdirat(fd(), std::string(1, digit).c_str(), 0700);
+    // Before the first write, whose budget depends on what the directory has.
+    evict(false);
     thread_ = spawn([this] { run(); });
 }
 

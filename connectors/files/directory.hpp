@@ -107,7 +107,7 @@ private:
 
     std::mutex mutex_;
     std::condition_variable changed_;
-    bool is_due_ = true, stops_ = false;
+    bool is_due_ = false, stops_ = false;
     std::thread thread_;
 };
 
