@@ -289,12 +289,12 @@ class Translator:
     def do_shfl(self, parts, operands):
         target, _, valid = operands[0].partition("|")
         a, b, c, members = (self.source(operand, "b32") for operand in operands[1:])
-        lines = [f"x = t.shuffle({parts[2]!r}, {a}, {b}, {c}, {members})", self.put(target, "x[0]", "b32")]
+        lines = [f"x = t.shuffle({parts[2]!r}, {a}, {b}, {c}, {members}, m)", self.put(target, "x[0]", "b32")]
         return lines + ([self.put(valid, "x[1]", "pred")] if valid else [])
 
     def do_vote(self, parts, operands):
         assert parts[2] == "ballot", parts
-        return self.put(operands[0], f"t.ballot({self.source(operands[1], 'pred')}, {self.source(operands[2], 'b32')})", "b32")
+        return self.put(operands[0], f"t.ballot({self.source(operands[1], 'pred')}, {self.source(operands[2], 'b32')}, m)", "b32")
 
     def do_bar(self, parts, operands):
         if parts[1] == "warp":

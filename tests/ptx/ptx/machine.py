@@ -247,12 +247,13 @@ class Launch:
                 left.append((lanes[~done], offsets[~done], words[:, ~done], groups[~done]))
         self.copies = left
 
-    def check_members(self, members):
-        if not np.all(members == np.uint32(0xFFFFFFFF)):
+    def check_members(self, members, mask):
+        active = members if mask is None or not np.ndim(members) else members[mask]
+        if not np.all(active == np.uint32(0xFFFFFFFF)):
             raise PtxError("unknown PTX: an instruction of some lanes of a warp")
 
-    def shuffle(self, how, a, b, c, members):
-        self.check_members(members)
+    def shuffle(self, how, a, b, c, members, mask):
+        self.check_members(members, mask)
         lane, clamp = (self.lanes % WARP).astype(np.uint32), c & np.uint32(31)
         segment = c >> np.uint32(8) & np.uint32(31)
         last = (lane & segment) | (clamp & ~segment)
@@ -262,8 +263,8 @@ class Launch:
         source = np.where(valid, source, lane)
         return a[self.lanes // WARP * WARP + source], self.for_all(valid)
 
-    def ballot(self, predicate, members):
-        self.check_members(members)
+    def ballot(self, predicate, members, mask):
+        self.check_members(members, mask)
         bits = (predicate.reshape(-1, WARP).astype(np.uint32) << LANES).sum(1, dtype=np.uint32)
         return np.repeat(bits, WARP)
 
@@ -276,7 +277,7 @@ class Launch:
         return self.spread(ldmatrix_x4(words, transposed), lanes, mask)
 
     def warp_barrier(self, members, mask):
-        self.check_members(members)
+        self.check_members(members, mask)
         self.threads.warp_barriers[self.lanes if mask is None else mask] += 1
 
     def block_barrier(self, mask):
