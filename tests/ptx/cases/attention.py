@@ -7,8 +7,6 @@ from ptx.numbers import F32, F64
 
 from .cache import BYTES, SCALED, Pool, stored
 
-# Without the rounding of weights, f32 only. Tensor cores multiply weights and queries in 16 bits.
-LIMITS = {"f32": 1e-6, "plain": 1e-6, "tensor": 4e-3}
 DECODE_QUERIES, PREFILL_QUERIES = 16, 128
 
 

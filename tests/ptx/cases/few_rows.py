@@ -1,8 +1,6 @@
 """Products of few rows: kernels/few_rows.cu."""
 from functools import partial
 
-import numpy as np
-
 from lab import Case, div_ceil
 from ptx.numbers import F32
 
@@ -23,7 +21,7 @@ def plain(kind, most, cols, lab):
 
 def with_gate(kind, most, cols, lab):
     rows, width = most, 23
-    x, w = lab.normal(rows, cols), matrix(lab, kind, 2 * width, cols)
+    x, w = lab.normal(rows, cols) / F32(cols ** 0.5), matrix(lab, kind, 2 * width, cols)
     for act, bias in ((1, lab.normal(2 * width)), (4, None)):
         out = lab.out(rows, width)
         lab.launch(f"few_rows_gated_{kind}_{most}", (div_ceil(2 * width, OUTS), 1, 1), THREADS, out, lab.put(x), w.address,

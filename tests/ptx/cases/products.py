@@ -55,7 +55,7 @@ def matrix(lab, kind, outs, cols):
     padded = np.zeros((outs, div_ceil(cols, each) * each), F32)
     padded[:, :cols] = lab.normal(outs, cols)
     if kind == "fp8":
-        codes, scales = to_e4m3(padded * 16), lab.random.random(outs).astype(F32)
+        codes, scales = to_e4m3(padded * 16), (lab.random.random(outs) / 16).astype(F32)
         data = np.frombuffer(codes.tobytes() + scales.tobytes(), np.uint8)
         return Matrix(lab.put(data), from_e4m3(codes[:, :cols]) * scales[:, None].astype(F64))
     data = {"f32": lambda x: x, "f16": to_f16, "bf16": to_bf16}[kind](padded)

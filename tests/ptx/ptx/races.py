@@ -32,8 +32,8 @@ class AccessLog:
 
     def unordered(self, places, other, block_barriers, warp_barriers, lanes):
         """True where the access of another thread is not ordered before that of the lanes."""
-        threads, none = self.threads, other[places] == 0
-        number = other[places]
+        threads, number = self.threads, other[places]
+        none = number <= 0  # or additions, which `after_atomic` compares
         of = np.maximum(number, 1) - 1
         same_block = threads.block[of] == threads.block[lanes][:, None]
         same_warp = threads.warp[of] == threads.warp[lanes][:, None]
@@ -65,7 +65,7 @@ class AccessLog:
         """Records writes. Returns where another thread may still read, and where another one may write."""
         readers = self.unordered(places, self.first, self.read_block, self.read_warp, lanes)
         readers |= self.unordered(places, self.last, self.read_block, self.read_warp, lanes)
-        writers = self.unordered(places, np.maximum(self.writer, 0), self.write_block, self.write_warp, lanes)
+        writers = self.unordered(places, self.writer, self.write_block, self.write_warp, lanes)
         writers |= self.after_atomic(places, lanes)
         self.set_writer(places, lanes)
         return readers, writers
@@ -75,7 +75,7 @@ class AccessLog:
         atomic = self.after_atomic(places, lanes)
         races = self.unordered(places, self.first, self.read_block, self.read_warp, lanes)
         races |= self.unordered(places, self.last, self.read_block, self.read_warp, lanes)
-        races |= self.unordered(places, np.maximum(self.writer, 0), self.write_block, self.write_warp, lanes) & ~atomic
+        races |= self.unordered(places, self.writer, self.write_block, self.write_warp, lanes) & ~atomic
         self.set_writer(places, lanes)
         self.writer[places] = self.ATOMIC
         return races
