@@ -13,7 +13,7 @@ WARP, FLAT = 32, 256
 
 @dataclass
 class Case:
-    """A test. It launches exactly the kernels that it names. The quick ones are in `make test-kernels`."""
+    """A test, which launches the kernels that it names. `make test-kernels` runs the quick ones."""
     name: str
     kernels: list
     run: Callable

@@ -47,7 +47,7 @@ def without(pattern, which=None, by=""):
 
 
 def barriers(kernel, case, *which):
-    """Mutants without a barrier of the block. Some barriers of a kernel are needed by other launches only."""
+    """Mutants without a barrier of the block. Only some launches need all barriers of a kernel."""
     return [Mutant(kernel, f"without barrier {i}", case, without(r"bar\.sync\s+0;", i)) for i in which]
 
 
@@ -82,7 +82,8 @@ MUTANTS = [
     *barriers("attention_plain_bf16", "attention_plain_bf16, chunk, soft cap", 0, 1),
     *barriers("norm_rows", "norms of 700 numbers", 1, 2, 3),
     *barriers("sort_routes", "sort_routes, 37 rows", 0),
-    *barriers("draw_rows", "draw_rows, top-k and top-p", 1, 4),
+    *barriers("draw_rows", "draw_rows, top-k and top-p", 1),
+    *barriers("draw_rows", "draw_rows, edits and masks", 4),
     *warp_barriers(DECODE, f"{DECODE}, 340 tokens", 0, 1),
     *warp_barriers("store_kv_bf16", "store_kv_bf16", 0),
     *warp_barriers("route", "route, softmax, normalized", 2, 3),

@@ -26,7 +26,7 @@ NOT_EXECUTED = {
 
 
 def nvcc():
-    """Returns the nvcc that build.rs finds: $NVCC, $CUDA_HOME, the path, or that of `make cuda-toolkit`."""
+    """Returns the nvcc that build.rs finds. None: there is none, or $NVCC is empty."""
     if "NVCC" in os.environ:
         return os.environ["NVCC"] or None
     home = os.environ.get("CUDA_HOME")

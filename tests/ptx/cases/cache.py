@@ -99,8 +99,8 @@ def store_kv(kind, with_angles, lab):
     pool = Pool(kind, 4, kv_heads, block_size, dim)
     kv, out = lab.buffer(pool.bytes), lab.buffer(qkv)
     grid = rows, div_ceil(heads + 2 * kv_heads, STORING_WARPS), 1
-    lab.launch(f"store_kv_{kind}", grid, STORING_WARPS * WARP, kv, out, lab.put(by) if with_angles else 0, lab.put(slots), heads, kv_heads, 2,
-               dim, 48 if with_angles else 0, NEIGHBOURS, 4, groups, group)
+    lab.launch(f"store_kv_{kind}", grid, STORING_WARPS * WARP, kv, out, lab.put(by) if with_angles else 0, lab.put(slots), heads,
+               kv_heads, 2, dim, 48 if with_angles else 0, NEIGHBOURS, 4, groups, group)
     got = lab.get(out, qkv.shape, F32)
     wanted = qkv.astype(F64)
     if with_angles:
@@ -131,9 +131,8 @@ def move_blocks(lab):
     pitch = [size + 32 for size in sizes]
     contents = [lab.random.integers(0, 256, (blocks, size), np.uint8) for size in pitch]
     targets = [np.full((blocks, size), 7, np.uint8) for size in sizes]
-    tiers = [[tier.put(data) for data in data_of] for tier, data_of in ((lab, contents), )]
-    buffers = [lab.buffer(data) for data in targets]
-    lists = [lab.put(np.array(numbers, np.uint64)) for numbers in (buffers, sizes, tiers[0], pitch, sizes)]
+    sources, buffers = [lab.put(data) for data in contents], [lab.buffer(data) for data in targets]
+    lists = [lab.put(np.array(numbers, np.uint64)) for numbers in (buffers, sizes, sources, pitch, sizes)]
     lab.launch("move_blocks", (len(moves), len(sizes), 1), FLAT, *lists, lab.put(moves))
     for of, target, buffer, size in zip(contents, targets, buffers, sizes):
         for source, to in moves:

@@ -102,7 +102,7 @@ def first_of(weights, order, wanted):
 
 
 def sampled(draw, logits):
-    """Returns the token that the host samples: of the weights in order of ids, the one at the fraction."""
+    """Returns the token that the host samples: the one at a fraction of the sum of weights."""
     logits = edited(draw, logits).astype(F64)
     if draw.temperature == 0:
         return int(np.argmax(logits))

@@ -14,8 +14,8 @@ def plain(kind, most, cols, lab):
     rows, outs = most - 1, 41
     x, w, bias, stride = lab.normal(rows, cols), matrix(lab, kind, outs, cols), lab.normal(outs), outs + 4
     out = lab.out(rows, stride)
-    lab.launch(f"few_rows_{kind}_{most}", (div_ceil(outs, OUTS), 1, 1), THREADS, out, lab.put(x), w.address, lab.put(bias), rows, outs, cols,
-               stride)
+    lab.launch(f"few_rows_{kind}_{most}", (div_ceil(outs, OUTS), 1, 1), THREADS, out, lab.put(x), w.address, lab.put(bias), rows, outs,
+               cols, stride)
     lab.close(lab.get(out, (rows, stride), F32)[:, :outs], rounded(kind, x) @ w.numbers.T + bias, LIMIT)
 
 

@@ -35,8 +35,8 @@ def heads(lab):
     x = lab.normal(4, stride)
     for own, has_bias in ((1, False), (count, True)):
         weight, bias, out = lab.normal(own, dim), lab.normal(own, dim), lab.buffer(x)
-        lab.launch("norm_heads", (4, count, 1), row_threads(dim), out, lab.put(weight), lab.put(bias) if has_bias else 0, first, dim, stride,
-                   own, LAYER, EPS)
+        lab.launch("norm_heads", (4, count, 1), row_threads(dim), out, lab.put(weight), lab.put(bias) if has_bias else 0, first, dim,
+                   stride, own, LAYER, EPS)
         wanted = x.astype(F64)
         of_heads = x[:, first:first + count * dim].reshape(4, count, dim)
         wanted[:, first:first + count * dim] = norm_of(of_heads, LAYER, weight, bias * has_bias).reshape(4, -1)

@@ -50,7 +50,7 @@ class Matrix:
 
 
 def matrix(lab, kind, outs, cols):
-    """Stores random numbers as matrix.rs does: rows of multiples of 16 bytes, in fp8 followed by scales."""
+    """Stores random numbers as matrix.rs does: rows are padded to 16 bytes, and scales follow them."""
     each = 16 if kind == "fp8" else 8
     padded = np.zeros((outs, div_ceil(cols, each) * each), F32)
     padded[:, :cols] = lab.normal(outs, cols)
@@ -63,7 +63,7 @@ def matrix(lab, kind, outs, cols):
 
 
 def multiply(lab, kind, tile, x, w, bias=None, stride=None, at=0):
-    """Launches a product, into columns `at` and following of rows of `stride` numbers. Returns all rows."""
+    """Launches a product, into rows of `stride` numbers from column `at` on. Returns the rows."""
     (rows, cols), outs, shape = x.shape, len(w.numbers), tile_of(kind, tile)
     stride = stride or outs
     out = lab.out(rows, stride)

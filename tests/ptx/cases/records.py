@@ -76,7 +76,7 @@ def store_scales(form, record, random):
     else:
         own = random.standard_normal((groups, 2)).astype(np.float16)
         stored = own if form.flags & OFFSETS else own[:, :1]
-        part[:stored.nbytes] = stored.tobytes() and np.frombuffer(stored.tobytes(), np.uint8)
+        part[:stored.nbytes] = np.frombuffer(stored.tobytes(), np.uint8)
         scales = own.T.astype(F64)
     return scales[0], scales[1] * (form.flags & OFFSETS)
 
@@ -108,8 +108,9 @@ def experts(form, tile, lab):
     outs, cols, shape, starts = 40, 256, TILES[tile], np.array([0, 2, 2, 9], np.uint32)
     x, matrices = lab.normal(9, cols), [matrix(lab, form, outs, cols) for _ in starts[1:]]
     out, grid = lab.out(9, outs), (div_ceil(outs, shape.outs), div_ceil(9, shape.rows), len(matrices))
-    lab.launch(f"matmul_{form.name}_{tile}", grid, THREADS, out, lab.put(x), 0, 0, lab.put(np.array([w for w, _ in matrices], np.uint64)), 0,
-               lab.put(starts), 9, outs, cols, outs, form.bytes, form.flags, shared=shape.shared(form.shared_pitch))
+    listed = lab.put(np.array([w for w, _ in matrices], np.uint64))
+    lab.launch(f"matmul_{form.name}_{tile}", grid, THREADS, out, lab.put(x), 0, 0, listed, 0, lab.put(starts), 9, outs, cols, outs,
+               form.bytes, form.flags, shared=shape.shared(form.shared_pitch))
     wanted = np.concatenate([rounded("bf16", x[first:end]) @ numbers.T
                              for first, end, (_, numbers) in zip(starts, starts[1:], matrices)])
     lab.close(lab.get(out, wanted.shape, F32), wanted, LIMIT)
@@ -120,7 +121,8 @@ def embed(form, lab):
     table, numbers = matrix(lab, form, 5, cols)
     tokens = np.array([11, 9, 14, 15], np.uint32)
     out = lab.out(4, cols)
-    lab.launch(f"embed_{form.name}", grid_of_numbers(4, cols), FLAT, out, table, lab.put(tokens), first, 5, cols, 0.5, form.bytes, form.flags)
+    lab.launch(f"embed_{form.name}", grid_of_numbers(4, cols), FLAT, out, table, lab.put(tokens), first, 5, cols, 0.5, form.bytes,
+               form.flags)
     inside = (tokens >= first) & (tokens < first + 5)
     wanted = np.where(inside[:, None], numbers[np.where(inside, tokens - first, 0)] * 0.5, 0)
     lab.close(lab.get(out, wanted.shape, F32), wanted, LIMIT)

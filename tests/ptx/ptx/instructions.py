@@ -310,7 +310,8 @@ class Translator:
         if parts[1:6] != ["sync", "aligned", "m16n8k16", "row", "col"] or parts[7] not in ("bf16", "f16"):
             raise PtxError(f"unknown PTX: {'.'.join(parts)}")
         d, *sources = (self.listed(operand) for operand in operands)
-        lists = [", ".join(f"t.for_all({self.source(name, kind)})" for name in names) for names, kind in zip(sources, ("b32", "b32", "f32"))]
+        lists = [", ".join(f"t.for_all({self.source(name, kind)})" for name in names)
+                 for names, kind in zip(sources, ("b32", "b32", "f32"))]
         lines = [f"x = t.mma({parts[7]!r}, " + ", ".join(f"[{text}]" for text in lists) + ")"]
         return lines + [self.put(name, f"x[{i}]", "f32") for i, name in enumerate(d)]
 

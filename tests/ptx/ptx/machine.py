@@ -12,7 +12,12 @@ LANES = np.arange(WARP, dtype=np.uint32)
 
 
 class Segment:
-    """Instructions that are executed together, and the branch at their end."""
+    """Instructions that are executed together, and the branch at their end: a guard, and the number
+    of a segment or ENDED.
+
+    A segment that begins with an instruction of a warp or of a block `waits_for` all its threads.
+    Those that follow in the segment have the same threads.
+    """
 
     def __init__(self, first, end, waits_for, branch):
         self.first, self.end, self.waits_for, self.branch = first, end, waits_for, branch
@@ -20,7 +25,8 @@ class Segment:
 
 
 class Program:
-    """A kernel divided into segments. `condition`, `target` of a branch: see `branch_of`."""
+    """A kernel divided into segments, with the addresses of its static arrays. Dynamic shared memory
+    follows them."""
 
     def __init__(self, kernel):
         self.kernel = kernel

@@ -2,7 +2,8 @@
 import re
 from dataclasses import dataclass, field
 
-STATEMENT = re.compile(r"[{};]|\$?\w+:(?!:)|\w+ *\[[^\]]*\] *=")
+# The end of a statement, a brace, or a label.
+MARK = re.compile(r"[{};]|(?:(?<=[;{}])|(?m:^))\s*\$?\w+:(?!:)")
 GUARDED = re.compile(r"(?:@(!?)(%?\w+)\s+)?([a-z][\w.:]*)\s*(.*)$", re.S)
 VARIABLE = re.compile(r"\.(shared|local)\s+\.align\s+(\d+)\s+\.[a-z](\d+)\s+(\w+)(?:\[(\d*)\])?")
 TABLE = re.compile(r"^\.global \.align (\d+) \.b8 (\w+)\[\d+\] = \{([^}]*)\};", re.M)
@@ -96,7 +97,7 @@ def operands_of(text):
 def statements(body):
     """Yields braces, labels and statements. Braces of operands do not end a statement."""
     start = 0
-    for piece in re.finditer(r"[{};]|(?m:^)\s*\$?\w+:", body):
+    for piece in MARK.finditer(body):
         text = body[start:piece.start()].strip()
         mark = piece.group().strip()
         if piece.start() < start or (mark in "{}" and text):

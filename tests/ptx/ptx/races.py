@@ -5,7 +5,7 @@ WARP = 32
 
 
 class Threads:
-    """The threads of a launch: their numbers, warps and blocks, and the barriers that they have passed."""
+    """The threads of a launch, and the numbers of barriers that they have passed."""
 
     def __init__(self, count, of_block):
         self.number = np.arange(1, count + 1, dtype=np.int32)  # 0 stands for no thread
@@ -62,7 +62,7 @@ class AccessLog:
         return (self.writer[places] == self.ATOMIC) & (self.write_block[places] == self.threads.block_barriers[lanes][:, None])
 
     def write(self, places, lanes):
-        """Records writes. Returns where another thread may still read, and where another one may write."""
+        """Records writes. Returns the races with reads, and those with other writes."""
         readers = self.unordered(places, self.first, self.read_block, self.read_warp, lanes)
         readers |= self.unordered(places, self.last, self.read_block, self.read_warp, lanes)
         writers = self.unordered(places, self.writer, self.write_block, self.write_warp, lanes)
